@@ -1,0 +1,76 @@
+// Package coretest has stand-ins for what the core is built on, for tests of everything above it.
+package coretest
+
+import (
+	"context"
+	"fmt"
+	"iter"
+	"sync"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/monitor"
+)
+
+// Source is an inventory that a test sets by hand. It is what the adapters need of a monitor.
+type Source struct {
+	cell *monitor.Cell[*core.Inventory]
+
+	mu    sync.Mutex
+	usage []core.Usage
+	err   error
+}
+
+// NewSource returns a source that has not asked the driver yet.
+func NewSource() *Source {
+	pending := core.NoDriver(core.DriverPending, "not asked yet")
+	return &Source{cell: monitor.NewCell(core.Build(pending, core.Ledger{}, core.DefaultConfig()))}
+}
+
+// Set publishes an inventory.
+func (s *Source) Set(inv *core.Inventory) { s.cell.Store(inv) }
+
+// SetUsage sets what Usage answers.
+func (s *Source) SetUsage(usage []core.Usage, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.usage, s.err = usage, err
+}
+
+// Current is the inventory set last.
+func (s *Source) Current() *core.Inventory { return s.cell.Load() }
+
+// Watch follows what is set.
+func (s *Source) Watch(ctx context.Context) iter.Seq[*core.Inventory] { return s.cell.Watch(ctx) }
+
+// Usage answers what SetUsage said.
+func (s *Source) Usage(ctx context.Context) ([]core.Usage, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.usage, s.err
+}
+
+// GPUs is a reading of n full H100s on two NUMA nodes, every pair joined by 18 NVLinks.
+func GPUs(n int) core.Snapshot {
+	s := core.Snapshot{Driver: core.Driver{State: core.DriverReady, Version: "580.95.05", CUDA: "13.0"}}
+	for i := range n {
+		id := GPU(i)
+		s.Devices = append(s.Devices, core.Device{
+			ID: id, At: core.WholeGPU(id), Index: i, Model: "NVIDIA H100 80GB HBM3",
+			PCI: core.PCIAddress(fmt.Sprintf("0000:%02x:00.0", 0x10+i)), NUMANode: i * 2 / max(n, 1), Minor: i,
+			Memory: 81559 << 20, BAR1: 131072 << 20, PowerLimit: 700_000, CoreClock: 1980, MemoryClock: 2619,
+			PCIeGen: 5, PCIeWidth: 16, Compute: core.Compute{Major: 9},
+			DisplayState: core.Disabled, PersistenceMode: core.Enabled,
+		})
+		for j := range i {
+			s.Links = append(s.Links, core.Link{A: GPU(j), B: id, Path: core.PathSystem, NVLinks: 18})
+		}
+		s.Nodes = append(s.Nodes, fmt.Sprintf("/dev/nvidia%d", i))
+	}
+	s.Nodes = append(s.Nodes, "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
+	return core.NewSnapshot(s)
+}
+
+// GPU is the UUID of the n-th GPU of GPUs.
+func GPU(n int) core.DeviceID {
+	return core.DeviceID(fmt.Sprintf("GPU-00000000-0000-4000-8000-%012d", n))
+}

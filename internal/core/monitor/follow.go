@@ -1,0 +1,230 @@
+package monitor
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+)
+
+// request is work for the reader; what it found comes back as a result.
+type request uint8
+
+const (
+	readProbe request = iota
+	readSnapshot
+	readUsage
+)
+
+type result struct {
+	request  request
+	snapshot core.Snapshot
+	obs      []core.Observation
+	usage    []core.Usage
+	err      error
+}
+
+type news struct {
+	obs []core.Observation
+	err error
+}
+
+// follow folds what a session says until it is of no more use or ctx ends.
+//
+//	reader  <- request - follow - publish -> cell
+//	        - result  ->   ^
+//	waiter  - news ------- '
+func (m *Monitor) follow(ctx context.Context, s Session) error {
+	ctx, cancel := context.WithCancel(ctx)
+	requests, results, events := make(chan request), make(chan result), make(chan news)
+	var workers sync.WaitGroup
+	workers.Go(func() { read(ctx, s, requests, results) })
+	workers.Go(func() { wait(ctx, s, events) })
+	defer m.leave(s, &workers)
+	defer cancel()
+
+	rescan, probe := time.NewTicker(m.cfg.Rescan), time.NewTicker(m.cfg.Probe)
+	watch := time.NewTicker(watchEvery)
+	defer rescan.Stop()
+	defer probe.Stop()
+	defer watch.Stop()
+
+	want := wishes{snapshot: true}
+	for {
+		var send chan<- request
+		next, any := want.next()
+		if any && !want.busy {
+			send = requests
+		}
+		select {
+		case send <- next:
+			want.start(next)
+		case r := <-results:
+			want.done(r)
+			if r.err != nil && r.request != readUsage {
+				return r.err
+			}
+			m.take(r)
+		case n := <-events:
+			// An event is a hint: what it says counts at once, what the driver says now follows.
+			want.probe = true
+			if len(n.obs) > 0 {
+				want.snapshot = true
+				m.publish(m.fold.observe(n.obs...))
+			}
+		case <-watch.C:
+			m.watchdog(s)
+		case <-rescan.C:
+			want.snapshot = true
+		case <-probe.C:
+			want.probe = true
+		case u := <-m.usage:
+			want.usage = append(want.usage, u)
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// take folds a result.
+func (m *Monitor) take(r result) {
+	switch r.request {
+	case readSnapshot:
+		m.publish(m.fold.read(r.snapshot))
+	case readProbe:
+		m.publish(m.fold.observe(r.obs...))
+	}
+}
+
+// watchdog notes a call that is overdue against the GPU it is about, and lets go of retired units whose
+// grace has passed.
+func (m *Monitor) watchdog(s Session) {
+	call := s.Busy()
+	overdue := !call.Since.IsZero() && time.Since(call.Since) >= m.cfg.Health.Deadline
+	if overdue {
+		m.publish(m.fold.observe(core.Observation{At: call.At, Kind: core.NoAnswer, Detail: call.Name}))
+	} else if m.fold.inventory.Retiring() {
+		m.publish(m.fold.observe())
+	}
+}
+
+// leave closes the session once the workers are out of it. A worker that hangs in the driver can't be
+// waited for: it and the session are abandoned, and the process is expected to end or to stay without.
+func (m *Monitor) leave(s Session, workers *sync.WaitGroup) {
+	closed := make(chan struct{})
+	go func() {
+		workers.Wait()
+		if err := s.Close(); err != nil {
+			m.log.Debug("closing the driver", "error", err)
+		}
+		close(closed)
+	}()
+	t := time.NewTimer(waitAtMost + closeAtMost/2)
+	defer t.Stop()
+	select {
+	case <-closed:
+	case <-t.C:
+		m.log.Warn("driver call abandoned", "call", s.Busy().Name)
+	}
+}
+
+// wishes are what the reader shall do next. A wish made twice is one wish; one made while the reader is
+// at it is a new one, as the reading may already be past what changed.
+type wishes struct {
+	snapshot, probe bool
+	usage           []usageRequest
+	busy            bool
+	asking          []usageRequest // whom the reading in progress will answer
+}
+
+// next is the most useful wish: a full reading, then waiting callers, then a probe.
+func (w *wishes) next() (request, bool) {
+	switch {
+	case w.snapshot:
+		return readSnapshot, true
+	case len(w.usage) > 0:
+		return readUsage, true
+	case w.probe:
+		return readProbe, true
+	}
+	return 0, false
+}
+
+func (w *wishes) start(r request) {
+	w.busy = true
+	switch r {
+	case readSnapshot:
+		w.snapshot = false
+	case readProbe:
+		w.probe = false
+	case readUsage:
+		w.asking, w.usage = w.usage, nil
+	}
+}
+
+func (w *wishes) done(r result) {
+	w.busy = false
+	if r.request != readUsage {
+		return
+	}
+	for _, u := range w.asking {
+		u.reply <- usageReply{r.usage, r.err}
+	}
+	w.asking = nil
+}
+
+// read runs one request at a time in the driver.
+func read(ctx context.Context, s Session, requests <-chan request, results chan<- result) {
+	for {
+		r := result{}
+		select {
+		case r.request = <-requests:
+		case <-ctx.Done():
+			return
+		}
+		switch r.request {
+		case readSnapshot:
+			r.snapshot, r.err = s.Snapshot()
+		case readProbe:
+			r.obs, r.err = s.Probe()
+		case readUsage:
+			r.usage, r.err = s.Usage()
+		}
+		select {
+		case results <- r:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// wait passes on events. After an error it pauses, because a wait that fails does so at once: without
+// the pause a lost GPU would keep a core busy.
+func wait(ctx context.Context, s Session, events chan<- news) {
+	for ctx.Err() == nil {
+		obs, err := s.Wait(waitAtMost)
+		if err == nil && len(obs) == 0 {
+			continue
+		}
+		select {
+		case events <- news{obs, err}:
+		case <-ctx.Done():
+			return
+		}
+		if err == nil {
+			continue
+		}
+		if errors.Is(err, ErrNoEvents) {
+			return
+		}
+		select {
+		case <-time.After(waitPause):
+		case <-ctx.Done():
+		}
+	}
+}
+
+// ErrNoEvents says that the driver has no events to wait for on this machine; polling has to do.
+var ErrNoEvents = errors.New("the driver offers no events")

@@ -1,0 +1,124 @@
+package core
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Plan is what one container needs to use its devices.
+type Plan struct {
+	Devices []Device // distinct, in canonical order
+	Env     []EnvVar // sorted by name
+	Nodes   []DeviceNode
+}
+
+// EnvVar is one environment variable of a container.
+type EnvVar struct{ Name, Value string }
+
+// DeviceNode is a device node that a container may open, under the same path as on the host.
+type DeviceNode struct {
+	Path        string // "/dev/nvidia0"
+	Permissions string // "rw"
+}
+
+// VisibleDevices is the variable that NVIDIA's container runtime reads: a comma list of UUIDs.
+const VisibleDevices = "NVIDIA_VISIBLE_DEVICES"
+
+// UnknownUnitsError names requested units that the inventory does not have.
+type UnknownUnitsError struct{ IDs []UnitID }
+
+func (e *UnknownUnitsError) Error() string {
+	ids := make([]string, len(e.IDs))
+	for i, id := range e.IDs {
+		ids[i] = string(id)
+	}
+	return "unknown device IDs: " + strings.Join(ids, ",")
+}
+
+// UnhealthyUnitsError names requested units that take no new work, with their health.
+type UnhealthyUnitsError struct{ Units []Unit }
+
+func (e *UnhealthyUnitsError) Error() string {
+	texts := make([]string, len(e.Units))
+	for i, u := range e.Units {
+		texts[i] = fmt.Sprintf("%s is %s", u.ID, u.Health)
+	}
+	return "unhealthy devices: " + strings.Join(texts, "; ")
+}
+
+// Reserve plans a container that uses the units. The order of ids and repetitions do not matter, and
+// reserving twice gives equal plans: nothing is taken, the orchestrator keeps the books. Every bad ID
+// is named (errors.Join of *UnknownUnitsError and *UnhealthyUnitsError). No ID gives an empty plan.
+func (inv *Inventory) Reserve(ids ...UnitID) (Plan, error) {
+	var units []Unit
+	var unknown UnknownUnitsError
+	var sick UnhealthyUnitsError
+	for _, id := range slices.Compact(slices.Sorted(slices.Values(ids))) {
+		u, ok := inv.Unit(id)
+		switch {
+		case !ok:
+			unknown.IDs = append(unknown.IDs, id)
+		case !u.Health.Schedulable():
+			sick.Units = append(sick.Units, u)
+		default:
+			units = append(units, u)
+		}
+	}
+	var errs []error
+	if len(unknown.IDs) > 0 {
+		errs = append(errs, &unknown)
+	}
+	if len(sick.Units) > 0 {
+		errs = append(errs, &sick)
+	}
+	if len(errs) > 0 || len(units) == 0 {
+		return Plan{}, errors.Join(errs...)
+	}
+	return inv.plan(units), nil
+}
+
+func (inv *Inventory) plan(units []Unit) Plan {
+	var p Plan
+	for _, u := range units {
+		p.Devices = append(p.Devices, u.Device)
+	}
+	slices.SortFunc(p.Devices, compareDevices)
+	p.Devices = slices.Compact(p.Devices)
+	ids := make([]string, len(p.Devices))
+	for i, d := range p.Devices {
+		ids[i] = string(d.ID)
+	}
+	p.Env = []EnvVar{{VisibleDevices, strings.Join(ids, ",")}}
+	if inv.deviceNodes {
+		p.Nodes = inv.nodesOf(p.Devices)
+	}
+	return p
+}
+
+// controlNodes are needed by every container that uses CUDA, beside the nodes of its devices.
+var controlNodes = []string{"/dev/nvidia-modeset", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidiactl"}
+
+// nodesOf lists the nodes for devices, each once and sorted, of those that the host has.
+func (inv *Inventory) nodesOf(devices []Device) []DeviceNode {
+	paths := slices.Clone(controlNodes)
+	for _, d := range devices {
+		if d.Minor >= 0 {
+			paths = append(paths, fmt.Sprintf("/dev/nvidia%d", d.Minor))
+		}
+		if d.Profile != "" {
+			paths = append(paths,
+				fmt.Sprintf("/dev/nvidia-caps/nvidia-cap%d", d.GICap),
+				fmt.Sprintf("/dev/nvidia-caps/nvidia-cap%d", d.CICap))
+		}
+	}
+	slices.Sort(paths)
+	var nodes []DeviceNode
+	for _, path := range slices.Compact(paths) {
+		if _, ok := slices.BinarySearch(inv.nodes, path); ok {
+			nodes = append(nodes, DeviceNode{Path: path, Permissions: "rw"})
+		}
+	}
+	return nodes
+}

@@ -1,0 +1,162 @@
+package core
+
+import (
+	"cmp"
+	"slices"
+)
+
+// DriverState says whether the driver can be asked at all.
+type DriverState uint8
+
+// The states of the driver, as far as one reading can tell.
+const (
+	DriverPending DriverState = iota // not asked yet
+	DriverAbsent                     // no library or no kernel module: a node without GPUs, or not yet
+	DriverFailed                     // there, but it does not work (or no longer)
+	DriverReady
+)
+
+func (s DriverState) String() string {
+	return [...]string{"pending", "absent", "failed", "ready"}[s]
+}
+
+// Driver is the driver as one reading gives it.
+type Driver struct {
+	State   DriverState
+	Version string // "580.95.05"
+	CUDA    string // "13.0"
+	Reason  string // why it is not ready; one line, stable over retries
+}
+
+// Snapshot is one complete reading of the machine. Build one with NewSnapshot or NoDriver.
+type Snapshot struct {
+	Driver   Driver
+	Devices  []Device    // in canonical order; a GPU in MIG mode and its instances
+	Excluded []Exclusion // seen, but not readable
+	Links    []Link      // between full GPUs, A before B in canonical order
+	Nodes    []string    // NVIDIA's device nodes present on the host, sorted: "/dev/nvidia0"
+}
+
+// Exclusion is a device that was seen and can't be offered, with the reason.
+type Exclusion struct {
+	Index  int // NVML index of the physical GPU
+	At     Placement
+	PCI    PCIAddress
+	Kind   ObservationKind // what its silence says: Lost or ProbeFailed; 0 = excluded by intent
+	Reason string
+}
+
+// Link is how two GPUs reach each other.
+type Link struct {
+	A, B    DeviceID
+	Path    PCIePath
+	NVLinks int // active NVLinks between the two (directly or over NVSwitch)
+}
+
+// PCIePath is the nearest common ancestor of two GPUs (NVML: nvmlGpuTopologyLevel_t); a larger value
+// is a shorter path. The zero value is unknown.
+type PCIePath uint8
+
+// PCIe paths, from far to near.
+const (
+	PathUnknown      PCIePath = iota
+	PathSystem                // across NUMA nodes
+	PathNUMA                  // across host bridges of one NUMA node
+	PathHostBridge            // one host bridge
+	PathMultiSwitch           // several PCIe switches
+	PathSingleSwitch          // one PCIe switch
+	PathBoard                 // one board
+)
+
+// NewSnapshot returns s in canonical order. The slices of s are not changed.
+func NewSnapshot(s Snapshot) Snapshot {
+	s.Devices = slices.SortedFunc(slices.Values(s.Devices), compareDevices)
+	s.Excluded = slices.SortedFunc(slices.Values(s.Excluded), compareExclusions)
+	s.Links = slices.SortedFunc(slices.Values(s.Links), func(a, b Link) int {
+		return cmp.Or(cmp.Compare(a.A, b.A), cmp.Compare(a.B, b.B))
+	})
+	s.Nodes = slices.Sorted(slices.Values(s.Nodes))
+	return s
+}
+
+// NoDriver is the reading of a machine whose driver can't be asked: a value like any other.
+func NoDriver(state DriverState, reason string) Snapshot {
+	return Snapshot{Driver: Driver{State: state, Reason: reason}}
+}
+
+// Equal reports whether two readings say the same.
+func (s Snapshot) Equal(t Snapshot) bool {
+	return s.Driver == t.Driver &&
+		slices.Equal(s.Devices, t.Devices) &&
+		slices.Equal(s.Excluded, t.Excluded) &&
+		slices.Equal(s.Links, t.Links) &&
+		slices.Equal(s.Nodes, t.Nodes)
+}
+
+func compareExclusions(a, b Exclusion) int {
+	return cmp.Or(cmp.Compare(a.Index, b.Index), comparePlacements(a.At, b.At), cmp.Compare(a.Reason, b.Reason))
+}
+
+// Reconcile holds a reading against the previous one. A device that stopped answering is kept, as
+// running work may still hold it and it may come back; one that is gone by intent (its GPU answers
+// without that MIG instance, or another GPU sits in its slot) is not. The observations say what the
+// reading means for the health of each GPU and of the driver.
+func Reconcile(prev, reading Snapshot) (Snapshot, []Observation) {
+	if reading.Driver.State != DriverReady {
+		reading.Devices, reading.Excluded = prev.Devices, prev.Excluded
+		reading.Links, reading.Nodes = prev.Links, prev.Nodes
+		return reading, []Observation{{At: Node, Kind: DriverLost, Detail: reading.Driver.Reason}}
+	}
+	obs := []Observation{{At: Node, Kind: DriverAnswered}}
+	for _, d := range reading.Devices {
+		obs = append(obs, Observation{At: d.At, Kind: Answered})
+	}
+	kept := slices.Clone(reading.Devices)
+	for _, d := range prev.Devices {
+		if slices.ContainsFunc(reading.Devices, func(e Device) bool { return e.ID == d.ID }) {
+			continue
+		}
+		if o, ok := silence(d, reading); ok {
+			kept = append(kept, d)
+			obs = append(obs, o)
+		}
+	}
+	reading.Devices = kept
+	reading.Excluded = slices.DeleteFunc(slices.Clone(reading.Excluded), func(e Exclusion) bool {
+		return slices.ContainsFunc(kept, func(d Device) bool { return e.concerns(d) })
+	})
+	return NewSnapshot(reading), obs
+}
+
+// silence says what it means that d is missing from a reading; false if it is gone by intent.
+func silence(d Device, reading Snapshot) (Observation, bool) {
+	for _, e := range reading.Excluded {
+		if e.concerns(d) {
+			return Observation{At: WholeGPU(d.At.GPU), Kind: e.Kind, Detail: e.Reason}, true
+		}
+	}
+	for _, e := range reading.Devices {
+		if e.ID == d.At.GPU || e.PCI != "" && e.PCI == d.PCI {
+			return Observation{}, false
+		}
+	}
+	return Observation{At: WholeGPU(d.At.GPU), Kind: Lost, Detail: "not listed by the driver"}, true
+}
+
+// Locate returns o with a placement that the snapshot knows: what happened to an instance that is not
+// there (any more) counts against the whole GPU, never against nothing.
+func (s Snapshot) Locate(o Observation) Observation {
+	if o.At.GPU == "" || slices.ContainsFunc(s.Devices, func(d Device) bool { return o.At.Covers(d.At) }) {
+		return o
+	}
+	o.At = WholeGPU(o.At.GPU)
+	return o
+}
+
+// concerns reports whether e is about d: by identity, or by slot where the GPU's UUID can't be read.
+func (e Exclusion) concerns(d Device) bool {
+	if e.At.GPU == "" {
+		return e.PCI != "" && e.PCI == d.PCI
+	}
+	return e.At.Covers(d.At)
+}
