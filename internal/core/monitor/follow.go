@@ -216,7 +216,7 @@ func wait(ctx context.Context, s Session, events chan<- news) {
 		if err == nil {
 			continue
 		}
-		if errors.Is(err, ErrNoEvents) {
+		if errors.Is(err, core.ErrNoEvents) {
 			return
 		}
 		select {
@@ -225,6 +225,3 @@ func wait(ctx context.Context, s Session, events chan<- news) {
 		}
 	}
 }
-
-// ErrNoEvents says that the driver has no events to wait for on this machine; polling has to do.
-var ErrNoEvents = errors.New("the driver offers no events")

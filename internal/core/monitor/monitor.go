@@ -29,24 +29,17 @@ type Session interface {
 	Probe() ([]core.Observation, error)
 
 	// Wait returns what happened since the last call, blocking for at most max. An error means that
-	// events can't be had at present; it is a reason to probe, not a fault.
+	// events can't be had at present (core.ErrNoEvents: never here); it is a reason to probe, not a fault.
 	Wait(max time.Duration) ([]core.Observation, error)
 
 	// Usage reads the live numbers of every device that answers.
 	Usage() ([]core.Usage, error)
 
 	// Busy is the call in progress on the reader's goroutine; zero if there is none.
-	Busy() Call
+	Busy() core.Call
 
 	// Close ends the session. No handle outlives it.
 	Close() error
-}
-
-// Call is a driver call in progress.
-type Call struct {
-	Name  string         // "nvmlDeviceGetMemoryInfo"
-	At    core.Placement // core.Node for a call that is about no GPU
-	Since time.Time      // zero if nothing is in progress
 }
 
 // Pace of the parts that nobody needs to configure.
