@@ -1,0 +1,96 @@
+package core_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+)
+
+func TestLedger(t *testing.T) {
+	a, b := core.WholeGPU("GPU-a"), core.WholeGPU("GPU-b")
+	gi := core.Placement{GPU: "GPU-a", GI: 1, CI: core.Whole}
+	inGI, otherGI := core.Placement{GPU: "GPU-a", GI: 1, CI: 0}, core.Placement{GPU: "GPU-a", GI: 2, CI: 0}
+	at := func(p core.Placement, k core.ObservationKind) core.Observation {
+		return core.Observation{At: p, Kind: k}
+	}
+	xid := func(p core.Placement, code uint64) core.Observation {
+		return core.Observation{At: p, Kind: core.XID, Code: code}
+	}
+	for _, tc := range []struct {
+		name string
+		obs  []core.Observation
+		look core.Placement
+		want core.Health
+	}{
+		{"nothing", nil, a, core.Health{}},
+		{"lost at once", []core.Observation{at(a, core.Lost)}, a, core.Health{State: core.GPULost, Reason: core.ReasonLost}},
+		{"a neighbour's loss", []core.Observation{at(a, core.Lost)}, b, core.Health{}},
+		{"lost and back", []core.Observation{at(a, core.Lost), at(a, core.Answered)}, a, core.Health{}},
+		{"back by an instance's answer", []core.Observation{at(a, core.Lost), at(inGI, core.Answered)}, a, core.Health{}},
+		{"another GPU's answer", []core.Observation{at(a, core.Lost), at(b, core.Answered)}, a, core.Health{State: core.GPULost, Reason: core.ReasonLost}},
+		{"one failed probe", []core.Observation{at(a, core.ProbeFailed)}, a, core.Health{}},
+		{"two failed probes", []core.Observation{at(a, core.ProbeFailed), at(a, core.ProbeFailed)}, a, core.Health{State: core.Unhealthy, Reason: core.ReasonProbe}},
+		{"not in a row", []core.Observation{at(a, core.ProbeFailed), at(a, core.Answered), at(a, core.ProbeFailed)}, a, core.Health{}},
+		{"critical XID", []core.Observation{xid(a, 48)}, a, core.Health{State: core.Unhealthy, Reason: core.ReasonXID, Code: 48}},
+		{"an answer does not clear an XID", []core.Observation{xid(a, 48), at(a, core.Answered)}, a, core.Health{State: core.Unhealthy, Reason: core.ReasonXID, Code: 48}},
+		{"application XID", []core.Observation{xid(a, 31)}, a, core.Health{}},
+		{"XID on the GPU reaches an instance", []core.Observation{xid(a, 48)}, inGI, core.Health{State: core.Unhealthy, Reason: core.ReasonXID, Code: 48}},
+		{"XID on a GI reaches its own", []core.Observation{xid(gi, 94)}, inGI, core.Health{State: core.Unhealthy, Reason: core.ReasonXID, Code: 94}},
+		{"XID on a GI spares its sibling", []core.Observation{xid(gi, 94)}, otherGI, core.Health{}},
+		{"the worst counts", []core.Observation{at(a, core.Lost), xid(a, 48)}, a, core.Health{State: core.GPULost, Reason: core.ReasonLost}},
+		{"driver gone reaches all", []core.Observation{at(core.Node, core.DriverLost)}, b, core.Health{State: core.Unknown, Reason: core.ReasonDriver}},
+		{"driver back", []core.Observation{at(core.Node, core.DriverLost), at(core.Node, core.DriverAnswered)}, b, core.Health{}},
+		{"stuck call", []core.Observation{at(a, core.NoAnswer)}, a, core.Health{State: core.Unhealthy, Reason: core.ReasonNoAnswer}},
+		{"stuck call of the driver", []core.Observation{at(core.Node, core.NoAnswer), at(core.Node, core.DriverAnswered)}, a, core.Health{}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			var l core.Ledger
+			for i, o := range tc.obs {
+				l = l.Apply(core.DefaultHealthPolicy(), time.Unix(int64(i), 0), o)
+			}
+			if got := l.Health(tc.look); got != tc.want {
+				t.Errorf("got %v, want %v", got, tc.want)
+			}
+		})
+	}
+}
+
+func TestLedgerRemembersSinceAndCount(t *testing.T) {
+	xid := core.Observation{At: core.WholeGPU("GPU-a"), Kind: core.XID, Code: 48}
+	var l core.Ledger
+	for i := range 3 {
+		l = l.Apply(core.DefaultHealthPolicy(), time.Unix(int64(100+i), 0), xid)
+	}
+	cs := l.Conditions()
+	if len(cs) != 1 || !cs[0].Since.Equal(time.Unix(100, 0)) || cs[0].Count != 3 {
+		t.Errorf("conditions: %+v", cs)
+	}
+}
+
+func TestPolicyOff(t *testing.T) {
+	p := core.DefaultHealthPolicy()
+	p.Off = true
+	a := core.WholeGPU("GPU-a")
+	l := core.Ledger{}.Apply(p, time.Unix(0, 0), core.Observation{At: a, Kind: core.XID, Code: 79})
+	if h := l.Health(a); h.State != core.Healthy {
+		t.Errorf("an XID counts although health is off: %v", h)
+	}
+	if h := l.Apply(p, time.Unix(0, 0), core.Observation{At: a, Kind: core.Lost}).Health(a); h.State != core.GPULost {
+		t.Errorf("a lost GPU is offered: %v", h)
+	}
+}
+
+// Apply is pure: the receiver and a ledger derived from the same one never see each other.
+func TestLedgerIsImmutable(t *testing.T) {
+	p, a, b := core.DefaultHealthPolicy(), core.WholeGPU("GPU-a"), core.WholeGPU("GPU-b")
+	base := core.Ledger{}.Apply(p, time.Unix(0, 0), core.Observation{At: a, Kind: core.Lost})
+	cleared := base.Apply(p, time.Unix(1, 0), core.Observation{At: a, Kind: core.Answered})
+	more := base.Apply(p, time.Unix(1, 0), core.Observation{At: b, Kind: core.Lost})
+	if base.Health(a).State != core.GPULost || base.Health(b).State != core.Healthy {
+		t.Errorf("base changed: %+v", base.Conditions())
+	}
+	if len(cleared.Conditions()) != 0 || len(more.Conditions()) != 2 {
+		t.Errorf("cleared %+v, more %+v", cleared.Conditions(), more.Conditions())
+	}
+}

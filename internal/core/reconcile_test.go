@@ -1,0 +1,151 @@
+package core_test
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
+)
+
+// without returns a reading in which the devices are not listed.
+func without(s core.Snapshot, ids ...core.DeviceID) core.Snapshot {
+	s.Devices = slices.DeleteFunc(slices.Clone(s.Devices), func(d core.Device) bool { return slices.Contains(ids, d.ID) })
+	return core.NewSnapshot(s)
+}
+
+func ids(s core.Snapshot) []core.DeviceID {
+	var out []core.DeviceID
+	for _, d := range s.Devices {
+		out = append(out, d.ID)
+	}
+	return out
+}
+
+func find(obs []core.Observation, at core.Placement) []core.ObservationKind {
+	var out []core.ObservationKind
+	for _, o := range obs {
+		if o.At == at {
+			out = append(out, o.Kind)
+		}
+	}
+	return out
+}
+
+func TestReconcileKeepsWhatFellSilent(t *testing.T) {
+	prev := coretest.GPUs(3)
+	gone := core.WholeGPU(coretest.GPU(1))
+
+	t.Run("not listed", func(t *testing.T) {
+		got, obs := core.Reconcile(prev, without(prev, coretest.GPU(1)))
+		if diff := cmp.Diff(prev.Devices, got.Devices); diff != "" {
+			t.Errorf("devices changed: %s", diff)
+		}
+		if kinds := find(obs, gone); !slices.Equal(kinds, []core.ObservationKind{core.Lost}) {
+			t.Errorf("observations of the silent GPU: %v", kinds)
+		}
+	})
+	t.Run("excluded with its UUID", func(t *testing.T) {
+		reading := without(prev, coretest.GPU(1))
+		reading.Excluded = []core.Exclusion{{Index: 1, At: gone, Kind: core.ProbeFailed, Reason: "Unknown Error"}}
+		got, obs := core.Reconcile(prev, reading)
+		if len(got.Devices) != 3 || len(got.Excluded) != 0 {
+			t.Errorf("want it as a device and not as an exclusion: %v, %v", ids(got), got.Excluded)
+		}
+		if kinds := find(obs, gone); !slices.Equal(kinds, []core.ObservationKind{core.ProbeFailed}) {
+			t.Errorf("observations: %v", kinds)
+		}
+	})
+	t.Run("excluded, only its slot is known", func(t *testing.T) {
+		reading := without(prev, coretest.GPU(1))
+		reading.Excluded = []core.Exclusion{{Index: 1, PCI: prev.Devices[1].PCI, Kind: core.Lost}}
+		got, obs := core.Reconcile(prev, reading)
+		if len(got.Devices) != 3 || len(find(obs, gone)) != 1 {
+			t.Errorf("want the GPU kept and observed: %v, %v", ids(got), obs)
+		}
+	})
+	t.Run("the whole driver", func(t *testing.T) {
+		got, obs := core.Reconcile(prev, core.NoDriver(core.DriverFailed, "gone"))
+		if len(got.Devices) != 3 || len(got.Links) != len(prev.Links) || len(got.Nodes) != len(prev.Nodes) {
+			t.Errorf("want everything kept: %+v", got)
+		}
+		want := []core.Observation{{At: core.Node, Kind: core.DriverLost, Detail: "gone"}}
+		if diff := cmp.Diff(want, obs); diff != "" {
+			t.Error(diff)
+		}
+	})
+}
+
+func TestReconcileForgetsWhatWentByIntent(t *testing.T) {
+	mig := migMachine()
+	t.Run("MIG instance removed, its GPU answers", func(t *testing.T) {
+		got, obs := core.Reconcile(mig, without(mig, "MIG-1"))
+		if slices.Contains(ids(got), "MIG-1") {
+			t.Errorf("kept: %v", ids(got))
+		}
+		if slices.ContainsFunc(obs, func(o core.Observation) bool { return o.Kind == core.Lost }) {
+			t.Errorf("somebody is called lost: %v", obs)
+		}
+	})
+	t.Run("another GPU in the slot", func(t *testing.T) {
+		prev := coretest.GPUs(2)
+		reading := coretest.GPUs(2)
+		reading.Devices[1].ID, reading.Devices[1].At = "GPU-new", core.WholeGPU("GPU-new")
+		got, _ := core.Reconcile(prev, reading)
+		if want := []core.DeviceID{coretest.GPU(0), "GPU-new"}; !slices.Equal(ids(got), want) {
+			t.Errorf("got %v, want %v", ids(got), want)
+		}
+	})
+	t.Run("the GPU with all its instances is lost, not removed", func(t *testing.T) {
+		got, obs := core.Reconcile(mig, without(mig, "GPU-m", "MIG-1", "MIG-2"))
+		if len(got.Devices) != len(mig.Devices) {
+			t.Errorf("kept only %v", ids(got))
+		}
+		if kinds := find(obs, core.WholeGPU("GPU-m")); !slices.Contains(kinds, core.Lost) {
+			t.Errorf("observations: %v", kinds)
+		}
+	})
+	t.Run("one instance can't be read", func(t *testing.T) {
+		reading := without(mig, "MIG-1")
+		reading.Excluded = []core.Exclusion{{At: core.Placement{GPU: "GPU-m", GI: 1, CI: 0}, Kind: core.ProbeFailed}}
+		got, _ := core.Reconcile(mig, reading)
+		if !slices.Contains(ids(got), "MIG-1") {
+			t.Errorf("forgotten: %v", ids(got))
+		}
+	})
+}
+
+// migMachine is a GPU in MIG mode with two instances, beside a full GPU.
+func migMachine() core.Snapshot {
+	s := coretest.GPUs(1)
+	gpu := s.Devices[0]
+	gpu.Index, gpu.ID, gpu.At, gpu.PCI, gpu.MIG, gpu.Minor = 1, "GPU-m", core.WholeGPU("GPU-m"), "0000:20:00.0", true, 1
+	one, two := gpu, gpu
+	one.ID, one.At, one.Profile, one.MIG = "MIG-1", core.Placement{GPU: "GPU-m", GI: 1, CI: 0}, "1g.10gb", false
+	one.GICap, one.CICap = 12, 13
+	two.ID, two.At, two.Profile, two.MIG = "MIG-2", core.Placement{GPU: "GPU-m", GI: 2, CI: 0}, "3g.40gb", false
+	two.GICap, two.CICap = 21, 22
+	s.Devices = append(s.Devices, gpu, one, two)
+	s.Nodes = append(s.Nodes, "/dev/nvidia1", "/dev/nvidia-caps/nvidia-cap12", "/dev/nvidia-caps/nvidia-cap13")
+	return core.NewSnapshot(s)
+}
+
+func TestLocateNeverLosesAnEvent(t *testing.T) {
+	s := migMachine()
+	for _, tc := range []struct {
+		name     string
+		at, want core.Placement
+	}{
+		{"known instance", core.Placement{GPU: "GPU-m", GI: 1, CI: 0}, core.Placement{GPU: "GPU-m", GI: 1, CI: 0}},
+		{"known GI", core.Placement{GPU: "GPU-m", GI: 2, CI: core.Whole}, core.Placement{GPU: "GPU-m", GI: 2, CI: core.Whole}},
+		{"unknown GI", core.Placement{GPU: "GPU-m", GI: 9, CI: 0}, core.WholeGPU("GPU-m")},
+		{"whole GPU", core.WholeGPU("GPU-m"), core.WholeGPU("GPU-m")},
+		{"node", core.Node, core.Node},
+	} {
+		if got := s.Locate(core.Observation{At: tc.at}).At; got != tc.want {
+			t.Errorf("%s: %v, want %v", tc.name, got, tc.want)
+		}
+	}
+}
