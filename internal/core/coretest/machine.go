@@ -1,0 +1,202 @@
+package coretest
+
+import (
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/monitor"
+)
+
+// Machine is a driver that a test scripts while a monitor follows it. Its zero value has no driver.
+// All methods are safe for concurrent use and work inside a testing/synctest bubble.
+type Machine struct {
+	mu       sync.Mutex
+	snapshot core.Snapshot
+	openErr  error
+	fault    error // of every call of an open session
+	lost     map[core.DeviceID]core.ObservationKind
+	hang     map[string]hang
+	busy     core.Call
+	events   chan core.Observation
+	waitErr  error
+	calls    map[string]int
+	open     int
+}
+
+type hang struct {
+	at      core.Placement
+	release chan struct{}
+}
+
+// NewMachine returns a machine that reads as s.
+func NewMachine(s core.Snapshot) *Machine {
+	return &Machine{
+		snapshot: s,
+		lost:     map[core.DeviceID]core.ObservationKind{},
+		hang:     map[string]hang{},
+		events:   make(chan core.Observation, 1024),
+		calls:    map[string]int{},
+	}
+}
+
+// Set replaces what the machine reads as.
+func (m *Machine) Set(s core.Snapshot) { m.locked(func() { m.snapshot = s }) }
+
+// FailOpen makes Open fail with err; nil heals it.
+func (m *Machine) FailOpen(err error) { m.locked(func() { m.openErr = err }) }
+
+// FailSession makes every call of a session fail with err; nil heals it.
+func (m *Machine) FailSession(err error) { m.locked(func() { m.fault = err }) }
+
+// FailWait makes the event wait fail at once with err; nil heals it.
+func (m *Machine) FailWait(err error) { m.locked(func() { m.waitErr = err }) }
+
+// Silence makes a GPU answer with kind (Lost or ProbeFailed).
+func (m *Machine) Silence(id core.DeviceID, kind core.ObservationKind) {
+	m.locked(func() { m.lost[id] = kind })
+}
+
+// Restore makes a silenced GPU answer again.
+func (m *Machine) Restore(id core.DeviceID) { m.locked(func() { delete(m.lost, id) }) }
+
+// Raise queues an event.
+func (m *Machine) Raise(o core.Observation) { m.events <- o }
+
+// Hang makes the next and every later call of a session method ("Open", "Snapshot", "Probe", "Usage",
+// "Wait", "Close") block, until the returned function is called.
+func (m *Machine) Hang(method string, at core.Placement) (release func()) {
+	h := hang{at, make(chan struct{})}
+	m.locked(func() { m.hang[method] = h })
+	return func() {
+		m.locked(func() { delete(m.hang, method) })
+		close(h.release)
+	}
+}
+
+// Calls says how often each session method was called.
+func (m *Machine) Calls() map[string]int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return maps.Clone(m.calls)
+}
+
+// Sessions is the number of sessions that are open.
+func (m *Machine) Sessions() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.open
+}
+
+// Open is what monitor.New wants.
+func (m *Machine) Open() (monitor.Session, error) {
+	m.enter("Open")
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.openErr != nil {
+		return nil, m.openErr
+	}
+	m.open++
+	return &session{m}, nil
+}
+
+func (m *Machine) locked(f func()) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	f()
+}
+
+// enter counts a call and sits out its hang.
+func (m *Machine) enter(method string) {
+	m.mu.Lock()
+	m.calls[method]++
+	h, stuck := m.hang[method]
+	if stuck && method != "Wait" {
+		m.busy = core.Call{Name: "nvml" + method, At: h.at, Since: time.Now()}
+	}
+	m.mu.Unlock()
+	if stuck {
+		<-h.release
+		m.locked(func() { m.busy = core.Call{} })
+	}
+}
+
+// session implements monitor.Session.
+type session struct{ m *Machine }
+
+func (s *session) Snapshot() (core.Snapshot, error) {
+	s.m.enter("Snapshot")
+	s.m.mu.Lock()
+	defer s.m.mu.Unlock()
+	read := s.m.snapshot
+	read.Devices = slices.DeleteFunc(slices.Clone(read.Devices), func(d core.Device) bool {
+		_, silent := s.m.lost[d.At.GPU]
+		return silent
+	})
+	read.Excluded = slices.Clone(read.Excluded)
+	for _, d := range s.m.snapshot.Devices {
+		if kind, silent := s.m.lost[d.ID]; silent {
+			read.Excluded = append(read.Excluded, core.Exclusion{Index: d.Index, At: d.At, PCI: d.PCI, Kind: kind, Reason: "scripted"})
+		}
+	}
+	return core.NewSnapshot(read), s.m.fault
+}
+
+func (s *session) Probe() ([]core.Observation, error) {
+	s.m.enter("Probe")
+	s.m.mu.Lock()
+	defer s.m.mu.Unlock()
+	var obs []core.Observation
+	for _, d := range s.m.snapshot.Devices {
+		if d.Profile != "" {
+			continue
+		}
+		kind := core.Answered
+		if k, silent := s.m.lost[d.ID]; silent {
+			kind = k
+		}
+		obs = append(obs, core.Observation{At: core.WholeGPU(d.ID), Kind: kind, Detail: map[bool]string{true: "scripted"}[kind != core.Answered]})
+	}
+	return obs, s.m.fault
+}
+
+func (s *session) Wait(most time.Duration) ([]core.Observation, error) {
+	s.m.enter("Wait")
+	s.m.mu.Lock()
+	err := s.m.waitErr
+	s.m.mu.Unlock()
+	if err != nil {
+		return nil, err
+	}
+	select {
+	case o := <-s.m.events:
+		return []core.Observation{o}, nil
+	case <-time.After(most):
+		return nil, nil
+	}
+}
+
+func (s *session) Usage() ([]core.Usage, error) {
+	s.m.enter("Usage")
+	s.m.mu.Lock()
+	defer s.m.mu.Unlock()
+	var usage []core.Usage
+	for _, d := range s.m.snapshot.Devices {
+		usage = append(usage, core.Usage{Device: d.ID, MemoryTotal: core.GaugeOf(d.Memory)})
+	}
+	return usage, s.m.fault
+}
+
+func (s *session) Busy() core.Call {
+	s.m.mu.Lock()
+	defer s.m.mu.Unlock()
+	return s.m.busy
+}
+
+func (s *session) Close() error {
+	s.m.enter("Close")
+	s.m.locked(func() { s.m.open-- })
+	return nil
+}

@@ -1,0 +1,296 @@
+package monitor_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/monitor"
+)
+
+// running is a monitor inside a synctest bubble: time passes only when everybody waits.
+type running struct {
+	t *testing.T
+	*monitor.Monitor
+	stop func() error
+	seen []*core.Inventory // every inventory that Watch yielded
+}
+
+func run(t *testing.T, m *coretest.Machine, change ...func(*core.Config)) *running {
+	t.Helper()
+	cfg := core.DefaultConfig()
+	for _, c := range change {
+		c(&cfg)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	r := &running{t: t, Monitor: monitor.New(m.Open, cfg, slog.New(slog.DiscardHandler))}
+	done := make(chan error, 1)
+	go func() { done <- r.Run(ctx) }()
+	go func() {
+		for inv := range r.Watch(ctx) {
+			r.seen = append(r.seen, inv)
+		}
+	}()
+	r.stop = sync.OnceValue(func() error { cancel(); return <-done })
+	t.Cleanup(func() { _ = r.stop() })
+	synctest.Wait()
+	return r
+}
+
+// after lets time pass.
+func (r *running) after(d time.Duration) *running {
+	time.Sleep(d) // inside the bubble: fake time
+	synctest.Wait()
+	return r
+}
+
+func (r *running) health(n int) core.Health {
+	r.t.Helper()
+	u, ok := r.Current().Unit(core.UnitID(coretest.GPU(n)))
+	if !ok {
+		r.t.Fatalf("GPU %d is not listed", n)
+	}
+	return u.Health
+}
+
+func (r *running) expect(what string, states map[int]core.HealthState) {
+	r.t.Helper()
+	for n := range r.Current().Len() {
+		if got := r.health(n).State; got != states[n] {
+			r.t.Errorf("%s: GPU %d is %v, want %v", what, n, got, states[n])
+		}
+	}
+}
+
+func TestLostGPUTurnsUnhealthyAloneAndComesBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := coretest.NewMachine(coretest.GPUs(8))
+		r := run(t, m)
+		r.expect("start", nil)
+		m.Silence(coretest.GPU(3), core.Lost)
+		r.after(5 * time.Second).expect("one probe later", map[int]core.HealthState{3: core.GPULost})
+		r.after(10 * time.Minute).expect("later", map[int]core.HealthState{3: core.GPULost})
+		m.Restore(coretest.GPU(3))
+		r.after(5*time.Second).expect("restored", nil)
+		if n := len(r.seen); n > 4 {
+			t.Errorf("%d inventories published, want pending, ready, lost, back", n)
+		}
+	})
+}
+
+func TestNothingIsPublishedWhileNothingChanges(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := run(t, coretest.NewMachine(coretest.GPUs(8)))
+		before := len(r.seen)
+		r.after(time.Hour)
+		if len(r.seen) != before {
+			t.Errorf("%d needless publications", len(r.seen)-before)
+		}
+	})
+}
+
+func TestXIDCountsAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := coretest.NewMachine(coretest.GPUs(2))
+		r := run(t, m)
+		m.Raise(core.Observation{At: core.WholeGPU(coretest.GPU(1)), Kind: core.XID, Code: 48})
+		m.Raise(core.Observation{At: core.WholeGPU(coretest.GPU(0)), Kind: core.XID, Code: 31})
+		synctest.Wait() // no time passes
+		r.expect("XID 48 on 1, application XID 31 on 0", map[int]core.HealthState{1: core.Unhealthy})
+		if h := r.health(1); h.Reason != core.ReasonXID || h.Code != 48 {
+			t.Errorf("health: %v", h)
+		}
+	})
+}
+
+func TestDriverComesLateGoesAndReturns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := coretest.NewMachine(coretest.GPUs(2))
+		m.FailOpen(fmt.Errorf("libnvidia-ml.so.1 not found: %w", core.ErrNoDriver))
+		r := run(t, m)
+		if d := r.Current().Driver(); d.State != core.DriverAbsent || r.Current().Len() != 0 {
+			t.Fatalf("without a library: %+v", d)
+		}
+		r.after(24 * time.Hour)
+		if calls := m.Calls()["Open"]; calls > 24*3600/5 {
+			t.Errorf("opened %d times in a day", calls)
+		}
+		m.FailOpen(nil)
+		r.after(20*time.Second).expect("late driver", nil)
+		if r.Current().Len() != 2 {
+			t.Fatalf("%d units", r.Current().Len())
+		}
+
+		m.FailOpen(core.ErrNoDriver)
+		m.FailSession(core.ErrDriverLost)
+		r.after(5*time.Second).expect("driver gone: units stay", map[int]core.HealthState{0: core.Unknown, 1: core.Unknown})
+		if r.Current().Len() != 2 || m.Sessions() != 0 {
+			t.Errorf("%d units, %d sessions", r.Current().Len(), m.Sessions())
+		}
+		m.FailOpen(nil)
+		m.FailSession(nil)
+		r.after(20*time.Second).expect("driver back", nil)
+	})
+}
+
+func TestStaleDriverEndsTheRun(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := coretest.NewMachine(coretest.GPUs(1))
+		mon := monitor.New(m.Open, core.DefaultConfig(), slog.New(slog.DiscardHandler))
+		done := make(chan error, 1)
+		go func() { done <- mon.Run(t.Context()) }()
+		synctest.Wait()
+		m.FailSession(core.ErrDriverStale)
+		if err := <-done; !errors.Is(err, core.ErrDriverStale) {
+			t.Errorf("Run returned %v", err)
+		}
+		if u, _ := mon.Current().Unit(core.UnitID(coretest.GPU(0))); u.Health.Schedulable() {
+			t.Errorf("offered with a stale driver: %v", u.Health)
+		}
+	})
+}
+
+// A hung call: that GPU is unhealthy, the others are not, reservations and shutdown go on.
+func TestHungCall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := coretest.NewMachine(coretest.GPUs(4))
+		r := run(t, m)
+		release := m.Hang("Probe", core.WholeGPU(coretest.GPU(2)))
+		r.after(16*time.Second).expect("hung", map[int]core.HealthState{2: core.Unhealthy})
+		if h := r.health(2); h.String() != "unhealthy: driver does not answer (nvmlProbe)" {
+			t.Errorf("health: %v", h)
+		}
+		if _, err := r.Current().Reserve(core.UnitID(coretest.GPU(0))); err != nil {
+			t.Errorf("neighbour: %v", err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if _, err := r.Usage(ctx); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("Usage: %v", err)
+		}
+		m.Raise(core.Observation{At: core.WholeGPU(coretest.GPU(0)), Kind: core.XID, Code: 79})
+		synctest.Wait()
+		r.expect("events arrive all the same", map[int]core.HealthState{0: core.Unhealthy, 2: core.Unhealthy})
+		release()
+		r.after(10*time.Second).expect("released", map[int]core.HealthState{0: core.Unhealthy})
+	})
+}
+
+func TestStopsInTimeWhateverHangs(t *testing.T) {
+	for _, method := range []string{"Open", "Snapshot", "Probe", "Wait", "Close"} {
+		t.Run(method, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				m := coretest.NewMachine(coretest.GPUs(2))
+				release := m.Hang(method, core.Node)
+				r := run(t, m)
+				r.after(time.Minute)
+				start := time.Now()
+				if err := r.stop(); err != nil {
+					t.Errorf("Run returned %v", err)
+				}
+				if d := time.Since(start); d >= 2*time.Second {
+					t.Errorf("stopped after %v", d)
+				}
+				release()
+				r.after(2 * time.Second) // what was abandoned finds its end
+			})
+		})
+	}
+}
+
+// hashicorp/nomad-device-nvidia and NVIDIA's plugin spin when the event wait fails.
+func TestFailingEventWaitDoesNotSpin(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := coretest.NewMachine(coretest.GPUs(8))
+		m.FailWait(errors.New("GPU is lost"))
+		r := run(t, m)
+		r.after(time.Minute).expect("nobody is blamed", nil)
+		calls := m.Calls()
+		if calls["Wait"] > 61 || calls["Probe"] > 90 {
+			t.Errorf("calls in a minute: %v", calls)
+		}
+		m.FailWait(nil)
+		m.Raise(core.Observation{At: core.WholeGPU(coretest.GPU(1)), Kind: core.XID, Code: 48})
+		r.after(time.Second).expect("events again", map[int]core.HealthState{1: core.Unhealthy})
+	})
+}
+
+func TestWithoutEventsPollingHasToDo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := coretest.NewMachine(coretest.GPUs(2))
+		m.FailWait(core.ErrNoEvents)
+		r := run(t, m)
+		m.Silence(coretest.GPU(0), core.Lost)
+		r.after(5*time.Second).expect("lost", map[int]core.HealthState{0: core.GPULost})
+		if n := m.Calls()["Wait"]; n != 1 {
+			t.Errorf("asked %d times for events that there are not", n)
+		}
+	})
+}
+
+func TestUsage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := coretest.NewMachine(coretest.GPUs(2))
+		m.FailOpen(core.ErrNoDriver)
+		r := run(t, m)
+		if _, err := r.Usage(t.Context()); !errors.Is(err, core.ErrNoDriver) {
+			t.Errorf("without a driver: %v", err)
+		}
+		m.FailOpen(nil)
+		r.after(20 * time.Second)
+		usage, err := r.Usage(t.Context())
+		if err != nil || len(usage) != 2 {
+			t.Errorf("%v, %v", usage, err)
+		}
+	})
+}
+
+// A slow reader skips to the latest; a reader that joins late starts with the present.
+func TestWatchSkips(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cell := monitor.NewCell(0)
+		var got []int
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		go func() {
+			for v := range cell.Watch(ctx) {
+				got = append(got, v)
+				time.Sleep(time.Second)
+			}
+		}()
+		synctest.Wait()
+		for v := range 10 {
+			cell.Store(v + 1)
+		}
+		time.Sleep(5 * time.Second)
+		if fmt.Sprint(got) != "[0 10]" {
+			t.Errorf("saw %v", got)
+		}
+	})
+}
+
+// Retired units leave by themselves, without another event.
+func TestRetiredUnitLeavesAfterItsGrace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := coretest.NewMachine(coretest.GPUs(2))
+		r := run(t, m)
+		replaced := coretest.GPUs(2)
+		replaced.Devices[1].ID, replaced.Devices[1].At = "GPU-new", core.WholeGPU("GPU-new")
+		m.Set(replaced)
+		r.after(time.Minute)
+		if h := r.health(1); r.Current().Len() != 3 || h.Reason != core.ReasonRetirement {
+			t.Fatalf("%d units, old one %v", r.Current().Len(), h)
+		}
+		r.after(3 * time.Second)
+		if _, ok := r.Current().Unit(core.UnitID(coretest.GPU(1))); ok {
+			t.Error("still listed")
+		}
+	})
+}
