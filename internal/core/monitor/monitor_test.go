@@ -270,6 +270,7 @@ func TestWatchSkips(t *testing.T) {
 			cell.Store(v + 1)
 		}
 		time.Sleep(5 * time.Second)
+		synctest.Wait()
 		if fmt.Sprint(got) != "[0 10]" {
 			t.Errorf("saw %v", got)
 		}
