@@ -1,0 +1,75 @@
+# The only entry: `make help`. CI calls the same words.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+VERSION := 2.0.0
+BIN     := $(CURDIR)/bin
+
+# go-nvml's header marks many calls as deprecated; what cgo says about that is not news to anybody here.
+export CGO_CFLAGS := -Wno-deprecated-declarations
+export CGO_ENABLED := 1
+
+build_flags := -trimpath -ldflags "-s -w -X main.version=$(VERSION)"
+
+# cc and go, or a word about what to install.
+need = @command -v $(1) >/dev/null || { echo "make $@ needs $(1): $(2)"; exit 2; }
+
+.PHONY: help
+help: ## list what there is to make
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
+
+.PHONY: tools-present
+tools-present:
+	$(call need,go,Go 1.26 or newer from https://go.dev/dl)
+	$(call need,cc,a C compiler such as apt-get install gcc libc6-dev)
+
+.PHONY: build
+build: tools-present ## build bin/nomad-gpu and bin/k8s-gpu
+	go build $(build_flags) -o $(BIN)/ ./cmd/...
+
+.PHONY: demo
+demo: build ## run both agents side by side on this machine's GPUs, or on a simulated machine
+	go run ./test/demo -bin $(BIN)
+
+.PHONY: test
+test: tools-present ## run the tests (the simulated driver stands in for a GPU)
+	go test ./...
+
+.PHONY: race
+race: tools-present ## run the tests under the race detector
+	go test -race ./...
+
+.PHONY: lint
+lint: tools-present ## check style, import walls and tidiness
+	cd tools && go build -o $(BIN)/golangci-lint github.com/golangci/golangci-lint/v2/cmd/golangci-lint
+	$(BIN)/golangci-lint run ./...
+
+.PHONY: fmt
+fmt: ## format the code
+	gofmt -w cmd internal test
+
+.PHONY: conformance
+conformance: build ## run the binaries under Nomad's and kubelet's own device managers (kubelet's part needs root)
+	cd test/conformance/nomad && go test -trimpath -count=1 ./...
+	cd test/conformance/kubelet && go test -trimpath -count=1 ./...
+
+.PHONY: e2e
+e2e: build ## run a real Nomad and a real Kubernetes on this machine (root; builds them once, about 15 min)
+	test/e2e/run
+
+.PHONY: fuzz
+fuzz: tools-present ## fuzz each parser for FUZZTIME (default 30s)
+	test/fuzz $(or $(FUZZTIME),30s)
+
+.PHONY: bench
+bench: tools-present ## run the benchmarks
+	go test -run '^$$' -bench . -benchmem ./internal/... ./test/...
+
+.PHONY: numbers
+numbers: build ## measure size, memory and latency of the built binaries, as in the README
+	go run ./test/numbers -bin $(BIN)
+
+.PHONY: clean
+clean: ## remove what was built
+	rm -rf $(BIN)

@@ -1,0 +1,57 @@
+// Package walls checks what may import what, over everything that is linked and not only over the
+// import lines that the linter sees. The table is the one of docs/architecture.md.
+package walls
+
+import (
+	"os/exec"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/tandem-gpu/tandem/"
+
+func list(t *testing.T, args ...string) []string {
+	t.Helper()
+	out, err := exec.CommandContext(t.Context(), "go", append([]string{"list"}, args...)...).Output()
+	if err != nil {
+		t.Fatalf("go list %v: %v", args, err)
+	}
+	return strings.Fields(string(out))
+}
+
+func TestLinked(t *testing.T) {
+	for _, tc := range []struct {
+		pkg       string
+		forbidden []string // prefixes of import paths
+	}{
+		{"internal/core", []string{"runtime/cgo", "net", "log", "os/exec", "github.com/", "k8s.io/", "google.golang.org/"}},
+		{"internal/core/monitor", []string{"runtime/cgo", module + "internal/core/nvidia", "google.golang.org/", "k8s.io/", "github.com/hashicorp/"}},
+		{"internal/core/nvidia", []string{"google.golang.org/", "k8s.io/", "github.com/hashicorp/", module + "internal/core/monitor"}},
+		{"internal/nomadadapter", []string{"k8s.io/", "github.com/NVIDIA/", "github.com/hashicorp/nomad/client/devicemanager", "github.com/hashicorp/nomad/helper/pluginutils/loader", module + "internal/core/monitor", module + "internal/kubeadapter"}},
+		{"internal/kubeadapter", []string{"github.com/hashicorp/", "github.com/NVIDIA/", "k8s.io/klog", "k8s.io/client-go", module + "internal/core/monitor", module + "internal/nomadadapter"}},
+		{"cmd/nomad-gpu", []string{"k8s.io/", module + "test/", module + "internal/core/coretest", module + "internal/kubeadapter"}},
+		{"cmd/k8s-gpu", []string{"github.com/hashicorp/", module + "test/", module + "internal/core/coretest", module + "internal/nomadadapter"}},
+	} {
+		t.Run(tc.pkg, func(t *testing.T) {
+			self := module + tc.pkg
+			for _, dep := range list(t, "-deps", self) {
+				for _, prefix := range tc.forbidden {
+					if strings.HasPrefix(dep, prefix) && dep != self {
+						t.Errorf("links %s", dep)
+					}
+				}
+			}
+		})
+	}
+}
+
+// The core computes: what it imports itself can neither block, nor log, nor look at the machine.
+func TestCoreImports(t *testing.T) {
+	for _, imp := range list(t, "-f", "{{join .Imports \"\\n\"}}", module+"internal/core") {
+		switch imp {
+		case "cmp", "errors", "fmt", "iter", "maps", "slices", "strconv", "strings", "time":
+		default:
+			t.Errorf("imports %s", imp)
+		}
+	}
+}
