@@ -78,12 +78,13 @@ func selectDevices(devices []Device, strategy MIGStrategy) func(Device) string {
 			}
 			return "mig-strategy single: profile " + d.Profile + " differs from this node's " + profile
 		}
-	}
-	return func(d Device) string {
-		if d.Profile != "" {
-			return hidden
+	default: // MIGNone
+		return func(d Device) string {
+			if d.Profile != "" {
+				return hidden
+			}
+			return ""
 		}
-		return ""
 	}
 }
 

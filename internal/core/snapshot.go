@@ -123,7 +123,7 @@ func Reconcile(prev, reading Snapshot) (Snapshot, []Observation) {
 	}
 	reading.Devices = kept
 	reading.Excluded = slices.DeleteFunc(slices.Clone(reading.Excluded), func(e Exclusion) bool {
-		return slices.ContainsFunc(kept, func(d Device) bool { return e.concerns(d) })
+		return slices.ContainsFunc(kept, e.concerns)
 	})
 	return NewSnapshot(reading), obs
 }

@@ -95,6 +95,7 @@ func (m *Monitor) take(r result) {
 		m.publish(m.fold.read(r.snapshot))
 	case readProbe:
 		m.publish(m.fold.observe(r.obs...))
+	case readUsage: // answered by wishes.done
 	}
 }
 

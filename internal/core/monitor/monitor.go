@@ -117,7 +117,7 @@ func (m *Monitor) Run(ctx context.Context) error {
 			err = m.follow(ctx, session)
 		}
 		if ctx.Err() != nil {
-			return nil
+			return nil //nolint:nilerr // the end of ctx is what Run waits for, whatever else went wrong meanwhile
 		}
 		m.publish(m.fold.noDriver(err))
 		if errors.Is(err, core.ErrDriverStale) {

@@ -75,8 +75,8 @@ func TestLostGPUTurnsUnhealthyAloneAndComesBack(t *testing.T) {
 		r := run(t, m)
 		r.expect("start", nil)
 		m.Silence(coretest.GPU(3), core.Lost)
-		r.after(5 * time.Second).expect("one probe later", map[int]core.HealthState{3: core.GPULost})
-		r.after(10 * time.Minute).expect("later", map[int]core.HealthState{3: core.GPULost})
+		r.after(5*time.Second).expect("one probe later", map[int]core.HealthState{3: core.GPULost})
+		r.after(10*time.Minute).expect("later", map[int]core.HealthState{3: core.GPULost})
 		m.Restore(coretest.GPU(3))
 		r.after(5*time.Second).expect("restored", nil)
 		if n := len(r.seen); n > 4 {
