@@ -1,0 +1,152 @@
+package nomadadapter
+
+import (
+	"fmt"
+	"maps"
+	"strings"
+
+	"github.com/hashicorp/nomad/plugins/device"
+	"github.com/hashicorp/nomad/plugins/shared/structs"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+)
+
+// Vendor of every group; a job asks for "gpu", "nvidia/gpu" or "nvidia/gpu/<model>".
+const vendor = "nvidia"
+
+// kind is what devices of one group have in common beside their order: Nomad gives a task devices of
+// one group only, and takes them for interchangeable.
+type kind struct {
+	model   string
+	memory  uint64
+	compute core.Compute
+}
+
+func kindOf(d core.Device) kind {
+	model := d.Model
+	if model == "" {
+		model = "N/A" // as nomad-device-nvidia has it; an empty name would be invalid
+	}
+	return kind{model, d.Memory, d.Compute}
+}
+
+// name is the group's name on a node where first is the first kind of that model. It is the model, as
+// every job that asks for one expects; a further kind of the same model is told apart by what differs.
+func (k kind) name(first kind) string {
+	var differs []string
+	if k.memory != first.memory {
+		differs = append(differs, fmt.Sprintf("%d MiB", k.memory>>20))
+	}
+	if k.compute != first.compute {
+		differs = append(differs, "compute "+k.compute.String())
+	}
+	if differs == nil {
+		return k.model
+	}
+	return k.model + " (" + strings.Join(differs, ", ") + ")"
+}
+
+// bundle is a group in the making.
+type bundle struct {
+	name  string
+	units []core.Unit
+}
+
+// bundles sorts the units into groups. Order is that of the inventory.
+func bundles(inv *core.Inventory) []*bundle {
+	var all []*bundle
+	byKind := map[kind]*bundle{}
+	firstOf := map[string]kind{}
+	for u := range inv.Units() {
+		k := kindOf(u.Device)
+		b, ok := byKind[k]
+		if !ok {
+			first, known := firstOf[k.model]
+			if !known {
+				first, firstOf[k.model] = k, k
+			}
+			b = &bundle{name: k.name(first)}
+			byKind[k] = b
+			all = append(all, b)
+		}
+		b.units = append(b.units, u)
+	}
+	return all
+}
+
+// groups says in Nomad's words what inv offers. Equal inventories give deeply equal groups, and each is
+// valid by device.DeviceGroup.Validate.
+func groups(inv *core.Inventory) []*device.DeviceGroup {
+	var gs []*device.DeviceGroup
+	for _, b := range bundles(inv) {
+		g := &device.DeviceGroup{Vendor: vendor, Type: device.DeviceTypeGPU, Name: b.name}
+		var common map[string]attribute
+		for _, u := range b.units {
+			g.Devices = append(g.Devices, wireDevice(u))
+			own := attributes(inv.Driver(), u.Device)
+			if common == nil {
+				common = own
+			}
+			maps.DeleteFunc(common, func(key string, a attribute) bool { return own[key] != a })
+		}
+		g.Attributes = make(map[string]*structs.Attribute, len(common))
+		for key, a := range common {
+			g.Attributes[key] = a.wire()
+		}
+		gs = append(gs, g)
+	}
+	return gs
+}
+
+// wireDevice gives a healthy device no description, as drivers do in Nomad.
+func wireDevice(u core.Unit) *device.Device {
+	d := &device.Device{ID: string(u.ID), Healthy: u.Health.Schedulable()}
+	if u.Health.State != core.Healthy {
+		d.HealthDesc = u.Health.String()
+	}
+	if u.Device.PCI != "" {
+		d.HwLocality = &device.DeviceLocality{PciBusID: string(u.Device.PCI)}
+	}
+	return d
+}
+
+// attribute is a number with a unit, or a text. The zero value is unknown.
+type attribute struct {
+	number uint64
+	unit   string // of a number; one of those that Nomad knows
+	text   string
+}
+
+func (a attribute) wire() *structs.Attribute {
+	if a.text != "" {
+		return structs.NewStringAttribute(a.text)
+	}
+	return structs.NewIntAttribute(int64(a.number), a.unit)
+}
+
+// attributes are the facts that jobs may ask for: ${device.attr.memory}. The first nine are those of
+// nomad-device-nvidia, names, units and types alike. What is not known has no key, so that is_set tells
+// and a comparison is false.
+//
+// Versions are texts, because Nomad's version constraint compares those; ">" would compare letters.
+func attributes(driver core.Driver, d core.Device) map[string]attribute {
+	all := map[string]attribute{
+		"memory":           {number: d.Memory >> 20, unit: structs.UnitMiB},
+		"power":            {number: d.PowerLimit / 1000, unit: structs.UnitW},
+		"bar1":             {number: d.BAR1 >> 20, unit: structs.UnitMiB},
+		"driver_version":   {text: driver.Version},
+		"cores_clock":      {number: d.CoreClock, unit: structs.UnitMHz},
+		"memory_clock":     {number: d.MemoryClock, unit: structs.UnitMHz},
+		"pci_bandwidth":    {number: uint64(d.PCIBandwidth()), unit: structs.UnitMBPerS},
+		"display_state":    {text: d.DisplayState.String()},
+		"persistence_mode": {text: d.PersistenceMode.String()},
+
+		"cuda_version": {text: driver.CUDA},
+		"mig_profile":  {text: d.Profile},
+	}
+	if d.Compute != (core.Compute{}) {
+		all["compute_capability"] = attribute{text: d.Compute.String()}
+	}
+	maps.DeleteFunc(all, func(_ string, a attribute) bool { return a.number == 0 && a.text == "" })
+	return all
+}

@@ -1,0 +1,156 @@
+package nomadadapter
+
+import (
+	"flag"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/hashicorp/nomad/plugins/device"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+// text is groups as a person reads them.
+func text(gs []*device.DeviceGroup) string {
+	var b strings.Builder
+	for _, g := range gs {
+		fmt.Fprintf(&b, "%s/%s/%s\n", g.Vendor, g.Type, g.Name)
+		for _, k := range slices.Sorted(maps.Keys(g.Attributes)) {
+			fmt.Fprintf(&b, "  %-18s %#v\n", k, g.Attributes[k])
+		}
+		for _, d := range g.Devices {
+			fmt.Fprintf(&b, "  %s %t %q", d.ID, d.Healthy, d.HealthDesc)
+			if d.HwLocality != nil {
+				fmt.Fprintf(&b, " %s", d.HwLocality.PciBusID)
+			}
+			b.WriteString("\n")
+		}
+	}
+	return b.String()
+}
+
+func golden(t *testing.T, name, got string) {
+	t.Helper()
+	if *update {
+		if err := os.WriteFile(name, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), got); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", name, diff)
+	}
+}
+
+// mig is a GPU cut into two instances of one profile and one of another.
+func mig() core.Snapshot {
+	s := coretest.GPUs(2)
+	s.Devices[0].MIG = true
+	for i, profile := range []string{"1g.10gb", "1g.10gb", "3g.40gb"} {
+		d := s.Devices[0]
+		d.ID, d.MIG, d.Profile = core.DeviceID(fmt.Sprintf("MIG-%d", i)), false, profile
+		d.Model += " MIG " + profile
+		d.At = core.Placement{GPU: s.Devices[0].ID, GI: uint32(i + 1), CI: 0}
+		d.Memory = 9856 << 20
+		if profile == "3g.40gb" {
+			d.Memory = 40320 << 20
+		}
+		d.BAR1, d.PowerLimit = 0, 0
+		s.Devices = append(s.Devices, d)
+	}
+	return core.NewSnapshot(s)
+}
+
+func TestGroups(t *testing.T) {
+	golden(t, "testdata/h100x8.txt", text(groups(machine(coretest.GPUs(8), lost(3)))))
+	golden(t, "testdata/mig.txt", text(groups(machine(mig()))))
+}
+
+func TestGroupsAreDeterministic(t *testing.T) {
+	s := coretest.GPUs(8)
+	s.Devices[5].Model, s.Devices[2].Memory = "NVIDIA A2", 1<<30
+	want := text(groups(machine(s)))
+	for range 100 {
+		if got := text(groups(machine(s))); got != want {
+			t.Fatal(cmp.Diff(want, got))
+		}
+	}
+}
+
+// What the driver does not tell has no attribute; nothing is zero or "N/A".
+func TestUnknownAttributesAreAbsent(t *testing.T) {
+	d := core.Device{ID: "GPU-1", At: core.WholeGPU("GPU-1"), NUMANode: -1, Minor: -1}
+	gs := groups(machine(core.Snapshot{Driver: core.Driver{State: core.DriverReady}, Devices: []core.Device{d}}))
+	want := []*device.DeviceGroup{{
+		Vendor: "nvidia", Type: "gpu", Name: "N/A",
+		Devices: []*device.Device{{ID: "GPU-1", Healthy: true}},
+	}}
+	if diff := cmp.Diff(text(want), text(gs)); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if err := gs[0].Validate(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestGroupSplit(t *testing.T) {
+	const model = "NVIDIA H100 80GB HBM3"
+	for name, tc := range map[string]struct {
+		change func(d []core.Device)
+		want   []string
+	}{
+		"alike":               {func([]core.Device) {}, []string{model}},
+		"memory":              {func(d []core.Device) { d[1].Memory = 97871 << 20 }, []string{model, model + " (97871 MiB)"}},
+		"memory of the first": {func(d []core.Device) { d[0].Memory = 97871 << 20 }, []string{model, model + " (81559 MiB)"}},
+		"memory unknown":      {func(d []core.Device) { d[3].Memory = 0 }, []string{model, model + " (0 MiB)"}},
+		"compute":             {func(d []core.Device) { d[2].Compute.Minor = 1 }, []string{model, model + " (compute 9.1)"}},
+		"both": {
+			func(d []core.Device) { d[2].Compute.Minor, d[2].Memory = 1, 1<<30 },
+			[]string{model, model + " (1024 MiB, compute 9.1)"},
+		},
+		"models": {func(d []core.Device) { d[1].Model = "NVIDIA A2" }, []string{model, "NVIDIA A2"}},
+	} {
+		s := coretest.GPUs(4)
+		tc.change(s.Devices)
+		gs := groups(machine(s))
+		if diff := cmp.Diff(tc.want, names(gs)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+		ids := map[string]bool{}
+		for _, g := range gs {
+			for _, d := range g.Devices {
+				ids[d.ID] = true
+			}
+		}
+		if len(ids) != 4 {
+			t.Errorf("%s: %d devices, want 4", name, len(ids))
+		}
+	}
+}
+
+// A constraint on an attribute holds for every device of its group.
+func TestSharedAttributesOnly(t *testing.T) {
+	s := coretest.GPUs(3)
+	s.Devices[1].PowerLimit = 500_000
+	s.Devices[2].DisplayState = core.ToggleUnknown
+	gs := groups(machine(s))
+	if len(gs) != 1 {
+		t.Fatalf("got %v", names(gs))
+	}
+	for key, shared := range map[string]bool{"power": false, "display_state": false, "memory": true, "persistence_mode": true} {
+		if _, ok := gs[0].Attributes[key]; ok != shared {
+			t.Errorf("%s: published %t, want %t", key, ok, shared)
+		}
+	}
+}

@@ -1,0 +1,95 @@
+package nomadadapter
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+
+	"github.com/hashicorp/go-hclog"
+)
+
+// handler passes what the core logs to hclog, whose JSON lines Nomad takes over with level and fields.
+type handler struct {
+	log    hclog.Logger
+	prefix string // of keys: the open groups, "a.b."
+	args   []any  // from With
+}
+
+var _ slog.Handler = handler{}
+
+func level(l slog.Level) hclog.Level {
+	switch {
+	case l < slog.LevelDebug:
+		return hclog.Trace
+	case l < slog.LevelInfo:
+		return hclog.Debug
+	case l < slog.LevelWarn:
+		return hclog.Info
+	case l < slog.LevelError:
+		return hclog.Warn
+	}
+	return hclog.Error
+}
+
+func (h handler) Enabled(_ context.Context, l slog.Level) bool { return level(l) >= h.log.GetLevel() }
+
+func (h handler) Handle(_ context.Context, r slog.Record) error {
+	args := slices.Clip(h.args)
+	r.Attrs(func(a slog.Attr) bool {
+		args = flatten(args, h.prefix, a)
+		return true
+	})
+	h.log.Log(level(r.Level), r.Message, args...)
+	return nil
+}
+
+func (h handler) WithAttrs(attrs []slog.Attr) slog.Handler {
+	h.args = slices.Clip(h.args)
+	for _, a := range attrs {
+		h.args = flatten(h.args, h.prefix, a)
+	}
+	return h
+}
+
+func (h handler) WithGroup(name string) slog.Handler {
+	if name != "" {
+		h.prefix += name + "."
+	}
+	return h
+}
+
+// flatten appends a to args as hclog wants it. Absent values are left out.
+//
+// A field called "@level" or the like would replace hclog's own, and one that is not a text panics the
+// Nomad agent that reads it (go-plugin log_entry.go): no key of ours begins with an @.
+func flatten(args []any, prefix string, a slog.Attr) []any {
+	v := a.Value.Resolve()
+	if v.Kind() == slog.KindGroup {
+		if a.Key != "" {
+			prefix += a.Key + "."
+		}
+		for _, b := range v.Group() {
+			args = flatten(args, prefix, b)
+		}
+		return args
+	}
+	switch x := v.Any().(type) {
+	case nil:
+		return args
+	case string:
+		if x == "" {
+			return args
+		}
+		return append(args, key(prefix, a.Key), x)
+	case error:
+		return append(args, key(prefix, a.Key), x.Error())
+	case fmt.Stringer:
+		return append(args, key(prefix, a.Key), x.String())
+	default:
+		return append(args, key(prefix, a.Key), x)
+	}
+}
+
+func key(prefix, name string) string { return strings.TrimLeft(prefix+name, "@") }

@@ -1,0 +1,160 @@
+package nomadadapter
+
+import (
+	"context"
+	"fmt"
+	"iter"
+	"log/slog"
+	"reflect"
+	"sync"
+
+	"github.com/hashicorp/go-hclog"
+	"github.com/hashicorp/nomad/plugins/base"
+	"github.com/hashicorp/nomad/plugins/device"
+	"github.com/hashicorp/nomad/plugins/shared/hclspec"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+)
+
+// Name is the plugin's identity in Nomad. It is nomad-device-nvidia's: should both be installed, Nomad
+// keeps the one of the higher version instead of offering every GPU twice.
+const Name = "nvidia-gpu"
+
+// Source is what the plugin needs of the core. Its methods are called from many goroutines.
+type Source interface {
+	Current() *core.Inventory
+	Watch(context.Context) iter.Seq[*core.Inventory]
+	Usage(context.Context) ([]core.Usage, error)
+}
+
+// StartFunc starts following the machine until ctx ends. It returns at once.
+type StartFunc func(ctx context.Context, cfg core.Config, log *slog.Logger) Source
+
+// Plugin is the device plugin. Make one with New; all methods are safe for concurrent use.
+type Plugin struct {
+	version string
+	log     *slog.Logger
+	start   func(core.Config) *life
+
+	mu      sync.Mutex
+	enabled bool
+	config  core.Config
+	life    *life // nil until someone asks about devices
+}
+
+var _ device.DevicePlugin = (*Plugin)(nil)
+
+// life is a source from its start until a configuration that asks for another one.
+type life struct {
+	source  Source
+	enabled bool
+	devRoot string
+	ended   <-chan struct{}
+	end     context.CancelFunc
+}
+
+// New returns a plugin that reports version and has start follow the machine until ctx ends.
+func New(ctx context.Context, version string, start StartFunc, log hclog.Logger) *Plugin {
+	p := &Plugin{version: version, log: slog.New(handler{log: log})}
+	p.enabled = true
+	p.config, _ = defaultSettings().core() // the defaults are valid; a test says so
+	p.start = func(cfg core.Config) *life {
+		ctx, end := context.WithCancel(ctx)
+		return &life{source: start(ctx, cfg, p.log), enabled: true, devRoot: cfg.Roots.Dev, ended: ctx.Done(), end: end}
+	}
+	return p
+}
+
+// PluginInfo says who we are. Nomad calls it before anything is configured.
+func (p *Plugin) PluginInfo() (*base.PluginInfoResponse, error) {
+	return &base.PluginInfoResponse{
+		Type:              base.PluginTypeDevice,
+		PluginApiVersions: []string{device.ApiVersion010},
+		PluginVersion:     p.version,
+		Name:              Name,
+	}, nil
+}
+
+// ConfigSchema says which keys the config block has.
+func (p *Plugin) ConfigSchema() (*hclspec.Spec, error) { return schema, nil }
+
+// SetConfig takes the config block. An error stops the Nomad agent from starting and is shown to the
+// operator, so it concerns the block only, never the state of the machine. The same configuration again
+// changes nothing; another one ends the source, and open streams go on with the next.
+func (p *Plugin) SetConfig(c *base.Config) error {
+	s, err := decode(c.PluginConfig)
+	if err != nil {
+		return fmt.Errorf("decode config: %w", err)
+	}
+	cfg, err := s.core()
+	if err != nil {
+		return err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if s.Enabled == p.enabled && reflect.DeepEqual(cfg, p.config) {
+		return nil
+	}
+	p.enabled, p.config = s.Enabled, cfg
+	if p.life != nil {
+		p.life.end()
+		p.life = nil
+	}
+	return nil
+}
+
+// now returns the present life, which begins with the first call: the process that Nomad starts just to
+// validate the configuration never asks, and so never opens the driver.
+func (p *Plugin) now() *life {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.life == nil && p.enabled {
+		p.life = p.start(p.config)
+	}
+	if p.life == nil {
+		ended := make(chan struct{})
+		p.life = &life{source: none{}, ended: ended, end: func() { close(ended) }}
+	}
+	return p.life
+}
+
+// none is the source of a disabled plugin: a machine that is not looked at.
+type none struct{}
+
+var disabled = core.Build(core.NoDriver(core.DriverAbsent, "disabled by configuration"), core.Ledger{}, core.DefaultConfig())
+
+func (none) Current() *core.Inventory { return disabled }
+
+func (none) Watch(ctx context.Context) iter.Seq[*core.Inventory] {
+	return func(yield func(*core.Inventory) bool) {
+		if yield(disabled) {
+			<-ctx.Done()
+		}
+	}
+}
+
+func (none) Usage(context.Context) ([]core.Usage, error) { return nil, nil }
+
+// until returns a context that ends with ctx or with ended, whichever is first. Cancel it.
+func until(ctx context.Context, ended <-chan struct{}) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(ctx)
+	go func() {
+		select {
+		case <-ended:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, cancel
+}
+
+// settled waits until the driver has been asked for the first time, and returns the inventory then or
+// the latest when ctx ends.
+func settled(ctx context.Context, src Source) *core.Inventory {
+	for inv := range src.Watch(ctx) {
+		if inv.Driver().State != core.DriverPending {
+			return inv
+		}
+	}
+	return src.Current()
+}

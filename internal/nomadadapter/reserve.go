@@ -1,0 +1,79 @@
+package nomadadapter
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"time"
+
+	"github.com/hashicorp/nomad/plugins/device"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+)
+
+// reserveWait bounds how long a reservation waits for a driver that was never asked. Nomad waits for
+// ever and can't be interrupted while it does.
+const reserveWait = 9 * time.Second
+
+// Reserve says what a task needs to use the devices: environment and device nodes. It takes nothing and
+// calls no driver; Nomad keeps the books, and there is no release. Every unknown and every unhealthy ID
+// is named in the error, which fails the allocation for good.
+//
+// Mounts are never returned: Nomad would drop the task's volumes in their favour
+// (client/allocrunner/taskrunner/task_runner_hooks.go, setMounts).
+func (p *Plugin) Reserve(ids []string) (*device.ContainerReservation, error) {
+	if len(ids) == 0 {
+		return &device.ContainerReservation{}, nil
+	}
+	l := p.now()
+	if !l.enabled {
+		return nil, device.ErrPluginDisabled
+	}
+	units := make([]core.UnitID, len(ids))
+	for i, id := range ids {
+		units[i] = core.UnitID(id)
+	}
+	inv := l.asked()
+	plan, err := inv.Reserve(units...)
+	if d := inv.Driver(); err != nil && d.State != core.DriverReady {
+		err = fmt.Errorf("%w (driver %s: %s)", err, d.State, d.Reason)
+	}
+	if err != nil {
+		p.log.Warn("reservation refused", "error", err)
+		return nil, err
+	}
+	return reservation(plan, l.devRoot), nil
+}
+
+// asked returns the current inventory, of a driver that was asked at least once if that can be had soon:
+//
+//	agent   GPU-1 fingerprinted        starts a task: Reserve(GPU-1)
+//	plugin  crashes . started again .................^ .... driver answers
+//
+// To the new process GPU-1 is not unknown, it was not read yet.
+func (l *life) asked() *core.Inventory {
+	if inv := l.source.Current(); inv.Driver().State != core.DriverPending {
+		return inv
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), reserveWait)
+	defer cancel()
+	ctx, stop := until(ctx, l.ended)
+	defer stop()
+	return settled(ctx, l.source)
+}
+
+// reservation puts a plan into Nomad's words. devRoot is where the host's device nodes are: "" for /.
+func reservation(plan core.Plan, devRoot string) *device.ContainerReservation {
+	r := &device.ContainerReservation{Envs: make(map[string]string, len(plan.Env))}
+	for _, e := range plan.Env {
+		r.Envs[e.Name] = e.Value
+	}
+	for _, n := range plan.Nodes {
+		r.Devices = append(r.Devices, &device.DeviceSpec{
+			TaskPath:    n.Path,
+			HostPath:    filepath.Join("/", devRoot, n.Path),
+			CgroupPerms: n.Permissions,
+		})
+	}
+	return r
+}

@@ -1,0 +1,113 @@
+package nomadadapter
+
+import (
+	"context"
+	"time"
+
+	"github.com/hashicorp/nomad/plugins/device"
+	"github.com/hashicorp/nomad/plugins/shared/structs"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+)
+
+// Bounds of the stats stream: how often it samples at most, and how long one sample may wait for the
+// driver.
+const (
+	minInterval = time.Second
+	maxSample   = 5 * time.Second
+)
+
+// Stats streams live numbers of every device offered, at once and then at interval, which is at least a
+// second. What can't be read is "N/A", also when the driver does not answer at all: an error would make
+// Nomad stop asking for up to half an hour, an end for ever.
+func (p *Plugin) Stats(ctx context.Context, interval time.Duration) (<-chan *device.StatsResponse, error) {
+	out := make(chan *device.StatsResponse)
+	go p.stats(ctx, max(interval, minInterval), out)
+	return out, nil
+}
+
+func (p *Plugin) stats(ctx context.Context, interval time.Duration, out chan<- *device.StatsResponse) {
+	tick := time.NewTicker(interval)
+	defer tick.Stop()
+	var s sampler
+	for {
+		select {
+		case out <- s.sample(ctx, p, interval):
+		case <-ctx.Done():
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// sampler is what one stats stream remembers.
+type sampler struct {
+	names   []string // of the groups in the last sample that had any
+	failing bool
+}
+
+// sample reads the machine once. Nomad keeps showing the previous numbers when it gets none at all, so
+// the groups of devices that have all gone are sent empty.
+func (s *sampler) sample(ctx context.Context, p *Plugin, interval time.Duration) *device.StatsResponse {
+	src := p.now().source
+	bound, cancel := context.WithTimeout(ctx, min(interval, maxSample))
+	defer cancel()
+	usage, err := src.Usage(bound)
+	if failing := err != nil && ctx.Err() == nil; failing != s.failing {
+		s.failing = failing
+		p.log.Info("device statistics", "available", !failing, "error", err)
+	}
+	groups := groupStats(src.Current(), usage, time.Now())
+	if len(groups) == 0 {
+		for _, name := range s.names {
+			groups = append(groups, newGroupStats(name))
+		}
+		return &device.StatsResponse{Groups: groups}
+	}
+	s.names = nil
+	for _, g := range groups {
+		s.names = append(s.names, g.Name)
+	}
+	return &device.StatsResponse{Groups: groups}
+}
+
+// groupStats gives the numbers of every unit of inv, in the groups of its fingerprint.
+func groupStats(inv *core.Inventory, usage []core.Usage, now time.Time) []*device.DeviceGroupStats {
+	of := make(map[core.DeviceID]core.Usage, len(usage))
+	for _, u := range usage {
+		of[u.Device] = u
+	}
+	var gs []*device.DeviceGroupStats
+	for _, b := range bundles(inv) {
+		g := newGroupStats(b.name)
+		for _, u := range b.units {
+			g.InstanceStats[string(u.ID)] = deviceStats(of[u.Device.ID], now)
+		}
+		gs = append(gs, g)
+	}
+	return gs
+}
+
+func newGroupStats(name string) *device.DeviceGroupStats {
+	return &device.DeviceGroupStats{
+		Vendor: vendor, Type: device.DeviceTypeGPU, Name: name,
+		InstanceStats: map[string]*device.DeviceStats{},
+	}
+}
+
+// deviceStats sets every field: the nomad command panics at a device without statistics or time.
+func deviceStats(u core.Usage, now time.Time) *device.DeviceStats {
+	values := make(map[string]*structs.StatValue, len(statistics))
+	for _, s := range statistics {
+		values[s.key] = s.value(u)
+	}
+	return &device.DeviceStats{
+		Summary:   values[summary],
+		Stats:     &structs.StatObject{Attributes: values},
+		Timestamp: now,
+	}
+}

@@ -1,0 +1,216 @@
+package nomadadapter
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/hashicorp/nomad/plugins/device"
+	"github.com/hashicorp/nomad/plugins/shared/structs"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
+)
+
+func usage(n int) core.Usage {
+	g := core.GaugeOf
+	return core.Usage{
+		Device: coretest.GPU(n),
+		Power:  g(123_456), PowerLimit: g(700_000), GPU: g(97), Memory: g(41), Encoder: g(1), Decoder: g(2),
+		Temperature: g(63), MemoryUsed: g(1024 << 20), MemoryTotal: g(81559 << 20),
+		BAR1Used: g(1 << 20), BAR1Total: g(131072 << 20), ECCL1: g(0), ECCL2: g(3), ECCMemory: g(7),
+	}
+}
+
+// instances merges the statistics of all groups and checks what Nomad takes for granted.
+func instances(t *testing.T, r *device.StatsResponse) map[string]*device.DeviceStats {
+	t.Helper()
+	if r.Error != nil {
+		t.Fatalf("the stream failed: %v", r.Error)
+	}
+	all := map[string]*device.DeviceStats{}
+	for _, g := range r.Groups {
+		for id, s := range g.InstanceStats {
+			if s == nil || s.Stats == nil || s.Summary == nil || s.Timestamp.IsZero() || len(s.Stats.Attributes) != 11 {
+				t.Errorf("%s: %+v", id, s)
+			}
+			all[id] = s
+		}
+	}
+	if _, err := json.Marshal(r.Groups); err != nil {
+		t.Error(err)
+	}
+	return all
+}
+
+func TestStats(t *testing.T) {
+	s := newStand(t)
+	s.Source.Set(machine(coretest.GPUs(2)))
+	s.Source.SetUsage([]core.Usage{usage(0)}, nil)
+	before := time.Now()
+	ch, err := dial(t, s.Plugin).Stats(t.Context(), time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := receive(t, ch)
+	if len(r.Groups) != 1 || r.Groups[0].Vendor != "nvidia" || r.Groups[0].Type != "gpu" || r.Groups[0].Name != "NVIDIA H100 80GB HBM3" {
+		t.Fatalf("groups: %+v", r.Groups)
+	}
+	got := instances(t, r)
+	if len(got) != 2 {
+		t.Fatalf("%d devices", len(got))
+	}
+	if at := got[id(0)].Timestamp; at.Before(before.Add(-time.Second)) || at.After(time.Now().Add(time.Second)) {
+		t.Errorf("taken at %s", at)
+	}
+	n := func(v int64) *int64 { return &v }
+	want := map[string]*structs.StatValue{
+		"Power usage":         {Unit: "W", IntNumeratorVal: n(123), IntDenominatorVal: n(700), Desc: "Power usage for this GPU in watts and its associated circuitry (e.g. memory) / Maximum GPU Power"},
+		"GPU utilization":     {Unit: "%", IntNumeratorVal: n(97), Desc: "Percent of time over the past sample period during which one or more kernels were executing on the GPU."},
+		"Memory utilization":  {Unit: "%", IntNumeratorVal: n(41), Desc: "Percentage of bandwidth used during the past sample period"},
+		"Encoder utilization": {Unit: "%", IntNumeratorVal: n(1), Desc: "Percent of time over the past sample period during which GPU Encoder was used"},
+		"Decoder utilization": {Unit: "%", IntNumeratorVal: n(2), Desc: "Percent of time over the past sample period during which GPU Decoder was used"},
+		"Temperature":         {Unit: "C", IntNumeratorVal: n(63), Desc: "Temperature of the Unit"},
+		"Memory state":        {Unit: "MiB", IntNumeratorVal: n(1024), IntDenominatorVal: n(81559), Desc: "UsedMemory / TotalMemory"},
+		"BAR1 buffer state":   {Unit: "MiB", IntNumeratorVal: n(1), IntDenominatorVal: n(131072), Desc: "UsedBAR1 / TotalBAR1"},
+		"ECC L1 errors":       {Unit: "#", IntNumeratorVal: n(0), Desc: "Requested L1Cache error counter for the device"},
+		"ECC L2 errors":       {Unit: "#", IntNumeratorVal: n(3), Desc: "Requested L2Cache error counter for the device"},
+		"ECC memory errors":   {Unit: "#", IntNumeratorVal: n(7), Desc: "Requested memory error counter for the device"},
+	}
+	if diff := cmp.Diff(want, got[id(0)].Stats.Attributes); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff(want["Memory state"], got[id(0)].Summary); diff != "" {
+		t.Errorf("summary (-want +got):\n%s", diff)
+	}
+	notAvailable := "N/A"
+	for key, v := range got[id(1)].Stats.Attributes { // the second GPU did not answer
+		if diff := cmp.Diff(&structs.StatValue{Unit: want[key].Unit, Desc: want[key].Desc, StringVal: &notAvailable}, v); diff != "" {
+			t.Errorf("%s of the silent GPU (-want +got):\n%s", key, diff)
+		}
+	}
+}
+
+func TestHalfKnownFractionIsNotAvailable(t *testing.T) {
+	for _, u := range []core.Usage{{Power: core.GaugeOf(1)}, {PowerLimit: core.GaugeOf(1)}} {
+		if v := statistics[0].value(u); v.StringVal == nil || *v.StringVal != "N/A" || v.IntNumeratorVal != nil {
+			t.Errorf("%+v: %+v", u, v)
+		}
+	}
+}
+
+// slow is a source whose driver does not answer.
+type slow struct{ *coretest.Source }
+
+func (slow) Usage(ctx context.Context) ([]core.Usage, error) {
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+
+func TestStatsPace(t *testing.T) {
+	for name, tc := range map[string]struct {
+		interval, want time.Duration
+		hangs          bool
+	}{
+		"as asked":      {10 * time.Second, 10 * time.Second, false},
+		"an hour":       {time.Hour, time.Hour, false},
+		"hectic":        {time.Millisecond, time.Second, false},
+		"none":          {0, time.Second, false},
+		"hanging":       {10 * time.Second, 10 * time.Second, true},
+		"hanging, fast": {0, time.Second, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newStand(t)
+				s.Source.Set(machine(coretest.GPUs(2)))
+				p := s.Plugin
+				if tc.hangs {
+					p = New(t.Context(), "2.0.0", func(context.Context, core.Config, *slog.Logger) Source { return slow{s.Source} }, discard)
+				}
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				begin := time.Now()
+				ch, err := p.Stats(ctx, tc.interval)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if n := len(instances(t, <-ch)); n != 2 {
+					t.Errorf("%d devices", n)
+				}
+				if d := time.Since(begin); d > tc.want+time.Second || !tc.hangs && d > 0 {
+					t.Errorf("first sample after %s", d)
+				}
+				first := time.Now()
+				<-ch
+				if d := time.Since(first); d > tc.want || !tc.hangs && d < tc.want {
+					t.Errorf("second sample %s later, want %s", d, tc.want)
+				}
+			})
+		})
+	}
+}
+
+func TestStatsSurviveFailures(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStand(t)
+		s.Source.Set(machine(coretest.GPUs(1)))
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		ch, err := s.Stats(ctx, time.Second)
+		if err != nil {
+			t.Fatal(err)
+		}
+		<-ch
+		s.Source.SetUsage(nil, errors.New("broken"))
+		<-ch // may have been taken before
+		for range 5 {
+			if v := instances(t, <-ch)[id(0)].Summary; v.StringVal == nil {
+				t.Errorf("got %+v without an answer", v)
+			}
+		}
+		s.Source.SetUsage([]core.Usage{usage(0)}, nil)
+		<-ch
+		if v := instances(t, <-ch)[id(0)].Summary; v.IntNumeratorVal == nil {
+			t.Errorf("not resumed: %+v", v)
+		}
+		if n := len(s.Log.Lines()); n != 2 {
+			t.Errorf("%d lines were logged, want one for each turn:\n%q", n, s.Log.Lines())
+		}
+	})
+}
+
+// Nomad keeps the last numbers if it gets no groups, so those of departed devices are sent empty.
+func TestStatsOfDepartedDevices(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStand(t)
+		two := coretest.GPUs(2)
+		two.Devices[1].Model = "NVIDIA A2"
+		s.Source.Set(machine(two))
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		ch, err := s.Stats(ctx, time.Second)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := len(instances(t, <-ch)); n != 2 {
+			t.Fatalf("%d devices", n)
+		}
+		s.Source.Set(machine(coretest.GPUs(1)))
+		<-ch
+		if r := <-ch; len(r.Groups) != 1 || len(instances(t, r)) != 1 {
+			t.Errorf("with one left: %+v", r.Groups)
+		}
+		s.Source.Set(machine(core.NoDriver(core.DriverAbsent, "unloaded")))
+		<-ch
+		for range 2 {
+			if r := <-ch; len(r.Groups) != 1 || r.Groups[0].InstanceStats == nil || len(instances(t, r)) != 0 {
+				t.Errorf("with none left: %+v", r.Groups)
+			}
+		}
+	})
+}

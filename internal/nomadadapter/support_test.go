@@ -1,0 +1,163 @@
+package nomadadapter
+
+import (
+	"bytes"
+	"context"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	"github.com/hashicorp/go-plugin"
+	"github.com/hashicorp/nomad/plugins/base"
+	"github.com/hashicorp/nomad/plugins/device"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
+)
+
+// stand is a plugin over sources that the test sets by hand, one for each start.
+type stand struct {
+	*Plugin
+	Source *coretest.Source // the first, which exists before it is started
+	Log    *buffer
+
+	mu      sync.Mutex
+	started []core.Config
+	sources []*coretest.Source
+	ended   []<-chan struct{}
+}
+
+func newStand(t testing.TB) *stand {
+	t.Helper()
+	s := &stand{Source: coretest.NewSource(), Log: &buffer{}}
+	s.Plugin = New(t.Context(), "2.0.0", s.begin, hclog.New(&hclog.LoggerOptions{
+		Level: hclog.Trace, Output: s.Log, JSONFormat: true,
+	}))
+	return s
+}
+
+// begin is the StartFunc.
+func (s *stand) begin(ctx context.Context, cfg core.Config, _ *slog.Logger) Source {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	src := s.Source
+	if len(s.started) > 0 {
+		src = coretest.NewSource()
+	}
+	s.started, s.sources, s.ended = append(s.started, cfg), append(s.sources, src), append(s.ended, ctx.Done())
+	return src
+}
+
+// Started are the configurations that sources were started with.
+func (s *stand) Started() []core.Config {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.started
+}
+
+// configure is SetConfig with keys as Nomad encodes them.
+func (s *stand) configure(keys map[string]any) error {
+	var raw []byte
+	if err := base.MsgPackEncode(&raw, keys); err != nil {
+		return err
+	}
+	return s.SetConfig(&base.Config{PluginConfig: raw})
+}
+
+// dial returns p as Nomad has it: on the other side of a gRPC connection.
+func dial(t testing.TB, p device.DevicePlugin) device.DevicePlugin {
+	t.Helper()
+	client, server := plugin.TestPluginGRPCConn(t, false, map[string]plugin.Plugin{
+		base.PluginTypeBase:   &base.PluginBase{Impl: p},
+		base.PluginTypeDevice: &device.PluginDevice{Impl: p},
+	})
+	t.Cleanup(func() {
+		if err := client.Close(); err != nil { // which also asks the server to stop
+			t.Error(err)
+		}
+		<-server.DoneCh
+	})
+	raw, err := client.Dispense(base.PluginTypeDevice)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return raw.(device.DevicePlugin)
+}
+
+var discard = hclog.NewNullLogger()
+
+func contains(err error, text string) bool { return strings.Contains(err.Error(), text) }
+
+// patience is how long a test waits for what must happen; it never decides whether something did not.
+const patience = 10 * time.Second
+
+func receive[T any](t testing.TB, ch <-chan T) T {
+	t.Helper()
+	select {
+	case v, ok := <-ch:
+		if !ok {
+			t.Fatal("the stream was closed")
+		}
+		return v
+	case <-time.After(patience):
+		t.Fatal("nothing was sent")
+	}
+	panic("unreachable")
+}
+
+// fingerprint starts a stream and returns how to get the next list.
+func fingerprint(t testing.TB, p device.DevicePlugin) func() []*device.DeviceGroup {
+	t.Helper()
+	ch, err := p.Fingerprint(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return func() []*device.DeviceGroup {
+		t.Helper()
+		r := receive(t, ch)
+		if r.Error != nil {
+			t.Fatalf("the stream failed: %v", r.Error)
+		}
+		for _, g := range r.Devices {
+			if err := g.Validate(); err != nil {
+				t.Errorf("group %s: %v", g.Name, err)
+			}
+		}
+		return r.Devices
+	}
+}
+
+// machine is an inventory as the monitor would give it to this plugin.
+func machine(s core.Snapshot, obs ...core.Observation) *core.Inventory {
+	cfg, err := defaultSettings().core()
+	if err != nil {
+		panic(err)
+	}
+	return core.Build(s, core.Ledger{}.Apply(cfg.Health, time.Unix(0, 0), obs...), cfg)
+}
+
+func lost(n int) core.Observation {
+	return core.Observation{At: core.WholeGPU(coretest.GPU(n)), Kind: core.Lost, Detail: "not listed by the driver"}
+}
+
+// buffer is a bytes.Buffer for concurrent use.
+type buffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (b *buffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+// Lines are the lines written so far.
+func (b *buffer) Lines() []string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return strings.Split(strings.TrimSuffix(b.b.String(), "\n"), "\n")
+}
