@@ -1,0 +1,185 @@
+package kubeadapter
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"log/slog"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+)
+
+// Source is what the adapter needs to know of the machine.
+type Source interface {
+	Current() *core.Inventory
+	Watch(context.Context) iter.Seq[*core.Inventory]
+}
+
+// Options say where the kubelet is and how things are named.
+type Options struct {
+	KubeletSocket string           // the registration socket; "" = serve, but register nowhere
+	MIG           core.MIGStrategy // decides the resource names of MIG instances
+	DevRoot       string           // the host's folder that holds dev/nvidia0 ...; "" = "/"
+	Log           *slog.Logger     // nil = no log
+}
+
+// Adapter offers the units of a source to the kubelet. Make one with New, then call Run once; the
+// other methods are safe for concurrent use before, during and after Run.
+type Adapter struct {
+	src     Source
+	opts    Options
+	kubelet *kubelet
+	pace    pace
+
+	mu        sync.Mutex
+	endpoints []*endpoint // by resource name; never dropped: a resource without units is an empty list
+}
+
+// pace holds the times that nobody needs to configure.
+type pace struct {
+	register  time.Duration // limit of Register; the kubelet itself waits 10 s for the dial back
+	open      time.Duration // from Register to ListAndWatch, before the registration counts as lost
+	settle    time.Duration // between the end of an incarnation and the next, for kubelets up to 1.36
+	retryMax  time.Duration // longest rest between incarnations that fail; the shortest is settle
+	stable    time.Duration // an incarnation watched for so long was a success
+	heartbeat time.Duration // between lists that say nothing new: the kubelet itself never asks
+	quiet     time.Duration // least time between two lists; the kubelet writes a file for each
+	look      time.Duration // between looks at the sockets when no file event comes
+}
+
+var defaultPace = pace{
+	register: 15 * time.Second, open: 10 * time.Second,
+	settle: time.Second, retryMax: 30 * time.Second, stable: 10 * time.Second,
+	heartbeat: 30 * time.Second, quiet: time.Second, look: time.Second,
+}
+
+// New returns an adapter that does nothing yet.
+func New(src Source, o Options) *Adapter {
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	dir := v1beta1.DevicePluginPath
+	if o.KubeletSocket != "" {
+		dir = filepath.Dir(o.KubeletSocket)
+	}
+	return &Adapter{
+		src: src, opts: o, pace: defaultPace,
+		kubelet: &kubelet{dir: dir, socket: o.KubeletSocket, log: o.Log, bell: newBell()},
+	}
+}
+
+// Run offers every resource that has a unit, from the first time it has one, until ctx ends. Nothing
+// less ends it: without a driver or a kubelet it waits. It returns when every socket is gone.
+func (a *Adapter) Run(ctx context.Context) error {
+	a.kubelet.sweep()
+	ctx, cancel := context.WithCancel(ctx)
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer cancel()
+	running.Go(func() { a.kubelet.watch(ctx, a.pace.look) })
+	for inv := range a.src.Watch(ctx) {
+		for u := range inv.Units() {
+			if e, ok := a.add(resourceOf(u, a.opts.MIG)); ok {
+				running.Go(func() { e.run(ctx) })
+			}
+		}
+	}
+	return nil
+}
+
+// add returns the endpoint of a resource that has none yet.
+func (a *Adapter) add(resource string) (*endpoint, bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	i, known := slices.BinarySearchFunc(a.endpoints, resource, func(e *endpoint, r string) int {
+		return cmp.Compare(e.resource, r)
+	})
+	if known {
+		return nil, false
+	}
+	e := &endpoint{
+		resource: resource, src: a.src, opts: a.opts, kubelet: a.kubelet, pace: a.pace,
+		log: a.opts.Log.With("resource", resource), stand: standing{Why: "starting"},
+	}
+	a.endpoints = slices.Insert(a.endpoints, i, e)
+	return e, true
+}
+
+func (a *Adapter) list() []*endpoint {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return slices.Clone(a.endpoints)
+}
+
+// IdleError says why there is nothing to offer: a state of the node, not a failure of the agent.
+type IdleError struct{ Reason string }
+
+func (e *IdleError) Error() string { return e.Reason }
+
+// Ready is nil when the kubelet watches every resource. It is an *IdleError when no unit was ever seen
+// on a machine whose driver could be asked, or that has none.
+func (a *Adapter) Ready() error {
+	endpoints := a.list()
+	if len(endpoints) == 0 {
+		return idle(a.src.Current())
+	}
+	var errs []error
+	for _, e := range endpoints {
+		if why := e.status().Why; why != "" {
+			errs = append(errs, fmt.Errorf("%s: %s", e.resource, why))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func idle(inv *core.Inventory) error {
+	switch d := inv.Driver(); d.State {
+	case core.DriverPending:
+		return errors.New("the driver has not answered yet")
+	case core.DriverAbsent:
+		return &IdleError{"no driver: " + d.Reason}
+	case core.DriverFailed:
+		return &IdleError{"driver not usable: " + d.Reason}
+	}
+	reasons := []string{}
+	for _, e := range inv.Excluded() {
+		reasons = append(reasons, fmt.Sprintf("GPU %d: %s", e.Index, e.Reason))
+	}
+	if len(reasons) == 0 {
+		return &IdleError{"no GPU"}
+	}
+	return &IdleError{"no GPU to offer: " + strings.Join(reasons, "; ")}
+}
+
+// Alive calls every endpoint over its own socket, as the kubelet would. It is an error only if an
+// endpoint that should answer does not.
+func (a *Adapter) Alive(ctx context.Context) error {
+	var errs []error
+	for _, e := range a.list() {
+		if path := e.status().Socket; path != "" {
+			if err := answers(ctx, path); err != nil && e.status().Socket == path {
+				errs = append(errs, fmt.Errorf("%s: %w", e.resource, err))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Stats returns the standing and the counters of every resource, by name.
+func (a *Adapter) Stats() []ResourceStats {
+	endpoints := a.list()
+	stats := make([]ResourceStats, len(endpoints))
+	for i, e := range endpoints {
+		stats[i] = e.stats()
+	}
+	return stats
+}

@@ -1,0 +1,184 @@
+package kubeadapter
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
+)
+
+// fastPace keeps the order of the times and makes them short.
+var fastPace = pace{
+	register: 15 * time.Second, open: 300 * time.Millisecond,
+	settle: 10 * time.Millisecond, retryMax: 100 * time.Millisecond, stable: time.Second,
+	heartbeat: time.Hour, quiet: time.Millisecond, look: 20 * time.Millisecond,
+}
+
+// rig is an adapter over a source that the test sets, beside a kubelet that it can maltreat.
+type rig struct {
+	*testing.T
+	ctx     context.Context // ends before the test times out
+	dir     string
+	kubelet *kubelettest.Kubelet
+	src     *coretest.Source
+	adapter *Adapter
+	stop    func()
+}
+
+// newRig returns a rig with nothing running.
+func newRig(t *testing.T) *rig {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "kub") // t.TempDir's path can be longer than a socket's may be
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	r := &rig{T: t, ctx: ctx, dir: dir, kubelet: kubelettest.New(dir), src: coretest.NewSource(), stop: func() {}}
+	t.Cleanup(func() {
+		r.stop()
+		r.kubelet.Stop()
+		cancel()
+		os.RemoveAll(dir)
+	})
+	return r
+}
+
+// start runs an adapter until stop or the end of the test.
+func (r *rig) start(change ...func(*Adapter)) {
+	r.adapter, r.stop = r.another(change...)
+}
+
+func (r *rig) another(change ...func(*Adapter)) (*Adapter, func()) {
+	a := New(r.src, Options{KubeletSocket: r.kubelet.Socket()})
+	a.pace = fastPace
+	for _, c := range change {
+		c(a)
+	}
+	ctx, cancel := context.WithCancel(r.ctx)
+	done := make(chan error, 1)
+	go func() { done <- a.Run(ctx) }()
+	return a, sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			r.Errorf("Run: %v", err)
+		}
+	})
+}
+
+func (r *rig) startKubelet() {
+	r.Helper()
+	r.must(r.kubelet.Start())
+}
+
+func (r *rig) must(err error) {
+	r.Helper()
+	if err != nil {
+		r.Fatal(err)
+	}
+}
+
+// offer publishes a machine; sick GPUs are lost.
+func (r *rig) offer(s core.Snapshot, sick ...int) {
+	r.src.Set(inventory(s, core.DefaultConfig(), sick...))
+}
+
+func inventory(s core.Snapshot, c core.Config, sick ...int) *core.Inventory {
+	var l core.Ledger
+	for _, n := range sick {
+		l = l.Apply(c.Health, time.Unix(0, 0), core.Observation{At: core.WholeGPU(coretest.GPU(n)), Kind: core.Lost})
+	}
+	return core.Build(s, l, c)
+}
+
+func (r *rig) awaitHealthy(resource string, n int) {
+	r.Helper()
+	r.must(r.kubelet.AwaitHealthy(r.ctx, resource, n))
+}
+
+// awaitReady waits until the adapter says so.
+func (r *rig) awaitReady() {
+	r.Helper()
+	r.await("ready", func() bool { return r.adapter.Ready() == nil })
+}
+
+// await polls what nobody announces.
+func (r *rig) await(what string, ok func() bool) {
+	r.Helper()
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for !ok() {
+		select {
+		case <-tick.C:
+		case <-r.ctx.Done():
+			r.Fatalf("%s: never; ready: %v", what, r.adapter.Ready())
+		}
+	}
+}
+
+// sockets are the names of the adapter's sockets in the folder.
+func (r *rig) sockets() []string {
+	r.Helper()
+	paths, err := filepath.Glob(filepath.Join(r.dir, socketPrefix+"*"))
+	r.must(err)
+	for i := range paths {
+		paths[i] = filepath.Base(paths[i])
+	}
+	return paths
+}
+
+func ids(devices []*v1beta1.Device) []string {
+	names := make([]string, len(devices))
+	for i, d := range devices {
+		names[i] = d.GetID()
+	}
+	return names
+}
+
+// gpuIDs are the IDs of GPUs by number.
+func gpuIDs(numbers ...int) []string {
+	names := make([]string, len(numbers))
+	for i, n := range numbers {
+		names[i] = string(coretest.GPU(n))
+	}
+	return names
+}
+
+// migMachine is an A100 cut into two profiles beside a full GPU.
+func migMachine() core.Snapshot {
+	s := coretest.GPUs(2)
+	s.Devices = slices.Clone(s.Devices)
+	s.Devices[1].MIG = true
+	for i, profile := range []string{"1g.10gb", "1g.10gb+me", "1g.10gb"} {
+		at := core.WholeGPU(coretest.GPU(1))
+		at.GI, at.CI = uint32(i+1), 0
+		s.Devices = append(s.Devices, core.Device{
+			ID: core.DeviceID(fmt.Sprintf("MIG-00000000-0000-4000-8000-%012d", i)), At: at, Index: 1,
+			Profile: profile, Minor: 1, GICap: 10 + i, CICap: 20 + i, NUMANode: -1,
+		})
+	}
+	return core.NewSnapshot(s)
+}
+
+func mixed(a *Adapter) { a.opts.MIG = core.MIGMixed }
+
+func mixedConfig() core.Config {
+	c := core.DefaultConfig()
+	c.MIG = core.MIGMixed
+	return c
+}
+
+func isIdle(err error) bool {
+	idle := (*IdleError)(nil)
+	return errors.As(err, &idle)
+}

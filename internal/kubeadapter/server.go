@@ -1,0 +1,171 @@
+package kubeadapter
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+)
+
+// server answers the kubelet for one incarnation of an endpoint. Apart from its streams it has no
+// state: a request is answered from the latest inventory, without a lock and without the driver, since
+// the kubelet calls inside its sync loop and without a deadline.
+type server struct {
+	v1beta1.UnimplementedDevicePluginServer
+	resource string
+	src      Source
+	opts     Options
+	pace     pace
+	count    *counters
+	streams  streams
+}
+
+var _ v1beta1.DevicePluginServer = (*server)(nil)
+
+// counters outlive incarnations.
+type counters struct {
+	registrations, registrationErrors atomic.Uint64
+	allocations, allocationErrors     atomic.Uint64
+	preferences, lists                atomic.Uint64
+}
+
+// GetDevicePluginOptions is called back while Register is pending.
+func (s *server) GetDevicePluginOptions(context.Context, *v1beta1.Empty) (*v1beta1.DevicePluginOptions, error) {
+	return &v1beta1.DevicePluginOptions{GetPreferredAllocationAvailable: true}, nil
+}
+
+// ListAndWatch sends the whole list at once, then when it changed, and now and then regardless.
+func (s *server) ListAndWatch(_ *v1beta1.Empty, stream grpc.ServerStreamingServer[v1beta1.ListAndWatchResponse]) error {
+	s.streams.open()
+	defer s.streams.close()
+	ctx, cancel := context.WithCancel(stream.Context())
+	var follower sync.WaitGroup
+	defer follower.Wait()
+	defer cancel()
+	changed := make(chan struct{}, 1)
+	follower.Go(func() { s.follow(ctx, changed) })
+
+	heartbeat := time.NewTicker(s.pace.heartbeat)
+	defer heartbeat.Stop()
+	var sent []listing
+	for due := true; ; {
+		list := listings(s.src.Current(), s.resource, s.opts.MIG)
+		if due || !slices.Equal(list, sent) {
+			if err := stream.Send(listResponse(list)); err != nil {
+				return err
+			}
+			s.count.lists.Add(1)
+			sent = list
+			if !pause(ctx, s.pace.quiet) { // a change meanwhile waits in its channel
+				return nil
+			}
+		}
+		select {
+		case <-changed:
+			due = false
+		case <-heartbeat.C:
+			due = true
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// follow makes changed readable after each new inventory.
+func (s *server) follow(ctx context.Context, changed chan<- struct{}) {
+	for range s.src.Watch(ctx) {
+		select {
+		case changed <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// GetPreferredAllocation chooses among fungible units. It never fails, because the kubelet would reject
+// the pod for good: with less than it asked for the kubelet fills up by itself.
+func (s *server) GetPreferredAllocation(_ context.Context, r *v1beta1.PreferredAllocationRequest) (*v1beta1.PreferredAllocationResponse, error) {
+	s.count.preferences.Add(1)
+	inv := s.src.Current()
+	response := &v1beta1.PreferredAllocationResponse{}
+	for _, c := range r.GetContainerRequests() {
+		best := inv.Prefer(unitIDs(c.GetAvailableDeviceIDs()), unitIDs(c.GetMustIncludeDeviceIDs()), int(c.GetAllocationSize()))
+		ids := make([]string, len(best))
+		for i, id := range best {
+			ids[i] = string(id)
+		}
+		response.ContainerResponses = append(response.ContainerResponses,
+			&v1beta1.ContainerPreferredAllocationResponse{DeviceIDs: ids})
+	}
+	return response, nil
+}
+
+// Allocate says what the containers need. It takes nothing: the kubelet keeps the books, may ask twice
+// for the same units, and never tells when they are free again. It can't come before the first reading
+// of the machine, since only a unit that was seen makes an endpoint register.
+func (s *server) Allocate(_ context.Context, r *v1beta1.AllocateRequest) (*v1beta1.AllocateResponse, error) {
+	inv := s.src.Current()
+	response := &v1beta1.AllocateResponse{}
+	for _, c := range r.GetContainerRequests() {
+		plan, err := inv.Reserve(unitIDs(c.GetDevicesIds())...)
+		if err != nil {
+			s.count.allocationErrors.Add(1)
+			return nil, refusal(err)
+		}
+		response.ContainerResponses = append(response.ContainerResponses, allocateResponse(plan, s.opts.DevRoot))
+	}
+	s.count.allocations.Add(1)
+	return response, nil
+}
+
+// streams tells when the first stream of an incarnation opened and when the last one ended.
+type streams struct {
+	mu     sync.Mutex
+	n      int
+	opened chan struct{} // closed when a stream first opens
+	ended  chan struct{} // closed when none is left
+}
+
+func newStreams() streams {
+	return streams{opened: make(chan struct{}), ended: make(chan struct{})}
+}
+
+func (s *streams) open() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.n++; s.n == 1 && !closed(s.opened) {
+		close(s.opened)
+	}
+}
+
+func (s *streams) close() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.n--; s.n == 0 && !closed(s.ended) {
+		close(s.ended)
+	}
+}
+
+func closed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+// pause waits for d; false if ctx ends first.
+func pause(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}

@@ -1,0 +1,297 @@
+package kubeadapter
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/testing/protocmp"
+	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
+)
+
+func TestFirstListWithinASecond(t *testing.T) {
+	r := newRig(t)
+	r.startKubelet()
+	s := coretest.GPUs(4)
+	s.Devices = slices.Clone(s.Devices)
+	s.Devices[3].NUMANode = -1
+	r.offer(s, 2)
+	began := time.Now()
+	r.start(func(a *Adapter) { a.pace = defaultPace })
+	r.awaitHealthy(GPUResource, 3)
+	if took := time.Since(began); took > time.Second {
+		t.Errorf("first list after %v", took)
+	}
+	node := func(n int64) *v1beta1.TopologyInfo {
+		return &v1beta1.TopologyInfo{Nodes: []*v1beta1.NUMANode{{ID: n}}}
+	}
+	want := []*v1beta1.Device{
+		{ID: string(coretest.GPU(0)), Health: "Healthy", Topology: node(0)},
+		{ID: string(coretest.GPU(1)), Health: "Healthy", Topology: node(0)},
+		{ID: string(coretest.GPU(2)), Health: "Unhealthy", Topology: node(1)},
+		{ID: string(coretest.GPU(3)), Health: "Healthy"}, // -1 is the kubelet's own sentinel: omitted
+	}
+	if diff := cmp.Diff(want, r.kubelet.Lists(GPUResource)[0], protocmp.Transform()); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestHealthFlipsKeepTheIDs(t *testing.T) {
+	r := newRig(t)
+	r.startKubelet()
+	r.offer(coretest.GPUs(8))
+	r.start()
+	r.awaitHealthy(GPUResource, 8)
+	r.offer(coretest.GPUs(8), 3, 5)
+	r.awaitHealthy(GPUResource, 6)
+	r.offer(coretest.GPUs(8))
+	r.awaitHealthy(GPUResource, 8)
+	for _, list := range r.kubelet.Lists(GPUResource) {
+		if !slices.Equal(ids(list), gpuIDs(0, 1, 2, 3, 4, 5, 6, 7)) {
+			t.Errorf("IDs changed: %v", ids(list))
+		}
+	}
+	if n := len(r.kubelet.Registrations()); n != 1 {
+		t.Errorf("%d registrations, want 1", n)
+	}
+}
+
+func TestResourceWithoutUnitsIsAnEmptyList(t *testing.T) {
+	r := newRig(t)
+	r.startKubelet()
+	r.src.Set(inventory(migMachine(), mixedConfig()))
+	r.start(mixed)
+	r.awaitHealthy(GPUResource, 1)
+	r.awaitHealthy("nvidia.com/mig-1g.10gb", 2)
+	r.awaitHealthy("nvidia.com/mig-1g.10gb.me", 1)
+	r.src.Set(inventory(coretest.GPUs(2), mixedConfig())) // MIG mode off
+	r.awaitHealthy(GPUResource, 2)
+	r.awaitHealthy("nvidia.com/mig-1g.10gb", 0)
+	if devices, ok := r.kubelet.Devices("nvidia.com/mig-1g.10gb"); !ok || len(devices) != 0 {
+		t.Errorf("devices %v, connected %v: want an empty list of a living plugin", devices, ok)
+	}
+	r.awaitReady()
+	if n := len(r.kubelet.Registrations()); n != 3 {
+		t.Errorf("%d registrations, want 3", n)
+	}
+}
+
+func TestSingleStrategyOffersInstancesAsGPUs(t *testing.T) {
+	r := newRig(t)
+	r.startKubelet()
+	c := core.DefaultConfig()
+	c.MIG = core.MIGSingle
+	r.src.Set(inventory(migMachine(), c))
+	r.start(func(a *Adapter) { a.opts.MIG = core.MIGSingle })
+	r.awaitHealthy(GPUResource, 2) // the more frequent profile
+	if s := r.adapter.Stats(); len(s) != 1 {
+		t.Errorf("resources %v, want nvidia.com/gpu only", s)
+	}
+}
+
+func TestChangesAreCoalesced(t *testing.T) {
+	r := newRig(t)
+	r.startKubelet()
+	r.offer(coretest.GPUs(1))
+	r.start(func(a *Adapter) { a.pace.quiet = 300 * time.Millisecond })
+	r.awaitHealthy(GPUResource, 1)
+	for i := range 200 { // all within the quiet time that the first list began
+		r.offer(coretest.GPUs(1 + i%2))
+	}
+	r.awaitHealthy(GPUResource, 2)
+	if n := len(r.kubelet.Lists(GPUResource)); n > 3 {
+		t.Errorf("%d lists for 200 changes", n)
+	}
+}
+
+func TestHeartbeat(t *testing.T) {
+	r := newRig(t)
+	r.startKubelet()
+	r.offer(coretest.GPUs(1))
+	r.start(func(a *Adapter) { a.pace.heartbeat = 10 * time.Millisecond })
+	r.must(r.kubelet.Await(r.ctx, "lists without a change", func() bool { return len(r.kubelet.Lists(GPUResource)) >= 4 }))
+}
+
+func TestThousandDevicesFitAMessage(t *testing.T) {
+	size := proto.Size(listResponse(listings(inventory(coretest.GPUs(1000), core.DefaultConfig()), GPUResource, core.MIGNone)))
+	if size > 4<<20 || size < 1000*40 {
+		t.Errorf("%d bytes", size)
+	}
+}
+
+func TestAllocate(t *testing.T) {
+	r := newRig(t)
+	r.startKubelet()
+	r.offer(coretest.GPUs(4), 3)
+	r.start()
+	r.awaitHealthy(GPUResource, 3)
+	visible := func(ids string) *v1beta1.ContainerAllocateResponse {
+		return &v1beta1.ContainerAllocateResponse{Envs: map[string]string{"NVIDIA_VISIBLE_DEVICES": ids}}
+	}
+	id := gpuIDs(0, 1, 2, 3)
+	for _, c := range []struct {
+		name string
+		ids  []string
+		want *v1beta1.ContainerAllocateResponse
+		code codes.Code
+		text string
+	}{
+		{name: "one", ids: id[:1], want: visible(id[0])},
+		{name: "all, unordered", ids: []string{id[2], id[0], id[1]}, want: visible(id[0] + "," + id[1] + "," + id[2])},
+		{name: "duplicates", ids: []string{id[1], id[1]}, want: visible(id[1])},
+		{name: "none", want: &v1beta1.ContainerAllocateResponse{}},
+		{name: "unknown", ids: []string{id[0], "GPU-x", "GPU-y"}, code: codes.NotFound, text: "unknown device IDs: GPU-x,GPU-y"},
+		{name: "unhealthy", ids: id, code: codes.FailedPrecondition, text: "unhealthy devices: " + id[3] + " is lost: GPU is lost"},
+		{name: "both", ids: []string{id[3], "GPU-x"}, code: codes.NotFound,
+			text: "unknown device IDs: GPU-x; unhealthy devices: " + id[3] + " is lost: GPU is lost"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			for range 2 { // asking twice gives the same
+				got, err := r.kubelet.Allocate(r.ctx, GPUResource, c.ids...)
+				if s := status.Convert(err); s.Code() != c.code || s.Message() != c.text {
+					t.Fatalf("error %v, want %v %q", err, c.code, c.text)
+				}
+				if diff := cmp.Diff(c.want, got, protocmp.Transform()); diff != "" {
+					t.Error(diff)
+				}
+			}
+		})
+	}
+	if s := r.adapter.Stats()[0]; s.Allocations != 8 || s.AllocationErrors != 6 {
+		t.Errorf("%d allocations, %d errors; want 8 and 6", s.Allocations, s.AllocationErrors)
+	}
+}
+
+func TestAllocateSeveralContainers(t *testing.T) {
+	r := newRig(t)
+	r.startKubelet()
+	r.offer(coretest.GPUs(2))
+	r.start()
+	r.awaitHealthy(GPUResource, 2)
+	plugin, err := r.kubelet.Plugin(GPUResource)
+	r.must(err)
+	got, err := plugin.Allocate(r.ctx, &v1beta1.AllocateRequest{ContainerRequests: []*v1beta1.ContainerAllocateRequest{
+		{DevicesIds: gpuIDs(1)}, {DevicesIds: gpuIDs(0)}, {DevicesIds: gpuIDs(1)},
+	}})
+	r.must(err)
+	var visible []string
+	for _, c := range got.GetContainerResponses() {
+		visible = append(visible, c.GetEnvs()["NVIDIA_VISIBLE_DEVICES"])
+	}
+	if !slices.Equal(visible, gpuIDs(1, 0, 1)) {
+		t.Errorf("responses %v", visible)
+	}
+}
+
+func TestAllocateWithDeviceNodes(t *testing.T) {
+	c := mixedConfig()
+	c.DeviceNodes = true
+	s := migMachine()
+	s.Nodes = append(slices.Clone(s.Nodes), "/dev/nvidia-caps/nvidia-cap10", "/dev/nvidia-caps/nvidia-cap20")
+	inv := inventory(core.NewSnapshot(s), c)
+	plan, err := inv.Reserve("MIG-00000000-0000-4000-8000-000000000000")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []*v1beta1.DeviceSpec{}
+	for _, p := range []string{"nvidia-caps/nvidia-cap10", "nvidia-caps/nvidia-cap20", "nvidia-uvm", "nvidia-uvm-tools", "nvidia1", "nvidiactl"} {
+		want = append(want, &v1beta1.DeviceSpec{
+			HostPath: "/run/nvidia/driver/dev/" + p, ContainerPath: "/dev/" + p, Permissions: "rw",
+		})
+	}
+	if diff := cmp.Diff(want, allocateResponse(plan, "/run/nvidia/driver").GetDevices(), protocmp.Transform()); diff != "" {
+		t.Error(diff)
+	}
+	for _, root := range []string{"", "/"} {
+		if p := allocateResponse(plan, root).GetDevices()[5].GetHostPath(); p != "/dev/nvidiactl" {
+			t.Errorf("root %q: %s", root, p)
+		}
+	}
+}
+
+func TestPreferredAllocationNeverErrors(t *testing.T) {
+	r := newRig(t)
+	r.startKubelet()
+	r.offer(coretest.GPUs(8))
+	r.start()
+	r.awaitHealthy(GPUResource, 8)
+	all := gpuIDs(0, 1, 2, 3, 4, 5, 6, 7)
+	reversed := slices.Clone(all)
+	slices.Reverse(reversed)
+	for _, c := range []struct {
+		name                string
+		available, required []string
+		n                   int
+		want                []string
+	}{
+		{"one NUMA node", reversed, nil, 4, gpuIDs(0, 1, 2, 3)},
+		{"near the required one", all, gpuIDs(6), 2, gpuIDs(4, 6)},
+		{"all", reversed, nil, 8, all},
+		{"more than there are", all[:2], nil, 5, gpuIDs(0, 1)},
+		{"none", all, nil, 0, nil},
+		{"negative", all, nil, -1, nil},
+		{"unknown", []string{"GPU-x"}, []string{"GPU-y"}, 1, nil},
+		{"required is not available", gpuIDs(0, 1), gpuIDs(7), 2, nil},
+		{"duplicates", append(gpuIDs(1, 1), gpuIDs(2)...), nil, 2, gpuIDs(1, 2)},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			got, err := r.kubelet.Prefer(r.ctx, GPUResource, c.available, c.required, c.n)
+			r.must(err)
+			if c.want != nil && !slices.Equal(got, c.want) {
+				t.Errorf("got %v, want %v", got, c.want)
+			}
+			if len(got) > max(c.n, 0) {
+				t.Errorf("%d units for %d", len(got), c.n)
+			}
+		})
+	}
+	if got, err := r.kubelet.Prefer(r.ctx, GPUResource, gpuIDs(0, 1), gpuIDs(7), 2); err != nil || !slices.Contains(got, gpuIDs(7)[0]) {
+		t.Errorf("required unit left out: %v, %v", got, err)
+	}
+}
+
+func TestOptions(t *testing.T) {
+	r := newRig(t)
+	r.startKubelet()
+	r.offer(coretest.GPUs(1))
+	r.start()
+	r.awaitReady()
+	plugin, err := r.kubelet.Plugin(GPUResource)
+	r.must(err)
+	got, err := plugin.GetDevicePluginOptions(r.ctx, &v1beta1.Empty{})
+	r.must(err)
+	want := &v1beta1.DevicePluginOptions{GetPreferredAllocationAvailable: true}
+	if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" {
+		t.Error(diff)
+	}
+	if _, err := plugin.PreStartContainer(r.ctx, &v1beta1.PreStartContainerRequest{}); status.Code(err) != codes.Unimplemented {
+		t.Errorf("PreStartContainer, which is not advertised: %v", err)
+	}
+}
+
+func TestResourceNames(t *testing.T) {
+	for profile, want := range map[string]string{
+		"": "nvidia.com/gpu", "1g.5gb": "nvidia.com/mig-1g.5gb", "1g.10gb+me": "nvidia.com/mig-1g.10gb.me",
+		"1g.24gb+me.all": "nvidia.com/mig-1g.24gb.me.all", "1g.24gb-me": "nvidia.com/mig-1g.24gb-me",
+	} {
+		u := core.Unit{Device: core.Device{Profile: profile}}
+		if got := resourceOf(u, core.MIGMixed); got != want {
+			t.Errorf("%q: %s, want %s", profile, got, want)
+		}
+		if got := resourceOf(u, core.MIGSingle); got != GPUResource {
+			t.Errorf("%q under single: %s", profile, got)
+		}
+	}
+	count := Resources(inventory(migMachine(), mixedConfig(), 1), core.MIGMixed)
+	if got := fmt.Sprint(count); got != "map[nvidia.com/gpu:map[healthy:1] nvidia.com/mig-1g.10gb:map[lost:2] nvidia.com/mig-1g.10gb.me:map[lost:1]]" {
+		t.Error(got)
+	}
+}
