@@ -1,0 +1,73 @@
+package nvidia
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+)
+
+// CallError is a driver call that failed. It unwraps to core.ErrDriverLost or core.ErrDriverStale where
+// the code concerns the driver as a whole.
+type CallError struct {
+	Call   string         // "nvmlDeviceGetUUID"
+	At     core.Placement // core.Node for a call that is about no GPU
+	Return nvml.Return
+
+	text string // the driver's words, taken while its library was there to be asked
+}
+
+func (e *CallError) Error() string { return e.Call + ": " + e.text }
+
+func (e *CallError) Unwrap() error {
+	switch e.Return {
+	case nvml.ERROR_UNINITIALIZED, nvml.ERROR_DRIVER_NOT_LOADED:
+		return core.ErrDriverLost
+	case nvml.ERROR_LIB_RM_VERSION_MISMATCH:
+		return core.ErrDriverStale
+	}
+	return nil
+}
+
+func returned(err error) nvml.Return {
+	if e, ok := errors.AsType[*CallError](err); ok {
+		return e.Return
+	}
+	return nvml.SUCCESS
+}
+
+// isUnsupported reports whether a call failed because this device, driver or user does not have what was
+// asked for, which is a fact and not a fault. A missing function answers ERROR_FUNCTION_NOT_FOUND.
+func isUnsupported(err error) bool {
+	switch returned(err) {
+	case nvml.ERROR_NOT_SUPPORTED, nvml.ERROR_FUNCTION_NOT_FOUND, nvml.ERROR_NO_PERMISSION,
+		nvml.ERROR_INVALID_ARGUMENT, nvml.ERROR_ARGUMENT_VERSION_MISMATCH, nvml.ERROR_DEPRECATED:
+		return true
+	}
+	return false
+}
+
+func isLost(err error) bool { return returned(err) == nvml.ERROR_GPU_IS_LOST }
+
+// isGone reports whether the driver as a whole can't be asked any more.
+func isGone(err error) bool {
+	return errors.Is(err, core.ErrDriverLost) || errors.Is(err, core.ErrDriverStale)
+}
+
+// gone says that err ends the session.
+func gone(err error) error {
+	if errors.Is(err, core.ErrDriverStale) {
+		return fmt.Errorf("%w (%w)", core.ErrDriverStale, err)
+	}
+	return fmt.Errorf("%w (%w)", core.ErrDriverLost, err)
+}
+
+// silence is what an error says about the GPU that it concerns.
+func silence(err error) core.ObservationKind {
+	if isLost(err) {
+		return core.Lost
+	}
+	return core.ProbeFailed
+}

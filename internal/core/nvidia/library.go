@@ -1,0 +1,142 @@
+package nvidia
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/NVIDIA/go-nvml/pkg/dl"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+)
+
+const libraryName = "libnvidia-ml.so.1"
+
+// libraryFolders are where distributions and NVIDIA's driver container keep the library.
+var libraryFolders = []string{
+	"usr/lib64", "usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu",
+	"lib64", "lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu",
+}
+
+// functions lists, for every call made here, the functions that go-nvml may bind for it: the newest that
+// the library has, so that one is enough. A call that is not in this table can't be made.
+var functions = map[string][]string{
+	"nvmlInit":                           {"nvmlInit_v2", "nvmlInit"},
+	"nvmlShutdown":                       {"nvmlShutdown"},
+	"nvmlErrorString":                    {"nvmlErrorString"},
+	"nvmlSystemGetDriverVersion":         {"nvmlSystemGetDriverVersion"},
+	"nvmlSystemGetCudaDriverVersion":     {"nvmlSystemGetCudaDriverVersion_v2"},
+	"nvmlDeviceGetCount":                 {"nvmlDeviceGetCount_v2", "nvmlDeviceGetCount"},
+	"nvmlDeviceGetHandleByIndex":         {"nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetHandleByIndex"},
+	"nvmlDeviceGetUUID":                  {"nvmlDeviceGetUUID"},
+	"nvmlDeviceGetPciInfo":               {"nvmlDeviceGetPciInfo_v3", "nvmlDeviceGetPciInfo_v2", "nvmlDeviceGetPciInfo"},
+	"nvmlDeviceGetName":                  {"nvmlDeviceGetName"},
+	"nvmlDeviceGetMinorNumber":           {"nvmlDeviceGetMinorNumber"},
+	"nvmlDeviceGetMemoryInfo":            {"nvmlDeviceGetMemoryInfo"},
+	"nvmlDeviceGetBAR1MemoryInfo":        {"nvmlDeviceGetBAR1MemoryInfo"},
+	"nvmlDeviceGetPowerManagementLimit":  {"nvmlDeviceGetPowerManagementLimit"},
+	"nvmlDeviceGetEnforcedPowerLimit":    {"nvmlDeviceGetEnforcedPowerLimit"},
+	"nvmlDeviceGetPowerUsage":            {"nvmlDeviceGetPowerUsage"},
+	"nvmlDeviceGetMaxClockInfo":          {"nvmlDeviceGetMaxClockInfo"},
+	"nvmlDeviceGetMaxPcieLinkGeneration": {"nvmlDeviceGetMaxPcieLinkGeneration"},
+	"nvmlDeviceGetMaxPcieLinkWidth":      {"nvmlDeviceGetMaxPcieLinkWidth"},
+	"nvmlDeviceGetCudaComputeCapability": {"nvmlDeviceGetCudaComputeCapability"},
+	"nvmlDeviceGetDisplayMode":           {"nvmlDeviceGetDisplayMode"},
+	"nvmlDeviceGetPersistenceMode":       {"nvmlDeviceGetPersistenceMode"},
+	"nvmlDeviceGetUtilizationRates":      {"nvmlDeviceGetUtilizationRates"},
+	"nvmlDeviceGetEncoderUtilization":    {"nvmlDeviceGetEncoderUtilization"},
+	"nvmlDeviceGetDecoderUtilization":    {"nvmlDeviceGetDecoderUtilization"},
+	"nvmlDeviceGetTemperature":           {"nvmlDeviceGetTemperature"},
+	"nvmlDeviceGetMemoryErrorCounter":    {"nvmlDeviceGetMemoryErrorCounter"},
+	"nvmlDeviceGetFieldValues":           {"nvmlDeviceGetFieldValues"},
+
+	"nvmlDeviceGetMigMode":                {"nvmlDeviceGetMigMode"},
+	"nvmlDeviceGetMaxMigDeviceCount":      {"nvmlDeviceGetMaxMigDeviceCount"},
+	"nvmlDeviceGetMigDeviceHandleByIndex": {"nvmlDeviceGetMigDeviceHandleByIndex"},
+	"nvmlDeviceGetGpuInstanceId":          {"nvmlDeviceGetGpuInstanceId"},
+	"nvmlDeviceGetComputeInstanceId":      {"nvmlDeviceGetComputeInstanceId"},
+	"nvmlDeviceGetAttributes":             {"nvmlDeviceGetAttributes_v2", "nvmlDeviceGetAttributes"},
+	"nvmlDeviceGetGpuInstanceById":        {"nvmlDeviceGetGpuInstanceById"},
+	"nvmlGpuInstanceGetInfo":              {"nvmlGpuInstanceGetInfo"},
+	"nvmlDeviceGetGpuInstanceProfileInfo": {"nvmlDeviceGetGpuInstanceProfileInfo"},
+
+	"nvmlDeviceGetTopologyCommonAncestor": {"nvmlDeviceGetTopologyCommonAncestor"},
+	"nvmlDeviceGetNvLinkState":            {"nvmlDeviceGetNvLinkState"},
+	"nvmlDeviceGetNvLinkRemotePciInfo":    {"nvmlDeviceGetNvLinkRemotePciInfo_v2", "nvmlDeviceGetNvLinkRemotePciInfo"},
+	"nvmlDeviceGetNvLinkRemoteDeviceType": {"nvmlDeviceGetNvLinkRemoteDeviceType"},
+
+	"nvmlEventSetCreate":               {"nvmlEventSetCreate"},
+	"nvmlEventSetFree":                 {"nvmlEventSetFree"},
+	"nvmlEventSetWait":                 {"nvmlEventSetWait_v2", "nvmlEventSetWait"},
+	attributed:                         {attributed},
+	"nvmlDeviceGetSupportedEventTypes": {"nvmlDeviceGetSupportedEventTypes"},
+	"nvmlDeviceRegisterEvents":         {"nvmlDeviceRegisterEvents"},
+}
+
+// attributed is the event wait that says which MIG instance an event concerns; the older one leaves the
+// instance at zero, which names one.
+const attributed = "nvmlEventSetWait_v2"
+
+// mandatory are the calls without which there is nothing to offer.
+var mandatory = []string{
+	"nvmlInit", "nvmlShutdown", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex", "nvmlDeviceGetUUID",
+	"nvmlDeviceGetPciInfo",
+}
+
+// library is a libnvidia-ml.so.1 that was opened once to see what it has.
+type library struct {
+	path string
+	have map[string]bool // the calls that can be made; immutable
+	file *dl.DynamicLibrary
+}
+
+// findLibrary opens the driver's library beneath root, or where the dynamic linker finds it. The caller
+// closes the file; go-nvml opens its own.
+func findLibrary(root string) (*library, error) {
+	root = filepath.Join("/", root)
+	var candidates, looked []string
+	if root == "/" {
+		candidates, looked = []string{libraryName}, []string{"the dynamic linker's path"}
+	}
+	for _, folder := range libraryFolders {
+		looked = append(looked, filepath.Join(root, folder))
+		path := filepath.Join(root, folder, libraryName)
+		if _, err := os.Stat(path); err == nil {
+			candidates = append(candidates, path)
+		}
+	}
+	var broken error
+	for _, path := range candidates {
+		file := dl.New(path, dl.RTLD_LAZY|dl.RTLD_GLOBAL)
+		err := file.Open()
+		if err == nil {
+			return inspect(path, file)
+		}
+		if path != libraryName || !strings.Contains(err.Error(), "No such file") {
+			broken = fmt.Errorf("the driver's library can't be loaded: %w", err)
+		}
+	}
+	if broken != nil {
+		return nil, broken
+	}
+	return nil, fmt.Errorf("%w: %s is not in %s; install the driver, or name its root",
+		core.ErrNoDriver, libraryName, strings.Join(looked, ", "))
+}
+
+// inspect looks up every function once.
+func inspect(path string, file *dl.DynamicLibrary) (*library, error) {
+	l := &library{path: path, file: file, have: make(map[string]bool, len(functions))}
+	for call, versions := range functions {
+		for _, name := range versions {
+			l.have[call] = l.have[call] || file.Lookup(name) == nil
+		}
+	}
+	for _, call := range mandatory {
+		if !l.have[call] {
+			_ = file.Close()
+			return nil, fmt.Errorf("the driver's library %s lacks %s; install a newer driver", path, call)
+		}
+	}
+	return l, nil
+}

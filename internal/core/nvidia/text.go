@@ -1,0 +1,111 @@
+package nvidia
+
+import (
+	"fmt"
+	"regexp"
+	"strings"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+)
+
+// This file holds every conversion from the driver's spelling to ours.
+
+// cString is a C array's text up to its first NUL.
+func cString(b []int8) string {
+	var s strings.Builder
+	for _, c := range b {
+		if c == 0 {
+			break
+		}
+		s.WriteByte(byte(c))
+	}
+	return s.String()
+}
+
+// pciAddress reads either form that NVML knows: the first driver releases fill only the short one.
+func pciAddress(p nvml.PciInfo) (core.PCIAddress, error) {
+	s := cString(p.BusId[:])
+	if s == "" {
+		s = cString(p.BusIdLegacy[:])
+	}
+	return core.ParsePCIAddress(s)
+}
+
+// cudaVersion spells NVML's 12080 as "12.8"; "" for 0.
+func cudaVersion(v int) string {
+	if v <= 0 {
+		return ""
+	}
+	return fmt.Sprintf("%d.%d", v/1000, v%1000/10)
+}
+
+func toggle(e nvml.EnableState) core.Toggle {
+	if e == nvml.FEATURE_ENABLED {
+		return core.Enabled
+	}
+	return core.Disabled
+}
+
+// pciePath maps NVML's nearest common ancestor.
+func pciePath(l nvml.GpuTopologyLevel) core.PCIePath {
+	switch l {
+	case nvml.TOPOLOGY_INTERNAL:
+		return core.PathBoard
+	case nvml.TOPOLOGY_SINGLE:
+		return core.PathSingleSwitch
+	case nvml.TOPOLOGY_MULTIPLE:
+		return core.PathMultiSwitch
+	case nvml.TOPOLOGY_HOSTBRIDGE:
+		return core.PathHostBridge
+	case nvml.TOPOLOGY_NODE:
+		return core.PathNUMA
+	case nvml.TOPOLOGY_SYSTEM:
+		return core.PathSystem
+	}
+	return core.PathUnknown
+}
+
+var migName = regexp.MustCompile(` MIG ((?:[1-9]\d?c\.)?[1-9]\d?g\.[1-9]\d*gb(?:[+-][a-z][a-z.,]*)?)$`)
+
+// profileInName is the profile that ends the NVML name of a MIG instance ("NVIDIA A100-SXM4-40GB MIG
+// 1c.3g.20gb"); "" if there is none.
+func profileInName(name string) string {
+	if m := migName.FindStringSubmatch(name); m != nil {
+		return m[1]
+	}
+	return ""
+}
+
+// profileOf spells a profile from the slices of an instance and the share of the GPU's memory that it
+// has. NVIDIA counts memory in eighths of the GPU, rounded up, of its size in whole GiB, rounded up; so
+// an instance with 4864 of 40960 MiB is a 5gb one. "" if the driver did not say.
+func profileOf(a nvml.DeviceAttributes, gpuMemory uint64) string {
+	c, g := a.ComputeInstanceSliceCount, a.GpuInstanceSliceCount
+	const gib = 1 << 30
+	gpu := (gpuMemory + gib - 1) / gib
+	if g == 0 || gpu == 0 || a.MemorySizeMB == 0 {
+		return ""
+	}
+	eighths := (a.MemorySizeMB<<20*8 + gpuMemory - 1) / gpuMemory
+	gb := (eighths*gpu + 4) / 8
+	if c == g || c == 0 {
+		return fmt.Sprintf("%dg.%dgb", g, gb)
+	}
+	return fmt.Sprintf("%dc.%dg.%dgb", c, g, gb)
+}
+
+// media is what the name of a profile says about media engines, by NVML's profile number.
+var media = map[int]string{
+	nvml.GPU_INSTANCE_PROFILE_1_SLICE_REV1:   "+me",
+	nvml.GPU_INSTANCE_PROFILE_2_SLICE_REV1:   "+me",
+	nvml.GPU_INSTANCE_PROFILE_1_SLICE_ALL_ME: "+me.all",
+	nvml.GPU_INSTANCE_PROFILE_2_SLICE_ALL_ME: "+me.all",
+	nvml.GPU_INSTANCE_PROFILE_1_SLICE_GFX:    "+gfx",
+	nvml.GPU_INSTANCE_PROFILE_2_SLICE_GFX:    "+gfx",
+	nvml.GPU_INSTANCE_PROFILE_3_SLICE_GFX:    "+gfx",
+	nvml.GPU_INSTANCE_PROFILE_4_SLICE_GFX:    "+gfx",
+	nvml.GPU_INSTANCE_PROFILE_1_SLICE_NO_ME:  "-me",
+	nvml.GPU_INSTANCE_PROFILE_2_SLICE_NO_ME:  "-me",
+}

@@ -1,0 +1,116 @@
+package nvidia
+
+import (
+	"testing"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+)
+
+func chars(s string) (b [32]int8) {
+	for i := range s {
+		b[i] = int8(s[i])
+	}
+	return b
+}
+
+func TestPCIAddress(t *testing.T) {
+	var short [16]int8
+	legacy := chars("0000:3B:00.0")
+	copy(short[:], legacy[:])
+	for _, c := range []struct {
+		name string
+		info nvml.PciInfo
+		want core.PCIAddress
+	}{
+		{"v3", nvml.PciInfo{BusId: chars("00000000:3B:00.0"), BusIdLegacy: short}, "0000:3b:00.0"},
+		{"wide domain", nvml.PciInfo{BusId: chars("00010000:E1:00.0")}, "10000:e1:00.0"},
+		{"v1 has the short form only", nvml.PciInfo{BusIdLegacy: short}, "0000:3b:00.0"},
+	} {
+		if got, err := pciAddress(c.info); got != c.want || err != nil {
+			t.Errorf("%s: %q, %v, want %q", c.name, got, err, c.want)
+		}
+	}
+	if got, err := pciAddress(nvml.PciInfo{}); err == nil {
+		t.Errorf("an empty address is %q", got)
+	}
+}
+
+func TestCStringWithoutNUL(t *testing.T) {
+	full := []int8{'a', 'b', -1}
+	if got := cString(full); got != "ab\xff" {
+		t.Errorf("%q", got)
+	}
+}
+
+func TestCUDAVersion(t *testing.T) {
+	for v, want := range map[int]string{0: "", -1: "", 12080: "12.8", 13000: "13.0", 11040: "11.4"} {
+		if got := cudaVersion(v); got != want {
+			t.Errorf("%d: %q, want %q", v, got, want)
+		}
+	}
+}
+
+func TestProfileInName(t *testing.T) {
+	for name, want := range map[string]string{
+		"NVIDIA A100-SXM4-40GB MIG 1g.5gb":                             "1g.5gb",
+		"NVIDIA A100-SXM4-40GB MIG 1c.3g.20gb":                         "1c.3g.20gb",
+		"NVIDIA H100 80GB HBM3 MIG 1g.10gb+me":                         "1g.10gb+me",
+		"NVIDIA RTX PRO 6000 Blackwell Server Edition MIG 1g.24gb+gfx": "1g.24gb+gfx",
+		"NVIDIA RTX PRO 6000 Blackwell MIG 2g.48gb+me.all":             "2g.48gb+me.all",
+		"NVIDIA RTX PRO 6000 Blackwell MIG 1g.24gb-me":                 "1g.24gb-me",
+		"NVIDIA B300 MIG 7g.279gb":                                     "7g.279gb",
+		"NVIDIA A100-SXM4-40GB":                                        "",
+		"":                                                             "",
+		" MIG 0g.5gb":                                                  "",
+		"NVIDIA MIG 1g.5gb Edition":                                    "",
+	} {
+		if got := profileInName(name); got != want {
+			t.Errorf("%q: %q, want %q", name, got, want)
+		}
+	}
+}
+
+// The sizes are those that drivers report; the names those that NVIDIA gives the profiles.
+func TestProfileOf(t *testing.T) {
+	const mib = 1 << 20
+	for _, c := range []struct {
+		gpu    uint64
+		c, g   uint32
+		memory uint64
+		want   string
+	}{
+		{40536 * mib, 1, 1, 4864, "1g.5gb"},
+		{40536 * mib, 2, 2, 9856, "2g.10gb"},
+		{40536 * mib, 1, 3, 19968, "1c.3g.20gb"},
+		{40536 * mib, 7, 7, 40192, "7g.40gb"},
+		{81920 * mib, 1, 1, 9728, "1g.10gb"},
+		{81559 * mib, 3, 3, 40448, "3g.40gb"},
+		{143771 * mib, 1, 1, 16384, "1g.18gb"},
+		{143771 * mib, 2, 2, 33280, "2g.35gb"},
+		{81920 * mib, 1, 0, 9728, ""},
+		{0, 1, 1, 9728, ""},
+		{81920 * mib, 1, 1, 0, ""},
+	} {
+		a := nvml.DeviceAttributes{ComputeInstanceSliceCount: c.c, GpuInstanceSliceCount: c.g, MemorySizeMB: c.memory}
+		if got := profileOf(a, c.gpu); got != c.want {
+			t.Errorf("%+v: %q", c, got)
+		}
+	}
+}
+
+func TestPCIePathsAreOrdered(t *testing.T) {
+	far := []nvml.GpuTopologyLevel{
+		nvml.TOPOLOGY_SYSTEM, nvml.TOPOLOGY_NODE, nvml.TOPOLOGY_HOSTBRIDGE, nvml.TOPOLOGY_MULTIPLE,
+		nvml.TOPOLOGY_SINGLE, nvml.TOPOLOGY_INTERNAL,
+	}
+	for i, level := range far {
+		if got := pciePath(level); got != core.PCIePath(i+1) {
+			t.Errorf("%d: %d", level, got)
+		}
+	}
+	if got := pciePath(99); got != core.PathUnknown {
+		t.Errorf("99: %d", got)
+	}
+}

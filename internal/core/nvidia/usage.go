@@ -1,0 +1,95 @@
+package nvidia
+
+import (
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+)
+
+// Usage reads the live numbers of every device of the last reading. What a device does not report is
+// unset, and of a lost GPU everything is; an error is of the driver as a whole.
+func (s *Session) Usage() ([]core.Usage, error) {
+	var usage []core.Usage
+	for _, g := range s.gpus {
+		if g.device.ID == "" {
+			continue
+		}
+		for _, h := range append([]held{g.held}, g.instances...) {
+			u, err := s.usageOf(h)
+			if err != nil {
+				return nil, gone(err)
+			}
+			usage = append(usage, u)
+		}
+	}
+	return usage, nil
+}
+
+// usageOf asks for everything: what an instance has of its own, the driver knows best.
+func (s *Session) usageOf(d held) (core.Usage, error) {
+	a := &asker{line: &s.reader, at: core.WholeGPU(d.device.At.GPU)}
+	u := core.Usage{Device: d.device.ID}
+	h := d.handle
+	u.Power = gauge(a, "nvmlDeviceGetPowerUsage", wide(h.GetPowerUsage))
+	u.PowerLimit = gauge(a, "nvmlDeviceGetPowerManagementLimit", wide(h.GetPowerManagementLimit))
+	if !u.PowerLimit.OK {
+		u.PowerLimit = gauge(a, "nvmlDeviceGetEnforcedPowerLimit", wide(h.GetEnforcedPowerLimit))
+	}
+	u.Temperature = gauge(a, "nvmlDeviceGetTemperature", wide(func() (uint32, nvml.Return) {
+		return h.GetTemperature(nvml.TEMPERATURE_GPU)
+	}))
+	u.GPU, u.Memory = gauges(a, "nvmlDeviceGetUtilizationRates", func() (uint64, uint64, nvml.Return) {
+		rates, ret := h.GetUtilizationRates()
+		return uint64(rates.Gpu), uint64(rates.Memory), ret
+	})
+	u.Encoder = gauge(a, "nvmlDeviceGetEncoderUtilization", sampled(h.GetEncoderUtilization))
+	u.Decoder = gauge(a, "nvmlDeviceGetDecoderUtilization", sampled(h.GetDecoderUtilization))
+	u.MemoryUsed, u.MemoryTotal = gauges(a, "nvmlDeviceGetMemoryInfo", func() (uint64, uint64, nvml.Return) {
+		m, ret := h.GetMemoryInfo()
+		return m.Used, m.Total, ret
+	})
+	u.BAR1Used, u.BAR1Total = gauges(a, "nvmlDeviceGetBAR1MemoryInfo", func() (uint64, uint64, nvml.Return) {
+		m, ret := h.GetBAR1MemoryInfo()
+		return m.Bar1Used, m.Bar1Total, ret
+	})
+	ecc := func(where nvml.MemoryLocation) core.Gauge {
+		return gauge(a, "nvmlDeviceGetMemoryErrorCounter", func() (uint64, nvml.Return) {
+			return h.GetMemoryErrorCounter(nvml.MEMORY_ERROR_TYPE_CORRECTED, nvml.VOLATILE_ECC, where)
+		})
+	}
+	u.ECCL1 = ecc(nvml.MEMORY_LOCATION_L1_CACHE)
+	u.ECCL2 = ecc(nvml.MEMORY_LOCATION_L2_CACHE)
+	u.ECCMemory = ecc(nvml.MEMORY_LOCATION_DEVICE_MEMORY)
+	if isGone(a.err) {
+		return core.Usage{}, a.err
+	}
+	if a.err != nil {
+		return core.Usage{Device: d.device.ID}, nil
+	}
+	return u, nil
+}
+
+// gauge is unset if the driver does not give the number.
+func gauge(a *asker, name string, f func() (uint64, nvml.Return)) core.Gauge {
+	return optional(a, name, core.Gauge{}, func() (core.Gauge, nvml.Return) {
+		v, ret := f()
+		return core.GaugeOf(v), ret
+	})
+}
+
+// gauges are two numbers that one call gives.
+func gauges(a *asker, name string, f func() (v, w uint64, ret nvml.Return)) (core.Gauge, core.Gauge) {
+	both := optional(a, name, [2]core.Gauge{}, func() ([2]core.Gauge, nvml.Return) {
+		v, w, ret := f()
+		return [2]core.Gauge{core.GaugeOf(v), core.GaugeOf(w)}, ret
+	})
+	return both[0], both[1]
+}
+
+// sampled drops the sample period from an answer.
+func sampled(f func() (percent, period uint32, ret nvml.Return)) func() (uint64, nvml.Return) {
+	return func() (uint64, nvml.Return) {
+		percent, _, ret := f()
+		return uint64(percent), ret
+	}
+}
