@@ -1,0 +1,274 @@
+// Command simctl installs simulated machines and changes them while agents run.
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/tandem-gpu/tandem/test/simdriver"
+)
+
+const usage = `usage: simctl build DIR
+       simctl machines
+       simctl install DIR MACHINE             a shipped machine or a machine.conf file
+       simctl -machine DIR COMMAND ...        (or SIMDRIVER_MACHINE=DIR)
+
+  show                                        machine.conf as it is
+  lose N | restore N                          GPU off the bus, and back
+  xid N CODE [GI [CI]]                        a critical error
+  event N TYPE DATA [GI [CI]]                 any event, TYPE as in nvml.h
+  set N KEY VALUE...                          "none" = not supported
+  fail N|all CALL CODE [TIMES]                e.g. fail 3 '*' UNKNOWN
+  hang N|all CALL                             until heal
+  slow N|all CALL DURATION                    e.g. 200ms
+  heal [N|all]...                             faults away
+  faults
+  mig N off|empty|PROFILE [xCOUNT] ...        e.g. mig 0 3g.40gb 1g.10gb x3
+  add N [KEY=VALUE]... | remove N
+  driver VERSION | library VERSION | unload | load
+  hide | unhide                               the library file
+  sync                                        trees after editing machine.conf by hand
+  violations | calls
+`
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	if err := run(ctx, os.Args[1:], os.Stdout); err != nil {
+		fmt.Fprintln(os.Stderr, "simctl:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, args []string, out io.Writer) error {
+	dir := os.Getenv("SIMDRIVER_MACHINE")
+	if len(args) >= 2 && (args[0] == "-machine" || args[0] == "--machine") {
+		dir, args = args[1], args[2:]
+	}
+	if len(args) == 0 {
+		return fmt.Errorf("no command\n%s", usage)
+	}
+	name, args := args[0], args[1:]
+	switch name {
+	case "help", "-h", "--help":
+		fmt.Fprint(out, usage)
+		return nil
+	case "machines":
+		fmt.Fprintln(out, strings.Join(simdriver.Names(), "\n"))
+		return nil
+	case "build":
+		if len(args) != 1 {
+			return fmt.Errorf("build: want DIR")
+		}
+		path, err := simdriver.Build(ctx, args[0])
+		fmt.Fprintln(out, path)
+		return err
+	case "install":
+		if len(args) != 2 {
+			return fmt.Errorf("install: want DIR MACHINE")
+		}
+		m, err := simdriver.Install(ctx, args[0], args[1])
+		if err == nil {
+			fmt.Fprintln(out, m.Root)
+		}
+		return err
+	}
+	cmd, ok := commands[name]
+	if !ok {
+		return fmt.Errorf("unknown command %q\n%s", name, usage)
+	}
+	if len(args) < cmd.least || (cmd.most >= 0 && len(args) > cmd.most) {
+		return fmt.Errorf("%s: wrong number of words\n%s", name, usage)
+	}
+	if dir == "" {
+		return fmt.Errorf("%s: which machine? -machine DIR", name)
+	}
+	m, err := simdriver.Open(dir)
+	if err != nil {
+		return err
+	}
+	if err := cmd.run(m, words{args: args}, out); err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	return nil
+}
+
+// command takes least to most words; most -1 is no limit.
+type command struct {
+	least, most int
+	run         func(m *simdriver.Machine, w words, out io.Writer) error
+}
+
+var commands = map[string]command{
+	"show":    {0, 0, show},
+	"lose":    {1, 1, onSlot((*simdriver.Machine).Lose)},
+	"restore": {1, 1, onSlot((*simdriver.Machine).Restore)},
+	"remove":  {1, 1, onSlot((*simdriver.Machine).Remove)},
+	"xid": {2, 4, func(m *simdriver.Machine, w words, _ io.Writer) error {
+		slot, code, at := w.number(0), w.number(1), w.at(2)
+		return w.unless(func() error { return m.XID(int(slot), code, at...) })
+	}},
+	"event": {3, 5, func(m *simdriver.Machine, w words, _ io.Writer) error {
+		slot, kind, data, at := w.number(0), w.number(1), w.number(2), w.at(3)
+		return w.unless(func() error { return m.Event(int(slot), kind, data, at...) })
+	}},
+	"set": {3, -1, func(m *simdriver.Machine, w words, _ io.Writer) error {
+		slot := w.number(0)
+		return w.unless(func() error { return m.Set(int(slot), w.args[1], strings.Join(w.args[2:], " ")) })
+	}},
+	"fail": {3, 4, func(m *simdriver.Machine, w words, _ io.Writer) error {
+		times := uint64(simdriver.Always)
+		if len(w.args) == 4 {
+			times = w.number(3)
+		}
+		return w.unless(func() error {
+			return m.Fail(simdriver.Target(w.args[0]), w.args[1], w.args[2], int(times))
+		})
+	}},
+	"hang": {2, 2, func(m *simdriver.Machine, w words, _ io.Writer) error {
+		return m.Hang(simdriver.Target(w.args[0]), w.args[1])
+	}},
+	"slow": {3, 3, func(m *simdriver.Machine, w words, _ io.Writer) error {
+		d, err := time.ParseDuration(w.args[2])
+		if err != nil {
+			return err
+		}
+		return m.Slow(simdriver.Target(w.args[0]), w.args[1], d)
+	}},
+	"heal": {0, -1, func(m *simdriver.Machine, w words, _ io.Writer) error {
+		var targets []simdriver.Target
+		for _, t := range w.args {
+			targets = append(targets, simdriver.Target(t))
+		}
+		return m.Heal(targets...)
+	}},
+	"faults":     {0, 0, lines((*simdriver.Machine).Faults)},
+	"violations": {0, 0, lines((*simdriver.Machine).Violations)},
+	"calls":      {0, 0, calls},
+	"mig":        {2, -1, mig},
+	"add": {1, -1, func(m *simdriver.Machine, w words, _ io.Writer) error {
+		slot := w.number(0)
+		return w.unless(func() error { return m.Add(int(slot), w.args[1:]...) })
+	}},
+	"driver":  {1, 1, func(m *simdriver.Machine, w words, _ io.Writer) error { return m.SetDriver(w.args[0]) }},
+	"library": {1, 1, func(m *simdriver.Machine, w words, _ io.Writer) error { return m.SetLibrary(w.args[0]) }},
+	"unload":  {0, 0, plain((*simdriver.Machine).Unload)},
+	"load":    {0, 0, plain((*simdriver.Machine).Load)},
+	"hide":    {0, 0, plain((*simdriver.Machine).Hide)},
+	"unhide":  {0, 0, plain((*simdriver.Machine).Unhide)},
+	"sync":    {0, 0, plain((*simdriver.Machine).Sync)},
+}
+
+// words are a command's arguments; the first that cannot be read is kept in err.
+type words struct {
+	args []string
+	err  error
+}
+
+func (w *words) number(i int) uint64 {
+	n, err := strconv.ParseUint(w.args[i], 0, 32)
+	if err != nil && w.err == nil {
+		w.err = fmt.Errorf("%q is not a number", w.args[i])
+	}
+	return n
+}
+
+func (w *words) at(i int) []simdriver.At {
+	if len(w.args) <= i {
+		return nil
+	}
+	at := simdriver.At{GI: int(w.number(i)), CI: simdriver.WholeInstance}
+	if len(w.args) > i+1 {
+		at.CI = int(w.number(i + 1))
+	}
+	return []simdriver.At{at}
+}
+
+func (w *words) unless(do func() error) error {
+	if w.err != nil {
+		return w.err
+	}
+	return do()
+}
+
+func plain(do func(*simdriver.Machine) error) func(*simdriver.Machine, words, io.Writer) error {
+	return func(m *simdriver.Machine, _ words, _ io.Writer) error { return do(m) }
+}
+
+func onSlot(do func(*simdriver.Machine, int) error) func(*simdriver.Machine, words, io.Writer) error {
+	return func(m *simdriver.Machine, w words, _ io.Writer) error {
+		slot := w.number(0)
+		return w.unless(func() error { return do(m, int(slot)) })
+	}
+}
+
+func lines(read func(*simdriver.Machine) ([]string, error)) func(*simdriver.Machine, words, io.Writer) error {
+	return func(m *simdriver.Machine, _ words, out io.Writer) error {
+		all, err := read(m)
+		for _, line := range all {
+			fmt.Fprintln(out, line)
+		}
+		return err
+	}
+}
+
+func show(m *simdriver.Machine, _ words, out io.Writer) error {
+	text, err := os.ReadFile(m.Root + "/machine.conf")
+	if err == nil {
+		_, err = out.Write(text)
+	}
+	return err
+}
+
+func calls(m *simdriver.Machine, _ words, out io.Writer) error {
+	counts, err := m.Calls()
+	if err != nil {
+		return err
+	}
+	names := make([]string, 0, len(counts))
+	for name := range counts {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	for _, name := range names {
+		fmt.Fprintf(out, "%10d %s\n", counts[name], name)
+	}
+	return nil
+}
+
+// mig reads "1g.10gb x7" as seven times the profile before it.
+func mig(m *simdriver.Machine, w words, _ io.Writer) error {
+	slot := int(w.number(0))
+	if w.err != nil {
+		return w.err
+	}
+	switch w.args[1] {
+	case "off":
+		return m.MIGOff(slot)
+	case "empty":
+		return m.SetMIG(slot)
+	}
+	var profiles []string
+	for _, word := range w.args[1:] {
+		times, ok := strings.CutPrefix(word, "x")
+		if !ok || len(profiles) == 0 {
+			profiles = append(profiles, word)
+			continue
+		}
+		n, err := strconv.Atoi(times)
+		if err != nil || n < 1 {
+			return fmt.Errorf("%q: want xCOUNT", word)
+		}
+		for range n - 1 {
+			profiles = append(profiles, profiles[len(profiles)-1])
+		}
+	}
+	return m.SetMIG(slot, profiles...)
+}

@@ -1,0 +1,232 @@
+package simdriver_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/tandem-gpu/tandem/test/simdriver"
+)
+
+func TestShippedMachines(t *testing.T) {
+	tests := []struct {
+		machine, name string
+		gpus, links   int
+		memoryMiB     uint64
+	}{
+		{"none", "", 0, 0, 0},
+		{"t4", "Tesla T4", 1, 0, 15360},
+		{"a100-mig", "NVIDIA A100-SXM4-80GB", 8, 12, 81920},
+		{"h100x8", "NVIDIA H100 80GB HBM3", 8, 18, 81559},
+		{"h200", "NVIDIA H200", 1, 0, 143771},
+		{"gb200", "NVIDIA GB200", 4, 18, 189471},
+		{"consumer", "NVIDIA GeForce RTX 3060", 1, 0, 12288},
+	}
+	if len(tests) != len(simdriver.Names()) {
+		t.Errorf("shipped: %v, tested: %d", simdriver.Names(), len(tests))
+	}
+	for _, tt := range tests {
+		t.Run(tt.machine, func(t *testing.T) {
+			d := open(t, tt.machine)
+			n, ret := d.DeviceGetCount()
+			want(t, "count", ret, nvml.SUCCESS)
+			same(t, "count", n, tt.gpus)
+			seen := map[string]bool{}
+			for i := range n {
+				dev := d.gpu(i)
+				name, ret := dev.GetName()
+				want(t, "name", ret, nvml.SUCCESS)
+				same(t, "name", name, tt.name)
+				id, ret := dev.GetUUID()
+				want(t, "uuid", ret, nvml.SUCCESS)
+				if seen[id] || !strings.HasPrefix(id, "GPU-") {
+					t.Errorf("uuid %q: twice or malformed", id)
+				}
+				seen[id] = true
+				again, ret := d.DeviceGetHandleByUUID(id)
+				want(t, "handle by uuid", ret, nvml.SUCCESS)
+				same(t, "handle by uuid", again, dev)
+				pci, ret := dev.GetPciInfo()
+				want(t, "pci", ret, nvml.SUCCESS)
+				again, ret = d.DeviceGetHandleByPciBusId(chars(pci.BusId[:]))
+				want(t, "handle by pci", ret, nvml.SUCCESS)
+				same(t, "handle by pci", again, dev)
+				memory, ret := dev.GetMemoryInfo()
+				want(t, "memory", ret, nvml.SUCCESS)
+				same(t, "memory", memory.Total>>20, tt.memoryMiB)
+				v2, ret := dev.GetMemoryInfo_v2()
+				want(t, "memory v2", ret, nvml.SUCCESS)
+				same(t, "free memory", v2.Free, memory.Free)
+				same(t, "memory v2", v2.Reserved+v2.Used+v2.Free, v2.Total)
+				same(t, "links", countLinks(dev), tt.links)
+			}
+		})
+	}
+}
+
+func chars(c []int8) string {
+	var b strings.Builder
+	for _, x := range c {
+		if x == 0 {
+			break
+		}
+		b.WriteByte(byte(x))
+	}
+	return b.String()
+}
+
+func countLinks(dev nvml.Device) int {
+	n := 0
+	for link := range nvml.NVLINK_MAX_LINKS {
+		if state, ret := dev.GetNvLinkState(link); ret == nvml.SUCCESS && state == nvml.FEATURE_ENABLED {
+			n++
+		}
+	}
+	return n
+}
+
+func TestValuesOfH100(t *testing.T) {
+	d := open(t, "h100x8")
+	dev := d.gpu(4)
+	version, ret := d.SystemGetDriverVersion()
+	want(t, "driver", ret, nvml.SUCCESS)
+	same(t, "driver", version, "570.124.06")
+	cuda, ret := d.SystemGetCudaDriverVersion_v2()
+	want(t, "cuda", ret, nvml.SUCCESS)
+	same(t, "cuda", cuda, 12080)
+	number := func(what string, get func() (uint32, nvml.Return), expected uint32) {
+		t.Helper()
+		v, ret := get()
+		want(t, what, ret, nvml.SUCCESS)
+		same(t, what, v, expected)
+	}
+	clock := func(c nvml.ClockType) func() (uint32, nvml.Return) {
+		return func() (uint32, nvml.Return) { return dev.GetMaxClockInfo(c) }
+	}
+	number("power limit, mW", dev.GetPowerManagementLimit, 700000)
+	number("enforced limit, mW", dev.GetEnforcedPowerLimit, 700000)
+	number("power, mW", dev.GetPowerUsage, 70000)
+	number("max graphics clock", clock(nvml.CLOCK_GRAPHICS), 1980)
+	number("max memory clock", clock(nvml.CLOCK_MEM), 2619)
+	number("temperature", func() (uint32, nvml.Return) { return dev.GetTemperature(nvml.TEMPERATURE_GPU) }, 31)
+	major, minor, ret := dev.GetCudaComputeCapability()
+	want(t, "compute", ret, nvml.SUCCESS)
+	same(t, "compute", fmt.Sprint(major, minor), "9 0")
+	gen, ret := dev.GetMaxPcieLinkGeneration()
+	want(t, "pcie", ret, nvml.SUCCESS)
+	same(t, "pcie", gen, 5)
+	pci, ret := dev.GetPciInfo()
+	want(t, "pci", ret, nvml.SUCCESS)
+	same(t, "pci", chars(pci.BusId[:]), "00000000:9D:00.0")
+	same(t, "legacy pci", chars(pci.BusIdLegacy[:]), "0000:9D:00.0")
+	same(t, "pci device", pci.PciDeviceId, 0x233010DE)
+	level, ret := dev.GetTopologyCommonAncestor(d.gpu(5))
+	want(t, "topology", ret, nvml.SUCCESS)
+	same(t, "topology", level, nvml.TOPOLOGY_NODE)
+	level, ret = dev.GetTopologyCommonAncestor(d.gpu(3))
+	want(t, "topology", ret, nvml.SUCCESS)
+	same(t, "topology", level, nvml.TOPOLOGY_SYSTEM)
+	p2p, ret := dev.GetP2PStatus(d.gpu(0), nvml.P2P_CAPS_INDEX_NVLINK)
+	want(t, "p2p", ret, nvml.SUCCESS)
+	same(t, "p2p", p2p, nvml.P2P_STATUS_OK)
+	kind, ret := dev.GetNvLinkRemoteDeviceType(17)
+	want(t, "remote type", ret, nvml.SUCCESS)
+	same(t, "remote type", kind, nvml.NVLINK_DEVICE_TYPE_SWITCH)
+	fabric, ret := dev.GetGpuFabricInfoV().V3()
+	want(t, "fabric", ret, nvml.SUCCESS)
+	same(t, "fabric state", fabric.State, nvml.GPU_FABRIC_STATE_COMPLETED)
+}
+
+func TestFieldValues(t *testing.T) {
+	d := open(t, "h100x8")
+	values := []nvml.FieldValue{
+		{FieldId: nvml.FI_DEV_GET_GPU_RECOVERY_ACTION}, {FieldId: nvml.FI_DEV_REMAPPED_PENDING},
+		{FieldId: nvml.FI_DEV_NVLINK_GET_STATE, ScopeId: 3}, {FieldId: nvml.FI_DEV_C2C_LINK_COUNT}, {FieldId: 63},
+	}
+	ok(t, d.m.Set(2, "recovery_action", "4"))
+	ok(t, d.m.Set(2, "links_down", "0x8"))
+	ok(t, d.m.Set(2, "field.63", "!NO_PERMISSION"))
+	want(t, "field values", d.gpu(2).GetFieldValues(values), nvml.SUCCESS)
+	same(t, "verdict", values[0].Value[0], 4)
+	same(t, "verdict type", values[0].ValueType, uint32(nvml.VALUE_TYPE_UNSIGNED_INT))
+	same(t, "remap pending", values[1].Value[0], 0)
+	same(t, "link 3", values[2].Value[0], 0)
+	same(t, "links", countLinks(d.gpu(2)), 17)
+	same(t, "a field without a value", nvml.Return(values[3].NvmlReturn), nvml.ERROR_NOT_SUPPORTED)
+	same(t, "a field that fails", nvml.Return(values[4].NvmlReturn), nvml.ERROR_NO_PERMISSION)
+}
+
+func TestConsumerCardRefusesManyCalls(t *testing.T) {
+	dev := open(t, "consumer").gpu(0)
+	_, ret := dev.GetSerial()
+	want(t, "serial", ret, nvml.ERROR_NOT_SUPPORTED)
+	_, _, ret = dev.GetEccMode()
+	want(t, "ecc", ret, nvml.ERROR_NOT_SUPPORTED)
+	_, _, ret = dev.GetMigMode()
+	want(t, "mig", ret, nvml.ERROR_NOT_SUPPORTED)
+	_, ret = dev.GetMaxMigDeviceCount()
+	want(t, "max mig, by the unsupported list", ret, nvml.ERROR_NOT_SUPPORTED)
+	_, _, _, _, ret = dev.GetRemappedRows()
+	want(t, "remapped rows", ret, nvml.ERROR_NOT_SUPPORTED)
+	procs, ret := dev.GetComputeRunningProcesses()
+	want(t, "processes", ret, nvml.SUCCESS)
+	same(t, "process", fmt.Sprint(procs[0].Pid, procs[0].UsedGpuMemory>>20), "2114 512")
+}
+
+func TestTreesOfAMachine(t *testing.T) {
+	m := simdriver.Start(t, "a100-mig")
+	read := func(path string) string {
+		text, err := os.ReadFile(filepath.Join(m.Root, path))
+		if err != nil {
+			return "absent"
+		}
+		return strings.TrimSpace(string(text))
+	}
+	same(t, "numa", read("sys/bus/pci/devices/0000:87:00.0/numa_node"), "7")
+	same(t, "vendor", read("sys/bus/pci/devices/0000:87:00.0/vendor"), "0x10de")
+	// Slot 4 has minor 6 and instances gi 7..13: 3 + (6*15+7)*9 = 876.
+	access := "proc/driver/nvidia/capabilities/gpu6/mig/gi7/access"
+	same(t, "capability", read(access), "DeviceFileMinor: 876\nDeviceFileMode: 292\nDeviceFileModify: 1")
+	if table := read("proc/driver/nvidia-caps/mig-minors"); !strings.Contains(table, "gpu6/gi7/access 876\ngpu6/gi7/ci0/access 877\n") {
+		t.Error("mig-minors does not list gpu6/gi7")
+	}
+	node := filepath.Join(m.Root, "dev/nvidia-caps/nvidia-cap876")
+	if info, err := os.Stat(node); err != nil {
+		t.Error(err)
+	} else if os.Geteuid() == 0 && info.Mode()&os.ModeCharDevice == 0 {
+		t.Logf("%s is a plain file: mknod is refused here", node)
+	}
+	ok(t, m.MIGOff(4))
+	same(t, "capability after MIG is off", read(access), "absent")
+	ok(t, m.Remove(5))
+	same(t, "numa of a removed GPU", read("sys/bus/pci/devices/0000:90:00.0/numa_node"), "absent")
+	ok(t, m.Unload())
+	same(t, "driver version while unloaded", read("sys/module/nvidia/version"), "absent")
+	same(t, "sysfs while unloaded", read("sys/bus/pci/devices/0000:87:00.0/numa_node"), "7")
+	ok(t, m.Load())
+	same(t, "driver version", read("sys/module/nvidia/version"), "535.230.02")
+}
+
+func TestMachineFileErrorsNameTheLine(t *testing.T) {
+	tests := []struct{ text, says string }{
+		{"[machine]\ndriver = 1\n[gpu 0]\nnmae = x\n", `machine.conf:4: unknown key "nmae"`},
+		{"[machine]\ndriver = 1\n[gpu 0]\nmemory = lots\n", `machine.conf:4: memory: cannot read "lots"`},
+		{"[machine]\ndriver = 1\n[gpu 0]\nname = x\nuuid = u\n", `[gpu 0]: name, uuid and pci are needed`},
+		{"[machine]\n[cpu]\n", `machine.conf:2: unknown section [cpu]`},
+		{"driver = 1\n", `machine.conf:1: "driver" before any section`},
+		{"[machine]\ndriver = 1\n[gpu 0]\ninstance = 9g gi=1 uuid=x\n", `machine.conf:4: no [profile 9g] above this line`},
+	}
+	for _, tt := range tests {
+		m := simdriver.StartText(t, "[machine]\ndriver = 1\n")
+		ok(t, os.WriteFile(filepath.Join(m.Root, "machine.conf"), []byte(tt.text), 0o644))
+		out, code := scene(t, m, "init")
+		same(t, tt.text, code, int(nvml.ERROR_UNKNOWN)&0xff)
+		if !strings.Contains(out, tt.says) {
+			t.Errorf("%q: says %q, want %q", tt.text, out, tt.says)
+		}
+	}
+}

@@ -1,0 +1,110 @@
+package simdriver_test
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/tandem-gpu/tandem/test/simdriver"
+)
+
+func one(t testing.TB, m *simdriver.Machine, call, says string) {
+	t.Helper()
+	all := violations(t, m)
+	if len(all) != 1 || !strings.Contains(all[0], call+": ") || !strings.Contains(all[0], says) {
+		t.Errorf("violations %q, want one of %s saying %q", all, call, says)
+	}
+}
+
+func TestStaleHandle(t *testing.T) {
+	d := open(t, "h200")
+	dev := d.gpu(0)
+	want(t, "shutdown", d.Shutdown(), nvml.SUCCESS)
+	want(t, "init", d.Init(), nvml.SUCCESS)
+	_, ret := dev.GetUUID()
+	want(t, "call", ret, nvml.ERROR_INVALID_ARGUMENT)
+	one(t, d.m, "nvmlDeviceGetUUID", "stale handle")
+	if d.gpu(0) == dev {
+		t.Error("a handle came back after a new init")
+	}
+}
+
+func TestCallAfterShutdown(t *testing.T) {
+	d := open(t, "h200")
+	dev := d.gpu(0)
+	want(t, "shutdown", d.Shutdown(), nvml.SUCCESS)
+	_, ret := dev.GetUUID()
+	want(t, "call", ret, nvml.ERROR_UNINITIALIZED)
+	one(t, d.m, "nvmlDeviceGetUUID", "before init or after shutdown")
+	want(t, "init", d.Init(), nvml.SUCCESS)
+}
+
+func TestFreedEventSet(t *testing.T) {
+	d := open(t, "h200")
+	set := d.set(nvml.EventTypeXidCriticalError, 0)
+	want(t, "free", set.Free(), nvml.SUCCESS)
+	_, ret := set.Wait(1)
+	want(t, "wait", ret, nvml.ERROR_INVALID_ARGUMENT)
+	one(t, d.m, "nvmlEventSetWait_v2", "freed event set")
+}
+
+func TestShutdownDuringWait(t *testing.T) {
+	d := open(t, "h200")
+	set := d.set(nvml.EventTypeXidCriticalError, 0)
+	done := make(chan nvml.Return)
+	go func() { _, ret := set.Wait(10_000); done <- ret }()
+	until(t, func() bool {
+		calls, err := d.m.Calls()
+		ok(t, err)
+		return calls["nvmlEventSetWait_v2"] > 0
+	})
+	want(t, "shutdown", d.Shutdown(), nvml.SUCCESS)
+	if ret := <-done; ret != nvml.ERROR_UNINITIALIZED {
+		t.Errorf("wait: %v", ret)
+	}
+	all := violations(t, d.m)
+	if len(all) == 0 {
+		t.Error("nothing recorded")
+	}
+	want(t, "init", d.Init(), nvml.SUCCESS)
+}
+
+func TestConcurrentCallsOnOneGPU(t *testing.T) {
+	d := open(t, "h100x8")
+	dev := d.gpu(5)
+	ok(t, d.m.Hang(simdriver.GPU(5), "nvmlDeviceGetTemperature"))
+	done := make(chan nvml.Return)
+	go func() { _, ret := dev.GetTemperature(nvml.TEMPERATURE_GPU); done <- ret }()
+	until(t, func() bool {
+		calls, err := d.m.Calls()
+		ok(t, err)
+		return calls["nvmlDeviceGetTemperature"] > 0
+	})
+	until(t, func() bool { // the count comes a moment before the call is inside
+		_, ret := dev.GetPowerUsage()
+		want(t, "second call", ret, nvml.SUCCESS)
+		all, err := d.m.Violations()
+		ok(t, err)
+		return len(all) > 0
+	})
+	one(t, d.m, "nvmlDeviceGetPowerUsage", "while nvmlDeviceGetTemperature is in progress")
+	ok(t, d.m.Heal())
+	want(t, "first call", <-done, nvml.SUCCESS)
+}
+
+// until asks again and again; a condition that never comes fails the test.
+func until(t testing.TB, condition func() bool) {
+	t.Helper()
+	deadline := time.After(5 * time.Second)
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for !condition() {
+		select {
+		case <-tick.C:
+		case <-deadline:
+			t.Fatal("never came true")
+		}
+	}
+}

@@ -1,0 +1,53 @@
+package simdriver
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+)
+
+// The library that tests of this process load. go-nvml binds NVML's symbols
+// once per process, so all tests must load the same file; which machine it
+// answers for is read from the environment at every init.
+var shared = sync.OnceValues(func() (string, error) { return buildCached(context.Background()) })
+
+// Start installs a machine for one test, points this process at it, and fails
+// the test in the end if the library was misused. Load m.Library, or give
+// m.Root to a child process. Tests that use it cannot run in parallel.
+func Start(t testing.TB, nameOrFile string) *Machine {
+	t.Helper()
+	text, err := Text(nameOrFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return StartText(t, text)
+}
+
+// StartText is Start for a machine.conf given as text.
+func StartText(t testing.TB, text string) *Machine {
+	t.Helper()
+	library, err := shared()
+	if errors.Is(err, ErrNoCompiler) {
+		t.Skip("SKIPPED: the simulated driver needs a C compiler: ", err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := InstallText(t.Context(), t.TempDir(), text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.Library = library
+	t.Setenv("SIMDRIVER_MACHINE", m.Root)
+	t.Cleanup(func() {
+		violations, err := m.Violations()
+		if err != nil {
+			t.Error(err)
+		}
+		for _, v := range violations {
+			t.Errorf("NVML misused: %s", v)
+		}
+	})
+	return m
+}
