@@ -1,0 +1,233 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/tandem-gpu/tandem/test/simdriver"
+)
+
+// binary is the path of a program that "make build" made.
+func binary(name string) string { return filepath.Join(os.Getenv("E2E_BIN"), name) }
+
+func install(t *testing.T, machine string) *simdriver.Machine {
+	t.Helper()
+	m, err := simdriver.Install(t.Context(), filepath.Join(stateDir(), "machine"), machine)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+// step is a subtest without which the following make no sense.
+func step(t *testing.T, name string, run func(*testing.T)) {
+	t.Helper()
+	if !t.Run(name, run) {
+		t.FailNow()
+	}
+}
+
+// TestBothOrchestrators has both orchestrators give out the GPUs of one machine. That both offer all eight is
+// meant: what is shown is each by itself, and that they agree.
+func TestBothOrchestrators(t *testing.T) {
+	m := install(t, "h100x8")
+	nomad := launchNomad(t, "nomad", `
+    driver_root        = "`+m.Root+`"
+    dev_root           = "`+m.Root+`"
+    sysfs_root         = "`+m.Root+`/sys"
+    procfs_root        = "`+m.Root+`/proc"
+    fingerprint_period = "5s"`)
+	kube := startCluster(t, saveImage(t, "localhost/k8s-gpu:e2e", []string{"/usr/bin/k8s-gpu"}, binary("k8s-gpu")))
+	kube.deployPlugin(t, m.Root)
+	var offered []gpu
+	var held []string // by Nomad's job "holder"
+	var first pod
+
+	step(t, "both offer eight GPUs", func(t *testing.T) {
+		nomad.awaitReady(t)
+		offered = nomad.awaitGPUs(t, 8, 8)
+		for _, g := range offered {
+			t.Logf("%s at %s", g.ID, g.Locality.PciBusID)
+			if _, err := os.Stat(filepath.Join(m.Root, "sys/bus/pci/devices", g.Locality.PciBusID)); err != nil {
+				t.Error(err)
+			}
+		}
+		kube.awaitGPUs(t, 8, 8)
+	})
+	step(t, "a Nomad job gets two GPUs of 40 GiB or more", func(t *testing.T) {
+		checkIDs(t, offered, nomad.runJob(t, "pair", "complete"), 2)
+	})
+	step(t, "a Nomad job that wants 400 GiB stays blocked", func(t *testing.T) {
+		nomad.submit(t, "gpus.nomad.hcl", "name=greedy", "least_memory=400 GiB")
+		nomad.awaitBlocked(t, "greedy")
+	})
+	step(t, "a pod gets two GPUs", func(t *testing.T) {
+		first = kube.runPod(t, "first", 2)
+		checkIDs(t, offered, first.ids(), 2)
+	})
+	step(t, "Nomad's plugin is killed under a running job", func(t *testing.T) {
+		held = nomad.runJob(t, "holder", "running", "then=exec sleep 1000000")
+		nomad.killPlugin(t)
+		if again := nomad.awaitGPUs(t, 8, 8); !slices.Equal(again, offered) {
+			t.Errorf("the node offered %+v, now %+v", offered, again)
+		}
+		ids := nomad.runJob(t, "successor", "complete")
+		checkIDs(t, offered, ids, 2)
+		if slices.ContainsFunc(ids, func(id string) bool { return slices.Contains(held, id) }) {
+			t.Errorf("job holder has %q, job successor got %q", held, ids)
+		}
+		nomad.checkRunning(t, "holder", held)
+	})
+	for _, signal := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
+		step(t, "kubelet is restarted by "+signal.String(), func(t *testing.T) {
+			kube.restartKubelet(t, signal)
+			next := kube.runPod(t, "after-"+signal.String(), 1)
+			checkIDs(t, offered, next.ids(), 1)
+			if slices.ContainsFunc(next.ids(), func(id string) bool { return slices.Contains(first.ids(), id) }) {
+				t.Errorf("pod first has %q, the next pod got %q", first.ids(), next.ids())
+			}
+			kube.awaitUnchanged(t, "first", first)
+		})
+	}
+	step(t, "a GPU is lost", func(t *testing.T) {
+		lost := first.ids()[0]
+		if err := m.Lose(slotOf(t, m, lost)); err != nil {
+			t.Fatal(err)
+		}
+		for _, g := range nomad.awaitGPUs(t, 8, 7) {
+			if !g.Healthy {
+				t.Logf("Nomad says of %s: %s", g.ID, g.HealthDescription)
+				if g.ID != lost || !strings.Contains(g.HealthDescription, "lost") {
+					t.Errorf("lost %s, Nomad says %+v", lost, g)
+				}
+			}
+		}
+		kube.awaitGPUs(t, 8, 7)
+		kube.awaitHealth(t, "first", lost, "Unhealthy")
+	})
+	step(t, "the GPU is back", func(t *testing.T) {
+		if err := m.Restore(slotOf(t, m, first.ids()[0])); err != nil {
+			t.Fatal(err)
+		}
+		nomad.awaitGPUs(t, 8, 8)
+		kube.awaitGPUs(t, 8, 8)
+		kube.awaitHealth(t, "first", first.ids()[0], "Healthy")
+		nomad.checkRunning(t, "holder", held)
+		kube.awaitUnchanged(t, "first", first)
+	})
+	if misuse, err := m.Violations(); err != nil || len(misuse) > 0 {
+		t.Errorf("the driver was misused: %q, error %v", misuse, err)
+	}
+}
+
+// slotOf gives the slot of the machine that holds the GPU.
+func slotOf(t *testing.T, m *simdriver.Machine, id string) int {
+	t.Helper()
+	slots, err := m.Slots()
+	if err != nil {
+		t.Fatal(err)
+	}
+	i := slices.IndexFunc(slots, func(slot int) bool { return m.UUID(slot) == id })
+	if i < 0 {
+		t.Fatalf("the machine has no %s", id)
+	}
+	return slots[i]
+}
+
+// checkIDs fails unless ids are count different ones of the offered.
+func checkIDs(t *testing.T, offered []gpu, ids []string, count int) {
+	t.Helper()
+	if got := len(slices.Compact(slices.Clone(ids))); got != count { // ids are sorted
+		t.Errorf("got %q, want %d devices", ids, count)
+	}
+	for _, id := range ids {
+		if !slices.ContainsFunc(offered, func(g gpu) bool { return g.ID == id }) {
+			t.Errorf("%s is none of the machine's GPUs", id)
+		}
+	}
+}
+
+// TestMachineWithoutDriver starts both agents where there is no driver: neither is in anybody's way.
+func TestMachineWithoutDriver(t *testing.T) {
+	root := filepath.Join(stateDir(), "bare")
+	if err := os.Mkdir(root, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Run("nomad-gpu", func(t *testing.T) {
+		began := time.Now()
+		nomad := launchNomad(t, "nomad-bare", `driver_root = "`+root+`"`)
+		nomad.awaitReady(t)
+		took := time.Since(began)
+		n, err := nomad.node()
+		if err != nil || len(n.NodeResources.Devices) > 0 {
+			t.Errorf("node %+v, error %v; want a node without devices", n, err)
+		}
+		if nomad.plugin() == 0 {
+			t.Error("the plugin does not run")
+		}
+		first := nomad.firstFingerprint(t)
+		t.Logf("agent ready after %v, first fingerprint after %v", took.Round(time.Millisecond), first)
+		if took >= 5*time.Second || first >= time.Second {
+			t.Error("want less than 5 s and 1 s")
+		}
+		for line := range strings.Lines(readLog(t, "nomad-bare")) {
+			if strings.Contains(line, "[ERROR]") && strings.Contains(line, "device_mgr") {
+				t.Error(line)
+			}
+		}
+	})
+	t.Run("k8s-gpu", func(t *testing.T) {
+		const address = "127.0.0.1:9466"
+		agent := start(t, "k8s-gpu-bare", nil, binary("k8s-gpu"), "--driver-root="+root, "--http-address="+address)
+		var ready string
+		await(t, "an answer of /readyz", 10*time.Second, func() (err error) {
+			ready, err = fetch("http://" + address + "/readyz")
+			return errors.Join(err, agent.alive())
+		})
+		t.Logf("/readyz says: %s", ready)
+		if !strings.Contains(ready, "no driver") {
+			t.Error(`want "no driver"`)
+		}
+	})
+}
+
+// TestMisconfiguration gives each agent what its operator misspelled: it ends, and says why.
+func TestMisconfiguration(t *testing.T) {
+	for name, c := range map[string]struct{ config, message string }{
+		"nomad-key":      {`fingerprint_perod = "1m"`, "fingerprint_perod"},
+		"nomad-duration": {`fingerprint_period = "soon"`, `SetConfig failed: fingerprint_period = "soon": want a duration`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			agent := launchNomad(t, name, c.config)
+			select {
+			case <-agent.process.exited:
+			case <-time.After(30 * time.Second):
+				t.Fatal("the agent still runs after 30 s")
+			}
+			said := readLog(t, name)
+			for line := range strings.Lines(said) {
+				if strings.Contains(line, c.message) {
+					t.Log(line)
+				}
+			}
+			if agent.process.cmd.ProcessState.Success() || !strings.Contains(said, c.message) {
+				t.Errorf("the agent ended with %v; want a failure and %q in its log", agent.process.cmd.ProcessState, c.message)
+			}
+		})
+	}
+	t.Run("k8s-flag", func(t *testing.T) {
+		out, err := command(binary("k8s-gpu"), "--driver-rot=/")
+		t.Log(err)
+		if err == nil || out != "" || strings.Contains(err.Error(), "\n") || !strings.Contains(err.Error(), "driver-rot") {
+			t.Errorf("output %q, error %q; want one line on stderr that names the flag", out, err)
+		}
+	})
+}

@@ -1,0 +1,171 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// errEnded is a program that ended although nobody asked it to: nothing is worth waiting for then.
+var errEnded = errors.New("ended")
+
+// process is a program in the background. Its output is appended to logs/<name>.log, so that a restarted
+// program keeps one log.
+type process struct {
+	name   string
+	cmd    *exec.Cmd
+	exited chan struct{} // closed after the program ended
+}
+
+// start runs argv in the background until the test ends. Its environment is this process's and env.
+func start(t *testing.T, name string, env []string, argv ...string) *process {
+	t.Helper()
+	log, err := os.OpenFile(logPath(name), os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer log.Close()
+	p := &process{name: name, cmd: exec.Command(argv[0], argv[1:]...), exited: make(chan struct{})}
+	p.cmd.Dir, p.cmd.Env = stateDir(), append(os.Environ(), env...)
+	p.cmd.Stdout, p.cmd.Stderr = log, log
+	if err := p.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	var reap sync.WaitGroup
+	reap.Go(func() {
+		_ = p.cmd.Wait() // the status is in ProcessState
+		close(p.exited)
+	})
+	t.Cleanup(func() {
+		p.stop(t, syscall.SIGKILL)
+		reap.Wait()
+	})
+	return p
+}
+
+// stop sends the signal and waits for the end; it does nothing to a program that has ended.
+func (p *process) stop(t *testing.T, signal syscall.Signal) {
+	t.Helper()
+	_ = p.cmd.Process.Signal(signal) // fails only when it has ended
+	select {
+	case <-p.exited:
+	case <-time.After(30 * time.Second):
+		t.Errorf("%s still runs 30 s after %v", p.name, signal)
+		_ = p.cmd.Process.Kill()
+	}
+}
+
+// alive reports a program that ended, as errEnded.
+func (p *process) alive() error {
+	select {
+	case <-p.exited:
+		return fmt.Errorf("%s %w: %v; its log ends in\n%s", p.name, errEnded, p.cmd.ProcessState, tail(logPath(p.name), 15))
+	default:
+		return nil
+	}
+}
+
+// childOf gives the process id of parent's child that runs the named program, or 0.
+func childOf(parent int, program string) int {
+	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
+	for _, file := range stats {
+		var pid, ppid int
+		var comm, state string
+		text, _ := os.ReadFile(file) // gone meanwhile: an empty line that does not parse
+		if n, _ := fmt.Sscan(string(text), &pid, &comm, &state, &ppid); n == 4 &&
+			ppid == parent && comm == "("+program+")" && state != "Z" {
+			return pid
+		}
+	}
+	return 0
+}
+
+// fetch gives the body of a page that answers with status 200.
+func fetch(url string) (string, error) {
+	client := http.Client{Timeout: 10 * time.Second}
+	answer, err := client.Get(url)
+	if err != nil {
+		return "", err
+	}
+	defer answer.Body.Close()
+	body, err := io.ReadAll(answer.Body)
+	if err == nil && answer.StatusCode != http.StatusOK {
+		err = fmt.Errorf("%s: %s: %s", url, answer.Status, body)
+	}
+	return string(body), err
+}
+
+// command runs argv to its end and gives its output without the final newline.
+func command(argv ...string) (string, error) {
+	var stderr strings.Builder
+	cmd := exec.Command(argv[0], argv[1:]...)
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		err = fmt.Errorf("%s: %w: %s", strings.Join(argv, " "), err, strings.TrimSpace(stderr.String()))
+	}
+	return strings.TrimSuffix(string(out), "\n"), err
+}
+
+// must is command for what has to work.
+func must(t *testing.T, argv ...string) string {
+	t.Helper()
+	out, err := command(argv...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// await asks until the answer is nil. It fails the test with the last answer after the given time, or at
+// once when a program ended.
+func await(t *testing.T, what string, limit time.Duration, ask func() error) {
+	t.Helper()
+	deadline := time.Now().Add(limit)
+	tick := time.NewTicker(100 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		err := ask()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) || errors.Is(err, errEnded) {
+			t.Fatalf("waited at most %v for %s: %v", limit, what, err)
+		}
+		<-tick.C
+	}
+}
+
+func stateDir() string           { return filepath.Join(os.Getenv("E2E_DIR"), "state") }
+func logPath(name string) string { return filepath.Join(os.Getenv("E2E_DIR"), "logs", name+".log") }
+
+// readLog gives what a program has printed so far.
+func readLog(t *testing.T, name string) string {
+	t.Helper()
+	text, err := os.ReadFile(logPath(name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// tail gives the last n lines of a file.
+func tail(path string, n int) string {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return err.Error()
+	}
+	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
+	return strings.Join(lines[max(0, len(lines)-n):], "\n")
+}

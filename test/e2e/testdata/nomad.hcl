@@ -1,0 +1,21 @@
+bind_addr            = "127.0.0.1"
+disable_update_check = true
+log_level            = "DEBUG"
+plugin_dir           = "@PLUGINS@"
+
+client {
+  options = {
+    "fingerprint.denylist" = "env_aws,env_gce,env_azure,env_digitalocean"
+  }
+}
+
+plugin "raw_exec" {
+  config { enabled = true }
+}
+
+# The label is the binary's file name.
+plugin "nomad-gpu" {
+  config {
+    @CONFIG@
+  }
+}
