@@ -36,7 +36,9 @@ type At struct{ GI, CI int }
 const WholeInstance = -1
 
 // XID raises a critical error on a GPU. Only event sets registered before hear of it.
-func (m *Machine) XID(slot int, code uint64, at ...At) error { return m.Event(slot, EventXID, code, at...) }
+func (m *Machine) XID(slot int, code uint64, at ...At) error {
+	return m.Event(slot, EventXID, code, at...)
+}
 
 // Event raises one event of any type.
 func (m *Machine) Event(slot int, eventType uint64, data uint64, at ...At) error {

@@ -1,6 +1,7 @@
 package simdriver_test
 
 import (
+	"runtime"
 	"slices"
 	"testing"
 	"time"
@@ -62,9 +63,14 @@ func TestWaitWakesOnEvent(t *testing.T) {
 		at  time.Time
 	}
 	var took []time.Duration
-	for range 20 {
+	for i := range uint64(20) {
 		done := make(chan result)
 		go func() { _, ret := set.Wait(10_000); done <- result{ret, time.Now()} }()
+		until(t, func() bool { // the waiter has entered
+			calls, err := d.m.Calls()
+			ok(t, err)
+			return calls["nvmlEventSetWait_v2"] > i
+		})
 		start := time.Now()
 		ok(t, d.m.XID(2, 79))
 		r := <-done
@@ -124,4 +130,36 @@ func TestMIGChangeIsAnEvent(t *testing.T) {
 	e, ret := set.Wait(1000)
 	want(t, "wait", ret, nvml.SUCCESS)
 	same(t, "type", e.EventType, nvml.EventMigConfigChange)
+}
+
+func TestSystemEvents(t *testing.T) {
+	d := open(t, "h200")
+	create := nvml.SystemEventSetCreateRequest{Version: nvml.STRUCT_VERSION(nvml.SystemEventSetCreateRequest_v1{}, 1)}
+	want(t, "create", d.SystemEventSetCreate(&create), nvml.SUCCESS)
+	register := nvml.SystemRegisterEventRequest{
+		Version:    nvml.STRUCT_VERSION(nvml.SystemRegisterEventRequest_v1{}, 1),
+		Set:        create.Set,
+		EventTypes: nvml.SystemEventTypeGpuDriverBind | nvml.SystemEventTypeGpuDriverUnbind,
+	}
+	want(t, "register", d.SystemRegisterEvents(&register), nvml.SUCCESS)
+	ok(t, d.m.Unload())
+	ok(t, d.m.Load())
+
+	// go-nvml hands the request to C as it is: what it points at must be pinned.
+	var pin runtime.Pinner
+	defer pin.Unpin()
+	data := make([]nvml.SystemEventData_v1, 4)
+	pin.Pin(&data[0])
+	wait := nvml.SystemEventSetWaitRequest{
+		Version: nvml.STRUCT_VERSION(nvml.SystemEventSetWaitRequest_v1{}, 1), Set: create.Set,
+		Timeoutms: 1000, Data: &data[0], DataSize: uint32(len(data)),
+	}
+	want(t, "wait", d.SystemEventSetWait(&wait), nvml.SUCCESS)
+	same(t, "events", wait.NumEvent, 2)
+	same(t, "first", data[0], nvml.SystemEventData_v1{EventType: nvml.SystemEventTypeGpuDriverUnbind, GpuId: 0x0400})
+	same(t, "second", data[1], nvml.SystemEventData_v1{EventType: nvml.SystemEventTypeGpuDriverBind, GpuId: 0x0400})
+	wait.Timeoutms = 0
+	want(t, "wait again", d.SystemEventSetWait(&wait), nvml.ERROR_TIMEOUT)
+	free := nvml.SystemEventSetFreeRequest{Version: nvml.STRUCT_VERSION(nvml.SystemEventSetFreeRequest_v1{}, 1), Set: create.Set}
+	want(t, "free", d.SystemEventSetFree(&free), nvml.SUCCESS)
 }

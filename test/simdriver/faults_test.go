@@ -131,3 +131,20 @@ func TestDriverReload(t *testing.T) {
 	ok(t, d.m.SetDriver("570.124.06"))
 	want(t, "init", d.Init(), nvml.SUCCESS)
 }
+
+func TestReset(t *testing.T) {
+	d := open(t, "h100x8")
+	dev := d.gpu(6)
+	ok(t, d.m.Change(6, "lost = yes", "recovery_action = 1", "remapped_pending = yes", "ecc_uncorrected_volatile = 3"))
+	_, ret := dev.GetUUID()
+	want(t, "call", ret, nvml.ERROR_GPU_IS_LOST)
+	ok(t, d.m.Reset(6))
+	_, _, pending, _, ret := dev.GetRemappedRows()
+	want(t, "remapped rows", ret, nvml.SUCCESS)
+	same(t, "pending", pending, false)
+	count, ret := dev.GetTotalEccErrors(nvml.MEMORY_ERROR_TYPE_UNCORRECTED, nvml.VOLATILE_ECC)
+	want(t, "ecc", ret, nvml.SUCCESS)
+	same(t, "ecc", count, 0)
+	_, ret = dev.GetRetiredPagesPendingStatus()
+	want(t, "what an H100 cannot tell", ret, nvml.ERROR_NOT_SUPPORTED)
+}

@@ -22,6 +22,7 @@ var scenes = map[string]func(library string) int{
 	"init":    initScene,
 	"verdict": verdictScene,
 	"follow":  followScene,
+	"old":     oldScene,
 }
 
 // initScene initialises and answers with the code, cut to a byte.
@@ -41,6 +42,19 @@ func verdictScene(library string) int {
 		return 2
 	}
 	dev.GetFieldValues([]nvml.FieldValue{{FieldId: nvml.FI_DEV_GET_GPU_RECOVERY_ACTION}})
+	return 0
+}
+
+// oldScene waits for an event of a GPU that the test raises once the line "ready" is out.
+func oldScene(library string) int {
+	lib := nvml.New(nvml.WithLibraryPath(library))
+	lib.Init()
+	set, _ := lib.EventSetCreate()
+	dev, _ := lib.DeviceGetHandleByIndex(0)
+	dev.RegisterEvents(nvml.EventTypeXidCriticalError, set)
+	fmt.Println("ready")
+	e, ret := set.Wait(10_000)
+	fmt.Println(e.EventData, e.GpuInstanceId, e.ComputeInstanceId, ret)
 	return 0
 }
 
@@ -123,9 +137,7 @@ func TestTwoProcessesSeeOneChange(t *testing.T) {
 // The hazard of go-nvml that discovery has to gate against: a missing symbol ends the process.
 func TestMissingSymbol(t *testing.T) {
 	m := simdriver.Start(t, "h200")
-	_, err := simdriver.Build(t.Context(), filepath.Join(m.Root, "usr/lib/x86_64-linux-gnu"),
-		simdriver.WithoutSymbols("nvmlDeviceGetFieldValues"))
-	ok(t, err)
+	ok(t, m.Without(t.Context(), "nvmlDeviceGetFieldValues"))
 	out, code := scene(t, m, "verdict")
 	same(t, "exit code", code, 127)
 	if !strings.Contains(out, "lookup: false") || !strings.Contains(out, "symbol lookup error") {
@@ -153,4 +165,25 @@ func TestLibraryNewerThanDriver(t *testing.T) {
 	ok(t, d.m.SetDriver("600.1.2"))
 	_, code = scene(t, d.m, "init")
 	same(t, "init after the driver followed", nvml.Return(code), nvml.SUCCESS)
+}
+
+// With a driver that has only the first event wait, go-nvml leaves the
+// placement 0: that is not GPU instance 0.
+func TestOldEventWaitHasNoPlacement(t *testing.T) {
+	m := simdriver.Start(t, "h200")
+	ok(t, m.Without(t.Context(), "nvmlEventSetWait_v2"))
+	child := sceneCommand(t, filepath.Join(m.Root, "usr/lib/x86_64-linux-gnu", simdriver.LibraryName), "old")
+	out, err := child.StdoutPipe()
+	ok(t, err)
+	ok(t, child.Start())
+	lines := bufio.NewReader(out)
+	read := func() string {
+		line, err := lines.ReadString('\n')
+		ok(t, err)
+		return strings.TrimSpace(line)
+	}
+	same(t, "child", read(), "ready")
+	ok(t, m.XID(0, 94, simdriver.At{GI: 3, CI: 1}))
+	same(t, "event", read(), "94 0 0 Success")
+	ok(t, child.Wait())
 }

@@ -59,7 +59,7 @@ void sim_violation(const char *call, const char *fmt, ...)
     if (fd >= 0) close(fd);
 }
 
-/* ---- counters: <machine>/calls/<pid>, an array of {name[56], count} ---- */
+/* ---- counters: <machine>/calls/<pid>.<ns>, an array of {name[56], count} ---- */
 
 enum { MAX_COUNTERS = 256 };
 struct counter { char name[56]; u64 count; };
@@ -72,16 +72,17 @@ static void file_counters(void)
 {
     char path[PATH_MAX + 32];
     if (counters && !strcmp(counters_dir, dir)) return;
-    snprintf(path, sizeof path, "%s/calls/%d", dir, (int)getpid());
+    struct timespec t;
+    clock_gettime(CLOCK_REALTIME, &t); /* a pid comes back, and every container has a pid 1 */
+    snprintf(path, sizeof path, "%s/calls/%d.%lld", dir, (int)getpid(), t.tv_sec * 1000000000LL + t.tv_nsec);
     int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0644);
     void *at = MAP_FAILED;
     if (fd >= 0 && !ftruncate(fd, sizeof unfiled))
         at = mmap(NULL, sizeof unfiled, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (fd >= 0) close(fd);
     struct counter *to = at == MAP_FAILED ? unfiled : at;
-    for (int i = 0; i < counters_used; i++) { /* names keep their places; earlier counts belong elsewhere */
+    for (int i = 0; i < counters_used; i++) /* names keep their places; earlier counts belong elsewhere */
         memcpy(to[i].name, unfiled[i].name, sizeof to[i].name);
-    }
     snprintf(counters_dir, sizeof counters_dir, "%s", dir);
     __atomic_store_n(&counters, to, __ATOMIC_RELEASE); /* an old mapping stays: a call may be counting */
 }

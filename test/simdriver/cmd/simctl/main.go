@@ -21,7 +21,7 @@ const usage = `usage: simctl build DIR
        simctl -machine DIR COMMAND ...        (or SIMDRIVER_MACHINE=DIR)
 
   show                                        machine.conf as it is
-  lose N | restore N                          GPU off the bus, and back
+  lose N | restore N | reset N                GPU off the bus, and back
   xid N CODE [GI [CI]]                        a critical error
   event N TYPE DATA [GI [CI]]                 any event, TYPE as in nvml.h
   set N KEY VALUE...                          "none" = not supported
@@ -34,6 +34,7 @@ const usage = `usage: simctl build DIR
   add N [KEY=VALUE]... | remove N
   driver VERSION | library VERSION | unload | load
   hide | unhide                               the library file
+  without SYMBOL...                           build the library without them
   sync                                        trees after editing machine.conf by hand
   violations | calls
 `
@@ -80,6 +81,13 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		}
 		return err
 	}
+	if name == "without" {
+		m, err := simdriver.Open(dir)
+		if err != nil {
+			return err
+		}
+		return m.Without(ctx, args...)
+	}
 	cmd, ok := commands[name]
 	if !ok {
 		return fmt.Errorf("unknown command %q\n%s", name, usage)
@@ -110,6 +118,7 @@ var commands = map[string]command{
 	"show":    {0, 0, show},
 	"lose":    {1, 1, onSlot((*simdriver.Machine).Lose)},
 	"restore": {1, 1, onSlot((*simdriver.Machine).Restore)},
+	"reset":   {1, 1, onSlot((*simdriver.Machine).Reset)},
 	"remove":  {1, 1, onSlot((*simdriver.Machine).Remove)},
 	"xid": {2, 4, func(m *simdriver.Machine, w words, _ io.Writer) error {
 		slot, code, at := w.number(0), w.number(1), w.at(2)
