@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -11,7 +12,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -35,22 +35,18 @@ func start(t *testing.T, name string, env []string, argv ...string) *process {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer log.Close()
-	p := &process{name: name, cmd: exec.Command(argv[0], argv[1:]...), exited: make(chan struct{})}
+	defer func() { _ = log.Close() }() // the program has its own copy
+	p := &process{name: name, cmd: exec.CommandContext(t.Context(), argv[0], argv[1:]...), exited: make(chan struct{})}
 	p.cmd.Dir, p.cmd.Env = stateDir(), append(os.Environ(), env...)
 	p.cmd.Stdout, p.cmd.Stderr = log, log
 	if err := p.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	var reap sync.WaitGroup
-	reap.Go(func() {
+	go func() {
 		_ = p.cmd.Wait() // the status is in ProcessState
 		close(p.exited)
-	})
-	t.Cleanup(func() {
-		p.stop(t, syscall.SIGKILL)
-		reap.Wait()
-	})
+	}()
+	t.Cleanup(func() { <-p.exited }) // the test's context is over by then, which kills the program
 	return p
 }
 
@@ -91,14 +87,22 @@ func childOf(parent int, program string) int {
 	return 0
 }
 
+// commandLimit bounds one question to an orchestrator; importing an image takes the longest.
+const commandLimit = 30 * time.Second
+
 // fetch gives the body of a page that answers with status 200.
 func fetch(url string) (string, error) {
-	client := http.Client{Timeout: 10 * time.Second}
-	answer, err := client.Get(url)
+	ctx, cancel := context.WithTimeout(context.Background(), commandLimit)
+	defer cancel()
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
 	if err != nil {
 		return "", err
 	}
-	defer answer.Body.Close()
+	answer, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = answer.Body.Close() }()
 	body, err := io.ReadAll(answer.Body)
 	if err == nil && answer.StatusCode != http.StatusOK {
 		err = fmt.Errorf("%s: %s: %s", url, answer.Status, body)
@@ -108,8 +112,10 @@ func fetch(url string) (string, error) {
 
 // command runs argv to its end and gives its output without the final newline.
 func command(argv ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), commandLimit)
+	defer cancel()
 	var stderr strings.Builder
-	cmd := exec.Command(argv[0], argv[1:]...)
+	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
 	if err != nil {
