@@ -97,7 +97,7 @@ func buildCached(ctx context.Context, opts ...BuildOption) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("build library: %w", err)
 	}
-	defer os.RemoveAll(work)
+	defer func() { _ = os.RemoveAll(work) }()
 	if err := compile(ctx, cc, work, o); err != nil {
 		return "", err
 	}
@@ -123,11 +123,11 @@ func (o buildOptions) key() (string, error) {
 			return err
 		}
 		text, err := sources.ReadFile(path)
-		fmt.Fprintf(h, "%s %d\n", path, len(text))
+		h.Write(fmt.Appendf(nil, "%s %d\n", path, len(text)))
 		h.Write(text)
 		return err
 	})
-	fmt.Fprintln(h, o.without)
+	h.Write(fmt.Appendln(nil, o.without))
 	return hex.EncodeToString(h.Sum(nil))[:16], err
 }
 

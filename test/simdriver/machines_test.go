@@ -213,7 +213,7 @@ func TestTreesOfAMachine(t *testing.T) {
 
 func TestMachineFileErrorsNameTheLine(t *testing.T) {
 	tests := []struct{ text, says string }{
-		{"[machine]\ndriver = 1\n[gpu 0]\nnmae = x\n", `machine.conf:4: unknown key "nmae"`},
+		{"[machine]\ndriver = 1\n[gpu 0]\ncolour = x\n", `machine.conf:4: unknown key "colour"`},
 		{"[machine]\ndriver = 1\n[gpu 0]\nmemory = lots\n", `machine.conf:4: memory: cannot read "lots"`},
 		{"[machine]\ndriver = 1\n[gpu 0]\nname = x\nuuid = u\n", `[gpu 0]: name, uuid and pci are needed`},
 		{"[machine]\n[cpu]\n", `machine.conf:2: unknown section [cpu]`},

@@ -41,17 +41,20 @@ func verdictScene(library string) int {
 	if ret != nvml.SUCCESS {
 		return 2
 	}
-	dev.GetFieldValues([]nvml.FieldValue{{FieldId: nvml.FI_DEV_GET_GPU_RECOVERY_ACTION}})
-	return 0
+	return int(dev.GetFieldValues([]nvml.FieldValue{{FieldId: nvml.FI_DEV_GET_GPU_RECOVERY_ACTION}}))
 }
 
 // oldScene waits for an event of a GPU that the test raises once the line "ready" is out.
 func oldScene(library string) int {
 	lib := nvml.New(nvml.WithLibraryPath(library))
-	lib.Init()
+	if ret := lib.Init(); ret != nvml.SUCCESS {
+		return 1
+	}
 	set, _ := lib.EventSetCreate()
 	dev, _ := lib.DeviceGetHandleByIndex(0)
-	dev.RegisterEvents(nvml.EventTypeXidCriticalError, set)
+	if ret := dev.RegisterEvents(nvml.EventTypeXidCriticalError, set); ret != nvml.SUCCESS {
+		return 2
+	}
 	fmt.Println("ready")
 	e, ret := set.Wait(10_000)
 	fmt.Println(e.EventData, e.GpuInstanceId, e.ComputeInstanceId, ret)

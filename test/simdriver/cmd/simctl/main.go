@@ -12,7 +12,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/tandem-gpu/tandem/test/simdriver"
+	"github.com/tandem-gpu/tandem/test/simdriver" //nolint:depguard // a tool of the tests, not of the product
 )
 
 const usage = `usage: simctl build DIR
@@ -40,15 +40,15 @@ const usage = `usage: simctl build DIR
 `
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	defer stop()
-	if err := run(ctx, os.Args[1:], os.Stdout); err != nil {
+	if err := run(os.Args[1:], os.Stdout); err != nil {
 		fmt.Fprintln(os.Stderr, "simctl:", err)
 		os.Exit(1)
 	}
 }
 
-func run(ctx context.Context, args []string, out io.Writer) error {
+func run(args []string, out io.Writer) error {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
 	dir := os.Getenv("SIMDRIVER_MACHINE")
 	if len(args) >= 2 && (args[0] == "-machine" || args[0] == "--machine") {
 		dir, args = args[1], args[2:]
@@ -59,17 +59,19 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	name, args := args[0], args[1:]
 	switch name {
 	case "help", "-h", "--help":
-		fmt.Fprint(out, usage)
-		return nil
+		_, err := io.WriteString(out, usage)
+		return err
 	case "machines":
-		fmt.Fprintln(out, strings.Join(simdriver.Names(), "\n"))
-		return nil
+		_, err := fmt.Fprintln(out, strings.Join(simdriver.Names(), "\n"))
+		return err
 	case "build":
 		if len(args) != 1 {
 			return fmt.Errorf("build: want DIR")
 		}
 		path, err := simdriver.Build(ctx, args[0])
-		fmt.Fprintln(out, path)
+		if err == nil {
+			_, err = fmt.Fprintln(out, path)
+		}
 		return err
 	case "install":
 		if len(args) != 2 {
@@ -77,7 +79,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		}
 		m, err := simdriver.Install(ctx, args[0], args[1])
 		if err == nil {
-			fmt.Fprintln(out, m.Root)
+			_, err = fmt.Fprintln(out, m.Root)
 		}
 		return err
 	}
@@ -222,7 +224,9 @@ func lines(read func(*simdriver.Machine) ([]string, error)) func(*simdriver.Mach
 	return func(m *simdriver.Machine, _ words, out io.Writer) error {
 		all, err := read(m)
 		for _, line := range all {
-			fmt.Fprintln(out, line)
+			if _, err := fmt.Fprintln(out, line); err != nil {
+				return err
+			}
 		}
 		return err
 	}
@@ -247,7 +251,9 @@ func calls(m *simdriver.Machine, _ words, out io.Writer) error {
 	}
 	slices.Sort(names)
 	for _, name := range names {
-		fmt.Fprintf(out, "%10d %s\n", counts[name], name)
+		if _, err := fmt.Fprintf(out, "%10d %s\n", counts[name], name); err != nil {
+			return err
+		}
 	}
 	return nil
 }
