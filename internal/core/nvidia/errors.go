@@ -27,8 +27,9 @@ func (e *CallError) Unwrap() error {
 		return core.ErrDriverLost
 	case nvml.ERROR_LIB_RM_VERSION_MISMATCH:
 		return core.ErrDriverStale
+	default:
+		return nil
 	}
-	return nil
 }
 
 func returned(err error) nvml.Return {
@@ -45,8 +46,9 @@ func isUnsupported(err error) bool {
 	case nvml.ERROR_NOT_SUPPORTED, nvml.ERROR_FUNCTION_NOT_FOUND, nvml.ERROR_NO_PERMISSION,
 		nvml.ERROR_INVALID_ARGUMENT, nvml.ERROR_ARGUMENT_VERSION_MISMATCH, nvml.ERROR_DEPRECATED:
 		return true
+	default:
+		return false
 	}
-	return false
 }
 
 func isLost(err error) bool { return returned(err) == nvml.ERROR_GPU_IS_LOST }

@@ -20,10 +20,13 @@ const listened = nvml.EventTypeXidCriticalError | nvml.EventTypeDoubleBitEccErro
 	nvml.EventTypeGpuRecoveryAction | nvml.EventMigConfigChange
 
 // wish is what the reader hands to the waiter: the GPUs to listen to. NVML can't take a GPU out of an
-// event set, so another wish means another set, which only the waiter may make:
+// event set, so another wish means another set, which only the waiter may make. It makes the new one
+// first and empties the old one then, so that nothing is missed of a GPU that is in both:
 //
-//	reader  Snapshot: listenTo(A, B) ............ listenTo(B)
-//	waiter  ................ set of A, B: wait, wait ........ free it; set of B: wait
+//	reader  listenTo(A, B) ................ listenTo(B, C)
+//	waiter  ........ set of A, B: wait, wait .......... set of B, C; drain and free set of A, B; wait
+//
+// What happens to C between the reading and the registration is for polling to find.
 type wish struct {
 	mu      sync.Mutex
 	gpus    []held // identity and handle only
@@ -71,31 +74,58 @@ type armed struct {
 // that kind, at an instance if the driver can tell. Any other event is an observation of kind 0, which
 // changes no health: it says where something happened, and asking says what.
 //
-// An error means that events can't be had at present: the caller pauses and asks the GPUs, the next Wait
-// starts over with a new event set. core.ErrNoEvents means that no GPU here has events.
+// An error means that events can't be had at present: the caller pauses and asks the GPUs. A new event
+// set is made at once, so that it fills meanwhile. core.ErrNoEvents means that no GPU here has events.
 func (s *Session) Wait(max time.Duration) ([]core.Observation, error) {
 	gpus, version := s.wish.load()
-	if s.armed.set == nil || s.armed.version != version {
-		if len(gpus) == 0 {
-			s.disarm()
-			return nil, s.idle(max)
-		}
-		if err := s.arm(gpus, version); err != nil {
-			s.disarm()
-			return nil, err
-		}
-	}
-	event, err := call(&s.waiter, "nvmlEventSetWait", core.Node, func() (nvml.EventData, nvml.Return) {
-		return s.armed.set.Wait(uint32(max.Milliseconds()))
-	})
-	if returned(err) == nvml.ERROR_TIMEOUT {
-		return nil, nil
-	}
-	if err != nil {
+	if len(gpus) == 0 {
 		s.disarm()
+		return nil, s.idle(max)
+	}
+	if s.armed.set == nil || s.armed.version != version {
+		old := s.armed
+		err := s.arm(gpus, version)
+		obs := s.drain(old)
+		if err != nil || len(obs) > 0 {
+			return obs, err
+		}
+	}
+	o, err := s.next(s.armed, max)
+	switch {
+	case returned(err) == nvml.ERROR_TIMEOUT:
+		return nil, nil
+	case err != nil:
+		s.disarm()
+		_ = s.arm(gpus, version) // the next Wait tries again, and says why
 		return nil, err
 	}
-	return []core.Observation{s.observed(event)}, nil
+	return []core.Observation{o}, nil
+}
+
+// next waits for one event of a set.
+func (s *Session) next(a armed, max time.Duration) (core.Observation, error) {
+	event, err := call(&s.waiter, "nvmlEventSetWait", core.Node, func() (nvml.EventData, nvml.Return) {
+		return a.set.Wait(uint32(max.Milliseconds()))
+	})
+	if err != nil {
+		return core.Observation{}, err
+	}
+	return s.observed(a, event), nil
+}
+
+// drain frees a set that is replaced and returns what it still held. It stops at a number that only a
+// flood exceeds.
+func (s *Session) drain(old armed) []core.Observation {
+	var obs []core.Observation
+	for old.set != nil && len(obs) < 256 {
+		o, err := s.next(old, 0)
+		if err != nil {
+			break
+		}
+		obs = append(obs, o)
+	}
+	s.free(old)
+	return obs
 }
 
 // idle waits for the first reading, or for the first GPU.
@@ -111,9 +141,9 @@ func (s *Session) idle(max time.Duration) error {
 
 // observed says what an event means. The GPU is found by its handle: asking a lost one for its UUID
 // fails, and then all GPUs would be to blame.
-func (s *Session) observed(event nvml.EventData) core.Observation {
+func (s *Session) observed(a armed, event nvml.EventData) core.Observation {
 	o := core.Observation{At: core.Node, Detail: fmt.Sprintf("event 0x%x", event.EventType)}
-	for _, g := range s.armed.gpus {
+	for _, g := range a.gpus {
 		if g.handle == event.Device {
 			o.At = core.WholeGPU(g.device.ID)
 		}
@@ -129,38 +159,39 @@ func (s *Session) observed(event nvml.EventData) core.Observation {
 }
 
 // arm makes an event set of the GPUs that have events. A GPU that can't be registered now is left out
-// until the wish changes or the set breaks.
+// until the wish changes or the set breaks. After an error there is no set.
 func (s *Session) arm(gpus []held, version int) error {
-	s.disarm()
+	s.armed = armed{}
+	if !s.waiter.have["nvmlEventSetWait"] {
+		return core.ErrNoEvents
+	}
 	set, err := call(&s.waiter, "nvmlEventSetCreate", core.Node, s.lib.EventSetCreate)
-	if isUnsupported(err) || !s.waiter.have["nvmlEventSetWait"] {
+	if isUnsupported(err) {
 		return core.ErrNoEvents
 	}
 	if err != nil {
 		return err
 	}
-	s.armed = armed{set: set, version: version}
-	var failed error
+	a := armed{set: set, version: version}
+	failed := core.ErrNoEvents
 	for i, g := range gpus {
 		switch err := s.register(g, set); {
 		case err == nil:
-			s.armed.gpus = append(s.armed.gpus, g)
-		case isGone(err):
-			return err
+			a.gpus = append(a.gpus, g)
 		case returned(err) == nvml.ERROR_UNKNOWN && len(gpus) > 1:
 			// The set is in an undefined state now (nvml.h): another one, without this GPU.
+			s.free(a)
 			return s.arm(slices.Delete(slices.Clone(gpus), i, i+1), version)
 		case !isUnsupported(err):
 			failed = err
 		}
 	}
-	if len(s.armed.gpus) > 0 {
-		return nil
-	}
-	if failed != nil {
+	if len(a.gpus) == 0 {
+		s.free(a)
 		return failed
 	}
-	return core.ErrNoEvents
+	s.armed = a
+	return nil
 }
 
 // register adds a GPU to the set. One unsupported event would refuse all of them.
@@ -178,11 +209,15 @@ func (s *Session) register(g held, set nvml.EventSet) error {
 	})
 }
 
-// disarm frees the event set. It belongs to the waiter, and after that to Close.
+// disarm frees the event set in use. It belongs to the waiter, and after that to Close.
 func (s *Session) disarm() {
-	if s.armed.set != nil {
-		// A set that can't be freed is the driver's to keep; there is nothing to do about it.
-		_ = do(&s.waiter, "nvmlEventSetFree", core.Node, s.armed.set.Free)
-	}
+	s.free(s.armed)
 	s.armed = armed{}
+}
+
+// free gives a set back. One that can't be freed is the driver's to keep; nothing can be done about it.
+func (s *Session) free(a armed) {
+	if a.set != nil {
+		_ = do(&s.waiter, "nvmlEventSetFree", core.Node, a.set.Free)
+	}
 }

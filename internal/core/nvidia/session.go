@@ -52,7 +52,7 @@ func Open(o Options) (*Session, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer found.file.Close()
+	defer func() { _ = found.file.Close() }() // go-nvml holds its own by then
 	s := &Session{
 		lib:      nvml.New(nvml.WithLibraryPath(found.path)),
 		sys:      os.DirFS(rooted(o.Roots.Sys, "/sys")),
@@ -76,8 +76,9 @@ func notOpened(err error) error {
 		return fmt.Errorf("%w: the kernel module is not loaded (%v)", core.ErrNoDriver, err)
 	case nvml.ERROR_LIB_RM_VERSION_MISMATCH:
 		return gone(err)
+	default:
+		return fmt.Errorf("the driver can't be opened: %w", err)
 	}
-	return fmt.Errorf("the driver can't be opened: %w", err)
 }
 
 func rooted(root, otherwise string) string {

@@ -63,8 +63,9 @@ func pciePath(l nvml.GpuTopologyLevel) core.PCIePath {
 		return core.PathNUMA
 	case nvml.TOPOLOGY_SYSTEM:
 		return core.PathSystem
+	default:
+		return core.PathUnknown
 	}
-	return core.PathUnknown
 }
 
 var migName = regexp.MustCompile(` MIG ((?:[1-9]\d?c\.)?[1-9]\d?g\.[1-9]\d*gb(?:[+-][a-z][a-z.,]*)?)$`)

@@ -1,0 +1,87 @@
+package nvidia
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/test/simdriver"
+)
+
+// machine64 are eight GPUs of which each is cut into seven instances: 64 devices.
+func machine64(b *testing.B) *simdriver.Machine {
+	b.Helper()
+	m := simdriver.Start(b, "a100-mig")
+	seven := strings.Fields(strings.Repeat("1g.10gb ", 7))
+	for slot := range 8 {
+		must(b, m.SetMIG(slot, seven...))
+	}
+	return m
+}
+
+func benchmarkSnapshot(b *testing.B, m *simdriver.Machine, devices int) {
+	s := open(b, m)
+	if n := len(snapshot(b, s).Devices); n != devices {
+		b.Fatalf("%d devices", n)
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		snapshot(b, s)
+	}
+}
+
+// Against the simulated driver: what is measured is our side and go-nvml's, not the real driver.
+func BenchmarkSnapshot8(b *testing.B)  { benchmarkSnapshot(b, simdriver.Start(b, "h100x8"), 8) }
+func BenchmarkSnapshot64(b *testing.B) { benchmarkSnapshot(b, machine64(b), 64) }
+
+// BenchmarkOpen is a session from nothing to the first reading, links included.
+func BenchmarkOpen(b *testing.B) {
+	m := simdriver.Start(b, "h100x8")
+	b.ReportAllocs()
+	for b.Loop() {
+		s := open(b, m)
+		snapshot(b, s)
+		must(b, s.Close())
+	}
+}
+
+func BenchmarkProbe8(b *testing.B) {
+	s := open(b, simdriver.Start(b, "h100x8"))
+	snapshot(b, s)
+	b.ReportAllocs()
+	for b.Loop() {
+		if obs, err := s.Probe(); err != nil || len(obs) != 8 {
+			b.Fatal(len(obs), err)
+		}
+	}
+}
+
+func BenchmarkUsage8(b *testing.B) {
+	s := open(b, simdriver.Start(b, "h100x8"))
+	snapshot(b, s)
+	b.ReportAllocs()
+	for b.Loop() {
+		if usage, err := s.Usage(); err != nil || len(usage) != 8 {
+			b.Fatal(len(usage), err)
+		}
+	}
+}
+
+func BenchmarkParseMIGMinors(b *testing.B) {
+	var text strings.Builder
+	for gpu := range 8 {
+		for gi := range 15 {
+			fmt.Fprintf(&text, "gpu%d/gi%d/access %d\n", gpu, gi, gpu*200+gi*9)
+			for ci := range 8 {
+				fmt.Fprintf(&text, "gpu%d/gi%d/ci%d/access %d\n", gpu, gi, ci, gpu*200+gi*9+ci+1)
+			}
+		}
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		if gi, _ := parseMIGMinors(text.String()).of(7, core.Placement{GI: 14, CI: 0}); gi != 7*200+14*9 {
+			b.Fatal(gi)
+		}
+	}
+}

@@ -1,0 +1,123 @@
+package nvidia
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"text/tabwriter"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/monitor"
+	"github.com/tandem-gpu/tandem/test/simdriver"
+)
+
+var _ monitor.Session = (*Session)(nil)
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+// roots are those of a simulated machine.
+func roots(m *simdriver.Machine) core.Roots {
+	return core.Roots{
+		Driver: m.Root, Dev: m.Root, Sys: filepath.Join(m.Root, "sys"), Proc: filepath.Join(m.Root, "proc"),
+	}
+}
+
+// open opens a session on a simulated machine and closes it with the test.
+func open(t testing.TB, m *simdriver.Machine) *Session {
+	t.Helper()
+	s, err := Open(Options{Roots: roots(m)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			t.Error("close:", err)
+		}
+	})
+	return s
+}
+
+func snapshot(t testing.TB, s *Session) core.Snapshot {
+	t.Helper()
+	snap, err := s.Snapshot()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return snap
+}
+
+// must fails the test if scripting the machine did not work.
+func must(t testing.TB, errs ...error) {
+	t.Helper()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestMachines reads every machine that ships and compares with testdata/NAME.golden.
+func TestMachines(t *testing.T) {
+	for _, name := range simdriver.Names() {
+		t.Run(name, func(t *testing.T) {
+			s := open(t, simdriver.Start(t, name))
+			got := render(snapshot(t, s))
+			golden := filepath.Join("testdata", name+".golden")
+			if *update {
+				must(t, os.WriteFile(golden, []byte(got), 0o644))
+			}
+			want, err := os.ReadFile(golden)
+			must(t, err)
+			if diff := cmp.Diff(strings.Split(string(want), "\n"), strings.Split(got, "\n")); diff != "" {
+				t.Error("go test -update writes the files anew\n", diff)
+			}
+		})
+	}
+}
+
+// render is a snapshot as text, one line per device. Absent values are "-".
+func render(s core.Snapshot) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "driver %s %s, CUDA %s\n\n", s.Driver.State, s.Driver.Version, s.Driver.CUDA)
+	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "#\tID\tmodel\tprofile\tat\tpci\tnuma\tminor\tcaps\tMiB\tBAR1 MiB\tW\tMHz\tmemory MHz\tPCIe\tcc\tdisplay\tpersistence")
+	or := func(v any) string {
+		if text := fmt.Sprint(v); !slices.Contains([]string{"", "0", "0 0", "0.0", "0x0"}, text) {
+			return text
+		}
+		return "-"
+	}
+	for _, d := range s.Devices {
+		at := "whole"
+		if d.At.GI != core.Whole {
+			at = fmt.Sprintf("gi%d/ci%d", d.At.GI, d.At.CI)
+		} else if d.MIG {
+			at = "whole, MIG"
+		}
+		fmt.Fprintf(w, "%d\t%s\t%s\t%s\t%s\t%s\t%d\t%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n",
+			d.Index, d.ID, or(d.Model), or(d.Profile), at, d.PCI, d.NUMANode, d.Minor, or(fmt.Sprintf("%d %d", d.GICap, d.CICap)),
+			or(d.Memory>>20), or(d.BAR1>>20), or(d.PowerLimit/1000), or(d.CoreClock), or(d.MemoryClock),
+			or(fmt.Sprintf("%dx%d", d.PCIeGen, d.PCIeWidth)), or(d.Compute), or(d.DisplayState), or(d.PersistenceMode))
+	}
+	w.Flush()
+	for _, e := range s.Excluded {
+		fmt.Fprintf(&b, "excluded %d %s %s: %s\n", e.Index, e.At, e.PCI, e.Reason)
+	}
+	index := map[core.DeviceID]int{}
+	for _, d := range s.Devices {
+		if d.Profile == "" {
+			index[d.ID] = d.Index
+		}
+	}
+	fmt.Fprintln(&b)
+	for _, l := range s.Links {
+		fmt.Fprintf(&b, "link %d-%d path %d nvlinks %d\n", index[l.A], index[l.B], l.Path, l.NVLinks)
+	}
+	fmt.Fprintf(&b, "\nnodes %s\n", strings.Join(s.Nodes, " "))
+	return b.String()
+}

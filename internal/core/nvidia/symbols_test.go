@@ -1,0 +1,219 @@
+package nvidia
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/test/simdriver"
+)
+
+// A process keeps the library that it has loaded first, so every library without a function needs a
+// process of its own: this test binary again, which does all that a session can do and says how it went.
+const childRoot = "TANDEM_TEST_DRIVER_ROOT"
+
+func TestMain(m *testing.M) {
+	root := os.Getenv(childRoot)
+	if root == "" {
+		os.Exit(m.Run())
+	}
+	if err := useAll(root); err != nil {
+		fmt.Println(err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+// useAll does everything once and prints what was found.
+func useAll(root string) error {
+	machine, err := simdriver.Open(root)
+	if err != nil {
+		return err
+	}
+	s, err := Open(Options{Roots: roots(machine)})
+	if err != nil {
+		return err
+	}
+	snap, err := s.Snapshot()
+	if err != nil {
+		return err
+	}
+	for _, e := range snap.Excluded {
+		fmt.Println("excluded", e.Index, e.Reason)
+	}
+	if _, err := s.Probe(); err != nil {
+		return err
+	}
+	if _, err := s.Usage(); err != nil {
+		return err
+	}
+	if _, err := s.Wait(0); err != nil && !errors.Is(err, core.ErrNoEvents) {
+		return err
+	}
+	if err := machine.XID(5, 94, simdriver.At{GI: 9, CI: 0}); err != nil {
+		return err
+	}
+	obs, err := s.Wait(0)
+	for _, o := range obs {
+		fmt.Println("event", o.At.GI == 9, o.At.GI == core.Whole)
+	}
+	if err != nil && !errors.Is(err, core.ErrNoEvents) {
+		return err
+	}
+	fmt.Println("devices", len(snap.Devices))
+	return s.Close()
+}
+
+// without installs a machine whose library lacks functions. The names are overwritten in the library,
+// which takes no compiler: a look-up finds the slot by the old name's hash and then another name.
+func without(t *testing.T, names ...string) string {
+	t.Helper()
+	text, err := simdriver.Text("a100-mig")
+	must(t, err)
+	m, err := simdriver.InstallText(t.Context(), t.TempDir(), text)
+	if errors.Is(err, simdriver.ErrNoCompiler) {
+		t.Skip("SKIPPED: ", err)
+	}
+	must(t, err)
+	library, err := os.ReadFile(m.Library)
+	must(t, err)
+	for _, name := range names {
+		whole := []byte("\x00" + name + "\x00")
+		if !bytes.Contains(library, whole) {
+			t.Fatalf("the simulated driver has no %s", name)
+		}
+		library = bytes.ReplaceAll(library, whole, append([]byte("\x00x"), whole[2:]...))
+	}
+	must(t, os.Remove(m.Library)) // it may be one file with that of other tests
+	must(t, os.WriteFile(m.Library, library, 0o755))
+	return m.Root
+}
+
+func child(t *testing.T, root string) (output string, err error) {
+	t.Helper()
+	self, err := os.Executable()
+	must(t, err)
+	cmd := exec.CommandContext(context.WithoutCancel(t.Context()), self)
+	cmd.Env = append(os.Environ(), childRoot+"="+root, "SIMDRIVER_MACHINE="+root)
+	text, err := cmd.CombinedOutput()
+	return string(text), err
+}
+
+// Without any one function there is a session still, or an error that names it; never a dead process.
+func TestEachFunctionMissing(t *testing.T) {
+	if testing.Short() {
+		t.Skip("a process per function")
+	}
+	var calls []string
+	for call := range functions {
+		calls = append(calls, call)
+	}
+	slices.Sort(calls)
+	identity := []string{"nvmlDeviceGetGpuInstanceId", "nvmlDeviceGetComputeInstanceId", "nvmlDeviceGetMigDeviceHandleByIndex"}
+	for _, call := range calls {
+		t.Run(call, func(t *testing.T) {
+			t.Parallel()
+			out, err := child(t, without(t, functions[call]...))
+			switch {
+			case slices.Contains(mandatory, call):
+				if err == nil || !strings.Contains(out, "lacks "+call) {
+					t.Errorf("%v: %s", err, out)
+				}
+			case err != nil:
+				t.Errorf("%v: %s", err, out)
+			case slices.Contains(identity, call):
+				if !strings.Contains(out, "excluded 5 "+call+": not in this driver") {
+					t.Error(out)
+				}
+			case call == "nvmlDeviceGetMigMode", call == "nvmlDeviceGetMaxMigDeviceCount":
+				if !strings.Contains(out, "devices 8\n") {
+					t.Error(out)
+				}
+			case !strings.Contains(out, "devices 20\n"):
+				t.Error(out)
+			}
+		})
+	}
+}
+
+// With nothing but what is mandatory, eight GPUs are eight GPUs.
+func TestOldestDriver(t *testing.T) {
+	var names []string
+	for call, versions := range functions {
+		if !slices.Contains(mandatory, call) {
+			names = append(names, versions...)
+		} else if call != "nvmlInit" {
+			names = append(names, versions[:len(versions)-1]...) // the first version of each is what is left
+		}
+	}
+	slices.Sort(names)
+	out, err := child(t, without(t, slices.Compact(names)...))
+	if err != nil || !strings.Contains(out, "devices 8\n") {
+		t.Errorf("%v: %s", err, out)
+	}
+}
+
+// The older event wait does not say which instance an event concerns: it is the whole GPU then.
+func TestEventsWithoutAttribution(t *testing.T) {
+	out, err := child(t, without(t, attributed))
+	if err != nil || !strings.Contains(out, "event false true\n") {
+		t.Errorf("%v: %s", err, out)
+	}
+	out, err = child(t, without(t))
+	if err != nil || !strings.Contains(out, "event true false\n") {
+		t.Errorf("with it: %v: %s", err, out)
+	}
+}
+
+func TestNoLibrary(t *testing.T) {
+	root := t.TempDir()
+	_, err := Open(Options{Roots: core.Roots{Driver: root}})
+	_, again := Open(Options{Roots: core.Roots{Driver: root}})
+	if !errors.Is(err, core.ErrNoDriver) || err.Error() != again.Error() || strings.Contains(err.Error(), "\n") {
+		t.Fatalf("%v, then %v", err, again)
+	}
+	for _, folder := range libraryFolders {
+		if !strings.Contains(err.Error(), filepath.Join(root, folder)) {
+			t.Errorf("%v does not say that it looked in %s", err, folder)
+		}
+	}
+}
+
+// A library that is there and can't be loaded is no missing driver, and says what is wrong with it.
+func TestBrokenLibrary(t *testing.T) {
+	root := t.TempDir()
+	file := filepath.Join(root, "lib64", libraryName)
+	must(t, os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, []byte("not a library"), 0o644))
+	_, err := Open(Options{Roots: core.Roots{Driver: root}})
+	if err == nil || errors.Is(err, core.ErrNoDriver) || !strings.Contains(err.Error(), file) || strings.Contains(err.Error(), "\n") {
+		t.Error(err)
+	}
+}
+
+func TestInitFails(t *testing.T) {
+	for code, want := range map[string]error{
+		"DRIVER_NOT_LOADED": core.ErrNoDriver, "LIBRARY_NOT_FOUND": core.ErrNoDriver,
+		"LIB_RM_VERSION_MISMATCH": core.ErrDriverStale,
+	} {
+		m := simdriver.Start(t, "t4")
+		must(t, m.Fail(simdriver.All, "nvmlInit", code, 1))
+		if _, err := Open(Options{Roots: roots(m)}); !errors.Is(err, want) || strings.Contains(err.Error(), "\n") {
+			t.Errorf("%s: %v", code, err)
+		}
+		must(t, open(t, m).Close()) // the next try finds it healed
+	}
+	m := simdriver.Start(t, "t4")
+	must(t, m.Fail(simdriver.All, "nvmlInit", "NO_PERMISSION", 1))
+	_, err := Open(Options{Roots: roots(m)})
+	if e, ok := errors.AsType[*CallError](err); !ok || e.Call != "nvmlInit" || errors.Is(err, core.ErrNoDriver) {
+		t.Error(err)
+	}
+}
