@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -63,7 +64,22 @@ func TestBothOrchestrators(t *testing.T) {
 		kube.awaitGPUs(t, 8, 8)
 	})
 	step(t, "a Nomad job gets two GPUs of 40 GiB or more", func(t *testing.T) {
-		checkIDs(t, offered, nomad.runJob(t, "pair", "complete"), 2)
+		ids, _ := nomad.runJob(t, "pair", "complete")
+		checkIDs(t, offered, ids, 2)
+	})
+	step(t, "an isolated Nomad job gets their device nodes", func(t *testing.T) {
+		ids, said := nomad.runJob(t, "isolated", "complete", "driver=exec", "then=cd /dev && echo nvidia*")
+		checkIDs(t, offered, ids, 2)
+		nodes := strings.Fields(said)
+		for _, g := range offered {
+			name := fmt.Sprintf("nvidia%d", slotOf(t, m, g.ID)) // on this machine slots are minor numbers
+			if slices.Contains(nodes, name) != slices.Contains(ids, g.ID) {
+				t.Errorf("Nomad gave %q, the task sees %q", ids, nodes)
+			}
+		}
+		if !slices.Contains(nodes, "nvidiactl") {
+			t.Errorf("the task sees %q, no nvidiactl", nodes)
+		}
 	})
 	step(t, "a Nomad job that wants 400 GiB stays blocked", func(t *testing.T) {
 		nomad.submit(t, "gpus.nomad.hcl", "name=greedy", "least_memory=400 GiB")
@@ -74,22 +90,25 @@ func TestBothOrchestrators(t *testing.T) {
 		checkIDs(t, offered, first.ids(), 2)
 	})
 	step(t, "Nomad's plugin is killed under a running job", func(t *testing.T) {
-		held = nomad.runJob(t, "holder", "running", "then=exec sleep 1000000")
+		held, _ = nomad.runJob(t, "holder", "running", "then=exec sleep 1000000")
 		nomad.killPlugin(t)
 		if again := nomad.awaitGPUs(t, 8, 8); !slices.Equal(again, offered) {
 			t.Errorf("the node offered %+v, now %+v", offered, again)
 		}
-		ids := nomad.runJob(t, "successor", "complete")
+		ids, _ := nomad.runJob(t, "successor", "complete")
 		checkIDs(t, offered, ids, 2)
 		if slices.ContainsFunc(ids, func(id string) bool { return slices.Contains(held, id) }) {
 			t.Errorf("job holder has %q, job successor got %q", held, ids)
 		}
 		nomad.checkRunning(t, "holder", held)
 	})
-	for _, signal := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
-		step(t, "kubelet is restarted by "+signal.String(), func(t *testing.T) {
-			kube.restartKubelet(t, signal)
-			next := kube.runPod(t, "after-"+signal.String(), 1)
+	for _, restart := range []struct {
+		name   string
+		signal syscall.Signal
+	}{{"sigterm", syscall.SIGTERM}, {"sigkill", syscall.SIGKILL}} {
+		step(t, "kubelet is restarted after "+restart.name, func(t *testing.T) {
+			kube.restartKubelet(t, restart.signal)
+			next := kube.runPod(t, "after-"+restart.name, 1)
 			checkIDs(t, offered, next.ids(), 1)
 			if slices.ContainsFunc(next.ids(), func(id string) bool { return slices.Contains(first.ids(), id) }) {
 				t.Errorf("pod first has %q, the next pod got %q", first.ids(), next.ids())
@@ -199,35 +218,49 @@ func TestMachineWithoutDriver(t *testing.T) {
 	})
 }
 
-// TestMisconfiguration gives each agent what its operator misspelled: it ends, and says why.
+// TestMisconfiguration gives each agent what its operator got wrong: it ends, and says what.
 func TestMisconfiguration(t *testing.T) {
-	for name, c := range map[string]struct{ config, message string }{
-		"nomad-key":      {`fingerprint_perod = "1m"`, "fingerprint_perod"},
-		"nomad-duration": {`fingerprint_period = "soon"`, `SetConfig failed: fingerprint_period = "soon": want a duration`},
+	for _, c := range []struct{ name, config, message string }{
+		{"nomad-key", `fingerprint_perod = "1m"`, `"fingerprint_perod". Did you mean "fingerprint_period"?`},
+		{"nomad-duration", `fingerprint_period = "soon"`, `fingerprint_period = "soon": want a duration`},
 	} {
-		t.Run(name, func(t *testing.T) {
-			agent := launchNomad(t, name, c.config)
-			select {
-			case <-agent.process.exited:
-			case <-time.After(30 * time.Second):
-				t.Fatal("the agent still runs after 30 s")
+		t.Run(c.name, func(t *testing.T) {
+			agent := launchNomad(t, c.name, c.config)
+			agent.process.awaitEnd(t)
+			said, found := lineWith(readLog(t, c.name), c.message)
+			t.Log(said)
+			if state := agent.process.cmd.ProcessState; state.Success() || !found {
+				t.Errorf("the agent ended with %v; want a failure and %q in its log", state, c.message)
 			}
-			said := readLog(t, name)
-			for line := range strings.Lines(said) {
-				if strings.Contains(line, c.message) {
-					t.Log(line)
+			await(t, "the end of every nomad-gpu", 5*time.Second, func() error {
+				if left := running("nomad-gpu"); len(left) > 0 {
+					return fmt.Errorf("processes %v", left)
 				}
-			}
-			if agent.process.cmd.ProcessState.Success() || !strings.Contains(said, c.message) {
-				t.Errorf("the agent ended with %v; want a failure and %q in its log", agent.process.cmd.ProcessState, c.message)
+				return nil
+			})
+		})
+	}
+	for _, c := range []struct{ name, argument, message string }{
+		{"k8s-flag", "--driver-rot=/", "driver-rot"},
+		{"k8s-duration", "--rescan=soon", "soon"},
+		{"k8s-file", "--config-file=/missing.yaml", "/missing.yaml"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			out, err := command(binary("k8s-gpu"), c.argument)
+			t.Log(err)
+			if err == nil || out != "" || strings.Contains(err.Error(), "\n") || !strings.Contains(err.Error(), c.message) {
+				t.Errorf("output %q, error %q; want one line on stderr with %q", out, err, c.message)
 			}
 		})
 	}
-	t.Run("k8s-flag", func(t *testing.T) {
-		out, err := command(binary("k8s-gpu"), "--driver-rot=/")
-		t.Log(err)
-		if err == nil || out != "" || strings.Contains(err.Error(), "\n") || !strings.Contains(err.Error(), "driver-rot") {
-			t.Errorf("output %q, error %q; want one line on stderr that names the flag", out, err)
+}
+
+// lineWith gives the first line that holds the text.
+func lineWith(text, wanted string) (string, bool) {
+	for line := range strings.Lines(text) {
+		if strings.Contains(line, wanted) {
+			return strings.TrimSpace(line), true
 		}
-	})
+	}
+	return "", false
 }

@@ -168,13 +168,11 @@ func (a *agent) checkRunning(t *testing.T, job string, ids []string) {
 }
 
 // runJob runs the job gpus.nomad.hcl under a name of its own, waits for the wanted status of its
-// allocation, checks that its task printed the devices that Nomad chose, and gives them.
-func (a *agent) runJob(t *testing.T, name, status string, vars ...string) []string {
-
+// allocation, checks that its task printed the devices that Nomad chose, and gives them and what it printed.
+func (a *agent) runJob(t *testing.T, name, status string, vars ...string) (ids []string, said string) {
 	t.Helper()
 	a.submit(t, "gpus.nomad.hcl", append(vars, "name="+name)...)
 	var alloc allocation
-	var said string
 	await(t, "job "+name+" to be "+status, 60*time.Second, func() (err error) {
 		if alloc, err = a.allocation(name); err == nil && alloc.ClientStatus != status {
 			err = fmt.Errorf("it is %s: %+v", alloc.ClientStatus, alloc.TaskStates)
@@ -195,7 +193,7 @@ func (a *agent) runJob(t *testing.T, name, status string, vars ...string) []stri
 			t.Errorf("Nomad gave %s, the task says %q", id, said)
 		}
 	}
-	return alloc.devices()
+	return alloc.devices(), said
 }
 
 // awaitBlocked waits until the scheduler has found no place for the job.
@@ -226,7 +224,14 @@ func (a *agent) awaitBlocked(t *testing.T, job string) {
 }
 
 // plugin gives the process id of the agent's running device plugin, or 0.
-func (a *agent) plugin() int { return childOf(a.process.cmd.Process.Pid, "nomad-gpu") }
+func (a *agent) plugin() int {
+	for pid, parent := range running("nomad-gpu") {
+		if parent == a.process.cmd.Process.Pid {
+			return pid
+		}
+	}
+	return 0
+}
 
 // killPlugin kills the plugin and waits until the agent has started another.
 func (a *agent) killPlugin(t *testing.T) {

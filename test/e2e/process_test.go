@@ -54,11 +54,16 @@ func start(t *testing.T, name string, env []string, argv ...string) *process {
 func (p *process) stop(t *testing.T, signal syscall.Signal) {
 	t.Helper()
 	_ = p.cmd.Process.Signal(signal) // fails only when it has ended
+	p.awaitEnd(t)
+}
+
+// awaitEnd waits until the program has ended.
+func (p *process) awaitEnd(t *testing.T) {
+	t.Helper()
 	select {
 	case <-p.exited:
 	case <-time.After(30 * time.Second):
-		t.Errorf("%s still runs 30 s after %v", p.name, signal)
-		_ = p.cmd.Process.Kill()
+		t.Fatalf("%s still runs after 30 s", p.name)
 	}
 }
 
@@ -72,19 +77,19 @@ func (p *process) alive() error {
 	}
 }
 
-// childOf gives the process id of parent's child that runs the named program, or 0.
-func childOf(parent int, program string) int {
+// running gives the processes of the named program, each with its parent.
+func running(program string) map[int]int {
+	parents := map[int]int{}
 	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
 	for _, file := range stats {
-		var pid, ppid int
-		var comm, state string
+		var pid, parent int
+		var name, state string
 		text, _ := os.ReadFile(file) // gone meanwhile: an empty line that does not parse
-		if n, _ := fmt.Sscan(string(text), &pid, &comm, &state, &ppid); n == 4 &&
-			ppid == parent && comm == "("+program+")" && state != "Z" {
-			return pid
+		if n, _ := fmt.Sscan(string(text), &pid, &name, &state, &parent); n == 4 && name == "("+program+")" && state != "Z" {
+			parents[pid] = parent
 		}
 	}
-	return 0
+	return parents
 }
 
 // commandLimit bounds one question to an orchestrator; importing an image takes the longest.

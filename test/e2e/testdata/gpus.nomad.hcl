@@ -1,7 +1,7 @@
 variable "name" {}
 
-variable "count" {
-  default = 2
+variable "driver" {
+  default = "raw_exec"
 }
 
 variable "least_memory" {
@@ -20,16 +20,16 @@ job "gpus" {
 
   group "gpus" {
     task "gpus" {
-      driver = "raw_exec"
+      driver = var.driver
       config {
-        command = "/bin/sh"
-        args    = ["-c", "echo \"my GPUs are $NVIDIA_VISIBLE_DEVICES\"; ${var.then}"]
+        command = "/bin/busybox"
+        args    = ["sh", "-c", "echo \"my GPUs are $NVIDIA_VISIBLE_DEVICES\"; ${var.then}"]
       }
       resources {
         cpu    = 50
         memory = 32
         device "nvidia/gpu" {
-          count = var.count
+          count = 2
           constraint {
             attribute = "${device.attr.memory}"
             operator  = ">="

@@ -4,6 +4,10 @@ log_level            = "DEBUG"
 plugin_dir           = "@PLUGINS@"
 
 client {
+  # What a task of the driver "exec" finds in its file system.
+  chroot_env = {
+    "/bin/busybox" = "/bin/busybox"
+  }
   options = {
     "fingerprint.denylist" = "env_aws,env_gce,env_azure,env_digitalocean"
   }
