@@ -114,10 +114,17 @@ func TestWaitFailsAndHangsAsTold(t *testing.T) {
 	want(t, "wait", <-done, nvml.ERROR_UNKNOWN)
 	ok(t, d.m.Hang(simdriver.All, "nvmlEventSetWait"))
 	go wait(1)
+	until(t, func() bool {
+		calls, err := d.m.Calls()
+		ok(t, err)
+		return calls["nvmlEventSetWait_v2"] > 1
+	})
+	_, ret := d.gpu(0).GetUUID()
+	want(t, "another call meanwhile", ret, nvml.SUCCESS)
 	select {
 	case ret := <-done:
 		t.Errorf("did not hang: %v", ret)
-	case <-time.After(50 * time.Millisecond):
+	default:
 	}
 	ok(t, d.m.Heal())
 	want(t, "wait after heal", <-done, nvml.ERROR_TIMEOUT)

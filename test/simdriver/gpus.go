@@ -121,6 +121,9 @@ func (m *Machine) Add(slot int, keys ...string) error {
 			keys = append(keys, "pci = "+freePCI(c))
 		}
 		c.addGPU(slot, keys)
+		if c.gpuGet(slot, "name") == "" {
+			return fmt.Errorf("add GPU: name is needed, this machine has no [defaults]")
+		}
 		return nil
 	})
 }

@@ -230,3 +230,36 @@ func TestMachineFileErrorsNameTheLine(t *testing.T) {
 		}
 	}
 }
+
+// A machine file that is broken while agents run changes nothing for them.
+func TestMachineFileBrokenLater(t *testing.T) {
+	d := open(t, "h200")
+	file := filepath.Join(d.m.Root, "machine.conf")
+	whole, err := os.ReadFile(file)
+	ok(t, err)
+	ok(t, os.WriteFile(file, append(whole, "[gpu zero]\n"...), 0o644))
+	temp, ret := d.gpu(0).GetTemperature(nvml.TEMPERATURE_GPU)
+	want(t, "temperature", ret, nvml.SUCCESS)
+	same(t, "temperature", temp, 31)
+	if all := violations(t, d.m); len(all) != 1 || !strings.Contains(all[0], "[gpu zero]: want a number") {
+		t.Errorf("violations %q", all)
+	}
+	ok(t, os.WriteFile(file, []byte(strings.Replace(string(whole), "temperature = 31 C", "temperature = 32 C", 1)), 0o644))
+	temp, ret = d.gpu(0).GetTemperature(nvml.TEMPERATURE_GPU)
+	want(t, "temperature", ret, nvml.SUCCESS)
+	same(t, "temperature", temp, 32)
+}
+
+func TestFirstGPUOfAMachine(t *testing.T) {
+	d := open(t, "none")
+	if err := d.m.Add(0); err == nil {
+		t.Error("a GPU without a name was added")
+	}
+	ok(t, d.m.Add(0, "name = NVIDIA A10", "memory = 23028 MiB"))
+	n, ret := d.DeviceGetCount()
+	want(t, "count", ret, nvml.SUCCESS)
+	same(t, "count", n, 1)
+	memory, ret := d.gpu(0).GetMemoryInfo()
+	want(t, "memory", ret, nvml.SUCCESS)
+	same(t, "memory", memory.Total>>20, 23028)
+}

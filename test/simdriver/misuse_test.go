@@ -55,11 +55,7 @@ func TestShutdownDuringWait(t *testing.T) {
 	set := d.set(nvml.EventTypeXidCriticalError, 0)
 	done := make(chan nvml.Return)
 	go func() { _, ret := set.Wait(10_000); done <- ret }()
-	until(t, func() bool {
-		calls, err := d.m.Calls()
-		ok(t, err)
-		return calls["nvmlEventSetWait_v2"] > 0
-	})
+	entered(t, d.m, "nvmlEventSetWait_v2")
 	want(t, "shutdown", d.Shutdown(), nvml.SUCCESS)
 	if ret := <-done; ret != nvml.ERROR_UNINITIALIZED {
 		t.Errorf("wait: %v", ret)
@@ -77,11 +73,7 @@ func TestConcurrentCallsOnOneGPU(t *testing.T) {
 	ok(t, d.m.Hang(simdriver.GPU(5), "nvmlDeviceGetTemperature"))
 	done := make(chan nvml.Return)
 	go func() { _, ret := dev.GetTemperature(nvml.TEMPERATURE_GPU); done <- ret }()
-	until(t, func() bool {
-		calls, err := d.m.Calls()
-		ok(t, err)
-		return calls["nvmlDeviceGetTemperature"] > 0
-	})
+	entered(t, d.m, "nvmlDeviceGetTemperature")
 	until(t, func() bool { // the count comes a moment before the call is inside
 		_, ret := dev.GetPowerUsage()
 		want(t, "second call", ret, nvml.SUCCESS)
@@ -92,6 +84,16 @@ func TestConcurrentCallsOnOneGPU(t *testing.T) {
 	one(t, d.m, "nvmlDeviceGetPowerUsage", "while nvmlDeviceGetTemperature is in progress")
 	ok(t, d.m.Heal())
 	want(t, "first call", <-done, nvml.SUCCESS)
+}
+
+// entered waits until a call has begun.
+func entered(t testing.TB, m *simdriver.Machine, call string) {
+	t.Helper()
+	until(t, func() bool {
+		calls, err := m.Calls()
+		ok(t, err)
+		return calls[call] > 0
+	})
 }
 
 // until asks again and again; a condition that never comes fails the test.
