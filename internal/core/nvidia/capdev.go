@@ -23,13 +23,15 @@ func (c capabilities) of(minor int, at core.Placement) (gi, ci int) {
 	return c[capability{minor, at.GI, core.Whole}], c[capability{minor, at.GI, at.CI}]
 }
 
-// capabilities reads the kernel module's list, which holds every possible instance.
+// capabilities is the kernel module's list. It holds every possible instance from when the module is
+// loaded, so a session reads it once.
 func (s *Session) capabilities() capabilities {
-	text, err := fs.ReadFile(s.proc, "driver/nvidia-caps/mig-minors")
-	if err != nil {
-		return nil
+	if s.caps == nil {
+		if text, err := fs.ReadFile(s.proc, "driver/nvidia-caps/mig-minors"); err == nil {
+			s.caps = parseMIGMinors(string(text))
+		}
 	}
-	return parseMIGMinors(string(text))
+	return s.caps
 }
 
 // parseMIGMinors reads /proc/driver/nvidia-caps/mig-minors:

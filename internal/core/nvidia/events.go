@@ -78,10 +78,6 @@ type armed struct {
 // set is made at once, so that it fills meanwhile. core.ErrNoEvents means that no GPU here has events.
 func (s *Session) Wait(max time.Duration) ([]core.Observation, error) {
 	gpus, version := s.wish.load()
-	if len(gpus) == 0 {
-		s.disarm()
-		return nil, s.idle(max)
-	}
 	if s.armed.set == nil || s.armed.version != version {
 		old := s.armed
 		err := s.arm(gpus, version)
@@ -89,6 +85,10 @@ func (s *Session) Wait(max time.Duration) ([]core.Observation, error) {
 		if err != nil || len(obs) > 0 {
 			return obs, err
 		}
+	}
+	if s.armed.set == nil {
+		s.idle(max)
+		return nil, nil
 	}
 	o, err := s.next(s.armed, max)
 	switch {
@@ -129,14 +129,13 @@ func (s *Session) drain(old armed) []core.Observation {
 }
 
 // idle waits for the first reading, or for the first GPU.
-func (s *Session) idle(max time.Duration) error {
+func (s *Session) idle(max time.Duration) {
 	t := time.NewTimer(max)
 	defer t.Stop()
 	select {
 	case <-s.wish.changed:
 	case <-t.C:
 	}
-	return nil
 }
 
 // observed says what an event means. The GPU is found by its handle: asking a lost one for its UUID
@@ -159,9 +158,12 @@ func (s *Session) observed(a armed, event nvml.EventData) core.Observation {
 }
 
 // arm makes an event set of the GPUs that have events. A GPU that can't be registered now is left out
-// until the wish changes or the set breaks. After an error there is no set.
+// until the wish changes or the set breaks. After an error, and without GPUs, there is no set.
 func (s *Session) arm(gpus []held, version int) error {
 	s.armed = armed{}
+	if len(gpus) == 0 {
+		return nil
+	}
 	if !s.waiter.have["nvmlEventSetWait"] {
 		return core.ErrNoEvents
 	}

@@ -162,15 +162,15 @@ func TestSetFollowsTheGPUs(t *testing.T) {
 	if err != nil || len(obs) == 0 || obs[0].At != core.WholeGPU(core.DeviceID(m.UUID(4))) {
 		t.Errorf("%+v, %v", obs, err)
 	}
-	eventually(t, func() (error, bool) { // NVML may first report the loss
+	eventually(t, func() (int, bool) { // NVML may first report the loss
 		_, err := s.Wait(0)
-		return err, err == nil && len(s.armed.gpus) == 7
+		return len(s.armed.gpus), err == nil && len(s.armed.gpus) == 7
 	})
 	must(t, m.Restore(3))
 	snapshot(t, s)
-	eventually(t, func() (error, bool) {
+	eventually(t, func() (int, bool) {
 		_, err := s.Wait(0)
-		return err, err == nil && len(s.armed.gpus) == 8
+		return len(s.armed.gpus), err == nil && len(s.armed.gpus) == 8
 	})
 	must(t, m.XID(3, 48))
 	obs, err = s.Wait(10 * time.Second)
@@ -192,5 +192,20 @@ func TestReopen(t *testing.T) {
 			t.Errorf("open %d differs", i+1)
 		}
 		must(t, s.Close(), s.Close())
+	}
+}
+
+// The last words of the only GPU are heard: the set is emptied although there is no other to make.
+func TestLastWords(t *testing.T) {
+	m := simdriver.Start(t, "t4")
+	s := armedOn(t, m)
+	must(t, m.XID(0, 79), m.Lose(0))
+	snapshot(t, s)
+	want := core.Observation{At: core.WholeGPU(core.DeviceID(m.UUID(0))), Kind: core.XID, Code: 79}
+	if obs, err := s.Wait(0); err != nil || !slices.Equal(obs, []core.Observation{want}) {
+		t.Errorf("%+v, %v", obs, err)
+	}
+	if obs, err := s.Wait(0); err != nil || len(obs) > 0 || s.armed.set != nil {
+		t.Errorf("then: %+v, %v", obs, err)
 	}
 }

@@ -31,6 +31,7 @@ type Session struct {
 	driver   core.Driver
 	gpus     []gpu // by index; as last read, or as remembered while one does not answer
 	profiles map[shape]string
+	caps     capabilities
 	fabric   fabric
 
 	// of the waiter
@@ -72,8 +73,10 @@ func Open(o Options) (*Session, error) {
 
 func notOpened(err error) error {
 	switch returned(err) {
-	case nvml.ERROR_DRIVER_NOT_LOADED, nvml.ERROR_LIBRARY_NOT_FOUND:
-		return fmt.Errorf("%w: the kernel module is not loaded (%v)", core.ErrNoDriver, err)
+	case nvml.ERROR_DRIVER_NOT_LOADED: // not wrapped: nothing was lost that was never there
+		return fmt.Errorf("%w: the kernel module is not loaded (%s); try modprobe nvidia", core.ErrNoDriver, err.Error())
+	case nvml.ERROR_LIBRARY_NOT_FOUND:
+		return fmt.Errorf("%w: a part of it is missing (%w); install the driver anew", core.ErrNoDriver, err)
 	case nvml.ERROR_LIB_RM_VERSION_MISMATCH:
 		return gone(err)
 	default:

@@ -60,13 +60,10 @@ func (s *Session) usageOf(d held) (core.Usage, error) {
 	u.ECCL1 = ecc(nvml.MEMORY_LOCATION_L1_CACHE)
 	u.ECCL2 = ecc(nvml.MEMORY_LOCATION_L2_CACHE)
 	u.ECCMemory = ecc(nvml.MEMORY_LOCATION_DEVICE_MEMORY)
-	if isGone(a.err) {
-		return core.Usage{}, a.err
-	}
-	if a.err != nil {
+	if isLost(a.err) {
 		return core.Usage{Device: d.device.ID}, nil
 	}
-	return u, nil
+	return u, a.err
 }
 
 // gauge is unset if the driver does not give the number.
