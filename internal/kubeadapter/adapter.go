@@ -146,9 +146,10 @@ func idle(inv *core.Inventory) error {
 	case core.DriverPending:
 		return errors.New("the driver has not answered yet")
 	case core.DriverAbsent:
-		return &IdleError{"no driver: " + d.Reason}
+		return &IdleError{"no driver: " + strings.TrimPrefix(d.Reason, core.ErrNoDriver.Error()+": ")}
 	case core.DriverFailed:
 		return &IdleError{"driver not usable: " + d.Reason}
+	case core.DriverReady:
 	}
 	reasons := []string{}
 	for _, e := range inv.Excluded() {

@@ -87,7 +87,7 @@ func firstIDs(n int) []string {
 func benchPlugin(b *testing.B, s *server) v1beta1.DevicePluginClient {
 	b.Helper()
 	l := &life{endpoint: &endpoint{resource: GPUResource, kubelet: &kubelet{dir: b.TempDir()}}}
-	listener, err := l.listen()
+	listener, err := l.listen(b.Context())
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -100,9 +100,11 @@ func benchPlugin(b *testing.B, s *server) v1beta1.DevicePluginClient {
 		b.Fatal(err)
 	}
 	b.Cleanup(func() {
-		conn.Close()
+		_ = conn.Close()
 		g.Stop()
-		<-served
+		if err := <-served; err != nil {
+			b.Error(err)
+		}
 	})
 	return v1beta1.NewDevicePluginClient(conn)
 }

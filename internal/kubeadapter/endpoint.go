@@ -117,7 +117,7 @@ func (l *life) live(ctx context.Context) error {
 	if err := l.meet(ctx); err != nil {
 		return err
 	}
-	listener, err := l.listen()
+	listener, err := l.listen(ctx)
 	if err != nil {
 		return err
 	}
@@ -212,7 +212,7 @@ func (l *life) replaced(registered bool) error {
 }
 
 // listen makes the socket. Without a kubelet its name is stable, so that it can be found.
-func (l *life) listen() (net.Listener, error) {
+func (l *life) listen(ctx context.Context) (net.Listener, error) {
 	name := socketPrefix + strings.TrimPrefix(l.resource, vendor)
 	if l.opts.KubeletSocket != "" {
 		name += "-" + nonce()
@@ -221,7 +221,7 @@ func (l *life) listen() (net.Listener, error) {
 	if len(l.path) > maxSocketPath {
 		return nil, fmt.Errorf("socket path %s: longer than %d bytes", l.path, maxSocketPath)
 	}
-	listener, err := net.Listen("unix", l.path)
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "unix", l.path)
 	if err != nil {
 		return nil, err
 	}

@@ -35,7 +35,7 @@ func (k *kubelet) watch(ctx context.Context, every time.Duration) {
 	if err != nil {
 		k.log.Warn("no file events, looking every "+every.String(), "error", err)
 	} else {
-		defer w.Close()
+		defer func() { _ = w.Close() }()
 		events, errs = w.Events, w.Errors
 	}
 	tick := time.NewTicker(every)
@@ -49,7 +49,8 @@ func (k *kubelet) watch(ctx context.Context, every time.Duration) {
 			if filepath.Ext(e.Name) == ".sock" { // the kubelet's checkpoint changes with every list
 				k.bell.ring()
 			}
-		case <-errs:
+		case err := <-errs: // such as too many events at once
+			k.log.Debug("file events", "error", err)
 			k.bell.ring()
 		case <-tick.C:
 			k.bell.ring()
@@ -71,7 +72,7 @@ func identify(path string) socketID {
 	if syscall.Stat(path, &st) != nil {
 		return socketID{}
 	}
-	return socketID{uint64(st.Dev), st.Ino, st.Mtim}
+	return socketID{st.Dev, st.Ino, st.Mtim}
 }
 
 // accepts returns when the kubelet accepts connections: then it has wiped the folder and not before. A
@@ -128,7 +129,7 @@ func (k *kubelet) register(ctx context.Context, resource, socket string, limit t
 	if err != nil {
 		return err
 	}
-	defer conn.Close()
+	defer func() { _ = conn.Close() }()
 	_, err = v1beta1.NewRegistrationClient(conn).Register(ctx, &v1beta1.RegisterRequest{
 		Version: v1beta1.Version, Endpoint: filepath.Base(socket), ResourceName: resource,
 	})
@@ -144,7 +145,7 @@ func answers(ctx context.Context, socket string) error {
 	if err != nil {
 		return err
 	}
-	defer conn.Close()
+	defer func() { _ = conn.Close() }()
 	_, err = v1beta1.NewDevicePluginClient(conn).GetDevicePluginOptions(ctx, &v1beta1.Empty{})
 	if err != nil {
 		return fmt.Errorf("own socket %s: %s", filepath.Base(socket), status.Convert(err).Message())

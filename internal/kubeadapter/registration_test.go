@@ -267,7 +267,7 @@ func TestStaleSocketsAreSweptForeignOnesStay(t *testing.T) {
 	r.must(listen("tandem-gpu-dead.sock").Close())
 	r.must(listen("nvidia-gpu.sock").Close())
 	living := listen("tandem-gpu-living.sock")
-	defer living.Close()
+	defer func() { _ = living.Close() }()
 	r.must(os.WriteFile(filepath.Join(r.dir, "tandem-notes"), nil, 0o600))
 	r.offer(coretest.GPUs(1))
 	r.start()

@@ -49,7 +49,7 @@ func newRig(t *testing.T) *rig {
 		r.stop()
 		r.kubelet.Stop()
 		cancel()
-		os.RemoveAll(dir)
+		_ = os.RemoveAll(dir)
 	})
 	return r
 }

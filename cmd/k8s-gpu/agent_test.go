@@ -1,0 +1,231 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/kubeadapter"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
+)
+
+// The tests in this file run the program as it is shipped: without the parts of gRPC and of the command
+// line's library that pull in text/template, with which the linker keeps 3 MB that nobody calls.
+const shippedTags = "grpcnotrace,urfave_cli_no_template"
+
+var buildOnce = sync.OnceValues(func() (string, error) {
+	dir, err := os.MkdirTemp("", "k8s-gpu")
+	if err != nil {
+		return "", err
+	}
+	path := filepath.Join(dir, "k8s-gpu")
+	out, err := exec.Command("go", "build", "-trimpath", "-tags", shippedTags,
+		"-ldflags", "-s -w -X main.version=test", "-o", path, ".").CombinedOutput()
+	if err != nil {
+		err = fmt.Errorf("%w\n%s", err, out)
+	}
+	return path, err
+})
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if path, err := buildOnce(); err == nil { // built by now, or not needed
+		_ = os.RemoveAll(filepath.Dir(path))
+	}
+	os.Exit(code)
+}
+
+func binary(t *testing.T) string {
+	t.Helper()
+	path, err := buildOnce()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// agent is a running k8s-gpu.
+type agent struct {
+	*testing.T
+	ctx    context.Context
+	cmd    *exec.Cmd
+	exited chan struct{} // closed when it has
+	log    *log
+}
+
+// log collects what a process writes and wakes those who wait for a line.
+type log struct {
+	mu    sync.Mutex
+	text  bytes.Buffer
+	wrote chan struct{}
+}
+
+func (l *log) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	close(l.wrote)
+	l.wrote = make(chan struct{})
+	return l.text.Write(p)
+}
+
+func (l *log) state() (string, <-chan struct{}) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String(), l.wrote
+}
+
+func start(t *testing.T, args ...string) *agent {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
+	a := &agent{T: t, ctx: ctx, exited: make(chan struct{}), log: &log{wrote: make(chan struct{})}}
+	a.cmd = exec.CommandContext(ctx, binary(t), append([]string{"--http-address=127.0.0.1:0"}, args...)...)
+	a.cmd.Stderr = a.log
+	if err := a.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		_ = a.cmd.Wait() // what it ended with is in ProcessState
+		close(a.exited)
+	}()
+	t.Cleanup(func() {
+		cancel()
+		<-a.exited
+		if t.Failed() {
+			text, _ := a.log.state()
+			t.Log(text)
+		}
+	})
+	return a
+}
+
+// said waits for a match in the log and returns its first group.
+func (a *agent) said(pattern string) string {
+	a.Helper()
+	re := regexp.MustCompile(pattern)
+	for {
+		text, wrote := a.log.state()
+		if m := re.FindStringSubmatch(text); m != nil {
+			return m[len(m)-1]
+		}
+		select {
+		case <-wrote:
+		case <-a.ctx.Done():
+			a.Fatalf("never said %s", pattern)
+		}
+	}
+}
+
+// ended waits for the end and returns the exit code.
+func (a *agent) ended() int {
+	a.Helper()
+	select {
+	case <-a.exited:
+		return a.cmd.ProcessState.ExitCode()
+	case <-a.ctx.Done():
+		a.Fatal("still running")
+		return 0
+	}
+}
+
+// get fetches a page of the agent.
+func (a *agent) get(path string) (int, string) {
+	a.Helper()
+	r, err := http.NewRequestWithContext(a.ctx, http.MethodGet, "http://"+a.said(`http=(\S+)`)+path, nil)
+	if err != nil {
+		a.Fatal(err)
+	}
+	response, err := http.DefaultClient.Do(r)
+	if err != nil {
+		a.Fatal(err)
+	}
+	defer func() { _ = response.Body.Close() }()
+	body, err := io.ReadAll(response.Body)
+	if err != nil {
+		a.Fatal(err)
+	}
+	return response.StatusCode, string(body)
+}
+
+// awaitReady polls /readyz, as its reader would.
+func (a *agent) awaitReady(want string) {
+	a.Helper()
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		code, text := a.get("/readyz")
+		if code == http.StatusOK && strings.Contains(text, want) {
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-a.ctx.Done():
+			a.Fatalf("/readyz stays at %d %s", code, text)
+		}
+	}
+}
+
+// startKubelet runs a kubelet on a folder with a short path.
+func startKubelet(t *testing.T) *kubelettest.Kubelet {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "kub")
+	if err != nil {
+		t.Fatal(err)
+	}
+	k := kubelettest.New(dir)
+	t.Cleanup(func() {
+		k.Stop()
+		_ = os.RemoveAll(dir)
+	})
+	if err := k.Start(); err != nil {
+		t.Fatal(err)
+	}
+	return k
+}
+
+// on are the flags for a machine and a kubelet.
+func on(root string, k *kubelettest.Kubelet) []string {
+	return []string{
+		"--driver-root=" + root, "--sysfs-root=" + root + "/sys", "--procfs-root=" + root + "/proc",
+		"--kubelet-socket=" + k.Socket(),
+	}
+}
+
+const gpu = kubeadapter.GPUResource
+
+func (a *agent) awaitHealthy(k *kubelettest.Kubelet, n int) {
+	a.Helper()
+	if err := k.AwaitHealthy(a.ctx, gpu, n); err != nil {
+		a.Fatal(err)
+	}
+}
+
+// memory reads a line of /proc/PID/status, in KiB.
+func (a *agent) memory(key string) int {
+	a.Helper()
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", a.cmd.Process.Pid))
+	if err != nil {
+		a.Fatal(err)
+	}
+	for line := range strings.Lines(string(status)) {
+		if rest, ok := strings.CutPrefix(line, key+":"); ok {
+			n, err := strconv.Atoi(strings.Fields(rest)[0])
+			if err != nil {
+				a.Fatal(err)
+			}
+			return n
+		}
+	}
+	a.Fatalf("no %s", key)
+	return 0
+}

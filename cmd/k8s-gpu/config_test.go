@@ -1,0 +1,341 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+)
+
+// resolveAll resolves flags, variables and the text of a configuration file.
+func resolveAll(t *testing.T, args []string, env map[string]string, file string) (settings, error) {
+	t.Helper()
+	if file != "" {
+		path := filepath.Join(t.TempDir(), "c.yaml")
+		if err := os.WriteFile(path, []byte(file), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		args = append(args, "--config-file="+path)
+	}
+	var got settings
+	var err error
+	values := newFlagValues()
+	for _, arg := range args {
+		name, value, _ := strings.Cut(strings.TrimPrefix(arg, "--"), "=")
+		if err := values[name].Set(value); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err = resolve(values, func(name string) (string, bool) { v, ok := env[name]; return v, ok })
+	if err != nil && file != "" {
+		return got, &pathless{err, filepath.Dir(args[len(args)-1][len("--config-file="):]) + "/"}
+	}
+	return got, err
+}
+
+// pathless is an error without the temporary folder in its text.
+type pathless struct {
+	error
+	dir string
+}
+
+func (p *pathless) Error() string { return strings.ReplaceAll(p.error.Error(), p.dir, "") }
+
+func TestPrecedence(t *testing.T) {
+	file := "version: v1\nflags:\n  migStrategy: single\n"
+	env := map[string]string{"MIG_STRATEGY": "mixed"}
+	for name, c := range map[string]struct {
+		args []string
+		env  map[string]string
+		file string
+		want core.MIGStrategy
+	}{
+		"default":           {want: core.MIGNone},
+		"file":              {file: file, want: core.MIGSingle},
+		"environment":       {file: file, env: env, want: core.MIGMixed},
+		"flag":              {file: file, env: env, args: []string{"--mig-strategy=none"}, want: core.MIGNone},
+		"empty environment": {file: file, env: map[string]string{"MIG_STRATEGY": ""}, want: core.MIGSingle},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, err := resolveAll(t, c.args, c.env, c.file)
+			if err != nil || s.core.MIG != c.want {
+				t.Errorf("%v, %v; want %s", s.core.MIG, err, c.want)
+			}
+		})
+	}
+}
+
+func TestDefaults(t *testing.T) {
+	s, err := resolveAll(t, []string{"--driver-root-ctr-path=/nowhere"}, nil, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := core.DefaultConfig()
+	want.Roots = core.Roots{Driver: "/", Dev: "/", Sys: "/sys", Proc: "/proc"}
+	if diff := cmp.Diff(want, s.core); diff != "" {
+		t.Error(diff)
+	}
+	if s.kubeletSocket != "/var/lib/kubelet/device-plugins/kubelet.sock" || s.httpAddress != ":9410" || len(s.notes) != 0 {
+		t.Errorf("%+v", s)
+	}
+}
+
+// The environment that NVIDIA's Helm chart sets, and its example file, are taken as they are.
+func TestIncumbentsConfigurationIsAccepted(t *testing.T) {
+	s, err := resolveAll(t, nil, map[string]string{
+		"MPS_ROOT": "/run/nvidia/mps", "NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",
+		"MIG_STRATEGY": "mixed", "FAIL_ON_INIT_ERROR": "true", "DEVICE_LIST_STRATEGY": "envvar", "DEVICE_ID_STRATEGY": "uuid",
+		"NVIDIA_DRIVER_ROOT": "/", "GDS_ENABLED": "false", "IMEX_CHANNEL_IDS": "", "DEVICE_DISCOVERY_STRATEGY": "auto",
+		"PASS_DEVICE_SPECS": "true", "SHARED_DEVICES_ALLOCATION_POLICY": "distributed",
+	}, `
+version: v1
+flags:
+  migStrategy: none
+  failOnInitError: true
+  nvidiaDriverRoot: /
+  useNodeFeatureAPI: true
+  plugin:
+    passDeviceSpecs: false
+    deviceListStrategy: [envvar]
+    deviceIDStrategy: uuid
+    cdiAnnotationPrefix: cdi.k8s.io/
+    containerDriverRoot: /driver-root
+  gfd: {oneshot: false, sleepInterval: 60s}
+sharing: {timeSlicing: {renameByDefault: false, resources: []}}
+imex: {channelIDs: [], required: false}
+`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.core.MIG != core.MIGMixed || !s.core.DeviceNodes {
+		t.Errorf("%+v", s)
+	}
+	// What has no effect is said, never swallowed. A default needs no word.
+	want := []string{
+		"FAIL_ON_INIT_ERROR has no effect: without a driver this agent waits for one",
+		"MPS_ROOT has no effect: this version does without MPS",
+		"c.yaml:7: flags.useNodeFeatureAPI has no effect: this version does without GPU feature discovery",
+		"c.yaml:14: flags.gfd has no effect: this version does without GPU feature discovery",
+	}
+	for i := range s.notes {
+		s.notes[i] = s.notes[i][strings.LastIndex(s.notes[i], "/c.yaml")+1:]
+	}
+	if diff := cmp.Diff(want, s.notes); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// What NVIDIA's plugin has and this version has not is refused by name, everything at once.
+func TestEveryProblemIsNamed(t *testing.T) {
+	_, err := resolveAll(t,
+		[]string{"--device-id-strategy=index", "--rescan=0s", "--gdrcopy-enabled=true"},
+		map[string]string{"DEVICE_LIST_STRATEGY": "envvar,cdi-cri", "PASS_DEVICE_SPECS": "yes", "DEVICE_DISCOVERY_STRATEGY": "tegra",
+			"DP_ENABLE_HEALTHCHECKS": "48,x", "KUBELET_SOCKET": "kubelet.sock"},
+		`version: v2
+flags:
+  migStrategy: [single]
+  plugin:
+    pasDeviceSpecs: true
+    pasDeviceSpecs: true
+    deviceListStrategy: {a: b}
+sharing:
+  timeSlicing:
+    resources: [{name: nvidia.com/gpu, replicas: 4}]
+imex: none
+shearing: {}
+`)
+	if err == nil {
+		t.Fatal("accepted")
+	}
+	want := strings.Split(`c.yaml:3: flags.migStrategy: want a single value
+c.yaml:5: flags.plugin.pasDeviceSpecs: unknown key: did you mean flags.plugin.passDeviceSpecs?
+c.yaml:6: flags.plugin.pasDeviceSpecs: given twice
+c.yaml:7: flags.plugin.deviceListStrategy: want a single value
+c.yaml:11: imex: want a mapping
+c.yaml:12: shearing: unknown key: did you mean sharing?
+c.yaml:1: version = "v2": want v1
+PASS_DEVICE_SPECS = "yes": want true or false
+DEVICE_LIST_STRATEGY = "envvar,cdi-cri": cdi-cri is not supported by this version: want envvar
+--device-id-strategy = "index": index is not supported by this version: want uuid
+DEVICE_DISCOVERY_STRATEGY = "tegra": tegra is not supported by this version: want nvml
+KUBELET_SOCKET = "kubelet.sock": want an absolute path
+--rescan = "0s": want a positive duration such as 30s
+--gdrcopy-enabled = "true": not supported by this version: want false
+c.yaml:8: sharing = "...": not supported by this version: remove it
+DP_ENABLE_HEALTHCHECKS = "48,x": want XIDs such as 48,79, or "all"`, "\n")
+	if diff := cmp.Diff(want, strings.Split(err.Error(), "\n")); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestConfigFileForms(t *testing.T) {
+	for name, c := range map[string]struct {
+		file string
+		want string // of the error
+		mig  core.MIGStrategy
+	}{
+		"empty":          {file: " ", mig: core.MIGNone},
+		"null sections":  {file: "flags:\nsharing:\n", mig: core.MIGNone},
+		"JSON":           {file: `{"version": "v1", "flags": {"migStrategy": "mixed"}}`, mig: core.MIGMixed},
+		"anchors":        {file: "flags: &f\n  migStrategy: &m single\n", mig: core.MIGSingle},
+		"no mapping":     {file: "flags", want: "c.yaml:1: : want a mapping"},
+		"list of lists":  {file: "imex: {channelIDs: [[0]]}", want: "c.yaml:1: imex.channelIDs: want a list of words"},
+		"IMEX channel 0": {file: "imex: {channelIDs: [0]}", want: `c.yaml:1: imex.channelIDs = "0": not supported by this version: remove it`},
+		"syntax":         {file: "flags: {", want: "c.yaml: line 1: did not find expected node content"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, err := resolveAll(t, nil, nil, c.file)
+			if text := errorText(err); text != c.want {
+				t.Errorf("error %q, want %q", text, c.want)
+			}
+			if s.core.MIG != c.mig {
+				t.Errorf("%q, want %q", s.core.MIG, c.mig)
+			}
+		})
+	}
+}
+
+func errorText(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
+func TestKubeletSocketMayBeEmpty(t *testing.T) {
+	for _, c := range []struct {
+		args []string
+		env  map[string]string
+	}{{args: []string{"--kubelet-socket="}}, {env: map[string]string{"KUBELET_SOCKET": ""}}} {
+		if s, err := resolveAll(t, c.args, c.env, ""); err != nil || s.kubeletSocket != "" {
+			t.Errorf("%+v: %q, %v", c, s.kubeletSocket, err)
+		}
+	}
+}
+
+func TestListsAddUp(t *testing.T) {
+	s, err := resolveAll(t, []string{"--exclude=GPU-a, GPU-b", "--exclude=GPU-c"}, nil, "")
+	if err != nil || !slices.Equal(s.core.Exclude, []core.DeviceID{"GPU-a", "GPU-b", "GPU-c"}) {
+		t.Errorf("%v, %v", s.core.Exclude, err)
+	}
+}
+
+func TestRoots(t *testing.T) {
+	for name, c := range map[string]struct {
+		s            settings
+		folders      []string
+		driver, dev  string // where this process looks
+		host         string // what the runtime is told
+		mayBeOutside bool
+	}{
+		"on the host": {settings{driverRoot: "/", containerRoot: "/driver-root"},
+			[]string{"/dev"}, "/", "/", "/", false},
+		"in a container": {settings{driverRoot: "/", containerRoot: "/driver-root"},
+			[]string{"/driver-root", "/driver-root/dev", "/dev"}, "/driver-root", "/driver-root", "/", true},
+		"driver container": {settings{driverRoot: "/run/nvidia/driver", containerRoot: "/driver-root"},
+			[]string{"/driver-root", "/driver-root/dev"}, "/driver-root", "/driver-root", "/run/nvidia/driver", true},
+		"driver container without nodes": {settings{driverRoot: "/run/nvidia/driver", containerRoot: "/driver-root", devRoot: "/"},
+			[]string{"/driver-root", "/dev"}, "/driver-root", "/", "/", true},
+		"driver root without nodes": {settings{driverRoot: "/opt/nvidia"},
+			[]string{"/opt/nvidia", "/dev"}, "/opt/nvidia", "", "/opt/nvidia", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c.s.findRoots(func(path string) bool { return slices.Contains(c.folders, path) })
+			got := []string{c.s.core.Roots.Driver, c.s.core.Roots.Dev, c.s.devRoot}
+			if want := []string{c.driver, c.dev, c.host}; !slices.Equal(got, want) || c.s.fallbackDriver != c.mayBeOutside {
+				t.Errorf("%v %v, want %v %v", got, c.s.fallbackDriver, want, c.mayBeOutside)
+			}
+		})
+	}
+}
+
+func TestHealthChecks(t *testing.T) {
+	six := core.DefaultHealthPolicy().IgnoredXIDs
+	for name, c := range map[string]struct {
+		disable, enable string
+		off             bool
+		ignored         []uint64 // of 13, 31, 48, 79, 109
+	}{
+		"default":              {ignored: []uint64{13, 31, 109}},
+		"all off":              {disable: "all", off: true, ignored: []uint64{13, 31, 109}},
+		"xids off":             {disable: "48, XIDs", off: true, ignored: []uint64{13, 31, 109}},
+		"one more ignored":     {disable: " 79 ,", ignored: []uint64{13, 31, 79, 109}},
+		"one of the six back":  {enable: "31", ignored: []uint64{13, 109}},
+		"enable wins":          {disable: "79,48", enable: "79", ignored: []uint64{13, 31, 48, 109}},
+		"all on":               {disable: "all", enable: "all"},
+		"only one":             {disable: "all", enable: "79", ignored: []uint64{13, 31, 48, 109}},
+		"the six back, one by": {enable: "13,31,43,45,68,109"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := core.DefaultHealthPolicy()
+			env := map[string]string{disableHealthChecks: c.disable, enableHealthChecks: c.enable}
+			if err := healthChecks(&p, func(k string) (string, bool) { v, ok := env[k]; return v, ok }); err != nil {
+				t.Fatal(err)
+			}
+			var ignored []uint64
+			for _, xid := range []uint64{13, 31, 48, 79, 109} {
+				if slices.Contains(p.IgnoredXIDs, xid) {
+					ignored = append(ignored, xid)
+				}
+			}
+			if p.Off != c.off || !slices.Equal(ignored, c.ignored) || !slices.IsSorted(p.IgnoredXIDs) {
+				t.Errorf("off %v, ignored %v; want %v, %v", p.Off, ignored, c.off, c.ignored)
+			}
+		})
+	}
+	if !slices.Equal(six, core.DefaultHealthPolicy().IgnoredXIDs) {
+		t.Error("the default was changed")
+	}
+}
+
+// Names and defaults of NVIDIA's k8s-device-plugin 0.20.0, as its users have them in their DaemonSets.
+func TestIncumbentsNames(t *testing.T) {
+	var got []string
+	for _, o := range options() {
+		if o.flag != "" && !slices.Contains([]string{"http-address", "log-level", "rescan", "exclude", "sysfs-root", "procfs-root"}, o.flag) {
+			got = append(got, strings.Join(slices.Concat([]string{o.flag}, o.aliases, o.env, []string{o.value, o.key}), " "))
+		}
+	}
+	slices.Sort(got)
+	want := strings.Split(strings.TrimSpace(`
+cdi-annotation-prefix CDI_ANNOTATION_PREFIX cdi.k8s.io/ flags.plugin.cdiAnnotationPrefix
+cdi-disable-hooks CDI_DISABLE_HOOKS  
+cdi-feature-flags CDI_FEATURE_FLAGS  
+config-file CONFIG_FILE  
+dev-root nvidia-dev-root NVIDIA_DEV_ROOT  flags.nvidiaDevRoot
+device-discovery-strategy DEVICE_DISCOVERY_STRATEGY auto flags.deviceDiscoveryStrategy
+device-id-strategy DEVICE_ID_STRATEGY uuid flags.plugin.deviceIDStrategy
+device-list-strategy DEVICE_LIST_STRATEGY envvar flags.plugin.deviceListStrategy
+driver-root nvidia-driver-root NVIDIA_DRIVER_ROOT / flags.nvidiaDriverRoot
+driver-root-ctr-path container-driver-root DRIVER_ROOT_CTR_PATH CONTAINER_DRIVER_ROOT /driver-root flags.plugin.containerDriverRoot
+fail-on-init-error FAIL_ON_INIT_ERROR true flags.failOnInitError
+gdrcopy-enabled GDRCOPY_ENABLED false flags.gdrcopyEnabled
+gds-enabled GDS_ENABLED false flags.gdsEnabled
+imex-channel-ids IMEX_CHANNEL_IDS  imex.channelIDs
+imex-required IMEX_REQUIRED false imex.required
+kubelet-socket KUBELET_SOCKET /var/lib/kubelet/device-plugins/kubelet.sock 
+mig-strategy MIG_STRATEGY none flags.migStrategy
+mofed-enabled MOFED_ENABLED false flags.mofedEnabled
+mps-root MPS_ROOT  flags.mpsRoot
+nvidia-cdi-hook-path nvidia-ctk-path NVIDIA_CDI_HOOK_PATH NVIDIA_CTK_PATH /usr/bin/nvidia-ctk flags.plugin.nvidiaCTKPath
+pass-device-specs PASS_DEVICE_SPECS false flags.plugin.passDeviceSpecs
+shared-devices-allocation-policy SHARED_DEVICES_ALLOCATION_POLICY distributed flags.plugin.sharedDevicesAllocationPolicy
+`), "\n")
+	want[len(want)-1] = strings.TrimRight(want[len(want)-1], "\n")
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestRescanIsTaken(t *testing.T) {
+	s, err := resolveAll(t, nil, map[string]string{"RESCAN": "90s"}, "")
+	if err != nil || s.core.Rescan != 90*time.Second {
+		t.Errorf("%v, %v", s.core.Rescan, err)
+	}
+}

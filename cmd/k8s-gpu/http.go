@@ -1,0 +1,90 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter"
+)
+
+// status is what the agent says about itself.
+type status struct {
+	machine interface{ Current() *core.Inventory }
+	adapter interface {
+		Alive(context.Context) error
+		Ready() error
+		Stats() []kubeadapter.ResourceStats
+	}
+	mig core.MIGStrategy
+}
+
+func (s *status) handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /healthz", s.healthz)
+	mux.HandleFunc("GET /readyz", s.readyz)
+	mux.Handle("GET /metrics", promhttp.HandlerFor(s.registry(), promhttp.HandlerOpts{}))
+	return mux
+}
+
+// healthz fails when the agent's own sockets do not answer: then only a new process helps. A missing
+// driver or kubelet is not such a case, and a part of the agent that ends, ends the process.
+func (s *status) healthz(w http.ResponseWriter, r *http.Request) {
+	ctx, cancel := context.WithTimeout(r.Context(), time.Second)
+	defer cancel()
+	answer(w, s.adapter.Alive(ctx), "ok")
+}
+
+// readyz is green when the kubelet watches every resource, and when there is nothing to offer on this
+// node: a rollout must not stop at a node without a driver. The text says which.
+func (s *status) readyz(w http.ResponseWriter, _ *http.Request) {
+	err := s.adapter.Ready()
+	if idle := (*kubeadapter.IdleError)(nil); errors.As(err, &idle) {
+		answer(w, nil, idle.Reason)
+		return
+	}
+	var names []string
+	for _, r := range s.adapter.Stats() {
+		names = append(names, r.Resource)
+	}
+	answer(w, err, "offered to the kubelet: "+strings.Join(names, ", "))
+}
+
+func answer(w http.ResponseWriter, err error, text string) {
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	if err != nil {
+		w.WriteHeader(http.StatusServiceUnavailable)
+		text = err.Error()
+	}
+	_, _ = fmt.Fprintln(w, text)
+}
+
+// listen serves until ctx ends.
+func listen(ctx context.Context, address string, handler http.Handler, log *slog.Logger) error {
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
+	if err != nil {
+		return fmt.Errorf("--http-address: %w", err)
+	}
+	server := &http.Server{Handler: handler, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute}
+	log.Info("listening", "http", listener.Addr().String())
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(listener) }()
+	select {
+	case err := <-served:
+		return err
+	case <-ctx.Done():
+		_ = server.Close() // probes and scrapes can be cut off
+		if err := <-served; !errors.Is(err, http.ErrServerClosed) {
+			return err
+		}
+		return nil
+	}
+}

@@ -1,0 +1,113 @@
+package main
+
+import (
+	"runtime"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter"
+)
+
+// Metrics are computed when they are scraped, from what the agent knows anyway.
+var (
+	devicesDesc = prometheus.NewDesc("tandem_devices",
+		"Devices by resource and health.", []string{"resource", "health"}, nil)
+	healthyDesc = prometheus.NewDesc("tandem_device_healthy",
+		"1 if the device takes new work, else 0 and the reason.", []string{"device", "model", "health", "reason"}, nil)
+	excludedDesc = prometheus.NewDesc("tandem_devices_excluded",
+		"Devices that were seen and are not offered.", nil, nil)
+	driverDesc = prometheus.NewDesc("tandem_driver_info",
+		"The driver: pending, absent, failed or ready.", []string{"state", "version", "cuda"}, nil)
+	buildDesc = prometheus.NewDesc("tandem_build_info",
+		"The agent.", []string{"agent", "version", "go"}, nil)
+	watchedDesc = prometheus.NewDesc("tandem_kubelet_watching",
+		"1 while the kubelet watches the resource.", []string{"resource"}, nil)
+)
+
+// counter is one counter of a resource.
+type counter struct {
+	desc  *prometheus.Desc
+	value func(kubeadapter.ResourceStats) uint64
+}
+
+func newCounter(name, help string, value func(kubeadapter.ResourceStats) uint64) counter {
+	return counter{prometheus.NewDesc(name, help, []string{"resource"}, nil), value}
+}
+
+var counters = []counter{
+	newCounter("tandem_registrations_total", "Registrations with the kubelet.",
+		func(s kubeadapter.ResourceStats) uint64 { return s.Registrations }),
+	newCounter("tandem_registration_errors_total", "Registrations that the kubelet refused.",
+		func(s kubeadapter.ResourceStats) uint64 { return s.RegistrationErrors }),
+	newCounter("tandem_allocations_total", "Allocate calls that were answered.",
+		func(s kubeadapter.ResourceStats) uint64 { return s.Allocations }),
+	newCounter("tandem_allocation_errors_total", "Allocate calls that were refused.",
+		func(s kubeadapter.ResourceStats) uint64 { return s.AllocationErrors }),
+	newCounter("tandem_preferred_allocations_total", "GetPreferredAllocation calls.",
+		func(s kubeadapter.ResourceStats) uint64 { return s.Preferences }),
+	newCounter("tandem_lists_total", "Device lists sent to the kubelet.",
+		func(s kubeadapter.ResourceStats) uint64 { return s.Lists }),
+}
+
+func (s *status) registry() *prometheus.Registry {
+	r := prometheus.NewRegistry()
+	r.MustRegister(s, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return r
+}
+
+// Describe implements prometheus.Collector.
+func (s *status) Describe(descs chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{devicesDesc, healthyDesc, excludedDesc, driverDesc, buildDesc, watchedDesc} {
+		descs <- d
+	}
+	for _, c := range counters {
+		descs <- c.desc
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (s *status) Collect(metrics chan<- prometheus.Metric) {
+	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
+		metrics <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+	}
+	inv := s.machine.Current()
+	driver := inv.Driver()
+	gauge(buildDesc, 1, "k8s-gpu", versionText(), runtime.Version())
+	gauge(driverDesc, 1, driver.State.String(), driver.Version, driver.CUDA)
+	gauge(excludedDesc, float64(len(inv.Excluded())))
+	for u := range inv.Units() {
+		v := 0.0
+		if u.Health.Schedulable() {
+			v = 1
+		}
+		gauge(healthyDesc, v, string(u.ID), u.Device.Model, u.Health.State.String(), u.Health.Reason.String())
+	}
+	stats := s.stats()
+	count := kubeadapter.Resources(inv, s.mig)
+	for _, r := range stats {
+		for state := core.Healthy; state <= core.GPULost; state++ {
+			gauge(devicesDesc, float64(count[r.Resource][state]), r.Resource, state.String())
+		}
+		watched := 0.0
+		if r.Watched {
+			watched = 1
+		}
+		gauge(watchedDesc, watched, r.Resource)
+		for _, c := range counters {
+			metrics <- prometheus.MustNewConstMetric(c.desc, prometheus.CounterValue, float64(c.value(r)), r.Resource)
+		}
+	}
+}
+
+// stats has the GPU resource from the start, so that an alert on it has a series before the first GPU.
+func (s *status) stats() []kubeadapter.ResourceStats {
+	stats := s.adapter.Stats()
+	for _, r := range stats {
+		if r.Resource == kubeadapter.GPUResource {
+			return stats
+		}
+	}
+	return append([]kubeadapter.ResourceStats{{Resource: kubeadapter.GPUResource}}, stats...)
+}

@@ -1,0 +1,160 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/urfave/cli/v3"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+)
+
+const (
+	configFlag = "config-file"
+	configEnv  = "CONFIG_FILE"
+)
+
+// given is a value with the place where somebody wrote it.
+type given struct{ value, where string }
+
+// flagValues are what stands on the command line, by flag.
+type flagValues map[string]*flagValue
+
+// flagValue is a flag's text. It implements cli.Value; what the text means is decided in resolve, so
+// that every problem is found, and named by where it was written.
+type flagValue struct {
+	kind kind
+	text string // the default until set
+	set  bool
+}
+
+func (f *flagValue) Set(s string) error {
+	if f.set && f.kind == list {
+		s = f.text + "," + s
+	}
+	f.text, f.set = s, true
+	return nil
+}
+
+func (f *flagValue) Get() any         { return f.text }
+func (f *flagValue) String() string   { return f.text }
+func (f *flagValue) IsBoolFlag() bool { return f.kind == toggle }
+
+func newFlagValues() flagValues {
+	values := flagValues{}
+	for _, o := range options() {
+		if o.flag != "" {
+			values[o.flag] = &flagValue{kind: o.kind, text: o.value}
+		}
+	}
+	return values
+}
+
+// flags declares the options to the command line. Those without a meaning here are known but not shown.
+func (values flagValues) flags() []cli.Flag {
+	var flags []cli.Flag
+	for _, o := range options() {
+		if o.flag == "" {
+			continue
+		}
+		flags = append(flags, &cli.GenericFlag{
+			Name: o.flag, Aliases: o.aliases, Value: values[o.flag], Hidden: o.set == nil,
+			Usage: o.usage + " [$" + strings.Join(o.env, ", $") + "]",
+		})
+	}
+	return flags
+}
+
+// resolve reads command line, environment and configuration file, in this order of precedence, and
+// returns every problem at once.
+func resolve(flags flagValues, lookupEnv func(string) (string, bool)) (settings, error) {
+	s := settings{core: core.DefaultConfig()}
+	table := options()
+	file, errs := map[string]given(nil), []error(nil)
+	if path := lookup(option{flag: configFlag, env: []string{configEnv}}, flags, lookupEnv, nil); path.value != "" {
+		file, errs = readConfigFile(path.value, table)
+	}
+	for _, o := range table {
+		if err := apply(&s, o, lookup(o, flags, lookupEnv, file)); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	errs = append(errs, healthChecks(&s.core.Health, lookupEnv))
+	if err := errors.Join(errs...); err != nil {
+		return settings{}, err
+	}
+	s.findRoots(isFolder)
+	return s, s.core.Validate()
+}
+
+// lookup finds what an option was set to; where is "" if nobody did.
+func lookup(o option, flags flagValues, lookupEnv func(string) (string, bool), file map[string]given) given {
+	if f := flags[o.flag]; f != nil && f.set {
+		return given{f.text, "--" + o.flag}
+	}
+	for _, name := range o.env {
+		// Charts write an empty variable for "not set". Only an empty socket means something.
+		if v, ok := lookupEnv(name); ok && (v != "" || o.flag == "kubelet-socket") {
+			return given{v, name}
+		}
+	}
+	if g, ok := file[o.key]; ok && o.key != "" {
+		return g
+	}
+	return given{value: o.value}
+}
+
+// apply takes one setting over.
+func apply(s *settings, o option, g given) error {
+	if o.set != nil {
+		if err := o.set(s, g.value); err != nil {
+			return &core.ConfigError{Key: g.where, Value: g.value, Remedy: err.Error()}
+		}
+		if o.flag == "fail-on-init-error" && g.where != "" {
+			s.notes = append(s.notes, g.where+" has no effect: without a driver this agent waits for one")
+		}
+		return nil
+	}
+	switch {
+	case g.where == "" || g.value == o.value:
+		return nil
+	case o.without != "":
+		s.notes = append(s.notes, fmt.Sprintf("%s has no effect: this version does without %s", g.where, o.without))
+		return nil
+	}
+	if b, err := truth(g.value); err == nil && o.kind == toggle && !b {
+		return nil
+	}
+	remedy := "not supported by this version: remove it"
+	if o.value != "" {
+		remedy = fmt.Sprintf("not supported by this version: want %s", o.value)
+	}
+	return &core.ConfigError{Key: g.where, Value: g.value, Remedy: remedy}
+}
+
+// findRoots decides where this process looks for the driver and its device nodes. In a container the
+// host's driver root is mounted somewhere else, or NVIDIA's runtime has put the library beside us.
+func (s *settings) findRoots(isFolder func(string) bool) {
+	root := s.driverRoot
+	if s.containerRoot != "" && isFolder(s.containerRoot) {
+		root, s.fallbackDriver = s.containerRoot, true
+	}
+	s.core.Roots.Driver = root
+	switch {
+	case s.devRoot != "" && s.devRoot != s.driverRoot:
+		s.core.Roots.Dev = s.devRoot
+	case isFolder(filepath.Join(root, "dev")):
+		s.core.Roots.Dev = root
+	}
+	if s.devRoot == "" {
+		s.devRoot = s.driverRoot
+	}
+}
+
+func isFolder(path string) bool {
+	info, err := os.Stat(path)
+	return err == nil && info.IsDir()
+}
