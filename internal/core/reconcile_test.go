@@ -3,6 +3,7 @@ package core_test
 import (
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -110,9 +111,18 @@ func TestReconcileForgetsWhatWentByIntent(t *testing.T) {
 	t.Run("one instance can't be read", func(t *testing.T) {
 		reading := without(mig, "MIG-1")
 		reading.Excluded = []core.Exclusion{{At: core.Placement{GPU: "GPU-m", GI: 1, CI: 0}, Kind: core.ProbeFailed}}
-		got, _ := core.Reconcile(mig, reading)
+		got, obs := core.Reconcile(mig, reading)
 		if !slices.Contains(ids(got), "MIG-1") {
 			t.Errorf("forgotten: %v", ids(got))
+		}
+		l := core.Ledger{}
+		for range 2 {
+			l = l.Apply(core.DefaultHealthPolicy(), time.Unix(0, 0), obs...)
+		}
+		for _, d := range got.Devices {
+			if want := d.ID != "MIG-1"; l.Health(d.At).Schedulable() != want {
+				t.Errorf("%s is %v", d.ID, l.Health(d.At))
+			}
 		}
 	})
 }

@@ -132,7 +132,11 @@ func Reconcile(prev, reading Snapshot) (Snapshot, []Observation) {
 func silence(d Device, reading Snapshot) (Observation, bool) {
 	for _, e := range reading.Excluded {
 		if e.concerns(d) {
-			return Observation{At: WholeGPU(d.At.GPU), Kind: e.Kind, Detail: e.Reason}, true
+			at := e.At // an instance that can't be read says nothing about its siblings
+			if at.GPU == "" {
+				at = WholeGPU(d.At.GPU)
+			}
+			return Observation{At: at, Kind: e.Kind, Detail: e.Reason}, true
 		}
 	}
 	for _, e := range reading.Devices {

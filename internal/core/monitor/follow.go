@@ -202,26 +202,25 @@ func read(ctx context.Context, s Session, requests <-chan request, results chan<
 }
 
 // wait passes on events. After an error it pauses, because a wait that fails does so at once: without
-// the pause a lost GPU would keep a core busy.
+// the pause a lost GPU would keep a core busy. Where no GPU has events, one that has may still be added.
 func wait(ctx context.Context, s Session, events chan<- news) {
 	for ctx.Err() == nil {
 		obs, err := s.Wait(waitAtMost)
-		if err == nil && len(obs) == 0 {
-			continue
+		pause := time.Duration(0)
+		switch {
+		case errors.Is(err, core.ErrNoEvents):
+			pause = noEventsPause
+		case err != nil || len(obs) > 0:
+			select {
+			case events <- news{obs, err}:
+			case <-ctx.Done():
+			}
+			if err != nil {
+				pause = waitPause
+			}
 		}
 		select {
-		case events <- news{obs, err}:
-		case <-ctx.Done():
-			return
-		}
-		if err == nil {
-			continue
-		}
-		if errors.Is(err, core.ErrNoEvents) {
-			return
-		}
-		select {
-		case <-time.After(waitPause):
+		case <-time.After(pause):
 		case <-ctx.Done():
 		}
 	}

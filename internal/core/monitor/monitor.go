@@ -50,6 +50,8 @@ const (
 	closeAtMost  = time.Second            // then a stuck session is abandoned
 	openFirst    = 250 * time.Millisecond
 	openInterval = 10 * time.Second
+
+	noEventsPause = time.Minute // between event waits on a machine without events
 )
 
 // Monitor follows one machine. Make one with New, then call Run once; the other methods are safe for

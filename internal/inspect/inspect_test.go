@@ -1,0 +1,77 @@
+package inspect_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/inspect"
+)
+
+func machine() core.Snapshot {
+	s := coretest.GPUs(2)
+	s.Excluded = []core.Exclusion{{Index: 7, Kind: core.ProbeFailed, Reason: "nvmlDeviceGetHandleByIndex: Unknown Error"}}
+	return s
+}
+
+func TestTableAndJSONSayTheSame(t *testing.T) {
+	m := coretest.NewMachine(machine())
+	r := inspect.Describe(inspect.Read(t.Context(), m.Open, core.DefaultConfig()))
+	var table, text bytes.Buffer
+	if err := r.WriteTable(&table); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.WriteJSON(&text); err != nil {
+		t.Fatal(err)
+	}
+	var back inspect.Report
+	if err := json.Unmarshal(text.Bytes(), &back); err != nil {
+		t.Fatal(err)
+	}
+	if len(back.Devices) != 2 || len(back.Excluded) != 1 {
+		t.Fatalf("JSON: %s", text.String())
+	}
+	for _, want := range []string{
+		"driver ready 580.95.05, CUDA 13.0, 2 devices, 1 excluded",
+		string(back.Devices[1].ID), back.Devices[1].Health, string(back.Devices[1].PCI), back.Excluded[0].Reason,
+	} {
+		if !strings.Contains(table.String(), want) {
+			t.Errorf("no %q in\n%s", want, table.String())
+		}
+	}
+}
+
+func TestNoDriverIsAnAnswer(t *testing.T) {
+	m := coretest.NewMachine(machine())
+	m.FailOpen(fmt.Errorf("%w: no libnvidia-ml.so.1", core.ErrNoDriver))
+	r := inspect.Describe(inspect.Read(t.Context(), m.Open, core.DefaultConfig()))
+	var table bytes.Buffer
+	if err := r.WriteTable(&table); err != nil {
+		t.Fatal(err)
+	}
+	if got := table.String(); got != "driver absent: no NVIDIA driver: no libnvidia-ml.so.1\n" {
+		t.Errorf("got %q", got)
+	}
+}
+
+func TestHungDriverIsGivenUpOn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := coretest.NewMachine(machine())
+		release := m.Hang("Open", core.Node)
+		start := time.Now()
+		r := inspect.Describe(inspect.Read(t.Context(), m.Open, core.DefaultConfig()))
+		if d := time.Since(start); d > 12*time.Second {
+			t.Errorf("took %v", d)
+		}
+		if r.Driver.State != "failed" || !strings.Contains(r.Driver.Reason, "does not answer") {
+			t.Errorf("driver: %+v", r.Driver)
+		}
+		release()
+	})
+}
