@@ -102,15 +102,19 @@ func TestBothOrchestrators(t *testing.T) {
 		}
 		nomad.checkRunning(t, "holder", held)
 	})
-	for _, restart := range []struct {
-		name   string
-		signal syscall.Signal
-	}{{"sigterm", syscall.SIGTERM}, {"sigkill", syscall.SIGKILL}} {
-		step(t, "kubelet is restarted after "+restart.name, func(t *testing.T) {
-			kube.restartKubelet(t, restart.signal)
-			next := kube.runPod(t, "after-"+restart.name, 1)
+	for _, c := range []struct {
+		what string
+		do   func(*testing.T)
+	}{
+		{"plugin-killed", kube.killPlugin},
+		{"kubelet-sigterm", func(t *testing.T) { kube.restartKubelet(t, syscall.SIGTERM) }},
+		{"kubelet-sigkill", func(t *testing.T) { kube.restartKubelet(t, syscall.SIGKILL) }},
+	} {
+		step(t, "a pod stays and another one gets its GPU, "+c.what, func(t *testing.T) {
+			c.do(t)
+			next := kube.runPod(t, "after-"+c.what, 1)
 			checkIDs(t, offered, next.ids(), 1)
-			if slices.ContainsFunc(next.ids(), func(id string) bool { return slices.Contains(first.ids(), id) }) {
+			if slices.Contains(first.ids(), next.ids()[0]) {
 				t.Errorf("pod first has %q, the next pod got %q", first.ids(), next.ids())
 			}
 			kube.awaitUnchanged(t, "first", first)
@@ -253,14 +257,4 @@ func TestMisconfiguration(t *testing.T) {
 			}
 		})
 	}
-}
-
-// lineWith gives the first line that holds the text.
-func lineWith(text, wanted string) (string, bool) {
-	for line := range strings.Lines(text) {
-		if strings.Contains(line, wanted) {
-			return strings.TrimSpace(line), true
-		}
-	}
-	return "", false
 }

@@ -11,7 +11,9 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -35,7 +37,7 @@ func startCluster(t *testing.T, images ...string) *cluster {
 	t.Helper()
 	c := &cluster{owner: t}
 	c.startControlPlane(t)
-	values := map[string]string{"STATE": stateDir()}
+	values := map[string]string{"STATE": stateDir(), "LOGS": logDir()}
 	render(t, "cni/10-e2e.conflist", nil)
 	render(t, "kubelet.yaml", values)
 	start(t, "containerd", nil, "containerd", "-c", render(t, "containerd.toml", values))
@@ -71,6 +73,7 @@ func (c *cluster) startControlPlane(t *testing.T) {
 		&pem.Block{Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(key)}))
 	kubeconfig := render(t, "kubeconfig.yaml", nil)
 	t.Setenv("KUBECONFIG", kubeconfig)
+	t.Setenv("KUBECACHEDIR", stateDir()+"/kubectl")
 
 	start(t, "etcd", nil, "etcd", "--data-dir=etcd", "--listen-client-urls=http://127.0.0.1:2379",
 		"--advertise-client-urls=http://127.0.0.1:2379", "--listen-peer-urls=http://127.0.0.1:2380")
@@ -94,28 +97,69 @@ func (c *cluster) startKubelet() {
 		"--hostname-override="+nodeName, "--node-ip="+nodeAddress, "--v=2")
 }
 
+// deployPlugin deploys k8s-gpu as a user would, on the machine that lies at root, and waits until it is ready.
+func (c *cluster) deployPlugin(t *testing.T, root string) {
+	t.Helper()
+	manifest, err := os.ReadFile("../../deploy/daemonset.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(t, "daemonset.yaml", manifest)
+	render(t, "kustomization.yaml", map[string]string{"MACHINE": root})
+	must(t, "kubectl", "apply", "-k", stateDir())
+	must(t, "kubectl", "rollout", "status", "daemonset/tandem-k8s-gpu", "--namespace=kube-system", "--timeout=25s")
+	t.Log(must(t, "kubectl", "get", "pods", "--namespace=kube-system"))
+}
+
 // restartKubelet ends kubelet by the signal, starts it anew and waits until the plugin has registered with
 // the new one and the node offers all eight GPUs.
 func (c *cluster) restartKubelet(t *testing.T, signal syscall.Signal) {
 	t.Helper()
 	c.kubelet.stop(t, signal)
 	c.startKubelet()
-	await(t, "the plugin to register with the new kubelet", 60*time.Second, func() error {
-		return errors.Join(c.registered(), c.kubelet.alive())
+	c.awaitRegistration(t, 0)
+}
+
+// killPlugin kills k8s-gpu and waits until kubelet has started another one, and that has registered.
+func (c *cluster) killPlugin(t *testing.T) {
+	t.Helper()
+	before, err := c.registrations()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for pid := range running("k8s-gpu") {
+		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c.awaitRegistration(t, before)
+}
+
+// awaitRegistration waits until kubelet counts more registrations than before, and all eight GPUs are allocatable.
+func (c *cluster) awaitRegistration(t *testing.T, before int) {
+	t.Helper()
+	await(t, "the plugin to register", 60*time.Second, func() error {
+		count, err := c.registrations()
+		if err == nil && count <= before {
+			err = fmt.Errorf("kubelet counts %d registrations, as before", count)
+		}
+		return errors.Join(err, c.kubelet.alive())
 	})
 	c.awaitGPUs(t, 8, 8)
 }
 
-// registered asks kubelet's own counter, which starts at nothing in every kubelet process.
-func (c *cluster) registered() error {
+// registrations gives kubelet's own count, which starts at nothing in every kubelet process.
+func (c *cluster) registrations() (int, error) {
 	metrics, err := fetch("http://" + nodeAddress + ":10255/metrics")
 	if err != nil {
-		return err
+		return 0, err
 	}
-	if !strings.Contains(metrics, `kubelet_device_plugin_registration_total{resource_name="`+gpuResource+`"}`) {
-		return errors.New("kubelet counts no registration of " + gpuResource)
+	counter := `kubelet_device_plugin_registration_total{resource_name="` + gpuResource + `"}`
+	line, found := lineWith(metrics, counter)
+	if !found {
+		return 0, nil
 	}
-	return nil
+	return strconv.Atoi(strings.TrimSpace(strings.TrimPrefix(line, counter)))
 }
 
 // awaitGPUs waits until the node shows this capacity and this many allocatable GPUs.
@@ -217,7 +261,7 @@ func (c *cluster) runPod(t *testing.T, name string, count int) pod {
 		}
 		return err
 	})
-	t.Logf("pod %s says: %s", name, said)
+	t.Logf("pod %s says: %s; kubelet says: %v", name, said, p.health())
 	for id, health := range p.health() {
 		if health != "Healthy" || !strings.Contains(said, id) {
 			t.Errorf("kubelet gave %s, %s, the pod says %q", id, health, said)
@@ -251,8 +295,4 @@ func (c *cluster) awaitUnchanged(t *testing.T, name string, was pod) {
 		return err
 	})
 	t.Logf("pod %s still is %s", name, was.identity())
-}
-
-func (c *cluster) deployPlugin(t *testing.T, root string) {
-	start(t, "k8s-gpu", nil, binary("k8s-gpu"), "--driver-root="+root, "--dev-root="+root, "--sysfs-root="+root+"/sys", "--procfs-root="+root+"/proc")
 }

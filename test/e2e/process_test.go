@@ -159,7 +159,8 @@ func await(t *testing.T, what string, limit time.Duration, ask func() error) {
 }
 
 func stateDir() string           { return filepath.Join(os.Getenv("E2E_DIR"), "state") }
-func logPath(name string) string { return filepath.Join(os.Getenv("E2E_DIR"), "logs", name+".log") }
+func logDir() string             { return filepath.Join(os.Getenv("E2E_DIR"), "logs") }
+func logPath(name string) string { return filepath.Join(logDir(), name+".log") }
 
 // readLog gives what a program has printed so far.
 func readLog(t *testing.T, name string) string {
@@ -179,4 +180,14 @@ func tail(path string, n int) string {
 	}
 	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
 	return strings.Join(lines[max(0, len(lines)-n):], "\n")
+}
+
+// lineWith gives the first line that holds the text.
+func lineWith(text, wanted string) (string, bool) {
+	for line := range strings.Lines(text) {
+		if strings.Contains(line, wanted) {
+			return strings.TrimSpace(line), true
+		}
+	}
+	return "", false
 }
