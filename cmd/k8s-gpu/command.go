@@ -55,7 +55,7 @@ func newCommand(w world) *cli.Command {
 				if err != nil {
 					return err
 				}
-				return inspect(ctx, s, w.stdout, asJSON)
+				return inspectMachine(ctx, s, w.stdout, asJSON)
 			},
 		},
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/inspect"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter"
 )
 
@@ -31,6 +32,7 @@ func (s *status) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", s.healthz)
 	mux.HandleFunc("GET /readyz", s.readyz)
+	mux.HandleFunc("GET /inventory", s.inventory)
 	mux.Handle("GET /metrics", promhttp.HandlerFor(s.registry(), promhttp.HandlerOpts{}))
 	return mux
 }
@@ -56,6 +58,13 @@ func (s *status) readyz(w http.ResponseWriter, _ *http.Request) {
 		names = append(names, r.Resource)
 	}
 	answer(w, err, "offered to the kubelet: "+strings.Join(names, ", "))
+}
+
+// inventory is what the running agent offers, in the words of "k8s-gpu inspect --json": the kubelet's
+// API has no place for a reason.
+func (s *status) inventory(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Content-Type", "application/json")
+	_ = inspect.Describe(s.machine.Current()).WriteJSON(w)
 }
 
 func answer(w http.ResponseWriter, err error, text string) {

@@ -60,13 +60,18 @@ func apply(cs []Condition, p HealthPolicy, now time.Time, o Observation) []Condi
 	return cs
 }
 
-// raise adds c or counts it again; below the threshold it stands as a note (Healthy).
+// raise adds c or counts it again; below the threshold it stands as a note (Healthy). A standing condition
+// of a device keeps its first words, as each reading may meet it in another call and every new text is an
+// update to an orchestrator; why the driver is gone, the latest attempt knows best.
 func raise(cs []Condition, now time.Time, c Condition, threshold int) []Condition {
 	c.Since, c.Count = now, 1
 	if i := slices.IndexFunc(cs, func(d Condition) bool {
 		return d.At == c.At && d.Reason == c.Reason && d.Code == c.Code
 	}); i >= 0 {
 		c.Since, c.Count = cs[i].Since, cs[i].Count+1
+		if c.Reason != ReasonDriver {
+			c.Detail = cs[i].Detail
+		}
 		cs = slices.Delete(cs, i, i+1)
 	}
 	if c.Count < threshold {

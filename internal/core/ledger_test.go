@@ -68,6 +68,21 @@ func TestLedgerRemembersSinceAndCount(t *testing.T) {
 	}
 }
 
+// A lost GPU is met by another call in each reading; the words must not change with it.
+func TestStandingConditionKeepsItsWords(t *testing.T) {
+	p, a := core.DefaultHealthPolicy(), core.WholeGPU("GPU-a")
+	l := core.Ledger{}.Apply(p, time.Unix(0, 0), core.Observation{At: a, Kind: core.Lost, Detail: "nvmlDeviceGetUUID: GPU is lost"})
+	first := l.Health(a)
+	if again := l.Apply(p, time.Unix(9, 0), core.Observation{At: a, Kind: core.Lost, Detail: "not listed"}).Health(a); again != first {
+		t.Errorf("was %q, is %q", first, again)
+	}
+	l = core.Ledger{}.Apply(p, time.Unix(0, 0), core.Observation{Kind: core.DriverLost, Detail: "not loaded"},
+		core.Observation{Kind: core.DriverLost, Detail: "versions differ"})
+	if got := l.Health(a).Detail; got != "versions differ" {
+		t.Errorf("the driver's reason is %q", got)
+	}
+}
+
 func TestPolicyOff(t *testing.T) {
 	p := core.DefaultHealthPolicy()
 	p.Off = true

@@ -1,0 +1,249 @@
+// Demo runs both agents as real processes on one machine, each under its orchestrator's protocol, and
+// shows side by side what the two schedulers see when a GPU falls ill and recovers.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"text/tabwriter"
+	"time"
+
+	"github.com/tandem-gpu/tandem/test/rig"
+)
+
+// patience is how long each scheduler may take to see what happened.
+const patience = 20 * time.Second
+
+func main() {
+	bin := flag.String("bin", "bin", "folder of nomad-gpu and k8s-gpu")
+	name := flag.String("machine", "", "simulated machine to run on: a name or a file; default: the host's GPUs, else h100x8")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx, os.Stdout, *bin, *name); err != nil {
+		fmt.Fprintln(os.Stderr, "verdict: FAILED:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, out io.Writer, bin, name string) (err error) {
+	dir, err := os.MkdirTemp("", "tandem-demo-")
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err == nil {
+			_ = os.RemoveAll(dir)
+		} else {
+			fmt.Fprintln(out, "logs are kept in", dir)
+		}
+	}()
+	log, err := os.Create(filepath.Join(dir, "agents.log"))
+	if err != nil {
+		return err
+	}
+	defer func() { _ = log.Close() }()
+	slog.SetDefault(slog.New(slog.NewTextHandler(log, nil)))
+
+	m, err := rig.FindMachine(ctx, filepath.Join(dir, "machine"), name)
+	if err != nil {
+		return err
+	}
+	n, err := rig.StartNomad(ctx, filepath.Join(bin, "nomad-gpu"), m.Roots, log)
+	if err != nil {
+		return err
+	}
+	defer n.Stop()
+	k, err := rig.StartKubelet(dir, filepath.Join(bin, "k8s-gpu"), m.Roots, log)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(out, "machine    %s\nnomad-gpu  pid %s, under a Nomad plugin client\nk8s-gpu    pid %d, under a small kubelet\n",
+		m.What, n.PID(), k.PID())
+
+	d := demo{ctx, out, m, n, k}
+	err = d.tell()
+	if stopErr := k.End(); err == nil && stopErr != nil {
+		err = fmt.Errorf("stopping k8s-gpu: %w", stopErr)
+	}
+	if err == nil {
+		fmt.Fprintf(out, "\nverdict: ok, two schedulers and one verdict on %d device(s)%s\n", d.count(),
+			map[bool]string{true: ", before, during and after a loss"}[m.Simulated != nil])
+	}
+	return err
+}
+
+// demo is the story.
+type demo struct {
+	ctx     context.Context //nolint:containedctx // one story, told once
+	out     io.Writer
+	machine rig.Machine
+	nomad   *rig.Nomad
+	kubelet *rig.Kubelet
+}
+
+func (d *demo) count() int { return len(d.nomad.Devices()) }
+
+func (d *demo) tell() error {
+	if err := d.bothSee("devices, all healthy", func(seen map[string]rig.View) bool { return len(seen) > 0 && all(seen, healthy) }); err != nil {
+		return err
+	}
+	d.show("What each scheduler sees")
+	fmt.Fprintln(d.out, "\n  Nomad schedules on these attributes:")
+	for _, line := range d.nomad.Attributes() {
+		fmt.Fprintln(d.out, "    "+line)
+	}
+	if err := d.grants(); err != nil {
+		return err
+	}
+	if d.machine.Simulated == nil {
+		return nil
+	}
+	return d.loseOne()
+}
+
+// grants makes one reservation each.
+func (d *demo) grants() error {
+	ids := d.ids()
+	fromNomad, err := d.nomad.Reserve(ids[0])
+	if err != nil {
+		return fmt.Errorf("nomad: reserve %s: %w", ids[0], err)
+	}
+	last := d.kubelet.View(d.ctx)[ids[len(ids)-1]]
+	fromKubelet, err := d.kubelet.Grant(d.ctx, last.Name, last.ID)
+	if err != nil {
+		return fmt.Errorf("kubelet: allocate %s: %w", last.ID, err)
+	}
+	fmt.Fprintln(d.out, "\nWhat a container would get")
+	d.printGrant("Nomad task", ids[0], fromNomad)
+	d.printGrant("Kubernetes pod", last.ID, fromKubelet)
+	for id, g := range map[string]rig.Grant{ids[0]: fromNomad, last.ID: fromKubelet} {
+		if g.Env["NVIDIA_VISIBLE_DEVICES"] != id {
+			return fmt.Errorf("asked for %s and got %v", id, g.Env)
+		}
+	}
+	return nil
+}
+
+func (d *demo) printGrant(who, id string, g rig.Grant) {
+	fmt.Fprintf(d.out, "  %s that asks for %s\n", who, id)
+	for key, value := range g.Env {
+		fmt.Fprintf(d.out, "    env     %s=%s\n", key, value)
+	}
+	fmt.Fprintf(d.out, "    device  %s\n", strings.Join(g.Nodes, ", "))
+}
+
+// loseOne takes a GPU away, sees both turn, and brings it back.
+func (d *demo) loseOne() error {
+	slots, err := d.machine.Simulated.Slots()
+	if err != nil {
+		return err
+	}
+	slot := slots[len(slots)/2]
+	gpu := d.machine.Simulated.UUID(slot)
+	concerned, err := d.machine.Simulated.Instances(slot)
+	if err != nil {
+		return err
+	}
+	if len(concerned) == 0 {
+		concerned = []string{gpu}
+	}
+
+	if err := d.machine.Simulated.Lose(slot); err != nil {
+		return err
+	}
+	start := time.Now()
+	if err := d.bothSee("exactly the lost GPU unhealthy", func(seen map[string]rig.View) bool {
+		return all(seen, func(v rig.View) bool { return v.Healthy != slices.Contains(concerned, v.ID) })
+	}); err != nil {
+		return err
+	}
+	fmt.Fprintf(d.out, "\nGPU %d (%s) falls off the bus; both know after %.1f s\n", slot, gpu, time.Since(start).Seconds())
+	d.show("What each scheduler sees")
+	for _, id := range concerned {
+		n, k := d.nomad.Devices()[id], d.kubelet.View(d.ctx)[id]
+		if n.Reason == "" || n.Reason != k.Reason {
+			return fmt.Errorf("the reasons differ: Nomad %q, Kubernetes %q", n.Reason, k.Reason)
+		}
+		if _, err := d.nomad.Reserve(id); err == nil {
+			return fmt.Errorf("nomad: a lost GPU can be reserved")
+		}
+	}
+
+	if err := d.machine.Simulated.Restore(slot); err != nil {
+		return err
+	}
+	start = time.Now()
+	if err := d.bothSee("all healthy again", func(seen map[string]rig.View) bool { return all(seen, healthy) }); err != nil {
+		return err
+	}
+	fmt.Fprintf(d.out, "\nGPU %d is back; both offer it again after %.1f s, nothing was restarted\n", slot, time.Since(start).Seconds())
+	return nil
+}
+
+// bothSee waits until ok holds on both sides and they list the same devices with the same health.
+func (d *demo) bothSee(what string, ok func(map[string]rig.View) bool) error {
+	ctx, cancel := context.WithTimeout(d.ctx, patience)
+	defer cancel()
+	if err := d.nomad.Await(ctx, what, ok); err != nil {
+		return err
+	}
+	return d.kubelet.AwaitView(ctx, what, func(seen map[string]rig.View) bool {
+		theirs := d.nomad.Devices()
+		return ok(seen) && len(seen) == len(theirs) && all(seen, func(v rig.View) bool {
+			return theirs[v.ID].Healthy == v.Healthy && theirs[v.ID].ID == v.ID
+		})
+	})
+}
+
+func healthy(v rig.View) bool { return v.Healthy }
+
+func all(seen map[string]rig.View, ok func(rig.View) bool) bool {
+	for _, v := range seen {
+		if !ok(v) {
+			return false
+		}
+	}
+	return true
+}
+
+// ids are the devices in the order of their PCI addresses.
+func (d *demo) ids() []string {
+	seen := d.nomad.Devices()
+	ids := make([]string, 0, len(seen))
+	for id := range seen {
+		ids = append(ids, id)
+	}
+	slices.SortFunc(ids, func(a, b string) int {
+		return strings.Compare(seen[a].Where+a, seen[b].Where+b)
+	})
+	return ids
+}
+
+func (d *demo) show(title string) {
+	fmt.Fprintln(d.out, "\n"+title)
+	nomads, kubelets := d.nomad.Devices(), d.kubelet.View(d.ctx)
+	t := tabwriter.NewWriter(d.out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "  device\tPCI\tNomad\thealth\tKubernetes\thealth\ttopology\treason")
+	for _, id := range d.ids() {
+		n, k := nomads[id], kubelets[id]
+		fmt.Fprintf(t, "  %s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", id, n.Where, n.Name, word(n), k.Name, word(k), k.Where, k.Reason)
+	}
+	_ = t.Flush()
+}
+
+func word(v rig.View) string {
+	if v.Healthy {
+		return "healthy"
+	}
+	return "UNHEALTHY"
+}

@@ -1,0 +1,164 @@
+// Numbers measures the built agents as whole processes, each under a small stand-in for its orchestrator,
+// on a simulated machine: size on disk, resident memory, how soon the first list comes, and how long a
+// reservation takes over the agent's real socket.
+package main
+
+import (
+	"bytes"
+	"context"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/tandem-gpu/tandem/test/rig"
+)
+
+func main() {
+	bin := flag.String("bin", "bin", "folder of nomad-gpu and k8s-gpu")
+	machine := flag.String("machine", "h100x8", "simulated machine: a name or a file")
+	n := flag.Int("n", 2000, "reservations to time")
+	settle := flag.Duration("settle", 20*time.Second, "time to run before memory is read")
+	flag.Parse()
+	if err := run(context.Background(), *bin, *machine, *n, *settle); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+// figures are what was measured of one agent.
+type figures struct {
+	name      string
+	size      int64
+	pid       int
+	rss, anon string // as /proc/PID/status has them
+	first     time.Duration
+	took      []time.Duration
+}
+
+func run(ctx context.Context, bin, machine string, n int, settle time.Duration) error {
+	dir, err := os.MkdirTemp("", "tandem-numbers-")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	m, err := rig.FindMachine(ctx, filepath.Join(dir, "machine"), machine)
+	if err != nil {
+		return err
+	}
+	nomad, err := measureNomad(ctx, filepath.Join(bin, "nomad-gpu"), m.Roots, n, settle)
+	if err != nil {
+		return err
+	}
+	kubelet, err := measureKubelet(ctx, dir, filepath.Join(bin, "k8s-gpu"), m.Roots, n, settle)
+	if err != nil {
+		return err
+	}
+	fmt.Printf("machine %s; memory after %d reservations and %s\n\n", m.What, n, settle)
+	t := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "\tbinary\tresident\tof it anonymous\tfirst list\treservation p50\tp99")
+	for _, f := range []figures{nomad, kubelet} {
+		fmt.Fprintf(t, "%s\t%.1f MB\t%s\t%s\t%.0f ms\t%.0f us\t%.0f us\n", f.name, float64(f.size)/1e6, f.rss, f.anon,
+			f.first.Seconds()*1e3, f.at(0.50), f.at(0.99))
+	}
+	return t.Flush()
+}
+
+// at is a quantile of the reservations in microseconds.
+func (f figures) at(q float64) float64 {
+	slices.Sort(f.took)
+	return float64(f.took[int(q*float64(len(f.took)-1))].Nanoseconds()) / 1e3
+}
+
+func measureNomad(ctx context.Context, binary string, r rig.Roots, n int, settle time.Duration) (figures, error) {
+	f := figures{name: "nomad-gpu"}
+	start := time.Now()
+	client, err := rig.StartNomad(ctx, binary, r, io.Discard)
+	if err != nil {
+		return f, err
+	}
+	defer client.Stop()
+	if err := client.Await(ctx, "devices", func(seen map[string]rig.View) bool { return len(seen) > 0 }); err != nil {
+		return f, err
+	}
+	f.first = time.Since(start)
+	ids := firstTwo(client.Devices())
+	for range n {
+		began := time.Now()
+		if _, err := client.Reserve(ids...); err != nil {
+			return f, err
+		}
+		f.took = append(f.took, time.Since(began))
+	}
+	if f.pid, err = strconv.Atoi(client.PID()); err != nil {
+		return f, err
+	}
+	time.Sleep(settle)
+	return f, f.read(binary)
+}
+
+func measureKubelet(ctx context.Context, dir, binary string, r rig.Roots, n int, settle time.Duration) (figures, error) {
+	f := figures{name: "k8s-gpu"}
+	start := time.Now()
+	k, err := rig.StartKubelet(dir, binary, r, io.Discard)
+	if err != nil {
+		return f, err
+	}
+	defer func() { _ = k.End() }()
+	f.pid = k.PID()
+	const resource = "nvidia.com/gpu"
+	if err := k.Await(ctx, "devices", func() bool { d, _ := k.Devices(resource); return len(d) > 0 }); err != nil {
+		return f, err
+	}
+	f.first = time.Since(start)
+	ids := firstTwo(k.View(ctx))
+	for range n {
+		began := time.Now()
+		if _, err := k.Grant(ctx, resource, ids...); err != nil {
+			return f, err
+		}
+		f.took = append(f.took, time.Since(began))
+	}
+	time.Sleep(settle)
+	return f, f.read(binary)
+}
+
+func firstTwo(seen map[string]rig.View) []string {
+	var ids []string
+	for id := range seen {
+		ids = append(ids, id)
+	}
+	slices.Sort(ids)
+	return ids[:min(2, len(ids))]
+}
+
+// read takes the size of the binary and the memory of the process.
+func (f *figures) read(binary string) error {
+	info, err := os.Stat(binary)
+	if err != nil {
+		return err
+	}
+	f.size = info.Size()
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", f.pid))
+	if err != nil {
+		return err
+	}
+	for line := range bytes.Lines(status) {
+		key, value, _ := strings.Cut(strings.TrimSpace(string(line)), ":")
+		kb, _ := strconv.Atoi(strings.TrimSuffix(strings.TrimSpace(value), " kB"))
+		text := fmt.Sprintf("%.1f MiB", float64(kb)/1024)
+		switch key {
+		case "VmRSS":
+			f.rss = text
+		case "RssAnon":
+			f.anon = text
+		}
+	}
+	return nil
+}

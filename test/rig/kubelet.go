@@ -1,0 +1,138 @@
+package rig
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"syscall"
+	"time"
+
+	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
+)
+
+// Kubelet is a small kubelet with the agent beside it, as its DaemonSet would run it.
+type Kubelet struct {
+	*kubelettest.Kubelet
+	agent *exec.Cmd
+	http  string // address of the agent's HTTP server
+	done  chan error
+}
+
+// StartKubelet starts a kubelet in dir and a k8s-gpu binary beside it, whose log goes to log.
+func StartKubelet(dir, binary string, r Roots, log io.Writer) (*Kubelet, error) {
+	address, err := freeAddress()
+	if err != nil {
+		return nil, err
+	}
+	k := &Kubelet{Kubelet: kubelettest.New(filepath.Join(dir, "device-plugins")), http: address, done: make(chan error, 1)}
+	if err := k.Start(); err != nil {
+		return nil, fmt.Errorf("kubelet: %w", err)
+	}
+	k.agent = exec.Command(binary, //nolint:noctx // stopped by signal, as its DaemonSet would
+		"--kubelet-socket", k.Socket(), "--driver-root", r.Driver, "--dev-root", r.Dev,
+		"--sysfs-root", r.Sysfs, "--procfs-root", r.Procfs, "--mig-strategy", "mixed",
+		"--pass-device-specs", "--http-address", k.http)
+	k.agent.Stdout, k.agent.Stderr = log, log
+	if err := k.agent.Start(); err != nil {
+		return nil, fmt.Errorf("k8s-gpu: %w", err)
+	}
+	go func() { k.done <- k.agent.Wait() }()
+	return k, nil
+}
+
+// freeAddress is a loopback address that nobody listens on.
+func freeAddress() (string, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // loopback
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = l.Close() }()
+	return l.Addr().String(), nil
+}
+
+// View is what the scheduler sees now, by device ID. The kubelet's API has no words for a reason, so that
+// is the one which the agent gives on its HTTP address.
+func (k *Kubelet) View(ctx context.Context) map[string]View {
+	seen := map[string]View{}
+	reasons := k.reasons(ctx)
+	for _, r := range k.Registrations() {
+		devices, _ := k.Devices(r.Resource)
+		for _, d := range devices {
+			v := View{ID: d.GetID(), Name: r.Resource, Healthy: d.GetHealth() == v1beta1.Healthy, Reason: reasons[d.GetID()], Where: "-"}
+			for _, node := range d.GetTopology().GetNodes() {
+				v.Where = "NUMA " + strconv.FormatInt(node.GetID(), 10)
+			}
+			seen[v.ID] = v
+		}
+	}
+	return seen
+}
+
+// reasons asks the agent for each device's health.
+func (k *Kubelet) reasons(ctx context.Context) map[string]string {
+	found := map[string]string{}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+k.http+"/inventory", nil)
+	if err != nil {
+		return found
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return found
+	}
+	defer func() { _ = resp.Body.Close() }()
+	var inventory struct {
+		Devices []struct{ ID, Health string }
+	}
+	if err := json.NewDecoder(resp.Body).Decode(&inventory); err != nil {
+		return found
+	}
+	for _, d := range inventory.Devices {
+		found[d.ID] = d.Health
+	}
+	return found
+}
+
+// AwaitView waits until ok holds for what the scheduler sees.
+func (k *Kubelet) AwaitView(ctx context.Context, what string, ok func(map[string]View) bool) error {
+	return k.Await(ctx, "kubelet: "+what, func() bool { return ok(k.View(ctx)) })
+}
+
+// Grant says what a container with the devices would get.
+func (k *Kubelet) Grant(ctx context.Context, resource string, ids ...string) (Grant, error) {
+	r, err := k.Allocate(ctx, resource, ids...)
+	if err != nil {
+		return Grant{}, err
+	}
+	g := Grant{Env: r.GetEnvs()}
+	for _, d := range r.GetDevices() {
+		g.Nodes = append(g.Nodes, d.GetContainerPath()+" "+d.GetPermissions())
+	}
+	return g, nil
+}
+
+// PID is the agent's process.
+func (k *Kubelet) PID() int { return k.agent.Process.Pid }
+
+// End stops the agent as Kubernetes does, and the kubelet after it.
+func (k *Kubelet) End() error {
+	defer k.Stop()
+	if err := k.agent.Process.Signal(syscall.SIGTERM); err != nil {
+		return err
+	}
+	select {
+	case err := <-k.done:
+		return err
+	case <-time.After(5 * time.Second):
+		_ = k.agent.Process.Kill()
+		return fmt.Errorf("k8s-gpu did not stop: %w", os.ErrDeadlineExceeded)
+	}
+}

@@ -1,0 +1,73 @@
+package rig
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/nvidia"
+	"github.com/tandem-gpu/tandem/test/simdriver"
+)
+
+// View is one device as one scheduler sees it.
+type View struct {
+	ID, Name, Where string
+	Healthy         bool
+	Reason          string
+}
+
+// Grant is what a container would get.
+type Grant struct {
+	Env   map[string]string
+	Nodes []string
+}
+
+// Roots are where an agent finds the machine, as the operator would tell it.
+type Roots struct{ Driver, Dev, Sysfs, Procfs string }
+
+// Machine is what the agents run on.
+type Machine struct {
+	Roots
+	What      string
+	Simulated *simdriver.Machine // nil on a real one
+}
+
+// FindMachine takes this host's GPUs where there are any, else it makes up a machine in dir.
+func FindMachine(ctx context.Context, dir, name string) (Machine, error) {
+	if name == "" {
+		n, err := realGPUs()
+		if err == nil && n > 0 {
+			return Machine{
+				Roots: Roots{Driver: "/", Dev: "/", Sysfs: "/sys", Procfs: "/proc"},
+				What:  fmt.Sprintf("this host's %d GPU(s) and driver; nothing is taken away from it", n),
+			}, nil
+		}
+		slog.Info("no GPU here", "error", err)
+		name = "h100x8"
+	}
+	sim, err := simdriver.Install(ctx, dir, name)
+	if err != nil {
+		return Machine{}, err
+	}
+	return Machine{
+		Roots:     Roots{Driver: sim.Root, Dev: sim.Root, Sysfs: sim.Root + "/sys", Procfs: sim.Root + "/proc"},
+		What:      "simulated, " + name + " (this host has no NVIDIA driver)",
+		Simulated: sim,
+	}, nil
+}
+
+// realGPUs counts the GPUs of this host.
+func realGPUs() (int, error) {
+	s, err := nvidia.Open(nvidia.Options{Roots: core.Roots{}})
+	if err != nil {
+		if errors.Is(err, core.ErrNoDriver) {
+			return 0, nil
+		}
+		return 0, err
+	}
+	defer func() { _ = s.Close() }()
+	read, err := s.Snapshot()
+	return len(read.Devices), err
+}
