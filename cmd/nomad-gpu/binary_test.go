@@ -1,0 +1,258 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	"github.com/hashicorp/go-plugin"
+	"github.com/hashicorp/nomad/plugins/base"
+	"github.com/hashicorp/nomad/plugins/device"
+)
+
+// binary is the program as it is shipped, built once.
+var binary string
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	os.Exit(func() int {
+		dir, err := os.MkdirTemp("", "nomad-gpu")
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+		defer os.RemoveAll(dir)
+		binary = filepath.Join(dir, "nomad-gpu")
+		build := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w -X main.version=2.0.0", "-o", binary, ".")
+		if out, err := build.CombinedOutput(); err != nil {
+			fmt.Fprintf(os.Stderr, "build: %v\n%s", err, out)
+			return 1
+		}
+		return m.Run()
+	}())
+}
+
+const patience = 20 * time.Second
+
+// await waits until a condition holds.
+func await(t testing.TB, what string, within time.Duration, holds func() bool) {
+	t.Helper()
+	deadline := time.After(within)
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for !holds() {
+		select {
+		case <-tick.C:
+		case <-deadline:
+			t.Fatalf("%s: not within %s", what, within)
+		}
+	}
+}
+
+// start launches the binary as Nomad does. The socket is in a directory of its own.
+func start(t testing.TB) (device.DevicePlugin, *plugin.Client, *exec.Cmd) {
+	t.Helper()
+	cmd := exec.Command(binary)
+	cmd.Env = append(os.Environ(), "TMPDIR="+t.TempDir())
+	client := plugin.NewClient(&plugin.ClientConfig{
+		Cmd:              cmd,
+		HandshakeConfig:  base.Handshake,
+		Plugins:          map[string]plugin.Plugin{base.PluginTypeDevice: &device.PluginDevice{}},
+		AllowedProtocols: []plugin.Protocol{plugin.ProtocolGRPC},
+		Logger:           hclog.NewNullLogger(),
+	})
+	t.Cleanup(client.Kill)
+	rpc, err := client.Client()
+	if err != nil {
+		t.Fatal(err)
+	}
+	raw, err := rpc.Dispense(base.PluginTypeDevice)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return raw.(device.DevicePlugin), client, cmd
+}
+
+func configure(t testing.TB, p device.DevicePlugin, keys map[string]any) {
+	t.Helper()
+	var raw []byte
+	if err := base.MsgPackEncode(&raw, keys); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.SetConfig(&base.Config{PluginConfig: raw, ApiVersion: device.ApiVersion010}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func receive[T any](t testing.TB, ch <-chan T) T {
+	t.Helper()
+	select {
+	case v, ok := <-ch:
+		if !ok {
+			t.Fatal("the stream was closed")
+		}
+		return v
+	case <-time.After(patience):
+		t.Fatal("nothing was sent")
+	}
+	panic("unreachable")
+}
+
+func TestCommands(t *testing.T) {
+	renamed := filepath.Join(t.TempDir(), "nomad-device-nvidia")
+	if err := os.Symlink(binary, renamed); err != nil {
+		t.Fatal(err)
+	}
+	for name, tc := range map[string]struct {
+		file           string
+		args           []string
+		code           int
+		stdout, stderr string // a part of it; "" = nothing
+	}{
+		"from a terminal": {binary, nil, 2, "", `plugin "nomad-gpu" {`},
+		"renamed":         {renamed, nil, 2, "", `plugin "nomad-device-nvidia" {`},
+		"version":         {binary, []string{"version"}, 0, "nomad-gpu 2.0.0\n", ""},
+		"--version":       {binary, []string{"--version"}, 0, "nomad-gpu 2.0.0\n", ""},
+		"help":            {binary, []string{"help"}, 0, "ignored_gpu_ids", ""},
+		"unknown verb":    {binary, []string{"inpsect"}, 2, "", `nomad-gpu: unknown command "inpsect"; try: nomad-gpu help` + "\n"},
+		"unknown flag":    {binary, []string{"inspect", "--jsno"}, 2, "", "nomad-gpu inspect: flag provided but not defined: -jsno; try: nomad-gpu help\n"},
+		"stray argument":  {binary, []string{"inspect", "all"}, 2, "", `nomad-gpu inspect: unexpected argument "all"; try: nomad-gpu help` + "\n"},
+		"relative root":   {binary, []string{"inspect", "--dev-root", "dev"}, 2, "", `nomad-gpu inspect: invalid value "dev" for flag -dev-root: want an absolute path; try: nomad-gpu help` + "\n"},
+		"no driver":       {binary, []string{"inspect", "--driver-root", "/nowhere"}, 0, "driver absent: no NVIDIA driver", ""},
+		"no driver, JSON": {binary, []string{"inspect", "--json", "--driver-root", "/nowhere"}, 0, `"state": "absent"`, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cmd := exec.Command(tc.file, tc.args...)
+			var stdout, stderr bytes.Buffer
+			cmd.Stdout, cmd.Stderr = &stdout, &stderr
+			err := cmd.Run()
+			if exit := (*exec.ExitError)(nil); err != nil && !errors.As(err, &exit) {
+				t.Fatal(err)
+			}
+			if code := cmd.ProcessState.ExitCode(); code != tc.code {
+				t.Errorf("exit code %d, want %d", code, tc.code)
+			}
+			for _, s := range []struct{ name, got, want string }{
+				{"stdout", stdout.String(), tc.stdout}, {"stderr", stderr.String(), tc.stderr},
+			} {
+				if !strings.Contains(s.got, s.want) || s.want == "" && s.got != "" {
+					t.Errorf("%s is %q, want %q", s.name, s.got, s.want)
+				}
+			}
+		})
+	}
+}
+
+// With the cookie it is a plugin whatever the arguments, and its first byte on stdout is the handshake's.
+func TestHandshake(t *testing.T) {
+	for _, args := range [][]string{nil, {"help"}, {"inspect", "--json"}, {"nonsense", "-x"}} {
+		cmd := exec.Command(binary, args...)
+		cmd.Env = append(os.Environ(), base.Handshake.MagicCookieKey+"="+base.Handshake.MagicCookieValue,
+			"PLUGIN_PROTOCOL_VERSIONS=2", "TMPDIR="+t.TempDir(), "NOMAD_LOG_LEVEL=trace", "GRPC_GO_LOG_SEVERITY_LEVEL=info")
+		stdout, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		line := make([]byte, 256)
+		n, err := stdout.Read(line)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := string(line[:n]); !strings.HasPrefix(got, "1|2|unix|") || !strings.HasSuffix(got, "|grpc|\n") {
+			t.Errorf("%q: stdout begins with %q", args, got)
+		}
+		if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Wait(); err != nil {
+			t.Errorf("after SIGTERM: %v", err)
+		}
+	}
+}
+
+// A machine without a driver: an empty list within the second, and nothing that looks like a fault.
+func TestWithoutDriver(t *testing.T) {
+	begin := time.Now()
+	p, client, cmd := start(t)
+	configure(t, p, map[string]any{"driver_root": "/nowhere"})
+	ch, err := p.Fingerprint(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r := receive(t, ch); r.Error != nil || len(r.Devices) != 0 {
+		t.Errorf("got %v, %v", r.Devices, r.Error)
+	}
+	if d := time.Since(begin); d > time.Second {
+		t.Errorf("the first list came %s after the start", d)
+	}
+	begin = time.Now()
+	client.Kill()
+	if d := time.Since(begin); d >= 2*time.Second {
+		t.Errorf("the end took %s", d)
+	}
+	if !cmd.ProcessState.Success() {
+		t.Errorf("ended with %s", cmd.ProcessState)
+	}
+}
+
+// The one that started the plugin is killed. The plugin follows, and takes its socket along.
+func TestParentDeath(t *testing.T) {
+	tmp := t.TempDir()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	parent := exec.CommandContext(ctx, "sh", "-c", binary+` & echo $!; wait`)
+	parent.Env = append(os.Environ(), base.Handshake.MagicCookieKey+"="+base.Handshake.MagicCookieValue,
+		"PLUGIN_PROTOCOL_VERSIONS=2", "TMPDIR="+tmp)
+	out, err := os.Create(filepath.Join(t.TempDir(), "stdout")) // not a pipe, which would end the plugin too
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer out.Close()
+	parent.Stdout = out
+	if err := parent.Start(); err != nil {
+		t.Fatal(err)
+	}
+	sockets := func() int {
+		entries, err := os.ReadDir(tmp)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(entries)
+	}
+	var pid int
+	await(t, "handshake", patience, func() bool {
+		text, err := os.ReadFile(out.Name())
+		if err != nil {
+			t.Fatal(err)
+		}
+		n, _ := fmt.Sscanf(string(text), "%d\n1|2|unix|", &pid)
+		return n == 1 && strings.Contains(string(text), "|grpc|") && sockets() > 0
+	})
+	if err := parent.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = parent.Wait()
+	await(t, "end of the orphan", 5*time.Second, func() bool { return gone(pid) })
+	if n := sockets(); n != 0 {
+		t.Errorf("%d files are left in TMPDIR", n)
+	}
+}
+
+// gone reports whether a process has ended; what is left of one that nobody waits for counts as ended.
+func gone(pid int) bool {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	return err != nil || strings.Contains(string(stat), ") Z ")
+}

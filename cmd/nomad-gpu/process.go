@@ -1,0 +1,49 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"os"
+	"runtime"
+	"runtime/debug"
+	"time"
+)
+
+var errOrphaned = errors.New("the Nomad agent is gone")
+
+// parentEvery is how often the parent is looked for.
+const parentEvery = time.Second
+
+// watchParent calls end when this process has another parent than it had at the start: an agent that is
+// killed does not stop its plugins, and a -dev agent never finds them again. It returns when ctx ends.
+//
+// Not PR_SET_PDEATHSIG: it fires when the *thread* that started us exits, and which thread of the agent
+// that was is up to its Go runtime. The parent is compared with the first one and not with 1, because
+// in a container the agent may well be process 1.
+func watchParent(ctx context.Context, parent int, end context.CancelCauseFunc) {
+	t := time.NewTicker(parentEvery)
+	defer t.Stop()
+	for {
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			return
+		}
+		if os.Getppid() != parent {
+			end(errOrphaned)
+			return
+		}
+	}
+}
+
+// economise keeps the process small. It answers a few requests a minute out of half a megabyte, so it
+// trades collection time that nobody notices for memory that the node has for other things. Settings in
+// the environment win.
+func economise() {
+	if os.Getenv("GOMAXPROCS") == "" {
+		runtime.GOMAXPROCS(min(2, runtime.NumCPU())) // each has caches of its own; one may sit in the driver
+	}
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(20)
+	}
+}
