@@ -31,7 +31,7 @@ func TestMain(m *testing.M) {
 			fmt.Fprintln(os.Stderr, err)
 			return 1
 		}
-		defer os.RemoveAll(dir)
+		defer func() { _ = os.RemoveAll(dir) }()
 		binary = filepath.Join(dir, "nomad-gpu")
 		build := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w -X main.version=2.0.0", "-o", binary, ".")
 		if out, err := build.CombinedOutput(); err != nil {
@@ -124,7 +124,7 @@ func TestCommands(t *testing.T) {
 		"version":         {binary, []string{"version"}, 0, "nomad-gpu 2.0.0\n", ""},
 		"--version":       {binary, []string{"--version"}, 0, "nomad-gpu 2.0.0\n", ""},
 		"help":            {binary, []string{"help"}, 0, "ignored_gpu_ids", ""},
-		"unknown verb":    {binary, []string{"inpsect"}, 2, "", `nomad-gpu: unknown command "inpsect"; try: nomad-gpu help` + "\n"},
+		"unknown verb":    {binary, []string{"observe"}, 2, "", `nomad-gpu: unknown command "observe"; try: nomad-gpu help` + "\n"},
 		"unknown flag":    {binary, []string{"inspect", "--jsno"}, 2, "", "nomad-gpu inspect: flag provided but not defined: -jsno; try: nomad-gpu help\n"},
 		"stray argument":  {binary, []string{"inspect", "all"}, 2, "", `nomad-gpu inspect: unexpected argument "all"; try: nomad-gpu help` + "\n"},
 		"relative root":   {binary, []string{"inspect", "--dev-root", "dev"}, 2, "", `nomad-gpu inspect: invalid value "dev" for flag -dev-root: want an absolute path; try: nomad-gpu help` + "\n"},
@@ -220,7 +220,7 @@ func TestParentDeath(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer out.Close()
+	defer func() { _ = out.Close() }()
 	parent.Stdout = out
 	if err := parent.Start(); err != nil {
 		t.Fatal(err)
