@@ -10,7 +10,8 @@ BIN     := $(CURDIR)/bin
 export CGO_CFLAGS := -Wno-deprecated-declarations
 export CGO_ENABLED := 1
 
-build_flags := -trimpath -ldflags "-s -w -X main.version=$(VERSION)"
+# Without text/template the linker can drop methods that nobody calls: the tags are grpc's and urfave/cli's own.
+build_flags := -trimpath -tags grpcnotrace,urfave_cli_no_template -ldflags "-s -w -X main.version=$(VERSION)"
 
 # cc and go, or a word about what to install.
 need = @command -v $(1) >/dev/null || { echo "make $@ needs $(1): $(2)"; exit 2; }

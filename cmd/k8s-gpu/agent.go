@@ -11,11 +11,13 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/internal/core/nvidia"
+	"github.com/tandem-gpu/tandem/internal/footprint"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter"
 )
 
 // serve runs the agent until ctx ends.
 func serve(ctx context.Context, s settings, log *slog.Logger) error {
+	footprint.Reduce()
 	machine := monitor.New(opener(s), s.core, log)
 	adapter := kubeadapter.New(machine, kubeadapter.Options{
 		KubeletSocket: s.kubeletSocket, MIG: s.core.MIG, DevRoot: s.devRoot, Log: log,

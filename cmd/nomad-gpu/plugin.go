@@ -16,6 +16,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/internal/core/nvidia"
+	"github.com/tandem-gpu/tandem/internal/footprint"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter"
 )
 
@@ -23,7 +24,7 @@ import (
 // the exit code. It ends in time even while the driver hangs.
 func serve(stderr io.Writer) int {
 	parent := os.Getppid()
-	economise()
+	footprint.Reduce()
 	log := hclog.New(&hclog.LoggerOptions{Level: hclog.Trace, Output: stderr, JSONFormat: true})
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()

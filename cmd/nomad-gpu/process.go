@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"os"
-	"runtime"
-	"runtime/debug"
 	"time"
 )
 
@@ -33,17 +31,5 @@ func watchParent(ctx context.Context, parent int, end context.CancelCauseFunc) {
 			end(errOrphaned)
 			return
 		}
-	}
-}
-
-// economise keeps the process small. It answers a few requests a minute out of half a megabyte, so it
-// trades collection time that nobody notices for memory that the node has for other things. Settings in
-// the environment win.
-func economise() {
-	if os.Getenv("GOMAXPROCS") == "" {
-		runtime.GOMAXPROCS(min(2, runtime.NumCPU())) // each has caches of its own; one may sit in the driver
-	}
-	if os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(20)
 	}
 }
