@@ -73,7 +73,7 @@ func answer(w http.ResponseWriter, err error, text string) {
 		w.WriteHeader(http.StatusServiceUnavailable)
 		text = err.Error()
 	}
-	_, _ = fmt.Fprintln(w, text)
+	fmt.Fprintln(w, text)
 }
 
 // listen serves until ctx ends.

@@ -20,7 +20,7 @@ func inspectMachine(name string, args []string, stdout, stderr io.Writer) int {
 		return command(name, []string{"help"}, stdout, stderr)
 	}
 	if err != nil {
-		_, _ = fmt.Fprintf(stderr, "%s inspect: %v; try: %[1]s help\n", name, err)
+		fmt.Fprintf(stderr, "%s inspect: %v; try: %[1]s help\n", name, err)
 		return exitUsage
 	}
 	report := inspect.Describe(inspect.Read(context.Background(), opener(cfg.Roots), cfg))
@@ -29,7 +29,7 @@ func inspectMachine(name string, args []string, stdout, stderr io.Writer) int {
 		write = report.WriteJSON
 	}
 	if err := write(stdout); err != nil {
-		_, _ = fmt.Fprintf(stderr, "%s inspect: %v\n", name, err)
+		fmt.Fprintf(stderr, "%s inspect: %v\n", name, err)
 		return exitFailed
 	}
 	return exitOK

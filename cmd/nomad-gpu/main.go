@@ -34,18 +34,18 @@ func main() {
 // command does what a person asks for. The name of the file is what a plugin block has to name.
 func command(name string, args []string, stdout, stderr io.Writer) int {
 	if len(args) == 0 {
-		_, _ = fmt.Fprintf(stderr, introduction, name, version)
+		fmt.Fprintf(stderr, introduction, name, version)
 		return exitUsage
 	}
 	switch verb, args := args[0], args[1:]; verb {
 	case "version", "-version", "--version":
-		_, _ = fmt.Fprintln(stdout, "nomad-gpu", version)
+		fmt.Fprintln(stdout, "nomad-gpu", version)
 	case "help", "-h", "-help", "--help":
-		_, _ = fmt.Fprintf(stdout, introduction+usage, name, version)
+		fmt.Fprintf(stdout, introduction+usage, name, version)
 	case "inspect":
 		return inspectMachine(name, args, stdout, stderr)
 	default:
-		_, _ = fmt.Fprintf(stderr, "%s: unknown command %q; try: %[1]s help\n", name, verb)
+		fmt.Fprintf(stderr, "%s: unknown command %q; try: %[1]s help\n", name, verb)
 		return exitUsage
 	}
 	return exitOK

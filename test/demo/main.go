@@ -28,8 +28,9 @@ func main() {
 	name := flag.String("machine", "", "simulated machine to run on: a name or a file; default: the host's GPUs, else h100x8")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	if err := run(ctx, os.Stdout, *bin, *name); err != nil {
+	err := run(ctx, os.Stdout, *bin, *name)
+	stop()
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "verdict: FAILED:", err)
 		os.Exit(1)
 	}
@@ -84,7 +85,7 @@ func run(ctx context.Context, out io.Writer, bin, name string) (err error) {
 
 // demo is the story.
 type demo struct {
-	ctx     context.Context //nolint:containedctx // one story, told once
+	ctx     context.Context
 	out     io.Writer
 	machine rig.Machine
 	nomad   *rig.Nomad

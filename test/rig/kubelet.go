@@ -37,7 +37,7 @@ func StartKubelet(dir, binary string, r Roots, log io.Writer) (*Kubelet, error) 
 	if err := k.Start(); err != nil {
 		return nil, fmt.Errorf("kubelet: %w", err)
 	}
-	k.agent = exec.Command(binary, //nolint:noctx // stopped by signal, as its DaemonSet would
+	k.agent = exec.Command(binary,
 		"--kubelet-socket", k.Socket(), "--driver-root", r.Driver, "--dev-root", r.Dev,
 		"--sysfs-root", r.Sysfs, "--procfs-root", r.Procfs, "--mig-strategy", "mixed",
 		"--pass-device-specs", "--http-address", k.http)
@@ -51,7 +51,7 @@ func StartKubelet(dir, binary string, r Roots, log io.Writer) (*Kubelet, error) 
 
 // freeAddress is a loopback address that nobody listens on.
 func freeAddress() (string, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // loopback
+	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return "", err
 	}

@@ -49,7 +49,7 @@ func StartNomad(ctx context.Context, binary string, r Roots, log io.Writer) (*No
 			base.PluginTypeBase:   &base.PluginBase{},
 			base.PluginTypeDevice: &device.PluginDevice{},
 		},
-		Cmd:              exec.Command(binary), //nolint:noctx // go-plugin stops it by its own protocol
+		Cmd:              exec.Command(binary),
 		AllowedProtocols: []plugin.Protocol{plugin.ProtocolGRPC},
 		Logger:           hclog.New(&hclog.LoggerOptions{Name: "nomad", Level: hclog.Debug, Output: log}),
 	})

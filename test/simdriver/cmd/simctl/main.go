@@ -12,7 +12,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/tandem-gpu/tandem/test/simdriver" //nolint:depguard // a tool of the tests, not of the product
+	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
 const usage = `usage: simctl build DIR
