@@ -64,6 +64,7 @@ func (m *Monitor) follow(ctx context.Context, s Session) error {
 		case r := <-results:
 			want.done(r)
 			if r.err != nil && r.request != readUsage {
+				m.publish(m.fold.noDriver(r.err)) // now: leaving the session takes its time
 				return r.err
 			}
 			m.take(r)

@@ -115,8 +115,11 @@ func (m *Monitor) Run(ctx context.Context) error {
 	for {
 		session, err := m.connect(ctx)
 		if err == nil {
-			retry.Reset()
+			began := time.Now()
 			err = m.follow(ctx, session)
+			if time.Since(began) >= openInterval { // else it opens only to fail again
+				retry.Reset()
+			}
 		}
 		if ctx.Err() != nil {
 			return nil //nolint:nilerr // the end of ctx is what Run waits for, whatever else went wrong meanwhile

@@ -130,13 +130,28 @@ func TestDriverComesLateGoesAndReturns(t *testing.T) {
 
 		m.FailOpen(core.ErrNoDriver)
 		m.FailSession(core.ErrDriverLost)
-		r.after(5*time.Second).expect("driver gone: units stay", map[int]core.HealthState{0: core.Unknown, 1: core.Unknown})
+		r.after(6*time.Second).expect("driver gone: units stay", map[int]core.HealthState{0: core.Unknown, 1: core.Unknown})
+		r.after(2 * time.Second)
 		if r.Current().Len() != 2 || m.Sessions() != 0 {
 			t.Errorf("%d units, %d sessions", r.Current().Len(), m.Sessions())
 		}
 		m.FailOpen(nil)
 		m.FailSession(nil)
 		r.after(20*time.Second).expect("driver back", nil)
+	})
+}
+
+func TestDriverThatOpensOnlyToFailIsLeftInPeace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := coretest.NewMachine(coretest.GPUs(1))
+		m.FailSession(core.ErrDriverLost)
+		r := run(t, m)
+		r.after(time.Hour)
+		if calls := m.Calls()["Open"]; calls > 3600/5 {
+			t.Errorf("opened %d times in an hour", calls)
+		}
+		m.FailSession(nil)
+		r.after(20*time.Second).expect("healed", nil)
 	})
 }
 
