@@ -1,0 +1,228 @@
+package nomad
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/nomad/plugins/base"
+)
+
+// The numbers in the names are those of the checklist in the contract that these tests follow.
+
+func Test01OneDevicePlugin(t *testing.T) {
+	a := newAgent(t, nil)
+	if a.load != nil {
+		t.Fatal(a.load)
+	}
+	catalog := a.cat.Catalog()
+	if len(catalog) != 1 || len(catalog[base.PluginTypeDevice]) != 1 {
+		t.Fatalf("catalog: %+v", catalog)
+	}
+	p := catalog[base.PluginTypeDevice][0]
+	if p.Name != "nvidia-gpu" || p.PluginVersion != "2.0.0" || !slices.Equal(p.PluginApiVersions, []string{"v0.1.0"}) {
+		t.Errorf("plugin: %+v", p)
+	}
+	if n := len(a.launches(t)); n != 2 {
+		t.Errorf("%d launches to load, want 2", n)
+	}
+}
+
+// The process that only validates the configuration leaves the driver alone.
+func Test01LoadingDoesNotTouchTheDriver(t *testing.T) {
+	m := install(t, "h100x8")
+	a := newAgent(t, m.config(nil))
+	if a.load != nil {
+		t.Fatal(a.load)
+	}
+	if calls := m.ctl(t, "calls"); strings.TrimSpace(calls) != "" {
+		t.Errorf("the driver was called:\n%s", calls)
+	}
+	a.dm.Run()
+	defer a.dm.Shutdown()
+	a.devices(t, 8, 8)
+	if n := len(a.launches(t)); n != 3 {
+		t.Errorf("%d launches in all, want 3", n)
+	}
+}
+
+func Test02EndsWhenAsked(t *testing.T) {
+	for name, hang := range map[string]string{"well": "", "init hangs": "nvmlInit", "readings hang": "nvmlDeviceGetUUID"} {
+		t.Run(name, func(t *testing.T) {
+			m := install(t, "h100x8")
+			if hang != "" {
+				m.ctl(t, "hang", "all", hang)
+			}
+			a := startAgent(t, m, nil)
+			pid := a.launches(t)[2]
+			begin := time.Now()
+			a.dm.Shutdown()
+			if d := time.Since(begin); d >= 2*time.Second {
+				t.Errorf("took %s", d)
+			}
+			if alive(pid) {
+				t.Error("still there")
+			}
+			if strings.Contains(a.logs.String(), "plugin failed to exit gracefully") {
+				t.Error("had to be killed")
+			}
+			if left, _ := os.ReadDir(filepath.Join(a.dir, "tmp")); len(left) > 0 {
+				t.Errorf("left behind: %v", left)
+			}
+		})
+	}
+}
+
+// Whatever an operator writes in args, Nomad gets a plugin.
+func Test04ArgumentsDoNoHarm(t *testing.T) {
+	for _, args := range [][]string{{"inspect", "--json"}, {"help"}, {"--nonsense"}} {
+		if a := newAgent(t, nil, args...); a.load != nil {
+			t.Errorf("%q: %v", args, a.load)
+		}
+	}
+}
+
+func Test05NoDriver(t *testing.T) {
+	a := newAgent(t, machine("").config(nil))
+	if a.load != nil {
+		t.Fatal(a.load)
+	}
+	begin := time.Now()
+	a.dm.Run()
+	defer a.dm.Shutdown()
+	<-a.dm.WaitForFirstFingerprint(t.Context())
+	if d := time.Since(begin); d >= time.Second {
+		t.Errorf("the first fingerprint came after %s", d)
+	}
+	if groups := a.devices(t, 0, 0); len(groups) != 0 {
+		t.Errorf("groups: %v", groups)
+	}
+	for line := range strings.Lines(a.logs.String()) {
+		if strings.Contains(line, "[ERROR]") || strings.Contains(line, "[WARN]") {
+			t.Errorf("logged: %s", line)
+		}
+	}
+}
+
+func Test06Configuration(t *testing.T) {
+	for name, tc := range map[string]struct {
+		config map[string]any
+		want   []string // in the agent's error; none = it starts
+	}{
+		"absent":                   {nil, nil},
+		"empty":                    {map[string]any{}, nil},
+		"full":                     {map[string]any{"enabled": true, "ignored_gpu_ids": []any{"GPU-1"}, "fingerprint_period": "30s", "driver_root": "/", "dev_root": "/", "sysfs_root": "/sys", "procfs_root": "/proc"}, nil},
+		"off":                      {map[string]any{"enabled": false}, nil},
+		"a list for a text":        {map[string]any{"fingerprint_period": []any{"1m"}}, []string{"fingerprint_period"}},
+		"a text for a bool":        {map[string]any{"enabled": "perhaps"}, []string{"enabled"}},
+		"a text for a list":        {map[string]any{"ignored_gpu_ids": "GPU-1"}, []string{"ignored_gpu_ids"}},
+		"a block":                  {map[string]any{"driver_root": []map[string]any{{"a": 1}}}, []string{"driver_root"}},
+		"misspelled key":           {map[string]any{"fingerprint_periods": "1m"}, []string{"fingerprint_periods"}},
+		"a template":               {map[string]any{"driver_root": "${nowhere}"}, []string{"Variables not allowed"}},
+		"a fraction for a period":  {map[string]any{"fingerprint_period": 0.1}, []string{`fingerprint_period = "0.1": want a duration such as "30s" or "1m"`}},
+		"bad duration":             {map[string]any{"fingerprint_period": "often"}, []string{`fingerprint_period = "often": want a duration such as "30s" or "1m"`}},
+		"everything that is wrong": {map[string]any{"fingerprint_period": "0s", "ignored_gpu_ids": []any{"0"}, "dev_root": "dev"}, []string{`fingerprint_period = "0s": want 1s or more`, `ignored_gpu_ids = "0"`, `dev_root = "dev": want an absolute path`}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a := newAgent(t, tc.config)
+			if (a.load != nil) != (tc.want != nil) {
+				t.Fatalf("loading: %v", a.load)
+			}
+			for _, want := range tc.want {
+				if !strings.Contains(a.load.Error(), want) {
+					t.Errorf("%q is not in: %v", want, a.load)
+				}
+			}
+			if tc.want == nil {
+				return
+			}
+			// Nomad leaves a process behind that refused its configuration; it has to go by itself once
+			// the agent does. Here the agent is this test.
+			for _, pid := range a.launches(t) {
+				if alive(pid) {
+					_ = syscall.Kill(pid, syscall.SIGKILL)
+				}
+			}
+		})
+	}
+}
+
+func Test06DisabledOffersNothing(t *testing.T) {
+	m := install(t, "h100x8")
+	a := startAgent(t, m, map[string]any{"enabled": false})
+	a.devices(t, 0, 0)
+	if calls := m.ctl(t, "calls"); strings.TrimSpace(calls) != "" {
+		t.Errorf("the driver was called:\n%s", calls)
+	}
+}
+
+func Test06IgnoredStaysOut(t *testing.T) {
+	m := install(t, "h100x8")
+	all := ids(startAgent(t, m, nil).devices(t, 8, 8))
+	a := startAgent(t, m, map[string]any{"ignored_gpu_ids": []any{all[2], all[5]}})
+	if got := ids(a.devices(t, 6, 6)); slices.Contains(got, all[2]) || slices.Contains(got, all[5]) {
+		t.Errorf("got %v", got)
+	}
+}
+
+func Test22LogLines(t *testing.T) {
+	m := install(t, "h100x8")
+	t.Setenv("VAULT_TOKEN", "s.hush")
+	a := startAgent(t, m, nil)
+	a.devices(t, 8, 8)
+	m.ctl(t, "xid", "3", "79")
+	a.devices(t, 8, 7)
+	a.dm.Shutdown()
+	text, err := os.ReadFile(filepath.Join(a.dir, "stderr"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	levels := map[string]int{}
+	for line := range strings.Lines(string(text)) {
+		var fields map[string]any
+		if err := json.Unmarshal([]byte(line), &fields); err != nil || len(line) > 64<<10 {
+			t.Errorf("%q: %v", line, err)
+			continue
+		}
+		level, _ := fields["@level"].(string)
+		message, _ := fields["@message"].(string)
+		at, _ := fields["@timestamp"].(string)
+		if _, err := time.Parse("2006-01-02T15:04:05.000000Z07:00", at); err != nil || level == "" || message == "" {
+			t.Errorf("%q: %v", line, err)
+		}
+		levels[level]++
+	}
+	if levels["info"] == 0 || levels["warn"] == 0 {
+		t.Errorf("levels: %v", levels)
+	}
+	if strings.Contains(string(text), "hush") {
+		t.Error("the environment was logged")
+	}
+	// Nomad took the lines over as what they are.
+	if !strings.Contains(a.logs.String(), "[WARN]") || !strings.Contains(a.logs.String(), "XID 79") {
+		t.Errorf("not in Nomad's log:\n%s", a.logs)
+	}
+}
+
+// A client that died and comes back finds the plugin of its former life by its state, and ends it.
+func Test23Reattach(t *testing.T) {
+	m := install(t, "h100x8")
+	a := startAgent(t, m, nil)
+	a.devices(t, 8, 8)
+	old := a.launches(t)[2]
+
+	b := newAgent(t, m.config(nil))
+	if b.load != nil {
+		t.Fatal(b.load)
+	}
+	b.state, _ = a.GetDevicePluginState()
+	b.dm.Run()
+	defer b.dm.Shutdown()
+	await(t, "the end of the former plugin", func() bool { return !alive(old) })
+	b.devices(t, 8, 8)
+}

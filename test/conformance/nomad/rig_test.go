@@ -1,0 +1,306 @@
+package nomad
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	"github.com/hashicorp/nomad/client/devicemanager"
+	"github.com/hashicorp/nomad/client/devicemanager/state"
+	"github.com/hashicorp/nomad/helper/pluginutils/loader"
+	"github.com/hashicorp/nomad/helper/pluginutils/singleton"
+	"github.com/hashicorp/nomad/nomad/structs"
+	"github.com/hashicorp/nomad/nomad/structs/config"
+	"github.com/hashicorp/nomad/plugins/base"
+	"github.com/hashicorp/nomad/plugins/device"
+)
+
+// patience is how long a test waits for what must happen.
+const patience = 30 * time.Second
+
+var bin struct{ plugin, simctl string }
+
+func TestMain(m *testing.M) {
+	os.Exit(func() int {
+		dir, err := os.MkdirTemp("", "conformance")
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+		defer func() { _ = os.RemoveAll(dir) }()
+		build := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w -X main.version=2.0.0", "-o", dir+"/",
+			"./cmd/nomad-gpu", "./test/simdriver/cmd/simctl")
+		build.Dir = "../../.."
+		if out, err := build.CombinedOutput(); err != nil {
+			fmt.Fprintf(os.Stderr, "build: %v\n%s", err, out)
+			return 1
+		}
+		bin.plugin, bin.simctl = filepath.Join(dir, "nomad-gpu"), filepath.Join(dir, "simctl")
+		return m.Run()
+	}())
+}
+
+// machine is a simulated machine; "" is one without a driver.
+type machine string
+
+func install(t testing.TB, name string) machine {
+	t.Helper()
+	m := machine(t.TempDir())
+	cmd := exec.Command(bin.simctl, "install", string(m), name)
+	cmd.Dir = "../../.." // it builds the library with the header of go-nvml, a dependency of that module
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("simctl install: %v\n%s", err, out)
+	}
+	return m
+}
+
+// ctl scripts the machine while the plugin runs on it.
+func (m machine) ctl(t testing.TB, args ...string) string {
+	t.Helper()
+	out, err := exec.Command(bin.simctl, append([]string{"-machine", string(m)}, args...)...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("simctl %v: %v\n%s", args, err, out)
+	}
+	return string(out)
+}
+
+// readings is how often the plugin has taken a full reading of the machine.
+func (m machine) readings(t testing.TB) (n int) {
+	t.Helper()
+	for line := range strings.Lines(m.ctl(t, "calls")) {
+		var count int
+		var name string
+		if _, err := fmt.Sscan(line, &count, &name); err == nil && strings.HasPrefix(name, "nvmlDeviceGetCount") {
+			n += count
+		}
+	}
+	return n
+}
+
+// config is the config block for the machine, with more keys.
+func (m machine) config(more map[string]any) map[string]any {
+	keys := map[string]any{"driver_root": "/nowhere", "fingerprint_period": "1s"}
+	if m != "" {
+		keys["driver_root"] = string(m)
+		keys["sysfs_root"], keys["procfs_root"] = filepath.Join(string(m), "sys"), filepath.Join(string(m), "proc")
+	}
+	for k, v := range more {
+		keys[k] = v
+	}
+	return keys
+}
+
+// manager is what the client uses of its device manager.
+type manager interface {
+	devicemanager.Manager
+	WaitForFirstFingerprint(context.Context) <-chan struct{}
+}
+
+// agent is the part of a Nomad client that deals with device plugins.
+type agent struct {
+	dir  string // holds the plugin, what it wrote, and its sockets
+	logs *buffer
+	load error
+	cat  *loader.PluginLoader
+	dm   manager
+
+	mu      sync.Mutex
+	updates [][]*structs.NodeDeviceResource
+	state   *state.PluginState
+}
+
+// newAgent lays out a plugin_dir and loads it, as a starting agent does. A nil configuration is no
+// plugin block's config.
+func newAgent(t testing.TB, configuration map[string]any, args ...string) *agent {
+	t.Helper()
+	a := &agent{dir: t.TempDir(), logs: &buffer{}}
+	for _, d := range []string{"plugins", "tmp"} {
+		if err := os.Mkdir(filepath.Join(a.dir, d), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// The plugin behind a script that notes its process and keeps a copy of what it writes to stderr.
+	script := fmt.Sprintf("#!/bin/bash\necho $$ >>%[1]s/launches\nexport TMPDIR=%[1]s/tmp\nexec %[2]s \"$@\" 2> >(exec tee -a %[1]s/stderr >&2)\n",
+		a.dir, bin.plugin)
+	if err := os.WriteFile(filepath.Join(a.dir, "plugins", "nomad-gpu"), []byte(script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	a.start(configuration, args)
+	return a
+}
+
+func (a *agent) start(configuration map[string]any, args []string) {
+	log := hclog.New(&hclog.LoggerOptions{Level: hclog.Trace, Output: a.logs})
+	a.cat, a.load = loader.NewPluginLoader(&loader.PluginLoaderConfig{
+		Logger:            log,
+		PluginDir:         filepath.Join(a.dir, "plugins"),
+		Configs:           []*config.PluginConfig{{Name: "nomad-gpu", Args: args, Config: configuration}},
+		SupportedVersions: loader.AgentSupportedApiVersions,
+	})
+	if a.load != nil {
+		return
+	}
+	a.dm = devicemanager.New(&devicemanager.Config{
+		Logger:        log,
+		Loader:        singleton.NewSingletonLoader(log, a.cat),
+		PluginConfig:  &base.AgentConfig{},
+		StatsInterval: time.Second,
+		Updater:       a.update,
+		State:         a,
+	})
+}
+
+// startAgent is newAgent on a machine, running.
+func startAgent(t testing.TB, m machine, more map[string]any) *agent {
+	t.Helper()
+	a := newAgent(t, m.config(more))
+	if a.load != nil {
+		t.Fatal(a.load)
+	}
+	a.dm.Run()
+	t.Cleanup(a.dm.Shutdown)
+	select {
+	case <-a.dm.WaitForFirstFingerprint(t.Context()):
+	case <-time.After(patience):
+		t.Fatalf("no fingerprint\n%s", a.logs)
+	}
+	return a
+}
+
+func (a *agent) update(devices []*structs.NodeDeviceResource) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.updates = append(a.updates, devices)
+}
+
+// GetDevicePluginState and PutDevicePluginState are the client's state.
+func (a *agent) GetDevicePluginState() (*state.PluginState, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.state, nil
+}
+
+func (a *agent) PutDevicePluginState(s *state.PluginState) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.state = s
+	return nil
+}
+
+// Updates are the lists that reached the node so far.
+func (a *agent) Updates() [][]*structs.NodeDeviceResource {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.updates
+}
+
+// until waits until the node's list is as wanted and returns it.
+func (a *agent) until(t testing.TB, what string, holds func([]*structs.NodeDeviceResource) bool) []*structs.NodeDeviceResource {
+	t.Helper()
+	var last []*structs.NodeDeviceResource
+	await(t, what, func() bool {
+		all := a.Updates()
+		if len(all) == 0 {
+			return false
+		}
+		last = all[len(all)-1]
+		return holds(last)
+	})
+	return last
+}
+
+// devices waits for a list of n devices, healthy of them healthy.
+func (a *agent) devices(t testing.TB, n, healthy int) []*structs.NodeDeviceResource {
+	t.Helper()
+	return a.until(t, fmt.Sprintf("%d devices, %d healthy", n, healthy), func(groups []*structs.NodeDeviceResource) bool {
+		all, well := 0, 0
+		for _, d := range instances(groups) {
+			all++
+			if d.Healthy {
+				well++
+			}
+		}
+		return all == n && well == healthy
+	})
+}
+
+func instances(groups []*structs.NodeDeviceResource) (all []*structs.NodeDevice) {
+	for _, g := range groups {
+		all = append(all, g.Instances...)
+	}
+	return all
+}
+
+func ids(groups []*structs.NodeDeviceResource) (all []string) {
+	for _, d := range instances(groups) {
+		all = append(all, d.ID)
+	}
+	return all
+}
+
+func (a *agent) reserve(g *structs.NodeDeviceResource, ids ...string) (*device.ContainerReservation, error) {
+	return a.dm.Reserve(&structs.AllocatedDeviceResource{Vendor: g.Vendor, Type: g.Type, Name: g.Name, DeviceIDs: ids})
+}
+
+// launches are the processes started so far.
+func (a *agent) launches(t testing.TB) (pids []int) {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(a.dir, "launches"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(text)) {
+		var pid int
+		if _, err := fmt.Sscan(line, &pid); err != nil {
+			t.Fatal(err)
+		}
+		pids = append(pids, pid)
+	}
+	return pids
+}
+
+// alive reports whether a process runs; one that only waits to be reaped does not.
+func alive(pid int) bool {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	return err == nil && !strings.Contains(string(stat), ") Z ")
+}
+
+func await(t testing.TB, what string, holds func() bool) {
+	t.Helper()
+	deadline := time.After(patience)
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for !holds() {
+		select {
+		case <-tick.C:
+		case <-deadline:
+			t.Fatalf("waited in vain for: %s", what)
+		}
+	}
+}
+
+// buffer is a bytes.Buffer for concurrent use.
+type buffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (b *buffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+func (b *buffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.String()
+}
