@@ -41,6 +41,7 @@ const patience = 30 * time.Second
 // both are the two orchestrators' views of one monitor.
 type both struct {
 	*simdriver.Machine
+	monitor *monitor.Monitor
 	kubelet *kubelettest.Kubelet
 	nomad   device.DevicePlugin
 
@@ -49,9 +50,12 @@ type both struct {
 	changed chan struct{}
 }
 
-// start follows a simulated machine with a monitor and serves it to both.
-func start(t *testing.T, machine string) *both {
+// start follows a simulated machine, scripted by prepare, with a monitor and serves it to both.
+func start(t *testing.T, machine string, prepare ...func(*simdriver.Machine) error) *both {
 	b := &both{Machine: simdriver.Start(t, machine), changed: make(chan struct{})}
+	for _, script := range prepare {
+		must(t, script(b.Machine))
+	}
 	cfg := core.DefaultConfig()
 	cfg.MIG, cfg.DeviceNodes = core.MIGMixed, true
 	cfg.Probe, cfg.Rescan = 200*time.Millisecond, 500*time.Millisecond
@@ -59,6 +63,7 @@ func start(t *testing.T, machine string) *both {
 	m := monitor.New(func() (monitor.Session, error) {
 		return nvidia.Open(nvidia.Options{Roots: cfg.Roots})
 	}, cfg, slog.New(slog.DiscardHandler))
+	b.monitor = m
 
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
@@ -295,6 +300,21 @@ func TestBothAgreeWhateverHappens(t *testing.T) {
 	must(t, b.XID(2, 31))
 	must(t, b.XID(1, 48))
 	b.await(t, "XID 48 on GPU 1, an application's XID 31 on GPU 2", 8, all[1], all[6])
+}
+
+// One GPU of eight answers every call with an error, from the start: seven are offered on both sides, the
+// eighth is named with its reason.
+func TestOneOfEightCanNotBeRead(t *testing.T) {
+	b := start(t, "h100x8", func(m *simdriver.Machine) error {
+		return m.Fail(simdriver.GPU(7), "*", "UNKNOWN", simdriver.Always)
+	})
+	b.await(t, "seven of eight", 7)
+	excluded := b.monitor.Current().Excluded()
+	if len(excluded) != 1 || excluded[0].Index != 7 || !strings.Contains(excluded[0].Reason, "Unknown Error") {
+		t.Errorf("excluded: %+v", excluded)
+	}
+	must(t, b.Heal())
+	b.await(t, "healed", 8)
 }
 
 func TestBothAgreeOnMIG(t *testing.T) {
