@@ -167,7 +167,7 @@ func TestReserve(t *testing.T) {
 		if !errors.As(err, &unhealthy) || len(unhealthy.Units) != 1 || unhealthy.Units[0].ID != id(3) {
 			t.Errorf("unhealthy: %v", err)
 		}
-		want := "unknown device IDs: GPU-x,GPU-y\nunhealthy devices: " + string(id(3)) + " is lost: GPU is lost (GPU is lost)"
+		want := "unknown device IDs: GPU-x,GPU-y; unhealthy devices: " + string(id(3)) + " is lost: GPU is lost (GPU is lost)"
 		if err.Error() != want {
 			t.Errorf("text\n%s\nwant\n%s", err, want)
 		}

@@ -1,7 +1,6 @@
 package core
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -50,7 +49,7 @@ func (e *UnhealthyUnitsError) Error() string {
 
 // Reserve plans a container that uses the units. The order of ids and repetitions do not matter, and
 // reserving twice gives equal plans: nothing is taken, the orchestrator keeps the books. Every bad ID
-// is named (errors.Join of *UnknownUnitsError and *UnhealthyUnitsError). No ID gives an empty plan.
+// is named, in one line (*UnknownUnitsError, *UnhealthyUnitsError or both wrapped). No ID gives an empty plan.
 func (inv *Inventory) Reserve(ids ...UnitID) (Plan, error) {
 	var units []Unit
 	var unknown UnknownUnitsError
@@ -66,15 +65,15 @@ func (inv *Inventory) Reserve(ids ...UnitID) (Plan, error) {
 			units = append(units, u)
 		}
 	}
-	var errs []error
-	if len(unknown.IDs) > 0 {
-		errs = append(errs, &unknown)
-	}
-	if len(sick.Units) > 0 {
-		errs = append(errs, &sick)
-	}
-	if len(errs) > 0 || len(units) == 0 {
-		return Plan{}, errors.Join(errs...)
+	switch {
+	case len(unknown.IDs) > 0 && len(sick.Units) > 0:
+		return Plan{}, fmt.Errorf("%w; %w", &unknown, &sick)
+	case len(unknown.IDs) > 0:
+		return Plan{}, &unknown
+	case len(sick.Units) > 0:
+		return Plan{}, &sick
+	case len(units) == 0:
+		return Plan{}, nil
 	}
 	return inv.plan(units), nil
 }

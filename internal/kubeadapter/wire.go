@@ -98,7 +98,7 @@ func refusal(err error) error {
 	if unknown := (*core.UnknownUnitsError)(nil); errors.As(err, &unknown) {
 		code = codes.NotFound
 	}
-	return status.Error(code, strings.ReplaceAll(err.Error(), "\n", "; "))
+	return status.Error(code, err.Error())
 }
 
 func unitIDs(ids []string) []core.UnitID {

@@ -75,7 +75,7 @@ func TestReserveRefuses(t *testing.T) {
 		"unknown":       {ready, []string{"GPU-b", id(0), "GPU-a"}, "unknown device IDs: GPU-a,GPU-b"},
 		"an empty id":   {ready, []string{""}, "unknown device IDs: "},
 		"unhealthy":     {ready, []string{id(0), id(2), id(1)}, "unhealthy devices: " + id(1) + " is lost: GPU is lost (not listed by the driver); " + id(2) + " is lost"},
-		"both":          {ready, []string{id(1), "GPU-a"}, "unknown device IDs: GPU-a\nunhealthy devices: " + id(1)},
+		"both":          {ready, []string{id(1), "GPU-a"}, "unknown device IDs: GPU-a; unhealthy devices: " + id(1)},
 		"no driver":     {machine(core.NoDriver(core.DriverAbsent, "no library")), []string{id(0)}, "unknown device IDs: " + id(0) + " (driver absent: no library)"},
 		"driver is out": {machine(gone, obs...), []string{id(0)}, "is unknown: driver is not usable (no answer)"},
 	} {
