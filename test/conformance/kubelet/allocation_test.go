@@ -1,0 +1,226 @@
+package kubelet
+
+import (
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/kubernetes/pkg/kubelet/lifecycle"
+)
+
+func TestCase05HealthFlips(t *testing.T) {
+	n := newNode(t, "h100x8")
+	n.startKubelet()
+	n.startAgent()
+	n.awaitCapacity(gpus, 8, 8)
+	p := n.pod("holder", nil, 8)
+	n.must(n.allocate(p))
+	before := n.held(p, "app0")
+	n.sim("xid", "2", "79")
+	n.awaitCapacity(gpus, 8, 7)
+	select {
+	case u := <-n.manager.Updates():
+		if !slices.Equal(u.PodUIDs, []string{"holder"}) {
+			t.Errorf("pods told: %v", u.PodUIDs)
+		}
+	case <-time.After(plenty):
+		t.Error("the pod was not told")
+	}
+	if after := n.held(p, "app0"); !slices.Equal(before, after) {
+		t.Errorf("IDs changed from %v to %v", before, after)
+	}
+	status := v1.PodStatus{ContainerStatuses: []v1.ContainerStatus{{Name: "app0"}}}
+	n.manager.UpdateAllocatedResourcesStatus(n.logger, p, &status)
+	for _, r := range status.ContainerStatuses[0].AllocatedResourcesStatus[0].Resources {
+		want := v1.ResourceHealthStatusHealthy
+		if string(r.ResourceID) == n.uuids()[2] {
+			want = v1.ResourceHealthStatusUnhealthy
+		}
+		if r.Health != want {
+			t.Errorf("pod status: %s is %s", r.ResourceID, r.Health)
+		}
+	}
+}
+
+func TestCase06Unplugged(t *testing.T) {
+	n := newNode(t, "h100x8")
+	n.startKubelet()
+	n.startAgent()
+	n.awaitCapacity(gpus, 8, 8)
+	p := n.pod("holder", nil, 8)
+	n.must(n.allocate(p))
+	n.sim("remove", "3")
+	n.awaitCapacity(gpus, 8, 7) // the ID stays
+	if n.manager.GetAllocatableDevices(n.logger) == nil || len(n.held(p, "app0")) != 8 {
+		t.Error("the pod lost a device ID")
+	}
+	// kubelet 1.37 dereferences nil for an ID that vanished under a pod that is admitted again.
+	n.manager.GetTopologyHints(n.logger, p, &p.Spec.Containers[0], lifecycle.AddOperation)
+}
+
+func TestCase14Allocate(t *testing.T) {
+	n := newNode(t, "h100x8")
+	n.startKubelet()
+	n.startAgent()
+	n.awaitCapacity(gpus, 8, 8)
+	one, rest := n.pod("one", nil, 1), n.pod("rest", nil, 3, 4)
+	n.must(n.allocate(one))
+	n.must(n.allocate(rest))
+	seen := map[string]bool{}
+	for _, c := range []struct {
+		pod *v1.Pod
+		i   int
+	}{{one, 0}, {rest, 0}, {rest, 1}} {
+		visible := strings.Split(n.visible(c.pod, c.i), ",")
+		if held := n.held(c.pod, c.pod.Spec.Containers[c.i].Name); !slices.Equal(slices.Sorted(slices.Values(visible)), held) {
+			t.Errorf("visible %v, held %v", visible, held)
+		}
+		for _, id := range visible {
+			if seen[id] {
+				t.Errorf("%s was given twice", id)
+			}
+			seen[id] = true
+		}
+	}
+	if len(seen) != 8 {
+		t.Errorf("%d GPUs given", len(seen))
+	}
+	if err := n.allocate(n.pod("late", nil, 1)); err == nil {
+		t.Error("a ninth GPU")
+	}
+}
+
+func TestCase15DeviceNodes(t *testing.T) {
+	n := newNode(t, "h100x8")
+	n.startKubelet()
+	n.startAgent("--pass-device-specs")
+	n.awaitCapacity(gpus, 8, 8)
+	p := n.pod("nodes", nil, 2)
+	n.must(n.allocate(p))
+	o := n.options(p, 0)
+	if len(o.Devices) < 4 { // two GPUs and the control nodes
+		t.Fatalf("devices %v", o.Devices)
+	}
+	for _, d := range o.Devices {
+		if !filepath.IsAbs(d.PathInContainer) || d.PathOnHost != n.root+d.PathInContainer || d.Permissions != "rw" {
+			t.Errorf("%+v", d)
+		}
+	}
+	for _, e := range o.Envs {
+		if strings.ContainsAny(e.Name+e.Value, "\n\x00") {
+			t.Errorf("%q = %q", e.Name, e.Value)
+		}
+	}
+}
+
+// With a preference the kubelet's choice is never random: the same on every fresh node.
+func TestCase16Preferred(t *testing.T) {
+	n := newNode(t, "h100x8")
+	n.startKubelet()
+	n.startAgent()
+	n.awaitCapacity(gpus, 8, 8)
+	ids := n.uuids()
+	for size := 1; size <= 8; size++ {
+		var first []string
+		for range 3 {
+			p := n.pod("prefer", nil, size)
+			n.must(n.allocate(p))
+			got := n.held(p, "app0")
+			if first == nil {
+				first = got
+			}
+			if len(got) != size || !slices.Equal(got, first) {
+				t.Errorf("size %d: %v, before %v", size, got, first)
+			}
+			n.remove(p)
+			n.manager.UpdateAllocatedDevices(n.logger)
+		}
+		if size == 4 && !slices.Equal(first, slices.Sorted(slices.Values(ids[:4]))) {
+			t.Errorf("4 of 8: %v, want those of NUMA node 0: %v", first, ids[:4])
+		}
+	}
+}
+
+func TestCase17Topology(t *testing.T) {
+	n := newNode(t, "h100x8")
+	n.startKubelet("single-numa-node")
+	n.startAgent()
+	n.awaitCapacity(gpus, 8, 8)
+	admit := func(p *v1.Pod) (bool, string) {
+		n.mu.Lock()
+		n.pods = append(n.pods, p)
+		n.mu.Unlock()
+		r := n.admit.Admit(n.Context(), &lifecycle.PodAdmitAttributes{Pod: p, Operation: lifecycle.AddOperation})
+		return r.Admit, r.Reason
+	}
+	if ok, reason := admit(n.pod("five", nil, 5)); ok || reason != "TopologyAffinityError" {
+		t.Errorf("five GPUs of one NUMA node: %v %s", ok, reason)
+	}
+	ids := n.uuids()
+	for _, name := range []string{"one", "other"} {
+		p := n.pod(name, nil, 4)
+		if ok, reason := admit(p); !ok {
+			t.Fatalf("four GPUs: %s", reason)
+		}
+		got := n.held(p, "app0")
+		if !slices.Equal(got, slices.Sorted(slices.Values(ids[:4]))) && !slices.Equal(got, slices.Sorted(slices.Values(ids[4:]))) {
+			t.Errorf("%v is across NUMA nodes", got)
+		}
+	}
+}
+
+func TestCase18InitContainersShare(t *testing.T) {
+	n := newNode(t, "h100x8")
+	n.startKubelet()
+	n.startAgent()
+	n.awaitCapacity(gpus, 8, 8)
+	p := n.pod("init", []int{8}, 6, 2)
+	n.must(n.allocate(p))
+	if got := len(n.held(p, "app0")) + len(n.held(p, "app1")); got != 8 {
+		t.Errorf("%d GPUs for the app containers", got)
+	}
+	n.remove(p) // nobody tells the plugin
+	n.must(n.allocate(n.pod("next", nil, 8)))
+}
+
+func TestCase19And20CheckpointOutlivesBoth(t *testing.T) {
+	n := newNode(t, "h100x8")
+	n.startKubelet()
+	a := n.startAgent()
+	n.awaitCapacity(gpus, 8, 8)
+	p := n.pod("survivor", nil, 3)
+	n.must(n.allocate(p))
+	held, visible := n.held(p, "app0"), n.visible(p, 0)
+
+	n.end(a, 15)
+	n.awaitCapacity(gpus, 8, 0)
+	if got := n.visible(p, 0); got != visible {
+		t.Errorf("plugin down: %s, want %s", got, visible)
+	}
+	n.stopKubelet()
+	n.startAgent()
+	n.startKubelet() // a new manager on the same checkpoint
+	n.awaitCapacity(gpus, 8, 8)
+	n.must(n.manager.Allocate(n.Context(), p, &p.Spec.Containers[0], lifecycle.AddOperation))
+	if got := n.held(p, "app0"); !slices.Equal(got, held) || n.visible(p, 0) != visible {
+		t.Errorf("after both restarted: %v %s, want %v %s", got, n.visible(p, 0), held, visible)
+	}
+}
+
+// Case 14 once more, with the driver hanging: the kubelet's sync loop never waits for it.
+func TestCase14HungDriver(t *testing.T) {
+	n := newNode(t, "h100x8")
+	n.startKubelet()
+	n.startAgent()
+	n.awaitCapacity(gpus, 8, 8)
+	n.sim("hang", "3", "*")
+	began := time.Now()
+	n.must(n.allocate(n.pod("now", nil, 2)))
+	if took := time.Since(began); took > time.Second {
+		t.Errorf("Allocate took %v", took)
+	}
+	n.awaitCapacity(gpus, 8, 7) // and the GPU that does not answer is not offered
+}
