@@ -17,7 +17,7 @@ import (
 
 func TestEightGPUs(t *testing.T) {
 	m, k := simdriver.Start(t, "h100x8"), startKubelet(t)
-	a := start(t, on(m.Root, k)...)
+	a := start(t, append(on(m.Root, k), "--rescan=1s")...)
 	a.awaitHealthy(k, 8)
 	a.awaitReady("offered to the kubelet: nvidia.com/gpu")
 
