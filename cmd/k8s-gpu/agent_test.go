@@ -209,23 +209,3 @@ func (a *agent) awaitHealthy(k *kubelettest.Kubelet, n int) {
 		a.Fatal(err)
 	}
 }
-
-// memory reads a line of /proc/PID/status, in KiB.
-func (a *agent) memory(key string) int {
-	a.Helper()
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", a.cmd.Process.Pid))
-	if err != nil {
-		a.Fatal(err)
-	}
-	for line := range strings.Lines(string(status)) {
-		if rest, ok := strings.CutPrefix(line, key+":"); ok {
-			n, err := strconv.Atoi(strings.Fields(rest)[0])
-			if err != nil {
-				a.Fatal(err)
-			}
-			return n
-		}
-	}
-	a.Fatalf("no %s", key)
-	return 0
-}

@@ -2,7 +2,6 @@ package main
 
 import (
 	"encoding/json"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -111,58 +110,4 @@ func TestEndsInTime(t *testing.T) {
 			}
 		})
 	}
-}
-
-// The numbers for the README: go test -v -run TestResidentMemory ./cmd/nomad-gpu
-func TestResidentMemory(t *testing.T) {
-	const limit = 24 // MiB; nomad-device-nvidia takes 35 on a machine of this kind
-	m := install(t, "h100x8")
-	p, _, cmd := start(t)
-	configure(t, p, keys(m))
-	f, err1 := p.Fingerprint(t.Context())
-	s, err2 := p.Stats(t.Context(), time.Second)
-	if err1 != nil || err2 != nil {
-		t.Fatal(err1, err2)
-	}
-	var ids []string
-	for _, g := range receive(t, f).Devices {
-		for _, d := range g.Devices {
-			ids = append(ids, d.ID)
-		}
-	}
-	if len(ids) != 8 {
-		t.Fatalf("%d devices", len(ids))
-	}
-	for range 10 {
-		receive(t, s)
-		for range 100 {
-			if _, err := p.Reserve(ids); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
-	total, anonymous := resident(t, cmd.Process.Pid)
-	t.Logf("8 GPUs, 10 samples and 1000 reservations later: %.1f MiB resident, %.1f of them anonymous", total, anonymous)
-	if total > limit {
-		t.Errorf("want %d MiB or less", limit)
-	}
-}
-
-func resident(t *testing.T, pid int) (total, anonymous float64) {
-	t.Helper()
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for line := range strings.Lines(string(status)) {
-		for key, to := range map[string]*float64{"VmRSS:": &total, "RssAnon:": &anonymous} {
-			if rest, ok := strings.CutPrefix(line, key); ok {
-				if _, err := fmt.Sscan(rest, to); err != nil {
-					t.Fatal(err)
-				}
-				*to /= 1024
-			}
-		}
-	}
-	return total, anonymous
 }
