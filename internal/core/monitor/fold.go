@@ -47,8 +47,12 @@ func (f *fold) noDriver(err error) *core.Inventory {
 
 // logChange writes one line per difference between two inventories.
 func logChange(log *slog.Logger, prev, next *core.Inventory) {
-	if d := next.Driver(); d != prev.Driver() {
-		log.Info("driver "+d.State.String(), "version", d.Version, "cuda", d.CUDA, "reason", d.Reason)
+	switch d := next.Driver(); {
+	case d == prev.Driver():
+	case d.State == core.DriverReady:
+		log.Info("driver ready", "version", d.Version, "cuda", d.CUDA)
+	default:
+		log.Info("driver "+d.State.String(), "reason", d.Reason)
 	}
 	for u := range next.Units() {
 		old, known := prev.Unit(u.ID)
@@ -72,7 +76,11 @@ func logChange(log *slog.Logger, prev, next *core.Inventory) {
 	}
 	for _, e := range next.Excluded() {
 		if !seen[e] {
-			log.Warn("device excluded", "index", e.Index, "id", e.At, "pci", e.PCI, "reason", e.Reason)
+			id := "unknown"
+			if e.At.GPU != "" {
+				id = e.At.String()
+			}
+			log.Warn("device excluded", "index", e.Index, "id", id, "pci", e.PCI, "reason", e.Reason)
 		}
 	}
 }

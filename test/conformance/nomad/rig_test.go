@@ -165,12 +165,17 @@ func startAgent(t testing.TB, m machine, more map[string]any) *agent {
 	if a.load != nil {
 		t.Fatal(a.load)
 	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("the agent's log:\n%s", a.logs)
+		}
+	})
 	a.dm.Run()
 	t.Cleanup(a.dm.Shutdown)
 	select {
 	case <-a.dm.WaitForFirstFingerprint(t.Context()):
 	case <-time.After(patience):
-		t.Fatalf("no fingerprint\n%s", a.logs)
+		t.Fatal("no fingerprint")
 	}
 	return a
 }
