@@ -95,11 +95,11 @@ func (b *both) serveKubelet(ctx context.Context, t *testing.T, m *monitor.Monito
 func (b *both) serveNomad(ctx context.Context, t *testing.T, m *monitor.Monitor) {
 	log := hclog.New(&hclog.LoggerOptions{Output: io.Discard})
 	adapter := nomadadapter.New(ctx, "2.0.0", func(context.Context, core.Config, *slog.Logger) nomadadapter.Source { return m }, log)
-	client, server := plugin.TestPluginGRPCConn(t, false, map[string]plugin.Plugin{
+	client, _ := plugin.TestPluginGRPCConn(t, false, map[string]plugin.Plugin{
 		base.PluginTypeBase:   &base.PluginBase{Impl: adapter},
 		base.PluginTypeDevice: &device.PluginDevice{Impl: adapter},
 	})
-	t.Cleanup(func() { _ = client.Close(); server.Stop() })
+	t.Cleanup(func() { _ = client.Close() }) // which stops the server too
 	raw, err := client.Dispense(base.PluginTypeDevice)
 	if err != nil {
 		t.Fatal(err)
