@@ -14,7 +14,4 @@ var (
 	// ErrDriverStale says that this process holds the library of another driver version than the kernel
 	// module's. Only a new process can load the new one: exit, and let the supervisor start again.
 	ErrDriverStale = errors.New("NVIDIA driver was replaced under this process")
-
-	// ErrNoEvents says that the driver has no events to wait for on this machine; polling has to do.
-	ErrNoEvents = errors.New("the driver offers no events")
 )

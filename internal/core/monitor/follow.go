@@ -2,7 +2,6 @@ package monitor
 
 import (
 	"context"
-	"errors"
 	"sync"
 	"time"
 
@@ -67,7 +66,9 @@ func (m *Monitor) follow(ctx context.Context, s Session) error {
 				m.publish(m.fold.noDriver(r.err)) // now: leaving the session takes its time
 				return r.err
 			}
-			m.take(r)
+			if m.take(r) && r.request == readProbe {
+				want.snapshot = true // a GPU went or came: read what that means
+			}
 		case n := <-events:
 			// An event is a hint: what it says counts at once, what the driver says now follows.
 			want.probe = true
@@ -89,15 +90,16 @@ func (m *Monitor) follow(ctx context.Context, s Session) error {
 	}
 }
 
-// take folds a result.
-func (m *Monitor) take(r result) {
+// take folds a result and reports whether it changed what is offered.
+func (m *Monitor) take(r result) bool {
 	switch r.request {
 	case readSnapshot:
-		m.publish(m.fold.read(r.snapshot))
+		return m.publish(m.fold.read(r.snapshot))
 	case readProbe:
-		m.publish(m.fold.observe(r.obs...))
+		return m.publish(m.fold.observe(r.obs...))
 	case readUsage: // answered by wishes.done
 	}
+	return false
 }
 
 // watchdog notes a call that is overdue against the GPU it is about, and lets go of retired units whose
@@ -203,25 +205,23 @@ func read(ctx context.Context, s Session, requests <-chan request, results chan<
 }
 
 // wait passes on events. After an error it pauses, because a wait that fails does so at once: without
-// the pause a lost GPU would keep a core busy. Where no GPU has events, one that has may still be added.
+// the pause a lost GPU would keep a core busy.
 func wait(ctx context.Context, s Session, events chan<- news) {
 	for ctx.Err() == nil {
 		obs, err := s.Wait(waitAtMost)
-		pause := time.Duration(0)
-		switch {
-		case errors.Is(err, core.ErrNoEvents):
-			pause = noEventsPause
-		case err != nil || len(obs) > 0:
-			select {
-			case events <- news{obs, err}:
-			case <-ctx.Done():
-			}
-			if err != nil {
-				pause = waitPause
-			}
+		if err == nil && len(obs) == 0 {
+			continue
 		}
 		select {
-		case <-time.After(pause):
+		case events <- news{obs, err}:
+		case <-ctx.Done():
+			return
+		}
+		if err == nil {
+			continue
+		}
+		select {
+		case <-time.After(waitPause):
 		case <-ctx.Done():
 		}
 	}

@@ -29,7 +29,7 @@ type Session interface {
 	Probe() ([]core.Observation, error)
 
 	// Wait returns what happened since the last call, blocking for at most max. An error means that
-	// events can't be had at present (core.ErrNoEvents: never here); it is a reason to probe, not a fault.
+	// events can't be had at present; it is a reason to probe, not a fault.
 	Wait(max time.Duration) ([]core.Observation, error)
 
 	// Usage reads the live numbers of every device that answers.
@@ -50,8 +50,6 @@ const (
 	closeAtMost  = time.Second            // then a stuck session is abandoned
 	openFirst    = 250 * time.Millisecond
 	openInterval = 10 * time.Second
-
-	noEventsPause = time.Minute // between event waits on a machine without events
 )
 
 // Monitor follows one machine. Make one with New, then call Run once; the other methods are safe for
@@ -180,11 +178,12 @@ func (m *Monitor) pause(ctx context.Context, d time.Duration) bool {
 }
 
 // publish stores an inventory that differs from the current one, and logs the difference.
-func (m *Monitor) publish(inv *core.Inventory) {
+func (m *Monitor) publish(inv *core.Inventory) (changed bool) {
 	prev := m.cell.Load()
 	if inv.Equal(prev) {
-		return
+		return false
 	}
 	m.cell.Store(inv)
 	logChange(m.log, prev, inv)
+	return true
 }

@@ -237,20 +237,6 @@ func TestFailingEventWaitDoesNotSpin(t *testing.T) {
 	})
 }
 
-func TestWithoutEventsPollingHasToDo(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		m := coretest.NewMachine(coretest.GPUs(2))
-		m.FailWait(core.ErrNoEvents)
-		r := run(t, m)
-		m.Silence(coretest.GPU(0), core.Lost)
-		r.after(5*time.Second).expect("lost", map[int]core.HealthState{0: core.GPULost})
-		r.after(10 * time.Minute)
-		if n := m.Calls()["Wait"]; n > 11 {
-			t.Errorf("asked %d times in ten minutes for events that there are not", n)
-		}
-	})
-}
-
 func TestUsage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := coretest.NewMachine(coretest.GPUs(2))

@@ -71,7 +71,7 @@ func (s *Session) Snapshot() (core.Snapshot, error) {
 		return core.Snapshot{}, gone(err)
 	}
 	s.gpus = gpus
-	s.wish.listenTo(well)
+	s.listen(well)
 	return core.NewSnapshot(snap), nil
 }
 

@@ -19,72 +19,75 @@ const listened = nvml.EventTypeXidCriticalError | nvml.EventTypeDoubleBitEccErro
 	nvml.EventTypeFatalPoisonError | nvml.EventTypeGpuUnavailableError |
 	nvml.EventTypeGpuRecoveryAction | nvml.EventMigConfigChange
 
-// wish is what the reader hands to the waiter: the GPUs to listen to. NVML can't take a GPU out of an
-// event set, so another wish means another set, which only the waiter may make. It makes the new one
-// first and empties the old one then, so that nothing is missed of a GPU that is in both:
+// ears are the event sets on their way from the reader to the waiter. The reader makes them, because it
+// owns the GPUs' handles; NVML can't take a GPU out of a set, so other GPUs need another set. The waiter
+// waits on the latest and empties the one before, so that nothing is missed of a GPU that is in both. A set
+// collects events from its making on, whether or not somebody waits:
 //
-//	reader  listenTo(A, B) ................ listenTo(B, C)
-//	waiter  ........ set of A, B: wait, wait .......... set of B, C; drain and free set of A, B; wait
-//
-// What happens to C between the reading and the registration is for polling to find.
-type wish struct {
-	mu      sync.Mutex
-	gpus    []held // identity and handle only
-	version int    // 0 before the first reading
-	changed chan struct{}
+//	reader  makes A ............. makes B ....................... makes C
+//	waiter  ....... wait on A, wait ..... take B, drain and free A; wait fails: free B ... take C
+type ears struct {
+	mu     sync.Mutex
+	made   []armed // oldest first, not taken yet
+	deaf   bool    // there is no set, and there might be
+	arrive chan struct{}
 }
 
-func newWish() wish { return wish{changed: make(chan struct{}, 1)} }
+func newEars() ears { return ears{deaf: true, arrive: make(chan struct{}, 1)} }
 
-// listenTo replaces the wish if it differs.
-func (w *wish) listenTo(gpus []gpu) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	same := slices.EqualFunc(w.gpus, gpus, func(h held, g gpu) bool {
-		return h.handle == g.handle && h.device.ID == g.device.ID
-	})
-	if same && w.version > 0 {
-		return
-	}
-	w.gpus = make([]held, len(gpus))
-	for i, g := range gpus {
-		w.gpus[i] = g.held
-	}
-	w.version++
+// offer passes a set on; without one, the reader may want to try again.
+func (e *ears) offer(a armed, again bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.made, e.deaf = append(e.made, a), again
 	select {
-	case w.changed <- struct{}{}:
+	case e.arrive <- struct{}{}:
 	default:
 	}
 }
 
-func (w *wish) load() ([]held, int) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.gpus, w.version
+func (e *ears) take() []armed {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	made := e.made
+	e.made = nil
+	return made
 }
 
-// armed is the event set in use.
+// broke is told by the waiter; a set made meanwhile is as good as new.
+func (e *ears) broke() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.deaf = len(e.made) == 0
+}
+
+func (e *ears) areDeaf() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.deaf
+}
+
+// armed is an event set with the GPUs that are registered in it. Without a set nobody is heard.
 type armed struct {
-	set     nvml.EventSet // nil if there is none
-	version int           // of the wish that it fulfils
-	gpus    []held        // those registered
+	set  nvml.EventSet
+	gpus []held // identity and handle only
 }
 
 // Wait returns what happened since the last call, blocking for at most max. An XID is an observation of
 // that kind, at an instance if the driver can tell. Any other event is an observation of kind 0, which
-// changes no health: it says where something happened, and asking says what.
+// changes no health: it says where something happened, and asking says what. Where no GPU has events it
+// just waits.
 //
-// An error means that events can't be had at present: the caller pauses and asks the GPUs. A new event
-// set is made at once, so that it fills meanwhile. core.ErrNoEvents means that no GPU here has events.
+// An error means that events can't be had at present: the caller pauses and asks the GPUs, and Probe or
+// Snapshot makes another set.
 func (s *Session) Wait(max time.Duration) ([]core.Observation, error) {
-	gpus, version := s.wish.load()
-	if s.armed.set == nil || s.armed.version != version {
-		old := s.armed
-		err := s.arm(gpus, version)
-		obs := s.drain(old)
-		if err != nil || len(obs) > 0 {
-			return obs, err
-		}
+	var obs []core.Observation
+	for _, next := range s.ears.take() {
+		obs = append(obs, s.drain(s.armed)...)
+		s.armed = next
+	}
+	if len(obs) > 0 {
+		return obs, nil
 	}
 	if s.armed.set == nil {
 		s.idle(max)
@@ -95,8 +98,9 @@ func (s *Session) Wait(max time.Duration) ([]core.Observation, error) {
 	case returned(err) == nvml.ERROR_TIMEOUT:
 		return nil, nil
 	case err != nil:
-		s.disarm()
-		_ = s.arm(gpus, version) // the next Wait tries again, and says why
+		s.free(&s.waiter, s.armed)
+		s.armed = armed{}
+		s.ears.broke()
 		return nil, err
 	}
 	return []core.Observation{o}, nil
@@ -124,16 +128,16 @@ func (s *Session) drain(old armed) []core.Observation {
 		}
 		obs = append(obs, o)
 	}
-	s.free(old)
+	s.free(&s.waiter, old)
 	return obs
 }
 
-// idle waits for the first reading, or for the first GPU.
+// idle waits for a set.
 func (s *Session) idle(max time.Duration) {
 	t := time.NewTimer(max)
 	defer t.Stop()
 	select {
-	case <-s.wish.changed:
+	case <-s.ears.arrive:
 	case <-t.C:
 	}
 }
@@ -157,69 +161,86 @@ func (s *Session) observed(a armed, event nvml.EventData) core.Observation {
 	return o
 }
 
-// arm makes an event set of the GPUs that have events. A GPU that can't be registered now is left out
-// until the wish changes or the set breaks. After an error, and without GPUs, there is no set.
-func (s *Session) arm(gpus []held, version int) error {
-	s.armed = armed{}
-	if len(gpus) == 0 {
-		return nil
+// listen belongs to the reader: it makes an event set of the GPUs, unless the latest is of just these and
+// works. A GPU that can't be registered now is left out until the GPUs change or the set breaks; so is one
+// that has no events. If nobody could be registered, but might be, the next call tries again.
+func (s *Session) listen(gpus []gpu) {
+	same := slices.EqualFunc(s.heard, gpus, func(h held, g gpu) bool {
+		return h.handle == g.handle && h.device.ID == g.device.ID
+	})
+	if same && !s.ears.areDeaf() {
+		return
 	}
-	if !s.waiter.have["nvmlEventSetWait"] {
-		return core.ErrNoEvents
+	s.heard = make([]held, len(gpus))
+	for i, g := range gpus {
+		s.heard[i] = g.held
 	}
-	set, err := call(&s.waiter, "nvmlEventSetCreate", core.Node, s.lib.EventSetCreate)
-	if isUnsupported(err) {
-		return core.ErrNoEvents
+	s.ears.offer(s.arm(s.heard))
+}
+
+// listenAgain makes another set of the same GPUs if the latest broke.
+func (s *Session) listenAgain() {
+	if len(s.heard) > 0 && s.ears.areDeaf() {
+		s.ears.offer(s.arm(s.heard))
 	}
+}
+
+// arm makes a set; an empty one if nobody could be registered, and then again says whether that is worth
+// another try.
+func (s *Session) arm(gpus []held) (a armed, again bool) {
+	if len(gpus) == 0 || !s.reader.have["nvmlEventSetWait"] {
+		return armed{}, false
+	}
+	set, err := call(&s.reader, "nvmlEventSetCreate", core.Node, s.lib.EventSetCreate)
 	if err != nil {
-		return err
+		return armed{}, !isUnsupported(err)
 	}
-	a := armed{set: set, version: version}
-	failed := core.ErrNoEvents
+	a.set = set
 	for i, g := range gpus {
 		switch err := s.register(g, set); {
 		case err == nil:
 			a.gpus = append(a.gpus, g)
 		case returned(err) == nvml.ERROR_UNKNOWN && len(gpus) > 1:
 			// The set is in an undefined state now (nvml.h): another one, without this GPU.
-			s.free(a)
-			return s.arm(slices.Delete(slices.Clone(gpus), i, i+1), version)
-		case !isUnsupported(err):
-			failed = err
+			s.free(&s.reader, a)
+			return s.arm(slices.Delete(slices.Clone(gpus), i, i+1))
+		default:
+			again = again || !isUnsupported(err)
 		}
 	}
 	if len(a.gpus) == 0 {
-		s.free(a)
-		return failed
+		s.free(&s.reader, a)
+		return armed{}, again
 	}
-	s.armed = a
-	return nil
+	return a, false
 }
 
 // register adds a GPU to the set. One unsupported event would refuse all of them.
 func (s *Session) register(g held, set nvml.EventSet) error {
 	at := core.WholeGPU(g.device.ID)
-	mask, err := call(&s.waiter, "nvmlDeviceGetSupportedEventTypes", at, g.handle.GetSupportedEventTypes)
+	mask, err := call(&s.reader, "nvmlDeviceGetSupportedEventTypes", at, g.handle.GetSupportedEventTypes)
 	if err != nil {
 		return err
 	}
 	if mask &= listened; mask == 0 {
 		return &CallError{Call: "nvmlDeviceGetSupportedEventTypes", At: at, Return: nvml.ERROR_NOT_SUPPORTED, text: "no events"}
 	}
-	return do(&s.waiter, "nvmlDeviceRegisterEvents", at, func() nvml.Return {
+	return do(&s.reader, "nvmlDeviceRegisterEvents", at, func() nvml.Return {
 		return g.handle.RegisterEvents(mask, set)
 	})
 }
 
-// disarm frees the event set in use. It belongs to the waiter, and after that to Close.
-func (s *Session) disarm() {
-	s.free(s.armed)
+// hangUp frees every set. It belongs to Close, after reader and waiter.
+func (s *Session) hangUp() {
+	for _, a := range append(s.ears.take(), s.armed) {
+		s.free(&s.waiter, a)
+	}
 	s.armed = armed{}
 }
 
 // free gives a set back. One that can't be freed is the driver's to keep; nothing can be done about it.
-func (s *Session) free(a armed) {
+func (s *Session) free(l *line, a armed) {
 	if a.set != nil {
-		_ = do(&s.waiter, "nvmlEventSetFree", core.Node, a.set.Free)
+		_ = do(l, "nvmlEventSetFree", core.Node, a.set.Free)
 	}
 }

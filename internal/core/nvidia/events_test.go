@@ -1,7 +1,6 @@
 package nvidia
 
 import (
-	"errors"
 	"slices"
 	"testing"
 	"time"
@@ -10,15 +9,12 @@ import (
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
-// armedOn makes a session that listens to every GPU of the machine. An event set is made by the first
-// Wait, and only what happens after that is heard.
+// armedOn makes a session that listens to every GPU of the machine: the reading makes the event set, and
+// only what happens after that is heard.
 func armedOn(t *testing.T, m *simdriver.Machine) *Session {
 	t.Helper()
 	s := open(t, m)
 	snapshot(t, s)
-	if obs, err := s.Wait(0); len(obs) > 0 || err != nil {
-		t.Fatalf("first wait: %+v, %v", obs, err)
-	}
 	return s
 }
 
@@ -70,8 +66,8 @@ func TestWaitReturnsInTime(t *testing.T) {
 			t.Errorf("%s: %+v, %v after %v", when, obs, err, took)
 		}
 		snapshot(t, s)
-		for len(s.wish.changed) > 0 {
-			<-s.wish.changed
+		for len(s.ears.arrive) > 0 {
+			<-s.ears.arrive
 		}
 	}
 }
@@ -87,9 +83,6 @@ func TestFirstGPUWakesTheWaiter(t *testing.T) {
 	}
 	must(t, m.Add(1, "name = Tesla T4", "events = 0x8"))
 	snapshot(t, s)
-	if _, err := s.Wait(0); err != nil {
-		t.Fatal(err)
-	}
 	must(t, m.XID(1, 48))
 	obs := eventually(t, func() ([]core.Observation, bool) {
 		obs, err := s.Wait(time.Second)
@@ -101,13 +94,22 @@ func TestFirstGPUWakesTheWaiter(t *testing.T) {
 	}
 }
 
+// Without events there is nothing to wait for, and nothing to try again.
 func TestNoEvents(t *testing.T) {
 	m := simdriver.Start(t, "t4")
 	must(t, m.Set(0, "events", "none"))
-	s := open(t, m)
-	snapshot(t, s)
-	if _, err := s.Wait(time.Second); !errors.Is(err, core.ErrNoEvents) {
-		t.Error(err)
+	s := armedOn(t, m)
+	for range 3 {
+		if obs, err := s.Wait(0); len(obs) > 0 || err != nil || s.ears.areDeaf() {
+			t.Error(obs, err)
+		}
+		if _, err := s.Probe(); err != nil {
+			t.Error(err)
+		}
+	}
+	calls, err := m.Calls()
+	if must(t, err); calls["nvmlEventSetCreate"] != 1 {
+		t.Errorf("%d event sets made", calls["nvmlEventSetCreate"])
 	}
 }
 
@@ -126,24 +128,27 @@ func TestPartialEvents(t *testing.T) {
 	}
 	m := simdriver.Start(t, "t4")
 	must(t, m.Fail(simdriver.GPU(0), "nvmlDeviceRegisterEvents", "UNKNOWN", 1))
-	s := open(t, m)
-	snapshot(t, s)
-	if _, err := s.Wait(0); err == nil || errors.Is(err, core.ErrNoEvents) {
-		t.Errorf("no GPU registered, for now: %v", err)
+	s := armedOn(t, m)
+	if _, err := s.Probe(); err != nil { // tries again
+		t.Fatal(err)
 	}
-	if _, err := s.Wait(0); err != nil {
-		t.Errorf("the next time: %v", err)
+	must(t, m.XID(0, 48))
+	if obs, err := s.Wait(10 * time.Second); err != nil || len(obs) != 1 {
+		t.Errorf("the next time: %+v, %v", obs, err)
 	}
 }
 
-// A broken wait is an error at once, and the next one starts over with a new event set.
+// A broken wait is an error at once; the probe that follows makes a new event set.
 func TestWaitFailsAndStartsOver(t *testing.T) {
 	m := simdriver.Start(t, "h100x8")
 	s := armedOn(t, m)
 	for _, code := range []string{"GPU_IS_LOST", "UNKNOWN"} {
 		must(t, m.Fail(simdriver.All, "nvmlEventSetWait", code, 1))
-		if obs, err := s.Wait(10 * time.Second); err == nil || errors.Is(err, core.ErrNoEvents) {
+		if obs, err := s.Wait(10 * time.Second); err == nil {
 			t.Errorf("%s: %+v, %v", code, obs, err)
+		}
+		if _, err := s.Probe(); err != nil {
+			t.Error(err)
 		}
 		must(t, m.XID(2, 62)) // while the caller pauses
 		if obs, err := s.Wait(10 * time.Second); err != nil || len(obs) != 1 {

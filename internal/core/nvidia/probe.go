@@ -29,6 +29,7 @@ func (s *Session) Probe() ([]core.Observation, error) {
 			return nil, gone(err)
 		}
 	}
+	s.listenAgain()
 	return obs, nil
 }
 

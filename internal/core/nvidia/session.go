@@ -33,12 +33,13 @@ type Session struct {
 	profiles map[shape]string
 	caps     capabilities
 	fabric   fabric
+	heard    []held // those of whom an event set was made last
 
 	// of the waiter
 	waiter line
-	armed  armed
+	armed  armed // the event set in use
 
-	wish   wish // what the reader wants the waiter to listen to
+	ears   ears // event sets, from the reader to the waiter
 	closed bool
 }
 
@@ -63,7 +64,7 @@ func Open(o Options) (*Session, error) {
 		waiter:   line{have: found.have},
 		driver:   core.Driver{State: core.DriverReady},
 		profiles: map[shape]string{},
-		wish:     newWish(),
+		ears:     newEars(),
 	}
 	if err := do(&s.reader, "nvmlInit", core.Node, s.lib.Init); err != nil {
 		return nil, notOpened(err)
@@ -97,7 +98,7 @@ func (s *Session) Close() error {
 		return nil
 	}
 	s.closed = true
-	s.disarm()
+	s.hangUp()
 	err := do(&s.reader, "nvmlShutdown", core.Node, s.lib.Shutdown)
 	if errors.Is(err, core.ErrDriverLost) {
 		return nil // it is down already
