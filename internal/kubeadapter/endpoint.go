@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -86,7 +87,7 @@ func (e *endpoint) run(ctx context.Context) {
 			return
 		}
 		e.enter(standing{Why: err.Error()})
-		e.log.Warn("kubelet lost", "reason", err)
+		e.log.Warn("no longer offered to the kubelet, trying again", "reason", err)
 		if !l.watchedSince.IsZero() && time.Since(l.watchedSince) >= e.pace.stable {
 			retry.Reset()
 		}
@@ -216,6 +217,8 @@ func (l *life) listen(ctx context.Context) (net.Listener, error) {
 	name := socketPrefix + strings.TrimPrefix(l.resource, vendor)
 	if l.opts.KubeletSocket != "" {
 		name += "-" + nonce()
+	} else if err := os.MkdirAll(l.kubelet.dir, 0o750); err != nil { // else the kubelet makes its folder
+		return nil, err
 	}
 	l.path = filepath.Join(l.kubelet.dir, name+".sock")
 	if len(l.path) > maxSocketPath {

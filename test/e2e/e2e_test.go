@@ -146,6 +146,24 @@ func TestBothOrchestrators(t *testing.T) {
 		nomad.checkRunning(t, "holder", held)
 		kube.awaitUnchanged(t, "first", first)
 	})
+	step(t, "a GPU answers every call with an error", func(t *testing.T) {
+		bad := first.ids()[1]
+		if err := m.Fail(simdriver.GPU(slotOf(t, m, bad)), "*", "UNKNOWN", simdriver.Always); err != nil {
+			t.Fatal(err)
+		}
+		for _, g := range nomad.awaitGPUs(t, 8, 7) {
+			if g.Healthy == (g.ID == bad) {
+				t.Errorf("%s answers with errors, Nomad says %+v", bad, g)
+			}
+		}
+		kube.awaitGPUs(t, 8, 7)
+		kube.awaitHealth(t, "first", bad, "Unhealthy")
+		if err := m.Heal(); err != nil {
+			t.Fatal(err)
+		}
+		nomad.awaitGPUs(t, 8, 8)
+		kube.awaitGPUs(t, 8, 8)
+	})
 	if misuse, err := m.Violations(); err != nil || len(misuse) > 0 {
 		t.Errorf("the driver was misused: %q, error %v", misuse, err)
 	}
