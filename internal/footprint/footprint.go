@@ -15,6 +15,6 @@ func Reduce() {
 		runtime.GOMAXPROCS(min(2, runtime.NumCPU())) // each has caches of its own; one may sit in the driver
 	}
 	if os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(20)
+		debug.SetGCPercent(40)
 	}
 }

@@ -17,6 +17,8 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
 	"github.com/tandem-gpu/tandem/test/rig"
 )
 
@@ -39,7 +41,8 @@ type figures struct {
 	pid       int
 	rss, anon string // as /proc/PID/status has them
 	first     time.Duration
-	took      []time.Duration
+	empty     []time.Duration // calls that do nothing: what gRPC and the kernel take
+	took      []time.Duration // reservations
 }
 
 func run(ctx context.Context, bin, machine string, n int, settle time.Duration) error {
@@ -62,18 +65,31 @@ func run(ctx context.Context, bin, machine string, n int, settle time.Duration) 
 	}
 	fmt.Printf("machine %s; memory after %d reservations and %s\n\n", m.What, n, settle)
 	t := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "\tbinary\tresident\tof it anonymous\tfirst list\treservation p50\tp99")
+	fmt.Fprintln(t, "\tbinary\tresident\tof it anonymous\tfirst list\treservation p50\tp99\tempty call p50\tp99")
 	for _, f := range []figures{nomad, kubelet} {
-		fmt.Fprintf(t, "%s\t%.1f MB\t%s\t%s\t%.0f ms\t%.0f us\t%.0f us\n", f.name, float64(f.size)/1e6, f.rss, f.anon,
-			f.first.Seconds()*1e3, f.at(0.50), f.at(0.99))
+		fmt.Fprintf(t, "%s\t%.1f MB\t%s\t%s\t%.0f ms\t%.0f us\t%.0f us\t%.0f us\t%.0f us\n", f.name, float64(f.size)/1e6,
+			f.rss, f.anon, f.first.Seconds()*1e3, at(f.took, 0.50), at(f.took, 0.99), at(f.empty, 0.50), at(f.empty, 0.99))
 	}
 	return t.Flush()
 }
 
-// at is a quantile of the reservations in microseconds.
-func (f figures) at(q float64) float64 {
-	slices.Sort(f.took)
-	return float64(f.took[int(q*float64(len(f.took)-1))].Nanoseconds()) / 1e3
+// at is a quantile in microseconds.
+func at(took []time.Duration, q float64) float64 {
+	slices.Sort(took)
+	return float64(took[int(q*float64(len(took)-1))].Nanoseconds()) / 1e3
+}
+
+// times calls f n times.
+func times(n int, f func() error) ([]time.Duration, error) {
+	took := make([]time.Duration, n)
+	for i := range took {
+		began := time.Now()
+		if err := f(); err != nil {
+			return nil, err
+		}
+		took[i] = time.Since(began)
+	}
+	return took, nil
 }
 
 func measureNomad(ctx context.Context, binary string, r rig.Roots, n int, settle time.Duration) (figures, error) {
@@ -89,12 +105,11 @@ func measureNomad(ctx context.Context, binary string, r rig.Roots, n int, settle
 	}
 	f.first = time.Since(start)
 	ids := firstTwo(client.Devices())
-	for range n {
-		began := time.Now()
-		if _, err := client.Reserve(ids...); err != nil {
-			return f, err
-		}
-		f.took = append(f.took, time.Since(began))
+	if f.took, err = times(n, func() error { _, err := client.Reserve(ids...); return err }); err != nil {
+		return f, err
+	}
+	if f.empty, err = times(n, client.Ping); err != nil {
+		return f, err
 	}
 	if f.pid, err = strconv.Atoi(client.PID()); err != nil {
 		return f, err
@@ -118,12 +133,15 @@ func measureKubelet(ctx context.Context, dir, binary string, r rig.Roots, n int,
 	}
 	f.first = time.Since(start)
 	ids := firstTwo(k.View(ctx))
-	for range n {
-		began := time.Now()
-		if _, err := k.Grant(ctx, resource, ids...); err != nil {
-			return f, err
-		}
-		f.took = append(f.took, time.Since(began))
+	if f.took, err = times(n, func() error { _, err := k.Grant(ctx, resource, ids...); return err }); err != nil {
+		return f, err
+	}
+	plugin, err := k.Plugin(resource)
+	if err != nil {
+		return f, err
+	}
+	if f.empty, err = times(n, func() error { _, err := plugin.GetDevicePluginOptions(ctx, &v1beta1.Empty{}); return err }); err != nil {
+		return f, err
 	}
 	time.Sleep(settle)
 	return f, f.read(binary)

@@ -166,6 +166,12 @@ func (n *Nomad) Reserve(ids ...string) (Grant, error) {
 	return g, nil
 }
 
+// Ping makes a call that does nothing.
+func (n *Nomad) Ping() error {
+	_, err := n.device.PluginInfo()
+	return err
+}
+
 // PID is the plugin's process.
 func (n *Nomad) PID() string { return n.client.ID() }
 
