@@ -75,6 +75,11 @@ func start(t *testing.T, machine string, prepare ...func(*simdriver.Machine) err
 	})
 	b.serveKubelet(ctx, t, m, &running)
 	b.serveNomad(ctx, t, m)
+	for inv := range m.Watch(ctx) { // else "no devices" would be right before anybody has looked
+		if inv.Driver().State != core.DriverPending {
+			break
+		}
+	}
 	return b
 }
 

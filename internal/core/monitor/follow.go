@@ -117,21 +117,15 @@ func (m *Monitor) watchdog(s Session) {
 // leave closes the session once the workers are out of it. A worker that hangs in the driver can't be
 // waited for: it and the session are abandoned, and the process is expected to end or to stay without.
 func (m *Monitor) leave(s Session, workers *sync.WaitGroup) {
-	closed := make(chan struct{})
+	over := make(chan struct{})
 	go func() {
+		defer close(over)
 		workers.Wait()
 		if err := s.Close(); err != nil {
 			m.log.Debug("closing the driver", "error", err)
 		}
-		close(closed)
 	}()
-	t := time.NewTimer(waitAtMost + closeAtMost/2)
-	defer t.Stop()
-	select {
-	case <-closed:
-	case <-t.C:
-		m.log.Warn("driver call abandoned", "call", s.Busy().Name)
-	}
+	m.abandon(over, s.Busy().Name)
 }
 
 // wishes are what the reader shall do next. A wish made twice is one wish; one made while the reader is

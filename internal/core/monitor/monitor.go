@@ -44,10 +44,10 @@ type Session interface {
 
 // Pace of the parts that nobody needs to configure.
 const (
-	waitAtMost   = time.Second            // one event wait; bounds how long Close waits for the waiter
-	watchEvery   = 500 * time.Millisecond // look for a call that is stuck
-	waitPause    = time.Second            // between event waits that fail
-	closeAtMost  = time.Second            // then a stuck session is abandoned
+	waitAtMost   = time.Second             // one event wait
+	watchEvery   = 500 * time.Millisecond  // look for a call that is stuck
+	waitPause    = time.Second             // between event waits that fail
+	leaveAtMost  = 1500 * time.Millisecond // for the workers to leave the driver; more than waitAtMost
 	openFirst    = 250 * time.Millisecond
 	openInterval = 10 * time.Second
 )
@@ -132,30 +132,50 @@ func (m *Monitor) Run(ctx context.Context) error {
 	}
 }
 
-// connect opens a session. Opening can hang like any call, so it runs beside the caller.
+// connect opens a session. Opening can hang like any call, so it runs beside the caller; a session that
+// comes when nobody wants it any more is closed.
 func (m *Monitor) connect(ctx context.Context) (Session, error) {
 	type opened struct {
 		session Session
 		err     error
 	}
-	done := make(chan opened, 1)
+	came, over := make(chan opened), make(chan struct{})
 	go func() {
+		defer close(over)
 		s, err := m.open()
-		done <- opened{s, err}
+		select {
+		case came <- opened{s, err}:
+		case <-ctx.Done():
+			if err == nil {
+				_ = s.Close()
+			}
+		}
 	}()
 	stuck := time.NewTimer(m.cfg.Health.Deadline)
 	defer stuck.Stop()
 	for {
 		select {
-		case o := <-done:
+		case o := <-came:
 			return o.session, o.err
 		case <-stuck.C:
 			m.publish(m.fold.noDriver(errOpenStuck))
 		case r := <-m.usage:
 			r.reply <- usageReply{err: core.ErrNoDriver}
 		case <-ctx.Done():
+			m.abandon(over, "nvmlInit")
 			return nil, ctx.Err()
 		}
+	}
+}
+
+// abandon waits for work in the driver to be over, but not for ever: what hangs there can't be helped.
+func (m *Monitor) abandon(over <-chan struct{}, call string) {
+	t := time.NewTimer(leaveAtMost)
+	defer t.Stop()
+	select {
+	case <-over:
+	case <-t.C:
+		m.log.Warn("driver call abandoned", "call", call)
 	}
 }
 

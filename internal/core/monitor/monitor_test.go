@@ -220,6 +220,26 @@ func TestStopsInTimeWhateverHangs(t *testing.T) {
 	}
 }
 
+// A session that opens after the end was asked for is closed: NVML counts its users.
+func TestLateSessionIsClosed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := coretest.NewMachine(coretest.GPUs(2))
+		release := m.Hang("Open", core.Node)
+		r := run(t, m)
+		go func() {
+			time.Sleep(time.Second)
+			release()
+		}()
+		start := time.Now()
+		if err := r.stop(); err != nil {
+			t.Error(err)
+		}
+		if d := time.Since(start); d != time.Second || m.Sessions() != 0 || m.Calls()["Close"] != 1 {
+			t.Errorf("%d sessions open after %v, calls %v", m.Sessions(), d, m.Calls())
+		}
+	})
+}
+
 // hashicorp/nomad-device-nvidia and NVIDIA's plugin spin when the event wait fails.
 func TestFailingEventWaitDoesNotSpin(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
