@@ -51,6 +51,7 @@ func (m *Monitor) follow(ctx context.Context, s Session) error {
 	defer watch.Stop()
 
 	want := wishes{snapshot: true}
+	defer want.refuse()
 	for {
 		var send chan<- request
 		next, any := want.next()
@@ -171,6 +172,13 @@ func (w *wishes) done(r result) {
 		u.reply <- usageReply{r.usage, r.err}
 	}
 	w.asking = nil
+}
+
+// refuse answers those who still wait when the session is over.
+func (w *wishes) refuse() {
+	for _, u := range append(w.asking, w.usage...) {
+		u.reply <- usageReply{err: core.ErrNoDriver}
+	}
 }
 
 // read runs one request at a time in the driver.

@@ -274,6 +274,29 @@ func TestUsage(t *testing.T) {
 	})
 }
 
+// Who waits for numbers when the session ends is told so, with or without a deadline of their own.
+func TestUsageIsAnsweredWhenTheSessionEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := coretest.NewMachine(coretest.GPUs(1))
+		r := run(t, m)
+		release := m.Hang("Usage", core.Node)
+		answered := make(chan error, 2)
+		for range 2 { // one is being read for, one waits its turn
+			go func() { _, err := r.Usage(context.Background()); answered <- err }()
+			synctest.Wait()
+		}
+		m.FailOpen(core.ErrNoDriver)
+		go func() { _ = r.stop() }()
+		for range 2 {
+			if err := <-answered; !errors.Is(err, core.ErrNoDriver) {
+				t.Error(err)
+			}
+		}
+		release()
+		r.after(2 * time.Second)
+	})
+}
+
 // A slow reader skips to the latest; a reader that joins late starts with the present.
 func TestWatchSkips(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
