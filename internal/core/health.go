@@ -98,7 +98,7 @@ type HealthPolicy struct {
 	Off           bool     // judge nothing but whether the driver and the GPU are there
 	IgnoredXIDs   []uint64 // sorted; these never change health
 	ProbeFailures int      // consecutive failed probes before a GPU is unhealthy, at least 1
-	Deadline      time.Duration
+	Deadline      time.Duration // after which a driver call counts as stuck; positive
 }
 
 // DefaultHealthPolicy ignores the XIDs that a faulty application causes (the same six as NVIDIA's
