@@ -95,9 +95,9 @@ type Observation struct {
 
 // HealthPolicy says what observations mean.
 type HealthPolicy struct {
-	Off           bool     // judge nothing but whether the driver and the GPU are there
-	IgnoredXIDs   []uint64 // sorted; these never change health
-	ProbeFailures int      // consecutive failed probes before a GPU is unhealthy, at least 1
+	Off           bool          // judge nothing but whether the driver and the GPU are there
+	IgnoredXIDs   []uint64      // sorted; these never change health
+	ProbeFailures int           // consecutive failed probes before a GPU is unhealthy, at least 1
 	Deadline      time.Duration // after which a driver call counts as stuck; positive
 }
 
