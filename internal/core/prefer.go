@@ -9,6 +9,9 @@ import "slices"
 //
 // The cost is O(n·a²) score look-ups for a available units: tens of microseconds for 8 GPUs.
 func (inv *Inventory) Prefer(available, required []UnitID, n int) []UnitID {
+	if inv == nil {
+		return nil
+	}
 	chosen := inv.pick(required)
 	pool := slices.DeleteFunc(inv.pick(available), func(i int) bool { return slices.Contains(chosen, i) })
 	if n < len(chosen) {
@@ -37,9 +40,6 @@ func (inv *Inventory) Prefer(available, required []UnitID, n int) []UnitID {
 func (inv *Inventory) pick(ids []UnitID) []int {
 	var units []int
 	for _, id := range ids {
-		if inv == nil {
-			break
-		}
 		if i, ok := inv.byID[id]; ok {
 			units = append(units, i)
 		}
@@ -72,8 +72,8 @@ func grow(seed, pool []int, n int, score func(a, b int) int) (set []int, total i
 // scores returns how well two units (by index) work together.
 func (inv *Inventory) scores() func(a, b int) int {
 	type pair struct{ a, b DeviceID }
-	links := make(map[pair]int, 2*len(inv.linksOrNone()))
-	for _, l := range inv.linksOrNone() {
+	links := make(map[pair]int, 2*len(inv.links))
+	for _, l := range inv.links {
 		s := 100*l.NVLinks + 10*int(l.Path)
 		links[pair{l.A, l.B}], links[pair{l.B, l.A}] = s, s
 	}
@@ -88,11 +88,4 @@ func (inv *Inventory) scores() func(a, b int) int {
 		}
 		return s
 	}
-}
-
-func (inv *Inventory) linksOrNone() []Link {
-	if inv == nil {
-		return nil
-	}
-	return inv.links
 }

@@ -10,8 +10,8 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 )
 
-// Machine is a driver that a test scripts while a monitor follows it. Its zero value has no driver.
-// All methods are safe for concurrent use and work inside a testing/synctest bubble.
+// Machine is a driver that a test scripts while a monitor follows it. Make one with NewMachine. All methods
+// are safe for concurrent use and work inside a testing/synctest bubble.
 type Machine struct {
 	mu       sync.Mutex
 	snapshot core.Snapshot
