@@ -6,5 +6,6 @@ import "time"
 type Call struct {
 	Name  string    // "nvmlDeviceGetMemoryInfo"
 	At    Placement // the GPU that the call is about; Node for a call about none
-	Since time.Time // zero if nothing is in progress
+	Index int       // NVML index of that GPU, -1 for a call about none; tells who hangs before its UUID is known
+	Since time.Time
 }

@@ -70,29 +70,6 @@ func (h Health) String() string {
 	return h.State.String() + ": " + cause
 }
 
-// ObservationKind says what happened.
-type ObservationKind uint8
-
-// Kinds of observations.
-const (
-	_              ObservationKind = iota
-	XID                            // the driver reported an XID; Code is its number
-	Lost                           // NVML says the GPU is lost, or it is not listed any more
-	ProbeFailed                    // a call about the GPU failed otherwise
-	NoAnswer                       // a call about the placement has been outstanding past its deadline
-	Answered                       // the placement was read completely
-	DriverLost                     // the driver can't be asked
-	DriverAnswered                 // the driver can be asked
-)
-
-// Observation is something that happened to a placement.
-type Observation struct {
-	At     Placement
-	Kind   ObservationKind
-	Code   uint64
-	Detail string
-}
-
 // HealthPolicy says what observations mean.
 type HealthPolicy struct {
 	Off           bool          // judge nothing but whether the driver and the GPU are there

@@ -48,7 +48,7 @@ func apply(cs []Condition, p HealthPolicy, now time.Time, o Observation) []Condi
 		return raise(cs, now, Condition{At: o.At, Reason: ReasonProbe, State: Unhealthy, Detail: o.Detail}, p.ProbeFailures)
 	case NoAnswer:
 		return raise(cs, now, Condition{At: o.At, Reason: ReasonNoAnswer, State: Unhealthy, Detail: o.Detail}, 1)
-	case Answered:
+	case Answered, Checked:
 		return clear(cs, o.At, ReasonLost, ReasonProbe, ReasonNoAnswer)
 	case DriverLost:
 		return raise(cs, now, Condition{At: Node, Reason: ReasonDriver, State: Unknown, Detail: o.Detail}, 1)

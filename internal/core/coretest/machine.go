@@ -153,11 +153,11 @@ func (s *session) Probe() ([]core.Observation, error) {
 		if d.Profile != "" {
 			continue
 		}
-		kind := core.Answered
+		kind := core.Checked
 		if k, silent := s.m.lost[d.ID]; silent {
 			kind = k
 		}
-		obs = append(obs, core.Observation{At: core.WholeGPU(d.ID), Kind: kind, Detail: map[bool]string{true: "scripted"}[kind != core.Answered]})
+		obs = append(obs, core.Observation{At: core.WholeGPU(d.ID), Kind: kind, Detail: map[bool]string{true: "scripted"}[kind != core.Checked]})
 	}
 	return obs, s.m.fault
 }
@@ -189,10 +189,13 @@ func (s *session) Usage() ([]core.Usage, error) {
 	return usage, s.m.fault
 }
 
-func (s *session) Busy() core.Call {
+func (s *session) Busy() []core.Call {
 	s.m.mu.Lock()
 	defer s.m.mu.Unlock()
-	return s.m.busy
+	if s.m.busy.Since.IsZero() {
+		return nil
+	}
+	return []core.Call{s.m.busy}
 }
 
 func (s *session) Close() error {

@@ -106,12 +106,14 @@ func (m *Monitor) take(r result) bool {
 // watchdog notes a call that is overdue against the GPU it is about, and lets go of retired units whose
 // grace has passed.
 func (m *Monitor) watchdog(s Session) {
-	call := s.Busy()
-	overdue := !call.Since.IsZero() && time.Since(call.Since) >= m.cfg.Health.Deadline
-	if overdue {
-		m.publish(m.fold.observe(core.Observation{At: call.At, Kind: core.NoAnswer, Detail: call.Name}))
-	} else if m.fold.inventory.Retiring() {
-		m.publish(m.fold.observe())
+	var overdue []core.Observation
+	for _, call := range s.Busy() {
+		if time.Since(call.Since) >= m.cfg.Health.Deadline {
+			overdue = append(overdue, core.Observation{At: call.At, Kind: core.NoAnswer, Detail: call.Name})
+		}
+	}
+	if overdue != nil || m.fold.inventory.Retiring() {
+		m.publish(m.fold.observe(overdue...))
 	}
 }
 
@@ -126,7 +128,7 @@ func (m *Monitor) leave(s Session, workers *sync.WaitGroup) {
 			m.log.Debug("closing the driver", "error", err)
 		}
 	}()
-	m.abandon(over, s.Busy().Name)
+	m.abandon(over, nameOf(s.Busy()))
 }
 
 // wishes are what the reader shall do next. A wish made twice is one wish; one made while the reader is
@@ -227,4 +229,11 @@ func wait(ctx context.Context, s Session, events chan<- news) {
 		case <-ctx.Done():
 		}
 	}
+}
+
+func nameOf(calls []core.Call) string {
+	if len(calls) == 0 {
+		return ""
+	}
+	return calls[0].Name
 }

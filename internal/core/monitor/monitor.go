@@ -25,7 +25,9 @@ type Session interface {
 	// error (core.ErrDriverLost, core.ErrDriverStale) means that the session is of no more use.
 	Snapshot() (core.Snapshot, error)
 
-	// Probe asks every known GPU for a sign of life: an observation each. Errors are as for Snapshot.
+	// Probe checks the health of every known GPU: an observation each, Checked with what it said unless
+	// something is wrong. A GPU that does not answer in a moment is Waiting and keeps nobody: its call goes on
+	// alone. Errors are as for Snapshot.
 	Probe() ([]core.Observation, error)
 
 	// Wait returns what happened since the last call, blocking for at most max. An error means that
@@ -35,8 +37,8 @@ type Session interface {
 	// Usage reads the live numbers of every device that answers.
 	Usage() ([]core.Usage, error)
 
-	// Busy is the call in progress on the reader's goroutine; zero if there is none.
-	Busy() core.Call
+	// Busy are the calls in progress, the event wait excepted; the oldest first.
+	Busy() []core.Call
 
 	// Close ends the session. No handle outlives it.
 	Close() error

@@ -55,7 +55,7 @@ func TestGPUThatFailsEveryCall(t *testing.T) {
 	obs, err := s.Probe()
 	must(t, err)
 	for _, o := range obs {
-		want := core.Observation{At: o.At, Kind: core.Answered}
+		want := core.Observation{At: o.At, Kind: core.Checked}
 		if o.At == core.WholeGPU(h100ID) {
 			want.Kind, want.Detail = core.ProbeFailed, "nvmlDeviceGetUUID: Unknown Error"
 		}
@@ -97,7 +97,7 @@ func TestGPULostAndRestored(t *testing.T) {
 	}
 
 	must(t, m.Restore(3))
-	if obs, err = s.Probe(); err != nil || !slices.Contains(obs, core.Observation{At: lost.At, Kind: core.Answered}) {
+	if obs, err = s.Probe(); err != nil || !slices.Contains(obs, core.Observation{At: lost.At, Kind: core.Checked}) {
 		t.Errorf("probe after the return: %+v, %v", obs, err)
 	}
 	if after := snapshot(t, s); !after.Equal(before) {
@@ -163,7 +163,7 @@ func TestNothingSupported(t *testing.T) {
 		if diff := gocmp.Diff([]core.Device{want}, snap.Devices); diff != "" || len(snap.Excluded) > 0 {
 			t.Errorf("%s: excluded %+v\n%s", code, snap.Excluded, diff)
 		}
-		if obs, err := s.Probe(); err != nil || !slices.Equal(obs, []core.Observation{{At: want.At, Kind: core.Answered}}) {
+		if obs, err := s.Probe(); err != nil || !slices.Equal(obs, []core.Observation{{At: want.At, Kind: core.Checked}}) {
 			t.Errorf("%s: probe: %+v, %v", code, obs, err)
 		}
 		if usage, err := s.Usage(); err != nil || !slices.Equal(usage, []core.Usage{{Device: id}}) {
@@ -393,7 +393,7 @@ func TestHangIsVisible(t *testing.T) {
 	m := simdriver.Start(t, "h100x8")
 	s := open(t, m)
 	before := snapshot(t, s)
-	if busy := s.Busy(); busy != (core.Call{}) {
+	if busy := s.Busy(); busy != nil {
 		t.Errorf("idle: %+v", busy)
 	}
 	must(t, m.Hang(simdriver.GPU(3), "nvmlDeviceGetMemoryInfo"))
@@ -407,8 +407,10 @@ func TestHangIsVisible(t *testing.T) {
 		read <- snap
 	}()
 	stuck := eventually(t, func() (core.Call, bool) {
-		c := s.Busy()
-		return c, c.Name == "nvmlDeviceGetMemoryInfo" && c.At == core.WholeGPU(h100ID)
+		for _, c := range s.Busy() {
+			return c, c.Name == "nvmlDeviceGetMemoryInfo" && c.At == core.WholeGPU(h100ID)
+		}
+		return core.Call{}, false
 	})
 	if stuck.Since.Before(started) || stuck.Since.After(time.Now()) {
 		t.Errorf("since %v", stuck.Since)
@@ -417,7 +419,7 @@ func TestHangIsVisible(t *testing.T) {
 	if after := <-read; !after.Equal(before) {
 		t.Error(gocmp.Diff(before, after))
 	}
-	if busy := s.Busy(); busy != (core.Call{}) {
+	if busy := s.Busy(); busy != nil {
 		t.Errorf("idle again: %+v", busy)
 	}
 }

@@ -73,7 +73,7 @@ func TestHardwareProbeUsageAndWait(t *testing.T) {
 	obs, err := s.Probe()
 	must(t, err)
 	for _, o := range obs {
-		if o.Kind != core.Answered {
+		if o.Kind != core.Checked {
 			t.Errorf("%+v", o)
 		}
 	}

@@ -18,7 +18,7 @@ func (s *Session) Probe() ([]core.Observation, error) {
 		if isGone(err) {
 			return nil, gone(err)
 		}
-		o := core.Observation{At: g.device.At, Kind: core.Answered}
+		o := core.Observation{At: g.device.At, Kind: core.Checked}
 		if err != nil {
 			o.Kind, o.Detail = silence(err), err.Error()
 		}

@@ -107,11 +107,11 @@ func (s *Session) Close() error {
 }
 
 // Busy is the reader's call in progress. It is safe for concurrent use.
-func (s *Session) Busy() core.Call {
+func (s *Session) Busy() []core.Call {
 	if c := s.reader.busy.Load(); c != nil {
-		return *c
+		return []core.Call{*c}
 	}
-	return core.Call{}
+	return nil
 }
 
 // line is one goroutine's way to the driver.

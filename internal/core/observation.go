@@ -1,0 +1,37 @@
+package core
+
+// ObservationKind says what happened.
+type ObservationKind uint8
+
+// Kinds of observations. The zero value is a hint: something happened at the placement, and asking
+// says what.
+const (
+	_              ObservationKind = iota
+	XID                            // the driver reported an XID; Code is its number
+	Event                          // the driver raised another NVML event; Code is its type
+	Lost                           // NVML says the GPU is lost, or it is not listed any more
+	ProbeFailed                    // a call about the GPU failed otherwise
+	Waiting                        // a call about the GPU has not returned yet, and nobody waits for it any more
+	NoAnswer                       // a call about the placement has been outstanding past its deadline
+	Answered                       // a MIG instance was read completely
+	Checked                        // the GPU answered every question about its health; Vitals is what it said
+	Rebound                        // the kernel driver was unbound from the GPU and bound again
+	DriverLost                     // the driver can't be asked
+	DriverAnswered                 // the driver can be asked; Detail is its version
+	Reserved                       // the placement was handed out to new work
+)
+
+// Observation is something that happened to a placement.
+type Observation struct {
+	At     Placement
+	PCI    PCIAddress // names the GPU where At can't: the kernel log knows no UUID
+	Kind   ObservationKind
+	Code   uint64
+	Detail string
+	Vitals Vitals // of Checked
+
+	// Logged marks an XID from the kernel log, which may tell again what an event has told.
+	Logged bool
+	// Simulated marks a rehearsal.
+	Simulated bool
+}

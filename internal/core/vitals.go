@@ -1,0 +1,88 @@
+package core
+
+// Vitals are what one check of a GPU says about its health. They are comparable; the zero value of a
+// field means that the GPU does not say (not supported here), which is never a fault.
+type Vitals struct {
+	Verdict Verdict
+
+	RemapPending      Answer // a row remap takes effect at the next reset (Ampere and newer)
+	RemapFailed       Answer // a row could not be remapped
+	RetirementPending Answer // a page retirement takes effect at the next reset (before Ampere)
+	RepairPending     Answer // a channel or TPC repair takes effect at the next reset
+	Unrepairable      Answer // memory that can't be repaired (Hopper and newer)
+	SRAMThreshold     Answer // SRAM errors above the driver's threshold; only root is told
+	InfoROMCorrupt    Answer // looked at once a session, as it reads flash
+
+	Uncorrectable Gauge // volatile uncorrectable ECC errors since the last reset
+	Energy        Gauge // millijoules since the driver was last loaded
+	Replays       Gauge // PCIe replays since the last reset
+
+	ThermalSlowdown Gauge // nanoseconds that the hardware throttled for heat (NVML field 270)
+	PowerBrake      Gauge // nanoseconds that an external power brake throttled (NVML field 271)
+
+	PCIeWidth    int  // lanes at present; 0 = unknown. Fewer than the maximum is normal while idle
+	PCIeMaxWidth int  // lanes that GPU and slot can have together
+	PCIeGen      int  // generation at present
+	Busy         bool // the GPU was computing when the width was read
+
+	LinksUp Gauge // active NVLinks
+	Fabric  Fabric
+	Events  Answer // whether the driver raises XID events for this GPU and they are listened to
+
+	// Partial says that something that this GPU has said before could not be read this time: such a
+	// check tells of faults, but it is no sign of health.
+	Partial bool
+}
+
+// Answer is a yes or a no that may be missing (the zero value).
+type Answer uint8
+
+// The answers.
+const (
+	Unsaid Answer = iota
+	No
+	Yes
+)
+
+// AnswerOf is a yes or a no.
+func AnswerOf(yes bool) Answer {
+	if yes {
+		return Yes
+	}
+	return No
+}
+
+// Verdict is what the driver wants done about a GPU: NVML field 230, nvmlDeviceGpuRecoveryAction_t. The
+// zero value is no verdict: the field is not there, or, in a vGPU guest, NONE is what it always says.
+type Verdict uint8
+
+// The verdicts. Their order is not that of severity.
+const (
+	VerdictUnsaid Verdict = iota
+	VerdictNone
+	VerdictReset
+	VerdictReboot
+	VerdictDrainP2P
+	VerdictDrainAndReset
+	VerdictRecoverIMEX
+	VerdictOther // a value above 5, which nvml.h of this version does not name
+)
+
+func (v Verdict) String() string {
+	return [...]string{
+		"no verdict", "none", "GPU reset", "node reboot", "drain P2P", "drain and reset", "recover IMEX domain", "unknown action",
+	}[v]
+}
+
+// Fabric is the standing of a GPU in an NVSwitch fabric (nvmlGpuFabricInfo_t and its health mask).
+type Fabric uint8
+
+// The states of a fabric.
+const (
+	FabricUnsaid   Fabric = iota // not supported, or no part of a fabric
+	FabricStarting               // NOT_STARTED or IN_PROGRESS: probing has not completed
+	FabricWell
+	FabricLimited       // LIMITED_CAPACITY, or degraded bandwidth
+	FabricUnhealthy     // health summary UNHEALTHY, or completed with an error
+	FabricMisconfigured // the health mask says INCORRECT_CONFIGURATION
+)
