@@ -40,7 +40,7 @@ type Evidence uint8
 
 // The signs.
 const (
-	DriverVerdict Evidence = 1 << iota // the driver's recovery action (NVML field 230) is, and is trusted to be, None
+	DriverVerdict Evidence = 1 << iota // the driver's recovery action (NVML_FI_DEV_GET_GPU_RECOVERY_ACTION) is None
 	ResetSeen                          // the GPU was re-initialised after the fault
 	Reboot                             // the machine was
 	LevelClear                         // the reading that Rule.Level names says that the condition is gone
@@ -72,15 +72,16 @@ type Rule struct {
 	// LinkedOnly says that Settled is meant for a GPU with NVLinks; another only degrades.
 	LinkedOnly bool
 
-	// VerdictSince is the first driver branch (565 is R565) whose recovery action takes this code into
-	// account: from there on a trusted verdict overrides this rule, in both directions. 1 is every branch
-	// that knows the code, 0 none.
+	// VerdictSince is the first driver branch (565 is R565) whose recovery action covers this code, by the
+	// catalogue: from there on the verdict overrides this rule, in both directions. 1 is every branch that
+	// knows the code, 0 none.
 	VerdictSince int
 
 	Clears Evidence
 	Level  Level // what LevelClear means for this code
 
-	// A second one within Again (0 = no such rule) has AgainEffect, if the driver gives no verdict.
+	// A second one within Again (0 = no such rule) has AgainEffect, unless the driver gives a verdict that
+	// covers the code.
 	Again       time.Duration
 	AgainEffect Effect
 

@@ -28,15 +28,15 @@ var contained = []treatment{
 		Clears: LevelClear | ResetSeen | Reboot, Level: LevelResourceRepair,
 		Action: "reset the GPU when it is convenient",
 	}, codes: []row{
-		{160, "CHANNEL_RETIREMENT_EVENT", "memory channel repaired, active after a reset", 575, "IGNORE", "INVESTIGATE_SW"},
+		{160, "CHANNEL_RETIREMENT_EVENT", "memory channel repair, active after a reset", 575, "IGNORE", "INVESTIGATE_SW"},
 	}},
-	{Rule: Rule{Class: Contained, Effect: Degrades, Clears: ResetSeen | Reboot, Action: "enable ECC or reset the GPU"}, codes: []row{
+	{Rule: Rule{Class: Contained, Effect: Degrades, Clears: ResetSeen | Reboot, Action: "enable ECC and reset the GPU"}, codes: []row{
 		{168, "REDUCED_GPU_MEMORY_CAPACITY", "less memory than the GPU should have", 0, "", ""},
 	}},
 
 	// The driver says "pending", and a reset ends that, but NVML has no flag that is known to mean a bank.
 	{Rule: Rule{Class: Contained, Effect: Degrades, Clears: ResetSeen | Reboot, Action: "reset the GPU when it is convenient"}, codes: []row{
-		{177, "BANK_REMAPPING_EVENT", "memory bank remapped, active after a reset", 0, "", ""},
+		{177, "BANK_REMAPPING_EVENT", "memory bank remap, active after a reset", 0, "", ""},
 		{185, "SPARING_EVENT", "spare hardware put to use", 0, "", ""},
 	}},
 }
@@ -58,14 +58,14 @@ var resets = []treatment{
 	{Rule: Rule{Class: Reset, Effect: Withdraws, Clears: DriverVerdict | ResetSeen | Reboot, Action: "drain and reset the GPU"}, codes: []row{
 		{48, "ROBUST_CHANNEL_GPU_ECC_DBE", "uncorrectable memory error", 565, "WORKFLOW_XID_48", "WORKFLOW_XID_48"},
 		{95, "ROBUST_CHANNEL_UNCONTAINED_ERROR", "uncontained memory error", 565, "RESET_GPU", "IGNORE (sympathetic)"},
-		{156, "RESOURCE_RETIREMENT_EVENT", "resource repaired, active after a reset", 565, "RESET_GPU", "IGNORE"},
+		{156, "RESOURCE_RETIREMENT_EVENT", "hardware repair recorded, active after a reset", 565, "RESET_GPU", "IGNORE"},
 		{171, "UNCORRECTABLE_DRAM_ERROR", "uncorrectable DRAM error", 0, "", ""},
 		{172, "UNCORRECTABLE_SRAM_ERROR", "uncorrectable SRAM error", 0, "", ""},
 	}},
 	{Rule: Rule{Class: Reset, Effect: Withdraws, Clears: ResetSeen | Reboot, Action: "drain and reset; if it returns, replace the GPU"}, codes: []row{
 		{64, "INFOROM_DRAM_RETIREMENT_FAILURE", "memory row or page could not be retired", 565, "RESET_GPU", "CONTACT_SUPPORT"},
 	}},
-	{Rule: Rule{Class: Reset, Effect: Withdraws, Clears: ResetSeen | Reboot, Action: "power-cycle the machine"}, codes: []row{
+	{Rule: Rule{Class: Reset, Effect: Withdraws, Clears: ResetSeen | Reboot, Action: "drain and reset; if it returns, power-cycle"}, codes: []row{
 		{110, "SEC_FAULT_ERROR", "security fault", 565, "RESET_GPU", "INVESTIGATE_SW"},
 	}},
 
