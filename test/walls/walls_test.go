@@ -32,6 +32,7 @@ func TestLinked(t *testing.T) {
 		{"internal/core/fault", []string{"runtime/cgo", "net", "log", "os/exec", "github.com/", "k8s.io/", "google.golang.org/"}},
 		{"internal/core/monitor", []string{"runtime/cgo", module + "internal/core/nvidia", "google.golang.org/", "k8s.io/", "github.com/hashicorp/"}},
 		{"internal/core/nvidia", []string{"google.golang.org/", "k8s.io/", "github.com/hashicorp/", module + "internal/core/monitor"}},
+		{"internal/kmsg", []string{"runtime/cgo", "google.golang.org/", "k8s.io/", "github.com/hashicorp/", "github.com/NVIDIA/", module + "internal/core/monitor"}},
 		{"internal/nomadadapter", []string{"k8s.io/", "github.com/NVIDIA/", "github.com/hashicorp/nomad/client/devicemanager", "github.com/hashicorp/nomad/helper/pluginutils/loader", module + "internal/core/monitor", module + "internal/kubeadapter"}},
 		{"internal/kubeadapter", []string{"github.com/hashicorp/", "github.com/NVIDIA/", "k8s.io/klog", "k8s.io/client-go", module + "internal/core/monitor", module + "internal/nomadadapter"}},
 		{"cmd/nomad-gpu", []string{"k8s.io/", module + "test/", module + "internal/core/coretest", module + "internal/kubeadapter"}},

@@ -1,0 +1,181 @@
+package kmsg_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/tandem-gpu/tandem/internal/kmsg"
+)
+
+const held = 2 * time.Second // how long a line waits
+
+// following is a Follow inside a synctest bubble: time passes only when everybody waits.
+type following struct {
+	t    *testing.T
+	stop func() error
+
+	mu  sync.Mutex
+	got []kmsg.Line
+}
+
+func follow(t *testing.T, path string, after uint64) *following {
+	f := &following{t: t}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	emit := func(l kmsg.Line) {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.got = append(f.got, l)
+	}
+	go func() { done <- kmsg.Follow(ctx, path, after, emit) }()
+	f.stop = func() error { cancel(); return <-done }
+	return f
+}
+
+// heard compares what was emitted, as "XID@sequence", after a time.
+func (f *following) heard(after time.Duration, want ...string) {
+	f.t.Helper()
+	time.Sleep(after) // inside the bubble: fake time
+	synctest.Wait()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var got []string
+	for _, l := range f.got {
+		got = append(got, fmt.Sprintf("%d@%d", l.XID, l.Seq))
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		f.t.Errorf("after %v: %s", after, diff)
+	}
+}
+
+func xid(seq uint64, gpu, xid int) string {
+	return fmt.Sprintf("4,%d,1000,-;NVRM: Xid (PCI:0000:%02x:00): %d, text\n", seq, gpu, xid)
+}
+
+func file(t *testing.T, content string) (path string, grow func(string)) {
+	t.Helper()
+	path = filepath.Join(t.TempDir(), "kmsg")
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = f.Close() })
+	grow = func(s string) {
+		if _, err := f.WriteString(s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	grow(content)
+	return path, grow
+}
+
+func TestHistory(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := follow(t, "testdata/xids.kmsg", 0)
+		f.heard(held - time.Millisecond) // the event of NVML goes first
+		f.heard(time.Millisecond, "79@2002", "154@2004", "149@2010", "119@2012")
+		f.heard(time.Hour, "79@2002", "154@2004", "149@2010", "119@2012")
+		if err := f.stop(); !errors.Is(err, context.Canceled) {
+			t.Errorf("ended with %v", err)
+		}
+		want := kmsg.Line{PCI: "0000:5a:00.0", XID: 154, Seq: 2004, Text: "GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)"}
+		if diff := cmp.Diff(want, f.got[1]); diff != "" {
+			t.Error(diff)
+		}
+	})
+}
+
+func TestAfter(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := follow(t, "testdata/xids.kmsg", 2004)
+		f.heard(held, "149@2010", "119@2012")
+		_ = f.stop()
+	})
+}
+
+func TestGrowth(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		path, grow := file(t, xid(0, 1, 79))
+		f := follow(t, path, 0)
+		f.heard(held, "79@0")
+		grow("4,5,1000,-;NVRM: Xid (PCI:0000:02")
+		f.heard(time.Minute, "79@0") // a record whose end is not written yet
+		grow(":00): 48, text\n" + xid(5, 2, 95) + xid(4, 3, 95))
+		f.heard(held+200*time.Millisecond, "79@0", "48@5") // 5 was seen, 4 is older
+		grow("4,6,1000,-;" + strings.Repeat("x", 100<<10) + ";NVRM: Xid (PCI:0000:02:00): 48, text\n" + xid(7, 1, 79))
+		f.heard(held+200*time.Millisecond, "79@0", "48@5", "79@7") // no record is that long
+		_ = f.stop()
+	})
+}
+
+func TestEndWhileHeld(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		path, _ := file(t, xid(1, 1, 79))
+		f := follow(t, path, 0)
+		f.heard(held / 2)
+		if err := f.stop(); !errors.Is(err, context.Canceled) {
+			t.Errorf("ended with %v", err)
+		}
+		f.heard(time.Minute) // nobody listens any more; the line is found again by its number
+	})
+}
+
+func TestUnavailable(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "kmsg")
+	err := kmsg.Follow(t.Context(), path, 0, func(l kmsg.Line) { t.Errorf("emitted %v", l) })
+	if !errors.Is(err, kmsg.ErrUnavailable) || !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("%v, want ErrUnavailable with its reason", err)
+	}
+	want := "kernel log is not readable: open " + path + ": no such file or directory: give the agent the host's device /dev/kmsg (a container must be allowed to open it, or be privileged) and, where sysctl kernel.dmesg_restrict is 1, the capability CAP_SYSLOG"
+	if err.Error() != want {
+		t.Errorf("says %q, want %q", err, want)
+	}
+}
+
+func TestReadFails(t *testing.T) {
+	path := t.TempDir()
+	err := kmsg.Follow(t.Context(), path, 0, func(l kmsg.Line) { t.Errorf("emitted %v", l) })
+	if !errors.Is(err, syscall.EISDIR) || errors.Is(err, kmsg.ErrUnavailable) {
+		t.Errorf("%v, want the read's error", err)
+	}
+}
+
+// A read that waits in the kernel ends with the context: of a pipe everywhere, of the log where it can be read.
+func TestEndWhileWaiting(t *testing.T) {
+	pipe := filepath.Join(t.TempDir(), "kmsg")
+	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	writer, err := os.OpenFile(pipe, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = writer.Close() }()
+	for _, path := range []string{pipe, "/dev/kmsg"} {
+		t.Run(path, func(t *testing.T) {
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			var cancelled time.Time
+			time.AfterFunc(50*time.Millisecond, func() { cancelled = time.Now(); cancel() })
+			err := kmsg.Follow(ctx, path, 0, func(kmsg.Line) {})
+			if errors.Is(err, kmsg.ErrUnavailable) {
+				t.Skip(err)
+			}
+			if took := time.Since(cancelled); !errors.Is(err, context.Canceled) || took > 100*time.Millisecond {
+				t.Errorf("ended with %v, %v after the context", err, took)
+			}
+		})
+	}
+}

@@ -1,0 +1,81 @@
+package kmsg
+
+import (
+	"context"
+	"slices"
+	"time"
+)
+
+const (
+	// holdFor is how long a line waits. An XID that NVML reports too comes twice, and NVML's event must
+	// be the first: it says which MIG instance is concerned, the log blames the whole GPU.
+	holdFor = 2 * time.Second
+
+	// maxHeld bounds how many lines wait: more than a node of 16 GPUs has to say in holdFor.
+	maxHeld = 256
+)
+
+// hold emits each line holdFor after it came, but not one whose XID is waiting for the same GPU already:
+// a fault that repeats itself ten thousand times a second is one line each holdFor. It returns when ctx
+// ends, or when lines is closed and everything is emitted.
+func hold(ctx context.Context, lines <-chan Line, emit func(Line)) {
+	q := queue{emit: emit}
+	timer := time.NewTimer(holdFor) // for the first of the queue
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case line, ok := <-lines:
+			if !ok {
+				q.release(len(q.waiting))
+				return
+			}
+			q.add(line)
+		case now := <-timer.C:
+			q.release(q.due(now))
+		}
+		if len(q.waiting) > 0 {
+			timer.Reset(time.Until(q.waiting[0].due))
+		}
+	}
+}
+
+// queue holds at most maxHeld lines, first come, first due.
+type queue struct {
+	emit    func(Line)
+	waiting []held
+}
+
+type held struct {
+	line Line
+	due  time.Time
+}
+
+func (q *queue) add(line Line) {
+	same := func(h held) bool { return h.line.PCI == line.PCI && h.line.XID == line.XID }
+	if slices.ContainsFunc(q.waiting, same) {
+		return
+	}
+	if len(q.waiting) == maxHeld {
+		q.release(1) // rather early than never
+	}
+	q.waiting = append(q.waiting, held{line, time.Now().Add(holdFor)})
+}
+
+// due counts the lines that have waited long enough.
+func (q *queue) due(now time.Time) int {
+	n := slices.IndexFunc(q.waiting, func(h held) bool { return h.due.After(now) })
+	if n < 0 {
+		return len(q.waiting)
+	}
+	return n
+}
+
+// release emits the first n lines.
+func (q *queue) release(n int) {
+	for _, h := range q.waiting[:n] {
+		q.emit(h.line)
+	}
+	q.waiting = slices.Delete(q.waiting, 0, n)
+}

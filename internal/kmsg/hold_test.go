@@ -1,0 +1,113 @@
+package kmsg
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+)
+
+func TestStorm(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		lines, count, done := make(chan Line), 0, make(chan bool)
+		go func() { hold(t.Context(), lines, func(Line) { count++ }); close(done) }()
+		for i := range 100_000 { // 10 s
+			time.Sleep(100 * time.Microsecond) // inside the bubble: fake time
+			lines <- Line{PCI: "0000:01:00.0", XID: 13, Seq: uint64(i)}
+		}
+		close(lines)
+		<-done
+		if count != 5 {
+			t.Errorf("emitted %d lines, want one each 2 s", count)
+		}
+	})
+}
+
+// More than can be held is emitted early, all of it and in order.
+func TestOverflow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		lines, emitted := make(chan Line), make(chan Line, 3*maxHeld)
+		go hold(t.Context(), lines, func(l Line) { emitted <- l })
+		for i := range uint64(3 * maxHeld) {
+			lines <- Line{PCI: core.PCIAddress(fmt.Sprintf("0000:%02x:00.0", i%256)), XID: i / 256, Seq: i}
+		}
+		synctest.Wait()
+		if n := len(emitted); n != 2*maxHeld {
+			t.Errorf("emitted %d lines early, want all but %d", n, maxHeld)
+		}
+		time.Sleep(holdFor)
+		synctest.Wait()
+		if n := len(emitted); n != 3*maxHeld {
+			t.Fatalf("emitted %d lines of %d", n, 3*maxHeld)
+		}
+		for i := range uint64(3 * maxHeld) {
+			if l := <-emitted; l.Seq != i {
+				t.Fatalf("line %d is number %d", i, l.Seq)
+			}
+		}
+	})
+}
+
+// What the device answers: overwritten records, nothing at the moment, an error.
+func TestRead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		broken := errors.New("broken")
+		answers := []any{
+			"4,1,9,-;NVRM: Xid (PCI:0000:01:00): 79, x\n SUBSYSTEM=pci\n",
+			syscall.EPIPE,
+			"4,900,9,-;NVRM: Xid (PCI:0000:01:00): 48, x\n",
+			syscall.EAGAIN,
+			io.EOF,
+			"4,901,9,-;NVRM: Xid (PCI:0000:01:00): 95, x\n",
+			broken,
+		}
+		log := readerFunc(func(p []byte) (int, error) {
+			if len(p) < recordSize {
+				return 0, syscall.EINVAL // what the device says to a buffer that is too small
+			}
+			answer := answers[0]
+			answers = answers[1:]
+			if err, ok := answer.(error); ok {
+				return 0, err
+			}
+			return copy(p, answer.(string)), nil
+		})
+		lines, failure := make(chan Line), make(chan error, 1)
+		start := time.Now()
+		go func() { failure <- read(t.Context(), log, 0, lines); close(lines) }()
+		var got []uint64
+		for l := range lines {
+			got = append(got, l.XID)
+		}
+		if diff := cmp.Diff([]uint64{79, 48, 95}, got); diff != "" {
+			t.Error(diff)
+		}
+		if err := <-failure; !errors.Is(err, broken) {
+			t.Errorf("ended with %v", err)
+		}
+		if took := time.Since(start); took != 2*pollEvery {
+			t.Errorf("waited %v for what was not there yet", took)
+		}
+	})
+}
+
+func TestHeldAreEmittedAtTheEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		lines := make(chan Line, 1)
+		lines <- Line{XID: 79}
+		close(lines)
+		count := 0
+		hold(context.Background(), lines, func(Line) { count++ })
+		if count != 1 {
+			t.Errorf("emitted %d lines", count)
+		}
+	})
+}

@@ -1,0 +1,82 @@
+// Package kmsg reads the XIDs that NVIDIA's driver writes to the kernel log. NVML does not report all of
+// them: 79, 119, 120 and 62 are known to be missing among its events.
+package kmsg
+
+import (
+	"strconv"
+	"strings"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+)
+
+// Line is one XID in the kernel log.
+type Line struct {
+	PCI  core.PCIAddress // function 0 of the GPU; the log does not name the function
+	XID  uint64          // fits 32 bits
+	Text string          // the driver's words after the number: one line of printable ASCII, may be empty
+	Seq  uint64          // the record's sequence number; counts from 0 at boot
+}
+
+// Parse reads one record of /dev/kmsg ("priority,sequence,timestamp,flags;message", then lines that
+// describe the device; kernel: Documentation/ABI/testing/dev-kmsg). It reports false if the record is not
+// an XID of the driver's, or not in that form.
+//
+// The driver writes "NVRM: Xid (PCI:domain:bus:device): number, text" (kernel_rc.c, krcReportXid; old
+// releases without "PCI:"). Where it blames a MIG instance, "GPU-I:05" or "GPU-I:05 GPU-CI:00" stands
+// in the brackets too. That goes in front of Text and is no attribution: the numbers are decimal, but no
+// public source says that they are the IDs that NVML gives the instances.
+func Parse(record string) (Line, bool) {
+	record, _, _ = strings.Cut(record, "\n")
+	head, message, _ := strings.Cut(record, ";")
+	fields := strings.Split(head, ",")
+	if len(fields) < 3 || !printable(message) {
+		return Line{}, false
+	}
+	priority, err := strconv.ParseUint(fields[0], 10, 32)
+	if err != nil || priority > 7 {
+		return Line{}, false // not of the kernel's facility, 0, which no process can claim for what it logs
+	}
+	seq, err := strconv.ParseUint(fields[1], 10, 64)
+	if err != nil {
+		return Line{}, false
+	}
+	line, ok := parseMessage(message)
+	line.Seq = seq
+	return line, ok
+}
+
+func parseMessage(message string) (Line, bool) {
+	message, _, _ = strings.Cut(message, `\x0a`) // a newline, as the log writes it
+	rest, ok := strings.CutPrefix(message, "NVRM: Xid (")
+	if !ok {
+		return Line{}, false
+	}
+	where, rest, ok := strings.Cut(rest, "): ")
+	if !ok {
+		return Line{}, false
+	}
+	address, instance, _ := strings.Cut(strings.TrimPrefix(where, "PCI:"), " ")
+	if !strings.Contains(address, ".") {
+		address += ".0"
+	}
+	pci, err := core.ParsePCIAddress(address)
+	if err != nil {
+		return Line{}, false
+	}
+	number, text, _ := strings.Cut(rest, ",")
+	xid, err := strconv.ParseUint(number, 10, 32)
+	if err != nil {
+		return Line{}, false
+	}
+	text = strings.TrimSpace(text)
+	if instance = strings.TrimSpace(instance); instance != "" {
+		text = strings.TrimSuffix(instance+", "+text, ", ")
+	}
+	return Line{PCI: pci, XID: xid, Text: text}, true
+}
+
+// printable reports whether s is what the kernel lets stand in a message: it writes every other byte as
+// \xNN.
+func printable(s string) bool {
+	return strings.IndexFunc(s, func(r rune) bool { return r < ' ' || r > '~' }) < 0
+}
