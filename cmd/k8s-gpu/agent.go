@@ -18,7 +18,7 @@ import (
 // serve runs the agent until ctx ends.
 func serve(ctx context.Context, s settings, log *slog.Logger) error {
 	footprint.Reduce()
-	machine := monitor.New(opener(s), s.core, log)
+	machine := monitor.New(opener(s), s.core, log, nil)
 	adapter := kubeadapter.New(machine, kubeadapter.Options{
 		KubeletSocket: s.kubeletSocket, MIG: s.core.MIG, DevRoot: s.devRoot, Log: log,
 	})

@@ -255,45 +255,6 @@ func TestRoots(t *testing.T) {
 	}
 }
 
-func TestHealthChecks(t *testing.T) {
-	six := core.DefaultHealthPolicy().IgnoredXIDs
-	for name, c := range map[string]struct {
-		disable, enable string
-		off             bool
-		ignored         []uint64 // of 13, 31, 48, 79, 109
-	}{
-		"default":              {ignored: []uint64{13, 31, 109}},
-		"all off":              {disable: "all", off: true, ignored: []uint64{13, 31, 109}},
-		"xids off":             {disable: "48, XIDs", off: true, ignored: []uint64{13, 31, 109}},
-		"one more ignored":     {disable: " 79 ,", ignored: []uint64{13, 31, 79, 109}},
-		"one of the six back":  {enable: "31", ignored: []uint64{13, 109}},
-		"enable wins":          {disable: "79,48", enable: "79", ignored: []uint64{13, 31, 48, 109}},
-		"all on":               {disable: "all", enable: "all"},
-		"only one":             {disable: "all", enable: "79", ignored: []uint64{13, 31, 48, 109}},
-		"the six back, one by": {enable: "13,31,43,45,68,109"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			p := core.DefaultHealthPolicy()
-			env := map[string]string{disableHealthChecks: c.disable, enableHealthChecks: c.enable}
-			if err := healthChecks(&p, func(k string) (string, bool) { v, ok := env[k]; return v, ok }); err != nil {
-				t.Fatal(err)
-			}
-			var ignored []uint64
-			for _, xid := range []uint64{13, 31, 48, 79, 109} {
-				if slices.Contains(p.IgnoredXIDs, xid) {
-					ignored = append(ignored, xid)
-				}
-			}
-			if p.Off != c.off || !slices.Equal(ignored, c.ignored) || !slices.IsSorted(p.IgnoredXIDs) {
-				t.Errorf("off %v, ignored %v; want %v, %v", p.Off, ignored, c.off, c.ignored)
-			}
-		})
-	}
-	if !slices.Equal(six, core.DefaultHealthPolicy().IgnoredXIDs) {
-		t.Error("the default was changed")
-	}
-}
-
 // Names and defaults of NVIDIA's k8s-device-plugin 0.20.0, as its users have them in their DaemonSets.
 func TestIncumbentsNames(t *testing.T) {
 	var got []string

@@ -1,19 +1,16 @@
 package main
 
 import (
-	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/fault"
 )
 
 const (
 	disableHealthChecks = "DP_DISABLE_HEALTHCHECKS"
 	enableHealthChecks  = "DP_ENABLE_HEALTHCHECKS"
-
-	// lastXID bounds "every XID": the catalogue ends below 200 at present.
-	lastXID = 1023
 )
 
 // healthChecks reads the two variables with which NVIDIA's plugin says which XIDs make a device
@@ -30,20 +27,21 @@ func healthChecks(p *core.HealthPolicy, lookupEnv func(string) (string, bool)) e
 	}
 	switch {
 	case enabled.all:
-		p.IgnoredXIDs = nil
+		p.AllXIDs = new(fault.Withdraws)
 		return nil
 	case disabled.all && len(enabled.some) == 0:
-		p.Off = true
+		p.Mode = core.ModeOff
 		return nil
 	case disabled.all:
-		for xid := range uint64(lastXID) {
-			disabled.some = append(disabled.some, xid+1)
-		}
+		p.AllXIDs = new(fault.None)
 	}
-	ignored := slices.Sorted(slices.Values(slices.Concat(p.IgnoredXIDs, disabled.some)))
-	p.IgnoredXIDs = slices.DeleteFunc(slices.Compact(ignored), func(xid uint64) bool {
-		return slices.Contains(enabled.some, xid)
-	})
+	p.XIDs = map[uint64]fault.Effect{}
+	for _, xid := range disabled.some {
+		p.XIDs[xid] = fault.None
+	}
+	for _, xid := range enabled.some {
+		p.XIDs[xid] = fault.Withdraws
+	}
 	return nil
 }
 

@@ -54,7 +54,7 @@ type follower struct {
 
 // start is a nomadadapter.StartFunc.
 func (f *follower) start(ctx context.Context, cfg core.Config, log *slog.Logger) nomadadapter.Source {
-	m := monitor.New(opener(cfg.Roots), cfg, log)
+	m := monitor.New(opener(cfg.Roots), cfg, log, nil)
 	done := make(chan struct{})
 	f.mu.Lock()
 	before := f.last

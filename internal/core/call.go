@@ -9,3 +9,9 @@ type Call struct {
 	Index int       // NVML index of that GPU, -1 for a call about none; tells who hangs before its UUID is known
 	Since time.Time
 }
+
+// Work is what was asked of the driver, the event wait's time excepted.
+type Work struct {
+	Calls uint64
+	Busy  time.Duration // spent in calls that have come back
+}

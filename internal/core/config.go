@@ -30,7 +30,7 @@ type Config struct {
 	MIG         MIGStrategy
 	Exclude     []DeviceID    // never offered; a full GPU's UUID does not exclude its MIG instances
 	Rescan      time.Duration // between full readings of the machine; events bring one forward
-	Probe       time.Duration // between cheap liveness checks of every GPU
+	Probe       time.Duration // between checks of every GPU's health
 	Retire      time.Duration // how long a unit withdrawn by intent stays listed as unhealthy
 	DeviceNodes bool          // plans carry device nodes beside the environment
 	Health      HealthPolicy
@@ -42,7 +42,7 @@ func DefaultConfig() Config {
 	return Config{
 		MIG:    MIGNone,
 		Rescan: time.Minute,
-		Probe:  5 * time.Second,
+		Probe:  10 * time.Second,
 		Retire: 2 * time.Second,
 		Health: DefaultHealthPolicy(),
 	}
@@ -68,13 +68,10 @@ func (c Config) Validate() error {
 	for _, d := range []struct {
 		key   string
 		value time.Duration
-	}{{"rescan", c.Rescan}, {"probe", c.Probe}, {"call deadline", c.Health.Deadline}} {
+	}{{"rescan", c.Rescan}, {"probe", c.Probe}} {
 		if d.value <= 0 {
 			errs = append(errs, &ConfigError{d.key, d.value.String(), "want a positive duration such as 30s"})
 		}
 	}
-	if c.Health.ProbeFailures < 1 {
-		errs = append(errs, &ConfigError{"probe failures", fmt.Sprint(c.Health.ProbeFailures), "want 1 or more"})
-	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, c.Health.validate()...)...)
 }

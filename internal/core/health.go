@@ -2,6 +2,7 @@ package core
 
 import (
 	"fmt"
+	"strings"
 	"time"
 )
 
@@ -17,73 +18,115 @@ const (
 	GPULost
 )
 
-func (s HealthState) String() string {
-	return [...]string{"healthy", "degraded", "unknown", "unhealthy", "lost"}[s]
+var healthStates = [...]string{"healthy", "degraded", "unknown", "unhealthy", "lost"}
+
+func (s HealthState) String() string { return healthStates[s] }
+
+// MarshalText spells the state for files and programs.
+func (s HealthState) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
+// UnmarshalText reads what MarshalText wrote.
+func (s *HealthState) UnmarshalText(text []byte) error {
+	return spelled(s, healthStates[:], string(text), "health state")
 }
 
-// Reason is the kind of cause behind a state of health.
-type Reason uint8
-
-// Reasons. The zero value goes with Healthy.
-const (
-	ReasonNone       Reason = iota
-	ReasonXID               // the driver reported a critical XID; Code is its number
-	ReasonLost              // the GPU is not reachable or not listed
-	ReasonProbe             // the driver answers with an error for this GPU
-	ReasonNoAnswer          // a call about this GPU does not return
-	ReasonDriver            // the driver as a whole can't be asked
-	ReasonRetirement        // taken out of service by intent: MIG re-layout, configuration, replacement
-)
-
-func (r Reason) String() string {
-	return [...]string{"", "XID", "LOST", "PROBE", "NOT_ANSWERING", "NVML_UNAVAILABLE", "RETIRED"}[r]
-}
-
-// Health is the verdict on a unit. It is comparable and holds nothing that changes while the verdict
-// stands (no ages, counts or temperatures), because each change is published to an orchestrator.
+// Health is the verdict on a unit: its worst condition. It is comparable and holds nothing that changes
+// while the verdict stands (no ages, counts or temperatures), because each change is published to an
+// orchestrator.
 type Health struct {
-	State  HealthState
-	Reason Reason
-	Code   uint64 // XID number
-	Detail string // one line
+	State     HealthState
+	Reason    Reason
+	Code      uint64    // of an XID or another event
+	Detail    string    // what was seen, one line
+	Since     time.Time // UTC
+	Asks      Verdict   // what the driver wants done, if it says
+	Action    string    // what an operator should do
+	Clears    string    // what makes it well again
+	Limits    string    // what can't be seen of this GPU: "no XID events"
+	Simulated bool      // a rehearsal
+	Advisory  bool      // reported only: the unit takes work whatever its state (ModeObserve)
 }
 
 // Schedulable reports whether new work may be placed.
-func (h Health) Schedulable() bool { return h.State <= Degraded }
+func (h Health) Schedulable() bool { return h.State <= Degraded || h.Advisory }
 
-// String is the line that both orchestrators and every log show.
+// maxHealthText bounds String, in bytes: Nomad keeps the text of every device in its state.
+const maxHealthText = 200
+
+// String is the line that both orchestrators and every log show, at most 200 bytes:
+//
+//	unhealthy: XID 95 uncontained memory error since 2026-11-20T10:31Z; driver asks: GPU reset; action: drain and reset the GPU; clears: reset seen
 func (h Health) String() string {
+	text := h.State.String()
 	if h.State == Healthy {
-		return "healthy"
+		return text + h.limits()
 	}
-	cause := map[Reason]string{
-		ReasonXID:        fmt.Sprintf("XID %d", h.Code),
-		ReasonLost:       "GPU is lost",
-		ReasonProbe:      "GPU answers with an error",
-		ReasonNoAnswer:   "driver does not answer",
-		ReasonDriver:     "driver is not usable",
-		ReasonRetirement: "no longer offered",
-	}[h.Reason]
-	if h.Detail != "" {
-		cause += " (" + h.Detail + ")"
+	if h.Advisory {
+		text = "observed, not enforced: " + text
 	}
-	return h.State.String() + ": " + cause
+	if h.Simulated {
+		text = "simulated: " + text
+	}
+	text += ": " + h.cause()
+	var rest strings.Builder
+	if !h.Since.IsZero() {
+		rest.WriteString(" since " + h.Since.Format("2006-01-02T15:04Z"))
+	}
+	if h.Asks > VerdictNone && h.Reason != ReasonVerdict {
+		rest.WriteString("; driver asks: " + h.Asks.String())
+	}
+	if h.Action != "" {
+		rest.WriteString("; action: " + h.Action)
+	}
+	if h.Clears != "" {
+		rest.WriteString("; clears: " + h.Clears)
+	}
+	rest.WriteString(h.limits())
+	const head = 80 // what is wrong comes first
+	return shortened(shortened(text, max(maxHealthText-rest.Len(), head))+rest.String(), maxHealthText)
 }
 
-// HealthPolicy says what observations mean.
-type HealthPolicy struct {
-	Off           bool          // judge nothing but whether the driver and the GPU are there
-	IgnoredXIDs   []uint64      // sorted; these never change health
-	ProbeFailures int           // consecutive failed probes before a GPU is unhealthy, at least 1
-	Deadline      time.Duration // after which a driver call counts as stuck; positive
+func (h Health) limits() string {
+	if h.Limits == "" {
+		return ""
+	}
+	return " (health limited: " + h.Limits + ")"
 }
 
-// DefaultHealthPolicy ignores the XIDs that a faulty application causes (the same six as NVIDIA's
-// k8s-device-plugin) and calls a GPU unhealthy at the second failed probe or 10 s into a stuck call.
-func DefaultHealthPolicy() HealthPolicy {
-	return HealthPolicy{
-		IgnoredXIDs:   []uint64{13, 31, 43, 45, 68, 109},
-		ProbeFailures: 2,
-		Deadline:      10 * time.Second,
+// cause is what is wrong, in a few words.
+func (h Health) cause() string {
+	text := h.Reason.text()
+	switch h.Reason {
+	case ReasonXID:
+		text = fmt.Sprintf("XID %d", h.Code)
+	case ReasonEvent:
+		text = fmt.Sprintf("event 0x%x", h.Code)
 	}
+	switch {
+	case h.Detail == "":
+		return text
+	case h.Reason == ReasonXID || h.Reason == ReasonEvent:
+		return text + " " + h.Detail
+	}
+	return text + " (" + h.Detail + ")"
+}
+
+// shortened cuts a text that is longer than n bytes, at a rune's end.
+func shortened(text string, n int) string {
+	if len(text) <= n {
+		return text
+	}
+	const mark = "..."
+	return strings.ToValidUTF8(text[:max(n-len(mark), 0)], "") + mark
+}
+
+// spelled sets v to the index of text among the names.
+func spelled[T ~uint8](v *T, names []string, text, what string) error {
+	for i, name := range names {
+		if name == text && name != "" {
+			*v = T(i)
+			return nil
+		}
+	}
+	return fmt.Errorf("unknown %s %q", what, text)
 }

@@ -42,7 +42,7 @@ func Build(s Snapshot, l Ledger, c Config) *Inventory {
 		}
 		switch reason {
 		case "":
-			inv.units = append(inv.units, Unit{ID: UnitID(d.ID), Device: d, Health: l.Health(d.At)})
+			inv.units = append(inv.units, Unit{ID: UnitID(d.ID), Device: d, Health: healthUnder(c.Health.Mode, l.Health(d.At))})
 		case hidden:
 		default:
 			inv.excluded = append(inv.excluded, Exclusion{Index: d.Index, At: d.At, PCI: d.PCI, Reason: reason})
@@ -50,6 +50,12 @@ func Build(s Snapshot, l Ledger, c Config) *Inventory {
 	}
 	slices.SortFunc(inv.excluded, compareExclusions)
 	return inv.indexed()
+}
+
+// healthUnder is a verdict with what the mode makes of it.
+func healthUnder(mode HealthMode, h Health) Health {
+	h.Advisory = mode == ModeObserve && h.State > Degraded
+	return h
 }
 
 // hidden marks a device that is not offered because another view of the same hardware is.
@@ -138,7 +144,7 @@ func (inv *Inventory) Succeed(prev *Inventory, now time.Time, grace time.Duratio
 		if now.Sub(since) >= grace {
 			continue
 		}
-		u.Health = Health{State: Unhealthy, Reason: ReasonRetirement}
+		u.Health = Health{State: Unhealthy, Reason: ReasonWithdrawn}
 		next.units = append(next.units, u)
 		next.retired[u.ID] = since
 	}

@@ -167,7 +167,8 @@ func TestReserve(t *testing.T) {
 		if !errors.As(err, &unhealthy) || len(unhealthy.Units) != 1 || unhealthy.Units[0].ID != id(3) {
 			t.Errorf("unhealthy: %v", err)
 		}
-		want := "unknown device IDs: GPU-x,GPU-y; unhealthy devices: " + string(id(3)) + " is lost: GPU is lost (GPU is lost)"
+		want := "unknown device IDs: GPU-x,GPU-y; unhealthy devices: " + string(id(3)) + " is lost: GPU is lost (GPU is lost)" +
+			" since 1970-01-01T00:00Z; action: check slot and power, reboot the host; clears: GPU answers again, or reboot"
 		if err.Error() != want {
 			t.Errorf("text\n%s\nwant\n%s", err, want)
 		}

@@ -1,104 +1,205 @@
 package core
 
 import (
-	"cmp"
+	"maps"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 )
 
-// Condition is one standing cause against a placement. A placement may have several; the worst counts.
-type Condition struct {
-	At     Placement
-	Reason Reason
-	Code   uint64
-	State  HealthState
-	Detail string
-	Since  time.Time // first seen
-	Count  int       // how often it was observed
-}
-
-// Ledger is the memory of conditions. The zero value is an empty ledger.
+// Ledger is the memory of what is wrong, and of what is needed to tell when it no longer is. The zero
+// value is an empty ledger. It is immutable: Apply, Clear and Ignore return another.
 type Ledger struct {
-	conditions []Condition // sorted by placement, reason, code; never changed in place
+	conditions []Condition         // sorted
+	charts     map[DeviceID]*Chart // by GPU; a chart is never changed, only replaced
+	branch     int                 // of the driver: 570
 }
 
-// Conditions returns the standing conditions in canonical order.
+// Conditions returns the standing conditions in canonical order, noted ones (State Healthy) included.
 func (l Ledger) Conditions() []Condition { return slices.Clone(l.conditions) }
 
-// Apply folds observations into a new ledger.
+// Chart is what is remembered of a GPU.
+func (l Ledger) Chart(gpu DeviceID) (Chart, bool) {
+	c, ok := l.charts[gpu]
+	if !ok {
+		return Chart{}, false
+	}
+	return *c, true
+}
+
+// Restless reports whether something stands that time alone can change: Apply now and then.
+func (l Ledger) Restless() bool { return len(l.conditions) > 0 }
+
+// Health is the worst standing condition that covers the placement; among equals the one that began
+// first, so that what follows from a fault does not take its place.
+func (l Ledger) Health(at Placement) Health {
+	var worst Condition
+	for _, c := range l.conditions {
+		if c.counts() && c.At.Covers(at) &&
+			(c.State > worst.State || c.State == worst.State && c.Since.Before(worst.Since)) {
+			worst = c
+		}
+	}
+	var h Health
+	if worst.State > Healthy {
+		h = worst.health()
+	}
+	if chart := l.charts[at.GPU]; chart != nil {
+		h.Limits = chart.Vitals.limits(at)
+		if h.State > Healthy {
+			h.Asks = chart.Vitals.Verdict
+		}
+	}
+	return h
+}
+
+// Apply folds observations into a new ledger, and lets the time pass until now: without observations it
+// does only that.
 func (l Ledger) Apply(p HealthPolicy, now time.Time, obs ...Observation) Ledger {
-	next := slices.Clone(l.conditions)
+	if len(obs) == 0 && !l.Restless() {
+		return l
+	}
+	d := l.draft(p, now)
 	for _, o := range obs {
-		next = apply(next, p, now, o)
+		d.observe(o)
 	}
-	slices.SortFunc(next, compareConditions)
-	return Ledger{next}
+	d.settle()
+	return d.ledger()
 }
 
-func apply(cs []Condition, p HealthPolicy, now time.Time, o Observation) []Condition {
-	switch o.Kind {
-	case XID:
-		if p.Off || slices.Contains(p.IgnoredXIDs, o.Code) {
-			return cs
-		}
-		return raise(cs, now, Condition{At: o.At, Reason: ReasonXID, Code: o.Code, State: Unhealthy, Detail: o.Detail}, 1)
-	case Lost:
-		return raise(cs, now, Condition{At: o.At, Reason: ReasonLost, State: GPULost, Detail: o.Detail}, 1)
-	case ProbeFailed:
-		return raise(cs, now, Condition{At: o.At, Reason: ReasonProbe, State: Unhealthy, Detail: o.Detail}, p.ProbeFailures)
-	case NoAnswer:
-		return raise(cs, now, Condition{At: o.At, Reason: ReasonNoAnswer, State: Unhealthy, Detail: o.Detail}, 1)
-	case Answered, Checked:
-		return clear(cs, o.At, ReasonLost, ReasonProbe, ReasonNoAnswer)
-	case DriverLost:
-		return raise(cs, now, Condition{At: Node, Reason: ReasonDriver, State: Unknown, Detail: o.Detail}, 1)
-	case DriverAnswered:
-		return slices.DeleteFunc(cs, func(c Condition) bool {
-			return c.At == Node && (c.Reason == ReasonDriver || c.Reason == ReasonNoAnswer)
-		})
+// relocate moves what stands against a MIG instance that is gone to its GPU, as degraded: taking an instance
+// away repairs nothing, and the next one in its place did nothing wrong. What is remembered of a GPU that is
+// gone for good goes with it.
+func (l Ledger) relocate(s Snapshot) Ledger {
+	there := map[Placement]bool{Node: true}
+	for _, d := range s.Devices {
+		there[d.At], there[Placement{d.At.GPU, d.At.GI, Whole}], there[WholeGPU(d.At.GPU)] = true, true, true
 	}
-	return cs
+	for _, e := range s.Excluded {
+		there[WholeGPU(e.At.GPU)] = true
+	}
+	moved := slices.Clone(l.conditions)
+	charts := l.charts
+	if s.Driver.State == DriverReady {
+		moved = slices.DeleteFunc(moved, func(c Condition) bool { return !there[WholeGPU(c.At.GPU)] })
+		charts = maps.Clone(l.charts)
+		maps.DeleteFunc(charts, func(gpu DeviceID, _ *Chart) bool { return !there[WholeGPU(gpu)] })
+	}
+	for i, c := range moved {
+		if c.At.GPU != "" && !there[c.At] && c.At.GI != Whole {
+			moved[i].At, moved[i].State = WholeGPU(c.At.GPU), min(c.State, Degraded)
+		}
+	}
+	slices.SortStableFunc(moved, compareConditions)
+	moved = slices.CompactFunc(moved, Condition.same)
+	return Ledger{moved, charts, l.branch}
 }
 
-// raise adds c or counts it again; below the threshold it stands as a note (Healthy). A standing condition
-// of a device keeps its first words, as each reading may meet it in another call and every new text is an
-// update to an orchestrator; why the driver is gone, the latest attempt knows best.
-func raise(cs []Condition, now time.Time, c Condition, threshold int) []Condition {
-	c.Since, c.Count = now, 1
-	if i := slices.IndexFunc(cs, func(d Condition) bool {
-		return d.At == c.At && d.Reason == c.Reason && d.Code == c.Code
-	}); i >= 0 {
-		c.Since, c.Count = cs[i].Since, cs[i].Count+1
-		if c.Reason != ReasonDriver {
-			c.Detail = cs[i].Detail
-		}
-		cs = slices.Delete(cs, i, i+1)
+// draft is a ledger in the making.
+type draft struct {
+	policy     HealthPolicy
+	now        time.Time
+	conditions []Condition
+	charts     map[DeviceID]*Chart
+	fresh      map[DeviceID]bool // charts that are this draft's own
+	branch     int
+}
+
+func (l Ledger) draft(p HealthPolicy, now time.Time) *draft {
+	return &draft{
+		policy: p, now: now.UTC().Truncate(time.Millisecond), // a second would order a reset before its own cause
+		conditions: slices.Clone(l.conditions),
+		charts:     maps.Clone(l.charts),
+		fresh:      map[DeviceID]bool{},
+		branch:     l.branch,
 	}
-	if c.Count < threshold {
+}
+
+func (d *draft) ledger() Ledger {
+	slices.SortStableFunc(d.conditions, compareConditions)
+	return Ledger{d.conditions, d.charts, d.branch}
+}
+
+// chart is the GPU's chart, to be changed.
+func (d *draft) chart(gpu DeviceID) *Chart {
+	if !d.fresh[gpu] {
+		if d.charts == nil {
+			d.charts = map[DeviceID]*Chart{}
+		}
+		d.charts[gpu], d.fresh[gpu] = d.charts[gpu].clone(), true
+	}
+	return d.charts[gpu]
+}
+
+// read is the GPU's chart, to be looked at; an empty one if there is none.
+func (d *draft) read(gpu DeviceID) *Chart {
+	if c := d.charts[gpu]; c != nil {
+		return c
+	}
+	return &Chart{silent: true}
+}
+
+// find is the standing condition of the same cause; nil if there is none.
+func (d *draft) find(c Condition) *Condition {
+	for i := range d.conditions {
+		if d.conditions[i].same(c) {
+			return &d.conditions[i]
+		}
+	}
+	return nil
+}
+
+// drop removes conditions.
+func (d *draft) drop(which func(Condition) bool) {
+	d.conditions = slices.DeleteFunc(d.conditions, which)
+}
+
+// happened enters that a cause came up, or came up again: whatever spoke for recovery no longer does, and
+// an operator who disregards it knew nothing of this one. It keeps its first words, because each reading may
+// meet a fault in another call and every new text is an update to an orchestrator.
+func (d *draft) happened(c Condition) *Condition {
+	old := d.find(c)
+	if old == nil {
+		c.Since, c.Last, c.Count = d.now, d.now, 1
+		d.conditions = append(d.conditions, c)
+		return &d.conditions[len(d.conditions)-1]
+	}
+	old.Count++
+	old.Last, old.Clearing, old.Clean, old.Ignored = d.now, time.Time{}, 0, time.Time{}
+	return old
+}
+
+// stands enters that a level is (still) there. Going on is nothing new: it changes neither Last nor what
+// an operator disregards. Below the number of checks that the reason wants it is only noted.
+func (d *draft) stands(c Condition, checks int) {
+	state := c.State
+	if old := d.find(c); old != nil {
+		if old.Count < checks {
+			old.Count++
+		}
+		old.Clearing, old.Clean = time.Time{}, 0
+		if old.Code != c.Code || c.Reason == ReasonDriver {
+			old.Code, old.Detail = c.Code, c.Detail // a verdict, or why the driver is gone: the latest knows best
+		}
+		if old.Count >= checks {
+			old.State = state
+		}
+		return
+	}
+	c.Since, c.Last, c.Count = d.now, d.now, 1
+	if checks > 1 {
 		c.State = Healthy
 	}
-	return append(cs, c)
+	d.conditions = append(d.conditions, c)
 }
 
-// clear drops conditions that a complete answer from at disproves: those against it, and those against
-// the GPU that it sits on, since the GPU must answer for its instance to be read.
-func clear(cs []Condition, at Placement, reasons ...Reason) []Condition {
-	return slices.DeleteFunc(cs, func(c Condition) bool {
-		return c.At.GPU == at.GPU && c.At.Covers(at) && slices.Contains(reasons, c.Reason)
-	})
-}
-
-// Health is the worst standing condition that covers the placement.
-func (l Ledger) Health(at Placement) Health {
-	var worst Health
-	for _, c := range l.conditions {
-		if c.State > worst.State && c.At.Covers(at) {
-			worst = Health{State: c.State, Reason: c.Reason, Code: c.Code, Detail: c.Detail}
-		}
+// branchOf is the major number of a driver version such as "570.124.06"; 0 if there is none.
+func branchOf(version string) int {
+	major, _, _ := strings.Cut(version, ".")
+	n, err := strconv.Atoi(major)
+	if err != nil {
+		return 0
 	}
-	return worst
-}
-
-func compareConditions(a, b Condition) int {
-	return cmp.Or(comparePlacements(a.At, b.At), cmp.Compare(a.Reason, b.Reason), cmp.Compare(a.Code, b.Code))
+	return n
 }

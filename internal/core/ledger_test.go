@@ -26,17 +26,16 @@ func TestLedger(t *testing.T) {
 		{"nothing", nil, a, core.Health{}},
 		{"lost at once", []core.Observation{at(a, core.Lost)}, a, core.Health{State: core.GPULost, Reason: core.ReasonLost}},
 		{"a neighbour's loss", []core.Observation{at(a, core.Lost)}, b, core.Health{}},
-		{"lost and back", []core.Observation{at(a, core.Lost), at(a, core.Answered)}, a, core.Health{}},
-		{"back by an instance's answer", []core.Observation{at(a, core.Lost), at(inGI, core.Answered)}, a, core.Health{}},
-		{"another GPU's answer", []core.Observation{at(a, core.Lost), at(b, core.Answered)}, a, core.Health{State: core.GPULost, Reason: core.ReasonLost}},
+		{"an answer alone does not bring it back", []core.Observation{at(a, core.Lost), at(a, core.Checked)}, a, core.Health{State: core.GPULost, Reason: core.ReasonLost}},
+		{"another GPU's answer", []core.Observation{at(a, core.Lost), at(b, core.Checked)}, a, core.Health{State: core.GPULost, Reason: core.ReasonLost}},
 		{"one failed probe", []core.Observation{at(a, core.ProbeFailed)}, a, core.Health{}},
-		{"two failed probes", []core.Observation{at(a, core.ProbeFailed), at(a, core.ProbeFailed)}, a, core.Health{State: core.Unhealthy, Reason: core.ReasonProbe}},
-		{"not in a row", []core.Observation{at(a, core.ProbeFailed), at(a, core.Answered), at(a, core.ProbeFailed)}, a, core.Health{}},
+		{"three failed probes", []core.Observation{at(a, core.ProbeFailed), at(a, core.ProbeFailed), at(a, core.ProbeFailed)}, a, core.Health{State: core.Unhealthy, Reason: core.ReasonProbe}},
+		{"not in a row", []core.Observation{at(a, core.ProbeFailed), at(a, core.ProbeFailed), at(a, core.Checked), at(a, core.ProbeFailed)}, a, core.Health{}},
 		{"critical XID", []core.Observation{xid(a, 48)}, a, core.Health{State: core.Unhealthy, Reason: core.ReasonXID, Code: 48}},
-		{"an answer does not clear an XID", []core.Observation{xid(a, 48), at(a, core.Answered)}, a, core.Health{State: core.Unhealthy, Reason: core.ReasonXID, Code: 48}},
+		{"an answer does not clear an XID", []core.Observation{xid(a, 48), at(a, core.Checked)}, a, core.Health{State: core.Unhealthy, Reason: core.ReasonXID, Code: 48}},
 		{"application XID", []core.Observation{xid(a, 31)}, a, core.Health{}},
 		{"XID on the GPU reaches an instance", []core.Observation{xid(a, 48)}, inGI, core.Health{State: core.Unhealthy, Reason: core.ReasonXID, Code: 48}},
-		{"XID on a GI reaches its own", []core.Observation{xid(gi, 94)}, inGI, core.Health{State: core.Unhealthy, Reason: core.ReasonXID, Code: 94}},
+		{"XID on a GI reaches its own", []core.Observation{xid(gi, 94)}, inGI, core.Health{State: core.Degraded, Reason: core.ReasonXID, Code: 94}},
 		{"XID on a GI spares its sibling", []core.Observation{xid(gi, 94)}, otherGI, core.Health{}},
 		{"the worst counts", []core.Observation{at(a, core.Lost), xid(a, 48)}, a, core.Health{State: core.GPULost, Reason: core.ReasonLost}},
 		{"driver gone reaches all", []core.Observation{at(core.Node, core.DriverLost)}, b, core.Health{State: core.Unknown, Reason: core.ReasonDriver}},
@@ -45,11 +44,12 @@ func TestLedger(t *testing.T) {
 		{"stuck call of the driver", []core.Observation{at(core.Node, core.NoAnswer), at(core.Node, core.DriverAnswered)}, a, core.Health{}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			var l core.Ledger
+			l := core.Ledger{}.Apply(core.DefaultHealthPolicy(), time.Unix(0, 0), at(a, core.Checked), at(b, core.Checked))
 			for i, o := range tc.obs {
 				l = l.Apply(core.DefaultHealthPolicy(), time.Unix(int64(i), 0), o)
 			}
-			if got := l.Health(tc.look); got != tc.want {
+			got := l.Health(tc.look)
+			if got := (core.Health{State: got.State, Reason: got.Reason, Code: got.Code}); got != tc.want {
 				t.Errorf("got %v, want %v", got, tc.want)
 			}
 		})
@@ -85,7 +85,7 @@ func TestStandingConditionKeepsItsWords(t *testing.T) {
 
 func TestPolicyOff(t *testing.T) {
 	p := core.DefaultHealthPolicy()
-	p.Off = true
+	p.Mode = core.ModeOff
 	a := core.WholeGPU("GPU-a")
 	l := core.Ledger{}.Apply(p, time.Unix(0, 0), core.Observation{At: a, Kind: core.XID, Code: 79})
 	if h := l.Health(a); h.State != core.Healthy {
@@ -100,12 +100,15 @@ func TestPolicyOff(t *testing.T) {
 func TestLedgerIsImmutable(t *testing.T) {
 	p, a, b := core.DefaultHealthPolicy(), core.WholeGPU("GPU-a"), core.WholeGPU("GPU-b")
 	base := core.Ledger{}.Apply(p, time.Unix(0, 0), core.Observation{At: a, Kind: core.Lost})
-	cleared := base.Apply(p, time.Unix(1, 0), core.Observation{At: a, Kind: core.Answered})
+	cleared, _, err := base.Apply(p, time.Unix(1, 0), core.Observation{At: a, Kind: core.Checked}).Clear(p, time.Unix(2, 0), core.Order{GPU: a.GPU})
+	if err != nil {
+		t.Fatal(err)
+	}
 	more := base.Apply(p, time.Unix(1, 0), core.Observation{At: b, Kind: core.Lost})
 	if base.Health(a).State != core.GPULost || base.Health(b).State != core.Healthy {
 		t.Errorf("base changed: %+v", base.Conditions())
 	}
-	if len(cleared.Conditions()) != 0 || len(more.Conditions()) != 2 {
+	if len(cleared.Conditions()) != 0 || len(more.Conditions()) != 4 {
 		t.Errorf("cleared %+v, more %+v", cleared.Conditions(), more.Conditions())
 	}
 }

@@ -116,7 +116,7 @@ func TestReconcileForgetsWhatWentByIntent(t *testing.T) {
 			t.Errorf("forgotten: %v", ids(got))
 		}
 		l := core.Ledger{}
-		for range 2 {
+		for range 3 {
 			l = l.Apply(core.DefaultHealthPolicy(), time.Unix(0, 0), obs...)
 		}
 		for _, d := range got.Devices {
@@ -154,8 +154,9 @@ func TestLocateNeverLosesAnEvent(t *testing.T) {
 		{"whole GPU", core.WholeGPU("GPU-m"), core.WholeGPU("GPU-m")},
 		{"node", core.Node, core.Node},
 	} {
-		if got := s.Locate(core.Observation{At: tc.at}).At; got != tc.want {
-			t.Errorf("%s: %v, want %v", tc.name, got, tc.want)
+		got, ok := s.Locate(core.Observation{At: tc.at})
+		if !ok || got.At != tc.want {
+			t.Errorf("%s: %v, want %v", tc.name, got.At, tc.want)
 		}
 	}
 }

@@ -107,9 +107,11 @@ func Reconcile(prev, reading Snapshot) (Snapshot, []Observation) {
 		reading.Links, reading.Nodes = prev.Links, prev.Nodes
 		return reading, []Observation{{At: Node, Kind: DriverLost, Detail: reading.Driver.Reason}}
 	}
-	obs := []Observation{{At: Node, Kind: DriverAnswered}}
+	obs := []Observation{{At: Node, Kind: DriverAnswered, Detail: reading.Driver.Version}}
 	for _, d := range reading.Devices {
-		obs = append(obs, Observation{At: d.At, Kind: Answered})
+		if d.At.GI != Whole { // a GPU speaks for itself when it is checked
+			obs = append(obs, Observation{At: d.At, Kind: Answered})
+		}
 	}
 	kept := slices.Clone(reading.Devices)
 	for _, d := range prev.Devices {
@@ -148,13 +150,23 @@ func silence(d Device, reading Snapshot) (Observation, bool) {
 }
 
 // Locate returns o with a placement that the snapshot knows: what happened to an instance that is not
-// there (any more) counts against the whole GPU, never against nothing.
-func (s Snapshot) Locate(o Observation) Observation {
+// there (any more) counts against the whole GPU, never against nothing. It reports false for something on
+// another device than one of the snapshot, which the kernel log may tell of.
+func (s Snapshot) Locate(o Observation) (Observation, bool) {
+	if o.At.GPU == "" && o.PCI != "" {
+		for _, d := range s.Devices {
+			if d.PCI == o.PCI {
+				o.At = WholeGPU(d.At.GPU)
+				return o, true
+			}
+		}
+		return o, false
+	}
 	if o.At.GPU == "" || slices.ContainsFunc(s.Devices, func(d Device) bool { return o.At.Covers(d.At) }) {
-		return o
+		return o, true
 	}
 	o.At = WholeGPU(o.At.GPU)
-	return o
+	return o, true
 }
 
 // concerns reports whether e is about d: by identity, or by slot where the GPU's UUID can't be read.

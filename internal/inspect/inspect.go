@@ -20,7 +20,7 @@ import (
 // ends. A machine without a driver is an answer and not an error.
 func Read(ctx context.Context, open func() (monitor.Session, error), cfg core.Config) *core.Inventory {
 	ctx, cancel := context.WithCancel(ctx)
-	m := monitor.New(open, cfg, slog.New(slog.DiscardHandler))
+	m := monitor.New(open, cfg, slog.New(slog.DiscardHandler), nil)
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)

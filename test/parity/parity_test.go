@@ -62,7 +62,7 @@ func start(t *testing.T, machine string, prepare ...func(*simdriver.Machine) err
 	cfg.Roots = core.Roots{Driver: b.Root, Dev: b.Root, Sys: b.Root + "/sys", Proc: b.Root + "/proc"}
 	m := monitor.New(func() (monitor.Session, error) {
 		return nvidia.Open(nvidia.Options{Roots: cfg.Roots})
-	}, cfg, slog.New(slog.DiscardHandler))
+	}, cfg, slog.New(slog.DiscardHandler), nil)
 	b.monitor = m
 
 	ctx, cancel := context.WithCancel(t.Context())

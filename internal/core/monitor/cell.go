@@ -40,6 +40,13 @@ func (c *Cell[T]) Store(v T) {
 	c.changed = make(chan struct{})
 }
 
+// Replace replaces the value and wakes nobody: for a value that those who follow take for the same.
+func (c *Cell[T]) Replace(v T) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.value = v
+}
+
 // Watch yields the present value at once and then each newer one, until ctx ends. It runs in the
 // caller's goroutine and starts none.
 func (c *Cell[T]) Watch(ctx context.Context) iter.Seq[T] {

@@ -2,6 +2,7 @@ package monitor
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"time"
 
@@ -39,7 +40,7 @@ func (m *Monitor) follow(ctx context.Context, s Session) error {
 	ctx, cancel := context.WithCancel(ctx)
 	requests, results, events := make(chan request), make(chan result), make(chan news)
 	var workers sync.WaitGroup
-	workers.Go(func() { read(ctx, s, requests, results) })
+	workers.Go(func() { m.read(ctx, s, requests, results) })
 	workers.Go(func() { wait(ctx, s, events) })
 	defer m.leave(s, &workers)
 	defer cancel()
@@ -52,6 +53,7 @@ func (m *Monitor) follow(ctx context.Context, s Session) error {
 
 	want := wishes{snapshot: true}
 	defer want.refuse()
+	var attention attention
 	for {
 		var send chan<- request
 		next, any := want.next()
@@ -64,21 +66,32 @@ func (m *Monitor) follow(ctx context.Context, s Session) error {
 		case r := <-results:
 			want.done(r)
 			if r.err != nil && r.request != readUsage {
-				m.publish(m.fold.noDriver(r.err)) // now: leaving the session takes its time
+				m.noDriver(r.err) // now: leaving the session takes its time
 				return r.err
 			}
 			if m.take(r) && r.request == readProbe {
 				want.snapshot = true // a GPU went or came: read what that means
 			}
+			attention.checked(time.Now())
 		case n := <-events:
 			// An event is a hint: what it says counts at once, what the driver says now follows.
-			want.probe = true
+			m.gauges.set(func(s *Stats) { s.EventsFail = n.err != nil })
 			if len(n.obs) > 0 {
-				want.snapshot = true
-				m.publish(m.fold.observe(n.obs...))
+				m.observe(n.obs...)
 			}
+			want.snapshot = want.snapshot || slices.ContainsFunc(n.obs, isHint)
+			want.probe = want.probe || attention.event(time.Now())
 		case <-watch.C:
 			m.watchdog(s)
+			want.probe = want.probe || attention.due(time.Now())
+		case o := <-m.told:
+			m.observe(o)
+			if o.Kind == core.XID {
+				want.probe = want.probe || attention.event(time.Now())
+			}
+		case o := <-m.orders:
+			m.obey(o)
+			want.probe = true
 		case <-rescan.C:
 			want.snapshot = true
 		case <-probe.C:
@@ -95,16 +108,35 @@ func (m *Monitor) follow(ctx context.Context, s Session) error {
 func (m *Monitor) take(r result) bool {
 	switch r.request {
 	case readSnapshot:
-		return m.publish(m.fold.read(r.snapshot))
+		return m.publish(m.State().Read(m.cfg, time.Now(), r.snapshot, r.obs...))
 	case readProbe:
-		return m.publish(m.fold.observe(r.obs...))
+		return m.observe(r.obs...)
 	case readUsage: // answered by wishes.done
 	}
 	return false
 }
 
-// watchdog notes a call that is overdue against the GPU it is about, and lets go of retired units whose
-// grace has passed.
+// isHint reports whether an event only says that the machine has changed: its layout may have, too.
+func isHint(o core.Observation) bool { return o.Kind == 0 }
+
+// attention decides when to check out of turn: at once when something happened, and then the rarer the
+// longer ago that is, because the driver's verdict on a fault follows in its own time. A storm of events is
+// checked on once a second.
+type attention struct{ happened, looked time.Time }
+
+func (a *attention) checked(now time.Time) { a.looked = now }
+
+func (a *attention) event(now time.Time) bool {
+	a.happened = now
+	return now.Sub(a.looked) >= eagerly
+}
+
+func (a *attention) due(now time.Time) bool {
+	since := now.Sub(a.happened)
+	return !a.happened.IsZero() && since < attentive && now.Sub(a.looked) >= max(eagerly, since/3)
+}
+
+// watchdog notes a call that is overdue against the GPU it is about, and lets the time pass in the ledger.
 func (m *Monitor) watchdog(s Session) {
 	var overdue []core.Observation
 	for _, call := range s.Busy() {
@@ -112,8 +144,9 @@ func (m *Monitor) watchdog(s Session) {
 			overdue = append(overdue, core.Observation{At: call.At, Kind: core.NoAnswer, Detail: call.Name})
 		}
 	}
-	if overdue != nil || m.fold.inventory.Retiring() {
-		m.publish(m.fold.observe(overdue...))
+	m.gauges.set(func(s *Stats) { s.Stuck = len(overdue) })
+	if overdue != nil || m.State().Restless() {
+		m.observe(overdue...)
 	}
 }
 
@@ -184,7 +217,10 @@ func (w *wishes) refuse() {
 }
 
 // read runs one request at a time in the driver.
-func read(ctx context.Context, s Session, requests <-chan request, results chan<- result) {
+//
+// A full reading comes with a check, so that no device is offered as well of which nobody has asked. Events
+// are registered for by then: what happened before that, the check finds.
+func (m *Monitor) read(ctx context.Context, s Session, requests <-chan request, results chan<- result) {
 	for {
 		r := result{}
 		select {
@@ -194,9 +230,11 @@ func read(ctx context.Context, s Session, requests <-chan request, results chan<
 		}
 		switch r.request {
 		case readSnapshot:
-			r.snapshot, r.err = s.Snapshot()
+			if r.snapshot, r.err = s.Snapshot(); r.err == nil {
+				r.obs, r.err = m.check(s)
+			}
 		case readProbe:
-			r.obs, r.err = s.Probe()
+			r.obs, r.err = m.check(s)
 		case readUsage:
 			r.usage, r.err = s.Usage()
 		}
@@ -206,6 +244,14 @@ func read(ctx context.Context, s Session, requests <-chan request, results chan<
 			return
 		}
 	}
+}
+
+// check is a probe that is timed.
+func (m *Monitor) check(s Session) ([]core.Observation, error) {
+	began := time.Now()
+	obs, err := s.Probe()
+	m.gauges.checked(time.Since(began))
+	return obs, err
 }
 
 // wait passes on events. After an error it pauses, because a wait that fails does so at once: without

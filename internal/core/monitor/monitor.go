@@ -1,9 +1,9 @@
-// Package monitor owns the driver: it opens a session, folds its readings and events into inventories
-// and hands out the latest. It is the only impure part above the driver itself.
+// Package monitor owns the driver: it opens a session, folds its readings and events into the state of the
+// machine and hands out the inventory that follows. It is the only impure part above the driver itself.
 //
 // Two goroutines touch a session, because NVML calls can hang and can't be cancelled: the reader runs
 // one request at a time, the waiter sits in the event wait. The monitor's own goroutine never calls the
-// driver, so that it can always publish, answer and stop.
+// driver and never touches a disk, so that it can always publish, answer and stop.
 package monitor
 
 import (
@@ -44,25 +44,38 @@ type Session interface {
 	Close() error
 }
 
+// Store keeps what must outlive the agent. Save is called from one goroutine of the monitor's and may be
+// slow; both say themselves what goes wrong, as it keeps nobody from working.
+type Store interface {
+	Load() (r core.Record, boot string)
+	Save(core.Record)
+}
+
 // Pace of the parts that nobody needs to configure.
 const (
 	waitAtMost   = time.Second             // one event wait
-	watchEvery   = 500 * time.Millisecond  // look for a call that is stuck
+	watchEvery   = 500 * time.Millisecond  // look for a call that is stuck, and let time pass in the ledger
 	waitPause    = time.Second             // between event waits that fail
 	leaveAtMost  = 1500 * time.Millisecond // for the workers to leave the driver; more than waitAtMost
 	openFirst    = 250 * time.Millisecond
 	openInterval = 10 * time.Second
+	eagerly      = time.Second      // between checks while events come in
+	attentive    = 40 * time.Second // after an event; more than a verdict takes to settle
 )
 
 // Monitor follows one machine. Make one with New, then call Run once; the other methods are safe for
 // concurrent use before, during and after Run.
 type Monitor struct {
-	open  func() (Session, error)
-	cfg   core.Config
-	log   *slog.Logger
-	cell  *Cell[*core.Inventory]
-	usage chan usageRequest
-	fold  fold // owned by Run
+	open   func() (Session, error)
+	cfg    core.Config
+	log    *slog.Logger
+	store  Store // nil = nothing is kept
+	cell   *Cell[core.State]
+	usage  chan usageRequest
+	orders chan order
+	told   chan core.Observation
+	keeper keeper
+	gauges gauges
 }
 
 type usageRequest struct{ reply chan<- usageReply } // capacity 1: answering never blocks
@@ -73,22 +86,43 @@ type usageReply struct {
 }
 
 // New returns a monitor that opens sessions with open, which is called from a goroutine of its own,
-// never twice at once.
-func New(open func() (Session, error), cfg core.Config, log *slog.Logger) *Monitor {
-	inv := core.Build(core.NoDriver(core.DriverPending, "not asked yet"), core.Ledger{}, cfg)
-	return &Monitor{
-		open: open, cfg: cfg, log: log,
-		cell:  NewCell(inv),
-		usage: make(chan usageRequest),
-		fold:  fold{cfg: cfg, inventory: inv},
+// never twice at once. With a store it takes up where the last one ended.
+func New(open func() (Session, error), cfg core.Config, log *slog.Logger, store Store) *Monitor {
+	m := &Monitor{
+		open: open, cfg: cfg, log: log, store: store,
+		usage: make(chan usageRequest), orders: make(chan order), told: make(chan core.Observation, 256),
+		keeper: newKeeper(),
 	}
+	state := core.NewState(cfg)
+	if store != nil {
+		record, boot := store.Load()
+		m.keeper.boot = boot
+		state = core.Restore(cfg, record, boot)
+	}
+	m.cell = NewCell(state)
+	return m
 }
 
+// State is the latest state of the machine.
+func (m *Monitor) State() core.State { return m.cell.Load() }
+
 // Current is the latest inventory; never nil.
-func (m *Monitor) Current() *core.Inventory { return m.cell.Load() }
+func (m *Monitor) Current() *core.Inventory { return m.cell.Load().Inventory }
 
 // Watch yields the present inventory and then each that differs, until ctx ends. A slow caller skips.
-func (m *Monitor) Watch(ctx context.Context) iter.Seq[*core.Inventory] { return m.cell.Watch(ctx) }
+func (m *Monitor) Watch(ctx context.Context) iter.Seq[*core.Inventory] {
+	return func(yield func(*core.Inventory) bool) {
+		var last *core.Inventory
+		for s := range m.cell.Watch(ctx) {
+			if s.Inventory.Equal(last) {
+				continue
+			}
+			if last = s.Inventory; !yield(last) {
+				return
+			}
+		}
+	}
+}
 
 // Usage reads the live numbers. It fails with core.ErrNoDriver while no session is open and with the
 // context's error when the driver does not answer in time.
@@ -110,6 +144,7 @@ func (m *Monitor) Usage(ctx context.Context) ([]core.Usage, error) {
 // Run follows the machine until ctx ends (nil) or a new process is needed (core.ErrDriverStale). It
 // returns within two seconds of the end of ctx even if the driver hangs; a hung call is abandoned.
 func (m *Monitor) Run(ctx context.Context) error {
+	defer m.keep(ctx)()
 	retry := backoff.NewExponentialBackOff()
 	retry.InitialInterval, retry.MaxInterval = openFirst, openInterval
 	for {
@@ -124,7 +159,7 @@ func (m *Monitor) Run(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return nil //nolint:nilerr // the end of ctx is what Run waits for, whatever else went wrong meanwhile
 		}
-		m.publish(m.fold.noDriver(err))
+		m.noDriver(err)
 		if errors.Is(err, core.ErrDriverStale) {
 			return err
 		}
@@ -134,78 +169,32 @@ func (m *Monitor) Run(ctx context.Context) error {
 	}
 }
 
-// connect opens a session. Opening can hang like any call, so it runs beside the caller; a session that
-// comes when nobody wants it any more is closed.
-func (m *Monitor) connect(ctx context.Context) (Session, error) {
-	type opened struct {
-		session Session
-		err     error
+// noDriver takes in that there is no session, and why. Devices that were seen stay, unhealthy.
+func (m *Monitor) noDriver(err error) {
+	state := core.DriverFailed
+	if errors.Is(err, core.ErrNoDriver) {
+		state = core.DriverAbsent
 	}
-	came, over := make(chan opened), make(chan struct{})
-	go func() {
-		defer close(over)
-		s, err := m.open()
-		select {
-		case came <- opened{s, err}:
-		case <-ctx.Done():
-			if err == nil {
-				_ = s.Close()
-			}
-		}
-	}()
-	stuck := time.NewTimer(m.cfg.Health.Deadline)
-	defer stuck.Stop()
-	for {
-		select {
-		case o := <-came:
-			return o.session, o.err
-		case <-stuck.C:
-			m.publish(m.fold.noDriver(errOpenStuck))
-		case r := <-m.usage:
-			r.reply <- usageReply{err: core.ErrNoDriver}
-		case <-ctx.Done():
-			m.abandon(over, "nvmlInit")
-			return nil, ctx.Err()
-		}
-	}
+	m.publish(m.State().Read(m.cfg, time.Now(), core.NoDriver(state, err.Error())))
 }
 
-// abandon waits for work in the driver to be over, but not for ever: what hangs there can't be helped.
-func (m *Monitor) abandon(over <-chan struct{}, call string) {
-	t := time.NewTimer(leaveAtMost)
-	defer t.Stop()
-	select {
-	case <-over:
-	case <-t.C:
-		m.log.Warn("driver call abandoned", "call", call)
-	}
+// observe takes in what happened; without observations it lets the time pass.
+func (m *Monitor) observe(obs ...core.Observation) (changed bool) {
+	return m.publish(m.State().Observe(m.cfg, time.Now(), obs...))
 }
 
-var errOpenStuck = errors.New("the driver does not answer (nvmlInit)")
-
-// pause waits for d; false if ctx ends first.
-func (m *Monitor) pause(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	for {
-		select {
-		case <-t.C:
-			return true
-		case r := <-m.usage:
-			r.reply <- usageReply{err: core.ErrNoDriver}
-		case <-ctx.Done():
-			return false
-		}
-	}
-}
-
-// publish stores an inventory that differs from the current one, and logs the difference.
-func (m *Monitor) publish(inv *core.Inventory) (changed bool) {
+// publish stores a state, and logs in what its inventory differs from the one before. Only Run's goroutine
+// publishes.
+func (m *Monitor) publish(next core.State) (changed bool) {
 	prev := m.cell.Load()
-	if inv.Equal(prev) {
+	m.keeper.offer(prev, next)
+	if next.Inventory.Equal(prev.Inventory) {
+		next.Inventory = prev.Inventory
+		m.cell.Replace(next)
 		return false
 	}
-	m.cell.Store(inv)
-	logChange(m.log, prev, inv)
+	m.cell.Store(next)
+	m.gauges.transitions(prev.Inventory, next.Inventory)
+	logChange(m.log, prev.Inventory, next.Inventory)
 	return true
 }

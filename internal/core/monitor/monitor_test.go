@@ -30,7 +30,7 @@ func run(t *testing.T, m *coretest.Machine, change ...func(*core.Config)) *runni
 		c(&cfg)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
-	r := &running{t: t, Monitor: monitor.New(m.Open, cfg, slog.New(slog.DiscardHandler))}
+	r := &running{t: t, Monitor: monitor.New(m.Open, cfg, slog.New(slog.DiscardHandler), nil)}
 	done := make(chan error, 1)
 	go func() { done <- r.Run(ctx) }()
 	go func() {
@@ -75,10 +75,11 @@ func TestLostGPUTurnsUnhealthyAloneAndComesBack(t *testing.T) {
 		r := run(t, m)
 		r.expect("start", nil)
 		m.Silence(coretest.GPU(3), core.Lost)
-		r.after(5*time.Second).expect("one probe later", map[int]core.HealthState{3: core.GPULost})
+		r.after(10*time.Second).expect("one probe later", map[int]core.HealthState{3: core.GPULost})
 		r.after(10*time.Minute).expect("later", map[int]core.HealthState{3: core.GPULost})
 		m.Restore(coretest.GPU(3))
-		r.after(5*time.Second).expect("restored", nil)
+		r.after(50*time.Second).expect("it answers, but not for long enough", map[int]core.HealthState{3: core.GPULost})
+		r.after(time.Minute).expect("restored", nil)
 		if n := len(r.seen); n > 4 {
 			t.Errorf("%d inventories published, want pending, ready, lost, back", n)
 		}
@@ -130,7 +131,7 @@ func TestDriverComesLateGoesAndReturns(t *testing.T) {
 
 		m.FailOpen(core.ErrNoDriver)
 		m.FailSession(core.ErrDriverLost)
-		r.after(6*time.Second).expect("driver gone: units stay", map[int]core.HealthState{0: core.Unknown, 1: core.Unknown})
+		r.after(11*time.Second).expect("driver gone: units stay", map[int]core.HealthState{0: core.Unknown, 1: core.Unknown})
 		r.after(2 * time.Second)
 		if r.Current().Len() != 2 || m.Sessions() != 0 {
 			t.Errorf("%d units, %d sessions", r.Current().Len(), m.Sessions())
@@ -158,7 +159,7 @@ func TestDriverThatOpensOnlyToFailIsLeftInPeace(t *testing.T) {
 func TestStaleDriverEndsTheRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := coretest.NewMachine(coretest.GPUs(1))
-		mon := monitor.New(m.Open, core.DefaultConfig(), slog.New(slog.DiscardHandler))
+		mon := monitor.New(m.Open, core.DefaultConfig(), slog.New(slog.DiscardHandler), nil)
 		done := make(chan error, 1)
 		go func() { done <- mon.Run(t.Context()) }()
 		synctest.Wait()
@@ -178,8 +179,8 @@ func TestHungCall(t *testing.T) {
 		m := coretest.NewMachine(coretest.GPUs(4))
 		r := run(t, m)
 		release := m.Hang("Probe", core.WholeGPU(coretest.GPU(2)))
-		r.after(16*time.Second).expect("hung", map[int]core.HealthState{2: core.Unhealthy})
-		if h := r.health(2); h.String() != "unhealthy: driver does not answer (nvmlProbe)" {
+		r.after(71*time.Second).expect("hung", map[int]core.HealthState{2: core.Unhealthy})
+		if h := r.health(2); h.Reason != core.ReasonNoAnswer || h.Detail != "nvmlProbe" {
 			t.Errorf("health: %v", h)
 		}
 		if _, err := r.Current().Reserve(core.UnitID(coretest.GPU(0))); err != nil {
@@ -192,9 +193,9 @@ func TestHungCall(t *testing.T) {
 		}
 		m.Raise(core.Observation{At: core.WholeGPU(coretest.GPU(0)), Kind: core.XID, Code: 79})
 		synctest.Wait()
-		r.expect("events arrive all the same", map[int]core.HealthState{0: core.Unhealthy, 2: core.Unhealthy})
+		r.expect("events arrive all the same", map[int]core.HealthState{0: core.GPULost, 2: core.Unhealthy})
 		release()
-		r.after(10*time.Second).expect("released", map[int]core.HealthState{0: core.Unhealthy})
+		r.after(2*time.Minute).expect("released", map[int]core.HealthState{0: core.GPULost})
 	})
 }
 
@@ -331,7 +332,7 @@ func TestRetiredUnitLeavesAfterItsGrace(t *testing.T) {
 		replaced.Devices[1].ID, replaced.Devices[1].At = "GPU-new", core.WholeGPU("GPU-new")
 		m.Set(replaced)
 		r.after(time.Minute)
-		if h := r.health(1); r.Current().Len() != 3 || h.Reason != core.ReasonRetirement {
+		if h := r.health(1); r.Current().Len() != 3 || h.Reason != core.ReasonWithdrawn {
 			t.Fatalf("%d units, old one %v", r.Current().Len(), h)
 		}
 		r.after(3 * time.Second)

@@ -21,7 +21,7 @@ func watched(t *testing.T, m *simdriver.Machine, cfg core.Config) (until func(wh
 			return nil, err // not a nil *Session in an interface
 		}
 		return s, nil
-	}, cfg, slog.New(slog.DiscardHandler))
+	}, cfg, slog.New(slog.DiscardHandler), nil)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- mon.Run(ctx) }()

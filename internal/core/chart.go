@@ -1,0 +1,134 @@
+package core
+
+import (
+	"slices"
+	"time"
+)
+
+// Chart is what the ledger remembers of one GPU beside its conditions. It is a value; what is kept over a
+// restart of the agent is exported.
+type Chart struct {
+	Vitals     Vitals
+	Reset      time.Time   // when the GPU was last proven to have been initialised anew
+	Links      uint64      // most NVLinks ever seen up
+	Spells     []time.Time // beginnings of the latest bad spells
+	Recoveries []time.Time // the latest times that it got well by itself from something severe
+	Mended     []Mended    // what it got well from
+	Bad        time.Time   // since when it takes no work; zero = it does
+	Severe     bool        // the present bad spell has a severe cause
+	Tallies    []Tally     // XIDs and events, by code
+
+	checked   time.Time // the latest complete check since the agent started
+	silent    bool      // the last word about the GPU was none of its own
+	lost      bool      // it has not answered since it was lost
+	reloading bool      // the driver was gone, and has not given a verdict since
+	weaker    [3]time.Time
+	window    window
+	slow      [3]Answer // by window: heat, power brake, replays
+	work      int       // times that it was handed out
+	apps      []sighting
+}
+
+// Tally counts one XID (or other event) of a GPU.
+type Tally struct {
+	Reason Reason // ReasonXID or ReasonEvent
+	Code   uint64
+	Count  uint64
+	Last   time.Time
+}
+
+// Mended is an XID that a GPU got well from.
+type Mended struct {
+	Code uint64
+	At   time.Time
+}
+
+// sighting is an application XID of one workload.
+type sighting struct {
+	work int
+	at   time.Time
+}
+
+// window is the present stretch of time over which counters are compared.
+type window struct {
+	since                   time.Time
+	thermal, brake, replays Gauge
+}
+
+// Bounds of a chart: it does not grow with uptime.
+const (
+	maxTimes   = 16
+	maxTallies = 256
+)
+
+// clone copies the chart, so that changing the copy leaves the original alone. Slices are only ever
+// replaced or appended to by push, which copies.
+func (c *Chart) clone() *Chart {
+	if c == nil {
+		return &Chart{}
+	}
+	copied := *c
+	copied.Tallies = slices.Clone(c.Tallies)
+	return &copied
+}
+
+// push appends v to a bounded list without touching the original.
+func push[T any](list []T, v T) []T {
+	if len(list) >= maxTimes {
+		list = list[len(list)-maxTimes+1:]
+	}
+	return append(slices.Clip(list), v)
+}
+
+// within counts the times that are not older than span.
+func within(times []time.Time, now time.Time, span time.Duration) (n int) {
+	for _, t := range times {
+		if now.Sub(t) <= span {
+			n++
+		}
+	}
+	return n
+}
+
+// tally counts an XID or event and returns when it was seen before. Codes beyond the bound are not counted:
+// only a driver that makes codes up has so many.
+func (c *Chart) tally(reason Reason, code uint64, now time.Time) (before time.Time) {
+	for i, t := range c.Tallies {
+		if t.Reason == reason && t.Code == code {
+			c.Tallies[i].Count++
+			c.Tallies[i].Last = now
+			return t.Last
+		}
+	}
+	if len(c.Tallies) < maxTallies {
+		c.Tallies = append(c.Tallies, Tally{reason, code, 1, now})
+	}
+	return before
+}
+
+// told reports whether a fault was reported by code within span.
+func (c *Chart) told(now time.Time, span time.Duration) bool {
+	return slices.ContainsFunc(c.Tallies, func(t Tally) bool { return now.Sub(t.Last) <= span })
+}
+
+// dwell is how long evidence must hold: longer with each bad spell of the last six hours.
+func (c *Chart) dwell(p HealthPolicy, now time.Time) time.Duration {
+	d := p.Dwell
+	for range within(c.Spells, now, 6*time.Hour) - 1 {
+		if d *= 2; d >= p.MaxDwell {
+			return max(p.MaxDwell, p.Dwell)
+		}
+	}
+	return d
+}
+
+// workloads counts the different workloads that hit application faults within span.
+func (c *Chart) workloads(now time.Time, span time.Duration) int {
+	seen := map[int]bool{}
+	for _, s := range c.apps {
+		if now.Sub(s.at) <= span {
+			seen[s.work] = true
+		}
+	}
+	return len(seen)
+}

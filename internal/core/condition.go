@@ -1,0 +1,123 @@
+package core
+
+import (
+	"cmp"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core/fault"
+)
+
+// Condition is one standing cause against a placement. A placement may have several, each with its own
+// way back; the worst counts. It is comparable.
+type Condition struct {
+	At        Placement
+	Reason    Reason
+	Code      uint64      // of an XID, an event or a verdict
+	State     HealthState // its effect; Healthy while it is only noted
+	Detail    string
+	Since     time.Time // first seen
+	Last      time.Time // last happened; a level that goes on happened once
+	Count     int       // how often it was observed
+	Repeated  bool      // again so soon that the rule for repetition applies
+	Clearing  time.Time // since when the evidence for recovery holds; zero = it does not
+	Clean     int       // complete checks since then
+	Ignored   time.Time // an operator disregards it until then; zero = nobody does
+	Simulated bool
+}
+
+// Cause names the condition for programs: "XID_95", "LOST", "VERDICT_GPU_RESET".
+func (c Condition) Cause() string { return causeOf(c.Reason, c.Code) }
+
+// Cause names what is behind the health for programs; "" if nothing is.
+func (h Health) Cause() string { return causeOf(h.Reason, h.Code) }
+
+func causeOf(r Reason, code uint64) string {
+	switch r {
+	case ReasonXID:
+		return fmt.Sprintf("XID_%d", code)
+	case ReasonEvent:
+		return fmt.Sprintf("EVENT_0x%X", code)
+	case ReasonVerdict:
+		return "VERDICT_" + strings.ToUpper(strings.ReplaceAll(Verdict(code).String(), " ", "_"))
+	}
+	return r.String()
+}
+
+// same reports whether c and o are one cause. A verdict that changes is the same cause in other words.
+func (c Condition) same(o Condition) bool {
+	return c.At == o.At && c.Reason == o.Reason && c.Simulated == o.Simulated &&
+		(c.Code == o.Code || c.Reason == ReasonVerdict)
+}
+
+// counts reports whether the condition has an effect now.
+func (c Condition) counts() bool { return c.State > Healthy && c.Ignored.IsZero() }
+
+// rule is what the table says about an XID or another event; the zero Rule for other reasons.
+func (c Condition) rule(p HealthPolicy) fault.Rule {
+	switch c.Reason {
+	case ReasonXID:
+		return p.xid(c.Code)
+	case ReasonEvent:
+		r, _ := fault.Event(c.Code)
+		return r
+	}
+	return fault.Rule{}
+}
+
+// severe reports whether getting well from the condition counts towards the latch.
+func (c Condition) severe(p HealthPolicy) bool {
+	if c.Simulated {
+		return false
+	}
+	switch c.rule(p).Class {
+	case fault.Reset, fault.Node, fault.Fabric:
+		return true
+	}
+	return c.Reason.meaning().severe
+}
+
+// health is the condition as a verdict.
+func (c Condition) health() Health {
+	h := Health{
+		State: c.State, Reason: c.Reason, Code: c.Code, Detail: c.Detail, Since: c.Since, Simulated: c.Simulated,
+		Action: c.Reason.meaning().action, Clears: c.Clears(),
+	}
+	switch c.Reason {
+	case ReasonXID:
+		h.Action = fault.XID(c.Code).Action
+	case ReasonEvent:
+		r, _ := fault.Event(c.Code)
+		h.Action = r.Action
+	}
+	return h
+}
+
+// Clears says what would make it well again.
+func (c Condition) Clears() string {
+	m := c.Reason.meaning()
+	switch {
+	case c.Reason == ReasonXID:
+		return fault.XID(c.Code).Clears.String()
+	case c.Reason == ReasonEvent:
+		r, _ := fault.Event(c.Code)
+		return r.Clears.String()
+	case m.says != "":
+		return m.says
+	}
+	return m.clears.String()
+}
+
+// String is the line of health.
+func (c Condition) String() string { return c.health().String() }
+
+func compareConditions(a, b Condition) int {
+	if a.Simulated != b.Simulated {
+		if b.Simulated {
+			return -1
+		}
+		return 1
+	}
+	return cmp.Or(comparePlacements(a.At, b.At), cmp.Compare(a.Reason, b.Reason), cmp.Compare(a.Code, b.Code))
+}

@@ -1,0 +1,230 @@
+package core
+
+import (
+	"strings"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core/fault"
+)
+
+const (
+	windowSpan = 10 * time.Minute
+
+	// slowShare is the share of a window that a GPU may be throttled.
+	slowShare = 0.6
+
+	// leastReplays is how many PCIe replays a minute any link may have.
+	leastReplays = 8
+
+	// weakSpan is how far apart two weak signs of a reset may be seen: the counters are read at their own pace.
+	weakSpan = 5 * time.Minute
+)
+
+// levels are the signals that are a fault as long as they are there.
+var levels = []Reason{
+	ReasonVerdict, ReasonRemapFailed, ReasonUnrepairable, ReasonSRAM, ReasonRemapPending, ReasonRetirement,
+	ReasonRepair, ReasonInfoROM, ReasonFabricWait, ReasonFabric, ReasonFabricLimits, ReasonLinks, ReasonThermal,
+	ReasonPowerBrake, ReasonReplays, ReasonPCIeWidth,
+}
+
+// level is what a chart says about one of the levels.
+func (c *Chart) level(r Reason) Answer {
+	v := c.Vitals
+	is := func(said, there bool) Answer {
+		if !said {
+			return Unsaid
+		}
+		return AnswerOf(there)
+	}
+	switch r {
+	case ReasonVerdict:
+		return is(v.Verdict != VerdictUnsaid, v.Verdict != VerdictNone)
+	case ReasonRemapFailed:
+		return v.RemapFailed
+	case ReasonUnrepairable:
+		return v.Unrepairable
+	case ReasonSRAM:
+		return v.SRAMThreshold
+	case ReasonRemapPending:
+		return v.RemapPending
+	case ReasonRetirement:
+		return v.RetirementPending
+	case ReasonRepair:
+		return v.RepairPending
+	case ReasonInfoROM:
+		return v.InfoROMCorrupt
+	case ReasonFabricWait:
+		return is(v.Fabric != FabricUnsaid, v.Fabric == FabricStarting)
+	case ReasonFabric:
+		return is(v.Fabric > FabricStarting, v.Fabric >= FabricUnhealthy)
+	case ReasonFabricLimits:
+		return is(v.Fabric > FabricStarting, v.Fabric == FabricLimited)
+	case ReasonLinks:
+		return is(v.LinksUp.OK, v.LinksUp.Value < c.Links)
+	case ReasonThermal:
+		return c.slow[0]
+	case ReasonPowerBrake:
+		return c.slow[1]
+	case ReasonReplays:
+		return c.slow[2]
+	case ReasonPCIeWidth: // an idle link saves lanes
+		return is(v.Busy && v.PCIeWidth > 0 && v.PCIeMaxWidth > 0, v.PCIeWidth < v.PCIeMaxWidth)
+	}
+	return Unsaid
+}
+
+// settledBy is what a chart says about the level that clears an XID.
+func (c *Chart) settledBy(l fault.Level) bool {
+	switch l {
+	case fault.LevelMemoryRepair:
+		return c.Vitals.RemapPending == No || c.Vitals.RetirementPending == No
+	case fault.LevelResourceRepair:
+		return c.Vitals.RepairPending == No
+	case fault.LevelLinks:
+		return c.level(ReasonLinks) == No
+	}
+	return false
+}
+
+// check folds what a GPU says about its health.
+func (d *draft) check(gpu DeviceID, v Vitals) {
+	chart := d.chart(gpu)
+	old := chart.Vitals
+	if chart.wasReset(v, d.now) {
+		chart.Reset = d.now
+	}
+	chart.Vitals, chart.checked, chart.silent, chart.lost, chart.reloading = v, d.now, false, false, false
+	if v.LinksUp.OK {
+		chart.Links = max(chart.Links, v.LinksUp.Value)
+	}
+	chart.measure(d.now)
+	at := WholeGPU(gpu)
+	d.drop(func(c Condition) bool {
+		return c.At == at && (c.Reason == ReasonUnchecked || c.Reason == ReasonProbe && c.State == Healthy)
+	})
+	if !v.Partial {
+		for i := range d.conditions {
+			if c := &d.conditions[i]; c.At.GPU == gpu && !c.Clearing.IsZero() {
+				c.Clean++
+			}
+		}
+	}
+	if d.policy.Mode == ModeOff {
+		return
+	}
+	if old.Uncorrectable.OK && v.Uncorrectable.Value > old.Uncorrectable.Value && !chart.told(d.now, time.Minute) {
+		d.happened(Condition{At: at, Reason: ReasonECC}).State = d.policy.state(fault.Degrades)
+	}
+	for _, r := range levels {
+		d.level(at, r, chart)
+	}
+}
+
+// level enters what a chart says about one level. What only was a note is forgotten when the level is gone.
+func (d *draft) level(at Placement, r Reason, chart *Chart) {
+	m := r.meaning()
+	c := Condition{At: at, Reason: r, State: m.state}
+	if m.state == Degraded {
+		c.State = d.policy.state(fault.Degrades)
+	}
+	checks := max(m.checks, 1)
+	switch r {
+	case ReasonVerdict:
+		c.Code, c.Detail = uint64(chart.Vitals.Verdict), chart.Vitals.Verdict.String()
+		if v := chart.Vitals.Verdict; v == VerdictDrainP2P || v == VerdictRecoverIMEX {
+			checks = 2
+		}
+	case ReasonFabric:
+		if chart.Vitals.Fabric == FabricMisconfigured {
+			c.Detail = "incorrect configuration"
+		}
+	}
+	switch chart.level(r) {
+	case Yes:
+		d.stands(c, checks)
+	case No:
+		d.drop(func(o Condition) bool {
+			return o.same(c) && (o.State == Healthy || !o.Ignored.IsZero() || r == ReasonFabricWait)
+		})
+	}
+}
+
+// wasReset reports whether v, after the vitals in the chart, proves that the GPU was initialised anew: by
+// one strong sign, or by two weak ones, as a single counter can fall for other reasons.
+func (c *Chart) wasReset(v Vitals, now time.Time) bool {
+	old := c.Vitals
+	gone := func(before, after Answer) bool { return before == Yes && after == No }
+	wanted := old.Verdict == VerdictReset || old.Verdict == VerdictDrainAndReset || old.Verdict == VerdictReboot
+	switch {
+	case c.lost,
+		wanted && v.Verdict == VerdictNone,
+		c.reloading && v.Verdict == VerdictNone,
+		gone(old.RemapPending, v.RemapPending), gone(old.RetirementPending, v.RetirementPending), gone(old.RepairPending, v.RepairPending):
+		c.weaker = [3]time.Time{}
+		return true
+	}
+	signs := 0
+	for i, counter := range [3][2]Gauge{{old.Energy, v.Energy}, {old.Replays, v.Replays}, {old.Uncorrectable, v.Uncorrectable}} {
+		if counter[0].OK && counter[1].OK && counter[1].Value < counter[0].Value {
+			c.weaker[i] = now
+		}
+		if !c.weaker[i].IsZero() && now.Sub(c.weaker[i]) <= weakSpan {
+			signs++
+		}
+	}
+	if signs < 2 {
+		return false
+	}
+	c.weaker = [3]time.Time{}
+	return true
+}
+
+// measure compares counters at the ends of each window.
+func (c *Chart) measure(now time.Time) {
+	w, v := c.window, c.Vitals
+	if passed := now.Sub(w.since); !w.since.IsZero() && passed < windowSpan {
+		return
+	} else if !w.since.IsZero() {
+		share := func(from, to Gauge) Answer {
+			if !from.OK || !to.OK || to.Value < from.Value {
+				return Unsaid
+			}
+			return AnswerOf(float64(to.Value-from.Value) > slowShare*float64(passed))
+		}
+		c.slow[0], c.slow[1] = share(w.thermal, v.ThermalSlowdown), share(w.brake, v.PowerBrake)
+		c.slow[2] = Unsaid
+		if w.replays.OK && v.Replays.OK && v.Replays.Value >= w.replays.Value {
+			perMinute := float64(v.Replays.Value-w.replays.Value) / passed.Minutes()
+			c.slow[2] = AnswerOf(perMinute > replayLimit(v.PCIeGen, v.PCIeMaxWidth))
+		}
+	}
+	c.window = window{now, v.ThermalSlowdown, v.PowerBrake, v.Replays}
+}
+
+// replayLimit is how many replays a minute a sound link may have: one bit in 10^12 is allowed to be wrong
+// (PCI Express Base Specification, bit error ratio), each costs a replay.
+func replayLimit(gen, width int) float64 {
+	gigatransfers := [...]float64{0, 2.5, 5, 8, 16, 32, 64}
+	if gen < 0 || gen >= len(gigatransfers) {
+		return leastReplays
+	}
+	return max(leastReplays, gigatransfers[gen]*1e9*float64(width)*60*1e-12)
+}
+
+// limits says what can't be seen of a GPU or MIG instance.
+func (v Vitals) limits(at Placement) string {
+	if v == (Vitals{}) {
+		return "" // never asked
+	}
+	var limits []string
+	if v.Events == No {
+		limits = append(limits, "no XID events")
+	}
+	if v.Verdict == VerdictUnsaid {
+		limits = append(limits, "no driver verdict")
+	}
+	if at.GI != Whole && v.RemapPending == Unsaid {
+		limits = append(limits, "row remapping not visible under MIG")
+	}
+	return strings.Join(limits, ", ")
+}

@@ -1,0 +1,84 @@
+package monitor
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+)
+
+const (
+	keepPause = time.Second     // between two writes
+	keepEvery = 5 * time.Minute // what is remembered beside conditions is written so often
+)
+
+// keeper wakes the goroutine that may wait for a disk.
+type keeper struct {
+	boot  string
+	dirty chan struct{} // capacity 1
+}
+
+func newKeeper() keeper { return keeper{dirty: make(chan struct{}, 1)} }
+
+// offer wakes the keeper if something changed that must not be lost with the process.
+func (k keeper) offer(prev, next core.State) {
+	if slices.EqualFunc(prev.Ledger.Conditions(), next.Ledger.Conditions(), alike) &&
+		slices.Equal(prev.Snapshot.Devices, next.Snapshot.Devices) {
+		return
+	}
+	select {
+	case k.dirty <- struct{}{}:
+	default:
+	}
+}
+
+// alike reports whether two conditions differ in nothing but progress, which a restart begins anew anyhow.
+func alike(a, b core.Condition) bool {
+	a.Count, a.Clean, a.Clearing = b.Count, b.Clean, b.Clearing
+	return a == b
+}
+
+// keep writes the state whenever it changed, at once and then at most once a pause, and a last time when ctx
+// ends. The returned function waits for that, but not for ever: a disk can hang too.
+func (m *Monitor) keep(ctx context.Context) (finish func()) {
+	if m.store == nil {
+		return func() {}
+	}
+	done := make(chan struct{})
+	ctx, cancel := context.WithCancel(ctx)
+	go func() {
+		defer close(done)
+		for ctx.Err() == nil {
+			t := time.NewTimer(keepEvery)
+			select {
+			case <-m.keeper.dirty:
+			case <-t.C:
+			case <-ctx.Done():
+			}
+			t.Stop()
+			m.store.Save(m.State().Record(m.keeper.boot))
+			rest(ctx, keepPause)
+		}
+	}()
+	return func() {
+		cancel()
+		t := time.NewTimer(leaveAtMost / 3)
+		defer t.Stop()
+		select {
+		case <-done:
+		case <-t.C:
+			m.log.Warn("the last state was not written in time")
+		}
+	}
+}
+
+// rest waits for d or the end of ctx.
+func rest(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-ctx.Done():
+	}
+}

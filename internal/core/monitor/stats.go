@@ -1,0 +1,62 @@
+package monitor
+
+import (
+	"maps"
+	"sync"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+)
+
+// Stats are the monitor's own numbers since it was made.
+type Stats struct {
+	Checks      uint64                 // rounds of checks of all GPUs
+	CheckTime   time.Duration          // spent in them
+	LastCheck   time.Time              // end of the latest; zero = none yet
+	Stuck       int                    // driver calls that are past their deadline now
+	Transitions map[core.UnitID]uint64 // changes of health
+	EventsFail  bool                   // the latest event wait failed
+}
+
+// Stats returns the numbers now.
+func (m *Monitor) Stats() Stats {
+	m.gauges.mu.Lock()
+	defer m.gauges.mu.Unlock()
+	s := m.gauges.stats
+	s.Transitions = maps.Clone(s.Transitions)
+	return s
+}
+
+type gauges struct {
+	mu    sync.Mutex
+	stats Stats
+}
+
+func (g *gauges) set(change func(*Stats)) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	change(&g.stats)
+}
+
+func (g *gauges) checked(took time.Duration) {
+	g.set(func(s *Stats) {
+		s.Checks++
+		s.CheckTime += took
+		s.LastCheck = time.Now()
+	})
+}
+
+// transitions counts the changes of health between two inventories. A unit that is gone is not counted any
+// more.
+func (g *gauges) transitions(prev, next *core.Inventory) {
+	g.set(func(s *Stats) {
+		counts := make(map[core.UnitID]uint64, next.Len())
+		for u := range next.Units() {
+			counts[u.ID] = s.Transitions[u.ID]
+			if old, ok := prev.Unit(u.ID); ok && old.Health.State != u.Health.State {
+				counts[u.ID]++
+			}
+		}
+		s.Transitions = counts
+	})
+}

@@ -1,0 +1,155 @@
+package core
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core/fault"
+)
+
+const (
+	// echo is how far apart the kernel log and NVML may tell of one XID.
+	echo = 10 * time.Second
+
+	// relapse is how soon the same XID again, after a reset, calls for an operator.
+	relapse = time.Hour
+
+	// workloadSpan and suspectWorkloads: so many different workloads with application faults within it
+	// point to the GPU, as NVIDIA's workflow for XID 13 and 31 has it.
+	workloadSpan     = time.Hour
+	suspectWorkloads = 3
+)
+
+// observe folds one observation.
+func (d *draft) observe(o Observation) {
+	gpu := o.At.GPU
+	switch o.Kind {
+	case XID:
+		d.fault(o, ReasonXID, d.policy.xid(o.Code))
+	case Event:
+		if rule, ok := fault.Event(o.Code); ok {
+			d.fault(o, ReasonEvent, rule)
+		}
+	case Lost:
+		d.interrupt(o.At)
+		d.chart(gpu).lost = true
+		d.stands(Condition{At: o.At, Reason: ReasonLost, State: GPULost, Detail: o.Detail}, 1)
+	case ProbeFailed:
+		d.interrupt(o.At)
+		d.stands(Condition{At: o.At, Reason: ReasonProbe, State: Unhealthy, Detail: o.Detail}, d.policy.ProbeFailures)
+	case Waiting:
+		d.interrupt(o.At)
+	case NoAnswer:
+		d.interrupt(o.At)
+		state := Unhealthy
+		if gpu == "" {
+			state = Unknown
+		}
+		d.stands(Condition{At: o.At, Reason: ReasonNoAnswer, State: state, Detail: o.Detail}, 1)
+	case Answered:
+		d.drop(func(c Condition) bool { return c.At == o.At && (c.Reason == ReasonProbe || c.Reason == ReasonNoAnswer) })
+	case Checked:
+		d.check(gpu, o.Vitals)
+	case Rebound:
+		d.chart(gpu).Reset = d.now
+	case DriverLost:
+		d.driverLost(o.Detail)
+	case DriverAnswered:
+		d.branch = branchOf(o.Detail)
+		d.drop(func(c Condition) bool { return c.At == Node })
+	case Reserved:
+		d.chart(gpu).work++
+	}
+}
+
+// interrupt enters that the GPU did not answer: no recovery goes on, and one that has never been checked
+// since the agent started is not known to be well. A MIG instance speaks for itself only.
+func (d *draft) interrupt(at Placement) {
+	gpu := at.GPU
+	if gpu == "" || at.GI != Whole {
+		return
+	}
+	chart := d.chart(gpu)
+	chart.silent = true
+	if chart.checked.IsZero() {
+		d.stands(Condition{At: WholeGPU(gpu), Reason: ReasonUnchecked, State: Unknown}, 1)
+	}
+	for i := range d.conditions {
+		if c := &d.conditions[i]; c.At.GPU == gpu {
+			c.Clearing, c.Clean = time.Time{}, 0
+		}
+	}
+}
+
+func (d *draft) driverLost(why string) {
+	d.stands(Condition{At: Node, Reason: ReasonDriver, State: Unknown, Detail: why}, 1)
+	for gpu := range d.charts {
+		chart := d.chart(gpu)
+		chart.silent, chart.reloading = true, true
+	}
+}
+
+// fault enters an XID or another event.
+func (d *draft) fault(o Observation, reason Reason, rule fault.Rule) {
+	if d.policy.Mode == ModeOff {
+		return
+	}
+	before := time.Time{}
+	if !o.Simulated {
+		chart := d.chart(o.At.GPU)
+		for _, t := range chart.Tallies {
+			if o.Logged && t.Reason == reason && t.Code == o.Code && d.now.Sub(t.Last) < echo {
+				return // NVML has told already, and knows which instance
+			}
+		}
+		before = chart.tally(reason, o.Code, d.now)
+	}
+	if rule.Class == fault.Application && !o.Simulated {
+		d.workload(o)
+	}
+	if rule.Effect == fault.None && rule.Settled == fault.None && rule.Again == 0 {
+		return
+	}
+	at := o.At
+	if rule.WholeGPU() {
+		at = WholeGPU(at.GPU)
+	}
+	c := d.happened(Condition{At: at, Reason: reason, Code: o.Code, Detail: detailOf(rule, o), Simulated: o.Simulated})
+	c.Repeated = c.Repeated || c.Count > 1 && rule.Again > 0 && !before.IsZero() && d.now.Sub(before) <= rule.Again
+	if c.severe(d.policy) && reason == ReasonXID {
+		for _, m := range d.read(at.GPU).Mended {
+			if m.Code == o.Code && d.now.Sub(m.At) <= relapse {
+				d.latch(at.GPU, fmt.Sprintf("XID %d again within an hour of a reset", o.Code))
+			}
+		}
+	}
+}
+
+// detailOf is what the table calls the fault, with the kernel's own words where only it told.
+func detailOf(rule fault.Rule, o Observation) string {
+	if o.Detail == "" {
+		return rule.Meaning
+	}
+	return rule.Meaning + " (" + shortened(o.Detail, 60) + ")"
+}
+
+// workload enters an application fault. One workload that fails over and over says nothing about the GPU.
+func (d *draft) workload(o Observation) {
+	chart := d.chart(o.At.GPU)
+	chart.apps = push(chart.apps, sighting{chart.work, d.now})
+	if d.policy.Workloads == fault.None {
+		return
+	}
+	if n := chart.workloads(d.now, workloadSpan); n >= suspectWorkloads {
+		c := d.happened(Condition{
+			At: WholeGPU(o.At.GPU), Reason: ReasonWorkloads, State: d.policy.state(d.policy.Workloads),
+			Detail: "application faults of several workloads within an hour",
+		})
+		c.State = d.policy.state(d.policy.Workloads)
+	}
+}
+
+// latch takes the GPU out of service until an operator has looked.
+func (d *draft) latch(gpu DeviceID, why string) {
+	d.stands(Condition{At: WholeGPU(gpu), Reason: ReasonService, State: Unhealthy, Detail: why}, 1)
+}

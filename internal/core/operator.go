@@ -1,0 +1,116 @@
+package core
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Order is an operator's word on conditions.
+type Order struct {
+	GPU      DeviceID  // a physical GPU
+	Cause    string    // as Condition.Cause spells it; "" is every condition of the GPU
+	Verified time.Time // when the operator last looked: a fault that happened later is not touched
+}
+
+// NewerFaultError refuses an order that knows nothing of a fault that happened since. Nothing was changed.
+type NewerFaultError struct{ Conditions []Condition }
+
+func (e *NewerFaultError) Error() string {
+	texts := make([]string, len(e.Conditions))
+	for i, c := range e.Conditions {
+		texts[i] = fmt.Sprintf("%s happened at %s", c.Cause(), c.Last.Format(time.RFC3339Nano))
+	}
+	return "newer than the verification: " + strings.Join(texts, ", ") + "; check the GPU again"
+}
+
+// NoConditionError refuses an order about what does not stand.
+type NoConditionError struct{ Order Order }
+
+func (e *NoConditionError) Error() string {
+	if e.Order.Cause == "" {
+		return fmt.Sprintf("no condition stands against %s", e.Order.GPU)
+	}
+	return fmt.Sprintf("no condition %s stands against %s", e.Order.Cause, e.Order.GPU)
+}
+
+// SilentError refuses to clear that a GPU does not answer while it does not.
+type SilentError struct{ GPU DeviceID }
+
+func (e *SilentError) Error() string {
+	return fmt.Sprintf("%s does not answer: what it lacks is an answer and not an order", e.GPU)
+}
+
+// Clear drops conditions because an operator has verified that they are over, and returns them. A level that
+// is still there is disregarded until it goes. It fails with *NewerFaultError, *NoConditionError,
+// *SilentError or *ConfigError, and then changes nothing.
+func (l Ledger) Clear(p HealthPolicy, now time.Time, o Order) (Ledger, []Condition, error) {
+	found, err := l.ordered(now, o)
+	if err != nil {
+		return l, nil, err
+	}
+	d := l.draft(p, now)
+	chart := d.chart(o.GPU)
+	for _, c := range found {
+		switch c.Reason {
+		case ReasonLost, ReasonProbe, ReasonNoAnswer, ReasonUnchecked:
+			if chart.silent {
+				return l, nil, &SilentError{o.GPU}
+			}
+		}
+	}
+	for _, c := range found {
+		if chart.level(c.Reason) == Yes && !c.Simulated {
+			d.find(c).Ignored = endless
+			continue
+		}
+		d.drop(func(other Condition) bool { return other == c })
+	}
+	chart.Spells, chart.Recoveries, chart.Mended = nil, nil, nil
+	chart.Bad, chart.Severe = time.Time{}, false // got well by order, not by itself
+	d.settle()
+	return d.ledger(), found, nil
+}
+
+// Ignore disregards conditions until a time, or until they happen again, and returns them. It fails as
+// Clear does.
+func (l Ledger) Ignore(p HealthPolicy, now time.Time, o Order, until time.Time) (Ledger, []Condition, error) {
+	if !until.After(now) {
+		return l, nil, &ConfigError{"until", until.Format(time.RFC3339), "want a time to come"}
+	}
+	found, err := l.ordered(now, o)
+	if err != nil {
+		return l, nil, err
+	}
+	d := l.draft(p, now)
+	for _, c := range found {
+		d.find(c).Ignored = until.UTC()
+	}
+	d.settle()
+	return d.ledger(), found, nil
+}
+
+// endless is later than any uptime.
+var endless = time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC)
+
+// ordered are the conditions that an order is about.
+func (l Ledger) ordered(now time.Time, o Order) ([]Condition, error) {
+	if o.Verified.IsZero() {
+		o.Verified = now
+	}
+	if o.Verified.After(now) {
+		return nil, &ConfigError{"verified-at", o.Verified.Format(time.RFC3339), "want a time that is not in the future"}
+	}
+	found := slices.DeleteFunc(l.Conditions(), func(c Condition) bool {
+		return c.At.GPU != o.GPU || o.GPU == "" || o.Cause != "" && !strings.EqualFold(c.Cause(), o.Cause)
+	})
+	newer := slices.DeleteFunc(slices.Clone(found), func(c Condition) bool { return !c.Last.After(o.Verified) })
+	switch {
+	case len(found) == 0:
+		return nil, &NoConditionError{o}
+	case len(newer) > 0:
+		return nil, &NewerFaultError{newer}
+	}
+	return found, nil
+}

@@ -1,0 +1,67 @@
+package core
+
+import (
+	"slices"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core/fault"
+)
+
+// Record is what of a State survives the agent, so that a restart neither heals a sick GPU nor forgets one.
+// Its JSON form is what the state file holds.
+type Record struct {
+	Boot       string // of the machine: /proc/sys/kernel/random/boot_id
+	Devices    []Device
+	Conditions []Condition
+	Charts     map[DeviceID]Chart
+}
+
+// Record is the state to keep. Rehearsals, and what only this process can know, are left out.
+func (s State) Record(boot string) Record {
+	r := Record{Boot: boot, Devices: slices.Clone(s.Snapshot.Devices), Charts: map[DeviceID]Chart{}}
+	if len(r.Devices) == 0 {
+		r.Devices = slices.Clone(s.prior)
+	}
+	for _, c := range s.Ledger.conditions {
+		if c.At.GPU != "" && !c.Simulated && c.Reason != ReasonUnchecked {
+			r.Conditions = append(r.Conditions, c)
+		}
+	}
+	for gpu, chart := range s.Ledger.charts {
+		r.Charts[gpu] = *chart
+	}
+	return r
+}
+
+// Restore is the state that follows from a record: nothing is offered before the driver was asked, but what
+// stood still stands. A reboot is evidence for what it clears; what only an operator can clear outlives it.
+func Restore(cfg Config, r Record, boot string) State {
+	s := NewState(cfg)
+	rebooted := r.Boot != boot
+	s.prior, s.rebooted = NewSnapshot(Snapshot{Devices: r.Devices}).Devices, rebooted
+	for _, c := range r.Conditions {
+		if rebooted && clearedByReboot(cfg.Health, c) {
+			continue
+		}
+		c.Clearing, c.Clean = time.Time{}, 0
+		s.Ledger.conditions = append(s.Ledger.conditions, c)
+	}
+	slices.SortStableFunc(s.Ledger.conditions, compareConditions)
+	s.Ledger.charts = make(map[DeviceID]*Chart, len(r.Charts))
+	for gpu, chart := range r.Charts {
+		chart.silent = true
+		if rebooted {
+			chart.Vitals, chart.Links = Vitals{}, 0
+		}
+		s.Ledger.charts[gpu] = chart.clone()
+	}
+	return s
+}
+
+func clearedByReboot(p HealthPolicy, c Condition) bool {
+	clears := c.Reason.meaning().clears
+	if rule := c.rule(p); rule.Class != 0 {
+		clears = rule.Clears
+	}
+	return clears&fault.Reboot != 0 && !p.Manual
+}

@@ -1,0 +1,174 @@
+package core
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core/fault"
+)
+
+// settle lets the time pass: rules that wait come into force, and what has evidence for it gets well.
+//
+// Silence is never evidence. A condition gets well when its evidence (which kind, says its rule) has held for
+// the dwell time, and as many complete checks as the policy wants have gone well meanwhile:
+//
+//	XID 95 ... verdict "GPU reset" ... reset, verdict "none" ... clean, clean, clean ... dwell over: well
+//	           no evidence yet         evidence begins to hold   (a bad check starts it anew)
+func (d *draft) settle() {
+	for i := range d.conditions {
+		c := &d.conditions[i]
+		if !c.Ignored.IsZero() && !d.now.Before(c.Ignored) {
+			c.Ignored = time.Time{}
+		}
+		c.State = d.state(*c)
+		switch holds := d.evidence(*c); {
+		case !holds:
+			c.Clearing, c.Clean = time.Time{}, 0
+		case c.Clearing.IsZero():
+			c.Clearing, c.Clean = d.now, 0
+		}
+	}
+	d.drop(func(c Condition) bool {
+		if over := d.forgotten(c); over || !d.recovered(c) {
+			return over
+		}
+		if c.Reason == ReasonXID && c.severe(d.policy) {
+			chart := d.chart(c.At.GPU)
+			chart.Mended = push(chart.Mended, Mended{c.Code, d.now})
+		}
+		return true
+	})
+	for gpu := range d.charts {
+		d.spell(gpu)
+	}
+}
+
+// state is the effect of a condition now.
+func (d *draft) state(c Condition) HealthState {
+	chart := d.read(c.At.GPU)
+	switch c.Reason {
+	case ReasonFabricWait:
+		if d.now.Sub(c.Since) >= d.policy.FabricGrace {
+			return Unhealthy
+		}
+		return Unknown
+	case ReasonXID, ReasonEvent:
+	default:
+		return c.State
+	}
+	rule := c.rule(d.policy)
+	effect := rule.Effect
+	if chart.Vitals.Verdict == VerdictUnsaid || d.signs(rule)&fault.DriverVerdict == 0 {
+		if d.now.Sub(c.Since) >= d.policy.Settle {
+			effect = max(effect, rule.Settled)
+			if rule.LinkedOnly && chart.Links == 0 {
+				effect = min(effect, max(rule.Effect, fault.Degrades))
+			}
+		}
+		if c.Repeated {
+			effect = max(effect, rule.AgainEffect)
+		}
+	}
+	return d.policy.state(effect)
+}
+
+// forgotten reports whether a note has lost its point: no second one came in time.
+func (d *draft) forgotten(c Condition) bool {
+	return c.State == Healthy && (c.Reason == ReasonXID || c.Reason == ReasonEvent) &&
+		d.now.Sub(c.Last) > c.rule(d.policy).Again
+}
+
+// recovered reports whether the evidence has held long enough.
+func (d *draft) recovered(c Condition) bool {
+	if c.Clearing.IsZero() || c.Clean < d.policy.CleanChecks {
+		return false
+	}
+	dwell := d.policy.Dwell
+	if c.State >= Unhealthy && !c.Simulated {
+		dwell = d.read(c.At.GPU).dwell(d.policy, d.now)
+	}
+	return d.now.Sub(c.Clearing) >= dwell
+}
+
+// evidence reports whether something shows that a condition is over.
+func (d *draft) evidence(c Condition) bool {
+	chart := d.read(c.At.GPU)
+	if chart.silent || d.policy.Manual && c.State >= Unhealthy {
+		return false
+	}
+	switch c.Reason {
+	case ReasonLost, ReasonProbe, ReasonNoAnswer:
+		return true // it answers
+	case ReasonXID, ReasonEvent:
+		rule := c.rule(d.policy)
+		return d.shown(c, chart, d.signs(rule), rule)
+	case ReasonECC, ReasonWorkloads:
+		return d.shown(c, chart, c.Reason.meaning().clears, fault.Rule{})
+	}
+	if c.Reason.meaning().clears&fault.LevelClear == 0 {
+		return false
+	}
+	return chart.level(c.Reason) == No
+}
+
+// signs are what clears by a rule under this driver: from some branch on its verdict covers more codes.
+func (d *draft) signs(rule fault.Rule) fault.Evidence {
+	if rule.VerdictSince > 0 && d.branch >= rule.VerdictSince {
+		return rule.Clears | fault.DriverVerdict
+	}
+	return rule.Clears
+}
+
+// shown reports whether one of the signs shows that an event is over. A sign must be younger than the event.
+func (d *draft) shown(c Condition, chart *Chart, signs fault.Evidence, rule fault.Rule) bool {
+	has := func(sign fault.Evidence) bool { return signs&sign != 0 }
+	since := d.now.Sub(c.Last)
+	quiet := d.policy.Quiet
+	if c.Reason == ReasonWorkloads {
+		quiet = workloadSpan
+	}
+	switch {
+	case has(fault.ResetSeen) && chart.Reset.After(c.Last):
+		return true
+	case !chart.checked.After(c.Last):
+		return false
+	case has(fault.DriverVerdict) && chart.Vitals.Verdict == VerdictNone && since >= d.policy.Settle:
+		return true
+	case has(fault.LevelClear) && chart.settledBy(rule.Level):
+		return true
+	case has(fault.Quiet) && since >= quiet:
+		// Of what nobody knows, only a driver without a verdict lets silence speak.
+		return rule.Class != fault.Suspect || chart.Vitals.Verdict == VerdictUnsaid
+	}
+	return false
+}
+
+// spell follows the bad spells of a GPU: each makes the next dwell longer, and too many recoveries from
+// something severe take it out of service.
+func (d *draft) spell(gpu DeviceID) {
+	bad, severe := false, false
+	for _, c := range d.conditions {
+		if c.At.GPU == gpu && c.counts() && c.State >= Unhealthy && !c.Simulated {
+			bad, severe = true, severe || c.severe(d.policy)
+		}
+	}
+	was := d.read(gpu)
+	switch began := !was.Bad.IsZero(); {
+	case bad && !began:
+		chart := d.chart(gpu)
+		chart.Bad, chart.Severe = d.now, severe
+		chart.Spells = push(chart.Spells, d.now)
+	case bad && severe && !was.Severe:
+		d.chart(gpu).Severe = true
+	case !bad && began:
+		chart := d.chart(gpu)
+		if chart.Severe {
+			chart.Recoveries = push(chart.Recoveries, d.now)
+			if n := within(chart.Recoveries, d.now, 24*time.Hour); n >= d.policy.MaxRecoveries {
+				d.latch(gpu, fmt.Sprintf("%d recoveries within a day", n))
+				return
+			}
+		}
+		chart.Bad, chart.Severe = time.Time{}, false
+	}
+}

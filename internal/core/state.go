@@ -1,0 +1,96 @@
+package core
+
+import (
+	"slices"
+	"time"
+)
+
+// State is everything that is known of a machine: the last reading (with the devices that fell silent
+// since), the ledger, and the inventory that follows from both. It is immutable: each method returns
+// another. Make one with NewState or Restore.
+type State struct {
+	Snapshot  Snapshot
+	Ledger    Ledger
+	Inventory *Inventory
+
+	// prior are the devices of an earlier life of the agent, until the first reading shows what became of
+	// them; of an earlier life of the machine too, if rebooted.
+	prior    []Device
+	rebooted bool
+}
+
+// NewState is the state before anybody has asked the driver.
+func NewState(cfg Config) State {
+	s := State{Snapshot: NoDriver(DriverPending, "not asked yet")}
+	s.Inventory = Build(s.Snapshot, s.Ledger, cfg)
+	return s
+}
+
+// Read takes in a reading and what the checks that came with it said. After a reboot a driver that can't
+// be asked says nothing about the devices of before.
+func (s State) Read(cfg Config, now time.Time, reading Snapshot, checks ...Observation) State {
+	prev := s.Snapshot
+	if s.prior != nil && (reading.Driver.State == DriverReady || !s.rebooted) {
+		prev.Devices, s.prior = s.prior, nil
+	}
+	snapshot, obs := Reconcile(prev, reading)
+	s.Snapshot = s.forget(cfg.Health, now, snapshot, reading)
+	s.Ledger = s.Ledger.relocate(s.Snapshot)
+	return s.Observe(cfg, now, slices.Concat(obs, checks)...)
+}
+
+// Observe takes in what happened. Without observations it lets the time pass.
+func (s State) Observe(cfg Config, now time.Time, obs ...Observation) State {
+	located := make([]Observation, 0, len(obs))
+	for _, o := range obs {
+		if o, ok := s.Snapshot.Locate(o); ok {
+			located = append(located, o)
+		}
+	}
+	s.Ledger = s.Ledger.Apply(cfg.Health, now, located...)
+	return s.offer(cfg, now)
+}
+
+// Clear drops conditions by an operator's order: see Ledger.Clear.
+func (s State) Clear(cfg Config, now time.Time, o Order) (State, []Condition, error) {
+	ledger, cleared, err := s.Ledger.Clear(cfg.Health, now, o)
+	if err != nil {
+		return s, nil, err
+	}
+	s.Ledger = ledger
+	return s.offer(cfg, now), cleared, nil
+}
+
+// Ignore disregards conditions by an operator's order: see Ledger.Ignore.
+func (s State) Ignore(cfg Config, now time.Time, o Order, until time.Time) (State, []Condition, error) {
+	ledger, ignored, err := s.Ledger.Ignore(cfg.Health, now, o, until)
+	if err != nil {
+		return s, nil, err
+	}
+	s.Ledger = ledger
+	return s.offer(cfg, now), ignored, nil
+}
+
+func (s State) offer(cfg Config, now time.Time) State {
+	s.Inventory = Build(s.Snapshot, s.Ledger, cfg).Succeed(s.Inventory, now, cfg.Retire)
+	return s
+}
+
+// Restless reports whether time alone can change the state: Observe now and then.
+func (s State) Restless() bool { return s.Ledger.Restless() || s.Inventory.Retiring() }
+
+// forget drops the GPUs that the driver has not listed for so long that they are not coming back.
+func (s State) forget(p HealthPolicy, now time.Time, kept, reading Snapshot) Snapshot {
+	if reading.Driver.State != DriverReady {
+		return kept
+	}
+	listed := func(d Device) bool {
+		return slices.ContainsFunc(reading.Devices, func(e Device) bool { return e.At.GPU == d.At.GPU }) ||
+			slices.ContainsFunc(reading.Excluded, func(e Exclusion) bool { return e.concerns(d) })
+	}
+	kept.Devices = slices.DeleteFunc(slices.Clone(kept.Devices), func(d Device) bool {
+		h := s.Ledger.Health(d.At)
+		return h.Reason == ReasonLost && now.Sub(h.Since) >= p.Forget && !listed(d)
+	})
+	return kept
+}
