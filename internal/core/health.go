@@ -101,6 +101,10 @@ func (h Health) cause() string {
 		text = fmt.Sprintf("XID %d", h.Code)
 	case ReasonEvent:
 		text = fmt.Sprintf("event 0x%x", h.Code)
+	case ReasonLost:
+		if h.State != GPULost {
+			text = "GPU was lost"
+		}
 	}
 	switch {
 	case h.Detail == "":

@@ -52,6 +52,11 @@ func (d *draft) state(c Condition) HealthState {
 			return Unhealthy
 		}
 		return Unknown
+	case ReasonLost:
+		if chart.silent {
+			return GPULost
+		}
+		return Unhealthy // it answers again: back, but not yet well
 	case ReasonXID, ReasonEvent:
 	default:
 		return c.State
@@ -68,6 +73,9 @@ func (d *draft) state(c Condition) HealthState {
 		if c.Repeated {
 			effect = max(effect, rule.AgainEffect)
 		}
+	}
+	if effect == fault.Loses && chart.checked.After(c.Last) && !chart.silent {
+		effect = fault.Withdraws
 	}
 	return d.policy.state(effect)
 }

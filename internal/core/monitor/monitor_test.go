@@ -78,10 +78,10 @@ func TestLostGPUTurnsUnhealthyAloneAndComesBack(t *testing.T) {
 		r.after(10*time.Second).expect("one probe later", map[int]core.HealthState{3: core.GPULost})
 		r.after(10*time.Minute).expect("later", map[int]core.HealthState{3: core.GPULost})
 		m.Restore(coretest.GPU(3))
-		r.after(50*time.Second).expect("it answers, but not for long enough", map[int]core.HealthState{3: core.GPULost})
+		r.after(50*time.Second).expect("it answers, but not for long enough", map[int]core.HealthState{3: core.Unhealthy})
 		r.after(time.Minute).expect("restored", nil)
-		if n := len(r.seen); n > 4 {
-			t.Errorf("%d inventories published, want pending, ready, lost, back", n)
+		if n := len(r.seen); n > 5 {
+			t.Errorf("%d inventories published, want pending, ready, lost, unhealthy, back", n)
 		}
 	})
 }
@@ -195,7 +195,7 @@ func TestHungCall(t *testing.T) {
 		synctest.Wait()
 		r.expect("events arrive all the same", map[int]core.HealthState{0: core.GPULost, 2: core.Unhealthy})
 		release()
-		r.after(2*time.Minute).expect("released", map[int]core.HealthState{0: core.GPULost})
+		r.after(2*time.Minute).expect("released", map[int]core.HealthState{0: core.Unhealthy})
 	})
 }
 
