@@ -1,11 +1,12 @@
 // Numbers measures the built agents as whole processes, each under a small stand-in for its orchestrator,
 // on a simulated machine: size on disk, resident memory, how soon the first list comes, and how long a
-// reservation takes over the agent's real socket.
+// reservation takes over the agent's real socket; and what an agent costs that has nothing to do.
 package main
 
 import (
 	"bytes"
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -26,9 +27,9 @@ func main() {
 	bin := flag.String("bin", "bin", "folder of nomad-gpu and k8s-gpu")
 	machine := flag.String("machine", "h100x8", "simulated machine: a name or a file")
 	n := flag.Int("n", 2000, "reservations to time")
-	settle := flag.Duration("settle", 20*time.Second, "time to run before memory is read")
+	idle := flag.Duration("idle", time.Minute, "time to run with nothing to do, before memory is read")
 	flag.Parse()
-	if err := run(context.Background(), *bin, *machine, *n, *settle); err != nil {
+	if err := measure(context.Background(), *bin, *machine, *n, *idle); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
@@ -43,9 +44,12 @@ type figures struct {
 	first     time.Duration
 	empty     []time.Duration // calls that do nothing: what gRPC and the kernel take
 	took      []time.Duration // reservations
+
+	cpu                   time.Duration // a minute at rest
+	calls, waits, batches float64       // driver calls a minute at rest: all, event waits, field batches
 }
 
-func run(ctx context.Context, bin, machine string, n int, settle time.Duration) error {
+func measure(ctx context.Context, bin, machine string, n int, idle time.Duration) error {
 	dir, err := os.MkdirTemp("", "tandem-numbers-")
 	if err != nil {
 		return err
@@ -55,22 +59,90 @@ func run(ctx context.Context, bin, machine string, n int, settle time.Duration) 
 	if err != nil {
 		return err
 	}
-	nomad, err := measureNomad(ctx, filepath.Join(bin, "nomad-gpu"), m.Roots, n, settle)
+	if m.Simulated == nil {
+		return errors.New("the figures are of a simulated machine: name one with -machine")
+	}
+	r := run{machine: m, setup: rig.Setup{Roots: m.Roots, StateDir: filepath.Join(dir, "state")}, n: n, idle: idle}
+	nomad, err := r.measureNomad(ctx, filepath.Join(bin, "nomad-gpu"))
 	if err != nil {
 		return err
 	}
-	kubelet, err := measureKubelet(ctx, dir, filepath.Join(bin, "k8s-gpu"), m.Roots, n, settle)
+	kubelet, err := r.measureKubelet(ctx, dir, filepath.Join(bin, "k8s-gpu"))
 	if err != nil {
 		return err
 	}
-	fmt.Printf("machine %s; memory after %d reservations and %s\n\n", m.What, n, settle)
+	fmt.Printf("machine %s; memory after %d reservations and %s\n\n", m.What, n, idle)
 	t := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "\tbinary\tresident\tof it anonymous\tfirst list\treservation p50\tp99\tempty call p50\tp99")
 	for _, f := range []figures{nomad, kubelet} {
 		fmt.Fprintf(t, "%s\t%.1f MB\t%s\t%s\t%.0f ms\t%.0f us\t%.0f us\t%.0f us\t%.0f us\n", f.name, float64(f.size)/1e6,
 			f.rss, f.anon, f.first.Seconds()*1e3, at(f.took, 0.50), at(f.took, 0.99), at(f.empty, 0.50), at(f.empty, 0.99))
 	}
+	fmt.Fprintln(t, "\n\tCPU a minute at rest\tdriver calls a minute\tof them event waits\tchecks (field batches)")
+	for _, f := range []figures{nomad, kubelet} {
+		fmt.Fprintf(t, "%s\t%.0f ms (%.3f %%)\t%.0f\t%.0f\t%.0f\n", f.name,
+			f.cpu.Seconds()*1e3, f.cpu.Minutes()*100, f.calls, f.waits, f.batches)
+	}
 	return t.Flush()
+}
+
+// run is what all measurements have in common.
+type run struct {
+	machine rig.Machine
+	setup   rig.Setup
+	n       int
+	idle    time.Duration
+}
+
+// rest lets the agent be and takes what that cost a minute.
+func (r run) rest(f *figures) error {
+	time.Sleep(2 * time.Second) // the end of what came before
+	before, cpu, err := r.spent(f.pid)
+	if err != nil {
+		return err
+	}
+	time.Sleep(r.idle)
+	after, cpuAfter, err := r.spent(f.pid)
+	if err != nil {
+		return err
+	}
+	minute := func(v float64) float64 { return v / r.idle.Minutes() }
+	for name, n := range after {
+		n -= before[name]
+		f.calls += minute(float64(n))
+		switch {
+		case strings.HasPrefix(name, "nvmlEventSetWait"):
+			f.waits += minute(float64(n))
+		case name == "nvmlDeviceGetFieldValues":
+			f.batches += minute(float64(n))
+		}
+	}
+	f.cpu = time.Duration(minute(float64(cpuAfter - cpu)))
+	return nil
+}
+
+// spent is what a process has cost so far: driver calls by name, and CPU time (proc(5): utime and stime of
+// /proc/PID/stat, in ticks of 10 ms).
+func (r run) spent(pid int) (map[string]uint64, time.Duration, error) {
+	calls, err := r.machine.Simulated.CallsOf(pid)
+	if err != nil {
+		return nil, 0, err
+	}
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return nil, 0, err
+	}
+	_, rest, _ := strings.Cut(string(stat), ") ")
+	fields := strings.Fields(rest)
+	var ticks int
+	for _, field := range fields[11:13] {
+		n, err := strconv.Atoi(field)
+		if err != nil {
+			return nil, 0, err
+		}
+		ticks += n
+	}
+	return calls, time.Duration(ticks) * 10 * time.Millisecond, nil
 }
 
 // at is a quantile in microseconds.
@@ -92,10 +164,10 @@ func times(n int, f func() error) ([]time.Duration, error) {
 	return took, nil
 }
 
-func measureNomad(ctx context.Context, binary string, r rig.Roots, n int, settle time.Duration) (figures, error) {
+func (r run) measureNomad(ctx context.Context, binary string) (figures, error) {
 	f := figures{name: "nomad-gpu"}
 	start := time.Now()
-	client, err := rig.StartNomad(ctx, binary, r, io.Discard)
+	client, err := rig.StartNomad(ctx, binary, r.setup, io.Discard)
 	if err != nil {
 		return f, err
 	}
@@ -105,23 +177,25 @@ func measureNomad(ctx context.Context, binary string, r rig.Roots, n int, settle
 	}
 	f.first = time.Since(start)
 	ids := firstTwo(client.Devices())
-	if f.took, err = times(n, func() error { _, err := client.Reserve(ids...); return err }); err != nil {
+	if f.took, err = times(r.n, func() error { _, err := client.Reserve(ids...); return err }); err != nil {
 		return f, err
 	}
-	if f.empty, err = times(n, client.Ping); err != nil {
+	if f.empty, err = times(r.n, client.Ping); err != nil {
 		return f, err
 	}
 	if f.pid, err = strconv.Atoi(client.PID()); err != nil {
 		return f, err
 	}
-	time.Sleep(settle)
+	if err := r.rest(&f); err != nil {
+		return f, err
+	}
 	return f, f.read(binary)
 }
 
-func measureKubelet(ctx context.Context, dir, binary string, r rig.Roots, n int, settle time.Duration) (figures, error) {
+func (r run) measureKubelet(ctx context.Context, dir, binary string) (figures, error) {
 	f := figures{name: "k8s-gpu"}
 	start := time.Now()
-	k, err := rig.StartKubelet(dir, binary, r, io.Discard)
+	k, err := rig.StartKubelet(dir, binary, r.setup, io.Discard)
 	if err != nil {
 		return f, err
 	}
@@ -133,17 +207,19 @@ func measureKubelet(ctx context.Context, dir, binary string, r rig.Roots, n int,
 	}
 	f.first = time.Since(start)
 	ids := firstTwo(k.View(ctx))
-	if f.took, err = times(n, func() error { _, err := k.Grant(ctx, resource, ids...); return err }); err != nil {
+	if f.took, err = times(r.n, func() error { _, err := k.Grant(ctx, resource, ids...); return err }); err != nil {
 		return f, err
 	}
 	plugin, err := k.Plugin(resource)
 	if err != nil {
 		return f, err
 	}
-	if f.empty, err = times(n, func() error { _, err := plugin.GetDevicePluginOptions(ctx, &v1beta1.Empty{}); return err }); err != nil {
+	if f.empty, err = times(r.n, func() error { _, err := plugin.GetDevicePluginOptions(ctx, &v1beta1.Empty{}); return err }); err != nil {
 		return f, err
 	}
-	time.Sleep(settle)
+	if err := r.rest(&f); err != nil {
+		return f, err
+	}
 	return f, f.read(binary)
 }
 

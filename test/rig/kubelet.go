@@ -28,7 +28,7 @@ type Kubelet struct {
 }
 
 // StartKubelet starts a kubelet in dir and a k8s-gpu binary beside it, whose log goes to log.
-func StartKubelet(dir, binary string, r Roots, log io.Writer) (*Kubelet, error) {
+func StartKubelet(dir, binary string, s Setup, log io.Writer) (*Kubelet, error) {
 	address, err := freeAddress()
 	if err != nil {
 		return nil, err
@@ -37,10 +37,15 @@ func StartKubelet(dir, binary string, r Roots, log io.Writer) (*Kubelet, error) 
 	if err := k.Start(); err != nil {
 		return nil, fmt.Errorf("kubelet: %w", err)
 	}
-	k.agent = exec.Command(binary,
-		"--kubelet-socket", k.Socket(), "--driver-root", r.Driver, "--dev-root", r.Dev,
-		"--sysfs-root", r.Sysfs, "--procfs-root", r.Procfs, "--mig-strategy", "mixed",
-		"--pass-device-specs", "--http-address", k.http)
+	args := []string{
+		"--kubelet-socket", k.Socket(), "--driver-root", s.Driver, "--dev-root", s.Dev,
+		"--sysfs-root", s.Sysfs, "--procfs-root", s.Procfs, "--mig-strategy", "mixed",
+		"--pass-device-specs", "--http-address", k.http, "--state-dir", s.StateDir,
+	}
+	if s.Hasty {
+		args = append(args, "--health-period=500ms", "--health-settle=2s", "--recovery-dwell=2s")
+	}
+	k.agent = exec.Command(binary, args...)
 	k.agent.Stdout, k.agent.Stderr = log, log
 	if err := k.agent.Start(); err != nil {
 		return nil, fmt.Errorf("k8s-gpu: %w", err)

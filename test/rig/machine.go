@@ -27,6 +27,13 @@ type Grant struct {
 // Roots are where an agent finds the machine, as the operator would tell it.
 type Roots struct{ Driver, Dev, Sysfs, Procfs string }
 
+// Setup is what an operator tells an agent.
+type Setup struct {
+	Roots
+	StateDir string // health history and local socket; "" = none
+	Hasty    bool   // check and recover in seconds instead of a minute
+}
+
 // Machine is what the agents run on.
 type Machine struct {
 	Roots

@@ -38,10 +38,26 @@ type nomadConfig struct {
 	DevRoot           string   `codec:"dev_root"`
 	SysfsRoot         string   `codec:"sysfs_root"`
 	ProcfsRoot        string   `codec:"procfs_root"`
+	StateDir          string   `codec:"state_dir"`
+	HealthPeriod      string   `codec:"health_period"`
+	HealthSettle      string   `codec:"health_settle"`
+	RecoveryDwell     string   `codec:"recovery_dwell"`
+}
+
+func (s Setup) nomadConfig() nomadConfig {
+	c := nomadConfig{
+		Enabled: true, FingerprintPeriod: "2s",
+		DriverRoot: s.Driver, DevRoot: s.Dev, SysfsRoot: s.Sysfs, ProcfsRoot: s.Procfs, StateDir: s.StateDir,
+		HealthPeriod: "10s", HealthSettle: "30s", RecoveryDwell: "1m",
+	}
+	if s.Hasty {
+		c.HealthPeriod, c.HealthSettle, c.RecoveryDwell = "500ms", "2s", "2s"
+	}
+	return c
 }
 
 // StartNomad launches a nomad-gpu binary, whose log goes to log.
-func StartNomad(ctx context.Context, binary string, r Roots, log io.Writer) (*Nomad, error) {
+func StartNomad(ctx context.Context, binary string, s Setup, log io.Writer) (*Nomad, error) {
 	n := &Nomad{changed: make(chan struct{})}
 	n.client = plugin.NewClient(&plugin.ClientConfig{
 		HandshakeConfig: base.Handshake,
@@ -53,14 +69,14 @@ func StartNomad(ctx context.Context, binary string, r Roots, log io.Writer) (*No
 		AllowedProtocols: []plugin.Protocol{plugin.ProtocolGRPC},
 		Logger:           hclog.New(&hclog.LoggerOptions{Name: "nomad", Level: hclog.Debug, Output: log}),
 	})
-	if err := n.connect(ctx, r); err != nil {
+	if err := n.connect(ctx, s); err != nil {
 		n.client.Kill()
 		return nil, fmt.Errorf("nomad-gpu: %w", err)
 	}
 	return n, nil
 }
 
-func (n *Nomad) connect(ctx context.Context, r Roots) error {
+func (n *Nomad) connect(ctx context.Context, s Setup) error {
 	protocol, err := n.client.Client()
 	if err != nil {
 		return err
@@ -71,10 +87,7 @@ func (n *Nomad) connect(ctx context.Context, r Roots) error {
 	}
 	n.device = raw.(device.DevicePlugin)
 	var config []byte
-	if err := base.MsgPackEncode(&config, nomadConfig{
-		Enabled: true, FingerprintPeriod: "2s",
-		DriverRoot: r.Driver, DevRoot: r.Dev, SysfsRoot: r.Sysfs, ProcfsRoot: r.Procfs,
-	}); err != nil {
+	if err := base.MsgPackEncode(&config, s.nomadConfig()); err != nil {
 		return err
 	}
 	if err := n.device.SetConfig(&base.Config{ApiVersion: device.ApiVersion010, PluginConfig: config}); err != nil {

@@ -1,0 +1,124 @@
+package main
+
+import (
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/tandem-gpu/tandem/test/rig"
+)
+
+// loseOne takes a GPU away, sees both turn, and brings it back.
+func (d *demo) loseOne() error {
+	slot, concerned, err := d.victim()
+	if err != nil {
+		return err
+	}
+	if err := d.machine.Simulated.Lose(slot); err != nil {
+		return err
+	}
+	took, err := d.onlyUnhealthy("exactly the lost GPU unhealthy", concerned)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(d.out, "\nGPU %d (%s) falls off the bus; both know after %.1f s\n", slot, d.machine.Simulated.UUID(slot), took.Seconds())
+	d.show("What each scheduler sees")
+	if err := d.agreed(concerned); err != nil {
+		return err
+	}
+	if err := d.machine.Simulated.Restore(slot); err != nil {
+		return err
+	}
+	if took, err = d.onlyUnhealthy("all healthy again", nil); err != nil {
+		return err
+	}
+	fmt.Fprintf(d.out, "\nGPU %d is back; both offer it again after %.1f s of clean checks, nothing was restarted\n", slot, took.Seconds())
+	return nil
+}
+
+// breakOne has a GPU report an uncontained memory error. It answers all the time, and yet only a reset makes
+// it well.
+func (d *demo) breakOne() error {
+	slot, concerned, err := d.victim()
+	if err != nil {
+		return err
+	}
+	m := d.machine.Simulated
+	if v, err := m.Get(slot, "recovery_action"); err != nil || v == "" || v == "none" {
+		return err // this machine's driver gives no verdict
+	}
+	if err := m.Set(slot, "recovery_action", "1"); err != nil {
+		return err
+	}
+	if err := m.XID(slot, 95); err != nil {
+		return err
+	}
+	took, err := d.onlyUnhealthy("exactly the broken GPU unhealthy", concerned)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(d.out, "\nGPU %d reports XID 95, and the driver asks for a reset; both know after %.3f s\n", slot, took.Seconds())
+	if err := d.agreed(concerned); err != nil {
+		return err
+	}
+	for _, agent := range []string{"nomad-gpu", "k8s-gpu"} {
+		out, err := exec.CommandContext(d.ctx, filepath.Join(d.bin, agent), "inspect", "--state-dir", d.state).Output()
+		if err != nil {
+			return fmt.Errorf("%s inspect: %w", agent, err)
+		}
+		fmt.Fprintf(d.out, "\n$ %s inspect\n%s", agent, out)
+		if !strings.Contains(string(out), "XID_95") {
+			return fmt.Errorf("%s inspect does not tell of XID 95", agent)
+		}
+	}
+	if err := m.Reset(slot); err != nil {
+		return err
+	}
+	if took, err = d.onlyUnhealthy("all healthy after the reset", nil); err != nil {
+		return err
+	}
+	fmt.Fprintf(d.out, "\nGPU %d is reset; both offer it again after %.1f s\n", slot, took.Seconds())
+	return nil
+}
+
+// victim is a GPU in the middle, with the devices that it carries.
+func (d *demo) victim() (slot int, concerned []string, err error) {
+	slots, err := d.machine.Simulated.Slots()
+	if err != nil {
+		return 0, nil, err
+	}
+	slot = slots[len(slots)/2]
+	if concerned, err = d.machine.Simulated.Instances(slot); err == nil && len(concerned) == 0 {
+		concerned = []string{d.machine.Simulated.UUID(slot)}
+	}
+	return slot, concerned, err
+}
+
+// onlyUnhealthy waits until both see just these devices unhealthy, and says how long that took.
+func (d *demo) onlyUnhealthy(what string, concerned []string) (time.Duration, error) {
+	start := time.Now()
+	err := d.bothSee(what, func(seen map[string]rig.View) bool {
+		return all(seen, func(v rig.View) bool { return v.Healthy != slices.Contains(concerned, v.ID) })
+	})
+	return time.Since(start), err
+}
+
+var since = regexp.MustCompile(` since \S+Z`) // the agents may notice on either side of a full minute
+
+// agreed checks that both give the same reason, and that nobody can have an unhealthy device.
+func (d *demo) agreed(concerned []string) error {
+	for _, id := range concerned {
+		n, k := d.nomad.Devices()[id], d.kubelet.View(d.ctx)[id]
+		if n.Reason == "" || since.ReplaceAllString(n.Reason, "") != since.ReplaceAllString(k.Reason, "") {
+			return fmt.Errorf("the reasons differ: Nomad %q, Kubernetes %q", n.Reason, k.Reason)
+		}
+		if _, err := d.nomad.Reserve(id); err == nil {
+			return fmt.Errorf("nomad: an unhealthy GPU can be reserved")
+		}
+	}
+	return nil
+}
