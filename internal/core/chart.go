@@ -11,6 +11,7 @@ type Chart struct {
 	Vitals     Vitals
 	Reset      time.Time   // when the GPU was last proven to have been initialised anew
 	Links      uint64      // most NVLinks ever seen up
+	Joined     bool        // it has been in a fabric that was up
 	Spells     []time.Time // beginnings of the latest bad spells
 	Recoveries []time.Time // the latest times that it got well by itself from something severe
 	Mended     []Mended    // what it got well from
@@ -19,6 +20,7 @@ type Chart struct {
 	Tallies    []Tally     // XIDs and events, by code
 
 	checked   time.Time // the latest complete check since the agent started
+	alone     bool      // no other GPU is known here
 	silent    bool      // the last word about the GPU was none of its own
 	lost      bool      // it has not answered since it was lost
 	reloading bool      // the driver was gone, and has not given a verdict since

@@ -90,6 +90,8 @@ func (c Condition) health() Health {
 	case ReasonEvent:
 		r, _ := fault.Event(c.Code)
 		h.Action = r.Action
+	case ReasonVerdict:
+		h.Action = Verdict(c.Code).action()
 	}
 	return h
 }

@@ -107,6 +107,8 @@ func (h Health) cause() string {
 		}
 	}
 	switch {
+	case h.Reason == ReasonVerdict:
+		return text + ": " + h.Detail
 	case h.Detail == "":
 		return text
 	case h.Reason == ReasonXID || h.Reason == ReasonEvent:

@@ -62,6 +62,11 @@ func (l Ledger) Apply(p HealthPolicy, now time.Time, obs ...Observation) Ledger 
 	}
 	d := l.draft(p, now)
 	for _, o := range obs {
+		if o.Kind == Checked {
+			d.chart(o.At.GPU) // before the first is judged, so that it knows whether it is alone
+		}
+	}
+	for _, o := range obs {
 		d.observe(o)
 	}
 	d.settle()

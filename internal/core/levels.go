@@ -53,8 +53,8 @@ func (c *Chart) level(r Reason) Answer {
 		return v.RepairPending
 	case ReasonInfoROM:
 		return v.InfoROMCorrupt
-	case ReasonFabricWait:
-		return is(v.Fabric != FabricUnsaid, v.Fabric == FabricStarting)
+	case ReasonFabricWait: // a single GPU given to a virtual machine may never join one, and needs none
+		return is(v.Fabric != FabricUnsaid, v.Fabric == FabricStarting && (c.Joined || !c.alone))
 	case ReasonFabric:
 		return is(v.Fabric > FabricStarting, v.Fabric >= FabricUnhealthy)
 	case ReasonFabricLimits:
@@ -94,6 +94,7 @@ func (d *draft) check(gpu DeviceID, v Vitals) {
 		chart.Reset = d.now
 	}
 	chart.Vitals, chart.checked, chart.silent, chart.lost, chart.reloading = v, d.now, false, false, false
+	chart.alone, chart.Joined = len(d.charts) == 1, chart.Joined || v.Fabric > FabricStarting
 	if v.LinksUp.OK {
 		chart.Links = max(chart.Links, v.LinksUp.Value)
 	}

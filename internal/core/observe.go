@@ -85,7 +85,7 @@ func (d *draft) driverLost(why string) {
 	d.stands(Condition{At: Node, Reason: ReasonDriver, State: Unknown, Detail: why}, 1)
 	for gpu := range d.charts {
 		chart := d.chart(gpu)
-		chart.silent, chart.reloading = true, true
+		chart.silent, chart.reloading, chart.checked = true, true, time.Time{}
 	}
 }
 

@@ -51,7 +51,7 @@ func Restore(cfg Config, r Record, boot string) State {
 	for gpu, chart := range r.Charts {
 		chart.silent = true
 		if rebooted {
-			chart.Vitals, chart.Links = Vitals{}, 0
+			chart.Vitals, chart.Links, chart.Joined = Vitals{}, 0, false
 		}
 		s.Ledger.charts[gpu] = chart.clone()
 	}

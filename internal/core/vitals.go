@@ -74,6 +74,15 @@ func (v Verdict) String() string {
 	}[v]
 }
 
+// action is what an operator does about a verdict.
+func (v Verdict) action() string {
+	return [...]string{
+		VerdictReset: "drain and reset the GPU", VerdictReboot: "drain and reboot the node",
+		VerdictDrainP2P: "end peer-to-peer work, reset the GPU", VerdictDrainAndReset: "drain and reset the GPU",
+		VerdictRecoverIMEX: "recover the IMEX domain", VerdictOther: "see the driver's release notes, reset the GPU",
+	}[v]
+}
+
 // Fabric is the standing of a GPU in an NVSwitch fabric (nvmlGpuFabricInfo_t and its health mask).
 type Fabric uint8
 
