@@ -1,0 +1,309 @@
+package health
+
+import (
+	"errors"
+	"maps"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/nvidia"
+	"github.com/tandem-gpu/tandem/test/simdriver"
+)
+
+// rig is a machine followed by hand. It does in one goroutine what the monitor does in three, and nothing
+// happens but in step, look and hear:
+//
+//	step(30s) = clock +10s, look; clock +10s, look; clock +10s, look
+//	look      = hear, then a reading if one is due, else a check
+type rig struct {
+	*simdriver.Machine
+	t         testing.TB
+	cfg       core.Config
+	now       time.Time // the clock of everything that is judged here
+	session   *nvidia.Session
+	state     core.State
+	read      time.Time     // when the machine was read last
+	published []publication // what an orchestrator would have been told
+}
+
+// publication is an inventory that differs from the one before.
+type publication struct {
+	at        time.Time
+	inventory *core.Inventory
+}
+
+// begin is when every test begins.
+var begin = time.Date(2026, time.November, 20, 10, 0, 0, 0, time.UTC)
+
+// newRig lays out a machine; nobody has asked it anything yet. Prepare it, then call look.
+func newRig(t testing.TB, machine string, tune ...func(*core.Config)) *rig {
+	t.Helper()
+	m := &rig{Machine: simdriver.Start(t, machine), t: t, cfg: core.DefaultConfig(), now: begin}
+	m.cfg.MIG, m.cfg.Roots = core.MIGMixed, rootsOf(m.Machine)
+	for _, f := range tune {
+		f(&m.cfg)
+	}
+	if err := m.cfg.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	m.publish(core.NewState(m.cfg))
+	t.Cleanup(m.close)
+	return m
+}
+
+// well is a rig whose machine was looked at and is well.
+func well(t testing.TB, machine string, tune ...func(*core.Config)) *rig {
+	t.Helper()
+	m := newRig(t, machine, tune...)
+	m.look()
+	m.expect("at the start", nil)
+	return m
+}
+
+func rootsOf(m *simdriver.Machine) core.Roots {
+	return core.Roots{Driver: m.Root, Dev: m.Root, Sys: filepath.Join(m.Root, "sys"), Proc: filepath.Join(m.Root, "proc")}
+}
+
+// step lets the time pass, a probe period at a time.
+func (m *rig) step(d time.Duration) {
+	m.t.Helper()
+	for end := m.now.Add(d); m.now.Before(end); {
+		m.now = m.now.Add(min(m.cfg.Probe, end.Sub(m.now)))
+		m.look()
+	}
+}
+
+// look is one round: events first, then what the driver says now.
+func (m *rig) look() {
+	m.t.Helper()
+	if m.session == nil && !m.open() {
+		return
+	}
+	hint := m.hear()
+	if hint || m.now.Sub(m.read) >= m.cfg.Rescan {
+		m.scan()
+		return
+	}
+	if m.check() {
+		m.scan() // a GPU went or came: read what that means
+	}
+}
+
+// open opens a session; false if the driver does not let it, which is published.
+func (m *rig) open() bool {
+	m.t.Helper()
+	s, err := nvidia.Open(nvidia.Options{Roots: m.cfg.Roots})
+	if err != nil {
+		m.noDriver(err)
+		return false
+	}
+	m.session, m.read = s, time.Time{}
+	return true
+}
+
+// noDriver takes in that there is no session, and why.
+func (m *rig) noDriver(err error) {
+	m.t.Helper()
+	if m.session != nil {
+		m.close()
+	}
+	state := core.DriverFailed
+	if errors.Is(err, core.ErrNoDriver) {
+		state = core.DriverAbsent
+	}
+	m.publish(m.state.Read(m.cfg, m.now, core.NoDriver(state, err.Error())))
+}
+
+// hear folds all events that wait, and reports whether one of them says that the machine changed.
+func (m *rig) hear() (hint bool) {
+	m.t.Helper()
+	for {
+		obs, err := m.session.Wait(0)
+		if err != nil || len(obs) == 0 {
+			return hint // why there are no events, the check shows
+		}
+		hint = hint || slices.ContainsFunc(obs, func(o core.Observation) bool { return o.Kind == 0 })
+		m.observe(obs...)
+	}
+}
+
+// scan reads the machine, with a check.
+func (m *rig) scan() {
+	m.t.Helper()
+	snap, err := m.session.Snapshot()
+	if err != nil {
+		m.noDriver(err)
+		return
+	}
+	obs, err := m.session.Probe()
+	if err != nil {
+		m.noDriver(err)
+		return
+	}
+	m.read = m.now
+	m.publish(m.state.Read(m.cfg, m.now, snap, obs...))
+}
+
+// check asks every GPU, and reports whether that changed what is offered.
+func (m *rig) check() (changed bool) {
+	m.t.Helper()
+	obs, err := m.session.Probe()
+	if err != nil {
+		m.noDriver(err)
+		return false
+	}
+	return m.observe(obs...)
+}
+
+func (m *rig) observe(obs ...core.Observation) (changed bool) {
+	return m.publish(m.state.Observe(m.cfg, m.now, obs...))
+}
+
+// publish keeps a state, and its inventory if an orchestrator would be told.
+func (m *rig) publish(s core.State) (changed bool) {
+	if m.state.Inventory != nil && s.Inventory.Equal(m.state.Inventory) {
+		s.Inventory = m.state.Inventory
+	} else {
+		m.published, changed = append(m.published, publication{m.now, s.Inventory}), true
+	}
+	m.state = s
+	return changed
+}
+
+// close ends the session, once no call is in the driver.
+func (m *rig) close() {
+	m.t.Helper()
+	if m.session == nil {
+		return
+	}
+	until(m.t, "no call is in the driver", func() bool { return len(m.session.Busy()) == 0 })
+	if err := m.session.Close(); err != nil {
+		m.t.Error("close:", err)
+	}
+	m.session = nil
+}
+
+// xid raises an XID and has it heard at once.
+func (m *rig) xid(slot int, code uint64, at ...simdriver.At) {
+	m.t.Helper()
+	must(m.t, m.XID(slot, code, at...))
+	m.look()
+}
+
+// event raises another event and has it heard at once.
+func (m *rig) event(slot int, kind uint64) {
+	m.t.Helper()
+	must(m.t, m.Event(slot, kind, 0))
+	m.look()
+}
+
+// set changes the machine; it is noticed at the next look.
+func (m *rig) set(slot int, lines ...string) {
+	m.t.Helper()
+	must(m.t, m.Change(slot, lines...))
+}
+
+// reset resets a GPU; it is noticed at the next look.
+func (m *rig) reset(slot int) {
+	m.t.Helper()
+	must(m.t, m.Reset(slot))
+}
+
+// id is the GPU in a slot.
+func (m *rig) id(slot int) core.DeviceID { return core.DeviceID(m.UUID(slot)) }
+
+// health is what is published of the GPU in a slot.
+func (m *rig) health(slot int) core.Health {
+	m.t.Helper()
+	return m.unit(m.id(slot)).Health
+}
+
+// unit is what is published of a GPU or a MIG instance.
+func (m *rig) unit(id core.DeviceID) core.Unit {
+	m.t.Helper()
+	u, ok := m.state.Inventory.Unit(core.UnitID(id))
+	if !ok {
+		m.t.Fatalf("%s is not listed", id)
+	}
+	return u
+}
+
+// expect checks the state of every GPU of the machine: those that want does not name are healthy.
+func (m *rig) expect(what string, want map[int]core.HealthState) {
+	m.t.Helper()
+	slots, err := m.Slots()
+	must(m.t, err)
+	for _, slot := range slots {
+		if instances, err := m.Instances(slot); err != nil || len(instances) > 0 {
+			continue // those are expected by name
+		}
+		if h := m.health(slot); h.State != want[slot] {
+			m.t.Errorf("%s (%v in): GPU %d: %s; want %s", what, m.now.Sub(begin), slot, h, want[slot])
+		}
+	}
+}
+
+// since are the publications from a time on.
+func (m *rig) since(t time.Time) []publication {
+	i := slices.IndexFunc(m.published, func(p publication) bool { return p.at.After(t) })
+	if i < 0 {
+		return nil
+	}
+	return m.published[i:]
+}
+
+// clear is an operator's order about a cause, verified at a time.
+func (m *rig) clear(slot int, cause string, verified time.Time) error {
+	next, _, err := m.state.Clear(m.cfg, m.now, core.Order{GPU: m.id(slot), Cause: cause, Verified: verified})
+	if err == nil {
+		m.publish(next)
+	}
+	return err
+}
+
+// chart is what is remembered of the GPU in a slot.
+func (m *rig) chart(slot int) core.Chart {
+	c, _ := m.state.Ledger.Chart(m.id(slot))
+	return c
+}
+
+// count is how often an XID of the GPU in a slot was counted.
+func (m *rig) count(slot int, code uint64) (n uint64) {
+	for _, t := range m.chart(slot).Tallies {
+		if t.Reason == core.ReasonXID && t.Code == code {
+			n = t.Count
+		}
+	}
+	return n
+}
+
+// sick are slots in one state.
+func sick(state core.HealthState, slots ...int) map[int]core.HealthState {
+	return maps.Collect(func(yield func(int, core.HealthState) bool) {
+		for _, slot := range slots {
+			if !yield(slot, state) {
+				return
+			}
+		}
+	})
+}
+
+// until waits for something that happens in another thread.
+func until(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); !ok(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("never:", what)
+		}
+	}
+}
+
+func must(t testing.TB, errs ...error) {
+	t.Helper()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+}
