@@ -96,6 +96,9 @@ func (c Condition) health() Health {
 	return h
 }
 
+// Action says what an operator should do; "" if nothing.
+func (c Condition) Action() string { return c.health().Action }
+
 // Clears says what would make it well again.
 func (c Condition) Clears() string {
 	m := c.Reason.meaning()

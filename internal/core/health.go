@@ -125,14 +125,3 @@ func shortened(text string, n int) string {
 	const mark = "..."
 	return strings.ToValidUTF8(text[:max(n-len(mark), 0)], "") + mark
 }
-
-// spelled sets v to the index of text among the names.
-func spelled[T ~uint8](v *T, names []string, text, what string) error {
-	for i, name := range names {
-		if name == text && name != "" {
-			*v = T(i)
-			return nil
-		}
-	}
-	return fmt.Errorf("unknown %s %q", what, text)
-}

@@ -62,7 +62,7 @@ func (l Ledger) Clear(p HealthPolicy, now time.Time, o Order) (Ledger, []Conditi
 	}
 	for _, c := range found {
 		if chart.level(c.Reason) == Yes && !c.Simulated {
-			d.find(c).Ignored = endless
+			d.find(c).Ignored = Endless
 			continue
 		}
 		d.drop(func(other Condition) bool { return other == c })
@@ -91,8 +91,8 @@ func (l Ledger) Ignore(p HealthPolicy, now time.Time, o Order, until time.Time) 
 	return d.ledger(), found, nil
 }
 
-// endless is later than any uptime.
-var endless = time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC)
+// Endless is later than any uptime: until then a condition is ignored that was cleared while its level was there.
+var Endless = time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC)
 
 // ordered are the conditions that an order is about.
 func (l Ledger) ordered(now time.Time, o Order) ([]Condition, error) {

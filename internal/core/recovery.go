@@ -91,11 +91,20 @@ func (d *draft) recovered(c Condition) bool {
 	if c.Clearing.IsZero() || c.Clean < d.policy.CleanChecks {
 		return false
 	}
-	dwell := d.policy.Dwell
+	return d.now.Sub(c.Clearing) >= d.dwell(c)
+}
+
+// dwell is how long the evidence must hold.
+func (d *draft) dwell(c Condition) time.Duration {
 	if c.State >= Unhealthy && !c.Simulated {
-		dwell = d.read(c.At.GPU).dwell(d.policy, d.now)
+		return d.read(c.At.GPU).dwell(d.policy, d.now)
 	}
-	return d.now.Sub(c.Clearing) >= dwell
+	return d.policy.Dwell
+}
+
+// Dwell is how long the evidence against a condition must hold before it is over.
+func (l Ledger) Dwell(p HealthPolicy, now time.Time, c Condition) time.Duration {
+	return l.draft(p, now).dwell(c)
 }
 
 // evidence reports whether something shows that a condition is over.
