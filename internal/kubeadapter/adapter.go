@@ -30,6 +30,10 @@ type Options struct {
 	MIG           core.MIGStrategy // decides the resource names of MIG instances
 	DevRoot       string           // the host's folder that holds dev/nvidia0 ...; "" = "/"
 	Log           *slog.Logger     // nil = no log
+
+	// Reserved is told which devices an Allocate gave to new work. It is called while the kubelet waits, from
+	// several goroutines at once, and must not block; nil = nobody is told.
+	Reserved func([]core.Device)
 }
 
 // Adapter offers the units of a source to the kubelet. Make one with New, then call Run once; the
@@ -52,7 +56,7 @@ type pace struct {
 	retryMax  time.Duration // longest rest between incarnations that fail; the shortest is settle
 	stable    time.Duration // an incarnation watched for so long was a success
 	heartbeat time.Duration // between lists that say nothing new: the kubelet itself never asks
-	quiet     time.Duration // least time between two lists; the kubelet writes a file for each
+	quiet     time.Duration // least time between two changes; the kubelet writes a file for each list
 	look      time.Duration // between looks at the sockets when no file event comes
 }
 

@@ -9,6 +9,8 @@ import (
 
 	"google.golang.org/grpc"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/tandem-gpu/tandem/internal/core"
 )
 
 // server answers the kubelet for one incarnation of an endpoint. Apart from its streams it has no
@@ -38,7 +40,8 @@ func (s *server) GetDevicePluginOptions(context.Context, *v1beta1.Empty) (*v1bet
 	return &v1beta1.DevicePluginOptions{GetPreferredAllocationAvailable: true}, nil
 }
 
-// ListAndWatch sends the whole list at once, then when it changed, and now and then regardless.
+// ListAndWatch sends the whole list at once, then as soon as it changed, and now and then regardless. Only a
+// change makes the next one wait: after the first list or a heartbeat, bad news goes out as ever.
 func (s *server) ListAndWatch(_ *v1beta1.Empty, stream grpc.ServerStreamingServer[v1beta1.ListAndWatchResponse]) error {
 	s.streams.open()
 	defer s.streams.close()
@@ -52,17 +55,18 @@ func (s *server) ListAndWatch(_ *v1beta1.Empty, stream grpc.ServerStreamingServe
 	heartbeat := time.NewTicker(s.pace.heartbeat)
 	defer heartbeat.Stop()
 	var sent []listing
-	for due := true; ; {
+	for first, due := true, true; ; first = false {
 		list := listings(s.src.Current(), s.resource, s.opts.MIG)
-		if due || !slices.Equal(list, sent) {
+		news := !first && !slices.Equal(list, sent)
+		if due || news {
 			if err := stream.Send(listResponse(list)); err != nil {
 				return err
 			}
 			s.count.lists.Add(1)
 			sent = list
-			if !pause(ctx, s.pace.quiet) { // a change meanwhile waits in its channel
-				return nil
-			}
+		}
+		if news && !pause(ctx, s.pace.quiet) { // a change meanwhile waits in its channel
+			return nil
 		}
 		select {
 		case <-changed:
@@ -109,6 +113,7 @@ func (s *server) GetPreferredAllocation(_ context.Context, r *v1beta1.PreferredA
 func (s *server) Allocate(_ context.Context, r *v1beta1.AllocateRequest) (*v1beta1.AllocateResponse, error) {
 	inv := s.src.Current()
 	response := &v1beta1.AllocateResponse{}
+	var devices []core.Device
 	for _, c := range r.GetContainerRequests() {
 		plan, err := inv.Reserve(unitIDs(c.GetDevicesIds())...)
 		if err != nil {
@@ -116,8 +121,12 @@ func (s *server) Allocate(_ context.Context, r *v1beta1.AllocateRequest) (*v1bet
 			return nil, refusal(err)
 		}
 		response.ContainerResponses = append(response.ContainerResponses, allocateResponse(plan, s.opts.DevRoot))
+		devices = append(devices, plan.Devices...)
 	}
 	s.count.allocations.Add(1)
+	if s.opts.Reserved != nil && len(devices) > 0 {
+		s.opts.Reserved(devices)
+	}
 	return response, nil
 }
 
