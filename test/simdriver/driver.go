@@ -59,6 +59,26 @@ func (m *Machine) load(loaded string, event int) error {
 	return nil
 }
 
+// Reboot restarts the machine: another boot id, another incarnation of the driver, every GPU reset.
+func (m *Machine) Reboot() error {
+	slots, err := m.Slots()
+	if err != nil {
+		return err
+	}
+	for _, slot := range slots {
+		if err := m.Reset(slot); err != nil {
+			return err
+		}
+	}
+	return m.edit(func(c *conf) error {
+		old, _ := c.get("machine", "boots")
+		if err := c.set("machine", "boots", strconv.FormatUint(number(old)+1, 10)); err != nil {
+			return err
+		}
+		return bump(c)
+	})
+}
+
 // bump starts another incarnation of the kernel driver.
 func bump(c *conf) error {
 	old, _ := c.get("machine", "incarnation")

@@ -2,6 +2,7 @@ package simdriver_test
 
 import (
 	"os"
+	"path/filepath"
 	"testing"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -83,4 +84,26 @@ func violations(t testing.TB, m *simdriver.Machine) []string {
 	ok(t, err)
 	ok(t, m.ForgiveViolations())
 	return all
+}
+
+// A reboot is another boot id, and resets the GPUs.
+func TestReboot(t *testing.T) {
+	m := simdriver.Start(t, "h100x8")
+	boot := func() string {
+		text, err := os.ReadFile(filepath.Join(m.Root, "proc/sys/kernel/random/boot_id"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(text)
+	}
+	before := boot()
+	if err := m.Set(3, "recovery_action", "1"); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Reboot(); err != nil {
+		t.Fatal(err)
+	}
+	if action, err := m.Get(3, "recovery_action"); err != nil || action != "0" || boot() == before {
+		t.Errorf("recovery action %q, boot id %q, was %q, error %v", action, boot(), before, err)
+	}
 }

@@ -40,6 +40,8 @@ func treeOf(c *conf) tree {
 	if loaded != "no" {
 		t.driver(driver)
 	}
+	boots, _ := c.get("machine", "boots")
+	t.files["proc/sys/kernel/random/boot_id"] = fmt.Sprintf("5eed0000-0000-4000-8000-%012d\n", number(boots))
 	top := 0
 	for i, slot := range c.slots() {
 		minor := slot

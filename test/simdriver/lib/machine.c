@@ -146,6 +146,7 @@ static const struct key machine_keys[] = {
     {"driver", K_TEXT, offsetof(struct machine, driver)}, {"library", K_TEXT, offsetof(struct machine, library)},
     {"nvml", K_TEXT, offsetof(struct machine, nvml)}, {"loaded", K_FLAG, offsetof(struct machine, loaded)},
     {"incarnation", K_NUM, offsetof(struct machine, incarnation)},
+    {"boots", K_NUM, offsetof(struct machine, boots)}, /* only the procfs tree shows it */
     {"wait_lost_once", K_FLAG, offsetof(struct machine, wait_lost_once)}, {0}};
 
 struct parser {

@@ -73,7 +73,7 @@ struct gpu {
 struct machine {
     int refs;
     char driver[WORD], library[WORD], nvml[WORD];
-    u64 cuda, loaded, incarnation, wait_lost_once;
+    u64 cuda, loaded, incarnation, boots, wait_lost_once;
     int gpus, profiles, switches;
     struct gpu *gpu;
     struct profile profile[MAX_PROFILES];
