@@ -66,7 +66,7 @@ func TestHungDriverIsGivenUpOn(t *testing.T) {
 		release := m.Hang("Open", core.Node)
 		start := time.Now()
 		r := inspect.Describe(inspect.Read(t.Context(), m.Open, core.DefaultConfig()))
-		if d := time.Since(start); d > 12*time.Second {
+		if d := time.Since(start); d > 63*time.Second {
 			t.Errorf("took %v", d)
 		}
 		if r.Driver.State != "failed" || !strings.Contains(r.Driver.Reason, "does not answer") {

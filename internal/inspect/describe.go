@@ -1,0 +1,104 @@
+package inspect
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+)
+
+// Describe puts an inventory into words.
+func Describe(inv *core.Inventory) Report {
+	d := inv.Driver()
+	r := Report{
+		Driver:  Driver{State: d.State.String(), Version: d.Version, CUDA: d.CUDA, Reason: d.Reason},
+		Devices: []Device{}, Excluded: []Excluded{}, Conditions: []Condition{}, Counts: []Count{},
+	}
+	for u := range inv.Units() {
+		r.Devices = append(r.Devices, describeUnit(u))
+	}
+	for _, e := range inv.Excluded() {
+		x := Excluded{Index: e.Index, PCI: e.PCI, Reason: e.Reason}
+		if e.At.GPU != "" {
+			x.ID = e.At.String()
+		}
+		r.Excluded = append(r.Excluded, x)
+	}
+	return r
+}
+
+func describeUnit(u core.Unit) Device {
+	d := Device{
+		ID: u.ID, GPU: u.Device.At.GPU, Index: u.Device.Index, Model: u.Device.Model, Profile: u.Device.Profile,
+		PCI: u.Device.PCI, NUMANode: u.Device.NUMANode, MemoryBytes: u.Device.Memory,
+		Schedulable: u.Health.Schedulable(), Health: u.Health.String(),
+		State: u.Health.State, Cause: u.Health.Cause(), Since: u.Health.Since, Action: u.Health.Action,
+		Clears: u.Health.Clears, Limits: u.Health.Limits, Simulated: u.Health.Simulated, Advisory: u.Health.Advisory,
+	}
+	if u.Health.Asks > core.VerdictNone {
+		d.Asks = u.Health.Asks.String()
+	}
+	return d
+}
+
+// DescribeState puts a state into words: what is offered, what stands against it and since when, and how often
+// each GPU has reported what. Notes are about the agent itself.
+func DescribeState(s core.State, cfg core.Config, notes ...string) Report {
+	r := Describe(s.Inventory)
+	r.Notes = notes
+	r.Conditions = append(r.Conditions, DescribeConditions(s, cfg, s.Ledger.Conditions())...)
+	counted := map[core.DeviceID]bool{}
+	for _, d := range s.Snapshot.Devices {
+		chart, ok := s.Ledger.Chart(d.At.GPU)
+		if !ok || counted[d.At.GPU] {
+			continue
+		}
+		counted[d.At.GPU] = true
+		for _, t := range slices.SortedFunc(slices.Values(chart.Tallies), func(a, b core.Tally) int {
+			return cmp.Or(cmp.Compare(a.Reason, b.Reason), cmp.Compare(a.Code, b.Code))
+		}) {
+			cause := core.Condition{Reason: t.Reason, Code: t.Code}.Cause()
+			r.Counts = append(r.Counts, Count{GPU: d.At.GPU, Index: d.Index, Cause: cause, Count: t.Count, Last: t.Last})
+		}
+	}
+	return r
+}
+
+// DescribeConditions puts conditions of a state into words, the node's first and then by GPU.
+func DescribeConditions(s core.State, cfg core.Config, conditions []core.Condition) []Condition {
+	now := time.Now()
+	words := make([]Condition, 0, len(conditions))
+	for _, c := range conditions {
+		w := Condition{
+			At: c.At.String(), GPU: c.At.GPU, Index: index(s, c.At.GPU), Cause: c.Cause(), State: c.State,
+			Noted: c.State == core.Healthy, Detail: c.Detail, Since: c.Since, Last: c.Last, Count: c.Count,
+			Action: c.Action(), Clears: c.Clears(), Simulated: c.Simulated,
+		}
+		switch {
+		case c.Ignored.Equal(core.Endless):
+			w.Disregarded = true
+		case !c.Ignored.IsZero():
+			w.IgnoredUntil = c.Ignored
+		case !c.Clearing.IsZero() && !w.Noted:
+			dwell := s.Ledger.Dwell(cfg.Health, now, c)
+			w.Recovering = &Recovery{
+				Since: c.Clearing, Checks: min(c.Clean, cfg.Health.CleanChecks), ChecksWanted: cfg.Health.CleanChecks,
+				Held: int(min(now.Sub(c.Clearing), dwell).Seconds()), HeldWanted: int(dwell.Seconds()),
+			}
+		}
+		words = append(words, w)
+	}
+	slices.SortStableFunc(words, func(a, b Condition) int { return cmp.Compare(a.Index, b.Index) })
+	return words
+}
+
+// index is that of a physical GPU; -1 if it has none.
+func index(s core.State, gpu core.DeviceID) int {
+	for _, d := range s.Snapshot.Devices {
+		if d.At.GPU == gpu {
+			return d.Index
+		}
+	}
+	return -1
+}

@@ -1,0 +1,103 @@
+package inspect
+
+import (
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+)
+
+// Where a report comes from.
+const (
+	FromAgent   = "agent"   // the running agent
+	FromReading = "reading" // a reading of the driver, as no agent answered
+)
+
+// Report is a state in an operator's words. Its JSON is a promise to scripts: keys are added, never
+// changed.
+type Report struct {
+	Source     string      `json:"source,omitempty"` // FromAgent, FromReading; "" = not said
+	Driver     Driver      `json:"driver"`
+	Devices    []Device    `json:"devices"`
+	Excluded   []Excluded  `json:"excluded"`
+	Conditions []Condition `json:"conditions"`
+	Counts     []Count     `json:"counts"`
+	Notes      []string    `json:"notes,omitempty"` // about the agent itself
+}
+
+// Driver is the state of the driver.
+type Driver struct {
+	State   string `json:"state"` // pending, absent, failed, ready
+	Version string `json:"version,omitempty"`
+	CUDA    string `json:"cuda,omitempty"`
+	Reason  string `json:"reason,omitempty"`
+}
+
+// Device is one unit on offer, well or not.
+type Device struct {
+	ID          core.UnitID     `json:"id"`
+	GPU         core.DeviceID   `json:"gpu"` // the physical GPU, also of a MIG instance
+	Index       int             `json:"index"`
+	Model       string          `json:"model"`
+	Profile     string          `json:"profile,omitempty"` // of a MIG instance
+	PCI         core.PCIAddress `json:"pci"`
+	NUMANode    int             `json:"numaNode"` // -1 = none
+	MemoryBytes uint64          `json:"memoryBytes"`
+	Schedulable bool            `json:"schedulable"`
+	Health      string          `json:"health"` // the line that both orchestrators' operators see
+
+	State     core.HealthState `json:"state"` // healthy, degraded, unknown, unhealthy, lost
+	Cause     string           `json:"cause,omitempty"`
+	Since     time.Time        `json:"since,omitzero"`
+	Asks      string           `json:"driverAsks,omitempty"` // the driver's verdict, if it wants something
+	Action    string           `json:"action,omitempty"`
+	Clears    string           `json:"clears,omitempty"`
+	Limits    string           `json:"limits,omitempty"` // what can't be seen of it
+	Simulated bool             `json:"simulated,omitempty"`
+	Advisory  bool             `json:"advisory,omitempty"` // judged, but takes work all the same
+}
+
+// Excluded is a device that was seen and is not offered.
+type Excluded struct {
+	Index  int             `json:"index"`
+	ID     string          `json:"id,omitempty"`
+	PCI    core.PCIAddress `json:"pci,omitempty"`
+	Reason string          `json:"reason"`
+}
+
+// Condition is one standing cause.
+type Condition struct {
+	At           string           `json:"at"`            // "node", "GPU-...", "GPU-... GI 1 CI 0"
+	GPU          core.DeviceID    `json:"gpu,omitempty"` // "" = the node
+	Index        int              `json:"index"`         // of the GPU; -1 = the node, or a GPU without one
+	Cause        string           `json:"cause"`
+	State        core.HealthState `json:"state"`           // its effect
+	Noted        bool             `json:"noted,omitempty"` // it has none yet
+	Detail       string           `json:"detail,omitempty"`
+	Since        time.Time        `json:"since"` // first seen
+	Last         time.Time        `json:"last"`  // last happened
+	Count        int              `json:"count"`
+	Action       string           `json:"action,omitempty"`
+	Clears       string           `json:"clears,omitempty"`
+	Recovering   *Recovery        `json:"recovering,omitempty"`
+	IgnoredUntil time.Time        `json:"ignoredUntil,omitzero"`
+	Disregarded  bool             `json:"disregarded,omitempty"` // an operator cleared it, and it is still there
+	Simulated    bool             `json:"simulated,omitempty"`
+}
+
+// Recovery is how far a condition is on its way back.
+type Recovery struct {
+	Since        time.Time `json:"since"` // from then on the evidence holds
+	Checks       int       `json:"checks"`
+	ChecksWanted int       `json:"checksWanted"`
+	Held         int       `json:"heldSeconds"`
+	HeldWanted   int       `json:"heldSecondsWanted"`
+}
+
+// Count is how often a GPU has reported an XID or another event since its history began.
+type Count struct {
+	GPU   core.DeviceID `json:"gpu"`
+	Index int           `json:"index"` // -1 = the GPU has none
+	Cause string        `json:"cause"`
+	Count uint64        `json:"count"`
+	Last  time.Time     `json:"last"`
+}

@@ -1,0 +1,157 @@
+package inspect
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+)
+
+// WriteTable writes the report for people.
+func (r Report) WriteTable(w io.Writer) error {
+	if r.Driver.Reason != "" {
+		fmt.Fprintf(w, "driver %s: %s\n", r.Driver.State, r.Driver.Reason)
+	} else {
+		fmt.Fprintf(w, "driver %s %s, CUDA %s, %d devices, %d excluded\n",
+			r.Driver.State, r.Driver.Version, r.Driver.CUDA, len(r.Devices), len(r.Excluded))
+	}
+	for _, note := range r.Notes {
+		fmt.Fprintf(w, "note: %s\n", note)
+	}
+	if err := r.writeDevices(w); err != nil {
+		return err
+	}
+	r.writeLimits(w)
+	if len(r.Conditions) > 0 {
+		fmt.Fprint(w, "\nCONDITIONS\n")
+	}
+	for _, c := range r.Conditions {
+		if _, err := io.WriteString(w, c.Text()); err != nil {
+			return err
+		}
+	}
+	return r.writeCounts(w)
+}
+
+func (r Report) writeDevices(w io.Writer) error {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	if len(r.Devices)+len(r.Excluded) > 0 {
+		fmt.Fprintln(t, "GPU\tID\tPCI\tNUMA\tMEMORY\tHEALTH\tMODEL")
+	}
+	for _, d := range r.Devices {
+		numa := "-"
+		if d.NUMANode >= 0 {
+			numa = strconv.Itoa(d.NUMANode)
+		}
+		fmt.Fprintf(t, "%d\t%s\t%s\t%s\t%d MiB\t%s\t%s\n", d.Index, d.ID, d.PCI, numa, d.MemoryBytes>>20, d.standing(), d.Model)
+	}
+	for _, e := range r.Excluded {
+		fmt.Fprintf(t, "%d\t%s\t%s\t-\t-\tnot offered\t%s\n", e.Index, dash(e.ID), dash(string(e.PCI)), e.Reason)
+	}
+	return t.Flush()
+}
+
+// standing is the health in few words.
+func (d Device) standing() string {
+	text := strings.TrimSuffix(d.State.String()+" "+d.Cause, " ")
+	if d.Simulated {
+		text = "simulated: " + text
+	}
+	if d.Advisory {
+		text = "observed: " + text
+	}
+	return text
+}
+
+// writeLimits says what can't be seen, once for all GPUs of which it is the same.
+func (r Report) writeLimits(w io.Writer) {
+	var said []string
+	for _, d := range r.Devices {
+		if d.Limits == "" || slices.Contains(said, d.Limits) {
+			continue
+		}
+		said = append(said, d.Limits)
+		var gpus []string
+		for _, other := range r.Devices {
+			if n := strconv.Itoa(other.Index); other.Limits == d.Limits && !slices.Contains(gpus, n) {
+				gpus = append(gpus, n)
+			}
+		}
+		fmt.Fprintf(w, "health limited (GPU %s): %s\n", strings.Join(gpus, ", "), d.Limits)
+	}
+}
+
+func (r Report) writeCounts(w io.Writer) error {
+	if len(r.Counts) == 0 {
+		return nil
+	}
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "\nGPU\tREPORTED\tTIMES\tLAST")
+	for _, c := range r.Counts {
+		fmt.Fprintf(t, "%d\t%s\t%d\t%s\n", c.Index, c.Cause, c.Count, stamp(c.Last))
+	}
+	return t.Flush()
+}
+
+// Text is the condition for people: a line that names it, and indented ones that say more.
+func (c Condition) Text() string {
+	var b strings.Builder
+	effect := c.State.String()
+	if c.Noted {
+		effect = "noted, no effect yet"
+	}
+	if c.Simulated {
+		effect = "simulated: " + effect
+	}
+	fmt.Fprintf(&b, "%s  %s  %s  since %s", c.where(), c.Cause, effect, stamp(c.Since))
+	if c.Count > 1 {
+		fmt.Fprintf(&b, ", %d times, last %s", c.Count, stamp(c.Last))
+	}
+	b.WriteByte('\n')
+	for _, line := range []struct{ head, text string }{
+		{"", c.Detail}, {"action: ", c.Action}, {"clears: ", c.Clears}, {"", c.progress()},
+	} {
+		if line.text != "" {
+			fmt.Fprintf(&b, "    %s%s\n", line.head, line.text)
+		}
+	}
+	return b.String()
+}
+
+// where is the placement with the GPU's index in front of its UUID, as the table has it.
+func (c Condition) where() string {
+	if c.Index < 0 {
+		return c.At
+	}
+	return fmt.Sprintf("GPU %d%s", c.Index, strings.TrimPrefix(c.At, string(c.GPU)))
+}
+
+// progress says what stands between the condition and its end.
+func (c Condition) progress() string {
+	switch {
+	case c.Disregarded:
+		return "cleared by an operator: ignored until it is gone"
+	case !c.IgnoredUntil.IsZero():
+		return "ignored until " + stamp(c.IgnoredUntil)
+	case c.Recovering != nil:
+		return c.Recovering.String()
+	}
+	return ""
+}
+
+// String is the progress in words: "recovering: 2 of 3 checks, 40 s of 60 s".
+func (r Recovery) String() string {
+	return fmt.Sprintf("recovering: %d of %d checks, %d s of %d s", r.Checks, r.ChecksWanted, r.Held, r.HeldWanted)
+}
+
+func stamp(t time.Time) string { return t.UTC().Format("2006-01-02T15:04:05Z") }
+
+func dash(s string) string {
+	if s == "" {
+		return "-"
+	}
+	return s
+}
