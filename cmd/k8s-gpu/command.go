@@ -19,7 +19,7 @@ func newCommand(w world) *cli.Command {
 		Name:  "k8s-gpu",
 		Usage: "offer this machine's NVIDIA GPUs to the kubelet",
 		Description: "A flag wins over its environment variable, and that over the configuration file.\n" +
-			"DP_DISABLE_HEALTHCHECKS and DP_ENABLE_HEALTHCHECKS mean what they mean for NVIDIA's plugin.",
+			"DP_DISABLE_HEALTHCHECKS and DP_ENABLE_HEALTHCHECKS mean what they mean for NVIDIA's plugin, where --xids names no other effect.",
 		Flags:           values.flags(),
 		HideHelpCommand: true,
 		Writer:          w.stdout, ErrWriter: w.stderr,

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/tandem-gpu/tandem/internal/core"
 )
@@ -78,7 +79,7 @@ func TestDefaults(t *testing.T) {
 	}
 	want := core.DefaultConfig()
 	want.Roots = core.Roots{Driver: "/", Dev: "/", Sys: "/sys", Proc: "/proc"}
-	if diff := cmp.Diff(want, s.core); diff != "" {
+	if diff := cmp.Diff(want, s.core, cmpopts.EquateEmpty()); diff != "" {
 		t.Error(diff)
 	}
 	if s.kubeletSocket != "/var/lib/kubelet/device-plugins/kubelet.sock" || s.httpAddress != ":9410" || len(s.notes) != 0 {
@@ -92,7 +93,7 @@ func TestIncumbentsConfigurationIsAccepted(t *testing.T) {
 		"MPS_ROOT": "/run/nvidia/mps", "NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",
 		"MIG_STRATEGY": "mixed", "FAIL_ON_INIT_ERROR": "true", "DEVICE_LIST_STRATEGY": "envvar", "DEVICE_ID_STRATEGY": "uuid",
 		"NVIDIA_DRIVER_ROOT": "/", "GDS_ENABLED": "false", "IMEX_CHANNEL_IDS": "", "DEVICE_DISCOVERY_STRATEGY": "auto",
-		"PASS_DEVICE_SPECS": "true", "SHARED_DEVICES_ALLOCATION_POLICY": "distributed",
+		"PASS_DEVICE_SPECS": "true", "SHARED_DEVICES_ALLOCATION_POLICY": "distributed", "RESCAN": "90s",
 	}, `
 version: v1
 flags:
@@ -113,7 +114,7 @@ imex: {channelIDs: [], required: false}
 	if err != nil {
 		t.Fatal(err)
 	}
-	if s.core.MIG != core.MIGMixed || !s.core.DeviceNodes {
+	if s.core.MIG != core.MIGMixed || !s.core.DeviceNodes || s.core.Rescan != 90*time.Second {
 		t.Errorf("%+v", s)
 	}
 	// What has no effect is said, never swallowed. A default needs no word.
@@ -208,13 +209,16 @@ func errorText(err error) string {
 	return err.Error()
 }
 
-func TestKubeletSocketMayBeEmpty(t *testing.T) {
+func TestWhatMayBeEmpty(t *testing.T) {
 	for _, c := range []struct {
 		args []string
 		env  map[string]string
-	}{{args: []string{"--kubelet-socket="}}, {env: map[string]string{"KUBELET_SOCKET": ""}}} {
-		if s, err := resolveAll(t, c.args, c.env, ""); err != nil || s.kubeletSocket != "" {
-			t.Errorf("%+v: %q, %v", c, s.kubeletSocket, err)
+	}{
+		{args: []string{"--kubelet-socket=", "--http-address=", "--state-dir="}},
+		{env: map[string]string{"KUBELET_SOCKET": "", "HTTP_ADDRESS": "", "STATE_DIR": ""}},
+	} {
+		if s, err := resolveAll(t, c.args, c.env, ""); err != nil || s.kubeletSocket+s.httpAddress+s.health.StateDir != "" {
+			t.Errorf("%+v: %+v, %v", c, s, err)
 		}
 	}
 }
@@ -259,7 +263,8 @@ func TestRoots(t *testing.T) {
 func TestIncumbentsNames(t *testing.T) {
 	var got []string
 	for _, o := range options() {
-		if o.flag != "" && !slices.Contains([]string{"http-address", "log-level", "rescan", "exclude", "sysfs-root", "procfs-root"}, o.flag) {
+		ours := []string{"http-address", "log-level", "rescan", "exclude", "sysfs-root", "procfs-root"}
+		if o.flag != "" && !slices.Contains(ours, o.flag) && !strings.HasPrefix(o.key, "health.") {
 			got = append(got, strings.Join(slices.Concat([]string{o.flag}, o.aliases, o.env, []string{o.value, o.key}), " "))
 		}
 	}
@@ -291,12 +296,5 @@ shared-devices-allocation-policy SHARED_DEVICES_ALLOCATION_POLICY distributed fl
 	want[len(want)-1] = strings.TrimRight(want[len(want)-1], "\n")
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
-	}
-}
-
-func TestRescanIsTaken(t *testing.T) {
-	s, err := resolveAll(t, nil, map[string]string{"RESCAN": "90s"}, "")
-	if err != nil || s.core.Rescan != 90*time.Second {
-		t.Errorf("%v, %v", s.core.Rescan, err)
 	}
 }

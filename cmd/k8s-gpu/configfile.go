@@ -104,16 +104,34 @@ func textOf(n *yaml.Node, kind kind) (string, error) {
 	case n.Kind == yaml.ScalarNode:
 		return n.Value, nil
 	case kind == list && n.Kind == yaml.SequenceNode:
-		var items []string
-		for _, item := range n.Content {
-			if item = resolved(item); item.Kind != yaml.ScalarNode {
-				return "", errors.New("want a list of words")
-			}
-			items = append(items, item.Value)
+		items, err := wordsOf(n)
+		return strings.Join(items, ","), err
+	case kind == mapping && n.Kind == yaml.MappingNode:
+		items, err := wordsOf(n)
+		var pairs []string
+		for pair := range slices.Chunk(items, 2) {
+			pairs = append(pairs, strings.Join(pair, "="))
 		}
-		return strings.Join(items, ","), nil
+		return strings.Join(pairs, ","), err
+	case kind == mapping:
+		return "", errors.New("want a mapping")
 	}
 	return "", errors.New("want a single value")
+}
+
+// wordsOf are the items of a list; those of a mapping are its keys, each with its value after it.
+func wordsOf(n *yaml.Node) ([]string, error) {
+	var words []string
+	for _, item := range n.Content {
+		if item = resolved(item); item.Kind != yaml.ScalarNode {
+			if n.Kind == yaml.MappingNode {
+				return nil, errors.New("want a mapping of words")
+			}
+			return nil, errors.New("want a list of words")
+		}
+		words = append(words, item.Value)
+	}
+	return words, nil
 }
 
 // saysNothing reports whether a value is empty or false all the way down.

@@ -1,47 +1,72 @@
 package main
 
 import (
+	"errors"
+	"maps"
 	"strconv"
 	"strings"
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/fault"
+	"github.com/tandem-gpu/tandem/internal/healthconfig"
 )
+
+// healthOptions are the settings of health, which both agents have.
+func healthOptions() []option {
+	var table []option
+	for _, k := range healthconfig.Keys() {
+		o := option{
+			flag: k.Flag(), env: []string{k.Env()}, key: "health." + k.YAML(), value: k.Default, usage: k.Usage,
+			set: func(s *settings, v string) error { return k.Set(&s.health, v) },
+		}
+		switch {
+		case k.Name == healthconfig.XIDs:
+			o.kind = mapping
+		case k.Default == "false":
+			o.kind = toggle
+		default:
+			o.blank = k.Set(&healthconfig.Values{}, "") == nil
+		}
+		table = append(table, o)
+	}
+	return table
+}
 
 const (
 	disableHealthChecks = "DP_DISABLE_HEALTHCHECKS"
 	enableHealthChecks  = "DP_ENABLE_HEALTHCHECKS"
 )
 
-// healthChecks reads the two variables with which NVIDIA's plugin says which XIDs make a device
-// unhealthy. The first adds XIDs to those that are ignored, or, with "all" or "xids", ignores every one;
-// the second, which wins, takes XIDs (or "all") out again, also out of those ignored by default.
+// healthChecks reads the two variables with which NVIDIA's plugin is told which XIDs make a device unhealthy:
+// the first ignores XIDs, the second, which wins, makes them count. Both may say "all". What a setting of
+// this agent says about an XID (--xids) wins over both.
+//
+// To ignore all but some is what NVIDIA's comments and the change that brought DP_ENABLE_HEALTHCHECKS
+// promise. Its code switches every check off as soon as all are to be ignored; here the promise is kept.
 func healthChecks(p *core.HealthPolicy, lookupEnv func(string) (string, bool)) error {
-	disabled, err := readXIDs(disableHealthChecks, lookupEnv)
-	if err != nil {
+	ignored, errIgnored := readXIDs(disableHealthChecks, lookupEnv)
+	counted, errCounted := readXIDs(enableHealthChecks, lookupEnv)
+	if err := errors.Join(errIgnored, errCounted); err != nil {
 		return err
 	}
-	enabled, err := readXIDs(enableHealthChecks, lookupEnv)
-	if err != nil {
-		return err
+	effects := map[uint64]fault.Effect{}
+	for _, xid := range ignored.some {
+		effects[xid] = fault.None
+	}
+	for _, xid := range counted.some {
+		effects[xid] = fault.Withdraws
 	}
 	switch {
-	case enabled.all:
+	case counted.all:
 		p.AllXIDs = new(fault.Withdraws)
-		return nil
-	case disabled.all && len(enabled.some) == 0:
+		clear(effects)
+	case ignored.all && len(counted.some) == 0:
 		p.Mode = core.ModeOff
-		return nil
-	case disabled.all:
+	case ignored.all:
 		p.AllXIDs = new(fault.None)
 	}
-	p.XIDs = map[uint64]fault.Effect{}
-	for _, xid := range disabled.some {
-		p.XIDs[xid] = fault.None
-	}
-	for _, xid := range enabled.some {
-		p.XIDs[xid] = fault.Withdraws
-	}
+	maps.Copy(effects, p.XIDs)
+	p.XIDs = effects
 	return nil
 }
 
@@ -56,10 +81,11 @@ func readXIDs(name string, lookupEnv func(string) (string, bool)) (xids, error) 
 	text, _ := lookupEnv(name)
 	for item := range split(strings.ToLower(text)) {
 		if item == "all" || item == "xids" {
-			return xids{all: true}, nil
+			x.all = true
+			continue
 		}
-		xid, err := strconv.ParseUint(item, 10, 64)
-		if err != nil {
+		xid, err := strconv.ParseUint(item, 10, 32)
+		if err != nil || xid == 0 {
 			return xids{}, &core.ConfigError{Key: name, Value: text, Remedy: `want XIDs such as 48,79, or "all"`}
 		}
 		x.some = append(x.some, xid)

@@ -11,6 +11,7 @@ import (
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/healthconfig"
 )
 
 // option is one setting with all its spellings. Those of NVIDIA's k8s-device-plugin are all here, with
@@ -23,6 +24,7 @@ type option struct {
 	usage   string
 	value   string // the default
 	kind    kind
+	blank   bool // an empty variable is a value; elsewhere it is what charts write for "not set"
 
 	// set takes the value over. nil means that only the default is supported, or, if without is set,
 	// that any value is accepted because it changes nothing without that feature.
@@ -36,13 +38,18 @@ type kind uint8
 const (
 	word kind = iota
 	toggle
-	list // several times, or with commas
-	page // a mapping in the configuration file
+	list    // several times, or with commas
+	mapping // the same with "key=value"; in the configuration file a mapping too
+	page    // a mapping in the configuration file that is not looked into
 )
+
+// several reports whether an option may be given several times.
+func (k kind) several() bool { return k == list || k == mapping }
 
 // settings are everything that the agent is told.
 type settings struct {
 	core           core.Config
+	health         healthconfig.Values // those of core among them
 	kubeletSocket  string
 	httpAddress    string
 	logLevel       slog.Level
@@ -55,7 +62,7 @@ type settings struct {
 
 // options is the table of all settings.
 func options() []option {
-	return slices.Concat(supported(), refused(), inert())
+	return slices.Concat(supported(), healthOptions(), refused(), inert())
 }
 
 func supported() []option {
@@ -103,7 +110,7 @@ func supported() []option {
 				}
 				return each(v, "nvml", "tegra")
 			}},
-		{flag: "kubelet-socket", env: []string{"KUBELET_SOCKET"}, value: v1beta1.KubeletSocket,
+		{flag: "kubelet-socket", env: []string{"KUBELET_SOCKET"}, value: v1beta1.KubeletSocket, blank: true,
 			usage: "the kubelet's registration socket; empty: serve, but register nowhere",
 			set: func(s *settings, v string) error {
 				if s.kubeletSocket = v; v == "" {
@@ -112,7 +119,7 @@ func supported() []option {
 				return absolute(v)
 			}},
 		{flag: configFlag, env: []string{configEnv}, usage: "configuration file (version: v1)", set: func(*settings, string) error { return nil }},
-		{flag: "http-address", env: []string{"HTTP_ADDRESS"}, value: ":9410", usage: "address of /healthz, /readyz and /metrics; empty: none",
+		{flag: "http-address", env: []string{"HTTP_ADDRESS"}, value: ":9410", blank: true, usage: "address of /healthz, /readyz and /metrics; empty: none",
 			set: func(s *settings, v string) error { s.httpAddress = v; return nil }},
 		{flag: "log-level", env: []string{"LOG_LEVEL"}, value: "info", usage: "debug, info, warn or error",
 			set: func(s *settings, v string) error {

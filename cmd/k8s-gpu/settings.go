@@ -10,6 +10,7 @@ import (
 	"github.com/urfave/cli/v3"
 
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/healthconfig"
 )
 
 const (
@@ -32,7 +33,7 @@ type flagValue struct {
 }
 
 func (f *flagValue) Set(s string) error {
-	if f.set && f.kind == list {
+	if f.set && f.kind.several() {
 		s = f.text + "," + s
 	}
 	f.text, f.set = s, true
@@ -71,7 +72,7 @@ func (values flagValues) flags() []cli.Flag {
 // resolve reads command line, environment and configuration file, in this order of precedence, and
 // returns every problem at once.
 func resolve(flags flagValues, lookupEnv func(string) (string, bool)) (settings, error) {
-	s := settings{core: core.DefaultConfig()}
+	s := settings{core: core.DefaultConfig(), health: healthconfig.Default()}
 	table := options()
 	file, errs := map[string]given(nil), []error(nil)
 	if path := lookup(option{flag: configFlag, env: []string{configEnv}}, flags, lookupEnv, nil); path.value != "" {
@@ -82,10 +83,11 @@ func resolve(flags flagValues, lookupEnv func(string) (string, bool)) (settings,
 			errs = append(errs, err)
 		}
 	}
-	errs = append(errs, healthChecks(&s.core.Health, lookupEnv))
+	errs = append(errs, healthChecks(&s.health.Health, lookupEnv))
 	if err := errors.Join(errs...); err != nil {
 		return settings{}, err
 	}
+	s.health.Apply(&s.core)
 	s.findRoots(isFolder)
 	return s, s.core.Validate()
 }
@@ -96,8 +98,7 @@ func lookup(o option, flags flagValues, lookupEnv func(string) (string, bool), f
 		return given{f.text, "--" + o.flag}
 	}
 	for _, name := range o.env {
-		// Charts write an empty variable for "not set". Only an empty socket means something.
-		if v, ok := lookupEnv(name); ok && (v != "" || o.flag == "kubelet-socket") {
+		if v, ok := lookupEnv(name); ok && (v != "" || o.blank) {
 			return given{v, name}
 		}
 	}
