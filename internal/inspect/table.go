@@ -155,3 +155,15 @@ func dash(s string) string {
 	}
 	return s
 }
+
+// String names the condition in one line: "GPU 3 XID_95 (uncontained memory error)".
+func (c Condition) String() string {
+	text := c.where() + " " + c.Cause
+	if c.Detail != "" {
+		text += " (" + c.Detail + ")"
+	}
+	if c.Simulated {
+		text = "simulated: " + text
+	}
+	return text
+}

@@ -1,0 +1,102 @@
+// Package control is the local socket of a running agent: an operator asks there what stands against a device
+// and says what was verified, and the agent obeys. It is HTTP with JSON over a unix socket that only the
+// agent's own user can open. The verbs of both commands are here too, so that they are the same.
+package control
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/monitor"
+	"github.com/tandem-gpu/tandem/internal/inspect"
+)
+
+// Agent is what a running agent can be asked and told. *monitor.Monitor is one; see there.
+type Agent interface {
+	State() core.State
+	Clear(context.Context, core.Order) ([]core.Condition, error)
+	Ignore(context.Context, core.Order, time.Time) ([]core.Condition, error)
+	Report(...core.Observation) bool
+}
+
+var _ Agent = (*monitor.Monitor)(nil)
+
+// Options say how an agent is served.
+type Options struct {
+	Config     core.Config     // as the agent has it: what recovery waits for
+	Simulation bool            // an operator may rehearse faults
+	Notes      func() []string // about the agent itself, for every report; nil = none
+	Log        *slog.Logger    // of every order, with who gave it
+}
+
+// ClearArgs say which conditions are over, in an operator's words.
+type ClearArgs struct {
+	GPU        string `json:"gpu"`        // UUID, the beginning of one, PCI address or index
+	Cause      string `json:"cause"`      // "XID_95", also as "xid 95" or "95"; "" = all of the GPU
+	VerifiedAt string `json:"verifiedAt"` // RFC 3339; "" = now
+}
+
+// IgnoreArgs say which conditions to disregard, in an operator's words.
+type IgnoreArgs struct {
+	GPU        string `json:"gpu"`
+	Cause      string `json:"cause"`
+	VerifiedAt string `json:"verifiedAt"`
+	Until      string `json:"until"` // a duration such as 4h, or RFC 3339
+}
+
+// SimulateArgs say which fault to rehearse, in an operator's words.
+type SimulateArgs struct {
+	Kind string `json:"kind"` // "xid" or "event"; "" = xid
+	Code string `json:"code"` // of an XID its number, of an event its NVML type or name
+	GPU  string `json:"gpu"`
+	GI   string `json:"gi"` // of a GPU instance; "" = the whole GPU
+	CI   string `json:"ci"` // of a compute instance; "" = the whole instance
+}
+
+// Answer is what became of an order.
+type Answer struct {
+	Conditions []inspect.Condition `json:"conditions"` // that were cleared, ignored, or brought about
+	Standing   []inspect.Condition `json:"standing"`   // others of that GPU that have an effect now
+}
+
+// maxPath is the longest path of a socket, in bytes (unix(7): sun_path, with its NUL).
+const maxPath = 107
+
+// Path is where an agent's socket is; "" without a state directory, which means that there is none.
+func Path(stateDir, agent string) string {
+	if stateDir == "" {
+		return ""
+	}
+	return filepath.Join(stateDir, agent+".sock")
+}
+
+func checkPath(path string) error {
+	if len(path) > maxPath {
+		return &core.ConfigError{Key: "state_dir", Value: filepath.Dir(path), Remedy: fmt.Sprintf(
+			"the socket in it would have a path of %d bytes, want at most %d", len(path), maxPath)}
+	}
+	return nil
+}
+
+// ErrNotRunning says that nobody serves the socket.
+var ErrNotRunning = errors.New("no agent is running")
+
+// InUseError says that somebody else serves the socket.
+type InUseError struct{ Path string }
+
+func (e *InUseError) Error() string {
+	return fmt.Sprintf("another process serves %s: give each agent a state_dir of its own", e.Path)
+}
+
+// RefusedError is the agent's own word on why it did not obey.
+type RefusedError struct {
+	Status int    // as in HTTP
+	Text   string // one line per reason
+}
+
+func (e *RefusedError) Error() string { return e.Text }

@@ -1,0 +1,88 @@
+package control
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/tandem-gpu/tandem/internal/inspect"
+)
+
+// Inspect writes what the running agent at path offers. If none answers it writes what read finds, and says so
+// first: in a line, or as "source" in JSON.
+func Inspect(ctx context.Context, path string, read func(context.Context) inspect.Report, out io.Writer, asJSON bool) error {
+	report, err := Dial(path).Report(ctx)
+	if err != nil {
+		report = read(ctx)
+		report.Source = inspect.FromReading
+		why := ErrNotRunning.Error()
+		if !errors.Is(err, ErrNotRunning) {
+			why = "the agent does not answer (" + err.Error() + ")"
+		}
+		if why += ": this is what one would offer"; asJSON {
+			report.Notes = append(report.Notes, why)
+		} else {
+			fmt.Fprintln(out, why)
+		}
+	}
+	if asJSON {
+		return report.WriteJSON(out)
+	}
+	return report.WriteTable(out)
+}
+
+// Clear has the agent at path drop conditions that an operator has verified to be over, and writes which.
+func Clear(ctx context.Context, path string, args ClearArgs, out io.Writer) error {
+	a, err := Dial(path).Clear(ctx, args)
+	if err != nil {
+		return err
+	}
+	return a.write(out, func(c inspect.Condition) string {
+		if c.Disregarded {
+			return "cleared, and ignored until it is gone"
+		}
+		return "cleared"
+	})
+}
+
+// Ignore has the agent at path disregard conditions for a while, and writes which.
+func Ignore(ctx context.Context, path string, args IgnoreArgs, out io.Writer) error {
+	a, err := Dial(path).Ignore(ctx, args)
+	if err != nil {
+		return err
+	}
+	return a.write(out, func(c inspect.Condition) string {
+		return "ignored until " + c.IgnoredUntil.UTC().Format("2006-01-02T15:04:05Z") + " or until it happens again"
+	})
+}
+
+// Simulate has the agent at path rehearse a fault, and writes what follows from it. The agent must allow it.
+func Simulate(ctx context.Context, path string, args SimulateArgs, out io.Writer) error {
+	a, err := Dial(path).Simulate(ctx, args)
+	if err != nil {
+		return err
+	}
+	if len(a.Conditions) == 0 {
+		fmt.Fprintln(out, "simulated: nothing follows from this fault alone")
+	}
+	return a.write(out, func(c inspect.Condition) string {
+		if c.Noted {
+			return "noted, no effect yet"
+		}
+		return c.State.String() + " until the evidence says otherwise, or until it is cleared"
+	})
+}
+
+// write writes a line per condition.
+func (a Answer) write(out io.Writer, say func(inspect.Condition) string) error {
+	for _, c := range a.Conditions {
+		fmt.Fprintf(out, "%s: %s\n", c, say(c))
+	}
+	for _, c := range a.Standing {
+		if _, err := fmt.Fprintf(out, "still standing: %s\n", c); err != nil {
+			return err
+		}
+	}
+	return nil
+}
