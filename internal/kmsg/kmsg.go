@@ -17,6 +17,25 @@ type Line struct {
 	Seq  uint64          // the record's sequence number; counts from 0 at boot
 }
 
+// Observation is the line as what happened to a GPU. It leaves out the process that the driver names: what
+// users run has no place in what an orchestrator stores.
+func (l Line) Observation() core.Observation {
+	return core.Observation{PCI: l.PCI, Kind: core.XID, Code: l.XID, Detail: withoutProcess(l.Text), Logged: true}
+}
+
+// withoutProcess takes "pid=30393, name=Media, " or "pid=2763, " out of a text.
+func withoutProcess(text string) string {
+	before, rest, ok := strings.Cut(text, "pid=")
+	if !ok || before != "" && !strings.HasSuffix(before, ", ") {
+		return text
+	}
+	_, rest, _ = strings.Cut(rest, ", ")
+	if strings.HasPrefix(rest, "name=") {
+		_, rest, _ = strings.Cut(rest, ", ")
+	}
+	return strings.TrimSuffix(before+rest, ", ")
+}
+
 // Parse reads one record of /dev/kmsg ("priority,sequence,timestamp,flags;message", then lines that
 // describe the device; kernel: Documentation/ABI/testing/dev-kmsg). It reports false if the record is not
 // an XID of the driver's, or not in that form.

@@ -104,6 +104,27 @@ func TestParse(t *testing.T) {
 	}
 }
 
+// What is reported names the fault and not who ran.
+func TestObservation(t *testing.T) {
+	for text, want := range map[string]string{
+		"":                                   "",
+		"GPU has fallen off the bus.":        "GPU has fallen off the bus.",
+		"pid=30393, name=Media, GPU is gone": "GPU is gone",
+		"pid='<unknown>', name=<unknown>, Contained: SM (0x1). RST: No, D-RST: No": "Contained: SM (0x1). RST: No, D-RST: No",
+		"pid=2763, 0c83(1870) 00000000":                                            "0c83(1870) 00000000",
+		"pid=1582259, name=nvc:[driver], Timeout":                                  "Timeout",
+		"GPU-I:05, pid=7194, Contained: CE":                                        "GPU-I:05, Contained: CE",
+		"GPU-I:05, pid=7194, name=a":                                               "GPU-I:05",
+		"pid=7":                                                                    "",
+		"caused by pid=7, name=a, and so on":                                       "caused by pid=7, name=a, and so on",
+	} {
+		got := kmsg.Line{PCI: "0000:01:00.0", XID: 79, Text: text, Seq: 7}.Observation()
+		if diff := cmp.Diff(core.Observation{PCI: "0000:01:00.0", Kind: core.XID, Code: 79, Detail: want, Logged: true}, got); diff != "" {
+			t.Errorf("%q: %s", text, diff)
+		}
+	}
+}
+
 func FuzzParse(f *testing.F) {
 	f.Add("4,2002,301234570,-;NVRM: Xid (PCI:0000:01:00): 79, pid=30393, name=Media, GPU has fallen off the bus.\n DEVICE=+pci:0000:01:00.0\n")
 	f.Add("4,1,9,-,caller=T2;NVRM: Xid (PCI:0000:01:00 GPU-I:05 GPU-CI:00): 94, Contained")
