@@ -50,7 +50,7 @@ func (s *Session) Snapshot() (core.Snapshot, error) {
 	var well []gpu
 	for index, found := range there {
 		last := s.remembered(index, there)
-		g, excluded, err := s.readGPU(index, found, last)
+		g, excluded, err := s.visitGPU(index, found, last)
 		snap.Excluded = append(snap.Excluded, excluded...)
 		switch {
 		case isGone(err):
@@ -91,37 +91,35 @@ func (s *Session) readDriver() (count int, err error) {
 func (s *Session) identify(count int) ([]identity, error) {
 	there := make([]identity, count)
 	for index := range there {
-		there[index] = s.identifyGPU(index)
-		if err := there[index].err; isGone(err) {
-			return nil, err
+		at := core.Node
+		if index < len(s.gpus) && s.gpus[index].device.ID != "" {
+			at = core.WholeGPU(s.gpus[index].device.ID)
 		}
+		found, err := visit(s, index, at, func(a *asker) identity { return identifyGPU(a, s.lib, index) })
+		if found.err = cmp.Or(found.err, err); isGone(found.err) {
+			return nil, found.err
+		}
+		there[index] = found
 	}
 	return there, nil
 }
 
 // identifyGPU reads the UUID and, also where that fails, the PCI address: the slot tells who is silent.
-func (s *Session) identifyGPU(index int) (found identity) {
-	at := core.Node
-	if index < len(s.gpus) && s.gpus[index].device.ID != "" {
-		at = core.WholeGPU(s.gpus[index].device.ID)
-	}
-	a := asker{line: &s.reader, at: at}
-	found.handle = required(&a, "nvmlDeviceGetHandleByIndex", func() (nvml.Device, nvml.Return) {
-		return s.lib.DeviceGetHandleByIndex(index)
+func identifyGPU(a *asker, lib nvml.Interface, index int) (found identity) {
+	found.handle = required(a, "nvmlDeviceGetHandleByIndex", func() (nvml.Device, nvml.Return) {
+		return lib.DeviceGetHandleByIndex(index)
 	})
-	if found.err = a.err; found.err != nil {
+	if a.err != nil {
 		return found
 	}
-	found.id = core.DeviceID(required(&a, "nvmlDeviceGetUUID", found.handle.GetUUID))
+	found.id = core.DeviceID(required(a, "nvmlDeviceGetUUID", found.handle.GetUUID))
 	if found.err, a.err = a.err, nil; found.err == nil {
 		a.at = core.WholeGPU(found.id)
 	}
-	info := required(&a, "nvmlDeviceGetPciInfo", found.handle.GetPciInfo)
-	err := a.err
-	if err == nil {
-		found.pci, err = pciAddress(info)
+	info := required(a, "nvmlDeviceGetPciInfo", found.handle.GetPciInfo)
+	if a.err == nil {
+		found.pci, a.err = pciAddress(info)
 	}
-	found.err = cmp.Or(found.err, err)
 	return found
 }
 
@@ -161,93 +159,6 @@ func exclude(index int, found identity, last gpu, err error) core.Exclusion {
 	}
 	return core.Exclusion{
 		Index: index, At: at, PCI: cmp.Or(found.pci, last.device.PCI), Kind: silence(err), Reason: err.Error(),
-	}
-}
-
-// readGPU reads what the GPU is, and its instances if MIG mode is on. Exclusions are of instances.
-func (s *Session) readGPU(index int, found identity, last gpu) (gpu, []core.Exclusion, error) {
-	if found.err != nil {
-		return gpu{}, nil, found.err
-	}
-	was := last.device
-	if was.ID == "" {
-		was = core.Device{Minor: -1, NUMANode: -1}
-	}
-	a := &asker{line: &s.reader, at: core.WholeGPU(found.id)}
-	h := found.handle
-	d := core.Device{
-		ID: found.id, At: a.at, Index: index, PCI: found.pci, NUMANode: s.numaNode(found.pci),
-		Model: strings.TrimSpace(supported(a, "nvmlDeviceGetName", h.GetName)),
-		// Whether MIG is on must be known: a GPU that is cut up is not offered whole.
-		MIG: supported(a, "nvmlDeviceGetMigMode", func() (bool, nvml.Return) {
-			current, _, ret := h.GetMigMode()
-			return current == nvml.DEVICE_MIG_ENABLE, ret
-		}),
-		// One more than the minor, so that zero is unknown here as everywhere else.
-		Minor: optional(a, "nvmlDeviceGetMinorNumber", was.Minor+1, func() (int, nvml.Return) {
-			minor, ret := h.GetMinorNumber()
-			return minor + 1, ret
-		}) - 1,
-	}
-	readBoard(a, h, &d, was)
-	readPCIe(a, h, &d, was)
-	if a.err != nil {
-		return gpu{}, nil, a.err
-	}
-	g := gpu{held: held{handle: h, device: d}}
-	if !d.MIG {
-		return g, nil, nil
-	}
-	instances, excluded, err := s.readInstances(g.held, last.instances)
-	g.instances = instances
-	return g, excluded, err
-}
-
-// readBoard reads memory, power, clocks and modes.
-func readBoard(a *asker, h nvml.Device, d *core.Device, was core.Device) {
-	d.Memory = optional(a, "nvmlDeviceGetMemoryInfo", was.Memory, func() (uint64, nvml.Return) {
-		m, ret := h.GetMemoryInfo()
-		return m.Total, ret
-	})
-	d.BAR1 = optional(a, "nvmlDeviceGetBAR1MemoryInfo", was.BAR1, func() (uint64, nvml.Return) {
-		m, ret := h.GetBAR1MemoryInfo()
-		return m.Bar1Total, ret
-	})
-	d.PowerLimit = optional(a, "nvmlDeviceGetPowerManagementLimit", was.PowerLimit, wide(h.GetPowerManagementLimit))
-	if d.PowerLimit == 0 {
-		d.PowerLimit = optional(a, "nvmlDeviceGetEnforcedPowerLimit", was.PowerLimit, wide(h.GetEnforcedPowerLimit))
-	}
-	clock := func(kind nvml.ClockType, last uint64) uint64 {
-		return optional(a, "nvmlDeviceGetMaxClockInfo", last, wide(func() (uint32, nvml.Return) {
-			return h.GetMaxClockInfo(kind)
-		}))
-	}
-	d.CoreClock, d.MemoryClock = clock(nvml.CLOCK_GRAPHICS, was.CoreClock), clock(nvml.CLOCK_MEM, was.MemoryClock)
-	d.Compute = optional(a, "nvmlDeviceGetCudaComputeCapability", was.Compute, func() (core.Compute, nvml.Return) {
-		major, minor, ret := h.GetCudaComputeCapability()
-		return core.Compute{Major: major, Minor: minor}, ret
-	})
-	mode := func(f func() (nvml.EnableState, nvml.Return)) func() (core.Toggle, nvml.Return) {
-		return func() (core.Toggle, nvml.Return) {
-			state, ret := f()
-			return toggle(state), ret
-		}
-	}
-	d.DisplayState = optional(a, "nvmlDeviceGetDisplayMode", was.DisplayState, mode(h.GetDisplayMode))
-	d.PersistenceMode = optional(a, "nvmlDeviceGetPersistenceMode", was.PersistenceMode, mode(h.GetPersistenceMode))
-}
-
-// readPCIe reads the fastest link that GPU and slot can have together.
-func readPCIe(a *asker, h nvml.Device, d *core.Device, was core.Device) {
-	d.PCIeGen = optional(a, "nvmlDeviceGetMaxPcieLinkGeneration", was.PCIeGen, h.GetMaxPcieLinkGeneration)
-	d.PCIeWidth = optional(a, "nvmlDeviceGetMaxPcieLinkWidth", was.PCIeWidth, h.GetMaxPcieLinkWidth)
-}
-
-// wide makes a 32-bit answer a 64-bit one.
-func wide(f func() (uint32, nvml.Return)) func() (uint64, nvml.Return) {
-	return func() (uint64, nvml.Return) {
-		v, ret := f()
-		return uint64(v), ret
 	}
 }
 

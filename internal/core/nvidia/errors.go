@@ -32,6 +32,19 @@ func (e *CallError) Unwrap() error {
 	}
 }
 
+// StuckError says that a GPU is not asked at present, because a call about it has not come back.
+type StuckError struct {
+	Call  string // "nvmlDeviceGetMemoryInfo"
+	At    core.Placement
+	Index int // NVML index of the GPU
+}
+
+func (e *StuckError) Error() string { return "the driver does not answer (" + e.Call + ")" }
+
+// ErrAbandoned says that a session ended with a call in the driver. The library stays initialised, as
+// nvmlShutdown under a call in progress is undefined; a later session shares it.
+var ErrAbandoned = errors.New("a driver call was abandoned")
+
 func returned(err error) nvml.Return {
 	if e, ok := errors.AsType[*CallError](err); ok {
 		return e.Return
@@ -68,8 +81,17 @@ func gone(err error) error {
 
 // silence is what an error says about the GPU that it concerns.
 func silence(err error) core.ObservationKind {
-	if isLost(err) {
+	switch {
+	case isLost(err):
 		return core.Lost
+	case isStuck(err):
+		return core.Waiting
+	default:
+		return core.ProbeFailed
 	}
-	return core.ProbeFailed
+}
+
+func isStuck(err error) bool {
+	_, ok := errors.AsType[*StuckError](err)
+	return ok
 }

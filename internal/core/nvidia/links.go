@@ -8,9 +8,9 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 )
 
-// fabric is how the GPUs reach each other. Reading it takes a call per pair and several per NVLink, so
+// network is how the GPUs reach each other. Reading it takes a call per pair and several per NVLink, so
 // it is read when the set of GPUs changes and kept.
-type fabric struct {
+type network struct {
 	of    []core.DeviceID // in the order of their indices; nil if never read completely
 	links []core.Link
 }
@@ -28,50 +28,73 @@ func (s *Session) readLinks(gpus []gpu) ([]core.Link, error) {
 	for i, g := range gpus {
 		ids[i] = g.device.ID
 	}
-	if s.fabric.of != nil && slices.Equal(ids, s.fabric.of) {
-		return s.fabric.links, nil
+	if s.network.of != nil && slices.Equal(ids, s.network.of) {
+		return s.network.links, nil
 	}
 	complete := true
-	ask := func(g gpu, questions func(*asker)) error {
-		a := &asker{line: &s.reader, at: g.device.At}
-		questions(a)
-		complete = complete && a.err == nil
-		if isGone(a.err) {
-			return a.err
-		}
-		return nil
-	}
 	reach := make([]ends, len(gpus))
 	for i, g := range gpus {
-		if err := ask(g, func(a *asker) { reach[i] = readEnds(a, g.handle) }); err != nil {
+		e, err := visit(s, g.device.Index, g.device.At, func(a *asker) ends { return readEnds(a, g.handle) })
+		if isGone(err) {
 			return nil, err
 		}
+		reach[i], complete = e, complete && err == nil
 	}
 	var links []core.Link
 	for i, a := range gpus {
-		for j := i + 1; j < len(gpus); j++ {
-			b := gpus[j]
-			link := core.Link{
-				A: a.device.ID, B: b.device.ID,
-				NVLinks: reach[i].direct[b.device.PCI] + min(reach[i].switched, reach[j].switched),
-			}
-			err := ask(a, func(q *asker) {
-				link.Path = supported(q, "nvmlDeviceGetTopologyCommonAncestor", func() (core.PCIePath, nvml.Return) {
-					level, ret := a.handle.GetTopologyCommonAncestor(b.handle)
-					return pciePath(level), ret
-				})
+		p, err := s.readPaths(a, gpus[i+1:])
+		if isGone(err) {
+			return nil, err
+		}
+		complete = complete && p.complete && err == nil
+		for j, b := range gpus[i+1:] {
+			links = append(links, core.Link{
+				A: a.device.ID, B: b.device.ID, Path: p.to[j],
+				NVLinks: reach[i].direct[b.device.PCI] + min(reach[i].switched, reach[i+1+j].switched),
 			})
-			if err != nil {
-				return nil, err
-			}
-			links = append(links, link)
 		}
 	}
-	s.fabric = fabric{links: links}
+	s.network = network{links: links}
 	if complete {
-		s.fabric.of = ids
+		s.network.of = ids
 	}
 	return links, nil
+}
+
+// paths are those from one GPU to others, in their order; unknown where the driver does not say.
+type paths struct {
+	to       []core.PCIePath
+	complete bool
+}
+
+// readPaths asks how a GPU reaches others. One that is stuck is not asked about, as that would be a second
+// call on it.
+func (s *Session) readPaths(from gpu, others []gpu) (paths, error) {
+	free := make([]bool, len(others))
+	for i, other := range others {
+		free[i] = !s.lane(other.device.Index).isStuck()
+	}
+	p, err := visit(s, from.device.Index, from.device.At, func(a *asker) paths {
+		p := paths{to: make([]core.PCIePath, len(others)), complete: true}
+		for i, other := range others {
+			q := a.about(a.at)
+			if free[i] {
+				p.to[i] = supported(q, "nvmlDeviceGetTopologyCommonAncestor", func() (core.PCIePath, nvml.Return) {
+					level, ret := from.handle.GetTopologyCommonAncestor(other.handle)
+					return pciePath(level), ret
+				})
+			}
+			if isGone(q.err) {
+				a.err = q.err
+			}
+			p.complete = p.complete && free[i] && q.err == nil
+		}
+		return p
+	})
+	if err != nil {
+		p.to = make([]core.PCIePath, len(others))
+	}
+	return p, err
 }
 
 // readEnds follows the NVLinks of a GPU. The first link that a GPU does not have ends them.

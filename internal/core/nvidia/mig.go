@@ -2,6 +2,7 @@ package nvidia
 
 import (
 	"cmp"
+	"errors"
 	"strings"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -18,42 +19,48 @@ type shape struct {
 	attributes nvml.DeviceAttributes
 }
 
-// readInstances reads the MIG instances of a GPU. One that can't be read is an exclusion, at its own
-// placement if that is known and else at the GPU's; an error concerns the whole GPU or driver.
-func (s *Session) readInstances(parent held, last []held) (found []held, excluded []core.Exclusion, err error) {
-	a := &asker{line: &s.reader, at: parent.device.At}
-	slots := supported(a, "nvmlDeviceGetMaxMigDeviceCount", parent.handle.GetMaxMigDeviceCount)
+// migReader reads the instances of one GPU. It runs in the GPU's lane.
+type migReader struct {
+	parent   held
+	last     []held // the instances of the last reading
+	caps     capabilities
+	profiles map[shape]string // those known already; the lane's
+}
+
+// read reads the MIG instances. One that can't be read is an exclusion, at its own placement if that is
+// known and else at the GPU's; an error that concerns the whole GPU or driver is the asker's.
+func (m migReader) read(a *asker) (found []held, excluded []core.Exclusion) {
+	slots := supported(a, "nvmlDeviceGetMaxMigDeviceCount", m.parent.handle.GetMaxMigDeviceCount)
 	if a.err != nil {
-		return nil, nil, a.err
+		return nil, nil
 	}
-	caps := s.capabilities()
 	for i := range slots {
-		instance, at, err := s.readInstance(parent, i, last)
+		instance, at, err := m.instance(a.about(a.at), i)
 		switch {
 		case returned(err) == nvml.ERROR_NOT_FOUND && instance.handle == nil: // no instance in this slot
-		case isLost(err), isGone(err):
-			return nil, nil, err
+		case isLost(err), isGone(err), errors.Is(err, errLate):
+			a.err = err
+			return nil, nil
 		case err != nil:
 			excluded = append(excluded, core.Exclusion{
-				Index: parent.device.Index, At: at, PCI: parent.device.PCI, Kind: silence(err), Reason: err.Error(),
+				Index: m.parent.device.Index, At: at, PCI: m.parent.device.PCI, Kind: silence(err), Reason: err.Error(),
 			})
 		default:
 			d := &instance.device
-			d.GICap, d.CICap = caps.of(d.Minor, d.At)
+			d.GICap, d.CICap = m.caps.of(d.Minor, d.At)
 			found = append(found, instance)
 		}
 	}
-	return found, excluded, nil
+	return found, excluded
 }
 
-// readInstance reads the i-th instance of a GPU: who and where it is, then what it is. at is its
-// placement as far as it became known.
-func (s *Session) readInstance(parent held, i int, last []held) (found held, at core.Placement, err error) {
-	gpu := parent.device
+// instance reads the i-th instance of a GPU: who and where it is, then what it is. at is its placement as
+// far as it became known.
+func (m migReader) instance(a *asker, i int) (found held, at core.Placement, err error) {
+	gpu := m.parent.device
 	at = gpu.At
-	a := &asker{line: &s.reader, at: gpu.At}
 	h := required(a, "nvmlDeviceGetMigDeviceHandleByIndex", func() (nvml.Device, nvml.Return) {
-		return parent.handle.GetMigDeviceHandleByIndex(i)
+		return m.parent.handle.GetMigDeviceHandleByIndex(i)
 	})
 	if a.err != nil {
 		return held{}, at, a.err
@@ -66,7 +73,7 @@ func (s *Session) readInstance(parent held, i int, last []held) (found held, at 
 	}
 	id := core.DeviceID(required(a, "nvmlDeviceGetUUID", h.GetUUID))
 	var was core.Device
-	for _, l := range last {
+	for _, l := range m.last {
 		if l.device.ID == id {
 			was = l.device
 		}
@@ -81,7 +88,7 @@ func (s *Session) readInstance(parent held, i int, last []held) (found held, at 
 	})
 	name := strings.TrimSpace(optional(a, "nvmlDeviceGetName", was.Model, h.GetName))
 	attributes := optional(a, "nvmlDeviceGetAttributes", nvml.DeviceAttributes{}, h.GetAttributes)
-	d.Profile = s.profile(a, parent, shape{id, at, name, attributes})
+	d.Profile = m.profile(a, shape{id, at, name, attributes})
 	d.Model = name
 	if profileInName(name) == "" {
 		d.Model = gpu.Model + " MIG " + d.Profile
@@ -91,16 +98,16 @@ func (s *Session) readInstance(parent held, i int, last []held) (found held, at 
 
 // profile names the profile of an instance in NVIDIA's spelling. The name ends with it; where it does
 // not, the attributes give it. Neither need tell "+me", so the profile of the GPU instance is asked.
-func (s *Session) profile(a *asker, parent held, of shape) string {
-	if p, ok := s.profiles[of]; ok || a.err != nil {
+func (m migReader) profile(a *asker, of shape) string {
+	if p, ok := m.profiles[of]; ok || a.err != nil {
 		return p
 	}
-	p := cmp.Or(profileInName(of.name), profileOf(of.attributes, parent.device.Memory))
+	p := cmp.Or(profileInName(of.name), profileOf(of.attributes, m.parent.device.Memory))
 	if p != "" && !strings.ContainsAny(p, "+-") {
-		p += readMedia(a, parent.handle, int(of.at.GI))
+		p += readMedia(a, m.parent.handle, int(of.at.GI))
 	}
 	if a.err == nil {
-		s.profiles[of] = p
+		m.profiles[of] = p
 	}
 	return p
 }

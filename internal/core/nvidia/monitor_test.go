@@ -16,7 +16,7 @@ import (
 func watched(t *testing.T, m *simdriver.Machine, cfg core.Config) (until func(what string, ok func(*core.Inventory) bool)) {
 	t.Helper()
 	mon := monitor.New(func() (monitor.Session, error) {
-		s, err := Open(Options{Roots: roots(m)})
+		s, err := Open(Options{Roots: roots(m), Patience: 100 * time.Millisecond})
 		if err != nil {
 			return nil, err // not a nil *Session in an interface
 		}
@@ -60,10 +60,17 @@ func health(id core.DeviceID, units int, state core.HealthState, reason core.Rea
 	}
 }
 
-func TestMonitorSeesWhatHappens(t *testing.T) {
-	m := simdriver.Start(t, "h100x8")
+// eager is a configuration that recovers at once, where there is evidence.
+func eager() core.Config {
 	cfg := core.DefaultConfig()
 	cfg.Probe, cfg.Rescan = 50*time.Millisecond, 200*time.Millisecond
+	cfg.Health.Dwell, cfg.Health.MaxDwell = time.Millisecond, time.Millisecond
+	return cfg
+}
+
+func TestMonitorSeesWhatHappens(t *testing.T) {
+	m := simdriver.Start(t, "h100x8")
+	cfg := eager()
 	until := watched(t, m, cfg)
 	until("eight healthy GPUs", health(h100ID, 8, core.Healthy, core.ReasonNone))
 
@@ -88,8 +95,8 @@ func TestMonitorHearsXIDs(t *testing.T) {
 
 func TestMonitorSeesAHang(t *testing.T) {
 	m := simdriver.Start(t, "h100x8")
-	cfg := core.DefaultConfig()
-	cfg.Probe, cfg.Health.Deadline = 50*time.Millisecond, 100*time.Millisecond
+	cfg := eager()
+	cfg.Health.Deadline = 200 * time.Millisecond
 	until := watched(t, m, cfg)
 	until("eight healthy GPUs", health(h100ID, 8, core.Healthy, core.ReasonNone))
 	must(t, m.Hang(simdriver.GPU(3), "nvmlDeviceGetUUID"))

@@ -1,12 +1,13 @@
 package nvidia
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
-	"sync/atomic"
+	"sync"
 	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -14,30 +15,39 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 )
 
-// Options say where the driver is. The zero value is the host that this process runs on.
+// Options say where the driver is and how to ask it. The zero value is the host that this process runs
+// on, asked as a node agent should.
 type Options struct {
-	Roots core.Roots
+	Roots    core.Roots
+	Patience time.Duration // for a call about one GPU, before the others are asked without it; 0 = 2 s
 }
 
+const defaultPatience = 2 * time.Second
+
 // Session is an initialised NVML: the only way to call it, so that nothing is called before or after.
-// Wait belongs to one goroutine, Busy to all; Snapshot, Probe and Usage belong to one other goroutine,
-// and Close to whoever has waited for those two.
+// Wait belongs to one goroutine; Busy and Work to all; Snapshot, Probe and Usage belong to one other
+// goroutine, and Close to whoever has waited for those two.
 type Session struct {
 	lib            nvml.Interface
 	sys, proc, dev fs.FS
+	patience       time.Duration
+
+	mu    sync.Mutex
+	lanes []*lane // by index; the reader adds to them under mu
 
 	// of the reader
 	reader   line
 	driver   core.Driver
 	gpus     []gpu // by index; as last read, or as remembered while one does not answer
-	profiles map[shape]string
 	caps     capabilities
-	fabric   fabric
-	heard    []held // those of whom an event set was made last
+	network  network
+	heard    []listener // those of whom an event set was made last
+	stranded []stranded
 
 	// of the waiter
 	waiter line
 	armed  armed // the event set in use
+	broken error // why it is of no more use, once that is known
 
 	ears   ears // event sets, from the reader to the waiter
 	closed bool
@@ -60,10 +70,10 @@ func Open(o Options) (*Session, error) {
 		sys:      os.DirFS(rooted(o.Roots.Sys, "/sys")),
 		proc:     os.DirFS(rooted(o.Roots.Proc, "/proc")),
 		dev:      os.DirFS(filepath.Join(rooted(o.Roots.Dev, "/"), "dev")),
-		reader:   line{have: found.have},
-		waiter:   line{have: found.have},
+		patience: cmp.Or(o.Patience, defaultPatience),
+		reader:   line{have: found.have, index: -1, work: &work{}},
+		waiter:   line{have: found.have, index: -1, work: &work{}},
 		driver:   core.Driver{State: core.DriverReady},
-		profiles: map[shape]string{},
 		ears:     newEars(),
 	}
 	if err := do(&s.reader, "nvmlInit", core.Node, s.lib.Init); err != nil {
@@ -92,13 +102,20 @@ func rooted(root, otherwise string) string {
 	return root
 }
 
-// Close ends the session. A second Close does nothing.
+// Close ends the session. A second Close does nothing. If a call about a GPU is still out, the error is
+// ErrAbandoned.
 func (s *Session) Close() error {
 	if s.closed {
 		return nil
 	}
 	s.closed = true
 	s.hangUp()
+	for _, l := range s.lanes {
+		if l.isStuck() {
+			c, _ := l.busy()
+			return fmt.Errorf("%w: %s about the GPU with index %d", ErrAbandoned, c.Name, l.index)
+		}
+	}
 	err := do(&s.reader, "nvmlShutdown", core.Node, s.lib.Shutdown)
 	if errors.Is(err, core.ErrDriverLost) {
 		return nil // it is down already
@@ -106,79 +123,10 @@ func (s *Session) Close() error {
 	return err
 }
 
-// Busy is the reader's call in progress. It is safe for concurrent use.
-func (s *Session) Busy() []core.Call {
-	if c := s.reader.busy.Load(); c != nil {
-		return []core.Call{*c}
+// Work is what the session has asked of the driver so far. It is safe for concurrent use.
+func (s *Session) Work() core.Work {
+	return core.Work{
+		Calls: uint64(s.reader.work.calls.Load() + s.waiter.work.calls.Load()),
+		Busy:  time.Duration(s.reader.work.nanoseconds.Load()), // the waiter's time is waiting
 	}
-	return nil
-}
-
-// line is one goroutine's way to the driver.
-type line struct {
-	have map[string]bool
-	busy atomic.Pointer[core.Call]
-}
-
-// call makes one driver call about a placement. Every call into NVML is made here.
-func call[T any](l *line, name string, at core.Placement, f func() (T, nvml.Return)) (T, error) {
-	var none T
-	if !l.have[name] {
-		return none, &CallError{Call: name, At: at, Return: nvml.ERROR_FUNCTION_NOT_FOUND, text: "not in this driver"}
-	}
-	l.busy.Store(&core.Call{Name: name, At: at, Since: time.Now()})
-	v, ret := f()
-	l.busy.Store(nil)
-	if ret == nvml.SUCCESS {
-		return v, nil
-	}
-	text := fmt.Sprintf("error %d", int(ret))
-	if l.have["nvmlErrorString"] {
-		text = ret.Error()
-	}
-	return none, &CallError{Call: name, At: at, Return: ret, text: text}
-}
-
-// do is call for what gives nothing but a code.
-func do(l *line, name string, at core.Placement, f func() nvml.Return) error {
-	_, err := call(l, name, at, func() (struct{}, nvml.Return) { return struct{}{}, f() })
-	return err
-}
-
-// asker asks about one placement until an answer makes further questions pointless: from then on it
-// asks nothing, and err says why.
-type asker struct {
-	line *line
-	at   core.Placement
-	err  error
-}
-
-// required asks for what a device can't be offered without.
-func required[T any](a *asker, name string, f func() (T, nvml.Return)) (v T) {
-	if a.err == nil {
-		v, a.err = call(a.line, name, a.at, f)
-	}
-	return v
-}
-
-// supported asks for what not every device has; zero if this one does not.
-func supported[T any](a *asker, name string, f func() (T, nvml.Return)) (v T) {
-	v = required(a, name, f)
-	if isUnsupported(a.err) {
-		a.err = nil
-	}
-	return v
-}
-
-// optional asks for what a device can be offered without: zero if it does not have it, and what it was
-// before if the driver fails to say, so that a stuttering driver does not change what a device is.
-func optional[T any](a *asker, name string, last T, f func() (T, nvml.Return)) (v T) {
-	if a.err != nil {
-		return v
-	}
-	v = supported(a, name, f)
-	if a.err != nil && !isLost(a.err) && !isGone(a.err) {
-		v, a.err = last, nil
-	}
-	return v
 }

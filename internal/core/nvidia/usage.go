@@ -7,27 +7,37 @@ import (
 )
 
 // Usage reads the live numbers of every device of the last reading. What a device does not report is
-// unset, and of a lost GPU everything is; an error is of the driver as a whole.
+// unset, and of a lost or stuck GPU everything is; an error is of the driver as a whole.
 func (s *Session) Usage() ([]core.Usage, error) {
 	var usage []core.Usage
-	for _, g := range s.gpus {
+	for index, g := range s.gpus {
 		if g.device.ID == "" {
 			continue
 		}
-		for _, h := range append([]held{g.held}, g.instances...) {
-			u, err := s.usageOf(h)
-			if err != nil {
-				return nil, gone(err)
+		devices := append([]held{g.held}, g.instances...)
+		all, err := visit(s, index, g.device.At, func(a *asker) []core.Usage {
+			all := make([]core.Usage, len(devices))
+			for i, d := range devices {
+				all[i] = usageOf(a, d)
 			}
-			usage = append(usage, u)
+			return all
+		})
+		switch {
+		case isGone(err):
+			return nil, gone(err)
+		case err != nil:
+			all = make([]core.Usage, len(devices))
+			for i, d := range devices {
+				all[i].Device = d.device.ID
+			}
 		}
+		usage = append(usage, all...)
 	}
 	return usage, nil
 }
 
 // usageOf asks for everything: what an instance has of its own, the driver knows best.
-func (s *Session) usageOf(d held) (core.Usage, error) {
-	a := &asker{line: &s.reader, at: core.WholeGPU(d.device.At.GPU)}
+func usageOf(a *asker, d held) core.Usage {
 	u := core.Usage{Device: d.device.ID}
 	h := d.handle
 	u.Power = gauge(a, "nvmlDeviceGetPowerUsage", wide(h.GetPowerUsage))
@@ -60,10 +70,7 @@ func (s *Session) usageOf(d held) (core.Usage, error) {
 	u.ECCL1 = ecc(nvml.MEMORY_LOCATION_L1_CACHE)
 	u.ECCL2 = ecc(nvml.MEMORY_LOCATION_L2_CACHE)
 	u.ECCMemory = ecc(nvml.MEMORY_LOCATION_DEVICE_MEMORY)
-	if isLost(a.err) {
-		return core.Usage{Device: d.device.ID}, nil
-	}
-	return u, a.err
+	return u
 }
 
 // gauge is unset if the driver does not give the number.

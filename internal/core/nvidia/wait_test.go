@@ -36,7 +36,7 @@ func TestEvents(t *testing.T) {
 		{"MIG layout", func() error { return m.Event(5, simdriver.EventMIGConfigChange, 0) },
 			core.Observation{At: core.WholeGPU(gpu), Detail: "event 0x100"}},
 		{"double-bit ECC", func() error { return m.Event(5, simdriver.EventDoubleBitECC, 0) },
-			core.Observation{At: core.WholeGPU(gpu), Detail: "event 0x2"}},
+			core.Observation{At: core.WholeGPU(gpu), Kind: core.Event, Code: 0x2}},
 	} {
 		must(t, c.raise())
 		obs, err := s.Wait(10 * time.Second)

@@ -1,0 +1,146 @@
+package nvidia
+
+import (
+	"slices"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+)
+
+// lane is the way to one GPU, by NVML index. One visit at a time goes in; if the driver keeps it there,
+// the reader goes on without it, and nobody else enters until it has come out:
+//
+//	reader  visit 2 .. answer  visit 3 .. patience ends     visit 4 .. answer ... visit 3: busy ..... visit 3
+//	lane 3                     [call .......................................................] ends, no more calls
+//
+// So a GPU that hangs costs one thread and one moment, and never has two calls at once.
+type lane struct {
+	line
+	out bool // a visit is in; under mu
+
+	// of whoever is in
+	profiles map[shape]string
+}
+
+// maxVisit bounds a visit whose calls all come back, each just in time, in units of patience.
+const maxVisit = 5
+
+// lane is the lane of an index. It belongs to the reader.
+func (s *Session) lane(index int) *lane {
+	for index >= len(s.lanes) {
+		l := &lane{
+			line:     line{have: s.reader.have, work: s.reader.work, index: len(s.lanes)},
+			profiles: map[shape]string{},
+		}
+		s.mu.Lock()
+		s.lanes = append(s.lanes, l)
+		s.mu.Unlock()
+	}
+	return s.lanes[index]
+}
+
+// visit runs questions about a GPU in its lane and returns their result and the asker's error. If a call
+// does not come back within the session's patience, it is a StuckError, at once for a GPU that is stuck
+// already; what the questions find later is dropped. They run beside the session, so they touch nothing of
+// it but what never changes, and return what they find.
+func visit[T any](s *Session, index int, at core.Placement, questions func(*asker) T) (T, error) {
+	var none T
+	l := s.lane(index)
+	if err := l.enter(at); err != nil {
+		return none, err
+	}
+	type result struct {
+		v   T
+		err error
+	}
+	answer := make(chan result, 1)
+	go func() {
+		a := &asker{line: &l.line, at: at}
+		r := result{v: questions(a)}
+		r.err = a.err
+		if l.leave() {
+			answer <- r
+		}
+	}()
+	began := time.Now()
+	patience := time.NewTimer(s.patience)
+	defer patience.Stop()
+	for {
+		select {
+		case r := <-answer:
+			return r.v, r.err
+		case <-patience.C:
+		}
+		left, err := l.giveUp(began, s.patience)
+		if err != nil {
+			return none, err
+		}
+		patience.Reset(left)
+	}
+}
+
+// enter begins a visit, unless one is in there.
+func (l *lane) enter(at core.Placement) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.out {
+		return l.stuck()
+	}
+	l.out, l.last = true, core.Call{At: at, Index: l.index}
+	return nil
+}
+
+// leave ends a visit and says whether somebody waits for it.
+func (l *lane) leave() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	awaited := !l.closed
+	l.out, l.closed = false, false
+	return awaited
+}
+
+// giveUp says how much longer to wait for a visit. There is an error when its call, or all of them
+// together, took too long: then its answer is not awaited any more.
+func (l *lane) giveUp(began time.Time, patience time.Duration) (time.Duration, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	left := min(patience, maxVisit*patience-time.Since(began))
+	if l.inside {
+		left = min(left, patience-time.Since(l.last.Since))
+	}
+	if l.out && left <= 0 {
+		l.closed = true
+		return 0, l.stuck()
+	}
+	return max(left, time.Millisecond), nil
+}
+
+// isStuck reports whether a visit that nobody waits for is still in there.
+func (l *lane) isStuck() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.out && l.closed
+}
+
+// stuck is under mu.
+func (l *lane) stuck() error {
+	return &StuckError{Call: l.last.Name, At: l.last.At, Index: l.index}
+}
+
+// Busy is every call in progress, the event wait excepted; the oldest first. It is safe for concurrent use.
+func (s *Session) Busy() []core.Call {
+	s.mu.Lock()
+	lines := []*line{&s.reader}
+	for _, l := range s.lanes {
+		lines = append(lines, &l.line)
+	}
+	s.mu.Unlock()
+	var calls []core.Call
+	for _, l := range lines {
+		if c, ok := l.busy(); ok {
+			calls = append(calls, c)
+		}
+	}
+	slices.SortStableFunc(calls, func(a, b core.Call) int { return a.Since.Compare(b.Since) })
+	return calls
+}
