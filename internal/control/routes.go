@@ -68,6 +68,9 @@ func obey[Args any](d desk, do func(context.Context, Args) (Answer, error)) http
 		} else {
 			answer, err = do(ctx, args)
 		}
+		if errors.Is(err, context.DeadlineExceeded) {
+			err = errBusy
+		}
 		if err != nil {
 			d.Log.Warn("operator's order refused", "order", r.URL.Path, "args", args, "error", err, peer(ctx))
 			reply(w, status(err), refusal{err.Error()})

@@ -54,7 +54,9 @@ func Serve(ctx context.Context, path string, a Agent, o Options) error {
 	if server.Shutdown(patient) != nil {
 		_ = server.Close() // who is still connected has said nothing
 	}
-	<-ended
+	if err := <-ended; !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
 	return nil
 }
 

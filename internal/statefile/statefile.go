@@ -152,7 +152,15 @@ func (f *File) write(text []byte) error {
 		return err
 	}
 	f.last = nil
-	if err := renameio.WriteFile(f.path, text, 0o600, renameio.WithTempDir(dir), renameio.WithStaticPermissions(0o600)); err != nil {
+	pending, err := renameio.TempFile(dir, f.path) // mode 0600
+	if err != nil {
+		return err
+	}
+	defer func() { _ = pending.Cleanup() }() // the next Load tidies what is left
+	if _, err := pending.Write(text); err != nil {
+		return err
+	}
+	if err := pending.CloseAtomicallyReplace(); err != nil {
 		return err
 	}
 	f.last = text
