@@ -23,7 +23,7 @@ type Chart struct {
 	alone     bool      // no other GPU is known here
 	silent    bool      // the last word about the GPU was none of its own
 	lost      bool      // it has not answered since it was lost
-	reloading bool      // the driver was gone, and has not given a verdict since
+	reloading bool      // the driver was away, and has not given a verdict since
 	weaker    [3]time.Time
 	window    window
 	slow      [3]Answer // by window: heat, power brake, replays

@@ -16,7 +16,7 @@ const (
 	Answered                       // a MIG instance was read completely
 	Checked                        // the GPU answered every question about its health; Vitals is what it said
 	Rebound                        // the kernel driver was unbound from the GPU and bound again
-	DriverLost                     // the driver can't be asked
+	DriverLost                     // the driver can't be asked; Code is its DriverState
 	DriverAnswered                 // the driver can be asked; Detail is its version
 	Reserved                       // the placement was handed out to new work
 )

@@ -53,7 +53,7 @@ func (d *draft) observe(o Observation) {
 	case Rebound:
 		d.chart(gpu).Reset = d.now
 	case DriverLost:
-		d.driverLost(o.Detail)
+		d.driverLost(o)
 	case DriverAnswered:
 		d.branch = branchOf(o.Detail)
 		d.drop(func(c Condition) bool { return c.At == Node })
@@ -81,11 +81,14 @@ func (d *draft) interrupt(at Placement) {
 	}
 }
 
-func (d *draft) driverLost(why string) {
-	d.stands(Condition{At: Node, Reason: ReasonDriver, State: Unknown, Detail: why}, 1)
+// driverLost enters that nobody can be asked. Only a driver that is away is one that is loaded anew later;
+// one that fails may be the same when it answers again.
+func (d *draft) driverLost(o Observation) {
+	d.stands(Condition{At: Node, Reason: ReasonDriver, State: Unknown, Detail: o.Detail}, 1)
 	for gpu := range d.charts {
 		chart := d.chart(gpu)
-		chart.silent, chart.reloading, chart.checked = true, true, time.Time{}
+		chart.silent, chart.checked = true, time.Time{}
+		chart.reloading = chart.reloading || DriverState(o.Code) == DriverAbsent
 	}
 }
 

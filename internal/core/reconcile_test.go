@@ -72,7 +72,7 @@ func TestReconcileKeepsWhatFellSilent(t *testing.T) {
 		if len(got.Devices) != 3 || len(got.Links) != len(prev.Links) || len(got.Nodes) != len(prev.Nodes) {
 			t.Errorf("want everything kept: %+v", got)
 		}
-		want := []core.Observation{{At: core.Node, Kind: core.DriverLost, Detail: "gone"}}
+		want := []core.Observation{{At: core.Node, Kind: core.DriverLost, Code: uint64(core.DriverFailed), Detail: "gone"}}
 		if diff := cmp.Diff(want, obs); diff != "" {
 			t.Error(diff)
 		}

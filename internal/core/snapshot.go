@@ -105,7 +105,7 @@ func Reconcile(prev, reading Snapshot) (Snapshot, []Observation) {
 	if reading.Driver.State != DriverReady {
 		reading.Devices, reading.Excluded = prev.Devices, prev.Excluded
 		reading.Links, reading.Nodes = prev.Links, prev.Nodes
-		return reading, []Observation{{At: Node, Kind: DriverLost, Detail: reading.Driver.Reason}}
+		return reading, []Observation{{At: Node, Kind: DriverLost, Code: uint64(reading.Driver.State), Detail: reading.Driver.Reason}}
 	}
 	obs := []Observation{{At: Node, Kind: DriverAnswered, Detail: reading.Driver.Version}}
 	for _, d := range reading.Devices {
