@@ -1,0 +1,171 @@
+package control_test
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/control"
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/monitor"
+)
+
+func quiet() control.Options {
+	return control.Options{Config: core.DefaultConfig(), Log: slog.New(slog.DiscardHandler)}
+}
+
+func TestSocketIsPrivateAndRemoved(t *testing.T) {
+	before := runtime.NumGoroutine()
+	r := start(t, coretest.GPUs(1))
+	file, err := os.Stat(r.path)
+	if err != nil || file.Mode() != fs.ModeSocket|0o600 {
+		t.Errorf("mode %v, %v", file.Mode(), err)
+	}
+	silent, err := net.Dial("unix", r.path) // who says nothing holds nobody up
+	if err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	r.stop()
+	if took := time.Since(began); took > 2*time.Second {
+		t.Errorf("the end took %v", took)
+	}
+	if err := silent.Close(); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(r.path); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the socket stays: %v", err)
+	}
+	await(t, "the end of all goroutines", func() bool { return runtime.NumGoroutine() <= before })
+}
+
+// The socket of a process that was killed is replaced, that of a living one is not.
+func TestStaleSocketIsReplaced(t *testing.T) {
+	path := control.Path(shortDir(t), "nomad-gpu")
+	dead, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dead.SetUnlinkOnClose(false)
+	if err := dead.Close(); err != nil {
+		t.Fatal(err)
+	}
+	m := monitor.New(coretest.NewMachine(coretest.GPUs(1)).Open, core.DefaultConfig(), slog.New(slog.DiscardHandler), nil)
+	// Of several that start at once over it, one gets it.
+	const agents = 8
+	ctx, cancel := context.WithCancel(t.Context())
+	failed := make(chan error, agents)
+	var all sync.WaitGroup
+	for range agents {
+		all.Go(func() { failed <- control.Serve(ctx, path, m, quiet()) })
+	}
+	for range agents - 1 {
+		err := <-failed
+		if inUse := (*control.InUseError)(nil); !errors.As(err, &inUse) || inUse.Path != path {
+			t.Errorf("one of the others: %v", err)
+		}
+	}
+	if _, err := control.Dial(path).Report(t.Context()); err != nil {
+		t.Errorf("nobody has it: %v", err)
+	}
+	cancel()
+	all.Wait()
+	if err := <-failed; err != nil {
+		t.Error(err)
+	}
+}
+
+// An agent that ends leaves the socket alone that another has put in the place of its own.
+func TestSocketOfAnotherStays(t *testing.T) {
+	r := start(t, coretest.GPUs(1))
+	if err := os.Remove(r.path); err != nil {
+		t.Fatal(err)
+	}
+	other, err := net.Listen("unix", r.path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.stop()
+	if _, err := os.Stat(r.path); err != nil {
+		t.Error(err)
+	}
+	if err := other.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestServeRefuses(t *testing.T) {
+	dir := shortDir(t)
+	inTheWay := filepath.Join(dir, "file")
+	if err := os.WriteFile(inTheWay, []byte("mine"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct{ path, want string }{
+		"too long":    {control.Path(filepath.Join(dir, strings.Repeat("x", 100)), "k8s-gpu"), "want at most 107"},
+		"no socket":   {inTheWay, "it is no socket"},
+		"no folder":   {control.Path(inTheWay, "k8s-gpu"), "not a directory"},
+		"no such one": {"/proc/none/k8s-gpu.sock", "/proc/none"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			err := control.Serve(t.Context(), c.path, nil, quiet())
+			if err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("got %v, want %q", err, c.want)
+			}
+		})
+	}
+	if text, err := os.ReadFile(inTheWay); err != nil || string(text) != "mine" {
+		t.Errorf("the file is now %q, %v", text, err)
+	}
+	var wrong *core.ConfigError
+	if _, err := control.Dial(control.Path(strings.Repeat("x", 100), "k8s-gpu")).Report(t.Context()); !errors.As(err, &wrong) || wrong.Key != "state_dir" {
+		t.Errorf("asking at a path that is too long: %v", err)
+	}
+}
+
+func TestRequestsThatAreNoOrders(t *testing.T) {
+	r := start(t, coretest.GPUs(1))
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", r.path)
+		}}}
+	for name, c := range map[string]struct {
+		method, path, body string
+		want               int
+	}{
+		"no JSON":     {http.MethodPost, "/v1/clear", "clear it", http.StatusBadRequest},
+		"too large":   {http.MethodPost, "/v1/clear", `{"gpu": "` + strings.Repeat("x", 20<<10) + `"}`, http.StatusBadRequest},
+		"empty":       {http.MethodPost, "/v1/ignore", "", http.StatusBadRequest},
+		"method":      {http.MethodGet, "/v1/clear", "", http.StatusMethodNotAllowed},
+		"unknown":     {http.MethodGet, "/", "", http.StatusNotFound},
+		"a reading":   {http.MethodGet, "/v1/report", "", http.StatusOK},
+		"unspecified": {http.MethodPost, "/v1/clear", "{}", http.StatusBadRequest},
+	} {
+		t.Run(name, func(t *testing.T) {
+			q, err := http.NewRequestWithContext(t.Context(), c.method, "http://agent"+c.path, strings.NewReader(c.body))
+			if err != nil {
+				t.Fatal(err)
+			}
+			a, err := client.Do(q)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if a.StatusCode != c.want {
+				t.Errorf("status %s, want %d", a.Status, c.want)
+			}
+			if err := a.Body.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
