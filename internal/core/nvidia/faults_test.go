@@ -1,8 +1,6 @@
 package nvidia
 
 import (
-	"cmp"
-	"errors"
 	"slices"
 	"strings"
 	"testing"
@@ -55,9 +53,9 @@ func TestGPUThatFailsEveryCall(t *testing.T) {
 	obs, err := s.Probe()
 	must(t, err)
 	for _, o := range obs {
-		want := core.Observation{At: o.At, Kind: core.Checked}
+		want := core.Observation{At: o.At, Kind: core.Checked, Vitals: wellH100}
 		if o.At == core.WholeGPU(h100ID) {
-			want.Kind, want.Detail = core.ProbeFailed, "nvmlDeviceGetUUID: Unknown Error"
+			want = core.Observation{At: o.At, Kind: core.ProbeFailed, Detail: "nvmlDeviceGetUUID: Unknown Error"}
 		}
 		if o != want {
 			t.Errorf("probe: %+v, want %+v", o, want)
@@ -97,7 +95,7 @@ func TestGPULostAndRestored(t *testing.T) {
 	}
 
 	must(t, m.Restore(3))
-	if obs, err = s.Probe(); err != nil || !slices.Contains(obs, core.Observation{At: lost.At, Kind: core.Checked}) {
+	if obs, err = s.Probe(); err != nil || !slices.Contains(obs, core.Observation{At: lost.At, Kind: core.Checked, Vitals: wellH100}) {
 		t.Errorf("probe after the return: %+v, %v", obs, err)
 	}
 	if after := snapshot(t, s); !after.Equal(before) {
@@ -163,7 +161,8 @@ func TestNothingSupported(t *testing.T) {
 		if diff := gocmp.Diff([]core.Device{want}, snap.Devices); diff != "" || len(snap.Excluded) > 0 {
 			t.Errorf("%s: excluded %+v\n%s", code, snap.Excluded, diff)
 		}
-		if obs, err := s.Probe(); err != nil || !slices.Equal(obs, []core.Observation{{At: want.At, Kind: core.Checked}}) {
+		checked := core.Observation{At: want.At, Kind: core.Checked, Vitals: core.Vitals{Events: core.No}}
+		if obs, err := s.Probe(); err != nil || !slices.Equal(obs, []core.Observation{checked}) {
 			t.Errorf("%s: probe: %+v, %v", code, obs, err)
 		}
 		if usage, err := s.Usage(); err != nil || !slices.Equal(usage, []core.Usage{{Device: id}}) {
@@ -222,82 +221,6 @@ func TestEachCallFails(t *testing.T) {
 	}
 }
 
-func TestOneBadInstance(t *testing.T) {
-	for _, call := range []string{"nvmlDeviceGetMigDeviceHandleByIndex", "nvmlDeviceGetGpuInstanceId", "nvmlDeviceGetComputeInstanceId"} {
-		m := simdriver.Start(t, "a100-mig")
-		s := open(t, m)
-		must(t, m.Fail(simdriver.GPU(5), call, "UNKNOWN", 1))
-		snap := snapshot(t, s)
-		var profiles []string
-		for _, d := range snap.Devices {
-			if d.Index == 5 {
-				profiles = append(profiles, cmp.Or(d.Profile, "GPU"))
-			}
-		}
-		if want := []string{"GPU", "2g.20gb", "1g.10gb", "1g.10gb+me"}; !slices.Equal(profiles, want) {
-			t.Errorf("%s: %q", call, profiles)
-		}
-		want := core.Exclusion{
-			Index: 5, At: core.WholeGPU(core.DeviceID(m.UUID(5))), PCI: "0000:90:00.0",
-			Kind: core.ProbeFailed, Reason: call + ": Unknown Error",
-		}
-		if !slices.Equal(snap.Excluded, []core.Exclusion{want}) {
-			t.Errorf("%s: %+v", call, snap.Excluded)
-		}
-		must(t, s.Close())
-	}
-}
-
-func TestMIGLayoutChanges(t *testing.T) {
-	m := simdriver.Start(t, "a100-mig")
-	s := open(t, m)
-	snapshot(t, s)
-	must(t, m.SetMIG(5, "7g.80gb"), m.SetMIG(0, "1g.20gb"), m.MIGOff(4))
-	// The handles of the old layout are asked once more before the next reading.
-	if _, err := s.Usage(); err != nil {
-		t.Error(err)
-	}
-	var got []string
-	for _, d := range snapshot(t, s).Devices {
-		if d.Index != 6 && (d.MIG || d.Profile != "") {
-			got = append(got, cmp.Or(d.Profile, string(d.PCI)))
-		}
-	}
-	if want := []string{"0000:07:00.0", "1g.20gb", "0000:90:00.0", "7g.80gb", "0000:bd:00.0"}; !slices.Equal(got, want) {
-		t.Errorf("%q", got)
-	}
-}
-
-func TestComputeInstances(t *testing.T) {
-	m := simdriver.Start(t, "a100-mig")
-	must(t, m.SetMIG(0, "1c.3g.40gb"))
-	s := open(t, m)
-	d := snapshot(t, s).Devices[1]
-	if d.Profile != "1c.3g.40gb" || d.Model != "NVIDIA A100-SXM4-80GB MIG 1c.3g.40gb" {
-		t.Errorf("%+v", d)
-	}
-}
-
-// Without names, attributes and the profile of the GPU instance say the same.
-func TestProfilesWithoutNames(t *testing.T) {
-	m := simdriver.Start(t, "a100-mig")
-	must(t, m.SetMIG(0, "1c.3g.40gb"))
-	s := open(t, m)
-	named := snapshot(t, s)
-	must(t, s.Close())
-	must(t, m.Fail(simdriver.All, "nvmlDeviceGetName", "NOT_SUPPORTED", simdriver.Always))
-	s = open(t, m)
-	for i, d := range snapshot(t, s).Devices {
-		want := named.Devices[i]
-		if want.Model = ""; want.Profile != "" {
-			want.Model = " MIG " + want.Profile
-		}
-		if d != want {
-			t.Error(gocmp.Diff(want, d))
-		}
-	}
-}
-
 // Links take many calls: they are read when the set of GPUs changes.
 func TestLinksAreReadOnce(t *testing.T) {
 	m := simdriver.Start(t, "h100x8")
@@ -321,109 +244,6 @@ func TestLinksAreReadOnce(t *testing.T) {
 	}
 }
 
-func TestDriverUnloadedAndLoaded(t *testing.T) {
-	m := simdriver.Start(t, "t4")
-	s := open(t, m)
-	snapshot(t, s)
-	must(t, m.Unload())
-	_, snapErr := s.Snapshot()
-	_, probeErr := s.Probe()
-	_, usageErr := s.Usage()
-	for _, err := range []error{snapErr, probeErr, usageErr} {
-		if !errors.Is(err, core.ErrDriverLost) || strings.Contains(err.Error(), "\n") {
-			t.Errorf("unloaded: %v", err)
-		}
-	}
-	must(t, s.Close(), s.Close())
-	_, err := Open(Options{Roots: roots(m)})
-	_, again := Open(Options{Roots: roots(m)})
-	if !errors.Is(err, core.ErrNoDriver) || err.Error() != again.Error() {
-		t.Errorf("open: %v, then %v", err, again)
-	}
-	must(t, m.Load())
-	if snap := snapshot(t, open(t, m)); len(snap.Devices) != 1 {
-		t.Errorf("loaded: %d devices", len(snap.Devices))
-	}
-}
-
-func TestDriverReplaced(t *testing.T) {
-	m := simdriver.Start(t, "t4")
-	s := open(t, m)
-	snapshot(t, s)
-	must(t, m.SetDriver("580.95.05"))
-	if _, err := s.Snapshot(); !errors.Is(err, core.ErrDriverLost) && !errors.Is(err, core.ErrDriverStale) {
-		t.Errorf("snapshot: %v", err)
-	}
-	must(t, s.Close())
-	if _, err := Open(Options{Roots: roots(m)}); !errors.Is(err, core.ErrDriverStale) {
-		t.Errorf("open: %v", err)
-	}
-}
-
-func TestDriverWideCodes(t *testing.T) {
-	for code, want := range map[string]error{
-		"UNINITIALIZED": core.ErrDriverLost, "DRIVER_NOT_LOADED": core.ErrDriverLost,
-		"LIB_RM_VERSION_MISMATCH": core.ErrDriverStale,
-	} {
-		for _, call := range []string{
-			"nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex", "nvmlDeviceGetPciInfo", "nvmlDeviceGetMemoryInfo",
-			"nvmlDeviceGetMigDeviceHandleByIndex", "nvmlDeviceGetTopologyCommonAncestor", "nvmlDeviceGetNvLinkState",
-		} {
-			m := simdriver.Start(t, "a100-mig")
-			s := open(t, m)
-			must(t, m.Fail(simdriver.All, call, code, simdriver.Always))
-			if _, err := s.Snapshot(); !errors.Is(err, want) {
-				t.Errorf("%s, %s: %v", call, code, err)
-			}
-			must(t, s.Close())
-		}
-	}
-	m := simdriver.Start(t, "t4")
-	s := open(t, m)
-	must(t, m.Fail(simdriver.All, "nvmlDeviceGetCount", "UNKNOWN", simdriver.Always))
-	if _, err := s.Snapshot(); !errors.Is(err, core.ErrDriverLost) {
-		t.Errorf("count: %v", err)
-	}
-	if _, err := s.Probe(); !errors.Is(err, core.ErrDriverLost) {
-		t.Errorf("probe without a reading: %v", err)
-	}
-}
-
-func TestHangIsVisible(t *testing.T) {
-	m := simdriver.Start(t, "h100x8")
-	s := open(t, m)
-	before := snapshot(t, s)
-	if busy := s.Busy(); busy != nil {
-		t.Errorf("idle: %+v", busy)
-	}
-	must(t, m.Hang(simdriver.GPU(3), "nvmlDeviceGetMemoryInfo"))
-	started := time.Now()
-	read := make(chan core.Snapshot)
-	go func() {
-		snap, err := s.Snapshot()
-		if err != nil {
-			t.Error(err)
-		}
-		read <- snap
-	}()
-	stuck := eventually(t, func() (core.Call, bool) {
-		for _, c := range s.Busy() {
-			return c, c.Name == "nvmlDeviceGetMemoryInfo" && c.At == core.WholeGPU(h100ID)
-		}
-		return core.Call{}, false
-	})
-	if stuck.Since.Before(started) || stuck.Since.After(time.Now()) {
-		t.Errorf("since %v", stuck.Since)
-	}
-	must(t, m.Heal())
-	if after := <-read; !after.Equal(before) {
-		t.Error(gocmp.Diff(before, after))
-	}
-	if busy := s.Busy(); busy != nil {
-		t.Errorf("idle again: %+v", busy)
-	}
-}
-
 // eventually asks until the answer is yes.
 func eventually[T any](t testing.TB, ask func() (T, bool)) T {
 	t.Helper()
@@ -440,50 +260,5 @@ func eventually[T any](t testing.TB, ask func() (T, bool)) T {
 		case <-deadline:
 			t.Fatalf("not in time; last answer: %+v", v)
 		}
-	}
-}
-
-func TestUsage(t *testing.T) {
-	m := simdriver.Start(t, "a100-mig")
-	for key, value := range map[string]string{
-		"power_usage": "301500 mW", "utilization_gpu": "97", "utilization_memory": "41", "encoder": "3", "decoder": "4",
-		"temperature": "63 C", "memory_used": "1024 MiB", "bar1_used": "7 MiB", "ecc_l1": "1", "ecc_l2": "2", "ecc_device": "3",
-	} {
-		must(t, m.Set(5, key, value))
-	}
-	s := open(t, m)
-	snapshot(t, s)
-	usage, err := s.Usage()
-	must(t, err)
-	const mib = 1 << 20
-	want := core.Usage{
-		Device: core.DeviceID(m.UUID(5)),
-		Power:  core.GaugeOf(301500), PowerLimit: core.GaugeOf(400000), Temperature: core.GaugeOf(63),
-		GPU: core.GaugeOf(97), Memory: core.GaugeOf(41), Encoder: core.GaugeOf(3), Decoder: core.GaugeOf(4),
-		// What the driver reserves counts as used.
-		MemoryUsed: core.GaugeOf((1024 + 615) * mib), MemoryTotal: core.GaugeOf(81920 * mib),
-		BAR1Used: core.GaugeOf(7 * mib), BAR1Total: core.GaugeOf(131072 * mib),
-		ECCL1: core.GaugeOf(1), ECCL2: core.GaugeOf(2), ECCMemory: core.GaugeOf(3),
-	}
-	got := map[core.DeviceID]core.Usage{}
-	for _, u := range usage {
-		got[u.Device] = u
-	}
-	if len(usage) != 20 || len(got) != 20 {
-		t.Errorf("%d entries for %d devices, want 20", len(usage), len(got))
-	}
-	// NVIDIA's driver answers all of it for a GPU in MIG mode but the utilisation; so does this one or not.
-	parent := got[want.Device]
-	if !parent.GPU.OK {
-		want.GPU, want.Memory, want.Encoder, want.Decoder = core.Gauge{}, core.Gauge{}, core.Gauge{}, core.Gauge{}
-	}
-	if diff := gocmp.Diff(want, parent); diff != "" {
-		t.Error(diff)
-	}
-	instances, err := m.Instances(5)
-	must(t, err)
-	u := got[core.DeviceID(instances[0])]
-	if u.MemoryTotal != core.GaugeOf(40192*mib) || u.GPU.OK || u.Encoder.OK {
-		t.Errorf("instance: %+v", u)
 	}
 }

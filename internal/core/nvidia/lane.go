@@ -2,6 +2,7 @@ package nvidia
 
 import (
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core"
@@ -20,6 +21,13 @@ type lane struct {
 
 	// of whoever is in
 	profiles map[shape]string
+
+	// of the reader
+	record record
+
+	// from the waiter to the reader
+	hinted  atomic.Bool // something happened to the GPU
+	rebound atomic.Bool // it has its driver back
 }
 
 // maxVisit bounds a visit whose calls all come back, each just in time, in units of patience.

@@ -51,6 +51,18 @@ var functions = map[string][]string{
 	"nvmlDeviceGetMemoryErrorCounter":    {"nvmlDeviceGetMemoryErrorCounter"},
 	"nvmlDeviceGetFieldValues":           {"nvmlDeviceGetFieldValues"},
 
+	byPCI:                                    {"nvmlDeviceGetHandleByPciBusId_v2", "nvmlDeviceGetHandleByPciBusId"},
+	"nvmlDeviceGetVirtualizationMode":        {"nvmlDeviceGetVirtualizationMode"},
+	"nvmlDeviceGetTotalEccErrors":            {"nvmlDeviceGetTotalEccErrors"},
+	"nvmlDeviceGetRepairStatus":              {"nvmlDeviceGetRepairStatus"},
+	"nvmlDeviceGetUnrepairableMemoryFlag_v1": {"nvmlDeviceGetUnrepairableMemoryFlag_v1"},
+	"nvmlDeviceGetSramEccErrorStatus":        {"nvmlDeviceGetSramEccErrorStatus"},
+	"nvmlDeviceGetCurrPcieLinkGeneration":    {"nvmlDeviceGetCurrPcieLinkGeneration"},
+	"nvmlDeviceGetCurrPcieLinkWidth":         {"nvmlDeviceGetCurrPcieLinkWidth"},
+	"nvmlDeviceGetGpuFabricInfoV":            {"nvmlDeviceGetGpuFabricInfoV"},
+	"nvmlDeviceGetGpuFabricInfo":             {"nvmlDeviceGetGpuFabricInfo"},
+	"nvmlDeviceValidateInforom":              {"nvmlDeviceValidateInforom"},
+
 	"nvmlDeviceGetMigMode":                {"nvmlDeviceGetMigMode"},
 	"nvmlDeviceGetMaxMigDeviceCount":      {"nvmlDeviceGetMaxMigDeviceCount"},
 	"nvmlDeviceGetMigDeviceHandleByIndex": {"nvmlDeviceGetMigDeviceHandleByIndex"},

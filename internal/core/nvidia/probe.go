@@ -2,14 +2,15 @@ package nvidia
 
 import (
 	"errors"
-
-	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"io/fs"
+	"strings"
 
 	"github.com/tandem-gpu/tandem/internal/core"
 )
 
-// Probe asks every GPU of the last reading, and those it remembers, for a sign of life. One GPU's
-// silence is its observation and never stops the others; an error is of the driver as a whole.
+// Probe checks every GPU of the last reading, and those it remembers. One GPU's silence is its observation
+// and never stops the others; an error is of the driver as a whole. The vitals are complete: what is read
+// at a slower pace is as it was read last.
 func (s *Session) Probe() ([]core.Observation, error) {
 	s.listenAgain()
 	var obs []core.Observation
@@ -33,30 +34,43 @@ func (s *Session) Probe() ([]core.Observation, error) {
 
 // check asks one GPU. Only an error of the driver as a whole is an error.
 func (s *Session) check(index int, g gpu) (core.Observation, error) {
+	l := s.lane(index)
+	last := l.record.of(g.device)
+	hinted := l.hinted.Swap(false)
+	last.away = last.away || l.rebound.Swap(false)
+	p := s.plan(last, s.now(), hinted)
+	if hinted && !p.due[slowly] {
+		l.hinted.Store(true) // too soon after another
+	}
+	next, err := visit(s, index, g.device.At, func(a *asker) record { return last.examine(a, s.lib, g.held, p) })
 	o := core.Observation{At: g.device.At, Kind: core.Checked}
-	_, err := visit(s, index, g.device.At, func(a *asker) struct{} { probe(a, g.handle); return struct{}{} })
+	if err == nil {
+		l.record, o.Vitals = next, s.vitals(next)
+		return o, nil
+	}
+	last.away = true
+	l.record = last
 	if stuck, ok := errors.AsType[*StuckError](err); ok {
 		o.Kind, o.Detail = core.Waiting, stuck.Call
 		return o, nil
 	}
-	if err != nil {
-		o.Kind, o.Detail = silence(err), err.Error()
-	}
+	o.Kind, o.Detail = silence(err), err.Error()
 	return o, err
 }
 
-// probe asks for the UUID, which the library may know by heart, and for the recovery action (field 230,
-// R565 and newer), for which it has to ask the GPU; where there is no such field, for the memory.
-func probe(a *asker, h nvml.Device) {
-	required(a, "nvmlDeviceGetUUID", h.GetUUID)
-	answered := supported(a, "nvmlDeviceGetFieldValues", func() (bool, nvml.Return) {
-		field := []nvml.FieldValue{{FieldId: nvml.FI_DEV_GET_GPU_RECOVERY_ACTION}}
-		if ret := h.GetFieldValues(field); ret != nvml.SUCCESS {
-			return false, ret
-		}
-		return true, nvml.Return(field[0].NvmlReturn)
-	})
-	if !answered {
-		supported(a, "nvmlDeviceGetMemoryInfo", h.GetMemoryInfo)
+// vitals are what a record says. NONE is no verdict in a vGPU guest, where the driver can't see what the
+// GPU needs, and nothing is one on Tegra, where it never looks.
+func (s *Session) vitals(r record) core.Vitals {
+	v := r.vitals
+	if s.tegra || r.guest && v.Verdict == core.VerdictNone {
+		v.Verdict = core.VerdictUnsaid
 	}
+	v.Events = s.hears(r.id)
+	return v
+}
+
+// isTegra reports whether the GPU is a part of an NVIDIA system on chip.
+func isTegra(sys fs.FS) bool {
+	family, _ := fs.ReadFile(sys, "devices/soc0/family") // nothing like it on other machines
+	return strings.HasPrefix(strings.ToLower(string(family)), "tegra")
 }

@@ -20,9 +20,14 @@ import (
 type Options struct {
 	Roots    core.Roots
 	Patience time.Duration // for a call about one GPU, before the others are asked without it; 0 = 2 s
-}
 
-const defaultPatience = 2 * time.Second
+	// How often a check reads what changes slowly; every check carries all.
+	Slow   time.Duration // errors counted, repairs pending, PCIe link; 0 = 1 min
+	Fabric time.Duration // 0 = 30 s
+	Links  time.Duration // NVLinks; 0 = 5 min
+
+	Now func() time.Time // the clock of these paces; nil = time.Now
+}
 
 // Session is an initialised NVML: the only way to call it, so that nothing is called before or after.
 // Wait belongs to one goroutine; Busy and Work to all; Snapshot, Probe and Usage belong to one other
@@ -31,6 +36,9 @@ type Session struct {
 	lib            nvml.Interface
 	sys, proc, dev fs.FS
 	patience       time.Duration
+	every          [paces]time.Duration // 0 = once
+	now            func() time.Time
+	tegra          bool
 
 	mu    sync.Mutex
 	lanes []*lane // by index; the reader adds to them under mu
@@ -70,12 +78,20 @@ func Open(o Options) (*Session, error) {
 		sys:      os.DirFS(rooted(o.Roots.Sys, "/sys")),
 		proc:     os.DirFS(rooted(o.Roots.Proc, "/proc")),
 		dev:      os.DirFS(filepath.Join(rooted(o.Roots.Dev, "/"), "dev")),
-		patience: cmp.Or(o.Patience, defaultPatience),
-		reader:   line{have: found.have, index: -1, work: &work{}},
-		waiter:   line{have: found.have, index: -1, work: &work{}},
-		driver:   core.Driver{State: core.DriverReady},
-		ears:     newEars(),
+		patience: cmp.Or(o.Patience, 2*time.Second),
+		every: [paces]time.Duration{
+			slowly: cmp.Or(o.Slow, time.Minute), ofFabric: cmp.Or(o.Fabric, 30*time.Second), ofLinks: cmp.Or(o.Links, 5*time.Minute),
+		},
+		now:    o.Now,
+		reader: line{have: found.have, index: -1, work: &work{}},
+		waiter: line{have: found.have, index: -1, work: &work{}},
+		driver: core.Driver{State: core.DriverReady},
+		ears:   newEars(),
 	}
+	if s.now == nil {
+		s.now = time.Now
+	}
+	s.tegra = isTegra(s.sys)
 	if err := do(&s.reader, "nvmlInit", core.Node, s.lib.Init); err != nil {
 		return nil, notOpened(err)
 	}

@@ -102,6 +102,7 @@ func (s *Session) observed(a armed, event nvml.EventData) core.Observation {
 	for _, g := range a.gpus {
 		if g.handle == event.Device {
 			o.At = core.WholeGPU(g.device.ID)
+			g.lane.hinted.Store(true)
 		}
 	}
 	switch {
