@@ -60,6 +60,7 @@ func (m *Monitor) keep(ctx context.Context) (finish func()) {
 			m.store.Save(m.State().Record(m.keeper.boot))
 			rest(ctx, keepPause)
 		}
+		m.store.Save(m.State().Record(m.keeper.boot)) // what came during the last rest
 	}()
 	return func() {
 		cancel()
