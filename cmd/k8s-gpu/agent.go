@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/tandem-gpu/tandem/internal/control"
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/internal/core/nvidia"
@@ -15,19 +16,26 @@ import (
 	"github.com/tandem-gpu/tandem/internal/kubeadapter"
 )
 
+// agentName names the agent's files in the state directory.
+const agentName = "k8s-gpu"
+
 // serve runs the agent until ctx ends.
 func serve(ctx context.Context, s settings, log *slog.Logger) error {
 	footprint.Reduce()
-	machine := monitor.New(opener(s), s.core, log, nil)
+	from := newSources(s, log)
+	machine := monitor.New(opener(s), s.core, log, from.store())
 	adapter := kubeadapter.New(machine, kubeadapter.Options{
-		KubeletSocket: s.kubeletSocket, MIG: s.core.MIG, DevRoot: s.devRoot, Log: log,
+		KubeletSocket: s.kubeletSocket, MIG: s.core.MIG, DevRoot: s.devRoot, Log: log, Reserved: machine.Reserved,
 	})
-	log.Info("k8s-gpu "+versionText(), "kubelet", s.kubeletSocket, "driver-root", s.core.Roots.Driver, "mig-strategy", s.core.MIG)
+	log.Info("k8s-gpu "+versionText(), "kubelet", s.kubeletSocket, "driver-root", s.core.Roots.Driver,
+		"mig-strategy", s.core.MIG, "health-mode", s.core.Health.Mode)
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return machine.Run(ctx) })
 	group.Go(func() error { return adapter.Run(ctx) })
+	group.Go(func() error { from.follow(ctx, machine.Report); return nil })
+	group.Go(func() error { attend(ctx, s, machine, from, log); return nil })
 	if s.httpAddress != "" {
-		status := &status{machine: machine, adapter: adapter, mig: s.core.MIG}
+		status := &status{machine: machine, adapter: adapter, cfg: s.core, from: from}
 		group.Go(func() error { return listen(ctx, s.httpAddress, status.handler(), log) })
 	}
 	err := group.Wait()
@@ -37,6 +45,22 @@ func serve(ctx context.Context, s settings, log *slog.Logger) error {
 	log.Info("stopped")
 	return err
 }
+
+// attend takes an operator's orders until ctx ends. Without its socket the agent works on.
+func attend(ctx context.Context, s settings, machine *monitor.Monitor, from sources, log *slog.Logger) {
+	path := socketPath(s)
+	if path == "" {
+		return
+	}
+	err := control.Serve(ctx, path, machine, control.Options{
+		Config: s.core, Simulation: s.health.Simulation, Notes: from.notes, Log: log,
+	})
+	if err != nil {
+		log.Warn("no operator can give orders", "error", err)
+	}
+}
+
+func socketPath(s settings) string { return control.Path(s.health.StateDir, agentName) }
 
 // opener returns how a session is opened: beneath the mounted driver root, else where NVIDIA's
 // container runtime puts the library.

@@ -84,11 +84,13 @@ func (l *log) state() (string, <-chan struct{}) {
 	return l.text.String(), l.wrote
 }
 
+// start runs an agent that knows nothing of this machine but what args say.
 func start(t *testing.T, args ...string) *agent {
 	t.Helper()
+	apart := []string{"--http-address=127.0.0.1:0", "--state-dir=" + shortDir(t), "--kernel-log=off"}
 	ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
 	a := &agent{T: t, ctx: ctx, exited: make(chan struct{}), log: &log{wrote: make(chan struct{})}}
-	a.cmd = exec.CommandContext(ctx, binary(t), append([]string{"--http-address=127.0.0.1:0"}, args...)...)
+	a.cmd = exec.CommandContext(ctx, binary(t), append(apart, args...)...)
 	a.cmd.Stderr = a.log
 	if err := a.cmd.Start(); err != nil {
 		t.Fatal(err)
@@ -177,19 +179,23 @@ func (a *agent) awaitReady(want string) {
 // startKubelet runs a kubelet on a folder with a short path.
 func startKubelet(t *testing.T) *kubelettest.Kubelet {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "kub")
-	if err != nil {
-		t.Fatal(err)
-	}
-	k := kubelettest.New(dir)
-	t.Cleanup(func() {
-		k.Stop()
-		_ = os.RemoveAll(dir)
-	})
+	k := kubelettest.New(shortDir(t))
+	t.Cleanup(k.Stop)
 	if err := k.Start(); err != nil {
 		t.Fatal(err)
 	}
 	return k
+}
+
+// shortDir is a folder of the test's own; t.TempDir's path can be longer than a socket's may be.
+func shortDir(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "k8s")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return dir
 }
 
 // on are the flags for a machine and a kubelet.

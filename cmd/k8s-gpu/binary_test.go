@@ -17,7 +17,7 @@ import (
 
 func TestEightGPUs(t *testing.T) {
 	m, k := simdriver.Start(t, "h100x8"), startKubelet(t)
-	a := start(t, append(on(m.Root, k), "--rescan=1s")...)
+	a := start(t, append(on(m.Root, k), "--health-period=200ms", "--recovery-dwell=200ms")...)
 	a.awaitHealthy(k, 8)
 	a.awaitReady("offered to the kubelet: nvidia.com/gpu")
 
@@ -38,6 +38,8 @@ func TestEightGPUs(t *testing.T) {
 		`tandem_devices{health="lost",resource="nvidia.com/gpu"} 1`,
 		`tandem_devices{health="degraded",resource="nvidia.com/gpu"} 0`,
 		`reason="LOST"} 0`,
+		`tandem_device_health{device="` + m.UUID(5) + `",model="NVIDIA H100 80GB HBM3",state="lost"} 1`,
+		`tandem_device_condition{cause="LOST",ci="",gi="",gpu="` + m.UUID(5) + `",simulated="false",state="lost"} 1`,
 		`tandem_registrations_total{resource="nvidia.com/gpu"} 1`,
 		`tandem_allocations_total{resource="nvidia.com/gpu"} 1`,
 		`tandem_allocation_errors_total{resource="nvidia.com/gpu"} 1`,
@@ -86,12 +88,12 @@ func TestSignalsEndItCleanly(t *testing.T) {
 
 func TestHungDriverDelaysNeitherAnswersNorTheEnd(t *testing.T) {
 	m, k := simdriver.Start(t, "h100x8"), startKubelet(t)
-	a := start(t, append(on(m.Root, k), "--rescan=1s")...)
+	a := start(t, append(on(m.Root, k), "--health-period=200ms", "--call-deadline=1s")...)
 	a.awaitHealthy(k, 8)
 	if err := m.Hang(simdriver.GPU(3), "*"); err != nil {
 		t.Fatal(err)
 	}
-	a.awaitHealthy(k, 7) // the deadline of a call is 10 s
+	a.awaitHealthy(k, 7)
 	if _, err := k.Allocate(a.ctx, gpu, m.UUID(0)); err != nil {
 		t.Error(err)
 	}
@@ -206,7 +208,7 @@ func TestInspectPrintsTheMachine(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, args := range [][]string{{"inspect"}, {"inspect", "--json"}} {
-		args = append(args, "--driver-root="+m.Root, "--sysfs-root="+m.Root+"/sys", "--procfs-root="+m.Root+"/proc")
+		args = append(args, "--driver-root="+m.Root, "--sysfs-root="+m.Root+"/sys", "--procfs-root="+m.Root+"/proc", "--state-dir=")
 		out, err := exec.CommandContext(t.Context(), binary(t), args...).Output()
 		if err != nil {
 			t.Fatal(err)
@@ -238,7 +240,10 @@ func TestMisconfigurationIsOneLineAndAFailure(t *testing.T) {
 		"flag":            {args: []string{"--driver-rot=/"}, want: "unknown flag --driver-rot: did you mean --driver-root?"},
 		"flag of a verb":  {args: []string{"inspect", "--jsn"}, want: "unknown flag --jsn: did you mean --json?"},
 		"no value":        {args: []string{"--rescan"}, want: "flag needs an argument: --rescan"},
-		"verb":            {args: []string{"inspct"}, want: "unknown command inspct: want version, inspect or none"},
+		"verb":            {args: []string{"inspct"}, want: "unknown command inspct: did you mean inspect?"},
+		"verb's argument": {args: []string{"clear", "GPU-0"}, want: `clear: unexpected argument "GPU-0": see k8s-gpu clear --help`},
+		"no fault":        {args: []string{"simulate", "79"}, want: "simulate: want a fault, such as xid 79 or event 0x2000"},
+		"no agent":        {args: []string{"ignore", "--state-dir=/nowhere"}, want: "no agent is running: nobody serves /nowhere/k8s-gpu.sock"},
 		"duration":        {args: []string{"--rescan=soon"}, want: `--rescan = "soon": want a positive duration such as 30s`},
 		"environment":     {env: "MIG_STRATEGY=some", want: `MIG_STRATEGY = "some": want none, single or mixed`},
 		"unsupported":     {env: "GDS_ENABLED=true", want: `GDS_ENABLED = "true": not supported by this version: want false`},

@@ -13,7 +13,6 @@ import (
 // newCommand is the command line: without a verb the agent runs.
 func newCommand(w world) *cli.Command {
 	values := newFlagValues()
-	asJSON := false
 	read := func() (settings, error) { return resolve(values, w.lookupEnv) }
 	root := &cli.Command{
 		Name:  "k8s-gpu",
@@ -26,7 +25,7 @@ func newCommand(w world) *cli.Command {
 		OnUsageError: usageError, ExitErrHandler: func(context.Context, *cli.Command, error) {},
 		Action: func(ctx context.Context, c *cli.Command) error {
 			if c.Args().Present() {
-				return fmt.Errorf("unknown command %s: want version, inspect or none", c.Args().First())
+				return unknownCommand(c)
 			}
 			s, err := read()
 			if err != nil {
@@ -39,27 +38,24 @@ func newCommand(w world) *cli.Command {
 			return serve(ctx, s, log)
 		},
 	}
-	root.Commands = []*cli.Command{
-		{
-			Name: "version", Usage: "print the version", OnUsageError: usageError,
-			Action: func(context.Context, *cli.Command) error {
-				_, err := fmt.Fprintln(w.stdout, "k8s-gpu", versionText())
-				return err
-			},
+	root.Commands = append(verbs(w, read), &cli.Command{
+		Name: "version", Usage: "print the version", OnUsageError: usageError,
+		Action: func(context.Context, *cli.Command) error {
+			_, err := fmt.Fprintln(w.stdout, "k8s-gpu", versionText())
+			return err
 		},
-		{
-			Name: "inspect", Usage: "read the machine once and print what would be offered", OnUsageError: usageError,
-			Flags: []cli.Flag{&cli.BoolFlag{Name: "json", Usage: "print JSON", Destination: &asJSON}},
-			Action: func(ctx context.Context, _ *cli.Command) error {
-				s, err := read()
-				if err != nil {
-					return err
-				}
-				return inspectMachine(ctx, s, w.stdout, asJSON)
-			},
-		},
-	}
+	})
 	return root
+}
+
+// unknownCommand is what the library takes for an argument of the agent, which has none.
+func unknownCommand(c *cli.Command) error {
+	var names []string
+	for _, verb := range c.Commands {
+		names = append(names, verb.Name)
+	}
+	written := c.Args().First()
+	return fmt.Errorf("unknown command %s: did you mean %s?", written, nearest(written, names))
 }
 
 // usageError is one line instead of the page of help that the library prints.

@@ -13,19 +13,24 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/internal/inspect"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter"
 )
 
 // status is what the agent says about itself.
 type status struct {
-	machine interface{ Current() *core.Inventory }
+	machine interface {
+		State() core.State
+		Stats() monitor.Stats
+	}
 	adapter interface {
 		Alive(context.Context) error
 		Ready() error
 		Stats() []kubeadapter.ResourceStats
 	}
-	mig core.MIGStrategy
+	cfg  core.Config
+	from sources
 }
 
 func (s *status) handler() http.Handler {
@@ -64,7 +69,9 @@ func (s *status) readyz(w http.ResponseWriter, _ *http.Request) {
 // API has no place for a reason.
 func (s *status) inventory(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
-	_ = inspect.Describe(s.machine.Current()).WriteJSON(w)
+	report := inspect.DescribeState(s.machine.State(), s.cfg, s.from.notes()...)
+	report.Source = inspect.FromAgent
+	_ = report.WriteJSON(w)
 }
 
 func answer(w http.ResponseWriter, err error, text string) {

@@ -65,6 +65,9 @@ func (s *status) Describe(descs chan<- *prometheus.Desc) {
 	for _, c := range counters {
 		descs <- c.desc
 	}
+	for _, d := range healthDescs {
+		descs <- d
+	}
 }
 
 // Collect implements prometheus.Collector.
@@ -72,33 +75,35 @@ func (s *status) Collect(metrics chan<- prometheus.Metric) {
 	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
 		metrics <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 	}
-	inv := s.machine.Current()
+	state := s.machine.State()
+	s.collectHealth(metrics, state)
+	inv := state.Inventory
 	driver := inv.Driver()
 	gauge(buildDesc, 1, "k8s-gpu", versionText(), runtime.Version())
 	gauge(driverDesc, 1, driver.State.String(), driver.Version, driver.CUDA)
 	gauge(excludedDesc, float64(len(inv.Excluded())))
 	for u := range inv.Units() {
-		v := 0.0
-		if u.Health.Schedulable() {
-			v = 1
-		}
-		gauge(healthyDesc, v, string(u.ID), u.Device.Model, u.Health.State.String(), u.Health.Reason.String())
+		gauge(healthyDesc, one(u.Health.Schedulable()), string(u.ID), u.Device.Model, u.Health.State.String(), u.Health.Reason.String())
 	}
 	stats := s.stats()
-	count := kubeadapter.Resources(inv, s.mig)
+	count := kubeadapter.Resources(inv, s.cfg.MIG)
 	for _, r := range stats {
 		for state := core.Healthy; state <= core.GPULost; state++ {
 			gauge(devicesDesc, float64(count[r.Resource][state]), r.Resource, state.String())
 		}
-		watched := 0.0
-		if r.Watched {
-			watched = 1
-		}
-		gauge(watchedDesc, watched, r.Resource)
+		gauge(watchedDesc, one(r.Watched), r.Resource)
 		for _, c := range counters {
 			metrics <- prometheus.MustNewConstMetric(c.desc, prometheus.CounterValue, float64(c.value(r)), r.Resource)
 		}
 	}
+}
+
+// one is how a metric says yes; no is 0.
+func one(yes bool) float64 {
+	if yes {
+		return 1
+	}
+	return 0
 }
 
 // stats has the GPU resource from the start, so that an alert on it has a series before the first GPU.
