@@ -219,6 +219,7 @@ func (s *Session) freeStranded() {
 // hangUp frees every set. It belongs to Close, after reader and waiter.
 func (s *Session) hangUp() {
 	s.freeStranded()
+	s.closeSystem()
 	for _, a := range append(s.ears.take(), s.armed) {
 		s.free(&s.waiter, a)
 	}

@@ -84,6 +84,11 @@ var functions = map[string][]string{
 	attributed:                         {attributed},
 	"nvmlDeviceGetSupportedEventTypes": {"nvmlDeviceGetSupportedEventTypes"},
 	"nvmlDeviceRegisterEvents":         {"nvmlDeviceRegisterEvents"},
+
+	"nvmlSystemEventSetCreate": {"nvmlSystemEventSetCreate"},
+	"nvmlSystemRegisterEvents": {"nvmlSystemRegisterEvents"},
+	"nvmlSystemEventSetWait":   {"nvmlSystemEventSetWait"},
+	"nvmlSystemEventSetFree":   {"nvmlSystemEventSetFree"},
 }
 
 // attributed is the event wait that says which MIG instance an event concerns; the older one leaves the

@@ -56,6 +56,7 @@ type Session struct {
 	waiter line
 	armed  armed // the event set in use
 	broken error // why it is of no more use, once that is known
+	system system
 
 	ears   ears // event sets, from the reader to the waiter
 	closed bool

@@ -15,13 +15,14 @@ const drainAtMost = 1024
 
 // Wait returns what happened since the last call, blocking for at most max; what happened several times is
 // there once. An XID is an observation of that kind, at an instance if the driver can tell; another event
-// that names a fault is of kind core.Event. Any other is of kind 0, which changes no health: it says where
-// something happened, and asking says what. Where no GPU has events it just waits.
+// that names a fault is of kind core.Event; a GPU that has its driver back is core.Rebound. Any other is of
+// kind 0, which changes no health: it says where something happened, and asking says what. Where no GPU has
+// events it just waits.
 //
 // An error means that events can't be had at present: the caller pauses and asks the GPUs, and Probe or
 // Snapshot makes another set.
 func (s *Session) Wait(max time.Duration) ([]core.Observation, error) {
-	var heard []core.Observation
+	heard := s.binding()
 	for _, next := range s.ears.take() {
 		heard, _ = s.drain(s.armed, heard)
 		s.free(&s.waiter, s.armed)
