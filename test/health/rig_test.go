@@ -2,7 +2,6 @@ package health
 
 import (
 	"errors"
-	"maps"
 	"path/filepath"
 	"slices"
 	"testing"
@@ -23,16 +22,22 @@ type rig struct {
 	t         testing.TB
 	cfg       core.Config
 	now       time.Time // the clock of everything that is judged here
+	patience  time.Duration
 	session   *nvidia.Session
 	state     core.State
 	read      time.Time     // when the machine was read last
 	published []publication // what an orchestrator would have been told
 }
 
-// publication is an inventory that differs from the one before.
+// publication is an inventory whose units differ from those before.
 type publication struct {
 	at        time.Time
 	inventory *core.Inventory
+}
+
+// tells reports whether an orchestrator hears of the second inventory: it knows units, not links.
+func tells(prev, next *core.Inventory) bool {
+	return !slices.Equal(slices.Collect(prev.Units()), slices.Collect(next.Units()))
 }
 
 // begin is when every test begins.
@@ -41,7 +46,13 @@ var begin = time.Date(2026, time.November, 20, 10, 0, 0, 0, time.UTC)
 // newRig lays out a machine; nobody has asked it anything yet. Prepare it, then call look.
 func newRig(t testing.TB, machine string, tune ...func(*core.Config)) *rig {
 	t.Helper()
-	m := &rig{Machine: simdriver.Start(t, machine), t: t, cfg: core.DefaultConfig(), now: begin}
+	return rigOn(t, simdriver.Start(t, machine), tune...)
+}
+
+// rigOn is newRig for a machine that is laid out already.
+func rigOn(t testing.TB, machine *simdriver.Machine, tune ...func(*core.Config)) *rig {
+	t.Helper()
+	m := &rig{Machine: machine, t: t, cfg: core.DefaultConfig(), now: begin}
 	m.cfg.MIG, m.cfg.Roots = core.MIGMixed, rootsOf(m.Machine)
 	for _, f := range tune {
 		f(&m.cfg)
@@ -95,7 +106,7 @@ func (m *rig) look() {
 // open opens a session; false if the driver does not let it, which is published.
 func (m *rig) open() bool {
 	m.t.Helper()
-	s, err := nvidia.Open(nvidia.Options{Roots: m.cfg.Roots})
+	s, err := nvidia.Open(nvidia.Options{Roots: m.cfg.Roots, Patience: m.patience, Now: func() time.Time { return m.now }})
 	if err != nil {
 		m.noDriver(err)
 		return false
@@ -162,13 +173,13 @@ func (m *rig) observe(obs ...core.Observation) (changed bool) {
 	return m.publish(m.state.Observe(m.cfg, m.now, obs...))
 }
 
-// publish keeps a state, and its inventory if an orchestrator would be told.
+// publish keeps a state, and its inventory if an orchestrator would be told. It reports whether the
+// inventory changed at all.
 func (m *rig) publish(s core.State) (changed bool) {
-	if m.state.Inventory != nil && s.Inventory.Equal(m.state.Inventory) {
-		s.Inventory = m.state.Inventory
-	} else {
-		m.published, changed = append(m.published, publication{m.now, s.Inventory}), true
+	if tells(m.state.Inventory, s.Inventory) {
+		m.published = append(m.published, publication{m.now, s.Inventory})
 	}
+	changed = !s.Inventory.Equal(m.state.Inventory)
 	m.state = s
 	return changed
 }
@@ -184,6 +195,13 @@ func (m *rig) close() {
 		m.t.Error("close:", err)
 	}
 	m.session = nil
+}
+
+// heal ends all faults, and returns when no call is in the driver any more.
+func (m *rig) heal() {
+	m.t.Helper()
+	must(m.t, m.Heal())
+	until(m.t, "no call is in the driver", func() bool { return len(m.session.Busy()) == 0 })
 }
 
 // xid raises an XID and has it heard at once.
@@ -210,100 +228,4 @@ func (m *rig) set(slot int, lines ...string) {
 func (m *rig) reset(slot int) {
 	m.t.Helper()
 	must(m.t, m.Reset(slot))
-}
-
-// id is the GPU in a slot.
-func (m *rig) id(slot int) core.DeviceID { return core.DeviceID(m.UUID(slot)) }
-
-// health is what is published of the GPU in a slot.
-func (m *rig) health(slot int) core.Health {
-	m.t.Helper()
-	return m.unit(m.id(slot)).Health
-}
-
-// unit is what is published of a GPU or a MIG instance.
-func (m *rig) unit(id core.DeviceID) core.Unit {
-	m.t.Helper()
-	u, ok := m.state.Inventory.Unit(core.UnitID(id))
-	if !ok {
-		m.t.Fatalf("%s is not listed", id)
-	}
-	return u
-}
-
-// expect checks the state of every GPU of the machine: those that want does not name are healthy.
-func (m *rig) expect(what string, want map[int]core.HealthState) {
-	m.t.Helper()
-	slots, err := m.Slots()
-	must(m.t, err)
-	for _, slot := range slots {
-		if instances, err := m.Instances(slot); err != nil || len(instances) > 0 {
-			continue // those are expected by name
-		}
-		if h := m.health(slot); h.State != want[slot] {
-			m.t.Errorf("%s (%v in): GPU %d: %s; want %s", what, m.now.Sub(begin), slot, h, want[slot])
-		}
-	}
-}
-
-// since are the publications from a time on.
-func (m *rig) since(t time.Time) []publication {
-	i := slices.IndexFunc(m.published, func(p publication) bool { return p.at.After(t) })
-	if i < 0 {
-		return nil
-	}
-	return m.published[i:]
-}
-
-// clear is an operator's order about a cause, verified at a time.
-func (m *rig) clear(slot int, cause string, verified time.Time) error {
-	next, _, err := m.state.Clear(m.cfg, m.now, core.Order{GPU: m.id(slot), Cause: cause, Verified: verified})
-	if err == nil {
-		m.publish(next)
-	}
-	return err
-}
-
-// chart is what is remembered of the GPU in a slot.
-func (m *rig) chart(slot int) core.Chart {
-	c, _ := m.state.Ledger.Chart(m.id(slot))
-	return c
-}
-
-// count is how often an XID of the GPU in a slot was counted.
-func (m *rig) count(slot int, code uint64) (n uint64) {
-	for _, t := range m.chart(slot).Tallies {
-		if t.Reason == core.ReasonXID && t.Code == code {
-			n = t.Count
-		}
-	}
-	return n
-}
-
-// sick are slots in one state.
-func sick(state core.HealthState, slots ...int) map[int]core.HealthState {
-	return maps.Collect(func(yield func(int, core.HealthState) bool) {
-		for _, slot := range slots {
-			if !yield(slot, state) {
-				return
-			}
-		}
-	})
-}
-
-// until waits for something that happens in another thread.
-func until(t testing.TB, what string, ok func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !ok(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatal("never:", what)
-		}
-	}
-}
-
-func must(t testing.TB, errs ...error) {
-	t.Helper()
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
 }

@@ -1,0 +1,115 @@
+package health
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/fault"
+	"github.com/tandem-gpu/tandem/internal/kmsg"
+)
+
+// kernelLog is the log of testdata/node.kmsg, with the PCI addresses of the machine's GPUs where it says @N.
+func (m *rig) kernelLog() string {
+	m.t.Helper()
+	text, err := os.ReadFile("testdata/node.kmsg")
+	must(m.t, err)
+	log := string(text)
+	for slot, mark := range []string{"@0", "@1", "@2", "@3"} {
+		pci, err := m.Get(slot, "pci")
+		must(m.t, err)
+		log = strings.ReplaceAll(log, mark, strings.TrimSuffix(pci, ".0"))
+	}
+	return log
+}
+
+// logged is a line as the agents report it.
+func logged(l kmsg.Line) core.Observation {
+	return core.Observation{PCI: l.PCI, Kind: core.XID, Code: l.XID, Detail: l.Text, Logged: true}
+}
+
+// told folds the XIDs of a log, as the agents do.
+func (m *rig) told(log string) (lines []kmsg.Line) {
+	for record := range strings.Lines(log) {
+		if l, ok := kmsg.Parse(record); ok {
+			lines = append(lines, l)
+			m.observe(logged(l))
+		}
+	}
+	return lines
+}
+
+// The kernel log has XIDs that NVML keeps to itself. Each counts once, whoever tells of it, and only against
+// a GPU of this machine.
+func TestCase31KernelLog(t *testing.T) {
+	t.Run("what the log alone tells", func(t *testing.T) {
+		m := well(t, "h100x8")
+		if lines := m.told(m.kernelLog()); len(lines) != 5 {
+			t.Errorf("%d XIDs", len(lines))
+		}
+		m.expect("as the table has it", map[int]core.HealthState{0: core.GPULost, 1: core.Degraded, 2: core.Unhealthy})
+		for slot, code := range map[int]uint64{0: 79, 1: 149, 2: 119} {
+			h := m.health(slot)
+			if h.Code != code || !strings.Contains(h.Detail, fault.XID(code).Meaning) {
+				t.Errorf("GPU %d: %s", slot, h)
+			}
+		}
+		if m.count(0, 154) != 1 || m.count(3, 48) != 0 {
+			t.Errorf("XID 154: %d, XID 48: %d", m.count(0, 154), m.count(3, 48))
+		}
+	})
+	t.Run("told twice", func(t *testing.T) {
+		m := well(t, "h100x8")
+		quiet := m.now
+		m.step(10 * time.Second)
+		m.xid(2, 119)
+		m.step(2 * time.Second)
+		m.told(m.kernelLog())
+		if n := m.count(2, 119); n != 1 {
+			t.Errorf("XID 119 was counted %d times", n)
+		}
+		if h := m.health(2); h.Detail != fault.XID(119).Meaning {
+			t.Error(h)
+		}
+		about := 0
+		var last core.Health
+		for _, p := range m.since(quiet) {
+			if u, _ := p.inventory.Unit(core.UnitID(m.id(2))); u.Health != last {
+				about, last = about+1, u.Health
+			}
+		}
+		if about != 1 {
+			t.Errorf("%d publications about GPU 2", about)
+		}
+	})
+	t.Run("a boot before", func(t *testing.T) {
+		// An agent that begins follows the log from then on; what an earlier one knew of another boot is
+		// cleared by that, and not by lines that are there no more.
+		m := well(t, "h100x8")
+		m.told(m.kernelLog())
+		m.reboot()
+		m.look()
+		m.step(10 * time.Second)
+		m.expect("after a reboot", nil)
+	})
+	t.Run("followed", func(t *testing.T) {
+		m := well(t, "h100x8")
+		path := filepath.Join(t.TempDir(), "kmsg")
+		must(t, os.WriteFile(path, []byte(m.kernelLog()), 0o644))
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		defer cancel()
+		var codes []uint64
+		_ = kmsg.Follow(ctx, path, 1003, func(l kmsg.Line) { // its error is the end of ctx
+			codes = append(codes, l.XID)
+			m.observe(logged(l))
+			if len(codes) == 3 {
+				cancel()
+			}
+		})
+		m.expect("from a sequence number on", map[int]core.HealthState{1: core.Degraded, 2: core.Unhealthy})
+	})
+}
