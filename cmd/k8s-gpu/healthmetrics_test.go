@@ -1,0 +1,216 @@
+package main
+
+import (
+	"context"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/fault"
+	"github.com/tandem-gpu/tandem/internal/core/monitor"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter"
+)
+
+// still is a machine that stands still.
+type still struct {
+	state core.State
+	stats monitor.Stats
+}
+
+func (s still) State() core.State    { return s.state }
+func (s still) Stats() monitor.Stats { return s.stats }
+
+// idle is an adapter that has nothing to do.
+type idle struct{}
+
+func (idle) Alive(context.Context) error        { return nil }
+func (idle) Ready() error                       { return nil }
+func (idle) Stats() []kubeadapter.ResourceStats { return nil }
+
+// read is a machine after a first reading in which every GPU was checked.
+func read(cfg core.Config, s core.Snapshot) core.State {
+	var checks []core.Observation
+	for _, d := range s.Devices {
+		if d.Profile == "" {
+			checks = append(checks, core.Observation{At: d.At, Kind: core.Checked,
+				Vitals: core.Vitals{Verdict: core.VerdictNone, Events: core.Yes}})
+		}
+	}
+	return core.NewState(cfg).Read(cfg, time.Unix(0, 0), s, checks...)
+}
+
+// scrape is what /metrics says of health, line by line.
+func scrape(t *testing.T, s *status) []string {
+	t.Helper()
+	w := httptest.NewRecorder()
+	s.handler().ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+	if w.Code != http.StatusOK {
+		t.Fatalf("%d: %s", w.Code, w.Body)
+	}
+	var lines []string
+	for line := range strings.Lines(w.Body.String()) {
+		if strings.HasPrefix(line, "tandem_") {
+			lines = append(lines, strings.TrimSpace(line))
+		}
+	}
+	return lines
+}
+
+func has(t *testing.T, lines []string, want ...string) {
+	t.Helper()
+	for _, w := range want {
+		if !slices.Contains(lines, w) {
+			t.Errorf("no line %s", w)
+		}
+	}
+}
+
+// What an alert watches is there before anything happens, with a 0.
+func TestSeriesExistBeforeTheFirstFault(t *testing.T) {
+	cfg := core.DefaultConfig()
+	s := &status{machine: still{state: read(cfg, coretest.GPUs(2))}, adapter: idle{}, cfg: cfg}
+	gpu := string(coretest.GPU(1))
+	lines := scrape(t, s)
+	has(t, lines,
+		`tandem_device_health{device="`+gpu+`",model="NVIDIA H100 80GB HBM3",state="healthy"} 1`,
+		`tandem_device_health{device="`+gpu+`",model="NVIDIA H100 80GB HBM3",state="lost"} 0`,
+		`tandem_health_transitions_total{device="`+gpu+`"} 0`,
+		`tandem_driver_verdict{gpu="`+gpu+`",verdict="none"} 1`,
+		`tandem_driver_verdict{gpu="`+gpu+`",verdict="gpu_reset"} 0`,
+		`tandem_xids_total{gpu="`+gpu+`",xid="79"} 0`,
+		`tandem_xids_total{gpu="`+gpu+`",xid="other"} 0`,
+		`tandem_events_total{event="FatalPoisonError",gpu="`+gpu+`"} 0`,
+		`tandem_probe_seconds_sum 0`, `tandem_probe_seconds_count 0`,
+		`tandem_last_probe_timestamp_seconds 0`, `tandem_driver_calls_stuck 0`,
+		`tandem_health_source_up{source="events"} 1`, `tandem_health_source_up{source="verdict"} 1`,
+	)
+	for _, line := range lines {
+		if strings.Contains(line, "tandem_device_condition{") || strings.Contains(line, `source="history"`) || strings.Contains(line, `source="kernel_log"`) {
+			t.Errorf("nothing stands, and what is off is not down: %s", line)
+		}
+	}
+}
+
+func TestFaultsAreShown(t *testing.T) {
+	cfg := core.DefaultConfig()
+	cfg.Health.XIDs = map[uint64]fault.Effect{999: fault.Withdraws}
+	now := time.Unix(1000, 0)
+	at := func(gi uint32) core.Placement { return core.Placement{GPU: coretest.GPU(1), GI: gi, CI: 0} }
+	snapshot := coretest.GPUs(2)
+	for gi := range uint32(2) {
+		id := core.DeviceID("MIG-" + string(rune('a'+gi)))
+		snapshot.Devices = append(snapshot.Devices, core.Device{ID: id, At: at(gi), Index: 1, Profile: "3g.40gb"})
+	}
+	state := read(cfg, core.NewSnapshot(snapshot)).Observe(cfg, now,
+		core.Observation{At: at(0), Kind: core.XID, Code: 94},
+		core.Observation{At: at(1), Kind: core.XID, Code: 94},
+		core.Observation{At: core.WholeGPU(coretest.GPU(0)), Kind: core.XID, Code: 999},
+		core.Observation{At: core.WholeGPU(coretest.GPU(0)), Kind: core.XID, Code: 998},
+		core.Observation{At: core.WholeGPU(coretest.GPU(0)), Kind: core.XID, Code: 997},
+		core.Observation{At: core.WholeGPU(coretest.GPU(0)), Kind: core.XID, Code: 13},
+		core.Observation{At: core.WholeGPU(coretest.GPU(0)), Kind: core.Event, Code: 0x2000},
+		core.Observation{At: core.WholeGPU(coretest.GPU(1)), Kind: core.ProbeFailed},
+		core.Observation{At: core.WholeGPU(coretest.GPU(1)), Kind: core.XID, Code: 79, Simulated: true},
+	)
+	state, _, err := state.Ignore(cfg, now, core.Order{GPU: coretest.GPU(0), Cause: "XID_999"}, now.Add(time.Hour))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &status{adapter: idle{}, cfg: cfg, machine: still{state, monitor.Stats{
+		Checks: 3, CheckTime: 1500 * time.Millisecond, LastCheck: time.UnixMilli(1_700_000_000_250), Stuck: 2, EventsFail: true,
+		Transitions: map[core.UnitID]uint64{core.UnitID(coretest.GPU(0)): 7},
+	}}}
+	a, b := string(coretest.GPU(0)), string(coretest.GPU(1))
+	has(t, scrape(t, s),
+		`tandem_device_condition{cause="XID_94",ci="0",gi="0",gpu="`+b+`",simulated="false",state="degraded"} 1`,
+		`tandem_device_condition{cause="XID_94",ci="0",gi="1",gpu="`+b+`",simulated="false",state="degraded"} 1`,
+		`tandem_device_condition{cause="XID_999",ci="",gi="",gpu="`+a+`",simulated="false",state="unhealthy"} 0`,
+		`tandem_device_condition{cause="PROBE_FAILED",ci="",gi="",gpu="`+b+`",simulated="false",state="healthy"} 0`,
+		`tandem_device_condition{cause="XID_79",ci="",gi="",gpu="`+b+`",simulated="true",state="lost"} 1`,
+		`tandem_device_condition{cause="EVENT_0x2000",ci="",gi="",gpu="`+a+`",simulated="false",state="unhealthy"} 1`,
+		`tandem_xids_total{gpu="`+b+`",xid="94"} 2`,
+		`tandem_xids_total{gpu="`+a+`",xid="13"} 1`,
+		`tandem_xids_total{gpu="`+a+`",xid="999"} 1`,
+		`tandem_xids_total{gpu="`+a+`",xid="other"} 2`,
+		`tandem_xids_total{gpu="`+b+`",xid="79"} 0`,
+		`tandem_events_total{event="FatalPoisonError",gpu="`+a+`"} 1`,
+		`tandem_health_transitions_total{device="`+a+`"} 7`,
+		`tandem_device_health{device="`+b+`",model="NVIDIA H100 80GB HBM3",state="lost"} 1`,
+		`tandem_probe_seconds_sum 1.5`, `tandem_probe_seconds_count 3`,
+		`tandem_last_probe_timestamp_seconds 1.70000000025e+09`, `tandem_driver_calls_stuck 2`,
+		`tandem_health_source_up{source="events"} 0`, `tandem_health_source_up{source="verdict"} 1`,
+	)
+}
+
+// A driver that makes codes up makes no series of its own but of what stands.
+func TestMadeUpCodesMakeNoSeries(t *testing.T) {
+	cfg := core.DefaultConfig()
+	state := read(cfg, coretest.GPUs(1))
+	count := func(state core.State) (n int) {
+		for _, line := range scrape(t, &status{machine: still{state: state}, adapter: idle{}, cfg: cfg}) {
+			if !strings.HasPrefix(line, "tandem_device_condition{") {
+				n++
+			}
+		}
+		return n
+	}
+	before := count(state)
+	for code := range uint64(500) {
+		state = state.Observe(cfg, time.Unix(1, 0), core.Observation{At: core.WholeGPU(coretest.GPU(0)), Kind: core.XID, Code: 10_000 + code})
+	}
+	if after := count(state); after != before {
+		t.Errorf("%d series, were %d", after, before)
+	}
+}
+
+func TestSourcesOfTheDriver(t *testing.T) {
+	cfg := core.DefaultConfig()
+	gpu := core.WholeGPU(coretest.GPU(0))
+	deaf := read(cfg, coretest.GPUs(2)).Observe(cfg, time.Unix(1, 0), core.Observation{At: gpu, Kind: core.Checked, Vitals: core.Vitals{Events: core.No}})
+	for name, c := range map[string]struct {
+		state core.State
+		stats monitor.Stats
+		want  map[string]bool
+	}{
+		"well":          {state: read(cfg, coretest.GPUs(2)), want: map[string]bool{"events": true, "verdict": true}},
+		"not asked yet": {state: core.NewState(cfg), want: map[string]bool{"events": false, "verdict": false}},
+		"no GPU":        {state: read(cfg, coretest.GPUs(0)), want: map[string]bool{"events": true, "verdict": true}},
+		"wait fails":    {state: read(cfg, coretest.GPUs(2)), stats: monitor.Stats{EventsFail: true}, want: map[string]bool{"events": false, "verdict": true}},
+		"one GPU":       {state: deaf, want: map[string]bool{"events": false, "verdict": false}},
+	} {
+		if diff := cmp.Diff(c.want, sources{}.up(c.state, c.stats)); diff != "" {
+			t.Errorf("%s: %s", name, diff)
+		}
+	}
+}
+
+// A kernel log that nobody asked for may be missing; one that was named may not. Either way the agent goes on.
+func TestKernelLogThatCannotBeRead(t *testing.T) {
+	for optional, want := range map[bool]string{true: "level=INFO", false: "level=WARN"} {
+		var text strings.Builder
+		from := sources{kernelLog: &kernelLog{
+			path: "/nowhere/kmsg", optional: optional, log: slog.New(slog.NewTextHandler(&text, nil)),
+		}}
+		if notes := from.notes(); len(notes) != 0 {
+			t.Errorf("notes before it was tried: %v", notes)
+		}
+		from.follow(t.Context(), func(...core.Observation) bool { return true })
+		if log := text.String(); !strings.Contains(log, want) || strings.Count(log, "\n") != 1 || !strings.Contains(log, "CAP_SYSLOG") {
+			t.Errorf("optional %v: %s", optional, log)
+		}
+		if notes := from.notes(); len(notes) != 1 || !strings.Contains(notes[0], "/nowhere/kmsg") {
+			t.Errorf("notes: %v", notes)
+		}
+		if from.up(core.NewState(core.DefaultConfig()), monitor.Stats{})["kernel_log"] {
+			t.Error("it counts as up")
+		}
+	}
+}
