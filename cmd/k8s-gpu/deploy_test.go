@@ -47,7 +47,7 @@ func TestDaemonSet(t *testing.T) {
 	for _, m := range c.VolumeMounts {
 		mounts[m.MountPath] = true
 	}
-	if !mounts["/var/lib/kubelet/device-plugins"] || !mounts[s.containerRoot] {
+	if !mounts["/var/lib/kubelet/device-plugins"] || !mounts[s.containerRoot] || !mounts[s.health.StateDir] {
 		t.Errorf("mounts %v", mounts)
 	}
 	if s.httpAddress != ":9410" {
