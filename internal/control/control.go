@@ -31,7 +31,7 @@ type Options struct {
 	Config     core.Config     // as the agent has it: what recovery waits for
 	Simulation bool            // an operator may rehearse faults
 	Notes      func() []string // about the agent itself, for every report; nil = none
-	Log        *slog.Logger    // of every order, with who gave it
+	Log        *slog.Logger    // of every order, with who gave it; never nil
 }
 
 // ClearArgs say which conditions are over, in an operator's words.

@@ -52,6 +52,7 @@ func TestSocketIsPrivateAndRemoved(t *testing.T) {
 
 // The socket of a process that was killed is replaced, that of a living one is not.
 func TestStaleSocketIsReplaced(t *testing.T) {
+	t.Parallel()
 	path := control.Path(shortDir(t), "nomad-gpu")
 	dead, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
 	if err != nil {
@@ -88,6 +89,7 @@ func TestStaleSocketIsReplaced(t *testing.T) {
 
 // An agent that ends leaves the socket alone that another has put in the place of its own.
 func TestSocketOfAnotherStays(t *testing.T) {
+	t.Parallel()
 	r := start(t, coretest.GPUs(1))
 	if err := os.Remove(r.path); err != nil {
 		t.Fatal(err)
@@ -106,6 +108,7 @@ func TestSocketOfAnotherStays(t *testing.T) {
 }
 
 func TestServeRefuses(t *testing.T) {
+	t.Parallel()
 	dir := shortDir(t)
 	inTheWay := filepath.Join(dir, "file")
 	if err := os.WriteFile(inTheWay, []byte("mine"), 0o600); err != nil {
@@ -134,6 +137,7 @@ func TestServeRefuses(t *testing.T) {
 }
 
 func TestRequestsThatAreNoOrders(t *testing.T) {
+	t.Parallel()
 	r := start(t, coretest.GPUs(1))
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {

@@ -70,7 +70,7 @@ func Simulate(ctx context.Context, path string, args SimulateArgs, out io.Writer
 		if c.Noted {
 			return "noted, no effect yet"
 		}
-		return c.State.String() + " until the evidence says otherwise, or until it is cleared"
+		return c.State.String() + "; clears: " + c.Clears + ", or an order to clear it"
 	})
 }
 

@@ -20,6 +20,7 @@ import (
 func simulation(o *control.Options) { o.Simulation = true }
 
 func TestInspectAsksTheAgent(t *testing.T) {
+	t.Parallel()
 	r := start(t, coretest.GPUs(2), func(o *control.Options) {
 		o.Notes = func() []string { return []string{"health history is not kept: the disk is full"} }
 	})
@@ -30,7 +31,7 @@ func TestInspectAsksTheAgent(t *testing.T) {
 	}
 	wants(t, r.says(func(ctx context.Context, path string, out *bytes.Buffer) error {
 		return control.Inspect(ctx, path, read, out, false)
-	}), "driver ready", "note: health history is not kept: the disk is full\n", "unhealthy XID_95", "CONDITIONS\nGPU 1  XID_95  unhealthy  since ")
+	}), "driver ready", "note: health history is not kept: the disk is full\n", "  unhealthy  ", "CONDITIONS\nGPU 1  XID_95  unhealthy  since ")
 	var report inspect.Report
 	if err := json.Unmarshal([]byte(r.says(func(ctx context.Context, path string, out *bytes.Buffer) error {
 		return control.Inspect(ctx, path, read, out, true)
@@ -43,6 +44,7 @@ func TestInspectAsksTheAgent(t *testing.T) {
 }
 
 func TestInspectWithoutAgent(t *testing.T) {
+	t.Parallel()
 	dir := shortDir(t)
 	mute := control.Path(dir, "mute") // listens and never answers
 	listener, err := net.Listen("unix", mute)
@@ -52,9 +54,8 @@ func TestInspectWithoutAgent(t *testing.T) {
 	defer func() { _ = listener.Close() }()
 	cfg := core.DefaultConfig()
 	machine := coretest.NewMachine(coretest.GPUs(1))
-	read := func(ctx context.Context) inspect.Report {
-		return inspect.DescribeState(inspect.ReadState(context.WithoutCancel(ctx), machine.Open, cfg), cfg)
-	}
+	reading := inspect.DescribeState(inspect.ReadState(t.Context(), machine.Open, cfg), cfg)
+	read := func(context.Context) inspect.Report { return reading }
 	for path, first := range map[string]string{
 		control.Path(dir, "none"):            "no agent is running: this is what one would offer\n",
 		control.Path(dir+"/none", "k8s-gpu"): "no agent is running: this is what one would offer\n",
@@ -78,6 +79,7 @@ func TestInspectWithoutAgent(t *testing.T) {
 }
 
 func TestOrdersNeedAnAgent(t *testing.T) {
+	t.Parallel()
 	path := control.Path(shortDir(t), "k8s-gpu")
 	for name, err := range map[string]error{
 		"clear":    control.Clear(t.Context(), path, control.ClearArgs{}, nil),
@@ -92,6 +94,7 @@ func TestOrdersNeedAnAgent(t *testing.T) {
 }
 
 func TestClear(t *testing.T) {
+	t.Parallel()
 	r := start(t, coretest.GPUs(2))
 	pci := string(coretest.GPUs(2).Devices[1].PCI)
 	for _, words := range []control.ClearArgs{
@@ -119,6 +122,7 @@ func TestClear(t *testing.T) {
 }
 
 func TestIgnore(t *testing.T) {
+	t.Parallel()
 	r := start(t, coretest.GPUs(1))
 	r.xid(0, 95)
 	until := time.Now().Add(4 * time.Hour).UTC().Truncate(time.Second)
@@ -145,6 +149,7 @@ func TestIgnore(t *testing.T) {
 }
 
 func TestRefusals(t *testing.T) {
+	t.Parallel()
 	r := start(t, coretest.GPUs(2), simulation)
 	longAgo := time.Now().Add(-time.Hour).UTC().Format(time.RFC3339)
 	r.xid(0, 95)
@@ -164,6 +169,7 @@ func TestRefusals(t *testing.T) {
 		"nothing there": {clearing(control.ClearArgs{GPU: "0", Cause: "xid 48"}), http.StatusNotFound, "no condition XID_48 stands against " + string(coretest.GPU(0))},
 		"no GPU":        {clearing(control.ClearArgs{}), http.StatusBadRequest, `gpu = "": want a UUID`},
 		"no such GPU":   {clearing(control.ClearArgs{GPU: "7"}), http.StatusBadRequest, `gpu = "7": there is no such GPU`},
+		"no index":      {clearing(control.ClearArgs{GPU: "-1"}), http.StatusBadRequest, `gpu = "-1": want a UUID`},
 		"two GPUs":      {clearing(control.ClearArgs{GPU: "GPU-0000"}), http.StatusBadRequest, "write more of it"},
 		"not yet": {clearing(control.ClearArgs{GPU: "0", VerifiedAt: time.Now().Add(time.Hour).Format(time.RFC3339)}),
 			http.StatusBadRequest, "not in the future"},
@@ -196,6 +202,7 @@ func TestRefusals(t *testing.T) {
 }
 
 func TestSimulate(t *testing.T) {
+	t.Parallel()
 	s := coretest.GPUs(1)
 	s.Devices[0].MIG = true
 	instance := s.Devices[0]
@@ -211,7 +218,7 @@ func TestSimulate(t *testing.T) {
 		u, _ := r.monitor.Current().Unit("MIG-1")
 		return u.Health
 	}
-	wants(t, simulate(control.SimulateArgs{GPU: "MIG-1", Code: "XID 95"}), "simulated: GPU 0 XID_95 (", "): unhealthy until ")
+	wants(t, simulate(control.SimulateArgs{GPU: "MIG-1", Code: "XID 95"}), "simulated: GPU 0 XID_95 (", "): unhealthy; clears: driver verdict None, reset seen or reboot, or an order to clear it\n")
 	if h := health(); !h.Simulated || h.State != core.Unhealthy {
 		t.Errorf("health is %s", h)
 	}
@@ -230,6 +237,7 @@ func TestSimulate(t *testing.T) {
 }
 
 func TestSimulationIsOffUnlessAllowed(t *testing.T) {
+	t.Parallel()
 	r := start(t, coretest.GPUs(1))
 	_, err := control.Dial(r.path).Simulate(t.Context(), control.SimulateArgs{GPU: "0", Code: "95"})
 	refused := (*control.RefusedError)(nil)
@@ -241,21 +249,24 @@ func TestSimulationIsOffUnlessAllowed(t *testing.T) {
 	}
 }
 
-// An order that the agent has no time for is given up on; here because it is not running.
+// An order that the agent has no time for is given up on.
 func TestBusyAgent(t *testing.T) {
+	t.Parallel()
 	r := start(t, coretest.GPUs(1))
 	r.xid(0, 95)
 	path := control.Path(shortDir(t), "busy")
-	go func() {
-		if err := control.Serve(t.Context(), path, stalled{r.monitor}, quiet()); err != nil {
-			t.Error(err)
-		}
-	}()
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() { ended <- control.Serve(ctx, path, stalled{r.monitor}, quiet()) }()
 	r.await("an answer", func() bool { _, err := control.Dial(path).Report(t.Context()); return err == nil })
 	_, err := control.Dial(path).Clear(t.Context(), control.ClearArgs{GPU: "0"})
 	refused := (*control.RefusedError)(nil)
 	if !errors.As(err, &refused) || refused.Status != http.StatusServiceUnavailable || !strings.Contains(refused.Text, "try again") {
 		t.Errorf("got %v", err)
+	}
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
 	}
 }
 

@@ -61,7 +61,7 @@ func (w words) gpu(word string) (core.DeviceID, error) {
 
 // meant is which device a word means; false if it is no such word.
 func meant(word string) (func(core.Device) bool, bool) {
-	if n, err := strconv.Atoi(word); err == nil {
+	if n, err := strconv.Atoi(word); err == nil && n >= 0 {
 		return func(d core.Device) bool { return d.Index == n }, true
 	}
 	if pci, err := core.ParsePCIAddress(word); err == nil {

@@ -38,7 +38,7 @@ func (r Report) WriteTable(w io.Writer) error {
 
 func (r Report) writeDevices(w io.Writer) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	if len(r.Devices)+len(r.Excluded) > 0 {
+	if len(r.Devices) > 0 {
 		fmt.Fprintln(t, "GPU\tID\tPCI\tNUMA\tMEMORY\tHEALTH\tMODEL")
 	}
 	for _, d := range r.Devices {
@@ -46,17 +46,30 @@ func (r Report) writeDevices(w io.Writer) error {
 		if d.NUMANode >= 0 {
 			numa = strconv.Itoa(d.NUMANode)
 		}
-		fmt.Fprintf(t, "%d\t%s\t%s\t%s\t%d MiB\t%s\t%s\n", d.Index, d.ID, d.PCI, numa, d.MemoryBytes>>20, d.standing(), d.Model)
+		fmt.Fprintf(t, "%d\t%s\t%s\t%s\t%d MiB\t%s\t%s\n", d.Index, d.ID, d.PCI, numa, d.MemoryBytes>>20, r.standing(d),
+			strings.TrimPrefix(d.Model, "NVIDIA "))
+	}
+	if err := t.Flush(); err != nil {
+		return err
 	}
 	for _, e := range r.Excluded {
-		fmt.Fprintf(t, "%d\t%s\t%s\t-\t-\tnot offered\t%s\n", e.Index, dash(e.ID), dash(string(e.PCI)), e.Reason)
+		name := e.ID
+		if name == "" {
+			name = string(e.PCI)
+		}
+		fmt.Fprintf(w, "not offered: %s: %s\n", strings.TrimSpace(fmt.Sprintf("GPU %d %s", e.Index, name)), e.Reason)
 	}
-	return t.Flush()
+	return nil
 }
 
-// standing is the health in few words.
-func (d Device) standing() string {
-	text := strings.TrimSuffix(d.State.String()+" "+d.Cause, " ")
+// standing is the health of a device in few words: with its cause only where no condition tells more of it.
+func (r Report) standing(d Device) string {
+	text := d.State.String()
+	if d.Cause != "" && !slices.ContainsFunc(r.Conditions, func(c Condition) bool {
+		return c.Cause == d.Cause && (c.GPU == d.GPU || c.GPU == "")
+	}) {
+		text += " " + d.Cause
+	}
 	if d.Simulated {
 		text = "simulated: " + text
 	}
@@ -107,7 +120,7 @@ func (c Condition) Text() string {
 		effect = "simulated: " + effect
 	}
 	fmt.Fprintf(&b, "%s  %s  %s  since %s", c.where(), c.Cause, effect, stamp(c.Since))
-	if c.Count > 1 {
+	if c.Last.After(c.Since) {
 		fmt.Fprintf(&b, ", %d times, last %s", c.Count, stamp(c.Last))
 	}
 	b.WriteByte('\n')
@@ -148,13 +161,6 @@ func (r Recovery) String() string {
 }
 
 func stamp(t time.Time) string { return t.UTC().Format("2006-01-02T15:04:05Z") }
-
-func dash(s string) string {
-	if s == "" {
-		return "-"
-	}
-	return s
-}
 
 // String names the condition in one line: "GPU 3 XID_95 (uncontained memory error)".
 func (c Condition) String() string {
