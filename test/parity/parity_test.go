@@ -50,15 +50,24 @@ type both struct {
 	changed chan struct{}
 }
 
-// start follows a simulated machine, scripted by prepare, with a monitor and serves it to both.
-func start(t *testing.T, machine string, prepare ...func(*simdriver.Machine) error) *both {
+// start follows a simulated machine, scripted by prepare, with a monitor and serves it to both. Its every wait
+// is short, so that a test sees recovery.
+func start(t testing.TB, machine string, prepare ...func(*simdriver.Machine) error) *both {
+	p := core.DefaultHealthPolicy()
+	p.Settle, p.Dwell, p.MaxDwell, p.MaxRecoveries = 200*time.Millisecond, 300*time.Millisecond, 300*time.Millisecond, 100
+	return startUnder(t, p, machine, prepare...)
+}
+
+// startUnder is start under another policy.
+func startUnder(t testing.TB, p core.HealthPolicy, machine string, prepare ...func(*simdriver.Machine) error) *both {
 	b := &both{Machine: simdriver.Start(t, machine), changed: make(chan struct{})}
 	for _, script := range prepare {
 		must(t, script(b.Machine))
 	}
 	cfg := core.DefaultConfig()
 	cfg.MIG, cfg.DeviceNodes = core.MIGMixed, true
-	cfg.Probe, cfg.Rescan = 200*time.Millisecond, 500*time.Millisecond
+	cfg.Probe, cfg.Rescan = 100*time.Millisecond, 500*time.Millisecond
+	cfg.Health = p
 	cfg.Roots = core.Roots{Driver: b.Root, Dev: b.Root, Sys: b.Root + "/sys", Proc: b.Root + "/proc"}
 	m := monitor.New(func() (monitor.Session, error) {
 		return nvidia.Open(nvidia.Options{Roots: cfg.Roots})
@@ -83,7 +92,7 @@ func start(t *testing.T, machine string, prepare ...func(*simdriver.Machine) err
 	return b
 }
 
-func (b *both) serveKubelet(ctx context.Context, t *testing.T, m *monitor.Monitor, running *sync.WaitGroup) {
+func (b *both) serveKubelet(ctx context.Context, t testing.TB, m *monitor.Monitor, running *sync.WaitGroup) {
 	dir, err := os.MkdirTemp("", "parity") // t.TempDir's names are too long for a socket
 	if err != nil {
 		t.Fatal(err)
@@ -97,7 +106,7 @@ func (b *both) serveKubelet(ctx context.Context, t *testing.T, m *monitor.Monito
 	running.Go(func() { _ = adapter.Run(ctx) })
 }
 
-func (b *both) serveNomad(ctx context.Context, t *testing.T, m *monitor.Monitor) {
+func (b *both) serveNomad(ctx context.Context, t testing.TB, m *monitor.Monitor) {
 	log := hclog.New(&hclog.LoggerOptions{Output: io.Discard})
 	adapter := nomadadapter.New(ctx, "2.0.0", func(context.Context, core.Config, *slog.Logger) nomadadapter.Source { return m }, log)
 	client, _ := plugin.TestPluginGRPCConn(t, false, map[string]plugin.Plugin{
@@ -151,7 +160,7 @@ func (b *both) kubeletHealth() (health map[string]bool, resource map[string]stri
 }
 
 // await waits until both sides say want of the devices that there are.
-func (b *both) await(t *testing.T, what string, n int, sick ...string) {
+func (b *both) await(t testing.TB, what string, n int, sick ...string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
@@ -235,7 +244,7 @@ func (b *both) granted(t *testing.T, id, resource string) string {
 }
 
 // units are the devices that the machine should offer: GPUs that are not in MIG mode, and instances.
-func (b *both) units(t *testing.T) (ids []string) {
+func (b *both) units(t testing.TB) (ids []string) {
 	t.Helper()
 	slots, err := b.Slots()
 	if err != nil {
@@ -299,12 +308,15 @@ func TestBothAgreeWhateverHappens(t *testing.T) {
 	must(t, b.Load())
 	b.await(t, "driver loaded", 8)
 
+	must(t, b.Set(1, "recovery_action", "1"), b.Set(6, "recovery_action", "2"))
 	stop := b.raise(t, 6, 79)
-	b.await(t, "XID 79 on GPU 6", 8, all[6])
+	b.await(t, "XID 79 on GPU 6, GPU 1 wants a reset", 8, all[1], all[6])
 	stop()
-	must(t, b.XID(2, 31))
-	must(t, b.XID(1, 48))
+	must(t, b.XID(2, 31), b.XID(1, 48))
+	until(t, "XID 48 is counted", func() bool { return b.told(all[1], 48) })
 	b.await(t, "XID 48 on GPU 1, an application's XID 31 on GPU 2", 8, all[1], all[6])
+	must(t, b.Reset(1))
+	b.await(t, "GPU 1 was reset", 8, all[6])
 }
 
 // One GPU of eight answers every call with an error, from the start: seven are offered on both sides, the
@@ -362,7 +374,7 @@ func (b *both) raise(t *testing.T, slot int, code uint64) (stop func()) {
 	return func() { cancel(); running.Wait() }
 }
 
-func must(t *testing.T, errs ...error) {
+func must(t testing.TB, errs ...error) {
 	t.Helper()
 	if err := errors.Join(errs...); err != nil {
 		t.Fatal(err)

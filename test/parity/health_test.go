@@ -1,0 +1,204 @@
+package parity
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/fault"
+	"github.com/tandem-gpu/tandem/test/simdriver"
+)
+
+// until waits for something that neither stream has to show.
+func until(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	deadline := time.Now().Add(patience)
+	for !ok() {
+		if time.Now().After(deadline) {
+			t.Fatal("never:", what)
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// nomadReason is what Nomad says of a device.
+func (b *both) nomadReason(id string) string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, g := range b.groups {
+		for _, d := range g.Devices {
+			if d.ID == id {
+				return d.HealthDesc
+			}
+		}
+	}
+	return "not listed"
+}
+
+// told reports whether the ledger has counted the XID.
+func (b *both) told(id string, code uint64) bool {
+	chart, _ := b.monitor.State().Ledger.Chart(core.DeviceID(id))
+	return slices.ContainsFunc(chart.Tallies, func(t core.Tally) bool { return t.Reason == core.ReasonXID && t.Code == code })
+}
+
+// crowd is the 8-GPU machine with as many GPUs as it takes to try many faults at once.
+func crowd(m *simdriver.Machine) error {
+	for slot := 8; slot < 32; slot++ {
+		if err := m.Add(slot, fmt.Sprintf("minor = %d", slot)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Every XID of the table, and some of no table, injected once: the two streams agree on each GPU's health,
+// and on the reason where there is one.
+func TestEveryXIDOnBothStreams(t *testing.T) {
+	b := startUnder(t, core.DefaultHealthPolicy(), "h100x8", crowd)
+	all := b.units(t)
+	b.await(t, "start", len(all))
+	until(t, "events of all GPUs", func() bool { return b.heard(all) })
+
+	codes := []uint64{178, 200, 999}
+	for rule := range fault.XIDs() {
+		codes = append(codes, rule.Code)
+	}
+	for batch := range slices.Chunk(codes, len(all)) {
+		var sick []string
+		for slot, code := range batch {
+			must(t, b.XID(slot, code))
+			if fault.XID(code).Effect >= fault.Withdraws {
+				sick = append(sick, all[slot])
+			}
+		}
+		for slot, code := range batch {
+			until(t, fmt.Sprintf("XID %d is counted", code), func() bool { return b.told(all[slot], code) })
+		}
+		b.await(t, fmt.Sprintf("XIDs %d", batch), len(all), sick...)
+		for slot, code := range batch {
+			u, _ := b.monitor.Current().Unit(core.UnitID(all[slot]))
+			want := u.Health.String()
+			if u.Health.State == core.Healthy {
+				want = ""
+			} else if u.Health.Cause() != fmt.Sprintf("XID_%d", code) {
+				t.Errorf("XID %d: the reason is %s", code, u.Health)
+			}
+			until(t, fmt.Sprintf("XID %d: Nomad says %q", code, want), func() bool { return b.nomadReason(all[slot]) == want })
+			if schedulable := fault.XID(code).Effect < fault.Withdraws; u.Health.Schedulable() != schedulable {
+				t.Errorf("XID %d: %s", code, u.Health)
+			}
+		}
+		for slot := range batch {
+			_, err := b.monitor.Clear(t.Context(), core.Order{GPU: core.DeviceID(all[slot])})
+			if standing := fault.XID(batch[slot]).Effect > fault.None; standing && err != nil {
+				t.Errorf("XID %d: clear: %v", batch[slot], err)
+			}
+		}
+		b.await(t, "cleared", len(all))
+	}
+}
+
+// heard reports whether the driver's events of all GPUs are listened to.
+func (b *both) heard(ids []string) bool {
+	ledger := b.monitor.State().Ledger
+	return !slices.ContainsFunc(ids, func(id string) bool {
+		chart, ok := ledger.Chart(core.DeviceID(id))
+		return !ok || chart.Vitals.Events != core.Yes
+	})
+}
+
+// A GPU in MIG mode: a fault of the whole GPU turns all of its instances, one of an instance turns that one.
+func TestMIGScopes(t *testing.T) {
+	b := startUnder(t, core.DefaultHealthPolicy(), "a100-mig")
+	all := b.units(t)
+	b.await(t, "start", len(all))
+	slot, instances := b.mostCut(t)
+	gpu := core.DeviceID(b.UUID(slot))
+	until(t, "events", func() bool { return b.heard([]string{string(gpu)}) })
+	clear := func() {
+		if _, err := b.monitor.Clear(t.Context(), core.Order{GPU: gpu}); err != nil {
+			t.Error(err)
+		}
+		b.await(t, "cleared", len(all))
+	}
+	if len(instances) != 7 {
+		t.Fatalf("%d instances, want 7", len(instances))
+	}
+
+	must(t, b.XID(slot, 95))
+	b.await(t, "an uncontained error", len(all), instances...)
+	clear()
+
+	// A reset takes the whole GPU, whatever instance the driver names.
+	at := b.placement(instances[2])
+	must(t, b.XID(slot, 95, simdriver.At{GI: int(at.GI), CI: int(at.CI)}))
+	b.await(t, "an uncontained error in one instance", len(all), instances...)
+	clear()
+
+	// What is contained concerns the instance: degraded, and its siblings are well.
+	must(t, b.XID(slot, 94, simdriver.At{GI: int(at.GI), CI: simdriver.WholeInstance}))
+	until(t, "the instance is degraded", func() bool { return b.state(instances[2]) == core.Degraded })
+	for i, id := range instances {
+		if i != 2 && b.state(id) != core.Healthy {
+			t.Errorf("sibling %s is %v", id, b.state(id))
+		}
+	}
+	b.await(t, "degraded takes work", len(all))
+	clear()
+}
+
+func (b *both) mostCut(t *testing.T) (slot int, instances []string) {
+	t.Helper()
+	slots, err := b.Slots()
+	must(t, err)
+	for _, s := range slots {
+		ids, err := b.Instances(s)
+		must(t, err)
+		if len(ids) > len(instances) {
+			slot, instances = s, ids
+		}
+	}
+	return slot, instances
+}
+
+func (b *both) placement(id string) core.Placement {
+	u, _ := b.monitor.Current().Unit(core.UnitID(id))
+	return u.Device.At
+}
+
+func (b *both) state(id string) core.HealthState {
+	u, _ := b.monitor.Current().Unit(core.UnitID(id))
+	return u.Health.State
+}
+
+// BenchmarkEventToBothStreams is the time from a raised XID until Nomad's fingerprint and the kubelet's list
+// both show it, at most once a second as orchestrators want it.
+func BenchmarkEventToBothStreams(b *testing.B) {
+	m := startUnder(b, core.DefaultHealthPolicy(), "h100x8")
+	all := m.units(b)
+	m.await(b, "start", len(all))
+	until(b, "events", func() bool { return m.heard(all) })
+	var took []time.Duration
+	b.ResetTimer()
+	for i := range b.N {
+		slot := i % len(all)
+		time.Sleep(1100 * time.Millisecond) // the streams are quiet for a second after each message
+		raised := time.Now()
+		must(b, m.XID(slot, 95))
+		m.await(b, "XID 95", len(all), all[:slot+1]...)
+		took = append(took, time.Since(raised))
+		if slot == len(all)-1 {
+			for _, id := range all {
+				_, err := m.monitor.Clear(b.Context(), core.Order{GPU: core.DeviceID(id)})
+				must(b, err)
+			}
+			m.await(b, "cleared", len(all))
+		}
+	}
+	slices.Sort(took)
+	b.ReportMetric(float64(took[len(took)/2].Microseconds())/1000, "ms-p50")
+	b.ReportMetric(float64(took[len(took)*99/100].Microseconds())/1000, "ms-p99")
+	b.ReportMetric(0, "ns/op")
+}
