@@ -158,7 +158,7 @@ func (m *Monitor) leave(s Session, workers *sync.WaitGroup) {
 		defer close(over)
 		workers.Wait()
 		if err := s.Close(); err != nil {
-			m.log.Debug("closing the driver", "error", err)
+			m.log.Warn("closing the driver", "error", err)
 		}
 	}()
 	m.abandon(over, nameOf(s.Busy()))

@@ -79,6 +79,7 @@ func (r *record) readFields(a *asker, h nvml.Device, links bool) (answered bool)
 		b.add(nvml.FieldValue{FieldId: f.id}, &r.fields[i], func(g core.Gauge) { f.set(&r.vitals, g) })
 	}
 	links = links || slices.ContainsFunc(r.links[:], func(y ability) bool { return y.failed })
+	links = links && !r.mig // which turns links to other GPUs off by design
 	var up core.Gauge
 	for link := range r.links {
 		if links {
