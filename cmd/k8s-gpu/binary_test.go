@@ -272,7 +272,7 @@ func TestMisconfigurationIsOneLineAndAFailure(t *testing.T) {
 func TestBusyAddressIsAFailure(t *testing.T) {
 	m, k := simdriver.Start(t, "none"), startKubelet(t)
 	a := start(t, on(m.Root, k)...)
-	out, err := exec.CommandContext(t.Context(), binary(t), append(on(m.Root, k), "--http-address="+a.said(`http=(\S+)`))...).CombinedOutput()
+	out, err := exec.CommandContext(t.Context(), binary(t), append(on(m.Root, k), "--state-dir=", "--http-address="+a.said(`http=(\S+)`))...).CombinedOutput()
 	if err == nil || !strings.Contains(string(out), "--http-address: listen") {
 		t.Errorf("%v: %s", err, out)
 	}
