@@ -21,8 +21,14 @@ func Read(ctx context.Context, open func() (monitor.Session, error), cfg core.Co
 // that follows: at the latest after the configuration's call deadline, if the driver hangs, or when ctx
 // ends. A machine without a driver is an answer and not an error.
 func ReadState(ctx context.Context, open func() (monitor.Session, error), cfg core.Config) core.State {
+	return ReadAfter(ctx, open, cfg, nil)
+}
+
+// ReadAfter is ReadState for an agent with a history: what stood still stands. The store is not meant to save
+// anything; nil is no history.
+func ReadAfter(ctx context.Context, open func() (monitor.Session, error), cfg core.Config, history monitor.Store) core.State {
 	ctx, cancel := context.WithCancel(ctx)
-	m := monitor.New(open, cfg, slog.New(slog.DiscardHandler), nil)
+	m := monitor.New(open, cfg, slog.New(slog.DiscardHandler), history)
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)

@@ -60,6 +60,22 @@ func TestNoDriverIsAnAnswer(t *testing.T) {
 	}
 }
 
+// history is one that an agent left.
+type history struct{ record core.Record }
+
+func (h history) Load() (core.Record, string) { return h.record, h.record.Boot }
+func (h history) Save(core.Record)            {}
+
+func TestReadingKnowsTheHistory(t *testing.T) {
+	m, cfg := coretest.NewMachine(machine()), core.DefaultConfig()
+	sick := core.NewState(cfg).Read(cfg, time.Now(), machine()).
+		Observe(cfg, time.Now(), core.Observation{At: core.WholeGPU(coretest.GPU(1)), Kind: core.XID, Code: 95})
+	r := inspect.DescribeState(inspect.ReadAfter(t.Context(), m.Open, cfg, history{sick.Record("b00t")}), cfg)
+	if len(r.Devices) != 2 || r.Devices[1].Cause != "XID_95" || r.Devices[1].Schedulable || r.Driver.State != "ready" {
+		t.Errorf("%+v", r)
+	}
+}
+
 func TestHungDriverIsGivenUpOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := coretest.NewMachine(machine())

@@ -31,6 +31,7 @@ type File struct {
 	agent, path, bootID string
 	log                 *slog.Logger
 	last                []byte // what the file holds; nil = unknown
+	untouched           bool   // it is another's: read only
 
 	mu     sync.Mutex
 	unkept string // why the latest Save failed
@@ -49,6 +50,14 @@ func Open(dir, agent, procRoot string, log *slog.Logger) *File {
 	}
 }
 
+// Peek names the file of an agent for one who is not the agent: it is read, and nothing is changed, made or
+// logged. Problem says then why it could not be read completely.
+func Peek(dir, agent, procRoot string) *File {
+	f := Open(dir, agent, procRoot, slog.New(slog.DiscardHandler))
+	f.untouched = true
+	return f
+}
+
 // Problem says in one line why the history is not kept, or of how little use it is; "" if all is well.
 func (f *File) Problem() string {
 	f.mu.Lock()
@@ -63,7 +72,9 @@ func (f *File) Problem() string {
 // aside as <file>.broken. Where either boot id is unknown the other one is taken for both: not to know is no
 // sign of a reboot.
 func (f *File) Load() (core.Record, string) {
-	f.tidy()
+	if !f.untouched {
+		f.tidy()
+	}
 	r := f.read()
 	boot, err := f.boot()
 	if err != nil {
@@ -106,6 +117,10 @@ func (f *File) read() core.Record {
 		}
 		err = errors.Join(append(skipped, err)...)
 	}
+	if f.untouched {
+		f.failed(err)
+		return r
+	}
 	aside := f.path + ".broken"
 	if failed := os.Rename(f.path, aside); failed != nil {
 		err, aside = errors.Join(err, failed), f.path
@@ -130,6 +145,9 @@ func (f *File) text() ([]byte, error) {
 
 // Save replaces the file if it would change. A failure is said once, until it works again.
 func (f *File) Save(r core.Record) {
+	if f.untouched {
+		return
+	}
 	text, err := encode(r, f.agent)
 	if err == nil {
 		err = f.write(text)

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/statefile"
 )
 
 func TestUnreadableFilesAreKeptAside(t *testing.T) {
@@ -183,6 +184,37 @@ func TestWhatACrashLeftIsTidied(t *testing.T) {
 	d.open().Load()
 	if got := strings.Join(d.names(), " "); got != ".k8s-gpu.jsonnet .nomad-gpu.json8201 k8s-gpu.json.broken" {
 		t.Errorf("left: %s", got)
+	}
+}
+
+// Who only looks changes nothing, whatever there is.
+func TestPeek(t *testing.T) {
+	d := newDisk(t)
+	look := func() (core.Record, string) {
+		f := statefile.Peek(d.dir, agent, d.proc)
+		r, boot := f.Load()
+		if boot != "b00t" {
+			t.Errorf("boot %q", boot)
+		}
+		f.Save(core.Record{})
+		return r, f.Problem()
+	}
+	if r, problem := look(); len(r.Devices) > 0 || problem != "" {
+		t.Errorf("of nothing: %+v, %s", r, problem)
+	}
+	if _, err := os.Stat(d.dir); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the folder was made: %v", err)
+	}
+	d.open().Save(full())
+	if r, problem := look(); diff(full(), r) != "" || problem != "" {
+		t.Errorf("%s, %s", diff(full(), r), problem)
+	}
+	d.write([]byte("broken"))
+	if _, problem := look(); !strings.Contains(problem, "invalid character") {
+		t.Errorf("problem %q", problem)
+	}
+	if got := d.names(); len(got) != 1 || string(d.read(d.path())) != "broken" {
+		t.Errorf("left: %v", got)
 	}
 }
 
