@@ -48,15 +48,20 @@ func (m *Machine) load(loaded string, event int) error {
 		return err
 	}
 	for _, pci := range addresses {
-		var domain, bus, dev uint32
-		if _, err := fmt.Sscanf(pci, "%x:%x:%x", &domain, &bus, &dev); err != nil {
-			return fmt.Errorf("pci %q: %w", pci, err)
-		}
-		if err := m.appendEvent(fmt.Sprintf("system %#x %d", event, domain<<16|bus<<8|dev)); err != nil {
+		if err := m.bindingOf(pci, event); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// bindingOf raises a system event about the GPU at a PCI address.
+func (m *Machine) bindingOf(pci string, event int) error {
+	var domain, bus, dev uint32
+	if _, err := fmt.Sscanf(pci, "%x:%x:%x", &domain, &bus, &dev); err != nil {
+		return fmt.Errorf("pci %q: %w", pci, err)
+	}
+	return m.appendEvent(fmt.Sprintf("system %#x %d", event, domain<<16|bus<<8|dev))
 }
 
 // Reboot restarts the machine: another boot id, another incarnation of the driver, every GPU reset.

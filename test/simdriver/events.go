@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"slices"
 )
 
 // Event types of nvml.h that tests raise.
@@ -40,11 +41,28 @@ func (m *Machine) XID(slot int, code uint64, at ...At) error {
 	return m.Event(slot, EventXID, code, at...)
 }
 
+// Storm raises the same critical error n times at once.
+func (m *Machine) Storm(slot int, code uint64, n int, at ...At) error {
+	line, err := m.eventLine(slot, EventXID, code, at...)
+	if err != nil {
+		return err
+	}
+	return m.appendEvent(slices.Repeat([]string{line}, n)...)
+}
+
 // Event raises one event of any type.
 func (m *Machine) Event(slot int, eventType uint64, data uint64, at ...At) error {
+	line, err := m.eventLine(slot, eventType, data, at...)
+	if err != nil {
+		return err
+	}
+	return m.appendEvent(line)
+}
+
+func (m *Machine) eventLine(slot int, eventType uint64, data uint64, at ...At) (string, error) {
 	id := m.UUID(slot)
 	if id == "" {
-		return fmt.Errorf("raise event: no GPU in slot %d", slot)
+		return "", fmt.Errorf("raise event: no GPU in slot %d", slot)
 	}
 	gi, ci := "-", "-"
 	if len(at) > 0 {
@@ -53,11 +71,11 @@ func (m *Machine) Event(slot int, eventType uint64, data uint64, at ...At) error
 			ci = fmt.Sprint(at[0].CI)
 		}
 	}
-	return m.appendEvent(fmt.Sprintf("%s %#x %d %s %s", id, eventType, data, gi, ci))
+	return fmt.Sprintf("%s %#x %d %s %s", id, eventType, data, gi, ci), nil
 }
 
-// appendEvent adds one line with the next sequence number, in one write.
-func (m *Machine) appendEvent(line string) error {
+// appendEvent adds lines with the next sequence numbers, in one write.
+func (m *Machine) appendEvent(lines ...string) error {
 	return m.locked(func() error {
 		text, err := os.ReadFile(m.path("events"))
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -67,7 +85,12 @@ func (m *Machine) appendEvent(line string) error {
 		if err != nil {
 			return err
 		}
-		_, err = fmt.Fprintf(f, "%d %s\n", bytes.Count(text, []byte("\n"))+1, line)
+		next := bytes.Count(text, []byte("\n"))
+		var b bytes.Buffer
+		for i, line := range lines {
+			fmt.Fprintf(&b, "%d %s\n", next+i+1, line)
+		}
+		_, err = f.Write(b.Bytes())
 		return errors.Join(err, f.Close())
 	})
 }

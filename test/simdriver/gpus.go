@@ -2,8 +2,10 @@ package simdriver
 
 import (
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -99,6 +101,35 @@ func (m *Machine) Reset(slot int) error {
 		return err
 	}
 	return m.Change(slot, has...)
+}
+
+// Invalidate makes the handles of a GPU that were given out so far answer
+// INVALID_ARGUMENT, as those from before a reset may.
+func (m *Machine) Invalidate(slot int) error {
+	resets, err := m.Get(slot, "resets")
+	if err != nil {
+		return err
+	}
+	return m.Set(slot, "resets", strconv.FormatUint(number(resets)+1, 10))
+}
+
+// Unbind takes the kernel driver from one GPU, which is lost to NVML then;
+// system event sets hear of it.
+func (m *Machine) Unbind(slot int) error {
+	return errors.Join(m.Lose(slot), m.systemEvent(slot, systemUnbind))
+}
+
+// Bind gives a GPU its driver back, which initialises it.
+func (m *Machine) Bind(slot int) error {
+	return errors.Join(m.Reset(slot), m.systemEvent(slot, systemBind))
+}
+
+func (m *Machine) systemEvent(slot, event int) error {
+	pci, err := m.Get(slot, "pci")
+	if err != nil {
+		return err
+	}
+	return m.bindingOf(pci, event)
 }
 
 // Add plugs a GPU in; keys are lines like "pci = 0000:5e:00.0". A uuid and a

@@ -91,6 +91,7 @@ static nvmlReturn_t found(struct call *c, struct gpu *g, nvmlDevice_t *device)
 {
     char uuid[WORD];
     memcpy(uuid, g->uuid, sizeof uuid);
+    sim_occupy(c, g);
     nvmlReturn_t ret = sim_fault(c->name, (int)g->slot, uuid);
     if (!ret) ret = sim_refresh(c);
     if (ret) return ret;

@@ -22,7 +22,7 @@ struct set {
     struct set *next;
     bool live, system;
     unsigned generation;
-    int wake, waiting, count;
+    int wake, waiting, registering, count;
     size_t read; /* the file up to here has been looked at */
     struct watch watch;
     struct registration registration[MAX_GPUS];
@@ -81,9 +81,10 @@ static nvmlReturn_t release(const char *call, const void *p, bool system)
     struct set *s = find(call, p, system);
     if (!s) return NVML_ERROR_INVALID_ARGUMENT;
     pthread_mutex_lock(&lock);
-    bool waiting = s->waiting > 0;
+    bool waiting = s->waiting > 0, registering = s->registering > 0;
     close_set(s);
     pthread_mutex_unlock(&lock);
+    if (registering) sim_violation(call, "event set freed while a GPU is being registered in it");
     if (waiting) sim_violation(call, "event set freed while a wait on it is in progress");
     return NVML_SUCCESS;
 }
@@ -131,8 +132,27 @@ nvmlReturn_t nvmlDeviceGetSupportedEventTypes(nvmlDevice_t device, unsigned long
     return NVML_SUCCESS;
 }
 
+/* A set that a call is at, from before the call is inside. */
+static struct set *begin_use(const void *p)
+{
+    pthread_mutex_lock(&lock);
+    struct set *s = sets;
+    while (s && s != p) s = s->next;
+    if (s) s->registering++;
+    pthread_mutex_unlock(&lock);
+    return s;
+}
+
+static void end_use(struct set **s)
+{
+    pthread_mutex_lock(&lock);
+    if (*s) (*s)->registering--;
+    pthread_mutex_unlock(&lock);
+}
+
 nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned long long eventTypes, nvmlEventSet_t set)
 {
+    struct set *in_use __attribute__((cleanup(end_use))) = begin_use(set.handle);
     ENTER_GPU(device);
     WHOLE_GPU_ONLY();
     struct set *s = find(__func__, set.handle, false);

@@ -178,7 +178,8 @@ nvmlReturn_t nvmlDeviceGetGpuFabricInfoV(nvmlDevice_t device, nvmlGpuFabricInfoV
 {
     ENTER_GPU(device);
     NEED(info);
-    if (info->version != nvmlGpuFabricInfo_v2 && info->version != nvmlGpuFabricInfo_v3) return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+    bool old = c.gpu->fabric_version != UNSET && c.gpu->fabric_version < 3;
+    if (info->version != nvmlGpuFabricInfo_v2 && (old || info->version != nvmlGpuFabricInfo_v3)) return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
     if (c.mig || c.gpu->fabric_state == UNSET) return NVML_ERROR_NOT_SUPPORTED;
     FABRIC(info);
     info->healthMask = c.gpu->fabric_health_mask == UNSET ? 0 : (unsigned)c.gpu->fabric_health_mask;
@@ -244,7 +245,8 @@ static void one_field(const struct call *c, nvmlFieldValue_t *v)
     memset(&v->value, 0, sizeof v->value);
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)
         if (known[i].id == v->fieldId) { type = known[i].type; n = *(u64 *)((char *)g + known[i].at); }
-    if (c->mig) n = UNSET;
+    bool remapping = v->fieldId >= NVML_FI_DEV_REMAPPED_COR && v->fieldId <= NVML_FI_DEV_REMAPPED_FAILURE;
+    if (c->mig || (remapping && g->mig == 1 && g->instances)) n = UNSET; /* as for nvmlDeviceGetRemappedRows */
     bool said = false;
     for (int i = 0; i < g->fields; i++) /* field.N lines win */
         if (g->field[i].id == v->fieldId && g->field[i].scope == v->scopeId) {

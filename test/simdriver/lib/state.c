@@ -19,6 +19,7 @@ struct handle {
     struct handle *next;
     enum { H_GPU, H_MIG, H_INSTANCE } kind;
     unsigned generation, gi, ci;
+    u64 resets;              /* of the GPU when the handle was given out */
     char uuid[WORD], parent[WORD];
     struct handle *gpu;      /* of a MIG or instance handle: its GPU's, which carries busy */
     const char *busy;        /* the call now inside the driver for this GPU */
@@ -207,14 +208,14 @@ bool sim_session_over(unsigned g) { return g != sim_generation(); }
 
 /* ---- handles ---- */
 
-static struct handle *intern(int kind, const char *uuid, const char *parent, unsigned gi, unsigned ci)
+static struct handle *intern(int kind, const char *uuid, const struct gpu *g, unsigned gi, unsigned ci)
 {
     pthread_mutex_lock(&lock);
     struct handle *gpu = NULL, *h;
     for (h = handles; h; h = h->next)
-        if (h->kind == H_GPU && h->generation == generation && !strcmp(h->uuid, parent)) gpu = h;
+        if (h->kind == H_GPU && h->generation == generation && h->resets == g->resets && !strcmp(h->uuid, g->uuid)) gpu = h;
     for (h = handles; h; h = h->next)
-        if ((int)h->kind == kind && h->generation == generation && h->gi == gi && h->ci == ci && !strcmp(h->uuid, uuid)) break;
+        if ((int)h->kind == kind && h->generation == generation && h->resets == g->resets && h->gi == gi && h->ci == ci && !strcmp(h->uuid, uuid)) break;
     if (!h) {
         h = calloc(1, sizeof *h);
         h->kind = kind;
@@ -222,7 +223,8 @@ static struct handle *intern(int kind, const char *uuid, const char *parent, uns
         h->gi = gi;
         h->ci = ci;
         snprintf(h->uuid, sizeof h->uuid, "%s", uuid);
-        snprintf(h->parent, sizeof h->parent, "%s", parent);
+        h->resets = g->resets;
+        snprintf(h->parent, sizeof h->parent, "%s", g->uuid);
         h->gpu = kind == H_GPU ? h : gpu;
         h->next = handles;
         handles = h;
@@ -233,19 +235,19 @@ static struct handle *intern(int kind, const char *uuid, const char *parent, uns
 
 nvmlDevice_t sim_gpu_handle(struct gpu *g)
 {
-    return (nvmlDevice_t){(struct nvmlDevice_st *)intern(H_GPU, g->uuid, g->uuid, NOWHERE, NOWHERE)};
+    return (nvmlDevice_t){(struct nvmlDevice_st *)intern(H_GPU, g->uuid, g, NOWHERE, NOWHERE)};
 }
 
 nvmlDevice_t sim_mig_handle(struct gpu *g, struct instance *mi)
 {
     sim_gpu_handle(g);
-    return (nvmlDevice_t){(struct nvmlDevice_st *)intern(H_MIG, mi->uuid, g->uuid, mi->gi, mi->ci)};
+    return (nvmlDevice_t){(struct nvmlDevice_st *)intern(H_MIG, mi->uuid, g, mi->gi, mi->ci)};
 }
 
 void *sim_instance_handle(struct gpu *g, unsigned gi, unsigned ci)
 {
     sim_gpu_handle(g);
-    return intern(H_INSTANCE, g->uuid, g->uuid, gi, ci);
+    return intern(H_INSTANCE, g->uuid, g, gi, ci);
 }
 
 /* Under lock: the handle, if this library ever gave it out. */
@@ -310,6 +312,17 @@ nvmlReturn_t sim_enter(struct call *c, const char *name, int *counter)
     return ret ? ret : sim_refresh(c);
 }
 
+/* A lookup is a call on the GPU that it finds. */
+void sim_occupy(struct call *c, struct gpu *g)
+{
+    struct handle *h = (struct handle *)sim_gpu_handle(g).handle;
+    pthread_mutex_lock(&lock);
+    const char *other = h->busy;
+    if (!other) { h->busy = c->name; c->handle = h; c->busy = true; }
+    pthread_mutex_unlock(&lock);
+    if (other) sim_violation(c->name, "called on %s while %s is in progress on that GPU", h->parent, other);
+}
+
 /* What the GPU found as c->gpu answers before the call itself is considered. */
 nvmlReturn_t sim_judge(struct call *c)
 {
@@ -329,6 +342,7 @@ static nvmlReturn_t find_unit(struct call *c)
     c->gpu = gpu_by_uuid(c->m, h->parent);
     c->mig = NULL;
     if (!c->gpu) return NVML_ERROR_GPU_IS_LOST; /* removed from under the handle */
+    if (h->resets != c->gpu->resets) return NVML_ERROR_INVALID_ARGUMENT;
     for (int i = 0; h->kind == H_MIG && i < c->gpu->instances; i++)
         if (!strcmp(c->gpu->instance[i].uuid, h->uuid)) c->mig = &c->gpu->instance[i];
     /* nvml.h: the handle of a destroyed compute instance "would remain invalid". */

@@ -22,6 +22,7 @@ const usage = `usage: simctl build DIR
 
   show                                        machine.conf as it is
   lose N | restore N | reset N                GPU off the bus, and back
+  unbind N | bind N | invalidate N            its kernel driver; the handles given out so far
   xid N CODE [GI [CI]]                        a critical error
   event N TYPE DATA [GI [CI]]                 any event, TYPE as in nvml.h
   set N KEY VALUE...                          "none" = not supported
@@ -122,6 +123,10 @@ var commands = map[string]command{
 	"restore": {1, 1, onSlot((*simdriver.Machine).Restore)},
 	"reset":   {1, 1, onSlot((*simdriver.Machine).Reset)},
 	"remove":  {1, 1, onSlot((*simdriver.Machine).Remove)},
+	"unbind":  {1, 1, onSlot((*simdriver.Machine).Unbind)},
+	"bind":    {1, 1, onSlot((*simdriver.Machine).Bind)},
+
+	"invalidate": {1, 1, onSlot((*simdriver.Machine).Invalidate)},
 	"xid": {2, 4, func(m *simdriver.Machine, w words, _ io.Writer) error {
 		slot, code, at := w.number(0), w.number(1), w.at(2)
 		return w.unless(func() error { return m.XID(int(slot), code, at...) })
