@@ -54,6 +54,17 @@ func (m *rig) neverHealthy(slot int) {
 	}
 }
 
+// about counts the changes of a unit's health in publications; well before the first, it is taken for well.
+func about(told []publication, id core.DeviceID) (changes int) {
+	var last core.Health
+	for _, p := range told {
+		if u, ok := p.inventory.Unit(core.UnitID(id)); ok && u.Health != last {
+			changes, last = changes+1, u.Health
+		}
+	}
+	return changes
+}
+
 // since are the publications from a time on.
 func (m *rig) since(t time.Time) []publication {
 	i := slices.IndexFunc(m.published, func(p publication) bool { return p.at.After(t) })

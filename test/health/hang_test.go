@@ -49,6 +49,9 @@ func TestCase13Hang(t *testing.T) {
 		if _, err := kubelet.Allocate(t.Context(), resource, f.UUID(0)); err == nil || time.Since(began) > time.Second {
 			t.Errorf("GPU 0 is given away: %v, after %v", err, time.Since(began))
 		}
+		if n := about(f.since(hung), core.DeviceID(f.UUID(0))); n != 1 {
+			t.Errorf("%d publications about GPU 0", n)
+		}
 	})
 	t.Run("the driver as a whole", func(t *testing.T) {
 		f := follow(t, simdriver.Start(t, "h100x8"), hasty)

@@ -75,15 +75,8 @@ func TestCase31KernelLog(t *testing.T) {
 		if h := m.health(2); h.Detail != fault.XID(119).Meaning {
 			t.Error(h)
 		}
-		about := 0
-		var last core.Health
-		for _, p := range m.since(quiet) {
-			if u, _ := p.inventory.Unit(core.UnitID(m.id(2))); u.Health != last {
-				about, last = about+1, u.Health
-			}
-		}
-		if about != 1 {
-			t.Errorf("%d publications about GPU 2", about)
+		if n := about(m.since(quiet), m.id(2)); n != 1 {
+			t.Errorf("%d publications about GPU 2", n)
 		}
 	})
 	t.Run("a boot before", func(t *testing.T) {

@@ -34,15 +34,8 @@ func TestCase25Storm(t *testing.T) {
 		return len(chart.Tallies) == 1
 	})
 	told := f.since(started)
-	sick := 0 // publications that are about GPU 3
-	var last core.Health
-	for _, p := range told {
-		if u, _ := p.inventory.Unit(core.UnitID(f.UUID(3))); u.Health != last {
-			sick, last = sick+1, u.Health
-		}
-	}
-	if sick != 1 {
-		t.Errorf("%d publications about GPU 3", sick)
+	if n := about(told, core.DeviceID(f.UUID(3))); n != 1 {
+		t.Errorf("%d publications about GPU 3", n)
 	}
 	if most := int(time.Since(started).Seconds()) + 1; len(told) > most {
 		t.Errorf("%d publications in %v", len(told), time.Since(started))

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/fault"
+	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
 // Application faults say nothing about the GPU, however many there are.
@@ -69,7 +71,7 @@ func TestCase04ThreeWorkloads(t *testing.T) {
 		}
 	})
 	t.Run("and the operator says that is unhealthy", func(t *testing.T) {
-		m := well(t, "h100x8", func(c *core.Config) { c.Health.Workloads = 2 }) // fault.Withdraws
+		m := well(t, "h100x8", func(c *core.Config) { c.Health.Workloads = fault.Withdraws })
 		for range 3 {
 			work(m)
 		}
@@ -136,6 +138,28 @@ func TestCase07ContainedError(t *testing.T) {
 		m.step(10 * time.Second)
 		m.expect("drain and reset", sick(core.Unhealthy, 5))
 	})
+}
+
+// Whoever waits for a verdict does not wait for the next round of checks.
+func TestCase07VerdictIsAskedForInTime(t *testing.T) {
+	patient := func(c *core.Config) { c.Probe, c.Rescan = time.Hour, time.Hour }
+	verdict := func(f *live) error { return f.Set(5, "recovery_action", "4") }
+	for name, script := range map[string]func(*live){
+		"after an XID": func(f *live) {
+			must(t, f.XID(5, 94))
+			f.until("degraded", f.only(5, core.Degraded, "XID_94"))
+			must(t, verdict(f))
+		},
+		"an event tells of it":     func(f *live) { must(t, verdict(f), f.Event(5, simdriver.EventRecoveryAction, 0)) },
+		"after a double-bit error": func(f *live) { must(t, verdict(f), f.Event(5, simdriver.EventDoubleBitECC, 0)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := follow(t, simdriver.Start(t, "h100x8"), patient)
+			f.until("eight healthy GPUs", f.all(core.Healthy, 8))
+			script(f)
+			f.until("unhealthy", f.only(5, core.Unhealthy, "VERDICT_DRAIN_AND_RESET"))
+		})
+	}
 }
 
 // Every verdict but none takes the GPU out, also one that this version of NVML has no name for.
