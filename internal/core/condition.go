@@ -17,13 +17,14 @@ type Condition struct {
 	Code      uint64      // of an XID, an event or a verdict
 	State     HealthState // its effect; Healthy while it is only noted
 	Detail    string
-	Since     time.Time // first seen
-	Last      time.Time // last happened; a level that goes on happened once
-	Count     int       // how often it was observed
-	Repeated  bool      // again so soon that the rule for repetition applies
-	Clearing  time.Time // since when the evidence for recovery holds; zero = it does not
-	Clean     int       // complete checks since then
-	Ignored   time.Time // an operator disregards it until then; zero = nobody does
+	Since     time.Time      // first seen
+	Last      time.Time      // last happened; a level that goes on happened once
+	Count     int            // how often it was observed
+	Repeated  bool           // again so soon that the rule for repetition applies
+	Clearing  time.Time      // since when the evidence for recovery holds; zero = it does not
+	Clean     int            // complete checks since then
+	Evidence  fault.Evidence // what would clear an XID or another event under this driver and policy
+	Ignored   time.Time      // an operator disregards it until then; zero = nobody does
 	Simulated bool
 }
 
@@ -40,9 +41,10 @@ func causeOf(r Reason, code uint64) string {
 	case ReasonEvent:
 		return fmt.Sprintf("EVENT_0x%X", code)
 	case ReasonVerdict:
-		return "VERDICT_" + strings.ToUpper(strings.ReplaceAll(Verdict(code).String(), " ", "_"))
+		return "VERDICT_" + strings.ToUpper(strings.ReplaceAll(verdictOf(code).String(), " ", "_"))
+	default:
+		return r.String()
 	}
-	return r.String()
 }
 
 // same reports whether c and o are one cause. A verdict that changes is the same cause in other words.
@@ -62,8 +64,9 @@ func (c Condition) rule(p HealthPolicy) fault.Rule {
 	case ReasonEvent:
 		r, _ := fault.Event(c.Code)
 		return r
+	default:
+		return fault.Rule{}
 	}
-	return fault.Rule{}
 }
 
 // severe reports whether getting well from the condition counts towards the latch.
@@ -74,8 +77,9 @@ func (c Condition) severe(p HealthPolicy) bool {
 	switch c.rule(p).Class {
 	case fault.Reset, fault.Node, fault.Fabric:
 		return true
+	default:
+		return c.Reason.meaning().severe
 	}
-	return c.Reason.meaning().severe
 }
 
 // health is the condition as a verdict.
@@ -91,7 +95,8 @@ func (c Condition) health() Health {
 		r, _ := fault.Event(c.Code)
 		h.Action = r.Action
 	case ReasonVerdict:
-		h.Action = Verdict(c.Code).action()
+		h.Action = verdictOf(c.Code).action()
+	default:
 	}
 	return h
 }
@@ -103,11 +108,8 @@ func (c Condition) Action() string { return c.health().Action }
 func (c Condition) Clears() string {
 	m := c.Reason.meaning()
 	switch {
-	case c.Reason == ReasonXID:
-		return fault.XID(c.Code).Clears.String()
-	case c.Reason == ReasonEvent:
-		r, _ := fault.Event(c.Code)
-		return r.Clears.String()
+	case c.Reason == ReasonXID, c.Reason == ReasonEvent:
+		return c.Evidence.String()
 	case m.says != "":
 		return m.says
 	}

@@ -105,6 +105,7 @@ func (h Health) cause() string {
 		if h.State != GPULost {
 			text = "GPU was lost"
 		}
+	default:
 	}
 	switch {
 	case h.Reason == ReasonVerdict:

@@ -69,8 +69,9 @@ func (c *Chart) level(r Reason) Answer {
 		return c.slow[2]
 	case ReasonPCIeWidth: // an idle link saves lanes
 		return is(v.Busy && v.PCIeWidth > 0 && v.PCIeMaxWidth > 0, v.PCIeWidth < v.PCIeMaxWidth)
+	default:
+		return Unsaid
 	}
-	return Unsaid
 }
 
 // settledBy is what a chart says about the level that clears an XID.
@@ -82,8 +83,9 @@ func (c *Chart) settledBy(l fault.Level) bool {
 		return c.Vitals.RepairPending == No
 	case fault.LevelLinks:
 		return c.level(ReasonLinks) == No
+	default:
+		return false
 	}
-	return false
 }
 
 // check folds what a GPU says about its health.
@@ -139,6 +141,7 @@ func (d *draft) level(at Placement, r Reason, chart *Chart) {
 		if chart.Vitals.Fabric == FabricMisconfigured {
 			c.Detail = "incorrect configuration"
 		}
+	default:
 	}
 	switch chart.level(r) {
 	case Yes:
@@ -147,6 +150,7 @@ func (d *draft) level(at Placement, r Reason, chart *Chart) {
 		d.drop(func(o Condition) bool {
 			return o.same(c) && (o.State == Healthy || !o.Ignored.IsZero() || r == ReasonFabricWait)
 		})
+	case Unsaid: // no news
 	}
 }
 

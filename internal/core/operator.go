@@ -53,11 +53,8 @@ func (l Ledger) Clear(p HealthPolicy, now time.Time, o Order) (Ledger, []Conditi
 	d := l.draft(p, now)
 	chart := d.chart(o.GPU)
 	for _, c := range found {
-		switch c.Reason {
-		case ReasonLost, ReasonProbe, ReasonNoAnswer, ReasonUnchecked:
-			if chart.silent {
-				return l, nil, &SilentError{o.GPU}
-			}
+		if chart.silent && slices.Contains([]Reason{ReasonLost, ReasonProbe, ReasonNoAnswer, ReasonUnchecked}, c.Reason) {
+			return l, nil, &SilentError{o.GPU}
 		}
 	}
 	for _, c := range found {

@@ -21,6 +21,9 @@ func (d *draft) settle() {
 			c.Ignored = time.Time{}
 		}
 		c.State = d.state(*c)
+		if c.Evidence = d.signs(c.rule(d.policy)); d.policy.Manual && c.State >= Unhealthy {
+			c.Evidence = 0
+		}
 		switch holds := d.evidence(*c); {
 		case !holds:
 			c.Clearing, c.Clean = time.Time{}, 0
@@ -117,15 +120,12 @@ func (d *draft) evidence(c Condition) bool {
 	case ReasonLost, ReasonProbe, ReasonNoAnswer:
 		return true // it answers
 	case ReasonXID, ReasonEvent:
-		rule := c.rule(d.policy)
-		return d.shown(c, chart, d.signs(rule), rule)
+		return d.shown(c, chart, c.Evidence, c.rule(d.policy))
 	case ReasonECC, ReasonWorkloads:
 		return d.shown(c, chart, c.Reason.meaning().clears, fault.Rule{})
+	default:
+		return c.Reason.meaning().clears&fault.LevelClear != 0 && chart.level(c.Reason) == No
 	}
-	if c.Reason.meaning().clears&fault.LevelClear == 0 {
-		return false
-	}
-	return chart.level(c.Reason) == No
 }
 
 // signs are what clears by a rule under this driver: from some branch on its verdict covers more codes.

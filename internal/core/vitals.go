@@ -74,6 +74,9 @@ func (v Verdict) String() string {
 	}[v]
 }
 
+// verdictOf is the verdict that a condition holds as its code, whatever a file says that it was.
+func verdictOf(code uint64) Verdict { return Verdict(min(code, uint64(VerdictOther))) }
+
 // action is what an operator does about a verdict.
 func (v Verdict) action() string {
 	return [...]string{

@@ -157,7 +157,7 @@ func (m *Monitor) Run(ctx context.Context) error {
 			}
 		}
 		if ctx.Err() != nil {
-			return nil //nolint:nilerr // the end of ctx is what Run waits for, whatever else went wrong meanwhile
+			return nil
 		}
 		m.noDriver(err)
 		if errors.Is(err, core.ErrDriverStale) {
