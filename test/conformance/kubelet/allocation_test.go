@@ -214,7 +214,7 @@ func TestCase19And20CheckpointOutlivesBoth(t *testing.T) {
 func TestCase14HungDriver(t *testing.T) {
 	n := newNode(t, "h100x8")
 	n.startKubelet()
-	n.startAgent()
+	n.startAgent("--health-period=1s", "--call-deadline=2s")
 	n.awaitCapacity(gpus, 8, 8)
 	n.sim("hang", "3", "*")
 	began := time.Now()
