@@ -1,9 +1,7 @@
 package health
 
 import (
-	"fmt"
 	"runtime"
-	"strings"
 	"testing"
 	"time"
 
@@ -19,7 +17,7 @@ func TestCase25Storm(t *testing.T) {
 	heap := heapInUse()
 	started := time.Now()
 	for batch := range seconds * 10 {
-		raise(t, f.Machine, strings.Repeat(fmt.Sprintf("0 %s %#x 95 - -\n", f.UUID(3), simdriver.EventXID), perSecond/10))
+		must(t, f.Storm(3, 95, perSecond/10))
 		if batch == seconds*5 {
 			must(t, f.XID(5, 48))
 		}

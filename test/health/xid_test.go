@@ -95,6 +95,13 @@ func TestCase05ResetHeals(t *testing.T) {
 	m.expect("reset, but that has not stood long enough", sick(core.Unhealthy, 2))
 	m.step(30 * time.Second)
 	m.expect("reset, three checks and the dwell", nil)
+
+	m.set(6, "recovery_action = 1")
+	m.xid(6, 95)
+	m.reset(6)
+	must(t, m.Invalidate(6))
+	m.step(2 * time.Minute)
+	m.expect("a reset that no handle outlives", nil)
 }
 
 // XID 95 while the driver says all the time that nothing has to be done: from R565 on its word counts.
