@@ -17,7 +17,8 @@ import (
 // So a GPU that hangs costs one thread and one moment, and never has two calls at once.
 type lane struct {
 	line
-	out bool // a visit is in; under mu
+	out    bool    // a visit is in; under mu
+	before []*lane // to the same GPU, of abandoned sessions
 
 	// of whoever is in
 	profiles map[shape]string
@@ -39,6 +40,11 @@ func (s *Session) lane(index int) *lane {
 		l := &lane{
 			line:     line{have: s.reader.have, work: s.reader.work, index: len(s.lanes)},
 			profiles: map[shape]string{},
+		}
+		for _, before := range s.inherited {
+			if before.index == l.index {
+				l.before = append(l.before, before)
+			}
 		}
 		s.mu.Lock()
 		s.lanes = append(s.lanes, l)
@@ -89,6 +95,11 @@ func visit[T any](s *Session, index int, at core.Placement, questions func(*aske
 
 // enter begins a visit, unless one is in there.
 func (l *lane) enter(at core.Placement) error {
+	for _, before := range l.before {
+		if err := before.blocked(); err != nil {
+			return err
+		}
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.out {
@@ -123,12 +134,17 @@ func (l *lane) giveUp(began time.Time, patience time.Duration) (time.Duration, e
 	return max(left, time.Millisecond), nil
 }
 
-// isStuck reports whether a visit that nobody waits for is still in there.
-func (l *lane) isStuck() bool {
+// blocked is an error while a visit that nobody waits for is still in there.
+func (l *lane) blocked() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.out && l.closed
+	if l.out && l.closed {
+		return l.stuck()
+	}
+	return nil
 }
+
+func (l *lane) isStuck() bool { return l.blocked() != nil }
 
 // stuck is under mu.
 func (l *lane) stuck() error {
@@ -141,6 +157,9 @@ func (s *Session) Busy() []core.Call {
 	lines := []*line{&s.reader}
 	for _, l := range s.lanes {
 		lines = append(lines, &l.line)
+		for _, before := range l.before {
+			lines = append(lines, &before.line)
+		}
 	}
 	s.mu.Unlock()
 	var calls []core.Call

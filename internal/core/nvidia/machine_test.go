@@ -33,16 +33,32 @@ func roots(m *simdriver.Machine) core.Roots {
 // open opens a session on a simulated machine and closes it with the test.
 func open(t testing.TB, m *simdriver.Machine) *Session {
 	t.Helper()
-	s, err := Open(Options{Roots: roots(m)})
+	return openWith(t, m, Options{})
+}
+
+// openWith is open with options. Closing may end with an error that is expected.
+func openWith(t testing.TB, m *simdriver.Machine, o Options, expected ...error) *Session {
+	t.Helper()
+	o.Roots = roots(m)
+	s, err := Open(o)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := s.Close(); err != nil {
+		err := s.Close()
+		if err != nil && !slices.ContainsFunc(expected, func(e error) bool { return errors.Is(err, e) }) {
 			t.Error("close:", err)
 		}
 	})
 	return s
+}
+
+// calls counts the NVML calls that a machine got so far.
+func calls(t testing.TB, m *simdriver.Machine) map[string]uint64 {
+	t.Helper()
+	n, err := m.Calls()
+	must(t, err)
+	return n
 }
 
 func snapshot(t testing.TB, s *Session) core.Snapshot {

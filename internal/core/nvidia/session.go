@@ -43,6 +43,8 @@ type Session struct {
 	mu    sync.Mutex
 	lanes []*lane // by index; the reader adds to them under mu
 
+	inherited []*lane // of earlier sessions, with a call in the driver
+
 	// of the reader
 	reader   line
 	driver   core.Driver
@@ -93,6 +95,7 @@ func Open(o Options) (*Session, error) {
 		s.now = time.Now
 	}
 	s.tegra = isTegra(s.sys)
+	s.inherited = inherit()
 	if err := do(&s.reader, "nvmlInit", core.Node, s.lib.Init); err != nil {
 		return nil, notOpened(err)
 	}
@@ -127,11 +130,8 @@ func (s *Session) Close() error {
 	}
 	s.closed = true
 	s.hangUp()
-	for _, l := range s.lanes {
-		if l.isStuck() {
-			c, _ := l.busy()
-			return fmt.Errorf("%w: %s about the GPU with index %d", ErrAbandoned, c.Name, l.index)
-		}
+	if err := abandon(s); err != nil {
+		return err
 	}
 	err := do(&s.reader, "nvmlShutdown", core.Node, s.lib.Shutdown)
 	if errors.Is(err, core.ErrDriverLost) {
