@@ -45,11 +45,11 @@ func logChange(log *slog.Logger, prev, next *core.Inventory) {
 }
 
 // logTransition says what a device is now and why: the cause, what the driver wants, what to do and what
-// clears it; or, when it got well, what it got well from and by which evidence.
+// clears it; or, when it got well, what it got well from and what that took.
 func logTransition(log *slog.Logger, u core.Unit, old core.Health) {
 	line := log.With("id", u.ID, "pci", u.Device.PCI)
 	if u.Health.State == core.Healthy {
-		line.Info("device healthy", "was", old.String(), "cause", old.Cause(), "evidence", old.Clears)
+		line.Info("device healthy", "was", old.String(), "cause", old.Cause(), "clears", old.Clears)
 		return
 	}
 	write := line.Info
