@@ -53,8 +53,8 @@ type follower struct {
 }
 
 // start is a nomadadapter.StartFunc.
-func (f *follower) start(ctx context.Context, cfg core.Config, log *slog.Logger) nomadadapter.Source {
-	m := monitor.New(opener(cfg.Roots), cfg, log, nil)
+func (f *follower) start(ctx context.Context, s nomadadapter.Settings, log *slog.Logger) nomadadapter.Source {
+	m := monitor.New(opener(s.Core.Roots), s.Core, log, nil)
 	done := make(chan struct{})
 	f.mu.Lock()
 	before := f.last

@@ -10,15 +10,22 @@ import (
 	"github.com/hashicorp/nomad/plugins/shared/hclspec"
 
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/healthconfig"
 )
+
+// Settings are what a config block says, in the words of those who follow the machine.
+type Settings struct {
+	Core   core.Config         // what Health says is in it
+	Health healthconfig.Values // the part that does not concern the core, too
+}
 
 // minPeriod is the shortest time between full readings of the machine that an operator may ask for.
 // Events and health checks do not wait for a full reading.
 const minPeriod = time.Second
 
-// settings is the plugin's config block. Nomad encodes it with go-msgpack and honours codec tags only.
-// The first three keys are those of nomad-device-nvidia.
-type settings struct {
+// block is the plugin's config block. Nomad encodes it with go-msgpack and honours codec tags only.
+// The first three keys are those of nomad-device-nvidia. What it says about health is a table's matter.
+type block struct {
 	Enabled           bool     `codec:"enabled"`
 	IgnoredGPUIDs     []string `codec:"ignored_gpu_ids"`
 	FingerprintPeriod string   `codec:"fingerprint_period"`
@@ -26,44 +33,53 @@ type settings struct {
 	DevRoot           string   `codec:"dev_root"`
 	SysfsRoot         string   `codec:"sysfs_root"`
 	ProcfsRoot        string   `codec:"procfs_root"`
+
+	health map[string]any // by key, as Nomad encodes it; absent and nil are the default
 }
 
 // schema is what Nomad checks a config block against before we see it. Every key is optional.
-var schema = hclspec.NewObject(map[string]*hclspec.Spec{
-	"enabled":            optional("enabled", "bool", `true`),
-	"ignored_gpu_ids":    optional("ignored_gpu_ids", "list(string)", `[]`),
-	"fingerprint_period": optional("fingerprint_period", "string", `"1m"`),
-	"driver_root":        optional("driver_root", "string", `"/"`),
-	"dev_root":           optional("dev_root", "string", `""`), // as driver_root
-	"sysfs_root":         optional("sysfs_root", "string", `"/sys"`),
-	"procfs_root":        optional("procfs_root", "string", `"/proc"`),
-})
+var schema = newSchema()
+
+func newSchema() *hclspec.Spec {
+	keys := map[string]*hclspec.Spec{
+		"enabled":            optional("enabled", "bool", `true`),
+		"ignored_gpu_ids":    optional("ignored_gpu_ids", "list(string)", `[]`),
+		"fingerprint_period": optional("fingerprint_period", "string", `"1m"`),
+		"driver_root":        optional("driver_root", "string", `"/"`),
+		"dev_root":           optional("dev_root", "string", `""`), // as driver_root
+		"sysfs_root":         optional("sysfs_root", "string", `"/sys"`),
+		"procfs_root":        optional("procfs_root", "string", `"/proc"`),
+	}
+	for _, k := range healthconfig.Keys() {
+		keys[k.Name] = healthSpec(k)
+	}
+	return hclspec.NewObject(keys)
+}
 
 func optional(key, kind, value string) *hclspec.Spec {
 	return hclspec.NewDefault(hclspec.NewAttr(key, kind, false), hclspec.NewLiteral(value))
 }
 
-func defaultSettings() settings {
-	return settings{
+func defaultBlock() block {
+	return block{
 		Enabled: true, FingerprintPeriod: "1m",
 		DriverRoot: "/", SysfsRoot: "/sys", ProcfsRoot: "/proc",
 	}
 }
 
 // decode reads a config block in Nomad's encoding. No bytes at all mean that there is no block.
-func decode(msgpack []byte) (settings, error) {
-	s := defaultSettings()
+func decode(msgpack []byte) (block, error) {
+	b := defaultBlock()
 	if len(msgpack) == 0 {
-		return s, nil
+		return b, nil
 	}
-	return s, base.MsgPackDecode(msgpack, &s)
+	return b, errors.Join(base.MsgPackDecode(msgpack, &b), base.MsgPackDecode(msgpack, &b.health))
 }
 
-// core returns the settings in the core's words, or every problem at once (errors.Join of
-// *core.ConfigError).
+// settings returns what the block says, or every problem at once (errors.Join of *core.ConfigError).
 //
 // MIG is always mixed, as in nomad-device-nvidia: a GPU in MIG mode is hidden behind its instances.
-func (s settings) core() (core.Config, error) {
+func (b block) settings() (Settings, error) {
 	c := core.DefaultConfig()
 	c.MIG = core.MIGMixed
 	c.DeviceNodes = true
@@ -72,32 +88,32 @@ func (s settings) core() (core.Config, error) {
 	refuse := func(key, value, remedy string) {
 		errs = append(errs, &core.ConfigError{Key: key, Value: value, Remedy: remedy})
 	}
-	for _, id := range s.IgnoredGPUIDs {
+	for _, id := range b.IgnoredGPUIDs {
 		if !strings.HasPrefix(id, "GPU-") && !strings.HasPrefix(id, "MIG-") {
 			refuse("ignored_gpu_ids", id, "want UUIDs as nvidia-smi -L prints them: GPU-... or MIG-...")
 		}
 		c.Exclude = append(c.Exclude, core.DeviceID(id))
 	}
-	period, err := time.ParseDuration(s.FingerprintPeriod)
+	period, err := time.ParseDuration(b.FingerprintPeriod)
 	switch {
 	case err != nil:
-		refuse("fingerprint_period", s.FingerprintPeriod, `want a duration such as "30s" or "1m"`)
+		refuse("fingerprint_period", b.FingerprintPeriod, `want a duration such as "30s" or "1m"`)
 	case period < minPeriod:
-		refuse("fingerprint_period", s.FingerprintPeriod, "want "+minPeriod.String()+" or more")
+		refuse("fingerprint_period", b.FingerprintPeriod, "want "+minPeriod.String()+" or more")
 	}
 	c.Rescan = period
 
-	if s.DevRoot == "" {
-		s.DevRoot = s.DriverRoot
+	if b.DevRoot == "" {
+		b.DevRoot = b.DriverRoot
 	}
 	for _, root := range []struct {
 		key, value, host string
 		to               *string
 	}{
-		{"driver_root", s.DriverRoot, "/", &c.Roots.Driver},
-		{"dev_root", s.DevRoot, "/", &c.Roots.Dev},
-		{"sysfs_root", s.SysfsRoot, "/sys", &c.Roots.Sys},
-		{"procfs_root", s.ProcfsRoot, "/proc", &c.Roots.Proc},
+		{"driver_root", b.DriverRoot, "/", &c.Roots.Driver},
+		{"dev_root", b.DevRoot, "/", &c.Roots.Dev},
+		{"sysfs_root", b.SysfsRoot, "/sys", &c.Roots.Sys},
+		{"procfs_root", b.ProcfsRoot, "/proc", &c.Roots.Proc},
 	} {
 		if !filepath.IsAbs(root.value) {
 			refuse(root.key, root.value, "want an absolute path such as "+root.host)
@@ -106,5 +122,7 @@ func (s settings) core() (core.Config, error) {
 			*root.to = clean
 		}
 	}
-	return c, errors.Join(errs...)
+	health, problems := healthValues(b.health)
+	health.Apply(&c)
+	return Settings{c, health}, errors.Join(append(errs, problems...)...)
 }

@@ -10,17 +10,24 @@ import (
 	"github.com/hashicorp/nomad/plugins/base"
 
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/healthconfig"
 )
 
 func TestConfigDefaults(t *testing.T) {
-	want := core.DefaultConfig()
-	want.MIG, want.DeviceNodes, want.Rescan = core.MIGMixed, true, time.Minute
+	cfg := core.DefaultConfig()
+	cfg.MIG, cfg.DeviceNodes, cfg.Rescan = core.MIGMixed, true, time.Minute
+	want := Settings{cfg, healthconfig.Default()}
 	for name, keys := range map[string]map[string]any{
 		"empty block": {},
 		"as the schema fills it in": {
 			"enabled": true, "ignored_gpu_ids": []string{}, "fingerprint_period": "1m",
 			"driver_root": "/", "dev_root": "", "sysfs_root": "/sys", "procfs_root": "/proc",
+			"health_mode": "enforce", "xids": nil, "health_period": "10s", "health_settle": "30s", "call_deadline": "1m",
+			"recovery": "auto", "recovery_dwell": "1m", "recovery_checks": 3, "recovery_limit": 3,
+			"degraded": "schedulable", "application_faults": "degraded",
+			"kernel_log": "auto", "state_dir": "/var/lib/tandem", "simulation": false,
 		},
+		"an empty map": {"xids": map[string]string{}},
 	} {
 		var raw []byte
 		if err := base.MsgPackEncode(&raw, keys); err != nil {
@@ -29,18 +36,18 @@ func TestConfigDefaults(t *testing.T) {
 		check(t, name, raw, want)
 	}
 	check(t, "no block", nil, want)
-	if err := want.Validate(); err != nil {
+	if err := cfg.Validate(); err != nil {
 		t.Errorf("the defaults are not valid: %v", err)
 	}
 }
 
-func check(t *testing.T, name string, raw []byte, want core.Config) {
+func check(t *testing.T, name string, raw []byte, want Settings) {
 	t.Helper()
-	s, err := decode(raw)
+	b, err := decode(raw)
 	if err != nil {
 		t.Fatalf("%s: %v", name, err)
 	}
-	got, err := s.core()
+	got, err := b.settings()
 	if err != nil {
 		t.Errorf("%s: %v", name, err)
 	}
@@ -62,14 +69,14 @@ func TestConfigKeys(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.now()
-	want := core.DefaultConfig()
-	want.MIG, want.DeviceNodes, want.Rescan = core.MIGMixed, true, 90*time.Second
-	want.Exclude = []core.DeviceID{"GPU-1", "MIG-2"}
-	want.Roots = core.Roots{
+	cfg := core.DefaultConfig()
+	cfg.MIG, cfg.DeviceNodes, cfg.Rescan = core.MIGMixed, true, 90*time.Second
+	cfg.Exclude = []core.DeviceID{"GPU-1", "MIG-2"}
+	cfg.Roots = core.Roots{
 		Driver: "/run/nvidia/driver", Dev: "/run/nvidia/driver", // as the driver's
 		Sys: "/host/sys", Proc: "/host/proc",
 	}
-	if diff := cmp.Diff([]core.Config{want}, s.Started()); diff != "" {
+	if diff := cmp.Diff([]Settings{{cfg, healthconfig.Default()}}, s.Started()); diff != "" {
 		t.Errorf("started with (-want +got):\n%s", diff)
 	}
 }
@@ -135,7 +142,7 @@ func TestConfigErrors(t *testing.T) {
 				}
 			}
 			s.now()
-			if got := s.Started(); len(got) != 1 || got[0].Rescan != time.Minute || len(got[0].Exclude) != 0 {
+			if got := s.Started(); len(got) != 1 || got[0].Core.Rescan != time.Minute || len(got[0].Core.Exclude) != 0 {
 				t.Errorf("a refused configuration took effect: %+v", got)
 			}
 		})
@@ -176,7 +183,7 @@ func TestSetConfigTwice(t *testing.T) {
 			t.Fatalf("step %d: %d starts, want %d", i, n, step.starts)
 		}
 	}
-	if e := s.Started()[1].Exclude; len(e) != 0 {
+	if e := s.Started()[1].Core.Exclude; len(e) != 0 {
 		t.Errorf("the second source ignores %v", e)
 	}
 	for i, ended := range s.ended {

@@ -14,8 +14,13 @@ import (
 // GPUs. The node can't register before it is sent.
 const firstAnswer = 800 * time.Millisecond
 
-// Fingerprint streams what the node offers: at once, and then whenever it differs. The stream ends with
-// ctx and never before; a machine without a driver is an empty list.
+// quiet is the least time between two fingerprints: each makes the servers write to raft and evaluate the
+// node. What changes meanwhile goes out as one at its end.
+const quiet = time.Second
+
+// Fingerprint streams what the node offers: at once, and then whenever it differs, but for what comes
+// within a second of the last. The stream ends with ctx and never before; a machine without a driver is
+// an empty list.
 func (p *Plugin) Fingerprint(ctx context.Context) (<-chan *device.FingerprintResponse, error) {
 	out := make(chan *device.FingerprintResponse)
 	go p.fingerprint(ctx, out)
@@ -33,7 +38,9 @@ func (p *Plugin) fingerprint(ctx context.Context, out chan<- *device.Fingerprint
 		settled(first, l.source)
 		stop()
 		for inv := range l.source.Watch(bound) {
-			f.send(bound, inv)
+			if f.send(bound, inv) {
+				rest(bound, quiet)
+			}
 		}
 		<-bound.Done()
 		cancel()
@@ -50,20 +57,31 @@ type fingerprinter struct {
 	last []*device.DeviceGroup
 }
 
-// send sends the groups of inv unless they are what was sent last: every response makes the servers
-// write to raft and evaluate the node. A driver that has not answered yet does not take back what was
-// sent before.
-func (f *fingerprinter) send(ctx context.Context, inv *core.Inventory) {
+// send sends the groups of inv unless they are what was sent last. A driver that has not answered yet does
+// not take back what was sent before.
+func (f *fingerprinter) send(ctx context.Context, inv *core.Inventory) (sent bool) {
 	if f.any && inv.Driver().State == core.DriverPending {
-		return
+		return false
 	}
 	next := groups(inv)
 	if f.any && reflect.DeepEqual(next, f.last) {
-		return
+		return false
 	}
 	select {
 	case f.out <- device.NewFingerprint(next...):
 		f.any, f.last = true, next
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// rest waits for d or the end of ctx.
+func rest(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
 	case <-ctx.Done():
 	}
 }

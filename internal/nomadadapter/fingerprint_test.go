@@ -2,6 +2,7 @@ package nomadadapter
 
 import (
 	"context"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -27,6 +28,7 @@ func TestFingerprint(t *testing.T) {
 }
 
 func TestHealthFlipKeepsIdentity(t *testing.T) {
+	t.Parallel() // it waits out the time between fingerprints
 	s := newStand(t)
 	s.Source.Set(machine(coretest.GPUs(4)))
 	next := fingerprint(t, dial(t, s.Plugin))
@@ -38,7 +40,7 @@ func TestHealthFlipKeepsIdentity(t *testing.T) {
 		t.Errorf("recovery differs (-before +after):\n%s", diff)
 	}
 	d := sick[0].Devices[2]
-	if d.Healthy || d.HealthDesc != "lost: GPU is lost (not listed by the driver)" {
+	if d.Healthy || d.HealthDesc != lostText {
 		t.Errorf("the lost GPU is %+v", d)
 	}
 	d.Healthy, d.HealthDesc = true, ""
@@ -49,6 +51,7 @@ func TestHealthFlipKeepsIdentity(t *testing.T) {
 
 // A driver that is gone, back, replaced: the stream tells, and stays.
 func TestDriverLossIsNoError(t *testing.T) {
+	t.Parallel()
 	s := newStand(t)
 	s.Source.Set(machine(coretest.GPUs(2)))
 	next := fingerprint(t, dial(t, s.Plugin))
@@ -56,7 +59,7 @@ func TestDriverLossIsNoError(t *testing.T) {
 	gone, obs := core.Reconcile(coretest.GPUs(2), core.NoDriver(core.DriverFailed, "ERROR_GPU_IS_LOST"))
 	s.Source.Set(machine(gone, obs...))
 	for _, d := range next()[0].Devices {
-		if d.Healthy || d.HealthDesc != "unknown: driver is not usable (ERROR_GPU_IS_LOST)" {
+		if d.Healthy || !strings.HasPrefix(d.HealthDesc, "unknown: driver is not usable (ERROR_GPU_IS_LOST) since ") {
 			t.Errorf("%s: healthy %t, %q", d.ID, d.Healthy, d.HealthDesc)
 		}
 	}
@@ -163,9 +166,9 @@ func TestFingerprintSendsChangesOnly(t *testing.T) {
 			t.Fatal(err)
 		}
 		<-ch
-		quiet := func(what string) {
+		silent := func(what string) {
 			t.Helper()
-			synctest.Wait()
+			time.Sleep(time.Minute) // of the bubble's clock
 			select {
 			case r := <-ch:
 				t.Errorf("%s: sent %d groups", what, len(r.Devices))
@@ -174,12 +177,12 @@ func TestFingerprintSendsChangesOnly(t *testing.T) {
 		}
 		for range 10 {
 			s.Source.Set(machine(coretest.GPUs(2)))
-			quiet("an equal inventory")
+			silent("an equal inventory")
 		}
 		driver := coretest.GPUs(2)
 		driver.Links = nil
 		s.Source.Set(machine(driver))
-		quiet("a change that Nomad does not see")
+		silent("a change that Nomad does not see")
 
 		for i := range 100 { // ends as it began, with 2
 			s.Source.Set(machine(coretest.GPUs(2), lost(i%2)))
@@ -190,8 +193,95 @@ func TestFingerprintSendsChangesOnly(t *testing.T) {
 		if r := <-ch; len(r.Devices[0].Devices) != 1 {
 			t.Errorf("got %v, want the latest", r.Devices)
 		}
-		quiet("afterwards")
+		silent("afterwards")
 	})
+}
+
+// A change goes out at once; what follows within a second goes out as one, at its end.
+func TestFingerprintPace(t *testing.T) {
+	type sent struct {
+		at   time.Duration
+		lost int
+	}
+	for name, tc := range map[string]struct {
+		change time.Duration // between changes, of which there are so many
+		times  int
+		want   []sent
+	}{
+		"one":          {10 * time.Second, 1, []sent{{10 * time.Second, 1}}},
+		"now and then": {2 * time.Second, 3, []sent{{2 * time.Second, 1}, {4 * time.Second, 2}, {6 * time.Second, 3}}},
+		"in haste":     {300 * time.Millisecond, 7, []sent{{time.Second, 3}, {2 * time.Second, 6}, {3 * time.Second, 7}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newStand(t)
+				s.Source.Set(machine(coretest.GPUs(8)))
+				ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+				defer cancel()
+				ch, err := s.Fingerprint(ctx)
+				if err != nil {
+					t.Fatal(err)
+				}
+				<-ch
+				begin := time.Now()
+				go func() {
+					var obs []core.Observation
+					for n := range tc.times {
+						time.Sleep(tc.change)
+						obs = append(obs, lost(n))
+						s.Source.Set(machine(coretest.GPUs(8), obs...))
+					}
+				}()
+				var got []sent
+				for ctx.Err() == nil {
+					select {
+					case r := <-ch:
+						got = append(got, sent{time.Since(begin), sick(r.Devices)})
+					case <-ctx.Done():
+					}
+				}
+				if diff := cmp.Diff(tc.want, got, cmp.AllowUnexported(sent{})); diff != "" {
+					t.Errorf("(-want +got):\n%s", diff)
+				}
+			})
+		})
+	}
+}
+
+// A fault and its end between two fingerprints is nothing to send.
+func TestFlickerIsNotSent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStand(t)
+		s.Source.Set(machine(coretest.GPUs(2)))
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		ch, err := s.Fingerprint(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		<-ch
+		synctest.Wait()
+		s.Source.Set(machine(coretest.GPUs(2), lost(0)))
+		time.Sleep(quiet / 2)
+		s.Source.Set(machine(coretest.GPUs(2)))
+		select {
+		case r := <-ch:
+			t.Errorf("sent %v", r.Devices)
+		case <-ctx.Done():
+		}
+	})
+}
+
+// sick counts the devices that take no work.
+func sick(gs []*device.DeviceGroup) (n int) {
+	for _, g := range gs {
+		for _, d := range g.Devices {
+			if !d.Healthy {
+				n++
+			}
+		}
+	}
+	return n
 }
 
 func TestConfigSwapKeepsStreamsOpen(t *testing.T) {

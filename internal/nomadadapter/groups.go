@@ -98,11 +98,12 @@ func groups(inv *core.Inventory) []*device.DeviceGroup {
 	return gs
 }
 
-// wireDevice gives a healthy device no description, as drivers do in Nomad.
+// wireDevice gives a device a description if there is more to say than that it is healthy. Health stands
+// nowhere else in a group: its attributes decide on the node's computed class.
 func wireDevice(u core.Unit) *device.Device {
 	d := &device.Device{ID: string(u.ID), Healthy: u.Health.Schedulable()}
-	if u.Health.State != core.Healthy {
-		d.HealthDesc = u.Health.String()
+	if text := u.Health.String(); text != core.Healthy.String() {
+		d.HealthDesc = text
 	}
 	if u.Device.PCI != "" {
 		d.HwLocality = &device.DeviceLocality{PciBusID: string(u.Device.PCI)}

@@ -104,6 +104,51 @@ func TestUnknownAttributesAreAbsent(t *testing.T) {
 	}
 }
 
+// What stands against a device is in its description and nowhere else: not in the attributes, which make
+// the node's class.
+func TestHealthDescription(t *testing.T) {
+	settings, err := defaultBlock().settings()
+	if err != nil {
+		t.Fatal(err)
+	}
+	plain := groups(machine(coretest.GPUs(4)))[0]
+	limited := checked(0)
+	limited.Vitals = core.Vitals{Events: core.No, Verdict: core.VerdictNone}
+	xid := core.Observation{At: core.WholeGPU(coretest.GPU(0)), Kind: core.XID, Code: 95}
+	rehearsed := xid
+	rehearsed.Simulated = true
+	for name, tc := range map[string]struct {
+		mode    core.HealthMode
+		obs     core.Observation
+		healthy bool
+		begins  string // the description; "" = there is none
+	}{
+		"healthy":          {core.ModeEnforce, checked(0), true, ""},
+		"of limited sight": {core.ModeEnforce, limited, true, "healthy (health limited: no XID events)"},
+		"lost":             {core.ModeEnforce, lost(0), false, "lost: GPU is lost (not listed by the driver) since "},
+		"XID":              {core.ModeEnforce, xid, false, "unhealthy: XID 95 "},
+		"rehearsed":        {core.ModeEnforce, rehearsed, false, "simulated: unhealthy: XID 95 "},
+		"observed":         {core.ModeObserve, xid, true, "observed, not enforced: unhealthy: XID 95 "},
+		"not judged":       {core.ModeOff, xid, true, ""},
+	} {
+		settings.Core.Health.Mode = tc.mode
+		g := groups(observed(settings.Core, coretest.GPUs(4), tc.obs))[0]
+		d := g.Devices[0]
+		if d.Healthy != tc.healthy || !strings.HasPrefix(d.HealthDesc, tc.begins) || (d.HealthDesc == "") != (tc.begins == "") || len(d.HealthDesc) > 200 {
+			t.Errorf("%s: healthy %t, %q", name, d.Healthy, d.HealthDesc)
+		}
+		d.Healthy, d.HealthDesc = true, ""
+		if diff := cmp.Diff(plain, g); diff != "" {
+			t.Errorf("%s: more than one device's health differs (-plain +got):\n%s", name, diff)
+		}
+	}
+}
+
+// checked is a clean check of the n-th GPU.
+func checked(n int) core.Observation {
+	return core.Observation{At: core.WholeGPU(coretest.GPU(n)), Kind: core.Checked, Vitals: core.Vitals{Events: core.Yes, Verdict: core.VerdictNone}}
+}
+
 func TestGroupSplit(t *testing.T) {
 	const model = "NVIDIA H100 80GB HBM3"
 	for name, tc := range map[string]struct {

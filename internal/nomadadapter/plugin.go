@@ -28,18 +28,18 @@ type Source interface {
 }
 
 // StartFunc starts following the machine until ctx ends. It returns at once.
-type StartFunc func(ctx context.Context, cfg core.Config, log *slog.Logger) Source
+type StartFunc func(ctx context.Context, s Settings, log *slog.Logger) Source
 
 // Plugin is the device plugin. Make one with New; all methods are safe for concurrent use.
 type Plugin struct {
 	version string
 	log     *slog.Logger
-	start   func(core.Config) *life
+	start   func(Settings) *life
 
-	mu      sync.Mutex
-	enabled bool
-	config  core.Config
-	life    *life // nil until someone asks about devices
+	mu       sync.Mutex
+	enabled  bool
+	settings Settings
+	life     *life // nil until someone asks about devices
 }
 
 var _ device.DevicePlugin = (*Plugin)(nil)
@@ -57,10 +57,10 @@ type life struct {
 func New(ctx context.Context, version string, start StartFunc, log hclog.Logger) *Plugin {
 	p := &Plugin{version: version, log: slog.New(handler{log: log})}
 	p.enabled = true
-	p.config, _ = defaultSettings().core() // the defaults are valid; a test says so
-	p.start = func(cfg core.Config) *life {
+	p.settings, _ = defaultBlock().settings() // the defaults are valid; a test says so
+	p.start = func(s Settings) *life {
 		ctx, end := context.WithCancel(ctx)
-		return &life{source: start(ctx, cfg, p.log), enabled: true, devRoot: cfg.Roots.Dev, ended: ctx.Done(), end: end}
+		return &life{source: start(ctx, s, p.log), enabled: true, devRoot: s.Core.Roots.Dev, ended: ctx.Done(), end: end}
 	}
 	return p
 }
@@ -82,20 +82,20 @@ func (p *Plugin) ConfigSchema() (*hclspec.Spec, error) { return schema, nil }
 // operator, so it concerns the block only, never the state of the machine. The same configuration again
 // changes nothing; another one ends the source, and open streams go on with the next.
 func (p *Plugin) SetConfig(c *base.Config) error {
-	s, err := decode(c.PluginConfig)
+	b, err := decode(c.PluginConfig)
 	if err != nil {
 		return fmt.Errorf("decode config: %w", err)
 	}
-	cfg, err := s.core()
+	s, err := b.settings()
 	if err != nil {
 		return err
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if s.Enabled == p.enabled && reflect.DeepEqual(cfg, p.config) {
+	if b.Enabled == p.enabled && reflect.DeepEqual(s, p.settings) {
 		return nil
 	}
-	p.enabled, p.config = s.Enabled, cfg
+	p.enabled, p.settings = b.Enabled, s
 	if p.life != nil {
 		p.life.end()
 		p.life = nil
@@ -109,7 +109,7 @@ func (p *Plugin) now() *life {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.life == nil && p.enabled {
-		p.life = p.start(p.config)
+		p.life = p.start(p.settings)
 	}
 	if p.life == nil {
 		ended := make(chan struct{})

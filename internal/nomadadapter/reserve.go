@@ -15,6 +15,12 @@ import (
 // ever and can't be interrupted while it does.
 const reserveWait = 9 * time.Second
 
+// Listener is a Source that wants to know which devices were given to new work.
+type Listener interface {
+	// Reserved is called while Nomad waits, from several goroutines at once. It must not block.
+	Reserved([]core.Device)
+}
+
 // Reserve says what a task needs to use the devices: environment and device nodes. It takes nothing and
 // calls no driver; Nomad keeps the books, and there is no release. Every unknown and every unhealthy ID
 // is named in the error, which fails the allocation for good.
@@ -41,6 +47,9 @@ func (p *Plugin) Reserve(ids []string) (*device.ContainerReservation, error) {
 	if err != nil {
 		p.log.Warn("reservation refused", "error", err)
 		return nil, err
+	}
+	if to, ok := l.source.(Listener); ok {
+		to.Reserved(plan.Devices)
 	}
 	return reservation(plan, l.devRoot), nil
 }

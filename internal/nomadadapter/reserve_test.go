@@ -1,6 +1,8 @@
 package nomadadapter
 
 import (
+	"context"
+	"log/slog"
 	"strings"
 	"sync"
 	"testing"
@@ -42,6 +44,55 @@ func TestReserve(t *testing.T) {
 	}
 }
 
+// listener is a source that is told what was handed out.
+type listener struct {
+	*coretest.Source
+	mu   sync.Mutex
+	told [][]core.Device
+}
+
+func (l *listener) Reserved(devices []core.Device) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.told = append(l.told, devices)
+}
+
+// Who wants to know is told the devices of each reservation, once each, and of none that was refused.
+func TestReservedIsTold(t *testing.T) {
+	src := &listener{Source: coretest.NewSource()}
+	snapshot := coretest.GPUs(4)
+	src.Set(machine(snapshot, lost(3)))
+	p := New(t.Context(), "2.0.0", func(context.Context, Settings, *slog.Logger) Source { return src }, discard)
+	for _, ids := range [][]string{{id(2), id(0), id(2)}, {id(3)}, {id(0), "GPU-a"}, nil, {id(2)}} {
+		_, err := p.Reserve(ids)
+		if refused := ids != nil && ids[0] != id(2); (err != nil) != refused {
+			t.Errorf("%v: %v", ids, err)
+		}
+	}
+	want := [][]core.Device{{snapshot.Devices[0], snapshot.Devices[2]}, {snapshot.Devices[2]}}
+	if diff := cmp.Diff(want, src.told); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// What is only observed is told, and takes work all the same.
+func TestReserveWhatIsOnlyObserved(t *testing.T) {
+	s := newStand(t)
+	if err := s.configure(map[string]any{"health_mode": "observe"}); err != nil {
+		t.Fatal(err)
+	}
+	s.now()
+	s.Source.Set(observed(s.Started()[0].Core, coretest.GPUs(2), lost(1)))
+	p := dial(t, s.Plugin)
+	d := fingerprint(t, p)()[0].Devices[1]
+	if !d.Healthy || !strings.HasPrefix(d.HealthDesc, "observed, not enforced: lost: GPU is lost (") {
+		t.Errorf("%+v", d)
+	}
+	if r, err := p.Reserve([]string{id(1)}); err != nil || r.Envs[core.VisibleDevices] != id(1) {
+		t.Errorf("%+v, %v", r, err)
+	}
+}
+
 func TestReserveUnderDevRoot(t *testing.T) {
 	s := newStand(t)
 	if err := s.configure(map[string]any{"dev_root": "/run/nvidia/driver/"}); err != nil {
@@ -74,7 +125,7 @@ func TestReserveRefuses(t *testing.T) {
 	}{
 		"unknown":       {ready, []string{"GPU-b", id(0), "GPU-a"}, "unknown device IDs: GPU-a,GPU-b"},
 		"an empty id":   {ready, []string{""}, "unknown device IDs: "},
-		"unhealthy":     {ready, []string{id(0), id(2), id(1)}, "unhealthy devices: " + id(1) + " is lost: GPU is lost (not listed by the driver); " + id(2) + " is lost"},
+		"unhealthy":     {ready, []string{id(0), id(2), id(1)}, "unhealthy devices: " + id(1) + " is " + lostText + "; " + id(2) + " is lost"},
 		"both":          {ready, []string{id(1), "GPU-a"}, "unknown device IDs: GPU-a; unhealthy devices: " + id(1)},
 		"no driver":     {machine(core.NoDriver(core.DriverAbsent, "no library")), []string{id(0)}, "unknown device IDs: " + id(0) + " (driver absent: no library)"},
 		"driver is out": {machine(gone, obs...), []string{id(0)}, "is unknown: driver is not usable (no answer)"},

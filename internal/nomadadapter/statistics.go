@@ -17,6 +17,10 @@ type statistic struct {
 // summary is the statistic that stands for a device in short lists.
 const summary = "Memory state"
 
+// healthKey is the one statistic that is no number: the line of health. Nomad's command line shows the
+// description in a fingerprint nowhere.
+const healthKey = "Health"
+
 // statistics have the keys, units and descriptions of nomad-device-nvidia.
 var statistics = []statistic{
 	{

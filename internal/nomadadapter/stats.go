@@ -17,7 +17,7 @@ const (
 	maxSample   = 5 * time.Second
 )
 
-// Stats streams live numbers of every device offered, at once and then at interval, which is at least a
+// Stats streams live numbers and the health of every device offered, at once and then at interval, which is at least a
 // second. What can't be read is "N/A", also when the driver does not answer at all: an error would make
 // Nomad stop asking for up to half an hour, an end for ever.
 func (p *Plugin) Stats(ctx context.Context, interval time.Duration) (<-chan *device.StatsResponse, error) {
@@ -85,7 +85,7 @@ func groupStats(inv *core.Inventory, usage []core.Usage, now time.Time) []*devic
 	for _, b := range bundles(inv) {
 		g := newGroupStats(b.name)
 		for _, u := range b.units {
-			g.InstanceStats[string(u.ID)] = deviceStats(of[u.Device.ID], now)
+			g.InstanceStats[string(u.ID)] = deviceStats(u.Health, of[u.Device.ID], now)
 		}
 		gs = append(gs, g)
 	}
@@ -100,8 +100,9 @@ func newGroupStats(name string) *device.DeviceGroupStats {
 }
 
 // deviceStats sets every field: the nomad command panics at a device without statistics or time.
-func deviceStats(u core.Usage, now time.Time) *device.DeviceStats {
-	values := make(map[string]*structs.StatValue, len(statistics))
+func deviceStats(h core.Health, u core.Usage, now time.Time) *device.DeviceStats {
+	values := make(map[string]*structs.StatValue, len(statistics)+1)
+	values[healthKey] = &structs.StatValue{StringVal: new(h.String()), Desc: "Health of the device, with what is wrong and what to do"}
 	for _, s := range statistics {
 		values[s.key] = s.value(u)
 	}

@@ -36,7 +36,7 @@ func instances(t *testing.T, r *device.StatsResponse) map[string]*device.DeviceS
 	all := map[string]*device.DeviceStats{}
 	for _, g := range r.Groups {
 		for id, s := range g.InstanceStats {
-			if s == nil || s.Stats == nil || s.Summary == nil || s.Timestamp.IsZero() || len(s.Stats.Attributes) != 11 {
+			if s == nil || s.Stats == nil || s.Summary == nil || s.Timestamp.IsZero() || len(s.Stats.Attributes) != 12 {
 				t.Errorf("%s: %+v", id, s)
 			}
 			all[id] = s
@@ -50,7 +50,7 @@ func instances(t *testing.T, r *device.StatsResponse) map[string]*device.DeviceS
 
 func TestStats(t *testing.T) {
 	s := newStand(t)
-	s.Source.Set(machine(coretest.GPUs(2)))
+	s.Source.Set(machine(coretest.GPUs(2), lost(1)))
 	s.Source.SetUsage([]core.Usage{usage(0)}, nil)
 	before := time.Now()
 	ch, err := dial(t, s.Plugin).Stats(t.Context(), time.Hour)
@@ -81,6 +81,7 @@ func TestStats(t *testing.T) {
 		"ECC L1 errors":       {Unit: "#", IntNumeratorVal: n(0), Desc: "Requested L1Cache error counter for the device"},
 		"ECC L2 errors":       {Unit: "#", IntNumeratorVal: n(3), Desc: "Requested L2Cache error counter for the device"},
 		"ECC memory errors":   {Unit: "#", IntNumeratorVal: n(7), Desc: "Requested memory error counter for the device"},
+		"Health":              {StringVal: new("healthy"), Desc: "Health of the device, with what is wrong and what to do"},
 	}
 	if diff := cmp.Diff(want, got[id(0)].Stats.Attributes); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
@@ -88,9 +89,12 @@ func TestStats(t *testing.T) {
 	if diff := cmp.Diff(want["Memory state"], got[id(0)].Summary); diff != "" {
 		t.Errorf("summary (-want +got):\n%s", diff)
 	}
-	notAvailable := "N/A"
 	for key, v := range got[id(1)].Stats.Attributes { // the second GPU did not answer
-		if diff := cmp.Diff(&structs.StatValue{Unit: want[key].Unit, Desc: want[key].Desc, StringVal: &notAvailable}, v); diff != "" {
+		text := "N/A"
+		if key == "Health" {
+			text = lostText
+		}
+		if diff := cmp.Diff(&structs.StatValue{Unit: want[key].Unit, Desc: want[key].Desc, StringVal: &text}, v); diff != "" {
 			t.Errorf("%s of the silent GPU (-want +got):\n%s", key, diff)
 		}
 	}
@@ -130,7 +134,7 @@ func TestStatsPace(t *testing.T) {
 				s.Source.Set(machine(coretest.GPUs(2)))
 				p := s.Plugin
 				if tc.hangs {
-					p = New(t.Context(), "2.0.0", func(context.Context, core.Config, *slog.Logger) Source { return slow{s.Source} }, discard)
+					p = New(t.Context(), "2.0.0", func(context.Context, Settings, *slog.Logger) Source { return slow{s.Source} }, discard)
 				}
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()

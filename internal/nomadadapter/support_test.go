@@ -25,7 +25,7 @@ type stand struct {
 	Log    *buffer
 
 	mu      sync.Mutex
-	started []core.Config
+	started []Settings
 	sources []*coretest.Source
 	ended   []<-chan struct{}
 }
@@ -40,19 +40,19 @@ func newStand(t testing.TB) *stand {
 }
 
 // begin is the StartFunc.
-func (s *stand) begin(ctx context.Context, cfg core.Config, _ *slog.Logger) Source {
+func (s *stand) begin(ctx context.Context, settings Settings, _ *slog.Logger) Source {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	src := s.Source
 	if len(s.started) > 0 {
 		src = coretest.NewSource()
 	}
-	s.started, s.sources, s.ended = append(s.started, cfg), append(s.sources, src), append(s.ended, ctx.Done())
+	s.started, s.sources, s.ended = append(s.started, settings), append(s.sources, src), append(s.ended, ctx.Done())
 	return src
 }
 
-// Started are the configurations that sources were started with.
-func (s *stand) Started() []core.Config {
+// Started are the settings that sources were started with.
+func (s *stand) Started() []Settings {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.started
@@ -132,16 +132,24 @@ func fingerprint(t testing.TB, p device.DevicePlugin) func() []*device.DeviceGro
 
 // machine is an inventory as the monitor would give it to this plugin.
 func machine(s core.Snapshot, obs ...core.Observation) *core.Inventory {
-	cfg, err := defaultSettings().core()
+	settings, err := defaultBlock().settings()
 	if err != nil {
 		panic(err)
 	}
+	return observed(settings.Core, s, obs...)
+}
+
+// observed is machine under another configuration.
+func observed(cfg core.Config, s core.Snapshot, obs ...core.Observation) *core.Inventory {
 	return core.Build(s, core.Ledger{}.Apply(cfg.Health, time.Unix(0, 0), obs...), cfg)
 }
 
 func lost(n int) core.Observation {
 	return core.Observation{At: core.WholeGPU(coretest.GPU(n)), Kind: core.Lost, Detail: "not listed by the driver"}
 }
+
+// lostText is the health of a lost GPU, in a world that began with it.
+const lostText = "lost: GPU is lost (not listed by the driver) since 1970-01-01T00:00Z; action: check slot and power, reboot the host; clears: GPU answers again, or reboot"
 
 // buffer is a bytes.Buffer for concurrent use.
 type buffer struct {
