@@ -1,17 +1,23 @@
 package health
 
 import (
+	"maps"
 	"os/exec"
+	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/fault"
+	"github.com/tandem-gpu/tandem/internal/healthconfig"
 )
 
-// Whatever a person or a broken machine writes, nothing panics. The fuzz targets live with what they fuzz
-// (make fuzz runs them); here the seeds of each run once, so that a target that is gone is missed.
+// Whatever a person, a disk or a kernel writes, nothing panics. Two fuzz targets live with what they fuzz
+// (make fuzz runs all of them); their seeds run here, so that one that is gone is missed. The third is below.
 func TestCase34Fuzz(t *testing.T) {
 	for target, pkg := range map[string]string{
-		"FuzzParse": "internal/kmsg",
-		"FuzzLoad":  "internal/statefile",
+		"FuzzParse": "internal/kmsg",      // a record of the kernel log
+		"FuzzLoad":  "internal/statefile", // the state file
 	} {
 		t.Run(target, func(t *testing.T) {
 			out, err := exec.CommandContext(t.Context(), "go", "test", "-v", "-run", "^"+target+"$", "../../"+pkg).CombinedOutput()
@@ -20,4 +26,45 @@ func TestCase34Fuzz(t *testing.T) {
 			}
 		})
 	}
+}
+
+// FuzzSettings: what a setting accepts makes a valid configuration, and XIDs that were understood, written
+// down again, are understood the same.
+func FuzzSettings(f *testing.F) {
+	for _, k := range healthconfig.Keys() {
+		f.Add(k.Name, k.Default)
+	}
+	f.Add(healthconfig.XIDs, "63=ignore, 94=degraded,999=unhealthy")
+	f.Add(healthconfig.XIDs, "63=ignore,63=ignore")
+	f.Add(healthconfig.XIDs, "=,0=ignore,-1=degraded,99999999999=unhealthy")
+	f.Fuzz(func(t *testing.T, key, text string) {
+		for _, k := range healthconfig.Keys() {
+			v := healthconfig.Default()
+			if k.Name != key || k.Set(&v, text) != nil {
+				continue
+			}
+			cfg := core.DefaultConfig()
+			v.Apply(&cfg)
+			if err := cfg.Validate(); err != nil {
+				t.Errorf("%s = %q is accepted: %v", key, text, err)
+			}
+			if key != healthconfig.XIDs {
+				continue
+			}
+			again := healthconfig.Default()
+			if err := k.Set(&again, written(v.Health.XIDs)); err != nil || !maps.Equal(again.Health.XIDs, v.Health.XIDs) {
+				t.Errorf("%q: %v, then %v, %v", text, v.Health.XIDs, again.Health.XIDs, err)
+			}
+		}
+	})
+}
+
+// written are effects of XIDs as an operator would write them.
+func written(xids map[uint64]fault.Effect) string {
+	words := map[fault.Effect]string{fault.None: "ignore", fault.Degrades: "degraded", fault.Withdraws: "unhealthy"}
+	var items []string
+	for code, effect := range xids {
+		items = append(items, strconv.FormatUint(code, 10)+"="+words[effect])
+	}
+	return strings.Join(items, ",")
 }
