@@ -21,7 +21,7 @@ type Chart struct {
 
 	checked   time.Time // the latest complete check since the agent started
 	alone     bool      // no other GPU is known here
-	silent    bool      // the last word about the GPU was none of its own
+	answers   bool      // the last word about the GPU was its own
 	lost      bool      // it has not answered since it was lost
 	reloading bool      // the driver was away, and has not given a verdict since
 	weaker    [3]time.Time

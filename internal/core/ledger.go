@@ -142,7 +142,7 @@ func (d *draft) read(gpu DeviceID) *Chart {
 	if c := d.charts[gpu]; c != nil {
 		return c
 	}
-	return &Chart{silent: true}
+	return &Chart{}
 }
 
 // find is the standing condition of the same cause; nil if there is none.
@@ -176,7 +176,8 @@ func (d *draft) happened(c Condition) *Condition {
 }
 
 // stands enters that a level is (still) there. Going on is nothing new: it changes neither Last nor what
-// an operator disregards. Below the number of checks that the reason wants it is only noted.
+// an operator disregards; a verdict that changed is, and silence after an answer. Below the number of checks
+// that the reason wants it is only noted.
 func (d *draft) stands(c Condition, checks int) {
 	state := c.State
 	if old := d.find(c); old != nil {
@@ -184,6 +185,10 @@ func (d *draft) stands(c Condition, checks int) {
 			old.Count++
 		}
 		old.Clearing, old.Clean = time.Time{}, 0
+		answered := c.Reason.silence() && c.At.GI == Whole && d.read(c.At.GPU).checked.After(old.Last)
+		if old.Code != c.Code || answered {
+			old.Last, old.Ignored = d.now, time.Time{}
+		}
 		if old.Code != c.Code || c.Reason == ReasonDriver {
 			old.Code, old.Detail = c.Code, c.Detail // a verdict, or why the driver is gone: the latest knows best
 		}

@@ -95,22 +95,17 @@ func (d *draft) check(gpu DeviceID, v Vitals) {
 	if chart.wasReset(v, d.now) {
 		chart.Reset = d.now
 	}
-	chart.Vitals, chart.checked, chart.silent, chart.lost, chart.reloading = v, d.now, false, false, false
+	chart.Vitals, chart.answers, chart.lost, chart.reloading = v, true, false, false
 	chart.alone, chart.Joined = len(d.charts) == 1, chart.Joined || v.Fabric > FabricStarting
 	if v.LinksUp.OK {
 		chart.Links = max(chart.Links, v.LinksUp.Value)
 	}
 	chart.measure(d.now)
 	at := WholeGPU(gpu)
-	d.drop(func(c Condition) bool {
-		return c.At == at && (c.Reason == ReasonUnchecked || c.Reason == ReasonProbe && c.State == Healthy)
-	})
-	if !v.Partial {
-		for i := range d.conditions {
-			if c := &d.conditions[i]; c.At.GPU == gpu && !c.Clearing.IsZero() {
-				c.Clean++
-			}
-		}
+	d.drop(func(c Condition) bool { return c.At == at && c.Reason == ReasonProbe && c.State == Healthy })
+	if d.complete(gpu, !v.Partial); !v.Partial {
+		chart.checked = d.now
+		d.drop(func(c Condition) bool { return c.At == at && c.Reason == ReasonUnchecked })
 	}
 	if d.policy.Mode == ModeOff {
 		return
@@ -120,6 +115,19 @@ func (d *draft) check(gpu DeviceID, v Vitals) {
 	}
 	for _, r := range levels {
 		d.level(at, r, chart)
+	}
+}
+
+// complete counts the complete checks in a row for what recovers. One that is not breaks the row.
+func (d *draft) complete(gpu DeviceID, complete bool) {
+	for i := range d.conditions {
+		switch c := &d.conditions[i]; {
+		case c.At.GPU != gpu || c.Clearing.IsZero():
+		case complete:
+			c.Clean++
+		default:
+			c.Clean = 0
+		}
 	}
 }
 

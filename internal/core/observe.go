@@ -32,7 +32,9 @@ func (d *draft) observe(o Observation) {
 		}
 	case Lost:
 		d.interrupt(o.At)
-		d.chart(gpu).lost = true
+		if o.At.GI == Whole {
+			d.chart(gpu).lost = true
+		}
 		d.stands(Condition{At: o.At, Reason: ReasonLost, State: GPULost, Detail: o.Detail}, 1)
 	case ProbeFailed:
 		d.interrupt(o.At)
@@ -47,7 +49,7 @@ func (d *draft) observe(o Observation) {
 		}
 		d.stands(Condition{At: o.At, Reason: ReasonNoAnswer, State: state, Detail: o.Detail}, 1)
 	case Answered:
-		d.drop(func(c Condition) bool { return c.At == o.At && (c.Reason == ReasonProbe || c.Reason == ReasonNoAnswer) })
+		d.drop(func(c Condition) bool { return c.At == o.At && c.Reason.silence() })
 	case Checked:
 		d.check(gpu, o.Vitals)
 	case Rebound:
@@ -70,7 +72,7 @@ func (d *draft) interrupt(at Placement) {
 		return
 	}
 	chart := d.chart(gpu)
-	chart.silent = true
+	chart.answers = false
 	if chart.checked.IsZero() {
 		d.stands(Condition{At: WholeGPU(gpu), Reason: ReasonUnchecked, State: Unknown}, 1)
 	}
@@ -87,7 +89,7 @@ func (d *draft) driverLost(o Observation) {
 	d.stands(Condition{At: Node, Reason: ReasonDriver, State: Unknown, Detail: o.Detail}, 1)
 	for gpu := range d.charts {
 		chart := d.chart(gpu)
-		chart.silent, chart.checked = true, time.Time{}
+		chart.answers, chart.checked = false, time.Time{}
 		chart.reloading = chart.reloading || DriverState(o.Code) == DriverAbsent
 	}
 }

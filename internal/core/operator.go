@@ -35,7 +35,7 @@ func (e *NoConditionError) Error() string {
 	return fmt.Sprintf("no condition %s stands against %s", e.Order.Cause, e.Order.GPU)
 }
 
-// SilentError refuses to clear that a GPU does not answer while it does not.
+// SilentError refuses an order about a GPU that does not answer: it is of no use to anybody until it does.
 type SilentError struct{ GPU DeviceID }
 
 func (e *SilentError) Error() string {
@@ -53,19 +53,16 @@ func (l Ledger) Clear(p HealthPolicy, now time.Time, o Order) (Ledger, []Conditi
 	d := l.draft(p, now)
 	chart := d.chart(o.GPU)
 	for _, c := range found {
-		if chart.silent && slices.Contains([]Reason{ReasonLost, ReasonProbe, ReasonNoAnswer, ReasonUnchecked}, c.Reason) {
-			return l, nil, &SilentError{o.GPU}
-		}
-	}
-	for _, c := range found {
 		if chart.level(c.Reason) == Yes && !c.Simulated {
 			d.find(c).Ignored = Endless
 			continue
 		}
 		d.drop(func(other Condition) bool { return other == c })
 	}
-	chart.Spells, chart.Recoveries, chart.Mended = nil, nil, nil
-	chart.Bad, chart.Severe = time.Time{}, false // got well by order, not by itself
+	if slices.ContainsFunc(found, func(c Condition) bool { return !c.Simulated }) {
+		chart.Spells, chart.Recoveries, chart.Mended = nil, nil, nil
+		chart.Bad, chart.Severe = time.Time{}, false // got well by order, not by itself
+	}
 	d.settle()
 	return d.ledger(), found, nil
 }
@@ -102,12 +99,16 @@ func (l Ledger) ordered(now time.Time, o Order) ([]Condition, error) {
 	found := slices.DeleteFunc(l.Conditions(), func(c Condition) bool {
 		return c.At.GPU != o.GPU || o.GPU == "" || o.Cause != "" && !strings.EqualFold(c.Cause(), o.Cause)
 	})
+	chart := l.charts[o.GPU]
+	silent := func(c Condition) bool { return c.Reason.silence() && (chart == nil || !chart.answers) }
 	newer := slices.DeleteFunc(slices.Clone(found), func(c Condition) bool { return !c.Last.After(o.Verified) })
 	switch {
 	case len(found) == 0:
 		return nil, &NoConditionError{o}
 	case len(newer) > 0:
 		return nil, &NewerFaultError{newer}
+	case slices.ContainsFunc(found, silent):
+		return nil, &SilentError{o.GPU}
 	}
 	return found, nil
 }

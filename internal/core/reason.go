@@ -89,6 +89,11 @@ func (r Reason) meaning() meaning { return meanings[r] }
 
 func (r Reason) text() string { return meanings[r].text }
 
+// silence reports whether the reason is that the GPU or instance itself does not answer.
+func (r Reason) silence() bool {
+	return r == ReasonLost || r == ReasonProbe || r == ReasonNoAnswer || r == ReasonUnchecked
+}
+
 // String names the reason for programs: "XID", "ROW_REMAP_PENDING"; "" for none.
 func (r Reason) String() string { return meanings[r].name }
 

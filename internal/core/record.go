@@ -39,22 +39,24 @@ func Restore(cfg Config, r Record, boot string) State {
 	s := NewState(cfg)
 	rebooted := r.Boot != boot
 	s.prior, s.rebooted = NewSnapshot(Snapshot{Devices: r.Devices}).Devices, rebooted
-	for _, c := range r.Conditions {
-		if rebooted && clearedByReboot(cfg.Health, c) {
-			continue
-		}
-		c.Clearing, c.Clean = time.Time{}, 0
-		s.Ledger.conditions = append(s.Ledger.conditions, c)
-	}
-	slices.SortStableFunc(s.Ledger.conditions, compareConditions)
 	s.Ledger.charts = make(map[DeviceID]*Chart, len(r.Charts))
 	for gpu, chart := range r.Charts {
-		chart.silent = true
 		if rebooted {
 			chart.Vitals, chart.Links, chart.Joined = Vitals{}, 0, false
 		}
 		s.Ledger.charts[gpu] = chart.clone()
 	}
+	for _, c := range r.Conditions {
+		if rebooted && clearedByReboot(cfg.Health, c) {
+			continue
+		}
+		if chart := s.Ledger.charts[c.At.GPU]; chart != nil && c.State == GPULost && c.same(Condition{At: WholeGPU(c.At.GPU), Reason: ReasonLost}) {
+			chart.lost = true // its return is a sign of a reset, whoever sees it
+		}
+		c.Clearing, c.Clean = time.Time{}, 0
+		s.Ledger.conditions = append(s.Ledger.conditions, c)
+	}
+	slices.SortStableFunc(s.Ledger.conditions, compareConditions)
 	return s
 }
 

@@ -56,7 +56,7 @@ func (d *draft) state(c Condition) HealthState {
 		}
 		return Unknown
 	case ReasonLost:
-		if chart.silent {
+		if chart.lost || c.At.GI != Whole {
 			return GPULost
 		}
 		return Unhealthy // it answers again: back, but not yet well
@@ -77,7 +77,7 @@ func (d *draft) state(c Condition) HealthState {
 			effect = max(effect, rule.AgainEffect)
 		}
 	}
-	if effect == fault.Loses && chart.checked.After(c.Last) && !chart.silent {
+	if effect == fault.Loses && chart.checked.After(c.Last) && !chart.lost {
 		effect = fault.Withdraws
 	}
 	return d.policy.state(effect)
@@ -113,12 +113,12 @@ func (l Ledger) Dwell(p HealthPolicy, now time.Time, c Condition) time.Duration 
 // evidence reports whether something shows that a condition is over.
 func (d *draft) evidence(c Condition) bool {
 	chart := d.read(c.At.GPU)
-	if chart.silent || d.policy.Manual && c.State >= Unhealthy {
+	if !chart.answers || d.policy.Manual && c.State >= Unhealthy {
 		return false
 	}
 	switch c.Reason {
 	case ReasonLost, ReasonProbe, ReasonNoAnswer:
-		return true // it answers
+		return c.At.GI == Whole // it answers; an instance speaks for itself
 	case ReasonXID, ReasonEvent:
 		return d.shown(c, chart, c.Evidence, c.rule(d.policy))
 	case ReasonECC, ReasonWorkloads:
@@ -163,10 +163,14 @@ func (d *draft) shown(c Condition, chart *Chart, signs fault.Evidence, rule faul
 // spell follows the bad spells of a GPU: each makes the next dwell longer, and too many recoveries from
 // something severe take it out of service.
 func (d *draft) spell(gpu DeviceID) {
-	bad, severe := false, false
+	bad, severe, ignored := false, false, false
 	for _, c := range d.conditions {
-		if c.At.GPU == gpu && c.counts() && c.State >= Unhealthy && !c.Simulated {
+		switch {
+		case c.At.GPU != gpu || c.State < Unhealthy || c.Simulated:
+		case c.counts():
 			bad, severe = true, severe || c.severe(d.policy)
+		default:
+			ignored = true
 		}
 	}
 	was := d.read(gpu)
@@ -179,7 +183,7 @@ func (d *draft) spell(gpu DeviceID) {
 		d.chart(gpu).Severe = true
 	case !bad && began:
 		chart := d.chart(gpu)
-		if chart.Severe {
+		if chart.Severe && !ignored { // an operator's order is no recovery
 			chart.Recoveries = push(chart.Recoveries, d.now)
 			if n := within(chart.Recoveries, d.now, 24*time.Hour); n >= d.policy.MaxRecoveries {
 				d.latch(gpu, fmt.Sprintf("%d recoveries within a day", n))
