@@ -3,6 +3,8 @@ package core
 import (
 	"slices"
 	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core/fault"
 )
 
 // Chart is what the ledger remembers of one GPU beside its conditions. It is a value; what is kept over a
@@ -14,7 +16,7 @@ type Chart struct {
 	Joined     bool        // it has been in a fabric that was up
 	Spells     []time.Time // beginnings of the latest bad spells
 	Recoveries []time.Time // the latest times that it got well by itself from something severe
-	Mended     []Mended    // what it got well from
+	Mended     []Mended    // what it got well from by a reset
 	Bad        time.Time   // since when it takes no work; zero = it does
 	Severe     bool        // the present bad spell has a severe cause
 	Tallies    []Tally     // XIDs and events, by code
@@ -22,6 +24,7 @@ type Chart struct {
 	checked   time.Time // the latest complete check since the agent started
 	alone     bool      // no other GPU is known here
 	answers   bool      // the last word about the GPU was its own
+	row       int       // complete checks in a row: one alone does not bring a lost GPU back
 	lost      bool      // it has not answered since it was lost
 	reloading bool      // the driver was away, and has not given a verdict since
 	weaker    [3]time.Time
@@ -39,7 +42,7 @@ type Tally struct {
 	Last   time.Time
 }
 
-// Mended is an XID that a GPU got well from.
+// Mended is an XID that a GPU got well from by a reset.
 type Mended struct {
 	Code uint64
 	At   time.Time
@@ -108,9 +111,12 @@ func (c *Chart) tally(reason Reason, code uint64, now time.Time) (before time.Ti
 	return before
 }
 
-// told reports whether a fault was reported by code within span.
+// told reports whether a fault of the GPU, not one of a program, was reported by code within span.
 func (c *Chart) told(now time.Time, span time.Duration) bool {
-	return slices.ContainsFunc(c.Tallies, func(t Tally) bool { return now.Sub(t.Last) <= span })
+	return slices.ContainsFunc(c.Tallies, func(t Tally) bool {
+		class := Condition{Reason: t.Reason, Code: t.Code}.rule(HealthPolicy{}).Class
+		return now.Sub(t.Last) <= span && class != fault.Application && class != fault.Info && class != fault.Trigger
+	})
 }
 
 // dwell is how long evidence must hold: longer with each bad spell of the last six hours.

@@ -78,7 +78,7 @@ func (c *Chart) level(r Reason) Answer {
 func (c *Chart) settledBy(l fault.Level) bool {
 	switch l {
 	case fault.LevelMemoryRepair:
-		return c.Vitals.RemapPending == No || c.Vitals.RetirementPending == No
+		return max(c.Vitals.RemapPending, c.Vitals.RetirementPending) == No // a GPU has one of them
 	case fault.LevelResourceRepair:
 		return c.Vitals.RepairPending == No
 	case fault.LevelLinks:
@@ -103,8 +103,10 @@ func (d *draft) check(gpu DeviceID, v Vitals) {
 	chart.measure(d.now)
 	at := WholeGPU(gpu)
 	d.drop(func(c Condition) bool { return c.At == at && c.Reason == ReasonProbe && c.State == Healthy })
-	if d.complete(gpu, !v.Partial); !v.Partial {
-		chart.checked = d.now
+	if d.complete(gpu, !v.Partial); v.Partial {
+		chart.row = 0
+	} else {
+		chart.row, chart.checked = min(chart.row+1, d.policy.CleanChecks), d.now
 		d.drop(func(c Condition) bool { return c.At == at && c.Reason == ReasonUnchecked })
 	}
 	if d.policy.Mode == ModeOff {
@@ -131,7 +133,8 @@ func (d *draft) complete(gpu DeviceID, complete bool) {
 	}
 }
 
-// level enters what a chart says about one level. What only was a note is forgotten when the level is gone.
+// level enters what a chart says about one level. What only was a note, or a wait, is forgotten when the level
+// is gone.
 func (d *draft) level(at Placement, r Reason, chart *Chart) {
 	m := r.meaning()
 	c := Condition{At: at, Reason: r, State: m.state}
@@ -156,14 +159,15 @@ func (d *draft) level(at Placement, r Reason, chart *Chart) {
 		d.stands(c, checks)
 	case No:
 		d.drop(func(o Condition) bool {
-			return o.same(c) && (o.State == Healthy || !o.Ignored.IsZero() || r == ReasonFabricWait)
+			return o.same(c) && (o.State == Healthy || o.State == Unknown || !o.Ignored.IsZero())
 		})
 	case Unsaid: // no news
 	}
 }
 
 // wasReset reports whether v, after the vitals in the chart, proves that the GPU was initialised anew: by
-// one strong sign, or by two weak ones, as a single counter can fall for other reasons.
+// one strong sign, or by two weak ones, as a single counter can fall for other reasons. Counters fall when the
+// driver is loaded anew, too, which alone mends nothing.
 func (c *Chart) wasReset(v Vitals, now time.Time) bool {
 	old := c.Vitals
 	gone := func(before, after Answer) bool { return before == Yes && after == No }
@@ -178,7 +182,7 @@ func (c *Chart) wasReset(v Vitals, now time.Time) bool {
 	}
 	signs := 0
 	for i, counter := range [3][2]Gauge{{old.Energy, v.Energy}, {old.Replays, v.Replays}, {old.Uncorrectable, v.Uncorrectable}} {
-		if counter[0].OK && counter[1].OK && counter[1].Value < counter[0].Value {
+		if counter[0].OK && counter[1].OK && counter[1].Value < counter[0].Value && !c.reloading {
 			c.weaker[i] = now
 		}
 		if !c.weaker[i].IsZero() && now.Sub(c.weaker[i]) <= weakSpan {

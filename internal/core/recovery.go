@@ -35,8 +35,8 @@ func (d *draft) settle() {
 		if over := d.forgotten(c); over || !d.recovered(c) {
 			return over
 		}
-		if c.Reason == ReasonXID && c.severe(d.policy) {
-			chart := d.chart(c.At.GPU)
+		chart := d.chart(c.At.GPU)
+		if c.Reason == ReasonXID && c.State >= Unhealthy && c.severe(d.policy) && chart.Reset.After(c.Last) {
 			chart.Mended = push(chart.Mended, Mended{c.Code, d.now})
 		}
 		return true
@@ -56,17 +56,17 @@ func (d *draft) state(c Condition) HealthState {
 		}
 		return Unknown
 	case ReasonLost:
-		if chart.lost || c.At.GI != Whole {
+		if chart.row < d.policy.CleanChecks || c.At.GI != Whole {
 			return GPULost
 		}
-		return Unhealthy // it answers again: back, but not yet well
+		return Unhealthy // back, but not yet well
 	case ReasonXID, ReasonEvent:
 	default:
 		return c.State
 	}
 	rule := c.rule(d.policy)
 	effect := rule.Effect
-	if chart.Vitals.Verdict == VerdictUnsaid || d.signs(rule)&fault.DriverVerdict == 0 {
+	if chart.Vitals.Verdict == VerdictUnsaid || !d.covers(rule) {
 		if d.now.Sub(c.Since) >= d.policy.Settle {
 			effect = max(effect, rule.Settled)
 			if rule.LinkedOnly && chart.Links == 0 {
@@ -77,7 +77,7 @@ func (d *draft) state(c Condition) HealthState {
 			effect = max(effect, rule.AgainEffect)
 		}
 	}
-	if effect == fault.Loses && chart.checked.After(c.Last) && !chart.lost {
+	if effect == fault.Loses && chart.row >= d.policy.CleanChecks && d.now.Sub(c.Last) >= d.policy.Settle {
 		effect = fault.Withdraws
 	}
 	return d.policy.state(effect)
@@ -128,9 +128,14 @@ func (d *draft) evidence(c Condition) bool {
 	}
 }
 
+// covers reports whether the verdict of this driver is about what the rule is about.
+func (d *draft) covers(rule fault.Rule) bool {
+	return rule.VerdictSince > 0 && d.branch >= rule.VerdictSince
+}
+
 // signs are what clears by a rule under this driver: from some branch on its verdict covers more codes.
 func (d *draft) signs(rule fault.Rule) fault.Evidence {
-	if rule.VerdictSince > 0 && d.branch >= rule.VerdictSince {
+	if d.covers(rule) {
 		return rule.Clears | fault.DriverVerdict
 	}
 	return rule.Clears
