@@ -116,6 +116,9 @@ func required[T any](a *asker, name string, f func() (T, nvml.Return)) (v T) {
 
 // supported asks for what not every device has; zero if this one does not.
 func supported[T any](a *asker, name string, f func() (T, nvml.Return)) (v T) {
+	if a.err != nil {
+		return v
+	}
 	v = required(a, name, f)
 	if isUnsupported(a.err) {
 		a.err = nil

@@ -1,6 +1,19 @@
 package nvidia
 
-import "github.com/tandem-gpu/tandem/internal/core"
+import (
+	"encoding/binary"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	gocmp "github.com/google/go-cmp/cmp"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/test/simdriver"
+)
 
 // wellH100 is what a GPU of the machine h100x8 says.
 var wellH100 = core.Vitals{
@@ -11,4 +24,273 @@ var wellH100 = core.Vitals{
 	ThermalSlowdown: core.GaugeOf(0), PowerBrake: core.GaugeOf(0),
 	PCIeWidth: 16, PCIeMaxWidth: 16, PCIeGen: 5,
 	LinksUp: core.GaugeOf(18), Fabric: core.FabricWell, Events: core.Yes,
+}
+
+// checked opens a session on a machine and gives what a slot's checks say, with a clock to set forward.
+func checked(t *testing.T, m *simdriver.Machine) (s *Session, at func(time.Duration) func(slot int) core.Observation) {
+	t.Helper()
+	var now time.Duration
+	start := time.Unix(0, 0)
+	s = openWith(t, m, Options{Now: func() time.Time { return start.Add(now) }})
+	snapshot(t, s)
+	return s, func(since time.Duration) func(int) core.Observation {
+		now = since
+		obs := probe(t, s)
+		return func(slot int) core.Observation { return obs[core.DeviceID(m.UUID(slot))] }
+	}
+}
+
+// What a GPU can't say is unsaid, and no fault.
+func TestVitalsOfMachines(t *testing.T) {
+	a100 := core.Vitals{
+		Verdict: core.VerdictNone, RemapPending: core.No, RemapFailed: core.No, RepairPending: core.No,
+		SRAMThreshold: core.No, InfoROMCorrupt: core.No,
+		Uncorrectable: core.GaugeOf(0), Energy: core.GaugeOf(1843200_000), Replays: core.GaugeOf(0),
+		ThermalSlowdown: core.GaugeOf(0), PowerBrake: core.GaugeOf(0),
+		PCIeWidth: 16, PCIeMaxWidth: 16, PCIeGen: 4, LinksUp: core.GaugeOf(12), Events: core.Yes,
+	}
+	cut := a100
+	cut.RemapPending, cut.RemapFailed, cut.LinksUp = core.Unsaid, core.Unsaid, core.Gauge{}
+	for _, c := range []struct {
+		machine string
+		slot    int
+		want    core.Vitals
+	}{
+		{"h100x8", 7, wellH100},
+		{"a100-mig", 0, a100},
+		{"a100-mig", 5, cut},
+		{"consumer", 0, core.Vitals{
+			Energy: core.GaugeOf(90210_000), Replays: core.GaugeOf(0), PCIeWidth: 16, PCIeMaxWidth: 16, PCIeGen: 1, Events: core.Yes,
+		}},
+		{"t4", 0, core.Vitals{
+			RetirementPending: core.No, InfoROMCorrupt: core.No, Uncorrectable: core.GaugeOf(0),
+			Energy: core.GaugeOf(41000_000), Replays: core.GaugeOf(0), PCIeWidth: 8, PCIeMaxWidth: 16, PCIeGen: 1, Events: core.Yes,
+		}},
+	} {
+		s, at := checked(t, simdriver.Start(t, c.machine))
+		for _, since := range []time.Duration{0, 10 * time.Second} { // the second check asks for less and says the same
+			o := at(since)(c.slot)
+			if diff := gocmp.Diff(c.want, o.Vitals); diff != "" || o.Kind != core.Checked {
+				t.Errorf("%s %d after %v: %d %s\n%s", c.machine, c.slot, since, o.Kind, o.Detail, diff)
+			}
+		}
+		must(t, s.Close())
+	}
+}
+
+// Everything that a check reads, read.
+func TestVitalsThatAreBad(t *testing.T) {
+	m := simdriver.Start(t, "h100x8")
+	_, at := checked(t, m)
+	must(t, m.Change(3, "recovery_action = 4", "remapped_pending = yes", "remapped_failed = yes", "channel_repair_pending = yes",
+		"unrepairable_memory = yes", "sram_threshold_exceeded = yes", "inforom_corrupt = yes", "ecc_uncorrected_volatile = 7",
+		"energy = 12 J", "pcie_replays = 9", "hw_thermal_slowdown_ns = 5000000000", "hw_power_brake_ns = 6", "pcie_width = 8",
+		"pcie_gen = 4", "utilization_gpu = 97", "links_down = 0x5", "fabric_state = 2", "events = 0x2"))
+	want := core.Vitals{
+		Verdict: core.VerdictDrainAndReset, RemapPending: core.Yes, RemapFailed: core.Yes, RepairPending: core.Yes,
+		Unrepairable: core.Yes, SRAMThreshold: core.Yes, InfoROMCorrupt: core.Yes,
+		Uncorrectable: core.GaugeOf(7), Energy: core.GaugeOf(12000), Replays: core.GaugeOf(9),
+		ThermalSlowdown: core.GaugeOf(5_000_000_000), PowerBrake: core.GaugeOf(6),
+		PCIeWidth: 8, PCIeMaxWidth: 16, PCIeGen: 4, Busy: true, LinksUp: core.GaugeOf(16), Fabric: core.FabricStarting,
+		Events: core.Yes,
+	}
+	if diff := gocmp.Diff(want, at(0)(3).Vitals); diff != "" {
+		t.Error(diff)
+	}
+	must(t, m.Change(3, "recovery_action = 0", "tpc_repair_pending = yes", "channel_repair_pending = no"))
+	if v := at(time.Minute)(3).Vitals; v.Verdict != core.VerdictNone || v.RepairPending != core.Yes {
+		t.Errorf("%+v", v)
+	}
+}
+
+func TestVerdicts(t *testing.T) {
+	m := simdriver.Start(t, "h100x8")
+	_, at := checked(t, m)
+	for value, want := range map[string]core.Verdict{
+		"0": core.VerdictNone, "1": core.VerdictReset, "2": core.VerdictReboot, "3": core.VerdictDrainP2P,
+		"4": core.VerdictDrainAndReset, "5": core.VerdictRecoverIMEX, "6": core.VerdictOther, "7": core.VerdictOther,
+		"99": core.VerdictOther, "none": core.VerdictUnsaid,
+	} {
+		must(t, m.Set(2, "recovery_action", value))
+		if o := at(0)(2); o.Kind != core.Checked || o.Vitals.Verdict != want || o.Vitals.Partial {
+			t.Errorf("%s: %+v", value, o)
+		}
+		if value == "none" {
+			must(t, m.Set(2, "recovery_action", "0"), m.Lose(2)) // what was lacking is asked again when it came back
+			at(0)
+			must(t, m.Restore(2))
+			at(0)
+		}
+	}
+}
+
+// Where the driver can't know what the GPU needs, NONE is no verdict.
+func TestVerdictsThatSayNothing(t *testing.T) {
+	t.Run("vGPU guest", func(t *testing.T) {
+		m := simdriver.Start(t, "h100x8")
+		must(t, m.Set(2, "virtualization", "vgpu"))
+		_, at := checked(t, m)
+		if v := at(0)(2).Vitals.Verdict; v != core.VerdictUnsaid {
+			t.Error(v)
+		}
+		if v := at(0)(3).Vitals.Verdict; v != core.VerdictNone {
+			t.Error(v)
+		}
+		must(t, m.Set(2, "recovery_action", "1"))
+		if v := at(0)(2).Vitals.Verdict; v != core.VerdictReset {
+			t.Error(v)
+		}
+	})
+	t.Run("Tegra", func(t *testing.T) {
+		m := simdriver.Start(t, "t4")
+		must(t, m.Set(0, "recovery_action", "0xff"))
+		soc := filepath.Join(m.Root, "sys/devices/soc0")
+		must(t, os.MkdirAll(soc, 0o755), os.WriteFile(filepath.Join(soc, "family"), []byte("Tegra\n"), 0o644))
+		_, at := checked(t, m)
+		if v := at(0)(0).Vitals.Verdict; v != core.VerdictUnsaid {
+			t.Error(v)
+		}
+	})
+}
+
+// TestCodes holds what a return code says about a GPU, of the whole batch or of the verdict in it.
+func TestCodes(t *testing.T) {
+	for code, want := range map[string]core.Observation{
+		"GPU_IS_LOST":        {Kind: core.Lost, Detail: "GPU is lost"},
+		"UNKNOWN":            {Kind: core.ProbeFailed, Detail: "Unknown Error"},
+		"TIMEOUT":            {Kind: core.ProbeFailed, Detail: "Timeout"},
+		"IRQ_ISSUE":          {Kind: core.ProbeFailed, Detail: "Interrupt Request Issue"},
+		"OPERATING_SYSTEM":   {Kind: core.ProbeFailed, Detail: "GPU access blocked by the operating system"},
+		"INSUFFICIENT_POWER": {Kind: core.ProbeFailed, Detail: "Insufficient External Power"},
+		"RESET_REQUIRED":     {Kind: core.Checked},
+		"NOT_SUPPORTED":      {Kind: core.Checked},
+		"NO_PERMISSION":      {Kind: core.Checked},
+	} {
+		for _, where := range []string{"call", "field"} {
+			m := simdriver.Start(t, "h100x8")
+			s, at := checked(t, m)
+			at(0)
+			if where == "call" {
+				must(t, m.Fail(simdriver.GPU(3), "nvmlDeviceGetFieldValues", code, simdriver.Always))
+			} else {
+				must(t, m.Set(3, "field.230", "!"+code))
+			}
+			o := at(10 * time.Second)(3)
+			if want.Detail != "" && o.Detail != "nvmlDeviceGetFieldValues: "+want.Detail || o.Kind != want.Kind {
+				t.Errorf("%s of the %s: %+v", code, where, o)
+			}
+			reset := code == "RESET_REQUIRED"
+			if o.Kind == core.Checked && ((o.Vitals.Verdict == core.VerdictReset) != reset || o.Vitals.Partial != reset) {
+				t.Errorf("%s of the %s: %+v", code, where, o.Vitals)
+			}
+			if o := at(20 * time.Second)(4); o.Vitals != wellH100 {
+				t.Errorf("%s of the %s: another GPU: %+v", code, where, o)
+			}
+			if n := calls(t, m)["nvmlDeviceGetHandleByUUID"]; n > 0 {
+				t.Errorf("%s of the %s: looked up by UUID", code, where)
+			}
+			must(t, s.Close())
+		}
+	}
+}
+
+// A loss is confirmed through the PCI address: another handle may find the GPU well.
+func TestLossIsConfirmed(t *testing.T) {
+	for _, c := range []struct {
+		name, call, code string
+		want             core.ObservationKind
+	}{
+		{"it answers the second time", "", "", core.Checked},
+		{"it is lost", byPCI, "GPU_IS_LOST", core.Lost},
+		{"it is not listed", byPCI, "NOT_FOUND", core.Lost},
+		{"it is not to be looked up", byPCI, "NO_PERMISSION", core.Lost},
+		{"it can't be looked up", byPCI, "UNKNOWN", core.ProbeFailed},
+	} {
+		m := simdriver.Start(t, "h100x8")
+		s, at := checked(t, m)
+		must(t, m.Fail(simdriver.GPU(3), "nvmlDeviceGetFieldValues", "GPU_IS_LOST", 1))
+		if c.call != "" {
+			must(t, m.Fail(simdriver.GPU(3), c.call, c.code, simdriver.Always))
+		}
+		if o := at(0)(3); o.Kind != c.want {
+			t.Errorf("%s: %+v", c.name, o)
+		}
+		must(t, m.Heal(), s.Close())
+	}
+}
+
+// A neighbour's loss is nobody else's.
+func TestNeighbourLost(t *testing.T) {
+	m := simdriver.Start(t, "h100x8")
+	_, at := checked(t, m)
+	must(t, m.Lose(2), m.Fail(simdriver.GPU(4), "nvmlDeviceGetHandleByUUID", "GPU_IS_LOST", simdriver.Always))
+	of := at(0)
+	if of(2).Kind != core.Lost || of(4).Vitals != wellH100 {
+		t.Errorf("%+v\n%+v", of(2), of(4))
+	}
+}
+
+// A handle of before a reset is replaced by the next reading.
+func TestInvalidHandle(t *testing.T) {
+	m := simdriver.Start(t, "h100x8")
+	s, at := checked(t, m)
+	at(0)
+	must(t, m.Invalidate(3))
+	if o := at(time.Second)(3); o.Kind != core.ProbeFailed || !strings.HasPrefix(o.Detail, "nvmlDeviceGetUUID: ") {
+		t.Errorf("%+v", o)
+	}
+	snapshot(t, s)
+	if o := at(2 * time.Second)(3); o.Vitals != wellH100 {
+		t.Errorf("%+v", o)
+	}
+	must(t, m.Set(3, "uuid", "GPU-00000000-0000-0000-0000-000000000001"))
+	if o := at(3 * time.Second); o(3).Kind != 0 || o(4).Vitals != wellH100 {
+		t.Errorf("replaced: %+v", o(3))
+	}
+}
+
+func TestFabric(t *testing.T) {
+	const none, starting, running, done = 0, 1, 2, 3
+	for _, c := range []struct {
+		name    string
+		ret     nvml.Return
+		state   uint8
+		status  nvml.Return
+		mask    uint32
+		summary uint8
+		want    core.Fabric
+	}{
+		{"no such call", nvml.ERROR_NOT_SUPPORTED, done, 0, 0, 0, core.FabricUnsaid},
+		{"no part of one", 0, none, 0, 0, 0, core.FabricUnsaid},
+		{"not started", 0, starting, nvml.ERROR_NOT_FOUND, 0, 0, core.FabricStarting},
+		{"in progress", 0, running, nvml.ERROR_NOT_FOUND, 0, 2, core.FabricStarting},
+		{"an H100: no summary", 0, done, 0, 0, 0, core.FabricWell},
+		{"healthy", 0, done, 0, 0b10 | 1<<8, 1, core.FabricWell},
+		{"completed with an error", 0, done, nvml.ERROR_UNKNOWN, 0, 1, core.FabricUnhealthy},
+		{"unhealthy", 0, done, 0, 0, 2, core.FabricUnhealthy},
+		{"limited capacity", 0, done, 0, 0, 3, core.FabricLimited},
+		{"degraded bandwidth", 0, done, 0, 0b01, 0, core.FabricLimited},
+		{"bandwidth not degraded", 0, done, 0, 0b10, 0, core.FabricWell},
+		{"wrong system GUID", 0, done, 0, 2 << 8, 2, core.FabricMisconfigured},
+		{"GPU state invalid", 0, done, 0, 8 << 8, 0, core.FabricMisconfigured},
+		{"a state of another time", 0, 9, 0, 0, 2, core.FabricUnsaid},
+	} {
+		if got := fabricOf(c.ret, c.state, uint32(c.status), c.mask, c.summary); got != c.want {
+			t.Errorf("%s: %d, want %d", c.name, got, c.want)
+		}
+	}
+}
+
+func TestFieldValue(t *testing.T) {
+	var raw [8]byte
+	binary.NativeEndian.PutUint64(raw[:], 0x1122334455667788)
+	low32, low16 := uint64(0x55667788), uint64(0x7788)
+	for kind, want := range map[nvml.ValueType]uint64{
+		nvml.VALUE_TYPE_UNSIGNED_LONG_LONG: 0x1122334455667788, nvml.VALUE_TYPE_UNSIGNED_LONG: 0x1122334455667788,
+		nvml.VALUE_TYPE_UNSIGNED_INT: low32, nvml.VALUE_TYPE_SIGNED_INT: low32, nvml.VALUE_TYPE_UNSIGNED_SHORT: low16,
+	} {
+		if got := fieldValue(nvml.FieldValue{ValueType: uint32(kind), Value: raw}); got != want {
+			t.Errorf("type %d: %#x, want %#x", kind, got, want)
+		}
+	}
 }

@@ -1,0 +1,214 @@
+package nvidia
+
+import (
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/test/simdriver"
+)
+
+// counted gives the calls that something makes.
+func counted(t *testing.T, m *simdriver.Machine, f func()) map[string]uint64 {
+	t.Helper()
+	before := calls(t, m)
+	f()
+	after := calls(t, m)
+	maps.DeleteFunc(after, func(name string, n uint64) bool { return n == before[name] })
+	for name := range after {
+		after[name] -= before[name]
+	}
+	return after
+}
+
+func total(calls map[string]uint64) (n uint64) {
+	for _, c := range calls {
+		n += c
+	}
+	return n
+}
+
+// TestPaces counts what checks of eight GPUs ask for. These are the numbers that operators are told.
+func TestPaces(t *testing.T) {
+	m := simdriver.Start(t, "h100x8")
+	_, at := checked(t, m)
+	const gpus = 8
+	fast := map[string]uint64{"nvmlDeviceGetUUID": gpus, "nvmlDeviceGetFieldValues": gpus}
+	with := func(names ...string) map[string]uint64 {
+		all := maps.Clone(fast)
+		for _, name := range names {
+			all[name] += gpus
+		}
+		return all
+	}
+	fabric := []string{"nvmlDeviceGetGpuFabricInfoV"}
+	slow := []string{
+		"nvmlDeviceGetTotalEccErrors", "nvmlDeviceGetRepairStatus", "nvmlDeviceGetUnrepairableMemoryFlag_v1",
+		"nvmlDeviceGetSramEccErrorStatus", "nvmlDeviceGetMaxPcieLinkWidth", "nvmlDeviceGetCurrPcieLinkGeneration",
+		"nvmlDeviceGetCurrPcieLinkWidth", "nvmlDeviceGetUtilizationRates",
+	}
+	for _, c := range []struct {
+		name string
+		at   time.Duration
+		want map[string]uint64
+	}{
+		{"first", 0, with(append(slices.Concat(fabric, slow), "nvmlDeviceGetVirtualizationMode", "nvmlDeviceValidateInforom")...)},
+		{"fast", 10 * time.Second, fast},
+		{"fast", 20 * time.Second, fast},
+		{"fabric", 30 * time.Second, with(fabric...)},
+		{"fast", 50 * time.Second, fast},
+		{"slow", 60 * time.Second, with(slices.Concat(fabric, slow)...)},
+		{"fast", 70 * time.Second, fast},
+		{"links", 300 * time.Second, with(slices.Concat(fabric, slow)...)},
+	} {
+		got := counted(t, m, func() { at(c.at) })
+		if !maps.Equal(got, c.want) {
+			t.Errorf("%s at %v: %v, want %v", c.name, c.at, got, c.want)
+		}
+		t.Logf("%s: %d calls a GPU", c.name, total(got)/gpus)
+	}
+}
+
+// The state of NVLinks comes with the batch, at a pace of its own.
+func TestPaceOfLinks(t *testing.T) {
+	m := simdriver.Start(t, "h100x8")
+	_, at := checked(t, m)
+	at(0)
+	must(t, m.Set(3, "links_down", "0x3"))
+	if up := at(299 * time.Second)(3).Vitals.LinksUp; up != core.GaugeOf(18) {
+		t.Errorf("too early: %+v", up)
+	}
+	if up := at(300 * time.Second)(3).Vitals.LinksUp; up != core.GaugeOf(16) {
+		t.Errorf("%+v", up)
+	}
+}
+
+// An event brings forward what is read slowly; a storm of them does so once a second.
+func TestEventBringsTheSlowForward(t *testing.T) {
+	m := simdriver.Start(t, "h100x8")
+	s, at := checked(t, m)
+	at(0)
+	must(t, m.Set(3, "tpc_repair_pending", "yes"), m.Set(4, "tpc_repair_pending", "yes"), m.Event(3, simdriver.EventRecoveryAction, 0))
+	heard(t, s, core.Observation{At: core.WholeGPU(h100ID), Detail: "event 0x8000"})
+	if v := at(hintedAtMost - 1)(3).Vitals; v.RepairPending != core.No {
+		t.Errorf("less than a second after the last: %+v", v)
+	}
+	of := at(hintedAtMost)
+	if v := of(3).Vitals; v.RepairPending != core.Yes {
+		t.Errorf("%+v", v)
+	}
+	if v := of(4).Vitals; v.RepairPending != core.No {
+		t.Errorf("another GPU: %+v", v)
+	}
+	n := counted(t, m, func() { at(3 * hintedAtMost) })
+	if n["nvmlDeviceGetRepairStatus"] != 0 || n["nvmlDeviceValidateInforom"] != 0 {
+		t.Errorf("a hint counts once: %v", n)
+	}
+}
+
+// A GPU that was away is asked for everything anew.
+func TestReturnReadsAll(t *testing.T) {
+	m := simdriver.Start(t, "h100x8")
+	_, at := checked(t, m)
+	at(0)
+	must(t, m.Lose(3))
+	at(time.Second)
+	must(t, m.Change(3, "inforom_corrupt = yes", "lost = no"))
+	n := counted(t, m, func() {
+		if v := at(2 * time.Second)(3).Vitals; v.InfoROMCorrupt != core.Yes {
+			t.Errorf("%+v", v)
+		}
+	})
+	if n["nvmlDeviceValidateInforom"] != 1 || n["nvmlDeviceGetTotalEccErrors"] != 1 || total(n) != 2*8+11 {
+		t.Errorf("%d calls: %v", total(n), n)
+	}
+}
+
+// What a GPU can say is learnt again when MIG mode changes.
+func TestMIGModeIsLearntAgain(t *testing.T) {
+	m := simdriver.Start(t, "a100-mig")
+	s, at := checked(t, m)
+	if v := at(0)(0).Vitals; v.RemapPending != core.No {
+		t.Errorf("%+v", v)
+	}
+	must(t, m.SetMIG(0, "7g.80gb"))
+	snapshot(t, s)
+	if v := at(time.Second)(0).Vitals; v.RemapPending != core.Unsaid || v.Partial {
+		t.Errorf("with MIG: %+v", v)
+	}
+	must(t, m.MIGOff(0))
+	snapshot(t, s)
+	if v := at(2 * time.Second)(0).Vitals; v.RemapPending != core.No || v.Partial {
+		t.Errorf("without: %+v", v)
+	}
+}
+
+// A signal that falls silent leaves its last value, and the check is no sign of health. One that was never
+// heard is absent.
+func TestSilentSignals(t *testing.T) {
+	silent := map[string]func(*testing.T, *simdriver.Machine) error{
+		"a field": func(_ *testing.T, m *simdriver.Machine) error { return m.Set(3, "field.94", "!UNKNOWN") },
+		"a link":  func(_ *testing.T, m *simdriver.Machine) error { return m.Set(3, "field.165.4", "!UNKNOWN") },
+		"a call": func(_ *testing.T, m *simdriver.Machine) error {
+			return m.Fail(simdriver.GPU(3), "nvmlDeviceGetTotalEccErrors", "TIMEOUT", simdriver.Always)
+		},
+		"the fabric": func(_ *testing.T, m *simdriver.Machine) error {
+			return m.Fail(simdriver.GPU(3), "nvmlDeviceGetGpuFabricInfoV", "UNKNOWN", simdriver.Always)
+		},
+	}
+	for name, silence := range silent {
+		t.Run(strings.ReplaceAll(name, " ", "-"), func(t *testing.T) {
+			m := simdriver.Start(t, "h100x8")
+			must(t, m.Change(3, "pcie_replays = 5", "ecc_uncorrected_volatile = 6"))
+			_, at := checked(t, m)
+			want := wellH100
+			want.Replays, want.Uncorrectable = core.GaugeOf(5), core.GaugeOf(6)
+			if o := at(0)(3); o.Vitals != want {
+				t.Errorf("%+v", o)
+			}
+			must(t, silence(t, m))
+			partial := want
+			partial.Partial = true
+			for _, since := range []time.Duration{300 * time.Second, 310 * time.Second} { // also when only the fast is due
+				if o := at(since)(3); o.Kind != core.Checked || o.Vitals != partial {
+					t.Errorf("after %v: %+v", since, o)
+				}
+			}
+			must(t, m.Heal(), m.Set(3, "field.94", "5"), m.Set(3, "field.165.4", "1"))
+			if o := at(320 * time.Second)(3); o.Vitals != want {
+				t.Errorf("healed: %+v", o)
+			}
+		})
+		t.Run("never-"+strings.ReplaceAll(name, " ", "-"), func(t *testing.T) {
+			m := simdriver.Start(t, "h100x8")
+			must(t, silence(t, m))
+			_, at := checked(t, m)
+			if o := at(0)(3); o.Kind != core.Checked || o.Vitals.Partial || o.Vitals == wellH100 {
+				t.Errorf("%+v", o)
+			}
+		})
+	}
+}
+
+// The fabric is told in the newest words that the driver knows.
+func TestFabricOfOlderDrivers(t *testing.T) {
+	m := simdriver.Start(t, "h100x8")
+	must(t, m.Change(3, "fabric_version = 2", "fabric_health_mask = 0x200"), m.Change(4, "fabric_health_summary = 3"),
+		m.Change(5, "unsupported = nvmlDeviceGetGpuFabricInfoV", "fabric_status = 999"))
+	_, at := checked(t, m)
+	of := at(0)
+	for slot, want := range map[int]core.Fabric{
+		2: core.FabricWell, 3: core.FabricMisconfigured, 4: core.FabricLimited, 5: core.FabricUnhealthy,
+	} {
+		if v := of(slot).Vitals; v.Fabric != want || v.Partial {
+			t.Errorf("GPU %d: %+v", slot, v)
+		}
+	}
+	n := counted(t, m, func() { at(30 * time.Second) })
+	if n["nvmlDeviceGetGpuFabricInfoV"] != 7 || n["nvmlDeviceGetGpuFabricInfo"] != 1 {
+		t.Errorf("asked in words that it does not know: %v", n)
+	}
+}
