@@ -30,7 +30,8 @@ type Chart struct {
 	weaker    [3]time.Time
 	window    window
 	slow      [3]Answer // by window: heat, power brake, replays
-	work      int       // times that it was handed out
+	works     int       // times that the GPU or an instance of it was handed out
+	held      []holding // the latest time of each
 	apps      []sighting
 }
 
@@ -40,6 +41,8 @@ type Tally struct {
 	Code   uint64
 	Count  uint64
 	Last   time.Time
+
+	logged bool // the latest was in the kernel log
 }
 
 // Mended is an XID that a GPU got well from by a reset.
@@ -48,7 +51,13 @@ type Mended struct {
 	At   time.Time
 }
 
-// sighting is an application XID of one workload.
+// holding says to which workload a placement was handed out: they are numbered.
+type holding struct {
+	at   Placement
+	work int
+}
+
+// sighting is the latest application XID of one workload.
 type sighting struct {
 	work int
 	at   time.Time
@@ -63,7 +72,7 @@ type window struct {
 // Bounds of a chart: it does not grow with uptime.
 const (
 	maxTimes   = 16
-	maxTallies = 256
+	maxTallies = 256 // of codes that have no name; those that have are no more than the table
 )
 
 // clone copies the chart, so that changing the copy leaves the original alone. Slices are only ever
@@ -95,20 +104,32 @@ func within(times []time.Time, now time.Time, span time.Duration) (n int) {
 	return n
 }
 
-// tally counts an XID or event and returns when it was seen before. Codes beyond the bound are not counted:
-// only a driver that makes codes up has so many.
-func (c *Chart) tally(reason Reason, code uint64, now time.Time) (before time.Time) {
-	for i, t := range c.Tallies {
-		if t.Reason == reason && t.Code == code {
-			c.Tallies[i].Count++
-			c.Tallies[i].Last = now
-			return t.Last
+// tallied is the count of a code; nil if there is none yet.
+func (c *Chart) tallied(reason Reason, code uint64) *Tally {
+	for i := range c.Tallies {
+		if t := &c.Tallies[i]; t.Reason == reason && t.Code == code {
+			return t
 		}
 	}
-	if len(c.Tallies) < maxTallies {
-		c.Tallies = append(c.Tallies, Tally{reason, code, 1, now})
+	return nil
+}
+
+// tally counts an XID or event and returns when it was seen before.
+func (c *Chart) tally(reason Reason, code uint64, logged bool, now time.Time) (before time.Time) {
+	t := c.tallied(reason, code)
+	if t == nil {
+		c.Tallies = append(c.Tallies, Tally{Reason: reason, Code: code})
+		t = &c.Tallies[len(c.Tallies)-1]
 	}
+	before = t.Last
+	t.Count, t.Last, t.logged = t.Count+1, now, logged
 	return before
+}
+
+// crowded reports whether there is no room for another code without a name: only a driver that makes codes
+// up has so many.
+func (c *Chart) crowded(code uint64) bool {
+	return len(c.Tallies) >= maxTallies && c.tallied(ReasonXID, code) == nil
 }
 
 // told reports whether a fault of the GPU, not one of a program, was reported by code within span.
@@ -130,13 +151,34 @@ func (c *Chart) dwell(p HealthPolicy, now time.Time) time.Duration {
 	return d
 }
 
-// workloads counts the different workloads that hit application faults within span.
-func (c *Chart) workloads(now time.Time, span time.Duration) int {
-	seen := map[int]bool{}
-	for _, s := range c.apps {
-		if now.Sub(s.at) <= span {
-			seen[s.work] = true
+// hand enters that a placement was handed out to new work.
+func (c *Chart) hand(at Placement) {
+	c.works++
+	others := slices.DeleteFunc(slices.Clone(c.held), func(h holding) bool { return h.at.Covers(at) || at.Covers(h.at) })
+	c.held = push(others, holding{at, c.works})
+}
+
+// workload is the number of the workload that has a placement; 0 if that is not known, or it is several.
+func (c *Chart) workload(at Placement) (work int) {
+	for _, h := range c.held {
+		if h.at.Covers(at) || at.Covers(h.at) {
+			if work != 0 {
+				return 0
+			}
+			work = h.work
 		}
 	}
-	return len(seen)
+	return work
+}
+
+// failed enters an application fault of a workload and counts the different ones that had any within span.
+func (c *Chart) failed(work int, now time.Time, span time.Duration) (n int) {
+	others := slices.DeleteFunc(slices.Clone(c.apps), func(s sighting) bool { return s.work == work })
+	c.apps = push(others, sighting{work, now})
+	for _, s := range c.apps {
+		if now.Sub(s.at) <= span {
+			n++
+		}
+	}
+	return n
 }

@@ -18,6 +18,9 @@ const (
 	// point to the GPU, as NVIDIA's workflow for XID 13 and 31 has it.
 	workloadSpan     = time.Hour
 	suspectWorkloads = 3
+
+	// unidentified is the XID of a fault that NVML can't identify.
+	unidentified = 999
 )
 
 // observe folds one observation.
@@ -60,7 +63,7 @@ func (d *draft) observe(o Observation) {
 		d.branch = branchOf(o.Detail)
 		d.drop(func(c Condition) bool { return c.At == Node })
 	case Reserved:
-		d.chart(gpu).work++
+		d.chart(gpu).hand(o.At)
 	}
 }
 
@@ -72,7 +75,7 @@ func (d *draft) interrupt(at Placement) {
 		return
 	}
 	chart := d.chart(gpu)
-	chart.answers = false
+	chart.answers, chart.row = false, 0
 	if chart.checked.IsZero() {
 		d.stands(Condition{At: WholeGPU(gpu), Reason: ReasonUnchecked, State: Unknown}, 1)
 	}
@@ -89,7 +92,7 @@ func (d *draft) driverLost(o Observation) {
 	d.stands(Condition{At: Node, Reason: ReasonDriver, State: Unknown, Detail: o.Detail}, 1)
 	for gpu := range d.charts {
 		chart := d.chart(gpu)
-		chart.answers, chart.checked = false, time.Time{}
+		chart.answers, chart.row, chart.checked = false, 0, time.Time{}
 		chart.reloading = chart.reloading || DriverState(o.Code) == DriverAbsent
 	}
 }
@@ -102,12 +105,13 @@ func (d *draft) fault(o Observation, reason Reason, rule fault.Rule) {
 	before := time.Time{}
 	if !o.Simulated {
 		chart := d.chart(o.At.GPU)
-		for _, t := range chart.Tallies {
-			if o.Logged && t.Reason == reason && t.Code == o.Code && d.now.Sub(t.Last) < echo {
-				return // NVML has told already, and knows which instance
-			}
+		if rule.Name == "" && chart.crowded(o.Code) {
+			o.Code, rule = unidentified, d.policy.xid(unidentified)
 		}
-		before = chart.tally(reason, o.Code, d.now)
+		if t := chart.tallied(reason, o.Code); t != nil && t.logged != o.Logged && d.now.Sub(t.Last) < echo {
+			return // the other source has told already
+		}
+		before = chart.tally(reason, o.Code, o.Logged, d.now)
 	}
 	if rule.Class == fault.Application && !o.Simulated {
 		d.workload(o)
@@ -141,11 +145,8 @@ func detailOf(rule fault.Rule, o Observation) string {
 // workload enters an application fault. One workload that fails over and over says nothing about the GPU.
 func (d *draft) workload(o Observation) {
 	chart := d.chart(o.At.GPU)
-	chart.apps = push(chart.apps, sighting{chart.work, d.now})
-	if d.policy.Workloads == fault.None {
-		return
-	}
-	if n := chart.workloads(d.now, workloadSpan); n >= suspectWorkloads {
+	n := chart.failed(chart.workload(o.At), d.now, workloadSpan)
+	if d.policy.Workloads != fault.None && n >= suspectWorkloads {
 		c := d.happened(Condition{
 			At: WholeGPU(o.At.GPU), Reason: ReasonWorkloads, State: d.policy.state(d.policy.Workloads),
 			Detail: "application faults of several workloads within an hour",
