@@ -26,7 +26,7 @@ func TestLedger(t *testing.T) {
 		{"nothing", nil, a, core.Health{}},
 		{"lost at once", []core.Observation{at(a, core.Lost)}, a, core.Health{State: core.GPULost, Reason: core.ReasonLost}},
 		{"a neighbour's loss", []core.Observation{at(a, core.Lost)}, b, core.Health{}},
-		{"an answer alone does not bring it back", []core.Observation{at(a, core.Lost), at(a, core.Checked)}, a, core.Health{State: core.Unhealthy, Reason: core.ReasonLost}},
+		{"an answer alone does not bring it back", []core.Observation{at(a, core.Lost), at(a, core.Checked)}, a, core.Health{State: core.GPULost, Reason: core.ReasonLost}},
 		{"another GPU's answer", []core.Observation{at(a, core.Lost), at(b, core.Checked)}, a, core.Health{State: core.GPULost, Reason: core.ReasonLost}},
 		{"one failed probe", []core.Observation{at(a, core.ProbeFailed)}, a, core.Health{}},
 		{"three failed probes", []core.Observation{at(a, core.ProbeFailed), at(a, core.ProbeFailed), at(a, core.ProbeFailed)}, a, core.Health{State: core.Unhealthy, Reason: core.ReasonProbe}},

@@ -20,7 +20,9 @@ func (d *draft) settle() {
 		if !c.Ignored.IsZero() && !d.now.Before(c.Ignored) {
 			c.Ignored = time.Time{}
 		}
-		c.State = d.state(*c)
+		if c.State = d.state(*c); c.Moved {
+			c.State = min(c.State, d.policy.state(fault.Degrades))
+		}
 		if c.Evidence = d.signs(c.rule(d.policy)); d.policy.Manual && c.State >= Unhealthy {
 			c.Evidence = 0
 		}

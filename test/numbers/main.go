@@ -35,6 +35,13 @@ func main() {
 	}
 }
 
+// cost is what an agent takes in a minute of nothing happening.
+type cost struct {
+	what                  string
+	cpu                   time.Duration
+	calls, waits, batches float64 // driver calls: all, event waits, field batches
+}
+
 // figures are what was measured of one agent.
 type figures struct {
 	name      string
@@ -45,8 +52,7 @@ type figures struct {
 	empty     []time.Duration // calls that do nothing: what gRPC and the kernel take
 	took      []time.Duration // reservations
 
-	cpu                   time.Duration // a minute at rest
-	calls, waits, batches float64       // driver calls a minute at rest: all, event waits, field batches
+	rest, lost cost
 }
 
 func measure(ctx context.Context, bin, machine string, n int, idle time.Duration) error {
@@ -78,10 +84,12 @@ func measure(ctx context.Context, bin, machine string, n int, idle time.Duration
 		fmt.Fprintf(t, "%s\t%.1f MB\t%s\t%s\t%.0f ms\t%.0f us\t%.0f us\t%.0f us\t%.0f us\n", f.name, float64(f.size)/1e6,
 			f.rss, f.anon, f.first.Seconds()*1e3, at(f.took, 0.50), at(f.took, 0.99), at(f.empty, 0.50), at(f.empty, 0.99))
 	}
-	fmt.Fprintln(t, "\n\tCPU a minute at rest\tdriver calls a minute\tof them event waits\tchecks (field batches)")
+	fmt.Fprintln(t, "\na minute\tCPU\tdriver calls\tof them event waits\tfield batches")
 	for _, f := range []figures{nomad, kubelet} {
-		fmt.Fprintf(t, "%s\t%.0f ms (%.3f %%)\t%.0f\t%.0f\t%.0f\n", f.name,
-			f.cpu.Seconds()*1e3, f.cpu.Minutes()*100, f.calls, f.waits, f.batches)
+		for _, c := range []cost{f.rest, f.lost} {
+			fmt.Fprintf(t, "%s, %s\t%.0f ms (%.2f %%)\t%.0f\t%.0f\t%.0f\n", f.name, c.what,
+				c.cpu.Seconds()*1e3, c.cpu.Minutes()*100, c.calls, c.waits, c.batches)
+		}
 	}
 	return t.Flush()
 }
@@ -94,31 +102,48 @@ type run struct {
 	idle    time.Duration
 }
 
-// rest lets the agent be and takes what that cost a minute.
-func (r run) rest(f *figures) error {
-	time.Sleep(2 * time.Second) // the end of what came before
-	before, cpu, err := r.spent(f.pid)
+// leave lets the agent be, with all GPUs well and with one lost, and takes what that costs.
+func (r run) leave(f *figures) (err error) {
+	if f.rest, err = r.cost("all well", f.pid); err != nil {
+		return err
+	}
+	slots, err := r.machine.Simulated.Slots()
 	if err != nil {
 		return err
+	}
+	one := slots[len(slots)/2]
+	if err := r.machine.Simulated.Lose(one); err != nil {
+		return err
+	}
+	f.lost, err = r.cost("one GPU lost", f.pid)
+	return errors.Join(err, r.machine.Simulated.Restore(one))
+}
+
+// cost takes what an agent that is left alone costs a minute.
+func (r run) cost(what string, pid int) (cost, error) {
+	time.Sleep(12 * time.Second) // the end of what came before; more than the time between two checks
+	before, cpu, err := r.spent(pid)
+	if err != nil {
+		return cost{}, err
 	}
 	time.Sleep(r.idle)
-	after, cpuAfter, err := r.spent(f.pid)
+	after, cpuAfter, err := r.spent(pid)
 	if err != nil {
-		return err
+		return cost{}, err
 	}
 	minute := func(v float64) float64 { return v / r.idle.Minutes() }
+	c := cost{what: what, cpu: time.Duration(minute(float64(cpuAfter - cpu)))}
 	for name, n := range after {
 		n -= before[name]
-		f.calls += minute(float64(n))
+		c.calls += minute(float64(n))
 		switch {
 		case strings.HasPrefix(name, "nvmlEventSetWait"):
-			f.waits += minute(float64(n))
+			c.waits += minute(float64(n))
 		case name == "nvmlDeviceGetFieldValues":
-			f.batches += minute(float64(n))
+			c.batches += minute(float64(n))
 		}
 	}
-	f.cpu = time.Duration(minute(float64(cpuAfter - cpu)))
-	return nil
+	return c, nil
 }
 
 // spent is what a process has cost so far: driver calls by name, and CPU time (proc(5): utime and stime of
@@ -186,7 +211,7 @@ func (r run) measureNomad(ctx context.Context, binary string) (figures, error) {
 	if f.pid, err = strconv.Atoi(client.PID()); err != nil {
 		return f, err
 	}
-	if err := r.rest(&f); err != nil {
+	if err := r.leave(&f); err != nil {
 		return f, err
 	}
 	return f, f.read(binary)
@@ -217,7 +242,7 @@ func (r run) measureKubelet(ctx context.Context, dir, binary string) (figures, e
 	if f.empty, err = times(r.n, func() error { _, err := plugin.GetDevicePluginOptions(ctx, &v1beta1.Empty{}); return err }); err != nil {
 		return f, err
 	}
-	if err := r.rest(&f); err != nil {
+	if err := r.leave(&f); err != nil {
 		return f, err
 	}
 	return f, f.read(binary)

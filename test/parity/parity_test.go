@@ -108,7 +108,7 @@ func (b *both) serveKubelet(ctx context.Context, t testing.TB, m *monitor.Monito
 
 func (b *both) serveNomad(ctx context.Context, t testing.TB, m *monitor.Monitor) {
 	log := hclog.New(&hclog.LoggerOptions{Output: io.Discard})
-	adapter := nomadadapter.New(ctx, "2.0.0", func(context.Context, core.Config, *slog.Logger) nomadadapter.Source { return m }, log)
+	adapter := nomadadapter.New(ctx, "2.0.0", func(context.Context, nomadadapter.Settings, *slog.Logger) nomadadapter.Source { return m }, log)
 	client, _ := plugin.TestPluginGRPCConn(t, false, map[string]plugin.Plugin{
 		base.PluginTypeBase:   &base.PluginBase{Impl: adapter},
 		base.PluginTypeDevice: &device.PluginDevice{Impl: adapter},

@@ -80,7 +80,9 @@ func (m *Monitor) follow(ctx context.Context, s Session) error {
 				m.observe(n.obs...)
 			}
 			want.snapshot = want.snapshot || slices.ContainsFunc(n.obs, isHint)
-			want.probe = want.probe || attention.event(time.Now())
+			if len(n.obs) > 0 || n.err != nil {
+				want.probe = want.probe || attention.event(time.Now())
+			}
 		case <-watch.C:
 			m.watchdog(s)
 			want.probe = want.probe || attention.due(time.Now())
@@ -254,12 +256,16 @@ func (m *Monitor) check(s Session) ([]core.Observation, error) {
 	return obs, err
 }
 
-// wait passes on events. After an error it pauses, because a wait that fails does so at once: without
-// the pause a lost GPU would keep a core busy.
+// wait passes on events, and when the wait begins to fail or works again. After an error it pauses, because a
+// wait that fails does so at once: without the pause a lost GPU would keep a core busy.
 func wait(ctx context.Context, s Session, events chan<- news) {
-	for ctx.Err() == nil {
+	for failing := false; ctx.Err() == nil; {
 		obs, err := s.Wait(waitAtMost)
-		if err == nil && len(obs) == 0 {
+		same := (err != nil) == failing
+		if failing = err != nil; same && len(obs) == 0 {
+			if failing {
+				rest(ctx, waitPause)
+			}
 			continue
 		}
 		select {
@@ -267,12 +273,8 @@ func wait(ctx context.Context, s Session, events chan<- news) {
 		case <-ctx.Done():
 			return
 		}
-		if err == nil {
-			continue
-		}
-		select {
-		case <-time.After(waitPause):
-		case <-ctx.Done():
+		if failing {
+			rest(ctx, waitPause)
 		}
 	}
 }

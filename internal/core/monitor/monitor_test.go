@@ -341,3 +341,45 @@ func TestRetiredUnitLeavesAfterItsGrace(t *testing.T) {
 		}
 	})
 }
+
+// A GPU that goes and comes a hundred times a minute costs an orchestrator a few updates, and takes no work.
+func TestFlapsAreDamped(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := coretest.NewMachine(coretest.GPUs(2))
+		r := run(t, m)
+		flap := core.WholeGPU(coretest.GPU(1))
+		for minute := range 10 {
+			before := len(r.seen)
+			for range 100 {
+				m.Silence(flap.GPU, core.Lost)
+				m.Raise(core.Observation{At: flap}) // an event, so that each is looked at
+				r.after(300 * time.Millisecond)
+				m.Restore(flap.GPU)
+				m.Raise(core.Observation{At: flap})
+				r.after(300 * time.Millisecond)
+				if r.health(1).Schedulable() {
+					t.Fatal("a GPU that flaps takes work")
+				}
+			}
+			if n := updates(r.seen[before:]); n > 4 {
+				t.Errorf("minute %d: %d updates", minute, n)
+			}
+		}
+	})
+}
+
+// updates counts how often what an orchestrator is told changes: whether a unit takes work.
+func updates(seen []*core.Inventory) (n int) {
+	var last string
+	for _, inv := range seen {
+		var told string
+		for u := range inv.Units() {
+			told += fmt.Sprint(u.ID, u.Health.Schedulable(), u.Health.String())
+		}
+		if told != last {
+			n++
+		}
+		last = told
+	}
+	return n
+}

@@ -90,7 +90,7 @@ func TestMonitorHearsXIDs(t *testing.T) {
 	until := watched(t, m, core.DefaultConfig())
 	until("eight healthy GPUs", health(h100ID, 8, core.Healthy, core.ReasonNone))
 	eventuallyHeard(t, m, func() error { return errors.Join(m.XID(4, 13), m.XID(3, 79)) })
-	until("XID", health(h100ID, 8, core.Unhealthy, core.ReasonXID))
+	until("XID", health(h100ID, 8, core.GPULost, core.ReasonXID))
 }
 
 func TestMonitorSeesAHang(t *testing.T) {
