@@ -3,6 +3,7 @@ package core
 import (
 	"cmp"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -25,6 +26,7 @@ type Condition struct {
 	Clean     int            // complete checks since then
 	Evidence  fault.Evidence // what would clear an XID or another event under this driver and policy
 	Ignored   time.Time      // an operator disregards it until then; zero = nobody does
+	Moved     bool           // it was against a MIG instance that is gone: no more than degraded
 	Simulated bool
 }
 
@@ -51,6 +53,37 @@ func causeOf(r Reason, code uint64) string {
 func (c Condition) same(o Condition) bool {
 	return c.At == o.At && c.Reason == o.Reason && c.Simulated == o.Simulated &&
 		(c.Code == o.Code || c.Reason == ReasonVerdict)
+}
+
+// and is both conditions as one.
+func (c Condition) and(o Condition) Condition {
+	if o.Since.Before(c.Since) {
+		c.Since, c.Detail = o.Since, o.Detail
+	}
+	if o.Last.After(c.Last) {
+		c.Last, c.Code = o.Last, o.Code
+	}
+	if o.Ignored.Before(c.Ignored) {
+		c.Ignored = o.Ignored // whoever disregards one need not know the other
+	}
+	c.State, c.Count = max(c.State, o.State), c.Count+o.Count
+	c.Repeated, c.Moved = c.Repeated || o.Repeated, c.Moved && o.Moved
+	c.Clearing, c.Clean = time.Time{}, 0
+	return c
+}
+
+// united are sorted conditions with each cause once.
+func united(conditions []Condition) []Condition {
+	slices.SortStableFunc(conditions, compareConditions)
+	var each []Condition
+	for _, c := range conditions {
+		if last := len(each) - 1; last >= 0 && each[last].same(c) {
+			each[last] = each[last].and(c)
+		} else {
+			each = append(each, c)
+		}
+	}
+	return each
 }
 
 // counts reports whether the condition has an effect now.

@@ -93,12 +93,10 @@ func (l Ledger) relocate(s Snapshot) Ledger {
 	}
 	for i, c := range moved {
 		if c.At.GPU != "" && !there[c.At] && c.At.GI != Whole {
-			moved[i].At, moved[i].State = WholeGPU(c.At.GPU), min(c.State, Degraded)
+			moved[i].At, moved[i].Moved = WholeGPU(c.At.GPU), true
 		}
 	}
-	slices.SortStableFunc(moved, compareConditions)
-	moved = slices.CompactFunc(moved, Condition.same)
-	return Ledger{moved, charts, l.branch}
+	return Ledger{united(moved), charts, l.branch}
 }
 
 // draft is a ledger in the making.
@@ -171,7 +169,7 @@ func (d *draft) happened(c Condition) *Condition {
 		return &d.conditions[len(d.conditions)-1]
 	}
 	old.Count++
-	old.Last, old.Clearing, old.Clean, old.Ignored = d.now, time.Time{}, 0, time.Time{}
+	old.Last, old.Clearing, old.Clean, old.Ignored, old.Moved = d.now, time.Time{}, 0, time.Time{}, false
 	return old
 }
 
@@ -184,7 +182,7 @@ func (d *draft) stands(c Condition, checks int) {
 		if old.Count < checks {
 			old.Count++
 		}
-		old.Clearing, old.Clean = time.Time{}, 0
+		old.Clearing, old.Clean, old.Moved = time.Time{}, 0, false
 		answered := c.Reason.silence() && c.At.GI == Whole && d.read(c.At.GPU).checked.After(old.Last)
 		if old.Code != c.Code || answered {
 			old.Last, old.Ignored = d.now, time.Time{}

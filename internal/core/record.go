@@ -56,7 +56,7 @@ func Restore(cfg Config, r Record, boot string) State {
 		c.Clearing, c.Clean = time.Time{}, 0
 		s.Ledger.conditions = append(s.Ledger.conditions, c)
 	}
-	slices.SortStableFunc(s.Ledger.conditions, compareConditions)
+	s.Ledger.conditions = united(s.Ledger.conditions)
 	return s
 }
 

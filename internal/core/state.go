@@ -33,8 +33,9 @@ func (s State) Read(cfg Config, now time.Time, reading Snapshot, checks ...Obser
 	if s.prior != nil && (reading.Driver.State == DriverReady || !s.rebooted) {
 		prev.Devices, s.prior = s.prior, nil
 	}
+	prev.Devices = s.remembered(cfg.Health, now, prev.Devices, reading)
 	snapshot, obs := Reconcile(prev, reading)
-	s.Snapshot = s.forget(cfg.Health, now, snapshot, reading)
+	s.Snapshot = snapshot
 	s.Ledger = s.Ledger.relocate(s.Snapshot)
 	return s.Observe(cfg, now, slices.Concat(obs, checks)...)
 }
@@ -79,18 +80,20 @@ func (s State) offer(cfg Config, now time.Time) State {
 // Restless reports whether time alone can change the state: Observe now and then.
 func (s State) Restless() bool { return s.Ledger.Restless() || s.Inventory.Retiring() }
 
-// forget drops the GPUs that the driver has not listed for so long that they are not coming back.
-func (s State) forget(p HealthPolicy, now time.Time, kept, reading Snapshot) Snapshot {
+// remembered are the devices without those that the driver has not listed for so long that they are not
+// coming back.
+func (s State) remembered(p HealthPolicy, now time.Time, devices []Device, reading Snapshot) []Device {
 	if reading.Driver.State != DriverReady {
-		return kept
+		return devices
 	}
 	listed := func(d Device) bool {
 		return slices.ContainsFunc(reading.Devices, func(e Device) bool { return e.At.GPU == d.At.GPU }) ||
 			slices.ContainsFunc(reading.Excluded, func(e Exclusion) bool { return e.concerns(d) })
 	}
-	kept.Devices = slices.DeleteFunc(slices.Clone(kept.Devices), func(d Device) bool {
-		h := s.Ledger.Health(d.At)
-		return h.Reason == ReasonLost && now.Sub(h.Since) >= p.Forget && !listed(d)
-	})
-	return kept
+	lost := func(d Device) bool {
+		return slices.ContainsFunc(s.Ledger.conditions, func(c Condition) bool {
+			return c.At == WholeGPU(d.At.GPU) && c.Reason == ReasonLost && now.Sub(c.Last) >= p.Forget
+		})
+	}
+	return slices.DeleteFunc(slices.Clone(devices), func(d Device) bool { return lost(d) && !listed(d) })
 }
