@@ -45,7 +45,8 @@ func TestBothOrchestrators(t *testing.T) {
     dev_root           = "`+m.Root+`"
     sysfs_root         = "`+m.Root+`/sys"
     procfs_root        = "`+m.Root+`/proc"
-    fingerprint_period = "5s"`)
+    state_dir          = "`+stateDir()+`/nomad-history"
+    fingerprint_period = "5s"`+hasty)
 	kube := startCluster(t, saveImage(t, "localhost/k8s-gpu:e2e", []string{"/usr/bin/k8s-gpu"}, binary("k8s-gpu")))
 	kube.deployPlugin(t, m.Root)
 	var offered []gpu
@@ -90,7 +91,7 @@ func TestBothOrchestrators(t *testing.T) {
 		checkIDs(t, offered, first.ids(), 2)
 	})
 	step(t, "Nomad's plugin is killed under a running job", func(t *testing.T) {
-		held, _ = nomad.runJob(t, "holder", "running", "then=exec sleep 1000000")
+		held, _ = nomad.runJob(t, "holder", "running", "count=1", "then=exec sleep 1000000")
 		nomad.killPlugin(t)
 		if again := nomad.awaitGPUs(t, 8, 8); !slices.Equal(again, offered) {
 			t.Errorf("the node offered %+v, now %+v", offered, again)
@@ -164,6 +165,7 @@ func TestBothOrchestrators(t *testing.T) {
 		nomad.awaitGPUs(t, 8, 8)
 		kube.awaitGPUs(t, 8, 8)
 	})
+	breakAndReset(t, m, nomad, kube, first, held)
 	if misuse, err := m.Violations(); err != nil || len(misuse) > 0 {
 		t.Errorf("the driver was misused: %q, error %v", misuse, err)
 	}
@@ -204,7 +206,8 @@ func TestMachineWithoutDriver(t *testing.T) {
 	}
 	t.Run("nomad-gpu", func(t *testing.T) {
 		began := time.Now()
-		nomad := launchNomad(t, "nomad-bare", `driver_root = "`+root+`"`)
+		nomad := launchNomad(t, "nomad-bare", `driver_root = "`+root+`"
+    state_dir   = "`+stateDir()+`/bare-history"`)
 		nomad.awaitReady(t)
 		took := time.Since(began)
 		n, err := nomad.node()
@@ -227,7 +230,8 @@ func TestMachineWithoutDriver(t *testing.T) {
 	})
 	t.Run("k8s-gpu", func(t *testing.T) {
 		const address = "127.0.0.1:9466"
-		agent := start(t, "k8s-gpu-bare", nil, binary("k8s-gpu"), "--driver-root="+root, "--http-address="+address)
+		agent := start(t, "k8s-gpu-bare", nil, binary("k8s-gpu"), "--driver-root="+root, "--http-address="+address,
+			"--state-dir="+stateDir()+"/bare-history")
 		var ready string
 		await(t, "an answer of /readyz", 10*time.Second, func() (err error) {
 			ready, err = fetch("http://" + address + "/readyz")

@@ -105,7 +105,7 @@ func (c *cluster) deployPlugin(t *testing.T, root string) {
 		t.Fatal(err)
 	}
 	write(t, "daemonset.yaml", manifest)
-	render(t, "kustomization.yaml", map[string]string{"MACHINE": root})
+	render(t, "kustomization.yaml", map[string]string{"MACHINE": root, "HISTORY": stateDir() + "/k8s-history"})
 	must(t, "kubectl", "apply", "-k", stateDir())
 	must(t, "kubectl", "rollout", "status", "daemonset/tandem-k8s-gpu", "--namespace=kube-system", "--timeout=25s")
 	t.Log(must(t, "kubectl", "get", "pods", "--namespace=kube-system"))
@@ -117,11 +117,14 @@ func (c *cluster) restartKubelet(t *testing.T, signal syscall.Signal) {
 	t.Helper()
 	c.kubelet.stop(t, signal)
 	c.startKubelet()
-	c.awaitRegistration(t, 0)
+	c.awaitRegistration(t, 0, 8)
 }
 
 // killPlugin kills k8s-gpu and waits until kubelet has started another one, and that has registered.
-func (c *cluster) killPlugin(t *testing.T) {
+func (c *cluster) killPlugin(t *testing.T) { c.killPluginWith(t, 8) }
+
+// killPluginWith is killPlugin where this many GPUs are allocatable afterwards.
+func (c *cluster) killPluginWith(t *testing.T, allocatable int) {
 	t.Helper()
 	before, err := c.registrations()
 	if err != nil {
@@ -132,11 +135,12 @@ func (c *cluster) killPlugin(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	c.awaitRegistration(t, before)
+	c.awaitRegistration(t, before, allocatable)
 }
 
-// awaitRegistration waits until kubelet counts more registrations than before, and all eight GPUs are allocatable.
-func (c *cluster) awaitRegistration(t *testing.T, before int) {
+// awaitRegistration waits until kubelet counts more registrations than before, and of the eight GPUs this
+// many are allocatable.
+func (c *cluster) awaitRegistration(t *testing.T, before, allocatable int) {
 	t.Helper()
 	await(t, "the plugin to register", 60*time.Second, func() error {
 		count, err := c.registrations()
@@ -145,7 +149,7 @@ func (c *cluster) awaitRegistration(t *testing.T, before int) {
 		}
 		return errors.Join(err, c.kubelet.alive())
 	})
-	c.awaitGPUs(t, 8, 8)
+	c.awaitGPUs(t, 8, allocatable)
 }
 
 // registrations gives kubelet's own count, which starts at nothing in every kubelet process.

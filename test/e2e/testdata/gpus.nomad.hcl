@@ -8,6 +8,10 @@ variable "least_memory" {
   default = "40 GiB"
 }
 
+variable "count" {
+  default = 2
+}
+
 # What the task does after it has said which GPUs it got.
 variable "then" {
   default = "true"
@@ -29,7 +33,7 @@ job "gpus" {
         cpu    = 50
         memory = 32
         device "nvidia/gpu" {
-          count = 2
+          count = var.count
           constraint {
             attribute = "${device.attr.memory}"
             operator  = ">="
