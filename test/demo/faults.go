@@ -51,6 +51,7 @@ func (d *demo) breakOne() error {
 	if v, err := m.Get(slot, "recovery_action"); err != nil || v == "" || v == "none" {
 		return err // this machine's driver gives no verdict
 	}
+	time.Sleep(1100 * time.Millisecond) // each agent leaves its orchestrator a second between two updates
 	if err := m.Set(slot, "recovery_action", "1"); err != nil {
 		return err
 	}
@@ -107,14 +108,20 @@ func (d *demo) onlyUnhealthy(what string, concerned []string) (time.Duration, er
 	return time.Since(start), err
 }
 
-var since = regexp.MustCompile(` since \S+Z`) // the agents may notice on either side of a full minute
+// itsOwn is what each agent sees for itself: on which side of a full minute it noticed, and in which call.
+var itsOwn = regexp.MustCompile(` since \S+Z| \([^)]*\)`)
 
-// agreed checks that both give the same reason, and that nobody can have an unhealthy device.
+// agreed waits until both give the same reason, and checks that nobody can have an unhealthy device.
 func (d *demo) agreed(concerned []string) error {
+	same := func(id string) bool {
+		n, k := d.nomad.Devices()[id].Reason, d.kubelet.View(d.ctx)[id].Reason
+		return n != "" && itsOwn.ReplaceAllString(n, "") == itsOwn.ReplaceAllString(k, "")
+	}
 	for _, id := range concerned {
-		n, k := d.nomad.Devices()[id], d.kubelet.View(d.ctx)[id]
-		if n.Reason == "" || since.ReplaceAllString(n.Reason, "") != since.ReplaceAllString(k.Reason, "") {
-			return fmt.Errorf("the reasons differ: Nomad %q, Kubernetes %q", n.Reason, k.Reason)
+		for deadline := time.Now().Add(patience); !same(id); time.Sleep(50 * time.Millisecond) {
+			if time.Now().After(deadline) {
+				return fmt.Errorf("the reasons differ: Nomad %q, Kubernetes %q", d.nomad.Devices()[id].Reason, d.kubelet.View(d.ctx)[id].Reason)
+			}
 		}
 		if _, err := d.nomad.Reserve(id); err == nil {
 			return fmt.Errorf("nomad: an unhealthy GPU can be reserved")
