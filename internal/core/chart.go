@@ -41,8 +41,7 @@ type Tally struct {
 	Code   uint64
 	Count  uint64
 	Last   time.Time
-
-	logged bool // the latest was in the kernel log
+	Logged bool // the latest was in the kernel log
 }
 
 // Mended is an XID that a GPU got well from by a reset.
@@ -122,7 +121,7 @@ func (c *Chart) tally(reason Reason, code uint64, logged bool, now time.Time) (b
 		t = &c.Tallies[len(c.Tallies)-1]
 	}
 	before = t.Last
-	t.Count, t.Last, t.logged = t.Count+1, now, logged
+	t.Count, t.Last, t.Logged = t.Count+1, now, logged
 	return before
 }
 

@@ -24,7 +24,7 @@ type Condition struct {
 	Repeated  bool           // again so soon that the rule for repetition applies
 	Clearing  time.Time      // since when the evidence for recovery holds; zero = it does not
 	Clean     int            // complete checks since then
-	Evidence  fault.Evidence // what would clear an XID or another event under this driver and policy
+	Evidence  fault.Evidence // what clears it under this driver and policy
 	Ignored   time.Time      // an operator disregards it until then; zero = nobody does
 	Moved     bool           // it was against a MIG instance that is gone: no more than degraded
 	Simulated bool
@@ -139,14 +139,10 @@ func (c Condition) Action() string { return c.health().Action }
 
 // Clears says what would make it well again.
 func (c Condition) Clears() string {
-	m := c.Reason.meaning()
-	switch {
-	case c.Reason == ReasonXID, c.Reason == ReasonEvent:
-		return c.Evidence.String()
-	case m.says != "":
-		return m.says
+	if says := c.Reason.meaning().says; says != "" && c.Evidence != 0 {
+		return says
 	}
-	return m.clears.String()
+	return c.Evidence.String()
 }
 
 // String is the line of health.

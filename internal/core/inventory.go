@@ -35,6 +35,7 @@ func Build(s Snapshot, l Ledger, c Config) *Inventory {
 		driver: s.Driver, excluded: slices.Clone(s.Excluded), links: s.Links, nodes: s.Nodes, deviceNodes: c.DeviceNodes,
 	}
 	wanted := selectDevices(s.Devices, c.MIG)
+	l = l.under(c.Health.Mode)
 	for _, d := range s.Devices {
 		reason := wanted(d)
 		if slices.Contains(c.Exclude, d.ID) {

@@ -32,12 +32,12 @@ func (l Ledger) Chart(gpu DeviceID) (Chart, bool) {
 func (l Ledger) Restless() bool { return len(l.conditions) > 0 }
 
 // Health is the worst standing condition that covers the placement; among equals the one that began
-// first, so that what follows from a fault does not take its place.
+// first, so that what follows from a fault does not take its place, but a rehearsal hides no fault.
 func (l Ledger) Health(at Placement) Health {
 	var worst Condition
 	for _, c := range l.conditions {
-		if c.counts() && c.At.Covers(at) &&
-			(c.State > worst.State || c.State == worst.State && c.Since.Before(worst.Since)) {
+		if c.counts() && c.At.Covers(at) && (c.State > worst.State ||
+			c.State == worst.State && c.Simulated == worst.Simulated && c.Since.Before(worst.Since)) {
 			worst = c
 		}
 	}
@@ -52,6 +52,17 @@ func (l Ledger) Health(at Placement) Health {
 		}
 	}
 	return h
+}
+
+// under is what counts in a mode: conditions of before it was switched off are remembered, and no more.
+func (l Ledger) under(m HealthMode) Ledger {
+	if m != ModeOff {
+		return l
+	}
+	l.conditions = slices.DeleteFunc(l.Conditions(), func(c Condition) bool {
+		return c.Reason != ReasonDriver && !c.Reason.silence()
+	})
+	return l
 }
 
 // Apply folds observations into a new ledger, and lets the time pass until now: without observations it

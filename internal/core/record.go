@@ -19,8 +19,11 @@ type Record struct {
 // Record is the state to keep. Rehearsals, and what only this process can know, are left out.
 func (s State) Record(boot string) Record {
 	r := Record{Boot: boot, Devices: slices.Clone(s.Snapshot.Devices), Charts: map[DeviceID]Chart{}}
-	if len(r.Devices) == 0 {
+	if s.prior != nil {
 		r.Devices = slices.Clone(s.prior)
+		if s.rebooted {
+			r.Boot = s.before // nothing is known of this one yet
+		}
 	}
 	for _, c := range s.Ledger.conditions {
 		if c.At.GPU != "" && !c.Simulated && c.Reason != ReasonUnchecked {
@@ -38,7 +41,7 @@ func (s State) Record(boot string) Record {
 func Restore(cfg Config, r Record, boot string) State {
 	s := NewState(cfg)
 	rebooted := r.Boot != boot
-	s.prior, s.rebooted = NewSnapshot(Snapshot{Devices: r.Devices}).Devices, rebooted
+	s.prior, s.before, s.rebooted = NewSnapshot(Snapshot{Devices: r.Devices}).Devices, r.Boot, rebooted
 	s.Ledger.charts = make(map[DeviceID]*Chart, len(r.Charts))
 	for gpu, chart := range r.Charts {
 		if rebooted {
@@ -50,7 +53,7 @@ func Restore(cfg Config, r Record, boot string) State {
 		if rebooted && clearedByReboot(cfg.Health, c) {
 			continue
 		}
-		if chart := s.Ledger.charts[c.At.GPU]; chart != nil && c.State == GPULost && c.same(Condition{At: WholeGPU(c.At.GPU), Reason: ReasonLost}) {
+		if chart := s.Ledger.charts[c.At.GPU]; chart != nil && c.At.GI == Whole && c.Reason == ReasonLost && !chart.Reset.After(c.Last) {
 			chart.lost = true // its return is a sign of a reset, whoever sees it
 		}
 		c.Clearing, c.Clean = time.Time{}, 0
@@ -65,5 +68,5 @@ func clearedByReboot(p HealthPolicy, c Condition) bool {
 	if rule := c.rule(p); rule.Class != 0 {
 		clears = rule.Clears
 	}
-	return clears&fault.Reboot != 0 && !p.Manual
+	return clears&fault.Reboot != 0 && (!p.Manual || c.State < Unhealthy)
 }

@@ -23,9 +23,7 @@ func (d *draft) settle() {
 		if c.State = d.state(*c); c.Moved {
 			c.State = min(c.State, d.policy.state(fault.Degrades))
 		}
-		if c.Evidence = d.signs(c.rule(d.policy)); d.policy.Manual && c.State >= Unhealthy {
-			c.Evidence = 0
-		}
+		c.Evidence = d.signs(*c)
 		switch holds := d.evidence(*c); {
 		case !holds:
 			c.Clearing, c.Clean = time.Time{}, 0
@@ -115,18 +113,16 @@ func (l Ledger) Dwell(p HealthPolicy, now time.Time, c Condition) time.Duration 
 // evidence reports whether something shows that a condition is over.
 func (d *draft) evidence(c Condition) bool {
 	chart := d.read(c.At.GPU)
-	if !chart.answers || d.policy.Manual && c.State >= Unhealthy {
+	if !chart.answers || c.Evidence == 0 {
 		return false
 	}
 	switch c.Reason {
 	case ReasonLost, ReasonProbe, ReasonNoAnswer:
 		return c.At.GI == Whole // it answers; an instance speaks for itself
-	case ReasonXID, ReasonEvent:
-		return d.shown(c, chart, c.Evidence, c.rule(d.policy))
-	case ReasonECC, ReasonWorkloads:
-		return d.shown(c, chart, c.Reason.meaning().clears, fault.Rule{})
+	case ReasonXID, ReasonEvent, ReasonECC, ReasonWorkloads:
+		return d.shown(c, chart)
 	default:
-		return c.Reason.meaning().clears&fault.LevelClear != 0 && chart.level(c.Reason) == No
+		return chart.level(c.Reason) == No
 	}
 }
 
@@ -135,17 +131,25 @@ func (d *draft) covers(rule fault.Rule) bool {
 	return rule.VerdictSince > 0 && d.branch >= rule.VerdictSince
 }
 
-// signs are what clears by a rule under this driver: from some branch on its verdict covers more codes.
-func (d *draft) signs(rule fault.Rule) fault.Evidence {
-	if d.covers(rule) {
+// signs are what clears a condition under this policy and driver: from some branch on its verdict covers
+// more codes.
+func (d *draft) signs(c Condition) fault.Evidence {
+	switch rule := c.rule(d.policy); {
+	case d.policy.Manual && c.State >= Unhealthy:
+		return 0
+	case rule.Class == 0:
+		return c.Reason.meaning().clears
+	case d.covers(rule):
 		return rule.Clears | fault.DriverVerdict
+	default:
+		return rule.Clears
 	}
-	return rule.Clears
 }
 
 // shown reports whether one of the signs shows that an event is over. A sign must be younger than the event.
-func (d *draft) shown(c Condition, chart *Chart, signs fault.Evidence, rule fault.Rule) bool {
-	has := func(sign fault.Evidence) bool { return signs&sign != 0 }
+func (d *draft) shown(c Condition, chart *Chart) bool {
+	has := func(sign fault.Evidence) bool { return c.Evidence&sign != 0 }
+	rule := c.rule(d.policy)
 	since := d.now.Sub(c.Last)
 	quiet := d.policy.Quiet
 	if c.Reason == ReasonWorkloads {

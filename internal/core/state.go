@@ -14,8 +14,9 @@ type State struct {
 	Inventory *Inventory
 
 	// prior are the devices of an earlier life of the agent, until the first reading shows what became of
-	// them; of an earlier life of the machine too, if rebooted.
+	// them; of an earlier life of the machine too, if rebooted. before is the boot id of that life.
 	prior    []Device
+	before   string
 	rebooted bool
 }
 
