@@ -2,9 +2,14 @@
 // It is the only package that uses cgo.
 //
 //	library.go   where libnvidia-ml.so.1 is, and which of its functions are there
-//	session.go   open, close, and the one way in which a call is made
-//	discover.go  GPUs           mig.go    their instances     links.go  how they reach each other
-//	events.go    what happens   usage.go  live numbers        probe.go  signs of life
+//	session.go   open and close      abandon.go  what a close has to leave behind
+//	call.go      the one way in which a call is made
+//	lane.go      one way to each GPU, so that one that hangs keeps nobody waiting
+//	discover.go  who is there        gpu.go      GPUs          mig.go     their instances
+//	links.go     how they reach each other       usage.go      live numbers
+//	probe.go     checks              vitals.go   what a check knows of a GPU
+//	fields.go    signs of health in the batch    signals.go    and by calls of their own
+//	ears.go      event sets          wait.go     events        system.go  the kernel driver's comings and goings
 //
 // go-nvml binds functions when they are first called, for the whole process, and a function that the
 // installed driver lacks ends the process. So every call goes through call, which looks first.

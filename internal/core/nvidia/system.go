@@ -91,7 +91,7 @@ func (s *Session) bound(e nvml.SystemEventData_v1) core.Observation {
 		o.Detail = "driver unbound"
 	case s.system.unbound[e.GpuId]:
 		delete(s.system.unbound, e.GpuId)
-		o.Kind = core.Rebound
+		o.Kind, o.Detail = core.Rebound, ""
 	}
 	for _, g := range s.armed.gpus {
 		if g.device.PCI == pci {

@@ -1,0 +1,97 @@
+package nvidia
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/test/simdriver"
+)
+
+func TestRebound(t *testing.T) {
+	m := simdriver.Start(t, "h100x8")
+	s := armedOn(t, m)
+	if _, err := s.Wait(0); err != nil { // which makes the set
+		t.Fatal(err)
+	}
+	must(t, m.Unbind(3), m.Bind(3), m.Bind(4))
+	obs, err := s.Wait(10 * time.Second)
+	want := []core.Observation{
+		{At: core.WholeGPU(h100ID), Detail: "driver unbound"},
+		{At: core.WholeGPU(h100ID), Kind: core.Rebound},
+		{At: core.WholeGPU(core.DeviceID(m.UUID(4))), Detail: "driver bound"},
+	}
+	if err != nil || !slices.Equal(obs, want) {
+		t.Errorf("%+v, %v", obs, err)
+	}
+	n := counted(t, m, func() { probe(t, s) })
+	if n["nvmlDeviceValidateInforom"] != 8 {
+		t.Errorf("the first check: %v", n)
+	}
+	must(t, m.Unbind(3), m.Bind(3))
+	heard(t, s, want[1])
+	n = counted(t, m, func() { probe(t, s) })
+	if n["nvmlDeviceValidateInforom"] != 1 {
+		t.Errorf("the check of a GPU that was bound again: %v", n)
+	}
+}
+
+// A GPU that is not registered, or not known at all, is named by its PCI address.
+func TestReboundOfAStranger(t *testing.T) {
+	m := simdriver.Start(t, "h100x8")
+	must(t, m.Lose(3))
+	s := armedOn(t, m)
+	if _, err := s.Wait(0); err != nil {
+		t.Fatal(err)
+	}
+	must(t, m.Unbind(3), m.Bind(3))
+	obs, err := s.Wait(10 * time.Second)
+	want := core.Observation{At: core.Node, PCI: h100PCI, Kind: core.Rebound}
+	if err != nil || len(obs) != 2 || obs[1] != want {
+		t.Errorf("%+v, %v", obs, err)
+	}
+}
+
+// Where there are no system events, there are the others.
+func TestNoSystemEvents(t *testing.T) {
+	for call, code := range map[string]string{
+		"nvmlSystemEventSetCreate": "NOT_SUPPORTED", "nvmlSystemRegisterEvents": "NO_PERMISSION", "nvmlSystemEventSetWait": "UNKNOWN",
+	} {
+		m := simdriver.Start(t, "h100x8")
+		must(t, m.Fail(simdriver.All, call, code, simdriver.Always))
+		s := armedOn(t, m)
+		must(t, m.XID(3, 48))
+		for range 3 {
+			obs, err := s.Wait(0)
+			must(t, err)
+			if len(obs) > 1 {
+				t.Errorf("%s: %+v", call, obs)
+			}
+		}
+		if n := calls(t, m); n[call] != 1 {
+			t.Errorf("%s: tried %d times", call, n[call])
+		}
+		must(t, s.Close())
+	}
+}
+
+// go-nvml gives the request to C as it is, with a pointer to Go's memory in it.
+func TestSystemEventsTakePinnedMemory(t *testing.T) {
+	m := simdriver.Start(t, "t4")
+	s := armedOn(t, m)
+	if _, err := s.Wait(0); err != nil || !s.system.open {
+		t.Fatal(err)
+	}
+	r := nvml.SystemEventSetWaitRequest{Set: s.system.set, DataSize: 1}
+	r.Version, r.Data = nvml.STRUCT_VERSION(r, 1), &nvml.SystemEventData_v1{}
+	defer func() {
+		if text, ok := recover().(error); !ok || !strings.Contains(text.Error(), "unpinned Go pointer") {
+			t.Errorf("without a pin: %v", text)
+		}
+	}()
+	t.Error("without a pin:", s.lib.SystemEventSetWait(&r))
+}
