@@ -3,7 +3,9 @@ package nvidia
 import (
 	"fmt"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/test/simdriver"
@@ -46,15 +48,37 @@ func BenchmarkOpen(b *testing.B) {
 	}
 }
 
-func BenchmarkProbe8(b *testing.B) {
-	s := open(b, simdriver.Start(b, "h100x8"))
+// benchmarkProbe checks every GPU at a pace of one check in ten seconds, as the agents do: what a minute of
+// that takes is reported beside the mean check. The time is that of this process and the simulated driver.
+func benchmarkProbe(b *testing.B, machine string, gpus int) {
+	m := simdriver.Start(b, machine)
+	now := time.Unix(0, 0)
+	s := openWith(b, m, Options{Now: func() time.Time { return now }})
 	snapshot(b, s)
+	probe(b, s)
+	before, began := s.Work(), cpuTime(b)
 	b.ReportAllocs()
 	for b.Loop() {
-		if obs, err := s.Probe(); err != nil || len(obs) != 8 {
+		now = now.Add(10 * time.Second)
+		if obs, err := s.Probe(); err != nil || len(obs) != gpus {
 			b.Fatal(len(obs), err)
 		}
 	}
+	const checks = 6 // a minute
+	each := func(n float64) float64 { return n * checks / float64(b.N) }
+	b.ReportMetric(each(float64(s.Work().Calls-before.Calls)), "calls/min")
+	b.ReportMetric(each(float64((cpuTime(b) - began).Microseconds())), "µs-CPU/min")
+}
+
+func BenchmarkProbe1(b *testing.B) { benchmarkProbe(b, "h200", 1) }
+func BenchmarkProbe8(b *testing.B) { benchmarkProbe(b, "h100x8", 8) }
+
+// cpuTime is what this process has used of the processors.
+func cpuTime(b *testing.B) time.Duration {
+	b.Helper()
+	var u syscall.Rusage
+	must(b, syscall.Getrusage(syscall.RUSAGE_SELF, &u))
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
 func BenchmarkUsage8(b *testing.B) {

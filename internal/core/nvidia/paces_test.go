@@ -72,6 +72,31 @@ func TestPaces(t *testing.T) {
 	}
 }
 
+// What a session says that it asked is what the driver was asked.
+func TestWork(t *testing.T) {
+	m := simdriver.Start(t, "h100x8")
+	s := armedOn(t, m)
+	probe(t, s)
+	_, err := s.Usage()
+	must(t, err)
+	_, err = s.Wait(0)
+	must(t, err)
+	before := s.Work()
+	if want := total(calls(t, m)); before.Calls != want || before.Busy <= 0 {
+		t.Errorf("%+v, want %d calls", before, want)
+	}
+	must(t, m.Slow(simdriver.GPU(3), "nvmlDeviceGetUUID", 50*time.Millisecond))
+	began := time.Now()
+	probe(t, s)
+	took := time.Since(began)
+	if _, err := s.Wait(100 * time.Millisecond); err != nil {
+		t.Error(err)
+	}
+	if d := s.Work().Busy - before.Busy; d < 50*time.Millisecond || d > took {
+		t.Errorf("a call of 50 ms in %v, and waiting, which is no work: %v", took, d)
+	}
+}
+
 // The state of NVLinks comes with the batch, at a pace of its own.
 func TestPaceOfLinks(t *testing.T) {
 	m := simdriver.Start(t, "h100x8")
