@@ -3,12 +3,9 @@ package health
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"log/slog"
 	"maps"
-	"os"
-	"path/filepath"
 	"testing"
 	"time"
 
@@ -104,13 +101,22 @@ func TestCase29UnbindAndBind(t *testing.T) {
 		m.xid(2, 46)
 		m.xid(3, 46)
 		m.step(time.Hour)
-		m.system(1, 2)
-		m.system(2, 2)
+		must(t, m.Unbind(2), m.Bind(2))
 		m.step(3 * time.Minute)
 		m.expect("rebound", sick(core.Unhealthy, 3))
-		m.system(2, 3)
+		must(t, m.Bind(3))
 		m.step(3 * time.Minute)
 		m.expect("bound, which it may always have been", sick(core.Unhealthy, 3))
+	})
+	t.Run("slowly", func(t *testing.T) {
+		m := well(t, "h100x8")
+		m.xid(2, 46)
+		must(t, m.Unbind(2))
+		m.step(time.Hour)
+		m.expect("unbound", sick(core.GPULost, 2))
+		must(t, m.Bind(2))
+		m.step(3 * time.Minute)
+		m.expect("bound", nil)
 	})
 }
 
@@ -118,7 +124,7 @@ func TestCase29UnbindAndBind(t *testing.T) {
 func (f *live) fingerprint() <-chan *device.FingerprintResponse {
 	f.t.Helper()
 	log := hclog.New(&hclog.LoggerOptions{Output: io.Discard})
-	p := nomadadapter.New(f.t.Context(), "2.0.0", func(context.Context, core.Config, *slog.Logger) nomadadapter.Source { return f }, log)
+	p := nomadadapter.New(f.t.Context(), "2.0.0", func(context.Context, nomadadapter.Settings, *slog.Logger) nomadadapter.Source { return f }, log)
 	stream, err := p.Fingerprint(f.t.Context())
 	must(f.t, err)
 	return stream
@@ -153,27 +159,4 @@ func await(t *testing.T, stream <-chan *device.FingerprintResponse, what string,
 			t.Fatal("never: ", what)
 		}
 	}
-}
-
-// system raises a system event (NVML_SYSTEM_EVENT_TYPE_GPU_DRIVER_UNBIND is 1, ..._BIND 2) about the GPU in
-// a slot and has it heard at once.
-func (m *rig) system(kind, slot int) {
-	m.t.Helper()
-	text, err := m.Get(slot, "pci")
-	must(m.t, err)
-	var domain, bus, dev uint32
-	if _, err := fmt.Sscanf(text, "%x:%x:%x", &domain, &bus, &dev); err != nil {
-		m.t.Fatal(err)
-	}
-	raise(m.t, m.Machine, fmt.Sprintf("0 system %#x %d\n", kind, domain<<16|bus<<8|dev))
-	m.look()
-}
-
-// raise appends lines to the machine's events as they are.
-func raise(t testing.TB, m *simdriver.Machine, lines string) {
-	t.Helper()
-	f, err := os.OpenFile(filepath.Join(m.Root, "events"), os.O_APPEND|os.O_WRONLY, 0)
-	must(t, err)
-	_, err = f.WriteString(lines)
-	must(t, err, f.Close())
 }

@@ -86,6 +86,7 @@ func (w *witness) reset() {
 	w.step(10 * time.Second)
 	must(w.t, w.Reset(w.slot))
 	w.verdict, w.lost, w.broken = 0, false, false
+	w.step(20 * time.Second) // from now on its events are heard again
 }
 
 // testify checks what is published now.
