@@ -74,23 +74,14 @@ func (m *Monitor) follow(ctx context.Context, s Session) error {
 			}
 			attention.checked(time.Now())
 		case n := <-events:
-			// An event is a hint: what it says counts at once, what the driver says now follows.
 			m.gauges.set(func(s *Stats) { s.EventsFail = n.err != nil })
-			if len(n.obs) > 0 {
-				m.observe(n.obs...)
-			}
-			want.snapshot = want.snapshot || slices.ContainsFunc(n.obs, isHint)
-			if len(n.obs) > 0 || n.err != nil {
-				want.probe = want.probe || attention.event(time.Now())
-			}
+			m.hear(n.obs, &want, &attention)
+			want.probe = want.probe || n.err != nil
 		case <-watch.C:
 			m.watchdog(s)
 			want.probe = want.probe || attention.due(time.Now())
 		case o := <-m.told:
-			m.observe(o)
-			if o.Kind == core.XID {
-				want.probe = want.probe || attention.event(time.Now())
-			}
+			m.hear([]core.Observation{o}, &want, &attention)
 		case o := <-m.orders:
 			m.obey(o)
 			want.probe = true
@@ -116,6 +107,18 @@ func (m *Monitor) take(r result) bool {
 	case readUsage: // answered by wishes.done
 	}
 	return false
+}
+
+// hear takes in what happened: what it says counts at once, what the driver says now follows.
+func (m *Monitor) hear(obs []core.Observation, want *wishes, a *attention) {
+	if len(obs) == 0 {
+		return
+	}
+	m.observe(obs...)
+	want.snapshot = want.snapshot || slices.ContainsFunc(obs, isHint)
+	if slices.ContainsFunc(obs, func(o core.Observation) bool { return o.Kind != core.Reserved }) {
+		want.probe = want.probe || a.event(time.Now())
+	}
 }
 
 // isHint reports whether an event only says that the machine has changed: its layout may have, too.
