@@ -76,6 +76,7 @@ func TestHardwareProbeUsageAndWait(t *testing.T) {
 		if o.Kind != core.Checked {
 			t.Errorf("%+v", o)
 		}
+		t.Logf("%+v", o.Vitals)
 	}
 	usage, err := s.Usage()
 	if err != nil || len(usage) != len(snap.Devices) {

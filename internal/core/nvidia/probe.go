@@ -24,7 +24,7 @@ func (s *Session) Probe() ([]core.Observation, error) {
 		}
 		obs = append(obs, o)
 	}
-	if len(s.gpus) == 0 {
+	if len(obs) == 0 { // whether the driver is there must be known
 		if _, err := call(&s.reader, "nvmlDeviceGetCount", core.Node, s.lib.DeviceGetCount); err != nil {
 			return nil, gone(err)
 		}
