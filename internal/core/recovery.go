@@ -91,8 +91,8 @@ func (d *draft) forgotten(c Condition) bool {
 
 // recovered reports whether the evidence has held long enough.
 func (d *draft) recovered(c Condition) bool {
-	if c.Clearing.IsZero() || c.Clean < d.policy.CleanChecks {
-		return false
+	if c.State == Healthy || c.Clearing.IsZero() || c.Clean < d.policy.CleanChecks {
+		return false // a note is forgotten in its own time
 	}
 	return d.now.Sub(c.Clearing) >= d.dwell(c)
 }
@@ -139,7 +139,7 @@ func (d *draft) signs(c Condition) fault.Evidence {
 		return 0
 	case rule.Class == 0:
 		return c.Reason.meaning().clears
-	case d.covers(rule):
+	case d.covers(rule) && rule.Clears != 0: // what is worn out stays so, whatever the driver wants done
 		return rule.Clears | fault.DriverVerdict
 	default:
 		return rule.Clears

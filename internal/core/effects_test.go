@@ -1,0 +1,193 @@
+package core_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/fault"
+)
+
+// The worlds in which a fault may happen: what the driver's verdict says, and whether it is about the fault.
+var (
+	trusted = func(t testing.TB) *story { return tell(t) } // verdict none, R580
+	guest   = func(t testing.TB) *story {                  // no verdict
+		return saying(t, "580.95.05", func(v *core.Vitals) { v.Verdict = core.VerdictUnsaid })
+	}
+	early = func(t testing.TB) *story { return saying(t, "550.163", func(*core.Vitals) {}) } // it covers nothing yet
+)
+
+// What a fault does at once, and what 40 s later, after the settle window.
+func TestEffect(t *testing.T) {
+	const (
+		h, d, u, l = core.Healthy, core.Degraded, core.Unhealthy, core.GPULost
+	)
+	event := func(code uint64) core.Observation { return core.Observation{At: a, Kind: core.Event, Code: code} }
+	for _, tc := range []struct {
+		class                         string
+		o                             core.Observation
+		once, trusted, guest, earlier core.HealthState
+	}{
+		{"application", xid(a, 13), h, h, h, h},
+		{"application", xid(a, 31), h, h, h, h},
+		{"application", xid(a, 45), h, h, h, h},
+		{"info", xid(a, 38), h, h, h, h},
+		{"info", xid(a, 147), h, h, h, h},
+		{"info", xid(a, 121), d, d, d, d},
+		{"trigger", xid(a, 154), h, h, h, h},
+		{"contained", xid(a, 94), d, d, d, d},
+		{"contained", xid(a, 63), d, d, d, d},
+		{"contained", xid(a, 157), d, d, d, d},
+		{"reset", xid(a, 46), u, u, u, u},
+		{"reset", xid(a, 48), u, u, u, u},
+		{"reset", xid(a, 95), u, u, u, u},
+		{"reset", xid(a, 119), u, u, u, u},
+		{"reset, in doubt", xid(a, 159), d, d, u, d}, // every branch that has it has a verdict on it
+		{"node", xid(a, 54), u, u, u, u},
+		{"node", xid(a, 79), l, u, u, u}, // it answers all the time
+		{"fabric", xid(a, 74), d, d, u, u},
+		{"fabric", xid(a, 144), d, d, u, u},
+		{"fabric", xid(a, 149), d, d, u, u},
+		{"fabric", xid(a, 155), d, d, d, d},
+		{"fabric", xid(a, 136), u, u, u, u},
+		{"fabric", xid(a, 173), u, u, u, u},
+		{"suspect", xid(a, 109), d, d, d, d},
+		{"suspect", xid(a, 1), d, d, d, d},
+		{"suspect", xid(a, 500), d, d, d, d},
+		{"suspect", xid(a, 999), d, d, d, d},
+		{"storm", event(0x200), d, d, d, d},
+		{"retirement", event(0x400), d, d, d, d},
+		{"retirement failure", event(0x800), u, u, u, u},
+		{"non-fatal poison", event(0x1000), d, d, d, d},
+		{"fatal poison", event(0x2000), u, u, u, u},
+		{"unavailable", event(0x4000), u, u, u, u},
+		{"no fault", event(0x1), h, h, h, h},
+	} {
+		cause := ""
+		if tc.once > core.Healthy {
+			cause = core.Condition{Reason: core.ReasonXID, Code: tc.o.Code}.Cause()
+			if tc.o.Kind == core.Event {
+				cause = core.Condition{Reason: core.ReasonEvent, Code: tc.o.Code}.Cause()
+			}
+		}
+		for world, then := range map[string]struct {
+			begin func(testing.TB) *story
+			state core.HealthState
+		}{"a verdict": {trusted, tc.trusted}, "no verdict": {guest, tc.guest}, "an early driver": {early, tc.earlier}} {
+			t.Run(fmt.Sprintf("%s %s with %s", tc.class, cause, world), func(t *testing.T) {
+				s := then.begin(t)
+				s.see(tc.o)
+				s.expect("at once", tc.once, cause)
+				s.step(40 * time.Second)
+				s.expect("later", then.state, cause)
+			})
+		}
+	}
+}
+
+// No code in any table does worse than its rule says, or nothing where its rule says something.
+func TestEffectOfEveryXID(t *testing.T) {
+	states := map[fault.Effect]core.HealthState{
+		fault.None: core.Healthy, fault.Degrades: core.Degraded, fault.Withdraws: core.Unhealthy, fault.Loses: core.GPULost,
+	}
+	for rule := range fault.XIDs() {
+		s := tell(t)
+		s.xid(rule.Code)
+		if h := s.ledger.Health(a); h.State != states[rule.Effect] || (h.State > core.Healthy) != (h.Action != "" && h.Clears != "") {
+			t.Errorf("XID %d: %q, the rule is %+v", rule.Code, h, rule)
+		}
+		if h := s.ledger.Health(a); h.Action != rule.Action && h.State > core.Healthy {
+			t.Errorf("XID %d: action %q, the rule says %q", rule.Code, h.Action, rule.Action)
+		}
+	}
+}
+
+// How long it takes to get well without anybody doing anything: when evidence begins to hold, and a dwell of
+// a minute from then on.
+func TestRecoveryUntouched(t *testing.T) {
+	const (
+		verdict = 90 * time.Second  // settled after 30
+		level   = 70 * time.Second  // the first check says that there is nothing pending
+		quiet   = 660 * time.Second // ten minutes
+	)
+	for _, tc := range []struct {
+		xid                     uint64
+		trusted, guest, earlier time.Duration
+	}{
+		{95, verdict, never, verdict},
+		{48, verdict, never, verdict},
+		{62, verdict, never, never}, // the verdict covers it from R565 on
+		{158, verdict, never, verdict},
+		{119, never, never, never},
+		{46, never, never, never},
+		{54, never, never, never},
+		{151, never, never, never},
+		{79, verdict, never, never},
+		{94, verdict, never, verdict},
+		{63, level, level, level},
+		{160, level, level, level},
+		{155, level, level, level},
+		{74, verdict, never, verdict},
+		{149, verdict, never, verdict},
+		{109, verdict, never, verdict},
+		{92, quiet, quiet, quiet},
+		{121, quiet, quiet, quiet},
+		{176, quiet, quiet, quiet},
+		{500, verdict, quiet, verdict},
+		{999, verdict, quiet, verdict},
+		{157, never, never, never},
+		{161, never, never, never},
+		{164, never, never, never},
+		{168, never, never, never},
+	} {
+		for world, want := range map[string]struct {
+			begin func(testing.TB) *story
+			time.Duration
+		}{"a verdict": {trusted, tc.trusted}, "no verdict": {guest, tc.guest}, "an early driver": {early, tc.earlier}} {
+			t.Run(fmt.Sprintf("%d with %s", tc.xid, world), func(t *testing.T) {
+				s := want.begin(t)
+				s.xid(tc.xid)
+				s.expectRecovery("untouched", want.Duration)
+			})
+		}
+	}
+}
+
+// What a reset mends, and what even that does not.
+func TestRecoveryByReset(t *testing.T) {
+	for _, tc := range []struct {
+		xid  uint64
+		want time.Duration // from the check that shows the reset
+	}{
+		{46, time.Minute}, {48, time.Minute}, {62, time.Minute}, {64, time.Minute}, {94, time.Minute}, {95, time.Minute},
+		{109, time.Minute}, {110, time.Minute}, {119, time.Minute}, {120, time.Minute}, {136, time.Minute}, {140, time.Minute},
+		{159, time.Minute}, {167, time.Minute}, {168, time.Minute}, {175, time.Minute}, {177, time.Minute}, {185, time.Minute},
+		{54, never}, {151, never}, {157, never}, {164, never}, {165, never},
+	} {
+		s := trusted(t)
+		s.xid(tc.xid)
+		s.reset()
+		s.expectRecovery(fmt.Sprint("XID ", tc.xid, " reset"), tc.want)
+	}
+}
+
+// While the driver wants something done a fault does not go, however long that takes.
+func TestVerdictHoldsRecovery(t *testing.T) {
+	for _, v := range []core.Verdict{
+		core.VerdictReset, core.VerdictReboot, core.VerdictDrainP2P, core.VerdictDrainAndReset, core.VerdictRecoverIMEX, core.VerdictOther,
+	} {
+		for _, code := range []uint64{94, 95, 109, 500} {
+			s := trusted(t)
+			s.xid(code)
+			s.say(func(vitals *core.Vitals) { vitals.Verdict = v })
+			s.step(20 * time.Minute)
+			if h := s.ledger.Health(a); h.State != core.Unhealthy || h.Asks != v {
+				t.Errorf("XID %d, verdict %s: %s", code, v, h)
+			}
+			if c := s.condition(fmt.Sprint("XID_", code)); !c.Clearing.IsZero() {
+				t.Errorf("XID %d recovers against the verdict %s", code, v)
+			}
+		}
+	}
+}

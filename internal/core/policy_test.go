@@ -1,0 +1,201 @@
+package core_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/fault"
+)
+
+func TestOverrides(t *testing.T) {
+	all := func(e fault.Effect) *fault.Effect { return &e }
+	for _, tc := range []struct {
+		name  string
+		xids  map[uint64]fault.Effect
+		rest  *fault.Effect
+		xid   uint64
+		want  core.HealthState
+		over  time.Duration // with a verdict
+		guest time.Duration // without
+	}{
+		{"ignore a reset", map[uint64]fault.Effect{95: fault.None}, nil, 95, core.Healthy, 0, 0},
+		{"degraded at most", map[uint64]fault.Effect{95: fault.Degrades}, nil, 95, core.Degraded, 90 * time.Second, never},
+		{"an application's is taken seriously", map[uint64]fault.Effect{13: fault.Withdraws}, nil, 13, core.Unhealthy, 90 * time.Second, never},
+		{"an application's degrades", map[uint64]fault.Effect{13: fault.Degrades}, nil, 13, core.Degraded, 90 * time.Second, 660 * time.Second},
+		{"an unknown one is taken seriously", map[uint64]fault.Effect{500: fault.Withdraws}, nil, 500, core.Unhealthy, 90 * time.Second, never},
+		{"one that wears is taken seriously", map[uint64]fault.Effect{92: fault.Withdraws}, nil, 92, core.Unhealthy, never, never},
+		{"lost", map[uint64]fault.Effect{119: fault.Loses}, nil, 119, core.GPULost, never, never},
+		{"all are ignored", nil, all(fault.None), 79, core.Healthy, 0, 0},
+		{"all withdraw", nil, all(fault.Withdraws), 31, core.Unhealthy, 90 * time.Second, never},
+		{"all but one are ignored", map[uint64]fault.Effect{79: fault.Withdraws}, all(fault.None), 79, core.Unhealthy, 90 * time.Second, never},
+		{"all but one withdraw", map[uint64]fault.Effect{31: fault.None}, all(fault.Withdraws), 31, core.Healthy, 0, 0},
+		{"another code", map[uint64]fault.Effect{94: fault.None}, nil, 95, core.Unhealthy, 90 * time.Second, never},
+	} {
+		for verdict, over := range map[core.Verdict]time.Duration{core.VerdictNone: tc.over, core.VerdictUnsaid: tc.guest} {
+			t.Run(tc.name+" with "+verdict.String(), func(t *testing.T) {
+				s := untold(t, "580", func(p *core.HealthPolicy) { p.XIDs, p.AllXIDs = tc.xids, tc.rest })
+				s.say(func(v *core.Vitals) { v.Verdict = verdict })
+				s.check(1)
+				s.xid(tc.xid)
+				if h := s.ledger.Health(a); h.State != tc.want {
+					t.Errorf("at once %s, want %s", h, tc.want)
+				}
+				if tc.want > core.Healthy {
+					s.expectRecovery("untouched", over)
+				}
+			})
+		}
+	}
+}
+
+// What is overridden escalates no more, and is still overruled by the driver.
+func TestOverrideIsTheLastWord(t *testing.T) {
+	p := func(p *core.HealthPolicy) { p.XIDs = map[uint64]fault.Effect{109: fault.Degrades, 95: fault.None} }
+	s := untold(t, "580", p)
+	s.say(func(v *core.Vitals) { v.Verdict = core.VerdictUnsaid })
+	s.check(1)
+	s.xid(109, 109, 109)
+	s.expect("three times 109", core.Degraded, "XID_109")
+	s = tell(t, p)
+	s.xid(95)
+	s.say(func(v *core.Vitals) { v.Verdict = core.VerdictReset })
+	s.check(1)
+	s.expect("the driver wants a reset", core.Unhealthy, "VERDICT_GPU_RESET")
+	if n := s.chart().Tallies[0].Count; n != 1 {
+		t.Errorf("what is ignored is counted %d times", n)
+	}
+}
+
+func TestDegradedTakesNoWork(t *testing.T) {
+	strict := func(p *core.HealthPolicy) { p.DegradedTakesNoWork = true }
+	for cause, happen := range map[string]func(*story){
+		"XID_94":            func(s *story) { s.xid(94) },
+		"ROW_REMAP_PENDING": func(s *story) { s.say(func(v *core.Vitals) { v.RemapPending = core.Yes }); s.check(2) },
+		"ECC_UNCORRECTABLE": func(s *story) { s.say(func(v *core.Vitals) { v.Uncorrectable.Value++ }); s.check(1) },
+		"WORKLOADS_FAILING": func(s *story) {
+			for range 3 {
+				s.see(core.Observation{At: a, Kind: core.Reserved}, xid(a, 13))
+			}
+		},
+	} {
+		s := tell(t, strict)
+		happen(s)
+		s.expect("strictly", core.Unhealthy, cause)
+	}
+}
+
+// Only an operator makes an unhealthy GPU well again; what only degrades it has its own ways still.
+func TestManual(t *testing.T) {
+	manual := func(p *core.HealthPolicy) { p.Manual = true }
+	s := tell(t, manual)
+	s.xid(95)
+	s.reset()
+	s.expectRecovery("whatever the driver says", never)
+	if h := s.ledger.Health(a); h.Clears != "operator" {
+		t.Errorf("clears: %s", h.Clears)
+	}
+	if _, _, err := s.ledger.Clear(s.policy, s.now, core.Order{GPU: a.GPU}); err != nil {
+		t.Error(err)
+	}
+	s = tell(t, manual)
+	s.xid(94)
+	s.expectRecovery("degraded", 90*time.Second)
+	s = tell(t, manual)
+	s.say(func(v *core.Vitals) { v.Verdict = core.VerdictDrainAndReset })
+	s.check(1)
+	s.say(func(v *core.Vitals) { v.Verdict = core.VerdictNone })
+	s.expectRecovery("a verdict that is gone", never)
+	if h := s.ledger.Health(a); h.Clears != "operator" {
+		t.Errorf("clears: %s", h.Clears)
+	}
+}
+
+// Off judges nothing but presence, and forgets nothing.
+func TestModeOff(t *testing.T) {
+	off := core.DefaultConfig()
+	off.Health.Mode = core.ModeOff
+	s := tell(t)
+	s.xid(95)
+	s.policy.Mode = core.ModeOff
+	s.xid(79, 13)
+	s.see(core.Observation{At: a, Kind: core.Event, Code: 0x2000})
+	s.say(func(v *core.Vitals) { v.Verdict, v.RemapFailed, v.Uncorrectable.Value = core.VerdictReset, core.Yes, 9 })
+	s.check(5)
+	if cs := s.ledger.Conditions(); len(cs) != 1 || cs[0].Cause() != "XID_95" {
+		t.Errorf("stands: %v", cs)
+	}
+	machine := core.NewSnapshot(core.Snapshot{Devices: []core.Device{{ID: a.GPU, At: a}}})
+	offered := func() core.Health {
+		u, _ := core.Build(machine, s.ledger, off).Unit(core.UnitID(a.GPU))
+		return u.Health
+	}
+	if h := offered(); h.State != core.Healthy {
+		t.Errorf("an XID of before takes it out of service: %s", h)
+	}
+	for _, tc := range []struct {
+		kind   core.ObservationKind
+		checks int
+		want   string
+	}{{core.Lost, 1, "LOST"}, {core.ProbeFailed, 3, "PROBE_FAILED"}, {core.NoAnswer, 1, "NOT_ANSWERING"}} {
+		before := *s
+		s.mute = map[core.DeviceID]core.ObservationKind{a.GPU: tc.kind}
+		s.check(tc.checks)
+		if h := offered(); h.Cause() != tc.want || h.Schedulable() {
+			t.Errorf("%s, want %s", h, tc.want)
+		}
+		*s = before
+	}
+	s.see(core.Observation{At: core.Node, Kind: core.DriverLost, Detail: "gone"})
+	if h := offered(); h.Cause() != "NVML_UNAVAILABLE" {
+		t.Errorf("without a driver: %s", h)
+	}
+	s.see(answered("580"))
+	s.policy.Mode = core.ModeEnforce
+	s.check(1)
+	s.expect("back in force", core.Unhealthy, "XID_95")
+	if c := s.condition("VERDICT_GPU_RESET"); c.State != core.Unhealthy {
+		t.Errorf("what was not judged is %s", c)
+	}
+}
+
+// Observe reports everything and withdraws nothing.
+func TestModeObserve(t *testing.T) {
+	cfg := core.DefaultConfig()
+	cfg.Health.Mode = core.ModeObserve
+	machine := coretest.GPUs(2)
+	state := core.NewState(cfg).Read(cfg, dawn, machine, checked(machine)...)
+	state = state.Observe(cfg, dawn, xid(core.WholeGPU(coretest.GPU(0)), 95), xid(core.WholeGPU(coretest.GPU(1)), 94))
+	one, _ := state.Inventory.Unit(core.UnitID(coretest.GPU(0)))
+	if h := one.Health; h.State != core.Unhealthy || !h.Schedulable() || !strings.HasPrefix(h.String(), "observed, not enforced: unhealthy: XID 95") {
+		t.Error(h)
+	}
+	two, _ := state.Inventory.Unit(core.UnitID(coretest.GPU(1)))
+	if h := two.Health; h.State != core.Degraded || h.Advisory {
+		t.Errorf("degraded takes work anyway: %s", h)
+	}
+}
+
+// Every problem at once, each with what to write instead.
+func TestPolicyProblems(t *testing.T) {
+	cfg := core.DefaultConfig()
+	if err := cfg.Validate(); err != nil {
+		t.Error(err)
+	}
+	cfg.Health = core.HealthPolicy{Mode: "strict"}
+	err := cfg.Validate()
+	for _, key := range []string{
+		"health mode", "call deadline", "settle", "dwell", "longest dwell", "quiet", "forget",
+		"probe failures", "clean checks", "recoveries a day",
+	} {
+		if err == nil || !strings.Contains(err.Error(), key+" = ") {
+			t.Errorf("no word about %s: %v", key, err)
+		}
+	}
+	if _, ok := errors.AsType[*core.ConfigError](err); !ok {
+		t.Errorf("%T", err)
+	}
+}

@@ -1,0 +1,176 @@
+package core_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+)
+
+// A second XID soon after the first says more than one.
+func TestAgain(t *testing.T) {
+	r565 := func(t testing.TB) *story { return saying(t, "565.57.01", func(*core.Vitals) {}) }
+	for _, tc := range []struct {
+		name          string
+		begin         func(testing.TB) *story
+		xid           uint64
+		apart         time.Duration
+		first, second core.HealthState
+	}{
+		{"109 within ten minutes", guest, 109, 10 * time.Minute, core.Degraded, core.Unhealthy},
+		{"109 after them", guest, 109, 10*time.Minute + pace, core.Degraded, core.Degraded},
+		{"109, and the driver is content", trusted, 109, time.Minute, core.Degraded, core.Degraded},
+		{"109, the driver says nothing about it before R570", r565, 109, time.Minute, core.Degraded, core.Unhealthy},
+		{"80 within an hour", trusted, 80, time.Hour, core.Healthy, core.Degraded},
+		{"80 after it", trusted, 80, time.Hour + pace, core.Healthy, core.Healthy},
+		{"80 without a verdict", guest, 80, time.Minute, core.Healthy, core.Degraded},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			s := tc.begin(t)
+			s.xid(tc.xid)
+			if h := s.ledger.Health(a); h.State != tc.first {
+				t.Errorf("the first: %s", h)
+			}
+			s.step(tc.apart)
+			s.xid(tc.xid)
+			if h := s.ledger.Health(a); h.State != tc.second {
+				t.Errorf("the second: %s", h)
+			}
+		})
+	}
+	t.Run("on two GPUs", func(t *testing.T) {
+		s := guest(t)
+		s.see(xid(a, 109), xid(b, 109), xid(a, 80), xid(b, 80))
+		for _, at := range []core.Placement{a, b} {
+			s.expectAt("with one each", at, core.Degraded, "XID_109")
+		}
+	})
+	t.Run("a note is forgotten", func(t *testing.T) {
+		s := trusted(t)
+		s.xid(80)
+		s.step(time.Hour)
+		if n := len(s.ledger.Conditions()); n != 1 {
+			t.Errorf("%d conditions within the hour", n)
+		}
+		s.step(pace)
+		if cs := s.ledger.Conditions(); len(cs) != 0 || s.ledger.Restless() {
+			t.Errorf("still noted: %v", cs)
+		}
+	})
+	t.Run("80 twice, then quiet", func(t *testing.T) {
+		s := trusted(t)
+		s.xid(80, 80)
+		s.expect("at once", core.Degraded, "XID_80")
+		s.expectRecovery("after the second", 11*time.Minute)
+	})
+}
+
+// An XID 74 on a GPU without NVLinks concerns nobody but itself.
+func TestLinkedOnly(t *testing.T) {
+	for _, tc := range []struct {
+		name  string
+		links core.Gauge
+		want  core.HealthState
+	}{
+		{"18 links", core.Gauge{Value: 18, OK: true}, core.Unhealthy},
+		{"none active", core.Gauge{OK: true}, core.Degraded},
+		{"no such thing", core.Gauge{}, core.Degraded},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			s := saying(t, "580", func(v *core.Vitals) { v.Verdict, v.LinksUp = core.VerdictUnsaid, tc.links })
+			s.xid(74)
+			s.expect("at once", core.Degraded, "XID_74")
+			s.pass(29 * time.Second)
+			s.expect("before it is settled", core.Degraded, "XID_74")
+			s.pass(time.Second)
+			s.expect("settled", tc.want, "XID_74")
+		})
+	}
+	t.Run("links that went down with it", func(t *testing.T) {
+		s := guest(t)
+		s.xid(74)
+		s.say(func(v *core.Vitals) { v.LinksUp.Value = 0 })
+		s.step(time.Minute)
+		s.expect("settled", core.Unhealthy, "XID_74")
+	})
+}
+
+// The verdict overrides a rule from the driver branch on that the catalogue names, in both directions.
+func TestVerdictSince(t *testing.T) {
+	for _, tc := range []struct {
+		driver string
+		xid    uint64
+		want   core.HealthState // with the verdict none, once settled
+		over   time.Duration
+	}{
+		{"564.99", 144, core.Unhealthy, 90 * time.Second},
+		{"565.01", 144, core.Degraded, 90 * time.Second},
+		{"565.01", 143, core.Unhealthy, never},
+		{"575.01", 143, core.Unhealthy, 90 * time.Second},
+		{"565.01", 120, core.Unhealthy, 90 * time.Second},
+		{"550.01", 120, core.Unhealthy, never},
+		{"580.95.05", 119, core.Unhealthy, never},
+		{"unheard of", 120, core.Unhealthy, never},
+	} {
+		s := saying(t, tc.driver, func(*core.Vitals) {})
+		s.xid(tc.xid)
+		begun := *s
+		s.step(40 * time.Second)
+		if h := s.ledger.Health(a); h.State != tc.want {
+			t.Errorf("driver %s: %s", tc.driver, h)
+		}
+		begun.expectRecovery("driver "+tc.driver, tc.over)
+	}
+}
+
+// The kernel log and NVML tell of one XID; it happened once, whoever is first.
+func TestEcho(t *testing.T) {
+	logged := xid(a, 109)
+	logged.Logged, logged.Detail = true, "Ch 00000008"
+	told := xid(gi(1), 109)
+	for _, tc := range []struct {
+		name   string
+		first  core.Observation
+		apart  time.Duration
+		second core.Observation
+		count  uint64
+	}{
+		{"the log after NVML", told, 9 * time.Second, logged, 1},
+		{"NVML after the log", logged, 9 * time.Second, told, 1},
+		{"too late", told, 10 * time.Second, logged, 2},
+		{"NVML twice", told, time.Second, told, 2},
+		{"the log twice", logged, time.Second, logged, 2},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			s := guest(t)
+			s.see(tc.first)
+			s.pass(tc.apart)
+			s.see(tc.second)
+			if tallies := s.chart().Tallies; len(tallies) != 1 || tallies[0].Count != tc.count {
+				t.Errorf("counted %+v, want %d", tallies, tc.count)
+			}
+			if cs := s.ledger.Conditions(); tc.count == 1 && (len(cs) != 1 || cs[0].Count != 1 || cs[0].Repeated) {
+				t.Errorf("conditions: %+v", cs)
+			}
+		})
+	}
+	t.Run("pairs", func(t *testing.T) {
+		s := guest(t)
+		for range 5 {
+			s.see(told, logged)
+			s.pass(time.Second)
+		}
+		if n := s.chart().Tallies[0].Count; n != 5 {
+			t.Errorf("counted %d", n)
+		}
+	})
+	t.Run("another XID, another GPU", func(t *testing.T) {
+		s := guest(t)
+		other, neighbour := logged, logged
+		other.Code, neighbour.At = 110, b
+		s.see(told, other, neighbour)
+		if n := len(s.ledger.Conditions()); n != 3 {
+			t.Errorf("%d conditions", n)
+		}
+	})
+}

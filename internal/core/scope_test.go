@@ -1,0 +1,170 @@
+package core_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/fault"
+)
+
+// Where a fault counts: a reset takes all instances, and so does what needs one; the rest stays where it is.
+func TestScope(t *testing.T) {
+	for _, tc := range []struct {
+		name string
+		o    core.Observation
+		want map[core.Placement]bool // who is hit
+	}{
+		{"contained on a GI", xid(gi(1), 94), map[core.Placement]bool{ci(1, 0): true, ci(1, 1): true}},
+		{"contained on a CI", xid(ci(1, 0), 94), map[core.Placement]bool{ci(1, 0): true}},
+		{"contained on the GPU", xid(a, 94), map[core.Placement]bool{a: true, ci(1, 0): true, ci(1, 1): true, ci(2, 0): true}},
+		{"suspect on a GI", xid(gi(2), 500), map[core.Placement]bool{ci(2, 0): true}},
+		{"reset on a CI", xid(ci(1, 0), 48), map[core.Placement]bool{a: true, ci(1, 0): true, ci(1, 1): true, ci(2, 0): true}},
+		{"node on a GI", xid(gi(1), 54), map[core.Placement]bool{a: true, ci(1, 0): true, ci(1, 1): true, ci(2, 0): true}},
+		{"fabric on a GI", xid(gi(1), 74), map[core.Placement]bool{a: true, ci(1, 0): true, ci(1, 1): true, ci(2, 0): true}},
+		{"event of class reset", core.Observation{At: gi(1), Kind: core.Event, Code: 0x2000}, map[core.Placement]bool{a: true, ci(1, 0): true, ci(1, 1): true, ci(2, 0): true}},
+		{"application", xid(ci(1, 0), 31), nil},
+	} {
+		s := tell(t)
+		s.see(tc.o)
+		for _, at := range []core.Placement{a, ci(1, 0), ci(1, 1), ci(2, 0)} {
+			if h := s.ledger.Health(at); (h.State > core.Healthy) != tc.want[at] {
+				t.Errorf("%s: %v is %s", tc.name, at, h)
+			}
+		}
+		if h := s.ledger.Health(b); h.State != core.Healthy {
+			t.Errorf("%s: the neighbour is %s", tc.name, h)
+		}
+	}
+}
+
+// Conditions are independent: one that goes takes no other with it.
+func TestIndependence(t *testing.T) {
+	s := trusted(t)
+	s.xid(94, 119)
+	s.see(xid(gi(1), 94))
+	s.step(5 * time.Minute)
+	s.expect("94 is over", core.Unhealthy, "XID_119")
+	if cs := s.ledger.Conditions(); len(cs) != 1 {
+		t.Errorf("stands: %v", cs)
+	}
+}
+
+// migRig is a MIG machine, read once; "GPU-m" has the instances GI 1 and 2.
+func migRig(t *testing.T, tune ...func(*core.HealthPolicy)) (core.State, core.Config, core.Snapshot) {
+	t.Helper()
+	cfg := core.DefaultConfig()
+	cfg.MIG = core.MIGMixed
+	for _, f := range tune {
+		f(&cfg.Health)
+	}
+	machine := migMachine()
+	return core.NewState(cfg).Read(cfg, dawn, machine, checked(machine)...), cfg, machine
+}
+
+// Taking an instance away repairs nothing, and its successor did nothing wrong.
+func TestInstanceGone(t *testing.T) {
+	gpu, one, two := core.WholeGPU("GPU-m"), core.Placement{GPU: "GPU-m", GI: 1, CI: 0}, core.Placement{GPU: "GPU-m", GI: 2, CI: 0}
+	severe := func(p *core.HealthPolicy) { p.XIDs = map[uint64]fault.Effect{94: fault.Withdraws} }
+	state, cfg, machine := migRig(t, severe)
+	state = state.Observe(cfg, dawn, xid(one, 94))
+	if h := state.Ledger.Health(one); h.State != core.Unhealthy || state.Ledger.Health(two).State != core.Healthy {
+		t.Fatalf("before: %s", h)
+	}
+	now := dawn.Add(pace)
+	for range 3 {
+		now = now.Add(pace)
+		state = state.Read(cfg, now, without(machine, "MIG-1"), checked(machine, func(v *core.Vitals) { v.Verdict = core.VerdictUnsaid })...)
+		if h := state.Ledger.Health(two); h.State != core.Degraded || h.Cause() != "XID_94" || state.Ledger.Health(gpu) != h {
+			t.Errorf("the GPU after its instance went: %s", h)
+		}
+	}
+	if c := state.Ledger.Conditions()[0]; !c.Since.Equal(dawn) || !c.Moved {
+		t.Errorf("it has forgotten its past: %+v", c)
+	}
+	record := state.Record("boot")
+	again := core.Restore(cfg, record, "boot").Read(cfg, now, without(machine, "MIG-1"), checked(machine)...)
+	if h := again.Ledger.Health(gpu); h.State != core.Degraded {
+		t.Errorf("after a restart: %s", h)
+	}
+	state = state.Observe(cfg, now, xid(gpu, 94))
+	if h := state.Ledger.Health(two); h.State != core.Unhealthy {
+		t.Errorf("the GPU itself after another: %s", h)
+	}
+}
+
+// Two conditions that become one keep the later time: what happened last is not over by what came before it.
+func TestInstanceGoneMeetsTheSameFault(t *testing.T) {
+	gpu, one := core.WholeGPU("GPU-m"), core.Placement{GPU: "GPU-m", GI: 1, CI: 0}
+	for name, order := range map[string][2]core.Placement{"the instance first": {one, gpu}, "the GPU first": {gpu, one}} {
+		t.Run(name, func(t *testing.T) {
+			state, cfg, machine := migRig(t)
+			state = state.Observe(cfg, dawn, xid(order[0], 94))
+			state = state.Observe(cfg, dawn.Add(time.Second), core.Observation{At: gpu, Kind: core.Rebound})
+			state = state.Observe(cfg, dawn.Add(2*time.Second), xid(order[1], 94))
+			state = state.Read(cfg, dawn.Add(3*time.Second), without(machine, "MIG-1"),
+				checked(machine, func(v *core.Vitals) { v.Verdict = core.VerdictUnsaid })...)
+			cs := state.Ledger.Conditions()
+			if len(cs) != 1 || !cs[0].Since.Equal(dawn) || !cs[0].Last.Equal(dawn.Add(2*time.Second)) || cs[0].Count != 2 || cs[0].Moved {
+				t.Errorf("stands: %+v", cs)
+			}
+			if len(cs) > 0 && !cs[0].Clearing.IsZero() {
+				t.Error("the reset between the two counts for both")
+			}
+		})
+	}
+}
+
+// A fault of an instance that nobody knows counts against its GPU, never against nothing.
+func TestUnknownInstance(t *testing.T) {
+	state, cfg, _ := migRig(t)
+	state = state.Observe(cfg, dawn, xid(core.Placement{GPU: "GPU-m", GI: 9, CI: 0}, 94))
+	for u := range state.Inventory.Units() {
+		if want := u.Device.At.GPU == "GPU-m"; (u.Health.State == core.Degraded) != want {
+			t.Errorf("%s is %s", u.ID, u.Health)
+		}
+	}
+}
+
+// An instance that can't be read speaks for itself: it is well when it is read, not when its GPU is.
+func TestInstanceSpeaksForItself(t *testing.T) {
+	one := core.Placement{GPU: "GPU-m", GI: 1, CI: 0}
+	state, cfg, machine := migRig(t)
+	reading := without(machine, "MIG-1")
+	reading.Excluded = []core.Exclusion{{At: one, Kind: core.ProbeFailed, Reason: "Unknown Error"}}
+	now := dawn
+	read := func(s core.Snapshot) {
+		now = now.Add(time.Minute)
+		state = state.Read(cfg, now, s, checked(machine)...)
+	}
+	for range 3 {
+		read(reading)
+	}
+	for range 60 { // its GPU is asked much more often
+		now = now.Add(pace)
+		state = state.Observe(cfg, now, checked(machine)...)
+		for u := range state.Inventory.Units() {
+			if want := u.ID != "MIG-1"; u.Health.Schedulable() != want {
+				t.Fatalf("%s is %s", u.ID, u.Health)
+			}
+		}
+	}
+	read(machine)
+	if u, _ := state.Inventory.Unit("MIG-1"); u.Health.State != core.Healthy {
+		t.Errorf("after it was read: %s", u.Health)
+	}
+}
+
+// checked are the checks that come with a reading of a machine that is well.
+func checked(s core.Snapshot, changes ...func(*core.Vitals)) (obs []core.Observation) {
+	for _, d := range s.Devices {
+		if d.At == core.WholeGPU(d.ID) {
+			v := fit()
+			for _, change := range changes {
+				change(&v)
+			}
+			obs = append(obs, core.Observation{At: d.At, Kind: core.Checked, Vitals: v})
+		}
+	}
+	return obs
+}
