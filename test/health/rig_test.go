@@ -197,11 +197,15 @@ func (m *rig) close() {
 	m.session = nil
 }
 
-// heal ends all faults, and returns when no call is in the driver any more.
+// heal ends all faults, and returns when the driver can be asked about every GPU again.
 func (m *rig) heal() {
 	m.t.Helper()
 	must(m.t, m.Heal())
-	until(m.t, "no call is in the driver", func() bool { return len(m.session.Busy()) == 0 })
+	until(m.t, "nobody is waited for", func() bool {
+		snap, err := m.session.Snapshot()
+		must(m.t, err)
+		return !slices.ContainsFunc(snap.Excluded, func(e core.Exclusion) bool { return e.Kind == core.Waiting })
+	})
 }
 
 // xid raises an XID and has it heard at once.
