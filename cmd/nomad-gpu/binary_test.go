@@ -61,6 +61,11 @@ func await(t testing.TB, what string, within time.Duration, holds func() bool) {
 
 // start launches the binary as Nomad does. The socket is in a directory of its own.
 func start(t testing.TB) (device.DevicePlugin, *plugin.Client, *exec.Cmd) {
+	return launch(t, hclog.NewNullLogger())
+}
+
+// launch is start with a log.
+func launch(t testing.TB, log hclog.Logger) (device.DevicePlugin, *plugin.Client, *exec.Cmd) {
 	t.Helper()
 	cmd := exec.Command(binary)
 	cmd.Env = append(os.Environ(), "TMPDIR="+t.TempDir())
@@ -69,7 +74,7 @@ func start(t testing.TB) (device.DevicePlugin, *plugin.Client, *exec.Cmd) {
 		HandshakeConfig:  base.Handshake,
 		Plugins:          map[string]plugin.Plugin{base.PluginTypeDevice: &device.PluginDevice{}},
 		AllowedProtocols: []plugin.Protocol{plugin.ProtocolGRPC},
-		Logger:           hclog.NewNullLogger(),
+		Logger:           log,
 	})
 	t.Cleanup(client.Kill)
 	rpc, err := client.Client()
@@ -124,12 +129,18 @@ func TestCommands(t *testing.T) {
 		"version":         {binary, []string{"version"}, 0, "nomad-gpu 2.0.0\n", ""},
 		"--version":       {binary, []string{"--version"}, 0, "nomad-gpu 2.0.0\n", ""},
 		"help":            {binary, []string{"help"}, 0, "ignored_gpu_ids", ""},
+		"help on health":  {binary, []string{"inspect", "-h"}, 0, "recovery_dwell", ""},
 		"unknown verb":    {binary, []string{"observe"}, 2, "", `nomad-gpu: unknown command "observe"; try: nomad-gpu help` + "\n"},
 		"unknown flag":    {binary, []string{"inspect", "--jsno"}, 2, "", "nomad-gpu inspect: flag provided but not defined: -jsno; try: nomad-gpu help\n"},
 		"stray argument":  {binary, []string{"inspect", "all"}, 2, "", `nomad-gpu inspect: unexpected argument "all"; try: nomad-gpu help` + "\n"},
 		"relative root":   {binary, []string{"inspect", "--dev-root", "dev"}, 2, "", `nomad-gpu inspect: invalid value "dev" for flag -dev-root: want an absolute path; try: nomad-gpu help` + "\n"},
-		"no driver":       {binary, []string{"inspect", "--driver-root", "/nowhere"}, 0, "driver absent: no NVIDIA driver", ""},
-		"no driver, JSON": {binary, []string{"inspect", "--json", "--driver-root", "/nowhere"}, 0, `"state": "absent"`, ""},
+		"relative folder": {binary, []string{"clear", "--state-dir=state"}, 2, "", `nomad-gpu clear: invalid value "state" for flag -state-dir: want an absolute path; try: nomad-gpu help` + "\n"},
+		"no fault":        {binary, []string{"simulate", "xid"}, 2, "", `nomad-gpu simulate: want a fault, such as xid 79 or event 0x2000; try: nomad-gpu help` + "\n"},
+		"too many faults": {binary, []string{"simulate", "xid", "79", "80"}, 2, "", `nomad-gpu simulate: unexpected argument "80"; try: nomad-gpu help` + "\n"},
+		"nobody to order": {binary, []string{"clear", "--gpu=0", "--state-dir=/nowhere"}, 1, "", "nomad-gpu clear: no agent is running: nobody serves /nowhere/nomad-gpu.sock\n"},
+		"nowhere to ask":  {binary, []string{"ignore", "--gpu=0", "--until=1h", "--state-dir="}, 1, "", "nomad-gpu ignore: no agent is running that can be asked: no state_dir is set"},
+		"no driver":       {binary, []string{"inspect", "--state-dir=", "--driver-root", "/nowhere"}, 0, "driver absent: no NVIDIA driver", ""},
+		"no driver, JSON": {binary, []string{"inspect", "--state-dir=", "--json", "--driver-root", "/nowhere"}, 0, `"state": "absent"`, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cmd := exec.Command(tc.file, tc.args...)
@@ -187,7 +198,7 @@ func TestHandshake(t *testing.T) {
 func TestWithoutDriver(t *testing.T) {
 	begin := time.Now()
 	p, client, cmd := start(t)
-	configure(t, p, map[string]any{"driver_root": "/nowhere"})
+	configure(t, p, map[string]any{"driver_root": "/nowhere", "state_dir": t.TempDir()})
 	ch, err := p.Fingerprint(t.Context())
 	if err != nil {
 		t.Fatal(err)

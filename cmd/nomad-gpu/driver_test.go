@@ -22,18 +22,31 @@ func install(t testing.TB, machine string) *simdriver.Machine {
 	return m
 }
 
-// keys is the config block for a simulated machine.
-func keys(m *simdriver.Machine) map[string]any {
+// keys is the config block for a simulated machine. What is kept is kept in dir.
+func keys(m *simdriver.Machine, dir string) map[string]any {
 	return map[string]any{
 		"driver_root": m.Root,
 		"sysfs_root":  filepath.Join(m.Root, "sys"),
 		"procfs_root": filepath.Join(m.Root, "proc"),
+		"state_dir":   dir,
+		"kernel_log":  "off",
 	}
+}
+
+// shortDir is a folder of the test's own; t.TempDir's path can be longer than a socket's may be.
+func shortDir(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "ng")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return dir
 }
 
 func flags(m *simdriver.Machine, more ...string) []string {
 	return append([]string{
-		"inspect", "--driver-root", m.Root,
+		"inspect", "--state-dir=", "--driver-root", m.Root,
 		"--sysfs-root", filepath.Join(m.Root, "sys"), "--procfs-root", filepath.Join(m.Root, "proc"),
 	}, more...)
 }
@@ -92,7 +105,7 @@ func TestEndsInTime(t *testing.T) {
 				}
 			}
 			p, client, cmd := start(t)
-			configure(t, p, keys(m))
+			configure(t, p, keys(m, shortDir(t)))
 			f, err1 := p.Fingerprint(t.Context())
 			s, err2 := p.Stats(t.Context(), time.Second)
 			if err1 != nil || err2 != nil {

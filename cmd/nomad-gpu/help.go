@@ -1,5 +1,12 @@
 package main
 
+import (
+	"fmt"
+	"io"
+
+	"github.com/tandem-gpu/tandem/internal/healthconfig"
+)
+
 // introduction is for who starts the plugin by hand: %[1]s is the file's name, %[2]s the version.
 const introduction = `%[1]s (nomad-gpu %[2]s) is a Nomad device plugin: Nomad starts it, not you.
 
@@ -12,24 +19,48 @@ const introduction = `%[1]s (nomad-gpu %[2]s) is a Nomad device plugin: Nomad st
 
  3. See the GPUs with "nomad node status -self -verbose", ask for one with: device "nvidia/gpu" {}
 
-To see here and now what it would offer: %[1]s inspect
+To see here and now what it offers, or would: %[1]s inspect
 `
 
-// usage follows the introduction where help was asked for.
+// usage follows the introduction where help was asked for; the keys of health follow it.
 const usage = `
 Commands:
-  inspect   read this machine's GPUs once
-              --json          for programs
-              --driver-root   where the driver is installed ("/")
-              --dev-root      where dev/nvidia0 is (the driver root)
-              --sysfs-root    where sysfs is ("/sys")
-              --procfs-root   where procfs is ("/proc")
-  version   print the version
-  help      print this
+  inspect    print what the running plugin offers, what stands against it and why; without one, what it would
+               --json          for programs
+               --driver-root   without one: where the driver is installed ("/")
+               --dev-root      where dev/nvidia0 is (the driver root)
+               --sysfs-root    where sysfs is ("/sys")
+               --procfs-root   where procfs is ("/proc")
+  clear      say that what was wrong with a GPU is over
+               --gpu           its UUID or the beginning of that, its PCI address or its index
+               --cause         as inspect shows it, such as XID_95 (every cause)
+               --verified-at   when you looked, such as 2026-11-20T10:31:00Z: what happened later stays (now)
+  ignore     disregard for a while what is wrong with a GPU
+               --until         a duration such as 4h, or a time
+               --gpu, --cause, --verified-at as above
+  simulate   rehearse a fault: simulate xid 79, simulate event 0x2000; the config block must allow it
+               --gpu           as above
+               --gi, --ci      number of a GPU instance, of a compute instance in it (the whole)
+  version    print the version
+  help       print this
+
+  All but the last two take --state-dir, where the plugin's socket is: what the config block says ("/var/lib/tandem").
 
 Keys of the config block, all optional:
   enabled             false: offer nothing and leave the driver alone (true)
   ignored_gpu_ids     UUIDs of GPUs or MIG instances not to offer ([])
   fingerprint_period  between full readings of the machine ("1m")
   driver_root, dev_root, sysfs_root, procfs_root   as above
+
 `
+
+func writeHelp(w io.Writer, name string) {
+	fmt.Fprintf(w, introduction+usage, name, version)
+	for _, k := range healthconfig.Keys() {
+		if k.Name == healthconfig.XIDs {
+			fmt.Fprintf(w, "  %-18s  %s\n", k.Name, `effects of single XIDs: xids = { "63" = "ignore", "94" = "degraded", "999" = "unhealthy" }`)
+			continue
+		}
+		fmt.Fprintf(w, "  %-18s  %s (%s)\n", k.Name, k.Usage, k.Default)
+	}
+}

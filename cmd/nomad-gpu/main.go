@@ -1,8 +1,11 @@
 // Command nomad-gpu offers the NVIDIA GPUs of a machine to Nomad. Nomad starts it as a device plugin;
-// started by a person it says so, and answers a few questions about the machine.
+// started by a person it says so, and answers for the plugin that runs and for the machine.
 package main
 
 import (
+	"context"
+	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"os"
@@ -41,12 +44,34 @@ func command(name string, args []string, stdout, stderr io.Writer) int {
 	case "version", "-version", "--version":
 		fmt.Fprintln(stdout, "nomad-gpu", version)
 	case "help", "-h", "-help", "--help":
-		fmt.Fprintf(stdout, introduction+usage, name, version)
-	case "inspect":
-		return inspectMachine(name, args, stdout, stderr)
+		writeHelp(stdout, name)
 	default:
-		fmt.Fprintf(stderr, "%s: unknown command %q; try: %[1]s help\n", name, verb)
-		return exitUsage
+		do, ok := verbs[verb]
+		if !ok {
+			fmt.Fprintf(stderr, "%s: unknown command %q; try: %[1]s help\n", name, verb)
+			return exitUsage
+		}
+		err := do(context.Background(), args, stdout)
+		if errors.Is(err, flag.ErrHelp) {
+			writeHelp(stdout, name)
+			return exitOK
+		}
+		return outcome(err, name, verb, stderr)
 	}
 	return exitOK
+}
+
+// outcome says what went wrong, a line for each thing.
+func outcome(err error, name, verb string, stderr io.Writer) int {
+	if err == nil {
+		return exitOK
+	}
+	if misread, ok := errors.AsType[usageError](err); ok {
+		fmt.Fprintf(stderr, "%s %s: %v; try: %[1]s help\n", name, verb, misread)
+		return exitUsage
+	}
+	for line := range strings.Lines(err.Error()) {
+		fmt.Fprintf(stderr, "%s %s: %s\n", name, verb, strings.TrimSuffix(line, "\n"))
+	}
+	return exitFailed
 }

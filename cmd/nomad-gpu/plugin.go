@@ -4,10 +4,8 @@ import (
 	"context"
 	"errors"
 	"io"
-	"log/slog"
 	"os"
 	"os/signal"
-	"sync"
 	"syscall"
 	"time"
 
@@ -35,58 +33,15 @@ func serve(stderr io.Writer) int {
 	f := follower{began: time.Now(), end: end}
 	nomadadapter.Serve(ctx, nomadadapter.New(ctx, version, f.start, log), log)
 
-	// What still runs ends with the process. It is not waited for: a session needs up to a second to
-	// leave the driver's event wait, a hanging driver never lets go, and after two Nomad would kill us.
+	// The driver ends with the process. It is not waited for: a session needs up to a second to leave the
+	// driver's event wait, a hanging driver never lets go, and after two Nomad would kill us.
+	end(nil)
+	f.part()
 	if errors.Is(context.Cause(ctx), core.ErrDriverStale) {
 		return exitFailed
 	}
 	return exitOK
 }
-
-// follower follows the machine with one monitor at a time: a process has one NVML.
-type follower struct {
-	began time.Time // of the process
-	end   context.CancelCauseFunc
-
-	mu   sync.Mutex
-	last <-chan struct{} // closed when the latest monitor has ended; nil before the first
-}
-
-// start is a nomadadapter.StartFunc.
-func (f *follower) start(ctx context.Context, s nomadadapter.Settings, log *slog.Logger) nomadadapter.Source {
-	m := monitor.New(opener(s.Core.Roots), s.Core, log, nil)
-	done := make(chan struct{})
-	f.mu.Lock()
-	before := f.last
-	f.last = done
-	f.mu.Unlock()
-	go func() {
-		defer close(done)
-		if before != nil {
-			<-before
-		}
-		if err := m.Run(ctx); err != nil {
-			f.giveUp(ctx, log, err)
-		}
-	}()
-	return m
-}
-
-// giveUp ends the process, as a new one is needed. Nomad starts that at once and as often as it takes,
-// hence the pause: the next process may well find what this one found.
-func (f *follower) giveUp(ctx context.Context, log *slog.Logger, err error) {
-	pause := linger(time.Since(f.began))
-	log.Error("a new process is needed", "error", err, "exit_in", pause)
-	select {
-	case <-time.After(pause):
-		f.end(err)
-	case <-ctx.Done():
-	}
-}
-
-// linger is how long a process that has lived for age shall stay: a minute in all, and always long
-// enough for Nomad to hear why.
-func linger(age time.Duration) time.Duration { return max(time.Minute-age, 5*time.Second) }
 
 // opener opens the driver of this machine.
 func opener(roots core.Roots) func() (monitor.Session, error) {

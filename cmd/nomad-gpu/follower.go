@@ -1,0 +1,152 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/control"
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/monitor"
+	"github.com/tandem-gpu/tandem/internal/nomadadapter"
+)
+
+const (
+	// partAtMost is how long the process stays for its last word on disk. After two seconds Nomad would
+	// kill it.
+	partAtMost = time.Second
+
+	// attendEvery is how often the socket of another process is looked at. Where Nomad has just started
+	// this one, the other is about to end.
+	attendEvery = 2 * time.Second
+)
+
+// follower follows the machine with one monitor at a time: a process has one NVML.
+type follower struct {
+	began time.Time // of the process
+	end   context.CancelCauseFunc
+
+	mu      sync.Mutex
+	last    <-chan struct{}   // closed when the latest monitor has ended; nil before the first
+	parting []<-chan struct{} // each closed when nothing of a monitor's is under way on disk any more
+}
+
+// start is a nomadadapter.StartFunc.
+func (f *follower) start(ctx context.Context, s nomadadapter.Settings, log *slog.Logger) nomadadapter.Source {
+	from := newSources(s, log)
+	var store monitor.Store
+	kept := make(chan struct{})
+	if from.history != nil {
+		store = &diary{Store: from.history, over: ctx.Done(), closed: kept}
+	} else {
+		close(kept)
+	}
+	m := monitor.New(opener(s.Core.Roots), s.Core, log, store)
+	ended, parted := make(chan struct{}), make(chan struct{})
+	f.mu.Lock()
+	before := f.last
+	f.last, f.parting = ended, append(f.parting, parted)
+	f.mu.Unlock()
+
+	if from.kernelLog != nil {
+		go from.kernelLog.follow(ctx, m.Report)
+	}
+	go func() {
+		defer close(parted)
+		attend(ctx, s, m, from, log)
+		<-kept
+	}()
+	go func() {
+		defer close(ended)
+		if before != nil {
+			<-before
+		}
+		if err := m.Run(ctx); err != nil {
+			f.giveUp(ctx, log, err)
+		}
+	}()
+	return m
+}
+
+// part waits until what was started has written its last and removed its socket. A disk can hang.
+func (f *follower) part() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	enough := time.After(partAtMost)
+	for _, parted := range f.parting {
+		select {
+		case <-parted:
+		case <-enough:
+			return
+		}
+	}
+}
+
+// giveUp ends the process, as a new one is needed. Nomad starts that at once and as often as it takes,
+// hence the pause: the next process may well find what this one found.
+func (f *follower) giveUp(ctx context.Context, log *slog.Logger, err error) {
+	pause := linger(time.Since(f.began))
+	log.Error("a new process is needed", "error", err, "exit_in", pause)
+	select {
+	case <-time.After(pause):
+		f.end(err)
+	case <-ctx.Done():
+	}
+}
+
+// linger is how long a process that has lived for age shall stay: a minute in all, and always long
+// enough for Nomad to hear why.
+func linger(age time.Duration) time.Duration { return max(time.Minute-age, 5*time.Second) }
+
+// diary is a store that closes a channel when it was written after the end.
+type diary struct {
+	monitor.Store
+	over   <-chan struct{} // closed at the end
+	closed chan struct{}
+	once   sync.Once
+}
+
+// Save is monitor.Store's.
+func (d *diary) Save(r core.Record) {
+	last := false
+	select {
+	case <-d.over:
+		last = true
+	default:
+	}
+	d.Store.Save(r)
+	if last {
+		d.once.Do(func() { close(d.closed) })
+	}
+}
+
+// attend takes an operator's orders until ctx ends. Without its socket the plugin works on.
+func attend(ctx context.Context, s nomadadapter.Settings, m *monitor.Monitor, from sources, log *slog.Logger) {
+	path := socketPath(s.Health.StateDir)
+	if path == "" {
+		return
+	}
+	opts := control.Options{Config: s.Core, Simulation: s.Health.Simulation, Notes: from.notes, Log: log}
+	for said := false; ; said = true {
+		err := control.Serve(ctx, path, m, opts)
+		if ctx.Err() != nil {
+			return
+		}
+		if _, taken := errors.AsType[*control.InUseError](err); !taken {
+			log.Warn("no operator can give orders", "error", err)
+			return
+		}
+		if !said {
+			log.Info("no operator can give orders yet", "error", err)
+		}
+		select {
+		case <-time.After(attendEvery):
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+func socketPath(stateDir string) string { return control.Path(stateDir, agentName) }

@@ -1,0 +1,156 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"os/exec"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/hashicorp/go-hclog"
+	"github.com/hashicorp/go-plugin"
+	"github.com/hashicorp/nomad/plugins/device"
+
+	"github.com/tandem-gpu/tandem/internal/inspect"
+	"github.com/tandem-gpu/tandem/test/simdriver"
+)
+
+// agent is the plugin under a Nomad that follows its fingerprints.
+type agent struct {
+	testing.TB
+	device.DevicePlugin
+	client *plugin.Client
+	cmd    *exec.Cmd
+	dir    string // the state directory
+	log    *buffer
+
+	mu   sync.Mutex
+	last map[string]*device.Device
+}
+
+// run starts the plugin on a machine, with more keys.
+func run(t testing.TB, m *simdriver.Machine, dir string, more map[string]any) *agent {
+	t.Helper()
+	a := &agent{TB: t, dir: dir, log: &buffer{}}
+	a.DevicePlugin, a.client, a.cmd = launch(t, hclog.New(&hclog.LoggerOptions{Level: hclog.Info, Output: a.log}))
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("the log:\n%s", a.log)
+		}
+	})
+	block := keys(m, dir)
+	for k, v := range more {
+		block[k] = v
+	}
+	configure(t, a, block)
+	ch, err := a.Fingerprint(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		for r := range ch {
+			a.mu.Lock()
+			a.last = map[string]*device.Device{}
+			for _, g := range r.Devices {
+				for _, d := range g.Devices {
+					a.last[d.ID] = d
+				}
+			}
+			a.mu.Unlock()
+		}
+	}()
+	return a
+}
+
+// kill is the end without a last word.
+func (a *agent) kill() {
+	a.Helper()
+	if err := a.cmd.Process.Kill(); err != nil {
+		a.Fatal(err)
+	}
+}
+
+// devices are those of the latest fingerprint.
+func (a *agent) devices() map[string]*device.Device {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.last
+}
+
+// healthy waits until of all devices so many take work.
+func (a *agent) healthy(all, well int) {
+	a.Helper()
+	await(a, "devices that take work", patience, func() bool {
+		devices := a.devices()
+		n := 0
+		for _, d := range devices {
+			if d.Healthy {
+				n++
+			}
+		}
+		return len(devices) == all && n == well
+	})
+}
+
+// said waits until the log has a line with all of want.
+func (a *agent) said(want ...string) {
+	a.Helper()
+	await(a, "a line of the log", patience, func() bool {
+		for line := range strings.Lines(a.log.String()) {
+			has := 0
+			for _, w := range want {
+				if strings.Contains(line, w) {
+					has++
+				}
+			}
+			if has == len(want) {
+				return true
+			}
+		}
+		return false
+	})
+}
+
+// ask runs a verb beside the plugin.
+func (a *agent) ask(args ...string) (string, error) {
+	a.Helper()
+	out, err := exec.CommandContext(a.Context(), binary, append(args, "--state-dir="+a.dir)...).CombinedOutput()
+	return string(out), err
+}
+
+// says fails unless a verb succeeds and says want.
+func (a *agent) says(want string, args ...string) {
+	a.Helper()
+	if out, err := a.ask(args...); err != nil || !strings.Contains(out, want) {
+		a.Errorf("%v: %v, want %q:\n%s", args, err, want, out)
+	}
+}
+
+// report is what inspect says now.
+func report(a *agent) (r inspect.Report) {
+	a.Helper()
+	out, err := a.ask("inspect", "--json")
+	if err != nil || json.Unmarshal([]byte(out), &r) != nil {
+		a.Fatalf("%v\n%s", err, out)
+	}
+	return r
+}
+
+// buffer is a bytes.Buffer for concurrent use.
+type buffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (b *buffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+func (b *buffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.String()
+}

@@ -1,0 +1,146 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"path/filepath"
+
+	"github.com/tandem-gpu/tandem/internal/control"
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/healthconfig"
+	"github.com/tandem-gpu/tandem/internal/inspect"
+	"github.com/tandem-gpu/tandem/internal/statefile"
+)
+
+// verbs are what an operator asks of the plugin that Nomad runs here, by way of its local socket.
+var verbs = map[string]func(ctx context.Context, args []string, out io.Writer) error{
+	"inspect":  look,
+	"clear":    drop,
+	"ignore":   disregard,
+	"simulate": rehearse,
+}
+
+// usageError is a command that can't be understood.
+type usageError struct{ error }
+
+func (e usageError) Unwrap() error { return e.error }
+
+var errRelative = errors.New("want an absolute path")
+
+// look prints what the plugin offers. Without a running one it reads the machine once, as the plugin would: a
+// machine without a driver is an answer, not a failure; a driver that does not answer is given up on in time.
+func look(ctx context.Context, args []string, out io.Writer) error {
+	flags, dir := newFlags()
+	asJSON := flags.Bool("json", false, "")
+	cfg := core.DefaultConfig()
+	cfg.MIG = core.MIGMixed
+	pathVar(flags, &cfg.Roots.Driver, "driver-root")
+	pathVar(flags, &cfg.Roots.Dev, "dev-root")
+	pathVar(flags, &cfg.Roots.Sys, "sysfs-root")
+	pathVar(flags, &cfg.Roots.Proc, "procfs-root")
+	if err := parse(flags, args); err != nil {
+		return err
+	}
+	if cfg.Roots.Dev == "" {
+		cfg.Roots.Dev = cfg.Roots.Driver
+	}
+	read := func(ctx context.Context) inspect.Report { return readMachine(ctx, cfg, *dir) }
+	return control.Inspect(ctx, socketPath(*dir), read, out, *asJSON)
+}
+
+// readMachine is what a plugin that starts now would offer, with the history that it would start from.
+func readMachine(ctx context.Context, cfg core.Config, stateDir string) inspect.Report {
+	open := opener(cfg.Roots)
+	if stateDir == "" {
+		return inspect.DescribeState(inspect.ReadState(ctx, open, cfg), cfg)
+	}
+	history := statefile.Peek(stateDir, agentName, cfg.Roots.Proc)
+	state := inspect.ReadAfter(ctx, open, cfg, history)
+	return inspect.DescribeState(state, cfg, historyNotes(history)...)
+}
+
+// drop says that what was wrong with a GPU is over.
+func drop(ctx context.Context, args []string, out io.Writer) error {
+	flags, dir := newFlags()
+	var order control.ClearArgs
+	flags.StringVar(&order.GPU, "gpu", "", "")
+	flags.StringVar(&order.Cause, "cause", "", "")
+	flags.StringVar(&order.VerifiedAt, "verified-at", "", "")
+	if err := parse(flags, args); err != nil {
+		return err
+	}
+	return control.Clear(ctx, socketPath(*dir), order, out)
+}
+
+// disregard sets aside for a while what is wrong with a GPU.
+func disregard(ctx context.Context, args []string, out io.Writer) error {
+	flags, dir := newFlags()
+	var order control.IgnoreArgs
+	flags.StringVar(&order.GPU, "gpu", "", "")
+	flags.StringVar(&order.Cause, "cause", "", "")
+	flags.StringVar(&order.VerifiedAt, "verified-at", "", "")
+	flags.StringVar(&order.Until, "until", "", "")
+	if err := parse(flags, args); err != nil {
+		return err
+	}
+	return control.Ignore(ctx, socketPath(*dir), order, out)
+}
+
+// rehearse plays a fault on the running plugin.
+func rehearse(ctx context.Context, args []string, out io.Writer) error {
+	flags, dir := newFlags()
+	var fault control.SimulateArgs
+	flags.StringVar(&fault.GPU, "gpu", "", "")
+	flags.StringVar(&fault.GI, "gi", "", "")
+	flags.StringVar(&fault.CI, "ci", "", "")
+	if err := parse(flags, args, &fault.Kind, &fault.Code); err != nil {
+		return err
+	}
+	return control.Simulate(ctx, socketPath(*dir), fault, out)
+}
+
+// newFlags are the flags of a verb, with the one that all have.
+func newFlags() (*flag.FlagSet, *string) {
+	flags := flag.NewFlagSet("", flag.ContinueOnError)
+	flags.SetOutput(io.Discard)
+	dir := healthconfig.Default().StateDir
+	flags.Func("state-dir", "", func(value string) error {
+		dir = value
+		if value != "" && !filepath.IsAbs(value) {
+			return errRelative
+		}
+		return nil
+	})
+	return flags, &dir
+}
+
+func pathVar(flags *flag.FlagSet, to *string, name string) {
+	flags.Func(name, "", func(value string) error {
+		*to = value
+		if !filepath.IsAbs(value) {
+			return errRelative
+		}
+		return nil
+	})
+}
+
+// parse reads what follows a verb: flags, wherever they stand, and as many words as there are places for.
+func parse(flags *flag.FlagSet, args []string, words ...*string) error {
+	for {
+		if err := flags.Parse(args); err != nil {
+			return usageError{err}
+		}
+		switch {
+		case flags.NArg() == 0 && len(words) > 0:
+			return usageError{errors.New("want a fault, such as xid 79 or event 0x2000")}
+		case flags.NArg() == 0:
+			return nil
+		case len(words) == 0:
+			return usageError{fmt.Errorf("unexpected argument %q", flags.Arg(0))}
+		}
+		*words[0], words, args = flags.Arg(0), words[1:], flags.Args()[1:]
+	}
+}
