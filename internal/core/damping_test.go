@@ -1,0 +1,262 @@
+package core_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+)
+
+// patient has no latch, so that only the dwell damps.
+func patient(p *core.HealthPolicy) { p.MaxRecoveries = 1000 }
+
+// Each bad spell within six hours makes the next recovery take twice as long, up to the maximum.
+func TestDwellDoubles(t *testing.T) {
+	s := tell(t, patient)
+	for _, dwell := range []time.Duration{1, 2, 4, 8, 16, 32, 60, 60} {
+		s.xid(95)
+		if got := s.ledger.Dwell(s.policy, s.now, s.condition("XID_95")); got != dwell*time.Minute {
+			t.Errorf("dwell %v, want %v", got, dwell*time.Minute)
+		}
+		s.expectRecovery("by the verdict", 30*time.Second+dwell*time.Minute)
+	}
+	s.step(6 * time.Hour)
+	s.xid(95)
+	s.expectRecovery("after six good hours", 90*time.Second)
+}
+
+func TestDwellBounds(t *testing.T) {
+	for _, tc := range []struct{ dwell, most, third time.Duration }{
+		{time.Minute, 90 * time.Second, 90 * time.Second},
+		{2 * time.Hour, time.Hour, 2 * time.Hour}, // a maximum below the minimum is none
+		{time.Second, 3 * time.Second, 3 * time.Second},
+	} {
+		s := tell(t, patient, func(p *core.HealthPolicy) { p.Dwell, p.MaxDwell = tc.dwell, tc.most })
+		for i := range 3 {
+			s.xid(95)
+			if i == 2 {
+				if got := s.ledger.Dwell(s.policy, s.now, s.condition("XID_95")); got != tc.third {
+					t.Errorf("%v up to %v: the third is %v, want %v", tc.dwell, tc.most, got, tc.third)
+				}
+			}
+			for s.ledger.Health(a).State > core.Healthy {
+				s.check(1)
+			}
+		}
+	}
+}
+
+// What only degrades is no bad spell, and has its dwell alone.
+func TestDwellOfDegraded(t *testing.T) {
+	s := tell(t)
+	for range 6 {
+		s.xid(94)
+		s.expectRecovery("degraded", 90*time.Second)
+	}
+	if c := s.chart(); len(c.Spells) != 0 || len(c.Recoveries) != 0 {
+		t.Errorf("remembered: %+v", c)
+	}
+}
+
+// Recovery takes complete checks in a row beside evidence, and evidence that holds all the while.
+func TestCleanChecks(t *testing.T) {
+	for _, n := range []int{1, 3, 10} {
+		s := guest(t)
+		s.policy.CleanChecks, s.policy.Dwell = n, time.Second
+		s.xid(119)
+		s.see(core.Observation{At: a, Kind: core.Rebound})
+		s.pass(time.Second)
+		s.see(core.Observation{At: a, Kind: core.Rebound})
+		s.expectRecovery("clean checks", time.Duration(n)*pace)
+	}
+	for name, bad := range map[string]func(*story){
+		"half an answer": func(s *story) {
+			s.say(func(v *core.Vitals) { v.Partial = true })
+			s.check(1)
+			s.say(func(v *core.Vitals) { v.Partial = false })
+		},
+		"no answer yet":     func(s *story) { s.mute[a.GPU] = core.Waiting; s.check(1); delete(s.mute, a.GPU) },
+		"an error":          func(s *story) { s.mute[a.GPU] = core.ProbeFailed; s.check(1); delete(s.mute, a.GPU) },
+		"the driver away":   func(s *story) { s.see(core.Observation{At: core.Node, Kind: core.DriverLost}, answered("580")) },
+		"the same XID":      func(s *story) { s.xid(119); s.pass(time.Second); s.see(core.Observation{At: a, Kind: core.Rebound}) },
+		"no answer in time": func(s *story) { s.see(core.Observation{At: a, Kind: core.NoAnswer}) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := guest(t)
+			s.policy.Dwell = time.Second
+			s.xid(119)
+			s.pass(time.Second)
+			s.see(core.Observation{At: a, Kind: core.Rebound})
+			s.check(2)
+			bad(s)
+			s.check(2)
+			if h := s.ledger.Health(a); h.State != core.Unhealthy {
+				t.Errorf("two good, a bad, two good: %s", h)
+			}
+			s.check(2)
+			s.expect("four good ones in a row", core.Healthy, "")
+		})
+	}
+	t.Run("another fault", func(t *testing.T) {
+		s := trusted(t)
+		s.xid(119)
+		s.reset()
+		s.check(2)
+		s.xid(94) // independent: it holds nothing up
+		s.step(40 * time.Second)
+		s.expect("119 is over", core.Degraded, "XID_94")
+	})
+}
+
+// mend makes a bad and gets it well by a reset.
+func (s *story) mend(codes ...uint64) {
+	s.Helper()
+	s.xid(codes...)
+	s.reset()
+	s.step(20 * time.Minute)
+}
+
+// The third recovery within a day from something severe is one too many: an operator has to look.
+func TestTooManyRecoveries(t *testing.T) {
+	s := tell(t)
+	for _, code := range []uint64{46, 119} {
+		s.mend(code)
+		s.expect("recovered", core.Healthy, "")
+	}
+	s.xid(140)
+	s.reset()
+	for range 600 {
+		s.check(1)
+		if s.ledger.Health(a).Schedulable() {
+			t.Fatal("back for a moment")
+		}
+	}
+	s.expect("the third", core.Unhealthy, "NEEDS_SERVICE")
+	s.reset()
+	s.see(core.Observation{At: a, Kind: core.Rebound})
+	s.step(48 * time.Hour)
+	s.expect("it does not pass", core.Unhealthy, "NEEDS_SERVICE")
+	ledger, cleared, err := s.ledger.Clear(s.policy, s.now, core.Order{GPU: a.GPU, Cause: "needs_service"})
+	if err != nil || len(cleared) != 1 {
+		t.Fatal(cleared, err)
+	}
+	s.ledger = ledger
+	s.expect("an operator has looked", core.Healthy, "")
+	s.mend(46)
+	s.mend(119)
+	s.expect("the count began anew", core.Healthy, "")
+}
+
+func TestRecoveriesThatDoNotCount(t *testing.T) {
+	t.Run("three in more than a day", func(t *testing.T) {
+		s := tell(t)
+		for i := range uint64(6) {
+			s.mend([]uint64{46, 119, 140}[i%3])
+			s.step(12 * time.Hour)
+			s.expect("recovered", core.Healthy, "")
+		}
+	})
+	for name, happen := range map[string]func(*story){
+		"degraded": func(s *story) { s.xid(94) },
+		"contained, withdrawn by the policy": func(s *story) {
+			s.policy.DegradedTakesNoWork = true
+			s.xid(94)
+		},
+		"errors":  func(s *story) { s.mute[a.GPU] = core.ProbeFailed; s.check(3); delete(s.mute, a.GPU) },
+		"hangs":   func(s *story) { s.see(core.Observation{At: a, Kind: core.NoAnswer}) },
+		"suspect": func(s *story) { s.xid(109, 500) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := tell(t)
+			for range 8 {
+				happen(s)
+				if s.recovery() == never {
+					t.Fatal(s.ledger.Health(a))
+				}
+			}
+			if n := len(s.chart().Recoveries); n != 0 {
+				t.Errorf("%d recoveries count", n)
+			}
+		})
+	}
+	t.Run("together", func(t *testing.T) {
+		s := tell(t)
+		s.mend(46, 119, 140, 120)
+		s.expect("all at once", core.Healthy, "")
+		if c := s.chart(); len(c.Recoveries) != 1 || len(c.Spells) != 1 || len(c.Mended) != 4 {
+			t.Errorf("counted: %+v", c)
+		}
+	})
+	t.Run("one after the other in one bad spell", func(t *testing.T) {
+		s := tell(t)
+		s.xid(95)
+		s.step(time.Minute)
+		s.xid(119) // 95 gets well by the verdict meanwhile
+		s.step(time.Minute)
+		s.reset()
+		s.step(5 * time.Minute)
+		if c := s.chart(); len(c.Recoveries) != 1 || len(c.Spells) != 1 {
+			t.Errorf("counted: %+v", c)
+		}
+	})
+	t.Run("a spell that becomes severe counts", func(t *testing.T) {
+		s := tell(t)
+		s.mute[a.GPU] = core.ProbeFailed
+		s.check(3)
+		s.xid(119)
+		delete(s.mute, a.GPU)
+		s.reset()
+		s.step(10 * time.Minute)
+		if n := len(s.chart().Recoveries); n != 1 {
+			t.Errorf("%d recoveries", n)
+		}
+	})
+}
+
+// The same XID soon after the reset that was to mend it.
+func TestRelapse(t *testing.T) {
+	for _, tc := range []struct {
+		name  string
+		first uint64
+		apart time.Duration // from the recovery
+		then  uint64
+		want  string
+	}{
+		{"the same at once", 119, 0, 119, "NEEDS_SERVICE"},
+		{"the same within an hour", 119, 30 * time.Minute, 119, "NEEDS_SERVICE"},
+		{"the same later", 119, 2 * time.Hour, 119, "XID_119"},
+		{"another", 119, 0, 120, "XID_120"},
+		{"one that only degrades", 94, 0, 94, "XID_94"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			s := tell(t)
+			s.mend(tc.first)
+			s.step(tc.apart)
+			s.xid(tc.then)
+			for _, c := range s.ledger.Conditions() {
+				if (c.Cause() == "NEEDS_SERVICE") != (tc.want == "NEEDS_SERVICE") && c.Cause() != "XID_119" {
+					t.Errorf("stands: %s", c)
+				}
+			}
+			s.reset()
+			s.step(30 * time.Minute)
+			if tc.want == "NEEDS_SERVICE" {
+				s.expect("after the relapse", core.Unhealthy, "NEEDS_SERVICE")
+			} else {
+				s.expect("after the second", core.Healthy, "")
+			}
+		})
+	}
+	t.Run("the driver waves it through", func(t *testing.T) {
+		s := tell(t, patient)
+		for range 5 {
+			s.xid(95, 74, 149)
+			if s.recovery() == never {
+				t.Fatal(s.ledger.Health(a))
+			}
+		}
+		if n := len(s.chart().Mended); n != 0 {
+			t.Errorf("%d mended, and never reset", n)
+		}
+	})
+}

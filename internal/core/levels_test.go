@@ -1,0 +1,271 @@
+package core_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+)
+
+// level is a signal that is a fault as long as it is there.
+type level struct {
+	cause  string
+	state  core.HealthState
+	checks int // for how many checks it must be there before it counts
+	set    func(*core.Vitals)
+	unset  func(*core.Vitals)
+	over   time.Duration // from the first check without it until a is well
+}
+
+func levels() []level {
+	verdict := func(v core.Verdict) func(*core.Vitals) { return func(o *core.Vitals) { o.Verdict = v } }
+	fabric := func(f core.Fabric) func(*core.Vitals) { return func(o *core.Vitals) { o.Fabric = f } }
+	return []level{
+		{"VERDICT_GPU_RESET", core.Unhealthy, 1, verdict(core.VerdictReset), verdict(core.VerdictNone), time.Minute},
+		{"VERDICT_NODE_REBOOT", core.Unhealthy, 1, verdict(core.VerdictReboot), verdict(core.VerdictNone), time.Minute},
+		{"VERDICT_DRAIN_AND_RESET", core.Unhealthy, 1, verdict(core.VerdictDrainAndReset), verdict(core.VerdictNone), time.Minute},
+		{"VERDICT_UNKNOWN_ACTION", core.Unhealthy, 1, verdict(core.VerdictOther), verdict(core.VerdictNone), time.Minute},
+		{"VERDICT_DRAIN_P2P", core.Unhealthy, 2, verdict(core.VerdictDrainP2P), verdict(core.VerdictNone), time.Minute},
+		{"VERDICT_RECOVER_IMEX_DOMAIN", core.Unhealthy, 2, verdict(core.VerdictRecoverIMEX), verdict(core.VerdictNone), time.Minute},
+		{"ROW_REMAP_FAILED", core.Unhealthy, 2, func(v *core.Vitals) { v.RemapFailed = core.Yes }, func(v *core.Vitals) { v.RemapFailed = core.No }, never},
+		{"MEMORY_UNREPAIRABLE", core.Unhealthy, 2, func(v *core.Vitals) { v.Unrepairable = core.Yes }, func(v *core.Vitals) { v.Unrepairable = core.No }, never},
+		{"SRAM_THRESHOLD", core.Unhealthy, 2, func(v *core.Vitals) { v.SRAMThreshold = core.Yes }, func(v *core.Vitals) { v.SRAMThreshold = core.No }, never},
+		{"ROW_REMAP_PENDING", core.Degraded, 2, func(v *core.Vitals) { v.RemapPending = core.Yes }, func(v *core.Vitals) { v.RemapPending = core.No }, time.Minute},
+		{"PAGE_RETIREMENT_PENDING", core.Degraded, 2, func(v *core.Vitals) { v.RetirementPending = core.Yes }, func(v *core.Vitals) { v.RetirementPending = core.No }, time.Minute},
+		{"REPAIR_PENDING", core.Degraded, 2, func(v *core.Vitals) { v.RepairPending = core.Yes }, func(v *core.Vitals) { v.RepairPending = core.No }, time.Minute},
+		{"INFOROM_CORRUPT", core.Degraded, 1, func(v *core.Vitals) { v.InfoROMCorrupt = core.Yes }, func(v *core.Vitals) { v.InfoROMCorrupt = core.No }, time.Minute},
+		{"FABRIC_STARTING", core.Unknown, 1, fabric(core.FabricStarting), fabric(core.FabricWell), 0},
+		{"FABRIC_UNHEALTHY", core.Unhealthy, 3, fabric(core.FabricUnhealthy), fabric(core.FabricWell), time.Minute},
+		{"FABRIC_UNHEALTHY", core.Unhealthy, 3, fabric(core.FabricMisconfigured), fabric(core.FabricWell), time.Minute},
+		{"FABRIC_LIMITED", core.Degraded, 3, fabric(core.FabricLimited), fabric(core.FabricWell), time.Minute},
+		{"NVLINK_DOWN", core.Degraded, 3, func(v *core.Vitals) { v.LinksUp.Value = 17 }, func(v *core.Vitals) { v.LinksUp.Value = 18 }, time.Minute},
+		{"PCIE_WIDTH", core.Degraded, 3, func(v *core.Vitals) { v.Busy, v.PCIeWidth = true, 8 }, func(v *core.Vitals) { v.PCIeWidth = 16 }, time.Minute},
+	}
+}
+
+func TestLevels(t *testing.T) {
+	for _, l := range levels() {
+		t.Run(l.cause, func(t *testing.T) {
+			s := tell(t)
+			s.say(l.set)
+			for range l.checks - 1 {
+				s.check(1)
+				s.expect("too early", core.Healthy, "")
+			}
+			s.check(1)
+			s.expect("after its checks", l.state, l.cause)
+			first := s.ledger.Health(a)
+			s.step(5 * time.Minute)
+			if h := s.ledger.Health(a); h != first {
+				t.Errorf("was %q, is %q", first, h)
+			}
+			s.say(l.unset)
+			s.check(1)
+			s.expectRecovery("once gone", l.over)
+			if l.over == never && l.state == core.Unhealthy { // an operator has to look
+				s.say(func(v *core.Vitals) { *v = core.Vitals{} })
+				s.reset()
+				s.expect("whatever comes", l.state, l.cause)
+			}
+		})
+		t.Run(l.cause+" for a moment", func(t *testing.T) {
+			if l.checks == 1 {
+				return // it has counted by then
+			}
+			s := tell(t)
+			for range 4 { // never often enough in a row
+				s.say(l.set)
+				s.check(l.checks - 1)
+				s.say(l.unset)
+				s.check(1)
+			}
+			if cs := s.ledger.Conditions(); len(cs) != 0 {
+				t.Errorf("not forgotten: %v", cs)
+			}
+		})
+		t.Run(l.cause+" when nothing is said", func(t *testing.T) {
+			s := tell(t)
+			s.say(l.set)
+			s.check(l.checks)
+			s.say(func(v *core.Vitals) { *v = core.Vitals{} })
+			s.check(20)
+			s.expect("silence about it is no sign", l.state, l.cause)
+		})
+		t.Run(l.cause+" from the start", func(t *testing.T) {
+			s := untold(t, "580")
+			s.say(func(v *core.Vitals) { v.Fabric, v.LinksUp.Value = core.FabricWell, 18 })
+			s.check(1)
+			s.say(l.set)
+			s.check(l.checks)
+			s.expect("a fault of before the agent", l.state, l.cause)
+		})
+	}
+}
+
+// A GPU that says nothing about a signal does not have it, which is never a fault.
+func TestNothingSaidIsNoFault(t *testing.T) {
+	s := untold(t, "470.1")
+	s.say(func(v *core.Vitals) { *v = core.Vitals{} })
+	s.step(30 * time.Minute)
+	if cs := s.ledger.Conditions(); len(cs) != 0 {
+		t.Errorf("stands: %v", cs)
+	}
+}
+
+// A verdict that changes is one cause in other words: it stays bad in between, and says what is wanted now.
+func TestVerdictChanges(t *testing.T) {
+	s := tell(t)
+	s.say(func(v *core.Vitals) { v.Verdict = core.VerdictReset })
+	s.check(1)
+	since := s.ledger.Health(a).Since
+	for _, step := range []struct {
+		verdict core.Verdict
+		cause   string
+	}{
+		{core.VerdictDrainP2P, "VERDICT_DRAIN_P2P"}, {core.VerdictReboot, "VERDICT_NODE_REBOOT"}, {core.VerdictOther, "VERDICT_UNKNOWN_ACTION"},
+	} {
+		s.say(func(v *core.Vitals) { v.Verdict = step.verdict })
+		s.check(1)
+		s.expect("changed", core.Unhealthy, step.cause)
+		if h := s.ledger.Health(a); !h.Since.Equal(since) || h.Detail != step.verdict.String() || h.Action == "" {
+			t.Errorf("changed to %q: %+v", step.verdict, h)
+		}
+	}
+	if n := len(s.ledger.Conditions()); n != 1 {
+		t.Errorf("%d conditions", n)
+	}
+}
+
+// The fabric comes up in its own time; until then the GPU is of no use, and after too long it is a fault.
+func TestFabric(t *testing.T) {
+	starting := func(v *core.Vitals) { v.Fabric = core.FabricStarting }
+	well := func(v *core.Vitals) { v.Fabric = core.FabricWell }
+	t.Run("up in time", func(t *testing.T) {
+		s := untold(t, "580")
+		s.say(starting)
+		s.check(1)
+		s.expect("not yet", core.Unknown, "FABRIC_STARTING")
+		s.step(9 * time.Minute)
+		s.expect("not yet", core.Unknown, "FABRIC_STARTING")
+		s.say(well)
+		s.check(1)
+		s.expect("up", core.Healthy, "")
+	})
+	t.Run("too late", func(t *testing.T) {
+		s := untold(t, "580")
+		s.say(starting)
+		s.check(1)
+		s.step(10*time.Minute - pace)
+		s.expect("in time", core.Unknown, "FABRIC_STARTING")
+		s.check(1)
+		s.expect("too late", core.Unhealthy, "FABRIC_STARTING")
+		s.say(well)
+		s.check(1)
+		s.expectRecovery("up at last", time.Minute)
+	})
+	t.Run("a GPU of a virtual machine", func(t *testing.T) {
+		s := untold(t, "580")
+		delete(s.says, b.GPU)
+		o := core.Observation{At: a, Kind: core.Checked, Vitals: fit()}
+		o.Vitals.Fabric = core.FabricStarting
+		s.see(o)
+		s.expect("alone it needs none", core.Healthy, "")
+		o.Vitals.Fabric = core.FabricWell
+		s.see(o)
+		o.Vitals.Fabric = core.FabricStarting
+		s.see(o)
+		s.expect("unless it was in one", core.Unknown, "FABRIC_STARTING")
+	})
+	t.Run("worse and better", func(t *testing.T) {
+		s := tell(t)
+		for _, step := range []struct {
+			fabric core.Fabric
+			state  core.HealthState
+		}{
+			{core.FabricLimited, core.Degraded}, {core.FabricUnhealthy, core.Unhealthy}, {core.FabricLimited, core.Unhealthy}, {core.FabricUnsaid, core.Unhealthy},
+		} {
+			s.say(func(v *core.Vitals) { v.Fabric = step.fabric })
+			s.check(3)
+			if h := s.ledger.Health(a); h.State != step.state {
+				t.Errorf("fabric %d: %s", step.fabric, h)
+			}
+		}
+		s.say(func(v *core.Vitals) { v.Fabric = core.FabricLimited })
+		s.step(5 * time.Minute)
+		s.expect("no longer unhealthy", core.Degraded, "FABRIC_LIMITED")
+	})
+}
+
+// Links that were never up are not missed; those that were are, even by an agent that began anew.
+func TestLinks(t *testing.T) {
+	s := untold(t, "580")
+	for _, n := range []uint64{0, 6, 18} {
+		s.say(func(v *core.Vitals) { v.LinksUp.Value = n })
+		s.check(5)
+		s.expect("coming up", core.Healthy, "")
+	}
+	s.say(func(v *core.Vitals) { v.LinksUp.Value = 0 })
+	s.check(3)
+	s.expect("down", core.Degraded, "NVLINK_DOWN")
+}
+
+// An error that no XID told of.
+func TestECC(t *testing.T) {
+	more := func(v *core.Vitals) { v.Uncorrectable.Value++ }
+	t.Run("no XID", func(t *testing.T) {
+		s := guest(t)
+		s.say(more)
+		s.check(1)
+		s.expect("at once", core.Degraded, "ECC_UNCORRECTABLE")
+		s.expectRecovery("quiet", 11*time.Minute)
+	})
+	t.Run("the driver is content", func(t *testing.T) {
+		s := trusted(t)
+		s.say(more)
+		s.check(1)
+		s.expectRecovery("with a verdict", 90*time.Second)
+	})
+	t.Run("and again", func(t *testing.T) {
+		s := guest(t)
+		for range 20 {
+			s.say(more)
+			s.step(time.Minute)
+		}
+		s.expect("it goes on", core.Degraded, "ECC_UNCORRECTABLE")
+		if c := s.condition("ECC_UNCORRECTABLE"); c.Count != 20 {
+			t.Errorf("counted %d", c.Count)
+		}
+	})
+	for code, want := range map[uint64]string{95: "XID_95", 94: "XID_94", 48: "XID_48"} {
+		s := trusted(t)
+		s.xid(code)
+		s.say(more)
+		s.check(1)
+		if cs := s.ledger.Conditions(); len(cs) != 1 || cs[0].Cause() != want {
+			t.Errorf("XID %d explains it: %v", code, cs)
+		}
+	}
+	for _, code := range []uint64{13, 31, 43, 45, 38, 154} {
+		s := trusted(t)
+		s.xid(code)
+		s.say(more)
+		s.check(1)
+		s.expect("an application's XID explains nothing", core.Degraded, "ECC_UNCORRECTABLE")
+	}
+	for name, change := range map[string]func(*core.Vitals){
+		"unread":  func(v *core.Vitals) { v.Uncorrectable = core.Gauge{} },
+		"reset":   func(v *core.Vitals) { v.Uncorrectable.Value = 0 },
+		"no news": func(*core.Vitals) {},
+	} {
+		s := trusted(t)
+		s.say(change)
+		s.check(2)
+		s.expect(name, core.Healthy, "")
+	}
+	s := trusted(t)
+	s.say(func(v *core.Vitals) { v.Uncorrectable = core.Gauge{} })
+	s.check(1)
+	s.say(func(v *core.Vitals) { v.Uncorrectable = core.Gauge{Value: 100, OK: true} })
+	s.check(1)
+	s.expect("nobody knows since when", core.Healthy, "")
+}

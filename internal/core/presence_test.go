@@ -1,0 +1,159 @@
+package core_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+)
+
+// A lost GPU that answers is not well yet: unhealthy first, then as all others.
+func TestLostAndBack(t *testing.T) {
+	s := tell(t)
+	s.mute[a.GPU] = core.Lost
+	s.check(1)
+	s.expect("at once", core.GPULost, "LOST")
+	s.step(time.Hour)
+	s.expect("for an hour", core.GPULost, "LOST")
+	delete(s.mute, a.GPU)
+	s.check(2)
+	s.expect("an answer or two", core.GPULost, "LOST")
+	s.check(1)
+	s.expect("three in a row", core.Unhealthy, "LOST")
+	if h := s.ledger.Health(a); h.String()[:len("unhealthy: GPU was lost")] != "unhealthy: GPU was lost" {
+		t.Error(h)
+	}
+	s.expectRecovery("since it passed its checks", 40*time.Second)
+}
+
+// Coming back means that it was initialised anew.
+func TestLostAndBackIsAReset(t *testing.T) {
+	s := guest(t)
+	s.xid(79, 119)
+	s.expect("fallen off the bus", core.GPULost, "XID_79")
+	s.mute[a.GPU] = core.Lost
+	s.check(6)
+	s.expect("fallen off the bus", core.GPULost, "XID_79")
+	delete(s.mute, a.GPU)
+	s.check(3)
+	s.expect("back", core.Unhealthy, "XID_79")
+	s.expectRecovery("since then", 40*time.Second)
+}
+
+// Lost again is news, whatever stands already.
+func TestLostAgain(t *testing.T) {
+	s := tell(t)
+	s.mute[a.GPU] = core.Lost
+	s.check(3)
+	for range 3 {
+		delete(s.mute, a.GPU)
+		s.check(5)
+		s.expect("back", core.Unhealthy, "LOST")
+		s.mute[a.GPU] = core.Lost
+		s.check(1)
+		s.expect("lost again", core.GPULost, "LOST")
+	}
+	if c := s.condition("LOST"); !c.Last.Equal(s.now) {
+		t.Errorf("it was lost again at %v, not at %v", s.now, c.Last)
+	}
+}
+
+func TestProbeFailures(t *testing.T) {
+	for _, n := range []int{1, 3, 5} {
+		s := tell(t, func(p *core.HealthPolicy) { p.ProbeFailures = n })
+		for range 4 { // never in a row
+			s.mute[a.GPU] = core.ProbeFailed
+			s.check(n - 1)
+			s.expect("too few", core.Healthy, "")
+			delete(s.mute, a.GPU)
+			s.check(1)
+		}
+		if cs := s.ledger.Conditions(); len(cs) != 0 {
+			t.Errorf("an answer leaves a note: %v", cs)
+		}
+		s.mute[a.GPU] = core.ProbeFailed
+		s.check(n)
+		s.expect("in a row", core.Unhealthy, "PROBE_FAILED")
+		delete(s.mute, a.GPU)
+		s.check(1)
+		s.expect("an answer alone", core.Unhealthy, "PROBE_FAILED")
+		s.expectRecovery("after the answer", time.Minute)
+	}
+}
+
+// A call that does not return is waited for a moment only; what it was about is noted when it is overdue.
+func TestHang(t *testing.T) {
+	s := tell(t)
+	s.xid(119)
+	s.mute[a.GPU] = core.Waiting
+	s.step(50 * time.Second)
+	s.expect("slow is no fault of its own", core.Unhealthy, "XID_119")
+	overdue := core.Observation{At: a, Kind: core.NoAnswer, Detail: "nvmlDeviceGetFieldValues"}
+	s.see(overdue)
+	s.condition("NOT_ANSWERING")
+	for range 120 {
+		s.pass(500 * time.Millisecond)
+		s.see(overdue)
+	}
+	if cs := s.ledger.Conditions(); len(cs) != 2 {
+		t.Errorf("stands: %v", cs)
+	}
+	delete(s.mute, a.GPU)
+	s.step(3 * time.Minute)
+	s.expect("the call came back, the fault stays", core.Unhealthy, "XID_119")
+	if cs := s.ledger.Conditions(); len(cs) != 1 {
+		t.Errorf("stands: %v", cs)
+	}
+}
+
+// A hang of one GPU is nobody else's, a hang of the driver is everybody's and says nothing about any.
+func TestHangOfTheDriver(t *testing.T) {
+	s := tell(t)
+	s.see(core.Observation{At: core.Node, Kind: core.NoAnswer, Detail: "nvmlInit"})
+	for _, at := range []core.Placement{a, b, ci(1, 0)} {
+		s.expectAt("all wait", at, core.Unknown, "NOT_ANSWERING")
+	}
+	s.see(answered("580"))
+	s.expect("it came back", core.Healthy, "")
+}
+
+// Slow checks hold a recovery up and set nothing back; whoever was never asked is not well.
+func TestUnchecked(t *testing.T) {
+	s := untold(t, "580")
+	s.mute[a.GPU] = core.Waiting
+	s.check(1)
+	s.expect("never asked", core.Unknown, "UNCHECKED")
+	s.step(10 * time.Minute)
+	s.expect("never asked", core.Unknown, "UNCHECKED")
+	delete(s.mute, a.GPU)
+	s.say(func(v *core.Vitals) { v.Partial = true })
+	s.check(3)
+	s.expect("half an answer", core.Unknown, "UNCHECKED")
+	s.say(func(v *core.Vitals) { v.Partial = false })
+	s.check(1)
+	s.expect("the first complete one", core.Healthy, "")
+	s.mute[a.GPU] = core.Waiting
+	s.step(10 * time.Minute)
+	s.expect("slow later", core.Healthy, "")
+	s.see(core.Observation{At: core.Node, Kind: core.DriverLost, Detail: "gone"})
+	s.see(answered("580"))
+	s.check(1)
+	s.expect("slow after the driver was away", core.Unknown, "UNCHECKED")
+}
+
+// A driver that is away makes nobody ill, and nobody well.
+func TestDriverLost(t *testing.T) {
+	s := tell(t)
+	s.xid(95)
+	s.see(core.Observation{At: core.Node, Kind: core.DriverLost, Detail: "versions differ"})
+	s.expectAt("the neighbour", b, core.Unknown, "NVML_UNAVAILABLE")
+	s.expectAt("the sick one", a, core.Unhealthy, "XID_95")
+	began := s.condition("XID_95")
+	s.pass(24 * time.Hour)
+	if c := s.condition("XID_95"); c != began {
+		t.Errorf("time alone made it %+v", c)
+	}
+	s.see(answered("580"))
+	s.check(1)
+	s.expect("the driver is back", core.Unhealthy, "XID_95")
+}

@@ -1,0 +1,187 @@
+package core_test
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+)
+
+// sign is something that may show that a GPU was initialised anew.
+type sign struct {
+	name   string
+	before func(*core.Vitals) // what the GPU said until then; nil = nothing special
+	after  func(*core.Vitals)
+}
+
+var strong = []sign{
+	{"reset wanted, then nothing", func(v *core.Vitals) { v.Verdict = core.VerdictReset }, func(v *core.Vitals) { v.Verdict = core.VerdictNone }},
+	{"drain and reset wanted, then nothing", func(v *core.Vitals) { v.Verdict = core.VerdictDrainAndReset }, func(v *core.Vitals) { v.Verdict = core.VerdictNone }},
+	{"a row remap no longer pending", func(v *core.Vitals) { v.RemapPending = core.Yes }, func(v *core.Vitals) { v.RemapPending = core.No }},
+	{"a page retirement no longer pending", func(v *core.Vitals) { v.RetirementPending = core.Yes }, func(v *core.Vitals) { v.RetirementPending = core.No }},
+	{"a repair no longer pending", func(v *core.Vitals) { v.RepairPending = core.Yes }, func(v *core.Vitals) { v.RepairPending = core.No }},
+}
+
+var weak = []sign{
+	{"less energy", nil, func(v *core.Vitals) { v.Energy.Value = 1 }},
+	{"fewer replays", nil, func(v *core.Vitals) { v.Replays.Value = 1 }},
+	{"fewer errors", nil, func(v *core.Vitals) { v.Uncorrectable.Value = 1 }},
+}
+
+var none = []sign{
+	{"nothing", nil, func(*core.Vitals) {}},
+	{"a remap never pending", func(v *core.Vitals) { v.RemapPending = core.Unsaid }, func(v *core.Vitals) { v.RemapPending = core.No }},
+	{"a remap not readable", func(v *core.Vitals) { v.RemapPending = core.Yes }, func(v *core.Vitals) { v.RemapPending = core.Unsaid }},
+	{"peer-to-peer drained, then nothing", func(v *core.Vitals) { v.Verdict = core.VerdictDrainP2P }, func(v *core.Vitals) { v.Verdict = core.VerdictNone }},
+	{"one demand, then another", func(v *core.Vitals) { v.Verdict = core.VerdictReset }, func(v *core.Vitals) { v.Verdict = core.VerdictReboot }},
+	{"a demand not readable", func(v *core.Vitals) { v.Verdict = core.VerdictReset }, func(v *core.Vitals) { v.Verdict = core.VerdictUnsaid }},
+	{"energy unread", nil, func(v *core.Vitals) { v.Energy, v.Replays = core.Gauge{}, core.Gauge{} }},
+	{"more of everything", nil, func(v *core.Vitals) { v.Energy.Value, v.Replays.Value = 9e9, 50 }},
+}
+
+// proves reports whether signs, one check after the other at a distance, mend what only a reset does.
+func proves(t *testing.T, apart time.Duration, signs ...sign) bool {
+	t.Helper()
+	s := untold(t, "580")
+	for _, sign := range signs {
+		if sign.before != nil {
+			s.say(sign.before)
+		}
+	}
+	s.check(1)
+	s.xid(119)
+	s.check(1)
+	for i, sign := range signs {
+		if i > 0 {
+			s.step(apart - pace)
+		}
+		s.say(sign.after)
+		s.check(1)
+	}
+	seen := s.chart().Reset
+	if is := !s.condition("XID_119").Clearing.IsZero(); is != !seen.IsZero() {
+		t.Errorf("the reset was seen at %v, but recovery began: %t", seen, is)
+	}
+	return !seen.IsZero()
+}
+
+func TestStrongSignsOfAReset(t *testing.T) {
+	for _, sign := range strong {
+		if !proves(t, pace, sign) {
+			t.Errorf("%s: no reset", sign.name)
+		}
+	}
+	for _, sign := range slices.Concat(none, weak) {
+		if proves(t, pace, sign) {
+			t.Errorf("%s: a reset", sign.name)
+		}
+	}
+}
+
+func TestWeakSignsOfAReset(t *testing.T) {
+	for i, one := range weak {
+		for j, two := range weak {
+			if i == j {
+				continue
+			}
+			for apart, want := range map[time.Duration]bool{pace: true, 5 * time.Minute: true, 5*time.Minute + pace: false, time.Hour: false} {
+				if proves(t, apart, one, two) != want {
+					t.Errorf("%s and, %v later, %s: want %t", one.name, apart, two.name, want)
+				}
+			}
+		}
+	}
+	if proves(t, time.Minute, weak[0], sign{after: func(v *core.Vitals) { v.Energy.Value = 0 }}) {
+		t.Error("one counter twice is one sign")
+	}
+}
+
+// A sign is spent with the reset that it proved.
+func TestSignsProveOneReset(t *testing.T) {
+	s := tell(t)
+	s.say(weak[0].after)
+	s.say(weak[1].after)
+	s.check(1)
+	first := s.chart().Reset
+	if !first.Equal(s.now) {
+		t.Fatalf("no reset: %v", first)
+	}
+	s.xid(119)
+	s.say(func(v *core.Vitals) { v.Uncorrectable.Value = 0 })
+	s.check(1)
+	if again := s.chart().Reset; !again.Equal(first) {
+		t.Errorf("a third counter proves another reset at %v", again)
+	}
+}
+
+// A sign counts for what happened before it.
+func TestResetBeforeTheFault(t *testing.T) {
+	s := tell(t)
+	s.reset()
+	s.xid(119)
+	s.step(time.Hour)
+	s.expect("the reset came first", core.Unhealthy, "XID_119")
+	s.see(core.Observation{At: a, Kind: core.Rebound})
+	s.expect("at the same moment", core.Unhealthy, "XID_119")
+	if c := s.condition("XID_119"); c.Clearing.IsZero() {
+		t.Error("unbound and bound is no reset")
+	}
+	s.xid(119)
+	s.step(time.Hour)
+	s.expect("and again after that", core.Unhealthy, "XID_119")
+}
+
+// Another GPU's reset is its own.
+func TestResetOfANeighbour(t *testing.T) {
+	s := tell(t)
+	s.see(xid(b, 119))
+	s.xid(119)
+	s.reset()
+	s.step(5 * time.Minute)
+	s.expectAt("a", a, core.Healthy, "")
+	s.expectAt("b", b, core.Unhealthy, "XID_119")
+}
+
+// A driver that is loaded anew mends what it says is mended, and by that alone nothing else: its counters begin
+// at zero each time.
+func TestReload(t *testing.T) {
+	fallen := func(v *core.Vitals) { v.Energy.Value, v.Uncorrectable.Value = 0, 0 }
+	for _, tc := range []struct {
+		name string
+		gone core.DriverState
+		back func(*core.Vitals)
+		want core.HealthState
+	}{
+		{"the verdict is none", core.DriverAbsent, func(*core.Vitals) {}, core.Healthy},
+		{"no verdict", core.DriverAbsent, func(v *core.Vitals) { v.Verdict = core.VerdictUnsaid }, core.Unhealthy},
+		{"no verdict, counters fell", core.DriverAbsent, func(v *core.Vitals) { fallen(v); v.Verdict = core.VerdictUnsaid }, core.Unhealthy},
+		{"a reset is wanted", core.DriverAbsent, func(v *core.Vitals) { fallen(v); v.Verdict = core.VerdictReset }, core.Unhealthy},
+		{"a remap is no longer pending", core.DriverAbsent, func(v *core.Vitals) { v.Verdict, v.RemapPending = core.VerdictUnsaid, core.No }, core.Healthy},
+		{"it only could not be asked", core.DriverFailed, func(*core.Vitals) {}, core.Unhealthy},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			s := untold(t, "580")
+			s.say(func(v *core.Vitals) { v.RemapPending = core.Yes })
+			s.check(1)
+			s.xid(119)
+			s.see(core.Observation{At: core.Node, Kind: core.DriverLost, Code: uint64(tc.gone), Detail: "gone"})
+			for _, at := range []core.Placement{a, b} {
+				if h := s.ledger.Health(at); h.Schedulable() {
+					t.Errorf("without a driver %v is %s", at, h)
+				}
+			}
+			s.pass(time.Minute)
+			s.see(answered("585.1"))
+			s.say(tc.back)
+			s.check(1)
+			if h := s.ledger.Health(a); h.State != core.Unhealthy {
+				t.Errorf("when it is back: %s", h)
+			}
+			s.step(10 * time.Minute)
+			if h := s.ledger.Health(a); h.State != tc.want && (h.State != core.Degraded || tc.want != core.Healthy) {
+				t.Errorf("%s, want %s", h, tc.want)
+			}
+		})
+	}
+}

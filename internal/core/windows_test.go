@@ -1,0 +1,131 @@
+package core_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+)
+
+// Counters of time and of replays are held against ten minutes.
+func TestWindows(t *testing.T) {
+	thermal := func(share float64) func(*core.Vitals) {
+		return func(v *core.Vitals) { v.ThermalSlowdown.Value += uint64(share * float64(pace)) }
+	}
+	brake := func(share float64) func(*core.Vitals) {
+		return func(v *core.Vitals) { v.PowerBrake.Value += uint64(share * float64(pace)) }
+	}
+	replays := func(perMinute uint64) func(*core.Vitals) {
+		return func(v *core.Vitals) { v.Replays.Value += perMinute / 6 }
+	}
+	gen := func(g int, f func(*core.Vitals)) func(*core.Vitals) {
+		return func(v *core.Vitals) { v.PCIeGen = g; f(v) }
+	}
+	for _, tc := range []struct {
+		name  string
+		tick  func(*core.Vitals) // at each check
+		cause string
+	}{
+		{"cool", thermal(0), ""},
+		{"throttled for half of the time", thermal(0.5), ""},
+		{"throttled for more", thermal(0.7), "SLOWDOWN_THERMAL"},
+		{"always throttled", thermal(1), "SLOWDOWN_THERMAL"},
+		{"braked for half of the time", brake(0.5), ""},
+		{"braked for more", brake(0.7), "SLOWDOWN_POWER"},
+		{"a sound link", replays(6), ""},
+		{"a sound link of generation 5", replays(30), ""},
+		{"a bad link", replays(36), "PCIE_REPLAYS"},
+		{"what is sound at 5 is not at 1", gen(1, replays(12)), "PCIE_REPLAYS"},
+		{"any link may have eight", gen(1, replays(6)), ""},
+		{"of an unknown generation", gen(0, replays(12)), "PCIE_REPLAYS"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			s := tell(t)
+			run := func(d time.Duration, tick func(*core.Vitals)) {
+				for range int(d / pace) {
+					s.say(tick)
+					s.check(1)
+				}
+			}
+			run(10*time.Minute-pace, tc.tick)
+			s.expect("within the window", core.Healthy, "")
+			run(pace, tc.tick)
+			if tc.cause == "" {
+				run(time.Hour, tc.tick)
+				s.expect("for an hour", core.Healthy, "")
+				return
+			}
+			s.expect("after a window", core.Degraded, tc.cause)
+			said := s.ledger.Health(a)
+			run(time.Hour, tc.tick)
+			if h := s.ledger.Health(a); h != said {
+				t.Errorf("was %q, is %q", said, h)
+			}
+			s.expectRecovery("without", 11*time.Minute)
+		})
+	}
+}
+
+// A counter that is not there, or that fell, says nothing about its window.
+func TestWindowsOfBrokenCounters(t *testing.T) {
+	for name, at := range map[string]func(v *core.Vitals){
+		"gone": func(v *core.Vitals) {
+			v.ThermalSlowdown, v.PowerBrake, v.Replays = core.Gauge{}, core.Gauge{}, core.Gauge{}
+		},
+		"fell": func(v *core.Vitals) { v.ThermalSlowdown.Value, v.PowerBrake.Value, v.Replays.Value = 0, 0, 0 },
+	} {
+		s := tell(t)
+		for range 58 {
+			s.say(func(v *core.Vitals) {
+				v.ThermalSlowdown.Value += uint64(pace)
+				v.PowerBrake.Value += uint64(pace)
+				v.Replays.Value += 1000
+			})
+			s.check(1)
+		}
+		s.say(at)
+		s.check(5)
+		s.expect(name, core.Healthy, "")
+	}
+	t.Run("a gap", func(t *testing.T) { // the driver was away for an hour: the window is as long as that
+		s := tell(t)
+		s.now = s.now.Add(time.Hour)
+		s.say(func(v *core.Vitals) { v.ThermalSlowdown.Value += uint64(30 * time.Minute) })
+		s.check(1)
+		s.expect("half of it", core.Healthy, "")
+		s.now = s.now.Add(time.Hour)
+		s.say(func(v *core.Vitals) { v.ThermalSlowdown.Value += uint64(50 * time.Minute) })
+		s.check(1)
+		s.expect("most of it", core.Degraded, "SLOWDOWN_THERMAL")
+	})
+}
+
+// An idle link saves lanes, and lanes that nobody has can't be missed.
+func TestPCIeWidth(t *testing.T) {
+	for _, tc := range []struct {
+		name string
+		set  func(*core.Vitals)
+		want string
+	}{
+		{"idle and narrow", func(v *core.Vitals) { v.PCIeWidth, v.PCIeGen = 4, 1 }, ""},
+		{"busy and wide", func(v *core.Vitals) { v.Busy = true }, ""},
+		{"busy and slow", func(v *core.Vitals) { v.Busy, v.PCIeGen = true, 1 }, ""},
+		{"busy and narrow", func(v *core.Vitals) { v.Busy, v.PCIeWidth = true, 8 }, "PCIE_WIDTH"},
+		{"width unknown", func(v *core.Vitals) { v.Busy, v.PCIeWidth = true, 0 }, ""},
+		{"maximum unknown", func(v *core.Vitals) { v.Busy, v.PCIeWidth, v.PCIeMaxWidth = true, 8, 0 }, ""},
+		{"a slot with eight lanes", func(v *core.Vitals) { v.Busy, v.PCIeWidth, v.PCIeMaxWidth = true, 8, 8 }, ""},
+	} {
+		s := tell(t)
+		s.say(tc.set)
+		s.check(5)
+		if h := s.ledger.Health(a); h.Cause() != tc.want {
+			t.Errorf("%s: %s", tc.name, h)
+		}
+	}
+	s := tell(t)
+	s.say(func(v *core.Vitals) { v.Busy, v.PCIeWidth = true, 8 })
+	s.check(3)
+	s.say(func(v *core.Vitals) { v.Busy, v.PCIeWidth = false, 16 })
+	s.step(time.Hour)
+	s.expect("idle again, which says nothing", core.Degraded, "PCIE_WIDTH")
+}
