@@ -71,7 +71,7 @@ type window struct {
 // Bounds of a chart: it does not grow with uptime.
 const (
 	maxTimes   = 16
-	maxTallies = 256 // of codes that have no name; those that have are no more than the table
+	maxTallies = 64 // beyond it codes without a name count as one; those with a name are no more than the table
 )
 
 // clone copies the chart, so that changing the copy leaves the original alone. Slices are only ever

@@ -1,0 +1,252 @@
+package core_test
+
+import (
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+)
+
+// clear and ignore are an operator's orders about a, now.
+func (s *story) clear(o core.Order) ([]core.Condition, error) {
+	o.GPU = a.GPU
+	ledger, cleared, err := s.ledger.Clear(s.policy, s.now, o)
+	s.ledger = ledger
+	return cleared, err
+}
+
+func (s *story) ignore(d time.Duration, cause string) {
+	s.Helper()
+	ledger, ignored, err := s.ledger.Ignore(s.policy, s.now, core.Order{GPU: a.GPU, Cause: cause}, s.now.Add(d))
+	if err != nil || len(ignored) == 0 {
+		s.Fatalf("ignored %v: %v", ignored, err)
+	}
+	s.ledger = ledger
+}
+
+func TestClear(t *testing.T) {
+	for _, tc := range []struct {
+		name  string
+		order core.Order
+		left  []string
+	}{
+		{"everything", core.Order{}, nil},
+		{"one cause", core.Order{Cause: "XID_119"}, []string{"XID_54", "XID_94"}},
+		{"however it is spelled", core.Order{Cause: "xid_54"}, []string{"XID_94", "XID_119"}},
+		{"verified just then", core.Order{Verified: dawn.Add(pace)}, nil},
+	} {
+		s := tell(t)
+		s.see(xid(b, 119))
+		s.xid(119, 94, 54)
+		cleared, err := s.clear(tc.order)
+		if err != nil {
+			t.Errorf("%s: %v", tc.name, err)
+		}
+		var left []string
+		for _, c := range s.ledger.Conditions() {
+			if c.At == a {
+				left = append(left, c.Cause())
+			}
+		}
+		if !slices.Equal(left, tc.left) || len(cleared) != 3-len(tc.left) {
+			t.Errorf("%s: cleared %v, left %v", tc.name, cleared, left)
+		}
+		s.expectAt("the neighbour", b, core.Unhealthy, "XID_119")
+	}
+}
+
+// An order that can't be followed changes nothing.
+func TestRefusedOrders(t *testing.T) {
+	later := dawn.Add(pace).Add(time.Hour)
+	for _, tc := range []struct {
+		name  string
+		order core.Order
+		want  any
+	}{
+		{"verified before the fault", core.Order{GPU: a.GPU, Verified: dawn}, new(*core.NewerFaultError)},
+		{"verified before one of the faults", core.Order{GPU: a.GPU, Cause: "XID_95", Verified: dawn.Add(pace)}, new(*core.NewerFaultError)},
+		{"verified in the future", core.Order{GPU: a.GPU, Verified: later.Add(time.Second)}, new(*core.ConfigError)},
+		{"no such cause", core.Order{GPU: a.GPU, Cause: "XID_96"}, new(*core.NoConditionError)},
+		{"no such GPU", core.Order{GPU: "GPU-z"}, new(*core.NoConditionError)},
+		{"a GPU that is well", core.Order{GPU: b.GPU}, new(*core.NoConditionError)},
+		{"the node", core.Order{}, new(*core.NoConditionError)},
+	} {
+		s := tell(t)
+		s.xid(119)
+		s.pass(later.Sub(s.now))
+		s.xid(95)
+		s.see(core.Observation{At: core.Node, Kind: core.DriverLost})
+		before := s.ledger.Conditions()
+		cleared, _, clearErr := s.ledger.Clear(s.policy, later, tc.order)
+		ignored, _, ignoreErr := s.ledger.Ignore(s.policy, later, tc.order, later.Add(time.Hour))
+		for _, err := range []error{clearErr, ignoreErr} {
+			if err == nil || !errors.As(err, tc.want) || err.Error() == "" {
+				t.Errorf("%s: %v", tc.name, err)
+			}
+		}
+		for _, l := range []core.Ledger{cleared, ignored, s.ledger} {
+			if !slices.Equal(l.Conditions(), before) {
+				t.Errorf("%s: something changed", tc.name)
+			}
+		}
+	}
+	s := tell(t)
+	s.xid(119)
+	for _, d := range []time.Duration{0, -time.Hour} {
+		if _, _, err := s.ledger.Ignore(s.policy, s.now, core.Order{GPU: a.GPU}, s.now.Add(d)); err == nil {
+			t.Errorf("ignored until %v from now", d)
+		}
+	}
+}
+
+// What a GPU lacks that does not answer is an answer and not an order.
+func TestOrdersAboutASilentGPU(t *testing.T) {
+	for kind, checks := range map[core.ObservationKind]int{core.Lost: 1, core.ProbeFailed: 3, core.NoAnswer: 1, core.Waiting: 1} {
+		s := untold(t, "580")
+		s.mute[a.GPU] = kind
+		s.check(checks)
+		s.xid(119)
+		_, _, clearErr := s.ledger.Clear(s.policy, s.now, core.Order{GPU: a.GPU})
+		_, _, ignoreErr := s.ledger.Ignore(s.policy, s.now, core.Order{GPU: a.GPU}, s.now.Add(time.Hour))
+		for _, err := range []error{clearErr, ignoreErr} {
+			if _, ok := errors.AsType[*core.SilentError](err); !ok {
+				t.Errorf("kind %d: %v", kind, err)
+			}
+		}
+		if _, err := s.clear(core.Order{Cause: "XID_119"}); err != nil {
+			t.Errorf("its other faults: %v", err)
+		}
+		delete(s.mute, a.GPU)
+		s.check(1)
+		if kind == core.Waiting {
+			continue // it was only never asked
+		}
+		if _, err := s.clear(core.Order{}); err != nil {
+			t.Errorf("kind %d, now that it answers: %v", kind, err)
+		}
+		s.expect("by order", core.Healthy, "")
+	}
+}
+
+// A level that is still there is disregarded until it goes; when it comes back it is another.
+func TestClearOfAStandingLevel(t *testing.T) {
+	for _, l := range levels() {
+		s := tell(t)
+		s.say(l.set)
+		s.check(l.checks)
+		if _, err := s.clear(core.Order{}); err != nil {
+			t.Errorf("%s: %v", l.cause, err)
+		}
+		s.step(20 * time.Minute)
+		s.expect(l.cause+" is ignored", core.Healthy, "")
+		s.say(l.unset)
+		s.check(1)
+		if cs := s.ledger.Conditions(); len(cs) != 0 {
+			t.Errorf("%s is gone, and stands: %v", l.cause, cs)
+		}
+		s.say(l.set)
+		s.check(l.checks)
+		s.expect("and is back", l.state, l.cause)
+	}
+	s := tell(t)
+	s.say(func(v *core.Vitals) { v.Verdict = core.VerdictDrainP2P })
+	s.check(2)
+	if _, err := s.clear(core.Order{}); err != nil {
+		t.Error(err)
+	}
+	s.say(func(v *core.Vitals) { v.Verdict = core.VerdictReset })
+	s.check(1)
+	s.expect("the driver wants something else now", core.Unhealthy, "VERDICT_GPU_RESET")
+}
+
+func TestIgnore(t *testing.T) {
+	t.Run("until a time", func(t *testing.T) {
+		s := tell(t)
+		s.xid(119)
+		s.ignore(time.Hour, "")
+		s.step(time.Hour - pace)
+		s.expect("within the hour", core.Healthy, "")
+		s.check(1)
+		s.expect("after it", core.Unhealthy, "XID_119")
+	})
+	t.Run("until it happens again", func(t *testing.T) {
+		s := tell(t)
+		s.xid(119)
+		s.ignore(time.Hour, "XID_119")
+		s.xid(46)
+		s.expect("another", core.Unhealthy, "XID_46")
+		s.ignore(time.Hour, "")
+		s.expect("ignored, too", core.Healthy, "")
+		s.xid(119)
+		s.expect("the same", core.Unhealthy, "XID_119")
+	})
+	t.Run("until it is over", func(t *testing.T) {
+		s := tell(t)
+		s.xid(119)
+		s.ignore(24*time.Hour, "")
+		s.reset()
+		s.ignore(24*time.Hour, "VERDICT_GPU_RESET")
+		s.step(10 * time.Minute)
+		if cs := s.ledger.Conditions(); len(cs) != 0 {
+			t.Errorf("stands: %v", cs)
+		}
+		s.xid(119)
+		s.expect("a new one", core.Unhealthy, "XID_119")
+	})
+	t.Run("until it is lost again", func(t *testing.T) {
+		s := tell(t)
+		s.mute[a.GPU] = core.Lost
+		s.check(1)
+		delete(s.mute, a.GPU)
+		s.check(1)
+		s.ignore(24*time.Hour, "LOST")
+		s.expect("it answers", core.Healthy, "")
+		s.mute[a.GPU] = core.Lost
+		s.check(1)
+		s.expect("lost again", core.GPULost, "LOST")
+	})
+	t.Run("until the driver wants something else", func(t *testing.T) {
+		s := tell(t)
+		s.say(func(v *core.Vitals) { v.Verdict = core.VerdictDrainP2P })
+		s.check(2)
+		s.ignore(24*time.Hour, "")
+		s.check(10)
+		s.expect("ignored", core.Healthy, "")
+		s.say(func(v *core.Vitals) { v.Verdict = core.VerdictReboot })
+		s.check(1)
+		s.expect("changed", core.Unhealthy, "VERDICT_NODE_REBOOT")
+	})
+	t.Run("is no recovery", func(t *testing.T) {
+		s := tell(t)
+		for range 5 {
+			s.xid(119)
+			s.ignore(time.Minute, "")
+			s.step(2 * time.Minute)
+		}
+		if n := len(s.chart().Recoveries); n != 0 {
+			t.Errorf("%d recoveries", n)
+		}
+	})
+}
+
+// Who has looked at a GPU has looked at its past, too.
+func TestClearForgetsHistory(t *testing.T) {
+	s := tell(t)
+	s.mend(46)
+	s.mend(119)
+	s.xid(119)
+	if c := s.chart(); len(c.Spells) != 3 || len(c.Mended) != 2 || len(c.Recoveries) != 2 {
+		t.Errorf("before: %+v", c)
+	}
+	if _, err := s.clear(core.Order{}); err != nil {
+		t.Fatal(err)
+	}
+	if c := s.chart(); len(c.Spells) != 0 || len(c.Mended) != 0 || len(c.Recoveries) != 0 || !c.Bad.IsZero() {
+		t.Errorf("after: %+v", c)
+	}
+	if c := s.chart(); len(c.Tallies) == 0 || c.Reset.IsZero() {
+		t.Errorf("what was counted is no history of recovery: %+v", c)
+	}
+}

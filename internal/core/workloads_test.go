@@ -1,0 +1,114 @@
+package core_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/fault"
+)
+
+// handOut gives a placement to new work.
+func (s *story) handOut(at core.Placement) { s.see(core.Observation{At: at, Kind: core.Reserved}) }
+
+func TestWorkloads(t *testing.T) {
+	fail := func(n int, apart time.Duration, xids ...uint64) func(*story) {
+		return func(s *story) {
+			for range n {
+				s.handOut(a)
+				for range 20 { // one program, over and over
+					s.xid(xids...)
+				}
+				s.pass(apart)
+			}
+		}
+	}
+	for _, tc := range []struct {
+		name   string
+		effect fault.Effect
+		happen func(*story)
+		want   core.HealthState
+	}{
+		{"one in a loop", fault.Degrades, fail(1, 0, 31), core.Healthy},
+		{"nobody knows whose", fault.Degrades, func(s *story) { s.xid(31, 31, 31, 31) }, core.Healthy},
+		{"two", fault.Degrades, fail(2, 0, 31), core.Healthy},
+		{"three", fault.Degrades, fail(3, 0, 31), core.Degraded},
+		{"three with different faults", fault.Degrades, func(s *story) { fail(1, 0, 13)(s); fail(1, 0, 31)(s); fail(1, 0, 43)(s) }, core.Degraded},
+		{"three within an hour", fault.Degrades, fail(3, 30*time.Minute, 31), core.Degraded},
+		{"three in more", fault.Degrades, fail(3, 31*time.Minute, 31), core.Healthy},
+		{"three that only tell", fault.Degrades, fail(3, 0, 38, 154), core.Healthy},
+		{"three, and nobody minds", fault.None, fail(3, 0, 31), core.Healthy},
+		{"three, taken seriously", fault.Withdraws, fail(3, 0, 31), core.Unhealthy},
+		{"one before it was handed out, two since", fault.Degrades, func(s *story) { s.xid(31); fail(2, 0, 31)(s) }, core.Degraded},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			s := tell(t, func(p *core.HealthPolicy) { p.Workloads = tc.effect })
+			tc.happen(s)
+			cause := ""
+			if tc.want > core.Healthy {
+				cause = "WORKLOADS_FAILING"
+			}
+			s.expect("then", tc.want, cause)
+		})
+	}
+	t.Run("an hour without", func(t *testing.T) {
+		s := tell(t)
+		fail(3, 0, 31)(s)
+		s.step(30 * time.Minute)
+		s.xid(31)
+		s.expectRecovery("since the last", time.Hour+time.Minute)
+	})
+	t.Run("one text however many", func(t *testing.T) {
+		s := tell(t)
+		fail(3, 0, 31)(s)
+		first := s.ledger.Health(a)
+		fail(10, time.Minute, 13)(s)
+		if h := s.ledger.Health(a); h != first {
+			t.Errorf("was %q, is %q", first, h)
+		}
+	})
+}
+
+// Instances are handed out each for itself: who shares a GPU with a program in a loop is not three of them.
+func TestWorkloadsOfInstances(t *testing.T) {
+	one, two, three := ci(1, 0), ci(2, 0), ci(3, 0)
+	for _, tc := range []struct {
+		name   string
+		happen func(*story)
+		want   core.HealthState
+	}{
+		{"one in a loop while others come and go", func(s *story) {
+			s.handOut(one)
+			for range 20 {
+				s.handOut(two)
+				s.handOut(three)
+				s.see(xid(one, 31))
+			}
+		}, core.Healthy},
+		{"three on one instance", func(s *story) {
+			for range 3 {
+				s.handOut(one)
+				s.see(xid(one, 31))
+			}
+		}, core.Degraded},
+		{"one on each of three", func(s *story) {
+			for _, at := range []core.Placement{one, two, three} {
+				s.handOut(at)
+			}
+			s.see(xid(one, 31), xid(two, 31), xid(gi(3), 31))
+		}, core.Degraded},
+		{"nobody knows which", func(s *story) {
+			for range 5 {
+				s.handOut(one)
+				s.handOut(two)
+				s.see(xid(a, 31))
+			}
+		}, core.Healthy},
+	} {
+		s := tell(t)
+		tc.happen(s)
+		if h := s.ledger.Health(a); h.State != tc.want {
+			t.Errorf("%s: %s", tc.name, h)
+		}
+	}
+}
