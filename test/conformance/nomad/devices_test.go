@@ -336,7 +336,8 @@ func Test16Stats(t *testing.T) {
 			t.Errorf("%s: %+v", id, s)
 			continue
 		}
-		if len(s.Stats.Attributes) != 11 || s.Stats.Attributes["Memory state"].IntDenominatorVal == nil {
+		if len(s.Stats.Attributes) != 12 || s.Stats.Attributes["Memory state"].IntDenominatorVal == nil ||
+			!strings.HasPrefix(*s.Stats.Attributes["Health"].StringVal, "healthy") {
 			t.Errorf("%s: %+v", id, s.Stats.Attributes)
 		}
 	}

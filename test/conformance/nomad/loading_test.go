@@ -138,17 +138,19 @@ func Test06Configuration(t *testing.T) {
 					t.Errorf("%q is not in: %v", want, a.load)
 				}
 			}
-			if tc.want == nil {
-				return
-			}
-			// Nomad leaves a process behind that refused its configuration; it has to go by itself once
-			// the agent does. Here the agent is this test.
-			for _, pid := range a.launches(t) {
-				if alive(pid) {
-					_ = syscall.Kill(pid, syscall.SIGKILL)
-				}
-			}
+			a.end(t)
 		})
+	}
+}
+
+// end ends what Nomad leaves behind: a process that refused its configuration. It has to go by itself once
+// the agent does, but here the agent is this test.
+func (a *agent) end(t *testing.T) {
+	t.Helper()
+	for _, pid := range a.launches(t) {
+		if alive(pid) {
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+		}
 	}
 }
 

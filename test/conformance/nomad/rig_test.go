@@ -85,11 +85,15 @@ func (m machine) readings(t testing.TB) (n int) {
 	return n
 }
 
-// config is the config block for the machine, with more keys.
+// config is the config block for the machine, with more keys. History stays with the machine, and who got
+// well is believed soon.
 func (m machine) config(more map[string]any) map[string]any {
-	keys := map[string]any{"driver_root": "/nowhere", "fingerprint_period": "1s"}
+	keys := map[string]any{
+		"driver_root": "/nowhere", "fingerprint_period": "1s",
+		"state_dir": "", "kernel_log": "off", "health_period": "1s", "recovery_dwell": "1s",
+	}
 	if m != "" {
-		keys["driver_root"] = string(m)
+		keys["driver_root"], keys["state_dir"] = string(m), filepath.Join(string(m), "state")
 		keys["sysfs_root"], keys["procfs_root"] = filepath.Join(string(m), "sys"), filepath.Join(string(m), "proc")
 	}
 	for k, v := range more {
