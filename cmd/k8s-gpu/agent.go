@@ -14,6 +14,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/nvidia"
 	"github.com/tandem-gpu/tandem/internal/footprint"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter"
+	"github.com/tandem-gpu/tandem/internal/sources"
 )
 
 // agentName names the agent's files in the state directory.
@@ -22,8 +23,8 @@ const agentName = "k8s-gpu"
 // serve runs the agent until ctx ends.
 func serve(ctx context.Context, s settings, log *slog.Logger) error {
 	footprint.Reduce()
-	from := newSources(s, log)
-	machine := monitor.New(opener(s), s.core, log, from.store())
+	from := sources.Open(s.health, agentName, s.core.Roots.Proc, log)
+	machine := monitor.New(opener(s), s.core, log, from.Store())
 	adapter := kubeadapter.New(machine, kubeadapter.Options{
 		KubeletSocket: s.kubeletSocket, MIG: s.core.MIG, DevRoot: s.devRoot, Log: log, Reserved: machine.Reserved,
 	})
@@ -32,7 +33,7 @@ func serve(ctx context.Context, s settings, log *slog.Logger) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return machine.Run(ctx) })
 	group.Go(func() error { return adapter.Run(ctx) })
-	group.Go(func() error { from.follow(ctx, machine.Report); return nil })
+	group.Go(func() error { from.Follow(ctx, machine.Report); return nil })
 	group.Go(func() error { attend(ctx, s, machine, from, log); return nil })
 	if s.httpAddress != "" {
 		status := &status{machine: machine, adapter: adapter, cfg: s.core, from: from}
@@ -47,13 +48,13 @@ func serve(ctx context.Context, s settings, log *slog.Logger) error {
 }
 
 // attend takes an operator's orders until ctx ends. Without its socket the agent works on.
-func attend(ctx context.Context, s settings, machine *monitor.Monitor, from sources, log *slog.Logger) {
+func attend(ctx context.Context, s settings, machine *monitor.Monitor, from *sources.Sources, log *slog.Logger) {
 	path := socketPath(s)
 	if path == "" {
 		return
 	}
 	err := control.Serve(ctx, path, machine, control.Options{
-		Config: s.core, Simulation: s.health.Simulation, Notes: from.notes, Log: log,
+		Config: s.core, Simulation: s.health.Simulation, Notes: from.Notes, Log: log,
 	})
 	if err != nil {
 		log.Warn("no operator can give orders", "error", err)

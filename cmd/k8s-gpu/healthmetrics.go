@@ -77,26 +77,18 @@ func (s *status) collectHealth(metrics chan<- prometheus.Metric, state core.Stat
 	}
 	send(probedDesc, prometheus.GaugeValue, probed)
 	send(stuckDesc, prometheus.GaugeValue, float64(stats.Stuck))
-	for source, up := range s.from.up(state, stats) {
+	for source, up := range upOf(s.from.Up(), state, stats) {
 		send(sourceDesc, prometheus.GaugeValue, one(up), source)
 	}
 }
 
-// up says which of the sources in use can be used.
-func (s sources) up(state core.State, stats monitor.Stats) map[string]bool {
-	up := map[string]bool{
-		"events":  state.Snapshot.Driver.State == core.DriverReady && !stats.EventsFail,
-		"verdict": state.Snapshot.Driver.State == core.DriverReady,
-	}
+// upOf adds the driver's own sources to those beside it.
+func upOf(up map[string]bool, state core.State, stats monitor.Stats) map[string]bool {
+	up["events"] = state.Snapshot.Driver.State == core.DriverReady && !stats.EventsFail
+	up["verdict"] = state.Snapshot.Driver.State == core.DriverReady
 	for _, chart := range charts(state) {
 		up["events"] = up["events"] && chart.Vitals.Events != core.No
 		up["verdict"] = up["verdict"] && chart.Vitals.Verdict != core.VerdictUnsaid
-	}
-	if s.kernelLog != nil {
-		up["kernel_log"] = s.kernelLog.problem() == nil
-	}
-	if s.history != nil {
-		up["history"] = s.history.Problem() == ""
 	}
 	return up
 }

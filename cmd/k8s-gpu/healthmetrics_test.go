@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -17,6 +16,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/fault"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter"
+	"github.com/tandem-gpu/tandem/internal/sources"
 )
 
 // still is a machine that stands still.
@@ -76,7 +76,7 @@ func has(t *testing.T, lines []string, want ...string) {
 // What an alert watches is there before anything happens, with a 0.
 func TestSeriesExistBeforeTheFirstFault(t *testing.T) {
 	cfg := core.DefaultConfig()
-	s := &status{machine: still{state: read(cfg, coretest.GPUs(2))}, adapter: idle{}, cfg: cfg}
+	s := &status{from: &sources.Sources{}, machine: still{state: read(cfg, coretest.GPUs(2))}, adapter: idle{}, cfg: cfg}
 	gpu := string(coretest.GPU(1))
 	lines := scrape(t, s)
 	has(t, lines,
@@ -124,7 +124,7 @@ func TestFaultsAreShown(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &status{adapter: idle{}, cfg: cfg, machine: still{state, monitor.Stats{
+	s := &status{from: &sources.Sources{}, adapter: idle{}, cfg: cfg, machine: still{state, monitor.Stats{
 		Checks: 3, CheckTime: 1500 * time.Millisecond, LastCheck: time.UnixMilli(1_700_000_000_250), Stuck: 2, EventsFail: true,
 		Transitions: map[core.UnitID]uint64{core.UnitID(coretest.GPU(0)): 7},
 	}}}
@@ -155,7 +155,7 @@ func TestMadeUpCodesMakeNoSeries(t *testing.T) {
 	cfg := core.DefaultConfig()
 	state := read(cfg, coretest.GPUs(1))
 	count := func(state core.State) (n int) {
-		for _, line := range scrape(t, &status{machine: still{state: state}, adapter: idle{}, cfg: cfg}) {
+		for _, line := range scrape(t, &status{from: &sources.Sources{}, machine: still{state: state}, adapter: idle{}, cfg: cfg}) {
 			if !strings.HasPrefix(line, "tandem_device_condition{") {
 				n++
 			}
@@ -186,31 +186,8 @@ func TestSourcesOfTheDriver(t *testing.T) {
 		"wait fails":    {state: read(cfg, coretest.GPUs(2)), stats: monitor.Stats{EventsFail: true}, want: map[string]bool{"events": false, "verdict": true}},
 		"one GPU":       {state: deaf, want: map[string]bool{"events": false, "verdict": false}},
 	} {
-		if diff := cmp.Diff(c.want, sources{}.up(c.state, c.stats)); diff != "" {
+		if diff := cmp.Diff(c.want, upOf(map[string]bool{}, c.state, c.stats)); diff != "" {
 			t.Errorf("%s: %s", name, diff)
-		}
-	}
-}
-
-// A kernel log that nobody asked for may be missing; one that was named may not. Either way the agent goes on.
-func TestKernelLogThatCannotBeRead(t *testing.T) {
-	for optional, want := range map[bool]string{true: "level=INFO", false: "level=WARN"} {
-		var text strings.Builder
-		from := sources{kernelLog: &kernelLog{
-			path: "/nowhere/kmsg", optional: optional, log: slog.New(slog.NewTextHandler(&text, nil)),
-		}}
-		if notes := from.notes(); len(notes) != 0 {
-			t.Errorf("notes before it was tried: %v", notes)
-		}
-		from.follow(t.Context(), func(...core.Observation) bool { return true })
-		if log := text.String(); !strings.Contains(log, want) || strings.Count(log, "\n") != 1 || !strings.Contains(log, "CAP_SYSLOG") {
-			t.Errorf("optional %v: %s", optional, log)
-		}
-		if notes := from.notes(); len(notes) != 1 || !strings.Contains(notes[0], "/nowhere/kmsg") {
-			t.Errorf("notes: %v", notes)
-		}
-		if from.up(core.NewState(core.DefaultConfig()), monitor.Stats{})["kernel_log"] {
-			t.Error("it counts as up")
 		}
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/internal/inspect"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter"
+	"github.com/tandem-gpu/tandem/internal/sources"
 )
 
 // status is what the agent says about itself.
@@ -30,7 +31,7 @@ type status struct {
 		Stats() []kubeadapter.ResourceStats
 	}
 	cfg  core.Config
-	from sources
+	from *sources.Sources
 }
 
 func (s *status) handler() http.Handler {
@@ -69,7 +70,7 @@ func (s *status) readyz(w http.ResponseWriter, _ *http.Request) {
 // API has no place for a reason.
 func (s *status) inventory(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
-	report := inspect.DescribeState(s.machine.State(), s.cfg, s.from.notes()...)
+	report := inspect.DescribeState(s.machine.State(), s.cfg, s.from.Notes()...)
 	report.Source = inspect.FromAgent
 	_ = report.WriteJSON(w)
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/control"
 	"github.com/tandem-gpu/tandem/internal/inspect"
+	"github.com/tandem-gpu/tandem/internal/sources"
 )
 
 // verbs are what an operator asks of the agent that runs here. Settings come from where the agent has them, and
@@ -67,10 +68,9 @@ func simulate(w world) func(context.Context, settings, *cli.Command) error {
 	}
 }
 
-// reader reads the machine once, as the agent would. A node without a driver is an answer, not a failure; a
-// driver that does not answer is given up on in time.
+// reader reads the machine once, as the agent would.
 func reader(s settings) func(context.Context) inspect.Report {
 	return func(ctx context.Context) inspect.Report {
-		return inspect.DescribeState(inspect.ReadState(ctx, opener(s), s.core), s.core)
+		return sources.Reading(ctx, opener(s), s.core, s.health.StateDir, agentName)
 	}
 }

@@ -11,7 +11,11 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter"
+	"github.com/tandem-gpu/tandem/internal/sources"
 )
+
+// agentName names the plugin's files in the state directory.
+const agentName = "nomad-gpu"
 
 const (
 	// partAtMost is how long the process stays for its last word on disk. After two seconds Nomad would
@@ -35,11 +39,11 @@ type follower struct {
 
 // start is a nomadadapter.StartFunc.
 func (f *follower) start(ctx context.Context, s nomadadapter.Settings, log *slog.Logger) nomadadapter.Source {
-	from := newSources(s, log)
-	var store monitor.Store
+	from := sources.Open(s.Health, agentName, s.Core.Roots.Proc, log)
+	store := from.Store()
 	kept := make(chan struct{})
-	if from.history != nil {
-		store = &diary{Store: from.history, over: ctx.Done(), closed: kept}
+	if store != nil {
+		store = &diary{Store: store, over: ctx.Done(), closed: kept}
 	} else {
 		close(kept)
 	}
@@ -50,9 +54,7 @@ func (f *follower) start(ctx context.Context, s nomadadapter.Settings, log *slog
 	f.last, f.parting = ended, append(f.parting, parted)
 	f.mu.Unlock()
 
-	if from.kernelLog != nil {
-		go from.kernelLog.follow(ctx, m.Report)
-	}
+	go from.Follow(ctx, m.Report)
 	go func() {
 		defer close(parted)
 		attend(ctx, s, m, from, log)
@@ -123,12 +125,12 @@ func (d *diary) Save(r core.Record) {
 }
 
 // attend takes an operator's orders until ctx ends. Without its socket the plugin works on.
-func attend(ctx context.Context, s nomadadapter.Settings, m *monitor.Monitor, from sources, log *slog.Logger) {
+func attend(ctx context.Context, s nomadadapter.Settings, m *monitor.Monitor, from *sources.Sources, log *slog.Logger) {
 	path := socketPath(s.Health.StateDir)
 	if path == "" {
 		return
 	}
-	opts := control.Options{Config: s.Core, Simulation: s.Health.Simulation, Notes: from.notes, Log: log}
+	opts := control.Options{Config: s.Core, Simulation: s.Health.Simulation, Notes: from.Notes, Log: log}
 	for said := false; ; said = true {
 		err := control.Serve(ctx, path, m, opts)
 		if ctx.Err() != nil {

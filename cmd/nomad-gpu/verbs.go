@@ -12,7 +12,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/healthconfig"
 	"github.com/tandem-gpu/tandem/internal/inspect"
-	"github.com/tandem-gpu/tandem/internal/statefile"
+	"github.com/tandem-gpu/tandem/internal/sources"
 )
 
 // verbs are what an operator asks of the plugin that Nomad runs here, by way of its local socket.
@@ -47,19 +47,10 @@ func look(ctx context.Context, args []string, out io.Writer) error {
 	if cfg.Roots.Dev == "" {
 		cfg.Roots.Dev = cfg.Roots.Driver
 	}
-	read := func(ctx context.Context) inspect.Report { return readMachine(ctx, cfg, *dir) }
-	return control.Inspect(ctx, socketPath(*dir), read, out, *asJSON)
-}
-
-// readMachine is what a plugin that starts now would offer, with the history that it would start from.
-func readMachine(ctx context.Context, cfg core.Config, stateDir string) inspect.Report {
-	open := opener(cfg.Roots)
-	if stateDir == "" {
-		return inspect.DescribeState(inspect.ReadState(ctx, open, cfg), cfg)
+	read := func(ctx context.Context) inspect.Report {
+		return sources.Reading(ctx, opener(cfg.Roots), cfg, *dir, agentName)
 	}
-	history := statefile.Peek(stateDir, agentName, cfg.Roots.Proc)
-	state := inspect.ReadAfter(ctx, open, cfg, history)
-	return inspect.DescribeState(state, cfg, historyNotes(history)...)
+	return control.Inspect(ctx, socketPath(*dir), read, out, *asJSON)
 }
 
 // drop says that what was wrong with a GPU is over.

@@ -1,0 +1,105 @@
+// Package sources is where an agent hears of health beside the driver: from the kernel log, and from its own
+// past. It is the same for both agents.
+package sources
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync/atomic"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/monitor"
+	"github.com/tandem-gpu/tandem/internal/healthconfig"
+	"github.com/tandem-gpu/tandem/internal/inspect"
+	"github.com/tandem-gpu/tandem/internal/kmsg"
+	"github.com/tandem-gpu/tandem/internal/statefile"
+)
+
+// Sources are those that are not switched off. The agent works without any. All methods but Follow are safe
+// for concurrent use.
+type Sources struct {
+	log      *slog.Logger
+	path     string // of the kernel log; "" = it is not read
+	optional bool   // nobody minds if it can't be
+	failure  atomic.Pointer[error]
+	history  *statefile.File // nil = none is kept
+}
+
+// Open names the sources of an agent; procRoot is where procfs is. Nothing is read yet.
+func Open(v healthconfig.Values, agent, procRoot string, log *slog.Logger) *Sources {
+	s := &Sources{log: log, path: v.KernelLog, optional: v.Optional}
+	if v.StateDir != "" {
+		s.history = statefile.Open(v.StateDir, agent, procRoot, log)
+	}
+	return s
+}
+
+// Store is the agent's history; nil if none is kept.
+func (s *Sources) Store() monitor.Store {
+	if s.history == nil {
+		return nil // not s.history: a nil *File would be a Store
+	}
+	return s.history
+}
+
+// Follow reports what the kernel log says, until ctx ends or it can't be read.
+func (s *Sources) Follow(ctx context.Context, report func(...core.Observation) bool) {
+	if s.path == "" {
+		return
+	}
+	err := kmsg.Follow(ctx, s.path, 0, func(l kmsg.Line) {
+		if !report(l.Observation()) {
+			s.log.Warn("too much happens at once, a line of the kernel log is left out", "pci", l.PCI, "xid", l.XID)
+		}
+	})
+	if ctx.Err() != nil {
+		return
+	}
+	s.failure.Store(&err)
+	level := slog.LevelWarn
+	if s.optional && errors.Is(err, kmsg.ErrUnavailable) {
+		level = slog.LevelInfo
+	}
+	s.log.Log(ctx, level, "XIDs that only the kernel log has are not seen", "error", err)
+}
+
+// Notes say in a line each what is wrong with a source.
+func (s *Sources) Notes() []string {
+	var notes []string
+	if err := s.failure.Load(); err != nil {
+		notes = append(notes, "XIDs that only the kernel log has are not seen: "+(*err).Error())
+	}
+	return append(notes, historyNotes(s.history)...)
+}
+
+// historyNotes say what is wrong with a history, if there is to be one.
+func historyNotes(history *statefile.File) []string {
+	if history == nil || history.Problem() == "" {
+		return nil
+	}
+	return []string{"health history: " + history.Problem()}
+}
+
+// Up says of each source by name whether it works: "kernel_log", "history". One that is switched off is
+// missing.
+func (s *Sources) Up() map[string]bool {
+	up := map[string]bool{}
+	if s.path != "" {
+		up["kernel_log"] = s.failure.Load() == nil
+	}
+	if s.history != nil {
+		up["history"] = s.history.Problem() == ""
+	}
+	return up
+}
+
+// Reading is what an agent that starts now would offer, with the history that it would start from. A machine
+// without a driver is an answer, not a failure; a driver that does not answer is given up on in time.
+func Reading(ctx context.Context, open func() (monitor.Session, error), cfg core.Config, stateDir, agent string) inspect.Report {
+	if stateDir == "" {
+		return inspect.DescribeState(inspect.ReadState(ctx, open, cfg), cfg)
+	}
+	history := statefile.Peek(stateDir, agent, cfg.Roots.Proc)
+	return inspect.DescribeState(inspect.ReadAfter(ctx, open, cfg, history), cfg, historyNotes(history)...)
+}

@@ -1,0 +1,63 @@
+package sources_test
+
+import (
+	"log/slog"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/healthconfig"
+	"github.com/tandem-gpu/tandem/internal/sources"
+	"github.com/tandem-gpu/tandem/internal/statefile"
+)
+
+var now = time.Now()
+
+// A kernel log that nobody asked for may be missing; one that was named may not. Either way the agent goes on.
+func TestKernelLogThatCannotBeRead(t *testing.T) {
+	for optional, want := range map[bool]string{true: "level=INFO", false: "level=WARN"} {
+		var text strings.Builder
+		v := healthconfig.Values{KernelLog: "/nowhere/kmsg", Optional: optional}
+		from := sources.Open(v, "agent", "", slog.New(slog.NewTextHandler(&text, nil)))
+		if notes := from.Notes(); len(notes) != 0 || !from.Up()["kernel_log"] {
+			t.Errorf("before it was tried: %v, %v", notes, from.Up())
+		}
+		from.Follow(t.Context(), func(...core.Observation) bool { return true })
+		if log := text.String(); !strings.Contains(log, want) || strings.Count(log, "\n") != 1 || !strings.Contains(log, "CAP_SYSLOG") {
+			t.Errorf("optional %v: %s", optional, log)
+		}
+		if notes := from.Notes(); len(notes) != 1 || !strings.Contains(notes[0], "/nowhere/kmsg") || from.Up()["kernel_log"] {
+			t.Errorf("notes: %v, %v", notes, from.Up())
+		}
+	}
+}
+
+func TestSwitchedOff(t *testing.T) {
+	from := sources.Open(healthconfig.Values{}, "agent", "", slog.New(slog.DiscardHandler))
+	from.Follow(t.Context(), func(...core.Observation) bool { return true }) // returns at once
+	if from.Store() != nil || len(from.Up()) != 0 || len(from.Notes()) != 0 {
+		t.Errorf("%v, %v, %v", from.Store(), from.Up(), from.Notes())
+	}
+}
+
+// Who asks without a running agent sees what the next one starts from.
+func TestReadingKnowsTheHistory(t *testing.T) {
+	dir, gpu := t.TempDir(), core.WholeGPU(coretest.GPU(1))
+	m := coretest.NewMachine(coretest.GPUs(2))
+	cfg := core.DefaultConfig()
+	history := statefile.Open(dir, "agent", "", slog.New(slog.DiscardHandler))
+	record, boot := history.Load()
+	state := core.Restore(cfg, record, boot).Read(cfg, now, coretest.GPUs(2)).
+		Observe(cfg, now, core.Observation{At: gpu, Kind: core.XID, Code: 46})
+	history.Save(state.Record(boot))
+
+	for stateDir, want := range map[string]string{dir: "XID_46", "": "", filepath.Join(dir, "other"): ""} {
+		report := sources.Reading(t.Context(), m.Open, cfg, stateDir, "agent")
+		if len(report.Devices) != 2 || report.Devices[1].Cause != want {
+			t.Errorf("state directory %q: %+v, want cause %q", stateDir, report.Devices, want)
+		}
+	}
+}
