@@ -218,7 +218,7 @@ func TestSimulate(t *testing.T) {
 		u, _ := r.monitor.Current().Unit("MIG-1")
 		return u.Health
 	}
-	wants(t, simulate(control.SimulateArgs{GPU: "MIG-1", Code: "XID 95"}), "simulated: GPU 0 XID_95 (", "): unhealthy; clears: driver verdict None, reset seen or reboot, or an order to clear it\n")
+	wants(t, simulate(control.SimulateArgs{GPU: "MIG-1", Code: "XID 95"}), "simulated: GPU 0 XID_95 (", "): unhealthy; clears: reset seen or reboot, or an order to clear it\n")
 	if h := health(); !h.Simulated || h.State != core.Unhealthy {
 		t.Errorf("health is %s", h)
 	}

@@ -58,7 +58,7 @@ var meanings = [...]meaning{
 	ReasonNone:         {},
 	ReasonXID:          {name: "XID"},
 	ReasonEvent:        {name: "EVENT"},
-	ReasonVerdict:      {name: "VERDICT", text: "driver asks", state: Unhealthy, clears: level, says: "driver verdict none", severe: true},
+	ReasonVerdict:      {name: "VERDICT", text: "driver asks", state: Unhealthy, clears: level, says: "driver verdict None", severe: true},
 	ReasonLost:         {name: "LOST", text: "GPU is lost", state: GPULost, clears: level, says: "GPU answers again, or reboot", action: "check slot and power, reboot the host", severe: true},
 	ReasonProbe:        {name: "PROBE_FAILED", text: "GPU answers with an error", state: Unhealthy, clears: level, says: "clean checks", action: "see the driver's log, reset the GPU"},
 	ReasonNoAnswer:     {name: "NOT_ANSWERING", text: "driver does not answer", state: Unhealthy, clears: level, says: "the call returns, then clean checks", action: "reset the GPU, reboot if it persists"},

@@ -131,25 +131,29 @@ func (d *draft) covers(rule fault.Rule) bool {
 	return rule.VerdictSince > 0 && d.branch >= rule.VerdictSince
 }
 
-// signs are what clears a condition under this policy and driver: from some branch on its verdict covers
-// more codes.
+// signs are what clears a condition under this policy and driver, which may give no verdict, or one that
+// covers more codes than the rule says.
 func (d *draft) signs(c Condition) fault.Evidence {
-	switch rule := c.rule(d.policy); {
+	rule, signs := c.rule(d.policy), c.Reason.meaning().clears
+	switch {
 	case d.policy.Manual && c.State >= Unhealthy:
 		return 0
-	case rule.Class == 0:
-		return c.Reason.meaning().clears
-	case d.covers(rule) && rule.Clears != 0: // what is worn out stays so, whatever the driver wants done
-		return rule.Clears | fault.DriverVerdict
-	default:
-		return rule.Clears
+	case rule.Clears != 0 && d.covers(rule):
+		signs = rule.Clears | fault.DriverVerdict
+	case rule.Class != 0: // what is worn out stays so, whatever the driver wants done
+		signs = rule.Clears
 	}
+	if d.read(c.At.GPU).Vitals.Verdict == VerdictUnsaid {
+		return signs &^ fault.DriverVerdict
+	} else if rule.Class == fault.Suspect {
+		return signs &^ fault.Quiet // of what nobody knows only a driver without a verdict lets silence speak
+	}
+	return signs
 }
 
 // shown reports whether one of the signs shows that an event is over. A sign must be younger than the event.
 func (d *draft) shown(c Condition, chart *Chart) bool {
 	has := func(sign fault.Evidence) bool { return c.Evidence&sign != 0 }
-	rule := c.rule(d.policy)
 	since := d.now.Sub(c.Last)
 	quiet := d.policy.Quiet
 	if c.Reason == ReasonWorkloads {
@@ -162,13 +166,11 @@ func (d *draft) shown(c Condition, chart *Chart) bool {
 		return false
 	case has(fault.DriverVerdict) && chart.Vitals.Verdict == VerdictNone && since >= d.policy.Settle:
 		return true
-	case has(fault.LevelClear) && chart.settledBy(rule.Level):
+	case has(fault.LevelClear) && chart.settledBy(c.rule(d.policy).Level):
 		return true
-	case has(fault.Quiet) && since >= quiet:
-		// Of what nobody knows, only a driver without a verdict lets silence speak.
-		return rule.Class != fault.Suspect || chart.Vitals.Verdict == VerdictUnsaid
+	default:
+		return has(fault.Quiet) && since >= quiet
 	}
-	return false
 }
 
 // spell follows the bad spells of a GPU: each makes the next dwell longer, and too many recoveries from

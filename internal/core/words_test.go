@@ -1,0 +1,238 @@
+package core_test
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/fault"
+)
+
+var update = flag.Bool("update", false, "write testdata anew")
+
+// scene is a fault that stands. Each look goes on with it.
+type scene struct {
+	name  string
+	begin func(*story)
+	look  func(*story)
+}
+
+// scenes are one for every reason, and some more.
+func scenes() []scene {
+	say := func(change func(*core.Vitals)) func(*story) { return func(s *story) { s.say(change) } }
+	mute := func(kind core.ObservationKind) func(*story) { return func(s *story) { s.mute[a.GPU] = kind } }
+	codes := func(codes ...uint64) func(*story) { return func(s *story) { s.xid(codes...) } }
+	each := func(change func(*core.Vitals)) func(*story) { return func(s *story) { s.say(change); s.check(60) } }
+	event := func(s *story) { s.see(core.Observation{At: a, Kind: core.Event, Code: 0x2000}) }
+	logged := func(s *story) {
+		o := xid(a, 149)
+		o.Logged = true
+		o.Detail = fmt.Sprintf("NETIR_LINK_EVT Fatal XC0 i0 Link %02d (0x004505c6 0x00000000 0x00000000 0x00000000)", s.now.Minute()%18)
+		s.see(o)
+	}
+	all := []scene{
+		{"healthy", func(*story) {}, nil},
+		{"lost", mute(core.Lost), nil},
+		{"lost and back", func(s *story) { mute(core.Lost)(s); s.check(1); delete(s.mute, a.GPU) }, nil},
+		{"errors", mute(core.ProbeFailed), nil},
+		{"hang", func(s *story) {
+			s.see(core.Observation{At: a, Kind: core.NoAnswer, Detail: "nvmlDeviceGetFieldValues"})
+		}, func(s *story) { mute(core.Waiting)(s) }},
+		{"hang of the driver", func(s *story) { s.see(core.Observation{At: core.Node, Kind: core.NoAnswer, Detail: "nvmlInit"}) }, nil},
+		{"not checked", func(s *story) {
+			s.see(core.Observation{At: core.Node, Kind: core.DriverLost}, answered("580"))
+			mute(core.Waiting)(s)
+		}, nil},
+		{"no driver", func(*story) {}, func(s *story) {
+			s.see(core.Observation{At: core.Node, Kind: core.DriverLost, Detail: "driver and library versions differ; reboot"})
+		}},
+		{"ECC", say(func(v *core.Vitals) { v.Uncorrectable.Value++ }), say(func(v *core.Vitals) { v.Uncorrectable.Value++ })},
+		{"heat", each(func(v *core.Vitals) { v.ThermalSlowdown.Value += uint64(10 * time.Minute) }), say(func(v *core.Vitals) { v.ThermalSlowdown.Value += uint64(pace) })},
+		{"brake", each(func(v *core.Vitals) { v.PowerBrake.Value += uint64(10 * time.Minute) }), say(func(v *core.Vitals) { v.PowerBrake.Value += uint64(pace) })},
+		{"replays", each(func(v *core.Vitals) { v.Replays.Value += 1000 }), say(func(v *core.Vitals) { v.Replays.Value += 20 })},
+		{"workloads", func(s *story) {
+			for range 3 {
+				s.handOut(a)
+				s.xid(31)
+			}
+		}, codes(13)},
+		{"service after three", func(s *story) { s.mend(46); s.mend(119); s.mend(140) }, nil},
+		{"service after a relapse", func(s *story) { s.mend(119); s.xid(119); s.reset(); s.step(10 * time.Minute) }, nil},
+		{"fabric too late", func(s *story) {
+			say(func(v *core.Vitals) { v.Fabric = core.FabricStarting })(s)
+			s.step(11 * time.Minute)
+		}, nil},
+		{"of class contained", codes(94), codes(94)},
+		{"of class reset", codes(95), codes(95)},
+		{"reset, the driver agrees", func(s *story) { codes(95)(s); say(func(v *core.Vitals) { v.Verdict = core.VerdictReset })(s) }, nil},
+		{"of class node", codes(54), codes(54)},
+		{"fallen off the bus", func(s *story) { codes(79)(s); mute(core.Lost)(s) }, nil},
+		{"of class fabric", codes(144), codes(144)},
+		{"of class suspect", codes(109), codes(109)},
+		{"unknown", codes(500), codes(500)},
+		{"that NVML could not identify", codes(999), codes(999)},
+		{"worn out", codes(161), codes(161)},
+		{"an event", event, event},
+		{"from the kernel log", logged, logged},
+		{"a rehearsal", func(s *story) { s.rehearse(95) }, func(s *story) { s.rehearse(95) }},
+		{"no verdict, no events", func(s *story) {
+			say(func(v *core.Vitals) { v.Verdict, v.Events = core.VerdictUnsaid, core.No })(s)
+			codes(110)(s)
+		}, nil},
+		{"manual", func(s *story) { s.policy.Manual = true; codes(48)(s) }, nil},
+	}
+	for _, l := range levels() {
+		all = append(all, scene{"level " + l.cause, func(s *story) { s.say(l.set); s.check(l.checks) }, nil})
+	}
+	return all
+}
+
+// play begins a scene.
+func (sc scene) play(t testing.TB) *story {
+	s := tell(t)
+	sc.begin(s)
+	for range 3 {
+		sc.goOn(s)
+	}
+	return s
+}
+
+// goOn is one more look at what stands.
+func (sc scene) goOn(s *story) {
+	if sc.look != nil {
+		sc.look(s)
+	}
+	s.says[a.GPU].Energy.Value += 7000 // a live GPU's numbers change
+	s.check(1)
+}
+
+func TestHealthText(t *testing.T) {
+	var b strings.Builder
+	reasons := map[core.Reason]bool{core.ReasonWithdrawn: true} // an inventory's, not the ledger's
+	for _, sc := range scenes() {
+		h := sc.play(t).ledger.Health(a)
+		reasons[h.Reason] = true
+		fmt.Fprintf(&b, "%-34s %-26s %s\n", sc.name, h.Cause(), h)
+	}
+	for r := range core.ReasonWithdrawn {
+		if !reasons[r] {
+			t.Errorf("no scene about %s", r)
+		}
+	}
+	const golden = "testdata/health.golden"
+	if *update {
+		if err := os.WriteFile(golden, []byte(b.String()), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(golden)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(strings.Split(string(want), "\n"), strings.Split(b.String(), "\n")); diff != "" {
+		t.Errorf("the words have changed (go test -update writes them): %s", diff)
+	}
+}
+
+// Each change of a text is an update to an orchestrator: an hour of one fault is one text.
+func TestHealthTextIsStable(t *testing.T) {
+	for _, sc := range scenes() {
+		t.Run(sc.name, func(t *testing.T) {
+			s := sc.play(t)
+			first := s.ledger.Health(a)
+			if first.State == core.Unknown {
+				s.policy.FabricGrace = 2 * time.Hour // too late is another fault
+			}
+			for range 360 {
+				sc.goOn(s)
+				if h := s.ledger.Health(a); h != first && sc.name != "lost and back" {
+					t.Fatalf("after %v: %q, was %q", s.now.Sub(dawn), h, first)
+				}
+			}
+		})
+	}
+}
+
+// Whatever comes together, the text is one line of at most 200 bytes, and says first what is wrong.
+func TestHealthTextIsShort(t *testing.T) {
+	details := []string{"", strings.Repeat("detail ", 60), strings.Repeat("ü", 200), "cut \xff in two"}
+	for code := range uint64(190) {
+		for i, detail := range details {
+			h := core.Health{
+				State: core.Unhealthy, Reason: core.ReasonXID, Code: code, Detail: fault.XID(code).Meaning + " " + detail,
+				Since: dawn, Asks: core.VerdictDrainAndReset, Action: fault.XID(code).Action, Clears: fault.Evidence(0xff).String(),
+				Limits: "no XID events, no driver verdict, row remapping not visible under MIG", Simulated: i%2 == 0, Advisory: i%3 == 0,
+			}
+			text := h.String()
+			if len(text) > 200 || strings.ContainsAny(text, "\n\t") || !utf8.ValidString(strings.ReplaceAll(text, "\xff", "")) {
+				t.Errorf("%d bytes: %q", len(text), text)
+			}
+			if !strings.Contains(text, fmt.Sprintf("unhealthy: XID %d ", code)) {
+				t.Errorf("what is wrong? %q", text)
+			}
+		}
+	}
+	for _, sc := range scenes() {
+		if text := sc.play(t).ledger.Health(a).String(); len(text) > 200 {
+			t.Errorf("%d bytes: %q", len(text), text)
+		}
+	}
+}
+
+// What can't be seen of a GPU belongs to its health, even when it is well.
+func TestLimits(t *testing.T) {
+	for _, tc := range []struct {
+		set  func(*core.Vitals)
+		at   core.Placement
+		want string
+	}{
+		{func(*core.Vitals) {}, a, "healthy"},
+		{func(v *core.Vitals) { v.Events = core.No }, a, "healthy (health limited: no XID events)"},
+		{func(v *core.Vitals) { v.Verdict = core.VerdictUnsaid }, a, "healthy (health limited: no driver verdict)"},
+		{func(v *core.Vitals) { v.Events, v.Verdict = core.No, core.VerdictUnsaid }, a, "healthy (health limited: no XID events, no driver verdict)"},
+		{func(v *core.Vitals) { v.RemapPending = core.Unsaid }, a, "healthy"},
+		{func(v *core.Vitals) { v.RemapPending = core.Unsaid }, ci(1, 0), "healthy (health limited: row remapping not visible under MIG)"},
+		{func(*core.Vitals) {}, core.WholeGPU("GPU-never-asked"), "healthy"},
+	} {
+		s := tell(t)
+		s.say(tc.set)
+		s.check(1)
+		if got := s.ledger.Health(tc.at).String(); got != tc.want {
+			t.Errorf("%q, want %q", got, tc.want)
+		}
+	}
+}
+
+// Names are for programs: each is there, once, and they don't change.
+func TestCauses(t *testing.T) {
+	seen := map[string]bool{}
+	for r := core.ReasonXID; r <= core.ReasonWithdrawn; r++ {
+		if name := r.String(); name == "" || seen[name] || name != strings.ToUpper(name) {
+			t.Errorf("reason %d is called %q", r, name)
+		} else {
+			seen[name] = true
+		}
+	}
+	for c, want := range map[core.Condition]string{
+		{Reason: core.ReasonXID, Code: 95}:                                  "XID_95",
+		{Reason: core.ReasonEvent, Code: 0x2000}:                            "EVENT_0x2000",
+		{Reason: core.ReasonVerdict, Code: uint64(core.VerdictOther)}:       "VERDICT_UNKNOWN_ACTION",
+		{Reason: core.ReasonVerdict, Code: 1 << 40}:                         "VERDICT_UNKNOWN_ACTION",
+		{Reason: core.ReasonVerdict, Code: uint64(core.VerdictRecoverIMEX)}: "VERDICT_RECOVER_IMEX_DOMAIN",
+		{Reason: core.ReasonRemapPending}:                                   "ROW_REMAP_PENDING",
+	} {
+		if got := c.Cause(); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+	if cause := (core.Health{}).Cause(); cause != "" {
+		t.Errorf("%q is behind nothing", cause)
+	}
+}
