@@ -44,7 +44,7 @@ Commands:
   version    print the version
   help       print this
 
-  All but the last two take --state-dir, where the plugin's socket is: what the config block says ("/var/lib/tandem").
+  All but the last two take --state-dir, where the plugin's socket is, as in the config block ("/var/lib/tandem").
 
 Keys of the config block, all optional:
   enabled             false: offer nothing and leave the driver alone (true)
