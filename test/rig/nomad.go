@@ -46,12 +46,12 @@ type nomadConfig struct {
 
 func (s Setup) nomadConfig() nomadConfig {
 	c := nomadConfig{
-		Enabled: true, FingerprintPeriod: "2s",
+		Enabled: true, FingerprintPeriod: "1m",
 		DriverRoot: s.Driver, DevRoot: s.Dev, SysfsRoot: s.Sysfs, ProcfsRoot: s.Procfs, StateDir: s.StateDir,
 		HealthPeriod: "10s", HealthSettle: "30s", RecoveryDwell: "1m",
 	}
 	if s.Hasty {
-		c.HealthPeriod, c.HealthSettle, c.RecoveryDwell = "500ms", "2s", "2s"
+		c.FingerprintPeriod, c.HealthPeriod, c.HealthSettle, c.RecoveryDwell = "2s", "500ms", "2s", "2s"
 	}
 	return c
 }
