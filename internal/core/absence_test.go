@@ -1,0 +1,155 @@
+package core_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
+)
+
+// What became of the devices while no agent looked.
+func TestDevicesAreRemembered(t *testing.T) {
+	t.Run("one died", func(t *testing.T) {
+		for _, next := range []string{"boot", "other boot"} {
+			l := live(t, coretest.GPUs(2))
+			l.restart("boot", next)
+			l.machine = without(l.machine, coretest.GPU(1))
+			l.read(1)
+			l.expect("in the first reading", map[core.DeviceID]string{coretest.GPU(0): "healthy ", coretest.GPU(1): "lost LOST"})
+		}
+	})
+	t.Run("one was replaced", func(t *testing.T) {
+		l := live(t, coretest.GPUs(2))
+		l.see(xid(gpu(1), 119))
+		l.restart("boot", "boot")
+		l.machine = coretest.GPUs(2)
+		l.machine.Devices[1].ID, l.machine.Devices[1].At = "GPU-new", core.WholeGPU("GPU-new")
+		fresh := fit()
+		l.says["GPU-new"] = &fresh
+		l.read(1)
+		l.expect("in the first reading", map[core.DeviceID]string{coretest.GPU(0): "healthy ", "GPU-new": "healthy "})
+		if _, ok := l.state.Ledger.Chart(coretest.GPU(1)); ok || len(l.state.Ledger.Conditions()) != 0 {
+			t.Errorf("the old one is not forgotten: %v", l.state.Ledger.Conditions())
+		}
+	})
+	t.Run("MIG was laid out anew", func(t *testing.T) {
+		l := live(t, migMachine())
+		l.restart("boot", "boot")
+		l.machine = without(l.machine, "MIG-1")
+		l.read(1)
+		l.expect("in the first reading", map[core.DeviceID]string{coretest.GPU(0): "healthy ", "MIG-2": "healthy "})
+	})
+	t.Run("over restarts without a reading", func(t *testing.T) {
+		l := live(t, coretest.GPUs(2))
+		for range 3 {
+			l.restart("boot", "boot")
+		}
+		l.machine = without(l.machine, coretest.GPU(1))
+		l.read(1)
+		l.expect("in the first reading", map[core.DeviceID]string{coretest.GPU(0): "healthy ", coretest.GPU(1): "lost LOST"})
+	})
+}
+
+// A driver that can't be asked says nothing about the devices: they stay, unless the machine is another by now.
+func TestDevicesWithoutADriver(t *testing.T) {
+	unknown := map[core.DeviceID]string{coretest.GPU(0): "unknown NVML_UNAVAILABLE", coretest.GPU(1): "unknown NVML_UNAVAILABLE"}
+	well := map[core.DeviceID]string{coretest.GPU(0): "healthy ", coretest.GPU(1): "healthy "}
+	l := live(t, coretest.GPUs(2))
+	l.restart("boot 1", "boot 1")
+	l.noDriver(core.DriverFailed)
+	l.expect("the same boot", unknown)
+	l.read(1)
+	l.expect("the driver is back", well)
+
+	l.see(xid(gpu(0), 157))
+	l.restart("boot 1", "boot 2")
+	for range 2 { // the agent is restarted once more before anybody could be asked
+		l.noDriver(core.DriverAbsent)
+		l.expect("another boot", nil)
+		l.restart("boot 2", "boot 2")
+	}
+	l.noDriver(core.DriverAbsent)
+	l.expect("another boot", nil)
+	l.machine = without(l.machine, coretest.GPU(1))
+	l.read(1)
+	l.expect("a driver at last", map[core.DeviceID]string{coretest.GPU(0): "degraded XID_157", coretest.GPU(1): "lost LOST"})
+	l.restart("boot 2", "boot 2")
+	l.noDriver(core.DriverFailed)
+	l.expect("that boot again", map[core.DeviceID]string{coretest.GPU(0): "unknown NVML_UNAVAILABLE", coretest.GPU(1): "lost LOST"})
+}
+
+// A GPU that the driver has not listed for a day is not coming back.
+func TestForget(t *testing.T) {
+	gone := func(l *life) { l.machine = without(l.machine, coretest.GPU(1)) }
+	both := map[core.DeviceID]string{coretest.GPU(0): "healthy ", coretest.GPU(1): "lost LOST"}
+	one := map[core.DeviceID]string{coretest.GPU(0): "healthy "}
+	hours := func(l *life, n int) { l.now = l.now.Add(time.Duration(n)*time.Hour - pace); l.read(1) }
+	t.Run("after a day", func(t *testing.T) {
+		l := live(t, coretest.GPUs(2))
+		gone(l)
+		l.read(1)
+		hours(l, 23)
+		l.expect("within the day", both)
+		hours(l, 1)
+		l.now = l.now.Add(time.Minute)
+		l.see()
+		l.expect("after it", one)
+		if _, ok := l.state.Ledger.Chart(coretest.GPU(1)); ok || len(l.state.Ledger.Conditions()) != 0 {
+			t.Errorf("something is left of it: %v", l.state.Ledger.Conditions())
+		}
+	})
+	t.Run("whatever else stands against it", func(t *testing.T) {
+		l := live(t, coretest.GPUs(2))
+		l.see(xid(gpu(1), 79))
+		gone(l)
+		l.read(1)
+		hours(l, 24)
+		l.now = l.now.Add(time.Minute)
+		l.see()
+		l.expect("after a day", one)
+	})
+	t.Run("over restarts", func(t *testing.T) {
+		l := live(t, coretest.GPUs(2))
+		gone(l)
+		l.read(1)
+		for range 23 {
+			l.restart("boot", "boot")
+			hours(l, 1)
+			l.expect("within the day", both)
+		}
+		l.restart("boot", "boot")
+		hours(l, 1)
+		l.expect("after it", one)
+	})
+	t.Run("but not while it is listed", func(t *testing.T) {
+		l := live(t, coretest.GPUs(2))
+		slot := l.machine.Devices[1].PCI
+		gone(l)
+		l.machine.Excluded = []core.Exclusion{{Index: 1, PCI: slot, Kind: core.Lost, Reason: "GPU is lost"}}
+		l.read(1)
+		hours(l, 48)
+		l.expect("after two days", both)
+	})
+	t.Run("nor while nobody can be asked", func(t *testing.T) {
+		l := live(t, coretest.GPUs(2))
+		gone(l)
+		l.read(1)
+		l.now = l.now.Add(48 * time.Hour)
+		l.noDriver(core.DriverFailed)
+		l.expect("after two days", map[core.DeviceID]string{coretest.GPU(0): "unknown NVML_UNAVAILABLE", coretest.GPU(1): "lost LOST"})
+	})
+	t.Run("counted from the last loss", func(t *testing.T) {
+		l := live(t, coretest.GPUs(2))
+		whole := l.machine
+		gone(l)
+		l.read(1)
+		hours(l, 23)
+		l.machine = whole
+		l.read(1)
+		gone(l)
+		l.read(1)
+		hours(l, 23)
+		l.expect("it was there in between", both)
+	})
+}

@@ -1,0 +1,315 @@
+package core_test
+
+import (
+	"encoding/json"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
+)
+
+// life is a machine over restarts of its agent. Its GPUs say what they are set to when it is read.
+type life struct {
+	testing.TB
+	cfg     core.Config
+	now     time.Time
+	machine core.Snapshot
+	says    map[core.DeviceID]*core.Vitals
+	state   core.State
+}
+
+// live begins a life with n GPUs that are well.
+func live(t testing.TB, machine core.Snapshot) *life {
+	t.Helper()
+	l := &life{TB: t, cfg: core.DefaultConfig(), now: dawn, machine: machine, says: map[core.DeviceID]*core.Vitals{}}
+	l.cfg.MIG = core.MIGMixed
+	for _, o := range checked(machine) {
+		l.says[o.At.GPU] = &o.Vitals
+	}
+	l.state = core.NewState(l.cfg)
+	l.read(1)
+	return l
+}
+
+// gpu is the whole of the n-th GPU of coretest.GPUs.
+func gpu(n int) core.Placement { return core.WholeGPU(coretest.GPU(n)) }
+
+// read reads the machine n times, a pace apart, with its checks.
+func (l *life) read(n int) {
+	for range n {
+		l.now = l.now.Add(pace)
+		var checks []core.Observation
+		for _, d := range l.machine.Devices {
+			if v, ok := l.says[d.ID]; ok {
+				checks = append(checks, core.Observation{At: d.At, Kind: core.Checked, Vitals: *v})
+			}
+		}
+		l.state = l.state.Read(l.cfg, l.now, l.machine, checks...)
+	}
+}
+
+func (l *life) see(obs ...core.Observation) { l.state = l.state.Observe(l.cfg, l.now, obs...) }
+
+// noDriver is a reading by a driver that can't be asked.
+func (l *life) noDriver(state core.DriverState) {
+	l.now = l.now.Add(pace)
+	l.state = l.state.Read(l.cfg, l.now, core.NoDriver(state, "not there"))
+}
+
+// restart ends the agent and begins another, under the same boot or another.
+func (l *life) restart(boot, next string) {
+	l.Helper()
+	text, err := json.Marshal(l.state.Record(boot))
+	if err != nil {
+		l.Fatal(err)
+	}
+	var record core.Record
+	if err := json.Unmarshal(text, &record); err != nil {
+		l.Fatal(err)
+	}
+	l.state = core.Restore(l.cfg, record, next)
+	if n := l.state.Inventory.Len(); n != 0 {
+		l.Errorf("%d units are offered before the driver was asked", n)
+	}
+}
+
+// expect compares what is offered: state and cause by device.
+func (l *life) expect(when string, want map[core.DeviceID]string) {
+	l.Helper()
+	got := map[core.DeviceID]string{}
+	for u := range l.state.Inventory.Units() {
+		got[u.Device.ID] = u.Health.State.String() + " " + u.Health.Cause()
+	}
+	for id := range want {
+		if got[id] != want[id] {
+			l.Errorf("%s: %s is %q, want %q", when, id, got[id], want[id])
+		}
+	}
+	if len(got) != len(want) {
+		l.Errorf("%s: offered %v, want %v", when, got, want)
+	}
+}
+
+// A restart neither heals nor forgets; a reboot is evidence for what it ends, and for nothing else.
+func TestRestartAndReboot(t *testing.T) {
+	say := func(change func(*core.Vitals), checks int) func(*life) {
+		return func(l *life) { change(l.says[coretest.GPU(0)]); l.read(checks) }
+	}
+	codes := func(codes ...uint64) func(*life) {
+		return func(l *life) {
+			for _, code := range codes {
+				l.see(xid(gpu(0), code))
+			}
+		}
+	}
+	type story struct {
+		name    string
+		happen  func(*life)
+		kept    string
+		outlive bool // the reboot
+	}
+	stories := []story{
+		{"contained", codes(94), "degraded XID_94", false},
+		{"reset", codes(95), "unhealthy XID_95", false},
+		{"reset, no verdict", codes(119), "unhealthy XID_119", false},
+		{"node", codes(54), "unhealthy XID_54", false},
+		{"fabric", codes(74), "degraded XID_74", false},
+		{"suspect", codes(500), "degraded XID_500", false},
+		{"event", func(l *life) { l.see(core.Observation{At: gpu(0), Kind: core.Event, Code: 0x2000}) }, "unhealthy EVENT_0x2000", false},
+		{"worn out", codes(157), "degraded XID_157", true},
+		{"worn out", codes(164), "degraded XID_164", true},
+		{"workloads", func(l *life) {
+			for range 3 {
+				l.see(core.Observation{At: gpu(0), Kind: core.Reserved}, xid(gpu(0), 31))
+			}
+		}, "degraded WORKLOADS_FAILING", false},
+		{"ECC", say(func(v *core.Vitals) { v.Uncorrectable.Value++ }, 1), "degraded ECC_UNCORRECTABLE", false},
+		{"errors", func(l *life) {
+			for range 3 {
+				l.see(core.Observation{At: gpu(0), Kind: core.ProbeFailed})
+			}
+		}, "unhealthy PROBE_FAILED", false},
+		{"hang", func(l *life) { l.see(core.Observation{At: gpu(0), Kind: core.NoAnswer}) }, "unhealthy NOT_ANSWERING", false},
+		{"lost", func(l *life) { l.see(core.Observation{At: gpu(0), Kind: core.Lost}) }, "lost LOST", false},
+		{"service", func(l *life) {
+			for _, code := range []uint64{46, 119, 140} {
+				codes(code)(l)
+				l.see(core.Observation{At: gpu(0), Kind: core.Rebound})
+				l.now = l.now.Add(time.Second)
+				l.see(core.Observation{At: gpu(0), Kind: core.Rebound})
+				l.read(40)
+			}
+		}, "unhealthy NEEDS_SERVICE", true},
+	}
+	for _, level := range levels() {
+		stories = append(stories, story{level.cause, say(level.set, level.checks), level.state.String() + " " + level.cause, level.over == never && level.state == core.Unhealthy})
+	}
+	for _, tc := range stories {
+		t.Run(tc.name, func(t *testing.T) {
+			for _, reboot := range []bool{false, true} {
+				l := live(t, coretest.GPUs(2))
+				tc.happen(l)
+				l.expect("before", map[core.DeviceID]string{coretest.GPU(0): tc.kept, coretest.GPU(1): "healthy "})
+				next := "boot 1"
+				if reboot {
+					next = "boot 2"
+				}
+				before := l.state.Ledger.Conditions()
+				l.restart("boot 1", next)
+				after := l.state.Ledger.Conditions()
+				switch {
+				case reboot && !tc.outlive:
+					if len(after) != 0 {
+						t.Errorf("after a reboot stands %v", after)
+					}
+				case len(after) != len(before):
+					t.Errorf("stood %v, stands %v", before, after)
+				}
+				for i, c := range after {
+					if b := before[i]; c.Cause() != b.Cause() || !c.Since.Equal(b.Since) || !c.Last.Equal(b.Last) || c.Count != b.Count || c.State != b.State {
+						t.Errorf("was %+v, is %+v", b, c)
+					}
+				}
+				if reboot && !tc.outlive {
+					*l.says[coretest.GPU(0)] = fit()
+					l.read(1)
+					l.expect("after the reboot", map[core.DeviceID]string{coretest.GPU(0): "healthy ", coretest.GPU(1): "healthy "})
+				}
+			}
+		})
+	}
+}
+
+// What only this process can know is not for the next.
+func TestNotRecorded(t *testing.T) {
+	l := live(t, coretest.GPUs(2))
+	rehearsal := xid(gpu(0), 95)
+	rehearsal.Simulated = true
+	l.see(rehearsal, core.Observation{At: core.Node, Kind: core.NoAnswer})
+	l.noDriver(core.DriverFailed)
+	l.see(core.Observation{At: gpu(1), Kind: core.Waiting})
+	if n := len(l.state.Ledger.Conditions()); n != 4 {
+		t.Fatalf("%d conditions", n)
+	}
+	if cs := l.state.Record("boot").Conditions; len(cs) != 0 {
+		t.Errorf("recorded: %v", cs)
+	}
+}
+
+// Progress on the way back begins anew, what was counted and what an operator said does not.
+func TestRestartKeepsHistory(t *testing.T) {
+	l := live(t, coretest.GPUs(2))
+	l.see(xid(gpu(0), 95), xid(gpu(1), 119))
+	l.read(7)
+	if c := l.state.Ledger.Conditions()[0]; c.Clean < 3 {
+		t.Fatalf("not on its way back: %+v", c)
+	}
+	state, _, err := l.state.Ignore(l.cfg, l.now, core.Order{GPU: coretest.GPU(1)}, l.now.Add(time.Hour))
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.state = state
+	l.restart("boot", "boot")
+	if c := l.state.Ledger.Conditions()[0]; c.Clean != 0 || !c.Clearing.IsZero() {
+		t.Errorf("progress: %+v", c)
+	}
+	chart, _ := l.state.Ledger.Chart(coretest.GPU(0))
+	if len(chart.Tallies) != 1 || len(chart.Spells) != 1 || chart.Bad.IsZero() || !chart.Severe || chart.Links != 18 {
+		t.Errorf("remembered: %+v", chart)
+	}
+	l.read(6)
+	l.expect("the dwell began anew", map[core.DeviceID]string{coretest.GPU(0): "unhealthy XID_95", coretest.GPU(1): "healthy "})
+	l.read(1)
+	l.expect("and is over", map[core.DeviceID]string{coretest.GPU(0): "healthy ", coretest.GPU(1): "healthy "})
+	l.read(360)
+	l.expect("ignored for an hour", map[core.DeviceID]string{coretest.GPU(0): "healthy ", coretest.GPU(1): "unhealthy XID_119"})
+	if chart, _ := l.state.Ledger.Chart(coretest.GPU(0)); len(chart.Recoveries) != 1 || len(chart.Spells) != 1 {
+		t.Errorf("one spell over a restart: %+v", chart)
+	}
+}
+
+// A reset while no agent ran is seen by the next, by the same signs.
+func TestResetDuringAbsence(t *testing.T) {
+	signs := map[string]struct {
+		signs []sign
+		want  string
+	}{
+		"nothing": {none[:1], "unhealthy XID_119"}, "one counter": {weak[:1], "unhealthy XID_119"}, "two counters": {weak[:2], "healthy "},
+	}
+	for _, s := range strong {
+		signs[s.name] = struct {
+			signs []sign
+			want  string
+		}{[]sign{s}, "healthy "}
+	}
+	for name, tc := range signs {
+		l := live(t, coretest.GPUs(1))
+		for _, s := range tc.signs {
+			if s.before != nil {
+				s.before(l.says[coretest.GPU(0)])
+			}
+		}
+		l.read(1)
+		l.see(xid(gpu(0), 119))
+		l.restart("boot", "boot")
+		l.now = l.now.Add(time.Hour)
+		for _, s := range tc.signs {
+			s.after(l.says[coretest.GPU(0)])
+		}
+		l.read(8)
+		l.expect(name, map[core.DeviceID]string{coretest.GPU(0): tc.want})
+	}
+	t.Run("lost, and back without a witness", func(t *testing.T) {
+		l := live(t, coretest.GPUs(1))
+		l.see(xid(gpu(0), 119), core.Observation{At: gpu(0), Kind: core.Lost})
+		l.restart("boot", "boot")
+		l.read(1)
+		l.expect("at the first answer", map[core.DeviceID]string{coretest.GPU(0): "lost LOST"})
+		l.read(7)
+		l.expect("in the end", map[core.DeviceID]string{coretest.GPU(0): "healthy "})
+	})
+	t.Run("back before the restart", func(t *testing.T) {
+		l := live(t, coretest.GPUs(1))
+		l.see(core.Observation{At: gpu(0), Kind: core.Lost})
+		l.read(1)
+		l.see(xid(gpu(0), 119))
+		l.restart("boot", "boot")
+		l.read(30)
+		l.expect("it came back before the fault", map[core.DeviceID]string{coretest.GPU(0): "unhealthy XID_119"})
+	})
+	t.Run("errors that nobody saw", func(t *testing.T) {
+		l := live(t, coretest.GPUs(1))
+		l.restart("boot", "boot")
+		l.says[coretest.GPU(0)].Uncorrectable.Value += 3
+		l.read(1)
+		l.expect("counted on", map[core.DeviceID]string{coretest.GPU(0): "degraded ECC_UNCORRECTABLE"})
+		l.restart("boot", "other boot")
+		l.says[coretest.GPU(0)].Uncorrectable.Value += 3
+		l.read(1)
+		l.expect("counted from zero", map[core.DeviceID]string{coretest.GPU(0): "healthy "})
+	})
+}
+
+// A file may hold what no agent wrote.
+func TestRestoreOfAnythingAtAll(t *testing.T) {
+	c := core.Condition{At: gpu(1), Reason: core.ReasonXID, Code: 95, State: core.Unhealthy, Since: dawn, Last: dawn, Count: 1}
+	later, other := c, c
+	later.Last, later.Count = dawn.Add(time.Hour), 2
+	other.At = gpu(0)
+	s := core.Restore(core.DefaultConfig(), core.Record{Boot: "boot", Conditions: []core.Condition{later, c, other}}, "boot")
+	cs := s.Ledger.Conditions()
+	if len(cs) != 2 || cs[0].At != other.At || !cs[1].Since.Equal(dawn) || !cs[1].Last.Equal(later.Last) || cs[1].Count != 3 {
+		t.Errorf("restored: %+v", cs)
+	}
+	s = s.Read(core.DefaultConfig(), dawn.Add(2*time.Hour), coretest.GPUs(2), checked(coretest.GPUs(2))...)
+	for u := range s.Inventory.Units() {
+		if u.Health.State != core.Unhealthy {
+			t.Errorf("%s: %s", u.ID, u.Health)
+		}
+	}
+	if s := core.Restore(core.DefaultConfig(), core.Record{}, "boot"); s.Restless() || len(slices.Collect(s.Inventory.Units())) != 0 {
+		t.Error("something comes of nothing")
+	}
+}
