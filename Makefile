@@ -11,7 +11,8 @@ export CGO_CFLAGS := -Wno-deprecated-declarations
 export CGO_ENABLED := 1
 
 # Without text/template the linker can drop methods that nobody calls: the tags are grpc's and urfave/cli's own.
-build_flags := -trimpath -tags grpcnotrace,urfave_cli_no_template -ldflags "-s -w -X main.version=$(VERSION)"
+# HTTP/2 is for gRPC, which brings its own; metrics and the local socket do without net/http's.
+build_flags := -trimpath -tags grpcnotrace,urfave_cli_no_template,nethttpomithttp2 -ldflags "-s -w -X main.version=$(VERSION)"
 
 # cc and go, or a word about what to install.
 need = @command -v $(1) >/dev/null || { echo "make $@ needs $(1): $(2)"; exit 2; }
