@@ -7,12 +7,12 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 )
 
-// patient has no latch, so that only the dwell damps.
-func patient(p *core.HealthPolicy) { p.MaxRecoveries = 1000 }
+// unlatched has no latch, so that only the dwell damps.
+func unlatched(p *core.HealthPolicy) { p.MaxRecoveries = 1000 }
 
 // Each bad spell within six hours makes the next recovery take twice as long, up to the maximum.
 func TestDwellDoubles(t *testing.T) {
-	s := tell(t, patient)
+	s := tell(t, unlatched)
 	for _, dwell := range []time.Duration{1, 2, 4, 8, 16, 32, 60, 60} {
 		s.xid(95)
 		if got := s.ledger.Dwell(s.policy, s.now, s.condition("XID_95")); got != dwell*time.Minute {
@@ -31,7 +31,7 @@ func TestDwellBounds(t *testing.T) {
 		{2 * time.Hour, time.Hour, 2 * time.Hour}, // a maximum below the minimum is none
 		{time.Second, 3 * time.Second, 3 * time.Second},
 	} {
-		s := tell(t, patient, func(p *core.HealthPolicy) { p.Dwell, p.MaxDwell = tc.dwell, tc.most })
+		s := tell(t, unlatched, func(p *core.HealthPolicy) { p.Dwell, p.MaxDwell = tc.dwell, tc.most })
 		for i := range 3 {
 			s.xid(95)
 			if i == 2 {
@@ -248,7 +248,7 @@ func TestRelapse(t *testing.T) {
 		})
 	}
 	t.Run("the driver waves it through", func(t *testing.T) {
-		s := tell(t, patient)
+		s := tell(t, unlatched)
 		for range 5 {
 			s.xid(95, 74, 149)
 			if s.recovery() == never {

@@ -23,7 +23,7 @@ func TestLostAndBack(t *testing.T) {
 	if h := s.ledger.Health(a); h.String()[:len("unhealthy: GPU was lost")] != "unhealthy: GPU was lost" {
 		t.Error(h)
 	}
-	s.expectRecovery("since it passed its checks", 40*time.Second)
+	s.expectRecovery("since it passed its checks", time.Minute)
 }
 
 // Coming back means that it was initialised anew.
@@ -37,7 +37,7 @@ func TestLostAndBackIsAReset(t *testing.T) {
 	delete(s.mute, a.GPU)
 	s.check(3)
 	s.expect("back", core.Unhealthy, "XID_79")
-	s.expectRecovery("since then", 40*time.Second)
+	s.expectRecovery("since then", time.Minute)
 }
 
 // Lost again is news, whatever stands already.

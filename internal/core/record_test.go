@@ -267,7 +267,7 @@ func TestResetDuringAbsence(t *testing.T) {
 		l.restart("boot", "boot")
 		l.read(1)
 		l.expect("at the first answer", map[core.DeviceID]string{coretest.GPU(0): "lost LOST"})
-		l.read(7)
+		l.read(8)
 		l.expect("in the end", map[core.DeviceID]string{coretest.GPU(0): "healthy "})
 	})
 	t.Run("back before the restart", func(t *testing.T) {

@@ -56,10 +56,10 @@ func (d *draft) state(c Condition) HealthState {
 		}
 		return Unknown
 	case ReasonLost:
-		if chart.row < d.policy.CleanChecks || c.At.GI != Whole {
-			return GPULost
+		if c.At.GI == Whole && d.back(c, chart) {
+			return Unhealthy
 		}
-		return Unhealthy // back, but not yet well
+		return GPULost
 	case ReasonXID, ReasonEvent:
 	default:
 		return c.State
@@ -77,10 +77,16 @@ func (d *draft) state(c Condition) HealthState {
 			effect = max(effect, rule.AgainEffect)
 		}
 	}
-	if effect == fault.Loses && chart.row >= d.policy.CleanChecks && d.now.Sub(c.Last) >= d.policy.Settle {
+	if effect == fault.Loses && d.now.Sub(c.Last) >= d.policy.Settle && d.back(c, chart) {
 		effect = fault.Withdraws
 	}
 	return d.policy.state(effect)
+}
+
+// back reports whether a GPU that was lost answers reliably again, which makes it unhealthy and not yet well.
+// Once it is back, a check that is slow or incomplete does not lose it again.
+func (d *draft) back(c Condition, chart *Chart) bool {
+	return !chart.lost && (c.State == Unhealthy || chart.row >= d.policy.CleanChecks)
 }
 
 // forgotten reports whether a note has lost its point: no second one came in time.
@@ -113,8 +119,8 @@ func (l Ledger) Dwell(p HealthPolicy, now time.Time, c Condition) time.Duration 
 // evidence reports whether something shows that a condition is over.
 func (d *draft) evidence(c Condition) bool {
 	chart := d.read(c.At.GPU)
-	if !chart.answers || c.Evidence == 0 {
-		return false
+	if !chart.answers || c.Evidence == 0 || c.State == GPULost {
+		return false // who was lost is back first, and then gets well
 	}
 	switch c.Reason {
 	case ReasonLost, ReasonProbe, ReasonNoAnswer:
