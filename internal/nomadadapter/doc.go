@@ -12,8 +12,8 @@
 //     the second of them. So the source starts with the first question about devices, not before.
 //   - The scheduler remembers by a node's computed class whether it has the devices (scheduler/feasible,
 //     FeasibilityWrapper), and health is not part of the class (nomad/structs/node_class.go): a node with too
-//     few healthy devices hides the others of its class from a job, and their recovery does not unblock it
-//     (nomad/blocked_evals.go). An attribute with the number of healthy devices would end that, with a class
-//     that changes with health; a constraint of the job's group on ${node.unique.id} ends it without.
+//     few healthy devices would hide the others of its class from a job, and its recovery would not unblock it
+//     (nomad/blocked_evals.go). So a group with unhealthy devices has an attribute that counts them, and the
+//     node is of another class while it is sick.
 //   - Reserve has no context and no deadline, and a nil reservation panics the agent.
 package nomadadapter

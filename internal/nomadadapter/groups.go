@@ -74,6 +74,20 @@ func bundles(inv *core.Inventory) []*bundle {
 	return all
 }
 
+// unhealthy is the attribute with the number of devices in a group that take no work; a group without such
+// has none. The scheduler remembers by a node's class whether it has the devices, and health alone is not part
+// of the class: a sick node would hide the others of its class, and its recovery would unblock nobody.
+const unhealthy = "unhealthy"
+
+func (b *bundle) unhealthy() (n int64) {
+	for _, u := range b.units {
+		if !u.Health.Schedulable() {
+			n++
+		}
+	}
+	return n
+}
+
 // groups says in Nomad's words what inv offers. Equal inventories give deeply equal groups, and each is
 // valid by device.DeviceGroup.Validate.
 func groups(inv *core.Inventory) []*device.DeviceGroup {
@@ -92,6 +106,9 @@ func groups(inv *core.Inventory) []*device.DeviceGroup {
 		g.Attributes = make(map[string]*structs.Attribute, len(common))
 		for key, a := range common {
 			g.Attributes[key] = a.wire()
+		}
+		if n := b.unhealthy(); n > 0 {
+			g.Attributes[unhealthy] = structs.NewIntAttribute(n, "")
 		}
 		gs = append(gs, g)
 	}

@@ -104,8 +104,8 @@ func TestUnknownAttributesAreAbsent(t *testing.T) {
 	}
 }
 
-// What stands against a device is in its description and nowhere else: not in the attributes, which make
-// the node's class.
+// What stands against a device is in its description; in the attributes, which make the node's class, is only
+// how many devices take no work.
 func TestHealthDescription(t *testing.T) {
 	settings, err := defaultBlock().settings()
 	if err != nil {
@@ -137,6 +137,10 @@ func TestHealthDescription(t *testing.T) {
 		if d.Healthy != tc.healthy || !strings.HasPrefix(d.HealthDesc, tc.begins) || (d.HealthDesc == "") != (tc.begins == "") || len(d.HealthDesc) > 200 {
 			t.Errorf("%s: healthy %t, %q", name, d.Healthy, d.HealthDesc)
 		}
+		if _, counted := g.Attributes[unhealthy]; counted == tc.healthy {
+			t.Errorf("%s: healthy %t, counted as unhealthy %t", name, tc.healthy, counted)
+		}
+		delete(g.Attributes, unhealthy)
 		d.Healthy, d.HealthDesc = true, ""
 		if diff := cmp.Diff(plain, g); diff != "" {
 			t.Errorf("%s: more than one device's health differs (-plain +got):\n%s", name, diff)
