@@ -51,8 +51,7 @@ func causeOf(r Reason, code uint64) string {
 
 // same reports whether c and o are one cause. A verdict that changes is the same cause in other words.
 func (c Condition) same(o Condition) bool {
-	return c.At == o.At && c.Reason == o.Reason && c.Simulated == o.Simulated &&
-		(c.Code == o.Code || c.Reason == ReasonVerdict)
+	return c.Reason == o.Reason && (c.Code == o.Code || c.Reason == ReasonVerdict) && c.At == o.At && c.Simulated == o.Simulated
 }
 
 // and is both conditions as one.

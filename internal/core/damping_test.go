@@ -20,6 +20,9 @@ func TestDwellDoubles(t *testing.T) {
 		}
 		s.expectRecovery("by the verdict", 30*time.Second+dwell*time.Minute)
 	}
+	s.step(4 * time.Hour)
+	s.xid(95)
+	s.expectRecovery("with the last spell but one six hours ago", 30*time.Second+2*time.Minute)
 	s.step(6 * time.Hour)
 	s.xid(95)
 	s.expectRecovery("after six good hours", 90*time.Second)
@@ -75,10 +78,13 @@ func TestCleanChecks(t *testing.T) {
 			s.check(1)
 			s.say(func(v *core.Vitals) { v.Partial = false })
 		},
-		"no answer yet":     func(s *story) { s.mute[a.GPU] = core.Waiting; s.check(1); delete(s.mute, a.GPU) },
-		"an error":          func(s *story) { s.mute[a.GPU] = core.ProbeFailed; s.check(1); delete(s.mute, a.GPU) },
-		"the driver away":   func(s *story) { s.see(core.Observation{At: core.Node, Kind: core.DriverLost}, answered("580")) },
-		"the same XID":      func(s *story) { s.xid(119); s.pass(time.Second); s.see(core.Observation{At: a, Kind: core.Rebound}) },
+		"no answer yet":   func(s *story) { s.mute[a.GPU] = core.Waiting; s.check(1); delete(s.mute, a.GPU) },
+		"an error":        func(s *story) { s.mute[a.GPU] = core.ProbeFailed; s.check(1); delete(s.mute, a.GPU) },
+		"the driver away": func(s *story) { s.see(core.Observation{At: core.Node, Kind: core.DriverLost}, answered("580")) },
+		"the same XID":    func(s *story) { s.xid(119); s.pass(time.Second); s.see(core.Observation{At: a, Kind: core.Rebound}) },
+		"an error and an answer in one reading": func(s *story) {
+			s.see(core.Observation{At: a, Kind: core.ProbeFailed}, core.Observation{At: a, Kind: core.Checked, Vitals: *s.says[a.GPU]})
+		},
 		"no answer in time": func(s *story) { s.see(core.Observation{At: a, Kind: core.NoAnswer}) },
 	} {
 		t.Run(name, func(t *testing.T) {

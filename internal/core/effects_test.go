@@ -154,6 +154,23 @@ func TestRecoveryUntouched(t *testing.T) {
 	}
 }
 
+// A repair that is pending, of whichever kind, is what a reset is needed for.
+func TestRecoveryWaitsForRepair(t *testing.T) {
+	for xid, change := range map[uint64]func(*core.Vitals){
+		63:  func(v *core.Vitals) { v.RemapPending, v.RetirementPending = core.Yes, core.No },
+		160: func(v *core.Vitals) { v.RepairPending = core.Yes },
+		155: func(v *core.Vitals) { v.LinksUp.Value = 17 },
+	} {
+		s := guest(t)
+		s.xid(xid)
+		s.say(change)
+		s.step(time.Hour)
+		if c := s.condition(fmt.Sprint("XID_", xid)); !c.Clearing.IsZero() {
+			t.Errorf("XID %d recovers: %+v", xid, c)
+		}
+	}
+}
+
 // What a reset mends, and what even that does not.
 func TestRecoveryByReset(t *testing.T) {
 	for _, tc := range []struct {

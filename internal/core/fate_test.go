@@ -37,8 +37,8 @@ type fate struct {
 	driver   bool // it can be asked
 	boot     int
 	read     time.Time
-	log      []string // what happened, for who has to find out why
-	bug      string   // what must not have happened
+	log      []func() string // what happened, for who has to find out why
+	bug      string          // what must not have happened
 }
 
 func newFate(seed uint64) *fate {
@@ -71,7 +71,8 @@ func (f *fate) oneIn(n int) bool { return f.IntN(n) == 0 }
 func one[T any](f *fate, of ...T) T { return of[f.IntN(len(of))] }
 
 func (f *fate) note(format string, args ...any) {
-	f.log = append(f.log, f.now.Sub(dawn).String()+" "+fmt.Sprintf(format, args...))
+	at := f.now.Sub(dawn)
+	f.log = append(f.log, func() string { return at.String() + " " + fmt.Sprintf(format, args...) })
 }
 
 // see folds observations as State.Observe does, but offers nothing: nobody looks.
@@ -143,7 +144,8 @@ func (f *fate) step() (intervened bool) {
 	case n < 22:
 		f.fault(p)
 	case n < 26:
-		f.note("%s: %s", p.at, f.ail(p))
+		f.ail(p)
+		f.note("%v says %+v", p.at, p.vitals)
 	case n == 26:
 		p.mute = one(f, core.Lost, core.ProbeFailed, core.Waiting, core.NoAnswer)
 		f.note("%s falls silent: %d", p.at, p.mute)
@@ -214,7 +216,7 @@ func (f *fate) fault(p *patient) {
 }
 
 // ail changes what a GPU says. Nothing gets better here but what needs no reset for that.
-func (f *fate) ail(p *patient) string {
+func (f *fate) ail(p *patient) {
 	v := &p.vitals
 	switch f.IntN(12) {
 	case 0, 1, 2:
@@ -242,5 +244,4 @@ func (f *fate) ail(p *patient) string {
 	case 11:
 		v.Busy, v.PCIeWidth = f.oneIn(2), one(f, 8, 16)
 	}
-	return fmt.Sprintf("verdict %v fabric %v remap %v", v.Verdict, v.Fabric, v.RemapPending)
 }

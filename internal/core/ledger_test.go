@@ -1,6 +1,7 @@
 package core_test
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -93,6 +94,35 @@ func TestPolicyOff(t *testing.T) {
 	}
 	if h := l.Apply(p, time.Unix(0, 0), core.Observation{At: a, Kind: core.Lost}).Health(a); h.State != core.GPULost {
 		t.Errorf("a lost GPU is offered: %v", h)
+	}
+}
+
+// What is remembered of a GPU beside its conditions is part of the value, too.
+func TestChartIsImmutable(t *testing.T) {
+	p, a := core.DefaultHealthPolicy(), core.WholeGPU("GPU-a")
+	look := func(l core.Ledger) string { c, _ := l.Chart(a.GPU); return fmt.Sprintf("%+v", c) }
+	happen := func(l core.Ledger, at int) core.Ledger {
+		now := time.Unix(int64(at)*100_000, 0) // more than a day, so that nothing latches
+		return l.Apply(p, now, core.Observation{At: a, Kind: core.Reserved}, core.Observation{At: a, Kind: core.XID, Code: 119},
+			core.Observation{At: a, Kind: core.XID, Code: 13}).
+			Apply(p, now.Add(time.Second), core.Observation{At: a, Kind: core.Rebound}, core.Observation{At: a, Kind: core.Checked}).
+			Apply(p, now.Add(2*time.Second), core.Observation{At: a, Kind: core.Checked}).
+			Apply(p, now.Add(3*time.Second), core.Observation{At: a, Kind: core.Checked}).
+			Apply(p, now.Add(time.Hour), core.Observation{At: a, Kind: core.Checked})
+	}
+	var base core.Ledger
+	for i := range 40 {
+		before := look(base)
+		one := happen(base, i)
+		after := look(one)
+		if c, _ := one.Chart(a.GPU); i > 0 && (len(c.Mended) == 0 || len(c.Spells) == 0 || len(c.Tallies) != 2) {
+			t.Fatalf("nothing to see: %s", after)
+		}
+		happen(base, i+1000)
+		if look(base) != before || look(one) != after {
+			t.Fatalf("life %d is seen by another:\n%s\n%s", i, after, look(one))
+		}
+		base = one
 	}
 }
 

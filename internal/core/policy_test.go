@@ -114,6 +114,17 @@ func TestManual(t *testing.T) {
 	}
 }
 
+// A reboot is no operator either, but it ends what takes nobody out of service.
+func TestManualReboot(t *testing.T) {
+	l := live(t, coretest.GPUs(1))
+	l.cfg.Health.Manual = true
+	l.see(xid(gpu(0), 95), xid(gpu(0), 94))
+	l.restart("boot 1", "boot 2")
+	if cs := l.state.Ledger.Conditions(); len(cs) != 1 || cs[0].Code != 95 {
+		t.Errorf("stands: %v", cs)
+	}
+}
+
 // Off judges nothing but presence, and forgets nothing.
 func TestModeOff(t *testing.T) {
 	off := core.DefaultConfig()

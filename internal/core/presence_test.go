@@ -58,6 +58,33 @@ func TestLostAgain(t *testing.T) {
 	}
 }
 
+// A GPU that came back and is slow, or says half of it, is not lost again.
+func TestSlowAfterLoss(t *testing.T) {
+	s := tell(t)
+	s.mute[a.GPU] = core.Lost
+	s.check(1)
+	delete(s.mute, a.GPU)
+	s.check(3)
+	s.expect("back", core.Unhealthy, "LOST")
+	s.mute[a.GPU] = core.Waiting
+	s.check(3)
+	s.expect("slow", core.Unhealthy, "LOST")
+	delete(s.mute, a.GPU)
+	s.say(func(v *core.Vitals) { v.Partial = true })
+	s.check(3)
+	s.expect("half of it", core.Unhealthy, "LOST")
+}
+
+// What the kernel log says of a loss may come while the GPU still seems to answer.
+func TestFallenOffTheBusAndAnswering(t *testing.T) {
+	s := tell(t)
+	s.xid(79)
+	s.check(2)
+	s.expect("answers may be old", core.GPULost, "XID_79")
+	s.check(1)
+	s.expect("they are not", core.Unhealthy, "XID_79")
+}
+
 func TestProbeFailures(t *testing.T) {
 	for _, n := range []int{1, 3, 5} {
 		s := tell(t, func(p *core.HealthPolicy) { p.ProbeFailures = n })

@@ -97,14 +97,17 @@ func TestInvariants(t *testing.T) {
 				for step := range steps {
 					intervened := f.step()
 					f.testify(t, was, intervened)
-					if step%5 == 0 {
+					if step%10 == 0 {
 						f.pure(t)
 					}
 					if t.Failed() {
-						t.Fatalf("seed %d:\n%s\nstands:\n%v", seed, strings.Join(f.log[max(0, len(f.log)-25):], "\n"), f.state.Ledger.Conditions())
+						for _, what := range f.log[max(0, len(f.log)-25):] {
+							t.Log(what())
+						}
+						t.Fatalf("seed %d: stands %v", seed, f.state.Ledger.Conditions())
 					}
 				}
-				if seed%100 < 2 {
+				if seed%200 < 2 {
 					f.wayBack(t, seed)
 				}
 			}

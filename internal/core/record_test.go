@@ -1,7 +1,6 @@
 package core_test
 
 import (
-	"encoding/json"
 	"slices"
 	"testing"
 	"time"
@@ -9,88 +8,6 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 )
-
-// life is a machine over restarts of its agent. Its GPUs say what they are set to when it is read.
-type life struct {
-	testing.TB
-	cfg     core.Config
-	now     time.Time
-	machine core.Snapshot
-	says    map[core.DeviceID]*core.Vitals
-	state   core.State
-}
-
-// live begins a life with n GPUs that are well.
-func live(t testing.TB, machine core.Snapshot) *life {
-	t.Helper()
-	l := &life{TB: t, cfg: core.DefaultConfig(), now: dawn, machine: machine, says: map[core.DeviceID]*core.Vitals{}}
-	l.cfg.MIG = core.MIGMixed
-	for _, o := range checked(machine) {
-		l.says[o.At.GPU] = &o.Vitals
-	}
-	l.state = core.NewState(l.cfg)
-	l.read(1)
-	return l
-}
-
-// gpu is the whole of the n-th GPU of coretest.GPUs.
-func gpu(n int) core.Placement { return core.WholeGPU(coretest.GPU(n)) }
-
-// read reads the machine n times, a pace apart, with its checks.
-func (l *life) read(n int) {
-	for range n {
-		l.now = l.now.Add(pace)
-		var checks []core.Observation
-		for _, d := range l.machine.Devices {
-			if v, ok := l.says[d.ID]; ok {
-				checks = append(checks, core.Observation{At: d.At, Kind: core.Checked, Vitals: *v})
-			}
-		}
-		l.state = l.state.Read(l.cfg, l.now, l.machine, checks...)
-	}
-}
-
-func (l *life) see(obs ...core.Observation) { l.state = l.state.Observe(l.cfg, l.now, obs...) }
-
-// noDriver is a reading by a driver that can't be asked.
-func (l *life) noDriver(state core.DriverState) {
-	l.now = l.now.Add(pace)
-	l.state = l.state.Read(l.cfg, l.now, core.NoDriver(state, "not there"))
-}
-
-// restart ends the agent and begins another, under the same boot or another.
-func (l *life) restart(boot, next string) {
-	l.Helper()
-	text, err := json.Marshal(l.state.Record(boot))
-	if err != nil {
-		l.Fatal(err)
-	}
-	var record core.Record
-	if err := json.Unmarshal(text, &record); err != nil {
-		l.Fatal(err)
-	}
-	l.state = core.Restore(l.cfg, record, next)
-	if n := l.state.Inventory.Len(); n != 0 {
-		l.Errorf("%d units are offered before the driver was asked", n)
-	}
-}
-
-// expect compares what is offered: state and cause by device.
-func (l *life) expect(when string, want map[core.DeviceID]string) {
-	l.Helper()
-	got := map[core.DeviceID]string{}
-	for u := range l.state.Inventory.Units() {
-		got[u.Device.ID] = u.Health.State.String() + " " + u.Health.Cause()
-	}
-	for id := range want {
-		if got[id] != want[id] {
-			l.Errorf("%s: %s is %q, want %q", when, id, got[id], want[id])
-		}
-	}
-	if len(got) != len(want) {
-		l.Errorf("%s: offered %v, want %v", when, got, want)
-	}
-}
 
 // A restart neither heals nor forgets; a reboot is evidence for what it ends, and for nothing else.
 func TestRestartAndReboot(t *testing.T) {

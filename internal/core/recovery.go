@@ -86,7 +86,7 @@ func (d *draft) state(c Condition) HealthState {
 // back reports whether a GPU that was lost answers reliably again, which makes it unhealthy and not yet well.
 // Once it is back, a check that is slow or incomplete does not lose it again.
 func (d *draft) back(c Condition, chart *Chart) bool {
-	return !chart.lost && (c.State == Unhealthy || chart.row >= d.policy.CleanChecks)
+	return c.State == Unhealthy || chart.row >= d.policy.CleanChecks
 }
 
 // forgotten reports whether a note has lost its point: no second one came in time.

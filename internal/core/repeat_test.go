@@ -45,6 +45,22 @@ func TestAgain(t *testing.T) {
 			s.expectAt("with one each", at, core.Degraded, "XID_109")
 		}
 	})
+	t.Run("on two instances", func(t *testing.T) {
+		s := guest(t)
+		s.see(xid(gi(1), 109), xid(gi(2), 109))
+		for _, at := range []core.Placement{gi(1), gi(2)} {
+			s.expectAt("with one each", at, core.Degraded, "XID_109")
+		}
+	})
+	t.Run("after a reset", func(t *testing.T) {
+		s := guest(t)
+		s.xid(109)
+		s.pass(time.Second)
+		s.see(core.Observation{At: a, Kind: core.Rebound})
+		s.expectRecovery("by the reset", time.Minute)
+		s.xid(109)
+		s.expect("it is the first since", core.Degraded, "XID_109")
+	})
 	t.Run("a note is forgotten", func(t *testing.T) {
 		s := trusted(t)
 		s.xid(80)

@@ -115,6 +115,24 @@ func TestInstanceGoneMeetsTheSameFault(t *testing.T) {
 	}
 }
 
+// Who disregards one of two conditions that become one need not know the other.
+func TestInstanceGoneMeetsAnIgnoredFault(t *testing.T) {
+	gpu, one := core.WholeGPU("GPU-m"), core.Placement{GPU: "GPU-m", GI: 1, CI: 0}
+	for _, again := range []core.Placement{gpu, one} {
+		state, cfg, machine := migRig(t)
+		state = state.Observe(cfg, dawn, xid(one, 94), xid(gpu, 94))
+		state, _, err := state.Ignore(cfg, dawn, core.Order{GPU: gpu.GPU}, dawn.Add(time.Hour))
+		if err != nil {
+			t.Fatal(err)
+		}
+		state = state.Observe(cfg, dawn.Add(time.Second), xid(again, 94))
+		state = state.Read(cfg, dawn.Add(2*time.Second), without(machine, "MIG-1"), checked(machine)...)
+		if h := state.Ledger.Health(gpu); h.State != core.Degraded {
+			t.Errorf("another on %v: %s", again, h)
+		}
+	}
+}
+
 // A fault of an instance that nobody knows counts against its GPU, never against nothing.
 func TestUnknownInstance(t *testing.T) {
 	state, cfg, _ := migRig(t)
@@ -123,6 +141,23 @@ func TestUnknownInstance(t *testing.T) {
 		if want := u.Device.At.GPU == "GPU-m"; (u.Health.State == core.Degraded) != want {
 			t.Errorf("%s is %s", u.ID, u.Health)
 		}
+	}
+}
+
+// A GPU that is seen and can't be read keeps what stands against it.
+func TestExcludedGPUKeepsItsConditions(t *testing.T) {
+	state, cfg, machine := migRig(t)
+	machine.Excluded = []core.Exclusion{{Index: 5, At: core.WholeGPU("GPU-x"), Kind: core.ProbeFailed, Reason: "Unknown Error"}}
+	state = state.Read(cfg, dawn, machine, checked(machine)...)
+	state = state.Observe(cfg, dawn, xid(core.WholeGPU("GPU-x"), 119))
+	state = state.Read(cfg, dawn.Add(time.Minute), machine, checked(machine)...)
+	if cs := state.Ledger.Conditions(); len(cs) != 1 || cs[0].Code != 119 {
+		t.Errorf("excluded: %v", cs)
+	}
+	machine.Excluded = nil
+	state = state.Read(cfg, dawn.Add(2*time.Minute), machine, checked(machine)...)
+	if cs := state.Ledger.Conditions(); len(cs) != 0 {
+		t.Errorf("gone: %v", cs)
 	}
 }
 

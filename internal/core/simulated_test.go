@@ -28,13 +28,33 @@ func TestRehearsal(t *testing.T) {
 		}
 		s.expectRecovery("by the same evidence, in no longer time", 90*time.Second)
 	}
-	s.rehearse(13, 13, 13, 109, 109, 119)
+	for range 3 {
+		s.handOut(a)
+		s.rehearse(13)
+	}
+	s.rehearse(109, 109, 119)
 	if c := s.chart(); len(c.Tallies)+len(c.Spells)+len(c.Recoveries)+len(c.Mended) != 0 || !c.Bad.IsZero() {
 		t.Errorf("remembered: %+v", c)
+	}
+	for _, c := range s.ledger.Conditions() {
+		if !c.Simulated {
+			t.Errorf("a rehearsal brought about %s", c)
+		}
 	}
 	if c := s.condition("XID_109"); c.Repeated || c.State != core.Degraded {
 		t.Errorf("a rehearsal repeats itself: %+v", c)
 	}
+}
+
+// A past that makes a GPU's recovery slow has nothing to do with a rehearsal.
+func TestRehearsalAfterBadSpells(t *testing.T) {
+	s := tell(t, unlatched)
+	s.mend(46)
+	s.mend(119)
+	s.rehearse(95)
+	s.expectRecovery("a rehearsal", 90*time.Second)
+	s.xid(95)
+	s.expectRecovery("the real thing", 30*time.Second+4*time.Minute)
 }
 
 // A rehearsal and the real thing are two, and the real one is the one that is told.

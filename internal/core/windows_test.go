@@ -74,7 +74,9 @@ func TestWindowsOfBrokenCounters(t *testing.T) {
 		},
 		"fell": func(v *core.Vitals) { v.ThermalSlowdown.Value, v.PowerBrake.Value, v.Replays.Value = 0, 0, 0 },
 	} {
-		s := tell(t)
+		s := saying(t, "580", func(v *core.Vitals) {
+			v.ThermalSlowdown.Value, v.PowerBrake.Value, v.Replays.Value = uint64(time.Hour), uint64(time.Hour), 1e6
+		})
 		for range 58 {
 			s.say(func(v *core.Vitals) {
 				v.ThermalSlowdown.Value += uint64(pace)

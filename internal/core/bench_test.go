@@ -1,0 +1,85 @@
+package core_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
+)
+
+// fleet is the ledger of n GPUs that are well, and what their checks say.
+func fleet(n int) (core.Ledger, []core.Observation) {
+	checks := checked(coretest.GPUs(n))
+	return core.Ledger{}.Apply(core.DefaultHealthPolicy(), dawn, append(checks, answered("580"))...), checks
+}
+
+// troubled has a condition against each GPU, and a few against the first.
+func troubled(n int) (core.Ledger, []core.Observation) {
+	l, checks := fleet(n)
+	var obs []core.Observation
+	for i := range n {
+		obs = append(obs, xid(gpu(i), 119))
+	}
+	return l.Apply(core.DefaultHealthPolicy(), dawn, append(obs, xid(gpu(0), 94), xid(gpu(0), 54))...), checks
+}
+
+func BenchmarkApplyXID(b *testing.B) {
+	p := core.DefaultHealthPolicy()
+	l, _ := fleet(8)
+	b.ReportAllocs()
+	for b.Loop() {
+		l.Apply(p, dawn, xid(gpu(3), 95))
+	}
+}
+
+func BenchmarkApplyChecks(b *testing.B) {
+	p := core.DefaultHealthPolicy()
+	for _, n := range []int{8, 64} {
+		for name, begin := range map[string]func(int) (core.Ledger, []core.Observation){"well": fleet, "troubled": troubled} {
+			l, checks := begin(n)
+			b.Run(fmt.Sprintf("%s/%d", name, n), func(b *testing.B) {
+				b.ReportAllocs()
+				for b.Loop() {
+					l.Apply(p, dawn, checks...)
+				}
+			})
+		}
+	}
+}
+
+// Time passes twice a second, whatever happens.
+func BenchmarkApplyNothing(b *testing.B) {
+	p, now := core.DefaultHealthPolicy(), dawn.Add(time.Minute)
+	for name, begin := range map[string]func(int) (core.Ledger, []core.Observation){"well": fleet, "troubled": troubled} {
+		l, _ := begin(8)
+		b.Run(name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				l.Apply(p, now)
+			}
+		})
+	}
+}
+
+func BenchmarkHealth(b *testing.B) {
+	for name, begin := range map[string]func(int) (core.Ledger, []core.Observation){"well": fleet, "troubled": troubled} {
+		l, _ := begin(64)
+		b.Run(name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				l.Health(gpu(63))
+			}
+		})
+	}
+}
+
+// What stands still costs next to nothing: an agent at rest is at rest.
+func TestNothingStandingCostsNothing(t *testing.T) {
+	p := core.DefaultHealthPolicy()
+	l, _ := fleet(64)
+	if n := testing.AllocsPerRun(100, func() { l.Apply(p, dawn.Add(time.Hour)) }); n != 0 || l.Restless() {
+		t.Errorf("%v allocations for nothing; restless %t", n, l.Restless())
+	}
+}
