@@ -129,7 +129,7 @@ func TestEventBringsTheSlowForward(t *testing.T) {
 		t.Errorf("another GPU: %+v", v)
 	}
 	n := counted(t, m, func() { at(3 * hintedAtMost) })
-	if n["nvmlDeviceGetRepairStatus"] != 0 || n["nvmlDeviceValidateInforom"] != 0 {
+	if n["nvmlDeviceGetTotalEccErrors"] != 0 || n["nvmlDeviceValidateInforom"] != 0 {
 		t.Errorf("a hint counts once: %v", n)
 	}
 }
@@ -235,5 +235,28 @@ func TestFabricOfOlderDrivers(t *testing.T) {
 	n := counted(t, m, func() { at(30 * time.Second) })
 	if n["nvmlDeviceGetGpuFabricInfoV"] != 7 || n["nvmlDeviceGetGpuFabricInfo"] != 1 {
 		t.Errorf("asked in words that it does not know: %v", n)
+	}
+}
+
+// What is carried between readings would make one wrong answer count several times: one that says something new
+// is asked for again.
+func TestOneWrongAnswerIsNotCarried(t *testing.T) {
+	m := simdriver.Start(t, "h100x8")
+	_, at := checked(t, m)
+	at(0)
+	must(t, m.Set(3, "unrepairable_memory", "yes"))
+	if a := at(60 * time.Second)(3).Vitals.Unrepairable; a != core.Yes {
+		t.Fatalf("unrepairable: %v", a)
+	}
+	must(t, m.Set(3, "unrepairable_memory", "no"))
+	if a := at(70 * time.Second)(3).Vitals.Unrepairable; a != core.No {
+		t.Errorf("a check later: %v", a)
+	}
+	asked := counted(t, m, func() { at(80 * time.Second) })
+	if asked["nvmlDeviceGetUnrepairableMemoryFlag_v1"] != 1 { // back is something new as well
+		t.Errorf("asked: %v", asked)
+	}
+	if asked := counted(t, m, func() { at(90 * time.Second) }); asked["nvmlDeviceGetUnrepairableMemoryFlag_v1"] != 0 {
+		t.Errorf("asked for ever: %v", asked)
 	}
 }

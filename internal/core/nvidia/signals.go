@@ -91,14 +91,15 @@ func said(ret nvml.Return, yes bool) core.Answer {
 	return core.AnswerOf(yes)
 }
 
-// readSignals asks for what is due, and for what could not be read the last time.
+// readSignals asks for what is due, and for what could not be read the last time or said something new. What
+// is carried counts as said again, so without that a single wrong answer would count several times.
 func (r *record) readSignals(a *asker, h nvml.Device, p plan) {
 	for i, sig := range signals {
 		y := &r.calls[i]
 		if a.err != nil {
 			return
 		}
-		if y.lacking || !p.due[sig.pace] && !y.failed || sig.instead && !r.calls[i-1].lacking {
+		if y.lacking || !p.due[sig.pace] && !y.failed && !y.changed || sig.instead && !r.calls[i-1].lacking {
 			continue
 		}
 		v := r.vitals
@@ -106,6 +107,7 @@ func (r *record) readSignals(a *asker, h nvml.Device, p plan) {
 		if fatal(err) {
 			a.err = err
 		} else if y.took(err) {
+			y.changed = !p.anew && v != r.vitals
 			r.vitals = v
 		}
 	}

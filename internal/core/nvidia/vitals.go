@@ -32,6 +32,7 @@ type ability struct {
 	lacking bool // the driver says that there is no such thing here; not asked again
 	told    bool // it was readable before
 	failed  bool // it was not the last time; asked again with the next check
+	changed bool // it said something new the last time; asked again, as one reading may be wrong
 }
 
 // took notes an answer and reports whether the value, which is nothing for what is lacking, counts.
