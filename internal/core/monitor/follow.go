@@ -72,7 +72,9 @@ func (m *Monitor) follow(ctx context.Context, s Session) error {
 			if m.take(r) && r.request == readProbe {
 				want.snapshot = true // a GPU went or came: read what that means
 			}
-			attention.checked(time.Now())
+			if r.request != readUsage { // Nomad asks for numbers every second: that is no look at health
+				attention.checked(time.Now())
+			}
 		case n := <-events:
 			m.gauges.set(func(s *Stats) { s.EventsFail = n.err != nil })
 			m.hear(n.obs, &want, &attention)

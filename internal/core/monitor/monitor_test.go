@@ -383,3 +383,26 @@ func updates(seen []*core.Inventory) (n int) {
 	}
 	return n
 }
+
+// Who asks for numbers all the time keeps no check from following an event.
+func TestNumbersAreNoLookAtHealth(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := coretest.NewMachine(coretest.GPUs(2))
+		r := run(t, m)
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		go func() {
+			for ctx.Err() == nil {
+				_, _ = r.Usage(ctx)
+				time.Sleep(400 * time.Millisecond)
+			}
+		}()
+		r.after(5500 * time.Millisecond) // well between two checks
+		before := m.Calls()["Probe"]
+		m.Raise(core.Observation{At: core.WholeGPU(coretest.GPU(1)), Kind: core.XID, Code: 95})
+		synctest.Wait()
+		if n := m.Calls()["Probe"] - before; n != 1 {
+			t.Errorf("%d checks at once after an XID, want 1", n)
+		}
+	})
+}
