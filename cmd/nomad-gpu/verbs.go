@@ -57,9 +57,7 @@ func look(ctx context.Context, args []string, out io.Writer) error {
 func drop(ctx context.Context, args []string, out io.Writer) error {
 	flags, dir := newFlags()
 	var order control.ClearArgs
-	flags.StringVar(&order.GPU, "gpu", "", "")
-	flags.StringVar(&order.Cause, "cause", "", "")
-	flags.StringVar(&order.VerifiedAt, "verified-at", "", "")
+	about(flags, &order.GPU, &order.Cause, &order.VerifiedAt)
 	if err := parse(flags, args); err != nil {
 		return err
 	}
@@ -70,14 +68,19 @@ func drop(ctx context.Context, args []string, out io.Writer) error {
 func disregard(ctx context.Context, args []string, out io.Writer) error {
 	flags, dir := newFlags()
 	var order control.IgnoreArgs
-	flags.StringVar(&order.GPU, "gpu", "", "")
-	flags.StringVar(&order.Cause, "cause", "", "")
-	flags.StringVar(&order.VerifiedAt, "verified-at", "", "")
+	about(flags, &order.GPU, &order.Cause, &order.VerifiedAt)
 	flags.StringVar(&order.Until, "until", "", "")
 	if err := parse(flags, args); err != nil {
 		return err
 	}
 	return control.Ignore(ctx, socketPath(*dir), order, out)
+}
+
+// about are the flags that say what an order is about.
+func about(flags *flag.FlagSet, gpu, cause, verifiedAt *string) {
+	flags.StringVar(gpu, "gpu", "", "")
+	flags.StringVar(cause, "cause", "", "")
+	flags.StringVar(verifiedAt, "verified-at", "", "")
 }
 
 // rehearse plays a fault on the running plugin.
