@@ -53,9 +53,9 @@ func Build(s Snapshot, l Ledger, c Config) *Inventory {
 	return inv.indexed()
 }
 
-// healthUnder is a verdict with what the mode makes of it.
+// healthUnder is a verdict with what the mode makes of it. Maintenance is none, but an order.
 func healthUnder(mode HealthMode, h Health) Health {
-	h.Advisory = mode == ModeObserve && h.State > Degraded
+	h.Advisory = mode == ModeObserve && h.State > Degraded && h.Reason != ReasonMaintenance
 	return h
 }
 

@@ -13,7 +13,7 @@ import (
 type Ledger struct {
 	conditions []Condition         // sorted
 	charts     map[DeviceID]*Chart // by GPU; a chart is never changed, only replaced
-	branch     int                 // of the driver: 570
+	driver     string              // its version: "570.124.06"
 }
 
 // Conditions returns the standing conditions in canonical order, noted ones (State Healthy) included.
@@ -60,7 +60,7 @@ func (l Ledger) under(m HealthMode) Ledger {
 		return l
 	}
 	l.conditions = slices.DeleteFunc(l.Conditions(), func(c Condition) bool {
-		return c.Reason != ReasonDriver && !c.Reason.silence()
+		return c.At != Node && !c.Reason.silence()
 	})
 	return l
 }
@@ -107,7 +107,7 @@ func (l Ledger) relocate(s Snapshot) Ledger {
 			moved[i].At, moved[i].Moved = WholeGPU(c.At.GPU), true
 		}
 	}
-	return Ledger{united(moved), charts, l.branch}
+	return Ledger{united(moved), charts, l.driver}
 }
 
 // draft is a ledger in the making.
@@ -117,7 +117,7 @@ type draft struct {
 	conditions []Condition
 	charts     map[DeviceID]*Chart
 	fresh      map[DeviceID]bool // charts that are this draft's own
-	branch     int
+	driver     string
 }
 
 func (l Ledger) draft(p HealthPolicy, now time.Time) *draft {
@@ -126,13 +126,13 @@ func (l Ledger) draft(p HealthPolicy, now time.Time) *draft {
 		conditions: slices.Clone(l.conditions),
 		charts:     maps.Clone(l.charts),
 		fresh:      map[DeviceID]bool{},
-		branch:     l.branch,
+		driver:     l.driver,
 	}
 }
 
 func (d *draft) ledger() Ledger {
 	slices.SortStableFunc(d.conditions, compareConditions)
-	return Ledger{d.conditions, d.charts, d.branch}
+	return Ledger{d.conditions, d.charts, d.driver}
 }
 
 // chart is the GPU's chart, to be changed.

@@ -60,8 +60,7 @@ func (d *draft) observe(o Observation) {
 	case DriverLost:
 		d.driverLost(o)
 	case DriverAnswered:
-		d.branch = branchOf(o.Detail)
-		d.drop(func(c Condition) bool { return c.At == Node })
+		d.driverAnswered(o)
 	case Reserved:
 		d.chart(gpu).hand(o.At)
 	}
@@ -86,10 +85,26 @@ func (d *draft) interrupt(at Placement) {
 	}
 }
 
+// driverAnswered enters that the driver can be asked. One of another version has been loaded since.
+func (d *draft) driverAnswered(o Observation) {
+	if d.driver != "" && o.Detail != "" && o.Detail != d.driver {
+		for gpu := range d.charts {
+			d.chart(gpu).reloading = true
+		}
+	}
+	d.driver = o.Detail
+	d.drop(func(c Condition) bool { return c.At == Node })
+}
+
 // driverLost enters that nobody can be asked. Only a driver that is away is one that is loaded anew later;
-// one that fails may be the same when it answers again.
+// one that fails, or is left alone, may be the same when it answers again.
 func (d *draft) driverLost(o Observation) {
-	d.stands(Condition{At: Node, Reason: ReasonDriver, State: Unknown, Detail: o.Detail}, 1)
+	reason, other := ReasonDriver, ReasonMaintenance
+	if DriverState(o.Code) == DriverReleased {
+		reason, other = other, reason
+	}
+	d.drop(func(c Condition) bool { return c.At == Node && c.Reason == other })
+	d.stands(Condition{At: Node, Reason: reason, State: Unknown, Detail: o.Detail}, 1)
 	for gpu := range d.charts {
 		chart := d.chart(gpu)
 		chart.answers, chart.row, chart.checked = false, 0, time.Time{}

@@ -16,6 +16,7 @@ const (
 	ReasonNoAnswer            // a call about this GPU does not return
 	ReasonUnchecked           // the GPU has not been checked completely yet
 	ReasonDriver              // the driver as a whole can't be asked
+	ReasonMaintenance         // the driver is left alone, by an operator's order
 	ReasonRemapFailed         // a memory row could not be remapped
 	ReasonUnrepairable        // memory that can't be repaired
 	ReasonSRAM                // SRAM errors above the driver's threshold
@@ -64,6 +65,7 @@ var meanings = [...]meaning{
 	ReasonNoAnswer:     {name: "NOT_ANSWERING", text: "driver does not answer", state: Unhealthy, clears: level, says: "the call returns, then clean checks", action: "reset the GPU, reboot if it persists"},
 	ReasonUnchecked:    {name: "UNCHECKED", text: "not checked yet", state: Unknown, clears: level, says: "first complete check"},
 	ReasonDriver:       {name: "NVML_UNAVAILABLE", text: "driver is not usable", state: Unknown, clears: level, says: "driver answers"},
+	ReasonMaintenance:  {name: "MAINTENANCE", text: "maintenance", state: Unknown, clears: level, says: "resume", action: "resume when the work is done"},
 	ReasonRemapFailed:  {name: "ROW_REMAP_FAILED", text: "row remapping failed", state: Unhealthy, checks: 2, action: service},
 	ReasonUnrepairable: {name: "MEMORY_UNREPAIRABLE", text: "memory can't be repaired", state: Unhealthy, checks: 2, action: service},
 	ReasonSRAM:         {name: "SRAM_THRESHOLD", text: "SRAM errors above the threshold", state: Unhealthy, checks: 2, action: service},

@@ -10,7 +10,9 @@ import (
 // Record is what of a State survives the agent, so that a restart neither heals a sick GPU nor forgets one.
 // Its JSON form is what the state file holds.
 type Record struct {
-	Boot       string // of the machine: /proc/sys/kernel/random/boot_id
+	Boot       string      // of the machine: /proc/sys/kernel/random/boot_id
+	Driver     string      // version of the driver that was asked last
+	Away       Maintenance `json:",omitzero"`
 	Devices    []Device
 	Conditions []Condition
 	Charts     map[DeviceID]Chart
@@ -18,7 +20,10 @@ type Record struct {
 
 // Record is the state to keep. Rehearsals, and what only this process can know, are left out.
 func (s State) Record(boot string) Record {
-	r := Record{Boot: boot, Devices: slices.Clone(s.Snapshot.Devices), Charts: map[DeviceID]Chart{}}
+	r := Record{
+		Boot: boot, Driver: s.Ledger.driver, Away: s.Away,
+		Devices: slices.Clone(s.Snapshot.Devices), Charts: map[DeviceID]Chart{},
+	}
 	if s.prior != nil {
 		r.Devices = slices.Clone(s.prior)
 		if s.rebooted {
@@ -42,6 +47,9 @@ func Restore(cfg Config, r Record, boot string) State {
 	s := NewState(cfg)
 	rebooted := r.Boot != boot
 	s.prior, s.before, s.rebooted = NewSnapshot(Snapshot{Devices: r.Devices}).Devices, r.Boot, rebooted
+	if !rebooted { // which ends a maintenance, and loads the driver anew anyhow
+		s.Ledger.driver, s.Away = r.Driver, r.Away
+	}
 	s.Ledger.charts = make(map[DeviceID]*Chart, len(r.Charts))
 	for gpu, chart := range r.Charts {
 		if rebooted {

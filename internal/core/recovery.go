@@ -134,7 +134,7 @@ func (d *draft) evidence(c Condition) bool {
 
 // covers reports whether the verdict of this driver is about what the rule is about.
 func (d *draft) covers(rule fault.Rule) bool {
-	return rule.VerdictSince > 0 && d.branch >= rule.VerdictSince
+	return rule.VerdictSince > 0 && branchOf(d.driver) >= rule.VerdictSince
 }
 
 // signs are what clears a condition under this policy and driver, which may give no verdict, or one that

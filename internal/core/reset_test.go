@@ -150,15 +150,17 @@ func TestReload(t *testing.T) {
 	for _, tc := range []struct {
 		name string
 		gone core.DriverState
+		as   string // the version that is back
 		back func(*core.Vitals)
 		want core.HealthState
 	}{
-		{"the verdict is none", core.DriverAbsent, func(*core.Vitals) {}, core.Healthy},
-		{"no verdict", core.DriverAbsent, func(v *core.Vitals) { v.Verdict = core.VerdictUnsaid }, core.Unhealthy},
-		{"no verdict, counters fell", core.DriverAbsent, func(v *core.Vitals) { fallen(v); v.Verdict = core.VerdictUnsaid }, core.Unhealthy},
-		{"a reset is wanted", core.DriverAbsent, func(v *core.Vitals) { fallen(v); v.Verdict = core.VerdictReset }, core.Unhealthy},
-		{"a remap is no longer pending", core.DriverAbsent, func(v *core.Vitals) { v.Verdict, v.RemapPending = core.VerdictUnsaid, core.No }, core.Healthy},
-		{"it only could not be asked", core.DriverFailed, func(*core.Vitals) {}, core.Unhealthy},
+		{"the verdict is none", core.DriverAbsent, "580", func(*core.Vitals) {}, core.Healthy},
+		{"no verdict", core.DriverAbsent, "580", func(v *core.Vitals) { v.Verdict = core.VerdictUnsaid }, core.Unhealthy},
+		{"no verdict, counters fell", core.DriverAbsent, "580", func(v *core.Vitals) { fallen(v); v.Verdict = core.VerdictUnsaid }, core.Unhealthy},
+		{"a reset is wanted", core.DriverAbsent, "580", func(v *core.Vitals) { fallen(v); v.Verdict = core.VerdictReset }, core.Unhealthy},
+		{"a remap is no longer pending", core.DriverAbsent, "580", func(v *core.Vitals) { v.Verdict, v.RemapPending = core.VerdictUnsaid, core.No }, core.Healthy},
+		{"another version", core.DriverFailed, "585.1", func(*core.Vitals) {}, core.Healthy},
+		{"it only could not be asked", core.DriverFailed, "580", func(*core.Vitals) {}, core.Unhealthy},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			s := untold(t, "580")
@@ -172,7 +174,7 @@ func TestReload(t *testing.T) {
 				}
 			}
 			s.pass(time.Minute)
-			s.see(answered("585.1"))
+			s.see(answered(tc.as))
 			s.say(tc.back)
 			s.check(1)
 			if h := s.ledger.Health(a); h.State != core.Unhealthy {

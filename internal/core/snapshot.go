@@ -14,10 +14,11 @@ const (
 	DriverAbsent                     // no library or no kernel module: a node without GPUs, or not yet
 	DriverFailed                     // there, but it does not work (or no longer)
 	DriverReady
+	DriverReleased // left alone for maintenance, by an operator's order
 )
 
 func (s DriverState) String() string {
-	return [...]string{"pending", "absent", "failed", "ready"}[s]
+	return [...]string{"pending", "absent", "failed", "ready", "released"}[s]
 }
 
 // Driver is the driver as one reading gives it.

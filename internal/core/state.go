@@ -12,6 +12,7 @@ type State struct {
 	Snapshot  Snapshot
 	Ledger    Ledger
 	Inventory *Inventory
+	Away      Maintenance // the zero value while the driver may be asked
 
 	// prior are the devices of an earlier life of the agent, until the first reading shows what became of
 	// them; of an earlier life of the machine too, if rebooted. before is the boot id of that life.

@@ -86,6 +86,13 @@ func scenes() []scene {
 			say(func(v *core.Vitals) { v.Verdict, v.Events = core.VerdictUnsaid, core.No })(s)
 			codes(110)(s)
 		}, nil},
+		{"maintenance", func(s *story) {
+			s.see(core.Observation{At: core.Node, Kind: core.DriverLost, Code: uint64(core.DriverReleased), Detail: core.Maintenance{}.String()})
+		}, nil},
+		{"maintenance with an end", func(s *story) {
+			until := core.Maintenance{Since: s.now, Until: s.now.Add(time.Hour)}
+			s.see(core.Observation{At: core.Node, Kind: core.DriverLost, Code: uint64(core.DriverReleased), Detail: until.String()})
+		}, nil},
 		{"manual", func(s *story) { s.policy.Manual = true; codes(48)(s) }, nil},
 	}
 	for _, l := range levels() {

@@ -26,6 +26,8 @@ type lenient struct {
 	Agent   string
 	Record  struct {
 		Boot       string
+		Driver     string
+		Away       json.RawMessage
 		Devices    []json.RawMessage
 		Conditions []json.RawMessage
 		Charts     map[core.DeviceID]json.RawMessage
@@ -56,7 +58,15 @@ func decode(text []byte, agent string) (r core.Record, skipped []error, err erro
 	skip := func(what string, i any, err error) {
 		skipped = append(skipped, fmt.Errorf("%s %v: %w", what, i, err))
 	}
-	r.Boot = e.Record.Boot
+	r.Boot, r.Driver = e.Record.Boot, e.Record.Driver
+	if e.Record.Away != nil {
+		var away core.Maintenance
+		if err := json.Unmarshal(e.Record.Away, &away); err != nil {
+			skip("maintenance", "", err)
+		} else {
+			r.Away = away
+		}
+	}
 	known := map[core.DeviceID]bool{}
 	for i, text := range e.Record.Devices {
 		d, err := device(text)

@@ -177,7 +177,7 @@ func TestWords(t *testing.T) {
 		{words[core.Verdict](t, 0, 7), "unsaid none reset reboot drain-p2p drain-and-reset recover-imex other"},
 		{words[core.Fabric](t, 0, 5), "unsaid starting well limited unhealthy misconfigured"},
 		{words[core.Toggle](t, 0, 2), "unknown disabled enabled"},
-		{words[core.Reason](t, core.ReasonXID, core.ReasonWithdrawn), "XID EVENT VERDICT LOST PROBE_FAILED NOT_ANSWERING UNCHECKED NVML_UNAVAILABLE " +
+		{words[core.Reason](t, core.ReasonXID, core.ReasonWithdrawn), "XID EVENT VERDICT LOST PROBE_FAILED NOT_ANSWERING UNCHECKED NVML_UNAVAILABLE MAINTENANCE " +
 			"ROW_REMAP_FAILED MEMORY_UNREPAIRABLE SRAM_THRESHOLD ROW_REMAP_PENDING PAGE_RETIREMENT_PENDING REPAIR_PENDING INFOROM_CORRUPT " +
 			"ECC_UNCORRECTABLE FABRIC_STARTING FABRIC_UNHEALTHY FABRIC_LIMITED NVLINK_DOWN SLOWDOWN_THERMAL SLOWDOWN_POWER PCIE_REPLAYS " +
 			"PCIE_WIDTH WORKLOADS_FAILING NEEDS_SERVICE WITHDRAWN"},

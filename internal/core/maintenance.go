@@ -1,0 +1,36 @@
+package core
+
+import "time"
+
+// Maintenance is a time during which the agent leaves the driver alone, by an operator's order, so that a GPU can
+// be reset or cut up and the kernel module unloaded. The zero value is none.
+type Maintenance struct {
+	Since time.Time
+	Until time.Time // it ends by itself then; zero = by an order only
+}
+
+// On reports whether it has begun and not ended by itself.
+func (m Maintenance) On(now time.Time) bool {
+	return !m.Since.IsZero() && (m.Until.IsZero() || now.Before(m.Until))
+}
+
+// String says what is going on; stable while it lasts.
+func (m Maintenance) String() string {
+	const released = "driver released by order"
+	if m.Until.IsZero() {
+		return released
+	}
+	return released + " until " + m.Until.UTC().Format("2006-01-02T15:04:05Z")
+}
+
+// Leave enters that the driver is left alone from now on. Units stay, and take no work.
+func (s State) Leave(cfg Config, now time.Time, m Maintenance) State {
+	s.Away = m
+	return s.Read(cfg, now, NoDriver(DriverReleased, m.String()))
+}
+
+// Return enters that the driver may be asked again. What is offered changes with the first reading.
+func (s State) Return() State {
+	s.Away = Maintenance{}
+	return s
+}

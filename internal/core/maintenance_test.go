@@ -1,0 +1,80 @@
+package core_test
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
+)
+
+// While the driver is left alone nothing takes work, whatever the mode: a mode is about verdicts, this is an order.
+func TestMaintenance(t *testing.T) {
+	for _, mode := range []core.HealthMode{core.ModeEnforce, core.ModeObserve, core.ModeOff} {
+		t.Run(string(mode), func(t *testing.T) {
+			l := live(t, coretest.GPUs(2))
+			l.cfg.Health.Mode = mode
+			l.read(1)
+			l.state = l.state.Leave(l.cfg, l.now, core.Maintenance{Since: l.now})
+			for u := range l.state.Inventory.Units() {
+				if u.Health.Schedulable() || u.Health.Cause() != "MAINTENANCE" {
+					t.Errorf("%s: %s", u.ID, u.Health)
+				}
+			}
+			if d := l.state.Inventory.Driver(); d.State != core.DriverReleased || !strings.Contains(d.Reason, "released") {
+				t.Errorf("driver: %+v", d)
+			}
+			if _, err := l.state.Inventory.Reserve(core.UnitID(coretest.GPU(0))); err == nil {
+				t.Error("a unit was reserved")
+			}
+			l.state = l.state.Return()
+			l.read(1)
+			for u := range l.state.Inventory.Units() {
+				if u.Health.State != core.Healthy {
+					t.Errorf("afterwards %s: %s", u.ID, u.Health)
+				}
+			}
+		})
+	}
+}
+
+// What was wrong before is still wrong afterwards, unless there is evidence.
+func TestMaintenanceHealsNothing(t *testing.T) {
+	l := live(t, coretest.GPUs(2))
+	l.see(xid(gpu(0), 95))
+	l.says[coretest.GPU(0)].Verdict = core.VerdictUnsaid
+	l.state = l.state.Leave(l.cfg, l.now, core.Maintenance{Since: l.now})
+	l.state = l.state.Return()
+	l.read(20)
+	l.expect("afterwards", map[core.DeviceID]string{coretest.GPU(0): "unhealthy XID_95", coretest.GPU(1): "healthy "})
+}
+
+func TestMaintenanceOutlivesTheAgentAndNoReboot(t *testing.T) {
+	for next, want := range map[string]bool{"one": true, "two": false} {
+		l := live(t, coretest.GPUs(1))
+		away := core.Maintenance{Since: l.now.UTC(), Until: l.now.Add(time.Hour).UTC()}
+		l.state = l.state.Leave(l.cfg, l.now, away)
+		l.restart("one", next)
+		if got := l.state.Away.On(l.now); got != want {
+			t.Errorf("boot %s: maintenance %v", next, l.state.Away)
+		}
+		if want && (l.state.Away != away || l.state.Away.On(away.Until)) {
+			t.Errorf("maintenance: %v, want %v and no longer", l.state.Away, away)
+		}
+	}
+}
+
+// A driver of another version needs a new process of the agent, and has been loaded anew all the same.
+func TestAnotherDriverAfterARestartIsEvidence(t *testing.T) {
+	for version, want := range map[string]string{"580.95.05": "unhealthy XID_119", "590.1": "healthy "} {
+		l := live(t, coretest.GPUs(1))
+		l.machine.Driver.Version = "580.95.05"
+		l.read(1)
+		l.see(xid(gpu(0), 119))
+		l.restart("boot", "boot")
+		l.machine.Driver.Version = version
+		l.read(200)
+		l.expect("driver "+version, map[core.DeviceID]string{coretest.GPU(0): want})
+	}
+}
