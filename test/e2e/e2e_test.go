@@ -47,7 +47,7 @@ func TestBothOrchestrators(t *testing.T) {
     procfs_root        = "`+m.Root+`/proc"
     state_dir          = "`+stateDir()+`/nomad-history"
     fingerprint_period = "5s"`+hasty)
-	kube := startCluster(t, saveImage(t, "localhost/k8s-gpu:e2e", []string{"/usr/bin/k8s-gpu"}, binary("k8s-gpu")))
+	kube := startCluster(t, pluginImage(t))
 	kube.deployPlugin(t, m.Root)
 	var offered []gpu
 	var held []string // by Nomad's job "holder"

@@ -52,7 +52,7 @@ func breakAndReset(t *testing.T, m *simdriver.Machine, nomad *agent, kube *clust
 		}
 		nomad.submit(t, "gpus.nomad.hcl", "name=waiter", "count=7")
 		nomad.awaitBlocked(t, "waiter")
-		must(t, "kubectl", "apply", "-f", render(t, "pod.yaml", map[string]string{"NAME": "waiter", "COUNT": "1"}))
+		kube.submit(t, "waiter", 1)
 		await(t, "pod waiter to be unschedulable", 60*time.Second, func() error {
 			why, err := command("kubectl", "get", "pod", "waiter", "-o", "jsonpath={.status.conditions[*].message}")
 			if err == nil && !strings.Contains(why, "Insufficient "+gpuResource) {

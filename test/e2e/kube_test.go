@@ -6,16 +6,12 @@ import (
 	"crypto/rand"
 	"crypto/rsa"
 	"crypto/x509"
-	"encoding/json"
 	"encoding/pem"
 	"errors"
 	"fmt"
-	"maps"
 	"os"
 	"slices"
-	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 )
@@ -24,6 +20,7 @@ const (
 	nodeName    = "node1"
 	nodeAddress = "10.99.0.1" // the sandbox script puts it on the loopback interface
 	gpuResource = "nvidia.com/gpu"
+	kubeAPI     = "https://127.0.0.1:6443"
 )
 
 // cluster is a whole one-node Kubernetes on loopback.
@@ -92,11 +89,6 @@ func (c *cluster) startControlPlane(t *testing.T) {
 		"--bind-address=127.0.0.1", "--leader-elect=false")
 }
 
-func (c *cluster) startKubelet() {
-	c.kubelet = start(c.owner, "kubelet", nil, "kubelet", "--config=kubelet.yaml", "--kubeconfig=kubeconfig.yaml",
-		"--hostname-override="+nodeName, "--node-ip="+nodeAddress, "--v=2")
-}
-
 // deployPlugin deploys k8s-gpu as a user would, on the machine that lies at root, and waits until it is ready.
 func (c *cluster) deployPlugin(t *testing.T, root string) {
 	t.Helper()
@@ -111,59 +103,14 @@ func (c *cluster) deployPlugin(t *testing.T, root string) {
 	t.Log(must(t, "kubectl", "get", "pods", "--namespace=kube-system"))
 }
 
-// restartKubelet ends kubelet by the signal, starts it anew and waits until the plugin has registered with
-// the new one and the node offers all eight GPUs.
-func (c *cluster) restartKubelet(t *testing.T, signal syscall.Signal) {
-	t.Helper()
-	c.kubelet.stop(t, signal)
-	c.startKubelet()
-	c.awaitRegistration(t, 0, 8)
-}
-
-// killPlugin kills k8s-gpu and waits until kubelet has started another one, and that has registered.
-func (c *cluster) killPlugin(t *testing.T) { c.killPluginWith(t, 8) }
-
-// killPluginWith is killPlugin where this many GPUs are allocatable afterwards.
-func (c *cluster) killPluginWith(t *testing.T, allocatable int) {
-	t.Helper()
-	before, err := c.registrations()
-	if err != nil {
-		t.Fatal(err)
+// offer gives how many GPUs the node has and how many of them are allocatable; "" is a resource that it does not
+// know.
+func (c *cluster) offer() (capacity, allocatable string, err error) {
+	var node struct {
+		Status struct{ Capacity, Allocatable map[string]string }
 	}
-	for pid := range running("k8s-gpu") {
-		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
-			t.Fatal(err)
-		}
-	}
-	c.awaitRegistration(t, before, allocatable)
-}
-
-// awaitRegistration waits until kubelet counts more registrations than before, and of the eight GPUs this
-// many are allocatable.
-func (c *cluster) awaitRegistration(t *testing.T, before, allocatable int) {
-	t.Helper()
-	await(t, "the plugin to register", 60*time.Second, func() error {
-		count, err := c.registrations()
-		if err == nil && count <= before {
-			err = fmt.Errorf("kubelet counts %d registrations, as before", count)
-		}
-		return errors.Join(err, c.kubelet.alive())
-	})
-	c.awaitGPUs(t, 8, allocatable)
-}
-
-// registrations gives kubelet's own count, which starts at nothing in every kubelet process.
-func (c *cluster) registrations() (int, error) {
-	metrics, err := fetch("http://" + nodeAddress + ":10255/metrics")
-	if err != nil {
-		return 0, err
-	}
-	counter := `kubelet_device_plugin_registration_total{resource_name="` + gpuResource + `"}`
-	line, found := lineWith(metrics, counter)
-	if !found {
-		return 0, nil
-	}
-	return strconv.Atoi(strings.TrimSpace(strings.TrimPrefix(line, counter)))
+	err = c.get("/api/v1/nodes/"+nodeName, &node)
+	return node.Status.Capacity[gpuResource], node.Status.Allocatable[gpuResource], err
 }
 
 // awaitGPUs waits until the node shows this capacity and this many allocatable GPUs.
@@ -171,16 +118,16 @@ func (c *cluster) awaitGPUs(t *testing.T, capacity, allocatable int) {
 	t.Helper()
 	want := fmt.Sprintf("%d %d", capacity, allocatable)
 	await(t, "capacity and allocatable "+want, 60*time.Second, func() error {
-		name := strings.ReplaceAll(gpuResource, ".", `\.`)
-		got, err := command("kubectl", "get", "node", nodeName, "-o",
-			fmt.Sprintf("jsonpath={.status.capacity.%s} {.status.allocatable.%s}", name, name))
-		if err == nil && got != want {
+		all, free, err := c.offer()
+		if got := all + " " + free; err == nil && got != want {
 			err = fmt.Errorf("the node shows %q", got)
 		}
 		return err
 	})
 	t.Logf("node %s: capacity %d, allocatable %d", nodeName, capacity, allocatable)
 }
+
+func (c *cluster) get(path string, into any) error { return fetchJSON(kubeAPI+path, into) }
 
 // try runs one of the cluster's programs and reports only its failure.
 func (c *cluster) try(argv ...string) error {
@@ -189,114 +136,4 @@ func (c *cluster) try(argv ...string) error {
 	}
 	_, err := command(argv...)
 	return err
-}
-
-// pod is what of a pod's status the test looks at.
-type pod struct {
-	Status struct {
-		Phase, Reason, Message string
-		ContainerStatuses      []struct {
-			ContainerID              string
-			RestartCount             int
-			AllocatedResourcesStatus []struct {
-				Name      string
-				Resources []struct{ ResourceID, Health string }
-			}
-		}
-	}
-}
-
-// health gives the pod's GPUs and their health as kubelet reports them.
-func (p pod) health() map[string]string {
-	health := map[string]string{}
-	for _, container := range p.Status.ContainerStatuses {
-		for _, resource := range container.AllocatedResourcesStatus {
-			for _, r := range resource.Resources {
-				health[r.ResourceID] = r.Health
-			}
-		}
-	}
-	return health
-}
-
-// ids gives the pod's GPUs in order.
-func (p pod) ids() []string { return slices.Sorted(maps.Keys(p.health())) }
-
-// identity gives what stays while the pod's container runs.
-func (p pod) identity() string {
-	text := p.Status.Phase
-	for _, container := range p.Status.ContainerStatuses {
-		text += fmt.Sprintf(", container %s, restarted %d times", container.ContainerID, container.RestartCount)
-	}
-	return fmt.Sprintf("%s, devices %s", text, p.ids())
-}
-
-func (c *cluster) pod(name string) (pod, error) {
-	var p pod
-	text, err := command("kubectl", "get", "pod", name, "-o", "json")
-	if err == nil {
-		err = json.Unmarshal([]byte(text), &p)
-	}
-	return p, err
-}
-
-// runPod starts a pod that asks for count GPUs, waits until it has said which it got, and gives it.
-func (c *cluster) runPod(t *testing.T, name string, count int) pod {
-	t.Helper()
-	must(t, "kubectl", "apply", "-f", render(t, "pod.yaml", map[string]string{
-		"NAME": name, "COUNT": fmt.Sprint(count)}))
-	var p pod
-	await(t, "pod "+name+" to run", 60*time.Second, func() (err error) {
-		if p, err = c.pod(name); err == nil && p.Status.Phase != "Running" {
-			err = fmt.Errorf("it is %s: %s %s", p.Status.Phase, p.Status.Reason, p.Status.Message)
-		}
-		return err
-	})
-	await(t, "the devices in the status of pod "+name, 30*time.Second, func() (err error) {
-		if p, err = c.pod(name); err == nil && len(p.health()) != count {
-			err = fmt.Errorf("its status shows %q", p.health())
-		}
-		return err
-	})
-	var said string
-	await(t, "the log of pod "+name, 30*time.Second, func() (err error) {
-		if said, err = command("kubectl", "logs", name); err == nil && said == "" {
-			err = errors.New("it is empty")
-		}
-		return err
-	})
-	t.Logf("pod %s says: %s; kubelet says: %v", name, said, p.health())
-	for id, health := range p.health() {
-		if health != "Healthy" || !strings.Contains(said, id) {
-			t.Errorf("kubelet gave %s, %s, the pod says %q", id, health, said)
-		}
-	}
-	return p
-}
-
-// awaitHealth waits until the pod's status shows this health of a GPU that it holds.
-func (c *cluster) awaitHealth(t *testing.T, name, id, health string) {
-	t.Helper()
-	await(t, id+" to be "+health+" in the status of pod "+name, 60*time.Second, func() error {
-		p, err := c.pod(name)
-		if err == nil && p.health()[id] != health {
-			err = fmt.Errorf("its status shows %q", p.health())
-		}
-		return err
-	})
-	t.Logf("pod %s: %s is %s", name, id, health)
-}
-
-// awaitUnchanged waits until the pod is seen running in the container and with the devices that it had. One that
-// was restarted never is.
-func (c *cluster) awaitUnchanged(t *testing.T, name string, was pod) {
-	t.Helper()
-	await(t, "pod "+name+" to be as it was", 30*time.Second, func() error {
-		p, err := c.pod(name)
-		if err == nil && p.identity() != was.identity() {
-			err = fmt.Errorf("it was %s, it is %s", was.identity(), p.identity())
-		}
-		return err
-	})
-	t.Logf("pod %s still is %s", name, was.identity())
 }

@@ -3,7 +3,6 @@
 package e2e
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -268,10 +267,4 @@ func (a *agent) firstFingerprint(t *testing.T) time.Duration {
 	return at[1].Sub(at[0])
 }
 
-func (a *agent) get(path string, into any) error {
-	body, err := fetch(nomadAPI + path)
-	if err != nil {
-		return err
-	}
-	return json.Unmarshal([]byte(body), into)
-}
+func (a *agent) get(path string, into any) error { return fetchJSON(nomadAPI+path, into) }

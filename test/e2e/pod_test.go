@@ -1,0 +1,145 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// pod is what of a pod's status the test looks at.
+type pod struct {
+	Status struct {
+		Phase, Reason, Message string
+		ContainerStatuses      []struct {
+			ContainerID              string
+			RestartCount             int
+			AllocatedResourcesStatus []struct {
+				Name      string
+				Resources []struct{ ResourceID, Health string }
+			}
+		}
+	}
+}
+
+// health gives the pod's GPUs and their health as kubelet reports them.
+func (p pod) health() map[string]string {
+	health := map[string]string{}
+	for _, container := range p.Status.ContainerStatuses {
+		for _, resource := range container.AllocatedResourcesStatus {
+			for _, r := range resource.Resources {
+				health[r.ResourceID] = r.Health
+			}
+		}
+	}
+	return health
+}
+
+// ids gives the pod's GPUs in order.
+func (p pod) ids() []string { return slices.Sorted(maps.Keys(p.health())) }
+
+// identity gives what stays while the pod's container runs.
+func (p pod) identity() string {
+	text := p.Status.Phase
+	for _, container := range p.Status.ContainerStatuses {
+		text += fmt.Sprintf(", container %s, restarted %d times", container.ContainerID, container.RestartCount)
+	}
+	return fmt.Sprintf("%s, devices %s", text, p.ids())
+}
+
+// containers gives the ids of the pod's containers, as containerd knows them.
+func (p pod) containers() []string {
+	var ids []string
+	for _, container := range p.Status.ContainerStatuses {
+		ids = append(ids, strings.TrimPrefix(container.ContainerID, "containerd://"))
+	}
+	return ids
+}
+
+func (c *cluster) pod(name string) (pod, error) {
+	var p pod
+	err := c.get("/api/v1/namespaces/default/pods/"+name, &p)
+	return p, err
+}
+
+// plugin gives the pod of the DaemonSet.
+func (c *cluster) plugin(t *testing.T) pod {
+	t.Helper()
+	var list struct{ Items []pod }
+	err := c.get("/api/v1/namespaces/kube-system/pods", &list)
+	if err != nil || len(list.Items) != 1 {
+		t.Fatalf("pods of kube-system: %+v, error %v; want one", list, err)
+	}
+	return list.Items[0]
+}
+
+// submit creates a pod that asks for count GPUs.
+func (c *cluster) submit(t *testing.T, name string, count int) {
+	t.Helper()
+	must(t, "kubectl", "apply", "-f", render(t, "pod.yaml", map[string]string{"NAME": name, "COUNT": fmt.Sprint(count)}))
+}
+
+// runPod starts a pod that asks for count GPUs, waits until it has said which it got, and gives it.
+func (c *cluster) runPod(t *testing.T, name string, count int) pod {
+	t.Helper()
+	c.submit(t, name, count)
+	var p pod
+	await(t, "pod "+name+" to run", 60*time.Second, func() (err error) {
+		if p, err = c.pod(name); err == nil && p.Status.Phase != "Running" {
+			err = fmt.Errorf("it is %s: %s %s", p.Status.Phase, p.Status.Reason, p.Status.Message)
+		}
+		return err
+	})
+	await(t, "the devices in the status of pod "+name, 30*time.Second, func() (err error) {
+		if p, err = c.pod(name); err == nil && len(p.health()) != count {
+			err = fmt.Errorf("its status shows %q", p.health())
+		}
+		return err
+	})
+	var said string
+	await(t, "the log of pod "+name, 30*time.Second, func() (err error) {
+		if said, err = command("kubectl", "logs", name); err == nil && said == "" {
+			err = errors.New("it is empty")
+		}
+		return err
+	})
+	t.Logf("pod %s says: %s; kubelet says: %v", name, said, p.health())
+	for id, health := range p.health() {
+		if health != "Healthy" || !strings.Contains(said, id) {
+			t.Errorf("kubelet gave %s, %s, the pod says %q", id, health, said)
+		}
+	}
+	return p
+}
+
+// awaitHealth waits until the pod's status shows this health of a GPU that it holds.
+func (c *cluster) awaitHealth(t *testing.T, name, id, health string) {
+	t.Helper()
+	await(t, id+" to be "+health+" in the status of pod "+name, 60*time.Second, func() error {
+		p, err := c.pod(name)
+		if err == nil && p.health()[id] != health {
+			err = fmt.Errorf("its status shows %q", p.health())
+		}
+		return err
+	})
+	t.Logf("pod %s: %s is %s", name, id, health)
+}
+
+// awaitUnchanged waits until the pod is seen running in the container and with the devices that it had. One that
+// was restarted never is.
+func (c *cluster) awaitUnchanged(t *testing.T, name string, was pod) {
+	t.Helper()
+	await(t, "pod "+name+" to be as it was", 30*time.Second, func() error {
+		p, err := c.pod(name)
+		if err == nil && p.identity() != was.identity() {
+			err = fmt.Errorf("it was %s, it is %s", was.identity(), p.identity())
+		}
+		return err
+	})
+	t.Logf("pod %s still is %s", name, was.identity())
+}
