@@ -1,17 +1,30 @@
 package simdriver
 
 import (
-	"context"
 	"fmt"
-	"os"
 	"strconv"
 )
 
-// SetDriver replaces the kernel driver by another version: sessions of the old
-// one are over, and a process that has the old library mapped gets
-// LIB_RM_VERSION_MISMATCH when it initialises again.
+// SetDriver replaces the whole driver by another version, library and kernel module, as an upgrade does:
+// sessions of the old one are over, a process that has the old library mapped gets LIB_RM_VERSION_MISMATCH
+// when it initialises again, and a new process works.
 func (m *Machine) SetDriver(version string) error {
+	if err := m.ReplaceLibrary(version); err != nil {
+		return err
+	}
+	return m.SetModule(version)
+}
+
+// SetModule replaces the kernel module alone: sessions of the old one are over, and until ReplaceLibrary
+// says the same version every process gets LIB_RM_VERSION_MISMATCH.
+func (m *Machine) SetModule(version string) error {
 	return m.edit(func(c *conf) error {
+		if _, ok := c.get("machine", "library"); !ok {
+			old, _ := c.get("machine", "driver")
+			if err := c.set("machine", "library", old); err != nil {
+				return err
+			}
+		}
 		if err := c.set("machine", "driver", version); err != nil {
 			return err
 		}
@@ -19,15 +32,9 @@ func (m *Machine) SetDriver(version string) error {
 	})
 }
 
-// SetLibrary replaces the library on disk by another version without touching
-// the kernel driver, as a package upgrade does: sessions go on, new processes
-// get LIB_RM_VERSION_MISMATCH until SetDriver says the same version.
-func (m *Machine) SetLibrary(version string) error {
-	return m.edit(func(c *conf) error { return c.set("machine", "library", version) })
-}
-
-// Unload takes the kernel driver away: sessions end with DRIVER_NOT_LOADED,
-// the driver's files under /proc and /dev go, system event sets hear of the unbinding.
+// Unload takes the kernel driver away from under whoever holds it, which no kernel does (see TryUnload):
+// sessions end with DRIVER_NOT_LOADED, the driver's files under /proc and /dev go, system event sets hear of
+// the unbinding.
 func (m *Machine) Unload() error { return m.load("no", systemUnbind) }
 
 // Load brings the kernel driver back; handles from before stay invalid.
@@ -88,20 +95,4 @@ func (m *Machine) Reboot() error {
 func bump(c *conf) error {
 	old, _ := c.get("machine", "incarnation")
 	return c.set("machine", "incarnation", strconv.FormatUint(number(old)+1, 10))
-}
-
-// Hide takes the library file away, Unhide brings it back. A process that has
-// loaded the library keeps it, as with any library.
-func (m *Machine) Hide() error { return os.Rename(m.libraryPath(), m.libraryPath()+".hidden") }
-
-// Unhide is Hide undone.
-func (m *Machine) Unhide() error { return os.Rename(m.libraryPath()+".hidden", m.libraryPath()) }
-
-func (m *Machine) libraryPath() string { return m.path(libraryDir, LibraryName) }
-
-// Without builds the machine's library anew with exported functions left out,
-// as an older driver lacks them. Processes that have it loaded keep theirs.
-func (m *Machine) Without(ctx context.Context, symbols ...string) error {
-	_, err := Build(ctx, m.path(libraryDir), WithoutSymbols(symbols...))
-	return err
 }

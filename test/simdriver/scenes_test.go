@@ -19,10 +19,11 @@ import (
 // Scenes are played in a child process, with the library to load as their
 // argument; the result is the exit code.
 var scenes = map[string]func(library string) int{
-	"init":    initScene,
-	"verdict": verdictScene,
-	"follow":  followScene,
-	"old":     oldScene,
+	"init":     initScene,
+	"verdict":  verdictScene,
+	"follow":   followScene,
+	"old":      oldScene,
+	"versions": versionsScene,
 }
 
 // initScene initialises and answers with the code, cut to a byte.
@@ -74,6 +75,22 @@ func followScene(library string) int {
 	for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
 		temp, ret := dev.GetTemperature(nvml.TEMPERATURE_GPU)
 		fmt.Println(temp, ret)
+	}
+	return 0
+}
+
+// versionsScene opens a session for each line that it reads and tells the library's version.
+func versionsScene(library string) int {
+	for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
+		lib := nvml.New(nvml.WithLibraryPath(library))
+		if ret := lib.Init(); ret != nvml.SUCCESS {
+			fmt.Println(ret)
+			continue
+		}
+		fmt.Println(lib.SystemGetNVMLVersion())
+		if ret := lib.Shutdown(); ret != nvml.SUCCESS {
+			return 1
+		}
 	}
 	return 0
 }
@@ -160,7 +177,7 @@ func TestHiddenLibrary(t *testing.T) {
 
 func TestLibraryNewerThanDriver(t *testing.T) {
 	d := open(t, "h200")
-	ok(t, d.m.SetLibrary("600.1.2"))
+	ok(t, d.m.ReplaceLibrary("600.1.2"))
 	_, code := scene(t, d.m, "init")
 	same(t, "init in a new process", nvml.Return(code), nvml.ERROR_LIB_RM_VERSION_MISMATCH)
 	_, ret := d.gpu(0).GetUUID()

@@ -3,6 +3,7 @@ package simdriver
 import (
 	"context"
 	"errors"
+	"os"
 	"sync"
 	"testing"
 )
@@ -38,7 +39,9 @@ func StartText(t testing.TB, text string) *Machine {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m.Library = library
+	if err := m.share(library); err != nil {
+		t.Fatal(err)
+	}
 	t.Setenv("SIMDRIVER_MACHINE", m.Root)
 	t.Cleanup(func() {
 		violations, err := m.Violations()
@@ -50,4 +53,21 @@ func StartText(t testing.TB, text string) *Machine {
 		}
 	})
 	return m
+}
+
+// share makes the machine's library the file that this process has mapped: by a symbolic link, where the
+// build cache is on another file system and the installed one is a copy.
+func (m *Machine) share(library string) error {
+	m.Library = library
+	mapped, err := os.Stat(library)
+	if err != nil {
+		return err
+	}
+	if installed, err := os.Stat(m.libraryPath()); err != nil || os.SameFile(mapped, installed) {
+		return err
+	}
+	if err := os.Remove(m.libraryPath()); err != nil {
+		return err
+	}
+	return os.Symlink(library, m.libraryPath())
 }

@@ -47,7 +47,9 @@ nvmlReturn_t nvmlSystemGetDriverVersion(char *version, unsigned int length)
 nvmlReturn_t nvmlSystemGetNVMLVersion(char *version, unsigned int length)
 {
     ENTER();
-    return copy_text(version, length, c.m->nvml);
+    char text[2 * WORD];
+    snprintf(text, sizeof text, "%llu.%s", c.m->cuda / 1000, sim_library());
+    return copy_text(version, length, *c.m->nvml ? c.m->nvml : text);
 }
 
 nvmlReturn_t nvmlSystemGetCudaDriverVersion(int *version)

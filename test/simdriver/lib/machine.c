@@ -110,20 +110,29 @@ bool sim_stamp(const char *dir, const char *name, struct stamp *s)
     return !same;
 }
 
-/* $SIMDRIVER_MACHINE, else the first folder above this very library that holds machine.conf. */
-bool sim_find(char *dir, size_t size)
+/* The first folder above a file that holds machine.conf. */
+static bool above(char *path, char *dir, size_t size)
 {
-    const char *env = getenv("SIMDRIVER_MACHINE");
-    if (env && *env) { snprintf(dir, size, "%s", env); return true; }
-    Dl_info info;
-    char path[PATH_MAX], file[PATH_MAX + 16];
-    if (!dladdr((void *)sim_find, &info) || !realpath(info.dli_fname, path)) return false;
+    char file[PATH_MAX + 16];
     for (char *slash; (slash = strrchr(path, '/')) != NULL;) {
         *slash = 0;
         snprintf(file, sizeof file, "%s/machine.conf", path);
         if (!access(file, F_OK)) { snprintf(dir, size, "%s", *path ? path : "/"); return true; }
     }
     return false;
+}
+
+/* $SIMDRIVER_MACHINE, else the folder above this very library, by the name it was opened with or by its own. */
+bool sim_find(char *dir, size_t size)
+{
+    const char *env = getenv("SIMDRIVER_MACHINE");
+    if (env && *env) { snprintf(dir, size, "%s", env); return true; }
+    Dl_info info;
+    char path[PATH_MAX];
+    if (!dladdr((void *)sim_find, &info)) return false;
+    snprintf(path, sizeof path, "%s", info.dli_fname);
+    if (above(path, dir, size)) return true;
+    return realpath(info.dli_fname, path) && above(path, dir, size);
 }
 
 /* ---- parsing ---- */
@@ -391,7 +400,6 @@ static bool complete(struct parser *p)
     unsigned function;
     if (!*m->driver) return fail(p, "%s%s", "[machine] driver is missing", "");
     if (!*m->library) strcpy(m->library, m->driver);
-    if (!*m->nvml) snprintf(m->nvml, sizeof m->nvml, "%llu.%.70s", m->cuda / 1000, m->library);
     for (int i = 0; i < m->gpus; i++) {
         struct gpu *g = &m->gpu[i];
         snprintf(slot, sizeof slot, "%u", g->slot);

@@ -2,6 +2,7 @@
  *
  * machine.c  the file: parsing, re-reading when it changes
  * state.c    the process: init, shutdown, handles, the entry of every call, violations, counters
+ * nodes.c    the device nodes that it holds open
  * faults.c   calls that fail, hang or crawl because the file `faults` says so
  * events.c   event sets, device and system events
  * calls.c    enumeration, lookup, MIG
@@ -124,6 +125,13 @@ bool sim_session_over(unsigned generation);
 unsigned sim_generation(void);
 const char *sim_dir(void);
 void sim_violation(const char *call, const char *fmt, ...);
+
+const char *sim_library(void); /* the version that this process's library is of */
+
+/* nodes.c, under the lock of state.c */
+void sim_hold_control(const char *dir);
+void sim_hold_gpu(const char *dir, const struct gpu *g);
+void sim_release_nodes(void);
 
 /* Every exported function starts with one of these; the call is left by the cleanup attribute. */
 #define ENTER_WITH(fn, ...)                                                                          \

@@ -37,7 +37,13 @@ static char session_driver[WORD];
 static u64 session_incarnation;
 static char process_dir[PATH_MAX], process_library[WORD]; /* the library that this process has mapped */
 
+/* A file of a version of its own says so behind the colon (driver.go writes it there), whatever becomes of the
+ * file that was mapped. Without that it is of the version that machine.conf gave at this process's first init. */
+#define STAMP "simdriver library version:"
+static const volatile char library_stamp[sizeof STAMP - 1 + WORD] __attribute__((used)) = STAMP;
+
 const char *sim_dir(void) { return dir; }
+const char *sim_library(void) { return process_library; }
 unsigned sim_generation(void) { return __atomic_load_n(&generation, __ATOMIC_ACQUIRE); }
 
 /* ---- misuse ---- */
@@ -169,12 +175,14 @@ static nvmlReturn_t init(const char *call)
         if (strcmp(process_dir, dir)) { /* the first init of this process maps the library */
             snprintf(process_dir, sizeof process_dir, "%s", dir);
             memcpy(process_library, machine->library, sizeof process_library);
+            for (size_t i = 0; library_stamp[sizeof STAMP - 1] && i < WORD; i++) process_library[i] = library_stamp[sizeof STAMP - 1 + i];
         }
         if (strcmp(process_library, machine->driver)) ret = NVML_ERROR_LIB_RM_VERSION_MISMATCH;
     }
     if (!ret && !inits++) {
         memcpy(session_driver, machine->driver, sizeof session_driver);
         session_incarnation = machine->incarnation;
+        sim_hold_control(dir);
     }
     pthread_mutex_unlock(&lock);
     return ret;
@@ -194,7 +202,10 @@ nvmlReturn_t nvmlShutdown(void)
     bool last = inits == 1;
     int waiting = last ? sim_events_waiting() : 0;
     if (!inits) ret = NVML_ERROR_UNINITIALIZED;
-    else if (--inits == 0) __atomic_add_fetch(&generation, 1, __ATOMIC_ACQ_REL);
+    else if (--inits == 0) {
+        __atomic_add_fetch(&generation, 1, __ATOMIC_ACQ_REL);
+        sim_release_nodes();
+    }
     int busy = inside;
     pthread_mutex_unlock(&lock);
     if (ret) sim_violation(__func__, "called without init");
@@ -228,6 +239,7 @@ static struct handle *intern(int kind, const char *uuid, const struct gpu *g, un
         h->gpu = kind == H_GPU ? h : gpu;
         h->next = handles;
         handles = h;
+        if (kind == H_GPU && inits) sim_hold_gpu(dir, g);
     }
     pthread_mutex_unlock(&lock);
     return h;

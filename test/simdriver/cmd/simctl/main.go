@@ -7,8 +7,6 @@ import (
 	"io"
 	"os"
 	"os/signal"
-	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -33,7 +31,10 @@ const usage = `usage: simctl build DIR
   faults
   mig N off|empty|PROFILE [xCOUNT] ...        e.g. mig 0 3g.40gb 1g.10gb x3
   add N [KEY=VALUE]... | remove N
-  driver VERSION | library VERSION | unload | load
+  driver VERSION | library VERSION | module VERSION   another version of both, or of one
+  unload | load                               the kernel module; unload by force
+  rmmod                                       unload, unless somebody holds a device node
+  holders                                     who does
   hide | unhide                               the library file
   without SYMBOL...                           build the library without them
   sync                                        trees after editing machine.conf by hand
@@ -173,122 +174,14 @@ var commands = map[string]command{
 		slot := w.number(0)
 		return w.unless(func() error { return m.Add(int(slot), w.args[1:]...) })
 	}},
-	"driver":  {1, 1, func(m *simdriver.Machine, w words, _ io.Writer) error { return m.SetDriver(w.args[0]) }},
-	"library": {1, 1, func(m *simdriver.Machine, w words, _ io.Writer) error { return m.SetLibrary(w.args[0]) }},
+	"driver":  {1, 1, version((*simdriver.Machine).SetDriver)},
+	"library": {1, 1, version((*simdriver.Machine).ReplaceLibrary)},
+	"module":  {1, 1, version((*simdriver.Machine).SetModule)},
+	"rmmod":   {0, 0, plain((*simdriver.Machine).TryUnload)},
+	"holders": {0, 0, holders},
 	"unload":  {0, 0, plain((*simdriver.Machine).Unload)},
 	"load":    {0, 0, plain((*simdriver.Machine).Load)},
 	"hide":    {0, 0, plain((*simdriver.Machine).Hide)},
 	"unhide":  {0, 0, plain((*simdriver.Machine).Unhide)},
 	"sync":    {0, 0, plain((*simdriver.Machine).Sync)},
-}
-
-// words are a command's arguments; the first that cannot be read is kept in err.
-type words struct {
-	args []string
-	err  error
-}
-
-func (w *words) number(i int) uint64 {
-	n, err := strconv.ParseUint(w.args[i], 0, 32)
-	if err != nil && w.err == nil {
-		w.err = fmt.Errorf("%q is not a number", w.args[i])
-	}
-	return n
-}
-
-func (w *words) at(i int) []simdriver.At {
-	if len(w.args) <= i {
-		return nil
-	}
-	at := simdriver.At{GI: int(w.number(i)), CI: simdriver.WholeInstance}
-	if len(w.args) > i+1 {
-		at.CI = int(w.number(i + 1))
-	}
-	return []simdriver.At{at}
-}
-
-func (w *words) unless(do func() error) error {
-	if w.err != nil {
-		return w.err
-	}
-	return do()
-}
-
-func plain(do func(*simdriver.Machine) error) func(*simdriver.Machine, words, io.Writer) error {
-	return func(m *simdriver.Machine, _ words, _ io.Writer) error { return do(m) }
-}
-
-func onSlot(do func(*simdriver.Machine, int) error) func(*simdriver.Machine, words, io.Writer) error {
-	return func(m *simdriver.Machine, w words, _ io.Writer) error {
-		slot := w.number(0)
-		return w.unless(func() error { return do(m, int(slot)) })
-	}
-}
-
-func lines(read func(*simdriver.Machine) ([]string, error)) func(*simdriver.Machine, words, io.Writer) error {
-	return func(m *simdriver.Machine, _ words, out io.Writer) error {
-		all, err := read(m)
-		for _, line := range all {
-			if _, err := fmt.Fprintln(out, line); err != nil {
-				return err
-			}
-		}
-		return err
-	}
-}
-
-func show(m *simdriver.Machine, _ words, out io.Writer) error {
-	text, err := os.ReadFile(m.Root + "/machine.conf")
-	if err == nil {
-		_, err = out.Write(text)
-	}
-	return err
-}
-
-func calls(m *simdriver.Machine, _ words, out io.Writer) error {
-	counts, err := m.Calls()
-	if err != nil {
-		return err
-	}
-	names := make([]string, 0, len(counts))
-	for name := range counts {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	for _, name := range names {
-		if _, err := fmt.Fprintf(out, "%10d %s\n", counts[name], name); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// mig reads "1g.10gb x7" as seven times the profile before it.
-func mig(m *simdriver.Machine, w words, _ io.Writer) error {
-	slot := int(w.number(0))
-	if w.err != nil {
-		return w.err
-	}
-	switch w.args[1] {
-	case "off":
-		return m.MIGOff(slot)
-	case "empty":
-		return m.SetMIG(slot)
-	}
-	var profiles []string
-	for _, word := range w.args[1:] {
-		times, ok := strings.CutPrefix(word, "x")
-		if !ok || len(profiles) == 0 {
-			profiles = append(profiles, word)
-			continue
-		}
-		n, err := strconv.Atoi(times)
-		if err != nil || n < 1 {
-			return fmt.Errorf("%q: want xCOUNT", word)
-		}
-		for range n - 1 {
-			profiles = append(profiles, profiles[len(profiles)-1])
-		}
-	}
-	return m.SetMIG(slot, profiles...)
 }

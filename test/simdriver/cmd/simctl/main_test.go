@@ -25,6 +25,12 @@ func TestCommands(t *testing.T) {
 		{"lose 99", "", "lose: no section [gpu 99]"},
 		{"set 2 temprature 80", "", `no GPU key "temprature"`},
 		{"mig 0 9g.90gb", "", "no [profile 9g.90gb]"},
+		{"holders", "", ""},
+		{"module 600.1.2", "", ""},
+		{"library 600.1.2", "", ""},
+		{"show", "library = 600.1.2", ""},
+		{"rmmod", "", ""},
+		{"show", "loaded = no", ""},
 		{"explode", "", `unknown command "explode"`},
 	}
 	for _, tt := range tests {

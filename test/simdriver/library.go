@@ -1,0 +1,83 @@
+package simdriver
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+)
+
+// The library carries its version behind libraryStamp, in versionSize bytes that end with a zero
+// (library_stamp in lib/state.c); empty means that machine.conf says.
+const (
+	libraryStamp = "simdriver library version:"
+	versionSize  = 96
+)
+
+// ReplaceLibrary puts a library of another version in the place of the machine's, as a package manager does:
+// another file takes the name at once. Processes that have the old one mapped go on with it, and it stays of
+// the version that it was; new ones get LIB_RM_VERSION_MISMATCH unless the kernel module is of this version
+// (SetModule). A hidden library is back with it.
+func (m *Machine) ReplaceLibrary(version string) error {
+	if version == "" || len(version) >= versionSize {
+		return fmt.Errorf("library version %q: want 1 to %d bytes", version, versionSize-1)
+	}
+	err := m.locked(func() error {
+		library, err := os.ReadFile(m.libraryPath())
+		if errors.Is(err, fs.ErrNotExist) {
+			library, err = os.ReadFile(m.hiddenPath())
+		}
+		if err != nil {
+			return err
+		}
+		if library, err = stamped(library, version); err != nil {
+			return fmt.Errorf("%s: %w", m.libraryPath(), err)
+		}
+		temp := m.libraryPath() + ".new"
+		_ = os.Remove(temp)
+		if err := os.WriteFile(temp, library, 0o755); err != nil {
+			return err
+		}
+		if err := os.Rename(temp, m.libraryPath()); err != nil {
+			return err
+		}
+		_ = os.Remove(m.hiddenPath()) // there is one library
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	return m.edit(func(c *conf) error { return c.set("machine", "library", version) })
+}
+
+// stamped is a library with a version of its own.
+func stamped(library []byte, version string) ([]byte, error) {
+	at := bytes.Index(library, []byte(libraryStamp))
+	if at < 0 || bytes.Count(library, []byte(libraryStamp)) != 1 {
+		return nil, errors.New("not a simulated driver's library")
+	}
+	room := library[at+len(libraryStamp):][:versionSize]
+	clear(room)
+	copy(room, version)
+	return library, nil
+}
+
+// Hide takes the library file away, Unhide brings it back. A process that has
+// loaded the library keeps it, as with any library.
+func (m *Machine) Hide() error { return os.Rename(m.libraryPath(), m.hiddenPath()) }
+
+// Unhide is Hide undone.
+func (m *Machine) Unhide() error { return os.Rename(m.hiddenPath(), m.libraryPath()) }
+
+// Without builds the machine's library anew with exported functions left out,
+// as an older driver lacks them. Processes that have it loaded keep theirs.
+func (m *Machine) Without(ctx context.Context, symbols ...string) error {
+	_, err := Build(ctx, m.path(libraryDir), WithoutSymbols(symbols...))
+	return err
+}
+
+func (m *Machine) libraryPath() string { return m.path(libraryDir, LibraryName) }
+
+func (m *Machine) hiddenPath() string { return m.libraryPath() + ".hidden" }
