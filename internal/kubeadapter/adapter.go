@@ -52,18 +52,20 @@ type Adapter struct {
 type pace struct {
 	register  time.Duration // limit of Register; the kubelet itself waits 10 s for the dial back
 	open      time.Duration // from Register to ListAndWatch, before the registration counts as lost
-	settle    time.Duration // between the end of an incarnation and the next, for kubelets up to 1.36
-	retryMax  time.Duration // longest rest between incarnations that fail; the shortest is settle
+	settle    time.Duration // between the end of an incarnation that a kubelet may know and the next
+	retry     time.Duration // first rest after a failure, which then grows by half
+	retryMax  time.Duration // longest rest: a kubelet keeps a connection open for each Register that fails
 	stable    time.Duration // an incarnation watched for so long was a success
 	heartbeat time.Duration // between lists that say nothing new: the kubelet itself never asks
 	quiet     time.Duration // least time between two changes; the kubelet writes a file for each list
 	look      time.Duration // between looks at the sockets when no file event comes
+	poll      time.Duration // between looks when none can come
 }
 
 var defaultPace = pace{
 	register: 15 * time.Second, open: 10 * time.Second,
-	settle: time.Second, retryMax: 30 * time.Second, stable: 10 * time.Second,
-	heartbeat: 30 * time.Second, quiet: time.Second, look: time.Second,
+	settle: time.Second, retry: 100 * time.Millisecond, retryMax: 30 * time.Second, stable: 10 * time.Second,
+	heartbeat: 30 * time.Second, quiet: time.Second, look: time.Second, poll: 200 * time.Millisecond,
 }
 
 // New returns an adapter that does nothing yet.
@@ -77,7 +79,7 @@ func New(src Source, o Options) *Adapter {
 	}
 	return &Adapter{
 		src: src, opts: o, pace: defaultPace,
-		kubelet: &kubelet{dir: dir, socket: o.KubeletSocket, log: o.Log, bell: newBell()},
+		kubelet: newKubelet(dir, o.KubeletSocket, o.Log),
 	}
 }
 
@@ -89,7 +91,7 @@ func (a *Adapter) Run(ctx context.Context) error {
 	var running sync.WaitGroup
 	defer running.Wait()
 	defer cancel()
-	running.Go(func() { a.kubelet.watch(ctx, a.pace.look) })
+	running.Go(func() { a.kubelet.watch(ctx, a.pace) })
 	for inv := range a.src.Watch(ctx) {
 		for u := range inv.Units() {
 			if e, ok := a.add(resourceOf(u, a.opts.MIG)); ok {
@@ -112,8 +114,9 @@ func (a *Adapter) add(resource string) (*endpoint, bool) {
 	}
 	e := &endpoint{
 		resource: resource, src: a.src, opts: a.opts, kubelet: a.kubelet, pace: a.pace,
-		log: a.opts.Log.With("resource", resource), stand: standing{Why: "starting"},
+		log: a.opts.Log.With("resource", resource),
 	}
+	e.enter("", "starting")
 	a.endpoints = slices.Insert(a.endpoints, i, e)
 	return e, true
 }
@@ -153,6 +156,8 @@ func idle(inv *core.Inventory) error {
 		return &IdleError{"no driver: " + strings.TrimPrefix(d.Reason, core.ErrNoDriver.Error()+": ")}
 	case core.DriverFailed:
 		return &IdleError{"driver not usable: " + d.Reason}
+	case core.DriverReleased:
+		return &IdleError{d.Reason}
 	case core.DriverReady:
 	}
 	reasons := []string{}

@@ -2,18 +2,20 @@ package kubeadapter
 
 import (
 	"context"
+	"crypto/rand"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
-	"sync"
 	"syscall"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
@@ -23,40 +25,17 @@ import (
 type kubelet struct {
 	dir    string
 	socket string // "" = there is no kubelet to register with
+	nonce  string // in the names of our sockets: an earlier process had another
 	log    *slog.Logger
 	bell   *bell // rung when something in dir may have changed
+	events func() (*fsnotify.Watcher, error)
 }
 
-// watch rings the bell after file events in the folder and every so often without. The folder may be
-// missing, appear later or be replaced, and events may get lost: a ring only says "look again".
-func (k *kubelet) watch(ctx context.Context, every time.Duration) {
-	events, errs := (<-chan fsnotify.Event)(nil), (<-chan error)(nil)
-	w, err := fsnotify.NewWatcher()
-	if err != nil {
-		k.log.Warn("no file events, looking every "+every.String(), "error", err)
-	} else {
-		defer func() { _ = w.Close() }()
-		events, errs = w.Events, w.Errors
-	}
-	tick := time.NewTicker(every)
-	defer tick.Stop()
-	for {
-		if w != nil {
-			_ = w.Add(k.dir) // no folder yet: the next tick tries again
-		}
-		select {
-		case e := <-events:
-			if filepath.Ext(e.Name) == ".sock" { // the kubelet's checkpoint changes with every list
-				k.bell.ring()
-			}
-		case err := <-errs: // such as too many events at once
-			k.log.Debug("file events", "error", err)
-			k.bell.ring()
-		case <-tick.C:
-			k.bell.ring()
-		case <-ctx.Done():
-			return
-		}
+func newKubelet(dir, socket string, log *slog.Logger) *kubelet {
+	var b [4]byte
+	_, _ = rand.Read(b[:]) // never fails (crypto/rand)
+	return &kubelet{
+		dir: filepath.Clean(dir), socket: socket, nonce: hex.EncodeToString(b[:]), log: log, bell: newBell(), events: fsnotify.NewWatcher,
 	}
 }
 
@@ -76,19 +55,32 @@ func identify(path string) socketID {
 }
 
 // accepts returns when the kubelet accepts connections: then it has wiped the folder and not before. A
-// file alone says nothing, as it outlives a kubelet that was killed. waiting is told what is the matter.
-func (k *kubelet) accepts(ctx context.Context, waiting func(error)) error {
+// file alone says nothing, as it outlives a kubelet that was killed. The result is the socket as it was
+// before it was tried. waiting is told what is the matter.
+func (k *kubelet) accepts(ctx context.Context, waiting func(error)) (socketID, error) {
+	var last socketID
+	var again time.Duration
 	for {
 		heard := k.bell.heard()
+		now := identify(k.socket)
 		err := knock(ctx, k.socket)
 		if err == nil || ctx.Err() != nil {
-			return ctx.Err()
+			return now, ctx.Err()
 		}
 		waiting(err)
+		// A socket is bound, which is the file event, and then listens: between the two it refuses.
+		if again *= 2; now != last {
+			last, again = now, time.Millisecond
+		}
+		var soon <-chan time.Time
+		if now != (socketID{}) {
+			soon = time.After(again)
+		}
 		select {
 		case <-heard:
+		case <-soon:
 		case <-ctx.Done():
-			return ctx.Err()
+			return now, ctx.Err()
 		}
 	}
 }
@@ -102,21 +94,21 @@ func knock(ctx context.Context, path string) error {
 	return conn.Close()
 }
 
-// rest waits for d, or until another kubelet listens than the one whose socket was last.
-func (k *kubelet) rest(ctx context.Context, d time.Duration, last socketID) {
+// rest waits for d, or until another kubelet listens than the one whose socket was last; true if so.
+func (k *kubelet) rest(ctx context.Context, d time.Duration, last socketID) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()
 	for {
 		heard := k.bell.heard()
 		if now := identify(k.socket); now != (socketID{}) && last != (socketID{}) && now != last {
-			return
+			return true
 		}
 		select {
 		case <-heard:
 		case <-t.C:
-			return
+			return false
 		case <-ctx.Done():
-			return
+			return false
 		}
 	}
 }
@@ -134,9 +126,27 @@ func (k *kubelet) register(ctx context.Context, resource, socket string, limit t
 		Version: v1beta1.Version, Endpoint: filepath.Base(socket), ResourceName: resource,
 	})
 	if err != nil {
-		return fmt.Errorf("register %s: %s", filepath.Base(socket), status.Convert(err).Message())
+		return &registerError{filepath.Base(socket), status.Convert(err)}
 	}
 	return nil
+}
+
+// registerError is a Register that failed.
+type registerError struct {
+	socket string
+	status *status.Status
+}
+
+func (e *registerError) Error() string { return "register " + e.socket + ": " + e.status.Message() }
+
+// answered reports whether a Register that failed is over on the kubelet's side too. One that was given up
+// may still be under way there:
+//
+//	we       Register 1 ... give up    Register 2 ok
+//	kubelet                                          1 fails: forgets the client of the resource (to 1.36)
+func answered(err error) bool {
+	e, ok := errors.AsType[*registerError](err)
+	return ok && e.status.Code() != codes.DeadlineExceeded && e.status.Code() != codes.Canceled
 }
 
 // answers calls a plugin over its socket as the kubelet does.
@@ -173,26 +183,4 @@ func (k *kubelet) sweep() {
 			k.log.Info("stale socket removed", "socket", path)
 		}
 	}
-}
-
-// bell wakes everybody who listens. Take heard before looking at what may have changed: a ring between
-// the look and the wait is then not lost.
-type bell struct {
-	mu   sync.Mutex
-	next chan struct{}
-}
-
-func newBell() *bell { return &bell{next: make(chan struct{})} }
-
-func (b *bell) heard() <-chan struct{} {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.next
-}
-
-func (b *bell) ring() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	close(b.next)
-	b.next = make(chan struct{})
 }

@@ -21,8 +21,8 @@ import (
 // fastPace keeps the order of the times and makes them short.
 var fastPace = pace{
 	register: 15 * time.Second, open: 300 * time.Millisecond,
-	settle: 10 * time.Millisecond, retryMax: 100 * time.Millisecond, stable: time.Second,
-	heartbeat: time.Hour, quiet: time.Millisecond, look: 20 * time.Millisecond,
+	settle: 10 * time.Millisecond, retry: 10 * time.Millisecond, retryMax: 100 * time.Millisecond, stable: time.Second,
+	heartbeat: time.Hour, quiet: time.Millisecond, look: 20 * time.Millisecond, poll: 5 * time.Millisecond,
 }
 
 // rig is an adapter over a source that the test sets, beside a kubelet that it can maltreat.

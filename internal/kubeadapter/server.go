@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/status"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/tandem-gpu/tandem/internal/core"
@@ -30,6 +31,7 @@ var _ v1beta1.DevicePluginServer = (*server)(nil)
 
 // counters outlive incarnations.
 type counters struct {
+	incarnations                      atomic.Uint64
 	registrations, registrationErrors atomic.Uint64
 	allocations, allocationErrors     atomic.Uint64
 	preferences, lists                atomic.Uint64
@@ -109,8 +111,9 @@ func (s *server) GetPreferredAllocation(_ context.Context, r *v1beta1.PreferredA
 
 // Allocate says what the containers need. It takes nothing: the kubelet keeps the books, may ask twice
 // for the same units, and never tells when they are free again. It can't come before the first reading
-// of the machine, since only a unit that was seen makes an endpoint register.
-func (s *server) Allocate(_ context.Context, r *v1beta1.AllocateRequest) (*v1beta1.AllocateResponse, error) {
+// of the machine, since only a unit that was seen makes an endpoint register. A kubelet that has gone
+// meanwhile gets no answer, and so gave nothing to new work.
+func (s *server) Allocate(ctx context.Context, r *v1beta1.AllocateRequest) (*v1beta1.AllocateResponse, error) {
 	inv := s.src.Current()
 	response := &v1beta1.AllocateResponse{}
 	var devices []core.Device
@@ -122,6 +125,10 @@ func (s *server) Allocate(_ context.Context, r *v1beta1.AllocateRequest) (*v1bet
 		}
 		response.ContainerResponses = append(response.ContainerResponses, allocateResponse(plan, s.opts.DevRoot))
 		devices = append(devices, plan.Devices...)
+	}
+	if err := ctx.Err(); err != nil {
+		s.count.allocationErrors.Add(1)
+		return nil, status.FromContextError(err).Err()
 	}
 	s.count.allocations.Add(1)
 	if s.opts.Reserved != nil && len(devices) > 0 {
