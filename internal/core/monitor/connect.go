@@ -11,54 +11,62 @@ import (
 var errOpenStuck = errors.New("the driver does not answer (nvmlInit)")
 
 // connect opens a session. Opening can hang like any call, so it runs beside the caller; a session that
-// comes when nobody wants it any more is closed.
-func (m *Monitor) connect(ctx context.Context) (Session, error) {
+// comes when nobody wants it any more is closed. Without a session over is closed as soon as nothing is held.
+func (m *Monitor) connect(ctx context.Context, over chan<- struct{}) (Session, error) {
 	type opened struct {
 		session Session
 		err     error
 	}
-	came, over := make(chan opened), make(chan struct{})
+	wanted, unwanted := context.WithCancel(ctx)
+	defer unwanted()
+	came, gone := make(chan opened), make(chan struct{})
 	go func() {
-		defer close(over)
+		defer close(gone)
 		s, err := m.open()
+		if err != nil {
+			close(over)
+		}
 		select {
 		case came <- opened{s, err}:
-		case <-ctx.Done():
+		case <-wanted.Done():
 			if err == nil {
-				_ = s.Close()
+				m.close(ctx, s, over)
 			}
 		}
 	}()
 	patient, cancel := context.WithTimeout(ctx, m.cfg.Health.Deadline)
 	defer cancel()
-	o, ok := standby(patient, m, came)
-	if !ok && ctx.Err() == nil {
+	o, err := standby(patient, m, came)
+	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
 		m.noDriver(errOpenStuck)
-		o, ok = standby(ctx, m, came)
+		o, err = standby(ctx, m, came)
 	}
-	if !ok {
-		m.abandon(over, "nvmlInit")
-		return nil, ctx.Err()
+	if err != nil {
+		unwanted()
+		m.abandon(gone, "nvmlInit")
+		return nil, err
 	}
 	return o.session, o.err
 }
 
-// pause waits for d; false if ctx ends first.
-func (m *Monitor) pause(ctx context.Context, d time.Duration) bool {
+// pause waits for d, the end of ctx or a maintenance.
+func (m *Monitor) pause(ctx context.Context, d time.Duration) {
 	t := time.NewTimer(d)
 	defer t.Stop()
-	_, ok := standby(ctx, m, t.C)
-	return ok
+	_, _ = standby(ctx, m, t.C) // the caller goes on to see which it was
 }
 
-// standby does everything that needs no session until something arrives; false if ctx ends first.
-func standby[T any](ctx context.Context, m *Monitor, until <-chan T) (v T, ok bool) {
+// standby does everything that needs no session until something arrives. It fails if ctx ends first, and with
+// errAway if maintenance begins or ends.
+func standby[T any](ctx context.Context, m *Monitor, until <-chan T) (v T, err error) {
+	away := m.isAway()
 	tick := time.NewTicker(watchEvery)
 	defer tick.Stop()
-	for {
+	for m.isAway() == away {
+		m.turns.Beat(watchEvery)
 		select {
 		case v = <-until:
-			return v, true
+			return v, nil
 		case r := <-m.usage:
 			r.reply <- usageReply{err: core.ErrNoDriver}
 		case o := <-m.orders:
@@ -70,9 +78,28 @@ func standby[T any](ctx context.Context, m *Monitor, until <-chan T) (v T, ok bo
 				m.observe()
 			}
 		case <-ctx.Done():
-			return v, false
+			return v, ctx.Err()
 		}
 	}
+	return v, errAway
+}
+
+// close ends a session and closes over when nothing of it is held any more. A call that is still in the driver
+// keeps it open: another try follows, until another session has taken its place and cares for it.
+func (m *Monitor) close(ctx context.Context, s Session, over chan<- struct{}) {
+	mine := m.held.Load()
+	err := s.Close()
+	if err != nil {
+		m.log.Warn("closing the driver", "error", err)
+	}
+	for ; err != nil; err = s.Close() {
+		rest(ctx, closePause)
+		if ctx.Err() != nil || m.held.Load() != mine {
+			return
+		}
+	}
+	m.gauges.set(func(s *Stats) { s.Calls = nil })
+	close(over)
 }
 
 // abandon waits for work in the driver to be over, but not for ever: what hangs there can't be helped.

@@ -7,24 +7,8 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/pulse"
 )
-
-// request is work for the reader; what it found comes back as a result.
-type request uint8
-
-const (
-	readProbe request = iota
-	readSnapshot
-	readUsage
-)
-
-type result struct {
-	request  request
-	snapshot core.Snapshot
-	obs      []core.Observation
-	usage    []core.Usage
-	err      error
-}
 
 type news struct {
 	obs []core.Observation
@@ -36,13 +20,15 @@ type news struct {
 //	reader  <- request - follow - publish -> cell
 //	        - result  ->   ^
 //	waiter  - news ------- '
-func (m *Monitor) follow(ctx context.Context, s Session) error {
+func (m *Monitor) follow(ctx context.Context, s Session, over chan<- struct{}) error {
+	outer := ctx
 	ctx, cancel := context.WithCancel(ctx)
 	requests, results, events := make(chan request), make(chan result), make(chan news)
 	var workers sync.WaitGroup
 	workers.Go(func() { m.read(ctx, s, requests, results) })
-	workers.Go(func() { wait(ctx, s, events) })
-	defer m.leave(s, &workers)
+	ears := m.board.Join("event wait")
+	workers.Go(func() { wait(ctx, s, events, ears) })
+	defer func() { m.leave(outer, s, &workers, over) }()
 	defer cancel()
 
 	rescan, probe := time.NewTicker(m.cfg.Rescan), time.NewTicker(m.cfg.Probe)
@@ -54,8 +40,10 @@ func (m *Monitor) follow(ctx context.Context, s Session) error {
 	want := wishes{snapshot: true}
 	defer want.refuse()
 	var attention attention
+	deaf := false
 	for {
 		var send chan<- request
+		m.turns.Beat(watchEvery)
 		next, any := want.next()
 		if any && !want.busy {
 			send = requests
@@ -76,16 +64,20 @@ func (m *Monitor) follow(ctx context.Context, s Session) error {
 				attention.checked(time.Now())
 			}
 		case n := <-events:
-			m.gauges.set(func(s *Stats) { s.EventsFail = n.err != nil })
+			deaf = n.err != nil
+			m.gauges.set(func(s *Stats) { s.EventsFail = deaf })
 			m.hear(n.obs, &want, &attention)
 			want.probe = want.probe || n.err != nil
 		case <-watch.C:
 			m.watchdog(s)
+			m.gauges.set(func(s *Stats) { s.EventsFail = deaf || ears.Late(time.Now()) })
 			want.probe = want.probe || attention.due(time.Now())
 		case o := <-m.told:
 			m.hear([]core.Observation{o}, &want, &attention)
 		case o := <-m.orders:
-			m.obey(o)
+			if m.obey(o); m.isAway() {
+				return errAway
+			}
 			want.probe = true
 		case <-rescan.C:
 			want.snapshot = true
@@ -126,32 +118,16 @@ func (m *Monitor) hear(obs []core.Observation, want *wishes, a *attention) {
 // isHint reports whether an event only says that the machine has changed: its layout may have, too.
 func isHint(o core.Observation) bool { return o.Kind == 0 }
 
-// attention decides when to check out of turn: at once when something happened, and then the rarer the
-// longer ago that is, because the driver's verdict on a fault follows in its own time. A storm of events is
-// checked on once a second.
-type attention struct{ happened, looked time.Time }
-
-func (a *attention) checked(now time.Time) { a.looked = now }
-
-func (a *attention) event(now time.Time) bool {
-	a.happened = now
-	return now.Sub(a.looked) >= eagerly
-}
-
-func (a *attention) due(now time.Time) bool {
-	since := now.Sub(a.happened)
-	return !a.happened.IsZero() && since < attentive && now.Sub(a.looked) >= max(eagerly, since/3)
-}
-
 // watchdog notes a call that is overdue against the GPU it is about, and lets the time pass in the ledger.
 func (m *Monitor) watchdog(s Session) {
 	var overdue []core.Observation
-	for _, call := range s.Busy() {
+	calls := s.Busy()
+	for _, call := range calls {
 		if time.Since(call.Since) >= m.cfg.Health.Deadline {
 			overdue = append(overdue, core.Observation{At: call.At, Kind: core.NoAnswer, Detail: call.Name})
 		}
 	}
-	m.gauges.set(func(s *Stats) { s.Stuck = len(overdue) })
+	m.gauges.set(func(s *Stats) { s.Stuck, s.Calls = len(overdue), calls })
 	if overdue != nil || m.State().Restless() {
 		m.observe(overdue...)
 	}
@@ -159,68 +135,15 @@ func (m *Monitor) watchdog(s Session) {
 
 // leave closes the session once the workers are out of it. A worker that hangs in the driver can't be
 // waited for: it and the session are abandoned, and the process is expected to end or to stay without.
-func (m *Monitor) leave(s Session, workers *sync.WaitGroup) {
-	over := make(chan struct{})
+func (m *Monitor) leave(ctx context.Context, s Session, workers *sync.WaitGroup, over chan<- struct{}) {
+	left := make(chan struct{})
 	go func() {
-		defer close(over)
+		defer close(left)
 		workers.Wait()
-		if err := s.Close(); err != nil {
-			m.log.Warn("closing the driver", "error", err)
-		}
+		m.close(ctx, s, over)
 	}()
-	m.abandon(over, nameOf(s.Busy()))
-}
-
-// wishes are what the reader shall do next. A wish made twice is one wish; one made while the reader is
-// at it is a new one, as the reading may already be past what changed.
-type wishes struct {
-	snapshot, probe bool
-	usage           []usageRequest
-	busy            bool
-	asking          []usageRequest // whom the reading in progress will answer
-}
-
-// next is the most useful wish: a full reading, then waiting callers, then a probe.
-func (w *wishes) next() (request, bool) {
-	switch {
-	case w.snapshot:
-		return readSnapshot, true
-	case len(w.usage) > 0:
-		return readUsage, true
-	case w.probe:
-		return readProbe, true
-	}
-	return 0, false
-}
-
-func (w *wishes) start(r request) {
-	w.busy = true
-	switch r {
-	case readSnapshot:
-		w.snapshot = false
-	case readProbe:
-		w.probe = false
-	case readUsage:
-		w.asking, w.usage = w.usage, nil
-	}
-}
-
-func (w *wishes) done(r result) {
-	w.busy = false
-	if r.request != readUsage {
-		return
-	}
-	for _, u := range w.asking {
-		u.reply <- usageReply{r.usage, r.err}
-	}
-	w.asking = nil
-}
-
-// refuse answers those who still wait when the session is over.
-func (w *wishes) refuse() {
-	for _, u := range append(w.asking, w.usage...) {
-		u.reply <- usageReply{err: core.ErrNoDriver}
-	}
+	m.abandon(left, nameOf(s.Busy()))
+	m.gauges.set(func(s *Stats) { s.Stuck, s.EventsFail = 0, false })
 }
 
 // read runs one request at a time in the driver.
@@ -263,8 +186,10 @@ func (m *Monitor) check(s Session) ([]core.Observation, error) {
 
 // wait passes on events, and when the wait begins to fail or works again. After an error it pauses, because a
 // wait that fails does so at once: without the pause a lost GPU would keep a core busy.
-func wait(ctx context.Context, s Session, events chan<- news) {
+func wait(ctx context.Context, s Session, events chan<- news, ears *pulse.Loop) {
+	defer ears.Leave()
 	for failing := false; ctx.Err() == nil; {
+		ears.Beat(waitAtMost + waitPause)
 		obs, err := s.Wait(waitAtMost)
 		same := (err != nil) == failing
 		if failing = err != nil; same && len(obs) == 0 {

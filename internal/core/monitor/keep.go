@@ -11,6 +11,8 @@ import (
 const (
 	keepPause = time.Second     // between two writes
 	keepEvery = 5 * time.Minute // what is remembered beside conditions is written so often
+
+	saveAtMost = 10 * time.Second // one write, by a disk that does not hang
 )
 
 // keeper wakes the goroutine that may wait for a disk.
@@ -24,7 +26,7 @@ func newKeeper() keeper { return keeper{dirty: make(chan struct{}, 1)} }
 // offer wakes the keeper if something changed that must not be lost with the process.
 func (k keeper) offer(prev, next core.State) {
 	if slices.EqualFunc(prev.Ledger.Conditions(), next.Ledger.Conditions(), alike) &&
-		slices.Equal(prev.Snapshot.Devices, next.Snapshot.Devices) {
+		slices.Equal(prev.Snapshot.Devices, next.Snapshot.Devices) && prev.Away == next.Away {
 		return
 	}
 	select {
@@ -49,7 +51,10 @@ func (m *Monitor) keep(ctx context.Context) (finish func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	go func() {
 		defer close(done)
+		l := m.board.Join("history")
+		defer l.Leave()
 		for ctx.Err() == nil {
+			l.Beat(keepEvery)
 			t := time.NewTimer(keepEvery)
 			select {
 			case <-m.keeper.dirty:
@@ -57,6 +62,7 @@ func (m *Monitor) keep(ctx context.Context) (finish func()) {
 			case <-ctx.Done():
 			}
 			t.Stop()
+			l.Beat(saveAtMost)
 			m.store.Save(m.State().Record(m.keeper.boot))
 			rest(ctx, keepPause)
 		}

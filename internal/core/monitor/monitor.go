@@ -16,7 +16,11 @@ import (
 	"github.com/cenkalti/backoff/v5"
 
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/pulse"
 )
+
+// Loop is the monitor's own goroutine on its board: without it an agent is of no use.
+const Loop = "monitor"
 
 // Session is an open driver. Wait is called from one goroutine, Busy from any, the others from one
 // other goroutine. A call may hang for ever; Busy then says which.
@@ -40,7 +44,8 @@ type Session interface {
 	// Busy are the calls in progress, the event wait excepted; the oldest first.
 	Busy() []core.Call
 
-	// Close ends the session. No handle outlives it.
+	// Close ends the session: no handle and no descriptor outlives it. After an error, because a call is still
+	// in the driver, it may be tried again.
 	Close() error
 }
 
@@ -53,14 +58,17 @@ type Store interface {
 
 // Pace of the parts that nobody needs to configure.
 const (
-	waitAtMost   = time.Second             // one event wait
-	watchEvery   = 500 * time.Millisecond  // look for a call that is stuck, and let time pass in the ledger
-	waitPause    = time.Second             // between event waits that fail
-	leaveAtMost  = 1500 * time.Millisecond // for the workers to leave the driver; more than waitAtMost
-	openFirst    = 250 * time.Millisecond
-	openInterval = 10 * time.Second
-	eagerly      = time.Second      // between checks while events come in
-	attentive    = 40 * time.Second // after an event; more than a verdict takes to settle
+	waitAtMost    = time.Second             // one event wait
+	watchEvery    = 500 * time.Millisecond  // look for a call that is stuck, and let time pass in the ledger
+	waitPause     = time.Second             // between event waits that fail
+	leaveAtMost   = 1500 * time.Millisecond // for the workers to leave the driver; more than waitAtMost
+	releaseAtMost = 2 * leaveAtMost         // for maintenance to begin
+	recallAtMost  = 3 * time.Second         // for the disk to give the history
+	closePause    = time.Second / 2         // between tries to close what a call keeps open
+	openFirst     = 250 * time.Millisecond
+	openInterval  = 10 * time.Second
+	eagerly       = time.Second      // between checks while events come in
+	attentive     = 40 * time.Second // after an event; more than a verdict takes to settle
 )
 
 // Monitor follows one machine. Make one with New, then call Run once; the other methods are safe for
@@ -74,8 +82,11 @@ type Monitor struct {
 	usage  chan usageRequest
 	orders chan order
 	told   chan core.Observation
+	held   *Cell[<-chan struct{}] // closed when the latest session holds nothing any more; nil = there was none
 	keeper keeper
 	gauges gauges
+	board  *pulse.Board
+	turns  *pulse.Loop // Run's own
 }
 
 type usageRequest struct{ reply chan<- usageReply } // capacity 1: answering never blocks
@@ -88,20 +99,16 @@ type usageReply struct {
 // New returns a monitor that opens sessions with open, which is called from a goroutine of its own,
 // never twice at once. With a store it takes up where the last one ended.
 func New(open func() (Session, error), cfg core.Config, log *slog.Logger, store Store) *Monitor {
-	m := &Monitor{
+	return &Monitor{
 		open: open, cfg: cfg, log: log, store: store,
+		cell:  NewCell(core.NewState(cfg)),
 		usage: make(chan usageRequest), orders: make(chan order), told: make(chan core.Observation, 256),
-		keeper: newKeeper(),
+		held: NewCell[<-chan struct{}](nil), keeper: newKeeper(), board: pulse.NewBoard(),
 	}
-	state := core.NewState(cfg)
-	if store != nil {
-		record, boot := store.Load()
-		m.keeper.boot = boot
-		state = core.Restore(cfg, record, boot)
-	}
-	m.cell = NewCell(state)
-	return m
 }
+
+// Pulse is where the monitor's loops beat, and others of the agent may.
+func (m *Monitor) Pulse() *pulse.Board { return m.board }
 
 // State is the latest state of the machine.
 func (m *Monitor) State() core.State { return m.cell.Load() }
@@ -144,29 +151,39 @@ func (m *Monitor) Usage(ctx context.Context) ([]core.Usage, error) {
 // Run follows the machine until ctx ends (nil) or a new process is needed (core.ErrDriverStale). It
 // returns within two seconds of the end of ctx even if the driver hangs; a hung call is abandoned.
 func (m *Monitor) Run(ctx context.Context) error {
+	m.turns = m.board.Join(Loop)
+	defer m.turns.Leave()
+	m.recall(ctx)
 	defer m.keep(ctx)()
 	retry := backoff.NewExponentialBackOff()
 	retry.InitialInterval, retry.MaxInterval = openFirst, openInterval
-	for {
-		session, err := m.connect(ctx)
-		if err == nil {
-			began := time.Now()
-			err = m.follow(ctx, session)
-			if time.Since(began) >= openInterval { // else it opens only to fail again
-				retry.Reset()
-			}
-		}
-		if ctx.Err() != nil {
-			return nil
+	for m.away(ctx); ctx.Err() == nil; m.away(ctx) {
+		began := time.Now()
+		err := m.visit(ctx)
+		if ctx.Err() != nil || errors.Is(err, errAway) {
+			continue
 		}
 		m.noDriver(err)
 		if errors.Is(err, core.ErrDriverStale) {
 			return err
 		}
-		if !m.pause(ctx, retry.NextBackOff()) {
-			return nil
+		if time.Since(began) >= openInterval { // else it opens only to fail again
+			retry.Reset()
 		}
+		m.pause(ctx, retry.NextBackOff())
 	}
+	return nil
+}
+
+// visit is one session from its opening to its end.
+func (m *Monitor) visit(ctx context.Context) error {
+	over := make(chan struct{})
+	m.held.Store(over)
+	session, err := m.connect(ctx, over)
+	if err != nil {
+		return err
+	}
+	return m.follow(ctx, session, over)
 }
 
 // noDriver takes in that there is no session, and why. Devices that were seen stay, unhealthy.

@@ -25,12 +25,18 @@ type running struct {
 
 func run(t *testing.T, m *coretest.Machine, change ...func(*core.Config)) *running {
 	t.Helper()
+	return runWith(t, m, nil, change...)
+}
+
+// runWith is run with a history.
+func runWith(t *testing.T, m *coretest.Machine, history monitor.Store, change ...func(*core.Config)) *running {
+	t.Helper()
 	cfg := core.DefaultConfig()
 	for _, c := range change {
 		c(&cfg)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
-	r := &running{t: t, Monitor: monitor.New(m.Open, cfg, slog.New(slog.DiscardHandler), nil)}
+	r := &running{t: t, Monitor: monitor.New(m.Open, cfg, slog.New(slog.DiscardHandler), history)}
 	done := make(chan error, 1)
 	go func() { done <- r.Run(ctx) }()
 	go func() {

@@ -2,6 +2,7 @@ package monitor
 
 import (
 	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -14,8 +15,9 @@ type Stats struct {
 	CheckTime   time.Duration          // spent in them
 	LastCheck   time.Time              // end of the latest; zero = none yet
 	Stuck       int                    // driver calls that are past their deadline now
+	Calls       []core.Call            // driver calls in progress a moment ago, the event wait excepted
 	Transitions map[core.UnitID]uint64 // changes of health
-	EventsFail  bool                   // the latest event wait failed
+	EventsFail  bool                   // the latest event wait failed, or has not come back
 }
 
 // Stats returns the numbers now.
@@ -23,7 +25,7 @@ func (m *Monitor) Stats() Stats {
 	m.gauges.mu.Lock()
 	defer m.gauges.mu.Unlock()
 	s := m.gauges.stats
-	s.Transitions = maps.Clone(s.Transitions)
+	s.Transitions, s.Calls = maps.Clone(s.Transitions), slices.Clone(s.Calls)
 	return s
 }
 

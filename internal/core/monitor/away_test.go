@@ -1,0 +1,200 @@
+package monitor_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/monitor"
+)
+
+func (r *running) quiesce(until time.Time) error {
+	ctx, cancel := context.WithTimeout(r.t.Context(), 10*time.Second)
+	defer cancel()
+	return r.Quiesce(ctx, until)
+}
+
+// inMaintenance says whether all n units are listed, and wait for an order.
+func (r *running) inMaintenance(when string, n int) {
+	r.t.Helper()
+	if r.Current().Len() != n {
+		r.t.Errorf("%s: %d units, want %d", when, r.Current().Len(), n)
+	}
+	for u := range r.Current().Units() {
+		if u.Health.Reason != core.ReasonMaintenance || u.Health.Schedulable() {
+			r.t.Errorf("%s: %s: %s", when, u.ID, u.Health)
+		}
+	}
+}
+
+func TestQuiesceLetsTheDriverGo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := coretest.NewMachine(coretest.GPUs(8))
+		r := run(t, m)
+		began := time.Now()
+		if err := r.quiesce(time.Time{}); err != nil || m.Sessions() != 0 {
+			t.Fatalf("%v, %d sessions", err, m.Sessions())
+		}
+		if d := time.Since(began); d > 2*time.Second {
+			t.Errorf("took %v", d)
+		}
+		r.inMaintenance("quiesced", 8)
+		before := m.Calls()
+		r.after(24*time.Hour).inMaintenance("a day later", 8)
+		if after := m.Calls(); fmt.Sprint(before) != fmt.Sprint(after) {
+			t.Errorf("the driver was called: %v, then %v", before, after)
+		}
+		if err := r.quiesce(time.Time{}); err != nil {
+			t.Errorf("quiesce twice: %v", err)
+		}
+		if err := r.Resume(t.Context()); err != nil {
+			t.Error(err)
+		}
+		r.after(time.Second).expect("resumed", nil)
+		if err := r.Resume(t.Context()); !errors.Is(err, monitor.ErrNotQuiesced) {
+			t.Errorf("resume twice: %v", err)
+		}
+	})
+}
+
+func TestMaintenanceEndsByItself(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := run(t, coretest.NewMachine(coretest.GPUs(1)))
+		if _, ok := errors.AsType[*core.ConfigError](r.quiesce(time.Now().Add(-time.Second))); !ok {
+			t.Error("a time that is over was taken")
+		}
+		if err := r.quiesce(time.Now().Add(time.Hour)); err != nil {
+			t.Fatal(err)
+		}
+		r.after(59*time.Minute).inMaintenance("for an hour", 1)
+		r.after(2*time.Minute).expect("after the hour", nil)
+		if away := r.State().Away; away != (core.Maintenance{}) {
+			t.Errorf("still noted: %+v", away)
+		}
+	})
+}
+
+// A call that hangs keeps the driver from being let go: that is said, and mended when the call returns.
+func TestQuiesceWhileACallHangs(t *testing.T) {
+	for _, method := range []string{"Probe", "Snapshot", "Wait", "Close"} {
+		t.Run(method, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				m := coretest.NewMachine(coretest.GPUs(2))
+				r := run(t, m)
+				release := m.Hang(method, core.WholeGPU(coretest.GPU(1)))
+				r.after(2 * time.Minute)
+				if _, ok := errors.AsType[*monitor.HeldError](r.quiesce(time.Time{})); !ok {
+					t.Error("the driver is said to be free")
+				}
+				r.after(time.Second)
+				for u := range r.Current().Units() {
+					if u.Health.Schedulable() {
+						t.Errorf("%s: %s", u.ID, u.Health)
+					}
+				}
+				release()
+				r.after(2 * time.Second)
+				if err := r.quiesce(time.Time{}); err != nil || m.Sessions() != 0 {
+					t.Errorf("after it returned: %v, %d sessions", err, m.Sessions())
+				}
+				if err := r.Resume(t.Context()); err != nil {
+					t.Error(err)
+				}
+				r.after(5*time.Minute).expect("resumed", nil)
+			})
+		})
+	}
+}
+
+func TestQuiesceWithoutADriver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := coretest.NewMachine(coretest.GPUs(2))
+		m.FailOpen(core.ErrNoDriver)
+		r := run(t, m).after(time.Minute)
+		if err := r.quiesce(time.Time{}); err != nil {
+			t.Error(err)
+		}
+		opened := m.Calls()["Open"]
+		m.FailOpen(nil)
+		r.after(time.Hour).inMaintenance("a driver came meanwhile", 0)
+		if n := m.Calls()["Open"]; n != opened {
+			t.Errorf("opened %d times", n-opened)
+		}
+		if err := r.Resume(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if r.after(time.Second); r.Current().Len() != 2 {
+			t.Errorf("%d units", r.Current().Len())
+		}
+	})
+}
+
+func TestQuiesceWhileTheDriverIsOpened(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := coretest.NewMachine(coretest.GPUs(2))
+		release := m.Hang("Open", core.Node)
+		r := run(t, m)
+		if _, ok := errors.AsType[*monitor.HeldError](r.quiesce(time.Time{})); !ok {
+			t.Error("the driver is said to be free")
+		}
+		release()
+		r.after(time.Second).inMaintenance("opened too late", 0)
+		if m.Sessions() != 0 {
+			t.Errorf("%d sessions", m.Sessions())
+		}
+		if err := r.quiesce(time.Time{}); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// The agent may be restarted in the midst of the work.
+func TestMaintenanceOutlivesTheAgent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, kept := coretest.NewMachine(coretest.GPUs(2)), &store{}
+		r := runWith(t, m, kept)
+		if err := r.quiesce(time.Time{}); err != nil {
+			t.Fatal(err)
+		}
+		if err := r.stop(); err != nil {
+			t.Fatal(err)
+		}
+		calls := m.Calls()["Open"]
+		r = runWith(t, m, kept).after(time.Hour)
+		r.inMaintenance("restarted", 2)
+		if m.Calls()["Open"] != calls {
+			t.Error("the driver was opened")
+		}
+		if err := r.Resume(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		r.after(time.Second).expect("resumed", nil)
+		if err := r.stop(); err != nil {
+			t.Fatal(err)
+		}
+		runWith(t, m, kept).after(time.Second).expect("and restarted", nil)
+	})
+}
+
+// Nobody waits for the event wait, so its hanging has to be seen from outside.
+func TestEventWaitThatHangsIsSeen(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := coretest.NewMachine(coretest.GPUs(1))
+		r := run(t, m).after(time.Minute)
+		release := m.Hang("Wait", core.Node)
+		r.after(20*time.Second).expect("checks go on", nil)
+		late := r.Pulse().Late(time.Now())
+		if !r.Stats().EventsFail || len(late) != 1 || late[0].Name != "event wait" {
+			t.Errorf("events fail: %v, late: %v", r.Stats().EventsFail, late)
+		}
+		release()
+		if r.after(2 * time.Second); r.Stats().EventsFail || len(r.Pulse().Late(time.Now())) != 0 {
+			t.Error("it came back, and is late still")
+		}
+	})
+}
