@@ -34,10 +34,11 @@ func BenchmarkReserve(b *testing.B) {
 func BenchmarkGroups(b *testing.B) {
 	for _, n := range []int{8, 64} {
 		inv := machine(coretest.GPUs(n))
+		given := names(nil).with(inv)
 		b.Run(fmt.Sprintf("units=%d", n), func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
-				if len(groups(inv)) != 1 {
+				if len(groups(inv, given.with(inv))) != 1 {
 					b.Fatal("not one group")
 				}
 			}

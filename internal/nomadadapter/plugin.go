@@ -35,6 +35,7 @@ type Plugin struct {
 	version string
 	log     *slog.Logger
 	start   func(Settings) *life
+	names   register // one for all lives: tasks run on while a configuration changes
 
 	mu       sync.Mutex
 	enabled  bool

@@ -61,7 +61,8 @@ func (s *sampler) sample(ctx context.Context, p *Plugin, interval time.Duration)
 		s.failing = failing
 		p.log.Info("device statistics", "available", !failing, "error", err)
 	}
-	groups := groupStats(src.Current(), usage, time.Now())
+	inv := src.Current()
+	groups := groupStats(inv, p.names.of(inv), usage, time.Now())
 	if len(groups) == 0 {
 		for _, name := range s.names {
 			groups = append(groups, newGroupStats(name))
@@ -76,13 +77,13 @@ func (s *sampler) sample(ctx context.Context, p *Plugin, interval time.Duration)
 }
 
 // groupStats gives the numbers of every unit of inv, in the groups of its fingerprint.
-func groupStats(inv *core.Inventory, usage []core.Usage, now time.Time) []*device.DeviceGroupStats {
+func groupStats(inv *core.Inventory, given names, usage []core.Usage, now time.Time) []*device.DeviceGroupStats {
 	of := make(map[core.DeviceID]core.Usage, len(usage))
 	for _, u := range usage {
 		of[u.Device] = u
 	}
 	var gs []*device.DeviceGroupStats
-	for _, b := range bundles(inv) {
+	for _, b := range bundles(inv, given) {
 		g := newGroupStats(b.name)
 		for _, u := range b.units {
 			g.InstanceStats[string(u.ID)] = deviceStats(u.Health, of[u.Device.ID], now)

@@ -1,0 +1,279 @@
+package nomadadapter
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/hashicorp/nomad/plugins/device"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
+)
+
+const h100 = "NVIDIA H100 80GB HBM3"
+
+// groupOf says for each device in which group it is. A device in two groups could be given out twice.
+func groupOf(t *testing.T, gs []*device.DeviceGroup) map[string]string {
+	t.Helper()
+	of := map[string]string{}
+	seen := map[string]bool{}
+	for _, g := range gs {
+		if seen[g.Name] {
+			t.Errorf("two groups are named %q", g.Name)
+		}
+		seen[g.Name] = true
+		for _, d := range g.Devices {
+			if of[d.ID] != "" {
+				t.Errorf("%s is in %q and in %q", d.ID, of[d.ID], g.Name)
+			}
+			of[d.ID] = g.Name
+		}
+	}
+	return of
+}
+
+// changed is the machine with its n-th device changed.
+func changed(s core.Snapshot, n int, change func(*core.Device)) core.Snapshot {
+	s.Devices = slices.Clone(s.Devices)
+	change(&s.Devices[n])
+	return s
+}
+
+func memory(mib uint64) func(*core.Device) { return func(d *core.Device) { d.Memory = mib << 20 } }
+
+func TestGroupSplit(t *testing.T) {
+	for name, tc := range map[string]struct {
+		change func(d []core.Device)
+		want   []string
+	}{
+		"alike":               {func([]core.Device) {}, []string{h100}},
+		"less than a MiB":     {func(d []core.Device) { d[1].Memory += 4096 }, []string{h100}},
+		"more memory":         {func(d []core.Device) { d[1].Memory = 97871 << 20 }, []string{h100, h100 + " (97871 MiB)"}},
+		"more in the first":   {func(d []core.Device) { d[0].Memory = 97871 << 20 }, []string{h100 + " (97871 MiB)", h100}},
+		"less memory":         {func(d []core.Device) { d[2].Memory = 40 << 30 }, []string{h100 + " (81559 MiB)", h100}},
+		"memory unknown":      {func(d []core.Device) { d[0].Memory = 0 }, []string{h100 + " (memory unknown)", h100}},
+		"all memory unknown":  {func(d []core.Device) { d[0].Memory, d[1].Memory, d[2].Memory, d[3].Memory = 0, 0, 0, 0 }, []string{h100}},
+		"compute":             {func(d []core.Device) { d[2].Compute.Minor = 1 }, []string{h100, h100 + " (compute 9.1)"}},
+		"compute unknown":     {func(d []core.Device) { d[2].Compute = core.Compute{} }, []string{h100, h100 + " (compute unknown)"}},
+		"both":                {func(d []core.Device) { d[2].Compute.Minor, d[2].Memory = 1, 1<<40 }, []string{h100, h100 + " (1048576 MiB, compute 9.1)"}},
+		"models":              {func(d []core.Device) { d[1].Model = "NVIDIA A2" }, []string{h100, "NVIDIA A2"}},
+		"nothing known twice": {func(d []core.Device) { d[0].Memory, d[1].Memory, d[1].Compute = 0, 0, core.Compute{} }, []string{h100 + " (memory unknown)", h100 + " (memory unknown, compute unknown)", h100}},
+	} {
+		s := coretest.GPUs(4)
+		tc.change(s.Devices)
+		gs := offer(machine(s))
+		var got []string
+		for _, g := range gs {
+			got = append(got, g.Name)
+		}
+		if diff := cmp.Diff(tc.want, got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+		if n := len(groupOf(t, gs)); n != 4 {
+			t.Errorf("%s: %d devices, want 4", name, n)
+		}
+	}
+}
+
+// A restart finds the same names: they do not depend on which slot a GPU has.
+func TestNamesDoNotDependOnTheOrder(t *testing.T) {
+	s := changed(coretest.GPUs(4), 1, memory(97871))
+	s = changed(changed(s, 2, memory(97871)), 3, memory(0))
+	want := groupOf(t, offer(machine(core.NewSnapshot(s))))
+	for range 50 {
+		order := rand.Perm(4)
+		other := s
+		other.Devices = slices.Clone(s.Devices)
+		for i := range other.Devices {
+			other.Devices[i].Index = order[i]
+		}
+		if diff := cmp.Diff(want, groupOf(t, offer(machine(core.NewSnapshot(other))))); diff != "" {
+			t.Fatalf("in order %v (-want +got):\n%s", order, diff)
+		}
+	}
+}
+
+// What comes and goes takes no name from what runs.
+func TestNamesStay(t *testing.T) {
+	two, three := coretest.GPUs(2), coretest.GPUs(3)
+	large := h100 + " (97871 MiB)"
+	only := func(s core.Snapshot, keep ...int) core.Snapshot {
+		t := s
+		t.Devices = nil
+		for _, n := range keep {
+			t.Devices = append(t.Devices, s.Devices[n])
+		}
+		return t
+	}
+	cut := mig()
+	type step struct {
+		reading core.Snapshot
+		want    map[string]string
+	}
+	for name, steps := range map[string][]step{
+		"the GPU with the model's name goes and comes back": {
+			{changed(two, 1, memory(97871)), map[string]string{id(0): h100, id(1): large}},
+			{only(changed(two, 1, memory(97871)), 1), map[string]string{id(1): large}},
+			{changed(two, 1, memory(97871)), map[string]string{id(0): h100, id(1): large}},
+		},
+		"a smaller one comes at a lower index": {
+			{only(three, 1, 2), map[string]string{id(1): h100, id(2): h100}},
+			{changed(three, 0, memory(40960)), map[string]string{id(0): h100 + " (40960 MiB)", id(1): h100, id(2): h100}},
+			{only(changed(three, 0, memory(40960)), 0), map[string]string{id(0): h100 + " (40960 MiB)"}},
+		},
+		"memory that is told later": {
+			{changed(changed(two, 0, memory(0)), 1, memory(0)), map[string]string{id(0): h100, id(1): h100}},
+			{changed(two, 1, memory(0)), map[string]string{id(0): h100, id(1): h100 + " (memory unknown)"}},
+			{two, map[string]string{id(0): h100, id(1): h100}},
+			{changed(two, 0, memory(0)), map[string]string{id(0): h100 + " (memory unknown)", id(1): h100}},
+		},
+		"a GPU becomes another kind (ECC is switched off)": {
+			{two, map[string]string{id(0): h100, id(1): h100}},
+			{changed(two, 0, memory(97871)), map[string]string{id(0): large, id(1): h100}},
+			{changed(changed(two, 0, memory(97871)), 1, memory(97871)), map[string]string{id(0): large, id(1): large}},
+		},
+		"a GPU is cut up and whole again": {
+			{two, map[string]string{id(0): h100, id(1): h100}},
+			{cut, map[string]string{id(1): h100, "MIG-0": h100 + " MIG 1g.10gb", "MIG-1": h100 + " MIG 1g.10gb", "MIG-2": h100 + " MIG 3g.40gb"}},
+			{two, map[string]string{id(0): h100, id(1): h100}},
+		},
+		"no driver in between": {
+			{changed(two, 0, memory(97871)), map[string]string{id(0): large, id(1): h100}},
+			{core.NoDriver(core.DriverAbsent, "unloaded"), map[string]string{}},
+			{only(changed(two, 0, memory(97871)), 0), map[string]string{id(0): large}},
+		},
+	} {
+		var given names
+		for i, step := range steps {
+			inv := machine(step.reading)
+			given = given.with(inv)
+			if diff := cmp.Diff(step.want, groupOf(t, groups(inv, given))); diff != "" {
+				t.Errorf("%s, step %d (-want +got):\n%s", name, i, diff)
+			}
+		}
+	}
+}
+
+// On any machine, whatever comes and goes: a device is in one group, groups have names of their own, and a
+// kind of which everything is known never has another name.
+func TestNamesOnAnyMachine(t *testing.T) {
+	seed := rand.Uint64()
+	random := rand.New(rand.NewPCG(seed, 0))
+	t.Logf("seed %d", seed)
+	for range 200 {
+		var given names
+		first := map[kind]string{}
+		for range 20 {
+			s := coretest.GPUs(1 + random.IntN(6))
+			for i := range s.Devices {
+				d := &s.Devices[i]
+				d.Model = []string{"A", "B"}[random.IntN(2)]
+				d.Memory = []uint64{0, 40 << 30, 80 << 30, 96 << 30}[random.IntN(4)]
+				d.Compute = []core.Compute{{}, {Major: 8}, {Major: 9}}[random.IntN(3)]
+			}
+			before := maps.Clone(given)
+			inv := machine(core.NewSnapshot(s))
+			next := given.with(inv)
+			if !maps.Equal(before, given) {
+				t.Fatalf("%v was changed to %v", before, given)
+			}
+			given = next
+			if of := groupOf(t, groups(inv, given)); len(of) != inv.Len() {
+				t.Errorf("%d of %d devices are in a group", len(of), inv.Len())
+			}
+			taken := map[string]kind{}
+			for k, name := range given {
+				if other, ok := taken[name]; ok {
+					t.Errorf("%+v and %+v are both %q", k, other, name)
+				}
+				taken[name] = k
+				if !k.complete() {
+					continue
+				}
+				if was, ok := first[k]; ok && was != name {
+					t.Errorf("%+v was %q and is %q", k, was, name)
+				}
+				first[k] = name
+			}
+			for k := range first {
+				if given[k] == "" {
+					t.Errorf("%+v has lost its name", k)
+				}
+			}
+		}
+		if t.Failed() {
+			return
+		}
+	}
+}
+
+// Tasks run on while Nomad sets another configuration: the next life has the names of the one before. And
+// statistics come under the names of fingerprints, whoever saw the GPU first.
+func TestNamesOutliveALife(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStand(t)
+		s.Source.Set(machine(coretest.GPUs(2)))
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		ch, err := s.Fingerprint(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		<-ch
+		if err := s.configure(map[string]any{"fingerprint_period": "5m"}); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		small := machine(changed(coretest.GPUs(2), 0, memory(40960)))
+		s.sources[1].Set(small)
+		time.Sleep(quiet)
+		want := map[string]string{id(0): h100 + " (40960 MiB)", id(1): h100}
+		if diff := cmp.Diff(want, groupOf(t, (<-ch).Devices)); diff != "" {
+			t.Errorf("fingerprint (-want +got):\n%s", diff)
+		}
+		stats, err := s.Stats(ctx, time.Second)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := map[string]string{}
+		for _, g := range (<-stats).Groups {
+			for device := range g.InstanceStats {
+				got[device] = g.Name
+			}
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("statistics (-want +got):\n%s", diff)
+		}
+	})
+}
+
+// Whoever asks at the same time is told the same.
+func TestRegisterIsShared(t *testing.T) {
+	var r register
+	told := make(chan names)
+	for n := range 8 {
+		go func() {
+			told <- r.of(machine(changed(coretest.GPUs(2), 0, memory(uint64(10000+n)))))
+		}()
+	}
+	last := names{}
+	for range 8 {
+		given := <-told
+		for k, name := range given {
+			if last[k] != "" && last[k] != name {
+				t.Errorf("%+v is %q and %q", k, last[k], name)
+			}
+			last[k] = name
+		}
+	}
+	if len(last) != 9 {
+		t.Errorf("%d kinds have names, want 9: %s", len(last), fmt.Sprint(last))
+	}
+}

@@ -1,0 +1,259 @@
+package nomadadapter
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/hashicorp/nomad/plugins/device"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
+)
+
+// The lists and when they come, on a clock that the test owns.
+func TestFirstFingerprint(t *testing.T) {
+	type list struct {
+		at      time.Duration
+		devices int
+	}
+	for name, tc := range map[string]struct {
+		answers time.Duration // of the driver; 0 = never
+		want    []list
+	}{
+		"at once":    {1, []list{{1, 2}}},
+		"soon":       {4 * time.Second, []list{{4 * time.Second, 2}}},
+		"late":       {8 * time.Second, []list{{firstAnswer, 0}, {8 * time.Second, 2}}},
+		"not at all": {0, []list{{firstAnswer, 0}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newStand(t)
+				ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+				defer cancel()
+				begin := time.Now()
+				ch, err := s.Fingerprint(ctx)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if tc.answers > 0 {
+					time.AfterFunc(tc.answers, func() { s.Source.Set(machine(coretest.GPUs(2))) })
+				}
+				var got []list
+				for ctx.Err() == nil {
+					select {
+					case r := <-ch:
+						l := list{at: time.Since(begin)}
+						for _, g := range r.Devices {
+							l.devices += len(g.Devices)
+						}
+						got = append(got, l)
+					case <-ctx.Done():
+					}
+				}
+				if diff := cmp.Diff(tc.want, got, cmp.AllowUnexported(list{})); diff != "" {
+					t.Errorf("(-want +got):\n%s", diff)
+				}
+			})
+		})
+	}
+}
+
+// Nothing new is nothing to send, and what the reader missed is not sent later.
+func TestFingerprintSendsChangesOnly(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStand(t)
+		s.Source.Set(machine(coretest.GPUs(2)))
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		ch, err := s.Fingerprint(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		<-ch
+		silent := func(what string) {
+			t.Helper()
+			time.Sleep(time.Minute) // of the bubble's clock
+			select {
+			case r := <-ch:
+				t.Errorf("%s: sent %d groups", what, len(r.Devices))
+			default:
+			}
+		}
+		for range 10 {
+			s.Source.Set(machine(coretest.GPUs(2)))
+			silent("an equal inventory")
+		}
+		driver := coretest.GPUs(2)
+		driver.Links = nil
+		s.Source.Set(machine(driver))
+		silent("a change that Nomad does not see")
+
+		for i := range 100 { // ends as it began, with 2
+			s.Source.Set(machine(coretest.GPUs(2), lost(i%2)))
+		}
+		s.Source.Set(machine(coretest.GPUs(1)))
+		synctest.Wait()
+		if r := <-ch; len(r.Devices[0].Devices) != 1 {
+			t.Errorf("got %v, want the latest", r.Devices)
+		}
+		silent("afterwards")
+	})
+}
+
+// A change goes out at once; what follows within a second goes out as one, at its end.
+func TestFingerprintPace(t *testing.T) {
+	type sent struct {
+		at   time.Duration
+		lost int
+	}
+	for name, tc := range map[string]struct {
+		change time.Duration // between changes, of which there are so many
+		times  int
+		want   []sent
+	}{
+		"one":          {10 * time.Second, 1, []sent{{10 * time.Second, 1}}},
+		"now and then": {2 * time.Second, 3, []sent{{2 * time.Second, 1}, {4 * time.Second, 2}, {6 * time.Second, 3}}},
+		"in haste":     {300 * time.Millisecond, 7, []sent{{time.Second, 3}, {2 * time.Second, 6}, {3 * time.Second, 7}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newStand(t)
+				s.Source.Set(machine(coretest.GPUs(8)))
+				ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+				defer cancel()
+				ch, err := s.Fingerprint(ctx)
+				if err != nil {
+					t.Fatal(err)
+				}
+				<-ch
+				begin := time.Now()
+				go func() {
+					var obs []core.Observation
+					for n := range tc.times {
+						time.Sleep(tc.change)
+						obs = append(obs, lost(n))
+						s.Source.Set(machine(coretest.GPUs(8), obs...))
+					}
+				}()
+				var got []sent
+				for ctx.Err() == nil {
+					select {
+					case r := <-ch:
+						got = append(got, sent{time.Since(begin), sick(r.Devices)})
+					case <-ctx.Done():
+					}
+				}
+				if diff := cmp.Diff(tc.want, got, cmp.AllowUnexported(sent{})); diff != "" {
+					t.Errorf("(-want +got):\n%s", diff)
+				}
+			})
+		})
+	}
+}
+
+// A fault and its end between two fingerprints is nothing to send.
+func TestFlickerIsNotSent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStand(t)
+		s.Source.Set(machine(coretest.GPUs(2)))
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		ch, err := s.Fingerprint(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		<-ch
+		synctest.Wait()
+		s.Source.Set(machine(coretest.GPUs(2), lost(0)))
+		time.Sleep(quiet / 2)
+		s.Source.Set(machine(coretest.GPUs(2)))
+		select {
+		case r := <-ch:
+			t.Errorf("sent %v", r.Devices)
+		case <-ctx.Done():
+		}
+	})
+}
+
+// A Nomad that does not read, for an hour: it keeps nobody waiting, and finds what is and not what was.
+func TestSlowReader(t *testing.T) {
+	for name, tc := range map[string]struct {
+		last []core.Observation // what stands when it reads again
+		want int                // devices that take no work; -1 = nothing is sent
+	}{
+		"something else": {[]core.Observation{lost(0), lost(1), lost(2)}, 3},
+		"as it was":      {nil, -1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newStand(t)
+				s.Source.Set(machine(coretest.GPUs(4)))
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				lists, err := s.Fingerprint(ctx)
+				if err != nil {
+					t.Fatal(err)
+				}
+				<-lists
+				unread, err := s.Stats(ctx, time.Second)
+				if err != nil {
+					t.Fatal(err)
+				}
+				numbers, err := s.Stats(ctx, time.Second)
+				if err != nil {
+					t.Fatal(err)
+				}
+				<-numbers
+				for i := range 3600 {
+					s.Source.Set(machine(coretest.GPUs(4), lost(i%2)))
+					begin := time.Now()
+					if _, err := s.Reserve([]string{id(3)}); err != nil {
+						t.Fatal(err)
+					}
+					if d := time.Since(begin); d > 0 {
+						t.Fatalf("a reservation took %s", d)
+					}
+					<-numbers
+					if d := time.Since(begin); d > time.Second {
+						t.Fatalf("a sample took %s", d)
+					}
+				}
+				s.Source.Set(machine(coretest.GPUs(4), tc.last...))
+				synctest.Wait()
+				select {
+				case r := <-lists:
+					if n := sick(r.Devices); n != tc.want {
+						t.Errorf("%d devices take no work, want %d", n, tc.want)
+					}
+				default:
+					if tc.want >= 0 {
+						t.Error("nothing is sent")
+					}
+				}
+				<-unread // as late as it may be
+				time.Sleep(quiet)
+				synctest.Wait()
+				select {
+				case r := <-lists:
+					t.Errorf("sent again: %v", r.Devices)
+				default:
+				}
+			})
+		})
+	}
+}
+
+// sick counts the devices that take no work.
+func sick(gs []*device.DeviceGroup) (n int) {
+	for _, g := range gs {
+		for _, d := range g.Devices {
+			if !d.Healthy {
+				n++
+			}
+		}
+	}
+	return n
+}

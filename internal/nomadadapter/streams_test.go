@@ -1,0 +1,166 @@
+package nomadadapter
+
+import (
+	"context"
+	"runtime"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
+)
+
+func TestConfigSwapKeepsStreamsOpen(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStand(t)
+		s.Source.Set(machine(coretest.GPUs(2)))
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		ch, err := s.Fingerprint(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		<-ch
+		if err := s.configure(map[string]any{"fingerprint_period": "5m"}); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		if n := len(s.Started()); n != 2 {
+			t.Fatalf("%d sources, want a second", n)
+		}
+		time.Sleep(time.Minute) // of the bubble's clock: the new source has nothing to say yet
+		select {
+		case r := <-ch:
+			t.Fatalf("took back what was sent: %v", r.Devices)
+		default:
+		}
+		s.sources[1].Set(machine(coretest.GPUs(3)))
+		if r := <-ch; len(r.Devices[0].Devices) != 3 {
+			t.Errorf("got %v", r.Devices)
+		}
+	})
+}
+
+// A bubble does not end while a goroutine in it lives.
+func TestStreamsEndWithTheirContext(t *testing.T) {
+	for name, settle := range map[string]func(*coretest.Source){
+		"pending": func(*coretest.Source) {},
+		"ready":   func(s *coretest.Source) { s.Set(machine(coretest.GPUs(2))) },
+	} {
+		for _, read := range []bool{false, true} {
+			t.Run(name, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					s := newStand(t)
+					settle(s.Source)
+					ctx, cancel := context.WithCancel(t.Context())
+					f, err1 := s.Fingerprint(ctx)
+					st, err2 := s.Stats(ctx, time.Second)
+					if err1 != nil || err2 != nil {
+						t.Fatal(err1, err2)
+					}
+					if read {
+						<-f
+						<-st
+					}
+					synctest.Wait()
+					cancel()
+				})
+			})
+		}
+	}
+}
+
+// The end of the plugin's own context, before that of the stream, neither spins nor closes anything.
+func TestStreamOutlivesThePlugin(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		life, end := context.WithCancel(t.Context())
+		s := newStand(t)
+		p := New(life, "2.0.0", s.begin, discard)
+		s.Source.Set(machine(coretest.GPUs(2)))
+		ctx, cancel := context.WithCancel(t.Context())
+		ch, err := p.Fingerprint(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		<-ch
+		end()
+		synctest.Wait()
+		select {
+		case r, ok := <-ch:
+			t.Errorf("got %v, %t", r, ok)
+		default:
+		}
+		cancel()
+	})
+}
+
+// Streams that Nomad opens and leaves, over a connection, read and unread: nothing of them stays.
+func TestStreamsLeaveNothing(t *testing.T) {
+	s := newStand(t)
+	s.Source.Set(machine(coretest.GPUs(8)))
+	p := dial(t, s.Plugin)
+	open := func(read bool) {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		f, err1 := p.Fingerprint(ctx)
+		n, err2 := p.Stats(ctx, time.Second)
+		if err1 != nil || err2 != nil {
+			t.Fatal(err1, err2)
+		}
+		if read {
+			receive(t, f)
+			receive(t, n)
+		}
+	}
+	if _, err := p.Reserve([]string{id(0)}); err != nil { // the connection is there
+		t.Fatal(err)
+	}
+	before := runtime.NumGoroutine()
+	for i := range 500 {
+		open(i%2 == 0)
+	}
+	const slack = 4 // of gRPC's own, which come and go
+	deadline := time.After(patience)
+	for tick := time.NewTicker(10 * time.Millisecond); runtime.NumGoroutine() > before+slack; {
+		select {
+		case <-tick.C:
+		case <-deadline:
+			t.Fatalf("%d goroutines before, %d after 500 pairs of streams", before, runtime.NumGoroutine())
+		}
+	}
+}
+
+// A hundred pairs of streams that nobody reads keep a reservation on the same connection from nothing, and a
+// reader of statistics neither.
+func TestUnreadStreamsKeepNobodyWaiting(t *testing.T) {
+	s := newStand(t)
+	s.Source.Set(machine(coretest.GPUs(64)))
+	p := dial(t, s.Plugin)
+	for range 100 {
+		if _, err := p.Fingerprint(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := p.Stats(t.Context(), time.Second); err != nil {
+			t.Fatal(err)
+		}
+	}
+	numbers, err := p.Stats(t.Context(), time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var longest time.Duration
+	for range 3 { // samples, and so seconds: streams that nobody reads fill up meanwhile
+		receive(t, numbers)
+		for i := range 64 {
+			begin := time.Now()
+			if _, err := p.Reserve([]string{id(i)}); err != nil {
+				t.Fatal(err)
+			}
+			longest = max(longest, time.Since(begin))
+		}
+	}
+	if longest >= patience {
+		t.Error("a reservation waits for those who do not read")
+	}
+	t.Logf("the longest of 192 reservations took %s", longest)
+}
