@@ -95,34 +95,3 @@ func (m *Monitor) away(ctx context.Context) {
 		m.publish(m.State().Return())
 	}
 }
-
-// recall takes up the history. A disk can hang: then the agent works without, and does not overwrite it.
-func (m *Monitor) recall(ctx context.Context) {
-	if m.store == nil {
-		return
-	}
-	type history struct {
-		record core.Record
-		boot   string
-	}
-	came := make(chan history, 1)
-	go func() {
-		l := m.board.Join("history")
-		defer l.Leave()
-		l.Beat(recallAtMost)
-		record, boot := m.store.Load()
-		came <- history{record, boot}
-	}()
-	t := time.NewTimer(recallAtMost)
-	defer t.Stop()
-	select {
-	case h := <-came:
-		m.keeper.boot = h.boot
-		m.cell.Replace(core.Restore(m.cfg, h.record, h.boot))
-		return
-	case <-t.C:
-		m.log.Error("the health history could not be read in time: it is neither used nor kept", "after", fmt.Sprint(recallAtMost))
-	case <-ctx.Done():
-	}
-	m.store = nil
-}

@@ -80,6 +80,43 @@ func (m *Monitor) keep(ctx context.Context) (finish func()) {
 	}
 }
 
+// recall takes up the history. Nothing is offered without it, as a GPU may be sick that looks well. A disk can hang:
+// that is said, and waited for.
+func (m *Monitor) recall(ctx context.Context) {
+	if m.store == nil {
+		return
+	}
+	type history struct {
+		record core.Record
+		boot   string
+	}
+	came := make(chan history, 1)
+	go func() {
+		l := m.board.Join("history")
+		defer l.Leave()
+		l.Beat(recallAtMost)
+		record, boot := m.store.Load()
+		came <- history{record, boot}
+	}()
+	slow := time.NewTimer(recallAtMost)
+	defer slow.Stop()
+	for {
+		m.turns.Beat(0)
+		select {
+		case h := <-came:
+			m.keeper.boot = h.boot
+			m.cell.Replace(core.Restore(m.cfg, h.record, h.boot))
+			return
+		case <-slow.C:
+			m.log.Error("the health history can't be read and nothing is offered without it: does the disk hang?")
+			m.publish(m.State().Read(m.cfg, time.Now(), core.NoDriver(core.DriverPending, "the health history is not read yet: does the disk hang?")))
+		case <-ctx.Done():
+			m.store = nil
+			return
+		}
+	}
+}
+
 // rest waits for d or the end of ctx.
 func rest(ctx context.Context, d time.Duration) {
 	t := time.NewTimer(d)

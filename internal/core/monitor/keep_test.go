@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -36,25 +37,44 @@ func (h *hung) Load() (core.Record, string) {
 	return h.store.Load()
 }
 
-func TestDiskThatHangsKeepsNobody(t *testing.T) {
+func TestNothingIsOfferedBeforeItsHistoryIsRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := &hung{answer: make(chan struct{})}
-		r := runWith(t, coretest.NewMachine(coretest.GPUs(2)), h)
-		r.after(4*time.Second).expect("without its history", nil)
-		if r.Current().Len() != 2 {
-			t.Errorf("%d units", r.Current().Len())
+		h.saved = sick(95)
+		r := runWith(t, coretest.NewMachine(coretest.GPUs(2)), h).after(time.Minute)
+		if d := r.Current().Driver(); r.Current().Len() != 0 || d.State != core.DriverPending || !strings.Contains(d.Reason, "disk") {
+			t.Errorf("%d units are offered without their history, driver: %+v", r.Current().Len(), d)
 		}
-		r.after(time.Minute)
 		late := r.Pulse().Late(time.Now())
 		if len(late) != 1 || late[0].Name != "history" {
 			t.Errorf("late: %v", late)
 		}
 		close(h.answer)
-		r.after(time.Hour)
+		r.after(time.Second).expect("with its history", map[int]core.HealthState{1: core.Unhealthy})
+	})
+}
+
+func TestStopsWhileTheDiskHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := &hung{answer: make(chan struct{})}
+		r := runWith(t, coretest.NewMachine(coretest.GPUs(2)), h)
+		began := time.Now()
+		if err := r.stop(); err != nil || time.Since(began) > time.Second {
+			t.Errorf("after %v: %v", time.Since(began), err)
+		}
 		if len(h.saved) != 0 {
 			t.Error("the history that was not read was overwritten")
 		}
+		close(h.answer)
 	})
+}
+
+// sick is a history of two GPUs of which the second reported an XID.
+func sick(xid uint64) []core.Record {
+	cfg := core.DefaultConfig()
+	s := core.NewState(cfg).Read(cfg, time.Now(), coretest.GPUs(2)).
+		Observe(cfg, time.Now(), core.Observation{At: core.WholeGPU(coretest.GPU(1)), Kind: core.XID, Code: xid})
+	return []core.Record{s.Record("boot")}
 }
 
 // A fault that came right before the end is kept, however soon after another write.
