@@ -1,0 +1,128 @@
+package live
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/tandem-gpu/tandem/test/simdriver"
+)
+
+// The driver comes late, is taken away and brought back while both agents run, and nobody restarts anything:
+// the processes stay, and so do Nomad's stream and the kubelet's.
+func TestDriverComesAndGoes(t *testing.T) {
+	t.Parallel()
+	a := launch(t, "h100x8", (*simdriver.Machine).Hide)
+	began := time.Now()
+	a.settles("no library: an empty list", began, nil)
+	if n := len(a.kubelet.Registrations()); n != 0 {
+		t.Errorf("%d resources registered without a driver", n)
+	}
+
+	began = time.Now()
+	must(t, a.Unhide())
+	all := a.units()
+	a.settles("the library is installed", began, all)
+	a.granted("installed", all...)
+	processes := a.processes()
+
+	if err := a.TryUnload(); !errors.As(err, new(*simdriver.InUseError)) {
+		t.Errorf("rmmod under the agents: %v", err)
+	}
+	for _, how := range []string{"unloaded", "unloaded again"} {
+		began = time.Now()
+		must(t, a.Unload())
+		a.settles("the module is "+how, began, all, all...)
+		if why := a.nomad.last().device(t, all[0]).HealthDesc; !strings.Contains(why, "not loaded") {
+			t.Errorf("%s: %q", how, why)
+		}
+		began = time.Now()
+		must(t, a.Load())
+		a.settles("and loaded", began, all)
+		a.granted("loaded", all...)
+	}
+	began = time.Now()
+	must(t, a.Unload(), a.Load())
+	a.nextStates("reloaded at once", began, all)
+
+	a.sameProcesses("life of the driver", processes)
+	for resource, n := range a.registered() {
+		if n != 1 {
+			t.Errorf("%s was registered %d times", resource, n)
+		}
+	}
+	if n := a.nomad.last().stream; n != 1 {
+		t.Errorf("Nomad's stream is number %d", n)
+	}
+}
+
+// nextStates waits until both orchestrators were told something new and all is well.
+func (a *agents) nextStates(what string, began time.Time, all []string) {
+	a.t.Helper()
+	a.until(what+": a session of the new driver", func() bool {
+		pid := a.processes()
+		for _, name := range []string{nomadGPU, k8sGPU} {
+			held, err := a.HeldBy(pid[name][len(pid[name])-1])
+			if err != nil || len(held) == 0 {
+				return false
+			}
+		}
+		return true
+	})
+	a.settles(what, began, all)
+	a.granted(what, all...)
+}
+
+// The whole driver is replaced by another version. A process can't have two libraries, so both agents end and
+// are started again, as Nomad and the DaemonSet do. What follows from the version follows; who the GPUs are
+// and what their groups are called does not.
+func TestDriverIsUpgraded(t *testing.T) {
+	if !long() {
+		t.Skip("the plugin stays for a minute, so that Nomad does not start it all the time: LIVE_LONG=1")
+	}
+	t.Parallel()
+	a := launch(t, "h100x8")
+	all := a.units()
+	a.settles("start", time.Now(), all)
+	names := a.nomad.last().names()
+	const version = "590.48.01"
+	began := time.Now()
+	must(t, a.SetDriver(version))
+	a.await("upgraded: nothing is given away", began, func(health map[string]bool) bool {
+		for _, healthy := range health {
+			if healthy {
+				return false
+			}
+		}
+		return true
+	})
+	a.until("each is another process", func() bool { return len(a.pids(nomadGPU)) == 2 && len(a.pids(k8sGPU)) >= 2 })
+	a.settles("upgraded", began, all)
+	a.granted("upgraded", all...)
+	for _, id := range all {
+		f := a.nomad.last()
+		if got := f.names()[id]; got != names[id] {
+			t.Errorf("%s was in group %q and is in %q", id, names[id], got)
+		}
+		if got := f.group(t, id).Attributes["driver_version"].GoString(); got != version {
+			t.Errorf("%s: driver_version %s, want %s", id, got, version)
+		}
+	}
+}
+
+// A package upgrade replaces the library under a driver that works: running agents don't mind.
+func TestLibraryIsReplacedUnderTheAgents(t *testing.T) {
+	t.Parallel()
+	a := launch(t, "t4")
+	all := a.units()
+	a.settles("start", time.Now(), all)
+	processes, since := a.processes(), a.mark()
+	must(t, a.ReplaceLibrary("590.48.01"))
+	calls := func() uint64 { n, err := a.Calls(); must(t, err); return n["nvmlDeviceGetUUID"] }
+	enough := calls() + 20
+	a.until("twenty more looks", func() bool { return calls() >= enough })
+	a.undisturbed("another library on disk", since, all)
+	a.granted("another library on disk", all...)
+	a.sameProcesses("another library on disk", processes)
+}
