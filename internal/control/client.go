@@ -59,6 +59,21 @@ func (c *Client) Simulate(ctx context.Context, args SimulateArgs) (a Answer, err
 	return a, c.ask(ctx, http.MethodPost, simulateURL, args, &a)
 }
 
+// Quiesce has the agent leave the driver alone: see monitor.Quiesce.
+func (c *Client) Quiesce(ctx context.Context, args QuiesceArgs) (s Standing, err error) {
+	return s, c.ask(ctx, http.MethodPost, quiesceURL, args, &s)
+}
+
+// Resume has the agent take the driver back: see monitor.Resume.
+func (c *Client) Resume(ctx context.Context) (s Standing, err error) {
+	return s, c.ask(ctx, http.MethodPost, resumeURL, struct{}{}, &s)
+}
+
+// Debug is the agent from the inside.
+func (c *Client) Debug(ctx context.Context) (d inspect.Debug, err error) {
+	return d, c.ask(ctx, http.MethodGet, debugURL, nil, &d)
+}
+
 func (c *Client) ask(ctx context.Context, method, path string, args, answer any) error {
 	if c.path == "" {
 		return fmt.Errorf("%w that can be asked: no state_dir is set, and its socket would be there", ErrNotRunning)

@@ -14,6 +14,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/internal/inspect"
+	"github.com/tandem-gpu/tandem/internal/pulse"
 )
 
 // Agent is what a running agent can be asked and told. *monitor.Monitor is one; see there.
@@ -22,16 +23,21 @@ type Agent interface {
 	Clear(context.Context, core.Order) ([]core.Condition, error)
 	Ignore(context.Context, core.Order, time.Time) ([]core.Condition, error)
 	Report(...core.Observation) bool
+	Quiesce(ctx context.Context, until time.Time) error
+	Resume(context.Context) error
+	Stats() monitor.Stats
+	Pulse() *pulse.Board
 }
 
 var _ Agent = (*monitor.Monitor)(nil)
 
 // Options say how an agent is served.
 type Options struct {
-	Config     core.Config     // as the agent has it: what recovery waits for
-	Simulation bool            // an operator may rehearse faults
-	Notes      func() []string // about the agent itself, for every report; nil = none
-	Log        *slog.Logger    // of every order, with who gave it; never nil
+	Config     core.Config               // as the agent has it: what recovery waits for
+	Simulation bool                      // an operator may rehearse faults
+	Notes      func() []string           // about the agent itself, for every report; nil = none
+	Endpoints  func() []inspect.Endpoint // for the debug view; nil = none
+	Log        *slog.Logger              // of every order, with who gave it; never nil
 }
 
 // ClearArgs say which conditions are over, in an operator's words.
@@ -56,6 +62,17 @@ type SimulateArgs struct {
 	GPU  string `json:"gpu"`
 	GI   string `json:"gi"` // of a GPU instance; "" = the whole GPU
 	CI   string `json:"ci"` // of a compute instance; "" = the whole instance
+}
+
+// QuiesceArgs say for how long the driver is to be left alone, in an operator's words.
+type QuiesceArgs struct {
+	For string `json:"for"` // a duration such as 2h, or RFC 3339; "" = until resumed
+}
+
+// Standing is where the agent is after it was told to leave the driver alone, or to take it back.
+type Standing struct {
+	Driver  inspect.Driver           `json:"driver"`
+	Devices map[core.HealthState]int `json:"devices"` // by state
 }
 
 // Answer is what became of an order.

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/internal/inspect"
 )
 
@@ -22,6 +23,9 @@ const (
 	clearURL    = "/v1/clear"
 	ignoreURL   = "/v1/ignore"
 	simulateURL = "/v1/simulate"
+	quiesceURL  = "/v1/quiesce"
+	resumeURL   = "/v1/resume"
+	debugURL    = "/v1/debug"
 )
 
 var (
@@ -42,6 +46,9 @@ func routes(a Agent, o Options) http.Handler {
 	mux.HandleFunc("POST "+clearURL, obey(d, d.clear))
 	mux.HandleFunc("POST "+ignoreURL, obey(d, d.ignore))
 	mux.HandleFunc("POST "+simulateURL, obey(d, d.simulate))
+	mux.HandleFunc("POST "+quiesceURL, obey(d, d.quiesce))
+	mux.HandleFunc("POST "+resumeURL, obey(d, d.resume))
+	mux.HandleFunc("GET "+debugURL, func(w http.ResponseWriter, _ *http.Request) { reply(w, http.StatusOK, d.debug()) })
 	return mux
 }
 
@@ -56,12 +63,12 @@ func (d desk) report() inspect.Report {
 }
 
 // obey reads an order in words, has it carried out and says what became of it, to the client and in the log.
-func obey[Args any](d desk, do func(context.Context, Args) (Answer, error)) http.HandlerFunc {
+func obey[Args any, Outcome outcome](d desk, do func(context.Context, Args) (Outcome, error)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		ctx, cancel := context.WithTimeout(r.Context(), requestAtMost)
 		defer cancel()
 		var args Args
-		var answer Answer
+		var answer Outcome
 		err := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxBody)).Decode(&args)
 		if err != nil {
 			err = &core.ConfigError{Key: "order", Remedy: "want JSON: " + err.Error()}
@@ -77,17 +84,22 @@ func obey[Args any](d desk, do func(context.Context, Args) (Answer, error)) http
 			return
 		}
 		reply(w, http.StatusOK, answer)
-		d.logOrder(r.URL.Path, answer, peer(ctx))
+		answer.log(d.Log, r.URL.Path, peer(ctx))
 	}
 }
 
-// logOrder writes a line per condition.
-func (d desk) logOrder(order string, a Answer, by slog.Attr) {
+// outcome is what becomes of an order: an Answer or a Standing.
+type outcome interface {
+	log(log *slog.Logger, order string, by slog.Attr)
+}
+
+// log writes a line per condition.
+func (a Answer) log(log *slog.Logger, order string, by slog.Attr) {
 	said := map[string]string{
 		clearURL: "operator cleared", ignoreURL: "operator ignores", simulateURL: "operator simulates",
 	}[order]
 	for _, c := range a.Conditions {
-		d.Log.Warn(said, "condition", c.String(), "gpu", c.GPU, "cause", c.Cause, "simulated", c.Simulated, by)
+		log.Warn(said, "condition", c.String(), "gpu", c.GPU, "cause", c.Cause, "simulated", c.Simulated, by)
 	}
 }
 
@@ -188,7 +200,7 @@ type refusal struct {
 func status(err error) int {
 	is := func(target any) bool { return errors.As(err, target) }
 	switch {
-	case is(new(*core.NewerFaultError)), is(new(*core.SilentError)):
+	case is(new(*core.NewerFaultError)), is(new(*core.SilentError)), is(new(*monitor.HeldError)), errors.Is(err, monitor.ErrNotQuiesced):
 		return http.StatusConflict
 	case is(new(*core.NoConditionError)):
 		return http.StatusNotFound

@@ -2,6 +2,7 @@ package control
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -72,6 +73,40 @@ func Simulate(ctx context.Context, path string, args SimulateArgs, out io.Writer
 		}
 		return c.State.String() + "; clears: " + c.Clears + ", or an order to clear it"
 	})
+}
+
+// Quiesce has the agent at path give the driver back, and writes what it says then.
+func Quiesce(ctx context.Context, path string, args QuiesceArgs, out io.Writer) error {
+	s, err := Dial(path).Quiesce(ctx, args)
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(out, "%s; running work keeps its devices and is not stopped\nwhen the work is done: resume\n", s)
+	return err
+}
+
+// Resume has the agent at path take the driver back, and writes what it found.
+func Resume(ctx context.Context, path string, out io.Writer) error {
+	s, err := Dial(path).Resume(ctx)
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintln(out, s)
+	return err
+}
+
+// Debug writes the inside of the agent at path.
+func Debug(ctx context.Context, path string, out io.Writer, asJSON bool) error {
+	d, err := Dial(path).Debug(ctx)
+	if err != nil {
+		return err
+	}
+	if !asJSON {
+		return d.Write(out)
+	}
+	e := json.NewEncoder(out)
+	e.SetIndent("", "  ")
+	return e.Encode(d)
 }
 
 // write writes a line per condition.

@@ -1,0 +1,152 @@
+package control
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"runtime"
+	"runtime/metrics"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/inspect"
+)
+
+// resumeAtMost is how long a resumed agent is given for its first reading before it answers; a driver may take
+// longer.
+const resumeAtMost = 3 * time.Second
+
+// OpenFilesError says that the driver's library left files open when it was shut down.
+type OpenFilesError struct{ Paths []string }
+
+func (e *OpenFilesError) Error() string {
+	return "maintenance has begun, but the driver's library has left open " + strings.Join(e.Paths, ", ") +
+		": stop the process if that must not be"
+}
+
+// quiesce leaves the driver alone, until a time if that is not zero, and checks that nothing of it is open.
+func quiesce(ctx context.Context, a Agent, until time.Time) error {
+	err := a.Quiesce(ctx, until)
+	if open := driverFiles(); err == nil && len(open) > 0 {
+		return &OpenFilesError{open}
+	}
+	return err
+}
+
+func (d desk) quiesce(ctx context.Context, args QuiesceArgs) (Standing, error) {
+	var until time.Time
+	if strings.TrimSpace(args.For) != "" {
+		var err error
+		if until, err = (words{d.State(), time.Now()}).until(args.For); err != nil {
+			if wrong, ok := errors.AsType[*core.ConfigError](err); ok {
+				wrong.Key = "for"
+			}
+			return Standing{}, err
+		}
+	}
+	err := quiesce(ctx, d, until)
+	return standing(d.State()), err
+}
+
+// resume answers when the driver was asked again.
+func (d desk) resume(ctx context.Context, _ struct{}) (Standing, error) {
+	if err := d.Resume(ctx); err != nil {
+		return Standing{}, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, resumeAtMost)
+	defer cancel()
+	look := time.NewTicker(10 * time.Millisecond)
+	defer look.Stop()
+	for d.State().Snapshot.Driver.State == core.DriverReleased {
+		select {
+		case <-look.C:
+		case <-ctx.Done():
+			return standing(d.State()), nil // it goes on by itself
+		}
+	}
+	return standing(d.State()), nil
+}
+
+func standing(s core.State) Standing {
+	st := Standing{Driver: inspect.Describe(s.Inventory).Driver, Devices: map[core.HealthState]int{}}
+	for u := range s.Inventory.Units() {
+		st.Devices[u.Health.State]++
+	}
+	return st
+}
+
+// String is the standing in a line: "driver ready 580.95.05; devices: 7 healthy, 1 unhealthy".
+func (s Standing) String() string {
+	text := "driver " + s.Driver.State
+	if s.Driver.Reason != "" {
+		text += " (" + s.Driver.Reason + ")"
+	} else if s.Driver.Version != "" {
+		text += " " + s.Driver.Version
+	}
+	var counts []string
+	for state := core.Healthy; state <= core.GPULost; state++ {
+		if n := s.Devices[state]; n > 0 {
+			counts = append(counts, fmt.Sprintf("%d %s", n, state))
+		}
+	}
+	if counts == nil {
+		counts = []string{"none"}
+	}
+	return text + "; devices: " + strings.Join(counts, ", ")
+}
+
+func (s Standing) log(log *slog.Logger, order string, by slog.Attr) {
+	said := map[string]string{quiesceURL: "operator quiesced the driver", resumeURL: "operator resumed the driver"}[order]
+	log.Warn(said, "driver", s.Driver.State, by)
+}
+
+// driverFiles are NVIDIA's device nodes that this process has open (proc(5): /proc/self/fd).
+func driverFiles() []string {
+	links, _ := filepath.Glob("/proc/self/fd/*") // its only error is a bad pattern
+	var open []string
+	for _, link := range links {
+		if path, err := os.Readlink(link); err == nil && strings.Contains(path, "/dev/nvidia") {
+			open = append(open, path)
+		}
+	}
+	slices.Sort(open)
+	return slices.Compact(open)
+}
+
+func (d desk) debug() inspect.Debug {
+	stats := d.Stats()
+	view := inspect.Debug{
+		PID: os.Getpid(), Goroutines: runtime.NumGoroutine(), Threads: entries("/proc/self/task"), Descriptors: entries("/proc/self/fd"),
+		DriverFiles: driverFiles(), HeapBytes: heap(), Checks: stats.Checks, LastCheck: stats.LastCheck, Stacks: inspect.Stacks(),
+	}
+	now := time.Now()
+	for _, s := range d.Pulse().Loops() {
+		view.Parts = append(view.Parts, inspect.Part{Name: s.Name, Last: s.Last, Turns: s.Beats, Late: s.Late(now)})
+	}
+	for _, c := range stats.Calls {
+		view.Calls = append(view.Calls, inspect.Call{Name: c.Name, Index: c.Index, Since: c.Since})
+	}
+	if d.Endpoints != nil {
+		view.Endpoints = d.Endpoints()
+	}
+	return view
+}
+
+func entries(dir string) int {
+	all, _ := os.ReadDir(dir) // 0 where there is no procfs
+	return len(all)
+}
+
+func heap() uint64 {
+	sample := []metrics.Sample{{Name: "/memory/classes/heap/objects:bytes"}}
+	metrics.Read(sample)
+	if sample[0].Value.Kind() != metrics.KindUint64 {
+		return 0
+	}
+	return sample[0].Value.Uint64()
+}

@@ -1,0 +1,40 @@
+package control
+
+import (
+	"context"
+	"log/slog"
+	"os"
+	"syscall"
+	"time"
+)
+
+// Quiesce and Resume by signal, where nobody can reach the agent's socket.
+const (
+	QuiesceSignal = syscall.SIGUSR1
+	ResumeSignal  = syscall.SIGUSR2
+)
+
+// Follow obeys signals, which the caller has asked for, until ctx ends. Others than the two above it ignores.
+func Follow(ctx context.Context, signals <-chan os.Signal, a Agent, log *slog.Logger) {
+	for {
+		select {
+		case s := <-signals:
+			switch s {
+			case QuiesceSignal:
+				signalled(log, "quiesce", quiesce(ctx, a, time.Time{}))
+			case ResumeSignal:
+				signalled(log, "resume", a.Resume(ctx))
+			}
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+func signalled(log *slog.Logger, order string, err error) {
+	if err != nil {
+		log.Warn("signal not obeyed", "order", order, "error", err)
+		return
+	}
+	log.Warn("signal obeyed", "order", order)
+}
