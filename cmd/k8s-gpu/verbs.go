@@ -51,6 +51,18 @@ func verbs(w world, read func() (settings, error)) []*cli.Command {
 			}, gpu, cause, verified, text("until", "a duration such as 4h, or a time")),
 		verb("simulate", "rehearse a fault on the running agent, if --simulation allows it", "xid|event CODE", simulate(w),
 			gpu, text("gi", "number of a GPU instance; the whole GPU if not given"), text("ci", "number of a compute instance in it")),
+		verb("quiesce", "leave the driver alone, so that a GPU can be reset or cut up and the driver unloaded; nothing is offered meanwhile", "",
+			func(ctx context.Context, s settings, c *cli.Command) error {
+				return control.Quiesce(ctx, socketPath(s), control.QuiesceArgs{For: c.String("for")}, w.stdout)
+			}, text("for", "a duration such as 2h, or a time; until resumed if not given")),
+		verb("resume", "take the driver back after quiesce", "",
+			func(ctx context.Context, s settings, _ *cli.Command) error {
+				return control.Resume(ctx, socketPath(s), w.stdout)
+			}),
+		verb("debug", "print the inside of the running agent: its parts, calls in the driver, endpoints, goroutines", "",
+			func(ctx context.Context, s settings, c *cli.Command) error {
+				return control.Debug(ctx, socketPath(s), w.stdout, c.Bool("json"))
+			}, &cli.BoolFlag{Name: "json", Usage: "print JSON"}),
 	}
 }
 

@@ -41,6 +41,12 @@ Commands:
   simulate   rehearse a fault: simulate xid 79, simulate event 0x2000; the config block must allow it
                --gpu           as above
                --gi, --ci      number of a GPU instance, of a compute instance in it (the whole)
+  quiesce    leave the driver alone, so that a GPU can be reset or cut up and the driver unloaded; nothing is offered
+             meanwhile (also: SIGUSR1)
+               --for           a duration such as 2h, or a time (until resumed)
+  resume     take the driver back (also: SIGUSR2)
+  debug      print the inside of the running plugin: its parts, calls in the driver, goroutines
+               --json          for programs
   version    print the version
   help       print this
 

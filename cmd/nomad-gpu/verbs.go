@@ -21,6 +21,9 @@ var verbs = map[string]func(ctx context.Context, args []string, out io.Writer) e
 	"clear":    drop,
 	"ignore":   disregard,
 	"simulate": rehearse,
+	"quiesce":  quiesce,
+	"resume":   resume,
+	"debug":    debug,
 }
 
 // usageError is a command that can't be understood.
@@ -94,6 +97,36 @@ func rehearse(ctx context.Context, args []string, out io.Writer) error {
 		return err
 	}
 	return control.Simulate(ctx, socketPath(*dir), fault, out)
+}
+
+// quiesce has the plugin leave the driver alone.
+func quiesce(ctx context.Context, args []string, out io.Writer) error {
+	flags, dir := newFlags()
+	var order control.QuiesceArgs
+	flags.StringVar(&order.For, "for", "", "")
+	if err := parse(flags, args); err != nil {
+		return err
+	}
+	return control.Quiesce(ctx, socketPath(*dir), order, out)
+}
+
+// resume has the plugin take the driver back.
+func resume(ctx context.Context, args []string, out io.Writer) error {
+	flags, dir := newFlags()
+	if err := parse(flags, args); err != nil {
+		return err
+	}
+	return control.Resume(ctx, socketPath(*dir), out)
+}
+
+// debug prints the inside of the running plugin.
+func debug(ctx context.Context, args []string, out io.Writer) error {
+	flags, dir := newFlags()
+	asJSON := flags.Bool("json", false, "")
+	if err := parse(flags, args); err != nil {
+		return err
+	}
+	return control.Debug(ctx, socketPath(*dir), out, *asJSON)
 }
 
 // newFlags are the flags of a verb, with the one that all have.
