@@ -90,12 +90,12 @@ func (m *Monitor) recall(ctx context.Context) {
 		record core.Record
 		boot   string
 	}
-	came := make(chan history, 1)
+	came, store := make(chan history, 1), m.store // who reads may outlive this function
 	go func() {
 		l := m.board.Join("history")
 		defer l.Leave()
 		l.Beat(recallAtMost)
-		record, boot := m.store.Load()
+		record, boot := store.Load()
 		came <- history{record, boot}
 	}()
 	slow := time.NewTimer(recallAtMost)
