@@ -40,13 +40,7 @@ func step(t *testing.T, name string, run func(*testing.T)) {
 // meant: what is shown is each by itself, and that they agree.
 func TestBothOrchestrators(t *testing.T) {
 	m := install(t, "h100x8")
-	nomad := launchNomad(t, "nomad", `
-    driver_root        = "`+m.Root+`"
-    dev_root           = "`+m.Root+`"
-    sysfs_root         = "`+m.Root+`/sys"
-    procfs_root        = "`+m.Root+`/proc"
-    state_dir          = "`+stateDir()+`/nomad-history"
-    fingerprint_period = "5s"`+hasty)
+	nomad := launchNomad(t, "nomad", onMachine(m))
 	kube := startCluster(t, pluginImage(t))
 	kube.deployPlugin(t, m.Root)
 	var offered []gpu
@@ -166,9 +160,7 @@ func TestBothOrchestrators(t *testing.T) {
 		kube.awaitGPUs(t, 8, 8)
 	})
 	breakAndReset(t, m, nomad, kube, first, held)
-	if misuse, err := m.Violations(); err != nil || len(misuse) > 0 {
-		t.Errorf("the driver was misused: %q, error %v", misuse, err)
-	}
+	checkDriver(t, m)
 }
 
 // slotOf gives the slot of the machine that holds the GPU.

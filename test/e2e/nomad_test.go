@@ -9,24 +9,57 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
+
+	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
 // agent is a Nomad agent, server and client in one, with nomad-gpu in its plugin folder.
-type agent struct{ process *process }
+type agent struct {
+	owner   *testing.T // the test that the agent lives as long as; its steps are shorter
+	name    string
+	argv    []string
+	process *process
+}
 
 // nomadAPI is the address of the agent's HTTP API; there is one agent at a time.
 const nomadAPI = "http://127.0.0.1:4646"
 
-// launchNomad starts an agent whose nomad-gpu block holds the given configuration.
+// launchNomad starts an agent that keeps nothing, with a nomad-gpu block that holds the given configuration.
 func launchNomad(t *testing.T, name, config string) *agent {
 	t.Helper()
+	return newAgent(t, name, config, "-dev")
+}
+
+// launchLasting starts an agent that knows after a restart what it knew.
+func launchLasting(t *testing.T, name, config string) *agent {
+	t.Helper()
+	return newAgent(t, name, config, "-config="+render(t, "nomad-lasting.hcl", map[string]string{"STATE": stateDir()}))
+}
+
+func newAgent(t *testing.T, name, config, mode string) *agent {
+	t.Helper()
 	file := render(t, "nomad.hcl", map[string]string{"PLUGINS": os.Getenv("E2E_BIN"), "CONFIG": config})
+	a := &agent{owner: t, name: name, argv: []string{"nomad", "agent", mode, "-config=" + file}}
+	a.start()
+	return a
+}
+
+func (a *agent) start() {
 	// The agent's AWS fingerprint stops it where a bundle is named; TMPDIR holds its sockets and allocations.
-	env := []string{"AWS_CA_BUNDLE=", "TMPDIR=" + stateDir()}
-	return &agent{start(t, name, env, "nomad", "agent", "-dev", "-config="+file)}
+	a.process = start(a.owner, a.name, []string{"AWS_CA_BUNDLE=", "TMPDIR=" + stateDir()}, a.argv...)
+}
+
+// onMachine is the configuration of nomad-gpu on a machine that changes in seconds.
+func onMachine(m *simdriver.Machine) string {
+	return `
+    driver_root        = "` + m.Root + `"
+    dev_root           = "` + m.Root + `"
+    sysfs_root         = "` + m.Root + `/sys"
+    procfs_root        = "` + m.Root + `/proc"
+    state_dir          = "` + stateDir() + `/nomad-history"
+    fingerprint_period = "5s"` + hasty
 }
 
 // gpu is one device as the Nomad node shows it.
@@ -118,8 +151,19 @@ type allocation struct {
 		}
 	}
 	TaskStates map[string]struct {
-		Events []struct{ DisplayMessage string }
+		StartedAt time.Time
+		Restarts  int
+		Events    []struct{ DisplayMessage string }
 	}
+}
+
+// identity gives what stays while the allocation's tasks run.
+func (alloc allocation) identity() string {
+	text := alloc.ID + " " + alloc.ClientStatus
+	for name, task := range alloc.TaskStates {
+		text += fmt.Sprintf(", task %s since %v, restarted %d times", name, task.StartedAt, task.Restarts)
+	}
+	return fmt.Sprintf("%s, devices %s", text, alloc.devices())
 }
 
 func (a *agent) submit(t *testing.T, file string, vars ...string) {
@@ -220,51 +264,6 @@ func (a *agent) awaitBlocked(t *testing.T, job string) {
 		return nil
 	})
 	t.Logf("job %s is blocked, nodes filtered: %s", job, why)
-}
-
-// plugin gives the process id of the agent's running device plugin, or 0.
-func (a *agent) plugin() int {
-	for pid, parent := range running("nomad-gpu") {
-		if parent == a.process.cmd.Process.Pid {
-			return pid
-		}
-	}
-	return 0
-}
-
-// killPlugin kills the plugin and waits until the agent has started another.
-func (a *agent) killPlugin(t *testing.T) {
-	t.Helper()
-	old := a.plugin()
-	if old == 0 {
-		t.Fatal("the agent runs no nomad-gpu")
-	}
-	if err := syscall.Kill(old, syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
-	await(t, "another nomad-gpu", 30*time.Second, func() error {
-		if pid := a.plugin(); pid == 0 || pid == old {
-			return fmt.Errorf("its process is %d, it was %d", pid, old)
-		}
-		return a.process.alive()
-	})
-}
-
-// firstFingerprint gives how long the agent waited for the first fingerprint of its device plugins.
-func (a *agent) firstFingerprint(t *testing.T) time.Duration {
-	t.Helper()
-	var at [2]time.Time
-	for line := range strings.Lines(readLog(t, a.process.name)) {
-		for i, event := range []string{"waiting on plugin manager", "finished plugin manager"} {
-			if strings.Contains(line, event+" initial fingerprint: plugin-type=device") {
-				at[i], _ = time.Parse("2006-01-02T15:04:05.000Z0700", strings.Fields(line)[0])
-			}
-		}
-	}
-	if at[0].IsZero() || at[1].Before(at[0]) {
-		t.Fatalf("the agent's log shows no first fingerprint: %v", at)
-	}
-	return at[1].Sub(at[0])
 }
 
 func (a *agent) get(path string, into any) error { return fetchJSON(nomadAPI+path, into) }

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -16,6 +18,7 @@ import (
 type pod struct {
 	Status struct {
 		Phase, Reason, Message string
+		PodIP                  string
 		ContainerStatuses      []struct {
 			ContainerID              string
 			RestartCount             int
@@ -76,6 +79,24 @@ func (c *cluster) plugin(t *testing.T) pod {
 		t.Fatalf("pods of kube-system: %+v, error %v; want one", list, err)
 	}
 	return list.Items[0]
+}
+
+// pluginLog gives what the DaemonSet's containers have printed so far.
+func (c *cluster) pluginLog(t *testing.T) string {
+	t.Helper()
+	files, err := filepath.Glob(logDir() + "/pods/kube-system_*/k8s-gpu/*.log")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("the plugin has no log, error %v", err)
+	}
+	var text strings.Builder
+	for _, file := range files {
+		one, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text.Write(one)
+	}
+	return text.String()
 }
 
 // submit creates a pod that asks for count GPUs.

@@ -1,6 +1,6 @@
 bind_addr            = "127.0.0.1"
 disable_update_check = true
-log_level            = "DEBUG"
+log_level            = "TRACE"
 plugin_dir           = "@PLUGINS@"
 
 client {
