@@ -49,11 +49,22 @@ func (m *Monitor) connect(ctx context.Context, over chan<- struct{}) (Session, e
 	return o.session, o.err
 }
 
-// pause waits for d, the end of ctx or a maintenance.
-func (m *Monitor) pause(ctx context.Context, d time.Duration) {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	_, _ = standby(ctx, m, t.C) // the caller goes on to see which it was
+// pause waits for d, the end of ctx or a maintenance, and reports whether it was cut short because something of the
+// driver came or went.
+func (m *Monitor) pause(ctx context.Context, d time.Duration) (appeared bool) {
+	before := m.look()
+	for end := time.Now().Add(d); time.Now().Before(end); {
+		t := time.NewTimer(min(time.Until(end), watchEvery))
+		_, err := standby(ctx, m, t.C)
+		t.Stop()
+		if err != nil {
+			return false // the caller goes on to see why
+		}
+		if m.look() != before {
+			return true
+		}
+	}
+	return false
 }
 
 // standby does everything that needs no session until something arrives. It fails if ctx ends first, and with

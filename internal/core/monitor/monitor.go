@@ -75,6 +75,7 @@ const (
 // concurrent use before, during and after Run.
 type Monitor struct {
 	open   func() (Session, error)
+	look   func() string
 	cfg    core.Config
 	log    *slog.Logger
 	store  Store // nil = nothing is kept
@@ -100,12 +101,16 @@ type usageReply struct {
 // never twice at once. With a store it takes up where the last one ended.
 func New(open func() (Session, error), cfg core.Config, log *slog.Logger, store Store) *Monitor {
 	return &Monitor{
-		open: open, cfg: cfg, log: log, store: store,
+		open: open, look: func() string { return "" }, cfg: cfg, log: log, store: store,
 		cell:  NewCell(core.NewState(cfg)),
 		usage: make(chan usageRequest), orders: make(chan order), told: make(chan core.Observation, 256),
 		held: NewCell[<-chan struct{}](nil), keeper: newKeeper(), board: pulse.NewBoard(),
 	}
 }
+
+// Expect has the monitor try again to open the driver as soon as look says something else than before, instead of
+// when the next try is due. Call it before Run; look is called twice a second while there is no session.
+func (m *Monitor) Expect(look func() string) { m.look = look }
 
 // Pulse is where the monitor's loops beat, and others of the agent may.
 func (m *Monitor) Pulse() *pulse.Board { return m.board }
@@ -170,7 +175,9 @@ func (m *Monitor) Run(ctx context.Context) error {
 		if time.Since(began) >= openInterval { // else it opens only to fail again
 			retry.Reset()
 		}
-		m.pause(ctx, retry.NextBackOff())
+		if m.pause(ctx, retry.NextBackOff()) {
+			retry.Reset()
+		}
 	}
 	return nil
 }

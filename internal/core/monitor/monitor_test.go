@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -145,6 +146,33 @@ func TestDriverComesLateGoesAndReturns(t *testing.T) {
 		m.FailOpen(nil)
 		m.FailSession(nil)
 		r.after(20*time.Second).expect("driver back", nil)
+	})
+}
+
+// A driver that appears is not kept waiting for the next try: pods of a node that boots fail meanwhile.
+func TestDriverThatAppearsIsOpenedAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := coretest.NewMachine(coretest.GPUs(2))
+		m.FailOpen(core.ErrNoDriver)
+		there := atomic.Pointer[string]{}
+		there.Store(new("nothing"))
+		mon := monitor.New(m.Open, core.DefaultConfig(), slog.New(slog.DiscardHandler), nil)
+		mon.Expect(func() string { return *there.Load() })
+		r := running{t: t, Monitor: mon}
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- mon.Run(ctx) }()
+		r.after(time.Hour)
+		there.Store(new("a module")) // which is not usable yet
+		r.after(time.Second)
+		m.FailOpen(nil)
+		if r.after(2 * time.Second); r.Current().Len() != 2 {
+			t.Errorf("%d units", r.Current().Len())
+		}
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
 	})
 }
 
