@@ -39,12 +39,12 @@ type identity struct {
 func (s *Session) Snapshot() (core.Snapshot, error) {
 	count, err := s.readDriver()
 	if err != nil {
-		return core.Snapshot{}, gone(err)
+		return core.Snapshot{}, s.gone(err)
 	}
 	snap := core.Snapshot{Driver: s.driver, Nodes: s.deviceNodes()}
 	there, err := s.identify(count)
 	if err != nil {
-		return core.Snapshot{}, gone(err)
+		return core.Snapshot{}, s.gone(err)
 	}
 	gpus := make([]gpu, count)
 	var well []gpu
@@ -54,7 +54,7 @@ func (s *Session) Snapshot() (core.Snapshot, error) {
 		snap.Excluded = append(snap.Excluded, excluded...)
 		switch {
 		case isGone(err):
-			return core.Snapshot{}, gone(err)
+			return core.Snapshot{}, s.gone(err)
 		case err != nil:
 			snap.Excluded = append(snap.Excluded, exclude(index, found, last, err))
 			gpus[index] = last
@@ -68,7 +68,7 @@ func (s *Session) Snapshot() (core.Snapshot, error) {
 		}
 	}
 	if snap.Links, err = s.readLinks(well); err != nil {
-		return core.Snapshot{}, gone(err)
+		return core.Snapshot{}, s.gone(err)
 	}
 	s.gpus = gpus
 	s.listen(well)

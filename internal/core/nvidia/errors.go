@@ -9,8 +9,8 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 )
 
-// CallError is a driver call that failed. It unwraps to core.ErrDriverLost or core.ErrDriverStale where
-// the code concerns the driver as a whole.
+// CallError is a driver call that failed. It unwraps to core.ErrDriverLost where the code concerns the driver
+// as a whole.
 type CallError struct {
 	Call   string         // "nvmlDeviceGetUUID"
 	At     core.Placement // core.Node for a call that is about no GPU
@@ -23,10 +23,8 @@ func (e *CallError) Error() string { return e.Call + ": " + e.text }
 
 func (e *CallError) Unwrap() error {
 	switch e.Return {
-	case nvml.ERROR_UNINITIALIZED, nvml.ERROR_DRIVER_NOT_LOADED:
+	case nvml.ERROR_UNINITIALIZED, nvml.ERROR_DRIVER_NOT_LOADED, nvml.ERROR_LIB_RM_VERSION_MISMATCH:
 		return core.ErrDriverLost
-	case nvml.ERROR_LIB_RM_VERSION_MISMATCH:
-		return core.ErrDriverStale
 	default:
 		return nil
 	}
@@ -67,14 +65,14 @@ func isUnsupported(err error) bool {
 func isLost(err error) bool { return returned(err) == nvml.ERROR_GPU_IS_LOST }
 
 // isGone reports whether the driver as a whole can't be asked any more.
-func isGone(err error) bool {
-	return errors.Is(err, core.ErrDriverLost) || errors.Is(err, core.ErrDriverStale)
-}
+func isGone(err error) bool { return errors.Is(err, core.ErrDriverLost) }
 
-// gone says that err ends the session.
-func gone(err error) error {
-	if errors.Is(err, core.ErrDriverStale) {
-		return fmt.Errorf("%w (%w)", core.ErrDriverStale, err)
+// gone says that err ends the session, and whether the process too: see mismatch.
+func (s *Session) gone(err error) error {
+	if returned(err) == nvml.ERROR_LIB_RM_VERSION_MISMATCH {
+		if err := s.mismatch(err); errors.Is(err, core.ErrDriverStale) {
+			return err
+		}
 	}
 	return fmt.Errorf("%w (%w)", core.ErrDriverLost, err)
 }

@@ -26,6 +26,7 @@ var functions = map[string][]string{
 	"nvmlShutdown":                       {"nvmlShutdown"},
 	"nvmlErrorString":                    {"nvmlErrorString"},
 	"nvmlSystemGetDriverVersion":         {"nvmlSystemGetDriverVersion"},
+	libraryVersion:                       {libraryVersion},
 	"nvmlSystemGetCudaDriverVersion":     {"nvmlSystemGetCudaDriverVersion_v2"},
 	"nvmlDeviceGetCount":                 {"nvmlDeviceGetCount_v2", "nvmlDeviceGetCount"},
 	"nvmlDeviceGetHandleByIndex":         {"nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetHandleByIndex"},
@@ -95,21 +96,24 @@ var functions = map[string][]string{
 // instance at zero, which names one.
 const attributed = "nvmlEventSetWait_v2"
 
+// libraryVersion may be called without nvmlInit (nvml.h), so also after one that failed.
+const libraryVersion = "nvmlSystemGetNVMLVersion"
+
 // mandatory are the calls without which there is nothing to offer.
 var mandatory = []string{
 	"nvmlInit", "nvmlShutdown", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex", "nvmlDeviceGetUUID",
 	"nvmlDeviceGetPciInfo",
 }
 
-// library is a libnvidia-ml.so.1 that was opened once to see what it has.
+// library is a libnvidia-ml.so.1 that was opened to see what it has.
 type library struct {
-	path string
+	path string          // that the dynamic linker was given
 	have map[string]bool // the calls that can be made; immutable
 	file *dl.DynamicLibrary
+	disk disk // the file that was opened
 }
 
-// findLibrary opens the driver's library beneath root, or where the dynamic linker finds it. The caller
-// closes the file; go-nvml opens its own.
+// findLibrary opens the driver's library beneath root, or where the dynamic linker finds it.
 func findLibrary(root string) (*library, error) {
 	root = filepath.Join("/", root)
 	var candidates, looked []string
@@ -125,10 +129,9 @@ func findLibrary(root string) (*library, error) {
 	}
 	var broken error
 	for _, path := range candidates {
-		file := dl.New(path, dl.RTLD_LAZY|dl.RTLD_GLOBAL)
-		err := file.Open()
+		l, err := openLibrary(path)
 		if err == nil {
-			return inspect(path, file)
+			return l, l.inspect()
 		}
 		if path != libraryName || !strings.Contains(err.Error(), "No such file") {
 			broken = fmt.Errorf("the driver's library can't be loaded: %w", err)
@@ -137,23 +140,47 @@ func findLibrary(root string) (*library, error) {
 	if broken != nil {
 		return nil, broken
 	}
-	return nil, fmt.Errorf("%w: %s is not in %s; install the driver, or name its root",
+	return nil, noLibrary(looked)
+}
+
+func noLibrary(looked []string) error {
+	return fmt.Errorf("%w: %s is not in %s; install the driver, or name its root",
 		core.ErrNoDriver, libraryName, strings.Join(looked, ", "))
 }
 
-// inspect looks up every function once.
-func inspect(path string, file *dl.DynamicLibrary) (*library, error) {
-	l := &library{path: path, file: file, have: make(map[string]bool, len(functions))}
+// openLibrary opens a library and notes which file that was, again if it is just being replaced.
+func openLibrary(path string) (*library, error) {
+	for {
+		before := diskOf(path)
+		file := dl.New(path, dl.RTLD_LAZY|dl.RTLD_GLOBAL)
+		if err := file.Open(); err != nil {
+			return nil, err
+		}
+		l := &library{path: path, file: file, disk: diskOf(path)}
+		if path == libraryName { // the dynamic linker knows where
+			l.disk = diskOf(mappedPath())
+			return l, nil
+		}
+		if l.disk.file == before.file {
+			return l, nil
+		}
+		_ = file.Close()
+	}
+}
+
+// inspect looks up every function once. Without one that is mandatory it closes the library.
+func (l *library) inspect() error {
+	l.have = make(map[string]bool, len(functions))
 	for call, versions := range functions {
 		for _, name := range versions {
-			l.have[call] = l.have[call] || file.Lookup(name) == nil
+			l.have[call] = l.have[call] || l.file.Lookup(name) == nil
 		}
 	}
 	for _, call := range mandatory {
 		if !l.have[call] {
-			_ = file.Close()
-			return nil, fmt.Errorf("the driver's library %s lacks %s; install a newer driver", path, call)
+			_ = l.file.Close()
+			return fmt.Errorf("the driver's library %s lacks %s; install a newer driver", l.path, call)
 		}
 	}
-	return l, nil
+	return nil
 }

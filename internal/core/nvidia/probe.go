@@ -20,13 +20,13 @@ func (s *Session) Probe() ([]core.Observation, error) {
 		}
 		o, err := s.check(index, g)
 		if isGone(err) {
-			return nil, gone(err)
+			return nil, s.gone(err)
 		}
 		obs = append(obs, o)
 	}
 	if len(obs) == 0 { // whether the driver is there must be known
 		if _, err := call(&s.reader, "nvmlDeviceGetCount", core.Node, s.lib.DeviceGetCount); err != nil {
-			return nil, gone(err)
+			return nil, s.gone(err)
 		}
 	}
 	return obs, nil

@@ -34,6 +34,8 @@ type Options struct {
 // goroutine, and Close to whoever has waited for those two.
 type Session struct {
 	lib            nvml.Interface
+	library        *library
+	root           string // of the driver
 	sys, proc, dev fs.FS
 	patience       time.Duration
 	every          [paces]time.Duration // 0 = once
@@ -65,19 +67,21 @@ type Session struct {
 }
 
 // Open initialises the driver's library. It fails with core.ErrNoDriver where there is none, with
-// core.ErrDriverStale where library and kernel module are of different versions, and otherwise with the
-// driver's reason; each is one line that stays the same while nothing changes.
+// core.ErrDriverStale where library and kernel module are of different versions and a new process would find
+// another library, and otherwise with the driver's reason; each is one line that stays the same while nothing
+// changes.
 //
-// Once a function of a library was called, this process keeps that library: glibc never unloads what the
-// executable is bound to. Another version, or another root, needs a new process.
+// Once a function of a library was called, this process keeps that library, whatever lies on disk since.
+// Another version, or another root, needs a new process.
 func Open(o Options) (*Session, error) {
-	found, err := findLibrary(o.Roots.Driver)
+	found, err := takeLibrary(o.Roots.Driver)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = found.file.Close() }() // go-nvml holds its own by then
 	s := &Session{
 		lib:      nvml.New(nvml.WithLibraryPath(found.path)),
+		library:  found,
+		root:     o.Roots.Driver,
 		sys:      os.DirFS(rooted(o.Roots.Sys, "/sys")),
 		proc:     os.DirFS(rooted(o.Roots.Proc, "/proc")),
 		dev:      os.DirFS(filepath.Join(rooted(o.Roots.Dev, "/"), "dev")),
@@ -97,19 +101,19 @@ func Open(o Options) (*Session, error) {
 	s.tegra = isTegra(s.sys)
 	s.inherited = inherit()
 	if err := do(&s.reader, "nvmlInit", core.Node, s.lib.Init); err != nil {
-		return nil, notOpened(err)
+		return nil, s.notOpened(err)
 	}
 	return s, nil
 }
 
-func notOpened(err error) error {
+func (s *Session) notOpened(err error) error {
 	switch returned(err) {
 	case nvml.ERROR_DRIVER_NOT_LOADED: // not wrapped: nothing was lost that was never there
 		return fmt.Errorf("%w: the kernel module is not loaded (%s); try modprobe nvidia", core.ErrNoDriver, err.Error())
 	case nvml.ERROR_LIBRARY_NOT_FOUND:
 		return fmt.Errorf("%w: a part of it is missing (%w); install the driver anew", core.ErrNoDriver, err)
 	case nvml.ERROR_LIB_RM_VERSION_MISMATCH:
-		return gone(err)
+		return s.mismatch(err)
 	default:
 		return fmt.Errorf("the driver can't be opened: %w", err)
 	}

@@ -2,11 +2,9 @@ package nvidia
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -16,28 +14,8 @@ import (
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
-// A process keeps the library that it has loaded first, so every library without a function needs a
-// process of its own: this test binary again, which does all that a session can do and says how it went.
-const childRoot = "TANDEM_TEST_DRIVER_ROOT"
-
-func TestMain(m *testing.M) {
-	root := os.Getenv(childRoot)
-	if root == "" {
-		os.Exit(m.Run())
-	}
-	if err := useAll(root); err != nil {
-		fmt.Println(err)
-		os.Exit(1)
-	}
-	os.Exit(0)
-}
-
 // useAll does everything once and prints what was found.
-func useAll(root string) error {
-	machine, err := simdriver.Open(root)
-	if err != nil {
-		return err
-	}
+func useAll(machine *simdriver.Machine) error {
 	s, err := Open(Options{Roots: roots(machine)})
 	if err != nil {
 		return err
@@ -99,12 +77,7 @@ func without(t *testing.T, names ...string) string {
 
 func child(t *testing.T, root string) (output string, err error) {
 	t.Helper()
-	self, err := os.Executable()
-	must(t, err)
-	cmd := exec.CommandContext(context.WithoutCancel(t.Context()), self)
-	cmd.Env = append(os.Environ(), childRoot+"="+root, "SIMDRIVER_MACHINE="+root)
-	text, err := cmd.CombinedOutput()
-	return string(text), err
+	return play(t, root, "use all")
 }
 
 // Without any one function there is a session still, or an error that names it; never a dead process.
@@ -192,7 +165,7 @@ func TestBrokenLibrary(t *testing.T) {
 	root := t.TempDir()
 	file := filepath.Join(root, "lib64", libraryName)
 	must(t, os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, []byte("not a library"), 0o644))
-	_, err := Open(Options{Roots: core.Roots{Driver: root}})
+	_, err := findLibrary(root) // Open keeps to the one that this process has
 	if err == nil || errors.Is(err, core.ErrNoDriver) || !strings.Contains(err.Error(), file) || strings.Contains(err.Error(), "\n") {
 		t.Error(err)
 	}
@@ -201,7 +174,6 @@ func TestBrokenLibrary(t *testing.T) {
 func TestInitFails(t *testing.T) {
 	for code, want := range map[string]error{
 		"DRIVER_NOT_LOADED": core.ErrNoDriver, "LIBRARY_NOT_FOUND": core.ErrNoDriver,
-		"LIB_RM_VERSION_MISMATCH": core.ErrDriverStale,
 	} {
 		m := simdriver.Start(t, "t4")
 		must(t, m.Fail(simdriver.All, "nvmlInit", code, 1))

@@ -24,7 +24,7 @@ func (s *Session) Usage() ([]core.Usage, error) {
 		})
 		switch {
 		case isGone(err):
-			return nil, gone(err)
+			return nil, s.gone(err)
 		case err != nil:
 			all = make([]core.Usage, len(devices))
 			for i, d := range devices {

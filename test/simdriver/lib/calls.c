@@ -44,10 +44,12 @@ nvmlReturn_t nvmlSystemGetDriverVersion(char *version, unsigned int length)
     return copy_text(version, length, c.m->driver);
 }
 
+/* It needs no init (nvml.h does not list UNINITIALIZED); before the first one there is no machine to ask. */
 nvmlReturn_t nvmlSystemGetNVMLVersion(char *version, unsigned int length)
 {
-    ENTER();
+    ENTER_WITH(sim_enter_any);
     char text[2 * WORD];
+    if (!c.m) return NVML_ERROR_UNKNOWN;
     snprintf(text, sizeof text, "%llu.%s", c.m->cuda / 1000, sim_library());
     return copy_text(version, length, *c.m->nvml ? c.m->nvml : text);
 }
