@@ -26,6 +26,10 @@ var binary string
 func TestMain(m *testing.M) {
 	flag.Parse()
 	os.Exit(func() int {
+		if block := os.Getenv(asAgent); block != "" {
+			fmt.Fprintln(os.Stderr, beAgent(block))
+			return 1
+		}
 		dir, err := os.MkdirTemp("", "nomad-gpu")
 		if err != nil {
 			fmt.Fprintln(os.Stderr, err)
@@ -59,7 +63,7 @@ func await(t testing.TB, what string, within time.Duration, holds func() bool) {
 	}
 }
 
-// start launches the binary as Nomad does. The socket is in a directory of its own.
+// start launches the binary as Nomad does, with the environment of this test.
 func start(t testing.TB) (device.DevicePlugin, *plugin.Client, *exec.Cmd) {
 	return launch(t, hclog.NewNullLogger())
 }
@@ -68,35 +72,51 @@ func start(t testing.TB) (device.DevicePlugin, *plugin.Client, *exec.Cmd) {
 func launch(t testing.TB, log hclog.Logger) (device.DevicePlugin, *plugin.Client, *exec.Cmd) {
 	t.Helper()
 	cmd := exec.Command(binary)
-	cmd.Env = append(os.Environ(), "TMPDIR="+t.TempDir())
-	client := plugin.NewClient(&plugin.ClientConfig{
+	client := newClient(cmd, log)
+	t.Cleanup(client.Kill)
+	p, err := dispense(client)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p, client, cmd
+}
+
+func newClient(cmd *exec.Cmd, log hclog.Logger) *plugin.Client {
+	return plugin.NewClient(&plugin.ClientConfig{
 		Cmd:              cmd,
 		HandshakeConfig:  base.Handshake,
 		Plugins:          map[string]plugin.Plugin{base.PluginTypeDevice: &device.PluginDevice{}},
 		AllowedProtocols: []plugin.Protocol{plugin.ProtocolGRPC},
 		Logger:           log,
 	})
-	t.Cleanup(client.Kill)
+}
+
+// dispense starts the plugin and shakes hands.
+func dispense(client *plugin.Client) (device.DevicePlugin, error) {
 	rpc, err := client.Client()
 	if err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
 	raw, err := rpc.Dispense(base.PluginTypeDevice)
 	if err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
-	return raw.(device.DevicePlugin), client, cmd
+	return raw.(device.DevicePlugin), nil
 }
 
 func configure(t testing.TB, p device.DevicePlugin, keys map[string]any) {
 	t.Helper()
+	if err := setConfig(p, keys); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func setConfig(p device.DevicePlugin, keys map[string]any) error {
 	var raw []byte
 	if err := base.MsgPackEncode(&raw, keys); err != nil {
-		t.Fatal(err)
+		return err
 	}
-	if err := p.SetConfig(&base.Config{PluginConfig: raw, ApiVersion: device.ApiVersion010}); err != nil {
-		t.Fatal(err)
-	}
+	return p.SetConfig(&base.Config{PluginConfig: raw, ApiVersion: device.ApiVersion010})
 }
 
 func receive[T any](t testing.TB, ch <-chan T) T {

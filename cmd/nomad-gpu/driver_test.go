@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/tandem-gpu/tandem/internal/inspect"
 	"github.com/tandem-gpu/tandem/test/simdriver"
@@ -86,41 +85,5 @@ func TestInspect(t *testing.T) {
 		if !strings.Contains(string(table), want) {
 			t.Errorf("%q is not in\n%s", want, table)
 		}
-	}
-}
-
-// Nomad kills what has not ended two seconds after it was asked to.
-func TestEndsInTime(t *testing.T) {
-	for name, hang := range map[string]string{
-		"well":           "",
-		"init hangs":     "nvmlInit",
-		"reading hangs":  "nvmlDeviceGetName",
-		"shutdown hangs": "nvmlShutdown",
-	} {
-		t.Run(name, func(t *testing.T) {
-			m := install(t, "h100x8")
-			if hang != "" {
-				if err := m.Hang(simdriver.All, hang); err != nil {
-					t.Fatal(err)
-				}
-			}
-			p, client, cmd := start(t)
-			configure(t, p, keys(m, shortDir(t)))
-			f, err1 := p.Fingerprint(t.Context())
-			s, err2 := p.Stats(t.Context(), time.Second)
-			if err1 != nil || err2 != nil {
-				t.Fatal(err1, err2)
-			}
-			receive(t, f)
-			receive(t, s)
-			begin := time.Now()
-			client.Kill()
-			if d := time.Since(begin); d >= 2*time.Second {
-				t.Errorf("the end took %s", d)
-			}
-			if !cmd.ProcessState.Success() {
-				t.Errorf("ended with %s", cmd.ProcessState)
-			}
-		})
 	}
 }

@@ -7,6 +7,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/hashicorp/go-hclog"
+
 	"github.com/tandem-gpu/tandem/internal/control"
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
@@ -86,8 +88,14 @@ func (f *follower) part() {
 	}
 }
 
-// giveUp ends the process, as a new one is needed. Nomad starts that at once and as often as it takes,
-// hence the pause: the next process may well find what this one found.
+// onHangup is what SIGHUP asks for.
+func (f *follower) onHangup(log hclog.Logger) {
+	log.Info("configuration comes from Nomad; a changed plugin block needs an agent restart")
+}
+
+// giveUp ends the process, as a new one is needed, which Nomad starts at once. There is nothing to wait for:
+// the agent has this line of the log even after our end, and to hold on to a driver that is of no use only
+// makes reservations fail that the next process grants.
 func (f *follower) giveUp(ctx context.Context, log *slog.Logger, err error) {
 	pause := linger(time.Since(f.began))
 	log.Error("a new process is needed", "error", err, "exit_in", pause)
@@ -98,9 +106,9 @@ func (f *follower) giveUp(ctx context.Context, log *slog.Logger, err error) {
 	}
 }
 
-// linger is how long a process that has lived for age shall stay: a minute in all, and always long
-// enough for Nomad to hear why.
-func linger(age time.Duration) time.Duration { return max(time.Minute-age, 5*time.Second) }
+// linger is how long a process that has lived for age shall stay. One that is of no use from the start stays
+// for some seconds, as the next may find what this one found and Nomad makes no pause.
+func linger(age time.Duration) time.Duration { return max(5*time.Second-age, 0) }
 
 // diary is a store that closes a channel when it was written after the end.
 type diary struct {

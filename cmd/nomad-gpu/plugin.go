@@ -5,8 +5,6 @@ import (
 	"errors"
 	"io"
 	"os"
-	"os/signal"
-	"syscall"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
@@ -19,18 +17,18 @@ import (
 )
 
 // serve answers Nomad until it wants no more, the agent is gone or a new process is needed, and returns
-// the exit code. It ends in time even while the driver hangs.
+// the exit code. It ends in time even while the driver, the disk or the agent's log hangs.
 func serve(stderr io.Writer) int {
 	parent := os.Getppid()
-	footprint.Reduce()
-	log := hclog.New(&hclog.LoggerOptions{Level: hclog.Trace, Output: stderr, JSONFormat: true})
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
-	defer stop()
-	ctx, end := context.WithCancelCause(ctx)
+	ctx, end := context.WithCancelCause(context.Background())
 	defer end(nil)
+	log := hclog.New(&hclog.LoggerOptions{Level: hclog.Trace, Output: stderr, JSONFormat: true})
+	f := follower{began: time.Now(), end: end}
+	pluginReactions(end, func() { f.onHangup(log) }).heed(ctx)
+	footprint.Reduce()
+	defer ownSocketDir()()
 
 	go watchParent(ctx, parent, end)
-	f := follower{began: time.Now(), end: end}
 	nomadadapter.Serve(ctx, nomadadapter.New(ctx, version, f.start, log), log)
 
 	// The driver ends with the process. It is not waited for: a session needs up to a second to leave the
