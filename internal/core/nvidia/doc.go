@@ -3,7 +3,7 @@
 //
 //	library.go   where libnvidia-ml.so.1 is, and which of its functions are there
 //	mapped.go    the one library of a process, and whether another process would have another
-//	session.go   open and close      abandon.go  what a close has to leave behind
+//	session.go   open and close      abandon.go  what a close has to leave to the next
 //	call.go      the one way in which a call is made
 //	lane.go      one way to each GPU, so that one that hangs keeps nobody waiting
 //	discover.go  who is there        gpu.go      GPUs          mig.go     their instances

@@ -39,7 +39,7 @@ type StuckError struct {
 
 func (e *StuckError) Error() string { return "the driver does not answer (" + e.Call + ")" }
 
-// ErrAbandoned says that a session ended with a call in the driver. The library stays initialised, as
+// ErrAbandoned says that a session was closed with a call in the driver. The library stays initialised, as
 // nvmlShutdown under a call in progress is undefined; a later session shares it.
 var ErrAbandoned = errors.New("a driver call was abandoned")
 

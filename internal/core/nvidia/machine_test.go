@@ -34,8 +34,15 @@ func roots(m *simdriver.Machine) core.Roots {
 func open(t testing.TB, m *simdriver.Machine) *Session {
 	t.Helper()
 	// A call that an earlier test left hanging comes back soon after its machine is gone.
-	eventually(t, func() (any, bool) { return nil, len(inherit()) == 0 })
+	eventually(t, func() (any, bool) { return nil, !anyStuck() })
 	return openWith(t, m, Options{})
+}
+
+// anyStuck reports whether an abandoned session has a call in the driver still.
+func anyStuck() bool {
+	abandoned.Lock()
+	defer abandoned.Unlock()
+	return slices.ContainsFunc(abandoned.sessions, func(s *Session) bool { return slices.ContainsFunc(s.lanes, (*lane).isStuck) })
 }
 
 // openWith is open with options. Closing may end with an error that is expected.

@@ -2,7 +2,6 @@ package nvidia
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -62,8 +61,10 @@ type Session struct {
 	broken error // why it is of no more use, once that is known
 	system system
 
-	ears   ears // event sets, from the reader to the waiter
-	closed bool
+	ears ears // event sets, from the reader to the waiter
+
+	closing sync.Mutex
+	closed  bool
 }
 
 // Open initialises the driver's library. It fails with core.ErrNoDriver where there is none, with
@@ -99,7 +100,7 @@ func Open(o Options) (*Session, error) {
 		s.now = time.Now
 	}
 	s.tegra = isTegra(s.sys)
-	s.inherited = inherit()
+	s.inherited, _ = settle(s) // what can't be shut down yet stays owed
 	if err := do(&s.reader, "nvmlInit", core.Node, s.lib.Init); err != nil {
 		return nil, s.notOpened(err)
 	}
@@ -126,22 +127,19 @@ func rooted(root, otherwise string) string {
 	return root
 }
 
-// Close ends the session. A second Close does nothing. If a call about a GPU is still out, the error is
-// ErrAbandoned.
+// Close ends the session. An error means that the library stays initialised and its device nodes open, so that
+// the kernel module can't be unloaded: ErrAbandoned while a call about a GPU is still out, else what
+// nvmlShutdown said. Another Close tries again, and so does whoever opens or closes a session next.
 func (s *Session) Close() error {
-	if s.closed {
-		return nil
+	s.closing.Lock()
+	defer s.closing.Unlock()
+	if !s.closed {
+		s.closed = true
+		s.hangUp()
+		abandon(s)
 	}
-	s.closed = true
-	s.hangUp()
-	if err := abandon(s); err != nil {
-		return err
-	}
-	err := do(&s.reader, "nvmlShutdown", core.Node, s.lib.Shutdown)
-	if errors.Is(err, core.ErrDriverLost) {
-		return nil // it is down already
-	}
-	return err
+	stuck, err := settle(s)
+	return cmp.Or(s.left(stuck), err)
 }
 
 // Work is what the session has asked of the driver so far. It is safe for concurrent use.
