@@ -3,10 +3,19 @@ package kubelettest
 import (
 	"context"
 	"fmt"
+	"path/filepath"
 	"slices"
+	"time"
 
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
+
+// Attempts are all calls of Register, in order.
+func (k *Kubelet) Attempts() []Registration {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return slices.Clone(k.attempts)
+}
 
 // Registrations are all that were accepted, in order.
 func (k *Kubelet) Registrations() []Registration {
@@ -22,15 +31,54 @@ func (k *Kubelet) Lists(resource string) [][]*v1beta1.Device {
 	return slices.Clone(k.lists[resource])
 }
 
-// Devices are what the kubelet has of a resource now; false if no plugin is connected.
+// Connected are the socket names of the plugins of a resource that the running kubelet has, in the order in
+// which they registered.
+func (k *Kubelet) Connected(resource string) []string {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	var names []string
+	if k.process != nil {
+		for _, c := range k.process.books.clients[resource] {
+			names = append(names, filepath.Base(c.path))
+		}
+	}
+	return names
+}
+
+// Listed is when the first list came from the plugin that calls of a resource go to; zero if none did.
+func (k *Kubelet) Listed(resource string) time.Time {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if c := k.called(resource); c != nil {
+		return c.listed
+	}
+	return time.Time{}
+}
+
+// Leaked counts the open connections that are not in the books of the running kubelet, as a registration that
+// fails leaves one.
+func (k *Kubelet) Leaked() int {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.process == nil {
+		return 0
+	}
+	kept := 0
+	for _, clients := range k.process.books.clients {
+		kept += len(clients)
+	}
+	return len(k.process.open) - kept
+}
+
+// Devices are what the running kubelet has of a resource now; false if no plugin is connected, and then
+// they are unhealthy.
 func (k *Kubelet) Devices(resource string) ([]*v1beta1.Device, bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	c, ok := k.newest(resource)
-	if !ok {
+	if k.process == nil {
 		return nil, false
 	}
-	return c.devices, true
+	return slices.Clone(k.process.books.devices[resource]), k.called(resource) != nil
 }
 
 // Capacity counts a resource as the node's status does: all devices, and the healthy ones.
@@ -111,18 +159,9 @@ func (k *Kubelet) Prefer(ctx context.Context, resource string, available, requir
 func (k *Kubelet) Plugin(resource string) (v1beta1.DevicePluginClient, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	c, ok := k.newest(resource)
-	if !ok {
+	c := k.called(resource)
+	if c == nil {
 		return nil, fmt.Errorf("no device plugin for %s", resource)
 	}
 	return c.plugin, nil
-}
-
-// Hangup ends the stream of a resource, as kubelets up to 1.36 do by mistake.
-func (k *Kubelet) Hangup(resource string) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if c, ok := k.newest(resource); ok {
-		c.cancel()
-	}
 }

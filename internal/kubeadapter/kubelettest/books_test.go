@@ -1,0 +1,250 @@
+package kubelettest
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+)
+
+const resource = "example.com/gpu"
+
+// plugin serves a socket as simply as can be: a healthy device per list.
+type plugin struct {
+	v1beta1.UnimplementedDevicePluginServer
+	device  string
+	refuse  error // of GetDevicePluginOptions
+	endings chan struct{}
+	server  *grpc.Server
+}
+
+func (p *plugin) GetDevicePluginOptions(context.Context, *v1beta1.Empty) (*v1beta1.DevicePluginOptions, error) {
+	return &v1beta1.DevicePluginOptions{}, p.refuse
+}
+
+// ListAndWatch ends its stream, and no other, after each receive from endings.
+func (p *plugin) ListAndWatch(_ *v1beta1.Empty, stream grpc.ServerStreamingServer[v1beta1.ListAndWatchResponse]) error {
+	err := stream.Send(&v1beta1.ListAndWatchResponse{Devices: []*v1beta1.Device{{ID: p.device, Health: v1beta1.Healthy}}})
+	if err != nil {
+		return err
+	}
+	select {
+	case <-p.endings:
+	case <-stream.Context().Done():
+	}
+	return nil
+}
+
+type bench struct {
+	*testing.T
+	ctx     context.Context
+	dir     string
+	kubelet *Kubelet
+}
+
+func newBench(t *testing.T, b Behaviour) *bench {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "kub") // t.TempDir's path can be longer than a socket's may be
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	k := New(dir)
+	k.Behave(b)
+	t.Cleanup(func() {
+		k.Stop()
+		cancel()
+		_ = os.RemoveAll(dir)
+	})
+	if err := k.Start(); err != nil {
+		t.Fatal(err)
+	}
+	return &bench{t, ctx, dir, k}
+}
+
+// serve starts a plugin on a socket of the folder.
+func (b *bench) serve(name, device string) *plugin {
+	b.Helper()
+	l, err := net.Listen("unix", filepath.Join(b.dir, name))
+	if err != nil {
+		b.Fatal(err)
+	}
+	p := &plugin{device: device, endings: make(chan struct{}), server: grpc.NewServer()}
+	v1beta1.RegisterDevicePluginServer(p.server, p)
+	go func() { _ = p.server.Serve(l) }()
+	b.Cleanup(p.server.Stop)
+	return p
+}
+
+func (b *bench) register(name string) error {
+	b.Helper()
+	conn, err := grpc.NewClient("unix:"+b.kubelet.Socket(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer func() { _ = conn.Close() }()
+	_, err = v1beta1.NewRegistrationClient(conn).Register(b.ctx, &v1beta1.RegisterRequest{
+		Version: v1beta1.Version, Endpoint: name, ResourceName: resource,
+	})
+	return err
+}
+
+// has waits until the kubelet has one device, healthy or not, from a plugin that is connected or not.
+func (b *bench) has(device string, healthy, connected bool) {
+	b.Helper()
+	err := b.kubelet.Await(b.ctx, device, func() bool {
+		devices, ok := b.kubelet.Devices(resource)
+		return ok == connected && len(devices) == 1 && devices[0].GetID() == device &&
+			(devices[0].GetHealth() == v1beta1.Healthy) == healthy
+	})
+	if err != nil {
+		devices, ok := b.kubelet.Devices(resource)
+		b.Fatalf("%v: have %v, connected %v; want healthy %v, connected %v", err, devices, ok, healthy, connected)
+	}
+}
+
+func (b *bench) must(err error) {
+	b.Helper()
+	if err != nil {
+		b.Fatal(err)
+	}
+}
+
+func TestAStreamThatEndsMakesDevicesUnhealthy(t *testing.T) {
+	for _, old := range []bool{false, true} {
+		b := newBench(t, Behaviour{OneClientPerResource: old})
+		p := b.serve("a.sock", "A")
+		b.must(b.register("a.sock"))
+		b.has("A", true, true)
+		p.endings <- struct{}{}
+		b.has("A", false, false)
+		if c := b.kubelet.Connected(resource); len(c) > 0 {
+			t.Errorf("connected after the end: %v", c)
+		}
+	}
+}
+
+// 1.37: two paths live side by side. The last list counts, and the end of one leaves the devices alone.
+func TestTwoPathsOfOneResource(t *testing.T) {
+	b := newBench(t, Behaviour{})
+	b.serve("a.sock", "A")
+	next := b.serve("b.sock", "B")
+	b.must(b.register("a.sock"))
+	b.has("A", true, true)
+	b.must(b.register("b.sock"))
+	b.has("B", true, true)
+	next.endings <- struct{}{}
+	b.must(b.kubelet.Await(b.ctx, "b is gone", func() bool {
+		return slices.Equal(b.kubelet.Connected(resource), []string{"a.sock"})
+	}))
+	b.has("B", true, true) // nobody asks a for its list
+}
+
+// 1.37: a path that registers again spoils the books until the kubelet restarts.
+func TestOnePathTwice(t *testing.T) {
+	b := newBench(t, Behaviour{})
+	p := b.serve("a.sock", "A")
+	b.must(b.register("a.sock"))
+	b.has("A", true, true)
+	if err := b.register("a.sock"); err == nil {
+		t.Fatal("registered twice")
+	}
+	if c := b.kubelet.Connected(resource); len(c) > 0 {
+		t.Errorf("clients %v, want the first forgotten too", c)
+	}
+	p.server.Stop() // the plugin dies, and nobody notices
+	b.serve("a2.sock", "A2")
+	b.must(b.register("a2.sock"))
+	b.has("A2", true, true)
+	b.serve("a.sock", "A")
+	if err := b.register("a.sock"); err == nil {
+		t.Error("the path works again without a restart")
+	}
+	b.kubelet.Crash()
+	b.must(b.kubelet.Start())
+	b.serve("a.sock", "A")
+	b.must(b.register("a.sock"))
+	b.has("A", true, true)
+}
+
+// 1.34 to 1.36: the end of the older stream takes the newer plugin down.
+func TestTheOldStreamEndsTheNewPlugin(t *testing.T) {
+	b := newBench(t, Behaviour{OneClientPerResource: true})
+	old := b.serve("a.sock", "A")
+	b.serve("b.sock", "B")
+	b.must(b.register("a.sock"))
+	b.has("A", true, true)
+	b.must(b.register("b.sock"))
+	b.has("B", true, true)
+	old.endings <- struct{}{}
+	b.has("B", false, false)
+}
+
+// 1.34 to 1.36: a registration that fails makes the kubelet forget the plugin that works, whose end is then
+// not noticed. In 1.37 it leaves the others alone. Either leaks a connection.
+func TestARegistrationThatFails(t *testing.T) {
+	for _, old := range []bool{false, true} {
+		b := newBench(t, Behaviour{OneClientPerResource: old})
+		first := b.serve("a.sock", "A")
+		b.must(b.register("a.sock"))
+		b.has("A", true, true)
+		b.serve("b.sock", "B").refuse = errors.New("not yet")
+		if err := b.register("b.sock"); err == nil {
+			t.Fatal("registered without options")
+		}
+		if n := b.kubelet.Leaked(); (n == 1) != !old {
+			t.Errorf("old %v: %d connections leaked", old, n)
+		}
+		first.server.Stop()
+		if old {
+			b.must(b.kubelet.Await(b.ctx, "dead", func() bool {
+				_, err := b.kubelet.Allocate(b.ctx, resource, "A")
+				return status.Code(err) == codes.Unavailable
+			}))
+		}
+		b.has("A", old, old)
+	}
+}
+
+func TestAKubeletStartsWithEmptyBooks(t *testing.T) {
+	b := newBench(t, Behaviour{})
+	b.serve("a.sock", "A")
+	b.must(b.register("a.sock"))
+	b.has("A", true, true)
+	b.kubelet.Stop()
+	if _, err := os.Stat(b.kubelet.Socket()); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("kubelet.sock after a stop: %v", err)
+	}
+	b.must(b.kubelet.Start())
+	if devices, ok := b.kubelet.Devices(resource); ok || len(devices) > 0 {
+		t.Errorf("devices %v, connected %v after a restart", devices, ok)
+	}
+	if _, err := os.Stat(filepath.Join(b.dir, "a.sock")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a plugin's socket after a start: %v", err)
+	}
+}
+
+func TestSpecialTreatment(t *testing.T) {
+	b := newBench(t, Behaviour{})
+	b.serve("a.sock", "A")
+	b.kubelet.BehaveTo(resource, Behaviour{Refuse: errors.New("not you")})
+	if err := b.register("a.sock"); err == nil {
+		t.Error("registered in spite of it")
+	}
+	b.kubelet.Behave(Behaviour{})
+	b.must(b.register("a.sock"))
+	b.has("A", true, true)
+	if n, m := len(b.kubelet.Attempts()), len(b.kubelet.Registrations()); n != 2 || m != 1 {
+		t.Errorf("%d attempts, %d registrations; want 2 and 1", n, m)
+	}
+}
