@@ -4,7 +4,6 @@ package e2e
 
 import (
 	"errors"
-	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -53,13 +52,7 @@ func breakAndReset(t *testing.T, m *simdriver.Machine, nomad *agent, kube *clust
 		nomad.submit(t, "gpus.nomad.hcl", "name=waiter", "count=7")
 		nomad.awaitBlocked(t, "waiter")
 		kube.submit(t, "waiter", 1)
-		await(t, "pod waiter to be unschedulable", 60*time.Second, func() error {
-			why, err := command("kubectl", "get", "pod", "waiter", "-o", "jsonpath={.status.conditions[*].message}")
-			if err == nil && !strings.Contains(why, "Insufficient "+gpuResource) {
-				err = fmt.Errorf("its conditions say %q", why)
-			}
-			return err
-		})
+		kube.awaitUnschedulable(t, "waiter")
 	})
 	step(t, "the GPU is reset, and what waited is placed", func(t *testing.T) {
 		if err := m.Reset(slot); err != nil {
@@ -68,20 +61,8 @@ func breakAndReset(t *testing.T, m *simdriver.Machine, nomad *agent, kube *clust
 		nomad.awaitGPUs(t, 8, 8)
 		kube.awaitGPUs(t, 8, 8)
 		kube.awaitHealth(t, "first", bad, "Healthy")
-		await(t, "job waiter to complete", 60*time.Second, func() error {
-			alloc, err := nomad.allocation("waiter")
-			if err == nil && (alloc.ClientStatus != "complete" || len(alloc.devices()) != 7) {
-				err = fmt.Errorf("it is %s on %q", alloc.ClientStatus, alloc.devices())
-			}
-			return err
-		})
-		await(t, "pod waiter to run", 60*time.Second, func() error {
-			p, err := kube.pod("waiter")
-			if err == nil && p.Status.Phase != "Running" {
-				err = fmt.Errorf("it is %s: %s", p.Status.Phase, p.Status.Message)
-			}
-			return err
-		})
+		nomad.awaitComplete(t, "waiter", 7)
+		kube.awaitRunning(t, "waiter")
 		nomad.checkRunning(t, "holder", held)
 		kube.awaitUnchanged(t, "first", first)
 	})

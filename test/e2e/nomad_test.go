@@ -15,7 +15,7 @@ import (
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
-// agent is a Nomad agent, server and client in one, with nomad-gpu in its plugin folder.
+// agent is a Nomad agent with nomad-gpu in its plugin folder.
 type agent struct {
 	owner   *testing.T // the test that the agent lives as long as; its steps are shorter
 	name    string
@@ -23,19 +23,29 @@ type agent struct {
 	process *process
 }
 
-// nomadAPI is the address of the agent's HTTP API; there is one agent at a time.
+// nomadAPI is the address of the server's HTTP API; there is one at a time.
 const nomadAPI = "http://127.0.0.1:4646"
 
-// launchNomad starts an agent that keeps nothing, with a nomad-gpu block that holds the given configuration.
+// launchNomad starts an agent that is server and client in one and keeps nothing, with a nomad-gpu block that holds
+// the given configuration.
 func launchNomad(t *testing.T, name, config string) *agent {
 	t.Helper()
 	return newAgent(t, name, config, "-dev")
 }
 
-// launchLasting starts an agent that knows after a restart what it knew.
-func launchLasting(t *testing.T, name, config string) *agent {
+// launchClient starts a server, and a client that knows after a restart what it knew.
+func launchClient(t *testing.T, name, config string) *agent {
 	t.Helper()
-	return newAgent(t, name, config, "-config="+render(t, "nomad-lasting.hcl", map[string]string{"STATE": stateDir()}))
+	state := map[string]string{"STATE": stateDir()}
+	server := start(t, name+"-server", nil, "nomad", "agent", "-config="+render(t, "nomad-server.hcl", state))
+	await(t, "a leader", 60*time.Second, func() error {
+		leader, err := fetch(nomadAPI + "/v1/status/leader")
+		if err == nil && leader == `""` {
+			err = errors.New("there is none")
+		}
+		return errors.Join(err, server.alive())
+	})
+	return newAgent(t, name, config, "-config="+render(t, "nomad-client.hcl", state))
 }
 
 func newAgent(t *testing.T, name, config, mode string) *agent {
@@ -264,6 +274,18 @@ func (a *agent) awaitBlocked(t *testing.T, job string) {
 		return nil
 	})
 	t.Logf("job %s is blocked, nodes filtered: %s", job, why)
+}
+
+// awaitComplete waits until the job is done, on so many devices.
+func (a *agent) awaitComplete(t *testing.T, job string, count int) {
+	t.Helper()
+	await(t, "job "+job+" to complete", 60*time.Second, func() error {
+		alloc, err := a.allocation(job)
+		if err == nil && (alloc.ClientStatus != "complete" || len(alloc.devices()) != count) {
+			err = fmt.Errorf("it is %s on %q", alloc.ClientStatus, alloc.devices())
+		}
+		return err
+	})
 }
 
 func (a *agent) get(path string, into any) error { return fetchJSON(nomadAPI+path, into) }

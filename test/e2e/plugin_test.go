@@ -47,10 +47,10 @@ func TestNomadPluginEnds(t *testing.T) {
 	nomad.checkContent(t)
 }
 
-// TestNomadAgentEnds ends an agent that keeps its state, and starts it anew.
-func TestNomadAgentEnds(t *testing.T) {
+// TestNomadClientEnds ends a client under a running job, and starts it anew.
+func TestNomadClientEnds(t *testing.T) {
 	m := install(t, "h100x8")
-	nomad := launchLasting(t, "nomad", onMachine(m))
+	nomad := launchClient(t, "nomad", onMachine(m))
 	nomad.awaitReady(t)
 	offered := nomad.awaitGPUs(t, 8, 8)
 	work := hold(t, nomad)
@@ -88,6 +88,16 @@ func TestNomadAgentEnds(t *testing.T) {
 			work.check(t)
 		})
 	}
+	step(t, "the plugin is told to leave the driver alone", func(t *testing.T) {
+		node, dir := followNomad(t, nomad), "--state-dir="+stateDir()+"/nomad-history"
+		since := time.Now()
+		t.Log(must(t, binary("nomad-gpu"), "quiesce", dir))
+		node.await(t, since, "^0 of 8, .*maintenance") // a client sends a changed node after 5 to 10 s, a -dev agent after one
+		since = time.Now()
+		t.Log(must(t, binary("nomad-gpu"), "resume", dir))
+		node.await(t, since, "^8 of 8$")
+		work.check(t)
+	})
 	nomad.checkContent(t)
 }
 

@@ -16,8 +16,10 @@ import (
 
 // pod is what of a pod's status the test looks at.
 type pod struct {
-	Status struct {
+	Metadata struct{ Name string }
+	Status   struct {
 		Phase, Reason, Message string
+		Conditions             []struct{ Message string }
 		PodIP                  string
 		ContainerStatuses      []struct {
 			ContainerID              string
@@ -109,13 +111,8 @@ func (c *cluster) submit(t *testing.T, name string, count int) {
 func (c *cluster) runPod(t *testing.T, name string, count int) pod {
 	t.Helper()
 	c.submit(t, name, count)
+	c.awaitRunning(t, name)
 	var p pod
-	await(t, "pod "+name+" to run", 60*time.Second, func() (err error) {
-		if p, err = c.pod(name); err == nil && p.Status.Phase != "Running" {
-			err = fmt.Errorf("it is %s: %s %s", p.Status.Phase, p.Status.Reason, p.Status.Message)
-		}
-		return err
-	})
 	await(t, "the devices in the status of pod "+name, 30*time.Second, func() (err error) {
 		if p, err = c.pod(name); err == nil && len(p.health()) != count {
 			err = fmt.Errorf("its status shows %q", p.health())
@@ -136,6 +133,32 @@ func (c *cluster) runPod(t *testing.T, name string, count int) pod {
 		}
 	}
 	return p
+}
+
+// awaitRunning waits until the pod runs.
+func (c *cluster) awaitRunning(t *testing.T, name string) {
+	t.Helper()
+	await(t, "pod "+name+" to run", 60*time.Second, func() error {
+		p, err := c.pod(name)
+		if err == nil && p.Status.Phase != "Running" {
+			err = fmt.Errorf("it is %s: %s %s", p.Status.Phase, p.Status.Reason, p.Status.Message)
+		}
+		return err
+	})
+}
+
+// awaitUnschedulable waits until the scheduler has found no GPU for the pod.
+func (c *cluster) awaitUnschedulable(t *testing.T, name string) {
+	t.Helper()
+	await(t, "pod "+name+" to be unschedulable", 60*time.Second, func() error {
+		p, err := c.pod(name)
+		for _, condition := range p.Status.Conditions {
+			if strings.Contains(condition.Message, "Insufficient "+gpuResource) {
+				return nil
+			}
+		}
+		return errors.Join(fmt.Errorf("its conditions are %+v", p.Status.Conditions), err)
+	})
 }
 
 // awaitHealth waits until the pod's status shows this health of a GPU that it holds.

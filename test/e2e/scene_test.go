@@ -70,6 +70,13 @@ func (s *scene) learn(t *testing.T) {
 	}
 }
 
+// processes gives the processes of both agents, in order.
+func (s *scene) processes() []int {
+	pids := append(slices.Collect(maps.Keys(s.agents)), s.plugin)
+	slices.Sort(pids)
+	return pids
+}
+
 func (s *scene) sameProcesses(t *testing.T) {
 	t.Helper()
 	if plugin, agents := s.nomad.plugin(), running("k8s-gpu"); plugin != s.plugin || !maps.Equal(agents, s.agents) {
