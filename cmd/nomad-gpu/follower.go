@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"os"
 	"sync"
 	"time"
 
@@ -12,6 +13,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/control"
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
+	"github.com/tandem-gpu/tandem/internal/core/nvidia"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter"
 	"github.com/tandem-gpu/tandem/internal/sources"
 )
@@ -31,12 +33,26 @@ const (
 
 // follower follows the machine with one monitor at a time: a process has one NVML.
 type follower struct {
-	began time.Time // of the process
-	end   context.CancelCauseFunc
+	began  time.Time // of the process
+	end    context.CancelCauseFunc
+	orders chan os.Signal // quiesce and resume
 
 	mu      sync.Mutex
+	latest  *monitor.Monitor
 	last    <-chan struct{}   // closed when the latest monitor has ended; nil before the first
 	parting []<-chan struct{} // each closed when nothing of a monitor's is under way on disk any more
+}
+
+func newFollower(end context.CancelCauseFunc) *follower {
+	return &follower{began: time.Now(), end: end, orders: make(chan os.Signal, 4)}
+}
+
+// order passes on a signal to the monitor. A plugin that is disabled has none, and nothing to leave alone.
+func (f *follower) order(s os.Signal) {
+	select {
+	case f.orders <- s:
+	default:
+	}
 }
 
 // start is a nomadadapter.StartFunc.
@@ -50,13 +66,20 @@ func (f *follower) start(ctx context.Context, s nomadadapter.Settings, log *slog
 		close(kept)
 	}
 	m := monitor.New(opener(s.Core.Roots), s.Core, log, store)
+	m.Expect(func() string { return nvidia.Presence(s.Core.Roots) })
 	ended, parted := make(chan struct{}), make(chan struct{})
 	f.mu.Lock()
 	before := f.last
-	f.last, f.parting = ended, append(f.parting, parted)
+	f.last, f.latest, f.parting = ended, m, append(f.parting, parted)
 	f.mu.Unlock()
 
 	go from.Follow(ctx, m.Report)
+	go control.Follow(ctx, f.orders, m, log)
+	go func() {
+		if err := m.Pulse().Watch(ctx, log, monitor.Loop); err != nil {
+			f.giveUp(ctx, log, err)
+		}
+	}()
 	go func() {
 		defer close(parted)
 		attend(ctx, s, m, from, log)
@@ -88,9 +111,14 @@ func (f *follower) part() {
 	}
 }
 
-// onHangup is what SIGHUP asks for.
+// onHangup has the machine read now: the configuration comes from Nomad, and there is no other to read again.
 func (f *follower) onHangup(log hclog.Logger) {
-	log.Info("configuration comes from Nomad; a changed plugin block needs an agent restart")
+	log.Info("SIGHUP: the machine is read again; a changed plugin block needs an agent restart")
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.latest != nil {
+		f.latest.Report(core.Observation{At: core.Node, Detail: "SIGHUP"})
+	}
 }
 
 // giveUp ends the process, as a new one is needed, which Nomad starts at once. There is nothing to wait for:

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"io"
 	"os"
-	"time"
 
 	"github.com/hashicorp/go-hclog"
 
@@ -14,6 +13,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/nvidia"
 	"github.com/tandem-gpu/tandem/internal/footprint"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter"
+	"github.com/tandem-gpu/tandem/internal/pulse"
 )
 
 // serve answers Nomad until it wants no more, the agent is gone or a new process is needed, and returns
@@ -23,8 +23,8 @@ func serve(stderr io.Writer) int {
 	ctx, end := context.WithCancelCause(context.Background())
 	defer end(nil)
 	log := hclog.New(&hclog.LoggerOptions{Level: hclog.Trace, Output: stderr, JSONFormat: true})
-	f := follower{began: time.Now(), end: end}
-	pluginReactions(end, func() { f.onHangup(log) }).heed(ctx)
+	f := newFollower(end)
+	pluginReactions(end, func() { f.onHangup(log) }, f.order).heed(ctx)
 	footprint.Reduce()
 	defer ownSocketDir()()
 
@@ -35,7 +35,8 @@ func serve(stderr io.Writer) int {
 	// driver's event wait, a hanging driver never lets go, and after two Nomad would kill us.
 	end(nil)
 	f.part()
-	if errors.Is(context.Cause(ctx), core.ErrDriverStale) {
+	cause := context.Cause(ctx)
+	if _, stuck := errors.AsType[*pulse.StuckError](cause); stuck || errors.Is(cause, core.ErrDriverStale) {
 		return exitFailed
 	}
 	return exitOK

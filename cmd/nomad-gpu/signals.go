@@ -8,6 +8,8 @@ import (
 	"os/signal"
 	"slices"
 	"syscall"
+
+	"github.com/tandem-gpu/tandem/internal/control"
 )
 
 var errTerminated = errors.New("asked to end by SIGTERM")
@@ -21,14 +23,18 @@ type reactions map[os.Signal]func()
 //	SIGINT   is the agent's: Ctrl-C at its terminal reaches its whole process group, and it ends its plugins
 //	         itself. go-plugin ignores it, too, but later.
 //	SIGHUP   comes from the agent's terminal when that closes, and from who wants a configuration read again.
+//	SIGUSR1  has the driver left alone (quiesce), SIGUSR2 taken back (resume).
 //	SIGPIPE  is what a line of the log gives when the agent is dead. The end in order is watchParent's.
-func pluginReactions(end context.CancelCauseFunc, onHangup func()) reactions {
+func pluginReactions(end context.CancelCauseFunc, onHangup func(), order func(os.Signal)) reactions {
 	nothing := func() {}
 	return reactions{
 		syscall.SIGTERM: func() { end(errTerminated) },
 		syscall.SIGINT:  nothing,
 		syscall.SIGHUP:  onHangup,
 		syscall.SIGPIPE: nothing,
+
+		control.QuiesceSignal: func() { order(control.QuiesceSignal) },
+		control.ResumeSignal:  func() { order(control.ResumeSignal) },
 	}
 }
 

@@ -1,9 +1,12 @@
 package main
 
 import (
+	"os"
+	"strings"
 	"syscall"
 	"testing"
 
+	"github.com/tandem-gpu/tandem/internal/control"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
@@ -20,7 +23,7 @@ func TestSignalsThatDoNotEndIt(t *testing.T) {
 			}
 		}
 	}
-	a.said("[INFO]", "configuration comes from Nomad", "needs an agent restart")
+	a.said("[INFO]", "SIGHUP", "needs an agent restart")
 	if err := m.XID(2, 95); err != nil {
 		t.Fatal(err)
 	}
@@ -31,6 +34,46 @@ func TestSignalsThatDoNotEndIt(t *testing.T) {
 	if a.client.Exited() {
 		t.Error("it ended")
 	}
+}
+
+// A GPU that is plugged in raises no event: the next reading finds it, and SIGHUP brings that forward.
+func TestHangupReadsTheMachine(t *testing.T) {
+	m := simdriver.Start(t, "h100x8")
+	a := run(t, m, shortDir(t), nil)
+	a.healthy(8, 8)
+	if err := m.Add(8, "uuid = GPU-00000000-0000-0000-0000-000000000008", "pci = 0000:ef:00.0", "minor = 8"); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.cmd.Process.Signal(syscall.SIGHUP); err != nil {
+		t.Fatal(err)
+	}
+	a.healthy(9, 9)
+}
+
+// Nothing of the driver is held between the two signals, and Nomad is told why.
+func TestQuiesceBySignal(t *testing.T) {
+	m := simdriver.Start(t, "h100x8")
+	a := run(t, m, shortDir(t), nil)
+	a.healthy(8, 8)
+	order := func(s os.Signal) {
+		t.Helper()
+		if err := a.cmd.Process.Signal(s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	order(control.QuiesceSignal)
+	a.healthy(8, 0)
+	a.said("[WARN]", "signal obeyed", "quiesce")
+	if held, err := m.HeldBy(a.cmd.Process.Pid); err != nil || len(held) > 0 {
+		t.Errorf("%v, held: %v", err, held)
+	}
+	for _, d := range a.devices() {
+		if !strings.Contains(d.HealthDesc, "maintenance") {
+			t.Errorf("%s: %s", d.ID, d.HealthDesc)
+		}
+	}
+	order(control.ResumeSignal)
+	a.healthy(8, 8)
 }
 
 // A signal that comes before Nomad has said anything is taken as later ones are.
