@@ -48,22 +48,20 @@ func (s *Session) Snapshot() (core.Snapshot, error) {
 	}
 	gpus := make([]gpu, count)
 	var well []gpu
-	for index, found := range there {
-		last := s.remembered(index, there)
-		g, excluded, err := s.visitGPU(index, found, last)
-		snap.Excluded = append(snap.Excluded, excluded...)
+	for index, r := range s.readAll(there) {
+		snap.Excluded = append(snap.Excluded, r.excluded...)
 		switch {
-		case isGone(err):
-			return core.Snapshot{}, s.gone(err)
-		case err != nil:
-			snap.Excluded = append(snap.Excluded, exclude(index, found, last, err))
-			gpus[index] = last
+		case isGone(r.err):
+			return core.Snapshot{}, s.gone(r.err)
+		case r.err != nil:
+			snap.Excluded = append(snap.Excluded, exclude(index, there[index], r.last, r.err))
+			gpus[index] = r.last
 			continue
 		}
-		gpus[index] = g
-		well = append(well, g)
-		snap.Devices = append(snap.Devices, g.device)
-		for _, instance := range g.instances {
+		gpus[index] = r.gpu
+		well = append(well, r.gpu)
+		snap.Devices = append(snap.Devices, r.gpu.device)
+		for _, instance := range r.gpu.instances {
 			snap.Devices = append(snap.Devices, instance.device)
 		}
 	}
@@ -89,17 +87,19 @@ func (s *Session) readDriver() (count int, err error) {
 
 // identify asks every index who is there. Only an error of the driver as a whole is an error.
 func (s *Session) identify(count int) ([]identity, error) {
-	there := make([]identity, count)
-	for index := range there {
-		at := core.Node
+	targets := make([]target, count)
+	for index := range targets {
+		targets[index] = target{index, core.Node}
 		if index < len(s.gpus) && s.gpus[index].device.ID != "" {
-			at = core.WholeGPU(s.gpus[index].device.ID)
+			targets[index].at = core.WholeGPU(s.gpus[index].device.ID)
 		}
-		found, err := visit(s, index, at, func(a *asker) identity { return identifyGPU(a, s.lib, index) })
-		if found.err = cmp.Or(found.err, err); isGone(found.err) {
+	}
+	there, errs := visitAll(s, targets, func(index int, a *asker) identity { return identifyGPU(a, s.lib, index) })
+	for index := range there {
+		found := &there[index]
+		if found.err = cmp.Or(found.err, errs[index]); isGone(found.err) {
 			return nil, found.err
 		}
-		there[index] = found
 	}
 	return there, nil
 }

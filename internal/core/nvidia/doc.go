@@ -6,6 +6,7 @@
 //	session.go   open and close      abandon.go  what a close has to leave to the next
 //	call.go      the one way in which a call is made
 //	lane.go      one way to each GPU, so that one that hangs keeps nobody waiting
+//	visit.go     questions to one GPU, or to all at once where they are slow
 //	discover.go  who is there        gpu.go      GPUs          mig.go     their instances
 //	links.go     how they reach each other       usage.go      live numbers
 //	probe.go     checks              vitals.go   what a check knows of a GPU

@@ -8,29 +8,49 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 )
 
-// visitGPU reads what the GPU is, and its instances if MIG mode is on. Exclusions are of instances.
-func (s *Session) visitGPU(index int, found identity, last gpu) (gpu, []core.Exclusion, error) {
-	if found.err != nil {
-		return gpu{}, nil, found.err
+// reading is what is read of a GPU: it, its instances if MIG mode is on, those left out, and what was known of
+// it before; or why it was not read.
+type reading struct {
+	gpu, last gpu
+	excluded  []core.Exclusion
+	err       error
+}
+
+// readAll reads what those are that were found, by index.
+func (s *Session) readAll(there []identity) []reading {
+	all := make([]reading, len(there))
+	var targets []target
+	var devices []core.Device
+	for index, found := range there {
+		all[index] = reading{last: s.remembered(index, there), err: found.err}
+		if found.err == nil {
+			at := core.WholeGPU(found.id)
+			targets = append(targets, target{index, at})
+			devices = append(devices, core.Device{ID: found.id, At: at, Index: index, PCI: found.pci, NUMANode: s.numaNode(found.pci)})
+		}
 	}
-	type reading struct {
-		gpu      gpu
-		excluded []core.Exclusion
+	caps := s.capabilities()
+	profiles := make([]map[shape]string, len(targets))
+	for i, t := range targets {
+		profiles[i] = s.lane(t.index).profiles
 	}
-	d := core.Device{ID: found.id, At: core.WholeGPU(found.id), Index: index, PCI: found.pci, NUMANode: s.numaNode(found.pci)}
-	caps, profiles := s.capabilities(), s.lane(index).profiles
-	r, err := visit(s, index, d.At, func(a *asker) (r reading) {
-		r.gpu.held = readGPU(a, found.handle, d, last.device)
+	readings, errs := visitAll(s, targets, func(i int, a *asker) (r reading) {
+		index := targets[i].index
+		last := all[index].last
+		r.gpu.held = readGPU(a, there[index].handle, devices[i], last.device)
 		if a.err == nil && r.gpu.device.MIG {
-			m := migReader{parent: r.gpu.held, last: last.instances, caps: caps, profiles: profiles}
+			m := migReader{parent: r.gpu.held, last: last.instances, caps: caps, profiles: profiles[i]}
 			r.gpu.instances, r.excluded = m.read(a)
 		}
 		return r
 	})
-	if err != nil {
-		return gpu{}, nil, err
+	for i, t := range targets {
+		r := &all[t.index]
+		if r.err = errs[i]; r.err == nil {
+			r.gpu, r.excluded = readings[i].gpu, readings[i].excluded
+		}
 	}
-	return r.gpu, r.excluded, nil
+	return all
 }
 
 // readGPU completes the device of a handle.

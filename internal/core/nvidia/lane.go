@@ -31,9 +31,6 @@ type lane struct {
 	rebound atomic.Bool // it has its driver back
 }
 
-// maxVisit bounds a visit whose calls all come back, each just in time, in units of patience.
-const maxVisit = 5
-
 // lane is the lane of an index. It belongs to the reader.
 func (s *Session) lane(index int) *lane {
 	for index >= len(s.lanes) {
@@ -51,46 +48,6 @@ func (s *Session) lane(index int) *lane {
 		s.mu.Unlock()
 	}
 	return s.lanes[index]
-}
-
-// visit runs questions about a GPU in its lane and returns their result and the asker's error. If a call
-// does not come back within the session's patience, it is a StuckError, at once for a GPU that is stuck
-// already; what the questions find later is dropped. They run beside the session, so they touch nothing of
-// it but what never changes, and return what they find.
-func visit[T any](s *Session, index int, at core.Placement, questions func(*asker) T) (T, error) {
-	var none T
-	l := s.lane(index)
-	if err := l.enter(at); err != nil {
-		return none, err
-	}
-	type result struct {
-		v   T
-		err error
-	}
-	answer := make(chan result, 1)
-	go func() {
-		a := &asker{line: &l.line, at: at}
-		r := result{v: questions(a)}
-		r.err = a.err
-		if l.leave() {
-			answer <- r
-		}
-	}()
-	began := time.Now()
-	patience := time.NewTimer(s.patience)
-	defer patience.Stop()
-	for {
-		select {
-		case r := <-answer:
-			return r.v, r.err
-		case <-patience.C:
-		}
-		left, err := l.giveUp(began, s.patience)
-		if err != nil {
-			return none, err
-		}
-		patience.Reset(left)
-	}
 }
 
 // enter begins a visit, unless one is in there.
@@ -118,14 +75,18 @@ func (l *lane) leave() bool {
 	return awaited
 }
 
-// giveUp says how much longer to wait for a visit. There is an error when its call, or all of them
-// together, took too long: then its answer is not awaited any more.
-func (l *lane) giveUp(began time.Time, patience time.Duration) (time.Duration, error) {
+// giveUp says how much longer to wait for a visit, of whose waiting nothing counts that was before a time.
+// There is an error when its call, or all of them together, took too long: then its answer is not awaited any
+// more.
+func (l *lane) giveUp(from time.Time, patience time.Duration) (time.Duration, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	left := min(patience, maxVisit*patience-time.Since(began))
+	left := min(patience, maxVisit*patience-time.Since(from))
 	if l.inside {
-		left = min(left, patience-time.Since(l.last.Since))
+		if l.last.Since.After(from) {
+			from = l.last.Since
+		}
+		left = min(left, patience-time.Since(from))
 	}
 	if l.out && left <= 0 {
 		l.closed = true

@@ -32,13 +32,16 @@ func (s *Session) readLinks(gpus []gpu) ([]core.Link, error) {
 		return s.network.links, nil
 	}
 	complete := true
-	reach := make([]ends, len(gpus))
+	targets := make([]target, len(gpus))
 	for i, g := range gpus {
-		e, err := visit(s, g.device.Index, g.device.At, func(a *asker) ends { return readEnds(a, g.handle) })
+		targets[i] = target{g.device.Index, g.device.At}
+	}
+	reach, errs := visitAll(s, targets, func(i int, a *asker) ends { return readEnds(a, gpus[i].handle) })
+	for _, err := range errs {
 		if isGone(err) {
 			return nil, err
 		}
-		reach[i], complete = e, complete && err == nil
+		complete = complete && err == nil
 	}
 	var links []core.Link
 	for i, a := range gpus {

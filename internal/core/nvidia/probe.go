@@ -5,6 +5,8 @@ import (
 	"io/fs"
 	"strings"
 
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
 	"github.com/tandem-gpu/tandem/internal/core"
 )
 
@@ -14,15 +16,20 @@ import (
 func (s *Session) Probe() ([]core.Observation, error) {
 	s.listenAgain()
 	var obs []core.Observation
+	var checks []check
+	var targets []target
 	for index, g := range s.gpus {
-		if g.device.ID == "" {
-			continue
+		if g.device.ID != "" {
+			checks = append(checks, s.prepare(index, g))
+			targets = append(targets, target{index, g.device.At})
 		}
-		o, err := s.check(index, g)
-		if isGone(err) {
-			return nil, s.gone(err)
+	}
+	records, errs := visitAll(s, targets, func(i int, a *asker) record { return checks[i].run(a, s.lib) })
+	for i, c := range checks {
+		if isGone(errs[i]) {
+			return nil, s.gone(errs[i])
 		}
-		obs = append(obs, o)
+		obs = append(obs, s.finish(c, records[i], errs[i]))
 	}
 	if len(obs) == 0 { // whether the driver is there must be known
 		if _, err := call(&s.reader, "nvmlDeviceGetCount", core.Node, s.lib.DeviceGetCount); err != nil {
@@ -32,30 +39,45 @@ func (s *Session) Probe() ([]core.Observation, error) {
 	return obs, nil
 }
 
-// check asks one GPU. Only an error of the driver as a whole is an error.
-func (s *Session) check(index int, g gpu) (core.Observation, error) {
-	l := s.lane(index)
-	last := l.record.of(g.device)
-	hinted := l.hinted.Swap(false)
-	last.away = last.away || l.rebound.Swap(false)
-	p := s.plan(last, s.now(), hinted)
-	if hinted && !p.due[slowly] {
-		l.hinted.Store(true) // too soon after another
+// check is what to ask a GPU.
+type check struct {
+	lane *lane
+	held held
+	last record
+	plan plan
+}
+
+func (s *Session) prepare(index int, g gpu) check {
+	c := check{lane: s.lane(index), held: g.held}
+	c.last = c.lane.record.of(g.device)
+	hinted := c.lane.hinted.Swap(false)
+	c.last.away = c.last.away || c.lane.rebound.Swap(false)
+	c.plan = s.plan(c.last, s.now(), hinted)
+	if hinted && !c.plan.due[slowly] {
+		c.lane.hinted.Store(true) // too soon after another
 	}
-	next, err := visit(s, index, g.device.At, func(a *asker) record { return last.examine(a, s.lib, g.held, p) })
-	o := core.Observation{At: g.device.At, Kind: core.Checked}
+	return c
+}
+
+func (c check) run(a *asker, lib nvml.Interface) record {
+	return c.last.examine(a, lib, c.held, c.plan)
+}
+
+// finish keeps the record of a check, or that the GPU was away, and says what was found.
+func (s *Session) finish(c check, next record, err error) core.Observation {
+	o := core.Observation{At: c.held.device.At, Kind: core.Checked}
 	if err == nil {
-		l.record, o.Vitals = next, s.vitals(next)
-		return o, nil
+		c.lane.record, o.Vitals = next, s.vitals(next)
+		return o
 	}
-	last.away = true
-	l.record = last
+	c.last.away = true
+	c.lane.record = c.last
 	if stuck, ok := errors.AsType[*StuckError](err); ok {
 		o.Kind, o.Detail = core.Waiting, stuck.Call
-		return o, nil
+		return o
 	}
 	o.Kind, o.Detail = silence(err), err.Error()
-	return o, err
+	return o
 }
 
 // vitals are what a record says. NONE is no verdict in a vGPU guest, where the driver can't see what the

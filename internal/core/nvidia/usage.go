@@ -9,29 +9,33 @@ import (
 // Usage reads the live numbers of every device of the last reading. What a device does not report is
 // unset, and of a lost or stuck GPU everything is; an error is of the driver as a whole.
 func (s *Session) Usage() ([]core.Usage, error) {
-	var usage []core.Usage
+	var targets []target
+	var devices [][]held
 	for index, g := range s.gpus {
-		if g.device.ID == "" {
-			continue
+		if g.device.ID != "" {
+			targets = append(targets, target{index, g.device.At})
+			devices = append(devices, append([]held{g.held}, g.instances...))
 		}
-		devices := append([]held{g.held}, g.instances...)
-		all, err := visit(s, index, g.device.At, func(a *asker) []core.Usage {
-			all := make([]core.Usage, len(devices))
-			for i, d := range devices {
-				all[i] = usageOf(a, d)
-			}
-			return all
-		})
+	}
+	all, errs := visitAll(s, targets, func(i int, a *asker) []core.Usage {
+		all := make([]core.Usage, len(devices[i]))
+		for j, d := range devices[i] {
+			all[j] = usageOf(a, d)
+		}
+		return all
+	})
+	var usage []core.Usage
+	for i, err := range errs {
 		switch {
 		case isGone(err):
 			return nil, s.gone(err)
 		case err != nil:
-			all = make([]core.Usage, len(devices))
-			for i, d := range devices {
-				all[i].Device = d.device.ID
+			all[i] = make([]core.Usage, len(devices[i]))
+			for j, d := range devices[i] {
+				all[i][j].Device = d.device.ID
 			}
 		}
-		usage = append(usage, all...)
+		usage = append(usage, all[i]...)
 	}
 	return usage, nil
 }
