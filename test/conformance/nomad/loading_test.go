@@ -175,6 +175,7 @@ func Test06IgnoredStaysOut(t *testing.T) {
 func Test22LogLines(t *testing.T) {
 	m := install(t, "h100x8")
 	t.Setenv("VAULT_TOKEN", "s.hush")
+	t.Setenv(copyStderr, "yes")
 	a := startAgent(t, m, nil)
 	a.devices(t, 8, 8)
 	m.ctl(t, "xid", "3", "79")

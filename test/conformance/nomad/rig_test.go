@@ -48,60 +48,6 @@ func TestMain(m *testing.M) {
 	}())
 }
 
-// machine is a simulated machine; "" is one without a driver.
-type machine string
-
-func install(t testing.TB, name string) machine {
-	t.Helper()
-	m := machine(t.TempDir())
-	cmd := exec.Command(bin.simctl, "install", string(m), name)
-	cmd.Dir = "../../.." // it builds the library with the header of go-nvml, a dependency of that module
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("simctl install: %v\n%s", err, out)
-	}
-	return m
-}
-
-// ctl scripts the machine while the plugin runs on it.
-func (m machine) ctl(t testing.TB, args ...string) string {
-	t.Helper()
-	out, err := exec.Command(bin.simctl, append([]string{"-machine", string(m)}, args...)...).CombinedOutput()
-	if err != nil {
-		t.Fatalf("simctl %v: %v\n%s", args, err, out)
-	}
-	return string(out)
-}
-
-// readings is how often the plugin has taken a full reading of the machine.
-func (m machine) readings(t testing.TB) (n int) {
-	t.Helper()
-	for line := range strings.Lines(m.ctl(t, "calls")) {
-		var count int
-		var name string
-		if _, err := fmt.Sscan(line, &count, &name); err == nil && strings.HasPrefix(name, "nvmlDeviceGetCount") {
-			n += count
-		}
-	}
-	return n
-}
-
-// config is the config block for the machine, with more keys. History stays with the machine, and who got
-// well is believed soon.
-func (m machine) config(more map[string]any) map[string]any {
-	keys := map[string]any{
-		"driver_root": "/nowhere", "fingerprint_period": "1s",
-		"state_dir": "", "kernel_log": "off", "health_period": "1s", "recovery_dwell": "1s",
-	}
-	if m != "" {
-		keys["driver_root"], keys["state_dir"] = string(m), filepath.Join(string(m), "state")
-		keys["sysfs_root"], keys["procfs_root"] = filepath.Join(string(m), "sys"), filepath.Join(string(m), "proc")
-	}
-	for k, v := range more {
-		keys[k] = v
-	}
-	return keys
-}
-
 // manager is what the client uses of its device manager.
 type manager interface {
 	devicemanager.Manager
@@ -121,6 +67,9 @@ type agent struct {
 	state   *state.PluginState
 }
 
+// copyStderr in the environment has the plugin's stderr copied into the agent's folder.
+const copyStderr = "CONFORMANCE_COPY_STDERR"
+
 // newAgent lays out a plugin_dir and loads it, as a starting agent does. A nil configuration is no
 // plugin block's config.
 func newAgent(t testing.TB, configuration map[string]any, args ...string) *agent {
@@ -131,9 +80,10 @@ func newAgent(t testing.TB, configuration map[string]any, args ...string) *agent
 			t.Fatal(err)
 		}
 	}
-	// The plugin behind a script that notes its process and keeps a copy of what it writes to stderr.
-	script := fmt.Sprintf("#!/bin/bash\necho $$ >>%[1]s/launches\nexport TMPDIR=%[1]s/tmp\nexec %[2]s \"$@\" 2> >(exec tee -a %[1]s/stderr >&2)\n",
-		a.dir, bin.plugin)
+	// The plugin behind a script that notes its process. A copy of what it writes to stderr is made for who
+	// asks for it only: who makes it has the plugin's stderr a little longer than the plugin.
+	script := fmt.Sprintf("#!/bin/bash\necho $$ >>%[1]s/launches\nexport TMPDIR=%[1]s/tmp\n"+
+		"[ -z \"$%[3]s\" ] || exec %[2]s \"$@\" 2> >(exec tee -a %[1]s/stderr >&2)\nexec %[2]s \"$@\"\n", a.dir, bin.plugin, copyStderr)
 	if err := os.WriteFile(filepath.Join(a.dir, "plugins", "nomad-gpu"), []byte(script), 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -284,8 +234,13 @@ func alive(pid int) bool {
 
 func await(t testing.TB, what string, holds func() bool) {
 	t.Helper()
+	awaitEvery(t, 20*time.Millisecond, what, holds)
+}
+
+func awaitEvery(t testing.TB, interval time.Duration, what string, holds func() bool) {
+	t.Helper()
 	deadline := time.After(patience)
-	tick := time.NewTicker(20 * time.Millisecond)
+	tick := time.NewTicker(interval)
 	defer tick.Stop()
 	for !holds() {
 		select {
