@@ -1,0 +1,23 @@
+// Package storm is one machine in a storm of random faults: calls that fail, hang or crawl, XIDs and floods of
+// events, GPUs that are lost, pulled and exchanged, a driver that is unloaded and loaded anew, kubelets that
+// crash, streams that are cancelled. Both adapters serve their real protocols all the while. Whatever happens, in
+// whatever order: no stream ends by itself, no GPU that is known to be broken is offered, no GPU that nothing
+// happened to is withdrawn, both orchestrators hear the same, requests are answered at once, and after a calm
+// everything is well and nothing has grown.
+//
+//	plan (from a seed) - runner -> simulated machine -> session -> monitor -> adapters -> orchestrators
+//	                       |                                                                 |
+//	                       '- truth: what is broken, since when ----- judge ----- what they were told
+//
+// Truth is a small model of the machine with times; it knows nothing of the product's rules. A claim ("this GPU
+// must not be offered now") is made only where it is beyond doubt.
+//
+// A run has rounds: a storm, then a calm in which everything is lifted and an operator resets what needs it. The
+// default is short. A long one is asked for by the environment:
+//
+//	TANDEM_STORM_FAULTS=10000   faults of a test
+//	TANDEM_STORM_FOR=30m        for which they last, at least
+//	TANDEM_STORM_SEED=1         which faults, where and when; a run prints its seed
+//	TANDEM_STORM_SLACK=2        factor on all bounds, for a machine that is slow
+//	TANDEM_STORM_WITHOUT=lost,pulled   kinds of faults to leave out, to find out which it takes
+package storm

@@ -1,0 +1,150 @@
+package storm
+
+import (
+	"context"
+	"os"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
+)
+
+// kubelet is one kubelet after another in one folder.
+type kubelet struct {
+	w   *storm
+	dir string
+
+	mu        sync.Mutex
+	running   *kubelettest.Kubelet // nil while it is down
+	since     time.Time            // when it was last disturbed
+	disturbed int                  // how often
+	seen      map[string]int       // lists judged, by resource
+}
+
+// newKubelet starts the adapter and a kubelet.
+func newKubelet(t testing.TB, w *storm, running *sync.WaitGroup) *kubelet {
+	dir, err := os.MkdirTemp("", "storm") // t.TempDir's names are too long for a socket
+	must(t, err)
+	k := &kubelet{w: w, dir: dir}
+	must(t, k.start(kubelettest.Behaviour{}))
+	t.Cleanup(func() { k.stop((*kubelettest.Kubelet).Stop); _ = os.RemoveAll(dir) })
+	adapter := kubeadapter.New(w.monitor, kubeadapter.Options{
+		KubeletSocket: kubelettest.New(dir).Socket(), MIG: core.MIGMixed, Reserved: w.monitor.Reserved,
+	})
+	running.Go(func() { _ = adapter.Run(w.ctx) })
+	return k
+}
+
+// start starts another kubelet, which remembers nothing.
+func (k *kubelet) start(b kubelettest.Behaviour) error {
+	next := kubelettest.New(k.dir)
+	next.Behave(b)
+	if err := next.Start(); err != nil {
+		return err
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.running, k.since, k.seen = next, time.Now(), map[string]int{}
+	return nil
+}
+
+// stop ends the kubelet, if it runs.
+func (k *kubelet) stop(how func(*kubelettest.Kubelet)) {
+	k.mu.Lock()
+	was := k.running
+	k.running, k.since, k.disturbed = nil, time.Now(), k.disturbed+1
+	k.mu.Unlock()
+	if was != nil {
+		how(was)
+	}
+}
+
+// disturb does something to the kubelet that runs.
+func (k *kubelet) disturb(how func(*kubelettest.Kubelet)) {
+	k.mu.Lock()
+	now := k.running
+	k.since, k.disturbed = time.Now(), k.disturbed+1
+	k.mu.Unlock()
+	if now != nil {
+		how(now)
+	}
+}
+
+// now is the kubelet that runs, nil if none does, and how often it was disturbed.
+func (k *kubelet) now() (running *kubelettest.Kubelet, disturbed int) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.running, k.disturbed
+}
+
+// resources are those that registered with the kubelet that runs.
+func (k *kubelet) resources() []string {
+	running, _ := k.now()
+	if running == nil {
+		return nil
+	}
+	var names []string
+	for _, r := range running.Registrations() {
+		names = append(names, r.Resource)
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+// unit is a unit as an orchestrator sees it.
+type unit struct {
+	healthy bool
+	of      string // resource or group
+}
+
+// view is what the kubelet has now.
+func (k *kubelet) view() map[string]unit {
+	running, _ := k.now()
+	units := map[string]unit{}
+	for _, resource := range k.resources() {
+		devices, _ := running.Devices(resource)
+		for _, d := range devices {
+			units[d.GetID()] = unit{d.GetHealth() == v1beta1.Healthy, resource}
+		}
+	}
+	return units
+}
+
+// news are the lists that came since the last look.
+func (k *kubelet) news() (units []*v1beta1.Device) {
+	running, _ := k.now()
+	for _, resource := range k.resources() {
+		lists := running.Lists(resource)
+		k.mu.Lock()
+		seen := k.seen[resource]
+		if k.running == running {
+			k.seen[resource] = len(lists)
+		}
+		k.mu.Unlock()
+		for _, list := range lists[min(seen, len(lists)):] {
+			units = append(units, list...)
+		}
+	}
+	return units
+}
+
+// allocate asks for units; disturbed says that the kubelet was restarted, or had no plugin: then
+// the answer says nothing.
+func (k *kubelet) allocate(ctx context.Context, resource string, ids ...string) (disturbed bool, err error) {
+	running, before := k.now()
+	if running == nil {
+		return true, nil
+	}
+	if _, err := running.Plugin(resource); err != nil { // it has not registered again yet
+		return true, err
+	}
+	_, err = running.Allocate(ctx, resource, ids...)
+	_, after := k.now()
+	return before != after, err
+}
