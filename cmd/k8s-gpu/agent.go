@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 
 	"golang.org/x/sync/errgroup"
 
@@ -12,7 +13,6 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/internal/core/nvidia"
-	"github.com/tandem-gpu/tandem/internal/footprint"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter"
 	"github.com/tandem-gpu/tandem/internal/sources"
 )
@@ -20,23 +20,31 @@ import (
 // agentName names the agent's files in the state directory.
 const agentName = "k8s-gpu"
 
-// serve runs the agent until ctx ends.
-func serve(ctx context.Context, s settings, log *slog.Logger) error {
-	footprint.Reduce()
+// shared is what the lives of a process share.
+type shared struct {
+	config *configStatus
+	past   *past
+	asked  <-chan os.Signal // see maintain
+}
+
+// live is one life of the agent: it lasts until ctx ends.
+func (a *shared) live(ctx context.Context, s settings, log *slog.Logger) error {
 	from := sources.Open(s.health, agentName, s.core.Roots.Proc, log)
-	machine := monitor.New(opener(s), s.core, log, from.Store())
+	machine := monitor.New(opener(s), s.core, log, a.past.on(from.Store()))
 	adapter := kubeadapter.New(machine, kubeadapter.Options{
 		KubeletSocket: s.kubeletSocket, MIG: s.core.MIG, DevRoot: s.devRoot, Log: log, Reserved: machine.Reserved,
 	})
+	status := &status{machine: machine, adapter: adapter, cfg: s.core, from: from, config: a.config}
 	log.Info("k8s-gpu "+versionText(), "kubelet", s.kubeletSocket, "driver-root", s.core.Roots.Driver,
 		"mig-strategy", s.core.MIG, "health-mode", s.core.Health.Mode)
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return machine.Run(ctx) })
 	group.Go(func() error { return adapter.Run(ctx) })
 	group.Go(func() error { from.Follow(ctx, machine.Report); return nil })
-	group.Go(func() error { attend(ctx, s, machine, from, log); return nil })
+	group.Go(func() error { attend(ctx, s, machine, status.notes, log); return nil })
+	group.Go(func() error { maintain(ctx, a.asked, machine, log); return nil })
+	group.Go(func() error { return machine.Pulse().Watch(ctx, log, monitor.Loop) })
 	if s.httpAddress != "" {
-		status := &status{machine: machine, adapter: adapter, cfg: s.core, from: from}
 		group.Go(func() error { return listen(ctx, s.httpAddress, status.handler(), log) })
 	}
 	err := group.Wait()
@@ -48,13 +56,13 @@ func serve(ctx context.Context, s settings, log *slog.Logger) error {
 }
 
 // attend takes an operator's orders until ctx ends. Without its socket the agent works on.
-func attend(ctx context.Context, s settings, machine *monitor.Monitor, from *sources.Sources, log *slog.Logger) {
+func attend(ctx context.Context, s settings, machine *monitor.Monitor, notes func() []string, log *slog.Logger) {
 	path := socketPath(s)
 	if path == "" {
 		return
 	}
 	err := control.Serve(ctx, path, machine, control.Options{
-		Config: s.core, Simulation: s.health.Simulation, Notes: from.Notes, Log: log,
+		Config: s.core, Simulation: s.health.Simulation, Notes: notes, Log: log,
 	})
 	if err != nil {
 		log.Warn("no operator can give orders", "error", err)

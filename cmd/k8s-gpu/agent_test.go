@@ -12,6 +12,7 @@ import (
 	"regexp"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -127,6 +128,43 @@ func (a *agent) said(pattern string) string {
 	}
 }
 
+// saidLast waits for a match in the log and returns the first group of the last one.
+func (a *agent) saidLast(pattern string) string {
+	a.Helper()
+	a.said(pattern)
+	text, _ := a.log.state()
+	all := regexp.MustCompile(pattern).FindAllStringSubmatch(text, -1)
+	return all[len(all)-1][1]
+}
+
+// times counts the matches in the log.
+func (a *agent) times(pattern string) int {
+	text, _ := a.log.state()
+	return len(regexp.MustCompile(pattern).FindAllString(text, -1))
+}
+
+// signal sends one to the agent.
+func (a *agent) signal(s syscall.Signal) {
+	a.Helper()
+	if err := a.cmd.Process.Signal(s); err != nil {
+		a.Fatal(err)
+	}
+}
+
+// await polls for what comes by itself.
+func (a *agent) await(what string, is func() bool) {
+	a.Helper()
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for !is() {
+		select {
+		case <-tick.C:
+		case <-a.ctx.Done():
+			a.Fatalf("never came: %s", what)
+		}
+	}
+}
+
 // ended waits for the end and returns the exit code.
 func (a *agent) ended() int {
 	a.Helper()
@@ -142,7 +180,7 @@ func (a *agent) ended() int {
 // get fetches a page of the agent.
 func (a *agent) get(path string) (int, string) {
 	a.Helper()
-	r, err := http.NewRequestWithContext(a.ctx, http.MethodGet, "http://"+a.said(`http=(\S+)`)+path, nil)
+	r, err := http.NewRequestWithContext(a.ctx, http.MethodGet, "http://"+a.saidLast(`http=(\S+)`)+path, nil)
 	if err != nil {
 		a.Fatal(err)
 	}
@@ -161,19 +199,10 @@ func (a *agent) get(path string) (int, string) {
 // awaitReady polls /readyz, as its reader would.
 func (a *agent) awaitReady(want string) {
 	a.Helper()
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for {
+	a.await("/readyz with "+want, func() bool {
 		code, text := a.get("/readyz")
-		if code == http.StatusOK && strings.Contains(text, want) {
-			return
-		}
-		select {
-		case <-tick.C:
-		case <-a.ctx.Done():
-			a.Fatalf("/readyz stays at %d %s", code, text)
-		}
-	}
+		return code == http.StatusOK && strings.Contains(text, want)
+	})
 }
 
 // startKubelet runs a kubelet on a folder with a short path.

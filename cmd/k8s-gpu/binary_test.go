@@ -7,9 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
-	"time"
 
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
 	"github.com/tandem-gpu/tandem/test/simdriver"
@@ -58,35 +56,7 @@ func TestEightGPUs(t *testing.T) {
 	}
 }
 
-func TestSignalsEndItCleanly(t *testing.T) {
-	m := simdriver.Start(t, "t4")
-	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGHUP} {
-		t.Run(sig.String(), func(t *testing.T) {
-			k := startKubelet(t)
-			a := start(t, on(m.Root, k)...)
-			a.awaitHealthy(k, 1)
-			lists := len(k.Lists(gpu))
-			began := time.Now()
-			if err := a.cmd.Process.Signal(sig); err != nil {
-				t.Fatal(err)
-			}
-			if code := a.ended(); code != 0 {
-				t.Errorf("exit code %d", code)
-			}
-			if took := time.Since(began); took > 2*time.Second {
-				t.Errorf("stopping took %v", took)
-			}
-			if left, _ := filepath.Glob(filepath.Join(filepath.Dir(k.Socket()), "tandem-*")); len(left) > 0 {
-				t.Errorf("sockets left: %v", left)
-			}
-			if n := len(k.Lists(gpu)); n != lists {
-				t.Errorf("%d farewell lists", n-lists)
-			}
-		})
-	}
-}
-
-func TestHungDriverDelaysNeitherAnswersNorTheEnd(t *testing.T) {
+func TestHungDriverDelaysNoAnswers(t *testing.T) {
 	m, k := simdriver.Start(t, "h100x8"), startKubelet(t)
 	a := start(t, append(on(m.Root, k), "--health-period=200ms", "--call-deadline=1s")...)
 	a.awaitHealthy(k, 8)
@@ -99,13 +69,6 @@ func TestHungDriverDelaysNeitherAnswersNorTheEnd(t *testing.T) {
 	}
 	if code, text := a.get("/healthz"); code != http.StatusOK {
 		t.Errorf("/healthz: %d %s", code, text)
-	}
-	began := time.Now()
-	if err := a.cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
-	if code := a.ended(); code != 0 || time.Since(began) > 2500*time.Millisecond {
-		t.Errorf("exit code %d after %v", code, time.Since(began))
 	}
 }
 

@@ -3,11 +3,14 @@ package main
 import (
 	"context"
 	"fmt"
-	"log/slog"
+	"io"
 	"slices"
 	"strings"
 
 	"github.com/urfave/cli/v3"
+
+	"github.com/tandem-gpu/tandem/internal/control"
+	"github.com/tandem-gpu/tandem/internal/footprint"
 )
 
 // newCommand is the command line: without a verb the agent runs.
@@ -27,18 +30,10 @@ func newCommand(w world) *cli.Command {
 			if c.Args().Present() {
 				return unknownCommand(c)
 			}
-			s, err := read()
-			if err != nil {
-				return err
-			}
-			log := slog.New(slog.NewTextHandler(w.stderr, &slog.HandlerOptions{Level: s.logLevel}))
-			for _, note := range s.notes {
-				log.Info(note)
-			}
-			return serve(ctx, s, log)
+			return serve(ctx, read, w.stderr)
 		},
 	}
-	root.Commands = append(verbs(w, read), &cli.Command{
+	root.Commands = append(verbs(w, leniently(read, w.stderr)), &cli.Command{
 		Name: "version", Usage: "print the version", OnUsageError: usageError,
 		Action: func(context.Context, *cli.Command) error {
 			_, err := fmt.Fprintln(w.stdout, "k8s-gpu", versionText())
@@ -46,6 +41,33 @@ func newCommand(w world) *cli.Command {
 		},
 	})
 	return root
+}
+
+// serve runs the agent until ctx ends.
+func serve(ctx context.Context, read func() (settings, error), stderr io.Writer) error {
+	hup, asked := signals()
+	footprint.Reduce()
+	a := &shared{config: &configStatus{}, past: &past{}, asked: asked}
+	l := lives{read: read, live: a.live, hup: hup, config: a.config, stderr: stderr}
+	return l.run(ctx)
+}
+
+// leniently reads settings for an order to an agent that runs: it goes on while what it would read now is bad,
+// and can still be asked. Without one, bad settings are an error.
+func leniently(read func() (settings, error), stderr io.Writer) func() (settings, error) {
+	return func() (settings, error) {
+		s, err := read()
+		if err == nil {
+			return s, nil
+		}
+		if _, unheard := control.Dial(socketPath(s)).Report(context.Background()); unheard != nil {
+			return settings{}, err
+		}
+		for line := range strings.Lines(err.Error()) {
+			fmt.Fprintln(stderr, "k8s-gpu: not what the running agent uses:", strings.TrimSuffix(line, "\n"))
+		}
+		return s, nil
+	}
 }
 
 // unknownCommand is what the library takes for an argument of the agent, which has none.

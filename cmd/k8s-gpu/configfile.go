@@ -48,6 +48,9 @@ type file struct {
 }
 
 func (f *file) where(n *yaml.Node, key string) string {
+	if key == "" { // of the file as a whole
+		return fmt.Sprintf("%s:%d", f.path, n.Line)
+	}
 	return fmt.Sprintf("%s:%d: %s", f.path, n.Line, key)
 }
 

@@ -30,9 +30,13 @@ type status struct {
 		Ready() error
 		Stats() []kubeadapter.ResourceStats
 	}
-	cfg  core.Config
-	from *sources.Sources
+	cfg    core.Config
+	from   *sources.Sources
+	config *configStatus
 }
+
+// notes are about the agent itself, in a line each.
+func (s *status) notes() []string { return append(s.config.notes(), s.from.Notes()...) }
 
 func (s *status) handler() http.Handler {
 	mux := http.NewServeMux()
@@ -56,32 +60,32 @@ func (s *status) healthz(w http.ResponseWriter, r *http.Request) {
 func (s *status) readyz(w http.ResponseWriter, _ *http.Request) {
 	err := s.adapter.Ready()
 	if idle := (*kubeadapter.IdleError)(nil); errors.As(err, &idle) {
-		answer(w, nil, idle.Reason)
+		answer(w, nil, idle.Reason, s.config.notes()...)
 		return
 	}
 	var names []string
 	for _, r := range s.adapter.Stats() {
 		names = append(names, r.Resource)
 	}
-	answer(w, err, "offered to the kubelet: "+strings.Join(names, ", "))
+	answer(w, err, "offered to the kubelet: "+strings.Join(names, ", "), s.config.notes()...)
 }
 
 // inventory is what the running agent offers, in the words of "k8s-gpu inspect --json": the kubelet's
 // API has no place for a reason.
 func (s *status) inventory(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
-	report := inspect.DescribeState(s.machine.State(), s.cfg, s.from.Notes()...)
+	report := inspect.DescribeState(s.machine.State(), s.cfg, s.notes()...)
 	report.Source = inspect.FromAgent
 	_ = report.WriteJSON(w)
 }
 
-func answer(w http.ResponseWriter, err error, text string) {
+func answer(w http.ResponseWriter, err error, text string, notes ...string) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	if err != nil {
 		w.WriteHeader(http.StatusServiceUnavailable)
 		text = err.Error()
 	}
-	fmt.Fprintln(w, text)
+	fmt.Fprintln(w, strings.Join(append([]string{text}, notes...), "\n"))
 }
 
 // listen serves until ctx ends.

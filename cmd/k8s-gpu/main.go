@@ -6,6 +6,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -13,23 +14,49 @@ import (
 	"runtime/debug"
 	"strings"
 	"syscall"
+	"time"
 )
 
 // version is set by the linker; "go install ...@v2.0.0" has it from the module instead.
 var version string
 
 func main() {
-	// HUP is what NVIDIA's config-manager sends after it has changed the configuration: a new process
-	// reads it, and the DaemonSet starts one.
-	ctx, stop := signal.NotifyContext(context.Background(),
-		syscall.SIGINT, syscall.SIGTERM, syscall.SIGQUIT, syscall.SIGHUP)
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGQUIT)
 	context.AfterFunc(ctx, stop) // a second signal kills
-	err := run(ctx, world{args: os.Args, lookupEnv: os.LookupEnv, stdout: os.Stdout, stderr: os.Stderr})
+	err := inTime(ctx, func() error {
+		return run(ctx, world{args: os.Args, lookupEnv: os.LookupEnv, stdout: os.Stdout, stderr: os.Stderr})
+	})
 	if err != nil {
 		for line := range strings.Lines(err.Error()) {
 			fmt.Fprintln(os.Stderr, "k8s-gpu:", strings.TrimSuffix(line, "\n"))
 		}
+	}
+	if err != nil && !errors.Is(err, errLeft) {
 		os.Exit(1)
+	}
+}
+
+// stopAtMost is how long the end may take: a little more than what a hung driver call is given. A disk or a
+// mount that hangs is given no more, as nothing here can end a wait for one.
+const stopAtMost = 1900 * time.Millisecond
+
+// errLeft says that something did not end in time. The process ends all the same, and as it was told to.
+var errLeft = fmt.Errorf("not all has ended after %v: the rest is left to the kernel", stopAtMost)
+
+// inTime does something until ctx ends, and then waits for it, but not for ever.
+func inTime(ctx context.Context, do func() error) error {
+	done := make(chan error, 1)
+	go func() { done <- do() }()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+	}
+	select {
+	case err := <-done:
+		return err
+	case <-time.After(stopAtMost):
+		return errLeft
 	}
 }
 

@@ -59,7 +59,7 @@ func (s *status) registry() *prometheus.Registry {
 
 // Describe implements prometheus.Collector.
 func (s *status) Describe(descs chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{devicesDesc, healthyDesc, excludedDesc, driverDesc, buildDesc, watchedDesc} {
+	for _, d := range []*prometheus.Desc{devicesDesc, healthyDesc, excludedDesc, driverDesc, buildDesc, watchedDesc, reloadedDesc, reloadTimeDesc} {
 		descs <- d
 	}
 	for _, c := range counters {
@@ -77,6 +77,7 @@ func (s *status) Collect(metrics chan<- prometheus.Metric) {
 	}
 	state := s.machine.State()
 	s.collectHealth(metrics, state)
+	s.config.collect(metrics)
 	inv := state.Inventory
 	driver := inv.Driver()
 	gauge(buildDesc, 1, "k8s-gpu", versionText(), runtime.Version())

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -32,6 +33,9 @@ type option struct {
 	without string
 }
 
+// name is the option in the configuration file, else on the command line.
+func (o option) name() string { return cmp.Or(o.key, "--"+o.flag) }
+
 // kind is how an option is given on the command line.
 type kind uint8
 
@@ -58,6 +62,7 @@ type settings struct {
 	devRoot        string // on the host; "" = the driver root
 	fallbackDriver bool   // the driver's library may also be where the dynamic linker finds it
 	notes          []string
+	said           map[string]string // what each option that means something was set to, by name
 }
 
 // options is the table of all settings.

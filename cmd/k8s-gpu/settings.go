@@ -3,8 +3,11 @@ package main
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"reflect"
+	"slices"
 	"strings"
 
 	"github.com/urfave/cli/v3"
@@ -70,25 +73,29 @@ func (values flagValues) flags() []cli.Flag {
 }
 
 // resolve reads command line, environment and configuration file, in this order of precedence, and
-// returns every problem at once.
+// returns every problem at once; the settings are then those in which there is none.
 func resolve(flags flagValues, lookupEnv func(string) (string, bool)) (settings, error) {
-	s := settings{core: core.DefaultConfig(), health: healthconfig.Default()}
+	s := settings{core: core.DefaultConfig(), health: healthconfig.Default(), said: map[string]string{}}
 	table := options()
 	file, errs := map[string]given(nil), []error(nil)
 	if path := lookup(option{flag: configFlag, env: []string{configEnv}}, flags, lookupEnv, nil); path.value != "" {
 		file, errs = readConfigFile(path.value, table)
 	}
 	for _, o := range table {
-		if err := apply(&s, o, lookup(o, flags, lookupEnv, file)); err != nil {
+		g := lookup(o, flags, lookupEnv, file)
+		if err := apply(&s, o, g); err != nil {
 			errs = append(errs, err)
+		}
+		if o.set != nil {
+			s.said[o.name()] = g.value
 		}
 	}
 	errs = append(errs, healthChecks(&s.health.Health, lookupEnv))
-	if err := errors.Join(errs...); err != nil {
-		return settings{}, err
-	}
 	s.health.Apply(&s.core)
 	s.findRoots(isFolder)
+	if err := errors.Join(errs...); err != nil {
+		return s, err
+	}
 	return s, s.core.Validate()
 }
 
@@ -153,6 +160,26 @@ func (s *settings) findRoots(isFolder func(string) bool) {
 	if s.devRoot == "" {
 		s.devRoot = s.driverRoot
 	}
+}
+
+// equal reports whether two settings mean the same, however they were written.
+func (s settings) equal(o settings) bool {
+	s.notes, s.said, o.notes, o.said = nil, nil, nil, nil
+	return reflect.DeepEqual(s, o)
+}
+
+// changes say in a word each what was set otherwise before.
+func (s settings) changes(before settings) []string {
+	var changes []string
+	for _, name := range slices.Sorted(maps.Keys(s.said)) {
+		if was, is := before.said[name], s.said[name]; was != is {
+			changes = append(changes, fmt.Sprintf("%s from %q to %q", name, was, is))
+		}
+	}
+	if len(changes) == 0 {
+		changes = []string{"folders that are there now"} // see findRoots
+	}
+	return changes
 }
 
 func isFolder(path string) bool {

@@ -1,0 +1,165 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+)
+
+// script is a process whose settings and lives a test decides.
+type script struct {
+	lives
+	hup     chan os.Signal
+	written settings // what reading gives
+	bad     error
+	began   []core.MIGStrategy
+	lasts   time.Duration // from a life's end to its return
+	fails   error         // what a life returns then
+	said    bytes.Buffer
+}
+
+func newScript() *script {
+	s := &script{hup: make(chan os.Signal, 1)}
+	s.written.core = core.DefaultConfig()
+	s.lives = lives{
+		read: func() (settings, error) { return s.written, s.bad },
+		live: func(ctx context.Context, given settings, _ *slog.Logger) error {
+			s.began = append(s.began, given.core.MIG)
+			<-ctx.Done()
+			time.Sleep(s.lasts)
+			return s.fails
+		},
+		hup: s.hup, config: &configStatus{}, stderr: &s.said,
+	}
+	return s
+}
+
+// write changes the settings and says so.
+func (s *script) write(mig core.MIGStrategy, bad error) {
+	s.written.core.MIG, s.bad = mig, bad
+	select {
+	case s.hup <- syscall.SIGHUP:
+	default:
+	}
+}
+
+// play runs the process for an hour, and what happens meanwhile.
+func (s *script) play(t *testing.T, happens func()) (took time.Duration, err error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+	defer cancel()
+	began, ended := time.Now(), make(chan struct{})
+	go func() {
+		defer close(ended)
+		err = s.run(ctx)
+	}()
+	synctest.Wait()
+	happens()
+	<-ended
+	return time.Since(began), err
+}
+
+func TestLives(t *testing.T) {
+	bad := errors.Join(errors.New("one"), errors.New("two"))
+	rest := func() { time.Sleep(time.Minute) }
+	for name, c := range map[string]struct {
+		happens func(*script)
+		lives   string
+		err     error
+		short   bool // the process ended before it was told to
+	}{
+		"nothing":             {happens: func(*script) {}, lives: "none"},
+		"a change":            {happens: func(s *script) { s.write("mixed", nil) }, lives: "none mixed"},
+		"no change":           {happens: func(s *script) { s.write("none", nil) }, lives: "none"},
+		"two at once":         {happens: func(s *script) { s.write("single", nil); s.write("mixed", nil) }, lives: "none mixed"},
+		"one after the other": {happens: func(s *script) { s.write("single", nil); rest(); s.write("mixed", nil) }, lives: "none single mixed"},
+		"while the old life ends": {lives: "none single mixed", happens: func(s *script) {
+			s.lasts = 2 * time.Second
+			s.write("single", nil)
+			time.Sleep(time.Second)
+			s.write("mixed", nil)
+		}},
+		"back while the old life ends": {lives: "none single none", happens: func(s *script) {
+			s.lasts = 2 * time.Second
+			s.write("single", nil)
+			time.Sleep(time.Second)
+			s.write("none", nil)
+		}},
+		"between two lives": {lives: "none single mixed", happens: func(s *script) {
+			s.write("single", nil)
+			time.Sleep(between / 2)
+			s.write("mixed", nil)
+		}},
+		"bad":               {happens: func(s *script) { s.write("mixed", bad) }, lives: "none"},
+		"bad, then good":    {happens: func(s *script) { s.write("mixed", bad); rest(); s.write("mixed", nil) }, lives: "none mixed"},
+		"bad between lives": {happens: func(s *script) { s.write("mixed", nil); rest(); s.write("single", bad) }, lives: "none mixed"},
+		"a life that does not end": {lives: "none", err: errEndless, short: true, happens: func(s *script) {
+			s.lasts = time.Minute
+			s.write("mixed", nil)
+		}},
+		"a life that fails as it ends": {lives: "none", err: core.ErrDriverStale, short: true, happens: func(s *script) {
+			s.fails = core.ErrDriverStale
+			s.write("mixed", nil)
+		}},
+		"another library": {lives: "none", short: true, happens: func(s *script) {
+			s.written.core.Roots.Driver = "/run/nvidia/driver"
+			s.write("none", nil)
+		}},
+		"another way to the library": {lives: "none", short: true, happens: func(s *script) {
+			s.written.fallbackDriver = true
+			s.write("none", nil)
+		}},
+		"other device nodes": {lives: "none none", happens: func(s *script) {
+			s.written.core.Roots.Dev = "/run/nvidia/driver"
+			s.write("none", nil)
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newScript()
+				s.written.core.MIG = core.MIGNone
+				took, err := s.play(t, func() { c.happens(s) })
+				time.Sleep(s.lasts) // a life that nobody waits for
+				var lives []string
+				for _, l := range s.began {
+					lives = append(lives, string(l))
+				}
+				if got := strings.Join(lives, " "); got != c.lives || !errors.Is(err, c.err) || (took < time.Hour) != c.short {
+					t.Errorf("lives %q, %v after %v; want %q, %v\n%s", got, err, took, c.lives, c.err, &s.said)
+				}
+			})
+		})
+	}
+}
+
+func TestABadStartIsAnError(t *testing.T) {
+	s := newScript()
+	s.bad = errors.New("bad")
+	if err := s.run(t.Context()); !errors.Is(err, s.bad) || len(s.began) > 0 {
+		t.Errorf("%v, lives %v", err, s.began)
+	}
+}
+
+// A store that comes back late overwrites nothing that the next life knows.
+func TestThePastIsTheLatestLifes(t *testing.T) {
+	p := &past{}
+	first := p.on(nil)
+	if r, boot := first.Load(); boot != "" || r.Boot != "" {
+		t.Errorf("a first life knows %+v", r)
+	}
+	first.Save(core.Record{Boot: "b", Driver: "1"})
+	second := p.on(nil)
+	first.Save(core.Record{Boot: "b", Driver: "0"})
+	if r, boot := second.Load(); r.Driver != "1" || boot != "b" {
+		t.Errorf("the second life knows %+v of boot %q", r, boot)
+	}
+}

@@ -1,0 +1,65 @@
+package main
+
+import (
+	"sync"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/monitor"
+)
+
+// past is what one life of the process knows for the next one, whether that is kept on disk, too, or not, or
+// elsewhere: no new configuration heals a GPU. It is safe for concurrent use.
+type past struct {
+	mu     sync.Mutex
+	record *core.Record // nil = this is the first life
+	latest *store
+}
+
+// on returns the store of the next life, whose history is on disk, too, unless that is nil. Earlier ones keep
+// nothing any more: one that hangs in a disk comes back late.
+func (p *past) on(disk monitor.Store) monitor.Store {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.latest = &store{past: p, disk: disk}
+	return p.latest
+}
+
+// store is the history of one life.
+type store struct {
+	past *past
+	disk monitor.Store
+}
+
+// Load implements monitor.Store. The machine has not booted since an earlier life of this process.
+func (s *store) Load() (core.Record, string) {
+	if r := s.past.last(); r != nil {
+		return *r, r.Boot
+	}
+	if s.disk == nil {
+		return core.Record{}, ""
+	}
+	return s.disk.Load()
+}
+
+// Save implements monitor.Store. The disk comes last, as it may hang.
+func (s *store) Save(r core.Record) {
+	if s.past.keep(s, r) && s.disk != nil {
+		s.disk.Save(r)
+	}
+}
+
+func (p *past) last() *core.Record {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.record
+}
+
+func (p *past) keep(from *store, r core.Record) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if from != p.latest {
+		return false
+	}
+	p.record = &r
+	return true
+}

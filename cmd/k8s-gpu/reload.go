@@ -1,0 +1,135 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// lives are what a process does: one life of the agent after another, each with the settings of its time. HUP
+// has them read again; NVIDIA's config-manager sends it after it has changed the configuration file.
+//
+//	settings --> life ------------------+--> next life
+//	              |                     |
+//	             HUP: read again        | changed: the old life ends, kubelet's sockets, driver and all
+//	              |- unchanged: so be it
+//	              |- bad: every problem is said, the old life goes on untouched
+//	              '- another driver root: the process ends, as it can't let go of the driver's library
+//
+// NVIDIA's plugin stops its plugins first and reads then: a bad file ends it.
+type lives struct {
+	read   func() (settings, error)
+	live   func(context.Context, settings, *slog.Logger) error // one life; returns soon after the context ends
+	hup    <-chan os.Signal
+	config *configStatus
+	stderr io.Writer
+}
+
+const (
+	endsAtMost = 5 * time.Second // for a life, which gives itself two
+
+	// between is the rest between two lives: kubelets up to 1.36 may take the end of the old stream for
+	// that of the new one.
+	between = time.Second
+)
+
+var errEndless = errors.New("the configuration changed and what ran with the old one does not end; a new process is needed, and the DaemonSet starts one")
+
+// run lives until ctx ends, a life fails, or a new process is needed.
+func (l *lives) run(ctx context.Context) error {
+	s, err := l.read()
+	if err != nil {
+		return err
+	}
+	for more := true; more; {
+		l.config.loaded(time.Now())
+		if s, more, err = l.spend(ctx, s); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// spend spends a life. With more, another one is wanted, with the settings that are returned.
+func (l *lives) spend(ctx context.Context, s settings) (next settings, more bool, err error) {
+	log := slog.New(slog.NewTextHandler(l.stderr, &slog.HandlerOptions{Level: s.logLevel}))
+	for _, note := range s.notes {
+		log.Info(note)
+	}
+	life, end := context.WithCancel(ctx)
+	defer end()
+	ended := make(chan error, 1)
+	go func() { ended <- l.live(life, s, log) }()
+	for changed := false; !changed; {
+		select {
+		case err := <-ended:
+			return settings{}, false, err
+		case <-ctx.Done():
+			log.Info("stopping", "cause", context.Cause(ctx))
+			return settings{}, false, <-ended
+		case <-l.hup:
+			next, changed = l.reload(s, log)
+		}
+	}
+	end()
+	select {
+	case err := <-ended:
+		if err != nil {
+			return settings{}, false, err
+		}
+	case <-time.After(endsAtMost):
+		return settings{}, false, errEndless
+	}
+	if otherLibrary(s, next) {
+		log.Warn("the driver root changed, and a process keeps the driver's library that it has: this one ends, the DaemonSet starts another",
+			"was", s.core.Roots.Driver, "is", next.core.Roots.Driver)
+		return settings{}, false, nil
+	}
+	select {
+	case <-ctx.Done():
+		return settings{}, false, nil
+	case <-time.After(between):
+		return next, true, nil
+	}
+}
+
+// reload reads the settings again and reports whether they changed.
+func (l *lives) reload(s settings, log *slog.Logger) (next settings, changed bool) {
+	next, err := l.read()
+	if err != nil {
+		for line := range strings.Lines(err.Error()) {
+			log.Error("configuration not reloaded", "problem", strings.TrimSuffix(line, "\n"))
+		}
+		log.Error("configuration not reloaded: the old one stays in force, all of it")
+		l.config.refused(time.Now(), err)
+		return s, false
+	}
+	if next.equal(s) {
+		log.Info("configuration reloaded: nothing changed")
+		l.config.loaded(time.Now())
+		return s, false
+	}
+	log.Info("configuration reloaded: starting anew", "changed", strings.Join(next.changes(s), ", "))
+	return next, true
+}
+
+// otherLibrary reports whether the driver's library may be another one: see nvidia.Open.
+func otherLibrary(a, b settings) bool {
+	return a.core.Roots.Driver != b.core.Roots.Driver || a.fallbackDriver != b.fallbackDriver
+}
+
+// signals are those that do not end the agent: HUP, and what is asked of the machine. They are caught until
+// the process has ended, so that none ends it sooner. One HUP that waits stands for all, as each has the whole
+// configuration read.
+func signals() (hup, asked <-chan os.Signal) {
+	h, a := make(chan os.Signal, 1), make(chan os.Signal, 4)
+	signal.Notify(h, syscall.SIGHUP)
+	signal.Notify(a, syscall.SIGUSR1, syscall.SIGUSR2)
+	return h, a
+}
