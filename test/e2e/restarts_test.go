@@ -37,6 +37,19 @@ func TestKubeletRestarts(t *testing.T) {
 			t.Errorf("the agent was %s, it is %s", story.agent.identity(), now)
 		}
 	})
+	step(t, "kubelet and the agent are killed at once", func(t *testing.T) {
+		kube.kubelet.stop(t, syscall.SIGKILL)
+		for pid := range running("k8s-gpu") {
+			if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+				t.Fatal(err)
+			}
+		}
+		kube.startKubelet()
+		kube.awaitRegistration(t, 0, 8)
+		kube.awaitOneSocket(t)
+		kube.awaitUnchanged(t, "held", story.held)
+		kube.runPod(t, "last", 1)
+	})
 	t.Logf("from kubelet.sock accepting to the plugin connected: %s", spread(story.connected))
 	t.Logf("from kubelet.sock accepting to eight healthy GPUs in kubelet: %s", spread(story.listed))
 	t.Logf("pods whose admission a restart fell into: %v", story.caught)
