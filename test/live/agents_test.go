@@ -34,14 +34,6 @@ var binaries = sync.OnceValues(func() (string, error) {
 	return dir, nil
 })
 
-func TestMain(m *testing.M) {
-	code := m.Run()
-	if dir, _ := binaries(); dir != "" { // built by now, if anybody wanted it
-		_ = os.RemoveAll(dir)
-	}
-	os.Exit(code)
-}
-
 // shortWaits are the settings that make an agent decide in moments, by their names in Nomad's block.
 var shortWaits = map[string]string{
 	"health_period": "200ms", "health_settle": "200ms", "recovery_dwell": "200ms", "recovery_limit": "100",

@@ -78,9 +78,6 @@ func (a *agents) nextStates(what string, began time.Time, all []string) {
 // are started again, as Nomad and the DaemonSet do. What follows from the version follows; who the GPUs are
 // and what their groups are called does not.
 func TestDriverIsUpgraded(t *testing.T) {
-	if !long() {
-		t.Skip("the plugin stays for a minute, so that Nomad does not start it all the time: LIVE_LONG=1")
-	}
 	t.Parallel()
 	a := launch(t, "h100x8")
 	all := a.units()

@@ -10,6 +10,9 @@ import (
 
 // A machine without a GPU offers nothing and is in order; the first GPU is there with the next reading.
 func TestFirstGPUComesLater(t *testing.T) {
+	if !apart(t) {
+		return
+	}
 	m := simdriver.Start(t, "h100x8")
 	slots, err := m.Slots()
 	must(t, err)
@@ -33,6 +36,9 @@ func TestFirstGPUComesLater(t *testing.T) {
 // The last device of a resource goes: the resource stays, empty, so that no capacity is left behind; and it
 // is filled again without another registration.
 func TestResourceRunsEmpty(t *testing.T) {
+	if !apart(t) {
+		return
+	}
 	m := simdriver.Start(t, "a100-mig")
 	for _, slot := range []int{0, 1, 2, 3, mixed, 7} { // what is left is one of each: 4 in sevenths, 6 in one piece
 		must(t, m.Remove(slot))

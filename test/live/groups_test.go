@@ -12,6 +12,9 @@ import (
 // interchangeable. Whose group has the plain name is decided by who was there first, however the driver
 // counts them later: running work is found by that name.
 func TestGroupsAreSplit(t *testing.T) {
+	if !apart(t) {
+		return
+	}
 	s := fleet(t)
 	all := s.units()
 	plain := s.nomad.last().names()[all[0]]
@@ -35,6 +38,9 @@ func TestGroupsAreSplit(t *testing.T) {
 // The kind that was first is gone for good; the name that it had is not given to another kind: work of before
 // may still be booked under it.
 func TestFirstKindGoes(t *testing.T) {
+	if !apart(t) {
+		return
+	}
 	m := simdriver.Start(t, "h100x8")
 	for slot := 1; slot < 8; slot++ {
 		must(t, m.Remove(slot))

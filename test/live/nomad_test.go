@@ -151,3 +151,8 @@ func (f fingerprint) check() error {
 	}
 	return nil
 }
+
+// lastOfStream reports whether a message was the last of its stream: the end of a process is an error there.
+func (f fingerprint) lastOfStream(after []fingerprint) bool {
+	return len(after) > 0 && after[0].stream > f.stream
+}

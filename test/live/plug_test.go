@@ -21,6 +21,9 @@ func fleet(t *testing.T, tune ...func(*core.Config)) *scene {
 // A GPU comes, is torn out, comes back, and another one takes a slot. The others don't notice, though each
 // change moves their indices.
 func TestGPUsComeAndGo(t *testing.T) {
+	if !apart(t) {
+		return
+	}
 	s := fleet(t)
 	all := s.units()
 
@@ -76,6 +79,9 @@ func (s *scene) keysOf(slot int) (keys []string) {
 
 // Who a GPU is, its UUID says: not its index, its slot or its place on the bus.
 func TestGPUsChangePlaces(t *testing.T) {
+	if !apart(t) {
+		return
+	}
 	s := fleet(t)
 	all := s.units()
 	place := func(id string) string { return s.nomad.last().device(t, id).HwLocality.PciBusID }
@@ -123,6 +129,9 @@ func (s *scene) seen(what string) {
 // A GPU that is taken out in good order: its driver is unbound first, which the driver tells of. When the
 // driver has not listed it for long enough it is dropped, and nothing of it stays behind.
 func TestGPUIsTakenOut(t *testing.T) {
+	if !apart(t) {
+		return
+	}
 	s := fleet(t, func(c *core.Config) { c.Health.Forget = 2 * time.Second })
 	all := s.units()
 	gone := all[2]
@@ -137,5 +146,61 @@ func TestGPUIsTakenOut(t *testing.T) {
 	s.capacity("taken out", gpu, 7)
 	if _, err := s.nomad.reserve(gone); err == nil || !strings.Contains(err.Error(), gone) {
 		t.Errorf("Reserve of what is gone: %v", err)
+	}
+}
+
+// A driver that tells of GPUs that it is bound to and unbound from (nvml.h: nvmlSystemEventSetWait) is heard at
+// once, also with the default configuration.
+func TestBoundGPUIsSeenAtOnce(t *testing.T) {
+	if !apart(t) {
+		return
+	}
+	s := stage(t, simdriver.Start(t, "h100x8"))
+	all := s.units()
+	s.settles("start", time.Now(), all)
+	s.until("system events are listened to", func() bool {
+		calls, err := s.Calls()
+		must(t, err)
+		return calls["nvmlSystemEventSetWait"] > 0
+	})
+	since, began := s.mark(), time.Now()
+	must(t, s.Add(8), s.Bind(8))
+	added := s.UUID(8)
+	d := s.settles("a GPU is added and bound", began, append(all, added))
+	promised(t, "added", d.most(), 5*time.Second)
+	s.undisturbed("added", since, all)
+	since, began = s.mark(), time.Now()
+	must(t, s.Unbind(8), s.Remove(8))
+	d = s.settles("it is unbound and taken out again", began, append(all, added), added)
+	promised(t, "taken out", d.most(), 5*time.Second)
+	s.undisturbed("taken out", since, all)
+}
+
+// How long it takes with the settings of an operator who has set none.
+func TestGPUsComeAndGoByDefault(t *testing.T) {
+	takesLong(t)
+	if !apart(t) {
+		return
+	}
+	s := stage(t, simdriver.Start(t, "h100x8"))
+	all := s.units()
+	s.settles("start", time.Now(), all)
+	limit := core.DefaultConfig().Rescan + 5*time.Second
+
+	began := time.Now()
+	must(t, s.Add(8))
+	all = append(all, s.UUID(8))
+	added := s.settles("a GPU is added", began, all)
+	began = time.Now()
+	must(t, s.Remove(3))
+	torn := s.settles("a GPU is torn out", began, all, all[3])
+	began = time.Now()
+	old := all[5]
+	must(t, s.Set(5, "uuid", "GPU-0e0e0e0e-1111-4222-8333-444444444444"))
+	s.refuses("another GPU is in its slot: the old one", began, []string{old})
+	all[5] = s.UUID(5)
+	replaced := s.settles("another GPU is in its slot", began, all, all[3])
+	for what, d := range map[string]took{"added": added, "torn out": torn, "replaced": replaced} {
+		promised(t, what, d.most(), limit)
 	}
 }

@@ -16,6 +16,9 @@ const noMIGEvent = "events = 0x3e9f"
 
 // A real driver destroys no instance that is in use: the one that works stays, and the rest is cut anew.
 func TestBusyInstanceStays(t *testing.T) {
+	if !apart(t) {
+		return
+	}
 	m := simdriver.Start(t, "a100-mig")
 	s := stage(t, m)
 	s.settles("start", time.Now(), s.units())
@@ -43,6 +46,9 @@ func TestBusyInstanceStays(t *testing.T) {
 
 // Without an event of the driver's it takes the next full reading.
 func TestLayoutWithoutEvent(t *testing.T) {
+	if !apart(t) {
+		return
+	}
 	m := simdriver.Start(t, "a100-mig")
 	must(t, m.Change(sevenths, noMIGEvent))
 	s := stage(t, m, hasty)
@@ -58,8 +64,9 @@ func TestLayoutWithoutEvent(t *testing.T) {
 
 // The same with the settings of an operator who has set none.
 func TestLayoutWithoutEventByDefault(t *testing.T) {
-	if !long() {
-		t.Skip("takes a minute: LIVE_LONG=1")
+	takesLong(t)
+	if !apart(t) {
+		return
 	}
 	m := simdriver.Start(t, "a100-mig")
 	must(t, m.Change(sevenths, noMIGEvent))
@@ -71,9 +78,29 @@ func TestLayoutWithoutEventByDefault(t *testing.T) {
 	s.refuses("the old layout, told by nobody, read every minute", began, old)
 	d := s.settles("the new layout", began, s.units())
 	s.undisturbed("re-layout", since, rest)
-	if limit := core.DefaultConfig().Rescan + 5*time.Second; d.most() > limit {
-		t.Errorf("it took %v, more than a full reading and 5 s", d.most())
+	promised(t, "a full reading and what follows", d.most(), core.DefaultConfig().Rescan+5*time.Second)
+}
+
+// What an operator sees should not depend on whether the driver tells of it: there are signs of a new layout
+// that can be looked at more often than a full reading is made, such as the folders that the kernel module
+// keeps below /proc/driver/nvidia.
+func TestLayoutWithoutEventIsSeenSoon(t *testing.T) {
+	open(t, "without an event it takes until the next full reading, a minute by default")
+	if !apart(t) {
+		return
 	}
+	m := simdriver.Start(t, "a100-mig")
+	must(t, m.Change(sevenths, noMIGEvent))
+	s := stage(t, m)
+	s.settles("start", time.Now(), s.units())
+	began := time.Now()
+	must(t, m.SetMIG(sevenths, three("2g.20gb")...))
+	d := s.settles("the new layout, told by nobody", began, s.units())
+	promised(t, "a new layout", d.most(), 5*time.Second)
+	began = time.Now()
+	must(t, m.Add(8))
+	d = s.settles("a new GPU, told by nobody", began, s.units())
+	promised(t, "a new GPU", d.most(), 5*time.Second)
 }
 
 // The driver may give the ID of an instance that is gone to the next one in its place, which is of another
@@ -81,6 +108,9 @@ func TestLayoutWithoutEventByDefault(t *testing.T) {
 // while that hands it out.
 func TestSameIDOtherProfile(t *testing.T) {
 	open(t, "a resource drops a healthy device at once when the device comes to another resource")
+	if !apart(t) {
+		return
+	}
 	m := simdriver.Start(t, "a100-mig")
 	s := stage(t, m, hasty)
 	s.settles("start", time.Now(), s.units())
@@ -100,7 +130,7 @@ func TestSameIDOtherProfile(t *testing.T) {
 	s.until("Nomad has it in another group", func() bool { return strings.HasSuffix(s.nomad.last().names()[id], "2g.20gb") })
 	s.settles("another profile under the same ID", began, s.units())
 	s.granted("another profile", id)
-	s.capacity("another profile", mig7g, 0)
+	s.until("the resource that it was of is empty", func() bool { n, _ := s.kubelet.Capacity(mig7g); return n == 0 })
 }
 
 // editGPU changes the lines of a GPU's section.

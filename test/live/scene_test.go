@@ -35,17 +35,6 @@ const (
 	tick = 5 * time.Millisecond
 )
 
-// long reports whether the tests that take minutes are asked for.
-func long() bool { return os.Getenv("LIVE_LONG") != "" }
-
-// open skips a test of what does not hold yet, unless that is what one wants to see: LIVE_OPEN=1.
-func open(t *testing.T, why string) {
-	t.Helper()
-	if os.Getenv("LIVE_OPEN") == "" {
-		t.Skip("does not hold yet: ", why)
-	}
-}
-
 // scene is a simulated machine with both orchestrators.
 type scene struct {
 	*simdriver.Machine
@@ -224,14 +213,17 @@ func (s *scene) await(what string, began time.Time, right func(map[string]bool) 
 	return d
 }
 
-// until waits for something that neither stream has to show.
-func (s *scene) until(what string, ok func() bool) {
+// until waits for something that neither stream has to show, and says how long that took.
+func (s *scene) until(what string, ok func() bool) time.Duration {
 	s.t.Helper()
-	for deadline := time.Now().Add(patience); !ok(); time.Sleep(tick) {
-		if time.Now().After(deadline) {
+	began := time.Now()
+	for !ok() {
+		if time.Since(began) > 2*patience {
 			s.t.Fatal("never:", what)
 		}
+		time.Sleep(tick)
 	}
+	return time.Since(began)
 }
 
 // rewrite changes machine.conf as an editor would: at once, for what no control function does.

@@ -1,0 +1,263 @@
+package live
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/tandem-gpu/tandem/test/simdriver"
+)
+
+// order gives an agent an order with its own command, as an operator does.
+func (a *agents) order(name, verb string, args ...string) (said string, err error) {
+	out, err := exec.CommandContext(a.t.Context(), a.binary(name), append([]string{verb, "--state-dir=" + a.state}, args...)...).CombinedOutput()
+	if err != nil {
+		err = fmt.Errorf("%s %s: %w: %s", name, verb, err, out)
+	}
+	return string(out), err
+}
+
+// orderBoth gives both agents an order at once; it fails the test unless both obey.
+func (a *agents) orderBoth(verb string) (longest time.Duration) {
+	a.t.Helper()
+	var orders sync.WaitGroup
+	took, errs := [2]time.Duration{}, [2]error{}
+	for i, name := range []string{nomadGPU, k8sGPU} {
+		orders.Go(func() {
+			began := time.Now()
+			_, errs[i] = a.order(name, verb)
+			took[i] = time.Since(began)
+		})
+	}
+	orders.Wait()
+	must(a.t, errs[:]...)
+	a.t.Logf("%-55s nomad-gpu %5.3f s   k8s-gpu %5.3f s", "the command "+verb, took[0].Seconds(), took[1].Seconds())
+	return max(took[0], took[1])
+}
+
+// holding are the device nodes of the machine that the agents have open.
+func (a *agents) holding() (nodes []string) {
+	a.t.Helper()
+	for _, pids := range a.processes() {
+		if len(pids) > 0 {
+			held, err := a.HeldBy(pids[len(pids)-1])
+			must(a.t, err)
+			nodes = append(nodes, held...)
+		}
+	}
+	return nodes
+}
+
+// released checks that nobody holds the driver and that the scheduler is told why nothing can be had.
+func (a *agents) released(what string, devices []string) {
+	a.t.Helper()
+	if held := a.holding(); len(held) > 0 {
+		a.t.Errorf("%s: the agents hold %v", what, held)
+	}
+	for _, id := range devices {
+		if why := a.nomad.last().device(a.t, id).HealthDesc; !strings.Contains(why, "maintenance") {
+			a.t.Errorf("%s: Nomad says of %s: %q", what, id, why)
+		}
+		if _, err := a.nomad.reserve(id); err == nil || !strings.Contains(err.Error(), "maintenance") {
+			a.t.Errorf("%s: Reserve(%s): %v", what, id, err)
+		}
+		resource, _ := a.resources()
+		if _, err := a.kubelet.Allocate(a.t.Context(), resource[id], id); err == nil || !strings.Contains(err.Error(), "maintenance") {
+			a.t.Errorf("%s: Allocate(%s): %v", what, id, err)
+		}
+	}
+}
+
+// The driver is left alone on request, so completely that the module can be unloaded, and taken up again.
+// Nothing else changes: the processes, the streams and the devices stay.
+func TestQuiesceAndResume(t *testing.T) {
+	t.Parallel()
+	a := launch(t, "h100x8")
+	all := a.units()
+	a.settles("start", time.Now(), all)
+	processes := a.processes()
+	if len(a.holding()) == 0 {
+		t.Error("the agents hold nothing of a driver that they use: this test shows nothing")
+	}
+	must(t, a.Set(2, "recovery_action", "1"), a.XID(2, 95)) // the driver asks for a reset
+	a.settles("XID 95 on one", time.Now(), all, all[2])
+
+	began := time.Now()
+	a.orderBoth("quiesce")
+	if held := a.holding(); len(held) > 0 {
+		t.Errorf("the command is done, and the agents hold %v", held)
+	}
+	well := without(all, all[2])
+	d := a.settles("quiesced", began, all, all...)
+	promised(t, "quiesced", d.most(), 2*time.Second) // Nomad is told at most once a second
+	a.released("quiesced", well)
+	a.orderBoth("quiesce")
+	a.released("quiesced twice", well)
+
+	must(t, a.TryUnload())
+	a.released("the module is unloaded", well)
+	must(t, a.Reset(2), a.Load())
+	a.released("a GPU was reset, and the module is loaded", well)
+
+	began = time.Now()
+	a.orderBoth("resume")
+	d = a.offers("resumed: those that were well", began, well)
+	promised(t, "resumed", d.most(), 2*time.Second)
+	a.settles("resumed: the one that was reset", began, all)
+	a.granted("resumed", all...)
+	for _, name := range []string{nomadGPU, k8sGPU} {
+		if said, err := a.order(name, "resume"); err == nil || !strings.Contains(err.Error(), "nothing to resume") {
+			t.Errorf("%s resume again: %s, %v", name, said, err)
+		}
+	}
+	a.sameProcesses("maintenance", processes)
+	for resource, n := range a.registered() {
+		if n != 1 {
+			t.Errorf("%s was registered %d times", resource, n)
+		}
+	}
+}
+
+// The same by signals, for who has no socket at hand.
+func TestQuiesceBySignal(t *testing.T) {
+	t.Parallel()
+	a := launch(t, "t4")
+	all := a.units()
+	a.settles("start", time.Now(), all)
+	processes := a.processes()
+	signal := func(s syscall.Signal) {
+		for _, name := range []string{nomadGPU, k8sGPU} {
+			must(t, syscall.Kill(processes[name][0], s))
+		}
+	}
+	began := time.Now()
+	signal(syscall.SIGUSR1)
+	a.settles("SIGUSR1", began, all, all...)
+	a.until("nothing is held", func() bool { return len(a.holding()) == 0 })
+	a.released("SIGUSR1", all)
+	began = time.Now()
+	signal(syscall.SIGUSR2)
+	a.settles("SIGUSR2", began, all)
+	a.granted("SIGUSR2", all...)
+	a.sameProcesses("signals", processes)
+}
+
+// An agent that is killed during maintenance must not take the driver when it is started again. And while
+// nobody has it, the whole driver can be replaced: what follows from its version follows, without a wait for
+// processes to end; who the GPUs are and what their groups are called stays.
+func TestQuiesceOutlastsTheAgents(t *testing.T) {
+	t.Parallel()
+	a := launch(t, "h100x8")
+	all := a.units()
+	a.settles("start", time.Now(), all)
+	names := a.nomad.last().names()
+	a.orderBoth("quiesce")
+	a.until("the order is on disk", func() bool {
+		return a.noted(nomadGPU) && a.noted(k8sGPU)
+	})
+	for _, name := range []string{nomadGPU, k8sGPU} {
+		must(t, syscall.Kill(a.pids(name)[0], syscall.SIGKILL))
+	}
+	took := a.until("both are started again", func() bool { return len(a.pids(nomadGPU)) == 2 && len(a.pids(k8sGPU)) == 2 })
+	t.Logf("both agents are started again after %v", took)
+	a.until("both orchestrators hear the new ones", func() bool {
+		_, connected := a.kubelet.Devices(gpu)
+		return a.nomad.last().stream == 2 && connected && a.registered()[gpu] == 2
+	})
+	a.settles("killed in maintenance, and started again", time.Now(), all, all...)
+	a.released("started again", all)
+
+	const version = "590.48.01"
+	must(t, a.TryUnload(), a.SetDriver(version), a.Load())
+	a.released("another driver", all)
+	began := time.Now()
+	a.orderBoth("resume")
+	a.settles("resumed with another driver", began, all)
+	a.granted("another driver", all...)
+	for _, id := range all {
+		f := a.nomad.last()
+		if got := f.names()[id]; got != names[id] {
+			t.Errorf("%s was in group %q and is in %q", id, names[id], got)
+		}
+		if got := f.group(t, id).Attributes["driver_version"].GoString(); got != version {
+			t.Errorf("%s: driver_version %s, want %s", id, got, version)
+		}
+	}
+}
+
+// noted reports whether the state file of an agent has a maintenance.
+func (a *agents) noted(name string) bool {
+	text, err := os.ReadFile(filepath.Join(a.state, name+".json"))
+	return err == nil && strings.Contains(string(text), `"Away"`)
+}
+
+// An order that was answered is kept, even if the agent is killed at once.
+func TestQuiesceIsKeptOnceAnswered(t *testing.T) {
+	open(t, "the state is written at most once a second, and the answer does not wait for it")
+	t.Parallel()
+	a := launch(t, "t4")
+	all := a.units()
+	a.settles("start", time.Now(), all)
+	a.orderBoth("quiesce")
+	if !a.noted(nomadGPU) || !a.noted(k8sGPU) {
+		t.Error("answered, and not on disk")
+	}
+}
+
+// A GPU is cut up anew while the agents leave the driver alone. The old instances are withdrawn only then.
+func TestLayoutInMaintenance(t *testing.T) {
+	t.Parallel()
+	a := launch(t, "a100-mig")
+	before := a.units()
+	a.settles("start", time.Now(), before)
+	a.orderBoth("quiesce")
+	a.settles("quiesced", time.Now(), before, before...)
+	must(t, a.SetMIG(sevenths, three("2g.20gb")...))
+	a.released("cut anew", before)
+	began := time.Now()
+	a.orderBoth("resume")
+	a.settles("resumed with another layout", began, a.units())
+	a.granted("another layout", a.unitsOf(sevenths)...)
+}
+
+// A call that hangs can't be taken back: the order is carried out as far as it goes, and says what is in the way.
+func TestQuiesceWhileACallHangs(t *testing.T) {
+	t.Parallel()
+	a := launch(t, "h100x8")
+	all := a.units()
+	a.settles("start", time.Now(), all)
+	const call = "nvmlDeviceGetFieldValues"
+	count := func() uint64 { calls, err := a.Calls(); must(t, err); return calls[call] }
+	must(t, a.Hang(simdriver.GPU(3), call))
+	enough := count() + 40 // eight GPUs, two agents: each has asked number 3 by then
+	a.until("the calls hang", func() bool { return count() >= enough })
+
+	began := time.Now()
+	var orders sync.WaitGroup
+	for _, name := range []string{nomadGPU, k8sGPU} {
+		orders.Go(func() {
+			if said, err := a.order(name, "quiesce"); err == nil || !strings.Contains(err.Error(), call) {
+				t.Errorf("%s quiesce: %s, %v", name, said, err)
+			}
+		})
+	}
+	a.settles("quiesced while a call hangs", began, all, all...)
+	orders.Wait()
+	t.Logf("both orders answered after %v", time.Since(began))
+	if err := a.TryUnload(); err == nil {
+		t.Error("rmmod under a call that hangs")
+	}
+	must(t, a.Heal())
+	a.until("the call came back, and nothing is held", func() bool { return len(a.holding()) == 0 })
+	a.released("the call came back", all)
+	began = time.Now()
+	a.orderBoth("resume")
+	a.settles("resumed", began, all)
+	a.granted("resumed", all...)
+}
