@@ -64,8 +64,13 @@ func (k *kubelet) accepts(ctx context.Context, waiting func(error)) (socketID, e
 		heard := k.bell.heard()
 		now := identify(k.socket)
 		err := knock(ctx, k.socket)
-		if err == nil || ctx.Err() != nil {
+		switch {
+		case ctx.Err() != nil:
 			return now, ctx.Err()
+		case err == nil && now == (socketID{}): // it came just now
+			continue
+		case err == nil:
+			return now, nil
 		}
 		waiting(err)
 		// A socket is bound, which is the file event, and then listens: between the two it refuses.

@@ -153,7 +153,10 @@ func (l *life) listen(ctx context.Context) (net.Listener, error) {
 		return nil, err
 	}
 	l.count.incarnations.Add(1)
-	l.own = identify(l.path)
+	// A kubelet that starts may have wiped it by now, and would wait 10 s for it inside Register.
+	if l.own = identify(l.path); l.own == (socketID{}) {
+		return nil, errors.Join(errSocketGone, listener.Close())
+	}
 	return listener, nil
 }
 

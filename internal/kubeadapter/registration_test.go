@@ -107,7 +107,7 @@ func TestKubeletRestarts20Times(t *testing.T) {
 func assertFreshSockets(t *testing.T, k *kubelettest.Kubelet) {
 	t.Helper()
 	seen := map[string]bool{}
-	for _, reg := range k.Registrations() {
+	for _, reg := range k.Attempts() {
 		if seen[reg.Endpoint] {
 			t.Errorf("%s registered twice", reg.Endpoint)
 		}

@@ -39,11 +39,16 @@ type rig struct {
 // newRig returns a rig with nothing running.
 func newRig(t *testing.T) *rig {
 	t.Helper()
+	return newRigFor(t, 30*time.Second)
+}
+
+func newRigFor(t *testing.T, limit time.Duration) *rig {
+	t.Helper()
 	dir, err := os.MkdirTemp("", "kub") // t.TempDir's path can be longer than a socket's may be
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	r := &rig{T: t, ctx: ctx, dir: dir, kubelet: kubelettest.New(dir), src: coretest.NewSource(), stop: func() {}}
 	t.Cleanup(func() {
 		r.stop()

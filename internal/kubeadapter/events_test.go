@@ -1,0 +1,206 @@
+package kubeadapter
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
+)
+
+// An event may come after the registration that it announces (seen 38 µs after): only another file is news.
+func TestLateFileEventsAreNoRestart(t *testing.T) {
+	r := newRig(t)
+	r.startKubelet()
+	r.offer(coretest.GPUs(1))
+	r.start(func(a *Adapter) { a.pace.look = time.Hour })
+	r.awaitReady()
+	for range 50 {
+		heard := r.adapter.kubelet.bell.heard()
+		r.must(os.Chmod(r.kubelet.Socket(), 0o755))
+		select {
+		case <-heard:
+		case <-r.ctx.Done():
+			t.Fatal("no event of kubelet.sock came")
+		}
+	}
+	r.must(r.adapter.Alive(r.ctx))
+	if n := len(r.kubelet.Attempts()); n != 1 || r.adapter.Ready() != nil {
+		t.Errorf("%d registrations, ready: %v", n, r.adapter.Ready())
+	}
+}
+
+// bind(2) makes the file, and with it the event; until listen(2) the socket refuses. No other event comes.
+func TestASocketThatIsBoundAndDoesNotListenYet(t *testing.T) {
+	r := newRig(t)
+	fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
+	r.must(err)
+	defer func() { _ = syscall.Close(fd) }()
+	r.must(syscall.Bind(fd, &syscall.SockaddrUnix{Name: r.kubelet.Socket()}))
+	k := newKubelet(r.dir, r.kubelet.Socket(), slog.New(slog.DiscardHandler)) // nobody rings its bell
+	listening := false
+	with, err := k.accepts(r.ctx, func(err error) {
+		if !errors.Is(err, syscall.ECONNREFUSED) {
+			t.Errorf("refused with %v", err)
+		}
+		if !listening {
+			listening = true
+			r.must(syscall.Listen(fd, 1))
+		}
+	})
+	r.must(err)
+	if with == (socketID{}) || with != identify(r.kubelet.Socket()) {
+		t.Errorf("accepted by %v", with)
+	}
+}
+
+// blind are the ways in which file events can't be had.
+var blind = map[string]func() (*fsnotify.Watcher, error){
+	"no instance": func() (*fsnotify.Watcher, error) { return nil, syscall.EMFILE },
+	"a file system that tells nothing": func() (*fsnotify.Watcher, error) {
+		w, err := fsnotify.NewWatcher()
+		w.Events = nil
+		return w, err
+	},
+}
+
+func TestRestartsWithoutFileEvents(t *testing.T) {
+	for name, events := range blind {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			r.restarts(func(a *Adapter) { a.kubelet.events = events })
+		})
+	}
+}
+
+// restarts follows a kubelet through its late start, restarts and the loss of a socket.
+func (r *rig) restarts(change func(*Adapter)) {
+	r.Helper()
+	r.offer(coretest.GPUs(1))
+	r.start(change)
+	r.startKubelet()
+	r.awaitReady()
+	for i := range 3 {
+		if i == 1 {
+			r.kubelet.Crash()
+		} else {
+			r.kubelet.Stop()
+		}
+		r.startKubelet()
+		r.awaitHealthy(GPUResource, 1)
+		r.awaitReady()
+	}
+	r.must(os.Remove(r.adapter.Stats()[0].Socket))
+	r.must(r.kubelet.Await(r.ctx, "another socket", func() bool { return len(r.kubelet.Registrations()) == 5 }))
+	r.awaitHealthy(GPUResource, 1)
+	r.awaitReady()
+}
+
+// File events come back when what others held is given up.
+func TestFileEventsAreHadAsSoonAsTheyCanBe(t *testing.T) {
+	r := newRig(t)
+	tries := 0
+	r.startKubelet()
+	r.offer(coretest.GPUs(1))
+	r.start(func(a *Adapter) {
+		a.pace.look = time.Hour // only an event tells
+		a.kubelet.events = func() (*fsnotify.Watcher, error) {
+			if tries++; tries <= 3 {
+				return nil, syscall.EMFILE
+			}
+			return fsnotify.NewWatcher()
+		}
+	})
+	r.awaitReady()
+	r.await("an event", func() bool {
+		heard := r.adapter.kubelet.bell.heard()
+		r.must(os.Chmod(r.kubelet.Socket(), 0o755))
+		select {
+		case <-heard:
+			return true
+		case <-time.After(10 * time.Millisecond):
+			return false
+		}
+	})
+	r.kubelet.Crash()
+	r.startKubelet()
+	r.awaitHealthy(GPUResource, 1)
+	r.awaitReady()
+}
+
+// limits are those of inotify in a user namespace of its own, where a test can use them up and nobody else
+// notices (user_namespaces(7), /proc/sys/user).
+const limits = "TANDEM_TEST_LIMIT"
+
+func TestRestartsAtTheLimitsOfTheKernel(t *testing.T) {
+	if limit := os.Getenv(limits); limit != "" {
+		if err := os.WriteFile(limit, []byte("0"), 0); err != nil {
+			t.Skip("no limits to set here: ", err)
+		}
+		_, want := fsnotify.NewWatcher()
+		if filepath.Base(limit) == "max_inotify_watches" {
+			w, err := fsnotify.NewWatcher()
+			want = errors.Join(err, w.Add("/"))
+		}
+		if !errors.Is(want, syscall.EMFILE) && !errors.Is(want, syscall.ENOSPC) {
+			t.Fatalf("%s is not in force: %v", limit, want)
+		}
+		r := newRig(t)
+		r.restarts(func(*Adapter) {})
+		return
+	}
+	for _, limit := range []string{"/proc/sys/user/max_inotify_instances", "/proc/sys/user/max_inotify_watches"} {
+		t.Run(filepath.Base(limit), func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			again := exec.CommandContext(ctx, "/proc/self/exe", "-test.run=^TestRestartsAtTheLimitsOfTheKernel$", "-test.v")
+			again.Env = append(os.Environ(), limits+"="+limit)
+			ids := []syscall.SysProcIDMap{{HostID: os.Getuid(), Size: 1}}
+			groups := []syscall.SysProcIDMap{{HostID: os.Getgid(), Size: 1}}
+			again.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER, UidMappings: ids, GidMappings: groups}
+			out, err := again.CombinedOutput()
+			if started := again.ProcessState != nil; !started {
+				t.Skip("no user namespace: ", err)
+			}
+			if t.Logf("%s", out); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// A folder that is replaced is watched again, also while the old one lives on under another name.
+func TestFolderIsReplaced(t *testing.T) {
+	for name, away := range map[string]func(string) error{
+		"removed": os.RemoveAll,
+		"renamed": func(dir string) error { return os.Rename(dir, dir+"-old") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			defer func() { _ = os.RemoveAll(r.dir + "-old") }()
+			r.startKubelet()
+			r.offer(coretest.GPUs(1))
+			r.start()
+			r.awaitReady()
+			for range 3 {
+				r.must(away(r.dir))
+				r.kubelet.Crash()
+				r.startKubelet()
+				r.awaitHealthy(GPUResource, 1)
+				r.awaitReady()
+				_ = os.RemoveAll(r.dir + "-old")
+			}
+			if s := r.sockets(); len(s) != 1 {
+				t.Errorf("sockets %v, want one", s)
+			}
+		})
+	}
+}

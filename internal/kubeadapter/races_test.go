@@ -1,0 +1,245 @@
+package kubeadapter
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
+)
+
+// Three resources: one is refused, one gets no answer, and the third is registered once by each kubelet.
+func TestResourcesDoNotDisturbEachOther(t *testing.T) {
+	const refused, hanging = "nvidia.com/mig-1g.10gb", "nvidia.com/mig-1g.10gb.me"
+	r := newRig(t)
+	r.kubelet.BehaveTo(refused, kubelettest.Behaviour{Refuse: errors.New("not you")})
+	r.kubelet.BehaveTo(hanging, kubelettest.Behaviour{Delay: time.Hour})
+	r.startKubelet()
+	r.src.Set(inventory(migMachine(), mixedConfig()))
+	r.start(mixed)
+	for i := range 3 {
+		attempts := len(r.kubelet.Attempts())
+		if i > 0 {
+			r.kubelet.Crash()
+			r.startKubelet()
+		}
+		r.awaitHealthy(GPUResource, 1)
+		r.await("refusals, and one that waits", func() bool {
+			count := map[string]int{}
+			for _, a := range r.kubelet.Attempts()[attempts:] {
+				count[a.Resource]++
+			}
+			return count[refused] >= 3 && (count[hanging] >= 1 || i == 0)
+		})
+		accepted := r.kubelet.Registrations()
+		if len(accepted) != i+1 || accepted[i].Resource != GPUResource {
+			t.Fatalf("kubelet %d: accepted %v", i, accepted)
+		}
+	}
+	for _, s := range r.adapter.Stats() {
+		if s.Watched != (s.Resource == GPUResource) || s.Resource == refused && s.LastError == "" {
+			t.Errorf("%+v", s)
+		}
+	}
+	r.kubelet.Behave(kubelettest.Behaviour{})
+	r.awaitHealthy(refused, 2) // the other one still waits for an answer
+	if n := len(r.kubelet.Registrations()); n != 4 {
+		t.Errorf("%d registrations, want one of gpu for each of three kubelets and one that was refused before", n)
+	}
+}
+
+func TestRegisterThatIsNeverAnswered(t *testing.T) {
+	r := newRig(t)
+	r.kubelet.Behave(kubelettest.Behaviour{Delay: time.Hour})
+	r.startKubelet()
+	r.offer(coretest.GPUs(1))
+	r.start(func(a *Adapter) { a.pace.register = 20 * time.Millisecond })
+	r.await("two that were given up", func() bool {
+		s := r.adapter.Stats()
+		return len(s) == 1 && s[0].RegistrationErrors >= 2
+	})
+	r.kubelet.Behave(kubelettest.Behaviour{})
+	r.awaitReady()
+	assertFreshSockets(t, r.kubelet)
+}
+
+// A kubelet that answered no is done with that registration; one that was given up on may not be.
+func TestAnswered(t *testing.T) {
+	for code, want := range map[codes.Code]bool{
+		codes.Unknown: true, codes.Unavailable: true, codes.DeadlineExceeded: false, codes.Canceled: false,
+	} {
+		if got := answered(fmt.Errorf("wrapped: %w", &registerError{"a.sock", status.New(code, "")})); got != want {
+			t.Errorf("%v: %v", code, got)
+		}
+	}
+}
+
+// Kubelets up to 1.36 take some time to notice that a stream has ended, and disconnect then whoever
+// registered last: nobody has, before the settling time is over.
+func TestKubeletThatIsSlowToNotice(t *testing.T) {
+	r := newRig(t)
+	r.kubelet.Behave(kubelettest.Behaviour{OneClientPerResource: true, Lag: 50 * time.Millisecond})
+	r.startKubelet()
+	r.offer(coretest.GPUs(1))
+	r.start(func(a *Adapter) { a.pace.settle = 500 * time.Millisecond })
+	r.awaitReady()
+	for i := range 2 {
+		from := time.Now()
+		if i == 0 {
+			r.kubelet.Hangup(GPUResource)
+		} else {
+			r.must(os.Remove(r.adapter.Stats()[0].Socket))
+		}
+		r.must(r.kubelet.Await(r.ctx, "another", func() bool { return len(r.kubelet.Registrations()) == i+2 }))
+		if took := time.Since(from); took < 500*time.Millisecond {
+			t.Errorf("registered again after %v, before the kubelet was done with the last", took)
+		}
+		r.awaitHealthy(GPUResource, 1)
+		r.awaitReady()
+	}
+	if c := r.kubelet.Connected(GPUResource); len(c) != 1 || len(r.kubelet.Attempts()) != 3 {
+		t.Errorf("connected %v after %v", c, r.kubelet.Attempts())
+	}
+}
+
+func TestKubeletDiesBetweenRegisterAndTheStream(t *testing.T) {
+	r := newRig(t)
+	r.kubelet.Behave(kubelettest.Behaviour{StreamDelay: time.Hour})
+	r.startKubelet()
+	r.offer(coretest.GPUs(1))
+	r.start(func(a *Adapter) { a.pace.open = time.Hour }) // nothing to wait for any more
+	r.must(r.kubelet.Await(r.ctx, "registered", func() bool { return len(r.kubelet.Registrations()) == 1 }))
+	r.kubelet.Crash()
+	r.kubelet.Behave(kubelettest.Behaviour{})
+	r.startKubelet()
+	r.awaitReady()
+	r.awaitHealthy(GPUResource, 1)
+}
+
+// Two processes, and the newer one goes: from 1.37 on the older one serves again.
+func TestTheNewerOfTwoProcessesGoes(t *testing.T) {
+	r := newRig(t)
+	r.startKubelet()
+	r.offer(coretest.GPUs(2))
+	r.start()
+	r.awaitReady()
+	next, stopNext := r.another()
+	r.await("the next is ready", func() bool { return next.Ready() == nil })
+	stopNext()
+	r.await("the older one is called", func() bool {
+		_, err := r.kubelet.Allocate(r.ctx, GPUResource, gpuIDs(1)...)
+		return err == nil && r.adapter.Stats()[0].Allocations > 0
+	})
+	r.awaitHealthy(GPUResource, 2)
+	if n := len(r.kubelet.Attempts()); n != 2 {
+		t.Errorf("%d registrations, want one of each", n)
+	}
+}
+
+// A kubelet that starts wipes our socket right after it was made: then there is nothing to register.
+func TestSocketIsWipedWhileItIsMade(t *testing.T) {
+	r := newRig(t)
+	r.startKubelet()
+	r.offer(coretest.GPUs(1))
+	var wiped atomic.Bool
+	gone := make(chan struct{})
+	go func() { // as often as it takes
+		defer close(gone)
+		for !wiped.Load() && r.ctx.Err() == nil {
+			for _, name := range r.sockets() {
+				_ = os.Remove(filepath.Join(r.dir, name))
+			}
+		}
+	}()
+	r.start(func(a *Adapter) { a.pace.retryMax = a.pace.retry })
+	r.await("incarnations", func() bool {
+		s := r.adapter.Stats()
+		return len(s) == 1 && s[0].Incarnations > 20
+	})
+	wiped.Store(true)
+	<-gone
+	began := time.Now()
+	r.awaitReady()
+	r.awaitHealthy(GPUResource, 1)
+	if took := time.Since(began); took > 8*time.Second {
+		t.Errorf("took %v: a kubelet waited for a socket that is gone", took)
+	}
+}
+
+func TestStatsTellOfTheLastError(t *testing.T) {
+	r := newRig(t)
+	r.startKubelet()
+	r.offer(coretest.GPUs(1))
+	began := time.Now()
+	r.start()
+	r.awaitReady()
+	s := r.adapter.Stats()[0]
+	if s.LastError != "" || !s.LastErrorAt.IsZero() || !s.Watched || s.Why != "" || s.Incarnations != 1 || s.Since.Before(began) {
+		t.Errorf("first incarnation: %+v", s)
+	}
+	if _, err := os.Stat(s.Socket); err != nil {
+		t.Error(err)
+	}
+	r.kubelet.Hangup(GPUResource)
+	r.must(r.kubelet.Await(r.ctx, "another", func() bool { return len(r.kubelet.Registrations()) == 2 }))
+	r.awaitReady()
+	next := r.adapter.Stats()[0]
+	if next.LastError != errStreamEnded.Error() || next.LastErrorAt.Before(s.Since) || next.Since.Before(next.LastErrorAt) ||
+		next.Incarnations != 2 || next.Socket == s.Socket {
+		t.Errorf("second incarnation: %+v", next)
+	}
+	r.kubelet.Crash()
+	r.await("a reason", func() bool { return !r.adapter.Stats()[0].Watched })
+	if s := r.adapter.Stats()[0]; s.Why == "" || s.Socket != "" {
+		t.Errorf("without a kubelet: %+v", s)
+	}
+}
+
+// An agent that is told to stop while it waits for anything stops at once.
+func TestStopWhileWaiting(t *testing.T) {
+	for name, prepare := range map[string]func(*rig){
+		"for a kubelet": func(*rig) {},
+		"for an answer": func(r *rig) {
+			r.kubelet.Behave(kubelettest.Behaviour{Delay: time.Hour})
+			r.startKubelet()
+		},
+		"for the stream": func(r *rig) {
+			r.kubelet.Behave(kubelettest.Behaviour{NoStream: true})
+			r.startKubelet()
+		},
+		"for the next try": func(r *rig) {
+			r.kubelet.Behave(kubelettest.Behaviour{Refuse: errors.New("no")})
+			r.startKubelet()
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			prepare(r)
+			r.offer(coretest.GPUs(1))
+			r.start(func(a *Adapter) { a.pace.open, a.pace.retry, a.pace.retryMax = time.Hour, time.Hour, time.Hour })
+			r.await("it waits", func() bool {
+				s := r.adapter.Stats()
+				return len(s) == 1 && s[0].Why != "starting" && (name != "for the next try" || s[0].LastError != "")
+			})
+			ctx, cancel := context.WithTimeout(r.ctx, 10*time.Second)
+			defer cancel()
+			go func() { r.stop(); cancel() }()
+			<-ctx.Done()
+			if !errors.Is(ctx.Err(), context.Canceled) {
+				t.Error("still running after 10 s")
+			}
+			if s := r.sockets(); len(s) > 0 {
+				t.Errorf("sockets left: %v", s)
+			}
+		})
+	}
+}
