@@ -35,15 +35,23 @@ type ears struct {
 
 func newEars() ears { return ears{deaf: true, arrive: make(chan struct{}, 1)} }
 
-// offer passes a set on; without one, the reader may want to try again.
-func (e *ears) offer(a armed, again bool) {
+// mostMade is how many sets wait to be taken. There are more only when the waiter hangs.
+const mostMade = 4
+
+// offer passes a set on; without one, the reader may want to try again. One that was made too long ago comes
+// back: what it has heard is lost.
+func (e *ears) offer(a armed, again bool) (surplus armed) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.made, e.deaf = append(e.made, a), again
+	if len(e.made) > mostMade {
+		surplus, e.made = e.made[0], e.made[1:]
+	}
 	select {
 	case e.arrive <- struct{}{}:
 	default:
 	}
+	return surplus
 }
 
 func (e *ears) take() []armed {
@@ -105,7 +113,7 @@ func (s *Session) listen(gpus []gpu) {
 	for i, g := range gpus {
 		s.heard[i].held = g.held
 	}
-	s.ears.offer(s.arm())
+	s.free(&s.reader, s.ears.offer(s.arm()))
 }
 
 // listenAgain makes another set of the same GPUs if the latest broke.
@@ -116,12 +124,12 @@ func (s *Session) listenAgain() {
 	for i, h := range s.heard {
 		s.heard[i] = listener{held: h.held}
 	}
-	s.ears.offer(s.arm())
+	s.free(&s.reader, s.ears.offer(s.arm()))
 }
 
 // hears says whether the XIDs of a GPU are listened to now.
 func (s *Session) hears(id core.DeviceID) core.Answer {
-	if s.ears.areDeaf() {
+	if _, hangs := s.Deaf(); hangs || s.ears.areDeaf() {
 		return core.Unsaid
 	}
 	for _, h := range s.heard {

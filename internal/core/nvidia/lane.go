@@ -112,7 +112,8 @@ func (l *lane) stuck() error {
 	return &StuckError{Call: l.last.Name, At: l.last.At, Index: l.index}
 }
 
-// Busy is every call in progress, the event wait excepted; the oldest first. It is safe for concurrent use.
+// Busy is every call in progress, those of Wait excepted (see Deaf); the oldest first. It is safe for concurrent
+// use.
 func (s *Session) Busy() []core.Call {
 	s.mu.Lock()
 	lines := []*line{&s.reader}

@@ -2,8 +2,10 @@ package nvidia
 
 import (
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/NVIDIA/go-nvml/pkg/dl"
@@ -91,6 +93,10 @@ var functions = map[string][]string{
 	"nvmlSystemEventSetWait":   {"nvmlSystemEventSetWait"},
 	"nvmlSystemEventSetFree":   {"nvmlSystemEventSetFree"},
 }
+
+// Calls are the names of all calls that a session can make, sorted: what may stand in core.Call, and what tests
+// make fail.
+func Calls() []string { return slices.Sorted(maps.Keys(functions)) }
 
 // attributed is the event wait that says which MIG instance an event concerns; the older one leaves the
 // instance at zero, which names one.

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -29,7 +30,7 @@ type Options struct {
 }
 
 // Session is an initialised NVML: the only way to call it, so that nothing is called before or after.
-// Wait belongs to one goroutine; Busy and Work to all; Snapshot, Probe and Usage belong to one other
+// Wait belongs to one goroutine; Busy, Deaf and Work to all; Snapshot, Probe and Usage belong to one other
 // goroutine, and Close to whoever has waited for those two.
 type Session struct {
 	lib            nvml.Interface
@@ -56,10 +57,11 @@ type Session struct {
 	stranded []stranded
 
 	// of the waiter
-	waiter line
-	armed  armed // the event set in use
-	broken error // why it is of no more use, once that is known
-	system system
+	waiter  line
+	allowed atomic.Int64 // nanoseconds that its calls may take
+	armed   armed        // the event set in use
+	broken  error        // why it is of no more use, once that is known
+	system  system
 
 	ears ears // event sets, from the reader to the waiter
 

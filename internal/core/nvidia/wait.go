@@ -22,6 +22,7 @@ const drainAtMost = 1024
 // An error means that events can't be had at present: the caller pauses and asks the GPUs, and Probe or
 // Snapshot makes another set.
 func (s *Session) Wait(max time.Duration) ([]core.Observation, error) {
+	s.allowed.Store(int64(max))
 	heard := s.binding()
 	for _, next := range s.ears.take() {
 		heard, _ = s.drain(s.armed, heard)
@@ -51,6 +52,16 @@ func (s *Session) Wait(max time.Duration) ([]core.Observation, error) {
 	s.armed = armed{}
 	s.ears.broke()
 	return nil, err
+}
+
+// Deaf is the call in which Wait hangs: it is in the driver for longer than it was told to wait, by the session's
+// patience. No event is heard meanwhile; the GPUs can be asked all the same. It is safe for concurrent use.
+func (s *Session) Deaf() (core.Call, bool) {
+	c, inside := s.waiter.busy()
+	if !inside || time.Since(c.Since) < time.Duration(s.allowed.Load())+s.patience {
+		return core.Call{}, false
+	}
+	return c, true
 }
 
 // next waits for one event of a set.

@@ -322,7 +322,7 @@ nvmlReturn_t nvmlEventSetWait(nvmlEventSet_t set, nvmlEventData_t *data, unsigne
 
 nvmlReturn_t nvmlSystemEventSetCreate(nvmlSystemEventSetCreateRequest_t *request)
 {
-    ENTER_WITH(sim_enter_free);
+    ENTER_WITH(sim_enter_undriven);
     VERSION_1(request, nvmlSystemEventSetCreateRequest_v1);
     request->set.handle = (struct nvmlSystemEventSet_st *)create(true);
     return NVML_SUCCESS;
@@ -330,14 +330,14 @@ nvmlReturn_t nvmlSystemEventSetCreate(nvmlSystemEventSetCreateRequest_t *request
 
 nvmlReturn_t nvmlSystemEventSetFree(nvmlSystemEventSetFreeRequest_t *request)
 {
-    ENTER_WITH(sim_enter_free);
+    ENTER_WITH(sim_enter_undriven);
     VERSION_1(request, nvmlSystemEventSetFreeRequest_v1);
     return release(__func__, request->set.handle, true);
 }
 
 nvmlReturn_t nvmlSystemRegisterEvents(nvmlSystemRegisterEventRequest_t *request)
 {
-    ENTER_WITH(sim_enter_free);
+    ENTER_WITH(sim_enter_undriven);
     VERSION_1(request, nvmlSystemRegisterEventRequest_v1);
     struct set *s = find(__func__, request->set.handle, true);
     if (!s) return NVML_ERROR_INVALID_ARGUMENT;

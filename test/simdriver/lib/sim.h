@@ -110,8 +110,9 @@ struct call {
 
 nvmlReturn_t sim_enter(struct call *c, const char *name, int *counter);
 nvmlReturn_t sim_enter_gpu(struct call *c, const char *name, int *counter, const void *handle);
-nvmlReturn_t sim_enter_free(struct call *c, const char *name, int *counter); /* works without a driver */
-nvmlReturn_t sim_enter_any(struct call *c, const char *name, int *counter);  /* and without init */
+nvmlReturn_t sim_enter_undriven(struct call *c, const char *name, int *counter); /* works without a driver */
+nvmlReturn_t sim_enter_free(struct call *c, const char *name, int *counter);     /* and looks for faults itself */
+nvmlReturn_t sim_enter_any(struct call *c, const char *name, int *counter);      /* works without init */
 nvmlReturn_t sim_refresh(struct call *c);               /* take the machine as it is now */
 void sim_occupy(struct call *c, struct gpu *g);         /* two calls at once on one GPU are a misuse */
 nvmlReturn_t sim_judge(struct call *c);                 /* faults, loss, unsupported: for a GPU found by lookup */

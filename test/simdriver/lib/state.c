@@ -305,6 +305,12 @@ nvmlReturn_t sim_enter_free(struct call *c, const char *name, int *counter)
     return ready ? NVML_SUCCESS : NVML_ERROR_UNINITIALIZED;
 }
 
+nvmlReturn_t sim_enter_undriven(struct call *c, const char *name, int *counter)
+{
+    nvmlReturn_t ret = sim_enter_free(c, name, counter);
+    return ret ? ret : sim_fault(name, -1, NULL);
+}
+
 nvmlReturn_t sim_enter_any(struct call *c, const char *name, int *counter)
 {
     c->name = name;

@@ -1,0 +1,107 @@
+package nvidia
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/test/simdriver"
+)
+
+// beyond are the calls that no fault can reach, or that these machines don't lead to.
+var beyond = map[string]string{
+	"nvmlErrorString": "it asks no driver",
+	libraryVersion:    "where versions differ: TestExitOnlyWhereItHelps",
+	byPCI:             "about a GPU that was away",
+	attributed:        "another name of nvmlEventSetWait",
+}
+
+// Every call can be made to hang, and wherever it does it is seen in which: nobody hangs unseen. Then all goes on.
+func TestEachCallHangs(t *testing.T) {
+	text, err := simdriver.Text("a100-mig")
+	must(t, err)
+	gb200, err := simdriver.Text("gb200")
+	must(t, err)
+	direct := strings.Replace(text, "\nswitches = ", "\n# ", 1)
+	made := map[string]bool{}
+	for _, text := range []string{text, gb200, direct} {
+		m := simdriver.StartText(t, text)
+		must(t, useOnce(m, make(chan *Session, 1)))
+		all := calls(t, m)
+		for _, call := range Calls() {
+			_, excused := beyond[call]
+			if made[call] || excused || !slices.ContainsFunc(functions[call], func(f string) bool { return all[f] > 0 }) {
+				continue
+			}
+			made[call] = true
+			t.Run(call, func(t *testing.T) { hangs(t, m, call) })
+		}
+	}
+	for _, call := range Calls() {
+		if _, excused := beyond[call]; !made[call] && !excused {
+			t.Errorf("%s was not made", call)
+		}
+	}
+}
+
+// useOnce makes every call there is about a machine. The session is passed on as soon as there is one, for
+// whoever has to close it again.
+func useOnce(m *simdriver.Machine, opened chan<- *Session) error {
+	s, err := Open(Options{Roots: roots(m), Patience: brief})
+	if err != nil {
+		return err
+	}
+	opened <- s
+	_, err = s.Snapshot()
+	_, probeErr := s.Probe()
+	_, usageErr := s.Usage()
+	_, first := s.Wait(0)
+	_, second := s.Wait(0)
+	if closeErr := s.Close(); !errors.Is(closeErr, ErrAbandoned) {
+		err = errors.Join(err, closeErr)
+	}
+	return errors.Join(err, probeErr, usageErr, first, second)
+}
+
+func hangs(t *testing.T, m *simdriver.Machine, call string) {
+	before := calls(t, m)["nvmlInit_v2"]
+	must(t, m.Hang(simdriver.All, call))
+	opened, over := make(chan *Session, 1), make(chan error, 1)
+	go func() { over <- useOnce(m, opened) }()
+	var s *Session
+	if call == "nvmlInit" {
+		eventually(t, func() (uint64, bool) { n := calls(t, m)["nvmlInit_v2"]; return n, n > before })
+		select {
+		case <-opened:
+			t.Error("there is a session though nvmlInit hangs")
+		case <-time.After(brief):
+		}
+	} else {
+		s = <-opened
+		eventually(t, func() ([]core.Call, bool) {
+			busy := s.Busy()
+			if c, deaf := s.Deaf(); deaf {
+				busy = append(busy, c)
+			}
+			return busy, slices.ContainsFunc(busy, func(c core.Call) bool { return c.Name == call })
+		})
+	}
+	must(t, m.Heal())
+	select {
+	case err := <-over:
+		must(t, err)
+	case <-time.After(20 * time.Second):
+		t.Fatal("it hangs still")
+	}
+	if s == nil {
+		s = <-opened
+	}
+	free(t, s)
+	must(t, s.Close())
+	if nodes := heldNodes(t, m); len(nodes) > 0 {
+		t.Errorf("%q are open", nodes)
+	}
+}
