@@ -10,6 +10,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/tandem-gpu/tandem/internal/control"
 )
 
 // lives are what a process does: one life of the agent after another, each with the settings of its time. HUP
@@ -130,6 +132,6 @@ func otherLibrary(a, b settings) bool {
 func signals() (hup, asked <-chan os.Signal) {
 	h, a := make(chan os.Signal, 1), make(chan os.Signal, 4)
 	signal.Notify(h, syscall.SIGHUP)
-	signal.Notify(a, syscall.SIGUSR1, syscall.SIGUSR2)
+	signal.Notify(a, control.QuiesceSignal, control.ResumeSignal)
 	return h, a
 }
