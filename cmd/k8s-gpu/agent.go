@@ -24,13 +24,14 @@ const agentName = "k8s-gpu"
 type shared struct {
 	config *configStatus
 	past   *past
-	asked  <-chan os.Signal // see maintain
+	asked  <-chan os.Signal // to quiesce and to resume; what is asked between two lives waits for the next
 }
 
 // live is one life of the agent: it lasts until ctx ends.
 func (a *shared) live(ctx context.Context, s settings, log *slog.Logger) error {
 	from := sources.Open(s.health, agentName, s.core.Roots.Proc, log)
 	machine := monitor.New(opener(s), s.core, log, a.past.on(from.Store()))
+	machine.Expect(func() string { return nvidia.Presence(s.core.Roots) })
 	adapter := kubeadapter.New(machine, kubeadapter.Options{
 		KubeletSocket: s.kubeletSocket, MIG: s.core.MIG, DevRoot: s.devRoot, Log: log, Reserved: machine.Reserved,
 	})
@@ -41,8 +42,8 @@ func (a *shared) live(ctx context.Context, s settings, log *slog.Logger) error {
 	group.Go(func() error { return machine.Run(ctx) })
 	group.Go(func() error { return adapter.Run(ctx) })
 	group.Go(func() error { from.Follow(ctx, machine.Report); return nil })
-	group.Go(func() error { attend(ctx, s, machine, status.notes, log); return nil })
-	group.Go(func() error { maintain(ctx, a.asked, machine, log); return nil })
+	group.Go(func() error { attend(ctx, s, status, log); return nil })
+	group.Go(func() error { control.Follow(ctx, a.asked, machine, log); return nil })
 	group.Go(func() error { return machine.Pulse().Watch(ctx, log, monitor.Loop) })
 	if s.httpAddress != "" {
 		group.Go(func() error { return listen(ctx, s.httpAddress, status.handler(), log) })
@@ -56,13 +57,13 @@ func (a *shared) live(ctx context.Context, s settings, log *slog.Logger) error {
 }
 
 // attend takes an operator's orders until ctx ends. Without its socket the agent works on.
-func attend(ctx context.Context, s settings, machine *monitor.Monitor, notes func() []string, log *slog.Logger) {
+func attend(ctx context.Context, s settings, status *status, log *slog.Logger) {
 	path := socketPath(s)
 	if path == "" {
 		return
 	}
-	err := control.Serve(ctx, path, machine, control.Options{
-		Config: s.core, Simulation: s.health.Simulation, Notes: notes, Log: log,
+	err := control.Serve(ctx, path, status.machine, control.Options{
+		Config: s.core, Simulation: s.health.Simulation, Notes: status.notes, Endpoints: status.endpoints, Log: log,
 	})
 	if err != nil {
 		log.Warn("no operator can give orders", "error", err)

@@ -20,6 +20,11 @@ func readConfigFile(path string, table []option) (map[string]given, []error) {
 	if err != nil {
 		return nil, []error{fmt.Errorf("configuration file: %w", err)}
 	}
+	return parseConfig(path, text, table)
+}
+
+// parseConfig reads the text of the configuration file at path.
+func parseConfig(path string, text []byte, table []option) (map[string]given, []error) {
 	var document yaml.Node
 	if err := yaml.Unmarshal(text, &document); err != nil {
 		return nil, []error{fmt.Errorf("%s: %s", path, strings.TrimPrefix(err.Error(), "yaml: "))}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tandem-gpu/tandem/internal/control"
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/fault"
@@ -21,8 +22,9 @@ import (
 
 // still is a machine that stands still.
 type still struct {
-	state core.State
-	stats monitor.Stats
+	control.Agent // nobody asks for more
+	state         core.State
+	stats         monitor.Stats
 }
 
 func (s still) State() core.State    { return s.state }
@@ -124,7 +126,7 @@ func TestFaultsAreShown(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &status{from: &sources.Sources{}, adapter: idle{}, cfg: cfg, machine: still{state, monitor.Stats{
+	s := &status{from: &sources.Sources{}, adapter: idle{}, cfg: cfg, machine: still{state: state, stats: monitor.Stats{
 		Checks: 3, CheckTime: 1500 * time.Millisecond, LastCheck: time.UnixMilli(1_700_000_000_250), Stuck: 2, EventsFail: true,
 		Transitions: map[core.UnitID]uint64{core.UnitID(coretest.GPU(0)): 7},
 	}}}

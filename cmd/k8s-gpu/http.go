@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,8 +13,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"github.com/tandem-gpu/tandem/internal/control"
 	"github.com/tandem-gpu/tandem/internal/core"
-	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/internal/inspect"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter"
 	"github.com/tandem-gpu/tandem/internal/sources"
@@ -21,10 +22,7 @@ import (
 
 // status is what the agent says about itself.
 type status struct {
-	machine interface {
-		State() core.State
-		Stats() monitor.Stats
-	}
+	machine control.Agent
 	adapter interface {
 		Alive(context.Context) error
 		Ready() error
@@ -47,12 +45,29 @@ func (s *status) handler() http.Handler {
 	return mux
 }
 
+// endpoints are what the kubelet is served, for the debug view.
+func (s *status) endpoints() []inspect.Endpoint {
+	var endpoints []inspect.Endpoint
+	for _, r := range s.adapter.Stats() {
+		endpoints = append(endpoints, inspect.Endpoint{
+			Resource: r.Resource, Standing: cmp.Or(r.Why, "watched"), Since: r.Since, Socket: r.Socket,
+			Registrations: r.Registrations, Lists: r.Lists, LastError: r.LastError, LastErrorAt: r.LastErrorAt,
+		})
+	}
+	return endpoints
+}
+
 // healthz fails when the agent's own sockets do not answer: then only a new process helps. A missing
-// driver or kubelet is not such a case, and a part of the agent that ends, ends the process.
+// driver or kubelet is not such a case, and a part of the agent that ends, ends the process. One that is stuck is
+// named; that which nothing works without ends the process by itself.
 func (s *status) healthz(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithTimeout(r.Context(), time.Second)
 	defer cancel()
-	answer(w, s.adapter.Alive(ctx), "ok")
+	var late []string
+	for _, p := range s.machine.Pulse().Late(time.Now()) {
+		late = append(late, "stuck: "+p.Name+" since "+p.Last.UTC().Format(time.RFC3339))
+	}
+	answer(w, s.adapter.Alive(ctx), "ok", late...)
 }
 
 // readyz is green when the kubelet watches every resource, and when there is nothing to offer on this
@@ -67,7 +82,11 @@ func (s *status) readyz(w http.ResponseWriter, _ *http.Request) {
 	for _, r := range s.adapter.Stats() {
 		names = append(names, r.Resource)
 	}
-	answer(w, err, "offered to the kubelet: "+strings.Join(names, ", "), s.config.notes()...)
+	text := "offered to the kubelet: " + strings.Join(names, ", ")
+	if away := s.machine.State().Away; away.On(time.Now()) {
+		text = "maintenance (" + away.String() + "), nothing takes work; " + text
+	}
+	answer(w, err, text, s.config.notes()...)
 }
 
 // inventory is what the running agent offers, in the words of "k8s-gpu inspect --json": the kubelet's

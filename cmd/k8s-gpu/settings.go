@@ -75,12 +75,19 @@ func (values flagValues) flags() []cli.Flag {
 // resolve reads command line, environment and configuration file, in this order of precedence, and
 // returns every problem at once; the settings are then those in which there is none.
 func resolve(flags flagValues, lookupEnv func(string) (string, bool)) (settings, error) {
-	s := settings{core: core.DefaultConfig(), health: healthconfig.Default(), said: map[string]string{}}
 	table := options()
 	file, errs := map[string]given(nil), []error(nil)
 	if path := lookup(option{flag: configFlag, env: []string{configEnv}}, flags, lookupEnv, nil); path.value != "" {
 		file, errs = readConfigFile(path.value, table)
 	}
+	s, err := resolveWith(flags, lookupEnv, file, table)
+	return s, errors.Join(append(errs, err)...)
+}
+
+// resolveWith is resolve with what a configuration file says.
+func resolveWith(flags flagValues, lookupEnv func(string) (string, bool), file map[string]given, table []option) (settings, error) {
+	s := settings{core: core.DefaultConfig(), health: healthconfig.Default(), said: map[string]string{}}
+	var errs []error
 	for _, o := range table {
 		g := lookup(o, flags, lookupEnv, file)
 		if err := apply(&s, o, g); err != nil {
