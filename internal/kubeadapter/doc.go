@@ -9,9 +9,15 @@
 //	                                               kubelet's is replaced, or serving fails
 //	stop, remove the socket, rest, again
 //
+// The rest is short after a Register that was refused, and grows; it is a second at least when the kubelet
+// may have the incarnation in its books; and it ends when another kubelet comes, which knows of nothing.
+//
 // The ListAndWatch stream is the heartbeat of a registration: the kubelet never reconnects and never
 // asks twice, so when the stream ends, that incarnation is over. A socket name is never used twice,
 // because kubelet 1.37 corrupts its books when a path registers again while it counts as connected; and
 // an incarnation is gone before the next one registers, because kubelets up to 1.36 tear down the new
 // one when the stream of the old one ends.
+//
+// File events only say "look again", and looks go by the identity of a socket: a late event, or two, is no
+// restart. Without file events the looks are more frequent.
 package kubeadapter

@@ -2,6 +2,7 @@ package kubeadapter
 
 import (
 	"context"
+	"slices"
 	"testing"
 	"time"
 
@@ -89,6 +90,31 @@ func TestStreamOfAKubeletThatDoesNotRead(t *testing.T) {
 	}
 	leave()
 	r.await("the end of the stream", func() bool { return r.adapter.Stats()[0].LastError == errStreamEnded.Error() })
+}
+
+// A kubelet that restarts may have two streams for a moment: no list goes to one of them only.
+func TestTwoStreamsGetEveryList(t *testing.T) {
+	r := newRig(t)
+	r.startKubelet()
+	r.offer(coretest.GPUs(8))
+	r.start()
+	r.awaitHealthy(GPUResource, 8)
+	_, stream, leave := r.client()
+	defer leave()
+	for _, sick := range [][]int{nil, {1}, {1, 2}, {2}, nil} {
+		r.offer(coretest.GPUs(8), sick...)
+		list, err := stream.Recv()
+		r.must(err)
+		for i, d := range list.GetDevices() {
+			if slices.Contains(sick, i) != (d.GetHealth() == v1beta1.Unhealthy) {
+				t.Errorf("sick %v: unit %d is %s", sick, i, d.GetHealth())
+			}
+		}
+		r.awaitHealthy(GPUResource, 8-len(sick))
+	}
+	if n := len(r.kubelet.Lists(GPUResource)); n != 5 {
+		t.Errorf("%d lists to the kubelet, want 5", n)
+	}
 }
 
 func TestStopWhileSendBlocks(t *testing.T) {

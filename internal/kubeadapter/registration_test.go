@@ -3,11 +3,9 @@ package kubeadapter
 import (
 	"context"
 	"errors"
-	"net"
 	"os"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -253,54 +251,6 @@ func TestStopIsQuickAndSaysNothing(t *testing.T) {
 	if n := len(r.kubelet.Lists(GPUResource)); n != lists {
 		t.Errorf("%d lists sent on the way out", n-lists)
 	}
-}
-
-func TestStaleSocketsAreSweptForeignOnesStay(t *testing.T) {
-	r := newRig(t)
-	r.startKubelet() // wipes first
-	listen := func(name string) *net.UnixListener {
-		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(r.dir, name), Net: "unix"})
-		r.must(err)
-		l.SetUnlinkOnClose(false)
-		return l
-	}
-	r.must(listen("tandem-gpu-dead.sock").Close())
-	r.must(listen("nvidia-gpu.sock").Close())
-	living := listen("tandem-gpu-living.sock")
-	defer func() { _ = living.Close() }()
-	r.must(os.WriteFile(filepath.Join(r.dir, "tandem-notes"), nil, 0o600))
-	r.offer(coretest.GPUs(1))
-	r.start()
-	r.awaitReady()
-	for name, want := range map[string]bool{
-		"tandem-gpu-dead.sock": false, "nvidia-gpu.sock": true, "tandem-gpu-living.sock": true, "tandem-notes": true,
-	} {
-		if _, err := os.Stat(filepath.Join(r.dir, name)); (err == nil) != want {
-			t.Errorf("%s: %v, want there = %v", name, err, want)
-		}
-	}
-}
-
-func TestServesWithoutAKubelet(t *testing.T) {
-	r := newRig(t)
-	r.offer(coretest.GPUs(1))
-	r.start(func(a *Adapter) { a.opts.KubeletSocket, a.kubelet.socket = "", "" })
-	r.awaitReady()
-	if s := r.sockets(); !slices.Equal(s, []string{"tandem-gpu.sock"}) {
-		t.Errorf("sockets %v, want a stable name", s)
-	}
-	r.must(r.adapter.Alive(r.ctx))
-}
-
-func TestSocketPathTooLong(t *testing.T) {
-	r := newRig(t)
-	r.startKubelet()
-	r.offer(coretest.GPUs(1))
-	r.start(func(a *Adapter) { a.kubelet.dir = filepath.Join(r.dir, strings.Repeat("d", 90)) })
-	r.await("a reason", func() bool {
-		err := r.adapter.Ready()
-		return err != nil && strings.Contains(err.Error(), "longer than 107 bytes")
-	})
 }
 
 func TestAliveCallsItsOwnSockets(t *testing.T) {

@@ -82,6 +82,13 @@ func TestResourceWithoutUnitsIsAnEmptyList(t *testing.T) {
 	if n := len(r.kubelet.Registrations()); n != 3 {
 		t.Errorf("%d registrations, want 3", n)
 	}
+	r.kubelet.Crash() // the next one is told too: it may have pods in its checkpoint that held such a unit
+	r.startKubelet()
+	r.awaitHealthy(GPUResource, 2)
+	r.await("a living plugin without units", func() bool {
+		devices, ok := r.kubelet.Devices("nvidia.com/mig-1g.10gb")
+		return ok && len(devices) == 0 && !r.kubelet.Listed("nvidia.com/mig-1g.10gb").IsZero()
+	})
 }
 
 func TestSingleStrategyOffersInstancesAsGPUs(t *testing.T) {
