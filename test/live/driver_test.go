@@ -97,15 +97,7 @@ func TestDriverIsUpgraded(t *testing.T) {
 	a.until("each is another process", func() bool { return len(a.pids(nomadGPU)) == 2 && len(a.pids(k8sGPU)) >= 2 })
 	a.settles("upgraded", began, all)
 	a.granted("upgraded", all...)
-	for _, id := range all {
-		f := a.nomad.last()
-		if got := f.names()[id]; got != names[id] {
-			t.Errorf("%s was in group %q and is in %q", id, names[id], got)
-		}
-		if got := f.group(t, id).Attributes["driver_version"].GoString(); got != version {
-			t.Errorf("%s: driver_version %s, want %s", id, got, version)
-		}
-	}
+	a.isVersion(version, names)
 }
 
 // A package upgrade replaces the library under a driver that works: running agents don't mind.

@@ -180,15 +180,41 @@ func TestQuiesceOutlastsTheAgents(t *testing.T) {
 	a.orderBoth("resume")
 	a.settles("resumed with another driver", began, all)
 	a.granted("another driver", all...)
-	for _, id := range all {
-		f := a.nomad.last()
-		if got := f.names()[id]; got != names[id] {
-			t.Errorf("%s was in group %q and is in %q", id, names[id], got)
+	a.isVersion(version, names)
+}
+
+// isVersion checks that Nomad knows of another driver, and that this is all that changed.
+func (a *agents) isVersion(version string, names map[string]string) {
+	a.t.Helper()
+	f := a.nomad.last()
+	for id, name := range names {
+		if got := f.names()[id]; got != name {
+			a.t.Errorf("%s was in group %q and is in %q", id, name, got)
 		}
-		if got := f.group(t, id).Attributes["driver_version"].GoString(); got != version {
-			t.Errorf("%s: driver_version %s, want %s", id, got, version)
+		if got := f.group(a.t, id).Attributes["driver_version"].GoString(); got != version {
+			a.t.Errorf("%s: driver_version %s, want %s", id, got, version)
 		}
 	}
+}
+
+// The usual way to upgrade: agents that live on have the old library, so they end when they take the new driver
+// up, and others are started.
+func TestDriverIsUpgradedInMaintenance(t *testing.T) {
+	t.Parallel()
+	a := launch(t, "t4")
+	all := a.units()
+	a.settles("start", time.Now(), all)
+	names := a.nomad.last().names()
+	a.orderBoth("quiesce")
+	const version = "590.48.01"
+	must(t, a.TryUnload(), a.SetDriver(version), a.Load())
+	a.released("another driver", all)
+	began := time.Now()
+	a.orderBoth("resume")
+	a.until("each is another process", func() bool { return len(a.pids(nomadGPU)) == 2 && len(a.pids(k8sGPU)) == 2 })
+	a.settles("resumed with another driver", began, all)
+	a.granted("another driver", all...)
+	a.isVersion(version, names)
 }
 
 // noted reports whether the state file of an agent has a maintenance.
