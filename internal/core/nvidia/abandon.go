@@ -5,6 +5,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
@@ -17,39 +18,42 @@ import (
 //	session A  call hangs .. Close: ErrAbandoned ..................... call returns
 //	session B                                Open ... knows A's lanes ............... Close: shuts down A and B
 
-// abandoned are sessions of this process that were closed with a call in the driver. The driver has one lock,
+// initialised are the sessions of this process that were not shut down, oldest first. The driver has one lock,
 // one list of handles and one set of GPUs for the whole process, so whoever comes next has to know.
-var abandoned struct {
+var initialised struct {
 	sync.Mutex
 	sessions []*Session
 }
 
-// owed is the number of shutdowns still to be made.
-var owed atomic.Int64
+// Of sessions that are over: how many shutdowns are still to be made, and how many are in the driver.
+var owed, paying atomic.Int64
 
-// abandon leaves a session to whoever settles next.
-func abandon(s *Session) {
-	abandoned.Lock()
-	defer abandoned.Unlock()
-	abandoned.sessions = append(abandoned.sessions, s)
+// enlist notes a session that is open.
+func enlist(s *Session) {
+	initialised.Lock()
+	defer initialised.Unlock()
+	initialised.sessions = append(initialised.sessions, s)
 }
 
-// settle shuts down, on the reader's line of s, what can be: the abandoned sessions whose calls have come back,
-// and what was owed before. It returns the lanes of which the calls have not come back.
+// settle shuts down, on the reader's line of s, what can be: closed sessions without a call in the driver, and
+// what was owed before. It returns the lanes of closed sessions of which the calls have not come back.
 func settle(s *Session) (stuck []*lane, err error) {
-	var back []*Session
-	abandoned.Lock()
-	abandoned.sessions = slices.DeleteFunc(abandoned.sessions, func(s *Session) bool {
+	var over []*Session
+	initialised.Lock()
+	initialised.sessions = slices.DeleteFunc(initialised.sessions, func(s *Session) bool {
+		if !s.closed.Load() {
+			return false
+		}
 		lanes := slices.DeleteFunc(slices.Clone(s.lanes), func(l *lane) bool { return !l.isStuck() })
 		if stuck = append(stuck, lanes...); len(lanes) > 0 {
 			return false
 		}
-		back = append(back, s)
+		over = append(over, s)
 		return true
 	})
-	abandoned.Unlock()
-	for _, b := range back {
-		b.freeStranded()
+	initialised.Unlock()
+	for _, o := range over {
+		o.freeStranded()
 		owed.Add(1)
 	}
 	return stuck, pay(s)
@@ -61,7 +65,9 @@ func pay(s *Session) error {
 		if !owed.CompareAndSwap(n, n-1) {
 			continue
 		}
+		paying.Add(1)
 		err := do(&s.reader, "nvmlShutdown", core.Node, s.lib.Shutdown)
+		paying.Add(-1)
 		if err != nil && returned(err) != nvml.ERROR_UNINITIALIZED { // else it is down already
 			owed.Add(1)
 			return err
@@ -70,13 +76,40 @@ func pay(s *Session) error {
 	return nil
 }
 
-// left is ErrAbandoned if one of the lanes that are stuck is the session's.
-func (s *Session) left(stuck []*lane) error {
-	for _, l := range s.lanes {
-		if slices.Contains(stuck, l) {
-			c, _ := l.busy()
-			return fmt.Errorf("%w: %s about the GPU with index %d", ErrAbandoned, c.Name, l.index)
+// inTheWay is ErrAbandoned while this session or an earlier one has a call in the driver that hangs. Else again
+// says that one has come back since it was last settled.
+func (s *Session) inTheWay() (again bool, err error) {
+	if paying.Load() > 0 {
+		return false, fmt.Errorf("%w: nvmlShutdown", ErrAbandoned)
+	}
+	initialised.Lock()
+	defer initialised.Unlock()
+	for _, other := range initialised.sessions {
+		if other.opened.After(s.opened) {
+			break // it has taken the place of this one
+		}
+		if c, ok := other.hanging(); ok {
+			return false, fmt.Errorf("%w: %s about %s", ErrAbandoned, c.Name, aboutIndex(c.Index))
+		}
+		again = again || other.closed.Load()
+	}
+	return again, nil
+}
+
+func aboutIndex(index int) string {
+	if index < 0 {
+		return "no GPU"
+	}
+	return fmt.Sprintf("the GPU with index %d", index)
+}
+
+// hanging is a call in the driver that nobody waits for any more.
+func (s *Session) hanging() (core.Call, bool) {
+	closed := s.closed.Load()
+	for _, c := range s.Busy() {
+		if closed || time.Since(c.Since) >= s.patience {
+			return c, true
 		}
 	}
-	return nil
+	return s.Deaf()
 }

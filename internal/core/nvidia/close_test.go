@@ -2,8 +2,10 @@ package nvidia
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -162,6 +164,59 @@ func TestCloseAgain(t *testing.T) {
 	if _, err := Open(Options{Roots: roots(m)}); !errors.Is(err, core.ErrNoDriver) {
 		t.Error(err)
 	}
+}
+
+// A session that closes well says so only if no earlier one of the process holds the driver, be it in a call
+// about a GPU or about none, in the event wait or in its own end.
+func TestCloseKnowsTheOthers(t *testing.T) {
+	for call, enter := range map[string]func(*Session){
+		"nvmlDeviceGetUUID":  func(s *Session) { _, _ = s.Probe() },
+		"nvmlDeviceGetCount": func(s *Session) { _, _ = s.Snapshot() },
+		"nvmlEventSetWait":   func(s *Session) { _, _ = s.Wait(0) },
+		"nvmlEventSetFree":   func(*Session) {},
+	} {
+		t.Run(call, func(t *testing.T) {
+			m := simdriver.Start(t, "t4")
+			first := openWith(t, m, Options{Patience: brief}, ErrAbandoned)
+			snapshot(t, first)
+			must(t, m.Hang(simdriver.All, call))
+			over := make(chan struct{})
+			go func() {
+				defer close(over)
+				enter(first)
+				_ = first.Close()
+			}()
+			eventually(t, first.hanging)
+			next := openBriefly(t, m)
+			for range 2 {
+				if err := next.Close(); !errors.Is(err, ErrAbandoned) || !strings.Contains(err.Error(), call) {
+					t.Errorf("close: %v", err)
+				}
+			}
+			must(t, m.Heal())
+			<-over
+			eventually(t, func() (string, bool) { err := next.Close(); return fmt.Sprint(err), err == nil })
+			if nodes := heldNodes(t, m); len(nodes) > 0 {
+				t.Errorf("%q are open", nodes)
+			}
+		})
+	}
+}
+
+// Who takes the place of a session does not keep it from ending.
+func TestCloseOfAnEarlierSession(t *testing.T) {
+	m := simdriver.Start(t, "t4")
+	first, next := open(t, m), openWith(t, m, Options{Patience: brief}, ErrAbandoned)
+	snapshot(t, next)
+	must(t, m.Hang(simdriver.GPU(0), "nvmlDeviceGetUUID"))
+	probe(t, next)
+	must(t, first.Close())
+	if err := next.Close(); !errors.Is(err, ErrAbandoned) {
+		t.Error(err)
+	}
+	must(t, m.Heal())
+	free(t, next)
+	must(t, next.Close())
 }
 
 func inUse(err error) []int {

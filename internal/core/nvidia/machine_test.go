@@ -38,11 +38,13 @@ func open(t testing.TB, m *simdriver.Machine) *Session {
 	return openWith(t, m, Options{})
 }
 
-// anyStuck reports whether an abandoned session has a call in the driver still.
+// anyStuck reports whether a closed session has a call in the driver still.
 func anyStuck() bool {
-	abandoned.Lock()
-	defer abandoned.Unlock()
-	return slices.ContainsFunc(abandoned.sessions, func(s *Session) bool { return slices.ContainsFunc(s.lanes, (*lane).isStuck) })
+	initialised.Lock()
+	defer initialised.Unlock()
+	return slices.ContainsFunc(initialised.sessions, func(s *Session) bool {
+		return s.closed.Load() && slices.ContainsFunc(s.lanes, (*lane).isStuck)
+	})
 }
 
 // openWith is open with options. Closing may end with an error that is expected.

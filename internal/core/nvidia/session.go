@@ -65,8 +65,9 @@ type Session struct {
 
 	ears ears // event sets, from the reader to the waiter
 
+	opened  time.Time
 	closing sync.Mutex
-	closed  bool
+	closed  atomic.Bool
 }
 
 // Open initialises the driver's library. It fails with core.ErrNoDriver where there is none, with
@@ -106,6 +107,8 @@ func Open(o Options) (*Session, error) {
 	if err := do(&s.reader, "nvmlInit", core.Node, s.lib.Init); err != nil {
 		return nil, s.notOpened(err)
 	}
+	s.opened = time.Now()
+	enlist(s)
 	return s, nil
 }
 
@@ -130,18 +133,23 @@ func rooted(root, otherwise string) string {
 }
 
 // Close ends the session. An error means that the library stays initialised and its device nodes open, so that
-// the kernel module can't be unloaded: ErrAbandoned while a call about a GPU is still out, else what
-// nvmlShutdown said. Another Close tries again, and so does whoever opens or closes a session next.
+// the kernel module can't be unloaded: ErrAbandoned while a call of this session, or of one before it, hangs in
+// the driver, else what nvmlShutdown said. Another Close tries again, and so does whoever opens or closes a
+// session next.
 func (s *Session) Close() error {
 	s.closing.Lock()
 	defer s.closing.Unlock()
-	if !s.closed {
-		s.closed = true
+	if !s.closed.Load() {
 		s.hangUp()
-		abandon(s)
+		s.closed.Store(true)
 	}
-	stuck, err := settle(s)
-	return cmp.Or(s.left(stuck), err)
+	for {
+		_, err := settle(s)
+		again, hangs := s.inTheWay()
+		if hangs != nil || err != nil || !again {
+			return cmp.Or(hangs, err)
+		}
+	}
 }
 
 // Work is what the session has asked of the driver so far. It is safe for concurrent use.
