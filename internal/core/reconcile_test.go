@@ -67,6 +67,15 @@ func TestReconcileKeepsWhatFellSilent(t *testing.T) {
 			t.Errorf("want the GPU kept and observed: %v, %v", ids(got), obs)
 		}
 	})
+	// Indices move when a GPU is pulled, so who is silent at one may be any of those that are missing.
+	t.Run("somebody does not say who it is", func(t *testing.T) {
+		reading := without(prev, coretest.GPU(1))
+		reading.Excluded = []core.Exclusion{{Index: 2, Kind: core.Waiting, Reason: "the driver does not answer"}}
+		got, obs := core.Reconcile(prev, reading)
+		if kinds := find(obs, gone); len(got.Devices) != 3 || !slices.Equal(kinds, []core.ObservationKind{core.Waiting}) {
+			t.Errorf("want it kept, and not lost: %v, %v", ids(got), kinds)
+		}
+	})
 	t.Run("the whole driver", func(t *testing.T) {
 		got, obs := core.Reconcile(prev, core.NoDriver(core.DriverFailed, "gone"))
 		if len(got.Devices) != 3 || len(got.Links) != len(prev.Links) || len(got.Nodes) != len(prev.Nodes) {

@@ -147,8 +147,18 @@ func silence(d Device, reading Snapshot) (Observation, bool) {
 			return Observation{}, false
 		}
 	}
-	return Observation{At: WholeGPU(d.At.GPU), Kind: Lost, Detail: "not listed by the driver"}, true
+	at := WholeGPU(d.At.GPU)
+	for _, e := range reading.Excluded {
+		if e.nameless() { // it may be this one, and what is said of it is all that is known
+			return Observation{At: at, Kind: e.Kind, Detail: e.Reason}, true
+		}
+	}
+	return Observation{At: at, Kind: Lost, Detail: "not listed by the driver"}, true
 }
+
+// nameless reports whether e is somebody at an index who does not say who it is, and of whom not even the slot is
+// known.
+func (e Exclusion) nameless() bool { return e.At.GPU == "" && e.PCI == "" && e.Kind != 0 }
 
 // Locate returns o with a placement that the snapshot knows: what happened to an instance that is not
 // there (any more) counts against the whole GPU, never against nothing. It reports false for something on
