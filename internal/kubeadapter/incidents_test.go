@@ -97,6 +97,7 @@ var incidents = []incident{
 		}
 		s.calm("a hang-up", who)
 		s.once(before)
+		s.kubelet.Behave(s.well)
 		return from, who
 	}},
 	{"somebody removes a plugin's socket", false, func(s *storm) (time.Time, disturbed) {
@@ -108,13 +109,13 @@ var incidents = []incident{
 	}},
 	{"agent restarts", false, func(s *storm) (time.Time, disturbed) {
 		s.stop()
-		s.await("the kubelet has noticed", func() bool {
+		s.await("the kubelet has noticed", func() string { // until then one up to 1.36 takes the next for the last
 			for _, r := range s.adapter.Stats() {
-				if len(s.kubelet.Connected(r.Resource)) > 0 {
-					return false
+				if _, ok := s.kubelet.Devices(r.Resource); ok {
+					return r.Resource
 				}
 			}
-			return true
+			return ""
 		})
 		from := time.Now()
 		s.begin()
@@ -138,7 +139,7 @@ func (s *storm) dies(sick kubelettest.Behaviour, count func() int) {
 	s.kubelet.Behave(sick)
 	before := count()
 	s.up()
-	s.await("a registration", func() bool { return count() > before })
+	s.must(s.kubelet.Await(s.ctx, "a registration", func() bool { return count() > before }))
 	s.sleep(5 * time.Millisecond)
 	s.kubelet.Crash()
 	s.kubelet.Behave(s.well)

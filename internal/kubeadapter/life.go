@@ -101,9 +101,13 @@ func (l *life) hold(ctx context.Context, s *server, served, registered <-chan er
 				l.known = opened == nil || !answered(err)
 				return err
 			}
-			// Looked up only now: the kubelet that has just answered is this one or an older one, and
-			// in the latter case its end ends our stream.
-			registered, l.with = nil, identify(l.kubelet.socket)
+			// Looked up only now: the kubelet that has just answered is this one or an older one. If it is
+			// older, the new one has wiped our socket or will not have our stream.
+			now := identify(l.kubelet.socket)
+			if identify(l.path) != l.own {
+				return errSocketGone
+			}
+			registered, l.with = nil, now
 			l.count.registrations.Add(1)
 			l.log.Info("registered", "socket", filepath.Base(l.path))
 			if opened != nil {

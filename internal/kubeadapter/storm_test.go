@@ -1,6 +1,7 @@
 package kubeadapter
 
 import (
+	"context"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -133,8 +134,11 @@ func (s *storm) rage(starts int) {
 		s.note(i.name, from)
 	}
 	assertFreshSockets(s.T, s.kubelet)
-	s.await("no more descriptors and goroutines than before", func() bool {
-		return descriptors(s.T) <= fds && runtime.NumGoroutine() <= goroutines
+	s.await("no more descriptors and goroutines than before", func() string {
+		if f, g := descriptors(s.T), runtime.NumGoroutine(); f > fds || g > goroutines {
+			return fmt.Sprintf("%d and %d, then %d and %d", fds, goroutines, f, g)
+		}
+		return ""
 	})
 	s.Logf("%d starts, %d of %d registrations accepted, %d descriptors and %d goroutines before, %d and %d after",
 		s.starts, len(s.kubelet.Registrations()), len(s.kubelet.Attempts()), fds, goroutines, descriptors(s.T), runtime.NumGoroutine())
@@ -164,12 +168,18 @@ func descriptors(t *testing.T) int {
 // calm waits until all is as it should be, and not with the sockets that were.
 func (s *storm) calm(after string, who disturbed) {
 	s.Helper()
-	why := "not looked"
-	for deadline := time.Now().Add(30 * time.Second); why != ""; why = s.wrong(who) {
-		if time.Now().After(deadline) {
-			s.Fatalf("30 s after %q: %s; stats %+v", after, why, s.adapter.Stats())
+	s.await("calm after "+after, func() string { return s.wrong(who) })
+}
+
+// await polls until nothing is wrong, for 30 s.
+func (s *storm) await(what string, wrong func() string) {
+	s.Helper()
+	ctx, cancel := context.WithTimeout(s.ctx, 30*time.Second)
+	defer cancel()
+	for why := wrong(); why != ""; why = wrong() {
+		if !pause(ctx, time.Millisecond) {
+			s.Fatalf("%s: not in 30 s: %s; stats %+v", what, why, s.adapter.Stats())
 		}
-		time.Sleep(time.Millisecond)
 	}
 }
 

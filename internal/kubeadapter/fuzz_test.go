@@ -1,0 +1,139 @@
+package kubeadapter
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
+)
+
+// fewUnits answers for a machine whose units have names that a fuzzer finds: a to d are healthy, x is lost.
+func fewUnits() *server {
+	s := core.Snapshot{Driver: core.Driver{State: core.DriverReady}}
+	for i, id := range []core.DeviceID{"a", "b", "c", "d", "x"} {
+		s.Devices = append(s.Devices, core.Device{ID: id, At: core.WholeGPU(id), Index: i, NUMANode: i % 2, Minor: i})
+	}
+	s.Links = []core.Link{{A: "a", B: "d", Path: core.PathBoard, NVLinks: 4}}
+	cfg := core.DefaultConfig()
+	l := core.Ledger{}.Apply(cfg.Health, time.Unix(0, 0), core.Observation{At: core.WholeGPU("x"), Kind: core.Lost})
+	src := coretest.NewSource()
+	src.Set(core.Build(core.NewSnapshot(s), l, cfg))
+	return &server{resource: GPUResource, src: src, count: &counters{}, streams: newStreams()}
+}
+
+// wire is a message as it comes from the socket.
+func wire(f *testing.F, m proto.Message) []byte {
+	f.Helper()
+	raw, err := proto.Marshal(m)
+	if err != nil {
+		f.Fatal(err)
+	}
+	return raw
+}
+
+// FuzzAllocate: either each container gets the devices that it asked for and no others, or there is an error
+// that names what can't be had.
+func FuzzAllocate(f *testing.F) {
+	for _, containers := range [][][]string{{}, {{}}, {{"a"}}, {{"d", "a", "a"}, {"a"}}, {{"x"}}, {{"nobody"}, {"b"}}, {{""}}, {{"a,b"}}} {
+		r := &v1beta1.AllocateRequest{}
+		for _, ids := range containers {
+			r.ContainerRequests = append(r.ContainerRequests, &v1beta1.ContainerAllocateRequest{DevicesIds: ids})
+		}
+		f.Add(wire(f, r))
+	}
+	s := fewUnits()
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		r := &v1beta1.AllocateRequest{}
+		if proto.Unmarshal(raw, r) != nil {
+			return // gRPC refuses it
+		}
+		can := func(id string) bool {
+			u, ok := s.src.Current().Unit(core.UnitID(id))
+			return ok && u.Health.Schedulable()
+		}
+		response, err := s.Allocate(t.Context(), r)
+		if err != nil {
+			for _, c := range r.GetContainerRequests() {
+				for _, id := range c.GetDevicesIds() {
+					if !can(id) && strings.Contains(status.Convert(err).Message(), id) {
+						return
+					}
+				}
+			}
+			t.Fatalf("%v: %v", r, err)
+		}
+		if len(response.GetContainerResponses()) != len(r.GetContainerRequests()) {
+			t.Fatalf("%d responses to %v", len(response.GetContainerResponses()), r)
+		}
+		for i, c := range r.GetContainerRequests() {
+			want := slices.Compact(slices.Sorted(slices.Values(c.GetDevicesIds())))
+			got := strings.FieldsFunc(response.GetContainerResponses()[i].GetEnvs()[core.VisibleDevices], func(r rune) bool { return r == ',' })
+			if slices.Sort(got); !slices.Equal(got, want) {
+				t.Errorf("%v: container %d got %v", r, i, got)
+			}
+			for _, id := range want {
+				if !can(id) {
+					t.Errorf("%v: %s is handed out", r, id)
+				}
+			}
+		}
+	})
+}
+
+// FuzzPreferredAllocation: each container is given as many of the units that the kubelet has as it wants and there
+// are, those that must be among them first, and never one that nobody knows.
+func FuzzPreferredAllocation(f *testing.F) {
+	for _, c := range []*v1beta1.ContainerPreferredAllocationRequest{
+		{},
+		{AvailableDeviceIDs: []string{"a", "b", "c", "d", "x"}, AllocationSize: 2},
+		{AvailableDeviceIDs: []string{"b", "d"}, MustIncludeDeviceIDs: []string{"d"}, AllocationSize: 1},
+		{AvailableDeviceIDs: []string{"a", "a", "nobody"}, MustIncludeDeviceIDs: []string{"nobody", "c"}, AllocationSize: 9},
+		{AvailableDeviceIDs: []string{"a"}, AllocationSize: -1},
+		{AvailableDeviceIDs: []string{"a", "b"}, MustIncludeDeviceIDs: []string{"a", "b"}, AllocationSize: 1},
+	} {
+		f.Add(wire(f, &v1beta1.PreferredAllocationRequest{ContainerRequests: []*v1beta1.ContainerPreferredAllocationRequest{c, c}}))
+	}
+	s := fewUnits()
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		r := &v1beta1.PreferredAllocationRequest{}
+		if proto.Unmarshal(raw, r) != nil {
+			return
+		}
+		response, err := s.GetPreferredAllocation(t.Context(), r)
+		if err != nil || len(response.GetContainerResponses()) != len(r.GetContainerRequests()) {
+			t.Fatalf("%v: %v, %v", r, response, err)
+		}
+		for i, c := range r.GetContainerRequests() {
+			got := response.GetContainerResponses()[i].GetDeviceIDs()
+			known := func(ids []string) []string {
+				return slices.DeleteFunc(slices.Compact(slices.Sorted(slices.Values(ids))), func(id string) bool {
+					_, ok := s.src.Current().Unit(core.UnitID(id))
+					return !ok
+				})
+			}
+			must := known(c.GetMustIncludeDeviceIDs())
+			all := known(slices.Concat(c.GetAvailableDeviceIDs(), must))
+			want := max(0, min(int(c.GetAllocationSize()), len(all)))
+			if len(got) != want || len(known(got)) != want {
+				t.Errorf("%v: got %v, want %d different units", c, got, want)
+			}
+			for _, id := range got {
+				if !slices.Contains(all, id) || want <= len(must) && !slices.Contains(must, id) {
+					t.Errorf("%v: %s is not wanted", c, id)
+				}
+			}
+			for _, id := range must {
+				if want >= len(must) && !slices.Contains(got, id) {
+					t.Errorf("%v: %s is missing in %v", c, id, got)
+				}
+			}
+		}
+	})
+}
