@@ -44,9 +44,16 @@ func run(t testing.TB, m *simdriver.Machine, dir string, more map[string]any) *a
 		block[k] = v
 	}
 	configure(t, a, block)
-	ch, err := a.Fingerprint(t.Context())
+	a.listen()
+	return a
+}
+
+// listen follows the fingerprints of a plugin that is configured.
+func (a *agent) listen() {
+	a.Helper()
+	ch, err := a.Fingerprint(a.Context())
 	if err != nil {
-		t.Fatal(err)
+		a.Fatal(err)
 	}
 	go func() {
 		for r := range ch {
@@ -60,7 +67,6 @@ func run(t testing.TB, m *simdriver.Machine, dir string, more map[string]any) *a
 			a.mu.Unlock()
 		}
 	}()
-	return a
 }
 
 // kill is the end without a last word.
