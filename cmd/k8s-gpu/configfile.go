@@ -142,15 +142,22 @@ func wordsOf(n *yaml.Node) ([]string, error) {
 	return words, nil
 }
 
-// saysNothing reports whether a value is empty or false all the way down.
-func saysNothing(n *yaml.Node) bool {
+// saysNothing reports whether a value is empty or false all the way down. Each node is looked at once: by
+// aliases a value may contain itself, or be larger than what is written.
+func saysNothing(n *yaml.Node) bool { return nothing(n, map[*yaml.Node]bool{}) }
+
+func nothing(n *yaml.Node, seen map[*yaml.Node]bool) bool {
 	n = resolved(n)
+	if seen[n] {
+		return true
+	}
+	seen[n] = true
 	if n.Kind == yaml.ScalarNode {
 		return n.Tag == "!!null" || n.Value == "" || n.Value == "false"
 	}
 	for i, item := range n.Content {
 		name := n.Kind == yaml.MappingNode && i%2 == 0
-		if !name && !saysNothing(item) {
+		if !name && !nothing(item, seen) {
 			return false
 		}
 	}

@@ -1,0 +1,92 @@
+package core_test
+
+import (
+	"encoding/json"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
+)
+
+// FuzzRestore: from whatever a record says follows a state that offers nothing before the driver was asked, that can be
+// kept again, and that is no worse for being kept twice.
+func FuzzRestore(f *testing.F) {
+	cfg, now := core.DefaultConfig(), time.Unix(1_800_000_000, 0)
+	full := core.NewState(cfg).Read(cfg, now, coretest.GPUs(3)).Observe(cfg, now,
+		core.Observation{At: core.WholeGPU(coretest.GPU(0)), Kind: core.XID, Code: 95},
+		core.Observation{At: core.WholeGPU(coretest.GPU(1)), Kind: core.Lost},
+		core.Observation{At: core.WholeGPU(coretest.GPU(2)), Kind: core.Event, Code: 0x2000}).Leave(cfg, now, core.Maintenance{Since: now})
+	seed, err := json.Marshal(full.Record("a"))
+	if err != nil {
+		f.Fatal(err)
+	}
+	for _, text := range []string{
+		string(seed), `{}`, `{"Boot":"a","Devices":[{"ID":"GPU-a","At":{"GPU":"GPU-a"}},{"ID":"GPU-a"}]}`,
+		`{"Conditions":[{"At":{"GPU":"GPU-a"},"Reason":"VERDICT","Code":255},{"At":{"GPU":"GPU-a"},"State":"lost","Last":"9999-12-31T23:59:59Z"}]}`,
+		`{"Charts":{"":{},"GPU-a":{"Tallies":null,"Vitals":{"Verdict":"reset"}}}}`, `{"Away":{"Since":"0001-01-01T00:00:01Z"}}`,
+	} {
+		f.Add([]byte(text), false)
+		f.Add([]byte(text), true)
+	}
+	same := []cmp.Option{cmpopts.IgnoreUnexported(core.Chart{}), cmpopts.EquateEmpty()}
+	f.Fuzz(func(t *testing.T, text []byte, rebooted bool) {
+		var r core.Record
+		if json.Unmarshal(text, &r) != nil {
+			return
+		}
+		boot := r.Boot
+		if rebooted {
+			boot += "'"
+		}
+		s := core.Restore(cfg, r, boot)
+		if s.Inventory.Len() > 0 || s.Inventory.Driver().State != core.DriverPending {
+			t.Errorf("offered before anybody asked: %d units, driver %v", s.Inventory.Len(), s.Inventory.Driver())
+		}
+		kept := s.Record(boot)
+		again := core.Restore(cfg, kept, boot).Record(boot)
+		if diff := cmp.Diff(kept, again, same...); diff != "" {
+			t.Errorf("kept twice:\n%s", diff)
+		}
+		read := s.Return().Read(cfg, now, coretest.GPUs(2)).Observe(cfg, now.Add(time.Hour),
+			core.Observation{At: core.WholeGPU(coretest.GPU(1)), Kind: core.XID, Code: 48})
+		for u := range read.Inventory.Units() {
+			if u.Health.Schedulable() && u.ID == core.UnitID(coretest.GPU(1)) {
+				t.Errorf("%s takes work after XID 48: %v", u.ID, u.Health)
+			}
+		}
+		if !slices.ContainsFunc(read.Record(boot).Devices, func(d core.Device) bool { return d.ID == coretest.GPU(0) }) {
+			t.Error("a GPU that was read is not kept")
+		}
+	})
+}
+
+// FuzzUnitIDs: whatever a unit is called, who asks for it gets it, and nobody else.
+func FuzzUnitIDs(f *testing.F) {
+	f.Add("GPU-a", "MIG-b", "GPU-a")
+	f.Add("", "\x00", "a,b")
+	f.Add("é", "e\u0301", "\xff")
+	f.Fuzz(func(t *testing.T, a, b, asked string) {
+		if a == b {
+			return
+		}
+		s := core.Snapshot{Driver: core.Driver{State: core.DriverReady}}
+		for i, id := range []core.DeviceID{core.DeviceID(a), core.DeviceID(b)} {
+			s.Devices = append(s.Devices, core.Device{ID: id, At: core.WholeGPU(id), Index: i, Minor: i})
+		}
+		inv := core.Build(core.NewSnapshot(s), core.Ledger{}, core.DefaultConfig())
+		plan, err := inv.Reserve(core.UnitID(asked), core.UnitID(a))
+		if known := asked == a || asked == b; (err == nil) != known {
+			t.Fatalf("%q of %q and %q: %v", asked, a, b, err)
+		} else if known && (!slices.ContainsFunc(plan.Devices, func(d core.Device) bool { return string(d.ID) == asked }) || (asked == a) != (len(plan.Devices) == 1)) {
+			t.Errorf("%q of %q and %q: %v", asked, a, b, plan.Devices)
+		}
+		if n := len(inv.Prefer([]core.UnitID{core.UnitID(asked), core.UnitID(b)}, nil, 2)); n != 1 && asked != a || n > 2 {
+			t.Errorf("%d are preferred of %q and %q", n, asked, b)
+		}
+	})
+}

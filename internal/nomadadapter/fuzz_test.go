@@ -1,0 +1,106 @@
+package nomadadapter
+
+import (
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/hashicorp/nomad/plugins/base"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
+)
+
+// FuzzConfigBlock: a block that is accepted is a valid configuration, and the same one however often it is read; of one
+// that is refused every problem names a key.
+func FuzzConfigBlock(f *testing.F) {
+	for _, keys := range []map[string]any{
+		{},
+		{"enabled": true, "ignored_gpu_ids": []string{"GPU-1", "MIG-2"}, "fingerprint_period": "90s", "driver_root": "/run/nvidia/driver"},
+		{"xids": map[string]string{"63": "ignore", "999": "unhealthy"}, "recovery_checks": 3, "simulation": true, "state_dir": ""},
+		{"xids": []map[string]any{{"63": "ignore"}}, "recovery_limit": -1.5, "health_mode": nil},
+		{"fingerprint_period": "999ms", "dev_root": "x", "ignored_gpu_ids": []string{""}},
+		{"enabled": 1, "xids": 7, "health_period": []string{"1m"}},
+	} {
+		var raw []byte
+		if err := base.MsgPackEncode(&raw, keys); err != nil {
+			f.Fatal(err)
+		}
+		f.Add(raw)
+	}
+	f.Add([]byte{0xdf, 0xff, 0xff, 0xff, 0xff})                                       // a map of 4294967295 keys
+	f.Add([]byte{0x81, 0xa4, 'x', 'i', 'd', 's', 0xdd, 0xff, 0xff, 0xff, 0xff, 0xc0}) // a list as long
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		b, err := decode(raw)
+		if err != nil {
+			return
+		}
+		got, err := b.settings()
+		again, errAgain := b.settings()
+		if diff := cmp.Diff(got, again); diff != "" || (err == nil) != (errAgain == nil) {
+			t.Errorf("read twice: %v, %v\n%s", err, errAgain, diff)
+		}
+		if err != nil {
+			joined, ok := err.(interface{ Unwrap() []error })
+			if !ok {
+				t.Fatalf("%v: want joined errors", err)
+			}
+			for _, e := range joined.Unwrap() {
+				if problem, ok := errors.AsType[*core.ConfigError](e); !ok || problem.Key == "" || problem.Remedy == "" {
+					t.Errorf("%v", e)
+				}
+			}
+			return
+		}
+		if err := got.Core.Validate(); err != nil || got.Core.MIG != core.MIGMixed || got.Core.Rescan < minPeriod {
+			t.Errorf("%+v: %v", got, err)
+		}
+		for _, root := range []string{got.Core.Roots.Driver, got.Core.Roots.Dev, got.Core.Roots.Sys, got.Core.Roots.Proc} {
+			if root != "" && root[0] != '/' {
+				t.Errorf("root %q", root)
+			}
+		}
+	})
+}
+
+// FuzzReserve: either a task gets the devices that it asked for and no others, or every one that it can't have is named.
+func FuzzReserve(f *testing.F) {
+	a, b, sick := string(coretest.GPU(0)), string(coretest.GPU(1)), string(coretest.GPU(2))
+	for _, ids := range []string{"", a, b + "\n" + a + "\n" + a, sick, a + "\n" + sick + "\nGPU-nobody", "\n", a + ",", strings.ToLower(a)} {
+		f.Add(ids)
+	}
+	s := newStand(f)
+	s.Source.Set(machine(coretest.GPUs(3), lost(2)))
+	s.now()
+	f.Fuzz(func(t *testing.T, text string) {
+		ids := strings.Split(text, "\n")
+		want := map[string]bool{}
+		var no []string
+		for _, id := range ids {
+			if want[id] = true; id != a && id != b {
+				no = append(no, id)
+			}
+		}
+		r, err := s.Reserve(ids)
+		switch {
+		case len(no) > 0 && err == nil:
+			t.Errorf("%q: %v is handed out", ids, no)
+		case len(no) > 0:
+			for _, id := range no {
+				if !strings.Contains(err.Error(), id) {
+					t.Errorf("%q: %v does not name %q", ids, err, id)
+				}
+			}
+		case err != nil:
+			t.Errorf("%q: %v", ids, err)
+		default:
+			got := slices.Sorted(slices.Values(strings.Split(r.Envs[core.VisibleDevices], ",")))
+			if !slices.Equal(got, slices.Sorted(maps.Keys(want))) || len(r.Mounts) > 0 {
+				t.Errorf("%q: %+v", ids, r)
+			}
+		}
+	})
+}
