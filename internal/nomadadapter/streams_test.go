@@ -101,7 +101,6 @@ func TestStreamsLeaveNothing(t *testing.T) {
 	p := dial(t, s.Plugin)
 	open := func(read bool) {
 		ctx, cancel := context.WithCancel(t.Context())
-		defer cancel()
 		f, err1 := p.Fingerprint(ctx)
 		n, err2 := p.Stats(ctx, time.Second)
 		if err1 != nil || err2 != nil {
@@ -110,6 +109,11 @@ func TestStreamsLeaveNothing(t *testing.T) {
 		if read {
 			receive(t, f)
 			receive(t, n)
+		}
+		cancel()
+		for range f { // Nomad's own goroutine wants to be rid of its last word
+		}
+		for range n {
 		}
 	}
 	if _, err := p.Reserve([]string{id(0)}); err != nil { // the connection is there
@@ -125,7 +129,8 @@ func TestStreamsLeaveNothing(t *testing.T) {
 		select {
 		case <-tick.C:
 		case <-deadline:
-			t.Fatalf("%d goroutines before, %d after 500 pairs of streams", before, runtime.NumGoroutine())
+			stacks := make([]byte, 1<<20)
+			t.Fatalf("%d goroutines before, %d after 500 pairs of streams:\n%s", before, runtime.NumGoroutine(), stacks[:runtime.Stack(stacks, true)])
 		}
 	}
 }
