@@ -22,7 +22,7 @@ import (
 
 // The tests in this file run the program as it is shipped: without the parts of gRPC and of the command
 // line's library that pull in text/template, with which the linker keeps 3 MB that nobody calls.
-const shippedTags = "grpcnotrace,urfave_cli_no_template"
+const shippedTags = "grpcnotrace,urfave_cli_no_template,nethttpomithttp2"
 
 var buildOnce = sync.OnceValues(func() (string, error) {
 	dir, err := os.MkdirTemp("", "k8s-gpu")
@@ -88,11 +88,20 @@ func (l *log) state() (string, <-chan struct{}) {
 // start runs an agent that knows nothing of this machine but what args say.
 func start(t *testing.T, args ...string) *agent {
 	t.Helper()
+	return startOn(t, nil, args...)
+}
+
+// startOn runs an agent whose log goes to a file, if there is one.
+func startOn(t *testing.T, stderr *os.File, args ...string) *agent {
+	t.Helper()
 	apart := []string{"--http-address=127.0.0.1:0", "--state-dir=" + shortDir(t), "--kernel-log=off"}
 	ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
 	a := &agent{T: t, ctx: ctx, exited: make(chan struct{}), log: &log{wrote: make(chan struct{})}}
 	a.cmd = exec.CommandContext(ctx, binary(t), append(apart, args...)...)
 	a.cmd.Stderr = a.log
+	if stderr != nil {
+		a.cmd.Stderr = stderr
+	}
 	if err := a.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}

@@ -5,16 +5,20 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"os/signal"
 	"runtime/debug"
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/tandem-gpu/tandem/internal/lossy"
 )
 
 // version is set by the linker; "go install ...@v2.0.0" has it from the module instead.
@@ -23,14 +27,16 @@ var version string
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGQUIT)
 	context.AfterFunc(ctx, stop) // a second signal kills
+	stderr := lossy.New(os.Stderr, missing)
 	err := inTime(ctx, func() error {
-		return run(ctx, world{args: os.Args, lookupEnv: os.LookupEnv, stdout: os.Stdout, stderr: os.Stderr})
+		return run(ctx, world{args: os.Args, lookupEnv: os.LookupEnv, stdout: os.Stdout, stderr: stderr})
 	})
 	if err != nil {
 		for line := range strings.Lines(err.Error()) {
-			fmt.Fprintln(os.Stderr, "k8s-gpu:", strings.TrimSuffix(line, "\n"))
+			fmt.Fprintln(stderr, "k8s-gpu:", strings.TrimSuffix(line, "\n"))
 		}
 	}
+	stderr.Flush()
 	if err != nil && !errors.Is(err, errLeft) {
 		os.Exit(1)
 	}
@@ -38,7 +44,7 @@ func main() {
 
 // stopAtMost is how long the end may take: a little more than what a hung driver call is given. A disk or a
 // mount that hangs is given no more, as nothing here can end a wait for one.
-const stopAtMost = 1900 * time.Millisecond
+const stopAtMost = 1800 * time.Millisecond
 
 // errLeft says that something did not end in time. The process ends all the same, and as it was told to.
 var errLeft = fmt.Errorf("not all has ended after %v: the rest is left to the kernel", stopAtMost)
@@ -58,6 +64,13 @@ func inTime(ctx context.Context, do func() error) error {
 	case <-time.After(stopAtMost):
 		return errLeft
 	}
+}
+
+// missing is a line of the log about those that are not in it.
+func missing(lines int64) []byte {
+	var line bytes.Buffer
+	slog.New(slog.NewTextHandler(&line, nil)).Warn("lines of this log are lost: nobody read it", "lines", lines)
+	return line.Bytes()
 }
 
 // world is what a process is given.

@@ -131,6 +131,7 @@ func otherLibrary(a, b settings) bool {
 // configuration read.
 func signals() (hup, asked <-chan os.Signal) {
 	h, a := make(chan os.Signal, 1), make(chan os.Signal, 4)
+	signal.Ignore(syscall.SIGPIPE) // who read the log is gone: the agent is not
 	signal.Notify(h, syscall.SIGHUP)
 	signal.Notify(a, control.QuiesceSignal, control.ResumeSignal)
 	return h, a
