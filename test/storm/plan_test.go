@@ -103,14 +103,18 @@ func (f *fault) clashes(g *fault) bool {
 		f.at < g.at+g.lasts+between && g.at < f.at+f.lasts+between
 }
 
-// lasting draws how long a fault lasts: mostly not long, sometimes for longer than it may go unnoticed.
+// lasting draws how long a fault lasts: not long, or, where there is time for it, longer than it may go unnoticed.
 func lasting(r *rand.Rand, in field, at time.Duration) time.Duration {
 	d := 100*time.Millisecond + time.Duration(r.Int64N(int64(1400*time.Millisecond)))
-	if r.IntN(4) == 0 {
-		d = in.bound + time.Duration(r.Int64N(int64(2*time.Second)))
+	long := in.bound + time.Duration(r.Int64N(int64(time.Second)))
+	if at+long < in.length+overtime && r.IntN(5) < 2 {
+		d = long
 	}
-	return min(d, in.length+time.Second-at)
+	return min(d, in.length+overtime-at)
 }
+
+// overtime is how much longer a round may last than faults begin in it.
+const overtime = time.Second
 
 // pick draws a kind by weight.
 func pick(r *rand.Rand) *kind {

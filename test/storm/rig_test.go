@@ -19,7 +19,7 @@ import (
 const (
 	probe    = 200 * time.Millisecond
 	rescan   = time.Second
-	deadline = time.Second
+	deadline = 1500 * time.Millisecond
 	patience = 250 * time.Millisecond
 	settle   = 300 * time.Millisecond
 	dwell    = 400 * time.Millisecond
@@ -65,7 +65,7 @@ func newStorm(t testing.TB, o options, machine string, prepare func(*simdriver.M
 	w := &storm{
 		Machine: simdriver.Start(t, machine), t: t, ctx: ctx, fail: cancel, o: o,
 		random: rand.New(rand.NewPCG(o.seed, 0)), journal: newJournal(),
-		truth:  newTruth(o.patient(pause + probe + deadline + 4*time.Second)),
+		truth:  newTruth(o.patient(pause + probe + deadline + 2300*time.Millisecond)),
 		raised: map[sighting]int{}, done: map[string]int{}, fatals: map[int]bool{}, pulled: map[int]pulled{},
 	}
 	must(t, prepare(w.Machine))

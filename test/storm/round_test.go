@@ -55,7 +55,12 @@ func (w *storm) do(d deed) {
 		w.done[f.kind.name]++
 	}
 	w.journal.note(prefix+"%s", f.number, f)
-	if err := strike(w, f); err != nil {
+	began := time.Now()
+	err := strike(w, f)
+	if took := time.Since(began); took > stall && f.kind.domain != "driver" && f.kind.domain != "kubelet" {
+		w.truth.stall(took)
+	}
+	if err != nil {
 		w.wrong("fault #%d %s: %w", f.number, f, err)
 	}
 }

@@ -118,5 +118,5 @@ func (w *storm) tally() string {
 		total += w.done[kind]
 		words = append(words, fmt.Sprintf("%s %d", kind, w.done[kind]))
 	}
-	return fmt.Sprintf("%d faults: %s", total, strings.Join(words, ", "))
+	return fmt.Sprintf("%d faults: %s; the test's machine stood still %d times", total, strings.Join(words, ", "), w.truth.stalls)
 }

@@ -30,6 +30,7 @@ type truth struct {
 	new    map[string]time.Time // units that were seen before the truth was told of them, since when
 	driver time.Time            // since when it is unloaded; zero = it is not
 	blamed bool                 // something happened to the driver as a whole since the last calm
+	stalls int                  // how often the test's own machine stood still
 }
 
 // slot is what is true of a GPU.
@@ -124,6 +125,29 @@ func (t *truth) all(how func(*slot)) {
 	t.blamed = true
 	for _, s := range t.slots {
 		how(s)
+	}
+}
+
+// stall enters that the machine on which the test runs stood still: what an agent was late for, it may have been
+// late for because of that, and a call of the driver may have seemed to hang.
+func (t *truth) stall(d time.Duration) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.blamed, t.stalls = true, t.stalls+1
+	later := func(at time.Time) time.Time {
+		if at.IsZero() {
+			return at
+		}
+		return at.Add(d)
+	}
+	t.driver = later(t.driver)
+	for id, at := range t.gone {
+		t.gone[id] = later(at)
+	}
+	for _, s := range t.slots {
+		for c, at := range s.bad {
+			s.bad[c] = later(at)
+		}
 	}
 }
 

@@ -11,13 +11,20 @@ import (
 // they were not told is as wrong.
 const lookEvery = 25 * time.Millisecond
 
+// stall is from when on a goroutine that is late, or a file that is written slowly, means that the machine under the
+// test stands still.
+const stall = 300 * time.Millisecond
+
 // watch judges what both orchestrators have until the storm ends.
 func (w *storm) watch() {
 	tick := time.NewTicker(lookEvery)
 	defer tick.Stop()
-	for {
+	for last := time.Now(); ; last = time.Now() {
 		select {
 		case <-tick.C:
+			if gap := time.Since(last); gap > stall {
+				w.truth.stall(gap)
+			}
 			w.eyes.look(w)
 		case <-w.ctx.Done():
 			return
