@@ -42,9 +42,16 @@ func TestDriverComesAndGoes(t *testing.T) {
 		a.settles("and loaded", began, all)
 		a.granted("loaded", all...)
 	}
+	inits := a.calls("nvmlInit_v2")
 	began = time.Now()
 	must(t, a.Unload(), a.Load())
-	a.nextStates("reloaded at once", began, all)
+	a.until("both have a session of the new driver", func() bool { return a.calls("nvmlInit_v2") >= inits+2 })
+	a.until("work can start", func() bool { // the streams may not have said that it could not
+		_, nomad := a.nomad.reserve(all...)
+		_, kubelet := a.kubelet.Allocate(t.Context(), gpu, all...)
+		return nomad == nil && kubelet == nil
+	})
+	a.settles("reloaded at once", began, all)
 
 	a.sameProcesses("life of the driver", processes)
 	for resource, n := range a.registered() {
@@ -57,21 +64,12 @@ func TestDriverComesAndGoes(t *testing.T) {
 	}
 }
 
-// nextStates waits until both orchestrators were told something new and all is well.
-func (a *agents) nextStates(what string, began time.Time, all []string) {
+// calls counts how often both agents have made a driver call.
+func (a *agents) calls(name string) uint64 {
 	a.t.Helper()
-	a.until(what+": a session of the new driver", func() bool {
-		pid := a.processes()
-		for _, name := range []string{nomadGPU, k8sGPU} {
-			held, err := a.HeldBy(pid[name][len(pid[name])-1])
-			if err != nil || len(held) == 0 {
-				return false
-			}
-		}
-		return true
-	})
-	a.settles(what, began, all)
-	a.granted(what, all...)
+	calls, err := a.Calls()
+	must(a.t, err)
+	return calls[name]
 }
 
 // The whole driver is replaced by another version. A process can't have two libraries, so both agents end and
@@ -108,9 +106,9 @@ func TestLibraryIsReplacedUnderTheAgents(t *testing.T) {
 	a.settles("start", time.Now(), all)
 	processes, since := a.processes(), a.mark()
 	must(t, a.ReplaceLibrary("590.48.01"))
-	calls := func() uint64 { n, err := a.Calls(); must(t, err); return n["nvmlDeviceGetUUID"] }
-	enough := calls() + 20
-	a.until("twenty more looks", func() bool { return calls() >= enough })
+	const look = "nvmlDeviceGetUUID"
+	enough := a.calls(look) + 20
+	a.until("twenty more looks", func() bool { return a.calls(look) >= enough })
 	a.undisturbed("another library on disk", since, all)
 	a.granted("another library on disk", all...)
 	a.sameProcesses("another library on disk", processes)

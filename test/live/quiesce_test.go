@@ -259,10 +259,9 @@ func TestQuiesceWhileACallHangs(t *testing.T) {
 	all := a.units()
 	a.settles("start", time.Now(), all)
 	const call = "nvmlDeviceGetFieldValues"
-	count := func() uint64 { calls, err := a.Calls(); must(t, err); return calls[call] }
 	must(t, a.Hang(simdriver.GPU(3), call))
-	enough := count() + 40 // eight GPUs, two agents: each has asked number 3 by then
-	a.until("the calls hang", func() bool { return count() >= enough })
+	enough := a.calls(call) + 40 // eight GPUs, two agents: each has asked number 3 by then
+	a.until("the calls hang", func() bool { return a.calls(call) >= enough })
 
 	began := time.Now()
 	var orders sync.WaitGroup
