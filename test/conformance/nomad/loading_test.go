@@ -2,6 +2,7 @@ package nomad
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -212,20 +213,35 @@ func Test22LogLines(t *testing.T) {
 	}
 }
 
-// A client that died and comes back finds the plugin of its former life by its state, and ends it.
+// A client that died and comes back finds the plugin of its former life by its state, and ends it, whatever
+// that is doing.
 func Test23Reattach(t *testing.T) {
-	m := install(t, "h100x8")
-	a := startAgent(t, m, nil)
-	a.devices(t, 8, 8)
-	old := a.launches(t)[2]
-
-	b := newAgent(t, m.config(nil))
-	if b.load != nil {
-		t.Fatal(b.load)
+	for name, hang := range map[string]string{"well": "", "the driver hangs": "*"} {
+		t.Run(name, func(t *testing.T) {
+			m := install(t, "h100x8")
+			a := startAgent(t, m, nil)
+			a.devices(t, 8, 8)
+			old := a.pid()
+			if hang != "" {
+				m.ctl(t, "hang", "all", hang)
+			}
+			b := newAgent(t, m.config(nil))
+			if b.load != nil {
+				t.Fatal(b.load)
+			}
+			b.state, _ = a.GetDevicePluginState()
+			b.dm.Run()
+			defer b.dm.Shutdown()
+			await(t, "the end of the former plugin", func() bool { return !alive(old) })
+			if strings.Contains(b.logs.String(), "plugin failed to exit gracefully") {
+				t.Error("had to be killed")
+			}
+			await(t, "the end of its socket", func() bool {
+				_, err := os.Stat(filepath.Join(a.dir, "tmp", fmt.Sprintf("nomad-gpu-%d", old)))
+				return os.IsNotExist(err)
+			})
+			m.ctl(t, "heal")
+			b.devices(t, 8, 8)
+		})
 	}
-	b.state, _ = a.GetDevicePluginState()
-	b.dm.Run()
-	defer b.dm.Shutdown()
-	await(t, "the end of the former plugin", func() bool { return !alive(old) })
-	b.devices(t, 8, 8)
 }
