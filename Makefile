@@ -61,8 +61,13 @@ e2e: build ## run a real Nomad and a real Kubernetes on this machine (root; buil
 	test/e2e/run
 
 .PHONY: fuzz
-fuzz: tools-present ## fuzz each parser for FUZZTIME (default 30s)
-	test/fuzz $(or $(FUZZTIME),30s)
+fuzz: tools-present ## fuzz everything that parses, for FUZZTIME in all (default 10m)
+	test/fuzz $(or $(FUZZTIME),10m)
+
+.PHONY: storm
+storm: tools-present ## the long runs: 1,000 restarts of either kubelet, 10,000 faults in half an hour (about an hour)
+	TANDEM_STORM=1000 go test ./internal/kubeadapter -count=1 -run '^TestStorm$$' -v -timeout 60m
+	TANDEM_STORM_FAULTS=10000 TANDEM_STORM_FOR=30m go test -race ./test/storm -count=1 -v -timeout 3h
 
 .PHONY: bench
 bench: tools-present ## run the benchmarks
