@@ -68,6 +68,7 @@ func (l *lives) spend(ctx context.Context, s settings) (next settings, more bool
 	defer end()
 	ended := make(chan error, 1)
 	go func() { ended <- l.live(life, s, log) }()
+	came, hup := make(chan reading, 1), l.hup
 	for changed := false; !changed; {
 		select {
 		case err := <-ended:
@@ -75,8 +76,15 @@ func (l *lives) spend(ctx context.Context, s settings) (next settings, more bool
 		case <-ctx.Done():
 			log.Info("stopping", "cause", context.Cause(ctx))
 			return settings{}, false, <-ended
-		case <-l.hup:
-			next, changed = l.reload(s, log)
+		case <-hup:
+			hup = nil // one at a time, beside the life: where the file is may hang
+			go func() {
+				s, err := l.read()
+				came <- reading{s, err}
+			}()
+		case r := <-came:
+			hup = l.hup
+			next, changed = r.s, l.judge(s, r, log)
 		}
 	}
 	end()
@@ -101,24 +109,29 @@ func (l *lives) spend(ctx context.Context, s settings) (next settings, more bool
 	}
 }
 
-// reload reads the settings again and reports whether they changed.
-func (l *lives) reload(s settings, log *slog.Logger) (next settings, changed bool) {
-	next, err := l.read()
-	if err != nil {
-		for line := range strings.Lines(err.Error()) {
+// reading is what the settings are by now.
+type reading struct {
+	s   settings
+	err error
+}
+
+// judge says what becomes of a reading, and reports whether another life is to begin with it.
+func (l *lives) judge(s settings, r reading, log *slog.Logger) (changed bool) {
+	if r.err != nil {
+		for line := range strings.Lines(r.err.Error()) {
 			log.Error("configuration not reloaded", "problem", strings.TrimSuffix(line, "\n"))
 		}
 		log.Error("configuration not reloaded: the old one stays in force, all of it")
-		l.config.refused(time.Now(), err)
-		return s, false
+		l.config.refused(time.Now(), r.err)
+		return false
 	}
-	if next.equal(s) {
+	if r.s.equal(s) {
 		log.Info("configuration reloaded: nothing changed")
 		l.config.loaded(time.Now())
-		return s, false
+		return false
 	}
-	log.Info("configuration reloaded: starting anew", "changed", strings.Join(next.changes(s), ", "))
-	return next, true
+	log.Info("configuration reloaded: starting anew", "changed", strings.Join(r.s.changes(s), ", "))
+	return true
 }
 
 // otherLibrary reports whether the driver's library may be another one: see nvidia.Open.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"net/http"
 	"os"
 	"os/exec"
@@ -75,6 +76,7 @@ func TestReloadRenamesResources(t *testing.T) {
 
 	a.reload(c, header+"flags: {migStrategy: mixed}", startsAnew+`" changed="flags.migStrategy from .*none.* to .*mixed`)
 	a.awaitMany("mig-strategy=mixed", 1)
+	a.awaitMany("msg=listening", 2) // elsewhere
 	a.awaitReady("nvidia.com/mig-")
 	for _, r := range k.Registrations() {
 		if err := k.Await(a.ctx, "devices of "+r.Resource, func() bool { n, _ := k.Capacity(r.Resource); return n > 0 }); err != nil {
@@ -90,6 +92,7 @@ func TestReloadRenamesResources(t *testing.T) {
 
 	a.reload(c, header, startsAnew)
 	a.awaitMany("mig-strategy=none", 2)
+	a.awaitMany("msg=listening", 3)
 	a.awaitReady("offered to the kubelet: nvidia.com/gpu\n")
 	a.endsWith(syscall.SIGTERM, k, dir, false)
 }
@@ -258,4 +261,27 @@ func TestReloadReadsTheFileOfTheEnvironment(t *testing.T) {
 	if out, err := exec.CommandContext(t.Context(), binary(t), "version").CombinedOutput(); err != nil {
 		t.Errorf("%v: %s", err, out)
 	}
+}
+
+// Where the configuration is may hang: then nothing changes until it is there, and the end does not wait for it.
+func TestConfigurationThatHangs(t *testing.T) {
+	m, k, dir, c := simdriver.Start(t, "t4"), startKubelet(t), shortDir(t), newConfigFile(t, header)
+	a := start(t, append(on(m.Root, k), "--config-file="+c.path, "--state-dir="+dir)...)
+	a.awaitHealthy(k, 1)
+	fifo := func() { // opening it waits for one who writes (fifo(7))
+		if err := errors.Join(os.Remove(c.path), syscall.Mkfifo(c.path, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	fifo()
+	a.signal(syscall.SIGHUP)
+	if _, err := k.Allocate(a.ctx, gpu, m.UUID(0)); err != nil {
+		t.Error(err)
+	}
+	if err := os.WriteFile(c.path, []byte(header), 0); err != nil { // comes back when it is read
+		t.Fatal(err)
+	}
+	a.said(unchanged)
+	a.signal(syscall.SIGHUP)
+	a.endsWith(syscall.SIGTERM, k, dir, false)
 }
