@@ -25,6 +25,7 @@ type Agent interface {
 	Report(...core.Observation) bool
 	Quiesce(ctx context.Context, until time.Time) error
 	Resume(context.Context) error
+	Keep(context.Context) bool
 	Stats() monitor.Stats
 	Pulse() *pulse.Board
 }
@@ -73,6 +74,7 @@ type QuiesceArgs struct {
 type Standing struct {
 	Driver  inspect.Driver           `json:"driver"`
 	Devices map[core.HealthState]int `json:"devices"` // by state
+	Kept    bool                     `json:"kept"`    // a restart of the agent changes nothing about it
 }
 
 // Answer is what became of an order.

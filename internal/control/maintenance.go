@@ -29,13 +29,31 @@ func (e *OpenFilesError) Error() string {
 		": stop the process if that must not be"
 }
 
-// quiesce leaves the driver alone, until a time if that is not zero, and checks that nothing of it is open.
-func quiesce(ctx context.Context, a Agent, until time.Time) error {
-	err := a.Quiesce(ctx, until)
+// keepAtMost is how long an answer waits for the disk.
+const keepAtMost = time.Second
+
+// quiesce leaves the driver alone, until a time if that is not zero, and checks that nothing of it is open. It is on
+// disk before the answer: whoever unloads the driver next may well end the agent, too.
+func quiesce(ctx context.Context, a Agent, until time.Time) (kept bool, err error) {
+	err = a.Quiesce(ctx, until)
 	if open := driverFiles(); err == nil && len(open) > 0 {
-		return &OpenFilesError{open}
+		err = &OpenFilesError{open}
 	}
-	return err
+	return keep(ctx, a), err
+}
+
+func keep(ctx context.Context, a Agent) bool {
+	ctx, cancel := context.WithTimeout(ctx, keepAtMost)
+	defer cancel()
+	return a.Keep(ctx)
+}
+
+// resume takes the driver back, which is on disk, too, before the answer.
+func resume(ctx context.Context, a Agent) (kept bool, err error) {
+	if err := a.Resume(ctx); err != nil {
+		return false, err
+	}
+	return keep(ctx, a), nil
 }
 
 func (d desk) quiesce(ctx context.Context, args QuiesceArgs) (Standing, error) {
@@ -49,13 +67,14 @@ func (d desk) quiesce(ctx context.Context, args QuiesceArgs) (Standing, error) {
 			return Standing{}, err
 		}
 	}
-	err := quiesce(ctx, d, until)
-	return standing(d.State()), err
+	kept, err := quiesce(ctx, d, until)
+	return standing(d.State(), kept), err
 }
 
 // resume answers when the driver was asked again.
 func (d desk) resume(ctx context.Context, _ struct{}) (Standing, error) {
-	if err := d.Resume(ctx); err != nil {
+	kept, err := resume(ctx, d)
+	if err != nil {
 		return Standing{}, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, resumeAtMost)
@@ -66,14 +85,14 @@ func (d desk) resume(ctx context.Context, _ struct{}) (Standing, error) {
 		select {
 		case <-look.C:
 		case <-ctx.Done():
-			return standing(d.State()), nil // it goes on by itself
+			return standing(d.State(), kept), nil // it goes on by itself
 		}
 	}
-	return standing(d.State()), nil
+	return standing(d.State(), kept), nil
 }
 
-func standing(s core.State) Standing {
-	st := Standing{Driver: inspect.Describe(s.Inventory).Driver, Devices: map[core.HealthState]int{}}
+func standing(s core.State, kept bool) Standing {
+	st := Standing{Driver: inspect.Describe(s.Inventory).Driver, Devices: map[core.HealthState]int{}, Kept: kept}
 	for u := range s.Inventory.Units() {
 		st.Devices[u.Health.State]++
 	}

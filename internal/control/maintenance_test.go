@@ -30,7 +30,7 @@ func resume(ctx context.Context, path string, out *bytes.Buffer) error {
 
 func TestQuiesceAndResume(t *testing.T) {
 	r := start(t, coretest.GPUs(8))
-	wants(t, r.says(quiesce(control.QuiesceArgs{})), "driver released (driver released by order); devices: 8 unknown;", "resume")
+	wants(t, r.says(quiesce(control.QuiesceArgs{})), "driver released (driver released by order); devices: 8 unknown;", "not on disk", "resume")
 	if n := r.machine.Sessions(); n != 0 {
 		t.Errorf("%d sessions are open", n)
 	}

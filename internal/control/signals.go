@@ -21,9 +21,11 @@ func Follow(ctx context.Context, signals <-chan os.Signal, a Agent, log *slog.Lo
 		case s := <-signals:
 			switch s {
 			case QuiesceSignal:
-				signalled(log, "quiesce", quiesce(ctx, a, time.Time{}))
+				kept, err := quiesce(ctx, a, time.Time{})
+				signalled(log, "quiesce", kept, err)
 			case ResumeSignal:
-				signalled(log, "resume", a.Resume(ctx))
+				kept, err := resume(ctx, a)
+				signalled(log, "resume", kept, err)
 			}
 		case <-ctx.Done():
 			return
@@ -31,10 +33,10 @@ func Follow(ctx context.Context, signals <-chan os.Signal, a Agent, log *slog.Lo
 	}
 }
 
-func signalled(log *slog.Logger, order string, err error) {
+func signalled(log *slog.Logger, order string, kept bool, err error) {
 	if err != nil {
 		log.Warn("signal not obeyed", "order", order, "error", err)
 		return
 	}
-	log.Warn("signal obeyed", "order", order)
+	log.Warn("signal obeyed", "order", order, "kept", kept)
 }

@@ -81,7 +81,11 @@ func Quiesce(ctx context.Context, path string, args QuiesceArgs, out io.Writer) 
 	if err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(out, "%s; running work keeps its devices and is not stopped\nwhen the work is done: resume\n", s)
+	fmt.Fprintf(out, "%s; running work keeps its devices and is not stopped\n", s)
+	if !s.Kept {
+		fmt.Fprintln(out, "not on disk: a restart of the agent ends it")
+	}
+	_, err = fmt.Fprintln(out, "when the work is done: resume")
 	return err
 }
 

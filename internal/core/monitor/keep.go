@@ -18,10 +18,19 @@ const (
 // keeper wakes the goroutine that may wait for a disk.
 type keeper struct {
 	boot  string
-	dirty chan struct{} // capacity 1
+	dirty <-chan struct{}      // capacity 1
+	wake  chan<- struct{}      // dirty, from the other side
+	asked chan chan<- struct{} // nil without a store
 }
 
-func newKeeper() keeper { return keeper{dirty: make(chan struct{}, 1)} }
+func newKeeper(store Store) keeper {
+	dirty := make(chan struct{}, 1)
+	k := keeper{dirty: dirty, wake: dirty}
+	if store != nil {
+		k.asked = make(chan chan<- struct{})
+	}
+	return k
+}
 
 // offer wakes the keeper if something changed that must not be lost with the process.
 func (k keeper) offer(prev, next core.State) {
@@ -30,7 +39,7 @@ func (k keeper) offer(prev, next core.State) {
 		return
 	}
 	select {
-	case k.dirty <- struct{}{}:
+	case k.wake <- struct{}{}:
 	default:
 	}
 }
@@ -51,22 +60,7 @@ func (m *Monitor) keep(ctx context.Context) (finish func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	go func() {
 		defer close(done)
-		l := m.board.Join("history")
-		defer l.Leave()
-		for ctx.Err() == nil {
-			l.Beat(keepEvery)
-			t := time.NewTimer(keepEvery)
-			select {
-			case <-m.keeper.dirty:
-			case <-t.C:
-			case <-ctx.Done():
-			}
-			t.Stop()
-			l.Beat(saveAtMost)
-			m.store.Save(m.State().Record(m.keeper.boot))
-			rest(ctx, keepPause)
-		}
-		m.store.Save(m.State().Record(m.keeper.boot)) // what came during the last rest
+		m.write(ctx)
 	}()
 	return func() {
 		cancel()
@@ -77,6 +71,55 @@ func (m *Monitor) keep(ctx context.Context) (finish func()) {
 		case <-t.C:
 			m.log.Warn("the last state was not written in time")
 		}
+	}
+}
+
+func (m *Monitor) write(ctx context.Context) {
+	l := m.board.Join("history")
+	defer l.Leave()
+	every := time.NewTicker(keepEvery)
+	defer every.Stop()
+	var dirty, rested = m.keeper.dirty, (<-chan time.Time)(nil)
+	for {
+		l.Beat(keepEvery)
+		var kept chan<- struct{}
+		select {
+		case <-dirty:
+		case <-every.C:
+		case kept = <-m.keeper.asked:
+		case <-rested:
+			dirty, rested = m.keeper.dirty, nil
+			continue
+		case <-ctx.Done():
+			m.store.Save(m.State().Record(m.keeper.boot)) // what came during the last rest
+			return
+		}
+		l.Beat(saveAtMost)
+		m.store.Save(m.State().Record(m.keeper.boot))
+		if kept != nil {
+			close(kept)
+		}
+		dirty, rested = nil, time.After(keepPause)
+	}
+}
+
+// Keep writes the state now, and reports whether that was tried: there is a history, and ctx did not end first.
+// The history says itself what went wrong.
+func (m *Monitor) Keep(ctx context.Context) bool {
+	if m.keeper.asked == nil {
+		return false
+	}
+	kept := make(chan struct{})
+	select {
+	case m.keeper.asked <- kept:
+	case <-ctx.Done():
+		return false
+	}
+	select {
+	case <-kept:
+		return true
+	case <-ctx.Done():
+		return false
 	}
 }
 

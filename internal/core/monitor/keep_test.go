@@ -105,3 +105,34 @@ func TestTheLastFaultIsKept(t *testing.T) {
 		}
 	})
 }
+
+// Who was answered can rely on it, however soon the process is killed.
+func TestKeepWritesBeforeItReturns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &store{}
+		r := runWith(t, coretest.NewMachine(coretest.GPUs(1)), s)
+		for _, away := range []bool{true, false} {
+			if away {
+				if err := r.quiesce(time.Time{}); err != nil {
+					t.Fatal(err)
+				}
+			} else if err := r.Resume(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if !r.Keep(t.Context()) {
+				t.Fatal("not kept")
+			}
+			if last := s.saved[len(s.saved)-1]; last.Away.Since.IsZero() == away {
+				t.Errorf("away %v: on disk is %+v", away, last.Away)
+			}
+		}
+	})
+}
+
+func TestKeepWithoutAStore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		if run(t, coretest.NewMachine(coretest.GPUs(1))).Keep(t.Context()) {
+			t.Error("it is said to be kept")
+		}
+	})
+}

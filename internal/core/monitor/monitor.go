@@ -104,7 +104,7 @@ func New(open func() (Session, error), cfg core.Config, log *slog.Logger, store 
 		open: open, look: func() string { return "" }, cfg: cfg, log: log, store: store,
 		cell:  NewCell(core.NewState(cfg)),
 		usage: make(chan usageRequest), orders: make(chan order), told: make(chan core.Observation, 256),
-		held: NewCell[<-chan struct{}](nil), keeper: newKeeper(), board: pulse.NewBoard(),
+		held: NewCell[<-chan struct{}](nil), keeper: newKeeper(store), board: pulse.NewBoard(),
 	}
 }
 
