@@ -14,6 +14,7 @@ import (
 
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
+	"github.com/tandem-gpu/tandem/internal/control"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
@@ -200,6 +201,24 @@ func TestReloadHealsNothing(t *testing.T) {
 	if n := len(k.Registrations()); n != 2 {
 		t.Errorf("%d registrations", n)
 	}
+}
+
+// Who has let the driver go for maintenance does not take it back because the configuration changes.
+func TestMaintenanceOutlivesAReload(t *testing.T) {
+	m, k, c := simdriver.Start(t, "t4"), startKubelet(t), newConfigFile(t, header)
+	a := start(t, append(on(m.Root, k), "--config-file="+c.path, "--state-dir=")...)
+	a.awaitHealthy(k, 1)
+	a.signal(control.QuiesceSignal)
+	a.awaitHealthy(k, 0)
+	a.reload(c, header+"flags: {plugin: {passDeviceSpecs: true}}", startsAnew)
+	a.awaitMany("msg=listening", 2)
+	a.awaitMany("msg=registered", 2)
+	a.metrics(`state="released"`)
+	if all, healthy := k.Capacity(gpu); all != 1 || healthy != 0 {
+		t.Errorf("%d GPUs are listed, %d of them as healthy", all, healthy)
+	}
+	a.signal(control.ResumeSignal)
+	a.awaitHealthy(k, 1)
 }
 
 // A process can't let go of the driver's library.
