@@ -36,16 +36,16 @@ func enlist(s *Session) {
 }
 
 // settle shuts down, on the reader's line of s, what can be: closed sessions without a call in the driver, and
-// what was owed before. It returns the lanes of closed sessions of which the calls have not come back.
-func settle(s *Session) (stuck []*lane, err error) {
+// what was owed before. It returns the closed sessions with calls that have not come back, oldest first.
+func settle(s *Session) (held []*Session, err error) {
 	var over []*Session
 	initialised.Lock()
 	initialised.sessions = slices.DeleteFunc(initialised.sessions, func(s *Session) bool {
 		if !s.closed.Load() {
 			return false
 		}
-		lanes := slices.DeleteFunc(slices.Clone(s.lanes), func(l *lane) bool { return !l.isStuck() })
-		if stuck = append(stuck, lanes...); len(lanes) > 0 {
+		if len(s.stuck()) > 0 {
+			held = append(held, s)
 			return false
 		}
 		over = append(over, s)
@@ -56,7 +56,16 @@ func settle(s *Session) (stuck []*lane, err error) {
 		o.freeStranded()
 		owed.Add(1)
 	}
-	return stuck, pay(s)
+	return held, pay(s)
+}
+
+// inherit takes over from closed sessions with a call in the driver: the driver stays initialised, so what they
+// knew holds, and whom they wait for must not be called.
+func (s *Session) inherit(held []*Session) {
+	for _, other := range held {
+		s.inherited = append(s.inherited, other.stuck()...)
+		s.census, s.gpus = census{other.census.count, slices.Clone(other.census.there)}, other.gpus
+	}
 }
 
 // pay makes the shutdowns that are owed, until one fails. It is safe for concurrent use.

@@ -15,11 +15,11 @@ import (
 // line is a way to the driver for one call at a time: the reader has one for what is about no GPU, so has
 // the waiter, and each GPU has one in its lane.
 type line struct {
-	have  map[string]bool
-	index int // NVML index of the GPU that the calls are about, -1 for none
+	have map[string]bool
 	work  *work
 
 	mu     sync.Mutex
+	index  int       // NVML index of the GPU that the calls are about, -1 for none
 	last   core.Call // the latest call
 	inside bool      // it is in progress
 	closed bool      // no call may begin: nobody waits for its answer any more

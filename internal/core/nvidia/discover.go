@@ -1,7 +1,7 @@
 package nvidia
 
 import (
-	"cmp"
+	"errors"
 	"fmt"
 	"io/fs"
 	"path"
@@ -25,14 +25,6 @@ type held struct {
 	device core.Device
 }
 
-// identity is what the first pass over the GPUs finds at one index.
-type identity struct {
-	handle nvml.Device
-	id     core.DeviceID
-	pci    core.PCIAddress
-	err    error
-}
-
 // Snapshot reads the whole machine: first who is there, then what each one is. A GPU that does not say
 // who it is, or is lost on the way, becomes an exclusion; so does a MIG instance. An error wraps
 // core.ErrDriverLost or core.ErrDriverStale and ends the session.
@@ -42,24 +34,33 @@ func (s *Session) Snapshot() (core.Snapshot, error) {
 		return core.Snapshot{}, s.gone(err)
 	}
 	snap := core.Snapshot{Driver: s.driver, Nodes: s.deviceNodes()}
-	there, err := s.identify(count)
+	gone, settled, err := s.identify(count)
 	if err != nil {
 		return core.Snapshot{}, s.gone(err)
 	}
-	gpus := make([]gpu, count)
-	var well []gpu
-	for index, r := range s.readAll(there) {
+	for _, g := range gone {
+		snap.Excluded = append(snap.Excluded, exclude(g, errUnlisted))
+	}
+	if !settled { // nobody who is missing from this reading is lost
+		s.restless.Store(true)
+		snap.Excluded = append(snap.Excluded, core.Exclusion{Index: count, At: core.Node, Kind: core.Waiting, Reason: comeAndGo})
+	}
+	var gpus, well []gpu
+	for i, r := range s.readAll(s.census.there) {
+		found := &s.census.there[i]
 		snap.Excluded = append(snap.Excluded, r.excluded...)
 		switch {
 		case isGone(r.err):
 			return core.Snapshot{}, s.gone(r.err)
 		case r.err != nil:
-			snap.Excluded = append(snap.Excluded, exclude(index, there[index], r.last, r.err))
-			gpus[index] = r.last
+			snap.Excluded = append(snap.Excluded, exclude(*found, r.err))
+			found.doubt = found.err == nil && isLost(r.err)
+			if r.last.device.ID != "" {
+				gpus = append(gpus, r.last)
+			}
 			continue
 		}
-		gpus[index] = r.gpu
-		well = append(well, r.gpu)
+		gpus, well = append(gpus, r.gpu), append(well, r.gpu)
 		snap.Devices = append(snap.Devices, r.gpu.device)
 		for _, instance := range r.gpu.instances {
 			snap.Devices = append(snap.Devices, instance.device)
@@ -73,6 +74,10 @@ func (s *Session) Snapshot() (core.Snapshot, error) {
 	return core.NewSnapshot(snap), nil
 }
 
+// comeAndGo is what there is to say of GPUs that were counted through several times, differently each time. Wait
+// brings the next reading about.
+const comeAndGo = "GPUs come and go while they are read"
+
 // readDriver counts the GPUs and reads the versions. Any error here concerns the whole driver.
 func (s *Session) readDriver() (count int, err error) {
 	a := asker{line: &s.reader, at: core.Node}
@@ -85,81 +90,26 @@ func (s *Session) readDriver() (count int, err error) {
 	return count, a.err
 }
 
-// identify asks every index who is there. Only an error of the driver as a whole is an error.
-func (s *Session) identify(count int) ([]identity, error) {
-	targets := make([]target, count)
-	for index := range targets {
-		targets[index] = target{index, core.Node}
-		if index < len(s.gpus) && s.gpus[index].device.ID != "" {
-			targets[index].at = core.WholeGPU(s.gpus[index].device.ID)
+// remembered is a GPU as it was read last.
+func (s *Session) remembered(id core.DeviceID) gpu {
+	for _, g := range s.gpus {
+		if g.device.ID == id {
+			return g
 		}
 	}
-	there, errs := visitAll(s, targets, func(index int, a *asker) identity { return identifyGPU(a, s.lib, index) })
-	for index := range there {
-		found := &there[index]
-		if found.err = cmp.Or(found.err, errs[index]); isGone(found.err) {
-			return nil, found.err
-		}
-	}
-	return there, nil
+	return gpu{}
 }
 
-// identifyGPU reads the UUID and, also where that fails, the PCI address: the slot tells who is silent.
-func identifyGPU(a *asker, lib nvml.Interface, index int) (found identity) {
-	found.handle = required(a, "nvmlDeviceGetHandleByIndex", func() (nvml.Device, nvml.Return) {
-		return lib.DeviceGetHandleByIndex(index)
-	})
-	if a.err != nil {
-		return found
+// exclude says why somebody is not in the reading, and who it is as far as is known.
+func exclude(found identity, err error) core.Exclusion {
+	e := core.Exclusion{Index: found.index, At: core.Node, PCI: found.pci, Kind: silence(err), Reason: err.Error()}
+	if stuck, ok := errors.AsType[*StuckError](err); ok && found.door != nil {
+		e.At = stuck.At
 	}
-	found.id = core.DeviceID(required(a, "nvmlDeviceGetUUID", found.handle.GetUUID))
-	if found.err, a.err = a.err, nil; found.err == nil {
-		a.at = core.WholeGPU(found.id)
-	}
-	info := required(a, "nvmlDeviceGetPciInfo", found.handle.GetPciInfo)
-	if a.err == nil {
-		found.pci, a.err = pciAddress(info)
-	}
-	return found
-}
-
-// remembered is the GPU that was read at this index (or, if it said who it is, under this UUID) before.
-// An index is trusted only while nothing speaks against it: its GPU does not answer elsewhere, and sits
-// in the same slot.
-func (s *Session) remembered(index int, there []identity) gpu {
-	found := there[index]
 	if found.id != "" {
-		for _, g := range s.gpus {
-			if g.device.ID == found.id {
-				return g
-			}
-		}
-		return gpu{}
+		e.At = core.WholeGPU(found.id)
 	}
-	if index >= len(s.gpus) {
-		return gpu{}
-	}
-	g := s.gpus[index]
-	for _, other := range there {
-		if other.id != "" && other.id == g.device.ID {
-			return gpu{}
-		}
-	}
-	if found.pci != "" && found.pci != g.device.PCI {
-		return gpu{}
-	}
-	return g
-}
-
-// exclude says why the GPU at index is not in the reading, and which one it is as far as is known.
-func exclude(index int, found identity, last gpu, err error) core.Exclusion {
-	at := core.Node
-	if id := cmp.Or(found.id, last.device.ID); id != "" {
-		at = core.WholeGPU(id)
-	}
-	return core.Exclusion{
-		Index: index, At: at, PCI: cmp.Or(found.pci, last.device.PCI), Kind: silence(err), Reason: err.Error(),
-	}
+	return e
 }
 
 // numaNode is the kernel's word on which NUMA node a PCI function is nearest to; -1 if it has none.

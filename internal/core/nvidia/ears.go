@@ -179,7 +179,7 @@ func (s *Session) registerAll(a *armed) bool {
 		mask, err := s.register(h.held, a.set)
 		h.events = core.AnswerOf(err == nil && mask&nvml.EventTypeXidCriticalError != 0)
 		h.refused = err != nil && !isUnsupported(err)
-		l := s.lane(h.device.Index)
+		l := s.lane(h.device.ID)
 		switch {
 		case err == nil:
 			a.gpus = append(a.gpus, registered{h.held, l})
@@ -199,7 +199,7 @@ func (s *Session) registerAll(a *armed) bool {
 // register adds a GPU to the set and returns its events. One unsupported event would refuse all of them.
 func (s *Session) register(g held, set nvml.EventSet) (mask uint64, err error) {
 	at := core.WholeGPU(g.device.ID)
-	return visit(s, g.device.Index, at, func(a *asker) uint64 {
+	return visit(s, s.at(g.device), func(a *asker) uint64 {
 		mask := required(a, "nvmlDeviceGetSupportedEventTypes", g.handle.GetSupportedEventTypes) & listened
 		if a.err == nil && mask == 0 {
 			a.err = &CallError{Call: "nvmlDeviceGetSupportedEventTypes", At: at, Return: nvml.ERROR_NOT_SUPPORTED, text: "no events"}

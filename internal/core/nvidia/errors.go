@@ -80,7 +80,7 @@ func (s *Session) gone(err error) error {
 // silence is what an error says about the GPU that it concerns.
 func silence(err error) core.ObservationKind {
 	switch {
-	case isLost(err):
+	case isLost(err), errors.Is(err, errUnlisted):
 		return core.Lost
 	case isStuck(err):
 		return core.Waiting

@@ -16,38 +16,34 @@ type reading struct {
 	err       error
 }
 
-// readAll reads what those are that were found, by index.
+// readAll reads what those are that were found, in their order.
 func (s *Session) readAll(there []identity) []reading {
 	all := make([]reading, len(there))
 	var targets []target
-	var devices []core.Device
-	for index, found := range there {
-		all[index] = reading{last: s.remembered(index, there), err: found.err}
-		if found.err == nil {
-			at := core.WholeGPU(found.id)
-			targets = append(targets, target{index, at})
-			devices = append(devices, core.Device{ID: found.id, At: at, Index: index, PCI: found.pci, NUMANode: s.numaNode(found.pci)})
+	var asked []int // places in the list
+	for i, found := range there {
+		all[i] = reading{last: s.remembered(found.id), err: found.err}
+		if found.err != nil {
+			continue
 		}
+		all[i].gpu.device = core.Device{
+			ID: found.id, At: core.WholeGPU(found.id), Index: found.index, PCI: found.pci, NUMANode: s.numaNode(found.pci),
+		}
+		targets, asked = append(targets, s.at(all[i].gpu.device)), append(asked, i)
 	}
 	caps := s.capabilities()
-	profiles := make([]map[shape]string, len(targets))
-	for i, t := range targets {
-		profiles[i] = s.lane(t.index).profiles
-	}
-	readings, errs := visitAll(s, targets, func(i int, a *asker) (r reading) {
-		index := targets[i].index
-		last := all[index].last
-		r.gpu.held = readGPU(a, there[index].handle, devices[i], last.device)
+	readings, errs := visitAll(s, targets, func(i int, a *asker) reading {
+		r := all[asked[i]]
+		r.gpu.held = readGPU(a, there[asked[i]].handle, r.gpu.device, r.last.device)
 		if a.err == nil && r.gpu.device.MIG {
-			m := migReader{parent: r.gpu.held, last: last.instances, caps: caps, profiles: profiles[i]}
+			m := migReader{parent: r.gpu.held, last: r.last.instances, caps: caps, profiles: targets[i].lane.profiles}
 			r.gpu.instances, r.excluded = m.read(a)
 		}
 		return r
 	})
-	for i, t := range targets {
-		r := &all[t.index]
-		if r.err = errs[i]; r.err == nil {
-			r.gpu, r.excluded = readings[i].gpu, readings[i].excluded
+	for i, place := range asked {
+		if all[place].err = errs[i]; errs[i] == nil {
+			all[place] = readings[i]
 		}
 	}
 	return all

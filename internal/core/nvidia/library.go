@@ -33,6 +33,7 @@ var functions = map[string][]string{
 	"nvmlDeviceGetCount":                 {"nvmlDeviceGetCount_v2", "nvmlDeviceGetCount"},
 	"nvmlDeviceGetHandleByIndex":         {"nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetHandleByIndex"},
 	"nvmlDeviceGetUUID":                  {"nvmlDeviceGetUUID"},
+	"nvmlDeviceGetIndex":                 {"nvmlDeviceGetIndex"},
 	"nvmlDeviceGetPciInfo":               {"nvmlDeviceGetPciInfo_v3", "nvmlDeviceGetPciInfo_v2", "nvmlDeviceGetPciInfo"},
 	"nvmlDeviceGetName":                  {"nvmlDeviceGetName"},
 	"nvmlDeviceGetMinorNumber":           {"nvmlDeviceGetMinorNumber"},

@@ -34,7 +34,7 @@ func (s *Session) readLinks(gpus []gpu) ([]core.Link, error) {
 	complete := true
 	targets := make([]target, len(gpus))
 	for i, g := range gpus {
-		targets[i] = target{g.device.Index, g.device.At}
+		targets[i] = s.at(g.device)
 	}
 	reach, errs := visitAll(s, targets, func(i int, a *asker) ends { return readEnds(a, gpus[i].handle) })
 	for _, err := range errs {
@@ -75,9 +75,9 @@ type paths struct {
 func (s *Session) readPaths(from gpu, others []gpu) (paths, error) {
 	free := make([]bool, len(others))
 	for i, other := range others {
-		free[i] = !s.lane(other.device.Index).isStuck()
+		free[i] = s.isFree(other.device.ID)
 	}
-	p, err := visit(s, from.device.Index, from.device.At, func(a *asker) paths {
+	p, err := visit(s, s.at(from.device), func(a *asker) paths {
 		p := paths{to: make([]core.PCIePath, len(others)), complete: true}
 		for i, other := range others {
 			q := a.about(a.at)

@@ -43,7 +43,7 @@ func anyStuck() bool {
 	initialised.Lock()
 	defer initialised.Unlock()
 	return slices.ContainsFunc(initialised.sessions, func(s *Session) bool {
-		return s.closed.Load() && slices.ContainsFunc(s.lanes, (*lane).isStuck)
+		return s.closed.Load() && len(s.stuck()) > 0
 	})
 }
 

@@ -18,11 +18,9 @@ func (s *Session) Probe() ([]core.Observation, error) {
 	var obs []core.Observation
 	var checks []check
 	var targets []target
-	for index, g := range s.gpus {
-		if g.device.ID != "" {
-			checks = append(checks, s.prepare(index, g))
-			targets = append(targets, target{index, g.device.At})
-		}
+	for _, g := range s.gpus {
+		checks = append(checks, s.prepare(g))
+		targets = append(targets, s.at(g.device))
 	}
 	records, errs := visitAll(s, targets, func(i int, a *asker) record { return checks[i].run(a, s.lib) })
 	for i, c := range checks {
@@ -47,8 +45,8 @@ type check struct {
 	plan plan
 }
 
-func (s *Session) prepare(index int, g gpu) check {
-	c := check{lane: s.lane(index), held: g.held}
+func (s *Session) prepare(g gpu) check {
+	c := check{lane: s.lane(g.device.ID), held: g.held}
 	c.last = c.lane.record.of(g.device)
 	hinted := c.lane.hinted.Swap(false)
 	c.last.away = c.last.away || c.lane.rebound.Swap(false)

@@ -42,15 +42,16 @@ type Session struct {
 	now            func() time.Time
 	tegra          bool
 
-	mu    sync.Mutex
-	lanes []*lane // by index; the reader adds to them under mu
-
+	mu        sync.Mutex // the reader changes these under it
+	lanes     map[core.DeviceID]*lane
+	doors     []*lane // see lane
 	inherited []*lane // of earlier sessions, with a call in the driver
 
 	// of the reader
 	reader   line
 	driver   core.Driver
-	gpus     []gpu // by index; as last read, or as remembered while one does not answer
+	census   census
+	gpus     []gpu // in the order of their indices; as last read, or as remembered while one does not answer
 	caps     capabilities
 	network  network
 	heard    []listener // those of whom an event set was made last
@@ -63,7 +64,8 @@ type Session struct {
 	broken  error        // why it is of no more use, once that is known
 	system  system
 
-	ears ears // event sets, from the reader to the waiter
+	ears     ears        // event sets, from the reader to the waiter
+	restless atomic.Bool // the last reading did not settle who is there; from the reader to the waiter
 
 	opened  time.Time
 	closing sync.Mutex
@@ -98,12 +100,14 @@ func Open(o Options) (*Session, error) {
 		waiter: line{have: found.have, index: -1, work: &work{}},
 		driver: core.Driver{State: core.DriverReady},
 		ears:   newEars(),
+		lanes:  map[core.DeviceID]*lane{},
 	}
 	if s.now == nil {
 		s.now = time.Now
 	}
 	s.tegra = isTegra(s.sys)
-	s.inherited, _ = settle(s) // what can't be shut down yet stays owed
+	held, _ := settle(s) // what can't be shut down yet stays owed
+	s.inherit(held)
 	if err := do(&s.reader, "nvmlInit", core.Node, s.lib.Init); err != nil {
 		return nil, s.notOpened(err)
 	}

@@ -11,11 +11,9 @@ import (
 func (s *Session) Usage() ([]core.Usage, error) {
 	var targets []target
 	var devices [][]held
-	for index, g := range s.gpus {
-		if g.device.ID != "" {
-			targets = append(targets, target{index, g.device.At})
-			devices = append(devices, append([]held{g.held}, g.instances...))
-		}
+	for _, g := range s.gpus {
+		targets = append(targets, s.at(g.device))
+		devices = append(devices, append([]held{g.held}, g.instances...))
 	}
 	all, errs := visitAll(s, targets, func(i int, a *asker) []core.Usage {
 		all := make([]core.Usage, len(devices[i]))

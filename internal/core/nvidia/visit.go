@@ -14,18 +14,23 @@ const maxVisit = 5
 // other, on one thread.
 const moments = 40
 
-// target is a GPU to visit: its NVML index, and what the questions are about.
+// target is whom to visit: through which lane, at which NVML index as far as is known, and what the questions are
+// about.
 type target struct {
+	lane  *lane
 	index int
 	at    core.Placement
 }
+
+// at is a known GPU as a target.
+func (s *Session) at(d core.Device) target { return target{s.lane(d.At.GPU), d.Index, core.WholeGPU(d.At.GPU)} }
 
 // visit runs questions about a GPU in its lane and returns their result and the asker's error. If a call
 // does not come back within the session's patience, it is a StuckError, at once for a GPU that is stuck
 // already; what the questions find later is dropped. They run beside the session, so they touch nothing of
 // it but what never changes, and return what they find.
-func visit[T any](s *Session, index int, at core.Placement, questions func(*asker) T) (T, error) {
-	return begin(s, target{index, at}, new(progress), questions).wait(s.patience)
+func visit[T any](s *Session, t target, questions func(*asker) T) (T, error) {
+	return begin(s, t, new(progress), questions).wait(s.patience)
 }
 
 // visitAll is visit for many GPUs, i of the questions being the place in the list. Who does not answer in a
@@ -83,9 +88,9 @@ type reply[T any] struct {
 }
 
 func begin[T any](s *Session, t target, others *progress, questions func(*asker) T) *visiting[T] {
-	l := s.lane(t.index)
+	l := t.lane
 	v := &visiting[T]{lane: l, began: time.Now(), others: others, answer: make(chan reply[T], 1)}
-	if err := l.enter(t.at); err != nil {
+	if err := s.enter(t); err != nil {
 		v.got = &reply[T]{err: err}
 		return v
 	}

@@ -24,6 +24,9 @@ const drainAtMost = 1024
 func (s *Session) Wait(max time.Duration) ([]core.Observation, error) {
 	s.allowed.Store(int64(max))
 	heard := s.binding()
+	if s.restless.Swap(false) {
+		heard = append(heard, core.Observation{At: core.Node, Detail: comeAndGo})
+	}
 	for _, next := range s.ears.take() {
 		heard, _ = s.drain(s.armed, heard)
 		s.free(&s.waiter, s.armed)
