@@ -2,6 +2,8 @@ package kubeadapter
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -43,7 +45,8 @@ func (s *server) GetDevicePluginOptions(context.Context, *v1beta1.Empty) (*v1bet
 }
 
 // ListAndWatch sends the whole list at once, then as soon as it changed, and now and then regardless. Only a
-// change makes the next one wait: after the first list or a heartbeat, bad news goes out as ever.
+// change makes the next one wait: after the first list or a heartbeat, bad news goes out as ever. What leaves the
+// list while it is healthy is listed once more as unhealthy.
 func (s *server) ListAndWatch(_ *v1beta1.Empty, stream grpc.ServerStreamingServer[v1beta1.ListAndWatchResponse]) error {
 	s.streams.open()
 	defer s.streams.close()
@@ -58,7 +61,7 @@ func (s *server) ListAndWatch(_ *v1beta1.Empty, stream grpc.ServerStreamingServe
 	defer heartbeat.Stop()
 	var sent []listing
 	for first, due := true, true; ; first = false {
-		list := listings(s.src.Current(), s.resource, s.opts.MIG)
+		list, leaving := farewell(sent, listings(s.src.Current(), s.resource, s.opts.MIG))
 		news := !first && !slices.Equal(list, sent)
 		if due || news {
 			if err := stream.Send(listResponse(list)); err != nil {
@@ -69,6 +72,10 @@ func (s *server) ListAndWatch(_ *v1beta1.Empty, stream grpc.ServerStreamingServe
 		}
 		if news && !pause(ctx, s.pace.quiet) { // a change meanwhile waits in its channel
 			return nil
+		}
+		if leaving {
+			due = false
+			continue
 		}
 		select {
 		case <-changed:
@@ -118,7 +125,11 @@ func (s *server) Allocate(ctx context.Context, r *v1beta1.AllocateRequest) (*v1b
 	response := &v1beta1.AllocateResponse{}
 	var devices []core.Device
 	for _, c := range r.GetContainerRequests() {
-		plan, err := inv.Reserve(unitIDs(c.GetDevicesIds())...)
+		ids := unitIDs(c.GetDevicesIds())
+		plan, err := inv.Reserve(ids...)
+		if err == nil {
+			err = s.foreign(inv, ids)
+		}
 		if err != nil {
 			s.count.allocationErrors.Add(1)
 			return nil, refusal(err)
@@ -135,6 +146,18 @@ func (s *server) Allocate(ctx context.Context, r *v1beta1.AllocateRequest) (*v1b
 		s.opts.Reserved(devices)
 	}
 	return response, nil
+}
+
+// foreign is an error if a unit counts for another resource than the one that is served: a MIG instance in the
+// place of another can have its ID, and the kubelet may not know yet.
+func (s *server) foreign(inv *core.Inventory, ids []core.UnitID) error {
+	var errs []error
+	for _, id := range ids {
+		if u, ok := inv.Unit(id); ok && resourceOf(u, s.opts.MIG) != s.resource {
+			errs = append(errs, fmt.Errorf("%s is %s now, not %s", id, resourceOf(u, s.opts.MIG), s.resource))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // streams tells when the first stream of an incarnation opened and when the last one ended.

@@ -60,6 +60,24 @@ func listings(inv *core.Inventory, resource string, strategy core.MIGStrategy) [
 	return list
 }
 
+// farewell is next with the units that go from one list to the next while they are healthy, as unhealthy: the
+// kubelet may be handing them out (1.37 can panic over an ID that vanishes then). The core withdraws units for a
+// while before they go, but not a unit that comes to another resource under the same ID, which a MIG instance in
+// the place of another may have.
+func farewell(sent, next []listing) (list []listing, leaving bool) {
+	stays := make(map[core.UnitID]bool, len(next))
+	for _, l := range next {
+		stays[l.id] = true
+	}
+	for _, l := range sent {
+		if l.healthy && !stays[l.id] {
+			l.healthy, leaving = false, true
+			next = append(next, l)
+		}
+	}
+	return next, leaving
+}
+
 // listResponse says it in the kubelet's words. Health has two values there, and no reason. A device
 // without NUMA affinity has no topology at all: -1 is the kubelet's own sentinel.
 func listResponse(list []listing) *v1beta1.ListAndWatchResponse {
