@@ -225,7 +225,6 @@ func (a *agents) noted(name string) bool {
 
 // An order that was answered is kept, even if the agent is killed at once.
 func TestQuiesceIsKeptOnceAnswered(t *testing.T) {
-	open(t, "the state is written at most once a second, and the answer does not wait for it")
 	t.Parallel()
 	a := launch(t, "t4")
 	all := a.units()

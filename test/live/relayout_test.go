@@ -107,7 +107,6 @@ func TestLayoutWithoutEventIsSeenSoon(t *testing.T) {
 // profile. To the kubelet it leaves one resource and comes to another, and must not vanish from the first
 // while that hands it out.
 func TestSameIDOtherProfile(t *testing.T) {
-	open(t, "a resource drops a healthy device at once when the device comes to another resource")
 	if !apart(t) {
 		return
 	}
