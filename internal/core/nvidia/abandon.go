@@ -120,5 +120,5 @@ func (s *Session) hanging() (core.Call, bool) {
 			return c, true
 		}
 	}
-	return s.Deaf()
+	return s.deaf()
 }

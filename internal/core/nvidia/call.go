@@ -16,7 +16,7 @@ import (
 // the waiter, and each GPU has one in its lane.
 type line struct {
 	have map[string]bool
-	work  *work
+	work *work
 
 	mu     sync.Mutex
 	index  int       // NVML index of the GPU that the calls are about, -1 for none

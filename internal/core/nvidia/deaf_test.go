@@ -22,7 +22,7 @@ func TestWaitHangs(t *testing.T) {
 				_, err := s.Wait(10 * time.Millisecond)
 				back <- err
 			}()
-			deaf := eventually(t, func() (core.Call, bool) { return s.Deaf() })
+			deaf := eventually(t, func() (core.Call, bool) { return s.deaf() })
 			if deaf.Name != call || deaf.At != core.Node || deaf.Index != -1 {
 				t.Errorf("%+v", deaf)
 			}
@@ -48,7 +48,7 @@ func TestWaitHangs(t *testing.T) {
 			if err := <-back; err != nil {
 				t.Error(err)
 			}
-			if c, deaf := s.Deaf(); deaf {
+			if c, deaf := s.deaf(); deaf {
 				t.Errorf("healed: %+v", c)
 			}
 			must(t, m.XID(3, 62))
@@ -77,7 +77,7 @@ func TestLongWaitIsNotDeaf(t *testing.T) {
 			must(t, err)
 			wait = false
 		case <-time.After(brief / 10):
-			c, deaf := s.Deaf()
+			c, deaf := s.deaf()
 			late = late || deaf && time.Since(c.Since) < 5*brief
 		}
 	}

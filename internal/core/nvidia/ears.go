@@ -28,8 +28,9 @@ const listened = nvml.EventTypeXidCriticalError | nvml.EventTypeDoubleBitEccErro
 //	waiter  ....... wait on A, wait ..... take B, drain and free A; wait fails: free B ... take C
 type ears struct {
 	mu     sync.Mutex
-	made   []armed // oldest first, not taken yet
-	deaf   bool    // there is no set, and there might be
+	made   []armed         // oldest first, not taken yet
+	deaf   bool            // there is no set, and there might be
+	kept   []nvml.EventSet // that the driver did not take back
 	arrive chan struct{}
 }
 
@@ -75,6 +76,21 @@ func (e *ears) areDeaf() bool {
 	return e.deaf
 }
 
+// keep notes a set that is to be freed still.
+func (e *ears) keep(set nvml.EventSet) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.kept = append(e.kept, set)
+}
+
+func (e *ears) takeKept() []nvml.EventSet {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	kept := e.kept
+	e.kept = nil
+	return kept
+}
+
 // armed is an event set with the GPUs that are registered in it. Without a set nobody is heard.
 type armed struct {
 	set  nvml.EventSet
@@ -103,6 +119,7 @@ type stranded struct {
 // listen makes an event set of the GPUs, unless the latest is of just these and works. Who is refused, or
 // stuck, is left out and tried again with the next reading; who has no events is not.
 func (s *Session) listen(gpus []gpu) {
+	s.freeStranded()
 	same := slices.EqualFunc(s.heard, gpus, func(h listener, g gpu) bool {
 		return h.handle == g.handle && h.device.ID == g.device.ID && !h.refused
 	})
@@ -118,6 +135,7 @@ func (s *Session) listen(gpus []gpu) {
 
 // listenAgain makes another set of the same GPUs if the latest broke.
 func (s *Session) listenAgain() {
+	s.freeStranded()
 	if len(s.heard) == 0 || !s.ears.areDeaf() {
 		return
 	}
@@ -129,7 +147,7 @@ func (s *Session) listenAgain() {
 
 // hears says whether the XIDs of a GPU are listened to now.
 func (s *Session) hears(id core.DeviceID) core.Answer {
-	if _, hangs := s.Deaf(); hangs || s.ears.areDeaf() {
+	if _, hangs := s.deaf(); hangs || s.ears.areDeaf() {
 		return core.Unsaid
 	}
 	for _, h := range s.heard {
@@ -143,7 +161,6 @@ func (s *Session) hears(id core.DeviceID) core.Answer {
 // arm makes a set of those that were not refused; an empty one if nobody could be registered, and then
 // again says whether that is worth another try.
 func (s *Session) arm() (a armed, again bool) {
-	s.freeStranded()
 	for s.reader.have["nvmlEventSetWait"] {
 		free := func(h listener) bool { return !h.refused }
 		if !slices.ContainsFunc(s.heard, free) {
@@ -213,8 +230,11 @@ func (s *Session) register(g held, set nvml.EventSet) (mask uint64, err error) {
 	})
 }
 
-// freeStranded frees the sets whose call has come back.
+// freeStranded frees the sets whose call has come back, and those that could not be freed before.
 func (s *Session) freeStranded() {
+	for _, set := range s.ears.takeKept() {
+		s.free(&s.reader, armed{set: set})
+	}
 	s.stranded = slices.DeleteFunc(s.stranded, func(t stranded) bool {
 		if t.lane.isStuck() {
 			return false
@@ -234,9 +254,13 @@ func (s *Session) hangUp() {
 	s.armed = armed{}
 }
 
-// free gives a set back. One that can't be freed is the driver's to keep; nothing can be done about it.
+// free gives a set back. One that the driver does not take is offered to it again later, as it has descriptors;
+// those of a driver that is gone are gone with it.
 func (s *Session) free(l *line, a armed) {
-	if a.set != nil {
-		_ = do(l, "nvmlEventSetFree", core.Node, a.set.Free)
+	if a.set == nil {
+		return
+	}
+	if err := do(l, "nvmlEventSetFree", core.Node, a.set.Free); err != nil && !isGone(err) {
+		s.ears.keep(a.set)
 	}
 }

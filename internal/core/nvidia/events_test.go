@@ -121,3 +121,31 @@ func TestLostGPULeavesTheSet(t *testing.T) {
 	lost.Code = 62
 	heard(t, s, lost)
 }
+
+// A set that the driver does not take back is offered to it again: with the next check, or with the session's end.
+func TestFreeFails(t *testing.T) {
+	m := simdriver.Start(t, "h100x8")
+	s := armedOn(t, m)
+	_, err := s.Wait(0)
+	must(t, err)
+	before := descriptors(t)
+	must(t, m.Fail(simdriver.All, "nvmlEventSetFree", "UNKNOWN", simdriver.Always))
+	for range 3 { // each is another set of GPUs to listen to
+		for _, change := range []func(int) error{m.Lose, m.Restore} {
+			must(t, change(3))
+			snapshot(t, s)
+			_, err := s.Wait(0)
+			must(t, err)
+		}
+	}
+	if kept := descriptors(t); kept <= before {
+		t.Fatalf("%d descriptors, before %d: what failed?", kept, before)
+	}
+	must(t, m.Heal())
+	probe(t, s)
+	if after := descriptors(t); after > before {
+		t.Errorf("%d descriptors, before %d", after, before)
+	}
+	must(t, m.XID(3, 62))
+	heard(t, s, core.Observation{At: core.WholeGPU(h100ID), Kind: core.XID, Code: 62})
+}

@@ -83,7 +83,7 @@ func hangs(t *testing.T, m *simdriver.Machine, call string) {
 		s = <-opened
 		eventually(t, func() ([]core.Call, bool) {
 			busy := s.Busy()
-			if c, deaf := s.Deaf(); deaf {
+			if c, deaf := s.deaf(); deaf {
 				busy = append(busy, c)
 			}
 			return busy, slices.ContainsFunc(busy, func(c core.Call) bool { return c.Name == call })

@@ -23,7 +23,9 @@ type target struct {
 }
 
 // at is a known GPU as a target.
-func (s *Session) at(d core.Device) target { return target{s.lane(d.At.GPU), d.Index, core.WholeGPU(d.At.GPU)} }
+func (s *Session) at(d core.Device) target {
+	return target{s.lane(d.At.GPU), d.Index, core.WholeGPU(d.At.GPU)}
+}
 
 // visit runs questions about a GPU in its lane and returns their result and the asker's error. If a call
 // does not come back within the session's patience, it is a StuckError, at once for a GPU that is stuck

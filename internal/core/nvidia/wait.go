@@ -57,9 +57,9 @@ func (s *Session) Wait(max time.Duration) ([]core.Observation, error) {
 	return nil, err
 }
 
-// Deaf is the call in which Wait hangs: it is in the driver for longer than it was told to wait, by the session's
+// deaf is the call in which Wait hangs: it is in the driver for longer than it was told to wait, by the session's
 // patience. No event is heard meanwhile; the GPUs can be asked all the same. It is safe for concurrent use.
-func (s *Session) Deaf() (core.Call, bool) {
+func (s *Session) deaf() (core.Call, bool) {
 	c, inside := s.waiter.busy()
 	if !inside || time.Since(c.Since) < time.Duration(s.allowed.Load())+s.patience {
 		return core.Call{}, false

@@ -1,0 +1,278 @@
+package nvidia
+
+import (
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/test/simdriver"
+)
+
+// slots are those of the GPUs in a reading, of the given ones.
+func slotsOf(snap core.Snapshot, all map[core.DeviceID]int) (slots []int) {
+	for _, d := range snap.Devices {
+		if slot, ok := all[d.ID]; ok && d.At.GI == core.Whole {
+			slots = append(slots, slot)
+		}
+	}
+	slices.Sort(slots)
+	return slots
+}
+
+// rack is a machine with the slots of its GPUs.
+func rack(t testing.TB) (*simdriver.Machine, map[core.DeviceID]int) {
+	t.Helper()
+	m := simdriver.Start(t, "h100x8")
+	slots := map[core.DeviceID]int{}
+	for slot := range 8 {
+		slots[core.DeviceID(m.UUID(slot))] = slot
+	}
+	return m, slots
+}
+
+// A GPU hangs and one in front of it is pulled, so that all others have other indices: nobody calls the one that
+// hangs again, its neighbours are checked, and who is pulled is lost at once.
+func TestPulledWhileAnotherHangs(t *testing.T) {
+	for _, call := range []string{
+		"*", "nvmlDeviceGetUUID", "nvmlDeviceGetIndex", "nvmlDeviceGetFieldValues", "nvmlDeviceGetCurrPcieLinkGeneration",
+	} {
+		t.Run(call, func(t *testing.T) {
+			m, slots := rack(t)
+			s := openBriefly(t, m)
+			first := snapshot(t, s)
+			must(t, m.Hang(simdriver.GPU(5), call))
+			probe(t, s)
+			snapshot(t, s)
+			pulled, hung := core.DeviceID(m.UUID(2)), core.DeviceID(m.UUID(5))
+			must(t, m.Remove(2))
+			lost := core.Exclusion{
+				Index: 2, At: core.WholeGPU(pulled), PCI: first.Devices[2].PCI, Kind: core.Lost, Reason: "not listed by the driver",
+			}
+			if snap := snapshot(t, s); !slices.Contains(snap.Excluded, lost) {
+				t.Errorf("excluded %+v", snap.Excluded)
+			}
+			for range 2 {
+				must(t, m.Lose(6))
+				obs := probe(t, s)
+				for id, slot := range slots {
+					want := map[int]core.ObservationKind{2: 0, 5: core.Waiting, 6: core.Lost}
+					kind, special := want[slot]
+					if got := obs[id].Kind; special && got != kind || !special && got != core.Checked {
+						t.Errorf("GPU %d: %+v", slot, obs[id])
+					}
+				}
+				must(t, m.Restore(6))
+				if snap := snapshot(t, s); !slices.Equal(slotsOf(snap, slots), []int{0, 1, 3, 4, 6, 7}) || len(snap.Excluded) != 1 {
+					t.Errorf("GPUs %v, excluded %+v", slotsOf(snap, slots), snap.Excluded)
+				}
+			}
+			if busy := s.Busy(); len(busy) != 1 || busy[0].At.GPU != hung {
+				t.Errorf("busy: %+v", busy)
+			}
+			must(t, m.Heal())
+			free(t, s)
+			if snap := snapshot(t, s); !slices.Equal(slotsOf(snap, slots), []int{0, 1, 3, 4, 5, 6, 7}) || len(snap.Excluded) > 0 {
+				t.Errorf("healed: GPUs %v, excluded %+v", slotsOf(snap, slots), snap.Excluded)
+			}
+		})
+	}
+}
+
+// A GPU of which nothing is known yet hangs in a lookup. Others are pulled and plugged in, and nobody looks up the
+// index that it has then.
+func TestPulledWhileAStrangerHangs(t *testing.T) {
+	for _, call := range []string{"nvmlDeviceGetHandleByIndex", "nvmlDeviceGetUUID", "nvmlDeviceGetPciInfo"} {
+		t.Run(call, func(t *testing.T) {
+			m, slots := rack(t)
+			must(t, m.Hang(simdriver.GPU(4), call))
+			s := openBriefly(t, m)
+			silent := func(what string, index int, want ...int) {
+				t.Helper()
+				for range 2 {
+					snap := snapshot(t, s)
+					waits := slices.IndexFunc(snap.Excluded, func(e core.Exclusion) bool { return e.Kind == core.Waiting })
+					if got := slotsOf(snap, slots); !slices.Equal(got, want) || waits < 0 || snap.Excluded[waits].Index != index {
+						t.Errorf("%s: GPUs %v, want %v, excluded %+v", what, got, want, snap.Excluded)
+					}
+				}
+				if busy := s.Busy(); len(busy) != 1 {
+					t.Errorf("%s: busy: %+v", what, busy)
+				}
+			}
+			silent("as it was", 4, 0, 1, 2, 3, 5, 6, 7)
+			must(t, m.Remove(0))
+			silent("pulled", 3, 1, 2, 3, 5, 6, 7)
+			must(t, m.Add(8))
+			slots[core.DeviceID(m.UUID(8))] = 8
+			silent("plugged in", 3, 1, 2, 3, 5, 6, 7, 8)
+			must(t, m.Remove(3), m.Remove(1), m.Add(9))
+			slots[core.DeviceID(m.UUID(9))] = 9
+			silent("more of that", 1, 2, 5, 6, 7, 8, 9)
+			must(t, m.Heal())
+			free(t, s)
+			if snap := snapshot(t, s); !slices.Equal(slotsOf(snap, slots), []int{2, 4, 5, 6, 7, 8, 9}) || len(snap.Excluded) > 0 {
+				t.Errorf("healed: GPUs %v, excluded %+v", slotsOf(snap, slots), snap.Excluded)
+			}
+		})
+	}
+}
+
+// Where the one that hangs could be at either of two indices, nobody looks; the rest goes on.
+func TestNobodyLooksWhereOneMayHang(t *testing.T) {
+	m, slots := rack(t)
+	s := openBriefly(t, m)
+	snapshot(t, s)
+	must(t, m.Hang(simdriver.GPU(7), "nvmlDeviceGetUUID"))
+	probe(t, s)
+	must(t, m.Remove(6), m.Add(8))
+	slots[core.DeviceID(m.UUID(8))] = 8
+	before := calls(t, m)["nvmlDeviceGetHandleByIndex_v2"]
+	for range 2 {
+		snap := snapshot(t, s)
+		if got := slotsOf(snap, slots); !slices.Equal(got, []int{0, 1, 2, 3, 4, 5}) {
+			t.Errorf("GPUs %v, excluded %+v", got, snap.Excluded)
+		}
+		nameless := slices.ContainsFunc(snap.Excluded, func(e core.Exclusion) bool { return e.At == core.Node && e.Kind == core.Waiting })
+		if !nameless {
+			t.Errorf("nobody says that there is one more: %+v", snap.Excluded)
+		}
+	}
+	if n := calls(t, m)["nvmlDeviceGetHandleByIndex_v2"] - before; n > 0 {
+		t.Errorf("%d lookups", n)
+	}
+	must(t, m.Heal())
+	free(t, s)
+	if snap := snapshot(t, s); !slices.Equal(slotsOf(snap, slots), []int{0, 1, 2, 3, 4, 5, 7, 8}) || len(snap.Excluded) > 0 {
+		t.Errorf("healed: GPUs %v, excluded %+v", slotsOf(snap, slots), snap.Excluded)
+	}
+}
+
+// While a reading is under way a GPU is pulled, or exchanged for another: nobody else is missing from it.
+func TestPulledWhileRead(t *testing.T) {
+	for _, known := range []bool{true, false} {
+		for _, exchanged := range []bool{true, false} {
+			m, slots := rack(t)
+			s := open(t, m)
+			call, counted := "nvmlDeviceGetHandleByIndex", "nvmlDeviceGetHandleByIndex_v2"
+			if known {
+				snapshot(t, s)
+				call, counted = "nvmlDeviceGetIndex", "nvmlDeviceGetIndex"
+			}
+			before := calls(t, m)[counted]
+			must(t, m.Slow(simdriver.GPU(1), call, 200*time.Millisecond))
+			read := make(chan core.Snapshot)
+			go func() {
+				snap, err := s.Snapshot()
+				if err != nil {
+					t.Error(err)
+				}
+				read <- snap
+			}()
+			eventually(t, func() (uint64, bool) { n := calls(t, m)[counted] - before; return n, n >= 2 })
+			must(t, m.Remove(0))
+			if exchanged {
+				must(t, m.Add(0))
+			}
+			snap := <-read
+			got := slotsOf(snap, slots)
+			if got = slices.DeleteFunc(got, func(slot int) bool { return slot == 0 }); !slices.Equal(got, []int{1, 2, 3, 4, 5, 6, 7}) {
+				t.Errorf("known %v, exchanged %v: GPUs %v, excluded %+v", known, exchanged, got, snap.Excluded)
+			}
+			must(t, m.Heal())
+			want := 7
+			if exchanged {
+				want++
+			}
+			if snap := snapshot(t, s); len(snap.Devices) != want || len(snap.Excluded) > 0 {
+				t.Errorf("known %v, exchanged %v: then %d devices, excluded %+v", known, exchanged, len(snap.Devices), snap.Excluded)
+			}
+			must(t, s.Close())
+		}
+	}
+}
+
+// A GPU has another one in its slot: the old one is gone by intent, and not lost.
+func TestExchangedInItsSlot(t *testing.T) {
+	m, slots := rack(t)
+	s := open(t, m)
+	before := snapshot(t, s)
+	pci, err := m.Get(3, "pci")
+	must(t, err, m.Remove(3), m.Add(3, "pci = "+pci))
+	snap := snapshot(t, s)
+	if len(slotsOf(snap, slots)) != 7 || len(snap.Devices) != 8 || len(snap.Excluded) > 0 {
+		t.Errorf("%d devices, excluded %+v", len(snap.Devices), snap.Excluded)
+	}
+	if kept, _ := core.Reconcile(before, snap); len(kept.Devices) != 8 {
+		t.Errorf("%d devices", len(kept.Devices))
+	}
+}
+
+// GPUs come and go all the time: no reading misses one that stays, one that is not sure says so, and Wait has
+// another one made.
+func TestComeAndGo(t *testing.T) {
+	m, slots := rack(t)
+	s := openBriefly(t, m)
+	snapshot(t, s)
+	_, err := s.Wait(0)
+	must(t, err, m.Slow(simdriver.All, "nvmlDeviceGetIndex", 5*time.Millisecond))
+	stop := make(chan struct{})
+	var plugging sync.WaitGroup
+	plugging.Go(func() {
+		for slot := 8; ; slot++ {
+			select {
+			case <-stop:
+				return
+			default:
+				if err := m.Add(slot); err != nil {
+					t.Error(err)
+				}
+				if err := m.Remove(slot); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+	})
+	eventually(t, func() ([]core.Exclusion, bool) {
+		snap := snapshot(t, s)
+		if got := slotsOf(snap, slots); len(got) != 8 {
+			t.Errorf("GPUs %v, excluded %+v", got, snap.Excluded)
+		}
+		return snap.Excluded, slices.ContainsFunc(snap.Excluded, func(e core.Exclusion) bool { return e.Reason == comeAndGo })
+	})
+	heard(t, s, core.Observation{At: core.Node, Detail: comeAndGo})
+	close(stop)
+	plugging.Wait()
+	must(t, m.Heal())
+	if snap := snapshot(t, s); len(snap.Devices) != 8 || slices.ContainsFunc(snap.Excluded, func(e core.Exclusion) bool {
+		return !strings.Contains(e.Reason, "not listed")
+	}) {
+		t.Errorf("%d devices, excluded %+v", len(snap.Devices), snap.Excluded)
+	}
+	if snap := snapshot(t, s); len(snap.Excluded) > 0 {
+		t.Errorf("excluded %+v", snap.Excluded)
+	}
+	for {
+		obs, err := s.Wait(0)
+		if must(t, err); len(obs) == 0 {
+			break
+		}
+	}
+}
+
+// A GPU whose handle is of no use any more is found in its slot, also if its index is another's by then.
+func TestHandleOfNoUse(t *testing.T) {
+	m, slots := rack(t)
+	s := open(t, m)
+	snapshot(t, s)
+	must(t, m.Remove(0), m.Invalidate(3))
+	snap := snapshot(t, s)
+	if got := slotsOf(snap, slots); !slices.Equal(got, []int{1, 2, 3, 4, 5, 6, 7}) || len(snap.Excluded) != 1 {
+		t.Errorf("GPUs %v, excluded %+v", got, snap.Excluded)
+	}
+	if o := probe(t, s)[h100ID]; o.Kind != core.Checked {
+		t.Errorf("%+v", o)
+	}
+}
