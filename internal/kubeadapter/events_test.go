@@ -62,6 +62,39 @@ func TestASocketThatIsBoundAndDoesNotListenYet(t *testing.T) {
 	}
 }
 
+// A socket that a dead kubelet left behind is tried less and less often, however long and however often the
+// bell rings.
+func TestAStaleSocketIsTriedNowAndThen(t *testing.T) {
+	r := newRig(t)
+	r.startKubelet()
+	r.kubelet.Crash()
+	k := newKubelet(r.dir, r.kubelet.Socket(), slog.New(slog.DiscardHandler))
+	ctx, cancel := context.WithCancel(r.ctx)
+	tries := make(chan struct{}, 1000)
+	done := make(chan error, 1)
+	go func() {
+		_, err := k.accepts(ctx, func(error) {
+			select {
+			case tries <- struct{}{}:
+			default:
+			}
+		})
+		done <- err
+	}()
+	for range 100 {
+		<-tries
+		k.bell.ring()
+	}
+	pause(ctx, 200*time.Millisecond)
+	if n := len(tries); n > 5 {
+		t.Errorf("%d tries in 200 ms", n)
+	}
+	cancel()
+	if err := <-done; !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+}
+
 // blind are the ways in which file events can't be had.
 var blind = map[string]func() (*fsnotify.Watcher, error){
 	"no instance": func() (*fsnotify.Watcher, error) { return nil, syscall.EMFILE },

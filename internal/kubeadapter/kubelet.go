@@ -67,14 +67,14 @@ func (k *kubelet) accepts(ctx context.Context, waiting func(error)) (socketID, e
 		switch {
 		case ctx.Err() != nil:
 			return now, ctx.Err()
-		case err == nil && now == (socketID{}): // it came just now
-			continue
+		case err == nil && now == (socketID{}): // it came between the two
+			return identify(k.socket), nil
 		case err == nil:
 			return now, nil
 		}
 		waiting(err)
 		// A socket is bound, which is the file event, and then listens: between the two it refuses.
-		if again *= 2; now != last {
+		if again = min(2*again, time.Second); now != last {
 			last, again = now, time.Millisecond
 		}
 		var soon <-chan time.Time

@@ -107,7 +107,9 @@ func (l *life) hold(ctx context.Context, s *server, served, registered <-chan er
 			if identify(l.path) != l.own {
 				return errSocketGone
 			}
-			registered, l.with = nil, now
+			if registered = nil; now != (socketID{}) { // gone: then the next one is another
+				l.with = now
+			}
 			l.count.registrations.Add(1)
 			l.log.Info("registered", "socket", filepath.Base(l.path))
 			if opened != nil {

@@ -125,6 +125,28 @@ func TestKubeletDiesBetweenRegisterAndTheStream(t *testing.T) {
 	r.awaitHealthy(GPUResource, 1)
 }
 
+// The settling time is for a kubelet that goes on. Another one knows nothing, whenever the last one died: while
+// it answered, between its answer and our look at it, or later.
+func TestAnotherKubeletIsNotWaitedFor(t *testing.T) {
+	r := newRig(t)
+	r.startKubelet()
+	r.src.Set(inventory(migMachine(), mixedConfig()))
+	r.start(mixed, func(a *Adapter) { a.pace.settle = time.Hour })
+	r.await("three resources", func() bool { return len(r.adapter.Stats()) == 3 })
+	for i := range 100 {
+		registered := len(r.kubelet.Registrations())
+		if i%2 == 0 {
+			r.kubelet.Stop()
+		} else {
+			r.kubelet.Crash()
+		}
+		r.startKubelet()
+		r.must(r.kubelet.Await(r.ctx, "some", func() bool { return len(r.kubelet.Registrations()) > registered+i%3 }))
+	}
+	r.awaitReady()
+	assertFreshSockets(t, r.kubelet)
+}
+
 // Two processes, and the newer one goes: from 1.37 on the older one serves again.
 func TestTheNewerOfTwoProcessesGoes(t *testing.T) {
 	r := newRig(t)

@@ -28,7 +28,7 @@ import (
 //	TANDEM_STORM_SEED=7   the same incidents again
 //	TANDEM_STORM_P99=1s   fail if coming back takes longer
 func TestStorm(t *testing.T) {
-	starts, err := strconv.Atoi(setting("TANDEM_STORM", "10"))
+	starts, err := strconv.Atoi(setting("TANDEM_STORM", "6"))
 	if err != nil {
 		t.Fatal(err)
 	}
