@@ -12,11 +12,9 @@ import (
 // What one wants of these tests beside their verdict:
 //
 //	LIVE_LONG=1     also what takes a minute, with the default settings
-//	LIVE_OPEN=1     also what is known not to hold yet
 //	LIVE_STRICT=1   fail where a promised time is missed, on a machine that is not busy otherwise
 const (
 	wantLong   = "LIVE_LONG"
-	wantOpen   = "LIVE_OPEN"
 	wantStrict = "LIVE_STRICT"
 
 	apartIn = "LIVE_APART" // set in a process of its own
@@ -42,14 +40,6 @@ func takesLong(t *testing.T) {
 	t.Helper()
 	if os.Getenv(wantLong) == "" {
 		t.Skip("takes a minute: " + wantLong + "=1")
-	}
-}
-
-// open skips a test of what does not hold yet, unless that is what one wants to see.
-func open(t *testing.T, why string) {
-	t.Helper()
-	if os.Getenv(wantOpen) == "" {
-		t.Skip("does not hold yet: ", why)
 	}
 }
 

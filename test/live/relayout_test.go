@@ -85,7 +85,6 @@ func TestLayoutWithoutEventByDefault(t *testing.T) {
 // that can be looked at more often than a full reading is made, such as the folders that the kernel module
 // keeps below /proc/driver/nvidia.
 func TestLayoutWithoutEventIsSeenSoon(t *testing.T) {
-	open(t, "without an event it takes until the next full reading, a minute by default")
 	if !apart(t) {
 		return
 	}

@@ -63,6 +63,7 @@ type Session struct {
 	armed   armed        // the event set in use
 	broken  error        // why it is of no more use, once that is known
 	system  system
+	layout  layout
 
 	ears     ears        // event sets, from the reader to the waiter
 	restless atomic.Bool // the last reading did not settle who is there; from the reader to the waiter

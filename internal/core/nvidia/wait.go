@@ -27,6 +27,9 @@ func (s *Session) Wait(max time.Duration) ([]core.Observation, error) {
 	if s.restless.Swap(false) {
 		heard = append(heard, core.Observation{At: core.Node, Detail: comeAndGo})
 	}
+	if s.layout.changed(s.proc) {
+		heard = append(heard, core.Observation{At: core.Node, Detail: "GPUs or MIG instances came or went"})
+	}
 	for _, next := range s.ears.take() {
 		heard, _ = s.drain(s.armed, heard)
 		s.free(&s.waiter, s.armed)
