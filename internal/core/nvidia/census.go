@@ -168,12 +168,13 @@ func (i identity) again(a *asker, lib nvml.Interface, taken map[nvml.Device]core
 	return now
 }
 
-// tell asks a handle whether it is still this GPU, and for its index.
+// tell asks a handle whether it is still this GPU, and where it is: its slot and its index.
 func (i identity) tell(a *asker) identity {
 	id := required(a, "nvmlDeviceGetUUID", i.handle.GetUUID)
 	if a.err == nil && core.DeviceID(id) != i.id {
 		a.err = errUnlisted
 	}
+	i.pci = readPCI(a, i.handle)
 	// One more than the index, so that zero is unknown.
 	index := supported(a, "nvmlDeviceGetIndex", func() (int, nvml.Return) {
 		index, ret := i.handle.GetIndex()

@@ -276,3 +276,16 @@ func TestHandleOfNoUse(t *testing.T) {
 		t.Errorf("%+v", o)
 	}
 }
+
+// Two GPUs change their slots: who they are, their UUIDs say.
+func TestSlotsExchanged(t *testing.T) {
+	m, slots := rack(t)
+	s := open(t, m)
+	before := snapshot(t, s)
+	a, b := before.Devices[1].PCI, before.Devices[6].PCI
+	must(t, m.Set(1, "pci", string(b)), m.Set(6, "pci", string(a)))
+	snap := snapshot(t, s)
+	if got := slotsOf(snap, slots); len(got) != 8 || len(snap.Excluded) > 0 || snap.Devices[1].PCI != b || snap.Devices[6].PCI != a {
+		t.Errorf("GPUs %v, excluded %+v, in slots %s and %s", got, snap.Excluded, snap.Devices[1].PCI, snap.Devices[6].PCI)
+	}
+}

@@ -7,7 +7,8 @@
 //	call.go      the one way in which a call is made
 //	lane.go      one way to each GPU, so that one that hangs keeps nobody waiting
 //	visit.go     questions to one GPU, or to all at once where they are slow
-//	discover.go  who is there        gpu.go      GPUs          mig.go     their instances
+//	census.go    who is there        doors.go    and who is at an index that is nobody's
+//	discover.go  readings            gpu.go      GPUs          mig.go     their instances
 //	links.go     how they reach each other       usage.go      live numbers
 //	probe.go     checks              vitals.go   what a check knows of a GPU
 //	fields.go    signs of health in the batch    signals.go    and by calls of their own

@@ -153,9 +153,15 @@ func lookUp(a *asker, lib nvml.Interface, index int, taken map[nvml.Device]core.
 	if found.err, a.err = a.err, nil; found.err == nil {
 		a.at = core.WholeGPU(found.id)
 	}
-	info := required(a, "nvmlDeviceGetPciInfo", found.handle.GetPciInfo)
-	if a.err == nil {
-		found.pci, a.err = pciAddress(info)
-	}
+	found.pci = readPCI(a, found.handle)
 	return found
+}
+
+// readPCI reads the address of the slot.
+func readPCI(a *asker, h nvml.Device) (pci core.PCIAddress) {
+	info := required(a, "nvmlDeviceGetPciInfo", h.GetPciInfo)
+	if a.err == nil {
+		pci, a.err = pciAddress(info)
+	}
+	return pci
 }
