@@ -101,6 +101,7 @@ func (w *storm) operate() {
 		if !w.until(recovery, func() bool { return chart(gpu).Vitals.Verdict == core.VerdictReset }) && w.ctx.Err() == nil {
 			w.wrong("GPU %d: the agent does not hear that the driver wants a reset", n)
 		}
+		w.truth.change(n, func(s *slot) { s.want(false) })
 		must(w.t, w.Reset(n))
 	}
 	for n, gpu := range sick {

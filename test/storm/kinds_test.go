@@ -10,10 +10,12 @@ import (
 type kind struct {
 	name    string
 	weight  int
-	domain  string // of two faults of the same GPU that share it, only one is in force
-	gpu     bool   // it concerns one GPU
-	mig     bool   // in MIG mode
-	weather bool   // it concerns the driver as a whole
+	domains []string // of two faults of the same GPU that share one, only one is in force
+	claims  bool     // it must be noticed if it lasts
+	gpu     bool     // it concerns one GPU
+	mig     bool     // in MIG mode
+	weather bool     // it concerns the driver as a whole
+	hangs   bool     // calls do not return
 	draw    func(*rand.Rand, *fault)
 	strike  func(*storm, *fault) error
 	lift    func(*storm, *fault) error // nil if it is over at once
@@ -24,38 +26,39 @@ var kinds []kind
 
 func init() {
 	kinds = []kind{
-		{name: "call fails", weight: 14, domain: "calls", gpu: true, draw: drawFail, strike: failCall, lift: healCalls},
-		{name: "call hangs", weight: 8, domain: "calls", gpu: true, draw: drawHang, strike: hangCall, lift: healCalls},
-		{name: "call is slow", weight: 8, domain: "calls", gpu: true, draw: drawSlow, strike: slowCall, lift: healCalls},
+		{name: "call fails", weight: 14, domains: []string{"calls"}, gpu: true, draw: drawFail, strike: failCall, lift: healCalls},
+		{name: "call hangs", claims: true, weight: 8, domains: []string{"calls"}, gpu: true, hangs: true, draw: drawHang, strike: hangCall, lift: healCalls},
+		{name: "call is slow", weight: 8, domains: []string{"calls"}, gpu: true, draw: drawSlow, strike: slowCall, lift: healCalls},
 
-		{name: "lost", weight: 8, domain: "bus", gpu: true, strike: lose, lift: restore},
-		{name: "unbound", weight: 4, domain: "bus", gpu: true, strike: unbind, lift: bind},
-		{name: "pulled", weight: 4, domain: "bus", gpu: true, strike: pull, lift: plug},
-		{name: "exchanged", weight: 3, domain: "bus", gpu: true, strike: exchange},
-		{name: "driver wants something", weight: 7, domain: "word", gpu: true, draw: drawVerdict, strike: want, lift: wantNothing},
-		{name: "reset", weight: 4, domain: "word", gpu: true, strike: reset},
+		{name: "lost", claims: true, weight: 8, domains: []string{"bus"}, gpu: true, strike: lose, lift: restore},
+		{name: "unbound", claims: true, weight: 4, domains: []string{"bus"}, gpu: true, strike: unbind, lift: bind},
+		{name: "pulled", claims: true, weight: 4, domains: []string{"bus"}, gpu: true, strike: pull, lift: plug},
+		{name: "exchanged", weight: 3, domains: []string{"bus"}, gpu: true, strike: exchange},
+		{name: "driver wants something", claims: true, weight: 7, domains: []string{"word"}, gpu: true, draw: drawVerdict, strike: want, lift: wantNothing},
+		{name: "reset", weight: 4, domains: []string{"word"}, gpu: true, strike: reset},
 		{name: "handles invalidated", weight: 3, gpu: true, strike: invalidate},
-		{name: "cut anew", weight: 5, domain: "bus", gpu: true, mig: true, draw: drawLayout, strike: cutAnew},
+		{name: "cut anew", weight: 5, domains: []string{"bus"}, gpu: true, mig: true, draw: drawLayout, strike: cutAnew},
 
 		{name: "fatal XID", weight: 4, gpu: true, draw: drawXID(46, 119, 140, 167, 175), strike: fatalXID},
+		{name: "fatal XID, and a reset", claims: true, weight: 4, domains: []string{"bus", "word"}, gpu: true, draw: drawXID(46, 119, 140, 167, 175), strike: fatalXID, lift: resetAfter},
 		{name: "severe XID", weight: 5, gpu: true, draw: drawXID(48, 62, 64, 79, 95, 120, 156, 158, 171), strike: severeXID},
 		{name: "application XID", weight: 7, gpu: true, draw: drawXID(13, 31, 43, 45, 69), strike: harmlessXID},
 		{name: "strange XID", weight: 4, gpu: true, draw: drawXID(63, 92, 94, 7, 109, 145, 154, 999, 1234), strike: strangeXID},
 		{name: "event", weight: 5, gpu: true, draw: drawEvent, strike: event},
 		{name: "flood of XIDs", weight: 3, gpu: true, draw: drawFlood, strike: flood},
 
-		{name: "event calls", weight: 5, domain: "driver", draw: drawEars, strike: callOfAll, lift: healAll},
-		{name: "driver's call", weight: 3, domain: "driver", weather: true, draw: drawNode, strike: callOfAll, lift: healAll},
-		{name: "unloaded", weight: 3, domain: "driver", weather: true, strike: unload, lift: load},
-		{name: "reloaded", weight: 2, domain: "driver", weather: true, strike: reload},
-		{name: "library hidden", weight: 2, domain: "driver", weather: true, strike: hide, lift: unhide},
+		{name: "event calls", weight: 5, domains: []string{"driver"}, draw: drawEars, strike: callOfAll, lift: healAll},
+		{name: "driver's call", weight: 3, domains: []string{"driver"}, weather: true, draw: drawNode, strike: callOfAll, lift: healAll},
+		{name: "unloaded", claims: true, weight: 3, domains: []string{"driver"}, weather: true, strike: unload, lift: load},
+		{name: "reloaded", weight: 2, domains: []string{"driver"}, weather: true, strike: reload},
+		{name: "library hidden", weight: 2, domains: []string{"driver"}, weather: true, strike: hide, lift: unhide},
 
-		{name: "maintenance", weight: 3, domain: "driver", weather: true, strike: quiesce, lift: resume},
+		{name: "maintenance", claims: true, weight: 3, domains: []string{"driver"}, weather: true, strike: quiesce, lift: resume},
 
-		{name: "kubelet stops", weight: 3, domain: "kubelet", draw: drawDown, strike: stopKubelet, lift: startKubelet},
-		{name: "kubelet crashes", weight: 3, domain: "kubelet", draw: drawDown, strike: crashKubelet, lift: startKubelet},
-		{name: "kubelet is unkind", weight: 2, domain: "kubelet", draw: drawHabit, strike: unkind, lift: beKind},
-		{name: "kubelet hangs up", weight: 2, domain: "kubelet", strike: hangUp},
+		{name: "kubelet stops", weight: 3, domains: []string{"kubelet"}, draw: drawDown, strike: stopKubelet, lift: startKubelet},
+		{name: "kubelet crashes", weight: 3, domains: []string{"kubelet"}, draw: drawDown, strike: crashKubelet, lift: startKubelet},
+		{name: "kubelet is unkind", weight: 2, domains: []string{"kubelet"}, draw: drawHabit, strike: unkind, lift: beKind},
+		{name: "kubelet hangs up", weight: 2, domains: []string{"kubelet"}, strike: hangUp},
 		{name: "fingerprint opened anew", weight: 3, strike: openFingerprint},
 		{name: "numbers opened anew", weight: 3, strike: openStats},
 	}
@@ -105,7 +108,8 @@ func drawFail(r *rand.Rand, f *fault) {
 	}
 }
 
-func drawHang(r *rand.Rand, f *fault) { f.call = one(r, gpuCalls...) }
+// drawHang draws a call that hangs: one that is made in each check, or any.
+func drawHang(r *rand.Rand, f *fault) { f.call = one(r, "*", "nvmlDeviceGetUUID", one(r, gpuCalls...)) }
 
 func drawSlow(r *rand.Rand, f *fault) {
 	f.call, f.took = one(r, gpuCalls...), time.Duration(5+r.IntN(35))*time.Millisecond

@@ -19,6 +19,7 @@ type fault struct {
 	code      string
 	count     int
 	took      time.Duration // of a slow call
+	alone     bool          // no other lasting one hits the GPU meanwhile
 	skipped   bool          // it made no sense when its time came
 }
 
@@ -51,23 +52,27 @@ type field struct {
 	faults  int
 	length  time.Duration
 	bound   time.Duration // a fault that lasts longer must have been noticed
-	weather bool          // the driver as a whole may fail, in the second half
+	hangs   time.Duration // or, where calls hang, one that lasts so much longer still
+	weather bool          // the driver as a whole may fail, in the last two thirds
 	without []string      // kinds that do not happen
 }
 
-// plan draws the faults of a round, in order of their beginnings. There are fewer than asked for if there is no
-// room for more.
+// plan draws the faults of a round, in order of their beginnings: first some that last for so long that they must be
+// noticed, then what fits beside them. There are fewer than asked for if there is no room for more.
 func plan(r *rand.Rand, in field) []*fault {
 	var faults []*fault
-	for range 20 * in.faults {
-		f := draw(r, in)
-		if f == nil || slices.ContainsFunc(faults, f.clashes) {
-			continue
-		}
-		if faults = append(faults, f); len(faults) == in.faults {
-			break
+	fill := func(n int, draw func(*rand.Rand, field) *fault) {
+		for range 20 * in.faults {
+			if len(faults) >= n {
+				return
+			}
+			if f := draw(r, in); f != nil && !slices.ContainsFunc(faults, f.clashes) {
+				faults = append(faults, f)
+			}
 		}
 	}
+	fill(in.faults/10, drawLong)
+	fill(in.faults, draw)
 	slices.SortStableFunc(faults, func(a, b *fault) int { return cmp.Compare(a.at, b.at) })
 	return faults
 }
@@ -75,10 +80,34 @@ func plan(r *rand.Rand, in field) []*fault {
 // draw draws a fault; nil if that kind can't happen.
 func draw(r *rand.Rand, in field) *fault {
 	f := &fault{at: time.Duration(r.Int64N(int64(in.length))), slot: -1, kind: pick(r)}
+	if f.kind.lift != nil {
+		f.lasts = 100*time.Millisecond + time.Duration(r.Int64N(int64(1400*time.Millisecond)))
+		f.lasts = min(f.lasts, in.length+overtime-f.at)
+	}
+	return f.place(r, in)
+}
+
+// drawLong draws a fault that can't go unnoticed.
+func drawLong(r *rand.Rand, in field) *fault {
+	f := &fault{slot: -1, kind: pick(r), alone: r.IntN(3) > 0}
+	f.lasts = in.bound + time.Duration(r.Int64N(int64(in.bound/4)))
+	if f.kind.hangs {
+		f.lasts += in.hangs
+	}
+	free := in.length + overtime - f.lasts
+	if !f.kind.claims || free <= 0 {
+		return nil
+	}
+	f.at = time.Duration(r.Int64N(int64(free)))
+	return f.place(r, in)
+}
+
+// place draws where a fault happens, and what; nil if it can't.
+func (f *fault) place(r *rand.Rand, in field) *fault {
 	switch {
 	case slices.Contains(in.without, f.kind.name):
 		return nil
-	case f.kind.weather && (!in.weather || f.at < in.length/2):
+	case f.kind.weather && (!in.weather || f.at < in.length/3):
 		return nil
 	case f.kind.mig && len(in.cut) == 0:
 		return nil
@@ -87,34 +116,23 @@ func draw(r *rand.Rand, in field) *fault {
 	case f.kind.gpu:
 		f.slot = one(r, in.slots...)
 	}
-	if f.kind.lift != nil {
-		f.lasts = lasting(r, in, f.at)
-	}
 	if f.kind.draw != nil {
 		f.kind.draw(r, f)
 	}
 	return f
 }
 
+// overtime is how much longer a round may last than faults begin in it.
+const overtime = 1500 * time.Millisecond
+
 // clashes reports whether two faults can't be in force at once.
 func (f *fault) clashes(g *fault) bool {
 	const between = 20 * time.Millisecond
-	return f.kind.domain != "" && f.kind.domain == g.kind.domain && f.slot == g.slot &&
+	shared := slices.ContainsFunc(f.kind.domains, func(d string) bool { return slices.Contains(g.kind.domains, d) })
+	alone := f.slot >= 0 && (f.alone || g.alone) && len(f.kind.domains) > 0 && len(g.kind.domains) > 0
+	return f.slot == g.slot && (shared || alone) &&
 		f.at < g.at+g.lasts+between && g.at < f.at+f.lasts+between
 }
-
-// lasting draws how long a fault lasts: not long, or, where there is time for it, longer than it may go unnoticed.
-func lasting(r *rand.Rand, in field, at time.Duration) time.Duration {
-	d := 100*time.Millisecond + time.Duration(r.Int64N(int64(1400*time.Millisecond)))
-	long := in.bound + time.Duration(r.Int64N(int64(time.Second)))
-	if at+long < in.length+overtime && r.IntN(5) < 2 {
-		d = long
-	}
-	return min(d, in.length+overtime-at)
-}
-
-// overtime is how much longer a round may last than faults begin in it.
-const overtime = time.Second
 
 // pick draws a kind by weight.
 func pick(r *rand.Rand) *kind {

@@ -65,7 +65,7 @@ func newStorm(t testing.TB, o options, machine string, prepare func(*simdriver.M
 	w := &storm{
 		Machine: simdriver.Start(t, machine), t: t, ctx: ctx, fail: cancel, o: o,
 		random: rand.New(rand.NewPCG(o.seed, 0)), journal: newJournal(),
-		truth:  newTruth(o.patient(pause + probe + deadline + 2300*time.Millisecond)),
+		truth:  newTruth(o.patient(pause+probe+2300*time.Millisecond), o.patient(deadline)),
 		raised: map[sighting]int{}, done: map[string]int{}, fatals: map[int]bool{}, pulled: map[int]pulled{},
 	}
 	must(t, prepare(w.Machine))

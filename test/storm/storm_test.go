@@ -107,7 +107,7 @@ func (w *storm) field(cut []int, round int) field {
 	standing := func(n int) bool { return !slices.Contains(slots, n) }
 	return field{
 		slots: slots, cut: slices.DeleteFunc(slices.Clone(cut), standing),
-		without: w.o.without, bound: w.truth.bound, weather: round%3 == 2 || w.o.faults <= perRound && w.random.IntN(2) == 0,
+		without: w.o.without, bound: w.truth.bound, hangs: w.truth.hangs, weather: round%3 == 2 || w.o.faults <= perRound && w.random.IntN(2) == 0,
 	}
 }
 
@@ -118,5 +118,5 @@ func (w *storm) tally() string {
 		total += w.done[kind]
 		words = append(words, fmt.Sprintf("%s %d", kind, w.done[kind]))
 	}
-	return fmt.Sprintf("%d faults: %s; the test's machine stood still %d times", total, strings.Join(words, ", "), w.truth.stalls)
+	return fmt.Sprintf("%d faults: %s\nclaims that held: %v; the test's machine stood still %d times", total, strings.Join(words, ", "), w.truth.claims, w.truth.stalls)
 }

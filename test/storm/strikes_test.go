@@ -35,7 +35,9 @@ func failCall(w *storm, f *fault) error {
 	w.truth.change(f.slot, func(s *slot) {
 		s.blamed = s.blamed || !slices.Contains(innocent, f.call) || slices.Contains(telling, f.code)
 		s.blindfold(w.truth.bound)
-		s.renewed() // so it may look when it answers again
+		if slices.Contains(telling, f.code) {
+			s.renewed() // so it looks when it answers again
+		}
 	})
 	return w.Fail(simdriver.GPU(f.slot), f.call, f.code, f.count)
 }
@@ -60,8 +62,8 @@ func slowCall(w *storm, f *fault) error {
 func healCalls(w *storm, f *fault) error {
 	w.truth.change(f.slot, func(s *slot) {
 		s.end(hung)
-		if f.code != "" {
-			s.renewed() // it was lost, or wanted a reset, by its own words
+		if slices.Contains(telling, f.code) {
+			s.renewed()
 		}
 	})
 	err := w.Heal(simdriver.GPU(f.slot))
@@ -179,6 +181,15 @@ func wantNothing(w *storm, f *fault) error {
 func reset(w *storm, f *fault) error {
 	w.truth.change(f.slot, func(s *slot) { s.blamed = true; s.want(false) })
 	return w.Change(f.slot, "recovery_action = 0", "pcie_replays = 0", "energy = 0") // lost or not it stays
+}
+
+// resetAfter is the reset that a fatal XID calls for, as the driver has it done.
+func resetAfter(w *storm, f *fault) error {
+	if err := w.Set(f.slot, "recovery_action", "1"); err != nil {
+		return err
+	}
+	w.truth.change(f.slot, func(s *slot) { s.want(false) })
+	return w.Reset(f.slot)
 }
 
 func invalidate(w *storm, f *fault) error {

@@ -22,6 +22,7 @@ const (
 // use.
 type truth struct {
 	bound time.Duration // from a fault to the end of every offer
+	hangs time.Duration // how much longer it takes if it is calls that hang
 
 	mu     sync.Mutex
 	slots  map[int]*slot
@@ -30,22 +31,24 @@ type truth struct {
 	new    map[string]time.Time // units that were seen before the truth was told of them, since when
 	driver time.Time            // since when it is unloaded; zero = it is not
 	blamed bool                 // something happened to the driver as a whole since the last calm
+	claims map[cause]int        // how many held
 	stalls int                  // how often the test's own machine stood still
 }
 
 // slot is what is true of a GPU.
 type slot struct {
 	bad    map[cause]time.Time
-	blamed bool      // something happened to it since the last calm
-	blind  int       // faults of calls in force: it may be unable to say what the driver wants
-	wants  bool      // the driver wants something done about it
-	resets int       // how often it may have looked reset: from then on an earlier XID is no claim
-	reset  time.Time // the latest of them
-	units  []string  // that it should be offered as
+	ended  func(cause, time.Duration) // is told of causes that are over
+	blamed bool                       // something happened to it since the last calm
+	blind  int                        // faults of calls in force: it may be unable to say what the driver wants
+	wants  bool                       // the driver wants something done about it
+	resets int                        // how often it may have looked reset: from then on an earlier XID is no claim
+	reset  time.Time                  // the latest of them
+	units  []string                   // that it should be offered as
 }
 
-func newTruth(bound time.Duration) *truth {
-	return &truth{bound: bound, slots: map[int]*slot{}, owner: map[string]int{}, gone: map[string]time.Time{}, new: map[string]time.Time{}}
+func newTruth(bound, hangs time.Duration) *truth {
+	return &truth{bound: bound, hangs: hangs, slots: map[int]*slot{}, owner: map[string]int{}, gone: map[string]time.Time{}, new: map[string]time.Time{}, claims: map[cause]int{}}
 }
 
 // own enters the GPU in a slot and the units that it should be offered as; those that were there before and are
@@ -54,7 +57,7 @@ func (t *truth) own(n int, uuid string, units []string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.slots[n] == nil {
-		t.slots[n] = &slot{bad: map[cause]time.Time{}}
+		t.slots[n] = &slot{bad: map[cause]time.Time{}, ended: t.held}
 	}
 	now := append([]string{uuid}, units...)
 	for id, at := range t.owner {
@@ -84,7 +87,23 @@ func (s *slot) begin(c cause) {
 	}
 }
 
-func (s *slot) end(c cause) { delete(s.bad, c) }
+// end enters that a cause is over, and counts for how long it was.
+func (s *slot) end(c cause) {
+	if since, there := s.bad[c]; there {
+		s.ended(c, time.Since(since))
+	}
+	delete(s.bad, c)
+}
+
+// held counts the claims that stood for so long that a unit which was offered would have been seen.
+func (t *truth) held(c cause, lasted time.Duration) {
+	if c == hung {
+		lasted -= t.hangs
+	}
+	if lasted > t.bound {
+		t.claims[c]++
+	}
+}
 
 // renewed enters that the GPU may look as if it had been reset.
 func (s *slot) renewed() {
@@ -161,7 +180,8 @@ func (t *truth) load(is bool) {
 	}
 }
 
-// broken says since when and why a unit must not be offered; zero if nothing is known against it.
+// broken says since when and why a unit is broken so that it must not be offered any more; zero if nothing is known
+// against it.
 func (t *truth) broken(id string) (since time.Time, why cause) {
 	first := func(at time.Time, c cause) {
 		if !at.IsZero() && (since.IsZero() || at.Before(since)) {
@@ -171,6 +191,9 @@ func (t *truth) broken(id string) (since time.Time, why cause) {
 	first(t.driver, "no driver")
 	first(t.gone[id], "being no more")
 	for c, at := range t.slots[t.owner[id]].bad {
+		if c == hung {
+			at = at.Add(t.hangs)
+		}
 		first(at, c)
 	}
 	return since, why
