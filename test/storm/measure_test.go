@@ -93,7 +93,7 @@ func (f footprint) growth(early footprint) string {
 		{"goroutines", uint64(early.goroutines), uint64(f.goroutines), 12},
 		{"threads", uint64(early.threads), uint64(f.threads), 24},
 	} {
-		if c.end > c.early+c.may && !(raced && c.what == "RSS") {
+		if c.end > c.early+c.may && (!raced || c.what != "RSS") {
 			return fmt.Sprintf("%s grew from %d to %d", c.what, c.early, c.end)
 		}
 	}
