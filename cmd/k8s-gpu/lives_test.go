@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -19,6 +20,7 @@ import (
 type script struct {
 	lives
 	hup     chan os.Signal
+	mu      sync.Mutex
 	written settings // what reading gives
 	bad     error
 	began   []core.MIGStrategy
@@ -31,9 +33,13 @@ func newScript() *script {
 	s := &script{hup: make(chan os.Signal, 1)}
 	s.written.core = core.DefaultConfig()
 	s.lives = lives{
-		read: func() (settings, error) { return s.written, s.bad },
+		read: func() (settings, error) {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			return s.written, s.bad
+		},
 		live: func(ctx context.Context, given settings, _ *slog.Logger) error {
-			s.began = append(s.began, given.core.MIG)
+			s.began = append(s.began, given.core.MIG) // one at a time
 			<-ctx.Done()
 			time.Sleep(s.lasts)
 			return s.fails
@@ -45,7 +51,9 @@ func newScript() *script {
 
 // write changes the settings and says so.
 func (s *script) write(mig core.MIGStrategy, bad error) {
+	s.mu.Lock()
 	s.written.core.MIG, s.bad = mig, bad
+	s.mu.Unlock()
 	select {
 	case s.hup <- syscall.SIGHUP:
 	default:

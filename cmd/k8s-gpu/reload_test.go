@@ -110,6 +110,7 @@ func TestBadConfigurationChangesNothing(t *testing.T) {
 	c := newConfigFile(t, header)
 	a := start(t, append(on(m.Root, k), "--config-file="+c.path, "--state-dir="+dir)...)
 	a.awaitHealthy(k, 8)
+	a.said("msg=registered")
 	a.awaitReady("offered")
 	sockets, lists := own(t, k), len(k.Lists(gpu))
 
@@ -155,6 +156,7 @@ func TestReloadOfTheSameDisturbsNobody(t *testing.T) {
 	m, k, c := simdriver.Start(t, "t4"), startKubelet(t), newConfigFile(t, header+"health: {recoveryDwell: 60s}")
 	a := start(t, append(on(m.Root, k), "--config-file="+c.path)...)
 	a.awaitHealthy(k, 1)
+	a.said("msg=registered")
 	a.reload(c, header+"# nothing\nflags: {gfd: {oneshot: true}}\nhealth:\n  recoveryDwell: 1m\n  healthMode: enforce\n", unchanged)
 	a.signal(syscall.SIGHUP)
 	a.signal(syscall.SIGHUP)
@@ -171,6 +173,7 @@ func TestReloadHealsNothing(t *testing.T) {
 	k.Behave(kubelettest.Behaviour{OneClientPerResource: true})
 	a := start(t, append(on(m.Root, k), "--config-file="+c.path, "--state-dir=", "--health-period=200ms", "--call-deadline=500ms", "--recovery-dwell=200ms", "--health-settle=1h", "--rescan=1s")...)
 	a.awaitHealthy(k, 8)
+	a.said("msg=registered")
 	if err := m.XID(2, 95); err != nil {
 		t.Fatal(err)
 	}
@@ -208,6 +211,7 @@ func TestMaintenanceOutlivesAReload(t *testing.T) {
 	m, k, c := simdriver.Start(t, "t4"), startKubelet(t), newConfigFile(t, header)
 	a := start(t, append(on(m.Root, k), "--config-file="+c.path, "--state-dir=")...)
 	a.awaitHealthy(k, 1)
+	a.said("msg=registered")
 	a.signal(control.QuiesceSignal)
 	a.awaitHealthy(k, 0)
 	a.reload(c, header+"flags: {plugin: {passDeviceSpecs: true}}", startsAnew)
@@ -245,6 +249,7 @@ func TestReloadsLeaveNothingBehind(t *testing.T) {
 	m, k, c := simdriver.Start(t, "t4"), startKubelet(t), newConfigFile(t, header)
 	a := start(t, append(on(m.Root, k), "--config-file="+c.path)...)
 	a.awaitHealthy(k, 1)
+	a.said("msg=registered")
 	count := func(name string) int {
 		_, page := a.get("/metrics")
 		n, err := strconv.Atoi(strings.TrimSpace(strings.TrimPrefix(line(page, name+" "), name)))
