@@ -12,6 +12,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/internal/core/nvidia"
 	"github.com/tandem-gpu/tandem/internal/footprint"
+	"github.com/tandem-gpu/tandem/internal/lossy"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter"
 	"github.com/tandem-gpu/tandem/internal/pulse"
 )
@@ -22,8 +23,8 @@ func serve(stderr io.Writer) int {
 	parent := os.Getppid()
 	ctx, end := context.WithCancelCause(context.Background())
 	defer end(nil)
-	lines := newQueue(stderr)
-	defer lines.flush()
+	lines := lossy.New(stderr, missing)
+	defer lines.Flush()
 	log := hclog.New(&hclog.LoggerOptions{Level: hclog.Trace, Output: lines, JSONFormat: true})
 	f := newFollower(end)
 	pluginReactions(end, func() { f.onHangup(log) }, f.order).heed(ctx)
