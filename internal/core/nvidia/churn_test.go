@@ -186,6 +186,7 @@ func TestPulledWhileRead(t *testing.T) {
 			if exchanged {
 				want++
 			}
+			snapshot(t, s) // on a slow machine, only this one notices
 			if snap := snapshot(t, s); len(snap.Devices) != want || len(snap.Excluded) > 0 {
 				t.Errorf("known %v, exchanged %v: then %d devices, excluded %+v", known, exchanged, len(snap.Devices), snap.Excluded)
 			}
