@@ -98,20 +98,27 @@ func (n *nomad) stats() error {
 		return err
 	}
 	go func() {
-		late := time.AfterFunc(n.w.o.patient(silent), func() {
-			if ctx.Err() == nil {
-				n.w.wrong("Nomad has had no numbers for %v", n.w.o.patient(silent))
+		tick := time.NewTicker(time.Second)
+		defer tick.Stop()
+		for late := n.w.late(silent); ; {
+			select {
+			case r, open := <-stream:
+				late = n.w.late(silent)
+				switch {
+				case ctx.Err() != nil && !open:
+					return
+				case ctx.Err() != nil:
+				case !open:
+					n.w.wrong("Nomad's stream of numbers has ended")
+					return
+				case r.Error != nil:
+					n.w.wrong("Nomad's stream of numbers: %w", r.Error)
+				}
+			case <-tick.C:
+				if late() && ctx.Err() == nil {
+					n.w.wrong("Nomad has had no numbers for %v", n.w.o.patient(silent))
+				}
 			}
-		})
-		defer late.Stop()
-		for r := range stream {
-			if r.Error != nil && ctx.Err() == nil {
-				n.w.wrong("Nomad's stream of numbers: %w", r.Error)
-			}
-			late.Reset(n.w.o.patient(silent))
-		}
-		if ctx.Err() == nil {
-			n.w.wrong("Nomad's stream of numbers has ended")
 		}
 	}()
 	return nil

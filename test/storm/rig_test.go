@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -40,6 +41,8 @@ type storm struct {
 	nomad   *nomad
 	took    latencies
 	eyes    eyes
+
+	stood atomic.Int64 // nanoseconds for which the test's own machine stood still
 
 	mu      sync.Mutex
 	failure error
@@ -155,22 +158,26 @@ func (w *storm) verdict() {
 
 // until waits for something, and says whether it came to be in time.
 func (w *storm) until(limit time.Duration, ok func() bool) bool {
-	end := time.NewTimer(w.o.patient(limit))
-	defer end.Stop()
-	for look := time.NewTicker(20 * time.Millisecond); ; {
-		if ok() {
-			look.Stop()
-			return true
-		}
+	late, tick := w.late(limit), time.NewTicker(20*time.Millisecond)
+	defer tick.Stop()
+	for !ok() {
 		select {
-		case <-look.C:
-		case <-end.C:
-			look.Stop()
-			return ok()
+		case <-tick.C:
+			if late() {
+				return ok()
+			}
 		case <-w.ctx.Done():
-			look.Stop()
 			return false
 		}
+	}
+	return true
+}
+
+// late tells whether a limit that begins now has passed, not counting the time for which everything stood still.
+func (w *storm) late(limit time.Duration) func() bool {
+	began, stood := time.Now(), w.stood.Load()
+	return func() bool {
+		return time.Since(began)-time.Duration(w.stood.Load()-stood) > w.o.patient(limit)
 	}
 }
 

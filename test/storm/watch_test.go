@@ -23,7 +23,9 @@ func (w *storm) watch() {
 		select {
 		case <-tick.C:
 			if gap := time.Since(last); gap > stall {
+				w.stood.Add(int64(gap))
 				w.truth.stall(gap)
+				w.eyes.forget()
 			}
 			w.eyes.look(w)
 		case <-w.ctx.Done():
@@ -55,6 +57,13 @@ func (e *eyes) look(w *storm) {
 		w.judge("Nomad has", id, u.healthy, now)
 	}
 	e.compare(w, fromNomad, fromKubelet, now)
+}
+
+// forget begins anew to look for differences.
+func (e *eyes) forget() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	clear(e.differs)
 }
 
 // compare holds the two against each other. They may disagree for a while, and while the kubelet has none.

@@ -33,9 +33,9 @@ const bogus = "GPU-00000000-0000-0000-0000-000000000000"
 // reserve asks Nomad's plugin for one unit, or for one that never was.
 func (w *storm) reserve(r *rand.Rand) {
 	id, _ := choose(r, w.nomad.view())
-	began := time.Now()
+	began, late := time.Now(), w.late(slowest)
 	_, err := w.nomad.plugin.Reserve([]string{id})
-	w.took.add("Reserve", time.Since(began))
+	w.timed("Reserve", began, late)
 	if err != nil && !strings.Contains(err.Error(), "unhealthy devices") && !strings.Contains(err.Error(), "unknown device IDs") {
 		w.wrong("Reserve(%s): %w", id, err)
 	}
@@ -48,12 +48,12 @@ func (w *storm) allocate(r *rand.Rand) {
 	if u.of == "" {
 		return
 	}
-	began := time.Now()
+	began, late := time.Now(), w.late(slowest)
 	disturbed, err := w.kubelet.allocate(w.ctx, u.of, id)
 	if disturbed {
 		return
 	}
-	w.took.add("Allocate", time.Since(began))
+	w.timed("Allocate", began, late)
 	if refused := status.Code(err); refused != codes.OK && refused != codes.FailedPrecondition && refused != codes.NotFound {
 		if w.kubelet.steady(time.Now()) { // else the plugin is between two sockets
 			w.wrong("Allocate(%s): %w", id, err)
@@ -80,15 +80,31 @@ func (w *storm) prefer(r *rand.Rand) {
 	n := 1 + r.IntN(len(available))
 	ctx, cancel := context.WithTimeout(w.ctx, time.Minute)
 	defer cancel()
-	began := time.Now()
+	began, late := time.Now(), w.late(slowest)
 	got, err := running.Prefer(ctx, u.of, available, nil, n)
 	if _, after := w.kubelet.now(); before != after || err != nil && !w.kubelet.steady(time.Now()) {
 		return
 	}
-	w.took.add("GetPreferredAllocation", time.Since(began))
+	w.timed("GetPreferredAllocation", began, late)
 	strange := slices.ContainsFunc(got, func(id string) bool { return !slices.Contains(available, id) })
 	if err != nil || len(got) > n || strange {
 		w.wrong("GetPreferredAllocation(%d of %v): %v, %v", n, available, got, err)
+	}
+}
+
+// slowest is how long an answer may take. How long answers do take is printed.
+const slowest = 5 * time.Second
+
+// timed enters how long an answer took.
+func (w *storm) timed(call string, began time.Time, late func() bool) {
+	took := time.Since(began)
+	w.took.add(call, took)
+	if !late() {
+		return
+	}
+	w.rest(2 * lookEvery) // so that it is known if everything stood still
+	if late() {
+		w.wrong("%s took %v", call, took)
 	}
 }
 
@@ -108,11 +124,8 @@ func choose(r *rand.Rand, view map[string]unit) (string, unit) {
 	return id, view[id]
 }
 
-// answered judges an answer, and how long it took.
+// answered judges an answer.
 func (w *storm) answered(call, id string, err error, asked time.Time) {
-	if took := time.Since(asked); took > w.o.patient(5*time.Second) {
-		w.wrong("%s took %v", call, took)
-	}
 	switch {
 	case id != bogus:
 		w.judge(call+" answers", id, err == nil, asked)
