@@ -16,6 +16,7 @@ import (
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/pulse"
 )
 
 // Source is what the adapter needs to know of the machine.
@@ -34,6 +35,8 @@ type Options struct {
 	// Reserved is told which devices an Allocate gave to new work. It is called while the kubelet waits, from
 	// several goroutines at once, and must not block; nil = nobody is told.
 	Reserved func([]core.Device)
+
+	Pulse *pulse.Board // where the adapter's loops beat; nil = nowhere
 }
 
 // Adapter offers the units of a source to the kubelet. Make one with New, then call Run once; the
@@ -91,7 +94,7 @@ func (a *Adapter) Run(ctx context.Context) error {
 	var running sync.WaitGroup
 	defer running.Wait()
 	defer cancel()
-	running.Go(func() { a.kubelet.watch(ctx, a.pace) })
+	running.Go(func() { a.kubelet.watch(ctx, a.pace, a.opts.Pulse.Join("kubelet's folder")) })
 	for inv := range a.src.Watch(ctx) {
 		for u := range inv.Units() {
 			if e, ok := a.add(resourceOf(u, a.opts.MIG)); ok {

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/cenkalti/backoff/v5"
+
+	"github.com/tandem-gpu/tandem/internal/pulse"
 )
 
 // endpoint offers one resource, incarnation after incarnation.
@@ -17,6 +19,7 @@ type endpoint struct {
 	kubelet  *kubelet
 	pace     pace
 	log      *slog.Logger
+	turns    *pulse.Loop // of run
 	count    counters
 
 	mu     sync.Mutex
@@ -94,6 +97,8 @@ func (e *endpoint) stats() ResourceStats {
 
 // run lives one incarnation after another until ctx ends.
 func (e *endpoint) run(ctx context.Context) {
+	e.turns = e.opts.Pulse.Join("endpoint " + e.resource)
+	defer e.turns.Leave()
 	retry := backoff.NewExponentialBackOff() // by half more each time, give or take half
 	retry.InitialInterval, retry.MaxInterval = e.pace.retry, e.pace.retryMax
 	for {
@@ -111,6 +116,7 @@ func (e *endpoint) run(ctx context.Context) {
 		if l.known {
 			rest = max(rest, e.pace.settle)
 		}
+		e.turns.Beat(rest)
 		if e.kubelet.rest(ctx, rest, l.with) { // another kubelet: it knows nothing of us and refused nothing
 			retry.Reset()
 		}

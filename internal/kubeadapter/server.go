@@ -57,10 +57,13 @@ func (s *server) ListAndWatch(_ *v1beta1.Empty, stream grpc.ServerStreamingServe
 	changed := make(chan struct{}, 1)
 	follower.Go(func() { s.follow(ctx, changed) })
 
+	turns := s.opts.Pulse.Join("list " + s.resource)
+	defer turns.Leave()
 	heartbeat := time.NewTicker(s.pace.heartbeat)
 	defer heartbeat.Stop()
 	var sent []listing
 	for first, due := true, true; ; first = false {
+		turns.Beat(s.pace.heartbeat)
 		list, leaving := farewell(sent, listings(s.src.Current(), s.resource, s.opts.MIG))
 		news := !first && !slices.Equal(list, sent)
 		if due || news {

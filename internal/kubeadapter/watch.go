@@ -7,18 +7,22 @@ import (
 	"time"
 
 	"github.com/fsnotify/fsnotify"
+
+	"github.com/tandem-gpu/tandem/internal/pulse"
 )
 
 // watch rings the bell after file events in the folder and every so often without: a ring only says "look
 // again". The folder may be missing, appear later or be replaced; file events may get lost, never come (some
 // file systems have none) or not be had at all, as the limits of inotify are shared by a whole node. Then it
 // looks more often, and tries for them again each time.
-func (k *kubelet) watch(ctx context.Context, p pace) {
+func (k *kubelet) watch(ctx context.Context, p pace, turns *pulse.Loop) {
+	defer turns.Leave()
 	w, err := k.attach(nil)
 	every := k.looks(p, p.look, err)
 	tick := time.NewTicker(every)
 	defer tick.Stop()
 	for {
+		turns.Beat(every)
 		var events chan fsnotify.Event
 		var errs chan error
 		if w != nil {

@@ -70,8 +70,11 @@ func (f *fingerprinter) follow(ctx context.Context, src Source) {
 			}
 		}
 	})
+	turns := pulseOf(src).Join("fingerprint")
+	defer turns.Leave()
 	var next *device.FingerprintResponse // nil = there is nothing to say
 	for {
+		turns.Beat(0) // Nomad need not read, and nothing need happen
 		out := f.out
 		if next == nil || f.rested != nil {
 			out = nil

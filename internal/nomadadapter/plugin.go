@@ -14,6 +14,7 @@ import (
 	"github.com/hashicorp/nomad/plugins/shared/hclspec"
 
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/pulse"
 )
 
 // Name is the plugin's identity in Nomad. It is nomad-device-nvidia's: should both be installed, Nomad
@@ -25,6 +26,14 @@ type Source interface {
 	Current() *core.Inventory
 	Watch(context.Context) iter.Seq[*core.Inventory]
 	Usage(context.Context) ([]core.Usage, error)
+}
+
+// pulseOf is where the loops that serve a source beat; nil = nowhere. A monitor has one.
+func pulseOf(src Source) *pulse.Board {
+	if p, ok := src.(interface{ Pulse() *pulse.Board }); ok {
+		return p.Pulse()
+	}
+	return nil
 }
 
 // StartFunc starts following the machine until ctx ends. It returns at once.

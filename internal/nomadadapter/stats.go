@@ -54,6 +54,9 @@ type sampler struct {
 // the groups of devices that have all gone are sent empty.
 func (s *sampler) sample(ctx context.Context, p *Plugin, interval time.Duration) *device.StatsResponse {
 	src := p.now().source
+	turns := pulseOf(src).Join("statistics")
+	defer turns.Leave()
+	turns.Beat(maxSample)
 	bound, cancel := context.WithTimeout(ctx, min(interval, maxSample))
 	defer cancel()
 	usage, err := src.Usage(bound)
