@@ -38,15 +38,35 @@ func (w *storm) calm(weather bool) {
 	}
 	w.await("everything", limit, func(string, int) bool { return false })
 	w.handOut()
-	if violations, err := w.Violations(); err != nil || len(violations) > 0 {
-		w.wrong("NVML misused: %v, %v", violations, err)
-	}
+	w.misuse()
 	w.eyes.look(w)
 	if w.ctx.Err() == nil {
 		w.truth.calm()
 	}
 	clear(w.fatals)
 	w.journal.note("calm")
+}
+
+// misuse ends the storm if NVML was misused. A lookup by index may meet a GPU in which a call hangs: a GPU that is
+// pulled gives its index to another between the last word on who has which index and the next lookup. It can't be
+// helped, does no harm, and happens at most once each time.
+//
+//	reader   count: 8, who has index 3: GPU 3 ........ lookup of index 3: GPU 4, which hangs
+//	machine             GPU 0 is pulled, GPU 4 moves up ...^
+func (w *storm) misuse() {
+	violations, err := w.Violations()
+	rest := slices.DeleteFunc(slices.Clone(violations), func(line string) bool {
+		return strings.Contains(line, " nvmlDeviceGetHandleByIndex_v2: called on ")
+	})
+	if err != nil || len(rest) > 0 || len(violations) > w.moves {
+		w.wrong("NVML misused, indices moved %d times: %q, %v", w.moves, violations, err)
+		return
+	}
+	w.raced += len(violations)
+	w.moves = 0
+	if err := w.ForgiveViolations(); err != nil {
+		w.wrong("violations: %w", err)
+	}
 }
 
 // await waits until both orchestrators have the very units that there are, all of them well but for those excused.

@@ -53,6 +53,8 @@ type storm struct {
 	fatals map[int]bool     // slots that may need a reset
 	pulled map[int]pulled   // GPUs that are not in their slots
 	done   map[string]int   // faults by kind
+	moves  int              // how often indices moved since the last calm
+	raced  int              // lookups that met a GPU which hangs
 	later  sync.WaitGroup
 }
 

@@ -118,5 +118,5 @@ func (w *storm) tally() string {
 		total += w.done[kind]
 		words = append(words, fmt.Sprintf("%s %d", kind, w.done[kind]))
 	}
-	return fmt.Sprintf("%d faults: %s\nclaims that held: %v; the test's machine stood still %d times", total, strings.Join(words, ", "), w.truth.claims, w.truth.stalls)
+	return fmt.Sprintf("%d faults: %s\nclaims that held: %v; the test's machine stood still %d times, %d lookups met a GPU that hangs", total, strings.Join(words, ", "), w.truth.claims, w.truth.stalls, w.raced)
 }

@@ -101,6 +101,7 @@ func pull(w *storm, f *fault) error {
 	if err := w.keep(f.slot); err != nil {
 		return err
 	}
+	w.moves++
 	err := w.Remove(f.slot)
 	w.truth.change(f.slot, func(s *slot) { s.begin(lost) })
 	return err
@@ -125,6 +126,7 @@ func exchange(w *storm, f *fault) error {
 	keys.lines = slices.DeleteFunc(keys.lines, func(l string) bool { return strings.HasPrefix(l, "uuid ") })
 	w.truth.change(f.slot, func(s *slot) { s.want(false) })
 	delete(w.fatals, f.slot)
+	w.moves++
 	if err := w.Remove(f.slot); err != nil {
 		return err
 	}
