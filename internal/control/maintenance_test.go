@@ -136,7 +136,7 @@ func TestDebug(t *testing.T) {
 	wants(t, r.says(func(ctx context.Context, path string, out *bytes.Buffer) error {
 		return control.Debug(ctx, path, out, false)
 	}), "pid ", "driver's files open: none", "monitor ", "event wait ", "nvmlProbe", "2026-11-21T15:00:00.000Z the kubelet's stream ended",
-		"control_test.TestDebug", "goroutines\n")
+		"control_test.TestDebug", "goroutines: 1\n")
 	d, err := control.Dial(r.path).Debug(t.Context())
 	if err != nil || d.PID != os.Getpid() || d.Threads == 0 || d.Descriptors == 0 || d.HeapBytes == 0 || d.Checks == 0 || len(d.Parts) < 2 {
 		t.Errorf("%v: %+v", err, d)

@@ -117,7 +117,7 @@ func Stacks() string {
 	}
 	each := make([]string, 0, len(counts))
 	for s, n := range counts {
-		each = append(each, fmt.Sprintf("%d goroutines\n%s\n", n, s))
+		each = append(each, fmt.Sprintf("goroutines: %d\n%s\n", n, s))
 	}
 	slices.Sort(each)
 	return strings.Join(each, "")
