@@ -83,9 +83,8 @@ func (k *kubelet) now() (running *kubelettest.Kubelet, disturbed int) {
 	return k.running, k.disturbed
 }
 
-// resources are those that registered with the kubelet that runs.
-func (k *kubelet) resources() []string {
-	running, _ := k.now()
+// resources are those that registered with a kubelet.
+func resources(running *kubelettest.Kubelet) []string {
 	if running == nil {
 		return nil
 	}
@@ -107,7 +106,7 @@ type unit struct {
 func (k *kubelet) view() map[string]unit {
 	running, _ := k.now()
 	units := map[string]unit{}
-	for _, resource := range k.resources() {
+	for _, resource := range resources(running) {
 		devices, _ := running.Devices(resource)
 		for _, d := range devices {
 			units[d.GetID()] = unit{d.GetHealth() == v1beta1.Healthy, resource}
@@ -119,7 +118,7 @@ func (k *kubelet) view() map[string]unit {
 // news are the lists that came since the last look.
 func (k *kubelet) news() (units []*v1beta1.Device) {
 	running, _ := k.now()
-	for _, resource := range k.resources() {
+	for _, resource := range resources(running) {
 		lists := running.Lists(resource)
 		k.mu.Lock()
 		seen := k.seen[resource]
