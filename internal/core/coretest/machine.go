@@ -114,7 +114,7 @@ func (m *Machine) enter(method string) {
 	m.calls[method]++
 	h, stuck := m.hang[method]
 	if stuck && method != "Wait" {
-		m.busy = core.Call{Name: "nvml" + method, At: h.at, Since: time.Now()}
+		m.busy = core.Call{Name: "nvml" + method, At: h.at, Index: -1, Since: time.Now()}
 	}
 	m.mu.Unlock()
 	if stuck {

@@ -121,13 +121,17 @@ func isHint(o core.Observation) bool { return o.Kind == 0 }
 // watchdog notes a call that is overdue against the GPU it is about, and lets the time pass in the ledger.
 func (m *Monitor) watchdog(s Session) {
 	var overdue []core.Observation
-	calls := s.Busy()
+	stuck, calls := 0, s.Busy()
 	for _, call := range calls {
-		if time.Since(call.Since) >= m.cfg.Health.Deadline {
+		if time.Since(call.Since) < m.cfg.Health.Deadline {
+			continue
+		}
+		stuck++
+		if nameless := call.At == core.Node && call.Index >= 0; !nameless { // who was never read keeps nobody else
 			overdue = append(overdue, core.Observation{At: call.At, Kind: core.NoAnswer, Detail: call.Name})
 		}
 	}
-	m.gauges.set(func(s *Stats) { s.Stuck, s.Calls = len(overdue), calls })
+	m.gauges.set(func(s *Stats) { s.Stuck, s.Calls = stuck, calls })
 	if overdue != nil || m.State().Restless() {
 		m.observe(overdue...)
 	}
