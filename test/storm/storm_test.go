@@ -49,7 +49,7 @@ func asked(t testing.TB) options {
 
 const (
 	perRound    = 100
-	shortest    = 5 * time.Second // a round
+	shortest    = 4500 * time.Millisecond // a round
 	betweenCalm = 8 * time.Second // about what a calm takes
 )
 
