@@ -1,7 +1,6 @@
 package main
 
 import (
-	"errors"
 	"net/http"
 	"os"
 	"os/exec"
@@ -14,7 +13,6 @@ import (
 
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
-	"github.com/tandem-gpu/tandem/internal/control"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
@@ -206,25 +204,6 @@ func TestReloadHealsNothing(t *testing.T) {
 	}
 }
 
-// Who has let the driver go for maintenance does not take it back because the configuration changes.
-func TestMaintenanceOutlivesAReload(t *testing.T) {
-	m, k, c := simdriver.Start(t, "t4"), startKubelet(t), newConfigFile(t, header)
-	a := start(t, append(on(m.Root, k), "--config-file="+c.path, "--state-dir=")...)
-	a.awaitHealthy(k, 1)
-	a.said("msg=registered")
-	a.signal(control.QuiesceSignal)
-	a.awaitHealthy(k, 0)
-	a.reload(c, header+"flags: {plugin: {passDeviceSpecs: true}}", startsAnew)
-	a.awaitMany("msg=listening", 2)
-	a.awaitMany("msg=registered", 2)
-	a.metrics(`state="released"`)
-	if all, healthy := k.Capacity(gpu); all != 1 || healthy != 0 {
-		t.Errorf("%d GPUs are listed, %d of them as healthy", all, healthy)
-	}
-	a.signal(control.ResumeSignal)
-	a.awaitHealthy(k, 1)
-}
-
 // A process can't let go of the driver's library.
 func TestAnotherDriverRootTakesAnotherProcess(t *testing.T) {
 	m, other, k, dir := simdriver.Start(t, "t4"), simdriver.Start(t, "t4"), startKubelet(t), shortDir(t)
@@ -285,27 +264,4 @@ func TestReloadReadsTheFileOfTheEnvironment(t *testing.T) {
 	if out, err := exec.CommandContext(t.Context(), binary(t), "version").CombinedOutput(); err != nil {
 		t.Errorf("%v: %s", err, out)
 	}
-}
-
-// Where the configuration is may hang: then nothing changes until it is there, and the end does not wait for it.
-func TestConfigurationThatHangs(t *testing.T) {
-	m, k, dir, c := simdriver.Start(t, "t4"), startKubelet(t), shortDir(t), newConfigFile(t, header)
-	a := start(t, append(on(m.Root, k), "--config-file="+c.path, "--state-dir="+dir)...)
-	a.awaitHealthy(k, 1)
-	fifo := func() { // opening it waits for one who writes (fifo(7))
-		if err := errors.Join(os.Remove(c.path), syscall.Mkfifo(c.path, 0o600)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	fifo()
-	a.signal(syscall.SIGHUP)
-	if _, err := k.Allocate(a.ctx, gpu, m.UUID(0)); err != nil {
-		t.Error(err)
-	}
-	if err := os.WriteFile(c.path, []byte(header), 0); err != nil { // comes back when it is read
-		t.Fatal(err)
-	}
-	a.said(unchanged)
-	a.signal(syscall.SIGHUP)
-	a.endsWith(syscall.SIGTERM, k, dir, false)
 }
