@@ -120,6 +120,18 @@ func (s *slot) blindfold(bound time.Duration) {
 	}
 }
 
+// readable enters that the calls about a GPU work again. What was cut anew meanwhile could not be known.
+func (t *truth) readable(n int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.slots[n].unblind()
+	for id := range t.gone {
+		if t.owner[id] == n {
+			t.gone[id] = time.Now()
+		}
+	}
+}
+
 func (s *slot) unblind() {
 	if s.blind--; s.blind == 0 && s.wants {
 		s.begin(verdict)
