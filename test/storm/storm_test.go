@@ -50,7 +50,7 @@ func asked(t testing.TB) options {
 const (
 	perRound    = 100
 	shortest    = 4500 * time.Millisecond // a round
-	betweenCalm = 8 * time.Second // about what a calm takes
+	betweenCalm = 8 * time.Second         // about what a calm takes
 )
 
 // Eight whole GPUs.
