@@ -85,7 +85,7 @@ func (l Ledger) Apply(p HealthPolicy, now time.Time, obs ...Observation) Ledger 
 }
 
 // relocate moves what stands against a MIG instance that is gone to its GPU, as degraded: taking an instance
-// away repairs nothing, and the next one in its place did nothing wrong. What is remembered of a GPU that is
+// away repairs nothing, and the next one in its place did nothing wrong. That it did not answer is over. What is remembered of a GPU that is
 // gone for good goes with it.
 func (l Ledger) relocate(s Snapshot) Ledger {
 	there := map[Placement]bool{Node: true}
@@ -102,6 +102,7 @@ func (l Ledger) relocate(s Snapshot) Ledger {
 		charts = maps.Clone(l.charts)
 		maps.DeleteFunc(charts, func(gpu DeviceID, _ *Chart) bool { return !there[WholeGPU(gpu)] })
 	}
+	moved = slices.DeleteFunc(moved, func(c Condition) bool { return !there[c.At] && c.At.GI != Whole && c.Reason.silence() })
 	for i, c := range moved {
 		if c.At.GPU != "" && !there[c.At] && c.At.GI != Whole {
 			moved[i].At, moved[i].Moved = WholeGPU(c.At.GPU), true

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
 )
 
 // A lost GPU that answers is not well yet: unhealthy first, then as all others.
@@ -183,4 +184,25 @@ func TestDriverLost(t *testing.T) {
 	s.see(answered("580"))
 	s.check(1)
 	s.expect("the driver is back", core.Unhealthy, "XID_95")
+}
+
+// A GPU that hangs may be cut up anew meanwhile: its instances are not offered again before they were read.
+func TestInstancesAfterAHangAreReadFirst(t *testing.T) {
+	l := live(t, migMachine())
+	at := core.WholeGPU("GPU-m")
+	l.see(core.Observation{At: at, Kind: core.NoAnswer, Detail: "nvmlDeviceGetUUID"})
+	hung := map[core.DeviceID]string{coretest.GPU(0): "healthy ", "MIG-1": "unhealthy NOT_ANSWERING", "MIG-2": "unhealthy NOT_ANSWERING"}
+	l.expect("while it hangs", hung)
+	l.see(core.Observation{At: at, Kind: core.Checked, Vitals: *l.says[at.GPU]})
+	l.now = l.now.Add(10 * time.Minute)
+	l.see(core.Observation{At: at, Kind: core.Checked, Vitals: *l.says[at.GPU]})
+	l.expect("it answers, and nobody knows what instances it has", hung)
+	l.machine = without(l.machine, "MIG-1")
+	l.read(2)
+	l.now = l.now.Add(time.Minute)
+	l.read(1)
+	l.expect("it was read", map[core.DeviceID]string{coretest.GPU(0): "healthy ", "MIG-2": "healthy "})
+	if cs := l.state.Ledger.Conditions(); len(cs) != 0 {
+		t.Errorf("left: %v", cs)
+	}
 }

@@ -180,6 +180,22 @@ func (s Snapshot) Locate(o Observation) (Observation, bool) {
 	return o, true
 }
 
+// silenced is what it means for the MIG instances of a GPU that does not answer. When it answers again, they may
+// have been laid out anew meanwhile: each is offered again only when it was read.
+func (s Snapshot) silenced(o Observation) (obs []Observation) {
+	if o.Kind != NoAnswer || o.At.GPU == "" || o.At.GI != Whole {
+		return nil
+	}
+	for _, d := range s.Devices {
+		if d.Profile != "" && d.At.GPU == o.At.GPU {
+			each := o
+			each.At = d.At
+			obs = append(obs, each)
+		}
+	}
+	return obs
+}
+
 // concerns reports whether e is about d: by identity, or by slot where the GPU's UUID can't be read.
 func (e Exclusion) concerns(d Device) bool {
 	if e.At.GPU == "" {

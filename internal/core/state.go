@@ -47,7 +47,7 @@ func (s State) Observe(cfg Config, now time.Time, obs ...Observation) State {
 	located := make([]Observation, 0, len(obs))
 	for _, o := range obs {
 		if o, ok := s.Snapshot.Locate(o); ok {
-			located = append(located, o)
+			located = append(append(located, o), s.Snapshot.silenced(o)...)
 		}
 	}
 	s.Ledger = s.Ledger.Apply(cfg.Health, now, located...)
