@@ -76,6 +76,17 @@ func TestReconcileKeepsWhatFellSilent(t *testing.T) {
 			t.Errorf("want it kept, and not lost: %v, %v", ids(got), kinds)
 		}
 	})
+	t.Run("another GPU that does not answer is in its slot", func(t *testing.T) {
+		reading := without(prev, coretest.GPU(1))
+		reading.Excluded = []core.Exclusion{
+			{Index: 1, At: core.WholeGPU("GPU-new"), PCI: prev.Devices[1].PCI, Kind: core.Waiting, Reason: "the driver does not answer"},
+			{Index: 2, Kind: core.Waiting, Reason: "the driver does not answer"},
+		}
+		got, obs := core.Reconcile(prev, reading)
+		if kinds := find(obs, gone); len(got.Devices) != 2 || len(kinds) != 0 || len(got.Excluded) != 2 {
+			t.Errorf("want it gone: %v, %v, %v", ids(got), kinds, got.Excluded)
+		}
+	})
 	t.Run("the whole driver", func(t *testing.T) {
 		got, obs := core.Reconcile(prev, core.NoDriver(core.DriverFailed, "gone"))
 		if len(got.Devices) != 3 || len(got.Links) != len(prev.Links) || len(got.Nodes) != len(prev.Nodes) {

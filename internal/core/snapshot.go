@@ -147,6 +147,11 @@ func silence(d Device, reading Snapshot) (Observation, bool) {
 			return Observation{}, false
 		}
 	}
+	for _, e := range reading.Excluded {
+		if e.At.GPU != "" && e.At.GPU != d.At.GPU && e.PCI != "" && e.PCI == d.PCI {
+			return Observation{}, false // another GPU sits in its slot, readable or not
+		}
+	}
 	at := WholeGPU(d.At.GPU)
 	for _, e := range reading.Excluded {
 		if e.nameless() { // it may be this one, and what is said of it is all that is known
