@@ -137,10 +137,9 @@ func drawDown(r *rand.Rand, f *fault) { f.lasts = time.Duration(r.IntN(1500)) * 
 
 func drawHabit(r *rand.Rand, f *fault) { f.count = r.IntN(len(habits)) }
 
-// drawEars draws a fault of the calls about events, which is no GPU's fault. A set that can't be freed is left out:
-// the driver keeps its descriptors for as long as the session lasts.
+// drawEars draws a fault of the calls about events, which is no GPU's fault.
 func drawEars(r *rand.Rand, f *fault) {
-	f.call = one(r, "nvmlEventSetWait", "nvmlEventSetWait", "nvmlEventSetCreate",
+	f.call = one(r, "nvmlEventSetWait", "nvmlEventSetWait", "nvmlEventSetCreate", "nvmlEventSetFree",
 		"nvmlSystemEventSetWait", "nvmlSystemEventSetCreate", "nvmlSystemRegisterEvents")
 	f.code = one(r, returns[:len(returns)-ofTheDriver]...)
 	if f.call == "nvmlEventSetWait" && r.IntN(3) == 0 {
