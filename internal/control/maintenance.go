@@ -7,8 +7,6 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"runtime"
-	"runtime/metrics"
 	"slices"
 	"strings"
 	"time"
@@ -135,37 +133,4 @@ func driverFiles() []string {
 	}
 	slices.Sort(open)
 	return slices.Compact(open)
-}
-
-func (d desk) debug() inspect.Debug {
-	stats := d.Stats()
-	view := inspect.Debug{
-		PID: os.Getpid(), Goroutines: runtime.NumGoroutine(), Threads: entries("/proc/self/task"), Descriptors: entries("/proc/self/fd"),
-		DriverFiles: driverFiles(), HeapBytes: heap(), Checks: stats.Checks, LastCheck: stats.LastCheck, Stacks: inspect.Stacks(),
-	}
-	now := time.Now()
-	for _, s := range d.Pulse().Loops() {
-		view.Parts = append(view.Parts, inspect.Part{Name: s.Name, Last: s.Last, Turns: s.Beats, Late: s.Late(now)})
-	}
-	for _, c := range stats.Calls {
-		view.Calls = append(view.Calls, inspect.Call{Name: c.Name, Index: c.Index, Since: c.Since})
-	}
-	if d.Endpoints != nil {
-		view.Endpoints = d.Endpoints()
-	}
-	return view
-}
-
-func entries(dir string) int {
-	all, _ := os.ReadDir(dir) // 0 where there is no procfs
-	return len(all)
-}
-
-func heap() uint64 {
-	sample := []metrics.Sample{{Name: "/memory/classes/heap/objects:bytes"}}
-	metrics.Read(sample)
-	if sample[0].Value.Kind() != metrics.KindUint64 {
-		return 0
-	}
-	return sample[0].Value.Uint64()
 }

@@ -85,8 +85,8 @@ func (l Ledger) Apply(p HealthPolicy, now time.Time, obs ...Observation) Ledger 
 }
 
 // relocate moves what stands against a MIG instance that is gone to its GPU, as degraded: taking an instance
-// away repairs nothing, and the next one in its place did nothing wrong. That it did not answer is over. What is remembered of a GPU that is
-// gone for good goes with it.
+// away repairs nothing, and the next one in its place did nothing wrong. That it did not answer is over. What is
+// remembered of a GPU that is gone for good goes with it.
 func (l Ledger) relocate(s Snapshot) Ledger {
 	there := map[Placement]bool{Node: true}
 	for _, d := range s.Devices {
