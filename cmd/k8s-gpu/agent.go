@@ -33,7 +33,7 @@ func (a *shared) live(ctx context.Context, s settings, log *slog.Logger) error {
 	machine := monitor.New(opener(s), s.core, log, a.past.on(from.Store()))
 	machine.Expect(func() string { return nvidia.Presence(s.core.Roots) })
 	adapter := kubeadapter.New(machine, kubeadapter.Options{
-		KubeletSocket: s.kubeletSocket, MIG: s.core.MIG, DevRoot: s.devRoot, Log: log, Reserved: machine.Reserved, Pulse: machine.Pulse(),
+		KubeletSocket: s.kubeletSocket, DevRoot: s.devRoot, Log: log, Reserved: machine.Reserved, Pulse: machine.Pulse(),
 	})
 	status := &status{machine: machine, adapter: adapter, cfg: s.core, from: from, config: a.config}
 	log.Info("k8s-gpu "+versionText(), "kubelet", s.kubeletSocket, "driver-root", s.core.Roots.Driver,

@@ -87,7 +87,7 @@ func (s *status) Collect(metrics chan<- prometheus.Metric) {
 		gauge(healthyDesc, one(u.Health.Schedulable()), string(u.ID), u.Device.Model, u.Health.State.String(), u.Health.Reason.String())
 	}
 	stats := s.stats()
-	count := kubeadapter.Resources(inv, s.cfg.MIG)
+	count := kubeadapter.Resources(inv)
 	for _, r := range stats {
 		for state := core.Healthy; state <= core.GPULost; state++ {
 			gauge(devicesDesc, float64(count[r.Resource][state]), r.Resource, state.String())

@@ -32,7 +32,10 @@ type Config struct {
 	Rescan      time.Duration // between full readings of the machine; events bring one forward
 	Probe       time.Duration // between checks of every GPU's health
 	Retire      time.Duration // how long a unit withdrawn by intent stays listed as unhealthy
-	DeviceNodes bool          // plans carry device nodes beside the environment
+	Policy      Policy
+	Packed      bool    // of shared devices those in use are preferred; else those that are used least
+	Overlap     Overlap // what becomes of a device that another agent on this host offers too
+	DeviceNodes bool    // plans carry device nodes beside the environment
 	Health      HealthPolicy
 	Roots       Roots
 }
@@ -40,11 +43,12 @@ type Config struct {
 // DefaultConfig is what both agents start from.
 func DefaultConfig() Config {
 	return Config{
-		MIG:    MIGNone,
-		Rescan: time.Minute,
-		Probe:  10 * time.Second,
-		Retire: 2 * time.Second,
-		Health: DefaultHealthPolicy(),
+		MIG:     MIGNone,
+		Overlap: OverlapWarn,
+		Rescan:  time.Minute,
+		Probe:   10 * time.Second,
+		Retire:  2 * time.Second,
+		Health:  DefaultHealthPolicy(),
 	}
 }
 
@@ -64,6 +68,9 @@ func (c Config) Validate() error {
 	var errs []error
 	if !slices.Contains([]MIGStrategy{MIGNone, MIGSingle, MIGMixed}, c.MIG) {
 		errs = append(errs, &ConfigError{"mig strategy", string(c.MIG), "want none, single or mixed"})
+	}
+	if !slices.Contains([]Overlap{OverlapWarn, OverlapRefuse}, c.Overlap) {
+		errs = append(errs, &ConfigError{"overlap", string(c.Overlap), "want warn or refuse"})
 	}
 	for _, d := range []struct {
 		key   string

@@ -60,6 +60,11 @@ type Device struct {
 	Model   string // NVML product name, for a MIG instance with its profile
 	Profile string // MIG profile such as "1g.10gb"; "" for a full GPU
 	MIG     bool   // a full GPU with MIG mode on: its instances are the devices to use
+	Serial  string // of the board; "" for a board without one
+
+	// Instance is the number of a MIG instance on its GPU (nvmlDeviceGetMigDeviceHandleByIndex). As Index, it
+	// selects and never identifies.
+	Instance int
 
 	PCI      PCIAddress
 	NUMANode int // -1 = no affinity (as in sysfs)
@@ -75,8 +80,21 @@ type Device struct {
 	PCIeGen         int    // maximum link generation, 1 to 6
 	PCIeWidth       int    // maximum link width in lanes
 	Compute         Compute
+	Architecture    string // "Hopper" (nvmlDeviceGetArchitecture)
+	Brand           string // "Tesla", "NVIDIA RTX" (nvmlDeviceGetBrand)
+	NVLinks         int    // active NVLinks
+	Slices          Slices // of a MIG instance
+	ECC             Toggle // mode in force (nvmlDeviceGetEccMode)
 	DisplayState    Toggle // a display is attached or initialised (nvmlDeviceGetDisplayMode)
 	PersistenceMode Toggle
+}
+
+// Slices are what a MIG instance has of its GPU (nvmlDeviceGetAttributes_v2).
+type Slices struct {
+	GPU, Compute                    int // slices of the GPU instance and of the compute instance
+	Multiprocessors                 int
+	CopyEngines, Decoders, Encoders int // shared with other compute instances of the GPU instance
+	JPEGDecoders, OFAs              int // OFA: optical flow accelerator
 }
 
 // Compute is a CUDA compute capability; the zero value is unknown.

@@ -1,19 +1,28 @@
 package core
 
 import (
+	"cmp"
 	"iter"
 	"slices"
+	"strconv"
 	"time"
 )
 
-// UnitID names a unit to the orchestrators: the device's ID (at most 63 characters, the kubelet's limit).
+// UnitID names a unit to the orchestrators: the device's ID, and "::" with the number of the replica if the
+// device is shared (at most 63 characters, the kubelet's limit).
 type UnitID string
+
+// replicaOf is the ID of the n-th unit of a shared device, in the spelling of NVIDIA's k8s-device-plugin.
+func replicaOf(id DeviceID, n int) UnitID { return UnitID(string(id) + "::" + strconv.Itoa(n)) }
 
 // Unit is what one request consumes.
 type Unit struct {
-	ID     UnitID
-	Device Device
-	Health Health
+	ID      UnitID
+	Device  Device
+	Pool    string  // what a request names; units of a pool are interchangeable
+	Sharing Sharing // how the device is shared among its units
+	Replica int     // number of the unit among those of its device, from 0
+	Health  Health
 }
 
 // Inventory is what the machine offers now. It is immutable; a nil *Inventory offers nothing.
@@ -24,6 +33,9 @@ type Inventory struct {
 	links       []Link
 	nodes       []string
 	deviceNodes bool
+	packed      bool
+	findings    []string
+	contests    []Contest
 	byID        map[UnitID]int // index into units
 	retired     map[UnitID]time.Time
 }
@@ -32,92 +44,50 @@ type Inventory struct {
 // be offered is in Excluded, with the reason.
 func Build(s Snapshot, l Ledger, c Config) *Inventory {
 	inv := &Inventory{
-		driver: s.Driver, excluded: slices.Clone(s.Excluded), links: s.Links, nodes: s.Nodes, deviceNodes: c.DeviceNodes,
+		driver: s.Driver, excluded: slices.Clone(s.Excluded), links: s.Links, nodes: s.Nodes,
+		deviceNodes: c.DeviceNodes, packed: c.Packed,
 	}
-	wanted := selectDevices(s.Devices, c.MIG)
+	all := newOffers(s.Devices, c)
 	l = l.under(c.Health.Mode)
 	for _, d := range s.Devices {
-		reason := wanted(d)
-		if slices.Contains(c.Exclude, d.ID) {
-			reason = "ignored by configuration"
-		}
-		switch reason {
+		switch o := all.of(d); o.refused {
 		case "":
-			inv.units = append(inv.units, Unit{ID: UnitID(d.ID), Device: d, Health: healthUnder(c.Health.Mode, l.Health(d.At))})
+			inv.units = appendUnits(inv.units, d, o, healthUnder(c.Health.Mode, l.Health(d.At)))
 		case hidden:
 		default:
-			inv.excluded = append(inv.excluded, Exclusion{Index: d.Index, At: d.At, PCI: d.PCI, Reason: reason})
+			inv.excluded = append(inv.excluded, Exclusion{Index: d.Index, At: d.At, PCI: d.PCI, Reason: o.refused})
 		}
 	}
+	if s.Driver.State == DriverReady && len(s.Excluded) == 0 { // else who is missing may be who is meant
+		inv.findings = all.idle()
+	}
+	inv.findings = append(inv.findings, mixed(inv.units)...)
 	slices.SortFunc(inv.excluded, compareExclusions)
 	return inv.indexed()
+}
+
+// appendUnits adds the units of a device: one, or as many as there are replicas.
+func appendUnits(units []Unit, d Device, o offer, h Health) []Unit {
+	u := Unit{ID: UnitID(d.ID), Device: d, Pool: o.pool, Sharing: o.sharing, Health: h}
+	if o.sharing.Mode == Exclusive {
+		return append(units, u)
+	}
+	for u.Replica = range o.sharing.Replicas {
+		u.ID = replicaOf(d.ID, u.Replica)
+		units = append(units, u)
+	}
+	return units
+}
+
+// compareUnits is the canonical order of units: that of their devices, then by number.
+func compareUnits(a, b Unit) int {
+	return cmp.Or(compareDevices(a.Device, b.Device), cmp.Compare(a.Replica, b.Replica), cmp.Compare(a.ID, b.ID))
 }
 
 // healthUnder is a verdict with what the mode makes of it. Maintenance is none, but an order.
 func healthUnder(mode HealthMode, h Health) Health {
 	h.Advisory = mode == ModeObserve && h.State > Degraded && h.Reason != ReasonMaintenance
 	return h
-}
-
-// hidden marks a device that is not offered because another view of the same hardware is.
-const hidden = "hidden"
-
-// selectDevices returns why the strategy does not offer a device: "" if it does.
-func selectDevices(devices []Device, strategy MIGStrategy) func(Device) string {
-	switch strategy {
-	case MIGMixed:
-		return func(d Device) string {
-			if d.MIG {
-				return instead(d, devices)
-			}
-			return ""
-		}
-	case MIGSingle:
-		profile := commonProfile(devices)
-		return func(d Device) string {
-			switch {
-			case d.MIG:
-				return instead(d, devices)
-			case d.Profile == profile:
-				return ""
-			case d.Profile == "":
-				return "mig-strategy single: MIG mode is off on this GPU"
-			}
-			return "mig-strategy single: profile " + d.Profile + " differs from this node's " + profile
-		}
-	default: // MIGNone
-		return func(d Device) string {
-			if d.Profile != "" {
-				return hidden
-			}
-			return ""
-		}
-	}
-}
-
-// instead says why a GPU in MIG mode is not offered itself.
-func instead(gpu Device, devices []Device) string {
-	if slices.ContainsFunc(devices, func(d Device) bool { return d.Profile != "" && d.At.GPU == gpu.ID }) {
-		return hidden
-	}
-	return "MIG mode is on and there are no MIG instances"
-}
-
-// commonProfile is the profile with the most instances, the lesser name among equals; "" without any.
-func commonProfile(devices []Device) string {
-	count := map[string]int{}
-	best := ""
-	for _, d := range devices {
-		if p := d.Profile; p != "" {
-			count[p]++
-		}
-	}
-	for p, n := range count {
-		if best == "" || n > count[best] || n == count[best] && p < best {
-			best = p
-		}
-	}
-	return best
 }
 
 func (inv *Inventory) indexed() *Inventory {
@@ -149,7 +119,7 @@ func (inv *Inventory) Succeed(prev *Inventory, now time.Time, grace time.Duratio
 		next.units = append(next.units, u)
 		next.retired[u.ID] = since
 	}
-	slices.SortFunc(next.units, func(a, b Unit) int { return compareDevices(a.Device, b.Device) })
+	slices.SortFunc(next.units, compareUnits)
 	return next.indexed()
 }
 
@@ -206,6 +176,15 @@ func (inv *Inventory) Excluded() []Exclusion {
 	return slices.Clone(inv.excluded)
 }
 
+// Findings are what is wrong with the policy on this machine: parts of it that concern no device, and pools
+// whose units a request can't tell apart. Nothing is held back because of them.
+func (inv *Inventory) Findings() []string {
+	if inv == nil {
+		return nil
+	}
+	return slices.Clone(inv.findings)
+}
+
 // Equal reports whether two inventories offer the same, so that publishing the other would be noise.
 func (inv *Inventory) Equal(other *Inventory) bool {
 	if inv == nil || other == nil {
@@ -216,5 +195,7 @@ func (inv *Inventory) Equal(other *Inventory) bool {
 		slices.Equal(inv.excluded, other.excluded) &&
 		slices.Equal(inv.links, other.links) &&
 		slices.Equal(inv.nodes, other.nodes) &&
-		inv.deviceNodes == other.deviceNodes
+		slices.Equal(inv.findings, other.findings) &&
+		slices.Equal(inv.contests, other.contests) &&
+		inv.deviceNodes == other.deviceNodes && inv.packed == other.packed
 }

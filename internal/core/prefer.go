@@ -4,7 +4,8 @@ import "slices"
 
 // Prefer chooses n of the available units that work best together, required ones first: GPUs with the
 // most NVLinks between them, then the nearest over PCIe, then of one NUMA node; MIG instances packed
-// onto few GPUs. It never fails: what it can't honour (an unknown ID, more than there are) it leaves
+// onto few GPUs; of shared devices those with the most units left, or, if the configuration packs, with the
+// fewest. It never fails: what it can't honour (an unknown ID, more than there are) it leaves
 // out, so the answer may be shorter than n. Equal sets in any order give equal answers.
 //
 // The cost is O(n·a²) score look-ups for a available units: tens of microseconds for 8 GPUs.
@@ -17,6 +18,9 @@ func (inv *Inventory) Prefer(available, required []UnitID, n int) []UnitID {
 	if n < len(chosen) {
 		chosen = chosen[:max(n, 0)]
 	}
+	if inv.allShared(chosen) && inv.allShared(pool) {
+		return inv.ids(inv.spread(chosen, pool, n))
+	}
 	score := inv.scores()
 	best, bestScore := chosen, -1
 	if len(chosen) > 0 {
@@ -28,12 +32,51 @@ func (inv *Inventory) Prefer(available, required []UnitID, n int) []UnitID {
 			}
 		}
 	}
-	slices.Sort(best)
-	ids := make([]UnitID, len(best))
-	for i, u := range best {
+	return inv.ids(best)
+}
+
+// ids are those of units (by index), in canonical order.
+func (inv *Inventory) ids(units []int) []UnitID {
+	slices.Sort(units)
+	ids := make([]UnitID, len(units))
+	for i, u := range units {
 		ids[i] = inv.units[u].ID
 	}
 	return ids
+}
+
+func (inv *Inventory) allShared(units []int) bool {
+	return !slices.ContainsFunc(units, func(i int) bool { return inv.units[i].Sharing.Mode == Exclusive })
+}
+
+// spread adds to the chosen from pool, one after the other, a unit of the device that has the most left, so
+// that the load is even; or of the one that has the least left, so that whole devices stay free.
+func (inv *Inventory) spread(chosen, pool []int, n int) []int {
+	device := func(i int) DeviceID { return inv.units[i].Device.ID }
+	left := map[DeviceID][]int{}
+	var order []DeviceID // canonical, so that ties are decided alike
+	for _, i := range pool {
+		if left[device(i)] == nil {
+			order = append(order, device(i))
+		}
+		left[device(i)] = append(left[device(i)], i)
+	}
+	set := slices.Clone(chosen)
+	for len(set) < n {
+		best := DeviceID("")
+		for _, d := range order {
+			switch free := len(left[d]); {
+			case free == 0:
+			case best == "", !inv.packed && free > len(left[best]), inv.packed && free < len(left[best]):
+				best = d
+			}
+		}
+		if best == "" {
+			break
+		}
+		set, left[best] = append(set, left[best][0]), left[best][1:]
+	}
+	return set
 }
 
 // pick returns the distinct known units among ids, in canonical order.

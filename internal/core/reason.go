@@ -35,7 +35,12 @@ const (
 	ReasonPCIeWidth           // the PCIe link is narrower under load than it can be
 	ReasonWorkloads           // several workloads in a row hit application faults here
 	ReasonService             // recovered too often, or failed again at once
-	ReasonWithdrawn           // taken out of service by intent: MIG re-layout, configuration, replacement
+
+	// What follows is said of a unit by its inventory, not by the ledger.
+
+	ReasonWithdrawn // taken out of service by intent: MIG re-layout, configuration, replacement
+	ReasonNoMPS     // the MPS control daemon of the unit's pool does not answer
+	ReasonClaimed   // another agent on this host offers the device
 )
 
 // meaning is what a standing reason means. XIDs and events have theirs in package fault.
@@ -84,6 +89,8 @@ var meanings = [...]meaning{
 	ReasonPCIeWidth:    {name: "PCIE_WIDTH", text: "PCIe link narrow under load", state: Degraded, checks: 3, clears: level, says: "full width under load", action: "check slot, riser and cable"},
 	ReasonWorkloads:    {name: "WORKLOADS_FAILING", text: "possible hardware fault", state: Degraded, clears: fault.Quiet | fault.Reboot, says: "an hour without", action: "look at the workloads, then run diagnostics"},
 	ReasonService:      {name: "NEEDS_SERVICE", text: "needs service", state: Unhealthy, action: service},
+	ReasonNoMPS:        {name: "MPS_DAEMON_DOWN", text: "MPS control daemon does not answer", state: Unhealthy, says: "daemon answers", action: "start the pool's MPS control daemon"},
+	ReasonClaimed:      {name: "CLAIMED", text: "offered by another agent", state: Unhealthy, says: "the other agent no longer claims it", action: "give the agents different GPUs"},
 	ReasonWithdrawn:    {name: "WITHDRAWN", text: "no longer offered", state: Unhealthy},
 }
 

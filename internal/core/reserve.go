@@ -3,6 +3,7 @@ package core
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -11,6 +12,7 @@ type Plan struct {
 	Devices []Device // distinct, in canonical order
 	Env     []EnvVar // sorted by name
 	Nodes   []DeviceNode
+	MPS     string // the pool whose MPS control daemon the container is a client of; "" = none
 }
 
 // EnvVar is one environment variable of a container.
@@ -47,9 +49,20 @@ func (e *UnhealthyUnitsError) Error() string {
 	return "unhealthy devices: " + strings.Join(texts, "; ")
 }
 
+// SharedUnitsError refuses several units of a pool in which a request may have one.
+type SharedUnitsError struct {
+	Pool string
+	N    int // asked for
+}
+
+func (e *SharedUnitsError) Error() string {
+	return fmt.Sprintf("%d units of %s, whose devices are shared: maximum request size for shared resources is 1", e.N, e.Pool)
+}
+
 // Reserve plans a container that uses the units. The order of ids and repetitions do not matter, and
 // reserving twice gives equal plans: nothing is taken, the orchestrator keeps the books. Every bad ID
-// is named, in one line (*UnknownUnitsError, *UnhealthyUnitsError or both wrapped). No ID gives an empty plan.
+// is named, in one line (*UnknownUnitsError, *UnhealthyUnitsError or both wrapped). Several units may be one too
+// many (*SharedUnitsError). Units of one device give it once. No ID gives an empty plan.
 func (inv *Inventory) Reserve(ids ...UnitID) (Plan, error) {
 	var units []Unit
 	var unknown UnknownUnitsError
@@ -75,6 +88,11 @@ func (inv *Inventory) Reserve(ids ...UnitID) (Plan, error) {
 	case len(units) == 0:
 		return Plan{}, nil
 	}
+	for _, u := range units {
+		if u.Sharing.OnePerRequest && len(units) > 1 {
+			return Plan{}, &SharedUnitsError{Pool: u.Pool, N: len(units)}
+		}
+	}
 	return inv.plan(units), nil
 }
 
@@ -90,10 +108,24 @@ func (inv *Inventory) plan(units []Unit) Plan {
 		ids[i] = string(d.ID)
 	}
 	p.Env = []EnvVar{{VisibleDevices, strings.Join(ids, ",")}}
+	if u := units[0]; u.Sharing.Mode == MPS {
+		p.MPS, p.Env = u.Pool, append(u.Sharing.limits(), p.Env...)
+	}
 	if inv.deviceNodes {
 		p.Nodes = inv.nodesOf(p.Devices)
 	}
 	return p
+}
+
+// limits are the variables that CUDA reads in an MPS client. The one device that a client sees is its first.
+func (s Sharing) limits() (env []EnvVar) {
+	if s.Threads > 0 {
+		env = append(env, EnvVar{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", strconv.Itoa(s.Threads)})
+	}
+	if s.Memory > 0 {
+		env = append(env, EnvVar{"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", fmt.Sprintf("0=%dM", s.Memory>>20)})
+	}
+	return env
 }
 
 // controlNodes are needed by every container that uses CUDA, beside the nodes of its devices.

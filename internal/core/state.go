@@ -12,6 +12,7 @@ type State struct {
 	Snapshot  Snapshot
 	Ledger    Ledger
 	Inventory *Inventory
+	Host      Host
 	Away      Maintenance // the zero value while the driver may be asked
 
 	// prior are the devices of an earlier life of the agent, until the first reading shows what became of
@@ -54,6 +55,12 @@ func (s State) Observe(cfg Config, now time.Time, obs ...Observation) State {
 	return s.offer(cfg, now)
 }
 
+// On takes in what the host has beside the driver.
+func (s State) On(cfg Config, now time.Time, h Host) State {
+	s.Host = h
+	return s.offer(cfg, now)
+}
+
 // Clear drops conditions by an operator's order: see Ledger.Clear.
 func (s State) Clear(cfg Config, now time.Time, o Order) (State, []Condition, error) {
 	ledger, cleared, err := s.Ledger.Clear(cfg.Health, now, o)
@@ -75,7 +82,7 @@ func (s State) Ignore(cfg Config, now time.Time, o Order, until time.Time) (Stat
 }
 
 func (s State) offer(cfg Config, now time.Time) State {
-	s.Inventory = Build(s.Snapshot, s.Ledger, cfg).Succeed(s.Inventory, now, cfg.Retire)
+	s.Inventory = Build(s.Snapshot, s.Ledger, cfg).On(s.Host, cfg.Overlap).Succeed(s.Inventory, now, cfg.Retire)
 	return s
 }
 

@@ -27,10 +27,9 @@ type Source interface {
 
 // Options say where the kubelet is and how things are named.
 type Options struct {
-	KubeletSocket string           // the registration socket; "" = serve, but register nowhere
-	MIG           core.MIGStrategy // decides the resource names of MIG instances
-	DevRoot       string           // the host's folder that holds dev/nvidia0 ...; "" = "/"
-	Log           *slog.Logger     // nil = no log
+	KubeletSocket string       // the registration socket; "" = serve, but register nowhere
+	DevRoot       string       // the host's folder that holds dev/nvidia0 ...; "" = "/"
+	Log           *slog.Logger // nil = no log
 
 	// Reserved is told which devices an Allocate gave to new work. It is called while the kubelet waits, from
 	// several goroutines at once, and must not block; nil = nobody is told.
@@ -97,7 +96,7 @@ func (a *Adapter) Run(ctx context.Context) error {
 	running.Go(func() { a.kubelet.watch(ctx, a.pace, a.opts.Pulse.Join("kubelet's folder")) })
 	for inv := range a.src.Watch(ctx) {
 		for u := range inv.Units() {
-			if e, ok := a.add(resourceOf(u, a.opts.MIG)); ok {
+			if e, ok := a.add(resourceOf(u)); ok {
 				running.Go(func() { e.run(ctx) })
 			}
 		}

@@ -67,7 +67,7 @@ func BenchmarkList(b *testing.B) {
 		b.Run(fmt.Sprintf("units=%d", units), func(b *testing.B) {
 			inv := inventory(coretest.GPUs(units), core.DefaultConfig())
 			for b.Loop() {
-				if n := len(listResponse(listings(inv, GPUResource, core.MIGNone)).GetDevices()); n != units {
+				if n := len(listResponse(listings(inv, GPUResource)).GetDevices()); n != units {
 					b.Fatal(n)
 				}
 			}

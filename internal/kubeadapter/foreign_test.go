@@ -14,7 +14,7 @@ func TestSameIDInAnotherProfile(t *testing.T) {
 	r.startKubelet()
 	machine := migMachine()
 	r.src.Set(inventory(machine, mixedConfig()))
-	r.start(mixed)
+	r.start()
 	r.awaitHealthy(was, 1)
 	list, _ := r.kubelet.Devices(was)
 	id := list[0].GetID()

@@ -25,7 +25,7 @@ func TestResourcesDoNotDisturbEachOther(t *testing.T) {
 	r.kubelet.BehaveTo(hanging, kubelettest.Behaviour{Delay: time.Hour})
 	r.startKubelet()
 	r.src.Set(inventory(migMachine(), mixedConfig()))
-	r.start(mixed)
+	r.start()
 	for i := range 3 {
 		attempts := len(r.kubelet.Attempts())
 		if i > 0 {
@@ -131,7 +131,7 @@ func TestAnotherKubeletIsNotWaitedFor(t *testing.T) {
 	r := newRig(t)
 	r.startKubelet()
 	r.src.Set(inventory(migMachine(), mixedConfig()))
-	r.start(mixed, func(a *Adapter) { a.pace.settle = time.Hour })
+	r.start(func(a *Adapter) { a.pace.settle = time.Hour })
 	r.await("three resources", func() bool { return len(r.adapter.Stats()) == 3 })
 	for i := range 100 {
 		registered := len(r.kubelet.Registrations())

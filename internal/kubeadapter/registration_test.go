@@ -233,7 +233,7 @@ func TestStopIsQuickAndSaysNothing(t *testing.T) {
 	r := newRig(t)
 	r.startKubelet()
 	r.src.Set(inventory(migMachine(), mixedConfig()))
-	r.start(mixed)
+	r.start()
 	r.awaitReady()
 	r.awaitHealthy(GPUResource, 1)
 	r.awaitHealthy("nvidia.com/mig-1g.10gb", 2)

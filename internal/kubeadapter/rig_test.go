@@ -175,8 +175,6 @@ func migMachine() core.Snapshot {
 	return core.NewSnapshot(s)
 }
 
-func mixed(a *Adapter) { a.opts.MIG = core.MIGMixed }
-
 func mixedConfig() core.Config {
 	c := core.DefaultConfig()
 	c.MIG = core.MIGMixed

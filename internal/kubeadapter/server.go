@@ -64,7 +64,7 @@ func (s *server) ListAndWatch(_ *v1beta1.Empty, stream grpc.ServerStreamingServe
 	var sent []listing
 	for first, due := true, true; ; first = false {
 		turns.Beat(s.pace.heartbeat)
-		list, leaving := farewell(sent, listings(s.src.Current(), s.resource, s.opts.MIG))
+		list, leaving := farewell(sent, listings(s.src.Current(), s.resource))
 		news := !first && !slices.Equal(list, sent)
 		if due || news {
 			if err := stream.Send(listResponse(list)); err != nil {
@@ -156,8 +156,8 @@ func (s *server) Allocate(ctx context.Context, r *v1beta1.AllocateRequest) (*v1b
 func (s *server) foreign(inv *core.Inventory, ids []core.UnitID) error {
 	var errs []error
 	for _, id := range ids {
-		if u, ok := inv.Unit(id); ok && resourceOf(u, s.opts.MIG) != s.resource {
-			errs = append(errs, fmt.Errorf("%s is %s now, not %s", id, resourceOf(u, s.opts.MIG), s.resource))
+		if u, ok := inv.Unit(id); ok && resourceOf(u) != s.resource {
+			errs = append(errs, fmt.Errorf("%s is %s now, not %s", id, resourceOf(u), s.resource))
 		}
 	}
 	return errors.Join(errs...)

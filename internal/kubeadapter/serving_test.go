@@ -68,7 +68,7 @@ func TestResourceWithoutUnitsIsAnEmptyList(t *testing.T) {
 	r := newRig(t)
 	r.startKubelet()
 	r.src.Set(inventory(migMachine(), mixedConfig()))
-	r.start(mixed)
+	r.start()
 	r.awaitHealthy(GPUResource, 1)
 	r.awaitHealthy("nvidia.com/mig-1g.10gb", 2)
 	r.awaitHealthy("nvidia.com/mig-1g.10gb.me", 1)
@@ -97,7 +97,7 @@ func TestSingleStrategyOffersInstancesAsGPUs(t *testing.T) {
 	c := core.DefaultConfig()
 	c.MIG = core.MIGSingle
 	r.src.Set(inventory(migMachine(), c))
-	r.start(func(a *Adapter) { a.opts.MIG = core.MIGSingle })
+	r.start()
 	r.awaitHealthy(GPUResource, 2) // the more frequent profile
 	if s := r.adapter.Stats(); len(s) != 1 {
 		t.Errorf("resources %v, want nvidia.com/gpu only", s)
@@ -105,7 +105,7 @@ func TestSingleStrategyOffersInstancesAsGPUs(t *testing.T) {
 }
 
 func TestThousandDevicesFitAMessage(t *testing.T) {
-	size := proto.Size(listResponse(listings(inventory(coretest.GPUs(1000), core.DefaultConfig()), GPUResource, core.MIGNone)))
+	size := proto.Size(listResponse(listings(inventory(coretest.GPUs(1000), core.DefaultConfig()), GPUResource)))
 	if size > 4<<20 || size < 1000*40 {
 		t.Errorf("%d bytes", size)
 	}
@@ -263,19 +263,7 @@ func TestOptions(t *testing.T) {
 }
 
 func TestResourceNames(t *testing.T) {
-	for profile, want := range map[string]string{
-		"": "nvidia.com/gpu", "1g.5gb": "nvidia.com/mig-1g.5gb", "1g.10gb+me": "nvidia.com/mig-1g.10gb.me",
-		"1g.24gb+me.all": "nvidia.com/mig-1g.24gb.me.all", "1g.24gb-me": "nvidia.com/mig-1g.24gb-me",
-	} {
-		u := core.Unit{Device: core.Device{Profile: profile}}
-		if got := resourceOf(u, core.MIGMixed); got != want {
-			t.Errorf("%q: %s, want %s", profile, got, want)
-		}
-		if got := resourceOf(u, core.MIGSingle); got != GPUResource {
-			t.Errorf("%q under single: %s", profile, got)
-		}
-	}
-	count := Resources(inventory(migMachine(), mixedConfig(), 1), core.MIGMixed)
+	count := Resources(inventory(migMachine(), mixedConfig(), 1))
 	if got := fmt.Sprint(count); got != "map[nvidia.com/gpu:map[healthy:1] nvidia.com/mig-1g.10gb:map[lost:2] nvidia.com/mig-1g.10gb.me:map[lost:1]]" {
 		t.Error(got)
 	}

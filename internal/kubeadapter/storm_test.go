@@ -18,7 +18,6 @@ import (
 
 	"github.com/fsnotify/fsnotify"
 
-	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
 )
 
@@ -80,7 +79,7 @@ func newStorm(t *testing.T, well kubelettest.Behaviour, events bool) *storm {
 		rig: newRigFor(t, time.Hour), rnd: rand.New(rand.NewPCG(seed, 0)), well: well, took: map[string][]time.Duration{},
 	}
 	s.begin = func() {
-		s.start(mixed, func(a *Adapter) {
+		s.start(func(a *Adapter) {
 			a.pace = defaultPace
 			if !events {
 				a.kubelet.events = func() (*fsnotify.Watcher, error) { return nil, syscall.EMFILE }
@@ -204,7 +203,7 @@ func (s *storm) wrong(who disturbed) string {
 	for _, r := range stats {
 		socket := filepath.Base(r.Socket)
 		sockets = append(sockets, socket)
-		want := listings(inv, r.Resource, core.MIGMixed)
+		want := listings(inv, r.Resource)
 		healthy := 0
 		for _, l := range want {
 			if l.healthy {

@@ -136,7 +136,7 @@ func TestWordsAreNoNews(t *testing.T) {
 	l := core.Ledger{}.Apply(c.Health, time.Unix(0, 0), lost)
 	other := core.Ledger{}.Apply(c.Health, time.Unix(900, 0), lost)
 	a, b := core.Build(coretest.GPUs(1), l, c), core.Build(coretest.GPUs(1), other, c)
-	if a.Equal(b) || !slices.Equal(listings(a, GPUResource, c.MIG), listings(b, GPUResource, c.MIG)) {
+	if a.Equal(b) || !slices.Equal(listings(a, GPUResource), listings(b, GPUResource)) {
 		t.Error("want inventories that differ and equal lists")
 	}
 }
@@ -155,12 +155,12 @@ func TestObservedIsHealthyToTheKubelet(t *testing.T) {
 	if u.Health.State != core.GPULost {
 		t.Fatalf("health %v: want it lost, and observed only", u.Health)
 	}
-	for _, d := range listResponse(listings(inv, GPUResource, c.MIG)).GetDevices() {
+	for _, d := range listResponse(listings(inv, GPUResource)).GetDevices() {
 		if d.GetHealth() != v1beta1.Healthy {
 			t.Errorf("%s is %s", d.GetID(), d.GetHealth())
 		}
 	}
-	if n := Resources(inv, c.MIG)[GPUResource][core.GPULost]; n != 1 {
+	if n := Resources(inv)[GPUResource][core.GPULost]; n != 1 {
 		t.Errorf("%d lost in the count, want 1", n)
 	}
 }

@@ -3,7 +3,6 @@ package kubeadapter
 import (
 	"errors"
 	"path"
-	"strings"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -12,28 +11,22 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 )
 
-// Resource names, as NVIDIA's k8s-device-plugin spells them.
+// Resource names are pools under NVIDIA's domain, as its k8s-device-plugin spells them.
 const (
 	vendor = "nvidia.com/"
 
 	// GPUResource is the resource of full GPUs, and of every unit under the MIG strategy "single".
-	GPUResource = vendor + "gpu"
+	GPUResource = vendor + core.DefaultPool
 )
 
-// resourceOf is the resource that a unit counts for: "nvidia.com/mig-1g.10gb.me" for the profile
-// "1g.10gb+me" under the strategy "mixed", because a resource name has no '+'.
-func resourceOf(u core.Unit, strategy core.MIGStrategy) string {
-	if strategy == core.MIGMixed && u.Device.Profile != "" {
-		return vendor + "mig-" + strings.ReplaceAll(u.Device.Profile, "+", ".")
-	}
-	return GPUResource
-}
+// resourceOf is the resource that a unit counts for.
+func resourceOf(u core.Unit) string { return vendor + u.Pool }
 
 // Resources counts the units of an inventory by resource name and health.
-func Resources(inv *core.Inventory, strategy core.MIGStrategy) map[string]map[core.HealthState]int {
+func Resources(inv *core.Inventory) map[string]map[core.HealthState]int {
 	count := map[string]map[core.HealthState]int{}
 	for u := range inv.Units() {
-		r := resourceOf(u, strategy)
+		r := resourceOf(u)
 		if count[r] == nil {
 			count[r] = map[core.HealthState]int{}
 		}
@@ -50,10 +43,10 @@ type listing struct {
 }
 
 // listings are the units of a resource in canonical order.
-func listings(inv *core.Inventory, resource string, strategy core.MIGStrategy) []listing {
+func listings(inv *core.Inventory, resource string) []listing {
 	list := make([]listing, 0, inv.Len())
 	for u := range inv.Units() {
-		if resourceOf(u, strategy) == resource {
+		if resourceOf(u) == resource {
 			list = append(list, listing{u.ID, u.Health.Schedulable(), u.Device.NUMANode})
 		}
 	}

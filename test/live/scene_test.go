@@ -81,7 +81,7 @@ func stage(t testing.TB, m *simdriver.Machine, tune ...func(*core.Config)) *scen
 		}
 	})
 	s.startKubelet()
-	adapter := kubeadapter.New(s.monitor, kubeadapter.Options{KubeletSocket: s.kubelet.Socket(), MIG: core.MIGMixed})
+	adapter := kubeadapter.New(s.monitor, kubeadapter.Options{KubeletSocket: s.kubelet.Socket()})
 	running.Go(func() { _ = adapter.Run(ctx) })
 	s.serveNomad(ctx)
 	t.Cleanup(s.keepsItsWord) // before anything ends

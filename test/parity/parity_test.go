@@ -102,7 +102,7 @@ func (b *both) serveKubelet(ctx context.Context, t testing.TB, m *monitor.Monito
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { b.kubelet.Stop(); _ = os.RemoveAll(dir) })
-	adapter := kubeadapter.New(m, kubeadapter.Options{KubeletSocket: b.kubelet.Socket(), MIG: core.MIGMixed})
+	adapter := kubeadapter.New(m, kubeadapter.Options{KubeletSocket: b.kubelet.Socket()})
 	running.Go(func() { _ = adapter.Run(ctx) })
 }
 

@@ -10,7 +10,6 @@ import (
 
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
-	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
 )
@@ -35,7 +34,7 @@ func newKubelet(t testing.TB, w *storm, running *sync.WaitGroup) *kubelet {
 	must(t, k.start(kubelettest.Behaviour{}))
 	t.Cleanup(func() { k.stop((*kubelettest.Kubelet).Stop); _ = os.RemoveAll(dir) })
 	adapter := kubeadapter.New(w.monitor, kubeadapter.Options{
-		KubeletSocket: kubelettest.New(dir).Socket(), MIG: core.MIGMixed, Reserved: w.monitor.Reserved,
+		KubeletSocket: kubelettest.New(dir).Socket(), Reserved: w.monitor.Reserved,
 	})
 	running.Go(func() { _ = adapter.Run(w.ctx) })
 	return k

@@ -1,0 +1,85 @@
+package core
+
+import (
+	"fmt"
+	"slices"
+)
+
+// Host is what an agent knows of its host beside the driver. It is replaced as a whole.
+type Host struct {
+	MPS    []string // pools whose MPS control daemon answers
+	Claims []Claim  // of other agents on this host
+}
+
+// Claim is a device that another agent offers.
+type Claim struct {
+	By    string // "nomad-gpu"
+	At    Placement
+	Prior bool // made before this agent's own
+}
+
+// Overlap is what becomes of a device that another agent on this host offers too.
+type Overlap string
+
+// The ways to deal with an overlap.
+const (
+	OverlapWarn   Overlap = "warn"   // both offer it, and say so
+	OverlapRefuse Overlap = "refuse" // only the one that claimed it first gives it to new work
+)
+
+// Contest is a unit's device that another agent offers too.
+type Contest struct {
+	Device DeviceID
+	By     string
+}
+
+// On returns what is left of the offer on a host: units that the host lacks something for are unhealthy. The
+// driver's faults come first, as a unit has one reason.
+func (inv *Inventory) On(h Host, o Overlap) *Inventory {
+	next := *inv
+	next.units = slices.Clone(inv.units)
+	var against *Claim
+	for i := range next.units {
+		u := &next.units[i]
+		if i == 0 || u.Device.ID != next.units[i-1].Device.ID {
+			if against = h.against(u.Device); against != nil {
+				next.contests = append(next.contests, Contest{Device: u.Device.ID, By: against.By})
+			}
+		}
+		switch {
+		case !u.Health.Schedulable():
+		case against != nil && against.Prior && o == OverlapRefuse:
+			u.Health = because(ReasonClaimed, against.By)
+		case u.Sharing.Mode == MPS && !slices.Contains(h.MPS, u.Pool):
+			u.Health = because(ReasonNoMPS, "pool "+u.Pool)
+		}
+	}
+	return &next
+}
+
+// against is a claim on the hardware of a device; nil if there is none. A GPU and its instances are the same
+// hardware, two instances are not.
+func (h Host) against(d Device) *Claim {
+	for i, c := range h.Claims {
+		if c.At.Covers(d.At) || d.At.Covers(c.At) {
+			return &h.Claims[i]
+		}
+	}
+	return nil
+}
+
+// because is the health of a unit that the host lacks something for.
+func because(r Reason, detail string) Health {
+	m := r.meaning()
+	return Health{State: m.state, Reason: r, Detail: detail, Action: m.action, Clears: m.says}
+}
+
+// Contests are the devices on offer that other agents on this host offer too, in canonical order.
+func (inv *Inventory) Contests() []Contest {
+	if inv == nil {
+		return nil
+	}
+	return slices.Clone(inv.contests)
+}
+
+func (c Contest) String() string { return fmt.Sprintf("%s is also offered by %s", c.Device, c.By) }

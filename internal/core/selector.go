@@ -1,0 +1,77 @@
+package core
+
+import (
+	"slices"
+	"strings"
+)
+
+// Selector says which devices are meant. Every condition that is given must hold, and holds if one of its
+// values does; the zero value selects every device. What is said of a GPU selects its MIG instances too.
+type Selector struct {
+	At       string       // where it was written, for messages: "policy.yaml:12: rules[0].select"
+	IDs      []DeviceID   // UUIDs of GPUs and of MIG instances
+	PCI      []PCIAddress // of GPUs
+	Indices  []DeviceIndex
+	Models   []string // NVML product names of GPUs, with * for any text
+	Profiles []string // MIG profiles, with * for any text; a full GPU has none
+	Full     bool     // no MIG instances
+	Memory   Range    // of the device itself, in bytes
+}
+
+// DeviceIndex is a device by NVML's numbers, "0" or "0:1": the second MIG instance of the first GPU. Numbers
+// change with the machine, so they select and never identify.
+type DeviceIndex struct {
+	GPU      int
+	Instance int // -1 = the GPU, and all of its instances
+}
+
+// Range is a closed interval; a Max of 0 is none.
+type Range struct{ Min, Max uint64 }
+
+func (r Range) holds(n uint64) bool { return n >= r.Min && (r.Max == 0 || n <= r.Max) }
+
+// Selects reports whether a device is meant.
+func (s Selector) Selects(d Device) bool {
+	return one(s.IDs, func(id DeviceID) bool { return id == d.ID || id == d.At.GPU }) &&
+		one(s.PCI, func(a PCIAddress) bool { return a == d.PCI }) &&
+		one(s.Indices, func(i DeviceIndex) bool {
+			return i.GPU == d.Index && (i.Instance < 0 || d.Profile != "" && i.Instance == d.Instance)
+		}) &&
+		one(s.Models, func(p string) bool { return matches(p, d.Model) || matches(p, d.gpuModel()) }) &&
+		one(s.Profiles, func(p string) bool { return d.Profile != "" && matches(p, d.Profile) }) &&
+		(!s.Full || d.Profile == "") &&
+		s.Memory.holds(d.Memory)
+}
+
+// one reports whether a condition holds: one of its values does, or none is given.
+func one[T comparable](values []T, holds func(T) bool) bool {
+	return len(values) == 0 || slices.ContainsFunc(values, holds)
+}
+
+// gpuModel is the product name without the profile that the name of a MIG instance ends with.
+func (d Device) gpuModel() string {
+	model, _, _ := strings.Cut(d.Model, " MIG ")
+	return model
+}
+
+// matches reports whether all of s fits a pattern, in which * is any text, also none.
+func matches(pattern, s string) bool {
+	head, rest, wild := strings.Cut(pattern, "*")
+	if !wild {
+		return pattern == s
+	}
+	s, ok := strings.CutPrefix(s, head)
+	if !ok {
+		return false
+	}
+	parts := strings.Split(rest, "*")
+	tail := parts[len(parts)-1]
+	for _, part := range parts[:len(parts)-1] {
+		_, after, ok := strings.Cut(s, part)
+		if !ok {
+			return false
+		}
+		s = after
+	}
+	return strings.HasSuffix(s, tail)
+}
