@@ -169,6 +169,21 @@ func TestFormat(t *testing.T) {
 	}
 }
 
+// A file of an agent that knew less of a device is understood: what it does not say is unknown.
+func TestFormatOfOlderAgents(t *testing.T) {
+	d := newDisk(t)
+	d.write(d.read("testdata/v1-plain.json")) // before devices had a serial number, an architecture, slices
+	r, _ := d.open().Load()
+	if d.log.Len() > 0 || len(r.Devices) != 2 || len(r.Conditions) != 2 || len(r.Charts) != 1 {
+		t.Fatalf("%+v, said %s", r, d.log.String())
+	}
+	for _, of := range r.Devices {
+		if of.ID == "" || of.Profile == "" || of.DisplayState != core.Disabled || of.Slices != (core.Slices{}) || of.Serial != "" {
+			t.Errorf("%+v", of)
+		}
+	}
+}
+
 // The golden file has one word of each enumeration. These are all.
 func TestWords(t *testing.T) {
 	for _, c := range []struct{ got, want string }{
