@@ -1,0 +1,34 @@
+// Package policy reads what a configuration file says about devices: which are offered, under which names, and
+// how often each. One file serves both agents; it is that of NVIDIA's k8s-device-plugin with a section more.
+package policy
+
+import (
+	"errors"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+)
+
+// Orchestrator is whom an agent offers devices to.
+type Orchestrator string
+
+// The orchestrators, as "for" in a rule spells them.
+const (
+	Nomad      Orchestrator = "nomad"
+	Kubernetes Orchestrator = "kubernetes"
+)
+
+// Result is what a file says to one agent.
+type Result struct {
+	Policy  core.Policy
+	MIG     core.MIGStrategy // flags.migStrategy; "" = the file does not say
+	MPSRoot string           // flags.mpsRoot, a path on the host; "" = the file does not say
+	Packed  bool             // flags.plugin.sharedDevicesAllocationPolicy is "packed"
+	MPS     bool             // something is shared by MPS, so an MPS root is needed: see NeedsMPSRoot
+}
+
+// ReadFile reads the file at path for an agent of the orchestrator. Keys that do not concern devices are known
+// and skipped. Every problem is returned at once: errors.Join of *core.ConfigError, each with line and path of
+// the key, or of the error with which the file can't be read.
+func ReadFile(path string, to Orchestrator) (Result, error) {
+	return Result{}, errors.ErrUnsupported
+}
