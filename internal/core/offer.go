@@ -40,33 +40,6 @@ type Share struct {
 	Sharing Sharing
 }
 
-// Sharing is how a device is offered more than once. The zero value is a device that is offered once.
-type Sharing struct {
-	Mode          SharingMode
-	Replicas      int    // units per device, 2 or more
-	OnePerRequest bool   // a request for more than one unit is refused: more would not be more of a GPU
-	Memory        uint64 // bytes of device memory that one MPS client may have; 0 = what the daemon says
-	Threads       int    // percent of a GPU's threads that one MPS client may use; 0 = what the daemon says
-}
-
-// SharingMode is what workloads on one device share it by.
-type SharingMode uint8
-
-// The modes. Neither of the last two isolates workloads from each other as MIG does.
-const (
-	Exclusive   SharingMode = iota // one workload
-	TimeSlicing                    // CUDA's time slices; nothing limits memory
-	MPS                            // CUDA's Multi-Process Service, of a control daemon per pool
-)
-
-var sharingModes = [...]string{"exclusive", "time-slicing", "mps"}
-
-func (m SharingMode) String() string { return sharingModes[m] }
-
-// suffix ends the default name of a pool whose devices are shared by a rule, so that no request for a GPU of
-// one's own gets a share.
-func (m SharingMode) suffix() string { return [...]string{"", ".shared", ".mps"}[m] }
-
 // DefaultPool is the pool of full GPUs, and of all units under the MIG strategy "single".
 const DefaultPool = "gpu"
 
@@ -109,7 +82,7 @@ func newOffers(devices []Device, c Config) *offers {
 			o.cut[d.At.GPU] = true
 		}
 	}
-	o.profile = commonProfile(devices, o.strategyOf)
+	o.profile = o.commonProfile(devices)
 	return o
 }
 
@@ -123,21 +96,15 @@ func (o *offers) strategyOf(d Device) MIGStrategy {
 
 // of decides on a device.
 func (o *offers) of(d Device) offer {
-	rule := o.rule(d)
-	if slices.Contains(o.Exclude, d.ID) {
-		return offer{refused: "ignored by configuration"}
-	}
-	if why := o.view(d); why != "" {
+	rule, view := o.rule(d), o.view(d)
+	if why := o.kept(d, rule, view == hidden); why != "" {
 		return offer{refused: why}
 	}
-	if o.Policy.Include != nil && !o.included(d) {
-		return offer{refused: "not among those that the policy includes"}
+	if view != "" {
+		return offer{refused: view}
 	}
 	if rule == nil {
 		rule = &Rule{}
-	}
-	if rule.Reserve != "" {
-		return offer{refused: rule.Reserve}
 	}
 	pool := rule.Pool
 	if pool == "" {
@@ -150,6 +117,20 @@ func (o *offers) of(d Device) offer {
 		pool += rule.Sharing.Mode.suffix()
 	}
 	return offer{pool: pool, sharing: *rule.Sharing}
+}
+
+// kept is why a device is kept from this agent whatever its view; "" if it is not. Of a hidden one only its ID says so.
+func (o *offers) kept(d Device, rule *Rule, isHidden bool) string {
+	switch {
+	case slices.Contains(o.Exclude, d.ID):
+		return "ignored by configuration"
+	case isHidden:
+	case o.Policy.Include != nil && !o.included(d):
+		return "not among those that the policy includes"
+	case rule != nil:
+		return rule.Reserve
+	}
+	return ""
 }
 
 // rule is the one that counts for a device; nil = none.
@@ -240,12 +221,12 @@ func (o *offers) instead(gpu Device) string {
 }
 
 // commonProfile is the profile with the most instances under the strategy "single", the lesser name among
-// equals; "" without any.
-func commonProfile(devices []Device, strategyOf func(Device) MIGStrategy) string {
+// equals; "" without any. Those that are kept from this agent have no say.
+func (o *offers) commonProfile(devices []Device) string {
 	count := map[string]int{}
 	best := ""
 	for _, d := range devices {
-		if d.Profile != "" && strategyOf(d) == MIGSingle {
+		if d.Profile != "" && o.strategyOf(d) == MIGSingle && o.kept(d, o.rule(d), false) == "" {
 			count[d.Profile]++
 		}
 	}
@@ -278,28 +259,4 @@ func (o *offers) idle() (findings []string) {
 		idle(&s.Select, "there is no "+s.Pool+" on this machine to share")
 	}
 	return findings
-}
-
-// mixed names the pools whose units are not alike: a request can't tell them apart.
-func mixed(units []Unit) (findings []string) {
-	first := map[string]Sharing{}
-	said := map[string]bool{}
-	for _, u := range units {
-		s, ok := first[u.Pool]
-		if !ok {
-			first[u.Pool] = u.Sharing
-		} else if s != u.Sharing && !said[u.Pool] {
-			said[u.Pool] = true
-			findings = append(findings, fmt.Sprintf("pool %s has units that are shared differently (%s and %s): give them different names",
-				u.Pool, s, u.Sharing))
-		}
-	}
-	return findings
-}
-
-func (s Sharing) String() string {
-	if s.Mode == Exclusive {
-		return s.Mode.String()
-	}
-	return fmt.Sprintf("%s by %d", s.Mode, s.Replicas)
 }
