@@ -1,0 +1,37 @@
+package core
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+)
+
+// Islands are the sets of GPUs that NVLinks join, directly or over others. Each is sorted, as are they by their
+// first members; a GPU without a link is in none.
+func (inv *Inventory) Islands() [][]DeviceID {
+	if inv == nil {
+		return nil
+	}
+	least := map[DeviceID]DeviceID{} // by GPU: the least of those found to be of its island
+	for _, l := range inv.links {
+		if l.NVLinks == 0 {
+			continue
+		}
+		a, b := cmp.Or(least[l.A], l.A), cmp.Or(least[l.B], l.B)
+		least[l.A], least[l.B] = a, b
+		for gpu, first := range least {
+			if first == a || first == b {
+				least[gpu] = min(a, b)
+			}
+		}
+	}
+	members := map[DeviceID][]DeviceID{}
+	for _, gpu := range slices.Sorted(maps.Keys(least)) {
+		members[least[gpu]] = append(members[least[gpu]], gpu)
+	}
+	var islands [][]DeviceID
+	for _, first := range slices.Sorted(maps.Keys(members)) {
+		islands = append(islands, members[first])
+	}
+	return islands
+}
