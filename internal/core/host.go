@@ -37,7 +37,7 @@ type Contest struct {
 // driver's faults come first, as a unit has one reason.
 func (inv *Inventory) On(h Host, o Overlap) *Inventory {
 	next := *inv
-	next.units = slices.Clone(inv.units)
+	next.units, next.contests = slices.Clone(inv.units), nil
 	var against *Claim
 	for i := range next.units {
 		u := &next.units[i]
@@ -57,15 +57,16 @@ func (inv *Inventory) On(h Host, o Overlap) *Inventory {
 	return &next
 }
 
-// against is a claim on the hardware of a device; nil if there is none. A GPU and its instances are the same
-// hardware, two instances are not.
-func (h Host) against(d Device) *Claim {
-	for i, c := range h.Claims {
-		if c.At.Covers(d.At) || d.At.Covers(c.At) {
-			return &h.Claims[i]
+// against is a claim on the hardware of a device, of several one that was made before this agent's own; nil if there
+// is none. A GPU and its instances are the same hardware, two instances are not.
+func (h Host) against(d Device) (found *Claim) {
+	for i := range h.Claims {
+		c := &h.Claims[i]
+		if (c.At.Covers(d.At) || d.At.Covers(c.At)) && (found == nil || c.Prior && !found.Prior) {
+			found = c
 		}
 	}
-	return nil
+	return found
 }
 
 // because is the health of a unit that the host lacks something for.

@@ -1,0 +1,134 @@
+package core_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
+)
+
+// reasons are those of the units that take no work, to read.
+func reasons(inv *core.Inventory) string {
+	var lines []string
+	for u := range inv.Units() {
+		if !u.Health.Schedulable() {
+			lines = append(lines, u.Pool+"/"+named(u.Device.ID)+" "+u.Health.Cause())
+		}
+	}
+	return strings.Join(slices.Compact(lines), "; ")
+}
+
+// shelf is two pools of MPS, a GPU of its own and one with two instances.
+func shelf() (core.Snapshot, core.Config) {
+	cfg := core.DefaultConfig()
+	cfg.MIG = core.MIGMixed
+	one, two := served(2), served(3)
+	cfg.Policy.Rules = []core.Rule{{Select: on(1), Sharing: &one}, {Select: on(2), Pool: "small", Sharing: &two}}
+	return coretest.Cut(coretest.GPUs(4), 3, "3g.40gb", "3g.40gb"), cfg
+}
+
+func TestOnAHost(t *testing.T) {
+	both := []string{"small", "gpu.mps"}
+	whole := func(n int) core.Placement { return core.WholeGPU(coretest.GPU(n)) }
+	instance := func(n, gi int) core.Placement {
+		return core.Placement{GPU: coretest.GPU(n), GI: uint32(gi + 1), CI: 0} //nolint:gosec // a test's
+	}
+	claim := func(at core.Placement, prior bool) core.Claim {
+		return core.Claim{By: "nomad-gpu", At: at, Prior: prior}
+	}
+	for name, tc := range map[string]struct {
+		host     core.Host
+		overlap  core.Overlap
+		sick     []core.Observation
+		reasons  string
+		contests string
+	}{
+		"both daemons answer":   {core.Host{MPS: both}, core.OverlapWarn, nil, "", ""},
+		"nobody has looked yet": {core.Host{}, core.OverlapWarn, nil, "gpu.mps/1 MPS_DAEMON_DOWN; small/2 MPS_DAEMON_DOWN", ""},
+		"one daemon is down":    {core.Host{MPS: both[:1]}, core.OverlapWarn, nil, "gpu.mps/1 MPS_DAEMON_DOWN", ""},
+		"warn": {
+			core.Host{MPS: both, Claims: []core.Claim{claim(whole(0), true), claim(whole(1), false)}}, core.OverlapWarn, nil, "", "0 1",
+		},
+		"refuse what was claimed before": {
+			core.Host{MPS: both, Claims: []core.Claim{claim(whole(0), true), claim(whole(1), false)}}, core.OverlapRefuse, nil, "gpu/0 CLAIMED", "0 1",
+		},
+		"refuse, shared": {core.Host{MPS: both, Claims: []core.Claim{claim(whole(1), true)}}, core.OverlapRefuse, nil, "gpu.mps/1 CLAIMED", "1"},
+		"claimed comes before the daemon": {
+			core.Host{MPS: both[:1], Claims: []core.Claim{claim(whole(1), true)}}, core.OverlapRefuse, nil, "gpu.mps/1 CLAIMED", "1",
+		},
+		"a claim on a GPU is one on its instances": {
+			core.Host{MPS: both, Claims: []core.Claim{claim(whole(3), true)}}, core.OverlapRefuse, nil, "mig-3g.40gb/3:0 CLAIMED; mig-3g.40gb/3:1 CLAIMED", "3:0 3:1",
+		},
+		"a claim on an instance is one on its GPU": {
+			core.Host{MPS: both, Claims: []core.Claim{claim(instance(0, 2), true)}}, core.OverlapRefuse, nil, "gpu/0 CLAIMED", "0",
+		},
+		"a claim on an instance is none on another": {
+			core.Host{MPS: both, Claims: []core.Claim{claim(instance(3, 1), true)}}, core.OverlapRefuse, nil, "mig-3g.40gb/3:1 CLAIMED", "3:1",
+		},
+		"of several claims the prior one counts": {
+			core.Host{MPS: both, Claims: []core.Claim{{By: "a third", At: instance(0, 0)}, claim(whole(0), true)}}, core.OverlapRefuse, nil, "gpu/0 CLAIMED", "0",
+		},
+		"somebody else's GPU": {core.Host{MPS: both, Claims: []core.Claim{claim(core.WholeGPU("GPU-x"), true)}}, core.OverlapRefuse, nil, "", ""},
+		"the driver's faults come first": {
+			core.Host{Claims: []core.Claim{claim(whole(0), true)}}, core.OverlapRefuse, []core.Observation{xid(gpu(0), 95), xid(gpu(2), 95)},
+			"gpu/0 XID_95; gpu.mps/1 MPS_DAEMON_DOWN; small/2 XID_95", "0",
+		},
+		"what is degraded is worse without its daemon": {
+			core.Host{MPS: both[:1]}, core.OverlapWarn, []core.Observation{xid(gpu(1), 94)}, "gpu.mps/1 MPS_DAEMON_DOWN", "",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, cfg := shelf()
+			l := core.Ledger{}.Apply(cfg.Health, dawn, tc.sick...)
+			inv := core.Build(s, l, cfg).On(tc.host, tc.overlap)
+			if got := reasons(inv); got != tc.reasons {
+				t.Errorf("take no work: %q, want %q", got, tc.reasons)
+			}
+			var contests []string
+			for _, c := range inv.Contests() {
+				if c.By != "nomad-gpu" || c.String() != string(c.Device)+" is also offered by nomad-gpu" {
+					t.Errorf("contest %q by %q", c, c.By)
+				}
+				contests = append(contests, named(c.Device))
+			}
+			if got := strings.Join(contests, " "); got != tc.contests {
+				t.Errorf("contests %q, want %q", got, tc.contests)
+			}
+		})
+	}
+}
+
+// What the host lacks is said in full, and nothing of it stays when the host has it again.
+func TestTheHostChanges(t *testing.T) {
+	s, cfg := shelf()
+	state := core.NewState(cfg).Read(cfg, dawn, s)
+	u, _ := state.Inventory.Unit(core.UnitID(coretest.GPU(1)) + "::1")
+	want := "unhealthy: MPS control daemon does not answer (pool gpu.mps); action: start the pool's MPS control daemon; clears: daemon answers"
+	if got := u.Health.String(); got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	well := state.On(cfg, dawn, core.Host{MPS: []string{"gpu.mps", "small"}})
+	if got := reasons(well.Inventory); got != "" || well.Inventory.Equal(state.Inventory) {
+		t.Errorf("the daemons answer: %s", got)
+	}
+	if got := reasons(well.Observe(cfg, dawn.Add(time.Second)).Read(cfg, dawn.Add(time.Minute), s).Inventory); got != "" {
+		t.Errorf("what is known of the host is forgotten: %s", got)
+	}
+	claimed := well.On(cfg, dawn, core.Host{MPS: well.Host.MPS, Claims: []core.Claim{{By: "nomad-gpu", At: core.WholeGPU(coretest.GPU(0))}}})
+	if claimed.Inventory.Equal(well.Inventory) || len(claimed.Inventory.Contests()) != 1 {
+		t.Errorf("contests %v", claimed.Inventory.Contests())
+	}
+	if again := claimed.On(cfg, dawn, well.Host); !again.Inventory.Equal(well.Inventory) || !claimed.On(cfg, dawn, state.Host).Inventory.Equal(state.Inventory) {
+		t.Errorf("contests stay: %v", again.Inventory.Contests())
+	}
+	twice := claimed.Inventory.On(claimed.Host, cfg.Overlap)
+	if !twice.Equal(claimed.Inventory) {
+		t.Errorf("the same host twice: %v", twice.Contests())
+	}
+	if n := len((*core.Inventory)(nil).Contests()) + len((*core.Inventory)(nil).Findings()); n != 0 {
+		t.Errorf("%d of nothing", n)
+	}
+}
