@@ -29,6 +29,7 @@ type Source interface {
 type Options struct {
 	KubeletSocket string       // the registration socket; "" = serve, but register nowhere
 	DevRoot       string       // the host's folder that holds dev/nvidia0 ...; "" = "/"
+	MPSRoot       string       // the host's folder of the MPS control daemons' folders; "" = DefaultMPSRoot
 	Log           *slog.Logger // nil = no log
 
 	// Reserved is told which devices an Allocate gave to new work. It is called while the kubelet waits, from
@@ -45,6 +46,7 @@ type Adapter struct {
 	opts    Options
 	kubelet *kubelet
 	pace    pace
+	lister  lister
 
 	mu        sync.Mutex
 	endpoints []*endpoint // by resource name; never dropped: a resource without units is an empty list
@@ -95,8 +97,8 @@ func (a *Adapter) Run(ctx context.Context) error {
 	defer cancel()
 	running.Go(func() { a.kubelet.watch(ctx, a.pace, a.opts.Pulse.Join("kubelet's folder")) })
 	for inv := range a.src.Watch(ctx) {
-		for u := range inv.Units() {
-			if e, ok := a.add(resourceOf(u)); ok {
+		for resource := range a.lister.all(inv) {
+			if e, ok := a.add(resource); ok {
 				running.Go(func() { e.run(ctx) })
 			}
 		}
@@ -115,7 +117,7 @@ func (a *Adapter) add(resource string) (*endpoint, bool) {
 		return nil, false
 	}
 	e := &endpoint{
-		resource: resource, src: a.src, opts: a.opts, kubelet: a.kubelet, pace: a.pace,
+		resource: resource, src: a.src, opts: a.opts, kubelet: a.kubelet, pace: a.pace, lister: &a.lister,
 		log: a.opts.Log.With("resource", resource),
 	}
 	e.enter("", "starting")

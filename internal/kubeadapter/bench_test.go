@@ -15,7 +15,7 @@ import (
 func benchServer(units int) *server {
 	src := coretest.NewSource()
 	src.Set(inventory(coretest.GPUs(units), core.DefaultConfig()))
-	return &server{resource: GPUResource, src: src, pace: defaultPace, count: &counters{}, streams: newStreams()}
+	return &server{resource: GPUResource, src: src, pace: defaultPace, lister: &lister{}, count: &counters{}, streams: newStreams()}
 }
 
 // BenchmarkAllocate takes a quarter of the units, called as a function.
@@ -67,7 +67,7 @@ func BenchmarkList(b *testing.B) {
 		b.Run(fmt.Sprintf("units=%d", units), func(b *testing.B) {
 			inv := inventory(coretest.GPUs(units), core.DefaultConfig())
 			for b.Loop() {
-				if n := len(listResponse(listings(inv, GPUResource)).GetDevices()); n != units {
+				if n := len(listResponse(listings(inv)[GPUResource]).GetDevices()); n != units {
 					b.Fatal(n)
 				}
 			}

@@ -18,6 +18,7 @@ type endpoint struct {
 	opts     Options
 	kubelet  *kubelet
 	pace     pace
+	lister   *lister
 	log      *slog.Logger
 	turns    *pulse.Loop // of run
 	count    counters

@@ -25,7 +25,7 @@ func fewUnits() *server {
 	l := core.Ledger{}.Apply(cfg.Health, time.Unix(0, 0), core.Observation{At: core.WholeGPU("x"), Kind: core.Lost})
 	src := coretest.NewSource()
 	src.Set(core.Build(core.NewSnapshot(s), l, cfg))
-	return &server{resource: GPUResource, src: src, count: &counters{}, streams: newStreams()}
+	return &server{resource: GPUResource, src: src, lister: &lister{}, count: &counters{}, streams: newStreams()}
 }
 
 // wire is a message as it comes from the socket.

@@ -43,7 +43,7 @@ func (l *life) live(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	s := &server{resource: l.resource, src: l.src, opts: l.opts, pace: l.pace, count: &l.count, streams: newStreams()}
+	s := &server{resource: l.resource, src: l.src, opts: l.opts, pace: l.pace, lister: l.lister, count: &l.count, streams: newStreams()}
 	g := grpc.NewServer(grpc.WaitForHandlers(true))
 	v1beta1.RegisterDevicePluginServer(g, s)
 

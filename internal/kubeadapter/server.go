@@ -25,6 +25,7 @@ type server struct {
 	src      Source
 	opts     Options
 	pace     pace
+	lister   *lister
 	count    *counters
 	streams  streams
 }
@@ -64,7 +65,7 @@ func (s *server) ListAndWatch(_ *v1beta1.Empty, stream grpc.ServerStreamingServe
 	var sent []listing
 	for first, due := true, true; ; first = false {
 		turns.Beat(s.pace.heartbeat)
-		list, leaving := farewell(sent, listings(s.src.Current(), s.resource))
+		list, leaving := farewell(sent, s.lister.all(s.src.Current())[s.resource])
 		news := !first && !slices.Equal(list, sent)
 		if due || news {
 			if err := stream.Send(listResponse(list)); err != nil {
@@ -135,9 +136,9 @@ func (s *server) Allocate(ctx context.Context, r *v1beta1.AllocateRequest) (*v1b
 		}
 		if err != nil {
 			s.count.allocationErrors.Add(1)
-			return nil, refusal(err)
+			return nil, refusal(s.resource, err)
 		}
-		response.ContainerResponses = append(response.ContainerResponses, allocateResponse(plan, s.opts.DevRoot))
+		response.ContainerResponses = append(response.ContainerResponses, allocateResponse(plan, s.opts))
 		devices = append(devices, plan.Devices...)
 	}
 	if err := ctx.Err(); err != nil {
@@ -152,7 +153,7 @@ func (s *server) Allocate(ctx context.Context, r *v1beta1.AllocateRequest) (*v1b
 }
 
 // foreign is an error if a unit counts for another resource than the one that is served: a MIG instance in the
-// place of another can have its ID, and the kubelet may not know yet.
+// place of another can have its ID, a GPU keeps its ID in another pool, and the kubelet may not know yet.
 func (s *server) foreign(inv *core.Inventory, ids []core.UnitID) error {
 	var errs []error
 	for _, id := range ids {

@@ -105,7 +105,7 @@ func TestSingleStrategyOffersInstancesAsGPUs(t *testing.T) {
 }
 
 func TestThousandDevicesFitAMessage(t *testing.T) {
-	size := proto.Size(listResponse(listings(inventory(coretest.GPUs(1000), core.DefaultConfig()), GPUResource)))
+	size := proto.Size(listResponse(listings(inventory(coretest.GPUs(1000), core.DefaultConfig()))[GPUResource]))
 	if size > 4<<20 || size < 1000*40 {
 		t.Errorf("%d bytes", size)
 	}
@@ -192,11 +192,11 @@ func TestAllocateWithDeviceNodes(t *testing.T) {
 			HostPath: "/run/nvidia/driver/dev/" + p, ContainerPath: "/dev/" + p, Permissions: "rw",
 		})
 	}
-	if diff := cmp.Diff(want, allocateResponse(plan, "/run/nvidia/driver").GetDevices(), protocmp.Transform()); diff != "" {
+	if diff := cmp.Diff(want, allocateResponse(plan, Options{DevRoot: "/run/nvidia/driver"}).GetDevices(), protocmp.Transform()); diff != "" {
 		t.Error(diff)
 	}
 	for _, root := range []string{"", "/"} {
-		if p := allocateResponse(plan, root).GetDevices()[5].GetHostPath(); p != "/dev/nvidiactl" {
+		if p := allocateResponse(plan, Options{DevRoot: root}).GetDevices()[5].GetHostPath(); p != "/dev/nvidiactl" {
 			t.Errorf("root %q: %s", root, p)
 		}
 	}

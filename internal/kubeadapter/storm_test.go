@@ -203,7 +203,7 @@ func (s *storm) wrong(who disturbed) string {
 	for _, r := range stats {
 		socket := filepath.Base(r.Socket)
 		sockets = append(sockets, socket)
-		want := listings(inv, r.Resource)
+		want := listings(inv)[r.Resource]
 		healthy := 0
 		for _, l := range want {
 			if l.healthy {

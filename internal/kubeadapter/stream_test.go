@@ -54,7 +54,7 @@ func watch(t *testing.T, play func(offer func(sick ...int))) (lists []sent) {
 		offer()
 		ctx, cancel := context.WithCancel(t.Context())
 		st := &stream{ctx: ctx, began: time.Now()}
-		s := &server{resource: GPUResource, src: src, pace: defaultPace, count: &counters{}, streams: newStreams()}
+		s := &server{resource: GPUResource, src: src, pace: defaultPace, lister: &lister{}, count: &counters{}, streams: newStreams()}
 		done := make(chan error, 1)
 		go func() { done <- s.ListAndWatch(nil, st) }()
 		synctest.Wait()
@@ -136,7 +136,7 @@ func TestWordsAreNoNews(t *testing.T) {
 	l := core.Ledger{}.Apply(c.Health, time.Unix(0, 0), lost)
 	other := core.Ledger{}.Apply(c.Health, time.Unix(900, 0), lost)
 	a, b := core.Build(coretest.GPUs(1), l, c), core.Build(coretest.GPUs(1), other, c)
-	if a.Equal(b) || !slices.Equal(listings(a, GPUResource), listings(b, GPUResource)) {
+	if a.Equal(b) || !slices.Equal(listings(a)[GPUResource], listings(b)[GPUResource]) {
 		t.Error("want inventories that differ and equal lists")
 	}
 }
@@ -155,7 +155,7 @@ func TestObservedIsHealthyToTheKubelet(t *testing.T) {
 	if u.Health.State != core.GPULost {
 		t.Fatalf("health %v: want it lost, and observed only", u.Health)
 	}
-	for _, d := range listResponse(listings(inv, GPUResource)).GetDevices() {
+	for _, d := range listResponse(listings(inv)[GPUResource]).GetDevices() {
 		if d.GetHealth() != v1beta1.Healthy {
 			t.Errorf("%s is %s", d.GetID(), d.GetHealth())
 		}

@@ -1,6 +1,7 @@
 package kubeadapter
 
 import (
+	"cmp"
 	"errors"
 	"path"
 
@@ -35,42 +36,6 @@ func Resources(inv *core.Inventory) map[string]map[core.HealthState]int {
 	return count
 }
 
-// listing is what the kubelet is told about one unit. It is comparable: equal lists are not sent twice.
-type listing struct {
-	id       core.UnitID
-	healthy  bool
-	numaNode int
-}
-
-// listings are the units of a resource in canonical order.
-func listings(inv *core.Inventory, resource string) []listing {
-	list := make([]listing, 0, inv.Len())
-	for u := range inv.Units() {
-		if resourceOf(u) == resource {
-			list = append(list, listing{u.ID, u.Health.Schedulable(), u.Device.NUMANode})
-		}
-	}
-	return list
-}
-
-// farewell is next with the units that go from one list to the next while they are healthy, as unhealthy: the
-// kubelet may be handing them out (1.37 can panic over an ID that vanishes then). The core withdraws units for a
-// while before they go, but not a unit that comes to another resource under the same ID, which a MIG instance in
-// the place of another may have.
-func farewell(sent, next []listing) (list []listing, leaving bool) {
-	stays := make(map[core.UnitID]bool, len(next))
-	for _, l := range next {
-		stays[l.id] = true
-	}
-	for _, l := range sent {
-		if l.healthy && !stays[l.id] {
-			l.healthy, leaving = false, true
-			next = append(next, l)
-		}
-	}
-	return next, leaving
-}
-
 // listResponse says it in the kubelet's words. Health has two values there, and no reason. A device
 // without NUMA affinity has no topology at all: -1 is the kubelet's own sentinel.
 func listResponse(list []listing) *v1beta1.ListAndWatchResponse {
@@ -90,26 +55,48 @@ func listResponse(list []listing) *v1beta1.ListAndWatchResponse {
 
 // allocateResponse is a plan in the kubelet's words. The kubelet keeps it for the life of the pod and
 // replays it after restarts and reboots, so it names only what outlives them.
-func allocateResponse(p core.Plan, devRoot string) *v1beta1.ContainerAllocateResponse {
+func allocateResponse(p core.Plan, o Options) *v1beta1.ContainerAllocateResponse {
 	r := &v1beta1.ContainerAllocateResponse{Envs: make(map[string]string, len(p.Env))}
 	for _, e := range p.Env {
 		r.Envs[e.Name] = e.Value
 	}
 	for _, n := range p.Nodes {
 		r.Devices = append(r.Devices, &v1beta1.DeviceSpec{
-			HostPath: path.Join("/", devRoot, n.Path), ContainerPath: n.Path, Permissions: n.Permissions,
+			HostPath: path.Join("/", o.DevRoot, n.Path), ContainerPath: n.Path, Permissions: n.Permissions,
 		})
+	}
+	if p.MPS != "" {
+		joinMPS(r, vendor+p.MPS, cmp.Or(o.MPSRoot, DefaultMPSRoot))
 	}
 	return r
 }
 
-// refusal is an error of Reserve as a gRPC status; the kubelet shows its text as the pod's message.
-func refusal(err error) error {
-	code := codes.FailedPrecondition
-	if unknown := (*core.UnknownUnitsError)(nil); errors.As(err, &unknown) {
-		code = codes.NotFound
+// DefaultMPSRoot is where the chart of NVIDIA's k8s-device-plugin puts the folders of MPS control daemons.
+const DefaultMPSRoot = "/run/nvidia/mps"
+
+// joinMPS makes a container the client of a resource's MPS control daemon, with the variable and the mounts of
+// NVIDIA's k8s-device-plugin: images and policies that know those know these. Daemons share one /dev/shm.
+func joinMPS(r *v1beta1.ContainerAllocateResponse, resource, root string) {
+	pipe := path.Join("/mps", resource, "pipe")
+	r.Envs["CUDA_MPS_PIPE_DIRECTORY"] = pipe
+	r.Mounts = append(r.Mounts,
+		&v1beta1.Mount{HostPath: path.Join(root, resource, "pipe"), ContainerPath: pipe},
+		&v1beta1.Mount{HostPath: path.Join(root, "shm"), ContainerPath: "/dev/shm"},
+	)
+}
+
+// refusal is an error of Reserve as a gRPC status; the kubelet shows its text as the pod's message. Too many
+// shares are refused in the words of NVIDIA's k8s-device-plugin, which people look for.
+func refusal(resource string, err error) error {
+	if shared, ok := errors.AsType[*core.SharedUnitsError](err); ok {
+		return status.Errorf(codes.InvalidArgument,
+			"invalid allocation request for %q: invalid request: maximum request size for shared resources is 1; found %d",
+			resource, shared.N)
 	}
-	return status.Error(code, err.Error())
+	if _, ok := errors.AsType[*core.UnknownUnitsError](err); ok {
+		return status.Error(codes.NotFound, err.Error())
+	}
+	return status.Error(codes.FailedPrecondition, err.Error())
 }
 
 func unitIDs(ids []string) []core.UnitID {

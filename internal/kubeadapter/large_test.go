@@ -1,0 +1,171 @@
+package kubeadapter
+
+import (
+	"fmt"
+	"runtime"
+	"testing"
+
+	"google.golang.org/protobuf/proto"
+	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
+)
+
+// largest are the nodes that the project promises to serve: each resource and its units.
+var largest = []struct {
+	name     string
+	resource string
+	units    int
+	make     func() *core.Inventory
+}{
+	{"16GPUsBy100", GPUResource, 1600, func() *core.Inventory {
+		return inventory(coretest.GPUs(16), shared(core.TimeSlicing, 100))
+	}},
+	{"16GPUsBy7InstancesBy10", "nvidia.com/mig-1g.10gb", 1120, func() *core.Inventory {
+		c := shared(core.TimeSlicing, 10)
+		c.MIG = core.MIGMixed
+		return inventory(cutInSeven(16), c)
+	}},
+	{"16GPUsBy7Instances", "nvidia.com/mig-1g.10gb", 112, func() *core.Inventory {
+		return inventory(cutInSeven(16), mixedConfig())
+	}},
+}
+
+// shared offers every device under its own name, so many times.
+func shared(mode core.SharingMode, replicas int) core.Config {
+	c := core.DefaultConfig()
+	for _, pool := range []string{core.DefaultPool, core.MIGPool("1g.10gb")} {
+		c.Policy.Shares = append(c.Policy.Shares, core.Share{
+			Pool: pool, Sharing: core.Sharing{Mode: mode, Replicas: replicas, OnePerRequest: mode == core.MPS},
+		})
+	}
+	return c
+}
+
+// cutInSeven is n GPUs with seven MIG instances each.
+func cutInSeven(n int) core.Snapshot {
+	s := coretest.GPUs(n)
+	for i := range n {
+		s.Devices[i].MIG = true
+		for j := range 7 {
+			at := core.WholeGPU(coretest.GPU(i))
+			at.GI, at.CI = uint32(7+j), 0
+			s.Devices = append(s.Devices, core.Device{
+				ID: core.DeviceID(fmt.Sprintf("MIG-00000000-0000-4000-8000-%06d%06d", i, j)), At: at, Index: i, Instance: j,
+				Profile: "1g.10gb", Minor: i, GICap: 10 + i*16 + j, CICap: 500 + i*16 + j, NUMANode: i * 2 / n,
+			})
+		}
+	}
+	return core.NewSnapshot(s)
+}
+
+// A list may have 4 MiB: that is what the kubelet's gRPC client takes (grpc's default for a received message).
+func TestLargestListsFitAMessage(t *testing.T) {
+	for _, node := range largest {
+		list := listings(node.make())[node.resource]
+		size := proto.Size(listResponse(list))
+		t.Logf("%s: %d units, %d bytes", node.name, len(list), size)
+		if len(list) != node.units || size > 4<<20/8 {
+			t.Errorf("%s: %d units, want %d; %d bytes", node.name, len(list), node.units, size)
+		}
+		for _, l := range list {
+			if len(l.id) > 63 {
+				t.Errorf("%s is longer than the kubelet's API allows", l.id)
+			}
+		}
+	}
+}
+
+// BenchmarkLargeUpdate is what one change of one unit costs at most: the lists of all resources, and the message of
+// the one that changed.
+func BenchmarkLargeUpdate(b *testing.B) {
+	for _, node := range largest {
+		b.Run(node.name, func(b *testing.B) {
+			inv := node.make()
+			sent := listings(inv)[node.resource]
+			b.ReportAllocs()
+			for b.Loop() {
+				list, _ := farewell(sent, listings(inv)[node.resource])
+				if _, err := proto.Marshal(listResponse(list)); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+// BenchmarkLargeAllocate is a container that asks for an eighth of the units.
+func BenchmarkLargeAllocate(b *testing.B) {
+	for _, node := range largest {
+		b.Run(node.name, func(b *testing.B) {
+			s, ids := largeServer(node.make(), node.resource)
+			r := &v1beta1.AllocateRequest{ContainerRequests: []*v1beta1.ContainerAllocateRequest{{DevicesIds: ids[:len(ids)/8]}}}
+			b.ReportAllocs()
+			for b.Loop() {
+				if _, err := s.Allocate(b.Context(), r); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+// BenchmarkLargePreference chooses among all units: one as most pods want, and half of them as a bad day has it.
+func BenchmarkLargePreference(b *testing.B) {
+	for _, node := range largest {
+		for _, n := range []int{1, 8, node.units / 2} {
+			b.Run(fmt.Sprintf("%s/%d", node.name, n), func(b *testing.B) {
+				s, ids := largeServer(node.make(), node.resource)
+				r := &v1beta1.PreferredAllocationRequest{ContainerRequests: []*v1beta1.ContainerPreferredAllocationRequest{
+					{AvailableDeviceIDs: ids, AllocationSize: int32(n)},
+				}}
+				b.ReportAllocs()
+				for b.Loop() {
+					if _, err := s.GetPreferredAllocation(b.Context(), r); err != nil {
+						b.Fatal(err)
+					}
+				}
+			})
+		}
+	}
+}
+
+func largeServer(inv *core.Inventory, resource string) (*server, []string) {
+	src := coretest.NewSource()
+	src.Set(inv)
+	var ids []string
+	for _, l := range listings(inv)[resource] {
+		ids = append(ids, string(l.id))
+	}
+	return &server{resource: resource, src: src, pace: defaultPace, lister: &lister{}, count: &counters{}, streams: newStreams()}, ids
+}
+
+// BenchmarkLargeMemory is what a unit keeps: in the inventory, and in the adapter's lists.
+func BenchmarkLargeMemory(b *testing.B) {
+	for _, node := range largest {
+		b.Run(node.name, func(b *testing.B) {
+			var inventories, lists float64
+			for b.Loop() {
+				before := heap()
+				inv := node.make()
+				built := heap()
+				list := listings(inv)
+				inventories, lists = float64(built-before), float64(heap()-built)
+				runtime.KeepAlive(inv)
+				runtime.KeepAlive(list)
+			}
+			b.ReportMetric(inventories/float64(node.units), "B/unit-inventory")
+			b.ReportMetric(lists/float64(node.units), "B/unit-list")
+			b.ReportMetric(0, "ns/op")
+		})
+	}
+}
+
+// heap is what is in use after everything else was collected.
+func heap() uint64 {
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return m.HeapAlloc
+}
