@@ -23,16 +23,20 @@ type Values struct {
 	KernelLog  string // path; "" = not read
 	Optional   bool   // the kernel log is read if it can be, and nobody minds if it can't
 	Simulation bool   // an operator may rehearse faults
+	Overlap    core.Overlap
 }
 
 // Default is what holds where nothing is said.
 func Default() Values {
 	c := core.DefaultConfig()
-	return Values{Health: c.Health, Probe: c.Probe, StateDir: "/var/lib/tandem", KernelLog: kernelLog, Optional: true}
+	return Values{
+		Health: c.Health, Probe: c.Probe, Overlap: c.Overlap,
+		StateDir: "/var/lib/tandem", KernelLog: kernelLog, Optional: true,
+	}
 }
 
 // Apply puts the settings into a core configuration.
-func (v Values) Apply(c *core.Config) { c.Health, c.Probe = v.Health, v.Probe }
+func (v Values) Apply(c *core.Config) { c.Health, c.Probe, c.Overlap = v.Health, v.Probe, v.Overlap }
 
 const kernelLog = "/dev/kmsg"
 
@@ -87,7 +91,11 @@ func Keys() []Key {
 		{"application_faults", "degraded", "what application XIDs of three workloads within an hour make of a GPU: ignore, degraded or unhealthy",
 			word(func(v *Values, w fault.Effect) { v.Health.Workloads = w }, effects)},
 		{"kernel_log", "auto", "second source of XIDs: auto reads " + kernelLog + " if allowed; off; or a path", setKernelLog},
-		{"state_dir", "/var/lib/tandem", "folder for the health history and the local socket; empty: none", setStateDir},
+		{"state_dir", "/var/lib/tandem", "folder for the health history, the local socket and what other agents claim; empty: none", setStateDir},
+		{"overlap", "warn", "what becomes of a device that another agent on this host offers, too: warn; refuse: only the one that was first gives it to new work",
+			word(func(v *Values, w core.Overlap) { v.Overlap = w }, map[string]core.Overlap{
+				"warn": core.OverlapWarn, "refuse": core.OverlapRefuse,
+			})},
 		{"simulation", "false", "true: let an operator rehearse faults on the running agent",
 			word(func(v *Values, w bool) { v.Simulation = w }, map[string]bool{"true": true, "false": false})},
 	}

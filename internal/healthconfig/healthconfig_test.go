@@ -51,6 +51,17 @@ func TestSpellings(t *testing.T) {
 	}
 }
 
+func TestOverlapReachesTheCore(t *testing.T) {
+	v := healthconfig.Default()
+	if err := key(t, "overlap").Set(&v, "refuse"); err != nil {
+		t.Fatal(err)
+	}
+	c := core.DefaultConfig()
+	if v.Apply(&c); c.Overlap != core.OverlapRefuse {
+		t.Errorf("%q", c.Overlap)
+	}
+}
+
 func TestXIDs(t *testing.T) {
 	v := healthconfig.Default()
 	if err := key(t, "xids").Set(&v, " 63=ignore, 94=degraded,999=unhealthy,"); err != nil {
@@ -72,6 +83,7 @@ func TestRefusals(t *testing.T) {
 		"kernel_log":      {"", "dev/kmsg"},
 		"state_dir":       {"var/lib"},
 		"simulation":      {"yes"},
+		"overlap":         {"", "Refuse", "forbid"},
 	} {
 		for _, value := range values {
 			v := healthconfig.Default()

@@ -84,6 +84,8 @@ func standby[T any](ctx context.Context, m *Monitor, until <-chan T) (v T, err e
 			m.obey(o)
 		case o := <-m.told:
 			m.observe(o)
+		case <-m.moved:
+			m.settle()
 		case <-tick.C:
 			if m.State().Restless() {
 				m.observe()

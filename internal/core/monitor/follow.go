@@ -74,6 +74,8 @@ func (m *Monitor) follow(ctx context.Context, s Session, over chan<- struct{}) e
 			want.probe = want.probe || attention.due(time.Now())
 		case o := <-m.told:
 			m.hear([]core.Observation{o}, &want, &attention)
+		case <-m.moved:
+			m.settle()
 		case o := <-m.orders:
 			if m.obey(o); m.isAway() {
 				return errAway

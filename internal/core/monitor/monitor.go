@@ -83,6 +83,9 @@ type Monitor struct {
 	usage  chan usageRequest
 	orders chan order
 	told   chan core.Observation
+	host   *Cell[core.Host] // what was handed in last
+	moved  chan struct{}    // capacity 1: there is something new in host
+	said   said
 	held   *Cell[<-chan struct{}] // closed when the latest session holds nothing any more; nil = there was none
 	keeper keeper
 	gauges gauges
@@ -104,6 +107,7 @@ func New(open func() (Session, error), cfg core.Config, log *slog.Logger, store 
 		open: open, look: func() string { return "" }, cfg: cfg, log: log, store: store,
 		cell:  NewCell(core.NewState(cfg)),
 		usage: make(chan usageRequest), orders: make(chan order), told: make(chan core.Observation, 256),
+		host: NewCell(core.Host{}), moved: make(chan struct{}, 1),
 		held: NewCell[<-chan struct{}](nil), keeper: newKeeper(store), board: pulse.NewBoard(),
 	}
 }
@@ -159,6 +163,7 @@ func (m *Monitor) Run(ctx context.Context) error {
 	m.turns = m.board.Join(Loop)
 	defer m.turns.Leave()
 	m.recall(ctx)
+	m.arrive() // what is known of the host counts from the first reading on
 	defer m.keep(ctx)()
 	retry := backoff.NewExponentialBackOff()
 	retry.InitialInterval, retry.MaxInterval = openFirst, openInterval
@@ -212,6 +217,7 @@ func (m *Monitor) observe(obs ...core.Observation) (changed bool) {
 func (m *Monitor) publish(next core.State) (changed bool) {
 	prev := m.cell.Load()
 	m.keeper.offer(prev, next)
+	m.said.log(m.log, next)
 	if next.Inventory.Equal(prev.Inventory) {
 		next.Inventory = prev.Inventory
 		m.cell.Replace(next)

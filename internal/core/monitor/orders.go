@@ -26,6 +26,28 @@ func (m *Monitor) Report(obs ...core.Observation) bool {
 	return true
 }
 
+// Host tells what the host has beside the driver now; it replaces all that was told before. It never blocks, and
+// what comes faster than it is taken in is skipped. What is told before Run counts from the first reading on.
+func (m *Monitor) Host(h core.Host) {
+	m.host.Store(h)
+	select {
+	case m.moved <- struct{}{}:
+	default: // Run's goroutine has not looked at the one before yet, and will find this one
+	}
+}
+
+// arrive takes in what was told of the host, if anything was.
+func (m *Monitor) arrive() {
+	select {
+	case <-m.moved:
+		m.settle()
+	default:
+	}
+}
+
+// settle takes in the latest that was told of the host.
+func (m *Monitor) settle() { m.publish(m.State().On(m.cfg, time.Now(), m.host.Load())) }
+
 // Reserved tells that units were handed out to new work. It never blocks.
 func (m *Monitor) Reserved(devices []core.Device) {
 	for _, d := range devices {

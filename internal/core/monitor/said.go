@@ -1,0 +1,48 @@
+package monitor
+
+import (
+	"log/slog"
+	"slices"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+)
+
+// said is what was logged of the policy and of other agents, so that each line is written once: when it becomes true,
+// and when it ends.
+type said struct {
+	findings []string
+	contests []core.Contest
+}
+
+// log writes what is new in a state and what is over.
+//
+// Findings that are missing are over only if the machine was read completely: while a GPU or the driver does not
+// answer, nobody can say whom the policy means, and the same finding would come and go with each such reading.
+func (s *said) log(log *slog.Logger, state core.State) {
+	findings := state.Inventory.Findings()
+	if state.Snapshot.Driver.State != core.DriverReady || len(state.Snapshot.Excluded) > 0 {
+		findings = union(s.findings, findings)
+	}
+	for _, f := range without(findings, s.findings) {
+		log.Error("the policy does not fit this machine", "finding", f)
+	}
+	for _, f := range without(s.findings, findings) {
+		log.Info("the policy fits this machine again", "finding", f)
+	}
+	contests := state.Inventory.Contests()
+	for _, c := range without(contests, s.contests) {
+		log.Warn("device is offered by another agent, too", "id", c.Device, "other", c.By,
+			"action", "give the agents different GPUs")
+	}
+	for _, c := range without(s.contests, contests) {
+		log.Info("device is no longer offered by another agent, too", "id", c.Device, "other", c.By)
+	}
+	s.findings, s.contests = findings, contests
+}
+
+// without are the elements of all that are not in others, in their order.
+func without[T comparable](all, others []T) []T {
+	return slices.DeleteFunc(slices.Clone(all), func(v T) bool { return slices.Contains(others, v) })
+}
+
+func union[T comparable](a, b []T) []T { return append(slices.Clone(a), without(b, a)...) }
