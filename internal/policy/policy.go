@@ -20,10 +20,10 @@ const (
 // Result is what a file says to one agent.
 type Result struct {
 	Policy  core.Policy
+	Shape   core.Policy      // Policy without places: equal for two files that mean the same
+	MPS     string           // where MPS is first used, as the Key of a core.ConfigError if there is no MPS root; "" = nowhere
 	MIG     core.MIGStrategy // flags.migStrategy; "" = the file does not say
-	MPSRoot string           // flags.mpsRoot, a path on the host; "" = the file does not say
-	Packed  bool             // flags.plugin.sharedDevicesAllocationPolicy is "packed"
-	MPS     bool             // something is shared by MPS, so an MPS root is needed: see NeedsMPSRoot
+	MPSRoot string           // flags.mpsRoot, an absolute path on the host; "" = the file does not say
 }
 
 // ReadFile reads the file at path for an agent of the orchestrator. Keys that do not concern devices are known
