@@ -1,0 +1,180 @@
+package kubeadapter
+
+import (
+	"cmp"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
+)
+
+// prefer asks a server for n of the available units.
+func prefer(t *testing.T, inv *core.Inventory, available, required []string, n int) []string {
+	t.Helper()
+	src := coretest.NewSource()
+	src.Set(inv)
+	s := &server{resource: GPUResource, src: src, count: &counters{}}
+	got, err := s.GetPreferredAllocation(t.Context(), &v1beta1.PreferredAllocationRequest{
+		ContainerRequests: []*v1beta1.ContainerPreferredAllocationRequest{
+			{AvailableDeviceIDs: available, MustIncludeDeviceIDs: required, AllocationSize: int32(n)},
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return got.GetContainerResponses()[0].GetDeviceIDs()
+}
+
+// free are the units of GPUs of which so many are free: the last of each.
+func free(replicas int, counts ...int) (units []string) {
+	for gpu, n := range counts {
+		for r := replicas - n; r < replicas; r++ {
+			units = append(units, replica(gpu, r))
+		}
+	}
+	return units
+}
+
+// perGPU counts units by GPU number.
+func perGPU(units []string, gpus int) []int {
+	counts := make([]int, gpus)
+	for _, u := range units {
+		id, _, _ := strings.Cut(u, "::")
+		counts[slices.Index(gpuIDs(0, 1, 2, 3)[:gpus], id)]++
+	}
+	return counts
+}
+
+// What NVIDIA's k8s-device-plugin v0.20.0 chooses with either policy (rm/allocate.go, greedyAlloc), where that is
+// not left to chance.
+func TestPreferredShares(t *testing.T) {
+	for _, c := range []struct {
+		name                string
+		free                []int // of 4 units of each GPU
+		required            []string
+		n                   int
+		distributed, packed []int
+	}{
+		{"idle", []int{4, 4, 4}, nil, 3, []int{1, 1, 1}, []int{3, 0, 0}},
+		{"more than GPUs", []int{4, 4, 4}, nil, 5, []int{2, 2, 1}, []int{4, 1, 0}},
+		{"the emptiest, the fullest", []int{2, 4, 1}, nil, 1, []int{0, 1, 0}, []int{0, 0, 1}},
+		{"over into the next", []int{2, 4, 1}, nil, 2, []int{0, 2, 0}, []int{1, 0, 1}},
+		{"a tie goes to another GPU", []int{4, 3}, nil, 2, []int{1, 1}, []int{0, 2}}, // its change 1788
+		{"a full GPU gives none", []int{0, 4}, nil, 2, []int{0, 2}, []int{0, 2}},
+		{"required counts", []int{4, 4}, []string{replica(0, 0)}, 2, []int{1, 1}, []int{2, 0}},
+		{"required alone", []int{4, 4}, []string{replica(1, 2)}, 1, []int{0, 1}, []int{0, 1}},
+		{"all", []int{4, 2}, nil, 6, []int{4, 2}, []int{4, 2}},
+	} {
+		for _, packed := range []bool{false, true} {
+			config, want, name := shared(core.TimeSlicing, 4), c.distributed, c.name+", distributed"
+			if config.Packed = packed; packed {
+				want, name = c.packed, c.name+", packed"
+			}
+			got := prefer(t, inventory(coretest.GPUs(len(c.free)), config), free(4, c.free...), c.required, c.n)
+			if counts := perGPU(got, len(c.free)); !slices.Equal(counts, want) {
+				t.Errorf("%s: %v, want %v", name, counts, want)
+			}
+			for _, must := range c.required {
+				if !slices.Contains(got, must) {
+					t.Errorf("%s: %v lacks %s", name, got, must)
+				}
+			}
+		}
+	}
+}
+
+// A GPU of one's own beside shares in one pool, which the core warns of: first what nobody uses.
+func TestPreferredOverMixedUnits(t *testing.T) {
+	c := core.DefaultConfig()
+	c.Policy.Shares = []core.Share{{Pool: core.DefaultPool, First: 2, Sharing: core.Sharing{Mode: core.TimeSlicing, Replicas: 4}}}
+	inv := inventory(coretest.GPUs(3), c)
+	if len(inv.Findings()) != 1 {
+		t.Errorf("findings %q", inv.Findings())
+	}
+	available := append(free(4, 4, 3), gpuIDs(2)...)
+	for n, want := range [][]int{{0, 0, 0}, {1, 0, 0}, {1, 0, 1}, {1, 1, 1}, {2, 1, 1}} {
+		if got := perGPU(prefer(t, inv, available, nil, n), 3); !slices.Equal(got, want) {
+			t.Errorf("%d: %v, want %v", n, got, want)
+		}
+	}
+}
+
+// The rule once more, in its plainest form, over random states: whatever the order of the request.
+func TestPreferredSharesAtRandom(t *testing.T) {
+	const gpus, replicas = 4, 6
+	seed := rand.Uint64()
+	random := rand.New(rand.NewPCG(seed, 0))
+	for range 2000 {
+		c := shared(core.TimeSlicing, replicas)
+		c.Packed = random.IntN(2) == 0
+		var available, required []string
+		for gpu := range gpus {
+			for r := range replicas {
+				switch random.IntN(8) {
+				case 0, 1, 2, 3:
+					available = append(available, replica(gpu, r))
+				case 4:
+					available, required = append(available, replica(gpu, r)), append(required, replica(gpu, r))
+				}
+			}
+		}
+		n := random.IntN(gpus*replicas + 2)
+		want := plainest(available, required, n, replicas, c.Packed)
+		inv := inventory(coretest.GPUs(gpus), c)
+		for range 3 {
+			random.Shuffle(len(available), func(i, j int) { available[i], available[j] = available[j], available[i] })
+			random.Shuffle(len(required), func(i, j int) { required[i], required[j] = required[j], required[i] })
+			if got := prefer(t, inv, available, required, n); !slices.Equal(got, want) {
+				t.Fatalf("seed %d: packed %t, %d of %v with %v:\ngot  %v\nwant %v", seed, c.Packed, n, available, required, got, want)
+			}
+		}
+	}
+}
+
+// plainest picks unit by unit from the GPU with the fewest (packed: the most) units taken, of equals the one that
+// this request has the fewest of, of equals the first.
+func plainest(available, required []string, n, replicas int, packed bool) []string {
+	left, set := slices.Sorted(slices.Values(available)), slices.Sorted(slices.Values(required))
+	left = slices.DeleteFunc(left, func(u string) bool { return slices.Contains(set, u) })
+	set = set[:min(n, len(set))]
+	for len(set) < n && len(left) > 0 {
+		free, here := perGPU(left, 4), perGPU(set, 4)
+		best := slices.MinFunc(left, func(a, b string) int {
+			i, j := slices.Index(perGPU([]string{a}, 4), 1), slices.Index(perGPU([]string{b}, 4), 1)
+			byTaken := cmp.Compare(replicas-free[i], replicas-free[j])
+			if packed {
+				byTaken = -byTaken
+			}
+			return cmp.Or(byTaken, cmp.Compare(here[i], here[j]), cmp.Compare(a, b))
+		})
+		set, left = append(set, best), slices.DeleteFunc(left, func(u string) bool { return u == best })
+	}
+	return slices.Sorted(slices.Values(set))
+}
+
+// MIG instances of one's own: on as few GPUs as can be.
+func TestPreferredInstances(t *testing.T) {
+	inv := inventory(cutInSeven(3), mixedConfig())
+	var all []string
+	for u := range inv.Units() {
+		if u.Device.Index != 0 || u.Device.Instance > 4 { // two of GPU 0 are left
+			all = append(all, string(u.ID))
+		}
+	}
+	for n, want := range map[int]string{1: "map[0:1]", 2: "map[0:2]", 7: "map[1:7]", 9: "map[0:2 1:7]"} {
+		count := map[int]int{}
+		for _, id := range prefer(t, inv, all, nil, n) {
+			u, _ := inv.Unit(core.UnitID(id))
+			count[u.Device.Index]++
+		}
+		if got := fmt.Sprint(count); got != want {
+			t.Errorf("%d: %s, want %s", n, got, want)
+		}
+	}
+}

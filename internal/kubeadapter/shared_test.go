@@ -1,0 +1,263 @@
+package kubeadapter
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/testing/protocmp"
+	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
+)
+
+// replica is the ID of the n-th unit of a GPU.
+func replica(gpu, n int) string { return fmt.Sprintf("%s::%d", coretest.GPU(gpu), n) }
+
+// Units of one GPU give it once, whatever their order; each GPU that is meant is there once.
+func TestAllocateReplicas(t *testing.T) {
+	r := newRig(t)
+	r.startKubelet()
+	r.src.Set(inventory(coretest.GPUs(3), shared(core.TimeSlicing, 4), 2))
+	r.start()
+	r.awaitHealthy(GPUResource, 8)
+	id := gpuIDs(0, 1, 2)
+	for _, c := range []struct {
+		name string
+		ids  []string
+		want string
+	}{
+		{"one", []string{replica(1, 3)}, id[1]},
+		{"two of one GPU", []string{replica(1, 2), replica(1, 0)}, id[1]},
+		{"all of one GPU", []string{replica(0, 3), replica(0, 1), replica(0, 0), replica(0, 2)}, id[0]},
+		{"two GPUs", []string{replica(1, 1), replica(0, 3), replica(1, 0)}, id[0] + "," + id[1]},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			for range 4 { // the kubelet's order is random: every rotation gives the same
+				c.ids = append(c.ids[1:], c.ids[0])
+				got, err := r.kubelet.Allocate(r.ctx, GPUResource, c.ids...)
+				r.must(err)
+				want := &v1beta1.ContainerAllocateResponse{Envs: map[string]string{core.VisibleDevices: c.want}}
+				if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" {
+					t.Error(diff)
+				}
+			}
+		})
+	}
+	for _, bad := range []struct {
+		id   string
+		code codes.Code
+	}{
+		{id[0], codes.NotFound}, // the GPU itself is not on offer
+		{replica(0, 4), codes.NotFound},
+		{replica(2, 0), codes.FailedPrecondition},
+	} {
+		if _, err := r.kubelet.Allocate(r.ctx, GPUResource, bad.id); status.Code(err) != bad.code || !strings.Contains(err.Error(), bad.id) {
+			t.Errorf("%s: %v, want %v with its name", bad.id, err, bad.code)
+		}
+	}
+}
+
+// All units of a GPU are sick with it.
+func TestReplicasAreSickWithTheirGPU(t *testing.T) {
+	for _, l := range listings(inventory(coretest.GPUs(2), shared(core.TimeSlicing, 3), 1))[GPUResource] {
+		if want := strings.HasPrefix(string(l.id), gpuIDs(0)[0]); l.healthy != want {
+			t.Errorf("%s: healthy %t", l.id, l.healthy)
+		}
+	}
+}
+
+// In the words of NVIDIA's k8s-device-plugin (plugin/server.go, rm/rm.go), which people look for.
+func TestMoreThanOneShare(t *testing.T) {
+	r := newRig(t)
+	r.startKubelet()
+	c := shared(core.TimeSlicing, 4)
+	c.Policy.Shares[0].Sharing.OnePerRequest = true
+	c.Policy.Shares[0].Rename = "gpu.shared"
+	r.src.Set(inventory(coretest.GPUs(2), c))
+	r.start()
+	const resource = "nvidia.com/gpu.shared"
+	r.awaitHealthy(resource, 8)
+	const want = `invalid allocation request for "nvidia.com/gpu.shared": invalid request: maximum request size for shared resources is 1; found 2`
+	_, err := r.kubelet.Allocate(r.ctx, resource, replica(0, 0), replica(1, 0))
+	if s := status.Convert(err); s.Code() != codes.InvalidArgument || s.Message() != want {
+		t.Errorf("%v: %s", s.Code(), s.Message())
+	}
+	if _, err := r.kubelet.Allocate(r.ctx, resource, replica(0, 0)); err != nil {
+		t.Error(err)
+	}
+	if s := r.adapter.Stats()[0]; s.Allocations != 1 || s.AllocationErrors != 1 {
+		t.Errorf("%d allocations, %d errors", s.Allocations, s.AllocationErrors)
+	}
+}
+
+// A client of MPS finds its daemon where NVIDIA's k8s-device-plugin puts it (plugin/mps.go, mps/root.go).
+func TestMPSClient(t *testing.T) {
+	c := core.DefaultConfig()
+	c.Policy.Rules = []core.Rule{{Sharing: &core.Sharing{
+		Mode: core.MPS, Replicas: 2, OnePerRequest: true, Memory: 30 << 30, Threads: 50,
+	}}}
+	built := inventory(coretest.GPUs(2), c)
+	for _, root := range []string{"", "/var/lib/mps"} {
+		host := root
+		if root == "" {
+			host = "/run/nvidia/mps"
+		}
+		plan, err := built.Reserve(core.UnitID(replica(1, 1)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := &v1beta1.ContainerAllocateResponse{
+			Envs: map[string]string{
+				core.VisibleDevices:                 gpuIDs(1)[0],
+				"CUDA_MPS_PIPE_DIRECTORY":           "/mps/nvidia.com/gpu.mps/pipe",
+				"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "50",
+				"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT":  "0=30720M",
+			},
+			Mounts: []*v1beta1.Mount{
+				{HostPath: host + "/nvidia.com/gpu.mps/pipe", ContainerPath: "/mps/nvidia.com/gpu.mps/pipe"},
+				{HostPath: host + "/shm", ContainerPath: "/dev/shm"},
+			},
+		}
+		if diff := cmp.Diff(want, allocateResponse(plan, Options{MPSRoot: root}), protocmp.Transform()); diff != "" {
+			t.Error(diff)
+		}
+	}
+}
+
+// Without its daemon a pool of MPS clients is there and takes nobody; with it it does.
+func TestMPSDaemon(t *testing.T) {
+	const resource = "nvidia.com/gpu.mps"
+	r := newRig(t)
+	r.startKubelet()
+	c := core.DefaultConfig()
+	c.Policy.Rules = []core.Rule{{Sharing: &core.Sharing{Mode: core.MPS, Replicas: 2, OnePerRequest: true}}}
+	built := inventory(coretest.GPUs(2), c)
+	r.src.Set(built.On(core.Host{}, core.OverlapWarn))
+	r.start()
+	r.await("a list of sick units", func() bool {
+		capacity, allocatable := r.kubelet.Capacity(resource)
+		return capacity == 4 && allocatable == 0
+	})
+	if _, err := r.kubelet.Allocate(r.ctx, resource, replica(0, 0)); status.Code(err) != codes.FailedPrecondition ||
+		!strings.Contains(err.Error(), "pool gpu.mps") {
+		t.Errorf("without a daemon: %v", err)
+	}
+	r.src.Set(built.On(core.Host{MPS: []string{"gpu.mps"}}, core.OverlapWarn))
+	r.awaitHealthy(resource, 4)
+	_, err := r.kubelet.Allocate(r.ctx, resource, replica(0, 0))
+	r.must(err)
+	if _, err := r.kubelet.Allocate(r.ctx, resource, replica(0, 0), replica(0, 1)); status.Code(err) != codes.InvalidArgument {
+		t.Errorf("two clients for one container: %v", err)
+	}
+}
+
+// A GPU keeps its ID when another policy puts it into another pool, and the kubelet may not know yet.
+func TestSameIDInAnotherPool(t *testing.T) {
+	const is = "nvidia.com/h100"
+	r := newRig(t)
+	r.startKubelet()
+	r.offer(coretest.GPUs(2))
+	r.start()
+	r.awaitHealthy(GPUResource, 2)
+	old, err := r.kubelet.Plugin(GPUResource)
+	r.must(err)
+	c := core.DefaultConfig()
+	c.Policy.Rules = []core.Rule{{Select: core.Selector{IDs: []core.DeviceID{coretest.GPU(1)}}, Pool: "h100"}}
+	r.src.Set(inventory(coretest.GPUs(2), c))
+	r.awaitHealthy(is, 1)
+	_, err = old.Allocate(r.ctx, &v1beta1.AllocateRequest{
+		ContainerRequests: []*v1beta1.ContainerAllocateRequest{{DevicesIds: gpuIDs(1)}},
+	})
+	if err == nil || !strings.Contains(err.Error(), gpuIDs(1)[0]+" is "+is+" now, not "+GPUResource) {
+		t.Errorf("the old resource grants it: %v", err)
+	}
+	r.await("one GPU left", func() bool {
+		devices, _ := r.kubelet.Devices(GPUResource)
+		return slices.Equal(ids(devices), gpuIDs(0))
+	})
+	r.saidGoodbye(GPUResource)
+}
+
+// Shares take the place of a GPU, in the same pool or another: no ID goes while it is healthy, and the pool that
+// has no units left is an empty list.
+func TestSharesInPlaceOfGPUs(t *testing.T) {
+	r := newRig(t)
+	r.startKubelet()
+	r.offer(coretest.GPUs(2))
+	r.start()
+	r.awaitHealthy(GPUResource, 2)
+	r.src.Set(inventory(coretest.GPUs(2), shared(core.TimeSlicing, 3)))
+	r.awaitHealthy(GPUResource, 6)
+	r.await("the shares only", func() bool { n, _ := r.kubelet.Capacity(GPUResource); return n == 6 })
+
+	c := shared(core.TimeSlicing, 3)
+	c.Policy.Shares[0].Rename = "gpu.shared"
+	r.src.Set(inventory(coretest.GPUs(2), c))
+	r.awaitHealthy("nvidia.com/gpu.shared", 6)
+	r.await("an empty list of a living plugin", func() bool {
+		devices, ok := r.kubelet.Devices(GPUResource)
+		return ok && len(devices) == 0
+	})
+	r.saidGoodbye(GPUResource)
+	if _, err := r.kubelet.Allocate(r.ctx, GPUResource, replica(0, 0)); err == nil {
+		t.Error("the old resource grants what is in another pool")
+	}
+}
+
+// saidGoodbye checks that no unit left the lists of a resource while it was healthy.
+func (r *rig) saidGoodbye(resource string) {
+	r.Helper()
+	var before []*v1beta1.Device
+	for _, list := range r.kubelet.Lists(resource) {
+		now := ids(list)
+		for _, d := range before {
+			if d.GetHealth() == v1beta1.Healthy && !slices.Contains(now, d.GetID()) {
+				r.Errorf("%s was dropped while it was healthy", d.GetID())
+			}
+		}
+		before = list
+	}
+}
+
+// NVIDIA's k8s-device-plugin names them so (rm/rm.go: '+' is '.'); the profiles are those of `nvidia-smi mig -lgip` on
+// A30, A100, H100, H200, B200 and RTX PRO 6000.
+func TestResourceNamesOfProfiles(t *testing.T) {
+	for profile, want := range map[string]string{
+		"1g.5gb": "nvidia.com/mig-1g.5gb", "1g.5gb+me": "nvidia.com/mig-1g.5gb.me", "1g.6gb+me": "nvidia.com/mig-1g.6gb.me",
+		"2g.10gb": "nvidia.com/mig-2g.10gb", "2g.12gb+me": "nvidia.com/mig-2g.12gb.me", "3g.20gb": "nvidia.com/mig-3g.20gb",
+		"4g.20gb": "nvidia.com/mig-4g.20gb", "7g.40gb": "nvidia.com/mig-7g.40gb", "4g.24gb": "nvidia.com/mig-4g.24gb",
+		"1g.10gb": "nvidia.com/mig-1g.10gb", "1g.10gb+me": "nvidia.com/mig-1g.10gb.me", "1g.20gb": "nvidia.com/mig-1g.20gb",
+		"7g.80gb": "nvidia.com/mig-7g.80gb", "1g.18gb+me": "nvidia.com/mig-1g.18gb.me", "7g.141gb": "nvidia.com/mig-7g.141gb",
+		"1g.23gb": "nvidia.com/mig-1g.23gb", "7g.180gb": "nvidia.com/mig-7g.180gb",
+		"1g.24gb": "nvidia.com/mig-1g.24gb", "1g.24gb+me": "nvidia.com/mig-1g.24gb.me", "1g.24gb+gfx": "nvidia.com/mig-1g.24gb.gfx",
+		"1g.24gb+me.all": "nvidia.com/mig-1g.24gb.me.all", "1g.24gb-me": "nvidia.com/mig-1g.24gb-me",
+		"2g.48gb+gfx": "nvidia.com/mig-2g.48gb.gfx", "2g.48gb+me.all": "nvidia.com/mig-2g.48gb.me.all",
+		"2g.48gb-me": "nvidia.com/mig-2g.48gb-me", "4g.96gb+gfx": "nvidia.com/mig-4g.96gb.gfx",
+		"1c.3g.40gb": "nvidia.com/mig-1c.3g.40gb", // NVIDIA's has no name for it, and does not start
+	} {
+		s := cutInSeven(1)
+		for i := range s.Devices {
+			if s.Devices[i].Profile != "" {
+				s.Devices[i].Profile = profile
+			}
+		}
+		lists := listings(inventory(core.NewSnapshot(s), mixedConfig()))
+		if len(lists[want]) != 7 || len(lists) != 1 || len(want) > 63 {
+			t.Errorf("%s: %v, want 7 %s", profile, lists, want)
+		}
+		c := mixedConfig()
+		c.Policy.Shares = []core.Share{{
+			Pool: core.MIGPool(profile), Rename: core.MIGPool(profile) + ".shared",
+			Sharing: core.Sharing{Mode: core.TimeSlicing, Replicas: 2},
+		}}
+		if lists := listings(inventory(core.NewSnapshot(s), c)); len(lists[want+".shared"]) != 14 {
+			t.Errorf("%s shared: %v", profile, lists)
+		}
+	}
+}
