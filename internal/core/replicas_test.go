@@ -1,0 +1,239 @@
+package core_test
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
+)
+
+// shared is three GPUs, each offered n times in the way of s.
+func shared(s core.Sharing, packed bool) *core.Inventory {
+	cfg := core.DefaultConfig()
+	cfg.Packed = packed
+	cfg.Policy.Rules = []core.Rule{{Sharing: &s}}
+	return core.Build(coretest.GPUs(3), core.Ledger{}, cfg)
+}
+
+// units reads "0::1 2::0" as the IDs of units; "2" is a GPU that is not shared.
+func units(text string) (ids []core.UnitID) {
+	for _, word := range strings.Fields(text) {
+		gpu, replica, isShared := strings.Cut(word, "::")
+		id := string(coretest.GPU(int(gpu[0] - '0')))
+		if isShared {
+			id += "::" + replica
+		}
+		ids = append(ids, core.UnitID(id))
+	}
+	return ids
+}
+
+// unitNames writes what units reads.
+func unitNames(ids []core.UnitID) string {
+	var names []string
+	for _, id := range ids {
+		gpu, replica, isShared := strings.Cut(string(id), "::")
+		name := named(core.DeviceID(gpu))
+		if isShared {
+			name += "::" + replica
+		}
+		names = append(names, name)
+	}
+	return strings.Join(names, " ")
+}
+
+func TestReserveShares(t *testing.T) {
+	limited := served(10)
+	limited.Memory, limited.Threads = 4<<30+1<<20, 25
+	strict := sliced(4)
+	strict.OnePerRequest = true
+	visible := func(gpus string) core.EnvVar {
+		var ids []string
+		for _, id := range units(gpus) {
+			ids = append(ids, string(id))
+		}
+		return core.EnvVar{Name: core.VisibleDevices, Value: strings.Join(ids, ",")}
+	}
+	for name, tc := range map[string]struct {
+		sharing core.Sharing
+		ids     string
+		env     []core.EnvVar
+		mps     string
+		err     string
+	}{
+		"one":                              {sliced(4), "1::2", []core.EnvVar{visible("1")}, "", ""},
+		"two of one GPU are the GPU once":  {sliced(4), "1::2 1::0", []core.EnvVar{visible("1")}, "", ""},
+		"all of all":                       {sliced(2), "2::1 0::1 1::0 0::0 2::0 1::1", []core.EnvVar{visible("0 1 2")}, "", ""},
+		"10 is after 9 and before nothing": {sliced(11), "2::10 0::9 0::10", []core.EnvVar{visible("0 2")}, "", ""},
+		"one, twice":                       {strict, "0::1 0::1", []core.EnvVar{visible("0")}, "", ""},
+		"one per request, two asked for": {
+			strict, "0::1 0::2", nil, "", "2 units of gpu.shared, whose devices are shared: maximum request size for shared resources is 1",
+		},
+		"one per request, of two GPUs": {
+			strict, "0::1 1::1 2::1", nil, "", "3 units of gpu.shared, whose devices are shared: maximum request size for shared resources is 1",
+		},
+		"MPS": {served(10), "0::9", []core.EnvVar{visible("0")}, "gpu.mps", ""},
+		"MPS, limited": {limited, "2::3", []core.EnvVar{
+			{Name: "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", Value: "25"}, {Name: "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", Value: "0=4097M"}, visible("2"),
+		}, "gpu.mps", ""},
+		"MPS, two asked for": {served(10), "0::9 0::8", nil, "", "2 units of gpu.mps, whose devices are shared: maximum request size for shared resources is 1"},
+		"the GPU itself":     {sliced(4), "0", nil, "", "unknown device IDs: " + string(coretest.GPU(0))},
+		"beyond the last":    {sliced(4), "0::3 0::4", nil, "", "unknown device IDs: " + string(coretest.GPU(0)) + "::4"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cfg := core.Host{MPS: []string{"gpu.mps"}}
+			inv := shared(tc.sharing, false).On(cfg, core.OverlapWarn)
+			asked := units(tc.ids)
+			p, err := inv.Reserve(asked...)
+			if text := fmt.Sprint(err); err != nil && text != tc.err || err == nil && tc.err != "" {
+				t.Fatalf("error %q, want %q", text, tc.err)
+			}
+			if diff := cmp.Diff(tc.env, p.Env); diff != "" || p.MPS != tc.mps {
+				t.Errorf("MPS %q, environment: %s", p.MPS, diff)
+			}
+			var one *core.SharedUnitsError
+			if errors.As(err, &one) && (one.N != len(asked) || !strings.HasPrefix(one.Pool, "gpu.")) {
+				t.Errorf("%+v", one)
+			}
+			for range 5 {
+				rand.Shuffle(len(asked), func(i, j int) { asked[i], asked[j] = asked[j], asked[i] })
+				again, _ := inv.Reserve(append(asked, asked...)...)
+				if diff := cmp.Diff(p, again); diff != "" {
+					t.Fatalf("another order: %s", diff)
+				}
+			}
+		})
+	}
+}
+
+// What is wrong with the units is said before that they are too many.
+func TestReserveSharesThatAreSick(t *testing.T) {
+	down := shared(served(2), false).On(core.Host{}, core.OverlapWarn)
+	_, err := down.Reserve(units("0::0 0::1 1::7")...)
+	var sick *core.UnhealthyUnitsError
+	var unknown *core.UnknownUnitsError
+	if !errors.As(err, &sick) || len(sick.Units) != 2 || !errors.As(err, &unknown) || len(unknown.IDs) != 1 {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestPreferShares(t *testing.T) {
+	all := "0::0 0::1 0::2 0::3 1::0 1::1 1::2 1::3 2::0 2::1 2::2 2::3"
+	for name, tc := range map[string]struct {
+		available, required string
+		n                   int
+		distributed, packed string
+	}{
+		"nothing is taken":        {all, "", 1, "0::0", "0::0"},
+		"a few of nothing taken":  {all, "", 4, "0::0 0::1 1::0 2::0", "0::0 0::1 0::2 0::3"},
+		"one has two taken":       {"0::1 0::3 1::0 1::1 1::2 1::3", "", 2, "1::0 1::1", "0::1 0::3"},
+		"each has some taken":     {"0::1 0::3 1::1 1::2 1::3 2::3", "", 1, "1::1", "2::3"},
+		"and what comes after":    {"0::1 0::3 1::1 1::2 1::3 2::3", "", 3, "0::1 1::1 1::2", "0::1 0::3 2::3"},
+		"one that is required":    {all, "1::2", 2, "0::0 1::2", "1::0 1::2"},
+		"two that are required":   {all, "2::3 2::2", 3, "0::0 2::2 2::3", "2::0 2::2 2::3"},
+		"required and not free":   {"0::0 1::0", "2::2", 2, "0::0 2::2", "0::0 2::2"},
+		"required beyond n":       {all, "1::2 0::1", 1, "0::1", "0::1"},
+		"more than there are":     {"2::2 0::1", "", 3, "0::1 2::2", "0::1 2::2"},
+		"none":                    {all, "", 0, "", ""},
+		"unknown ones":            {"0 0::9 1 1::0 1::0", "", 2, "1::0", "1::0"},
+		"unknown and required":    {"1::0 1::1", "0::9", 2, "1::0 1::1", "1::0 1::1"},
+		"nothing there":           {"", "", 2, "", ""},
+		"only what nobody has":    {"0 1", "2", 2, "", ""},
+		"three, and one is spent": {"0::0 0::1 1::3", "", 3, "0::0 0::1 1::3", "0::0 0::1 1::3"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for packed, want := range map[bool]string{false: tc.distributed, true: tc.packed} {
+				inv, available := shared(sliced(4), packed), units(tc.available)
+				for range 5 {
+					rand.Shuffle(len(available), func(i, j int) { available[i], available[j] = available[j], available[i] })
+					if got := unitNames(inv.Prefer(available, units(tc.required), tc.n)); got != want {
+						t.Fatalf("packed %t: %q, want %q", packed, got, want)
+					}
+				}
+			}
+		})
+	}
+}
+
+// Fewer replicas than before: those that are left serve on, the others take no work and go after the grace.
+func TestFewerReplicas(t *testing.T) {
+	four, two, none := shared(sliced(4), false), shared(sliced(2), false), core.Build(coretest.GPUs(3), core.Ledger{}, core.DefaultConfig())
+	t0 := time.Unix(1000, 0)
+	grace := 2 * time.Second
+	next := two.Succeed(four, t0, grace)
+	if got := unitNames(unitIDs(next)); got != "0::0 0::1 0::2 0::3 1::0 1::1 1::2 1::3 2::0 2::1 2::2 2::3" || !next.Retiring() {
+		t.Errorf("right after: %s", got)
+	}
+	for u := range next.Units() {
+		if stays := u.Replica < 2; u.Health.Schedulable() != stays || !stays && u.Health.Reason != core.ReasonWithdrawn {
+			t.Errorf("%s is %s", u.ID, u.Health)
+		}
+	}
+	if p, err := next.Reserve(units("1::0 1::1")...); err != nil || len(p.Devices) != 1 {
+		t.Errorf("what is left: %v, %v", p.Devices, err)
+	}
+	if _, err := next.Reserve(units("1::0 1::2")...); !strings.Contains(fmt.Sprint(err), "WITHDRAWN") && !strings.Contains(fmt.Sprint(err), "no longer offered") {
+		t.Errorf("what is not: %v", err)
+	}
+	if gone := two.Succeed(next, t0.Add(grace), grace); gone.Retiring() || !gone.Equal(two) {
+		t.Errorf("after the grace: %s", unitNames(unitIDs(gone)))
+	}
+	if back := four.Succeed(next, t0.Add(time.Second), grace); back.Retiring() || !back.Equal(four) {
+		t.Errorf("and back: %s", unitNames(unitIDs(back)))
+	}
+	alone := none.Succeed(two, t0, grace)
+	if got := unitNames(unitIDs(alone)); got != "0 0::0 0::1 1 1::0 1::1 2 2::0 2::1" {
+		t.Errorf("no longer shared: %s", got)
+	}
+	again := two.Succeed(alone, t0.Add(time.Second), grace)
+	if got := unitNames(unitIDs(again)); got != "0 0::0 0::1 1 1::0 1::1 2 2::0 2::1" {
+		t.Errorf("shared again: %s", got)
+	}
+	if u, _ := again.Unit(units("0")[0]); u.Health.Schedulable() {
+		t.Error("a GPU takes work, and its shares do")
+	}
+}
+
+// Whatever an operator changes about how devices are offered makes another inventory.
+func TestEqual(t *testing.T) {
+	machine := coretest.GPUs(2)
+	build := func(change func(*core.Config)) *core.Inventory {
+		cfg := core.DefaultConfig()
+		one := served(2)
+		cfg.Policy.Rules = []core.Rule{{Select: on(0), Pool: "p", Sharing: &one}}
+		change(&cfg)
+		return core.Build(machine, core.Ledger{}, cfg).On(core.Host{MPS: []string{"p", "q"}}, cfg.Overlap)
+	}
+	same := func(*core.Config) {}
+	if !build(same).Equal(build(same)) || !build(same).Succeed(nil, dawn, time.Second).Equal(build(same)) {
+		t.Error("equal arguments, differing inventories")
+	}
+	rule := func(c *core.Config) *core.Rule { return &c.Policy.Rules[0] }
+	for name, change := range map[string]func(*core.Config){
+		"pool":            func(c *core.Config) { rule(c).Pool = "q" },
+		"mode":            func(c *core.Config) { rule(c).Sharing.Mode = core.TimeSlicing },
+		"replicas":        func(c *core.Config) { rule(c).Sharing.Replicas = 3 },
+		"one per request": func(c *core.Config) { rule(c).Sharing.OnePerRequest = false },
+		"memory":          func(c *core.Config) { rule(c).Sharing.Memory = 1 << 30 },
+		"threads":         func(c *core.Config) { rule(c).Sharing.Threads = 50 },
+		"reserved":        func(c *core.Config) { rule(c).Reserve = "kept" },
+		"finding":         func(c *core.Config) { c.Policy.Rules = append(c.Policy.Rules, core.Rule{Select: on(7)}) },
+		"packed":          func(c *core.Config) { c.Packed = true },
+		"device nodes":    func(c *core.Config) { c.DeviceNodes = true },
+	} {
+		if build(change).Equal(build(same)) {
+			t.Errorf("%s: no difference", name)
+		}
+	}
+	claimed := build(same).On(core.Host{MPS: []string{"p"}, Claims: []core.Claim{{By: "nomad-gpu", At: gpu(1)}}}, core.OverlapWarn)
+	if claimed.Equal(build(same)) {
+		t.Error("a contest: no difference")
+	}
+}
