@@ -1,0 +1,265 @@
+package core_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
+)
+
+// draw is a machine and what is wanted of it, by chance.
+type draw struct{ *rand.Rand }
+
+func pick[T any](d draw, of ...T) T { return of[d.IntN(len(of))] }
+
+func (d draw) oneIn(n int) bool { return d.IntN(n) == 0 }
+
+// some are of them, none to three, with repetitions.
+func some[T any](d draw, of ...T) (few []T) {
+	for range d.IntN(4) {
+		few = append(few, pick(d, of...))
+	}
+	return few
+}
+
+func (d draw) machine() core.Snapshot {
+	s := coretest.GPUs(1 + d.IntN(6))
+	for n := range s.Devices {
+		switch s.Devices[n].Model = pick(d, "NVIDIA H100 80GB HBM3", "NVIDIA L40S", "NVIDIA A100-SXM4-40GB"); d.IntN(3) {
+		case 0:
+			s = coretest.Cut(s, n, some(d, "1g.10gb", "1g.10gb+me", "3g.40gb")...)
+		case 1:
+			s = coretest.Cut(s, n, slices.Repeat([]string{"1g.10gb"}, 7)...)
+		}
+	}
+	if d.oneIn(4) {
+		s.Excluded = []core.Exclusion{{Index: 9, PCI: "0000:ff:00.0", Kind: core.ProbeFailed, Reason: "Unknown Error"}}
+	}
+	return s
+}
+
+func (d draw) ids(s core.Snapshot) (few []core.DeviceID) {
+	for range d.IntN(3) {
+		few = append(few, pick(d, append(ids(s), "GPU-x")...))
+	}
+	return few
+}
+
+// selector says nothing of most things, so that it selects something.
+func (d draw) selector(s core.Snapshot) (sel core.Selector) {
+	sel.At = fmt.Sprintf("p:%d", d.IntN(100))
+	switch d.IntN(8) {
+	case 0:
+		sel.IDs = d.ids(s)
+	case 1:
+		sel.PCI = some[core.PCIAddress](d, "0000:10:00.0", "0000:11:00.0")
+	case 2:
+		sel.Indices = some(d, core.DeviceIndex{GPU: 0, Instance: -1}, core.DeviceIndex{GPU: 1, Instance: 2}, core.DeviceIndex{GPU: 3, Instance: -1})
+	case 3:
+		sel.Models = some(d, "*H100*", "*L40S", "NVIDIA A*", "*MIG 1g*")
+	case 4:
+		sel.Profiles = some(d, "1g.*", "*+me", "3g.40gb")
+	case 5:
+		sel.Full = true
+	case 6:
+		sel.Memory = core.Range{Min: uint64(d.IntN(80)) << 30}
+	}
+	return sel
+}
+
+func (d draw) sharing() core.Sharing {
+	return core.Sharing{
+		Mode: pick(d, core.TimeSlicing, core.MPS), Replicas: 2 + d.IntN(99), OnePerRequest: d.oneIn(2),
+		Memory: pick[uint64](d, 0, 1<<30), Threads: pick(d, 0, 10),
+	}
+}
+
+func (d draw) config(s core.Snapshot) core.Config {
+	cfg := core.DefaultConfig()
+	strategies := []core.MIGStrategy{core.MIGNone, core.MIGSingle, core.MIGMixed}
+	cfg.MIG, cfg.Packed, cfg.DeviceNodes = pick(d, strategies...), d.oneIn(2), d.oneIn(2)
+	cfg.Overlap = pick(d, core.OverlapWarn, core.OverlapRefuse)
+	if d.oneIn(3) {
+		cfg.Exclude = d.ids(s)
+	}
+	p := &cfg.Policy
+	for d.oneIn(3) {
+		p.Include = append(p.Include, d.selector(s))
+	}
+	for d.oneIn(2) {
+		r := core.Rule{Select: d.selector(s), Pool: pick(d, "", "mine"), MIG: pick(d, append(strategies, "")...)}
+		if d.oneIn(2) {
+			r.Sharing = new(d.sharing())
+		} else if d.oneIn(4) {
+			r.Reserve = "kept"
+		}
+		p.Rules = append(p.Rules, r)
+	}
+	for d.oneIn(3) {
+		p.Names = append(p.Names, core.Naming{Select: d.selector(s), Pool: pick(d, "big", "small")})
+	}
+	for d.oneIn(3) {
+		p.Shares = append(p.Shares, core.Share{
+			Pool: pick(d, "gpu", "big", "mig-1g.10gb"), Select: d.selector(s), First: d.IntN(3), Rename: pick(d, "", "x.shared"), Sharing: d.sharing(),
+		})
+	}
+	return cfg
+}
+
+func (d draw) host(s core.Snapshot) (h core.Host) {
+	h.MPS = some(d, "gpu.mps", "gpu", "mine", "x.shared")
+	for d.oneIn(3) {
+		h.Claims = append(h.Claims, core.Claim{By: "nomad-gpu", At: pick(d, s.Devices...).At, Prior: d.oneIn(2)})
+	}
+	return h
+}
+
+// Whatever the policy, the machine and its health: these hold.
+func TestAnyPolicy(t *testing.T) {
+	const draws = 1000
+	for seed := range uint64(draws) {
+		d := draw{rand.New(rand.NewPCG(seed, 5))} //nolint:gosec // repeatable
+		s := d.machine()
+		cfg := d.config(s)
+		var obs []core.Observation
+		for d.oneIn(2) {
+			obs = append(obs, xid(pick(d, s.Devices...).At, pick[uint64](d, 95, 94, 79, 48)))
+		}
+		l, h := core.Ledger{}.Apply(cfg.Health, dawn, obs...), d.host(s)
+		inv := core.Build(s, l, cfg).On(h, cfg.Overlap)
+		eachDeviceOnce(t, s, inv)
+		eachUnit(t, l, inv)
+		asked(t, d, inv)
+		d.Shuffle(len(s.Devices), func(i, j int) { s.Devices[i], s.Devices[j] = s.Devices[j], s.Devices[i] })
+		if again := core.Build(core.NewSnapshot(s), l, cfg).On(h, cfg.Overlap); !again.Equal(inv) {
+			t.Error("equal arguments, differing inventories")
+		}
+		neighbours(t, d, s, func(l core.Ledger) *core.Inventory { return core.Build(core.NewSnapshot(s), l, cfg).On(h, cfg.Overlap) }, cfg, l)
+		if t.Failed() {
+			t.Fatalf("seed %d: %d devices, policy %+v", seed, len(s.Devices), cfg.Policy)
+		}
+	}
+}
+
+// eachDeviceOnce holds that a device is offered, refused with a reason, or stands behind its other view: never two
+// of these, and never none.
+func eachDeviceOnce(t *testing.T, s core.Snapshot, inv *core.Inventory) {
+	t.Helper()
+	ways, offered := map[core.Placement]int{}, map[core.Placement]bool{}
+	var last core.DeviceID
+	for u := range inv.Units() {
+		if u.Device.ID != last {
+			ways[u.Device.At]++
+			offered[u.Device.At] = true
+		}
+		last = u.Device.ID
+	}
+	for _, e := range inv.Excluded() {
+		if ways[e.At]++; e.Reason == "" || e.Reason == "hidden" {
+			t.Errorf("%s is not offered because %q", e.At, e.Reason)
+		}
+	}
+	for _, d := range s.Devices {
+		behind := slices.ContainsFunc(s.Devices, func(o core.Device) bool {
+			return o.At != d.At && o.At.GPU == d.At.GPU && (o.At.GI == core.Whole) != (d.At.GI == core.Whole) && ways[o.At] > 0
+		})
+		if n := ways[d.At]; n > 1 || n == 0 && !behind {
+			t.Errorf("%s is offered or refused %d times, behind another view %t", d.ID, n, behind)
+		}
+		if gpu := core.WholeGPU(d.At.GPU); d.At != gpu && offered[gpu] && offered[d.At] {
+			t.Errorf("%s and its GPU are both offered", d.ID)
+		}
+	}
+}
+
+// eachUnit holds what the units of a device have in common, and what not.
+func eachUnit(t *testing.T, l core.Ledger, inv *core.Inventory) {
+	t.Helper()
+	var prev core.Unit
+	seen := map[core.UnitID]bool{}
+	for u := range inv.Units() {
+		id := core.UnitID(u.Device.ID)
+		if u.Sharing.Mode != core.Exclusive {
+			id += core.UnitID(fmt.Sprintf("::%d", u.Replica))
+		}
+		if u.ID != id || len(id) > 63 || seen[id] || u.Pool == "" {
+			t.Errorf("unit %q of pool %q, want %q, once", u.ID, u.Pool, id)
+		}
+		seen[id] = true
+		if found, ok := inv.Unit(u.ID); !ok || found != u {
+			t.Errorf("%s is not found by its ID", u.ID)
+		}
+		if u.Replica > 0 { // all of a device are alike
+			same := prev
+			if same.ID, same.Replica = u.ID, prev.Replica+1; same != u {
+				t.Errorf("units of a device differ: %+v, %+v", prev, u)
+			}
+		} else if prev.Sharing.Mode != core.Exclusive && prev.Replica != prev.Sharing.Replicas-1 {
+			t.Errorf("%s is the last of %d", prev.ID, prev.Sharing.Replicas)
+		}
+		if was := l.Health(u.Device.At); u.Health != was && !was.Schedulable() {
+			t.Errorf("%s is %s, its device %s", u.ID, u.Health, was)
+		}
+		prev = u
+	}
+}
+
+// asked holds what Reserve and Prefer promise.
+func asked(t *testing.T, d draw, inv *core.Inventory) {
+	t.Helper()
+	all := unitIDs(inv)
+	if len(all) == 0 {
+		return
+	}
+	n := 1 + d.IntN(8)
+	d.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+	preferred := inv.Prefer(all[:min(len(all), 40)], nil, n)
+	if want := min(n, len(all), 40); len(preferred) != want || len(slices.Compact(slices.Clone(preferred))) != want {
+		t.Errorf("%d are preferred, want %d: %v", len(preferred), want, preferred)
+	}
+	p, err := inv.Reserve(preferred...)
+	if err != nil {
+		if len(p.Devices)+len(p.Env)+len(p.Nodes) > 0 {
+			t.Errorf("refused, and planned: %+v", p)
+		}
+		return
+	}
+	var once []string
+	for u := range inv.Units() {
+		if slices.Contains(preferred, u.ID) && !slices.Contains(once, string(u.Device.ID)) {
+			once = append(once, string(u.Device.ID))
+		}
+	}
+	env := p.Env[len(p.Env)-1]
+	if diff := cmp.Diff(core.EnvVar{Name: core.VisibleDevices, Value: strings.Join(once, ",")}, env); diff != "" {
+		t.Errorf("%v: %s", preferred, diff)
+	}
+}
+
+// neighbours holds that what befalls a GPU touches nobody else's units, and what befalls an instance no sibling's.
+func neighbours(t *testing.T, d draw, s core.Snapshot, build func(core.Ledger) *core.Inventory, cfg core.Config, l core.Ledger) {
+	t.Helper()
+	at, code := pick(d, s.Devices...).At, pick[uint64](d, 94, 95)
+	scope := at
+	if code == 95 { // of the whole GPU, wherever it is said to be
+		scope = core.WholeGPU(at.GPU)
+	}
+	before, after := build(l), build(l.Apply(cfg.Health, dawn, xid(at, code)))
+	if before.Len() != after.Len() {
+		t.Errorf("%d units, %d after an XID", before.Len(), after.Len())
+	}
+	for u := range after.Units() {
+		switch was, _ := before.Unit(u.ID); {
+		case !scope.Covers(u.Device.At) && u != was:
+			t.Errorf("%s is touched by XID %d on %s: %s, was %s", u.ID, code, scope, u.Health, was.Health)
+		case scope.Covers(u.Device.At) && (u.Health.State < core.Degraded || u.Health.State < was.Health.State):
+			t.Errorf("%s is %s after XID %d on %s, was %s", u.ID, u.Health, code, scope, was.Health)
+		}
+	}
+}
