@@ -103,7 +103,8 @@ func (inv *Inventory) indexed() *Inventory {
 // out (kubelet 1.37 can panic when an ID vanishes under an allocation).
 func (inv *Inventory) Succeed(prev *Inventory, now time.Time, grace time.Duration) *Inventory {
 	next := *inv
-	next.units, next.retired = slices.Clone(inv.units), map[UnitID]time.Time{}
+	next.retired = nil
+	var gone []Unit
 	for u := range prev.Units() {
 		if _, ok := inv.byID[u.ID]; ok {
 			continue
@@ -116,9 +117,16 @@ func (inv *Inventory) Succeed(prev *Inventory, now time.Time, grace time.Duratio
 			continue
 		}
 		u.Health = Health{State: Unhealthy, Reason: ReasonWithdrawn}
-		next.units = append(next.units, u)
+		gone = append(gone, u)
+		if next.retired == nil {
+			next.retired = map[UnitID]time.Time{}
+		}
 		next.retired[u.ID] = since
 	}
+	if gone == nil {
+		return &next
+	}
+	next.units = slices.Concat(inv.units, gone)
 	slices.SortFunc(next.units, compareUnits)
 	return next.indexed()
 }

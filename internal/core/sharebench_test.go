@@ -1,0 +1,132 @@
+package core_test
+
+import (
+	"runtime"
+	"slices"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
+)
+
+// crowd is a machine of 16 GPUs whose devices are shared.
+type crowd struct {
+	name     string
+	machine  core.Snapshot
+	replicas int // 0 = not shared
+}
+
+// crowds are as large as it gets: 112 instances, those by 10, and 16 GPUs by 100.
+func crowds() []crowd {
+	whole := coretest.GPUs(16)
+	cut := whole
+	for n := range 16 {
+		cut = coretest.Cut(cut, n, slices.Repeat([]string{"1g.10gb"}, 7)...)
+	}
+	return []crowd{{"16x7", cut, 0}, {"16x7x10", cut, 10}, {"16x100", whole, 100}}
+}
+
+func (c crowd) config() core.Config {
+	cfg := core.DefaultConfig()
+	cfg.MIG = core.MIGMixed
+	if c.replicas > 0 {
+		cfg.Policy.Rules = []core.Rule{{Sharing: new(sliced(c.replicas))}}
+	}
+	return cfg
+}
+
+func (c crowd) build() *core.Inventory { return core.Build(c.machine, core.Ledger{}, c.config()) }
+
+// eachCrowd measures f, which is made once for each machine.
+func eachCrowd(b *testing.B, make func(crowd) (f func())) {
+	b.Helper()
+	for _, c := range crowds() {
+		b.Run(c.name, func(b *testing.B) {
+			f := make(c)
+			b.ReportAllocs()
+			for b.Loop() {
+				f()
+			}
+		})
+	}
+}
+
+func BenchmarkCrowdBuild(b *testing.B) {
+	eachCrowd(b, func(c crowd) func() { return func() { c.build() } })
+}
+
+// What each observation costs between the ledger and the adapters.
+func BenchmarkCrowdOffer(b *testing.B) {
+	eachCrowd(b, func(c crowd) func() {
+		prev, now := c.build(), time.Now()
+		return func() { c.build().On(core.Host{}, core.OverlapWarn).Succeed(prev, now, time.Second) }
+	})
+}
+
+func BenchmarkCrowdEqual(b *testing.B) {
+	eachCrowd(b, func(c crowd) func() {
+		one, two := c.build(), c.build()
+		return func() {
+			if !one.Equal(two) {
+				b.Fatal("not equal")
+			}
+		}
+	})
+}
+
+func BenchmarkCrowdPrefer(b *testing.B) {
+	for _, n := range []int{1, 8, 56} {
+		b.Run(map[int]string{1: "1", 8: "8", 56: "56"}[n], func(b *testing.B) {
+			eachCrowd(b, func(c crowd) func() {
+				inv := c.build()
+				ids := unitIDs(inv)
+				return func() {
+					if got := inv.Prefer(ids, nil, n); len(got) != n {
+						b.Fatal(got)
+					}
+				}
+			})
+		})
+	}
+}
+
+func BenchmarkCrowdReserve(b *testing.B) {
+	eachCrowd(b, func(c crowd) func() {
+		inv := c.build()
+		ids := unitIDs(inv)
+		return func() {
+			if _, err := inv.Reserve(ids[3], ids[90], ids[91], ids[17]); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+}
+
+// What a published inventory keeps, per unit.
+func BenchmarkCrowdMemory(b *testing.B) {
+	for _, c := range crowds() {
+		b.Run(c.name, func(b *testing.B) {
+			const keep = 20
+			var kept [keep]*core.Inventory
+			for b.Loop() {
+				before := heap()
+				for i := range kept {
+					kept[i] = c.build()
+				}
+				grown := heap() - before
+				b.ReportMetric(float64(grown)/float64(keep*kept[0].Len()), "B/unit")
+				b.ReportMetric(float64(unsafe.Sizeof(core.Unit{})), "B/Unit{}")
+				clear(kept[:])
+			}
+		})
+	}
+}
+
+func heap() uint64 {
+	var m runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&m)
+	return m.HeapAlloc
+}
