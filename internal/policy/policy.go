@@ -2,11 +2,7 @@
 // how often each. One file serves both agents; it is that of NVIDIA's k8s-device-plugin with a section more.
 package policy
 
-import (
-	"errors"
-
-	"github.com/tandem-gpu/tandem/internal/core"
-)
+import "github.com/tandem-gpu/tandem/internal/core"
 
 // Orchestrator is whom an agent offers devices to.
 type Orchestrator string
@@ -24,11 +20,4 @@ type Result struct {
 	MPS     string           // where MPS is first used, as the Key of a core.ConfigError if there is no MPS root; "" = nowhere
 	MIG     core.MIGStrategy // flags.migStrategy; "" = the file does not say
 	MPSRoot string           // flags.mpsRoot, an absolute path on the host; "" = the file does not say
-}
-
-// ReadFile reads the file at path for an agent of the orchestrator. Keys that do not concern devices are known
-// and skipped. Every problem is returned at once: errors.Join of *core.ConfigError, each with line and path of
-// the key, or of the error with which the file can't be read.
-func ReadFile(path string, to Orchestrator) (Result, error) {
-	return Result{}, errors.ErrUnsupported
 }
