@@ -34,7 +34,7 @@ func BenchmarkReserve(b *testing.B) {
 func BenchmarkGroups(b *testing.B) {
 	for _, n := range []int{8, 64} {
 		inv := machine(coretest.GPUs(n))
-		given := names(nil).with(inv)
+		given := naming{}.with(inv)
 		b.Run(fmt.Sprintf("units=%d", n), func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {

@@ -1,8 +1,10 @@
 package nomadadapter
 
 import (
+	"cmp"
 	"errors"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -11,13 +13,20 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/healthconfig"
+	"github.com/tandem-gpu/tandem/internal/policy"
 )
 
-// Settings are what a config block says, in the words of those who follow the machine.
+// Settings are what a config block and the policy file that it names say, in the words of those who follow the
+// machine.
 type Settings struct {
-	Core   core.Config         // what Health says is in it
-	Health healthconfig.Values // the part that does not concern the core, too
+	Core    core.Config         // what Health says is in it
+	Health  healthconfig.Values // the part that does not concern the core, too
+	GroupBy GroupBy
+	MPSRoot string // folder on the host that holds "nvidia.com/<pool>/pipe", the pipe directories of MPS daemons
 }
+
+// defaultMPSRoot is where NVIDIA's MPS control daemon set keeps its pipe directories.
+const defaultMPSRoot = "/run/nvidia/mps"
 
 // minPeriod is the shortest time between full readings of the machine that an operator may ask for.
 // Events and health checks do not wait for a full reading.
@@ -33,6 +42,10 @@ type block struct {
 	DevRoot           string   `codec:"dev_root"`
 	SysfsRoot         string   `codec:"sysfs_root"`
 	ProcfsRoot        string   `codec:"procfs_root"`
+	PolicyFile        string   `codec:"policy_file"`
+	MIGStrategy       string   `codec:"mig_strategy"`
+	GroupBy           string   `codec:"group_by"`
+	MPSRoot           string   `codec:"mps_root"`
 
 	health map[string]any // by key, as Nomad encodes it; absent and nil are the default
 }
@@ -49,6 +62,10 @@ func newSchema() *hclspec.Spec {
 		"dev_root":           optional("dev_root", "string", `""`), // as driver_root
 		"sysfs_root":         optional("sysfs_root", "string", `"/sys"`),
 		"procfs_root":        optional("procfs_root", "string", `"/proc"`),
+		"policy_file":        optional("policy_file", "string", `""`),
+		"mig_strategy":       optional("mig_strategy", "string", `""`), // as the policy file says, else mixed
+		"group_by":           optional("group_by", "string", `"none"`),
+		"mps_root":           optional("mps_root", "string", `""`), // as the policy file says, else the default
 	}
 	for _, k := range healthconfig.Keys() {
 		keys[k.Name] = healthSpec(k)
@@ -64,6 +81,7 @@ func defaultBlock() block {
 	return block{
 		Enabled: true, FingerprintPeriod: "1m",
 		DriverRoot: "/", SysfsRoot: "/sys", ProcfsRoot: "/proc",
+		GroupBy: string(GroupByNone),
 	}
 }
 
@@ -76,17 +94,22 @@ func decode(msgpack []byte) (block, error) {
 	return b, errors.Join(base.MsgPackDecode(msgpack, &b), base.MsgPackDecode(msgpack, &b.health))
 }
 
-// settings returns what the block says, or every problem at once (errors.Join of *core.ConfigError).
-//
-// MIG is always mixed, as in nomad-device-nvidia: a GPU in MIG mode is hidden behind its instances.
+// settings returns what the block and its policy file say, or every problem at once (errors.Join of
+// *core.ConfigError and of the error with which the file can't be read). It reads the file.
 func (b block) settings() (Settings, error) {
-	c := core.DefaultConfig()
-	c.MIG = core.MIGMixed
-	c.DeviceNodes = true
+	s := Settings{Core: core.DefaultConfig()}
+	s.Core.DeviceNodes = true
+	problems := slices.Concat(b.setUp(&s.Core), b.offer(&s))
+	health, wrong := healthValues(b.health)
+	health.Apply(&s.Core)
+	s.Health = health
+	return s, errors.Join(append(problems, wrong...)...)
+}
 
-	var errs []error
+// setUp says how the machine is read.
+func (b block) setUp(c *core.Config) (problems []error) {
 	refuse := func(key, value, remedy string) {
-		errs = append(errs, &core.ConfigError{Key: key, Value: value, Remedy: remedy})
+		problems = append(problems, &core.ConfigError{Key: key, Value: value, Remedy: remedy})
 	}
 	for _, id := range b.IgnoredGPUIDs {
 		if !strings.HasPrefix(id, "GPU-") && !strings.HasPrefix(id, "MIG-") {
@@ -122,7 +145,44 @@ func (b block) settings() (Settings, error) {
 			*root.to = clean
 		}
 	}
-	health, problems := healthValues(b.health)
-	health.Apply(&c)
-	return Settings{c, health}, errors.Join(append(errs, problems...)...)
+	return problems
+}
+
+// offer says what is offered, and how. Of what both the block and the file say, the block's word counts.
+//
+// MIG is mixed by default, as in nomad-device-nvidia: a GPU in MIG mode is hidden behind its instances.
+func (b block) offer(s *Settings) (problems []error) {
+	var file policy.Result
+	switch {
+	case b.PolicyFile == "":
+	case !filepath.IsAbs(b.PolicyFile):
+		problems = append(problems, &core.ConfigError{Key: "policy_file", Value: b.PolicyFile, Remedy: "want an absolute path such as /etc/tandem/policy.yaml"})
+	default:
+		var err error
+		if file, err = policy.ReadFile(b.PolicyFile, policy.Nomad); err != nil {
+			problems = append(problems, apart(err)...)
+		}
+	}
+	s.Core.Policy = file.Policy
+	s.Core.MIG = cmp.Or(core.MIGStrategy(b.MIGStrategy), file.MIG, core.MIGMixed)
+	if !slices.Contains([]core.MIGStrategy{core.MIGNone, core.MIGSingle, core.MIGMixed}, s.Core.MIG) {
+		problems = append(problems, &core.ConfigError{Key: "mig_strategy", Value: b.MIGStrategy, Remedy: "want none, single or mixed"})
+	}
+	s.GroupBy = GroupBy(b.GroupBy)
+	if !slices.Contains([]GroupBy{GroupByNone, GroupByNUMA, GroupByNVLink}, s.GroupBy) {
+		problems = append(problems, &core.ConfigError{Key: "group_by", Value: b.GroupBy, Remedy: "want none, numa or nvlink"})
+	}
+	s.MPSRoot = filepath.Clean(cmp.Or(b.MPSRoot, file.MPSRoot, defaultMPSRoot))
+	if !filepath.IsAbs(s.MPSRoot) {
+		problems = append(problems, &core.ConfigError{Key: "mps_root", Value: b.MPSRoot, Remedy: "want an absolute path such as " + defaultMPSRoot})
+	}
+	return problems
+}
+
+// apart are the problems that an error joins.
+func apart(err error) []error {
+	if joined, ok := err.(interface{ Unwrap() []error }); ok { //nolint:errorlint // one that is wrapped is one problem
+		return joined.Unwrap()
+	}
+	return []error{err}
 }

@@ -16,7 +16,7 @@ import (
 func TestConfigDefaults(t *testing.T) {
 	cfg := core.DefaultConfig()
 	cfg.MIG, cfg.DeviceNodes, cfg.Rescan = core.MIGMixed, true, time.Minute
-	want := Settings{cfg, healthconfig.Default()}
+	want := Settings{Core: cfg, Health: healthconfig.Default(), GroupBy: GroupByNone, MPSRoot: "/run/nvidia/mps"}
 	for name, keys := range map[string]map[string]any{
 		"empty block": {},
 		"as the schema fills it in": {
@@ -76,7 +76,7 @@ func TestConfigKeys(t *testing.T) {
 		Driver: "/run/nvidia/driver", Dev: "/run/nvidia/driver", // as the driver's
 		Sys: "/host/sys", Proc: "/host/proc",
 	}
-	if diff := cmp.Diff([]Settings{{cfg, healthconfig.Default()}}, s.Started()); diff != "" {
+	if diff := cmp.Diff([]Settings{{Core: cfg, Health: healthconfig.Default(), GroupBy: GroupByNone, MPSRoot: "/run/nvidia/mps"}}, s.Started()); diff != "" {
 		t.Errorf("started with (-want +got):\n%s", diff)
 	}
 }

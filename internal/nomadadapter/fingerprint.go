@@ -40,6 +40,7 @@ func (p *Plugin) fingerprint(ctx context.Context, out chan<- *device.Fingerprint
 		first, stop := context.WithTimeout(bound, firstAnswer)
 		settled(first, l.source)
 		stop()
+		f.by = l.settings.GroupBy
 		f.follow(bound, l.source)
 		cancel()
 		if p.now() == l { // it has no successor: the process is about to end
@@ -51,6 +52,7 @@ func (p *Plugin) fingerprint(ctx context.Context, out chan<- *device.Fingerprint
 // fingerprinter is one stream and what it has sent.
 type fingerprinter struct {
 	names  *register
+	by     GroupBy
 	out    chan<- *device.FingerprintResponse
 	last   *device.FingerprintResponse // nil before the first
 	rested <-chan time.Time            // nil unless the last was sent a moment ago
@@ -99,7 +101,7 @@ func (f *fingerprinter) news(inv *core.Inventory) *device.FingerprintResponse {
 	if f.last != nil && inv.Driver().State == core.DriverPending {
 		return nil
 	}
-	next := device.NewFingerprint(groups(inv, f.names.of(inv))...)
+	next := device.NewFingerprint(groups(inv, f.names.of(inv, f.by))...)
 	if f.last != nil && reflect.DeepEqual(next.Devices, f.last.Devices) {
 		return nil
 	}

@@ -48,7 +48,7 @@ func TestHealthKeys(t *testing.T) {
 		"health_period": "5s", "health_settle": "20s", "call_deadline": "2m",
 		"recovery": "manual", "recovery_dwell": "3m", "recovery_checks": 4, "recovery_limit": 5,
 		"degraded": "unhealthy", "application_faults": "ignore",
-		"kernel_log": "/host/kmsg", "state_dir": "", "simulation": true,
+		"kernel_log": "/host/kmsg", "state_dir": "", "simulation": true, "overlap": "refuse",
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -56,6 +56,7 @@ func TestHealthKeys(t *testing.T) {
 	s.now()
 	want := healthconfig.Values{
 		Health: core.DefaultHealthPolicy(), Probe: 5 * time.Second, KernelLog: "/host/kmsg", Simulation: true,
+		Overlap: core.OverlapRefuse,
 	}
 	want.Health.Mode, want.Health.Settle, want.Health.Deadline = core.ModeObserve, 20*time.Second, 2*time.Minute
 	want.Health.XIDs = map[uint64]fault.Effect{63: fault.None, 999: fault.Withdraws}
@@ -65,7 +66,7 @@ func TestHealthKeys(t *testing.T) {
 	if diff := cmp.Diff(want, got.Health); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
-	if got.Core.Probe != want.Probe || !cmp.Equal(got.Core.Health, want.Health) {
+	if got.Core.Probe != want.Probe || got.Core.Overlap != want.Overlap || !cmp.Equal(got.Core.Health, want.Health) {
 		t.Errorf("the core is not told: %+v", got.Core)
 	}
 }

@@ -11,24 +11,68 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 )
 
+// The types of groups. A request names a type or begins with one, so none for a GPU of one's own gets a share.
+const (
+	typeExclusive   = "gpu"
+	typeTimeSlicing = "gpu-shared"
+	typeMPS         = "gpu-mps"
+)
+
 // kind is what devices of one group have in common beside their order: Nomad gives a task devices of
 // one group only, and takes them for interchangeable.
 type kind struct {
+	groupType string
+	pool      string
+	place     place
+
+	// What tells devices of a pool apart to which the policy gave no name. One with a name is one kind.
 	model   string
 	memory  uint64       // MiB; 0 = not known (yet)
 	compute core.Compute // zero = not known (yet)
 }
 
-func kindOf(d core.Device) kind {
-	model := d.Model
-	if model == "" {
-		model = "N/A" // as nomad-device-nvidia has it; an empty name would be invalid
+func (p places) kindOf(u core.Unit, by GroupBy) kind {
+	k := kind{groupType: typeOf(u.Sharing.Mode), pool: u.Pool, place: p[seat{by, u.Device.At.GPU}]}
+	if named(u) {
+		return k
 	}
-	return kind{model, d.Memory >> 20, d.Compute}
+	if k.model = u.Device.Model; k.model == "" {
+		k.model = "N/A" // as nomad-device-nvidia has it; an empty name would be invalid
+	}
+	k.memory, k.compute = u.Device.Memory>>20, u.Device.Compute
+	return k
+}
+
+func typeOf(m core.SharingMode) string {
+	switch m {
+	case core.TimeSlicing:
+		return typeTimeSlicing
+	case core.MPS:
+		return typeMPS
+	default:
+		return typeExclusive
+	}
+}
+
+// named reports whether a unit's pool has its name from the policy.
+func named(u core.Unit) bool {
+	pool := strings.TrimSuffix(strings.TrimSuffix(u.Pool, ".shared"), ".mps")
+	return pool != core.DefaultPool && (u.Device.Profile == "" || pool != core.MIGPool(u.Device.Profile))
 }
 
 // complete reports whether the driver has told all that tells kinds apart.
-func (k kind) complete() bool { return k.memory != 0 && k.compute != core.Compute{} }
+func (k kind) complete() bool {
+	return k.model == "" || k.memory != 0 && k.compute != core.Compute{}
+}
+
+// plain is the name of the kind's group if no other kind has it.
+func (k kind) plain() string { return k.at(cmp.Or(k.model, k.pool)) }
+
+// at is a name with the place at its end.
+func (k kind) at(name string) string { return strings.TrimSuffix(name+" "+string(k.place), " ") }
+
+// rivals reports whether only one of two kinds can have the plain name.
+func (k kind) rivals(o kind) bool { return k.groupType == o.groupType && k.plain() == o.plain() }
 
 // compareKinds is the order in which kinds that are seen at once get their names: what is known before what
 // is not, the smaller before the larger. It knows no index: slots and reboots change those, and two nodes
@@ -41,17 +85,23 @@ func compareKinds(a, b kind) int {
 		return 1
 	}
 	return cmp.Or(
-		cmp.Compare(a.model, b.model),
+		cmp.Compare(a.groupType, b.groupType),
+		cmp.Compare(a.plain(), b.plain()),
 		cmp.Compare(known(a), known(b)),
+		cmp.Compare(a.pool, b.pool),
 		cmp.Compare(a.memory, b.memory),
 		cmp.Compare(a.compute.Major, b.compute.Major),
 		cmp.Compare(a.compute.Minor, b.compute.Minor),
+		cmp.Compare(a.place, b.place),
 	)
 }
 
-// name is the group's name on a node where first has the model's. Different kinds have different names.
+// name is the group's name on a node where first has the plain one. Different kinds have different names.
 func (k kind) name(first kind) string {
 	var differs []string
+	if k.pool != first.pool {
+		differs = append(differs, k.pool)
+	}
 	switch k.memory {
 	case first.memory:
 	case 0:
@@ -67,9 +117,9 @@ func (k kind) name(first kind) string {
 		differs = append(differs, "compute "+k.compute.String())
 	}
 	if differs == nil {
-		return k.model
+		return k.plain()
 	}
-	return k.model + " (" + strings.Join(differs, ", ") + ")"
+	return k.at(cmp.Or(k.model, k.pool) + " (" + strings.Join(differs, ", ") + ")")
 }
 
 // names are the group names given so far, by kind. It is immutable; nil is a node that has seen no device.
@@ -79,17 +129,13 @@ func (k kind) name(first kind) string {
 // kind, also while no device of its kind is there.
 type names map[kind]string
 
-// with names the kinds of inv that have none yet. The first of a model has the model's name, as every job
+// with names those of the kinds that have no name yet. The first of a model has the model's name, as every job
 // that asks for one expects; a further one is told apart by what differs.
 //
 //	reading 1   H100, 80 GB                  "H100"
 //	reading 2   H100, 94 GB at index 0       "H100 (95830 MiB)"
 //	            H100, 80 GB at index 1       "H100", as its allocations have it
-func (n names) with(inv *core.Inventory) names {
-	present := map[kind]bool{}
-	for u := range inv.Units() {
-		present[kindOf(u.Device)] = true
-	}
+func (n names) with(present map[kind]bool) names {
 	for _, k := range slices.SortedFunc(maps.Keys(present), compareKinds) {
 		if n[k] == "" {
 			n = n.add(k)
@@ -105,29 +151,54 @@ func (n names) add(k kind) names {
 	next, first := names{}, k
 	maps.Copy(next, n)
 	for other, name := range n {
-		if name == k.model {
+		if k.rivals(other) && name == k.plain() {
 			first = other
 		}
 	}
 	if k.complete() && !first.complete() {
-		maps.DeleteFunc(next, func(o kind, _ string) bool { return o.model == k.model && !o.complete() })
+		maps.DeleteFunc(next, func(o kind, _ string) bool { return k.rivals(o) && !o.complete() })
 		first = k
 	}
 	next[k] = k.name(first)
 	return next
 }
 
+// naming is what an inventory's groups are called.
+type naming struct {
+	by     GroupBy
+	places places
+	names  names
+}
+
+func (n naming) kindOf(u core.Unit) kind { return n.places.kindOf(u, n.by) }
+
+// with has names for all of inv.
+func (n naming) with(inv *core.Inventory) naming {
+	n.places = n.places.with(inv, n.by)
+	present := map[kind]bool{}
+	var last core.Unit
+	for u := range inv.Units() {
+		if u.Device != last.Device || u.Pool != last.Pool || u.Sharing.Mode != last.Sharing.Mode { // else a replica
+			present[n.kindOf(u)] = true
+		}
+		last = u
+	}
+	n.names = n.names.with(present)
+	return n
+}
+
 // register gives every reader of inventories the same names, for as long as the process lives. The zero
 // value has given none.
 type register struct {
 	mu    sync.Mutex
-	given names
+	given naming
 }
 
 // of are the names for inv.
-func (r *register) of(inv *core.Inventory) names {
+func (r *register) of(inv *core.Inventory, by GroupBy) naming {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.given.by = by
 	r.given = r.given.with(inv)
 	return r.given
 }

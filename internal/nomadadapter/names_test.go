@@ -150,7 +150,7 @@ func TestNamesStay(t *testing.T) {
 			{only(changed(two, 0, memory(97871)), 0), map[string]string{id(0): large}},
 		},
 	} {
-		var given names
+		var given naming
 		for i, step := range steps {
 			inv := machine(step.reading)
 			given = given.with(inv)
@@ -168,7 +168,7 @@ func TestNamesOnAnyMachine(t *testing.T) {
 	random := rand.New(rand.NewPCG(seed, 0))
 	t.Logf("seed %d", seed)
 	for range 200 {
-		var given names
+		var given naming
 		first := map[kind]string{}
 		for range 20 {
 			s := coretest.GPUs(1 + random.IntN(6))
@@ -178,18 +178,18 @@ func TestNamesOnAnyMachine(t *testing.T) {
 				d.Memory = []uint64{0, 40 << 30, 80 << 30, 96 << 30}[random.IntN(4)]
 				d.Compute = []core.Compute{{}, {Major: 8}, {Major: 9}}[random.IntN(3)]
 			}
-			before := maps.Clone(given)
+			before := maps.Clone(given.names)
 			inv := machine(core.NewSnapshot(s))
 			next := given.with(inv)
-			if !maps.Equal(before, given) {
-				t.Fatalf("%v was changed to %v", before, given)
+			if !maps.Equal(before, given.names) {
+				t.Fatalf("%v was changed to %v", before, given.names)
 			}
 			given = next
 			if of := groupOf(t, groups(inv, given)); len(of) != inv.Len() {
 				t.Errorf("%d of %d devices are in a group", len(of), inv.Len())
 			}
 			taken := map[string]kind{}
-			for k, name := range given {
+			for k, name := range given.names {
 				if other, ok := taken[name]; ok {
 					t.Errorf("%+v and %+v are both %q", k, other, name)
 				}
@@ -203,7 +203,7 @@ func TestNamesOnAnyMachine(t *testing.T) {
 				first[k] = name
 			}
 			for k := range first {
-				if given[k] == "" {
+				if given.names[k] == "" {
 					t.Errorf("%+v has lost its name", k)
 				}
 			}
@@ -260,7 +260,7 @@ func TestRegisterIsShared(t *testing.T) {
 	told := make(chan names)
 	for n := range 8 {
 		go func() {
-			told <- r.of(machine(changed(coretest.GPUs(2), 0, memory(uint64(10000+n)))))
+			told <- r.of(machine(changed(coretest.GPUs(2), 0, memory(uint64(10000+n)))), GroupByNone).names
 		}()
 	}
 	last := names{}

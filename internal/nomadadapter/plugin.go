@@ -47,30 +47,30 @@ type Plugin struct {
 	names   register // one for all lives: tasks run on while a configuration changes
 
 	mu       sync.Mutex
-	enabled  bool
-	settings Settings
-	life     *life // nil until someone asks about devices
+	block    block
+	settings Settings // what the block says
+	life     *life    // nil until someone asks about devices
 }
 
 var _ device.DevicePlugin = (*Plugin)(nil)
 
-// life is a source from its start until a configuration that asks for another one.
+// life is a source from its start until a configuration that asks for another one. It is immutable.
 type life struct {
-	source  Source
-	enabled bool
-	devRoot string
-	ended   <-chan struct{}
-	end     context.CancelFunc
+	source   Source
+	enabled  bool
+	settings Settings
+	ended    <-chan struct{}
+	end      context.CancelFunc
 }
 
 // New returns a plugin that reports version and has start follow the machine until ctx ends.
 func New(ctx context.Context, version string, start StartFunc, log hclog.Logger) *Plugin {
 	p := &Plugin{version: version, log: slog.New(handler{log: log})}
-	p.enabled = true
-	p.settings, _ = defaultBlock().settings() // the defaults are valid; a test says so
+	p.block = defaultBlock()
+	p.settings, _ = p.block.settings() // the defaults are valid; a test says so
 	p.start = func(s Settings) *life {
 		ctx, end := context.WithCancel(ctx)
-		return &life{source: start(ctx, s, p.log), enabled: true, devRoot: s.Core.Roots.Dev, ended: ctx.Done(), end: end}
+		return &life{source: start(ctx, s, p.log), enabled: true, settings: s, ended: ctx.Done(), end: end}
 	}
 	return p
 }
@@ -102,15 +102,20 @@ func (p *Plugin) SetConfig(c *base.Config) error {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if b.Enabled == p.enabled && reflect.DeepEqual(s, p.settings) {
+	same := b.Enabled == p.block.Enabled && reflect.DeepEqual(s, p.settings)
+	if p.block, p.settings = b, s; same {
 		return nil
 	}
-	p.enabled, p.settings = b.Enabled, s
+	p.renew()
+	return nil
+}
+
+// renew ends the present life; the next call of now begins another.
+func (p *Plugin) renew() {
 	if p.life != nil {
 		p.life.end()
 		p.life = nil
 	}
-	return nil
 }
 
 // now returns the present life, which begins with the first call: the process that Nomad starts just to
@@ -118,12 +123,12 @@ func (p *Plugin) SetConfig(c *base.Config) error {
 func (p *Plugin) now() *life {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.life == nil && p.enabled {
+	if p.life == nil && p.block.Enabled {
 		p.life = p.start(p.settings)
 	}
 	if p.life == nil {
 		ended := make(chan struct{})
-		p.life = &life{source: none{}, ended: ended, end: func() { close(ended) }}
+		p.life = &life{source: none{}, settings: p.settings, ended: ended, end: func() { close(ended) }}
 	}
 	return p.life
 }

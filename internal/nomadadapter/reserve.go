@@ -51,7 +51,7 @@ func (p *Plugin) Reserve(ids []string) (*device.ContainerReservation, error) {
 	if to, ok := l.source.(Listener); ok {
 		to.Reserved(plan.Devices)
 	}
-	return reservation(plan, l.devRoot), nil
+	return reservation(plan, l.settings), nil
 }
 
 // asked returns the current inventory, of a driver that was asked at least once if that can be had soon:
@@ -71,16 +71,23 @@ func (l *life) asked() *core.Inventory {
 	return settled(ctx, l.source)
 }
 
-// reservation puts a plan into Nomad's words. devRoot is where the host's device nodes are: "" for /.
-func reservation(plan core.Plan, devRoot string) *device.ContainerReservation {
-	r := &device.ContainerReservation{Envs: make(map[string]string, len(plan.Env))}
+// pipeDirectory is the variable by which CUDA finds the MPS control daemon that it is to be a client of.
+const pipeDirectory = "CUDA_MPS_PIPE_DIRECTORY"
+
+// reservation puts a plan into Nomad's words. A task sees the pipe directory of its MPS daemon where the host has it:
+// a job whose driver isolates mounts that directory there itself (see the package's documentation).
+func reservation(plan core.Plan, s Settings) *device.ContainerReservation {
+	r := &device.ContainerReservation{Envs: make(map[string]string, len(plan.Env)+1)}
 	for _, e := range plan.Env {
 		r.Envs[e.Name] = e.Value
+	}
+	if plan.MPS != "" {
+		r.Envs[pipeDirectory] = filepath.Join(s.MPSRoot, "nvidia.com", plan.MPS, "pipe")
 	}
 	for _, n := range plan.Nodes {
 		r.Devices = append(r.Devices, &device.DeviceSpec{
 			TaskPath:    n.Path,
-			HostPath:    filepath.Join("/", devRoot, n.Path),
+			HostPath:    filepath.Join("/", s.Core.Roots.Dev, n.Path),
 			CgroupPerms: n.Permissions,
 		})
 	}

@@ -46,14 +46,15 @@ func (p *Plugin) stats(ctx context.Context, interval time.Duration, out chan<- *
 
 // sampler is what one stats stream remembers.
 type sampler struct {
-	names   []string // of the groups in the last sample that had any
+	last    []*device.DeviceGroupStats // the groups of the last sample that had any, without numbers
 	failing bool
 }
 
 // sample reads the machine once. Nomad keeps showing the previous numbers when it gets none at all, so
 // the groups of devices that have all gone are sent empty.
 func (s *sampler) sample(ctx context.Context, p *Plugin, interval time.Duration) *device.StatsResponse {
-	src := p.now().source
+	l := p.now()
+	src := l.source
 	turns := pulseOf(src).Join("statistics")
 	defer turns.Leave()
 	turns.Beat(maxSample)
@@ -65,40 +66,42 @@ func (s *sampler) sample(ctx context.Context, p *Plugin, interval time.Duration)
 		p.log.Info("device statistics", "available", !failing, "error", err)
 	}
 	inv := src.Current()
-	groups := groupStats(inv, p.names.of(inv), usage, time.Now())
+	groups := groupStats(inv, p.names.of(inv, l.settings.GroupBy), usage, time.Now())
 	if len(groups) == 0 {
-		for _, name := range s.names {
-			groups = append(groups, newGroupStats(name))
-		}
-		return &device.StatsResponse{Groups: groups}
+		return &device.StatsResponse{Groups: s.last}
 	}
-	s.names = nil
+	s.last = nil
 	for _, g := range groups {
-		s.names = append(s.names, g.Name)
+		s.last = append(s.last, newGroupStats(g.Type, g.Name))
 	}
 	return &device.StatsResponse{Groups: groups}
 }
 
-// groupStats gives the numbers of every unit of inv, in the groups of its fingerprint.
-func groupStats(inv *core.Inventory, given names, usage []core.Usage, now time.Time) []*device.DeviceGroupStats {
+// groupStats gives the numbers of every unit of inv, in the groups of its fingerprint. The units of a shared device
+// have the numbers of the device.
+func groupStats(inv *core.Inventory, given naming, usage []core.Usage, now time.Time) []*device.DeviceGroupStats {
 	of := make(map[core.DeviceID]core.Usage, len(usage))
 	for _, u := range usage {
 		of[u.Device] = u
 	}
 	var gs []*device.DeviceGroupStats
 	for _, b := range bundles(inv, given) {
-		g := newGroupStats(b.name)
-		for _, u := range b.units {
-			g.InstanceStats[string(u.ID)] = deviceStats(u.Health, of[u.Device.ID], now)
+		g := newGroupStats(b.groupType, b.name)
+		var last *device.DeviceStats
+		for i, u := range b.units {
+			if i == 0 || u.Device.ID != b.units[i-1].Device.ID || u.Health != b.units[i-1].Health {
+				last = deviceStats(u.Health, of[u.Device.ID], now)
+			}
+			g.InstanceStats[string(u.ID)] = last
 		}
 		gs = append(gs, g)
 	}
 	return gs
 }
 
-func newGroupStats(name string) *device.DeviceGroupStats {
+func newGroupStats(groupType, name string) *device.DeviceGroupStats {
 	return &device.DeviceGroupStats{
-		Vendor: vendor, Type: device.DeviceTypeGPU, Name: name,
+		Vendor: vendor, Type: groupType, Name: name,
 		InstanceStats: map[string]*device.DeviceStats{},
 	}
 }

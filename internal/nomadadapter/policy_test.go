@@ -1,0 +1,243 @@
+package nomadadapter
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/hashicorp/nomad/plugins/device"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
+)
+
+// under is a machine offered as a policy says.
+func under(p core.Policy, s core.Snapshot, obs ...core.Observation) *core.Inventory {
+	settings, err := defaultBlock().settings()
+	if err != nil {
+		panic(err)
+	}
+	settings.Core.Policy = p
+	return observed(settings.Core, s, obs...).On(core.Host{MPS: pools(p)}, core.OverlapWarn)
+}
+
+// pools are those of a policy whose MPS daemons answer: all.
+func pools(p core.Policy) []string {
+	all := []string{"gpu.mps", "gpu"}
+	for _, r := range p.Rules {
+		all = append(all, r.Pool)
+	}
+	for _, n := range p.Names {
+		all = append(all, n.Pool)
+	}
+	return all
+}
+
+func gpus(n ...int) (s core.Selector) {
+	for _, i := range n {
+		s.IDs = append(s.IDs, coretest.GPU(i))
+	}
+	return s
+}
+
+func slicing(replicas int) *core.Sharing {
+	return &core.Sharing{Mode: core.TimeSlicing, Replicas: replicas}
+}
+
+func byMPS(replicas int) *core.Sharing {
+	return &core.Sharing{Mode: core.MPS, Replicas: replicas, OnePerRequest: true}
+}
+
+// mixed is eight GPUs of which two are exclusive, three are shared by four, two by MPS, and one is reserved.
+var mixed = core.Policy{Rules: []core.Rule{
+	{Select: gpus(0, 1)},
+	{Select: gpus(2, 3, 4), Sharing: slicing(4)},
+	{Select: gpus(5, 6), Sharing: &core.Sharing{Mode: core.MPS, Replicas: 2, OnePerRequest: true, Memory: 4 << 30, Threads: 25}},
+	{Select: gpus(7), Reserve: "reserved by policy.yaml:12"},
+}}
+
+// detailed is a machine of which the driver tells everything.
+func detailed(s core.Snapshot) core.Snapshot {
+	s.Devices = slices.Clone(s.Devices)
+	for i := range s.Devices {
+		d := &s.Devices[i]
+		d.Architecture, d.Brand, d.ECC, d.Serial = "Hopper", "NVIDIA", core.Enabled, fmt.Sprintf("165292200%04d", d.Index)
+		if d.NVLinks = 18; d.Profile != "" {
+			d.NVLinks = 0
+			d.Slices = core.Slices{GPU: 1, Compute: 1, Multiprocessors: 16, CopyEngines: 1, Decoders: 1, JPEGDecoders: 1}
+			if d.Profile == "3g.40gb" {
+				d.Slices = core.Slices{GPU: 3, Compute: 3, Multiprocessors: 60, CopyEngines: 3, Decoders: 3, JPEGDecoders: 3}
+			}
+		}
+	}
+	return s
+}
+
+func TestGroupsUnderAPolicy(t *testing.T) {
+	models := changed(changed(coretest.GPUs(4), 1, memory(97871)), 2, func(d *core.Device) { d.Model, d.PowerLimit = "NVIDIA L40S", 350_000 })
+	for name, tc := range map[string]struct {
+		inv *core.Inventory
+		by  GroupBy
+	}{
+		"shared":  {under(mixed, detailed(coretest.GPUs(8)), lost(3)), GroupByNone},
+		"cut":     {under(core.Policy{}, detailed(mig())), GroupByNone},
+		"cutmps":  {under(core.Policy{Rules: []core.Rule{{Select: core.Selector{Profiles: []string{"1g.*"}}, Pool: "small", Sharing: byMPS(2)}}}, detailed(mig())), GroupByNone},
+		"renamed": {under(core.Policy{Names: []core.Naming{{Select: core.Selector{Models: []string{"*H100*"}}, Pool: "h100"}}}, detailed(models)), GroupByNone},
+		"onepool": {under(core.Policy{Rules: []core.Rule{{Select: gpus(0, 1, 2), Pool: "any", Sharing: slicing(2)}}}, detailed(models)), GroupByNone},
+		"numa":    {under(core.Policy{}, detailed(coretest.GPUs(4))), GroupByNUMA},
+		"nvlink":  {under(mixed, detailed(bridged(8))), GroupByNVLink},
+	} {
+		gs := groups(tc.inv, naming{by: tc.by}.with(tc.inv))
+		golden(t, "testdata/"+name+".txt", text(gs))
+		for _, g := range gs {
+			if err := g.Validate(); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+	}
+}
+
+// bridged is n GPUs of which each even one is linked with the next.
+func bridged(n int) core.Snapshot {
+	s := coretest.GPUs(n)
+	s.Links = slices.DeleteFunc(slices.Clone(s.Links), func(l core.Link) bool {
+		a := slices.IndexFunc(s.Devices, func(d core.Device) bool { return d.ID == l.A })
+		b := slices.IndexFunc(s.Devices, func(d core.Device) bool { return d.ID == l.B })
+		return a/2 != b/2
+	})
+	return s
+}
+
+// sizes are the groups with the number of their devices.
+func sizes(gs []*device.DeviceGroup) map[string]int {
+	n := map[string]int{}
+	for _, g := range gs {
+		n[g.Type+"/"+g.Name] += len(g.Devices)
+	}
+	return n
+}
+
+// The example of the issue: the reserved GPU is in no group.
+func TestGroupsByUse(t *testing.T) {
+	want := map[string]int{"gpu/" + h100: 2, "gpu-shared/" + h100: 12, "gpu-mps/" + h100: 4}
+	inv := under(mixed, coretest.GPUs(8))
+	if diff := cmp.Diff(want, sizes(groups(inv, naming{}.with(inv)))); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+func TestNamesOfPools(t *testing.T) {
+	for name, tc := range map[string]struct {
+		policy core.Policy
+		change func(*core.Device) // of the second
+		want   map[string]int
+	}{
+		"default pools have the model's name": {
+			core.Policy{Rules: []core.Rule{{Select: gpus(0), Pool: "gpu"}, {Select: gpus(1), Pool: "gpu.shared", Sharing: slicing(2)}, {Select: gpus(2), Pool: "gpu.mps", Sharing: byMPS(3)}}}, nil,
+			map[string]int{"gpu/" + h100: 1, "gpu-shared/" + h100: 2, "gpu-mps/" + h100: 3},
+		},
+		"two default pools shared alike": {
+			core.Policy{Rules: []core.Rule{{Select: gpus(0), Pool: "gpu", Sharing: slicing(2)}, {Select: gpus(1, 2), Pool: "gpu.shared", Sharing: slicing(3)}}}, nil,
+			map[string]int{"gpu-shared/" + h100: 2, "gpu-shared/" + h100 + " (gpu.shared)": 6},
+		},
+		"two default pools of one's own": {
+			core.Policy{Rules: []core.Rule{{Select: gpus(0), Pool: "gpu.mps"}}}, nil,
+			map[string]int{"gpu/" + h100: 2, "gpu/" + h100 + " (gpu.mps)": 1},
+		},
+		"and more that differs": {
+			core.Policy{Rules: []core.Rule{{Select: gpus(1), Pool: "gpu.mps"}}}, memory(97871),
+			map[string]int{"gpu/" + h100: 2, "gpu/" + h100 + " (gpu.mps, 97871 MiB)": 1},
+		},
+		"a name joins what differs": {
+			core.Policy{Names: []core.Naming{{Pool: "fast"}}}, func(d *core.Device) { d.Model, d.Memory = "NVIDIA L4", 0 },
+			map[string]int{"gpu/fast": 3},
+		},
+		"a name, shared": {
+			core.Policy{Rules: []core.Rule{{Select: gpus(0, 1), Pool: "fast", Sharing: slicing(4)}, {Pool: "whole"}}}, memory(97871),
+			map[string]int{"gpu-shared/fast": 8, "gpu/whole": 1},
+		},
+		"one name for two ways of sharing": {
+			core.Policy{Rules: []core.Rule{{Select: gpus(0), Pool: "fast", Sharing: slicing(4)}, {Pool: "fast"}}}, nil,
+			map[string]int{"gpu-shared/fast": 4, "gpu/fast": 2},
+		},
+		"the name of a model": {
+			core.Policy{Rules: []core.Rule{{Select: gpus(0), Pool: "L4"}}}, func(d *core.Device) { d.Model = "L4" },
+			map[string]int{"gpu/L4": 1, "gpu/L4 (gpu, 81559 MiB, compute 9.0)": 1, "gpu/" + h100: 1},
+		},
+	} {
+		s := coretest.GPUs(3)
+		if tc.change != nil {
+			s = changed(s, 1, tc.change)
+		}
+		inv := under(tc.policy, s)
+		if diff := cmp.Diff(tc.want, sizes(groups(inv, naming{}.with(inv)))); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+}
+
+// A policy that changes while tasks run takes no name from what it leaves alone.
+func TestNamesStayUnderAnotherPolicy(t *testing.T) {
+	var given naming
+	s := changed(coretest.GPUs(4), 0, memory(97871))
+	for i, step := range []struct {
+		policy core.Policy
+		want   map[string]int
+	}{
+		{core.Policy{}, map[string]int{"gpu/" + h100: 3, "gpu/" + h100 + " (97871 MiB)": 1}},
+		{core.Policy{Rules: []core.Rule{{Select: gpus(1, 2), Sharing: slicing(2)}}}, map[string]int{"gpu/" + h100: 1, "gpu/" + h100 + " (97871 MiB)": 1, "gpu-shared/" + h100: 4}},
+		{core.Policy{Rules: []core.Rule{{Select: gpus(1, 2, 3), Pool: "mine"}}}, map[string]int{"gpu/mine": 3, "gpu/" + h100 + " (97871 MiB)": 1}},
+		{core.Policy{Rules: []core.Rule{{Sharing: slicing(2)}}}, map[string]int{"gpu-shared/" + h100: 6, "gpu-shared/" + h100 + " (97871 MiB)": 2}},
+		{core.Policy{}, map[string]int{"gpu/" + h100: 3, "gpu/" + h100 + " (97871 MiB)": 1}},
+	} {
+		inv := under(step.policy, s)
+		given = given.with(inv)
+		if diff := cmp.Diff(step.want, sizes(groups(inv, given))); diff != "" {
+			t.Errorf("step %d (-want +got):\n%s", i, diff)
+		}
+	}
+}
+
+// What is an attribute of a share, and what is none of a GPU of one's own.
+func TestSharingAttributes(t *testing.T) {
+	inv := under(mixed, detailed(coretest.GPUs(8)))
+	for _, g := range groups(inv, naming{}.with(inv)) {
+		var got []string
+		for _, key := range slices.Sorted(maps.Keys(g.Attributes)) {
+			switch key {
+			case "sharing", "replicas", "mps_memory_limit", "mps_thread_limit":
+				got = append(got, key+"="+g.Attributes[key].GoString())
+			}
+		}
+		want := map[string]string{
+			typeExclusive: "", typeTimeSlicing: "replicas=4 sharing=time-slicing",
+			typeMPS: "mps_memory_limit=4096MiB mps_thread_limit=25 replicas=2 sharing=mps",
+		}[g.Type]
+		if strings.Join(got, " ") != want {
+			t.Errorf("%s: %v, want %s", g.Type, got, want)
+		}
+	}
+}
+
+// A serial is one only where all of a group is of one board.
+func TestSerial(t *testing.T) {
+	cut := detailed(mig())
+	inv := under(core.Policy{Rules: []core.Rule{{Sharing: slicing(3)}}}, cut)
+	for _, g := range groups(inv, naming{}.with(inv)) {
+		if a := g.Attributes["unique.serial"]; a == nil || a.Int == nil {
+			t.Errorf("%s: serial %#v", g.Name, a)
+		}
+	}
+	for text, want := range map[string]string{"1652922000001": "1652922000001", "0320918": "320918", "PC-7A": "PC-7A", "1e5": "1e5"} {
+		if got := serial(text).wire().GoString(); got != want {
+			t.Errorf("serial %s is %s, want %s", text, got, want)
+		}
+	}
+	inv = under(core.Policy{}, detailed(coretest.GPUs(2)))
+	if a := groups(inv, naming{}.with(inv))[0].Attributes["unique.serial"]; a != nil {
+		t.Errorf("two GPUs have the serial %#v", a)
+	}
+}

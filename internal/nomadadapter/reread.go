@@ -1,0 +1,69 @@
+package nomadadapter
+
+import (
+	"context"
+	"reflect"
+	"strings"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+)
+
+// Adopter is a Source that can go on with another offer: policy, MIG strategy. It fails only with ctx.
+type Adopter interface {
+	Adopt(ctx context.Context, offer core.Config) error
+}
+
+// Reread reads the policy file again. What it says takes effect in place: sessions, streams and what is known of
+// health stay. If anything is wrong with it, every problem is logged and the old policy stays in force, all of it;
+// Nomad never sees an error.
+func (p *Plugin) Reread(ctx context.Context) {
+	p.mu.Lock()
+	b := p.block
+	p.mu.Unlock()
+	if b.PolicyFile == "" {
+		return
+	}
+	s, err := b.settings() // without the lock: where the file is may hang
+	if err != nil {
+		for line := range strings.Lines(err.Error()) {
+			p.log.Error("policy not read again", "problem", strings.TrimSuffix(line, "\n"))
+		}
+		p.log.Error("policy not read again: the old one stays in force, all of it", "file", b.PolicyFile)
+		return
+	}
+	l, changed := p.replace(b, s)
+	p.log.Info("policy read again", "file", b.PolicyFile, "changed", changed)
+	if l == nil {
+		return
+	}
+	ctx, cancel := until(ctx, l.ended)
+	defer cancel()
+	if err := l.source.(Adopter).Adopt(ctx, s.Core); err != nil {
+		p.log.Warn("policy not in force yet", "error", err)
+	}
+}
+
+// replace has the settings of a block replaced, and returns the life that has to adopt them. None has to if nothing
+// changed, if another block came meanwhile, or if a new life begins: it does if its source can't, or if more changed
+// than the offer.
+func (p *Plugin) replace(b block, s Settings) (adopting *life, changed bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !reflect.DeepEqual(b, p.block) || reflect.DeepEqual(s, p.settings) {
+		return nil, false
+	}
+	was := p.settings
+	p.settings = s
+	if p.life == nil || !p.life.enabled {
+		return nil, true
+	}
+	was.Core.Policy, was.Core.MIG = s.Core.Policy, s.Core.MIG
+	if _, can := p.life.source.(Adopter); !can || !reflect.DeepEqual(was, s) {
+		p.renew()
+		return nil, true
+	}
+	next := *p.life
+	next.settings = s
+	p.life = &next
+	return p.life, true
+}
