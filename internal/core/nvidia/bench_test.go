@@ -27,10 +27,12 @@ func benchmarkSnapshot(b *testing.B, m *simdriver.Machine, devices int) {
 	if n := len(snapshot(b, s).Devices); n != devices {
 		b.Fatalf("%d devices", n)
 	}
+	before := s.Work()
 	b.ReportAllocs()
 	for b.Loop() {
 		snapshot(b, s)
 	}
+	b.ReportMetric(float64(s.Work().Calls-before.Calls)/float64(b.N), "calls/op")
 }
 
 // Against the simulated driver: what is measured is our side and go-nvml's, not the real driver.
@@ -81,16 +83,22 @@ func cpuTime(b *testing.B) time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-func BenchmarkUsage8(b *testing.B) {
-	s := open(b, simdriver.Start(b, "h100x8"))
+// benchmarkUsage reads the live numbers, as often as Nomad wants them.
+func benchmarkUsage(b *testing.B, m *simdriver.Machine, devices int) {
+	s := open(b, m)
 	snapshot(b, s)
+	before := s.Work()
 	b.ReportAllocs()
 	for b.Loop() {
-		if usage, err := s.Usage(); err != nil || len(usage) != 8 {
+		if usage, err := s.Usage(); err != nil || len(usage) != devices {
 			b.Fatal(len(usage), err)
 		}
 	}
+	b.ReportMetric(float64(s.Work().Calls-before.Calls)/float64(b.N), "calls/op")
 }
+
+func BenchmarkUsage8(b *testing.B)  { benchmarkUsage(b, simdriver.Start(b, "h100x8"), 8) }
+func BenchmarkUsage64(b *testing.B) { benchmarkUsage(b, machine64(b), 64) }
 
 func BenchmarkParseMIGMinors(b *testing.B) {
 	var text strings.Builder

@@ -101,6 +101,7 @@ type asker struct {
 	line *line
 	at   core.Placement
 	err  error
+	kept bool // the driver failed to say something, and what was known before stands for it
 }
 
 // about asks about another placement on the same line, with an error of its own.
@@ -134,7 +135,7 @@ func optional[T any](a *asker, name string, last T, f func() (T, nvml.Return)) (
 	}
 	v = supported(a, name, f)
 	if a.err != nil && !isLost(a.err) && !isGone(a.err) && !errors.Is(a.err, errLate) {
-		v, a.err = last, nil
+		v, a.err, a.kept = last, nil, true
 	}
 	return v
 }

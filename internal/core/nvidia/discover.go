@@ -61,13 +61,16 @@ func (s *Session) Snapshot() (core.Snapshot, error) {
 			continue
 		}
 		gpus, well = append(gpus, r.gpu), append(well, r.gpu)
-		snap.Devices = append(snap.Devices, r.gpu.device)
-		for _, instance := range r.gpu.instances {
-			snap.Devices = append(snap.Devices, instance.device)
-		}
 	}
 	if snap.Links, err = s.readLinks(well); err != nil {
 		return core.Snapshot{}, s.gone(err)
+	}
+	for _, g := range well {
+		g.device.NVLinks = s.network.counts[g.device.ID].active
+		snap.Devices = append(snap.Devices, g.device)
+		for _, instance := range g.instances {
+			snap.Devices = append(snap.Devices, instance.device)
+		}
 	}
 	s.gpus = gpus
 	s.listen(well)

@@ -12,6 +12,7 @@ import (
 // it before; or why it was not read.
 type reading struct {
 	gpu, last gpu
+	settled   bool // what is fixed is known
 	excluded  []core.Exclusion
 	err       error
 }
@@ -26,17 +27,19 @@ func (s *Session) readAll(there []identity) []reading {
 		if found.err != nil {
 			continue
 		}
-		all[i].gpu.device = core.Device{
+		r := &all[i]
+		r.gpu.handle, r.gpu.device = found.handle, core.Device{
 			ID: found.id, At: core.WholeGPU(found.id), Index: found.index, PCI: found.pci, NUMANode: s.numaNode(found.pci),
 		}
-		targets, asked = append(targets, s.at(all[i].gpu.device)), append(asked, i)
+		r.settled = s.lane(found.id).settled && r.last.handle == found.handle
+		targets, asked = append(targets, s.at(r.gpu.device)), append(asked, i)
 	}
 	caps := s.capabilities()
 	readings, errs := visitAll(s, targets, func(i int, a *asker) reading {
 		r := all[asked[i]]
-		r.gpu.held = readGPU(a, there[asked[i]].handle, r.gpu.device, r.last.device)
+		r.readGPU(a)
 		if a.err == nil && r.gpu.device.MIG {
-			m := migReader{parent: r.gpu.held, last: r.last.instances, caps: caps, profiles: targets[i].lane.profiles}
+			m := migReader{parent: r.gpu.held, last: r.last.instances, caps: caps, menu: &targets[i].lane.menu}
 			r.gpu.instances, r.excluded = m.read(a)
 		}
 		return r
@@ -46,11 +49,18 @@ func (s *Session) readAll(there []identity) []reading {
 			all[place] = readings[i]
 		}
 	}
+	for i, r := range all {
+		if id := there[i].id; id != "" {
+			l := s.lane(id)
+			l.settled = r.err == nil && r.settled && !l.record.away
+		}
+	}
 	return all
 }
 
 // readGPU completes the device of a handle.
-func readGPU(a *asker, h nvml.Device, d, was core.Device) held {
+func (r *reading) readGPU(a *asker) {
+	h, d, was := r.gpu.handle, &r.gpu.device, r.last.device
 	if was.ID == "" {
 		was = core.Device{Minor: -1, NUMANode: -1}
 	}
@@ -65,35 +75,24 @@ func readGPU(a *asker, h nvml.Device, d, was core.Device) held {
 		minor, ret := h.GetMinorNumber()
 		return minor + 1, ret
 	}) - 1
-	readBoard(a, h, &d, was)
-	readPCIe(a, h, &d, was)
-	return held{handle: h, device: d}
+	readBoard(a, h, d, was)
+	if r.settled = r.settled && d.MIG == was.MIG; r.settled {
+		keepFixed(d, was)
+		return
+	}
+	r.settled = readFixed(a, h, d, was)
 }
 
-// readBoard reads memory, power, clocks and modes.
+// readBoard reads memory, the limit of power, and modes.
 func readBoard(a *asker, h nvml.Device, d *core.Device, was core.Device) {
 	d.Memory = optional(a, "nvmlDeviceGetMemoryInfo", was.Memory, func() (uint64, nvml.Return) {
 		m, ret := h.GetMemoryInfo()
 		return m.Total, ret
 	})
-	d.BAR1 = optional(a, "nvmlDeviceGetBAR1MemoryInfo", was.BAR1, func() (uint64, nvml.Return) {
-		m, ret := h.GetBAR1MemoryInfo()
-		return m.Bar1Total, ret
-	})
 	d.PowerLimit = optional(a, "nvmlDeviceGetPowerManagementLimit", was.PowerLimit, wide(h.GetPowerManagementLimit))
 	if d.PowerLimit == 0 {
 		d.PowerLimit = optional(a, "nvmlDeviceGetEnforcedPowerLimit", was.PowerLimit, wide(h.GetEnforcedPowerLimit))
 	}
-	clock := func(kind nvml.ClockType, last uint64) uint64 {
-		return optional(a, "nvmlDeviceGetMaxClockInfo", last, wide(func() (uint32, nvml.Return) {
-			return h.GetMaxClockInfo(kind)
-		}))
-	}
-	d.CoreClock, d.MemoryClock = clock(nvml.CLOCK_GRAPHICS, was.CoreClock), clock(nvml.CLOCK_MEM, was.MemoryClock)
-	d.Compute = optional(a, "nvmlDeviceGetCudaComputeCapability", was.Compute, func() (core.Compute, nvml.Return) {
-		major, minor, ret := h.GetCudaComputeCapability()
-		return core.Compute{Major: major, Minor: minor}, ret
-	})
 	mode := func(f func() (nvml.EnableState, nvml.Return)) func() (core.Toggle, nvml.Return) {
 		return func() (core.Toggle, nvml.Return) {
 			state, ret := f()
@@ -102,12 +101,10 @@ func readBoard(a *asker, h nvml.Device, d *core.Device, was core.Device) {
 	}
 	d.DisplayState = optional(a, "nvmlDeviceGetDisplayMode", was.DisplayState, mode(h.GetDisplayMode))
 	d.PersistenceMode = optional(a, "nvmlDeviceGetPersistenceMode", was.PersistenceMode, mode(h.GetPersistenceMode))
-}
-
-// readPCIe reads the fastest link that GPU and slot can have together.
-func readPCIe(a *asker, h nvml.Device, d *core.Device, was core.Device) {
-	d.PCIeGen = optional(a, "nvmlDeviceGetMaxPcieLinkGeneration", was.PCIeGen, h.GetMaxPcieLinkGeneration)
-	d.PCIeWidth = optional(a, "nvmlDeviceGetMaxPcieLinkWidth", was.PCIeWidth, h.GetMaxPcieLinkWidth)
+	d.ECC = optional(a, "nvmlDeviceGetEccMode", was.ECC, mode(func() (nvml.EnableState, nvml.Return) {
+		current, _, ret := h.GetEccMode() // what is pending takes a reset
+		return current, ret
+	}))
 }
 
 // wide makes a 32-bit answer a 64-bit one.

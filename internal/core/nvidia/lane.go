@@ -22,10 +22,11 @@ type lane struct {
 	out bool // a visit is in; under mu
 
 	// of whoever is in
-	profiles map[shape]string
+	menu menu
 
 	// of the reader
-	record record
+	record  record
+	settled bool // what is fixed was read, and the GPU was not away since
 
 	// from the waiter to the reader
 	hinted  atomic.Bool // something happened to the GPU
@@ -33,7 +34,7 @@ type lane struct {
 }
 
 func (s *Session) newLane() *lane {
-	return &lane{line: line{have: s.reader.have, work: s.reader.work, index: -1}, profiles: map[shape]string{}}
+	return &lane{line: line{have: s.reader.have, work: s.reader.work, index: -1}}
 }
 
 // lane is the lane of a GPU. It belongs to the reader.

@@ -191,7 +191,7 @@ func TestCrawling(t *testing.T) {
 	if snap := snapshot(t, s); len(snap.Devices) != 8 {
 		t.Errorf("slow: excluded %+v", snap.Excluded)
 	}
-	must(t, m.Heal(), m.Slow(simdriver.GPU(3), "*", brief/2))
+	must(t, m.Heal(), m.Slow(simdriver.GPU(3), "*", 3*brief/4)) // of eight calls
 	began := time.Now()
 	snap := snapshot(t, s)
 	if took := time.Since(began); took > 3*maxVisit*brief {

@@ -9,26 +9,41 @@ import (
 )
 
 // network is how the GPUs reach each other. Reading it takes a call per pair and several per NVLink, so
-// it is read when the set of GPUs changes and kept.
+// it is kept until the set of GPUs changes, or a check counts other NVLinks than were counted for it.
 type network struct {
-	of    []core.DeviceID // in the order of their indices; nil if never read completely
-	links []core.Link
+	of     []core.DeviceID // in the order of their indices; nil if never read completely
+	links  []core.Link
+	counts map[core.DeviceID]linkCount
+}
+
+// linkCount are the active NVLinks of a GPU, and what its checks had counted then. The two are different calls: should
+// they never agree, the network is not read each time.
+type linkCount struct {
+	active  int
+	checked core.Gauge
 }
 
 // ends are the active NVLinks of one GPU, by where they lead.
 type ends struct {
+	active   int // all of them
 	direct   map[core.PCIAddress]int
 	switched int // to an NVSwitch, which reaches every GPU that has links to one
 }
 
-// readLinks returns a link per pair of GPUs. What can't be read is unknown; only an error of the driver
-// as a whole is an error.
+// recounted reports whether a check of a GPU has counted other NVLinks than the network has.
+func (s *Session) recounted(g gpu) bool {
+	was, now := s.network.counts[g.device.ID], s.lane(g.device.ID).record.vitals.LinksUp
+	return now.OK && now.Value != uint64(was.active) && now != was.checked
+}
+
+// readLinks returns a link per pair of GPUs, and counts the NVLinks of each. What can't be read is unknown; only an
+// error of the driver as a whole is an error.
 func (s *Session) readLinks(gpus []gpu) ([]core.Link, error) {
 	ids := make([]core.DeviceID, len(gpus))
 	for i, g := range gpus {
 		ids[i] = g.device.ID
 	}
-	if s.network.of != nil && slices.Equal(ids, s.network.of) {
+	if s.network.of != nil && slices.Equal(ids, s.network.of) && !slices.ContainsFunc(gpus, s.recounted) {
 		return s.network.links, nil
 	}
 	complete := true
@@ -37,11 +52,16 @@ func (s *Session) readLinks(gpus []gpu) ([]core.Link, error) {
 		targets[i] = s.at(g.device)
 	}
 	reach, errs := visitAll(s, targets, func(i int, a *asker) ends { return readEnds(a, gpus[i].handle) })
-	for _, err := range errs {
+	count := map[core.DeviceID]linkCount{}
+	for i, err := range errs {
 		if isGone(err) {
 			return nil, err
 		}
 		complete = complete && err == nil
+		count[ids[i]] = linkCount{reach[i].active, s.lane(ids[i]).record.vitals.LinksUp}
+		if err != nil {
+			count[ids[i]] = s.network.counts[ids[i]]
+		}
 	}
 	var links []core.Link
 	for i, a := range gpus {
@@ -57,7 +77,7 @@ func (s *Session) readLinks(gpus []gpu) ([]core.Link, error) {
 			})
 		}
 	}
-	s.network = network{links: links}
+	s.network = network{links: links, counts: count}
 	if complete {
 		s.network.of = ids
 	}
@@ -114,6 +134,7 @@ func readEnds(a *asker, h nvml.Device) ends {
 		if a.err != nil || active != nvml.FEATURE_ENABLED {
 			continue
 		}
+		e.active++
 		kind := supported(a, "nvmlDeviceGetNvLinkRemoteDeviceType", func() (nvml.IntNvLinkDeviceType, nvml.Return) {
 			return h.GetNvLinkRemoteDeviceType(link)
 		})

@@ -49,7 +49,9 @@ func (s *Session) prepare(g gpu) check {
 	c := check{lane: s.lane(g.device.ID), held: g.held}
 	c.last = c.lane.record.of(g.device)
 	hinted := c.lane.hinted.Swap(false)
-	c.last.away = c.last.away || c.lane.rebound.Swap(false)
+	if c.lane.rebound.Swap(false) {
+		c.last.away, c.lane.settled = true, false
+	}
 	c.plan = s.plan(c.last, s.now(), hinted)
 	if hinted && !c.plan.due[slowly] {
 		c.lane.hinted.Store(true) // too soon after another
@@ -68,7 +70,7 @@ func (s *Session) finish(c check, next record, err error) core.Observation {
 		c.lane.record, o.Vitals = next, s.vitals(next)
 		return o
 	}
-	c.last.away = true
+	c.last.away, c.lane.settled = true, false
 	c.lane.record = c.last
 	if stuck, ok := errors.AsType[*StuckError](err); ok {
 		o.Kind, o.Detail = core.Waiting, stuck.Call

@@ -48,6 +48,30 @@ func toggle(e nvml.EnableState) core.Toggle {
 	return core.Disabled
 }
 
+// architectures are nvidia-smi's words for nvmlDeviceArchitecture_t.
+var architectures = map[nvml.DeviceArchitecture]string{
+	nvml.DEVICE_ARCH_KEPLER: "Kepler", nvml.DEVICE_ARCH_MAXWELL: "Maxwell", nvml.DEVICE_ARCH_PASCAL: "Pascal",
+	nvml.DEVICE_ARCH_VOLTA: "Volta", nvml.DEVICE_ARCH_TURING: "Turing", nvml.DEVICE_ARCH_AMPERE: "Ampere",
+	nvml.DEVICE_ARCH_ADA: "Ada Lovelace", nvml.DEVICE_ARCH_HOPPER: "Hopper", nvml.DEVICE_ARCH_BLACKWELL: "Blackwell",
+	nvml.DEVICE_ARCH_RUBIN: "Rubin",
+}
+
+// architecture is the name of a GPU's architecture; "" for one that nvml.h of this version does not name.
+func architecture(a nvml.DeviceArchitecture) string { return architectures[a] }
+
+// brands are nvidia-smi's words for nvmlBrandType_t; those of vGPU types are the comments in nvml.h.
+var brands = map[nvml.BrandType]string{
+	nvml.BRAND_QUADRO: "Quadro", nvml.BRAND_TESLA: "Tesla", nvml.BRAND_NVS: "NVS", nvml.BRAND_GRID: "GRID",
+	nvml.BRAND_GEFORCE: "GeForce", nvml.BRAND_TITAN: "Titan", nvml.BRAND_NVIDIA_VAPPS: "NVIDIA Virtual Applications",
+	nvml.BRAND_NVIDIA_VPC: "NVIDIA Virtual PC", nvml.BRAND_NVIDIA_VCS: "NVIDIA vGPU for Compute",
+	nvml.BRAND_NVIDIA_VWS: "NVIDIA RTX Virtual Workstation", nvml.BRAND_NVIDIA_CLOUD_GAMING: "NVIDIA Cloud Gaming",
+	nvml.BRAND_QUADRO_RTX: "Quadro RTX", nvml.BRAND_NVIDIA_RTX: "NVIDIA RTX", nvml.BRAND_NVIDIA: "NVIDIA",
+	nvml.BRAND_GEFORCE_RTX: "GeForce RTX", nvml.BRAND_TITAN_RTX: "Titan RTX",
+}
+
+// brand is the name of a brand; "" for one that nvml.h of this version does not name.
+func brand(b nvml.BrandType) string { return brands[b] }
+
 // pciePath maps NVML's nearest common ancestor.
 func pciePath(l nvml.GpuTopologyLevel) core.PCIePath {
 	switch l {

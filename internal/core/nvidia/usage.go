@@ -16,9 +16,9 @@ func (s *Session) Usage() ([]core.Usage, error) {
 		devices = append(devices, append([]held{g.held}, g.instances...))
 	}
 	all, errs := visitAll(s, targets, func(i int, a *asker) []core.Usage {
-		all := make([]core.Usage, len(devices[i]))
-		for j, d := range devices[i] {
-			all[j] = usageOf(a, d)
+		all := []core.Usage{usageOf(a, devices[i][0])}
+		for _, d := range devices[i][1:] {
+			all = append(all, usageOfInstance(a, d, all[0]))
 		}
 		return all
 	})
@@ -38,7 +38,25 @@ func (s *Session) Usage() ([]core.Usage, error) {
 	return usage, nil
 }
 
-// usageOf asks for everything: what an instance has of its own, the driver knows best.
+// usageOfInstance asks for what a MIG instance has of its own. It is as hot as its GPU; the GPU's power is nobody's
+// part, and would count once an instance if it were told of each.
+//
+// NVML takes the handle of an instance for few calls (nvml.h, the notes of each): nvmlDeviceGetUUID, Name, Index,
+// PciInfo, Attributes, GpuInstanceId and ComputeInstanceId, MemoryInfo, BAR1MemoryInfo, ComputeMode, the lists of
+// processes, and nvmlDeviceGetMemoryErrorCounter for uncorrectable volatile errors outside of DRAM. The rest answers
+// NOT_SUPPORTED or INVALID_ARGUMENT, power, temperature, clocks and ECC totals among it; while MIG mode is on, also
+// nvmlDeviceGetUtilizationRates, EncoderUtilization and DecoderUtilization of the GPU.
+//
+// From Hopper on nvmlGpmMigSampleGet could tell how busy an instance is. It takes two samples, which are kept in the
+// driver for as long as an agent runs, and the counters that profilers want: that is for who monitors, not for who
+// hands devices out.
+func usageOfInstance(a *asker, d held, gpu core.Usage) core.Usage {
+	u := core.Usage{Device: d.device.ID, Temperature: gpu.Temperature}
+	readMemory(a, d.handle, &u)
+	return u
+}
+
+// usageOf asks a GPU for everything.
 func usageOf(a *asker, d held) core.Usage {
 	u := core.Usage{Device: d.device.ID}
 	h := d.handle
@@ -56,14 +74,7 @@ func usageOf(a *asker, d held) core.Usage {
 	})
 	u.Encoder = gauge(a, "nvmlDeviceGetEncoderUtilization", sampled(h.GetEncoderUtilization))
 	u.Decoder = gauge(a, "nvmlDeviceGetDecoderUtilization", sampled(h.GetDecoderUtilization))
-	u.MemoryUsed, u.MemoryTotal = gauges(a, "nvmlDeviceGetMemoryInfo", func() (uint64, uint64, nvml.Return) {
-		m, ret := h.GetMemoryInfo()
-		return m.Used, m.Total, ret
-	})
-	u.BAR1Used, u.BAR1Total = gauges(a, "nvmlDeviceGetBAR1MemoryInfo", func() (uint64, uint64, nvml.Return) {
-		m, ret := h.GetBAR1MemoryInfo()
-		return m.Bar1Used, m.Bar1Total, ret
-	})
+	readMemory(a, h, &u)
 	ecc := func(where nvml.MemoryLocation) core.Gauge {
 		return gauge(a, "nvmlDeviceGetMemoryErrorCounter", func() (uint64, nvml.Return) {
 			return h.GetMemoryErrorCounter(nvml.MEMORY_ERROR_TYPE_CORRECTED, nvml.VOLATILE_ECC, where)
@@ -73,6 +84,18 @@ func usageOf(a *asker, d held) core.Usage {
 	u.ECCL2 = ecc(nvml.MEMORY_LOCATION_L2_CACHE)
 	u.ECCMemory = ecc(nvml.MEMORY_LOCATION_DEVICE_MEMORY)
 	return u
+}
+
+// readMemory asks for what a GPU and an instance both have of their own.
+func readMemory(a *asker, h nvml.Device, u *core.Usage) {
+	u.MemoryUsed, u.MemoryTotal = gauges(a, "nvmlDeviceGetMemoryInfo", func() (uint64, uint64, nvml.Return) {
+		m, ret := h.GetMemoryInfo()
+		return m.Used, m.Total, ret
+	})
+	u.BAR1Used, u.BAR1Total = gauges(a, "nvmlDeviceGetBAR1MemoryInfo", func() (uint64, uint64, nvml.Return) {
+		m, ret := h.GetBAR1MemoryInfo()
+		return m.Bar1Used, m.Bar1Total, ret
+	})
 }
 
 // gauge is unset if the driver does not give the number.
