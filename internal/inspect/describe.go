@@ -13,10 +13,8 @@ func Describe(inv *core.Inventory) Report {
 	d := inv.Driver()
 	r := Report{
 		Driver:  Driver{State: d.State.String(), Version: d.Version, CUDA: d.CUDA, Reason: d.Reason},
-		Devices: []Device{}, Excluded: []Excluded{}, Conditions: []Condition{}, Counts: []Count{},
-	}
-	for u := range inv.Units() {
-		r.Devices = append(r.Devices, describeUnit(u))
+		Devices: describeDevices(inv), Excluded: []Excluded{}, Conditions: []Condition{}, Counts: []Count{},
+		Findings: append([]string{}, inv.Findings()...), Contests: []Contest{},
 	}
 	for _, e := range inv.Excluded() {
 		x := Excluded{Index: e.Index, PCI: e.PCI, Reason: e.Reason}
@@ -25,16 +23,47 @@ func Describe(inv *core.Inventory) Report {
 		}
 		r.Excluded = append(r.Excluded, x)
 	}
+	for _, c := range inv.Contests() {
+		i := slices.IndexFunc(r.Devices, func(d Device) bool { return d.ID == c.Device })
+		r.Contests = append(r.Contests, Contest{ID: c.Device, Index: r.Devices[i].Index, By: c.By})
+	}
 	return r
+}
+
+// describeDevices has a device once for all of its units that are alike.
+func describeDevices(inv *core.Inventory) []Device {
+	devices := []Device{}
+	var first core.Unit // of the latest device
+	for u := range inv.Units() {
+		if u.Device.ID == first.Device.ID && u.Pool == first.Pool && u.Sharing == first.Sharing && u.Health == first.Health {
+			devices[len(devices)-1].Replicas++
+			continue
+		}
+		devices, first = append(devices, describeUnit(u)), u
+	}
+	return devices
 }
 
 func describeUnit(u core.Unit) Device {
 	d := Device{
-		ID: u.ID, GPU: u.Device.At.GPU, Index: u.Device.Index, Model: u.Device.Model, Profile: u.Device.Profile,
+		ID: u.Device.ID, GPU: u.Device.At.GPU, Index: u.Device.Index, Model: u.Device.Model, Profile: u.Device.Profile,
 		PCI: u.Device.PCI, NUMANode: u.Device.NUMANode, MemoryBytes: u.Device.Memory,
 		Schedulable: u.Health.Schedulable(), Health: u.Health.String(),
 		State: u.Health.State, Cause: u.Health.Cause(), Since: u.Health.Since, Action: u.Health.Action,
 		Clears: u.Health.Clears, Limits: u.Health.Limits, Simulated: u.Health.Simulated, Advisory: u.Health.Advisory,
+		Pool: u.Pool, Sharing: u.Sharing.Mode.String(), OnePerRequest: u.Sharing.OnePerRequest,
+		ClientMemory: u.Sharing.Memory, ClientThreads: u.Sharing.Threads,
+		Serial: u.Device.Serial, Architecture: u.Device.Architecture, Brand: u.Device.Brand,
+		ECC: u.Device.ECC.String(), NVLinks: u.Device.NVLinks,
+	}
+	if u.Sharing.Mode != core.Exclusive {
+		d.Replicas = 1
+	}
+	if u.Device.Profile != "" {
+		d.Instance = new(u.Device.Instance)
+	}
+	if u.Device.Compute != (core.Compute{}) {
+		d.ComputeCapability = u.Device.Compute.String()
 	}
 	if u.Health.Asks > core.VerdictNone {
 		d.Asks = u.Health.Asks.String()

@@ -21,6 +21,8 @@ type Report struct {
 	Excluded   []Excluded  `json:"excluded"`
 	Conditions []Condition `json:"conditions"`
 	Counts     []Count     `json:"counts"`
+	Findings   []string    `json:"findings"` // parts of the policy that concern no device, pools that are mixed
+	Contests   []Contest   `json:"contests"`
 	Notes      []string    `json:"notes,omitempty"` // about the agent itself
 }
 
@@ -32,9 +34,10 @@ type Driver struct {
 	Reason  string `json:"reason,omitempty"`
 }
 
-// Device is one unit on offer, well or not.
+// Device is one device on offer, well or not: a GPU or a MIG instance, however many units it is offered as. While a
+// change of the policy takes effect it may be there twice, with units that come and units that go.
 type Device struct {
-	ID          core.UnitID     `json:"id"`
+	ID          core.DeviceID   `json:"id"`  // its UUID; the ID of its unit, if it has one only
 	GPU         core.DeviceID   `json:"gpu"` // the physical GPU, also of a MIG instance
 	Index       int             `json:"index"`
 	Model       string          `json:"model"`
@@ -54,6 +57,28 @@ type Device struct {
 	Limits    string           `json:"limits,omitempty"` // what can't be seen of it
 	Simulated bool             `json:"simulated,omitempty"`
 	Advisory  bool             `json:"advisory,omitempty"` // judged, but takes work all the same
+
+	Pool          string `json:"pool"`                    // what a request names
+	Sharing       string `json:"sharing"`                 // exclusive, time-slicing, mps
+	Replicas      int    `json:"replicas,omitempty"`      // units of a device that is shared: "UUID::0" and so on
+	OnePerRequest bool   `json:"onePerRequest,omitempty"` // a request for two of its units is refused
+	ClientMemory  uint64 `json:"mpsMemoryBytes,omitempty"`
+	ClientThreads int    `json:"mpsThreadPercent,omitempty"`
+
+	Instance          *int   `json:"instance,omitempty"` // number of a MIG instance on its GPU, from 0
+	Serial            string `json:"serial,omitempty"`
+	Architecture      string `json:"architecture,omitempty"`
+	Brand             string `json:"brand,omitempty"`
+	ComputeCapability string `json:"computeCapability,omitempty"`
+	ECC               string `json:"ecc,omitempty"` // Enabled, Disabled
+	NVLinks           int    `json:"nvLinks,omitempty"`
+}
+
+// Contest is a device that another agent on this host offers too.
+type Contest struct {
+	ID    core.DeviceID `json:"id"`
+	Index int           `json:"index"` // of the GPU
+	By    string        `json:"by"`
 }
 
 // Excluded is a device that was seen and is not offered.

@@ -15,11 +15,14 @@ func (r Report) WriteTable(w io.Writer) error {
 	if r.Driver.Reason != "" {
 		fmt.Fprintf(w, "driver %s: %s\n", r.Driver.State, r.Driver.Reason)
 	} else {
-		fmt.Fprintf(w, "driver %s %s, CUDA %s, %d devices, %d excluded\n",
-			r.Driver.State, r.Driver.Version, r.Driver.CUDA, len(r.Devices), len(r.Excluded))
+		fmt.Fprintf(w, "driver %s %s, CUDA %s, %d devices%s, %d excluded\n",
+			r.Driver.State, r.Driver.Version, r.Driver.CUDA, len(r.Devices), r.units(), len(r.Excluded))
 	}
 	for _, note := range r.Notes {
 		fmt.Fprintf(w, "note: %s\n", note)
+	}
+	for _, finding := range r.Findings {
+		fmt.Fprintf(w, "policy: %s\n", finding)
 	}
 	if err := r.writeDevices(w); err != nil {
 		return err
@@ -39,15 +42,15 @@ func (r Report) WriteTable(w io.Writer) error {
 func (r Report) writeDevices(w io.Writer) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	if len(r.Devices) > 0 {
-		fmt.Fprintln(t, "GPU\tID\tPCI\tNUMA\tMEMORY\tHEALTH\tMODEL")
+		fmt.Fprintln(t, "GPU\tID\tPCI\tNUMA\tMEMORY\tHEALTH\tPOOL\tMODEL")
 	}
 	for _, d := range r.Devices {
 		numa := "-"
 		if d.NUMANode >= 0 {
 			numa = strconv.Itoa(d.NUMANode)
 		}
-		fmt.Fprintf(t, "%d\t%s\t%s\t%s\t%d MiB\t%s\t%s\n", d.Index, d.ID, d.PCI, numa, d.MemoryBytes>>20, r.standing(d),
-			strings.TrimPrefix(d.Model, "NVIDIA "))
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d MiB\t%s\t%s\t%s\n", d.index(), d.ID, d.PCI, numa, d.MemoryBytes>>20, r.standing(d),
+			d.pool(), strings.TrimPrefix(d.Model, "NVIDIA "))
 	}
 	if err := t.Flush(); err != nil {
 		return err
@@ -59,7 +62,38 @@ func (r Report) writeDevices(w io.Writer) error {
 		}
 		fmt.Fprintf(w, "not offered: %s: %s\n", strings.TrimSpace(fmt.Sprintf("GPU %d %s", e.Index, name)), e.Reason)
 	}
+	for _, c := range r.Contests {
+		fmt.Fprintf(w, "contested: GPU %d %s: also offered by %s\n", c.Index, c.ID, c.By)
+	}
 	return nil
+}
+
+// units says how many there are, if not one to each device.
+func (r Report) units() string {
+	n := 0
+	for _, d := range r.Devices {
+		n += max(d.Replicas, 1)
+	}
+	if n == len(r.Devices) {
+		return ""
+	}
+	return fmt.Sprintf(" as %d units", n)
+}
+
+// index is the device as a policy selects it: "0", or "0:1" for a MIG instance.
+func (d Device) index() string {
+	if d.Instance == nil {
+		return strconv.Itoa(d.Index)
+	}
+	return fmt.Sprintf("%d:%d", d.Index, *d.Instance)
+}
+
+// pool is what a request names, and how the device is shared: "gpu.shared, time-slicing by 4".
+func (d Device) pool() string {
+	if d.Replicas == 0 {
+		return d.Pool
+	}
+	return fmt.Sprintf("%s, %s by %d", d.Pool, d.Sharing, d.Replicas)
 }
 
 // standing is the health of a device in few words: with its cause only where no condition tells more of it.
