@@ -120,7 +120,6 @@ imex: {channelIDs: [], required: false}
 	// What has no effect is said, never swallowed. A default needs no word.
 	want := []string{
 		"FAIL_ON_INIT_ERROR has no effect: without a driver this agent waits for one",
-		"MPS_ROOT has no effect: this version does without MPS",
 		"c.yaml:7: flags.useNodeFeatureAPI has no effect: this version does without GPU feature discovery",
 		"c.yaml:14: flags.gfd has no effect: this version does without GPU feature discovery",
 	}
@@ -147,7 +146,7 @@ flags:
     deviceListStrategy: {a: b}
 sharing:
   timeSlicing:
-    resources: [{name: nvidia.com/gpu, replicas: 4}]
+    resources: [{name: nvidia.com/gpu, replicas: 1}]
 imex: none
 shearing: {}
 `)
@@ -161,6 +160,7 @@ c.yaml:7: flags.plugin.deviceListStrategy: want a single value
 c.yaml:11: imex: want a mapping
 c.yaml:12: shearing: unknown key: did you mean sharing?
 c.yaml:1: version = "v2": want v1
+c.yaml:10: sharing.timeSlicing.resources[0].replicas = "1": want 2 or more, up to 1000 (so many units of 16 GPUs fit one message to the orchestrator)
 PASS_DEVICE_SPECS = "yes": want true or false
 DEVICE_LIST_STRATEGY = "envvar,cdi-cri": cdi-cri is not supported by this version: want envvar
 --device-id-strategy = "index": index is not supported by this version: want uuid
@@ -168,7 +168,6 @@ DEVICE_DISCOVERY_STRATEGY = "tegra": tegra is not supported by this version: wan
 KUBELET_SOCKET = "kubelet.sock": want an absolute path
 --rescan = "0s": want a positive duration such as 30s
 --gdrcopy-enabled = "true": not supported by this version: want false
-c.yaml:8: sharing = "...": not supported by this version: remove it
 DP_ENABLE_HEALTHCHECKS = "48,x": want XIDs such as 48,79, or "all"`, "\n")
 	if diff := cmp.Diff(want, strings.Split(err.Error(), "\n")); diff != "" {
 		t.Error(diff)

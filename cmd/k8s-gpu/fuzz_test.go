@@ -13,6 +13,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
+	"github.com/tandem-gpu/tandem/internal/configfile"
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/fault"
 )
@@ -32,9 +33,9 @@ func FuzzConfigFile(f *testing.F) {
 	} {
 		f.Add([]byte(text))
 	}
-	table := options()
+	keys := known(options())
 	f.Fuzz(func(t *testing.T, text []byte) {
-		values, errs := parseConfig("/c.yaml", text, table)
+		file, errs := configfile.Parse("/c.yaml", text, keys)
 		for _, err := range errs {
 			if line := err.Error(); !strings.HasPrefix(line, "/c.yaml:") || strings.Contains(line, "\n") {
 				t.Errorf("problem %q", line)
@@ -43,9 +44,9 @@ func FuzzConfigFile(f *testing.F) {
 		if len(errs) > 0 {
 			return
 		}
-		again, errs := parseConfig("/d.yaml", written(t, values), table)
-		if len(errs) > 0 || !maps.EqualFunc(values, again, func(a, b given) bool { return a.value == b.value }) {
-			t.Errorf("%v\n%v\n%v", errs, values, again)
+		again, errs := configfile.Parse("/d.yaml", written(t, file.Values), keys)
+		if len(errs) > 0 || !maps.EqualFunc(file.Values, again.Values, func(a, b given) bool { return a.Text == b.Text }) {
+			t.Errorf("%v\n%v\n%v", errs, file.Values, again.Values)
 		}
 	})
 }
@@ -64,7 +65,7 @@ func written(t *testing.T, values map[string]given) []byte {
 			}
 			at = next
 		}
-		at[path[len(path)-1]] = v.value
+		at[path[len(path)-1]] = v.Text
 	}
 	text, err := yaml.Marshal(root)
 	if err != nil {
@@ -127,14 +128,14 @@ func FuzzSetting(f *testing.F) {
 // resolveOne resolves settings from a file that does not exist.
 func resolveOne(t *testing.T, values flagValues, env, file map[string]string) (settings, error) {
 	t.Helper()
-	table, read := options(), map[string]given{}
+	table, read := options(), configfile.File{}
 	for key, value := range file {
 		var errs []error
-		if read, errs = parseConfig("/c.yaml", written(t, map[string]given{key: {value: value}}), table); len(errs) > 0 {
+		if read, errs = configfile.Parse("/c.yaml", written(t, map[string]given{key: {Text: value}}), known(table)); len(errs) > 0 {
 			return settings{}, &core.ConfigError{Key: key, Value: value, Remedy: errors.Join(errs...).Error()}
 		}
 	}
-	return resolveWith(values, func(name string) (string, bool) { v, ok := env[name]; return v, ok }, read, table)
+	return resolveWith(values, func(name string) (string, bool) { v, ok := env[name]; return v, ok }, read.Values, table)
 }
 
 // FuzzHealthCheckVariables: of the XIDs that the two variables of NVIDIA's plugin name, those that are to count do,

@@ -11,6 +11,7 @@ import (
 
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
+	"github.com/tandem-gpu/tandem/internal/configfile"
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/healthconfig"
 )
@@ -24,7 +25,7 @@ type option struct {
 	key     string // in the configuration file; "" = not there
 	usage   string
 	value   string // the default
-	kind    kind
+	kind    configfile.Kind
 	blank   bool // an empty variable is a value; elsewhere it is what charts write for "not set"
 
 	// set takes the value over. nil means that only the default is supported, or, if without is set,
@@ -36,19 +37,17 @@ type option struct {
 // name is the option in the configuration file, else on the command line.
 func (o option) name() string { return cmp.Or(o.key, "--"+o.flag) }
 
-// kind is how an option is given on the command line.
-type kind uint8
-
+// How an option is given on the command line, and in the configuration file.
 const (
-	word kind = iota
-	toggle
-	list    // several times, or with commas
-	mapping // the same with "key=value"; in the configuration file a mapping too
-	page    // a mapping in the configuration file that is not looked into
+	word    = configfile.Word
+	toggle  = configfile.Toggle
+	list    = configfile.List    // several times, or with commas
+	mapping = configfile.Mapping // the same with "key=value"; in the configuration file a mapping too
+	page    = configfile.Page    // a mapping in the configuration file that is not looked into
 )
 
 // several reports whether an option may be given several times.
-func (k kind) several() bool { return k == list || k == mapping }
+func several(k configfile.Kind) bool { return k == list || k == mapping }
 
 // settings are everything that the agent is told.
 type settings struct {
@@ -57,10 +56,13 @@ type settings struct {
 	kubeletSocket  string
 	httpAddress    string
 	logLevel       slog.Level
-	driverRoot     string // on the host
-	containerRoot  string // where the driver root is mounted in the agent's container
-	devRoot        string // on the host; "" = the driver root
-	fallbackDriver bool   // the driver's library may also be where the dynamic linker finds it
+	driverRoot     string      // on the host
+	containerRoot  string      // where the driver root is mounted in the agent's container
+	devRoot        string      // on the host; "" = the driver root
+	fallbackDriver bool        // the driver's library may also be where the dynamic linker finds it
+	mpsRoot        string      // folder of the MPS control daemons on the host, for mounts into containers; "" = none
+	mpsSeen        string      // the same folder where this process sees it; "" = none
+	shape          core.Policy // core.Policy without the lines of the file
 	notes          []string
 	said           map[string]string // what each option that means something was set to, by name
 }
@@ -115,6 +117,21 @@ func supported() []option {
 				}
 				return each(v, "nvml", "tegra")
 			}},
+		{flag: "shared-devices-allocation-policy", env: []string{"SHARED_DEVICES_ALLOCATION_POLICY"},
+			key: "flags.plugin.sharedDevicesAllocationPolicy", value: "distributed",
+			usage: "which units of shared devices are preferred: distributed (an even load) or packed (whole devices stay free)",
+			set: func(s *settings, v string) error {
+				s.core.Packed = v == "packed"
+				return among(v, "distributed", "packed")
+			}},
+		{flag: "mps-root", env: []string{"MPS_ROOT"}, key: "flags.mpsRoot",
+			usage: "folder of the MPS control daemons on the host, such as /run/nvidia/mps; in a container it is looked for at " + mpsMount,
+			set: func(s *settings, v string) error {
+				if s.mpsRoot = v; v == "" {
+					return nil
+				}
+				return absolute(v)
+			}},
 		{flag: "kubelet-socket", env: []string{"KUBELET_SOCKET"}, value: v1beta1.KubeletSocket, blank: true,
 			usage: "the kubelet's registration socket; empty: serve, but register nowhere",
 			set: func(s *settings, v string) error {
@@ -155,10 +172,6 @@ func refused() []option {
 		{flag: "mofed-enabled", env: []string{"MOFED_ENABLED"}, key: "flags.mofedEnabled", value: "false", kind: toggle},
 		{flag: "imex-channel-ids", env: []string{"IMEX_CHANNEL_IDS"}, key: "imex.channelIDs", kind: list},
 		{flag: "imex-required", env: []string{"IMEX_REQUIRED"}, key: "imex.required", value: "false", kind: toggle},
-		{flag: "shared-devices-allocation-policy", env: []string{"SHARED_DEVICES_ALLOCATION_POLICY"},
-			key: "flags.plugin.sharedDevicesAllocationPolicy", value: "distributed"},
-		{key: "sharing", kind: page},
-		{key: "resources", kind: page},
 	}
 }
 
@@ -167,7 +180,6 @@ func refused() []option {
 func inert() []option {
 	const cdi, features = "CDI", "GPU feature discovery"
 	return []option{
-		{flag: "mps-root", env: []string{"MPS_ROOT"}, key: "flags.mpsRoot", without: "MPS"},
 		{flag: "cdi-annotation-prefix", env: []string{"CDI_ANNOTATION_PREFIX"}, key: "flags.plugin.cdiAnnotationPrefix", value: "cdi.k8s.io/", without: cdi},
 		{flag: "nvidia-cdi-hook-path", aliases: []string{"nvidia-ctk-path"}, env: []string{"NVIDIA_CDI_HOOK_PATH", "NVIDIA_CTK_PATH"},
 			key: "flags.plugin.nvidiaCTKPath", value: "/usr/bin/nvidia-ctk", without: cdi},

@@ -12,8 +12,10 @@ import (
 
 	"github.com/urfave/cli/v3"
 
+	"github.com/tandem-gpu/tandem/internal/configfile"
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/healthconfig"
+	"github.com/tandem-gpu/tandem/internal/policy"
 )
 
 const (
@@ -22,7 +24,7 @@ const (
 )
 
 // given is a value with the place where somebody wrote it.
-type given struct{ value, where string }
+type given = configfile.Value
 
 // flagValues are what stands on the command line, by flag.
 type flagValues map[string]*flagValue
@@ -30,13 +32,13 @@ type flagValues map[string]*flagValue
 // flagValue is a flag's text. It implements cli.Value; what the text means is decided in resolve, so
 // that every problem is found, and named by where it was written.
 type flagValue struct {
-	kind kind
+	kind configfile.Kind
 	text string // the default until set
 	set  bool
 }
 
 func (f *flagValue) Set(s string) error {
-	if f.set && f.kind.several() {
+	if f.set && several(f.kind) {
 		s = f.text + "," + s
 	}
 	f.text, f.set = s, true
@@ -76,12 +78,24 @@ func (values flagValues) flags() []cli.Flag {
 // returns every problem at once; the settings are then those in which there is none.
 func resolve(flags flagValues, lookupEnv func(string) (string, bool)) (settings, error) {
 	table := options()
-	file, errs := map[string]given(nil), []error(nil)
-	if path := lookup(option{flag: configFlag, env: []string{configEnv}}, flags, lookupEnv, nil); path.value != "" {
-		file, errs = readConfigFile(path.value, table)
+	var file configfile.File
+	var errs []error
+	if path := lookup(option{flag: configFlag, env: []string{configEnv}}, flags, lookupEnv, nil); path.Text != "" {
+		file, errs = configfile.Read(path.Text, known(table))
 	}
-	s, err := resolveWith(flags, lookupEnv, file, table)
-	return s, errors.Join(append(errs, err)...)
+	offer, unclear := policy.Compile(file, policy.Kubernetes)
+	s, err := resolveWith(flags, lookupEnv, file.Values, table)
+	errs = append(errs, unclear, err, s.offer(offer))
+	return s, errors.Join(errs...)
+}
+
+// offer takes over which devices are offered and how.
+func (s *settings) offer(r policy.Result) error {
+	s.core.Policy, s.shape = r.Policy, r.Shape
+	if r.MPS != "" && s.mpsRoot == "" {
+		return &core.ConfigError{Key: r.MPS, Value: "mps", Remedy: "takes --mps-root, MPS_ROOT or flags.mpsRoot: the folder of the MPS control daemons, such as /run/nvidia/mps"}
+	}
+	return nil
 }
 
 // resolveWith is resolve with what a configuration file says.
@@ -94,7 +108,7 @@ func resolveWith(flags flagValues, lookupEnv func(string) (string, bool), file m
 			errs = append(errs, err)
 		}
 		if o.set != nil {
-			s.said[o.name()] = g.value
+			s.said[o.name()] = g.Text
 		}
 	}
 	errs = append(errs, healthChecks(&s.health.Health, lookupEnv))
@@ -106,52 +120,55 @@ func resolveWith(flags flagValues, lookupEnv func(string) (string, bool), file m
 	return s, s.core.Validate()
 }
 
-// lookup finds what an option was set to; where is "" if nobody did.
+// lookup finds what an option was set to; Where is "" if nobody did.
 func lookup(o option, flags flagValues, lookupEnv func(string) (string, bool), file map[string]given) given {
 	if f := flags[o.flag]; f != nil && f.set {
-		return given{f.text, "--" + o.flag}
+		return given{Text: f.text, Where: "--" + o.flag}
 	}
 	for _, name := range o.env {
 		if v, ok := lookupEnv(name); ok && (v != "" || o.blank) {
-			return given{v, name}
+			return given{Text: v, Where: name}
 		}
 	}
 	if g, ok := file[o.key]; ok && o.key != "" {
 		return g
 	}
-	return given{value: o.value}
+	return given{Text: o.value}
 }
 
 // apply takes one setting over.
 func apply(s *settings, o option, g given) error {
 	if o.set != nil {
-		if err := o.set(s, g.value); err != nil {
-			return &core.ConfigError{Key: g.where, Value: g.value, Remedy: err.Error()}
+		if err := o.set(s, g.Text); err != nil {
+			return &core.ConfigError{Key: g.Where, Value: g.Text, Remedy: err.Error()}
 		}
-		if o.flag == "fail-on-init-error" && g.where != "" {
-			s.notes = append(s.notes, g.where+" has no effect: without a driver this agent waits for one")
+		if o.flag == "fail-on-init-error" && g.Where != "" {
+			s.notes = append(s.notes, g.Where+" has no effect: without a driver this agent waits for one")
 		}
 		return nil
 	}
 	switch {
-	case g.where == "" || g.value == o.value:
+	case g.Where == "" || g.Text == o.value:
 		return nil
 	case o.without != "":
-		s.notes = append(s.notes, fmt.Sprintf("%s has no effect: this version does without %s", g.where, o.without))
+		s.notes = append(s.notes, fmt.Sprintf("%s has no effect: this version does without %s", g.Where, o.without))
 		return nil
 	}
-	if b, err := truth(g.value); err == nil && o.kind == toggle && !b {
+	if b, err := truth(g.Text); err == nil && o.kind == toggle && !b {
 		return nil
 	}
 	remedy := "not supported by this version: remove it"
 	if o.value != "" {
 		remedy = fmt.Sprintf("not supported by this version: want %s", o.value)
 	}
-	return &core.ConfigError{Key: g.where, Value: g.value, Remedy: remedy}
+	return &core.ConfigError{Key: g.Where, Value: g.Text, Remedy: remedy}
 }
 
-// findRoots decides where this process looks for the driver and its device nodes. In a container the
-// host's driver root is mounted somewhere else, or NVIDIA's runtime has put the library beside us.
+// mpsMount is where NVIDIA's chart mounts the folder of the MPS control daemons into the plugin's container.
+const mpsMount = "/mps"
+
+// findRoots decides where this process looks for the driver, its device nodes and the MPS control daemons. In a
+// container the host's folders are mounted somewhere else, or NVIDIA's runtime has put the library beside us.
 func (s *settings) findRoots(isFolder func(string) bool) {
 	root := s.driverRoot
 	if s.containerRoot != "" && isFolder(s.containerRoot) {
@@ -167,11 +184,15 @@ func (s *settings) findRoots(isFolder func(string) bool) {
 	if s.devRoot == "" {
 		s.devRoot = s.driverRoot
 	}
+	if s.mpsSeen = s.mpsRoot; s.mpsRoot != "" && isFolder(mpsMount) {
+		s.mpsSeen = mpsMount
+	}
 }
 
-// equal reports whether two settings mean the same, however they were written.
+// equal reports whether two settings mean the same, however they were written, and on which lines.
 func (s settings) equal(o settings) bool {
 	s.notes, s.said, o.notes, o.said = nil, nil, nil, nil
+	s.core.Policy, o.core.Policy = s.shape, o.shape
 	return reflect.DeepEqual(s, o)
 }
 
@@ -181,6 +202,19 @@ func (s settings) changes(before settings) []string {
 	for _, name := range slices.Sorted(maps.Keys(s.said)) {
 		if was, is := before.said[name], s.said[name]; was != is {
 			changes = append(changes, fmt.Sprintf("%s from %q to %q", name, was, is))
+		}
+	}
+	for _, section := range []struct {
+		name    string
+		changed bool
+	}{
+		{"resources", !reflect.DeepEqual(s.shape.Names, before.shape.Names)},
+		{"sharing", !reflect.DeepEqual(s.shape.Shares, before.shape.Shares)},
+		{"policy.include", !reflect.DeepEqual(s.shape.Include, before.shape.Include)},
+		{"policy.exclude or policy.rules", !reflect.DeepEqual(s.shape.Rules, before.shape.Rules)},
+	} {
+		if section.changed {
+			changes = append(changes, section.name)
 		}
 	}
 	if len(changes) == 0 {

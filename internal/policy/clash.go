@@ -3,6 +3,7 @@ package policy
 import (
 	"fmt"
 	"path/filepath"
+	"strings"
 
 	"github.com/tandem-gpu/tandem/internal/core"
 )
@@ -27,7 +28,7 @@ func (c *compiler) clashes(complete bool) {
 			first[e.pool] = e
 		case f.sharing != e.sharing && !said[e.pool]:
 			said[e.pool] = true
-			c.errs = append(c.errs, &core.ConfigError{Key: c.file[:len(c.file)-len(filepath.Base(c.file))] + e.at, Value: domain + e.pool, Remedy: fmt.Sprintf(
+			c.errs = append(c.errs, &core.ConfigError{Key: strings.TrimSuffix(c.file, filepath.Base(c.file)) + e.at, Value: domain + e.pool, Remedy: fmt.Sprintf(
 				"would be %s, but by %s it is %s: want another name for one of them", e.sharing, f.at, f.sharing)})
 		}
 	}
