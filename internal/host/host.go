@@ -1,0 +1,139 @@
+// Package host watches what a host has beside the driver: MPS control daemons that answer, and other agents that
+// offer the same GPUs. An agent works without any of it, and says what it can't see.
+package host
+
+import (
+	"context"
+	"iter"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/pulse"
+)
+
+const (
+	every       = time.Second            // between looks
+	firstAtMost = time.Second            // for the first look, while the agent waits
+	leaveAtMost = 500 * time.Millisecond // for the loops to end; a disk can hang
+	twinAtMost  = 5 * time.Second        // another process of the agent's name may take to end: it is being replaced
+)
+
+// Machine is what a Watcher tells, and whose offer it claims. *monitor.Monitor is one.
+type Machine interface {
+	Host(core.Host)
+	Current() *core.Inventory
+	Watch(context.Context) iter.Seq[*core.Inventory]
+	Pulse() *pulse.Board
+}
+
+// Options say what to watch.
+type Options struct {
+	Agent    string      // names its files; lower case letters, digits and hyphens
+	StateDir string      // shared by the agents of the host; "" = overlaps are not seen
+	BootID   string      // of the machine; "" = unknown
+	MPSRoot  string      // as this process sees it
+	Config   core.Config // its policy and Overlap
+	Log      *slog.Logger
+}
+
+// Watcher watches one host for one agent. Make one with New, then call Run once; Settled and Notes are safe for
+// concurrent use.
+type Watcher struct {
+	log      *slog.Logger
+	refuse   bool
+	daemons  daemons
+	register *register // nil = overlaps are not seen
+
+	looked sync.WaitGroup // the first look of each loop
+	first  chan struct{}  // closed after those
+
+	mu      sync.Mutex
+	host    core.Host
+	trouble string // why overlaps are not seen completely; "" = they are
+	gone    []absent
+}
+
+// New returns a watcher. Nothing is looked at yet.
+func New(o Options) *Watcher {
+	w := &Watcher{
+		log: o.Log, refuse: o.Config.Overlap == core.OverlapRefuse,
+		daemons: daemonsOf(o.Config.Policy, o.MPSRoot), first: make(chan struct{}),
+	}
+	if o.StateDir != "" {
+		w.register = &register{
+			folder: filepath.Join(o.StateDir, "claims"), agent: o.Agent, boot: o.BootID, refuse: w.refuse,
+			started: time.Now().UTC(), log: o.Log, said: map[string]string{},
+		}
+	}
+	return w
+}
+
+// MPSRoot is where this process finds the folders of the MPS control daemons: in a container where NVIDIA's chart
+// mounts them, else at the host's path.
+func MPSRoot(hostPath string) string {
+	if info, err := os.Stat(filepath.Join(ContainerMPSRoot, domain)); err == nil && info.IsDir() {
+		return ContainerMPSRoot
+	}
+	if hostPath == "" {
+		return DefaultMPSRoot
+	}
+	return hostPath
+}
+
+// Settled waits for the first look of Run at the host, so that nothing is offered that another agent has claimed; but
+// only a moment, as a disk can hang.
+func (w *Watcher) Settled(ctx context.Context) {
+	t := time.NewTimer(firstAtMost)
+	defer t.Stop()
+	select {
+	case <-w.first:
+	case <-t.C:
+	case <-ctx.Done():
+	}
+}
+
+// Run tells the machine what the host has whenever that changes, and claims what the machine offers, until ctx ends.
+// It then returns in time even if a disk hangs; what hangs there is abandoned.
+func (w *Watcher) Run(ctx context.Context, m Machine) {
+	var loops sync.WaitGroup
+	w.looked.Add(1)
+	loops.Go(func() { w.watchDaemons(ctx, m) })
+	if w.register != nil {
+		w.looked.Add(1)
+		loops.Go(func() { w.watchClaims(ctx, m) })
+	} else {
+		w.troubled(errNoFolder)
+	}
+	ended := make(chan struct{})
+	go func() {
+		w.looked.Wait()
+		close(w.first)
+		loops.Wait()
+		close(ended)
+	}()
+	<-ctx.Done()
+	t := time.NewTimer(leaveAtMost)
+	defer t.Stop()
+	select {
+	case <-ended:
+	case <-t.C:
+		w.log.Warn("what this agent claims could not be looked after to the end: does the disk hang?")
+	}
+}
+
+// tell changes a part of what is known of the host, and passes it on if it is news.
+func (w *Watcher) tell(m Machine, change func(*core.Host)) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	next := w.host
+	if change(&next); slices.Equal(next.MPS, w.host.MPS) && slices.Equal(next.Claims, w.host.Claims) {
+		return
+	}
+	w.host = next
+	m.Host(next) // never blocks
+}

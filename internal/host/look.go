@@ -1,0 +1,98 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+)
+
+// watchDaemons asks the MPS control daemons, as long as there is one to ask.
+func (w *Watcher) watchDaemons(ctx context.Context, m Machine) {
+	said := map[string]string{}
+	w.turn(ctx, m, "MPS daemons", func() (again bool) {
+		pools := w.daemons.of(m.Current())
+		var answering []string
+		for _, pool := range pools {
+			text := "MPS control daemon answers"
+			err := w.daemons.ask(pool)
+			if err == nil {
+				answering = append(answering, pool)
+			} else {
+				text = "MPS control daemon does not answer: " + oneLine(err)
+			}
+			if said[pool] != text {
+				said[pool] = text
+				w.log.Info(text, "pool", pool, "folder", filepath.Join(w.daemons.root, domain, pool, "pipe"))
+			}
+		}
+		w.tell(m, func(h *core.Host) { h.MPS = answering })
+		return len(pools) > 0
+	})
+}
+
+// watchClaims claims what is offered and reads what others claim.
+func (w *Watcher) watchClaims(ctx context.Context, m Machine) {
+	defer w.register.close()
+	twin := time.Time{} // since when another process has our name
+	w.turn(ctx, m, "claims", func() (again bool) {
+		v, err := w.register.round(ctx, offerOf(m.Current()))
+		if ctx.Err() != nil {
+			return false
+		}
+		if !errors.Is(err, errTwin) {
+			twin = time.Time{}
+		} else if twin.IsZero() {
+			twin = time.Now()
+		}
+		if twin.IsZero() || time.Since(twin) > twinAtMost {
+			w.troubled(err)
+		}
+		if _, part := errors.AsType[unwritten](err); err == nil || part || errors.Is(err, errTwin) {
+			w.missing(v.gone)
+			w.tell(m, func(h *core.Host) { h.Claims = v.claims })
+		} // else nothing was seen: what was told before stands
+		return true
+	})
+}
+
+// turn looks at once, then whenever another inventory is published, and every second as long as look wants that,
+// until ctx ends.
+func (w *Watcher) turn(ctx context.Context, m Machine, name string, look func() (again bool)) {
+	loop := m.Pulse().Join(name)
+	defer loop.Leave()
+	var following sync.WaitGroup
+	defer following.Wait()
+	changed := make(chan struct{}, 1)
+	following.Go(func() {
+		for range m.Watch(ctx) {
+			select {
+			case changed <- struct{}{}:
+			default:
+			}
+		}
+	})
+	tick := time.NewTicker(every)
+	defer tick.Stop()
+	loop.Beat(lockAtMost)
+	again := look()
+	w.looked.Done()
+	for {
+		due, within := tick.C, every
+		if !again {
+			due, within = nil, 0
+		}
+		loop.Beat(within)
+		select {
+		case <-due:
+		case <-changed:
+		case <-ctx.Done():
+			return
+		}
+		loop.Beat(lockAtMost)
+		again = look()
+	}
+}
