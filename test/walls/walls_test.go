@@ -36,6 +36,8 @@ func TestLinked(t *testing.T) {
 		{"internal/sources", []string{"runtime/cgo", "google.golang.org/", "k8s.io/", "github.com/hashicorp/", "github.com/NVIDIA/"}},
 		{"internal/statefile", []string{"runtime/cgo", "net", "google.golang.org/", "k8s.io/", "github.com/hashicorp/", "github.com/NVIDIA/"}},
 		{"internal/control", []string{"google.golang.org/", "k8s.io/", "github.com/hashicorp/", "github.com/NVIDIA/"}},
+		{"internal/configfile", []string{"runtime/cgo", "net", "google.golang.org/", "k8s.io/", "github.com/hashicorp/", "github.com/NVIDIA/", module}},
+		{"internal/policy", []string{"runtime/cgo", "net", "google.golang.org/", "k8s.io/", "github.com/hashicorp/", "github.com/NVIDIA/", module + "internal/core/monitor"}},
 		{"internal/nomadadapter", []string{"k8s.io/", "github.com/NVIDIA/", "github.com/hashicorp/nomad/client/devicemanager", "github.com/hashicorp/nomad/helper/pluginutils/loader", module + "internal/core/monitor", module + "internal/kubeadapter"}},
 		{"internal/kubeadapter", []string{"github.com/hashicorp/", "github.com/NVIDIA/", "k8s.io/klog", "k8s.io/client-go", module + "internal/core/monitor", module + "internal/nomadadapter"}},
 		{"cmd/nomad-gpu", []string{"k8s.io/", module + "test/", module + "internal/core/coretest", module + "internal/kubeadapter"}},
