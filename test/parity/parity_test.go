@@ -7,7 +7,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"io"
 	"log/slog"
 	"maps"
 	"os"
@@ -19,18 +18,10 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/hashicorp/go-hclog"
-	"github.com/hashicorp/go-plugin"
-	"github.com/hashicorp/nomad/plugins/base"
-	"github.com/hashicorp/nomad/plugins/device"
-	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/internal/core/nvidia"
-	"github.com/tandem-gpu/tandem/internal/kubeadapter"
-	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
-	"github.com/tandem-gpu/tandem/internal/nomadadapter"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
@@ -41,13 +32,8 @@ const patience = 30 * time.Second
 // both are the two orchestrators' views of one monitor.
 type both struct {
 	*simdriver.Machine
+	*orchestrators
 	monitor *monitor.Monitor
-	kubelet *kubelettest.Kubelet
-	nomad   device.DevicePlugin
-
-	mu      sync.Mutex
-	groups  []*device.DeviceGroup
-	changed chan struct{}
 }
 
 // start follows a simulated machine, scripted by prepare, with a monitor and serves it to both. Its every wait
@@ -60,7 +46,7 @@ func start(t testing.TB, machine string, prepare ...func(*simdriver.Machine) err
 
 // startUnder is start under another policy.
 func startUnder(t testing.TB, p core.HealthPolicy, machine string, prepare ...func(*simdriver.Machine) error) *both {
-	b := &both{Machine: simdriver.Start(t, machine), changed: make(chan struct{})}
+	b := &both{Machine: simdriver.Start(t, machine)}
 	for _, script := range prepare {
 		must(t, script(b.Machine))
 	}
@@ -82,81 +68,13 @@ func startUnder(t testing.TB, p core.HealthPolicy, machine string, prepare ...fu
 			t.Error("monitor:", err)
 		}
 	})
-	b.serveKubelet(ctx, t, m, &running)
-	b.serveNomad(ctx, t, m)
+	b.orchestrators = serve(ctx, t, m, m, &running)
 	for inv := range m.Watch(ctx) { // else "no devices" would be right before anybody has looked
 		if inv.Driver().State != core.DriverPending {
 			break
 		}
 	}
 	return b
-}
-
-func (b *both) serveKubelet(ctx context.Context, t testing.TB, m *monitor.Monitor, running *sync.WaitGroup) {
-	dir, err := os.MkdirTemp("", "parity") // t.TempDir's names are too long for a socket
-	if err != nil {
-		t.Fatal(err)
-	}
-	b.kubelet = kubelettest.New(dir)
-	if err := b.kubelet.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { b.kubelet.Stop(); _ = os.RemoveAll(dir) })
-	adapter := kubeadapter.New(m, kubeadapter.Options{KubeletSocket: b.kubelet.Socket()})
-	running.Go(func() { _ = adapter.Run(ctx) })
-}
-
-func (b *both) serveNomad(ctx context.Context, t testing.TB, m *monitor.Monitor) {
-	log := hclog.New(&hclog.LoggerOptions{Output: io.Discard})
-	adapter := nomadadapter.New(ctx, "2.0.0", func(context.Context, nomadadapter.Settings, *slog.Logger) nomadadapter.Source { return m }, log)
-	client, _ := plugin.TestPluginGRPCConn(t, false, map[string]plugin.Plugin{
-		base.PluginTypeBase:   &base.PluginBase{Impl: adapter},
-		base.PluginTypeDevice: &device.PluginDevice{Impl: adapter},
-	})
-	t.Cleanup(func() { _ = client.Close() }) // which stops the server too
-	raw, err := client.Dispense(base.PluginTypeDevice)
-	if err != nil {
-		t.Fatal(err)
-	}
-	b.nomad = raw.(device.DevicePlugin)
-	stream, err := b.nomad.Fingerprint(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
-	go func() {
-		for r := range stream {
-			b.mu.Lock()
-			b.groups = r.Devices
-			close(b.changed)
-			b.changed = make(chan struct{})
-			b.mu.Unlock()
-		}
-	}()
-}
-
-// nomadHealth is each device's health by Nomad's stream.
-func (b *both) nomadHealth() map[string]bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	health := map[string]bool{}
-	for _, g := range b.groups {
-		for _, d := range g.Devices {
-			health[d.ID] = d.Healthy
-		}
-	}
-	return health
-}
-
-// kubeletHealth is each device's health by kubelet's streams, and its resource.
-func (b *both) kubeletHealth() (health map[string]bool, resource map[string]string) {
-	health, resource = map[string]bool{}, map[string]string{}
-	for _, r := range b.kubelet.Registrations() {
-		devices, _ := b.kubelet.Devices(r.Resource)
-		for _, d := range devices {
-			health[d.GetID()], resource[d.GetID()] = d.GetHealth() == v1beta1.Healthy, r.Resource
-		}
-	}
-	return health, resource
 }
 
 // await waits until both sides say want of the devices that there are.

@@ -1,0 +1,173 @@
+package parity
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/nvidia"
+	"github.com/tandem-gpu/tandem/internal/policy"
+	"github.com/tandem-gpu/tandem/test/simdriver"
+)
+
+// examples are files as users of NVIDIA's k8s-device-plugin have them, the last ones with a section of ours. Each is
+// read by both agents for one machine.
+var examples = []struct {
+	file, machine string
+	prepare       func(*simdriver.Machine) error
+	beyond        bool // the incumbent does otherwise: testdata/policies/incumbent.md says how and why
+	split         bool // nothing is offered to both
+}{
+	{file: "plain", machine: "h100x8"},
+	{file: "time-slicing", machine: "h100x8"},
+	{file: "time-slicing-renamed", machine: "h100x8"},
+	{file: "time-slicing-one", machine: "h100x8"},
+	{file: "mps", machine: "h100x8"},
+	{file: "mps-renamed", machine: "h100x8"},
+	{file: "mig-none", machine: "a100-mig"},
+	{file: "mig-single", machine: "h100x8", prepare: inSevens},
+	{file: "mig-mixed", machine: "a100-mig", prepare: noneEmpty},
+	{file: "mig-time-slicing", machine: "a100-mig", prepare: noneEmpty},
+
+	{file: "mig-single-odd", machine: "a100-mig", beyond: true},
+	{file: "mig-mixed-empty", machine: "a100-mig", beyond: true},
+	{file: "mig-mixed-slice", machine: "a100-mig", beyond: true, prepare: func(m *simdriver.Machine) error {
+		return m.SetMIG(7, "1c.3g.40gb")
+	}},
+	{file: "rename", machine: "h100x8", beyond: true},
+	{file: "some-devices", machine: "h100x8", beyond: true},
+	{file: "resources", machine: "a100-mig", prepare: noneEmpty, beyond: true},
+	{file: "time-slicing-and-mps", machine: "a100-mig", prepare: noneEmpty, beyond: true},
+
+	{file: "rules", machine: "h100x8", beyond: true},
+	{file: "mig-per-gpu", machine: "a100-mig", beyond: true},
+	{file: "split", machine: "h100x8", beyond: true, split: true},
+}
+
+// inSevens cuts every GPU alike, as the strategy single has it.
+func inSevens(m *simdriver.Machine) error {
+	slots, err := m.Slots()
+	for _, slot := range slots {
+		if err == nil {
+			err = m.SetMIG(slot, slices.Repeat([]string{"1g.10gb"}, 7)...)
+		}
+	}
+	return err
+}
+
+// noneEmpty has no GPU in MIG mode without instances, over which the incumbent does not start.
+func noneEmpty(m *simdriver.Machine) error { return m.MIGOff(7) }
+
+func TestPolicies(t *testing.T) {
+	defects, err := os.ReadFile("testdata/policies/incumbent.md")
+	must(t, err)
+	for _, c := range examples {
+		t.Run(c.file, func(t *testing.T) {
+			machine := read(t, c.machine, c.prepare)
+			path := filepath.Join("testdata/policies", c.file+".yaml")
+			toKubelet, toNomad := offer(t, machine, path, policy.Kubernetes), offer(t, machine, path, policy.Nomad)
+			v := view(t, toKubelet, toNomad)
+			compareGolden(t, filepath.Join("testdata/policies", c.file+".golden"), v.text())
+			if c.split {
+				v.haveNothingInCommon(t)
+			} else {
+				v.meanTheSame(t)
+			}
+			file, err := os.ReadFile(path)
+			must(t, err)
+			differs := v.differs(t, file, machine.Devices)
+			if listed := strings.Contains(string(defects), "\n## "+c.file+"\n"); listed != c.beyond || c.beyond != (differs != "") {
+				t.Errorf("beyond the incumbent: %t, listed: %t, and differs in:\n%s", c.beyond, listed, differs)
+			}
+		})
+	}
+}
+
+// read is a reading of a machine that comes with the simulated driver.
+func read(t *testing.T, machine string, prepare func(*simdriver.Machine) error) core.Snapshot {
+	t.Helper()
+	m := simdriver.Start(t, machine)
+	if prepare != nil {
+		must(t, prepare(m))
+	}
+	s, err := nvidia.Open(nvidia.Options{Roots: core.Roots{Driver: m.Root, Dev: m.Root, Sys: m.Root + "/sys", Proc: m.Root + "/proc"}})
+	must(t, err)
+	snapshot, err := s.Snapshot()
+	must(t, err, s.Close())
+	return named(t, machine, snapshot)
+}
+
+// named gives MIG instances that were made just now, by chance, IDs that are the same every time.
+func named(t *testing.T, machine string, s core.Snapshot) core.Snapshot {
+	t.Helper()
+	known, err := simdriver.Text(machine)
+	must(t, err)
+	for i, d := range s.Devices {
+		if !strings.Contains(known, string(d.ID)) {
+			s.Devices[i].ID = core.DeviceID(fmt.Sprintf("MIG-00000000-0000-4000-8000-%06d%06d", d.Index, d.At.GI))
+		}
+	}
+	return core.NewSnapshot(s)
+}
+
+// offer is what an agent makes of a file on a machine on which every MPS daemon answers.
+func offer(t *testing.T, machine core.Snapshot, path string, to policy.Orchestrator) *core.Inventory {
+	t.Helper()
+	r, err := policy.ReadFile(path, to)
+	must(t, err)
+	cfg := core.DefaultConfig()
+	cfg.Policy, cfg.DeviceNodes = r.Policy, true
+	if cfg.MIG = r.MIG; r.MIG == "" {
+		cfg.MIG = map[policy.Orchestrator]core.MIGStrategy{policy.Kubernetes: core.MIGNone, policy.Nomad: core.MIGMixed}[to]
+	}
+	inv := core.Build(machine, core.Ledger{}, cfg)
+	if f := inv.Findings(); len(f) > 0 {
+		t.Errorf("%s: findings %q", to, f)
+	}
+	var daemons core.Host
+	for u := range inv.Units() {
+		if u.Sharing.Mode == core.MPS && !slices.Contains(daemons.MPS, u.Pool) {
+			daemons.MPS = append(daemons.MPS, u.Pool)
+		}
+	}
+	return inv.On(daemons, core.OverlapWarn)
+}
+
+// view serves two inventories and waits until both orchestrators have all of theirs.
+func view(t *testing.T, toKubelet, toNomad *core.Inventory) *views {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	t.Cleanup(func() { cancel(); running.Wait() })
+	k, n := coretest.NewSource(), coretest.NewSource()
+	k.Set(toKubelet)
+	n.Set(toNomad)
+	o := serve(ctx, t, k, n, &running)
+	must(t, o.kubelet.Await(ctx, "all resources", func() bool {
+		health, _ := o.kubeletHealth()
+		return len(health) == toKubelet.Len()
+	}))
+	until(t, "all groups", func() bool { return len(o.nomadHealth()) == toNomad.Len() })
+	return newViews(t, o, toKubelet, toNomad)
+}
+
+func compareGolden(t *testing.T, path, got string) {
+	t.Helper()
+	if *update {
+		must(t, os.WriteFile(path, []byte(got), 0o644))
+	}
+	want, err := os.ReadFile(path)
+	must(t, err)
+	if diff := cmp.Diff(strings.Split(string(want), "\n"), strings.Split(got, "\n")); diff != "" {
+		t.Error("go test -update writes the files anew\n", diff)
+	}
+}

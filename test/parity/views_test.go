@@ -1,0 +1,239 @@
+package parity
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc/status"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+)
+
+// views are what the two orchestrators have of one machine, as they would write it down.
+type views struct {
+	kubelet []pool // by resource
+	nomad   []pool // by group
+	refused map[string][]core.Exclusion
+}
+
+// pool is a resource or a group: what a request can name.
+type pool struct {
+	name    string
+	units   []unit // in the order in which they were sent
+	answers []asked
+}
+
+type unit struct{ id, place string }
+
+// asked is a request and its answer.
+type asked struct {
+	what string
+	ids  []string
+	answer
+	refusal string
+}
+
+// answer is what a container gets.
+type answer struct {
+	Envs          map[string]string
+	Mounts, Nodes []string
+}
+
+// requests are those that show how a pool is handed out: one unit, two beside each other (of one GPU, if that is
+// shared), and two of different GPUs.
+func (p pool) requests() []asked {
+	first, last := p.units[0].id, p.units[len(p.units)-1].id
+	all := []asked{{what: "one", ids: []string{first}}}
+	if len(p.units) > 1 {
+		all = append(all, asked{what: "two", ids: []string{first, p.units[1].id}}, asked{what: "far", ids: []string{first, last}})
+	}
+	return all
+}
+
+func newViews(t *testing.T, o *orchestrators, toKubelet, toNomad *core.Inventory) *views {
+	t.Helper()
+	v := &views{refused: map[string][]core.Exclusion{"kubelet": toKubelet.Excluded(), "nomad": toNomad.Excluded()}}
+	for _, r := range o.kubelet.Registrations() {
+		p := pool{name: r.Resource}
+		devices, _ := o.kubelet.Devices(r.Resource)
+		for _, d := range devices {
+			u := unit{id: d.GetID(), place: "no NUMA node"}
+			for _, n := range d.GetTopology().GetNodes() {
+				u.place = fmt.Sprintf("NUMA node %d", n.GetID())
+			}
+			p.units = append(p.units, u)
+		}
+		for _, a := range p.requests() {
+			r, err := o.kubelet.Allocate(t.Context(), p.name, a.ids...)
+			if a.Envs = r.GetEnvs(); err != nil {
+				a.refusal = status.Convert(err).Message()
+			}
+			for _, m := range r.GetMounts() {
+				a.Mounts = append(a.Mounts, m.GetHostPath()+" -> "+m.GetContainerPath())
+			}
+			for _, d := range r.GetDevices() {
+				a.Nodes = append(a.Nodes, d.GetContainerPath())
+			}
+			p.answers = append(p.answers, a)
+		}
+		v.kubelet = append(v.kubelet, p)
+	}
+	slices.SortFunc(v.kubelet, func(a, b pool) int { return strings.Compare(a.name, b.name) })
+	o.mu.Lock()
+	groups := o.groups
+	o.mu.Unlock()
+	for _, g := range groups {
+		p := pool{name: g.Vendor + "/" + g.Type + "/" + g.Name}
+		for _, d := range g.Devices {
+			p.units = append(p.units, unit{d.ID, "PCI " + d.HwLocality.PciBusID})
+		}
+		for _, a := range p.requests() {
+			r, err := o.nomad.Reserve(a.ids)
+			if err != nil {
+				_, a.refusal, _ = strings.Cut(err.Error(), "desc = ")
+			} else {
+				a.Envs = r.Envs
+				for _, d := range r.Devices {
+					a.Nodes = append(a.Nodes, d.TaskPath)
+				}
+			}
+			p.answers = append(p.answers, a)
+		}
+		v.nomad = append(v.nomad, p)
+	}
+	return v
+}
+
+// text is a golden file.
+func (v *views) text() string {
+	var out strings.Builder
+	for _, side := range []struct {
+		name  string
+		pools []pool
+	}{{"kubelet", v.kubelet}, {"nomad", v.nomad}} {
+		for _, p := range side.pools {
+			fmt.Fprintf(&out, "%s %s: %d\n", side.name, p.name, len(p.units))
+			for _, line := range p.folded() {
+				fmt.Fprintf(&out, "  %s\n", line)
+			}
+			for _, a := range p.answers {
+				fmt.Fprintf(&out, "  %s: %s\n", a.what, a)
+			}
+		}
+		for _, e := range v.refused[side.name] {
+			fmt.Fprintf(&out, "%s is not offered GPU %d, %s: %s\n", side.name, e.Index, e.At, e.Reason)
+		}
+	}
+	return out.String()
+}
+
+// folded has one line for the units of a device.
+func (p pool) folded() (lines []string) {
+	for i := 0; i < len(p.units); {
+		u, n := p.units[i], 1
+		device, _, shared := strings.Cut(u.id, "::")
+		for i+n < len(p.units) && strings.HasPrefix(p.units[i+n].id, device+"::") {
+			n++
+		}
+		if shared {
+			device += fmt.Sprintf("::0 to ::%d", n-1)
+		}
+		lines = append(lines, device+"  "+u.place)
+		i += n
+	}
+	return lines
+}
+
+func (a asked) String() string {
+	if a.refusal != "" {
+		return "refused: " + a.refusal
+	}
+	var parts []string
+	for _, key := range slices.Sorted(maps.Keys(a.Envs)) {
+		parts = append(parts, key+"="+a.Envs[key])
+	}
+	parts = append(parts, a.Mounts...)
+	return strings.Join(append(parts, "nodes "+strings.Join(a.Nodes, " ")), "\n    ")
+}
+
+// ids are those of pools, each with its pool.
+func ids(pools []pool) map[string]string {
+	of := map[string]string{}
+	for _, p := range pools {
+		for _, u := range p.units {
+			of[u.id] = p.name
+		}
+	}
+	return of
+}
+
+// meanTheSame: both sides have the same units, a group is of one resource, and what is kept from one is kept from the other.
+func (v *views) meanTheSame(t *testing.T) {
+	t.Helper()
+	resources, groups := ids(v.kubelet), ids(v.nomad)
+	if diff := cmp.Diff(slices.Sorted(maps.Keys(resources)), slices.Sorted(maps.Keys(groups))); diff != "" {
+		t.Error("units (kubelet, Nomad):", diff)
+	}
+	of := map[string]string{}
+	for id, group := range groups {
+		if r := resources[id]; of[group] != "" && of[group] != r {
+			t.Errorf("group %s has units of %s and of %s", group, r, of[group])
+		} else {
+			of[group] = r
+		}
+	}
+	if diff := cmp.Diff(v.refused["kubelet"], v.refused["nomad"]); diff != "" {
+		t.Error("not offered (kubelet, Nomad):", diff)
+	}
+}
+
+func (v *views) haveNothingInCommon(t *testing.T) {
+	t.Helper()
+	resources, groups := ids(v.kubelet), ids(v.nomad)
+	for id := range resources {
+		if groups[id] != "" {
+			t.Errorf("%s is offered to both", id)
+		}
+	}
+	if len(resources) == 0 || len(groups) == 0 {
+		t.Errorf("%d units for the kubelet, %d for Nomad", len(resources), len(groups))
+	}
+}
+
+// differs says where the incumbent would have sent something else; "" = nowhere. Its device nodes are compared as a
+// set, and without the four for every container: the order is chance, and a node can be there twice.
+func (v *views) differs(t *testing.T, file []byte, devices []core.Device) string {
+	t.Helper()
+	other, err := newIncumbent(file, devices)
+	if err != nil {
+		return "it does not start: " + err.Error()
+	}
+	ours := map[string][]string{}
+	for _, p := range v.kubelet {
+		for _, u := range p.units {
+			ours[p.name] = append(ours[p.name], u.id)
+		}
+		slices.Sort(ours[p.name])
+	}
+	diff := cmp.Diff(other.resources, ours)
+	for _, p := range v.kubelet {
+		for _, a := range p.answers {
+			theirs, err := other.allocate(p.name, a.ids...)
+			refusal := ""
+			if err != nil {
+				refusal = err.Error()
+			}
+			slices.Sort(theirs.Nodes)
+			theirs.Nodes = slices.Compact(theirs.Nodes)
+			a.Nodes = slices.DeleteFunc(slices.Clone(a.Nodes), func(path string) bool {
+				return slices.Contains([]string{"/dev/nvidiactl", "/dev/nvidia-modeset", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"}, path)
+			})
+			diff += cmp.Diff(theirs, a.answer) + cmp.Diff(refusal, a.refusal)
+		}
+	}
+	return diff
+}
