@@ -33,7 +33,7 @@ func newCommand(w world) *cli.Command {
 			return serve(ctx, read, w.stderr)
 		},
 	}
-	root.Commands = append(verbs(w, leniently(read, w.stderr)), &cli.Command{
+	root.Commands = append(verbs(w, leniently(read, w.stderr)), validate(w, read), &cli.Command{
 		Name: "version", Usage: "print the version", OnUsageError: usageError,
 		Action: func(context.Context, *cli.Command) error {
 			_, err := fmt.Fprintln(w.stdout, "k8s-gpu", versionText())

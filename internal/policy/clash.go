@@ -2,6 +2,7 @@ package policy
 
 import (
 	"fmt"
+	"math"
 	"path/filepath"
 	"strings"
 
@@ -28,8 +29,10 @@ func (c *compiler) clashes(complete bool) {
 			first[e.pool] = e
 		case f.sharing != e.sharing && !said[e.pool]:
 			said[e.pool] = true
-			c.errs = append(c.errs, &core.ConfigError{Key: strings.TrimSuffix(c.file, filepath.Base(c.file)) + e.at, Value: domain + e.pool, Remedy: fmt.Sprintf(
-				"would be %s, but by %s it is %s: want another name for one of them", e.sharing, f.at, f.sharing)})
+			c.errs = append(c.errs, problem{math.MaxInt, &core.ConfigError{
+				Key: strings.TrimSuffix(c.file, filepath.Base(c.file)) + e.at, Value: domain + e.pool,
+				Remedy: fmt.Sprintf("would be %s, but by %s it is %s: want another name for one of them", e.sharing, f.at, f.sharing),
+			}})
 		}
 	}
 }

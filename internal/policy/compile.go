@@ -1,7 +1,6 @@
 package policy
 
 import (
-	"errors"
 	"fmt"
 	"path/filepath"
 
@@ -15,8 +14,8 @@ import (
 // Result. Every problem is returned at once: errors.Join of *core.ConfigError, each with line and path of the key.
 func Compile(f configfile.File, to Orchestrator) (Result, error) {
 	c := newCompiler(f, to, true)
-	if len(c.errs) > 0 {
-		return Result{}, errors.Join(c.errs...)
+	if err := c.err(); err != nil {
+		return Result{}, err
 	}
 	return Result{Policy: c.policy, Shape: newCompiler(f, to, false).policy, MPS: c.mps}, nil
 }

@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -23,7 +24,23 @@ type value struct {
 // reading is a file while it is read.
 type reading struct {
 	file string // its path
-	errs []error
+	errs []problem
+}
+
+// problem is what is wrong on a line.
+type problem struct {
+	line int
+	err  *core.ConfigError
+}
+
+// err is all that is wrong, in the order of the file.
+func (r *reading) err() error {
+	slices.SortStableFunc(r.errs, func(a, b problem) int { return a.line - b.line })
+	errs := make([]error, len(r.errs))
+	for i, p := range r.errs {
+		errs[i] = p.err
+	}
+	return errors.Join(errs...)
 }
 
 // where is the place of a value, as errors name it: "/etc/tandem.yaml:12: policy.rules[0].replicas".
@@ -31,7 +48,7 @@ func (v value) where() string { return fmt.Sprintf("%s:%d: %s", v.file, v.line, 
 
 // fail notes that a value is wrong, and what to write instead.
 func (v value) fail(format string, args ...any) {
-	v.errs = append(v.errs, &core.ConfigError{Key: v.where(), Value: v.text(), Remedy: fmt.Sprintf(format, args...)})
+	v.errs = append(v.errs, problem{v.line, &core.ConfigError{Key: v.where(), Value: v.text(), Remedy: fmt.Sprintf(format, args...)}})
 }
 
 // text is the value in an error.
@@ -116,7 +133,7 @@ func (v value) items() []value {
 	for i, n := range v.node.Content {
 		items[i] = value{v.reading, n, v.path + "[" + strconv.Itoa(i) + "]", n.Line}
 		if !items[i].given() {
-			items[i].fail("want something")
+			items[i].fail("want a value, or no item")
 		}
 	}
 	return slices.DeleteFunc(items, func(v value) bool { return !v.given() })
