@@ -1,9 +1,14 @@
 package nomadadapter
 
 import (
+	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"testing"
+	"time"
 
+	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 )
 
@@ -31,16 +36,86 @@ func BenchmarkReserve(b *testing.B) {
 	}
 }
 
+// machines are inventories of many units by their number.
+func machines() map[int]*core.Inventory {
+	return map[int]*core.Inventory{8: machine(coretest.GPUs(8)), 64: machine(coretest.GPUs(64)), 1120: instances112(10), 1600: sharedBy(16, 100)}
+}
+
+// BenchmarkGroups is what an update costs: every list is made anew.
 func BenchmarkGroups(b *testing.B) {
-	for _, n := range []int{8, 64} {
-		inv := machine(coretest.GPUs(n))
+	all := machines()
+	for _, n := range slices.Sorted(maps.Keys(all)) {
+		for _, by := range []GroupBy{GroupByNone, GroupByNVLink} {
+			inv := all[n]
+			given := naming{by: by}.with(inv)
+			b.Run(fmt.Sprintf("units=%d/by=%s", n, by), func(b *testing.B) {
+				b.ReportAllocs()
+				for b.Loop() {
+					if len(groups(inv, given.with(inv))) != 1 {
+						b.Fatal("not one group")
+					}
+				}
+			})
+		}
+	}
+}
+
+// BenchmarkStats is what a sample costs, which Nomad takes every second.
+func BenchmarkStats(b *testing.B) {
+	all := machines()
+	for _, n := range slices.Sorted(maps.Keys(all)) {
+		inv := all[n]
 		given := naming{}.with(inv)
+		var used []core.Usage
+		for u := range inv.Units() {
+			one := usage(0)
+			if one.Device = u.Device.ID; used == nil || used[len(used)-1].Device != one.Device {
+				used = append(used, one)
+			}
+		}
 		b.Run(fmt.Sprintf("units=%d", n), func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
-				if len(groups(inv, given.with(inv))) != 1 {
+				if len(groupStats(inv, given, used, time.Unix(0, 0))) != 1 {
 					b.Fatal("not one group")
 				}
+			}
+		})
+	}
+}
+
+// BenchmarkStreams is the same up to where Nomad has it: through gRPC and a socket.
+func BenchmarkStreams(b *testing.B) {
+	for _, n := range []int{8, 1600} {
+		inv := machines()[n]
+		b.Run(fmt.Sprintf("units=%d/fingerprint", n), func(b *testing.B) {
+			s := newStand(b)
+			s.Source.Set(inv)
+			p := dial(b, s.Plugin)
+			b.ReportAllocs()
+			for b.Loop() {
+				ctx, cancel := context.WithCancel(b.Context())
+				ch, err := p.Fingerprint(ctx)
+				if err != nil {
+					b.Fatal(err)
+				}
+				<-ch
+				cancel()
+			}
+		})
+		b.Run(fmt.Sprintf("units=%d/stats", n), func(b *testing.B) {
+			s := newStand(b)
+			s.Source.Set(inv)
+			p := dial(b, s.Plugin)
+			b.ReportAllocs()
+			for b.Loop() {
+				ctx, cancel := context.WithCancel(b.Context())
+				ch, err := p.Stats(ctx, time.Hour)
+				if err != nil {
+					b.Fatal(err)
+				}
+				<-ch
+				cancel()
 			}
 		})
 	}

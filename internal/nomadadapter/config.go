@@ -95,7 +95,7 @@ func decode(msgpack []byte) (block, error) {
 }
 
 // settings returns what the block and its policy file say, or every problem at once (errors.Join of
-// *core.ConfigError and of the error with which the file can't be read). It reads the file.
+// *core.ConfigError and of policy.ReadFile's error). It reads the file.
 func (b block) settings() (Settings, error) {
 	s := Settings{Core: core.DefaultConfig()}
 	s.Core.DeviceNodes = true
@@ -160,7 +160,7 @@ func (b block) offer(s *Settings) (problems []error) {
 	default:
 		var err error
 		if file, err = policy.ReadFile(b.PolicyFile, policy.Nomad); err != nil {
-			problems = append(problems, apart(err)...)
+			problems = append(problems, err)
 		}
 	}
 	s.Core.Policy = file.Policy
@@ -177,12 +177,4 @@ func (b block) offer(s *Settings) (problems []error) {
 		problems = append(problems, &core.ConfigError{Key: "mps_root", Value: b.MPSRoot, Remedy: "want an absolute path such as " + defaultMPSRoot})
 	}
 	return problems
-}
-
-// apart are the problems that an error joins.
-func apart(err error) []error {
-	if joined, ok := err.(interface{ Unwrap() []error }); ok { //nolint:errorlint // one that is wrapped is one problem
-		return joined.Unwrap()
-	}
-	return []error{err}
 }

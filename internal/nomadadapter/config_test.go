@@ -26,6 +26,7 @@ func TestConfigDefaults(t *testing.T) {
 			"recovery": "auto", "recovery_dwell": "1m", "recovery_checks": 3, "recovery_limit": 3,
 			"degraded": "schedulable", "application_faults": "degraded",
 			"kernel_log": "auto", "state_dir": "/var/lib/tandem", "simulation": false,
+			"policy_file": "", "mig_strategy": "", "group_by": "none", "mps_root": "",
 		},
 		"an empty map": {"xids": map[string]string{}},
 	} {

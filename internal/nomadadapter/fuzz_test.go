@@ -23,6 +23,8 @@ func FuzzConfigBlock(f *testing.F) {
 		{"xids": map[string]string{"63": "ignore", "999": "unhealthy"}, "recovery_checks": 3, "simulation": true, "state_dir": ""},
 		{"xids": []map[string]any{{"63": "ignore"}}, "recovery_limit": -1.5, "health_mode": nil},
 		{"fingerprint_period": "999ms", "dev_root": "x", "ignored_gpu_ids": []string{""}},
+		{"mig_strategy": "single", "group_by": "numa", "mps_root": "/mps/../mps"},
+		{"mig_strategy": "double", "group_by": "", "mps_root": "mps"},
 		{"enabled": 1, "xids": 7, "health_period": []string{"1m"}},
 	} {
 		var raw []byte
@@ -35,7 +37,7 @@ func FuzzConfigBlock(f *testing.F) {
 	f.Add([]byte{0x81, 0xa4, 'x', 'i', 'd', 's', 0xdd, 0xff, 0xff, 0xff, 0xff, 0xc0}) // a list as long
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		b, err := decode(raw)
-		if err != nil {
+		if err != nil || b.PolicyFile != "" { // files have a fuzzer of their own
 			return
 		}
 		got, err := b.settings()
@@ -55,7 +57,7 @@ func FuzzConfigBlock(f *testing.F) {
 			}
 			return
 		}
-		if err := got.Core.Validate(); err != nil || got.Core.MIG != core.MIGMixed || got.Core.Rescan < minPeriod {
+		if err := got.Core.Validate(); err != nil || got.Core.Rescan < minPeriod || got.MPSRoot[0] != '/' {
 			t.Errorf("%+v: %v", got, err)
 		}
 		for _, root := range []string{got.Core.Roots.Driver, got.Core.Roots.Dev, got.Core.Roots.Sys, got.Core.Roots.Proc} {

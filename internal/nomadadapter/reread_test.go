@@ -1,0 +1,175 @@
+package nomadadapter
+
+import (
+	"context"
+	"log/slog"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
+)
+
+// adopting is a source that goes on with another offer.
+type adopting struct {
+	*coretest.Source
+	adopted chan core.Config
+}
+
+func (a *adopting) Adopt(ctx context.Context, offer core.Config) error {
+	select {
+	case a.adopted <- offer:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// follower is a plugin whose sources adopt, and how often one was started.
+func follower(t *testing.T) (p *Plugin, src *adopting, log *buffer, starts func() int) {
+	s := newStand(t)
+	src = &adopting{s.Source, make(chan core.Config, 1)}
+	begin := s.Plugin.start
+	s.Plugin.start = func(settings Settings) *life {
+		l := begin(settings)
+		l.source = src
+		return l
+	}
+	return s.Plugin, src, s.Log, func() int { return len(s.Started()) }
+}
+
+func TestReread(t *testing.T) {
+	p, src, log, starts := follower(t)
+	path := file(t, "version: v1\n")
+	configure := (&stand{Plugin: p}).configure
+	if err := configure(map[string]any{"policy_file": path}); err != nil {
+		t.Fatal(err)
+	}
+	src.Set(machine(coretest.GPUs(2)))
+	next := fingerprint(t, p)
+	next()
+
+	p.Reread(t.Context()) // nothing changed
+	write(t, path, twoWrong)
+	p.Reread(t.Context())
+	select {
+	case c := <-src.adopted:
+		t.Fatalf("adopted %+v", c.Policy)
+	default:
+	}
+	var problems []string
+	for _, line := range log.Lines() {
+		if strings.Contains(line, `"problem"`) {
+			problems = append(problems, line)
+		}
+	}
+	if all := strings.Join(problems, "\n"); len(problems) != 2 || !strings.Contains(all, "policy.yaml:4") || !strings.Contains(all, "policy.yaml:5") || !strings.Contains(all, `"@level":"error"`) {
+		t.Errorf("logged:\n%s", all)
+	}
+
+	write(t, path, twoThirds)
+	p.Reread(t.Context())
+	c := receive(t, src.adopted)
+	src.Set(observed(c, coretest.GPUs(3)))
+	if diff := cmp.Diff(map[string]int{"gpu/" + h100: 1, "gpu-shared/" + h100: 2}, sizes(next())); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if n := starts(); n != 1 {
+		t.Errorf("%d sources were started", n)
+	}
+	if err := configure(map[string]any{"policy_file": path}); err != nil { // as was adopted
+		t.Fatal(err)
+	}
+	p.now()
+	if n := starts(); n != 1 {
+		t.Errorf("%d sources were started for what is in force", n)
+	}
+}
+
+// What takes more than another offer takes another source.
+func TestRereadOfMore(t *testing.T) {
+	p, src, _, starts := follower(t)
+	path := file(t, "version: v1\n")
+	if err := (&stand{Plugin: p}).configure(map[string]any{"policy_file": path}); err != nil {
+		t.Fatal(err)
+	}
+	src.Set(under(mixed, coretest.GPUs(8)))
+	fingerprint(t, p)()
+	write(t, path, "version: v1\nflags: {mpsRoot: /srv/mps}\n")
+	p.Reread(t.Context())
+	r, err := p.Reserve([]string{id(5) + "::0"})
+	if err != nil || r.Envs[pipeDirectory] != "/srv/mps/nvidia.com/gpu.mps/pipe" || starts() != 2 {
+		t.Errorf("%+v, %v, %d starts", r, err, starts())
+	}
+}
+
+// A source that can't adopt is replaced; without a file, or while disabled, there is nothing to do.
+func TestRereadOtherwise(t *testing.T) {
+	for name, tc := range map[string]struct {
+		keys   map[string]any
+		starts int
+	}{
+		"no adopter": {map[string]any{}, 2},
+		"no file":    {map[string]any{"policy_file": ""}, 1},
+		"disabled":   {map[string]any{"enabled": false}, 0},
+	} {
+		s := newStand(t)
+		path := file(t, "version: v1\n")
+		keys := map[string]any{"policy_file": path}
+		for k, v := range tc.keys {
+			keys[k] = v
+		}
+		if err := s.configure(keys); err != nil {
+			t.Fatal(err)
+		}
+		s.now()
+		write(t, path, twoThirds)
+		s.Reread(t.Context())
+		s.now()
+		if n := len(s.Started()); n != tc.starts {
+			t.Errorf("%s: %d starts, want %d", name, n, tc.starts)
+		}
+	}
+}
+
+// Before anybody has asked about devices a new policy is that of the first source.
+func TestRereadBeforeTheFirstQuestion(t *testing.T) {
+	s := newStand(t)
+	path := file(t, "version: v1\n")
+	if err := s.configure(map[string]any{"policy_file": path}); err != nil {
+		t.Fatal(err)
+	}
+	write(t, path, twoThirds)
+	s.Reread(t.Context())
+	s.now()
+	if got := s.Started(); len(got) != 1 || len(got[0].Core.Policy.Rules) != 2 {
+		t.Errorf("%+v", got)
+	}
+}
+
+// A source that does not come round to it keeps nobody for longer than the plugin lives.
+func TestRereadEndsWithThePlugin(t *testing.T) {
+	ctx, end := context.WithCancel(t.Context())
+	src := &adopting{coretest.NewSource(), make(chan core.Config)}
+	p := New(ctx, "2.0.0", func(context.Context, Settings, *slog.Logger) Source { return src }, discard)
+	path := file(t, "version: v1\n")
+	if err := (&stand{Plugin: p}).configure(map[string]any{"policy_file": path}); err != nil {
+		t.Fatal(err)
+	}
+	p.now()
+	write(t, path, twoThirds)
+	done := make(chan struct{})
+	go func() {
+		p.Reread(context.Background())
+		close(done)
+	}()
+	end()
+	select {
+	case <-done:
+	case <-time.After(patience):
+		t.Error("still there")
+	}
+}
