@@ -12,7 +12,8 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 )
 
-// The metrics of health. A device is what is offered, a GPU is physical: faults concern GPUs.
+// The metrics of health. A device is what is offered, once however many share it; a GPU is physical: faults
+// concern GPUs.
 var (
 	stateDesc = prometheus.NewDesc("tandem_device_health",
 		"1 for the state that the device is in, 0 for the others.", []string{"device", "model", "state"}, nil)
@@ -48,11 +49,12 @@ func (s *status) collectHealth(metrics chan<- prometheus.Metric, state core.Stat
 		metrics <- prometheus.MustNewConstMetric(d, t, v, labels...)
 	}
 	stats := s.machine.Stats()
-	for u := range state.Inventory.Units() {
+	for u := range state.Inventory.Devices() {
+		id := string(u.Device.ID)
 		for h := core.Healthy; h <= core.GPULost; h++ {
-			send(stateDesc, prometheus.GaugeValue, one(u.Health.State == h), string(u.ID), u.Device.Model, h.String())
+			send(stateDesc, prometheus.GaugeValue, one(u.Health.State == h), id, u.Device.Model, h.String())
 		}
-		send(transitionsDesc, prometheus.CounterValue, float64(stats.Transitions[u.ID]), string(u.ID))
+		send(transitionsDesc, prometheus.CounterValue, float64(stats.Transitions[u.Device.ID]), id)
 	}
 	for _, c := range state.Ledger.Conditions() {
 		send(conditionDesc, prometheus.GaugeValue, one(c.State > core.Healthy && c.Ignored.IsZero()),

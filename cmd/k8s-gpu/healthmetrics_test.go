@@ -128,7 +128,7 @@ func TestFaultsAreShown(t *testing.T) {
 	}
 	s := &status{from: &sources.Sources{}, adapter: idle{}, cfg: cfg, machine: still{state: state, stats: monitor.Stats{
 		Checks: 3, CheckTime: 1500 * time.Millisecond, LastCheck: time.UnixMilli(1_700_000_000_250), Stuck: 2, EventsFail: true,
-		Transitions: map[core.UnitID]uint64{core.UnitID(coretest.GPU(0)): 7},
+		Transitions: map[core.DeviceID]uint64{coretest.GPU(0): 7},
 	}}}
 	a, b := string(coretest.GPU(0)), string(coretest.GPU(1))
 	has(t, scrape(t, s),

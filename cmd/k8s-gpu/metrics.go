@@ -13,9 +13,15 @@ import (
 // Metrics are computed when they are scraped, from what the agent knows anyway.
 var (
 	devicesDesc = prometheus.NewDesc("tandem_devices",
-		"Devices by resource and health.", []string{"resource", "health"}, nil)
+		"Devices by resource and health. One that is shared counts once for each of its units.", []string{"resource", "health"}, nil)
 	healthyDesc = prometheus.NewDesc("tandem_device_healthy",
 		"1 if the device takes new work, else 0 and the reason.", []string{"device", "model", "health", "reason"}, nil)
+	unitsDesc = prometheus.NewDesc("tandem_device_units",
+		"Units that the device is offered as: 1, or as many as share it.", []string{"device", "resource", "sharing"}, nil)
+	findingsDesc = prometheus.NewDesc("tandem_policy_findings",
+		"What is wrong with the policy on this machine; inspect and the log say what.", nil, nil)
+	contestedDesc = prometheus.NewDesc("tandem_devices_contested",
+		"Devices that another agent on this host offers, too.", nil, nil)
 	excludedDesc = prometheus.NewDesc("tandem_devices_excluded",
 		"Devices that were seen and are not offered.", nil, nil)
 	driverDesc = prometheus.NewDesc("tandem_driver_info",
@@ -59,7 +65,10 @@ func (s *status) registry() *prometheus.Registry {
 
 // Describe implements prometheus.Collector.
 func (s *status) Describe(descs chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{devicesDesc, healthyDesc, excludedDesc, driverDesc, buildDesc, watchedDesc, reloadedDesc, reloadTimeDesc} {
+	for _, d := range []*prometheus.Desc{
+		devicesDesc, healthyDesc, unitsDesc, findingsDesc, contestedDesc, excludedDesc, driverDesc, buildDesc, watchedDesc,
+		reloadedDesc, reloadTimeDesc,
+	} {
 		descs <- d
 	}
 	for _, c := range counters {
@@ -83,8 +92,13 @@ func (s *status) Collect(metrics chan<- prometheus.Metric) {
 	gauge(buildDesc, 1, "k8s-gpu", versionText(), runtime.Version())
 	gauge(driverDesc, 1, driver.State.String(), driver.Version, driver.CUDA)
 	gauge(excludedDesc, float64(len(inv.Excluded())))
-	for u := range inv.Units() {
-		gauge(healthyDesc, one(u.Health.Schedulable()), string(u.ID), u.Device.Model, u.Health.State.String(), u.Health.Reason.String())
+	gauge(findingsDesc, float64(len(inv.Findings())))
+	gauge(contestedDesc, float64(len(inv.Contests())))
+	for u := range inv.Devices() {
+		gauge(healthyDesc, one(u.Health.Schedulable()), string(u.Device.ID), u.Device.Model, u.Health.State.String(), u.Health.Reason.String())
+	}
+	for of, n := range unitCounts(inv) {
+		gauge(unitsDesc, float64(n), string(of.device), of.resource, of.mode.String())
 	}
 	stats := s.stats()
 	count := kubeadapter.Resources(inv)
@@ -97,6 +111,22 @@ func (s *status) Collect(metrics chan<- prometheus.Metric) {
 			metrics <- prometheus.MustNewConstMetric(c.desc, prometheus.CounterValue, float64(c.value(r)), r.Resource)
 		}
 	}
+}
+
+// offer is a device as it is offered: while a policy changes, in two ways at once.
+type offer struct {
+	device   core.DeviceID
+	resource string
+	mode     core.SharingMode
+}
+
+// unitCounts counts units, in series as many as devices: a GPU that a hundred share makes one.
+func unitCounts(inv *core.Inventory) map[offer]int {
+	count := map[offer]int{}
+	for u := range inv.Units() {
+		count[offer{u.Device.ID, kubeadapter.ResourceOf(u), u.Sharing.Mode}]++
+	}
+	return count
 }
 
 // one is how a metric says yes; no is 0.

@@ -156,6 +156,27 @@ func (inv *Inventory) Units() iter.Seq[Unit] {
 	}
 }
 
+// Devices yields a unit for each device, in canonical order: one that is not withdrawn, if there is one. Those of a
+// device are equal in all but ID and number.
+func (inv *Inventory) Devices() iter.Seq[Unit] {
+	return func(yield func(Unit) bool) {
+		if inv == nil {
+			return
+		}
+		for i := 0; i < len(inv.units); {
+			first := i
+			for i++; i < len(inv.units) && inv.units[i].Device.ID == inv.units[first].Device.ID; i++ {
+				if inv.units[first].Health.Reason == ReasonWithdrawn {
+					first = i
+				}
+			}
+			if !yield(inv.units[first]) {
+				return
+			}
+		}
+	}
+}
+
 // Len is the number of units.
 func (inv *Inventory) Len() int {
 	if inv == nil {

@@ -157,8 +157,8 @@ func (s *server) Allocate(ctx context.Context, r *v1beta1.AllocateRequest) (*v1b
 func (s *server) foreign(inv *core.Inventory, ids []core.UnitID) error {
 	var errs []error
 	for _, id := range ids {
-		if u, ok := inv.Unit(id); ok && resourceOf(u) != s.resource {
-			errs = append(errs, fmt.Errorf("%s is %s now, not %s", id, resourceOf(u), s.resource))
+		if u, ok := inv.Unit(id); ok && ResourceOf(u) != s.resource {
+			errs = append(errs, fmt.Errorf("%s is %s now, not %s", id, ResourceOf(u), s.resource))
 		}
 	}
 	return errors.Join(errs...)

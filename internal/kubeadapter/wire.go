@@ -20,14 +20,14 @@ const (
 	GPUResource = vendor + core.DefaultPool
 )
 
-// resourceOf is the resource that a unit counts for.
-func resourceOf(u core.Unit) string { return vendor + u.Pool }
+// ResourceOf is the resource that a unit counts for.
+func ResourceOf(u core.Unit) string { return vendor + u.Pool }
 
 // Resources counts the units of an inventory by resource name and health.
 func Resources(inv *core.Inventory) map[string]map[core.HealthState]int {
 	count := map[string]map[core.HealthState]int{}
 	for u := range inv.Units() {
-		r := resourceOf(u)
+		r := ResourceOf(u)
 		if count[r] == nil {
 			count[r] = map[core.HealthState]int{}
 		}

@@ -6,7 +6,8 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 )
 
-// logChange writes one line per difference between two inventories.
+// logChange writes one line per device for each difference between two inventories, however many units it is offered
+// as.
 func logChange(log *slog.Logger, prev, next *core.Inventory) {
 	switch d := next.Driver(); {
 	case d == prev.Driver():
@@ -15,18 +16,25 @@ func logChange(log *slog.Logger, prev, next *core.Inventory) {
 	default:
 		log.Info("driver "+d.State.String(), "reason", d.Reason)
 	}
-	for u := range next.Units() {
-		old, known := prev.Unit(u.ID)
-		switch {
-		case !known:
-			log.Info("device found", "id", u.ID, "model", u.Device.Model, "pci", u.Device.PCI, "health", u.Health.String())
-		case old.Health != u.Health:
+	was, is := byDevice(prev), byDevice(next)
+	for u := range next.Devices() {
+		old, known := was[u.Device.ID]
+		if !known {
+			log.Info("device found", "id", u.Device.ID, "model", u.Device.Model, "pci", u.Device.PCI,
+				"pool", u.Pool, "sharing", u.Sharing.String(), "health", u.Health.String())
+			continue
+		}
+		if old.Pool != u.Pool || old.Sharing != u.Sharing {
+			log.Info("device offered anew", "id", u.Device.ID, "pci", u.Device.PCI, "pool", u.Pool, "sharing", u.Sharing.String(),
+				"was", old.Pool+" "+old.Sharing.String())
+		}
+		if old.Health != u.Health {
 			logTransition(log, u, old.Health)
 		}
 	}
-	for u := range prev.Units() {
-		if _, ok := next.Unit(u.ID); !ok {
-			log.Info("device gone", "id", u.ID, "pci", u.Device.PCI)
+	for u := range prev.Devices() {
+		if _, ok := is[u.Device.ID]; !ok {
+			log.Info("device gone", "id", u.Device.ID, "pci", u.Device.PCI)
 		}
 	}
 	seen := map[core.Exclusion]bool{}
@@ -47,7 +55,7 @@ func logChange(log *slog.Logger, prev, next *core.Inventory) {
 // logTransition says what a device is now and why: the cause, what the driver wants, what to do and what
 // clears it; or, when it got well, what it got well from and what that took.
 func logTransition(log *slog.Logger, u core.Unit, old core.Health) {
-	line := log.With("id", u.ID, "pci", u.Device.PCI)
+	line := log.With("id", u.Device.ID, "pci", u.Device.PCI)
 	if u.Health.State == core.Healthy {
 		line.Info("device healthy", "was", old.String(), "cause", old.Cause(), "clears", old.Clears)
 		return

@@ -11,13 +11,13 @@ import (
 
 // Stats are the monitor's own numbers since it was made.
 type Stats struct {
-	Checks      uint64                 // rounds of checks of all GPUs
-	CheckTime   time.Duration          // spent in them
-	LastCheck   time.Time              // end of the latest; zero = none yet
-	Stuck       int                    // driver calls that are past their deadline now
-	Calls       []core.Call            // driver calls in progress a moment ago, the event wait excepted
-	Transitions map[core.UnitID]uint64 // changes of health
-	EventsFail  bool                   // the latest event wait failed, or has not come back
+	Checks      uint64                   // rounds of checks of all GPUs
+	CheckTime   time.Duration            // spent in them
+	LastCheck   time.Time                // end of the latest; zero = none yet
+	Stuck       int                      // driver calls that are past their deadline now
+	Calls       []core.Call              // driver calls in progress a moment ago, the event wait excepted
+	Transitions map[core.DeviceID]uint64 // changes of health
+	EventsFail  bool                     // the latest event wait failed, or has not come back
 }
 
 // Stats returns the numbers now.
@@ -48,17 +48,27 @@ func (g *gauges) checked(took time.Duration) {
 	})
 }
 
-// transitions counts the changes of health between two inventories. A unit that is gone is not counted any
+// transitions counts the changes of health between two inventories. A device that is gone is not counted any
 // more.
 func (g *gauges) transitions(prev, next *core.Inventory) {
+	was := byDevice(prev)
 	g.set(func(s *Stats) {
-		counts := make(map[core.UnitID]uint64, next.Len())
-		for u := range next.Units() {
-			counts[u.ID] = s.Transitions[u.ID]
-			if old, ok := prev.Unit(u.ID); ok && old.Health.State != u.Health.State {
-				counts[u.ID]++
+		counts := make(map[core.DeviceID]uint64, len(was))
+		for u := range next.Devices() {
+			counts[u.Device.ID] = s.Transitions[u.Device.ID]
+			if old, ok := was[u.Device.ID]; ok && old.Health.State != u.Health.State {
+				counts[u.Device.ID]++
 			}
 		}
 		s.Transitions = counts
 	})
+}
+
+// byDevice has a unit of each device.
+func byDevice(inv *core.Inventory) map[core.DeviceID]core.Unit {
+	units := map[core.DeviceID]core.Unit{}
+	for u := range inv.Devices() {
+		units[u.Device.ID] = u
+	}
+	return units
 }
