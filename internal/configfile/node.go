@@ -125,30 +125,35 @@ func merge(n *yaml.Node) error {
 	return nil
 }
 
-// Nearest is the name that takes the fewest changes of a letter to get to from what was written; of several the
-// first. There must be one.
+// Nearest is the name that what was written most likely means: one that it is a part of, or the one that takes the
+// fewest changes of a letter to get to. Of several it is the first. There must be one.
 func Nearest(written string, names []string) string {
+	written = strings.ToLower(written)
 	return slices.MinFunc(names, func(a, b string) int { return distance(written, a) - distance(written, b) })
 }
 
-// distance is Levenshtein's, blind to case.
-func distance(a, b string) int {
-	s, t := []rune(strings.ToLower(a)), []rune(strings.ToLower(b))
-	row := make([]int, len(t)+1)
+// distance is 1 to a name of which s is a part, and Levenshtein's to others. It is blind to the case of name.
+func distance(s, name string) int {
+	name = strings.ToLower(name)
+	if len(s) > 2 && s != name && strings.Contains(name, s) {
+		return 1
+	}
+	from, to := []rune(s), []rune(name)
+	row := make([]int, len(to)+1)
 	for j := range row {
 		row[j] = j
 	}
-	for i := range s {
+	for i := range from {
 		diagonal := row[0]
 		row[0] = i + 1
-		for j := range t {
+		for j := range to {
 			change := diagonal
-			if s[i] != t[j] {
+			if from[i] != to[j] {
 				change++
 			}
 			diagonal = row[j+1]
 			row[j+1] = min(change, row[j]+1, row[j+1]+1)
 		}
 	}
-	return row[len(t)]
+	return row[len(to)]
 }
