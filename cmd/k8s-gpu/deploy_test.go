@@ -1,66 +1,83 @@
 package main
 
 import (
+	"maps"
 	"os"
+	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"go.yaml.in/yaml/v3"
 )
 
-// The DaemonSet gives the agent nothing that it refuses, and mounts what it looks for.
-func TestDaemonSet(t *testing.T) {
-	text, err := os.ReadFile("../../deploy/daemonset.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var d struct {
-		Spec struct {
-			UpdateStrategy struct {
-				RollingUpdate struct {
-					MaxUnavailable int  `yaml:"maxUnavailable"`
-					MaxSurge       *int `yaml:"maxSurge"`
-				} `yaml:"rollingUpdate"`
-			} `yaml:"updateStrategy"`
-			Template struct {
-				Spec struct {
-					Grace      int `yaml:"terminationGracePeriodSeconds"`
-					Containers []struct {
-						Lifecycle     any
-						LivenessProbe struct {
-							PeriodSeconds    int `yaml:"periodSeconds"`
-							TimeoutSeconds   int `yaml:"timeoutSeconds"`
-							FailureThreshold int `yaml:"failureThreshold"`
-						} `yaml:"livenessProbe"`
-						Args         []string
-						Env          []struct{ Name, Value string }
-						VolumeMounts []struct {
-							MountPath string `yaml:"mountPath"`
-						} `yaml:"volumeMounts"`
-					}
-				}
+// daemonSet is what the tests look at in a DaemonSet, or in a patch of it.
+type daemonSet struct {
+	Spec struct {
+		UpdateStrategy struct {
+			RollingUpdate struct {
+				MaxUnavailable int  `yaml:"maxUnavailable"`
+				MaxSurge       *int `yaml:"maxSurge"`
+			} `yaml:"rollingUpdate"`
+		} `yaml:"updateStrategy"`
+		Template struct {
+			Spec struct {
+				Grace      int `yaml:"terminationGracePeriodSeconds"`
+				Containers []container
 			}
 		}
 	}
-	if err := yaml.Unmarshal(text, &d); err != nil {
-		t.Fatal(err)
-	}
-	c := d.Spec.Template.Spec.Containers[0]
+}
+
+type container struct {
+	Name          string
+	Lifecycle     any
+	LivenessProbe struct {
+		PeriodSeconds    int `yaml:"periodSeconds"`
+		TimeoutSeconds   int `yaml:"timeoutSeconds"`
+		FailureThreshold int `yaml:"failureThreshold"`
+	} `yaml:"livenessProbe"`
+	Args         []string
+	Env          []struct{ Name, Value string }
+	VolumeMounts []struct {
+		MountPath string `yaml:"mountPath"`
+		ReadOnly  bool   `yaml:"readOnly"`
+	} `yaml:"volumeMounts"`
+	SecurityContext struct {
+		Capabilities struct{ Add, Drop []string }
+	} `yaml:"securityContext"`
+}
+
+func (c container) env() map[string]string {
 	env := map[string]string{}
 	for _, e := range c.Env {
 		env[e.Name] = e.Value
 	}
-	s, err := resolveAll(t, c.Args, env, "")
+	return env
+}
+
+func (c container) mounts() map[string]bool {
+	mounts := map[string]bool{}
+	for _, m := range c.VolumeMounts {
+		mounts[m.MountPath] = true
+	}
+	return mounts
+}
+
+// The DaemonSet gives the agent nothing that it refuses, and mounts what it looks for.
+func TestDaemonSet(t *testing.T) {
+	var d daemonSet
+	manifest(t, "../../deploy/daemonset.yaml", &d)
+	c := d.Spec.Template.Spec.Containers[0]
+	s, err := resolveAll(t, c.Args, c.env(), "")
 	if err != nil {
 		t.Fatal(err)
 	}
 	if len(s.notes) > 0 {
 		t.Errorf("settings without effect: %v", s.notes)
 	}
-	mounts := map[string]bool{}
-	for _, m := range c.VolumeMounts {
-		mounts[m.MountPath] = true
-	}
+	mounts := c.mounts()
 	if !mounts["/var/lib/kubelet/device-plugins"] || !mounts[s.containerRoot] || !mounts[s.health.StateDir] {
 		t.Errorf("mounts %v", mounts)
 	}
@@ -76,5 +93,78 @@ func TestDaemonSet(t *testing.T) {
 	}
 	if s.httpAddress != ":9410" {
 		t.Errorf("probes go to 9410, the agent listens on %s", s.httpAddress)
+	}
+}
+
+// The parts that can be added give it nothing that it refuses either, and no more rights than they say.
+func TestDaemonSetComponents(t *testing.T) {
+	base := component(t, "../../deploy/daemonset.yaml")
+	policy, err := os.ReadFile("../../deploy/policy/policy.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]struct {
+		mount string
+		adds  []string
+	}{"policy": {mount: "/etc/tandem"}, "mps": {mount: mpsMount}, "mig": {adds: []string{"SYS_ADMIN"}}} {
+		var k struct{ Patches []struct{ Patch string } }
+		manifest(t, "../../deploy/"+name+"/kustomization.yaml", &k)
+		var d daemonSet
+		if err := yaml.Unmarshal([]byte(k.Patches[0].Patch), &d); err != nil || len(k.Patches) != 1 {
+			t.Fatalf("%s: %v", name, err)
+		}
+		c := d.Spec.Template.Spec.Containers[0]
+		if c.Name != base.Name || !slices.Equal(c.SecurityContext.Capabilities.Add, want.adds) {
+			t.Errorf("%s: container %s, capabilities %v", name, c.Name, c.SecurityContext.Capabilities)
+		}
+		for _, m := range c.VolumeMounts {
+			if m.MountPath != want.mount || !m.ReadOnly {
+				t.Errorf("%s mounts %+v", name, m)
+			}
+		}
+		env := base.env()
+		maps.Copy(env, c.env())
+		if env["CONFIG_FILE"] != "" && filepath.Dir(env["CONFIG_FILE"]) != want.mount {
+			t.Errorf("%s: %s is not mounted", name, env["CONFIG_FILE"])
+		}
+		delete(env, "CONFIG_FILE")
+		if s, err := resolveAll(t, base.Args, env, string(policy)); err != nil || len(s.notes) > 0 {
+			t.Errorf("%s: %v, settings without effect: %q", name, err, s.notes)
+		}
+	}
+}
+
+// What the example has as a comment is right, too.
+func TestPolicyExampleInFull(t *testing.T) {
+	text, err := os.ReadFile("../../deploy/policy/policy.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rules, ok := strings.Cut(string(text), "# policy:\n")
+	if !ok {
+		t.Fatal("no section policy")
+	}
+	full := string(text) + "\npolicy:\n" + strings.ReplaceAll(strings.ReplaceAll(rules, "\n# ", "\n"), "#   rules", "  rules")
+	s, err := resolveAll(t, []string{"--mps-root=/run/nvidia/mps"}, nil, full)
+	if err != nil || len(s.core.Policy.Rules) != 4 {
+		t.Errorf("%d rules, %v", len(s.core.Policy.Rules), err)
+	}
+}
+
+func component(t *testing.T, path string) container {
+	t.Helper()
+	var d daemonSet
+	manifest(t, path, &d)
+	return d.Spec.Template.Spec.Containers[0]
+}
+
+func manifest(t *testing.T, path string, into any) {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := yaml.Unmarshal(text, into); err != nil {
+		t.Fatalf("%s: %v", path, err)
 	}
 }

@@ -29,7 +29,7 @@ type Source interface {
 type Options struct {
 	KubeletSocket string       // the registration socket; "" = serve, but register nowhere
 	DevRoot       string       // the host's folder that holds dev/nvidia0 ...; "" = "/"
-	MPSRoot       string       // the host's folder of the MPS control daemons' folders; "" = DefaultMPSRoot
+	MPSRoot       string       // the host's folder of the MPS control daemons; needed if anything is shared by MPS
 	Log           *slog.Logger // nil = no log
 
 	// Reserved is told which devices an Allocate gave to new work. It is called while the kubelet waits, from

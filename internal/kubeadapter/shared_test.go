@@ -103,30 +103,24 @@ func TestMPSClient(t *testing.T) {
 		Mode: core.MPS, Replicas: 2, OnePerRequest: true, Memory: 30 << 30, Threads: 50,
 	}}}
 	built := inventory(coretest.GPUs(2), c)
-	for _, root := range []string{"", "/var/lib/mps"} {
-		host := root
-		if root == "" {
-			host = "/run/nvidia/mps"
-		}
-		plan, err := built.Reserve(core.UnitID(replica(1, 1)))
-		if err != nil {
-			t.Fatal(err)
-		}
-		want := &v1beta1.ContainerAllocateResponse{
-			Envs: map[string]string{
-				core.VisibleDevices:                 gpuIDs(1)[0],
-				"CUDA_MPS_PIPE_DIRECTORY":           "/mps/nvidia.com/gpu.mps/pipe",
-				"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "50",
-				"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT":  "0=30720M",
-			},
-			Mounts: []*v1beta1.Mount{
-				{HostPath: host + "/nvidia.com/gpu.mps/pipe", ContainerPath: "/mps/nvidia.com/gpu.mps/pipe"},
-				{HostPath: host + "/shm", ContainerPath: "/dev/shm"},
-			},
-		}
-		if diff := cmp.Diff(want, allocateResponse(plan, Options{MPSRoot: root}), protocmp.Transform()); diff != "" {
-			t.Error(diff)
-		}
+	plan, err := built.Reserve(core.UnitID(replica(1, 1)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := &v1beta1.ContainerAllocateResponse{
+		Envs: map[string]string{
+			core.VisibleDevices:                 gpuIDs(1)[0],
+			"CUDA_MPS_PIPE_DIRECTORY":           "/mps/nvidia.com/gpu.mps/pipe",
+			"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "50",
+			"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT":  "0=30720M",
+		},
+		Mounts: []*v1beta1.Mount{
+			{HostPath: "/run/nvidia/mps/nvidia.com/gpu.mps/pipe", ContainerPath: "/mps/nvidia.com/gpu.mps/pipe"},
+			{HostPath: "/run/nvidia/mps/shm", ContainerPath: "/dev/shm"},
+		},
+	}
+	if diff := cmp.Diff(want, allocateResponse(plan, Options{MPSRoot: "/run/nvidia/mps/"}), protocmp.Transform()); diff != "" {
+		t.Error(diff)
 	}
 }
 

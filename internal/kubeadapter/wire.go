@@ -1,7 +1,6 @@
 package kubeadapter
 
 import (
-	"cmp"
 	"errors"
 	"path"
 
@@ -66,13 +65,10 @@ func allocateResponse(p core.Plan, o Options) *v1beta1.ContainerAllocateResponse
 		})
 	}
 	if p.MPS != "" {
-		joinMPS(r, vendor+p.MPS, cmp.Or(o.MPSRoot, DefaultMPSRoot))
+		joinMPS(r, vendor+p.MPS, o.MPSRoot)
 	}
 	return r
 }
-
-// DefaultMPSRoot is where the chart of NVIDIA's k8s-device-plugin puts the folders of MPS control daemons.
-const DefaultMPSRoot = "/run/nvidia/mps"
 
 // joinMPS makes a container the client of a resource's MPS control daemon, with the variable and the mounts of
 // NVIDIA's k8s-device-plugin: images and policies that know those know these. Daemons share one /dev/shm.

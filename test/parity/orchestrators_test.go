@@ -47,7 +47,7 @@ func (o *orchestrators) serveKubelet(ctx context.Context, t testing.TB, src kube
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { o.kubelet.Stop(); _ = os.RemoveAll(dir) })
-	adapter := kubeadapter.New(src, kubeadapter.Options{KubeletSocket: o.kubelet.Socket()})
+	adapter := kubeadapter.New(src, kubeadapter.Options{KubeletSocket: o.kubelet.Socket(), MPSRoot: "/run/nvidia/mps"})
 	running.Go(func() { _ = adapter.Run(ctx) })
 }
 
