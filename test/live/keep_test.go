@@ -150,17 +150,18 @@ func (s *scene) silent(what string, since mark, resources ...string) {
 	}
 }
 
-// granted checks that each side would give work the device, and only that.
+// granted checks that each side would give work the device, or the share's device, and only that.
 func (s *scene) granted(what string, ids ...string) {
 	s.t.Helper()
 	resource, _ := s.resources()
 	for _, id := range ids {
+		device, _, _ := strings.Cut(id, "::")
 		r, err := s.kubelet.Allocate(s.t.Context(), resource[id], id)
-		if err != nil || r.GetEnvs()["NVIDIA_VISIBLE_DEVICES"] != id {
+		if err != nil || r.GetEnvs()["NVIDIA_VISIBLE_DEVICES"] != device {
 			s.t.Errorf("%s: Allocate(%s): %v, %v", what, id, r, err)
 		}
 		n, err := s.nomad.reserve(id)
-		if err != nil || n.Envs["NVIDIA_VISIBLE_DEVICES"] != id {
+		if err != nil || n.Envs["NVIDIA_VISIBLE_DEVICES"] != device {
 			s.t.Errorf("%s: Reserve(%s): %v, %v", what, id, n, err)
 		}
 	}

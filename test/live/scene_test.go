@@ -42,6 +42,7 @@ type scene struct {
 	kubelet *kubelettest.Kubelet
 	nomad   *nomad
 	monitor *monitor.Monitor // nil where agents run as processes
+	cfg     core.Config      // likewise none
 	renamed []string         // devices that may change their group on Nomad, being no longer what they were
 }
 
@@ -63,7 +64,7 @@ func stage(t testing.TB, m *simdriver.Machine, tune ...func(*core.Config)) *scen
 		f(&cfg)
 	}
 	must(t, cfg.Validate())
-	s := &scene{Machine: m, t: t, nomad: newNomad()}
+	s := &scene{Machine: m, t: t, nomad: newNomad(), cfg: cfg}
 	s.monitor = monitor.New(func() (monitor.Session, error) {
 		session, err := nvidia.Open(nvidia.Options{Roots: cfg.Roots})
 		if err != nil {
