@@ -29,16 +29,16 @@ type compiler struct {
 	to     Orchestrator
 	places bool // what is said of the policy names lines of the file
 	policy core.Policy
-	mps    string         // where MPS is first used
-	taken  map[any]string // devices that an earlier rule certainly selects, and which rule
-	rest   string         // the rule that selects everything
-	pools  []string       // that a device may be in before it is shared, beside those of MIG profiles
-	named  []value        // resources that are to be shared
+	mps    string            // where MPS is first used
+	taken  map[string]string // devices that an earlier rule certainly selects, and which rule
+	rest   string            // the rule that selects everything
+	pools  []string          // that a device may be in before it is shared, beside those of MIG profiles
+	named  []value           // resources that are to be shared
 }
 
 func newCompiler(f configfile.File, to Orchestrator, places bool) *compiler {
 	c := &compiler{
-		reading: reading{file: f.Path}, to: to, places: places, taken: map[any]string{}, pools: []string{core.DefaultPool},
+		reading: reading{file: f.Path}, to: to, places: places, taken: map[string]string{}, pools: []string{core.DefaultPool},
 	}
 	section := func(name string) value {
 		v := value{reading: &c.reading, node: f.Sections[name], path: name}

@@ -67,7 +67,7 @@ func (c *compiler) namings(v value, want string, of func(pattern string) core.Se
 			pattern.fail("want %s", want)
 		}
 		for _, p := range []string{"*", pattern.text()} {
-			if same, ok := earlier[p]; ok {
+			if same, ok := earlier[p]; ok && pattern.text() != "" {
 				pattern.fail("has no effect: %s at line %d selects the same, and the first counts", same.path, same.line)
 				break
 			}

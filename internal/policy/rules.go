@@ -1,6 +1,11 @@
 package policy
 
-import "github.com/tandem-gpu/tandem/internal/core"
+import (
+	"cmp"
+	"strings"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+)
 
 // rules reads the section "policy".
 func (c *compiler) rules(v value) {
@@ -42,8 +47,9 @@ func (c *compiler) add(v value, r core.Rule) {
 	}
 	names := named(r.Select)
 	for _, name := range names {
-		if earlier, ok := c.taken[name]; ok {
-			v.fail("selects %v, as does %s, and the first rule that selects a device counts", name, earlier)
+		gpu, _, _ := strings.Cut(name, ":") // of an instance by its index
+		if earlier := cmp.Or(c.taken[name], c.taken[gpu]); earlier != "" {
+			v.fail("selects %s, as does %s, and the first rule that selects a device counts", name, earlier)
 			return
 		}
 	}

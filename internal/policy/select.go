@@ -107,8 +107,9 @@ func patterns(v value, want string) []string {
 
 // memoryRange reads {min: 40GiB, max: 80GiB}.
 func memoryRange(v value) core.Range {
+	before := len(v.errs)
 	f := v.fields("min", "max")
-	if v.given() && len(f.values) == 0 {
+	if v.given() && len(f.values) == 0 && len(v.errs) == before {
 		v.fail("want {min: 40GiB}, {max: 80GiB} or both")
 	}
 	r := core.Range{Min: size(f.at("min")), Max: size(f.at("max"))}
@@ -165,16 +166,20 @@ func onlyInstances(s core.Selector) bool {
 }
 
 // named are the single devices that a selector names.
-func named(s core.Selector) []any {
-	var all []any
+func named(s core.Selector) []string {
+	var all []string
 	for _, id := range s.IDs {
-		all = append(all, id)
+		all = append(all, string(id))
 	}
 	for _, a := range s.PCI {
-		all = append(all, a)
+		all = append(all, string(a))
 	}
 	for _, i := range s.Indices {
-		all = append(all, i)
+		name := strconv.Itoa(i.GPU)
+		if i.Instance >= 0 {
+			name += ":" + strconv.Itoa(i.Instance)
+		}
+		all = append(all, name)
 	}
 	return all
 }

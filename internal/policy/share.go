@@ -43,8 +43,9 @@ func (c *compiler) shares(v value, mode core.SharingMode, shared map[string]valu
 		if other, twice := shared[s.Pool]; twice && s.Pool != "" {
 			name.fail("is shared by %s at line %d already: how some of its devices are shared differently is said in policy.rules",
 				other.path, other.line)
+		} else {
+			shared[s.Pool] = item
 		}
-		shared[s.Pool] = item
 		c.named = append(c.named, name)
 		if mode == core.MPS && strings.HasPrefix(s.Pool, "mig-") {
 			name.fail("MPS is of full GPUs: want timeSlicing for MIG instances")
