@@ -31,6 +31,9 @@ Commands:
                --dev-root      where dev/nvidia0 is (the driver root)
                --sysfs-root    where sysfs is ("/sys")
                --procfs-root   where procfs is ("/proc")
+               --policy-file   which GPUs, under which names, for how many (all, each for one)
+               --mig-strategy  none, single or mixed (as the file says, else mixed)
+  validate   print every problem of a policy file, or what it says: validate /etc/tandem/policy.yaml
   clear      say that what was wrong with a GPU is over
                --gpu           its UUID or the beginning of that, its PCI address or its index
                --cause         as inspect shows it, such as XID_95 (every cause)
@@ -50,14 +53,17 @@ Commands:
   version    print the version
   help       print this
 
-  All but the last two take --state-dir, where the plugin's socket is, as in the config block ("/var/lib/tandem").
+  All but validate and the last two take --state-dir, where the plugin's socket is, as in the config block ("/var/lib/tandem").
 
 Keys of the config block, all optional:
   enabled             false: offer nothing and leave the driver alone (true)
   ignored_gpu_ids     UUIDs of GPUs or MIG instances not to offer ([])
   fingerprint_period  between full readings of the machine ("1m")
   driver_root, dev_root, sysfs_root, procfs_root   as above
-
+  policy_file         which GPUs, under which names, for how many: see docs/policy.md; read again at a HUP
+  mig_strategy        none, single or mixed (as the policy file says, else mixed)
+  group_by            numa or nvlink: a group for each NUMA node or NVLink island, so that a job's GPUs are near (none)
+  mps_root            holds nvidia.com/<pool>/pipe of MPS daemons (as the policy file says, else "/run/nvidia/mps")
 `
 
 func writeHelp(w io.Writer, name string) {

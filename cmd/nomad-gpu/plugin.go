@@ -27,12 +27,15 @@ func serve(stderr io.Writer) int {
 	defer lines.Flush()
 	log := hclog.New(&hclog.LoggerOptions{Level: hclog.Trace, Output: lines, JSONFormat: true})
 	f := newFollower(end)
-	pluginReactions(end, func() { f.onHangup(log) }, f.order).heed(ctx)
+	p := nomadadapter.New(ctx, version, f.start, log)
+	hangups := make(chan struct{}, 1)
+	pluginReactions(end, func() { f.onHangup(log); note(hangups) }, f.order).heed(ctx)
 	footprint.Reduce()
 	defer ownSocketDir()()
 
 	go watchParent(ctx, parent, end)
-	nomadadapter.Serve(ctx, nomadadapter.New(ctx, version, f.start, log), log)
+	go reread(ctx, p, hangups)
+	nomadadapter.Serve(ctx, p, log)
 
 	// The driver ends with the process. It is not waited for: a session needs up to a second to leave the
 	// driver's event wait, a hanging driver never lets go, and after two Nomad would kill us.
@@ -43,6 +46,27 @@ func serve(stderr io.Writer) int {
 		return exitFailed
 	}
 	return exitOK
+}
+
+// note has a hang-up attended to. One that waits stands for all, as each has the whole policy read.
+func note(hangups chan<- struct{}) {
+	select {
+	case hangups <- struct{}{}:
+	default:
+	}
+}
+
+// reread has the policy file read again at each hang-up until ctx ends. Where the file is may hang, so signals do
+// not wait for it.
+func reread(ctx context.Context, p *nomadadapter.Plugin, hangups <-chan struct{}) {
+	for {
+		select {
+		case <-hangups:
+			p.Reread(ctx)
+		case <-ctx.Done():
+			return
+		}
+	}
 }
 
 // opener opens the driver of this machine.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -12,10 +13,11 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/healthconfig"
 	"github.com/tandem-gpu/tandem/internal/inspect"
+	"github.com/tandem-gpu/tandem/internal/policy"
 	"github.com/tandem-gpu/tandem/internal/sources"
 )
 
-// verbs are what an operator asks of the plugin that Nomad runs here, by way of its local socket.
+// verbs are what an operator asks: mostly of the plugin that Nomad runs here, by way of its local socket.
 var verbs = map[string]func(ctx context.Context, args []string, out io.Writer) error{
 	"inspect":  look,
 	"clear":    drop,
@@ -24,6 +26,7 @@ var verbs = map[string]func(ctx context.Context, args []string, out io.Writer) e
 	"quiesce":  quiesce,
 	"resume":   resume,
 	"debug":    debug,
+	"validate": validate,
 }
 
 // usageError is a command that can't be understood.
@@ -39,7 +42,8 @@ func look(ctx context.Context, args []string, out io.Writer) error {
 	flags, dir := newFlags()
 	asJSON := flags.Bool("json", false, "")
 	cfg := core.DefaultConfig()
-	cfg.MIG = core.MIGMixed
+	file := flags.String("policy-file", "", "")
+	strategy := flags.String("mig-strategy", "", "")
 	pathVar(flags, &cfg.Roots.Driver, "driver-root")
 	pathVar(flags, &cfg.Roots.Dev, "dev-root")
 	pathVar(flags, &cfg.Roots.Sys, "sysfs-root")
@@ -50,10 +54,26 @@ func look(ctx context.Context, args []string, out io.Writer) error {
 	if cfg.Roots.Dev == "" {
 		cfg.Roots.Dev = cfg.Roots.Driver
 	}
+	if err := offer(&cfg, *file, *strategy); err != nil {
+		return err
+	}
 	read := func(ctx context.Context) inspect.Report {
 		return sources.Reading(ctx, opener(cfg.Roots), cfg, *dir, agentName)
 	}
 	return control.Inspect(ctx, socketPath(*dir), read, out, *asJSON)
+}
+
+// offer takes over what the plugin would be told of the offer.
+func offer(c *core.Config, file, strategy string) error {
+	var said policy.Result
+	if file != "" {
+		var err error
+		if said, err = policy.ReadFile(file, policy.Nomad); err != nil {
+			return err
+		}
+	}
+	c.Policy, c.MIG = said.Policy, cmp.Or(core.MIGStrategy(strategy), said.MIG, core.MIGMixed)
+	return c.Validate()
 }
 
 // drop says that what was wrong with a GPU is over.
@@ -93,7 +113,7 @@ func rehearse(ctx context.Context, args []string, out io.Writer) error {
 	flags.StringVar(&fault.GPU, "gpu", "", "")
 	flags.StringVar(&fault.GI, "gi", "", "")
 	flags.StringVar(&fault.CI, "ci", "", "")
-	if err := parse(flags, args, &fault.Kind, &fault.Code); err != nil {
+	if err := parseWords(flags, args, "a fault, such as xid 79 or event 0x2000", &fault.Kind, &fault.Code); err != nil {
 		return err
 	}
 	return control.Simulate(ctx, socketPath(*dir), fault, out)
@@ -154,15 +174,18 @@ func pathVar(flags *flag.FlagSet, to *string, name string) {
 	})
 }
 
-// parse reads what follows a verb: flags, wherever they stand, and as many words as there are places for.
-func parse(flags *flag.FlagSet, args []string, words ...*string) error {
+// parse reads the flags that follow a verb.
+func parse(flags *flag.FlagSet, args []string) error { return parseWords(flags, args, "") }
+
+// parseWords reads what follows a verb: flags, wherever they stand, and as many words as there are places for.
+func parseWords(flags *flag.FlagSet, args []string, want string, words ...*string) error {
 	for {
 		if err := flags.Parse(args); err != nil {
 			return usageError{err}
 		}
 		switch {
 		case flags.NArg() == 0 && len(words) > 0:
-			return usageError{errors.New("want a fault, such as xid 79 or event 0x2000")}
+			return usageError{errors.New("want " + want)}
 		case flags.NArg() == 0:
 			return nil
 		case len(words) == 0:
