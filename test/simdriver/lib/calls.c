@@ -215,7 +215,7 @@ nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned int *index)
 {
     ENTER_GPU(device);
     NEED(index);
-    *index = (unsigned)(c.mig ? c.mig - c.gpu->instance : c.gpu - c.m->gpu);
+    *index = c.mig ? c.mig->index : (unsigned)(c.gpu - c.m->gpu);
     return NVML_SUCCESS;
 }
 
@@ -297,9 +297,12 @@ nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t device, unsigned i
     ENTER_GPU(device);
     NEED(migDevice && !c.mig);
     if (c.gpu->mig == UNSET) return NVML_ERROR_NOT_SUPPORTED;
-    if (c.gpu->mig != 1 || index >= (unsigned)c.gpu->instances) return NVML_ERROR_NOT_FOUND;
-    *migDevice = sim_mig_handle(c.gpu, &c.gpu->instance[index]);
-    return NVML_SUCCESS;
+    for (int i = 0; c.gpu->mig == 1 && i < c.gpu->instances; i++)
+        if (c.gpu->instance[i].index == index) {
+            *migDevice = sim_mig_handle(c.gpu, &c.gpu->instance[i]);
+            return NVML_SUCCESS;
+        }
+    return NVML_ERROR_NOT_FOUND;
 }
 
 nvmlReturn_t nvmlDeviceGetDeviceHandleFromMigDeviceHandle(nvmlDevice_t migDevice, nvmlDevice_t *device)

@@ -16,12 +16,15 @@ struct word { const char *text; u64 value; };
 static const struct word brands[] = {
     {"unknown", NVML_BRAND_UNKNOWN}, {"quadro", NVML_BRAND_QUADRO}, {"tesla", NVML_BRAND_TESLA},
     {"nvs", NVML_BRAND_NVS}, {"grid", NVML_BRAND_GRID}, {"geforce", NVML_BRAND_GEFORCE},
-    {"titan", NVML_BRAND_TITAN}, {"quadro_rtx", NVML_BRAND_QUADRO_RTX}, {"nvidia_rtx", NVML_BRAND_NVIDIA_RTX},
+    {"titan", NVML_BRAND_TITAN}, {"vapps", NVML_BRAND_NVIDIA_VAPPS}, {"vpc", NVML_BRAND_NVIDIA_VPC},
+    {"vcs", NVML_BRAND_NVIDIA_VCS}, {"vws", NVML_BRAND_NVIDIA_VWS}, {"cloud_gaming", NVML_BRAND_NVIDIA_CLOUD_GAMING},
+    {"quadro_rtx", NVML_BRAND_QUADRO_RTX}, {"nvidia_rtx", NVML_BRAND_NVIDIA_RTX},
     {"nvidia", NVML_BRAND_NVIDIA}, {"geforce_rtx", NVML_BRAND_GEFORCE_RTX}, {"titan_rtx", NVML_BRAND_TITAN_RTX}, {0, 0}};
 static const struct word archs[] = {
     {"kepler", NVML_DEVICE_ARCH_KEPLER}, {"maxwell", NVML_DEVICE_ARCH_MAXWELL}, {"pascal", NVML_DEVICE_ARCH_PASCAL},
     {"volta", NVML_DEVICE_ARCH_VOLTA}, {"turing", NVML_DEVICE_ARCH_TURING}, {"ampere", NVML_DEVICE_ARCH_AMPERE},
-    {"ada", NVML_DEVICE_ARCH_ADA}, {"hopper", NVML_DEVICE_ARCH_HOPPER}, {"blackwell", NVML_DEVICE_ARCH_BLACKWELL}, {0, 0}};
+    {"ada", NVML_DEVICE_ARCH_ADA}, {"hopper", NVML_DEVICE_ARCH_HOPPER}, {"blackwell", NVML_DEVICE_ARCH_BLACKWELL},
+    {"rubin", NVML_DEVICE_ARCH_RUBIN}, {0, 0}};
 static const struct word virts[] = {
     {"none", NVML_GPU_VIRTUALIZATION_MODE_NONE}, {"passthrough", NVML_GPU_VIRTUALIZATION_MODE_PASSTHROUGH},
     {"vgpu", NVML_GPU_VIRTUALIZATION_MODE_VGPU}, {"host_vgpu", NVML_GPU_VIRTUALIZATION_MODE_HOST_VGPU}, {0, 0}};
@@ -205,13 +208,15 @@ static const struct key *find_key(const struct key *table, const char *name)
     return NULL;
 }
 
-/* "1g.10gb gi=7 ci=0 start=0 uuid=MIG-... used=12 MiB": one MIG device. */
+/* "1g.10gb gi=7 ci=0 start=0 uuid=MIG-... used=12MiB bar1_used=2MiB index=3": one MIG device; the index is its place
+ * in the list unless it is given. */
 static bool add_instance(struct parser *p, char *v)
 {
     struct gpu *g = p->gpu;
     if (g->instances == MAX_INSTANCES) return fail(p, "%s%s", "too many instances", "");
     struct instance *mi = &g->instance[g->instances];
     memset(mi, 0, sizeof *mi);
+    mi->index = (unsigned)g->instances;
     char *save, *word = strtok_r(v, " ", &save);
     bool known = false;
     for (int i = 0; word && i < p->m->profiles; i++)
@@ -227,10 +232,15 @@ static bool add_instance(struct parser *p, char *v)
         if (!strcmp(word, "gi")) mi->gi = (unsigned)n;
         else if (!strcmp(word, "ci")) mi->ci = (unsigned)n;
         else if (!strcmp(word, "start")) mi->start = (unsigned)n;
+        else if (!strcmp(word, "index")) mi->index = (unsigned)n;
         else if (!strcmp(word, "used")) mi->memory_used = n;
+        else if (!strcmp(word, "bar1_used")) mi->bar1_used = n;
+        else if (!strcmp(word, "ecc_uncorrected")) mi->ecc_uncorrected = n;
         else return fail(p, "instance: unknown key \"%s\"%s", word, "");
     }
     if (!*mi->uuid) return fail(p, "%s%s", "instance: uuid is missing", "");
+    for (int i = 0; i < g->instances; i++)
+        if (g->instance[i].index == mi->index) return fail(p, "%s%s", "instance: another one has the same index", "");
     g->instances++;
     return true;
 }

@@ -54,8 +54,8 @@ struct profile {
 struct instance { /* one MIG device */
     char uuid[WORD];
     struct profile profile;
-    unsigned gi, ci, start;
-    u64 memory_used;
+    unsigned index, gi, ci, start;
+    u64 memory_used, bar1_used, ecc_uncorrected;
 };
 
 struct gpu {

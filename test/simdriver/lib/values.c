@@ -21,7 +21,8 @@ static nvmlReturn_t give_long(u64 value, u64 *out)
 
 static u64 or_zero(u64 v) { return v == UNSET ? 0 : v; }
 
-/* A call that returns one number of a whole GPU. */
+/* A call that returns one number of a whole GPU. That an instance has none is a guess where nvml.h is silent; the real
+ * library may say INVALID_ARGUMENT. */
 #define NUMBER(fn, type, key)                                       \
     nvmlReturn_t fn(nvmlDevice_t device, type *out)                 \
     {                                                               \
@@ -32,7 +33,6 @@ static u64 or_zero(u64 v) { return v == UNSET ? 0 : v; }
 
 NUMBER(nvmlDeviceGetMinorNumber, unsigned, minor)
 NUMBER(nvmlDeviceGetBrand, nvmlBrandType_t, brand)
-NUMBER(nvmlDeviceGetNumGpuCores, unsigned, cores)
 NUMBER(nvmlDeviceGetBoardId, unsigned, board_id)
 NUMBER(nvmlDeviceGetModuleId, unsigned, module_id)
 NUMBER(nvmlDeviceGetVirtualizationMode, nvmlGpuVirtualizationMode_t, virtualization)
@@ -50,10 +50,24 @@ NUMBER(nvmlDeviceGetPcieReplayCounter, unsigned, pcie_replays)
 NUMBER(nvmlDeviceGetDisplayMode, nvmlEnableState_t, display_mode)
 NUMBER(nvmlDeviceGetDisplayActive, nvmlEnableState_t, display_active)
 NUMBER(nvmlDeviceGetPersistenceMode, nvmlEnableState_t, persistence)
-NUMBER(nvmlDeviceGetComputeMode, nvmlComputeMode_t, compute_mode)
 NUMBER(nvmlDeviceGetPerformanceState, nvmlPstates_t, pstate)
 NUMBER(nvmlDeviceGetFanSpeed, unsigned, fan)
 NUMBER(nvmlDeviceGetRetiredPagesPendingStatus, nvmlEnableState_t, retired_pending)
+
+/* nvml.h: with MIG on neither the GPU nor an instance has a count of cores; the compute mode is an instance's then. */
+nvmlReturn_t nvmlDeviceGetNumGpuCores(nvmlDevice_t device, unsigned int *cores)
+{
+    ENTER_GPU(device);
+    if (c.mig || c.gpu->mig == 1) return NVML_ERROR_NOT_SUPPORTED;
+    return give(c.gpu->cores, cores);
+}
+
+nvmlReturn_t nvmlDeviceGetComputeMode(nvmlDevice_t device, nvmlComputeMode_t *mode)
+{
+    ENTER_GPU(device);
+    if (!c.mig && c.gpu->mig == 1) return NVML_ERROR_NOT_SUPPORTED;
+    return give(c.gpu->compute_mode, (unsigned *)mode);
+}
 
 nvmlReturn_t nvmlDeviceGetArchitecture(nvmlDevice_t device, nvmlDeviceArchitecture_t *arch)
 {
@@ -99,14 +113,16 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *me
     return NVML_SUCCESS;
 }
 
+/* An instance has as many slices of BAR1 as of memory, as nvidia-smi shows it. */
 nvmlReturn_t nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t device, nvmlBAR1Memory_t *bar1)
 {
     ENTER_GPU(device);
     NEED(bar1);
-    WHOLE_GPU_ONLY();
     if (c.gpu->bar1 == UNSET) return NVML_ERROR_NOT_SUPPORTED;
-    u64 used = or_zero(c.gpu->bar1_used);
-    *bar1 = (nvmlBAR1Memory_t){.bar1Total = c.gpu->bar1, .bar1Free = c.gpu->bar1 - used, .bar1Used = used};
+    u64 slices = c.gpu->mig_slices == UNSET ? 8 : c.gpu->mig_slices;
+    u64 total = c.mig ? c.gpu->bar1 * c.mig->profile.size / slices : c.gpu->bar1;
+    u64 used = c.mig ? c.mig->bar1_used : or_zero(c.gpu->bar1_used);
+    *bar1 = (nvmlBAR1Memory_t){.bar1Total = total, .bar1Free = total > used ? total - used : 0, .bar1Used = used};
     return NVML_SUCCESS;
 }
 
@@ -316,9 +332,11 @@ nvmlReturn_t nvmlDeviceGetMemoryErrorCounter(nvmlDevice_t device, nvmlMemoryErro
                                              nvmlMemoryLocation_t location, unsigned long long *count)
 {
     ENTER_GPU(device);
-    WHOLE_GPU_ONLY();
     NEED(type < NVML_MEMORY_ERROR_TYPE_COUNT && counter < NVML_ECC_COUNTER_TYPE_COUNT && location < NVML_MEMORY_LOCATION_COUNT);
     if (c.gpu->ecc != 1) return NVML_ERROR_NOT_SUPPORTED;
+    if (c.mig) /* nvml.h: "only supported for non-DRAM uncorrectable volatile errors" */
+        return type == NVML_MEMORY_ERROR_TYPE_UNCORRECTED && counter == NVML_VOLATILE_ECC && location == NVML_MEMORY_LOCATION_SRAM
+                   ? give_long(c.mig->ecc_uncorrected, count) : NVML_ERROR_NOT_SUPPORTED;
     switch (location) {
     case NVML_MEMORY_LOCATION_L1_CACHE: return give_long(c.gpu->ecc_l1, count);
     case NVML_MEMORY_LOCATION_L2_CACHE: return give_long(c.gpu->ecc_l2, count);

@@ -30,6 +30,7 @@ const usage = `usage: simctl build DIR
   heal [N|all]...                             faults away
   faults
   mig N off|empty|PROFILE [xCOUNT] ...        e.g. mig 0 3g.40gb 1g.10gb x3
+  instance UUID WORD=VALUE...                 of a MIG device: used=4096MiB, bar1_used=, index=, ecc_uncorrected=
   add N [KEY=VALUE]... | remove N
   driver VERSION | library VERSION | module VERSION   another version of both, or of one
   unload | load                               the kernel module; unload by force
@@ -170,6 +171,9 @@ var commands = map[string]command{
 	"violations": {0, 0, lines((*simdriver.Machine).Violations)},
 	"calls":      {0, 0, calls},
 	"mig":        {2, -1, mig},
+	"instance": {2, -1, func(m *simdriver.Machine, w words, _ io.Writer) error {
+		return m.SetInstance(w.args[0], w.args[1:]...)
+	}},
 	"add": {1, -1, func(m *simdriver.Machine, w words, _ io.Writer) error {
 		slot := w.number(0)
 		return w.unless(func() error { return m.Add(int(slot), w.args[1:]...) })

@@ -11,6 +11,9 @@ func TestCommands(t *testing.T) {
 	m := simdriver.Start(t, "a100-mig")
 	tests := []struct{ command, out, err string }{
 		{"mig 0 3g.40gb 1g.10gb x3", "", ""},
+		{"instance MIG-506f9790-f629-590a-bc7f-30f284452c1b used=3MiB", "", ""},
+		{"show", "uuid=MIG-506f9790-f629-590a-bc7f-30f284452c1b used=3MiB", ""},
+		{"instance MIG-506f9790 used=3MiB", "", "no instance MIG-506f9790"},
 		{"lose 3", "", ""},
 		{"restore 3", "", ""},
 		{"xid 0 94 1 0", "", ""},
