@@ -43,7 +43,7 @@ type Options struct {
 
 // ClearArgs say which conditions are over, in an operator's words.
 type ClearArgs struct {
-	GPU        string `json:"gpu"`        // UUID, the beginning of one, PCI address or index
+	GPU        string `json:"gpu"`        // UUID, the beginning of one, a unit's ID, PCI address or index ("0:1" = of an instance)
 	Cause      string `json:"cause"`      // "XID_95", also as "xid 95" or "95"; "" = all of the GPU
 	VerifiedAt string `json:"verifiedAt"` // RFC 3339; "" = now
 }

@@ -91,7 +91,7 @@ func (d desk) resume(ctx context.Context, _ struct{}) (Standing, error) {
 
 func standing(s core.State, kept bool) Standing {
 	st := Standing{Driver: inspect.Describe(s.Inventory).Driver, Devices: map[core.HealthState]int{}, Kept: kept}
-	for u := range s.Inventory.Units() {
+	for u := range s.Inventory.Devices() {
 		st.Devices[u.Health.State]++
 	}
 	return st

@@ -72,7 +72,7 @@ func start(t *testing.T, s core.Snapshot, change ...func(*control.Options)) *rig
 	for _, c := range change {
 		c(&r.options)
 	}
-	r.monitor = monitor.New(r.machine.Open, cfg, slog.New(slog.DiscardHandler), nil)
+	r.monitor = monitor.New(r.machine.Open, r.options.Config, slog.New(slog.DiscardHandler), nil)
 	ctx, cancel := context.WithCancel(context.Background())
 	var agent sync.WaitGroup
 	agent.Go(func() {
@@ -126,8 +126,7 @@ func (r *rig) xid(gpu int, code uint64) {
 
 // cause is what is behind the health of a GPU.
 func (r *rig) cause(gpu int) string {
-	u, _ := r.monitor.Current().Unit(core.UnitID(coretest.GPU(gpu)))
-	return u.Health.Cause()
+	return r.monitor.State().Ledger.Health(core.WholeGPU(coretest.GPU(gpu))).Cause()
 }
 
 // says runs a verb and returns what it writes.

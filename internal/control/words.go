@@ -67,11 +67,26 @@ func meant(word string) (func(core.Device) bool, bool) {
 	if pci, err := core.ParsePCIAddress(word); err == nil {
 		return func(d core.Device) bool { return d.PCI == pci }, true
 	}
+	if index, instance, ok := pair(word); ok { // as inspect shows a MIG instance, and a policy selects it
+		return func(d core.Device) bool { return d.Profile != "" && d.Index == index && d.Instance == instance }, true
+	}
 	upper := strings.ToUpper(word)
 	if !strings.HasPrefix(upper, "GPU-") && !strings.HasPrefix(upper, "MIG-") {
 		return nil, false
 	}
+	if id, replica, ok := strings.Cut(upper, "::"); ok { // a share, as the orchestrators know it: its device is meant
+		_, err := strconv.ParseUint(replica, 10, 32)
+		return func(d core.Device) bool { return strings.ToUpper(string(d.ID)) == id }, err == nil
+	}
 	return func(d core.Device) bool { return strings.HasPrefix(strings.ToUpper(string(d.ID)), upper) }, true
+}
+
+// pair reads "0:1".
+func pair(word string) (gpu, instance int, ok bool) {
+	one, two, _ := strings.Cut(word, ":")
+	m, errOne := strconv.ParseUint(one, 10, 16)
+	n, errTwo := strconv.ParseUint(two, 10, 16)
+	return int(m), int(n), errOne == nil && errTwo == nil //nolint:gosec // 16 bits
 }
 
 // devices are all that a GPU can be known by: those of the reading, those that can't be read, and those against
