@@ -32,8 +32,8 @@ func (a *adopting) Adopt(ctx context.Context, offer core.Config) error {
 func follower(t *testing.T) (p *Plugin, src *adopting, log *buffer, starts func() int) {
 	s := newStand(t)
 	src = &adopting{s.Source, make(chan core.Config, 1)}
-	begin := s.Plugin.start
-	s.Plugin.start = func(settings Settings) *life {
+	begin := s.start
+	s.start = func(settings Settings) *life {
 		l := begin(settings)
 		l.source = src
 		return l

@@ -122,7 +122,7 @@ func TestHealthOfSharesIsOneUpdate(t *testing.T) {
 			synctest.Wait()
 			g := (<-ch).Devices[0]
 			for _, d := range g.Devices {
-				if gpu := strings.TrimSuffix(d.ID, d.ID[strings.Index(d.ID, "::"):]); d.Healthy == (sick[1] && gpu == id(1)) || d.Healthy != (d.HealthDesc == "") {
+				if gpu, _, _ := strings.Cut(d.ID, "::"); d.Healthy == (sick[1] && gpu == id(1)) || d.Healthy != (d.HealthDesc == "") {
 					t.Errorf("%+v", d)
 				}
 			}
