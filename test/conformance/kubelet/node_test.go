@@ -218,11 +218,15 @@ func (n *node) uuids() []string {
 	return ids
 }
 
-// pod makes a pod with one container for each count; init containers come first.
+// pod makes a pod with one container for each count of GPUs; init containers come first.
 func (n *node) pod(name string, init []int, counts ...int) *v1.Pod {
-	container := func(i, count int, kind string) v1.Container {
-		limits := v1.ResourceList{gpus: *resource.NewQuantity(int64(count), resource.DecimalSI)}
-		return v1.Container{Name: fmt.Sprintf("%s%d", kind, i), Resources: v1.ResourceRequirements{Limits: limits, Requests: limits}}
+	return podOf(gpus, name, init, counts...)
+}
+
+func podOf(kind v1.ResourceName, name string, init []int, counts ...int) *v1.Pod {
+	container := func(i, count int, role string) v1.Container {
+		limits := v1.ResourceList{kind: *resource.NewQuantity(int64(count), resource.DecimalSI)}
+		return v1.Container{Name: fmt.Sprintf("%s%d", role, i), Resources: v1.ResourceRequirements{Limits: limits, Requests: limits}}
 	}
 	p := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default", UID: types.UID(name)}}
 	for i, count := range init {
@@ -257,8 +261,10 @@ func (n *node) remove(p *v1.Pod) {
 // held are the device IDs of a container, sorted.
 func (n *node) held(p *v1.Pod, container string) []string {
 	var ids []string
-	for id := range n.manager.GetDevices(string(p.UID), container)[gpus] {
-		ids = append(ids, id)
+	for _, devices := range n.manager.GetDevices(string(p.UID), container) {
+		for id := range devices {
+			ids = append(ids, id)
+		}
 	}
 	slices.Sort(ids)
 	return ids
@@ -278,10 +284,15 @@ func (n *node) options(p *v1.Pod, i int) *devicemanager.DeviceRunContainerOption
 // visible is the value of NVIDIA_VISIBLE_DEVICES for an app container.
 func (n *node) visible(p *v1.Pod, i int) string {
 	n.Helper()
+	return n.env(p, i)["NVIDIA_VISIBLE_DEVICES"]
+}
+
+// env is the environment that the kubelet gives an app container because of its devices.
+func (n *node) env(p *v1.Pod, i int) map[string]string {
+	n.Helper()
+	env := map[string]string{}
 	for _, e := range n.options(p, i).Envs {
-		if e.Name == "NVIDIA_VISIBLE_DEVICES" {
-			return e.Value
-		}
+		env[e.Name] = e.Value
 	}
-	return ""
+	return env
 }

@@ -1,0 +1,223 @@
+package kubelet
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+)
+
+// The tests of this file have no case in the kubelet contract's checklist: they are about policies.
+
+// policy writes a configuration file and returns the option that has the agent read it.
+func (n *node) policy(text string) string {
+	n.Helper()
+	path := filepath.Join(n.TempDir(), "policy.yaml")
+	n.must(os.WriteFile(path, []byte(text), 0o600))
+	return "--config-file=" + path
+}
+
+const byFour = `
+version: v1
+sharing:
+  timeSlicing:
+    renameByDefault: true
+    resources: [{name: nvidia.com/gpu, replicas: 4}]
+`
+
+const shares v1.ResourceName = "nvidia.com/gpu.shared"
+
+func TestFourPodsShareAGPU(t *testing.T) {
+	n := newNode(t, "t4")
+	n.startKubelet()
+	n.startAgent(n.policy(byFour))
+	n.awaitCapacity(string(shares), 4, 4)
+	gpu := n.uuids()[0]
+	var first *v1.Pod
+	for i := range 4 {
+		p := podOf(shares, fmt.Sprintf("pod%d", i), nil, 1)
+		n.must(n.allocate(p))
+		if got := n.visible(p, 0); got != gpu {
+			t.Errorf("pod %d sees %q, want %s", i, got, gpu)
+		}
+		if held := n.held(p, "app0"); !slices.Equal(held, []string{fmt.Sprintf("%s::%d", gpu, i)}) {
+			t.Errorf("pod %d holds %v", i, held)
+		}
+		if first == nil {
+			first = p
+		}
+	}
+	if err := n.allocate(podOf(shares, "fifth", nil, 1)); err == nil {
+		t.Error("a fifth pod is admitted")
+	}
+	n.remove(first)
+	n.must(n.allocate(podOf(shares, "next", nil, 1)))
+	if c, _ := n.capacity(gpus); c != 0 {
+		t.Errorf("%d GPUs beside their shares", c)
+	}
+}
+
+// Two shares of one GPU are that GPU once; where the file says so they are refused, with NVIDIA's words.
+func TestTwoSharesForOneContainer(t *testing.T) {
+	n := newNode(t, "t4")
+	n.startKubelet()
+	n.startAgent(n.policy(byFour))
+	n.awaitCapacity(string(shares), 4, 4)
+	p := podOf(shares, "two", nil, 2)
+	n.must(n.allocate(p))
+	if held, seen := n.held(p, "app0"), n.visible(p, 0); len(held) != 2 || seen != n.uuids()[0] {
+		t.Errorf("holds %v, sees %q", held, seen)
+	}
+}
+
+func TestTwoSharesAreRefused(t *testing.T) {
+	n := newNode(t, "t4")
+	n.startKubelet()
+	n.startAgent(n.policy(strings.Replace(byFour, "renameByDefault", "failRequestsGreaterThanOne: true\n    renameByDefault", 1)))
+	n.awaitCapacity(string(shares), 4, 4)
+	err := n.allocate(podOf(shares, "two", nil, 2))
+	if err == nil || !strings.Contains(err.Error(), "maximum request size for shared resources is 1; found 2") {
+		t.Errorf("two shares: %v", err)
+	}
+	n.must(n.allocate(podOf(shares, "one", nil, 1)))
+}
+
+// The issue's node: each kind of GPU under its own name, the load spread over those that are shared.
+func TestRulesOnEightGPUs(t *testing.T) {
+	n := newNode(t, "h100x8")
+	root := n.mpsDaemon("gpu.mps")
+	n.startKubelet()
+	n.startAgent("--mps-root="+root, n.policy(`
+version: v1
+policy:
+  rules:
+    - {select: {index: 7}, use: reserved}
+    - {select: {index: "2-4"}, use: time-slicing, replicas: 4}
+    - {select: {index: [5, 6]}, use: mps, replicas: 2, memory: 30GiB}
+`))
+	n.awaitCapacity(gpus, 2, 2)
+	n.awaitCapacity(string(shares), 12, 12)
+	n.awaitCapacity("nvidia.com/gpu.mps", 4, 4)
+	ids := n.uuids()
+	var seen []string
+	for i := range 3 {
+		p := podOf(shares, fmt.Sprintf("share%d", i), nil, 1)
+		n.must(n.allocate(p))
+		seen = append(seen, n.visible(p, 0))
+	}
+	if slices.Sort(seen); !slices.Equal(seen, slices.Sorted(slices.Values(ids[2:5]))) {
+		t.Errorf("three pods share %v, want one each of %v", seen, ids[2:5])
+	}
+	both := n.pod("whole", nil, 2)
+	n.must(n.allocate(both))
+	if got := n.visible(both, 0); got != ids[0]+","+ids[1] {
+		t.Errorf("GPUs of one's own: %s", got)
+	}
+	client := podOf("nvidia.com/gpu.mps", "client", nil, 1)
+	n.must(n.allocate(client))
+	env := n.env(client, 0)
+	if env["CUDA_MPS_PIPE_DIRECTORY"] != "/mps/nvidia.com/gpu.mps/pipe" || env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] != "0=30720M" ||
+		!slices.Contains(ids[5:7], env["NVIDIA_VISIBLE_DEVICES"]) {
+		t.Errorf("a client of MPS has %v", env)
+	}
+	mounts := map[string]string{}
+	for _, m := range n.options(client, 0).Mounts {
+		mounts[m.ContainerPath] = m.HostPath
+	}
+	if mounts["/mps/nvidia.com/gpu.mps/pipe"] != root+"/nvidia.com/gpu.mps/pipe" || mounts["/dev/shm"] != root+"/shm" {
+		t.Errorf("a client of MPS has mounts %v", mounts)
+	}
+	if err := n.allocate(podOf("nvidia.com/gpu.mps", "clients", nil, 2)); err == nil {
+		t.Error("a container is two clients of MPS")
+	}
+}
+
+// mpsDaemon stands in for the control daemon of a pool: somebody listens where it would. The root is returned.
+func (n *node) mpsDaemon(pool string) string {
+	n.Helper()
+	root, err := os.MkdirTemp("", "mps") // short enough for a socket
+	n.must(err)
+	pipe := filepath.Join(root, "nvidia.com", pool, "pipe")
+	n.must(os.MkdirAll(pipe, 0o755))
+	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: filepath.Join(pipe, "control"), Net: "unixpacket"})
+	n.must(err)
+	n.Cleanup(func() {
+		_ = l.Close()
+		_ = os.RemoveAll(root)
+	})
+	return root
+}
+
+// Without its daemon a pool is there, and nobody gets in.
+func TestMPSDaemonDown(t *testing.T) {
+	n := newNode(t, "t4")
+	n.startKubelet()
+	a := n.startAgent("--mps-root="+n.TempDir(), n.policy(`
+version: v1
+sharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}
+`))
+	n.awaitCapacity(gpus, 2, 0)
+	n.awaitLog(a, "MPS")
+	if err := n.allocate(n.pod("client", nil, 1)); err == nil {
+		t.Error("a client without a daemon")
+	}
+}
+
+// Full GPUs, MIG instances and shares of either on one node.
+func TestMixedMIGAndShares(t *testing.T) {
+	n := newNode(t, "a100-mig")
+	n.startKubelet()
+	n.startAgent(n.policy(`
+version: v1
+flags: {migStrategy: mixed}
+sharing:
+  timeSlicing:
+    resources:
+      - {name: nvidia.com/gpu, replicas: 2}
+      - {name: nvidia.com/mig-1g.10gb, rename: nvidia.com/mig-1g.10gb.shared, replicas: 3}
+`))
+	for resource, want := range map[string]int64{
+		gpus: 8, "nvidia.com/mig-1g.10gb.shared": 24, "nvidia.com/mig-1g.10gb.me": 1, "nvidia.com/mig-2g.20gb": 1,
+		"nvidia.com/mig-3g.40gb": 1, "nvidia.com/mig-7g.80gb": 1, "nvidia.com/mig-1g.10gb": 0,
+	} {
+		n.awaitCapacity(resource, want, want)
+	}
+	p := podOf("nvidia.com/mig-1g.10gb.shared", "instance", nil, 1, 1)
+	n.must(n.allocate(p))
+	for i := range 2 {
+		id, _, _ := strings.Cut(n.held(p, fmt.Sprintf("app%d", i))[0], "::")
+		if !strings.HasPrefix(id, "MIG-") || n.visible(p, i) != id {
+			t.Errorf("container %d sees %q, holds a share of %s", i, n.visible(p, i), id)
+		}
+	}
+	if n.visible(p, 0) == n.visible(p, 1) {
+		t.Error("two shares of one instance, while others are free")
+	}
+	// A fault of the GPU takes all shares of its seven instances, and no others.
+	n.sim("xid", "4", "79")
+	n.awaitCapacity("nvidia.com/mig-1g.10gb.shared", 24, 3)
+	n.awaitCapacity(gpus, 8, 8)
+}
+
+func TestRenamedResources(t *testing.T) {
+	n := newNode(t, "a100-mig")
+	n.startKubelet()
+	n.startAgent(n.policy(`
+version: v1
+flags: {migStrategy: mixed}
+resources:
+  gpus: [{pattern: "*A100*", name: a100}]
+  mig: [{pattern: "1g.*", name: nvidia.com/small}, {pattern: "*", name: large}]
+`))
+	for resource, want := range map[string]int64{
+		"nvidia.com/a100": 4, "nvidia.com/small": 9, "nvidia.com/large": 3, gpus: 0, "nvidia.com/mig-1g.10gb": 0,
+	} {
+		n.awaitCapacity(resource, want, want)
+	}
+	n.must(n.allocate(podOf("nvidia.com/a100", "a100", nil, 4)))
+}
