@@ -34,11 +34,14 @@ type compiler struct {
 	rest   string            // the rule that selects everything
 	pools  []string          // that a device may be in before it is shared, beside those of MIG profiles
 	named  []value           // resources that are to be shared
+
+	sharedAt map[string]value // where it is said how a pool is shared
 }
 
 func newCompiler(f configfile.File, to Orchestrator, places bool) *compiler {
 	c := &compiler{
 		reading: reading{file: f.Path}, to: to, places: places, taken: map[string]string{}, pools: []string{core.DefaultPool},
+		sharedAt: map[string]value{},
 	}
 	section := func(name string) value {
 		v := value{reading: &c.reading, node: f.Sections[name], path: name}

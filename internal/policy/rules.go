@@ -141,7 +141,7 @@ func (c *compiler) use(f fields) *core.Sharing {
 		s.Replicas = replicas(f.at("replicas"), core.MPS)
 		s.Memory = size(f.at("memory"))
 		if threads := f.at("threads"); threads.given() {
-			s.Threads, _ = threads.whole(1, 100, "the percent of a GPU's threads for one client, 1 to 100")
+			s.Threads = threads.whole(1, 100, "the percent of a GPU's threads for one client, 1 to 100")
 		}
 		return s
 	case use.given() && word == "": // a wrong word was said
@@ -182,8 +182,7 @@ func replicas(v value, mode core.SharingMode) int {
 	if mode == core.MPS {
 		most, want = manyClients, "2 or more, up to 48 (so many clients fit an MPS server)"
 	}
-	n, _ := v.whole(2, most, want)
-	return n
+	return v.whole(2, most, want)
 }
 
 // onePerRequest refuses what MPS can't do.

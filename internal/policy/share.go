@@ -14,59 +14,70 @@ const sharedSuffix = ".shared"
 // sharing reads NVIDIA's section of that name.
 func (c *compiler) sharing(v value) {
 	f := v.fields("timeSlicing", "mps")
-	shared := map[string]value{}
-	c.shares(f.at("timeSlicing"), core.TimeSlicing, shared)
-	c.shares(f.at("mps"), core.MPS, shared)
+	c.shares(f.at("timeSlicing"), core.TimeSlicing)
+	c.shares(f.at("mps"), core.MPS)
 }
 
-// shares reads how some resources are shared. Shared has those that are, by pool.
-func (c *compiler) shares(v value, mode core.SharingMode, shared map[string]value) {
+// shares reads which resources are shared in a mode, and how.
+func (c *compiler) shares(v value, mode core.SharingMode) {
 	f := v.fields("renameByDefault", "failRequestsGreaterThanOne", "resources")
-	rename := f.at("renameByDefault").truth(false)
 	one := f.at("failRequestsGreaterThanOne")
 	if mode == core.MPS {
 		onePerRequest(one)
 	}
-	onlyOne := one.truth(mode == core.MPS)
+	s := core.Share{Sharing: core.Sharing{Mode: mode, OnePerRequest: one.truth(mode == core.MPS)}}
+	rename := f.at("renameByDefault").truth(false)
 	for _, item := range f.at("resources").items() {
 		before := len(c.errs)
-		s := core.Share{Sharing: core.Sharing{Mode: mode, OnePerRequest: onlyOne}}
-		of := item.fields("name", "replicas", "rename", "devices")
-		if len(c.errs) > before {
-			continue
-		}
-		name := of.at("name")
-		if !name.given() {
-			name.fail("want the name of a resource, such as nvidia.com/gpu")
-		}
-		s.Pool = poolName(name)
-		if other, twice := shared[s.Pool]; twice && s.Pool != "" {
-			name.fail("is shared by %s at line %d already: how some of its devices are shared differently is said in policy.rules",
-				other.path, other.line)
-		} else {
-			shared[s.Pool] = item
-		}
-		c.named = append(c.named, name)
-		if mode == core.MPS && strings.HasPrefix(s.Pool, "mig-") {
-			name.fail("MPS is of full GPUs: want timeSlicing for MIG instances")
-		}
-		s.Sharing.Replicas = replicas(of.at("replicas"), mode)
-		if s.Rename = poolName(of.at("rename")); s.Rename == "" && rename && s.Pool != "" {
-			s.Rename = s.Pool + sharedSuffix
-			if len(domain+s.Rename) > longest {
-				name.fail("want %d characters or less: %s%s is too long a name for a resource", longest-len(domain+sharedSuffix), domain, s.Rename)
-			}
-		}
-		s.Select = core.Selector{At: c.place(item), Full: mode == core.MPS}
-		parts := devices(of.at("devices"), s)
-		if some := of.at("devices"); some.isSome() && (s.Rename == "" || s.Rename == s.Pool) && len(c.errs) == before {
-			some.fail("want all, or a rename: a request could not tell the shares from the devices of %s that are not shared", s.Pool)
-		}
-		if len(c.errs) == before {
+		if parts := c.share(item, s, rename); len(c.errs) == before {
 			c.policy.Shares = append(c.policy.Shares, parts...)
 			c.uses(item, mode)
 		}
 	}
+}
+
+// share reads how one resource is shared. What is common to all is in s.
+func (c *compiler) share(v value, s core.Share, rename bool) []core.Share {
+	before := len(c.errs)
+	f := v.fields("name", "replicas", "rename", "devices")
+	if len(c.errs) > before {
+		return nil
+	}
+	name, some := f.at("name"), f.at("devices")
+	s.Pool = c.sharedPool(v, name)
+	if s.Sharing.Mode == core.MPS && strings.HasPrefix(s.Pool, "mig-") {
+		name.fail("MPS is of full GPUs: want timeSlicing for MIG instances")
+	}
+	s.Sharing.Replicas = replicas(f.at("replicas"), s.Sharing.Mode)
+	if s.Rename = poolName(f.at("rename")); s.Rename == "" && rename && s.Pool != "" {
+		s.Rename = s.Pool + sharedSuffix
+		if len(domain+s.Rename) > longest {
+			name.fail("want %d characters or less: %s%s is too long a name for a resource", longest-len(domain+sharedSuffix), domain, s.Rename)
+		}
+	}
+	s.Select = core.Selector{At: c.place(v), Full: s.Sharing.Mode == core.MPS}
+	parts := devices(some, s)
+	if some.isSome() && (s.Rename == "" || s.Rename == s.Pool) && len(c.errs) == before {
+		some.fail("want all, or a rename: a request could not tell the shares from the devices of %s that are not shared", s.Pool)
+	}
+	return parts
+}
+
+// sharedPool reads the name of a resource that is to be shared, which may be once.
+func (c *compiler) sharedPool(item, name value) string {
+	if !name.given() {
+		name.fail("want the name of a resource, such as nvidia.com/gpu")
+		return ""
+	}
+	pool := poolName(name)
+	c.named = append(c.named, name)
+	if other, twice := c.sharedAt[pool]; twice {
+		name.fail("is shared by %s at line %d already: how some of its devices are shared differently is said in policy.rules",
+			other.path, other.line)
+	} else if pool != "" {
+		c.sharedAt[pool] = item
+	}
+	return pool
 }
 
 // strangers finds shared resources that nothing is called.
@@ -86,7 +97,7 @@ func devices(v value, s core.Share) []core.Share {
 	const want = `want all, a number, or a list of indices and UUIDs: [0, "0:1", GPU-...]`
 	if !v.given() || v.isPlain() {
 		if v.isSome() {
-			s.First, _ = v.whole(1, 1000, strings.TrimPrefix(want, "want "))
+			s.First = v.whole(1, 1000, strings.TrimPrefix(want, "want "))
 		}
 		return []core.Share{s}
 	}

@@ -195,17 +195,17 @@ func (v value) truth(other bool) bool {
 	return word == "true"
 }
 
-// whole is a number, and false if it is not one from least to most.
-func (v value) whole(least, most int, want string) (int, bool) {
+// whole is a number from least to most; 0 if it is none.
+func (v value) whole(least, most int, want string) int {
 	word := v.word()
 	n, err := strconv.Atoi(word)
 	if err == nil && strconv.Itoa(n) == word && n >= least && n <= most {
-		return n, true
+		return n
 	}
 	if v.isPlain() {
 		v.fail("want %s", want)
 	}
-	return 0, false
+	return 0
 }
 
 // list says words in a sentence: "a, b or c".
