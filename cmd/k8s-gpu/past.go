@@ -10,9 +10,24 @@ import (
 // past is what one life of the process knows for the next one, whether that is kept on disk, too, or not, or
 // elsewhere: no new configuration heals a GPU. It is safe for concurrent use.
 type past struct {
-	mu     sync.Mutex
-	record *core.Record // nil = this is the first life
-	latest *store
+	mu      sync.Mutex
+	record  *core.Record // nil = this is the first life
+	latest  *store
+	offered []string // resources, by any life
+}
+
+// resources are those that earlier lives offered.
+func (p *past) resources() []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.offered
+}
+
+// offers notes what a life offered; what lives before it offered is among it.
+func (p *past) offers(resources []string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.offered = resources
 }
 
 // on returns the store of the next life, whose history is on disk, too, unless that is nil. Earlier ones keep

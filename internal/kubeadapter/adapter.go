@@ -36,6 +36,10 @@ type Options struct {
 	// several goroutines at once, and must not block; nil = nobody is told.
 	Reserved func([]core.Device)
 
+	// Offered are the resources that an adapter before this one offered. Those that have no unit any more are
+	// offered as empty lists: a kubelet counts a resource whose plugin went away for five minutes more.
+	Offered []string
+
 	Pulse *pulse.Board // where the adapter's loops beat; nil = nowhere
 }
 
@@ -87,8 +91,8 @@ func New(src Source, o Options) *Adapter {
 	}
 }
 
-// Run offers every resource that has a unit, from the first time it has one, until ctx ends. Nothing
-// less ends it: without a driver or a kubelet it waits. It returns when every socket is gone.
+// Run offers every resource that has a unit, from the first time it has one, and those of Options.Offered, until
+// ctx ends. Nothing less ends it: without a driver or a kubelet it waits. It returns when every socket is gone.
 func (a *Adapter) Run(ctx context.Context) error {
 	a.kubelet.sweep()
 	ctx, cancel := context.WithCancel(ctx)
@@ -96,14 +100,32 @@ func (a *Adapter) Run(ctx context.Context) error {
 	defer running.Wait()
 	defer cancel()
 	running.Go(func() { a.kubelet.watch(ctx, a.pace, a.opts.Pulse.Join("kubelet's folder")) })
+	offer := func(resource string) {
+		if e, ok := a.add(resource); ok {
+			running.Go(func() { e.run(ctx) })
+		}
+	}
 	for inv := range a.src.Watch(ctx) {
 		for resource := range a.lister.all(inv) {
-			if e, ok := a.add(resource); ok {
-				running.Go(func() { e.run(ctx) })
+			offer(resource)
+		}
+		if inv.Driver().State != core.DriverPending { // else an empty list would say that its units are gone
+			for _, resource := range a.opts.Offered {
+				offer(resource)
 			}
 		}
 	}
 	return nil
+}
+
+// Offered are the resources that this adapter or those before it offered, sorted: the Options.Offered of the next.
+func (a *Adapter) Offered() []string {
+	names := slices.Clone(a.opts.Offered)
+	for _, e := range a.list() {
+		names = append(names, e.resource)
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
 }
 
 // add returns the endpoint of a resource that has none yet.

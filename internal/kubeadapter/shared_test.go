@@ -255,3 +255,32 @@ func TestResourceNamesOfProfiles(t *testing.T) {
 		}
 	}
 }
+
+// An adapter after another one, with a policy of its own, tells the kubelet what is gone; but not before it knows.
+func TestWhatWasOfferedBefore(t *testing.T) {
+	r := newRig(t)
+	r.startKubelet()
+	r.offer(coretest.GPUs(2))
+	r.start()
+	r.awaitHealthy(GPUResource, 2)
+	before := r.adapter.Offered()
+	r.stop()
+
+	r.src = coretest.NewSource() // the next life has not asked the driver yet
+	r.start(func(a *Adapter) { a.opts.Offered = before })
+	r.await("a look at what is not known yet", func() bool { return r.adapter.Ready() != nil })
+	if n, _ := r.kubelet.Capacity(GPUResource); n != 2 || len(r.sockets()) > 0 {
+		t.Errorf("%d GPUs, sockets %v: before anybody knew", n, r.sockets())
+	}
+	c := shared(core.TimeSlicing, 2)
+	c.Policy.Shares[0].Rename = "gpu.shared"
+	r.src.Set(inventory(coretest.GPUs(2), c))
+	r.awaitHealthy("nvidia.com/gpu.shared", 4)
+	r.await("an empty list of a living plugin", func() bool {
+		devices, ok := r.kubelet.Devices(GPUResource)
+		return ok && len(devices) == 0
+	})
+	if got, want := fmt.Sprint(r.adapter.Offered()), "[nvidia.com/gpu nvidia.com/gpu.shared]"; got != want {
+		t.Errorf("offered: %s, want %s", got, want)
+	}
+}

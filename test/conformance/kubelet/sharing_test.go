@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	v1 "k8s.io/api/core/v1"
@@ -19,8 +20,10 @@ func (n *node) policy(text string) string {
 	n.Helper()
 	path := filepath.Join(n.TempDir(), "policy.yaml")
 	n.must(os.WriteFile(path, []byte(text), 0o600))
-	return "--config-file=" + path
+	return configFile + path
 }
+
+const configFile = "--config-file="
 
 const byFour = `
 version: v1
@@ -220,4 +223,28 @@ resources:
 		n.awaitCapacity(resource, want, want)
 	}
 	n.must(n.allocate(podOf("nvidia.com/a100", "a100", nil, 4)))
+}
+
+// Another policy, read on HUP: the old name counts for nothing at once, and not after five minutes, pods keep what they
+// have, and nothing is given twice over by what is left of the old plugin.
+func TestAnotherPolicy(t *testing.T) {
+	n := newNode(t, "h100x8")
+	n.startKubelet()
+	option := n.policy("version: v1\n")
+	a := n.startAgent(option)
+	n.awaitCapacity(gpus, 8, 8)
+	p := n.pod("holder", nil, 2)
+	n.must(n.allocate(p))
+	before := n.visible(p, 0)
+	n.must(os.WriteFile(strings.TrimPrefix(option, configFile), []byte(byFour), 0o600))
+	n.must(a.cmd.Process.Signal(syscall.SIGHUP))
+	n.awaitCapacity(string(shares), 32, 32)
+	n.awaitCapacity(gpus, 0, 0)
+	if got := n.visible(p, 0); got != before {
+		t.Errorf("the pod saw %s, and sees %s", before, got)
+	}
+	if err := n.allocate(n.pod("late", nil, 1)); err == nil {
+		t.Error("a GPU of one's own, of a pool that is no more")
+	}
+	n.must(n.allocate(podOf(shares, "share", nil, 1)))
 }
