@@ -18,10 +18,11 @@
 //	15 every verdict                         32 random stories
 //	16 vGPU guest                            33 every XID and event
 //	17 MIG scopes                            34 fuzz targets
+//	                                         35 replicas
 //
 // Some differ from what their names promise. 13: there is no state for slow, and a GPU that hangs never makes
-// the others stale, because each has a lane of its own. 18: there are no time-slice replicas, so MIG instances
-// stand in for them. 29: letting go of the driver on request does not exist yet; what a reload or a rebind by
+// the others stale, because each has a lane of its own. 18: the instances of a GPU are what is shared there,
+// replicas are in 35. 29: letting go of the driver on request does not exist yet; what a reload or a rebind by
 // others proves is tested. 32 to 34 are what goes through the driver; the pure parts have their own tests.
 //
 // Most cases are driven by hand: a real session of the simulated driver is asked at the pace of the policy

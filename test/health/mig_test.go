@@ -97,8 +97,8 @@ func TestCase17MIGScopes(t *testing.T) {
 	})
 }
 
-// Units that share a GPU share its health, in one publication and in the same words. Time-slice replicas are
-// not offered here; the instances of a GPU are what is shared.
+// Units that share a GPU share its health, in one publication and in the same words. The instances of a
+// GPU are what is shared here; for replicas see case 35.
 func TestCase18SharedGPU(t *testing.T) {
 	m := newRig(t, "a100-mig")
 	m.look()
