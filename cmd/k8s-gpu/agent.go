@@ -29,17 +29,22 @@ type shared struct {
 
 // live is one life of the agent: it lasts until ctx ends.
 func (a *shared) live(ctx context.Context, s settings, log *slog.Logger) error {
-	from := sources.Open(s.health, agentName, s.core.Roots.Proc, log)
+	from := sources.Open(s.health, s.core, s.mpsSeen, agentName, log)
 	machine := monitor.New(opener(s), s.core, log, a.past.on(from.Store()))
 	machine.Expect(func() string { return nvidia.Presence(s.core.Roots) })
 	adapter := kubeadapter.New(machine, kubeadapter.Options{
-		KubeletSocket: s.kubeletSocket, DevRoot: s.devRoot, Log: log, Reserved: machine.Reserved, Pulse: machine.Pulse(),
+		KubeletSocket: s.kubeletSocket, DevRoot: s.devRoot, MPSRoot: s.mpsRoot, Log: log,
+		Reserved: machine.Reserved, Offered: a.past.resources(), Pulse: machine.Pulse(),
 	})
 	status := &status{machine: machine, adapter: adapter, cfg: s.core, from: from, config: a.config}
 	log.Info("k8s-gpu "+versionText(), "kubelet", s.kubeletSocket, "driver-root", s.core.Roots.Driver,
 		"mig-strategy", s.core.MIG, "health-mode", s.core.Health.Mode)
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return machine.Run(ctx) })
+	group.Go(func() error { from.Host().Run(ctx, machine); return nil })
+	group.Go(func() error {
+		from.Host().Settled(ctx)
+		return machine.Run(ctx)
+	})
 	group.Go(func() error { return adapter.Run(ctx) })
 	group.Go(func() error { from.Follow(ctx, machine.Report); return nil })
 	group.Go(func() error { attend(ctx, s, status, log); return nil })
@@ -49,6 +54,7 @@ func (a *shared) live(ctx context.Context, s settings, log *slog.Logger) error {
 		group.Go(func() error { return listen(ctx, s.httpAddress, status.handler(), log) })
 	}
 	err := group.Wait()
+	a.past.offers(adapter.Offered())
 	if errors.Is(err, core.ErrDriverStale) {
 		return fmt.Errorf("%w; a new process is needed, and the DaemonSet starts one", err)
 	}

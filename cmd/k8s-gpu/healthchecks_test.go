@@ -18,7 +18,7 @@ var different = map[string]string{
 	"health_mode": "observe", "xids": "63=ignore,999=unhealthy", "health_period": "7s", "health_settle": "11s",
 	"call_deadline": "13s", "recovery": "manual", "recovery_dwell": "17s", "recovery_checks": "5",
 	"recovery_limit": "6", "degraded": "unhealthy", "application_faults": "ignore", "kernel_log": "/host/kmsg",
-	"state_dir": "/state", "simulation": "true",
+	"state_dir": "/state", "simulation": "true", "overlap": "refuse",
 }
 
 // Every key is taken in each of its spellings, and ends where the core and the agent look for it.

@@ -214,8 +214,14 @@ func (p *plug) leftNothing(t *testing.T) {
 		t.Errorf("left in TMPDIR: %v", left)
 	}
 	for _, name := range entries(t, p.dir) {
-		if name != "nomad-gpu.json" {
+		if name != "nomad-gpu.json" && name != "claims" {
 			t.Errorf("left in the state directory: %s", name)
+		}
+	}
+	claims, _ := os.ReadDir(filepath.Join(p.dir, "claims")) // missing if the end came first
+	for _, f := range claims {
+		if f.Name() != "nomad-gpu.json" && f.Name() != "nomad-gpu.lock" {
+			t.Errorf("left among the claims: %s", f.Name())
 		}
 	}
 }

@@ -57,7 +57,7 @@ func (f *follower) order(s os.Signal) {
 
 // start is a nomadadapter.StartFunc.
 func (f *follower) start(ctx context.Context, s nomadadapter.Settings, log *slog.Logger) nomadadapter.Source {
-	from := sources.Open(s.Health, agentName, s.Core.Roots.Proc, log)
+	from := sources.Open(s.Health, s.Core, s.MPSRoot, agentName, log)
 	store := from.Store()
 	kept := make(chan struct{})
 	if store != nil {
@@ -74,6 +74,11 @@ func (f *follower) start(ctx context.Context, s nomadadapter.Settings, log *slog
 	f.mu.Unlock()
 
 	go from.Follow(ctx, m.Report)
+	left := make(chan struct{}) // what is claimed in the state directory
+	go func() {
+		defer close(left)
+		from.Host().Run(ctx, m)
+	}()
 	go control.Follow(ctx, f.orders, m, log)
 	go func() {
 		if err := m.Pulse().Watch(ctx, log, monitor.Loop); err != nil {
@@ -84,12 +89,14 @@ func (f *follower) start(ctx context.Context, s nomadadapter.Settings, log *slog
 		defer close(parted)
 		attend(ctx, s, m, from, log)
 		<-kept
+		<-left
 	}()
 	go func() {
 		defer close(ended)
 		if before != nil {
 			<-before
 		}
+		from.Host().Settled(ctx)
 		if err := m.Run(ctx); err != nil {
 			f.giveUp(ctx, log, err)
 		}

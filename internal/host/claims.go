@@ -22,7 +22,9 @@ func offerOf(inv *core.Inventory) offer {
 	seen, silent, nameless := map[core.DeviceID]bool{}, map[core.DeviceID]bool{}, false
 	for u := range inv.Units() {
 		seen[u.Device.At.GPU] = true
-		o.at = append(o.at, u.Device.At)
+		if u.Health.Reason != core.ReasonWithdrawn { // it is listed for a moment, and not offered any more
+			o.at = append(o.at, u.Device.At)
+		}
 	}
 	slices.SortFunc(o.at, comparePlacements)
 	o.at = slices.Compact(o.at)

@@ -3,10 +3,10 @@
 package host
 
 import (
+	"cmp"
 	"context"
 	"iter"
 	"log/slog"
-	"os"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -36,7 +36,7 @@ type Options struct {
 	Agent    string      // names its files; lower case letters, digits and hyphens
 	StateDir string      // shared by the agents of the host; "" = overlaps are not seen
 	BootID   string      // of the machine; "" = unknown
-	MPSRoot  string      // as this process sees it
+	MPSRoot  string      // as this process sees it; "" = DefaultMPSRoot
 	Config   core.Config // its policy and Overlap
 	Log      *slog.Logger
 }
@@ -62,7 +62,7 @@ type Watcher struct {
 func New(o Options) *Watcher {
 	w := &Watcher{
 		log: o.Log, refuse: o.Config.Overlap == core.OverlapRefuse,
-		daemons: daemonsOf(o.Config.Policy, o.MPSRoot), first: make(chan struct{}),
+		daemons: daemonsOf(o.Config.Policy, cmp.Or(o.MPSRoot, DefaultMPSRoot)), first: make(chan struct{}),
 	}
 	if o.StateDir != "" {
 		w.register = &register{
@@ -71,18 +71,6 @@ func New(o Options) *Watcher {
 		}
 	}
 	return w
-}
-
-// MPSRoot is where this process finds the folders of the MPS control daemons: in a container where NVIDIA's chart
-// mounts them, else at the host's path.
-func MPSRoot(hostPath string) string {
-	if info, err := os.Stat(filepath.Join(ContainerMPSRoot, domain)); err == nil && info.IsDir() {
-		return ContainerMPSRoot
-	}
-	if hostPath == "" {
-		return DefaultMPSRoot
-	}
-	return hostPath
 }
 
 // Settled waits for the first look of Run at the host, so that nothing is offered that another agent has claimed; but

@@ -13,12 +13,9 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 )
 
-// DefaultMPSRoot is where NVIDIA's mps-control-daemon keeps its folders on the host, and ContainerMPSRoot where
-// NVIDIA's chart mounts them (k8s-device-plugin: cmd/mps-control-daemon/mps/root.go, values.yaml: mps.root).
-const (
-	DefaultMPSRoot   = "/run/nvidia/mps"
-	ContainerMPSRoot = "/mps"
-)
+// DefaultMPSRoot is where NVIDIA's mps-control-daemon keeps its folders on the host (k8s-device-plugin: values.yaml,
+// mps.root). The folder of a pool has the daemon's pipe directory and its log (cmd/mps-control-daemon/mps/root.go).
+const DefaultMPSRoot = "/run/nvidia/mps"
 
 // domain is the folder of all pools: a daemon there is named after a resource, "nvidia.com/gpu.shared".
 const domain = "nvidia.com"

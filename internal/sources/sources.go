@@ -1,16 +1,18 @@
-// Package sources is where an agent hears of health beside the driver: from the kernel log, and from its own
-// past. It is the same for both agents.
+// Package sources is where an agent hears of what matters beside the driver: from the kernel log, from its own past
+// and from its host. It is the same for both agents.
 package sources
 
 import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
 	"sync/atomic"
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/internal/healthconfig"
+	"github.com/tandem-gpu/tandem/internal/host"
 	"github.com/tandem-gpu/tandem/internal/inspect"
 	"github.com/tandem-gpu/tandem/internal/kmsg"
 	"github.com/tandem-gpu/tandem/internal/statefile"
@@ -24,16 +26,23 @@ type Sources struct {
 	optional bool   // nobody minds if it can't be
 	failure  atomic.Pointer[error]
 	history  *statefile.File // nil = none is kept
+	host     *host.Watcher
 }
 
-// Open names the sources of an agent; procRoot is where procfs is. Nothing is read yet.
-func Open(v healthconfig.Values, agent, procRoot string, log *slog.Logger) *Sources {
+// Open names the sources of an agent with that configuration; mpsRoot is where this process sees the folders of the MPS
+// control daemons. Nothing is read yet, but for the machine's boot id.
+func Open(v healthconfig.Values, cfg core.Config, mpsRoot, agent string, log *slog.Logger) *Sources {
 	s := &Sources{log: log, path: v.KernelLog, optional: v.Optional}
 	if v.StateDir != "" {
-		s.history = statefile.Open(v.StateDir, agent, procRoot, log)
+		s.history = statefile.Open(v.StateDir, agent, cfg.Roots.Proc, log)
 	}
+	boot, _ := statefile.BootID(cfg.Roots.Proc) // the history says it if that fails
+	s.host = host.New(host.Options{Agent: agent, StateDir: v.StateDir, BootID: boot, MPSRoot: mpsRoot, Config: cfg, Log: log})
 	return s
 }
+
+// Host watches what the host has beside the driver.
+func (s *Sources) Host() *host.Watcher { return s.host }
 
 // Store is the agent's history; nil if none is kept.
 func (s *Sources) Store() monitor.Store {
@@ -70,7 +79,7 @@ func (s *Sources) Notes() []string {
 	if err := s.failure.Load(); err != nil {
 		notes = append(notes, "XIDs that only the kernel log has are not seen: "+(*err).Error())
 	}
-	return append(notes, historyNotes(s.history)...)
+	return slices.Concat(notes, historyNotes(s.history), s.host.Notes())
 }
 
 // historyNotes say what is wrong with a history, if there is to be one.

@@ -21,7 +21,7 @@ func TestKernelLogThatCannotBeRead(t *testing.T) {
 	for optional, want := range map[bool]string{true: "level=INFO", false: "level=WARN"} {
 		var text strings.Builder
 		v := healthconfig.Values{KernelLog: "/nowhere/kmsg", Optional: optional}
-		from := sources.Open(v, "agent", "", slog.New(slog.NewTextHandler(&text, nil)))
+		from := sources.Open(v, core.DefaultConfig(), "", "agent", slog.New(slog.NewTextHandler(&text, nil)))
 		if notes := from.Notes(); len(notes) != 0 || !from.Up()["kernel_log"] {
 			t.Errorf("before it was tried: %v, %v", notes, from.Up())
 		}
@@ -36,7 +36,7 @@ func TestKernelLogThatCannotBeRead(t *testing.T) {
 }
 
 func TestSwitchedOff(t *testing.T) {
-	from := sources.Open(healthconfig.Values{}, "agent", "", slog.New(slog.DiscardHandler))
+	from := sources.Open(healthconfig.Values{}, core.DefaultConfig(), "", "agent", slog.New(slog.DiscardHandler))
 	from.Follow(t.Context(), func(...core.Observation) bool { return true }) // returns at once
 	if from.Store() != nil || len(from.Up()) != 0 || len(from.Notes()) != 0 {
 		t.Errorf("%v, %v, %v", from.Store(), from.Up(), from.Notes())

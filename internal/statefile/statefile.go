@@ -4,6 +4,7 @@ package statefile
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -41,13 +42,7 @@ type File struct {
 // Open names the file; the folder is made when there is something to keep. The boot id is read beneath
 // procRoot; "" is /proc.
 func Open(dir, agent, procRoot string, log *slog.Logger) *File {
-	if procRoot == "" {
-		procRoot = "/proc"
-	}
-	return &File{
-		agent: agent, path: filepath.Join(dir, agent+".json"), log: log,
-		bootID: filepath.Join(procRoot, "sys/kernel/random/boot_id"), // random(4)
-	}
+	return &File{agent: agent, path: filepath.Join(dir, agent+".json"), log: log, bootID: bootIDPath(procRoot)}
 }
 
 // Peek names the file of an agent for one who is not the agent: it is read, and nothing is changed, made or
@@ -90,14 +85,23 @@ func (f *File) Load() (core.Record, string) {
 	return r, boot
 }
 
-func (f *File) boot() (string, error) {
-	text, err := os.ReadFile(f.bootID)
+func (f *File) boot() (string, error) { return readBootID(f.bootID) }
+
+// BootID is the machine's, beneath procRoot; "" is /proc. It is another after each boot.
+func BootID(procRoot string) (string, error) { return readBootID(bootIDPath(procRoot)) }
+
+func bootIDPath(procRoot string) string {
+	return filepath.Join(cmp.Or(procRoot, "/proc"), "sys/kernel/random/boot_id") // random(4)
+}
+
+func readBootID(path string) (string, error) {
+	text, err := os.ReadFile(path)
 	if err != nil {
 		return "", err
 	}
 	boot := strings.TrimSpace(string(text))
 	if boot == "" {
-		return "", fmt.Errorf("%s is empty", f.bootID)
+		return "", fmt.Errorf("%s is empty", path)
 	}
 	return boot, nil
 }
