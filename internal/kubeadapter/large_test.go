@@ -3,6 +3,7 @@ package kubeadapter
 import (
 	"fmt"
 	"runtime"
+	"slices"
 	"testing"
 
 	"google.golang.org/protobuf/proto"
@@ -17,18 +18,18 @@ var largest = []struct {
 	name     string
 	resource string
 	units    int
-	make     func() *core.Inventory
+	make     func(sick ...int) *core.Inventory
 }{
-	{"16GPUsBy100", GPUResource, 1600, func() *core.Inventory {
-		return inventory(coretest.GPUs(16), shared(core.TimeSlicing, 100))
+	{"16GPUsBy100", GPUResource, 1600, func(sick ...int) *core.Inventory {
+		return inventory(coretest.GPUs(16), shared(core.TimeSlicing, 100), sick...)
 	}},
-	{"16GPUsBy7InstancesBy10", "nvidia.com/mig-1g.10gb", 1120, func() *core.Inventory {
+	{"16GPUsBy7InstancesBy10", "nvidia.com/mig-1g.10gb", 1120, func(sick ...int) *core.Inventory {
 		c := shared(core.TimeSlicing, 10)
 		c.MIG = core.MIGMixed
-		return inventory(cutInSeven(16), c)
+		return inventory(cutInSeven(16), c, sick...)
 	}},
-	{"16GPUsBy7Instances", "nvidia.com/mig-1g.10gb", 112, func() *core.Inventory {
-		return inventory(cutInSeven(16), mixedConfig())
+	{"16GPUsBy7Instances", "nvidia.com/mig-1g.10gb", 112, func(sick ...int) *core.Inventory {
+		return inventory(cutInSeven(16), mixedConfig(), sick...)
 	}},
 }
 
@@ -77,6 +78,24 @@ func TestLargestListsFitAMessage(t *testing.T) {
 	}
 }
 
+// The largest nodes over the kubelet's sockets: all units are there, those of a lost GPU go as one.
+func TestLargestNodesAreServed(t *testing.T) {
+	for _, node := range largest {
+		t.Run(node.name, func(t *testing.T) {
+			r := newRig(t)
+			r.startKubelet()
+			r.src.Set(node.make())
+			r.start()
+			r.awaitHealthy(node.resource, node.units)
+			r.src.Set(node.make(5))
+			r.awaitHealthy(node.resource, node.units/16*15)
+			if n := len(r.kubelet.Lists(node.resource)); n != 2 {
+				t.Errorf("%d lists, want 2", n)
+			}
+		})
+	}
+}
+
 // BenchmarkLargeUpdate is what one change of one unit costs at most: the lists of all resources, and the message of
 // the one that changed.
 func BenchmarkLargeUpdate(b *testing.B) {
@@ -92,6 +111,37 @@ func BenchmarkLargeUpdate(b *testing.B) {
 				}
 			}
 		})
+	}
+}
+
+// BenchmarkEveryResource is what an inventory costs that changes nothing, on a node with seven resources of 160 units
+// each: every endpoint looks at its list. It does not grow with the number of resources.
+func BenchmarkEveryResource(b *testing.B) {
+	s := cutInSeven(16)
+	c := mixedConfig()
+	for i, d := range s.Devices {
+		if d.Profile == "" {
+			continue
+		}
+		profile := fmt.Sprintf("%dg.10gb", 1+d.Instance)
+		s.Devices[i].Profile = profile
+		c.Policy.Shares = append(c.Policy.Shares, core.Share{
+			Pool: core.MIGPool(profile), Sharing: core.Sharing{Mode: core.TimeSlicing, Replicas: 10},
+		})
+	}
+	inv := inventory(core.NewSnapshot(s), c)
+	sent := listings(inv)
+	if len(sent) != 7 || inv.Len() != 1120 {
+		b.Fatal(len(sent), inv.Len())
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		l := &lister{}
+		for resource, before := range sent {
+			if list, leaving := farewell(before, l.all(inv)[resource]); leaving || !slices.Equal(list, before) {
+				b.Fatal("want no change")
+			}
+		}
 	}
 }
 

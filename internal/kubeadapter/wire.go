@@ -39,13 +39,17 @@ func Resources(inv *core.Inventory) map[string]map[core.HealthState]int {
 // without NUMA affinity has no topology at all: -1 is the kubelet's own sentinel.
 func listResponse(list []listing) *v1beta1.ListAndWatchResponse {
 	devices := make([]*v1beta1.Device, len(list))
+	places := map[int]*v1beta1.TopologyInfo{} // one for all units of a NUMA node: messages are only read
 	for i, l := range list {
 		d := &v1beta1.Device{ID: string(l.id), Health: v1beta1.Unhealthy}
 		if l.healthy {
 			d.Health = v1beta1.Healthy
 		}
 		if l.numaNode >= 0 {
-			d.Topology = &v1beta1.TopologyInfo{Nodes: []*v1beta1.NUMANode{{ID: int64(l.numaNode)}}}
+			if places[l.numaNode] == nil {
+				places[l.numaNode] = &v1beta1.TopologyInfo{Nodes: []*v1beta1.NUMANode{{ID: int64(l.numaNode)}}}
+			}
+			d.Topology = places[l.numaNode]
 		}
 		devices[i] = d
 	}
