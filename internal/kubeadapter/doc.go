@@ -1,5 +1,8 @@
 // Package kubeadapter speaks the kubelet's dialect (device plugin v1beta1) for an inventory.
 //
+// A pool of the inventory is a resource: "gpu.shared" is nvidia.com/gpu.shared. A unit is a device ID, and units of a
+// device that is shared are "UUID::0", "UUID::1" ..., as NVIDIA's k8s-device-plugin spells them.
+//
 // One endpoint per resource name follows the kubelet through its restarts. An endpoint lives in
 // incarnations, each with a server and a socket of its own:
 //

@@ -87,6 +87,58 @@ func FuzzAllocate(f *testing.F) {
 	})
 }
 
+// FuzzAllocateShares: a is shared by three, b too, but one to a request, and c is not. A container sees each GPU once, in
+// their order, or there is an error.
+func FuzzAllocateShares(f *testing.F) {
+	for _, ids := range [][]string{{"a::2", "a::0"}, {"b::1"}, {"b::0", "b::1"}, {"c", "a::1"}, {"c", "b::2"}, {"a::3"}, {"a"}, {"a::"}, {"::0"}} {
+		f.Add(wire(f, &v1beta1.AllocateRequest{ContainerRequests: []*v1beta1.ContainerAllocateRequest{{DevicesIds: ids}}}))
+	}
+	s := fewUnits()
+	machine := core.Snapshot{Driver: core.Driver{State: core.DriverReady}}
+	for i, id := range []core.DeviceID{"a", "b", "c"} {
+		machine.Devices = append(machine.Devices, core.Device{ID: id, At: core.WholeGPU(id), Index: i, Minor: i})
+	}
+	cfg := core.DefaultConfig()
+	for _, id := range []core.DeviceID{"a", "b"} {
+		cfg.Policy.Rules = append(cfg.Policy.Rules, core.Rule{
+			Pool: core.DefaultPool, Select: core.Selector{IDs: []core.DeviceID{id}},
+			Sharing: &core.Sharing{Mode: core.TimeSlicing, Replicas: 3, OnePerRequest: id == "b"},
+		})
+	}
+	src := coretest.NewSource()
+	src.Set(core.Build(core.NewSnapshot(machine), core.Ledger{}, cfg))
+	s.src = src
+	all := []string{"a::0", "a::1", "a::2", "b::0", "b::1", "b::2", "c"}
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		r := &v1beta1.AllocateRequest{}
+		if proto.Unmarshal(raw, r) != nil {
+			return
+		}
+		response, err := s.Allocate(t.Context(), r)
+		refused := false
+		for i, c := range r.GetContainerRequests() {
+			ids := slices.Compact(slices.Sorted(slices.Values(c.GetDevicesIds())))
+			bad := slices.ContainsFunc(ids, func(id string) bool { return !slices.Contains(all, id) })
+			one := slices.ContainsFunc(ids, func(id string) bool { return strings.HasPrefix(id, "b::") })
+			if bad || one && len(ids) > 1 {
+				refused = true
+			} else if err == nil {
+				var want []string
+				for _, id := range ids {
+					want = append(want, id[:1])
+				}
+				got := response.GetContainerResponses()[i].GetEnvs()[core.VisibleDevices]
+				if got != strings.Join(slices.Compact(want), ",") {
+					t.Errorf("%v sees %q", ids, got)
+				}
+			}
+		}
+		if refused != (err != nil) {
+			t.Errorf("%v: %v", r, err)
+		}
+	})
+}
+
 // FuzzPreferredAllocation: each container is given as many of the units that the kubelet has as it wants and there
 // are, those that must be among them first, and never one that nobody knows.
 func FuzzPreferredAllocation(f *testing.F) {
