@@ -2,12 +2,16 @@ package nvidia
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
 func TestParseMIGMinors(t *testing.T) {
@@ -27,6 +31,58 @@ func TestParseMIGMinors(t *testing.T) {
 	}
 	if gi, ci := capabilities(nil).of(0, core.Placement{}); gi != 0 || ci != 0 {
 		t.Errorf("without a list: gi %d, ci %d", gi, ci)
+	}
+}
+
+// Every instance of every machine has two capabilities of its own, of which there are nodes, whatever the GPUs beside it
+// do; what is no instance has none.
+func TestCapabilitiesOfMachines(t *testing.T) {
+	for _, name := range simdriver.Names() {
+		s := open(t, simdriver.Start(t, name))
+		snap := snapshot(t, s)
+		owner := map[int]core.DeviceID{}
+		for _, d := range snap.Devices {
+			if d.At.GI == core.Whole {
+				if d.GICap != 0 || d.CICap != 0 {
+					t.Errorf("%s: a GPU with capabilities: %+v", name, d)
+				}
+				continue
+			}
+			for _, n := range []int{d.GICap, d.CICap} {
+				if !slices.Contains(snap.Nodes, fmt.Sprintf("/dev/nvidia-caps/nvidia-cap%d", n)) || owner[n] != "" {
+					t.Errorf("%s: %s has capability %d, which is of %q", name, d.ID, n, owner[n])
+				}
+				owner[n] = d.ID
+			}
+		}
+		must(t, s.Close())
+	}
+}
+
+// A container may lack the list of capabilities (/proc/driver/nvidia-caps), and so does a driver before R450 or one
+// that has its capabilities in procfs only (module parameter nv_cap_enable_devfs=0): there are instances, and no
+// nodes of theirs. The list is found when it comes.
+func TestNoCapabilities(t *testing.T) {
+	m := simdriver.Start(t, "a30")
+	list := filepath.Join(m.Root, "proc/driver/nvidia-caps")
+	must(t, os.Rename(list, list+".gone"))
+	s := open(t, m)
+	for _, d := range instances(snapshot(t, s), 1) {
+		if d.GICap != 0 || d.CICap != 0 || d.Profile == "" {
+			t.Errorf("%+v", d)
+		}
+	}
+	must(t, os.Rename(list+".gone", list))
+	found := instances(snapshot(t, s), 1)
+	if len(found) != 3 || found[0].GICap != 147 || found[0].CICap != 148 {
+		t.Errorf("%+v", found)
+	}
+	// The minor number is the way into the list: a GPU that does not tell it has instances without nodes.
+	must(t, m.Set(1, "unsupported", "nvmlDeviceGetMinorNumber"))
+	for _, d := range instances(snapshot(t, s), 1) {
+		if d.GICap != 0 || d.CICap != 0 || d.Minor != -1 {
+			t.Errorf("%+v", d)
+		}
 	}
 }
 

@@ -1,6 +1,7 @@
 package nvidia
 
 import (
+	"cmp"
 	"errors"
 	"flag"
 	"fmt"
@@ -12,7 +13,7 @@ import (
 	"testing"
 	"text/tabwriter"
 
-	"github.com/google/go-cmp/cmp"
+	gocmp "github.com/google/go-cmp/cmp"
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
@@ -101,11 +102,25 @@ func TestMachines(t *testing.T) {
 			}
 			want, err := os.ReadFile(golden)
 			must(t, err)
-			if diff := cmp.Diff(strings.Split(string(want), "\n"), strings.Split(got, "\n")); diff != "" {
+			if diff := gocmp.Diff(strings.Split(string(want), "\n"), strings.Split(got, "\n")); diff != "" {
 				t.Error("go test -update writes the files anew\n", diff)
 			}
 		})
 	}
+}
+
+// engines are those of an instance that has any, by their letters in nvidia-smi.
+func engines(s core.Slices) string {
+	var all []string
+	for _, e := range []struct {
+		letters string
+		n       int
+	}{{"CE", s.CopyEngines}, {"DEC", s.Decoders}, {"ENC", s.Encoders}, {"JPEG", s.JPEGDecoders}, {"OFA", s.OFAs}} {
+		if e.n > 0 {
+			all = append(all, fmt.Sprint(e.n, e.letters))
+		}
+	}
+	return cmp.Or(strings.Join(all, " "), "-")
 }
 
 // render is a snapshot as text, one line per device. Absent values are "-".
@@ -113,9 +128,9 @@ func render(s core.Snapshot) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "driver %s %s, CUDA %s\n\n", s.Driver.State, s.Driver.Version, s.Driver.CUDA)
 	var table strings.Builder
-	fmt.Fprintln(&table, "#\tID\tmodel\tprofile\tat\tpci\tnuma\tminor\tcaps\tMiB\tBAR1 MiB\tW\tMHz\tmemory MHz\tPCIe\tcc\tdisplay\tpersistence")
+	fmt.Fprintln(&table, "#\tID\tmodel\tprofile\tat\tpci\tnuma\tminor\tcaps\tMiB\tBAR1 MiB\tW\tMHz\tmemory MHz\tPCIe\tcc\tdisplay\tpersistence\tserial\tarchitecture\tbrand\tECC\tNVLinks\tslices\tSM\tengines")
 	or := func(v any) string {
-		if text := fmt.Sprint(v); !slices.Contains([]string{"", "0", "0 0", "0.0", "0x0"}, text) {
+		if text := fmt.Sprint(v); !slices.Contains([]string{"", "0", "0 0", "0.0", "0x0", "0/0"}, text) {
 			return text
 		}
 		return "-"
@@ -127,10 +142,12 @@ func render(s core.Snapshot) string {
 		} else if d.MIG {
 			at = "whole, MIG"
 		}
-		fmt.Fprintf(&table, "%d\t%s\t%s\t%s\t%s\t%s\t%d\t%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n",
+		fmt.Fprintf(&table, "%d\t%s\t%s\t%s\t%s\t%s\t%d\t%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n",
 			d.Index, d.ID, or(d.Model), or(d.Profile), at, d.PCI, d.NUMANode, d.Minor, or(fmt.Sprintf("%d %d", d.GICap, d.CICap)),
 			or(d.Memory>>20), or(d.BAR1>>20), or(d.PowerLimit/1000), or(d.CoreClock), or(d.MemoryClock),
-			or(fmt.Sprintf("%dx%d", d.PCIeGen, d.PCIeWidth)), or(d.Compute), or(d.DisplayState), or(d.PersistenceMode))
+			or(fmt.Sprintf("%dx%d", d.PCIeGen, d.PCIeWidth)), or(d.Compute), or(d.DisplayState), or(d.PersistenceMode),
+			or(d.Serial), or(d.Architecture), or(d.Brand), or(d.ECC), or(d.NVLinks),
+			or(fmt.Sprintf("%d/%d", d.Slices.GPU, d.Slices.Compute)), or(d.Slices.Multiprocessors), engines(d.Slices))
 	}
 	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
 	_, err := io.WriteString(w, table.String())
@@ -142,7 +159,7 @@ func render(s core.Snapshot) string {
 	}
 	index := map[core.DeviceID]int{}
 	for _, d := range s.Devices {
-		if d.Profile == "" {
+		if d.At.GI == core.Whole {
 			index[d.ID] = d.Index
 		}
 	}

@@ -23,8 +23,8 @@ type shape struct {
 
 // form is what an instance of a shape is.
 type form struct {
-	profile string
-	memory  uint64 // bytes
+	profile      string
+	memory, bar1 uint64 // bytes
 }
 
 // menu is what a GPU has said about MIG profiles and need not say again.
@@ -68,6 +68,9 @@ func (m migReader) read(a *asker) (found []held, excluded []core.Exclusion) {
 			found = append(found, instance)
 		}
 	}
+	maps.DeleteFunc(m.menu.forms, func(of shape, _ form) bool { // those of former layouts
+		return !slices.ContainsFunc(found, func(f held) bool { return f.device.ID == of.id })
+	})
 	return found, excluded
 }
 
@@ -99,12 +102,14 @@ func (m migReader) instance(a *asker, i int) (found held, at core.Placement, err
 	return found, at, a.err
 }
 
-// partOf is a MIG instance with what it has of its GPU. NVLinks it has none of, and no limit of power or share of
-// the bus is its own.
+// partOf is a MIG instance with what it has in common with its GPU. It has no NVLinks, and no limit of power, as
+// that of the GPU is for all instances together.
 func partOf(gpu core.Device) core.Device {
 	return core.Device{
 		Index: gpu.Index, PCI: gpu.PCI, NUMANode: gpu.NUMANode, Minor: gpu.Minor, Serial: gpu.Serial,
 		Compute: gpu.Compute, Architecture: gpu.Architecture, Brand: gpu.Brand, ECC: gpu.ECC,
+		CoreClock: gpu.CoreClock, MemoryClock: gpu.MemoryClock, PCIeGen: gpu.PCIeGen, PCIeWidth: gpu.PCIeWidth,
+		DisplayState: gpu.DisplayState, PersistenceMode: gpu.PersistenceMode,
 	}
 }
 
@@ -116,12 +121,12 @@ func (m migReader) describe(a *asker, h nvml.Device, d *core.Device) {
 	of.attributes = optional(a, "nvmlDeviceGetAttributes", nvml.DeviceAttributes{}, h.GetAttributes)
 	for _, l := range m.last {
 		if was := l.device; a.kept && was.ID == d.ID && was.At == d.At {
-			d.Model, d.Profile, d.Memory, d.Slices = was.Model, was.Profile, was.Memory, was.Slices
+			d.Model, d.Profile, d.Memory, d.BAR1, d.Slices = was.Model, was.Profile, was.Memory, was.BAR1, was.Slices
 			return
 		}
 	}
 	f := m.form(a, h, of)
-	d.Profile, d.Memory, d.Slices = f.profile, f.memory, slicesOf(of.attributes)
+	d.Profile, d.Memory, d.BAR1, d.Slices = f.profile, f.memory, f.bar1, slicesOf(of.attributes)
 	d.Model = of.name
 	if profileInName(of.name) == "" {
 		d.Model = m.parent.device.Model + " MIG " + d.Profile
@@ -142,6 +147,10 @@ func (m migReader) form(a *asker, h nvml.Device, of shape) form {
 	f.memory = optional(a, "nvmlDeviceGetMemoryInfo", of.attributes.MemorySizeMB<<20, func() (uint64, nvml.Return) {
 		m, ret := h.GetMemoryInfo()
 		return m.Total, ret
+	})
+	f.bar1 = optional(a, "nvmlDeviceGetBAR1MemoryInfo", 0, func() (uint64, nvml.Return) {
+		m, ret := h.GetBAR1MemoryInfo()
+		return m.Bar1Total, ret
 	})
 	if a.err == nil && !a.kept {
 		if m.menu.forms == nil {

@@ -89,6 +89,19 @@ func TestProfileOf(t *testing.T) {
 		{81559 * mib, 3, 3, 40448, "3g.40gb"},
 		{143771 * mib, 1, 1, 16384, "1g.18gb"},
 		{143771 * mib, 2, 2, 33280, "2g.35gb"},
+		{143771 * mib, 3, 3, 71424, "3g.71gb"},
+		{183359 * mib, 1, 1, 20992, "1g.23gb"},
+		{183359 * mib, 1, 1, 22528, "1g.23gb"},
+		{183359 * mib, 1, 1, 45312, "1g.45gb"},
+		{183359 * mib, 7, 7, 182784, "7g.180gb"},
+		{189471 * mib, 1, 1, 22528, "1g.23gb"},
+		{189471 * mib, 2, 2, 46592, "2g.47gb"},
+		{24576 * mib, 1, 1, 5952, "1g.6gb"},
+		{24576 * mib, 2, 2, 11968, "2g.12gb"},
+		{97887 * mib, 1, 1, 23680, "1g.24gb"},
+		{97887 * mib, 1, 1, 24192, "1g.24gb"},
+		{97887 * mib, 4, 4, 97280, "4g.96gb"},
+		{95830 * mib, 3, 3, 47616, "3g.47gb"},
 		{81920 * mib, 1, 0, 9728, ""},
 		{0, 1, 1, 9728, ""},
 		{81920 * mib, 1, 1, 0, ""},
@@ -96,6 +109,25 @@ func TestProfileOf(t *testing.T) {
 		a := nvml.DeviceAttributes{ComputeInstanceSliceCount: c.c, GpuInstanceSliceCount: c.g, MemorySizeMB: c.memory}
 		if got := profileOf(a, c.gpu); got != c.want {
 			t.Errorf("%+v: %q", c, got)
+		}
+	}
+}
+
+func TestArchitectureAndBrand(t *testing.T) {
+	for a, want := range map[nvml.DeviceArchitecture]string{
+		0: "", 2: "Kepler", 3: "Maxwell", 4: "Pascal", 5: "Volta", 6: "Turing", 7: "Ampere", 8: "Ada Lovelace", 9: "Hopper",
+		10: "Blackwell", 11: "", 13: "Rubin", 99: "", nvml.DEVICE_ARCH_UNKNOWN: "",
+	} {
+		if got := architecture(a); got != want {
+			t.Errorf("architecture %d: %q, want %q", a, got, want)
+		}
+	}
+	for b, want := range map[nvml.BrandType]string{
+		0: "", 1: "Quadro", 2: "Tesla", 5: "GeForce", 6: "Titan", 8: "NVIDIA Virtual PC", 11: "NVIDIA Cloud Gaming",
+		12: "Quadro RTX", 13: "NVIDIA RTX", 14: "NVIDIA", 17: "", nvml.BRAND_COUNT: "",
+	} {
+		if got := brand(b); got != want {
+			t.Errorf("brand %d: %q, want %q", b, got, want)
 		}
 	}
 }

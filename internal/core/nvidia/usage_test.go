@@ -46,10 +46,75 @@ func TestUsage(t *testing.T) {
 	if diff := gocmp.Diff(want, parent); diff != "" {
 		t.Error(diff)
 	}
-	instances, err := m.Instances(5)
-	must(t, err)
-	u := got[core.DeviceID(instances[0])]
-	if u.MemoryTotal != core.GaugeOf(40192*mib) || u.GPU.OK || u.Encoder.OK {
-		t.Errorf("instance: %+v", u)
+}
+
+// An instance has its memory and its part of BAR1, and is as hot as its GPU. The rest is absent, and not zero.
+func TestUsageOfInstances(t *testing.T) {
+	m := simdriver.Start(t, "a100-mig")
+	ids, err := m.Instances(5)
+	must(t, err, m.SetInstance(ids[0], "used=4096MiB", "bar1_used=12MiB"), m.Set(5, "temperature", "63 C"))
+	s := open(t, m)
+	snapshot(t, s)
+	const mib = 1 << 20
+	want := map[core.DeviceID]core.Usage{
+		core.DeviceID(ids[0]): {
+			Temperature: core.GaugeOf(63), MemoryUsed: core.GaugeOf(4096 * mib), MemoryTotal: core.GaugeOf(40192 * mib),
+			BAR1Used: core.GaugeOf(12 * mib), BAR1Total: core.GaugeOf(65536 * mib),
+		},
+		core.DeviceID(ids[2]): {
+			Temperature: core.GaugeOf(63), MemoryUsed: core.GaugeOf(0), MemoryTotal: core.GaugeOf(9728 * mib),
+			BAR1Used: core.GaugeOf(0), BAR1Total: core.GaugeOf(16384 * mib),
+		},
+	}
+	check := func(what string) {
+		t.Helper()
+		usage, err := s.Usage()
+		must(t, err)
+		seen := 0
+		for _, got := range usage {
+			u, ok := want[got.Device]
+			if !ok {
+				continue
+			}
+			seen++
+			u.Device = got.Device
+			if diff := gocmp.Diff(u, got); diff != "" {
+				t.Errorf("%s: %s", what, diff)
+			}
+		}
+		if seen != 2 {
+			t.Errorf("%s: %d instances", what, seen)
+		}
+	}
+	check("all is well")
+	must(t, m.Fail(simdriver.GPU(5), "nvmlDeviceGetMemoryInfo", "UNKNOWN", simdriver.Always),
+		m.Fail(simdriver.GPU(5), "nvmlDeviceGetTemperature", "NOT_SUPPORTED", simdriver.Always))
+	for id, u := range want {
+		u.MemoryUsed, u.MemoryTotal, u.Temperature = core.Gauge{}, core.Gauge{}, core.Gauge{}
+		want[id] = u
+	}
+	check("half is silent")
+	must(t, m.Lose(5))
+	want = map[core.DeviceID]core.Usage{core.DeviceID(ids[0]): {}, core.DeviceID(ids[2]): {}}
+	check("the GPU is lost")
+}
+
+// Nothing is asked of an instance that nvml.h says can't be.
+func TestCallsOfUsage(t *testing.T) {
+	m := simdriver.Start(t, "a100x16-mig")
+	s := open(t, m)
+	snapshot(t, s)
+	n := counted(t, m, func() {
+		if usage, err := s.Usage(); err != nil || len(usage) != 128 {
+			t.Errorf("%d, %v", len(usage), err)
+		}
+	})
+	for call, want := range map[string]uint64{
+		"nvmlDeviceGetMemoryInfo": 16 + 112, "nvmlDeviceGetBAR1MemoryInfo": 16 + 112,
+		"nvmlDeviceGetPowerUsage": 16, "nvmlDeviceGetTemperature": 16, "nvmlDeviceGetUtilizationRates": 16, "nvmlDeviceGetMemoryErrorCounter": 48,
+	} {
+		if n[call] != want {
+			t.Errorf("%d %s, want %d", n[call], call, want)
+		}
 	}
 }

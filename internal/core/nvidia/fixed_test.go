@@ -1,0 +1,205 @@
+package nvidia
+
+import (
+	"maps"
+	"slices"
+	"testing"
+	"time"
+
+	gocmp "github.com/google/go-cmp/cmp"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/test/simdriver"
+)
+
+// fixedCalls are those of readFixed.
+var fixedCalls = []string{
+	"nvmlDeviceGetArchitecture", "nvmlDeviceGetBAR1MemoryInfo", "nvmlDeviceGetBrand", "nvmlDeviceGetCudaComputeCapability",
+	"nvmlDeviceGetMaxClockInfo", "nvmlDeviceGetMaxPcieLinkGeneration", "nvmlDeviceGetMaxPcieLinkWidth", "nvmlDeviceGetSerial",
+}
+
+// fixed are the calls of a reading about what is fixed.
+func fixed(t *testing.T, m *simdriver.Machine, read func()) map[string]uint64 {
+	t.Helper()
+	n := counted(t, m, read)
+	maps.DeleteFunc(n, func(name string, _ uint64) bool { return !slices.Contains(fixedCalls, name) })
+	return n
+}
+
+// What a reading asks of eight GPUs once it knows them. The two calls about clocks are one name.
+func TestCallsOfAReading(t *testing.T) {
+	m := simdriver.Start(t, "h100x8")
+	s := open(t, m)
+	first := fixed(t, m, func() { snapshot(t, s) })
+	want := map[string]uint64{}
+	for _, name := range fixedCalls {
+		want[name] = 8
+	}
+	want["nvmlDeviceGetMaxClockInfo"] = 16
+	if !maps.Equal(first, want) {
+		t.Errorf("at first: %v, want %v", first, want)
+	}
+	want = map[string]uint64{"nvmlDeviceGetCount_v2": 1, "nvmlSystemGetDriverVersion": 1, "nvmlSystemGetCudaDriverVersion_v2": 1}
+	for _, name := range []string{
+		"nvmlDeviceGetUUID", "nvmlDeviceGetPciInfo_v3", "nvmlDeviceGetIndex", "nvmlDeviceGetName", "nvmlDeviceGetMigMode",
+		"nvmlDeviceGetMinorNumber", "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetPowerManagementLimit", "nvmlDeviceGetDisplayMode",
+		"nvmlDeviceGetPersistenceMode", "nvmlDeviceGetEccMode",
+	} {
+		want[name] = 8
+	}
+	if got := counted(t, m, func() { snapshot(t, s) }); !maps.Equal(got, want) {
+		t.Errorf("then: %s", gocmp.Diff(want, got))
+	}
+}
+
+// What is fixed is read again when a GPU may be another one in the same slot, and until all of it was answered.
+func TestFixedIsReadAgain(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		do   func(*testing.T, *simdriver.Machine, *Session)
+		gpus uint64 // of which it is read again
+	}{
+		{"nothing happens", func(*testing.T, *simdriver.Machine, *Session) {}, 0},
+		{"it was lost in a reading", func(t *testing.T, m *simdriver.Machine, s *Session) {
+			must(t, m.Lose(3))
+			snapshot(t, s)
+			must(t, m.Restore(3))
+		}, 1},
+		{"it was lost in a check", func(t *testing.T, m *simdriver.Machine, s *Session) {
+			must(t, m.Lose(3))
+			probe(t, s)
+			must(t, m.Restore(3))
+			probe(t, s)
+		}, 1},
+		{"it got its driver back", func(t *testing.T, m *simdriver.Machine, s *Session) {
+			_, err := s.Wait(0) // which makes the set
+			must(t, err, m.Unbind(3), m.Bind(3))
+			heard(t, s, core.Observation{At: core.WholeGPU(h100ID), Kind: core.Rebound})
+			probe(t, s)
+		}, 1},
+		{"its handle is another one", func(t *testing.T, m *simdriver.Machine, _ *Session) { must(t, m.Invalidate(3)) }, 1},
+		{"MIG mode is switched", func(t *testing.T, m *simdriver.Machine, _ *Session) { must(t, m.SetMIG(3)) }, 1},
+		{"all were away", func(t *testing.T, m *simdriver.Machine, s *Session) {
+			must(t, m.Fail(simdriver.All, "nvmlDeviceGetName", "UNKNOWN", simdriver.Always))
+			snapshot(t, s)
+			must(t, m.Heal())
+		}, 8},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			m := simdriver.Start(t, "h100x8")
+			s := armedOn(t, m)
+			probe(t, s)
+			must(t, m.Change(3, "serial = 42", "max_clock_graphics = 1000 MHz"))
+			c.do(t, m, s)
+			n := fixed(t, m, func() { snapshot(t, s) })
+			if n["nvmlDeviceGetSerial"] != c.gpus || n["nvmlDeviceGetBrand"] != c.gpus {
+				t.Errorf("read again: %v, want of %d", n, c.gpus)
+			}
+			for _, d := range snapshot(t, s).Devices {
+				if d.Index == 3 && (d.Serial == "42" && d.CoreClock == 1000) != (c.gpus > 0) {
+					t.Errorf("%+v", d)
+				}
+			}
+			if n := fixed(t, m, func() { snapshot(t, s) }); len(n) > 0 {
+				t.Errorf("and again: %v", n)
+			}
+		})
+	}
+}
+
+// A driver that stutters is asked again, and what it said before stands meanwhile.
+func TestFixedThatIsNotAnswered(t *testing.T) {
+	m := simdriver.Start(t, "h100x8")
+	must(t, m.Fail(simdriver.GPU(3), "nvmlDeviceGetBrand", "UNKNOWN", 2))
+	s := open(t, m)
+	gpu := func() core.Device { return snapshot(t, s).Devices[3] }
+	if d := gpu(); d.Brand != "" || d.Serial == "" || d.Architecture != "Hopper" {
+		t.Errorf("%+v", d)
+	}
+	if n := fixed(t, m, func() { gpu() }); n["nvmlDeviceGetBrand"] != 1 || n["nvmlDeviceGetSerial"] != 1 {
+		t.Errorf("asked again: %v", n)
+	}
+	if d := gpu(); d.Brand != "NVIDIA" {
+		t.Errorf("%+v", d)
+	}
+	if n := fixed(t, m, func() { gpu() }); len(n) > 0 {
+		t.Errorf("asked again though it was answered: %v", n)
+	}
+	must(t, m.Invalidate(3), m.Fail(simdriver.GPU(3), "nvmlDeviceGet[SAB]*", "TIMEOUT", simdriver.Always))
+	if d := gpu(); d.Brand != "NVIDIA" || d.Serial == "" || d.Architecture != "Hopper" || d.BAR1 == 0 {
+		t.Errorf("while it does not say: %+v", d)
+	}
+}
+
+// ECC mode changes with a reset, which no handle tells of.
+func TestECCMode(t *testing.T) {
+	m := simdriver.Start(t, "a100-mig")
+	s := open(t, m)
+	ecc := func(slot int) (all []core.Toggle) {
+		for _, d := range snapshot(t, s).Devices {
+			if d.At.GPU == core.DeviceID(m.UUID(slot)) {
+				all = append(all, d.ECC)
+			}
+		}
+		return all
+	}
+	must(t, m.Set(6, "ecc_pending", "no"))
+	if got := ecc(6); !slices.Equal(got, []core.Toggle{core.Enabled, core.Enabled}) {
+		t.Errorf("pending: %v", got)
+	}
+	must(t, m.Set(6, "ecc", "no"))
+	if got := ecc(6); !slices.Equal(got, []core.Toggle{core.Disabled, core.Disabled}) {
+		t.Errorf("off: %v", got)
+	}
+	must(t, m.Fail(simdriver.GPU(6), "nvmlDeviceGetEccMode", "UNKNOWN", simdriver.Always))
+	if got := ecc(6); !slices.Equal(got, []core.Toggle{core.Disabled, core.Disabled}) {
+		t.Errorf("unknown: %v", got)
+	}
+	must(t, m.Heal(), m.Set(6, "ecc", "none"))
+	if got := ecc(6); !slices.Equal(got, []core.Toggle{core.ToggleUnknown, core.ToggleUnknown}) {
+		t.Errorf("not supported: %v", got)
+	}
+}
+
+// NVLinks are counted for the network, and again when a check counts others.
+func TestNVLinks(t *testing.T) {
+	m := simdriver.Start(t, "h100x8")
+	s, at := checked(t, m)
+	links := func() (gpu, pair int) {
+		snap := snapshot(t, s)
+		for _, l := range snap.Links {
+			if l.A == h100ID {
+				pair = l.NVLinks
+			}
+		}
+		return snap.Devices[3].NVLinks, pair
+	}
+	at(0)
+	if n := counted(t, m, func() { links() }); n["nvmlDeviceGetNvLinkState"] > 0 {
+		t.Errorf("the network was read again: %v", n)
+	}
+	must(t, m.Set(3, "links_down", "0x3"))
+	if gpu, pair := links(); gpu != 18 || pair != 18 {
+		t.Errorf("before a check: %d, %d", gpu, pair)
+	}
+	at(5 * time.Minute)
+	if gpu, pair := links(); gpu != 16 || pair != 16 {
+		t.Errorf("after a check: %d, %d", gpu, pair)
+	}
+	must(t, m.Set(3, "links_down", "none"), m.Fail(simdriver.GPU(3), "nvmlDeviceGetNvLinkState", "UNKNOWN", simdriver.Always))
+	at(10 * time.Minute)
+	if gpu, _ := links(); gpu != 16 {
+		t.Errorf("not readable: %d", gpu)
+	}
+	must(t, m.Heal())
+	if gpu, pair := links(); gpu != 18 || pair != 18 {
+		t.Errorf("up again: %d, %d", gpu, pair)
+	}
+	// A driver that counts in two ways is not asked for ever.
+	must(t, m.Change(3, "field.165.0 = 0", "field.165.1 = 0"))
+	at(15 * time.Minute)
+	first := counted(t, m, func() { links() })
+	if again := counted(t, m, func() { links() }); first["nvmlDeviceGetNvLinkState"] == 0 || again["nvmlDeviceGetNvLinkState"] > 0 {
+		t.Errorf("%v, then %v", first, again)
+	}
+}

@@ -1,0 +1,210 @@
+package nvidia
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/test/simdriver"
+)
+
+// instances are the MIG devices of a reading, by GPU.
+func instances(snap core.Snapshot, index int) (all []core.Device) {
+	for _, d := range snap.Devices {
+		if d.Index == index && d.At.GI != core.Whole {
+			all = append(all, d)
+		}
+	}
+	return all
+}
+
+func profiles(devices []core.Device) (all []string) {
+	for _, d := range devices {
+		all = append(all, d.Profile)
+	}
+	return all
+}
+
+// A profile is spelled as NVIDIA spells it, and so is its pool, whether the name of the instance tells it, or the
+// attributes do and the number of the GPU instance's profile, or the name leaves what follows the memory to that number.
+func TestProfileSpelling(t *testing.T) {
+	for machine, spelled := range map[string]map[string]string{ // by profile the pool
+		"a100x16-mig": {"1g.5gb": "mig-1g.5gb", "1g.5gb+me": "mig-1g.5gb.me", "1g.10gb": "mig-1g.10gb", "7g.40gb": "mig-7g.40gb"},
+		"a100-mig":    {"1c.3g.40gb": "mig-1c.3g.40gb", "1g.20gb": "mig-1g.20gb"},
+		"h100x8":      {"1g.20gb": "mig-1g.20gb", "1g.10gb+me": "mig-1g.10gb.me"},
+		"h200":        {"1g.35gb": "mig-1g.35gb", "4g.71gb": "mig-4g.71gb"},
+		"b200":        {"1g.23gb": "mig-1g.23gb", "1g.23gb+me": "mig-1g.23gb.me", "2g.45gb": "mig-2g.45gb", "7g.180gb": "mig-7g.180gb"},
+		"a30":         {"1g.6gb": "mig-1g.6gb", "2g.12gb+me": "mig-2g.12gb.me", "4g.24gb": "mig-4g.24gb"},
+		"rtxpro6000": {
+			"1g.24gb": "mig-1g.24gb", "1g.24gb+me": "mig-1g.24gb.me", "1g.24gb+gfx": "mig-1g.24gb.gfx",
+			"1g.24gb+me.all": "mig-1g.24gb.me.all", "1g.24gb-me": "mig-1g.24gb-me", "2g.48gb-me": "mig-2g.48gb-me",
+			"2g.48gb+me.all": "mig-2g.48gb.me.all", "4g.96gb+gfx": "mig-4g.96gb.gfx",
+		},
+	} {
+		text, err := simdriver.Text(machine)
+		must(t, err)
+		text = withoutInstances(text)
+		t.Run(machine, func(t *testing.T) {
+			m := simdriver.StartText(t, text)
+			for profile, pool := range spelled {
+				must(t, m.Heal(), m.SetMIG(0, profile))
+				spells(t, m, "by its name", profile, pool)
+				must(t, m.Fail(simdriver.All, "nvmlDeviceGetName", "NOT_SUPPORTED", simdriver.Always))
+				spells(t, m, "by numbers", profile, pool)
+			}
+		})
+		for profile, pool := range spelled {
+			name := suffix.ReplaceAllString(profile, "")
+			if name == profile {
+				continue
+			}
+			t.Run(machine+" "+profile, func(t *testing.T) {
+				m := simdriver.StartText(t, shortNamed(text, profile, name))
+				must(t, m.SetMIG(0, name))
+				spells(t, m, "by a name without what follows the memory", profile, pool)
+			})
+		}
+	}
+}
+
+// spells reads the one instance of the first GPU in a session of its own.
+func spells(t *testing.T, m *simdriver.Machine, how, profile, pool string) {
+	t.Helper()
+	s := open(t, m)
+	found := instances(snapshot(t, s), 0)
+	if len(found) != 1 || found[0].Profile != profile || core.MIGPool(found[0].Profile) != pool || len(pool) > 63 {
+		t.Errorf("%s: %q, want %s in %s", how, profiles(found), profile, pool)
+	}
+	must(t, s.Close())
+}
+
+var suffix = regexp.MustCompile(`[+-].*`)
+
+// shortNamed is a machine whose instances of a profile have a shorter name. The library names them by their section.
+func shortNamed(text, profile, name string) string {
+	text = strings.Replace(text, "[profile "+name+"]", "[profile other]", 1)
+	return strings.Replace(text, "[profile "+profile+"]", "[profile "+name+"]", 1)
+}
+
+// withoutInstances is a machine whose GPUs are not cut up.
+func withoutInstances(text string) string {
+	return strings.Join(slices.DeleteFunc(strings.Split(text, "\n"), func(line string) bool {
+		return strings.HasPrefix(line, "instance = ")
+	}), "\n")
+}
+
+// What the driver fails to say about profiles at first is asked again, and what it has said is not.
+func TestProfileIsAskedAgain(t *testing.T) {
+	m := simdriver.Start(t, "a30")
+	must(t, m.Fail(simdriver.All, "nvmlDeviceGetName", "NOT_SUPPORTED", simdriver.Always),
+		m.Fail(simdriver.GPU(1), "nvmlDeviceGetGpuInstanceProfileInfo", "UNKNOWN", 12))
+	s := open(t, m)
+	for _, want := range []string{"2g.12gb 1g.6gb 1g.6gb", "2g.12gb 1g.6gb+me 1g.6gb", "2g.12gb 1g.6gb+me 1g.6gb"} {
+		if got := strings.Join(profiles(instances(snapshot(t, s), 1)), " "); got != want {
+			t.Errorf("%s, want %s", got, want)
+		}
+	}
+	n := counted(t, m, func() { snapshot(t, s) })
+	for _, call := range []string{"nvmlDeviceGetGpuInstanceProfileInfo", "nvmlDeviceGetGpuInstanceById", "nvmlDeviceGetBAR1MemoryInfo"} {
+		if n[call] > 0 {
+			t.Errorf("%d %s of a layout that is known", n[call], call)
+		}
+	}
+	if n["nvmlDeviceGetMemoryInfo"] != 2 || n["nvmlDeviceGetAttributes_v2"] != 3 {
+		t.Errorf("%v", n)
+	}
+}
+
+// An instance of which no profile is known can't be asked for. It is no reason to doubt the GPU, or to offer it whole.
+func TestNoProfile(t *testing.T) {
+	m := simdriver.Start(t, "a30")
+	for _, call := range []string{"nvmlDeviceGetName", "nvmlDeviceGetAttributes"} {
+		must(t, m.Fail(simdriver.GPU(1), call, "NOT_SUPPORTED", simdriver.Always))
+	}
+	snap := snapshot(t, open(t, m))
+	if len(snap.Devices) != 2 || !snap.Devices[1].MIG || len(snap.Excluded) != 3 {
+		t.Fatalf("%s", render(snap))
+	}
+	want := core.Exclusion{
+		Index: 1, At: core.Placement{GPU: core.DeviceID(m.UUID(1)), GI: 1, CI: 0}, PCI: "0000:65:00.0",
+		Kind: core.ProbeFailed, Reason: errNoProfile.Error(),
+	}
+	if snap.Excluded[0] != want {
+		t.Errorf("%+v", snap.Excluded[0])
+	}
+}
+
+// Slices, number and place of instances, and what they have in common with their GPU.
+func TestInstanceFacts(t *testing.T) {
+	m := simdriver.Start(t, "b200")
+	ids, err := m.Instances(2)
+	must(t, err, m.SetInstance(ids[3], "index=6"))
+	s := open(t, m)
+	snap := snapshot(t, s)
+	gpu := snap.Devices[2]
+	want := map[string]core.Slices{
+		"1g.23gb":    {GPU: 1, Compute: 1, Multiprocessors: 18, CopyEngines: 2, Decoders: 1, JPEGDecoders: 1},
+		"1g.23gb+me": {GPU: 1, Compute: 1, Multiprocessors: 18, CopyEngines: 2, Decoders: 1, JPEGDecoders: 1, OFAs: 1},
+		"2g.45gb":    {GPU: 2, Compute: 2, Multiprocessors: 36, CopyEngines: 4, Decoders: 2, JPEGDecoders: 2},
+		"3g.90gb":    {GPU: 3, Compute: 3, Multiprocessors: 70, CopyEngines: 6, Decoders: 3, JPEGDecoders: 3},
+	}
+	numbers := map[string]int{"1g.23gb": 0, "1g.23gb+me": 1, "2g.45gb": 2, "3g.90gb": 6}
+	found := instances(snap, 2)
+	if len(found) != 4 || gpu.NVLinks != 18 {
+		t.Fatal(render(snap))
+	}
+	for _, d := range found {
+		if d.Slices != want[d.Profile] || d.Instance != numbers[d.Profile] {
+			t.Errorf("%s: number %d, %+v", d.Profile, d.Instance, d.Slices)
+		}
+		shared := partOf(gpu)
+		shared.ID, shared.At, shared.Instance = d.ID, d.At, d.Instance
+		shared.Model, shared.Profile, shared.Slices, shared.Memory, shared.BAR1 = d.Model, d.Profile, d.Slices, d.Memory, d.BAR1
+		shared.GICap, shared.CICap = d.GICap, d.CICap
+		if d != shared || d.NVLinks != 0 || d.PowerLimit != 0 || d.Architecture != "Blackwell" || d.NUMANode != 1 || d.Serial == "" {
+			t.Errorf("%+v", d)
+		}
+	}
+	// The same UUID in the same place may be another instance: what it has is read with it.
+	conf := filepath.Join(m.Root, "machine.conf")
+	text, err := os.ReadFile(conf)
+	must(t, err)
+	text = bytes.Replace(text, []byte("instance = 3g.90gb"), []byte("instance = 4g.90gb"), 1)
+	must(t, os.WriteFile(conf, text, 0o644))
+	if got := instances(snapshot(t, s), 2)[0]; got.ID != found[0].ID || got.Profile != "4g.90gb" || got.Slices.Multiprocessors != 72 {
+		t.Errorf("%+v", got)
+	}
+}
+
+// A MIG mode that waits for a reset is not in force.
+func TestMIGModeThatIsPending(t *testing.T) {
+	m := simdriver.Start(t, "a30")
+	must(t, m.Set(0, "mig_pending", "yes"), m.Set(1, "mig_pending", "no"))
+	s := open(t, m)
+	snap := snapshot(t, s)
+	if len(snap.Devices) != 5 || snap.Devices[0].MIG || !snap.Devices[1].MIG || len(instances(snap, 1)) != 3 {
+		t.Error(render(snap))
+	}
+	must(t, m.SetMIG(0), m.MIGOff(1)) // the reset
+	snap = snapshot(t, s)
+	if len(snap.Devices) != 2 || !snap.Devices[0].MIG || snap.Devices[1].MIG {
+		t.Error(render(snap))
+	}
+}
+
+// Drivers before R470 made the UUID of an instance of that of its GPU and of its place.
+func TestOldUUIDs(t *testing.T) {
+	text, err := simdriver.Text("a30")
+	must(t, err)
+	const old = "MIG-GPU-936e8935-bba6-5c32-a6df-22529463db2e/5/0"
+	m := simdriver.StartText(t, strings.Replace(text, "MIG-176d0b3b-2f6c-5306-ad1d-74b00b939269", old, 1))
+	found := instances(snapshot(t, open(t, m)), 1)
+	if len(found) != 3 || found[1].ID != old || found[1].Profile != "1g.6gb+me" || found[1].At.GI != 5 {
+		t.Errorf("%+v", found)
+	}
+}
