@@ -10,7 +10,7 @@ import (
 // A GPU that hangs before it has ever said who it is keeps no other from work: all that is known of it is an index.
 // (Found by the storm: a GPU that was exchanged while its calls hung.)
 func TestAGPUThatHangsFromTheStart(t *testing.T) {
-	w := newStorm(t, options{seed: 1, slack: 1}, "h100x8", func(m *simdriver.Machine) error {
+	w := newStorm(t, options{seed: 1, slack: 1}, "h100x8", nil, func(m *simdriver.Machine) error {
 		return m.Hang(simdriver.GPU(7), "nvmlDeviceGetUUID")
 	})
 	defer w.verdict()

@@ -1,9 +1,10 @@
 // Package storm is one machine in a storm of random faults: calls that fail, hang or crawl, XIDs and floods of
 // events, GPUs that are lost, pulled and exchanged, a driver that is unloaded and loaded anew, kubelets that
-// crash, streams that are cancelled. Both adapters serve their real protocols all the while. Whatever happens, in
-// whatever order: no stream ends by itself, no GPU that is known to be broken is offered, no GPU that nothing
-// happened to is withdrawn, both orchestrators hear the same, requests are answered at once, and after a calm
-// everything is well and nothing has grown.
+// crash, streams that are cancelled, MPS daemons that die. One of the two machines has a policy: exclusive GPUs and
+// instances, shares by time-slicing and by MPS, a GPU that is kept back. Both adapters serve their real protocols
+// all the while. Whatever happens, in whatever order: no stream ends by itself, no GPU that is known to be broken is
+// offered, no GPU that nothing happened to is withdrawn, both orchestrators hear the same, the shares of a device are
+// all alike, requests are answered at once, and after a calm everything is well and nothing has grown.
 //
 //	plan (from a seed) - runner -> simulated machine -> session -> monitor -> adapters -> orchestrators
 //	                       |                                                                 |

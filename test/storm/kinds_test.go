@@ -14,6 +14,7 @@ type kind struct {
 	claims  bool     // it must be noticed if it lasts
 	gpu     bool     // it concerns one GPU
 	mig     bool     // in MIG mode
+	mps     bool     // it concerns those that are shared by MPS
 	weather bool     // it concerns the driver as a whole
 	hangs   bool     // calls do not return
 	draw    func(*rand.Rand, *fault)
@@ -54,6 +55,8 @@ func init() {
 		{name: "library hidden", weight: 2, domains: []string{"driver"}, weather: true, strike: hide, lift: unhide},
 
 		{name: "maintenance", claims: true, weight: 3, domains: []string{"driver"}, weather: true, strike: quiesce, lift: resume},
+
+		{name: "MPS daemons die", claims: true, weight: 4, domains: []string{"daemons"}, mps: true, strike: stopDaemons, lift: startDaemons},
 
 		{name: "kubelet stops", weight: 3, domains: []string{"kubelet"}, draw: drawDown, strike: stopKubelet, lift: startKubelet},
 		{name: "kubelet crashes", weight: 3, domains: []string{"kubelet"}, draw: drawDown, strike: crashKubelet, lift: startKubelet},

@@ -49,6 +49,7 @@ func (f *fault) String() string {
 type field struct {
 	slots   []int // GPUs that things may happen to; the others are bystanders
 	cut     []int // those of them in MIG mode
+	shared  bool  // some by MPS
 	faults  int
 	length  time.Duration
 	bound   time.Duration // a fault that lasts longer must have been noticed
@@ -109,7 +110,7 @@ func (f *fault) place(r *rand.Rand, in field) *fault {
 		return nil
 	case f.kind.weather && (!in.weather || f.at < in.length/3):
 		return nil
-	case f.kind.mig && len(in.cut) == 0:
+	case f.kind.mig && len(in.cut) == 0, f.kind.mps && !in.shared:
 		return nil
 	case f.kind.mig:
 		f.slot = one(r, in.cut...)

@@ -33,7 +33,8 @@ type storm struct {
 	t       testing.TB
 	ctx     context.Context // ends with the first failure, or the test
 	o       options
-	random  *rand.Rand // of the plan
+	terms   map[int]terms // by slot
+	random  *rand.Rand    // of the plan
 	truth   *truth
 	journal *journal
 	monitor *monitor.Monitor
@@ -65,10 +66,10 @@ type sighting struct {
 }
 
 // newStorm lays out a machine and starts the agent with both adapters on it.
-func newStorm(t testing.TB, o options, machine string, prepare func(*simdriver.Machine) error) *storm {
+func newStorm(t testing.TB, o options, machine string, terms map[int]terms, prepare func(*simdriver.Machine) error) *storm {
 	ctx, cancel := context.WithCancel(t.Context())
 	w := &storm{
-		Machine: simdriver.Start(t, machine), t: t, ctx: ctx, fail: cancel, o: o,
+		Machine: simdriver.Start(t, machine), t: t, ctx: ctx, fail: cancel, o: o, terms: terms,
 		random: rand.New(rand.NewPCG(o.seed, 0)), journal: newJournal(),
 		truth:  newTruth(o.patient(pause+probe+2300*time.Millisecond), o.patient(deadline)),
 		raised: map[sighting]int{}, done: map[string]int{}, fatals: map[int]bool{}, pulled: map[int]pulled{},
@@ -107,12 +108,15 @@ func (w *storm) follow(ctx context.Context, running *sync.WaitGroup) {
 	p := &cfg.Health
 	p.Deadline, p.Settle, p.Dwell, p.MaxDwell, p.Quiet = deadline, settle, dwell, dwell, time.Second
 	p.MaxRecoveries = 1 << 20
-	must(w.t, cfg.Validate())
+	var err error
+	cfg.Policy, err = w.policy()
+	must(w.t, err, cfg.Validate())
 	w.monitor = monitor.New(func() (monitor.Session, error) {
 		return nvidia.Open(nvidia.Options{
 			Roots: cfg.Roots, Patience: patience, Slow: time.Second, Fabric: time.Second, Links: 2 * time.Second,
 		})
 	}, cfg, slog.New(slog.NewTextHandler(w.journal, nil)), nil)
+	w.monitor.Host(w.daemons())
 	running.Go(func() {
 		if err := w.monitor.Run(ctx); err != nil {
 			w.wrong("the monitor ended: %w", err)
@@ -123,16 +127,16 @@ func (w *storm) follow(ctx context.Context, running *sync.WaitGroup) {
 // own tells the truth what is in a slot now.
 func (w *storm) own(n int) error {
 	uuid := w.UUID(n)
-	units, err := w.Instances(n)
+	devices, err := w.Instances(n)
 	if err != nil {
 		return err
 	}
 	if mig, err := w.Get(n, "mig"); err != nil {
 		return err
 	} else if mig != "yes" {
-		units = []string{uuid}
+		devices = []string{uuid}
 	}
-	w.truth.own(n, uuid, units)
+	w.truth.own(n, w.terms[n].units(uuid), w.terms[n].units(devices...))
 	return nil
 }
 

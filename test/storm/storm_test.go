@@ -55,19 +55,19 @@ const (
 
 // Eight whole GPUs.
 func TestStorm(t *testing.T) {
-	run(t, nil)
+	run(t, nil, nil)
 }
 
-// Eight GPUs, three of which are cut up.
+// Eight GPUs, three of which are cut up, under a policy: some for one workload each, some shared, one kept back.
 func TestStormOnMIG(t *testing.T) {
-	run(t, []int{2, 4, 6})
+	run(t, []int{2, 4, 6}, shares)
 }
 
 // run storms, round after round, and compares what the agent needs early with what it needs in the end.
-func run(t *testing.T, cut []int) {
+func run(t *testing.T, cut []int, terms map[int]terms) {
 	o := asked(t)
 	t.Logf("TANDEM_STORM_SEED=%d", o.seed)
-	w := newStorm(t, o, "h100x8", func(m *simdriver.Machine) error {
+	w := newStorm(t, o, "h100x8", terms, func(m *simdriver.Machine) error {
 		for i, n := range cut { // every profile is there from the start, as a resource stays once it was
 			if err := m.SetMIG(n, layouts[i]...); err != nil {
 				return err
@@ -106,7 +106,7 @@ func (w *storm) field(cut []int, round int) field {
 	slots = slots[2:]
 	standing := func(n int) bool { return !slices.Contains(slots, n) }
 	return field{
-		slots: slots, cut: slices.DeleteFunc(slices.Clone(cut), standing),
+		slots: slots, shared: w.terms != nil, cut: slices.DeleteFunc(slices.Clone(cut), standing),
 		without: w.o.without, bound: w.truth.bound, hangs: w.truth.hangs, weather: round%3 == 2 || w.o.faults <= perRound && w.random.IntN(2) == 0,
 	}
 }

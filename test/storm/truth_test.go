@@ -15,6 +15,7 @@ const (
 	verdict cause = "the driver's word" // the recovery action is not none
 	fatal   cause = "a fatal XID"       // heard, and not reset since
 	hung    cause = "hanging calls"     // every check of it hangs
+	daemon  cause = "no MPS daemon"     // it is shared by MPS, and nothing answers
 )
 
 // truth is what is known to be wrong with the machine, and since when. The runner tells it of a fault before the
@@ -51,15 +52,15 @@ func newTruth(bound, hangs time.Duration) *truth {
 	return &truth{bound: bound, hangs: hangs, slots: map[int]*slot{}, owner: map[string]int{}, gone: map[string]time.Time{}, new: map[string]time.Time{}, claims: map[cause]int{}}
 }
 
-// own enters the GPU in a slot and the units that it should be offered as; those that were there before and are
-// no more are gone. A GPU in MIG mode may be offered as a whole while it fails to say that it is cut.
-func (t *truth) own(n int, uuid string, units []string) {
+// own enters the units that what is in a slot should be offered as, and those that the GPU would be as a whole: one
+// in MIG mode may be while it fails to say that it is cut. Those that were there before and are no more are gone.
+func (t *truth) own(n int, whole, units []string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.slots[n] == nil {
 		t.slots[n] = &slot{bad: map[cause]time.Time{}, ended: t.held}
 	}
-	now := append([]string{uuid}, units...)
+	now := slices.Concat(whole, units)
 	for id, at := range t.owner {
 		if at == n && !slices.Contains(now, id) && t.gone[id].IsZero() {
 			t.gone[id] = time.Now()

@@ -1,0 +1,115 @@
+package storm
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+)
+
+// terms are how whatever sits in a slot is offered, the GPU or its instances. Zero is as without a policy.
+type terms struct {
+	mode     core.SharingMode
+	replicas int    // units of a device that is shared
+	pool     string // one for each slot, so that no resource comes or goes with a layout
+	kept     bool   // it is not offered
+}
+
+// terms of the storm with a policy, by slot. Those of slots 2, 4 and 6 are of MIG instances.
+var shares = map[int]terms{
+	1: {mode: core.TimeSlicing, replicas: 4, pool: "s1"},
+	2: {pool: "c2"},
+	3: {mode: core.MPS, replicas: 3, pool: "m3"},
+	4: {mode: core.TimeSlicing, replicas: 2, pool: "s4"},
+	6: {mode: core.MPS, replicas: 2, pool: "m6"},
+	7: {kept: true},
+}
+
+// units are those of devices on these terms.
+func (t terms) units(devices ...string) (units []string) {
+	for _, id := range devices {
+		switch {
+		case t.kept:
+		case t.mode == core.Exclusive:
+			units = append(units, id)
+		default:
+			for n := range t.replicas {
+				units = append(units, fmt.Sprintf("%s::%d", id, n))
+			}
+		}
+	}
+	return units
+}
+
+// rule says the terms to the agent, by the slot's address: an index moves.
+func (t terms) rule(slot core.PCIAddress) core.Rule {
+	r := core.Rule{Select: core.Selector{PCI: []core.PCIAddress{slot}}, Pool: t.pool}
+	switch {
+	case t.kept:
+		r.Reserve = "kept"
+	case t.mode != core.Exclusive:
+		r.Sharing = &core.Sharing{Mode: t.mode, Replicas: t.replicas, OnePerRequest: t.mode == core.MPS}
+	}
+	return r
+}
+
+// policy is what the agent is told of all terms.
+func (w *storm) policy() (p core.Policy, err error) {
+	for n, t := range w.terms {
+		pci, err := w.Get(n, "pci")
+		if err != nil {
+			return p, err
+		}
+		slot, err := core.ParsePCIAddress(pci)
+		if err != nil {
+			return p, err
+		}
+		p.Rules = append(p.Rules, t.rule(slot))
+	}
+	return p, nil
+}
+
+// daemons is the host while the MPS control daemons of all pools answer.
+func (w *storm) daemons() (h core.Host) {
+	for _, t := range w.terms {
+		if t.mode == core.MPS {
+			h.MPS = append(h.MPS, t.pool)
+		}
+	}
+	return h
+}
+
+// clients changes what is true of the slots that are shared by MPS.
+func (w *storm) clients(how func(*slot)) {
+	for n, t := range w.terms {
+		if t.mode == core.MPS {
+			w.truth.change(n, how)
+		}
+	}
+}
+
+// stopDaemons ends all MPS control daemons.
+func stopDaemons(w *storm, _ *fault) error {
+	w.clients(blame)
+	w.monitor.Host(core.Host{})
+	w.clients(func(s *slot) { s.begin(daemon) })
+	return nil
+}
+
+func startDaemons(w *storm, _ *fault) error {
+	w.clients(func(s *slot) { s.end(daemon) })
+	w.monitor.Host(w.daemons())
+	return nil
+}
+
+// whole ends the storm if an orchestrator has shares of a device of which one is well and another is not.
+func (w *storm) whole(who string, view map[string]unit) {
+	said := map[string]bool{}
+	for id, u := range view {
+		device, _, shared := strings.Cut(id, "::")
+		if well, ok := said[device]; shared && ok && well != u.healthy {
+			w.wrong("%s: shares of %s differ", who, device)
+		}
+		said[device] = u.healthy
+	}
+}
