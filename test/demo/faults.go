@@ -66,8 +66,8 @@ func (d *demo) breakOne() error {
 	if err := d.agreed(concerned); err != nil {
 		return err
 	}
-	for _, agent := range []string{"nomad-gpu", "k8s-gpu"} {
-		out, err := exec.CommandContext(d.ctx, filepath.Join(d.bin, agent), "inspect", "--state-dir", d.state).Output()
+	for _, agent := range []string{nomadGPU, k8sGPU} {
+		out, err := exec.CommandContext(d.ctx, filepath.Join(d.bin, agent), "inspect", "--state-dir", filepath.Join(d.state, agent)).Output()
 		if err != nil {
 			return fmt.Errorf("%s inspect: %w", agent, err)
 		}

@@ -20,6 +20,11 @@ import (
 	"github.com/tandem-gpu/tandem/test/rig"
 )
 
+const (
+	nomadGPU = "nomad-gpu"
+	k8sGPU   = "k8s-gpu"
+)
+
 // patience is how long each scheduler may take to see what happened.
 const patience = 30 * time.Second
 
@@ -59,26 +64,32 @@ func run(ctx context.Context, out io.Writer, bin, name string) (err error) {
 	if err != nil {
 		return err
 	}
-	setup := rig.Setup{Roots: m.Roots, StateDir: filepath.Join(dir, "state"), Hasty: true}
-	n, err := rig.StartNomad(ctx, filepath.Join(bin, "nomad-gpu"), setup, log)
+	setup := rig.Setup{Roots: m.Roots, Policy: filepath.Join(dir, "policy.yaml"), Hasty: true}
+	if err := os.WriteFile(setup.Policy, []byte(noPolicy), 0o644); err != nil {
+		return err
+	}
+	// As if they were alone: with one state directory each would say that the other offers the same GPUs.
+	forNomad, forKubelet := setup, setup
+	forNomad.StateDir, forKubelet.StateDir = filepath.Join(dir, nomadGPU), filepath.Join(dir, k8sGPU)
+	n, err := rig.StartNomad(ctx, filepath.Join(bin, nomadGPU), forNomad, log)
 	if err != nil {
 		return err
 	}
 	defer n.Stop()
-	k, err := rig.StartKubelet(dir, filepath.Join(bin, "k8s-gpu"), setup, log)
+	k, err := rig.StartKubelet(dir, filepath.Join(bin, k8sGPU), forKubelet, log)
 	if err != nil {
 		return err
 	}
 	fmt.Fprintf(out, "machine    %s\nnomad-gpu  pid %s, under a Nomad plugin client\nk8s-gpu    pid %d, under a small kubelet\n",
 		m.What, n.PID(), k.PID())
 
-	d := demo{ctx, out, bin, setup.StateDir, m, n, k}
+	d := demo{ctx: ctx, out: out, bin: bin, state: dir, policy: setup.Policy, machine: m, nomad: n, kubelet: k}
 	err = d.tell()
 	if stopErr := k.End(); err == nil && stopErr != nil {
 		err = fmt.Errorf("stopping k8s-gpu: %w", stopErr)
 	}
 	if err == nil {
-		fmt.Fprintf(out, "\nverdict: ok, two schedulers and one verdict on %d device(s)%s\n", d.count(),
+		fmt.Fprintf(out, "\nverdict: ok, two schedulers and one verdict on %d device(s)%s, and one policy\n", d.devices,
 			map[bool]string{true: ", before, during and after a loss and a memory error"}[m.Simulated != nil])
 	}
 	return err
@@ -89,18 +100,19 @@ type demo struct {
 	ctx     context.Context
 	out     io.Writer
 	bin     string
-	state   string
+	state   string // folder of the agents' state directories, which have their names
+	policy  string
 	machine rig.Machine
 	nomad   *rig.Nomad
 	kubelet *rig.Kubelet
+	devices int // at the start
 }
-
-func (d *demo) count() int { return len(d.nomad.Devices()) }
 
 func (d *demo) tell() error {
 	if err := d.bothSee("devices, all healthy", func(seen map[string]rig.View) bool { return len(seen) > 0 && all(seen, healthy) }); err != nil {
 		return err
 	}
+	d.devices = len(d.nomad.Devices())
 	d.show("What each scheduler sees")
 	fmt.Fprintln(d.out, "\n  Nomad schedules on these attributes:")
 	for _, line := range d.nomad.Attributes() {
@@ -109,13 +121,15 @@ func (d *demo) tell() error {
 	if err := d.grants(); err != nil {
 		return err
 	}
-	if d.machine.Simulated == nil {
-		return nil
+	if d.machine.Simulated != nil {
+		if err := d.loseOne(); err != nil {
+			return err
+		}
+		if err := d.breakOne(); err != nil {
+			return err
+		}
 	}
-	if err := d.loseOne(); err != nil {
-		return err
-	}
-	return d.breakOne()
+	return d.share()
 }
 
 // grants makes one reservation each.

@@ -42,6 +42,9 @@ func StartKubelet(dir, binary string, s Setup, log io.Writer) (*Kubelet, error) 
 		"--sysfs-root", s.Sysfs, "--procfs-root", s.Procfs, "--mig-strategy", "mixed",
 		"--pass-device-specs", "--http-address", k.http, "--state-dir", s.StateDir,
 	}
+	if s.Policy != "" {
+		args = append(args, "--config-file", s.Policy)
+	}
 	if s.Hasty {
 		args = append(args, "--health-period=500ms", "--health-settle=2s", "--recovery-dwell=2s")
 	}

@@ -31,6 +31,7 @@ type Roots struct{ Driver, Dev, Sysfs, Procfs string }
 type Setup struct {
 	Roots
 	StateDir string // health history and local socket; "" = none
+	Policy   string // file; "" = none
 	Hasty    bool   // check and recover in seconds instead of a minute
 }
 

@@ -39,6 +39,7 @@ type nomadConfig struct {
 	SysfsRoot         string   `codec:"sysfs_root"`
 	ProcfsRoot        string   `codec:"procfs_root"`
 	StateDir          string   `codec:"state_dir"`
+	PolicyFile        string   `codec:"policy_file"`
 	HealthPeriod      string   `codec:"health_period"`
 	HealthSettle      string   `codec:"health_settle"`
 	RecoveryDwell     string   `codec:"recovery_dwell"`
@@ -47,7 +48,7 @@ type nomadConfig struct {
 func (s Setup) nomadConfig() nomadConfig {
 	c := nomadConfig{
 		Enabled: true, FingerprintPeriod: "1m",
-		DriverRoot: s.Driver, DevRoot: s.Dev, SysfsRoot: s.Sysfs, ProcfsRoot: s.Procfs, StateDir: s.StateDir,
+		DriverRoot: s.Driver, DevRoot: s.Dev, SysfsRoot: s.Sysfs, ProcfsRoot: s.Procfs, StateDir: s.StateDir, PolicyFile: s.Policy,
 		HealthPeriod: "10s", HealthSettle: "30s", RecoveryDwell: "1m",
 	}
 	if s.Hasty {
