@@ -61,7 +61,7 @@ func TestKilledAtAnyMoment(t *testing.T) {
 	folder := t.TempDir()
 	ours, log := newRegister(t, folder, "k8s-gpu", true)
 	random := rand.New(rand.NewPCG(3, 3))
-	for range 15 {
+	for range 8 {
 		child := startChild(t, folder)
 		for range random.IntN(10) {
 			see(t, ours, some(random)...) // and meets ours
