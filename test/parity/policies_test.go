@@ -36,6 +36,7 @@ var examples = []struct {
 	{file: "mig-none", machine: "a100-mig"},
 	{file: "mig-single", machine: "h100x8", prepare: inSevens},
 	{file: "mig-mixed", machine: "a100-mig", prepare: noneEmpty},
+	{file: "mig-mixed-suffixes", machine: "rtxpro6000"},
 	{file: "mig-time-slicing", machine: "a100-mig", prepare: noneEmpty},
 
 	{file: "mig-single-odd", machine: "a100-mig", beyond: true},
