@@ -3,6 +3,7 @@
 package nvidia
 
 import (
+	"encoding/xml"
 	"os/exec"
 	"slices"
 	"strings"
@@ -64,6 +65,73 @@ func TestHardwareAgreesWithNvidiaSMI(t *testing.T) {
 	}
 	if want := smi(t, "driver_version")[0]; snap.Driver.Version != want {
 		t.Errorf("driver %s, nvidia-smi says %s", snap.Driver.Version, want)
+	}
+}
+
+// report is `nvidia-smi -q -x`, as far as it is compared.
+type report struct {
+	GPUs []struct {
+		UUID         string `xml:"uuid"`
+		Serial       string `xml:"serial"`
+		Architecture string `xml:"product_architecture"`
+		Brand        string `xml:"product_brand"`
+		ECC          string `xml:"ecc_mode>current_ecc"`
+		Instances    []struct {
+			Index           int    `xml:"index"`
+			GI              uint32 `xml:"gpu_instance_id"`
+			CI              uint32 `xml:"compute_instance_id"`
+			Multiprocessors int    `xml:"device_attributes>shared>multiprocessor_count"`
+			CopyEngines     int    `xml:"device_attributes>shared>copy_engine_count"`
+			Decoders        int    `xml:"device_attributes>shared>decoder_count"`
+			Encoders        int    `xml:"device_attributes>shared>encoder_count"`
+			JPEGDecoders    int    `xml:"device_attributes>shared>jpg_count"`
+			OFAs            int    `xml:"device_attributes>shared>ofa_count"`
+		} `xml:"mig_devices>mig_device"`
+	} `xml:"gpu"`
+}
+
+// TestHardwareFacts compares what a device is beyond its name with the report of nvidia-smi.
+func TestHardwareFacts(t *testing.T) {
+	out, err := exec.CommandContext(t.Context(), "nvidia-smi", "-q", "-x").Output()
+	must(t, err)
+	var said report
+	must(t, xml.Unmarshal(out, &said))
+	devices := map[core.Placement]core.Device{}
+	for _, d := range snapshot(t, hardware(t)).Devices {
+		devices[d.At] = d
+	}
+	known := func(text string) string {
+		if text == "N/A" || text == "Unknown" || strings.HasPrefix(text, "[") {
+			return ""
+		}
+		return text
+	}
+	for _, g := range said.GPUs {
+		at := core.WholeGPU(core.DeviceID(g.UUID))
+		d := devices[at]
+		got := []string{d.Serial, d.Architecture, d.Brand, d.ECC.String()}
+		want := []string{known(g.Serial), known(g.Architecture), known(g.Brand), known(g.ECC)}
+		if d.ID == "" || !slices.Equal(got, want) {
+			t.Errorf("%s: %q, nvidia-smi says %q", g.UUID, got, want)
+		}
+		links, err := exec.CommandContext(t.Context(), "nvidia-smi", "nvlink", "-s", "-i", g.UUID).Output()
+		if active := strings.Count(string(links), "GB/s"); err == nil && d.NVLinks != active {
+			t.Errorf("%s: %d NVLinks, nvidia-smi says %d", g.UUID, d.NVLinks, active)
+		}
+		for _, i := range g.Instances {
+			at.GI, at.CI = i.GI, i.CI
+			d := devices[at]
+			want := core.Slices{
+				GPU: d.Slices.GPU, Compute: d.Slices.Compute, Multiprocessors: i.Multiprocessors, CopyEngines: i.CopyEngines,
+				Decoders: i.Decoders, Encoders: i.Encoders, JPEGDecoders: i.JPEGDecoders, OFAs: i.OFAs,
+			}
+			if d.ID == "" || d.Slices != want || d.Instance != i.Index || d.Slices.GPU == 0 || d.Slices.Compute > d.Slices.GPU {
+				t.Errorf("%s: number %d, %+v, nvidia-smi says %+v", at, d.Instance, d.Slices, i)
+			}
+		}
+	}
+	if len(said.GPUs) == 0 {
+		t.Error("nvidia-smi reports no GPU")
 	}
 }
 
