@@ -248,3 +248,27 @@ func TestAnotherPolicy(t *testing.T) {
 	}
 	n.must(n.allocate(podOf(shares, "share", nil, 1)))
 }
+
+// 16 GPUs with seven instances each, ten shares of an instance: the kubelet has all 1,120, and one that goes.
+func TestElevenHundredShares(t *testing.T) {
+	const resource v1.ResourceName = "nvidia.com/mig-1g.5gb"
+	n := newNode(t, "a100x16-mig")
+	n.startKubelet()
+	n.startAgent(n.policy(`
+version: v1
+flags: {migStrategy: mixed}
+sharing: {timeSlicing: {resources: [{name: nvidia.com/mig-1g.5gb, replicas: 10}]}}
+`))
+	n.awaitCapacity(string(resource), 1120, 1120)
+	seen := map[string]int{}
+	for i := range 112 {
+		p := podOf(resource, fmt.Sprintf("pod%d", i), nil, 1)
+		n.must(n.allocate(p))
+		seen[n.visible(p, 0)]++
+	}
+	if len(seen) != 112 {
+		t.Errorf("112 pods share %d instances, while others are free", len(seen))
+	}
+	n.sim("lose", "11")
+	n.awaitCapacity(string(resource), 1120, 1050)
+}
