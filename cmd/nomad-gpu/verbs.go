@@ -54,26 +54,26 @@ func look(ctx context.Context, args []string, out io.Writer) error {
 	if cfg.Roots.Dev == "" {
 		cfg.Roots.Dev = cfg.Roots.Driver
 	}
-	if err := offer(&cfg, *file, *strategy); err != nil {
+	mpsRoot, err := offer(&cfg, *file, *strategy)
+	if err != nil {
 		return err
 	}
 	read := func(ctx context.Context) inspect.Report {
-		return sources.Reading(ctx, opener(cfg.Roots), cfg, *dir, agentName)
+		return sources.Reading(ctx, opener(cfg.Roots), cfg, mpsRoot, *dir, agentName)
 	}
 	return control.Inspect(ctx, socketPath(*dir), read, out, *asJSON)
 }
 
 // offer takes over what the plugin would be told of the offer.
-func offer(c *core.Config, file, strategy string) error {
+func offer(c *core.Config, file, strategy string) (mpsRoot string, err error) {
 	var said policy.Result
 	if file != "" {
-		var err error
 		if said, err = policy.ReadFile(file, policy.Nomad); err != nil {
-			return err
+			return "", err
 		}
 	}
 	c.Policy, c.MIG = said.Policy, cmp.Or(core.MIGStrategy(strategy), said.MIG, core.MIGMixed)
-	return c.Validate()
+	return said.MPSRoot, c.Validate()
 }
 
 // drop says that what was wrong with a GPU is over.

@@ -73,6 +73,25 @@ func New(o Options) *Watcher {
 	return w
 }
 
+// Peek looks once, for one who is not the agent: nothing is claimed, locked or changed. The offer is that of an agent
+// that would start now.
+func Peek(o Options, inv *core.Inventory) core.Host {
+	o.Log = slog.New(slog.DiscardHandler)
+	w := New(o)
+	var h core.Host
+	for _, pool := range w.daemons.of(inv) {
+		if w.daemons.ask(pool) == nil {
+			h.MPS = append(h.MPS, pool)
+		}
+	}
+	if w.register != nil {
+		if mine, others, err := w.register.read(); err == nil { // else the agent would not see more
+			h.Claims = against(mine, others, offerOf(inv))
+		}
+	}
+	return h
+}
+
 // Settled waits for the first look of Run at the host, so that nothing is offered that another agent has claimed; but
 // only a moment, as a disk can hang.
 func (w *Watcher) Settled(ctx context.Context) {

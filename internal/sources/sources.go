@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"slices"
 	"sync/atomic"
+	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
@@ -103,12 +104,18 @@ func (s *Sources) Up() map[string]bool {
 	return up
 }
 
-// Reading is what an agent that starts now would offer, with the history that it would start from. A machine
+// Reading is what an agent that starts now would offer, with the history and on the host that it would find. A machine
 // without a driver is an answer, not a failure; a driver that does not answer is given up on in time.
-func Reading(ctx context.Context, open func() (monitor.Session, error), cfg core.Config, stateDir, agent string) inspect.Report {
+func Reading(ctx context.Context, open func() (monitor.Session, error), cfg core.Config, mpsRoot, stateDir, agent string) inspect.Report {
+	var state core.State
+	var history *statefile.File
 	if stateDir == "" {
-		return inspect.DescribeState(inspect.ReadState(ctx, open, cfg), cfg)
+		state = inspect.ReadState(ctx, open, cfg)
+	} else {
+		history = statefile.Peek(stateDir, agent, cfg.Roots.Proc)
+		state = inspect.ReadAfter(ctx, open, cfg, history)
 	}
-	history := statefile.Peek(stateDir, agent, cfg.Roots.Proc)
-	return inspect.DescribeState(inspect.ReadAfter(ctx, open, cfg, history), cfg, historyNotes(history)...)
+	boot, _ := statefile.BootID(cfg.Roots.Proc) // the history says it if that fails
+	found := host.Peek(host.Options{Agent: agent, StateDir: stateDir, BootID: boot, MPSRoot: mpsRoot, Config: cfg}, state.Inventory)
+	return inspect.DescribeState(state.On(cfg, time.Now(), found), cfg, historyNotes(history)...)
 }

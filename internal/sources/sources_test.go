@@ -1,7 +1,9 @@
 package sources_test
 
 import (
+	"fmt"
 	"log/slog"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -55,9 +57,32 @@ func TestReadingKnowsTheHistory(t *testing.T) {
 	history.Save(state.Record(boot))
 
 	for stateDir, want := range map[string]string{dir: "XID_46", "": "", filepath.Join(dir, "other"): ""} {
-		report := sources.Reading(t.Context(), m.Open, cfg, stateDir, "agent")
+		report := sources.Reading(t.Context(), m.Open, cfg, "", stateDir, "agent")
 		if len(report.Devices) != 2 || report.Devices[1].Cause != want {
 			t.Errorf("state directory %q: %+v, want cause %q", stateDir, report.Devices, want)
 		}
+	}
+}
+
+// Who asks without a running agent sees what another agent claims, and changes nothing.
+func TestReadingKnowsTheHost(t *testing.T) {
+	dir := t.TempDir()
+	cfg := core.DefaultConfig()
+	cfg.Overlap = core.OverlapRefuse
+	m := coretest.NewMachine(coretest.GPUs(2))
+	claims := filepath.Join(dir, "claims")
+	if err := os.Mkdir(claims, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	text := fmt.Sprintf(`{"version": 1, "agent": "other", "claims": [{"gpu": %q, "turn": 1}]}`, coretest.GPU(1))
+	if err := os.WriteFile(filepath.Join(claims, "other.json"), []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	report := sources.Reading(t.Context(), m.Open, cfg, "", dir, "agent")
+	if len(report.Contests) != 1 || report.Contests[0].By != "other" || report.Devices[0].Cause != "" || report.Devices[1].Cause != "CLAIMED" {
+		t.Errorf("%+v", report)
+	}
+	if files, err := os.ReadDir(claims); err != nil || len(files) != 1 {
+		t.Errorf("%v, %v", files, err)
 	}
 }
