@@ -14,7 +14,7 @@ type kind struct {
 	claims  bool     // it must be noticed if it lasts
 	gpu     bool     // it concerns one GPU
 	mig     bool     // in MIG mode
-	mps     bool     // it concerns those that are shared by MPS
+	policy  bool     // where there is one
 	weather bool     // it concerns the driver as a whole
 	hangs   bool     // calls do not return
 	draw    func(*rand.Rand, *fault)
@@ -56,7 +56,8 @@ func init() {
 
 		{name: "maintenance", claims: true, weight: 3, domains: []string{"driver"}, weather: true, strike: quiesce, lift: resume},
 
-		{name: "MPS daemons die", claims: true, weight: 4, domains: []string{"daemons"}, mps: true, strike: stopDaemons, lift: startDaemons},
+		{name: "policy changes", weight: 5, domains: []string{"bus"}, gpu: true, policy: true, draw: drawTerms, strike: changePolicy},
+		{name: "MPS daemons die", claims: true, weight: 4, domains: []string{"daemons"}, policy: true, strike: stopDaemons, lift: startDaemons},
 
 		{name: "kubelet stops", weight: 3, domains: []string{"kubelet"}, draw: drawDown, strike: stopKubelet, lift: startKubelet},
 		{name: "kubelet crashes", weight: 3, domains: []string{"kubelet"}, draw: drawDown, strike: crashKubelet, lift: startKubelet},

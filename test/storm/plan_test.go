@@ -49,7 +49,7 @@ func (f *fault) String() string {
 type field struct {
 	slots   []int // GPUs that things may happen to; the others are bystanders
 	cut     []int // those of them in MIG mode
-	shared  bool  // some by MPS
+	policy  bool  // there is one
 	faults  int
 	length  time.Duration
 	bound   time.Duration // a fault that lasts longer must have been noticed
@@ -110,7 +110,7 @@ func (f *fault) place(r *rand.Rand, in field) *fault {
 		return nil
 	case f.kind.weather && (!in.weather || f.at < in.length/3):
 		return nil
-	case f.kind.mig && len(in.cut) == 0, f.kind.mps && !in.shared:
+	case f.kind.mig && len(in.cut) == 0, f.kind.policy && !in.policy:
 		return nil
 	case f.kind.mig:
 		f.slot = one(r, in.cut...)

@@ -33,7 +33,7 @@ type storm struct {
 	t       testing.TB
 	ctx     context.Context // ends with the first failure, or the test
 	o       options
-	terms   map[int]terms // by slot
+	terms   map[int]terms // by slot; the runner's
 	random  *rand.Rand    // of the plan
 	truth   *truth
 	journal *journal
@@ -48,6 +48,8 @@ type storm struct {
 	mu      sync.Mutex
 	failure error
 	fail    context.CancelFunc
+
+	addresses map[int]core.PCIAddress // of slots
 
 	// of the runner
 	raised map[sighting]int // XIDs that only a reset mends, in the whole run
@@ -72,13 +74,16 @@ func newStorm(t testing.TB, o options, machine string, terms map[int]terms, prep
 		Machine: simdriver.Start(t, machine), t: t, ctx: ctx, fail: cancel, o: o, terms: terms,
 		random: rand.New(rand.NewPCG(o.seed, 0)), journal: newJournal(),
 		truth:  newTruth(o.patient(pause+probe+2300*time.Millisecond), o.patient(deadline)),
-		raised: map[sighting]int{}, done: map[string]int{}, fatals: map[int]bool{}, pulled: map[int]pulled{},
+		raised: map[sighting]int{}, done: map[string]int{}, fatals: map[int]bool{}, pulled: map[int]pulled{}, addresses: map[int]core.PCIAddress{},
 	}
 	must(t, prepare(w.Machine))
 	slots, err := w.Slots()
 	must(t, err)
 	for _, n := range slots {
-		must(t, w.own(n))
+		pci, err := w.Get(n, "pci")
+		must(t, err, w.own(n))
+		w.addresses[n], err = core.ParsePCIAddress(pci)
+		must(t, err)
 	}
 	var running sync.WaitGroup
 	t.Cleanup(func() {
@@ -108,9 +113,8 @@ func (w *storm) follow(ctx context.Context, running *sync.WaitGroup) {
 	p := &cfg.Health
 	p.Deadline, p.Settle, p.Dwell, p.MaxDwell, p.Quiet = deadline, settle, dwell, dwell, time.Second
 	p.MaxRecoveries = 1 << 20
-	var err error
-	cfg.Policy, err = w.policy()
-	must(w.t, err, cfg.Validate())
+	cfg.Policy = w.policy()
+	must(w.t, cfg.Validate())
 	w.monitor = monitor.New(func() (monitor.Session, error) {
 		return nvidia.Open(nvidia.Options{
 			Roots: cfg.Roots, Patience: patience, Slow: time.Second, Fabric: time.Second, Links: 2 * time.Second,

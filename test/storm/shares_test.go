@@ -2,6 +2,8 @@ package storm
 
 import (
 	"fmt"
+	"maps"
+	"math/rand/v2"
 	"strings"
 
 	"github.com/tandem-gpu/tandem/internal/core"
@@ -53,20 +55,42 @@ func (t terms) rule(slot core.PCIAddress) core.Rule {
 	return r
 }
 
-// policy is what the agent is told of all terms.
-func (w *storm) policy() (p core.Policy, err error) {
-	for n, t := range w.terms {
-		pci, err := w.Get(n, "pci")
-		if err != nil {
-			return p, err
-		}
-		slot, err := core.ParsePCIAddress(pci)
-		if err != nil {
-			return p, err
-		}
-		p.Rules = append(p.Rules, t.rule(slot))
+// other are terms for the same pool: what is shared by MPS stays so.
+func (t terms) other(r int) terms {
+	switch {
+	case t.mode == core.MPS:
+		return terms{mode: core.MPS, replicas: 1 + r, pool: t.pool}
+	case r == 1:
+		return terms{pool: t.pool, kept: true}
+	case r == 2:
+		return terms{pool: t.pool}
 	}
-	return p, nil
+	return terms{mode: core.TimeSlicing, replicas: r, pool: t.pool}
+}
+
+func drawTerms(r *rand.Rand, f *fault) { f.count = 1 + r.IntN(4) }
+
+// changePolicy has the agent offer what is in a slot on other terms. A GPU that has none keeps to that.
+func changePolicy(w *storm, f *fault) error {
+	t, ok := w.terms[f.slot]
+	if !ok || t.pool == "" {
+		return nil
+	}
+	w.terms = maps.Clone(w.terms)
+	w.terms[f.slot] = t.other(f.count)
+	w.truth.change(f.slot, blame)
+	if err := w.own(f.slot); err != nil { // before, as of units that go the truth must know first
+		return err
+	}
+	return w.monitor.Adopt(w.ctx, core.Config{MIG: core.MIGMixed, Policy: w.policy()})
+}
+
+// policy is what the agent is told of all terms.
+func (w *storm) policy() (p core.Policy) {
+	for n, t := range w.terms {
+		p.Rules = append(p.Rules, t.rule(w.addresses[n]))
+	}
+	return p
 }
 
 // daemons is the host while the MPS control daemons of all pools answer.
@@ -107,6 +131,9 @@ func (w *storm) whole(who string, view map[string]unit) {
 	said := map[string]bool{}
 	for id, u := range view {
 		device, _, shared := strings.Cut(id, "::")
+		if w.truth.going(id) {
+			continue
+		}
 		if well, ok := said[device]; shared && ok && well != u.healthy {
 			w.wrong("%s: shares of %s differ", who, device)
 		}

@@ -106,7 +106,7 @@ func (w *storm) field(cut []int, round int) field {
 	slots = slots[2:]
 	standing := func(n int) bool { return !slices.Contains(slots, n) }
 	return field{
-		slots: slots, shared: w.terms != nil, cut: slices.DeleteFunc(slices.Clone(cut), standing),
+		slots: slots, policy: w.terms != nil, cut: slices.DeleteFunc(slices.Clone(cut), standing),
 		without: w.o.without, bound: w.truth.bound, hangs: w.truth.hangs, weather: round%3 == 2 || w.o.faults <= perRound && w.random.IntN(2) == 0,
 	}
 }

@@ -243,6 +243,13 @@ func (t *truth) stranger(id string, at time.Time) error {
 	return nil
 }
 
+// going reports whether a unit is no more, though it may be listed for a while.
+func (t *truth) going(id string) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return !t.gone[id].IsZero()
+}
+
 // units are those that should be offered, by slot.
 func (t *truth) units() map[string]int {
 	t.mu.Lock()
