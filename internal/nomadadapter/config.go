@@ -13,6 +13,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/healthconfig"
+	"github.com/tandem-gpu/tandem/internal/host"
 	"github.com/tandem-gpu/tandem/internal/policy"
 )
 
@@ -24,9 +25,6 @@ type Settings struct {
 	GroupBy GroupBy
 	MPSRoot string // folder on the host that holds "nvidia.com/<pool>/pipe", the pipe directories of MPS daemons
 }
-
-// defaultMPSRoot is where NVIDIA's MPS control daemon set keeps its pipe directories.
-const defaultMPSRoot = "/run/nvidia/mps"
 
 // minPeriod is the shortest time between full readings of the machine that an operator may ask for.
 // Events and health checks do not wait for a full reading.
@@ -172,9 +170,9 @@ func (b block) offer(s *Settings) (problems []error) {
 	if !slices.Contains([]GroupBy{GroupByNone, GroupByNUMA, GroupByNVLink}, s.GroupBy) {
 		problems = append(problems, &core.ConfigError{Key: "group_by", Value: b.GroupBy, Remedy: "want none, numa or nvlink"})
 	}
-	s.MPSRoot = filepath.Clean(cmp.Or(b.MPSRoot, file.MPSRoot, defaultMPSRoot))
+	s.MPSRoot = filepath.Clean(cmp.Or(b.MPSRoot, file.MPSRoot, host.DefaultMPSRoot))
 	if !filepath.IsAbs(s.MPSRoot) {
-		problems = append(problems, &core.ConfigError{Key: "mps_root", Value: b.MPSRoot, Remedy: "want an absolute path such as " + defaultMPSRoot})
+		problems = append(problems, &core.ConfigError{Key: "mps_root", Value: b.MPSRoot, Remedy: "want an absolute path such as " + host.DefaultMPSRoot})
 	}
 	return problems
 }

@@ -1,11 +1,13 @@
 package nomad
 
 import (
+	"net"
 	"os"
 	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 
@@ -202,12 +204,35 @@ func Test10SharesFollowTheirGPU(t *testing.T) {
 	}
 }
 
-// A pool whose MPS daemon does not answer takes no work, and says why.
-func Test10NoMPSDaemon(t *testing.T) {
+// daemon answers as the MPS control daemon of a pool does.
+func daemon(t *testing.T, root, pool string) (end func()) {
+	t.Helper()
+	pipe := filepath.Join(root, "nvidia.com", pool, "pipe")
+	if err := os.MkdirAll(pipe, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("unixpacket", filepath.Join(pipe, "control"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	end = sync.OnceFunc(func() { _ = l.Close() })
+	t.Cleanup(end)
+	return end
+}
+
+// A pool whose MPS daemon does not answer takes no work, and says why; a task finds the daemon by its environment.
+func Test10MPSDaemon(t *testing.T) {
 	m := install(t, "h100x8")
-	keys := m.policy(t, divided)
-	keys["mps_root"] = filepath.Join(string(m), "mps")
-	groups := startAgent(t, m, keys).devices(t, 18, 14)
+	root := filepath.Join(string(m), "mps")
+	keys := m.policy(t, "")
+	keys["mps_root"] = root
+	a := startAgent(t, m, keys)
+	a.devices(t, 8, 8)
+	m.policy(t, divided)
+	if err := syscall.Kill(a.pid(), syscall.SIGHUP); err != nil { // a pool that nobody knew of before
+		t.Fatal(err)
+	}
+	groups := a.devices(t, 18, 14)
 	for _, d := range group(t, groups, "gpu-mps", "H100").Instances {
 		if d.Healthy || !strings.Contains(d.HealthDescription, "MPS") || !strings.Contains(d.HealthDescription, "gpu.mps") {
 			t.Errorf("%+v", d)
@@ -216,6 +241,25 @@ func Test10NoMPSDaemon(t *testing.T) {
 	if newCluster(t, node(groups)).place(t, ask("nvidia/gpu-mps", 1)) != nil {
 		t.Error("placed without a daemon")
 	}
+	end := daemon(t, root, "gpu.mps")
+	got := newCluster(t, node(a.devices(t, 18, 18))).place(t, ask("nvidia/gpu-mps", 1))
+	if got == nil {
+		t.Fatal("blocked")
+	}
+	r, err := a.dm.Reserve(got[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	gpu, _, _ := strings.Cut(got[0].DeviceIDs[0], "::")
+	want := map[string]string{"NVIDIA_VISIBLE_DEVICES": gpu, "CUDA_MPS_PIPE_DIRECTORY": filepath.Join(root, "nvidia.com/gpu.mps/pipe")}
+	if !reflect.DeepEqual(r.Envs, want) || len(r.Mounts) > 0 {
+		t.Errorf("%+v, want %v", r, want)
+	}
+	if _, err := a.reserve(group(t, groups, "gpu-mps", "H100"), gpu+"::0", gpu+"::1"); err == nil || !strings.Contains(err.Error(), "maximum request size for shared resources is 1") {
+		t.Errorf("two clients in one task: %v", err)
+	}
+	end()
+	a.devices(t, 18, 14)
 }
 
 // A policy that changes is in force after a HUP, in the same process; one that is wrong leaves all as it is.
