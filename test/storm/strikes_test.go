@@ -23,7 +23,8 @@ var innocent = []string{
 	"nvmlDeviceGetDecoderUtilization", "nvmlDeviceGetMemoryErrorCounter", "nvmlDeviceGetNvLinkRemotePciInfo",
 	"nvmlDeviceGetNvLinkRemoteDeviceType", "nvmlDeviceGetTopologyCommonAncestor", "nvmlDeviceGetDisplayMode",
 	"nvmlDeviceGetPersistenceMode", "nvmlDeviceGetMaxClockInfo", "nvmlDeviceGetSupportedEventTypes",
-	"nvmlDeviceRegisterEvents",
+	"nvmlDeviceRegisterEvents", "nvmlDeviceGetSerial", "nvmlDeviceGetArchitecture", "nvmlDeviceGetBrand",
+	"nvmlDeviceGetEccMode",
 }
 
 // telling are codes that say something about the whole GPU, whichever call gives them.
