@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"net"
 	"os"
 	"path/filepath"
@@ -148,7 +149,7 @@ func (l *life) replaced(registered bool) error {
 // listen makes the socket. Its name was never used before, by this process or another; without a kubelet it
 // is stable, so that it can be found.
 func (l *life) listen(ctx context.Context) (net.Listener, error) {
-	name := socketPrefix + strings.TrimPrefix(l.resource, vendor)
+	name := socketPrefix + short(strings.TrimPrefix(l.resource, vendor))
 	if l.opts.KubeletSocket != "" {
 		name = fmt.Sprintf("%s-%s-%d", name, l.kubelet.nonce, l.count.incarnations.Load()+1)
 	} else if err := os.MkdirAll(l.kubelet.dir, 0o750); err != nil { // else the kubelet makes its folder
@@ -168,6 +169,18 @@ func (l *life) listen(ctx context.Context) (net.Listener, error) {
 		return nil, errors.Join(errSocketGone, listener.Close())
 	}
 	return listener, nil
+}
+
+// short is a pool's name, cut if it is long: a resource name may have 63 characters, and a path in the kubelet's folder
+// has room for 32 of them beside what makes it unique. The end of a name that is cut tells it from others.
+func short(pool string) string {
+	const most = 32
+	if len(pool) <= most {
+		return pool
+	}
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(pool)) // never fails
+	return fmt.Sprintf("%s-%08x", pool[:most-9], h.Sum32())
 }
 
 // maxSocketPath is what sun_path holds beside its final NUL (unix(7)).

@@ -8,6 +8,9 @@ import (
 	"strings"
 	"testing"
 
+	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 )
 
@@ -57,4 +60,34 @@ func TestSocketPathTooLong(t *testing.T) {
 		err := r.adapter.Ready()
 		return err != nil && strings.Contains(err.Error(), "longer than 107 bytes")
 	})
+}
+
+// Resource names of 63 characters, which differ in the last: their sockets fit into the kubelet's own folder, after
+// many incarnations, too, and are two.
+func TestLongestResourceNames(t *testing.T) {
+	r := newRig(t)
+	r.startKubelet()
+	c := core.DefaultConfig()
+	var resources []string
+	for i, end := range []string{"a", "b"} {
+		pool := strings.Repeat("x", 63-len(vendor)-1) + end
+		resources = append(resources, vendor+pool)
+		c.Policy.Rules = append(c.Policy.Rules, core.Rule{
+			Select: core.Selector{IDs: []core.DeviceID{coretest.GPU(i)}}, Pool: pool,
+		})
+	}
+	r.src.Set(inventory(coretest.GPUs(2), c))
+	r.start()
+	for _, resource := range resources {
+		r.awaitHealthy(resource, 1)
+	}
+	names := r.sockets()
+	if len(names) != 2 || names[0] == names[1] {
+		t.Errorf("sockets %v", names)
+	}
+	for _, name := range names {
+		if n := len(v1beta1.DevicePluginPath + name); n+len("999999") > maxSocketPath {
+			t.Errorf("%s: a path of %d characters", name, n)
+		}
+	}
 }
