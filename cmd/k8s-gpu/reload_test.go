@@ -92,7 +92,16 @@ func TestReloadRenamesResources(t *testing.T) {
 	a.reload(c, header, startsAnew)
 	a.awaitMany("mig-strategy=none", 2)
 	a.awaitMany("msg=listening", 3)
-	a.awaitReady("offered to the kubelet: nvidia.com/gpu\n")
+	a.awaitReady("offered to the kubelet: nvidia.com/gpu")
+	a.awaitHealthy(k, 8)
+	for _, r := range k.Registrations() { // what is no longer offered is an empty list: the kubelet would keep a number
+		if r.Resource == gpu {
+			continue
+		}
+		if err := k.Await(a.ctx, "no devices of "+r.Resource, func() bool { n, _ := k.Capacity(r.Resource); return n == 0 }); err != nil {
+			t.Error(err)
+		}
+	}
 	a.endsWith(syscall.SIGTERM, k, dir, false)
 }
 
