@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -92,12 +93,21 @@ func (c *cluster) startControlPlane(t *testing.T) {
 // deployPlugin deploys k8s-gpu as a user would, on the machine that lies at root, and waits until it is ready.
 func (c *cluster) deployPlugin(t *testing.T, root string) {
 	t.Helper()
+	c.deployPluginWith(t, root, "k8s-history")
+}
+
+// deployPluginWith deploys it with a folder for what it remembers, and with more parts.
+func (c *cluster) deployPluginWith(t *testing.T, root, history string, parts ...string) {
+	t.Helper()
+	t.Helper()
 	manifest, err := os.ReadFile("../../deploy/daemonset.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}
 	write(t, "daemonset.yaml", manifest)
-	render(t, "kustomization.yaml", map[string]string{"MACHINE": root, "HISTORY": stateDir() + "/k8s-history"})
+	render(t, "kustomization.yaml", map[string]string{
+		"MACHINE": root, "HISTORY": filepath.Join(stateDir(), history), "PARTS": strings.Join(parts, ", "),
+	})
 	must(t, "kubectl", "apply", "-k", stateDir())
 	must(t, "kubectl", "rollout", "status", "daemonset/tandem-k8s-gpu", "--namespace=kube-system", "--timeout=25s")
 	t.Log(must(t, "kubectl", "get", "pods", "--namespace=kube-system"))

@@ -88,10 +88,13 @@ func (c *cluster) registrations() (int, error) {
 
 // healthy gives the GPUs that this kubelet has been told of and takes for healthy, in order. Its node status says the
 // same later.
-func (c *cluster) healthy() (ids []string, err error) {
+func (c *cluster) healthy() ([]string, error) { return c.healthyOf(gpuResource) }
+
+// healthyOf gives the units of a resource likewise.
+func (c *cluster) healthyOf(resource string) (ids []string, err error) {
 	err = askKubelet(func(ctx context.Context, kubelet podresources.PodResourcesListerClient) error {
 		answer, err := kubelet.GetAllocatableResources(ctx, &podresources.AllocatableResourcesRequest{})
-		ids = gpusOf(answer.GetDevices())
+		ids = idsOf(resource, answer.GetDevices())
 		return err
 	})
 	return ids, err
@@ -104,7 +107,7 @@ func (c *cluster) held() (map[string][]string, error) {
 		answer, err := kubelet.List(ctx, &podresources.ListPodResourcesRequest{})
 		for _, pod := range answer.GetPodResources() {
 			for _, container := range pod.GetContainers() {
-				if ids := gpusOf(container.GetDevices()); pod.GetNamespace() == "default" && len(ids) > 0 {
+				if ids := idsOf(gpuResource, container.GetDevices()); pod.GetNamespace() == "default" && len(ids) > 0 {
 					pods[pod.GetName()] = ids
 				}
 			}
@@ -114,10 +117,10 @@ func (c *cluster) held() (map[string][]string, error) {
 	return pods, err
 }
 
-func gpusOf(devices []*podresources.ContainerDevices) []string {
+func idsOf(resource string, devices []*podresources.ContainerDevices) []string {
 	var ids []string
 	for _, d := range devices {
-		if d.GetResourceName() == gpuResource {
+		if d.GetResourceName() == resource {
 			ids = append(ids, d.GetDeviceIds()...)
 		}
 	}

@@ -104,22 +104,34 @@ func (c *cluster) pluginLog(t *testing.T) string {
 // submit creates a pod that asks for count GPUs.
 func (c *cluster) submit(t *testing.T, name string, count int) {
 	t.Helper()
-	must(t, "kubectl", "apply", "-f", render(t, "pod.yaml", map[string]string{"NAME": name, "COUNT": fmt.Sprint(count)}))
+	c.request(t, name, gpuResource, count)
+}
+
+// request creates a pod that asks for count of a resource.
+func (c *cluster) request(t *testing.T, name, resource string, count int) {
+	t.Helper()
+	must(t, "kubectl", "apply", "-f", render(t, "pod.yaml",
+		map[string]string{"NAME": name, "RESOURCE": resource, "COUNT": fmt.Sprint(count)}))
 }
 
 // runPod starts a pod that asks for count GPUs, waits until it has said which it got, and gives it.
 func (c *cluster) runPod(t *testing.T, name string, count int) pod {
 	t.Helper()
 	c.submit(t, name, count)
+	p, _ := c.awaitWork(t, name, count)
+	return p
+}
+
+// awaitWork waits until the pod runs and has said which of its count devices it got, and gives it and what it said.
+func (c *cluster) awaitWork(t *testing.T, name string, count int) (p pod, said string) {
+	t.Helper()
 	c.awaitRunning(t, name)
-	var p pod
 	await(t, "the devices in the status of pod "+name, 30*time.Second, func() (err error) {
 		if p, err = c.pod(name); err == nil && len(p.health()) != count {
 			err = fmt.Errorf("its status shows %q", p.health())
 		}
 		return err
 	})
-	var said string
 	await(t, "the log of pod "+name, 30*time.Second, func() (err error) {
 		if said, err = command("kubectl", "logs", name); err == nil && said == "" {
 			err = errors.New("it is empty")
@@ -128,11 +140,11 @@ func (c *cluster) runPod(t *testing.T, name string, count int) pod {
 	})
 	t.Logf("pod %s says: %s; kubelet says: %v", name, said, p.health())
 	for id, health := range p.health() {
-		if health != "Healthy" || !strings.Contains(said, id) {
+		if health != "Healthy" || !strings.Contains(said, deviceOf(id)) {
 			t.Errorf("kubelet gave %s, %s, the pod says %q", id, health, said)
 		}
 	}
-	return p
+	return p, said
 }
 
 // awaitRunning waits until the pod runs.
@@ -150,10 +162,16 @@ func (c *cluster) awaitRunning(t *testing.T, name string) {
 // awaitUnschedulable waits until the scheduler has found no GPU for the pod.
 func (c *cluster) awaitUnschedulable(t *testing.T, name string) {
 	t.Helper()
+	c.awaitInsufficient(t, name, gpuResource)
+}
+
+// awaitInsufficient waits until the scheduler has found too little of the resource for the pod.
+func (c *cluster) awaitInsufficient(t *testing.T, name, resource string) {
+	t.Helper()
 	await(t, "pod "+name+" to be unschedulable", 60*time.Second, func() error {
 		p, err := c.pod(name)
 		for _, condition := range p.Status.Conditions {
-			if strings.Contains(condition.Message, "Insufficient "+gpuResource) {
+			if strings.Contains(condition.Message, "Insufficient "+resource) {
 				return nil
 			}
 		}
@@ -186,4 +204,26 @@ func (c *cluster) awaitUnchanged(t *testing.T, name string, was pod) {
 		return err
 	})
 	t.Logf("pod %s still is %s", name, was.identity())
+}
+
+// awaitRefused waits until kubelet has rejected the pod because the plugin refused, for this reason.
+func (c *cluster) awaitRefused(t *testing.T, name, reason string) {
+	t.Helper()
+	var p pod
+	await(t, "pod "+name+" to be refused", 60*time.Second, func() (err error) {
+		if p, err = c.pod(name); err == nil && p.Status.Reason != "UnexpectedAdmissionError" {
+			err = fmt.Errorf("it is %s: %s %s", p.Status.Phase, p.Status.Reason, p.Status.Message)
+		}
+		return err
+	})
+	t.Logf("pod %s: %s: %s", name, p.Status.Reason, p.Status.Message)
+	if !strings.Contains(p.Status.Message, reason) {
+		t.Errorf("want %q", reason)
+	}
+}
+
+// remove deletes pods and waits until they are gone, and their units free.
+func (c *cluster) remove(t *testing.T, names ...string) {
+	t.Helper()
+	must(t, append([]string{"kubectl", "delete", "pod"}, names...)...)
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -35,10 +36,33 @@ func startScene(t *testing.T, m *simdriver.Machine) *scene {
 	s.nomad = launchNomad(t, "nomad", onMachine(m))
 	s.kube = startCluster(t, pluginImage(t))
 	s.kube.deployPlugin(t, m.Root)
+	s.watch(t)
+	return s
+}
+
+// startSceneUnder starts them with a policy, and one folder for what they remember.
+func startSceneUnder(t *testing.T, m *simdriver.Machine, policy string) *scene {
+	t.Helper()
+	s := &scene{}
+	writePolicy(t, policy)
+	s.nomad = launchNomad(t, "nomad", onMachineUnder(m, sharedHistory, `policy_file = "`+policyDir()+`/policy.yaml"`))
+	s.kube = startCluster(t, pluginImage(t))
+	mps, err := os.ReadFile("../../deploy/mps/kustomization.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(t, "parts/mps/kustomization.yaml", mps)
+	render(t, "parts/policy/kustomization.yaml", map[string]string{"POLICY": policyDir(), "MPS": mpsRoot()})
+	s.kube.deployPluginWith(t, m.Root, sharedHistory, "parts/mps", "parts/policy")
+	s.watch(t)
+	return s
+}
+
+func (s *scene) watch(t *testing.T) {
+	t.Helper()
 	s.nomad.awaitReady(t)
 	s.nomadNode, s.kubeNode, s.kubelet = followNomad(t, s.nomad), followNode(t, s.kube), followKubelet(t, s.kube)
 	s.began = time.Now()
-	return s
 }
 
 // do does it all and gives when that began.

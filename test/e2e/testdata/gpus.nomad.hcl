@@ -4,6 +4,14 @@ variable "driver" {
   default = "raw_exec"
 }
 
+variable "device" {
+  default = "nvidia/gpu"
+}
+
+variable "mig_profile" {
+  default = "" # any, and none
+}
+
 variable "least_memory" {
   default = "40 GiB"
 }
@@ -32,12 +40,25 @@ job "gpus" {
       resources {
         cpu    = 50
         memory = 32
-        device "nvidia/gpu" {
-          count = var.count
-          constraint {
-            attribute = "${device.attr.memory}"
-            operator  = ">="
-            value     = var.least_memory
+        dynamic "device" {
+          for_each = [var.device]
+          iterator = wanted
+          labels   = [wanted.value]
+          content {
+            count = var.count
+            constraint {
+              attribute = "${device.attr.memory}"
+              operator  = ">="
+              value     = var.least_memory
+            }
+            dynamic "constraint" {
+              for_each = var.mig_profile == "" ? [] : [var.mig_profile]
+              iterator = wanted_profile
+              content {
+                attribute = "${device.attr.mig_profile}"
+                value     = wanted_profile.value
+              }
+            }
           }
         }
       }

@@ -1,0 +1,251 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/tandem-gpu/tandem/test/simdriver"
+)
+
+// model is the product name of the GPUs of the machine h100x8.
+const model = "NVIDIA H100 80GB HBM3"
+
+// noDaemon is why a unit of MPS takes no work.
+const noDaemon = "MPS control daemon does not answer"
+
+// sharedHistory is the one state directory of two agents that know of each other.
+const sharedHistory = "history"
+
+func policyDir() string { return filepath.Join(stateDir(), "policy") }
+
+// writePolicy puts a policy in the place of the one before, as an editor does.
+func writePolicy(t *testing.T, name string) {
+	t.Helper()
+	rendered := render(t, "policies/"+name+".yaml", map[string]string{"MPS": mpsRoot()})
+	err := errors.Join(os.MkdirAll(policyDir(), 0o755), os.Rename(rendered, filepath.Join(policyDir(), "policy.yaml")))
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// changePolicy writes another one and has both agents read it.
+func (s *scene) changePolicy(t *testing.T, name string) {
+	t.Helper()
+	writePolicy(t, name)
+	for _, program := range []string{"nomad-gpu", "k8s-gpu"} {
+		for pid := range running(program) {
+			if err := syscall.Kill(pid, syscall.SIGHUP); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+// TestOnePolicy gives one policy file to both agents, twice another one while they run.
+func TestOnePolicy(t *testing.T) {
+	m := install(t, "h100x8")
+	s := startSceneUnder(t, m, "shared")
+	p := policied{scene: s, Machine: m, top: t}
+	step(t, "both offer what the policy says, but for what an MPS daemon is missing for", p.offered)
+	step(t, "either warns that the other offers the same", p.contested)
+	step(t, "units of MPS are well while a daemon answers", p.mps)
+	step(t, "who wants a GPU gets no share of one", p.exclusive)
+	step(t, "an XID on a shared GPU takes all of its units and no other", p.xid)
+	step(t, "the policy is another one", p.recut)
+	step(t, "four jobs share one GPU, the fifth waits", p.fourJobs)
+	step(t, "four pods share one GPU, the fifth waits", p.fourPods)
+	step(t, "work lands on the MIG instance that it wants", p.instances)
+	step(t, "two shares at once are refused where they should be", p.refused)
+	step(t, "the policy gives either its own GPUs", p.split)
+	s.sameProcesses(t)
+	checkDriver(t, m)
+}
+
+// policied is a scene under a policy.
+type policied struct {
+	*scene
+	*simdriver.Machine
+	top *testing.T
+}
+
+// uuids are the GPUs in these slots, which are indices on this machine.
+func (p *policied) uuids(slots ...int) (ids []string) {
+	for _, slot := range slots {
+		ids = append(ids, p.UUID(slot))
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+// units is what both offer under the policy "shared" while so many shares and units of MPS are healthy.
+func (p *policied) units(shares, mps int) []pool {
+	return []pool{
+		{"gpu/" + model, "gpu", 2, 2},
+		{"gpu-shared/" + model, "gpu.shared", shares, 12},
+		{"gpu-mps/" + model, "gpu.mps", mps, 4},
+	}
+}
+
+func (p *policied) offered(t *testing.T) {
+	p.awaitOffers(t, p.units(12, 0)...)
+	p.learn(t)
+	node, err := p.nomad.node()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, g := range node.gpus() {
+		switch {
+		case deviceOf(g.ID) == p.UUID(7):
+			t.Errorf("Nomad has %s, which is reserved", g.ID)
+		case slices.Contains(p.uuids(5, 6), deviceOf(g.ID)) && !strings.Contains(g.HealthDescription, noDaemon):
+			t.Errorf("%s lacks an MPS daemon, Nomad says %q", g.ID, g.HealthDescription)
+		}
+	}
+	for _, resource := range []string{"nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/gpu.mps"} {
+		if ids, err := p.kube.healthyOf(resource); err != nil || slices.Contains(devicesOf(ids), p.UUID(7)) {
+			t.Errorf("kubelet has %q, error %v; %s is reserved", ids, err, p.UUID(7))
+		}
+	}
+	for _, agent := range []string{"nomad-gpu", "k8s-gpu"} {
+		text := p.inspect(t, agent)
+		line, found := lineWith(text, p.UUID(7))
+		if !found || !strings.Contains(line, "reserved") || strings.Count(text, "MPS_DAEMON_DOWN") != 2 {
+			t.Errorf("%s inspect: want what is reserved and for what an MPS daemon is missing:\n%s", agent, text)
+		}
+		t.Logf("%s inspect:\n%s", agent, text)
+	}
+}
+
+func (p *policied) inspect(t *testing.T, agent string) string {
+	t.Helper()
+	return must(t, binary(agent), "inspect", "--state-dir="+filepath.Join(stateDir(), sharedHistory))
+}
+
+// contested expects a warning in both logs and in both inspections, of every GPU that both offer.
+func (p *policied) contested(t *testing.T) {
+	for _, c := range []struct {
+		agent, other string
+		log          func(*testing.T) string
+	}{
+		{"nomad-gpu", "k8s-gpu", func(t *testing.T) string { return readLog(t, p.nomad.name) }},
+		{"k8s-gpu", "nomad-gpu", p.kube.pluginLog},
+	} {
+		await(t, c.agent+" to say what "+c.other+" offers, too", 30*time.Second, func() error {
+			log, inspected := c.log(t), p.inspect(t, c.agent)
+			for _, id := range p.uuids(0, 1, 2, 3, 4, 5, 6) {
+				logged := hasLine(log, "offered by another agent", "id="+id, "other="+c.other)
+				shown := hasLine(inspected, id+": also offered by "+c.other)
+				if !logged || !shown {
+					return fmt.Errorf("%s: in the log %v, in inspect %v", id, logged, shown)
+				}
+			}
+			return nil
+		})
+	}
+}
+
+// hasLine reports whether one line of a text holds all the words. Nomad logs attributes in any order.
+func hasLine(text string, words ...string) bool {
+	for line := range strings.Lines(text) {
+		if !slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(line, w) }) {
+			return true
+		}
+	}
+	return false
+}
+
+func (p *policied) mps(t *testing.T) {
+	daemon := startMPS(p.top, "nvidia.com/gpu.mps")
+	p.awaitOffers(t, p.units(12, 4)...)
+	p.kube.request(t, "client", "nvidia.com/gpu.mps", 1)
+	ids, said := p.nomad.runJob(t, "client", "complete", "device=nvidia/gpu-mps", "count=1",
+		"then=echo at $CUDA_MPS_PIPE_DIRECTORY, at most $CUDA_MPS_PINNED_DEVICE_MEM_LIMIT")
+	limit := fmt.Sprintf("0=%dM", 30<<10)
+	want := fmt.Sprintf("%s\nat %s/nvidia.com/gpu.mps/pipe, at most %s", deviceOf(ids[0]), mpsRoot(), limit)
+	if !strings.HasSuffix(said, want) {
+		t.Errorf("a job that is a client of MPS says %q, want %q", said, want)
+	}
+	p.pod, said = p.kube.awaitWork(t, "client", 1)
+	want = fmt.Sprintf("%s, MPS: /mps/nvidia.com/gpu.mps/pipe there %s", deviceOf(p.pod.ids()[0]), limit)
+	if !strings.Contains(said, want) {
+		t.Errorf("a pod that is a client of MPS says %q, want %q", said, want)
+	}
+	daemon.kill()
+	p.awaitOffers(t, p.units(12, 0)...)
+	startMPS(p.top, "nvidia.com/gpu.mps")
+	p.awaitOffers(t, p.units(12, 4)...)
+	p.kube.awaitUnchanged(t, "client", p.pod)
+}
+
+func (p *policied) exclusive(t *testing.T) {
+	p.kube.submit(t, "pair", 2)
+	ids, _ := p.nomad.runJob(t, "pair", "running", "count=2", "then=exec sleep 1000000")
+	p.nomad.submit(t, "gpus.nomad.hcl", "name=third", "count=1", "device=gpu")
+	pod, _ := p.kube.awaitWork(t, "pair", 2)
+	p.kube.submit(t, "third", 1)
+	if want := p.uuids(0, 1); !slices.Equal(ids, want) || !slices.Equal(pod.ids(), want) {
+		t.Errorf("a job has %q, a pod %q, want %q", ids, pod.ids(), want)
+	}
+	p.nomad.awaitBlocked(t, "third")
+	p.kube.awaitUnschedulable(t, "third")
+	p.nomad.remove(t, "pair", "third")
+	p.kube.remove(t, "pair", "third")
+}
+
+func (p *policied) xid(t *testing.T) {
+	const slot = 3
+	if err := errors.Join(p.Set(slot, "recovery_action", "1"), p.XID(slot, 95)); err != nil {
+		t.Fatal(err)
+	}
+	p.awaitOffers(t, p.units(8, 4)...)
+	node, err := p.nomad.node()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, g := range node.gpus() {
+		if sick := deviceOf(g.ID) == p.UUID(slot); g.Healthy == sick || sick && !strings.Contains(g.HealthDescription, "XID 95") {
+			t.Errorf("%s has XID 95, Nomad says %+v", p.UUID(slot), g)
+		}
+	}
+	if ids, err := p.kube.healthyOf("nvidia.com/gpu.shared"); err != nil || !slices.Equal(devicesOf(ids), p.uuids(2, 4)) {
+		t.Errorf("kubelet has %q, error %v; want units of %q", ids, err, p.uuids(2, 4))
+	}
+	if err := p.Reset(slot); err != nil {
+		t.Fatal(err)
+	}
+	p.awaitOffers(t, p.units(12, 4)...)
+}
+
+func (p *policied) split(t *testing.T) {
+	if err := p.MIGOff(7); err != nil {
+		t.Fatal(err)
+	}
+	p.changePolicy(t, "split")
+	p.awaitOffers(t, pool{"gpu/" + model, "", 4, 4}, pool{"", "gpu", 4, 4})
+	node, err := p.nomad.node()
+	kubelets, err2 := p.kube.healthy()
+	var nomads []string
+	for _, g := range node.gpus() {
+		nomads = append(nomads, g.ID)
+	}
+	if err := errors.Join(err, err2); err != nil || !slices.Equal(nomads, p.uuids(0, 1, 2, 3)) || !slices.Equal(kubelets, p.uuids(4, 5, 6, 7)) {
+		t.Errorf("Nomad has %q, kubelet %q, error %v", nomads, kubelets, err)
+	}
+	for _, agent := range []string{"nomad-gpu", "k8s-gpu"} {
+		await(t, agent+" to have its GPUs for itself", 30*time.Second, func() error {
+			if line, found := lineWith(p.inspect(t, agent), "also offered"); found {
+				return errors.New(line)
+			}
+			return nil
+		})
+	}
+}

@@ -1,0 +1,123 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+)
+
+func (p *policied) recut(t *testing.T) {
+	if err := p.SetMIG(7, "1g.10gb", "1g.10gb", "3g.40gb"); err != nil {
+		t.Fatal(err)
+	}
+	p.changePolicy(t, "cut")
+	p.awaitOffers(t,
+		pool{"gpu/" + model, "gpu", 4, 4},
+		pool{"gpu-shared/" + model, "gpu.shared", 4, 4},
+		pool{"gpu-shared/careful", "careful", 8, 8},
+		pool{"gpu-shared/" + model + " MIG 1g.10gb", "mig-1g.10gb.shared", 4, 4},
+		pool{"gpu/" + model + " MIG 3g.40gb", "mig-3g.40gb", 1, 1},
+	)
+	p.kube.awaitUnchanged(t, "client", p.pod) // which has a unit that there is no more
+	p.kube.remove(t, "client")
+}
+
+// five gives five names.
+func five(what string) (names []string) {
+	for i := range 5 {
+		names = append(names, fmt.Sprintf("%s-%d", what, i+1))
+	}
+	return names
+}
+
+func (p *policied) fourJobs(t *testing.T) {
+	on := "device=nvidia/gpu-shared/" + model
+	ids, said := p.nomad.runJob(t, "two", "complete", on, "count=2")
+	checkShares(t, "a job", p.UUID(2), 2, ids, said)
+	jobs := five("share")
+	for _, name := range jobs[:4] {
+		p.nomad.submit(t, "gpus.nomad.hcl", "name="+name, on, "count=1", "then=exec sleep 1000000")
+	}
+	units := map[string]bool{}
+	for _, name := range jobs[:4] {
+		ids, said := p.nomad.awaitWork(t, name, "running")
+		checkShares(t, "job "+name, p.UUID(2), 1, ids, said)
+		units[ids[0]] = true
+	}
+	if len(units) != 4 {
+		t.Errorf("four jobs have %q", slices.Sorted(maps.Keys(units)))
+	}
+	p.nomad.submit(t, "gpus.nomad.hcl", "name="+jobs[4], on, "count=1", "then=exec sleep 1000000")
+	if why := p.nomad.awaitBlocked(t, jobs[4]); !strings.Contains(why, "devices: no devices match request") {
+		t.Errorf("%s is blocked because of %s", jobs[4], why)
+	}
+	p.nomad.remove(t, jobs[0])
+	ids, said = p.nomad.awaitWork(t, jobs[4], "running")
+	checkShares(t, "job "+jobs[4], p.UUID(2), 1, ids, said)
+	p.nomad.remove(t, jobs[1:]...)
+}
+
+// checkShares fails unless somebody has count shares of a GPU, and sees that GPU once.
+func checkShares(t *testing.T, who, device string, count int, units []string, said string) {
+	t.Helper()
+	if !slices.Equal(devicesOf(units), []string{device}) || len(units) != count || strings.Count(said, device) != 1 {
+		t.Errorf("%s has %q and says %q; want %d share(s) of %s, named once", who, units, said, count, device)
+	}
+}
+
+func (p *policied) fourPods(t *testing.T) {
+	const resource = "nvidia.com/gpu.shared"
+	p.kube.request(t, "two", resource, 2)
+	two, said := p.kube.awaitWork(t, "two", 2)
+	checkShares(t, "pod two", p.UUID(2), 2, two.ids(), said)
+	p.kube.remove(t, "two")
+	pods := five("share")
+	for _, name := range pods[:4] {
+		p.kube.request(t, name, resource, 1)
+	}
+	for _, name := range pods[:4] {
+		pod, said := p.kube.awaitWork(t, name, 1)
+		checkShares(t, "pod "+name, p.UUID(2), 1, pod.ids(), said)
+	}
+	p.kube.request(t, pods[4], resource, 1)
+	p.kube.awaitInsufficient(t, pods[4], resource)
+	p.kube.remove(t, pods[0])
+	pod, said := p.kube.awaitWork(t, pods[4], 1)
+	checkShares(t, "pod "+pods[4], p.UUID(2), 1, pod.ids(), said)
+	p.kube.remove(t, pods[1:]...)
+}
+
+func (p *policied) instances(t *testing.T) {
+	ids, err := p.Instances(7)
+	if err != nil {
+		t.Fatal(err)
+	}
+	small, large := ids[:2], ids[2]
+	p.kube.request(t, "large", "nvidia.com/mig-3g.40gb", 1)
+	p.kube.request(t, "small", "nvidia.com/mig-1g.10gb.shared", 1)
+	got, _ := p.nomad.runJob(t, "large", "complete", "mig_profile=3g.40gb", "least_memory=30 GiB", "count=1")
+	if !slices.Equal(got, []string{large}) {
+		t.Errorf("a job that wants 3g.40gb has %q, want %s", got, large)
+	}
+	if pod, _ := p.kube.awaitWork(t, "large", 1); !slices.Equal(pod.ids(), []string{large}) {
+		t.Errorf("a pod that wants 3g.40gb has %q, want %s", pod.ids(), large)
+	}
+	if pod, _ := p.kube.awaitWork(t, "small", 1); !slices.Contains(small, deviceOf(pod.ids()[0])) {
+		t.Errorf("a pod that wants a share of 1g.10gb has %q, want one of %q", pod.ids(), small)
+	}
+	p.kube.remove(t, "large", "small")
+}
+
+func (p *policied) refused(t *testing.T) {
+	const why = "maximum request size for shared resources is 1"
+	p.kube.request(t, "two", "nvidia.com/careful", 2)
+	p.nomad.submit(t, "gpus.nomad.hcl", "name=careful", "device=nvidia/gpu-shared/careful", "count=2")
+	p.nomad.awaitRefused(t, "careful", why)
+	p.kube.awaitRefused(t, "two", why)
+	p.nomad.remove(t, "careful")
+	p.kube.remove(t, "two")
+}
