@@ -20,6 +20,9 @@ type end struct {
 // apart. Only what is so on any machine that has the devices is found here; what depends on the machine, such as
 // which models there are, is for core's findings. What no rule selects is looked at if the rules are all there.
 func (c *compiler) clashes(complete bool) {
+	for _, s := range c.policy.Shares {
+		c.sharesOf[s.Pool] = append(c.sharesOf[s.Pool], s)
+	}
 	first := map[string]end{}
 	said := map[string]bool{}
 	for _, e := range c.ends(complete) {
@@ -59,7 +62,7 @@ func (c *compiler) ends(complete bool) (ends []end) {
 	if !rest {
 		return ends
 	}
-	if !c.renamesGPUs() {
+	if !c.renamesGPUs {
 		ends = append(ends, c.shared(core.DefaultPool, filepath.Base(c.file)+": whatever no rule selects")...)
 	}
 	for _, n := range c.policy.Names {
@@ -79,7 +82,7 @@ func (c *compiler) poolsOf(r core.Rule) []string {
 	switch {
 	case r.Pool != "":
 		return []string{r.Pool}
-	case !onlyInstances(r.Select) && !c.renamesGPUs():
+	case !onlyInstances(r.Select) && !c.renamesGPUs:
 		return []string{core.DefaultPool}
 	}
 	var pools []string
@@ -89,22 +92,9 @@ func (c *compiler) poolsOf(r core.Rule) []string {
 	return pools
 }
 
-// renamesGPUs reports whether full GPUs have names by their model.
-func (c *compiler) renamesGPUs() bool {
-	for _, n := range c.policy.Names {
-		if n.Select.Full && n.Pool != core.DefaultPool {
-			return true
-		}
-	}
-	return false
-}
-
 // shared is where devices of a pool end up by the section "sharing".
 func (c *compiler) shared(pool, at string) (ends []end) {
-	for _, s := range c.policy.Shares {
-		if s.Pool != pool {
-			continue
-		}
+	for _, s := range c.sharesOf[pool] {
 		e := end{pool, s.Sharing, s.Select.At}
 		if s.Rename != "" {
 			e.pool = s.Rename

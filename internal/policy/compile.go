@@ -34,14 +34,17 @@ type compiler struct {
 	rest   string            // the rule that selects everything
 	pools  []string          // that a device may be in before it is shared, beside those of MIG profiles
 	named  []value           // resources that are to be shared
+	suffix string            // the longest that core appends to names, by rules that share without a name
 
-	sharedAt map[string]value // where it is said how a pool is shared
+	sharedAt    map[string]value // where it is said how a pool is shared
+	sharesOf    map[string][]core.Share
+	renamesGPUs bool // full GPUs have names by their model
 }
 
 func newCompiler(f configfile.File, to Orchestrator, places bool) *compiler {
 	c := &compiler{
 		reading: reading{file: f.Path}, to: to, places: places, taken: map[string]string{}, pools: []string{core.DefaultPool},
-		sharedAt: map[string]value{},
+		sharedAt: map[string]value{}, sharesOf: map[string][]core.Share{},
 	}
 	section := func(name string) value {
 		v := value{reading: &c.reading, node: f.Sections[name], path: name}
@@ -50,9 +53,9 @@ func newCompiler(f configfile.File, to Orchestrator, places bool) *compiler {
 		}
 		return v
 	}
+	c.rules(section("policy"))
 	c.resources(section("resources"))
 	c.sharing(section("sharing"))
-	c.rules(section("policy"))
 	c.strangers()
 	c.clashes(len(c.errs) == 0)
 	return c

@@ -77,9 +77,13 @@ func (c *compiler) namings(v value, want string, of func(pattern string) core.Se
 			f.at("name").fail("want the name of a resource, such as nvidia.com/gpu")
 		}
 		name := c.newPool(f.at("name"))
+		if long := domain + name + c.suffix; len(long) > longest {
+			f.at("name").fail("a rule that shares without a name makes it %s, which has %d characters, and %d are allowed", long, len(long), longest)
+		}
 		if len(c.errs) == before {
 			s := of(pattern.word())
 			s.At = c.place(item)
+			c.renamesGPUs = c.renamesGPUs || s.Full && name != core.DefaultPool
 			c.policy.Names = append(c.policy.Names, core.Naming{Select: s, Pool: name})
 		}
 	}

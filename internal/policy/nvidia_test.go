@@ -12,6 +12,34 @@ import (
 	"github.com/tandem-gpu/tandem/internal/policy"
 )
 
+// What this project's own documents show is right.
+func TestOwnExamples(t *testing.T) {
+	documentation, err := os.ReadFile("../../docs/policy.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	file, err := os.ReadFile("../../deploy/policy/policy.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	given, shown, ok := strings.Cut(string(file), "\n# policy:\n") // what is only shown is a comment
+	if !ok {
+		t.Error("deploy/policy/policy.yaml shows no policy")
+	}
+	examples := []string{string(file), given + "\npolicy:\n" + strings.ReplaceAll("\n"+shown, "\n# ", "\n")}
+	for _, part := range strings.Split(string(documentation), "```yaml\n")[1:] {
+		example, _, _ := strings.Cut(part, "```")
+		examples = append(examples, example)
+	}
+	for _, example := range examples {
+		for _, to := range []policy.Orchestrator{policy.Nomad, policy.Kubernetes} {
+			if _, err := read(t, example, to); err != nil {
+				t.Errorf("%v\n%s", err, example)
+			}
+		}
+	}
+}
+
 // The examples in the README of NVIDIA's k8s-device-plugin (v0.17) and in the documentation of the GPU operator are
 // taken as they are, and offer what they say there. In testdata/nvidia.golden a file stands with what it makes of
 // eight GPUs, and with what it makes of one GPU beside one that is cut up.

@@ -200,6 +200,13 @@ resources:
 /c.yaml:8: resources.gpus[4].name = "": want the name of a resource, such as nvidia.com/gpu
 /c.yaml:9: resources.gpus[5].pattern = "*A100*": has no effect: resources.gpus[4].pattern at line 8 selects the same, and the first counts
 /c.yaml:10: resources.mig = "{...}": want a list`},
+	"names that become too long": {`
+resources: {mig: [{pattern: "1g.*", name: a-mig-instance-a-mig-instance-a-mig-instance-a}]}
+sharing: {timeSlicing: {renameByDefault: true, resources: [{name: mig-instance-a-mig-instance-a-mig-instance-a-m, replicas: 2}]}}
+policy: {rules: [{select: {index: 0}, use: time-slicing, replicas: 2}]}
+`, `
+/c.yaml:2: resources.mig[0].name = "a-mig-instance-a-mig-instance-a-mig-instance-a": a rule that shares without a name makes it nvidia.com/a-mig-instance-a-mig-instance-a-mig-instance-a.shared, which has 64 characters, and 63 are allowed
+/c.yaml:3: sharing.timeSlicing.resources[0].name = "mig-instance-a-mig-instance-a-mig-instance-a-m": want 45 characters or less: nvidia.com/mig-instance-a-mig-instance-a-mig-instance-a-m.shared is too long a name for a resource`},
 	"rules without effect": {`
 policy:
   exclude: [{uuid: GPU-1}]
