@@ -89,6 +89,10 @@ func (c *compiler) rule(v value) (core.Rule, bool) {
 	r.MIG = c.migStrategy(f.at("migStrategy"), r.Select)
 	r.Reserve = c.reserve(v, f)
 	if r.Sharing != nil && r.Sharing.Mode == core.MPS {
+		// A pool has one MPS control daemon, and a CUDA process sees one MIG instance. NVIDIA's plugin starts no daemon
+		// for instances (cmd/mps-control-daemon/mps/manager.go), and refuses MPS under the MIG strategy mixed altogether
+		// (cmd/nvidia-device-plugin/main.go), full GPUs included; here those are shared, and the instances beside them
+		// are what later rules make of them.
 		if onlyInstances(r.Select) {
 			f.at("use").fail("MPS is of full GPUs, and this selects MIG instances: want time-slicing or exclusive")
 		}
