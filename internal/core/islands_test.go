@@ -4,10 +4,12 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
 )
 
 // linked is a machine whose GPUs are joined by these pairs.
@@ -76,5 +78,41 @@ func TestIslandsOnAnyMachine(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// A GPU that fell silent is still of its island, also for an agent that starts while it is silent; one that is gone
+// for good is not.
+func TestIslandsKeepTheSilent(t *testing.T) {
+	cfg := core.DefaultConfig()
+	whole := coretest.GPUs(4)
+	of := func(s core.State) [][]core.DeviceID { return s.Inventory.Islands() }
+	all := [][]core.DeviceID{{coretest.GPU(0), coretest.GPU(1), coretest.GPU(2), coretest.GPU(3)}}
+
+	without0 := whole
+	without0.Devices = whole.Devices[1:]
+	without0.Links = slices.DeleteFunc(slices.Clone(whole.Links), func(l core.Link) bool { return l.A == coretest.GPU(0) })
+	at := time.Unix(0, 0)
+	s := core.NewState(cfg).Read(cfg, at, whole)
+	for range 3 {
+		s = s.Read(cfg, at, without0)
+		if diff := cmp.Diff(all, of(s)); diff != "" || len(s.Snapshot.Links) != 6 {
+			t.Errorf("%d links, islands (-want +got):\n%s", len(s.Snapshot.Links), diff)
+		}
+	}
+	later := core.Restore(cfg, s.Record("boot"), "boot")
+	failed := later.Read(cfg, at, core.NoDriver(core.DriverFailed, "not yet"))
+	for name, next := range map[string]core.State{
+		"restarted": later.Read(cfg, at, without0), "restarted without a driver": failed, "and then with it": failed.Read(cfg, at, without0),
+		"restarted twice": core.Restore(cfg, later.Record("boot"), "boot").Read(cfg, at, without0),
+	} {
+		if diff := cmp.Diff(all, of(next)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+	swapped := without0
+	swapped.Devices = append(slices.Clone(without0.Devices), core.Device{ID: "GPU-new", At: core.WholeGPU("GPU-new"), PCI: whole.Devices[0].PCI})
+	if diff := cmp.Diff([][]core.DeviceID{all[0][1:]}, of(s.Read(cfg, at, core.NewSnapshot(swapped)))); diff != "" {
+		t.Errorf("another GPU in its slot (-want +got):\n%s", diff)
 	}
 }

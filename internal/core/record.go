@@ -14,6 +14,7 @@ type Record struct {
 	Driver     string      // version of the driver that was asked last
 	Away       Maintenance `json:",omitzero"`
 	Devices    []Device
+	Links      []Link `json:",omitempty"` // NVLinks between those
 	Conditions []Condition
 	Charts     map[DeviceID]Chart
 }
@@ -22,10 +23,10 @@ type Record struct {
 func (s State) Record(boot string) Record {
 	r := Record{
 		Boot: boot, Driver: s.Ledger.driver, Away: s.Away,
-		Devices: slices.Clone(s.Snapshot.Devices), Charts: map[DeviceID]Chart{},
+		Devices: slices.Clone(s.Snapshot.Devices), Links: s.Snapshot.NVLinks(), Charts: map[DeviceID]Chart{},
 	}
 	if s.prior != nil {
-		r.Devices = slices.Clone(s.prior)
+		r.Devices, r.Links = slices.Clone(s.prior), slices.Clone(s.links)
 		if s.rebooted {
 			r.Boot = s.before // nothing is known of this one yet
 		}
@@ -46,7 +47,8 @@ func (s State) Record(boot string) Record {
 func Restore(cfg Config, r Record, boot string) State {
 	s := NewState(cfg)
 	rebooted := r.Boot != boot
-	s.prior, s.before, s.rebooted = NewSnapshot(Snapshot{Devices: r.Devices}).Devices, r.Boot, rebooted
+	known := NewSnapshot(Snapshot{Devices: r.Devices, Links: r.Links})
+	s.prior, s.links, s.before, s.rebooted = known.Devices, known.Links, r.Boot, rebooted
 	if !rebooted { // which ends a maintenance, and loads the driver anew anyhow
 		s.Ledger.driver, s.Away = r.Driver, r.Away
 	}

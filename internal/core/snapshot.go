@@ -85,6 +85,11 @@ func NoDriver(state DriverState, reason string) Snapshot {
 	return Snapshot{Driver: Driver{State: state, Reason: reason}}
 }
 
+// NVLinks are the links that have any.
+func (s Snapshot) NVLinks() []Link {
+	return slices.DeleteFunc(slices.Clone(s.Links), func(l Link) bool { return l.NVLinks == 0 })
+}
+
 // Equal reports whether two readings say the same.
 func (s Snapshot) Equal(t Snapshot) bool {
 	return s.Driver == t.Driver &&
@@ -124,11 +129,28 @@ func Reconcile(prev, reading Snapshot) (Snapshot, []Observation) {
 			obs = append(obs, o)
 		}
 	}
+	silent := kept[len(reading.Devices):]
+	reading.Links = slices.Concat(reading.Links, linksOf(prev.Links, silent, kept, reading.Links))
 	reading.Devices = kept
 	reading.Excluded = slices.DeleteFunc(slices.Clone(reading.Excluded), func(e Exclusion) bool {
 		return slices.ContainsFunc(kept, e.concerns)
 	})
 	return NewSnapshot(reading), obs
+}
+
+// linksOf are the links that GPUs which fell silent had with those that are still there, but for those that were read
+// again. Who groups GPUs by their links does not part a lost GPU from its neighbours.
+func linksOf(links []Link, silent, kept []Device, read []Link) (of []Link) {
+	has := func(devices []Device, id DeviceID) bool {
+		return slices.ContainsFunc(devices, func(d Device) bool { return d.ID == id })
+	}
+	for _, l := range links {
+		again := slices.ContainsFunc(read, func(r Link) bool { return r.A == l.A && r.B == l.B })
+		if !again && (has(silent, l.A) || has(silent, l.B)) && has(kept, l.A) && has(kept, l.B) {
+			of = append(of, l)
+		}
+	}
+	return of
 }
 
 // silence says what it means that d is missing from a reading; false if it is gone by intent.

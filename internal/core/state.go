@@ -18,6 +18,7 @@ type State struct {
 	// prior are the devices of an earlier life of the agent, until the first reading shows what became of
 	// them; of an earlier life of the machine too, if rebooted. before is the boot id of that life.
 	prior    []Device
+	links    []Link // between those
 	before   string
 	rebooted bool
 }
@@ -34,7 +35,8 @@ func NewState(cfg Config) State {
 func (s State) Read(cfg Config, now time.Time, reading Snapshot, checks ...Observation) State {
 	prev := s.Snapshot
 	if s.prior != nil && (reading.Driver.State == DriverReady || !s.rebooted) {
-		prev.Devices, s.prior = s.prior, nil
+		prev.Devices, prev.Links = s.prior, s.links
+		s.prior, s.links = nil, nil
 	}
 	prev.Devices = s.remembered(cfg.Health, now, prev.Devices, reading)
 	snapshot, obs := Reconcile(prev, reading)

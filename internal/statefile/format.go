@@ -29,6 +29,7 @@ type lenient struct {
 		Driver     string
 		Away       json.RawMessage
 		Devices    []json.RawMessage
+		Links      []json.RawMessage
 		Conditions []json.RawMessage
 		Charts     map[core.DeviceID]json.RawMessage
 	}
@@ -79,6 +80,14 @@ func decode(text []byte, agent string) (r core.Record, skipped []error, err erro
 			known[d.ID] = true
 			r.Devices = append(r.Devices, d)
 		}
+	}
+	for i, text := range e.Record.Links {
+		var l core.Link
+		if err := json.Unmarshal(text, &l); err != nil {
+			skip("link", i, err)
+			continue
+		}
+		r.Links = append(r.Links, l)
 	}
 	for i, text := range e.Record.Conditions {
 		c, err := condition(text)

@@ -35,7 +35,8 @@ func newKeeper(store Store) keeper {
 // offer wakes the keeper if something changed that must not be lost with the process.
 func (k keeper) offer(prev, next core.State) {
 	if slices.EqualFunc(prev.Ledger.Conditions(), next.Ledger.Conditions(), alike) &&
-		slices.Equal(prev.Snapshot.Devices, next.Snapshot.Devices) && prev.Away == next.Away {
+		slices.Equal(prev.Snapshot.Devices, next.Snapshot.Devices) &&
+		slices.Equal(prev.Snapshot.NVLinks(), next.Snapshot.NVLinks()) && prev.Away == next.Away {
 		return
 	}
 	select {
