@@ -43,8 +43,9 @@ var shortWaits = map[string]string{
 // Nomad and the DaemonSet do.
 type agents struct {
 	*scene
-	state string // folder of both
-	log   string // file of both
+	state  string // folder of both
+	log    string // file of both
+	policy string // file of both; "" = none
 
 	ctx context.Context
 	end context.CancelFunc
@@ -61,6 +62,12 @@ const (
 // launch lays out a machine, scripted by prepare, and starts both agents.
 func launch(t *testing.T, machine string, prepare ...func(*simdriver.Machine) error) *agents {
 	t.Helper()
+	return launchUnder(t, "", machine, prepare...)
+}
+
+// launchUnder starts them with a policy; "" is none, and no file for one.
+func launchUnder(t *testing.T, policy, machine string, prepare ...func(*simdriver.Machine) error) *agents {
+	t.Helper()
 	_, err := binaries()
 	must(t, err)
 	dir, err := os.MkdirTemp("", "live") // t.TempDir's names are too long for a socket
@@ -74,6 +81,10 @@ func launch(t *testing.T, machine string, prepare ...func(*simdriver.Machine) er
 	a := &agents{
 		scene: &scene{Machine: m, t: t, nomad: newNomad()},
 		state: filepath.Join(dir, "s"), log: filepath.Join(dir, "log"), lives: map[string][]int{},
+	}
+	if policy != "" {
+		a.policy = filepath.Join(dir, "policy.yaml")
+		must(t, os.WriteFile(a.policy, []byte(policy), 0o600))
 	}
 	a.startKubelet()
 	a.ctx, a.end = context.WithCancel(context.Background())
@@ -125,6 +136,9 @@ func (a *agents) liveKubelet(log *os.File) error {
 		"--sysfs-root", a.Root + "/sys", "--procfs-root", a.Root + "/proc", "--mig-strategy", "mixed",
 		"--pass-device-specs", "--http-address=", "--state-dir", a.state, "--kernel-log=off",
 	}
+	if a.policy != "" {
+		args = append(args, "--config-file", a.policy)
+	}
 	for _, key := range slices.Sorted(maps.Keys(shortWaits)) {
 		args = append(args, "--"+strings.ReplaceAll(key, "_", "-")+"="+shortWaits[key])
 	}
@@ -163,7 +177,7 @@ func (a *agents) liveNomad(log *os.File) error {
 	}
 	block := map[string]any{
 		"driver_root": a.Root, "dev_root": a.Root, "sysfs_root": a.Root + "/sys", "procfs_root": a.Root + "/proc",
-		"state_dir": a.state, "fingerprint_period": "1s", "kernel_log": "off",
+		"state_dir": a.state, "fingerprint_period": "1s", "kernel_log": "off", "policy_file": a.policy,
 	}
 	for key, value := range shortWaits {
 		block[key] = value
