@@ -16,4 +16,33 @@
 //     (nomad/blocked_evals.go). So a group with unhealthy devices has an attribute that counts them, and the
 //     node is of another class while it is sick.
 //   - Reserve has no context and no deadline, and a nil reservation panics the agent.
+//
+// # Groups
+//
+// A job names a group's type, its vendor and type, or those and its name, and gets all its devices from one group,
+// taken by chance (scheduler/feasible, createOffer). So everything that a job must be able to tell apart, or to have
+// together, is a group:
+//
+//   - How devices are shared is the type: "gpu" for one's own, "gpu-shared" for time slices, "gpu-mps" for MPS. No
+//     request for a GPU is matched by a share.
+//   - What they are is the name: the model's, or that of the pool if the policy gave it one. A pool with a name is one
+//     group whatever is in it, and two pools are never one group.
+//   - Where they are ends the name, if group_by says so: " NUMA 0", " NVLink 0000:17:00.0". A job that asks for
+//     "nvidia/gpu" with count = 4 gets four of one node or island; one that used to name the model asks for
+//     ${device.attr.product} instead, since the names of groups are longer now.
+//
+// A name outlives its devices: allocations are booked under it, and are forgotten under another.
+//
+// # MPS
+//
+// A client of an MPS control daemon finds it by CUDA_MPS_PIPE_DIRECTORY, which is a path on the host. A raw_exec task
+// needs no more; one of the docker driver mounts the directory under the same path, and shares the daemon's /dev/shm:
+//
+//	config {
+//	  volumes  = ["/run/nvidia/mps:/run/nvidia/mps"]
+//	  ipc_mode = "host"
+//	}
+//
+// and one of the exec driver has it by a volume_mount of a host volume there. The plugin mounts nothing, because Nomad
+// would drop the task's own volumes in favour of its mounts.
 package nomadadapter
