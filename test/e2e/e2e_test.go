@@ -238,9 +238,12 @@ func TestMachineWithoutDriver(t *testing.T) {
 
 // TestMisconfiguration gives each agent what its operator got wrong: it ends, and says what.
 func TestMisconfiguration(t *testing.T) {
+	policy := write(t, "bad.yaml", []byte("version: v1\npolicy:\n  rules:\n    - {select: {index: 0}, use: time-sharing}\n"))
+	badUse := policy + `:4: policy.rules[0].use = "time-sharing": want`
 	for _, c := range []struct{ name, config, message string }{
 		{"nomad-key", `fingerprint_perod = "1m"`, `"fingerprint_perod". Did you mean "fingerprint_period"?`},
 		{"nomad-duration", `fingerprint_period = "soon"`, `fingerprint_period = "soon": want a duration`},
+		{"nomad-policy", `policy_file = "` + policy + `"`, badUse},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			agent := launchNomad(t, c.name, c.config)
@@ -262,6 +265,7 @@ func TestMisconfiguration(t *testing.T) {
 		{"k8s-flag", "--driver-rot=/", "driver-rot"},
 		{"k8s-duration", "--rescan=soon", "soon"},
 		{"k8s-file", "--config-file=/missing.yaml", "/missing.yaml"},
+		{"k8s-policy", "--config-file=" + policy, badUse},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			out, err := command(binary("k8s-gpu"), c.argument)
