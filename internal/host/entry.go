@@ -35,6 +35,14 @@ type entry struct {
 	claims  []claim // by placement
 }
 
+// same reports whether two entries say the same.
+func (e entry) same(o entry) bool {
+	return e.agent == o.agent && e.boot == o.boot && e.started.Equal(o.started) &&
+		slices.EqualFunc(e.claims, o.claims, func(c, d claim) bool {
+			return c.at == d.at && c.turn == d.turn && c.since.Equal(d.since)
+		})
+}
+
 // file is an entry as JSON. GI and CI are left out where all of it is meant.
 type file struct {
 	Version int         `json:"version"`

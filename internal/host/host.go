@@ -17,10 +17,10 @@ import (
 )
 
 const (
-	every       = time.Second            // between looks
-	firstAtMost = time.Second            // for the first look, while the agent waits
-	leaveAtMost = 500 * time.Millisecond // for the loops to end; a disk can hang
-	twinAtMost  = 5 * time.Second        // another process of the agent's name may take to end: it is being replaced
+	every         = time.Second            // between looks
+	firstAtMost   = time.Second            // for the first look, while the agent waits
+	leaveAtMost   = 500 * time.Millisecond // for the loops to end; a disk can hang
+	restartAtMost = 5 * time.Second        // for an agent to be replaced: until then two may run, or none
 )
 
 // Machine is what a Watcher tells, and whose offer it claims. *monitor.Monitor is one.
@@ -55,7 +55,7 @@ type Watcher struct {
 	mu      sync.Mutex
 	host    core.Host
 	trouble string // why overlaps are not seen completely; "" = they are
-	gone    []absent
+	gone    []other
 }
 
 // New returns a watcher. Nothing is looked at yet.

@@ -37,26 +37,50 @@ func (w *Watcher) watchDaemons(ctx context.Context, m Machine) {
 // watchClaims claims what is offered and reads what others claim.
 func (w *Watcher) watchClaims(ctx context.Context, m Machine) {
 	defer w.register.close()
-	twin := time.Time{} // since when another process has our name
+	var patience patience
 	w.turn(ctx, m, "claims", func() (again bool) {
 		v, err := w.register.round(ctx, offerOf(m.Current()))
 		if ctx.Err() != nil {
 			return false
 		}
-		if !errors.Is(err, errTwin) {
-			twin = time.Time{}
-		} else if twin.IsZero() {
-			twin = time.Now()
-		}
-		if twin.IsZero() || time.Since(twin) > twinAtMost {
+		twin := errors.Is(err, errTwin)
+		if lasting := patience.with("", twin); !twin || lasting {
 			w.troubled(err)
 		}
-		if _, part := errors.AsType[unwritten](err); err == nil || part || errors.Is(err, errTwin) {
-			w.missing(v.gone)
+		if _, part := errors.AsType[unwritten](err); err == nil || part || twin {
+			w.missing(patience.lasting(v.others))
 			w.tell(m, func(h *core.Host) { h.Claims = v.claims })
 		} // else nothing was seen: what was told before stands
 		return true
 	})
+}
+
+// patience is since when something has been so that is not worth a word while agents are restarted, by agent.
+type patience struct{ since map[string]time.Time }
+
+// with reports whether it has been so for long.
+func (p *patience) with(agent string, so bool) bool {
+	if !so {
+		delete(p.since, agent)
+		return false
+	}
+	if p.since == nil {
+		p.since = map[string]time.Time{}
+	}
+	if _, known := p.since[agent]; !known {
+		p.since[agent] = time.Now()
+	}
+	return time.Since(p.since[agent]) > restartAtMost
+}
+
+// lasting are those of the others that are in our way and have not been running for long.
+func (p *patience) lasting(others []other) (gone []other) {
+	for _, o := range others {
+		if p.with(o.agent, !o.lives && o.devices > 0) {
+			gone = append(gone, o)
+		}
+	}
+	return gone
 }
 
 // turn looks at once, then whenever another inventory is published, and every second as long as look wants that,

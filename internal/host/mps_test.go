@@ -135,3 +135,22 @@ func TestPoolsThatAreAsked(t *testing.T) {
 		t.Errorf("nothing is shared, and %v are asked", got)
 	}
 }
+
+func BenchmarkAsk(b *testing.B) {
+	dir, err := os.MkdirTemp("", "mps")
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	path := filepath.Join(dir, "control")
+	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	for b.Loop() {
+		if err := ask(path); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

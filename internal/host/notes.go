@@ -40,21 +40,21 @@ func (w *Watcher) troubled(err error) {
 }
 
 // missing takes note of agents that claim what we offer, and do not run.
-func (w *Watcher) missing(gone []absent) {
+func (w *Watcher) missing(gone []other) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if slices.Equal(gone, w.gone) {
 		return
 	}
 	for _, a := range gone {
-		if !slices.ContainsFunc(w.gone, func(b absent) bool { return b.agent == a.agent }) {
+		if !slices.ContainsFunc(w.gone, func(b other) bool { return b.agent == a.agent }) {
 			w.log.Warn(a.String())
 		}
 	}
 	w.gone = gone
 }
 
-func (a absent) String() string {
+func (a other) String() string {
 	return fmt.Sprintf("%s is not running and claims %d of the devices offered here, as its workloads may be: if it is gone for good, remove %s",
 		a.agent, a.devices, a.file)
 }

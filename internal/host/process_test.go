@@ -79,8 +79,8 @@ func TestKilledAtAnyMoment(t *testing.T) {
 		if len(inFile(t, folder, "nomad-gpu")) != len(theirs) {
 			t.Error("a dead agent has changed its mind")
 		}
-		if (len(theirs) > 0) != (len(v.gone) == 1) {
-			t.Errorf("it is dead and claims %d devices: %v", len(theirs), v.gone)
+		if (len(theirs) > 0) != (len(v.gone()) == 1) {
+			t.Errorf("it is dead and claims %d devices: %v", len(theirs), v.gone())
 		}
 		see(t, ours) // makes room for the next
 	}

@@ -45,18 +45,27 @@ type register struct {
 	life *os.File          // our lock file, locked; nil = not had yet
 	said map[string]string // what is wrong with a file, by its name
 	tidy bool              // what crashes have left is removed
+
+	known map[string]known // by name of a file
+}
+
+// known is a file that was understood.
+type known struct {
+	text  []byte
+	entry entry
 }
 
 // view is what an agent sees in the register.
 type view struct {
 	claims []core.Claim
-	gone   []absent
+	others []other // by name
 }
 
-// absent is an agent that does not run and whose claims stand against what another offers.
-type absent struct {
+// other is another agent.
+type other struct {
 	agent, file string
-	devices     int
+	lives       bool // it runs
+	devices     int  // of ours, that it claims
 }
 
 // unwritten is an agent's trouble to say what it claims; what the others claim is seen nevertheless.
@@ -86,15 +95,19 @@ func (r *register) round(ctx context.Context, o offer) (view, error) {
 		next := mine
 		next.started, next.boot = r.started, r.boot
 		next.claims = settle(mine, others, o, r.refuse, time.Now())
-		if failed = r.write(next); failed == nil {
+		if !next.same(mine) {
+			failed = r.write(next)
+		}
+		if failed == nil {
 			mine = next
 		}
 	}
 	v := view{claims: against(mine, others, o)}
 	for _, e := range others {
-		if n := contested(mine, e, o); n > 0 && !lives(r.path(e.agent, ".lock")) {
-			v.gone = append(v.gone, absent{e.agent, r.path(e.agent, ".json"), n})
-		}
+		v.others = append(v.others, other{
+			agent: e.agent, file: r.path(e.agent, ".json"),
+			lives: lives(r.path(e.agent, ".lock")), devices: contested(mine, e, o),
+		})
 	}
 	return v, failed
 }
@@ -146,7 +159,7 @@ func (r *register) read() (mine entry, others []entry, err error) {
 		}
 		var e entry
 		if err == nil {
-			e, err = decode(text, agent)
+			e, err = r.decode(f.Name(), text, agent)
 		}
 		r.complain(f.Name(), err)
 		switch {
@@ -158,6 +171,21 @@ func (r *register) read() (mine entry, others []entry, err error) {
 		}
 	}
 	return mine, others, nil
+}
+
+// decode is decode for a file that is mostly the same as a second ago.
+func (r *register) decode(name string, text []byte, agent string) (entry, error) {
+	if k, ok := r.known[name]; ok && bytes.Equal(k.text, text) {
+		return k.entry, nil
+	}
+	e, err := decode(text, agent)
+	if err == nil {
+		if r.known == nil {
+			r.known = map[string]known{}
+		}
+		r.known[name] = known{text, e}
+	}
+	return e, err
 }
 
 // complain logs what is wrong with a file, once until that changes.
@@ -172,7 +200,7 @@ func (r *register) complain(name string, err error) {
 	}
 }
 
-// write replaces our file if it would change.
+// write replaces our file.
 func (r *register) write(e entry) error {
 	path := r.path(r.agent, ".json")
 	if !r.tidy {
@@ -185,9 +213,6 @@ func (r *register) write(e entry) error {
 	text, err := e.encode()
 	if err != nil {
 		return unwritten{err}
-	}
-	if now, err := readFile(path); err == nil && bytes.Equal(now, text) {
-		return nil
 	}
 	if err := renameio.WriteFile(path, text, 0o600, renameio.WithTempDir(r.folder)); err != nil {
 		return unwritten{fmt.Errorf("%s: %w", path, err)}
