@@ -39,6 +39,9 @@ func benchmarkSnapshot(b *testing.B, m *simdriver.Machine, devices int) {
 func BenchmarkSnapshot8(b *testing.B)  { benchmarkSnapshot(b, simdriver.Start(b, "h100x8"), 8) }
 func BenchmarkSnapshot64(b *testing.B) { benchmarkSnapshot(b, machine64(b), 64) }
 
+// BenchmarkSnapshot128 is sixteen GPUs and 112 instances.
+func BenchmarkSnapshot128(b *testing.B) { benchmarkSnapshot(b, simdriver.Start(b, "a100x16-mig"), 128) }
+
 // BenchmarkOpen is a session from nothing to the first reading, links included.
 func BenchmarkOpen(b *testing.B) {
 	m := simdriver.Start(b, "h100x8")
@@ -99,6 +102,8 @@ func benchmarkUsage(b *testing.B, m *simdriver.Machine, devices int) {
 
 func BenchmarkUsage8(b *testing.B)  { benchmarkUsage(b, simdriver.Start(b, "h100x8"), 8) }
 func BenchmarkUsage64(b *testing.B) { benchmarkUsage(b, machine64(b), 64) }
+
+func BenchmarkUsage128(b *testing.B) { benchmarkUsage(b, simdriver.Start(b, "a100x16-mig"), 128) }
 
 func BenchmarkParseMIGMinors(b *testing.B) {
 	var text strings.Builder

@@ -170,6 +170,9 @@ func TestEachCallFails(t *testing.T) {
 	for _, code := range []string{"UNKNOWN", "TIMEOUT", "RESET_REQUIRED", "GPU_IS_LOST"} {
 		for _, call := range optionalCalls() {
 			must(t, m.Fail(simdriver.GPU(gpu), call, code, simdriver.Always))
+			if slices.Contains(fixedCalls, call) {
+				must(t, m.Invalidate(gpu)) // so that it is made
+			}
 			snap := snapshot(t, s)
 			rest := slices.DeleteFunc(slices.Clone(snap.Devices), func(d core.Device) bool { return d.Index == gpu })
 			if diff := gocmp.Diff(others, rest); diff != "" {
