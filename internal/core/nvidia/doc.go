@@ -9,7 +9,8 @@
 //	visit.go     questions to one GPU, or to all at once where they are slow
 //	census.go    who is there        doors.go    and who is at an index that is nobody's
 //	discover.go  readings            gpu.go      GPUs          mig.go     their instances
-//	links.go     how they reach each other       usage.go      live numbers
+//	fixed.go     what is asked once              links.go    how they reach each other
+//	capdev.go    nodes of instances              usage.go    live numbers
 //	probe.go     checks              vitals.go   what a check knows of a GPU
 //	fields.go    signs of health in the batch    signals.go    and by calls of their own
 //	ears.go      event sets          wait.go     events        system.go  the kernel driver's comings and goings
