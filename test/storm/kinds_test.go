@@ -85,6 +85,7 @@ var gpuCalls = []string{
 	"nvmlDeviceGetComputeInstanceId", "nvmlDeviceGetAttributes", "nvmlDeviceGetGpuInstanceById",
 	"nvmlGpuInstanceGetInfo", "nvmlDeviceGetGpuInstanceProfileInfo", "nvmlDeviceGetTopologyCommonAncestor",
 	"nvmlDeviceGetNvLinkState", "nvmlDeviceGetNvLinkRemotePciInfo", "nvmlDeviceGetNvLinkRemoteDeviceType",
+	"nvmlDeviceGetSerial", "nvmlDeviceGetArchitecture", "nvmlDeviceGetBrand", "nvmlDeviceGetEccMode",
 	"nvmlDeviceGetSupportedEventTypes", "nvmlDeviceRegisterEvents", "*", "*", "nvmlDeviceGetUUID",
 }
 
