@@ -79,6 +79,7 @@ func changePolicy(w *storm, f *fault) error {
 	w.terms = maps.Clone(w.terms)
 	w.terms[f.slot] = t.other(f.count)
 	w.truth.change(f.slot, blame)
+	w.truth.rename(f.slot, w.terms[f.slot].units)
 	if err := w.own(f.slot); err != nil { // before, as of units that go the truth must know first
 		return err
 	}
@@ -124,6 +125,24 @@ func startDaemons(w *storm, _ *fault) error {
 	w.clients(func(s *slot) { s.end(daemon) })
 	w.monitor.Host(w.daemons())
 	return nil
+}
+
+// rename enters the units of devices that are no more: an agent that can't know that yet offers them as the policy
+// says now.
+func (t *truth) rename(n int, units func(devices ...string) []string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for id, at := range maps.Clone(t.gone) {
+		if t.owner[id] != n {
+			continue
+		}
+		device, _, _ := strings.Cut(id, "::")
+		for _, unit := range units(device) {
+			if _, known := t.owner[unit]; !known {
+				t.owner[unit], t.gone[unit] = n, at
+			}
+		}
+	}
 }
 
 // whole ends the storm if an orchestrator has shares of a device of which one is well and another is not.
