@@ -28,6 +28,7 @@ func serve(stderr io.Writer) int {
 	log := hclog.New(&hclog.LoggerOptions{Level: hclog.Trace, Output: lines, JSONFormat: true})
 	f := newFollower(end)
 	p := nomadadapter.New(ctx, version, f.start, log)
+	p.KeepPolicyFor(lifeOf(parent))
 	hangups := make(chan struct{}, 1)
 	pluginReactions(end, func() { f.onHangup(log); note(hangups) }, f.order).heed(ctx)
 	footprint.Reduce()

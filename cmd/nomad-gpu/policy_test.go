@@ -139,8 +139,8 @@ func TestHangupReadsThePolicy(t *testing.T) {
 		}
 	}
 	hangup(undecided)
-	a.said("[ERROR]", "policy not read again", "policy.yaml:4", "zero")
-	a.said("[ERROR]", "policy not read again", "policy.yaml:5", "quartered")
+	a.said("[ERROR]", "policy refused", "policy.yaml:4", "zero")
+	a.said("[ERROR]", "policy refused", "policy.yaml:5", "quartered")
 	a.healthy(8, 7)
 
 	hangup("version: v1\npolicy: {rules: [{select: {index: [0, 1]}, use: time-slicing, replicas: 4}, {select: {index: 7}, use: reserved}]}\n")

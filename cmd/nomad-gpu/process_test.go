@@ -1,6 +1,8 @@
 package main
 
 import (
+	"os"
+	"os/exec"
 	"testing"
 	"time"
 )
@@ -16,5 +18,22 @@ func TestLinger(t *testing.T) {
 		if got := linger(age); got != want {
 			t.Errorf("aged %s: %s, want %s", age, got, want)
 		}
+	}
+}
+
+// A process is told from another one, and from itself never.
+func TestLifeOf(t *testing.T) {
+	other := exec.CommandContext(t.Context(), "sleep", "60")
+	if err := other.Start(); err != nil {
+		t.Fatal(err)
+	}
+	mine, its := lifeOf(os.Getpid()), lifeOf(other.Process.Pid)
+	if mine == "" || its == "" || mine == its || mine != lifeOf(os.Getpid()) {
+		t.Errorf("%q, %q", mine, its)
+	}
+	_ = other.Process.Kill()
+	_ = other.Wait() // killed
+	if gone := lifeOf(other.Process.Pid); gone != "" {
+		t.Errorf("nobody has the life %q", gone)
 	}
 }

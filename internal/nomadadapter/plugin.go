@@ -44,11 +44,14 @@ type Plugin struct {
 	version string
 	log     *slog.Logger
 	start   func(Settings) *life
-	names   register // one for all lives: tasks run on while a configuration changes
+	names   register       // one for all lives: tasks run on while a configuration changes
+	keeping sync.WaitGroup // of what is written to disk
 
 	mu       sync.Mutex
+	agent    string // for which the policy is kept; "" = it is not
 	block    block
 	settings Settings // what the block says
+	fresh    bool     // by its policy file and not by one that was kept
 	life     *life    // nil until someone asks about devices
 }
 
@@ -66,7 +69,7 @@ type life struct {
 // New returns a plugin that reports version and has start follow the machine until ctx ends.
 func New(ctx context.Context, version string, start StartFunc, log hclog.Logger) *Plugin {
 	p := &Plugin{version: version, log: slog.New(handler{log: log})}
-	p.block = defaultBlock()
+	p.block, p.fresh = defaultBlock(), true
 	p.settings, _ = p.block.settings() // the defaults are valid; a test says so
 	p.start = func(s Settings) *life {
 		ctx, end := context.WithCancel(ctx)
@@ -90,20 +93,25 @@ func (p *Plugin) ConfigSchema() (*hclspec.Spec, error) { return schema, nil }
 
 // SetConfig takes the config block. An error stops the Nomad agent from starting and is shown to the
 // operator, so it concerns the block only, never the state of the machine. The same configuration again
-// changes nothing; another one ends the source, and open streams go on with the next.
+// changes nothing; another one ends the source, and open streams go on with the next. A policy file that has become bad
+// under a running agent is no error: see KeepPolicyFor.
 func (p *Plugin) SetConfig(c *base.Config) error {
 	b, err := decode(c.PluginConfig)
 	if err != nil {
 		return fmt.Errorf("decode config: %w", err)
 	}
-	s, err := b.settings()
-	if err != nil {
-		return err
+	s, wrong := b.settings()
+	if wrong != nil {
+		var ok bool
+		if s, ok = b.kept(p.startedBy()); !ok {
+			return wrong
+		}
+		p.refused(b, wrong)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	same := b.Enabled == p.block.Enabled && reflect.DeepEqual(s, p.settings)
-	if p.block, p.settings = b, s; same {
+	if p.block, p.settings, p.fresh = b, s, wrong == nil; same {
 		return nil
 	}
 	p.renew()
@@ -125,6 +133,9 @@ func (p *Plugin) now() *life {
 	defer p.mu.Unlock()
 	if p.life == nil && p.block.Enabled {
 		p.life = p.start(p.settings)
+		if p.fresh {
+			p.keep(p.agent, p.block, p.settings)
+		}
 	}
 	if p.life == nil {
 		ended := make(chan struct{})

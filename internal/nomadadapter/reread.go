@@ -25,10 +25,7 @@ func (p *Plugin) Reread(ctx context.Context) {
 	}
 	s, err := b.settings() // without the lock: where the file is may hang
 	if err != nil {
-		for line := range strings.Lines(err.Error()) {
-			p.log.Error("policy not read again", "problem", strings.TrimSuffix(line, "\n"))
-		}
-		p.log.Error("policy not read again: the old one stays in force, all of it", "file", b.PolicyFile)
+		p.refused(b, err)
 		return
 	}
 	l, changed := p.replace(b, s)
@@ -43,6 +40,14 @@ func (p *Plugin) Reread(ctx context.Context) {
 	}
 }
 
+// refused says everything that is wrong with a policy that does not come into force.
+func (p *Plugin) refused(b block, err error) {
+	for line := range strings.Lines(err.Error()) {
+		p.log.Error("policy refused", "problem", strings.TrimSuffix(line, "\n"))
+	}
+	p.log.Error("policy refused: the old one stays in force, all of it", "file", b.PolicyFile)
+}
+
 // replace has the settings of a block replaced, and returns the life that has to adopt them. None has to if nothing
 // changed, if another block came meanwhile, or if a new life begins: it does if its source can't, or if more changed
 // than the offer.
@@ -53,7 +58,8 @@ func (p *Plugin) replace(b block, s Settings) (adopting *life, changed bool) {
 		return nil, false
 	}
 	was := p.settings
-	p.settings = s
+	p.settings, p.fresh = s, true
+	p.keep(p.agent, b, s)
 	if p.life == nil || !p.life.enabled {
 		return nil, true
 	}

@@ -297,6 +297,36 @@ func Test07PolicyByHangup(t *testing.T) {
 	}
 }
 
+// A plugin that dies while the policy file is bad comes back with the policy that was in force. Were it to refuse its
+// configuration, Nomad would never start another one, and go on to give out GPUs that nobody can reserve.
+func Test12KilledUnderABadPolicy(t *testing.T) {
+	m := install(t, "h100x8")
+	keys := m.policy(t, "policy: {rules: [{select: {index: [0, 1]}, use: time-slicing, replicas: 4}]}\n")
+	a := startAgent(t, m, keys)
+	was := a.devices(t, 14, 14)
+	await(t, "the policy to be kept", func() bool {
+		_, err := os.Stat(filepath.Join(string(m), "state", "nomad-gpu.policy.yaml"))
+		return err == nil
+	})
+	m.policy(t, "policy: {rules: [{select: {index: 1}, use: halved}]}\n")
+	for range 3 {
+		pid, updates := a.pid(), len(a.Updates())
+		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		await(t, "another process and its fingerprint", func() bool { return a.pid() != pid && len(a.Updates()) > updates })
+		if !reflect.DeepEqual(a.devices(t, 14, 14), was) {
+			t.Error("not as before")
+		}
+		if _, err := a.reserve(group(t, was, "gpu-shared", "H100"), m.uuid(t, 1)+"::3"); err != nil {
+			t.Error(err)
+		}
+	}
+	if !strings.Contains(a.logs.String(), "halved") {
+		t.Error("nobody says what is wrong")
+	}
+}
+
 // Everything that is wrong with a policy is in the error with which the agent does not start.
 func Test06PolicyErrors(t *testing.T) {
 	m := install(t, "t4")

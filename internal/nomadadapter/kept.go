@@ -1,0 +1,82 @@
+package nomadadapter
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/google/renameio/v2"
+)
+
+// KeepPolicyFor has the plugin keep the policy that is in force in the state directory, for another process of the
+// same Nomad agent's. Call it before serving, with a text that differs for each start of each agent; without it, or
+// with "", nothing is kept.
+//
+//	agent    starts    SetConfig: the file is good .................... SetConfig: the file is bad
+//	plugin   process 1 ......... HUP: bad, the old stays; a crash       process 2: the old stays
+//	operator          edits the file
+//
+// Without it process 2 would fail, and Nomad would neither try again nor take the devices from the node until the
+// agent restarts (client/devicemanager/instance.go: "dispensing plugin failed"). An agent that starts is another
+// matter: it has to be told, and does not start.
+func (p *Plugin) KeepPolicyFor(agent string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.agent = agent
+}
+
+// startedBy is the agent for which policies are kept; "" = none are.
+func (p *Plugin) startedBy() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.agent
+}
+
+// keptName is the copy of a policy file in the state directory: a first line that says whose it is, and the text.
+const keptName = "nomad-gpu.policy.yaml"
+
+func keptLine(agent, file string) string {
+	return strings.ReplaceAll("# "+file+" as it is in force for "+agent, "\n", " ") + "\n"
+}
+
+// keep has the policy of a block that is in force written down. A disk can hang, so nobody waits for it.
+func (p *Plugin) keep(agent string, b block, s Settings) {
+	if agent != "" && b.PolicyFile != "" && s.Health.StateDir != "" {
+		p.keeping.Go(func() { p.write(agent, b, s) })
+	}
+}
+
+func (p *Plugin) write(agent string, b block, s Settings) {
+	text, err := os.ReadFile(b.PolicyFile)
+	if err != nil {
+		return // it was there a moment ago; what is kept is from before
+	}
+	copied := append([]byte(keptLine(agent, b.PolicyFile)), text...)
+	path := filepath.Join(s.Health.StateDir, keptName)
+	if was, err := os.ReadFile(path); err == nil && string(was) == string(copied) {
+		return
+	}
+	if err = os.MkdirAll(s.Health.StateDir, 0o755); err == nil {
+		err = renameio.WriteFile(path, copied, 0o600)
+	}
+	if err != nil {
+		p.log.Warn("the policy is not kept: a process that follows this one needs a good policy file", "error", err)
+	}
+}
+
+// kept are the settings of a block whose policy file has become bad, under the policy that was in force before in
+// another process of the same agent's.
+func (b block) kept(agent string) (s Settings, ok bool) {
+	health, _ := healthValues(b.health)
+	if agent == "" || b.PolicyFile == "" || health.StateDir == "" {
+		return s, false
+	}
+	path := filepath.Join(health.StateDir, keptName)
+	text, err := os.ReadFile(path)
+	if err != nil || !strings.HasPrefix(string(text), keptLine(agent, b.PolicyFile)) {
+		return s, false
+	}
+	b.PolicyFile = path
+	s, err = b.settings()
+	return s, err == nil
+}

@@ -1,0 +1,117 @@
+package nomadadapter
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
+)
+
+// await waits until something holds.
+func await(t *testing.T, what string, holds func() bool) {
+	t.Helper()
+	deadline, tick := time.After(patience), time.NewTicker(5*time.Millisecond)
+	defer tick.Stop()
+	for !holds() {
+		select {
+		case <-tick.C:
+		case <-deadline:
+			t.Fatalf("waited in vain for: %s", what)
+		}
+	}
+}
+
+// keeps waits until a text is among what is kept.
+func keeps(t *testing.T, dir, text string) {
+	t.Helper()
+	await(t, text, func() bool {
+		kept, _ := os.ReadFile(filepath.Join(dir, keptName))
+		return strings.Contains(string(kept), text)
+	})
+}
+
+// A file that has become bad keeps no process from following another one of the same agent's. An agent that starts is
+// told.
+func TestPolicyIsKept(t *testing.T) {
+	dir := t.TempDir()
+	path := file(t, twoThirds)
+	block := map[string]any{"policy_file": path, "state_dir": dir}
+	first := newStand(t)
+	first.KeepPolicyFor("agent 1")
+	if err := first.configure(block); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(filepath.Join(dir, keptName)); err == nil {
+		t.Error("a process that only validates keeps something")
+	}
+	first.now()
+	keeps(t, dir, "replicas: 2")
+	write(t, path, strings.ReplaceAll(twoThirds, "replicas: 2", "replicas: 5"))
+	first.Reread(t.Context())
+	keeps(t, dir, "replicas: 5")
+	write(t, path, twoWrong)
+	first.Reread(t.Context())
+	first.keeping.Wait()
+
+	for name, tc := range map[string]struct {
+		agent string
+		more  map[string]any
+		want  string // in the error; "" = it starts
+	}{
+		"the same agent":     {"agent 1", nil, ""},
+		"another agent":      {"agent 2", nil, "quartered"},
+		"an unknown agent":   {"", nil, "quartered"},
+		"another file":       {"agent 1", map[string]any{"policy_file": file(t, twoWrong)}, "quartered"},
+		"no state directory": {"agent 1", map[string]any{"state_dir": ""}, "quartered"},
+		"a bad block, too":   {"agent 1", map[string]any{"group_by": "rack"}, `group_by = "rack"`},
+	} {
+		next := newStand(t)
+		next.KeepPolicyFor(tc.agent)
+		keys := map[string]any{"policy_file": path, "state_dir": dir}
+		for k, v := range tc.more {
+			keys[k] = v
+		}
+		err := next.configure(keys)
+		if (err == nil) != (tc.want == "") || err != nil && !contains(err, tc.want) {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		if err != nil {
+			continue
+		}
+		next.now()
+		if got := next.Started()[0].Core.Policy.Rules; len(got) != 2 || got[1].Sharing.Replicas != 5 {
+			t.Errorf("%s: %+v", name, got)
+		}
+		if all := strings.Join(next.Log.Lines(), "\n"); !strings.Contains(all, "policy.yaml:4") || !strings.Contains(all, "policy.yaml:5") {
+			t.Errorf("%s: logged:\n%s", name, all)
+		}
+		write(t, path, "version: v1\n") // repaired
+		next.Reread(t.Context())
+		next.now()
+		if got := next.Started(); len(got) != 2 || len(got[1].Core.Policy.Rules) != 0 {
+			t.Errorf("%s: the repaired file is not in force: %+v", name, got)
+		}
+		write(t, path, twoWrong)
+		next.keeping.Wait()
+	}
+}
+
+// A state directory that can't be written keeps nobody from anything.
+func TestPolicyThatCannotBeKept(t *testing.T) {
+	s := newStand(t)
+	s.KeepPolicyFor("agent 1")
+	dir := filepath.Join(file(t, ""), "a file is no folder")
+	if err := s.configure(map[string]any{"policy_file": file(t, twoThirds), "state_dir": dir}); err != nil {
+		t.Fatal(err)
+	}
+	s.Source.Set(machine(coretest.GPUs(1)))
+	s.now()
+	await(t, "a line of the log", func() bool { return strings.Contains(strings.Join(s.Log.Lines(), ""), "the policy is not kept") })
+	if _, err := s.Reserve([]string{id(0)}); err != nil {
+		t.Error(err)
+	}
+}
