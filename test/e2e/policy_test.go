@@ -41,6 +41,12 @@ func writePolicy(t *testing.T, name string) {
 func (s *scene) changePolicy(t *testing.T, name string) {
 	t.Helper()
 	writePolicy(t, name)
+	s.hup(t)
+}
+
+// hup has both agents read the policy.
+func (s *scene) hup(t *testing.T) {
+	t.Helper()
 	for _, program := range []string{"nomad-gpu", "k8s-gpu"} {
 		for pid := range running(program) {
 			if err := syscall.Kill(pid, syscall.SIGHUP); err != nil {
@@ -65,6 +71,7 @@ func TestOnePolicy(t *testing.T) {
 	step(t, "four pods share one GPU, the fifth waits", p.fourPods)
 	step(t, "work lands on the MIG instance that it wants", p.instances)
 	step(t, "two shares at once are refused where they should be", p.refused)
+	step(t, "a policy with a mistake changes nothing, even if Nomad's plugin is killed", p.spoil)
 	step(t, "the policy gives either its own GPUs", p.split)
 	s.sameProcesses(t)
 	checkDriver(t, m)

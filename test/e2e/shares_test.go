@@ -3,25 +3,30 @@
 package e2e
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 )
+
+// underCut is what both offer under the policy "cut".
+var underCut = []pool{
+	{"gpu/" + model, "gpu", 4, 4},
+	{"gpu-shared/" + model, "gpu.shared", 4, 4},
+	{"gpu-shared/careful", "careful", 8, 8},
+	{"gpu-shared/" + model + " MIG 1g.10gb", "mig-1g.10gb.shared", 4, 4},
+	{"gpu/" + model + " MIG 3g.40gb", "mig-3g.40gb", 1, 1},
+}
 
 func (p *policied) recut(t *testing.T) {
 	if err := p.SetMIG(7, "1g.10gb", "1g.10gb", "3g.40gb"); err != nil {
 		t.Fatal(err)
 	}
 	p.changePolicy(t, "cut")
-	p.awaitOffers(t,
-		pool{"gpu/" + model, "gpu", 4, 4},
-		pool{"gpu-shared/" + model, "gpu.shared", 4, 4},
-		pool{"gpu-shared/careful", "careful", 8, 8},
-		pool{"gpu-shared/" + model + " MIG 1g.10gb", "mig-1g.10gb.shared", 4, 4},
-		pool{"gpu/" + model + " MIG 3g.40gb", "mig-3g.40gb", 1, 1},
-	)
+	p.awaitOffers(t, underCut...)
 	p.kube.awaitUnchanged(t, "client", p.pod) // which has a unit that there is no more
 	p.kube.remove(t, "client")
 }
@@ -120,4 +125,23 @@ func (p *policied) refused(t *testing.T) {
 	p.kube.awaitRefused(t, "two", why)
 	p.nomad.remove(t, "careful")
 	p.kube.remove(t, "two")
+}
+
+// spoil has both agents read a policy with a mistake, and Nomad start another plugin with it: one that would not be
+// configured Nomad gives up, until the agent is restarted.
+func (p *policied) spoil(t *testing.T) {
+	const mistake = "time-sharing"
+	write(t, "policy/policy.yaml", []byte("version: v1\npolicy:\n  rules:\n    - {select: {index: 0}, use: "+mistake+"}\n"))
+	p.hup(t)
+	await(t, "both to complain", 30*time.Second, func() error {
+		if nomad, kube := readLog(t, p.nomad.name), p.kube.pluginLog(t); !strings.Contains(nomad, mistake) || !strings.Contains(kube, mistake) {
+			return errors.New("their logs do not")
+		}
+		return nil
+	})
+	p.sameProcesses(t)
+	p.nomad.killPlugin(t)
+	p.awaitOffers(t, underCut...)
+	p.nomad.runJob(t, "after", "complete", "count=1")
+	p.learn(t)
 }
