@@ -146,6 +146,7 @@ func TestPreferShares(t *testing.T) {
 		"unknown and required":    {"1::0 1::1", "0::9", 2, "1::0 1::1", "1::0 1::1"},
 		"nothing there":           {"", "", 2, "", ""},
 		"only what nobody has":    {"0 1", "2", 2, "", ""},
+		"as much taken of each":   {"0::1 0::2 0::3 1::0 1::1 1::2", "0::0", 2, "0::0 1::0", "0::0 1::0"},
 		"three, and one is spent": {"0::0 0::1 1::3", "", 3, "0::0 0::1 1::3", "0::0 0::1 1::3"},
 	} {
 		t.Run(name, func(t *testing.T) {
