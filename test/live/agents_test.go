@@ -47,6 +47,8 @@ type agents struct {
 	log    string // file of both
 	policy string // file of both; "" = none
 
+	settings map[string]string // of both, by their names in Nomad's block
+
 	ctx context.Context
 	end context.CancelFunc
 
@@ -68,6 +70,12 @@ func launch(t *testing.T, machine string, prepare ...func(*simdriver.Machine) er
 // launchUnder starts them with a policy; "" is none, and no file for one.
 func launchUnder(t *testing.T, policy, machine string, prepare ...func(*simdriver.Machine) error) *agents {
 	t.Helper()
+	return launchWith(t, nil, policy, machine, prepare...)
+}
+
+// launchWith starts them with settings beside shortWaits.
+func launchWith(t *testing.T, settings map[string]string, policy, machine string, prepare ...func(*simdriver.Machine) error) *agents {
+	t.Helper()
 	_, err := binaries()
 	must(t, err)
 	dir, err := os.MkdirTemp("", "live") // t.TempDir's names are too long for a socket
@@ -80,8 +88,9 @@ func launchUnder(t *testing.T, policy, machine string, prepare ...func(*simdrive
 	}
 	a := &agents{
 		scene: &scene{Machine: m, t: t, nomad: newNomad()},
-		state: filepath.Join(dir, "s"), log: filepath.Join(dir, "log"), lives: map[string][]int{},
+		state: filepath.Join(dir, "s"), log: filepath.Join(dir, "log"), lives: map[string][]int{}, settings: maps.Clone(shortWaits),
 	}
+	maps.Copy(a.settings, settings)
 	if policy != "" {
 		a.policy = filepath.Join(dir, "policy.yaml")
 		must(t, os.WriteFile(a.policy, []byte(policy), 0o600))
@@ -139,8 +148,8 @@ func (a *agents) liveKubelet(log *os.File) error {
 	if a.policy != "" {
 		args = append(args, "--config-file", a.policy)
 	}
-	for _, key := range slices.Sorted(maps.Keys(shortWaits)) {
-		args = append(args, "--"+strings.ReplaceAll(key, "_", "-")+"="+shortWaits[key])
+	for _, key := range slices.Sorted(maps.Keys(a.settings)) {
+		args = append(args, "--"+strings.ReplaceAll(key, "_", "-")+"="+a.settings[key])
 	}
 	cmd := exec.CommandContext(a.ctx, a.binary(k8sGPU), args...)
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
@@ -179,7 +188,7 @@ func (a *agents) liveNomad(log *os.File) error {
 		"driver_root": a.Root, "dev_root": a.Root, "sysfs_root": a.Root + "/sys", "procfs_root": a.Root + "/proc",
 		"state_dir": a.state, "fingerprint_period": "1s", "kernel_log": "off", "policy_file": a.policy,
 	}
-	for key, value := range shortWaits {
+	for key, value := range a.settings {
 		block[key] = value
 	}
 	var config []byte
