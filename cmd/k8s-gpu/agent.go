@@ -27,8 +27,9 @@ type shared struct {
 	asked  <-chan os.Signal // to quiesce and to resume; what is asked between two lives waits for the next
 }
 
-// live is one life of the agent: it lasts until ctx ends.
-func (a *shared) live(ctx context.Context, s settings, log *slog.Logger) error {
+// live is one life of the agent: it lasts until ctx ends. Of the settings that come from offers it takes over what
+// they say about the offer.
+func (a *shared) live(ctx context.Context, s settings, offers <-chan settings, log *slog.Logger) error {
 	from := sources.Open(s.health, s.core, s.mpsSeen, agentName, log)
 	machine := monitor.New(opener(s), s.core, log, a.past.on(from.Store()))
 	machine.Expect(func() string { return nvidia.Presence(s.core.Roots) })
@@ -47,6 +48,7 @@ func (a *shared) live(ctx context.Context, s settings, log *slog.Logger) error {
 	})
 	group.Go(func() error { return adapter.Run(ctx) })
 	group.Go(func() error { from.Follow(ctx, machine.Report); return nil })
+	group.Go(func() error { adopt(ctx, machine, offers); return nil })
 	group.Go(func() error { attend(ctx, s, status, log); return nil })
 	group.Go(func() error { control.Follow(ctx, a.asked, machine, log); return nil })
 	group.Go(func() error { return machine.Pulse().Watch(ctx, log, monitor.Loop) })
@@ -60,6 +62,18 @@ func (a *shared) live(ctx context.Context, s settings, log *slog.Logger) error {
 	}
 	log.Info("stopped")
 	return err
+}
+
+// adopt has the machine offer what the latest settings say, until ctx ends.
+func adopt(ctx context.Context, machine *monitor.Monitor, offers <-chan settings) {
+	for {
+		select {
+		case s := <-offers:
+			_ = machine.Adopt(ctx, s.core) // it fails when ctx ends, and with it the life
+		case <-ctx.Done():
+			return
+		}
+	}
 }
 
 // attend takes an operator's orders until ctx ends. Without its socket the agent works on.

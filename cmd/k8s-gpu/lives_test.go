@@ -6,6 +6,7 @@ import (
 	"errors"
 	"log/slog"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -23,7 +24,8 @@ type script struct {
 	mu      sync.Mutex
 	written settings // what reading gives
 	bad     error
-	began   []core.MIGStrategy
+	began   []string // the kubelet socket of each life
+	adopted []core.MIGStrategy
 	lasts   time.Duration // from a life's end to its return
 	fails   error         // what a life returns then
 	said    bytes.Buffer
@@ -31,16 +33,22 @@ type script struct {
 
 func newScript() *script {
 	s := &script{hup: make(chan os.Signal, 1)}
-	s.written.core = core.DefaultConfig()
+	s.written.core, s.written.kubeletSocket = core.DefaultConfig(), "none"
 	s.lives = lives{
 		read: func() (settings, error) {
 			s.mu.Lock()
 			defer s.mu.Unlock()
 			return s.written, s.bad
 		},
-		live: func(ctx context.Context, given settings, _ *slog.Logger) error {
-			s.began = append(s.began, given.core.MIG) // one at a time
-			<-ctx.Done()
+		live: func(ctx context.Context, given settings, offers <-chan settings, _ *slog.Logger) error {
+			s.began = append(s.began, given.kubeletSocket) // one at a time
+			for ctx.Err() == nil {
+				select {
+				case next := <-offers:
+					s.adopted = append(s.adopted, next.core.MIG)
+				case <-ctx.Done():
+				}
+			}
 			time.Sleep(s.lasts)
 			return s.fails
 		},
@@ -49,10 +57,20 @@ func newScript() *script {
 	return s
 }
 
-// write changes the settings and says so.
-func (s *script) write(mig core.MIGStrategy, bad error) {
+// write changes a setting that takes another life, and says so.
+func (s *script) write(socket string, bad error) {
+	s.change(func(now *settings) { now.kubeletSocket = socket }, bad)
+}
+
+// offer changes one that does not.
+func (s *script) offer(mig core.MIGStrategy) {
+	s.change(func(now *settings) { now.core.MIG = mig }, nil)
+}
+
+func (s *script) change(how func(*settings), bad error) {
 	s.mu.Lock()
-	s.written.core.MIG, s.bad = mig, bad
+	how(&s.written)
+	s.bad = bad
 	s.mu.Unlock()
 	select {
 	case s.hup <- syscall.SIGHUP:
@@ -137,16 +155,34 @@ func TestLives(t *testing.T) {
 				s.written.core.MIG = core.MIGNone
 				took, err := s.play(t, func() { c.happens(s) })
 				time.Sleep(s.lasts) // a life that nobody waits for
-				var lives []string
-				for _, l := range s.began {
-					lives = append(lives, string(l))
-				}
-				if got := strings.Join(lives, " "); got != c.lives || !errors.Is(err, c.err) || (took < time.Hour) != c.short {
+				if got := strings.Join(s.began, " "); got != c.lives || !errors.Is(err, c.err) || (took < time.Hour) != c.short {
 					t.Errorf("lives %q, %v after %v; want %q, %v\n%s", got, err, took, c.lives, c.err, &s.said)
 				}
 			})
 		})
 	}
+}
+
+// What a life can adopt ends none, however often it comes and with whatever before and after.
+func TestAnOfferIsAdopted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newScript()
+		_, err := s.play(t, func() {
+			s.offer(core.MIGMixed)
+			time.Sleep(time.Minute)
+			s.offer(core.MIGMixed) // which is no change
+			time.Sleep(time.Minute)
+			s.offer(core.MIGSingle)
+			time.Sleep(time.Minute)
+			s.change(func(now *settings) { now.core.MIG, now.kubeletSocket = core.MIGNone, "other" }, nil)
+			time.Sleep(time.Minute)
+			s.offer(core.MIGMixed)
+		})
+		if lives := strings.Join(s.began, " "); err != nil || lives != "none other" ||
+			!slices.Equal(s.adopted, []core.MIGStrategy{core.MIGMixed, core.MIGSingle, core.MIGMixed}) {
+			t.Errorf("lives %s, adopted %v, %v\n%s", lives, s.adopted, err, &s.said)
+		}
+	})
 }
 
 func TestABadStartIsAnError(t *testing.T) {

@@ -167,7 +167,7 @@ func TestValidate(t *testing.T) {
 	}
 }
 
-// A changed policy begins a new life, which offers what it says; a bad one changes nothing.
+// A changed policy is adopted, and what it leaves as it is is not disturbed; a bad one changes nothing.
 func TestReloadChangesShares(t *testing.T) {
 	m, k, dir, c := simdriver.Start(t, "h100x8"), startKubelet(t), shortDir(t), newConfigFile(t, header)
 	a := start(t, append(on(m.Root, k), "--config-file="+c.path, "--state-dir="+dir)...)
@@ -178,7 +178,7 @@ func TestReloadChangesShares(t *testing.T) {
     - {select: {index: "0-2"}, use: time-slicing, replicas: 4}
     - {select: {index: 7}, for: nomad}
 `
-	a.reload(c, shares, startsAnew+`" changed="policy.exclude or policy.rules`)
+	a.reload(c, shares, adopted+`" changed="policy.exclude or policy.rules`)
 	a.awaitHealthy(k, 4)
 	const shared = "nvidia.com/gpu.shared"
 	if err := k.Await(a.ctx, "shares", func() bool { _, healthy := k.Capacity(shared); return healthy == 12 }); err != nil {
@@ -193,6 +193,9 @@ func TestReloadChangesShares(t *testing.T) {
 	a.said(`level=ERROR msg="configuration not reloaded" problem=".*config.yaml:4: policy.rules\[0\].replicas = .*1.*: want 2 or more`)
 	if all, healthy := k.Capacity(shared); all != 12 || healthy != 12 {
 		t.Errorf("%d shares, %d of them healthy", all, healthy)
+	}
+	if n := len(k.Registrations()); n != 2 {
+		t.Errorf("%d registrations of two resources", n)
 	}
 	says(t, dir, "left to nomad by config.yaml:5", "inspect")
 	a.endsWith(syscall.SIGTERM, k, dir, false)

@@ -21,13 +21,14 @@ import (
 //	              |                     |
 //	             HUP: read again        | changed: the old life ends, kubelet's sockets, driver and all
 //	              |- unchanged: so be it
+//	              |- another policy: the life adopts it; resources that it leaves as they are keep their streams
 //	              |- bad: every problem is said, the old life goes on untouched
 //	              '- another driver root: the process ends, as it can't let go of the driver's library
 //
 // NVIDIA's plugin stops its plugins first and reads then: a bad file ends it.
 type lives struct {
 	read   func() (settings, error)
-	live   func(context.Context, settings, *slog.Logger) error // one life; returns soon after the context ends
+	live   func(context.Context, settings, <-chan settings, *slog.Logger) error // one life: see shared.live
 	hup    <-chan os.Signal
 	config *configStatus
 	stderr io.Writer
@@ -66,8 +67,8 @@ func (l *lives) spend(ctx context.Context, s settings) (next settings, more bool
 	}
 	life, end := context.WithCancel(ctx)
 	defer end()
-	ended := make(chan error, 1)
-	go func() { ended <- l.live(life, s, log) }()
+	ended, offers := make(chan error, 1), make(chan settings, 1)
+	go func() { ended <- l.live(life, s, offers, log) }()
 	came, hup := make(chan reading, 1), l.hup
 	for changed := false; !changed; {
 		select {
@@ -84,7 +85,10 @@ func (l *lives) spend(ctx context.Context, s settings) (next settings, more bool
 			}()
 		case r := <-came:
 			hup = l.hup
-			next, changed = r.s, l.judge(s, r, log)
+			if next, changed = r.s, l.judge(s, r, log); changed && next.isOfferOf(s) {
+				replace(offers, next)
+				s, changed = next, false
+			}
 		}
 	}
 	end()
@@ -130,8 +134,22 @@ func (l *lives) judge(s settings, r reading, log *slog.Logger) (changed bool) {
 		l.config.loaded(time.Now())
 		return false
 	}
-	log.Info("configuration reloaded: starting anew", "changed", strings.Join(r.s.changes(s), ", "))
+	how := "starting anew"
+	if r.s.isOfferOf(s) {
+		how = "what is offered changes"
+		l.config.loaded(time.Now())
+	}
+	log.Info("configuration reloaded: "+how, "changed", strings.Join(r.s.changes(s), ", "))
 	return true
+}
+
+// replace puts the latest settings into a channel that holds one; nobody else puts any there.
+func replace(c chan settings, latest settings) {
+	select {
+	case <-c:
+	default:
+	}
+	c <- latest
 }
 
 // otherLibrary reports whether the driver's library may be another one: see nvidia.Open.

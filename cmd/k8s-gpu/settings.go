@@ -196,6 +196,13 @@ func (s settings) equal(o settings) bool {
 	return reflect.DeepEqual(s, o)
 }
 
+// isOfferOf reports whether settings differ from others only in what is offered, which a running agent can adopt.
+func (s settings) isOfferOf(o settings) bool {
+	o.shape = s.shape
+	o.core.Policy, o.core.MIG, o.core.Exclude, o.core.Packed = s.core.Policy, s.core.MIG, s.core.Exclude, s.core.Packed
+	return s.equal(o)
+}
+
 // changes say in a word each what was set otherwise before.
 func (s settings) changes(before settings) []string {
 	var changes []string
