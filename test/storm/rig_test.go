@@ -140,7 +140,7 @@ func (w *storm) own(n int) error {
 	} else if mig != "yes" {
 		devices = []string{uuid}
 	}
-	w.truth.own(n, w.terms[n].units(uuid), w.terms[n].units(devices...))
+	w.truth.own(n, uuid, devices, w.terms[n].units)
 	return nil
 }
 

@@ -132,17 +132,23 @@ func startDaemons(w *storm, _ *fault) error {
 func (t *truth) rename(n int, units func(devices ...string) []string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for id, at := range maps.Clone(t.gone) {
-		if t.owner[id] != n {
+	for device, f := range t.former {
+		if f.slot != n {
 			continue
 		}
-		device, _, _ := strings.Cut(id, "::")
 		for _, unit := range units(device) {
 			if _, known := t.owner[unit]; !known {
-				t.owner[unit], t.gone[unit] = n, at
+				t.owner[unit], t.gone[unit] = n, f.left
 			}
 		}
 	}
+}
+
+// going reports whether a unit is no more, though it may be listed for a while.
+func (t *truth) going(id string) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return !t.gone[id].IsZero()
 }
 
 // whole ends the storm if an orchestrator has shares of a device of which one is well and another is not.

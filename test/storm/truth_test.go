@@ -29,11 +29,18 @@ type truth struct {
 	slots  map[int]*slot
 	owner  map[string]int       // the slot of each unit that ever was
 	gone   map[string]time.Time // units that are no more, and since when
+	former map[string]former    // devices that are no more, whatever they were offered as
 	new    map[string]time.Time // units that were seen before the truth was told of them, since when
 	driver time.Time            // since when it is unloaded; zero = it is not
 	blamed bool                 // something happened to the driver as a whole since the last calm
 	claims map[cause]int        // how many held
 	stalls int                  // how often the test's own machine stood still
+}
+
+// former is a device that was in a slot until a time.
+type former struct {
+	slot int
+	left time.Time
 }
 
 // slot is what is true of a GPU.
@@ -46,21 +53,29 @@ type slot struct {
 	resets int                        // how often it may have looked reset: from then on an earlier XID is no claim
 	reset  time.Time                  // the latest of them
 	units  []string                   // that it should be offered as
+	all    []string                   // devices: the GPU, and its instances
 }
 
 func newTruth(bound, hangs time.Duration) *truth {
-	return &truth{bound: bound, hangs: hangs, slots: map[int]*slot{}, owner: map[string]int{}, gone: map[string]time.Time{}, new: map[string]time.Time{}, claims: map[cause]int{}}
+	return &truth{bound: bound, hangs: hangs, slots: map[int]*slot{}, owner: map[string]int{}, gone: map[string]time.Time{}, former: map[string]former{}, new: map[string]time.Time{}, claims: map[cause]int{}}
 }
 
-// own enters the units that what is in a slot should be offered as, and those that the GPU would be as a whole: one
-// in MIG mode may be while it fails to say that it is cut. Those that were there before and are no more are gone.
-func (t *truth) own(n int, whole, units []string) {
+// own enters the GPU in a slot, the devices that are there to be offered, and the units of each. Those that were there
+// before and are no more are gone. A GPU in MIG mode may be offered as a whole while it fails to say that it is cut.
+func (t *truth) own(n int, uuid string, devices []string, units func(devices ...string) []string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.slots[n] == nil {
 		t.slots[n] = &slot{bad: map[cause]time.Time{}, ended: t.held}
 	}
-	now := slices.Concat(whole, units)
+	all := append([]string{uuid}, devices...)
+	for _, id := range t.slots[n].all {
+		t.former[id] = former{n, time.Now()}
+	}
+	for _, id := range all {
+		delete(t.former, id)
+	}
+	now := units(all...)
 	for id, at := range t.owner {
 		if at == n && !slices.Contains(now, id) && t.gone[id].IsZero() {
 			t.gone[id] = time.Now()
@@ -71,7 +86,7 @@ func (t *truth) own(n int, whole, units []string) {
 		delete(t.gone, id)
 		delete(t.new, id)
 	}
-	t.slots[n].units = units
+	t.slots[n].units, t.slots[n].all = units(devices...), all
 }
 
 // change changes what is true of a slot.
@@ -129,6 +144,11 @@ func (t *truth) readable(n int) {
 	for id := range t.gone {
 		if t.owner[id] == n {
 			t.gone[id] = time.Now()
+		}
+	}
+	for id, f := range t.former {
+		if f.slot == n {
+			t.former[id] = former{n, time.Now()}
 		}
 	}
 }
@@ -243,13 +263,6 @@ func (t *truth) stranger(id string, at time.Time) error {
 	return nil
 }
 
-// going reports whether a unit is no more, though it may be listed for a while.
-func (t *truth) going(id string) bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return !t.gone[id].IsZero()
-}
-
 // units are those that should be offered, by slot.
 func (t *truth) units() map[string]int {
 	t.mu.Lock()
@@ -275,5 +288,6 @@ func (t *truth) calm() {
 		delete(t.owner, id)
 	}
 	clear(t.gone)
+	clear(t.former)
 	clear(t.new)
 }
