@@ -97,6 +97,9 @@ func (o *offers) strategyOf(d Device) MIGStrategy {
 // of decides on a device.
 func (o *offers) of(d Device) offer {
 	rule, view := o.rule(d), o.view(d)
+	if rule != nil && (view != hidden || rule.MIG != "") { // one that decides nothing is idle
+		o.hit[&rule.Select] = true
+	}
 	if why := o.kept(d, rule, view == hidden); why != "" {
 		return offer{refused: why}
 	}
@@ -136,7 +139,7 @@ func (o *offers) kept(d Device, rule *Rule, isHidden bool) string {
 // rule is the one that counts for a device; nil = none.
 func (o *offers) rule(d Device) *Rule {
 	for i := range o.Policy.Rules {
-		if r := &o.Policy.Rules[i]; o.selects(&r.Select, d) {
+		if r := &o.Policy.Rules[i]; r.Select.Selects(d) {
 			return r
 		}
 	}

@@ -148,3 +148,30 @@ func TestProfileOfWhatIsOffered(t *testing.T) {
 		}
 	}
 }
+
+// A rule that selects only what stands behind another view decides nothing, unless it is the strategy that it says.
+func TestRulesThatDecideNothing(t *testing.T) {
+	const idle = "p:1: selects no device of this machine, or only such as earlier rules select"
+	s := coretest.Cut(coretest.GPUs(2), 0, "1g.10gb", "1g.10gb")
+	ones := core.Selector{At: "p:1", Profiles: []string{"1g.*"}}
+	big := core.Selector{At: "p:1", Memory: core.Range{Min: 40 << 30}, Indices: on(0).Indices}
+	for name, tc := range map[string]struct {
+		mig  core.MIGStrategy
+		rule core.Rule
+		want string
+	}{
+		"instances, offered":                  {core.MIGMixed, core.Rule{Select: ones, Pool: "small"}, ""},
+		"instances, not offered":              {core.MIGNone, core.Rule{Select: ones, Pool: "small"}, idle},
+		"a GPU that is cut, itself":           {core.MIGMixed, core.Rule{Select: big, Pool: "big"}, idle},
+		"a GPU that is cut, and its strategy": {core.MIGMixed, core.Rule{Select: big, MIG: core.MIGMixed}, ""},
+		"a GPU that is cut, offered whole":    {core.MIGNone, core.Rule{Select: big, Pool: "big"}, ""},
+		"a GPU with its instances":            {core.MIGMixed, core.Rule{Select: on(0), Pool: "small"}, ""},
+		"a GPU that does not fit":             {core.MIGSingle, core.Rule{Select: on(1), Pool: "one"}, ""},
+	} {
+		cfg := core.DefaultConfig()
+		cfg.MIG, cfg.Policy.Rules = tc.mig, []core.Rule{tc.rule}
+		if got := strings.Join(core.Build(s, core.Ledger{}, cfg).Findings(), "; "); got != tc.want {
+			t.Errorf("%s: %q, want %q", name, got, tc.want)
+		}
+	}
+}
