@@ -3,8 +3,11 @@ package main
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/urfave/cli/v3"
+
+	"github.com/tandem-gpu/tandem/internal/policy"
 )
 
 // validate is the verb that reads flags, environment and configuration file, and says what is wrong with them.
@@ -21,8 +24,9 @@ func validate(w world, read func() (settings, error)) *cli.Command {
 			if err != nil {
 				return err
 			}
-			for _, note := range s.notes {
-				fmt.Fprintln(w.stdout, note)
+			said := policy.Result{Policy: s.core.Policy, MIG: s.core.MIG, MPSRoot: s.mpsRoot}
+			for _, line := range slices.Concat(s.notes, said.Words()) {
+				fmt.Fprintln(w.stdout, line)
 			}
 			_, err = fmt.Fprintln(w.stdout, "no problem")
 			return err

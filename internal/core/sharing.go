@@ -36,6 +36,21 @@ func (s Sharing) String() string {
 	return fmt.Sprintf("%s by %d", s.Mode, s.Replicas)
 }
 
+// Terms say all of how a device is shared, so that two ways never read the same.
+func (s Sharing) Terms() string {
+	text := s.String()
+	if s.Mode == TimeSlicing && s.OnePerRequest {
+		text += ", one a request"
+	}
+	if s.Memory > 0 {
+		text += fmt.Sprintf(", %d MiB each", s.Memory>>20)
+	}
+	if s.Threads > 0 {
+		text += fmt.Sprintf(", %d%% of the threads each", s.Threads)
+	}
+	return text
+}
+
 // mixed names the pools whose units are not alike: a request can't tell them apart.
 func mixed(units []Unit) (findings []string) {
 	first := map[string]Sharing{}
@@ -47,7 +62,7 @@ func mixed(units []Unit) (findings []string) {
 		} else if s != u.Sharing && !said[u.Pool] {
 			said[u.Pool] = true
 			findings = append(findings, fmt.Sprintf("pool %s has units that are shared differently (%s and %s): give them different names",
-				u.Pool, s, u.Sharing))
+				u.Pool, s.Terms(), u.Sharing.Terms()))
 		}
 	}
 	return findings

@@ -34,7 +34,7 @@ func (c *compiler) clashes(complete bool) {
 			said[e.pool] = true
 			c.errs = append(c.errs, problem{math.MaxInt, &core.ConfigError{
 				Key: strings.TrimSuffix(c.file, filepath.Base(c.file)) + e.at, Value: domain + e.pool,
-				Remedy: fmt.Sprintf("would be %s, but by %s it is %s: want another name for one of them", words(e.sharing), f.at, words(f.sharing)),
+				Remedy: fmt.Sprintf("would be %s, but by %s it is %s: want another name for one of them", e.sharing.Terms(), f.at, f.sharing.Terms()),
 			}})
 		}
 	}
@@ -105,19 +105,4 @@ func (c *compiler) shared(pool, at string) (ends []end) {
 		}
 	}
 	return append(ends, end{pool, core.Sharing{}, at})
-}
-
-// words say all of how devices are shared, so that two ways never read the same.
-func words(s core.Sharing) string {
-	text := s.String()
-	if s.Mode == core.TimeSlicing && s.OnePerRequest {
-		text += ", one a request"
-	}
-	if s.Memory > 0 {
-		text += fmt.Sprintf(", %dMiB each", s.Memory>>20)
-	}
-	if s.Threads > 0 {
-		text += fmt.Sprintf(", %d%% of the threads each", s.Threads)
-	}
-	return text
 }

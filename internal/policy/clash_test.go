@@ -52,7 +52,7 @@ policy:
   rules:
     - {select: {index: 0}, use: mps, replicas: 2, name: x, memory: 4GiB}
     - {select: {index: 1}, use: mps, replicas: 2, name: x, memory: 8GiB}
-`, `/c.yaml:5: policy.rules[1].select = "nvidia.com/x": would be mps by 2, 8192MiB each, but by c.yaml:4: policy.rules[0].select it is mps by 2, 4096MiB each: want another name for one of them`},
+`, `/c.yaml:5: policy.rules[1].select = "nvidia.com/x": would be mps by 2, 8192 MiB each, but by c.yaml:4: policy.rules[0].select it is mps by 2, 4096 MiB each: want another name for one of them`},
 		"a share called like the GPUs": {`
 policy:
   rules:
