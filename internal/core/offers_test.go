@@ -176,8 +176,17 @@ func TestFindingsWaitForEveryDevice(t *testing.T) {
 
 func TestSharingInWords(t *testing.T) {
 	for want, s := range map[string]core.Sharing{"exclusive": {}, "time-slicing by 4": sliced(4), "mps by 2": served(2)} {
-		if s.String() != want {
-			t.Errorf("%q, want %q", s, want)
+		if s.String() != want || s.Terms() != want {
+			t.Errorf("%q and %q, want %q", s, s.Terms(), want)
+		}
+	}
+	strict, limited := sliced(4), served(2)
+	strict.OnePerRequest, limited.Memory, limited.Threads = true, 4<<30, 25
+	for want, s := range map[string]core.Sharing{
+		"time-slicing by 4, one a request": strict, "mps by 2, 4096 MiB each, 25% of the threads each": limited,
+	} {
+		if s.Terms() != want {
+			t.Errorf("%q, want %q", s.Terms(), want)
 		}
 	}
 }
