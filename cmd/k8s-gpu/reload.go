@@ -69,7 +69,7 @@ func (l *lives) spend(ctx context.Context, s settings) (next settings, more bool
 	defer end()
 	ended, offers := make(chan error, 1), make(chan settings, 1)
 	go func() { ended <- l.live(life, s, offers, log) }()
-	came, hup := make(chan reading, 1), l.hup
+	came, hup, now := make(chan reading, 1), l.hup, s
 	for changed := false; !changed; {
 		select {
 		case err := <-ended:
@@ -85,9 +85,9 @@ func (l *lives) spend(ctx context.Context, s settings) (next settings, more bool
 			}()
 		case r := <-came:
 			hup = l.hup
-			if next, changed = r.s, l.judge(s, r, log); changed && next.isOfferOf(s) {
+			if next, changed = r.s, l.judge(now, r, log); changed && next.isOfferOf(now) {
 				replace(offers, next)
-				s, changed = next, false
+				now, changed = next, false
 			}
 		}
 	}
