@@ -5,6 +5,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"strings"
+	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core"
 )
@@ -144,19 +145,21 @@ func (t *truth) rename(n int, units func(devices ...string) []string) {
 	}
 }
 
-// going reports whether a unit is no more, though it may be listed for a while.
-func (t *truth) going(id string) bool {
+// going reports whether a unit is no more, though it may be listed for a while; or was no more a moment ago, as what
+// an orchestrator has may be of then.
+func (t *truth) going(id string, now time.Time) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return !t.gone[id].IsZero()
+	back, again := t.back[id]
+	return !t.gone[id].IsZero() || again && now.Sub(back) <= t.bound
 }
 
 // whole ends the storm if an orchestrator has shares of a device of which one is well and another is not.
-func (w *storm) whole(who string, view map[string]unit) {
+func (w *storm) whole(who string, view map[string]unit, now time.Time) {
 	said := map[string]bool{}
 	for id, u := range view {
 		device, _, shared := strings.Cut(id, "::")
-		if w.truth.going(id) {
+		if w.truth.going(id, now) {
 			continue
 		}
 		if well, ok := said[device]; shared && ok && well != u.healthy {

@@ -29,6 +29,7 @@ type truth struct {
 	slots  map[int]*slot
 	owner  map[string]int       // the slot of each unit that ever was
 	gone   map[string]time.Time // units that are no more, and since when
+	back   map[string]time.Time // units that are again, since when
 	former map[string]former    // devices that are no more, whatever they were offered as
 	new    map[string]time.Time // units that were seen before the truth was told of them, since when
 	driver time.Time            // since when it is unloaded; zero = it is not
@@ -57,7 +58,7 @@ type slot struct {
 }
 
 func newTruth(bound, hangs time.Duration) *truth {
-	return &truth{bound: bound, hangs: hangs, slots: map[int]*slot{}, owner: map[string]int{}, gone: map[string]time.Time{}, former: map[string]former{}, new: map[string]time.Time{}, claims: map[cause]int{}}
+	return &truth{bound: bound, hangs: hangs, slots: map[int]*slot{}, owner: map[string]int{}, gone: map[string]time.Time{}, back: map[string]time.Time{}, former: map[string]former{}, new: map[string]time.Time{}, claims: map[cause]int{}}
 }
 
 // own enters the GPU in a slot, the devices that are there to be offered, and the units of each. Those that were there
@@ -83,6 +84,9 @@ func (t *truth) own(n int, uuid string, devices []string, units func(devices ...
 	}
 	for _, id := range now {
 		t.owner[id] = n
+		if !t.gone[id].IsZero() {
+			t.back[id] = time.Now()
+		}
 		delete(t.gone, id)
 		delete(t.new, id)
 	}
@@ -195,6 +199,9 @@ func (t *truth) stall(d time.Duration) {
 	t.driver = later(t.driver)
 	for id, at := range t.gone {
 		t.gone[id] = later(at)
+	}
+	for id, at := range t.back {
+		t.back[id] = later(at)
 	}
 	for _, s := range t.slots {
 		for c, at := range s.bad {

@@ -56,8 +56,8 @@ func (e *eyes) look(w *storm) {
 	for id, u := range fromNomad {
 		w.judge("Nomad has", id, u.healthy, now)
 	}
-	w.whole("Nomad", fromNomad)
-	w.whole("the kubelet", fromKubelet)
+	w.whole("Nomad", fromNomad, now)
+	w.whole("the kubelet", fromKubelet, now)
 	e.compare(w, fromNomad, fromKubelet, now)
 }
 
