@@ -117,7 +117,7 @@ func (o *offers) of(d Device) offer {
 	case rule.Sharing == nil:
 		return o.share(d, pool)
 	case rule.Pool == "":
-		pool += rule.Sharing.Mode.suffix()
+		pool += rule.Sharing.Mode.Suffix()
 	}
 	return offer{pool: pool, sharing: *rule.Sharing}
 }

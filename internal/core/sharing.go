@@ -25,9 +25,9 @@ var sharingModes = [...]string{"exclusive", "time-slicing", "mps"}
 
 func (m SharingMode) String() string { return sharingModes[m] }
 
-// suffix ends the default name of a pool whose devices are shared by a rule, so that no request for a GPU of
+// Suffix ends the default name of a pool whose devices are shared by a rule, so that no request for a GPU of
 // one's own gets a share.
-func (m SharingMode) suffix() string { return [...]string{"", ".shared", ".mps"}[m] }
+func (m SharingMode) Suffix() string { return [...]string{"", ".shared", ".mps"}[m] }
 
 func (s Sharing) String() string {
 	if s.Mode == Exclusive {

@@ -54,7 +54,7 @@ func (c *compiler) ends(complete bool) (ends []end) {
 				continue
 			}
 			if r.Pool == "" {
-				pool += suffixes[r.Sharing.Mode]
+				pool += r.Sharing.Mode.Suffix()
 			}
 			ends = append(ends, end{pool, *r.Sharing, r.Select.At})
 		}
@@ -73,9 +73,6 @@ func (c *compiler) ends(complete bool) (ends []end) {
 	}
 	return ends
 }
-
-// suffixes are what core appends to the default name of a pool that a rule shares.
-var suffixes = map[core.SharingMode]string{core.TimeSlicing: ".shared", core.MPS: ".mps"}
 
 // poolsOf are those of a rule before its devices are shared, as far as they do not depend on the machine.
 func (c *compiler) poolsOf(r core.Rule) []string {

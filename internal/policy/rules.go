@@ -100,7 +100,7 @@ func (c *compiler) rule(v value) (core.Rule, bool) {
 	}
 	if r.Reserve == "" && r.Sharing != nil {
 		c.uses(f.at("use"), r.Sharing.Mode)
-		if suffix := suffixes[r.Sharing.Mode]; r.Pool == "" && len(suffix) > len(c.suffix) {
+		if suffix := r.Sharing.Mode.Suffix(); r.Pool == "" && len(suffix) > len(c.suffix) {
 			c.suffix = suffix
 		}
 	}
