@@ -32,6 +32,9 @@ func (p Placement) Covers(q Placement) bool {
 		(p.CI == Whole || p.CI == q.CI)
 }
 
+// Overlaps reports whether two placements share hardware: a GPU and its instances do, two instances do not.
+func (p Placement) Overlaps(q Placement) bool { return p.Covers(q) || q.Covers(p) }
+
 func (p Placement) String() string {
 	switch {
 	case p.GPU == "":

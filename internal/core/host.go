@@ -62,7 +62,7 @@ func (inv *Inventory) On(h Host, o Overlap) *Inventory {
 func (h Host) against(d Device) (found *Claim) {
 	for i := range h.Claims {
 		c := &h.Claims[i]
-		if (c.At.Covers(d.At) || d.At.Covers(c.At)) && (found == nil || c.Prior && !found.Prior) {
+		if c.At.Overlaps(d.At) && (found == nil || c.Prior && !found.Prior) {
 			found = c
 		}
 	}

@@ -37,7 +37,7 @@ func (s Selector) Selects(d Device) bool {
 		one(s.Indices, func(i DeviceIndex) bool {
 			return i.GPU == d.Index && (i.Instance < 0 || d.Profile != "" && i.Instance == d.Instance)
 		}) &&
-		one(s.Models, func(p string) bool { return matches(p, d.Model) || matches(p, d.gpuModel()) }) &&
+		one(s.Models, func(p string) bool { return matches(p, d.Model) || matches(p, d.Product()) }) &&
 		one(s.Profiles, func(p string) bool { return d.Profile != "" && matches(p, d.Profile) }) &&
 		(!s.Full || d.Profile == "") &&
 		s.Memory.holds(d.Memory)
@@ -48,8 +48,8 @@ func one[T comparable](values []T, holds func(T) bool) bool {
 	return len(values) == 0 || slices.ContainsFunc(values, holds)
 }
 
-// gpuModel is the product name without the profile that the name of a MIG instance ends with.
-func (d Device) gpuModel() string {
+// Product is the NVML product name of the GPU: without the profile that the name of a MIG instance ends with.
+func (d Device) Product() string {
 	model, _, _ := strings.Cut(d.Model, " MIG ")
 	return model
 }

@@ -43,9 +43,6 @@ func offerOf(inv *core.Inventory) offer {
 	return o
 }
 
-// overlap reports whether two placements share hardware: one covers the other.
-func overlap(a, b core.Placement) bool { return a.Covers(b) || b.Covers(a) }
-
 // before reports whether the claim c of agent a was made before d of agent b. Turns are given out in a critical
 // section and never twice; equal ones come from files that somebody has copied.
 func before(c claim, a string, d claim, b string) bool {
@@ -88,7 +85,7 @@ func settle(mine entry, others []entry, o offer, refuse bool, now time.Time) []c
 // preceded reports whether another agent has claimed the hardware of a claim before.
 func preceded(c claim, agent string, others []entry) bool {
 	for _, e := range others {
-		if slices.ContainsFunc(e.claims, func(d claim) bool { return overlap(c.at, d.at) && before(d, e.agent, c, agent) }) {
+		if slices.ContainsFunc(e.claims, func(d claim) bool { return c.at.Overlaps(d.at) && before(d, e.agent, c, agent) }) {
 			return true
 		}
 	}
@@ -118,7 +115,7 @@ func own(mine entry, o offer) []core.Placement {
 // contested counts the placements of an agent that another one claims, too.
 func contested(mine, other entry, o offer) (n int) {
 	for _, p := range own(mine, o) {
-		if slices.ContainsFunc(other.claims, func(c claim) bool { return overlap(p, c.at) }) {
+		if slices.ContainsFunc(other.claims, func(c claim) bool { return p.Overlaps(c.at) }) {
 			n++
 		}
 	}
@@ -134,7 +131,7 @@ func against(mine entry, others []entry, o offer) (claims []core.Claim) {
 		for _, c := range e.claims {
 			met := false
 			for _, p := range ours {
-				if overlap(p, c.at) {
+				if p.Overlaps(c.at) {
 					m := mine.on(p)
 					claims = append(claims, core.Claim{By: e.agent, At: p, Prior: m == nil || before(c, e.agent, *m, mine.agent)})
 					met = true

@@ -27,9 +27,6 @@ type daemons struct {
 	more  bool     // and those of pools with a default name, whatever GPUs and profiles there are
 }
 
-// mpsSuffix ends the default name of a pool that a rule shares by MPS: see core.SharingMode.
-const mpsSuffix = ".mps"
-
 // daemonsOf are those of a policy.
 func daemonsOf(p core.Policy, root string) daemons {
 	d := daemons{root: root}
@@ -64,7 +61,7 @@ func (d daemons) of(inv *core.Inventory) []string {
 		if d.more {
 			folders, _ := os.ReadDir(filepath.Join(d.root, domain)) // a folder that can't be read has no daemons
 			for _, f := range folders {
-				if strings.HasSuffix(f.Name(), mpsSuffix) {
+				if strings.HasSuffix(f.Name(), core.MPS.Suffix()) {
 					pools = append(pools, f.Name())
 				}
 			}

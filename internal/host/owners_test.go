@@ -30,7 +30,7 @@ func owners(t *testing.T, folder string) map[string][]core.Placement {
 		for _, b := range all[:i] {
 			for _, c := range a.claims {
 				for _, d := range b.claims {
-					if overlap(c.at, d.at) {
+					if c.at.Overlaps(d.at) {
 						t.Errorf("two owners: %s has %v, %s has %v", a.agent, c.at, b.agent, d.at)
 					}
 				}
@@ -72,7 +72,7 @@ func TestNeverTwoOwners(t *testing.T) {
 				}
 				mine := owners(t, folder)[agent]
 				for _, p := range wanted {
-					lost := slices.ContainsFunc(v.claims, func(c core.Claim) bool { return c.Prior && overlap(c.At, p) })
+					lost := slices.ContainsFunc(v.claims, func(c core.Claim) bool { return c.Prior && c.At.Overlaps(p) })
 					if has := slices.Contains(mine, p); has == lost {
 						t.Errorf("%s and %v: claimed %v, another's %v", agent, p, has, lost)
 					}

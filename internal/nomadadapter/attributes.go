@@ -3,7 +3,6 @@ package nomadadapter
 import (
 	"maps"
 	"strconv"
-	"strings"
 
 	"github.com/hashicorp/nomad/plugins/shared/structs"
 
@@ -66,8 +65,7 @@ func attributesOf(driver core.Driver, u core.Unit) attributes {
 	if d.Compute != (core.Compute{}) {
 		all.word("compute_capability", d.Compute.String())
 	}
-	product, _, _ := strings.Cut(d.Model, " MIG ")
-	all.word("product", product)
+	all.word("product", d.Product())
 	all.word("architecture", d.Architecture)
 	all.word("brand", d.Brand)
 	all.word("ecc_mode", d.ECC.String())

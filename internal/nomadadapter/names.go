@@ -56,7 +56,7 @@ func typeOf(m core.SharingMode) string {
 
 // named reports whether a unit's pool has its name from the policy.
 func named(u core.Unit) bool {
-	pool := strings.TrimSuffix(strings.TrimSuffix(u.Pool, ".shared"), ".mps")
+	pool := strings.TrimSuffix(strings.TrimSuffix(u.Pool, core.TimeSlicing.Suffix()), core.MPS.Suffix())
 	return pool != core.DefaultPool && (u.Device.Profile == "" || pool != core.MIGPool(u.Device.Profile))
 }
 
