@@ -31,7 +31,7 @@ type shared struct {
 // they say about the offer.
 func (a *shared) live(ctx context.Context, s settings, offers <-chan settings, log *slog.Logger) error {
 	from := sources.Open(s.health, s.core, s.mpsSeen, agentName, log)
-	machine := monitor.New(opener(s), s.core, log, a.past.on(from.Store()))
+	machine := monitor.New(opener(s), s.core, log, a.past.on(from.Store(), from.Boot))
 	machine.Expect(func() string { return nvidia.Presence(s.core.Roots) })
 	adapter := kubeadapter.New(machine, kubeadapter.Options{
 		KubeletSocket: s.kubeletSocket, DevRoot: s.devRoot, MPSRoot: s.mpsRoot, Log: log,

@@ -196,12 +196,13 @@ func TestABadStartIsAnError(t *testing.T) {
 // A store that comes back late overwrites nothing that the next life knows.
 func TestThePastIsTheLatestLifes(t *testing.T) {
 	p := &past{}
-	first := p.on(nil)
+	boot := func() core.Boot { return core.Boot{} }
+	first := p.on(nil, boot)
 	if r, boot := first.Load(); boot != "" || r.Boot != "" {
 		t.Errorf("a first life knows %+v", r)
 	}
 	first.Save(core.Record{Boot: "b", Driver: "1"})
-	second := p.on(nil)
+	second := p.on(nil, boot)
 	first.Save(core.Record{Boot: "b", Driver: "0"})
 	if r, boot := second.Load(); r.Driver != "1" || boot != "b" {
 		t.Errorf("the second life knows %+v of boot %q", r, boot)

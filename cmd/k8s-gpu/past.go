@@ -2,6 +2,7 @@ package main
 
 import (
 	"sync"
+	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
@@ -31,11 +32,11 @@ func (p *past) offers(resources []string) {
 }
 
 // on returns the store of the next life, whose history is on disk, too, unless that is nil. Earlier ones keep
-// nothing any more: one that hangs in a disk comes back late.
-func (p *past) on(disk monitor.Store) monitor.Store {
+// nothing any more: one that hangs in a disk comes back late. boot reads the present boot of the machine.
+func (p *past) on(disk monitor.Store, boot func() core.Boot) monitor.Store {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.latest = &store{past: p, disk: disk}
+	p.latest = &store{past: p, disk: disk, boot: boot}
 	return p.latest
 }
 
@@ -43,15 +44,18 @@ func (p *past) on(disk monitor.Store) monitor.Store {
 type store struct {
 	past *past
 	disk monitor.Store
+	boot func() core.Boot
 }
 
-// Load implements monitor.Store. The machine has not booted since an earlier life of this process.
+// Load implements monitor.Store. The machine has not booted since an earlier life of this process, but its wall clock may
+// have jumped.
 func (s *store) Load() (core.Record, string) {
 	if r := s.past.last(); r != nil {
-		return *r, r.Boot
+		return r.Rebase(core.Boot{ID: r.Boot, At: s.boot().At}, time.Now()), r.Boot
 	}
 	if s.disk == nil {
-		return core.Record{}, ""
+		boot := s.boot()
+		return core.Record{Boot: boot.ID, Booted: boot.At}, boot.ID
 	}
 	return s.disk.Load()
 }

@@ -36,7 +36,10 @@ type fate struct {
 	patients []*patient
 	driver   bool // it can be asked
 	boot     int
+	booted   time.Time
 	read     time.Time
+	jumps    *rand.Rand      // by which the wall clock jumps at times; nil = it does not
+	jumped   time.Duration   // by how much in all
 	log      []func() string // what happened, for who has to find out why
 	bug      string          // what must not have happened
 }
@@ -61,7 +64,8 @@ func newFate(seed uint64) *fate {
 	if f.oneIn(2) {
 		f.cfg.Health.MaxRecoveries = 1000
 	}
-	f.state = core.NewState(f.cfg)
+	f.booted = f.now
+	f.state = core.Restore(f.cfg, core.Record{Boot: "a", Booted: f.booted}, "a")
 	f.look(pace)
 	return f
 }

@@ -67,7 +67,7 @@ func TestRefusedOrders(t *testing.T) {
 	}{
 		{"verified before the fault", core.Order{GPU: a.GPU, Verified: dawn}, new(*core.NewerFaultError)},
 		{"verified before one of the faults", core.Order{GPU: a.GPU, Cause: "XID_95", Verified: dawn.Add(pace)}, new(*core.NewerFaultError)},
-		{"verified in the future", core.Order{GPU: a.GPU, Verified: later.Add(time.Second)}, new(*core.ConfigError)},
+		{"verified in the future", core.Order{GPU: a.GPU, Verified: later.Add(time.Minute)}, new(*core.ConfigError)},
 		{"no such cause", core.Order{GPU: a.GPU, Cause: "XID_96"}, new(*core.NoConditionError)},
 		{"no such GPU", core.Order{GPU: "GPU-z"}, new(*core.NoConditionError)},
 		{"a GPU that is well", core.Order{GPU: b.GPU}, new(*core.NoConditionError)},

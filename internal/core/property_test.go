@@ -25,14 +25,19 @@ func (f *fate) loseDriver() {
 func (f *fate) restart(reboot bool) {
 	f.note("a restart; of the machine: %t", reboot)
 	record := f.state.Record(string(rune('a' + f.boot)))
+	if f.jumps != nil && !reboot {
+		f.jump()
+	}
 	if reboot {
 		f.boot++
+		f.booted = f.now
 		for _, p := range f.patients {
 			p.renew()
 			p.mute, p.demand, p.lost, p.reloaded, p.renewed = 0, 0, false, false, false
 		}
 	}
-	f.state = core.Restore(f.cfg, record, string(rune('a'+f.boot)))
+	boot := core.Boot{ID: string(rune('a' + f.boot)), At: f.booted}
+	f.state = core.Restore(f.cfg, record.Rebase(boot, f.now), boot.ID)
 	f.driver, f.read = true, time.Time{}
 	f.look(pace)
 }

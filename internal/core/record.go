@@ -11,6 +11,8 @@ import (
 // Its JSON form is what the state file holds.
 type Record struct {
 	Boot       string      // of the machine: /proc/sys/kernel/random/boot_id
+	Booted     time.Time   `json:",omitzero"`  // its moment, on the clock of the times below; zero = unknown
+	Unread     bool        `json:",omitempty"` // devices and links are those of an earlier boot: the driver has not been read in this one
 	Driver     string      // version of the driver that was asked last
 	Away       Maintenance `json:",omitzero"`
 	Devices    []Device
@@ -19,17 +21,14 @@ type Record struct {
 	Charts     map[DeviceID]Chart
 }
 
-// Record is the state to keep. Rehearsals, and what only this process can know, are left out.
+// Record is the state to keep; boot is the machine's boot id. Rehearsals, and what only this process can know, are left out.
 func (s State) Record(boot string) Record {
 	r := Record{
-		Boot: boot, Driver: s.Ledger.driver, Away: s.Away,
+		Boot: boot, Booted: s.booted, Driver: s.Ledger.driver, Away: s.Away,
 		Devices: slices.Clone(s.Snapshot.Devices), Links: s.Snapshot.NVLinks(), Charts: map[DeviceID]Chart{},
 	}
 	if s.prior != nil {
-		r.Devices, r.Links = slices.Clone(s.prior), slices.Clone(s.links)
-		if s.rebooted {
-			r.Boot = s.before // nothing is known of this one yet
-		}
+		r.Devices, r.Links, r.Unread = slices.Clone(s.prior), slices.Clone(s.links), s.rebooted
 	}
 	for _, c := range s.Ledger.conditions {
 		if c.At.GPU != "" && !c.Simulated && c.Reason != ReasonUnchecked {
@@ -43,12 +42,13 @@ func (s State) Record(boot string) Record {
 }
 
 // Restore is the state that follows from a record: nothing is offered before the driver was asked, but what
-// stood still stands. A reboot is evidence for what it clears; what only an operator can clear outlives it.
+// stood still stands. A reboot is evidence for what it clears; what only an operator can clear outlives it. The times of r
+// are on the present clock: see Record.Rebase.
 func Restore(cfg Config, r Record, boot string) State {
 	s := NewState(cfg)
 	rebooted := r.Boot != boot
 	known := NewSnapshot(Snapshot{Devices: r.Devices, Links: r.Links})
-	s.prior, s.links, s.before, s.rebooted = known.Devices, known.Links, r.Boot, rebooted
+	s.prior, s.links, s.booted, s.rebooted = known.Devices, known.Links, r.Booted, rebooted || r.Unread
 	if !rebooted { // which ends a maintenance, and loads the driver anew anyhow
 		s.Ledger.driver, s.Away = r.Driver, r.Away
 	}

@@ -15,12 +15,12 @@ type State struct {
 	Host      Host
 	Away      Maintenance // the zero value while the driver may be asked
 
-	// prior are the devices of an earlier life of the agent, until the first reading shows what became of
-	// them; of an earlier life of the machine too, if rebooted. before is the boot id of that life.
+	// prior are the devices of an earlier process of the agent, until the first reading shows what became of
+	// them; of an earlier boot of the machine too, if rebooted.
 	prior    []Device
 	links    []Link // between those
-	before   string
 	rebooted bool
+	booted   time.Time // when the machine booted; zero = unknown
 }
 
 // NewState is the state before anybody has asked the driver.
@@ -103,7 +103,11 @@ func (s State) remembered(p HealthPolicy, now time.Time, devices []Device, readi
 	}
 	lost := func(d Device) bool {
 		return slices.ContainsFunc(s.Ledger.conditions, func(c Condition) bool {
-			return c.At == WholeGPU(d.At.GPU) && c.Reason == ReasonLost && now.Sub(c.Last) >= p.Forget
+			since := c.Last
+			if s.booted.After(since) {
+				since = s.booted // how long the machine was off is unknown: the wall clock may have jumped at the boot
+			}
+			return c.At == WholeGPU(d.At.GPU) && c.Reason == ReasonLost && now.Sub(since) >= p.Forget
 		})
 	}
 	return slices.DeleteFunc(slices.Clone(devices), func(d Device) bool { return lost(d) && !listed(d) })

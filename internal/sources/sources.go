@@ -23,6 +23,7 @@ import (
 // for concurrent use.
 type Sources struct {
 	log      *slog.Logger
+	proc     string // procfs root
 	path     string // of the kernel log; "" = it is not read
 	optional bool   // nobody minds if it can't be
 	failure  atomic.Pointer[error]
@@ -33,13 +34,18 @@ type Sources struct {
 // Open names the sources of an agent with that configuration; mpsRoot is where this process sees the folders of the MPS
 // control daemons. Nothing is read yet, but for the machine's boot id.
 func Open(v healthconfig.Values, cfg core.Config, mpsRoot, agent string, log *slog.Logger) *Sources {
-	s := &Sources{log: log, path: v.KernelLog, optional: v.Optional}
+	s := &Sources{log: log, proc: cfg.Roots.Proc, path: v.KernelLog, optional: v.Optional}
 	if v.StateDir != "" {
 		s.history = statefile.Open(v.StateDir, agent, cfg.Roots.Proc, log)
 	}
-	boot, _ := statefile.BootID(cfg.Roots.Proc) // the history says it if that fails
-	s.host = host.New(host.Options{Agent: agent, StateDir: v.StateDir, BootID: boot, MPSRoot: mpsRoot, Config: cfg, Log: log})
+	s.host = host.New(host.Options{Agent: agent, StateDir: v.StateDir, BootID: s.Boot().ID, MPSRoot: mpsRoot, Config: cfg, Log: log})
 	return s
+}
+
+// Boot reads the present boot of the machine; what can't be read is unknown.
+func (s *Sources) Boot() core.Boot {
+	boot, _ := statefile.ReadBoot(s.proc) // the history says it if that fails
+	return boot
 }
 
 // Host watches what the host has beside the driver.
@@ -115,7 +121,7 @@ func Reading(ctx context.Context, open func() (monitor.Session, error), cfg core
 		history = statefile.Peek(stateDir, agent, cfg.Roots.Proc)
 		state = inspect.ReadAfter(ctx, open, cfg, history)
 	}
-	boot, _ := statefile.BootID(cfg.Roots.Proc) // the history says it if that fails
-	found := host.Peek(host.Options{Agent: agent, StateDir: stateDir, BootID: boot, MPSRoot: mpsRoot, Config: cfg}, state.Inventory)
+	boot, _ := statefile.ReadBoot(cfg.Roots.Proc) // the history says it if that fails
+	found := host.Peek(host.Options{Agent: agent, StateDir: stateDir, BootID: boot.ID, MPSRoot: mpsRoot, Config: cfg}, state.Inventory)
 	return inspect.DescribeState(state.On(cfg, time.Now(), found), cfg, historyNotes(history)...)
 }

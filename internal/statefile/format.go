@@ -26,6 +26,8 @@ type lenient struct {
 	Agent   string
 	Record  struct {
 		Boot       string
+		Booted     json.RawMessage
+		Unread     bool
 		Driver     string
 		Away       json.RawMessage
 		Devices    []json.RawMessage
@@ -60,6 +62,12 @@ func decode(text []byte, agent string) (r core.Record, skipped []error, err erro
 		skipped = append(skipped, fmt.Errorf("%s %v: %w", what, i, err))
 	}
 	r.Boot, r.Driver = e.Record.Boot, e.Record.Driver
+	r.Unread = e.Record.Unread
+	if e.Record.Booted != nil {
+		if err := json.Unmarshal(e.Record.Booted, &r.Booted); err != nil {
+			skip("boot moment", "", err)
+		}
+	}
 	if e.Record.Away != nil {
 		var away core.Maintenance
 		if err := json.Unmarshal(e.Record.Away, &away); err != nil {

@@ -4,7 +4,6 @@ package statefile
 
 import (
 	"bytes"
-	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -14,6 +13,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/google/renameio/v2"
 
@@ -29,20 +29,20 @@ var _ monitor.Store = (*File)(nil)
 // File is the history of one agent in <dir>/<agent>.json. Make one with Open. Load comes before the first
 // Save, and both are called from one goroutine at a time; Problem may be called from any.
 type File struct {
-	agent, path, bootID string
-	log                 *slog.Logger
-	last                []byte // what the file holds; nil = unknown
-	untouched           bool   // it is another's: read only
+	agent, path, proc string
+	log               *slog.Logger
+	last              []byte // what the file holds; nil = unknown
+	untouched         bool   // it is another's: read only
 
 	mu     sync.Mutex
 	unkept string // why the latest Save failed
 	noBoot string // why the boot id is unknown
 }
 
-// Open names the file; the folder is made when there is something to keep. The boot id is read beneath
+// Open names the file; the folder is made when there is something to keep. Boot id and uptime are read beneath
 // procRoot; "" is /proc.
 func Open(dir, agent, procRoot string, log *slog.Logger) *File {
-	return &File{agent: agent, path: filepath.Join(dir, agent+".json"), log: log, bootID: bootIDPath(procRoot)}
+	return &File{agent: agent, path: filepath.Join(dir, agent+".json"), log: log, proc: procRoot}
 }
 
 // Peek names the file of an agent for one who is not the agent: it is read, and nothing is changed, made or
@@ -63,47 +63,29 @@ func (f *File) Problem() string {
 	return f.noBoot
 }
 
-// Load returns what was kept, empty if that is nothing, and the machine's boot id. What can't be read is kept
-// aside as <file>.broken. Where either boot id is unknown the other one is taken for both: not to know is no
-// sign of a reboot.
+// Load returns what was kept, empty if that is nothing, and the machine's boot id. Its times are on the wall clock as it is
+// now. What can't be read is kept aside as <file>.broken. Where either boot id is unknown the other one is taken for both:
+// not to know is no sign of a reboot.
 func (f *File) Load() (core.Record, string) {
 	if !f.untouched {
 		f.tidy()
 	}
 	r := f.read()
-	boot, err := f.boot()
+	boot, err := ReadBoot(f.proc)
 	if err != nil {
 		f.log.Warn("the boot id can't be read: a reboot is not noticed", "error", err)
 		f.mu.Lock()
 		f.noBoot = "a reboot is not noticed: " + err.Error()
 		f.mu.Unlock()
-		boot = r.Boot
 	}
-	if r.Boot == "" {
-		r.Boot = boot
+	r = r.Rebase(boot, time.Now())
+	switch {
+	case boot.ID == "":
+		boot.ID = r.Boot
+	case r.Boot == "":
+		r.Boot = boot.ID
 	}
-	return r, boot
-}
-
-func (f *File) boot() (string, error) { return readBootID(f.bootID) }
-
-// BootID is the machine's, beneath procRoot; "" is /proc. It is another after each boot.
-func BootID(procRoot string) (string, error) { return readBootID(bootIDPath(procRoot)) }
-
-func bootIDPath(procRoot string) string {
-	return filepath.Join(cmp.Or(procRoot, "/proc"), "sys/kernel/random/boot_id") // random(4)
-}
-
-func readBootID(path string) (string, error) {
-	text, err := os.ReadFile(path)
-	if err != nil {
-		return "", err
-	}
-	boot := strings.TrimSpace(string(text))
-	if boot == "" {
-		return "", fmt.Errorf("%s is empty", path)
-	}
-	return boot, nil
+	return r, boot.ID
 }
 
 // read is the record in the file.

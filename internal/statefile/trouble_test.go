@@ -3,11 +3,13 @@ package statefile_test
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/statefile"
@@ -241,5 +243,36 @@ func TestBoot(t *testing.T) {
 	d.open().Save(core.Record{})
 	if r, boot := d.open().Load(); r.Boot != "b00t" || boot != "b00t" {
 		t.Errorf("taken for a reboot: %q, %q", r.Boot, boot)
+	}
+}
+
+// The wall clock is set while no agent runs. Times in the history keep their distance from now, which the uptime shows.
+func TestHistoryFollowsTheWallClock(t *testing.T) {
+	d := newDisk(t)
+	uptime := func(since time.Duration) {
+		text := fmt.Sprintf("%.2f 12345.67\n", since.Seconds())
+		if err := os.WriteFile(filepath.Join(d.proc, "uptime"), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	uptime(2 * time.Hour)
+	r, boot := d.open().Load()
+	r.Boot, r.Driver = boot, "580"
+	lost := time.Now().Add(-100 * time.Minute)
+	r.Conditions = []core.Condition{{At: core.WholeGPU("GPU-a"), Reason: core.ReasonLost, State: core.GPULost, Since: lost, Last: lost, Count: 1}}
+	d.open().Save(r)
+	for _, since := range []time.Duration{2 * time.Hour, 26 * time.Hour, time.Hour} { // the clock is right, a day behind, an hour ahead
+		uptime(since)
+		r, _ := d.open().Load()
+		want := lost.Add(2*time.Hour - since)
+		if got := r.Conditions[0].Last; got.Sub(want).Abs() > 2*time.Second {
+			t.Errorf("up %v: lost at %v, want %v", since, got, want)
+		}
+	}
+	if err := os.Remove(filepath.Join(d.proc, "uptime")); err != nil {
+		t.Fatal(err)
+	}
+	if r, _ := d.open().Load(); !r.Conditions[0].Last.Equal(lost) {
+		t.Errorf("without an uptime: lost at %v, was %v", r.Conditions[0].Last, lost)
 	}
 }

@@ -77,7 +77,10 @@ func (m *Monitor) Resume(ctx context.Context) error {
 	})
 }
 
-func (m *Monitor) isAway() bool { return m.State().Away.On(time.Now()) }
+func (m *Monitor) isAway() bool {
+	now := m.now()
+	return m.State().Away.On(now)
+}
 
 // away sits out a maintenance, if there is one.
 //
@@ -86,7 +89,9 @@ func (m *Monitor) isAway() bool { return m.State().Away.On(time.Now()) }
 //	adapters healthy ............ maintenance ................................... healthy
 func (m *Monitor) away(ctx context.Context) {
 	for m.isAway() && ctx.Err() == nil {
-		m.publish(m.State().Leave(m.cfg, time.Now(), m.State().Away)) // an agent that has just started knows only that
+		m.update(func(s core.State, now time.Time) core.State {
+			return s.Leave(m.cfg, now, s.Away) // an agent that has just started knows only that
+		})
 		if _, err := standby[struct{}](ctx, m, nil); errors.Is(err, errAway) {
 			m.log.Info("maintenance is over")
 		}

@@ -97,7 +97,7 @@ func (m *Monitor) follow(ctx context.Context, s Session, over chan<- struct{}) e
 func (m *Monitor) take(r result) bool {
 	switch r.request {
 	case readSnapshot:
-		return m.publish(m.State().Read(m.cfg, time.Now(), r.snapshot, r.obs...))
+		return m.update(func(s core.State, now time.Time) core.State { return s.Read(m.cfg, now, r.snapshot, r.obs...) })
 	case readProbe:
 		return m.observe(r.obs...)
 	case readUsage: // answered by wishes.done

@@ -149,11 +149,12 @@ func (m *Monitor) recall(ctx context.Context) {
 		select {
 		case h := <-came:
 			m.keeper.boot = h.boot
+			m.now() // the record is on the wall clock as it is now
 			m.cell.Replace(core.Restore(m.cfg, h.record, h.boot))
 			return
 		case <-slow.C:
 			m.log.Error("the health history can't be read and nothing is offered without it: does the disk hang?")
-			m.publish(m.State().Read(m.cfg, time.Now(), core.NoDriver(core.DriverPending, "the health history is not read yet: does the disk hang?")))
+			m.readNothing(core.DriverPending, "the health history is not read yet: does the disk hang?")
 		case <-ctx.Done():
 			m.store = nil
 			return

@@ -88,6 +88,7 @@ type Monitor struct {
 	said   said
 	held   *Cell[<-chan struct{}] // closed when the latest session holds nothing any more; nil = there was none
 	keeper keeper
+	clock  *clock // Run's own
 	gauges gauges
 	board  *pulse.Board
 	turns  *pulse.Loop // Run's own
@@ -108,7 +109,7 @@ func New(open func() (Session, error), cfg core.Config, log *slog.Logger, store 
 		cell:  NewCell(core.NewState(cfg)),
 		usage: make(chan usageRequest), orders: make(chan order), told: make(chan core.Observation, 256),
 		host: NewCell(core.Host{}), moved: make(chan struct{}, 1),
-		held: NewCell[<-chan struct{}](nil), keeper: newKeeper(store), board: pulse.NewBoard(),
+		held: NewCell[<-chan struct{}](nil), keeper: newKeeper(store), clock: newClock(time.Now), board: pulse.NewBoard(),
 	}
 }
 
@@ -204,12 +205,17 @@ func (m *Monitor) noDriver(err error) {
 	if errors.Is(err, core.ErrNoDriver) {
 		state = core.DriverAbsent
 	}
-	m.publish(m.State().Read(m.cfg, time.Now(), core.NoDriver(state, err.Error())))
+	m.readNothing(state, err.Error())
+}
+
+// readNothing takes in that the driver can't be read, and why.
+func (m *Monitor) readNothing(driver core.DriverState, why string) {
+	m.update(func(s core.State, now time.Time) core.State { return s.Read(m.cfg, now, core.NoDriver(driver, why)) })
 }
 
 // observe takes in what happened; without observations it lets the time pass.
 func (m *Monitor) observe(obs ...core.Observation) (changed bool) {
-	return m.publish(m.State().Observe(m.cfg, time.Now(), obs...))
+	return m.update(func(s core.State, now time.Time) core.State { return s.Observe(m.cfg, now, obs...) })
 }
 
 // publish stores a state, and logs in what its inventory differs from the one before. Only Run's goroutine

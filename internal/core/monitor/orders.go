@@ -46,7 +46,9 @@ func (m *Monitor) arrive() {
 }
 
 // settle takes in the latest that was told of the host.
-func (m *Monitor) settle() { m.publish(m.State().On(m.cfg, time.Now(), m.host.Load())) }
+func (m *Monitor) settle() {
+	m.update(func(s core.State, now time.Time) core.State { return s.On(m.cfg, now, m.host.Load()) })
+}
 
 // Reserved tells that units were handed out to new work. It never blocks.
 func (m *Monitor) Reserved(devices []core.Device) {
@@ -88,7 +90,8 @@ func (m *Monitor) order(ctx context.Context, change func(core.State, time.Time) 
 }
 
 func (m *Monitor) obey(o order) {
-	next, err := o.change(m.State(), time.Now())
+	now := m.now()
+	next, err := o.change(m.State(), now)
 	if err == nil {
 		m.publish(next)
 	}

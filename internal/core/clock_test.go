@@ -1,0 +1,135 @@
+package core_test
+
+import (
+	stdcmp "cmp"
+	"math/rand/v2"
+	"reflect"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
+)
+
+// whole compares everything, also what is not exported.
+var whole = cmp.Exporter(func(reflect.Type) bool { return true })
+
+// jump sets the wall clock, and with it the boot moment as it is computed from the uptime.
+func (f *fate) jump() {
+	d := time.Duration(f.jumps.Int64N(int64(96*time.Hour))-int64(48*time.Hour)) / time.Second * time.Second
+	if f.jumps.IntN(4) == 0 {
+		d = time.Duration(f.jumps.IntN(2)-1) * 365 * 24 * time.Hour
+	}
+	f.now, f.booted, f.read, f.jumped = f.now.Add(d), f.booted.Add(d), f.read.Add(d), f.jumped+d
+}
+
+// Two machines live through the same random faults, recoveries, orders and restarts. The wall clock of one of them jumps
+// by days, in both directions, while its agent runs and while it does not. What is known of both is the same throughout.
+func TestClockJumpsChangeNothing(t *testing.T) {
+	for seed := range uint64(60) {
+		steady, jumping := newFate(seed), newFate(seed)
+		jumping.jumps = rand.New(rand.NewPCG(seed, 7))
+		for step := range 200 {
+			if jumping.jumps.IntN(5) == 0 {
+				was := jumping.jumped
+				jumping.jump()
+				jumping.state = jumping.state.Shift(jumping.jumped - was)
+			}
+			steady.step()
+			jumping.step()
+			if step%5 != 0 {
+				continue
+			}
+			want, got := steady.state.Record("boot"), jumping.state.Shift(-jumping.jumped).Record("boot")
+			if diff := cmp.Diff(want, got, whole); diff != "" {
+				t.Fatalf("seed %d, step %d, clock set by %v in all: %s", seed, step, jumping.jumped, diff)
+			}
+		}
+	}
+}
+
+// kept is the record of a GPU with an XID, two minutes after it, by an agent that knows when the machine booted.
+func kept(t *testing.T) (*life, core.Record) {
+	l := live(t, coretest.GPUs(2))
+	l.state = core.Restore(l.cfg, core.Record{Boot: "a", Booted: dawn.Add(-time.Hour)}, "a")
+	l.read(1)
+	l.see(xid(gpu(1), 119))
+	l.read(12)
+	return l, l.state.Record("a")
+}
+
+func TestRecordIsMovedToThePresentClock(t *testing.T) {
+	l, r := kept(t)
+	booted, at := r.Booted, r.Conditions[0].Last // the latest event in it
+	in := func(d time.Duration) time.Time { return l.now.Add(d) }
+	for _, tc := range []struct {
+		name       string
+		boot       core.Boot
+		now        time.Time // by the wall clock
+		want       time.Time // of the XID
+		wantBooted time.Time
+	}{
+		{"nothing jumped", core.Boot{ID: "a", At: booted}, in(time.Minute), at, booted},
+		{"slewed by NTP", core.Boot{ID: "a", At: booted.Add(time.Second / 2)}, in(time.Minute), at, booted},
+		{"forward", core.Boot{ID: "a", At: booted.Add(26 * time.Hour)}, in(27 * time.Hour), at.Add(26 * time.Hour), booted.Add(26 * time.Hour)},
+		{"back", core.Boot{ID: "a", At: booted.Add(-26 * time.Hour)}, in(-25 * time.Hour), at.Add(-26 * time.Hour), booted.Add(-26 * time.Hour)},
+		{"back, uptime unknown", core.Boot{ID: "a"}, in(-2 * time.Hour), in(-2 * time.Hour), booted.Add(in(-2 * time.Hour).Sub(at))},
+		{"back, boot id unknown", core.Boot{At: booted.Add(-2 * time.Hour)}, in(-2 * time.Hour), in(-2 * time.Hour), booted.Add(-2 * time.Hour)},
+		{"a reboot", core.Boot{ID: "b", At: in(time.Minute)}, in(2 * time.Minute), at, in(time.Minute)},
+		{"a reboot, clock behind", core.Boot{ID: "b", At: in(-time.Hour)}, in(-time.Minute), in(-time.Hour), in(-time.Hour)},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			got := r.Rebase(tc.boot, tc.now)
+			if c := got.Conditions[0]; !c.Last.Equal(tc.want) || !c.Since.Equal(tc.want) {
+				t.Errorf("the XID is at %v, want %v", c.Last, tc.want)
+			}
+			if !got.Booted.Equal(tc.wantBooted) {
+				t.Errorf("booted at %v, want %v", got.Booted, tc.wantBooted)
+			}
+			got.Boot = stdcmp.Or(tc.boot.ID, got.Boot)
+			if diff := cmp.Diff(got, got.Rebase(tc.boot, tc.now), whole); diff != "" {
+				t.Errorf("a second time changes it again: %s", diff)
+			}
+		})
+	}
+}
+
+// A GPU that is gone is listed as lost for a day. How long the machine was off is unknown: its clock may be wrong at boot.
+func TestLostGPUIsNotForgottenByAClockThatIsAheadAtBoot(t *testing.T) {
+	l, _ := kept(t)
+	l.machine = coretest.GPUs(1)
+	l.read(2)
+	r := l.state.Record("a")
+	l.now = l.now.Add(25 * time.Hour) // of which two minutes are real
+	boot := core.Boot{ID: "b", At: l.now.Add(-time.Minute)}
+	l.state = core.Restore(l.cfg, r.Rebase(boot, l.now), boot.ID)
+	l.read(1)
+	l.expect("after the boot", map[core.DeviceID]string{coretest.GPU(0): "healthy ", coretest.GPU(1): "lost LOST"})
+	l.now = l.now.Add(l.cfg.Health.Forget)
+	l.read(2)
+	l.expect("a day later", map[core.DeviceID]string{coretest.GPU(0): "healthy "})
+}
+
+// Another process takes over after a reboot, before the driver was there, as after a change of the configuration. Both
+// are of the new boot.
+func TestRecordIsOfThePresentBootBeforeTheDriverIsRead(t *testing.T) {
+	l := live(t, coretest.GPUs(2))
+	l.restart("a", "b")
+	l.noDriver(core.DriverAbsent)
+	if r := l.state.Record("b"); r.Boot != "b" || !r.Unread {
+		t.Errorf("boot %q, unread %t", r.Boot, r.Unread)
+	}
+	l.restart("b", "b")
+	l.noDriver(core.DriverAbsent)
+	l.expect("no driver since the reboot", map[core.DeviceID]string{})
+	l.read(2)
+	if r := l.state.Record("b"); r.Unread {
+		t.Error("unread")
+	}
+	l.see(xid(gpu(1), 119))
+	l.restart("b", "b")
+	l.read(1)
+	l.expect("restarted", map[core.DeviceID]string{coretest.GPU(0): "healthy ", coretest.GPU(1): "unhealthy XID_119"})
+}

@@ -1,0 +1,120 @@
+package monitor_test
+
+import (
+	"context"
+	"log/slog"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/monitor"
+)
+
+// wall is a wall clock that can be set while the monotonic clock goes on.
+type wall struct{ ahead atomic.Int64 }
+
+func (w *wall) now() time.Time       { return time.Now().Add(time.Duration(w.ahead.Load())) }
+func (w *wall) jump(d time.Duration) { w.ahead.Add(int64(d)) }
+
+// runBy is run by a wall clock of its own.
+func runBy(t *testing.T, m *coretest.Machine) (*running, *wall) {
+	t.Helper()
+	w, cfg := &wall{}, core.DefaultConfig()
+	cfg.Health.Forget = 30 * time.Minute
+	ctx, cancel := context.WithCancel(t.Context())
+	r := &running{t: t, Monitor: monitor.New(m.Open, cfg, slog.New(slog.DiscardHandler), nil)}
+	r.SetWallClock(w.now)
+	done := make(chan error, 1)
+	go func() { done <- r.Run(ctx) }()
+	t.Cleanup(func() { cancel(); <-done })
+	return r, w
+}
+
+// Whatever waits for a time to pass waits for as long as it would have, when the wall clock jumps in either direction.
+func TestWaitsIgnoreJumpsOfTheWallClock(t *testing.T) {
+	sick := func(r *running, m *coretest.Machine) {
+		m.Raise(core.Observation{At: core.WholeGPU(coretest.GPU(1)), Kind: core.XID, Code: 119})
+		r.after(time.Second)
+	}
+	reset := func(r *running, m *coretest.Machine) {
+		m.Raise(core.Observation{At: core.WholeGPU(coretest.GPU(1)), Kind: core.Rebound})
+		r.after(time.Second)
+	}
+	is := func(state core.HealthState) func(*running) bool {
+		return func(r *running) bool {
+			u, ok := r.Current().Unit(core.UnitID(coretest.GPU(1)))
+			return ok && u.Health.State == state
+		}
+	}
+	for name, tc := range map[string]struct {
+		begin func(*running, *coretest.Machine)
+		over  func(*running) bool
+		most  time.Duration
+		least time.Duration
+	}{
+		"recovery after a reset": {func(r *running, m *coretest.Machine) { sick(r, m); reset(r, m) }, is(core.Healthy), 2 * time.Minute, 50 * time.Second},
+		"maintenance with an end": {func(r *running, _ *coretest.Machine) {
+			if err := r.quiesce(time.Now().Add(10 * time.Minute)); err != nil {
+				r.t.Error(err)
+			}
+		}, is(core.Healthy), 11 * time.Minute, 9 * time.Minute},
+		"a fault that is ignored for a time": {func(r *running, m *coretest.Machine) {
+			sick(r, m)
+			if _, err := r.Ignore(r.t.Context(), core.Order{GPU: coretest.GPU(1)}, time.Now().Add(20*time.Second)); err != nil {
+				r.t.Error(err)
+			}
+		}, is(core.Unhealthy), 25 * time.Second, 15 * time.Second},
+		"a unit that was withdrawn": {func(r *running, m *coretest.Machine) {
+			m.Set(coretest.GPUs(1))
+			if err := r.Adopt(r.t.Context(), excluding(coretest.GPU(1))); err != nil {
+				r.t.Error(err)
+			}
+		}, func(r *running) bool { return r.Current().Len() == 1 }, 4 * time.Second, time.Second},
+		"a GPU that is lost for good": {func(r *running, m *coretest.Machine) { m.Set(coretest.GPUs(1)); r.after(2 * time.Minute) },
+			func(r *running) bool { return r.Current().Len() == 1 }, 32 * time.Minute, 27 * time.Minute},
+	} {
+		for _, by := range []time.Duration{0, 6 * time.Hour, -6 * time.Hour, 400 * 24 * time.Hour, -400 * 24 * time.Hour} {
+			t.Run(name+" "+by.String(), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					m := coretest.NewMachine(coretest.GPUs(2))
+					r, w := runBy(t, m)
+					r.after(time.Minute)
+					tc.begin(r, m)
+					w.jump(by)
+					began := time.Now()
+					for !tc.over(r) && time.Since(began) < tc.most {
+						r.after(max(tc.most/200, time.Second/4))
+					}
+					if took := time.Since(began); !tc.over(r) || took < tc.least {
+						t.Errorf("over: %t, after %v, want %v to %v", tc.over(r), took, tc.least, tc.most)
+					}
+				})
+			})
+		}
+	}
+}
+
+func excluding(ids ...core.DeviceID) core.Config {
+	cfg := core.DefaultConfig()
+	cfg.Exclude = ids
+	return cfg
+}
+
+// An operator who clears a fault has seen it, whatever the wall clock was when it happened.
+func TestClearAfterTheClockWasSetBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := coretest.NewMachine(coretest.GPUs(2))
+		r, w := runBy(t, m)
+		r.after(time.Minute)
+		m.Raise(core.Observation{At: core.WholeGPU(coretest.GPU(1)), Kind: core.XID, Code: 119})
+		r.after(time.Second)
+		w.jump(-2 * time.Hour)
+		if _, err := r.Clear(t.Context(), core.Order{GPU: coretest.GPU(1), Verified: w.now()}); err != nil {
+			t.Error(err)
+		}
+		r.expect("cleared", nil)
+	})
+}
