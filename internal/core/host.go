@@ -9,6 +9,8 @@ import (
 type Host struct {
 	MPS    []string // pools whose MPS control daemon answers
 	Claims []Claim  // of other agents on this host
+
+	Numbering Numbering // of another agent on this host: that of the highest generation
 }
 
 // Claim is a device that another agent offers.

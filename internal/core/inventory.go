@@ -35,6 +35,8 @@ type Inventory struct {
 	deviceNodes bool
 	packed      bool
 	findings    []string
+	binding     Binding
+	bound       []Bound
 	contests    []Contest
 	byID        map[UnitID]int // index into units
 	retired     map[UnitID]time.Time
@@ -42,28 +44,51 @@ type Inventory struct {
 
 // Build says what a reading and its conditions mean under a configuration. It never fails: what can't
 // be offered is in Excluded, with the reason.
+//
+// The positional parts of the policy mean what they mean for a machine that is seen for the first time.
 func Build(s Snapshot, l Ledger, c Config) *Inventory {
+	return build(s, l, c, Binding{Numbering: Numbering{}.see(s, Numbering{})})
+}
+
+// build is Build for a machine of which devices are numbered, and bound, already.
+func build(s Snapshot, l Ledger, c Config, was Binding) *Inventory {
 	inv := &Inventory{
 		driver: s.Driver, excluded: slices.Clone(s.Excluded), links: s.Links, nodes: s.Nodes,
 		deviceNodes: c.DeviceNodes, packed: c.Packed,
 	}
-	all := newOffers(s.Devices, c)
+	lost := l.lost(s.Devices)
+	all := newOffers(s, c, was, lost)
 	l = l.under(c.Health.Mode)
-	for _, d := range s.Devices {
+	for i := range s.Devices {
+		d := &s.Devices[i]
 		switch o := all.of(d); o.refused {
 		case "":
-			inv.units = appendUnits(inv.units, d, o, healthUnder(c.Health.Mode, l.Health(d.At)))
+			inv.units = appendUnits(inv.units, *d, o, healthUnder(c.Health.Mode, l.Health(d.At)))
 		case hidden:
 		default:
 			inv.excluded = append(inv.excluded, Exclusion{Index: d.Index, At: d.At, PCI: d.PCI, Reason: o.refused})
 		}
 	}
-	if s.Driver.State == DriverReady && len(s.Excluded) == 0 { // else who is missing may be who is meant
+	inv.binding, inv.bound = all.binding(), all.bound()
+	if s.Driver.State == DriverReady && len(s.Excluded) == 0 { // else a device that is missing may be the one that is meant
 		inv.findings = all.idle()
+		if len(inv.bound) > 0 {
+			inv.findings = append(inv.findings, all.drift(presentOrder(s, c, lost))...)
+		}
 	}
 	inv.findings = append(inv.findings, mixed(inv.units)...)
 	slices.SortFunc(inv.excluded, compareExclusions)
 	return inv.indexed()
+}
+
+// presentOrder is what the positions of the policy would mean if the devices that are not lost were seen for the first time.
+func presentOrder(s Snapshot, c Config, lost map[DeviceID]bool) *offers {
+	s.Devices = slices.DeleteFunc(slices.Clone(s.Devices), func(d Device) bool { return lost[d.ID] })
+	fresh := newOffers(s, c, Binding{Numbering: Numbering{}.see(s, Numbering{})}, nil)
+	for i := range s.Devices {
+		fresh.of(&s.Devices[i])
+	}
+	return fresh
 }
 
 // appendUnits adds the units of a device: one, or as many as there are replicas.
@@ -205,8 +230,26 @@ func (inv *Inventory) Excluded() []Exclusion {
 	return slices.Clone(inv.excluded)
 }
 
-// Findings are what is wrong with the policy on this machine: parts of it that concern no device, and pools
-// whose units a request can't tell apart. Nothing is held back because of them.
+// Bound are the positions of the policy (indices, numbers of devices, the common MIG profile) and the devices that they mean
+// until a reboot or State.Rebind.
+func (inv *Inventory) Bound() []Bound {
+	if inv == nil {
+		return nil
+	}
+	return slices.Clone(inv.bound)
+}
+
+// Numbering is the numbers of the devices.
+func (inv *Inventory) Numbering() Numbering {
+	if inv == nil {
+		return Numbering{}
+	}
+	return inv.binding.Numbering
+}
+
+// Findings are what is wrong with the policy on this machine: parts of it that concern no device, positions that would
+// mean other devices by their present order, and pools whose units a request can't tell apart. Nothing is held back
+// because of them.
 func (inv *Inventory) Findings() []string {
 	if inv == nil {
 		return nil

@@ -16,6 +16,25 @@ type Ledger struct {
 	driver     string              // its version: "570.124.06"
 }
 
+// lost are the devices of GPUs that the driver does not list any more.
+func (l Ledger) lost(devices []Device) map[DeviceID]bool {
+	var lost map[DeviceID]bool
+	for _, c := range l.conditions {
+		if c.Reason != ReasonLost || c.State != GPULost {
+			continue
+		}
+		for _, d := range devices {
+			if c.At.Covers(d.At) {
+				if lost == nil {
+					lost = map[DeviceID]bool{}
+				}
+				lost[d.ID] = true
+			}
+		}
+	}
+	return lost
+}
+
 // Conditions returns the standing conditions in canonical order, noted ones (State Healthy) included.
 func (l Ledger) Conditions() []Condition { return slices.Clone(l.conditions) }
 

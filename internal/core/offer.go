@@ -63,16 +63,26 @@ type offers struct {
 	strategy map[DeviceID]MIGStrategy // by GPU
 	cut      map[DeviceID]bool        // GPUs that have MIG instances
 	profile  string                   // of the MIG strategy "single"
+	single   []DeviceID               // the instances of that profile that it offers
 	hit      map[*Selector]bool
-	shared   []int // by share: the devices that it took
+	chosen   map[*Selector][]DeviceID // the devices that each selector decides on
+
+	numbering Numbering
+	indexed   bool              // a selector goes by index
+	counts    []Count           // by share
+	lost      map[DeviceID]bool // devices that the driver does not list any more
 }
 
-func newOffers(devices []Device, c Config) *offers {
+// newOffers prepares to decide on the devices of s, of which some are lost. What is bound stays so; every device has its number already.
+func newOffers(s Snapshot, c Config, was Binding, lost map[DeviceID]bool) *offers {
 	o := &offers{
 		Config: c, strategy: map[DeviceID]MIGStrategy{}, cut: map[DeviceID]bool{},
-		hit: map[*Selector]bool{}, shared: make([]int, len(c.Policy.Shares)),
+		hit: map[*Selector]bool{}, chosen: map[*Selector][]DeviceID{}, lost: lost,
+		numbering: was.Numbering, indexed: c.Policy.indexed(),
 	}
-	for _, d := range devices {
+	o.recount(s, was.Counts)
+	for i := range s.Devices {
+		d := &s.Devices[i]
 		if d.At.GI == Whole {
 			o.strategy[d.ID] = c.MIG
 			if r := o.rule(d); r != nil && r.MIG != "" {
@@ -82,12 +92,21 @@ func newOffers(devices []Device, c Config) *offers {
 			o.cut[d.At.GPU] = true
 		}
 	}
-	o.profile = o.commonProfile(devices)
+	o.profile = o.commonProfile(s.Devices, was.Profile, s.Driver.State == DriverReady)
 	return o
 }
 
+// indexed reports whether a selector goes by index.
+func (p Policy) indexed() bool {
+	by := func(s Selector) bool { return len(s.Indices) > 0 }
+	return slices.ContainsFunc(p.Include, by) ||
+		slices.ContainsFunc(p.Rules, func(r Rule) bool { return by(r.Select) }) ||
+		slices.ContainsFunc(p.Names, func(n Naming) bool { return by(n.Select) }) ||
+		slices.ContainsFunc(p.Shares, func(s Share) bool { return by(s.Select) })
+}
+
 // strategyOf is the MIG strategy for a GPU and its instances.
-func (o *offers) strategyOf(d Device) MIGStrategy {
+func (o *offers) strategyOf(d *Device) MIGStrategy {
 	if s, ok := o.strategy[d.At.GPU]; ok {
 		return s
 	}
@@ -95,10 +114,10 @@ func (o *offers) strategyOf(d Device) MIGStrategy {
 }
 
 // of decides on a device.
-func (o *offers) of(d Device) offer {
+func (o *offers) of(d *Device) offer {
 	rule, view := o.rule(d), o.view(d)
 	if rule != nil && (view != hidden || rule.MIG != "") { // one that decides nothing is idle
-		o.hit[&rule.Select] = true
+		o.choose(&rule.Select, d, false)
 	}
 	if why := o.kept(d, rule, view == hidden); why != "" {
 		return offer{refused: why}
@@ -123,11 +142,13 @@ func (o *offers) of(d Device) offer {
 }
 
 // kept is why a device is kept from this agent whatever its view; "" if it is not. Of a hidden one only its ID says so.
-func (o *offers) kept(d Device, rule *Rule, isHidden bool) string {
+func (o *offers) kept(d *Device, rule *Rule, isHidden bool) string {
 	switch {
 	case slices.Contains(o.Exclude, d.ID):
 		return "ignored by configuration"
 	case isHidden:
+	case o.indexed && o.number(d).GPU < 0:
+		return "has no number: that of its index belongs to another GPU; the command rebind numbers the GPUs anew"
 	case o.Policy.Include != nil && !o.included(d):
 		return "not among those that the policy includes"
 	case rule != nil:
@@ -137,24 +158,32 @@ func (o *offers) kept(d Device, rule *Rule, isHidden bool) string {
 }
 
 // rule is the one that counts for a device; nil = none.
-func (o *offers) rule(d Device) *Rule {
+func (o *offers) rule(d *Device) *Rule {
 	for i := range o.Policy.Rules {
-		if r := &o.Policy.Rules[i]; r.Select.Selects(d) {
+		if r := &o.Policy.Rules[i]; r.Select.Selects(d, o.number(d)) {
 			return r
 		}
 	}
 	return nil
 }
 
-func (o *offers) selects(s *Selector, d Device) bool {
-	if !s.Selects(d) {
+func (o *offers) selects(s *Selector, d *Device) bool {
+	if !s.Selects(d, o.number(d)) {
 		return false
 	}
-	o.hit[s] = true
+	o.choose(s, d, false)
 	return true
 }
 
-func (o *offers) included(d Device) (ok bool) {
+// choose notes that a selector decides on a device; which ones it decides on, only of those that depend on positions.
+func (o *offers) choose(s *Selector, d *Device, counted bool) {
+	o.hit[s] = true
+	if (counted || len(s.Indices) > 0) && !slices.Contains(o.chosen[s], d.ID) {
+		o.chosen[s] = append(o.chosen[s], d.ID)
+	}
+}
+
+func (o *offers) included(d *Device) (ok bool) {
 	for i := range o.Policy.Include {
 		ok = o.selects(&o.Policy.Include[i], d) || ok
 	}
@@ -162,7 +191,7 @@ func (o *offers) included(d Device) (ok bool) {
 }
 
 // name is the pool of a device before it is shared.
-func (o *offers) name(d Device) string {
+func (o *offers) name(d *Device) string {
 	for i := range o.Policy.Names {
 		if n := &o.Policy.Names[i]; o.selects(&n.Select, d) {
 			return n.Pool
@@ -175,13 +204,13 @@ func (o *offers) name(d Device) string {
 }
 
 // share shares a device of a pool if the policy says so.
-func (o *offers) share(d Device, pool string) offer {
+func (o *offers) share(d *Device, pool string) offer {
 	for i := range o.Policy.Shares {
 		s := &o.Policy.Shares[i]
-		if s.Pool != pool || s.First > 0 && o.shared[i] >= s.First || !o.selects(&s.Select, d) {
+		if s.Pool != pool || !s.Select.Selects(d, o.number(d)) || s.First > 0 && !o.take(i, d) {
 			continue
 		}
-		o.shared[i]++
+		o.choose(&s.Select, d, s.First > 0)
 		if s.Rename != "" {
 			pool = s.Rename
 		}
@@ -191,7 +220,7 @@ func (o *offers) share(d Device, pool string) offer {
 }
 
 // view is why the MIG strategy does not offer a device; "" if it does.
-func (o *offers) view(d Device) string {
+func (o *offers) view(d *Device) string {
 	switch o.strategyOf(d) {
 	case MIGMixed:
 		if d.MIG {
@@ -202,6 +231,7 @@ func (o *offers) view(d Device) string {
 		case d.MIG:
 			return o.instead(d)
 		case d.Profile == o.profile:
+			o.single = append(o.single, d.ID)
 		case d.Profile == "":
 			return "mig-strategy single: MIG mode is off on this GPU"
 		default:
@@ -216,22 +246,27 @@ func (o *offers) view(d Device) string {
 }
 
 // instead says why a GPU in MIG mode is not offered itself.
-func (o *offers) instead(gpu Device) string {
+func (o *offers) instead(gpu *Device) string {
 	if o.cut[gpu.ID] {
 		return hidden
 	}
 	return "MIG mode is on and there are no MIG instances"
 }
 
-// commonProfile is the profile with the most instances under the strategy "single", the lesser name among
-// equals; "" without any. Those that are kept from this agent have no say.
-func (o *offers) commonProfile(devices []Device) string {
+// commonProfile is the profile that is offered under the strategy "single": the one of before while there is an instance of it,
+// else the one with the most instances, the lesser name among equals; "" without any. Instances that are kept from this agent
+// do not count.
+func (o *offers) commonProfile(devices []Device, was string, ready bool) string {
 	count := map[string]int{}
 	best := ""
-	for _, d := range devices {
+	for i := range devices {
+		d := &devices[i]
 		if d.Profile != "" && o.strategyOf(d) == MIGSingle && o.kept(d, o.rule(d), false) == "" {
 			count[d.Profile]++
 		}
+	}
+	if count[was] > 0 || !ready && len(count) == 0 {
+		return was
 	}
 	for p, n := range count {
 		if best == "" || n > count[best] || n == count[best] && p < best {

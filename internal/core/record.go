@@ -15,6 +15,7 @@ type Record struct {
 	Unread     bool        `json:",omitempty"` // devices and links are those of an earlier boot: the driver has not been read in this one
 	Driver     string      // version of the driver that was asked last
 	Away       Maintenance `json:",omitzero"`
+	Binding    Binding     `json:",omitzero"`
 	Devices    []Device
 	Links      []Link `json:",omitempty"` // NVLinks between those
 	Conditions []Condition
@@ -24,7 +25,7 @@ type Record struct {
 // Record is the state to keep; boot is the machine's boot id. Rehearsals, and what only this process can know, are left out.
 func (s State) Record(boot string) Record {
 	r := Record{
-		Boot: boot, Booted: s.booted, Driver: s.Ledger.driver, Away: s.Away,
+		Boot: boot, Booted: s.booted, Driver: s.Ledger.driver, Away: s.Away, Binding: s.Binding,
 		Devices: slices.Clone(s.Snapshot.Devices), Links: s.Snapshot.NVLinks(), Charts: map[DeviceID]Chart{},
 	}
 	if s.prior != nil {
@@ -51,6 +52,12 @@ func Restore(cfg Config, r Record, boot string) State {
 	s.prior, s.links, s.booted, s.rebooted = known.Devices, known.Links, r.Booted, rebooted || r.Unread
 	if !rebooted { // which ends a maintenance, and loads the driver anew anyhow
 		s.Ledger.driver, s.Away = r.Driver, r.Away
+		s.Binding = r.Binding
+		s.Binding.Numbering = NewNumbering(r.Binding.Numbering.Generation, r.Binding.Numbering.Numbers)
+		if !r.Unread && len(r.Binding.Numbering.Numbers) == 0 {
+			s.Binding.Numbering = s.Binding.Numbering.see(known, Numbering{}) // a history of an agent that kept no numbers
+		}
+		s.Inventory = build(s.Snapshot, s.Ledger, cfg, s.Binding)
 	}
 	s.Ledger.charts = make(map[DeviceID]*Chart, len(r.Charts))
 	for gpu, chart := range r.Charts {

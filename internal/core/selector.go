@@ -30,12 +30,12 @@ type Range struct{ Min, Max uint64 }
 
 func (r Range) holds(n uint64) bool { return n >= r.Min && (r.Max == 0 || n <= r.Max) }
 
-// Selects reports whether a device is meant.
-func (s Selector) Selects(d Device) bool {
+// Selects reports whether a device with that number is meant.
+func (s *Selector) Selects(d *Device, at DeviceIndex) bool {
 	return one(s.IDs, func(id DeviceID) bool { return id == d.ID || id == d.At.GPU }) &&
 		one(s.PCI, func(a PCIAddress) bool { return a == d.PCI }) &&
 		one(s.Indices, func(i DeviceIndex) bool {
-			return i.GPU == d.Index && (i.Instance < 0 || d.Profile != "" && i.Instance == d.Instance)
+			return i.GPU == at.GPU && (i.Instance < 0 || d.Profile != "" && i.Instance == at.Instance)
 		}) &&
 		one(s.Models, func(p string) bool { return matches(p, d.Model) || matches(p, d.Product()) }) &&
 		one(s.Profiles, func(p string) bool { return d.Profile != "" && matches(p, d.Profile) }) &&

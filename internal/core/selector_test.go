@@ -21,7 +21,7 @@ func named(id core.DeviceID) string {
 func selected(s core.Selector, machine core.Snapshot) string {
 	var names []string
 	for _, d := range machine.Devices {
-		if s.Selects(d) {
+		if s.Selects(&d, core.DeviceIndex{GPU: d.Index, Instance: d.Instance}) {
 			names = append(names, named(d.ID))
 		}
 	}
@@ -94,7 +94,7 @@ func TestPatterns(t *testing.T) {
 		{"é*", []string{"élan"}, []string{"e"}},
 	} {
 		fits := func(s string) bool {
-			return core.Selector{Models: []string{tc.pattern}}.Selects(core.Device{Model: s})
+			return (&core.Selector{Models: []string{tc.pattern}}).Selects(&core.Device{Model: s}, core.DeviceIndex{})
 		}
 		for _, s := range tc.fits {
 			if !fits(s) {
@@ -126,7 +126,7 @@ func FuzzPatterns(f *testing.F) {
 		if len(pattern) > 12 || len(s) > 12 || strings.Contains(s, " MIG ") {
 			return // the definition takes long
 		}
-		if got := (core.Selector{Models: []string{pattern}}).Selects(core.Device{Model: s}); got != fits(pattern, s) {
+		if got := (&core.Selector{Models: []string{pattern}}).Selects(&core.Device{Model: s}, core.DeviceIndex{}); got != fits(pattern, s) {
 			t.Errorf("%q fits %q: %t", s, pattern, got)
 		}
 	})

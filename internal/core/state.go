@@ -1,6 +1,7 @@
 package core
 
 import (
+	"fmt"
 	"slices"
 	"time"
 )
@@ -13,6 +14,7 @@ type State struct {
 	Ledger    Ledger
 	Inventory *Inventory
 	Host      Host
+	Binding   Binding
 	Away      Maintenance // the zero value while the driver may be asked
 
 	// prior are the devices of an earlier process of the agent, until the first reading shows what became of
@@ -84,8 +86,26 @@ func (s State) Ignore(cfg Config, now time.Time, o Order, until time.Time) (Stat
 }
 
 func (s State) offer(cfg Config, now time.Time) State {
-	s.Inventory = Build(s.Snapshot, s.Ledger, cfg).On(s.Host, cfg.Overlap).Succeed(s.Inventory, now, cfg.Retire)
+	s.Binding.Numbering = s.Binding.Numbering.see(s.Snapshot, s.Host.Numbering)
+	inv := build(s.Snapshot, s.Ledger, cfg, s.Binding)
+	s.Binding = inv.binding
+	s.Inventory = inv.On(s.Host, cfg.Overlap).Succeed(s.Inventory, now, cfg.Retire)
 	return s
+}
+
+// Rebind binds the positions of the policy to the devices that they mean by the present order: numbers are those of the
+// driver, counts and the common MIG profile are decided anew. A device may be offered as something else then, so no work
+// should be on it. A GPU that the driver does not list gets a number only if none that is listed has it. It fails with
+// ErrNoDriver, and changes nothing, while the driver does not answer.
+func (s State) Rebind(cfg Config, now time.Time) (State, error) {
+	if s.Snapshot.Driver.State != DriverReady {
+		return s, fmt.Errorf("the present order of devices is unknown: %w", ErrNoDriver)
+	}
+	lost, present := s.Ledger.lost(s.Snapshot.Devices), s.Snapshot
+	present.Devices = slices.DeleteFunc(slices.Clone(present.Devices), func(d Device) bool { return lost[d.ID] })
+	next := Numbering{Generation: s.Binding.Numbering.Generation + 1}
+	s.Binding = Binding{Numbering: next.see(present, Numbering{})}
+	return s.offer(cfg, now), nil
 }
 
 // Restless reports whether time alone can change the state: Observe now and then.

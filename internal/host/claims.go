@@ -11,6 +11,8 @@ import (
 type offer struct {
 	at []core.Placement // of the devices of its units, each once
 
+	numbering core.Numbering
+
 	// unsure reports whether the agent may offer something though it is not in at: nobody could read it. What was
 	// claimed stays claimed, as workloads may be running on it.
 	unsure func(core.Placement) bool
@@ -18,7 +20,7 @@ type offer struct {
 
 // offerOf is what an inventory offers.
 func offerOf(inv *core.Inventory) offer {
-	var o offer
+	o := offer{numbering: inv.Numbering()}
 	seen, silent, nameless := map[core.DeviceID]bool{}, map[core.DeviceID]bool{}, false
 	for u := range inv.Units() {
 		seen[u.Device.At.GPU] = true
@@ -143,4 +145,14 @@ func against(mine entry, others []entry, o offer) (claims []core.Claim) {
 		}
 	}
 	return claims
+}
+
+// numberingOf is the numbering of the highest generation; of several the first agent's, by name.
+func numberingOf(others []entry) (n core.Numbering) {
+	for _, e := range others {
+		if len(n.Numbers) == 0 || e.numbering.Generation > n.Generation {
+			n = e.numbering
+		}
+	}
+	return n
 }

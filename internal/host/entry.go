@@ -33,11 +33,13 @@ type entry struct {
 	boot    string // of the machine: random(4), boot_id; "" = unknown
 	started time.Time
 	claims  []claim // by placement
+
+	numbering core.Numbering // of devices, for policies that select by index
 }
 
 // same reports whether two entries say the same.
 func (e entry) same(o entry) bool {
-	return e.agent == o.agent && e.boot == o.boot && e.started.Equal(o.started) &&
+	return e.agent == o.agent && e.boot == o.boot && e.started.Equal(o.started) && e.numbering.Equal(o.numbering) &&
 		slices.EqualFunc(e.claims, o.claims, func(c, d claim) bool {
 			return c.at == d.at && c.turn == d.turn && c.since.Equal(d.since)
 		})
@@ -50,6 +52,16 @@ type file struct {
 	Boot    string      `json:"boot"`
 	Started time.Time   `json:"started"`
 	Claims  []fileClaim `json:"claims"`
+
+	Generation int          `json:"generation,omitempty"` // of the numbers
+	Numbers    []fileNumber `json:"numbers,omitempty"`
+}
+
+// fileNumber is the number by which policies select a GPU, or an instance of one.
+type fileNumber struct {
+	ID       core.DeviceID `json:"id"`
+	GPU      int           `json:"gpu"`
+	Instance *int          `json:"instance,omitempty"`
 }
 
 type fileClaim struct {
@@ -64,6 +76,14 @@ func (e entry) encode() ([]byte, error) {
 	f := file{Version: version, Agent: e.agent, Boot: e.boot, Started: e.started, Claims: []fileClaim{}}
 	for _, c := range e.claims {
 		f.Claims = append(f.Claims, fileClaim{GPU: c.at.GPU, GI: part(c.at.GI), CI: part(c.at.CI), Turn: c.turn, Since: c.since})
+	}
+	f.Generation = e.numbering.Generation
+	for _, n := range e.numbering.Numbers {
+		number := fileNumber{ID: n.ID, GPU: n.At.GPU}
+		if n.At.Instance >= 0 {
+			number.Instance = new(n.At.Instance)
+		}
+		f.Numbers = append(f.Numbers, number)
 	}
 	text, err := json.MarshalIndent(f, "", "  ")
 	return append(text, '\n'), err
@@ -114,7 +134,28 @@ func decode(text []byte, agent string) (entry, error) {
 		e.claims = append(e.claims, claim{at: at, turn: c.Turn, since: c.Since})
 	}
 	e.claims = sorted(e.claims)
-	return e, nil
+	numbering, err := f.numbering()
+	e.numbering = numbering
+	return e, err
+}
+
+// numbering reads the numbers of devices.
+func (f file) numbering() (core.Numbering, error) {
+	if len(f.Numbers) > maxClaims || f.Generation < 0 {
+		return core.Numbering{}, fmt.Errorf("%w: %d numbers, at most %d are read; generation %d", errFormat, len(f.Numbers), maxClaims, f.Generation)
+	}
+	var numbers []core.Number
+	for _, n := range f.Numbers {
+		at := core.DeviceIndex{GPU: n.GPU, Instance: -1}
+		if n.Instance != nil {
+			at.Instance = *n.Instance
+		}
+		if !deviceNames.MatchString(string(n.ID)) || at.GPU < 0 || n.Instance != nil && at.Instance < 0 {
+			return core.Numbering{}, fmt.Errorf("%w: %.80q has number %d:%d", errFormat, n.ID, at.GPU, at.Instance)
+		}
+		numbers = append(numbers, core.Number{ID: n.ID, At: at})
+	}
+	return core.NewNumbering(f.Generation, numbers), nil
 }
 
 // sorted are the claims by placement, each placement once: with its first turn.

@@ -49,7 +49,7 @@ func (w *Watcher) watchClaims(ctx context.Context, m Machine) {
 		}
 		if _, part := errors.AsType[unwritten](err); err == nil || part || twin {
 			w.missing(patience.lasting(v.others))
-			w.tell(m, func(h *core.Host) { h.Claims = v.claims })
+			w.tell(m, func(h *core.Host) { h.Claims, h.Numbering = v.claims, v.numbering })
 		} // else nothing was seen: what was told before stands
 		return true
 	})

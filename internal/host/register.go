@@ -57,8 +57,9 @@ type known struct {
 
 // view is what an agent sees in the register.
 type view struct {
-	claims []core.Claim
-	others []other // by name
+	claims    []core.Claim
+	numbering core.Numbering // of the others
+	others    []other        // by name
 }
 
 // other is another agent.
@@ -95,6 +96,9 @@ func (r *register) round(ctx context.Context, o offer) (view, error) {
 		next := mine
 		next.started, next.boot = r.started, r.boot
 		next.claims = settle(mine, others, o, r.refuse, time.Now())
+		if len(o.numbering.Numbers) > 0 { // else the machine has not been read yet
+			next.numbering = o.numbering
+		}
 		if !next.same(mine) {
 			failed = r.write(next)
 		}
@@ -102,7 +106,7 @@ func (r *register) round(ctx context.Context, o offer) (view, error) {
 			mine = next
 		}
 	}
-	v := view{claims: against(mine, others, o)}
+	v := view{claims: against(mine, others, o), numbering: numberingOf(others)}
 	for _, e := range others {
 		v.others = append(v.others, other{
 			agent: e.agent, file: r.path(e.agent, ".json"),

@@ -30,6 +30,7 @@ type lenient struct {
 		Unread     bool
 		Driver     string
 		Away       json.RawMessage
+		Binding    json.RawMessage
 		Devices    []json.RawMessage
 		Links      []json.RawMessage
 		Conditions []json.RawMessage
@@ -74,6 +75,14 @@ func decode(text []byte, agent string) (r core.Record, skipped []error, err erro
 			skip("maintenance", "", err)
 		} else {
 			r.Away = away
+		}
+	}
+	if e.Record.Binding != nil {
+		var b core.Binding
+		if err := json.Unmarshal(e.Record.Binding, &b); err != nil {
+			skip("binding", "", err)
+		} else {
+			r.Binding = b
 		}
 	}
 	known := map[core.DeviceID]bool{}

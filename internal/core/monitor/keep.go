@@ -36,7 +36,8 @@ func newKeeper(store Store) keeper {
 func (k keeper) offer(prev, next core.State) {
 	if slices.EqualFunc(prev.Ledger.Conditions(), next.Ledger.Conditions(), alike) &&
 		slices.Equal(prev.Snapshot.Devices, next.Snapshot.Devices) &&
-		slices.Equal(prev.Snapshot.NVLinks(), next.Snapshot.NVLinks()) && prev.Away == next.Away {
+		slices.Equal(prev.Snapshot.NVLinks(), next.Snapshot.NVLinks()) && prev.Away == next.Away &&
+		prev.Binding.Equal(next.Binding) {
 		return
 	}
 	select {

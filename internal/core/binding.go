@@ -1,0 +1,343 @@
+package core
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// A policy may name devices by position: by index, by number ("the first 2"), or, under the MIG strategy "single", as those
+// of the most common profile. Positions change when any device comes or goes, and what a device is offered as must not:
+// a workload may hold it. So each position is bound to devices when they are first seen, and stays bound until a reboot or
+// an operator's order (State.Rebind).
+//
+//	GPUs   a b c d     rule "index 3: reserved" means d
+//	       b c d       a was removed, and the driver now counts b as 0 and d as 2: the rule still means d
+//	       e b c d     e was added, and the driver counts it as 0: number 0 is free again, so e has it
+
+// Binding says what is bound. The zero value binds nothing. It is immutable.
+type Binding struct {
+	Numbering Numbering `json:",omitzero"`
+	Profile   string    `json:",omitempty"` // of the MIG strategy "single"
+	Counts    []Count   `json:",omitempty"` // of the shares that take a number of devices
+}
+
+// Numbering is the numbers of devices, which rules by index go by. The agents of a host share one: see Host.
+type Numbering struct {
+	Generation int      // orders to number anew since the boot; of two numberings the one with more of them counts
+	Numbers    []Number `json:",omitempty"` // by ID
+}
+
+// NewNumbering returns a numbering in which each device has one number and each number one device: of several the first.
+func NewNumbering(generation int, of []Number) Numbering {
+	return newNumbers(Numbering{Numbers: of}).numbering(generation)
+}
+
+// Number is a GPU's, or a MIG instance's, number.
+type Number struct {
+	ID DeviceID
+	At DeviceIndex // Instance is -1 for a GPU
+}
+
+// Count is which devices a share has taken, of those that it was asked about.
+type Count struct {
+	Share       string // its pool and selector
+	First       int    // as many as it takes
+	Taken, Left []DeviceID
+}
+
+// Bound is one position of a policy and the devices that it means.
+type Bound struct {
+	At      string // where it was written: "policy.yaml:12: rules[0].select"
+	What    string // "index 5, 6", "the first 2", "profile 1g.10gb"
+	Devices []DeviceID
+}
+
+// Equal reports whether two bindings bind the same.
+func (b Binding) Equal(o Binding) bool {
+	return b.Numbering.Equal(o.Numbering) && b.Profile == o.Profile &&
+		slices.EqualFunc(b.Counts, o.Counts, func(c, d Count) bool {
+			return c.Share == d.Share && c.First == d.First && slices.Equal(c.Taken, d.Taken) && slices.Equal(c.Left, d.Left)
+		})
+}
+
+// Equal reports whether two numberings give the same numbers by the same order.
+func (n Numbering) Equal(o Numbering) bool {
+	return n.Generation == o.Generation && slices.Equal(n.Numbers, o.Numbers)
+}
+
+// of is the number of a device.
+func (n Numbering) of(id DeviceID) (DeviceIndex, bool) {
+	i, ok := slices.BinarySearchFunc(n.Numbers, id, func(m Number, id DeviceID) int { return cmp.Compare(m.ID, id) })
+	if !ok {
+		return DeviceIndex{}, false
+	}
+	return n.Numbers[i].At, true
+}
+
+// numbers is a numbering in the making.
+type numbers struct {
+	of    map[DeviceID]DeviceIndex
+	taken map[DeviceIndex]bool
+	peer  map[DeviceIndex]DeviceID // taken in another agent's numbering
+}
+
+func newNumbers(n Numbering) numbers {
+	m := numbers{map[DeviceID]DeviceIndex{}, map[DeviceIndex]bool{}, map[DeviceIndex]DeviceID{}}
+	for _, each := range n.Numbers {
+		m.give(each.ID, each.At)
+	}
+	return m
+}
+
+// give numbers a device, unless it has a number or another device has this one.
+func (m numbers) give(id DeviceID, at DeviceIndex) {
+	if _, ok := m.of[id]; !ok && !m.taken[at] && cmp.Or(m.peer[at], id) == id {
+		m.of[id], m.taken[at] = at, true
+	}
+}
+
+// keep drops the numbers of devices that a reading does not have.
+func (m numbers) keep(s Snapshot) {
+	known := map[DeviceID]bool{}
+	for _, d := range s.Devices {
+		known[d.ID] = true
+	}
+	for _, e := range s.Excluded {
+		known[e.At.GPU] = true
+	}
+	for id, at := range m.of {
+		if !known[id] {
+			delete(m.of, id)
+			delete(m.taken, at)
+		}
+	}
+}
+
+func (m numbers) numbering(generation int) Numbering {
+	n := Numbering{Generation: generation}
+	for _, id := range slices.Sorted(maps.Keys(m.of)) {
+		n.Numbers = append(n.Numbers, Number{id, m.of[id]})
+	}
+	return n
+}
+
+// complete reports whether n numbers the devices of a complete reading, and no others.
+func (n Numbering) complete(s Snapshot) bool {
+	if len(s.Excluded) > 0 || len(n.Numbers) != len(s.Devices) {
+		return false
+	}
+	for i := range s.Devices {
+		if _, ok := n.of(s.Devices[i].ID); !ok {
+			return false
+		}
+	}
+	return true
+}
+
+// see numbers the devices that are new, and drops the numbers of those that are gone for good. A new device has the
+// driver's number, unless that is another device's, here or in the numbering of a peer, another agent of the host. If the
+// peer numbers the device itself, that number counts. A peer's numbering that was ordered later replaces n.
+func (n Numbering) see(s Snapshot, peer Numbering) Numbering {
+	switch {
+	case peer.Generation > n.Generation:
+		n = peer
+	case peer.Generation < n.Generation:
+		peer = Numbering{}
+	}
+	if n.complete(s) {
+		return n
+	}
+	m := newNumbers(n)
+	if s.Driver.State == DriverReady {
+		m.keep(s)
+	}
+	for _, p := range peer.Numbers {
+		m.peer[p.At] = p.ID
+	}
+	give := func(id DeviceID, at DeviceIndex) {
+		if number, ok := peer.of(id); ok {
+			at = number
+		}
+		m.give(id, at)
+	}
+	for _, d := range s.Devices {
+		if d.Profile == "" {
+			give(d.ID, DeviceIndex{d.Index, -1})
+		}
+	}
+	for _, e := range s.Excluded {
+		if e.At.GPU != "" && e.At.GI == Whole {
+			give(e.At.GPU, DeviceIndex{e.Index, -1})
+		}
+	}
+	for _, d := range s.Devices {
+		if gpu, ok := m.of[d.At.GPU]; ok && d.Profile != "" {
+			give(d.ID, DeviceIndex{gpu.GPU, d.Instance})
+		}
+	}
+	return m.numbering(n.Generation)
+}
+
+// number is that of a device; {-1, -1} if it has none.
+func (o *offers) number(d *Device) DeviceIndex {
+	if !o.indexed {
+		return DeviceIndex{-1, -1}
+	}
+	at, ok := o.numbering.of(d.ID)
+	if !ok {
+		return DeviceIndex{-1, -1}
+	}
+	return at
+}
+
+// take decides whether a share that takes a number of devices has one of them. A device is decided on once; in the place of
+// one that is gone only one that was never left out gets in. When the number in the policy changes, those that were
+// taken come first.
+func (o *offers) take(i int, d *Device) bool {
+	c := &o.counts[i]
+	taken := slices.Contains(c.Taken, d.ID)
+	if !taken && !slices.Contains(c.Left, d.ID) {
+		taken = len(c.Taken) < c.First && !o.lost[d.ID]
+		if taken {
+			c.Taken = append(c.Taken, d.ID)
+		} else {
+			c.Left = append(c.Left, d.ID)
+		}
+	}
+	return taken
+}
+
+// recount prepares the counts of the shares from those of before.
+func (o *offers) recount(s Snapshot, was []Count) {
+	gone := func(id DeviceID) bool {
+		return s.Driver.State == DriverReady && !slices.ContainsFunc(s.Devices, func(d Device) bool { return d.ID == id })
+	}
+	used := map[string]int{}
+	for i := range o.Policy.Shares {
+		share := &o.Policy.Shares[i]
+		c := Count{Share: share.key(), First: share.First}
+		if used[c.Share]++; used[c.Share] > 1 {
+			c.Share += fmt.Sprint(" ", used[c.Share])
+		}
+		for _, b := range was {
+			if b.Share != c.Share || share.First == 0 {
+				continue
+			}
+			c.Taken, c.Left = slices.DeleteFunc(slices.Clone(b.Taken), gone), slices.DeleteFunc(slices.Clone(b.Left), gone)
+			if b.First != c.First {
+				c.Taken, c.Left = c.Taken[:min(len(c.Taken), c.First)], nil
+			}
+		}
+		o.counts = append(o.counts, c)
+	}
+}
+
+// key identifies a share over a change of what it does with its devices, and of where it is written.
+func (s Share) key() string {
+	sel := s.Select
+	sel.At = ""
+	return fmt.Sprintf("%s %+v", s.Pool, sel)
+}
+
+// binding is what is bound after all devices were decided on.
+func (o *offers) binding() Binding {
+	b := Binding{Numbering: o.numbering, Profile: o.profile}
+	for _, c := range o.counts {
+		if c.First > 0 {
+			b.Counts = append(b.Counts, c)
+		}
+	}
+	return b
+}
+
+// bound is what the positions of the policy mean, in its order.
+func (o *offers) bound() []Bound {
+	bound := o.positions()
+	if o.profile != "" {
+		bound = append(bound, o.common())
+	}
+	return bound
+}
+
+// common is the profile of the MIG strategy "single".
+func (o *offers) common() Bound {
+	slices.Sort(o.single)
+	return Bound{"MIG strategy single", "profile " + o.profile, o.single}
+}
+
+// positions are the selectors of the policy that go by index or number, in its order.
+func (o *offers) positions() (bound []Bound) {
+	add := func(s *Selector, first int) {
+		what := s.position()
+		if first > 0 {
+			what = strings.TrimPrefix(what+", the first "+strconv.Itoa(first), ", ")
+		}
+		if what != "" {
+			bound = append(bound, Bound{s.At, what, slices.Sorted(slices.Values(o.chosen[s]))})
+		}
+	}
+	for i := range o.Policy.Include {
+		add(&o.Policy.Include[i], 0)
+	}
+	for i := range o.Policy.Rules {
+		add(&o.Policy.Rules[i].Select, 0)
+	}
+	for i := range o.Policy.Names {
+		add(&o.Policy.Names[i].Select, 0)
+	}
+	for i := range o.Policy.Shares {
+		add(&o.Policy.Shares[i].Select, o.Policy.Shares[i].First)
+	}
+	return bound
+}
+
+// position is what of the selector depends on the order of devices; "" if nothing.
+func (s Selector) position() string {
+	var texts []string
+	for _, i := range s.Indices {
+		text := fmt.Sprint(i.GPU)
+		if i.Instance >= 0 {
+			text += fmt.Sprint(":", i.Instance)
+		}
+		texts = append(texts, text)
+	}
+	if texts == nil {
+		return ""
+	}
+	return "index " + strings.Join(texts, ", ")
+}
+
+// drift says for each position which devices it means, if it would mean others by the present order of the devices that the
+// driver lists.
+func (o *offers) drift(present *offers) (findings []string) {
+	differ := func(b, now Bound) {
+		if b.What == now.What && slices.Equal(b.Devices, now.Devices) {
+			return
+		}
+		findings = append(findings, fmt.Sprintf("%s: %s is bound to %s; by the present order of devices %s would be %s; to apply that, end the work on these devices and run the command rebind",
+			b.At, b.What, ids(b.Devices), now.What, ids(now.Devices)))
+	}
+	now := present.positions()
+	for i, b := range o.positions() {
+		differ(b, now[i])
+	}
+	if o.profile != "" {
+		differ(o.common(), present.common())
+	}
+	return findings
+}
+
+func ids(devices []DeviceID) string {
+	if len(devices) == 0 {
+		return "no device"
+	}
+	var texts []string
+	for _, id := range devices {
+		texts = append(texts, string(id))
+	}
+	return strings.Join(texts, ", ")
+}

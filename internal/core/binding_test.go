@@ -1,0 +1,329 @@
+package core_test
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
+)
+
+// renumbered is a machine as the driver lists it: the GPUs of coretest.GPUs with those numbers, in their order.
+func renumbered(gpus ...int) core.Snapshot {
+	s := coretest.GPUs(16)
+	var devices []core.Device
+	for i, n := range gpus {
+		d := s.Devices[n]
+		d.Index = i
+		devices = append(devices, d)
+	}
+	return core.NewSnapshot(core.Snapshot{Driver: s.Driver, Devices: devices})
+}
+
+func seq(from, to int) (numbers []int) {
+	for n := from; n <= to; n++ {
+		numbers = append(numbers, n)
+	}
+	return numbers
+}
+
+func byIndex(at string, indices ...int) core.Selector {
+	s := core.Selector{At: at}
+	for _, i := range indices {
+		s.Indices = append(s.Indices, core.DeviceIndex{GPU: i, Instance: -1})
+	}
+	return s
+}
+
+// policed is a machine of 8 GPUs under a policy.
+func policed(t *testing.T, p core.Policy) *life {
+	l := live(t, renumbered(seq(0, 7)...))
+	l.cfg.Policy = p
+	l.state = core.Restore(l.cfg, core.Record{Boot: "a"}, "a")
+	l.read(1)
+	return l
+}
+
+// pools are the GPUs that take new work, by pool: "gpu 1,2 gpu.shared 5,6".
+func (l *life) pools() string {
+	by := map[string][]string{}
+	var pools []string
+	for u := range l.state.Inventory.Units() {
+		n := strings.TrimLeft(string(u.Device.At.GPU[len(u.Device.At.GPU)-12:]), "0")
+		if !u.Health.Schedulable() || slices.Contains(by[u.Pool], max(n, "0")) {
+			continue
+		}
+		by[u.Pool] = append(by[u.Pool], max(n, "0"))
+		if len(by[u.Pool]) == 1 {
+			pools = append(pools, u.Pool)
+		}
+	}
+	slices.Sort(pools)
+	var texts []string
+	for _, pool := range pools {
+		slices.Sort(by[pool])
+		texts = append(texts, pool+" "+strings.Join(by[pool], ","))
+	}
+	return strings.Join(texts, " ")
+}
+
+func (l *life) offers(when, want string) {
+	l.Helper()
+	if got := l.pools(); got != want {
+		l.Errorf("%s: offered are %q, want %q", when, got, want)
+	}
+}
+
+// finds holds that the findings are as many as the texts, each of which one has.
+func (l *life) finds(when string, texts ...string) {
+	l.Helper()
+	findings := l.state.Inventory.Findings()
+	for _, text := range texts {
+		if !slices.ContainsFunc(findings, func(f string) bool { return strings.Contains(f, text) }) {
+			l.Errorf("%s: no finding has %q: %q", when, text, findings)
+		}
+	}
+	if len(findings) != len(texts) {
+		l.Errorf("%s: findings are %q", when, findings)
+	}
+}
+
+var reservedAndShared = core.Policy{Rules: []core.Rule{
+	{Select: byIndex("policy.yaml:3: rules[0].select", 7), Reserve: "display"},
+	{Select: byIndex("policy.yaml:5: rules[1].select", 5, 6), Sharing: &core.Sharing{Mode: core.TimeSlicing, Replicas: 4}},
+}}
+
+func TestIndexMeansTheSameGPUWhenAnotherGoes(t *testing.T) {
+	l := policed(t, reservedAndShared)
+	l.offers("at first", "gpu 0,1,2,3,4 gpu.shared 5,6")
+	l.finds("at first")
+	l.machine = renumbered(seq(1, 7)...)
+	for range 3 {
+		l.read(1)
+		l.offers("GPU 0 is removed", "gpu 1,2,3,4 gpu.shared 5,6")
+	}
+	l.finds("GPU 0 is removed",
+		"policy.yaml:3: rules[0].select: index 7 is bound to "+string(coretest.GPU(7))+"; by the present order of devices index 7 would be no device; to apply that",
+		"policy.yaml:5: rules[1].select: index 5, 6 is bound to")
+	l.restart("a", "a")
+	l.read(1)
+	l.offers("the agent was restarted", "gpu 1,2,3,4 gpu.shared 5,6")
+	l.now = l.now.Add(l.cfg.Health.Forget)
+	l.read(2)
+	l.offers("GPU 0 is forgotten", "gpu 1,2,3,4 gpu.shared 5,6")
+	l.restart("a", "b")
+	l.read(1)
+	l.offers("a reboot numbers the GPUs anew", "gpu 1,2,3,4,5 gpu.shared 6,7")
+}
+
+func TestIndexMeansTheSameGPUWhenAnotherComes(t *testing.T) {
+	l := policed(t, reservedAndShared)
+	l.machine = renumbered(append([]int{8}, seq(0, 7)...)...)
+	l.read(1)
+	l.offers("a ninth GPU comes first in the driver's order", "gpu 0,1,2,3,4 gpu.shared 5,6")
+	if e := l.state.Inventory.Excluded(); len(e) != 2 || e[0].At != gpu(8) || !strings.Contains(e[0].Reason, "rebind") {
+		t.Errorf("excluded is %v", e)
+	}
+	next, err := l.state.Rebind(l.cfg, l.now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.state = next
+	l.read(1)
+	l.offers("after rebind", "gpu 0,1,2,3,7,8 gpu.shared 4,5")
+	l.finds("after rebind")
+
+	l = policed(t, core.Policy{Names: []core.Naming{{Select: core.Selector{Full: true}, Pool: "all"}}})
+	l.machine = renumbered(append([]int{8}, seq(0, 7)...)...)
+	l.read(1)
+	l.offers("no rule goes by index", "all 0,1,2,3,4,5,6,7,8")
+}
+
+// A GPU in the place of one that is gone for good has its number: nothing was ever on it.
+func TestReplacedGPUHasTheNumberOfItsSlot(t *testing.T) {
+	l := policed(t, reservedAndShared)
+	l.machine = renumbered(0, 1, 2, 3, 4, 9, 6, 7)
+	l.machine.Devices[5].PCI = coretest.GPUs(8).Devices[5].PCI
+	l.read(1)
+	l.offers("another GPU in the slot of GPU 5", "gpu 0,1,2,3,4 gpu.shared 6,9")
+}
+
+// Two agents divide a machine by index. One of them is started for the first time when a GPU has gone.
+func TestAgentsOfAHostShareTheNumbers(t *testing.T) {
+	rule := func(reserve bool, indices ...int) core.Rule {
+		return core.Rule{Select: byIndex("policy", indices...), Reserve: map[bool]string{true: "for another"}[reserve]}
+	}
+	nomad := policed(t, core.Policy{Rules: []core.Rule{rule(false, seq(0, 3)...), rule(true, seq(4, 7)...)}})
+	nomad.machine = renumbered(seq(1, 7)...)
+	nomad.read(1)
+	nomad.offers("nomad", "gpu 1,2,3")
+	kube := live(t, renumbered())
+	kube.cfg.Policy = core.Policy{Rules: []core.Rule{rule(true, seq(0, 3)...), rule(false, seq(4, 7)...)}}
+	kube.state = core.Restore(kube.cfg, core.Record{Boot: "a"}, "a").
+		On(kube.cfg, kube.now, core.Host{Numbering: nomad.state.Inventory.Numbering()})
+	kube.machine = nomad.machine
+	kube.read(1)
+	kube.offers("kubernetes", "gpu 4,5,6,7")
+
+	kube.state, _ = kube.state.Rebind(kube.cfg, kube.now)
+	kube.offers("kubernetes after rebind", "gpu 5,6,7")
+	nomad.state = nomad.state.On(nomad.cfg, nomad.now, core.Host{Numbering: kube.state.Inventory.Numbering()})
+	nomad.offers("nomad after the rebind of the other", "gpu 1,2,3,4")
+}
+
+func sharedFirst(n int) core.Policy {
+	return core.Policy{Shares: []core.Share{{
+		Pool: "gpu", Select: core.Selector{At: "config.yaml:7"}, First: n, Rename: "gpu.shared",
+		Sharing: core.Sharing{Mode: core.TimeSlicing, Replicas: 2},
+	}}}
+}
+
+func TestNumberOfDevicesMeansTheSameDevices(t *testing.T) {
+	l := policed(t, sharedFirst(2))
+	l.offers("at first", "gpu 2,3,4,5,6,7 gpu.shared 0,1")
+	l.machine = renumbered(seq(1, 7)...)
+	l.read(1)
+	l.offers("GPU 0 is lost", "gpu 2,3,4,5,6,7 gpu.shared 1")
+	l.finds("GPU 0 is lost", "config.yaml:7: the first 2 is bound to")
+	l.now = l.now.Add(l.cfg.Health.Forget)
+	l.read(2)
+	l.restart("a", "a")
+	l.read(1)
+	l.offers("GPU 0 is forgotten", "gpu 2,3,4,5,6,7 gpu.shared 1")
+	l.machine = renumbered(append(seq(1, 7), 8)...)
+	l.read(1)
+	l.offers("a GPU that nobody had takes the place", "gpu 2,3,4,5,6,7 gpu.shared 1,8")
+	l.cfg.Policy = sharedFirst(3)
+	l.read(1)
+	l.offers("an operator wants three", "gpu 3,4,5,6,7 gpu.shared 1,2,8")
+	l.cfg.Policy = sharedFirst(1)
+	l.read(1)
+	l.offers("an operator wants one", "gpu 2,3,4,5,6,7,8 gpu.shared 1")
+}
+
+// Instances of a GPU that was not touched stay on offer, whatever another GPU is cut into.
+func TestCommonProfileStays(t *testing.T) {
+	l := live(t, renumbered())
+	l.cfg.MIG = core.MIGSingle
+	l.state = core.NewState(l.cfg)
+	cut := func(profiles ...[]string) {
+		s := coretest.GPUs(len(profiles))
+		for n, p := range profiles {
+			s = coretest.Cut(s, n, p...)
+		}
+		l.machine = s
+		l.read(3)
+	}
+	big, small := []string{"3g.40gb", "3g.40gb"}, slices.Repeat([]string{"1g.10gb"}, 7)
+	cut(big, big)
+	l.offers("at first", "gpu 0,1")
+	cut(small, big)
+	l.offers("the first GPU has more instances of another profile", "gpu 1")
+	l.finds("the first GPU has more instances of another profile", "MIG strategy single: profile 3g.40gb is bound to")
+	cut(small, small)
+	l.offers("no instance of the profile is left", "gpu 0,1")
+	l.finds("no instance of the profile is left")
+}
+
+func TestIndexOfAnInstanceMeansTheSameInstance(t *testing.T) {
+	l := live(t, renumbered())
+	l.cfg.Policy = core.Policy{Rules: []core.Rule{{
+		Select:  core.Selector{At: "rule", Indices: []core.DeviceIndex{{GPU: 0, Instance: 1}}},
+		Reserve: "tests",
+	}}}
+	l.machine = coretest.Cut(coretest.GPUs(1), 0, "1g.10gb", "1g.10gb", "1g.10gb")
+	l.read(1)
+	reserved := func(when string, want core.DeviceID) {
+		t.Helper()
+		e := l.state.Inventory.Excluded()
+		if len(e) != 1 || e[0].Reason != "tests" {
+			t.Fatalf("%s: excluded is %v", when, e)
+		}
+		for u := range l.state.Inventory.Units() {
+			if u.Device.ID == want {
+				t.Errorf("%s: %s is offered", when, want)
+			}
+		}
+	}
+	reserved("at first", coretest.Instance(0, 1))
+	first := coretest.Instance(0, 0)
+	l.machine = without(l.machine, first)
+	for i := range l.machine.Devices {
+		if d := &l.machine.Devices[i]; d.Profile != "" {
+			d.Instance--
+		}
+	}
+	l.read(3)
+	reserved("the first instance is gone", coretest.Instance(0, 1))
+}
+
+func TestRebindNeedsTheDriver(t *testing.T) {
+	l := policed(t, reservedAndShared)
+	l.noDriver(core.DriverFailed)
+	if next, err := l.state.Rebind(l.cfg, l.now); !errors.Is(err, core.ErrNoDriver) || !next.Binding.Equal(l.state.Binding) {
+		t.Errorf("%v", err)
+	}
+}
+
+// However GPUs come and go, no GPU that takes work is ever offered as something else than before, and none to two agents
+// whose rules divide the machine.
+func TestNoDeviceIsDealtTwice(t *testing.T) {
+	for seed := range uint64(100) {
+		r := newFate(seed)
+		nomad := policed(t, reservedAndShared)
+		nomad.cfg.Policy.Rules = append([]core.Rule{{Select: byIndex("policy", 0, 1, 2), Reserve: "for another"}}, nomad.cfg.Policy.Rules...)
+		kube := policed(t, core.Policy{Rules: []core.Rule{{Select: byIndex("policy", 3, 4, 5, 6, 7, 8, 9, 10, 11), Reserve: "for another"}}, Shares: sharedFirst(1).Shares})
+		agents := []*life{nomad, kube}
+		for _, a := range agents {
+			a.state = core.Restore(a.cfg, core.Record{Boot: "a"}, "a")
+		}
+		there, was := seq(0, 7), [2]map[core.DeviceID]string{{}, {}}
+		for step := range 60 {
+			if n := r.IntN(12); slices.Contains(there, n) {
+				there = slices.DeleteFunc(there, func(m int) bool { return m == n })
+			} else {
+				there = slices.Insert(there, r.IntN(len(there)+1), n)
+			}
+			for i, a := range agents {
+				a.machine = renumbered(there...)
+				if r.oneIn(4) {
+					a.restart("a", "a")
+				}
+				if r.oneIn(8) {
+					a.now = a.now.Add(30 * time.Hour)
+				}
+				a.state = a.state.On(a.cfg, a.now, core.Host{Numbering: agents[1-i].state.Inventory.Numbering()})
+				a.read(2)
+			}
+			offered := map[core.DeviceID]string{}
+			for i, a := range agents {
+				known := map[core.DeviceID]bool{}
+				for _, d := range a.state.Snapshot.Devices {
+					known[d.ID] = true
+				}
+				for id := range was[i] {
+					if !known[id] {
+						delete(was[i], id)
+					}
+				}
+				for u := range a.state.Inventory.Units() {
+					id, as := u.Device.ID, fmt.Sprint(i, u.Pool)
+					if u.Health.Reason == core.ReasonWithdrawn {
+						continue
+					}
+					if old, ok := was[i][id]; ok && old != as {
+						t.Fatalf("seed %d, step %d: %s was offered as %s, is as %s", seed, step, id, old, as)
+					}
+					if other, ok := offered[id]; ok && other != as {
+						t.Fatalf("seed %d, step %d: %s is offered as %s and as %s", seed, step, id, other, as)
+					}
+					was[i][id], offered[id] = as, as
+				}
+			}
+		}
+	}
+}
