@@ -50,6 +50,7 @@ func Restore(cfg Config, r Record, boot string) State {
 	rebooted := r.Boot != boot
 	known := NewSnapshot(Snapshot{Devices: r.Devices, Links: r.Links})
 	s.prior, s.links, s.booted, s.rebooted = known.Devices, known.Links, r.Booted, rebooted || r.Unread
+	s.inherited = r.gpus()
 	if !rebooted { // which ends a maintenance, and loads the driver anew anyhow
 		s.Ledger.driver, s.Away = r.Driver, r.Away
 		s.Binding = r.Binding

@@ -15,7 +15,8 @@ type State struct {
 	Inventory *Inventory
 	Host      Host
 	Binding   Binding
-	Away      Maintenance // the zero value while the driver may be asked
+	Away      Maintenance     // the zero value while the driver may be asked
+	Foreign   *ForeignHistory // the history that was dropped, as it is another machine's; nil = none was
 
 	// prior are the devices of an earlier process of the agent, until the first reading shows what became of
 	// them; of an earlier boot of the machine too, if rebooted.
@@ -23,6 +24,8 @@ type State struct {
 	links    []Link // between those
 	rebooted bool
 	booted   time.Time // when the machine booted; zero = unknown
+
+	inherited []DeviceID // GPUs of the history, sorted, until one of them is read or the history is another machine's
 }
 
 // NewState is the state before anybody has asked the driver.
@@ -35,6 +38,7 @@ func NewState(cfg Config) State {
 // Read takes in a reading and what the checks that came with it said. After a reboot a driver that can't
 // be asked says nothing about the devices of before.
 func (s State) Read(cfg Config, now time.Time, reading Snapshot, checks ...Observation) State {
+	s = s.withoutForeign(reading)
 	prev := s.Snapshot
 	if s.prior != nil && (reading.Driver.State == DriverReady || !s.rebooted) {
 		prev.Devices, prev.Links = s.prior, s.links

@@ -1,0 +1,78 @@
+package core
+
+import (
+	"fmt"
+	"slices"
+)
+
+// ForeignHistory says that a history tells of none of the GPUs that the driver names: it is that of another machine
+// (its state directory came with a cloned image or a moved disk), or every GPU was replaced since. It was dropped.
+type ForeignHistory struct {
+	History []DeviceID // GPUs of the history, by UUID, sorted
+	Machine []DeviceID // GPUs that the driver names, by UUID, sorted
+}
+
+func (f *ForeignHistory) Error() string {
+	return fmt.Sprintf("the history tells of GPUs %v, and the driver names %v", f.History, f.Machine)
+}
+
+// gpus are the GPUs of which a record tells, sorted.
+func (r Record) gpus() []DeviceID {
+	var gpus []DeviceID
+	for _, d := range r.Devices {
+		gpus = append(gpus, d.At.GPU)
+	}
+	for _, c := range r.Conditions {
+		gpus = append(gpus, c.At.GPU)
+	}
+	for gpu := range r.Charts {
+		gpus = append(gpus, gpu)
+	}
+	return sortedIDs(slices.DeleteFunc(gpus, func(id DeviceID) bool { return id == "" })) // "" = the node
+}
+
+// foreign compares the GPUs of a history with a reading of the driver. No GPU in common means another machine, but
+// only if the driver names a GPU, and all that it lists: one without a UUID may be any. A machine all of whose GPUs
+// have fallen off the bus keeps its history, as does one whose driver is not ready. Known reports that a GPU of the
+// history is there.
+func foreign(history []DeviceID, reading Snapshot) (f *ForeignHistory, known bool) {
+	var machine []DeviceID
+	for _, d := range reading.Devices {
+		machine = append(machine, d.At.GPU)
+	}
+	for _, e := range reading.Excluded {
+		machine = append(machine, e.At.GPU) // "" = without a UUID
+	}
+	for _, gpu := range machine {
+		if _, there := slices.BinarySearch(history, gpu); there {
+			return nil, true
+		}
+	}
+	if reading.Driver.State != DriverReady || len(reading.Devices) == 0 || slices.Contains(machine, "") {
+		return nil, false
+	}
+	return &ForeignHistory{History: history, Machine: sortedIDs(machine)}, false
+}
+
+// withoutForeign is the state before a reading, without the history if the reading shows that it is another
+// machine's. What the ledger has of its GPUs goes with their devices: see Ledger.relocate.
+func (s State) withoutForeign(reading Snapshot) State {
+	if len(s.inherited) == 0 {
+		return s
+	}
+	f, known := foreign(s.inherited, reading)
+	if f != nil {
+		of := func(gpu DeviceID) bool { return slices.Contains(f.History, gpu) }
+		s.Snapshot.Devices = slices.DeleteFunc(slices.Clone(s.Snapshot.Devices), func(d Device) bool { return of(d.At.GPU) })
+		s.Snapshot.Links = slices.DeleteFunc(slices.Clone(s.Snapshot.Links), func(l Link) bool { return of(l.A) || of(l.B) })
+		s.prior, s.links, s.Binding, s.Foreign = nil, nil, Binding{}, f
+	}
+	if f != nil || known {
+		s.inherited = nil
+	}
+	return s
+}
+
+func sortedIDs(ids []DeviceID) []DeviceID {
+	return slices.Compact(slices.Sorted(slices.Values(ids)))
+}

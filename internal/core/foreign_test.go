@@ -1,0 +1,116 @@
+package core_test
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
+)
+
+// others is a machine with n GPUs of which coretest.GPUs(8) has none, in the same slots.
+func others(n int) core.Snapshot {
+	s := coretest.GPUs(n)
+	for i := range s.Devices {
+		s.Devices[i].ID = coretest.GPU(100 + i)
+		s.Devices[i].At = core.WholeGPU(s.Devices[i].ID)
+	}
+	s.Links = nil
+	return core.NewSnapshot(s)
+}
+
+// with adds what can't be read to a reading.
+func with(s core.Snapshot, excluded ...core.Exclusion) core.Snapshot {
+	s.Excluded = append(slices.Clone(s.Excluded), excluded...)
+	return core.NewSnapshot(s)
+}
+
+// only is a reading without devices.
+func only(excluded ...core.Exclusion) core.Snapshot {
+	return with(core.Snapshot{Driver: coretest.GPUs(1).Driver}, excluded...)
+}
+
+// A state directory that came with a cloned image or a moved disk tells of GPUs that this machine never had. They are
+// not lost. A machine whose own GPUs are lost is not mistaken for another one.
+func TestHistoryOfAnotherMachineIsDropped(t *testing.T) {
+	nameless := core.Exclusion{Index: 1, Kind: core.ProbeFailed, Reason: "no UUID"}
+	slot := core.Exclusion{Index: 1, PCI: "0000:11:00.0", Kind: core.Lost, Reason: "no UUID"}
+	own := core.Exclusion{Index: 1, At: gpu(1), PCI: "0000:11:00.0", Kind: core.Lost, Reason: "lost"}
+	strange := core.Exclusion{Index: 1, At: core.WholeGPU(coretest.GPU(101)), PCI: "0000:11:00.0", Kind: core.ProbeFailed, Reason: "error"}
+	for name, tc := range map[string]struct {
+		readings []core.Snapshot
+		dropped  bool
+		lost     int
+	}{
+		"other GPUs":                         {[]core.Snapshot{others(2)}, true, 0},
+		"more of them":                       {[]core.Snapshot{others(8)}, true, 0},
+		"one that names itself and no more":  {[]core.Snapshot{with(others(1), strange)}, true, 0},
+		"after a driver that was not ready":  {[]core.Snapshot{core.NoDriver(core.DriverAbsent, "none"), others(2)}, true, 0},
+		"after a driver that named no GPU":   {[]core.Snapshot{only(), others(2)}, true, 0},
+		"after a doubt that is over":         {[]core.Snapshot{with(others(1), nameless), others(2)}, true, 0},
+		"the same GPUs":                      {[]core.Snapshot{coretest.GPUs(2), others(2)}, false, 0},
+		"all have fallen off the bus":        {[]core.Snapshot{only()}, false, 2},
+		"the driver is not ready":            {[]core.Snapshot{core.NoDriver(core.DriverFailed, "mismatch")}, false, 0},
+		"one is left, the other is lost":     {[]core.Snapshot{coretest.GPUs(1)}, false, 1},
+		"one is replaced, one is left":       {[]core.Snapshot{with(coretest.GPUs(1), strange)}, false, 0},
+		"one is lost but known by its UUID":  {[]core.Snapshot{with(others(1), own)}, false, 1},
+		"one has no UUID":                    {[]core.Snapshot{with(others(1), nameless)}, false, 0},
+		"one in a known slot has no UUID":    {[]core.Snapshot{with(others(1), slot)}, false, 1},
+		"none can be read, all are named":    {[]core.Snapshot{only(strange)}, false, 1},
+		"it becomes another one as it looks": {[]core.Snapshot{coretest.GPUs(2), others(1)}, false, 1},
+	} {
+		for boot, next := range map[string]string{"same boot": "boot 1", "another boot": "boot 2"} {
+			t.Run(name+", "+boot, func(t *testing.T) {
+				l := live(t, coretest.GPUs(2))
+				l.see(xid(gpu(1), 95))
+				l.restart("boot 1", next)
+				for _, reading := range tc.readings {
+					l.now = l.now.Add(time.Second)
+					l.state = l.state.Read(l.cfg, l.now, reading, checked(reading)...)
+				}
+				if got := l.state.Foreign != nil; got != tc.dropped {
+					t.Fatalf("dropped: %v (%v), want %v", got, l.state.Foreign, tc.dropped)
+				}
+				lost := 0
+				for u := range l.state.Inventory.Units() {
+					if u.Health.State == core.GPULost {
+						lost++
+					}
+				}
+				if lost != tc.lost {
+					t.Errorf("%d GPUs are lost, want %d", lost, tc.lost)
+				}
+				if !tc.dropped {
+					return
+				}
+				if f := l.state.Foreign; !slices.Equal(f.History, []core.DeviceID{coretest.GPU(0), coretest.GPU(1)}) || f.Machine[0] != coretest.GPU(100) {
+					t.Errorf("%v", f)
+				}
+				record := l.state.Record(next)
+				for _, d := range record.Devices {
+					if slices.Contains(l.state.Foreign.History, d.At.GPU) {
+						t.Errorf("%s is kept", d.ID)
+					}
+				}
+				if _, known := record.Charts[coretest.GPU(1)]; known || len(record.Conditions) > 0 {
+					t.Errorf("kept: %v, %v", record.Charts, record.Conditions)
+				}
+			})
+		}
+	}
+}
+
+// A GPU that could never be read is known by what stood against it.
+func TestHistoryKnowsGPUsByTheirConditions(t *testing.T) {
+	cfg := core.DefaultConfig()
+	r := core.Record{Boot: "boot", Devices: coretest.GPUs(1).Devices, Conditions: []core.Condition{{
+		At: gpu(1), Reason: core.ReasonXID, Code: 95, State: core.Unhealthy, Since: dawn, Last: dawn,
+	}}}
+	reading := coretest.GPUs(2)
+	reading.Devices = reading.Devices[1:] // the first has fallen off the bus, the second answers
+	s := core.Restore(cfg, r, "boot").Read(cfg, dawn, core.NewSnapshot(reading))
+	if s.Foreign != nil || s.Ledger.Health(gpu(0)).State != core.GPULost {
+		t.Errorf("dropped: %v; GPU 0 is %s", s.Foreign, s.Ledger.Health(gpu(0)))
+	}
+}
