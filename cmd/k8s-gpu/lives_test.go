@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/monitor"
 )
 
 // script is a process whose settings and lives a test decides.
@@ -196,14 +197,17 @@ func TestABadStartIsAnError(t *testing.T) {
 // A store that comes back late overwrites nothing that the next life knows.
 func TestThePastIsTheLatestLifes(t *testing.T) {
 	p := &past{}
-	boot := func() core.Boot { return core.Boot{} }
-	first := p.on(nil, boot)
+	first := p.on(nil, unknownBoot)
 	if r, boot := first.Load(); boot != "" || r.Boot != "" {
 		t.Errorf("a first life knows %+v", r)
 	}
-	first.Save(core.Record{Boot: "b", Driver: "1"})
-	second := p.on(nil, boot)
-	first.Save(core.Record{Boot: "b", Driver: "0"})
+	if err := first.Save(core.Record{Boot: "b", Driver: "1"}); !errors.Is(err, monitor.ErrNoStore) {
+		t.Errorf("what only this process knows is said to be on disk: %v", err)
+	}
+	second := p.on(nil, unknownBoot)
+	if err := first.Save(core.Record{Boot: "b", Driver: "0"}); err == nil {
+		t.Error("a store that came back late has saved something")
+	}
 	if r, boot := second.Load(); r.Driver != "1" || boot != "b" {
 		t.Errorf("the second life knows %+v of boot %q", r, boot)
 	}

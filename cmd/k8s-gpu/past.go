@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"sync"
 	"time"
 
@@ -14,6 +15,7 @@ type past struct {
 	mu      sync.Mutex
 	record  *core.Record // nil = this is the first life
 	latest  *store
+	saved   bool     // some record of this process is on disk, in place of what was there before
 	offered []string // resources, by any life
 }
 
@@ -47,10 +49,18 @@ type store struct {
 	boot func() core.Boot
 }
 
+var (
+	errNotLatest  = errors.New("another life of this process keeps the history")
+	errNeverSaved = errors.New("it is from before this process, which could not save its own in its place")
+)
+
 // Load implements monitor.Store. The machine has not booted since an earlier life of this process, but its wall clock may
-// have jumped.
+// have jumped. What is on disk from before this process is not replaced unread.
 func (s *store) Load() (core.Record, string) {
-	if r := s.past.last(); r != nil {
+	if r, saved := s.past.last(); r != nil {
+		if !saved && s.disk != nil {
+			s.disk.SetAside(errNeverSaved)
+		}
 		return r.Rebase(core.Boot{ID: r.Boot, At: s.boot().At}, time.Now()), r.Boot
 	}
 	if s.disk == nil {
@@ -60,17 +70,39 @@ func (s *store) Load() (core.Record, string) {
 	return s.disk.Load()
 }
 
-// Save implements monitor.Store. The disk comes last, as it may hang.
-func (s *store) Save(r core.Record) {
-	if s.past.keep(s, r) && s.disk != nil {
-		s.disk.Save(r)
+// SetAside implements monitor.Store.
+func (s *store) SetAside(why error) {
+	if s.disk != nil {
+		s.disk.SetAside(why)
 	}
 }
 
-func (p *past) last() *core.Record {
+// Save implements monitor.Store. The disk comes last, as it may hang. What only the process remembers is not saved: the
+// next process does not know it.
+func (s *store) Save(r core.Record) error {
+	if !s.past.keep(s, r) {
+		return errNotLatest
+	}
+	if s.disk == nil {
+		return monitor.ErrNoStore
+	}
+	err := s.disk.Save(r)
+	if err == nil {
+		s.past.onDisk()
+	}
+	return err
+}
+
+func (p *past) last() (r *core.Record, saved bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.record
+	return p.record, p.saved
+}
+
+func (p *past) onDisk() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.saved = true
 }
 
 func (p *past) keep(from *store, r core.Record) bool {

@@ -154,17 +154,18 @@ type diary struct {
 }
 
 // Save is monitor.Store's.
-func (d *diary) Save(r core.Record) {
+func (d *diary) Save(r core.Record) error {
 	last := false
 	select {
 	case <-d.over:
 		last = true
 	default:
 	}
-	d.Store.Save(r)
+	err := d.Store.Save(r)
 	if last {
 		d.once.Do(func() { close(d.closed) })
 	}
+	return err
 }
 
 // attend takes an operator's orders until ctx ends. Without its socket the plugin works on.

@@ -25,7 +25,7 @@ type Agent interface {
 	Report(...core.Observation) bool
 	Quiesce(ctx context.Context, until time.Time) error
 	Resume(context.Context) error
-	Keep(context.Context) bool
+	Keep(context.Context) error
 	Stats() monitor.Stats
 	Pulse() *pulse.Board
 }
@@ -73,14 +73,16 @@ type QuiesceArgs struct {
 // Standing is where the agent is after it was told to leave the driver alone, or to take it back.
 type Standing struct {
 	Driver  inspect.Driver           `json:"driver"`
-	Devices map[core.HealthState]int `json:"devices"` // by state
-	Kept    bool                     `json:"kept"`    // a restart of the agent changes nothing about it
+	Devices map[core.HealthState]int `json:"devices"`           // by state
+	Kept    bool                     `json:"kept"`              // a restart of the agent changes nothing about it
+	NotKept string                   `json:"notKept,omitempty"` // why a restart of the agent does
 }
 
 // Answer is what became of an order.
 type Answer struct {
-	Conditions []inspect.Condition `json:"conditions"` // that were cleared, ignored, or brought about
-	Standing   []inspect.Condition `json:"standing"`   // others of that GPU that have an effect now
+	Conditions []inspect.Condition `json:"conditions"`        // that were cleared, ignored, or brought about
+	Standing   []inspect.Condition `json:"standing"`          // others of that GPU that have an effect now
+	NotKept    string              `json:"notKept,omitempty"` // why a restart of the agent undoes it; "" = it does not
 }
 
 // maxPath is the longest path of a socket, in bytes (unix(7): sun_path, with its NUL).

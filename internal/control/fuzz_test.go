@@ -73,7 +73,7 @@ func (b *book) Quiesce(_ context.Context, until time.Time) error {
 	return nil
 }
 
-func (b *book) Keep(context.Context) bool { return true }
+func (b *book) Keep(context.Context) error { return nil }
 func (b *book) Resume(context.Context) error {
 	if !b.state.Away.On(time.Now()) {
 		return monitor.ErrNotQuiesced

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/internal/inspect"
 )
 
@@ -31,27 +32,45 @@ func (e *OpenFilesError) Error() string {
 const keepAtMost = time.Second
 
 // quiesce leaves the driver alone, until a time if that is not zero, and checks that nothing of it is open. It is on
-// disk before the answer: whoever unloads the driver next may well end the agent, too.
-func quiesce(ctx context.Context, a Agent, until time.Time) (kept bool, err error) {
+// disk before the answer: the operator who unloads the driver next may well end the agent, too. If the maintenance has
+// begun and is not on disk, notKept says why; it is in err as well, if there is one.
+func quiesce(ctx context.Context, a Agent, until time.Time) (notKept, err error) {
 	err = a.Quiesce(ctx, until)
 	if open := driverFiles(); err == nil && len(open) > 0 {
 		err = &OpenFilesError{open}
 	}
-	return keep(ctx, a), err
+	if !a.State().Away.On(time.Now()) {
+		return nil, err
+	}
+	if notKept = keep(ctx, a); notKept != nil && err != nil {
+		// In words: that the disk is slow must not make of it an order that was given up for lack of time.
+		err = errors.Join(err, errors.New("a restart of the agent ends the maintenance: "+notKept.Error()))
+	}
+	return notKept, err
 }
 
-func keep(ctx context.Context, a Agent) bool {
+// keep waits until what was ordered is on disk.
+func keep(ctx context.Context, a Agent) error {
 	ctx, cancel := context.WithTimeout(ctx, keepAtMost)
 	defer cancel()
 	return a.Keep(ctx)
 }
 
 // resume takes the driver back, which is on disk, too, before the answer.
-func resume(ctx context.Context, a Agent) (kept bool, err error) {
+func resume(ctx context.Context, a Agent) (notKept, err error) {
 	if err := a.Resume(ctx); err != nil {
-		return false, err
+		return nil, err
 	}
-	return keep(ctx, a), nil
+	return keepEnd(ctx, a), nil
+}
+
+// keepEnd is keep for something that is over. Where there is no store nothing of it can come back.
+func keepEnd(ctx context.Context, a Agent) error {
+	err := keep(ctx, a)
+	if errors.Is(err, monitor.ErrNoStore) {
+		return nil
+	}
+	return err
 }
 
 func (d desk) quiesce(ctx context.Context, args QuiesceArgs) (Standing, error) {
@@ -65,13 +84,13 @@ func (d desk) quiesce(ctx context.Context, args QuiesceArgs) (Standing, error) {
 			return Standing{}, err
 		}
 	}
-	kept, err := quiesce(ctx, d, until)
-	return standing(d.State(), kept), err
+	notKept, err := quiesce(ctx, d, until)
+	return standing(d.State(), notKept), err
 }
 
 // resume answers when the driver was asked again.
 func (d desk) resume(ctx context.Context, _ struct{}) (Standing, error) {
-	kept, err := resume(ctx, d)
+	notKept, err := resume(ctx, d)
 	if err != nil {
 		return Standing{}, err
 	}
@@ -83,14 +102,17 @@ func (d desk) resume(ctx context.Context, _ struct{}) (Standing, error) {
 		select {
 		case <-look.C:
 		case <-ctx.Done():
-			return standing(d.State(), kept), nil // it goes on by itself
+			return standing(d.State(), notKept), nil // it goes on by itself
 		}
 	}
-	return standing(d.State(), kept), nil
+	return standing(d.State(), notKept), nil
 }
 
-func standing(s core.State, kept bool) Standing {
-	st := Standing{Driver: inspect.Describe(s.Inventory).Driver, Devices: map[core.HealthState]int{}, Kept: kept}
+func standing(s core.State, notKept error) Standing {
+	st := Standing{Driver: inspect.Describe(s.Inventory).Driver, Devices: map[core.HealthState]int{}, Kept: notKept == nil}
+	if notKept != nil {
+		st.NotKept = notKept.Error()
+	}
 	for u := range s.Inventory.Devices() {
 		st.Devices[u.Health.State]++
 	}
@@ -119,7 +141,11 @@ func (s Standing) String() string {
 
 func (s Standing) log(log *slog.Logger, order string, by slog.Attr) {
 	said := map[string]string{quiesceURL: "operator quiesced the driver", resumeURL: "operator resumed the driver"}[order]
-	log.Warn(said, "driver", s.Driver.State, by)
+	args := []any{"driver", s.Driver.State, "kept", s.Kept}
+	if !s.Kept {
+		args = append(args, "reason", s.NotKept)
+	}
+	log.Warn(said, append(args, by)...)
 }
 
 // driverFiles are NVIDIA's device nodes that this process has open (proc(5): /proc/self/fd).

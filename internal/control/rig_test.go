@@ -60,6 +60,12 @@ func shortDir(t *testing.T) string {
 // start runs an agent on a machine, whose GPUs are checked often and get well slowly.
 func start(t *testing.T, s core.Snapshot, change ...func(*control.Options)) *rig {
 	t.Helper()
+	return startWith(t, s, nil, change...)
+}
+
+// startWith is start for an agent with a history.
+func startWith(t *testing.T, s core.Snapshot, store monitor.Store, change ...func(*control.Options)) *rig {
+	t.Helper()
 	cfg := core.DefaultConfig()
 	cfg.MIG = core.MIGMixed
 	cfg.Probe, cfg.Rescan, cfg.Health.Dwell = 10*time.Millisecond, 10*time.Millisecond, time.Hour
@@ -72,7 +78,7 @@ func start(t *testing.T, s core.Snapshot, change ...func(*control.Options)) *rig
 	for _, c := range change {
 		c(&r.options)
 	}
-	r.monitor = monitor.New(r.machine.Open, r.options.Config, slog.New(slog.DiscardHandler), nil)
+	r.monitor = monitor.New(r.machine.Open, r.options.Config, slog.New(slog.DiscardHandler), store)
 	ctx, cancel := context.WithCancel(context.Background())
 	var agent sync.WaitGroup
 	agent.Go(func() {

@@ -101,6 +101,9 @@ func (a Answer) log(log *slog.Logger, order string, by slog.Attr) {
 	for _, c := range a.Conditions {
 		log.Warn(said, "condition", c.String(), "gpu", c.GPU, "cause", c.Cause, "simulated", c.Simulated, by)
 	}
+	if a.NotKept != "" {
+		log.Warn("a restart of the agent undoes the operator's order", "order", order, "reason", a.NotKept)
+	}
 }
 
 func (d desk) clear(ctx context.Context, args ClearArgs) (Answer, error) {
@@ -112,7 +115,7 @@ func (d desk) clear(ctx context.Context, args ClearArgs) (Answer, error) {
 	if err != nil {
 		return Answer{}, err
 	}
-	return d.answer(o.GPU, cleared), nil
+	return d.kept(ctx, d.answer(o.GPU, cleared)), nil
 }
 
 func (d desk) ignore(ctx context.Context, args IgnoreArgs) (Answer, error) {
@@ -126,7 +129,15 @@ func (d desk) ignore(ctx context.Context, args IgnoreArgs) (Answer, error) {
 	if err != nil {
 		return Answer{}, err
 	}
-	return d.answer(o.GPU, ignored), nil
+	return d.kept(ctx, d.answer(o.GPU, ignored)), nil
+}
+
+// kept is an answer once what was ordered is on disk, or with the reason why it is not.
+func (d desk) kept(ctx context.Context, a Answer) Answer {
+	if err := keepEnd(ctx, d); err != nil {
+		a.NotKept = err.Error()
+	}
+	return a
 }
 
 func (d desk) simulate(ctx context.Context, args SimulateArgs) (Answer, error) {

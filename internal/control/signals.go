@@ -21,11 +21,11 @@ func Follow(ctx context.Context, signals <-chan os.Signal, a Agent, log *slog.Lo
 		case s := <-signals:
 			switch s {
 			case QuiesceSignal:
-				kept, err := quiesce(ctx, a, time.Time{})
-				signalled(log, "quiesce", kept, err)
+				notKept, err := quiesce(ctx, a, time.Time{})
+				signalled(log, "quiesce", notKept, err)
 			case ResumeSignal:
-				kept, err := resume(ctx, a)
-				signalled(log, "resume", kept, err)
+				notKept, err := resume(ctx, a)
+				signalled(log, "resume", notKept, err)
 			}
 		case <-ctx.Done():
 			return
@@ -33,10 +33,14 @@ func Follow(ctx context.Context, signals <-chan os.Signal, a Agent, log *slog.Lo
 	}
 }
 
-func signalled(log *slog.Logger, order string, kept bool, err error) {
+func signalled(log *slog.Logger, order string, notKept, err error) {
 	if err != nil {
 		log.Warn("signal not obeyed", "order", order, "error", err)
 		return
 	}
-	log.Warn("signal obeyed", "order", order, "kept", kept)
+	args := []any{"order", order, "kept", notKept == nil}
+	if notKept != nil {
+		args = append(args, "reason", notKept)
+	}
+	log.Warn("signal obeyed", args...)
 }

@@ -83,7 +83,7 @@ func Quiesce(ctx context.Context, path string, args QuiesceArgs, out io.Writer) 
 	}
 	fmt.Fprintf(out, "%s; running work keeps its devices and is not stopped\n", s)
 	if !s.Kept {
-		fmt.Fprintln(out, "not on disk: a restart of the agent ends it")
+		fmt.Fprintf(out, "the maintenance is in force, but a restart of the agent ends it: %s\n", s.NotKept)
 	}
 	_, err = fmt.Fprintln(out, "when the work is done: resume")
 	return err
@@ -95,7 +95,9 @@ func Resume(ctx context.Context, path string, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	_, err = fmt.Fprintln(out, s)
+	if _, err = fmt.Fprintln(out, s); err == nil && !s.Kept {
+		_, err = fmt.Fprintf(out, "the maintenance is over, but after a restart of the agent it may be in force again: %s\n", s.NotKept)
+	}
 	return err
 }
 
@@ -120,6 +122,11 @@ func (a Answer) write(out io.Writer, say func(inspect.Condition) string) error {
 	}
 	for _, c := range a.Standing {
 		if _, err := fmt.Fprintf(out, "still standing: %s\n", c); err != nil {
+			return err
+		}
+	}
+	if a.NotKept != "" {
+		if _, err := fmt.Fprintf(out, "in force, but a restart of the agent undoes it: %s\n", a.NotKept); err != nil {
 			return err
 		}
 	}

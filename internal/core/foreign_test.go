@@ -1,6 +1,7 @@
 package core_test
 
 import (
+	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -9,12 +10,13 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 )
 
-// others is a machine with n GPUs of which coretest.GPUs(8) has none, in the same slots.
+// others is a machine with n GPUs of which coretest.GPUs(8) has none, in other slots.
 func others(n int) core.Snapshot {
 	s := coretest.GPUs(n)
 	for i := range s.Devices {
 		s.Devices[i].ID = coretest.GPU(100 + i)
 		s.Devices[i].At = core.WholeGPU(s.Devices[i].ID)
+		s.Devices[i].PCI = core.PCIAddress(fmt.Sprintf("0000:%02x:00.0", 0x60+i))
 	}
 	s.Links = nil
 	return core.NewSnapshot(s)
@@ -43,22 +45,22 @@ func TestHistoryOfAnotherMachineIsDropped(t *testing.T) {
 		dropped  bool
 		lost     int
 	}{
-		"other GPUs":                         {[]core.Snapshot{others(2)}, true, 0},
-		"more of them":                       {[]core.Snapshot{others(8)}, true, 0},
-		"one that names itself and no more":  {[]core.Snapshot{with(others(1), strange)}, true, 0},
-		"after a driver that was not ready":  {[]core.Snapshot{core.NoDriver(core.DriverAbsent, "none"), others(2)}, true, 0},
-		"after a driver that named no GPU":   {[]core.Snapshot{only(), others(2)}, true, 0},
-		"after a doubt that is over":         {[]core.Snapshot{with(others(1), nameless), others(2)}, true, 0},
-		"the same GPUs":                      {[]core.Snapshot{coretest.GPUs(2), others(2)}, false, 0},
-		"all have fallen off the bus":        {[]core.Snapshot{only()}, false, 2},
-		"the driver is not ready":            {[]core.Snapshot{core.NoDriver(core.DriverFailed, "mismatch")}, false, 0},
-		"one is left, the other is lost":     {[]core.Snapshot{coretest.GPUs(1)}, false, 1},
-		"one is replaced, one is left":       {[]core.Snapshot{with(coretest.GPUs(1), strange)}, false, 0},
-		"one is lost but known by its UUID":  {[]core.Snapshot{with(others(1), own)}, false, 1},
-		"one has no UUID":                    {[]core.Snapshot{with(others(1), nameless)}, false, 0},
-		"one in a known slot has no UUID":    {[]core.Snapshot{with(others(1), slot)}, false, 1},
-		"none can be read, all are named":    {[]core.Snapshot{only(strange)}, false, 1},
-		"it becomes another one as it looks": {[]core.Snapshot{coretest.GPUs(2), others(1)}, false, 1},
+		"other GPUs":                        {[]core.Snapshot{others(2)}, true, 0},
+		"more of them":                      {[]core.Snapshot{others(8)}, true, 0},
+		"one that names itself and no more": {[]core.Snapshot{with(others(1), strange)}, true, 0},
+		"after a driver that was not ready": {[]core.Snapshot{core.NoDriver(core.DriverAbsent, "none"), others(2)}, true, 0},
+		"after a driver that named no GPU":  {[]core.Snapshot{only(), others(2)}, true, 0},
+		"after a doubt that is over":        {[]core.Snapshot{with(others(1), nameless), others(2)}, true, 0},
+		"the same GPUs":                     {[]core.Snapshot{coretest.GPUs(2), others(2)}, false, 2},
+		"all have fallen off the bus":       {[]core.Snapshot{only()}, false, 2},
+		"the driver is not ready":           {[]core.Snapshot{core.NoDriver(core.DriverFailed, "mismatch")}, false, 0},
+		"one is left, the other is lost":    {[]core.Snapshot{coretest.GPUs(1)}, false, 1},
+		"one is replaced, one is left":      {[]core.Snapshot{with(coretest.GPUs(1), strange)}, false, 0},
+		"one is lost but known by its UUID": {[]core.Snapshot{with(others(1), own)}, false, 2},
+		"one has no UUID":                   {[]core.Snapshot{with(others(1), nameless)}, false, 0},
+		"one in a known slot has no UUID":   {[]core.Snapshot{with(others(1), slot)}, false, 2},
+		"none can be read, all are named":   {[]core.Snapshot{only(strange)}, false, 1},
+		"all are replaced while it runs":    {[]core.Snapshot{coretest.GPUs(2), others(1)}, false, 2},
 	} {
 		for boot, next := range map[string]string{"same boot": "boot 1", "another boot": "boot 2"} {
 			t.Run(name+", "+boot, func(t *testing.T) {

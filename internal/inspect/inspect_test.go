@@ -64,7 +64,8 @@ func TestNoDriverIsAnAnswer(t *testing.T) {
 type history struct{ record core.Record }
 
 func (h history) Load() (core.Record, string) { return h.record, h.record.Boot }
-func (h history) Save(core.Record)            {}
+func (h history) SetAside(error)              {}
+func (h history) Save(core.Record) error      { return nil }
 
 func TestReadingKnowsTheHistory(t *testing.T) {
 	m, cfg := coretest.NewMachine(machine()), core.DefaultConfig()

@@ -91,10 +91,14 @@ func (s *Sources) Notes() []string {
 
 // historyNotes say what is wrong with a history, if there is to be one.
 func historyNotes(history *statefile.File) []string {
-	if history == nil || history.Problem() == "" {
+	if history == nil {
 		return nil
 	}
-	return []string{"health history: " + history.Problem()}
+	notes := history.Notes()
+	for i := range notes {
+		notes[i] = "health history: " + notes[i]
+	}
+	return notes
 }
 
 // Up says of each source by name whether it works: "kernel_log", "history". One that is switched off is

@@ -54,7 +54,9 @@ func TestReadingKnowsTheHistory(t *testing.T) {
 	record, boot := history.Load()
 	state := core.Restore(cfg, record, boot).Read(cfg, now, coretest.GPUs(2)).
 		Observe(cfg, now, core.Observation{At: gpu, Kind: core.XID, Code: 46})
-	history.Save(state.Record(boot))
+	if err := history.Save(state.Record(boot)); err != nil {
+		t.Fatal(err)
+	}
 
 	for stateDir, want := range map[string]string{dir: "XID_46", "": "", filepath.Join(dir, "other"): ""} {
 		report := sources.Reading(t.Context(), m.Open, cfg, "", stateDir, "agent")

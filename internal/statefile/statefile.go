@@ -1,13 +1,11 @@
 // Package statefile keeps the health history of an agent on disk, so that a restart neither heals a sick GPU
-// nor forgets one. An agent whose file can't be kept works on, and says so.
+// nor forgets one. An agent whose file can't be written works on, and says so. A file whose content can't be used, or that
+// can't be read, is never replaced: it gets another name first.
 package statefile
 
 import (
 	"bytes"
 	"errors"
-	"fmt"
-	"io"
-	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -21,9 +19,6 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 )
 
-// maxSize bounds what is read, in bytes. A machine with 16 GPUs of which everything is wrong needs a tenth.
-const maxSize = 8 << 20
-
 var _ monitor.Store = (*File)(nil)
 
 // File is the history of one agent in <dir>/<agent>.json. Make one with Open. Load comes before the first
@@ -33,10 +28,12 @@ type File struct {
 	log               *slog.Logger
 	last              []byte // what the file holds; nil = unknown
 	untouched         bool   // it is another's: read only
+	aside             *aside // what is there is set aside before the next Save; nil = it is replaced
 
 	mu     sync.Mutex
 	unkept string // why the latest Save failed
 	noBoot string // why the boot id is unknown
+	unread string // that this process goes on without the history, and why
 }
 
 // Open names the file; the folder is made when there is something to keep. Boot id and uptime are read beneath
@@ -63,9 +60,24 @@ func (f *File) Problem() string {
 	return f.noBoot
 }
 
-// Load returns what was kept, empty if that is nothing, and the machine's boot id. Its times are on the wall clock as it is
-// now. What can't be read is kept aside as <file>.broken. Where either boot id is unknown the other one is taken for both:
-// not to know is no sign of a reboot.
+// Notes say in a line each what is wrong with the history; none if all is well.
+func (f *File) Notes() (notes []string) {
+	if problem := f.Problem(); problem != "" {
+		notes = append(notes, problem)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.unread != "" {
+		notes = append(notes, f.unread)
+	}
+	return notes
+}
+
+// Load returns what was kept, empty if that is nothing, and the machine's boot id. Its times are on the wall clock as it
+// is now. A file that can't be read is read
+// again for some seconds. One whose content can't be used completely is set aside as <file>.broken, one that can't be
+// read at all as <file>.unread. Where either boot id is unknown the other one is taken for both: not to know is no
+// sign of a reboot.
 func (f *File) Load() (core.Record, string) {
 	if !f.untouched {
 		f.tidy()
@@ -88,61 +100,27 @@ func (f *File) Load() (core.Record, string) {
 	return r, boot.ID
 }
 
-// read is the record in the file.
-func (f *File) read() core.Record {
-	text, err := f.text()
-	if errors.Is(err, fs.ErrNotExist) {
-		return core.Record{}
-	}
-	var r core.Record
-	if err == nil {
-		var skipped []error
-		if r, skipped, err = decode(text, f.agent); err == nil && len(skipped) == 0 {
-			f.last = text
-			return r
-		}
-		err = errors.Join(append(skipped, err)...)
-	}
-	if f.untouched {
-		f.failed(err)
-		return r
-	}
-	aside := f.path + ".broken"
-	if failed := os.Rename(f.path, aside); failed != nil {
-		err, aside = errors.Join(err, failed), f.path
-	}
-	f.log.Warn("health history can't be read completely, the file is kept aside",
-		"file", aside, "conditions", len(r.Conditions), "error", oneLine(err))
-	return r
-}
+// errPeek says that a file was named only to be looked at.
+var errPeek = errors.New("the history belongs to an agent, and this is none")
 
-func (f *File) text() ([]byte, error) {
-	file, err := os.Open(f.path)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = file.Close() }() // nothing was written
-	text, err := io.ReadAll(io.LimitReader(file, maxSize+1))
-	if err == nil && len(text) > maxSize {
-		err = fmt.Errorf("larger than %d bytes", maxSize)
-	}
-	return text, err
-}
-
-// Save replaces the file if it would change. A failure is said once, until it works again.
-func (f *File) Save(r core.Record) {
+// Save replaces the file if it would change. A failure is logged once, until it works again.
+func (f *File) Save(r core.Record) error {
 	if f.untouched {
-		return
+		return errPeek
 	}
 	text, err := encode(r, f.agent)
+	if err == nil {
+		err = f.setAside()
+	}
 	if err == nil {
 		err = f.write(text)
 	}
 	if err != nil {
 		f.failed(err)
-		return
+		return err
 	}
 	f.succeeded()
+	return nil
 }
 
 func (f *File) write(text []byte) error {

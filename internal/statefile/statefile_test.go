@@ -54,6 +54,22 @@ func (d *disk) open() *statefile.File {
 	return statefile.Open(d.dir, agent, d.proc, slog.New(slog.NewTextHandler(&d.log, nil)))
 }
 
+// save writes a record, which must work.
+func (d *disk) save(f *statefile.File, r core.Record) {
+	d.Helper()
+	if err := f.Save(r); err != nil {
+		d.Error(err)
+	}
+}
+
+// fails has a record not written, with a reason.
+func (d *disk) fails(f *statefile.File, r core.Record, why string) {
+	d.Helper()
+	if err := f.Save(r); err == nil || !strings.Contains(err.Error(), why) {
+		d.Errorf("saved: %v, want an error with %q", err, why)
+	}
+}
+
 func (d *disk) path() string { return filepath.Join(d.dir, agent+".json") }
 
 func (d *disk) write(text []byte) {
@@ -151,7 +167,7 @@ func full() (r core.Record) {
 // The format is a promise to the agents of tomorrow: who changes it looks here, and at the version.
 func TestFormat(t *testing.T) {
 	d, golden := newDisk(t), "testdata/v1.json"
-	d.open().Save(full())
+	d.save(d.open(), full())
 	got := d.read(d.path())
 	if *update {
 		if err := os.WriteFile(golden, got, 0o644); err != nil {
@@ -227,11 +243,11 @@ func TestFileIsPrivateAndItsFolderIsMade(t *testing.T) {
 	if r, boot := f.Load(); diff(core.Record{Boot: "b00t"}, r) != "" || boot != "b00t" || d.log.Len() > 0 {
 		t.Errorf("nothing was kept yet: %+v, boot %q, said %s", r, boot, d.log.String())
 	}
-	f.Save(full())
+	d.save(f, full())
 	if err := os.Chmod(d.path(), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	f.Save(core.Record{Boot: "other"})
+	d.save(f, core.Record{Boot: "other"})
 	file, err := os.Stat(d.path())
 	if err != nil || file.Mode() != 0o600 {
 		t.Errorf("mode %v, %v", file.Mode(), err)
@@ -254,19 +270,19 @@ func TestTheSameIsNotWrittenTwice(t *testing.T) {
 		return file
 	}
 	f := d.open()
-	f.Save(full())
+	d.save(f, full())
 	first := inode()
-	f.Save(full())
+	d.save(f, full())
 	next := d.open()
 	next.Load()
-	next.Save(full())
+	d.save(next, full())
 	if !os.SameFile(first, inode()) {
 		t.Error("written again")
 	}
 	if err := os.Remove(d.path()); err != nil {
 		t.Fatal(err)
 	}
-	next.Save(full())
+	d.save(next, full())
 	inode()
 	if p := next.Problem(); p != "" || d.log.Len() > 0 {
 		t.Errorf("problem %q, said %s", p, d.log.String())

@@ -17,7 +17,7 @@ import (
 
 func TestUnreadableFilesAreKeptAside(t *testing.T) {
 	d := newDisk(t)
-	d.open().Save(full())
+	d.save(d.open(), full())
 	whole := d.read(d.path())
 	replaced := func(old, with string) []byte {
 		if !bytes.Contains(whole, []byte(old)) {
@@ -62,7 +62,7 @@ func TestUnreadableFilesAreKeptAside(t *testing.T) {
 			if aside := d.read(d.path() + ".broken"); !bytes.Equal(aside, c.text) {
 				t.Errorf("%d bytes are kept aside of %d", len(aside), len(c.text))
 			}
-			f.Save(r)
+			d.save(f, r)
 			next, _ := d.open().Load()
 			if diff := diff(r, next); diff != "" || strings.Count(d.log.String(), "\n") != 1 || f.Problem() != "" {
 				t.Errorf("afterwards: %s\n%s %s", diff, d.log.String(), f.Problem())
@@ -78,7 +78,7 @@ func TestFolderInPlaceOfTheFile(t *testing.T) {
 	}
 	f := d.open()
 	f.Load()
-	f.Save(full())
+	d.save(f, full())
 	if r, _ := d.open().Load(); diff(full(), r) != "" || f.Problem() != "" || d.said("kept aside") != 1 {
 		t.Errorf("kept %+v, problem %q, said %s", r, f.Problem(), d.log.String())
 	}
@@ -97,7 +97,7 @@ func TestFailureIsSaidOnce(t *testing.T) {
 	f := d.open()
 	f.Load()
 	for range 3 {
-		f.Save(full())
+		d.fails(f, full(), "not a directory")
 	}
 	if p := f.Problem(); !strings.Contains(p, "not a directory") || strings.Contains(p, "\n") || d.said("is not kept") != 1 {
 		t.Errorf("problem %q, said %s", p, d.log.String())
@@ -106,7 +106,7 @@ func TestFailureIsSaidOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 3 {
-		f.Save(full())
+		d.save(f, full())
 	}
 	if p := f.Problem(); p != "" || d.said("is kept again") != 1 {
 		t.Errorf("problem %q, said %s", p, d.log.String())
@@ -140,12 +140,12 @@ func TestFullDiskKeepsWhatThereWas(t *testing.T) {
 	d := newDisk(t)
 	d.mount(0)
 	f := d.open()
-	f.Save(full())
+	d.save(f, full())
 	ballast := filepath.Join(d.dir, "ballast")
 	if err := os.WriteFile(ballast, make([]byte, 128<<10), 0o600); !errors.Is(err, syscall.ENOSPC) {
 		t.Fatalf("the disk is not full: %v", err)
 	}
-	f.Save(core.Record{Boot: "other"})
+	d.fails(f, core.Record{Boot: "other"}, "no space left")
 	if p := f.Problem(); !strings.Contains(p, "no space left") {
 		t.Errorf("problem %q", p)
 	}
@@ -158,7 +158,7 @@ func TestFullDiskKeepsWhatThereWas(t *testing.T) {
 	if err := os.Remove(ballast); err != nil {
 		t.Fatal(err)
 	}
-	f.Save(core.Record{Boot: "other"})
+	d.save(f, core.Record{Boot: "other"})
 	if r, _ := d.open().Load(); r.Boot != "other" || f.Problem() != "" {
 		t.Errorf("kept %+v, problem %q", r, f.Problem())
 	}
@@ -169,7 +169,7 @@ func TestReadOnlyDisk(t *testing.T) {
 	d.mount(syscall.MS_RDONLY)
 	f := d.open()
 	f.Load()
-	f.Save(full())
+	d.fails(f, full(), "read-only file system")
 	if p := f.Problem(); !strings.Contains(p, "read-only file system") || d.said("is not kept") != 1 {
 		t.Errorf("problem %q, said %s", p, d.log.String())
 	}
@@ -198,7 +198,7 @@ func TestPeek(t *testing.T) {
 		if boot != "b00t" {
 			t.Errorf("boot %q", boot)
 		}
-		f.Save(core.Record{})
+		d.fails(f, core.Record{}, "belongs to an agent")
 		return r, f.Problem()
 	}
 	if r, problem := look(); len(r.Devices) > 0 || problem != "" {
@@ -207,7 +207,7 @@ func TestPeek(t *testing.T) {
 	if _, err := os.Stat(d.dir); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the folder was made: %v", err)
 	}
-	d.open().Save(full())
+	d.save(d.open(), full())
 	if r, problem := look(); diff(full(), r) != "" || problem != "" {
 		t.Errorf("%s, %s", diff(full(), r), problem)
 	}
@@ -222,7 +222,7 @@ func TestPeek(t *testing.T) {
 
 func TestBoot(t *testing.T) {
 	d := newDisk(t)
-	d.open().Save(core.Record{Boot: "earlier"})
+	d.save(d.open(), core.Record{Boot: "earlier"})
 	if r, boot := d.open().Load(); r.Boot != "earlier" || boot != "b00t" {
 		t.Errorf("a reboot is not seen: %q, %q", r.Boot, boot)
 	}
@@ -232,15 +232,15 @@ func TestBoot(t *testing.T) {
 		if r, boot := f.Load(); r.Boot != "earlier" || boot != "earlier" {
 			t.Errorf("taken for a reboot: %q, %q", r.Boot, boot)
 		}
-		f.Save(full())
+		d.save(f, full())
 		if p := f.Problem(); !strings.Contains(p, "reboot") || !strings.Contains(p, "boot_id") || d.said("is kept again") > 0 {
 			t.Errorf("problem %q, said %s", p, d.log.String())
 		}
-		f.Save(core.Record{Boot: "earlier"})
+		d.save(f, core.Record{Boot: "earlier"})
 		d.boot("b00t")
 	}
 	// Kept by an agent that could not tell, read by one that can.
-	d.open().Save(core.Record{})
+	d.save(d.open(), core.Record{})
 	if r, boot := d.open().Load(); r.Boot != "b00t" || boot != "b00t" {
 		t.Errorf("taken for a reboot: %q, %q", r.Boot, boot)
 	}

@@ -2,6 +2,7 @@ package monitor
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"time"
 
@@ -18,16 +19,16 @@ const (
 // keeper wakes the goroutine that may wait for a disk.
 type keeper struct {
 	boot  string
-	dirty <-chan struct{}      // capacity 1
-	wake  chan<- struct{}      // dirty, from the other side
-	asked chan chan<- struct{} // nil without a store
+	dirty <-chan struct{}   // capacity 1
+	wake  chan<- struct{}   // dirty, from the other side
+	asked chan chan<- error // capacity 1 each; nil without a store
 }
 
 func newKeeper(store Store) keeper {
 	dirty := make(chan struct{}, 1)
 	k := keeper{dirty: dirty, wake: dirty}
 	if store != nil {
-		k.asked = make(chan chan<- struct{})
+		k.asked = make(chan chan<- error)
 	}
 	return k
 }
@@ -82,9 +83,10 @@ func (m *Monitor) write(ctx context.Context) {
 	every := time.NewTicker(keepEvery)
 	defer every.Stop()
 	var dirty, rested = m.keeper.dirty, (<-chan time.Time)(nil)
+	save := m.saver()
 	for {
 		l.Beat(keepEvery)
-		var kept chan<- struct{}
+		var kept chan<- error
 		select {
 		case <-dirty:
 		case <-every.C:
@@ -93,35 +95,67 @@ func (m *Monitor) write(ctx context.Context) {
 			dirty, rested = m.keeper.dirty, nil
 			continue
 		case <-ctx.Done():
-			m.store.Save(m.State().Record(m.keeper.boot)) // what came during the last rest
+			_ = save() // what came during the last rest; the store has logged an error
 			return
 		}
 		l.Beat(saveAtMost)
-		m.store.Save(m.State().Record(m.keeper.boot))
+		err := save()
 		if kept != nil {
-			close(kept)
+			kept <- err
 		}
 		dirty, rested = nil, time.After(keepPause)
 	}
 }
 
-// Keep writes the state now, and reports whether that was tried: there is a history, and ctx did not end first.
-// The history says itself what went wrong.
-func (m *Monitor) Keep(ctx context.Context) bool {
-	if m.keeper.asked == nil {
-		return false
+// saver returns a function that saves the state. A history that is another machine's is not replaced but set aside.
+func (m *Monitor) saver() func() error {
+	var setAside *core.ForeignHistory
+	return func() error {
+		s := m.State()
+		if s.Foreign != nil && s.Foreign != setAside {
+			setAside = s.Foreign
+			m.store.SetAside(setAside)
+		}
+		return m.store.Save(s.Record(m.keeper.boot))
 	}
-	kept := make(chan struct{})
+}
+
+// ErrNoStore says that nothing outlives the agent, as it has no state directory.
+var ErrNoStore = errors.New("no state directory is set")
+
+// NotKeptError says that a restart of the agent forgets what has happened.
+type NotKeptError struct{ Err error } // ErrNoStore, the store's error, or that of a context: the disk was too slow
+
+func (e *NotKeptError) Error() string {
+	if errors.Is(e.Err, context.DeadlineExceeded) {
+		return "not on disk yet: the disk does not answer in time"
+	}
+	return "not on disk: " + e.Err.Error()
+}
+
+// Unwrap returns the cause.
+func (e *NotKeptError) Unwrap() error { return e.Err }
+
+// Keep writes the state now. It returns nil if the state is on disk then, so that the next agent knows it, and
+// otherwise *NotKeptError.
+func (m *Monitor) Keep(ctx context.Context) error {
+	if m.keeper.asked == nil {
+		return &NotKeptError{ErrNoStore}
+	}
+	kept := make(chan error, 1)
 	select {
 	case m.keeper.asked <- kept:
 	case <-ctx.Done():
-		return false
+		return &NotKeptError{ctx.Err()}
 	}
 	select {
-	case <-kept:
-		return true
+	case err := <-kept:
+		if err != nil {
+			return &NotKeptError{err}
+		}
+		return nil
 	case <-ctx.Done():
-		return false
+		return &NotKeptError{ctx.Err()}
 	}
 }
 

@@ -2,6 +2,7 @@ package monitor_test
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"slices"
 	"strings"
@@ -15,7 +16,11 @@ import (
 )
 
 // store notes what it is given, and gives the latest.
-type store struct{ saved []core.Record }
+type store struct {
+	saved []core.Record
+	aside []error
+	err   error // of Save
+}
 
 func (s *store) Load() (core.Record, string) {
 	if s.saved == nil {
@@ -24,7 +29,14 @@ func (s *store) Load() (core.Record, string) {
 	return s.saved[len(s.saved)-1], "boot"
 }
 
-func (s *store) Save(r core.Record) { s.saved = append(s.saved, r) }
+func (s *store) SetAside(why error) { s.aside = append(s.aside, why) }
+
+func (s *store) Save(r core.Record) error {
+	if s.err == nil {
+		s.saved = append(s.saved, r)
+	}
+	return s.err
+}
 
 // hung is a history on a disk that does not answer.
 type hung struct {
@@ -119,8 +131,8 @@ func TestKeepWritesBeforeItReturns(t *testing.T) {
 			} else if err := r.Resume(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			if !r.Keep(t.Context()) {
-				t.Fatal("not kept")
+			if err := r.Keep(t.Context()); err != nil {
+				t.Fatal(err)
 			}
 			if last := s.saved[len(s.saved)-1]; last.Away.Since.IsZero() == away {
 				t.Errorf("away %v: on disk is %+v", away, last.Away)
@@ -131,8 +143,77 @@ func TestKeepWritesBeforeItReturns(t *testing.T) {
 
 func TestKeepWithoutAStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		if run(t, coretest.NewMachine(coretest.GPUs(1))).Keep(t.Context()) {
-			t.Error("it is said to be kept")
+		err := run(t, coretest.NewMachine(coretest.GPUs(1))).Keep(t.Context())
+		if notKept := (*monitor.NotKeptError)(nil); !errors.As(err, &notKept) || !errors.Is(err, monitor.ErrNoStore) {
+			t.Errorf("it is said to be kept: %v", err)
+		}
+	})
+}
+
+// What an operator was answered is on disk, or the answer says why it is not.
+func TestKeepReturnsWhyItIsNotOnDisk(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		full := errors.New("no space left on device")
+		s := &store{err: full}
+		r := runWith(t, coretest.NewMachine(coretest.GPUs(1)), s)
+		err := r.Keep(t.Context())
+		if notKept := (*monitor.NotKeptError)(nil); !errors.As(err, &notKept) || !errors.Is(err, full) {
+			t.Errorf("kept: %v", err)
+		}
+		s.err = nil
+		if err := r.Keep(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// slow is a history on a disk that takes its time to write.
+type slow struct {
+	store
+	takes time.Duration
+}
+
+func (s *slow) Save(r core.Record) error {
+	time.Sleep(s.takes)
+	return s.store.Save(r)
+}
+
+func TestKeepDoesNotWaitForADiskThatHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := runWith(t, coretest.NewMachine(coretest.GPUs(1)), &slow{takes: time.Minute})
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		began := time.Now()
+		err := r.Keep(ctx)
+		if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "disk") || time.Since(began) > time.Second {
+			t.Errorf("after %v: %v", time.Since(began), err)
+		}
+		_ = r.stop()
+		time.Sleep(5 * time.Minute) // for the writes under way
+	})
+}
+
+// The history of another machine is set aside before anything is saved, and once.
+func TestHistoryOfAnotherMachineIsSetAsideOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		machine := coretest.GPUs(4)
+		machine.Devices, machine.Links = machine.Devices[2:], nil
+		s := &store{saved: sick(79)} // of the GPUs 0 and 1
+		r := runWith(t, coretest.NewMachine(machine), s).after(10 * time.Minute)
+		for u := range r.Current().Units() {
+			if u.Health.State != core.Healthy {
+				t.Errorf("%s: %s", u.ID, u.Health)
+			}
+		}
+		if r.Current().Len() != 2 || len(s.aside) != 1 {
+			t.Fatalf("%d units, set aside: %v", r.Current().Len(), s.aside)
+		}
+		f := (*core.ForeignHistory)(nil)
+		if !errors.As(s.aside[0], &f) || !slices.Equal(f.Machine, []core.DeviceID{coretest.GPU(2), coretest.GPU(3)}) {
+			t.Errorf("set aside: %v", s.aside[0])
+		}
+		if last := s.saved[len(s.saved)-1]; len(last.Devices) != 2 || len(last.Conditions) != 0 {
+			t.Errorf("saved: %+v", last)
 		}
 	})
 }

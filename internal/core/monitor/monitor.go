@@ -49,11 +49,17 @@ type Session interface {
 	Close() error
 }
 
-// Store keeps what must outlive the agent. Save is called from one goroutine of the monitor's and may be
-// slow; both say themselves what goes wrong, as it keeps nobody from working.
+// Store keeps what must outlive the agent. All methods may be slow, and are called from one goroutine at a time. They log
+// themselves what goes wrong, as it keeps nobody from working.
 type Store interface {
+	// Load returns what was saved last, empty if that is nothing or can't be read, and the machine's boot ID.
 	Load() (r core.Record, boot string)
-	Save(core.Record)
+
+	// SetAside has the next Save keep what is there under another name instead of replacing it.
+	SetAside(why error)
+
+	// Save returns nil once the record is where the next agent finds it.
+	Save(core.Record) error
 }
 
 // Pace of the parts that nobody needs to configure.

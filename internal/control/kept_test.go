@@ -1,0 +1,123 @@
+package control_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/tandem-gpu/tandem/internal/control"
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
+)
+
+// disk is a history that takes what it is given, or fails. It is safe for concurrent use.
+type disk struct {
+	mu   sync.Mutex
+	err  error
+	hang chan struct{} // Save waits until it is closed; nil = it does not
+}
+
+func (d *disk) Load() (core.Record, string) { return core.Record{}, "boot" }
+func (d *disk) SetAside(error)              {}
+func (d *disk) Save(core.Record) error {
+	d.mu.Lock()
+	err, hang := d.err, d.hang
+	d.mu.Unlock()
+	if hang != nil {
+		<-hang
+	}
+	return err
+}
+
+func (d *disk) fail(err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.err = err
+}
+
+const full = "no space left on device"
+
+// An operator who is about to unload the driver has to know that a restart of the agent takes it back.
+func TestVerbsTellWhatIsNotOnDisk(t *testing.T) {
+	d := &disk{}
+	r := startWith(t, coretest.GPUs(8), d)
+	r.xid(1, 95)
+	clearAll := func(ctx context.Context, path string, out *bytes.Buffer) error {
+		return control.Clear(ctx, path, control.ClearArgs{GPU: "1"}, out)
+	}
+	ignore := func(ctx context.Context, path string, out *bytes.Buffer) error {
+		return control.Ignore(ctx, path, control.IgnoreArgs{GPU: "1", Until: "4h"}, out)
+	}
+	for _, c := range []struct {
+		name string
+		verb func(context.Context, string, *bytes.Buffer) error
+		want string // beside why; nothing of it is said if all is on disk
+	}{
+		{"ignore", ignore, "a restart of the agent undoes it: "},
+		{"clear", clearAll, "a restart of the agent undoes it: "},
+		{"quiesce", quiesce(control.QuiesceArgs{}), "the maintenance is in force, but a restart of the agent ends it: "},
+		{"resume", resume, "after a restart of the agent it may be in force again: "},
+	} {
+		d.fail(errors.New(full))
+		if got := r.says(c.verb); !strings.Contains(got, c.want+"not on disk: "+full) {
+			t.Errorf("%s, which is not on disk: %q", c.name, got)
+		}
+		d.fail(nil)
+		if c.name == "clear" {
+			r.xid(1, 95)
+		}
+		if c.name == "resume" {
+			r.says(quiesce(control.QuiesceArgs{}))
+		}
+		if got := r.says(c.verb); strings.Contains(got, c.want) || strings.Contains(got, "disk") {
+			t.Errorf("%s, which is on disk: %q", c.name, got)
+		}
+	}
+	wants(t, r.log.String(), "kept=false", "kept=true", full)
+	s, err := control.Dial(r.path).Quiesce(t.Context(), control.QuiesceArgs{})
+	if err != nil || !s.Kept || s.NotKept != "" {
+		t.Errorf("%+v, %v", s, err)
+	}
+}
+
+// A disk that hangs keeps the operator waiting for a second, and the answer says so.
+func TestQuiesceWithADiskThatHangs(t *testing.T) {
+	hang := make(chan struct{})
+	r := startWith(t, coretest.GPUs(1), &disk{hang: hang})
+	defer close(hang)
+	wants(t, r.says(quiesce(control.QuiesceArgs{})), "driver released", "a restart of the agent ends it: not on disk yet")
+}
+
+// Where a call keeps the driver, the maintenance is in force nevertheless: whether it lasts is said, too.
+func TestHeldMaintenanceThatIsNotOnDisk(t *testing.T) {
+	d := &disk{err: errors.New(full)}
+	r := startWith(t, coretest.GPUs(2), d)
+	release := r.machine.Hang("Probe", core.WholeGPU(coretest.GPU(1)))
+	defer release()
+	r.await("the call", func() bool { return len(r.monitor.Stats().Calls) > 0 })
+	err := quiesce(control.QuiesceArgs{})(t.Context(), r.path, &bytes.Buffer{})
+	refused, ok := errors.AsType[*control.RefusedError](err)
+	if !ok || refused.Status != http.StatusConflict || !strings.Contains(refused.Text, "nvmlProbe") ||
+		!strings.Contains(refused.Text, "a restart of the agent ends the maintenance: not on disk: "+full) {
+		t.Errorf("says %v", err)
+	}
+}
+
+// Without a state directory a restart forgets the maintenance, and what was cleared with the rest.
+func TestVerbsWithoutAStateDirectory(t *testing.T) {
+	r := start(t, coretest.GPUs(2))
+	r.xid(1, 95)
+	if got := r.says(func(ctx context.Context, path string, out *bytes.Buffer) error {
+		return control.Ignore(ctx, path, control.IgnoreArgs{GPU: "1", Until: "4h"}, out)
+	}); strings.Contains(got, "restart") {
+		t.Errorf("ignore: %q", got)
+	}
+	wants(t, r.says(quiesce(control.QuiesceArgs{})), "a restart of the agent ends it: not on disk: no state directory is set")
+	if got := r.says(resume); strings.Contains(got, "restart") {
+		t.Errorf("resume: %q", got)
+	}
+}
