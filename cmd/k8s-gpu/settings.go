@@ -120,7 +120,8 @@ func resolveWith(flags flagValues, lookupEnv func(string) (string, bool), file m
 	return s, s.core.Validate()
 }
 
-// lookup finds what an option was set to; Where is "" if nobody did.
+// lookup finds what an option was set to; Where is "" if it was not. An empty text counts where it is a value, and a
+// key of the file without a value never does.
 func lookup(o option, flags flagValues, lookupEnv func(string) (string, bool), file map[string]given) given {
 	if f := flags[o.flag]; f != nil && f.set {
 		return given{Text: f.text, Where: "--" + o.flag}
@@ -130,7 +131,7 @@ func lookup(o option, flags flagValues, lookupEnv func(string) (string, bool), f
 			return given{Text: v, Where: name}
 		}
 	}
-	if g, ok := file[o.key]; ok && o.key != "" {
+	if g, ok := file[o.key]; ok && o.key != "" && !g.Blank && (g.Text != "" || o.blank || o.kind != word) {
 		return g
 	}
 	return given{Text: o.value}

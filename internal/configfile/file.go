@@ -32,7 +32,11 @@ const (
 )
 
 // Value is the text of a value, as it would stand on a command line, and where its key stands: "/c.yaml:3: flags.x".
-type Value struct{ Text, Where string }
+// Blank is one that is not there ("migStrategy:", or null, or ~): the key is as if it were not in the file.
+type Value struct {
+	Text, Where string
+	Blank       bool
+}
 
 // File is what a file says.
 type File struct {
@@ -68,7 +72,8 @@ func Parse(path string, text []byte, known map[string]Kind) (File, []error) {
 	if root != nil {
 		w.section("", root)
 	}
-	if v, ok := w.Values["version"]; ok && v.Text != version {
+	if v := w.Values["version"]; v.Text != "" && v.Text != version { // as in NVIDIA's parseConfigFrom, "" is the default
+
 		w.errs = append(w.errs, fmt.Errorf("%s = %q: want %s", v.Where, v.Text, version))
 	}
 	return w.File, w.errs
@@ -161,7 +166,7 @@ func (w *walk) leaf(key string, kind Kind, name, value *yaml.Node) {
 		w.errs = append(w.errs, fmt.Errorf("%s: %w", w.where(name, key), err))
 		return
 	}
-	w.Values[key] = Value{text, w.where(name, key)}
+	w.Values[key] = Value{Text: text, Where: w.where(name, key), Blank: IsNull(value)}
 }
 
 // textOf is a value as it would stand on the command line. A page is "" if it says nothing.
