@@ -37,7 +37,8 @@ func (a *shared) live(ctx context.Context, s settings, offers <-chan settings, l
 		KubeletSocket: s.kubeletSocket, DevRoot: s.devRoot, MPSRoot: s.mpsRoot, Log: log,
 		Reserved: machine.Reserved, Offered: a.past.resources(), Pulse: machine.Pulse(),
 	})
-	status := &status{machine: machine, adapter: adapter, cfg: s.core, from: from, config: a.config}
+	socket := control.NewSocket(socketPath(s))
+	status := &status{machine: machine, adapter: adapter, cfg: s.core, from: from, config: a.config, socket: socket}
 	log.Info("k8s-gpu "+versionText(), "kubelet", s.kubeletSocket, "driver-root", s.core.Roots.Driver,
 		"mig-strategy", s.core.MIG, "health-mode", s.core.Health.Mode)
 	group, ctx := errgroup.WithContext(ctx)
@@ -49,7 +50,12 @@ func (a *shared) live(ctx context.Context, s settings, offers <-chan settings, l
 	group.Go(func() error { return adapter.Run(ctx) })
 	group.Go(func() error { from.Follow(ctx, machine.Report); return nil })
 	group.Go(func() error { adopt(ctx, machine, offers); return nil })
-	group.Go(func() error { attend(ctx, s, status, log); return nil })
+	group.Go(func() error {
+		socket.Serve(ctx, machine, control.Options{
+			Config: s.core, Simulation: s.health.Simulation, Notes: status.notes, Endpoints: status.endpoints, Log: log,
+		})
+		return nil
+	})
 	group.Go(func() error { control.Follow(ctx, a.asked, machine, log); return nil })
 	group.Go(func() error { return machine.Pulse().Watch(ctx, log, monitor.Loop) })
 	if s.httpAddress != "" {
@@ -73,20 +79,6 @@ func adopt(ctx context.Context, machine *monitor.Monitor, offers <-chan settings
 		case <-ctx.Done():
 			return
 		}
-	}
-}
-
-// attend takes an operator's orders until ctx ends. Without its socket the agent works on.
-func attend(ctx context.Context, s settings, status *status, log *slog.Logger) {
-	path := socketPath(s)
-	if path == "" {
-		return
-	}
-	err := control.Serve(ctx, path, status.machine, control.Options{
-		Config: s.core, Simulation: s.health.Simulation, Notes: status.notes, Endpoints: status.endpoints, Log: log,
-	})
-	if err != nil {
-		log.Warn("no operator can give orders", "error", err)
 	}
 }
 

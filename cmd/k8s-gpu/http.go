@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
@@ -31,10 +32,13 @@ type status struct {
 	cfg    core.Config
 	from   *sources.Sources
 	config *configStatus
+	socket *control.Socket
 }
 
 // notes are about the agent itself, in a line each.
-func (s *status) notes() []string { return append(s.config.notes(), s.from.Notes()...) }
+func (s *status) notes() []string {
+	return slices.Concat(s.config.notes(), s.from.Notes(), s.socket.Notes())
+}
 
 func (s *status) handler() http.Handler {
 	mux := http.NewServeMux()

@@ -2,9 +2,9 @@ package main
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -21,15 +21,9 @@ import (
 // agentName names the plugin's files in the state directory.
 const agentName = "nomad-gpu"
 
-const (
-	// partAtMost is how long the process stays for its last word on disk. After two seconds Nomad would
-	// kill it.
-	partAtMost = time.Second
-
-	// attendEvery is how often the socket of another process is looked at. Where Nomad has just started
-	// this one, the other is about to end.
-	attendEvery = 2 * time.Second
-)
+// partAtMost is how long the process stays for its last word on disk. After two seconds Nomad would
+// kill it.
+const partAtMost = time.Second
 
 // follower follows the machine with one monitor at a time: a process has one NVML.
 type follower struct {
@@ -87,7 +81,9 @@ func (f *follower) start(ctx context.Context, s nomadadapter.Settings, log *slog
 	}()
 	go func() {
 		defer close(parted)
-		attend(ctx, s, m, from, log)
+		socket := control.NewSocket(socketPath(s.Health.StateDir))
+		notes := func() []string { return slices.Concat(from.Notes(), socket.Notes()) }
+		socket.Serve(ctx, m, control.Options{Config: s.Core, Simulation: s.Health.Simulation, Notes: notes, Log: log})
 		<-kept
 		<-left
 	}()
@@ -166,33 +162,6 @@ func (d *diary) Save(r core.Record) error {
 		d.once.Do(func() { close(d.closed) })
 	}
 	return err
-}
-
-// attend takes an operator's orders until ctx ends. Without its socket the plugin works on.
-func attend(ctx context.Context, s nomadadapter.Settings, m *monitor.Monitor, from *sources.Sources, log *slog.Logger) {
-	path := socketPath(s.Health.StateDir)
-	if path == "" {
-		return
-	}
-	opts := control.Options{Config: s.Core, Simulation: s.Health.Simulation, Notes: from.Notes, Log: log}
-	for said := false; ; said = true {
-		err := control.Serve(ctx, path, m, opts)
-		if ctx.Err() != nil {
-			return
-		}
-		if _, taken := errors.AsType[*control.InUseError](err); !taken {
-			log.Warn("no operator can give orders", "error", err)
-			return
-		}
-		if !said {
-			log.Info("no operator can give orders yet", "error", err)
-		}
-		select {
-		case <-time.After(attendEvery):
-		case <-ctx.Done():
-			return
-		}
-	}
 }
 
 func socketPath(stateDir string) string { return control.Path(stateDir, agentName) }

@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/tandem-gpu/tandem/internal/filelock"
 	"github.com/tandem-gpu/tandem/internal/inspect"
 )
 
@@ -23,7 +24,8 @@ const (
 )
 
 // Client asks a running agent. Its methods are safe for concurrent use and answer within ten seconds. They fail
-// with ErrNotRunning if nobody serves the socket and with *RefusedError if the agent does not obey.
+// with ErrNotRunning if there is no agent, with *NotServedError if one has no socket, and with *RefusedError if it does
+// not obey.
 type Client struct {
 	path string
 	http http.Client
@@ -114,7 +116,9 @@ func (c *Client) ask(ctx context.Context, method, path string, args, answer any)
 // failed says why there was no answer, in fewer words than net/http.
 func (c *Client) failed(err error) error {
 	for _, nobody := range []error{syscall.ENOENT, syscall.ENOTDIR, syscall.ECONNREFUSED} {
-		if errors.Is(err, nobody) {
+		if errors.Is(err, nobody) && filelock.IsHeld(lockPath(c.path)) {
+			return &NotServedError{c.path}
+		} else if errors.Is(err, nobody) {
 			return fmt.Errorf("%w: nobody serves %s", ErrNotRunning, c.path)
 		}
 	}

@@ -5,10 +5,7 @@ package control
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"log/slog"
-	"path/filepath"
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core"
@@ -83,35 +80,6 @@ type Answer struct {
 	Conditions []inspect.Condition `json:"conditions"`        // that were cleared, ignored, or brought about
 	Standing   []inspect.Condition `json:"standing"`          // others of that GPU that have an effect now
 	NotKept    string              `json:"notKept,omitempty"` // why a restart of the agent undoes it; "" = it does not
-}
-
-// maxPath is the longest path of a socket, in bytes (unix(7): sun_path, with its NUL).
-const maxPath = 107
-
-// Path is where an agent's socket is; "" without a state directory, which means that there is none.
-func Path(stateDir, agent string) string {
-	if stateDir == "" {
-		return ""
-	}
-	return filepath.Join(stateDir, agent+".sock")
-}
-
-func checkPath(path string) error {
-	if len(path) > maxPath {
-		return &core.ConfigError{Key: "state_dir", Value: filepath.Dir(path), Remedy: fmt.Sprintf(
-			"the socket in it would have a path of %d bytes, want at most %d", len(path), maxPath)}
-	}
-	return nil
-}
-
-// ErrNotRunning says that nobody serves the socket.
-var ErrNotRunning = errors.New("no agent is running")
-
-// InUseError says that somebody else serves the socket.
-type InUseError struct{ Path string }
-
-func (e *InUseError) Error() string {
-	return fmt.Sprintf("another process serves %s: give each agent a state_dir of its own", e.Path)
 }
 
 // RefusedError is the agent's own word on why it did not obey.

@@ -23,6 +23,7 @@ type rig struct {
 	machine *coretest.Machine
 	monitor *monitor.Monitor
 	path    string
+	socket  *control.Socket
 	log     *record
 	options control.Options
 	stop    func() // ends the agent and waits for it
@@ -86,11 +87,8 @@ func startWith(t *testing.T, s core.Snapshot, store monitor.Store, change ...fun
 			t.Error(err)
 		}
 	})
-	agent.Go(func() {
-		if err := control.Serve(ctx, r.path, r.monitor, r.options); err != nil {
-			t.Error(err)
-		}
-	})
+	r.socket = control.NewSocket(r.path)
+	agent.Go(func() { r.socket.Serve(ctx, r.monitor, r.options) })
 	r.stop = sync.OnceFunc(func() {
 		cancel()
 		agent.Wait()
@@ -111,7 +109,7 @@ func (r *rig) await(what string, is func() bool) {
 
 func await(t *testing.T, what string, is func() bool) {
 	t.Helper()
-	deadline := time.After(10 * time.Second)
+	deadline := time.After(30 * time.Second)
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
 	for !is() {

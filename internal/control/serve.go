@@ -9,7 +9,6 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"path/filepath"
 	"syscall"
 	"time"
 )
@@ -17,25 +16,28 @@ import (
 const (
 	requestAtMost = 5 * time.Second        // for one order, from its first byte
 	stopAtMost    = 500 * time.Millisecond // for orders under way when the agent ends
-	lockAtMost    = 5 * time.Second        // another agent holds the folder for the blink of an eye
+	lookEvery     = 2 * time.Second        // between looks whether the socket is still there
 )
 
-// Serve answers at path until ctx ends, and then removes the socket. It makes the folder if it is missing and
-// takes the place of a socket that a dead process left. It fails with *InUseError if a living one has it, with
-// *core.ConfigError if the path is too long, or if the folder can't be used: the agent works without.
-func Serve(ctx context.Context, path string, a Agent, o Options) error {
+// serve answers at the socket until ctx ends, and then removes it. It makes the folder if it is missing and takes the
+// place of a socket that a dead process left. It fails with errSocketGone if the socket was removed or replaced; the
+// agent's lock must be held.
+func serve(ctx context.Context, path string, handler http.Handler, o Options, ready func()) error {
 	listener, err := listen(ctx, path)
 	if err != nil {
 		return err
 	}
-	own, statErr := os.Stat(path)
+	own, err := os.Lstat(path)
+	if err != nil {
+		return errors.Join(errSocketGone, listener.Close())
+	}
 	defer func() {
-		if now, err := os.Stat(path); err == nil && statErr == nil && os.SameFile(own, now) {
+		if isStill(own, path) {
 			_ = os.Remove(path) // if it stays, the next agent replaces it
 		}
 	}()
 	server := &http.Server{
-		Handler:     routes(a, o),
+		Handler:     handler,
 		ReadTimeout: requestAtMost, WriteTimeout: 2 * requestAtMost, MaxHeaderBytes: 8 << 10,
 		BaseContext: func(net.Listener) context.Context { return ctx },
 		ConnContext: withPeer,
@@ -44,10 +46,17 @@ func Serve(ctx context.Context, path string, a Agent, o Options) error {
 	server.SetKeepAlivesEnabled(false)
 	ended := make(chan error, 1)
 	go func() { ended <- server.Serve(listener) }()
-	select {
-	case err := <-ended:
-		return errors.Join(err, server.Close())
-	case <-ctx.Done():
+	ready()
+	look := time.NewTicker(lookEvery)
+	defer look.Stop()
+	for gone := false; !gone && ctx.Err() == nil; {
+		select {
+		case err := <-ended:
+			return errors.Join(err, server.Close())
+		case <-look.C:
+			gone = !isStill(own, path)
+		case <-ctx.Done():
+		}
 	}
 	patient, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopAtMost)
 	defer cancel()
@@ -57,23 +66,21 @@ func Serve(ctx context.Context, path string, a Agent, o Options) error {
 	if err := <-ended; !errors.Is(err, http.ErrServerClosed) {
 		return err
 	}
+	if ctx.Err() == nil {
+		return errSocketGone
+	}
 	return nil
 }
 
-// listen makes the socket, for the owner alone. The folder is locked meanwhile: of two agents that start at
-// once, none takes the other's socket for a dead one.
+// isStill reports whether the file at path is the given one. Inode numbers are used again at once, so the time of
+// making belongs to it.
+func isStill(own fs.FileInfo, path string) bool {
+	now, err := os.Lstat(path)
+	return err == nil && os.SameFile(own, now) && own.ModTime().Equal(now.ModTime())
+}
+
+// listen makes the socket, for the owner alone.
 func listen(ctx context.Context, path string) (net.Listener, error) {
-	if err := checkPath(path); err != nil {
-		return nil, err
-	}
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return nil, err
-	}
-	unlock, err := lock(ctx, filepath.Dir(path))
-	if err != nil {
-		return nil, err
-	}
-	defer unlock()
 	if err := removeStale(ctx, path); err != nil {
 		return nil, err
 	}
@@ -113,57 +120,4 @@ func removeStale(ctx context.Context, path string) error {
 		return err
 	}
 	return os.Remove(path)
-}
-
-// lock holds the folder until unlock is called, or the process ends.
-func lock(ctx context.Context, dir string) (unlock func(), err error) {
-	folder, err := os.Open(dir)
-	if err != nil {
-		return nil, err
-	}
-	ctx, cancel := context.WithTimeout(ctx, lockAtMost)
-	defer cancel()
-	again := time.NewTicker(10 * time.Millisecond)
-	defer again.Stop()
-	for {
-		err := syscall.Flock(int(folder.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
-		if err == nil {
-			return func() { _ = folder.Close() }, nil // which unlocks
-		}
-		select {
-		case <-again.C:
-		case <-ctx.Done():
-			_ = folder.Close()
-			return nil, fmt.Errorf("lock %s: %w", dir, err)
-		}
-	}
-}
-
-// peerKey is where the context of a request has who sent it.
-type peerKey struct{}
-
-// withPeer notes who is at the other end (unix(7): SO_PEERCRED).
-func withPeer(ctx context.Context, c net.Conn) context.Context {
-	conn, ok := c.(*net.UnixConn)
-	if !ok {
-		return ctx
-	}
-	raw, err := conn.SyscallConn()
-	if err != nil {
-		return ctx
-	}
-	var who *syscall.Ucred
-	if raw.Control(func(fd uintptr) { who, _ = syscall.GetsockoptUcred(int(fd), syscall.SOL_SOCKET, syscall.SO_PEERCRED) }) != nil || who == nil {
-		return ctx
-	}
-	return context.WithValue(ctx, peerKey{}, *who)
-}
-
-// peer is who sent a request, for the log.
-func peer(ctx context.Context) slog.Attr {
-	who, ok := ctx.Value(peerKey{}).(syscall.Ucred)
-	if !ok {
-		return slog.String("by", "unknown")
-	}
-	return slog.Group("by", "uid", who.Uid, "pid", who.Pid)
 }

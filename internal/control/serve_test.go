@@ -63,28 +63,26 @@ func TestStaleSocketIsReplaced(t *testing.T) {
 		t.Fatal(err)
 	}
 	m := monitor.New(coretest.NewMachine(coretest.GPUs(1)).Open, core.DefaultConfig(), slog.New(slog.DiscardHandler), nil)
-	// Of several that start at once over it, one gets it.
-	const agents = 8
+	// Of several that start at once over it, one gets it, and the others go on trying.
 	ctx, cancel := context.WithCancel(t.Context())
-	failed := make(chan error, agents)
 	var all sync.WaitGroup
-	for range agents {
-		all.Go(func() { failed <- control.Serve(ctx, path, m, quiet()) })
+	sockets := make([]*control.Socket, 8)
+	for i := range sockets {
+		sockets[i] = control.NewSocket(path)
+		all.Go(func() { sockets[i].Serve(ctx, m, quiet()) })
 	}
-	for range agents - 1 {
-		err := <-failed
-		if inUse := (*control.InUseError)(nil); !errors.As(err, &inUse) || inUse.Path != path {
-			t.Errorf("one of the others: %v", err)
+	await(t, "one to serve it, and the others to know", func() bool {
+		waiting := 0
+		for _, s := range sockets {
+			if strings.Contains(strings.Join(s.Notes(), " "), "another process serves "+path) {
+				waiting++
+			}
 		}
-	}
-	if _, err := control.Dial(path).Report(t.Context()); err != nil {
-		t.Errorf("nobody has it: %v", err)
-	}
+		_, err := control.Dial(path).Report(t.Context())
+		return waiting == len(sockets)-1 && err == nil
+	})
 	cancel()
 	all.Wait()
-	if err := <-failed; err != nil {
-		t.Error(err)
-	}
 }
 
 // An agent that ends leaves the socket alone that another has put in the place of its own.
@@ -107,7 +105,7 @@ func TestSocketOfAnotherStays(t *testing.T) {
 	}
 }
 
-func TestServeRefuses(t *testing.T) {
+func TestSocketThatCannotBeServed(t *testing.T) {
 	t.Parallel()
 	dir := shortDir(t)
 	inTheWay := filepath.Join(dir, "file")
@@ -121,9 +119,22 @@ func TestServeRefuses(t *testing.T) {
 		"no such one": {"/proc/none/k8s-gpu.sock", "/proc/none"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			err := control.Serve(t.Context(), c.path, nil, quiet())
-			if err == nil || !strings.Contains(err.Error(), c.want) {
-				t.Errorf("got %v, want %q", err, c.want)
+			log := &record{}
+			o := quiet()
+			o.Log = slog.New(slog.NewTextHandler(log, nil))
+			socket := control.NewSocket(c.path)
+			ctx, cancel := context.WithCancel(t.Context())
+			var serving sync.WaitGroup
+			serving.Go(func() { socket.Serve(ctx, nil, o) })
+			await(t, "the reason", func() bool { return len(socket.Notes()) > 0 })
+			time.Sleep(1500 * time.Millisecond) // and some tries more, which log nothing
+			cancel()
+			serving.Wait()
+			if notes := socket.Notes(); len(notes) != 1 || !strings.Contains(notes[0], c.want) {
+				t.Errorf("notes %q, want %q", notes, c.want)
+			}
+			if n := strings.Count(log.String(), "no operator can give orders"); n != 1 {
+				t.Errorf("logged %d times:\n%s", n, log)
 			}
 		})
 	}

@@ -254,19 +254,12 @@ func TestBusyAgent(t *testing.T) {
 	t.Parallel()
 	r := start(t, coretest.GPUs(1))
 	r.xid(0, 95)
-	path := control.Path(shortDir(t), "busy")
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error)
-	go func() { ended <- control.Serve(ctx, path, stalled{r.monitor}, quiet()) }()
+	path := serveAt(t, shortDir(t), stalled{r.monitor})
 	r.await("an answer", func() bool { _, err := control.Dial(path).Report(t.Context()); return err == nil })
 	_, err := control.Dial(path).Clear(t.Context(), control.ClearArgs{GPU: "0"})
 	refused := (*control.RefusedError)(nil)
 	if !errors.As(err, &refused) || refused.Status != http.StatusServiceUnavailable || !strings.Contains(refused.Text, "try again") {
 		t.Errorf("got %v", err)
-	}
-	cancel()
-	if err := <-ended; err != nil {
-		t.Error(err)
 	}
 }
 

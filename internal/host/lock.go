@@ -10,60 +10,22 @@ import (
 	"path/filepath"
 	"syscall"
 	"time"
+
+	"github.com/tandem-gpu/tandem/internal/filelock"
 )
 
-const (
-	lockAtMost = 5 * time.Second // another agent holds the folder for the blink of an eye
-	lockAgain  = 5 * time.Millisecond
-)
+const lockAtMost = 5 * time.Second // another agent holds the folder for the blink of an eye
 
-// lockFolder holds a folder for one who may change what is in it, until unlock is called or the process ends. The lock
-// is the file system's, so that it also holds between containers in which the folder is mounted. A folder that was
-// replaced meanwhile is locked anew.
+// lockFolder holds a folder for one who may change what is in it, until unlock is called or the process ends. The folder
+// must be one that no other user can open.
 func lockFolder(ctx context.Context, path string) (unlock func(), err error) {
 	ctx, cancel := context.WithTimeout(ctx, lockAtMost)
 	defer cancel()
-	again := time.NewTicker(lockAgain)
-	defer again.Stop()
-	for {
-		folder, err := os.Open(path)
-		if err != nil {
-			return nil, err
-		}
-		err = flock(folder, syscall.LOCK_EX)
-		if err == nil && isAt(folder, path) {
-			return func() { _ = folder.Close() }, nil // which unlocks
-		}
-		_ = folder.Close()
-		if err != nil && !errors.Is(err, syscall.EWOULDBLOCK) {
-			return nil, fmt.Errorf("lock %s: %w", path, err)
-		}
-		select {
-		case <-again.C:
-		case <-ctx.Done():
-			return nil, fmt.Errorf("lock %s: %w", path, ctx.Err())
-		}
-	}
-}
-
-// flock takes a lock of flock(2) or fails with EWOULDBLOCK.
-func flock(f *os.File, how int) error {
-	for {
-		err := syscall.Flock(int(f.Fd()), how|syscall.LOCK_NB)
-		if !errors.Is(err, syscall.EINTR) {
-			return err
-		}
-	}
-}
-
-// isAt reports whether an open file is still the one at its path.
-func isAt(f *os.File, path string) bool {
-	own, err := f.Stat()
+	folder, err := filelock.Wait(ctx, path, os.Open)
 	if err != nil {
-		return false
+		return nil, err
 	}
-	now, err := os.Lstat(path)
-	return err == nil && os.SameFile(own, now)
+	return func() { _ = folder.Close() }, nil // which unlocks
 }
 
 // errTwin says that another process runs under the same agent's name.
@@ -72,28 +34,19 @@ var errTwin = errors.New("another agent of this name is running")
 // holdLife takes the lock that says that an agent is running; it fails with errTwin if another process has it. Call
 // it with the folder locked: who looks whether an agent is alive holds that lock for a moment, too.
 func holdLife(path string) (*os.File, error) {
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0o600)
+	f, err := filelock.OpenPrivate(path)
 	if err != nil {
 		return nil, err
 	}
-	if err := flock(f, syscall.LOCK_EX); err != nil {
-		_ = f.Close()
-		if errors.Is(err, syscall.EWOULDBLOCK) {
-			return nil, errTwin
-		}
-		return nil, fmt.Errorf("lock %s: %w", path, err)
+	err = filelock.Exclusive(f)
+	if err == nil {
+		return f, nil
 	}
-	return f, nil
-}
-
-// lives reports whether an agent is running. Call it with the folder locked.
-func lives(path string) bool {
-	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
-	if err != nil {
-		return false
+	_ = f.Close()
+	if errors.Is(err, filelock.ErrHeld) {
+		return nil, errTwin
 	}
-	defer func() { _ = f.Close() }()
-	return errors.Is(flock(f, syscall.LOCK_SH), syscall.EWOULDBLOCK)
+	return nil, err
 }
 
 // readFile reads a regular file of a bounded size; it never waits for somebody who writes to a pipe.

@@ -15,6 +15,7 @@ import (
 	"github.com/google/renameio/v2"
 
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/filelock"
 )
 
 // register is one agent's part of the folder in which the agents of a host write down what they offer.
@@ -110,7 +111,7 @@ func (r *register) round(ctx context.Context, o offer) (view, error) {
 	for _, e := range others {
 		v.others = append(v.others, other{
 			agent: e.agent, file: r.path(e.agent, ".json"),
-			lives: lives(r.path(e.agent, ".lock")), devices: contested(mine, e, o),
+			lives: filelock.IsHeld(r.path(e.agent, ".lock")), devices: contested(mine, e, o),
 		})
 	}
 	return v, failed
@@ -121,7 +122,7 @@ func (r *register) path(agent, suffix string) string { return filepath.Join(r.fo
 // live takes our own lock unless we have it, and it is still the one that others find.
 func (r *register) live() error {
 	path := r.path(r.agent, ".lock")
-	if r.life != nil && isAt(r.life, path) {
+	if r.life != nil && filelock.IsAt(r.life, path) {
 		return nil
 	}
 	r.close()
