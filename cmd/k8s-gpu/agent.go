@@ -38,7 +38,10 @@ func (a *shared) live(ctx context.Context, s settings, offers <-chan settings, l
 		Reserved: machine.Reserved, Offered: a.past.resources(), Pulse: machine.Pulse(),
 	})
 	socket := control.NewSocket(socketPath(s))
-	status := &status{machine: machine, adapter: adapter, cfg: s.core, from: from, config: a.config, socket: socket}
+	status := &status{
+		machine: machine, adapter: adapter, cfg: s.core, from: from, config: a.config,
+		socket: socket, port: &port{address: s.httpAddress},
+	}
 	log.Info("k8s-gpu "+versionText(), "kubelet", s.kubeletSocket, "driver-root", s.core.Roots.Driver,
 		"mig-strategy", s.core.MIG, "health-mode", s.core.Health.Mode)
 	group, ctx := errgroup.WithContext(ctx)
@@ -58,9 +61,7 @@ func (a *shared) live(ctx context.Context, s settings, offers <-chan settings, l
 	})
 	group.Go(func() error { control.Follow(ctx, a.asked, machine, log); return nil })
 	group.Go(func() error { return machine.Pulse().Watch(ctx, log, monitor.Loop) })
-	if s.httpAddress != "" {
-		group.Go(func() error { return listen(ctx, s.httpAddress, status.handler(), log) })
-	}
+	group.Go(func() error { status.port.serve(ctx, status.handler(), log); return nil })
 	err := group.Wait()
 	a.past.offers(adapter.Offered())
 	if errors.Is(err, core.ErrDriverStale) {

@@ -6,8 +6,11 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
 	"github.com/tandem-gpu/tandem/test/simdriver"
@@ -211,6 +214,7 @@ func TestMisconfigurationIsOneLineAndAFailure(t *testing.T) {
 		"environment":     {env: "MIG_STRATEGY=some", want: `MIG_STRATEGY = "some": want none, single or mixed`},
 		"unsupported":     {env: "GDS_ENABLED=true", want: `GDS_ENABLED = "true": not supported by this version: want false`},
 		"XIDs":            {env: "DP_DISABLE_HEALTHCHECKS=xid", want: `DP_DISABLE_HEALTHCHECKS = "xid": want XIDs such as 48,79, or "all"`},
+		"no address":      {args: []string{"--http-address=9410"}, want: `--http-address = "9410": want HOST:PORT such as :9410`},
 		"unreadable file": {args: []string{"--config-file=/nowhere/c.yaml"}, want: "configuration file: open /nowhere/c.yaml: no such file or directory"},
 		"misspelled key":  {args: []string{"--config-file=" + file("version: v1\nflags:\n  migStratgy: single\n")}, want: ":3: flags.migStratgy: unknown key: did you mean flags.migStrategy?"},
 		"not YAML":        {args: []string{"--config-file=" + file("flags: [\n")}, want: "config.yaml: line 1: did not find expected node content"},
@@ -232,11 +236,25 @@ func TestMisconfigurationIsOneLineAndAFailure(t *testing.T) {
 	}
 }
 
-func TestBusyAddressIsAFailure(t *testing.T) {
-	m, k := simdriver.Start(t, "none"), startKubelet(t)
-	a := start(t, on(m.Root, k)...)
-	out, err := exec.CommandContext(t.Context(), binary(t), append(on(m.Root, k), "--state-dir=", "--http-address="+a.said(`http=(\S+)`))...).CombinedOutput()
-	if err == nil || !strings.Contains(string(out), "--http-address: listen") {
-		t.Errorf("%v: %s", err, out)
+// A port that another process has is no reason to offer no GPUs.
+func TestTakenPortIsTriedForAgain(t *testing.T) {
+	m, first, second := simdriver.Start(t, "t4"), startKubelet(t), startKubelet(t)
+	a, dir := start(t, on(m.Root, first)...), shortDir(t)
+	address := a.said(`http=(\S+)`)
+	began := time.Now()
+	b := start(t, append(on(m.Root, second), "--state-dir="+dir, "--http-address="+address)...)
+	b.awaitHealthy(second, 1)
+	b.said(`level=WARN msg="no HTTP: .*address already in use`)
+	says(t, dir, "no HTTP at "+address+": listen tcp", "inspect")
+	b.await("some tries more", func() bool { return time.Since(began) > 4*time.Second })
+	if n := b.times("no HTTP"); n != 1 {
+		t.Errorf("the same trouble is logged %d times", n)
+	}
+	a.signal(syscall.SIGTERM)
+	a.ended()
+	b.said(`msg=listening http=` + regexp.QuoteMeta(address))
+	b.awaitReady("offered to the kubelet: nvidia.com/gpu")
+	if out, err := ask(t, dir, "inspect"); err != nil || strings.Contains(out, "no HTTP") {
+		t.Errorf("%v:\n%s", err, out)
 	}
 }

@@ -5,8 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
-	"net"
 	"net/http"
 	"slices"
 	"strings"
@@ -33,19 +31,20 @@ type status struct {
 	from   *sources.Sources
 	config *configStatus
 	socket *control.Socket
+	port   *port
 }
 
 // notes are about the agent itself, in a line each.
 func (s *status) notes() []string {
-	return slices.Concat(s.config.notes(), s.from.Notes(), s.socket.Notes())
+	return slices.Concat(s.config.notes(), s.from.Notes(), s.socket.Notes(), s.port.notes())
 }
 
 func (s *status) handler() http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /healthz", s.healthz)
-	mux.HandleFunc("GET /readyz", s.readyz)
-	mux.HandleFunc("GET /inventory", s.inventory)
-	mux.Handle("GET /metrics", promhttp.HandlerFor(s.registry(), promhttp.HandlerOpts{}))
+	for path, handle := range map[string]http.HandlerFunc{"/healthz": s.healthz, "/readyz": s.readyz, "/inventory": s.inventory} {
+		mux.Handle("GET "+path, newSharedPage(handle, ""))
+	}
+	mux.Handle("GET /metrics", negotiated(promhttp.HandlerFor(s.registry(), promhttp.HandlerOpts{})))
 	return mux
 }
 
@@ -109,26 +108,4 @@ func answer(w http.ResponseWriter, err error, text string, notes ...string) {
 		text = err.Error()
 	}
 	fmt.Fprintln(w, strings.Join(append([]string{text}, notes...), "\n"))
-}
-
-// listen serves until ctx ends.
-func listen(ctx context.Context, address string, handler http.Handler, log *slog.Logger) error {
-	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
-	if err != nil {
-		return fmt.Errorf("--http-address: %w", err)
-	}
-	server := &http.Server{Handler: handler, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute}
-	log.Info("listening", "http", listener.Addr().String())
-	served := make(chan error, 1)
-	go func() { served <- server.Serve(listener) }()
-	select {
-	case err := <-served:
-		return err
-	case <-ctx.Done():
-		_ = server.Close() // probes and scrapes can be cut off
-		if err := <-served; !errors.Is(err, http.ErrServerClosed) {
-			return err
-		}
-		return nil
-	}
 }

@@ -2,8 +2,11 @@ package main
 
 import (
 	"cmp"
+	"context"
+	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"slices"
 	"strconv"
 	"strings"
@@ -142,7 +145,12 @@ func supported() []option {
 			}},
 		{flag: configFlag, env: []string{configEnv}, usage: "configuration file (version: v1)", set: func(*settings, string) error { return nil }},
 		{flag: "http-address", env: []string{"HTTP_ADDRESS"}, value: ":9410", blank: true, usage: "address of /healthz, /readyz and /metrics; empty: none",
-			set: func(s *settings, v string) error { s.httpAddress = v; return nil }},
+			set: func(s *settings, v string) error {
+				if s.httpAddress = v; v == "" {
+					return nil
+				}
+				return address(v)
+			}},
 		{flag: "log-level", env: []string{"LOG_LEVEL"}, value: "info", usage: "debug, info, warn or error",
 			set: func(s *settings, v string) error {
 				_ = s.logLevel.UnmarshalText([]byte(v))
@@ -225,6 +233,17 @@ func split(v string) func(func(string) bool) {
 			}
 		}
 	}
+}
+
+func address(v string) error {
+	_, port, err := net.SplitHostPort(v)
+	if err == nil {
+		_, err = net.DefaultResolver.LookupPort(context.Background(), "tcp", port) // a name of /etc/services, too
+	}
+	if err != nil {
+		return errors.New("want HOST:PORT such as :9410")
+	}
+	return nil
 }
 
 func absolute(path string) error {

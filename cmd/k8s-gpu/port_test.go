@@ -1,0 +1,144 @@
+package main
+
+import (
+	"compress/gzip"
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/sources"
+)
+
+// listening is a crowd on addresses of the loopback, of which each client may choose one.
+func listening(t *testing.T, most int) *crowd {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	return newCrowd(l, most, 0)
+}
+
+// enter connects from an address and returns both ends.
+func (c *crowd) enter(t *testing.T, from string) (client, server net.Conn) {
+	t.Helper()
+	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}
+	client, err := dialer.Dial("tcp", c.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = client.Close() })
+	if server, err = c.Accept(); err != nil {
+		t.Fatal(err)
+	}
+	return client, server
+}
+
+// isOpen reports whether the other side has not closed a connection on which nothing is sent.
+func isOpen(c net.Conn) bool {
+	_ = c.SetReadDeadline(time.Now().Add(50 * time.Millisecond))
+	_, err := c.Read(make([]byte, 1))
+	timeout, ok := err.(net.Error)
+	return ok && timeout.Timeout()
+}
+
+func TestTheAddressWithMostConnectionsLosesItsOldest(t *testing.T) {
+	c := listening(t, 4)
+	scraper, _ := c.enter(t, "127.0.0.2")
+	var hogs []net.Conn
+	for range 6 {
+		hog, _ := c.enter(t, "127.0.0.3")
+		hogs = append(hogs, hog)
+	}
+	probe, server := c.enter(t, "127.0.0.4")
+	if !isOpen(scraper) || !isOpen(probe) {
+		t.Error("a client with one connection was cut off")
+	}
+	for i, hog := range hogs {
+		if want := i >= 4; isOpen(hog) != want {
+			t.Errorf("connection %d of the hog: open %v, want %v", i, !want, want)
+		}
+	}
+	if err := server.Close(); err != nil {
+		t.Error(err)
+	}
+	last, _ := c.enter(t, "127.0.0.3")
+	if !isOpen(last) || !isOpen(hogs[4]) {
+		t.Error("a connection that has ended is counted")
+	}
+}
+
+func TestManyClientsCostOneAnswer(t *testing.T) {
+	var made atomic.Int32
+	begun, release := make(chan struct{}), make(chan struct{})
+	p := newSharedPage(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if made.Add(1) == 1 {
+			close(begun)
+			<-release
+		}
+		if r.Context().Err() != nil {
+			w.WriteHeader(http.StatusInternalServerError)
+		}
+		_, _ = io.WriteString(w, "text")
+	}), "")
+	first, leave := context.WithCancel(t.Context())
+	var all sync.WaitGroup
+	ask := func(ctx context.Context, want string) {
+		w := httptest.NewRecorder()
+		p.ServeHTTP(w, httptest.NewRequestWithContext(ctx, http.MethodGet, "/", nil))
+		if w.Code != http.StatusOK || w.Body.String() != want {
+			t.Errorf("%d %q", w.Code, w.Body)
+		}
+	}
+	all.Go(func() { ask(first, "text") })
+	<-begun
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+	ask(gone, "") // it does not wait for the others
+	for range 50 {
+		all.Go(func() { ask(t.Context(), "text") })
+	}
+	leave() // while its answer is made: that is the others', too
+	close(release)
+	all.Wait()
+	if n := made.Load(); n > 10 { // two, unless it takes long until all 50 have asked
+		t.Errorf("51 clients had %d answers made", n)
+	}
+	for before := made.Load(); made.Load() < before+2; {
+		n := made.Load()
+		if ask(t.Context(), "text"); made.Load() != n+1 {
+			t.Fatal("an answer is given that is older than the request")
+		}
+	}
+}
+
+func TestMetricsAreZippedForWhoeverTakesThat(t *testing.T) {
+	cfg := core.DefaultConfig()
+	handler := (&status{from: &sources.Sources{}, machine: still{state: read(cfg, coretest.GPUs(2))}, adapter: idle{}, cfg: cfg}).handler()
+	for header, zipped := range map[string]bool{"": false, "gzip": true, "deflate, GZIP;q=0.5": true, "gzip;q=0": false, "identity": false} {
+		w, r := httptest.NewRecorder(), httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/metrics", nil)
+		r.Header.Set("Accept-Encoding", header)
+		handler.ServeHTTP(w, r)
+		body := io.Reader(w.Body)
+		if zipped {
+			var err error
+			if body, err = gzip.NewReader(w.Body); err != nil || w.Header().Get("Content-Encoding") != "gzip" {
+				t.Fatalf("%q: %v, %v", header, w.Header(), err)
+			}
+		}
+		text, err := io.ReadAll(body)
+		if err != nil || !strings.Contains(string(text), "tandem_build_info") || !strings.HasPrefix(w.Header().Get("Content-Type"), "text/plain") {
+			t.Errorf("%q: %v, %v", header, w.Header(), err)
+		}
+	}
+}
