@@ -43,6 +43,7 @@ type Health struct {
 	Action    string    // what an operator should do
 	Clears    string    // what makes it well again
 	Limits    string    // what can't be seen of this GPU: "no XID events"
+	Nodes     string    // device nodes that its containers lack: "/dev/nvidia-uvm: run nvidia-modprobe -c0 -u"
 	Simulated bool      // a rehearsal
 	Advisory  bool      // reported only: the unit takes work whatever its state (ModeObserve)
 }
@@ -59,7 +60,7 @@ const maxHealthText = 200
 func (h Health) String() string {
 	text := h.State.String()
 	if h.State == Healthy {
-		return text + h.limits()
+		return shortened(text+h.limits(), maxHealthText)
 	}
 	if h.Advisory {
 		text = "observed, not enforced: " + text
@@ -86,11 +87,15 @@ func (h Health) String() string {
 	return shortened(shortened(text, max(maxHealthText-rest.Len(), head))+rest.String(), maxHealthText)
 }
 
-func (h Health) limits() string {
-	if h.Limits == "" {
-		return ""
+// limits are warnings, which do not count against the unit. Missing nodes concern new work, and so only a unit that takes any.
+func (h Health) limits() (text string) {
+	if h.Limits != "" {
+		text = " (health limited: " + h.Limits + ")"
 	}
-	return " (health limited: " + h.Limits + ")"
+	if h.Nodes != "" && h.Schedulable() {
+		text += " (missing " + h.Nodes + ")"
+	}
+	return text
 }
 
 // cause is what is wrong, in a few words.

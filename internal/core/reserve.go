@@ -128,21 +128,11 @@ func (s Sharing) limits() (env []EnvVar) {
 	return env
 }
 
-// controlNodes are needed by every container that uses CUDA, beside the nodes of its devices.
-var controlNodes = []string{"/dev/nvidia-modeset", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidiactl"}
-
 // nodesOf lists the nodes for devices, each once and sorted, of those that the host has.
 func (inv *Inventory) nodesOf(devices []Device) []DeviceNode {
-	paths := slices.Clone(controlNodes)
+	paths := slices.Clone(optionalNodes)
 	for _, d := range devices {
-		if d.Minor >= 0 {
-			paths = append(paths, fmt.Sprintf("/dev/nvidia%d", d.Minor))
-		}
-		if d.Profile != "" {
-			paths = append(paths,
-				fmt.Sprintf("/dev/nvidia-caps/nvidia-cap%d", d.GICap),
-				fmt.Sprintf("/dev/nvidia-caps/nvidia-cap%d", d.CICap))
-		}
+		paths = append(paths, d.requiredNodes()...)
 	}
 	slices.Sort(paths)
 	var nodes []DeviceNode

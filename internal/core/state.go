@@ -26,6 +26,8 @@ type State struct {
 	booted   time.Time // when the machine booted; zero = unknown
 
 	inherited []DeviceID // GPUs of the history, sorted, until one of them is read or the history is another machine's
+
+	nodesSeen []string // device nodes of the last complete reading and those that came since, sorted
 }
 
 // NewState is the state before anybody has asked the driver.
@@ -46,7 +48,7 @@ func (s State) Read(cfg Config, now time.Time, reading Snapshot, checks ...Obser
 	}
 	prev.Devices = s.remembered(cfg.Health, now, prev.Devices, reading)
 	snapshot, obs := Reconcile(prev, reading)
-	s.Snapshot = snapshot
+	s.Snapshot, s.nodesSeen = snapshot, snapshot.Nodes
 	s.Ledger = s.Ledger.relocate(s.Snapshot)
 	return s.Observe(cfg, now, slices.Concat(obs, checks)...)
 }
@@ -93,7 +95,7 @@ func (s State) offer(cfg Config, now time.Time) State {
 	s.Binding.Numbering = s.Binding.Numbering.see(s.Snapshot, s.Host.Numbering)
 	inv := build(s.Snapshot, s.Ledger, cfg, s.Binding)
 	s.Binding = inv.binding
-	s.Inventory = inv.On(s.Host, cfg.Overlap).Succeed(s.Inventory, now, cfg.Retire)
+	s.Inventory = inv.On(s.Host, cfg.Overlap).warnOfNodes(s.nodesSeen).Succeed(s.Inventory, now, cfg.Retire)
 	return s
 }
 
