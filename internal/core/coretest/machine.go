@@ -29,6 +29,7 @@ type Machine struct {
 type hang struct {
 	at      core.Placement
 	release chan struct{}
+	late    bool // the call has read everything when it hangs
 }
 
 // NewMachine returns a machine that reads as s.
@@ -68,7 +69,16 @@ func (m *Machine) Raise(o core.Observation) { m.events <- o }
 // Hang makes the next and every later call of a session method ("Open", "Snapshot", "Probe", "Usage",
 // "Wait", "Close") block, until the returned function is called.
 func (m *Machine) Hang(method string, at core.Placement) (release func()) {
-	h := hang{at, make(chan struct{})}
+	return m.block(method, at, false)
+}
+
+// HangAfter is Hang for "Snapshot", which blocks when it has read everything.
+func (m *Machine) HangAfter(method string, at core.Placement) (release func()) {
+	return m.block(method, at, true)
+}
+
+func (m *Machine) block(method string, at core.Placement, late bool) (release func()) {
+	h := hang{at, make(chan struct{}), late}
 	m.locked(func() { m.hang[method] = h })
 	return func() {
 		m.locked(func() { delete(m.hang, method) })
@@ -110,9 +120,15 @@ func (m *Machine) locked(f func()) {
 
 // enter counts a call and sits out its hang.
 func (m *Machine) enter(method string) {
+	m.locked(func() { m.calls[method]++ })
+	m.sit(method, false)
+}
+
+// sit sits out a hang at the beginning of a call, or late.
+func (m *Machine) sit(method string, late bool) {
 	m.mu.Lock()
-	m.calls[method]++
 	h, stuck := m.hang[method]
+	stuck = stuck && h.late == late
 	if stuck && method != "Wait" {
 		m.busy = core.Call{Name: "nvml" + method, At: h.at, Index: -1, Since: time.Now()}
 	}
@@ -128,6 +144,12 @@ type session struct{ m *Machine }
 
 func (s *session) Snapshot() (core.Snapshot, error) {
 	s.m.enter("Snapshot")
+	read, err := s.read()
+	s.m.sit("Snapshot", true)
+	return read, err
+}
+
+func (s *session) read() (core.Snapshot, error) {
 	s.m.mu.Lock()
 	defer s.m.mu.Unlock()
 	read := s.m.snapshot
@@ -187,6 +209,12 @@ func (s *session) Usage() ([]core.Usage, error) {
 		usage = append(usage, core.Usage{Device: d.ID, MemoryTotal: core.GaugeOf(d.Memory)})
 	}
 	return usage, s.m.fault
+}
+
+func (s *session) Nodes() []string {
+	s.m.mu.Lock()
+	defer s.m.mu.Unlock()
+	return slices.Sorted(slices.Values(s.m.snapshot.Nodes))
 }
 
 func (s *session) Busy() []core.Call {

@@ -57,7 +57,7 @@ func (m *Monitor) follow(ctx context.Context, s Session, over chan<- struct{}) e
 				m.noDriver(r.err) // now: leaving the session takes its time
 				return r.err
 			}
-			if m.take(r) && r.request == readProbe {
+			if m.take(s, r) && r.request == readProbe {
 				want.snapshot = true // a GPU went or came: read what that means
 			}
 			if r.request != readUsage { // Nomad asks for numbers every second: that is no look at health
@@ -70,6 +70,7 @@ func (m *Monitor) follow(ctx context.Context, s Session, over chan<- struct{}) e
 			want.probe = want.probe || n.err != nil
 		case <-watch.C:
 			m.watchdog(s)
+			m.watchNodes(s)
 			m.gauges.set(func(s *Stats) { s.EventsFail = deaf || ears.Late(time.Now()) })
 			want.probe = want.probe || attention.due(time.Now())
 		case o := <-m.told:
@@ -94,9 +95,10 @@ func (m *Monitor) follow(ctx context.Context, s Session, over chan<- struct{}) e
 }
 
 // take folds a result and reports whether it changed what is offered.
-func (m *Monitor) take(r result) bool {
+func (m *Monitor) take(s Session, r result) bool {
 	switch r.request {
 	case readSnapshot:
+		r.snapshot.Nodes = s.Nodes() // a reading takes its time, and later nodes may be published already
 		return m.update(func(s core.State, now time.Time) core.State { return s.Read(m.cfg, now, r.snapshot, r.obs...) })
 	case readProbe:
 		return m.observe(r.obs...)
@@ -136,6 +138,16 @@ func (m *Monitor) watchdog(s Session) {
 	m.gauges.set(func(s *Stats) { s.Stuck, s.Calls = stuck, calls })
 	if overdue != nil || m.State().Restless() {
 		m.observe(overdue...)
+	}
+}
+
+// watchNodes takes in which device nodes there are. They are looked at here, and not in the reader: nvidia-modprobe creates
+// some when the first CUDA program starts, and a container that is created a second later must get them even while
+// the driver is slow. /dev is in memory, so that this goroutine waits for no disk.
+func (m *Monitor) watchNodes(s Session) {
+	state := m.State()
+	if nodes := s.Nodes(); state.Snapshot.Driver.State == core.DriverReady && !slices.Equal(nodes, state.Snapshot.Nodes) {
+		m.update(func(s core.State, now time.Time) core.State { return s.WithNodes(m.cfg, now, nodes) })
 	}
 }
 

@@ -22,7 +22,7 @@ import (
 // Loop is the monitor's own goroutine on its board: without it an agent is of no use.
 const Loop = "monitor"
 
-// Session is an open driver. Wait is called from one goroutine, Busy from any, the others from one
+// Session is an open driver. Wait is called from one goroutine, Busy and Nodes from any, the others from one
 // other goroutine. A call may hang for ever; Busy then says which.
 type Session interface {
 	// Snapshot reads the whole machine. A device that can't be read is excluded, not an error; an
@@ -40,6 +40,10 @@ type Session interface {
 
 	// Usage reads the live numbers of every device that answers.
 	Usage() ([]core.Usage, error)
+
+	// Nodes lists the device nodes that the host has now, sorted. It asks no driver and returns at once; Snapshot.Nodes
+	// is the same list at the time of the reading. The slice is not changed by either side.
+	Nodes() []string
 
 	// Busy are the calls in progress, the event wait excepted; the oldest first.
 	Busy() []core.Call

@@ -7,11 +7,12 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 )
 
-// said is what was logged of the policy and of other agents, so that each line is written once: when it becomes true,
+// said is what was logged of the policy, of other agents and of device nodes, so that each line is written once: when it becomes true,
 // and when it ends.
 type said struct {
 	findings []string
 	contests []core.Contest
+	nodes    []string // warnings of missing device nodes
 }
 
 // log writes what is new in a state and what is over.
@@ -37,7 +38,27 @@ func (s *said) log(log *slog.Logger, state core.State) {
 	for _, c := range without(s.contests, contests) {
 		log.Info("device is no longer offered by another agent, too", "id", c.Device, "other", c.By)
 	}
-	s.findings, s.contests = findings, contests
+	nodes := nodeWarnings(state.Inventory)
+	if state.Snapshot.Driver.State != core.DriverReady {
+		nodes = s.nodes // without a driver nothing is known of them
+	}
+	for _, n := range without(nodes, s.nodes) {
+		log.Warn("device nodes are missing: containers that start now do not get them", "missing", n)
+	}
+	for _, n := range without(s.nodes, nodes) {
+		log.Info("device nodes are no longer missing", "missing", n)
+	}
+	s.findings, s.contests, s.nodes = findings, contests, nodes
+}
+
+// nodeWarnings are the warnings of missing device nodes that the health of any device has, each once.
+func nodeWarnings(inv *core.Inventory) (warnings []string) {
+	for u := range inv.Devices() {
+		if w := u.Health.Nodes; w != "" && !slices.Contains(warnings, w) {
+			warnings = append(warnings, w)
+		}
+	}
+	return warnings
 }
 
 // without are the elements of all that are not in others, in their order.

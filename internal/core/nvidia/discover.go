@@ -2,7 +2,6 @@ package nvidia
 
 import (
 	"errors"
-	"fmt"
 	"io/fs"
 	"path"
 	"strconv"
@@ -33,7 +32,7 @@ func (s *Session) Snapshot() (core.Snapshot, error) {
 	if err != nil {
 		return core.Snapshot{}, s.gone(err)
 	}
-	snap := core.Snapshot{Driver: s.driver, Nodes: s.deviceNodes()}
+	snap := core.Snapshot{Driver: s.driver, Nodes: s.nodes.anew(s.dev)}
 	gone, settled, err := s.identify(count)
 	if err != nil {
 		return core.Snapshot{}, s.gone(err)
@@ -126,18 +125,4 @@ func (s *Session) numaNode(pci core.PCIAddress) int {
 		return -1
 	}
 	return max(node, -1)
-}
-
-// deviceNodes lists NVIDIA's device nodes under the names that they have in a container.
-func (s *Session) deviceNodes() []string {
-	var nodes []string
-	for _, pattern := range []string{"nvidia*", "nvidia-caps/nvidia-cap*"} {
-		matches, _ := fs.Glob(s.dev, pattern) // only a bad pattern is an error
-		for _, name := range matches {
-			if info, err := fs.Stat(s.dev, name); err == nil && !info.IsDir() {
-				nodes = append(nodes, fmt.Sprintf("/dev/%s", name))
-			}
-		}
-	}
-	return nodes
 }

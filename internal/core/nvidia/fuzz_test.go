@@ -39,7 +39,7 @@ func FuzzKernelFiles(f *testing.F) {
 				t.Errorf("%+v is %d: %d, %d", c, n, gi, ci)
 			}
 		}
-		for _, n := range s.deviceNodes() {
+		for _, n := range s.Nodes() {
 			if name := strings.TrimPrefix(n, "/dev/"); name != node || !strings.HasPrefix(path.Base(name), "nvidia") {
 				t.Errorf("node %s, and %q is there", n, node)
 			}

@@ -30,7 +30,7 @@ type Options struct {
 }
 
 // Session is an initialised NVML: the only way to call it, so that nothing is called before or after.
-// Wait belongs to one goroutine; Busy and Work to all; Snapshot, Probe and Usage belong to one other
+// Wait belongs to one goroutine; Busy, Work and Nodes to all; Snapshot, Probe and Usage belong to one other
 // goroutine, and Close to whoever has waited for those two.
 type Session struct {
 	lib            nvml.Interface
@@ -41,6 +41,8 @@ type Session struct {
 	every          [paces]time.Duration // 0 = once
 	now            func() time.Time
 	tegra          bool
+
+	nodes nodeList
 
 	mu        sync.Mutex // the reader changes these under it
 	lanes     map[core.DeviceID]*lane
