@@ -22,6 +22,9 @@ var (
 		"What is wrong with the policy on this machine; inspect and the log say what.", nil, nil)
 	contestedDesc = prometheus.NewDesc("tandem_devices_contested",
 		"Devices that another agent on this host offers, too.", nil, nil)
+	nodesDesc = prometheus.NewDesc("tandem_device_nodes_missing",
+		"Device nodes that containers of the device need and the host lacks; inspect says which. No series without --pass-device-specs.",
+		[]string{"device"}, nil)
 	excludedDesc = prometheus.NewDesc("tandem_devices_excluded",
 		"Devices that were seen and are not offered.", nil, nil)
 	driverDesc = prometheus.NewDesc("tandem_driver_info",
@@ -67,7 +70,7 @@ func (s *status) registry() *prometheus.Registry {
 func (s *status) Describe(descs chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		devicesDesc, healthyDesc, unitsDesc, findingsDesc, contestedDesc, excludedDesc, driverDesc, buildDesc, watchedDesc,
-		reloadedDesc, reloadTimeDesc,
+		nodesDesc, reloadedDesc, reloadTimeDesc,
 	} {
 		descs <- d
 	}
@@ -96,6 +99,9 @@ func (s *status) Collect(metrics chan<- prometheus.Metric) {
 	gauge(contestedDesc, float64(len(inv.Contests())))
 	for u := range inv.Devices() {
 		gauge(healthyDesc, one(u.Health.Schedulable()), string(u.Device.ID), u.Device.Model, u.Health.State.String(), u.Health.Reason.String())
+		if missing, known := inv.MissingNodes(u.Device); known {
+			gauge(nodesDesc, float64(len(missing)), string(u.Device.ID))
+		}
 	}
 	for of, n := range unitCounts(inv) {
 		gauge(unitsDesc, float64(n), string(of.device), of.resource, of.mode.String())

@@ -39,7 +39,11 @@ func describeDevices(inv *core.Inventory) []Device {
 			devices[len(devices)-1].Replicas++
 			continue
 		}
-		devices, first = append(devices, describeUnit(u)), u
+		d := describeUnit(u)
+		if missing, _ := inv.MissingNodes(u.Device); len(missing) > 0 {
+			d.MissingNodes, d.CreateNodes = missing, u.Device.CreateNodes(missing)
+		}
+		devices, first = append(devices, d), u
 	}
 	return devices
 }

@@ -58,6 +58,11 @@ type Device struct {
 	Simulated bool             `json:"simulated,omitempty"`
 	Advisory  bool             `json:"advisory,omitempty"` // judged, but takes work all the same
 
+	// Device nodes that a container of the device needs and the host lacks, and the command that creates them. The
+	// device takes work all the same.
+	MissingNodes []string `json:"missingNodes,omitempty"`
+	CreateNodes  string   `json:"createNodes,omitempty"`
+
 	Pool          string `json:"pool"`                    // what a request names
 	Sharing       string `json:"sharing"`                 // exclusive, time-slicing, mps
 	Replicas      int    `json:"replicas,omitempty"`      // units of a device that is shared: "UUID::0" and so on

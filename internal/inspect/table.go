@@ -27,7 +27,7 @@ func (r Report) WriteTable(w io.Writer) error {
 	if err := r.writeDevices(w); err != nil {
 		return err
 	}
-	r.writeLimits(w)
+	r.writeWarnings(w)
 	if len(r.Conditions) > 0 {
 		fmt.Fprint(w, "\nCONDITIONS\n")
 	}
@@ -113,21 +113,35 @@ func (r Report) standing(d Device) string {
 	return text
 }
 
-// writeLimits says what can't be seen, once for all GPUs of which it is the same.
-func (r Report) writeLimits(w io.Writer) {
-	var said []string
+// writeWarnings says what can't be seen of devices and which nodes they lack, once for all GPUs of which it is the same.
+func (r Report) writeWarnings(w io.Writer) {
+	r.writeOnce(w, "health limited", func(d Device) string { return d.Limits })
+	r.writeOnce(w, "device nodes missing", func(d Device) string {
+		if len(d.MissingNodes) == 0 {
+			return ""
+		}
+		return strings.Join(d.MissingNodes, ", ") + ": run " + d.CreateNodes
+	})
+}
+
+// writeOnce writes a line for each text that devices have, with their GPUs: "health limited (GPU 0, 1): no XID events".
+func (r Report) writeOnce(w io.Writer, head string, text func(Device) string) {
+	var texts []string
+	gpus := map[string][]string{} // by text
 	for _, d := range r.Devices {
-		if d.Limits == "" || slices.Contains(said, d.Limits) {
+		t, n := text(d), strconv.Itoa(d.Index)
+		if t == "" {
 			continue
 		}
-		said = append(said, d.Limits)
-		var gpus []string
-		for _, other := range r.Devices {
-			if n := strconv.Itoa(other.Index); other.Limits == d.Limits && !slices.Contains(gpus, n) {
-				gpus = append(gpus, n)
-			}
+		if gpus[t] == nil {
+			texts = append(texts, t)
 		}
-		fmt.Fprintf(w, "health limited (GPU %s): %s\n", strings.Join(gpus, ", "), d.Limits)
+		if !slices.Contains(gpus[t], n) {
+			gpus[t] = append(gpus[t], n)
+		}
+	}
+	for _, t := range texts {
+		fmt.Fprintf(w, "%s (GPU %s): %s\n", head, strings.Join(gpus[t], ", "), t)
 	}
 }
 
