@@ -51,7 +51,7 @@ func (a *shared) live(ctx context.Context, s settings, offers <-chan settings, l
 		return machine.Run(ctx)
 	})
 	group.Go(func() error { return adapter.Run(ctx) })
-	group.Go(func() error { from.Follow(ctx, machine.Report); return nil })
+	group.Go(func() error { from.Follow(ctx, machine); return nil })
 	group.Go(func() error { adopt(ctx, machine, offers); return nil })
 	group.Go(func() error {
 		socket.Serve(ctx, machine, control.Options{

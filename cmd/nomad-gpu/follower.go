@@ -67,7 +67,7 @@ func (f *follower) start(ctx context.Context, s nomadadapter.Settings, log *slog
 	f.last, f.latest, f.parting = ended, m, append(f.parting, parted)
 	f.mu.Unlock()
 
-	go from.Follow(ctx, m.Report)
+	go from.Follow(ctx, m)
 	left := make(chan struct{}) // what is claimed in the state directory
 	go func() {
 		defer close(left)

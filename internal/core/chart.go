@@ -42,6 +42,13 @@ type Tally struct {
 	Count  uint64
 	Last   time.Time
 	Logged bool // the latest was in the kernel log
+	Both   bool `json:",omitzero"` // the other source told of the latest, too
+}
+
+// echoed reports whether an XID is the latest one again, told by the other source. What the kernel log had before the
+// agent followed it may be told any time later: the first line after an event of NVML's is that event.
+func (t Tally) echoed(o Observation, now time.Time) bool {
+	return t.Logged != o.Logged && now.Sub(t.Last) < echo || o.Past && !t.Logged && !t.Both
 }
 
 // Mended is an XID that a GPU got well from by a reset.
@@ -121,7 +128,7 @@ func (c *Chart) tally(reason Reason, code uint64, logged bool, now time.Time) (b
 		t = &c.Tallies[len(c.Tallies)-1]
 	}
 	before = t.Last
-	t.Count, t.Last, t.Logged = t.Count+1, now, logged
+	t.Count, t.Last, t.Logged, t.Both = t.Count+1, now, logged, false
 	return before
 }
 

@@ -19,6 +19,7 @@ const (
 	DriverLost                     // the driver can't be asked; Code is its DriverState
 	DriverAnswered                 // the driver can be asked; Detail is its version
 	Reserved                       // the placement was handed out to new work
+	LogRead                        // the kernel log was read up to Next; if that is 0, it is not read
 )
 
 // Observation is something that happened to a placement.
@@ -32,6 +33,10 @@ type Observation struct {
 
 	// Logged marks an XID from the kernel log, which may tell again what an event has told.
 	Logged bool
+	// Past marks one that the log had before this agent followed it: an event was told to the agent before, or to none.
+	Past bool
+	// Next is the sequence number of the kernel log to go on with after a Logged observation; 0 = not said.
+	Next uint64
 	// Simulated marks a rehearsal.
 	Simulated bool
 }

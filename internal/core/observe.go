@@ -123,7 +123,8 @@ func (d *draft) fault(o Observation, reason Reason, rule fault.Rule) {
 		if rule.Name == "" && chart.crowded(o.Code) {
 			o.Code, rule = unidentified, d.policy.xid(unidentified)
 		}
-		if t := chart.tallied(reason, o.Code); t != nil && t.Logged != o.Logged && d.now.Sub(t.Last) < echo {
+		if t := chart.tallied(reason, o.Code); t != nil && t.echoed(o, d.now) {
+			t.Both = true
 			return // the other source has told already
 		}
 		before = chart.tally(reason, o.Code, o.Logged, d.now)

@@ -20,6 +20,7 @@ type Record struct {
 	Links      []Link `json:",omitempty"` // NVLinks between those
 	Conditions []Condition
 	Charts     map[DeviceID]Chart
+	KernelLog  uint64 `json:",omitempty"` // sequence number to go on with in the log of that boot; 0 = unknown
 }
 
 // Record is the state to keep; boot is the machine's boot id. Rehearsals, and what only this process can know, are left out.
@@ -27,6 +28,7 @@ func (s State) Record(boot string) Record {
 	r := Record{
 		Boot: boot, Booted: s.booted, Driver: s.Ledger.driver, Away: s.Away, Binding: s.Binding,
 		Devices: slices.Clone(s.Snapshot.Devices), Links: s.Snapshot.NVLinks(), Charts: map[DeviceID]Chart{},
+		KernelLog: s.log.next,
 	}
 	if s.prior != nil {
 		r.Devices, r.Links, r.Unread = slices.Clone(s.prior), slices.Clone(s.links), s.rebooted
@@ -60,10 +62,12 @@ func Restore(cfg Config, r Record, boot string) State {
 		}
 		s.Inventory = build(s.Snapshot, s.Ledger, cfg, s.Binding)
 	}
+	s.log = logOf(r, rebooted || r.Unread && r.KernelLog == 0)
 	s.Ledger.charts = make(map[DeviceID]*Chart, len(r.Charts))
 	for gpu, chart := range r.Charts {
 		if rebooted {
 			chart.Vitals, chart.Links, chart.Joined = Vitals{}, 0, false
+			chart.Tallies = settled(chart.Tallies)
 		}
 		s.Ledger.charts[gpu] = chart.clone()
 	}

@@ -192,13 +192,9 @@ func (e Exclusion) nameless() bool { return e.At.GPU == "" && e.PCI == "" && e.K
 // another device than one of the snapshot, which the kernel log may tell of.
 func (s Snapshot) Locate(o Observation) (Observation, bool) {
 	if o.At.GPU == "" && o.PCI != "" {
-		for _, d := range s.Devices {
-			if d.PCI == o.PCI {
-				o.At = WholeGPU(d.At.GPU)
-				return o, true
-			}
-		}
-		return o, false
+		gpu, ok := s.gpuAt(o.PCI)
+		o.At = WholeGPU(gpu)
+		return o, ok
 	}
 	if o.At.GPU == "" || slices.ContainsFunc(s.Devices, func(d Device) bool { return o.At.Covers(d.At) }) {
 		return o, true

@@ -28,6 +28,8 @@ type State struct {
 	inherited []DeviceID // GPUs of the history, sorted, until one of them is read or the history is another machine's
 
 	nodesSeen []string // device nodes of the last complete reading and those that came since, sorted
+
+	log kernelLog
 }
 
 // NewState is the state before anybody has asked the driver.
@@ -50,6 +52,9 @@ func (s State) Read(cfg Config, now time.Time, reading Snapshot, checks ...Obser
 	snapshot, obs := Reconcile(prev, reading)
 	s.Snapshot, s.nodesSeen = snapshot, snapshot.Nodes
 	s.Ledger = s.Ledger.relocate(s.Snapshot)
+	if reading.Driver.State == DriverReady {
+		obs = append(obs, s.awaited()...)
+	}
 	return s.Observe(cfg, now, slices.Concat(obs, checks)...)
 }
 
@@ -57,7 +62,7 @@ func (s State) Read(cfg Config, now time.Time, reading Snapshot, checks ...Obser
 func (s State) Observe(cfg Config, now time.Time, obs ...Observation) State {
 	located := make([]Observation, 0, len(obs))
 	for _, o := range obs {
-		if o, ok := s.Snapshot.Locate(o); ok {
+		if o, ok := s.locate(o); ok {
 			located = append(append(located, o), s.Snapshot.silenced(o)...)
 		}
 	}

@@ -26,22 +26,20 @@ const (
 	pollEvery = 200 * time.Millisecond
 )
 
-// Follow calls emit with the XIDs that appear in the kernel log from now on, in its order, until ctx ends
-// or the log can't be read. It always returns an error: the context's, one that is ErrUnavailable and says
-// what the agent needs, or that of a failed read. emit is called from the goroutine that called Follow.
+// Follow calls emit with the XIDs in the kernel log, in its order, from the record with the sequence number next on:
+// with those that are there (see Read) and with those to come, until ctx ends or the log can't be read. It always
+// returns an error: the context's, one that is ErrUnavailable and says what the agent needs, or that of a failed read.
+// emit is called from the goroutine that called Follow.
 //
-// If after is not 0, records that are still in the log count too, from the one that follows that sequence
-// number. It must be of the present boot: the kernel counts anew at each. A line that Follow held (see
-// holdFor) when it ended has not been emitted, so the Seq of the last emitted line is the right one to go
-// on with.
+// The sequence number must be of the present boot: the kernel counts anew at each. A line that Follow held (see
+// holdFor) when it ended has not been emitted, so the Next of the last emitted line is the right number to go on with.
 //
-// If path is a regular file, everything in it counts as new, and what is appended later is read within
-// pollEvery. Records must have increasing sequence numbers there as in the log: one that was seen, or a
-// lower one, is the same record again.
-func Follow(ctx context.Context, path string, after uint64, emit func(Line)) error {
-	f, err := open(path, after)
+// If path is a regular file, what is appended is read within pollEvery. Records must have increasing sequence
+// numbers there as in the log: one that was seen, or a lower one, is the same record again.
+func Follow(ctx context.Context, path string, next uint64, emit func(Line)) error {
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // so that the runtime waits for records and Close ends the wait
 	if err != nil {
-		return fmt.Errorf("%w: %w: %s", ErrUnavailable, err, remedy)
+		return unavailable(err)
 	}
 	defer func() { _ = f.Close() }()
 	stop := context.AfterFunc(ctx, func() { _ = f.Close() }) // ends a read that waits
@@ -52,7 +50,7 @@ func Follow(ctx context.Context, path string, after uint64, emit func(Line)) err
 	var failure error
 	reader.Go(func() {
 		defer close(lines)
-		failure = read(ctx, f, after, lines)
+		failure = read(ctx, f, next, lines)
 	})
 	hold(ctx, lines, emit)
 	reader.Wait()
@@ -62,48 +60,51 @@ func Follow(ctx context.Context, path string, after uint64, emit func(Line)) err
 	return fmt.Errorf("kernel log: %w", failure)
 }
 
-// open opens the log without blocking, so that the runtime waits for records and Close ends the wait.
-func open(path string, after uint64) (*os.File, error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
-	if err != nil {
-		return nil, err
-	}
-	info, err := f.Stat()
-	if err == nil && info.Mode()&os.ModeCharDevice != 0 && after == 0 {
-		_, err = f.Seek(0, io.SeekEnd) // after the last record; opened, the log is at the oldest it has
-	}
-	if err != nil {
-		_ = f.Close()
-		return nil, err
-	}
-	return f, nil
+func unavailable(err error) error {
+	return fmt.Errorf("%w: %w: %s", ErrUnavailable, err, remedy)
 }
 
-// read sends the XIDs in log until reading fails, which it does at the latest after ctx has ended.
-func read(ctx context.Context, log io.Reader, after uint64, lines chan<- Line) error {
-	// A read of the device gives one whole record, which ends with a newline, so the buffer is empty
-	// before each and has room for any.
-	records := bufio.NewReaderSize(tail(ctx, log), recordSize)
-	seen, tooLong := after != 0, false
+// read sends the XIDs in log from a sequence number on until reading fails, which it does at the latest after ctx has
+// ended.
+func read(ctx context.Context, log io.Reader, next uint64, lines chan<- Line) error {
+	records := newRecords(tail(ctx, log))
 	for {
-		record, more, err := records.ReadLine()
+		record, err := records.next()
 		if err != nil {
 			return err
 		}
-		whole := !more && !tooLong
-		tooLong = more
-		if !whole {
+		line, ok := Parse(record)
+		if !ok || line.Seq < next {
 			continue
 		}
-		line, ok := Parse(string(record))
-		if !ok || seen && line.Seq <= after {
-			continue
-		}
-		seen, after = true, line.Seq
+		next = line.Seq + 1
 		select {
 		case lines <- line:
 		case <-ctx.Done():
 			return ctx.Err()
+		}
+	}
+}
+
+// records are the lines of a log, without those that are too long for a record.
+type records struct {
+	from    *bufio.Reader
+	tooLong bool // the latest piece was part of such a line, and not its end
+}
+
+// newRecords reads from log. A read of the device gives one whole record, which ends with a newline, so the buffer is
+// empty before each and has room for any.
+func newRecords(log io.Reader) *records { return &records{from: bufio.NewReaderSize(log, recordSize)} }
+
+func (r *records) next() (string, error) {
+	for {
+		record, more, err := r.from.ReadLine()
+		if err != nil {
+			return "", err
+		}
+		whole := !more && !r.tooLong
+		if r.tooLong = more; whole {
+			return string(record), nil
 		}
 	}
 }

@@ -30,7 +30,7 @@ type following struct {
 	got []kmsg.Line
 }
 
-func follow(t *testing.T, path string, after uint64) *following {
+func follow(t *testing.T, path string, next uint64) *following {
 	f := &following{t: t}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
@@ -39,7 +39,7 @@ func follow(t *testing.T, path string, after uint64) *following {
 		defer f.mu.Unlock()
 		f.got = append(f.got, l)
 	}
-	go func() { done <- kmsg.Follow(ctx, path, after, emit) }()
+	go func() { done <- kmsg.Follow(ctx, path, next, emit) }()
 	f.stop = func() error { cancel(); return <-done }
 	return f
 }
@@ -90,7 +90,7 @@ func TestHistory(t *testing.T) {
 		if err := f.stop(); !errors.Is(err, context.Canceled) {
 			t.Errorf("ended with %v", err)
 		}
-		want := kmsg.Line{PCI: "0000:5a:00.0", XID: 154, Seq: 2004, Text: "GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)"}
+		want := kmsg.Line{PCI: "0000:5a:00.0", XID: 154, Seq: 2004, Next: 2010, Text: "GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)"}
 		if diff := cmp.Diff(want, f.got[1]); diff != "" {
 			t.Error(diff)
 		}
@@ -99,7 +99,7 @@ func TestHistory(t *testing.T) {
 
 func TestAfter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := follow(t, "testdata/xids.kmsg", 2004)
+		f := follow(t, "testdata/xids.kmsg", 2005)
 		f.heard(held, "149@2010", "119@2012")
 		_ = f.stop()
 	})

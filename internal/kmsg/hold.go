@@ -45,6 +45,7 @@ func hold(ctx context.Context, lines <-chan Line, emit func(Line)) {
 type queue struct {
 	emit    func(Line)
 	waiting []held
+	next    uint64 // the sequence number after the latest line, whether that waits or is one with a line that does
 }
 
 type held struct {
@@ -55,11 +56,13 @@ type held struct {
 func (q *queue) add(line Line) {
 	same := func(h held) bool { return h.line.PCI == line.PCI && h.line.XID == line.XID }
 	if slices.ContainsFunc(q.waiting, same) {
+		q.next = line.Seq + 1
 		return
 	}
 	if len(q.waiting) == maxHeld {
 		q.release(1) // rather early than never
 	}
+	q.next = line.Seq + 1
 	q.waiting = append(q.waiting, held{line, time.Now().Add(holdFor)})
 }
 
@@ -72,9 +75,13 @@ func (q *queue) due(now time.Time) int {
 	return n
 }
 
-// release emits the first n lines.
+// release emits the first n lines, each with where to go on after it: at the line that waits next, if one does.
 func (q *queue) release(n int) {
-	for _, h := range q.waiting[:n] {
+	for i, h := range q.waiting[:n] {
+		h.line.Next = q.next
+		if i+1 < len(q.waiting) {
+			h.line.Next = q.waiting[i+1].line.Seq
+		}
 		q.emit(h.line)
 	}
 	q.waiting = slices.Delete(q.waiting, 0, n)

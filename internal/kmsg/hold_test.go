@@ -111,3 +111,26 @@ func TestHeldAreEmittedAtTheEnd(t *testing.T) {
 		}
 	})
 }
+
+// Who goes on at the Next of the latest line gets each line that was not emitted, and none twice that stands for it.
+func TestWhereToGoOn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		lines := make(chan Line)
+		var got []string
+		go hold(t.Context(), lines, func(l Line) { got = append(got, fmt.Sprintf("%d@%d>%d", l.XID, l.Seq, l.Next)) })
+		for _, l := range []Line{{XID: 79, Seq: 5}, {XID: 48, Seq: 8}, {XID: 79, Seq: 9}} {
+			lines <- l
+			time.Sleep(time.Second / 2)
+		}
+		time.Sleep(time.Second / 2)
+		synctest.Wait()
+		if diff := cmp.Diff([]string{"79@5>8"}, got); diff != "" {
+			t.Error(diff)
+		}
+		time.Sleep(time.Second)
+		synctest.Wait()
+		if diff := cmp.Diff([]string{"79@5>8", "48@8>10"}, got); diff != "" {
+			t.Error(diff)
+		}
+	})
+}

@@ -3,8 +3,10 @@
 package kmsg
 
 import (
+	"math"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core"
 )
@@ -15,12 +17,13 @@ type Line struct {
 	XID  uint64          // fits 32 bits
 	Text string          // the driver's words after the number: one line of printable ASCII, may be empty
 	Seq  uint64          // the record's sequence number; counts from 0 at boot
+	Next uint64          // who has this line goes on at that number: all lines before it were given to them; 0 = not said
 }
 
 // Observation is the line as what happened to a GPU. It leaves out the process that the driver names: what
 // users run has no place in what an orchestrator stores.
 func (l Line) Observation() core.Observation {
-	return core.Observation{PCI: l.PCI, Kind: core.XID, Code: l.XID, Detail: withoutProcess(l.Text), Logged: true}
+	return core.Observation{PCI: l.PCI, Kind: core.XID, Code: l.XID, Detail: withoutProcess(l.Text), Logged: true, Next: l.Next}
 }
 
 // withoutProcess takes "pid=30393, name=Media, " or "pid=2763, " out of a text.
@@ -45,23 +48,41 @@ func withoutProcess(text string) string {
 // in the brackets too. That goes in front of Text and is no attribution: the numbers are decimal, but no
 // public source says that they are the IDs that NVML gives the instances.
 func Parse(record string) (Line, bool) {
+	head, message, ok := parseRecord(record)
+	if !ok || head.priority > 7 || !printable(message) {
+		return Line{}, false // not of the kernel's facility, 0, which no process can claim for what it logs
+	}
+	line, ok := parseMessage(message)
+	line.Seq = head.seq
+	return line, ok
+}
+
+// header is what stands before the message of a record.
+type header struct {
+	priority uint64
+	seq      uint64
+	at       time.Duration // since boot, by the clock of the log, which no time server corrects; 0 = not said
+}
+
+// parseRecord takes a record apart. It reports false for what is none, such as a line that describes the device.
+func parseRecord(record string) (h header, message string, ok bool) {
 	record, _, _ = strings.Cut(record, "\n")
 	head, message, _ := strings.Cut(record, ";")
 	fields := strings.Split(head, ",")
-	if len(fields) < 3 || !printable(message) {
-		return Line{}, false
+	if len(fields) < 3 {
+		return h, "", false
 	}
-	priority, err := strconv.ParseUint(fields[0], 10, 32)
-	if err != nil || priority > 7 {
-		return Line{}, false // not of the kernel's facility, 0, which no process can claim for what it logs
+	var err error
+	if h.priority, err = strconv.ParseUint(fields[0], 10, 32); err != nil {
+		return h, "", false
 	}
-	seq, err := strconv.ParseUint(fields[1], 10, 64)
-	if err != nil {
-		return Line{}, false
+	if h.seq, err = strconv.ParseUint(fields[1], 10, 64); err != nil || h.seq == math.MaxUint64 {
+		return h, "", false // no log gets there, and there would be no next number
 	}
-	line, ok := parseMessage(message)
-	line.Seq = seq
-	return line, ok
+	if micros, err := strconv.ParseInt(fields[2], 10, 64); err == nil && micros > 0 && micros <= math.MaxInt64/1000 {
+		h.at = time.Duration(micros) * time.Microsecond
+	}
+	return h, message, true
 }
 
 func parseMessage(message string) (Line, bool) {

@@ -59,32 +59,79 @@ func (s *Sources) Store() monitor.Store {
 	return s.history
 }
 
-// Follow reports what the kernel log says, until ctx ends or it can't be read.
-func (s *Sources) Follow(ctx context.Context, report func(...core.Observation) bool) {
-	if s.path == "" {
+// Machine is what learns of the kernel log: a monitor.
+type Machine interface {
+	Recalled(ctx context.Context) bool // waits until State has the history
+	State() core.State
+	Report(obs ...core.Observation) bool
+}
+
+const (
+	reportAgain = 100 * time.Millisecond // after a machine could not take more at once
+	unread      = "XIDs that only the kernel log has are not seen"
+)
+
+// Follow reports what the kernel log has that the machine's history does not know, and what it says from then on, until
+// ctx ends or it can't be read.
+func (s *Sources) Follow(ctx context.Context, m Machine) {
+	if !m.Recalled(ctx) {
 		return
 	}
-	err := kmsg.Follow(ctx, s.path, 0, func(l kmsg.Line) {
-		if !report(l.Observation()) {
-			s.log.Warn("too much happens at once, a line of the kernel log is left out", "pci", l.PCI, "xid", l.XID)
-		}
-	})
+	if s.path == "" {
+		s.report(ctx, m, core.Observation{Kind: core.LogRead})
+		return
+	}
+	err := s.follow(ctx, m)
 	if ctx.Err() != nil {
 		return
 	}
+	s.report(ctx, m, core.Observation{Kind: core.LogRead})
 	s.failure.Store(&err)
 	level := slog.LevelWarn
 	if s.optional && errors.Is(err, kmsg.ErrUnavailable) {
 		level = slog.LevelInfo
 	}
-	s.log.Log(ctx, level, "XIDs that only the kernel log has are not seen", "error", err)
+	s.log.Log(ctx, level, unread, "error", err)
+}
+
+func (s *Sources) follow(ctx context.Context, m Machine) error {
+	first, known := m.State().KernelLog()
+	log, err := kmsg.Read(ctx, s.path, first)
+	if err != nil {
+		return err
+	}
+	if log.Older {
+		s.log.Warn("the kernel log ends before the line that was read last: it is of another boot, and all of it is read",
+			"next", log.Next, "expected", first)
+	}
+	if known {
+		for _, l := range log.Lines { // NVML tells of none of these any more
+			o := l.Observation()
+			o.Past = true
+			s.report(ctx, m, o)
+		}
+	}
+	s.report(ctx, m, core.Observation{Kind: core.LogRead, Next: log.Next})
+	return kmsg.Follow(ctx, s.path, log.Next, func(l kmsg.Line) { s.report(ctx, m, l.Observation()) })
+}
+
+// report reports one observation, and again until it is taken or ctx ends: one that is left out would be skipped for
+// good as soon as a later one is taken. The kernel keeps its log meanwhile.
+func (s *Sources) report(ctx context.Context, m Machine, o core.Observation) {
+	for !m.Report(o) {
+		select {
+		case <-time.After(reportAgain):
+		case <-ctx.Done():
+			return
+		}
+	}
 }
 
 // Notes say in a line each what is wrong with a source.
 func (s *Sources) Notes() []string {
 	var notes []string
 	if err := s.failure.Load(); err != nil {
-		notes = append(notes, "XIDs that only the kernel log has are not seen: "+(*err).Error())
+		notes = append(notes, unread+": "+(*err).Error())
 	}
 	return slices.Concat(notes, historyNotes(s.history), s.host.Notes())
 }

@@ -27,19 +27,23 @@ func TestKernelLogThatCannotBeRead(t *testing.T) {
 		if notes := from.Notes(); len(notes) != 0 || !from.Up()["kernel_log"] {
 			t.Errorf("before it was tried: %v, %v", notes, from.Up())
 		}
-		from.Follow(t.Context(), func(...core.Observation) bool { return true })
+		m := &machine{}
+		from.Follow(t.Context(), m)
 		if log := text.String(); !strings.Contains(log, want) || strings.Count(log, "\n") != 1 || !strings.Contains(log, "CAP_SYSLOG") {
 			t.Errorf("optional %v: %s", optional, log)
 		}
 		if notes := from.Notes(); len(notes) != 1 || !strings.Contains(notes[0], "/nowhere/kmsg") || from.Up()["kernel_log"] {
 			t.Errorf("notes: %v, %v", notes, from.Up())
 		}
+		m.told(t, "{ - 0}") // it is not read
 	}
 }
 
 func TestSwitchedOff(t *testing.T) {
 	from := sources.Open(healthconfig.Values{}, core.DefaultConfig(), "", "agent", slog.New(slog.DiscardHandler))
-	from.Follow(t.Context(), func(...core.Observation) bool { return true }) // returns at once
+	m := &machine{}
+	from.Follow(t.Context(), m) // returns at once
+	m.told(t, "{ - 0}")
 	if from.Store() != nil || len(from.Up()) != 0 || len(from.Notes()) != 0 {
 		t.Errorf("%v, %v, %v", from.Store(), from.Up(), from.Notes())
 	}

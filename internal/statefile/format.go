@@ -35,6 +35,7 @@ type lenient struct {
 		Links      []json.RawMessage
 		Conditions []json.RawMessage
 		Charts     map[core.DeviceID]json.RawMessage
+		KernelLog  json.RawMessage
 	}
 }
 
@@ -83,6 +84,11 @@ func decode(text []byte, agent string) (r core.Record, skipped []error, err erro
 			skip("binding", "", err)
 		} else {
 			r.Binding = b
+		}
+	}
+	if e.Record.KernelLog != nil {
+		if err := json.Unmarshal(e.Record.KernelLog, &r.KernelLog); err != nil {
+			skip("kernel log", "", err)
 		}
 	}
 	known := map[core.DeviceID]bool{}

@@ -96,7 +96,7 @@ func TestCase31KernelLog(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 		defer cancel()
 		var codes []uint64
-		_ = kmsg.Follow(ctx, path, 1003, func(l kmsg.Line) { // its error is the end of ctx
+		_ = kmsg.Follow(ctx, path, 1004, func(l kmsg.Line) { // its error is the end of ctx
 			codes = append(codes, l.XID)
 			m.observe(logged(l))
 			if len(codes) == 3 {

@@ -162,6 +162,7 @@ func (m *Monitor) Keep(ctx context.Context) error {
 // recall takes up the history. Nothing is offered without it, as a GPU may be sick that looks well. A disk can hang:
 // that is said, and waited for.
 func (m *Monitor) recall(ctx context.Context) {
+	defer close(m.known)
 	if m.store == nil {
 		return
 	}
@@ -194,6 +195,17 @@ func (m *Monitor) recall(ctx context.Context) {
 			m.store = nil
 			return
 		}
+	}
+}
+
+// Recalled waits until Run has taken up the history, so that State has it, and reports whether that came before the end
+// of ctx.
+func (m *Monitor) Recalled(ctx context.Context) bool {
+	select {
+	case <-m.known:
+		return true
+	case <-ctx.Done():
+		return false
 	}
 }
 

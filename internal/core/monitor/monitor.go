@@ -96,6 +96,7 @@ type Monitor struct {
 	host   *Cell[core.Host] // what was handed in last
 	moved  chan struct{}    // capacity 1: there is something new in host
 	said   said
+	known  chan struct{}          // closed when the history is taken up
 	held   *Cell[<-chan struct{}] // closed when the latest session holds nothing any more; nil = there was none
 	keeper keeper
 	clock  *clock // Run's own
@@ -118,7 +119,7 @@ func New(open func() (Session, error), cfg core.Config, log *slog.Logger, store 
 		open: open, look: func() string { return "" }, cfg: cfg, log: log, store: store,
 		cell:  NewCell(core.NewState(cfg)),
 		usage: make(chan usageRequest), orders: make(chan order), told: make(chan core.Observation, 256),
-		host: NewCell(core.Host{}), moved: make(chan struct{}, 1),
+		host: NewCell(core.Host{}), known: make(chan struct{}), moved: make(chan struct{}, 1),
 		held: NewCell[<-chan struct{}](nil), keeper: newKeeper(store), clock: newClock(time.Now), board: pulse.NewBoard(),
 	}
 }

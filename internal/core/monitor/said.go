@@ -13,6 +13,7 @@ type said struct {
 	findings []string
 	contests []core.Contest
 	nodes    []string // warnings of missing device nodes
+	unlisted []core.UnlistedXID
 }
 
 // log writes what is new in a state and what is over.
@@ -48,7 +49,11 @@ func (s *said) log(log *slog.Logger, state core.State) {
 	for _, n := range without(s.nodes, nodes) {
 		log.Info("device nodes are no longer missing", "missing", n)
 	}
-	s.findings, s.contests, s.nodes = findings, contests, nodes
+	unlisted, _ := state.UnlistedXIDs()
+	for _, x := range without(unlisted, s.unlisted) {
+		log.Warn("the kernel log has an XID of a PCI address where no GPU is listed", "pci", x.PCI, "xid", x.Code)
+	}
+	s.findings, s.contests, s.nodes, s.unlisted = findings, contests, nodes, union(s.unlisted, unlisted)
 }
 
 // nodeWarnings are the warnings of missing device nodes that the health of any device has, each once.

@@ -1,0 +1,125 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/tandem-gpu/tandem/test/simdriver"
+)
+
+// kernelLog is a file in place of /dev/kmsg.
+type kernelLog struct {
+	*testing.T
+	path string
+	m    *simdriver.Machine
+	seq  int // of the latest record
+}
+
+// newKernelLog begins as a kernel's log does: with records that concern no GPU.
+func newKernelLog(t *testing.T, m *simdriver.Machine) *kernelLog {
+	t.Helper()
+	l := &kernelLog{T: t, path: filepath.Join(t.TempDir(), "kmsg"), m: m, seq: 70}
+	l.write("nvidia: loading out-of-tree module taints kernel.")
+	return l
+}
+
+// xid logs an XID of the GPU in a slot.
+func (l *kernelLog) xid(slot, code int) {
+	l.Helper()
+	pci, err := l.m.Get(slot, "pci")
+	if err != nil {
+		l.Fatal(err)
+	}
+	l.write(fmt.Sprintf("NVRM: Xid (PCI:%s): %d, a fault", strings.TrimSuffix(pci, ".0"), code))
+}
+
+// write appends a record, some minutes after the one before.
+func (l *kernelLog) write(message string) {
+	l.Helper()
+	l.seq++
+	f, err := os.OpenFile(l.path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		l.Fatal(err)
+	}
+	defer func() { _ = f.Close() }()
+	if _, err := fmt.Fprintf(f, "4,%d,%d000000,-;%s\n", l.seq, 300*l.seq, message); err != nil {
+		l.Fatal(err)
+	}
+}
+
+// end ends the agent with SIGTERM.
+func (a *agent) end() {
+	a.Helper()
+	a.signal(syscall.SIGTERM)
+	if code := a.ended(); code != 0 {
+		a.Fatalf("exit code %d", code)
+	}
+}
+
+// What the kernel logs while no agent runs counts once, when the next one starts; what was there before the first
+// start, and what an operator has cleared, does not count again.
+func TestXIDsLoggedWhileNoAgentRuns(t *testing.T) {
+	m, k, dir := simdriver.Start(t, "h100x8"), startKubelet(t), shortDir(t)
+	log := newKernelLog(t, m)
+	log.xid(1, 119)
+	args := append(on(m.Root, k), "--state-dir="+dir, "--kernel-log="+log.path)
+	a := start(t, args...)
+	a.awaitHealthy(k, 8)
+	log.xid(4, 119)
+	a.awaitHealthy(k, 7)
+	says(t, dir, "cleared", "clear", "--gpu=4")
+	a.awaitHealthy(k, 8)
+	a.end()
+
+	log.xid(5, 119)
+	a = start(t, args...)
+	a.awaitHealthy(k, 7)
+	a.metrics(`tandem_xids_total{gpu="`+m.UUID(1)+`",xid="119"} 0`, `tandem_xids_total{gpu="`+m.UUID(4)+`",xid="119"} 1`,
+		`tandem_xids_total{gpu="`+m.UUID(5)+`",xid="119"} 1`)
+	a.end()
+
+	a = start(t, args...)
+	log.xid(6, 119)
+	a.awaitHealthy(k, 6)
+	a.metrics(`tandem_xids_total{gpu="`+m.UUID(4)+`",xid="119"} 1`, `tandem_xids_total{gpu="`+m.UUID(5)+`",xid="119"} 1`)
+}
+
+// A line that waits for NVML's event when the agent ends is read by the next one, and counts once if NVML told of it.
+func TestXIDsLoggedRightBeforeTheEnd(t *testing.T) {
+	m, k, dir := simdriver.Start(t, "h100x8"), startKubelet(t), shortDir(t)
+	log := newKernelLog(t, m)
+	args := append(on(m.Root, k), "--state-dir="+dir, "--kernel-log="+log.path)
+	a := start(t, args...)
+	a.awaitHealthy(k, 8)
+	if err := m.XID(3, 95); err != nil {
+		t.Fatal(err)
+	}
+	a.awaitHealthy(k, 7)
+	log.xid(3, 95)
+	log.xid(4, 119)
+	a.end()
+	a = start(t, args...)
+	a.awaitHealthy(k, 6)
+	a.metrics(`tandem_xids_total{gpu="`+m.UUID(3)+`",xid="95"} 1`, `tandem_xids_total{gpu="`+m.UUID(4)+`",xid="119"} 1`)
+}
+
+// A reload that starts the agent anew in the same process loses no line, with a state directory or without.
+func TestXIDsLoggedDuringAReload(t *testing.T) {
+	for _, dir := range []string{shortDir(t), ""} {
+		m, k, c := simdriver.Start(t, "h100x8"), startKubelet(t), newConfigFile(t, header)
+		log := newKernelLog(t, m)
+		log.xid(1, 119)
+		a := start(t, append(on(m.Root, k), "--config-file="+c.path, "--state-dir="+dir, "--kernel-log="+log.path)...)
+		a.awaitHealthy(k, 8)
+		c.write(header + "flags: {plugin: {passDeviceSpecs: true}}")
+		a.signal(syscall.SIGHUP)
+		a.said("stopped")
+		log.xid(5, 119)
+		a.awaitHealthy(k, 7)
+		a.metrics(`tandem_xids_total{gpu="`+m.UUID(1)+`",xid="119"} 0`, `tandem_xids_total{gpu="`+m.UUID(5)+`",xid="119"} 1`)
+	}
+}

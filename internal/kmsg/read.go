@@ -1,0 +1,127 @@
+package kmsg
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"syscall"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+)
+
+// maxRead bounds the lines that Read returns: the latest ones.
+const maxRead = 4096
+
+// Contents are what the log has at one moment.
+type Contents struct {
+	Lines []Line // the XIDs that were asked for, in the order of the log
+	Next  uint64 // the sequence number of the next record; 0 = there is none yet
+	Older bool   // the log ends before the record that was asked for: it is another log than the number is of
+}
+
+// Read returns what the log has now, from the record with the sequence number first on, without waiting for more. Of
+// the same XID of a GPU within holdFor one line is enough, as for Follow. What the kernel has overwritten is not there
+// any more.
+//
+// A log that ends before that record is of another boot than the number, which nobody noticed, or another file: all of
+// it is returned then.
+func Read(ctx context.Context, path string, first uint64) (Contents, error) {
+	log, err := openNow(path)
+	if err != nil {
+		return Contents{}, unavailable(err)
+	}
+	defer func() { _ = syscall.Close(int(log)) }()
+	// What comes before first is kept until it is known that the log is the same.
+	var before, after burst
+	var c Contents
+	for records := newRecords(log); ; {
+		record, err := records.next()
+		switch {
+		case errors.Is(err, io.EOF):
+			if c.Older = c.Next < first; c.Older {
+				after = before
+			}
+			c.Lines = after.lines
+			for i := range c.Lines {
+				c.Lines[i].Next = c.Next
+				if i+1 < len(c.Lines) {
+					c.Lines[i].Next = c.Lines[i+1].Seq
+				}
+			}
+			return c, nil
+		case err != nil:
+			return Contents{}, fmt.Errorf("kernel log: %w", err)
+		case ctx.Err() != nil:
+			return Contents{}, ctx.Err()
+		}
+		head, _, ok := parseRecord(record)
+		if !ok || head.seq < c.Next {
+			continue
+		}
+		c.Next = head.seq + 1
+		if line, ok := Parse(record); ok {
+			if head.seq < first {
+				before.add(line, head.at)
+			} else {
+				after.add(line, head.at)
+			}
+		}
+	}
+}
+
+// burst collects lines, of the same XID of a GPU one each holdFor of the log's own time.
+type burst struct {
+	lines []Line
+	last  map[fault]time.Duration
+}
+
+type fault struct {
+	pci core.PCIAddress
+	xid uint64
+}
+
+func (b *burst) add(line Line, at time.Duration) {
+	of := fault{line.PCI, line.XID}
+	if last, seen := b.last[of]; seen && at > 0 && at >= last && at-last < holdFor {
+		return
+	}
+	if b.last == nil {
+		b.last = map[fault]time.Duration{}
+	}
+	b.last[of] = at
+	if len(b.lines) == maxRead {
+		b.lines = b.lines[1:]
+	}
+	b.lines = append(b.lines, line)
+}
+
+// now reads from a descriptor and takes "nothing at the moment" for the end. An os.File would wait for more.
+type now int
+
+func openNow(path string) (now, error) {
+	fd, err := syscall.Open(path, syscall.O_RDONLY|syscall.O_NONBLOCK|syscall.O_CLOEXEC, 0)
+	if err != nil {
+		return 0, &os.PathError{Op: "open", Path: path, Err: err}
+	}
+	return now(fd), nil
+}
+
+// Read is io.Reader's.
+func (fd now) Read(p []byte) (int, error) {
+	for {
+		n, err := syscall.Read(int(fd), p)
+		switch {
+		case errors.Is(err, syscall.EPIPE), errors.Is(err, syscall.EINTR):
+			// EPIPE: records were overwritten before they could be read. The next read gives the oldest there is.
+		case errors.Is(err, syscall.EAGAIN), err == nil && n == 0:
+			return 0, io.EOF
+		case err != nil:
+			return 0, err
+		default:
+			return n, nil
+		}
+	}
+}

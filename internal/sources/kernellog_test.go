@@ -1,0 +1,123 @@
+package sources_test
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/healthconfig"
+	"github.com/tandem-gpu/tandem/internal/sources"
+)
+
+// machine notes what is reported to it.
+type machine struct {
+	state core.State
+	busy  int // so often it takes nothing
+
+	mu  sync.Mutex
+	obs []core.Observation
+}
+
+func (m *machine) Recalled(ctx context.Context) bool { return ctx.Err() == nil }
+
+func (m *machine) State() core.State { return m.state }
+
+func (m *machine) Report(obs ...core.Observation) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.busy > 0 {
+		m.busy--
+		return false
+	}
+	m.obs = append(m.obs, obs...)
+	return true
+}
+
+// told compares what was reported: "{PCI XID next}", with "past" for what was there before.
+func (m *machine) told(t *testing.T, want string) {
+	t.Helper()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var got []string
+	for _, o := range m.obs {
+		what := "-"
+		if o.Kind != core.LogRead {
+			what = fmt.Sprint(o.Code)
+		}
+		if o.Past {
+			what = "past " + what
+		}
+		got = append(got, fmt.Sprintf("{%s %s %d}", o.PCI, what, o.Next))
+	}
+	if s := strings.Join(got, " "); s != want {
+		t.Errorf("reported %s, want %s", s, want)
+	}
+}
+
+func TestWhereTheKernelLogIsReadFrom(t *testing.T) {
+	cfg := core.DefaultConfig()
+	history := func(next uint64) core.Record { return core.Record{Boot: "this", KernelLog: next} }
+	for _, c := range []struct {
+		name  string
+		state core.State
+		want  string
+	}{
+		{"the first start", core.NewState(cfg), "{ - 12}"},
+		{"a history that knows nothing of the log", core.Restore(cfg, history(0), "this"), "{ - 12}"},
+		{"the same boot", core.Restore(cfg, history(10), "this"), "{0000:02:00.0 past 119 12} { - 12}"},
+		{"a reboot", core.Restore(cfg, history(500), "next"), "{0000:01:00.0 past 79 11} {0000:02:00.0 past 119 12} { - 12}"},
+		{"a reboot that was not noticed", core.Restore(cfg, history(500), "this"), "{0000:01:00.0 past 79 11} {0000:02:00.0 past 119 12} { - 12}"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				path := filepath.Join(t.TempDir(), "kmsg")
+				write := func(text string) {
+					f, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+					if err != nil {
+						t.Fatal(err)
+					}
+					defer func() { _ = f.Close() }()
+					if _, err := f.WriteString(text); err != nil {
+						t.Fatal(err)
+					}
+				}
+				write("4,9,1000,-;NVRM: Xid (PCI:0000:01:00): 79, x\n4,11,5000000,-;NVRM: Xid (PCI:0000:02:00): 119, x\n")
+				from := sources.Open(healthconfig.Values{KernelLog: path}, cfg, "", "agent", slog.New(slog.DiscardHandler))
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				m, done := &machine{state: c.state, busy: 3}, make(chan struct{})
+				go func() { defer close(done); from.Follow(ctx, m) }()
+				time.Sleep(time.Second)
+				synctest.Wait()
+				m.told(t, c.want)
+				write("4,12,9000000,-;NVRM: Xid (PCI:0000:03:00): 48, x\n")
+				time.Sleep(5 * time.Second)
+				synctest.Wait()
+				m.told(t, c.want+" {0000:03:00.0 48 13}")
+				cancel()
+				<-done
+			})
+		})
+	}
+}
+
+// A life that does not read the log leaves nothing to go on with, so that a later one begins anew.
+func TestALogThatIsNotReadIsForgotten(t *testing.T) {
+	cfg := core.DefaultConfig()
+	s := core.Restore(cfg, core.Record{Boot: "this", KernelLog: 10}, "this").Read(cfg, now, coretest.GPUs(1))
+	m := &machine{state: s}
+	sources.Open(healthconfig.Values{}, cfg, "", "agent", slog.New(slog.DiscardHandler)).Follow(t.Context(), m)
+	s = s.Observe(cfg, now, m.obs...)
+	if next := s.Record("this").KernelLog; next != 0 {
+		t.Errorf("the record says %d", next)
+	}
+}
