@@ -23,6 +23,8 @@ var (
 	xidsDesc = prometheus.NewDesc("tandem_xids_total",
 		"XIDs that were reported. Codes that can make a GPU unhealthy are there from the start; unknown ones are together.",
 		[]string{"gpu", "xid"}, nil)
+	unlistedDesc = prometheus.NewDesc("tandem_xids_unlisted_total",
+		"XIDs in the kernel log of PCI addresses where no GPU is listed; inspect and the log say of which.", nil, nil)
 	eventsDesc = prometheus.NewDesc("tandem_events_total",
 		"Faults that the driver reported as other NVML events than XIDs.", []string{"gpu", "event"}, nil)
 	transitionsDesc = prometheus.NewDesc("tandem_health_transitions_total",
@@ -39,7 +41,7 @@ var (
 		"1 if a source of health can be used, for every GPU. One that is switched off has no series.", []string{"source"}, nil)
 
 	healthDescs = []*prometheus.Desc{
-		stateDesc, conditionDesc, xidsDesc, eventsDesc, transitionsDesc, verdictDesc, probesDesc, probedDesc, stuckDesc, sourceDesc,
+		stateDesc, conditionDesc, xidsDesc, unlistedDesc, eventsDesc, transitionsDesc, verdictDesc, probesDesc, probedDesc, stuckDesc, sourceDesc,
 	}
 )
 
@@ -72,6 +74,8 @@ func (s *status) collectHealth(metrics chan<- prometheus.Metric, state core.Stat
 			send(eventsDesc, prometheus.CounterValue, float64(n), gpu, event)
 		}
 	}
+	_, unlisted := state.UnlistedXIDs()
+	send(unlistedDesc, prometheus.CounterValue, float64(unlisted))
 	metrics <- prometheus.MustNewConstSummary(probesDesc, stats.Checks, stats.CheckTime.Seconds(), nil)
 	probed := 0.0
 	if !stats.LastCheck.IsZero() {

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
@@ -121,5 +122,33 @@ func TestXIDsLoggedDuringAReload(t *testing.T) {
 		log.xid(5, 119)
 		a.awaitHealthy(k, 7)
 		a.metrics(`tandem_xids_total{gpu="`+m.UUID(1)+`",xid="119"} 0`, `tandem_xids_total{gpu="`+m.UUID(5)+`",xid="119"} 1`)
+	}
+}
+
+// What the kernel logs of a GPU before the driver can be asked counts with the first reading, and what it logs of no GPU
+// that is listed is said once and counted.
+func TestXIDsOfGPUsThatAreNotListed(t *testing.T) {
+	m, k, dir := simdriver.Start(t, "h100x8"), startKubelet(t), shortDir(t)
+	log := newKernelLog(t, m)
+	if err := m.Unload(); err != nil {
+		t.Fatal(err)
+	}
+	a := start(t, append(on(m.Root, k), "--state-dir="+dir, "--kernel-log="+log.path)...)
+	a.said("driver absent")
+	a.await("the kernel log is followed", func() bool { _, page := a.get("/metrics"); return strings.Contains(page, `source="kernel_log"} 1`) })
+	log.xid(2, 119)
+	time.Sleep(3 * time.Second) // longer than a line waits for NVML's event
+	if err := m.Load(); err != nil {
+		t.Fatal(err)
+	}
+	a.awaitHealthy(k, 7)
+	for range 3 {
+		log.write("NVRM: Xid (PCI:0000:fe:00): 79, GPU has fallen off the bus.")
+		time.Sleep(2500 * time.Millisecond)
+	}
+	a.metrics(`tandem_xids_unlisted_total 3`, `tandem_xids_total{gpu="`+m.UUID(2)+`",xid="119"} 1`)
+	says(t, dir, "the kernel log has XID 79 of 0000:fe:00.0, where no GPU is listed", "inspect")
+	if n := a.times(`no GPU is listed" pci=0000:fe:00.0 xid=79`); n != 1 {
+		t.Errorf("said %d times", n)
 	}
 }

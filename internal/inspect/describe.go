@@ -2,6 +2,8 @@ package inspect
 
 import (
 	"cmp"
+	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -79,7 +81,7 @@ func describeUnit(u core.Unit) Device {
 // each GPU has reported what. Notes are about the agent itself.
 func DescribeState(s core.State, cfg core.Config, notes ...string) Report {
 	r := Describe(s.Inventory)
-	r.Notes = notes
+	r.Notes = slices.Concat(notes, describeUnlisted(s, r.Excluded))
 	r.Conditions = append(r.Conditions, DescribeConditions(s, cfg, s.Ledger.Conditions())...)
 	counted := map[core.DeviceID]bool{}
 	for _, d := range s.Snapshot.Devices {
@@ -96,6 +98,26 @@ func DescribeState(s core.State, cfg core.Config, notes ...string) Report {
 		}
 	}
 	return r
+}
+
+// describeUnlisted says what the kernel log has of PCI addresses where no GPU is listed: with the exclusion of a GPU that
+// is there, else in a note.
+func describeUnlisted(s core.State, excluded []Excluded) (notes []string) {
+	codes := map[core.PCIAddress]string{}
+	each, _ := s.UnlistedXIDs()
+	for _, x := range each {
+		codes[x.PCI] += fmt.Sprintf(", %d", x.Code)
+	}
+	for i, e := range excluded {
+		if of, ok := codes[e.PCI]; ok && e.ID == "" {
+			excluded[i].Reason += "; the kernel log has XID " + of[len(", "):]
+			delete(codes, e.PCI)
+		}
+	}
+	for _, pci := range slices.Sorted(maps.Keys(codes)) {
+		notes = append(notes, fmt.Sprintf("the kernel log has XID %s of %s, where no GPU is listed", codes[pci][len(", "):], pci))
+	}
+	return notes
 }
 
 // DescribeConditions puts conditions of a state into words, the node's first and then by GPU.
