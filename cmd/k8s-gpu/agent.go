@@ -93,7 +93,8 @@ func opener(s settings) func() (monitor.Session, error) {
 		if s.fallbackDriver && errors.Is(err, core.ErrNoDriver) {
 			roots := s.core.Roots
 			roots.Driver = ""
-			if other, otherErr := nvidia.Open(nvidia.Options{Roots: roots}); !errors.Is(otherErr, core.ErrNoDriver) {
+			other, otherErr := nvidia.Open(nvidia.Options{Roots: roots})
+			if !errors.Is(otherErr, core.ErrNoDriver) || errors.Is(otherErr, core.ErrUnloaded) && !errors.Is(err, core.ErrUnloaded) {
 				session, err = other, otherErr
 			}
 		}

@@ -26,7 +26,8 @@ type Chart struct {
 	answers   bool      // the last word about the GPU was its own
 	row       int       // complete checks in a row: one alone does not bring a lost GPU back
 	lost      bool      // it has not answered since it was lost
-	reloading bool      // the driver was away, and has not given a verdict since
+	reloading bool      // the driver was loaded anew, or will be, and has not given a verdict since
+	absent    bool      // it was absent, and was not asked since: perhaps it was loaded anew
 	weaker    [3]time.Time
 	window    window
 	slow      [3]Answer // by window: heat, power brake, replays

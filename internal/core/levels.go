@@ -95,7 +95,7 @@ func (d *draft) check(gpu DeviceID, v Vitals) {
 	if chart.wasReset(v, d.now) {
 		chart.Reset = d.now
 	}
-	chart.Vitals, chart.answers, chart.lost, chart.reloading = v, true, false, false
+	chart.Vitals, chart.answers, chart.lost, chart.reloading, chart.absent = v, true, false, false, false
 	chart.alone, chart.Joined = len(d.charts) == 1, chart.Joined || v.Fabric > FabricStarting
 	if v.LinksUp.OK {
 		chart.Links = max(chart.Links, v.LinksUp.Value)
@@ -182,7 +182,7 @@ func (c *Chart) wasReset(v Vitals, now time.Time) bool {
 	}
 	signs := 0
 	for i, counter := range [3][2]Gauge{{old.Energy, v.Energy}, {old.Replays, v.Replays}, {old.Uncorrectable, v.Uncorrectable}} {
-		if counter[0].OK && counter[1].OK && counter[1].Value < counter[0].Value && !c.reloading {
+		if counter[0].OK && counter[1].OK && counter[1].Value < counter[0].Value && !c.reloading && !c.absent {
 			c.weaker[i] = now
 		}
 		if !c.weaker[i].IsZero() && now.Sub(c.weaker[i]) <= weakSpan {

@@ -17,6 +17,7 @@ const (
 	Checked                        // the GPU answered every question about its health; Vitals is what it said
 	Rebound                        // the kernel driver was unbound from the GPU and bound again
 	DriverLost                     // the driver can't be asked; Code is its DriverState
+	Unloaded                       // the kernel module was unloaded: a driver that answers later was loaded anew
 	DriverAnswered                 // the driver can be asked; Detail is its version
 	Reserved                       // the placement was handed out to new work
 	LogRead                        // the kernel log was read up to Next; if that is 0, it is not read

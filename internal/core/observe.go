@@ -59,6 +59,8 @@ func (d *draft) observe(o Observation) {
 		d.chart(gpu).Reset = d.now
 	case DriverLost:
 		d.driverLost(o)
+	case Unloaded:
+		d.reload()
 	case DriverAnswered:
 		d.driverAnswered(o)
 	case Reserved:
@@ -88,16 +90,21 @@ func (d *draft) interrupt(at Placement) {
 // driverAnswered enters that the driver can be asked. One of another version has been loaded since.
 func (d *draft) driverAnswered(o Observation) {
 	if d.driver != "" && o.Detail != "" && o.Detail != d.driver {
-		for gpu := range d.charts {
-			d.chart(gpu).reloading = true
-		}
+		d.reload()
 	}
 	d.driver = o.Detail
 	d.drop(func(c Condition) bool { return c.At == Node })
 }
 
-// driverLost enters that nobody can be asked. Only a driver that is away is one that is loaded anew later;
-// one that fails, or is left alone, may be the same when it answers again.
+// reload enters that the driver is loaded anew before it gives its next verdict, or was.
+func (d *draft) reload() {
+	for gpu := range d.charts {
+		d.chart(gpu).reloading = true
+	}
+}
+
+// driverLost enters that nobody can be asked. The driver may be the same when it answers again, also where its library
+// was missing: that it was unloaded is an observation of its own.
 func (d *draft) driverLost(o Observation) {
 	reason, other := ReasonDriver, ReasonMaintenance
 	if DriverState(o.Code) == DriverReleased {
@@ -108,7 +115,7 @@ func (d *draft) driverLost(o Observation) {
 	for gpu := range d.charts {
 		chart := d.chart(gpu)
 		chart.answers, chart.row, chart.checked = false, 0, time.Time{}
-		chart.reloading = chart.reloading || DriverState(o.Code) == DriverAbsent
+		chart.absent = chart.absent || DriverState(o.Code) == DriverAbsent
 	}
 }
 

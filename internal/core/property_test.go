@@ -13,11 +13,13 @@ import (
 
 func (f *fate) loseDriver() {
 	state := one(f, core.DriverAbsent, core.DriverFailed)
-	f.note("the driver is %s", state)
+	gone := core.NoDriver(state, "gone")
+	gone.Unloaded = state == core.DriverAbsent && f.oneIn(2)
+	f.note("the driver is %s, unloaded: %t", state, gone.Unloaded)
 	f.driver = false
-	f.state = f.state.Read(f.cfg, f.now, core.NoDriver(state, "gone"))
+	f.state = f.state.Read(f.cfg, f.now, gone)
 	for _, p := range f.patients {
-		p.reloaded = p.reloaded || state == core.DriverAbsent
+		p.reloaded = p.reloaded || gone.Unloaded
 	}
 }
 

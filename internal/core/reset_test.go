@@ -148,19 +148,23 @@ func TestResetOfANeighbour(t *testing.T) {
 func TestReload(t *testing.T) {
 	fallen := func(v *core.Vitals) { v.Energy.Value, v.Uncorrectable.Value = 0, 0 }
 	for _, tc := range []struct {
-		name string
-		gone core.DriverState
-		as   string // the version that is back
-		back func(*core.Vitals)
-		want core.HealthState
+		name     string
+		gone     core.DriverState
+		unloaded bool
+		as       string // the version that is back
+		back     func(*core.Vitals)
+		want     core.HealthState
 	}{
-		{"the verdict is none", core.DriverAbsent, "580", func(*core.Vitals) {}, core.Healthy},
-		{"no verdict", core.DriverAbsent, "580", func(v *core.Vitals) { v.Verdict = core.VerdictUnsaid }, core.Unhealthy},
-		{"no verdict, counters fell", core.DriverAbsent, "580", func(v *core.Vitals) { fallen(v); v.Verdict = core.VerdictUnsaid }, core.Unhealthy},
-		{"a reset is wanted", core.DriverAbsent, "580", func(v *core.Vitals) { fallen(v); v.Verdict = core.VerdictReset }, core.Unhealthy},
-		{"a remap is no longer pending", core.DriverAbsent, "580", func(v *core.Vitals) { v.Verdict, v.RemapPending = core.VerdictUnsaid, core.No }, core.Healthy},
-		{"another version", core.DriverFailed, "585.1", func(*core.Vitals) {}, core.Healthy},
-		{"it only could not be asked", core.DriverFailed, "580", func(*core.Vitals) {}, core.Unhealthy},
+		{"the verdict is none", core.DriverAbsent, true, "580", func(*core.Vitals) {}, core.Healthy},
+		{"no verdict", core.DriverAbsent, true, "580", func(v *core.Vitals) { v.Verdict = core.VerdictUnsaid }, core.Unhealthy},
+		{"no verdict, counters fell", core.DriverAbsent, true, "580", func(v *core.Vitals) { fallen(v); v.Verdict = core.VerdictUnsaid }, core.Unhealthy},
+		{"a reset is wanted", core.DriverAbsent, true, "580", func(v *core.Vitals) { fallen(v); v.Verdict = core.VerdictReset }, core.Unhealthy},
+		{"a remap is no longer pending", core.DriverAbsent, true, "580", func(v *core.Vitals) { v.Verdict, v.RemapPending = core.VerdictUnsaid, core.No }, core.Healthy},
+		{"only the library was missing", core.DriverAbsent, false, "580", func(*core.Vitals) {}, core.Unhealthy},
+		{"only the library was missing, counters fell", core.DriverAbsent, false, "580", fallen, core.Unhealthy},
+		{"only the library was missing, another version", core.DriverAbsent, false, "585.1", func(*core.Vitals) {}, core.Healthy},
+		{"another version", core.DriverFailed, false, "585.1", func(*core.Vitals) {}, core.Healthy},
+		{"it only could not be asked", core.DriverFailed, false, "580", func(*core.Vitals) {}, core.Unhealthy},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			s := untold(t, "580")
@@ -168,6 +172,9 @@ func TestReload(t *testing.T) {
 			s.check(1)
 			s.xid(119)
 			s.see(core.Observation{At: core.Node, Kind: core.DriverLost, Code: uint64(tc.gone), Detail: "gone"})
+			if tc.unloaded {
+				s.see(core.Observation{At: core.Node, Kind: core.Unloaded})
+			}
 			for _, at := range []core.Placement{a, b} {
 				if h := s.ledger.Health(at); h.Schedulable() {
 					t.Errorf("without a driver %v is %s", at, h)

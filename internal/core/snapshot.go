@@ -2,6 +2,7 @@ package core
 
 import (
 	"cmp"
+	"errors"
 	"slices"
 )
 
@@ -36,6 +37,7 @@ type Snapshot struct {
 	Excluded []Exclusion // seen, but not readable
 	Links    []Link      // between full GPUs, A before B in canonical order
 	Nodes    []string    // NVIDIA's device nodes present on the host, sorted: "/dev/nvidia0"
+	Unloaded bool        // there is no driver because the kernel module was unloaded
 }
 
 // Exclusion is a device that was seen and can't be offered, with the reason.
@@ -85,6 +87,17 @@ func NoDriver(state DriverState, reason string) Snapshot {
 	return Snapshot{Driver: Driver{State: state, Reason: reason}}
 }
 
+// Unavailable is the reading of a machine whose driver can't be asked for that reason.
+func Unavailable(err error) Snapshot {
+	state := DriverFailed
+	if errors.Is(err, ErrNoDriver) {
+		state = DriverAbsent
+	}
+	s := NoDriver(state, err.Error())
+	s.Unloaded = errors.Is(err, ErrUnloaded)
+	return s
+}
+
 // NVLinks are the links that have any.
 func (s Snapshot) NVLinks() []Link {
 	return slices.DeleteFunc(slices.Clone(s.Links), func(l Link) bool { return l.NVLinks == 0 })
@@ -111,7 +124,11 @@ func Reconcile(prev, reading Snapshot) (Snapshot, []Observation) {
 	if reading.Driver.State != DriverReady {
 		reading.Devices, reading.Excluded = prev.Devices, prev.Excluded
 		reading.Links, reading.Nodes = prev.Links, prev.Nodes
-		return reading, []Observation{{At: Node, Kind: DriverLost, Code: uint64(reading.Driver.State), Detail: reading.Driver.Reason}}
+		obs := []Observation{{At: Node, Kind: DriverLost, Code: uint64(reading.Driver.State), Detail: reading.Driver.Reason}}
+		if reading.Unloaded {
+			obs = append(obs, Observation{At: Node, Kind: Unloaded})
+		}
+		return reading, obs
 	}
 	obs := []Observation{{At: Node, Kind: DriverAnswered, Detail: reading.Driver.Version}}
 	for _, d := range reading.Devices {

@@ -96,6 +96,33 @@ func TestCase29UnbindAndBind(t *testing.T) {
 		m.step(time.Hour)
 		m.expect("nothing was reloaded", sick(core.Unhealthy, 2))
 	})
+	t.Run("only the library was missing", func(t *testing.T) {
+		m := well(t, "h100x8")
+		m.xid(2, 119) // which no verdict clears
+		m.step(time.Minute)
+		must(t, m.Hide()) // as a driver root that is mounted anew
+		m.restart()
+		m.step(time.Minute)
+		m.expect("no library", all(core.Unknown, sick(core.Unhealthy, 2)))
+		if d := m.state.Inventory.Driver(); d.State != core.DriverAbsent {
+			t.Errorf("the driver is %s", d.State)
+		}
+		must(t, m.Unhide())
+		m.step(time.Hour)
+		m.expect("nothing was reloaded", sick(core.Unhealthy, 2))
+	})
+	t.Run("the library was missing, and the module was unloaded", func(t *testing.T) {
+		m := well(t, "h100x8")
+		m.xid(2, 119)
+		must(t, m.Hide(), m.Unload())
+		m.step(time.Minute)
+		m.expect("no library and no module", all(core.Unknown, sick(core.Unhealthy, 2)))
+		must(t, m.Load())
+		m.step(time.Minute)
+		must(t, m.Unhide())
+		m.step(10 * time.Minute)
+		m.expect("loaded anew", nil)
+	})
 	t.Run("one GPU was rebound", func(t *testing.T) {
 		m := well(t, "h100x8")
 		m.xid(2, 46)

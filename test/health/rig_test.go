@@ -1,7 +1,6 @@
 package health
 
 import (
-	"errors"
 	"path/filepath"
 	"slices"
 	"testing"
@@ -121,11 +120,7 @@ func (m *rig) noDriver(err error) {
 	if m.session != nil {
 		m.close()
 	}
-	state := core.DriverFailed
-	if errors.Is(err, core.ErrNoDriver) {
-		state = core.DriverAbsent
-	}
-	m.publish(m.state.Read(m.cfg, m.now, core.NoDriver(state, err.Error())))
+	m.publish(m.state.Read(m.cfg, m.now, core.Unavailable(err)))
 }
 
 // hear folds all events that wait, and reports whether one of them says that the machine changed.

@@ -190,7 +190,7 @@ func (m *Monitor) recall(ctx context.Context) {
 			return
 		case <-slow.C:
 			m.log.Error("the health history can't be read and nothing is offered without it: does the disk hang?")
-			m.readNothing(core.DriverPending, "the health history is not read yet: does the disk hang?")
+			m.readNothing(core.NoDriver(core.DriverPending, "the health history is not read yet: does the disk hang?"))
 		case <-ctx.Done():
 			m.store = nil
 			return

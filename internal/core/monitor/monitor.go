@@ -212,16 +212,12 @@ func (m *Monitor) visit(ctx context.Context) error {
 
 // noDriver takes in that there is no session, and why. Devices that were seen stay, unhealthy.
 func (m *Monitor) noDriver(err error) {
-	state := core.DriverFailed
-	if errors.Is(err, core.ErrNoDriver) {
-		state = core.DriverAbsent
-	}
-	m.readNothing(state, err.Error())
+	m.readNothing(core.Unavailable(err))
 }
 
 // readNothing takes in that the driver can't be read, and why.
-func (m *Monitor) readNothing(driver core.DriverState, why string) {
-	m.update(func(s core.State, now time.Time) core.State { return s.Read(m.cfg, now, core.NoDriver(driver, why)) })
+func (m *Monitor) readNothing(reading core.Snapshot) {
+	m.update(func(s core.State, now time.Time) core.State { return s.Read(m.cfg, now, reading) })
 }
 
 // observe takes in what happened; without observations it lets the time pass.

@@ -2,6 +2,7 @@ package nvidia
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -75,17 +76,18 @@ type Session struct {
 	closed  atomic.Bool
 }
 
-// Open initialises the driver's library. It fails with core.ErrNoDriver where there is none, with
-// core.ErrDriverStale where library and kernel module are of different versions and a new process would find
+// Open initialises the driver's library. It fails with core.ErrNoDriver where there is none, and with core.ErrUnloaded
+// too if that is because the kernel module was unloaded, with core.ErrDriverStale where library and kernel module are of different versions and a new process would find
 // another library, and otherwise with the driver's reason; each is one line that stays the same while nothing
 // changes.
 //
 // Once a function of a library was called, this process keeps that library, whatever lies on disk since.
 // Another version, or another root, needs a new process.
 func Open(o Options) (*Session, error) {
+	loaded, gone := lookForModule(o.Roots)
 	found, err := takeLibrary(o.Roots.Driver)
 	if err != nil {
-		return nil, err
+		return nil, noDriver(err, gone)
 	}
 	s := &Session{
 		lib:      nvml.New(nvml.WithLibraryPath(found.path)),
@@ -112,7 +114,7 @@ func Open(o Options) (*Session, error) {
 	held, _ := settle(s) // what can't be shut down yet stays owed
 	s.inherit(held)
 	if err := do(&s.reader, "nvmlInit", core.Node, s.lib.Init); err != nil {
-		return nil, s.notOpened(err)
+		return nil, noDriver(s.notOpened(err), gone || !loaded && returned(err) == nvml.ERROR_DRIVER_NOT_LOADED)
 	}
 	s.opened = time.Now()
 	enlist(s)
@@ -130,6 +132,15 @@ func (s *Session) notOpened(err error) error {
 	default:
 		return fmt.Errorf("the driver can't be opened: %w", err)
 	}
+}
+
+// noDriver adds to the reason why there is no driver that the kernel module was unloaded. A library that is missing is no
+// evidence of that, and neither is NVML's answer where the kernel shows the module: a device node may be missing.
+func noDriver(err error, unloaded bool) error {
+	if unloaded && errors.Is(err, core.ErrNoDriver) {
+		return unloadedError{err}
+	}
+	return err
 }
 
 func rooted(root, otherwise string) string {
