@@ -33,6 +33,7 @@ func (a *shared) live(ctx context.Context, s settings, offers <-chan settings, l
 	from := sources.Open(s.health, s.core, s.mpsSeen, agentName, log)
 	machine := monitor.New(opener(s), s.core, log, a.past.on(from.Store(), from.Boot))
 	machine.Expect(func() string { return nvidia.Presence(s.core.Roots) })
+	machine.AwaitLog() // from.Follow reports it
 	adapter := kubeadapter.New(machine, kubeadapter.Options{
 		KubeletSocket: s.kubeletSocket, DevRoot: s.devRoot, MPSRoot: s.mpsRoot, Log: log,
 		Reserved: machine.Reserved, Offered: a.past.resources(), Pulse: machine.Pulse(),

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
@@ -77,8 +79,16 @@ func TestXIDsLoggedWhileNoAgentRuns(t *testing.T) {
 	a.end()
 
 	log.xid(5, 119)
+	lists := len(k.Lists(gpu))
 	a = start(t, args...)
-	a.awaitHealthy(k, 7)
+	if err := k.Await(a.ctx, "a list of the next agent", func() bool { return len(k.Lists(gpu)) > lists }); err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range k.Lists(gpu)[lists] {
+		if sick := d.GetHealth() != v1beta1.Healthy; sick != (d.GetID() == m.UUID(5)) {
+			t.Errorf("the first list of the next agent: %s is %s", d.GetID(), d.GetHealth())
+		}
+	}
 	a.metrics(`tandem_xids_total{gpu="`+m.UUID(1)+`",xid="119"} 0`, `tandem_xids_total{gpu="`+m.UUID(4)+`",xid="119"} 1`,
 		`tandem_xids_total{gpu="`+m.UUID(5)+`",xid="119"} 1`)
 	a.end()

@@ -61,6 +61,7 @@ func (f *follower) start(ctx context.Context, s nomadadapter.Settings, log *slog
 	}
 	m := monitor.New(opener(s.Core.Roots), s.Core, log, store)
 	m.Expect(func() string { return nvidia.Presence(s.Core.Roots) })
+	m.AwaitLog() // from.Follow reports it
 	ended, parted := make(chan struct{}), make(chan struct{})
 	f.mu.Lock()
 	before := f.last

@@ -71,8 +71,9 @@ const (
 	unread      = "XIDs that only the kernel log has are not seen"
 )
 
-// Follow reports what the kernel log has that the machine's history does not know, and what it says from then on, until
-// ctx ends or it can't be read.
+// Follow reports what the kernel log has that the machine's history does not know, a LogRead observation when that was
+// all, and what comes from then on, until ctx ends or the log can't be read. LogRead without a number says that it is not
+// read: there is none, or it failed.
 func (s *Sources) Follow(ctx context.Context, m Machine) {
 	if !m.Recalled(ctx) {
 		return
@@ -105,7 +106,7 @@ func (s *Sources) follow(ctx context.Context, m Machine) error {
 			"next", log.Next, "expected", first)
 	}
 	if known {
-		for _, l := range log.Lines { // NVML tells of none of these any more
+		for _, l := range log.Lines { // NVML tells of none of these any more, so they wait for no event
 			o := l.Observation()
 			o.Past = true
 			s.report(ctx, m, o)

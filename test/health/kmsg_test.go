@@ -80,8 +80,7 @@ func TestCase31KernelLog(t *testing.T) {
 		}
 	})
 	t.Run("a boot before", func(t *testing.T) {
-		// An agent that begins follows the log from then on; what an earlier one knew of another boot is
-		// cleared by that, and not by lines that are there no more.
+		// What an earlier agent knew of another boot is cleared by the reboot; the lines are there no more.
 		m := well(t, "h100x8")
 		m.told(m.kernelLog())
 		m.reboot()

@@ -198,17 +198,6 @@ func (m *Monitor) recall(ctx context.Context) {
 	}
 }
 
-// Recalled waits until Run has taken up the history, so that State has it, and reports whether that came before the end
-// of ctx.
-func (m *Monitor) Recalled(ctx context.Context) bool {
-	select {
-	case <-m.known:
-		return true
-	case <-ctx.Done():
-		return false
-	}
-}
-
 // rest waits for d or the end of ctx.
 func rest(ctx context.Context, d time.Duration) {
 	t := time.NewTimer(d)

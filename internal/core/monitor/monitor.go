@@ -96,6 +96,7 @@ type Monitor struct {
 	host   *Cell[core.Host] // what was handed in last
 	moved  chan struct{}    // capacity 1: there is something new in host
 	said   said
+	past   pastLog
 	known  chan struct{}          // closed when the history is taken up
 	held   *Cell[<-chan struct{}] // closed when the latest session holds nothing any more; nil = there was none
 	keeper keeper
@@ -177,6 +178,7 @@ func (m *Monitor) Run(ctx context.Context) error {
 	m.recall(ctx)
 	m.arrive() // what is known of the host counts from the first reading on
 	defer m.keep(ctx)()
+	m.awaitLog(ctx)
 	retry := backoff.NewExponentialBackOff()
 	retry.InitialInterval, retry.MaxInterval = openFirst, openInterval
 	for m.away(ctx); ctx.Err() == nil; m.away(ctx) {
@@ -222,7 +224,9 @@ func (m *Monitor) readNothing(reading core.Snapshot) {
 
 // observe takes in what happened; without observations it lets the time pass.
 func (m *Monitor) observe(obs ...core.Observation) (changed bool) {
-	return m.update(func(s core.State, now time.Time) core.State { return s.Observe(m.cfg, now, obs...) })
+	changed = m.update(func(s core.State, now time.Time) core.State { return s.Observe(m.cfg, now, obs...) })
+	m.past.logWasRead(obs)
+	return changed
 }
 
 // publish stores a state, and logs in what its inventory differs from the one before. Only Run's goroutine
