@@ -25,6 +25,10 @@ type daemonSet struct {
 			Spec struct {
 				Grace      int `yaml:"terminationGracePeriodSeconds"`
 				Containers []container
+				Volumes    []struct {
+					Name     string
+					HostPath struct{ Path string } `yaml:"hostPath"`
+				}
 			}
 		}
 	}
@@ -43,6 +47,7 @@ type container struct {
 	VolumeMounts []struct {
 		MountPath string `yaml:"mountPath"`
 		ReadOnly  bool   `yaml:"readOnly"`
+		Patch     string `yaml:"$patch"`
 	} `yaml:"volumeMounts"`
 	SecurityContext struct {
 		Capabilities struct{ Add, Drop []string }
@@ -60,7 +65,7 @@ func (c container) env() map[string]string {
 func (c container) mounts() map[string]bool {
 	mounts := map[string]bool{}
 	for _, m := range c.VolumeMounts {
-		mounts[m.MountPath] = true
+		mounts[m.MountPath] = m.Patch != "delete"
 	}
 	return mounts
 }
@@ -78,7 +83,7 @@ func TestDaemonSet(t *testing.T) {
 		t.Errorf("settings without effect: %v", s.notes)
 	}
 	mounts := c.mounts()
-	if !mounts["/var/lib/kubelet/device-plugins"] || !mounts[s.containerRoot] || !mounts[s.health.StateDir] {
+	if !mounts["/var/lib/kubelet/device-plugins"] || !mounts[s.containerRoot+"/usr"] || !mounts[s.health.StateDir] {
 		t.Errorf("mounts %v", mounts)
 	}
 	if grace := time.Duration(d.Spec.Template.Spec.Grace) * time.Second; grace < 2*stopAtMost || c.Lifecycle != nil {
@@ -106,7 +111,10 @@ func TestDaemonSetComponents(t *testing.T) {
 	for name, want := range map[string]struct {
 		mount string
 		adds  []string
-	}{"policy": {mount: "/etc/tandem"}, "mps": {mount: mpsMount}, "mig": {adds: []string{"SYS_ADMIN"}}} {
+	}{
+		"policy": {mount: "/etc/tandem"}, "mps": {mount: mpsMount}, "mig": {adds: []string{"SYS_ADMIN"}}, "selinux": {},
+		"driver-container": {mount: "/driver-root"}, "device-nodes": {mount: "/driver-root/dev"},
+	} {
 		var k struct{ Patches []struct{ Patch string } }
 		manifest(t, "../../deploy/"+name+"/kustomization.yaml", &k)
 		var d daemonSet
@@ -118,7 +126,7 @@ func TestDaemonSetComponents(t *testing.T) {
 			t.Errorf("%s: container %s, capabilities %v", name, c.Name, c.SecurityContext.Capabilities)
 		}
 		for _, m := range c.VolumeMounts {
-			if m.MountPath != want.mount || !m.ReadOnly {
+			if m.Patch != "delete" && (m.MountPath != want.mount || !m.ReadOnly) {
 				t.Errorf("%s mounts %+v", name, m)
 			}
 		}
@@ -130,6 +138,36 @@ func TestDaemonSetComponents(t *testing.T) {
 		delete(env, "CONFIG_FILE")
 		if s, err := resolveAll(t, base.Args, env, string(policy)); err != nil || len(s.notes) > 0 {
 			t.Errorf("%s: %v, settings without effect: %q", name, err, s.notes)
+		}
+	}
+}
+
+// A process of user 0 can connect to any socket in a folder that is mounted, also read-only; the container runtime's
+// gives away the node.
+func TestNoSocketOfTheHostIsMounted(t *testing.T) {
+	files, err := filepath.Glob("../../deploy/*/kustomization.yaml")
+	if err != nil || len(files) < 6 {
+		t.Fatal(files, err)
+	}
+	parts := make([]daemonSet, len(files)+1)
+	manifest(t, "../../deploy/daemonset.yaml", &parts[0])
+	for i, file := range files {
+		var k struct{ Patches []struct{ Patch string } }
+		manifest(t, file, &k)
+		if err := yaml.Unmarshal([]byte(k.Patches[0].Patch), &parts[i+1]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, d := range parts {
+		for _, v := range d.Spec.Template.Spec.Volumes {
+			for _, socket := range []string{
+				"/run/containerd/containerd.sock", "/var/run/docker.sock", "/run/crio/crio.sock", "/run/k3s/containerd/containerd.sock",
+				"/run/systemd/private", "/run/dbus/system_bus_socket", "/var/lib/kubelet/pod-resources/kubelet.sock", "/etc/shadow",
+			} {
+				if path := v.HostPath.Path; path != "" && strings.HasPrefix(socket, strings.TrimSuffix(path, "/")+"/") {
+					t.Errorf("the volume %s of %s has %s", v.Name, path, socket)
+				}
+			}
 		}
 	}
 }

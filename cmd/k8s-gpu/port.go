@@ -27,7 +27,7 @@ const (
 // The pace at which an address that can't be had is tried for.
 const (
 	portRetryFirst = time.Second
-	portRetryMax   = 30 * time.Second
+	portRetryMax   = 10 * time.Second
 )
 
 // port is the agent's HTTP server. The agent works without: a port that is taken is tried for again.

@@ -5,12 +5,15 @@ package statefile
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/google/renameio/v2"
@@ -25,6 +28,7 @@ var _ monitor.Store = (*File)(nil)
 // Save, and both are called from one goroutine at a time; Problem may be called from any.
 type File struct {
 	agent, path, proc string
+	label             string // file with the SELinux context of this process, if there is SELinux (proc(5): attr/current)
 	log               *slog.Logger
 	last              []byte // what the file holds; nil = unknown
 	untouched         bool   // it is another's: read only
@@ -39,7 +43,10 @@ type File struct {
 // Open names the file; the folder is made when there is something to keep. Boot id and uptime are read beneath
 // procRoot; "" is /proc.
 func Open(dir, agent, procRoot string, log *slog.Logger) *File {
-	return &File{agent: agent, path: filepath.Join(dir, agent+".json"), log: log, proc: procRoot}
+	return &File{
+		agent: agent, path: filepath.Join(dir, agent+".json"), log: log, proc: procRoot,
+		label: filepath.Join(cmp.Or(procRoot, "/proc"), "self/attr/current"),
+	}
 }
 
 // Peek names the file of an agent for one who is not the agent: it is read, and nothing is changed, made or
@@ -160,10 +167,26 @@ func (f *File) tidy() {
 func (f *File) failed(err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	err = f.explain(err)
 	if f.unkept == "" {
 		f.log.Warn("health history is not kept, a restart of the agent forgets it", "error", err)
 	}
 	f.unkept = oneLine(err)
+}
+
+// explain adds to a denial what may be behind it: user 0 without capabilities is an ordinary user, and SELinux denies
+// what the mode allows.
+func (f *File) explain(err error) error {
+	if !errors.Is(err, syscall.EACCES) {
+		return err
+	}
+	dir := filepath.Dir(f.path)
+	label, _ := os.ReadFile(f.label)
+	if parts := strings.Split(string(label), ":"); len(parts) >= 4 { // user:role:type:level
+		return fmt.Errorf("%w; SELinux has this process as %s: that type needs the right to write to %s, by another label "+
+			"of the folder (ls -Z) or as another type (component selinux of the deployment)", err, parts[2], dir)
+	}
+	return fmt.Errorf("%w; this process is user %d: give %s that owner", err, os.Geteuid(), dir)
 }
 
 func (f *File) succeeded() {

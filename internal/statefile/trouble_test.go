@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -260,7 +261,7 @@ func TestHistoryFollowsTheWallClock(t *testing.T) {
 	r.Boot, r.Driver = boot, "580"
 	lost := time.Now().Add(-100 * time.Minute)
 	r.Conditions = []core.Condition{{At: core.WholeGPU("GPU-a"), Reason: core.ReasonLost, State: core.GPULost, Since: lost, Last: lost, Count: 1}}
-	d.open().Save(r)
+	d.save(d.open(), r)
 	for _, since := range []time.Duration{2 * time.Hour, 26 * time.Hour, time.Hour} { // the clock is right, a day behind, an hour ahead
 		uptime(since)
 		r, _ := d.open().Load()
@@ -275,4 +276,46 @@ func TestHistoryFollowsTheWallClock(t *testing.T) {
 	if r, _ := d.open().Load(); !r.Conditions[0].Last.Equal(lost) {
 		t.Errorf("without an uptime: lost at %v, was %v", r.Conditions[0].Last, lost)
 	}
+}
+
+// A denial names SELinux where that is on, as the mode of the folder then tells nothing.
+func TestDenialNamesWhatToChange(t *testing.T) {
+	for name, c := range map[string]struct{ label, want string }{
+		"SELinux":  {"system_u:system_r:container_t:s0:c1,c2\x00", "permission denied; SELinux has this process as container_t: "},
+		"AppArmor": {"cri-containerd.apparmor.d (enforce)\n", "permission denied; this process is user "},
+		"none":     {"", "permission denied; this process is user "},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := newDisk(t)
+			label := filepath.Join(d.proc, "self/attr/current")
+			if err := errors.Join(os.MkdirAll(filepath.Dir(label), 0o755), os.WriteFile(label, []byte(c.label), 0o644),
+				os.MkdirAll(d.dir, 0o755), os.Chmod(d.dir, 0o555)); err != nil {
+				t.Fatal(err)
+			}
+			for _, path := range []string{filepath.Dir(d.dir), d.proc} { // so that it is d.dir which denies
+				for ; filepath.Clean(path) != filepath.Clean(os.TempDir()); path = filepath.Dir(path) {
+					if err := os.Chmod(path, 0o755); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			f := d.open()
+			asNobody(func() { _ = f.Save(full()) })
+			if p := f.Problem(); !strings.Contains(p, c.want) || !strings.Contains(p, d.dir) || d.said("is not kept") != 1 {
+				t.Errorf("problem %q, said %s", p, d.log.String())
+			}
+		})
+	}
+}
+
+// asNobody does something with the rights of an ordinary user on files.
+func asNobody(do func()) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread() // and never unlocks it: the thread ends with the goroutine
+		_ = syscall.Setfsuid(65534)
+		do()
+	}()
+	<-done
 }
