@@ -31,7 +31,7 @@ var errSocketGone = errors.New("the control socket was removed or replaced")
 //
 //	<state_dir>/                     0755
 //	            <agent>.sock         0600  made again if it is removed
-//	            <agent>.sock.lock    0600  never removed
+//	            <agent>.sock.lock    0600
 //	            <agent>.json         0600  see package statefile
 //	            claims/              0700  see package host
 type Socket struct {
@@ -58,7 +58,7 @@ func (s *Socket) Serve(ctx context.Context, a Agent, o Options) {
 	retry := backoff.NewExponentialBackOff()
 	retry.InitialInterval, retry.MaxInterval = retryFirst, retryMax
 	var lock *os.File
-	defer func() { _ = lock.Close() }() // which unlocks; nil is fine
+	defer func() { filelock.Release(lock, lockPath(s.path)) }()
 	for {
 		var served time.Time
 		var err error
@@ -126,22 +126,15 @@ func hold(have *os.File, socket string) (*os.File, error) {
 	if have != nil && filelock.IsAt(have, path) {
 		return have, nil
 	}
-	_ = have.Close() // nil is fine
+	filelock.Release(have, path)
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, err
 	}
-	f, err := filelock.OpenPrivate(path)
-	if err != nil {
-		return nil, err
-	}
-	if err = filelock.Exclusive(f); err == nil {
-		return f, nil
-	}
-	_ = f.Close()
+	f, err := filelock.Take(path)
 	if errors.Is(err, filelock.ErrHeld) {
 		return nil, &InUseError{socket}
 	}
-	return nil, err
+	return f, err
 }
 
 // ErrNotRunning says that nobody serves the socket.

@@ -45,6 +45,36 @@ func private(f *os.File) error {
 	return nil
 }
 
+// Take opens the file at path as OpenPrivate does and takes its lock, or fails with ErrHeld. A file that is removed at
+// the same time is made again: see Release.
+func Take(path string) (*os.File, error) {
+	for {
+		f, err := OpenPrivate(path)
+		if err != nil {
+			return nil, err
+		}
+		err = Exclusive(f)
+		if err == nil && IsAt(f, path) {
+			return f, nil
+		}
+		_ = f.Close()
+		if err != nil {
+			return nil, err
+		}
+	}
+}
+
+// Release removes a file that Take has locked, if it is still the one at path, and with it the lock. nil is no file.
+func Release(f *os.File, path string) {
+	if f == nil {
+		return
+	}
+	if IsAt(f, path) {
+		_ = os.Remove(path) // if it stays, it is not locked
+	}
+	_ = f.Close()
+}
+
 // Exclusive takes the only lock of a file, or fails with ErrHeld. It lasts until the file is closed.
 func Exclusive(f *os.File) error { return flock(f, syscall.LOCK_EX) }
 

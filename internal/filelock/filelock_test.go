@@ -5,6 +5,8 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -97,5 +99,36 @@ func TestWaitEndsWithItsContext(t *testing.T) {
 	}
 	if err := f.Close(); err != nil {
 		t.Error(err)
+	}
+}
+
+// Of many that take and release one lock, which is a file that comes and goes, one has it at a time.
+func TestReleasedLockIsTakenByOne(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "lock")
+	var holders, turns atomic.Int32
+	var all sync.WaitGroup
+	for range 8 {
+		all.Go(func() {
+			for turns.Load() < 500 {
+				f, err := filelock.Take(path)
+				if errors.Is(err, filelock.ErrHeld) {
+					continue
+				}
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if n := holders.Add(1); n != 1 {
+					t.Errorf("%d have the lock", n)
+				}
+				turns.Add(1)
+				holders.Add(-1)
+				filelock.Release(f, path)
+			}
+		})
+	}
+	all.Wait()
+	if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the file stays: %v", err)
 	}
 }

@@ -34,19 +34,11 @@ var errTwin = errors.New("another agent of this name is running")
 // holdLife takes the lock that says that an agent is running; it fails with errTwin if another process has it. Call
 // it with the folder locked: who looks whether an agent is alive holds that lock for a moment, too.
 func holdLife(path string) (*os.File, error) {
-	f, err := filelock.OpenPrivate(path)
-	if err != nil {
-		return nil, err
-	}
-	err = filelock.Exclusive(f)
-	if err == nil {
-		return f, nil
-	}
-	_ = f.Close()
+	f, err := filelock.Take(path)
 	if errors.Is(err, filelock.ErrHeld) {
 		return nil, errTwin
 	}
-	return nil, err
+	return f, err
 }
 
 // readFile reads a regular file of a bounded size; it never waits for somebody who writes to a pipe.
