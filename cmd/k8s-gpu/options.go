@@ -67,6 +67,8 @@ type settings struct {
 	mpsSeen        string      // the same folder where this process sees it; "" = none
 	shape          core.Policy // core.Policy without the lines of the file
 	notes          []string
+	warnings       []string          // of fields of the configuration file that NVIDIA's plugin ignores
+	file           string            // text of the configuration file; "" = there is none
 	said           map[string]string // what each option that means something was set to, by name
 }
 

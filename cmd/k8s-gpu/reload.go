@@ -32,6 +32,7 @@ type lives struct {
 	hup    <-chan os.Signal
 	config *configStatus
 	stderr io.Writer
+	warned string // text of the configuration file of which the warnings are logged; "" = of none
 }
 
 const (
@@ -65,6 +66,7 @@ func (l *lives) spend(ctx context.Context, s settings) (next settings, more bool
 	for _, note := range s.notes {
 		log.Info(note)
 	}
+	l.warn(s, log)
 	life, end := context.WithCancel(ctx)
 	defer end()
 	ended, offers := make(chan error, 1), make(chan settings, 1)
@@ -129,6 +131,7 @@ func (l *lives) judge(s settings, r reading, log *slog.Logger) (changed bool) {
 		l.config.refused(time.Now(), r.err)
 		return false
 	}
+	l.warn(r.s, log)
 	if r.s.equal(s) {
 		log.Info("configuration reloaded: nothing changed")
 		l.config.loaded(time.Now())
@@ -141,6 +144,17 @@ func (l *lives) judge(s settings, r reading, log *slog.Logger) (changed bool) {
 	}
 	log.Info("configuration reloaded: "+how, "changed", strings.Join(r.s.changes(s), ", "))
 	return true
+}
+
+// warn logs what the configuration file means otherwise than to NVIDIA's plugin, once for each text of the file.
+func (l *lives) warn(s settings, log *slog.Logger) {
+	if s.file == l.warned {
+		return
+	}
+	l.warned = s.file
+	for _, w := range s.warnings {
+		log.Warn("configuration differs in effect from NVIDIA's k8s-device-plugin", "warning", w)
+	}
 }
 
 // replace puts the latest settings into a channel that holds one; nobody else puts any there.

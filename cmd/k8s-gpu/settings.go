@@ -86,12 +86,13 @@ func resolve(flags flagValues, lookupEnv func(string) (string, bool)) (settings,
 	offer, unclear := policy.Compile(file, policy.Kubernetes)
 	s, err := resolveWith(flags, lookupEnv, file.Values, table)
 	errs = append(errs, unclear, err, s.offer(offer))
+	s.file = string(file.Text)
 	return s, errors.Join(errs...)
 }
 
 // offer takes over which devices are offered and how.
 func (s *settings) offer(r policy.Result) error {
-	s.core.Policy, s.shape = r.Policy, r.Shape
+	s.core.Policy, s.shape, s.warnings = r.Policy, r.Shape, r.Warnings
 	if r.MPS != "" && s.mpsRoot == "" {
 		return &core.ConfigError{Key: r.MPS, Value: "mps", Remedy: "takes --mps-root, MPS_ROOT or flags.mpsRoot: the folder of the MPS control daemons, such as /run/nvidia/mps"}
 	}
@@ -193,6 +194,7 @@ func (s *settings) findRoots(isFolder func(string) bool) {
 // equal reports whether two settings mean the same, however they were written, and on which lines.
 func (s settings) equal(o settings) bool {
 	s.notes, s.said, o.notes, o.said = nil, nil, nil, nil
+	s.warnings, s.file, o.warnings, o.file = nil, "", nil, ""
 	s.core.Policy, o.core.Policy = s.shape, o.shape
 	return reflect.DeepEqual(s, o)
 }

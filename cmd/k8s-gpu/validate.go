@@ -24,8 +24,8 @@ func validate(w world, read func() (settings, error)) *cli.Command {
 			if err != nil {
 				return err
 			}
-			said := policy.Result{Policy: s.core.Policy, MIG: s.core.MIG, MPSRoot: s.mpsRoot}
-			for _, line := range slices.Concat(s.notes, said.Words()) {
+			said := policy.Result{Policy: s.core.Policy, MIG: s.core.MIG, MPSRoot: s.mpsRoot, Warnings: s.warnings}
+			for _, line := range slices.Concat(s.notes, said.WarningLines(), said.Words()) {
 				fmt.Fprintln(w.stdout, line)
 			}
 			_, err = fmt.Fprintln(w.stdout, "no problem")

@@ -52,7 +52,7 @@ func TestValidate(t *testing.T) {
 		":10: policy.rules[0].select: not offered: left to kubernetes", ":11: policy.rules[1].select: time-slicing by 3\n",
 		":12: policy.rules[2].select: exclusive, MIG strategy none, named mine\n",
 		":3: resources.gpus[0]: named h100\n", ":5: sharing.timeSlicing.resources[0]: h100 is offered by time-slicing by 4, named h100.shared\n",
-		"\nno problem\n",
+		"warning: " + path + ":3: resources.gpus: NVIDIA's k8s-device-plugin ignores this field", "\nno problem\n",
 	} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("%q is not in:\n%s", want, out.String())

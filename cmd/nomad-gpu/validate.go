@@ -5,6 +5,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"slices"
 
 	"github.com/tandem-gpu/tandem/internal/policy"
 )
@@ -22,7 +23,7 @@ func validate(_ context.Context, args []string, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	for _, line := range r.Words() {
+	for _, line := range slices.Concat(r.WarningLines(), r.Words()) {
 		fmt.Fprintln(out, line)
 	}
 	_, err = fmt.Fprintln(out, "no problem")

@@ -41,6 +41,7 @@ type Value struct {
 // File is what a file says.
 type File struct {
 	Path     string
+	Text     []byte                // as it was read
 	Values   map[string]Value      // by key, such as "flags.migStrategy"
 	Sections map[string]*yaml.Node // the values of kind Section; without aliases and merge keys
 }
@@ -57,7 +58,7 @@ func Read(path string, known map[string]Kind) (File, []error) {
 
 // Parse is Read of a file with this text.
 func Parse(path string, text []byte, known map[string]Kind) (File, []error) {
-	f := File{Path: path, Values: map[string]Value{}, Sections: map[string]*yaml.Node{}}
+	f := File{Path: path, Text: text, Values: map[string]Value{}, Sections: map[string]*yaml.Node{}}
 	root, err := document(text)
 	if err == nil && root != nil {
 		root, err = expand(root)

@@ -95,13 +95,20 @@ func decode(msgpack []byte) (block, error) {
 // settings returns what the block and its policy file say, or every problem at once (errors.Join of
 // *core.ConfigError and of policy.ReadFile's error). It reads the file.
 func (b block) settings() (Settings, error) {
+	s, _, err := b.read()
+	return s, err
+}
+
+// read is settings, with what the policy file says.
+func (b block) read() (Settings, policy.Result, error) {
 	s := Settings{Core: core.DefaultConfig()}
 	s.Core.DeviceNodes = true
-	problems := slices.Concat(b.setUp(&s.Core), b.offer(&s))
+	problems := b.setUp(&s.Core)
+	file, unclear := b.offer(&s)
 	health, wrong := healthValues(b.health)
 	health.Apply(&s.Core)
 	s.Health = health
-	return s, errors.Join(append(problems, wrong...)...)
+	return s, file, errors.Join(slices.Concat(problems, unclear, wrong)...)
 }
 
 // setUp says how the machine is read.
@@ -149,8 +156,7 @@ func (b block) setUp(c *core.Config) (problems []error) {
 // offer says what is offered, and how. Of what both the block and the file say, the block's word counts.
 //
 // MIG is mixed by default, as in nomad-device-nvidia: a GPU in MIG mode is hidden behind its instances.
-func (b block) offer(s *Settings) (problems []error) {
-	var file policy.Result
+func (b block) offer(s *Settings) (file policy.Result, problems []error) {
 	switch {
 	case b.PolicyFile == "":
 	case !filepath.IsAbs(b.PolicyFile):
@@ -174,5 +180,5 @@ func (b block) offer(s *Settings) (problems []error) {
 	if !filepath.IsAbs(s.MPSRoot) {
 		problems = append(problems, &core.ConfigError{Key: "mps_root", Value: b.MPSRoot, Remedy: "want an absolute path such as " + host.DefaultMPSRoot})
 	}
-	return problems
+	return file, problems
 }

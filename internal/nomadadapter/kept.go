@@ -6,6 +6,8 @@ import (
 	"strings"
 
 	"github.com/google/renameio/v2"
+
+	"github.com/tandem-gpu/tandem/internal/policy"
 )
 
 // KeepPolicyFor has the plugin keep the policy that is in force in the state directory, for another process of the
@@ -66,17 +68,17 @@ func (p *Plugin) write(agent string, b block, s Settings) {
 
 // kept are the settings of a block whose policy file has become bad, under the policy that was in force before in
 // another process of the same agent's.
-func (b block) kept(agent string) (s Settings, ok bool) {
+func (b block) kept(agent string) (s Settings, file policy.Result, ok bool) {
 	health, _ := healthValues(b.health)
 	if agent == "" || b.PolicyFile == "" || health.StateDir == "" {
-		return s, false
+		return s, file, false
 	}
 	path := filepath.Join(health.StateDir, keptName)
 	text, err := os.ReadFile(path)
 	if err != nil || !strings.HasPrefix(string(text), keptLine(agent, b.PolicyFile)) {
-		return s, false
+		return s, file, false
 	}
 	b.PolicyFile = path
-	s, err = b.settings()
-	return s, err == nil
+	s, file, err = b.read()
+	return s, file, err == nil
 }

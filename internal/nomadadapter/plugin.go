@@ -14,6 +14,7 @@ import (
 	"github.com/hashicorp/nomad/plugins/shared/hclspec"
 
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/policy"
 	"github.com/tandem-gpu/tandem/internal/pulse"
 )
 
@@ -50,9 +51,11 @@ type Plugin struct {
 	mu       sync.Mutex
 	agent    string // for which the policy is kept; "" = it is not
 	block    block
-	settings Settings // what the block says
-	fresh    bool     // by its policy file and not by one that was kept
-	life     *life    // nil until someone asks about devices
+	settings Settings      // what the block says
+	file     policy.Result // what its policy file says
+	warned   string        // text of the policy file of which the warnings are logged; "" = of none
+	fresh    bool          // by its policy file and not by one that was kept
+	life     *life         // nil until someone asks about devices
 }
 
 var _ device.DevicePlugin = (*Plugin)(nil)
@@ -100,10 +103,10 @@ func (p *Plugin) SetConfig(c *base.Config) error {
 	if err != nil {
 		return fmt.Errorf("decode config: %w", err)
 	}
-	s, wrong := b.settings()
+	s, file, wrong := b.read()
 	if wrong != nil {
 		var ok bool
-		if s, ok = b.kept(p.startedBy()); !ok {
+		if s, file, ok = b.kept(p.startedBy()); !ok {
 			return wrong
 		}
 		p.refused(b, wrong)
@@ -111,7 +114,9 @@ func (p *Plugin) SetConfig(c *base.Config) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	same := b.Enabled == p.block.Enabled && reflect.DeepEqual(s, p.settings)
-	if p.block, p.settings, p.fresh = b, s, wrong == nil; same {
+	p.block, p.settings, p.file, p.fresh = b, s, file, wrong == nil
+	if same {
+		p.warn()
 		return nil
 	}
 	p.renew()
@@ -136,12 +141,25 @@ func (p *Plugin) now() *life {
 		if p.fresh {
 			p.keep(p.agent, p.block, p.settings)
 		}
+		p.warn()
 	}
 	if p.life == nil {
 		ended := make(chan struct{})
 		p.life = &life{source: none{}, settings: p.settings, ended: ended, end: func() { close(ended) }}
 	}
 	return p.life
+}
+
+// warn logs what the policy file means otherwise than to NVIDIA's plugin, once for each text of the file: when devices
+// are followed, so that the process that only validates the configuration says nothing. Callers hold p.mu.
+func (p *Plugin) warn() {
+	if p.life == nil || !p.life.enabled || p.file.Text == p.warned {
+		return
+	}
+	p.warned = p.file.Text
+	for _, w := range p.file.Warnings {
+		p.log.Warn("policy differs in effect from NVIDIA's k8s-device-plugin", "warning", w)
+	}
 }
 
 // none is the source of a disabled plugin: a machine that is not looked at.

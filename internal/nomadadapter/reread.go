@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/policy"
 )
 
 // Adopter is a Source that can go on with another offer: policy, MIG strategy. It fails only with ctx.
@@ -23,12 +24,12 @@ func (p *Plugin) Reread(ctx context.Context) {
 	if b.PolicyFile == "" {
 		return
 	}
-	s, err := b.settings() // without the lock: where the file is may hang
+	s, file, err := b.read() // without the lock: where the file is may hang
 	if err != nil {
 		p.refused(b, err)
 		return
 	}
-	l, changed := p.replace(b, s)
+	l, changed := p.replace(b, s, file)
 	p.log.Info("policy read again", "file", b.PolicyFile, "changed", changed)
 	if l == nil {
 		return
@@ -51,10 +52,15 @@ func (p *Plugin) refused(b block, err error) {
 // replace has the settings of a block replaced, and returns the life that has to adopt them. None has to if nothing
 // changed, if another block came meanwhile, or if a new life begins: it does if its source can't, or if more changed
 // than the offer.
-func (p *Plugin) replace(b block, s Settings) (adopting *life, changed bool) {
+func (p *Plugin) replace(b block, s Settings, file policy.Result) (adopting *life, changed bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if !reflect.DeepEqual(b, p.block) || reflect.DeepEqual(s, p.settings) {
+	if !reflect.DeepEqual(b, p.block) {
+		return nil, false
+	}
+	p.file = file
+	p.warn()
+	if reflect.DeepEqual(s, p.settings) {
 		return nil, false
 	}
 	was := p.settings

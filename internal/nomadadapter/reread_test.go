@@ -173,3 +173,37 @@ func TestRereadEndsWithThePlugin(t *testing.T) {
 		t.Error("still there")
 	}
 }
+
+// What a policy file means otherwise than to NVIDIA's plugin is logged once devices are followed, and again when the file
+// has changed; not by the process that only validates the configuration, and not with every HUP.
+func TestWarningsAreLoggedOncePerFile(t *testing.T) {
+	p, src, log, _ := follower(t)
+	const renamed = "version: v1\nsharing: {timeSlicing: {resources: [{name: gpu, rename: small, replicas: 2}]}}\n"
+	path := file(t, renamed)
+	expect := func(when string, n int) {
+		t.Helper()
+		if got := strings.Count(strings.Join(log.Lines(), "\n"), "sharing.timeSlicing.resources[0].rename: NVIDIA"); got != n {
+			t.Errorf("%s: warned %d times, want %d", when, got, n)
+		}
+	}
+	if err := (&stand{Plugin: p}).configure(map[string]any{"policy_file": path}); err != nil {
+		t.Fatal(err)
+	}
+	expect("configured", 0)
+	p.now()
+	expect("followed", 1)
+	p.Reread(t.Context())
+	p.now()
+	expect("the same file", 1)
+	write(t, path, "# as before\n"+renamed)
+	p.Reread(t.Context())
+	receive(t, src.adopted) // its lines are others
+	expect("another file that means the same", 2)
+	write(t, path, twoWrong)
+	p.Reread(t.Context())
+	expect("a bad file", 2)
+	write(t, path, strings.ReplaceAll(renamed, "small", "tiny"))
+	p.Reread(t.Context())
+	receive(t, src.adopted)
+	expect("another policy", 3)
+}

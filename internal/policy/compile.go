@@ -10,14 +10,14 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 )
 
-// Compile says what the sections of a file mean to an agent of the orchestrator: Policy, Shape and MPS of a
+// Compile says what the sections of a file mean to an agent of the orchestrator: Policy, Shape, MPS and Warnings of a
 // Result. Every problem is returned at once: errors.Join of *core.ConfigError, each with line and path of the key.
 func Compile(f configfile.File, to Orchestrator) (Result, error) {
 	c := newCompiler(f, to, true)
 	if err := c.err(); err != nil {
 		return Result{}, err
 	}
-	return Result{Policy: c.policy, Shape: newCompiler(f, to, false).policy, MPS: c.mps}, nil
+	return Result{Policy: c.policy, Shape: newCompiler(f, to, false).policy, MPS: c.mps, Warnings: c.sortedWarnings()}, nil
 }
 
 // Sections are the keys of a file that Compile reads, to be known as of kind configfile.Section.
@@ -35,6 +35,8 @@ type compiler struct {
 	pools  []string          // that a device may be in before it is shared, beside those of MIG profiles
 	named  []value           // resources that are to be shared
 	suffix string            // the longest that core appends to names, by rules that share without a name
+
+	warnings []warning // of what NVIDIA's plugin ignores
 
 	sharedAt    map[string]value // where it is said how a pool is shared
 	sharesOf    map[string][]core.Share

@@ -66,5 +66,6 @@ func read(f configfile.File, errs []error, to Orchestrator) (Result, error) {
 	if err := errors.Join(errs...); err != nil {
 		return Result{}, err
 	}
+	r.Text = string(f.Text)
 	return r, nil
 }

@@ -52,6 +52,7 @@ func (c *compiler) resources(v value) {
 	c.namings(f.at("mig"), `a MIG profile, with * for any text: "1g.*"`, func(pattern string) core.Selector {
 		return core.Selector{Profiles: []string{pattern}}
 	})
+	c.ignoredNames(f)
 }
 
 func (c *compiler) namings(v value, want string, of func(pattern string) core.Selector) {

@@ -20,4 +20,9 @@ type Result struct {
 	MPS     string           // where MPS is first used, as the Key of a core.ConfigError if there is no MPS root; "" = nowhere
 	MIG     core.MIGStrategy // flags.migStrategy; "" = the file does not say
 	MPSRoot string           // flags.mpsRoot, an absolute path on the host; "" = the file does not say
+
+	// Warnings are a line for each field that NVIDIA's k8s-device-plugin ignores and that counts here, so that the same
+	// file gives other resources: "/etc/tandem.yaml:7: sharing.timeSlicing.resources[0].rename: NVIDIA's ...".
+	Warnings []string
+	Text     string // of the file, as it was read by ReadFile
 }

@@ -15,7 +15,11 @@ const sharedSuffix = ".shared"
 func (c *compiler) sharing(v value) {
 	f := v.fields("timeSlicing", "mps")
 	c.shares(f.at("timeSlicing"), core.TimeSlicing)
+	sliced := len(c.policy.Shares)
 	c.shares(f.at("mps"), core.MPS)
+	if sliced > 0 && len(c.policy.Shares) > sliced {
+		c.ignoredBesideMPS(f.at("timeSlicing"))
+	}
 }
 
 // shares reads which resources are shared in a mode, and how.
@@ -56,6 +60,8 @@ func (c *compiler) share(v value, s core.Share, rename bool) []core.Share {
 		}
 	}
 	s.Select = core.Selector{At: c.place(v), Full: s.Sharing.Mode == core.MPS}
+	c.ignoredRename(f.at("rename"), s, rename)
+	c.ignoredDevices(some, s.Pool)
 	parts := devices(some, s)
 	if some.isSome() && (s.Rename == "" || s.Rename == s.Pool) && len(c.errs) == before {
 		some.fail("want all, or a rename: a request could not tell the shares from the devices of %s that are not shared", s.Pool)

@@ -7,6 +7,14 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 )
 
+// WarningLines are the warnings, for a person who reads them among other lines.
+func (r Result) WarningLines() (lines []string) {
+	for _, w := range r.Warnings {
+		lines = append(lines, "warning: "+w)
+	}
+	return lines
+}
+
 // Words are a line for each thing that a file says to an agent. They look at no machine.
 func (r Result) Words() (lines []string) {
 	say := func(at string, parts ...string) {

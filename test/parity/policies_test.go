@@ -25,6 +25,7 @@ var examples = []struct {
 	file, machine string
 	prepare       func(*simdriver.Machine) error
 	beyond        bool // the incumbent does otherwise: testdata/policies/incumbent.md says how and why
+	ignored       bool // the incumbent ignores a field that counts here: the agents warn of it
 	split         bool // nothing is offered to both
 }{
 	{file: "plain", machine: "h100x8"},
@@ -44,10 +45,10 @@ var examples = []struct {
 	{file: "mig-mixed-slice", machine: "a100-mig", beyond: true, prepare: func(m *simdriver.Machine) error {
 		return m.SetMIG(7, "1c.3g.40gb")
 	}},
-	{file: "rename", machine: "h100x8", beyond: true},
-	{file: "some-devices", machine: "h100x8", beyond: true},
-	{file: "resources", machine: "a100-mig", prepare: noneEmpty, beyond: true},
-	{file: "time-slicing-and-mps", machine: "a100-mig", prepare: noneEmpty, beyond: true},
+	{file: "rename", machine: "h100x8", beyond: true, ignored: true},
+	{file: "some-devices", machine: "h100x8", beyond: true, ignored: true},
+	{file: "resources", machine: "a100-mig", prepare: noneEmpty, beyond: true, ignored: true},
+	{file: "time-slicing-and-mps", machine: "a100-mig", prepare: noneEmpty, beyond: true, ignored: true},
 
 	{file: "rules", machine: "h100x8", beyond: true},
 	{file: "mig-per-gpu", machine: "a100-mig", beyond: true},
@@ -83,6 +84,7 @@ func TestPolicies(t *testing.T) {
 			} else {
 				v.meanTheSame(t)
 			}
+			warns(t, path, c.ignored)
 			file, err := os.ReadFile(path)
 			must(t, err)
 			differs := v.differs(t, file, machine.Devices)
@@ -90,6 +92,18 @@ func TestPolicies(t *testing.T) {
 				t.Errorf("beyond the incumbent: %t, listed: %t, and differs in:\n%s", c.beyond, listed, differs)
 			}
 		})
+	}
+}
+
+// warns checks that both agents warn alike of what the incumbent ignores in a file, and only if it ignores something.
+func warns(t *testing.T, path string, ignored bool) {
+	t.Helper()
+	toKubelet, err := policy.ReadFile(path, policy.Kubernetes)
+	must(t, err)
+	toNomad, err := policy.ReadFile(path, policy.Nomad)
+	must(t, err)
+	if got := toKubelet.Warnings; len(got) > 0 != ignored || !slices.Equal(got, toNomad.Warnings) {
+		t.Errorf("ignored by the incumbent: %t, warnings %q and %q", ignored, got, toNomad.Warnings)
 	}
 }
 
