@@ -3,6 +3,8 @@ package nomadadapter
 import (
 	"cmp"
 	"errors"
+	"fmt"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -92,23 +94,39 @@ func decode(msgpack []byte) (block, error) {
 	return b, errors.Join(base.MsgPackDecode(msgpack, &b), base.MsgPackDecode(msgpack, &b.health))
 }
 
-// settings returns what the block and its policy file say, or every problem at once (errors.Join of
-// *core.ConfigError and of policy.ReadFile's error). It reads the file.
-func (b block) settings() (Settings, error) {
-	s, _, err := b.read()
-	return s, err
+// settings returns what the block and its policy file say, and the file, which it reads. Whoever keeps the policy keeps the
+// text in it: a second reading may find another. The error has every problem (errors.Join of
+// *core.ConfigError, of policy.Parse's error, or of the error with which the file can't be read).
+func (b block) settings() (s Settings, file policy.Result, err error) {
+	var policyText []byte
+	var unread []error
+	switch {
+	case b.PolicyFile == "":
+	case !filepath.IsAbs(b.PolicyFile):
+		unread = append(unread, &core.ConfigError{Key: "policy_file", Value: b.PolicyFile, Remedy: "want an absolute path such as /etc/tandem/policy.yaml"})
+	default:
+		if policyText, err = os.ReadFile(b.PolicyFile); err != nil {
+			unread = append(unread, fmt.Errorf("configuration file: %w", err))
+		}
+	}
+	if unread != nil {
+		b.PolicyFile = "" // the other problems of the block
+	}
+	return b.compile(policyText, unread...)
 }
 
-// read is settings, with what the policy file says.
-func (b block) read() (Settings, policy.Result, error) {
+// compile returns what the block says with a policy file of this text, or every problem, those that are known already
+// included. It reads nothing.
+func (b block) compile(policyText []byte, known ...error) (Settings, policy.Result, error) {
 	s := Settings{Core: core.DefaultConfig()}
 	s.Core.DeviceNodes = true
-	problems := b.setUp(&s.Core)
-	file, unclear := b.offer(&s)
+	problems := slices.Concat(known, b.setUp(&s.Core))
+	file, unclear := b.offer(&s, policyText)
+	problems = append(problems, unclear...)
 	health, wrong := healthValues(b.health)
 	health.Apply(&s.Core)
 	s.Health = health
-	return s, file, errors.Join(slices.Concat(problems, unclear, wrong)...)
+	return s, file, errors.Join(append(problems, wrong...)...)
 }
 
 // setUp says how the machine is read.
@@ -156,14 +174,10 @@ func (b block) setUp(c *core.Config) (problems []error) {
 // offer says what is offered, and how. Of what both the block and the file say, the block's word counts.
 //
 // MIG is mixed by default, as in nomad-device-nvidia: a GPU in MIG mode is hidden behind its instances.
-func (b block) offer(s *Settings) (file policy.Result, problems []error) {
-	switch {
-	case b.PolicyFile == "":
-	case !filepath.IsAbs(b.PolicyFile):
-		problems = append(problems, &core.ConfigError{Key: "policy_file", Value: b.PolicyFile, Remedy: "want an absolute path such as /etc/tandem/policy.yaml"})
-	default:
+func (b block) offer(s *Settings, policyText []byte) (file policy.Result, problems []error) {
+	if b.PolicyFile != "" {
 		var err error
-		if file, err = policy.ReadFile(b.PolicyFile, policy.Nomad); err != nil {
+		if file, err = policy.Parse(b.PolicyFile, policyText, policy.Nomad); err != nil {
 			problems = append(problems, err)
 		}
 	}

@@ -48,7 +48,7 @@ func check(t *testing.T, name string, raw []byte, want Settings) {
 	if err != nil {
 		t.Fatalf("%s: %v", name, err)
 	}
-	got, err := b.settings()
+	got, _, err := b.settings()
 	if err != nil {
 		t.Errorf("%s: %v", name, err)
 	}

@@ -40,8 +40,8 @@ func FuzzConfigBlock(f *testing.F) {
 		if err != nil || b.PolicyFile != "" { // files have a fuzzer of their own
 			return
 		}
-		got, err := b.settings()
-		again, errAgain := b.settings()
+		got, _, err := b.settings()
+		again, _, errAgain := b.settings()
 		if diff := cmp.Diff(got, again); diff != "" || (err == nil) != (errAgain == nil) {
 			t.Errorf("read twice: %v, %v\n%s", err, errAgain, diff)
 		}

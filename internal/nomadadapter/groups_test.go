@@ -110,7 +110,7 @@ func TestUnknownAttributesAreAbsent(t *testing.T) {
 // What stands against a device is in its description; in the attributes, which make the node's class, is only
 // how many devices take no work.
 func TestHealthDescription(t *testing.T) {
-	settings, err := defaultBlock().settings()
+	settings, _, err := defaultBlock().compile(nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -131,7 +131,7 @@ func TestHealthFromText(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := b.settings()
+	s, _, err := b.settings()
 	if err != nil || s.Health.Health.CleanChecks != 7 || !s.Health.Simulation {
 		t.Errorf("%+v, %v", s.Health, err)
 	}

@@ -1,8 +1,10 @@
 package nomadadapter
 
 import (
+	"bytes"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/google/renameio/v2"
@@ -41,25 +43,31 @@ func keptLine(agent, file string) string {
 	return strings.ReplaceAll("# "+file+" as it is in force for "+agent, "\n", " ") + "\n"
 }
 
-// keep has the policy of a block that is in force written down. A disk can hang, so nobody waits for it.
-func (p *Plugin) keep(agent string, b block, s Settings) {
-	if agent != "" && b.PolicyFile != "" && s.Health.StateDir != "" {
-		p.keeping.Go(func() { p.write(agent, b, s) })
-	}
-}
-
-func (p *Plugin) write(agent string, b block, s Settings) {
-	text, err := os.ReadFile(b.PolicyFile)
-	if err != nil {
-		return // it was there a moment ago; what is kept is from before
-	}
-	copied := append([]byte(keptLine(agent, b.PolicyFile)), text...)
-	path := filepath.Join(s.Health.StateDir, keptName)
-	if was, err := os.ReadFile(path); err == nil && string(was) == string(copied) {
+// keep has the policy that is in force written to disk, as it was read. A disk can hang, so this does not wait for it.
+// Call it with p.mu held.
+func (p *Plugin) keep() {
+	dir := p.settings.Health.StateDir
+	if p.agent == "" || !p.fresh || p.file.Text == "" || dir == "" {
 		return
 	}
-	if err = os.MkdirAll(s.Health.StateDir, 0o755); err == nil {
-		err = renameio.WriteFile(path, copied, 0o600)
+	copied := slices.Concat([]byte(keptLine(p.agent, p.block.PolicyFile)), []byte(p.file.Text))
+	p.newest.Store(&copied)
+	p.keeping.Go(func() { p.write(filepath.Join(dir, keptName), &copied) })
+}
+
+// write writes a copy unless a later one is to be kept. One write at a time: the later must not be overtaken.
+func (p *Plugin) write(path string, copied *[]byte) {
+	p.writing.Lock()
+	defer p.writing.Unlock()
+	if p.newest.Load() != copied {
+		return
+	}
+	if was, err := os.ReadFile(path); err == nil && bytes.Equal(was, *copied) {
+		return
+	}
+	err := os.MkdirAll(filepath.Dir(path), 0o755)
+	if err == nil {
+		err = renameio.WriteFile(path, *copied, 0o600)
 	}
 	if err != nil {
 		p.log.Warn("the policy is not kept: a process that follows this one needs a good policy file", "error", err)
@@ -79,6 +87,6 @@ func (b block) kept(agent string) (s Settings, file policy.Result, ok bool) {
 		return s, file, false
 	}
 	b.PolicyFile = path
-	s, file, err = b.read()
+	s, file, err = b.compile(text)
 	return s, file, err == nil
 }

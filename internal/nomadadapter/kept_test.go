@@ -115,3 +115,59 @@ func TestPolicyThatCannotBeKept(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// What is kept is what was read and compiled. A policy file that is edited between that and the first question about
+// devices, when the policy is kept, changes nothing of it.
+func TestPolicyEditedAfterItWasReadIsKeptAsRead(t *testing.T) {
+	for name, edited := range map[string]string{
+		"into a bad one":     twoWrong,
+		"into another":       strings.ReplaceAll(twoThirds, "replicas: 2", "replicas: 7"),
+		"into a longer text": twoThirds + strings.Repeat("# a comment\n", 1000),
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir, path := t.TempDir(), file(t, twoThirds)
+			block := map[string]any{"policy_file": path, "state_dir": dir}
+			first := newStand(t)
+			first.KeepPolicyFor("agent 1")
+			if err := first.configure(block); err != nil {
+				t.Fatal(err)
+			}
+			write(t, path, edited)
+			first.now()
+			first.keeping.Wait()
+
+			write(t, path, twoWrong)
+			next := newStand(t)
+			next.KeepPolicyFor("agent 1")
+			if err := next.configure(block); err != nil {
+				t.Fatalf("the process that follows does not start: %v", err)
+			}
+			next.now()
+			if got := next.Started()[0].Core.Policy.Rules; len(got) != 2 || got[1].Sharing.Replicas != 2 {
+				t.Errorf("the process that follows offers %+v", got)
+			}
+		})
+	}
+}
+
+// Of two policies that come into force one after the other the later is kept, however the disk orders the writes.
+func TestLatestPolicyIsKept(t *testing.T) {
+	for range 20 {
+		dir, path := t.TempDir(), file(t, twoThirds)
+		s := newStand(t)
+		s.KeepPolicyFor("agent 1")
+		if err := s.configure(map[string]any{"policy_file": path, "state_dir": dir}); err != nil {
+			t.Fatal(err)
+		}
+		s.now()
+		for _, replicas := range []string{"3", "4", "5", "6"} {
+			write(t, path, strings.ReplaceAll(twoThirds, "replicas: 2", "replicas: "+replicas))
+			s.Reread(t.Context())
+			s.now()
+		}
+		s.keeping.Wait()
+		if kept, err := os.ReadFile(filepath.Join(dir, keptName)); err != nil || !strings.Contains(string(kept), "replicas: 6") {
+			t.Fatalf("%v, kept:\n%s", err, kept)
+		}
+	}
+}

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"reflect"
 	"sync"
+	"sync/atomic"
 
 	"github.com/hashicorp/go-hclog"
 	"github.com/hashicorp/nomad/plugins/base"
@@ -45,8 +46,11 @@ type Plugin struct {
 	version string
 	log     *slog.Logger
 	start   func(Settings) *life
-	names   register       // one for all lives: tasks run on while a configuration changes
-	keeping sync.WaitGroup // of what is written to disk
+	names   register // one for all lives: tasks run on while a configuration changes
+
+	keeping sync.WaitGroup         // of writes of the policy
+	writing sync.Mutex             // held by the one that is at the disk
+	newest  atomic.Pointer[[]byte] // the latest copy of the policy that is to be kept
 
 	mu       sync.Mutex
 	agent    string // for which the policy is kept; "" = it is not
@@ -72,8 +76,8 @@ type life struct {
 // New returns a plugin that reports version and has start follow the machine until ctx ends.
 func New(ctx context.Context, version string, start StartFunc, log hclog.Logger) *Plugin {
 	p := &Plugin{version: version, log: slog.New(handler{log: log})}
-	p.block, p.fresh = defaultBlock(), true
-	p.settings, _ = p.block.settings() // the defaults are valid; a test says so
+	p.block = defaultBlock()
+	p.settings, _, _ = p.block.compile(nil) // the defaults are valid; a test says so
 	p.start = func(s Settings) *life {
 		ctx, end := context.WithCancel(ctx)
 		return &life{source: start(ctx, s, p.log), enabled: true, settings: s, ended: ctx.Done(), end: end}
@@ -103,7 +107,7 @@ func (p *Plugin) SetConfig(c *base.Config) error {
 	if err != nil {
 		return fmt.Errorf("decode config: %w", err)
 	}
-	s, file, wrong := b.read()
+	s, file, wrong := b.settings()
 	if wrong != nil {
 		var ok bool
 		if s, file, ok = b.kept(p.startedBy()); !ok {
@@ -138,9 +142,7 @@ func (p *Plugin) now() *life {
 	defer p.mu.Unlock()
 	if p.life == nil && p.block.Enabled {
 		p.life = p.start(p.settings)
-		if p.fresh {
-			p.keep(p.agent, p.block, p.settings)
-		}
+		p.keep()
 		p.warn()
 	}
 	if p.life == nil {

@@ -16,7 +16,7 @@ import (
 
 // under is a machine offered as a policy says.
 func under(p core.Policy, s core.Snapshot, obs ...core.Observation) *core.Inventory {
-	settings, err := defaultBlock().settings()
+	settings, _, err := defaultBlock().compile(nil)
 	if err != nil {
 		panic(err)
 	}

@@ -24,7 +24,7 @@ func (p *Plugin) Reread(ctx context.Context) {
 	if b.PolicyFile == "" {
 		return
 	}
-	s, file, err := b.read() // without the lock: where the file is may hang
+	s, file, err := b.settings() // without the lock: where the file is may hang
 	if err != nil {
 		p.refused(b, err)
 		return
@@ -58,14 +58,14 @@ func (p *Plugin) replace(b block, s Settings, file policy.Result) (adopting *lif
 	if !reflect.DeepEqual(b, p.block) {
 		return nil, false
 	}
-	p.file = file
+	p.file, p.fresh = file, true
 	p.warn()
 	if reflect.DeepEqual(s, p.settings) {
 		return nil, false
 	}
 	was := p.settings
-	p.settings, p.fresh = s, true
-	p.keep(p.agent, b, s)
+	p.settings = s
+	p.keep()
 	if p.life == nil || !p.life.enabled {
 		return nil, true
 	}

@@ -132,7 +132,7 @@ func fingerprint(t testing.TB, p device.DevicePlugin) func() []*device.DeviceGro
 
 // machine is an inventory as the monitor would give it to this plugin.
 func machine(s core.Snapshot, obs ...core.Observation) *core.Inventory {
-	settings, err := defaultBlock().settings()
+	settings, _, err := defaultBlock().compile(nil)
 	if err != nil {
 		panic(err)
 	}

@@ -43,6 +43,12 @@ func ReadFile(path string, to Orchestrator) (Result, error) {
 	return read(f, errs, to)
 }
 
+// Parse is ReadFile of a file at path whose text has been read already.
+func Parse(path string, text []byte, to Orchestrator) (Result, error) {
+	f, errs := configfile.Parse(path, text, Keys())
+	return read(f, errs, to)
+}
+
 func read(f configfile.File, errs []error, to Orchestrator) (Result, error) {
 	r, err := Compile(f, to)
 	errs = append(errs, err)
