@@ -214,7 +214,7 @@ func (p *plug) leftNothing(t *testing.T) {
 		t.Errorf("left in TMPDIR: %v", left)
 	}
 	for _, name := range entries(t, p.dir) {
-		if name != "nomad-gpu.json" && name != "claims" {
+		if name != "nomad-gpu.json" && name != "nomad-gpu.groups.json" && name != "claims" {
 			t.Errorf("left in the state directory: %s", name)
 		}
 	}

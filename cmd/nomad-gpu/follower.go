@@ -101,12 +101,13 @@ func (f *follower) start(ctx context.Context, s nomadadapter.Settings, log *slog
 	return m
 }
 
-// part waits until what was started has written its last and removed its socket. A disk can hang.
-func (f *follower) part() {
+// part waits until what was started has written its last and removed its socket, and until kept is closed: then the
+// plugin has written its last, too. A disk can hang.
+func (f *follower) part(kept <-chan struct{}) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	enough := time.After(partAtMost)
-	for _, parted := range f.parting {
+	for _, parted := range append(f.parting, kept) {
 		select {
 		case <-parted:
 		case <-enough:

@@ -15,6 +15,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/lossy"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter"
 	"github.com/tandem-gpu/tandem/internal/pulse"
+	"github.com/tandem-gpu/tandem/internal/statefile"
 )
 
 // serve answers Nomad until it wants no more, the agent is gone or a new process is needed, and returns
@@ -29,6 +30,7 @@ func serve(stderr io.Writer) int {
 	f := newFollower(end)
 	p := nomadadapter.New(ctx, version, f.start, log)
 	p.KeepPolicyFor(lifeOf(parent))
+	p.KeepNames(statefile.BootID)
 	hangups := make(chan struct{}, 1)
 	pluginReactions(end, func() { f.onHangup(log); note(hangups) }, f.order).heed(ctx)
 	footprint.Reduce()
@@ -41,7 +43,7 @@ func serve(stderr io.Writer) int {
 	// The driver ends with the process. It is not waited for: a session needs up to a second to leave the
 	// driver's event wait, a hanging driver never lets go, and after two Nomad would kill us.
 	end(nil)
-	f.part()
+	f.part(p.Parted())
 	cause := context.Cause(ctx)
 	if _, stuck := errors.AsType[*pulse.StuckError](cause); stuck || errors.Is(cause, core.ErrDriverStale) {
 		return exitFailed

@@ -2,6 +2,7 @@ package nomadadapter
 
 import (
 	"context"
+	"errors"
 	"reflect"
 	"sync"
 	"time"
@@ -39,12 +40,28 @@ func (p *Plugin) fingerprint(ctx context.Context, out chan<- *device.Fingerprint
 		bound, cancel := until(ctx, l.ended)
 		first, stop := context.WithTimeout(bound, firstAnswer)
 		settled(first, l.source)
+		p.awaitNames(first)
 		stop()
 		f.by = l.settings.GroupBy
 		f.follow(bound, l.source)
 		cancel()
 		if p.now() == l { // it has no successor: the process is about to end
 			<-ctx.Done()
+		}
+	}
+}
+
+// awaitNames waits until the names that were announced before are known, or ctx ends.
+func (p *Plugin) awaitNames(ctx context.Context) {
+	recalled := p.names.recalled()
+	if recalled == nil {
+		return
+	}
+	select {
+	case <-recalled:
+	case <-ctx.Done():
+		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+			p.log.Error("the names of groups that were announced before are not read yet and nothing is offered without them: does the disk hang?")
 		}
 	}
 }
@@ -56,6 +73,10 @@ type fingerprinter struct {
 	out    chan<- *device.FingerprintResponse
 	last   *device.FingerprintResponse // nil before the first
 	rested <-chan time.Time            // nil unless the last was sent a moment ago
+
+	writing <-chan struct{}  // closed when it was tried to write the names of what is to be sent; nil = it need not wait
+	enough  <-chan time.Time // when it waits for that no longer
+	waited  <-chan struct{}  // the latest writing
 }
 
 // follow sends what src offers until ctx ends. While Nomad does not read, what waits to be sent is replaced
@@ -75,15 +96,25 @@ func (f *fingerprinter) follow(ctx context.Context, src Source) {
 	turns := pulseOf(src).Join("fingerprint")
 	defer turns.Leave()
 	var next *device.FingerprintResponse // nil = there is nothing to say
+	var inv *core.Inventory              // the latest
+	recalled := f.names.recalled()
 	for {
 		turns.Beat(0) // Nomad need not read, and nothing need happen
 		out := f.out
-		if next == nil || f.rested != nil {
+		if next == nil || f.rested != nil || f.writing != nil {
 			out = nil
 		}
 		select {
-		case inv := <-latest:
+		case inv = <-latest:
 			next = f.news(inv)
+		case <-recalled:
+			if recalled = nil; inv != nil {
+				next = f.news(inv)
+			}
+		case <-f.writing:
+			f.writing, f.enough = nil, nil
+		case <-f.enough:
+			f.writing, f.enough = nil, nil
 		case out <- next:
 			f.last, next = next, nil
 			f.rested = time.After(quiet)
@@ -96,14 +127,32 @@ func (f *fingerprinter) follow(ctx context.Context, src Source) {
 }
 
 // news is what there is to say about inv: nil if it is what was sent last. A driver that has not answered yet
-// does not take back what was sent before.
+// does not take back what was sent before. Before the names are known that were announced earlier nothing is offered: under
+// another name Nomad would take a device for free.
 func (f *fingerprinter) news(inv *core.Inventory) *device.FingerprintResponse {
 	if f.last != nil && inv.Driver().State == core.DriverPending {
 		return nil
 	}
+	if f.names.recalled() != nil {
+		if f.last != nil {
+			return nil
+		}
+		return device.NewFingerprint()
+	}
 	next := device.NewFingerprint(groups(inv, f.names.of(inv, f.by))...)
+	f.await(f.names.written())
 	if f.last != nil && reflect.DeepEqual(next.Devices, f.last.Devices) {
 		return nil
 	}
 	return next
+}
+
+// await has what is to be sent wait until its names were written, for a while only, and once only for each writing.
+func (f *fingerprinter) await(written <-chan struct{}) {
+	if written == nil || written == f.waited {
+		return
+	}
+	if f.waited, f.writing = written, written; f.enough == nil {
+		f.enough = time.After(writtenAtMost)
+	}
 }

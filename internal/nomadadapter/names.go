@@ -6,7 +6,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"sync"
 
 	"github.com/tandem-gpu/tandem/internal/core"
 )
@@ -135,10 +134,12 @@ type names map[kind]string
 //	reading 1   H100, 80 GB                  "H100"
 //	reading 2   H100, 94 GB at index 0       "H100 (95830 MiB)"
 //	            H100, 80 GB at index 1       "H100", as its allocations have it
-func (n names) with(present map[kind]bool) names {
+//
+// Unseen are the kinds that were named by an earlier process and of which this one has seen no device.
+func (n names) with(present map[kind]bool, unseen map[kind]int) names {
 	for _, k := range slices.SortedFunc(maps.Keys(present), compareKinds) {
 		if n[k] == "" {
-			n = n.add(k)
+			n = n.add(k, unseen)
 		}
 	}
 	return n
@@ -146,8 +147,9 @@ func (n names) with(present map[kind]bool) names {
 
 // add is n with a name for k. Of a model, kinds of which not everything is known come last, because their
 // names are for the time being: the next that is known is most likely what they turn out to be, and takes
-// the model's name over from them.
-func (n names) add(k kind) names {
+// the model's name over from them. So does the next after a kind that is unseen: another driver version tells another
+// size of the same memory, and jobs name the model.
+func (n names) add(k kind, unseen map[kind]int) names {
 	next, first := names{}, k
 	maps.Copy(next, n)
 	for other, name := range n {
@@ -159,22 +161,47 @@ func (n names) add(k kind) names {
 		maps.DeleteFunc(next, func(o kind, _ string) bool { return k.rivals(o) && !o.complete() })
 		first = k
 	}
-	next[k] = k.name(first)
+	if _, replaced := unseen[first]; replaced && k.complete() && k != first {
+		delete(next, first)
+		first = k
+	}
+	next[k] = next.free(k, first)
 	return next
+}
+
+// free is a name for k that no other kind of its type has.
+func (n names) free(k, first kind) string {
+	name := k.name(first)
+	for i := 1; n.taken(k.groupType, name); i++ {
+		if name = k.name(kind{}); i > 1 { // with all that is known
+			name += fmt.Sprintf(" #%d", i)
+		}
+	}
+	return name
+}
+
+func (n names) taken(groupType, name string) bool {
+	for k, given := range n {
+		if k.groupType == groupType && given == name {
+			return true
+		}
+	}
+	return false
 }
 
 // naming is what an inventory's groups are called.
 type naming struct {
-	by     GroupBy
-	places places
-	names  names
+	by      GroupBy
+	places  places
+	names   names
+	earlier earlier
 }
 
 func (n naming) kindOf(u core.Unit) kind { return n.places.kindOf(u, n.by) }
 
 // with has names for all of inv.
 func (n naming) with(inv *core.Inventory) naming {
-	n.places = n.places.with(inv, n.by)
+	n.places, n.earlier.places = n.places.with(inv, n.by, n.earlier.places)
 	present := map[kind]bool{}
 	var last core.Unit
 	for u := range inv.Units() {
@@ -183,22 +210,7 @@ func (n naming) with(inv *core.Inventory) naming {
 		}
 		last = u
 	}
-	n.names = n.names.with(present)
-	return n
-}
-
-// register gives every reader of inventories the same names, for as long as the process lives. The zero
-// value has given none.
-type register struct {
-	mu    sync.Mutex
-	given naming
-}
-
-// of are the names for inv.
-func (r *register) of(inv *core.Inventory, by GroupBy) naming {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.given.by = by
-	r.given = r.given.with(inv)
-	return r.given
+	n.earlier.names = without(n.earlier.names, present)
+	n.names = n.names.with(present, n.earlier.names)
+	return n.bounded(inv, present)
 }

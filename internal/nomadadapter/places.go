@@ -1,6 +1,7 @@
 package nomadadapter
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -35,49 +36,84 @@ type seat struct {
 //	reading 3   A = B = E             E in "NVLink A"
 type places map[seat]place
 
-// with seats the GPUs of inv that have no place yet.
-func (p places) with(inv *core.Inventory, by GroupBy) places {
+// with gives a place to the GPUs of inv that have none yet. One that was in a place before this process began, or
+// before the machine booted, and of which there is nothing to see yet, has that place again; it is among earlier until
+// its links, or its NUMA node, agree.
+//
+//	before a boot   A = B = C in "NVLink A", D in none
+//	after it        A = B, C   D    the same: links that are missing move no GPU
+//	or              A = B, C = D    D in "NVLink A", too: links that are there do
+func (p places) with(inv *core.Inventory, by GroupBy, earlier map[seat]earlierPlace) (places, map[seat]earlierPlace) {
 	if by != GroupByNUMA && by != GroupByNVLink {
-		return p
+		return p, earlier
 	}
-	var strangers []core.Unit
+	open := map[core.DeviceID]core.Unit{}
 	for u := range inv.Units() {
-		if _, known := p[seat{by, u.Device.At.GPU}]; !known {
-			strangers = append(strangers, u)
+		s := seat{by, u.Device.At.GPU}
+		_, placed := p[s]
+		if _, unconfirmed := earlier[s]; !placed || unconfirmed {
+			open[s.gpu] = u
 		}
 	}
-	if strangers == nil {
-		return p
+	if len(open) == 0 {
+		return p, earlier
 	}
-	next := places{}
-	maps.Copy(next, p)
-	found := numaNodes
+	found := numaNodes(inv)
 	if by == GroupByNVLink {
-		found = p.islands
+		found = p.islands(inv, earlier)
 	}
-	in := found(inv)
-	for _, u := range strangers {
-		where := in[u.Device.At.GPU]
-		if where != "" || inv.Driver().State == core.DriverReady && u.Health.Schedulable() { // else its links may come yet
-			next[seat{by, u.Device.At.GPU}] = where
+	next, unconfirmed := maps.Clone(p), maps.Clone(earlier)
+	if next == nil {
+		next = places{}
+	}
+	for gpu, u := range open {
+		s := seat{by, gpu}
+		where, placed := p[s]
+		if !placed {
+			if where, placed = found.in[gpu], true; where == "" {
+				where, placed = recalled(u, by, earlier[s], inv.Driver())
+			}
+		}
+		if !placed {
+			continue
+		}
+		next[s] = where
+		if where == "" || where == found.confirmed[gpu] || where != earlier[s].place {
+			delete(unconfirmed, s)
 		}
 	}
-	return next
+	return next, unconfirmed
 }
 
-func numaNodes(inv *core.Inventory) map[core.DeviceID]place {
+// recalled is the place of a GPU of which there is nothing to see: the one that it had, or none. It has none for good
+// once it takes work; until then its links may come yet. What is cut up has none: its NVLinks do not work.
+func recalled(u core.Unit, by GroupBy, before earlierPlace, driver core.Driver) (where place, placed bool) {
+	if before.place != "" && (by == GroupByNUMA || u.Device.Profile == "") {
+		return before.place, true
+	}
+	return "", driver.State == core.DriverReady && u.Health.Schedulable()
+}
+
+// found are the places of GPUs as a reading gives them.
+type found struct {
+	in        map[core.DeviceID]place
+	confirmed map[core.DeviceID]place // those of in that the reading shows to be true; else they are remembered
+}
+
+func numaNodes(inv *core.Inventory) found {
 	in := map[core.DeviceID]place{}
 	for u := range inv.Units() {
 		if n := u.Device.NUMANode; n >= 0 {
 			in[u.Device.At.GPU] = place(fmt.Sprintf("NUMA %d", n))
 		}
 	}
-	return in
+	return found{in, in}
 }
 
-// islands are the places of GPUs by their NVLinks: that of a neighbour who has one already, or a new one. What is
-// cut up has none, as its NVLinks do not work.
-func (p places) islands(inv *core.Inventory) map[core.DeviceID]place {
+// islands are the places of GPUs by their NVLinks: that of a neighbour who has one already, that which most of them had
+// earlier, or a new one. What is cut up has none, as its NVLinks do not work. If an island has come apart, its largest
+// part shows that the place is true; the others only remember it.
+func (p places) islands(inv *core.Inventory, earlier map[seat]earlierPlace) found {
 	slots := map[core.DeviceID]core.PCIAddress{}
 	for u := range inv.Units() {
 		if u.Device.Profile == "" {
@@ -88,10 +124,14 @@ func (p places) islands(inv *core.Inventory) map[core.DeviceID]place {
 	for s, where := range p {
 		taken[where] = taken[where] || s.by == GroupByNVLink
 	}
-	in := map[core.DeviceID]place{}
+	for s, e := range earlier {
+		taken[e.place] = taken[e.place] || s.by == GroupByNVLink
+	}
+	f := found{map[core.DeviceID]place{}, map[core.DeviceID]place{}}
+	largest := map[place][]core.DeviceID{}
 	for _, gpus := range inv.Islands() {
 		gpus = slices.DeleteFunc(gpus, func(gpu core.DeviceID) bool { _, offered := slots[gpu]; return !offered })
-		where := p.shared(gpus)
+		where := cmp.Or(p.shared(gpus), sharedEarlier(gpus, earlier))
 		for _, name := range islandNames(gpus, slots) {
 			if where == "" && !taken[name] {
 				where = name
@@ -99,10 +139,18 @@ func (p places) islands(inv *core.Inventory) map[core.DeviceID]place {
 		}
 		taken[where] = true
 		for _, gpu := range gpus {
-			in[gpu] = where
+			f.in[gpu] = where
+		}
+		if len(gpus) > len(largest[where]) {
+			largest[where] = gpus
 		}
 	}
-	return in
+	for where, gpus := range largest {
+		for _, gpu := range gpus {
+			f.confirmed[gpu] = where
+		}
+	}
+	return f
 }
 
 // shared is the place of the first of these GPUs that has an island; "" if none has.
@@ -113,6 +161,22 @@ func (p places) shared(gpus []core.DeviceID) place {
 		}
 	}
 	return ""
+}
+
+// sharedEarlier is the island in which most of these GPUs were; "" if none was in one.
+func sharedEarlier(gpus []core.DeviceID, earlier map[seat]earlierPlace) (most place) {
+	were := map[place]int{}
+	for _, gpu := range gpus {
+		if e := earlier[seat{GroupByNVLink, gpu}]; e.place != "" {
+			were[e.place]++
+		}
+	}
+	for _, where := range slices.Sorted(maps.Keys(were)) {
+		if were[where] > were[most] {
+			most = where
+		}
+	}
+	return most
 }
 
 // islandNames are the names that an island may have, the best first: slots are the same on every machine of a

@@ -48,12 +48,14 @@ type Plugin struct {
 	start   func(Settings) *life
 	names   register // one for all lives: tasks run on while a configuration changes
 
-	keeping sync.WaitGroup         // of writes of the policy
-	writing sync.Mutex             // held by the one that is at the disk
-	newest  atomic.Pointer[[]byte] // the latest copy of the policy that is to be kept
+	keeping    sync.WaitGroup                    // of what is at the disk
+	writing    sync.Mutex                        // held by the one that is at the disk
+	readGroups func(path string) ([]byte, error) // the file of announced names; tests have it fail
+	newest     atomic.Pointer[[]byte]            // the latest copy of the policy that is to be kept
 
 	mu       sync.Mutex
-	agent    string // for which the policy is kept; "" = it is not
+	agent    string                                // for which the policy is kept; "" = it is not
+	bootID   func(procRoot string) (string, error) // nil = names of groups are not kept
 	block    block
 	settings Settings      // what the block says
 	file     policy.Result // what its policy file says
@@ -76,7 +78,7 @@ type life struct {
 // New returns a plugin that reports version and has start follow the machine until ctx ends.
 func New(ctx context.Context, version string, start StartFunc, log hclog.Logger) *Plugin {
 	p := &Plugin{version: version, log: slog.New(handler{log: log})}
-	p.block = defaultBlock()
+	p.block, p.readGroups = defaultBlock(), readGroups
 	p.settings, _, _ = p.block.compile(nil) // the defaults are valid; a test says so
 	p.start = func(s Settings) *life {
 		ctx, end := context.WithCancel(ctx)
@@ -144,6 +146,7 @@ func (p *Plugin) now() *life {
 		p.life = p.start(p.settings)
 		p.keep()
 		p.warn()
+		p.keepNames(p.life)
 	}
 	if p.life == nil {
 		ended := make(chan struct{})

@@ -65,6 +65,9 @@ func (s *sampler) sample(ctx context.Context, p *Plugin, interval time.Duration)
 		s.failing = failing
 		p.log.Info("device statistics", "available", !failing, "error", err)
 	}
+	if p.names.recalled() != nil {
+		return &device.StatsResponse{Groups: s.last} // a sample gives no names before those of earlier are known
+	}
 	inv := src.Current()
 	groups := groupStats(inv, p.names.of(inv, l.settings.GroupBy), usage, time.Now())
 	if len(groups) == 0 {

@@ -28,6 +28,12 @@ func ReadBoot(procRoot string) (core.Boot, error) {
 	return boot, nil
 }
 
+// BootID reads the ID of the present boot beneath procRoot; "" is /proc.
+func BootID(procRoot string) (string, error) {
+	boot, err := ReadBoot(procRoot)
+	return boot.ID, err
+}
+
 // bootMoment is now less the uptime of proc(5), whose first field is in seconds; zero if it can't be read.
 func bootMoment(path string, now time.Time) time.Time {
 	text, err := os.ReadFile(path)

@@ -92,6 +92,38 @@ func Test12PlacesStay(t *testing.T) {
 	}
 }
 
+// A GPU that lost its NVLinks is announced in the group in which Nomad has booked it, also by a plugin that starts after
+// that: the allocation still holds it, and no other gets it.
+func Test12PlacesStayAfterALinkWasLost(t *testing.T) {
+	const joined = "nvlink = 4 0-2\nnvlink = 4 3-6"
+	m := install(t, "h100x8")
+	m.edit(t, "nvlink = 18 all", joined)
+	m.edit(t, "switches = ", "# switches = ")
+	a := startAgent(t, m, map[string]any{"group_by": "nvlink"})
+	groups := a.devices(t, 8, 8)
+	well := names(groups)
+	c := newCluster(t, node(groups))
+	held := c.place(t, ask("nvidia/gpu/NVIDIA H100 80GB HBM3 NVLink 0000:1b:00.0", 3))
+	if held == nil {
+		t.Fatal("blocked")
+	}
+	a.dm.Shutdown()
+	last := joined
+	for i, links := range []string{"nvlink = 4 0-1\nnvlink = 4 3-6", "nvlink = 4 3-4\nnvlink = 4 5-6", "# no NVLinks", joined} {
+		m.edit(t, last, links)
+		last = links
+		b := startAgent(t, m, map[string]any{"group_by": "nvlink"})
+		again := b.devices(t, 8, 8)
+		if now := names(again); !maps.Equal(now, well) {
+			t.Errorf("start %d: %v, was %v", i, now, well)
+		}
+		if _, err := b.dm.Reserve(held[0]); err != nil { // Nomad looks for the group and the devices in it
+			t.Errorf("start %d: %v", i, err)
+		}
+		b.dm.Shutdown()
+	}
+}
+
 // names are the groups of devices.
 func names(groups []*structs.NodeDeviceResource) map[string]string {
 	of := map[string]string{}

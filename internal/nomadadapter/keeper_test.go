@@ -1,0 +1,248 @@
+package nomadadapter
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+)
+
+func sameBoot(string) (string, error) { return "boot 1", nil }
+
+// nvlinked is a plugin that groups by NVLinks and keeps names in a folder.
+func nvlinked(t *testing.T, dir string) *stand {
+	t.Helper()
+	s := newStand(t)
+	s.KeepNames(sameBoot)
+	if err := s.configure(map[string]any{"group_by": "nvlink", "state_dir": dir}); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// announced are the groups in the first fingerprint of a process on this machine; the process ends after it.
+func announced(t *testing.T, s *stand, inv *core.Inventory) map[string]string {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	s.Source.Set(inv)
+	ch, err := s.Fingerprint(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := groupOf(t, receive(t, ch).Devices)
+	s.now().end()
+	<-s.Parted()
+	return got
+}
+
+func inFile(t *testing.T, dir string) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(dir, groupsName))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+var (
+	pairs      = joined(4, [2]int{0, 1}, [2]int{2, 3})
+	brokenPair = joined(4, [2]int{0, 1})
+)
+
+// A process that begins after a link was lost announces each GPU in the group in which Nomad knows it.
+func TestRestartAfterALostLinkKeepsTheGroups(t *testing.T) {
+	dir := t.TempDir()
+	for i, reading := range []core.Snapshot{pairs, brokenPair, joined(4), pairs} {
+		if diff := cmp.Diff(in(0, 0, 2, 2), announced(t, nvlinked(t, dir), machine(reading))); diff != "" {
+			t.Errorf("process %d (-want +got):\n%s", i, diff)
+		}
+	}
+	info, err := os.Stat(filepath.Join(dir, groupsName))
+	if err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("%v, %v", info, err)
+	}
+}
+
+// Names are on disk when Nomad learns them: a kill can come right after that.
+func TestNamesAreOnDiskWhenTheyAreAnnounced(t *testing.T) {
+	dir := t.TempDir()
+	s := nvlinked(t, dir)
+	s.Source.Set(machine(keeping(pairs, 0, 1)))
+	next := fingerprint(t, s.Plugin)
+	next()
+	if text := inFile(t, dir); !strings.Contains(text, island(0)) {
+		t.Errorf("not on disk:\n%s", text)
+	}
+	s.Source.Set(machine(pairs))
+	next()
+	if text := inFile(t, dir); !strings.Contains(text, island(2)) {
+		t.Errorf("not on disk:\n%s", text)
+	}
+	was, err := os.Stat(filepath.Join(dir, groupsName))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Source.Set(machine(pairs, lost(1)))
+	next()
+	if is, err := os.Stat(filepath.Join(dir, groupsName)); err != nil || !os.SameFile(was, is) {
+		t.Error("the file was written though nothing changed")
+	}
+}
+
+// A file that is not understood is kept aside, and does not keep the plugin from its work.
+func TestBrokenFileOfNames(t *testing.T) {
+	good := func(t *testing.T) string {
+		dir := t.TempDir()
+		announced(t, nvlinked(t, dir), machine(pairs))
+		return inFile(t, dir)
+	}(t)
+	for name, text := range map[string]string{
+		"empty":           "",
+		"cut off":         good[:len(good)/2],
+		"text behind it":  good + "{}",
+		"another version": strings.Replace(good, `"version": 1`, `"version": 2`, 1),
+		"no version":      "{}",
+		"not JSON":        "names",
+		"one name twice":  strings.ReplaceAll(good, island(2), island(0)),
+		"no name":         strings.ReplaceAll(good, island(2), ""),
+		"another type":    strings.ReplaceAll(good, `"gpu"`, `"tpu"`),
+		"a GPU twice":     strings.ReplaceAll(good, id(1), id(0)),
+		"too large":       good + strings.Repeat(" ", maxGroups),
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			path := filepath.Join(dir, groupsName)
+			write(t, path, text)
+			s := nvlinked(t, dir)
+			if diff := cmp.Diff(in(0, 0, -1, -1), announced(t, s, machine(brokenPair))); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+			if aside, err := os.ReadFile(path + ".broken"); err != nil || string(aside) != text {
+				t.Errorf("kept aside: %q, %v", aside, err)
+			}
+			if n := strings.Count(strings.Join(s.Log.Lines(), "\n"), "kept aside"); n != 1 {
+				t.Errorf("%d lines in the log, want 1:\n%s", n, strings.Join(s.Log.Lines(), "\n"))
+			}
+			if diff := cmp.Diff(in(0, 0, -1, -1), announced(t, nvlinked(t, dir), machine(pairs))); diff != "" {
+				t.Errorf("the next process (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// A good file that can't be read is left as it is. What it says counts when it can be read again: soon, for all; later,
+// for what was not announced meanwhile.
+func TestFileOfNamesThatCannotBeRead(t *testing.T) {
+	for name, tc := range map[string]struct {
+		failures int64 // of the readings, the first ones
+		want     map[string]string
+		then     map[string]string // in the next process
+	}{
+		"for a moment": {2, in(0, 0, 2, 2), in(0, 0, 2, 2)},
+		"for longer":   {recallTries + 1, in(0, 0, -1, -1), in(0, 0, -1, -1)},
+		"for ever":     {1 << 40, in(0, 0, -1, -1), in(0, 0, 2, 2)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel() // it waits
+			dir := t.TempDir()
+			announced(t, nvlinked(t, dir), machine(pairs))
+			good := inFile(t, dir)
+			s := nvlinked(t, dir)
+			var readings atomic.Int64
+			s.readGroups = func(path string) ([]byte, error) {
+				if readings.Add(1) <= tc.failures {
+					return nil, &os.PathError{Op: "open", Path: path, Err: syscall.EMFILE}
+				}
+				return readGroups(path)
+			}
+			s.Source.Set(machine(brokenPair))
+			next := fingerprint(t, s.Plugin)
+			if diff := cmp.Diff(tc.want, groupOf(t, next())); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+			if tc.failures > recallTries {
+				if text := inFile(t, dir); text != good {
+					t.Errorf("the file was written unread:\n%s", text)
+				}
+				if all := strings.Join(s.Log.Lines(), "\n"); strings.Count(all, "can't be read: groups may have other names") != 1 || !strings.Contains(all, "too many open files") {
+					t.Errorf("logged:\n%s", all)
+				}
+			}
+			if tc.failures == recallTries+1 {
+				s.Source.Set(machine(joined(5, [2]int{0, 1}, [2]int{2, 4}))) // something to write
+				if got := groupOf(t, next()); got[id(4)] != island(2) {
+					t.Errorf("a GPU that came: %v", got)
+				}
+				if text := inFile(t, dir); !strings.Contains(text, id(4)) {
+					t.Errorf("not written:\n%s", text)
+				}
+			}
+			if _, err := os.Stat(filepath.Join(dir, groupsName+".broken")); err == nil {
+				t.Error("the file was kept aside")
+			}
+			s.now().end()
+			<-s.Parted()
+			if diff := cmp.Diff(tc.then, announced(t, nvlinked(t, dir), machine(joined(4)))); diff != "" {
+				t.Errorf("the next process (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// Two processes run for a moment when an agent is restarted: what one wrote the other does not undo.
+func TestTwoProcessesKeepNames(t *testing.T) {
+	dir := t.TempDir()
+	old, young := nvlinked(t, dir), nvlinked(t, dir)
+	old.Source.Set(machine(keeping(pairs, 0, 1)))
+	fingerprint(t, old.Plugin)()
+	young.Source.Set(machine(pairs))
+	fingerprint(t, young.Plugin)()
+	old.Source.Set(machine(keeping(joined(5, [2]int{0, 1}, [2]int{2, 3}), 0, 1, 4)))
+	await(t, "a GPU that only the old process saw", func() bool {
+		return strings.Contains(inFile(t, dir), fmt.Sprintf("%q", id(4)))
+	})
+	if text := inFile(t, dir); !strings.Contains(text, island(2)) {
+		t.Errorf("what the other process wrote is gone:\n%s", text)
+	}
+}
+
+// Without a state directory, and while the plugin is disabled, nothing is kept and nothing is waited for.
+func TestNamesThatAreNotKept(t *testing.T) {
+	dir := t.TempDir()
+	for name, keys := range map[string]map[string]any{
+		"no state directory": {"state_dir": ""},
+		"disabled":           {"state_dir": dir, "enabled": false},
+	} {
+		s := newStand(t)
+		s.KeepNames(func(string) (string, error) { return "", errors.New("unknown") })
+		if err := s.configure(keys); err != nil {
+			t.Fatal(err)
+		}
+		s.Source.Set(machine(pairs))
+		fingerprint(t, s.Plugin)()
+		if files, err := os.ReadDir(dir); err != nil || len(files) > 0 {
+			t.Errorf("%s: %v, %v", name, files, err)
+		}
+	}
+}
+
+// What a process that was killed while it wrote has left is removed by the next.
+func TestHalfWrittenFileOfNamesIsRemoved(t *testing.T) {
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, "."+groupsName+"1234"), "{")
+	announced(t, nvlinked(t, dir), machine(pairs))
+	files, err := os.ReadDir(dir)
+	if err != nil || len(files) != 1 || files[0].Name() != groupsName {
+		t.Errorf("%v, %v", files, err)
+	}
+}

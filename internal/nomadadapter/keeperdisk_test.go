@@ -1,0 +1,141 @@
+package nomadadapter
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+)
+
+// A disk that hangs while the names are read delays the first fingerprint by no more than a driver does. Nothing is
+// offered until the names are known, so that nothing is offered under another one; reservations go on.
+func TestDiskThatHangsWhileNamesAreRead(t *testing.T) {
+	dir := t.TempDir()
+	announced(t, nvlinked(t, dir), machine(pairs))
+	synctest.Test(t, func(t *testing.T) {
+		s := nvlinked(t, dir)
+		disk := make(chan struct{})
+		s.readGroups = func(path string) ([]byte, error) {
+			<-disk
+			return readGroups(path)
+		}
+		s.Source.Set(machine(brokenPair))
+		began := time.Now()
+		ctx, cancel := context.WithCancel(t.Context())
+		ch, err := s.Fingerprint(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r := <-ch; len(r.Devices) != 0 || r.Error != nil || time.Since(began) > firstAnswer {
+			t.Errorf("first after %v: %+v", time.Since(began), r)
+		}
+		if all := strings.Join(s.Log.Lines(), "\n"); !strings.Contains(all, "does the disk hang?") {
+			t.Errorf("logged:\n%s", all)
+		}
+		stats, err := s.Stats(ctx, time.Second)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r := <-stats; len(r.Groups) != 0 {
+			t.Errorf("statistics: %+v", r.Groups)
+		}
+		if _, err := s.Reserve([]string{id(0)}); err != nil {
+			t.Error(err)
+		}
+		s.Source.Set(machine(brokenPair, lost(0)))
+		select {
+		case r := <-ch:
+			t.Errorf("offered before the names are known: %+v", r)
+		case <-time.After(time.Minute):
+		}
+		close(disk)
+		if diff := cmp.Diff(in(0, 0, 2, 2), groupOf(t, (<-ch).Devices)); diff != "" {
+			t.Errorf("(-want +got):\n%s", diff)
+		}
+		cancel()
+		s.now().end()
+		<-s.Parted()
+	})
+}
+
+// A disk that hangs or is full while names are written delays a fingerprint by a moment, once.
+func TestDiskThatHangsWhileNamesAreWritten(t *testing.T) {
+	dir := t.TempDir()
+	synctest.Test(t, func(t *testing.T) {
+		s := nvlinked(t, dir)
+		disk := make(chan struct{})
+		var readings atomic.Int64
+		s.readGroups = func(path string) ([]byte, error) {
+			if readings.Add(1) > 1 { // as a writing begins with one
+				<-disk
+			}
+			return readGroups(path)
+		}
+		s.Source.Set(machine(keeping(pairs, 0, 1)))
+		ctx, cancel := context.WithCancel(t.Context())
+		ch, err := s.Fingerprint(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, inv := range []*core.Inventory{nil, machine(keeping(pairs, 0, 1), lost(0)), machine(pairs)} {
+			began := time.Now()
+			if inv != nil {
+				s.Source.Set(inv)
+			}
+			if r := <-ch; len(r.Devices) == 0 || time.Since(began) > quiet+writtenAtMost {
+				t.Errorf("fingerprint %d after %v: %+v", i, time.Since(began), r)
+			}
+		}
+		close(disk)
+		synctest.Wait()
+		cancel()
+		s.now().end()
+		<-s.Parted()
+		if text := inFile(t, dir); !strings.Contains(text, island(2)) {
+			t.Errorf("not written when the disk was back:\n%s", text)
+		}
+	})
+}
+
+// A state directory that can't be written is said once, and tried again.
+func TestNamesThatCannotBeKept(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "state")
+	write(t, dir, "a file")
+	synctest.Test(t, func(t *testing.T) {
+		s := nvlinked(t, dir)
+		s.Source.Set(machine(pairs))
+		ctx, cancel := context.WithCancel(t.Context())
+		ch, err := s.Fingerprint(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(in(0, 0, 2, 2), groupOf(t, (<-ch).Devices)); diff != "" {
+			t.Errorf("(-want +got):\n%s", diff)
+		}
+		time.Sleep(3 * saveAgain)
+		if n := strings.Count(strings.Join(s.Log.Lines(), "\n"), "the names of groups are not kept"); n != 1 {
+			t.Errorf("said %d times:\n%s", n, strings.Join(s.Log.Lines(), "\n"))
+		}
+		if err := os.Remove(dir); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(2 * saveAgain)
+		if text := inFile(t, dir); !strings.Contains(text, island(2)) {
+			t.Errorf("not written later:\n%s", text)
+		}
+		if all := strings.Join(s.Log.Lines(), "\n"); !strings.Contains(all, "kept again") {
+			t.Errorf("logged:\n%s", all)
+		}
+		cancel()
+		s.now().end()
+		<-s.Parted()
+	})
+}
