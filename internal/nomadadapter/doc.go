@@ -31,7 +31,8 @@
 //     "nvidia/gpu" with count = 4 gets four of one node or island; one that used to name the model asks for
 //     ${device.attr.product} instead, since the names of groups are longer now.
 //
-// A name outlives its devices: allocations are booked under it, and are forgotten under another.
+// A name outlives its devices, and the process: allocations are booked under it, and are forgotten under another. So names
+// and the places of GPUs are kept in the state directory (see KeepNames).
 //
 // # MPS
 //

@@ -106,3 +106,42 @@ func FuzzReserve(f *testing.F) {
 		}
 	})
 }
+
+// Whatever is in the file of announced names: it is refused, or it can be written and read again, and names no two groups
+// alike.
+func FuzzGroupsFile(f *testing.F) {
+	given := naming{by: GroupByNVLink}.with(machine(joined(4, [2]int{0, 1})))
+	text, err := encodeGroups(given, "boot 1")
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(string(text), "boot 1")
+	f.Add(string(text), "boot 2")
+	f.Add(strings.ReplaceAll(string(text), `"announced": true`, `"announced": false`), "")
+	f.Fuzz(func(t *testing.T, text, boot string) {
+		boot = strings.ToValidUTF8(boot, "?") // a boot id is a UUID
+		n, was, err := decodeGroups([]byte(text), boot)
+		if err != nil {
+			return
+		}
+		if boot == "" {
+			boot = was
+		}
+		inv := machine(joined(4, [2]int{2, 3}))
+		n = naming{by: GroupByNVLink}.recalling(n).with(inv)
+		if of := groupOf(t, groups(inv, n)); len(of) != inv.Len() {
+			t.Errorf("%d of %d devices are in a group", len(of), inv.Len())
+		}
+		once, err := encodeGroups(n, boot)
+		if err != nil {
+			t.Fatal(err)
+		}
+		again, _, err := decodeGroups(once, boot)
+		if err != nil {
+			t.Fatalf("%v:\n%s", err, once)
+		}
+		if twice, _ := encodeGroups(again, boot); string(twice) != string(once) {
+			t.Errorf("(-once +twice):\n%s", cmp.Diff(string(once), string(twice)))
+		}
+	})
+}

@@ -246,3 +246,28 @@ func TestHalfWrittenFileOfNamesIsRemoved(t *testing.T) {
 		t.Errorf("%v, %v", files, err)
 	}
 }
+
+// Another configuration in the same process: the names stay, and go to where they are kept from now on.
+func TestNamesAreKeptWhereTheConfigurationSays(t *testing.T) {
+	dir, other := t.TempDir(), t.TempDir()
+	announced(t, nvlinked(t, other), machine(keeping(joined(6, [2]int{4, 5}), 4, 5)))
+	s := nvlinked(t, dir)
+	s.Source.Set(machine(pairs))
+	next := fingerprint(t, s.Plugin)
+	next()
+	if err := s.configure(map[string]any{"group_by": "nvlink", "state_dir": other}); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "the next source", func() bool { return len(s.Started()) == 2 })
+	s.mu.Lock()
+	src := s.sources[1]
+	s.mu.Unlock()
+	src.Set(machine(joined(6)))
+	want := in(0, 0, 2, 2, 4, 4)
+	if diff := cmp.Diff(want, groupOf(t, next())); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if text := inFile(t, other); !strings.Contains(text, island(0)) || !strings.Contains(text, island(4)) {
+		t.Errorf("not written:\n%s", text)
+	}
+}

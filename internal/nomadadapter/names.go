@@ -125,7 +125,7 @@ func (k kind) name(first kind) string {
 //
 // A group's name is an identity to Nomad's scheduler: allocations are booked under it, and one whose group
 // has another name holds nothing any more. So a name, once given, is neither changed nor given to another
-// kind, also while no device of its kind is there.
+// kind, also while no device of its kind is there. (add says when it is for all that.)
 type names map[kind]string
 
 // with names those of the kinds that have no name yet. The first of a model has the model's name, as every job

@@ -36,9 +36,8 @@ type seat struct {
 //	reading 3   A = B = E             E in "NVLink A"
 type places map[seat]place
 
-// with gives a place to the GPUs of inv that have none yet. One that was in a place before this process began, or
-// before the machine booted, and of which there is nothing to see yet, has that place again; it is among earlier until
-// its links, or its NUMA node, agree.
+// with gives a place to the GPUs of inv that have none yet. A GPU that had a place before the machine booted, and shows
+// no links (or NUMA node) now, has that place again; it stays among earlier until its links confirm it.
 //
 //	before a boot   A = B = C in "NVLink A", D in none
 //	after it        A = B, C   D    the same: links that are missing move no GPU
@@ -47,11 +46,12 @@ func (p places) with(inv *core.Inventory, by GroupBy, earlier map[seat]earlierPl
 	if by != GroupByNUMA && by != GroupByNVLink {
 		return p, earlier
 	}
-	open := map[core.DeviceID]core.Unit{}
+	open := map[core.DeviceID]core.Unit{} // of each GPU one that takes work, if one does
 	for u := range inv.Units() {
 		s := seat{by, u.Device.At.GPU}
 		_, placed := p[s]
-		if _, unconfirmed := earlier[s]; !placed || unconfirmed {
+		_, unconfirmed := earlier[s]
+		if was, ok := open[s.gpu]; (!placed || unconfirmed) && (!ok || !was.Health.Schedulable()) {
 			open[s.gpu] = u
 		}
 	}
