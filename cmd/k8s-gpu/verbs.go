@@ -59,6 +59,10 @@ func verbs(w world, read func() (settings, error)) []*cli.Command {
 			func(ctx context.Context, s settings, _ *cli.Command) error {
 				return control.Resume(ctx, socketPath(s), w.stdout)
 			}),
+		verb("rebind", "have indices, numbers of devices and the common MIG profile of the policy mean the devices of the driver's present order; end the work on those first", "",
+			func(ctx context.Context, s settings, _ *cli.Command) error {
+				return control.Rebind(ctx, socketPath(s), w.stdout)
+			}),
 		verb("debug", "print the inside of the running agent: its parts, calls in the driver, endpoints, goroutines", "",
 			func(ctx context.Context, s settings, c *cli.Command) error {
 				return control.Debug(ctx, socketPath(s), w.stdout, c.Bool("json"))

@@ -48,6 +48,8 @@ Commands:
              meanwhile (also: SIGUSR1)
                --for           a duration such as 2h, or a time (until resumed)
   resume     take the driver back (also: SIGUSR2)
+  rebind     have indices, numbers of devices and the common MIG profile of the policy mean the devices of the driver's
+             present order; end the work on those first
   debug      print the inside of the running plugin: its parts, calls in the driver, goroutines
                --json          for programs
   version    print the version

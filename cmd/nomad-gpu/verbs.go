@@ -25,6 +25,7 @@ var verbs = map[string]func(ctx context.Context, args []string, out io.Writer) e
 	"simulate": rehearse,
 	"quiesce":  quiesce,
 	"resume":   resume,
+	"rebind":   rebind,
 	"debug":    debug,
 	"validate": validate,
 }
@@ -137,6 +138,15 @@ func resume(ctx context.Context, args []string, out io.Writer) error {
 		return err
 	}
 	return control.Resume(ctx, socketPath(*dir), out)
+}
+
+// rebind has the plugin bind the positions of its policy to the devices of the driver's present order.
+func rebind(ctx context.Context, args []string, out io.Writer) error {
+	flags, dir := newFlags()
+	if err := parse(flags, args); err != nil {
+		return err
+	}
+	return control.Rebind(ctx, socketPath(*dir), out)
 }
 
 // debug prints the inside of the running plugin.

@@ -23,6 +23,7 @@ type Agent interface {
 	Quiesce(ctx context.Context, until time.Time) error
 	Resume(context.Context) error
 	Keep(context.Context) error
+	Rebind(context.Context) (was, is []core.Bound, err error)
 	Stats() monitor.Stats
 	Pulse() *pulse.Board
 }

@@ -74,6 +74,15 @@ func (b *book) Quiesce(_ context.Context, until time.Time) error {
 }
 
 func (b *book) Keep(context.Context) error { return nil }
+func (b *book) Rebind(context.Context) (was, is []core.Bound, err error) {
+	next, err := b.state.Rebind(b.cfg, time.Now())
+	if err != nil {
+		return nil, nil, err
+	}
+	b.enter(next)
+	return was, next.Inventory.Bound(), nil
+}
+
 func (b *book) Resume(context.Context) error {
 	if !b.state.Away.On(time.Now()) {
 		return monitor.ErrNotQuiesced

@@ -25,6 +25,7 @@ const (
 	simulateURL = "/v1/simulate"
 	quiesceURL  = "/v1/quiesce"
 	resumeURL   = "/v1/resume"
+	rebindURL   = "/v1/rebind"
 	debugURL    = "/v1/debug"
 )
 
@@ -48,6 +49,7 @@ func routes(a Agent, o Options) http.Handler {
 	mux.HandleFunc("POST "+simulateURL, obey(d, d.simulate))
 	mux.HandleFunc("POST "+quiesceURL, obey(d, d.quiesce))
 	mux.HandleFunc("POST "+resumeURL, obey(d, d.resume))
+	mux.HandleFunc("POST "+rebindURL, obey(d, d.rebind))
 	mux.HandleFunc("GET "+debugURL, func(w http.ResponseWriter, _ *http.Request) { reply(w, http.StatusOK, d.debug()) })
 	return mux
 }
@@ -88,7 +90,7 @@ func obey[Args any, Outcome outcome](d desk, do func(context.Context, Args) (Out
 	}
 }
 
-// outcome is what becomes of an order: an Answer or a Standing.
+// outcome is what becomes of an order: an Answer, a Standing or a Rebound.
 type outcome interface {
 	log(log *slog.Logger, order string, by slog.Attr)
 }
@@ -211,7 +213,8 @@ type refusal struct {
 func status(err error) int {
 	is := func(target any) bool { return errors.As(err, target) }
 	switch {
-	case is(new(*core.NewerFaultError)), is(new(*core.SilentError)), is(new(*monitor.HeldError)), errors.Is(err, monitor.ErrNotQuiesced):
+	case is(new(*core.NewerFaultError)), is(new(*core.SilentError)), is(new(*monitor.HeldError)), errors.Is(err, monitor.ErrNotQuiesced),
+		errors.Is(err, core.ErrNoDriver):
 		return http.StatusConflict
 	case is(new(*core.NoConditionError)):
 		return http.StatusNotFound

@@ -69,8 +69,8 @@ func (n Numbering) Equal(o Numbering) bool {
 	return n.Generation == o.Generation && slices.Equal(n.Numbers, o.Numbers)
 }
 
-// of is the number of a device.
-func (n Numbering) of(id DeviceID) (DeviceIndex, bool) {
+// Of is the number of a device.
+func (n Numbering) Of(id DeviceID) (DeviceIndex, bool) {
 	i, ok := slices.BinarySearchFunc(n.Numbers, id, func(m Number, id DeviceID) int { return cmp.Compare(m.ID, id) })
 	if !ok {
 		return DeviceIndex{}, false
@@ -131,7 +131,7 @@ func (n Numbering) complete(s Snapshot) bool {
 		return false
 	}
 	for i := range s.Devices {
-		if _, ok := n.of(s.Devices[i].ID); !ok {
+		if _, ok := n.Of(s.Devices[i].ID); !ok {
 			return false
 		}
 	}
@@ -159,7 +159,7 @@ func (n Numbering) see(s Snapshot, peer Numbering) Numbering {
 		m.peer[p.At] = p.ID
 	}
 	give := func(id DeviceID, at DeviceIndex) {
-		if number, ok := peer.of(id); ok {
+		if number, ok := peer.Of(id); ok {
 			at = number
 		}
 		m.give(id, at)
@@ -187,7 +187,7 @@ func (o *offers) number(d *Device) DeviceIndex {
 	if !o.indexed {
 		return DeviceIndex{-1, -1}
 	}
-	at, ok := o.numbering.of(d.ID)
+	at, ok := o.numbering.Of(d.ID)
 	if !ok {
 		return DeviceIndex{-1, -1}
 	}
@@ -299,11 +299,7 @@ func (o *offers) positions() (bound []Bound) {
 func (s Selector) position() string {
 	var texts []string
 	for _, i := range s.Indices {
-		text := fmt.Sprint(i.GPU)
-		if i.Instance >= 0 {
-			text += fmt.Sprint(":", i.Instance)
-		}
-		texts = append(texts, text)
+		texts = append(texts, i.String())
 	}
 	if texts == nil {
 		return ""

@@ -81,7 +81,7 @@ func (l *life) offers(when, want string) {
 // finds holds that the findings are as many as the texts, each of which one has.
 func (l *life) finds(when string, texts ...string) {
 	l.Helper()
-	findings := l.state.Inventory.Findings()
+	findings := append(l.state.Inventory.Findings(), l.state.Inventory.Drift()...)
 	for _, text := range texts {
 		if !slices.ContainsFunc(findings, func(f string) bool { return strings.Contains(f, text) }) {
 			l.Errorf("%s: no finding has %q: %q", when, text, findings)

@@ -35,6 +35,7 @@ type Inventory struct {
 	deviceNodes bool
 	packed      bool
 	findings    []string
+	drift       []string
 	binding     Binding
 	bound       []Bound
 	contests    []Contest
@@ -73,7 +74,7 @@ func build(s Snapshot, l Ledger, c Config, was Binding) *Inventory {
 	if s.Driver.State == DriverReady && len(s.Excluded) == 0 { // else a device that is missing may be the one that is meant
 		inv.findings = all.idle()
 		if len(inv.bound) > 0 {
-			inv.findings = append(inv.findings, all.drift(presentOrder(s, c, lost))...)
+			inv.drift = all.drift(presentOrder(s, c, lost))
 		}
 	}
 	inv.findings = append(inv.findings, mixed(inv.units)...)
@@ -247,9 +248,17 @@ func (inv *Inventory) Numbering() Numbering {
 	return inv.binding.Numbering
 }
 
-// Findings are what is wrong with the policy on this machine: parts of it that concern no device, positions that would
-// mean other devices by their present order, and pools whose units a request can't tell apart. Nothing is held back
-// because of them.
+// Drift is a line for each position of the policy that would mean other devices by their present order, which State.Rebind
+// applies.
+func (inv *Inventory) Drift() []string {
+	if inv == nil {
+		return nil
+	}
+	return slices.Clone(inv.drift)
+}
+
+// Findings are what is wrong with the policy on this machine: parts of it that concern no device, and pools
+// whose units a request can't tell apart. Nothing is held back because of them.
 func (inv *Inventory) Findings() []string {
 	if inv == nil {
 		return nil
@@ -268,6 +277,7 @@ func (inv *Inventory) Equal(other *Inventory) bool {
 		slices.Equal(inv.links, other.links) &&
 		slices.Equal(inv.nodes, other.nodes) &&
 		slices.Equal(inv.findings, other.findings) &&
+		slices.Equal(inv.drift, other.drift) &&
 		slices.Equal(inv.contests, other.contests) &&
 		inv.deviceNodes == other.deviceNodes && inv.packed == other.packed
 }

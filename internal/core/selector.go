@@ -2,6 +2,7 @@ package core
 
 import (
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -18,11 +19,19 @@ type Selector struct {
 	Memory   Range    // of the device itself, in bytes
 }
 
-// DeviceIndex is a device by NVML's numbers, "0" or "0:1": the second MIG instance of the first GPU. Numbers
-// change with the machine, so they select and never identify.
+// DeviceIndex is a device by number, "0" or "0:1": the second MIG instance of the first GPU. A device has the numbers that
+// NVML gave it when it was first seen, which select and never identify: see Binding.
 type DeviceIndex struct {
 	GPU      int
 	Instance int // -1 = the GPU, and all of its instances
+}
+
+// String is the index as a policy has it.
+func (i DeviceIndex) String() string {
+	if i.Instance < 0 {
+		return strconv.Itoa(i.GPU)
+	}
+	return strconv.Itoa(i.GPU) + ":" + strconv.Itoa(i.Instance)
 }
 
 // Range is a closed interval; a Max of 0 is none.

@@ -16,7 +16,13 @@ func Describe(inv *core.Inventory) Report {
 	r := Report{
 		Driver:  Driver{State: d.State.String(), Version: d.Version, CUDA: d.CUDA, Reason: d.Reason},
 		Devices: describeDevices(inv), Excluded: []Excluded{}, Conditions: []Condition{}, Counts: []Count{},
-		Findings: append([]string{}, inv.Findings()...), Contests: []Contest{},
+		Findings: append(append([]string{}, inv.Findings()...), inv.Drift()...), Contests: []Contest{}, Bindings: DescribeBindings(inv.Bound()),
+	}
+	for i := range r.Devices {
+		d := &r.Devices[i]
+		if at, ok := inv.Numbering().Of(d.ID); ok && at.String() != d.index() {
+			d.Number = at.String()
+		}
 	}
 	for _, e := range inv.Excluded() {
 		x := Excluded{Index: e.Index, PCI: e.PCI, Reason: e.Reason}

@@ -21,7 +21,8 @@ type Report struct {
 	Excluded   []Excluded  `json:"excluded"`
 	Conditions []Condition `json:"conditions"`
 	Counts     []Count     `json:"counts"`
-	Findings   []string    `json:"findings"` // parts of the policy that concern no device, pools that are mixed
+	Findings   []string    `json:"findings"` // parts of the policy that concern no device or whose order has changed, pools that are mixed
+	Bindings   []Binding   `json:"bindings"` // what the positions of the policy mean
 	Contests   []Contest   `json:"contests"`
 	Notes      []string    `json:"notes,omitempty"` // about the agent itself
 }
@@ -37,9 +38,10 @@ type Driver struct {
 // Device is one device on offer, well or not: a GPU or a MIG instance, however many units it is offered as. While a
 // change of the policy takes effect it may be there twice, with units that come and units that go.
 type Device struct {
-	ID          core.DeviceID   `json:"id"`  // its UUID; the ID of its unit, if it has one only
-	GPU         core.DeviceID   `json:"gpu"` // the physical GPU, also of a MIG instance
-	Index       int             `json:"index"`
+	ID          core.DeviceID   `json:"id"`                    // its UUID; the ID of its unit, if it has one only
+	GPU         core.DeviceID   `json:"gpu"`                   // the physical GPU, also of a MIG instance
+	Index       int             `json:"index"`                 // the driver's, now
+	Number      string          `json:"policyIndex,omitempty"` // by which a policy selects it, if that is another: "5", "0:1"
 	Model       string          `json:"model"`
 	Profile     string          `json:"profile,omitempty"` // of a MIG instance
 	PCI         core.PCIAddress `json:"pci"`

@@ -24,6 +24,9 @@ func (r Report) WriteTable(w io.Writer) error {
 	for _, finding := range r.Findings {
 		fmt.Fprintf(w, "policy: %s\n", finding)
 	}
+	for _, b := range r.Bindings {
+		fmt.Fprintf(w, "bound: %s\n", b)
+	}
 	if err := r.writeDevices(w); err != nil {
 		return err
 	}
@@ -49,7 +52,7 @@ func (r Report) writeDevices(w io.Writer) error {
 		if d.NUMANode >= 0 {
 			numa = strconv.Itoa(d.NUMANode)
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d MiB\t%s\t%s\t%s\n", d.index(), d.ID, d.PCI, numa, d.MemoryBytes>>20, r.standing(d),
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d MiB\t%s\t%s\t%s\n", d.number(), d.ID, d.PCI, numa, d.MemoryBytes>>20, r.standing(d),
 			d.pool(), strings.TrimPrefix(d.Model, "NVIDIA "))
 	}
 	if err := t.Flush(); err != nil {
@@ -80,7 +83,15 @@ func (r Report) units() string {
 	return fmt.Sprintf(" as %d units", n)
 }
 
-// index is the device as a policy selects it: "0", or "0:1" for a MIG instance.
+// number is the index of the device, with the one by which a policy selects it if that is another.
+func (d Device) number() string {
+	if d.Number == "" {
+		return d.index()
+	}
+	return d.index() + " (policy: " + d.Number + ")"
+}
+
+// index is the device as the driver numbers it: "0", or "0:1" for a MIG instance.
 func (d Device) index() string {
 	if d.Instance == nil {
 		return strconv.Itoa(d.Index)

@@ -11,6 +11,7 @@ import (
 // and when it ends.
 type said struct {
 	findings []string
+	drift    []string
 	contests []core.Contest
 	nodes    []string // warnings of missing device nodes
 	unlisted []core.UnlistedXID
@@ -21,10 +22,17 @@ type said struct {
 // Findings that are missing are over only if the machine was read completely: while a GPU or the driver does not
 // answer, nobody can say whom the policy means, and the same finding would come and go with each such reading.
 func (s *said) log(log *slog.Logger, state core.State) {
-	findings := state.Inventory.Findings()
+	findings, drift := state.Inventory.Findings(), state.Inventory.Drift()
 	if state.Snapshot.Driver.State != core.DriverReady || len(state.Snapshot.Excluded) > 0 {
-		findings = union(s.findings, findings)
+		findings, drift = union(s.findings, findings), union(s.drift, drift)
 	}
+	for _, d := range without(drift, s.drift) {
+		log.Warn("the order of devices has changed, the policy goes on meaning the same ones", "position", d)
+	}
+	for _, d := range without(s.drift, drift) {
+		log.Info("the policy means the devices of the present order again", "position", d)
+	}
+	s.drift = drift
 	for _, f := range without(findings, s.findings) {
 		log.Error("the policy does not fit this machine", "finding", f)
 	}
