@@ -41,6 +41,7 @@ const (
 	ReasonWithdrawn // taken out of service by intent: MIG re-layout, configuration, replacement
 	ReasonNoMPS     // the MPS control daemon of the unit's pool does not answer
 	ReasonClaimed   // another agent on this host offers the device
+	ReasonHeld      // a workload holds the device under another name than it is offered under now
 )
 
 // meaning is what a standing reason means. XIDs and events have theirs in package fault.
@@ -91,6 +92,7 @@ var meanings = [...]meaning{
 	ReasonService:      {name: "NEEDS_SERVICE", text: "needs service", state: Unhealthy, action: service},
 	ReasonNoMPS:        {name: "MPS_DAEMON_DOWN", text: "MPS control daemon does not answer", state: Unhealthy, says: "daemon answers", action: "start the pool's MPS control daemon"},
 	ReasonClaimed:      {name: "CLAIMED", text: "offered by another agent", state: Unhealthy, says: "the other agent no longer claims it", action: "give the agents different GPUs"},
+	ReasonHeld:         {name: "HELD", text: "held", state: Unhealthy, says: "the workload ends"},
 	ReasonWithdrawn:    {name: "WITHDRAWN", text: "no longer offered", state: Unhealthy},
 }
 

@@ -220,7 +220,7 @@ func TestLimits(t *testing.T) {
 // Names are for programs: each is there, once, and they don't change.
 func TestCauses(t *testing.T) {
 	seen := map[string]bool{}
-	for r := core.ReasonXID; r <= core.ReasonClaimed; r++ {
+	for r := core.ReasonXID; r <= core.ReasonHeld; r++ {
 		if name := r.String(); name == "" || seen[name] || name != strings.ToUpper(name) {
 			t.Errorf("reason %d is called %q", r, name)
 		} else {
