@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"iter"
 	"log/slog"
+	"maps"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -40,6 +41,12 @@ type Options struct {
 	// offered as empty lists: a kubelet counts a resource whose plugin went away for five minutes more.
 	Offered []string
 
+	// PodResourcesSocket is where the kubelet says which pods hold which devices; "" = it is not asked.
+	PodResourcesSocket string
+
+	// Grants keeps which device IDs were handed out; nil = a restart forgets them.
+	Grants GrantStore
+
 	Pulse *pulse.Board // where the adapter's loops beat; nil = nowhere
 }
 
@@ -50,6 +57,7 @@ type Adapter struct {
 	opts    Options
 	kubelet *kubelet
 	pace    pace
+	held    *tracker
 	lister  lister
 
 	mu        sync.Mutex
@@ -85,37 +93,60 @@ func New(src Source, o Options) *Adapter {
 	if o.KubeletSocket != "" {
 		dir = filepath.Dir(o.KubeletSocket)
 	}
+	held := newTracker(src, o)
 	return &Adapter{
 		src: src, opts: o, pace: defaultPace,
-		kubelet: newKubelet(dir, o.KubeletSocket, o.Log),
+		kubelet: newKubelet(dir, o.KubeletSocket, o.Log), held: held, lister: lister{held: held},
 	}
 }
 
-// Run offers every resource that has a unit, from the first time it has one, and those of Options.Offered, until
-// ctx ends. Nothing less ends it: without a driver or a kubelet it waits. It returns when every socket is gone.
+// Run offers every resource that has a unit, from the first time it has one, those of Options.Offered and those of
+// which pods hold device IDs, until ctx ends. Nothing less ends it: without a driver or a kubelet it waits. It returns
+// when every socket is gone.
 func (a *Adapter) Run(ctx context.Context) error {
 	a.kubelet.sweep()
 	ctx, cancel := context.WithCancel(ctx)
 	var running sync.WaitGroup
 	defer running.Wait()
-	defer cancel()
+	saved := a.held.begin(ctx)
+	defer finish(cancel, saved)
 	running.Go(func() { a.kubelet.watch(ctx, a.pace, a.opts.Pulse.Join("kubelet's folder")) })
-	offer := func(resource string) {
-		if e, ok := a.add(resource); ok {
-			running.Go(func() { e.run(ctx) })
-		}
-	}
-	for inv := range a.src.Watch(ctx) {
-		for resource := range a.lister.all(inv) {
-			offer(resource)
-		}
-		if inv.Driver().State != core.DriverPending { // else an empty list would say that its units are gone
-			for _, resource := range a.opts.Offered {
-				offer(resource)
+	running.Go(func() { a.held.run(ctx, a.opts.Pulse.Join("pods that hold devices")) })
+	changed := make(chan struct{}, 1)
+	running.Go(func() { a.held.follow(ctx, changed) })
+	for {
+		heard := a.held.bell.heard()
+		for _, resource := range a.wanted() {
+			if e, ok := a.add(resource); ok {
+				running.Go(func() { e.run(ctx) })
 			}
 		}
+		select {
+		case <-changed:
+		case <-heard:
+		case <-ctx.Done():
+			return nil
+		}
 	}
-	return nil
+}
+
+// wanted are the resources to offer by now.
+func (a *Adapter) wanted() []string {
+	inv := a.src.Current()
+	resources := slices.Sorted(maps.Keys(a.lister.all(inv)))
+	if inv.Driver().State != core.DriverPending { // else an empty list would say that its units are gone
+		resources = append(resources, a.opts.Offered...)
+	}
+	return resources
+}
+
+// View is an inventory of the source as the kubelet is told of it: without what pods hold under other names.
+func (a *Adapter) View(inv *core.Inventory) *core.Inventory { return a.lister.offered(inv) }
+
+// Notes say in a line each what is listed for the sake of pods only.
+func (a *Adapter) Notes() []string {
+	held := a.held.now()
+	return held.notes(held.vanished(listings(a.src.Current())))
 }
 
 // Offered are the resources that this adapter or those before it offered, sorted: the Options.Offered of the next.

@@ -34,22 +34,56 @@ func listings(inv *core.Inventory) map[string][]listing {
 	return lists
 }
 
-// lister makes the lists of an inventory once for all the endpoints that look at it, since each looks at every
-// inventory: a node may have a dozen resources and a thousand units. It is safe for concurrent use.
+// lister makes what the kubelet is told of an inventory, once for all the endpoints that look at it, since each looks at
+// every inventory: a node may have a dozen resources and a thousand units. It is safe for concurrent use.
 type lister struct {
+	held *tracker // nil = nothing is known of pods
+
 	mu    sync.Mutex
 	of    *core.Inventory
+	with  *holdings
+	inv   *core.Inventory
 	lists map[string][]listing
 }
 
 // all are the lists of an inventory, which nobody may change.
 func (l *lister) all(inv *core.Inventory) map[string][]listing {
+	_, lists := l.make(inv)
+	return lists
+}
+
+// changed is closed when the lists of the same inventory may be others.
+func (l *lister) changed() <-chan struct{} {
+	if l.held == nil {
+		return nil
+	}
+	return l.held.bell.heard()
+}
+
+// offered is the inventory without what pods hold under other names.
+func (l *lister) offered(inv *core.Inventory) *core.Inventory {
+	if l == nil {
+		return inv
+	}
+	offered, _ := l.make(inv)
+	return offered
+}
+
+func (l *lister) make(inv *core.Inventory) (*core.Inventory, map[string][]listing) {
+	held := l.held.now()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if inv != l.of || l.lists == nil {
-		l.of, l.lists = inv, listings(inv)
+	if inv != l.of || held != l.with || l.lists == nil {
+		l.of, l.with = inv, held
+		l.inv = inv.Withhold(held.withheld(inv))
+		l.lists = listings(l.inv)
+		if inv.Driver().State != core.DriverPending { // else an ID that is missing has not left
+			for resource, gone := range held.vanished(l.lists) {
+				l.lists[resource] = slices.Concat(l.lists[resource], gone)
+			}
+		}
 	}
-	return l.lists
+	return l.inv, l.lists
 }
 
 // farewell is next with the units that go from one list to the next while they are healthy, as unhealthy: the

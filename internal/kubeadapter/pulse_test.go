@@ -24,7 +24,7 @@ func TestLoopsBeat(t *testing.T) {
 		}
 		return names
 	}
-	want := []string{"endpoint " + GPUResource, "kubelet's folder", "list " + GPUResource}
+	want := []string{"endpoint " + GPUResource, "kubelet's folder", "list " + GPUResource, "pods that hold devices"}
 	if got := names(); !slices.Equal(got, want) {
 		t.Errorf("on the board: %v, want %v", got, want)
 	}

@@ -51,6 +51,7 @@ func (s *server) GetDevicePluginOptions(context.Context, *v1beta1.Empty) (*v1bet
 func (s *server) ListAndWatch(_ *v1beta1.Empty, stream grpc.ServerStreamingServer[v1beta1.ListAndWatchResponse]) error {
 	s.streams.open()
 	defer s.streams.close()
+	s.lister.held.ask() // the kubelet may be another one
 	ctx, cancel := context.WithCancel(stream.Context())
 	var follower sync.WaitGroup
 	defer follower.Wait()
@@ -65,6 +66,7 @@ func (s *server) ListAndWatch(_ *v1beta1.Empty, stream grpc.ServerStreamingServe
 	var sent []listing
 	for first, due := true, true; ; first = false {
 		turns.Beat(s.pace.heartbeat)
+		heard := s.lister.changed()
 		list, leaving := farewell(sent, s.lister.all(s.src.Current())[s.resource])
 		news := !first && !slices.Equal(list, sent)
 		if due || news {
@@ -83,6 +85,8 @@ func (s *server) ListAndWatch(_ *v1beta1.Empty, stream grpc.ServerStreamingServe
 		}
 		select {
 		case <-changed:
+			due = false
+		case <-heard:
 			due = false
 		case <-heartbeat.C:
 			due = true
@@ -106,7 +110,7 @@ func (s *server) follow(ctx context.Context, changed chan<- struct{}) {
 // the pod for good: with less than it asked for the kubelet fills up by itself.
 func (s *server) GetPreferredAllocation(_ context.Context, r *v1beta1.PreferredAllocationRequest) (*v1beta1.PreferredAllocationResponse, error) {
 	s.count.preferences.Add(1)
-	inv := s.src.Current()
+	inv := s.lister.offered(s.src.Current())
 	response := &v1beta1.PreferredAllocationResponse{}
 	for _, c := range r.GetContainerRequests() {
 		best := inv.Prefer(unitIDs(c.GetAvailableDeviceIDs()), unitIDs(c.GetMustIncludeDeviceIDs()), int(c.GetAllocationSize()))
@@ -125,9 +129,10 @@ func (s *server) GetPreferredAllocation(_ context.Context, r *v1beta1.PreferredA
 // of the machine, since only a unit that was seen makes an endpoint register. A kubelet that has gone
 // meanwhile gets no answer, and so gave nothing to new work.
 func (s *server) Allocate(ctx context.Context, r *v1beta1.AllocateRequest) (*v1beta1.AllocateResponse, error) {
-	inv := s.src.Current()
+	inv := s.lister.offered(s.src.Current())
 	response := &v1beta1.AllocateResponse{}
 	var devices []core.Device
+	var units []core.Unit
 	for _, c := range r.GetContainerRequests() {
 		ids := unitIDs(c.GetDevicesIds())
 		plan, err := inv.Reserve(ids...)
@@ -140,12 +145,17 @@ func (s *server) Allocate(ctx context.Context, r *v1beta1.AllocateRequest) (*v1b
 		}
 		response.ContainerResponses = append(response.ContainerResponses, allocateResponse(plan, s.opts))
 		devices = append(devices, plan.Devices...)
+		for _, id := range ids {
+			u, _ := inv.Unit(id) // Reserve found it
+			units = append(units, u)
+		}
 	}
 	if err := ctx.Err(); err != nil {
 		s.count.allocationErrors.Add(1)
 		return nil, status.FromContextError(err).Err()
 	}
 	s.count.allocations.Add(1)
+	s.lister.held.grant(units)
 	if s.opts.Reserved != nil && len(devices) > 0 {
 		s.opts.Reserved(devices)
 	}

@@ -1,0 +1,93 @@
+package grantfile
+
+import (
+	"bytes"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/tandem-gpu/tandem/internal/kubeadapter"
+)
+
+func open(t *testing.T, dir string) (*File, *bytes.Buffer) {
+	t.Helper()
+	var log bytes.Buffer
+	return Open(dir, "k8s-gpu", slog.New(slog.NewTextHandler(&log, nil))), &log
+}
+
+// What is saved is loaded, by root alone, and nothing is left beside it.
+func TestWhatIsSavedIsLoaded(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "state")
+	f, log := open(t, dir)
+	if got := f.Load(); got != nil {
+		t.Errorf("without a file: %v", got)
+	}
+	want := []kubeadapter.Grant{
+		{Resource: "nvidia.com/gpu", ID: "GPU-1", NUMANode: 1, Gone: time.Date(2026, 11, 20, 10, 31, 0, 0, time.UTC)},
+		{Resource: "nvidia.com/gpu.shared", ID: "GPU-2::3", NUMANode: -1},
+	}
+	for range 2 {
+		f.Save(want)
+	}
+	if err := os.WriteFile(filepath.Join(dir, ".k8s-gpu.handed-out.json123"), nil, 0o600); err != nil { // a crash left it
+		t.Fatal(err)
+	}
+	again, _ := open(t, dir)
+	if diff := cmp.Diff(want, again.Load()); diff != "" {
+		t.Error(diff)
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil || len(entries) != 1 || entries[0].Name() != "k8s-gpu.handed-out.json" {
+		t.Fatalf("%v %v", entries, err)
+	}
+	if info, err := entries[0].Info(); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("%v %v", info.Mode(), err)
+	}
+	if log.Len() > 0 {
+		t.Error(log)
+	}
+}
+
+// A file that can't be read is said, and nothing is taken from it.
+func TestFilesThatCantBeRead(t *testing.T) {
+	for name, text := range map[string]string{
+		"empty": "", "cut short": `{"version": 1, "handedOut": [{"resource": "nvid`, "another version": `{"version": 2}`,
+		"another kind": `[]`, "too large": strings.Repeat(" ", maxSize+1),
+	} {
+		t.Run(name, func(t *testing.T) {
+			f, log := open(t, t.TempDir())
+			if err := os.WriteFile(f.path, []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if got := f.Load(); got != nil || !strings.Contains(log.String(), f.path) {
+				t.Errorf("%v, log %q", got, log)
+			}
+		})
+	}
+}
+
+// A disk that can't be written is said once, and its recovery too.
+func TestAFileThatCantBeWritten(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "state")
+	if err := os.WriteFile(dir, nil, 0o600); err != nil { // a file in the folder's place
+		t.Fatal(err)
+	}
+	f, log := open(t, dir)
+	f.Save(nil)
+	f.Save(nil)
+	if n := strings.Count(log.String(), "is not kept"); n != 1 {
+		t.Errorf("said %d times: %s", n, log)
+	}
+	if err := os.Remove(dir); err != nil {
+		t.Fatal(err)
+	}
+	f.Save(nil)
+	if !strings.Contains(log.String(), "is kept again") {
+		t.Error(log)
+	}
+}

@@ -1,0 +1,474 @@
+package kubeadapter
+
+import (
+	"context"
+	"errors"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
+)
+
+const h100 = "nvidia.com/h100"
+
+// fastHoldPace keeps the order of the times and makes them short; what is kept without a kubelet is kept.
+var fastHoldPace = holdPace{
+	ask: 500 * time.Millisecond, load: time.Second, soonest: time.Millisecond, again: 20 * time.Millisecond, burst: 100 * time.Millisecond,
+	stale: time.Second, keep: 24 * time.Hour,
+}
+
+// pods serves the kubelet's pod-resources API until the end of the test.
+func (r *rig) pods() *kubelettest.PodResources {
+	r.Helper()
+	p, err := kubelettest.ServePodResources(r.podSocket())
+	r.must(err)
+	r.Cleanup(p.Close)
+	return p
+}
+
+func (r *rig) podSocket() string { return filepath.Join(r.dir, "pod-resources", "kubelet.sock") }
+
+// startAsking runs an adapter that asks the kubelet which pods hold what.
+func (r *rig) startAsking(change ...func(*tracker)) {
+	r.start(func(a *Adapter) {
+		a.opts.PodResourcesSocket = r.podSocket()
+		a.held = newTracker(a.src, a.opts)
+		a.held.pace = fastHoldPace
+		for _, c := range change {
+			c(a.held)
+		}
+		a.lister.held = a.held
+	})
+}
+
+// oneElsewhere puts GPU 1 into another pool.
+func oneElsewhere() core.Config {
+	c := core.DefaultConfig()
+	c.Policy.Rules = []core.Rule{{Select: core.Selector{IDs: []core.DeviceID{coretest.GPU(1)}}, Pool: "h100"}}
+	return c
+}
+
+// allocate gives devices to a pod, and has the kubelet say so.
+func (r *rig) allocate(p *kubelettest.PodResources, pod, resource string, ids ...string) {
+	r.Helper()
+	p.Hold(pod, resource, ids...)
+	_, err := r.kubelet.Allocate(r.ctx, resource, ids...)
+	r.must(err)
+}
+
+// listed is what the kubelet has of a device; nil if it is not in the list.
+func (r *rig) listed(resource, id string) *v1beta1.Device {
+	devices, _ := r.kubelet.Devices(resource)
+	if i := slices.IndexFunc(devices, func(d *v1beta1.Device) bool { return d.GetID() == id }); i >= 0 {
+		return devices[i]
+	}
+	return nil
+}
+
+func (r *rig) awaitListed(resource, id, health string) {
+	r.Helper()
+	r.await(id+" is "+health+" as "+resource, func() bool { d := r.listed(resource, id); return d != nil && d.GetHealth() == health })
+}
+
+// askedAgain waits until the kubelet was asked some times more.
+func (r *rig) askedAgain(p *kubelettest.PodResources) {
+	r.Helper()
+	for before := p.Lists(); p.Lists() < before+3; {
+		r.await("a question to the kubelet", func() bool { return p.Lists() > before })
+	}
+}
+
+// Whatever takes an ID out of the list, it stays there as unhealthy, on its NUMA node, for as long as a pod holds it:
+// kubelet 1.37 dereferences nil when it makes topology hints for a pod whose ID it no longer knows.
+func TestAnIDThatAPodHoldsStaysListed(t *testing.T) {
+	gone := gpuIDs(1)[0]
+	for _, c := range []struct {
+		name string
+		then *core.Inventory
+	}{
+		{"GPU forgotten", inventory(onlyFirst(), core.DefaultConfig())},
+		{"GPU in another pool", inventory(coretest.GPUs(2), oneElsewhere())},
+		{"GPU cut into instances", inventory(coretest.Cut(coretest.GPUs(2), 1, "3g.40gb", "3g.40gb"), mixedConfig())},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := newRig(t)
+			r.startKubelet()
+			pods := r.pods()
+			r.offer(coretest.GPUs(2))
+			r.startAsking()
+			r.awaitHealthy(GPUResource, 2)
+			r.allocate(pods, "default/holder", GPUResource, gone)
+			r.src.Set(c.then)
+			r.awaitListed(GPUResource, gone, v1beta1.Unhealthy)
+			r.askedAgain(pods)
+			r.awaitListed(GPUResource, gone, v1beta1.Unhealthy)
+			if nodes := r.listed(GPUResource, gone).GetTopology().GetNodes(); len(nodes) != 1 || nodes[0].GetID() != 1 {
+				t.Errorf("on NUMA nodes %v, was on 1", nodes)
+			}
+			if notes := r.adapter.Notes(); len(notes) != 1 || !strings.Contains(notes[0], "default/holder") {
+				t.Errorf("notes: %q", notes)
+			}
+			pods.Forget("default/holder")
+			r.await("the end of the listing", func() bool { return r.listed(GPUResource, gone) == nil })
+			if notes := r.adapter.Notes(); len(notes) != 0 {
+				t.Errorf("notes: %q", notes)
+			}
+		})
+	}
+}
+
+// onlyFirst is the first of two GPUs.
+func onlyFirst() core.Snapshot {
+	s := coretest.GPUs(2)
+	s.Devices, s.Links = s.Devices[:1], nil
+	return core.NewSnapshot(s)
+}
+
+// A device that a pod holds under one resource is not given out under another, not for a moment, until the pod ends.
+func TestADeviceThatAPodHoldsIsNotHandedOutUnderAnotherResource(t *testing.T) {
+	r := newRig(t)
+	r.startKubelet()
+	pods := r.pods()
+	r.offer(coretest.GPUs(2))
+	r.startAsking()
+	r.awaitHealthy(GPUResource, 2)
+	id := gpuIDs(1)[0]
+	r.allocate(pods, "default/holder", GPUResource, id)
+	then := inventory(coretest.GPUs(2), oneElsewhere())
+	r.src.Set(then)
+	r.awaitListed(h100, id, v1beta1.Unhealthy)
+	r.askedAgain(pods)
+	if _, err := r.kubelet.Allocate(r.ctx, h100, id); err == nil || !strings.Contains(err.Error(), "by pod default/holder under "+GPUResource) {
+		t.Errorf("given out twice: %v", err)
+	}
+	if u, _ := r.adapter.View(then).Unit(core.UnitID(id)); u.Health.Reason != core.ReasonHeld {
+		t.Errorf("operators see %s", u.Health)
+	}
+	for _, list := range r.kubelet.Lists(h100) {
+		if list[0].GetHealth() == v1beta1.Healthy {
+			t.Error("listed as healthy while a pod held it")
+		}
+	}
+	pods.Forget("default/holder")
+	r.awaitListed(h100, id, v1beta1.Healthy)
+	_, err := r.kubelet.Allocate(r.ctx, h100, id)
+	r.must(err)
+}
+
+// What no pod holds moves at once.
+func TestADeviceThatNoPodHoldsMoves(t *testing.T) {
+	r := newRig(t)
+	r.startKubelet()
+	r.pods()
+	r.offer(coretest.GPUs(2))
+	r.startAsking(func(h *tracker) { h.pace.again, h.pace.burst = time.Hour, time.Hour })
+	r.awaitHealthy(GPUResource, 2)
+	r.src.Set(inventory(coretest.GPUs(2), oneElsewhere()))
+	r.awaitHealthy(h100, 1)
+	r.await("one GPU less", func() bool { n, _ := r.kubelet.Capacity(GPUResource); return n == 1 })
+}
+
+func TestWhatConflictsWithWhatAPodHolds(t *testing.T) {
+	cut := coretest.Cut(coretest.GPUs(2), 1, "3g.40gb", "3g.40gb")
+	gpu, instance := gpuIDs(1)[0], string(coretest.Instance(1, 0))
+	renamed := shared(core.TimeSlicing, 2)
+	renamed.Policy.Shares[0].Rename = "gpu.shared"
+	for _, c := range []struct {
+		name, resource, held string
+		now                  *core.Inventory
+		want                 int // units withheld
+	}{
+		{"the same", GPUResource, gpu, inventory(coretest.GPUs(2), core.DefaultConfig()), 0},
+		{"another pool", GPUResource, gpu, inventory(coretest.GPUs(2), oneElsewhere()), 1},
+		{"another plugin's name", "nvidia.com/theirs", gpu, inventory(coretest.GPUs(2), core.DefaultConfig()), 1},
+		{"shared now", GPUResource, gpu, inventory(coretest.GPUs(2), shared(core.TimeSlicing, 3)), 3},
+		{"shared under another name", GPUResource, gpu, inventory(coretest.GPUs(2), renamed), 2},
+		{"no longer shared", GPUResource, gpu + "::1", inventory(coretest.GPUs(2), core.DefaultConfig()), 1},
+		{"shared by more", GPUResource, gpu + "::1", inventory(coretest.GPUs(2), shared(core.TimeSlicing, 4)), 0},
+		{"shared by fewer", GPUResource, gpu + "::3", inventory(coretest.GPUs(2), shared(core.TimeSlicing, 2)), 0},
+		{"cut into instances", GPUResource, gpu, inventory(cut, mixedConfig()), 2},
+		{"the same instance", "nvidia.com/mig-3g.40gb", instance, inventory(cut, mixedConfig()), 0},
+		{"an instance that is no more", "nvidia.com/mig-1g.10gb", "MIG-gone", inventory(cut, mixedConfig()), 0},
+		{"the other GPU", GPUResource, gpuIDs(0)[0], inventory(cut, mixedConfig()), 0},
+	} {
+		h := holdings{pods: map[unitKey]string{{c.resource, core.UnitID(c.held)}: "a/b"}}
+		if got := h.withheld(c.now); len(got) != c.want {
+			t.Errorf("%s: withheld %v, want %d", c.name, got, c.want)
+		}
+	}
+}
+
+// memory is a store that outlives adapters; it hangs while hang is not nil.
+type memory struct {
+	mu    sync.Mutex
+	kept  []Grant
+	saves int
+	hang  chan struct{}
+}
+
+func (m *memory) Load() []Grant {
+	if m.hang != nil {
+		<-m.hang
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.kept
+}
+
+func (m *memory) Save(g []Grant) {
+	if m.hang != nil {
+		<-m.hang
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.kept, m.saves = g, m.saves+1
+}
+
+func (m *memory) grants() []Grant {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.kept
+}
+
+// After a restart with another policy the resource that pods hold devices of is there again, as a container that restarts
+// needs it, and what they hold is withheld.
+func TestWhatPodsHoldOutlivesTheAgent(t *testing.T) {
+	for _, readable := range []bool{true, false} {
+		t.Run(map[bool]string{true: "kubelet can be asked", false: "it can't"}[readable], func(t *testing.T) {
+			r := newRig(t)
+			r.startKubelet()
+			pods := &kubelettest.PodResources{}
+			if readable {
+				pods = r.pods()
+			}
+			store := &memory{}
+			keep := func(h *tracker) { h.store = store }
+			r.offer(coretest.GPUs(2))
+			r.startAsking(keep)
+			r.awaitHealthy(GPUResource, 2)
+			id := gpuIDs(1)[0]
+			if readable {
+				pods.Hold("default/holder", GPUResource, id)
+			}
+			_, err := r.kubelet.Allocate(r.ctx, GPUResource, id)
+			r.must(err)
+			r.await("it is on disk", func() bool { return len(store.grants()) == 1 })
+			r.stop()
+
+			r.src = coretest.NewSource()
+			all := core.DefaultConfig()
+			all.Policy.Rules = []core.Rule{{Pool: "h100"}}
+			r.src.Set(inventory(coretest.GPUs(2), all))
+			r.startAsking(keep)
+			r.awaitHealthy(h100, map[bool]int{true: 1, false: 2}[readable]) // who can't ask can't know that a pod ended
+			r.awaitListed(GPUResource, id, v1beta1.Unhealthy)
+			r.awaitReady()
+			if n, healthy := r.kubelet.Capacity(GPUResource); n != 1 || healthy != 0 {
+				t.Errorf("%d of the old resource, %d healthy", n, healthy)
+			}
+		})
+	}
+}
+
+// Where the kubelet can't be asked, an ID that was handed out stays listed for a time, and one that was not leaves.
+func TestWithoutTheAPIAnIDStaysForATime(t *testing.T) {
+	r := newRig(t)
+	r.startKubelet()
+	r.offer(coretest.GPUs(2))
+	r.startAsking(func(h *tracker) { h.pace.keep = 400 * time.Millisecond })
+	r.awaitHealthy(GPUResource, 2)
+	id := gpuIDs(0, 1)
+	_, err := r.kubelet.Allocate(r.ctx, GPUResource, id[1])
+	r.must(err)
+	c := core.DefaultConfig()
+	c.Policy.Rules = []core.Rule{{Pool: "h100"}}
+	began := time.Now()
+	r.src.Set(inventory(coretest.GPUs(2), c))
+	r.awaitHealthy(h100, 2)
+	r.await("only what was handed out", func() bool { return r.listed(GPUResource, id[0]) == nil && r.listed(GPUResource, id[1]) != nil })
+	r.await("nothing", func() bool { n, _ := r.kubelet.Capacity(GPUResource); return n == 0 })
+	if took := time.Since(began); took < 400*time.Millisecond {
+		t.Errorf("gone after %v", took)
+	}
+}
+
+// A kubelet that never answers keeps neither the start nor Allocate waiting; what moved is withheld until it is clear
+// that there will be no answer, and not for ever.
+func TestAPodResourcesSocketThatHangs(t *testing.T) {
+	r := newRig(t)
+	r.startKubelet()
+	pods := r.pods()
+	pods.Hang(true)
+	r.offer(coretest.GPUs(2))
+	r.startAsking()
+	r.awaitHealthy(GPUResource, 2)
+	began := time.Now()
+	_, err := r.kubelet.Allocate(r.ctx, GPUResource, gpuIDs(1)[0])
+	r.must(err)
+	if took := time.Since(began); took > 10*time.Second {
+		t.Errorf("Allocate took %v", took)
+	}
+	r.src.Set(inventory(coretest.GPUs(2), oneElsewhere()))
+	r.awaitHealthy(h100, 1)
+	r.awaitListed(GPUResource, gpuIDs(1)[0], v1beta1.Unhealthy)
+}
+
+// A kubelet that can't be asked for a moment has not said that a pod ended.
+func TestAnAnswerThatFailsReleasesNothing(t *testing.T) {
+	r := newRig(t)
+	r.startKubelet()
+	pods := r.pods()
+	r.offer(coretest.GPUs(2))
+	r.startAsking(func(h *tracker) { h.pace.stale = time.Hour })
+	r.awaitHealthy(GPUResource, 2)
+	id := gpuIDs(1)[0]
+	r.allocate(pods, "default/holder", GPUResource, id)
+	pods.Fail(errors.New("not now"))
+	r.src.Set(inventory(coretest.GPUs(2), oneElsewhere()))
+	r.awaitListed(h100, id, v1beta1.Unhealthy)
+	r.askedAgain(pods)
+	r.awaitListed(h100, id, v1beta1.Unhealthy)
+	pods.Forget("default/holder")
+	pods.Fail(nil)
+	r.awaitListed(h100, id, v1beta1.Healthy)
+}
+
+// A kubelet that has just started, or that knows no pod at all, may not have heard from the API server.
+func TestAKubeletThatMayLackPodsReleasesNothing(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		young time.Duration
+		gone  []string
+	}{
+		{"just started", time.Hour, []string{"default/holder"}},
+		{"no pod at all", 0, []string{"default/holder", "kube-system/agent"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := newRig(t)
+			r.startKubelet()
+			pods := r.pods()
+			pods.Hold("default/holder", GPUResource, gpuIDs(1)[0])
+			r.src.Set(inventory(coretest.GPUs(2), oneElsewhere()))
+			r.startAsking(func(h *tracker) { h.pace.young = c.young })
+			r.awaitListed(h100, gpuIDs(1)[0], v1beta1.Unhealthy)
+			pods.Forget(c.gone...)
+			r.askedAgain(pods)
+			r.awaitListed(h100, gpuIDs(1)[0], v1beta1.Unhealthy)
+		})
+	}
+}
+
+// The resource of another plugin is left alone, whatever pods hold of it.
+func TestResourcesOfOtherPluginsAreLeftAlone(t *testing.T) {
+	r := newRig(t)
+	r.startKubelet()
+	pods := r.pods()
+	pods.Hold("default/vm", "nvidia.com/GH100_H100L_80GB", "47", gpuIDs(1)[0])
+	pods.Hold("default/nic", "nvidia.com/hostdev", "0000:3b:00.0")
+	r.offer(coretest.GPUs(2))
+	r.startAsking()
+	r.awaitListed(GPUResource, gpuIDs(1)[0], v1beta1.Unhealthy) // the same GPU, given out by another plugin
+	r.awaitHealthy(GPUResource, 1)
+	r.askedAgain(pods)
+	for _, a := range r.kubelet.Attempts() {
+		if a.Resource != GPUResource {
+			t.Errorf("registered %s", a.Resource)
+		}
+	}
+}
+
+// While nothing depends on the answer the kubelet is not asked, and then only after a change.
+func TestTheKubeletIsAskedOnlyForAReason(t *testing.T) {
+	r := newRig(t)
+	r.startKubelet()
+	pods := r.pods()
+	r.offer(coretest.GPUs(2))
+	r.startAsking()
+	r.awaitHealthy(GPUResource, 2)
+	quiet := func() (n int) {
+		for n = -1; n != pods.Lists(); {
+			n = pods.Lists()
+			pause(r.ctx, 5*fastHoldPace.burst)
+		}
+		return n
+	}
+	before := quiet()
+	r.offer(coretest.GPUs(2), 1) // sick: the same units
+	r.awaitHealthy(GPUResource, 1)
+	if n := quiet(); n != before {
+		t.Errorf("asked %d times because a GPU is sick", n-before)
+	}
+	r.offer(coretest.GPUs(3))
+	r.awaitHealthy(GPUResource, 3)
+	if n := quiet(); n == before {
+		t.Error("not asked after a change")
+	}
+}
+
+// A disk that hangs keeps neither the start, nor Allocate, nor the end waiting for long.
+func TestADiskThatHangsUnderTheGrants(t *testing.T) {
+	r := newRig(t)
+	r.startKubelet()
+	store := &memory{hang: make(chan struct{})}
+	t.Cleanup(func() { close(store.hang) })
+	r.offer(coretest.GPUs(2))
+	r.startAsking(func(h *tracker) { h.store, h.pace.load = store, 50*time.Millisecond })
+	r.awaitHealthy(GPUResource, 2)
+	_, err := r.kubelet.Allocate(r.ctx, GPUResource, gpuIDs(1)[0])
+	r.must(err)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		r.stop()
+	}()
+	select {
+	case <-ended:
+	case <-time.After(10 * time.Second):
+		t.Error("the adapter does not end")
+	}
+}
+
+// What is remembered is bounded: what pods hold and what is offered stays.
+func TestWhatIsRememberedIsBounded(t *testing.T) {
+	h := &holdings{grants: map[unitKey]grant{}, pods: map[unitKey]string{}}
+	old := time.Now().Add(-time.Hour)
+	for i := range maxGrants + 10 {
+		k := unitKey{GPUResource, core.UnitID(coretest.GPU(i))}
+		h.grants[k] = grant{gone: old.Add(time.Duration(i))}
+		if i < 5 {
+			h.pods[k] = "a/b"
+		}
+	}
+	next := h.after(reading{now: time.Now(), ready: true}, defaultHoldPace)
+	if len(next.grants) != maxGrants {
+		t.Errorf("%d are remembered", len(next.grants))
+	}
+	for i, want := range map[int]bool{0: true, 4: true, 5: false, 14: false, 15: true} {
+		if _, ok := next.grants[unitKey{GPUResource, core.UnitID(coretest.GPU(i))}]; ok != want {
+			t.Errorf("ID %d is remembered: %t", i, ok)
+		}
+	}
+}
+
+// An empty reading, before the driver has answered, is no sign that anything left.
+func TestNothingHasLeftBeforeTheDriverAnswers(t *testing.T) {
+	store := &memory{kept: []Grant{{Resource: GPUResource, ID: core.UnitID(coretest.GPU(0))}}}
+	r := newRig(t)
+	r.startKubelet()
+	r.startAsking(func(h *tracker) { h.store = store })
+	r.await("the disk's answer", func() bool { return len(r.adapter.held.now().grants) == 1 })
+	pause(context.Background(), 100*time.Millisecond)
+	if n := len(r.kubelet.Attempts()); n != 0 {
+		t.Errorf("%d registrations", n)
+	}
+	r.offer(coretest.GPUs(2))
+	r.awaitHealthy(GPUResource, 2)
+}

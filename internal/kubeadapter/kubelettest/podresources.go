@@ -1,0 +1,109 @@
+package kubelettest
+
+import (
+	"context"
+	"maps"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/status"
+	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
+)
+
+// PodResources is the kubelet's pod-resources API on a socket of its own. Its methods are safe for concurrent use.
+type PodResources struct {
+	podresources.UnimplementedPodResourcesListerServer
+	server *grpc.Server
+	served sync.WaitGroup
+
+	mu    sync.Mutex
+	pods  map[string][]*podresources.ContainerDevices // by "namespace/name"
+	fail  error
+	hang  bool
+	lists int
+}
+
+// ServePodResources serves the API until Close. At first the kubelet knows one pod, which holds no device.
+func ServePodResources(socket string) (*PodResources, error) {
+	if err := os.MkdirAll(filepath.Dir(socket), 0o750); err != nil {
+		return nil, err
+	}
+	l, err := (&net.ListenConfig{}).Listen(context.Background(), "unix", socket)
+	if err != nil {
+		return nil, err
+	}
+	p := &PodResources{server: grpc.NewServer(), pods: map[string][]*podresources.ContainerDevices{"kube-system/agent": nil}}
+	podresources.RegisterPodResourcesListerServer(p.server, p)
+	p.served.Go(func() { _ = p.server.Serve(l) })
+	return p, nil
+}
+
+// Close ends the server and removes its socket.
+func (p *PodResources) Close() {
+	p.server.Stop()
+	p.served.Wait()
+}
+
+// Hold shows a pod with devices on NUMA node 0, beside what it holds already. Without IDs the pod holds nothing.
+func (p *PodResources) Hold(pod, resource string, ids ...string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.pods[pod] = append(p.pods[pod], &podresources.ContainerDevices{
+		ResourceName: resource, DeviceIds: ids,
+		Topology: &podresources.TopologyInfo{Nodes: []*podresources.NUMANode{{ID: 0}}},
+	})
+}
+
+// Forget removes pods.
+func (p *PodResources) Forget(pods ...string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	maps.DeleteFunc(p.pods, func(name string, _ []*podresources.ContainerDevices) bool { return slices.Contains(pods, name) })
+}
+
+// Fail answers with an error from now on; nil ends that.
+func (p *PodResources) Fail(err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.fail = err
+}
+
+// Hang never answers from now on, or does again.
+func (p *PodResources) Hang(on bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.hang = on
+}
+
+// Lists counts the calls.
+func (p *PodResources) Lists() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.lists
+}
+
+// List implements the API.
+func (p *PodResources) List(ctx context.Context, _ *podresources.ListPodResourcesRequest) (*podresources.ListPodResourcesResponse, error) {
+	p.mu.Lock()
+	p.lists++
+	hang, fail := p.hang, p.fail
+	r := &podresources.ListPodResourcesResponse{}
+	for _, name := range slices.Sorted(maps.Keys(p.pods)) {
+		namespace, short, _ := strings.Cut(name, "/")
+		r.PodResources = append(r.PodResources, &podresources.PodResources{
+			Namespace: namespace, Name: short,
+			Containers: []*podresources.ContainerResources{{Name: "main", Devices: slices.Clone(p.pods[name])}},
+		})
+	}
+	p.mu.Unlock()
+	if hang {
+		<-ctx.Done()
+		return nil, status.FromContextError(ctx.Err()).Err()
+	}
+	return r, fail
+}

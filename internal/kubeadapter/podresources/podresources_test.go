@@ -1,0 +1,99 @@
+package podresources_test
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
+)
+
+// folder is short enough for a socket in it.
+func folder(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "pod")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return dir
+}
+
+func TestWhatPodsHold(t *testing.T) {
+	socket := filepath.Join(folder(t), "kubelet.sock")
+	began := time.Now()
+	p, err := kubelettest.ServePodResources(socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	p.Hold("default/one", "nvidia.com/gpu", "GPU-1", "GPU-2")
+	p.Hold("default/one", "nvidia.com/gpu", "GPU-2") // of another NUMA node
+	p.Hold("default/two", "nvidia.com/gpu.shared")
+	got, err := podresources.List(t.Context(), socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if age := got.Started.Sub(began); age < -time.Minute || age > time.Minute {
+		t.Errorf("the kubelet started at %v, now is %v", got.Started, time.Now())
+	}
+	got.Started = time.Time{}
+	want := podresources.Answer{Pods: 3, Devices: []podresources.Device{
+		{Pod: "default/one", Resource: "nvidia.com/gpu", ID: "GPU-1"},
+		{Pod: "default/one", Resource: "nvidia.com/gpu", ID: "GPU-2"},
+	}}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+	p.Fail(errors.New("too many requests"))
+	if _, err := podresources.List(t.Context(), socket); err == nil {
+		t.Error("an error of the kubelet is none")
+	}
+}
+
+// Each way not to be there is told apart, and none takes longer than the caller waits.
+func TestWhenThereIsNoAnswer(t *testing.T) {
+	dir := folder(t)
+	dead := filepath.Join(dir, "dead.sock")
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: dead, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.SetUnlinkOnClose(false)
+	_ = l.Close()
+	silent := filepath.Join(dir, "silent.sock") // it accepts and never answers
+	l, err = net.ListenUnix("unix", &net.UnixAddr{Name: silent, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	for name, c := range map[string]struct {
+		socket string
+		want   error
+	}{
+		"no folder":    {filepath.Join(dir, "none", "kubelet.sock"), podresources.ErrNoFolder},
+		"no socket":    {filepath.Join(dir, "kubelet.sock"), fs.ErrNotExist},
+		"nobody there": {dead, syscall.ECONNREFUSED},
+		"no answer":    {silent, nil},
+	} {
+		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+		began := time.Now()
+		_, err := podresources.List(ctx, c.socket)
+		cancel()
+		if err == nil || c.want != nil && !errors.Is(err, c.want) || errors.Is(err, podresources.ErrNoFolder) != (name == "no folder") {
+			t.Errorf("%s: %v", name, err)
+		}
+		if took := time.Since(began); took > 20*time.Second {
+			t.Errorf("%s: took %v", name, took)
+		}
+	}
+}
