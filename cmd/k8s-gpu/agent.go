@@ -14,6 +14,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/internal/core/nvidia"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/grantfile"
 	"github.com/tandem-gpu/tandem/internal/sources"
 )
 
@@ -37,10 +38,11 @@ func (a *shared) live(ctx context.Context, s settings, offers <-chan settings, l
 	adapter := kubeadapter.New(machine, kubeadapter.Options{
 		KubeletSocket: s.kubeletSocket, DevRoot: s.devRoot, MPSRoot: s.mpsRoot, Log: log,
 		Reserved: machine.Reserved, Offered: a.past.resources(), Pulse: machine.Pulse(),
+		PodResourcesSocket: s.podResourcesSocket, Grants: a.past.grantsOn(grantStore(s, log)),
 	})
 	socket := control.NewSocket(socketPath(s))
 	status := &status{
-		machine: machine, adapter: adapter, cfg: s.core, from: from, config: a.config,
+		machine: asOffered{machine, adapter}, adapter: adapter, cfg: s.core, from: from, config: a.config,
 		socket: socket, port: &port{address: s.httpAddress},
 	}
 	log.Info("k8s-gpu "+versionText(), "kubelet", s.kubeletSocket, "driver-root", s.core.Roots.Driver,
@@ -55,7 +57,7 @@ func (a *shared) live(ctx context.Context, s settings, offers <-chan settings, l
 	group.Go(func() error { from.Follow(ctx, machine); return nil })
 	group.Go(func() error { adopt(ctx, machine, offers); return nil })
 	group.Go(func() error {
-		socket.Serve(ctx, machine, control.Options{
+		socket.Serve(ctx, status.machine, control.Options{
 			Config: s.core, Simulation: s.health.Simulation, Notes: status.notes, Endpoints: status.endpoints, Log: log,
 		})
 		return nil
@@ -70,6 +72,27 @@ func (a *shared) live(ctx context.Context, s settings, offers <-chan settings, l
 	}
 	log.Info("stopped")
 	return err
+}
+
+// asOffered is the machine as the kubelet is told of it: operators see what is withheld, and why.
+type asOffered struct {
+	*monitor.Monitor
+	adapter *kubeadapter.Adapter
+}
+
+// State implements control.Agent.
+func (m asOffered) State() core.State {
+	s := m.Monitor.State()
+	s.Inventory = m.adapter.View(s.Inventory)
+	return s
+}
+
+// grantStore keeps which device IDs were handed out; nil without a state directory.
+func grantStore(s settings, log *slog.Logger) kubeadapter.GrantStore {
+	if s.health.StateDir == "" {
+		return nil // not a nil *File: that would be a GrantStore
+	}
+	return grantfile.Open(s.health.StateDir, agentName, log)
 }
 
 // adopt has the machine offer what the latest settings say, until ctx ends.

@@ -262,7 +262,7 @@ func TestRoots(t *testing.T) {
 func TestIncumbentsNames(t *testing.T) {
 	var got []string
 	for _, o := range options() {
-		ours := []string{"http-address", "log-level", "rescan", "exclude", "sysfs-root", "procfs-root"}
+		ours := []string{"http-address", "log-level", "rescan", "exclude", "sysfs-root", "procfs-root", "pod-resources-socket"}
 		if o.flag != "" && !slices.Contains(ours, o.flag) && !strings.HasPrefix(o.key, "health.") {
 			got = append(got, strings.Join(slices.Concat([]string{o.flag}, o.aliases, o.env, []string{o.value, o.key}), " "))
 		}

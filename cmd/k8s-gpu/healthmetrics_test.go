@@ -36,6 +36,7 @@ type idle struct{}
 func (idle) Alive(context.Context) error        { return nil }
 func (idle) Ready() error                       { return nil }
 func (idle) Stats() []kubeadapter.ResourceStats { return nil }
+func (idle) Notes() []string                    { return nil }
 
 // read is a machine after a first reading in which every GPU was checked.
 func read(cfg core.Config, s core.Snapshot) core.State {

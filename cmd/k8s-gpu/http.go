@@ -26,6 +26,7 @@ type status struct {
 		Alive(context.Context) error
 		Ready() error
 		Stats() []kubeadapter.ResourceStats
+		Notes() []string
 	}
 	cfg    core.Config
 	from   *sources.Sources
@@ -36,7 +37,7 @@ type status struct {
 
 // notes are about the agent itself, in a line each.
 func (s *status) notes() []string {
-	return slices.Concat(s.config.notes(), s.from.Notes(), s.socket.Notes(), s.port.notes())
+	return slices.Concat(s.config.notes(), s.from.Notes(), s.socket.Notes(), s.port.notes(), s.adapter.Notes())
 }
 
 func (s *status) handler() http.Handler {

@@ -17,6 +17,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/configfile"
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/healthconfig"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
 )
 
 // option is one setting with all its spellings. Those of NVIDIA's k8s-device-plugin are all here, with
@@ -54,9 +55,12 @@ func several(k configfile.Kind) bool { return k == list || k == mapping }
 
 // settings are everything that the agent is told.
 type settings struct {
-	core           core.Config
-	health         healthconfig.Values // those of core among them
-	kubeletSocket  string
+	core          core.Config
+	health        healthconfig.Values // those of core among them
+	kubeletSocket string
+
+	podResourcesSocket string // "" = not read
+
 	httpAddress    string
 	logLevel       slog.Level
 	driverRoot     string      // on the host
@@ -141,6 +145,14 @@ func supported() []option {
 			usage: "the kubelet's registration socket; empty: serve, but register nowhere",
 			set: func(s *settings, v string) error {
 				if s.kubeletSocket = v; v == "" {
+					return nil
+				}
+				return absolute(v)
+			}},
+		{flag: "pod-resources-socket", env: []string{"POD_RESOURCES_SOCKET"}, value: podresources.DefaultSocket, blank: true,
+			usage: "the kubelet's pod-resources API, which says which pods hold which devices; empty: not read",
+			set: func(s *settings, v string) error {
+				if s.podResourcesSocket = v; v == "" {
 					return nil
 				}
 				return absolute(v)

@@ -7,6 +7,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter"
 )
 
 // past is what one life of the process knows for the next one, whether that is kept on disk, too, or not, or
@@ -17,6 +18,8 @@ type past struct {
 	latest  *store
 	saved   bool     // some record of this process is on disk, in place of what was there before
 	offered []string // resources, by any life
+	grants  []kubeadapter.Grant
+	handing *grants // the store of the latest life
 }
 
 // resources are those that earlier lives offered.
@@ -113,4 +116,43 @@ func (p *past) keep(from *store, r core.Record) bool {
 	}
 	p.record = &r
 	return true
+}
+
+// grantsOn returns the store of what the next life hands out, which is on disk, too, unless that is nil. Earlier lives
+// change nothing any more.
+func (p *past) grantsOn(disk kubeadapter.GrantStore) kubeadapter.GrantStore {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.handing = &grants{past: p, disk: disk}
+	return p.handing
+}
+
+// grants are the device IDs that one life handed out.
+type grants struct {
+	past *past
+	disk kubeadapter.GrantStore
+}
+
+// Load implements kubeadapter.GrantStore.
+func (g *grants) Load() []kubeadapter.Grant {
+	g.past.mu.Lock()
+	kept := g.past.grants
+	g.past.mu.Unlock()
+	if kept != nil || g.disk == nil {
+		return kept
+	}
+	return g.disk.Load()
+}
+
+// Save implements kubeadapter.GrantStore. The disk comes last, as it may hang.
+func (g *grants) Save(kept []kubeadapter.Grant) {
+	g.past.mu.Lock()
+	latest := g.past.handing == g
+	if latest {
+		g.past.grants = kept
+	}
+	g.past.mu.Unlock()
+	if latest && g.disk != nil {
+		g.disk.Save(kept)
+	}
 }
