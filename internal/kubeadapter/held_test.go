@@ -348,7 +348,7 @@ func TestAKubeletThatMayLackPodsReleasesNothing(t *testing.T) {
 		young time.Duration
 		gone  []string
 	}{
-		{"just started", time.Hour, []string{"default/holder"}},
+		{"just started", 24 * time.Hour, []string{"default/holder"}},
 		{"no pod at all", 0, []string{"default/holder", "kube-system/agent"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {

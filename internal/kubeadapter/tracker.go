@@ -62,6 +62,7 @@ type tracker struct {
 	asked  chan struct{} // capacity 1: there is reason to ask the kubelet
 	dirty  chan struct{} // capacity 1: there is something to save
 	loaded chan struct{} // closed when the disk has answered
+	noted  []string      // what was logged; of check alone
 
 	mu     sync.Mutex
 	latest *holdings
@@ -268,12 +269,13 @@ func (t *tracker) take(inv *core.Inventory, r reading) {
 	next := prev.after(r, t.pace)
 	t.latest = next
 	t.mu.Unlock()
-	lists := listings(inv)
-	if before, now := prev.notes(prev.vanished(lists)), next.notes(next.vanished(lists)); !slices.Equal(before, now) {
-		for _, note := range now {
+	notes := next.notes(next.vanished(listings(inv)))
+	for _, note := range notes {
+		if r.ready && !slices.Contains(t.noted, note) {
 			t.log.Info(note)
 		}
 	}
+	t.noted = notes
 	if !maps.EqualFunc(prev.grants, next.grants, func(a, b grant) bool { return a.numaNode == b.numaNode && a.gone.Equal(b.gone) }) {
 		poke(t.dirty)
 	}

@@ -141,7 +141,7 @@ func (a *agents) supervise(name string, live func(log *os.File) error) {
 // liveKubelet is a life of k8s-gpu, from its start to its end.
 func (a *agents) liveKubelet(log *os.File) error {
 	args := []string{
-		"--kubelet-socket", a.kubelet.Socket(), "--driver-root", a.Root, "--dev-root", a.Root,
+		"--kubelet-socket", a.kubelet.Socket(), "--pod-resources-socket", a.pods, "--driver-root", a.Root, "--dev-root", a.Root,
 		"--sysfs-root", a.Root + "/sys", "--procfs-root", a.Root + "/proc", "--mig-strategy", "mixed",
 		"--pass-device-specs", "--http-address=", "--state-dir", a.state, "--kernel-log=off",
 	}

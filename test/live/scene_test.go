@@ -6,6 +6,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -40,6 +41,7 @@ type scene struct {
 	*simdriver.Machine
 	t       testing.TB
 	kubelet *kubelettest.Kubelet
+	pods    string // socket where the kubelet says what pods hold
 	nomad   *nomad
 	monitor *monitor.Monitor // nil where agents run as processes
 	cfg     core.Config      // likewise none
@@ -82,7 +84,7 @@ func stage(t testing.TB, m *simdriver.Machine, tune ...func(*core.Config)) *scen
 		}
 	})
 	s.startKubelet()
-	adapter := kubeadapter.New(s.monitor, kubeadapter.Options{KubeletSocket: s.kubelet.Socket()})
+	adapter := kubeadapter.New(s.monitor, kubeadapter.Options{KubeletSocket: s.kubelet.Socket(), PodResourcesSocket: s.pods})
 	running.Go(func() { _ = adapter.Run(ctx) })
 	s.serveNomad(ctx)
 	t.Cleanup(s.keepsItsWord) // before anything ends
@@ -94,14 +96,17 @@ func stage(t testing.TB, m *simdriver.Machine, tune ...func(*core.Config)) *scen
 	return s
 }
 
-// startKubelet starts a kubelet without plugins.
+// startKubelet starts a kubelet without plugins. Its pods hold no device for longer than a moment.
 func (s *scene) startKubelet() {
 	s.t.Helper()
 	dir, err := os.MkdirTemp("", "live") // t.TempDir's names are too long for a socket
 	must(s.t, err)
 	s.kubelet = kubelettest.New(dir)
 	must(s.t, s.kubelet.Start())
-	s.t.Cleanup(func() { s.kubelet.Stop(); _ = os.RemoveAll(dir) })
+	s.pods = filepath.Join(dir, "pod-resources", "kubelet.sock")
+	pods, err := kubelettest.ServePodResources(s.pods)
+	must(s.t, err)
+	s.t.Cleanup(func() { s.kubelet.Stop(); pods.Close(); _ = os.RemoveAll(dir) })
 }
 
 // serveNomad has this process be the plugin, over gRPC.

@@ -3,6 +3,7 @@ package storm
 import (
 	"context"
 	"os"
+	"path/filepath"
 	"slices"
 	"sync"
 	"testing"
@@ -33,8 +34,12 @@ func newKubelet(t testing.TB, w *storm, running *sync.WaitGroup) *kubelet {
 	k := &kubelet{w: w, dir: dir}
 	must(t, k.start(kubelettest.Behaviour{}))
 	t.Cleanup(func() { k.stop((*kubelettest.Kubelet).Stop); _ = os.RemoveAll(dir) })
+	podSocket := filepath.Join(dir, "pod-resources", "kubelet.sock")
+	pods, err := kubelettest.ServePodResources(podSocket) // no pod holds anything for longer than a moment
+	must(t, err)
+	t.Cleanup(pods.Close)
 	adapter := kubeadapter.New(w.monitor, kubeadapter.Options{
-		KubeletSocket: kubelettest.New(dir).Socket(), Reserved: w.monitor.Reserved,
+		KubeletSocket: kubelettest.New(dir).Socket(), PodResourcesSocket: podSocket, Reserved: w.monitor.Reserved,
 	})
 	running.Go(func() { _ = adapter.Run(w.ctx) })
 	return k

@@ -2,6 +2,7 @@ package kubelettest
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"net"
 	"os"
@@ -9,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/status"
@@ -28,7 +30,8 @@ type PodResources struct {
 	lists int
 }
 
-// ServePodResources serves the API until Close. At first the kubelet knows one pod, which holds no device.
+// ServePodResources serves the API until Close, as a kubelet that started an hour ago: it knows all its pods. At first
+// that is one, which holds no device.
 func ServePodResources(socket string) (*PodResources, error) {
 	if err := os.MkdirAll(filepath.Dir(socket), 0o750); err != nil {
 		return nil, err
@@ -36,6 +39,10 @@ func ServePodResources(socket string) (*PodResources, error) {
 	l, err := (&net.ListenConfig{}).Listen(context.Background(), "unix", socket)
 	if err != nil {
 		return nil, err
+	}
+	began := time.Now().Add(-time.Hour)
+	if err := os.Chtimes(socket, began, began); err != nil {
+		return nil, errors.Join(err, l.Close())
 	}
 	p := &PodResources{server: grpc.NewServer(), pods: map[string][]*podresources.ContainerDevices{"kube-system/agent": nil}}
 	podresources.RegisterPodResourcesListerServer(p.server, p)
