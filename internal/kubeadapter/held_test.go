@@ -1,12 +1,10 @@
 package kubeadapter
 
 import (
-	"context"
 	"errors"
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -22,7 +20,7 @@ const h100 = "nvidia.com/h100"
 // fastHoldPace keeps the order of the times and makes them short; what is kept without a kubelet is kept.
 var fastHoldPace = holdPace{
 	ask: 500 * time.Millisecond, load: time.Second, soonest: time.Millisecond, again: 20 * time.Millisecond, burst: 100 * time.Millisecond,
-	stale: time.Second, keep: 24 * time.Hour,
+	stale: time.Second, inFlight: 300 * time.Millisecond, keep: 24 * time.Hour,
 }
 
 // pods serves the kubelet's pod-resources API until the end of the test.
@@ -206,100 +204,6 @@ func TestWhatConflictsWithWhatAPodHolds(t *testing.T) {
 	}
 }
 
-// memory is a store that outlives adapters; it hangs while hang is not nil.
-type memory struct {
-	mu    sync.Mutex
-	kept  []Grant
-	saves int
-	hang  chan struct{}
-}
-
-func (m *memory) Load() []Grant {
-	if m.hang != nil {
-		<-m.hang
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.kept
-}
-
-func (m *memory) Save(g []Grant) {
-	if m.hang != nil {
-		<-m.hang
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.kept, m.saves = g, m.saves+1
-}
-
-func (m *memory) grants() []Grant {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.kept
-}
-
-// After a restart with another policy the resource that pods hold devices of is there again, as a container that restarts
-// needs it, and what they hold is withheld.
-func TestWhatPodsHoldOutlivesTheAgent(t *testing.T) {
-	for _, readable := range []bool{true, false} {
-		t.Run(map[bool]string{true: "kubelet can be asked", false: "it can't"}[readable], func(t *testing.T) {
-			r := newRig(t)
-			r.startKubelet()
-			pods := &kubelettest.PodResources{}
-			if readable {
-				pods = r.pods()
-			}
-			store := &memory{}
-			keep := func(h *tracker) { h.store = store }
-			r.offer(coretest.GPUs(2))
-			r.startAsking(keep)
-			r.awaitHealthy(GPUResource, 2)
-			id := gpuIDs(1)[0]
-			if readable {
-				pods.Hold("default/holder", GPUResource, id)
-			}
-			_, err := r.kubelet.Allocate(r.ctx, GPUResource, id)
-			r.must(err)
-			r.await("it is on disk", func() bool { return len(store.grants()) == 1 })
-			r.stop()
-
-			r.src = coretest.NewSource()
-			all := core.DefaultConfig()
-			all.Policy.Rules = []core.Rule{{Pool: "h100"}}
-			r.src.Set(inventory(coretest.GPUs(2), all))
-			r.startAsking(keep)
-			r.awaitHealthy(h100, map[bool]int{true: 1, false: 2}[readable]) // who can't ask can't know that a pod ended
-			r.awaitListed(GPUResource, id, v1beta1.Unhealthy)
-			r.awaitReady()
-			if n, healthy := r.kubelet.Capacity(GPUResource); n != 1 || healthy != 0 {
-				t.Errorf("%d of the old resource, %d healthy", n, healthy)
-			}
-		})
-	}
-}
-
-// Where the kubelet can't be asked, an ID that was handed out stays listed for a time, and one that was not leaves.
-func TestWithoutTheAPIAnIDStaysForATime(t *testing.T) {
-	r := newRig(t)
-	r.startKubelet()
-	r.offer(coretest.GPUs(2))
-	r.startAsking(func(h *tracker) { h.pace.keep = 400 * time.Millisecond })
-	r.awaitHealthy(GPUResource, 2)
-	id := gpuIDs(0, 1)
-	_, err := r.kubelet.Allocate(r.ctx, GPUResource, id[1])
-	r.must(err)
-	c := core.DefaultConfig()
-	c.Policy.Rules = []core.Rule{{Pool: "h100"}}
-	began := time.Now()
-	r.src.Set(inventory(coretest.GPUs(2), c))
-	r.awaitHealthy(h100, 2)
-	r.await("only what was handed out", func() bool { return r.listed(GPUResource, id[0]) == nil && r.listed(GPUResource, id[1]) != nil })
-	r.await("nothing", func() bool { n, _ := r.kubelet.Capacity(GPUResource); return n == 0 })
-	if took := time.Since(began); took < 400*time.Millisecond {
-		t.Errorf("gone after %v", took)
-	}
-}
-
 // A kubelet that never answers keeps neither the start nor Allocate waiting; what moved is withheld until it is clear
 // that there will be no answer, and not for ever.
 func TestAPodResourcesSocketThatHangs(t *testing.T) {
@@ -411,64 +315,4 @@ func TestTheKubeletIsAskedOnlyForAReason(t *testing.T) {
 	if n := quiet(); n == before {
 		t.Error("not asked after a change")
 	}
-}
-
-// A disk that hangs keeps neither the start, nor Allocate, nor the end waiting for long.
-func TestADiskThatHangsUnderTheGrants(t *testing.T) {
-	r := newRig(t)
-	r.startKubelet()
-	store := &memory{hang: make(chan struct{})}
-	t.Cleanup(func() { close(store.hang) })
-	r.offer(coretest.GPUs(2))
-	r.startAsking(func(h *tracker) { h.store, h.pace.load = store, 50*time.Millisecond })
-	r.awaitHealthy(GPUResource, 2)
-	_, err := r.kubelet.Allocate(r.ctx, GPUResource, gpuIDs(1)[0])
-	r.must(err)
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		r.stop()
-	}()
-	select {
-	case <-ended:
-	case <-time.After(10 * time.Second):
-		t.Error("the adapter does not end")
-	}
-}
-
-// What is remembered is bounded: what pods hold and what is offered stays.
-func TestWhatIsRememberedIsBounded(t *testing.T) {
-	h := &holdings{grants: map[unitKey]grant{}, pods: map[unitKey]string{}}
-	old := time.Now().Add(-time.Hour)
-	for i := range maxGrants + 10 {
-		k := unitKey{GPUResource, core.UnitID(coretest.GPU(i))}
-		h.grants[k] = grant{gone: old.Add(time.Duration(i))}
-		if i < 5 {
-			h.pods[k] = "a/b"
-		}
-	}
-	next := h.after(reading{now: time.Now(), ready: true}, defaultHoldPace)
-	if len(next.grants) != maxGrants {
-		t.Errorf("%d are remembered", len(next.grants))
-	}
-	for i, want := range map[int]bool{0: true, 4: true, 5: false, 14: false, 15: true} {
-		if _, ok := next.grants[unitKey{GPUResource, core.UnitID(coretest.GPU(i))}]; ok != want {
-			t.Errorf("ID %d is remembered: %t", i, ok)
-		}
-	}
-}
-
-// An empty reading, before the driver has answered, is no sign that anything left.
-func TestNothingHasLeftBeforeTheDriverAnswers(t *testing.T) {
-	store := &memory{kept: []Grant{{Resource: GPUResource, ID: core.UnitID(coretest.GPU(0))}}}
-	r := newRig(t)
-	r.startKubelet()
-	r.startAsking(func(h *tracker) { h.store = store })
-	r.await("the disk's answer", func() bool { return len(r.adapter.held.now().grants) == 1 })
-	pause(context.Background(), 100*time.Millisecond)
-	if n := len(r.kubelet.Attempts()); n != 0 {
-		t.Errorf("%d registrations", n)
-	}
-	r.offer(coretest.GPUs(2))
-	r.awaitHealthy(GPUResource, 2)
 }
