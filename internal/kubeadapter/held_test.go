@@ -174,36 +174,6 @@ func TestADeviceThatNoPodHoldsMoves(t *testing.T) {
 	r.await("one GPU less", func() bool { n, _ := r.kubelet.Capacity(GPUResource); return n == 1 })
 }
 
-func TestWhatConflictsWithWhatAPodHolds(t *testing.T) {
-	cut := coretest.Cut(coretest.GPUs(2), 1, "3g.40gb", "3g.40gb")
-	gpu, instance := gpuIDs(1)[0], string(coretest.Instance(1, 0))
-	renamed := shared(core.TimeSlicing, 2)
-	renamed.Policy.Shares[0].Rename = "gpu.shared"
-	for _, c := range []struct {
-		name, resource, held string
-		now                  *core.Inventory
-		want                 int // units withheld
-	}{
-		{"the same", GPUResource, gpu, inventory(coretest.GPUs(2), core.DefaultConfig()), 0},
-		{"another pool", GPUResource, gpu, inventory(coretest.GPUs(2), oneElsewhere()), 1},
-		{"another plugin's name", "nvidia.com/theirs", gpu, inventory(coretest.GPUs(2), core.DefaultConfig()), 1},
-		{"shared now", GPUResource, gpu, inventory(coretest.GPUs(2), shared(core.TimeSlicing, 3)), 3},
-		{"shared under another name", GPUResource, gpu, inventory(coretest.GPUs(2), renamed), 2},
-		{"no longer shared", GPUResource, gpu + "::1", inventory(coretest.GPUs(2), core.DefaultConfig()), 1},
-		{"shared by more", GPUResource, gpu + "::1", inventory(coretest.GPUs(2), shared(core.TimeSlicing, 4)), 0},
-		{"shared by fewer", GPUResource, gpu + "::3", inventory(coretest.GPUs(2), shared(core.TimeSlicing, 2)), 0},
-		{"cut into instances", GPUResource, gpu, inventory(cut, mixedConfig()), 2},
-		{"the same instance", "nvidia.com/mig-3g.40gb", instance, inventory(cut, mixedConfig()), 0},
-		{"an instance that is no more", "nvidia.com/mig-1g.10gb", "MIG-gone", inventory(cut, mixedConfig()), 0},
-		{"the other GPU", GPUResource, gpuIDs(0)[0], inventory(cut, mixedConfig()), 0},
-	} {
-		h := holdings{pods: map[unitKey]string{{c.resource, core.UnitID(c.held)}: "a/b"}}
-		if got := h.withheld(c.now); len(got) != c.want {
-			t.Errorf("%s: withheld %v, want %d", c.name, got, c.want)
-		}
-	}
-}
-
 // A kubelet that never answers keeps neither the start nor Allocate waiting; what moved is withheld until it is clear
 // that there will be no answer, and not for ever.
 func TestAPodResourcesSocketThatHangs(t *testing.T) {
