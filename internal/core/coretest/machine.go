@@ -19,6 +19,7 @@ type Machine struct {
 	fault    error // of every call of an open session
 	lost     map[core.DeviceID]core.ObservationKind
 	hang     map[string]hang
+	slow     map[string]time.Duration
 	busy     core.Call
 	events   chan core.Observation
 	waitErr  error
@@ -38,6 +39,7 @@ func NewMachine(s core.Snapshot) *Machine {
 		snapshot: s,
 		lost:     map[core.DeviceID]core.ObservationKind{},
 		hang:     map[string]hang{},
+		slow:     map[string]time.Duration{},
 		events:   make(chan core.Observation, 1024),
 		calls:    map[string]int{},
 	}
@@ -86,6 +88,9 @@ func (m *Machine) block(method string, at core.Placement, late bool) (release fu
 	}
 }
 
+// Slow makes every call of a session method take so long.
+func (m *Machine) Slow(method string, d time.Duration) { m.locked(func() { m.slow[method] = d }) }
+
 // Calls says how often each session method was called.
 func (m *Machine) Calls() map[string]int {
 	m.mu.Lock()
@@ -118,9 +123,11 @@ func (m *Machine) locked(f func()) {
 	f()
 }
 
-// enter counts a call and sits out its hang.
+// enter counts a call, and takes as long as it is slow and hangs.
 func (m *Machine) enter(method string) {
-	m.locked(func() { m.calls[method]++ })
+	var slow time.Duration
+	m.locked(func() { m.calls[method]++; slow = m.slow[method] })
+	time.Sleep(slow)
 	m.sit(method, false)
 }
 
@@ -201,12 +208,13 @@ func (s *session) Wait(most time.Duration) ([]core.Observation, error) {
 }
 
 func (s *session) Usage() ([]core.Usage, error) {
+	began := time.Now()
 	s.m.enter("Usage")
 	s.m.mu.Lock()
 	defer s.m.mu.Unlock()
 	var usage []core.Usage
 	for _, d := range s.m.snapshot.Devices {
-		usage = append(usage, core.Usage{Device: d.ID, MemoryTotal: core.GaugeOf(d.Memory)})
+		usage = append(usage, core.Usage{Device: d.ID, At: began, MemoryTotal: core.GaugeOf(d.Memory)})
 	}
 	return usage, s.m.fault
 }

@@ -78,8 +78,8 @@ func standby[T any](ctx context.Context, m *Monitor, until <-chan T) (v T, err e
 		select {
 		case v = <-until:
 			return v, nil
-		case r := <-m.usage:
-			r.reply <- usageReply{err: core.ErrNoDriver}
+		case <-m.usage.asked:
+			m.usage.finish(nil, core.ErrNoDriver)
 		case o := <-m.orders:
 			m.obey(o)
 		case o := <-m.told:

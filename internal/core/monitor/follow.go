@@ -37,8 +37,8 @@ func (m *Monitor) follow(ctx context.Context, s Session, over chan<- struct{}) e
 	defer probe.Stop()
 	defer watch.Stop()
 
-	want := wishes{snapshot: true}
-	defer want.refuse()
+	want := wishes{snapshot: true, usage: m.usage}
+	defer m.usage.finish(nil, core.ErrNoDriver) // to those who still wait
 	var attention attention
 	deaf := false
 	for {
@@ -86,8 +86,7 @@ func (m *Monitor) follow(ctx context.Context, s Session, over chan<- struct{}) e
 			want.snapshot = true
 		case <-probe.C:
 			want.probe = true
-		case u := <-m.usage:
-			want.usage = append(want.usage, u)
+		case <-m.usage.asked: // want.next finds it
 		case <-ctx.Done():
 			return ctx.Err()
 		}

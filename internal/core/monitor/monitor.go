@@ -90,7 +90,7 @@ type Monitor struct {
 	log    *slog.Logger
 	store  Store // nil = nothing is kept
 	cell   *Cell[core.State]
-	usage  chan usageRequest
+	usage  *usageReadings
 	orders chan order
 	told   chan core.Observation
 	host   *Cell[core.Host] // what was handed in last
@@ -106,20 +106,13 @@ type Monitor struct {
 	turns  *pulse.Loop // Run's own
 }
 
-type usageRequest struct{ reply chan<- usageReply } // capacity 1: answering never blocks
-
-type usageReply struct {
-	usage []core.Usage
-	err   error
-}
-
 // New returns a monitor that opens sessions with open, which is called from a goroutine of its own,
 // never twice at once. With a store it takes up where the last one ended.
 func New(open func() (Session, error), cfg core.Config, log *slog.Logger, store Store) *Monitor {
 	return &Monitor{
 		open: open, look: func() string { return "" }, cfg: cfg, log: log, store: store,
 		cell:  NewCell(core.NewState(cfg)),
-		usage: make(chan usageRequest), orders: make(chan order), told: make(chan core.Observation, 256),
+		usage: newUsageReadings(), orders: make(chan order), told: make(chan core.Observation, 256),
 		host: NewCell(core.Host{}), known: make(chan struct{}), moved: make(chan struct{}, 1),
 		held: NewCell[<-chan struct{}](nil), keeper: newKeeper(store), clock: newClock(time.Now), board: pulse.NewBoard(),
 	}
@@ -150,23 +143,6 @@ func (m *Monitor) Watch(ctx context.Context) iter.Seq[*core.Inventory] {
 				return
 			}
 		}
-	}
-}
-
-// Usage reads the live numbers. It fails with core.ErrNoDriver while no session is open and with the
-// context's error when the driver does not answer in time.
-func (m *Monitor) Usage(ctx context.Context) ([]core.Usage, error) {
-	reply := make(chan usageReply, 1)
-	select {
-	case m.usage <- usageRequest{reply}:
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	}
-	select {
-	case r := <-reply:
-		return r.usage, r.err
-	case <-ctx.Done():
-		return nil, ctx.Err()
 	}
 }
 

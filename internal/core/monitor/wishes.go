@@ -27,51 +27,44 @@ type result struct {
 // at it is a new one, as the reading may already be past what changed.
 type wishes struct {
 	snapshot, probe bool
-	usage           []usageRequest
+	usage           *usageReadings
 	busy            bool
-	asking          []usageRequest // whom the reading in progress will answer
+	deferred        bool // callers for usage were waiting when the latest reading of health began
 }
 
-// next is the most useful wish: a full reading, then waiting callers, then a probe.
+// next is what to read next: what concerns health goes first, a full reading before a check. Usage waits for one
+// reading of health at most, beside one under way: a stream of events, each of which asks for a check, does not keep it
+// from its callers, nor do callers who ask all the time keep a check from its turn.
 func (w *wishes) next() (request, bool) {
+	usage := w.usage.wanted()
 	switch {
+	case usage && w.deferred:
+		return readUsage, true
 	case w.snapshot:
 		return readSnapshot, true
-	case len(w.usage) > 0:
-		return readUsage, true
 	case w.probe:
 		return readProbe, true
 	}
-	return 0, false
+	return readUsage, usage
 }
 
 func (w *wishes) start(r request) {
 	w.busy = true
+	w.deferred = r != readUsage && w.usage.wanted()
 	switch r {
 	case readSnapshot:
 		w.snapshot = false
 	case readProbe:
 		w.probe = false
 	case readUsage:
-		w.asking, w.usage = w.usage, nil
+		w.usage.begin()
 	}
 }
 
 func (w *wishes) done(r result) {
 	w.busy = false
-	if r.request != readUsage {
-		return
-	}
-	for _, u := range w.asking {
-		u.reply <- usageReply{r.usage, r.err}
-	}
-	w.asking = nil
-}
-
-// refuse answers those who still wait when the session is over.
-func (w *wishes) refuse() {
-	for _, u := range append(w.asking, w.usage...) {
-		u.reply <- usageReply{err: core.ErrNoDriver}
+	if r.request == readUsage {
+		w.usage.finish(r.usage, r.err)
 	}
 }
 

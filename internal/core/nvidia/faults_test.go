@@ -148,7 +148,7 @@ func TestNothingSupported(t *testing.T) {
 		if obs, err := s.Probe(); err != nil || !slices.Equal(obs, []core.Observation{checked}) {
 			t.Errorf("%s: probe: %+v, %v", code, obs, err)
 		}
-		if usage, err := s.Usage(); err != nil || !slices.Equal(usage, []core.Usage{{Device: id}}) {
+		if usage, err := s.Usage(); err != nil || len(usage) != 1 || usage[0] != (core.Usage{Device: id, At: usage[0].At}) {
 			t.Errorf("%s: usage: %+v, %v", code, usage, err)
 		}
 		if obs, err := s.Wait(0); len(obs) > 0 || err != nil {

@@ -16,9 +16,13 @@ func (s *Session) Usage() ([]core.Usage, error) {
 		devices = append(devices, append([]held{g.held}, g.instances...))
 	}
 	all, errs := visitAll(s, targets, func(i int, a *asker) []core.Usage {
+		began := s.now()
 		all := []core.Usage{usageOf(a, devices[i][0])}
 		for _, d := range devices[i][1:] {
 			all = append(all, usageOfInstance(a, d, all[0]))
+		}
+		for j := range all {
+			all[j].At = began
 		}
 		return all
 	})

@@ -2,6 +2,7 @@ package nvidia
 
 import (
 	"testing"
+	"time"
 
 	gocmp "github.com/google/go-cmp/cmp"
 
@@ -40,6 +41,7 @@ func TestUsage(t *testing.T) {
 	}
 	// NVIDIA's driver answers all of it for a GPU in MIG mode but the utilisation; so does this one or not.
 	parent := got[want.Device]
+	want.At = parent.At
 	if !parent.GPU.OK {
 		want.GPU, want.Memory, want.Encoder, want.Decoder = core.Gauge{}, core.Gauge{}, core.Gauge{}, core.Gauge{}
 	}
@@ -68,6 +70,7 @@ func TestUsageOfInstances(t *testing.T) {
 	}
 	check := func(what string) {
 		t.Helper()
+		began := time.Now()
 		usage, err := s.Usage()
 		must(t, err)
 		seen := 0
@@ -77,7 +80,10 @@ func TestUsageOfInstances(t *testing.T) {
 				continue
 			}
 			seen++
-			u.Device = got.Device
+			if answered := u != (core.Usage{}); answered != (got.At.After(began) && got.At.Before(time.Now())) {
+				t.Errorf("%s: read at %v", what, got.At)
+			}
+			u.Device, u.At = got.Device, got.At
 			if diff := gocmp.Diff(u, got); diff != "" {
 				t.Errorf("%s: %s", what, diff)
 			}

@@ -1,0 +1,191 @@
+package monitor_test
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
+)
+
+// asking is a caller that wants usage every second and waits as long for it, as Nomad's interval is.
+type asking struct{ answers, refusals int }
+
+func (r *running) ask(ctx context.Context, a *asking) {
+	for ctx.Err() == nil {
+		bound, cancel := context.WithTimeout(ctx, time.Second)
+		began := time.Now()
+		if _, err := r.Usage(bound); err == nil {
+			a.answers++
+		} else {
+			a.refusals++
+		}
+		cancel()
+		time.Sleep(time.Second - time.Since(began))
+	}
+}
+
+// Usage that takes longer than the interval at which it is asked for arrives, and no health check is left out for it.
+func TestUsageSlowerThanItsCallerNeitherStarvesNorStarvesChecks(t *testing.T) {
+	for _, slow := range []time.Duration{1100 * time.Millisecond, 2500 * time.Millisecond, 3900 * time.Millisecond} {
+		t.Run(slow.String(), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				m := coretest.NewMachine(coretest.GPUs(8))
+				m.Slow("Usage", slow)
+				r := run(t, m)
+				ctx, cancel := context.WithCancel(t.Context())
+				var a asking
+				go r.ask(ctx, &a)
+				before := m.Calls()
+				r.after(10 * time.Minute)
+				after := m.Calls()
+				cancel()
+				r.after(5 * time.Second)
+				round := slow.Truncate(time.Second) + time.Second // the caller asks next when its second has passed
+				if want := int(10 * time.Minute / round); a.answers < want*9/10 {
+					t.Errorf("%d answers in ten minutes, want about %d; %d times none", a.answers, want, a.refusals)
+				}
+				if n := after["Probe"] - before["Probe"]; n < 60 { // full readings come with one, too
+					t.Errorf("%d health checks in ten minutes", n)
+				}
+				if n := after["Usage"] - before["Usage"]; n > int(10*time.Minute/slow)+1 {
+					t.Errorf("%d readings of usage in ten minutes", n)
+				}
+			})
+		})
+	}
+}
+
+// A check that is due goes before usage, also if callers for usage have waited for longer; usage goes next.
+func TestHealthCheckGoesBeforeUsage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := coretest.NewMachine(coretest.GPUs(2))
+		r := run(t, m)
+		r.after(3 * time.Second)
+		m.Slow("Probe", 2*time.Second)
+		xid := core.Observation{At: core.WholeGPU(coretest.GPU(1)), Kind: core.XID, Code: 95}
+		before := m.Calls()
+		m.Raise(xid)
+		r.after(time.Second) // a check is under way
+		go func() { _, _ = r.Usage(t.Context()) }()
+		r.after(500 * time.Millisecond)
+		m.Raise(xid) // another is due
+		for _, want := range []struct{ probes, usage int }{{2, 0}, {3, 1}} {
+			r.after(time.Second)
+			now := m.Calls()
+			if n, u := now["Probe"]-before["Probe"], now["Usage"]-before["Usage"]; n > want.probes || u != want.usage {
+				t.Errorf("%d checks and %d readings of usage, want %v", n, u, want)
+			}
+			r.after(time.Second)
+		}
+	})
+}
+
+// Events that keep a check due all the time, of a driver whose checks are slow.
+func TestStreamOfEventsDoesNotStarveUsage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := coretest.NewMachine(coretest.GPUs(2))
+		r := run(t, m)
+		m.Slow("Probe", 1500*time.Millisecond)
+		ctx, cancel := context.WithCancel(t.Context())
+		go func() {
+			for ctx.Err() == nil {
+				m.Raise(core.Observation{At: core.WholeGPU(coretest.GPU(0))}) // asks for a reading and a check
+				time.Sleep(100 * time.Millisecond)
+			}
+		}()
+		var answers int
+		go func() {
+			for ctx.Err() == nil {
+				if _, err := r.Usage(ctx); err == nil {
+					answers++
+				}
+				time.Sleep(time.Second)
+			}
+		}()
+		before := m.Calls()
+		r.after(10 * time.Minute)
+		probes := m.Calls()["Probe"] - before["Probe"]
+		cancel()
+		r.after(5 * time.Second)
+		if answers < 100 || probes < 300 {
+			t.Errorf("%d answers and %d checks in ten minutes", answers, probes)
+		}
+	})
+}
+
+func TestCallersShareAReading(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := coretest.NewMachine(coretest.GPUs(2))
+		r := run(t, m)
+		r.after(time.Second)
+		m.Slow("Usage", time.Second)
+		age := make(chan time.Duration, 52)
+		ask := func() {
+			usage, err := r.Usage(t.Context())
+			if err != nil || len(usage) != 2 {
+				t.Errorf("%v, %v", usage, err)
+				return
+			}
+			age <- time.Since(usage[0].At)
+		}
+		for range 50 { // while it is under way
+			go ask()
+			time.Sleep(10 * time.Millisecond)
+		}
+		r.after(time.Second)
+		m.Slow("Usage", 0)
+		ask()
+		ask() // just done
+		for range cap(age) {
+			if d := <-age; d > time.Second {
+				t.Errorf("a number is %v old", d)
+			}
+		}
+		if n := m.Calls()["Usage"]; n != 2 {
+			t.Errorf("%d readings", n)
+		}
+		time.Sleep(time.Second)
+		if _, err := r.Usage(t.Context()); err != nil || m.Calls()["Usage"] != 3 {
+			t.Errorf("an old reading answers: %v, %v", err, m.Calls())
+		}
+	})
+}
+
+// While a call hangs, a caller asks each second for hours and gives up each time: nothing of that is kept, and when the
+// driver is back nothing is read for callers that have gone.
+func TestCallersThatHaveGoneLeaveNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := coretest.NewMachine(coretest.GPUs(1))
+		r := run(t, m)
+		release := m.Hang("Probe", core.Node)
+		r.after(time.Minute)
+		heap := func() uint64 {
+			runtime.GC()
+			var s runtime.MemStats
+			runtime.ReadMemStats(&s)
+			return s.HeapAlloc
+		}
+		before, readings := heap(), m.Calls()["Usage"]
+		const callers = 20_000
+		for range callers {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			if _, err := r.Usage(ctx); !errors.Is(err, context.DeadlineExceeded) {
+				t.Fatal(err)
+			}
+			cancel()
+		}
+		if grown := int64(heap()) - int64(before); grown > 1<<20 {
+			t.Errorf("%d bytes are kept of %d callers", grown, callers)
+		}
+		release()
+		r.after(time.Second)
+		if n := m.Calls()["Usage"] - readings; n != 0 {
+			t.Errorf("%d readings for nobody", n)
+		}
+	})
+}
