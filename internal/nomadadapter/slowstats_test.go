@@ -1,0 +1,163 @@
+package nomadadapter
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hashicorp/nomad/plugins/device"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
+)
+
+// lateSource is a source whose readings take their time.
+type lateSource struct {
+	*coretest.Source
+
+	mu      sync.Mutex
+	takes   time.Duration
+	waiting int // calls under way
+	most    int
+	read    map[time.Time]bool // when a reading began that was given
+}
+
+func (s *lateSource) Usage(ctx context.Context) ([]core.Usage, error) {
+	s.mu.Lock()
+	began, takes := time.Now(), s.takes
+	s.waiting++
+	s.most = max(s.most, s.waiting)
+	s.mu.Unlock()
+	defer func() { s.mu.Lock(); defer s.mu.Unlock(); s.waiting-- }()
+	select {
+	case <-time.After(takes):
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.read[began] = true
+	u := usage(0)
+	u.At = began
+	return []core.Usage{u}, nil
+}
+
+func (s *lateSource) take(d time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.takes = d
+}
+
+// slowStats opens a stream over a source whose readings take so long.
+func slowStats(ctx context.Context, t *testing.T, takes, interval time.Duration) (*lateSource, <-chan *device.StatsResponse) {
+	t.Helper()
+	s := &lateSource{Source: coretest.NewSource(), takes: takes, read: map[time.Time]bool{}}
+	s.Set(machine(coretest.GPUs(1)))
+	p := New(ctx, "2.0.0", func(context.Context, Settings, *slog.Logger) Source { return s }, discard)
+	ch, err := p.Stats(ctx, interval)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s, ch
+}
+
+// responses are those that come within d: when each came, and the time of its numbers, zero if it had none.
+func responses(t *testing.T, ch <-chan *device.StatsResponse, d time.Duration) (came, of []time.Time) {
+	t.Helper()
+	end := time.After(d)
+	for {
+		select {
+		case r := <-ch:
+			stats := instances(t, r)[id(0)]
+			at := stats.Timestamp
+			if stats.Summary.IntNumeratorVal == nil {
+				at = time.Time{}
+			}
+			came, of = append(came, time.Now()), append(of, at)
+		case <-end:
+			return came, of
+		}
+	}
+}
+
+func TestReadingsSlowerThanTheIntervalArriveAtTheDriversPace(t *testing.T) {
+	for name, tc := range map[string]struct{ takes, interval time.Duration }{
+		"a little":        {1100 * time.Millisecond, time.Second},
+		"several times":   {2500 * time.Millisecond, time.Second},
+		"very long":       {20 * time.Second, time.Second},
+		"within it":       {900 * time.Millisecond, time.Second},
+		"longer than 5 s": {7 * time.Second, 10 * time.Second},
+		"once an hour":    {7 * time.Second, time.Hour},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithCancel(t.Context())
+				s, ch := slowStats(ctx, t, tc.takes, tc.interval)
+				round := max(tc.takes, tc.interval)
+				began := time.Now()
+				came, of := responses(t, ch, 100*round)
+				cancel()
+				synctest.Wait()
+
+				distinct, last := map[time.Time]bool{}, began
+				for i, at := range of {
+					if !at.IsZero() {
+						distinct[at] = true
+						if !s.read[at] || came[i].Sub(at) > tc.takes+maxAge+tc.interval {
+							t.Errorf("after %v: numbers of %v before", came[i].Sub(began), came[i].Sub(at))
+						}
+					} else if came[i].Sub(began) > tc.takes && tc.interval < maxAge {
+						t.Errorf("no numbers after %v", came[i].Sub(began))
+					}
+					if gap := came[i].Sub(last); gap > tc.interval {
+						t.Errorf("nothing for %v", gap)
+					}
+					last = came[i]
+				}
+				if n := len(distinct); n < 98 {
+					t.Errorf("numbers of %d readings in the time of a hundred", n)
+				}
+				if s.most != 1 || s.waiting != 0 {
+					t.Errorf("%d calls at once, %d left", s.most, s.waiting)
+				}
+				if most := 2*int(100*round/tc.interval) + 200; len(came) > most {
+					t.Errorf("%d responses", len(came))
+				}
+			})
+		})
+	}
+}
+
+// A driver that hangs: what was read last is shown for a minute, with its time, then nothing; health goes on. When it
+// is back, numbers follow.
+func TestHungDriverKeepsTheLastNumbersForAMinute(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		s, ch := slowStats(ctx, t, 0, time.Second)
+		responses(t, ch, 10*time.Second)
+		began := time.Now()
+		s.take(10 * time.Minute)
+		came, of := responses(t, ch, 9*time.Minute)
+		for i, at := range of {
+			hung := came[i].Sub(began)
+			if shown := !at.IsZero(); shown && hung > maxAge+2*time.Second || !shown && hung < maxAge-2*time.Second {
+				t.Errorf("after %v: numbers shown: %t", hung, shown)
+			}
+			if !at.IsZero() && came[i].Sub(at) > maxAge+time.Second {
+				t.Errorf("numbers of %v before", came[i].Sub(at))
+			}
+		}
+		if n := len(came); n < 500 || s.most != 1 {
+			t.Errorf("%d responses in nine minutes, %d calls at once", n, s.most)
+		}
+		s.take(0)
+		if _, of = responses(t, ch, 2*time.Minute); of[len(of)-1].IsZero() {
+			t.Error("no numbers from a driver that is back")
+		}
+		cancel()
+		synctest.Wait()
+	})
+}
