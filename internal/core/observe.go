@@ -65,6 +65,7 @@ func (d *draft) observe(o Observation) {
 		d.driverAnswered(o)
 	case Reserved:
 		d.chart(gpu).hand(o.At)
+	case LogRead: // State has taken it in
 	}
 }
 

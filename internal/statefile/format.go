@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 
 	"github.com/tandem-gpu/tandem/internal/core"
@@ -65,32 +66,19 @@ func decode(text []byte, agent string) (r core.Record, skipped []error, err erro
 	}
 	r.Boot, r.Driver = e.Record.Boot, e.Record.Driver
 	r.Unread = e.Record.Unread
-	if e.Record.Booted != nil {
-		if err := json.Unmarshal(e.Record.Booted, &r.Booted); err != nil {
-			skip("boot moment", "", err)
+	part := func(what string, text json.RawMessage, into any) {
+		if text == nil {
+			return
+		}
+		if err := json.Unmarshal(text, into); err != nil {
+			skip(what, "", err)
+			reflect.ValueOf(into).Elem().SetZero() // of a part that was understood in part nothing counts
 		}
 	}
-	if e.Record.Away != nil {
-		var away core.Maintenance
-		if err := json.Unmarshal(e.Record.Away, &away); err != nil {
-			skip("maintenance", "", err)
-		} else {
-			r.Away = away
-		}
-	}
-	if e.Record.Binding != nil {
-		var b core.Binding
-		if err := json.Unmarshal(e.Record.Binding, &b); err != nil {
-			skip("binding", "", err)
-		} else {
-			r.Binding = b
-		}
-	}
-	if e.Record.KernelLog != nil {
-		if err := json.Unmarshal(e.Record.KernelLog, &r.KernelLog); err != nil {
-			skip("kernel log", "", err)
-		}
-	}
+	part("boot moment", e.Record.Booted, &r.Booted)
+	part("maintenance", e.Record.Away, &r.Away)
+	part("binding", e.Record.Binding, &r.Binding)
+	part("kernel log", e.Record.KernelLog, &r.KernelLog)
 	known := map[core.DeviceID]bool{}
 	for i, text := range e.Record.Devices {
 		d, err := device(text)

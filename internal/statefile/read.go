@@ -72,7 +72,7 @@ func (f *File) patiently() ([]byte, error) {
 		case pause == firstPause:
 			f.log.Warn("health history can't be read, trying again", "for", readAgainFor, "error", err)
 		}
-		time.Sleep(pause)
+		<-time.After(pause) // without a context: a caller that does not want to wait leaves this goroutine behind
 	}
 }
 

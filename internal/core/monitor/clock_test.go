@@ -29,7 +29,12 @@ func runBy(t *testing.T, m *coretest.Machine) (*running, *wall) {
 	r.SetWallClock(w.now)
 	done := make(chan error, 1)
 	go func() { done <- r.Run(ctx) }()
-	t.Cleanup(func() { cancel(); <-done })
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
 	return r, w
 }
 
