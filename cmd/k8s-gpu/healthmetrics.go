@@ -24,7 +24,7 @@ var (
 		"XIDs that were reported. Codes that can make a GPU unhealthy are there from the start; unknown ones are together.",
 		[]string{"gpu", "xid"}, nil)
 	unlistedDesc = prometheus.NewDesc("tandem_xids_unlisted_total",
-		"XIDs in the kernel log of PCI addresses where no GPU is listed; inspect and the log say of which.", nil, nil)
+		"XIDs in the kernel log of PCI addresses where no GPU is listed; inspect and the log name them.", nil, nil)
 	eventsDesc = prometheus.NewDesc("tandem_events_total",
 		"Faults that the driver reported as other NVML events than XIDs.", []string{"gpu", "event"}, nil)
 	transitionsDesc = prometheus.NewDesc("tandem_health_transitions_total",

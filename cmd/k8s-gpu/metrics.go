@@ -23,7 +23,7 @@ var (
 	contestedDesc = prometheus.NewDesc("tandem_devices_contested",
 		"Devices that another agent on this host offers, too.", nil, nil)
 	nodesDesc = prometheus.NewDesc("tandem_device_nodes_missing",
-		"Device nodes that containers of the device need and the host lacks; inspect says which. No series without --pass-device-specs.",
+		"Device nodes that containers of the device need and the host lacks; inspect names them. No series without --pass-device-specs.",
 		[]string{"device"}, nil)
 	excludedDesc = prometheus.NewDesc("tandem_devices_excluded",
 		"Devices that were seen and are not offered.", nil, nil)

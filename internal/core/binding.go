@@ -16,7 +16,7 @@ import (
 //	       b c d       a was removed, and the driver now counts b as 0 and d as 2: the rule still means d
 //	       e b c d     e was added, and the driver counts it as 0: number 0 is free again, so e has it
 
-// Binding says what is bound. The zero value binds nothing. It is immutable.
+// Binding is what is bound to which devices. The zero value binds nothing. It is immutable.
 type Binding struct {
 	Numbering Numbering `json:",omitzero"`
 	Profile   string    `json:",omitempty"` // of the MIG strategy "single"
@@ -158,8 +158,7 @@ func (s Selector) position() string {
 	return "index " + strings.Join(texts, ", ")
 }
 
-// drift says for each position which devices it means, if it would mean others by the present order of the devices that the
-// driver lists.
+// drift is a line for each position that would mean other devices by the present order of those that the driver lists.
 func (o *offers) drift(present *offers) (findings []string) {
 	differ := func(b, now Bound) {
 		if b.What == now.What && slices.Equal(b.Devices, now.Devices) {

@@ -43,11 +43,11 @@ type Tally struct {
 	Count  uint64
 	Last   time.Time
 	Logged bool // the latest was in the kernel log
-	Both   bool `json:",omitzero"` // the other source told of the latest, too
+	Both   bool `json:",omitzero"` // the other source has reported the latest, too
 }
 
-// echoed reports whether an XID is the latest one again, told by the other source. What the kernel log had before the
-// agent followed it may be told any time later: the first line after an event of NVML's is that event.
+// echoed reports whether an XID is the latest one again, from the other source. What the kernel log had before the agent
+// followed it may be read any time later: the first line after an event of NVML's is that event.
 func (t Tally) echoed(o Observation, now time.Time) bool {
 	return t.Logged != o.Logged && now.Sub(t.Last) < echo || o.Past && !t.Logged && !t.Both
 }

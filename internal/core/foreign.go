@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// ForeignHistory says that a history tells of none of the GPUs that the driver names: it is that of another machine
+// ForeignHistory means that a history has none of the GPUs that the driver names: it is that of another machine
 // (its state directory came with a cloned image or a moved disk), or every GPU was replaced since. It was dropped.
 type ForeignHistory struct {
 	History []DeviceID // GPUs of the history, by UUID, sorted
@@ -13,10 +13,10 @@ type ForeignHistory struct {
 }
 
 func (f *ForeignHistory) Error() string {
-	return fmt.Sprintf("the history tells of GPUs %v, and the driver names %v", f.History, f.Machine)
+	return fmt.Sprintf("the history has GPUs %v, and the driver names %v", f.History, f.Machine)
 }
 
-// gpus are the GPUs of which a record tells, sorted.
+// gpus are the GPUs in a record, sorted.
 func (r Record) gpus() []DeviceID {
 	var gpus []DeviceID
 	for _, d := range r.Devices {

@@ -43,7 +43,7 @@ func logOf(r Record, rebooted bool) kernelLog {
 	return kernelLog{next: r.KernelLog}
 }
 
-// settled are tallies of a boot before: no line of this boot's log tells again of an event of that one.
+// settled are tallies of an earlier boot: no line of this boot's log is about an event of that one.
 func settled(tallies []Tally) []Tally {
 	tallies = slices.Clone(tallies)
 	for i := range tallies {
@@ -93,7 +93,7 @@ func (s *State) locate(o Observation) (Observation, bool) {
 	return located, ok && o.Kind != LogRead
 }
 
-// end takes in that the log is not read: nobody will know then which of its lines were seen.
+// end takes in that the log is not read: which of its lines were seen is then unknown.
 func (l *kernelLog) end() {
 	l.next, l.all, l.waiting = 0, false, slices.Clone(l.waiting)
 	for i := range l.waiting {

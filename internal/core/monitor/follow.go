@@ -38,7 +38,7 @@ func (m *Monitor) follow(ctx context.Context, s Session, over chan<- struct{}) e
 	defer watch.Stop()
 
 	want := wishes{snapshot: true, usage: m.usage}
-	defer m.usage.finish(nil, core.ErrNoDriver) // to those who still wait
+	defer m.usage.finish(nil, core.ErrNoDriver) // for the callers that still wait
 	var attention attention
 	deaf := false
 	for {

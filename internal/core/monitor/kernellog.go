@@ -13,12 +13,12 @@ const logAtMost = time.Second
 
 // pastLog is what the kernel log had when the agent started. It belongs to Run's goroutine.
 type pastLog struct {
-	read chan struct{} // closed when it was taken in; nil = nobody reads it
+	read chan struct{} // closed when it was taken in; nil = it is not read
 	done bool          // read is closed
 }
 
 // AwaitLog has Run take in what the kernel log had at the start before it reads the machine, so that no GPU is offered
-// as healthy of which the log knows better. A LogRead observation says that this was all. Call it before Run.
+// as healthy that has an XID in the log. A LogRead observation ends it. Call it before Run.
 func (m *Monitor) AwaitLog() { m.past.read = make(chan struct{}) }
 
 // awaitLog waits for what the log had, but not for long: what comes later counts, too.
