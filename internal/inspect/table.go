@@ -24,11 +24,11 @@ func (r Report) WriteTable(w io.Writer) error {
 	for _, finding := range r.Findings {
 		fmt.Fprintf(w, "policy: %s\n", finding)
 	}
-	for _, b := range r.Bindings {
-		fmt.Fprintf(w, "bound: %s\n", b)
-	}
 	if err := r.writeDevices(w); err != nil {
 		return err
+	}
+	for _, b := range r.Bindings {
+		fmt.Fprintf(w, "bound: %s\n", b)
 	}
 	r.writeWarnings(w)
 	if len(r.Conditions) > 0 {
