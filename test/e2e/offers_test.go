@@ -62,6 +62,10 @@ func (c *cluster) offers() (string, error) {
 	return sorted(lines), err
 }
 
+// offersAtMost is how long a node may take to show what is offered. A device that a pod held is free when a kubelet that has
+// been running for two minutes no longer lists the pod: until then its pod-resources API may lack pods.
+const offersAtMost = 3 * time.Minute
+
 // awaitOffers waits until both nodes show just these pools.
 func (s *scene) awaitOffers(t *testing.T, pools ...pool) {
 	t.Helper()
@@ -83,7 +87,7 @@ func (s *scene) awaitOffers(t *testing.T, pools ...pool) {
 		{"the Kubernetes node", sorted(resources), s.kube.offers, s.kube.kubelet.alive},
 	} {
 		began := time.Now()
-		await(t, side.name+" to show\n"+side.want, 60*time.Second, func() error {
+		await(t, side.name+" to show\n"+side.want, offersAtMost, func() error {
 			got, err := side.offers()
 			if err == nil && got != side.want {
 				err = fmt.Errorf("it shows\n%s", got)

@@ -26,9 +26,14 @@ func (p *policied) recut(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.changePolicy(t, "cut")
-	p.awaitOffers(t, underCut...)
-	p.kube.awaitUnchanged(t, "client", p.pod) // which has a unit that there is no more
+	held := slices.Concat(underCut[1:], []pool{{"gpu/" + model, "", 4, 4}, {"", "gpu", 3, 4}, {"", "gpu.mps", 0, 1}})
+	p.awaitOffers(t, held...)
+	p.kube.awaitUnchanged(t, "client", p.pod) // which has a unit that is not offered any more
+	if text := p.inspect(t, "k8s-gpu"); !strings.Contains(text, "HELD") || !strings.Contains(text, "client") {
+		t.Errorf("k8s-gpu inspect does not tell which pod holds a GPU under its old name:\n%s", text)
+	}
 	p.kube.remove(t, "client")
+	p.awaitOffers(t, underCut...)
 }
 
 // five gives five names.
