@@ -156,7 +156,7 @@ func (d *disruptions) intact(t *testing.T, m machine, before, deaths int) {
 		}
 	}
 	d.only(t, "TMPDIR", filepath.Join(d.dir, "tmp"), fmt.Sprintf("nomad-gpu-%d", pids[len(pids)-1]))
-	d.only(t, "the state directory", filepath.Join(string(m), "state"), "claims", "nomad-gpu.groups.json", "nomad-gpu.json", "nomad-gpu.sock")
+	d.only(t, "the state directory", filepath.Join(string(m), "state"), "claims", "nomad-gpu.groups.json", "nomad-gpu.json", "nomad-gpu.sock", "nomad-gpu.sock.lock")
 	d.only(t, "the claims", filepath.Join(string(m), "state", "claims"), "nomad-gpu.json", "nomad-gpu.lock")
 }
 
