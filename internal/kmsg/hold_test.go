@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
+	"sync"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -116,20 +118,26 @@ func TestHeldAreEmittedAtTheEnd(t *testing.T) {
 func TestWhereToGoOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		lines := make(chan Line)
+		var mu sync.Mutex
 		var got []string
-		go hold(t.Context(), lines, func(l Line) { got = append(got, fmt.Sprintf("%d@%d>%d", l.XID, l.Seq, l.Next)) })
+		emitted := func() []string { mu.Lock(); defer mu.Unlock(); return slices.Clone(got) }
+		go hold(t.Context(), lines, func(l Line) {
+			mu.Lock()
+			defer mu.Unlock()
+			got = append(got, fmt.Sprintf("%d@%d>%d", l.XID, l.Seq, l.Next))
+		})
 		for _, l := range []Line{{XID: 79, Seq: 5}, {XID: 48, Seq: 8}, {XID: 79, Seq: 9}} {
 			lines <- l
 			time.Sleep(time.Second / 2)
 		}
 		time.Sleep(time.Second / 2)
 		synctest.Wait()
-		if diff := cmp.Diff([]string{"79@5>8"}, got); diff != "" {
+		if diff := cmp.Diff([]string{"79@5>8"}, emitted()); diff != "" {
 			t.Error(diff)
 		}
 		time.Sleep(time.Second)
 		synctest.Wait()
-		if diff := cmp.Diff([]string{"79@5>8", "48@8>10"}, got); diff != "" {
+		if diff := cmp.Diff([]string{"79@5>8", "48@8>10"}, emitted()); diff != "" {
 			t.Error(diff)
 		}
 	})
