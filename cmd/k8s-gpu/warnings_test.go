@@ -23,6 +23,7 @@ func TestWarningsAreLoggedOncePerFile(t *testing.T) {
 		expect := func(when string, a, b, c int) {
 			t.Helper()
 			time.Sleep(time.Minute)
+			synctest.Wait()
 			if count("c.yaml:1: a") != a || count("c.yaml:2: b") != b || count("c.yaml:9: c") != c {
 				t.Errorf("%s:\n%s", when, &s.said)
 			}
