@@ -29,7 +29,25 @@ type script struct {
 	adopted []core.MIGStrategy
 	lasts   time.Duration // from a life's end to its return
 	fails   error         // what a life returns then
-	said    bytes.Buffer
+	said    output
+}
+
+// output is what is written to it, to be read meanwhile.
+type output struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (o *output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.Write(p)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.String()
 }
 
 func newScript() *script {
