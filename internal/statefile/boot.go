@@ -14,9 +14,12 @@ import (
 
 // ReadBoot reads the present boot of the machine beneath procRoot; "" is /proc. An error is about its ID. A boot moment that
 // can't be read is unknown: a jump of the wall clock between two processes is then noticed only by times in the future.
-func ReadBoot(procRoot string) (core.Boot, error) {
+func ReadBoot(procRoot string) (core.Boot, error) { return readBoot(procRoot, time.Now()) }
+
+// readBoot is ReadBoot at a time of the wall clock.
+func readBoot(procRoot string, now time.Time) (core.Boot, error) {
 	proc := cmp.Or(procRoot, "/proc")
-	boot := core.Boot{At: bootMoment(filepath.Join(proc, "uptime"), time.Now())}
+	boot := core.Boot{At: bootMoment(filepath.Join(proc, "uptime"), now)}
 	path := filepath.Join(proc, "sys/kernel/random/boot_id") // random(4)
 	text, err := os.ReadFile(path)
 	if err != nil {

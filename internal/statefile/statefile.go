@@ -33,6 +33,7 @@ type File struct {
 	last              []byte // what the file holds; nil = unknown
 	untouched         bool   // it is another's: read only
 	aside             *aside // what is there is set aside before the next Save; nil = it is replaced
+	now               func() time.Time
 
 	mu     sync.Mutex
 	unkept string // why the latest Save failed
@@ -44,7 +45,7 @@ type File struct {
 // procRoot; "" is /proc.
 func Open(dir, agent, procRoot string, log *slog.Logger) *File {
 	return &File{
-		agent: agent, path: filepath.Join(dir, agent+".json"), log: log, proc: procRoot,
+		agent: agent, path: filepath.Join(dir, agent+".json"), log: log, proc: procRoot, now: time.Now,
 		label: filepath.Join(cmp.Or(procRoot, "/proc"), "self/attr/current"),
 	}
 }
@@ -56,6 +57,9 @@ func Peek(dir, agent, procRoot string) *File {
 	f.untouched = true
 	return f
 }
+
+// SetWallClock replaces time.Now as the wall clock, which may jump. Call it before Load.
+func (f *File) SetWallClock(now func() time.Time) { f.now = now }
 
 // Problem says in one line why the history is not kept, or of how little use it is; "" if all is well.
 func (f *File) Problem() string {
@@ -90,14 +94,15 @@ func (f *File) Load() (core.Record, string) {
 		f.tidy()
 	}
 	r := f.read()
-	boot, err := ReadBoot(f.proc)
+	now := f.now()
+	boot, err := readBoot(f.proc, now)
 	if err != nil {
 		f.log.Warn("the boot id can't be read: a reboot is not noticed", "error", err)
 		f.mu.Lock()
 		f.noBoot = "a reboot is not noticed: " + err.Error()
 		f.mu.Unlock()
 	}
-	r = r.Rebase(boot, time.Now())
+	r = r.Rebase(boot, now)
 	switch {
 	case boot.ID == "":
 		boot.ID = r.Boot
