@@ -32,26 +32,33 @@ func (r Record) gpus() []DeviceID {
 }
 
 // foreign compares the GPUs of a history with a reading of the driver. No GPU in common means another machine, but
-// only if the driver names a GPU, and all that it lists: one without a UUID may be any. A machine all of whose GPUs
+// only if the driver names most of the GPUs that it lists: one without a UUID may be any, and that as many were replaced as
+// can't be read is likelier than that they were taken for those of another machine. A machine all of whose GPUs
 // have fallen off the bus keeps its history, as does one whose driver is not ready. Known reports that a GPU of the
 // history is there.
 func foreign(history []DeviceID, reading Snapshot) (f *ForeignHistory, known bool) {
 	var machine []DeviceID
+	nameless := 0
 	for _, d := range reading.Devices {
 		machine = append(machine, d.At.GPU)
 	}
 	for _, e := range reading.Excluded {
-		machine = append(machine, e.At.GPU) // "" = without a UUID
+		if e.At.GPU == "" {
+			nameless++
+		} else {
+			machine = append(machine, e.At.GPU)
+		}
 	}
 	for _, gpu := range machine {
 		if _, there := slices.BinarySearch(history, gpu); there {
 			return nil, true
 		}
 	}
-	if reading.Driver.State != DriverReady || len(reading.Devices) == 0 || slices.Contains(machine, "") {
+	machine = sortedIDs(machine)
+	if reading.Driver.State != DriverReady || len(reading.Devices) == 0 || len(machine) <= nameless {
 		return nil, false
 	}
-	return &ForeignHistory{History: history, Machine: sortedIDs(machine)}, false
+	return &ForeignHistory{History: history, Machine: machine}, false
 }
 
 // withoutForeign is the state before a reading, without the history if the reading shows that it is another
@@ -65,7 +72,12 @@ func (s State) withoutForeign(reading Snapshot) State {
 		of := func(gpu DeviceID) bool { return slices.Contains(f.History, gpu) }
 		s.Snapshot.Devices = slices.DeleteFunc(slices.Clone(s.Snapshot.Devices), func(d Device) bool { return of(d.At.GPU) })
 		s.Snapshot.Links = slices.DeleteFunc(slices.Clone(s.Snapshot.Links), func(l Link) bool { return of(l.A) || of(l.B) })
-		s.prior, s.links, s.Binding, s.Foreign = nil, nil, Binding{}, f
+		if s.prior != nil {
+			s.Binding = Binding{}
+		} else { // it was in doubt until now, and this machine's devices were decided on meanwhile
+			s.Binding = Binding{Counts: s.Binding.Counts, Profile: s.Binding.Profile}
+		}
+		s.prior, s.links, s.Foreign = nil, nil, f
 	}
 	if f != nil || known {
 		s.inherited = nil

@@ -51,13 +51,14 @@ func TestHistoryOfAnotherMachineIsDropped(t *testing.T) {
 		"after a driver that was not ready": {[]core.Snapshot{core.NoDriver(core.DriverAbsent, "none"), others(2)}, true, 0},
 		"after a driver that named no GPU":  {[]core.Snapshot{only(), others(2)}, true, 0},
 		"after a doubt that is over":        {[]core.Snapshot{with(others(1), nameless), others(2)}, true, 0},
+		"one of three has no UUID":          {[]core.Snapshot{with(others(2), nameless)}, true, 0},
 		"the same GPUs":                     {[]core.Snapshot{coretest.GPUs(2), others(2)}, false, 2},
 		"all have fallen off the bus":       {[]core.Snapshot{only()}, false, 2},
 		"the driver is not ready":           {[]core.Snapshot{core.NoDriver(core.DriverFailed, "mismatch")}, false, 0},
 		"one is left, the other is lost":    {[]core.Snapshot{coretest.GPUs(1)}, false, 1},
 		"one is replaced, one is left":      {[]core.Snapshot{with(coretest.GPUs(1), strange)}, false, 0},
 		"one is lost but known by its UUID": {[]core.Snapshot{with(others(1), own)}, false, 2},
-		"one has no UUID":                   {[]core.Snapshot{with(others(1), nameless)}, false, 0},
+		"one of two has no UUID":            {[]core.Snapshot{with(others(1), nameless)}, false, 0},
 		"one in a known slot has no UUID":   {[]core.Snapshot{with(others(1), slot)}, false, 2},
 		"none can be read, all are named":   {[]core.Snapshot{only(strange)}, false, 1},
 		"all are replaced while it runs":    {[]core.Snapshot{coretest.GPUs(2), others(1)}, false, 2},
@@ -99,6 +100,32 @@ func TestHistoryOfAnotherMachineIsDropped(t *testing.T) {
 					t.Errorf("kept: %v, %v", record.Charts, record.Conditions)
 				}
 			})
+		}
+	}
+}
+
+// An agent ends before it can be known that the history is another machine's. The next one finds GPUs in it that are here,
+// because the first one has read them.
+func TestHistoryOfAnotherMachineIsDroppedByALaterProcess(t *testing.T) {
+	l := live(t, coretest.GPUs(3))
+	l.restart("boot", "boot")
+	nameless := core.Exclusion{Index: 1, Kind: core.ProbeFailed, Reason: "no UUID"}
+	l.machine = with(others(1), nameless)
+	l.read(1)
+	l.restart("boot", "boot")
+	l.read(1)
+	if l.state.Foreign != nil {
+		t.Errorf("dropped while it may be of this machine: %v", l.state.Foreign)
+	}
+	l.restart("boot", "boot")
+	l.machine = others(2)
+	l.read(1)
+	if f := l.state.Foreign; f == nil || len(f.History) != 3 {
+		t.Fatalf("dropped: %v", f)
+	}
+	for u := range l.state.Inventory.Units() {
+		if slices.Contains(l.state.Foreign.History, u.Device.ID) && u.Health.Reason != core.ReasonWithdrawn {
+			t.Errorf("%s is %s", u.ID, u.Health)
 		}
 	}
 }

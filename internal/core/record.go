@@ -21,6 +21,8 @@ type Record struct {
 	Conditions []Condition
 	Charts     map[DeviceID]Chart
 	KernelLog  uint64 `json:",omitempty"` // sequence number to go on with in the log of that boot; 0 = unknown
+
+	Inherited []DeviceID `json:",omitempty"` // GPUs of the history before, sorted, if it may be another machine's
 }
 
 // Record is the state to keep; boot is the machine's boot id. Rehearsals, and what only this process can know, are left out.
@@ -32,6 +34,9 @@ func (s State) Record(boot string) Record {
 	}
 	if s.prior != nil {
 		r.Devices, r.Links, r.Unread = slices.Clone(s.prior), slices.Clone(s.links), s.rebooted
+	}
+	if s.prior == nil {
+		r.Inherited = slices.Clone(s.inherited) // beside GPUs that were read in this life
 	}
 	for _, c := range s.Ledger.conditions {
 		if c.At.GPU != "" && !c.Simulated && c.Reason != ReasonUnchecked {
@@ -52,7 +57,9 @@ func Restore(cfg Config, r Record, boot string) State {
 	rebooted := r.Boot != boot
 	known := NewSnapshot(Snapshot{Devices: r.Devices, Links: r.Links})
 	s.prior, s.links, s.booted, s.rebooted = known.Devices, known.Links, r.Booted, rebooted || r.Unread
-	s.inherited = r.gpus()
+	if s.inherited = sortedIDs(r.Inherited); len(s.inherited) == 0 {
+		s.inherited = r.gpus()
+	}
 	if !rebooted { // which ends a maintenance, and loads the driver anew anyhow
 		s.Ledger.driver, s.Away = r.Driver, r.Away
 		s.Binding = r.Binding

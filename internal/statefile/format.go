@@ -29,6 +29,7 @@ type lenient struct {
 		Boot       string
 		Booted     json.RawMessage
 		Unread     bool
+		Inherited  json.RawMessage
 		Driver     string
 		Away       json.RawMessage
 		Binding    json.RawMessage
@@ -77,6 +78,7 @@ func decode(text []byte, agent string) (r core.Record, skipped []error, err erro
 	}
 	part("boot moment", e.Record.Booted, &r.Booted)
 	part("maintenance", e.Record.Away, &r.Away)
+	part("GPUs inherited", e.Record.Inherited, &r.Inherited)
 	part("binding", e.Record.Binding, &r.Binding)
 	part("kernel log", e.Record.KernelLog, &r.KernelLog)
 	known := map[core.DeviceID]bool{}
