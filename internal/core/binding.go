@@ -21,6 +21,8 @@ type Binding struct {
 	Numbering Numbering `json:",omitzero"`
 	Profile   string    `json:",omitempty"` // of the MIG strategy "single"
 	Counts    []Count   `json:",omitempty"` // of the shares that take a number of devices
+
+	proposed Numbering // with those numbers that are not shared yet: see Numbering.see
 }
 
 // Count is which devices a share has taken, of those that it was asked about.
@@ -96,7 +98,7 @@ func (s Share) key() string {
 
 // binding is what is bound after all devices were decided on.
 func (o *offers) binding() Binding {
-	b := Binding{Numbering: o.numbering, Profile: o.profile}
+	b := Binding{Numbering: o.numbering, Profile: o.profile, proposed: o.proposed}
 	for _, c := range o.counts {
 		if c.First > 0 {
 			b.Counts = append(b.Counts, c)

@@ -10,7 +10,9 @@ type Host struct {
 	MPS    []string // pools whose MPS control daemon answers
 	Claims []Claim  // of other agents on this host
 
-	Numbering Numbering // of another agent on this host: that of the highest generation
+	// Shares says that Numbering is kept up: what this agent proposes is in it a moment later.
+	Shares    bool
+	Numbering Numbering // of the agents on this host, this one's earlier processes among them: that of the highest generation
 }
 
 // Claim is a device that another agent offers.

@@ -38,6 +38,7 @@ type Inventory struct {
 	drift       []string
 	binding     Binding
 	bound       []Bound
+	doubtful    bool // the binding is of a history that may be another machine's
 	contests    []Contest
 	byID        map[UnitID]int // index into units
 	retired     map[UnitID]time.Time
@@ -48,7 +49,7 @@ type Inventory struct {
 //
 // The positional parts of the policy mean what they mean for a machine that is seen for the first time.
 func Build(s Snapshot, l Ledger, c Config) *Inventory {
-	return build(s, l, c, Binding{Numbering: Numbering{}.see(s, Numbering{})})
+	return build(s, l, c, Binding{Numbering: Numbering{}.seeFirst(s)})
 }
 
 // build is Build for a machine of which devices are numbered, and bound, already.
@@ -71,7 +72,7 @@ func build(s Snapshot, l Ledger, c Config, was Binding) *Inventory {
 		}
 	}
 	inv.binding, inv.bound = all.binding(), all.bound()
-	if s.Driver.State == DriverReady && len(s.Excluded) == 0 { // else a device that is missing may be the one that is meant
+	if s.Driver.State == DriverReady && len(s.Excluded) == 0 && !all.waiting { // else a device that is missing may be the one that is meant
 		inv.findings = all.idle()
 		if len(inv.bound) > 0 {
 			inv.drift = all.drift(presentOrder(s, c, lost))
@@ -85,7 +86,7 @@ func build(s Snapshot, l Ledger, c Config, was Binding) *Inventory {
 // presentOrder is what the positions of the policy would mean if the devices that are not lost were seen for the first time.
 func presentOrder(s Snapshot, c Config, lost map[DeviceID]bool) *offers {
 	s.Devices = slices.DeleteFunc(slices.Clone(s.Devices), func(d Device) bool { return lost[d.ID] })
-	fresh := newOffers(s, c, Binding{Numbering: Numbering{}.see(s, Numbering{})}, nil)
+	fresh := newOffers(s, c, Binding{Numbering: Numbering{}.seeFirst(s)}, nil)
 	for i := range s.Devices {
 		fresh.of(&s.Devices[i])
 	}
@@ -240,12 +241,20 @@ func (inv *Inventory) Bound() []Bound {
 	return slices.Clone(inv.bound)
 }
 
-// Numbering is the numbers of the devices.
+// Numbering is the numbers of the devices; of none while those that are known may be another machine's.
 func (inv *Inventory) Numbering() Numbering {
-	if inv == nil {
+	if inv == nil || inv.doubtful {
 		return Numbering{}
 	}
 	return inv.binding.Numbering
+}
+
+// Proposed is Numbering with the numbers that new devices are to have when the agents of the host have shared them.
+func (inv *Inventory) Proposed() Numbering {
+	if inv == nil || inv.doubtful {
+		return Numbering{}
+	}
+	return inv.binding.proposed
 }
 
 // Drift is a line for each position of the policy that would mean other devices by their present order, which State.Rebind

@@ -6,7 +6,8 @@ import (
 	"slices"
 )
 
-// Numbering is the numbers of devices, which rules by index go by. The agents of a host share one: see Host.
+// Numbering is the numbers of devices, which rules by index go by. The agents of a host share one: see Host. What one of them
+// has written down there first counts, for itself in a later process, too.
 type Numbering struct {
 	Generation int      // orders to number anew since the boot; of two numberings the one with more of them counts
 	Numbers    []Number `json:",omitempty"` // by ID
@@ -15,6 +16,14 @@ type Numbering struct {
 // NewNumbering returns a numbering in which each device has one number and each number one device: of several the first.
 func NewNumbering(generation int, of []Number) Numbering {
 	return newNumbers(Numbering{Numbers: of}).numbering(generation)
+}
+
+// SharedNumbering returns what several agents have numbered: each device has one number, of several the first. Two
+// devices have the same number if one agent has forgotten the one and numbered the other, and another agent has not yet.
+func SharedNumbering(generation int, of []Number) Numbering {
+	n := Numbering{generation, slices.SortedStableFunc(slices.Values(of), func(a, b Number) int { return cmp.Compare(a.ID, b.ID) })}
+	n.Numbers = slices.CompactFunc(n.Numbers, func(a, b Number) bool { return a.ID == b.ID })
+	return n
 }
 
 // Number is a GPU's, or a MIG instance's, number.
@@ -41,11 +50,10 @@ func (n Numbering) Of(id DeviceID) (DeviceIndex, bool) {
 type numbers struct {
 	of    map[DeviceID]DeviceIndex
 	taken map[DeviceIndex]bool
-	peer  map[DeviceIndex]DeviceID // taken in another agent's numbering
 }
 
 func newNumbers(n Numbering) numbers {
-	m := numbers{map[DeviceID]DeviceIndex{}, map[DeviceIndex]bool{}, map[DeviceIndex]DeviceID{}}
+	m := numbers{map[DeviceID]DeviceIndex{}, map[DeviceIndex]bool{}}
 	for _, each := range n.Numbers {
 		m.give(each.ID, each.At)
 	}
@@ -54,13 +62,24 @@ func newNumbers(n Numbering) numbers {
 
 // give numbers a device, unless it has a number or another device has this one.
 func (m numbers) give(id DeviceID, at DeviceIndex) {
-	if _, ok := m.of[id]; !ok && !m.taken[at] && cmp.Or(m.peer[at], id) == id {
+	if _, ok := m.of[id]; !ok && !m.taken[at] {
 		m.of[id], m.taken[at] = at, true
 	}
 }
 
-// keep drops the numbers of devices that a reading does not have.
+func (m numbers) drop(id DeviceID) {
+	if at, ok := m.of[id]; ok {
+		delete(m.of, id)
+		delete(m.taken, at)
+	}
+}
+
+// keep drops the numbers of devices that a reading does not have, unless one of them may be a GPU that is listed without its
+// UUID.
 func (m numbers) keep(s Snapshot) {
+	if s.nameless() {
+		return
+	}
 	known := map[DeviceID]bool{}
 	for _, d := range s.Devices {
 		known[d.ID] = true
@@ -68,12 +87,16 @@ func (m numbers) keep(s Snapshot) {
 	for _, e := range s.Excluded {
 		known[e.At.GPU] = true
 	}
-	for id, at := range m.of {
+	for id := range m.of {
 		if !known[id] {
-			delete(m.of, id)
-			delete(m.taken, at)
+			m.drop(id)
 		}
 	}
+}
+
+// nameless reports whether a GPU is listed whose UUID can't be read.
+func (s Snapshot) nameless() bool {
+	return slices.ContainsFunc(s.Excluded, func(e Exclusion) bool { return e.At.GPU == "" })
 }
 
 func (m numbers) numbering(generation int) Numbering {
@@ -97,32 +120,78 @@ func (n Numbering) complete(s Snapshot) bool {
 	return true
 }
 
+// agrees reports whether n has no other numbers than shared for devices that both have.
+func (n Numbering) agrees(shared Numbering) bool {
+	return !slices.ContainsFunc(shared.Numbers, func(o Number) bool {
+		at, ok := n.Of(o.ID)
+		return ok && at != o.At
+	})
+}
+
 // see numbers the devices that are new, and drops the numbers of those that are gone for good. A new device has the
-// driver's number, unless that is another device's, here or in the numbering of a peer, another agent of the host. If the
-// peer numbers the device itself, that number counts. A peer's numbering that was ordered later replaces n.
-func (n Numbering) see(s Snapshot, peer Numbering) Numbering {
+// driver's number, unless that is another device's. What the agents of the host have shared counts more than what is known
+// here, whose numbers may be older; and replaces it if it was ordered later.
+//
+// Two agents may see a new device at different indices, as others come and go meanwhile. So where numbers are shared, one that is
+// not yet shared is only proposed.
+//
+//	nomad-gpu  sees a as 3, proposes a=3 -> written ................. told a=3
+//	k8s-gpu      (another GPU goes) sees a as 2, proposes a=2 -> is told a=3
+func (n Numbering) see(s Snapshot, h Host) (next, proposed Numbering) {
+	shared := h.Numbering
 	switch {
-	case peer.Generation > n.Generation:
-		n = peer
-	case peer.Generation < n.Generation:
-		peer = Numbering{}
+	case shared.Generation > n.Generation:
+		n = NewNumbering(shared.Generation, shared.Numbers)
+	case shared.Generation < n.Generation:
+		shared = Numbering{}
 	}
-	if n.complete(s) {
-		return n
+	if n.complete(s) && n.agrees(shared) {
+		return n, n
 	}
 	m := newNumbers(n)
 	if s.Driver.State == DriverReady {
 		m.keep(s)
 	}
-	for _, p := range peer.Numbers {
-		m.peer[p.At] = p.ID
-	}
-	give := func(id DeviceID, at DeviceIndex) {
-		if number, ok := peer.Of(id); ok {
-			at = number
+	for id, at := range m.of {
+		if other, ok := shared.Of(id); ok && other != at {
+			m.drop(id)
 		}
-		m.give(id, at)
 	}
+	others := map[DeviceIndex]bool{}
+	for _, o := range shared.Numbers {
+		others[o.At] = true
+		if s.nameless() { // it may be that one
+			m.give(o.ID, o.At)
+		}
+	}
+	m.see(s, func(id DeviceID, _ DeviceIndex) {
+		if number, ok := shared.Of(id); ok {
+			m.give(id, number)
+		}
+	})
+	if h.Shares {
+		next = m.numbering(n.Generation)
+	}
+	m.see(s, func(id DeviceID, at DeviceIndex) {
+		if !others[at] {
+			m.give(id, at)
+		}
+	})
+	if proposed = m.numbering(n.Generation); !h.Shares {
+		next = proposed
+	}
+	return next, proposed
+}
+
+// seeFirst numbers the devices of a machine that is seen for the first time.
+func (n Numbering) seeFirst(s Snapshot) Numbering {
+	n, _ = n.see(s, Host{})
+	return n
+}
+
+// see gives each device that a reading names the number that the driver has for it: GPUs first, as the numbers of instances
+// begin with theirs.
+func (m numbers) see(s Snapshot, give func(DeviceID, DeviceIndex)) {
 	for _, d := range s.Devices {
 		if d.Profile == "" {
 			give(d.ID, DeviceIndex{d.Index, -1})
@@ -138,7 +207,6 @@ func (n Numbering) see(s Snapshot, peer Numbering) Numbering {
 			give(d.ID, DeviceIndex{gpu.GPU, d.Instance})
 		}
 	}
-	return m.numbering(n.Generation)
 }
 
 // number is that of a device; {-1, -1} if it has none.
@@ -151,4 +219,10 @@ func (o *offers) number(d *Device) DeviceIndex {
 		return DeviceIndex{-1, -1}
 	}
 	return at
+}
+
+// waits reports whether a device has a number as soon as the agents of the host have shared it.
+func (o *offers) waits(d *Device) bool {
+	_, proposed := o.proposed.Of(d.ID)
+	return o.indexed && proposed && o.number(d).GPU < 0
 }

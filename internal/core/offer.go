@@ -68,6 +68,8 @@ type offers struct {
 	chosen   map[*Selector][]DeviceID // the devices that each selector decides on
 
 	numbering Numbering
+	proposed  Numbering
+	waiting   bool              // a device has no number yet
 	indexed   bool              // a selector goes by index
 	counts    []Count           // by share
 	lost      map[DeviceID]bool // devices that the driver does not list any more
@@ -78,7 +80,7 @@ func newOffers(s Snapshot, c Config, was Binding, lost map[DeviceID]bool) *offer
 	o := &offers{
 		Config: c, strategy: map[DeviceID]MIGStrategy{}, cut: map[DeviceID]bool{},
 		hit: map[*Selector]bool{}, chosen: map[*Selector][]DeviceID{}, lost: lost,
-		numbering: was.Numbering, indexed: c.Policy.indexed(),
+		numbering: was.Numbering, proposed: was.proposed, indexed: c.Policy.indexed(),
 	}
 	o.recount(s, was.Counts)
 	for i := range s.Devices {
@@ -147,6 +149,9 @@ func (o *offers) kept(d *Device, rule *Rule, isHidden bool) string {
 	case slices.Contains(o.Exclude, d.ID):
 		return "ignored by configuration"
 	case isHidden:
+	case o.waits(d):
+		o.waiting = true
+		return "waits for its number, which the agents of this host share"
 	case o.indexed && o.number(d).GPU < 0:
 		return "has no number: that of its index belongs to another GPU; the command rebind numbers the GPUs anew"
 	case o.Policy.Include != nil && !o.included(d):

@@ -65,9 +65,10 @@ func Restore(cfg Config, r Record, boot string) State {
 		s.Binding = r.Binding
 		s.Binding.Numbering = NewNumbering(r.Binding.Numbering.Generation, r.Binding.Numbering.Numbers)
 		if !r.Unread && len(r.Binding.Numbering.Numbers) == 0 {
-			s.Binding.Numbering = s.Binding.Numbering.see(known, Numbering{}) // a history of an agent that kept no numbers
+			s.Binding.Numbering = s.Binding.Numbering.seeFirst(known) // a history of an agent that kept no numbers
 		}
 		s.Inventory = build(s.Snapshot, s.Ledger, cfg, s.Binding)
+		s.Inventory.doubtful = len(s.inherited) > 0
 	}
 	s.log = logOf(r, rebooted || r.Unread && r.KernelLog == 0)
 	s.Ledger.charts = make(map[DeviceID]*Chart, len(r.Charts))

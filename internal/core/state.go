@@ -97,8 +97,13 @@ func (s State) Ignore(cfg Config, now time.Time, o Order, until time.Time) (Stat
 }
 
 func (s State) offer(cfg Config, now time.Time) State {
-	s.Binding.Numbering = s.Binding.Numbering.see(s.Snapshot, s.Host.Numbering)
+	// Until a GPU of the history is read, its numbers may be another machine's: none is given beside them, or told to others.
+	doubtful := len(s.inherited) > 0
+	if !doubtful || s.Snapshot.Driver.State != DriverReady {
+		s.Binding.Numbering, s.Binding.proposed = s.Binding.Numbering.see(s.Snapshot, s.Host)
+	}
 	inv := build(s.Snapshot, s.Ledger, cfg, s.Binding)
+	inv.doubtful = doubtful
 	s.Binding = inv.binding
 	s.Inventory = inv.On(s.Host, cfg.Overlap).warnOfNodes(s.nodesSeen).Succeed(s.Inventory, now, cfg.Retire)
 	return s
@@ -115,7 +120,7 @@ func (s State) Rebind(cfg Config, now time.Time) (State, error) {
 	lost, present := s.Ledger.lost(s.Snapshot.Devices), s.Snapshot
 	present.Devices = slices.DeleteFunc(slices.Clone(present.Devices), func(d Device) bool { return lost[d.ID] })
 	next := Numbering{Generation: s.Binding.Numbering.Generation + 1}
-	s.Binding = Binding{Numbering: next.see(present, Numbering{})}
+	s.Binding = Binding{Numbering: next.seeFirst(present)}
 	return s.offer(cfg, now), nil
 }
 

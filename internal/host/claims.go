@@ -20,7 +20,7 @@ type offer struct {
 
 // offerOf is what an inventory offers.
 func offerOf(inv *core.Inventory) offer {
-	o := offer{numbering: inv.Numbering()}
+	o := offer{numbering: inv.Proposed()}
 	seen, silent, nameless := map[core.DeviceID]bool{}, map[core.DeviceID]bool{}, false
 	for u := range inv.Units() {
 		seen[u.Device.At.GPU] = true
@@ -147,12 +147,32 @@ func against(mine entry, others []entry, o offer) (claims []core.Claim) {
 	return claims
 }
 
-// numberingOf is the numbering of the highest generation; of several the first agent's, by name.
-func numberingOf(others []entry) (n core.Numbering) {
-	for _, e := range others {
-		if len(n.Numbers) == 0 || e.numbering.Generation > n.Generation {
-			n = e.numbering
+// numberingOf is what agents have numbered, at the highest generation. Where two differ the first one counts.
+func numberingOf(entries []entry) core.Numbering {
+	generation := 0
+	var numbers []core.Number
+	for _, e := range entries {
+		if e.numbering.Generation > generation {
+			generation, numbers = e.numbering.Generation, nil
+		}
+		if e.numbering.Generation == generation {
+			numbers = append(numbers, e.numbering.Numbers...)
 		}
 	}
-	return n
+	return core.SharedNumbering(generation, numbers)
+}
+
+// agreed is a numbering as it may be written: a device that another agent has numbered first has that number.
+func agreed(n core.Numbering, others []entry) core.Numbering {
+	shared := numberingOf(others)
+	if shared.Generation != n.Generation {
+		return n
+	}
+	numbers := slices.Clone(n.Numbers)
+	for i, each := range numbers {
+		if at, ok := shared.Of(each.ID); ok {
+			numbers[i].At = at
+		}
+	}
+	return core.NewNumbering(n.Generation, numbers)
 }

@@ -87,7 +87,7 @@ func Peek(o Options, inv *core.Inventory) core.Host {
 	if w.register != nil {
 		if mine, others, err := w.register.read(); err == nil { // else the agent would not see more
 			h.Claims = against(mine, others, offerOf(inv))
-			h.Numbering = numberingOf(others)
+			h.Numbering = numberingOf(append(others, mine))
 		}
 	}
 	return h
@@ -139,7 +139,7 @@ func (w *Watcher) tell(m Machine, change func(*core.Host)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	next := w.host
-	if change(&next); slices.Equal(next.MPS, w.host.MPS) && slices.Equal(next.Claims, w.host.Claims) && next.Numbering.Equal(w.host.Numbering) {
+	if change(&next); slices.Equal(next.MPS, w.host.MPS) && slices.Equal(next.Claims, w.host.Claims) && next.Shares == w.host.Shares && next.Numbering.Equal(w.host.Numbering) {
 		return
 	}
 	w.host = next

@@ -52,6 +52,23 @@ func TestTwoAgentsOnOneHost(t *testing.T) {
 	}
 }
 
+// A rebind of an agent whose own offer stays as it is takes effect on the other one, too.
+func TestRebindIsToldToTheOtherAgent(t *testing.T) {
+	dir := t.TempDir()
+	synctest.Test(t, func(t *testing.T) {
+		nomad := start(t, setup{name: "nomad-gpu", stateDir: dir, cfg: on(core.OverlapWarn, 0, 1)})
+		kube := start(t, setup{name: "k8s-gpu", stateDir: dir, cfg: on(core.OverlapWarn, 2, 3)})
+		pass(5 * time.Second)
+		if _, _, err := nomad.Rebind(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		pass(5 * time.Second)
+		if n := kube.State().Binding.Numbering; n.Generation != 1 || len(n.Numbers) != 8 {
+			t.Errorf("the other agent goes by %+v", n)
+		}
+	})
+}
+
 // Agents that start together offer each GPU once, as soon as they have looked.
 func TestTwoAgentsStartTogether(t *testing.T) {
 	for range 10 {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"path/filepath"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core"
@@ -39,7 +40,7 @@ func (w *Watcher) watchClaims(ctx context.Context, m Machine) {
 	defer w.register.close()
 	var patience patience
 	w.turn(ctx, m, "claims", func() (again bool) {
-		v, err := w.register.round(ctx, offerOf(m.Current()))
+		v, err := w.round(ctx, m)
 		if ctx.Err() != nil {
 			return false
 		}
@@ -49,11 +50,31 @@ func (w *Watcher) watchClaims(ctx context.Context, m Machine) {
 		}
 		if _, part := errors.AsType[unwritten](err); err == nil || part || twin {
 			w.missing(patience.lasting(v.others))
-			w.tell(m, func(h *core.Host) { h.Claims, h.Numbering = v.claims, v.numbering })
-		} // else nothing was seen: what was told before stands
+			w.tell(m, func(h *core.Host) { h.Claims, h.Numbering, h.Shares = v.claims, v.numbering, err == nil })
+		} else { // nothing was seen: what was told before stands, and new devices wait a while for their numbers
+			shares := !patience.with("the register", true)
+			w.tell(m, func(h *core.Host) { h.Shares = shares })
+			return true
+		}
+		patience.with("the register", false)
 		return true
 	})
 }
+
+// round is one of the register. It is tried again for a while if the process, or the host, has too many files open: an agent that
+// has just started would go by a history that is older than the register.
+func (w *Watcher) round(ctx context.Context, m Machine) (view, error) {
+	for began := time.Now(); ; {
+		v, err := w.register.round(ctx, offerOf(m.Current()))
+		full := errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE)
+		if !full || ctx.Err() != nil || time.Since(began) > lockAtMost/2 {
+			return v, err
+		}
+		time.Sleep(fullPause)
+	}
+}
+
+const fullPause = 50 * time.Millisecond
 
 // patience is since when something has been so that is not worth a word while agents are restarted, by agent.
 type patience struct{ since map[string]time.Time }

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -59,7 +60,7 @@ type known struct {
 // view is what an agent sees in the register.
 type view struct {
 	claims    []core.Claim
-	numbering core.Numbering // of the others
+	numbering core.Numbering // of all agents
 	others    []other        // by name
 }
 
@@ -97,8 +98,8 @@ func (r *register) round(ctx context.Context, o offer) (view, error) {
 		next := mine
 		next.started, next.boot = r.started, r.boot
 		next.claims = settle(mine, others, o, r.refuse, time.Now())
-		if len(o.numbering.Numbers) > 0 { // else the machine has not been read yet
-			next.numbering = o.numbering
+		if len(o.numbering.Numbers) > 0 { // else what was written before stands
+			next.numbering = agreed(o.numbering, others)
 		}
 		if !next.same(mine) {
 			failed = r.write(next)
@@ -107,7 +108,8 @@ func (r *register) round(ctx context.Context, o offer) (view, error) {
 			mine = next
 		}
 	}
-	v := view{claims: against(mine, others, o), numbering: numberingOf(others)}
+	// What this agent itself has written counts, too: its history may be older, or another machine's.
+	v := view{claims: against(mine, others, o), numbering: numberingOf(append(slices.Clone(others), mine))}
 	for _, e := range others {
 		v.others = append(v.others, other{
 			agent: e.agent, file: r.path(e.agent, ".json"),

@@ -212,7 +212,9 @@ func (m *Monitor) publish(next core.State) (changed bool) {
 	m.keeper.offer(prev, next)
 	m.said.log(m.log, next)
 	if next.Inventory.Equal(prev.Inventory) {
-		next.Inventory = prev.Inventory
+		if next.Inventory.Proposed().Equal(prev.Inventory.Proposed()) { // else other agents must be told of the numbers
+			next.Inventory = prev.Inventory
+		}
 		m.cell.Replace(next)
 		return false
 	}

@@ -1,0 +1,131 @@
+package core_test
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
+)
+
+// divided are two agents that divide a machine by index, and share what they number.
+func divided(t *testing.T) (nomad, kube *life) {
+	half := func(reserved ...int) *life {
+		l := live(t, renumbered(seq(0, 7)...))
+		l.cfg.Policy = core.Policy{Rules: []core.Rule{{Select: byIndex("policy", reserved...), Reserve: "for another"}}}
+		l.state = core.Restore(l.cfg, core.Record{Boot: "a"}, "a").On(l.cfg, l.now, core.Host{Shares: true})
+		l.read(1)
+		l.offers("before the numbers are shared", "")
+		return l
+	}
+	nomad, kube = half(4, 5, 6, 7), half(0, 1, 2, 3)
+	share(nomad.state.Inventory.Proposed(), nomad, kube)
+	nomad.offers("nomad", "gpu 0,1,2,3")
+	kube.offers("kubernetes", "gpu 4,5,6,7")
+	return nomad, kube
+}
+
+// share tells agents what was written down for all of them.
+func share(n core.Numbering, agents ...*life) {
+	for _, a := range agents {
+		a.state = a.state.On(a.cfg, a.now, core.Host{Shares: true, Numbering: n})
+	}
+}
+
+// Between the readings of two agents another GPU comes, so that they see a new one at different indices.
+func TestNewGPUIsOfferedWhenItsNumberIsShared(t *testing.T) {
+	nomad, kube := divided(t)
+	for _, l := range []*life{nomad, kube} {
+		l.machine = renumbered(seq(4, 7)...)
+		l.read(1)
+		l.now = l.now.Add(l.cfg.Health.Forget)
+		l.read(1)
+	}
+	share(kube.state.Inventory.Proposed(), nomad, kube)
+	nomad.machine, kube.machine = renumbered(4, 5, 6, 8, 7), renumbered(4, 5, 9, 6, 8, 7)
+	nomad.read(1)
+	kube.read(1)
+	nomad.offers("nomad, which has proposed 3", "")
+	kube.offers("kubernetes, which could not", "gpu 4,5,6,7")
+	share(nomad.state.Inventory.Proposed(), nomad, kube)
+	nomad.offers("nomad", "gpu 8")
+	kube.offers("kubernetes", "gpu 4,5,6,7")
+}
+
+// An agent was killed before its history was written, and has written down its numbers for the others.
+func TestSharedNumberCountsMoreThanThatOfTheHistory(t *testing.T) {
+	nomad, _ := divided(t)
+	nomad.restart("a", "a")
+	share(core.NewNumbering(0, []core.Number{
+		{ID: coretest.GPU(0), At: core.DeviceIndex{GPU: 5, Instance: -1}}, {ID: coretest.GPU(5), At: core.DeviceIndex{GPU: 0, Instance: -1}},
+	}), nomad)
+	nomad.read(1)
+	nomad.offers("GPUs 0 and 5 have each other's number", "gpu 1,2,3,5")
+}
+
+// The history is lost while a GPU does not say its UUID. Its number must not be given up.
+func TestNumberIsKeptWhileAGPUIsNameless(t *testing.T) {
+	nomad, _ := divided(t)
+	shared := nomad.state.Inventory.Proposed()
+	nomad.machine = renumbered(append([]int{0, 1}, seq(3, 7)...)...)
+	nomad.machine.Excluded = []core.Exclusion{{Index: 2, Kind: core.ProbeFailed, Reason: "no UUID"}}
+	nomad.state = core.Restore(nomad.cfg, core.Record{Boot: "a"}, "a")
+	share(shared, nomad)
+	nomad.read(1)
+	if at, ok := nomad.state.Inventory.Proposed().Of(coretest.GPU(2)); !ok || at.GPU != 2 {
+		t.Errorf("GPU 2 has number %v, %v", at, ok)
+	}
+	nomad.machine = renumbered(append(seq(3, 7), 0, 1, 2)...)
+	share(nomad.state.Inventory.Proposed(), nomad)
+	nomad.read(1)
+	nomad.offers("it says its UUID again", "gpu 0,1,2,3")
+}
+
+// The other machine was bound anew more often: its numbers must replace none of this machine's, here or at other agents.
+func TestHistoryOfAnotherMachineNumbersNothing(t *testing.T) {
+	nomad, kube := divided(t)
+	shared := nomad.state.Inventory.Proposed()
+	r := core.Record{Boot: "a", Devices: others(3).Devices}
+	for _, d := range r.Devices {
+		r.Binding.Numbering.Numbers = append(r.Binding.Numbering.Numbers, core.Number{ID: d.ID, At: core.DeviceIndex{GPU: d.Index, Instance: -1}})
+	}
+	r.Binding.Numbering.Generation = 7
+	kube.state = core.Restore(kube.cfg, r, "a")
+	tells := func(when string) {
+		t.Helper()
+		if n := kube.state.Inventory.Proposed(); n.Generation > 0 || len(n.Numbers) > 0 {
+			t.Errorf("%s it tells the others %+v", when, n)
+		}
+	}
+	tells("at its start")
+	share(shared, kube)
+	tells("with a history that may be of this machine")
+	kube.noDriver(core.DriverAbsent)
+	tells("without a driver")
+	machine := kube.machine
+	kube.machine = only(core.Exclusion{Index: 0, Kind: core.ProbeFailed, Reason: "no UUID"})
+	kube.read(1)
+	tells("with a GPU that does not say its UUID")
+	kube.machine = machine
+	kube.read(1)
+	kube.offers("with its own numbers", "gpu 4,5,6,7")
+}
+
+// What was decided on while the history was in doubt stays so when it turns out to be another machine's.
+func TestNumberOfDevicesStaysWhenTheDoubtIsOver(t *testing.T) {
+	l := policed(t, core.Policy{})
+	l.restart("a", "a")
+	l.cfg.Policy = sharedFirst(1)
+	machine := others(3)
+	l.machine = machine
+	l.machine.Devices = slices.Clone(machine.Devices[1:2])
+	l.machine = with(l.machine, core.Exclusion{Index: 0, Kind: core.Lost, Reason: "no UUID"})
+	l.read(1)
+	was, _ := l.state.Inventory.Unit(core.UnitID(coretest.GPU(101) + "::0"))
+	l.machine = machine
+	l.read(1)
+	is, _ := l.state.Inventory.Unit(core.UnitID(coretest.GPU(101) + "::0"))
+	if l.state.Foreign == nil || was.Pool != "gpu.shared" || is.Pool != was.Pool {
+		t.Errorf("it was in %q, and is in %q; dropped: %v", was.Pool, is.Pool, l.state.Foreign)
+	}
+}
