@@ -57,7 +57,21 @@ func (w *storm) calm(weather bool) {
 // Somebody who has hung since before anybody knew its name is then asked who it is: that lookup ends in the same call.
 func (w *storm) misuse() {
 	violations, err := w.Violations()
-	lookups, asked, rest := map[string]int{}, map[string]int{}, []string(nil)
+	raced, rest := strayLookups(violations)
+	if err != nil || len(rest) > 0 || raced > w.moves {
+		w.wrong("NVML misused, indices moved %d times: %q, %v", w.moves, violations, err)
+		return
+	}
+	w.raced += raced
+	w.moves = 0
+	if err := w.ForgiveViolations(); err != nil {
+		w.wrong("violations: %w", err)
+	}
+}
+
+// strayLookups counts the lookups among violations that met a GPU in which a call hangs; rest are the others.
+func strayLookups(violations []string) (raced int, rest []string) {
+	lookups, asked := map[string]int{}, map[string]int{}
 	for _, line := range violations {
 		call, on, _ := strings.Cut(line, ": called on ")
 		gpu, _, _ := strings.Cut(on, " ")
@@ -71,19 +85,10 @@ func (w *storm) misuse() {
 			rest = append(rest, line)
 		}
 	}
-	raced := 0
 	for _, n := range lookups {
 		raced += n
 	}
-	if err != nil || len(rest) > 0 || raced > w.moves {
-		w.wrong("NVML misused, indices moved %d times: %q, %v", w.moves, violations, err)
-		return
-	}
-	w.raced += raced
-	w.moves = 0
-	if err := w.ForgiveViolations(); err != nil {
-		w.wrong("violations: %w", err)
-	}
+	return raced, rest
 }
 
 // await waits until both orchestrators have the very units that there are, all of them well but for those excused.

@@ -13,6 +13,14 @@
 // Truth is a small model of the machine with times; it knows nothing of the product's rules. A claim ("this GPU
 // must not be offered now") is made only where it is beyond doubt.
 //
+// Another storm has both agents, each in a process of its own as they are on a host, under rules by index and count that split
+// the machine: GPUs come, go and change their order, agents end, are killed, can open no file, and find the history or the whole
+// state directory of another machine, and the wall clock jumps. What must hold: in an era, which ends when an operator orders to
+// bind anew or changes the policy, a device is in one pool of one agent; no GPU of another machine is taken for a lost one;
+// nothing of a good history is lost.
+//
+//	plan (from a seed) - runner -> simulated machine -> two agents -> each inventory -> deals: who has what, since which era
+//
 // A run has rounds: a storm, then a calm in which everything is lifted and an operator resets what needs it. The
 // default is short. A long one is asked for by the environment:
 //

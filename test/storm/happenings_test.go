@@ -41,6 +41,15 @@ func fatalXID(w *storm, f *fault) error {
 	return nil
 }
 
+// jumpClock sets the wall clock. Nobody is to blame.
+func jumpClock(w *storm, f *fault) error {
+	w.ahead.Add(int64(f.took))
+	return nil
+}
+
+// wall is the agent's wall clock.
+func (w *storm) wall() time.Time { return time.Now().Add(time.Duration(w.ahead.Load())) }
+
 // heard is how often the agent has heard an XID of a GPU.
 func (w *storm) heard(gpu core.DeviceID, code int) uint64 {
 	chart, _ := w.monitor.State().Ledger.Chart(gpu)

@@ -50,6 +50,8 @@ func init() {
 
 		{name: "event calls", weight: 5, domains: []string{"driver"}, draw: drawEars, strike: callOfAll, lift: healAll},
 		{name: "driver's call", weight: 3, domains: []string{"driver"}, weather: true, draw: drawNode, strike: callOfAll, lift: healAll},
+		{name: "slow statistics", weight: 4, domains: []string{"driver"}, draw: drawSlowStatistics, strike: callOfAll, lift: healAll},
+		{name: "clock jumps", weight: 4, draw: drawJump, strike: jumpClock},
 		{name: "unloaded", claims: true, weight: 3, domains: []string{"driver"}, weather: true, strike: unload, lift: load},
 		{name: "reloaded", weight: 2, domains: []string{"driver"}, weather: true, strike: reload},
 		{name: "library hidden", weight: 2, domains: []string{"driver"}, weather: true, strike: hide, lift: unhide},
@@ -87,6 +89,12 @@ var gpuCalls = []string{
 	"nvmlDeviceGetNvLinkState", "nvmlDeviceGetNvLinkRemotePciInfo", "nvmlDeviceGetNvLinkRemoteDeviceType",
 	"nvmlDeviceGetSerial", "nvmlDeviceGetArchitecture", "nvmlDeviceGetBrand", "nvmlDeviceGetEccMode",
 	"nvmlDeviceGetSupportedEventTypes", "nvmlDeviceRegisterEvents", "*", "*", "nvmlDeviceGetUUID",
+}
+
+// numberCalls are those that only live numbers need.
+var numberCalls = []string{
+	"nvmlDeviceGetPowerUsage", "nvmlDeviceGetUtilizationRates", "nvmlDeviceGetEncoderUtilization",
+	"nvmlDeviceGetDecoderUtilization", "nvmlDeviceGetMemoryErrorCounter",
 }
 
 // nodeCalls are those about none, but for events.
@@ -151,6 +159,17 @@ func drawEars(r *rand.Rand, f *fault) {
 		f.code = hang
 	}
 }
+
+// drawSlowStatistics draws a call that only live numbers need. No check may be late because of it.
+func drawSlowStatistics(r *rand.Rand, f *fault) {
+	f.call, f.code, f.took = one(r, numberCalls...), crawl, time.Duration(50+r.IntN(550))*time.Millisecond
+	f.lasts = time.Second + time.Duration(r.Int64N(int64(2*time.Second)))
+}
+
+// jumps are steps of the wall clock, in either direction.
+var jumps = []time.Duration{2 * time.Second, time.Minute, 2 * time.Hour, 26 * time.Hour, 400 * 24 * time.Hour}
+
+func drawJump(r *rand.Rand, f *fault) { f.took = one(r, jumps...) * time.Duration(1-2*r.IntN(2)) }
 
 func drawNode(r *rand.Rand, f *fault) {
 	f.call, f.code = one(r, nodeCalls...), one(r, append(slices.Clone(returns), hang, hang, hang, hang, crawl)...)

@@ -3,6 +3,7 @@ package storm
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"math/rand/v2"
 	"sync"
@@ -43,6 +44,7 @@ type storm struct {
 	took    latencies
 	eyes    eyes
 
+	ahead atomic.Int64 // nanoseconds by which the agent's wall clock is ahead
 	stood atomic.Int64 // nanoseconds for which the test's own machine stood still
 
 	mu      sync.Mutex
@@ -120,12 +122,34 @@ func (w *storm) follow(ctx context.Context, running *sync.WaitGroup) {
 			Roots: cfg.Roots, Patience: patience, Slow: time.Second, Fabric: time.Second, Links: 2 * time.Second,
 		})
 	}, cfg, slog.New(slog.NewTextHandler(w.journal, nil)), nil)
+	w.monitor.SetWallClock(w.wall)
 	w.monitor.Host(w.daemons())
+	running.Go(func() {
+		for inv := range w.monitor.Watch(ctx) {
+			if err := onePool(inv); err != nil {
+				w.wrong("%w", err)
+			}
+		}
+	})
 	running.Go(func() {
 		if err := w.monitor.Run(ctx); err != nil {
 			w.wrong("the monitor ended: %w", err)
 		}
 	})
+}
+
+// onePool says which device an inventory offers in two pools.
+func onePool(inv *core.Inventory) error {
+	pools := map[core.DeviceID]string{}
+	for u := range inv.Units() {
+		if was, again := pools[u.Device.ID]; again && was != u.Pool && u.Health.Reason != core.ReasonWithdrawn {
+			return fmt.Errorf("%s is offered in two pools: %s and %s", u.Device.ID, was, u.Pool)
+		}
+		if u.Health.Reason != core.ReasonWithdrawn {
+			pools[u.Device.ID] = u.Pool
+		}
+	}
+	return nil
 }
 
 // own tells the truth what is in a slot now.
