@@ -70,10 +70,14 @@ func (w *Watcher) round(ctx context.Context, m Machine) (view, error) {
 		if !full || ctx.Err() != nil || time.Since(began) > lockAtMost/2 {
 			return v, err
 		}
-		time.Sleep(fullPause)
+		select {
+		case <-time.After(fullPause):
+		case <-ctx.Done():
+		}
 	}
 }
 
+// fullPause is the pause between two tries while a table of open files is full.
 const fullPause = 50 * time.Millisecond
 
 // patience is since when something has been so that is not worth a word while agents are restarted, by agent.
