@@ -120,12 +120,15 @@ func (n Numbering) complete(s Snapshot) bool {
 	return true
 }
 
-// agrees reports whether n has no other numbers than shared for devices that both have.
-func (n Numbering) agrees(shared Numbering) bool {
-	return !slices.ContainsFunc(shared.Numbers, func(o Number) bool {
-		at, ok := n.Of(o.ID)
-		return ok && at != o.At
-	})
+// agrees reports whether n has no other numbers than shared for devices that both have, and all of its are shared if they
+// have to be.
+func (n Numbering) agrees(shared Numbering, all bool) bool {
+	for _, each := range n.Numbers {
+		if at, ok := shared.Of(each.ID); ok && at != each.At || !ok && all {
+			return false
+		}
+	}
+	return true
 }
 
 // see numbers the devices that are new, and drops the numbers of those that are gone for good. A new device has the
@@ -145,21 +148,24 @@ func (n Numbering) see(s Snapshot, h Host) (next, proposed Numbering) {
 	case shared.Generation < n.Generation:
 		shared = Numbering{}
 	}
-	if n.complete(s) && n.agrees(shared) {
+	if n.complete(s) && n.agrees(shared, h.Shares) {
 		return n, n
 	}
 	m := newNumbers(n)
 	if s.Driver.State == DriverReady {
 		m.keep(s)
 	}
-	for id, at := range m.of {
-		if other, ok := shared.Of(id); ok && other != at {
-			m.drop(id)
-		}
-	}
 	others := map[DeviceIndex]bool{}
 	for _, o := range shared.Numbers {
 		others[o.At] = true
+	}
+	for id, at := range m.of {
+		number, ok := shared.Of(id)
+		if ok && number != at || !ok && h.Shares && others[at] {
+			m.drop(id)
+		}
+	}
+	for _, o := range shared.Numbers {
 		if s.nameless() { // it may be that one
 			m.give(o.ID, o.At)
 		}

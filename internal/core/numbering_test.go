@@ -129,3 +129,14 @@ func TestNumberOfDevicesStaysWhenTheDoubtIsOver(t *testing.T) {
 		t.Errorf("it was in %q, and is in %q; dropped: %v", was.Pool, is.Pool, l.state.Foreign)
 	}
 }
+
+// An agent that was killed goes by an older history: since then the GPU was forgotten, and another one has its number.
+func TestNumberOfTheHistoryIsGivenUpIfItIsSharedForAnother(t *testing.T) {
+	nomad, _ := divided(t)
+	nomad.restart("a", "a")
+	share(core.NewNumbering(0, []core.Number{{ID: coretest.GPU(9), At: core.DeviceIndex{GPU: 3, Instance: -1}}}), nomad)
+	nomad.machine = renumbered(0, 1, 2, 9, 4, 5, 6, 7, 3)
+	nomad.read(1)
+	share(nomad.state.Inventory.Proposed(), nomad)
+	nomad.offers("GPU 9 has the number of GPU 3, which is the last one now", "gpu 0,1,2,3,9")
+}

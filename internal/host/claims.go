@@ -162,16 +162,26 @@ func numberingOf(entries []entry) core.Numbering {
 	return core.SharedNumbering(generation, numbers)
 }
 
-// agreed is a numbering as it may be written: a device that another agent has numbered first has that number.
-func agreed(n core.Numbering, others []entry) core.Numbering {
+// agreed is a numbering as it may be written: a device that another agent has numbered first has that number, and a number
+// that another device has got meanwhile is not given again.
+func agreed(n, written core.Numbering, others []entry) core.Numbering {
 	shared := numberingOf(others)
 	if shared.Generation != n.Generation {
 		return n
 	}
-	numbers := slices.Clone(n.Numbers)
-	for i, each := range numbers {
-		if at, ok := shared.Of(each.ID); ok {
-			numbers[i].At = at
+	taken := map[core.DeviceIndex]bool{}
+	for _, each := range shared.Numbers {
+		taken[each.At] = true
+	}
+	var numbers []core.Number
+	for _, each := range n.Numbers {
+		at, theirs := shared.Of(each.ID)
+		was, ours := written.Of(each.ID)
+		switch {
+		case theirs:
+			numbers = append(numbers, core.Number{ID: each.ID, At: at})
+		case !taken[each.At], ours && written.Generation == n.Generation && was == each.At:
+			numbers = append(numbers, each)
 		}
 	}
 	return core.NewNumbering(n.Generation, numbers)

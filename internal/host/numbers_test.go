@@ -41,6 +41,21 @@ func TestFirstNumberThatIsWrittenCounts(t *testing.T) {
 	}
 }
 
+// Both have given the same number to new GPUs before they have looked at what the other one has written.
+func TestNumberIsWrittenForOneDevice(t *testing.T) {
+	folder := t.TempDir()
+	a, _ := newRegister(t, folder, "nomad-gpu", true)
+	b, _ := newRegister(t, folder, "k8s-gpu", true)
+	for range 2 {
+		if v := numbered(t, b, "GPU-b", 3); v.number("GPU-b") != 3 {
+			t.Errorf("the first is told %+v", v.numbering)
+		}
+		if v := numbered(t, a, "GPU-a", 3); v.number("GPU-a") != -1 || v.number("GPU-b") != 3 {
+			t.Errorf("the second is told %+v", v.numbering)
+		}
+	}
+}
+
 // A number that is written down is told to a later process of the agent: its history may be lost.
 func TestNumbersOutliveTheHistory(t *testing.T) {
 	folder := t.TempDir()

@@ -99,7 +99,7 @@ func (r *register) round(ctx context.Context, o offer) (view, error) {
 		next.started, next.boot = r.started, r.boot
 		next.claims = settle(mine, others, o, r.refuse, time.Now())
 		if len(o.numbering.Numbers) > 0 { // else what was written before stands
-			next.numbering = agreed(o.numbering, others)
+			next.numbering = agreed(o.numbering, mine.numbering, others)
 		}
 		if !next.same(mine) {
 			failed = r.write(next)
