@@ -39,6 +39,7 @@ func (w *Watcher) watchDaemons(ctx context.Context, m Machine) {
 func (w *Watcher) watchClaims(ctx context.Context, m Machine) {
 	defer w.register.close()
 	var patience patience
+	w.tell(m, func(h *core.Host) { h.Shares = true }) // until it is known better
 	w.turn(ctx, m, "claims", func() (again bool) {
 		v, err := w.round(ctx, m)
 		if ctx.Err() != nil {
@@ -51,9 +52,9 @@ func (w *Watcher) watchClaims(ctx context.Context, m Machine) {
 		if _, part := errors.AsType[unwritten](err); err == nil || part || twin {
 			w.missing(patience.lasting(v.others))
 			w.tell(m, func(h *core.Host) { h.Claims, h.Numbering, h.Shares = v.claims, v.numbering, err == nil })
-		} else { // nothing was seen: what was told before stands, and new devices wait a while for their numbers
-			shares := !patience.with("the register", true)
-			w.tell(m, func(h *core.Host) { h.Shares = shares })
+		} else { // nothing was seen: what was told before stands, and new devices wait for their numbers if that is over soon
+			lasting := patience.with("the register", true)
+			w.tell(m, func(h *core.Host) { h.Shares = (full(err) || errors.Is(err, context.DeadlineExceeded)) && !lasting })
 			return true
 		}
 		patience.with("the register", false)
@@ -66,8 +67,7 @@ func (w *Watcher) watchClaims(ctx context.Context, m Machine) {
 func (w *Watcher) round(ctx context.Context, m Machine) (view, error) {
 	for began := time.Now(); ; {
 		v, err := w.register.round(ctx, offerOf(m.Current()))
-		full := errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE)
-		if !full || ctx.Err() != nil || time.Since(began) > lockAtMost/2 {
+		if !full(err) || ctx.Err() != nil || time.Since(began) > lockAtMost/2 {
 			return v, err
 		}
 		select {
@@ -76,6 +76,9 @@ func (w *Watcher) round(ctx context.Context, m Machine) (view, error) {
 		}
 	}
 }
+
+// full reports whether an error is that this process, or the host, has too many files open.
+func full(err error) bool { return errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) }
 
 // fullPause is the pause between two tries while a table of open files is full.
 const fullPause = 50 * time.Millisecond

@@ -29,6 +29,7 @@ type deals struct {
 	bindings  int
 	histories map[string]int // by agent: how often its history was replaced
 	known     map[core.DeviceID]bool
+	forgotten map[core.DeviceID]time.Time // GPUs that agents may have forgotten, and when each came back
 	of        map[era]map[core.DeviceID]deal
 	numbers   map[[2]int]map[core.DeviceID]core.DeviceIndex // by bindings and generation
 	indices   map[string]map[core.DeviceID]int              // by agent: the driver's, as seen last
@@ -42,7 +43,7 @@ type deals struct {
 
 func newDeals() *deals {
 	return &deals{
-		histories: map[string]int{}, known: map[core.DeviceID]bool{}, of: map[era]map[core.DeviceID]deal{},
+		histories: map[string]int{}, known: map[core.DeviceID]bool{}, forgotten: map[core.DeviceID]time.Time{}, of: map[era]map[core.DeviceID]deal{},
 		numbers: map[[2]int]map[core.DeviceID]core.DeviceIndex{}, indices: map[string]map[core.DeviceID]int{},
 		sick:   map[string]map[core.DeviceID]bool{forNomad: {}, forKubernetes: {}},
 		latest: map[string]map[core.DeviceID]int{}, both: map[core.DeviceID]time.Time{},
@@ -119,7 +120,7 @@ func (d *deals) deal(agent string, generation int, u offeredUnit) error {
 	now := deal{agent, u.Pool, d.histories[agent]}
 	was, again := d.of[at][u.Device]
 	switch {
-	case !again:
+	case !again || d.returning(u.GPU):
 	case was.agent != agent:
 		return fmt.Errorf("%s offers %s in %s, and %s has offered it in %s (%+v)", agent, u.Device, u.Pool, was.agent, was.pool, at)
 	case was.pool != u.Pool && was.history == now.history:
@@ -136,7 +137,7 @@ func (d *deals) number(agent string, o *offered) error {
 		d.numbers[at] = map[core.DeviceID]core.DeviceIndex{}
 	}
 	for id, n := range o.Numbers {
-		if was, again := d.numbers[at][id]; again && was != n && d.known[id] {
+		if was, again := d.numbers[at][id]; again && was != n && d.known[id] && !d.returning(id) {
 			return fmt.Errorf("%s numbers %s %v, and it was %v (%+v)", agent, id, n, was, at)
 		}
 		d.numbers[at][id] = n
@@ -163,8 +164,13 @@ func (d *deals) plug(gpu core.DeviceID, forgotten bool) {
 	d.known[gpu] = true
 	if forgotten {
 		d.forget(gpu)
+		d.forgotten[gpu] = time.Now()
 	}
 }
+
+// returning reports whether a GPU came back only now that an agent may have forgotten: what the other has of it in its
+// history is void when it reads the machine.
+func (d *deals) returning(gpu core.DeviceID) bool { return time.Since(d.forgotten[gpu]) < settled }
 
 func (d *deals) forget(gpu core.DeviceID) {
 	for _, of := range d.of {
