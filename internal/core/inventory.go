@@ -39,6 +39,7 @@ type Inventory struct {
 	binding     Binding
 	bound       []Bound
 	doubtful    bool // the binding is of a history that may be another machine's
+	unnumbered  bool // a device is not offered yet because it waits for its number
 	contests    []Contest
 	byID        map[UnitID]int // index into units
 	retired     map[UnitID]time.Time
@@ -71,7 +72,7 @@ func build(s Snapshot, l Ledger, c Config, was Binding) *Inventory {
 			inv.excluded = append(inv.excluded, Exclusion{Index: d.Index, At: d.At, PCI: d.PCI, Reason: o.refused})
 		}
 	}
-	inv.binding, inv.bound = all.binding(), all.bound()
+	inv.binding, inv.bound, inv.unnumbered = all.binding(), all.bound(), all.waiting
 	if s.Driver.State == DriverReady && len(s.Excluded) == 0 && !all.waiting { // else a device that is missing may be the one that is meant
 		inv.findings = all.idle()
 		if len(inv.bound) > 0 {
@@ -167,6 +168,13 @@ func (inv *Inventory) Driver() Driver {
 		return Driver{}
 	}
 	return inv.driver
+}
+
+// Provisional reports whether devices are missing that are offered as soon as the driver has been read for the first time,
+// or, within milliseconds, as soon as the agents of the host have shared their numbers. Who takes it for what the machine
+// offers takes those devices from workloads that hold them.
+func (inv *Inventory) Provisional() bool {
+	return inv == nil || inv.driver.State == DriverPending || inv.unnumbered
 }
 
 // Units yields every unit in canonical order.

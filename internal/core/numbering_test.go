@@ -16,12 +16,18 @@ func divided(t *testing.T) (nomad, kube *life) {
 		l.state = core.Restore(l.cfg, core.Record{Boot: "a"}, "a").On(l.cfg, l.now, core.Host{Shares: true})
 		l.read(1)
 		l.offers("before the numbers are shared", "")
+		if !l.state.Inventory.Provisional() {
+			t.Error("before the numbers are shared, that nothing is offered counts")
+		}
 		return l
 	}
 	nomad, kube = half(4, 5, 6, 7), half(0, 1, 2, 3)
 	share(nomad.state.Inventory.Proposed(), nomad, kube)
 	nomad.offers("nomad", "gpu 0,1,2,3")
 	kube.offers("kubernetes", "gpu 4,5,6,7")
+	if nomad.state.Inventory.Provisional() {
+		t.Error("after the numbers are shared, what is offered does not count")
+	}
 	return nomad, kube
 }
 

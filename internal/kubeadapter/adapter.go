@@ -134,7 +134,7 @@ func (a *Adapter) Run(ctx context.Context) error {
 func (a *Adapter) wanted() []string {
 	inv := a.src.Current()
 	resources := slices.Sorted(maps.Keys(a.lister.all(inv)))
-	if inv.Driver().State != core.DriverPending { // else an empty list would say that its units are gone
+	if !inv.Provisional() { // else an empty list would say that its units are gone
 		resources = append(resources, a.opts.Offered...)
 	}
 	return resources

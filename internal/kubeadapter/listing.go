@@ -77,7 +77,7 @@ func (l *lister) make(inv *core.Inventory) (*core.Inventory, map[string][]listin
 		l.of, l.with = inv, held
 		l.inv = inv.Withhold(held.withheld(inv))
 		l.lists = listings(l.inv)
-		if inv.Driver().State != core.DriverPending { // else an ID that is missing has not left
+		if !inv.Provisional() { // else an ID that is missing has not left
 			for resource, gone := range held.vanished(l.lists) {
 				l.lists[resource] = slices.Concat(l.lists[resource], gone)
 			}

@@ -61,6 +61,30 @@ func TestFirstFingerprint(t *testing.T) {
 	}
 }
 
+// An agent that starts on a new host reads its GPUs some milliseconds before the agents of the host share their numbers:
+// a list without them would take them from the node.
+func TestFirstFingerprintWaitsForNumbers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStand(t)
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		ch, err := s.Fingerprint(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		cfg := core.DefaultConfig()
+		cfg.Policy = core.Policy{Rules: []core.Rule{{Select: core.Selector{Indices: []core.DeviceIndex{{GPU: 1, Instance: -1}}}, Reserve: "for another"}}}
+		state := core.NewState(cfg).On(cfg, time.Now(), core.Host{Shares: true}).Read(cfg, time.Now(), coretest.GPUs(2))
+		s.Source.Set(state.Inventory)
+		time.Sleep(time.Second / 10)
+		shared := core.Host{Shares: true, Numbering: state.Inventory.Proposed()}
+		s.Source.Set(state.On(cfg, time.Now(), shared).Inventory)
+		if first := <-ch; len(first.Devices) != 1 || len(first.Devices[0].Devices) != 1 {
+			t.Errorf("the first list: %v, want the GPU that is not reserved", first.Devices)
+		}
+	})
+}
+
 // Nothing new is nothing to send, and what the reader missed is not sent later.
 func TestFingerprintSendsChangesOnly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

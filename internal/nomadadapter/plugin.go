@@ -197,11 +197,10 @@ func until(ctx context.Context, ended <-chan struct{}) (context.Context, context
 	return ctx, cancel
 }
 
-// settled waits until the driver has been asked for the first time, and returns the inventory then or
-// the latest when ctx ends.
+// settled waits for an inventory that is not provisional, and returns it or the latest when ctx ends.
 func settled(ctx context.Context, src Source) *core.Inventory {
 	for inv := range src.Watch(ctx) {
-		if inv.Driver().State != core.DriverPending {
+		if !inv.Provisional() {
 			return inv
 		}
 	}

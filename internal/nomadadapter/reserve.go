@@ -61,7 +61,7 @@ func (p *Plugin) Reserve(ids []string) (*device.ContainerReservation, error) {
 //
 // To the new process GPU-1 is not unknown, it was not read yet.
 func (l *life) asked() *core.Inventory {
-	if inv := l.source.Current(); inv.Driver().State != core.DriverPending {
+	if inv := l.source.Current(); !inv.Provisional() {
 		return inv
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), reserveWait)
