@@ -70,14 +70,18 @@ func (s State) withoutForeign(reading Snapshot) State {
 	f, known := foreign(s.inherited, reading)
 	if f != nil {
 		of := func(gpu DeviceID) bool { return slices.Contains(f.History, gpu) }
-		s.Snapshot.Devices = slices.DeleteFunc(slices.Clone(s.Snapshot.Devices), func(d Device) bool { return of(d.At.GPU) })
-		s.Snapshot.Links = slices.DeleteFunc(slices.Clone(s.Snapshot.Links), func(l Link) bool { return of(l.A) || of(l.B) })
+		devices, links := &s.Snapshot.Devices, &s.Snapshot.Links
 		if s.prior != nil {
-			s.Binding = Binding{}
-		} else { // it was in doubt until now, and this machine's devices were decided on meanwhile
-			s.Binding = Binding{Counts: s.Binding.Counts, Profile: s.Binding.Profile}
+			devices, links = &s.prior, &s.links
 		}
-		s.prior, s.links, s.Foreign = nil, nil, f
+		*devices = slices.DeleteFunc(slices.Clone(*devices), func(d Device) bool { return of(d.At.GPU) })
+		*links = slices.DeleteFunc(slices.Clone(*links), func(l Link) bool { return of(l.A) || of(l.B) })
+		bound := s.Binding
+		s.Binding = Binding{}
+		if len(*devices) > 0 { // this or an earlier process read them, and decided on them, while the history was in doubt
+			s.Binding = Binding{Counts: bound.Counts, Profile: bound.Profile}
+		}
+		s.Foreign = f
 	}
 	if f != nil || known {
 		s.inherited = nil

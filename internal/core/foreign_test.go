@@ -1,7 +1,10 @@
 package core_test
 
 import (
+	"bytes"
+	"encoding/json"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"testing"
 	"time"
@@ -118,6 +121,7 @@ func TestHistoryOfAnotherMachineIsDroppedByALaterProcess(t *testing.T) {
 		t.Errorf("dropped while it may be of this machine: %v", l.state.Foreign)
 	}
 	l.restart("boot", "boot")
+	l.restart("boot", "boot") // that process saved its state, and ended before its first reading
 	l.machine = others(2)
 	l.read(1)
 	if f := l.state.Foreign; f == nil || len(f.History) != 3 {
@@ -141,5 +145,131 @@ func TestHistoryKnowsGPUsByTheirConditions(t *testing.T) {
 	s := core.Restore(cfg, r, "boot").Read(cfg, dawn, core.NewSnapshot(reading))
 	if s.Foreign != nil || s.Ledger.Health(gpu(0)).State != core.GPULost {
 		t.Errorf("dropped: %v; GPU 0 is %s", s.Foreign, s.Ledger.Health(gpu(0)))
+	}
+}
+
+// The agent reads some GPUs of this machine and restarts, in any order, before the history is known to be another machine's.
+func TestHistoryOfAnotherMachineIsDroppedInAnyLife(t *testing.T) {
+	for seed := range uint64(1000) {
+		random := rand.New(rand.NewPCG(seed, 3)) //nolint:gosec // repeatable
+		machine := others(4)
+		if random.IntN(2) == 0 { // of the same model
+			for i := range machine.Devices {
+				machine.Devices[i].PCI = coretest.GPUs(4).Devices[i].PCI
+			}
+		}
+		l := live(t, coretest.GPUs(3))
+		l.see(xid(gpu(0), 157), xid(gpu(1), 157))
+		for _, o := range checked(machine) {
+			l.says[o.At.GPU] = &o.Vitals
+		}
+		boot := l.reboot("boot", random)
+		l.cfg.Policy = sharedFirst(2)
+		sick, pools := map[core.DeviceID]bool{}, map[core.DeviceID]string{}
+		for step := range 12 {
+			switch what := random.IntN(8); {
+			case step == 11: // complete at last
+				l.machine = machine
+				l.read(1)
+			case what < 4:
+				l.machine = partly(machine, random)
+				l.read(1)
+			case what < 5:
+				l.noDriver(core.DriverAbsent)
+			case what < 7:
+				next := l.reboot(boot, random)
+				if next != boot {
+					clear(pools) // what is bound ends with the boot
+				}
+				boot = next
+				continue
+			default:
+				for u := range l.state.Inventory.Units() {
+					if u.Device.ID >= coretest.GPU(100) {
+						l.see(xid(u.Device.At, 157))
+						sick[u.Device.ID] = true
+					}
+				}
+			}
+			l.keepsOwn(sick, pools)
+			if l.state.Foreign != nil {
+				break
+			}
+		}
+		l.hasNothingForeign(boot)
+		if t.Failed() {
+			t.Fatalf("seed %d", seed)
+		}
+	}
+}
+
+// reboot restarts the agent, and maybe the machine.
+func (l *life) reboot(boot string, random *rand.Rand) (next string) {
+	if next = boot; random.IntN(3) == 0 {
+		next += "'"
+	}
+	l.restart(boot, next)
+	return next
+}
+
+// partly is a reading of a machine in which some GPUs have no UUID, can't be read, or are not listed.
+func partly(machine core.Snapshot, random *rand.Rand) core.Snapshot {
+	reading := core.Snapshot{Driver: machine.Driver}
+	for i, d := range machine.Devices {
+		e := core.Exclusion{Index: i, Kind: core.ProbeFailed, Reason: "error"}
+		switch random.IntN(6) {
+		case 0, 1:
+			reading.Devices = append(reading.Devices, d)
+			continue
+		case 2:
+			e.Kind = core.Lost
+		case 3:
+			e.PCI = d.PCI
+		case 4:
+			e.PCI, e.At = d.PCI, d.At
+		case 5:
+			continue
+		}
+		reading.Excluded = append(reading.Excluded, e)
+	}
+	return core.NewSnapshot(reading)
+}
+
+// keepsOwn checks that this machine's sick GPUs stay sick, and that its GPUs stay in their pools.
+func (l *life) keepsOwn(sick map[core.DeviceID]bool, pools map[core.DeviceID]string) {
+	l.Helper()
+	for id := range sick {
+		if !slices.ContainsFunc(l.state.Ledger.Conditions(), func(c core.Condition) bool { return c.At.GPU == id && c.Code == 157 }) {
+			l.Errorf("%s is no longer sick", id)
+		}
+	}
+	for u := range l.state.Inventory.Units() {
+		id := u.Device.ID
+		if id < coretest.GPU(100) || u.Health.Reason == core.ReasonWithdrawn {
+			continue
+		}
+		if pool, decided := pools[id]; decided && pool != u.Pool {
+			l.Errorf("%s was in pool %s, and is in pool %s", id, pool, u.Pool)
+		}
+		pools[id] = u.Pool
+	}
+}
+
+// hasNothingForeign checks that nothing is left of the GPUs of the other machine.
+func (l *life) hasNothingForeign(boot string) {
+	l.Helper()
+	for u := range l.state.Inventory.Units() {
+		if u.Device.ID < coretest.GPU(100) && u.Health.Reason != core.ReasonWithdrawn {
+			l.Errorf("%s is listed: %s", u.ID, u.Health)
+		}
+	}
+	record, err := json.Marshal(l.state.Record(boot))
+	if err != nil {
+		l.Fatal(err)
+	}
+	for n := range 3 {
+		if bytes.Contains(record, []byte(coretest.GPU(n))) {
+			l.Errorf("%s is in the record", coretest.GPU(n))
+		}
 	}
 }

@@ -22,7 +22,9 @@ type Record struct {
 	Charts     map[DeviceID]Chart
 	KernelLog  uint64 `json:",omitempty"` // sequence number to go on with in the log of that boot; 0 = unknown
 
-	Inherited []DeviceID `json:",omitempty"` // GPUs of the history before, sorted, if it may be another machine's
+	// Inherited are the GPUs of the history before, sorted, if it may be another machine's. The other GPUs in the record were read
+	// on this machine.
+	Inherited []DeviceID `json:",omitempty"`
 }
 
 // Record is the state to keep; boot is the machine's boot id. Rehearsals, and what only this process can know, are left out.
@@ -30,13 +32,10 @@ func (s State) Record(boot string) Record {
 	r := Record{
 		Boot: boot, Booted: s.booted, Driver: s.Ledger.driver, Away: s.Away, Binding: s.Binding,
 		Devices: slices.Clone(s.Snapshot.Devices), Links: s.Snapshot.NVLinks(), Charts: map[DeviceID]Chart{},
-		KernelLog: s.log.next,
+		KernelLog: s.log.next, Inherited: slices.Clone(s.inherited),
 	}
 	if s.prior != nil {
 		r.Devices, r.Links, r.Unread = slices.Clone(s.prior), slices.Clone(s.links), s.rebooted
-	}
-	if s.prior == nil {
-		r.Inherited = slices.Clone(s.inherited) // beside GPUs that were read in this life
 	}
 	for _, c := range s.Ledger.conditions {
 		if c.At.GPU != "" && !c.Simulated && c.Reason != ReasonUnchecked {
