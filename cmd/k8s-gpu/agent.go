@@ -33,11 +33,11 @@ type shared struct {
 func (a *shared) live(ctx context.Context, s settings, offers <-chan settings, log *slog.Logger) error {
 	from := sources.Open(s.health, s.core, s.mpsSeen, agentName, log)
 	machine := monitor.New(opener(s), s.core, log, a.past.on(from.Store(), from.Boot))
-	machine.Expect(func() string { return nvidia.Presence(s.core.Roots) })
+	machine.SetDriverProbe(func() string { return nvidia.DriverFingerprint(s.core.Roots) })
 	machine.AwaitLog() // from.Follow reports it
 	adapter := kubeadapter.New(machine, kubeadapter.Options{
 		KubeletSocket: s.kubeletSocket, DevRoot: s.devRoot, MPSRoot: s.mpsRoot, Log: log,
-		Reserved: machine.Reserved, Offered: a.past.resources(), Pulse: machine.Pulse(),
+		Reserved: machine.Reserved, Offered: a.past.resources(), Watchdog: machine.Watchdog(),
 		PodResourcesSocket: s.podResourcesSocket, Grants: a.past.grantsOn(grantStore(s, log)),
 	})
 	socket := control.NewSocket(socketPath(s))
@@ -50,7 +50,7 @@ func (a *shared) live(ctx context.Context, s settings, offers <-chan settings, l
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { from.Host().Run(ctx, machine); return nil })
 	group.Go(func() error {
-		from.Host().Settled(ctx)
+		from.Host().AwaitFirst(ctx)
 		return machine.Run(ctx)
 	})
 	group.Go(func() error { return adapter.Run(ctx) })
@@ -58,12 +58,12 @@ func (a *shared) live(ctx context.Context, s settings, offers <-chan settings, l
 	group.Go(func() error { adopt(ctx, machine, offers); return nil })
 	group.Go(func() error {
 		socket.Serve(ctx, status.machine, control.Options{
-			Config: s.core, Simulation: s.health.Simulation, Notes: status.notes, Endpoints: status.endpoints, Log: log,
+			Config: s.core, Simulation: s.health.Simulation, Warnings: status.notes, Endpoints: status.endpoints, Log: log,
 		})
 		return nil
 	})
 	group.Go(func() error { control.Follow(ctx, a.asked, machine, log); return nil })
-	group.Go(func() error { return machine.Pulse().Watch(ctx, log, monitor.Loop) })
+	group.Go(func() error { return machine.Watchdog().Watch(ctx, log, monitor.Loop) })
 	group.Go(func() error { status.port.serve(ctx, status.handler(), log); return nil })
 	err := group.Wait()
 	a.past.offers(adapter.Offered())
@@ -100,7 +100,7 @@ func adopt(ctx context.Context, machine *monitor.Monitor, offers <-chan settings
 	for {
 		select {
 		case s := <-offers:
-			_ = machine.Adopt(ctx, s.core) // it fails when ctx ends, and with it the life
+			_ = machine.ApplyPolicy(ctx, s.core) // it fails when ctx ends, and with it the life
 		case <-ctx.Done():
 			return
 		}

@@ -59,7 +59,7 @@ func sameInBoth(t *testing.T, text, other string) {
 		t.Errorf("to k8s-gpu %q is %v %q", text, k.changes(want), k.notes)
 	}
 	n, wanted := forNomad(text), forNomad(other)
-	if diff := cmp.Diff(wanted.Shape, n.Shape); diff != "" || n.MIG != wanted.MIG || n.MPSRoot != wanted.MPSRoot {
+	if diff := cmp.Diff(wanted.Normalized, n.Normalized); diff != "" || n.MIG != wanted.MIG || n.MPSRoot != wanted.MPSRoot {
 		t.Errorf("to nomad-gpu %q is MIG %q, MPS root %q, %s", text, n.MIG, n.MPSRoot, diff)
 	}
 }

@@ -63,8 +63,8 @@ func (s *status) collectHealth(metrics chan<- prometheus.Metric, state core.Stat
 			string(c.At.GPU), instanceLabel(c.At.GI), instanceLabel(c.At.CI), c.Cause(), c.State.String(), strconv.FormatBool(c.Simulated))
 	}
 	for gpu, chart := range charts(state) {
-		for v := core.VerdictUnsaid; v <= core.VerdictOther; v++ {
-			send(verdictDesc, prometheus.GaugeValue, one(chart.Vitals.Verdict == v), gpu, verdictLabel(v))
+		for v := core.RecoveryUnknown; v <= core.RecoveryOther; v++ {
+			send(verdictDesc, prometheus.GaugeValue, one(chart.Sample.RecoveryAction == v), gpu, verdictLabel(v))
 		}
 		xids, events := tallies(chart, s.cfg.Health)
 		for xid, n := range xids {
@@ -93,15 +93,15 @@ func upOf(up map[string]bool, state core.State, stats monitor.Stats) map[string]
 	up["events"] = state.Snapshot.Driver.State == core.DriverReady && !stats.EventsFail
 	up["verdict"] = state.Snapshot.Driver.State == core.DriverReady
 	for _, chart := range charts(state) {
-		up["events"] = up["events"] && chart.Vitals.Events != core.No
-		up["verdict"] = up["verdict"] && chart.Vitals.Verdict != core.VerdictUnsaid
+		up["events"] = up["events"] && chart.Sample.Events != core.No
+		up["verdict"] = up["verdict"] && chart.Sample.RecoveryAction != core.RecoveryUnknown
 	}
 	return up
 }
 
 // charts yields what is remembered of each physical GPU that the latest reading knows of.
-func charts(state core.State) iter.Seq2[string, core.Chart] {
-	return func(yield func(string, core.Chart) bool) {
+func charts(state core.State) iter.Seq2[string, core.GPUHistory] {
+	return func(yield func(string, core.GPUHistory) bool) {
 		seen := map[core.DeviceID]bool{"": true} // a GPU whose UUID can't be read has no chart
 		var gpus []core.DeviceID
 		for _, d := range state.Snapshot.Devices {
@@ -115,7 +115,7 @@ func charts(state core.State) iter.Seq2[string, core.Chart] {
 				continue
 			}
 			seen[gpu] = true
-			if chart, _ := state.Ledger.Chart(gpu); !yield(string(gpu), chart) {
+			if chart, _ := state.Ledger.History(gpu); !yield(string(gpu), chart) {
 				return
 			}
 		}
@@ -127,7 +127,7 @@ func charts(state core.State) iter.Seq2[string, core.Chart] {
 const otherXIDs = "other"
 
 // tallies counts the XIDs and events of a GPU by label.
-func tallies(chart core.Chart, p core.HealthPolicy) (xids, events map[string]uint64) {
+func tallies(chart core.GPUHistory, p core.HealthPolicy) (xids, events map[string]uint64) {
 	xids, events = map[string]uint64{otherXIDs: 0}, map[string]uint64{}
 	known := map[uint64]bool{}
 	know := func(code uint64, worst fault.Effect) {
@@ -163,7 +163,7 @@ func xidLabel(code uint64) string { return strconv.FormatUint(code, 10) }
 func eventLabel(r fault.Rule) string { return strings.TrimPrefix(r.Name, "nvmlEventType") }
 
 // verdictLabel spells a verdict as labels are: "gpu_reset".
-func verdictLabel(v core.Verdict) string {
+func verdictLabel(v core.RecoveryAction) string {
 	return strings.ToLower(strings.ReplaceAll(v.String(), " ", "_"))
 }
 

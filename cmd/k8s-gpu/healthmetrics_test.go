@@ -36,7 +36,7 @@ type idle struct{}
 func (idle) Alive(context.Context) error        { return nil }
 func (idle) Ready() error                       { return nil }
 func (idle) Stats() []kubeadapter.ResourceStats { return nil }
-func (idle) Notes() []string                    { return nil }
+func (idle) Warnings() []string                    { return nil }
 
 // read is a machine after a first reading in which every GPU was checked.
 func read(cfg core.Config, s core.Snapshot) core.State {
@@ -44,7 +44,7 @@ func read(cfg core.Config, s core.Snapshot) core.State {
 	for _, d := range s.Devices {
 		if d.Profile == "" {
 			checks = append(checks, core.Observation{At: d.At, Kind: core.Checked,
-				Vitals: core.Vitals{Verdict: core.VerdictNone, Events: core.Yes}})
+				Sample: core.HealthSample{RecoveryAction: core.RecoveryNone, Events: core.Yes}})
 		}
 	}
 	return core.NewState(cfg).Read(cfg, time.Unix(0, 0), s, checks...)
@@ -123,7 +123,7 @@ func TestFaultsAreShown(t *testing.T) {
 		core.Observation{At: core.WholeGPU(coretest.GPU(1)), Kind: core.ProbeFailed},
 		core.Observation{At: core.WholeGPU(coretest.GPU(1)), Kind: core.XID, Code: 79, Simulated: true},
 	)
-	state, _, err := state.Ignore(cfg, now, core.Order{GPU: coretest.GPU(0), Cause: "XID_999"}, now.Add(time.Hour))
+	state, _, err := state.Ignore(cfg, now, core.Command{GPU: coretest.GPU(0), Cause: "XID_999"}, now.Add(time.Hour))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -177,7 +177,7 @@ func TestMadeUpCodesMakeNoSeries(t *testing.T) {
 func TestSourcesOfTheDriver(t *testing.T) {
 	cfg := core.DefaultConfig()
 	gpu := core.WholeGPU(coretest.GPU(0))
-	deaf := read(cfg, coretest.GPUs(2)).Observe(cfg, time.Unix(1, 0), core.Observation{At: gpu, Kind: core.Checked, Vitals: core.Vitals{Events: core.No}})
+	deaf := read(cfg, coretest.GPUs(2)).Observe(cfg, time.Unix(1, 0), core.Observation{At: gpu, Kind: core.Checked, Sample: core.HealthSample{Events: core.No}})
 	for name, c := range map[string]struct {
 		state core.State
 		stats monitor.Stats

@@ -26,7 +26,7 @@ type status struct {
 		Alive(context.Context) error
 		Ready() error
 		Stats() []kubeadapter.ResourceStats
-		Notes() []string
+		Warnings() []string
 	}
 	cfg    core.Config
 	from   *sources.Sources
@@ -37,7 +37,7 @@ type status struct {
 
 // notes are about the agent itself, in a line each.
 func (s *status) notes() []string {
-	return slices.Concat(s.config.notes(), s.from.Notes(), s.socket.Notes(), s.port.notes(), s.adapter.Notes())
+	return slices.Concat(s.config.notes(), s.from.Warnings(), s.socket.Warnings(), s.port.notes(), s.adapter.Warnings())
 }
 
 func (s *status) handler() http.Handler {
@@ -54,7 +54,7 @@ func (s *status) endpoints() []inspect.Endpoint {
 	var endpoints []inspect.Endpoint
 	for _, r := range s.adapter.Stats() {
 		endpoints = append(endpoints, inspect.Endpoint{
-			Resource: r.Resource, Standing: cmp.Or(r.Why, "watched"), Since: r.Since, Socket: r.Socket,
+			Resource: r.Resource, Status: cmp.Or(r.Why, "watched"), Since: r.Since, Socket: r.Socket,
 			Registrations: r.Registrations, Lists: r.Lists, LastError: r.LastError, LastErrorAt: r.LastErrorAt,
 		})
 	}
@@ -68,7 +68,7 @@ func (s *status) healthz(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithTimeout(r.Context(), time.Second)
 	defer cancel()
 	var late []string
-	for _, p := range s.machine.Pulse().Late(time.Now()) {
+	for _, p := range s.machine.Watchdog().Late(time.Now()) {
 		late = append(late, "stuck: "+p.Name+" since "+p.Last.UTC().Format(time.RFC3339))
 	}
 	answer(w, s.adapter.Alive(ctx), "ok", late...)
@@ -87,7 +87,7 @@ func (s *status) readyz(w http.ResponseWriter, _ *http.Request) {
 		names = append(names, r.Resource)
 	}
 	text := "offered to the kubelet: " + strings.Join(names, ", ")
-	if away := s.machine.State().Away; away.On(time.Now()) {
+	if away := s.machine.State().Maintenance; away.Active(time.Now()) {
 		text = "maintenance (" + away.String() + "), nothing takes work; " + text
 	}
 	answer(w, err, text, s.config.notes()...)

@@ -43,11 +43,11 @@ func (o option) name() string { return cmp.Or(o.key, "--"+o.flag) }
 
 // How an option is given on the command line, and in the configuration file.
 const (
-	word    = configfile.Word
+	word    = configfile.Scalar
 	toggle  = configfile.Toggle
 	list    = configfile.List    // several times, or with commas
 	mapping = configfile.Mapping // the same with "key=value"; in the configuration file a mapping too
-	page    = configfile.Page    // a mapping in the configuration file that is not looked into
+	page    = configfile.Opaque  // a mapping in the configuration file that is not looked into
 )
 
 // several reports whether an option may be given several times.

@@ -14,7 +14,7 @@ import (
 // elsewhere: no new configuration heals a GPU. It is safe for concurrent use.
 type past struct {
 	mu      sync.Mutex
-	record  *core.Record // nil = this is the first life
+	record  *core.Checkpoint // nil = this is the first life
 	latest  *store
 	saved   bool     // some record of this process is on disk, in place of what was there before
 	offered []string // resources, by any life
@@ -59,7 +59,7 @@ var (
 
 // Load implements monitor.Store. The machine has not booted since an earlier life of this process, but its wall clock may
 // have jumped. What is on disk from before this process is not replaced unread.
-func (s *store) Load() (core.Record, string) {
+func (s *store) Load() (core.Checkpoint, string) {
 	if r, saved := s.past.last(); r != nil {
 		if !saved && s.disk != nil {
 			s.disk.SetAside(errNeverSaved)
@@ -68,7 +68,7 @@ func (s *store) Load() (core.Record, string) {
 	}
 	if s.disk == nil {
 		boot := s.boot()
-		return core.Record{Boot: boot.ID, Booted: boot.At}, boot.ID
+		return core.Checkpoint{Boot: boot.ID, Booted: boot.At}, boot.ID
 	}
 	return s.disk.Load()
 }
@@ -82,7 +82,7 @@ func (s *store) SetAside(why error) {
 
 // Save implements monitor.Store. The disk comes last, as it may hang. What only the process remembers is not saved: the
 // next process does not know it.
-func (s *store) Save(r core.Record) error {
+func (s *store) Save(r core.Checkpoint) error {
 	if !s.past.keep(s, r) {
 		return errNotLatest
 	}
@@ -96,7 +96,7 @@ func (s *store) Save(r core.Record) error {
 	return err
 }
 
-func (p *past) last() (r *core.Record, saved bool) {
+func (p *past) last() (r *core.Checkpoint, saved bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.record, p.saved
@@ -108,7 +108,7 @@ func (p *past) onDisk() {
 	p.saved = true
 }
 
-func (p *past) keep(from *store, r core.Record) bool {
+func (p *past) keep(from *store, r core.Checkpoint) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if from != p.latest {

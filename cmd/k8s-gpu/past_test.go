@@ -9,14 +9,14 @@ import (
 
 // folder is a history on a disk that may fail.
 type folder struct {
-	record core.Record
+	record core.Checkpoint
 	err    error // of Save
 	aside  []error
 }
 
-func (f *folder) Load() (core.Record, string) { return f.record, "b" }
-func (f *folder) SetAside(why error)          { f.aside = append(f.aside, why) }
-func (f *folder) Save(r core.Record) error {
+func (f *folder) Load() (core.Checkpoint, string) { return f.record, "b" }
+func (f *folder) SetAside(why error)              { f.aside = append(f.aside, why) }
+func (f *folder) Save(r core.Checkpoint) error {
 	if f.err == nil {
 		f.record = r
 	}
@@ -29,11 +29,11 @@ func TestThePastTellsWhatTheDiskSaid(t *testing.T) {
 	full := errors.New("no space left on device")
 	disk := &folder{err: full}
 	s := (&past{}).on(disk, unknownBoot)
-	if err := s.Save(core.Record{Driver: "1"}); !errors.Is(err, full) {
+	if err := s.Save(core.Checkpoint{Driver: "1"}); !errors.Is(err, full) {
 		t.Errorf("saved: %v", err)
 	}
 	disk.err = nil
-	if err := s.Save(core.Record{Driver: "1"}); err != nil || disk.record.Driver != "1" {
+	if err := s.Save(core.Checkpoint{Driver: "1"}); err != nil || disk.record.Driver != "1" {
 		t.Errorf("not saved: %v, %+v", err, disk.record)
 	}
 }
@@ -50,10 +50,10 @@ func TestTheNextLifeReplacesNothingThatWasNotRead(t *testing.T) {
 		p := &past{}
 		first := p.on(&folder{err: tc.err}, unknownBoot)
 		first.Load()
-		if err := first.Save(core.Record{Driver: "1"}); !errors.Is(err, tc.err) {
+		if err := first.Save(core.Checkpoint{Driver: "1"}); !errors.Is(err, tc.err) {
 			t.Error(err)
 		}
-		disk := &folder{record: core.Record{Driver: "0"}}
+		disk := &folder{record: core.Checkpoint{Driver: "0"}}
 		if r, _ := p.on(disk, unknownBoot).Load(); r.Driver != "1" || len(disk.aside) != tc.aside {
 			t.Errorf("%s: the next life knows %+v, set aside: %v", name, r, disk.aside)
 		}

@@ -92,7 +92,7 @@ func resolve(flags flagValues, lookupEnv func(string) (string, bool)) (settings,
 
 // offer takes over which devices are offered and how.
 func (s *settings) offer(r policy.Result) error {
-	s.core.Policy, s.shape, s.warnings = r.Policy, r.Shape, r.Warnings
+	s.core.Policy, s.shape, s.warnings = r.Policy, r.Normalized, r.Warnings
 	if r.MPS != "" && s.mpsRoot == "" {
 		return &core.ConfigError{Key: r.MPS, Value: "mps", Remedy: "takes --mps-root, MPS_ROOT or flags.mpsRoot: the folder of the MPS control daemons, such as /run/nvidia/mps"}
 	}

@@ -68,7 +68,7 @@ func TestSharesMakeNoSeries(t *testing.T) {
 func TestPolicyInMetrics(t *testing.T) {
 	cfg := replicated(4, 0, 9)
 	cfg.Policy.Rules = append(cfg.Policy.Rules, core.Rule{Select: core.Selector{IDs: []core.DeviceID{"GPU-x"}}})
-	state := read(cfg, coretest.GPUs(2)).On(cfg, time.Unix(1, 0), core.Host{
+	state := read(cfg, coretest.GPUs(2)).WithHost(cfg, time.Unix(1, 0), core.Host{
 		Claims: []core.Claim{{By: "nomad-gpu", At: core.WholeGPU(coretest.GPU(1))}},
 	})
 	has(t, scraped(t, cfg, state),

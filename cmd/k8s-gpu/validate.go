@@ -25,7 +25,7 @@ func validate(w world, read func() (settings, error)) *cli.Command {
 				return err
 			}
 			said := policy.Result{Policy: s.core.Policy, MIG: s.core.MIG, MPSRoot: s.mpsRoot, Warnings: s.warnings}
-			for _, line := range slices.Concat(s.notes, said.WarningLines(), said.Words()) {
+			for _, line := range slices.Concat(s.notes, said.WarningLines(), said.Summary()) {
 				fmt.Fprintln(w.stdout, line)
 			}
 			_, err = fmt.Fprintln(w.stdout, "no problem")

@@ -60,7 +60,7 @@ func (f *follower) start(ctx context.Context, s nomadadapter.Settings, log *slog
 		close(kept)
 	}
 	m := monitor.New(opener(s.Core.Roots), s.Core, log, store)
-	m.Expect(func() string { return nvidia.Presence(s.Core.Roots) })
+	m.SetDriverProbe(func() string { return nvidia.DriverFingerprint(s.Core.Roots) })
 	m.AwaitLog() // from.Follow reports it
 	ended, parted := make(chan struct{}), make(chan struct{})
 	f.mu.Lock()
@@ -76,15 +76,15 @@ func (f *follower) start(ctx context.Context, s nomadadapter.Settings, log *slog
 	}()
 	go control.Follow(ctx, f.orders, m, log)
 	go func() {
-		if err := m.Pulse().Watch(ctx, log, monitor.Loop); err != nil {
+		if err := m.Watchdog().Watch(ctx, log, monitor.Loop); err != nil {
 			f.giveUp(ctx, log, err)
 		}
 	}()
 	go func() {
 		defer close(parted)
 		socket := control.NewSocket(socketPath(s.Health.StateDir))
-		notes := func() []string { return slices.Concat(from.Notes(), socket.Notes()) }
-		socket.Serve(ctx, m, control.Options{Config: s.Core, Simulation: s.Health.Simulation, Notes: notes, Log: log})
+		notes := func() []string { return slices.Concat(from.Warnings(), socket.Warnings()) }
+		socket.Serve(ctx, m, control.Options{Config: s.Core, Simulation: s.Health.Simulation, Warnings: notes, Log: log})
 		<-kept
 		<-left
 	}()
@@ -93,7 +93,7 @@ func (f *follower) start(ctx context.Context, s nomadadapter.Settings, log *slog
 		if before != nil {
 			<-before
 		}
-		from.Host().Settled(ctx)
+		from.Host().AwaitFirst(ctx)
 		if err := m.Run(ctx); err != nil {
 			f.giveUp(ctx, log, err)
 		}
@@ -152,7 +152,7 @@ type diary struct {
 }
 
 // Save is monitor.Store's.
-func (d *diary) Save(r core.Record) error {
+func (d *diary) Save(r core.Checkpoint) error {
 	last := false
 	select {
 	case <-d.over:

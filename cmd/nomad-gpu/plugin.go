@@ -65,7 +65,7 @@ func reread(ctx context.Context, p *nomadadapter.Plugin, hangups <-chan struct{}
 	for {
 		select {
 		case <-hangups:
-			p.Reread(ctx)
+			p.Reload(ctx)
 		case <-ctx.Done():
 			return
 		}

@@ -23,7 +23,7 @@ func validate(_ context.Context, args []string, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	for _, line := range slices.Concat(r.WarningLines(), r.Words()) {
+	for _, line := range slices.Concat(r.WarningLines(), r.Summary()) {
 		fmt.Fprintln(out, line)
 	}
 	_, err = fmt.Fprintln(out, "no problem")

@@ -23,11 +23,11 @@ type Kind uint8
 
 // The kinds of values.
 const (
-	Word    Kind = iota
+	Scalar  Kind = iota
 	Toggle       // true or false
 	List         // words
 	Mapping      // of words to words
-	Page         // something that is not looked into
+	Opaque       // something that is not looked into
 	Section      // something that is handed over as it is
 )
 
@@ -66,7 +66,7 @@ func Parse(path string, text []byte, known map[string]Kind) (File, []error) {
 	if err != nil {
 		return f, []error{fmt.Errorf("%s%w", path, err)}
 	}
-	w := walk{File: f, kinds: map[string]Kind{"version": Word}}
+	w := walk{File: f, kinds: map[string]Kind{"version": Scalar}}
 	for key, kind := range known {
 		w.kinds[key] = kind
 	}
@@ -173,7 +173,7 @@ func (w *walk) leaf(key string, kind Kind, name, value *yaml.Node) {
 // textOf is a value as it would stand on the command line. A page is "" if it says nothing.
 func textOf(n *yaml.Node, kind Kind) (string, error) {
 	switch {
-	case kind == Page:
+	case kind == Opaque:
 		if nothing(n) {
 			return "", nil
 		}

@@ -16,8 +16,8 @@ import (
 )
 
 var known = map[string]configfile.Kind{
-	"flags.name": configfile.Word, "flags.on": configfile.Toggle, "flags.plugin.list": configfile.List,
-	"flags.map": configfile.Mapping, "flags.gfd": configfile.Page, "policy": configfile.Section,
+	"flags.name": configfile.Scalar, "flags.on": configfile.Toggle, "flags.plugin.list": configfile.List,
+	"flags.map": configfile.Mapping, "flags.gfd": configfile.Opaque, "policy": configfile.Section,
 }
 
 // parse is what a text says, a line for each value, and every problem.

@@ -47,27 +47,27 @@ func (c *Client) Report(ctx context.Context) (r inspect.Report, err error) {
 }
 
 // Clear drops conditions: see core.Ledger.Clear.
-func (c *Client) Clear(ctx context.Context, args ClearArgs) (a Answer, err error) {
+func (c *Client) Clear(ctx context.Context, args ClearArgs) (a Response, err error) {
 	return a, c.ask(ctx, http.MethodPost, clearURL, args, &a)
 }
 
 // Ignore disregards conditions: see core.Ledger.Ignore.
-func (c *Client) Ignore(ctx context.Context, args IgnoreArgs) (a Answer, err error) {
+func (c *Client) Ignore(ctx context.Context, args IgnoreArgs) (a Response, err error) {
 	return a, c.ask(ctx, http.MethodPost, ignoreURL, args, &a)
 }
 
 // Simulate rehearses a fault. No conditions in the answer mean that none follows from it.
-func (c *Client) Simulate(ctx context.Context, args SimulateArgs) (a Answer, err error) {
+func (c *Client) Simulate(ctx context.Context, args SimulateArgs) (a Response, err error) {
 	return a, c.ask(ctx, http.MethodPost, simulateURL, args, &a)
 }
 
 // Quiesce has the agent leave the driver alone: see monitor.Quiesce.
-func (c *Client) Quiesce(ctx context.Context, args QuiesceArgs) (s Standing, err error) {
+func (c *Client) Quiesce(ctx context.Context, args QuiesceArgs) (s DriverStatus, err error) {
 	return s, c.ask(ctx, http.MethodPost, quiesceURL, args, &s)
 }
 
 // Resume has the agent take the driver back: see monitor.Resume.
-func (c *Client) Resume(ctx context.Context) (s Standing, err error) {
+func (c *Client) Resume(ctx context.Context) (s DriverStatus, err error) {
 	return s, c.ask(ctx, http.MethodPost, resumeURL, struct{}{}, &s)
 }
 

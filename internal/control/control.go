@@ -17,15 +17,15 @@ import (
 // Agent is what a running agent can be asked and told. *monitor.Monitor is one; see there.
 type Agent interface {
 	State() core.State
-	Clear(context.Context, core.Order) ([]core.Condition, error)
-	Ignore(context.Context, core.Order, time.Time) ([]core.Condition, error)
+	Clear(context.Context, core.Command) ([]core.Condition, error)
+	Ignore(context.Context, core.Command, time.Time) ([]core.Condition, error)
 	Report(...core.Observation) bool
 	Quiesce(ctx context.Context, until time.Time) error
 	Resume(context.Context) error
-	Keep(context.Context) error
+	Save(context.Context) error
 	Rebind(context.Context) (was, is []core.Bound, err error)
 	Stats() monitor.Stats
-	Pulse() *pulse.Board
+	Watchdog() *pulse.Registry
 }
 
 var _ Agent = (*monitor.Monitor)(nil)
@@ -34,7 +34,7 @@ var _ Agent = (*monitor.Monitor)(nil)
 type Options struct {
 	Config     core.Config               // as the agent has it: what recovery waits for
 	Simulation bool                      // an operator may rehearse faults
-	Notes      func() []string           // about the agent itself, for every report; nil = none
+	Warnings   func() []string           // about the agent itself, for every report; nil = none
 	Endpoints  func() []inspect.Endpoint // for the debug view; nil = none
 	Log        *slog.Logger              // of every order, with who gave it; never nil
 }
@@ -68,18 +68,18 @@ type QuiesceArgs struct {
 	For string `json:"for"` // a duration such as 2h, or RFC 3339; "" = until resumed
 }
 
-// Standing is where the agent is after it was told to leave the driver alone, or to take it back.
-type Standing struct {
+// DriverStatus is where the agent is after it was told to leave the driver alone, or to take it back.
+type DriverStatus struct {
 	Driver  inspect.Driver           `json:"driver"`
 	Devices map[core.HealthState]int `json:"devices"`           // by state
 	Kept    bool                     `json:"kept"`              // a restart of the agent changes nothing about it
 	NotKept string                   `json:"notKept,omitempty"` // why a restart of the agent does
 }
 
-// Answer is what became of an order.
-type Answer struct {
+// Response is what became of an order.
+type Response struct {
 	Conditions []inspect.Condition `json:"conditions"`        // that were cleared, ignored, or brought about
-	Standing   []inspect.Condition `json:"standing"`          // others of that GPU that have an effect now
+	Driver     []inspect.Condition `json:"standing"`          // others of that GPU that have an effect now
 	NotKept    string              `json:"notKept,omitempty"` // why a restart of the agent undoes it; "" = it does not
 }
 

@@ -17,8 +17,8 @@ func (d desk) debug() inspect.Debug {
 		DriverFiles: driverFiles(), HeapBytes: heap(), Checks: stats.Checks, LastCheck: stats.LastCheck, Stacks: inspect.Stacks(),
 	}
 	now := time.Now()
-	for _, s := range d.Pulse().Loops() {
-		view.Parts = append(view.Parts, inspect.Part{Name: s.Name, Last: s.Last, Turns: s.Beats, Late: s.Late(now)})
+	for _, s := range d.Watchdog().Tasks() {
+		view.Tasks = append(view.Tasks, inspect.Task{Name: s.Name, Last: s.Last, Turns: s.Beats, Late: s.Late(now)})
 	}
 	for _, c := range stats.Calls {
 		view.Calls = append(view.Calls, inspect.Call{Name: c.Name, Index: c.Index, Since: c.Since})

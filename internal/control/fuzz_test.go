@@ -39,16 +39,16 @@ func newBook() *book {
 	return &book{cfg: cfg, state: state}
 }
 
-func (b *book) State() core.State    { return b.state }
-func (b *book) Stats() monitor.Stats { return monitor.Stats{} }
-func (b *book) Pulse() *pulse.Board  { return nil }
-func (b *book) enter(s core.State)   { b.state, b.done = s, b.done+1 }
+func (b *book) State() core.State      { return b.state }
+func (b *book) Stats() monitor.Stats   { return monitor.Stats{} }
+func (b *book) Watchdog() *pulse.Registry { return nil }
+func (b *book) enter(s core.State)     { b.state, b.done = s, b.done+1 }
 func (b *book) Report(obs ...core.Observation) bool {
 	b.enter(b.state.Observe(b.cfg, time.Now(), obs...))
 	return true
 }
 
-func (b *book) Clear(_ context.Context, o core.Order) ([]core.Condition, error) {
+func (b *book) Clear(_ context.Context, o core.Command) ([]core.Condition, error) {
 	s, cleared, err := b.state.Clear(b.cfg, time.Now(), o)
 	if err == nil {
 		b.enter(s)
@@ -56,7 +56,7 @@ func (b *book) Clear(_ context.Context, o core.Order) ([]core.Condition, error) 
 	return cleared, err
 }
 
-func (b *book) Ignore(_ context.Context, o core.Order, until time.Time) ([]core.Condition, error) {
+func (b *book) Ignore(_ context.Context, o core.Command, until time.Time) ([]core.Condition, error) {
 	s, ignored, err := b.state.Ignore(b.cfg, time.Now(), o, until)
 	if err == nil {
 		b.enter(s)
@@ -66,14 +66,14 @@ func (b *book) Ignore(_ context.Context, o core.Order, until time.Time) ([]core.
 
 func (b *book) Quiesce(_ context.Context, until time.Time) error {
 	m := core.Maintenance{Since: time.Now(), Until: until}
-	if !m.On(time.Now()) {
+	if !m.Active(time.Now()) {
 		return &core.ConfigError{Key: "until", Remedy: "want a time to come"}
 	}
-	b.enter(b.state.Leave(b.cfg, time.Now(), m))
+	b.enter(b.state.EnterMaintenance(b.cfg, time.Now(), m))
 	return nil
 }
 
-func (b *book) Keep(context.Context) error { return nil }
+func (b *book) Save(context.Context) error { return nil }
 func (b *book) Rebind(context.Context) (was, is []core.Bound, err error) {
 	next, err := b.state.Rebind(b.cfg, time.Now())
 	if err != nil {
@@ -84,10 +84,10 @@ func (b *book) Rebind(context.Context) (was, is []core.Bound, err error) {
 }
 
 func (b *book) Resume(context.Context) error {
-	if !b.state.Away.On(time.Now()) {
+	if !b.state.Maintenance.Active(time.Now()) {
 		return monitor.ErrNotQuiesced
 	}
-	b.enter(b.state.Return().Read(b.cfg, time.Now(), coretest.GPUs(3)))
+	b.enter(b.state.ExitMaintenance().Read(b.cfg, time.Now(), coretest.GPUs(3)))
 	return nil
 }
 

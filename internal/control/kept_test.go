@@ -21,9 +21,9 @@ type disk struct {
 	hang chan struct{} // Save waits until it is closed; nil = it does not
 }
 
-func (d *disk) Load() (core.Record, string) { return core.Record{}, "boot" }
-func (d *disk) SetAside(error)              {}
-func (d *disk) Save(core.Record) error {
+func (d *disk) Load() (core.Checkpoint, string) { return core.Checkpoint{}, "boot" }
+func (d *disk) SetAside(error)                  {}
+func (d *disk) Save(core.Checkpoint) error {
 	d.mu.Lock()
 	err, hang := d.err, d.hang
 	d.mu.Unlock()

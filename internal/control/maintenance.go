@@ -39,7 +39,7 @@ func quiesce(ctx context.Context, a Agent, until time.Time) (notKept, err error)
 	if open := driverFiles(); err == nil && len(open) > 0 {
 		err = &OpenFilesError{open}
 	}
-	if !a.State().Away.On(time.Now()) {
+	if !a.State().Maintenance.Active(time.Now()) {
 		return nil, err
 	}
 	if notKept = keep(ctx, a); notKept != nil && err != nil {
@@ -53,7 +53,7 @@ func quiesce(ctx context.Context, a Agent, until time.Time) (notKept, err error)
 func keep(ctx context.Context, a Agent) error {
 	ctx, cancel := context.WithTimeout(ctx, keepAtMost)
 	defer cancel()
-	return a.Keep(ctx)
+	return a.Save(ctx)
 }
 
 // resume takes the driver back, which is on disk, too, before the answer.
@@ -73,7 +73,7 @@ func keepEnd(ctx context.Context, a Agent) error {
 	return err
 }
 
-func (d desk) quiesce(ctx context.Context, args QuiesceArgs) (Standing, error) {
+func (d desk) quiesce(ctx context.Context, args QuiesceArgs) (DriverStatus, error) {
 	var until time.Time
 	if strings.TrimSpace(args.For) != "" {
 		var err error
@@ -81,7 +81,7 @@ func (d desk) quiesce(ctx context.Context, args QuiesceArgs) (Standing, error) {
 			if wrong, ok := errors.AsType[*core.ConfigError](err); ok {
 				wrong.Key = "for"
 			}
-			return Standing{}, err
+			return DriverStatus{}, err
 		}
 	}
 	notKept, err := quiesce(ctx, d, until)
@@ -89,10 +89,10 @@ func (d desk) quiesce(ctx context.Context, args QuiesceArgs) (Standing, error) {
 }
 
 // resume answers when the driver was asked again.
-func (d desk) resume(ctx context.Context, _ struct{}) (Standing, error) {
+func (d desk) resume(ctx context.Context, _ struct{}) (DriverStatus, error) {
 	notKept, err := resume(ctx, d)
 	if err != nil {
-		return Standing{}, err
+		return DriverStatus{}, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, resumeAtMost)
 	defer cancel()
@@ -108,8 +108,8 @@ func (d desk) resume(ctx context.Context, _ struct{}) (Standing, error) {
 	return standing(d.State(), notKept), nil
 }
 
-func standing(s core.State, notKept error) Standing {
-	st := Standing{Driver: inspect.Describe(s.Inventory).Driver, Devices: map[core.HealthState]int{}, Kept: notKept == nil}
+func standing(s core.State, notKept error) DriverStatus {
+	st := DriverStatus{Driver: inspect.Describe(s.Inventory).Driver, Devices: map[core.HealthState]int{}, Kept: notKept == nil}
 	if notKept != nil {
 		st.NotKept = notKept.Error()
 	}
@@ -120,7 +120,7 @@ func standing(s core.State, notKept error) Standing {
 }
 
 // String is the standing in a line: "driver ready 580.95.05; devices: 7 healthy, 1 unhealthy".
-func (s Standing) String() string {
+func (s DriverStatus) String() string {
 	text := "driver " + s.Driver.State
 	if s.Driver.Reason != "" {
 		text += " (" + s.Driver.Reason + ")"
@@ -139,7 +139,7 @@ func (s Standing) String() string {
 	return text + "; devices: " + strings.Join(counts, ", ")
 }
 
-func (s Standing) log(log *slog.Logger, order string, by slog.Attr) {
+func (s DriverStatus) log(log *slog.Logger, order string, by slog.Attr) {
 	said := map[string]string{quiesceURL: "operator quiesced the driver", resumeURL: "operator resumed the driver"}[order]
 	args := []any{"driver", s.Driver.State, "kept", s.Kept}
 	if !s.Kept {

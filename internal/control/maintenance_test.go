@@ -125,7 +125,7 @@ func TestDebug(t *testing.T) {
 	r := start(t, coretest.GPUs(2), func(o *control.Options) {
 		o.Endpoints = func() []inspect.Endpoint {
 			return []inspect.Endpoint{{
-				Resource: "nvidia.com/gpu", Standing: "watched", Since: since, Registrations: 3, Lists: 7,
+				Resource: "nvidia.com/gpu", Status: "watched", Since: since, Registrations: 3, Lists: 7,
 				LastError: "the kubelet's stream ended", LastErrorAt: since,
 			}}
 		}
@@ -138,10 +138,10 @@ func TestDebug(t *testing.T) {
 	}), "pid ", "driver's files open: none", "monitor ", "event wait ", "nvmlProbe", "2026-11-21T15:00:00.000Z the kubelet's stream ended",
 		"control_test.TestDebug", "goroutines: 1\n")
 	d, err := control.Dial(r.path).Debug(t.Context())
-	if err != nil || d.PID != os.Getpid() || d.Threads == 0 || d.Descriptors == 0 || d.HeapBytes == 0 || d.Checks == 0 || len(d.Parts) < 2 {
+	if err != nil || d.PID != os.Getpid() || d.Threads == 0 || d.Descriptors == 0 || d.HeapBytes == 0 || d.Checks == 0 || len(d.Tasks) < 2 {
 		t.Errorf("%v: %+v", err, d)
 	}
-	for _, p := range d.Parts {
+	for _, p := range d.Tasks {
 		if p.Late {
 			t.Errorf("late: %+v", p)
 		}

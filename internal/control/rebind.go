@@ -12,27 +12,27 @@ import (
 	"github.com/tandem-gpu/tandem/internal/inspect"
 )
 
-// Rebound is what the positions of the policy were bound to before an operator's order, and are after it.
-type Rebound struct {
+// RebindResult is what the positions of the policy were bound to before an operator's order, and are after it.
+type RebindResult struct {
 	Was     []inspect.Binding `json:"was"`
 	Is      []inspect.Binding `json:"is"`
 	NotKept string            `json:"notKept,omitempty"` // why a restart of the agent undoes it; "" = it does not
 }
 
 // rebind binds the positions of the policy anew: see monitor.Rebind.
-func (d desk) rebind(ctx context.Context, _ struct{}) (Rebound, error) {
+func (d desk) rebind(ctx context.Context, _ struct{}) (RebindResult, error) {
 	was, is, err := d.Rebind(ctx)
 	if err != nil {
-		return Rebound{}, err
+		return RebindResult{}, err
 	}
-	r := Rebound{Was: inspect.DescribeBindings(was), Is: inspect.DescribeBindings(is)}
+	r := RebindResult{Was: inspect.DescribeBindings(was), Is: inspect.DescribeBindings(is)}
 	if err := keepEnd(ctx, d); err != nil {
 		r.NotKept = err.Error()
 	}
 	return r, nil
 }
 
-func (r Rebound) log(log *slog.Logger, order string, by slog.Attr) {
+func (r RebindResult) log(log *slog.Logger, order string, by slog.Attr) {
 	for i, b := range r.Is {
 		log.Warn("operator bound a position of the policy anew", "at", b.At, "position", b.Position, "was", r.before(i), "is", b.Devices, by)
 	}
@@ -45,7 +45,7 @@ func (r Rebound) log(log *slog.Logger, order string, by slog.Attr) {
 }
 
 // before are the devices that the i-th position was bound to.
-func (r Rebound) before(i int) []core.DeviceID {
+func (r RebindResult) before(i int) []core.DeviceID {
 	if i < len(r.Was) && r.Was[i].At == r.Is[i].At {
 		return r.Was[i].Devices
 	}
@@ -53,7 +53,7 @@ func (r Rebound) before(i int) []core.DeviceID {
 }
 
 // Rebind has the agent bind the positions of its policy anew: see monitor.Rebind.
-func (c *Client) Rebind(ctx context.Context) (r Rebound, err error) {
+func (c *Client) Rebind(ctx context.Context) (r RebindResult, err error) {
 	return r, c.ask(ctx, http.MethodPost, rebindURL, struct{}{}, &r)
 }
 

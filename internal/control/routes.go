@@ -56,8 +56,8 @@ func routes(a Agent, o Options) http.Handler {
 
 func (d desk) report() inspect.Report {
 	var notes []string
-	if d.Notes != nil {
-		notes = d.Notes()
+	if d.Warnings != nil {
+		notes = d.Warnings()
 	}
 	r := inspect.DescribeState(d.State(), d.Config, notes...)
 	r.Source = inspect.FromAgent
@@ -96,7 +96,7 @@ type outcome interface {
 }
 
 // log writes a line per condition.
-func (a Answer) log(log *slog.Logger, order string, by slog.Attr) {
+func (a Response) log(log *slog.Logger, order string, by slog.Attr) {
 	said := map[string]string{
 		clearURL: "operator cleared", ignoreURL: "operator ignores", simulateURL: "operator simulates",
 	}[order]
@@ -108,51 +108,51 @@ func (a Answer) log(log *slog.Logger, order string, by slog.Attr) {
 	}
 }
 
-func (d desk) clear(ctx context.Context, args ClearArgs) (Answer, error) {
+func (d desk) clear(ctx context.Context, args ClearArgs) (Response, error) {
 	o, err := words{d.State(), time.Now()}.order(args.GPU, args.Cause, args.VerifiedAt)
 	if err != nil {
-		return Answer{}, err
+		return Response{}, err
 	}
 	cleared, err := d.Clear(ctx, o)
 	if err != nil {
-		return Answer{}, err
+		return Response{}, err
 	}
 	return d.kept(ctx, d.answer(o.GPU, cleared)), nil
 }
 
-func (d desk) ignore(ctx context.Context, args IgnoreArgs) (Answer, error) {
+func (d desk) ignore(ctx context.Context, args IgnoreArgs) (Response, error) {
 	said := words{d.State(), time.Now()}
 	o, err := said.order(args.GPU, args.Cause, args.VerifiedAt)
 	until, untilErr := said.until(args.Until)
 	if err := errors.Join(err, untilErr); err != nil {
-		return Answer{}, err
+		return Response{}, err
 	}
 	ignored, err := d.Ignore(ctx, o, until)
 	if err != nil {
-		return Answer{}, err
+		return Response{}, err
 	}
 	return d.kept(ctx, d.answer(o.GPU, ignored)), nil
 }
 
 // kept is an answer once what was ordered is on disk, or with the reason why it is not.
-func (d desk) kept(ctx context.Context, a Answer) Answer {
+func (d desk) kept(ctx context.Context, a Response) Response {
 	if err := keepEnd(ctx, d); err != nil {
 		a.NotKept = err.Error()
 	}
 	return a
 }
 
-func (d desk) simulate(ctx context.Context, args SimulateArgs) (Answer, error) {
+func (d desk) simulate(ctx context.Context, args SimulateArgs) (Response, error) {
 	if !d.Simulation {
-		return Answer{}, errSimulationOff
+		return Response{}, errSimulationOff
 	}
 	before := d.State()
 	o, err := words{before, time.Now()}.rehearsal(args)
 	if err != nil {
-		return Answer{}, err
+		return Response{}, err
 	}
 	if !d.Report(o) {
-		return Answer{}, errBusy
+		return Response{}, errBusy
 	}
 	return d.answer(o.At.GPU, d.came(ctx, before, o)), nil
 }
@@ -184,7 +184,7 @@ func (d desk) came(ctx context.Context, before core.State, o core.Observation) [
 }
 
 // answer says what became of conditions, as they stand now where they still do, and what else stands.
-func (d desk) answer(gpu core.DeviceID, ordered []core.Condition) Answer {
+func (d desk) answer(gpu core.DeviceID, ordered []core.Condition) Response {
 	s := d.State()
 	ordered = slices.Clone(ordered)
 	var others []core.Condition
@@ -195,9 +195,9 @@ func (d desk) answer(gpu core.DeviceID, ordered []core.Condition) Answer {
 			others = append(others, c)
 		}
 	}
-	return Answer{
+	return Response{
 		Conditions: inspect.DescribeConditions(s, d.Config, ordered),
-		Standing:   inspect.DescribeConditions(s, d.Config, others),
+		Driver:     inspect.DescribeConditions(s, d.Config, others),
 	}
 }
 
@@ -213,7 +213,7 @@ type refusal struct {
 func status(err error) int {
 	is := func(target any) bool { return errors.As(err, target) }
 	switch {
-	case is(new(*core.NewerFaultError)), is(new(*core.SilentError)), is(new(*monitor.HeldError)), errors.Is(err, monitor.ErrNotQuiesced),
+	case is(new(*core.NewerFaultError)), is(new(*core.UnresponsiveError)), is(new(*monitor.HeldError)), errors.Is(err, monitor.ErrNotQuiesced),
 		errors.Is(err, core.ErrNoDriver):
 		return http.StatusConflict
 	case is(new(*core.NoConditionError)):

@@ -74,7 +74,7 @@ func TestStaleSocketIsReplaced(t *testing.T) {
 	await(t, "one to serve it, and the others to know", func() bool {
 		waiting := 0
 		for _, s := range sockets {
-			if strings.Contains(strings.Join(s.Notes(), " "), "another process serves "+path) {
+			if strings.Contains(strings.Join(s.Warnings(), " "), "another process serves "+path) {
 				waiting++
 			}
 		}
@@ -126,11 +126,11 @@ func TestSocketThatCannotBeServed(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			var serving sync.WaitGroup
 			serving.Go(func() { socket.Serve(ctx, nil, o) })
-			await(t, "the reason", func() bool { return len(socket.Notes()) > 0 })
+			await(t, "the reason", func() bool { return len(socket.Warnings()) > 0 })
 			time.Sleep(1500 * time.Millisecond) // and some tries more, which log nothing
 			cancel()
 			serving.Wait()
-			if notes := socket.Notes(); len(notes) != 1 || !strings.Contains(notes[0], c.want) {
+			if notes := socket.Warnings(); len(notes) != 1 || !strings.Contains(notes[0], c.want) {
 				t.Errorf("notes %q, want %q", notes, c.want)
 			}
 			if n := strings.Count(log.String(), "no operator can give orders"); n != 1 {

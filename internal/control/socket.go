@@ -83,8 +83,8 @@ func (s *Socket) Serve(ctx context.Context, a Agent, o Options) {
 	}
 }
 
-// Notes say in a line why an operator can't reach the agent.
-func (s *Socket) Notes() []string {
+// Warnings say in a line why an operator can't reach the agent.
+func (s *Socket) Warnings() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.problem == "" {

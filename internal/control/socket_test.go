@@ -68,7 +68,7 @@ func TestRemovedSocketIsMadeAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.await("an answer in a new folder", func() bool { return answers(t, r.path) })
-	r.await("no note any more", func() bool { return len(r.socket.Notes()) == 0 })
+	r.await("no note any more", func() bool { return len(r.socket.Warnings()) == 0 })
 }
 
 // A socket in the place of the agent's, behind which nothing listens, is replaced.

@@ -22,7 +22,7 @@ func Inspect(ctx context.Context, path string, read func(context.Context) inspec
 			why = "the agent does not answer (" + err.Error() + ")"
 		}
 		if why += ": this is what one would offer"; asJSON {
-			report.Notes = append(report.Notes, why)
+			report.Warnings = append(report.Warnings, why)
 		} else {
 			fmt.Fprintln(out, why)
 		}
@@ -116,11 +116,11 @@ func Debug(ctx context.Context, path string, out io.Writer, asJSON bool) error {
 }
 
 // write writes a line per condition.
-func (a Answer) write(out io.Writer, say func(inspect.Condition) string) error {
+func (a Response) write(out io.Writer, say func(inspect.Condition) string) error {
 	for _, c := range a.Conditions {
 		fmt.Fprintf(out, "%s: %s\n", c, say(c))
 	}
-	for _, c := range a.Standing {
+	for _, c := range a.Driver {
 		if _, err := fmt.Fprintf(out, "still standing: %s\n", c); err != nil {
 			return err
 		}

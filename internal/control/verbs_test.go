@@ -22,7 +22,7 @@ func simulation(o *control.Options) { o.Simulation = true }
 func TestInspectAsksTheAgent(t *testing.T) {
 	t.Parallel()
 	r := start(t, coretest.GPUs(2), func(o *control.Options) {
-		o.Notes = func() []string { return []string{"health history is not kept: the disk is full"} }
+		o.Warnings = func() []string { return []string{"health history is not kept: the disk is full"} }
 	})
 	r.xid(1, 95)
 	read := func(context.Context) inspect.Report {
@@ -38,7 +38,7 @@ func TestInspectAsksTheAgent(t *testing.T) {
 	})), &report); err != nil {
 		t.Fatal(err)
 	}
-	if report.Source != inspect.FromAgent || len(report.Conditions) != 1 || report.Conditions[0].Cause != "XID_95" || len(report.Notes) != 1 {
+	if report.Source != inspect.FromAgent || len(report.Conditions) != 1 || report.Conditions[0].Cause != "XID_95" || len(report.Warnings) != 1 {
 		t.Errorf("%+v", report)
 	}
 }
@@ -266,7 +266,7 @@ func TestBusyAgent(t *testing.T) {
 // stalled is an agent that obeys nothing.
 type stalled struct{ control.Agent }
 
-func (stalled) Clear(ctx context.Context, _ core.Order) ([]core.Condition, error) {
+func (stalled) Clear(ctx context.Context, _ core.Command) ([]core.Condition, error) {
 	<-ctx.Done()
 	return nil, ctx.Err()
 }

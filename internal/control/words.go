@@ -22,9 +22,9 @@ type words struct {
 
 const timeForm = "a time such as 2026-11-20T10:31:00Z"
 
-func (w words) order(gpu, cause, verified string) (core.Order, error) {
+func (w words) order(gpu, cause, verified string) (core.Command, error) {
 	id, err := w.gpu(gpu)
-	o := core.Order{GPU: id, Cause: causeOf(cause)}
+	o := core.Command{GPU: id, Cause: causeOf(cause)}
 	if verified = strings.TrimSpace(verified); verified != "" {
 		var timeErr error
 		if o.Verified, timeErr = time.Parse(time.RFC3339, verified); timeErr != nil {

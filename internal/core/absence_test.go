@@ -29,7 +29,7 @@ func TestDevicesAreRemembered(t *testing.T) {
 		l.says["GPU-new"] = &fresh
 		l.read(1)
 		l.expect("in the first reading", map[core.DeviceID]string{coretest.GPU(0): "healthy ", "GPU-new": "healthy "})
-		if _, ok := l.state.Ledger.Chart(coretest.GPU(1)); ok || len(l.state.Ledger.Conditions()) != 0 {
+		if _, ok := l.state.Ledger.History(coretest.GPU(1)); ok || len(l.state.Ledger.Conditions()) != 0 {
 			t.Errorf("the old one is not forgotten: %v", l.state.Ledger.Conditions())
 		}
 	})
@@ -95,7 +95,7 @@ func TestForget(t *testing.T) {
 		l.now = l.now.Add(time.Minute)
 		l.see()
 		l.expect("after it", one)
-		if _, ok := l.state.Ledger.Chart(coretest.GPU(1)); ok || len(l.state.Ledger.Conditions()) != 0 {
+		if _, ok := l.state.Ledger.History(coretest.GPU(1)); ok || len(l.state.Ledger.Conditions()) != 0 {
 			t.Errorf("something is left of it: %v", l.state.Ledger.Conditions())
 		}
 	})

@@ -132,15 +132,17 @@ func TestAnyPolicy(t *testing.T) {
 			obs = append(obs, xid(pick(d, s.Devices...).At, pick[uint64](d, 95, 94, 79, 48)))
 		}
 		l, h := core.Ledger{}.Apply(cfg.Health, dawn, obs...), d.host(s)
-		inv := core.Build(s, l, cfg).On(h, cfg.Overlap)
+		inv := core.Build(s, l, cfg).WithHost(h, cfg.Overlap)
 		eachDeviceOnce(t, s, inv)
 		eachUnit(t, l, inv)
 		asked(t, d, inv)
 		d.Shuffle(len(s.Devices), func(i, j int) { s.Devices[i], s.Devices[j] = s.Devices[j], s.Devices[i] })
-		if again := core.Build(core.NewSnapshot(s), l, cfg).On(h, cfg.Overlap); !again.Equal(inv) {
+		if again := core.Build(core.NewSnapshot(s), l, cfg).WithHost(h, cfg.Overlap); !again.Equal(inv) {
 			t.Error("equal arguments, differing inventories")
 		}
-		neighbours(t, d, s, func(l core.Ledger) *core.Inventory { return core.Build(core.NewSnapshot(s), l, cfg).On(h, cfg.Overlap) }, cfg, l)
+		neighbours(t, d, s, func(l core.Ledger) *core.Inventory {
+			return core.Build(core.NewSnapshot(s), l, cfg).WithHost(h, cfg.Overlap)
+		}, cfg, l)
 		if t.Failed() {
 			t.Fatalf("seed %d: %d devices, policy %+v", seed, len(s.Devices), cfg.Policy)
 		}

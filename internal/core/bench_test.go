@@ -79,7 +79,7 @@ func BenchmarkHealth(b *testing.B) {
 func TestNothingStandingCostsNothing(t *testing.T) {
 	p := core.DefaultHealthPolicy()
 	l, _ := fleet(64)
-	if n := testing.AllocsPerRun(100, func() { l.Apply(p, dawn.Add(time.Hour)) }); n != 0 || l.Restless() {
-		t.Errorf("%v allocations for nothing; restless %t", n, l.Restless())
+	if n := testing.AllocsPerRun(100, func() { l.Apply(p, dawn.Add(time.Hour)) }); n != 0 || l.NeedsTick() {
+		t.Errorf("%v allocations for nothing; restless %t", n, l.NeedsTick())
 	}
 }

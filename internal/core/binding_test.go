@@ -43,7 +43,7 @@ func byIndex(at string, indices ...int) core.Selector {
 func policed(t *testing.T, p core.Policy) *life {
 	l := live(t, renumbered(seq(0, 7)...))
 	l.cfg.Policy = p
-	l.state = core.Restore(l.cfg, core.Record{Boot: "a"}, "a")
+	l.state = core.Restore(l.cfg, core.Checkpoint{Boot: "a"}, "a")
 	l.read(1)
 	return l
 }
@@ -81,7 +81,7 @@ func (l *life) offers(when, want string) {
 // finds holds that the findings are as many as the texts, each of which one has.
 func (l *life) finds(when string, texts ...string) {
 	l.Helper()
-	findings := append(l.state.Inventory.Findings(), l.state.Inventory.Drift()...)
+	findings := append(l.state.Inventory.PolicyWarnings(), l.state.Inventory.Drift()...)
 	for _, text := range texts {
 		if !slices.ContainsFunc(findings, func(f string) bool { return strings.Contains(f, text) }) {
 			l.Errorf("%s: no finding has %q: %q", when, text, findings)
@@ -163,15 +163,15 @@ func TestAgentsOfAHostShareTheNumbers(t *testing.T) {
 	nomad.offers("nomad", "gpu 1,2,3")
 	kube := live(t, renumbered())
 	kube.cfg.Policy = core.Policy{Rules: []core.Rule{rule(true, seq(0, 3)...), rule(false, seq(4, 7)...)}}
-	kube.state = core.Restore(kube.cfg, core.Record{Boot: "a"}, "a").
-		On(kube.cfg, kube.now, core.Host{Numbering: nomad.state.Inventory.Numbering()})
+	kube.state = core.Restore(kube.cfg, core.Checkpoint{Boot: "a"}, "a").
+		WithHost(kube.cfg, kube.now, core.Host{Numbering: nomad.state.Inventory.Numbering()})
 	kube.machine = nomad.machine
 	kube.read(1)
 	kube.offers("kubernetes", "gpu 4,5,6,7")
 
 	kube.state, _ = kube.state.Rebind(kube.cfg, kube.now)
 	kube.offers("kubernetes after rebind", "gpu 5,6,7")
-	nomad.state = nomad.state.On(nomad.cfg, nomad.now, core.Host{Numbering: kube.state.Inventory.Numbering()})
+	nomad.state = nomad.state.WithHost(nomad.cfg, nomad.now, core.Host{Numbering: kube.state.Inventory.Numbering()})
 	nomad.offers("nomad after the rebind of the other", "gpu 1,2,3,4")
 }
 
@@ -279,7 +279,7 @@ func TestNoDeviceIsDealtTwice(t *testing.T) {
 		kube := policed(t, core.Policy{Rules: []core.Rule{{Select: byIndex("policy", 3, 4, 5, 6, 7, 8, 9, 10, 11), Reserve: "for another"}}, Shares: sharedFirst(1).Shares})
 		agents := []*life{nomad, kube}
 		for _, a := range agents {
-			a.state = core.Restore(a.cfg, core.Record{Boot: "a"}, "a")
+			a.state = core.Restore(a.cfg, core.Checkpoint{Boot: "a"}, "a")
 		}
 		there, was := seq(0, 7), [2]map[core.DeviceID]string{{}, {}}
 		for step := range 60 {
@@ -296,7 +296,7 @@ func TestNoDeviceIsDealtTwice(t *testing.T) {
 				if r.oneIn(8) {
 					a.now = a.now.Add(30 * time.Hour)
 				}
-				a.state = a.state.On(a.cfg, a.now, core.Host{Numbering: agents[1-i].state.Inventory.Numbering()})
+				a.state = a.state.WithHost(a.cfg, a.now, core.Host{Numbering: agents[1-i].state.Inventory.Numbering()})
 				a.read(2)
 			}
 			offered := map[core.DeviceID]string{}

@@ -28,7 +28,7 @@ func TestBoundedUnderRandomCodes(t *testing.T) {
 	}
 	var counted uint64
 	for i := range gpus {
-		chart, _ := l.Chart(core.DeviceID(fmt.Sprint("GPU-", i)))
+		chart, _ := l.History(core.DeviceID(fmt.Sprint("GPU-", i)))
 		if n := len(chart.Tallies); n > 70 {
 			t.Errorf("%d tallies", n)
 		}
@@ -49,7 +49,7 @@ func TestBoundedUnderRandomCodes(t *testing.T) {
 func TestBoundedOverUptime(t *testing.T) {
 	s := tell(t)
 	size := func() int {
-		record := core.State{Ledger: s.ledger}.Record("boot")
+		record := core.State{Ledger: s.ledger}.Checkpoint("boot")
 		text, err := json.Marshal(record)
 		if err != nil {
 			t.Fatal(err)
@@ -60,7 +60,7 @@ func TestBoundedOverUptime(t *testing.T) {
 		for hour := range 24 {
 			s.handOut(a)
 			s.xid(13, 31, 80, 94, 95, 109, 500+uint64(hour))
-			s.say(func(v *core.Vitals) { v.Uncorrectable.Value++ })
+			s.say(func(v *core.HealthSample) { v.Uncorrectable.Value++ })
 			s.check(3)
 			s.reset()
 			s.mute[a.GPU] = core.Lost
@@ -68,7 +68,7 @@ func TestBoundedOverUptime(t *testing.T) {
 			delete(s.mute, a.GPU)
 			s.check(10)
 			s.now = s.now.Add(time.Hour)
-			_, _ = s.clear(core.Order{})
+			_, _ = s.clear(core.Command{})
 		}
 	}
 	for range 2 {

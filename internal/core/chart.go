@@ -7,19 +7,19 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/fault"
 )
 
-// Chart is what the ledger remembers of one GPU beside its conditions. It is a value; what is kept over a
+// GPUHistory is what the ledger remembers of one GPU beside its conditions. It is a value; what is kept over a
 // restart of the agent is exported.
-type Chart struct {
-	Vitals     Vitals
-	Reset      time.Time   // when the GPU was last proven to have been initialised anew
-	Links      uint64      // most NVLinks ever seen up
-	Joined     bool        // it has been in a fabric that was up
-	Spells     []time.Time // beginnings of the latest bad spells
-	Recoveries []time.Time // the latest times that it got well by itself from something severe
-	Mended     []Mended    // what it got well from by a reset
-	Bad        time.Time   // since when it takes no work; zero = it does
-	Severe     bool        // the present bad spell has a severe cause
-	Tallies    []Tally     // XIDs and events, by code
+type GPUHistory struct {
+	Sample         HealthSample `json:"Vitals"`
+	Reset          time.Time    // when the GPU was last proven to have been initialised anew
+	Links          uint64       // most NVLinks ever seen up
+	Joined         bool         // it has been in a fabric that was up
+	Spells         []time.Time  // beginnings of the latest bad spells
+	Recoveries     []time.Time  // the latest times that it got well by itself from something severe
+	ClearedByReset []ClearedXID `json:"Mended"` // what it got well from by a reset
+	Bad            time.Time    // since when it takes no work; zero = it does
+	Severe         bool         // the present bad spell has a severe cause
+	Tallies        []Tally      // XIDs and events, by code
 
 	checked   time.Time // the latest complete check since the agent started
 	alone     bool      // no other GPU is known here
@@ -30,9 +30,9 @@ type Chart struct {
 	absent    bool      // it was absent, and was not asked since: perhaps it was loaded anew
 	weaker    [3]time.Time
 	window    window
-	slow      [3]Answer // by window: heat, power brake, replays
-	works     int       // times that the GPU or an instance of it was handed out
-	held      []holding // the latest time of each
+	slow      [3]Tristate // by window: heat, power brake, replays
+	works     int         // times that the GPU or an instance of it was handed out
+	held      []holding   // the latest time of each
 	apps      []sighting
 }
 
@@ -52,8 +52,8 @@ func (t Tally) echoed(o Observation, now time.Time) bool {
 	return t.Logged != o.Logged && now.Sub(t.Last) < echo || o.Past && !t.Logged && !t.Both
 }
 
-// Mended is an XID that a GPU got well from by a reset.
-type Mended struct {
+// ClearedXID is an XID that a GPU got well from by a reset.
+type ClearedXID struct {
 	Code uint64
 	At   time.Time
 }
@@ -73,7 +73,7 @@ type sighting struct {
 // window is the present stretch of time over which counters are compared.
 type window struct {
 	since                   time.Time
-	thermal, brake, replays Gauge
+	thermal, brake, replays OptionalUint64
 }
 
 // Bounds of a chart: it does not grow with uptime.
@@ -84,9 +84,9 @@ const (
 
 // clone copies the chart, so that changing the copy leaves the original alone. Slices are only ever
 // replaced or appended to by push, which copies.
-func (c *Chart) clone() *Chart {
+func (c *GPUHistory) clone() *GPUHistory {
 	if c == nil {
-		return &Chart{}
+		return &GPUHistory{}
 	}
 	copied := *c
 	copied.Tallies = slices.Clone(c.Tallies)
@@ -112,7 +112,7 @@ func within(times []time.Time, now time.Time, span time.Duration) (n int) {
 }
 
 // tallied is the count of a code; nil if there is none yet.
-func (c *Chart) tallied(reason Reason, code uint64) *Tally {
+func (c *GPUHistory) tallied(reason Reason, code uint64) *Tally {
 	for i := range c.Tallies {
 		if t := &c.Tallies[i]; t.Reason == reason && t.Code == code {
 			return t
@@ -122,7 +122,7 @@ func (c *Chart) tallied(reason Reason, code uint64) *Tally {
 }
 
 // tally counts an XID or event and returns when it was seen before.
-func (c *Chart) tally(reason Reason, code uint64, logged bool, now time.Time) (before time.Time) {
+func (c *GPUHistory) tally(reason Reason, code uint64, logged bool, now time.Time) (before time.Time) {
 	t := c.tallied(reason, code)
 	if t == nil {
 		c.Tallies = append(c.Tallies, Tally{Reason: reason, Code: code})
@@ -135,12 +135,12 @@ func (c *Chart) tally(reason Reason, code uint64, logged bool, now time.Time) (b
 
 // crowded reports whether there is no room for another code without a name: only a driver that makes codes
 // up has so many.
-func (c *Chart) crowded(code uint64) bool {
+func (c *GPUHistory) crowded(code uint64) bool {
 	return len(c.Tallies) >= maxTallies && c.tallied(ReasonXID, code) == nil
 }
 
 // told reports whether a fault of the GPU, not one of a program, was reported by code within span.
-func (c *Chart) told(now time.Time, span time.Duration) bool {
+func (c *GPUHistory) told(now time.Time, span time.Duration) bool {
 	return slices.ContainsFunc(c.Tallies, func(t Tally) bool {
 		class := Condition{Reason: t.Reason, Code: t.Code}.rule(HealthPolicy{}).Class
 		return now.Sub(t.Last) <= span && class != fault.Application && class != fault.Info && class != fault.Trigger
@@ -148,7 +148,7 @@ func (c *Chart) told(now time.Time, span time.Duration) bool {
 }
 
 // dwell is how long evidence must hold: longer with each bad spell of the last six hours.
-func (c *Chart) dwell(p HealthPolicy, now time.Time) time.Duration {
+func (c *GPUHistory) dwell(p HealthPolicy, now time.Time) time.Duration {
 	d := p.Dwell
 	for range within(c.Spells, now, 6*time.Hour) - 1 {
 		if d *= 2; d >= p.MaxDwell {
@@ -159,14 +159,14 @@ func (c *Chart) dwell(p HealthPolicy, now time.Time) time.Duration {
 }
 
 // hand enters that a placement was handed out to new work.
-func (c *Chart) hand(at Placement) {
+func (c *GPUHistory) hand(at Placement) {
 	c.works++
 	others := slices.DeleteFunc(slices.Clone(c.held), func(h holding) bool { return h.at.Covers(at) || at.Covers(h.at) })
 	c.held = push(others, holding{at, c.works})
 }
 
 // workload is the number of the workload that has a placement; 0 if that is not known, or it is several.
-func (c *Chart) workload(at Placement) (work int) {
+func (c *GPUHistory) workload(at Placement) (work int) {
 	for _, h := range c.held {
 		if h.at.Covers(at) || at.Covers(h.at) {
 			if work != 0 {
@@ -179,7 +179,7 @@ func (c *Chart) workload(at Placement) (work int) {
 }
 
 // failed enters an application fault of a workload and counts the different ones that had any within span.
-func (c *Chart) failed(work int, now time.Time, span time.Duration) (n int) {
+func (c *GPUHistory) failed(work int, now time.Time, span time.Duration) (n int) {
 	others := slices.DeleteFunc(slices.Clone(c.apps), func(s sighting) bool { return s.work == work })
 	c.apps = push(others, sighting{work, now})
 	for _, s := range c.apps {

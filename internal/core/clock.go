@@ -26,7 +26,7 @@ type Boot struct {
 // next change, with the moved times.
 func (s State) Shift(d time.Duration) State {
 	s.Ledger = s.Ledger.shift(d)
-	s.Away = s.Away.shift(d)
+	s.Maintenance = s.Maintenance.shift(d)
 	s.booted = shifted(s.booted, d)
 	if s.Inventory.Retiring() {
 		inv := *s.Inventory
@@ -42,7 +42,7 @@ func (s State) Shift(d time.Duration) State {
 // Rebase returns r with its times on the wall clock as it is now. The clock may have jumped since r was kept, in either
 // direction. Within one boot the boot moment shows by how much. Otherwise only a time in the future shows it; the
 // latest one is then taken to be now, or the boot if there was one since, and the others keep their distance from it.
-func (r Record) Rebase(boot Boot, now time.Time) Record {
+func (r Checkpoint) Rebase(boot Boot, now time.Time) Checkpoint {
 	latest, limit := r.latest(), now
 	unknown := r.Boot == "" || boot.ID == ""
 	switch {
@@ -66,7 +66,7 @@ func (r Record) Rebase(boot Boot, now time.Time) Record {
 }
 
 // latest is the latest time at which something of the record happened.
-func (r Record) latest() (t time.Time) {
+func (r Checkpoint) latest() (t time.Time) {
 	later := func(times ...time.Time) {
 		for _, o := range times {
 			if o.After(t) {
@@ -74,15 +74,15 @@ func (r Record) latest() (t time.Time) {
 			}
 		}
 	}
-	later(r.Away.Since)
+	later(r.Maintenance.Since)
 	for _, c := range r.Conditions {
 		later(c.Since, c.Last)
 	}
-	for _, c := range r.Charts {
+	for _, c := range r.GPUs {
 		later(c.Reset, c.Bad)
 		later(c.Spells...)
 		later(c.Recoveries...)
-		for _, m := range c.Mended {
+		for _, m := range c.ClearedByReset {
 			later(m.At)
 		}
 		for _, tally := range c.Tallies {
@@ -92,17 +92,17 @@ func (r Record) latest() (t time.Time) {
 	return t
 }
 
-func (r Record) shift(d time.Duration) Record {
-	r.Booted, r.Away = shifted(r.Booted, d), r.Away.shift(d)
+func (r Checkpoint) shift(d time.Duration) Checkpoint {
+	r.Booted, r.Maintenance = shifted(r.Booted, d), r.Maintenance.shift(d)
 	r.Conditions = slices.Clone(r.Conditions)
 	for i, c := range r.Conditions {
 		r.Conditions[i] = c.shift(d)
 	}
-	charts := make(map[DeviceID]Chart, len(r.Charts))
-	for gpu, c := range r.Charts {
+	charts := make(map[DeviceID]GPUHistory, len(r.GPUs))
+	for gpu, c := range r.GPUs {
 		charts[gpu] = *c.shift(d)
 	}
-	r.Charts = charts
+	r.GPUs = charts
 	return r
 }
 
@@ -111,7 +111,7 @@ func (l Ledger) shift(d time.Duration) Ledger {
 	for i, c := range l.conditions {
 		l.conditions[i] = c.shift(d)
 	}
-	charts := make(map[DeviceID]*Chart, len(l.charts))
+	charts := make(map[DeviceID]*GPUHistory, len(l.charts))
 	for gpu, c := range l.charts {
 		charts[gpu] = c.shift(d)
 	}
@@ -127,13 +127,13 @@ func (c Condition) shift(d time.Duration) Condition {
 	return c
 }
 
-func (c *Chart) shift(d time.Duration) *Chart {
+func (c *GPUHistory) shift(d time.Duration) *GPUHistory {
 	c = c.clone()
 	c.Reset, c.Bad, c.checked = shifted(c.Reset, d), shifted(c.Bad, d), shifted(c.checked, d)
 	c.Spells, c.Recoveries = shiftedAll(c.Spells, d), shiftedAll(c.Recoveries, d)
-	c.Mended, c.apps = slices.Clone(c.Mended), slices.Clone(c.apps)
-	for i := range c.Mended {
-		c.Mended[i].At = shifted(c.Mended[i].At, d)
+	c.ClearedByReset, c.apps = slices.Clone(c.ClearedByReset), slices.Clone(c.apps)
+	for i := range c.ClearedByReset {
+		c.ClearedByReset[i].At = shifted(c.ClearedByReset[i].At, d)
 	}
 	for i := range c.Tallies {
 		c.Tallies[i].Last = shifted(c.Tallies[i].Last, d)

@@ -42,7 +42,7 @@ func TestClockJumpsChangeNothing(t *testing.T) {
 			if step%5 != 0 {
 				continue
 			}
-			want, got := steady.state.Record("boot"), jumping.state.Shift(-jumping.jumped).Record("boot")
+			want, got := steady.state.Checkpoint("boot"), jumping.state.Shift(-jumping.jumped).Checkpoint("boot")
 			if diff := cmp.Diff(want, got, whole); diff != "" {
 				t.Fatalf("seed %d, step %d, clock set by %v in all: %s", seed, step, jumping.jumped, diff)
 			}
@@ -51,13 +51,13 @@ func TestClockJumpsChangeNothing(t *testing.T) {
 }
 
 // kept is the record of a GPU with an XID, two minutes after it, by an agent that knows when the machine booted.
-func kept(t *testing.T) (*life, core.Record) {
+func kept(t *testing.T) (*life, core.Checkpoint) {
 	l := live(t, coretest.GPUs(2))
-	l.state = core.Restore(l.cfg, core.Record{Boot: "a", Booted: dawn.Add(-time.Hour)}, "a")
+	l.state = core.Restore(l.cfg, core.Checkpoint{Boot: "a", Booted: dawn.Add(-time.Hour)}, "a")
 	l.read(1)
 	l.see(xid(gpu(1), 119))
 	l.read(12)
-	return l, l.state.Record("a")
+	return l, l.state.Checkpoint("a")
 }
 
 func TestRecordIsMovedToThePresentClock(t *testing.T) {
@@ -101,7 +101,7 @@ func TestLostGPUIsNotForgottenByAClockThatIsAheadAtBoot(t *testing.T) {
 	l, _ := kept(t)
 	l.machine = coretest.GPUs(1)
 	l.read(2)
-	r := l.state.Record("a")
+	r := l.state.Checkpoint("a")
 	l.now = l.now.Add(25 * time.Hour) // of which two minutes are real
 	boot := core.Boot{ID: "b", At: l.now.Add(-time.Minute)}
 	l.state = core.Restore(l.cfg, r.Rebase(boot, l.now), boot.ID)
@@ -118,14 +118,14 @@ func TestRecordIsOfThePresentBootBeforeTheDriverIsRead(t *testing.T) {
 	l := live(t, coretest.GPUs(2))
 	l.restart("a", "b")
 	l.noDriver(core.DriverAbsent)
-	if r := l.state.Record("b"); r.Boot != "b" || !r.Unread {
+	if r := l.state.Checkpoint("b"); r.Boot != "b" || !r.Unread {
 		t.Errorf("boot %q, unread %t", r.Boot, r.Unread)
 	}
 	l.restart("b", "b")
 	l.noDriver(core.DriverAbsent)
 	l.expect("no driver since the reboot", map[core.DeviceID]string{})
 	l.read(2)
-	if r := l.state.Record("b"); r.Unread {
+	if r := l.state.Checkpoint("b"); r.Unread {
 		t.Error("unread")
 	}
 	l.see(xid(gpu(1), 119))

@@ -42,7 +42,7 @@ func causeOf(r Reason, code uint64) string {
 		return fmt.Sprintf("XID_%d", code)
 	case ReasonEvent:
 		return fmt.Sprintf("EVENT_0x%X", code)
-	case ReasonVerdict:
+	case ReasonRecoveryAction:
 		return "VERDICT_" + strings.ToUpper(strings.ReplaceAll(verdictOf(code).String(), " ", "_"))
 	default:
 		return r.String()
@@ -51,7 +51,7 @@ func causeOf(r Reason, code uint64) string {
 
 // same reports whether c and o are one cause. A verdict that changes is the same cause in other words.
 func (c Condition) same(o Condition) bool {
-	return c.Reason == o.Reason && (c.Code == o.Code || c.Reason == ReasonVerdict) && c.At == o.At && c.Simulated == o.Simulated
+	return c.Reason == o.Reason && (c.Code == o.Code || c.Reason == ReasonRecoveryAction) && c.At == o.At && c.Simulated == o.Simulated
 }
 
 // and is both conditions as one.
@@ -126,7 +126,7 @@ func (c Condition) health() Health {
 	case ReasonEvent:
 		r, _ := fault.Event(c.Code)
 		h.Action = r.Action
-	case ReasonVerdict:
+	case ReasonRecoveryAction:
 		h.Action = verdictOf(c.Code).action()
 	default:
 	}

@@ -33,9 +33,9 @@ type Config struct {
 	Probe       time.Duration // between checks of every GPU's health
 	Retire      time.Duration // how long a unit withdrawn by intent stays listed as unhealthy
 	Policy      Policy
-	Packed      bool    // of shared devices those in use are preferred; else those that are used least
-	Overlap     Overlap // what becomes of a device that another agent on this host offers too
-	DeviceNodes bool    // plans carry device nodes beside the environment
+	Packed      bool        // of shared devices those in use are preferred; else those that are used least
+	Overlap     OverlapMode // what becomes of a device that another agent on this host offers too
+	DeviceNodes bool        // plans carry device nodes beside the environment
 	Health      HealthPolicy
 	Roots       Roots
 }
@@ -69,7 +69,7 @@ func (c Config) Validate() error {
 	if !slices.Contains([]MIGStrategy{MIGNone, MIGSingle, MIGMixed}, c.MIG) {
 		errs = append(errs, &ConfigError{"mig strategy", string(c.MIG), "want none, single or mixed"})
 	}
-	if !slices.Contains([]Overlap{OverlapWarn, OverlapRefuse}, c.Overlap) {
+	if !slices.Contains([]OverlapMode{OverlapWarn, OverlapRefuse}, c.Overlap) {
 		errs = append(errs, &ConfigError{"overlap", string(c.Overlap), "want warn or refuse"})
 	}
 	for _, d := range []struct {

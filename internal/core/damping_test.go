@@ -74,18 +74,18 @@ func TestCleanChecks(t *testing.T) {
 	}
 	for name, bad := range map[string]func(*story){
 		"half an answer": func(s *story) {
-			s.say(func(v *core.Vitals) { v.Partial = true })
+			s.say(func(v *core.HealthSample) { v.Partial = true })
 			s.check(1)
-			s.say(func(v *core.Vitals) { v.Partial = false })
+			s.say(func(v *core.HealthSample) { v.Partial = false })
 		},
 		"no answer yet":   func(s *story) { s.mute[a.GPU] = core.Waiting; s.check(1); delete(s.mute, a.GPU) },
 		"an error":        func(s *story) { s.mute[a.GPU] = core.ProbeFailed; s.check(1); delete(s.mute, a.GPU) },
 		"the driver away": func(s *story) { s.see(core.Observation{At: core.Node, Kind: core.DriverLost}, answered("580")) },
 		"the same XID":    func(s *story) { s.xid(119); s.pass(time.Second); s.see(core.Observation{At: a, Kind: core.Rebound}) },
 		"an error and an answer in one reading": func(s *story) {
-			s.see(core.Observation{At: a, Kind: core.ProbeFailed}, core.Observation{At: a, Kind: core.Checked, Vitals: *s.says[a.GPU]})
+			s.see(core.Observation{At: a, Kind: core.ProbeFailed}, core.Observation{At: a, Kind: core.Checked, Sample: *s.says[a.GPU]})
 		},
-		"no answer in time": func(s *story) { s.see(core.Observation{At: a, Kind: core.NoAnswer}) },
+		"no answer in time": func(s *story) { s.see(core.Observation{At: a, Kind: core.Unresponsive}) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := guest(t)
@@ -142,7 +142,7 @@ func TestTooManyRecoveries(t *testing.T) {
 	s.see(core.Observation{At: a, Kind: core.Rebound})
 	s.step(48 * time.Hour)
 	s.expect("it does not pass", core.Unhealthy, "NEEDS_SERVICE")
-	ledger, cleared, err := s.ledger.Clear(s.policy, s.now, core.Order{GPU: a.GPU, Cause: "needs_service"})
+	ledger, cleared, err := s.ledger.Clear(s.policy, s.now, core.Command{GPU: a.GPU, Cause: "needs_service"})
 	if err != nil || len(cleared) != 1 {
 		t.Fatal(cleared, err)
 	}
@@ -169,7 +169,7 @@ func TestRecoveriesThatDoNotCount(t *testing.T) {
 			s.xid(94)
 		},
 		"errors":  func(s *story) { s.mute[a.GPU] = core.ProbeFailed; s.check(3); delete(s.mute, a.GPU) },
-		"hangs":   func(s *story) { s.see(core.Observation{At: a, Kind: core.NoAnswer}) },
+		"hangs":   func(s *story) { s.see(core.Observation{At: a, Kind: core.Unresponsive}) },
 		"suspect": func(s *story) { s.xid(109, 500) },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -189,7 +189,7 @@ func TestRecoveriesThatDoNotCount(t *testing.T) {
 		s := tell(t)
 		s.mend(46, 119, 140, 120)
 		s.expect("all at once", core.Healthy, "")
-		if c := s.chart(); len(c.Recoveries) != 1 || len(c.Spells) != 1 || len(c.Mended) != 4 {
+		if c := s.chart(); len(c.Recoveries) != 1 || len(c.Spells) != 1 || len(c.ClearedByReset) != 4 {
 			t.Errorf("counted: %+v", c)
 		}
 	})
@@ -261,7 +261,7 @@ func TestRelapse(t *testing.T) {
 				t.Fatal(s.ledger.Health(a))
 			}
 		}
-		if n := len(s.chart().Mended); n != 0 {
+		if n := len(s.chart().ClearedByReset); n != 0 {
 			t.Errorf("%d mended, and never reset", n)
 		}
 	})

@@ -27,10 +27,10 @@ func TestDevices(t *testing.T) {
 		"nothing":         {nil, ""},
 		"not shared":      {alone, "0 1 2"},
 		"shared":          {two, "0::0 1::0 2::0"},
-		"shared by fewer": {two.Succeed(shared(sliced(3), false), dawn, time.Minute), "0::0 1::0 2::0"},
-		"shared now":      {two.Succeed(alone, dawn, time.Minute), "0::0 1::0 2::0"},
-		"shared no more":  {alone.Succeed(two, dawn, time.Minute), "0 1 2"},
-		"withdrawn":       {less.Succeed(alone, dawn, time.Minute), "0 1 2"},
+		"shared by fewer": {two.WithRetiring(shared(sliced(3), false), dawn, time.Minute), "0::0 1::0 2::0"},
+		"shared now":      {two.WithRetiring(alone, dawn, time.Minute), "0::0 1::0 2::0"},
+		"shared no more":  {alone.WithRetiring(two, dawn, time.Minute), "0 1 2"},
+		"withdrawn":       {less.WithRetiring(alone, dawn, time.Minute), "0 1 2"},
 	} {
 		if got := devices(tc.inv); got != tc.want {
 			t.Errorf("%s: %s, want %s", name, got, tc.want)

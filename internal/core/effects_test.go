@@ -13,9 +13,9 @@ import (
 var (
 	trusted = func(t testing.TB) *story { return tell(t) } // verdict none, R580
 	guest   = func(t testing.TB) *story {                  // no verdict
-		return saying(t, "580.95.05", func(v *core.Vitals) { v.Verdict = core.VerdictUnsaid })
+		return saying(t, "580.95.05", func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryUnknown })
 	}
-	early = func(t testing.TB) *story { return saying(t, "550.163", func(*core.Vitals) {}) } // it covers nothing yet
+	early = func(t testing.TB) *story { return saying(t, "550.163", func(*core.HealthSample) {}) } // it covers nothing yet
 )
 
 // What a fault does at once, and what 40 s later, after the settle window.
@@ -156,10 +156,10 @@ func TestRecoveryUntouched(t *testing.T) {
 
 // A repair that is pending, of whichever kind, is what a reset is needed for.
 func TestRecoveryWaitsForRepair(t *testing.T) {
-	for xid, change := range map[uint64]func(*core.Vitals){
-		63:  func(v *core.Vitals) { v.RemapPending, v.RetirementPending = core.Yes, core.No },
-		160: func(v *core.Vitals) { v.RepairPending = core.Yes },
-		155: func(v *core.Vitals) { v.LinksUp.Value = 17 },
+	for xid, change := range map[uint64]func(*core.HealthSample){
+		63:  func(v *core.HealthSample) { v.RemapPending, v.RetirementPending = core.Yes, core.No },
+		160: func(v *core.HealthSample) { v.RepairPending = core.Yes },
+		155: func(v *core.HealthSample) { v.LinksUp.Value = 17 },
 	} {
 		s := guest(t)
 		s.xid(xid)
@@ -191,13 +191,13 @@ func TestRecoveryByReset(t *testing.T) {
 
 // While the driver wants something done a fault does not go, however long that takes.
 func TestVerdictHoldsRecovery(t *testing.T) {
-	for _, v := range []core.Verdict{
-		core.VerdictReset, core.VerdictReboot, core.VerdictDrainP2P, core.VerdictDrainAndReset, core.VerdictRecoverIMEX, core.VerdictOther,
+	for _, v := range []core.RecoveryAction{
+		core.RecoveryReset, core.RecoveryReboot, core.VerdictDrainP2P, core.RecoveryDrainAndReset, core.RecoveryIMEX, core.RecoveryOther,
 	} {
 		for _, code := range []uint64{94, 95, 109, 500} {
 			s := trusted(t)
 			s.xid(code)
-			s.say(func(vitals *core.Vitals) { vitals.Verdict = v })
+			s.say(func(vitals *core.HealthSample) { vitals.RecoveryAction = v })
 			s.step(20 * time.Minute)
 			if h := s.ledger.Health(a); h.State != core.Unhealthy || h.Asks != v {
 				t.Errorf("XID %d, verdict %s: %s", code, v, h)

@@ -13,7 +13,7 @@ import (
 type patient struct {
 	at     core.Placement
 	guest  bool // its driver gives no verdict
-	vitals core.Vitals
+	vitals core.HealthSample
 	mute   core.ObservationKind // what is observed of it instead of a check; 0 = it answers
 
 	broken   []string // causes that nothing but a reset mends, and that none has
@@ -54,7 +54,7 @@ func newFate(seed uint64) *fate {
 		if d.At == core.WholeGPU(d.ID) {
 			p := &patient{at: d.At, guest: d.ID == "GPU-guest", vitals: fit()}
 			if p.guest {
-				p.vitals.Verdict = core.VerdictUnsaid
+				p.vitals.RecoveryAction = core.RecoveryUnknown
 			}
 			f.patients = append(f.patients, p)
 		}
@@ -65,7 +65,7 @@ func newFate(seed uint64) *fate {
 		f.cfg.Health.MaxRecoveries = 1000
 	}
 	f.booted = f.now
-	f.state = core.Restore(f.cfg, core.Record{Boot: "a", Booted: f.booted}, "a")
+	f.state = core.Restore(f.cfg, core.Checkpoint{Boot: "a", Booted: f.booted}, "a")
 	f.look(pace)
 	return f
 }
@@ -113,28 +113,28 @@ func (p *patient) look(partial bool) core.Observation {
 		p.lost = p.lost || p.mute == core.Lost
 		return core.Observation{At: p.at, Kind: p.mute, Detail: "no answer"}
 	}
-	if p.lost || p.reloaded && p.vitals.Verdict == core.VerdictNone {
+	if p.lost || p.reloaded && p.vitals.RecoveryAction == core.RecoveryNone {
 		p.broken = nil
 	}
 	p.demand++
 	p.lost, p.renewed, p.reloaded = false, false, false
 	v := p.vitals
 	v.Partial = partial
-	return core.Observation{At: p.at, Kind: core.Checked, Vitals: v}
+	return core.Observation{At: p.at, Kind: core.Checked, Sample: v}
 }
 
 // wants sets the verdict.
-func (p *patient) wants(v core.Verdict) {
-	if !p.guest && p.vitals.Verdict != v {
-		p.vitals.Verdict, p.demand = v, 0
+func (p *patient) wants(v core.RecoveryAction) {
+	if !p.guest && p.vitals.RecoveryAction != v {
+		p.vitals.RecoveryAction, p.demand = v, 0
 	}
 }
 
 // renew is what a reset leaves of a GPU.
 func (p *patient) renew() {
 	v := &p.vitals
-	p.wants(core.VerdictNone)
-	v.RemapPending, v.RepairPending, v.Fabric, v.LinksUp.Value, v.PCIeWidth = core.No, core.No, core.FabricWell, 18, 16
+	p.wants(core.RecoveryNone)
+	v.RemapPending, v.RepairPending, v.Fabric, v.LinksUp.Value, v.PCIeWidth = core.No, core.No, core.FabricHealthy, 18, 16
 	v.Energy.Value, v.Replays.Value, v.Uncorrectable.Value = 0, 0, 0
 	p.broken, p.renewed = nil, true
 }
@@ -151,7 +151,7 @@ func (f *fate) step() (intervened bool) {
 		f.ail(p)
 		f.note("%v says %+v", p.at, p.vitals)
 	case n == 26:
-		p.mute = one(f, core.Lost, core.ProbeFailed, core.Waiting, core.NoAnswer)
+		p.mute = one(f, core.Lost, core.ProbeFailed, core.Waiting, core.Unresponsive)
 		f.note("%s falls silent: %d", p.at, p.mute)
 		f.look(pace)
 	case n < 29:
@@ -224,10 +224,10 @@ func (f *fate) ail(p *patient) {
 	v := &p.vitals
 	switch f.IntN(12) {
 	case 0, 1, 2:
-		p.wants(one(f, core.VerdictReset, core.VerdictReboot, core.VerdictDrainAndReset, core.VerdictOther))
+		p.wants(one(f, core.RecoveryReset, core.RecoveryReboot, core.RecoveryDrainAndReset, core.RecoveryOther))
 	case 3:
-		if v.Verdict == core.VerdictNone || v.Verdict == core.VerdictDrainP2P || v.Verdict == core.VerdictRecoverIMEX {
-			p.wants(one(f, core.VerdictDrainP2P, core.VerdictRecoverIMEX, core.VerdictNone))
+		if v.RecoveryAction == core.RecoveryNone || v.RecoveryAction == core.VerdictDrainP2P || v.RecoveryAction == core.RecoveryIMEX {
+			p.wants(one(f, core.VerdictDrainP2P, core.RecoveryIMEX, core.RecoveryNone))
 		}
 	case 4:
 		v.RemapPending = core.Yes
@@ -238,7 +238,7 @@ func (f *fate) ail(p *patient) {
 			v.RemapFailed = core.Yes
 		}
 	case 7:
-		v.Fabric = one(f, core.FabricStarting, core.FabricWell, core.FabricLimited, core.FabricUnhealthy, core.FabricMisconfigured)
+		v.Fabric = one(f, core.FabricStarting, core.FabricHealthy, core.FabricLimited, core.FabricUnhealthy, core.FabricMisconfigured)
 	case 8:
 		v.LinksUp.Value = uint64(f.IntN(19))
 	case 9:

@@ -17,7 +17,7 @@ func (f *ForeignHistory) Error() string {
 }
 
 // gpus are the GPUs in a record, sorted.
-func (r Record) gpus() []DeviceID {
+func (r Checkpoint) gpus() []DeviceID {
 	var gpus []DeviceID
 	for _, d := range r.Devices {
 		gpus = append(gpus, d.At.GPU)
@@ -25,7 +25,7 @@ func (r Record) gpus() []DeviceID {
 	for _, c := range r.Conditions {
 		gpus = append(gpus, c.At.GPU)
 	}
-	for gpu := range r.Charts {
+	for gpu := range r.GPUs {
 		gpus = append(gpus, gpu)
 	}
 	return sortedIDs(slices.DeleteFunc(gpus, func(id DeviceID) bool { return id == "" })) // "" = the node

@@ -93,14 +93,14 @@ func TestHistoryOfAnotherMachineIsDropped(t *testing.T) {
 				if f := l.state.Foreign; !slices.Equal(f.History, []core.DeviceID{coretest.GPU(0), coretest.GPU(1)}) || f.Machine[0] != coretest.GPU(100) {
 					t.Errorf("%v", f)
 				}
-				record := l.state.Record(next)
+				record := l.state.Checkpoint(next)
 				for _, d := range record.Devices {
 					if slices.Contains(l.state.Foreign.History, d.At.GPU) {
 						t.Errorf("%s is kept", d.ID)
 					}
 				}
-				if _, known := record.Charts[coretest.GPU(1)]; known || len(record.Conditions) > 0 {
-					t.Errorf("kept: %v, %v", record.Charts, record.Conditions)
+				if _, known := record.GPUs[coretest.GPU(1)]; known || len(record.Conditions) > 0 {
+					t.Errorf("kept: %v, %v", record.GPUs, record.Conditions)
 				}
 			})
 		}
@@ -137,7 +137,7 @@ func TestHistoryOfAnotherMachineIsDroppedByALaterProcess(t *testing.T) {
 // A GPU that could never be read is known by what stood against it.
 func TestHistoryKnowsGPUsByTheirConditions(t *testing.T) {
 	cfg := core.DefaultConfig()
-	r := core.Record{Boot: "boot", Devices: coretest.GPUs(1).Devices, Conditions: []core.Condition{{
+	r := core.Checkpoint{Boot: "boot", Devices: coretest.GPUs(1).Devices, Conditions: []core.Condition{{
 		At: gpu(1), Reason: core.ReasonXID, Code: 95, State: core.Unhealthy, Since: dawn, Last: dawn,
 	}}}
 	reading := coretest.GPUs(2)
@@ -161,7 +161,7 @@ func TestHistoryOfAnotherMachineIsDroppedInAnyLife(t *testing.T) {
 		l := live(t, coretest.GPUs(3))
 		l.see(xid(gpu(0), 157), xid(gpu(1), 157))
 		for _, o := range checked(machine) {
-			l.says[o.At.GPU] = &o.Vitals
+			l.says[o.At.GPU] = &o.Sample
 		}
 		boot := l.reboot("boot", random)
 		l.cfg.Policy = sharedFirst(2)
@@ -263,7 +263,7 @@ func (l *life) hasNothingForeign(boot string) {
 			l.Errorf("%s is listed: %s", u.ID, u.Health)
 		}
 	}
-	record, err := json.Marshal(l.state.Record(boot))
+	record, err := json.Marshal(l.state.Checkpoint(boot))
 	if err != nil {
 		l.Fatal(err)
 	}

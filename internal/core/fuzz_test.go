@@ -20,8 +20,8 @@ func FuzzRestore(f *testing.F) {
 	full := core.NewState(cfg).Read(cfg, now, coretest.GPUs(3)).Observe(cfg, now,
 		core.Observation{At: core.WholeGPU(coretest.GPU(0)), Kind: core.XID, Code: 95},
 		core.Observation{At: core.WholeGPU(coretest.GPU(1)), Kind: core.Lost},
-		core.Observation{At: core.WholeGPU(coretest.GPU(2)), Kind: core.Event, Code: 0x2000}).Leave(cfg, now, core.Maintenance{Since: now})
-	seed, err := json.Marshal(full.Record("a"))
+		core.Observation{At: core.WholeGPU(coretest.GPU(2)), Kind: core.Event, Code: 0x2000}).EnterMaintenance(cfg, now, core.Maintenance{Since: now})
+	seed, err := json.Marshal(full.Checkpoint("a"))
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -33,9 +33,9 @@ func FuzzRestore(f *testing.F) {
 		f.Add([]byte(text), false)
 		f.Add([]byte(text), true)
 	}
-	same := []cmp.Option{cmpopts.IgnoreUnexported(core.Chart{}), cmpopts.EquateEmpty()}
+	same := []cmp.Option{cmpopts.IgnoreUnexported(core.GPUHistory{}), cmpopts.EquateEmpty()}
 	f.Fuzz(func(t *testing.T, text []byte, rebooted bool) {
-		var r core.Record
+		var r core.Checkpoint
 		if json.Unmarshal(text, &r) != nil {
 			return
 		}
@@ -47,19 +47,19 @@ func FuzzRestore(f *testing.F) {
 		if s.Inventory.Len() > 0 || s.Inventory.Driver().State != core.DriverPending {
 			t.Errorf("offered before anybody asked: %d units, driver %v", s.Inventory.Len(), s.Inventory.Driver())
 		}
-		kept := s.Record(boot)
-		again := core.Restore(cfg, kept, boot).Record(boot)
+		kept := s.Checkpoint(boot)
+		again := core.Restore(cfg, kept, boot).Checkpoint(boot)
 		if diff := cmp.Diff(kept, again, same...); diff != "" {
 			t.Errorf("kept twice:\n%s", diff)
 		}
-		read := s.Return().Read(cfg, now, coretest.GPUs(2)).Observe(cfg, now.Add(time.Hour),
+		read := s.ExitMaintenance().Read(cfg, now, coretest.GPUs(2)).Observe(cfg, now.Add(time.Hour),
 			core.Observation{At: core.WholeGPU(coretest.GPU(1)), Kind: core.XID, Code: 48})
 		for u := range read.Inventory.Units() {
 			if u.Health.Schedulable() && u.ID == core.UnitID(coretest.GPU(1)) {
 				t.Errorf("%s takes work after XID 48: %v", u.ID, u.Health)
 			}
 		}
-		if !slices.ContainsFunc(read.Record(boot).Devices, func(d core.Device) bool { return d.ID == coretest.GPU(0) }) {
+		if !slices.ContainsFunc(read.Checkpoint(boot).Devices, func(d core.Device) bool { return d.ID == coretest.GPU(0) }) {
 			t.Error("a GPU that was read is not kept")
 		}
 	})

@@ -36,16 +36,16 @@ func (s *HealthState) UnmarshalText(text []byte) error {
 type Health struct {
 	State     HealthState
 	Reason    Reason
-	Code      uint64    // of an XID or another event
-	Detail    string    // what was seen, one line
-	Since     time.Time // UTC
-	Asks      Verdict   // what the driver wants done, if it says
-	Action    string    // what an operator should do
-	Clears    string    // what makes it well again
-	Limits    string    // what can't be seen of this GPU: "no XID events"
-	Nodes     string    // device nodes that its containers lack: "/dev/nvidia-uvm: run nvidia-modprobe -c0 -u"
-	Simulated bool      // a rehearsal
-	Advisory  bool      // reported only: the unit takes work whatever its state (ModeObserve)
+	Code      uint64         // of an XID or another event
+	Detail    string         // what was seen, one line
+	Since     time.Time      // UTC
+	Asks      RecoveryAction // what the driver wants done, if it says
+	Action    string         // what an operator should do
+	Clears    string         // what makes it well again
+	Limits    string         // what can't be seen of this GPU: "no XID events"
+	Nodes     string         // device nodes that its containers lack: "/dev/nvidia-uvm: run nvidia-modprobe -c0 -u"
+	Simulated bool           // a rehearsal
+	Advisory  bool           // reported only: the unit takes work whatever its state (ModeObserve)
 }
 
 // Schedulable reports whether new work may be placed.
@@ -73,7 +73,7 @@ func (h Health) String() string {
 	if !h.Since.IsZero() {
 		rest.WriteString(" since " + h.Since.Format("2006-01-02T15:04Z"))
 	}
-	if h.Asks > VerdictNone && h.Reason != ReasonVerdict {
+	if h.Asks > RecoveryNone && h.Reason != ReasonRecoveryAction {
 		rest.WriteString("; driver asks: " + h.Asks.String())
 	}
 	if h.Action != "" {
@@ -113,7 +113,7 @@ func (h Health) cause() string {
 	default:
 	}
 	switch {
-	case h.Reason == ReasonVerdict:
+	case h.Reason == ReasonRecoveryAction:
 		return text + ": " + h.Detail
 	case h.Detail == "":
 		return text

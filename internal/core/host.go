@@ -22,24 +22,24 @@ type Claim struct {
 	Prior bool // made before this agent's own
 }
 
-// Overlap is what becomes of a device that another agent on this host offers too.
-type Overlap string
+// OverlapMode is what becomes of a device that another agent on this host offers too.
+type OverlapMode string
 
 // The ways to deal with an overlap.
 const (
-	OverlapWarn   Overlap = "warn"   // both offer it, and say so
-	OverlapRefuse Overlap = "refuse" // only the one that claimed it first gives it to new work
+	OverlapWarn   OverlapMode = "warn"   // both offer it, and say so
+	OverlapRefuse OverlapMode = "refuse" // only the one that claimed it first gives it to new work
 )
 
-// Contest is a unit's device that another agent offers too.
-type Contest struct {
+// Overlap is a unit's device that another agent offers too.
+type Overlap struct {
 	Device DeviceID
 	By     string
 }
 
-// On returns what is left of the offer on a host: units that the host lacks something for are unhealthy. The
+// WithHost returns what is left of the offer on a host: units that the host lacks something for are unhealthy. The
 // driver's faults come first, as a unit has one reason.
-func (inv *Inventory) On(h Host, o Overlap) *Inventory {
+func (inv *Inventory) WithHost(h Host, o OverlapMode) *Inventory {
 	next := *inv
 	next.units, next.contests = slices.Clone(inv.units), nil
 	var against *Claim
@@ -47,7 +47,7 @@ func (inv *Inventory) On(h Host, o Overlap) *Inventory {
 		u := &next.units[i]
 		if i == 0 || u.Device.ID != next.units[i-1].Device.ID {
 			if against = h.against(u.Device); against != nil {
-				next.contests = append(next.contests, Contest{Device: u.Device.ID, By: against.By})
+				next.contests = append(next.contests, Overlap{Device: u.Device.ID, By: against.By})
 			}
 		}
 		switch {
@@ -79,12 +79,12 @@ func because(r Reason, detail string) Health {
 	return Health{State: m.state, Reason: r, Detail: detail, Action: m.action, Clears: m.says}
 }
 
-// Contests are the devices on offer that other agents on this host offer too, in canonical order.
-func (inv *Inventory) Contests() []Contest {
+// Overlaps are the devices on offer that other agents on this host offer too, in canonical order.
+func (inv *Inventory) Overlaps() []Overlap {
 	if inv == nil {
 		return nil
 	}
 	return slices.Clone(inv.contests)
 }
 
-func (c Contest) String() string { return fmt.Sprintf("%s is also offered by %s", c.Device, c.By) }
+func (c Overlap) String() string { return fmt.Sprintf("%s is also offered by %s", c.Device, c.By) }

@@ -41,7 +41,7 @@ func TestOnAHost(t *testing.T) {
 	}
 	for name, tc := range map[string]struct {
 		host     core.Host
-		overlap  core.Overlap
+		overlap  core.OverlapMode
 		sick     []core.Observation
 		reasons  string
 		contests string
@@ -83,12 +83,12 @@ func TestOnAHost(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s, cfg := shelf()
 			l := core.Ledger{}.Apply(cfg.Health, dawn, tc.sick...)
-			inv := core.Build(s, l, cfg).On(tc.host, tc.overlap)
+			inv := core.Build(s, l, cfg).WithHost(tc.host, tc.overlap)
 			if got := reasons(inv); got != tc.reasons {
 				t.Errorf("take no work: %q, want %q", got, tc.reasons)
 			}
 			var contests []string
-			for _, c := range inv.Contests() {
+			for _, c := range inv.Overlaps() {
 				if c.By != "nomad-gpu" || c.String() != string(c.Device)+" is also offered by nomad-gpu" {
 					t.Errorf("contest %q by %q", c, c.By)
 				}
@@ -110,25 +110,25 @@ func TestTheHostChanges(t *testing.T) {
 	if got := u.Health.String(); got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
-	well := state.On(cfg, dawn, core.Host{MPS: []string{"gpu.mps", "small"}})
+	well := state.WithHost(cfg, dawn, core.Host{MPS: []string{"gpu.mps", "small"}})
 	if got := reasons(well.Inventory); got != "" || well.Inventory.Equal(state.Inventory) {
 		t.Errorf("the daemons answer: %s", got)
 	}
 	if got := reasons(well.Observe(cfg, dawn.Add(time.Second)).Read(cfg, dawn.Add(time.Minute), s).Inventory); got != "" {
 		t.Errorf("what is known of the host is forgotten: %s", got)
 	}
-	claimed := well.On(cfg, dawn, core.Host{MPS: well.Host.MPS, Claims: []core.Claim{{By: "nomad-gpu", At: core.WholeGPU(coretest.GPU(0))}}})
-	if claimed.Inventory.Equal(well.Inventory) || len(claimed.Inventory.Contests()) != 1 {
-		t.Errorf("contests %v", claimed.Inventory.Contests())
+	claimed := well.WithHost(cfg, dawn, core.Host{MPS: well.Host.MPS, Claims: []core.Claim{{By: "nomad-gpu", At: core.WholeGPU(coretest.GPU(0))}}})
+	if claimed.Inventory.Equal(well.Inventory) || len(claimed.Inventory.Overlaps()) != 1 {
+		t.Errorf("contests %v", claimed.Inventory.Overlaps())
 	}
-	if again := claimed.On(cfg, dawn, well.Host); !again.Inventory.Equal(well.Inventory) || !claimed.On(cfg, dawn, state.Host).Inventory.Equal(state.Inventory) {
-		t.Errorf("contests stay: %v", again.Inventory.Contests())
+	if again := claimed.WithHost(cfg, dawn, well.Host); !again.Inventory.Equal(well.Inventory) || !claimed.WithHost(cfg, dawn, state.Host).Inventory.Equal(state.Inventory) {
+		t.Errorf("contests stay: %v", again.Inventory.Overlaps())
 	}
-	twice := claimed.Inventory.On(claimed.Host, cfg.Overlap)
+	twice := claimed.Inventory.WithHost(claimed.Host, cfg.Overlap)
 	if !twice.Equal(claimed.Inventory) {
-		t.Errorf("the same host twice: %v", twice.Contests())
+		t.Errorf("the same host twice: %v", twice.Overlaps())
 	}
-	if n := len((*core.Inventory)(nil).Contests()) + len((*core.Inventory)(nil).Findings()); n != 0 {
+	if n := len((*core.Inventory)(nil).Overlaps()) + len((*core.Inventory)(nil).PolicyWarnings()); n != 0 {
 		t.Errorf("%d of nothing", n)
 	}
 }

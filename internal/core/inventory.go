@@ -40,7 +40,7 @@ type Inventory struct {
 	bound       []Bound
 	doubtful    bool // the binding is of a history that may be another machine's
 	unnumbered  bool // a device is not offered yet because it waits for its number
-	contests    []Contest
+	contests    []Overlap
 	byID        map[UnitID]int // index into units
 	retired     map[UnitID]time.Time
 }
@@ -126,10 +126,10 @@ func (inv *Inventory) indexed() *Inventory {
 	return inv
 }
 
-// Succeed returns inv as the successor of prev: a unit that prev offered and inv does not stays listed
+// WithRetiring returns inv as the successor of prev: a unit that prev offered and inv does not stays listed
 // as unhealthy until grace has passed since it went, because an orchestrator may be about to hand it
 // out (kubelet 1.37 can panic when an ID vanishes under an allocation).
-func (inv *Inventory) Succeed(prev *Inventory, now time.Time, grace time.Duration) *Inventory {
+func (inv *Inventory) WithRetiring(prev *Inventory, now time.Time, grace time.Duration) *Inventory {
 	next := *inv
 	next.retired = nil
 	var gone []Unit
@@ -159,7 +159,7 @@ func (inv *Inventory) Succeed(prev *Inventory, now time.Time, grace time.Duratio
 	return next.indexed()
 }
 
-// Retiring reports whether units wait to be dropped: Succeed once more when their grace has passed.
+// Retiring reports whether units wait to be dropped: WithRetiring once more when their grace has passed.
 func (inv *Inventory) Retiring() bool { return inv != nil && len(inv.retired) > 0 }
 
 // Driver is the state of the driver behind the inventory.
@@ -274,9 +274,9 @@ func (inv *Inventory) Drift() []string {
 	return slices.Clone(inv.drift)
 }
 
-// Findings are what is wrong with the policy on this machine: parts of it that concern no device, and pools
+// PolicyWarnings are what is wrong with the policy on this machine: parts of it that concern no device, and pools
 // whose units a request can't tell apart. Nothing is held back because of them.
-func (inv *Inventory) Findings() []string {
+func (inv *Inventory) PolicyWarnings() []string {
 	if inv == nil {
 		return nil
 	}

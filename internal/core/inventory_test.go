@@ -102,7 +102,7 @@ func TestSucceedRetiresUnitsThroughUnhealthy(t *testing.T) {
 	after := core.Build(without(migMachine(), "MIG-1"), core.Ledger{}, cfg)
 	t0 := time.Unix(1000, 0)
 
-	first := after.Succeed(before, t0, 2*time.Second)
+	first := after.WithRetiring(before, t0, 2*time.Second)
 	u, ok := first.Unit("MIG-1")
 	if !ok || u.Health.Schedulable() || !first.Retiring() {
 		t.Fatalf("right after: %+v, %v", u, ok)
@@ -110,15 +110,15 @@ func TestSucceedRetiresUnitsThroughUnhealthy(t *testing.T) {
 	if _, err := first.Reserve("MIG-1"); err == nil {
 		t.Error("a retired unit can be reserved")
 	}
-	still := after.Succeed(first, t0.Add(1999*time.Millisecond), 2*time.Second)
+	still := after.WithRetiring(first, t0.Add(1999*time.Millisecond), 2*time.Second)
 	if !still.Equal(first) {
 		t.Error("changed before the grace passed")
 	}
-	gone := after.Succeed(still, t0.Add(2*time.Second), 2*time.Second)
+	gone := after.WithRetiring(still, t0.Add(2*time.Second), 2*time.Second)
 	if _, ok := gone.Unit("MIG-1"); ok || gone.Retiring() {
 		t.Error("still there after the grace")
 	}
-	back := before.Succeed(first, t0.Add(time.Second), 2*time.Second)
+	back := before.WithRetiring(first, t0.Add(time.Second), 2*time.Second)
 	if u, _ := back.Unit("MIG-1"); !u.Health.Schedulable() || back.Retiring() {
 		t.Errorf("came back but is %v", u.Health)
 	}

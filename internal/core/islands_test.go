@@ -100,11 +100,11 @@ func TestIslandsKeepTheSilent(t *testing.T) {
 			t.Errorf("%d links, islands (-want +got):\n%s", len(s.Snapshot.Links), diff)
 		}
 	}
-	later := core.Restore(cfg, s.Record("boot"), "boot")
+	later := core.Restore(cfg, s.Checkpoint("boot"), "boot")
 	failed := later.Read(cfg, at, core.NoDriver(core.DriverFailed, "not yet"))
 	for name, next := range map[string]core.State{
 		"restarted": later.Read(cfg, at, without0), "restarted without a driver": failed, "and then with it": failed.Read(cfg, at, without0),
-		"restarted twice": core.Restore(cfg, later.Record("boot"), "boot").Read(cfg, at, without0),
+		"restarted twice": core.Restore(cfg, later.Checkpoint("boot"), "boot").Read(cfg, at, without0),
 	} {
 		if diff := cmp.Diff(all, of(next)); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)

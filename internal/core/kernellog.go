@@ -36,7 +36,7 @@ type kernelLog struct {
 	count    uint64        // XIDs of PCI addresses where no GPU is listed
 }
 
-func logOf(r Record, rebooted bool) kernelLog {
+func logOf(r Checkpoint, rebooted bool) kernelLog {
 	if rebooted {
 		return kernelLog{all: true}
 	}

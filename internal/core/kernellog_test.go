@@ -30,7 +30,7 @@ func logRead(next uint64) core.Observation { return core.Observation{Kind: core.
 
 // count is how often a GPU has reported an XID.
 func (l *life) count(n int, code uint64) uint64 {
-	chart, _ := l.state.Ledger.Chart(coretest.GPU(n))
+	chart, _ := l.state.Ledger.History(coretest.GPU(n))
 	for _, t := range chart.Tallies {
 		if t.Code == code {
 			return t.Count
@@ -60,7 +60,7 @@ func TestTheRecordKnowsWhichLinesHadTheirEffect(t *testing.T) {
 	l.expectLog("the first start", 0, false)
 	l.see(logRead(10))
 	l.see(logged(0, 119, 12))
-	if r := l.state.Record("b"); r.KernelLog != 12 || len(r.Conditions) != 1 {
+	if r := l.state.Checkpoint("b"); r.KernelLog != 12 || len(r.Conditions) != 1 {
 		t.Errorf("the record has %d and %v", r.KernelLog, r.Conditions)
 	}
 	l.read(1)
@@ -78,7 +78,7 @@ func TestALineOfAnEventBeforeTheRestart(t *testing.T) {
 	l := live(t, coretest.GPUs(2))
 	l.see(logRead(10))
 	l.see(xid(gpu(0), 95))
-	cleared, _, err := l.state.Clear(l.cfg, l.now, core.Order{GPU: coretest.GPU(0)})
+	cleared, _, err := l.state.Clear(l.cfg, l.now, core.Command{GPU: coretest.GPU(0)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -121,7 +121,7 @@ func TestALineOfAKnownGPUCountsBeforeTheFirstReading(t *testing.T) {
 	l.see(logRead(10))
 	l.restart("b", "b")
 	l.see(past(1, 119, 11), logRead(15))
-	if r := l.state.Record("b"); r.KernelLog != 15 || len(r.Conditions) != 1 {
+	if r := l.state.Checkpoint("b"); r.KernelLog != 15 || len(r.Conditions) != 1 {
 		t.Errorf("the record has %d and %v", r.KernelLog, r.Conditions)
 	}
 	l.noDriver(core.DriverFailed)
@@ -137,7 +137,7 @@ func TestLinesAfterAReboot(t *testing.T) {
 	l.restart("a", "b")
 	l.see(past(1, 119, 31), logRead(40))
 	l.noDriver(core.DriverAbsent)
-	if r := l.state.Record("b"); !r.Unread || r.KernelLog != 0 {
+	if r := l.state.Checkpoint("b"); !r.Unread || r.KernelLog != 0 {
 		t.Errorf("before the driver was read: unread %t, %d", r.Unread, r.KernelLog)
 	}
 	l.expectLog("nothing had an effect", 0, true)
@@ -146,16 +146,16 @@ func TestLinesAfterAReboot(t *testing.T) {
 	if n := l.count(1, 119); n != 2 {
 		t.Errorf("counted %d times", n)
 	}
-	if r := l.state.Record("b"); r.Boot != "b" || r.KernelLog != 40 {
+	if r := l.state.Checkpoint("b"); r.Boot != "b" || r.KernelLog != 40 {
 		t.Errorf("the record is of boot %s, %d", r.Boot, r.KernelLog)
 	}
 }
 
 // Without a history a line waits for the first reading, and is offered to no GPU in between.
 func TestLinesBeforeTheFirstReading(t *testing.T) {
-	l := &life{TB: t, cfg: core.DefaultConfig(), now: dawn, machine: coretest.GPUs(2), says: map[core.DeviceID]*core.Vitals{}}
+	l := &life{TB: t, cfg: core.DefaultConfig(), now: dawn, machine: coretest.GPUs(2), says: map[core.DeviceID]*core.HealthSample{}}
 	for _, o := range checked(l.machine) {
-		l.says[o.At.GPU] = &o.Vitals
+		l.says[o.At.GPU] = &o.Sample
 	}
 	l.state = core.NewState(l.cfg)
 	l.see(logRead(10))

@@ -11,9 +11,9 @@ import (
 // Ledger is the memory of what is wrong, and of what is needed to tell when it no longer is. The zero
 // value is an empty ledger. It is immutable: Apply, Clear and Ignore return another.
 type Ledger struct {
-	conditions []Condition         // sorted
-	charts     map[DeviceID]*Chart // by GPU; a chart is never changed, only replaced
-	driver     string              // its version: "570.124.06"
+	conditions []Condition              // sorted
+	charts     map[DeviceID]*GPUHistory // by GPU; a chart is never changed, only replaced
+	driver     string                   // its version: "570.124.06"
 }
 
 // lost are the devices of GPUs that the driver does not list any more.
@@ -38,17 +38,17 @@ func (l Ledger) lost(devices []Device) map[DeviceID]bool {
 // Conditions returns the standing conditions in canonical order, noted ones (State Healthy) included.
 func (l Ledger) Conditions() []Condition { return slices.Clone(l.conditions) }
 
-// Chart is what is remembered of a GPU.
-func (l Ledger) Chart(gpu DeviceID) (Chart, bool) {
+// History is what is remembered of a GPU.
+func (l Ledger) History(gpu DeviceID) (GPUHistory, bool) {
 	c, ok := l.charts[gpu]
 	if !ok {
-		return Chart{}, false
+		return GPUHistory{}, false
 	}
 	return *c, true
 }
 
-// Restless reports whether something stands that time alone can change: Apply now and then.
-func (l Ledger) Restless() bool { return len(l.conditions) > 0 }
+// NeedsTick reports whether something stands that time alone can change: Apply now and then.
+func (l Ledger) NeedsTick() bool { return len(l.conditions) > 0 }
 
 // Health is the worst standing condition that covers the placement; among equals the one that began
 // first, so that what follows from a fault does not take its place, but a rehearsal hides no fault.
@@ -65,9 +65,9 @@ func (l Ledger) Health(at Placement) Health {
 		h = worst.health()
 	}
 	if chart := l.charts[at.GPU]; chart != nil {
-		h.Limits = chart.Vitals.limits(at)
+		h.Limits = chart.Sample.limits(at)
 		if h.State > Healthy {
-			h.Asks = chart.Vitals.Verdict
+			h.Asks = chart.Sample.RecoveryAction
 		}
 	}
 	return h
@@ -87,7 +87,7 @@ func (l Ledger) under(m HealthMode) Ledger {
 // Apply folds observations into a new ledger, and lets the time pass until now: without observations it
 // does only that.
 func (l Ledger) Apply(p HealthPolicy, now time.Time, obs ...Observation) Ledger {
-	if len(obs) == 0 && !l.Restless() {
+	if len(obs) == 0 && !l.NeedsTick() {
 		return l
 	}
 	d := l.draft(p, now)
@@ -119,7 +119,7 @@ func (l Ledger) relocate(s Snapshot) Ledger {
 	if s.Driver.State == DriverReady {
 		moved = slices.DeleteFunc(moved, func(c Condition) bool { return !there[WholeGPU(c.At.GPU)] })
 		charts = maps.Clone(l.charts)
-		maps.DeleteFunc(charts, func(gpu DeviceID, _ *Chart) bool { return !there[WholeGPU(gpu)] })
+		maps.DeleteFunc(charts, func(gpu DeviceID, _ *GPUHistory) bool { return !there[WholeGPU(gpu)] })
 	}
 	moved = slices.DeleteFunc(moved, func(c Condition) bool { return !there[c.At] && c.At.GI != Whole && c.Reason.silence() })
 	for i, c := range moved {
@@ -135,7 +135,7 @@ type draft struct {
 	policy     HealthPolicy
 	now        time.Time
 	conditions []Condition
-	charts     map[DeviceID]*Chart
+	charts     map[DeviceID]*GPUHistory
 	fresh      map[DeviceID]bool // charts that are this draft's own
 	driver     string
 }
@@ -156,10 +156,10 @@ func (d *draft) ledger() Ledger {
 }
 
 // chart is the GPU's chart, to be changed.
-func (d *draft) chart(gpu DeviceID) *Chart {
+func (d *draft) chart(gpu DeviceID) *GPUHistory {
 	if !d.fresh[gpu] {
 		if d.charts == nil {
-			d.charts = map[DeviceID]*Chart{}
+			d.charts = map[DeviceID]*GPUHistory{}
 		}
 		d.charts[gpu], d.fresh[gpu] = d.charts[gpu].clone(), true
 	}
@@ -167,11 +167,11 @@ func (d *draft) chart(gpu DeviceID) *Chart {
 }
 
 // read is the GPU's chart, to be looked at; an empty one if there is none.
-func (d *draft) read(gpu DeviceID) *Chart {
+func (d *draft) read(gpu DeviceID) *GPUHistory {
 	if c := d.charts[gpu]; c != nil {
 		return c
 	}
-	return &Chart{}
+	return &GPUHistory{}
 }
 
 // find is the standing condition of the same cause; nil if there is none.

@@ -41,8 +41,8 @@ func TestLedger(t *testing.T) {
 		{"the worst counts", []core.Observation{at(a, core.Lost), xid(a, 48)}, a, core.Health{State: core.GPULost, Reason: core.ReasonLost}},
 		{"driver gone reaches all", []core.Observation{at(core.Node, core.DriverLost)}, b, core.Health{State: core.Unknown, Reason: core.ReasonDriver}},
 		{"driver back", []core.Observation{at(core.Node, core.DriverLost), at(core.Node, core.DriverAnswered)}, b, core.Health{}},
-		{"stuck call", []core.Observation{at(a, core.NoAnswer)}, a, core.Health{State: core.Unhealthy, Reason: core.ReasonNoAnswer}},
-		{"stuck call of the driver", []core.Observation{at(core.Node, core.NoAnswer), at(core.Node, core.DriverAnswered)}, a, core.Health{}},
+		{"stuck call", []core.Observation{at(a, core.Unresponsive)}, a, core.Health{State: core.Unhealthy, Reason: core.ReasonUnresponsive}},
+		{"stuck call of the driver", []core.Observation{at(core.Node, core.Unresponsive), at(core.Node, core.DriverAnswered)}, a, core.Health{}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			l := core.Ledger{}.Apply(core.DefaultHealthPolicy(), time.Unix(0, 0), at(a, core.Checked), at(b, core.Checked))
@@ -100,7 +100,7 @@ func TestPolicyOff(t *testing.T) {
 // What is remembered of a GPU beside its conditions is part of the value, too.
 func TestChartIsImmutable(t *testing.T) {
 	p, a := core.DefaultHealthPolicy(), core.WholeGPU("GPU-a")
-	look := func(l core.Ledger) string { c, _ := l.Chart(a.GPU); return fmt.Sprintf("%+v", c) }
+	look := func(l core.Ledger) string { c, _ := l.History(a.GPU); return fmt.Sprintf("%+v", c) }
 	happen := func(l core.Ledger, at int) core.Ledger {
 		now := time.Unix(int64(at)*100_000, 0) // more than a day, so that nothing latches
 		return l.Apply(p, now, core.Observation{At: a, Kind: core.Reserved}, core.Observation{At: a, Kind: core.XID, Code: 119},
@@ -115,7 +115,7 @@ func TestChartIsImmutable(t *testing.T) {
 		before := look(base)
 		one := happen(base, i)
 		after := look(one)
-		if c, _ := one.Chart(a.GPU); i > 0 && (len(c.Mended) == 0 || len(c.Spells) == 0 || len(c.Tallies) != 2) {
+		if c, _ := one.History(a.GPU); i > 0 && (len(c.ClearedByReset) == 0 || len(c.Spells) == 0 || len(c.Tallies) != 2) {
 			t.Fatalf("nothing to see: %s", after)
 		}
 		happen(base, i+1000)
@@ -130,7 +130,7 @@ func TestChartIsImmutable(t *testing.T) {
 func TestLedgerIsImmutable(t *testing.T) {
 	p, a, b := core.DefaultHealthPolicy(), core.WholeGPU("GPU-a"), core.WholeGPU("GPU-b")
 	base := core.Ledger{}.Apply(p, time.Unix(0, 0), core.Observation{At: a, Kind: core.Lost})
-	cleared, _, err := base.Apply(p, time.Unix(1, 0), core.Observation{At: a, Kind: core.Checked}).Clear(p, time.Unix(2, 0), core.Order{GPU: a.GPU})
+	cleared, _, err := base.Apply(p, time.Unix(1, 0), core.Observation{At: a, Kind: core.Checked}).Clear(p, time.Unix(2, 0), core.Command{GPU: a.GPU})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -22,23 +22,23 @@ const (
 
 // levels are the signals that are a fault as long as they are there.
 var levels = []Reason{
-	ReasonVerdict, ReasonRemapFailed, ReasonUnrepairable, ReasonSRAM, ReasonRemapPending, ReasonRetirement,
+	ReasonRecoveryAction, ReasonRemapFailed, ReasonUnrepairable, ReasonSRAM, ReasonRemapPending, ReasonRetirement,
 	ReasonRepair, ReasonInfoROM, ReasonFabricWait, ReasonFabric, ReasonFabricLimits, ReasonLinks, ReasonThermal,
 	ReasonPowerBrake, ReasonReplays, ReasonPCIeWidth,
 }
 
 // level is what a chart says about one of the levels.
-func (c *Chart) level(r Reason) Answer {
-	v := c.Vitals
-	is := func(said, there bool) Answer {
+func (c *GPUHistory) level(r Reason) Tristate {
+	v := c.Sample
+	is := func(said, there bool) Tristate {
 		if !said {
-			return Unsaid
+			return NotReported
 		}
-		return AnswerOf(there)
+		return TristateOf(there)
 	}
 	switch r {
-	case ReasonVerdict:
-		return is(v.Verdict != VerdictUnsaid, v.Verdict != VerdictNone)
+	case ReasonRecoveryAction:
+		return is(v.RecoveryAction != RecoveryUnknown, v.RecoveryAction != RecoveryNone)
 	case ReasonRemapFailed:
 		return v.RemapFailed
 	case ReasonUnrepairable:
@@ -54,7 +54,7 @@ func (c *Chart) level(r Reason) Answer {
 	case ReasonInfoROM:
 		return v.InfoROMCorrupt
 	case ReasonFabricWait: // a single GPU given to a virtual machine may never join one, and needs none
-		return is(v.Fabric != FabricUnsaid, v.Fabric == FabricStarting && (c.Joined || !c.alone))
+		return is(v.Fabric != FabricNotReported, v.Fabric == FabricStarting && (c.Joined || !c.alone))
 	case ReasonFabric:
 		return is(v.Fabric > FabricStarting, v.Fabric >= FabricUnhealthy)
 	case ReasonFabricLimits:
@@ -70,17 +70,17 @@ func (c *Chart) level(r Reason) Answer {
 	case ReasonPCIeWidth: // an idle link saves lanes
 		return is(v.Busy && v.PCIeWidth > 0 && v.PCIeMaxWidth > 0, v.PCIeWidth < v.PCIeMaxWidth)
 	default:
-		return Unsaid
+		return NotReported
 	}
 }
 
 // settledBy is what a chart says about the level that clears an XID.
-func (c *Chart) settledBy(l fault.Level) bool {
+func (c *GPUHistory) settledBy(l fault.Level) bool {
 	switch l {
 	case fault.LevelMemoryRepair:
-		return max(c.Vitals.RemapPending, c.Vitals.RetirementPending) == No // a GPU has one of them
+		return max(c.Sample.RemapPending, c.Sample.RetirementPending) == No // a GPU has one of them
 	case fault.LevelResourceRepair:
-		return c.Vitals.RepairPending == No
+		return c.Sample.RepairPending == No
 	case fault.LevelLinks:
 		return c.level(ReasonLinks) == No
 	default:
@@ -89,13 +89,13 @@ func (c *Chart) settledBy(l fault.Level) bool {
 }
 
 // check folds what a GPU says about its health.
-func (d *draft) check(gpu DeviceID, v Vitals) {
+func (d *draft) check(gpu DeviceID, v HealthSample) {
 	chart := d.chart(gpu)
-	old := chart.Vitals
+	old := chart.Sample
 	if chart.wasReset(v, d.now) {
 		chart.Reset = d.now
 	}
-	chart.Vitals, chart.answers, chart.lost, chart.reloading, chart.absent = v, true, false, false, false
+	chart.Sample, chart.answers, chart.lost, chart.reloading, chart.absent = v, true, false, false, false
 	chart.alone, chart.Joined = len(d.charts) == 1, chart.Joined || v.Fabric > FabricStarting
 	if v.LinksUp.OK {
 		chart.Links = max(chart.Links, v.LinksUp.Value)
@@ -135,7 +135,7 @@ func (d *draft) complete(gpu DeviceID, complete bool) {
 
 // level enters what a chart says about one level. What only was a note, or a wait, is forgotten when the level
 // is gone.
-func (d *draft) level(at Placement, r Reason, chart *Chart) {
+func (d *draft) level(at Placement, r Reason, chart *GPUHistory) {
 	m := r.meaning()
 	c := Condition{At: at, Reason: r, State: m.state}
 	if m.state == Degraded {
@@ -143,13 +143,13 @@ func (d *draft) level(at Placement, r Reason, chart *Chart) {
 	}
 	checks := max(m.checks, 1)
 	switch r {
-	case ReasonVerdict:
-		c.Code, c.Detail = uint64(chart.Vitals.Verdict), chart.Vitals.Verdict.String()
-		if v := chart.Vitals.Verdict; v == VerdictDrainP2P || v == VerdictRecoverIMEX {
+	case ReasonRecoveryAction:
+		c.Code, c.Detail = uint64(chart.Sample.RecoveryAction), chart.Sample.RecoveryAction.String()
+		if v := chart.Sample.RecoveryAction; v == VerdictDrainP2P || v == RecoveryIMEX {
 			checks = 2
 		}
 	case ReasonFabric:
-		if chart.Vitals.Fabric == FabricMisconfigured {
+		if chart.Sample.Fabric == FabricMisconfigured {
 			c.Detail = "incorrect configuration"
 		}
 	default:
@@ -161,27 +161,27 @@ func (d *draft) level(at Placement, r Reason, chart *Chart) {
 		d.drop(func(o Condition) bool {
 			return o.same(c) && (o.State == Healthy || o.State == Unknown || !o.Ignored.IsZero())
 		})
-	case Unsaid: // no news
+	case NotReported: // no news
 	}
 }
 
 // wasReset reports whether v, after the vitals in the chart, proves that the GPU was initialised anew: by
 // one strong sign, or by two weak ones, as a single counter can fall for other reasons. Counters fall when the
 // driver is loaded anew, too, which alone mends nothing.
-func (c *Chart) wasReset(v Vitals, now time.Time) bool {
-	old := c.Vitals
-	gone := func(before, after Answer) bool { return before == Yes && after == No }
-	wanted := old.Verdict == VerdictReset || old.Verdict == VerdictDrainAndReset || old.Verdict == VerdictReboot
+func (c *GPUHistory) wasReset(v HealthSample, now time.Time) bool {
+	old := c.Sample
+	gone := func(before, after Tristate) bool { return before == Yes && after == No }
+	wanted := old.RecoveryAction == RecoveryReset || old.RecoveryAction == RecoveryDrainAndReset || old.RecoveryAction == RecoveryReboot
 	switch {
 	case c.lost,
-		wanted && v.Verdict == VerdictNone,
-		c.reloading && v.Verdict == VerdictNone,
+		wanted && v.RecoveryAction == RecoveryNone,
+		c.reloading && v.RecoveryAction == RecoveryNone,
 		gone(old.RemapPending, v.RemapPending), gone(old.RetirementPending, v.RetirementPending), gone(old.RepairPending, v.RepairPending):
 		c.weaker = [3]time.Time{}
 		return true
 	}
 	signs := 0
-	for i, counter := range [3][2]Gauge{{old.Energy, v.Energy}, {old.Replays, v.Replays}, {old.Uncorrectable, v.Uncorrectable}} {
+	for i, counter := range [3][2]OptionalUint64{{old.Energy, v.Energy}, {old.Replays, v.Replays}, {old.Uncorrectable, v.Uncorrectable}} {
 		if counter[0].OK && counter[1].OK && counter[1].Value < counter[0].Value && !c.reloading && !c.absent {
 			c.weaker[i] = now
 		}
@@ -197,22 +197,22 @@ func (c *Chart) wasReset(v Vitals, now time.Time) bool {
 }
 
 // measure compares counters at the ends of each window.
-func (c *Chart) measure(now time.Time) {
-	w, v := c.window, c.Vitals
+func (c *GPUHistory) measure(now time.Time) {
+	w, v := c.window, c.Sample
 	if passed := now.Sub(w.since); !w.since.IsZero() && passed < windowSpan {
 		return
 	} else if !w.since.IsZero() {
-		share := func(from, to Gauge) Answer {
+		share := func(from, to OptionalUint64) Tristate {
 			if !from.OK || !to.OK || to.Value < from.Value {
-				return Unsaid
+				return NotReported
 			}
-			return AnswerOf(float64(to.Value-from.Value) > slowShare*float64(passed))
+			return TristateOf(float64(to.Value-from.Value) > slowShare*float64(passed))
 		}
 		c.slow[0], c.slow[1] = share(w.thermal, v.ThermalSlowdown), share(w.brake, v.PowerBrake)
-		c.slow[2] = Unsaid
+		c.slow[2] = NotReported
 		if w.replays.OK && v.Replays.OK && v.Replays.Value >= w.replays.Value {
 			perMinute := float64(v.Replays.Value-w.replays.Value) / passed.Minutes()
-			c.slow[2] = AnswerOf(perMinute > replayLimit(v.PCIeGen, v.PCIeMaxWidth))
+			c.slow[2] = TristateOf(perMinute > replayLimit(v.PCIeGen, v.PCIeMaxWidth))
 		}
 	}
 	c.window = window{now, v.ThermalSlowdown, v.PowerBrake, v.Replays}
@@ -229,18 +229,18 @@ func replayLimit(gen, width int) float64 {
 }
 
 // limits says what can't be seen of a GPU or MIG instance.
-func (v Vitals) limits(at Placement) string {
-	if v == (Vitals{}) {
+func (v HealthSample) limits(at Placement) string {
+	if v == (HealthSample{}) {
 		return "" // never asked
 	}
 	var limits []string
 	if v.Events == No {
 		limits = append(limits, "no XID events")
 	}
-	if v.Verdict == VerdictUnsaid {
+	if v.RecoveryAction == RecoveryUnknown {
 		limits = append(limits, "no driver verdict")
 	}
-	if at.GI != Whole && v.RemapPending == Unsaid {
+	if at.GI != Whole && v.RemapPending == NotReported {
 		limits = append(limits, "row remapping not visible under MIG")
 	}
 	return strings.Join(limits, ", ")

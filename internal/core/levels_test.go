@@ -12,34 +12,36 @@ type level struct {
 	cause  string
 	state  core.HealthState
 	checks int // for how many checks it must be there before it counts
-	set    func(*core.Vitals)
-	unset  func(*core.Vitals)
+	set    func(*core.HealthSample)
+	unset  func(*core.HealthSample)
 	over   time.Duration // from the first check without it until a is well
 }
 
 func levels() []level {
-	verdict := func(v core.Verdict) func(*core.Vitals) { return func(o *core.Vitals) { o.Verdict = v } }
-	fabric := func(f core.Fabric) func(*core.Vitals) { return func(o *core.Vitals) { o.Fabric = f } }
+	verdict := func(v core.RecoveryAction) func(*core.HealthSample) {
+		return func(o *core.HealthSample) { o.RecoveryAction = v }
+	}
+	fabric := func(f core.Fabric) func(*core.HealthSample) { return func(o *core.HealthSample) { o.Fabric = f } }
 	return []level{
-		{"VERDICT_GPU_RESET", core.Unhealthy, 1, verdict(core.VerdictReset), verdict(core.VerdictNone), time.Minute},
-		{"VERDICT_NODE_REBOOT", core.Unhealthy, 1, verdict(core.VerdictReboot), verdict(core.VerdictNone), time.Minute},
-		{"VERDICT_DRAIN_AND_RESET", core.Unhealthy, 1, verdict(core.VerdictDrainAndReset), verdict(core.VerdictNone), time.Minute},
-		{"VERDICT_UNKNOWN_ACTION", core.Unhealthy, 1, verdict(core.VerdictOther), verdict(core.VerdictNone), time.Minute},
-		{"VERDICT_DRAIN_P2P", core.Unhealthy, 2, verdict(core.VerdictDrainP2P), verdict(core.VerdictNone), time.Minute},
-		{"VERDICT_RECOVER_IMEX_DOMAIN", core.Unhealthy, 2, verdict(core.VerdictRecoverIMEX), verdict(core.VerdictNone), time.Minute},
-		{"ROW_REMAP_FAILED", core.Unhealthy, 2, func(v *core.Vitals) { v.RemapFailed = core.Yes }, func(v *core.Vitals) { v.RemapFailed = core.No }, never},
-		{"MEMORY_UNREPAIRABLE", core.Unhealthy, 2, func(v *core.Vitals) { v.Unrepairable = core.Yes }, func(v *core.Vitals) { v.Unrepairable = core.No }, never},
-		{"SRAM_THRESHOLD", core.Unhealthy, 2, func(v *core.Vitals) { v.SRAMThreshold = core.Yes }, func(v *core.Vitals) { v.SRAMThreshold = core.No }, never},
-		{"ROW_REMAP_PENDING", core.Degraded, 2, func(v *core.Vitals) { v.RemapPending = core.Yes }, func(v *core.Vitals) { v.RemapPending = core.No }, time.Minute},
-		{"PAGE_RETIREMENT_PENDING", core.Degraded, 2, func(v *core.Vitals) { v.RetirementPending = core.Yes }, func(v *core.Vitals) { v.RetirementPending = core.No }, time.Minute},
-		{"REPAIR_PENDING", core.Degraded, 2, func(v *core.Vitals) { v.RepairPending = core.Yes }, func(v *core.Vitals) { v.RepairPending = core.No }, time.Minute},
-		{"INFOROM_CORRUPT", core.Degraded, 1, func(v *core.Vitals) { v.InfoROMCorrupt = core.Yes }, func(v *core.Vitals) { v.InfoROMCorrupt = core.No }, time.Minute},
-		{"FABRIC_STARTING", core.Unknown, 1, fabric(core.FabricStarting), fabric(core.FabricWell), 0},
-		{"FABRIC_UNHEALTHY", core.Unhealthy, 3, fabric(core.FabricUnhealthy), fabric(core.FabricWell), time.Minute},
-		{"FABRIC_UNHEALTHY", core.Unhealthy, 3, fabric(core.FabricMisconfigured), fabric(core.FabricWell), time.Minute},
-		{"FABRIC_LIMITED", core.Degraded, 3, fabric(core.FabricLimited), fabric(core.FabricWell), time.Minute},
-		{"NVLINK_DOWN", core.Degraded, 3, func(v *core.Vitals) { v.LinksUp.Value = 17 }, func(v *core.Vitals) { v.LinksUp.Value = 18 }, time.Minute},
-		{"PCIE_WIDTH", core.Degraded, 3, func(v *core.Vitals) { v.Busy, v.PCIeWidth = true, 8 }, func(v *core.Vitals) { v.PCIeWidth = 16 }, time.Minute},
+		{"VERDICT_GPU_RESET", core.Unhealthy, 1, verdict(core.RecoveryReset), verdict(core.RecoveryNone), time.Minute},
+		{"VERDICT_NODE_REBOOT", core.Unhealthy, 1, verdict(core.RecoveryReboot), verdict(core.RecoveryNone), time.Minute},
+		{"VERDICT_DRAIN_AND_RESET", core.Unhealthy, 1, verdict(core.RecoveryDrainAndReset), verdict(core.RecoveryNone), time.Minute},
+		{"VERDICT_UNKNOWN_ACTION", core.Unhealthy, 1, verdict(core.RecoveryOther), verdict(core.RecoveryNone), time.Minute},
+		{"VERDICT_DRAIN_P2P", core.Unhealthy, 2, verdict(core.VerdictDrainP2P), verdict(core.RecoveryNone), time.Minute},
+		{"VERDICT_RECOVER_IMEX_DOMAIN", core.Unhealthy, 2, verdict(core.RecoveryIMEX), verdict(core.RecoveryNone), time.Minute},
+		{"ROW_REMAP_FAILED", core.Unhealthy, 2, func(v *core.HealthSample) { v.RemapFailed = core.Yes }, func(v *core.HealthSample) { v.RemapFailed = core.No }, never},
+		{"MEMORY_UNREPAIRABLE", core.Unhealthy, 2, func(v *core.HealthSample) { v.Unrepairable = core.Yes }, func(v *core.HealthSample) { v.Unrepairable = core.No }, never},
+		{"SRAM_THRESHOLD", core.Unhealthy, 2, func(v *core.HealthSample) { v.SRAMThreshold = core.Yes }, func(v *core.HealthSample) { v.SRAMThreshold = core.No }, never},
+		{"ROW_REMAP_PENDING", core.Degraded, 2, func(v *core.HealthSample) { v.RemapPending = core.Yes }, func(v *core.HealthSample) { v.RemapPending = core.No }, time.Minute},
+		{"PAGE_RETIREMENT_PENDING", core.Degraded, 2, func(v *core.HealthSample) { v.RetirementPending = core.Yes }, func(v *core.HealthSample) { v.RetirementPending = core.No }, time.Minute},
+		{"REPAIR_PENDING", core.Degraded, 2, func(v *core.HealthSample) { v.RepairPending = core.Yes }, func(v *core.HealthSample) { v.RepairPending = core.No }, time.Minute},
+		{"INFOROM_CORRUPT", core.Degraded, 1, func(v *core.HealthSample) { v.InfoROMCorrupt = core.Yes }, func(v *core.HealthSample) { v.InfoROMCorrupt = core.No }, time.Minute},
+		{"FABRIC_STARTING", core.Unknown, 1, fabric(core.FabricStarting), fabric(core.FabricHealthy), 0},
+		{"FABRIC_UNHEALTHY", core.Unhealthy, 3, fabric(core.FabricUnhealthy), fabric(core.FabricHealthy), time.Minute},
+		{"FABRIC_UNHEALTHY", core.Unhealthy, 3, fabric(core.FabricMisconfigured), fabric(core.FabricHealthy), time.Minute},
+		{"FABRIC_LIMITED", core.Degraded, 3, fabric(core.FabricLimited), fabric(core.FabricHealthy), time.Minute},
+		{"NVLINK_DOWN", core.Degraded, 3, func(v *core.HealthSample) { v.LinksUp.Value = 17 }, func(v *core.HealthSample) { v.LinksUp.Value = 18 }, time.Minute},
+		{"PCIE_WIDTH", core.Degraded, 3, func(v *core.HealthSample) { v.Busy, v.PCIeWidth = true, 8 }, func(v *core.HealthSample) { v.PCIeWidth = 16 }, time.Minute},
 	}
 }
 
@@ -63,7 +65,7 @@ func TestLevels(t *testing.T) {
 			s.check(1)
 			s.expectRecovery("once gone", l.over)
 			if l.over == never && l.state == core.Unhealthy { // an operator has to look
-				s.say(func(v *core.Vitals) { *v = core.Vitals{} })
+				s.say(func(v *core.HealthSample) { *v = core.HealthSample{} })
 				s.reset()
 				s.expect("whatever comes", l.state, l.cause)
 			}
@@ -87,13 +89,13 @@ func TestLevels(t *testing.T) {
 			s := tell(t)
 			s.say(l.set)
 			s.check(l.checks)
-			s.say(func(v *core.Vitals) { *v = core.Vitals{} })
+			s.say(func(v *core.HealthSample) { *v = core.HealthSample{} })
 			s.check(20)
 			s.expect("silence about it is no sign", l.state, l.cause)
 		})
 		t.Run(l.cause+" from the start", func(t *testing.T) {
 			s := untold(t, "580")
-			s.say(func(v *core.Vitals) { v.Fabric, v.LinksUp.Value = core.FabricWell, 18 })
+			s.say(func(v *core.HealthSample) { v.Fabric, v.LinksUp.Value = core.FabricHealthy, 18 })
 			s.check(1)
 			s.say(l.set)
 			s.check(l.checks)
@@ -105,7 +107,7 @@ func TestLevels(t *testing.T) {
 // A GPU that says nothing about a signal does not have it, which is never a fault.
 func TestNothingSaidIsNoFault(t *testing.T) {
 	s := untold(t, "470.1")
-	s.say(func(v *core.Vitals) { *v = core.Vitals{} })
+	s.say(func(v *core.HealthSample) { *v = core.HealthSample{} })
 	s.step(30 * time.Minute)
 	if cs := s.ledger.Conditions(); len(cs) != 0 {
 		t.Errorf("stands: %v", cs)
@@ -115,16 +117,16 @@ func TestNothingSaidIsNoFault(t *testing.T) {
 // A verdict that changes is one cause in other words: it stays bad in between, and says what is wanted now.
 func TestVerdictChanges(t *testing.T) {
 	s := tell(t)
-	s.say(func(v *core.Vitals) { v.Verdict = core.VerdictReset })
+	s.say(func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryReset })
 	s.check(1)
 	since := s.ledger.Health(a).Since
 	for _, step := range []struct {
-		verdict core.Verdict
+		verdict core.RecoveryAction
 		cause   string
 	}{
-		{core.VerdictDrainP2P, "VERDICT_DRAIN_P2P"}, {core.VerdictReboot, "VERDICT_NODE_REBOOT"}, {core.VerdictOther, "VERDICT_UNKNOWN_ACTION"},
+		{core.VerdictDrainP2P, "VERDICT_DRAIN_P2P"}, {core.RecoveryReboot, "VERDICT_NODE_REBOOT"}, {core.RecoveryOther, "VERDICT_UNKNOWN_ACTION"},
 	} {
-		s.say(func(v *core.Vitals) { v.Verdict = step.verdict })
+		s.say(func(v *core.HealthSample) { v.RecoveryAction = step.verdict })
 		s.check(1)
 		s.expect("changed", core.Unhealthy, step.cause)
 		if h := s.ledger.Health(a); !h.Since.Equal(since) || h.Detail != step.verdict.String() || h.Action == "" {
@@ -138,8 +140,8 @@ func TestVerdictChanges(t *testing.T) {
 
 // The fabric comes up in its own time; until then the GPU is of no use, and after too long it is a fault.
 func TestFabric(t *testing.T) {
-	starting := func(v *core.Vitals) { v.Fabric = core.FabricStarting }
-	well := func(v *core.Vitals) { v.Fabric = core.FabricWell }
+	starting := func(v *core.HealthSample) { v.Fabric = core.FabricStarting }
+	well := func(v *core.HealthSample) { v.Fabric = core.FabricHealthy }
 	t.Run("up in time", func(t *testing.T) {
 		s := untold(t, "580")
 		s.say(starting)
@@ -166,13 +168,13 @@ func TestFabric(t *testing.T) {
 	t.Run("a GPU of a virtual machine", func(t *testing.T) {
 		s := untold(t, "580")
 		delete(s.says, b.GPU)
-		o := core.Observation{At: a, Kind: core.Checked, Vitals: fit()}
-		o.Vitals.Fabric = core.FabricStarting
+		o := core.Observation{At: a, Kind: core.Checked, Sample: fit()}
+		o.Sample.Fabric = core.FabricStarting
 		s.see(o)
 		s.expect("alone it needs none", core.Healthy, "")
-		o.Vitals.Fabric = core.FabricWell
+		o.Sample.Fabric = core.FabricHealthy
 		s.see(o)
-		o.Vitals.Fabric = core.FabricStarting
+		o.Sample.Fabric = core.FabricStarting
 		s.see(o)
 		s.expect("unless it was in one", core.Unknown, "FABRIC_STARTING")
 	})
@@ -182,15 +184,15 @@ func TestFabric(t *testing.T) {
 			fabric core.Fabric
 			state  core.HealthState
 		}{
-			{core.FabricLimited, core.Degraded}, {core.FabricUnhealthy, core.Unhealthy}, {core.FabricLimited, core.Unhealthy}, {core.FabricUnsaid, core.Unhealthy},
+			{core.FabricLimited, core.Degraded}, {core.FabricUnhealthy, core.Unhealthy}, {core.FabricLimited, core.Unhealthy}, {core.FabricNotReported, core.Unhealthy},
 		} {
-			s.say(func(v *core.Vitals) { v.Fabric = step.fabric })
+			s.say(func(v *core.HealthSample) { v.Fabric = step.fabric })
 			s.check(3)
 			if h := s.ledger.Health(a); h.State != step.state {
 				t.Errorf("fabric %d: %s", step.fabric, h)
 			}
 		}
-		s.say(func(v *core.Vitals) { v.Fabric = core.FabricLimited })
+		s.say(func(v *core.HealthSample) { v.Fabric = core.FabricLimited })
 		s.step(5 * time.Minute)
 		s.expect("no longer unhealthy", core.Degraded, "FABRIC_LIMITED")
 	})
@@ -200,18 +202,18 @@ func TestFabric(t *testing.T) {
 func TestLinks(t *testing.T) {
 	s := untold(t, "580")
 	for _, n := range []uint64{0, 6, 18} {
-		s.say(func(v *core.Vitals) { v.LinksUp.Value = n })
+		s.say(func(v *core.HealthSample) { v.LinksUp.Value = n })
 		s.check(5)
 		s.expect("coming up", core.Healthy, "")
 	}
-	s.say(func(v *core.Vitals) { v.LinksUp.Value = 0 })
+	s.say(func(v *core.HealthSample) { v.LinksUp.Value = 0 })
 	s.check(3)
 	s.expect("down", core.Degraded, "NVLINK_DOWN")
 }
 
 // An error that no XID told of.
 func TestECC(t *testing.T) {
-	more := func(v *core.Vitals) { v.Uncorrectable.Value++ }
+	more := func(v *core.HealthSample) { v.Uncorrectable.Value++ }
 	t.Run("no XID", func(t *testing.T) {
 		s := guest(t)
 		s.say(more)
@@ -252,10 +254,10 @@ func TestECC(t *testing.T) {
 		s.check(1)
 		s.expect("an application's XID explains nothing", core.Degraded, "ECC_UNCORRECTABLE")
 	}
-	for name, change := range map[string]func(*core.Vitals){
-		"unread":  func(v *core.Vitals) { v.Uncorrectable = core.Gauge{} },
-		"reset":   func(v *core.Vitals) { v.Uncorrectable.Value = 0 },
-		"no news": func(*core.Vitals) {},
+	for name, change := range map[string]func(*core.HealthSample){
+		"unread":  func(v *core.HealthSample) { v.Uncorrectable = core.OptionalUint64{} },
+		"reset":   func(v *core.HealthSample) { v.Uncorrectable.Value = 0 },
+		"no news": func(*core.HealthSample) {},
 	} {
 		s := trusted(t)
 		s.say(change)
@@ -263,9 +265,9 @@ func TestECC(t *testing.T) {
 		s.expect(name, core.Healthy, "")
 	}
 	s := trusted(t)
-	s.say(func(v *core.Vitals) { v.Uncorrectable = core.Gauge{} })
+	s.say(func(v *core.HealthSample) { v.Uncorrectable = core.OptionalUint64{} })
 	s.check(1)
-	s.say(func(v *core.Vitals) { v.Uncorrectable = core.Gauge{Value: 100, OK: true} })
+	s.say(func(v *core.HealthSample) { v.Uncorrectable = core.OptionalUint64{Value: 100, OK: true} })
 	s.check(1)
 	s.expect("nobody knows since when", core.Healthy, "")
 }

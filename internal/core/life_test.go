@@ -15,17 +15,17 @@ type life struct {
 	cfg     core.Config
 	now     time.Time
 	machine core.Snapshot
-	says    map[core.DeviceID]*core.Vitals
+	says    map[core.DeviceID]*core.HealthSample
 	state   core.State
 }
 
 // live begins a life with n GPUs that are well.
 func live(t testing.TB, machine core.Snapshot) *life {
 	t.Helper()
-	l := &life{TB: t, cfg: core.DefaultConfig(), now: dawn, machine: machine, says: map[core.DeviceID]*core.Vitals{}}
+	l := &life{TB: t, cfg: core.DefaultConfig(), now: dawn, machine: machine, says: map[core.DeviceID]*core.HealthSample{}}
 	l.cfg.MIG = core.MIGMixed
 	for _, o := range checked(machine) {
-		l.says[o.At.GPU] = &o.Vitals
+		l.says[o.At.GPU] = &o.Sample
 	}
 	l.state = core.NewState(l.cfg)
 	l.read(1)
@@ -42,7 +42,7 @@ func (l *life) read(n int) {
 		var checks []core.Observation
 		for _, d := range l.machine.Devices {
 			if v, ok := l.says[d.ID]; ok {
-				checks = append(checks, core.Observation{At: d.At, Kind: core.Checked, Vitals: *v})
+				checks = append(checks, core.Observation{At: d.At, Kind: core.Checked, Sample: *v})
 			}
 		}
 		l.state = l.state.Read(l.cfg, l.now, l.machine, checks...)
@@ -60,11 +60,11 @@ func (l *life) noDriver(state core.DriverState) {
 // restart ends the agent and begins another, under the same boot or another.
 func (l *life) restart(boot, next string) {
 	l.Helper()
-	text, err := json.Marshal(l.state.Record(boot))
+	text, err := json.Marshal(l.state.Checkpoint(boot))
 	if err != nil {
 		l.Fatal(err)
 	}
-	var record core.Record
+	var record core.Checkpoint
 	if err := json.Unmarshal(text, &record); err != nil {
 		l.Fatal(err)
 	}

@@ -9,8 +9,8 @@ type Maintenance struct {
 	Until time.Time // it ends by itself then; zero = by an order only
 }
 
-// On reports whether it has begun and not ended by itself.
-func (m Maintenance) On(now time.Time) bool {
+// Active reports whether it has begun and not ended by itself.
+func (m Maintenance) Active(now time.Time) bool {
 	return !m.Since.IsZero() && (m.Until.IsZero() || now.Before(m.Until))
 }
 
@@ -23,14 +23,14 @@ func (m Maintenance) String() string {
 	return released + " until " + m.Until.UTC().Format("2006-01-02T15:04:05Z")
 }
 
-// Leave enters that the driver is left alone from now on. Units stay, and take no work.
-func (s State) Leave(cfg Config, now time.Time, m Maintenance) State {
-	s.Away = m
+// EnterMaintenance enters that the driver is left alone from now on. Units stay, and take no work.
+func (s State) EnterMaintenance(cfg Config, now time.Time, m Maintenance) State {
+	s.Maintenance = m
 	return s.Read(cfg, now, NoDriver(DriverReleased, m.String()))
 }
 
-// Return enters that the driver may be asked again. What is offered changes with the first reading.
-func (s State) Return() State {
-	s.Away = Maintenance{}
+// ExitMaintenance enters that the driver may be asked again. What is offered changes with the first reading.
+func (s State) ExitMaintenance() State {
+	s.Maintenance = Maintenance{}
 	return s
 }

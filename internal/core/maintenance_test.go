@@ -16,7 +16,7 @@ func TestMaintenance(t *testing.T) {
 			l := live(t, coretest.GPUs(2))
 			l.cfg.Health.Mode = mode
 			l.read(1)
-			l.state = l.state.Leave(l.cfg, l.now, core.Maintenance{Since: l.now})
+			l.state = l.state.EnterMaintenance(l.cfg, l.now, core.Maintenance{Since: l.now})
 			for u := range l.state.Inventory.Units() {
 				if u.Health.Schedulable() || u.Health.Cause() != "MAINTENANCE" {
 					t.Errorf("%s: %s", u.ID, u.Health)
@@ -28,7 +28,7 @@ func TestMaintenance(t *testing.T) {
 			if _, err := l.state.Inventory.Reserve(core.UnitID(coretest.GPU(0))); err == nil {
 				t.Error("a unit was reserved")
 			}
-			l.state = l.state.Return()
+			l.state = l.state.ExitMaintenance()
 			l.read(1)
 			for u := range l.state.Inventory.Units() {
 				if u.Health.State != core.Healthy {
@@ -43,9 +43,9 @@ func TestMaintenance(t *testing.T) {
 func TestMaintenanceHealsNothing(t *testing.T) {
 	l := live(t, coretest.GPUs(2))
 	l.see(xid(gpu(0), 95))
-	l.says[coretest.GPU(0)].Verdict = core.VerdictUnsaid
-	l.state = l.state.Leave(l.cfg, l.now, core.Maintenance{Since: l.now})
-	l.state = l.state.Return()
+	l.says[coretest.GPU(0)].RecoveryAction = core.RecoveryUnknown
+	l.state = l.state.EnterMaintenance(l.cfg, l.now, core.Maintenance{Since: l.now})
+	l.state = l.state.ExitMaintenance()
 	l.read(20)
 	l.expect("afterwards", map[core.DeviceID]string{coretest.GPU(0): "unhealthy XID_95", coretest.GPU(1): "healthy "})
 }
@@ -54,13 +54,13 @@ func TestMaintenanceOutlivesTheAgentAndNoReboot(t *testing.T) {
 	for next, want := range map[string]bool{"one": true, "two": false} {
 		l := live(t, coretest.GPUs(1))
 		away := core.Maintenance{Since: l.now.UTC(), Until: l.now.Add(time.Hour).UTC()}
-		l.state = l.state.Leave(l.cfg, l.now, away)
+		l.state = l.state.EnterMaintenance(l.cfg, l.now, away)
 		l.restart("one", next)
-		if got := l.state.Away.On(l.now); got != want {
-			t.Errorf("boot %s: maintenance %v", next, l.state.Away)
+		if got := l.state.Maintenance.Active(l.now); got != want {
+			t.Errorf("boot %s: maintenance %v", next, l.state.Maintenance)
 		}
-		if want && (l.state.Away != away || l.state.Away.On(away.Until)) {
-			t.Errorf("maintenance: %v, want %v and no longer", l.state.Away, away)
+		if want && (l.state.Maintenance != away || l.state.Maintenance.Active(away.Until)) {
+			t.Errorf("maintenance: %v, want %v and no longer", l.state.Maintenance, away)
 		}
 	}
 }

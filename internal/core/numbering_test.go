@@ -13,7 +13,7 @@ func divided(t *testing.T) (nomad, kube *life) {
 	half := func(reserved ...int) *life {
 		l := live(t, renumbered(seq(0, 7)...))
 		l.cfg.Policy = core.Policy{Rules: []core.Rule{{Select: byIndex("policy", reserved...), Reserve: "for another"}}}
-		l.state = core.Restore(l.cfg, core.Record{Boot: "a"}, "a").On(l.cfg, l.now, core.Host{Shares: true})
+		l.state = core.Restore(l.cfg, core.Checkpoint{Boot: "a"}, "a").WithHost(l.cfg, l.now, core.Host{Shares: true})
 		l.read(1)
 		l.offers("before the numbers are shared", "")
 		if !l.state.Inventory.Provisional() {
@@ -34,7 +34,7 @@ func divided(t *testing.T) (nomad, kube *life) {
 // share tells agents what was written down for all of them.
 func share(n core.Numbering, agents ...*life) {
 	for _, a := range agents {
-		a.state = a.state.On(a.cfg, a.now, core.Host{Shares: true, Numbering: n})
+		a.state = a.state.WithHost(a.cfg, a.now, core.Host{Shares: true, Numbering: n})
 	}
 }
 
@@ -75,7 +75,7 @@ func TestNumberIsKeptWhileAGPUIsNameless(t *testing.T) {
 	shared := nomad.state.Inventory.Proposed()
 	nomad.machine = renumbered(append([]int{0, 1}, seq(3, 7)...)...)
 	nomad.machine.Excluded = []core.Exclusion{{Index: 2, Kind: core.ProbeFailed, Reason: "no UUID"}}
-	nomad.state = core.Restore(nomad.cfg, core.Record{Boot: "a"}, "a")
+	nomad.state = core.Restore(nomad.cfg, core.Checkpoint{Boot: "a"}, "a")
 	share(shared, nomad)
 	nomad.read(1)
 	if at, ok := nomad.state.Inventory.Proposed().Of(coretest.GPU(2)); !ok || at.GPU != 2 {
@@ -91,7 +91,7 @@ func TestNumberIsKeptWhileAGPUIsNameless(t *testing.T) {
 func TestHistoryOfAnotherMachineNumbersNothing(t *testing.T) {
 	nomad, kube := divided(t)
 	shared := nomad.state.Inventory.Proposed()
-	r := core.Record{Boot: "a", Devices: others(3).Devices}
+	r := core.Checkpoint{Boot: "a", Devices: others(3).Devices}
 	for _, d := range r.Devices {
 		r.Binding.Numbering.Numbers = append(r.Binding.Numbering.Numbers, core.Number{ID: d.ID, At: core.DeviceIndex{GPU: d.Index, Instance: -1}})
 	}

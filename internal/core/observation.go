@@ -12,9 +12,9 @@ const (
 	Lost                           // NVML says the GPU is lost, or it is not listed any more
 	ProbeFailed                    // a call about the GPU failed otherwise
 	Waiting                        // a call about the GPU has not returned yet, and nobody waits for it any more
-	NoAnswer                       // a call about the placement has been outstanding past its deadline
-	Answered                       // a MIG instance was read completely
-	Checked                        // the GPU answered every question about its health; Vitals is what it said
+	Unresponsive                   // a call about the placement has been outstanding past its deadline
+	Responsive                     // a MIG instance was read completely
+	Checked                        // the GPU answered every question about its health; HealthSample is what it said
 	Rebound                        // the kernel driver was unbound from the GPU and bound again
 	DriverLost                     // the driver can't be asked; Code is its DriverState
 	Unloaded                       // the kernel module was unloaded: a driver that answers later was loaded anew
@@ -30,7 +30,7 @@ type Observation struct {
 	Kind   ObservationKind
 	Code   uint64
 	Detail string
-	Vitals Vitals // of Checked
+	Sample HealthSample // of Checked
 
 	// Logged marks an XID from the kernel log, which may tell again what an event has told.
 	Logged bool

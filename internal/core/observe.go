@@ -44,17 +44,17 @@ func (d *draft) observe(o Observation) {
 		d.stands(Condition{At: o.At, Reason: ReasonProbe, State: Unhealthy, Detail: o.Detail}, d.policy.ProbeFailures)
 	case Waiting:
 		d.interrupt(o.At)
-	case NoAnswer:
+	case Unresponsive:
 		d.interrupt(o.At)
 		state := Unhealthy
 		if gpu == "" {
 			state = Unknown
 		}
-		d.stands(Condition{At: o.At, Reason: ReasonNoAnswer, State: state, Detail: o.Detail}, 1)
-	case Answered:
+		d.stands(Condition{At: o.At, Reason: ReasonUnresponsive, State: state, Detail: o.Detail}, 1)
+	case Responsive:
 		d.drop(func(c Condition) bool { return c.At == o.At && c.Reason.silence() })
 	case Checked:
-		d.check(gpu, o.Vitals)
+		d.check(gpu, o.Sample)
 	case Rebound:
 		d.chart(gpu).Reset = d.now
 	case DriverLost:
@@ -150,7 +150,7 @@ func (d *draft) fault(o Observation, reason Reason, rule fault.Rule) {
 	c := d.happened(Condition{At: at, Reason: reason, Code: o.Code, Detail: detailOf(rule, o), Simulated: o.Simulated})
 	c.Repeated = c.Repeated || c.Count > 1 && rule.Again > 0 && !before.IsZero() && d.now.Sub(before) <= rule.Again
 	if c.severe(d.policy) && reason == ReasonXID {
-		for _, m := range d.read(at.GPU).Mended {
+		for _, m := range d.read(at.GPU).ClearedByReset {
 			if m.Code == o.Code && d.now.Sub(m.At) <= relapse {
 				d.latch(at.GPU, fmt.Sprintf("XID %d again within an hour of a reset", o.Code))
 			}

@@ -36,7 +36,7 @@ func TestRulesOnEightGPUs(t *testing.T) {
 	if got := fmt.Sprint(pools(inv)); got != want {
 		t.Errorf("%s; want %s", got, want)
 	}
-	if f := inv.Findings(); len(f) != 0 {
+	if f := inv.PolicyWarnings(); len(f) != 0 {
 		t.Errorf("findings: %q", f)
 	}
 	if ex := inv.Excluded(); len(ex) != 1 || ex[0].Index != 7 || ex[0].Reason != "reserved by policy.yaml:3" {

@@ -132,7 +132,7 @@ func TestPolicies(t *testing.T) {
 			if diff := cmp.Diff(tc.refused, refused(inv)); diff != "" {
 				t.Errorf("refused: %s", diff)
 			}
-			if diff := cmp.Diff(tc.findings, strings.Join(inv.Findings(), "; ")); diff != "" {
+			if diff := cmp.Diff(tc.findings, strings.Join(inv.PolicyWarnings(), "; ")); diff != "" {
 				t.Errorf("findings: %s", diff)
 			}
 		})
@@ -167,7 +167,7 @@ func TestFindingsWaitForEveryDevice(t *testing.T) {
 			for _, reading := range tc.readings {
 				s = s.Read(cfg, now, reading)
 			}
-			if got := s.Inventory.Findings(); !slices.Equal(got, tc.want) {
+			if got := s.Inventory.PolicyWarnings(); !slices.Equal(got, tc.want) {
 				t.Errorf("findings %q, want %q", got, tc.want)
 			}
 		})

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// Order is an operator's word on conditions.
-type Order struct {
+// Command is an operator's word on conditions.
+type Command struct {
 	GPU      DeviceID  // a physical GPU
 	Cause    string    // as Condition.Cause spells it; "" is every condition of the GPU
 	Verified time.Time // when the operator last looked: a fault that happened later is not touched
@@ -26,26 +26,26 @@ func (e *NewerFaultError) Error() string {
 }
 
 // NoConditionError refuses an order about what does not stand.
-type NoConditionError struct{ Order Order }
+type NoConditionError struct{ Command Command }
 
 func (e *NoConditionError) Error() string {
-	if e.Order.Cause == "" {
-		return fmt.Sprintf("no condition stands against %s", e.Order.GPU)
+	if e.Command.Cause == "" {
+		return fmt.Sprintf("no condition stands against %s", e.Command.GPU)
 	}
-	return fmt.Sprintf("no condition %s stands against %s", e.Order.Cause, e.Order.GPU)
+	return fmt.Sprintf("no condition %s stands against %s", e.Command.Cause, e.Command.GPU)
 }
 
-// SilentError refuses an order about a GPU that does not answer: it is of no use to anybody until it does.
-type SilentError struct{ GPU DeviceID }
+// UnresponsiveError refuses an order about a GPU that does not answer: it is of no use to anybody until it does.
+type UnresponsiveError struct{ GPU DeviceID }
 
-func (e *SilentError) Error() string {
+func (e *UnresponsiveError) Error() string {
 	return fmt.Sprintf("%s does not answer: what it lacks is an answer and not an order", e.GPU)
 }
 
 // Clear drops conditions because an operator has verified that they are over, and returns them. A level that
 // is still there is disregarded until it goes. It fails with *NewerFaultError, *NoConditionError,
 // *SilentError or *ConfigError, and then changes nothing.
-func (l Ledger) Clear(p HealthPolicy, now time.Time, o Order) (Ledger, []Condition, error) {
+func (l Ledger) Clear(p HealthPolicy, now time.Time, o Command) (Ledger, []Condition, error) {
 	found, err := l.ordered(now, o)
 	if err != nil {
 		return l, nil, err
@@ -60,7 +60,7 @@ func (l Ledger) Clear(p HealthPolicy, now time.Time, o Order) (Ledger, []Conditi
 		d.drop(func(other Condition) bool { return other == c })
 	}
 	if slices.ContainsFunc(found, func(c Condition) bool { return !c.Simulated }) {
-		chart.Spells, chart.Recoveries, chart.Mended = nil, nil, nil
+		chart.Spells, chart.Recoveries, chart.ClearedByReset = nil, nil, nil
 		chart.Bad, chart.Severe = time.Time{}, false // got well by order, not by itself
 	}
 	d.settle()
@@ -69,7 +69,7 @@ func (l Ledger) Clear(p HealthPolicy, now time.Time, o Order) (Ledger, []Conditi
 
 // Ignore disregards conditions until a time, or until they happen again, and returns them. It fails as
 // Clear does.
-func (l Ledger) Ignore(p HealthPolicy, now time.Time, o Order, until time.Time) (Ledger, []Condition, error) {
+func (l Ledger) Ignore(p HealthPolicy, now time.Time, o Command, until time.Time) (Ledger, []Condition, error) {
 	if !until.After(now) {
 		return l, nil, &ConfigError{"until", until.Format(time.RFC3339), "want a time to come"}
 	}
@@ -89,7 +89,7 @@ func (l Ledger) Ignore(p HealthPolicy, now time.Time, o Order, until time.Time) 
 var Endless = time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC)
 
 // ordered are the conditions that an order is about.
-func (l Ledger) ordered(now time.Time, o Order) ([]Condition, error) {
+func (l Ledger) ordered(now time.Time, o Command) ([]Condition, error) {
 	if o.Verified.IsZero() || o.Verified.After(now) && o.Verified.Sub(now) <= ClockTolerance {
 		o.Verified = now
 	}
@@ -108,7 +108,7 @@ func (l Ledger) ordered(now time.Time, o Order) ([]Condition, error) {
 	case len(newer) > 0:
 		return nil, &NewerFaultError{newer}
 	case slices.ContainsFunc(found, silent):
-		return nil, &SilentError{o.GPU}
+		return nil, &UnresponsiveError{o.GPU}
 	}
 	return found, nil
 }

@@ -10,7 +10,7 @@ import (
 )
 
 // clear and ignore are an operator's orders about a, now.
-func (s *story) clear(o core.Order) ([]core.Condition, error) {
+func (s *story) clear(o core.Command) ([]core.Condition, error) {
 	o.GPU = a.GPU
 	ledger, cleared, err := s.ledger.Clear(s.policy, s.now, o)
 	s.ledger = ledger
@@ -19,7 +19,7 @@ func (s *story) clear(o core.Order) ([]core.Condition, error) {
 
 func (s *story) ignore(d time.Duration, cause string) {
 	s.Helper()
-	ledger, ignored, err := s.ledger.Ignore(s.policy, s.now, core.Order{GPU: a.GPU, Cause: cause}, s.now.Add(d))
+	ledger, ignored, err := s.ledger.Ignore(s.policy, s.now, core.Command{GPU: a.GPU, Cause: cause}, s.now.Add(d))
 	if err != nil || len(ignored) == 0 {
 		s.Fatalf("ignored %v: %v", ignored, err)
 	}
@@ -29,13 +29,13 @@ func (s *story) ignore(d time.Duration, cause string) {
 func TestClear(t *testing.T) {
 	for _, tc := range []struct {
 		name  string
-		order core.Order
+		order core.Command
 		left  []string
 	}{
-		{"everything", core.Order{}, nil},
-		{"one cause", core.Order{Cause: "XID_119"}, []string{"XID_54", "XID_94"}},
-		{"however it is spelled", core.Order{Cause: "xid_54"}, []string{"XID_94", "XID_119"}},
-		{"verified just then", core.Order{Verified: dawn.Add(pace)}, nil},
+		{"everything", core.Command{}, nil},
+		{"one cause", core.Command{Cause: "XID_119"}, []string{"XID_54", "XID_94"}},
+		{"however it is spelled", core.Command{Cause: "xid_54"}, []string{"XID_94", "XID_119"}},
+		{"verified just then", core.Command{Verified: dawn.Add(pace)}, nil},
 	} {
 		s := tell(t)
 		s.see(xid(b, 119))
@@ -62,16 +62,16 @@ func TestRefusedOrders(t *testing.T) {
 	later := dawn.Add(pace).Add(time.Hour)
 	for _, tc := range []struct {
 		name  string
-		order core.Order
+		order core.Command
 		want  any
 	}{
-		{"verified before the fault", core.Order{GPU: a.GPU, Verified: dawn}, new(*core.NewerFaultError)},
-		{"verified before one of the faults", core.Order{GPU: a.GPU, Cause: "XID_95", Verified: dawn.Add(pace)}, new(*core.NewerFaultError)},
-		{"verified in the future", core.Order{GPU: a.GPU, Verified: later.Add(time.Minute)}, new(*core.ConfigError)},
-		{"no such cause", core.Order{GPU: a.GPU, Cause: "XID_96"}, new(*core.NoConditionError)},
-		{"no such GPU", core.Order{GPU: "GPU-z"}, new(*core.NoConditionError)},
-		{"a GPU that is well", core.Order{GPU: b.GPU}, new(*core.NoConditionError)},
-		{"the node", core.Order{}, new(*core.NoConditionError)},
+		{"verified before the fault", core.Command{GPU: a.GPU, Verified: dawn}, new(*core.NewerFaultError)},
+		{"verified before one of the faults", core.Command{GPU: a.GPU, Cause: "XID_95", Verified: dawn.Add(pace)}, new(*core.NewerFaultError)},
+		{"verified in the future", core.Command{GPU: a.GPU, Verified: later.Add(time.Minute)}, new(*core.ConfigError)},
+		{"no such cause", core.Command{GPU: a.GPU, Cause: "XID_96"}, new(*core.NoConditionError)},
+		{"no such GPU", core.Command{GPU: "GPU-z"}, new(*core.NoConditionError)},
+		{"a GPU that is well", core.Command{GPU: b.GPU}, new(*core.NoConditionError)},
+		{"the node", core.Command{}, new(*core.NoConditionError)},
 	} {
 		s := tell(t)
 		s.xid(119)
@@ -95,7 +95,7 @@ func TestRefusedOrders(t *testing.T) {
 	s := tell(t)
 	s.xid(119)
 	for _, d := range []time.Duration{0, -time.Hour} {
-		if _, _, err := s.ledger.Ignore(s.policy, s.now, core.Order{GPU: a.GPU}, s.now.Add(d)); err == nil {
+		if _, _, err := s.ledger.Ignore(s.policy, s.now, core.Command{GPU: a.GPU}, s.now.Add(d)); err == nil {
 			t.Errorf("ignored until %v from now", d)
 		}
 	}
@@ -103,19 +103,19 @@ func TestRefusedOrders(t *testing.T) {
 
 // What a GPU lacks that does not answer is an answer and not an order.
 func TestOrdersAboutASilentGPU(t *testing.T) {
-	for kind, checks := range map[core.ObservationKind]int{core.Lost: 1, core.ProbeFailed: 3, core.NoAnswer: 1, core.Waiting: 1} {
+	for kind, checks := range map[core.ObservationKind]int{core.Lost: 1, core.ProbeFailed: 3, core.Unresponsive: 1, core.Waiting: 1} {
 		s := untold(t, "580")
 		s.mute[a.GPU] = kind
 		s.check(checks)
 		s.xid(119)
-		_, _, clearErr := s.ledger.Clear(s.policy, s.now, core.Order{GPU: a.GPU})
-		_, _, ignoreErr := s.ledger.Ignore(s.policy, s.now, core.Order{GPU: a.GPU}, s.now.Add(time.Hour))
+		_, _, clearErr := s.ledger.Clear(s.policy, s.now, core.Command{GPU: a.GPU})
+		_, _, ignoreErr := s.ledger.Ignore(s.policy, s.now, core.Command{GPU: a.GPU}, s.now.Add(time.Hour))
 		for _, err := range []error{clearErr, ignoreErr} {
-			if _, ok := errors.AsType[*core.SilentError](err); !ok {
+			if _, ok := errors.AsType[*core.UnresponsiveError](err); !ok {
 				t.Errorf("kind %d: %v", kind, err)
 			}
 		}
-		if _, err := s.clear(core.Order{Cause: "XID_119"}); err != nil {
+		if _, err := s.clear(core.Command{Cause: "XID_119"}); err != nil {
 			t.Errorf("its other faults: %v", err)
 		}
 		delete(s.mute, a.GPU)
@@ -123,7 +123,7 @@ func TestOrdersAboutASilentGPU(t *testing.T) {
 		if kind == core.Waiting {
 			continue // it was only never asked
 		}
-		if _, err := s.clear(core.Order{}); err != nil {
+		if _, err := s.clear(core.Command{}); err != nil {
 			t.Errorf("kind %d, now that it answers: %v", kind, err)
 		}
 		s.expect("by order", core.Healthy, "")
@@ -136,7 +136,7 @@ func TestClearOfAStandingLevel(t *testing.T) {
 		s := tell(t)
 		s.say(l.set)
 		s.check(l.checks)
-		if _, err := s.clear(core.Order{}); err != nil {
+		if _, err := s.clear(core.Command{}); err != nil {
 			t.Errorf("%s: %v", l.cause, err)
 		}
 		s.step(20 * time.Minute)
@@ -151,12 +151,12 @@ func TestClearOfAStandingLevel(t *testing.T) {
 		s.expect("and is back", l.state, l.cause)
 	}
 	s := tell(t)
-	s.say(func(v *core.Vitals) { v.Verdict = core.VerdictDrainP2P })
+	s.say(func(v *core.HealthSample) { v.RecoveryAction = core.VerdictDrainP2P })
 	s.check(2)
-	if _, err := s.clear(core.Order{}); err != nil {
+	if _, err := s.clear(core.Command{}); err != nil {
 		t.Error(err)
 	}
-	s.say(func(v *core.Vitals) { v.Verdict = core.VerdictReset })
+	s.say(func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryReset })
 	s.check(1)
 	s.expect("the driver wants something else now", core.Unhealthy, "VERDICT_GPU_RESET")
 }
@@ -209,12 +209,12 @@ func TestIgnore(t *testing.T) {
 	})
 	t.Run("until the driver wants something else", func(t *testing.T) {
 		s := tell(t)
-		s.say(func(v *core.Vitals) { v.Verdict = core.VerdictDrainP2P })
+		s.say(func(v *core.HealthSample) { v.RecoveryAction = core.VerdictDrainP2P })
 		s.check(2)
 		s.ignore(24*time.Hour, "")
 		s.check(10)
 		s.expect("ignored", core.Healthy, "")
-		s.say(func(v *core.Vitals) { v.Verdict = core.VerdictReboot })
+		s.say(func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryReboot })
 		s.check(1)
 		s.expect("changed", core.Unhealthy, "VERDICT_NODE_REBOOT")
 	})
@@ -237,13 +237,13 @@ func TestClearForgetsHistory(t *testing.T) {
 	s.mend(46)
 	s.mend(119)
 	s.xid(119)
-	if c := s.chart(); len(c.Spells) != 3 || len(c.Mended) != 2 || len(c.Recoveries) != 2 {
+	if c := s.chart(); len(c.Spells) != 3 || len(c.ClearedByReset) != 2 || len(c.Recoveries) != 2 {
 		t.Errorf("before: %+v", c)
 	}
-	if _, err := s.clear(core.Order{}); err != nil {
+	if _, err := s.clear(core.Command{}); err != nil {
 		t.Fatal(err)
 	}
-	if c := s.chart(); len(c.Spells) != 0 || len(c.Mended) != 0 || len(c.Recoveries) != 0 || !c.Bad.IsZero() {
+	if c := s.chart(); len(c.Spells) != 0 || len(c.ClearedByReset) != 0 || len(c.Recoveries) != 0 || !c.Bad.IsZero() {
 		t.Errorf("after: %+v", c)
 	}
 	if c := s.chart(); len(c.Tallies) == 0 || c.Reset.IsZero() {

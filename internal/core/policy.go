@@ -101,7 +101,7 @@ func (p HealthPolicy) xid(code uint64) fault.Rule {
 	r.Effect, r.Settled, r.AgainEffect, r.Again, r.LinkedOnly = effect, effect, fault.None, 0, false
 	if r.Class == fault.Application || r.Class == fault.Info || r.Class == fault.Trigger {
 		r.Class = fault.Suspect
-		r.Clears = fault.DriverVerdict | fault.ResetSeen | fault.Reboot | fault.Quiet
+		r.Clears = fault.NoRecoveryAction | fault.ResetSeen | fault.Reboot | fault.Quiet
 	}
 	if effect >= fault.Withdraws && !withdrawn {
 		r.Clears &^= fault.Quiet // silence is no evidence for what the operator calls unhealthy

@@ -35,10 +35,10 @@ func TestOverrides(t *testing.T) {
 		{"all but one withdraw", map[uint64]fault.Effect{31: fault.None}, all(fault.Withdraws), 31, core.Healthy, 0, 0},
 		{"another code", map[uint64]fault.Effect{94: fault.None}, nil, 95, core.Unhealthy, 90 * time.Second, never},
 	} {
-		for verdict, over := range map[core.Verdict]time.Duration{core.VerdictNone: tc.over, core.VerdictUnsaid: tc.guest} {
+		for verdict, over := range map[core.RecoveryAction]time.Duration{core.RecoveryNone: tc.over, core.RecoveryUnknown: tc.guest} {
 			t.Run(tc.name+" with "+verdict.String(), func(t *testing.T) {
 				s := untold(t, "580", func(p *core.HealthPolicy) { p.XIDs, p.AllXIDs = tc.xids, tc.rest })
-				s.say(func(v *core.Vitals) { v.Verdict = verdict })
+				s.say(func(v *core.HealthSample) { v.RecoveryAction = verdict })
 				s.check(1)
 				s.xid(tc.xid)
 				if h := s.ledger.Health(a); h.State != tc.want {
@@ -56,13 +56,13 @@ func TestOverrides(t *testing.T) {
 func TestOverrideIsTheLastWord(t *testing.T) {
 	p := func(p *core.HealthPolicy) { p.XIDs = map[uint64]fault.Effect{109: fault.Degrades, 95: fault.None} }
 	s := untold(t, "580", p)
-	s.say(func(v *core.Vitals) { v.Verdict = core.VerdictUnsaid })
+	s.say(func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryUnknown })
 	s.check(1)
 	s.xid(109, 109, 109)
 	s.expect("three times 109", core.Degraded, "XID_109")
 	s = tell(t, p)
 	s.xid(95)
-	s.say(func(v *core.Vitals) { v.Verdict = core.VerdictReset })
+	s.say(func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryReset })
 	s.check(1)
 	s.expect("the driver wants a reset", core.Unhealthy, "VERDICT_GPU_RESET")
 	if n := s.chart().Tallies[0].Count; n != 1 {
@@ -74,8 +74,8 @@ func TestDegradedTakesNoWork(t *testing.T) {
 	strict := func(p *core.HealthPolicy) { p.DegradedTakesNoWork = true }
 	for cause, happen := range map[string]func(*story){
 		"XID_94":            func(s *story) { s.xid(94) },
-		"ROW_REMAP_PENDING": func(s *story) { s.say(func(v *core.Vitals) { v.RemapPending = core.Yes }); s.check(2) },
-		"ECC_UNCORRECTABLE": func(s *story) { s.say(func(v *core.Vitals) { v.Uncorrectable.Value++ }); s.check(1) },
+		"ROW_REMAP_PENDING": func(s *story) { s.say(func(v *core.HealthSample) { v.RemapPending = core.Yes }); s.check(2) },
+		"ECC_UNCORRECTABLE": func(s *story) { s.say(func(v *core.HealthSample) { v.Uncorrectable.Value++ }); s.check(1) },
 		"WORKLOADS_FAILING": func(s *story) {
 			for range 3 {
 				s.see(core.Observation{At: a, Kind: core.Reserved}, xid(a, 13))
@@ -98,16 +98,16 @@ func TestManual(t *testing.T) {
 	if h := s.ledger.Health(a); h.Clears != "operator" {
 		t.Errorf("clears: %s", h.Clears)
 	}
-	if _, _, err := s.ledger.Clear(s.policy, s.now, core.Order{GPU: a.GPU}); err != nil {
+	if _, _, err := s.ledger.Clear(s.policy, s.now, core.Command{GPU: a.GPU}); err != nil {
 		t.Error(err)
 	}
 	s = tell(t, manual)
 	s.xid(94)
 	s.expectRecovery("degraded", 90*time.Second)
 	s = tell(t, manual)
-	s.say(func(v *core.Vitals) { v.Verdict = core.VerdictDrainAndReset })
+	s.say(func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryDrainAndReset })
 	s.check(1)
-	s.say(func(v *core.Vitals) { v.Verdict = core.VerdictNone })
+	s.say(func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryNone })
 	s.expectRecovery("a verdict that is gone", never)
 	if h := s.ledger.Health(a); h.Clears != "operator" {
 		t.Errorf("clears: %s", h.Clears)
@@ -134,7 +134,9 @@ func TestModeOff(t *testing.T) {
 	s.policy.Mode = core.ModeOff
 	s.xid(79, 13)
 	s.see(core.Observation{At: a, Kind: core.Event, Code: 0x2000})
-	s.say(func(v *core.Vitals) { v.Verdict, v.RemapFailed, v.Uncorrectable.Value = core.VerdictReset, core.Yes, 9 })
+	s.say(func(v *core.HealthSample) {
+		v.RecoveryAction, v.RemapFailed, v.Uncorrectable.Value = core.RecoveryReset, core.Yes, 9
+	})
 	s.check(5)
 	if cs := s.ledger.Conditions(); len(cs) != 1 || cs[0].Cause() != "XID_95" {
 		t.Errorf("stands: %v", cs)
@@ -151,7 +153,7 @@ func TestModeOff(t *testing.T) {
 		kind   core.ObservationKind
 		checks int
 		want   string
-	}{{core.Lost, 1, "LOST"}, {core.ProbeFailed, 3, "PROBE_FAILED"}, {core.NoAnswer, 1, "NOT_ANSWERING"}} {
+	}{{core.Lost, 1, "LOST"}, {core.ProbeFailed, 3, "PROBE_FAILED"}, {core.Unresponsive, 1, "NOT_ANSWERING"}} {
 		before := *s
 		s.mute = map[core.DeviceID]core.ObservationKind{a.GPU: tc.kind}
 		s.check(tc.checks)

@@ -71,7 +71,7 @@ func TestSlowAfterLoss(t *testing.T) {
 	s.check(3)
 	s.expect("slow", core.Unhealthy, "LOST")
 	delete(s.mute, a.GPU)
-	s.say(func(v *core.Vitals) { v.Partial = true })
+	s.say(func(v *core.HealthSample) { v.Partial = true })
 	s.check(3)
 	s.expect("half of it", core.Unhealthy, "LOST")
 }
@@ -116,7 +116,7 @@ func TestHang(t *testing.T) {
 	s.mute[a.GPU] = core.Waiting
 	s.step(50 * time.Second)
 	s.expect("slow is no fault of its own", core.Unhealthy, "XID_119")
-	overdue := core.Observation{At: a, Kind: core.NoAnswer, Detail: "nvmlDeviceGetFieldValues"}
+	overdue := core.Observation{At: a, Kind: core.Unresponsive, Detail: "nvmlDeviceGetFieldValues"}
 	s.see(overdue)
 	s.condition("NOT_ANSWERING")
 	for range 120 {
@@ -137,7 +137,7 @@ func TestHang(t *testing.T) {
 // A hang of one GPU is nobody else's, a hang of the driver is everybody's and says nothing about any.
 func TestHangOfTheDriver(t *testing.T) {
 	s := tell(t)
-	s.see(core.Observation{At: core.Node, Kind: core.NoAnswer, Detail: "nvmlInit"})
+	s.see(core.Observation{At: core.Node, Kind: core.Unresponsive, Detail: "nvmlInit"})
 	for _, at := range []core.Placement{a, b, ci(1, 0)} {
 		s.expectAt("all wait", at, core.Unknown, "NOT_ANSWERING")
 	}
@@ -154,10 +154,10 @@ func TestUnchecked(t *testing.T) {
 	s.step(10 * time.Minute)
 	s.expect("never asked", core.Unknown, "UNCHECKED")
 	delete(s.mute, a.GPU)
-	s.say(func(v *core.Vitals) { v.Partial = true })
+	s.say(func(v *core.HealthSample) { v.Partial = true })
 	s.check(3)
 	s.expect("half an answer", core.Unknown, "UNCHECKED")
-	s.say(func(v *core.Vitals) { v.Partial = false })
+	s.say(func(v *core.HealthSample) { v.Partial = false })
 	s.check(1)
 	s.expect("the first complete one", core.Healthy, "")
 	s.mute[a.GPU] = core.Waiting
@@ -190,12 +190,12 @@ func TestDriverLost(t *testing.T) {
 func TestInstancesAfterAHangAreReadFirst(t *testing.T) {
 	l := live(t, migMachine())
 	at := core.WholeGPU("GPU-m")
-	l.see(core.Observation{At: at, Kind: core.NoAnswer, Detail: "nvmlDeviceGetUUID"})
+	l.see(core.Observation{At: at, Kind: core.Unresponsive, Detail: "nvmlDeviceGetUUID"})
 	hung := map[core.DeviceID]string{coretest.GPU(0): "healthy ", "MIG-1": "unhealthy NOT_ANSWERING", "MIG-2": "unhealthy NOT_ANSWERING"}
 	l.expect("while it hangs", hung)
-	l.see(core.Observation{At: at, Kind: core.Checked, Vitals: *l.says[at.GPU]})
+	l.see(core.Observation{At: at, Kind: core.Checked, Sample: *l.says[at.GPU]})
 	l.now = l.now.Add(10 * time.Minute)
-	l.see(core.Observation{At: at, Kind: core.Checked, Vitals: *l.says[at.GPU]})
+	l.see(core.Observation{At: at, Kind: core.Checked, Sample: *l.says[at.GPU]})
 	l.expect("it answers, and nobody knows what instances it has", hung)
 	l.machine = without(l.machine, "MIG-1")
 	l.read(2)

@@ -26,7 +26,7 @@ func (f *fate) loseDriver() {
 // restart ends the agent, or the machine with it.
 func (f *fate) restart(reboot bool) {
 	f.note("a restart; of the machine: %t", reboot)
-	record := f.state.Record(string(rune('a' + f.boot)))
+	record := f.state.Checkpoint(string(rune('a' + f.boot)))
 	if f.jumps != nil && !reboot {
 		f.jump()
 	}
@@ -46,7 +46,7 @@ func (f *fate) restart(reboot bool) {
 
 // order is an operator's.
 func (f *fate) order(p *patient) {
-	o := core.Order{GPU: p.at.GPU, Verified: f.now.Add(-time.Duration(f.IntN(2)) * time.Minute)}
+	o := core.Command{GPU: p.at.GPU, Verified: f.now.Add(-time.Duration(f.IntN(2)) * time.Minute)}
 	var causes []string
 	for _, c := range f.state.Ledger.Conditions() {
 		causes = append(causes, c.Cause())
@@ -128,11 +128,11 @@ func (f *fate) testify(t *testing.T, was map[core.DeviceID]core.HealthState, int
 	for _, p := range f.patients {
 		h := l.Health(p.at)
 		needed := 1
-		if p.vitals.Verdict == core.VerdictDrainP2P || p.vitals.Verdict == core.VerdictRecoverIMEX {
+		if p.vitals.RecoveryAction == core.VerdictDrainP2P || p.vitals.RecoveryAction == core.RecoveryIMEX {
 			needed = 2
 		}
-		if p.vitals.Verdict > core.VerdictNone && p.demand >= needed && h.Schedulable() && !ignored(l, p.at, "VERDICT_") {
-			t.Errorf("%s takes work, and its driver wants %s: %s", p.at, p.vitals.Verdict, h)
+		if p.vitals.RecoveryAction > core.RecoveryNone && p.demand >= needed && h.Schedulable() && !ignored(l, p.at, "VERDICT_") {
+			t.Errorf("%s takes work, and its driver wants %s: %s", p.at, p.vitals.RecoveryAction, h)
 		}
 		for _, cause := range p.broken {
 			if h.Schedulable() && !ignored(l, p.at, cause) {
@@ -188,7 +188,7 @@ func before(a, b core.Condition) bool {
 	case a.Reason != b.Reason:
 		return a.Reason < b.Reason
 	}
-	return a.Code < b.Code && a.Reason != core.ReasonVerdict
+	return a.Code < b.Code && a.Reason != core.ReasonRecoveryAction
 }
 
 func sortable(b bool) string {
@@ -203,8 +203,8 @@ func (f *fate) pure(t *testing.T) {
 	l, p := f.state.Ledger, one(f, f.patients...)
 	was := l.Conditions()
 	o := core.Observation{
-		At: f.place(p), Kind: one(f, core.XID, core.Event, core.Lost, core.ProbeFailed, core.Waiting, core.NoAnswer, core.Checked, core.Rebound, core.Reserved),
-		Code: one[uint64](f, 13, 79, 94, 95, 0x2000), Vitals: p.vitals,
+		At: f.place(p), Kind: one(f, core.XID, core.Event, core.Lost, core.ProbeFailed, core.Waiting, core.Unresponsive, core.Checked, core.Rebound, core.Reserved),
+		Code: one[uint64](f, 13, 79, 94, 95, 0x2000), Sample: p.vitals,
 	}
 	now := f.now.Add(time.Duration(f.IntN(100)) * time.Second)
 	with, again, without := l.Apply(f.cfg.Health, now, o), l.Apply(f.cfg.Health, now, o), l.Apply(f.cfg.Health, now)
@@ -234,7 +234,7 @@ func (f *fate) wayBack(t *testing.T, seed uint64) {
 	}
 	for range 3 {
 		for _, p := range f.patients {
-			p.wants(core.VerdictReset)
+			p.wants(core.RecoveryReset)
 			p.vitals.Replays.Value++ // in a guest a reset shows by nothing but its counters
 			p.vitals.Uncorrectable.Value++
 		}
@@ -253,7 +253,7 @@ func (f *fate) wayBack(t *testing.T, seed uint64) {
 				t.Errorf("seed %d: nothing ends %s", seed, c)
 			}
 		}
-		if next, _, err := f.state.Clear(f.cfg, f.now, core.Order{GPU: p.at.GPU}); err == nil {
+		if next, _, err := f.state.Clear(f.cfg, f.now, core.Command{GPU: p.at.GPU}); err == nil {
 			f.state = next
 		}
 		if h := f.state.Ledger.Health(p.at); h.State != core.Healthy {

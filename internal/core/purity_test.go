@@ -20,7 +20,7 @@ func TestPurity(t *testing.T) {
 		l := core.Ledger{}.Apply(core.DefaultHealthPolicy(), time.Unix(0, 0), append(seen, obs)...)
 		cfg := core.DefaultConfig()
 		cfg.MIG = core.MIGMixed
-		chart, _ := l.Chart("GPU-m")
+		chart, _ := l.History("GPU-m")
 		inv := core.Build(snapshot, l, cfg)
 		plan, err := inv.Reserve("MIG-2", core.UnitID(coretest.GPU(0)))
 		return fmt.Sprint(snapshot, seen, l.Conditions(), chart, unitIDs(inv), inv.Excluded(), plan, err, inv.Prefer(unitIDs(inv), nil, 2))

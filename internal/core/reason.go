@@ -7,34 +7,34 @@ type Reason uint8
 
 // Reasons. The zero value goes with Healthy.
 const (
-	ReasonNone         Reason = iota
-	ReasonXID                 // the driver reported an XID; Code is its number
-	ReasonEvent               // the driver raised another event; Code is its NVML type
-	ReasonVerdict             // the driver wants something done; Detail says what
-	ReasonLost                // the GPU is not reachable or not listed
-	ReasonProbe               // the driver answers with an error for this GPU
-	ReasonNoAnswer            // a call about this GPU does not return
-	ReasonUnchecked           // the GPU has not been checked completely yet
-	ReasonDriver              // the driver as a whole can't be asked
-	ReasonMaintenance         // the driver is left alone, by an operator's order
-	ReasonRemapFailed         // a memory row could not be remapped
-	ReasonUnrepairable        // memory that can't be repaired
-	ReasonSRAM                // SRAM errors above the driver's threshold
-	ReasonRemapPending        // a row remap waits for a reset
-	ReasonRetirement          // a page retirement waits for a reset
-	ReasonRepair              // a channel or TPC repair waits for a reset
-	ReasonInfoROM             // the InfoROM is corrupt
-	ReasonECC                 // uncorrectable errors were counted that no XID told of
-	ReasonFabricWait          // the fabric is not up yet
-	ReasonFabric              // the fabric is unhealthy or misconfigured
-	ReasonFabricLimits        // the fabric has less capacity or bandwidth
-	ReasonLinks               // fewer NVLinks are up than were
-	ReasonThermal             // the hardware throttles for heat most of the time
-	ReasonPowerBrake          // an external power brake throttles most of the time
-	ReasonReplays             // PCIe packets are replayed more often than a sound link does
-	ReasonPCIeWidth           // the PCIe link is narrower under load than it can be
-	ReasonWorkloads           // several workloads in a row hit application faults here
-	ReasonService             // recovered too often, or failed again at once
+	ReasonNone           Reason = iota
+	ReasonXID                   // the driver reported an XID; Code is its number
+	ReasonEvent                 // the driver raised another event; Code is its NVML type
+	ReasonRecoveryAction        // the driver wants something done; Detail says what
+	ReasonLost                  // the GPU is not reachable or not listed
+	ReasonProbe                 // the driver answers with an error for this GPU
+	ReasonUnresponsive          // a call about this GPU does not return
+	ReasonUnchecked             // the GPU has not been checked completely yet
+	ReasonDriver                // the driver as a whole can't be asked
+	ReasonMaintenance           // the driver is left alone, by an operator's order
+	ReasonRemapFailed           // a memory row could not be remapped
+	ReasonUnrepairable          // memory that can't be repaired
+	ReasonSRAM                  // SRAM errors above the driver's threshold
+	ReasonRemapPending          // a row remap waits for a reset
+	ReasonRetirement            // a page retirement waits for a reset
+	ReasonRepair                // a channel or TPC repair waits for a reset
+	ReasonInfoROM               // the InfoROM is corrupt
+	ReasonECC                   // uncorrectable errors were counted that no XID told of
+	ReasonFabricWait            // the fabric is not up yet
+	ReasonFabric                // the fabric is unhealthy or misconfigured
+	ReasonFabricLimits          // the fabric has less capacity or bandwidth
+	ReasonLinks                 // fewer NVLinks are up than were
+	ReasonThermal               // the hardware throttles for heat most of the time
+	ReasonPowerBrake            // an external power brake throttles most of the time
+	ReasonReplays               // PCIe packets are replayed more often than a sound link does
+	ReasonPCIeWidth             // the PCIe link is narrower under load than it can be
+	ReasonWorkloads             // several workloads in a row hit application faults here
+	ReasonService               // recovered too often, or failed again at once
 
 	// What follows is said of a unit by its inventory, not by the ledger.
 
@@ -62,38 +62,38 @@ const (
 )
 
 var meanings = [...]meaning{
-	ReasonNone:         {},
-	ReasonXID:          {name: "XID"},
-	ReasonEvent:        {name: "EVENT"},
-	ReasonVerdict:      {name: "VERDICT", text: "driver asks", state: Unhealthy, clears: level, says: "driver verdict None", severe: true},
-	ReasonLost:         {name: "LOST", text: "GPU is lost", state: GPULost, clears: level, says: "GPU answers again, or reboot", action: "check slot and power, reboot the host", severe: true},
-	ReasonProbe:        {name: "PROBE_FAILED", text: "GPU answers with an error", state: Unhealthy, clears: level, says: "clean checks", action: "see the driver's log, reset the GPU"},
-	ReasonNoAnswer:     {name: "NOT_ANSWERING", text: "driver does not answer", state: Unhealthy, clears: level, says: "the call returns, then clean checks", action: "reset the GPU, reboot if it persists"},
-	ReasonUnchecked:    {name: "UNCHECKED", text: "not checked yet", state: Unknown, clears: level, says: "first complete check"},
-	ReasonDriver:       {name: "NVML_UNAVAILABLE", text: "driver is not usable", state: Unknown, clears: level, says: "driver answers"},
-	ReasonMaintenance:  {name: "MAINTENANCE", text: "maintenance", state: Unknown, clears: level, says: "resume", action: "resume when the work is done"},
-	ReasonRemapFailed:  {name: "ROW_REMAP_FAILED", text: "row remapping failed", state: Unhealthy, checks: 2, action: service},
-	ReasonUnrepairable: {name: "MEMORY_UNREPAIRABLE", text: "memory can't be repaired", state: Unhealthy, checks: 2, action: service},
-	ReasonSRAM:         {name: "SRAM_THRESHOLD", text: "SRAM errors above the threshold", state: Unhealthy, checks: 2, action: service},
-	ReasonRemapPending: {name: "ROW_REMAP_PENDING", text: "row remap pending", state: Degraded, checks: 2, clears: level, says: "pending flag gone after reset", action: "reset the GPU when idle"},
-	ReasonRetirement:   {name: "PAGE_RETIREMENT_PENDING", text: "page retirement pending", state: Degraded, checks: 2, clears: level, says: "pending flag gone after reset", action: "reset the GPU when idle"},
-	ReasonRepair:       {name: "REPAIR_PENDING", text: "channel or TPC repair pending", state: Degraded, checks: 2, clears: level, says: "pending flag gone after reset", action: "reset the GPU when idle"},
-	ReasonInfoROM:      {name: "INFOROM_CORRUPT", text: "InfoROM is corrupt", state: Degraded, clears: level, says: "InfoROM valid", action: "run field diagnostics"},
-	ReasonECC:          {name: "ECC_UNCORRECTABLE", text: "uncorrectable ECC errors", state: Degraded, clears: fault.DriverVerdict | fault.ResetSeen | fault.Reboot | fault.Quiet, action: "drain and reset the GPU if they recur"},
-	ReasonFabricWait:   {name: "FABRIC_STARTING", text: "waiting for the NVLink fabric", state: Unknown, clears: level, says: "fabric completed", action: "look at the fabric manager"},
-	ReasonFabric:       {name: "FABRIC_UNHEALTHY", text: "NVLink fabric unhealthy", state: Unhealthy, checks: 3, clears: level, says: "fabric healthy", action: "look at the fabric manager", severe: true},
-	ReasonFabricLimits: {name: "FABRIC_LIMITED", text: "NVLink fabric limited", state: Degraded, checks: 3, clears: level, says: "fabric at full capacity", action: "look at the fabric manager"},
-	ReasonLinks:        {name: "NVLINK_DOWN", text: "NVLinks down", state: Degraded, checks: 3, clears: level, says: "links up", action: "reset the GPU when idle, check the links"},
-	ReasonThermal:      {name: "SLOWDOWN_THERMAL", text: "throttled for heat most of the time", state: Degraded, clears: level, says: "ten minutes with less", action: "check cooling"},
-	ReasonPowerBrake:   {name: "SLOWDOWN_POWER", text: "power brake on most of the time", state: Degraded, clears: level, says: "ten minutes with less", action: "check the power supply"},
-	ReasonReplays:      {name: "PCIE_REPLAYS", text: "PCIe link replays packets", state: Degraded, clears: level, says: "ten minutes with less", action: "check slot, riser and cable"},
-	ReasonPCIeWidth:    {name: "PCIE_WIDTH", text: "PCIe link narrow under load", state: Degraded, checks: 3, clears: level, says: "full width under load", action: "check slot, riser and cable"},
-	ReasonWorkloads:    {name: "WORKLOADS_FAILING", text: "possible hardware fault", state: Degraded, clears: fault.Quiet | fault.Reboot, says: "an hour without", action: "look at the workloads, then run diagnostics"},
-	ReasonService:      {name: "NEEDS_SERVICE", text: "needs service", state: Unhealthy, action: service},
-	ReasonNoMPS:        {name: "MPS_DAEMON_DOWN", text: "MPS control daemon does not answer", state: Unhealthy, says: "daemon answers", action: "start the pool's MPS control daemon"},
-	ReasonClaimed:      {name: "CLAIMED", text: "offered by another agent", state: Unhealthy, says: "the other agent no longer claims it", action: "give the agents different GPUs"},
-	ReasonHeld:         {name: "HELD", text: "held", state: Unhealthy, says: "the workload ends"},
-	ReasonWithdrawn:    {name: "WITHDRAWN", text: "no longer offered", state: Unhealthy},
+	ReasonNone:           {},
+	ReasonXID:            {name: "XID"},
+	ReasonEvent:          {name: "EVENT"},
+	ReasonRecoveryAction: {name: "VERDICT", text: "driver asks", state: Unhealthy, clears: level, says: "driver verdict None", severe: true},
+	ReasonLost:           {name: "LOST", text: "GPU is lost", state: GPULost, clears: level, says: "GPU answers again, or reboot", action: "check slot and power, reboot the host", severe: true},
+	ReasonProbe:          {name: "PROBE_FAILED", text: "GPU answers with an error", state: Unhealthy, clears: level, says: "clean checks", action: "see the driver's log, reset the GPU"},
+	ReasonUnresponsive:   {name: "NOT_ANSWERING", text: "driver does not answer", state: Unhealthy, clears: level, says: "the call returns, then clean checks", action: "reset the GPU, reboot if it persists"},
+	ReasonUnchecked:      {name: "UNCHECKED", text: "not checked yet", state: Unknown, clears: level, says: "first complete check"},
+	ReasonDriver:         {name: "NVML_UNAVAILABLE", text: "driver is not usable", state: Unknown, clears: level, says: "driver answers"},
+	ReasonMaintenance:    {name: "MAINTENANCE", text: "maintenance", state: Unknown, clears: level, says: "resume", action: "resume when the work is done"},
+	ReasonRemapFailed:    {name: "ROW_REMAP_FAILED", text: "row remapping failed", state: Unhealthy, checks: 2, action: service},
+	ReasonUnrepairable:   {name: "MEMORY_UNREPAIRABLE", text: "memory can't be repaired", state: Unhealthy, checks: 2, action: service},
+	ReasonSRAM:           {name: "SRAM_THRESHOLD", text: "SRAM errors above the threshold", state: Unhealthy, checks: 2, action: service},
+	ReasonRemapPending:   {name: "ROW_REMAP_PENDING", text: "row remap pending", state: Degraded, checks: 2, clears: level, says: "pending flag gone after reset", action: "reset the GPU when idle"},
+	ReasonRetirement:     {name: "PAGE_RETIREMENT_PENDING", text: "page retirement pending", state: Degraded, checks: 2, clears: level, says: "pending flag gone after reset", action: "reset the GPU when idle"},
+	ReasonRepair:         {name: "REPAIR_PENDING", text: "channel or TPC repair pending", state: Degraded, checks: 2, clears: level, says: "pending flag gone after reset", action: "reset the GPU when idle"},
+	ReasonInfoROM:        {name: "INFOROM_CORRUPT", text: "InfoROM is corrupt", state: Degraded, clears: level, says: "InfoROM valid", action: "run field diagnostics"},
+	ReasonECC:            {name: "ECC_UNCORRECTABLE", text: "uncorrectable ECC errors", state: Degraded, clears: fault.NoRecoveryAction | fault.ResetSeen | fault.Reboot | fault.Quiet, action: "drain and reset the GPU if they recur"},
+	ReasonFabricWait:     {name: "FABRIC_STARTING", text: "waiting for the NVLink fabric", state: Unknown, clears: level, says: "fabric completed", action: "look at the fabric manager"},
+	ReasonFabric:         {name: "FABRIC_UNHEALTHY", text: "NVLink fabric unhealthy", state: Unhealthy, checks: 3, clears: level, says: "fabric healthy", action: "look at the fabric manager", severe: true},
+	ReasonFabricLimits:   {name: "FABRIC_LIMITED", text: "NVLink fabric limited", state: Degraded, checks: 3, clears: level, says: "fabric at full capacity", action: "look at the fabric manager"},
+	ReasonLinks:          {name: "NVLINK_DOWN", text: "NVLinks down", state: Degraded, checks: 3, clears: level, says: "links up", action: "reset the GPU when idle, check the links"},
+	ReasonThermal:        {name: "SLOWDOWN_THERMAL", text: "throttled for heat most of the time", state: Degraded, clears: level, says: "ten minutes with less", action: "check cooling"},
+	ReasonPowerBrake:     {name: "SLOWDOWN_POWER", text: "power brake on most of the time", state: Degraded, clears: level, says: "ten minutes with less", action: "check the power supply"},
+	ReasonReplays:        {name: "PCIE_REPLAYS", text: "PCIe link replays packets", state: Degraded, clears: level, says: "ten minutes with less", action: "check slot, riser and cable"},
+	ReasonPCIeWidth:      {name: "PCIE_WIDTH", text: "PCIe link narrow under load", state: Degraded, checks: 3, clears: level, says: "full width under load", action: "check slot, riser and cable"},
+	ReasonWorkloads:      {name: "WORKLOADS_FAILING", text: "possible hardware fault", state: Degraded, clears: fault.Quiet | fault.Reboot, says: "an hour without", action: "look at the workloads, then run diagnostics"},
+	ReasonService:        {name: "NEEDS_SERVICE", text: "needs service", state: Unhealthy, action: service},
+	ReasonNoMPS:          {name: "MPS_DAEMON_DOWN", text: "MPS control daemon does not answer", state: Unhealthy, says: "daemon answers", action: "start the pool's MPS control daemon"},
+	ReasonClaimed:        {name: "CLAIMED", text: "offered by another agent", state: Unhealthy, says: "the other agent no longer claims it", action: "give the agents different GPUs"},
+	ReasonHeld:           {name: "HELD", text: "held", state: Unhealthy, says: "the workload ends"},
+	ReasonWithdrawn:      {name: "WITHDRAWN", text: "no longer offered", state: Unhealthy},
 }
 
 func (r Reason) meaning() meaning { return meanings[r] }
@@ -102,7 +102,7 @@ func (r Reason) text() string { return meanings[r].text }
 
 // silence reports whether the reason is that the GPU or instance itself does not answer.
 func (r Reason) silence() bool {
-	return r == ReasonLost || r == ReasonProbe || r == ReasonNoAnswer || r == ReasonUnchecked
+	return r == ReasonLost || r == ReasonProbe || r == ReasonUnresponsive || r == ReasonUnchecked
 }
 
 // String names the reason for programs: "XID", "ROW_REMAP_PENDING"; "" for none.

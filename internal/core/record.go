@@ -7,31 +7,31 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/fault"
 )
 
-// Record is what of a State survives the agent, so that a restart neither heals a sick GPU nor forgets one.
+// Checkpoint is what of a State survives the agent, so that a restart neither heals a sick GPU nor forgets one.
 // Its JSON form is what the state file holds.
-type Record struct {
-	Boot       string      // of the machine: /proc/sys/kernel/random/boot_id
-	Booted     time.Time   `json:",omitzero"`  // its moment, on the clock of the times below; zero = unknown
-	Unread     bool        `json:",omitempty"` // devices and links are those of an earlier boot: the driver has not been read in this one
-	Driver     string      // version of the driver that was asked last
-	Away       Maintenance `json:",omitzero"`
-	Binding    Binding     `json:",omitzero"`
-	Devices    []Device
-	Links      []Link `json:",omitempty"` // NVLinks between those
-	Conditions []Condition
-	Charts     map[DeviceID]Chart
-	KernelLog  uint64 `json:",omitempty"` // sequence number to go on with in the log of that boot; 0 = unknown
+type Checkpoint struct {
+	Boot        string      // of the machine: /proc/sys/kernel/random/boot_id
+	Booted      time.Time   `json:",omitzero"`  // its moment, on the clock of the times below; zero = unknown
+	Unread      bool        `json:",omitempty"` // devices and links are those of an earlier boot: the driver has not been read in this one
+	Driver      string      // version of the driver that was asked last
+	Maintenance Maintenance `json:"Away,omitzero"`
+	Binding     Binding     `json:",omitzero"`
+	Devices     []Device
+	Links       []Link `json:",omitempty"` // NVLinks between those
+	Conditions  []Condition
+	GPUs        map[DeviceID]GPUHistory `json:"Charts"`
+	KernelLog   uint64                  `json:",omitempty"` // sequence number to go on with in the log of that boot; 0 = unknown
 
 	// Inherited are the GPUs of the history before, sorted, if it may be another machine's. The other GPUs in the record were read
 	// on this machine.
 	Inherited []DeviceID `json:",omitempty"`
 }
 
-// Record is the state to keep; boot is the machine's boot id. Rehearsals, and what only this process can know, are left out.
-func (s State) Record(boot string) Record {
-	r := Record{
-		Boot: boot, Booted: s.booted, Driver: s.Ledger.driver, Away: s.Away, Binding: s.Binding,
-		Devices: slices.Clone(s.Snapshot.Devices), Links: s.Snapshot.NVLinks(), Charts: map[DeviceID]Chart{},
+// Checkpoint is the state to keep; boot is the machine's boot id. Rehearsals, and what only this process can know, are left out.
+func (s State) Checkpoint(boot string) Checkpoint {
+	r := Checkpoint{
+		Boot: boot, Booted: s.booted, Driver: s.Ledger.driver, Maintenance: s.Maintenance, Binding: s.Binding,
+		Devices: slices.Clone(s.Snapshot.Devices), Links: s.Snapshot.NVLinks(), GPUs: map[DeviceID]GPUHistory{},
 		KernelLog: s.log.next, Inherited: slices.Clone(s.inherited),
 	}
 	if s.prior != nil {
@@ -43,7 +43,7 @@ func (s State) Record(boot string) Record {
 		}
 	}
 	for gpu, chart := range s.Ledger.charts {
-		r.Charts[gpu] = *chart
+		r.GPUs[gpu] = *chart
 	}
 	return r
 }
@@ -51,7 +51,7 @@ func (s State) Record(boot string) Record {
 // Restore is the state that follows from a record: nothing is offered before the driver was asked, but what
 // stood still stands. A reboot is evidence for what it clears; what only an operator can clear outlives it. The times of r
 // are on the present clock: see Record.Rebase.
-func Restore(cfg Config, r Record, boot string) State {
+func Restore(cfg Config, r Checkpoint, boot string) State {
 	s := NewState(cfg)
 	rebooted := r.Boot != boot
 	known := NewSnapshot(Snapshot{Devices: r.Devices, Links: r.Links})
@@ -60,7 +60,7 @@ func Restore(cfg Config, r Record, boot string) State {
 		s.inherited = r.gpus()
 	}
 	if !rebooted { // which ends a maintenance, and loads the driver anew anyhow
-		s.Ledger.driver, s.Away = r.Driver, r.Away
+		s.Ledger.driver, s.Maintenance = r.Driver, r.Maintenance
 		s.Binding = r.Binding
 		s.Binding.Numbering = NewNumbering(r.Binding.Numbering.Generation, r.Binding.Numbering.Numbers)
 		if !r.Unread && len(r.Binding.Numbering.Numbers) == 0 {
@@ -70,10 +70,10 @@ func Restore(cfg Config, r Record, boot string) State {
 		s.Inventory.doubtful = len(s.inherited) > 0
 	}
 	s.log = logOf(r, rebooted || r.Unread && r.KernelLog == 0)
-	s.Ledger.charts = make(map[DeviceID]*Chart, len(r.Charts))
-	for gpu, chart := range r.Charts {
+	s.Ledger.charts = make(map[DeviceID]*GPUHistory, len(r.GPUs))
+	for gpu, chart := range r.GPUs {
 		if rebooted {
-			chart.Vitals, chart.Links, chart.Joined = Vitals{}, 0, false
+			chart.Sample, chart.Links, chart.Joined = HealthSample{}, 0, false
 			chart.Tallies = settled(chart.Tallies)
 		}
 		s.Ledger.charts[gpu] = chart.clone()

@@ -11,7 +11,7 @@ import (
 
 // A restart neither heals nor forgets; a reboot is evidence for what it ends, and for nothing else.
 func TestRestartAndReboot(t *testing.T) {
-	say := func(change func(*core.Vitals), checks int) func(*life) {
+	say := func(change func(*core.HealthSample), checks int) func(*life) {
 		return func(l *life) { change(l.says[coretest.GPU(0)]); l.read(checks) }
 	}
 	codes := func(codes ...uint64) func(*life) {
@@ -42,13 +42,13 @@ func TestRestartAndReboot(t *testing.T) {
 				l.see(core.Observation{At: gpu(0), Kind: core.Reserved}, xid(gpu(0), 31))
 			}
 		}, "degraded WORKLOADS_FAILING", false},
-		{"ECC", say(func(v *core.Vitals) { v.Uncorrectable.Value++ }, 1), "degraded ECC_UNCORRECTABLE", false},
+		{"ECC", say(func(v *core.HealthSample) { v.Uncorrectable.Value++ }, 1), "degraded ECC_UNCORRECTABLE", false},
 		{"errors", func(l *life) {
 			for range 3 {
 				l.see(core.Observation{At: gpu(0), Kind: core.ProbeFailed})
 			}
 		}, "unhealthy PROBE_FAILED", false},
-		{"hang", func(l *life) { l.see(core.Observation{At: gpu(0), Kind: core.NoAnswer}) }, "unhealthy NOT_ANSWERING", false},
+		{"hang", func(l *life) { l.see(core.Observation{At: gpu(0), Kind: core.Unresponsive}) }, "unhealthy NOT_ANSWERING", false},
 		{"lost", func(l *life) { l.see(core.Observation{At: gpu(0), Kind: core.Lost}) }, "lost LOST", false},
 		{"service", func(l *life) {
 			for _, code := range []uint64{46, 119, 140} {
@@ -104,13 +104,13 @@ func TestNotRecorded(t *testing.T) {
 	l := live(t, coretest.GPUs(2))
 	rehearsal := xid(gpu(0), 95)
 	rehearsal.Simulated = true
-	l.see(rehearsal, core.Observation{At: core.Node, Kind: core.NoAnswer})
+	l.see(rehearsal, core.Observation{At: core.Node, Kind: core.Unresponsive})
 	l.noDriver(core.DriverFailed)
 	l.see(core.Observation{At: gpu(1), Kind: core.Waiting})
 	if n := len(l.state.Ledger.Conditions()); n != 4 {
 		t.Fatalf("%d conditions", n)
 	}
-	if cs := l.state.Record("boot").Conditions; len(cs) != 0 {
+	if cs := l.state.Checkpoint("boot").Conditions; len(cs) != 0 {
 		t.Errorf("recorded: %v", cs)
 	}
 }
@@ -123,7 +123,7 @@ func TestRestartKeepsHistory(t *testing.T) {
 	if c := l.state.Ledger.Conditions()[0]; c.Clean < 3 {
 		t.Fatalf("not on its way back: %+v", c)
 	}
-	state, _, err := l.state.Ignore(l.cfg, l.now, core.Order{GPU: coretest.GPU(1)}, l.now.Add(time.Hour))
+	state, _, err := l.state.Ignore(l.cfg, l.now, core.Command{GPU: coretest.GPU(1)}, l.now.Add(time.Hour))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -132,7 +132,7 @@ func TestRestartKeepsHistory(t *testing.T) {
 	if c := l.state.Ledger.Conditions()[0]; c.Clean != 0 || !c.Clearing.IsZero() {
 		t.Errorf("progress: %+v", c)
 	}
-	chart, _ := l.state.Ledger.Chart(coretest.GPU(0))
+	chart, _ := l.state.Ledger.History(coretest.GPU(0))
 	if len(chart.Tallies) != 1 || len(chart.Spells) != 1 || chart.Bad.IsZero() || !chart.Severe || chart.Links != 18 {
 		t.Errorf("remembered: %+v", chart)
 	}
@@ -142,7 +142,7 @@ func TestRestartKeepsHistory(t *testing.T) {
 	l.expect("and is over", map[core.DeviceID]string{coretest.GPU(0): "healthy ", coretest.GPU(1): "healthy "})
 	l.read(360)
 	l.expect("ignored for an hour", map[core.DeviceID]string{coretest.GPU(0): "healthy ", coretest.GPU(1): "unhealthy XID_119"})
-	if chart, _ := l.state.Ledger.Chart(coretest.GPU(0)); len(chart.Recoveries) != 1 || len(chart.Spells) != 1 {
+	if chart, _ := l.state.Ledger.History(coretest.GPU(0)); len(chart.Recoveries) != 1 || len(chart.Spells) != 1 {
 		t.Errorf("one spell over a restart: %+v", chart)
 	}
 }
@@ -215,7 +215,7 @@ func TestRestoreOfAnythingAtAll(t *testing.T) {
 	later, other := c, c
 	later.Last, later.Count = dawn.Add(time.Hour), 2
 	other.At = gpu(0)
-	s := core.Restore(core.DefaultConfig(), core.Record{Boot: "boot", Conditions: []core.Condition{later, c, other}}, "boot")
+	s := core.Restore(core.DefaultConfig(), core.Checkpoint{Boot: "boot", Conditions: []core.Condition{later, c, other}}, "boot")
 	cs := s.Ledger.Conditions()
 	if len(cs) != 2 || cs[0].At != other.At || !cs[1].Since.Equal(dawn) || !cs[1].Last.Equal(later.Last) || cs[1].Count != 3 {
 		t.Errorf("restored: %+v", cs)
@@ -226,7 +226,7 @@ func TestRestoreOfAnythingAtAll(t *testing.T) {
 			t.Errorf("%s: %s", u.ID, u.Health)
 		}
 	}
-	if s := core.Restore(core.DefaultConfig(), core.Record{}, "boot"); s.Restless() || len(slices.Collect(s.Inventory.Units())) != 0 {
+	if s := core.Restore(core.DefaultConfig(), core.Checkpoint{}, "boot"); s.NeedsTick() || len(slices.Collect(s.Inventory.Units())) != 0 {
 		t.Error("something comes of nothing")
 	}
 }

@@ -37,7 +37,7 @@ func (d *draft) settle() {
 		}
 		chart := d.chart(c.At.GPU)
 		if c.Reason == ReasonXID && c.State >= Unhealthy && c.severe(d.policy) && chart.Reset.After(c.Last) {
-			chart.Mended = push(chart.Mended, Mended{c.Code, d.now})
+			chart.ClearedByReset = push(chart.ClearedByReset, ClearedXID{c.Code, d.now})
 		}
 		return true
 	})
@@ -66,7 +66,7 @@ func (d *draft) state(c Condition) HealthState {
 	}
 	rule := c.rule(d.policy)
 	effect := rule.Effect
-	if chart.Vitals.Verdict == VerdictUnsaid || !d.covers(rule) {
+	if chart.Sample.RecoveryAction == RecoveryUnknown || !d.covers(rule) {
 		if d.now.Sub(c.Since) >= d.policy.Settle {
 			effect = max(effect, rule.Settled)
 			if rule.LinkedOnly && chart.Links == 0 {
@@ -85,7 +85,7 @@ func (d *draft) state(c Condition) HealthState {
 
 // back reports whether a GPU that was lost answers reliably again, which makes it unhealthy and not yet well.
 // Once it is back, a check that is slow or incomplete does not lose it again.
-func (d *draft) back(c Condition, chart *Chart) bool {
+func (d *draft) back(c Condition, chart *GPUHistory) bool {
 	return c.State == Unhealthy || chart.row >= d.policy.CleanChecks
 }
 
@@ -123,7 +123,7 @@ func (d *draft) evidence(c Condition) bool {
 		return false // who was lost is back first, and then gets well
 	}
 	switch c.Reason {
-	case ReasonLost, ReasonProbe, ReasonNoAnswer:
+	case ReasonLost, ReasonProbe, ReasonUnresponsive:
 		return c.At.GI == Whole // it answers; an instance speaks for itself
 	case ReasonXID, ReasonEvent, ReasonECC, ReasonWorkloads:
 		return d.shown(c, chart)
@@ -134,7 +134,7 @@ func (d *draft) evidence(c Condition) bool {
 
 // covers reports whether the verdict of this driver is about what the rule is about.
 func (d *draft) covers(rule fault.Rule) bool {
-	return rule.VerdictSince > 0 && branchOf(d.driver) >= rule.VerdictSince
+	return rule.RecoveryActionSince > 0 && branchOf(d.driver) >= rule.RecoveryActionSince
 }
 
 // signs are what clears a condition under this policy and driver, which may give no verdict, or one that
@@ -145,12 +145,12 @@ func (d *draft) signs(c Condition) fault.Evidence {
 	case d.policy.Manual && c.State >= Unhealthy:
 		return 0
 	case rule.Clears != 0 && d.covers(rule):
-		signs = rule.Clears | fault.DriverVerdict
+		signs = rule.Clears | fault.NoRecoveryAction
 	case rule.Class != 0: // what is worn out stays so, whatever the driver wants done
 		signs = rule.Clears
 	}
-	if d.read(c.At.GPU).Vitals.Verdict == VerdictUnsaid {
-		return signs &^ fault.DriverVerdict
+	if d.read(c.At.GPU).Sample.RecoveryAction == RecoveryUnknown {
+		return signs &^ fault.NoRecoveryAction
 	} else if rule.Class == fault.Suspect {
 		return signs &^ fault.Quiet // of what nobody knows only a driver without a verdict lets silence speak
 	}
@@ -158,7 +158,7 @@ func (d *draft) signs(c Condition) fault.Evidence {
 }
 
 // shown reports whether one of the signs shows that an event is over. A sign must be younger than the event.
-func (d *draft) shown(c Condition, chart *Chart) bool {
+func (d *draft) shown(c Condition, chart *GPUHistory) bool {
 	has := func(sign fault.Evidence) bool { return c.Evidence&sign != 0 }
 	since := d.now.Sub(c.Last)
 	quiet := d.policy.Quiet
@@ -170,7 +170,7 @@ func (d *draft) shown(c Condition, chart *Chart) bool {
 		return true
 	case !chart.checked.After(c.Last):
 		return false
-	case has(fault.DriverVerdict) && chart.Vitals.Verdict == VerdictNone && since >= d.policy.Settle:
+	case has(fault.NoRecoveryAction) && chart.Sample.RecoveryAction == RecoveryNone && since >= d.policy.Settle:
 		return true
 	case has(fault.LevelClear) && chart.settledBy(c.rule(d.policy).Level):
 		return true

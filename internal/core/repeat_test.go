@@ -9,7 +9,7 @@ import (
 
 // A second XID soon after the first says more than one.
 func TestAgain(t *testing.T) {
-	r565 := func(t testing.TB) *story { return saying(t, "565.57.01", func(*core.Vitals) {}) }
+	r565 := func(t testing.TB) *story { return saying(t, "565.57.01", func(*core.HealthSample) {}) }
 	for _, tc := range []struct {
 		name          string
 		begin         func(testing.TB) *story
@@ -69,7 +69,7 @@ func TestAgain(t *testing.T) {
 			t.Errorf("%d conditions within the hour", n)
 		}
 		s.step(pace)
-		if cs := s.ledger.Conditions(); len(cs) != 0 || s.ledger.Restless() {
+		if cs := s.ledger.Conditions(); len(cs) != 0 || s.ledger.NeedsTick() {
 			t.Errorf("still noted: %v", cs)
 		}
 	})
@@ -85,15 +85,15 @@ func TestAgain(t *testing.T) {
 func TestLinkedOnly(t *testing.T) {
 	for _, tc := range []struct {
 		name  string
-		links core.Gauge
+		links core.OptionalUint64
 		want  core.HealthState
 	}{
-		{"18 links", core.Gauge{Value: 18, OK: true}, core.Unhealthy},
-		{"none active", core.Gauge{OK: true}, core.Degraded},
-		{"no such thing", core.Gauge{}, core.Degraded},
+		{"18 links", core.OptionalUint64{Value: 18, OK: true}, core.Unhealthy},
+		{"none active", core.OptionalUint64{OK: true}, core.Degraded},
+		{"no such thing", core.OptionalUint64{}, core.Degraded},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			s := saying(t, "580", func(v *core.Vitals) { v.Verdict, v.LinksUp = core.VerdictUnsaid, tc.links })
+			s := saying(t, "580", func(v *core.HealthSample) { v.RecoveryAction, v.LinksUp = core.RecoveryUnknown, tc.links })
 			s.xid(74)
 			s.expect("at once", core.Degraded, "XID_74")
 			s.pass(29 * time.Second)
@@ -105,7 +105,7 @@ func TestLinkedOnly(t *testing.T) {
 	t.Run("links that went down with it", func(t *testing.T) {
 		s := guest(t)
 		s.xid(74)
-		s.say(func(v *core.Vitals) { v.LinksUp.Value = 0 })
+		s.say(func(v *core.HealthSample) { v.LinksUp.Value = 0 })
 		s.step(time.Minute)
 		s.expect("settled", core.Unhealthy, "XID_74")
 	})
@@ -128,7 +128,7 @@ func TestVerdictSince(t *testing.T) {
 		{"580.95.05", 119, core.Unhealthy, never},
 		{"unheard of", 120, core.Unhealthy, never},
 	} {
-		s := saying(t, tc.driver, func(*core.Vitals) {})
+		s := saying(t, tc.driver, func(*core.HealthSample) {})
 		s.xid(tc.xid)
 		begun := *s
 		s.step(40 * time.Second)

@@ -89,7 +89,7 @@ func TestReserveShares(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			cfg := core.Host{MPS: []string{"gpu.mps"}}
-			inv := shared(tc.sharing, false).On(cfg, core.OverlapWarn)
+			inv := shared(tc.sharing, false).WithHost(cfg, core.OverlapWarn)
 			asked := units(tc.ids)
 			p, err := inv.Reserve(asked...)
 			if text := fmt.Sprint(err); err != nil && text != tc.err || err == nil && tc.err != "" {
@@ -115,7 +115,7 @@ func TestReserveShares(t *testing.T) {
 
 // What is wrong with the units is said before that they are too many.
 func TestReserveSharesThatAreSick(t *testing.T) {
-	down := shared(served(2), false).On(core.Host{}, core.OverlapWarn)
+	down := shared(served(2), false).WithHost(core.Host{}, core.OverlapWarn)
 	_, err := down.Reserve(units("0::0 0::1 1::7")...)
 	var sick *core.UnhealthyUnitsError
 	var unknown *core.UnknownUnitsError
@@ -168,7 +168,7 @@ func TestFewerReplicas(t *testing.T) {
 	four, two, none := shared(sliced(4), false), shared(sliced(2), false), core.Build(coretest.GPUs(3), core.Ledger{}, core.DefaultConfig())
 	t0 := time.Unix(1000, 0)
 	grace := 2 * time.Second
-	next := two.Succeed(four, t0, grace)
+	next := two.WithRetiring(four, t0, grace)
 	if got := unitNames(unitIDs(next)); got != "0::0 0::1 0::2 0::3 1::0 1::1 1::2 1::3 2::0 2::1 2::2 2::3" || !next.Retiring() {
 		t.Errorf("right after: %s", got)
 	}
@@ -183,17 +183,17 @@ func TestFewerReplicas(t *testing.T) {
 	if _, err := next.Reserve(units("1::0 1::2")...); !strings.Contains(fmt.Sprint(err), "WITHDRAWN") && !strings.Contains(fmt.Sprint(err), "no longer offered") {
 		t.Errorf("what is not: %v", err)
 	}
-	if gone := two.Succeed(next, t0.Add(grace), grace); gone.Retiring() || !gone.Equal(two) {
+	if gone := two.WithRetiring(next, t0.Add(grace), grace); gone.Retiring() || !gone.Equal(two) {
 		t.Errorf("after the grace: %s", unitNames(unitIDs(gone)))
 	}
-	if back := four.Succeed(next, t0.Add(time.Second), grace); back.Retiring() || !back.Equal(four) {
+	if back := four.WithRetiring(next, t0.Add(time.Second), grace); back.Retiring() || !back.Equal(four) {
 		t.Errorf("and back: %s", unitNames(unitIDs(back)))
 	}
-	alone := none.Succeed(two, t0, grace)
+	alone := none.WithRetiring(two, t0, grace)
 	if got := unitNames(unitIDs(alone)); got != "0 0::0 0::1 1 1::0 1::1 2 2::0 2::1" {
 		t.Errorf("no longer shared: %s", got)
 	}
-	again := two.Succeed(alone, t0.Add(time.Second), grace)
+	again := two.WithRetiring(alone, t0.Add(time.Second), grace)
 	if got := unitNames(unitIDs(again)); got != "0 0::0 0::1 1 1::0 1::1 2 2::0 2::1" {
 		t.Errorf("shared again: %s", got)
 	}
@@ -210,10 +210,10 @@ func TestEqual(t *testing.T) {
 		one := served(2)
 		cfg.Policy.Rules = []core.Rule{{Select: on(0), Pool: "p", Sharing: &one}}
 		change(&cfg)
-		return core.Build(machine, core.Ledger{}, cfg).On(core.Host{MPS: []string{"p", "q"}}, cfg.Overlap)
+		return core.Build(machine, core.Ledger{}, cfg).WithHost(core.Host{MPS: []string{"p", "q"}}, cfg.Overlap)
 	}
 	same := func(*core.Config) {}
-	if !build(same).Equal(build(same)) || !build(same).Succeed(nil, dawn, time.Second).Equal(build(same)) {
+	if !build(same).Equal(build(same)) || !build(same).WithRetiring(nil, dawn, time.Second).Equal(build(same)) {
 		t.Error("equal arguments, differing inventories")
 	}
 	rule := func(c *core.Config) *core.Rule { return &c.Policy.Rules[0] }
@@ -233,7 +233,7 @@ func TestEqual(t *testing.T) {
 			t.Errorf("%s: no difference", name)
 		}
 	}
-	claimed := build(same).On(core.Host{MPS: []string{"p"}, Claims: []core.Claim{{By: "nomad-gpu", At: gpu(1)}}}, core.OverlapWarn)
+	claimed := build(same).WithHost(core.Host{MPS: []string{"p"}, Claims: []core.Claim{{By: "nomad-gpu", At: gpu(1)}}}, core.OverlapWarn)
 	if claimed.Equal(build(same)) {
 		t.Error("a contest: no difference")
 	}

@@ -11,33 +11,33 @@ import (
 // sign is something that may show that a GPU was initialised anew.
 type sign struct {
 	name   string
-	before func(*core.Vitals) // what the GPU said until then; nil = nothing special
-	after  func(*core.Vitals)
+	before func(*core.HealthSample) // what the GPU said until then; nil = nothing special
+	after  func(*core.HealthSample)
 }
 
 var strong = []sign{
-	{"reset wanted, then nothing", func(v *core.Vitals) { v.Verdict = core.VerdictReset }, func(v *core.Vitals) { v.Verdict = core.VerdictNone }},
-	{"drain and reset wanted, then nothing", func(v *core.Vitals) { v.Verdict = core.VerdictDrainAndReset }, func(v *core.Vitals) { v.Verdict = core.VerdictNone }},
-	{"a row remap no longer pending", func(v *core.Vitals) { v.RemapPending = core.Yes }, func(v *core.Vitals) { v.RemapPending = core.No }},
-	{"a page retirement no longer pending", func(v *core.Vitals) { v.RetirementPending = core.Yes }, func(v *core.Vitals) { v.RetirementPending = core.No }},
-	{"a repair no longer pending", func(v *core.Vitals) { v.RepairPending = core.Yes }, func(v *core.Vitals) { v.RepairPending = core.No }},
+	{"reset wanted, then nothing", func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryReset }, func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryNone }},
+	{"drain and reset wanted, then nothing", func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryDrainAndReset }, func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryNone }},
+	{"a row remap no longer pending", func(v *core.HealthSample) { v.RemapPending = core.Yes }, func(v *core.HealthSample) { v.RemapPending = core.No }},
+	{"a page retirement no longer pending", func(v *core.HealthSample) { v.RetirementPending = core.Yes }, func(v *core.HealthSample) { v.RetirementPending = core.No }},
+	{"a repair no longer pending", func(v *core.HealthSample) { v.RepairPending = core.Yes }, func(v *core.HealthSample) { v.RepairPending = core.No }},
 }
 
 var weak = []sign{
-	{"less energy", nil, func(v *core.Vitals) { v.Energy.Value = 1 }},
-	{"fewer replays", nil, func(v *core.Vitals) { v.Replays.Value = 1 }},
-	{"fewer errors", nil, func(v *core.Vitals) { v.Uncorrectable.Value = 1 }},
+	{"less energy", nil, func(v *core.HealthSample) { v.Energy.Value = 1 }},
+	{"fewer replays", nil, func(v *core.HealthSample) { v.Replays.Value = 1 }},
+	{"fewer errors", nil, func(v *core.HealthSample) { v.Uncorrectable.Value = 1 }},
 }
 
 var none = []sign{
-	{"nothing", nil, func(*core.Vitals) {}},
-	{"a remap never pending", func(v *core.Vitals) { v.RemapPending = core.Unsaid }, func(v *core.Vitals) { v.RemapPending = core.No }},
-	{"a remap not readable", func(v *core.Vitals) { v.RemapPending = core.Yes }, func(v *core.Vitals) { v.RemapPending = core.Unsaid }},
-	{"peer-to-peer drained, then nothing", func(v *core.Vitals) { v.Verdict = core.VerdictDrainP2P }, func(v *core.Vitals) { v.Verdict = core.VerdictNone }},
-	{"one demand, then another", func(v *core.Vitals) { v.Verdict = core.VerdictReset }, func(v *core.Vitals) { v.Verdict = core.VerdictReboot }},
-	{"a demand not readable", func(v *core.Vitals) { v.Verdict = core.VerdictReset }, func(v *core.Vitals) { v.Verdict = core.VerdictUnsaid }},
-	{"energy unread", nil, func(v *core.Vitals) { v.Energy, v.Replays = core.Gauge{}, core.Gauge{} }},
-	{"more of everything", nil, func(v *core.Vitals) { v.Energy.Value, v.Replays.Value = 9e9, 50 }},
+	{"nothing", nil, func(*core.HealthSample) {}},
+	{"a remap never pending", func(v *core.HealthSample) { v.RemapPending = core.NotReported }, func(v *core.HealthSample) { v.RemapPending = core.No }},
+	{"a remap not readable", func(v *core.HealthSample) { v.RemapPending = core.Yes }, func(v *core.HealthSample) { v.RemapPending = core.NotReported }},
+	{"peer-to-peer drained, then nothing", func(v *core.HealthSample) { v.RecoveryAction = core.VerdictDrainP2P }, func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryNone }},
+	{"one demand, then another", func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryReset }, func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryReboot }},
+	{"a demand not readable", func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryReset }, func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryUnknown }},
+	{"energy unread", nil, func(v *core.HealthSample) { v.Energy, v.Replays = core.OptionalUint64{}, core.OptionalUint64{} }},
+	{"more of everything", nil, func(v *core.HealthSample) { v.Energy.Value, v.Replays.Value = 9e9, 50 }},
 }
 
 // proves reports whether signs, one check after the other at a distance, mend what only a reset does.
@@ -92,7 +92,7 @@ func TestWeakSignsOfAReset(t *testing.T) {
 			}
 		}
 	}
-	if proves(t, time.Minute, weak[0], sign{after: func(v *core.Vitals) { v.Energy.Value = 0 }}) {
+	if proves(t, time.Minute, weak[0], sign{after: func(v *core.HealthSample) { v.Energy.Value = 0 }}) {
 		t.Error("one counter twice is one sign")
 	}
 }
@@ -108,7 +108,7 @@ func TestSignsProveOneReset(t *testing.T) {
 		t.Fatalf("no reset: %v", first)
 	}
 	s.xid(119)
-	s.say(func(v *core.Vitals) { v.Uncorrectable.Value = 0 })
+	s.say(func(v *core.HealthSample) { v.Uncorrectable.Value = 0 })
 	s.check(1)
 	if again := s.chart().Reset; !again.Equal(first) {
 		t.Errorf("a third counter proves another reset at %v", again)
@@ -146,29 +146,29 @@ func TestResetOfANeighbour(t *testing.T) {
 // A driver that is loaded anew mends what it says is mended, and by that alone nothing else: its counters begin
 // at zero each time.
 func TestReload(t *testing.T) {
-	fallen := func(v *core.Vitals) { v.Energy.Value, v.Uncorrectable.Value = 0, 0 }
+	fallen := func(v *core.HealthSample) { v.Energy.Value, v.Uncorrectable.Value = 0, 0 }
 	for _, tc := range []struct {
 		name     string
 		gone     core.DriverState
 		unloaded bool
 		as       string // the version that is back
-		back     func(*core.Vitals)
+		back     func(*core.HealthSample)
 		want     core.HealthState
 	}{
-		{"the verdict is none", core.DriverAbsent, true, "580", func(*core.Vitals) {}, core.Healthy},
-		{"no verdict", core.DriverAbsent, true, "580", func(v *core.Vitals) { v.Verdict = core.VerdictUnsaid }, core.Unhealthy},
-		{"no verdict, counters fell", core.DriverAbsent, true, "580", func(v *core.Vitals) { fallen(v); v.Verdict = core.VerdictUnsaid }, core.Unhealthy},
-		{"a reset is wanted", core.DriverAbsent, true, "580", func(v *core.Vitals) { fallen(v); v.Verdict = core.VerdictReset }, core.Unhealthy},
-		{"a remap is no longer pending", core.DriverAbsent, true, "580", func(v *core.Vitals) { v.Verdict, v.RemapPending = core.VerdictUnsaid, core.No }, core.Healthy},
-		{"only the library was missing", core.DriverAbsent, false, "580", func(*core.Vitals) {}, core.Unhealthy},
+		{"the verdict is none", core.DriverAbsent, true, "580", func(*core.HealthSample) {}, core.Healthy},
+		{"no verdict", core.DriverAbsent, true, "580", func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryUnknown }, core.Unhealthy},
+		{"no verdict, counters fell", core.DriverAbsent, true, "580", func(v *core.HealthSample) { fallen(v); v.RecoveryAction = core.RecoveryUnknown }, core.Unhealthy},
+		{"a reset is wanted", core.DriverAbsent, true, "580", func(v *core.HealthSample) { fallen(v); v.RecoveryAction = core.RecoveryReset }, core.Unhealthy},
+		{"a remap is no longer pending", core.DriverAbsent, true, "580", func(v *core.HealthSample) { v.RecoveryAction, v.RemapPending = core.RecoveryUnknown, core.No }, core.Healthy},
+		{"only the library was missing", core.DriverAbsent, false, "580", func(*core.HealthSample) {}, core.Unhealthy},
 		{"only the library was missing, counters fell", core.DriverAbsent, false, "580", fallen, core.Unhealthy},
-		{"only the library was missing, another version", core.DriverAbsent, false, "585.1", func(*core.Vitals) {}, core.Healthy},
-		{"another version", core.DriverFailed, false, "585.1", func(*core.Vitals) {}, core.Healthy},
-		{"it only could not be asked", core.DriverFailed, false, "580", func(*core.Vitals) {}, core.Unhealthy},
+		{"only the library was missing, another version", core.DriverAbsent, false, "585.1", func(*core.HealthSample) {}, core.Healthy},
+		{"another version", core.DriverFailed, false, "585.1", func(*core.HealthSample) {}, core.Healthy},
+		{"it only could not be asked", core.DriverFailed, false, "580", func(*core.HealthSample) {}, core.Unhealthy},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			s := untold(t, "580")
-			s.say(func(v *core.Vitals) { v.RemapPending = core.Yes })
+			s.say(func(v *core.HealthSample) { v.RemapPending = core.Yes })
 			s.check(1)
 			s.xid(119)
 			s.see(core.Observation{At: core.Node, Kind: core.DriverLost, Code: uint64(tc.gone), Detail: "gone"})

@@ -74,7 +74,7 @@ func TestInstanceGone(t *testing.T) {
 	now := dawn.Add(pace)
 	for range 3 {
 		now = now.Add(pace)
-		state = state.Read(cfg, now, without(machine, "MIG-1"), checked(machine, func(v *core.Vitals) { v.Verdict = core.VerdictUnsaid })...)
+		state = state.Read(cfg, now, without(machine, "MIG-1"), checked(machine, func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryUnknown })...)
 		if h := state.Ledger.Health(two); h.State != core.Degraded || h.Cause() != "XID_94" || state.Ledger.Health(gpu) != h {
 			t.Errorf("the GPU after its instance went: %s", h)
 		}
@@ -82,7 +82,7 @@ func TestInstanceGone(t *testing.T) {
 	if c := state.Ledger.Conditions()[0]; !c.Since.Equal(dawn) || !c.Moved {
 		t.Errorf("it has forgotten its past: %+v", c)
 	}
-	record := state.Record("boot")
+	record := state.Checkpoint("boot")
 	again := core.Restore(cfg, record, "boot").Read(cfg, now, without(machine, "MIG-1"), checked(machine)...)
 	if h := again.Ledger.Health(gpu); h.State != core.Degraded {
 		t.Errorf("after a restart: %s", h)
@@ -103,7 +103,7 @@ func TestInstanceGoneMeetsTheSameFault(t *testing.T) {
 			state = state.Observe(cfg, dawn.Add(time.Second), core.Observation{At: gpu, Kind: core.Rebound})
 			state = state.Observe(cfg, dawn.Add(2*time.Second), xid(order[1], 94))
 			state = state.Read(cfg, dawn.Add(3*time.Second), without(machine, "MIG-1"),
-				checked(machine, func(v *core.Vitals) { v.Verdict = core.VerdictUnsaid })...)
+				checked(machine, func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryUnknown })...)
 			cs := state.Ledger.Conditions()
 			if len(cs) != 1 || !cs[0].Since.Equal(dawn) || !cs[0].Last.Equal(dawn.Add(2*time.Second)) || cs[0].Count != 2 || cs[0].Moved {
 				t.Errorf("stands: %+v", cs)
@@ -121,7 +121,7 @@ func TestInstanceGoneMeetsAnIgnoredFault(t *testing.T) {
 	for _, again := range []core.Placement{gpu, one} {
 		state, cfg, machine := migRig(t)
 		state = state.Observe(cfg, dawn, xid(one, 94), xid(gpu, 94))
-		state, _, err := state.Ignore(cfg, dawn, core.Order{GPU: gpu.GPU}, dawn.Add(time.Hour))
+		state, _, err := state.Ignore(cfg, dawn, core.Command{GPU: gpu.GPU}, dawn.Add(time.Hour))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -191,14 +191,14 @@ func TestInstanceSpeaksForItself(t *testing.T) {
 }
 
 // checked are the checks that come with a reading of a machine that is well.
-func checked(s core.Snapshot, changes ...func(*core.Vitals)) (obs []core.Observation) {
+func checked(s core.Snapshot, changes ...func(*core.HealthSample)) (obs []core.Observation) {
 	for _, d := range s.Devices {
 		if d.At == core.WholeGPU(d.ID) {
 			v := fit()
 			for _, change := range changes {
 				change(&v)
 			}
-			obs = append(obs, core.Observation{At: d.At, Kind: core.Checked, Vitals: v})
+			obs = append(obs, core.Observation{At: d.At, Kind: core.Checked, Sample: v})
 		}
 	}
 	return obs

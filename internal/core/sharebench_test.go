@@ -61,7 +61,7 @@ func BenchmarkCrowdBuild(b *testing.B) {
 func BenchmarkCrowdOffer(b *testing.B) {
 	eachCrowd(b, func(c crowd) func() {
 		prev, now := c.build(), time.Now()
-		return func() { c.build().On(core.Host{}, core.OverlapWarn).Succeed(prev, now, time.Second) }
+		return func() { c.build().WithHost(core.Host{}, core.OverlapWarn).WithRetiring(prev, now, time.Second) }
 	})
 }
 

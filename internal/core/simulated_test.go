@@ -33,7 +33,7 @@ func TestRehearsal(t *testing.T) {
 		s.rehearse(13)
 	}
 	s.rehearse(109, 109, 119)
-	if c := s.chart(); len(c.Tallies)+len(c.Spells)+len(c.Recoveries)+len(c.Mended) != 0 || !c.Bad.IsZero() {
+	if c := s.chart(); len(c.Tallies)+len(c.Spells)+len(c.Recoveries)+len(c.ClearedByReset) != 0 || !c.Bad.IsZero() {
 		t.Errorf("remembered: %+v", c)
 	}
 	for _, c := range s.ledger.Conditions() {
@@ -76,11 +76,11 @@ func TestRehearsalAndFault(t *testing.T) {
 	if h := s.ledger.Health(a); !h.Simulated || h.Code != 119 {
 		t.Errorf("the worse counts: %s", h)
 	}
-	if _, err := s.clear(core.Order{Cause: "XID_119"}); err != nil {
+	if _, err := s.clear(core.Command{Cause: "XID_119"}); err != nil {
 		t.Fatal(err)
 	}
 	s.expect("the fault is left", core.Degraded, "XID_94")
-	if c := s.chart(); len(c.Spells) != 1 || len(c.Mended) != 1 || len(c.Recoveries) != 1 {
+	if c := s.chart(); len(c.Spells) != 1 || len(c.ClearedByReset) != 1 || len(c.Recoveries) != 1 {
 		t.Errorf("an order about a rehearsal forgets what was real: %+v", c)
 	}
 }

@@ -133,7 +133,7 @@ func Reconcile(prev, reading Snapshot) (Snapshot, []Observation) {
 	obs := []Observation{{At: Node, Kind: DriverAnswered, Detail: reading.Driver.Version}}
 	for _, d := range reading.Devices {
 		if d.At.GI != Whole { // a GPU speaks for itself when it is checked
-			obs = append(obs, Observation{At: d.At, Kind: Answered})
+			obs = append(obs, Observation{At: d.At, Kind: Responsive})
 		}
 	}
 	kept := slices.Clone(reading.Devices)
@@ -223,7 +223,7 @@ func (s Snapshot) Locate(o Observation) (Observation, bool) {
 // silenced is what it means for the MIG instances of a GPU that does not answer. When it answers again, they may
 // have been laid out anew meanwhile: each is offered again only when it was read.
 func (s Snapshot) silenced(o Observation) (obs []Observation) {
-	if o.Kind != NoAnswer || o.At.GPU == "" || o.At.GI != Whole {
+	if o.Kind != Unresponsive || o.At.GPU == "" || o.At.GI != Whole {
 		return nil
 	}
 	for _, d := range s.Devices {

@@ -11,18 +11,18 @@ var (
 )
 
 // MarshalText spells the answer for files.
-func (a Answer) MarshalText() ([]byte, error) { return spell(a, answers[:], "answer") }
+func (a Tristate) MarshalText() ([]byte, error) { return spell(a, answers[:], "answer") }
 
 // UnmarshalText reads what MarshalText wrote.
-func (a *Answer) UnmarshalText(text []byte) error {
+func (a *Tristate) UnmarshalText(text []byte) error {
 	return spelled(a, answers[:], string(text), "answer")
 }
 
 // MarshalText spells the verdict for files.
-func (v Verdict) MarshalText() ([]byte, error) { return spell(v, verdicts[:], "verdict") }
+func (v RecoveryAction) MarshalText() ([]byte, error) { return spell(v, verdicts[:], "verdict") }
 
 // UnmarshalText reads what MarshalText wrote.
-func (v *Verdict) UnmarshalText(text []byte) error {
+func (v *RecoveryAction) UnmarshalText(text []byte) error {
 	return spelled(v, verdicts[:], string(text), "verdict")
 }
 

@@ -10,13 +10,13 @@ import (
 // since), the ledger, and the inventory that follows from both. It is immutable: each method returns
 // another. Make one with NewState or Restore.
 type State struct {
-	Snapshot  Snapshot
-	Ledger    Ledger
-	Inventory *Inventory
-	Host      Host
-	Binding   Binding
-	Away      Maintenance     // the zero value while the driver may be asked
-	Foreign   *ForeignHistory // the history that was dropped, as it is another machine's; nil = none was
+	Snapshot    Snapshot
+	Ledger      Ledger
+	Inventory   *Inventory
+	Host        Host
+	Binding     Binding
+	Maintenance Maintenance     // the zero value while the driver may be asked
+	Foreign     *ForeignHistory // the history that was dropped, as it is another machine's; nil = none was
 
 	// prior are the devices of an earlier process of the agent, until the first reading shows what became of
 	// them; of an earlier boot of the machine too, if rebooted.
@@ -70,14 +70,14 @@ func (s State) Observe(cfg Config, now time.Time, obs ...Observation) State {
 	return s.offer(cfg, now)
 }
 
-// On takes in what the host has beside the driver.
-func (s State) On(cfg Config, now time.Time, h Host) State {
+// WithHost takes in what the host has beside the driver.
+func (s State) WithHost(cfg Config, now time.Time, h Host) State {
 	s.Host = h
 	return s.offer(cfg, now)
 }
 
 // Clear drops conditions by an operator's order: see Ledger.Clear.
-func (s State) Clear(cfg Config, now time.Time, o Order) (State, []Condition, error) {
+func (s State) Clear(cfg Config, now time.Time, o Command) (State, []Condition, error) {
 	ledger, cleared, err := s.Ledger.Clear(cfg.Health, now, o)
 	if err != nil {
 		return s, nil, err
@@ -87,7 +87,7 @@ func (s State) Clear(cfg Config, now time.Time, o Order) (State, []Condition, er
 }
 
 // Ignore disregards conditions by an operator's order: see Ledger.Ignore.
-func (s State) Ignore(cfg Config, now time.Time, o Order, until time.Time) (State, []Condition, error) {
+func (s State) Ignore(cfg Config, now time.Time, o Command, until time.Time) (State, []Condition, error) {
 	ledger, ignored, err := s.Ledger.Ignore(cfg.Health, now, o, until)
 	if err != nil {
 		return s, nil, err
@@ -105,7 +105,7 @@ func (s State) offer(cfg Config, now time.Time) State {
 	inv := build(s.Snapshot, s.Ledger, cfg, s.Binding)
 	inv.doubtful = doubtful
 	s.Binding = inv.binding
-	s.Inventory = inv.On(s.Host, cfg.Overlap).warnOfNodes(s.nodesSeen).Succeed(s.Inventory, now, cfg.Retire)
+	s.Inventory = inv.WithHost(s.Host, cfg.Overlap).warnOfNodes(s.nodesSeen).WithRetiring(s.Inventory, now, cfg.Retire)
 	return s
 }
 
@@ -124,8 +124,8 @@ func (s State) Rebind(cfg Config, now time.Time) (State, error) {
 	return s.offer(cfg, now), nil
 }
 
-// Restless reports whether time alone can change the state: Observe now and then.
-func (s State) Restless() bool { return s.Ledger.Restless() || s.Inventory.Retiring() }
+// NeedsTick reports whether time alone can change the state: Observe now and then.
+func (s State) NeedsTick() bool { return s.Ledger.NeedsTick() || s.Inventory.Retiring() }
 
 // remembered are the devices without those that the driver has not listed for so long that they are not
 // coming back.

@@ -27,7 +27,7 @@ type story struct {
 	policy core.HealthPolicy
 	now    time.Time
 	ledger core.Ledger
-	says   map[core.DeviceID]*core.Vitals         // what a GPU says when it is checked
+	says   map[core.DeviceID]*core.HealthSample   // what a GPU says when it is checked
 	mute   map[core.DeviceID]core.ObservationKind // what is observed of it instead
 }
 
@@ -46,7 +46,7 @@ func untold(t testing.TB, driver string, tune ...func(*core.HealthPolicy)) *stor
 	va, vb := fit(), fit()
 	s := &story{
 		TB: t, policy: core.DefaultHealthPolicy(), now: dawn,
-		says: map[core.DeviceID]*core.Vitals{a.GPU: &va, b.GPU: &vb},
+		says: map[core.DeviceID]*core.HealthSample{a.GPU: &va, b.GPU: &vb},
 		mute: map[core.DeviceID]core.ObservationKind{},
 	}
 	for _, f := range tune {
@@ -57,15 +57,15 @@ func untold(t testing.TB, driver string, tune ...func(*core.HealthPolicy)) *stor
 }
 
 // fit are the vitals of a GPU that says everything, and is well.
-func fit() core.Vitals {
-	gauge := func(v uint64) core.Gauge { return core.Gauge{Value: v, OK: true} }
-	return core.Vitals{
-		Verdict:      core.VerdictNone,
-		RemapPending: core.No, RemapFailed: core.No, RepairPending: core.No, Unrepairable: core.No,
+func fit() core.HealthSample {
+	gauge := func(v uint64) core.OptionalUint64 { return core.OptionalUint64{Value: v, OK: true} }
+	return core.HealthSample{
+		RecoveryAction: core.RecoveryNone,
+		RemapPending:   core.No, RemapFailed: core.No, RepairPending: core.No, Unrepairable: core.No,
 		SRAMThreshold: core.No, InfoROMCorrupt: core.No, Events: core.Yes,
 		Uncorrectable: gauge(2), Energy: gauge(5_000_000), Replays: gauge(40),
 		ThermalSlowdown: gauge(0), PowerBrake: gauge(0),
-		PCIeWidth: 16, PCIeMaxWidth: 16, PCIeGen: 5, LinksUp: gauge(18), Fabric: core.FabricWell,
+		PCIeWidth: 16, PCIeMaxWidth: 16, PCIeGen: 5, LinksUp: gauge(18), Fabric: core.FabricHealthy,
 	}
 }
 
@@ -82,10 +82,10 @@ func gi(n uint32) core.Placement { return core.Placement{GPU: a.GPU, GI: n, CI: 
 func ci(g, c uint32) core.Placement { return core.Placement{GPU: a.GPU, GI: g, CI: c} }
 
 // say changes what a says from the next check on.
-func (s *story) say(change func(*core.Vitals)) { change(s.says[a.GPU]) }
+func (s *story) say(change func(*core.HealthSample)) { change(s.says[a.GPU]) }
 
 // saying is a story in which a says something else from the beginning.
-func saying(t testing.TB, driver string, change func(*core.Vitals)) *story {
+func saying(t testing.TB, driver string, change func(*core.HealthSample)) *story {
 	t.Helper()
 	s := untold(t, driver)
 	s.say(change)
@@ -109,7 +109,7 @@ func (s *story) check(n int) {
 		s.now = s.now.Add(pace)
 		var obs []core.Observation
 		for _, at := range []core.Placement{a, b} {
-			o := core.Observation{At: at, Kind: core.Checked, Vitals: *s.says[at.GPU]}
+			o := core.Observation{At: at, Kind: core.Checked, Sample: *s.says[at.GPU]}
 			if kind, silent := s.mute[at.GPU]; silent {
 				o = core.Observation{At: at, Kind: kind, Detail: "the driver says so"}
 			}
@@ -130,9 +130,9 @@ func (s *story) pass(d time.Duration) {
 
 // reset is a reset of a that the driver asked for: the strongest sign there is.
 func (s *story) reset() {
-	s.say(func(v *core.Vitals) { v.Verdict = core.VerdictReset })
+	s.say(func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryReset })
 	s.check(1)
-	s.say(func(v *core.Vitals) { v.Verdict = core.VerdictNone })
+	s.say(func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryNone })
 	s.check(1)
 }
 
@@ -185,9 +185,9 @@ func (s *story) condition(cause string) core.Condition {
 }
 
 // chart is what is remembered of a.
-func (s *story) chart() core.Chart {
+func (s *story) chart() core.GPUHistory {
 	s.Helper()
-	c, ok := s.ledger.Chart(a.GPU)
+	c, ok := s.ledger.History(a.GPU)
 	if !ok {
 		s.Fatal("nothing is remembered")
 	}

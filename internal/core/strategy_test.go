@@ -170,7 +170,7 @@ func TestRulesThatDecideNothing(t *testing.T) {
 	} {
 		cfg := core.DefaultConfig()
 		cfg.MIG, cfg.Policy.Rules = tc.mig, []core.Rule{tc.rule}
-		if got := strings.Join(core.Build(s, core.Ledger{}, cfg).Findings(), "; "); got != tc.want {
+		if got := strings.Join(core.Build(s, core.Ledger{}, cfg).PolicyWarnings(), "; "); got != tc.want {
 			t.Errorf("%s: %q, want %q", name, got, tc.want)
 		}
 	}

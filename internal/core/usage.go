@@ -5,28 +5,28 @@ import "time"
 // Usage is what one device is doing now. What the device does not report is an unset Gauge.
 type Usage struct {
 	Device      DeviceID
-	At          time.Time // when its reading began; zero = the device did not answer
-	Power       Gauge     // milliwatts drawn
-	PowerLimit  Gauge     // milliwatts
-	GPU         Gauge     // percent of the last sample period with a kernel running
-	Memory      Gauge     // percent of the last sample period with memory traffic
-	Encoder     Gauge     // percent
-	Decoder     Gauge     // percent
-	Temperature Gauge     // degrees Celsius
-	MemoryUsed  Gauge     // bytes
-	MemoryTotal Gauge     // bytes
-	BAR1Used    Gauge     // bytes
-	BAR1Total   Gauge     // bytes
-	ECCL1       Gauge     // volatile corrected errors since the driver was loaded
-	ECCL2       Gauge     // the same
-	ECCMemory   Gauge     // the same
+	At          time.Time      // when its reading began; zero = the device did not answer
+	Power       OptionalUint64 // milliwatts drawn
+	PowerLimit  OptionalUint64 // milliwatts
+	GPU         OptionalUint64 // percent of the last sample period with a kernel running
+	Memory      OptionalUint64 // percent of the last sample period with memory traffic
+	Encoder     OptionalUint64 // percent
+	Decoder     OptionalUint64 // percent
+	Temperature OptionalUint64 // degrees Celsius
+	MemoryUsed  OptionalUint64 // bytes
+	MemoryTotal OptionalUint64 // bytes
+	BAR1Used    OptionalUint64 // bytes
+	BAR1Total   OptionalUint64 // bytes
+	ECCL1       OptionalUint64 // volatile corrected errors since the driver was loaded
+	ECCL2       OptionalUint64 // the same
+	ECCMemory   OptionalUint64 // the same
 }
 
-// Gauge is a number that a device may not have. The zero value is unset.
-type Gauge struct {
+// OptionalUint64 is a number that a device may not have. The zero value is unset.
+type OptionalUint64 struct {
 	Value uint64
 	OK    bool
 }
 
-// GaugeOf is a gauge that is set.
-func GaugeOf(v uint64) Gauge { return Gauge{Value: v, OK: true} }
+// OptionalUint64Of is a gauge that is set.
+func OptionalUint64Of(v uint64) OptionalUint64 { return OptionalUint64{Value: v, OK: true} }

@@ -1,88 +1,88 @@
 package core
 
-// Vitals are what one check of a GPU says about its health. They are comparable; the zero value of a
+// HealthSample are what one check of a GPU says about its health. They are comparable; the zero value of a
 // field means that the GPU does not say (not supported here), which is never a fault.
-type Vitals struct {
-	Verdict Verdict
+type HealthSample struct {
+	RecoveryAction RecoveryAction `json:"Verdict"`
 
-	RemapPending      Answer // a row remap takes effect at the next reset (Ampere and newer)
-	RemapFailed       Answer // a row could not be remapped
-	RetirementPending Answer // a page retirement takes effect at the next reset (before Ampere)
-	RepairPending     Answer // a channel or TPC repair takes effect at the next reset
-	Unrepairable      Answer // memory that can't be repaired (Hopper and newer)
-	SRAMThreshold     Answer // SRAM errors above the driver's threshold; only root is told
-	InfoROMCorrupt    Answer // looked at once a session, as it reads flash
+	RemapPending      Tristate // a row remap takes effect at the next reset (Ampere and newer)
+	RemapFailed       Tristate // a row could not be remapped
+	RetirementPending Tristate // a page retirement takes effect at the next reset (before Ampere)
+	RepairPending     Tristate // a channel or TPC repair takes effect at the next reset
+	Unrepairable      Tristate // memory that can't be repaired (Hopper and newer)
+	SRAMThreshold     Tristate // SRAM errors above the driver's threshold; only root is told
+	InfoROMCorrupt    Tristate // looked at once a session, as it reads flash
 
-	Uncorrectable Gauge // volatile uncorrectable ECC errors since the last reset
-	Energy        Gauge // millijoules since the driver was last loaded
-	Replays       Gauge // PCIe replays since the last reset
+	Uncorrectable OptionalUint64 // volatile uncorrectable ECC errors since the last reset
+	Energy        OptionalUint64 // millijoules since the driver was last loaded
+	Replays       OptionalUint64 // PCIe replays since the last reset
 
-	ThermalSlowdown Gauge // nanoseconds that the hardware throttled for heat (NVML field 270)
-	PowerBrake      Gauge // nanoseconds that an external power brake throttled (NVML field 271)
+	ThermalSlowdown OptionalUint64 // nanoseconds that the hardware throttled for heat (NVML field 270)
+	PowerBrake      OptionalUint64 // nanoseconds that an external power brake throttled (NVML field 271)
 
 	PCIeWidth    int  // lanes at present; 0 = unknown. Fewer than the maximum is normal while idle
 	PCIeMaxWidth int  // lanes that GPU and slot can have together
 	PCIeGen      int  // generation at present
 	Busy         bool // the GPU was computing when the width was read
 
-	LinksUp Gauge // active NVLinks
+	LinksUp OptionalUint64 // active NVLinks
 	Fabric  Fabric
-	Events  Answer // whether the driver raises XID events for this GPU and they are listened to
+	Events  Tristate // whether the driver raises XID events for this GPU and they are listened to
 
 	// Partial says that something that this GPU has said before could not be read this time: such a
 	// check tells of faults, but it is no sign of health.
 	Partial bool
 }
 
-// Answer is a yes or a no that may be missing (the zero value).
-type Answer uint8
+// Tristate is a yes or a no that may be missing (the zero value).
+type Tristate uint8
 
 // The answers.
 const (
-	Unsaid Answer = iota
+	NotReported Tristate = iota
 	No
 	Yes
 )
 
-// AnswerOf is a yes or a no.
-func AnswerOf(yes bool) Answer {
+// TristateOf is a yes or a no.
+func TristateOf(yes bool) Tristate {
 	if yes {
 		return Yes
 	}
 	return No
 }
 
-// Verdict is what the driver wants done about a GPU: NVML field 230, nvmlDeviceGpuRecoveryAction_t. The
+// RecoveryAction is what the driver wants done about a GPU: NVML field 230, nvmlDeviceGpuRecoveryAction_t. The
 // zero value is no verdict: the field is not there, or, in a vGPU guest, NONE is what it always says.
-type Verdict uint8
+type RecoveryAction uint8
 
 // The verdicts. Their order is not that of severity.
 const (
-	VerdictUnsaid Verdict = iota
-	VerdictNone
-	VerdictReset
-	VerdictReboot
+	RecoveryUnknown RecoveryAction = iota
+	RecoveryNone
+	RecoveryReset
+	RecoveryReboot
 	VerdictDrainP2P
-	VerdictDrainAndReset
-	VerdictRecoverIMEX
-	VerdictOther // a value above 5, which nvml.h of this version does not name
+	RecoveryDrainAndReset
+	RecoveryIMEX
+	RecoveryOther // a value above 5, which nvml.h of this version does not name
 )
 
-func (v Verdict) String() string {
+func (v RecoveryAction) String() string {
 	return [...]string{
 		"no verdict", "none", "GPU reset", "node reboot", "drain P2P", "drain and reset", "recover IMEX domain", "unknown action",
 	}[v]
 }
 
 // verdictOf is the verdict that a condition holds as its code, whatever a file says that it was.
-func verdictOf(code uint64) Verdict { return Verdict(min(code, uint64(VerdictOther))) }
+func verdictOf(code uint64) RecoveryAction { return RecoveryAction(min(code, uint64(RecoveryOther))) }
 
 // action is what an operator does about a verdict.
-func (v Verdict) action() string {
+func (v RecoveryAction) action() string {
 	return [...]string{
-		VerdictReset: "drain and reset the GPU", VerdictReboot: "drain and reboot the node",
-		VerdictDrainP2P: "end peer-to-peer work, reset the GPU", VerdictDrainAndReset: "drain and reset the GPU",
-		VerdictRecoverIMEX: "recover the IMEX domain", VerdictOther: "see the driver's release notes, reset the GPU",
+		RecoveryReset: "drain and reset the GPU", RecoveryReboot: "drain and reboot the node",
+		VerdictDrainP2P: "end peer-to-peer work, reset the GPU", RecoveryDrainAndReset: "drain and reset the GPU",
+		RecoveryIMEX: "recover the IMEX domain", RecoveryOther: "see the driver's release notes, reset the GPU",
 	}[v]
 }
 
@@ -91,9 +91,9 @@ type Fabric uint8
 
 // The states of a fabric.
 const (
-	FabricUnsaid   Fabric = iota // not supported, or no part of a fabric
-	FabricStarting               // NOT_STARTED or IN_PROGRESS: probing has not completed
-	FabricWell
+	FabricNotReported Fabric = iota // not supported, or no part of a fabric
+	FabricStarting                  // NOT_STARTED or IN_PROGRESS: probing has not completed
+	FabricHealthy
 	FabricLimited       // LIMITED_CAPACITY, or degraded bandwidth
 	FabricUnhealthy     // health summary UNHEALTHY, or completed with an error
 	FabricMisconfigured // the health mask says INCORRECT_CONFIGURATION

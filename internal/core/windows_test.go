@@ -9,21 +9,21 @@ import (
 
 // Counters of time and of replays are held against ten minutes.
 func TestWindows(t *testing.T) {
-	thermal := func(share float64) func(*core.Vitals) {
-		return func(v *core.Vitals) { v.ThermalSlowdown.Value += uint64(share * float64(pace)) }
+	thermal := func(share float64) func(*core.HealthSample) {
+		return func(v *core.HealthSample) { v.ThermalSlowdown.Value += uint64(share * float64(pace)) }
 	}
-	brake := func(share float64) func(*core.Vitals) {
-		return func(v *core.Vitals) { v.PowerBrake.Value += uint64(share * float64(pace)) }
+	brake := func(share float64) func(*core.HealthSample) {
+		return func(v *core.HealthSample) { v.PowerBrake.Value += uint64(share * float64(pace)) }
 	}
-	replays := func(perMinute uint64) func(*core.Vitals) {
-		return func(v *core.Vitals) { v.Replays.Value += perMinute / 6 }
+	replays := func(perMinute uint64) func(*core.HealthSample) {
+		return func(v *core.HealthSample) { v.Replays.Value += perMinute / 6 }
 	}
-	gen := func(g int, f func(*core.Vitals)) func(*core.Vitals) {
-		return func(v *core.Vitals) { v.PCIeGen = g; f(v) }
+	gen := func(g int, f func(*core.HealthSample)) func(*core.HealthSample) {
+		return func(v *core.HealthSample) { v.PCIeGen = g; f(v) }
 	}
 	for _, tc := range []struct {
 		name  string
-		tick  func(*core.Vitals) // at each check
+		tick  func(*core.HealthSample) // at each check
 		cause string
 	}{
 		{"cool", thermal(0), ""},
@@ -41,7 +41,7 @@ func TestWindows(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			s := tell(t)
-			run := func(d time.Duration, tick func(*core.Vitals)) {
+			run := func(d time.Duration, tick func(*core.HealthSample)) {
 				for range int(d / pace) {
 					s.say(tick)
 					s.check(1)
@@ -68,17 +68,17 @@ func TestWindows(t *testing.T) {
 
 // A counter that is not there, or that fell, says nothing about its window.
 func TestWindowsOfBrokenCounters(t *testing.T) {
-	for name, at := range map[string]func(v *core.Vitals){
-		"gone": func(v *core.Vitals) {
-			v.ThermalSlowdown, v.PowerBrake, v.Replays = core.Gauge{}, core.Gauge{}, core.Gauge{}
+	for name, at := range map[string]func(v *core.HealthSample){
+		"gone": func(v *core.HealthSample) {
+			v.ThermalSlowdown, v.PowerBrake, v.Replays = core.OptionalUint64{}, core.OptionalUint64{}, core.OptionalUint64{}
 		},
-		"fell": func(v *core.Vitals) { v.ThermalSlowdown.Value, v.PowerBrake.Value, v.Replays.Value = 0, 0, 0 },
+		"fell": func(v *core.HealthSample) { v.ThermalSlowdown.Value, v.PowerBrake.Value, v.Replays.Value = 0, 0, 0 },
 	} {
-		s := saying(t, "580", func(v *core.Vitals) {
+		s := saying(t, "580", func(v *core.HealthSample) {
 			v.ThermalSlowdown.Value, v.PowerBrake.Value, v.Replays.Value = uint64(time.Hour), uint64(time.Hour), 1e6
 		})
 		for range 58 {
-			s.say(func(v *core.Vitals) {
+			s.say(func(v *core.HealthSample) {
 				v.ThermalSlowdown.Value += uint64(pace)
 				v.PowerBrake.Value += uint64(pace)
 				v.Replays.Value += 1000
@@ -92,11 +92,11 @@ func TestWindowsOfBrokenCounters(t *testing.T) {
 	t.Run("a gap", func(t *testing.T) { // the driver was away for an hour: the window is as long as that
 		s := tell(t)
 		s.now = s.now.Add(time.Hour)
-		s.say(func(v *core.Vitals) { v.ThermalSlowdown.Value += uint64(30 * time.Minute) })
+		s.say(func(v *core.HealthSample) { v.ThermalSlowdown.Value += uint64(30 * time.Minute) })
 		s.check(1)
 		s.expect("half of it", core.Healthy, "")
 		s.now = s.now.Add(time.Hour)
-		s.say(func(v *core.Vitals) { v.ThermalSlowdown.Value += uint64(50 * time.Minute) })
+		s.say(func(v *core.HealthSample) { v.ThermalSlowdown.Value += uint64(50 * time.Minute) })
 		s.check(1)
 		s.expect("most of it", core.Degraded, "SLOWDOWN_THERMAL")
 	})
@@ -106,16 +106,16 @@ func TestWindowsOfBrokenCounters(t *testing.T) {
 func TestPCIeWidth(t *testing.T) {
 	for _, tc := range []struct {
 		name string
-		set  func(*core.Vitals)
+		set  func(*core.HealthSample)
 		want string
 	}{
-		{"idle and narrow", func(v *core.Vitals) { v.PCIeWidth, v.PCIeGen = 4, 1 }, ""},
-		{"busy and wide", func(v *core.Vitals) { v.Busy = true }, ""},
-		{"busy and slow", func(v *core.Vitals) { v.Busy, v.PCIeGen = true, 1 }, ""},
-		{"busy and narrow", func(v *core.Vitals) { v.Busy, v.PCIeWidth = true, 8 }, "PCIE_WIDTH"},
-		{"width unknown", func(v *core.Vitals) { v.Busy, v.PCIeWidth = true, 0 }, ""},
-		{"maximum unknown", func(v *core.Vitals) { v.Busy, v.PCIeWidth, v.PCIeMaxWidth = true, 8, 0 }, ""},
-		{"a slot with eight lanes", func(v *core.Vitals) { v.Busy, v.PCIeWidth, v.PCIeMaxWidth = true, 8, 8 }, ""},
+		{"idle and narrow", func(v *core.HealthSample) { v.PCIeWidth, v.PCIeGen = 4, 1 }, ""},
+		{"busy and wide", func(v *core.HealthSample) { v.Busy = true }, ""},
+		{"busy and slow", func(v *core.HealthSample) { v.Busy, v.PCIeGen = true, 1 }, ""},
+		{"busy and narrow", func(v *core.HealthSample) { v.Busy, v.PCIeWidth = true, 8 }, "PCIE_WIDTH"},
+		{"width unknown", func(v *core.HealthSample) { v.Busy, v.PCIeWidth = true, 0 }, ""},
+		{"maximum unknown", func(v *core.HealthSample) { v.Busy, v.PCIeWidth, v.PCIeMaxWidth = true, 8, 0 }, ""},
+		{"a slot with eight lanes", func(v *core.HealthSample) { v.Busy, v.PCIeWidth, v.PCIeMaxWidth = true, 8, 8 }, ""},
 	} {
 		s := tell(t)
 		s.say(tc.set)
@@ -125,9 +125,9 @@ func TestPCIeWidth(t *testing.T) {
 		}
 	}
 	s := tell(t)
-	s.say(func(v *core.Vitals) { v.Busy, v.PCIeWidth = true, 8 })
+	s.say(func(v *core.HealthSample) { v.Busy, v.PCIeWidth = true, 8 })
 	s.check(3)
-	s.say(func(v *core.Vitals) { v.Busy, v.PCIeWidth = false, 16 })
+	s.say(func(v *core.HealthSample) { v.Busy, v.PCIeWidth = false, 16 })
 	s.step(time.Hour)
 	s.expect("idle again, which says nothing", core.Degraded, "PCIE_WIDTH")
 }

@@ -26,10 +26,12 @@ type scene struct {
 
 // scenes are one for every reason, and some more.
 func scenes() []scene {
-	say := func(change func(*core.Vitals)) func(*story) { return func(s *story) { s.say(change) } }
+	say := func(change func(*core.HealthSample)) func(*story) { return func(s *story) { s.say(change) } }
 	mute := func(kind core.ObservationKind) func(*story) { return func(s *story) { s.mute[a.GPU] = kind } }
 	codes := func(codes ...uint64) func(*story) { return func(s *story) { s.xid(codes...) } }
-	each := func(change func(*core.Vitals)) func(*story) { return func(s *story) { s.say(change); s.check(60) } }
+	each := func(change func(*core.HealthSample)) func(*story) {
+		return func(s *story) { s.say(change); s.check(60) }
+	}
 	event := func(s *story) { s.see(core.Observation{At: a, Kind: core.Event, Code: 0x2000}) }
 	logged := func(s *story) {
 		o := xid(a, 149)
@@ -43,9 +45,9 @@ func scenes() []scene {
 		{"lost and back", func(s *story) { mute(core.Lost)(s); s.check(1); delete(s.mute, a.GPU) }, nil},
 		{"errors", mute(core.ProbeFailed), nil},
 		{"hang", func(s *story) {
-			s.see(core.Observation{At: a, Kind: core.NoAnswer, Detail: "nvmlDeviceGetFieldValues"})
+			s.see(core.Observation{At: a, Kind: core.Unresponsive, Detail: "nvmlDeviceGetFieldValues"})
 		}, func(s *story) { mute(core.Waiting)(s) }},
-		{"hang of the driver", func(s *story) { s.see(core.Observation{At: core.Node, Kind: core.NoAnswer, Detail: "nvmlInit"}) }, nil},
+		{"hang of the driver", func(s *story) { s.see(core.Observation{At: core.Node, Kind: core.Unresponsive, Detail: "nvmlInit"}) }, nil},
 		{"not checked", func(s *story) {
 			s.see(core.Observation{At: core.Node, Kind: core.DriverLost}, answered("580"))
 			mute(core.Waiting)(s)
@@ -53,10 +55,10 @@ func scenes() []scene {
 		{"no driver", func(*story) {}, func(s *story) {
 			s.see(core.Observation{At: core.Node, Kind: core.DriverLost, Detail: "driver and library versions differ; reboot"})
 		}},
-		{"ECC", say(func(v *core.Vitals) { v.Uncorrectable.Value++ }), say(func(v *core.Vitals) { v.Uncorrectable.Value++ })},
-		{"heat", each(func(v *core.Vitals) { v.ThermalSlowdown.Value += uint64(10 * time.Minute) }), say(func(v *core.Vitals) { v.ThermalSlowdown.Value += uint64(pace) })},
-		{"brake", each(func(v *core.Vitals) { v.PowerBrake.Value += uint64(10 * time.Minute) }), say(func(v *core.Vitals) { v.PowerBrake.Value += uint64(pace) })},
-		{"replays", each(func(v *core.Vitals) { v.Replays.Value += 1000 }), say(func(v *core.Vitals) { v.Replays.Value += 20 })},
+		{"ECC", say(func(v *core.HealthSample) { v.Uncorrectable.Value++ }), say(func(v *core.HealthSample) { v.Uncorrectable.Value++ })},
+		{"heat", each(func(v *core.HealthSample) { v.ThermalSlowdown.Value += uint64(10 * time.Minute) }), say(func(v *core.HealthSample) { v.ThermalSlowdown.Value += uint64(pace) })},
+		{"brake", each(func(v *core.HealthSample) { v.PowerBrake.Value += uint64(10 * time.Minute) }), say(func(v *core.HealthSample) { v.PowerBrake.Value += uint64(pace) })},
+		{"replays", each(func(v *core.HealthSample) { v.Replays.Value += 1000 }), say(func(v *core.HealthSample) { v.Replays.Value += 20 })},
 		{"workloads", func(s *story) {
 			for range 3 {
 				s.handOut(a)
@@ -66,12 +68,15 @@ func scenes() []scene {
 		{"service after three", func(s *story) { s.mend(46); s.mend(119); s.mend(140) }, nil},
 		{"service after a relapse", func(s *story) { s.mend(119); s.xid(119); s.reset(); s.step(10 * time.Minute) }, nil},
 		{"fabric too late", func(s *story) {
-			say(func(v *core.Vitals) { v.Fabric = core.FabricStarting })(s)
+			say(func(v *core.HealthSample) { v.Fabric = core.FabricStarting })(s)
 			s.step(11 * time.Minute)
 		}, nil},
 		{"of class contained", codes(94), codes(94)},
 		{"of class reset", codes(95), codes(95)},
-		{"reset, the driver agrees", func(s *story) { codes(95)(s); say(func(v *core.Vitals) { v.Verdict = core.VerdictReset })(s) }, nil},
+		{"reset, the driver agrees", func(s *story) {
+			codes(95)(s)
+			say(func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryReset })(s)
+		}, nil},
 		{"of class node", codes(54), codes(54)},
 		{"fallen off the bus", func(s *story) { codes(79)(s); mute(core.Lost)(s) }, nil},
 		{"of class fabric", codes(144), codes(144)},
@@ -83,7 +88,7 @@ func scenes() []scene {
 		{"from the kernel log", logged, logged},
 		{"a rehearsal", func(s *story) { s.rehearse(95) }, func(s *story) { s.rehearse(95) }},
 		{"no verdict, no events", func(s *story) {
-			say(func(v *core.Vitals) { v.Verdict, v.Events = core.VerdictUnsaid, core.No })(s)
+			say(func(v *core.HealthSample) { v.RecoveryAction, v.Events = core.RecoveryUnknown, core.No })(s)
 			codes(110)(s)
 		}, nil},
 		{"maintenance", func(s *story) {
@@ -174,7 +179,7 @@ func TestHealthTextIsShort(t *testing.T) {
 		for i, detail := range details {
 			h := core.Health{
 				State: core.Unhealthy, Reason: core.ReasonXID, Code: code, Detail: fault.XID(code).Meaning + " " + detail,
-				Since: dawn, Asks: core.VerdictDrainAndReset, Action: fault.XID(code).Action, Clears: fault.Evidence(0xff).String(),
+				Since: dawn, Asks: core.RecoveryDrainAndReset, Action: fault.XID(code).Action, Clears: fault.Evidence(0xff).String(),
 				Limits: "no XID events, no driver verdict, row remapping not visible under MIG", Simulated: i%2 == 0, Advisory: i%3 == 0,
 			}
 			text := h.String()
@@ -196,17 +201,17 @@ func TestHealthTextIsShort(t *testing.T) {
 // What can't be seen of a GPU belongs to its health, even when it is well.
 func TestLimits(t *testing.T) {
 	for _, tc := range []struct {
-		set  func(*core.Vitals)
+		set  func(*core.HealthSample)
 		at   core.Placement
 		want string
 	}{
-		{func(*core.Vitals) {}, a, "healthy"},
-		{func(v *core.Vitals) { v.Events = core.No }, a, "healthy (health limited: no XID events)"},
-		{func(v *core.Vitals) { v.Verdict = core.VerdictUnsaid }, a, "healthy (health limited: no driver verdict)"},
-		{func(v *core.Vitals) { v.Events, v.Verdict = core.No, core.VerdictUnsaid }, a, "healthy (health limited: no XID events, no driver verdict)"},
-		{func(v *core.Vitals) { v.RemapPending = core.Unsaid }, a, "healthy"},
-		{func(v *core.Vitals) { v.RemapPending = core.Unsaid }, ci(1, 0), "healthy (health limited: row remapping not visible under MIG)"},
-		{func(*core.Vitals) {}, core.WholeGPU("GPU-never-asked"), "healthy"},
+		{func(*core.HealthSample) {}, a, "healthy"},
+		{func(v *core.HealthSample) { v.Events = core.No }, a, "healthy (health limited: no XID events)"},
+		{func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryUnknown }, a, "healthy (health limited: no driver verdict)"},
+		{func(v *core.HealthSample) { v.Events, v.RecoveryAction = core.No, core.RecoveryUnknown }, a, "healthy (health limited: no XID events, no driver verdict)"},
+		{func(v *core.HealthSample) { v.RemapPending = core.NotReported }, a, "healthy"},
+		{func(v *core.HealthSample) { v.RemapPending = core.NotReported }, ci(1, 0), "healthy (health limited: row remapping not visible under MIG)"},
+		{func(*core.HealthSample) {}, core.WholeGPU("GPU-never-asked"), "healthy"},
 	} {
 		s := tell(t)
 		s.say(tc.set)
@@ -228,12 +233,12 @@ func TestCauses(t *testing.T) {
 		}
 	}
 	for c, want := range map[core.Condition]string{
-		{Reason: core.ReasonXID, Code: 95}:                                  "XID_95",
-		{Reason: core.ReasonEvent, Code: 0x2000}:                            "EVENT_0x2000",
-		{Reason: core.ReasonVerdict, Code: uint64(core.VerdictOther)}:       "VERDICT_UNKNOWN_ACTION",
-		{Reason: core.ReasonVerdict, Code: 1 << 40}:                         "VERDICT_UNKNOWN_ACTION",
-		{Reason: core.ReasonVerdict, Code: uint64(core.VerdictRecoverIMEX)}: "VERDICT_RECOVER_IMEX_DOMAIN",
-		{Reason: core.ReasonRemapPending}:                                   "ROW_REMAP_PENDING",
+		{Reason: core.ReasonXID, Code: 95}:                                    "XID_95",
+		{Reason: core.ReasonEvent, Code: 0x2000}:                              "EVENT_0x2000",
+		{Reason: core.ReasonRecoveryAction, Code: uint64(core.RecoveryOther)}: "VERDICT_UNKNOWN_ACTION",
+		{Reason: core.ReasonRecoveryAction, Code: 1 << 40}:                    "VERDICT_UNKNOWN_ACTION",
+		{Reason: core.ReasonRecoveryAction, Code: uint64(core.RecoveryIMEX)}:  "VERDICT_RECOVER_IMEX_DOMAIN",
+		{Reason: core.ReasonRemapPending}:                                     "ROW_REMAP_PENDING",
 	} {
 		if got := c.Cause(); got != want {
 			t.Errorf("%q, want %q", got, want)

@@ -23,7 +23,7 @@ type Values struct {
 	KernelLog  string // path; "" = not read
 	Optional   bool   // the kernel log is read if it can be, and nobody minds if it can't
 	Simulation bool   // an operator may rehearse faults
-	Overlap    core.Overlap
+	Overlap    core.OverlapMode
 }
 
 // Default is what holds where nothing is said.
@@ -93,7 +93,7 @@ func Keys() []Key {
 		{"kernel_log", "auto", "second source of XIDs: auto reads " + kernelLog + " if allowed; off; or a path", setKernelLog},
 		{"state_dir", "/var/lib/tandem", "folder for the health history, the local socket and what other agents claim; empty: none", setStateDir},
 		{"overlap", "warn", "what becomes of a device that another agent on this host offers, too: warn; refuse: only the one that was first gives it to new work",
-			word(func(v *Values, w core.Overlap) { v.Overlap = w }, map[string]core.Overlap{
+			word(func(v *Values, w core.OverlapMode) { v.Overlap = w }, map[string]core.OverlapMode{
 				"warn": core.OverlapWarn, "refuse": core.OverlapRefuse,
 			})},
 		{"simulation", "false", "true: let an operator rehearse faults on the running agent",

@@ -97,7 +97,7 @@ func TestCoreAndRegisterAgree(t *testing.T) {
 		}
 		o := offerOf(state.Inventory)
 		mine.claims = settle(mine, []entry{other}, o, true, now)
-		inv := state.On(cfg, now, core.Host{Claims: against(mine, []entry{other}, o)}).Inventory
+		inv := state.WithHost(cfg, now, core.Host{Claims: against(mine, []entry{other}, o)}).Inventory
 		for u := range inv.Units() {
 			if ours := mine.on(u.Device.At) != nil; ours != u.Health.Schedulable() {
 				t.Fatalf("%v: claimed %v, health %v\nmine %v\nother %v", u.Device.At, ours, u.Health, mine.claims, other.claims)
@@ -111,13 +111,13 @@ func TestHardwareThatIsNewIsTheOthers(t *testing.T) {
 	claims := against(claimed("k8s-gpu", 1, gpu(0)), []entry{claimed("nomad-gpu", 2, gpu(0), gpu(5))}, want(gpu(0)))
 	cfg := core.DefaultConfig()
 	cfg.Overlap = core.OverlapRefuse
-	state := core.NewState(cfg).On(cfg, now, core.Host{Claims: claims}).Read(cfg, now, coretest.GPUs(8))
+	state := core.NewState(cfg).WithHost(cfg, now, core.Host{Claims: claims}).Read(cfg, now, coretest.GPUs(8))
 	for u := range state.Inventory.Units() {
 		if want := u.Device.At != gpu(5); u.Health.Schedulable() != want {
 			t.Errorf("%v: %v", u.Device.At, u.Health)
 		}
 	}
-	if c := state.Inventory.Contests(); len(c) != 2 {
+	if c := state.Inventory.Overlaps(); len(c) != 2 {
 		t.Errorf("contests: %v", c)
 	}
 }

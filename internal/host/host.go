@@ -25,10 +25,10 @@ const (
 
 // Machine is what a Watcher tells, and whose offer it claims. *monitor.Monitor is one.
 type Machine interface {
-	Host(core.Host)
+	SetHost(core.Host)
 	Current() *core.Inventory
 	Watch(context.Context) iter.Seq[*core.Inventory]
-	Pulse() *pulse.Board
+	Watchdog() *pulse.Registry
 }
 
 // Options say what to watch.
@@ -73,9 +73,9 @@ func New(o Options) *Watcher {
 	return w
 }
 
-// Peek looks once, for one who is not the agent: nothing is claimed, locked or changed. The offer is that of an agent
+// ReadOnce looks once, for one who is not the agent: nothing is claimed, locked or changed. The offer is that of an agent
 // that would start now.
-func Peek(o Options, inv *core.Inventory) core.Host {
+func ReadOnce(o Options, inv *core.Inventory) core.Host {
 	o.Log = slog.New(slog.DiscardHandler)
 	w := New(o)
 	var h core.Host
@@ -93,9 +93,9 @@ func Peek(o Options, inv *core.Inventory) core.Host {
 	return h
 }
 
-// Settled waits for the first look of Run at the host, so that nothing is offered that another agent has claimed; but
+// AwaitFirst waits for the first look of Run at the host, so that nothing is offered that another agent has claimed; but
 // only a moment, as a disk can hang.
-func (w *Watcher) Settled(ctx context.Context) {
+func (w *Watcher) AwaitFirst(ctx context.Context) {
 	t := time.NewTimer(firstAtMost)
 	defer t.Stop()
 	select {
@@ -143,5 +143,5 @@ func (w *Watcher) tell(m Machine, change func(*core.Host)) {
 		return
 	}
 	w.host = next
-	m.Host(next) // never blocks
+	m.SetHost(next) // never blocks
 }

@@ -37,13 +37,13 @@ func TestTwoAgentsOnOneHost(t *testing.T) {
 					if got, want := a.gives(), [][]int{tc.first, tc.second}[i]; !slices.Equal(got, want) {
 						t.Errorf("agent %d gives %v to work, want %v", i, got, want)
 					}
-					if n := len(a.Current().Contests()); n != tc.contests[i] {
-						t.Errorf("agent %d: %d contests, want %d: %v", i, n, tc.contests[i], a.Current().Contests())
+					if n := len(a.Current().Overlaps()); n != tc.contests[i] {
+						t.Errorf("agent %d: %d contests, want %d: %v", i, n, tc.contests[i], a.Current().Overlaps())
 					}
 					if n := a.says("is offered by another agent"); n != tc.contests[i] {
 						t.Errorf("agent %d: %d warnings, want %d:\n%s", i, n, tc.contests[i], a.log)
 					}
-					if notes := a.watcher.Notes(); len(notes) != 0 {
+					if notes := a.watcher.Warnings(); len(notes) != 0 {
 						t.Errorf("agent %d: %q", i, notes)
 					}
 				}
@@ -95,14 +95,14 @@ func TestHandingOverBetweenAgents(t *testing.T) {
 		pass(time.Second)
 		kube := start(t, setup{name: "k8s-gpu", stateDir: dir, cfg: on(core.OverlapRefuse, 1, 2)})
 		pass(5 * time.Second)
-		if err := nomad.Adopt(t.Context(), on(core.OverlapRefuse, 0)); err != nil {
+		if err := nomad.ApplyPolicy(t.Context(), on(core.OverlapRefuse, 0)); err != nil {
 			t.Fatal(err)
 		}
 		pass(2 * time.Second)
 		if got := kube.gives(); !slices.Equal(got, []int{1, 2}) {
 			t.Errorf("given up and not taken: %v", got)
 		}
-		if err := nomad.Adopt(t.Context(), on(core.OverlapRefuse, 0, 1)); err != nil {
+		if err := nomad.ApplyPolicy(t.Context(), on(core.OverlapRefuse, 0, 1)); err != nil {
 			t.Fatal(err)
 		}
 		pass(2 * time.Second)
@@ -116,21 +116,21 @@ func TestHandingOverBetweenAgents(t *testing.T) {
 			t.Errorf("the other's workloads may be running: %v", got)
 		}
 		file := filepath.Join(dir, "claims", "k8s-gpu.json")
-		if notes := nomad.watcher.Notes(); len(notes) != 1 || !strings.Contains(notes[0], file) || nomad.says("is not running") != 1 {
+		if notes := nomad.watcher.Warnings(); len(notes) != 1 || !strings.Contains(notes[0], file) || nomad.says("is not running") != 1 {
 			t.Errorf("%q\n%s", notes, nomad.log)
 		}
 		again := start(t, setup{name: "k8s-gpu", stateDir: dir, cfg: on(core.OverlapRefuse, 1, 2)})
 		pass(2 * time.Second)
-		if got := again.gives(); !slices.Equal(got, []int{1, 2}) || len(nomad.watcher.Notes()) != 0 {
-			t.Errorf("it is back: %v; %q", got, nomad.watcher.Notes())
+		if got := again.gives(); !slices.Equal(got, []int{1, 2}) || len(nomad.watcher.Warnings()) != 0 {
+			t.Errorf("it is back: %v; %q", got, nomad.watcher.Warnings())
 		}
 		again.end()
 		if err := os.Remove(file); err != nil {
 			t.Fatal(err)
 		}
 		pass(2 * time.Second)
-		if got := nomad.gives(); !slices.Equal(got, []int{0, 1}) || len(nomad.watcher.Notes()) != 0 {
-			t.Errorf("an operator has removed the file: %v; %q", got, nomad.watcher.Notes())
+		if got := nomad.gives(); !slices.Equal(got, []int{0, 1}) || len(nomad.watcher.Warnings()) != 0 {
+			t.Errorf("an operator has removed the file: %v; %q", got, nomad.watcher.Warnings())
 		}
 	})
 }
@@ -180,7 +180,7 @@ func TestNoDaemonToAsk(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := start(t, setup{name: "k8s-gpu", mpsRoot: "/nowhere", cfg: core.DefaultConfig()})
 		pass(time.Hour)
-		for _, l := range a.Pulse().Loops() {
+		for _, l := range a.Watchdog().Tasks() {
 			if l.Name == "MPS daemons" && l.Beats > 10 {
 				t.Errorf("%d turns", l.Beats)
 			}
@@ -193,7 +193,7 @@ func TestFolderThatCannotBeUsed(t *testing.T) {
 	if err := os.WriteFile(blocked, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for dir, overlap := range map[string]core.Overlap{"": core.OverlapRefuse, blocked: core.OverlapWarn, "/proc/nothing": core.OverlapRefuse} {
+	for dir, overlap := range map[string]core.OverlapMode{"": core.OverlapRefuse, blocked: core.OverlapWarn, "/proc/nothing": core.OverlapRefuse} {
 		t.Run(fmt.Sprintf("%q", dir), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				a := start(t, setup{name: "k8s-gpu", stateDir: dir, cfg: on(overlap, 0, 1)})
@@ -201,7 +201,7 @@ func TestFolderThatCannotBeUsed(t *testing.T) {
 				if got := a.gives(); !slices.Equal(got, []int{0, 1}) {
 					t.Errorf("it gives %v to work", got)
 				}
-				if notes := a.watcher.Notes(); len(notes) != 1 || a.says("level=WARN msg=\"what other agents offer can't be seen") != 1 {
+				if notes := a.watcher.Warnings(); len(notes) != 1 || a.says("level=WARN msg=\"what other agents offer can't be seen") != 1 {
 					t.Errorf("%q\n%s", notes, a.log)
 				}
 			})
@@ -218,16 +218,16 @@ func TestTwinsAreNamed(t *testing.T) {
 		pass(time.Second)
 		second := start(t, setup{name: "nomad-gpu", stateDir: dir, cfg: cfg})
 		pass(2 * time.Second)
-		if notes := second.watcher.Notes(); len(notes) != 0 {
+		if notes := second.watcher.Warnings(); len(notes) != 0 {
 			t.Errorf("too early: %q", notes)
 		}
 		pass(time.Minute)
-		if notes := second.watcher.Notes(); len(notes) != 1 || second.says("level=ERROR") != 1 || len(first.watcher.Notes()) != 0 {
+		if notes := second.watcher.Warnings(); len(notes) != 1 || second.says("level=ERROR") != 1 || len(first.watcher.Warnings()) != 0 {
 			t.Errorf("%q\n%s", notes, second.log)
 		}
 		first.end()
 		pass(2 * time.Second)
-		if notes := second.watcher.Notes(); len(notes) != 0 || len(second.gives()) != 2 {
+		if notes := second.watcher.Warnings(); len(notes) != 0 || len(second.gives()) != 2 {
 			t.Errorf("%q", notes)
 		}
 	})
@@ -250,13 +250,13 @@ func TestFolderThatIsHeld(t *testing.T) {
 			t.Errorf("it gives %v to work", got)
 		}
 		pass(time.Minute)
-		if len(a.watcher.Notes()) != 1 || len(a.Pulse().Late(time.Now())) != 0 {
-			t.Errorf("%q, %v", a.watcher.Notes(), a.Pulse().Late(time.Now()))
+		if len(a.watcher.Warnings()) != 1 || len(a.Watchdog().Late(time.Now())) != 0 {
+			t.Errorf("%q, %v", a.watcher.Warnings(), a.Watchdog().Late(time.Now()))
 		}
 		unlock()
 		pass(2 * time.Second)
-		if len(a.watcher.Notes()) != 0 || a.says("are seen again") != 1 {
-			t.Errorf("%q\n%s", a.watcher.Notes(), a.log)
+		if len(a.watcher.Warnings()) != 0 || a.says("are seen again") != 1 {
+			t.Errorf("%q\n%s", a.watcher.Warnings(), a.log)
 		}
 	})
 }

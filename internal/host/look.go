@@ -114,8 +114,8 @@ func (p *patience) lasting(others []other) (gone []other) {
 // turn looks at once, then whenever another inventory is published, and every second as long as look wants that,
 // until ctx ends.
 func (w *Watcher) turn(ctx context.Context, m Machine, name string, look func() (again bool)) {
-	loop := m.Pulse().Join(name)
-	defer loop.Leave()
+	loop := m.Watchdog().Register(name)
+	defer loop.Done()
 	var following sync.WaitGroup
 	defer following.Wait()
 	changed := make(chan struct{}, 1)
@@ -129,7 +129,7 @@ func (w *Watcher) turn(ctx context.Context, m Machine, name string, look func() 
 	})
 	tick := time.NewTicker(every)
 	defer tick.Stop()
-	loop.Beat(lockAtMost)
+	loop.Heartbeat(lockAtMost)
 	again := look()
 	w.looked.Done()
 	for {
@@ -137,14 +137,14 @@ func (w *Watcher) turn(ctx context.Context, m Machine, name string, look func() 
 		if !again {
 			due, within = nil, 0
 		}
-		loop.Beat(within)
+		loop.Heartbeat(within)
 		select {
 		case <-due:
 		case <-changed:
 		case <-ctx.Done():
 			return
 		}
-		loop.Beat(lockAtMost)
+		loop.Heartbeat(lockAtMost)
 		again = look()
 	}
 }

@@ -59,8 +59,8 @@ func (a other) String() string {
 		a.agent, a.devices, a.file)
 }
 
-// Notes say in a line each what an operator has to know of the host.
-func (w *Watcher) Notes() []string {
+// Warnings say in a line each what an operator has to know of the host.
+func (w *Watcher) Warnings() []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	var notes []string

@@ -40,7 +40,7 @@ func start(t *testing.T, s setup) *agent {
 	var parts sync.WaitGroup
 	parts.Go(func() { a.watcher.Run(ctx, a) })
 	parts.Go(func() {
-		a.watcher.Settled(ctx)
+		a.watcher.AwaitFirst(ctx)
 		if err := a.Run(ctx); err != nil {
 			t.Error(err)
 		}
@@ -51,7 +51,7 @@ func start(t *testing.T, s setup) *agent {
 }
 
 // on offers only some GPUs.
-func on(overlap core.Overlap, gpus ...int) core.Config {
+func on(overlap core.OverlapMode, gpus ...int) core.Config {
 	cfg := core.DefaultConfig()
 	cfg.Overlap = overlap
 	var only core.Selector

@@ -20,7 +20,7 @@ type Debug struct {
 	DriverFiles []string `json:"driverFiles"` // NVIDIA's device nodes that the process has open
 	HeapBytes   uint64   `json:"heapBytes"`
 
-	Parts     []Part     `json:"parts"`     // the agent's loops
+	Tasks     []Task     `json:"parts"`     // the agent's loops
 	Calls     []Call     `json:"calls"`     // driver calls in progress, the event wait excepted
 	Endpoints []Endpoint `json:"endpoints"` // sockets for the kubelet; none under Nomad
 	Checks    uint64     `json:"checks"`    // rounds of checks since the start
@@ -28,8 +28,8 @@ type Debug struct {
 	Stacks    string     `json:"stacks"` // of all goroutines, equal ones once
 }
 
-// Part is one loop of the agent.
-type Part struct {
+// Task is one loop of the agent.
+type Task struct {
 	Name  string    `json:"name"`
 	Last  time.Time `json:"last"` // when it came round last
 	Turns uint64    `json:"turns"`
@@ -46,7 +46,7 @@ type Call struct {
 // Endpoint is one resource's socket for the kubelet.
 type Endpoint struct {
 	Resource      string    `json:"resource"`
-	Standing      string    `json:"standing"` // "watched", or why it is not
+	Status        string    `json:"standing"` // "watched", or why it is not
 	Since         time.Time `json:"since"`
 	Socket        string    `json:"socket,omitempty"`
 	Registrations uint64    `json:"registrations"`
@@ -67,7 +67,7 @@ func (d Debug) Write(w io.Writer) error {
 	fmt.Fprintf(w, "checks: %d, last %s\n", d.Checks, moment(d.LastCheck))
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "\nPART\tCAME ROUND\tTIMES\t")
-	for _, p := range d.Parts {
+	for _, p := range d.Tasks {
 		late := ""
 		if p.Late {
 			late = "LATE"
@@ -82,7 +82,7 @@ func (d Debug) Write(w io.Writer) error {
 		if e.LastError != "" {
 			trouble = moment(e.LastErrorAt) + " " + e.LastError
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%d\t%s\n", e.Resource, e.Standing, moment(e.Since), e.Registrations, e.Lists, trouble)
+		fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%d\t%s\n", e.Resource, e.Status, moment(e.Since), e.Registrations, e.Lists, trouble)
 	}
 	if len(d.Calls) > 0 {
 		fmt.Fprintln(t, "\nDRIVER CALL\tGPU\tSINCE")

@@ -16,7 +16,7 @@ func Describe(inv *core.Inventory) Report {
 	r := Report{
 		Driver:  Driver{State: d.State.String(), Version: d.Version, CUDA: d.CUDA, Reason: d.Reason},
 		Devices: describeDevices(inv), Excluded: []Excluded{}, Conditions: []Condition{}, Counts: []Count{},
-		Findings: append(append([]string{}, inv.Findings()...), inv.Drift()...), Contests: []Contest{}, Bindings: DescribeBindings(inv.Bound()),
+		PolicyWarnings: append(append([]string{}, inv.PolicyWarnings()...), inv.Drift()...), Overlaps: []Overlap{}, Bindings: DescribeBindings(inv.Bound()),
 	}
 	for i := range r.Devices {
 		d := &r.Devices[i]
@@ -31,9 +31,9 @@ func Describe(inv *core.Inventory) Report {
 		}
 		r.Excluded = append(r.Excluded, x)
 	}
-	for _, c := range inv.Contests() {
+	for _, c := range inv.Overlaps() {
 		i := slices.IndexFunc(r.Devices, func(d Device) bool { return d.ID == c.Device })
-		r.Contests = append(r.Contests, Contest{ID: c.Device, Index: r.Devices[i].Index, By: c.By})
+		r.Overlaps = append(r.Overlaps, Overlap{ID: c.Device, Index: r.Devices[i].Index, By: c.By})
 	}
 	return r
 }
@@ -77,7 +77,7 @@ func describeUnit(u core.Unit) Device {
 	if u.Device.Compute != (core.Compute{}) {
 		d.ComputeCapability = u.Device.Compute.String()
 	}
-	if u.Health.Asks > core.VerdictNone {
+	if u.Health.Asks > core.RecoveryNone {
 		d.Asks = u.Health.Asks.String()
 	}
 	return d
@@ -87,11 +87,11 @@ func describeUnit(u core.Unit) Device {
 // each GPU has reported what. Notes are about the agent itself.
 func DescribeState(s core.State, cfg core.Config, notes ...string) Report {
 	r := Describe(s.Inventory)
-	r.Notes = slices.Concat(notes, describeUnlisted(s, r.Excluded))
+	r.Warnings = slices.Concat(notes, describeUnlisted(s, r.Excluded))
 	r.Conditions = append(r.Conditions, DescribeConditions(s, cfg, s.Ledger.Conditions())...)
 	counted := map[core.DeviceID]bool{}
 	for _, d := range s.Snapshot.Devices {
-		chart, ok := s.Ledger.Chart(d.At.GPU)
+		chart, ok := s.Ledger.History(d.At.GPU)
 		if !ok || counted[d.At.GPU] {
 			continue
 		}

@@ -61,17 +61,17 @@ func TestNoDriverIsAnAnswer(t *testing.T) {
 }
 
 // history is one that an agent left.
-type history struct{ record core.Record }
+type history struct{ record core.Checkpoint }
 
-func (h history) Load() (core.Record, string) { return h.record, h.record.Boot }
-func (h history) SetAside(error)              {}
-func (h history) Save(core.Record) error      { return nil }
+func (h history) Load() (core.Checkpoint, string) { return h.record, h.record.Boot }
+func (h history) SetAside(error)                  {}
+func (h history) Save(core.Checkpoint) error      { return nil }
 
 func TestReadingKnowsTheHistory(t *testing.T) {
 	m, cfg := coretest.NewMachine(machine()), core.DefaultConfig()
 	sick := core.NewState(cfg).Read(cfg, time.Now(), machine()).
 		Observe(cfg, time.Now(), core.Observation{At: core.WholeGPU(coretest.GPU(1)), Kind: core.XID, Code: 95})
-	r := inspect.DescribeState(inspect.ReadAfter(t.Context(), m.Open, cfg, history{sick.Record("b00t")}), cfg)
+	r := inspect.DescribeState(inspect.ReadAfter(t.Context(), m.Open, cfg, history{sick.Checkpoint("b00t")}), cfg)
 	if len(r.Devices) != 2 || r.Devices[1].Cause != "XID_95" || r.Devices[1].Schedulable || r.Driver.State != "ready" {
 		t.Errorf("%+v", r)
 	}

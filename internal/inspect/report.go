@@ -15,16 +15,16 @@ const (
 // Report is a state in an operator's words. Its JSON is a promise to scripts: keys are added, never
 // changed.
 type Report struct {
-	Source     string      `json:"source,omitempty"` // FromAgent, FromReading; "" = not said
-	Driver     Driver      `json:"driver"`
-	Devices    []Device    `json:"devices"`
-	Excluded   []Excluded  `json:"excluded"`
-	Conditions []Condition `json:"conditions"`
-	Counts     []Count     `json:"counts"`
-	Findings   []string    `json:"findings"` // parts of the policy that concern no device or whose order has changed, pools that are mixed
-	Bindings   []Binding   `json:"bindings"` // what the positions of the policy mean
-	Contests   []Contest   `json:"contests"`
-	Notes      []string    `json:"notes,omitempty"` // about the agent itself
+	Source         string      `json:"source,omitempty"` // FromAgent, FromReading; "" = not said
+	Driver         Driver      `json:"driver"`
+	Devices        []Device    `json:"devices"`
+	Excluded       []Excluded  `json:"excluded"`
+	Conditions     []Condition `json:"conditions"`
+	Counts         []Count     `json:"counts"`
+	PolicyWarnings []string    `json:"findings"` // parts of the policy that concern no device or whose order has changed, pools that are mixed
+	Bindings       []Binding   `json:"bindings"` // what the positions of the policy mean
+	Overlaps       []Overlap   `json:"contests"`
+	Warnings       []string    `json:"notes,omitempty"` // about the agent itself
 }
 
 // Driver is the state of the driver.
@@ -81,8 +81,8 @@ type Device struct {
 	NVLinks           int    `json:"nvLinks,omitempty"`
 }
 
-// Contest is a device that another agent on this host offers too.
-type Contest struct {
+// Overlap is a device that another agent on this host offers too.
+type Overlap struct {
 	ID    core.DeviceID `json:"id"`
 	Index int           `json:"index"` // of the GPU
 	By    string        `json:"by"`

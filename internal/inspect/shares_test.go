@@ -40,9 +40,9 @@ func shared() (core.State, core.Config) {
 	}
 	var checks []core.Observation
 	for n := range 8 {
-		checks = append(checks, core.Observation{At: core.WholeGPU(coretest.GPU(n)), Kind: core.Checked, Vitals: core.Vitals{Verdict: core.VerdictNone, Events: core.Yes}})
+		checks = append(checks, core.Observation{At: core.WholeGPU(coretest.GPU(n)), Kind: core.Checked, Sample: core.HealthSample{RecoveryAction: core.RecoveryNone, Events: core.Yes}})
 	}
-	s := core.NewState(cfg).On(cfg, time.Now(), core.Host{
+	s := core.NewState(cfg).WithHost(cfg, time.Now(), core.Host{
 		MPS: []string{"small"},
 		Claims: []core.Claim{
 			{By: "nomad-gpu", At: core.WholeGPU(coretest.GPU(4))}, {By: "nomad-gpu", At: core.WholeGPU(coretest.GPU(7)), Prior: true},

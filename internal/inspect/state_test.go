@@ -34,14 +34,14 @@ func troubled(t *testing.T) (core.State, core.Config) {
 	reading.Devices = append(reading.Devices, instance)
 	reading.Excluded = []core.Exclusion{{Index: 8, Kind: core.ProbeFailed, Reason: "nvmlDeviceGetHandleByIndex: Unknown Error"}}
 
-	well := core.Vitals{Verdict: core.VerdictNone, Events: core.Yes, RemapPending: core.No}
-	vitals := map[int]core.Vitals{}
+	well := core.HealthSample{RecoveryAction: core.RecoveryNone, Events: core.Yes, RemapPending: core.No}
+	vitals := map[int]core.HealthSample{}
 	for i := range 8 {
 		vitals[i] = well
 	}
 	check := func(except ...int) (obs []core.Observation) {
 		for i := range 8 {
-			o := core.Observation{At: core.WholeGPU(coretest.GPU(i)), Kind: core.Checked, Vitals: vitals[i]}
+			o := core.Observation{At: core.WholeGPU(coretest.GPU(i)), Kind: core.Checked, Sample: vitals[i]}
 			for _, silent := range except {
 				if i == silent {
 					o = core.Observation{At: o.At, Kind: core.ProbeFailed, Detail: "nvmlDeviceGetTemperature: Unknown Error"}
@@ -71,14 +71,14 @@ func troubled(t *testing.T) (core.State, core.Config) {
 	contained := xid(7, 94)
 	contained.At.GI, contained.At.CI = 3, 0
 	asked, remap, deaf := well, well, well
-	asked.Verdict, remap.RemapPending, deaf.Events = core.VerdictReset, core.Yes, core.No
+	asked.RecoveryAction, remap.RemapPending, deaf.Events = core.RecoveryReset, core.Yes, core.No
 	vitals[1], vitals[2], vitals[5] = asked, remap, deaf
 	observe(xid(1, 95), xid(1, 31), xid(1, 31), rehearsed, contained, xid(6, 48), xid(0, 80))
 	observe(check(3)...)
 	observe(check(3)...)
 	observe(check(3)...)
-	order(s.Clear(cfg, time.Now(), core.Order{GPU: coretest.GPU(2), Cause: "ROW_REMAP_PENDING"}))
-	order(s.Ignore(cfg, time.Now(), core.Order{GPU: coretest.GPU(6)}, time.Now().Add(4*time.Hour)))
+	order(s.Clear(cfg, time.Now(), core.Command{GPU: coretest.GPU(2), Cause: "ROW_REMAP_PENDING"}))
+	order(s.Ignore(cfg, time.Now(), core.Command{GPU: coretest.GPU(6)}, time.Now().Add(4*time.Hour)))
 	observe(append(check(), xid(1, 95))...)
 	observe(check()...)
 	return s, cfg
@@ -135,7 +135,7 @@ func TestWellMachine(t *testing.T) {
 	if err := r.WriteTable(&table); err != nil {
 		t.Fatal(err)
 	}
-	if n := strings.Count(table.String(), "\n"); n != 3 || len(r.Conditions)+len(r.Counts)+len(r.Notes) > 0 {
+	if n := strings.Count(table.String(), "\n"); n != 3 || len(r.Conditions)+len(r.Counts)+len(r.Warnings) > 0 {
 		t.Errorf("%d lines:\n%s", n, table.String())
 	}
 	// What counts is looked at, and left alone.

@@ -18,10 +18,10 @@ func (r Report) WriteTable(w io.Writer) error {
 		fmt.Fprintf(w, "driver %s %s, CUDA %s, %d devices%s, %d excluded\n",
 			r.Driver.State, r.Driver.Version, r.Driver.CUDA, len(r.Devices), r.units(), len(r.Excluded))
 	}
-	for _, note := range r.Notes {
+	for _, note := range r.Warnings {
 		fmt.Fprintf(w, "note: %s\n", note)
 	}
-	for _, finding := range r.Findings {
+	for _, finding := range r.PolicyWarnings {
 		fmt.Fprintf(w, "policy: %s\n", finding)
 	}
 	if err := r.writeDevices(w); err != nil {
@@ -65,7 +65,7 @@ func (r Report) writeDevices(w io.Writer) error {
 		}
 		fmt.Fprintf(w, "not offered: %s: %s\n", strings.TrimSpace(fmt.Sprintf("GPU %d %s", e.Index, name)), e.Reason)
 	}
-	for _, c := range r.Contests {
+	for _, c := range r.Overlaps {
 		fmt.Fprintf(w, "contested: GPU %d %s: also offered by %s\n", c.Index, c.ID, c.By)
 	}
 	return nil

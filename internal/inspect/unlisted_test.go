@@ -22,8 +22,8 @@ func TestXIDsOfGPUsThatAreNotListed(t *testing.T) {
 		}
 	}
 	r := inspect.DescribeState(s, cfg, "a note")
-	if want := []string{"a note", "the kernel log has XID 79, 154 of 0000:fe:00.0, where no GPU is listed"}; !slices.Equal(r.Notes, want) {
-		t.Errorf("notes: %q", r.Notes)
+	if want := []string{"a note", "the kernel log has XID 79, 154 of 0000:fe:00.0, where no GPU is listed"}; !slices.Equal(r.Warnings, want) {
+		t.Errorf("notes: %q", r.Warnings)
 	}
 	if len(r.Excluded) != 1 || r.Excluded[0].Reason != "GPU is lost; the kernel log has XID 79, 154" {
 		t.Errorf("excluded: %+v", r.Excluded)

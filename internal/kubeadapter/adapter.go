@@ -47,7 +47,7 @@ type Options struct {
 	// Grants keeps which device IDs were handed out; nil = a restart forgets them.
 	Grants GrantStore
 
-	Pulse *pulse.Board // where the adapter's loops beat; nil = nowhere
+	Watchdog *pulse.Registry // where the adapter's loops beat; nil = nowhere
 }
 
 // Adapter offers the units of a source to the kubelet. Make one with New, then call Run once; the
@@ -110,8 +110,8 @@ func (a *Adapter) Run(ctx context.Context) error {
 	defer running.Wait()
 	saved := a.held.begin(ctx)
 	defer finish(cancel, saved)
-	running.Go(func() { a.kubelet.watch(ctx, a.pace, a.opts.Pulse.Join("kubelet's folder")) })
-	running.Go(func() { a.held.run(ctx, a.opts.Pulse.Join("pods that hold devices")) })
+	running.Go(func() { a.kubelet.watch(ctx, a.pace, a.opts.Watchdog.Register("kubelet's folder")) })
+	running.Go(func() { a.held.run(ctx, a.opts.Watchdog.Register("pods that hold devices")) })
 	changed := make(chan struct{}, 1)
 	running.Go(func() { a.held.follow(ctx, changed) })
 	for {
@@ -143,8 +143,8 @@ func (a *Adapter) wanted() []string {
 // View is an inventory of the source as the kubelet is told of it: without what pods hold under other names.
 func (a *Adapter) View(inv *core.Inventory) *core.Inventory { return a.lister.offered(inv) }
 
-// Notes say in a line each what is listed for the sake of pods only.
-func (a *Adapter) Notes() []string {
+// Warnings say in a line each what is listed for the sake of pods only.
+func (a *Adapter) Warnings() []string {
 	held := a.held.now()
 	return held.notes(held.vanished(listings(a.src.Current())))
 }

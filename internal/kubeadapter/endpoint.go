@@ -20,7 +20,7 @@ type endpoint struct {
 	pace     pace
 	lister   *lister
 	log      *slog.Logger
-	turns    *pulse.Loop // of run
+	turns    *pulse.Task // of run
 	count    counters
 
 	mu     sync.Mutex
@@ -98,8 +98,8 @@ func (e *endpoint) stats() ResourceStats {
 
 // run lives one incarnation after another until ctx ends.
 func (e *endpoint) run(ctx context.Context) {
-	e.turns = e.opts.Pulse.Join("endpoint " + e.resource)
-	defer e.turns.Leave()
+	e.turns = e.opts.Watchdog.Register("endpoint " + e.resource)
+	defer e.turns.Done()
 	retry := backoff.NewExponentialBackOff() // by half more each time, give or take half
 	retry.InitialInterval, retry.MaxInterval = e.pace.retry, e.pace.retryMax
 	for {
@@ -117,7 +117,7 @@ func (e *endpoint) run(ctx context.Context) {
 		if l.known {
 			rest = max(rest, e.pace.settle)
 		}
-		e.turns.Beat(rest)
+		e.turns.Heartbeat(rest)
 		if e.kubelet.rest(ctx, rest, l.with) { // another kubelet: it knows nothing of us and refused nothing
 			retry.Reset()
 		}

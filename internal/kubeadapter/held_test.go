@@ -111,12 +111,12 @@ func TestAnIDThatAPodHoldsStaysListed(t *testing.T) {
 			if nodes := r.listed(GPUResource, gone).GetTopology().GetNodes(); len(nodes) != 1 || nodes[0].GetID() != 1 {
 				t.Errorf("on NUMA nodes %v, was on 1", nodes)
 			}
-			if notes := r.adapter.Notes(); len(notes) != 1 || !strings.Contains(notes[0], "default/holder") {
+			if notes := r.adapter.Warnings(); len(notes) != 1 || !strings.Contains(notes[0], "default/holder") {
 				t.Errorf("notes: %q", notes)
 			}
 			pods.Forget("default/holder")
 			r.await("the end of the listing", func() bool { return r.listed(GPUResource, gone) == nil })
-			if notes := r.adapter.Notes(); len(notes) != 0 {
+			if notes := r.adapter.Warnings(); len(notes) != 0 {
 				t.Errorf("notes: %q", notes)
 			}
 		})

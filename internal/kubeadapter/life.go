@@ -72,9 +72,9 @@ func (l *life) meet(ctx context.Context) error {
 		return nil
 	}
 	told := ""
-	l.turns.Beat(l.pace.look)
+	l.turns.Heartbeat(l.pace.look)
 	with, err := l.kubelet.accepts(ctx, func(err error) {
-		l.turns.Beat(l.pace.look)
+		l.turns.Heartbeat(l.pace.look)
 		if why := "waiting for the kubelet: " + err.Error(); why != told {
 			told = why
 			l.enter("", why)
@@ -89,9 +89,9 @@ func (l *life) meet(ctx context.Context) error {
 func (l *life) hold(ctx context.Context, s *server, served, registered <-chan error) error {
 	var deadline <-chan time.Time
 	opened := s.streams.opened
-	defer l.turns.Beat(l.pace.look) // the server has to stop
+	defer l.turns.Heartbeat(l.pace.look) // the server has to stop
 	for {
-		l.turns.Beat(l.pace.look)
+		l.turns.Heartbeat(l.pace.look)
 		heard := l.kubelet.bell.heard()
 		if err := l.replaced(registered == nil); err != nil {
 			return err

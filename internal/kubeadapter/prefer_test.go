@@ -94,8 +94,8 @@ func TestPreferredOverMixedUnits(t *testing.T) {
 	c := core.DefaultConfig()
 	c.Policy.Shares = []core.Share{{Pool: core.DefaultPool, First: 2, Sharing: core.Sharing{Mode: core.TimeSlicing, Replicas: 4}}}
 	inv := inventory(coretest.GPUs(3), c)
-	if len(inv.Findings()) != 1 {
-		t.Errorf("findings %q", inv.Findings())
+	if len(inv.PolicyWarnings()) != 1 {
+		t.Errorf("findings %q", inv.PolicyWarnings())
 	}
 	available := append(free(4, 4, 3), gpuIDs(2)...)
 	for n, want := range [][]int{{0, 0, 0}, {1, 0, 0}, {1, 0, 1}, {1, 1, 1}, {2, 1, 1}} {

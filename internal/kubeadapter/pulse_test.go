@@ -15,11 +15,11 @@ func TestLoopsBeat(t *testing.T) {
 	r := newRig(t)
 	r.startKubelet()
 	r.src.Set(inventory(coretest.GPUs(2), core.DefaultConfig()))
-	board := pulse.NewBoard()
-	r.start(func(a *Adapter) { a.opts.Pulse = board })
+	board := pulse.NewRegistry()
+	r.start(func(a *Adapter) { a.opts.Watchdog = board })
 	r.awaitHealthy(GPUResource, 2)
 	names := func() (names []string) {
-		for _, s := range board.Loops() {
+		for _, s := range board.Tasks() {
 			names = append(names, s.Name)
 		}
 		return names

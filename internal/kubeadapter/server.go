@@ -59,13 +59,13 @@ func (s *server) ListAndWatch(_ *v1beta1.Empty, stream grpc.ServerStreamingServe
 	changed := make(chan struct{}, 1)
 	follower.Go(func() { s.follow(ctx, changed) })
 
-	turns := s.opts.Pulse.Join("list " + s.resource)
-	defer turns.Leave()
+	turns := s.opts.Watchdog.Register("list " + s.resource)
+	defer turns.Done()
 	heartbeat := time.NewTicker(s.pace.heartbeat)
 	defer heartbeat.Stop()
 	var sent []listing
 	for first, due := true, true; ; first = false {
-		turns.Beat(s.pace.heartbeat)
+		turns.Heartbeat(s.pace.heartbeat)
 		heard := s.lister.changed()
 		list, leaving := farewell(sent, s.lister.all(s.src.Current())[s.resource])
 		news := !first && !slices.Equal(list, sent)

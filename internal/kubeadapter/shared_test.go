@@ -132,7 +132,7 @@ func TestMPSDaemon(t *testing.T) {
 	c := core.DefaultConfig()
 	c.Policy.Rules = []core.Rule{{Sharing: &core.Sharing{Mode: core.MPS, Replicas: 2, OnePerRequest: true}}}
 	built := inventory(coretest.GPUs(2), c)
-	r.src.Set(built.On(core.Host{}, core.OverlapWarn))
+	r.src.Set(built.WithHost(core.Host{}, core.OverlapWarn))
 	r.start()
 	r.await("a list of sick units", func() bool {
 		capacity, allocatable := r.kubelet.Capacity(resource)
@@ -142,7 +142,7 @@ func TestMPSDaemon(t *testing.T) {
 		!strings.Contains(err.Error(), "pool gpu.mps") {
 		t.Errorf("without a daemon: %v", err)
 	}
-	r.src.Set(built.On(core.Host{MPS: []string{"gpu.mps"}}, core.OverlapWarn))
+	r.src.Set(built.WithHost(core.Host{MPS: []string{"gpu.mps"}}, core.OverlapWarn))
 	r.awaitHealthy(resource, 4)
 	_, err := r.kubelet.Allocate(r.ctx, resource, replica(0, 0))
 	r.must(err)

@@ -151,12 +151,12 @@ func (t *tracker) begin(ctx context.Context) (saved <-chan struct{}) {
 }
 
 // run asks the kubelet when there is reason to, until ctx ends.
-func (t *tracker) run(ctx context.Context, turns *pulse.Loop) {
-	defer turns.Leave()
+func (t *tracker) run(ctx context.Context, turns *pulse.Task) {
+	defer turns.Done()
 	since := time.Now() // of the latest reason
 	for {
 		rest := t.rest(time.Since(since))
-		turns.Beat(rest)
+		turns.Heartbeat(rest)
 		var due <-chan time.Time
 		if rest > 0 {
 			due = time.After(rest)
@@ -168,7 +168,7 @@ func (t *tracker) run(ctx context.Context, turns *pulse.Loop) {
 		case <-ctx.Done():
 			return
 		}
-		turns.Beat(t.pace.ask + t.pace.soonest)
+		turns.Heartbeat(t.pace.ask + t.pace.soonest)
 		t.check(ctx)
 		if !pause(ctx, t.pace.soonest) {
 			return

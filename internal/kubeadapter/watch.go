@@ -15,14 +15,14 @@ import (
 // again". The folder may be missing, appear later or be replaced; file events may get lost, never come (some
 // file systems have none) or not be had at all, as the limits of inotify are shared by a whole node. Then it
 // looks more often, and tries for them again each time.
-func (k *kubelet) watch(ctx context.Context, p pace, turns *pulse.Loop) {
-	defer turns.Leave()
+func (k *kubelet) watch(ctx context.Context, p pace, turns *pulse.Task) {
+	defer turns.Done()
 	w, err := k.attach(nil)
 	every := k.looks(p, p.look, err)
 	tick := time.NewTicker(every)
 	defer tick.Stop()
 	for {
-		turns.Beat(every)
+		turns.Heartbeat(every)
 		var events chan fsnotify.Event
 		var errs chan error
 		if w != nil {

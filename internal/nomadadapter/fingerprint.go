@@ -93,13 +93,13 @@ func (f *fingerprinter) follow(ctx context.Context, src Source) {
 			}
 		}
 	})
-	turns := pulseOf(src).Join("fingerprint")
-	defer turns.Leave()
+	turns := pulseOf(src).Register("fingerprint")
+	defer turns.Done()
 	var next *device.FingerprintResponse // nil = there is nothing to say
 	var inv *core.Inventory              // the latest
 	recalled := f.names.recalled()
 	for {
-		turns.Beat(0) // Nomad need not read, and nothing need happen
+		turns.Heartbeat(0) // Nomad need not read, and nothing need happen
 		out := f.out
 		if next == nil || f.rested != nil || f.writing != nil {
 			out = nil

@@ -116,7 +116,7 @@ func TestHealthDescription(t *testing.T) {
 	}
 	plain := offer(machine(coretest.GPUs(4)))[0]
 	limited := checked(0)
-	limited.Vitals = core.Vitals{Events: core.No, Verdict: core.VerdictNone}
+	limited.Sample = core.HealthSample{Events: core.No, RecoveryAction: core.RecoveryNone}
 	xid := core.Observation{At: core.WholeGPU(coretest.GPU(0)), Kind: core.XID, Code: 95}
 	rehearsed := xid
 	rehearsed.Simulated = true
@@ -153,7 +153,7 @@ func TestHealthDescription(t *testing.T) {
 
 // checked is a clean check of the n-th GPU.
 func checked(n int) core.Observation {
-	return core.Observation{At: core.WholeGPU(coretest.GPU(n)), Kind: core.Checked, Vitals: core.Vitals{Events: core.Yes, Verdict: core.VerdictNone}}
+	return core.Observation{At: core.WholeGPU(coretest.GPU(n)), Kind: core.Checked, Sample: core.HealthSample{Events: core.Yes, RecoveryAction: core.RecoveryNone}}
 }
 
 // A constraint on an attribute holds for every device of its group.

@@ -39,12 +39,12 @@ func (p *Plugin) keepNames(l *life) {
 	}
 	recall, wake := p.names.keep()
 	k := keeper{
-		names: &p.names, recall: recall, wake: wake, ended: l.ended, turns: pulseOf(l.source).Join("groups"),
+		names: &p.names, recall: recall, wake: wake, ended: l.ended, turns: pulseOf(l.source).Register("groups"),
 		file: groupFile{path: filepath.Join(dir, groupsName), read: p.readGroups, log: p.log},
 	}
 	bootID, procRoot := p.bootID, l.settings.Core.Roots.Proc
 	p.keeping.Go(func() {
-		defer k.turns.Leave()
+		defer k.turns.Done()
 		k.file.boot, _ = bootID(procRoot) // the history says it if that fails
 		k.run()
 	})
@@ -65,7 +65,7 @@ type keeper struct {
 	names        *register
 	recall, wake chan struct{} // the register's
 	ended        <-chan struct{}
-	turns        *pulse.Loop
+	turns        *pulse.Task
 	file         groupFile
 	failing      bool
 }
@@ -77,14 +77,14 @@ func (k *keeper) run() {
 	close(k.recall)
 	var again <-chan time.Time
 	for {
-		k.turns.Beat(0)
+		k.turns.Heartbeat(0)
 		select {
 		case <-k.wake:
 		case <-again:
 		case <-k.ended:
 			return
 		}
-		k.turns.Beat(groupsAtDisk)
+		k.turns.Heartbeat(groupsAtDisk)
 		if again = nil; !k.save() {
 			again = time.After(saveAgain)
 		}
@@ -94,10 +94,10 @@ func (k *keeper) run() {
 // remember takes up what was kept, and reports whether the life goes on. A file that can't be read for a moment is tried
 // again; if it still can't, names are given without it, and it is joined with them when it can.
 func (k *keeper) remember() bool {
-	k.turns.Beat(groupsAtDisk)
+	k.turns.Heartbeat(groupsAtDisk)
 	k.file.tidy()
 	for try := 1; ; try++ {
-		k.turns.Beat(groupsAtDisk)
+		k.turns.Heartbeat(groupsAtDisk)
 		kept, _, err := k.file.load()
 		if err == nil {
 			k.names.take(kept)

@@ -50,10 +50,10 @@ func TestPolicyIsKept(t *testing.T) {
 	first.now()
 	keeps(t, dir, "replicas: 2")
 	write(t, path, strings.ReplaceAll(twoThirds, "replicas: 2", "replicas: 5"))
-	first.Reread(t.Context())
+	first.Reload(t.Context())
 	keeps(t, dir, "replicas: 5")
 	write(t, path, twoWrong)
-	first.Reread(t.Context())
+	first.Reload(t.Context())
 	first.keeping.Wait()
 
 	for name, tc := range map[string]struct {
@@ -90,7 +90,7 @@ func TestPolicyIsKept(t *testing.T) {
 			t.Errorf("%s: logged:\n%s", name, all)
 		}
 		write(t, path, "version: v1\n") // repaired
-		next.Reread(t.Context())
+		next.Reload(t.Context())
 		next.now()
 		if got := next.Started(); len(got) != 2 || len(got[1].Core.Policy.Rules) != 0 {
 			t.Errorf("%s: the repaired file is not in force: %+v", name, got)
@@ -162,7 +162,7 @@ func TestLatestPolicyIsKept(t *testing.T) {
 		s.now()
 		for _, replicas := range []string{"3", "4", "5", "6"} {
 			write(t, path, strings.ReplaceAll(twoThirds, "replicas: 2", "replicas: "+replicas))
-			s.Reread(t.Context())
+			s.Reload(t.Context())
 			s.now()
 		}
 		s.keeping.Wait()

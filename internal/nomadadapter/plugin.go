@@ -31,9 +31,9 @@ type Source interface {
 }
 
 // pulseOf is where the loops that serve a source beat; nil = nowhere. A monitor has one.
-func pulseOf(src Source) *pulse.Board {
-	if p, ok := src.(interface{ Pulse() *pulse.Board }); ok {
-		return p.Pulse()
+func pulseOf(src Source) *pulse.Registry {
+	if p, ok := src.(interface{ Watchdog() *pulse.Registry }); ok {
+		return p.Watchdog()
 	}
 	return nil
 }

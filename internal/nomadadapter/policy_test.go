@@ -21,7 +21,7 @@ func under(p core.Policy, s core.Snapshot, obs ...core.Observation) *core.Invent
 		panic(err)
 	}
 	settings.Core.Policy = p
-	return observed(settings.Core, s, obs...).On(core.Host{MPS: pools(p)}, core.OverlapWarn)
+	return observed(settings.Core, s, obs...).WithHost(core.Host{MPS: pools(p)}, core.OverlapWarn)
 }
 
 // pools are those of a policy whose MPS daemons answer: all.

@@ -9,15 +9,15 @@ import (
 	"github.com/tandem-gpu/tandem/internal/policy"
 )
 
-// Adopter is a Source that can go on with another offer: policy, MIG strategy. It fails only with ctx.
-type Adopter interface {
-	Adopt(ctx context.Context, offer core.Config) error
+// PolicyApplier is a Source that can go on with another offer: policy, MIG strategy. It fails only with ctx.
+type PolicyApplier interface {
+	ApplyPolicy(ctx context.Context, offer core.Config) error
 }
 
-// Reread reads the policy file again. What it says takes effect in place: sessions, streams and what is known of
+// Reload reads the policy file again. What it says takes effect in place: sessions, streams and what is known of
 // health stay. If anything is wrong with it, every problem is logged and the old policy stays in force, all of it;
 // Nomad never sees an error.
-func (p *Plugin) Reread(ctx context.Context) {
+func (p *Plugin) Reload(ctx context.Context) {
 	p.mu.Lock()
 	b := p.block
 	p.mu.Unlock()
@@ -36,7 +36,7 @@ func (p *Plugin) Reread(ctx context.Context) {
 	}
 	ctx, cancel := until(ctx, l.ended)
 	defer cancel()
-	if err := l.source.(Adopter).Adopt(ctx, s.Core); err != nil {
+	if err := l.source.(PolicyApplier).ApplyPolicy(ctx, s.Core); err != nil {
 		p.log.Warn("policy not in force yet", "error", err)
 	}
 }
@@ -70,7 +70,7 @@ func (p *Plugin) replace(b block, s Settings, file policy.Result) (adopting *lif
 		return nil, true
 	}
 	was.Core.Policy, was.Core.MIG = s.Core.Policy, s.Core.MIG
-	if _, can := p.life.source.(Adopter); !can || !reflect.DeepEqual(was, s) {
+	if _, can := p.life.source.(PolicyApplier); !can || !reflect.DeepEqual(was, s) {
 		p.renew()
 		return nil, true
 	}

@@ -52,9 +52,9 @@ func TestReread(t *testing.T) {
 	next := fingerprint(t, p)
 	next()
 
-	p.Reread(t.Context()) // nothing changed
+	p.Reload(t.Context()) // nothing changed
 	write(t, path, twoWrong)
-	p.Reread(t.Context())
+	p.Reload(t.Context())
 	select {
 	case c := <-src.adopted:
 		t.Fatalf("adopted %+v", c.Policy)
@@ -71,7 +71,7 @@ func TestReread(t *testing.T) {
 	}
 
 	write(t, path, twoThirds)
-	p.Reread(t.Context())
+	p.Reload(t.Context())
 	c := receive(t, src.adopted)
 	src.Set(observed(c, coretest.GPUs(3)))
 	if diff := cmp.Diff(map[string]int{"gpu/" + h100: 1, "gpu-shared/" + h100: 2}, sizes(next())); diff != "" {
@@ -99,7 +99,7 @@ func TestRereadOfMore(t *testing.T) {
 	src.Set(under(mixed, coretest.GPUs(8)))
 	fingerprint(t, p)()
 	write(t, path, "version: v1\nflags: {mpsRoot: /srv/mps}\n")
-	p.Reread(t.Context())
+	p.Reload(t.Context())
 	r, err := p.Reserve([]string{id(5) + "::0"})
 	if err != nil || r.Envs[pipeDirectory] != "/srv/mps/nvidia.com/gpu.mps/pipe" || starts() != 2 {
 		t.Errorf("%+v, %v, %d starts", r, err, starts())
@@ -127,7 +127,7 @@ func TestRereadOtherwise(t *testing.T) {
 		}
 		s.now()
 		write(t, path, twoThirds)
-		s.Reread(t.Context())
+		s.Reload(t.Context())
 		s.now()
 		if n := len(s.Started()); n != tc.starts {
 			t.Errorf("%s: %d starts, want %d", name, n, tc.starts)
@@ -143,7 +143,7 @@ func TestRereadBeforeTheFirstQuestion(t *testing.T) {
 		t.Fatal(err)
 	}
 	write(t, path, twoThirds)
-	s.Reread(t.Context())
+	s.Reload(t.Context())
 	s.now()
 	if got := s.Started(); len(got) != 1 || len(got[0].Core.Policy.Rules) != 2 {
 		t.Errorf("%+v", got)
@@ -163,7 +163,7 @@ func TestRereadEndsWithThePlugin(t *testing.T) {
 	write(t, path, twoThirds)
 	done := make(chan struct{})
 	go func() {
-		p.Reread(context.Background())
+		p.Reload(context.Background())
 		close(done)
 	}()
 	end()
@@ -192,18 +192,18 @@ func TestWarningsAreLoggedOncePerFile(t *testing.T) {
 	expect("configured", 0)
 	p.now()
 	expect("followed", 1)
-	p.Reread(t.Context())
+	p.Reload(t.Context())
 	p.now()
 	expect("the same file", 1)
 	write(t, path, "# as before\n"+renamed)
-	p.Reread(t.Context())
+	p.Reload(t.Context())
 	receive(t, src.adopted) // its lines are others
 	expect("another file that means the same", 2)
 	write(t, path, twoWrong)
-	p.Reread(t.Context())
+	p.Reload(t.Context())
 	expect("a bad file", 2)
 	write(t, path, strings.ReplaceAll(renamed, "small", "tiny"))
-	p.Reread(t.Context())
+	p.Reload(t.Context())
 	receive(t, src.adopted)
 	expect("another policy", 3)
 }

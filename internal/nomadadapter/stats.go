@@ -90,9 +90,9 @@ func (s *sampler) ask(ctx context.Context) {
 	s.asking = true
 	l := s.plugin.now()
 	s.readers.Go(func() {
-		turns := pulseOf(l.source).Join("statistics")
-		defer turns.Leave()
-		turns.Beat(0) // the driver need not answer
+		turns := pulseOf(l.source).Register("statistics")
+		defer turns.Done()
+		turns.Heartbeat(0) // the driver need not answer
 		ctx, cancel := until(ctx, l.ended)
 		defer cancel()
 		usage, err := l.source.Usage(ctx)

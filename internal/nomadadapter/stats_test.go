@@ -18,7 +18,7 @@ import (
 )
 
 func usage(n int) core.Usage {
-	g := core.GaugeOf
+	g := core.OptionalUint64Of
 	return core.Usage{
 		Device: coretest.GPU(n),
 		Power:  g(123_456), PowerLimit: g(700_000), GPU: g(97), Memory: g(41), Encoder: g(1), Decoder: g(2),
@@ -101,7 +101,7 @@ func TestStats(t *testing.T) {
 }
 
 func TestHalfKnownFractionIsNotAvailable(t *testing.T) {
-	for _, u := range []core.Usage{{Power: core.GaugeOf(1)}, {PowerLimit: core.GaugeOf(1)}} {
+	for _, u := range []core.Usage{{Power: core.OptionalUint64Of(1)}, {PowerLimit: core.OptionalUint64Of(1)}} {
 		if v := statistics[0].value(u); v.StringVal == nil || *v.StringVal != "N/A" || v.IntNumeratorVal != nil {
 			t.Errorf("%+v: %+v", u, v)
 		}

@@ -17,7 +17,7 @@ func Compile(f configfile.File, to Orchestrator) (Result, error) {
 	if err := c.err(); err != nil {
 		return Result{}, err
 	}
-	return Result{Policy: c.policy, Shape: newCompiler(f, to, false).policy, MPS: c.mps, Warnings: c.sortedWarnings()}, nil
+	return Result{Policy: c.policy, Normalized: newCompiler(f, to, false).policy, MPS: c.mps, Warnings: c.sortedWarnings()}, nil
 }
 
 // Sections are the keys of a file that Compile reads, to be known as of kind configfile.Section.

@@ -16,7 +16,7 @@ const (
 
 // Keys are all keys of a file, for an agent that needs no more of it than ReadFile says.
 func Keys() map[string]configfile.Kind {
-	keys := map[string]configfile.Kind{migStrategy: configfile.Word, mpsRoot: configfile.Word}
+	keys := map[string]configfile.Kind{migStrategy: configfile.Scalar, mpsRoot: configfile.Scalar}
 	for _, key := range Sections() {
 		keys[key] = configfile.Section
 	}
@@ -27,10 +27,10 @@ func Keys() map[string]configfile.Kind {
 		"flags.plugin.cdiAnnotationPrefix", "flags.plugin.nvidiaCTKPath", "flags.plugin.containerDriverRoot",
 		"flags.plugin.sharedDevicesAllocationPolicy", "imex.channelIDs", "imex.required",
 	} {
-		keys[key] = configfile.Page
+		keys[key] = configfile.Opaque
 	}
 	for _, k := range healthconfig.Keys() {
-		keys["health."+k.YAML()] = configfile.Page
+		keys["health."+k.YAML()] = configfile.Opaque
 	}
 	return keys
 }

@@ -74,7 +74,7 @@ var resourceName = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?
 // sound holds what a policy offers of a machine against what an orchestrator takes.
 func sound(t *testing.T, r policy.Result, machine core.Snapshot) {
 	shared := false
-	for _, p := range []core.Policy{r.Policy, r.Shape} {
+	for _, p := range []core.Policy{r.Policy, r.Normalized} {
 		units := map[core.UnitID]bool{}
 		for u := range core.Build(machine, core.Ledger{}, under(p)).Units() {
 			if units[u.ID] || len(u.ID) > 63 {

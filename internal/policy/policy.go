@@ -15,11 +15,11 @@ const (
 
 // Result is what a file says to one agent.
 type Result struct {
-	Policy  core.Policy
-	Shape   core.Policy      // Policy without places: equal for two files that mean the same
-	MPS     string           // where MPS is first used, as the Key of a core.ConfigError if there is no MPS root; "" = nowhere
-	MIG     core.MIGStrategy // flags.migStrategy; "" = the file does not say
-	MPSRoot string           // flags.mpsRoot, an absolute path on the host; "" = the file does not say
+	Policy     core.Policy
+	Normalized core.Policy      // Policy without places: equal for two files that mean the same
+	MPS        string           // where MPS is first used, as the Key of a core.ConfigError if there is no MPS root; "" = nowhere
+	MIG        core.MIGStrategy // flags.migStrategy; "" = the file does not say
+	MPSRoot    string           // flags.mpsRoot, an absolute path on the host; "" = the file does not say
 
 	// Warnings are a line for each field that NVIDIA's k8s-device-plugin ignores and that counts here, so that the same
 	// file gives other resources: "/etc/tandem.yaml:7: sharing.timeSlicing.resources[0].rename: NVIDIA's ...".

@@ -89,7 +89,7 @@ func TestOffers(t *testing.T) {
 			if diff := cmp.Diff(tc.want, offered(c, machine)); diff != "" {
 				t.Error(diff)
 			}
-			if findings := core.Build(machine, core.Ledger{}, c).Findings(); len(findings) != tc.findings {
+			if findings := core.Build(machine, core.Ledger{}, c).PolicyWarnings(); len(findings) != tc.findings {
 				t.Errorf("findings: %v", findings)
 			}
 		})
@@ -223,11 +223,11 @@ sharing: {timeSlicing: {resources: [{name: mig-7g.80gb, replicas: 2}]}}
 		"c.yaml:9: policy.rules[2].select: selects no device of this machine, or only such as earlier rules select",
 		"c.yaml:10: sharing.timeSlicing.resources[0]: there is no mig-7g.80gb on this machine to share",
 	}
-	if diff := cmp.Diff(want, inv.Findings()); diff != "" {
+	if diff := cmp.Diff(want, inv.PolicyWarnings()); diff != "" {
 		t.Error(diff)
 	}
 	moved, err := read(t, "# a line more\n"+file, policy.Kubernetes)
-	if err != nil || cmp.Diff(moved.Policy, r.Policy) == "" || cmp.Diff(moved.Shape, r.Shape) != "" {
+	if err != nil || cmp.Diff(moved.Policy, r.Policy) == "" || cmp.Diff(moved.Normalized, r.Normalized) != "" {
 		t.Errorf("%v\n%+v\n%+v", err, moved, r)
 	}
 }

@@ -15,8 +15,8 @@ func (r Result) WarningLines() (lines []string) {
 	return lines
 }
 
-// Words are a line for each thing that a file says to an agent. They look at no machine.
-func (r Result) Words() (lines []string) {
+// Summary are a line for each thing that a file says to an agent. They look at no machine.
+func (r Result) Summary() (lines []string) {
 	say := func(at string, parts ...string) {
 		lines = append(lines, at+": "+strings.Join(parts, ", "))
 	}

@@ -10,17 +10,17 @@ import (
 	"time"
 )
 
-// Board has a line for each loop. It is safe for concurrent use; a nil *Board notes nothing.
-type Board struct {
+// Registry has a line for each loop. It is safe for concurrent use; a nil *Board notes nothing.
+type Registry struct {
 	mu    sync.Mutex
-	loops map[*Loop]Status
+	loops map[*Task]Status
 }
 
-// NewBoard returns an empty board.
-func NewBoard() *Board { return &Board{loops: map[*Loop]Status{}} }
+// NewRegistry returns an empty board.
+func NewRegistry() *Registry { return &Registry{loops: map[*Task]Status{}} }
 
-// Loop is one goroutine on a board. A nil *Loop does nothing.
-type Loop struct{ board *Board }
+// Task is one goroutine on a board. A nil *Loop does nothing.
+type Task struct{ board *Registry }
 
 // Status is the latest of a loop.
 type Status struct {
@@ -37,12 +37,12 @@ const slack = 5 * time.Second
 // Late reports whether the loop is not back though it should be.
 func (s Status) Late(now time.Time) bool { return s.Within > 0 && now.Sub(s.Last) > s.Within+slack }
 
-// Join enters a loop, which promises nothing yet. Leave when it ends.
-func (b *Board) Join(name string) *Loop {
+// Register enters a loop, which promises nothing yet. Leave when it ends.
+func (b *Registry) Register(name string) *Task {
 	if b == nil {
 		return nil
 	}
-	l := &Loop{b}
+	l := &Task{b}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	now := time.Now()
@@ -50,9 +50,9 @@ func (b *Board) Join(name string) *Loop {
 	return l
 }
 
-// Beat says that the loop has come round and will again within that time; 0 = it is about to wait for something
+// Heartbeat says that the loop has come round and will again within that time; 0 = it is about to wait for something
 // that may never come.
-func (l *Loop) Beat(within time.Duration) {
+func (l *Task) Heartbeat(within time.Duration) {
 	if l == nil {
 		return
 	}
@@ -66,7 +66,7 @@ func (l *Loop) Beat(within time.Duration) {
 }
 
 // Late reports whether this loop is late.
-func (l *Loop) Late(now time.Time) bool {
+func (l *Task) Late(now time.Time) bool {
 	if l == nil {
 		return false
 	}
@@ -75,8 +75,8 @@ func (l *Loop) Late(now time.Time) bool {
 	return l.board.loops[l].Late(now)
 }
 
-// Leave takes the loop off the board.
-func (l *Loop) Leave() {
+// Done takes the loop off the board.
+func (l *Task) Done() {
 	if l == nil {
 		return
 	}
@@ -85,8 +85,8 @@ func (l *Loop) Leave() {
 	delete(l.board.loops, l)
 }
 
-// Loops are all that have joined and not left, by name and then by age.
-func (b *Board) Loops() []Status {
+// Tasks are all that have joined and not left, by name and then by age.
+func (b *Registry) Tasks() []Status {
 	if b == nil {
 		return nil
 	}
@@ -101,6 +101,6 @@ func (b *Board) Loops() []Status {
 }
 
 // Late are those of Loops that are late.
-func (b *Board) Late(now time.Time) []Status {
-	return slices.DeleteFunc(b.Loops(), func(s Status) bool { return !s.Late(now) })
+func (b *Registry) Late(now time.Time) []Status {
+	return slices.DeleteFunc(b.Tasks(), func(s Status) bool { return !s.Late(now) })
 }

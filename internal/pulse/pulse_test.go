@@ -16,10 +16,10 @@ import (
 
 func TestLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := pulse.NewBoard()
-		quick, idle := b.Join("quick"), b.Join("idle")
-		quick.Beat(time.Second)
-		idle.Beat(0)
+		b := pulse.NewRegistry()
+		quick, idle := b.Register("quick"), b.Register("idle")
+		quick.Heartbeat(time.Second)
+		idle.Heartbeat(0)
 		time.Sleep(5 * time.Second)
 		if late := b.Late(time.Now()); len(late) != 0 {
 			t.Errorf("late within the slack: %v", late)
@@ -29,24 +29,24 @@ func TestLate(t *testing.T) {
 		if len(late) != 1 || late[0].Name != "quick" || late[0].Beats != 1 || !quick.Late(time.Now()) || idle.Late(time.Now()) {
 			t.Errorf("after an hour: %v", late)
 		}
-		quick.Beat(time.Second)
+		quick.Heartbeat(time.Second)
 		if late := b.Late(time.Now()); len(late) != 0 {
 			t.Errorf("back, and late: %v", late)
 		}
-		quick.Leave()
-		quick.Beat(time.Second) // nothing comes of it
-		if all := b.Loops(); len(all) != 1 || all[0].Name != "idle" {
+		quick.Done()
+		quick.Heartbeat(time.Second) // nothing comes of it
+		if all := b.Tasks(); len(all) != 1 || all[0].Name != "idle" {
 			t.Errorf("on the board: %v", all)
 		}
 	})
 }
 
 func TestWithoutABoard(t *testing.T) {
-	var b *pulse.Board
-	l := b.Join("any")
-	l.Beat(time.Second)
-	l.Leave()
-	if l.Late(time.Now()) || b.Loops() != nil || b.Late(time.Now()) != nil {
+	var b *pulse.Registry
+	l := b.Register("any")
+	l.Heartbeat(time.Second)
+	l.Done()
+	if l.Late(time.Now()) || b.Tasks() != nil || b.Late(time.Now()) != nil {
 		t.Error("something was noted")
 	}
 }
@@ -54,14 +54,14 @@ func TestWithoutABoard(t *testing.T) {
 func TestWatchSaysWhoIsStuckAndWhoIsBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log bytes.Buffer
-		b := pulse.NewBoard()
-		l := b.Join("history")
-		l.Beat(time.Second)
+		b := pulse.NewRegistry()
+		l := b.Register("history")
+		l.Heartbeat(time.Second)
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error)
 		go func() { ended <- b.Watch(ctx, slog.New(slog.NewTextHandler(&log, nil)), "monitor") }()
 		time.Sleep(time.Hour)
-		l.Beat(0)
+		l.Heartbeat(0)
 		time.Sleep(time.Minute)
 		cancel()
 		if err := <-ended; err != nil {
@@ -75,13 +75,13 @@ func TestWatchSaysWhoIsStuckAndWhoIsBack(t *testing.T) {
 
 func TestVitalPartThatIsStuckEndsTheWatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := pulse.NewBoard()
-		l := b.Join("monitor")
-		l.Beat(time.Second)
+		b := pulse.NewRegistry()
+		l := b.Register("monitor")
+		l.Heartbeat(time.Second)
 		began := time.Now()
 		err := b.Watch(t.Context(), slog.New(slog.DiscardHandler), "monitor")
 		stuck, ok := errors.AsType[*pulse.StuckError](err)
-		if !ok || stuck.Loop != "monitor" || time.Since(began) < time.Minute || time.Since(began) > 2*time.Minute {
+		if !ok || stuck.Task != "monitor" || time.Since(began) < time.Minute || time.Since(began) > 2*time.Minute {
 			t.Errorf("after %v: %v", time.Since(began), err)
 		}
 	})
@@ -90,14 +90,14 @@ func TestVitalPartThatIsStuckEndsTheWatch(t *testing.T) {
 // A process that was stopped (SIGSTOP, a frozen cgroup) finds every beat old, once.
 func TestStoppedProcessIsNotStuck(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := pulse.NewBoard()
-		l := b.Join("monitor")
+		b := pulse.NewRegistry()
+		l := b.Register("monitor")
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 		defer cancel()
 		var running sync.WaitGroup
 		defer running.Wait()
 		running.Go(func() {
-			for l.Beat(time.Second); ctx.Err() == nil; l.Beat(time.Second) {
+			for l.Heartbeat(time.Second); ctx.Err() == nil; l.Heartbeat(time.Second) {
 				time.Sleep(11 * time.Second) // late at one look, back at the next
 			}
 		})

@@ -16,18 +16,18 @@ const (
 // StuckError says that a loop which the agent can't do without does not turn any more, so that only a new process
 // helps.
 type StuckError struct {
-	Loop string
+	Task string
 	Last time.Time // its latest beat
 }
 
 func (e *StuckError) Error() string {
-	return fmt.Sprintf("%s has been stuck since %s", e.Loop, e.Last.UTC().Format(time.RFC3339))
+	return fmt.Sprintf("%s has been stuck since %s", e.Task, e.Last.UTC().Format(time.RFC3339))
 }
 
 // Watch logs which loops are late, and when they are back, until ctx ends (nil) or one that is vital has been late
 // for a minute (*StuckError). A process that was stopped for a while finds all of its loops late: only one that
 // still is at the next look counts.
-func (b *Board) Watch(ctx context.Context, log *slog.Logger, vital ...string) error {
+func (b *Registry) Watch(ctx context.Context, log *slog.Logger, vital ...string) error {
 	tick := time.NewTicker(look)
 	defer tick.Stop()
 	late := map[string]int{} // looks in a row

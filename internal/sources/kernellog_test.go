@@ -27,7 +27,7 @@ type machine struct {
 	obs []core.Observation
 }
 
-func (m *machine) Recalled(ctx context.Context) bool { return ctx.Err() == nil }
+func (m *machine) Restored(ctx context.Context) bool { return ctx.Err() == nil }
 
 func (m *machine) State() core.State { return m.state }
 
@@ -65,7 +65,7 @@ func (m *machine) told(t *testing.T, want string) {
 
 func TestWhereTheKernelLogIsReadFrom(t *testing.T) {
 	cfg := core.DefaultConfig()
-	history := func(next uint64) core.Record { return core.Record{Boot: "this", KernelLog: next} }
+	history := func(next uint64) core.Checkpoint { return core.Checkpoint{Boot: "this", KernelLog: next} }
 	for _, c := range []struct {
 		name  string
 		state core.State
@@ -113,11 +113,11 @@ func TestWhereTheKernelLogIsReadFrom(t *testing.T) {
 // A life that does not read the log leaves nothing to go on with, so that a later one begins anew.
 func TestALogThatIsNotReadIsForgotten(t *testing.T) {
 	cfg := core.DefaultConfig()
-	s := core.Restore(cfg, core.Record{Boot: "this", KernelLog: 10}, "this").Read(cfg, now, coretest.GPUs(1))
+	s := core.Restore(cfg, core.Checkpoint{Boot: "this", KernelLog: 10}, "this").Read(cfg, now, coretest.GPUs(1))
 	m := &machine{state: s}
 	sources.Open(healthconfig.Values{}, cfg, "", "agent", slog.New(slog.DiscardHandler)).Follow(t.Context(), m)
 	s = s.Observe(cfg, now, m.obs...)
-	if next := s.Record("this").KernelLog; next != 0 {
+	if next := s.Checkpoint("this").KernelLog; next != 0 {
 		t.Errorf("the record says %d", next)
 	}
 }

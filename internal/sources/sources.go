@@ -61,7 +61,7 @@ func (s *Sources) Store() monitor.Store {
 
 // Machine is what learns of the kernel log: a monitor.
 type Machine interface {
-	Recalled(ctx context.Context) bool // waits until State has the history
+	Restored(ctx context.Context) bool // waits until State has the history
 	State() core.State
 	Report(obs ...core.Observation) bool
 }
@@ -75,7 +75,7 @@ const (
 // all, and what comes from then on, until ctx ends or the log can't be read. LogRead without a number says that it is not
 // read: there is none, or it failed.
 func (s *Sources) Follow(ctx context.Context, m Machine) {
-	if !m.Recalled(ctx) {
+	if !m.Restored(ctx) {
 		return
 	}
 	if s.path == "" {
@@ -128,13 +128,13 @@ func (s *Sources) report(ctx context.Context, m Machine, o core.Observation) {
 	}
 }
 
-// Notes say in a line each what is wrong with a source.
-func (s *Sources) Notes() []string {
+// Warnings say in a line each what is wrong with a source.
+func (s *Sources) Warnings() []string {
 	var notes []string
 	if err := s.failure.Load(); err != nil {
 		notes = append(notes, unread+": "+(*err).Error())
 	}
-	return slices.Concat(notes, historyNotes(s.history), s.host.Notes())
+	return slices.Concat(notes, historyNotes(s.history), s.host.Warnings())
 }
 
 // historyNotes say what is wrong with a history, if there is to be one.
@@ -142,7 +142,7 @@ func historyNotes(history *statefile.File) []string {
 	if history == nil {
 		return nil
 	}
-	notes := history.Notes()
+	notes := history.Warnings()
 	for i := range notes {
 		notes[i] = "health history: " + notes[i]
 	}
@@ -170,10 +170,10 @@ func Reading(ctx context.Context, open func() (monitor.Session, error), cfg core
 	if stateDir == "" {
 		state = inspect.ReadState(ctx, open, cfg)
 	} else {
-		history = statefile.Peek(stateDir, agent, cfg.Roots.Proc)
+		history = statefile.Read(stateDir, agent, cfg.Roots.Proc)
 		state = inspect.ReadAfter(ctx, open, cfg, history)
 	}
 	boot, _ := statefile.ReadBoot(cfg.Roots.Proc) // the history says it if that fails
-	found := host.Peek(host.Options{Agent: agent, StateDir: stateDir, BootID: boot.ID, MPSRoot: mpsRoot, Config: cfg}, state.Inventory)
-	return inspect.DescribeState(state.On(cfg, time.Now(), found), cfg, historyNotes(history)...)
+	found := host.ReadOnce(host.Options{Agent: agent, StateDir: stateDir, BootID: boot.ID, MPSRoot: mpsRoot, Config: cfg}, state.Inventory)
+	return inspect.DescribeState(state.WithHost(cfg, time.Now(), found), cfg, historyNotes(history)...)
 }

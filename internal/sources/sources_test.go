@@ -24,7 +24,7 @@ func TestKernelLogThatCannotBeRead(t *testing.T) {
 		var text strings.Builder
 		v := healthconfig.Values{KernelLog: "/nowhere/kmsg", Optional: optional}
 		from := sources.Open(v, core.DefaultConfig(), "", "agent", slog.New(slog.NewTextHandler(&text, nil)))
-		if notes := from.Notes(); len(notes) != 0 || !from.Up()["kernel_log"] {
+		if notes := from.Warnings(); len(notes) != 0 || !from.Up()["kernel_log"] {
 			t.Errorf("before it was tried: %v, %v", notes, from.Up())
 		}
 		m := &machine{}
@@ -32,7 +32,7 @@ func TestKernelLogThatCannotBeRead(t *testing.T) {
 		if log := text.String(); !strings.Contains(log, want) || strings.Count(log, "\n") != 1 || !strings.Contains(log, "CAP_SYSLOG") {
 			t.Errorf("optional %v: %s", optional, log)
 		}
-		if notes := from.Notes(); len(notes) != 1 || !strings.Contains(notes[0], "/nowhere/kmsg") || from.Up()["kernel_log"] {
+		if notes := from.Warnings(); len(notes) != 1 || !strings.Contains(notes[0], "/nowhere/kmsg") || from.Up()["kernel_log"] {
 			t.Errorf("notes: %v, %v", notes, from.Up())
 		}
 		m.told(t, "{ - 0}") // it is not read
@@ -44,8 +44,8 @@ func TestSwitchedOff(t *testing.T) {
 	m := &machine{}
 	from.Follow(t.Context(), m) // returns at once
 	m.told(t, "{ - 0}")
-	if from.Store() != nil || len(from.Up()) != 0 || len(from.Notes()) != 0 {
-		t.Errorf("%v, %v, %v", from.Store(), from.Up(), from.Notes())
+	if from.Store() != nil || len(from.Up()) != 0 || len(from.Warnings()) != 0 {
+		t.Errorf("%v, %v, %v", from.Store(), from.Up(), from.Warnings())
 	}
 }
 
@@ -58,7 +58,7 @@ func TestReadingKnowsTheHistory(t *testing.T) {
 	record, boot := history.Load()
 	state := core.Restore(cfg, record, boot).Read(cfg, now, coretest.GPUs(2)).
 		Observe(cfg, now, core.Observation{At: gpu, Kind: core.XID, Code: 46})
-	if err := history.Save(state.Record(boot)); err != nil {
+	if err := history.Save(state.Checkpoint(boot)); err != nil {
 		t.Fatal(err)
 	}
 
@@ -85,7 +85,7 @@ func TestReadingKnowsTheHost(t *testing.T) {
 		t.Fatal(err)
 	}
 	report := sources.Reading(t.Context(), m.Open, cfg, "", dir, "agent")
-	if len(report.Contests) != 1 || report.Contests[0].By != "other" || report.Devices[0].Cause != "" || report.Devices[1].Cause != "CLAIMED" {
+	if len(report.Overlaps) != 1 || report.Overlaps[0].By != "other" || report.Devices[0].Cause != "" || report.Devices[1].Cause != "CLAIMED" {
 		t.Errorf("%+v", report)
 	}
 	if files, err := os.ReadDir(claims); err != nil || len(files) != 1 {

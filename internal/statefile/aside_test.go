@@ -48,8 +48,8 @@ func TestHistoryIsReadAgainAfterAnError(t *testing.T) {
 		if diff(want, r) != "" || boot != "b00t" {
 			t.Errorf("boot %q, %s", boot, diff(want, r))
 		}
-		if got := d.names(); len(got) != 1 || d.said("trying again") != 1 || len(f.Notes()) > 0 {
-			t.Errorf("left %v, notes %q, said %s", got, f.Notes(), d.log.String())
+		if got := d.names(); len(got) != 1 || d.said("trying again") != 1 || len(f.Warnings()) > 0 {
+			t.Errorf("left %v, notes %q, said %s", got, f.Warnings(), d.log.String())
 		}
 	})
 }
@@ -73,7 +73,7 @@ func TestHistoryThatCannotBeReadIsNotReplaced(t *testing.T) {
 		if took := time.Since(began); took < 5*time.Second || took > 30*time.Second {
 			t.Errorf("went on after %v", took)
 		}
-		if notes := strings.Join(f.Notes(), " "); !strings.Contains(notes, "too many levels of symbolic links") {
+		if notes := strings.Join(f.Warnings(), " "); !strings.Contains(notes, "too many levels of symbolic links") {
 			t.Errorf("notes: %q", notes)
 		}
 		d.save(f, full())
@@ -83,7 +83,7 @@ func TestHistoryThatCannotBeReadIsNotReplaced(t *testing.T) {
 		if to, err := os.Readlink(d.path() + ".unread"); err != nil || to != filepath.Base(d.path()) {
 			t.Errorf("set aside: %q, %v", to, err)
 		}
-		if notes := f.Notes(); len(notes) != 1 || !strings.Contains(notes[0], d.path()+".unread") || f.Problem() != "" {
+		if notes := f.Warnings(); len(notes) != 1 || !strings.Contains(notes[0], d.path()+".unread") || f.Problem() != "" {
 			t.Errorf("notes: %q, problem %q", notes, f.Problem())
 		}
 	})
@@ -204,4 +204,4 @@ func TestPeekSetsNothingAside(t *testing.T) {
 	}
 }
 
-func peek(d *disk) *statefile.File { return statefile.Peek(d.dir, agent, d.proc) }
+func peek(d *disk) *statefile.File { return statefile.Read(d.dir, agent, d.proc) }

@@ -17,7 +17,7 @@ const version = 1
 type envelope struct {
 	Version int
 	Agent   string
-	Record  core.Record
+	Record  core.Checkpoint
 }
 
 // lenient is an envelope whose parts are understood one by one, so that one that is not understood does not
@@ -41,13 +41,13 @@ type lenient struct {
 	}
 }
 
-func encode(r core.Record, agent string) ([]byte, error) {
+func encode(r core.Checkpoint, agent string) ([]byte, error) {
 	text, err := json.MarshalIndent(envelope{version, agent, r}, "", "\t")
 	return append(text, '\n'), err
 }
 
 // decode returns what was understood of a file, and what was not. It fails if that is the file as a whole.
-func decode(text []byte, agent string) (r core.Record, skipped []error, err error) {
+func decode(text []byte, agent string) (r core.Checkpoint, skipped []error, err error) {
 	var e lenient
 	// The version first: what another one looks like is unknown.
 	if err := json.Unmarshal(text, &struct{ Version *int }{&e.Version}); err != nil {
@@ -77,7 +77,7 @@ func decode(text []byte, agent string) (r core.Record, skipped []error, err erro
 		}
 	}
 	part("boot moment", e.Record.Booted, &r.Booted)
-	part("maintenance", e.Record.Away, &r.Away)
+	part("maintenance", e.Record.Away, &r.Maintenance)
 	part("GPUs inherited", e.Record.Inherited, &r.Inherited)
 	part("binding", e.Record.Binding, &r.Binding)
 	part("kernel log", e.Record.KernelLog, &r.KernelLog)
@@ -111,15 +111,15 @@ func decode(text []byte, agent string) (r core.Record, skipped []error, err erro
 		r.Conditions = append(r.Conditions, c)
 	}
 	if e.Record.Charts != nil {
-		r.Charts = make(map[core.DeviceID]core.Chart, len(e.Record.Charts))
+		r.GPUs = make(map[core.DeviceID]core.GPUHistory, len(e.Record.Charts))
 	}
 	for _, gpu := range slices.Sorted(maps.Keys(e.Record.Charts)) {
-		var chart core.Chart
+		var chart core.GPUHistory
 		if err := json.Unmarshal(e.Record.Charts[gpu], &chart); err != nil {
 			skip("chart", gpu, err)
 			continue
 		}
-		r.Charts[gpu] = chart
+		r.GPUs[gpu] = chart
 	}
 	return r, skipped, nil
 }
@@ -144,7 +144,7 @@ func condition(text []byte) (c core.Condition, err error) {
 		return c, fmt.Errorf("no GPU")
 	case c.Reason == core.ReasonNone:
 		return c, fmt.Errorf("no reason")
-	case c.Reason == core.ReasonVerdict && c.Code > uint64(core.VerdictOther):
+	case c.Reason == core.ReasonRecoveryAction && c.Code > uint64(core.RecoveryOther):
 		return c, fmt.Errorf("no verdict %d", c.Code)
 	}
 	return c, nil

@@ -38,7 +38,7 @@ func FuzzLoad(f *testing.F) {
 				t.Errorf("%+v has no words", c)
 			}
 		}
-		for _, record := range []core.Record{r, s.Record(r.Boot)} {
+		for _, record := range []core.Checkpoint{r, s.Checkpoint(r.Boot)} {
 			text, err := encode(record, "k8s-gpu")
 			if err != nil {
 				t.Fatal(err)
@@ -47,7 +47,7 @@ func FuzzLoad(f *testing.F) {
 			if err != nil || len(skipped) > 0 {
 				t.Errorf("%v, %v", err, skipped)
 			}
-			if diff := cmp.Diff(record, again, cmpopts.IgnoreUnexported(core.Chart{}), cmpopts.EquateEmpty()); diff != "" {
+			if diff := cmp.Diff(record, again, cmpopts.IgnoreUnexported(core.GPUHistory{}), cmpopts.EquateEmpty()); diff != "" {
 				t.Error(diff)
 			}
 		}

@@ -29,16 +29,16 @@ type contentError struct{ error }
 func (e contentError) Unwrap() error { return e.error }
 
 // read is the record in the file.
-func (f *File) read() core.Record {
+func (f *File) read() core.Checkpoint {
 	text, err := f.patiently()
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) { // nothing was kept; Save says if nothing can be
-		return core.Record{}
+		return core.Checkpoint{}
 	}
 	if _, content := errors.AsType[contentError](err); err != nil && !content {
 		f.goOnWithout(err)
-		return core.Record{}
+		return core.Checkpoint{}
 	}
-	var r core.Record
+	var r core.Checkpoint
 	if err == nil {
 		var skipped []error
 		if r, skipped, err = decode(text, f.agent); err == nil && len(skipped) == 0 {

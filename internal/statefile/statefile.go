@@ -50,9 +50,9 @@ func Open(dir, agent, procRoot string, log *slog.Logger) *File {
 	}
 }
 
-// Peek names the file of an agent for one who is not the agent: it is read, and nothing is changed, made or
+// Read names the file of an agent for one who is not the agent: it is read, and nothing is changed, made or
 // logged. Problem says then why it could not be read completely.
-func Peek(dir, agent, procRoot string) *File {
+func Read(dir, agent, procRoot string) *File {
 	f := Open(dir, agent, procRoot, slog.New(slog.DiscardHandler))
 	f.untouched = true
 	return f
@@ -71,8 +71,8 @@ func (f *File) Problem() string {
 	return f.noBoot
 }
 
-// Notes say in a line each what is wrong with the history; none if all is well.
-func (f *File) Notes() (notes []string) {
+// Warnings say in a line each what is wrong with the history; none if all is well.
+func (f *File) Warnings() (notes []string) {
 	if problem := f.Problem(); problem != "" {
 		notes = append(notes, problem)
 	}
@@ -89,7 +89,7 @@ func (f *File) Notes() (notes []string) {
 // again for some seconds. One whose content can't be used completely is set aside as <file>.broken, one that can't be
 // read at all as <file>.unread. Where either boot id is unknown the other one is taken for both: not to know is no
 // sign of a reboot.
-func (f *File) Load() (core.Record, string) {
+func (f *File) Load() (core.Checkpoint, string) {
 	if !f.untouched {
 		f.tidy()
 	}
@@ -116,7 +116,7 @@ func (f *File) Load() (core.Record, string) {
 var errPeek = errors.New("the history belongs to an agent, and this is none")
 
 // Save replaces the file if it would change. A failure is logged once, until it works again.
-func (f *File) Save(r core.Record) error {
+func (f *File) Save(r core.Checkpoint) error {
 	if f.untouched {
 		return errPeek
 	}

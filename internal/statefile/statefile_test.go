@@ -55,7 +55,7 @@ func (d *disk) open() *statefile.File {
 }
 
 // save writes a record, which must work.
-func (d *disk) save(f *statefile.File, r core.Record) {
+func (d *disk) save(f *statefile.File, r core.Checkpoint) {
 	d.Helper()
 	if err := f.Save(r); err != nil {
 		d.Error(err)
@@ -63,7 +63,7 @@ func (d *disk) save(f *statefile.File, r core.Record) {
 }
 
 // fails has a record not written, with a reason.
-func (d *disk) fails(f *statefile.File, r core.Record, why string) {
+func (d *disk) fails(f *statefile.File, r core.Checkpoint, why string) {
 	d.Helper()
 	if err := f.Save(r); err == nil || !strings.Contains(err.Error(), why) {
 		d.Errorf("saved: %v, want an error with %q", err, why)
@@ -108,8 +108,8 @@ func (d *disk) names() (names []string) {
 func (d *disk) said(text string) int { return strings.Count(d.log.String(), text) }
 
 // diff compares records by what a file is meant to hold.
-func diff(want, got core.Record) string {
-	return cmp.Diff(want, got, cmpopts.IgnoreUnexported(core.Chart{}), cmpopts.EquateEmpty())
+func diff(want, got core.Checkpoint) string {
+	return cmp.Diff(want, got, cmpopts.IgnoreUnexported(core.GPUHistory{}), cmpopts.EquateEmpty())
 }
 
 // fill sets every exported field beneath v to something that is not zero, so that a new one is seen here.
@@ -156,7 +156,7 @@ func fill(v reflect.Value) {
 	set(v)
 }
 
-func full() (r core.Record) {
+func full() (r core.Checkpoint) {
 	fill(reflect.ValueOf(&r).Elem())
 	for i := range r.Devices {
 		r.Devices[i].ID = core.DeviceID([]string{"GPU-a", "GPU-b"}[i])
@@ -190,7 +190,7 @@ func TestFormatOfOlderAgents(t *testing.T) {
 	d := newDisk(t)
 	d.write(d.read("testdata/v1-plain.json")) // before devices had a serial number, an architecture, slices
 	r, _ := d.open().Load()
-	if d.log.Len() > 0 || len(r.Devices) != 2 || len(r.Conditions) != 2 || len(r.Charts) != 1 {
+	if d.log.Len() > 0 || len(r.Devices) != 2 || len(r.Conditions) != 2 || len(r.GPUs) != 1 {
 		t.Fatalf("%+v, said %s", r, d.log.String())
 	}
 	for _, of := range r.Devices {
@@ -204,8 +204,8 @@ func TestFormatOfOlderAgents(t *testing.T) {
 func TestWords(t *testing.T) {
 	for _, c := range []struct{ got, want string }{
 		{words[core.HealthState](t, 0, 4), "healthy degraded unknown unhealthy lost"},
-		{words[core.Answer](t, 0, 2), "unsaid no yes"},
-		{words[core.Verdict](t, 0, 7), "unsaid none reset reboot drain-p2p drain-and-reset recover-imex other"},
+		{words[core.Tristate](t, 0, 2), "unsaid no yes"},
+		{words[core.RecoveryAction](t, 0, 7), "unsaid none reset reboot drain-p2p drain-and-reset recover-imex other"},
 		{words[core.Fabric](t, 0, 5), "unsaid starting well limited unhealthy misconfigured"},
 		{words[core.Toggle](t, 0, 2), "unknown disabled enabled"},
 		{words[core.Reason](t, core.ReasonXID, core.ReasonWithdrawn), "XID EVENT VERDICT LOST PROBE_FAILED NOT_ANSWERING UNCHECKED NVML_UNAVAILABLE MAINTENANCE " +
@@ -240,14 +240,14 @@ func words[T interface {
 func TestFileIsPrivateAndItsFolderIsMade(t *testing.T) {
 	d := newDisk(t)
 	f := d.open()
-	if r, boot := f.Load(); diff(core.Record{Boot: "b00t"}, r) != "" || boot != "b00t" || d.log.Len() > 0 {
+	if r, boot := f.Load(); diff(core.Checkpoint{Boot: "b00t"}, r) != "" || boot != "b00t" || d.log.Len() > 0 {
 		t.Errorf("nothing was kept yet: %+v, boot %q, said %s", r, boot, d.log.String())
 	}
 	d.save(f, full())
 	if err := os.Chmod(d.path(), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	d.save(f, core.Record{Boot: "other"})
+	d.save(f, core.Checkpoint{Boot: "other"})
 	file, err := os.Stat(d.path())
 	if err != nil || file.Mode() != 0o600 {
 		t.Errorf("mode %v, %v", file.Mode(), err)

@@ -146,7 +146,7 @@ func TestFullDiskKeepsWhatThereWas(t *testing.T) {
 	if err := os.WriteFile(ballast, make([]byte, 128<<10), 0o600); !errors.Is(err, syscall.ENOSPC) {
 		t.Fatalf("the disk is not full: %v", err)
 	}
-	d.fails(f, core.Record{Boot: "other"}, "no space left")
+	d.fails(f, core.Checkpoint{Boot: "other"}, "no space left")
 	if p := f.Problem(); !strings.Contains(p, "no space left") {
 		t.Errorf("problem %q", p)
 	}
@@ -159,7 +159,7 @@ func TestFullDiskKeepsWhatThereWas(t *testing.T) {
 	if err := os.Remove(ballast); err != nil {
 		t.Fatal(err)
 	}
-	d.save(f, core.Record{Boot: "other"})
+	d.save(f, core.Checkpoint{Boot: "other"})
 	if r, _ := d.open().Load(); r.Boot != "other" || f.Problem() != "" {
 		t.Errorf("kept %+v, problem %q", r, f.Problem())
 	}
@@ -193,13 +193,13 @@ func TestWhatACrashLeftIsTidied(t *testing.T) {
 // Who only looks changes nothing, whatever there is.
 func TestPeek(t *testing.T) {
 	d := newDisk(t)
-	look := func() (core.Record, string) {
-		f := statefile.Peek(d.dir, agent, d.proc)
+	look := func() (core.Checkpoint, string) {
+		f := statefile.Read(d.dir, agent, d.proc)
 		r, boot := f.Load()
 		if boot != "b00t" {
 			t.Errorf("boot %q", boot)
 		}
-		d.fails(f, core.Record{}, "belongs to an agent")
+		d.fails(f, core.Checkpoint{}, "belongs to an agent")
 		return r, f.Problem()
 	}
 	if r, problem := look(); len(r.Devices) > 0 || problem != "" {
@@ -223,7 +223,7 @@ func TestPeek(t *testing.T) {
 
 func TestBoot(t *testing.T) {
 	d := newDisk(t)
-	d.save(d.open(), core.Record{Boot: "earlier"})
+	d.save(d.open(), core.Checkpoint{Boot: "earlier"})
 	if r, boot := d.open().Load(); r.Boot != "earlier" || boot != "b00t" {
 		t.Errorf("a reboot is not seen: %q, %q", r.Boot, boot)
 	}
@@ -237,11 +237,11 @@ func TestBoot(t *testing.T) {
 		if p := f.Problem(); !strings.Contains(p, "reboot") || !strings.Contains(p, "boot_id") || d.said("is kept again") > 0 {
 			t.Errorf("problem %q, said %s", p, d.log.String())
 		}
-		d.save(f, core.Record{Boot: "earlier"})
+		d.save(f, core.Checkpoint{Boot: "earlier"})
 		d.boot("b00t")
 	}
 	// Kept by an agent that could not tell, read by one that can.
-	d.save(d.open(), core.Record{})
+	d.save(d.open(), core.Checkpoint{})
 	if r, boot := d.open().Load(); r.Boot != "b00t" || boot != "b00t" {
 		t.Errorf("taken for a reboot: %q, %q", r.Boot, boot)
 	}

@@ -76,7 +76,7 @@ func (m *rig) since(t time.Time) []publication {
 
 // clear is an operator's order about a cause, verified at a time.
 func (m *rig) clear(slot int, cause string, verified time.Time) error {
-	next, _, err := m.state.Clear(m.cfg, m.now, core.Order{GPU: m.id(slot), Cause: cause, Verified: verified})
+	next, _, err := m.state.Clear(m.cfg, m.now, core.Command{GPU: m.id(slot), Cause: cause, Verified: verified})
 	if err == nil {
 		m.publish(next)
 	}
@@ -84,8 +84,8 @@ func (m *rig) clear(slot int, cause string, verified time.Time) error {
 }
 
 // chart is what is remembered of the GPU in a slot.
-func (m *rig) chart(slot int) core.Chart {
-	c, _ := m.state.Ledger.Chart(m.id(slot))
+func (m *rig) chart(slot int) core.GPUHistory {
+	c, _ := m.state.Ledger.History(m.id(slot))
 	return c
 }
 

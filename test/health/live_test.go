@@ -44,7 +44,7 @@ func follow(t testing.TB, m *simdriver.Machine, tune ...func(*core.Config)) *liv
 	}
 	f := &live{Machine: m, t: t}
 	f.Monitor = monitor.New(func() (monitor.Session, error) {
-		s, err := nvidia.Open(nvidia.Options{Roots: cfg.Roots, Patience: 50 * time.Millisecond})
+		s, err := nvidia.Open(nvidia.Options{Roots: cfg.Roots, Deadline: 50 * time.Millisecond})
 		if err != nil {
 			return nil, err // not a nil *Session in an interface
 		}

@@ -110,7 +110,7 @@ func TestCase12LostAndBack(t *testing.T) {
 		if m.state.Inventory.Len() != 8 {
 			t.Errorf("%d GPUs are listed", m.state.Inventory.Len())
 		}
-		if c, ok := m.state.Ledger.Chart(old); ok {
+		if c, ok := m.state.Ledger.History(old); ok {
 			t.Errorf("the old one is remembered: %+v", c)
 		}
 	})

@@ -39,7 +39,7 @@ func (m *rig) end() {
 	m.t.Helper()
 	store := m.store()
 	_, boot := store.Load()
-	must(m.t, store.Save(m.state.Record(boot)))
+	must(m.t, store.Save(m.state.Checkpoint(boot)))
 	m.close()
 }
 
@@ -204,7 +204,7 @@ func TestCase21Restart(t *testing.T) {
 		file := filepath.Join(t.TempDir(), "file")
 		must(t, os.WriteFile(file, nil, 0o644))
 		s := statefile.Open(file, "health", "", slog.New(slog.DiscardHandler))
-		if err := s.Save(m.state.Record("a boot")); err == nil || s.Problem() == "" {
+		if err := s.Save(m.state.Checkpoint("a boot")); err == nil || s.Problem() == "" {
 			t.Error("nothing is said")
 		}
 		m.step(time.Minute)

@@ -148,11 +148,11 @@ func (f *live) keep() *books {
 }
 
 // word waits until the agent has heard what the driver wants done about a GPU.
-func (f *live) word(slot int, want core.Verdict) {
+func (f *live) word(slot int, want core.RecoveryAction) {
 	f.t.Helper()
 	until(f.t, "the driver's word", func() bool {
-		chart, _ := f.State().Ledger.Chart(core.DeviceID(f.UUID(slot)))
-		return chart.Vitals.Verdict == want
+		chart, _ := f.State().Ledger.History(core.DeviceID(f.UUID(slot)))
+		return chart.Sample.RecoveryAction == want
 	})
 }
 
@@ -215,7 +215,7 @@ func TestCase35BothSidesAgree(t *testing.T) {
 	b.agree(t, "and one with instances", all, replicas(append(instances, f.UUID(0))...))
 	for _, slot := range []int{0, sevenths} {
 		must(t, f.Change(slot, "recovery_action = 1"))
-		f.word(slot, core.VerdictReset)
+		f.word(slot, core.RecoveryReset)
 		must(t, f.Reset(slot))
 	}
 	b.agree(t, "all is well again", all, nil)

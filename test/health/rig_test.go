@@ -105,7 +105,7 @@ func (m *rig) look() {
 // open opens a session; false if the driver does not let it, which is published.
 func (m *rig) open() bool {
 	m.t.Helper()
-	s, err := nvidia.Open(nvidia.Options{Roots: m.cfg.Roots, Patience: m.patience, Now: func() time.Time { return m.now }})
+	s, err := nvidia.Open(nvidia.Options{Roots: m.cfg.Roots, Deadline: m.patience, Now: func() time.Time { return m.now }})
 	if err != nil {
 		m.noDriver(err)
 		return false

@@ -28,7 +28,7 @@ func TestCase25Storm(t *testing.T) {
 		return u.Health.Cause() == "XID_95"
 	})
 	until(t, "all are counted", func() bool {
-		chart, _ := f.State().Ledger.Chart(core.DeviceID(f.UUID(5)))
+		chart, _ := f.State().Ledger.History(core.DeviceID(f.UUID(5)))
 		return len(chart.Tallies) == 1
 	})
 	told := f.since(started)

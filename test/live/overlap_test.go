@@ -42,7 +42,7 @@ func (a *agents) gives(name string) (gpus []int, contests int) {
 			gpus = append(gpus, d.Index)
 		}
 	}
-	return gpus, len(report.Contests)
+	return gpus, len(report.Overlaps)
 }
 
 // both waits until the agents give these GPUs to work, and call so many contested.

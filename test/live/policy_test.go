@@ -48,7 +48,7 @@ func rules(all ...core.Rule) func(*core.Config) {
 func (s *scene) adopt(all ...core.Rule) {
 	s.t.Helper()
 	rules(all...)(&s.cfg)
-	must(s.t, s.monitor.Adopt(s.t.Context(), s.cfg))
+	must(s.t, s.monitor.ApplyPolicy(s.t.Context(), s.cfg))
 }
 
 // Two GPUs get fewer shares, more, none, and are kept back, while work has a share of one. Nobody else is told of

@@ -39,7 +39,7 @@ func (b *both) nomadReason(id string) string {
 
 // told reports whether the ledger has counted the XID.
 func (b *both) told(id string, code uint64) bool {
-	chart, _ := b.monitor.State().Ledger.Chart(core.DeviceID(id))
+	chart, _ := b.monitor.State().Ledger.History(core.DeviceID(id))
 	return slices.ContainsFunc(chart.Tallies, func(t core.Tally) bool { return t.Reason == core.ReasonXID && t.Code == code })
 }
 
@@ -91,7 +91,7 @@ func TestEveryXIDOnBothStreams(t *testing.T) {
 			}
 		}
 		for slot := range batch {
-			_, err := b.monitor.Clear(t.Context(), core.Order{GPU: core.DeviceID(all[slot])})
+			_, err := b.monitor.Clear(t.Context(), core.Command{GPU: core.DeviceID(all[slot])})
 			if standing := fault.XID(batch[slot]).Effect > fault.None; standing && err != nil {
 				t.Errorf("XID %d: clear: %v", batch[slot], err)
 			}
@@ -104,8 +104,8 @@ func TestEveryXIDOnBothStreams(t *testing.T) {
 func (b *both) heard(ids []string) bool {
 	ledger := b.monitor.State().Ledger
 	return !slices.ContainsFunc(ids, func(id string) bool {
-		chart, ok := ledger.Chart(core.DeviceID(id))
-		return !ok || chart.Vitals.Events != core.Yes
+		chart, ok := ledger.History(core.DeviceID(id))
+		return !ok || chart.Sample.Events != core.Yes
 	})
 }
 
@@ -118,7 +118,7 @@ func TestMIGScopes(t *testing.T) {
 	gpu := core.DeviceID(b.UUID(slot))
 	until(t, "events", func() bool { return b.heard([]string{string(gpu)}) })
 	clear := func() {
-		if _, err := b.monitor.Clear(t.Context(), core.Order{GPU: gpu}); err != nil {
+		if _, err := b.monitor.Clear(t.Context(), core.Command{GPU: gpu}); err != nil {
 			t.Error(err)
 		}
 		b.await(t, "cleared", len(all))
@@ -191,7 +191,7 @@ func BenchmarkEventToBothStreams(b *testing.B) {
 		took = append(took, time.Since(raised))
 		if slot == len(all)-1 {
 			for _, id := range all {
-				_, err := m.monitor.Clear(b.Context(), core.Order{GPU: core.DeviceID(id)})
+				_, err := m.monitor.Clear(b.Context(), core.Command{GPU: core.DeviceID(id)})
 				must(b, err)
 			}
 			m.await(b, "cleared", len(all))

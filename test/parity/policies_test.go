@@ -145,7 +145,7 @@ func offer(t *testing.T, machine core.Snapshot, path string, to policy.Orchestra
 		cfg.MIG = map[policy.Orchestrator]core.MIGStrategy{policy.Kubernetes: core.MIGNone, policy.Nomad: core.MIGMixed}[to]
 	}
 	inv := core.Build(machine, core.Ledger{}, cfg)
-	if f := inv.Findings(); len(f) > 0 {
+	if f := inv.PolicyWarnings(); len(f) > 0 {
 		t.Errorf("%s: findings %q", to, f)
 	}
 	var daemons core.Host
@@ -154,7 +154,7 @@ func offer(t *testing.T, machine core.Snapshot, path string, to policy.Orchestra
 			daemons.MPS = append(daemons.MPS, u.Pool)
 		}
 	}
-	return inv.On(daemons, core.OverlapWarn)
+	return inv.WithHost(daemons, core.OverlapWarn)
 }
 
 // view serves two inventories and waits until both orchestrators have all of theirs.

@@ -101,19 +101,19 @@ func runAgent(text string) error {
 	boot, _ := statefile.BootID(cfg.Roots.Proc)
 	watcher := host.New(host.Options{Agent: p.orders.Agent, StateDir: p.orders.StateDir, BootID: boot, Config: cfg, Log: log})
 	p.Monitor = monitor.New(func() (monitor.Session, error) {
-		s, err := nvidia.Open(nvidia.Options{Roots: cfg.Roots, Patience: patience, Slow: time.Second, Fabric: time.Second, Links: 2 * time.Second})
+		s, err := nvidia.Open(nvidia.Options{Roots: cfg.Roots, Deadline: patience, Slow: time.Second, Fabric: time.Second, Links: 2 * time.Second})
 		if err != nil {
 			return nil, err // not s: a nil *Session would be a Session
 		}
 		return s, nil
 	}, cfg, log, history)
 	p.SetWallClock(p.wall)
-	p.Expect(func() string { return nvidia.Presence(cfg.Roots) })
+	p.SetDriverProbe(func() string { return nvidia.DriverFingerprint(cfg.Roots) })
 	var parts sync.WaitGroup
 	var failed error
 	parts.Go(func() { watcher.Run(ctx, p) })
 	parts.Go(func() {
-		watcher.Settled(ctx)
+		watcher.AwaitFirst(ctx)
 		failed = p.Run(ctx)
 		cancel()
 	})
@@ -224,13 +224,13 @@ func (p *process) obey(ctx context.Context, end func()) {
 		case "rebind":
 			_, _, err = p.Rebind(ctx)
 		case "keep":
-			err = p.Keep(ctx)
+			err = p.Save(ctx)
 		case "split":
 			var s split
 			if err = json.Unmarshal([]byte(rest), &s); err == nil {
 				o := p.orders
 				o.Split = s
-				err = p.Adopt(ctx, pairConfig(o))
+				err = p.ApplyPolicy(ctx, pairConfig(o))
 			}
 		default:
 			err = fmt.Errorf("unknown command %q", verb)

@@ -135,12 +135,12 @@ func (w *storm) operate() {
 	for n := range sick {
 		must(w.t, w.Set(n, "recovery_action", "1"))
 	}
-	chart := func(gpu core.DeviceID) core.Chart {
-		c, _ := w.monitor.State().Ledger.Chart(gpu)
+	chart := func(gpu core.DeviceID) core.GPUHistory {
+		c, _ := w.monitor.State().Ledger.History(gpu)
 		return c
 	}
 	for n, gpu := range sick {
-		if !w.until(recovery, func() bool { return chart(gpu).Vitals.Verdict == core.VerdictReset }) && w.ctx.Err() == nil {
+		if !w.until(recovery, func() bool { return chart(gpu).Sample.RecoveryAction == core.RecoveryReset }) && w.ctx.Err() == nil {
 			w.wrong("GPU %d: the agent does not hear that the driver wants a reset", n)
 		}
 		w.truth.change(n, func(s *slot) { s.want(false) })
@@ -177,7 +177,7 @@ func (w *storm) look(n int, gpu core.DeviceID) {
 	if !again {
 		w.wrong("GPU %d needs service, and had no XID twice", n)
 	}
-	if _, err := w.monitor.Clear(w.ctx, core.Order{GPU: gpu, Cause: service}); err != nil && w.ctx.Err() == nil {
+	if _, err := w.monitor.Clear(w.ctx, core.Command{GPU: gpu, Cause: service}); err != nil && w.ctx.Err() == nil {
 		w.wrong("GPU %d: clear: %w", n, err)
 	}
 }

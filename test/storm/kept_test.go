@@ -15,7 +15,7 @@ import (
 
 // keptBy are the devices that an agent's history binds: that have a number, and those that a share has decided on.
 func (a *agent) keptBy() (numbered, decided map[core.DeviceID]bool) {
-	var file struct{ Record core.Record }
+	var file struct{ Record core.Checkpoint }
 	numbered, decided = map[core.DeviceID]bool{}, map[core.DeviceID]bool{}
 	if text, err := os.ReadFile(a.history()); err != nil || json.Unmarshal(text, &file) != nil {
 		return numbered, decided

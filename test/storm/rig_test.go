@@ -119,11 +119,11 @@ func (w *storm) follow(ctx context.Context, running *sync.WaitGroup) {
 	must(w.t, cfg.Validate())
 	w.monitor = monitor.New(func() (monitor.Session, error) {
 		return nvidia.Open(nvidia.Options{
-			Roots: cfg.Roots, Patience: patience, Slow: time.Second, Fabric: time.Second, Links: 2 * time.Second,
+			Roots: cfg.Roots, Deadline: patience, Slow: time.Second, Fabric: time.Second, Links: 2 * time.Second,
 		})
 	}, cfg, slog.New(slog.NewTextHandler(w.journal, nil)), nil)
 	w.monitor.SetWallClock(w.wall)
-	w.monitor.Host(w.daemons())
+	w.monitor.SetHost(w.daemons())
 	running.Go(func() {
 		for inv := range w.monitor.Watch(ctx) {
 			if err := onePool(inv); err != nil {

@@ -84,7 +84,7 @@ func changePolicy(w *storm, f *fault) error {
 	if err := w.own(f.slot); err != nil { // before, as of units that go the truth must know first
 		return err
 	}
-	return w.monitor.Adopt(w.ctx, core.Config{MIG: core.MIGMixed, Policy: w.policy()})
+	return w.monitor.ApplyPolicy(w.ctx, core.Config{MIG: core.MIGMixed, Policy: w.policy()})
 }
 
 // policy is what the agent is told of all terms.
@@ -117,14 +117,14 @@ func (w *storm) clients(how func(*slot)) {
 // stopDaemons ends all MPS control daemons.
 func stopDaemons(w *storm, _ *fault) error {
 	w.clients(blame)
-	w.monitor.Host(core.Host{})
+	w.monitor.SetHost(core.Host{})
 	w.clients(func(s *slot) { s.begin(daemon) })
 	return nil
 }
 
 func startDaemons(w *storm, _ *fault) error {
 	w.clients(func(s *slot) { s.end(daemon) })
-	w.monitor.Host(w.daemons())
+	w.monitor.SetHost(w.daemons())
 	return nil
 }
 

@@ -214,7 +214,7 @@ func (s *session) Usage() ([]core.Usage, error) {
 	defer s.m.mu.Unlock()
 	var usage []core.Usage
 	for _, d := range s.m.snapshot.Devices {
-		usage = append(usage, core.Usage{Device: d.ID, At: began, MemoryTotal: core.GaugeOf(d.Memory)})
+		usage = append(usage, core.Usage{Device: d.ID, At: began, MemoryTotal: core.OptionalUint64Of(d.Memory)})
 	}
 	return usage, s.m.fault
 }

@@ -13,7 +13,7 @@ import (
 
 // Source is an inventory that a test sets by hand. It is what the adapters need of a monitor.
 type Source struct {
-	cell *monitor.Cell[*core.Inventory]
+	cell *monitor.Value[*core.Inventory]
 
 	mu    sync.Mutex
 	usage []core.Usage
@@ -23,7 +23,7 @@ type Source struct {
 // NewSource returns a source that has not asked the driver yet.
 func NewSource() *Source {
 	pending := core.NoDriver(core.DriverPending, "not asked yet")
-	return &Source{cell: monitor.NewCell(core.Build(pending, core.Ledger{}, core.DefaultConfig()))}
+	return &Source{cell: monitor.NewValue(core.Build(pending, core.Ledger{}, core.DefaultConfig()))}
 }
 
 // Set publishes an inventory.

@@ -66,14 +66,14 @@ func TestEffects(t *testing.T) {
 		if worst(r) > fault.None && r.Action == "" {
 			t.Errorf("%s: an operator is not told what to do", name(r))
 		}
-		if !slices.Contains([]int{0, 1, 565, 570, 575}, r.VerdictSince) {
-			t.Errorf("%s: the catalogue knows no branch %d", name(r), r.VerdictSince)
+		if !slices.Contains([]int{0, 1, 565, 570, 575}, r.RecoveryActionSince) {
+			t.Errorf("%s: the catalogue knows no branch %d", name(r), r.RecoveryActionSince)
 		}
 	}
 }
 
 func TestEvidence(t *testing.T) {
-	const rest = fault.DriverVerdict | fault.ResetSeen | fault.LevelClear | fault.Quiet
+	const rest = fault.NoRecoveryAction | fault.ResetSeen | fault.LevelClear | fault.Quiet
 	for r := range all {
 		if r.Clears&rest != 0 && r.Clears&fault.Reboot == 0 {
 			t.Errorf("%s: a reboot is no evidence, but %s is", name(r), r.Clears)

@@ -106,13 +106,13 @@ func settled(r fault.Rule) string {
 }
 
 func since(r fault.Rule) string {
-	switch r.VerdictSince {
+	switch r.RecoveryActionSince {
 	case 0:
 		return ""
 	case 1:
 		return "always"
 	}
-	return fmt.Sprintf("R%d", r.VerdictSince)
+	return fmt.Sprintf("R%d", r.RecoveryActionSince)
 }
 
 func clears(r fault.Rule) string {

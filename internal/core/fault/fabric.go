@@ -7,13 +7,13 @@ package fault
 var fabric = []treatment{
 	{Rule: Rule{
 		Class: Fabric, Effect: Degrades, Settled: Withdraws, LinkedOnly: true,
-		Clears: DriverVerdict | ResetSeen | Reboot, Action: "drain and reset the GPU",
+		Clears: NoRecoveryAction | ResetSeen | Reboot, Action: "drain and reset the GPU",
 	}, codes: []row{
 		{74, "NVLINK_ERROR", "NVLink error", 565, "WORKFLOW_NVLINK_ERR", "CONTACT_SUPPORT"},
 	}},
 	{Rule: Rule{
 		Class: Fabric, Effect: Degrades, Settled: Withdraws,
-		Clears: DriverVerdict | ResetSeen | Reboot, Action: "drain and reset the GPU",
+		Clears: NoRecoveryAction | ResetSeen | Reboot, Action: "drain and reset the GPU",
 	}, codes: []row{
 		{144, "NVLINK_SAW_ERROR", "NVLink 5 SAW error", 565, "WORKFLOW_NVLINK5_ERR", "WORKFLOW_NVLINK5_ERR"},
 		{145, "NVLINK_RLW_ERROR", "NVLink 5 RLW error", 565, "WORKFLOW_NVLINK5_ERR", "WORKFLOW_NVLINK5_ERR"},
@@ -26,12 +26,12 @@ var fabric = []treatment{
 		{173, "C2C_FATAL_LINK_FAILURE", "link to the CPU failed", 0, "", ""},
 	}},
 	{Rule: Rule{
-		Class: Fabric, Effect: Degrades, Clears: DriverVerdict | LevelClear | Reboot, Level: LevelLinks,
+		Class: Fabric, Effect: Degrades, Clears: NoRecoveryAction | LevelClear | Reboot, Level: LevelLinks,
 		Action: "find out who took the link down",
 	}, codes: []row{
 		{155, "NVLINK_SW_DEFINED_ERROR", "NVLink taken down by software", 565, "RESET_GPU", "INVESTIGATE_SW_USER"},
 	}},
-	{Rule: Rule{Class: Fabric, Effect: Degrades, Clears: DriverVerdict | ResetSeen | Reboot, Action: "reset the GPU when it is convenient"}, codes: []row{
+	{Rule: Rule{Class: Fabric, Effect: Degrades, Clears: NoRecoveryAction | ResetSeen | Reboot, Action: "reset the GPU when it is convenient"}, codes: []row{
 		{166, "NVLINK_SECURE_CRYPTO_ERR", "NVLink traffic before encryption was set up", 0, "", ""},
 		{170, "NVLINK_SECURE_OTHER", "NVLink fault in confidential-computing mode", 0, "", ""},
 	}},

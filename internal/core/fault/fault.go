@@ -40,11 +40,11 @@ type Evidence uint8
 
 // The signs.
 const (
-	DriverVerdict Evidence = 1 << iota // the driver's recovery action (NVML_FI_DEV_GET_GPU_RECOVERY_ACTION) is None
-	ResetSeen                          // the GPU was re-initialised after the fault
-	Reboot                             // the machine was
-	LevelClear                         // the reading that Rule.Level names says that the condition is gone
-	Quiet                              // the fault was not repeated for a while
+	NoRecoveryAction Evidence = 1 << iota // the driver's recovery action (NVML_FI_DEV_GET_GPU_RECOVERY_ACTION) is None
+	ResetSeen                             // the GPU was re-initialised after the fault
+	Reboot                                // the machine was
+	LevelClear                            // the reading that Rule.Level names says that the condition is gone
+	Quiet                                 // the fault was not repeated for a while
 )
 
 // Level is a standing condition that can be read at any time, unlike an event.
@@ -72,10 +72,10 @@ type Rule struct {
 	// LinkedOnly says that Settled is meant for a GPU with NVLinks; another only degrades.
 	LinkedOnly bool
 
-	// VerdictSince is the first driver branch (565 is R565) whose recovery action covers this code, by the
+	// RecoveryActionSince is the first driver branch (565 is R565) whose recovery action covers this code, by the
 	// catalogue: from there on the verdict overrides this rule, in both directions. 1 is every branch that
 	// knows the code, 0 none.
-	VerdictSince int
+	RecoveryActionSince int
 
 	Clears Evidence
 	Level  Level // what LevelClear means for this code

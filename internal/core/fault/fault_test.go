@@ -14,7 +14,7 @@ import (
 
 // The evidence, in the short words of the table below.
 const (
-	dv = fault.DriverVerdict
+	dv = fault.NoRecoveryAction
 	rv = fault.ResetSeen
 	rb = fault.Reboot
 	lc = fault.LevelClear
@@ -101,7 +101,7 @@ func TestRules(t *testing.T) {
 	} {
 		r := fault.XID(tc.xid)
 		if r.Code != tc.xid || r.Class != tc.class || r.Effect != tc.effect || r.Settled != tc.settled ||
-			r.VerdictSince != tc.since || r.Clears != tc.clears || r.Immediate != tc.immediate {
+			r.RecoveryActionSince != tc.since || r.Clears != tc.clears || r.Immediate != tc.immediate {
 			t.Errorf("XID %d = %+v, want %+v", tc.xid, r, tc)
 		}
 	}
@@ -204,7 +204,7 @@ func TestEvents(t *testing.T) {
 	} {
 		r, is := fault.Event(tc.kind)
 		if !is || r.Code != tc.kind || r.Class != tc.class || r.Effect != tc.effect || r.Settled != tc.effect ||
-			r.VerdictSince != tc.since || r.Clears != tc.clears {
+			r.RecoveryActionSince != tc.since || r.Clears != tc.clears {
 			t.Errorf("Event(%#x) = %+v, %t, want %+v", tc.kind, r, is, tc)
 		}
 	}

@@ -4,7 +4,7 @@ package fault
 var contained = []treatment{
 	{Rule: Rule{
 		Class: Contained, Effect: Degrades,
-		Clears: DriverVerdict | LevelClear | ResetSeen | Reboot, Level: LevelMemoryRepair,
+		Clears: NoRecoveryAction | LevelClear | ResetSeen | Reboot, Level: LevelMemoryRepair,
 		Action: "reset the GPU when it is convenient",
 	}, codes: []row{
 		{63, "INFOROM_DRAM_RETIREMENT_EVENT", "memory row or page retired, active after a reset", 565, "IGNORE", "IGNORE"},
@@ -14,7 +14,7 @@ var contained = []treatment{
 		{176, "PCIE_CORRECTABLE_ERROR_FAULT", "many corrected PCIe errors", 0, "", ""},
 	}},
 	{Rule: Rule{
-		Class: Contained, Effect: Degrades, Clears: DriverVerdict | ResetSeen | Reboot,
+		Class: Contained, Effect: Degrades, Clears: NoRecoveryAction | ResetSeen | Reboot,
 		Action: "restart the application; reset when convenient",
 	}, codes: []row{
 		{94, "ROBUST_CHANNEL_CONTAINED_ERROR", "contained memory error", 565, "RESTART_APP", "IGNORE (sympathetic)"},
@@ -55,7 +55,7 @@ var resets = []treatment{
 		{169, "SEC2_HALT_ERROR", "SEC2 firmware halted", 0, "", ""},
 		{175, "MEMORY_SUBSYSTEM_ERROR", "memory subsystem does not answer", 0, "", ""},
 	}},
-	{Rule: Rule{Class: Reset, Effect: Withdraws, Clears: DriverVerdict | ResetSeen | Reboot, Action: "drain and reset the GPU"}, codes: []row{
+	{Rule: Rule{Class: Reset, Effect: Withdraws, Clears: NoRecoveryAction | ResetSeen | Reboot, Action: "drain and reset the GPU"}, codes: []row{
 		{48, "ROBUST_CHANNEL_GPU_ECC_DBE", "uncorrectable memory error", 565, "WORKFLOW_XID_48", "WORKFLOW_XID_48"},
 		{95, "ROBUST_CHANNEL_UNCONTAINED_ERROR", "uncontained memory error", 565, "RESET_GPU", "IGNORE (sympathetic)"},
 		{156, "RESOURCE_RETIREMENT_EVENT", "hardware repair recorded, active after a reset", 565, "RESET_GPU", "IGNORE"},
@@ -71,7 +71,7 @@ var resets = []treatment{
 
 	// Harmless where neither UVM nor vGPU is in use, which only the driver knows.
 	{Rule: Rule{
-		Class: Reset, Effect: Degrades, Settled: Withdraws, Clears: DriverVerdict | ResetSeen | Reboot,
+		Class: Reset, Effect: Degrades, Settled: Withdraws, Clears: NoRecoveryAction | ResetSeen | Reboot,
 		Action: "drain and reset the GPU",
 	}, codes: []row{
 		{159, "ROBUST_CHANNEL_CHI_NON_DATA_ERROR", "error on the link to the CPU", 1, "CHECK_UVM", "SYMPATHETIC_REPORT_SOLO"},

@@ -6,7 +6,7 @@ import "time"
 // driver's verdict or a while without another says otherwise.
 var suspect = Rule{
 	Class: Suspect, Effect: Degrades, Settled: Degrades,
-	Clears: DriverVerdict | ResetSeen | Reboot | Quiet,
+	Clears: NoRecoveryAction | ResetSeen | Reboot | Quiet,
 	Action: "look at the kernel log; report it to NVIDIA",
 }
 
@@ -28,7 +28,7 @@ func legacy(code uint64, name string) row {
 var suspects = []treatment{
 	// The catalogue says RESET_GPU; NVIDIA's own device plugin and DRA driver take it for the application's.
 	{Rule: Rule{
-		Class: Suspect, Effect: Degrades, Clears: DriverVerdict | ResetSeen | Reboot,
+		Class: Suspect, Effect: Degrades, Clears: NoRecoveryAction | ResetSeen | Reboot,
 		Again: 10 * time.Minute, AgainEffect: Withdraws,
 		Action: "restart the application; repeated: reset the GPU",
 	}, codes: []row{

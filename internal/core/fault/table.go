@@ -37,7 +37,7 @@ func rules(tables ...[]treatment) []Rule {
 		for _, t := range table {
 			for _, c := range t.codes {
 				r := t.Rule
-				r.Code, r.Name, r.Meaning, r.VerdictSince = c.code, c.name, c.meaning, c.since
+				r.Code, r.Name, r.Meaning, r.RecoveryActionSince = c.code, c.name, c.meaning, c.since
 				r.Immediate, r.Investigatory = c.immediate, c.investigatory
 				r.Settled = max(r.Settled, r.Effect)
 				rules = append(rules, r)

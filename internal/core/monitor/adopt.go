@@ -19,10 +19,10 @@ func (m *Monitor) Rebind(ctx context.Context) (was, is []core.Bound, err error) 
 	return was, is, err
 }
 
-// Adopt has the monitor go on with what another configuration says about the offer: policy, MIG strategy, what is
+// ApplyPolicy has the monitor go on with what another configuration says about the offer: policy, MIG strategy, what is
 // excluded and how shares are packed. The session, what is known of health and the rest of the configuration stay.
 // It takes effect whether or not a session is open; an error is that of ctx, and nothing changed.
-func (m *Monitor) Adopt(ctx context.Context, offer core.Config) error {
+func (m *Monitor) ApplyPolicy(ctx context.Context, offer core.Config) error {
 	return m.order(ctx, func(s core.State, now time.Time) (core.State, error) {
 		m.cfg.Policy, m.cfg.MIG, m.cfg.Exclude, m.cfg.Packed = offer.Policy, offer.MIG, offer.Exclude, offer.Packed
 		return s.Observe(m.cfg, now), nil

@@ -25,7 +25,7 @@ func TestAdopt(t *testing.T) {
 			{Select: core.Selector{IDs: []core.DeviceID{coretest.GPU(0)}}, Reserve: "reserved"},
 			{Sharing: &core.Sharing{Mode: core.TimeSlicing, Replicas: 3}},
 		}
-		if err := r.Adopt(t.Context(), next); err != nil {
+		if err := r.ApplyPolicy(t.Context(), next); err != nil {
 			t.Fatal(err)
 		}
 		for range 2 { // at once, and with the next readings
@@ -57,7 +57,7 @@ func TestAdoptWithoutASession(t *testing.T) {
 		r := run(t, m).after(time.Minute)
 		next := core.DefaultConfig()
 		next.Exclude = []core.DeviceID{coretest.GPU(0)}
-		if err := r.Adopt(t.Context(), next); err != nil {
+		if err := r.ApplyPolicy(t.Context(), next); err != nil {
 			t.Error(err)
 		}
 		m.FailOpen(nil)
@@ -69,7 +69,7 @@ func TestAdoptWithoutASession(t *testing.T) {
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		if err := r.Adopt(ctx, next); !errors.Is(err, context.DeadlineExceeded) {
+		if err := r.ApplyPolicy(ctx, next); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("adopted by nobody: %v", err)
 		}
 	})

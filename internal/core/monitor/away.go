@@ -32,13 +32,13 @@ func (m *Monitor) Quiesce(ctx context.Context, until time.Time) error {
 		if until.IsZero() {
 			away.Until = time.Time{}
 		}
-		if !away.On(now) {
+		if !away.Active(now) {
 			return s, &core.ConfigError{Key: "until", Value: until.Format(time.RFC3339), Remedy: "want a time to come"}
 		}
-		if s.Away.On(now) {
-			away.Since = s.Away.Since
+		if s.Maintenance.Active(now) {
+			away.Since = s.Maintenance.Since
 		}
-		return s.Leave(m.cfg, now, away), nil
+		return s.EnterMaintenance(m.cfg, now, away), nil
 	})
 	if err != nil {
 		return err
@@ -70,16 +70,16 @@ var ErrNotQuiesced = errors.New("the driver is in use already: nothing to resume
 // Resume ends what Quiesce began. It returns at once: what is offered follows with the first reading.
 func (m *Monitor) Resume(ctx context.Context) error {
 	return m.order(ctx, func(s core.State, now time.Time) (core.State, error) {
-		if !s.Away.On(now) {
+		if !s.Maintenance.Active(now) {
 			return s, ErrNotQuiesced
 		}
-		return s.Return(), nil
+		return s.ExitMaintenance(), nil
 	})
 }
 
 func (m *Monitor) isAway() bool {
 	now := m.now()
-	return m.State().Away.On(now)
+	return m.State().Maintenance.Active(now)
 }
 
 // away sits out a maintenance, if there is one.
@@ -90,13 +90,13 @@ func (m *Monitor) isAway() bool {
 func (m *Monitor) away(ctx context.Context) {
 	for m.isAway() && ctx.Err() == nil {
 		m.update(func(s core.State, now time.Time) core.State {
-			return s.Leave(m.cfg, now, s.Away) // an agent that has just started knows only that
+			return s.EnterMaintenance(m.cfg, now, s.Maintenance) // an agent that has just started knows only that
 		})
 		if _, err := standby[struct{}](ctx, m, nil); errors.Is(err, errAway) {
 			m.log.Info("maintenance is over")
 		}
 	}
-	if away := m.State().Away; !away.Since.IsZero() && ctx.Err() == nil {
-		m.publish(m.State().Return())
+	if away := m.State().Maintenance; !away.Since.IsZero() && ctx.Err() == nil {
+		m.publish(m.State().ExitMaintenance())
 	}
 }

@@ -73,7 +73,7 @@ func TestMaintenanceEndsByItself(t *testing.T) {
 		}
 		r.after(59*time.Minute).inMaintenance("for an hour", 1)
 		r.after(2*time.Minute).expect("after the hour", nil)
-		if away := r.State().Away; away != (core.Maintenance{}) {
+		if away := r.State().Maintenance; away != (core.Maintenance{}) {
 			t.Errorf("still noted: %+v", away)
 		}
 	})
@@ -188,12 +188,12 @@ func TestEventWaitThatHangsIsSeen(t *testing.T) {
 		r := run(t, m).after(time.Minute)
 		release := m.Hang("Wait", core.Node)
 		r.after(20*time.Second).expect("checks go on", nil)
-		late := r.Pulse().Late(time.Now())
+		late := r.Watchdog().Late(time.Now())
 		if !r.Stats().EventsFail || len(late) != 1 || late[0].Name != "event wait" {
 			t.Errorf("events fail: %v, late: %v", r.Stats().EventsFail, late)
 		}
 		release()
-		if r.after(2 * time.Second); r.Stats().EventsFail || len(r.Pulse().Late(time.Now())) != 0 {
+		if r.after(2 * time.Second); r.Stats().EventsFail || len(r.Watchdog().Late(time.Now())) != 0 {
 			t.Error("it came back, and is late still")
 		}
 	})

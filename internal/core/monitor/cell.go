@@ -6,33 +6,33 @@ import (
 	"sync"
 )
 
-// Cell holds the latest value of something and wakes those who follow it. Writers never wait for
+// Value holds the latest value of something and wakes those who follow it. Writers never wait for
 // readers; a slow reader skips to the latest value. It is safe for concurrent use.
-type Cell[T any] struct {
+type Value[T any] struct {
 	mu      sync.Mutex
 	value   T
 	changed chan struct{} // closed and replaced by each Store
 }
 
-// NewCell returns a cell that holds v.
-func NewCell[T any](v T) *Cell[T] {
-	return &Cell[T]{value: v, changed: make(chan struct{})}
+// NewValue returns a cell that holds v.
+func NewValue[T any](v T) *Value[T] {
+	return &Value[T]{value: v, changed: make(chan struct{})}
 }
 
 // Load returns the latest value.
-func (c *Cell[T]) Load() T {
+func (c *Value[T]) Load() T {
 	v, _ := c.load()
 	return v
 }
 
-func (c *Cell[T]) load() (T, <-chan struct{}) {
+func (c *Value[T]) load() (T, <-chan struct{}) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.value, c.changed
 }
 
 // Store replaces the value and wakes every Watch.
-func (c *Cell[T]) Store(v T) {
+func (c *Value[T]) Store(v T) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.value = v
@@ -41,7 +41,7 @@ func (c *Cell[T]) Store(v T) {
 }
 
 // Replace replaces the value and wakes nobody: for a value that those who follow take for the same.
-func (c *Cell[T]) Replace(v T) {
+func (c *Value[T]) Replace(v T) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.value = v
@@ -49,7 +49,7 @@ func (c *Cell[T]) Replace(v T) {
 
 // Watch yields the present value at once and then each newer one, until ctx ends. It runs in the
 // caller's goroutine and starts none.
-func (c *Cell[T]) Watch(ctx context.Context) iter.Seq[T] {
+func (c *Value[T]) Watch(ctx context.Context) iter.Seq[T] {
 	return func(yield func(T) bool) {
 		for ctx.Err() == nil {
 			v, changed := c.load()

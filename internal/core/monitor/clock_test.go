@@ -68,13 +68,13 @@ func TestWaitsIgnoreJumpsOfTheWallClock(t *testing.T) {
 		}, is(core.Healthy), 11 * time.Minute, 9 * time.Minute},
 		"a fault that is ignored for a time": {func(r *running, m *coretest.Machine) {
 			sick(r, m)
-			if _, err := r.Ignore(r.t.Context(), core.Order{GPU: coretest.GPU(1)}, time.Now().Add(20*time.Second)); err != nil {
+			if _, err := r.Ignore(r.t.Context(), core.Command{GPU: coretest.GPU(1)}, time.Now().Add(20*time.Second)); err != nil {
 				r.t.Error(err)
 			}
 		}, is(core.Unhealthy), 25 * time.Second, 15 * time.Second},
 		"a unit that was withdrawn": {func(r *running, m *coretest.Machine) {
 			m.Set(coretest.GPUs(1))
-			if err := r.Adopt(r.t.Context(), excluding(coretest.GPU(1))); err != nil {
+			if err := r.ApplyPolicy(r.t.Context(), excluding(coretest.GPU(1))); err != nil {
 				r.t.Error(err)
 			}
 		}, func(r *running) bool { return r.Current().Len() == 1 }, 4 * time.Second, time.Second},
@@ -117,7 +117,7 @@ func TestClearAfterTheClockWasSetBack(t *testing.T) {
 		m.Raise(core.Observation{At: core.WholeGPU(coretest.GPU(1)), Kind: core.XID, Code: 119})
 		r.after(time.Second)
 		w.jump(-2 * time.Hour)
-		if _, err := r.Clear(t.Context(), core.Order{GPU: coretest.GPU(1), Verified: w.now()}); err != nil {
+		if _, err := r.Clear(t.Context(), core.Command{GPU: coretest.GPU(1), Verified: w.now()}); err != nil {
 			t.Error(err)
 		}
 		r.expect("cleared", nil)

@@ -52,7 +52,7 @@ func (m *Monitor) connect(ctx context.Context, over chan<- struct{}) (Session, e
 // pause waits for d, the end of ctx or a maintenance, and reports whether it was cut short because something of the
 // driver came or went.
 func (m *Monitor) pause(ctx context.Context, d time.Duration) (appeared bool) {
-	before := m.look()
+	before := m.driverFingerprint()
 	for end := time.Now().Add(d); time.Now().Before(end); {
 		t := time.NewTimer(min(time.Until(end), watchEvery))
 		_, err := standby(ctx, m, t.C)
@@ -60,7 +60,7 @@ func (m *Monitor) pause(ctx context.Context, d time.Duration) (appeared bool) {
 		if err != nil {
 			return false // the caller goes on to see why
 		}
-		if m.look() != before {
+		if m.driverFingerprint() != before {
 			return true
 		}
 	}
@@ -74,7 +74,7 @@ func standby[T any](ctx context.Context, m *Monitor, until <-chan T) (v T, err e
 	tick := time.NewTicker(watchEvery)
 	defer tick.Stop()
 	for m.isAway() == away {
-		m.turns.Beat(watchEvery)
+		m.turns.Heartbeat(watchEvery)
 		select {
 		case v = <-until:
 			return v, nil
@@ -87,7 +87,7 @@ func standby[T any](ctx context.Context, m *Monitor, until <-chan T) (v T, err e
 		case <-m.moved:
 			m.settle()
 		case <-tick.C:
-			if m.State().Restless() {
+			if m.State().NeedsTick() {
 				m.observe()
 			}
 		case <-ctx.Done():

@@ -26,7 +26,7 @@ func (m *Monitor) follow(ctx context.Context, s Session, over chan<- struct{}) e
 	requests, results, events := make(chan request), make(chan result), make(chan news)
 	var workers sync.WaitGroup
 	workers.Go(func() { m.read(ctx, s, requests, results) })
-	ears := m.board.Join("event wait")
+	ears := m.board.Register("event wait")
 	workers.Go(func() { wait(ctx, s, events, ears) })
 	defer func() { m.leave(outer, s, &workers, over) }()
 	defer cancel()
@@ -43,7 +43,7 @@ func (m *Monitor) follow(ctx context.Context, s Session, over chan<- struct{}) e
 	deaf := false
 	for {
 		var send chan<- request
-		m.turns.Beat(watchEvery)
+		m.turns.Heartbeat(watchEvery)
 		next, any := want.next()
 		if any && !want.busy {
 			send = requests
@@ -131,11 +131,11 @@ func (m *Monitor) watchdog(s Session) {
 		}
 		stuck++
 		if nameless := call.At == core.Node && call.Index >= 0; !nameless { // who was never read keeps nobody else
-			overdue = append(overdue, core.Observation{At: call.At, Kind: core.NoAnswer, Detail: call.Name})
+			overdue = append(overdue, core.Observation{At: call.At, Kind: core.Unresponsive, Detail: call.Name})
 		}
 	}
 	m.gauges.set(func(s *Stats) { s.Stuck, s.Calls = stuck, calls })
-	if overdue != nil || m.State().Restless() {
+	if overdue != nil || m.State().NeedsTick() {
 		m.observe(overdue...)
 	}
 }
@@ -203,10 +203,10 @@ func (m *Monitor) check(s Session) ([]core.Observation, error) {
 
 // wait passes on events, and when the wait begins to fail or works again. After an error it pauses, because a
 // wait that fails does so at once: without the pause a lost GPU would keep a core busy.
-func wait(ctx context.Context, s Session, events chan<- news, ears *pulse.Loop) {
-	defer ears.Leave()
+func wait(ctx context.Context, s Session, events chan<- news, ears *pulse.Task) {
+	defer ears.Done()
 	for failing := false; ctx.Err() == nil; {
-		ears.Beat(waitAtMost + waitPause)
+		ears.Heartbeat(waitAtMost + waitPause)
 		obs, err := s.Wait(waitAtMost)
 		same := (err != nil) == failing
 		if failing = err != nil; same && len(obs) == 0 {

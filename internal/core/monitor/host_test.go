@@ -37,8 +37,8 @@ func TestHostToldBeforeRunCountsFromTheFirstReading(t *testing.T) {
 		cfg := core.DefaultConfig()
 		sharedByMPS(&cfg)
 		m := monitor.New(coretest.NewMachine(coretest.GPUs(2)).Open, cfg, slog.New(slog.DiscardHandler), nil)
-		m.Host(core.Host{})
-		m.Host(core.Host{MPS: []string{"gpu.mps"}})
+		m.SetHost(core.Host{})
+		m.SetHost(core.Host{MPS: []string{"gpu.mps"}})
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
 		go func() { ended <- m.Run(ctx) }()
@@ -65,13 +65,13 @@ func TestHostIsFoldedAndPublishedOnlyIfItMatters(t *testing.T) {
 		if n := well(r.Current()); n != 0 {
 			t.Errorf("%d units take work though nobody has found a daemon", n)
 		}
-		r.Host(core.Host{MPS: []string{"gpu.mps"}})
+		r.SetHost(core.Host{MPS: []string{"gpu.mps"}})
 		synctest.Wait()
 		if n := well(r.Current()); n != 4 {
 			t.Errorf("%d units take work", n)
 		}
 		published := len(r.seen)
-		r.Host(core.Host{MPS: []string{"gpu.mps", "other.mps"}})
+		r.SetHost(core.Host{MPS: []string{"gpu.mps", "other.mps"}})
 		r.after(time.Minute)
 		if len(r.seen) != published || len(r.State().Host.MPS) != 2 {
 			t.Errorf("%d needless publications; host %v", len(r.seen)-published, r.State().Host)
@@ -80,7 +80,7 @@ func TestHostIsFoldedAndPublishedOnlyIfItMatters(t *testing.T) {
 		machine.FailOpen(core.ErrNoDriver) // it is taken in without a session, too
 		machine.FailSession(core.ErrDriverLost)
 		r.after(time.Minute)
-		r.Host(core.Host{})
+		r.SetHost(core.Host{})
 		synctest.Wait()
 		if len(r.State().Host.MPS) != 0 {
 			t.Errorf("host %v", r.State().Host)
@@ -93,7 +93,7 @@ func TestHostNeverBlocks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := run(t, coretest.NewMachine(coretest.GPUs(1)))
 		for n := range 10_000 {
-			r.Host(core.Host{MPS: []string{fmt.Sprint(n)}})
+			r.SetHost(core.Host{MPS: []string{fmt.Sprint(n)}})
 		}
 		synctest.Wait()
 		if got := r.State().Host.MPS; len(got) != 1 || got[0] != "9999" {
@@ -102,8 +102,8 @@ func TestHostNeverBlocks(t *testing.T) {
 		if err := r.stop(); err != nil {
 			t.Error(err)
 		}
-		r.Host(core.Host{})
-		r.Host(core.Host{})
+		r.SetHost(core.Host{})
+		r.SetHost(core.Host{})
 	})
 }
 
@@ -120,7 +120,7 @@ func TestFindingsAndContestsAreLoggedOnce(t *testing.T) {
 		go func() { ended <- m.Run(ctx) }()
 		contested := core.Host{Claims: []core.Claim{{By: "nomad-gpu", At: core.WholeGPU(coretest.GPU(1))}}}
 		for range 3 {
-			m.Host(contested)
+			m.SetHost(contested)
 			time.Sleep(5 * time.Minute) // rescans
 			machine.Silence(coretest.GPU(0), core.ProbeFailed)
 			time.Sleep(5 * time.Minute)
@@ -133,7 +133,7 @@ func TestFindingsAndContestsAreLoggedOnce(t *testing.T) {
 		other := coretest.GPUs(2)
 		other.Devices[0].Model = "NVIDIA B200"
 		machine.Set(other)
-		m.Host(core.Host{})
+		m.SetHost(core.Host{})
 		time.Sleep(5 * time.Minute)
 		cancel()
 		if err := <-ended; err != nil {

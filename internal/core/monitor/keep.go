@@ -37,7 +37,7 @@ func newKeeper(store Store) keeper {
 func (k keeper) offer(prev, next core.State) {
 	if slices.EqualFunc(prev.Ledger.Conditions(), next.Ledger.Conditions(), alike) &&
 		slices.Equal(prev.Snapshot.Devices, next.Snapshot.Devices) &&
-		slices.Equal(prev.Snapshot.NVLinks(), next.Snapshot.NVLinks()) && prev.Away == next.Away &&
+		slices.Equal(prev.Snapshot.NVLinks(), next.Snapshot.NVLinks()) && prev.Maintenance == next.Maintenance &&
 		prev.Binding.Equal(next.Binding) {
 		return
 	}
@@ -78,14 +78,14 @@ func (m *Monitor) keep(ctx context.Context) (finish func()) {
 }
 
 func (m *Monitor) write(ctx context.Context) {
-	l := m.board.Join("history")
-	defer l.Leave()
+	l := m.board.Register("history")
+	defer l.Done()
 	every := time.NewTicker(keepEvery)
 	defer every.Stop()
 	var dirty, rested = m.keeper.dirty, (<-chan time.Time)(nil)
 	save := m.saver()
 	for {
-		l.Beat(keepEvery)
+		l.Heartbeat(keepEvery)
 		var kept chan<- error
 		select {
 		case <-dirty:
@@ -98,7 +98,7 @@ func (m *Monitor) write(ctx context.Context) {
 			_ = save() // what came during the last rest; the store has logged an error
 			return
 		}
-		l.Beat(saveAtMost)
+		l.Heartbeat(saveAtMost)
 		err := save()
 		if kept != nil {
 			kept <- err
@@ -116,17 +116,17 @@ func (m *Monitor) saver() func() error {
 			setAside = s.Foreign
 			m.store.SetAside(setAside)
 		}
-		return m.store.Save(s.Record(m.keeper.boot))
+		return m.store.Save(s.Checkpoint(m.keeper.boot))
 	}
 }
 
 // ErrNoStore says that nothing outlives the agent, as it has no state directory.
 var ErrNoStore = errors.New("no state directory is set")
 
-// NotKeptError says that a restart of the agent forgets what has happened.
-type NotKeptError struct{ Err error } // ErrNoStore, the store's error, or that of a context: the disk was too slow
+// NotSavedError says that a restart of the agent forgets what has happened.
+type NotSavedError struct{ Err error } // ErrNoStore, the store's error, or that of a context: the disk was too slow
 
-func (e *NotKeptError) Error() string {
+func (e *NotSavedError) Error() string {
 	if errors.Is(e.Err, context.DeadlineExceeded) {
 		return "not on disk yet: the disk does not answer in time"
 	}
@@ -134,28 +134,28 @@ func (e *NotKeptError) Error() string {
 }
 
 // Unwrap returns the cause.
-func (e *NotKeptError) Unwrap() error { return e.Err }
+func (e *NotSavedError) Unwrap() error { return e.Err }
 
-// Keep writes the state now. It returns nil if the state is on disk then, so that the next agent knows it, and
-// otherwise *NotKeptError.
-func (m *Monitor) Keep(ctx context.Context) error {
+// Save writes the state now. It returns nil if the state is on disk then, so that the next agent knows it, and
+// otherwise *NotSavedError.
+func (m *Monitor) Save(ctx context.Context) error {
 	if m.keeper.asked == nil {
-		return &NotKeptError{ErrNoStore}
+		return &NotSavedError{ErrNoStore}
 	}
 	kept := make(chan error, 1)
 	select {
 	case m.keeper.asked <- kept:
 	case <-ctx.Done():
-		return &NotKeptError{ctx.Err()}
+		return &NotSavedError{ctx.Err()}
 	}
 	select {
 	case err := <-kept:
 		if err != nil {
-			return &NotKeptError{err}
+			return &NotSavedError{err}
 		}
 		return nil
 	case <-ctx.Done():
-		return &NotKeptError{ctx.Err()}
+		return &NotSavedError{ctx.Err()}
 	}
 }
 
@@ -167,21 +167,21 @@ func (m *Monitor) recall(ctx context.Context) {
 		return
 	}
 	type history struct {
-		record core.Record
+		record core.Checkpoint
 		boot   string
 	}
 	came, store := make(chan history, 1), m.store // who reads may outlive this function
 	go func() {
-		l := m.board.Join("history")
-		defer l.Leave()
-		l.Beat(recallAtMost)
+		l := m.board.Register("history")
+		defer l.Done()
+		l.Heartbeat(recallAtMost)
 		record, boot := store.Load()
 		came <- history{record, boot}
 	}()
 	slow := time.NewTimer(recallAtMost)
 	defer slow.Stop()
 	for {
-		m.turns.Beat(0)
+		m.turns.Heartbeat(0)
 		select {
 		case h := <-came:
 			m.keeper.boot = h.boot

@@ -17,21 +17,21 @@ import (
 
 // store notes what it is given, and gives the latest.
 type store struct {
-	saved []core.Record
+	saved []core.Checkpoint
 	aside []error
 	err   error // of Save
 }
 
-func (s *store) Load() (core.Record, string) {
+func (s *store) Load() (core.Checkpoint, string) {
 	if s.saved == nil {
-		return core.Record{}, "boot"
+		return core.Checkpoint{}, "boot"
 	}
 	return s.saved[len(s.saved)-1], "boot"
 }
 
 func (s *store) SetAside(why error) { s.aside = append(s.aside, why) }
 
-func (s *store) Save(r core.Record) error {
+func (s *store) Save(r core.Checkpoint) error {
 	if s.err == nil {
 		s.saved = append(s.saved, r)
 	}
@@ -44,7 +44,7 @@ type hung struct {
 	answer chan struct{}
 }
 
-func (h *hung) Load() (core.Record, string) {
+func (h *hung) Load() (core.Checkpoint, string) {
 	<-h.answer
 	return h.store.Load()
 }
@@ -57,7 +57,7 @@ func TestNothingIsOfferedBeforeItsHistoryIsRead(t *testing.T) {
 		if d := r.Current().Driver(); r.Current().Len() != 0 || d.State != core.DriverPending || !strings.Contains(d.Reason, "disk") {
 			t.Errorf("%d units are offered without their history, driver: %+v", r.Current().Len(), d)
 		}
-		late := r.Pulse().Late(time.Now())
+		late := r.Watchdog().Late(time.Now())
 		if len(late) != 1 || late[0].Name != "history" {
 			t.Errorf("late: %v", late)
 		}
@@ -82,11 +82,11 @@ func TestStopsWhileTheDiskHangs(t *testing.T) {
 }
 
 // sick is a history of two GPUs of which the second reported an XID.
-func sick(xid uint64) []core.Record {
+func sick(xid uint64) []core.Checkpoint {
 	cfg := core.DefaultConfig()
 	s := core.NewState(cfg).Read(cfg, time.Now(), coretest.GPUs(2)).
 		Observe(cfg, time.Now(), core.Observation{At: core.WholeGPU(coretest.GPU(1)), Kind: core.XID, Code: xid})
-	return []core.Record{s.Record("boot")}
+	return []core.Checkpoint{s.Checkpoint("boot")}
 }
 
 // A fault that came right before the end is kept, however soon after another write.
@@ -131,11 +131,11 @@ func TestKeepWritesBeforeItReturns(t *testing.T) {
 			} else if err := r.Resume(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			if err := r.Keep(t.Context()); err != nil {
+			if err := r.Save(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			if last := s.saved[len(s.saved)-1]; last.Away.Since.IsZero() == away {
-				t.Errorf("away %v: on disk is %+v", away, last.Away)
+			if last := s.saved[len(s.saved)-1]; last.Maintenance.Since.IsZero() == away {
+				t.Errorf("away %v: on disk is %+v", away, last.Maintenance)
 			}
 		}
 	})
@@ -143,8 +143,8 @@ func TestKeepWritesBeforeItReturns(t *testing.T) {
 
 func TestKeepWithoutAStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		err := run(t, coretest.NewMachine(coretest.GPUs(1))).Keep(t.Context())
-		if notKept := (*monitor.NotKeptError)(nil); !errors.As(err, &notKept) || !errors.Is(err, monitor.ErrNoStore) {
+		err := run(t, coretest.NewMachine(coretest.GPUs(1))).Save(t.Context())
+		if notKept := (*monitor.NotSavedError)(nil); !errors.As(err, &notKept) || !errors.Is(err, monitor.ErrNoStore) {
 			t.Errorf("it is said to be kept: %v", err)
 		}
 	})
@@ -156,12 +156,12 @@ func TestKeepReturnsWhyItIsNotOnDisk(t *testing.T) {
 		full := errors.New("no space left on device")
 		s := &store{err: full}
 		r := runWith(t, coretest.NewMachine(coretest.GPUs(1)), s)
-		err := r.Keep(t.Context())
-		if notKept := (*monitor.NotKeptError)(nil); !errors.As(err, &notKept) || !errors.Is(err, full) {
+		err := r.Save(t.Context())
+		if notKept := (*monitor.NotSavedError)(nil); !errors.As(err, &notKept) || !errors.Is(err, full) {
 			t.Errorf("kept: %v", err)
 		}
 		s.err = nil
-		if err := r.Keep(t.Context()); err != nil {
+		if err := r.Save(t.Context()); err != nil {
 			t.Error(err)
 		}
 	})
@@ -173,7 +173,7 @@ type slow struct {
 	takes time.Duration
 }
 
-func (s *slow) Save(r core.Record) error {
+func (s *slow) Save(r core.Checkpoint) error {
 	time.Sleep(s.takes)
 	return s.store.Save(r)
 }
@@ -184,7 +184,7 @@ func TestKeepDoesNotWaitForADiskThatHangs(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		began := time.Now()
-		err := r.Keep(ctx)
+		err := r.Save(ctx)
 		if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "disk") || time.Since(began) > time.Second {
 			t.Errorf("after %v: %v", time.Since(began), err)
 		}

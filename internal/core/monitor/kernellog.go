@@ -39,9 +39,9 @@ func (p *pastLog) logWasRead(obs []core.Observation) {
 	}
 }
 
-// Recalled waits until Run has taken up the history, so that State has it, and reports whether that came before the end
+// Restored waits until Run has taken up the history, so that State has it, and reports whether that came before the end
 // of ctx.
-func (m *Monitor) Recalled(ctx context.Context) bool {
+func (m *Monitor) Restored(ctx context.Context) bool {
 	select {
 	case <-m.known:
 		return true

@@ -24,7 +24,7 @@ func TestThePastOfTheKernelLogComesBeforeTheFirstReading(t *testing.T) {
 			done := make(chan error, 1)
 			go func() { done <- mon.Run(ctx) }()
 			go func() {
-				if !mon.Recalled(ctx) {
+				if !mon.Restored(ctx) {
 					t.Error("the history never came")
 				}
 				time.Sleep(took)

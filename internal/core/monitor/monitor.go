@@ -57,13 +57,13 @@ type Session interface {
 // themselves what goes wrong, as it keeps nobody from working.
 type Store interface {
 	// Load returns what was saved last, empty if that is nothing or can't be read, and the machine's boot ID.
-	Load() (r core.Record, boot string)
+	Load() (r core.Checkpoint, boot string)
 
 	// SetAside has the next Save keep what is there under another name instead of replacing it.
 	SetAside(why error)
 
 	// Save returns nil once the record is where the next agent finds it.
-	Save(core.Record) error
+	Save(core.Checkpoint) error
 }
 
 // Pace of the parts that nobody needs to configure.
@@ -84,46 +84,46 @@ const (
 // Monitor follows one machine. Make one with New, then call Run once; the other methods are safe for
 // concurrent use before, during and after Run.
 type Monitor struct {
-	open   func() (Session, error)
-	look   func() string
-	cfg    core.Config
-	log    *slog.Logger
-	store  Store // nil = nothing is kept
-	cell   *Cell[core.State]
-	usage  *usageReadings
-	orders chan order
-	told   chan core.Observation
-	host   *Cell[core.Host] // what was handed in last
-	moved  chan struct{}    // capacity 1: there is something new in host
-	said   said
-	past   pastLog
-	known  chan struct{}          // closed when the history is taken up
-	held   *Cell[<-chan struct{}] // closed when the latest session holds nothing any more; nil = there was none
-	keeper keeper
-	clock  *clock // Run's own
-	gauges gauges
-	board  *pulse.Board
-	turns  *pulse.Loop // Run's own
+	open              func() (Session, error)
+	driverFingerprint func() string
+	cfg               core.Config
+	log               *slog.Logger
+	store             Store // nil = nothing is kept
+	cell              *Value[core.State]
+	usage             *usageReadings
+	orders            chan order
+	told              chan core.Observation
+	host              *Value[core.Host] // what was handed in last
+	moved             chan struct{}     // capacity 1: there is something new in host
+	said              said
+	past              pastLog
+	known             chan struct{}           // closed when the history is taken up
+	held              *Value[<-chan struct{}] // closed when the latest session holds nothing any more; nil = there was none
+	keeper            keeper
+	clock             *clock // Run's own
+	gauges            gauges
+	board             *pulse.Registry
+	turns             *pulse.Task // Run's own
 }
 
 // New returns a monitor that opens sessions with open, which is called from a goroutine of its own,
 // never twice at once. With a store it takes up where the last one ended.
 func New(open func() (Session, error), cfg core.Config, log *slog.Logger, store Store) *Monitor {
 	return &Monitor{
-		open: open, look: func() string { return "" }, cfg: cfg, log: log, store: store,
-		cell:  NewCell(core.NewState(cfg)),
+		open: open, driverFingerprint: func() string { return "" }, cfg: cfg, log: log, store: store,
+		cell:  NewValue(core.NewState(cfg)),
 		usage: newUsageReadings(), orders: make(chan order), told: make(chan core.Observation, 256),
-		host: NewCell(core.Host{}), known: make(chan struct{}), moved: make(chan struct{}, 1),
-		held: NewCell[<-chan struct{}](nil), keeper: newKeeper(store), clock: newClock(time.Now), board: pulse.NewBoard(),
+		host: NewValue(core.Host{}), known: make(chan struct{}), moved: make(chan struct{}, 1),
+		held: NewValue[<-chan struct{}](nil), keeper: newKeeper(store), clock: newClock(time.Now), board: pulse.NewRegistry(),
 	}
 }
 
-// Expect has the monitor try again to open the driver as soon as look says something else than before, instead of
+// SetDriverProbe has the monitor try again to open the driver as soon as look says something else than before, instead of
 // when the next try is due. Call it before Run; look is called twice a second while there is no session.
-func (m *Monitor) Expect(look func() string) { m.look = look }
+func (m *Monitor) SetDriverProbe(look func() string) { m.driverFingerprint = look }
 
-// Pulse is where the monitor's loops beat, and others of the agent may.
-func (m *Monitor) Pulse() *pulse.Board { return m.board }
+// Watchdog is where the monitor's loops beat, and others of the agent may.
+func (m *Monitor) Watchdog() *pulse.Registry { return m.board }
 
 // State is the latest state of the machine.
 func (m *Monitor) State() core.State { return m.cell.Load() }
@@ -149,8 +149,8 @@ func (m *Monitor) Watch(ctx context.Context) iter.Seq[*core.Inventory] {
 // Run follows the machine until ctx ends (nil) or a new process is needed (core.ErrDriverStale). It
 // returns within two seconds of the end of ctx even if the driver hangs; a hung call is abandoned.
 func (m *Monitor) Run(ctx context.Context) error {
-	m.turns = m.board.Join(Loop)
-	defer m.turns.Leave()
+	m.turns = m.board.Register(Loop)
+	defer m.turns.Done()
 	m.recall(ctx)
 	m.arrive() // what is known of the host counts from the first reading on
 	defer m.keep(ctx)()

@@ -157,7 +157,7 @@ func TestDriverThatAppearsIsOpenedAtOnce(t *testing.T) {
 		there := atomic.Pointer[string]{}
 		there.Store(new("nothing"))
 		mon := monitor.New(m.Open, core.DefaultConfig(), slog.New(slog.DiscardHandler), nil)
-		mon.Expect(func() string { return *there.Load() })
+		mon.SetDriverProbe(func() string { return *there.Load() })
 		r := running{t: t, Monitor: mon}
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
@@ -214,7 +214,7 @@ func TestHungCall(t *testing.T) {
 		r := run(t, m)
 		release := m.Hang("Probe", core.WholeGPU(coretest.GPU(2)))
 		r.after(71*time.Second).expect("hung", map[int]core.HealthState{2: core.Unhealthy})
-		if h := r.health(2); h.Reason != core.ReasonNoAnswer || h.Detail != "nvmlProbe" {
+		if h := r.health(2); h.Reason != core.ReasonUnresponsive || h.Detail != "nvmlProbe" {
 			t.Errorf("health: %v", h)
 		}
 		if _, err := r.Current().Reserve(core.UnitID(coretest.GPU(0))); err != nil {
@@ -335,7 +335,7 @@ func TestUsageIsAnsweredWhenTheSessionEnds(t *testing.T) {
 // A slow reader skips to the latest; a reader that joins late starts with the present.
 func TestWatchSkips(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		cell := monitor.NewCell(0)
+		cell := monitor.NewValue(0)
 		var got []int
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()

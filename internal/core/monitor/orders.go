@@ -26,9 +26,9 @@ func (m *Monitor) Report(obs ...core.Observation) bool {
 	return true
 }
 
-// Host tells what the host has beside the driver now; it replaces all that was told before. It never blocks, and
+// SetHost tells what the host has beside the driver now; it replaces all that was told before. It never blocks, and
 // what comes faster than it is taken in is skipped. What is told before Run counts from the first reading on.
-func (m *Monitor) Host(h core.Host) {
+func (m *Monitor) SetHost(h core.Host) {
 	m.host.Store(h)
 	select {
 	case m.moved <- struct{}{}:
@@ -47,7 +47,7 @@ func (m *Monitor) arrive() {
 
 // settle takes in the latest that was told of the host.
 func (m *Monitor) settle() {
-	m.update(func(s core.State, now time.Time) core.State { return s.On(m.cfg, now, m.host.Load()) })
+	m.update(func(s core.State, now time.Time) core.State { return s.WithHost(m.cfg, now, m.host.Load()) })
 }
 
 // Reserved tells that units were handed out to new work. It never blocks.
@@ -59,7 +59,7 @@ func (m *Monitor) Reserved(devices []core.Device) {
 
 // Clear drops conditions by an operator's order and returns them: see core.Ledger.Clear for its errors. It
 // takes effect whether or not a session is open.
-func (m *Monitor) Clear(ctx context.Context, o core.Order) ([]core.Condition, error) {
+func (m *Monitor) Clear(ctx context.Context, o core.Command) ([]core.Condition, error) {
 	var cleared []core.Condition
 	err := m.order(ctx, func(s core.State, now time.Time) (next core.State, err error) {
 		next, cleared, err = s.Clear(m.cfg, now, o)
@@ -69,7 +69,7 @@ func (m *Monitor) Clear(ctx context.Context, o core.Order) ([]core.Condition, er
 }
 
 // Ignore disregards conditions until a time and returns them: see core.Ledger.Ignore for its errors.
-func (m *Monitor) Ignore(ctx context.Context, o core.Order, until time.Time) ([]core.Condition, error) {
+func (m *Monitor) Ignore(ctx context.Context, o core.Command, until time.Time) ([]core.Condition, error) {
 	var ignored []core.Condition
 	err := m.order(ctx, func(s core.State, now time.Time) (next core.State, err error) {
 		next, ignored, err = s.Ignore(m.cfg, now, o, until)

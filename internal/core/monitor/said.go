@@ -12,7 +12,7 @@ import (
 type said struct {
 	findings []string
 	drift    []string
-	contests []core.Contest
+	contests []core.Overlap
 	nodes    []string // warnings of missing device nodes
 	unlisted []core.UnlistedXID
 }
@@ -22,7 +22,7 @@ type said struct {
 // Findings that are missing are over only if the machine was read completely: while a GPU or the driver does not
 // answer, nobody can say whom the policy means, and the same finding would come and go with each such reading.
 func (s *said) log(log *slog.Logger, state core.State) {
-	findings, drift := state.Inventory.Findings(), state.Inventory.Drift()
+	findings, drift := state.Inventory.PolicyWarnings(), state.Inventory.Drift()
 	if state.Snapshot.Driver.State != core.DriverReady || len(state.Snapshot.Excluded) > 0 {
 		findings, drift = union(s.findings, findings), union(s.drift, drift)
 	}
@@ -39,7 +39,7 @@ func (s *said) log(log *slog.Logger, state core.State) {
 	for _, f := range without(s.findings, findings) {
 		log.Info("the policy fits this machine again", "finding", f)
 	}
-	contests := state.Inventory.Contests()
+	contests := state.Inventory.Overlaps()
 	for _, c := range without(contests, s.contests) {
 		log.Warn("device is offered by another agent, too", "id", c.Device, "other", c.By,
 			"action", "give the agents different GPUs")

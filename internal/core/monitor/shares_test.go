@@ -45,7 +45,7 @@ func TestSharesAreOneDevice(t *testing.T) {
 		if n := m.Stats().Transitions; len(n) != 2 || n[coretest.GPU(0)] != 0 || n[coretest.GPU(1)] != 1 {
 			t.Errorf("transitions: %v", n)
 		}
-		if err := m.Adopt(ctx, shares(50)); err != nil {
+		if err := m.ApplyPolicy(ctx, shares(50)); err != nil {
 			t.Fatal(err)
 		}
 		synctest.Wait()

@@ -141,7 +141,7 @@ func TestShutdownFails(t *testing.T) {
 // A session that was closed around a call in the driver lets go once the call is back, if it is asked again.
 func TestCloseAgain(t *testing.T) {
 	m := simdriver.Start(t, "h100x8")
-	s := openWith(t, m, Options{Patience: brief}, ErrAbandoned)
+	s := openWith(t, m, Options{Deadline: brief}, ErrAbandoned)
 	snapshot(t, s)
 	must(t, m.Hang(simdriver.GPU(3), "nvmlDeviceRegisterEvents"))
 	s.heard = nil
@@ -177,7 +177,7 @@ func TestCloseKnowsTheOthers(t *testing.T) {
 	} {
 		t.Run(call, func(t *testing.T) {
 			m := simdriver.Start(t, "t4")
-			first := openWith(t, m, Options{Patience: brief}, ErrAbandoned)
+			first := openWith(t, m, Options{Deadline: brief}, ErrAbandoned)
 			snapshot(t, first)
 			must(t, m.Hang(simdriver.All, call))
 			over := make(chan struct{})
@@ -206,7 +206,7 @@ func TestCloseKnowsTheOthers(t *testing.T) {
 // Who takes the place of a session does not keep it from ending.
 func TestCloseOfAnEarlierSession(t *testing.T) {
 	m := simdriver.Start(t, "t4")
-	first, next := open(t, m), openWith(t, m, Options{Patience: brief}, ErrAbandoned)
+	first, next := open(t, m), openWith(t, m, Options{Deadline: brief}, ErrAbandoned)
 	snapshot(t, next)
 	must(t, m.Hang(simdriver.GPU(0), "nvmlDeviceGetUUID"))
 	probe(t, next)

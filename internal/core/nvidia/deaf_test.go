@@ -27,7 +27,7 @@ func TestWaitHangs(t *testing.T) {
 				t.Errorf("%+v", deaf)
 			}
 			for _, o := range probe(t, s) {
-				if o.Kind != core.Checked || o.Vitals.Events != core.Unsaid {
+				if o.Kind != core.Checked || o.Sample.Events != core.NotReported {
 					t.Errorf("%+v", o)
 				}
 			}
@@ -53,7 +53,7 @@ func TestWaitHangs(t *testing.T) {
 			}
 			must(t, m.XID(3, 62))
 			heard(t, s, core.Observation{At: core.WholeGPU(h100ID), Kind: core.XID, Code: 62})
-			if o := probe(t, s)[h100ID]; o.Vitals.Events != core.Yes {
+			if o := probe(t, s)[h100ID]; o.Sample.Events != core.Yes {
 				t.Errorf("healed: %+v", o)
 			}
 		})

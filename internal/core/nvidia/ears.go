@@ -106,8 +106,8 @@ type registered struct {
 // listener is a GPU that is to be heard.
 type listener struct {
 	held
-	events  core.Answer // whether its XIDs are listened to; unsaid until that was tried
-	refused bool        // it could not be registered, and might be another time
+	events  core.Tristate // whether its XIDs are listened to; unsaid until that was tried
+	refused bool          // it could not be registered, and might be another time
 }
 
 // stranded is an event set with a call about it that did not come back: it can't be freed under it.
@@ -146,16 +146,16 @@ func (s *Session) listenAgain() {
 }
 
 // hears says whether the XIDs of a GPU are listened to now.
-func (s *Session) hears(id core.DeviceID) core.Answer {
+func (s *Session) hears(id core.DeviceID) core.Tristate {
 	if _, hangs := s.deaf(); hangs || s.ears.areDeaf() {
-		return core.Unsaid
+		return core.NotReported
 	}
 	for _, h := range s.heard {
 		if h.device.ID == id {
 			return h.events
 		}
 	}
-	return core.Unsaid
+	return core.NotReported
 }
 
 // arm makes a set of those that were not refused; an empty one if nobody could be registered, and then
@@ -194,7 +194,7 @@ func (s *Session) registerAll(a *armed) bool {
 			continue
 		}
 		mask, err := s.register(h.held, a.set)
-		h.events = core.AnswerOf(err == nil && mask&nvml.EventTypeXidCriticalError != 0)
+		h.events = core.TristateOf(err == nil && mask&nvml.EventTypeXidCriticalError != 0)
 		h.refused = err != nil && !isUnsupported(err)
 		l := s.lane(h.device.ID)
 		switch {

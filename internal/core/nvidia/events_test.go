@@ -114,7 +114,7 @@ func TestLostGPULeavesTheSet(t *testing.T) {
 	heard(t, s, core.Observation{At: core.WholeGPU(h100ID), Kind: core.XID, Code: 48})
 	must(t, m.Restore(2))
 	snapshot(t, s)
-	if o := probe(t, s)[lost.At.GPU]; o.Vitals.Events != core.Yes {
+	if o := probe(t, s)[lost.At.GPU]; o.Sample.Events != core.Yes {
 		t.Errorf("%+v", o)
 	}
 	must(t, m.XID(2, 62))

@@ -53,7 +53,7 @@ func TestGPUThatFailsEveryCall(t *testing.T) {
 	obs, err := s.Probe()
 	must(t, err)
 	for _, o := range obs {
-		want := core.Observation{At: o.At, Kind: core.Checked, Vitals: wellH100}
+		want := core.Observation{At: o.At, Kind: core.Checked, Sample: wellH100}
 		if o.At == core.WholeGPU(h100ID) {
 			want = core.Observation{At: o.At, Kind: core.ProbeFailed, Detail: "nvmlDeviceGetUUID: Unknown Error"}
 		}
@@ -95,8 +95,8 @@ func TestGPULostAndRestored(t *testing.T) {
 	}
 
 	must(t, m.Restore(3))
-	well := core.Observation{At: lost.At, Kind: core.Checked, Vitals: wellH100}
-	well.Vitals.Events = core.Unsaid // until it is read
+	well := core.Observation{At: lost.At, Kind: core.Checked, Sample: wellH100}
+	well.Sample.Events = core.NotReported // until it is read
 	if obs, err = s.Probe(); err != nil || !slices.Contains(obs, well) {
 		t.Errorf("probe after the return: %+v, %v", obs, err)
 	}
@@ -144,7 +144,7 @@ func TestNothingSupported(t *testing.T) {
 		if diff := gocmp.Diff([]core.Device{want}, snap.Devices); diff != "" || len(snap.Excluded) > 0 {
 			t.Errorf("%s: excluded %+v\n%s", code, snap.Excluded, diff)
 		}
-		checked := core.Observation{At: want.At, Kind: core.Checked, Vitals: core.Vitals{Events: core.No}}
+		checked := core.Observation{At: want.At, Kind: core.Checked, Sample: core.HealthSample{Events: core.No}}
 		if obs, err := s.Probe(); err != nil || !slices.Equal(obs, []core.Observation{checked}) {
 			t.Errorf("%s: probe: %+v, %v", code, obs, err)
 		}

@@ -13,45 +13,45 @@ import (
 // is for a GPU that does not have it.
 type field struct {
 	id  uint32
-	set func(*core.Vitals, core.Gauge)
+	set func(*core.HealthSample, core.OptionalUint64)
 }
 
 // The first field is the driver's verdict, without which there is no check.
 var fields = [...]field{
-	{nvml.FI_DEV_GET_GPU_RECOVERY_ACTION, func(v *core.Vitals, g core.Gauge) { v.Verdict = verdict(g) }},
-	{nvml.FI_DEV_REMAPPED_PENDING, func(v *core.Vitals, g core.Gauge) { v.RemapPending = answer(g) }},
-	{nvml.FI_DEV_REMAPPED_FAILURE, func(v *core.Vitals, g core.Gauge) { v.RemapFailed = answer(g) }},
-	{nvml.FI_DEV_RETIRED_PENDING, func(v *core.Vitals, g core.Gauge) { v.RetirementPending = answer(g) }},
-	{nvml.FI_DEV_CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN, func(v *core.Vitals, g core.Gauge) { v.ThermalSlowdown = g }},
-	{nvml.FI_DEV_CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN, func(v *core.Vitals, g core.Gauge) { v.PowerBrake = g }},
-	{nvml.FI_DEV_PCIE_REPLAY_COUNTER, func(v *core.Vitals, g core.Gauge) { v.Replays = g }},
-	{nvml.FI_DEV_TOTAL_ENERGY_CONSUMPTION, func(v *core.Vitals, g core.Gauge) { v.Energy = g }},
+	{nvml.FI_DEV_GET_GPU_RECOVERY_ACTION, func(v *core.HealthSample, g core.OptionalUint64) { v.RecoveryAction = verdict(g) }},
+	{nvml.FI_DEV_REMAPPED_PENDING, func(v *core.HealthSample, g core.OptionalUint64) { v.RemapPending = answer(g) }},
+	{nvml.FI_DEV_REMAPPED_FAILURE, func(v *core.HealthSample, g core.OptionalUint64) { v.RemapFailed = answer(g) }},
+	{nvml.FI_DEV_RETIRED_PENDING, func(v *core.HealthSample, g core.OptionalUint64) { v.RetirementPending = answer(g) }},
+	{nvml.FI_DEV_CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN, func(v *core.HealthSample, g core.OptionalUint64) { v.ThermalSlowdown = g }},
+	{nvml.FI_DEV_CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN, func(v *core.HealthSample, g core.OptionalUint64) { v.PowerBrake = g }},
+	{nvml.FI_DEV_PCIE_REPLAY_COUNTER, func(v *core.HealthSample, g core.OptionalUint64) { v.Replays = g }},
+	{nvml.FI_DEV_TOTAL_ENERGY_CONSUMPTION, func(v *core.HealthSample, g core.OptionalUint64) { v.Energy = g }},
 }
 
-func answer(g core.Gauge) core.Answer {
+func answer(g core.OptionalUint64) core.Tristate {
 	if !g.OK {
-		return core.Unsaid
+		return core.NotReported
 	}
-	return core.AnswerOf(g.Value != 0)
+	return core.TristateOf(g.Value != 0)
 }
 
 // verdict maps nvmlDeviceGpuRecoveryAction_t. What a later driver may want is something.
-func verdict(g core.Gauge) core.Verdict {
-	known := [...]core.Verdict{
-		nvml.GPU_RECOVERY_ACTION_NONE:                core.VerdictNone,
-		nvml.GPU_RECOVERY_ACTION_GPU_RESET:           core.VerdictReset,
-		nvml.GPU_RECOVERY_ACTION_NODE_REBOOT:         core.VerdictReboot,
+func verdict(g core.OptionalUint64) core.RecoveryAction {
+	known := [...]core.RecoveryAction{
+		nvml.GPU_RECOVERY_ACTION_NONE:                core.RecoveryNone,
+		nvml.GPU_RECOVERY_ACTION_GPU_RESET:           core.RecoveryReset,
+		nvml.GPU_RECOVERY_ACTION_NODE_REBOOT:         core.RecoveryReboot,
 		nvml.GPU_RECOVERY_ACTION_DRAIN_P2P:           core.VerdictDrainP2P,
-		nvml.GPU_RECOVERY_ACTION_DRAIN_AND_RESET:     core.VerdictDrainAndReset,
-		nvml.GPU_RECOVERY_ACTION_RECOVER_IMEX_DOMAIN: core.VerdictRecoverIMEX,
+		nvml.GPU_RECOVERY_ACTION_DRAIN_AND_RESET:     core.RecoveryDrainAndReset,
+		nvml.GPU_RECOVERY_ACTION_RECOVER_IMEX_DOMAIN: core.RecoveryIMEX,
 	}
 	switch {
 	case !g.OK:
-		return core.VerdictUnsaid
+		return core.RecoveryUnknown
 	case g.Value < uint64(len(known)):
 		return known[g.Value]
 	default:
-		return core.VerdictOther
+		return core.RecoveryOther
 	}
 }
 
@@ -59,10 +59,10 @@ func verdict(g core.Gauge) core.Verdict {
 type batch struct {
 	values []nvml.FieldValue
 	into   []*ability
-	set    []func(core.Gauge)
+	set    []func(core.OptionalUint64)
 }
 
-func (b *batch) add(v nvml.FieldValue, y *ability, set func(core.Gauge)) {
+func (b *batch) add(v nvml.FieldValue, y *ability, set func(core.OptionalUint64)) {
 	if !y.lacking {
 		b.values, b.into, b.set = append(b.values, v), append(b.into, y), append(b.set, set)
 	}
@@ -76,15 +76,15 @@ func (r *record) readFields(a *asker, h nvml.Device, links bool) (answered bool)
 	}
 	var b batch
 	for i, f := range fields {
-		b.add(nvml.FieldValue{FieldId: f.id}, &r.fields[i], func(g core.Gauge) { f.set(&r.vitals, g) })
+		b.add(nvml.FieldValue{FieldId: f.id}, &r.fields[i], func(g core.OptionalUint64) { f.set(&r.vitals, g) })
 	}
 	links = links || slices.ContainsFunc(r.links[:], func(y ability) bool { return y.failed })
 	links = links && !r.mig // which turns links to other GPUs off by design
-	var up core.Gauge
+	var up core.OptionalUint64
 	for link := range r.links {
 		if links {
 			b.add(nvml.FieldValue{FieldId: nvml.FI_DEV_NVLINK_GET_STATE, ScopeId: uint32(link)}, &r.links[link],
-				func(g core.Gauge) { up.Value, up.OK = up.Value+g.Value, up.OK || g.OK })
+				func(g core.OptionalUint64) { up.Value, up.OK = up.Value+g.Value, up.OK || g.OK })
 		}
 	}
 	if len(b.values) == 0 {
@@ -119,7 +119,7 @@ func (r *record) ask(a *asker, h nvml.Device, b batch) (answered bool) {
 			return false
 		}
 		if counts {
-			b.set[i](core.Gauge{Value: fieldValue(v), OK: err == nil})
+			b.set[i](core.OptionalUint64{Value: fieldValue(v), OK: err == nil})
 		}
 		answered = answered || err == nil
 	}

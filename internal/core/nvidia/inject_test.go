@@ -51,7 +51,7 @@ func TestEachCallHangs(t *testing.T) {
 // useOnce makes every call there is about a machine. The session is passed on as soon as there is one, for
 // whoever has to close it again.
 func useOnce(m *simdriver.Machine, opened chan<- *Session) error {
-	s, err := Open(Options{Roots: roots(m), Patience: brief})
+	s, err := Open(Options{Roots: roots(m), Deadline: brief})
 	if err != nil {
 		return err
 	}

@@ -19,7 +19,7 @@ const brief = 100 * time.Millisecond
 
 func openBriefly(t testing.TB, m *simdriver.Machine) *Session {
 	t.Helper()
-	return openWith(t, m, Options{Patience: brief})
+	return openWith(t, m, Options{Deadline: brief})
 }
 
 // free waits until nothing is in the driver any more.
@@ -110,7 +110,7 @@ func TestHangAnywhere(t *testing.T) {
 			}
 			delete(obs, h100ID)
 			for o := range maps.Values(obs) {
-				if o.Kind != core.Checked || o.Vitals.Verdict != core.VerdictNone || o.Vitals.Events != core.Yes {
+				if o.Kind != core.Checked || o.Sample.RecoveryAction != core.RecoveryNone || o.Sample.Events != core.Yes {
 					t.Errorf("%+v", o)
 				}
 			}
@@ -132,7 +132,7 @@ func TestHangAnywhere(t *testing.T) {
 			if after := snapshot(t, s); !after.Equal(before) {
 				t.Error(gocmp.Diff(before, after))
 			}
-			if got := probe(t, s)[h100ID]; got.Kind != core.Checked || got.Vitals.Events != core.Yes {
+			if got := probe(t, s)[h100ID]; got.Kind != core.Checked || got.Sample.Events != core.Yes {
 				t.Errorf("healed: %+v", got)
 			}
 			must(t, m.XID(3, 62))
@@ -207,7 +207,7 @@ func TestCrawling(t *testing.T) {
 // A session with a call in the driver can't be shut down; the next one knows, and it makes up for it.
 func TestAbandonedSession(t *testing.T) {
 	m := simdriver.Start(t, "h100x8")
-	s := openWith(t, m, Options{Patience: brief}, ErrAbandoned)
+	s := openWith(t, m, Options{Deadline: brief}, ErrAbandoned)
 	snapshot(t, s)
 	must(t, m.Hang(simdriver.GPU(3), "nvmlDeviceGetUUID"))
 	probe(t, s)

@@ -20,7 +20,7 @@ type network struct {
 // they never agree, the network is not read each time.
 type linkCount struct {
 	active  int
-	checked core.Gauge
+	checked core.OptionalUint64
 }
 
 // ends are the active NVLinks of one GPU, by where they lead.

@@ -16,7 +16,7 @@ import (
 func watched(t *testing.T, m *simdriver.Machine, cfg core.Config) (until func(what string, ok func(*core.Inventory) bool)) {
 	t.Helper()
 	mon := monitor.New(func() (monitor.Session, error) {
-		s, err := Open(Options{Roots: roots(m), Patience: 100 * time.Millisecond})
+		s, err := Open(Options{Roots: roots(m), Deadline: 100 * time.Millisecond})
 		if err != nil {
 			return nil, err // not a nil *Session in an interface
 		}
@@ -100,7 +100,7 @@ func TestMonitorSeesAHang(t *testing.T) {
 	until := watched(t, m, cfg)
 	until("eight healthy GPUs", health(h100ID, 8, core.Healthy, core.ReasonNone))
 	must(t, m.Hang(simdriver.GPU(3), "nvmlDeviceGetUUID"))
-	until("hanging", health(h100ID, 8, core.Unhealthy, core.ReasonNoAnswer))
+	until("hanging", health(h100ID, 8, core.Unhealthy, core.ReasonUnresponsive))
 	must(t, m.Heal())
 	until("answering", health(h100ID, 8, core.Healthy, core.ReasonNone))
 }

@@ -103,10 +103,10 @@ func TestPaceOfLinks(t *testing.T) {
 	_, at := checked(t, m)
 	at(0)
 	must(t, m.Set(3, "links_down", "0x3"))
-	if up := at(299 * time.Second)(3).Vitals.LinksUp; up != core.GaugeOf(18) {
+	if up := at(299 * time.Second)(3).Sample.LinksUp; up != core.OptionalUint64Of(18) {
 		t.Errorf("too early: %+v", up)
 	}
-	if up := at(300 * time.Second)(3).Vitals.LinksUp; up != core.GaugeOf(16) {
+	if up := at(300 * time.Second)(3).Sample.LinksUp; up != core.OptionalUint64Of(16) {
 		t.Errorf("%+v", up)
 	}
 }
@@ -118,14 +118,14 @@ func TestEventBringsTheSlowForward(t *testing.T) {
 	at(0)
 	must(t, m.Set(3, "tpc_repair_pending", "yes"), m.Set(4, "tpc_repair_pending", "yes"), m.Event(3, simdriver.EventRecoveryAction, 0))
 	heard(t, s, core.Observation{At: core.WholeGPU(h100ID), Detail: "event 0x8000"})
-	if v := at(hintedAtMost - 1)(3).Vitals; v.RepairPending != core.No {
+	if v := at(hintedAtMost - 1)(3).Sample; v.RepairPending != core.No {
 		t.Errorf("less than a second after the last: %+v", v)
 	}
 	of := at(hintedAtMost)
-	if v := of(3).Vitals; v.RepairPending != core.Yes {
+	if v := of(3).Sample; v.RepairPending != core.Yes {
 		t.Errorf("%+v", v)
 	}
-	if v := of(4).Vitals; v.RepairPending != core.No {
+	if v := of(4).Sample; v.RepairPending != core.No {
 		t.Errorf("another GPU: %+v", v)
 	}
 	n := counted(t, m, func() { at(3 * hintedAtMost) })
@@ -143,7 +143,7 @@ func TestReturnReadsAll(t *testing.T) {
 	at(time.Second)
 	must(t, m.Change(3, "inforom_corrupt = yes", "lost = no"))
 	n := counted(t, m, func() {
-		if v := at(2 * time.Second)(3).Vitals; v.InfoROMCorrupt != core.Yes {
+		if v := at(2 * time.Second)(3).Sample; v.InfoROMCorrupt != core.Yes {
 			t.Errorf("%+v", v)
 		}
 	})
@@ -156,17 +156,17 @@ func TestReturnReadsAll(t *testing.T) {
 func TestMIGModeIsLearntAgain(t *testing.T) {
 	m := simdriver.Start(t, "a100-mig")
 	s, at := checked(t, m)
-	if v := at(0)(0).Vitals; v.RemapPending != core.No {
+	if v := at(0)(0).Sample; v.RemapPending != core.No {
 		t.Errorf("%+v", v)
 	}
 	must(t, m.SetMIG(0, "7g.80gb"))
 	snapshot(t, s)
-	if v := at(time.Second)(0).Vitals; v.RemapPending != core.Unsaid || v.Partial {
+	if v := at(time.Second)(0).Sample; v.RemapPending != core.NotReported || v.Partial {
 		t.Errorf("with MIG: %+v", v)
 	}
 	must(t, m.MIGOff(0))
 	snapshot(t, s)
-	if v := at(2 * time.Second)(0).Vitals; v.RemapPending != core.No || v.Partial {
+	if v := at(2 * time.Second)(0).Sample; v.RemapPending != core.No || v.Partial {
 		t.Errorf("without: %+v", v)
 	}
 }
@@ -190,20 +190,20 @@ func TestSilentSignals(t *testing.T) {
 			must(t, m.Change(3, "pcie_replays = 5", "ecc_uncorrected_volatile = 6"))
 			_, at := checked(t, m)
 			want := wellH100
-			want.Replays, want.Uncorrectable = core.GaugeOf(5), core.GaugeOf(6)
-			if o := at(0)(3); o.Vitals != want {
+			want.Replays, want.Uncorrectable = core.OptionalUint64Of(5), core.OptionalUint64Of(6)
+			if o := at(0)(3); o.Sample != want {
 				t.Errorf("%+v", o)
 			}
 			must(t, silence(t, m))
 			partial := want
 			partial.Partial = true
 			for _, since := range []time.Duration{300 * time.Second, 310 * time.Second} { // also when only the fast is due
-				if o := at(since)(3); o.Kind != core.Checked || o.Vitals != partial {
+				if o := at(since)(3); o.Kind != core.Checked || o.Sample != partial {
 					t.Errorf("after %v: %+v", since, o)
 				}
 			}
 			must(t, m.Heal(), m.Set(3, "field.94", "5"), m.Set(3, "field.165.4", "1"))
-			if o := at(320 * time.Second)(3); o.Vitals != want {
+			if o := at(320 * time.Second)(3); o.Sample != want {
 				t.Errorf("healed: %+v", o)
 			}
 		})
@@ -211,7 +211,7 @@ func TestSilentSignals(t *testing.T) {
 			m := simdriver.Start(t, "h100x8")
 			must(t, silence(t, m))
 			_, at := checked(t, m)
-			if o := at(0)(3); o.Kind != core.Checked || o.Vitals.Partial || o.Vitals == wellH100 {
+			if o := at(0)(3); o.Kind != core.Checked || o.Sample.Partial || o.Sample == wellH100 {
 				t.Errorf("%+v", o)
 			}
 		})
@@ -226,9 +226,9 @@ func TestFabricOfOlderDrivers(t *testing.T) {
 	_, at := checked(t, m)
 	of := at(0)
 	for slot, want := range map[int]core.Fabric{
-		2: core.FabricWell, 3: core.FabricMisconfigured, 4: core.FabricLimited, 5: core.FabricUnhealthy,
+		2: core.FabricHealthy, 3: core.FabricMisconfigured, 4: core.FabricLimited, 5: core.FabricUnhealthy,
 	} {
-		if v := of(slot).Vitals; v.Fabric != want || v.Partial {
+		if v := of(slot).Sample; v.Fabric != want || v.Partial {
 			t.Errorf("GPU %d: %+v", slot, v)
 		}
 	}
@@ -245,11 +245,11 @@ func TestOneWrongAnswerIsNotCarried(t *testing.T) {
 	_, at := checked(t, m)
 	at(0)
 	must(t, m.Set(3, "unrepairable_memory", "yes"))
-	if a := at(60 * time.Second)(3).Vitals.Unrepairable; a != core.Yes {
+	if a := at(60 * time.Second)(3).Sample.Unrepairable; a != core.Yes {
 		t.Fatalf("unrepairable: %v", a)
 	}
 	must(t, m.Set(3, "unrepairable_memory", "no"))
-	if a := at(70 * time.Second)(3).Vitals.Unrepairable; a != core.No {
+	if a := at(70 * time.Second)(3).Sample.Unrepairable; a != core.No {
 		t.Errorf("a check later: %v", a)
 	}
 	asked := counted(t, m, func() { at(80 * time.Second) })

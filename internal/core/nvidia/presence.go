@@ -10,10 +10,10 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 )
 
-// Presence says what there is of a driver, without asking it: another text means that another try to open it may
+// DriverFingerprint says what there is of a driver, without asking it: another text means that another try to open it may
 // end otherwise. It looks at the kernel module (/sys/module/nvidia and its version), at the node that every use of
 // the driver begins with (/dev/nvidiactl) and at where the library is looked for.
-func Presence(r core.Roots) string {
+func DriverFingerprint(r core.Roots) string {
 	module := filepath.Join(rooted(r.Sys, "/sys"), "module/nvidia")
 	version, _ := os.ReadFile(filepath.Join(module, "version")) // without a module there is none
 	signs := []string{strings.TrimSpace(string(version))}

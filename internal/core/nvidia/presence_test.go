@@ -15,12 +15,12 @@ func TestPresence(t *testing.T) {
 	seen := map[string]string{}
 	step := func(what string) {
 		t.Helper()
-		now := nvidia.Presence(roots)
+		now := nvidia.DriverFingerprint(roots)
 		if before, ok := seen[now]; ok {
 			t.Errorf("%s looks like %s: %q", what, before, now)
 		}
 		seen[now] = what
-		if again := nvidia.Presence(roots); again != now {
+		if again := nvidia.DriverFingerprint(roots); again != now {
 			t.Errorf("%s: %q, then %q", what, now, again)
 		}
 	}

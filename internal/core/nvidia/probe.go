@@ -67,7 +67,7 @@ func (c check) run(a *asker, lib nvml.Interface) record {
 func (s *Session) finish(c check, next record, err error) core.Observation {
 	o := core.Observation{At: c.held.device.At, Kind: core.Checked}
 	if err == nil {
-		c.lane.record, o.Vitals = next, s.vitals(next)
+		c.lane.record, o.Sample = next, s.vitals(next)
 		return o
 	}
 	c.last.away, c.lane.settled = true, false
@@ -82,10 +82,10 @@ func (s *Session) finish(c check, next record, err error) core.Observation {
 
 // vitals are what a record says. NONE is no verdict in a vGPU guest, where the driver can't see what the
 // GPU needs, and nothing is one on Tegra, where it never looks.
-func (s *Session) vitals(r record) core.Vitals {
+func (s *Session) vitals(r record) core.HealthSample {
 	v := r.vitals
-	if s.tegra || r.guest && v.Verdict == core.VerdictNone {
-		v.Verdict = core.VerdictUnsaid
+	if s.tegra || r.guest && v.RecoveryAction == core.RecoveryNone {
+		v.RecoveryAction = core.RecoveryUnknown
 	}
 	v.Events = s.hears(r.id)
 	return v

@@ -20,7 +20,7 @@ import (
 // on, asked as a node agent should.
 type Options struct {
 	Roots    core.Roots
-	Patience time.Duration // for a call about one GPU, before the others are asked without it; 0 = 2 s
+	Deadline time.Duration // for a call about one GPU, before the others are asked without it; 0 = 2 s
 
 	// How often a check reads what changes slowly; every check carries all.
 	Slow   time.Duration // errors counted, repairs pending, PCIe link; 0 = 1 min
@@ -96,7 +96,7 @@ func Open(o Options) (*Session, error) {
 		sys:      os.DirFS(rooted(o.Roots.Sys, "/sys")),
 		proc:     os.DirFS(rooted(o.Roots.Proc, "/proc")),
 		dev:      os.DirFS(filepath.Join(rooted(o.Roots.Dev, "/"), "dev")),
-		patience: cmp.Or(o.Patience, 2*time.Second),
+		patience: cmp.Or(o.Deadline, 2*time.Second),
 		every: [paces]time.Duration{
 			slowly: cmp.Or(o.Slow, time.Minute), ofFabric: cmp.Or(o.Fabric, 30*time.Second), ofLinks: cmp.Or(o.Links, 5*time.Minute),
 		},

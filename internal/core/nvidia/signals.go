@@ -11,65 +11,65 @@ type signal struct {
 	call    string
 	pace    pace
 	instead bool // asked only where the signal before it is lacking
-	read    func(nvml.Device, *core.Vitals) nvml.Return
+	read    func(nvml.Device, *core.HealthSample) nvml.Return
 }
 
 // signals are in the order in which they are asked for: whether a GPU computes must be known next to the
 // width of its link, which is less while it does not.
 var signals = [...]signal{
-	{call: "nvmlDeviceGetTotalEccErrors", pace: slowly, read: func(h nvml.Device, v *core.Vitals) nvml.Return {
+	{call: "nvmlDeviceGetTotalEccErrors", pace: slowly, read: func(h nvml.Device, v *core.HealthSample) nvml.Return {
 		n, ret := h.GetTotalEccErrors(nvml.MEMORY_ERROR_TYPE_UNCORRECTED, nvml.VOLATILE_ECC)
-		v.Uncorrectable = core.Gauge{Value: n, OK: ret == nvml.SUCCESS}
+		v.Uncorrectable = core.OptionalUint64{Value: n, OK: ret == nvml.SUCCESS}
 		return ret
 	}},
-	{call: "nvmlDeviceGetRepairStatus", pace: slowly, read: func(h nvml.Device, v *core.Vitals) nvml.Return {
+	{call: "nvmlDeviceGetRepairStatus", pace: slowly, read: func(h nvml.Device, v *core.HealthSample) nvml.Return {
 		s, ret := h.GetRepairStatus()
 		v.RepairPending = said(ret, s.BChannelRepairPending != 0 || s.BTpcRepairPending != 0)
 		return ret
 	}},
-	{call: "nvmlDeviceGetUnrepairableMemoryFlag_v1", pace: slowly, read: func(h nvml.Device, v *core.Vitals) nvml.Return {
+	{call: "nvmlDeviceGetUnrepairableMemoryFlag_v1", pace: slowly, read: func(h nvml.Device, v *core.HealthSample) nvml.Return {
 		s, ret := h.GetUnrepairableMemoryFlag_v1()
 		v.Unrepairable = said(ret, s.BUnrepairableMemory != 0)
 		return ret
 	}},
-	{call: "nvmlDeviceGetSramEccErrorStatus", pace: slowly, read: func(h nvml.Device, v *core.Vitals) nvml.Return {
+	{call: "nvmlDeviceGetSramEccErrorStatus", pace: slowly, read: func(h nvml.Device, v *core.HealthSample) nvml.Return {
 		s, ret := h.GetSramEccErrorStatus()
 		v.SRAMThreshold = said(ret, s.BThresholdExceeded != 0)
 		return ret
 	}},
-	{call: "nvmlDeviceGetMaxPcieLinkWidth", pace: slowly, read: func(h nvml.Device, v *core.Vitals) (ret nvml.Return) {
+	{call: "nvmlDeviceGetMaxPcieLinkWidth", pace: slowly, read: func(h nvml.Device, v *core.HealthSample) (ret nvml.Return) {
 		v.PCIeMaxWidth, ret = h.GetMaxPcieLinkWidth()
 		return ret
 	}},
-	{call: "nvmlDeviceGetCurrPcieLinkGeneration", pace: slowly, read: func(h nvml.Device, v *core.Vitals) (ret nvml.Return) {
+	{call: "nvmlDeviceGetCurrPcieLinkGeneration", pace: slowly, read: func(h nvml.Device, v *core.HealthSample) (ret nvml.Return) {
 		v.PCIeGen, ret = h.GetCurrPcieLinkGeneration()
 		return ret
 	}},
-	{call: "nvmlDeviceGetCurrPcieLinkWidth", pace: slowly, read: func(h nvml.Device, v *core.Vitals) (ret nvml.Return) {
+	{call: "nvmlDeviceGetCurrPcieLinkWidth", pace: slowly, read: func(h nvml.Device, v *core.HealthSample) (ret nvml.Return) {
 		v.PCIeWidth, ret = h.GetCurrPcieLinkWidth()
 		return ret
 	}},
-	{call: "nvmlDeviceGetUtilizationRates", pace: slowly, read: func(h nvml.Device, v *core.Vitals) nvml.Return {
+	{call: "nvmlDeviceGetUtilizationRates", pace: slowly, read: func(h nvml.Device, v *core.HealthSample) nvml.Return {
 		rates, ret := h.GetUtilizationRates()
 		v.Busy = ret == nvml.SUCCESS && rates.Gpu >= busy
 		return ret
 	}},
-	{call: "nvmlDeviceGetGpuFabricInfoV", pace: ofFabric, read: func(h nvml.Device, v *core.Vitals) nvml.Return {
+	{call: "nvmlDeviceGetGpuFabricInfoV", pace: ofFabric, read: func(h nvml.Device, v *core.HealthSample) nvml.Return {
 		i, ret := h.GetGpuFabricInfoV().V3()
 		v.Fabric = fabricOf(ret, i.State, i.Status, i.HealthMask, i.HealthSummary)
 		return ret
 	}},
-	{call: "nvmlDeviceGetGpuFabricInfoV", pace: ofFabric, instead: true, read: func(h nvml.Device, v *core.Vitals) nvml.Return {
+	{call: "nvmlDeviceGetGpuFabricInfoV", pace: ofFabric, instead: true, read: func(h nvml.Device, v *core.HealthSample) nvml.Return {
 		i, ret := h.GetGpuFabricInfoV().V2()
 		v.Fabric = fabricOf(ret, i.State, i.Status, i.HealthMask, nvml.GPU_FABRIC_HEALTH_SUMMARY_NOT_SUPPORTED)
 		return ret
 	}},
-	{call: "nvmlDeviceGetGpuFabricInfo", pace: ofFabric, instead: true, read: func(h nvml.Device, v *core.Vitals) nvml.Return {
+	{call: "nvmlDeviceGetGpuFabricInfo", pace: ofFabric, instead: true, read: func(h nvml.Device, v *core.HealthSample) nvml.Return {
 		i, ret := h.GetGpuFabricInfo()
 		v.Fabric = fabricOf(ret, i.State, i.Status, 0, nvml.GPU_FABRIC_HEALTH_SUMMARY_NOT_SUPPORTED)
 		return ret
 	}},
-	{call: "nvmlDeviceValidateInforom", pace: once, read: func(h nvml.Device, v *core.Vitals) nvml.Return {
+	{call: "nvmlDeviceValidateInforom", pace: once, read: func(h nvml.Device, v *core.HealthSample) nvml.Return {
 		ret := h.ValidateInforom()
 		corrupt := ret == nvml.ERROR_CORRUPTED_INFOROM
 		if corrupt {
@@ -84,11 +84,11 @@ var signals = [...]signal{
 // enough to narrow its link.
 const busy = 50
 
-func said(ret nvml.Return, yes bool) core.Answer {
+func said(ret nvml.Return, yes bool) core.Tristate {
 	if ret != nvml.SUCCESS {
-		return core.Unsaid
+		return core.NotReported
 	}
-	return core.AnswerOf(yes)
+	return core.TristateOf(yes)
 }
 
 // readSignals asks for what is due, and for what could not be read the last time or said something new. What
@@ -119,11 +119,11 @@ func fabricOf(ret nvml.Return, state uint8, status, mask uint32, summary uint8) 
 	bits := func(shift, width uint32) uint32 { return mask >> shift & width }
 	switch {
 	case ret != nvml.SUCCESS:
-		return core.FabricUnsaid
+		return core.FabricNotReported
 	case state == nvml.GPU_FABRIC_STATE_NOT_STARTED, state == nvml.GPU_FABRIC_STATE_IN_PROGRESS:
 		return core.FabricStarting
 	case state != nvml.GPU_FABRIC_STATE_COMPLETED:
-		return core.FabricUnsaid
+		return core.FabricNotReported
 	case nvml.Return(status) != nvml.SUCCESS:
 		return core.FabricUnhealthy
 	case bits(nvml.GPU_FABRIC_HEALTH_MASK_SHIFT_INCORRECT_CONFIGURATION, nvml.GPU_FABRIC_HEALTH_MASK_WIDTH_INCORRECT_CONFIGURATION) >
@@ -136,6 +136,6 @@ func fabricOf(ret nvml.Return, state uint8, status, mask uint32, summary uint8) 
 			nvml.GPU_FABRIC_HEALTH_MASK_DEGRADED_BW_TRUE:
 		return core.FabricLimited
 	default:
-		return core.FabricWell
+		return core.FabricHealthy
 	}
 }

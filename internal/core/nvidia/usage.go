@@ -79,7 +79,7 @@ func usageOf(a *asker, d held) core.Usage {
 	u.Encoder = gauge(a, "nvmlDeviceGetEncoderUtilization", sampled(h.GetEncoderUtilization))
 	u.Decoder = gauge(a, "nvmlDeviceGetDecoderUtilization", sampled(h.GetDecoderUtilization))
 	readMemory(a, h, &u)
-	ecc := func(where nvml.MemoryLocation) core.Gauge {
+	ecc := func(where nvml.MemoryLocation) core.OptionalUint64 {
 		return gauge(a, "nvmlDeviceGetMemoryErrorCounter", func() (uint64, nvml.Return) {
 			return h.GetMemoryErrorCounter(nvml.MEMORY_ERROR_TYPE_CORRECTED, nvml.VOLATILE_ECC, where)
 		})
@@ -103,18 +103,18 @@ func readMemory(a *asker, h nvml.Device, u *core.Usage) {
 }
 
 // gauge is unset if the driver does not give the number.
-func gauge(a *asker, name string, f func() (uint64, nvml.Return)) core.Gauge {
-	return optional(a, name, core.Gauge{}, func() (core.Gauge, nvml.Return) {
+func gauge(a *asker, name string, f func() (uint64, nvml.Return)) core.OptionalUint64 {
+	return optional(a, name, core.OptionalUint64{}, func() (core.OptionalUint64, nvml.Return) {
 		v, ret := f()
-		return core.GaugeOf(v), ret
+		return core.OptionalUint64Of(v), ret
 	})
 }
 
 // gauges are two numbers that one call gives.
-func gauges(a *asker, name string, f func() (v, w uint64, ret nvml.Return)) (core.Gauge, core.Gauge) {
-	both := optional(a, name, [2]core.Gauge{}, func() ([2]core.Gauge, nvml.Return) {
+func gauges(a *asker, name string, f func() (v, w uint64, ret nvml.Return)) (core.OptionalUint64, core.OptionalUint64) {
+	both := optional(a, name, [2]core.OptionalUint64{}, func() ([2]core.OptionalUint64, nvml.Return) {
 		v, w, ret := f()
-		return [2]core.Gauge{core.GaugeOf(v), core.GaugeOf(w)}, ret
+		return [2]core.OptionalUint64{core.OptionalUint64Of(v), core.OptionalUint64Of(w)}, ret
 	})
 	return both[0], both[1]
 }

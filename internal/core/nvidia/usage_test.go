@@ -25,12 +25,12 @@ func TestUsage(t *testing.T) {
 	const mib = 1 << 20
 	want := core.Usage{
 		Device: core.DeviceID(m.UUID(5)),
-		Power:  core.GaugeOf(301500), PowerLimit: core.GaugeOf(400000), Temperature: core.GaugeOf(63),
-		GPU: core.GaugeOf(97), Memory: core.GaugeOf(41), Encoder: core.GaugeOf(3), Decoder: core.GaugeOf(4),
+		Power:  core.OptionalUint64Of(301500), PowerLimit: core.OptionalUint64Of(400000), Temperature: core.OptionalUint64Of(63),
+		GPU: core.OptionalUint64Of(97), Memory: core.OptionalUint64Of(41), Encoder: core.OptionalUint64Of(3), Decoder: core.OptionalUint64Of(4),
 		// What the driver reserves counts as used.
-		MemoryUsed: core.GaugeOf((1024 + 615) * mib), MemoryTotal: core.GaugeOf(81920 * mib),
-		BAR1Used: core.GaugeOf(7 * mib), BAR1Total: core.GaugeOf(131072 * mib),
-		ECCL1: core.GaugeOf(1), ECCL2: core.GaugeOf(2), ECCMemory: core.GaugeOf(3),
+		MemoryUsed: core.OptionalUint64Of((1024 + 615) * mib), MemoryTotal: core.OptionalUint64Of(81920 * mib),
+		BAR1Used: core.OptionalUint64Of(7 * mib), BAR1Total: core.OptionalUint64Of(131072 * mib),
+		ECCL1: core.OptionalUint64Of(1), ECCL2: core.OptionalUint64Of(2), ECCMemory: core.OptionalUint64Of(3),
 	}
 	got := map[core.DeviceID]core.Usage{}
 	for _, u := range usage {
@@ -43,7 +43,7 @@ func TestUsage(t *testing.T) {
 	parent := got[want.Device]
 	want.At = parent.At
 	if !parent.GPU.OK {
-		want.GPU, want.Memory, want.Encoder, want.Decoder = core.Gauge{}, core.Gauge{}, core.Gauge{}, core.Gauge{}
+		want.GPU, want.Memory, want.Encoder, want.Decoder = core.OptionalUint64{}, core.OptionalUint64{}, core.OptionalUint64{}, core.OptionalUint64{}
 	}
 	if diff := gocmp.Diff(want, parent); diff != "" {
 		t.Error(diff)
@@ -60,12 +60,12 @@ func TestUsageOfInstances(t *testing.T) {
 	const mib = 1 << 20
 	want := map[core.DeviceID]core.Usage{
 		core.DeviceID(ids[0]): {
-			Temperature: core.GaugeOf(63), MemoryUsed: core.GaugeOf(4096 * mib), MemoryTotal: core.GaugeOf(40192 * mib),
-			BAR1Used: core.GaugeOf(12 * mib), BAR1Total: core.GaugeOf(65536 * mib),
+			Temperature: core.OptionalUint64Of(63), MemoryUsed: core.OptionalUint64Of(4096 * mib), MemoryTotal: core.OptionalUint64Of(40192 * mib),
+			BAR1Used: core.OptionalUint64Of(12 * mib), BAR1Total: core.OptionalUint64Of(65536 * mib),
 		},
 		core.DeviceID(ids[2]): {
-			Temperature: core.GaugeOf(63), MemoryUsed: core.GaugeOf(0), MemoryTotal: core.GaugeOf(9728 * mib),
-			BAR1Used: core.GaugeOf(0), BAR1Total: core.GaugeOf(16384 * mib),
+			Temperature: core.OptionalUint64Of(63), MemoryUsed: core.OptionalUint64Of(0), MemoryTotal: core.OptionalUint64Of(9728 * mib),
+			BAR1Used: core.OptionalUint64Of(0), BAR1Total: core.OptionalUint64Of(16384 * mib),
 		},
 	}
 	check := func(what string) {
@@ -96,7 +96,7 @@ func TestUsageOfInstances(t *testing.T) {
 	must(t, m.Fail(simdriver.GPU(5), "nvmlDeviceGetMemoryInfo", "UNKNOWN", simdriver.Always),
 		m.Fail(simdriver.GPU(5), "nvmlDeviceGetTemperature", "NOT_SUPPORTED", simdriver.Always))
 	for id, u := range want {
-		u.MemoryUsed, u.MemoryTotal, u.Temperature = core.Gauge{}, core.Gauge{}, core.Gauge{}
+		u.MemoryUsed, u.MemoryTotal, u.Temperature = core.OptionalUint64{}, core.OptionalUint64{}, core.OptionalUint64{}
 		want[id] = u
 	}
 	check("half is silent")

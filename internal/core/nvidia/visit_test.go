@@ -43,7 +43,7 @@ func TestAllHang(t *testing.T) {
 	} {
 		t.Run(c.where, func(t *testing.T) {
 			m := simdriver.Start(t, "h100x8")
-			s := openWith(t, m, Options{Patience: patience})
+			s := openWith(t, m, Options{Deadline: patience})
 			if c.read {
 				snapshot(t, s)
 			}
@@ -84,7 +84,7 @@ func silentInReading(s *Session) (n int, err error) {
 func TestServedOneByOne(t *testing.T) {
 	const patience = 400 * time.Millisecond
 	m := simdriver.Start(t, "h100x8")
-	s := openWith(t, m, Options{Patience: patience})
+	s := openWith(t, m, Options{Deadline: patience})
 	for slot := range 8 {
 		must(t, m.Slow(simdriver.GPU(slot), "nvmlDeviceGetHandleByIndex", time.Duration(slot+1)*patience/3))
 	}

@@ -24,7 +24,7 @@ type record struct {
 	calls  [len(signals)]ability
 	read   [paces]time.Time // when what has this pace was last asked for
 
-	vitals core.Vitals
+	vitals core.HealthSample
 }
 
 // ability is whether a GPU has a signal.
@@ -147,7 +147,7 @@ func (r record) check(a *asker, h nvml.Device, p plan) record {
 	r.vitals.Partial = r.partial()
 	if returned(a.err) == nvml.ERROR_RESET_REQUIRED {
 		a.err = nil
-		r.vitals.Verdict, r.vitals.Partial, r.away = core.VerdictReset, true, true
+		r.vitals.RecoveryAction, r.vitals.Partial, r.away = core.RecoveryReset, true, true
 	}
 	return r
 }

@@ -16,14 +16,14 @@ import (
 )
 
 // wellH100 is what a GPU of the machine h100x8 says.
-var wellH100 = core.Vitals{
-	Verdict:      core.VerdictNone,
-	RemapPending: core.No, RemapFailed: core.No, RepairPending: core.No, Unrepairable: core.No,
+var wellH100 = core.HealthSample{
+	RecoveryAction: core.RecoveryNone,
+	RemapPending:   core.No, RemapFailed: core.No, RepairPending: core.No, Unrepairable: core.No,
 	SRAMThreshold: core.No, InfoROMCorrupt: core.No,
-	Uncorrectable: core.GaugeOf(0), Energy: core.GaugeOf(1843200_000), Replays: core.GaugeOf(0),
-	ThermalSlowdown: core.GaugeOf(0), PowerBrake: core.GaugeOf(0),
+	Uncorrectable: core.OptionalUint64Of(0), Energy: core.OptionalUint64Of(1843200_000), Replays: core.OptionalUint64Of(0),
+	ThermalSlowdown: core.OptionalUint64Of(0), PowerBrake: core.OptionalUint64Of(0),
 	PCIeWidth: 16, PCIeMaxWidth: 16, PCIeGen: 5,
-	LinksUp: core.GaugeOf(18), Fabric: core.FabricWell, Events: core.Yes,
+	LinksUp: core.OptionalUint64Of(18), Fabric: core.FabricHealthy, Events: core.Yes,
 }
 
 // checked opens a session on a machine and gives what a slot's checks say, with a clock to set forward.
@@ -42,35 +42,35 @@ func checked(t *testing.T, m *simdriver.Machine) (s *Session, at func(time.Durat
 
 // What a GPU can't say is unsaid, and no fault.
 func TestVitalsOfMachines(t *testing.T) {
-	a100 := core.Vitals{
-		Verdict: core.VerdictNone, RemapPending: core.No, RemapFailed: core.No, RepairPending: core.No,
+	a100 := core.HealthSample{
+		RecoveryAction: core.RecoveryNone, RemapPending: core.No, RemapFailed: core.No, RepairPending: core.No,
 		SRAMThreshold: core.No, InfoROMCorrupt: core.No,
-		Uncorrectable: core.GaugeOf(0), Energy: core.GaugeOf(1843200_000), Replays: core.GaugeOf(0),
-		ThermalSlowdown: core.GaugeOf(0), PowerBrake: core.GaugeOf(0),
-		PCIeWidth: 16, PCIeMaxWidth: 16, PCIeGen: 4, LinksUp: core.GaugeOf(12), Events: core.Yes,
+		Uncorrectable: core.OptionalUint64Of(0), Energy: core.OptionalUint64Of(1843200_000), Replays: core.OptionalUint64Of(0),
+		ThermalSlowdown: core.OptionalUint64Of(0), PowerBrake: core.OptionalUint64Of(0),
+		PCIeWidth: 16, PCIeMaxWidth: 16, PCIeGen: 4, LinksUp: core.OptionalUint64Of(12), Events: core.Yes,
 	}
 	cut := a100
-	cut.RemapPending, cut.RemapFailed, cut.LinksUp = core.Unsaid, core.Unsaid, core.Gauge{}
+	cut.RemapPending, cut.RemapFailed, cut.LinksUp = core.NotReported, core.NotReported, core.OptionalUint64{}
 	for _, c := range []struct {
 		machine string
 		slot    int
-		want    core.Vitals
+		want    core.HealthSample
 	}{
 		{"h100x8", 7, wellH100},
 		{"a100-mig", 0, a100},
 		{"a100-mig", 5, cut},
-		{"consumer", 0, core.Vitals{
-			Energy: core.GaugeOf(90210_000), Replays: core.GaugeOf(0), PCIeWidth: 16, PCIeMaxWidth: 16, PCIeGen: 1, Events: core.Yes,
+		{"consumer", 0, core.HealthSample{
+			Energy: core.OptionalUint64Of(90210_000), Replays: core.OptionalUint64Of(0), PCIeWidth: 16, PCIeMaxWidth: 16, PCIeGen: 1, Events: core.Yes,
 		}},
-		{"t4", 0, core.Vitals{
-			RetirementPending: core.No, InfoROMCorrupt: core.No, Uncorrectable: core.GaugeOf(0),
-			Energy: core.GaugeOf(41000_000), Replays: core.GaugeOf(0), PCIeWidth: 8, PCIeMaxWidth: 16, PCIeGen: 1, Events: core.Yes,
+		{"t4", 0, core.HealthSample{
+			RetirementPending: core.No, InfoROMCorrupt: core.No, Uncorrectable: core.OptionalUint64Of(0),
+			Energy: core.OptionalUint64Of(41000_000), Replays: core.OptionalUint64Of(0), PCIeWidth: 8, PCIeMaxWidth: 16, PCIeGen: 1, Events: core.Yes,
 		}},
 	} {
 		s, at := checked(t, simdriver.Start(t, c.machine))
 		for _, since := range []time.Duration{0, 10 * time.Second} { // the second check asks for less and says the same
 			o := at(since)(c.slot)
-			if diff := gocmp.Diff(c.want, o.Vitals); diff != "" || o.Kind != core.Checked {
+			if diff := gocmp.Diff(c.want, o.Sample); diff != "" || o.Kind != core.Checked {
 				t.Errorf("%s %d after %v: %d %s\n%s", c.machine, c.slot, since, o.Kind, o.Detail, diff)
 			}
 		}
@@ -86,19 +86,19 @@ func TestVitalsThatAreBad(t *testing.T) {
 		"unrepairable_memory = yes", "sram_threshold_exceeded = yes", "inforom_corrupt = yes", "ecc_uncorrected_volatile = 7",
 		"energy = 12 J", "pcie_replays = 9", "hw_thermal_slowdown_ns = 5000000000", "hw_power_brake_ns = 6", "pcie_width = 8",
 		"pcie_gen = 4", "utilization_gpu = 97", "links_down = 0x5", "fabric_state = 2", "events = 0x2"))
-	want := core.Vitals{
-		Verdict: core.VerdictDrainAndReset, RemapPending: core.Yes, RemapFailed: core.Yes, RepairPending: core.Yes,
+	want := core.HealthSample{
+		RecoveryAction: core.RecoveryDrainAndReset, RemapPending: core.Yes, RemapFailed: core.Yes, RepairPending: core.Yes,
 		Unrepairable: core.Yes, SRAMThreshold: core.Yes, InfoROMCorrupt: core.Yes,
-		Uncorrectable: core.GaugeOf(7), Energy: core.GaugeOf(12000), Replays: core.GaugeOf(9),
-		ThermalSlowdown: core.GaugeOf(5_000_000_000), PowerBrake: core.GaugeOf(6),
-		PCIeWidth: 8, PCIeMaxWidth: 16, PCIeGen: 4, Busy: true, LinksUp: core.GaugeOf(16), Fabric: core.FabricStarting,
+		Uncorrectable: core.OptionalUint64Of(7), Energy: core.OptionalUint64Of(12000), Replays: core.OptionalUint64Of(9),
+		ThermalSlowdown: core.OptionalUint64Of(5_000_000_000), PowerBrake: core.OptionalUint64Of(6),
+		PCIeWidth: 8, PCIeMaxWidth: 16, PCIeGen: 4, Busy: true, LinksUp: core.OptionalUint64Of(16), Fabric: core.FabricStarting,
 		Events: core.Yes,
 	}
-	if diff := gocmp.Diff(want, at(0)(3).Vitals); diff != "" {
+	if diff := gocmp.Diff(want, at(0)(3).Sample); diff != "" {
 		t.Error(diff)
 	}
 	must(t, m.Change(3, "recovery_action = 0", "tpc_repair_pending = yes", "channel_repair_pending = no"))
-	if v := at(time.Minute)(3).Vitals; v.Verdict != core.VerdictNone || v.RepairPending != core.Yes {
+	if v := at(time.Minute)(3).Sample; v.RecoveryAction != core.RecoveryNone || v.RepairPending != core.Yes {
 		t.Errorf("%+v", v)
 	}
 }
@@ -106,13 +106,13 @@ func TestVitalsThatAreBad(t *testing.T) {
 func TestVerdicts(t *testing.T) {
 	m := simdriver.Start(t, "h100x8")
 	_, at := checked(t, m)
-	for value, want := range map[string]core.Verdict{
-		"0": core.VerdictNone, "1": core.VerdictReset, "2": core.VerdictReboot, "3": core.VerdictDrainP2P,
-		"4": core.VerdictDrainAndReset, "5": core.VerdictRecoverIMEX, "6": core.VerdictOther, "7": core.VerdictOther,
-		"99": core.VerdictOther, "none": core.VerdictUnsaid,
+	for value, want := range map[string]core.RecoveryAction{
+		"0": core.RecoveryNone, "1": core.RecoveryReset, "2": core.RecoveryReboot, "3": core.VerdictDrainP2P,
+		"4": core.RecoveryDrainAndReset, "5": core.RecoveryIMEX, "6": core.RecoveryOther, "7": core.RecoveryOther,
+		"99": core.RecoveryOther, "none": core.RecoveryUnknown,
 	} {
 		must(t, m.Set(2, "recovery_action", value))
-		if o := at(0)(2); o.Kind != core.Checked || o.Vitals.Verdict != want || o.Vitals.Partial {
+		if o := at(0)(2); o.Kind != core.Checked || o.Sample.RecoveryAction != want || o.Sample.Partial {
 			t.Errorf("%s: %+v", value, o)
 		}
 		if value == "none" {
@@ -130,14 +130,14 @@ func TestVerdictsThatSayNothing(t *testing.T) {
 		m := simdriver.Start(t, "h100x8")
 		must(t, m.Set(2, "virtualization", "vgpu"))
 		_, at := checked(t, m)
-		if v := at(0)(2).Vitals.Verdict; v != core.VerdictUnsaid {
+		if v := at(0)(2).Sample.RecoveryAction; v != core.RecoveryUnknown {
 			t.Error(v)
 		}
-		if v := at(0)(3).Vitals.Verdict; v != core.VerdictNone {
+		if v := at(0)(3).Sample.RecoveryAction; v != core.RecoveryNone {
 			t.Error(v)
 		}
 		must(t, m.Set(2, "recovery_action", "1"))
-		if v := at(0)(2).Vitals.Verdict; v != core.VerdictReset {
+		if v := at(0)(2).Sample.RecoveryAction; v != core.RecoveryReset {
 			t.Error(v)
 		}
 	})
@@ -147,7 +147,7 @@ func TestVerdictsThatSayNothing(t *testing.T) {
 		soc := filepath.Join(m.Root, "sys/devices/soc0")
 		must(t, os.MkdirAll(soc, 0o755), os.WriteFile(filepath.Join(soc, "family"), []byte("Tegra\n"), 0o644))
 		_, at := checked(t, m)
-		if v := at(0)(0).Vitals.Verdict; v != core.VerdictUnsaid {
+		if v := at(0)(0).Sample.RecoveryAction; v != core.RecoveryUnknown {
 			t.Error(v)
 		}
 	})
@@ -180,10 +180,10 @@ func TestCodes(t *testing.T) {
 				t.Errorf("%s of the %s: %+v", code, where, o)
 			}
 			reset := code == "RESET_REQUIRED"
-			if o.Kind == core.Checked && ((o.Vitals.Verdict == core.VerdictReset) != reset || o.Vitals.Partial != reset) {
-				t.Errorf("%s of the %s: %+v", code, where, o.Vitals)
+			if o.Kind == core.Checked && ((o.Sample.RecoveryAction == core.RecoveryReset) != reset || o.Sample.Partial != reset) {
+				t.Errorf("%s of the %s: %+v", code, where, o.Sample)
 			}
-			if o := at(20 * time.Second)(4); o.Vitals != wellH100 {
+			if o := at(20 * time.Second)(4); o.Sample != wellH100 {
 				t.Errorf("%s of the %s: another GPU: %+v", code, where, o)
 			}
 			if n := calls(t, m)["nvmlDeviceGetHandleByUUID"]; n > 0 {
@@ -225,7 +225,7 @@ func TestNeighbourLost(t *testing.T) {
 	_, at := checked(t, m)
 	must(t, m.Lose(2), m.Fail(simdriver.GPU(4), "nvmlDeviceGetHandleByUUID", "GPU_IS_LOST", simdriver.Always))
 	of := at(0)
-	if of(2).Kind != core.Lost || of(4).Vitals != wellH100 {
+	if of(2).Kind != core.Lost || of(4).Sample != wellH100 {
 		t.Errorf("%+v\n%+v", of(2), of(4))
 	}
 }
@@ -240,11 +240,11 @@ func TestInvalidHandle(t *testing.T) {
 		t.Errorf("%+v", o)
 	}
 	snapshot(t, s)
-	if o := at(2 * time.Second)(3); o.Vitals != wellH100 {
+	if o := at(2 * time.Second)(3); o.Sample != wellH100 {
 		t.Errorf("%+v", o)
 	}
 	must(t, m.Set(3, "uuid", "GPU-00000000-0000-0000-0000-000000000001"))
-	if o := at(3 * time.Second); o(3).Kind != 0 || o(4).Vitals != wellH100 {
+	if o := at(3 * time.Second); o(3).Kind != 0 || o(4).Sample != wellH100 {
 		t.Errorf("replaced: %+v", o(3))
 	}
 }
@@ -260,20 +260,20 @@ func TestFabric(t *testing.T) {
 		summary uint8
 		want    core.Fabric
 	}{
-		{"no such call", nvml.ERROR_NOT_SUPPORTED, done, 0, 0, 0, core.FabricUnsaid},
-		{"no part of one", 0, none, 0, 0, 0, core.FabricUnsaid},
+		{"no such call", nvml.ERROR_NOT_SUPPORTED, done, 0, 0, 0, core.FabricNotReported},
+		{"no part of one", 0, none, 0, 0, 0, core.FabricNotReported},
 		{"not started", 0, starting, nvml.ERROR_NOT_FOUND, 0, 0, core.FabricStarting},
 		{"in progress", 0, running, nvml.ERROR_NOT_FOUND, 0, 2, core.FabricStarting},
-		{"an H100: no summary", 0, done, 0, 0, 0, core.FabricWell},
-		{"healthy", 0, done, 0, 0b10 | 1<<8, 1, core.FabricWell},
+		{"an H100: no summary", 0, done, 0, 0, 0, core.FabricHealthy},
+		{"healthy", 0, done, 0, 0b10 | 1<<8, 1, core.FabricHealthy},
 		{"completed with an error", 0, done, nvml.ERROR_UNKNOWN, 0, 1, core.FabricUnhealthy},
 		{"unhealthy", 0, done, 0, 0, 2, core.FabricUnhealthy},
 		{"limited capacity", 0, done, 0, 0, 3, core.FabricLimited},
 		{"degraded bandwidth", 0, done, 0, 0b01, 0, core.FabricLimited},
-		{"bandwidth not degraded", 0, done, 0, 0b10, 0, core.FabricWell},
+		{"bandwidth not degraded", 0, done, 0, 0b10, 0, core.FabricHealthy},
 		{"wrong system GUID", 0, done, 0, 2 << 8, 2, core.FabricMisconfigured},
 		{"GPU state invalid", 0, done, 0, 8 << 8, 0, core.FabricMisconfigured},
-		{"a state of another time", 0, 9, 0, 0, 2, core.FabricUnsaid},
+		{"a state of another time", 0, 9, 0, 0, 2, core.FabricNotReported},
 	} {
 		if got := fabricOf(c.ret, c.state, uint32(c.status), c.mask, c.summary); got != c.want {
 			t.Errorf("%s: %d, want %d", c.name, got, c.want)
