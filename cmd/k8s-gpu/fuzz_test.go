@@ -15,7 +15,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/configfile"
 	"github.com/tandem-gpu/tandem/internal/core"
-	"github.com/tandem-gpu/tandem/internal/core/fault"
+	"github.com/tandem-gpu/tandem/internal/core/health/xid"
 )
 
 // FuzzConfigFile: a file is understood, or every problem names it in one line. What is understood means the
@@ -156,18 +156,18 @@ func FuzzHealthCheckVariables(f *testing.F) {
 		}
 		counted, _ := readXIDs(enableHealthChecks, lookup)
 		ignored, _ := readXIDs(disableHealthChecks, lookup)
-		for xid, effect := range p.XIDs {
-			want := fault.None
-			if slices.Contains(counted.some, xid) {
-				want = fault.Withdraws
+		for code, effect := range p.XIDs {
+			want := xid.None
+			if slices.Contains(counted.some, code) {
+				want = xid.Withdraws
 			}
-			if effect != want || xid == 0 || xid >= 1<<32 {
-				t.Errorf("XID %d: %v, want %v", xid, effect, want)
+			if effect != want || code == 0 || code >= 1<<32 {
+				t.Errorf("XID %d: %v, want %v", code, effect, want)
 			}
 		}
-		for _, xid := range slices.Concat(counted.some, ignored.some) {
-			if _, ok := p.XIDs[xid]; !ok && !counted.all {
-				t.Errorf("XID %d is forgotten", xid)
+		for _, code := range slices.Concat(counted.some, ignored.some) {
+			if _, ok := p.XIDs[code]; !ok && !counted.all {
+				t.Errorf("XID %d is forgotten", code)
 			}
 		}
 		cfg := core.DefaultConfig()

@@ -11,7 +11,7 @@ import (
 
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
-	"github.com/tandem-gpu/tandem/internal/inspect"
+	"github.com/tandem-gpu/tandem/internal/report"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
@@ -44,9 +44,9 @@ func TestOperatorsVerbs(t *testing.T) {
 		t.Errorf("Allocate: %v, want a refusal that says it is a rehearsal", err)
 	}
 	says(t, dir, "simulated: lost", "inspect")
-	var report inspect.Report
+	var r report.Report
 	out, err := ask(t, dir, "inspect", "--json")
-	if err := json.Unmarshal([]byte(out), &report); err != nil || report.Source != inspect.FromAgent || len(report.Conditions) != 1 {
+	if err := json.Unmarshal([]byte(out), &r); err != nil || r.Source != report.FromAgent || len(r.Conditions) != 1 {
 		t.Errorf("%v\n%s", err, out)
 	}
 	if _, page := a.get("/inventory"); err != nil || page != out {

@@ -7,7 +7,7 @@ import (
 	"strings"
 
 	"github.com/tandem-gpu/tandem/internal/core"
-	"github.com/tandem-gpu/tandem/internal/core/fault"
+	"github.com/tandem-gpu/tandem/internal/core/health/xid"
 	"github.com/tandem-gpu/tandem/internal/healthconfig"
 )
 
@@ -49,21 +49,21 @@ func healthChecks(p *core.HealthPolicy, lookupEnv func(string) (string, bool)) e
 	if err := errors.Join(errIgnored, errCounted); err != nil {
 		return err
 	}
-	effects := map[uint64]fault.Effect{}
-	for _, xid := range ignored.some {
-		effects[xid] = fault.None
+	effects := map[uint64]xid.Effect{}
+	for _, code := range ignored.some {
+		effects[code] = xid.None
 	}
-	for _, xid := range counted.some {
-		effects[xid] = fault.Withdraws
+	for _, code := range counted.some {
+		effects[code] = xid.Withdraws
 	}
 	switch {
 	case counted.all:
-		p.AllXIDs = new(fault.Withdraws)
+		p.AllXIDs = new(xid.Withdraws)
 		clear(effects)
 	case ignored.all && len(counted.some) == 0:
 		p.Mode = core.ModeOff
 	case ignored.all:
-		p.AllXIDs = new(fault.None)
+		p.AllXIDs = new(xid.None)
 	}
 	maps.Copy(effects, p.XIDs)
 	p.XIDs = effects
@@ -84,11 +84,11 @@ func readXIDs(name string, lookupEnv func(string) (string, bool)) (xids, error) 
 			x.all = true
 			continue
 		}
-		xid, err := strconv.ParseUint(item, 10, 32)
-		if err != nil || xid == 0 {
+		code, err := strconv.ParseUint(item, 10, 32)
+		if err != nil || code == 0 {
 			return xids{}, &core.ConfigError{Key: name, Value: text, Remedy: `want XIDs such as 48,79, or "all"`}
 		}
-		x.some = append(x.some, xid)
+		x.some = append(x.some, code)
 	}
 	return x, nil
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/tandem-gpu/tandem/internal/core"
-	"github.com/tandem-gpu/tandem/internal/core/fault"
+	"github.com/tandem-gpu/tandem/internal/core/health/xid"
 	"github.com/tandem-gpu/tandem/internal/healthconfig"
 )
 
@@ -62,12 +62,12 @@ func TestHealthKeys(t *testing.T) {
 func TestXIDsInTheFile(t *testing.T) {
 	for name, c := range map[string]struct {
 		file string
-		want map[uint64]fault.Effect
+		want map[uint64]xid.Effect
 		err  string
 	}{
-		"mapping": {file: "health:\n  xids:\n    63: ignore\n    999: unhealthy\n", want: map[uint64]fault.Effect{63: fault.None, 999: fault.Withdraws}},
-		"text":    {file: "health: {xids: '63=ignore, 94=degraded'}", want: map[uint64]fault.Effect{63: fault.None, 94: fault.Degrades}},
-		"anchors": {file: "health:\n  xids: {63: &i ignore, 64: *i}\n", want: map[uint64]fault.Effect{63: fault.None, 64: fault.None}},
+		"mapping": {file: "health:\n  xids:\n    63: ignore\n    999: unhealthy\n", want: map[uint64]xid.Effect{63: xid.None, 999: xid.Withdraws}},
+		"text":    {file: "health: {xids: '63=ignore, 94=degraded'}", want: map[uint64]xid.Effect{63: xid.None, 94: xid.Degrades}},
+		"anchors": {file: "health:\n  xids: {63: &i ignore, 64: *i}\n", want: map[uint64]xid.Effect{63: xid.None, 64: xid.None}},
 		"none":    {file: "health:\n  xids:\n"},
 		"empty":   {file: "health: {xids: {}}"},
 		"effect": {file: "health:\n  healthMode: enforce\n  xids: {48: degraded, 63: fine}\n",
@@ -103,7 +103,7 @@ DP_DISABLE_HEALTHCHECKS = "0": want XIDs such as 48,79, or "all"`, "\n")
 
 func TestXIDsAddUp(t *testing.T) {
 	s, err := resolveAll(t, []string{"--xids=63=ignore", "--xids=64=unhealthy"}, map[string]string{"XIDS": "79=ignore"}, "")
-	want := map[uint64]fault.Effect{63: fault.None, 64: fault.Withdraws}
+	want := map[uint64]xid.Effect{63: xid.None, 64: xid.Withdraws}
 	if diff := cmp.Diff(want, s.core.Health.XIDs); diff != "" || err != nil {
 		t.Error(diff, err)
 	}
@@ -111,28 +111,28 @@ func TestXIDsAddUp(t *testing.T) {
 
 // What the variables of NVIDIA's plugin make of the rules.
 func TestHealthCheckVariables(t *testing.T) {
-	type effects = map[uint64]fault.Effect
+	type effects = map[uint64]xid.Effect
 	for name, c := range map[string]struct {
 		disable, enable, xids string
 		mode                  core.HealthMode // "" = enforce
-		all                   *fault.Effect
+		all                   *xid.Effect
 		want                  effects
 		err                   string
 	}{
 		"unset":                      {},
-		"ignore two":                 {disable: "48, 79", want: effects{48: fault.None, 79: fault.None}},
-		"count two":                  {enable: "13,,109,", want: effects{13: fault.Withdraws, 109: fault.Withdraws}},
-		"counting wins":              {disable: "13,48", enable: "13", want: effects{13: fault.Withdraws, 48: fault.None}},
+		"ignore two":                 {disable: "48, 79", want: effects{48: xid.None, 79: xid.None}},
+		"count two":                  {enable: "13,,109,", want: effects{13: xid.Withdraws, 109: xid.Withdraws}},
+		"counting wins":              {disable: "13,48", enable: "13", want: effects{13: xid.Withdraws, 48: xid.None}},
 		"ignore all":                 {disable: "all", mode: core.ModeOff},
 		"ignore all, as it was once": {disable: "XIDS", mode: core.ModeOff},
-		"all anywhere":               {disable: "48,all", mode: core.ModeOff, want: effects{48: fault.None}},
-		"all but some":               {disable: "all", enable: "79,48", all: new(fault.None), want: effects{48: fault.Withdraws, 79: fault.Withdraws}},
-		"count all":                  {enable: "ALL", all: new(fault.Withdraws)},
-		"count all but none":         {disable: "48", enable: "13,all", all: new(fault.Withdraws)},
-		"both all":                   {disable: "all", enable: "all", all: new(fault.Withdraws)},
-		"--xids wins":                {disable: "48,79", enable: "13", xids: "79=degraded,13=ignore", want: effects{48: fault.None, 79: fault.Degrades, 13: fault.None}},
-		"--xids beside all":          {enable: "all", xids: "13=ignore", all: new(fault.Withdraws), want: effects{13: fault.None}},
-		"--xids is not all":          {disable: "all", xids: "79=unhealthy", mode: core.ModeOff, want: effects{79: fault.Withdraws}},
+		"all anywhere":               {disable: "48,all", mode: core.ModeOff, want: effects{48: xid.None}},
+		"all but some":               {disable: "all", enable: "79,48", all: new(xid.None), want: effects{48: xid.Withdraws, 79: xid.Withdraws}},
+		"count all":                  {enable: "ALL", all: new(xid.Withdraws)},
+		"count all but none":         {disable: "48", enable: "13,all", all: new(xid.Withdraws)},
+		"both all":                   {disable: "all", enable: "all", all: new(xid.Withdraws)},
+		"--xids wins":                {disable: "48,79", enable: "13", xids: "79=degraded,13=ignore", want: effects{48: xid.None, 79: xid.Degrades, 13: xid.None}},
+		"--xids beside all":          {enable: "all", xids: "13=ignore", all: new(xid.Withdraws), want: effects{13: xid.None}},
+		"--xids is not all":          {disable: "all", xids: "79=unhealthy", mode: core.ModeOff, want: effects{79: xid.Withdraws}},
 		"word":                       {disable: "48,xid", err: `DP_DISABLE_HEALTHCHECKS = "48,xid": want XIDs such as 48,79, or "all"`},
 		"zero":                       {enable: "0", err: `DP_ENABLE_HEALTHCHECKS = "0": want XIDs such as 48,79, or "all"`},
 		"negative":                   {enable: "-1", err: `DP_ENABLE_HEALTHCHECKS = "-1": want XIDs such as 48,79, or "all"`},

@@ -8,7 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/tandem-gpu/tandem/internal/core"
-	"github.com/tandem-gpu/tandem/internal/core/fault"
+	"github.com/tandem-gpu/tandem/internal/core/health/xid"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 )
 
@@ -67,8 +67,8 @@ func (s *status) collectHealth(metrics chan<- prometheus.Metric, state core.Stat
 			send(verdictDesc, prometheus.GaugeValue, one(chart.Sample.RecoveryAction == v), gpu, verdictLabel(v))
 		}
 		xids, events := tallies(chart, s.cfg.Health)
-		for xid, n := range xids {
-			send(xidsDesc, prometheus.CounterValue, float64(n), gpu, xid)
+		for code, n := range xids {
+			send(xidsDesc, prometheus.CounterValue, float64(n), gpu, code)
 		}
 		for event, n := range events {
 			send(eventsDesc, prometheus.CounterValue, float64(n), gpu, event)
@@ -130,22 +130,22 @@ const otherXIDs = "other"
 func tallies(chart core.GPUHistory, p core.HealthPolicy) (xids, events map[string]uint64) {
 	xids, events = map[string]uint64{otherXIDs: 0}, map[string]uint64{}
 	known := map[uint64]bool{}
-	know := func(code uint64, worst fault.Effect) {
-		if known[code] = true; worst >= fault.Withdraws {
+	know := func(code uint64, worst xid.Effect) {
+		if known[code] = true; worst >= xid.Withdraws {
 			xids[xidLabel(code)] = 0
 		}
 	}
-	for r := range fault.XIDs() {
+	for r := range xid.XIDs() {
 		know(r.Code, max(r.Effect, r.Settled, r.AgainEffect))
 	}
 	for code, effect := range p.XIDs {
 		know(code, effect)
 	}
-	for r := range fault.Events() {
+	for r := range xid.Events() {
 		events[eventLabel(r)] = 0
 	}
 	for _, t := range chart.Tallies {
-		switch event, isEvent := fault.Event(t.Code); {
+		switch event, isEvent := xid.Event(t.Code); {
 		case t.Reason == core.ReasonXID && known[t.Code]:
 			xids[xidLabel(t.Code)] += t.Count
 		case t.Reason == core.ReasonXID:
@@ -160,7 +160,7 @@ func tallies(chart core.GPUHistory, p core.HealthPolicy) (xids, events map[strin
 func xidLabel(code uint64) string { return strconv.FormatUint(code, 10) }
 
 // eventLabel is the name of an event in nvml.h without its prefix: "FatalPoisonError".
-func eventLabel(r fault.Rule) string { return strings.TrimPrefix(r.Name, "nvmlEventType") }
+func eventLabel(r xid.Rule) string { return strings.TrimPrefix(r.Name, "nvmlEventType") }
 
 // verdictLabel spells a verdict as labels are: "gpu_reset".
 func verdictLabel(v core.RecoveryAction) string {

@@ -14,7 +14,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/control"
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
-	"github.com/tandem-gpu/tandem/internal/core/fault"
+	"github.com/tandem-gpu/tandem/internal/core/health/xid"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter"
 	"github.com/tandem-gpu/tandem/internal/sources"
@@ -36,7 +36,7 @@ type idle struct{}
 func (idle) Alive(context.Context) error        { return nil }
 func (idle) Ready() error                       { return nil }
 func (idle) Stats() []kubeadapter.ResourceStats { return nil }
-func (idle) Warnings() []string                    { return nil }
+func (idle) Warnings() []string                 { return nil }
 
 // read is a machine after a first reading in which every GPU was checked.
 func read(cfg core.Config, s core.Snapshot) core.State {
@@ -104,7 +104,7 @@ func TestSeriesExistBeforeTheFirstFault(t *testing.T) {
 
 func TestFaultsAreShown(t *testing.T) {
 	cfg := core.DefaultConfig()
-	cfg.Health.XIDs = map[uint64]fault.Effect{999: fault.Withdraws}
+	cfg.Health.XIDs = map[uint64]xid.Effect{999: xid.Withdraws}
 	now := time.Unix(1000, 0)
 	at := func(gi uint32) core.Placement { return core.Placement{GPU: coretest.GPU(1), GI: gi, CI: 0} }
 	snapshot := coretest.GPUs(2)

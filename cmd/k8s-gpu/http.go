@@ -14,8 +14,8 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/control"
 	"github.com/tandem-gpu/tandem/internal/core"
-	"github.com/tandem-gpu/tandem/internal/inspect"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter"
+	"github.com/tandem-gpu/tandem/internal/report"
 	"github.com/tandem-gpu/tandem/internal/sources"
 )
 
@@ -50,10 +50,10 @@ func (s *status) handler() http.Handler {
 }
 
 // endpoints are what the kubelet is served, for the debug view.
-func (s *status) endpoints() []inspect.Endpoint {
-	var endpoints []inspect.Endpoint
+func (s *status) endpoints() []report.Endpoint {
+	var endpoints []report.Endpoint
 	for _, r := range s.adapter.Stats() {
-		endpoints = append(endpoints, inspect.Endpoint{
+		endpoints = append(endpoints, report.Endpoint{
 			Resource: r.Resource, Status: cmp.Or(r.Why, "watched"), Since: r.Since, Socket: r.Socket,
 			Registrations: r.Registrations, Lists: r.Lists, LastError: r.LastError, LastErrorAt: r.LastErrorAt,
 		})
@@ -97,9 +97,9 @@ func (s *status) readyz(w http.ResponseWriter, _ *http.Request) {
 // API has no place for a reason.
 func (s *status) inventory(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
-	report := inspect.DescribeState(s.machine.State(), s.cfg, s.notes()...)
-	report.Source = inspect.FromAgent
-	_ = report.WriteJSON(w)
+	r := report.DescribeState(s.machine.State(), s.cfg, s.notes()...)
+	r.Source = report.FromAgent
+	_ = r.WriteJSON(w)
 }
 
 func answer(w http.ResponseWriter, err error, text string, notes ...string) {

@@ -18,7 +18,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/lossy"
+	"github.com/tandem-gpu/tandem/internal/asynclog"
 )
 
 // version is set by the linker; "go install ...@v2.0.0" has it from the module instead.
@@ -27,7 +27,7 @@ var version string
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGQUIT)
 	context.AfterFunc(ctx, stop) // a second signal kills
-	stderr := lossy.New(os.Stderr, missing)
+	stderr := asynclog.New(os.Stderr, missing)
 	err := inTime(ctx, func() error {
 		return run(ctx, world{args: os.Args, lookupEnv: os.LookupEnv, stdout: os.Stdout, stderr: stderr})
 	})

@@ -7,7 +7,7 @@ import (
 	"github.com/urfave/cli/v3"
 
 	"github.com/tandem-gpu/tandem/internal/control"
-	"github.com/tandem-gpu/tandem/internal/inspect"
+	"github.com/tandem-gpu/tandem/internal/report"
 	"github.com/tandem-gpu/tandem/internal/sources"
 )
 
@@ -85,8 +85,8 @@ func simulate(w world) func(context.Context, settings, *cli.Command) error {
 }
 
 // reader reads the machine once, as the agent would.
-func reader(s settings) func(context.Context) inspect.Report {
-	return func(ctx context.Context) inspect.Report {
+func reader(s settings) func(context.Context) report.Report {
+	return func(ctx context.Context) report.Report {
 		return sources.Reading(ctx, opener(s), s.core, s.mpsSeen, s.health.StateDir, agentName)
 	}
 }

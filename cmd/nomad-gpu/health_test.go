@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/inspect"
+	"github.com/tandem-gpu/tandem/internal/report"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
@@ -28,12 +28,12 @@ func TestOperatorsVerbs(t *testing.T) {
 	if _, err := a.Reserve([]string{id}); err == nil || !strings.Contains(err.Error(), "simulated: ") {
 		t.Errorf("Reserve: %v, want a refusal that says it is a rehearsal", err)
 	}
-	var report inspect.Report
+	var r report.Report
 	out, err := a.ask("inspect", "--json")
-	if err := json.Unmarshal([]byte(out), &report); err != nil {
+	if err := json.Unmarshal([]byte(out), &r); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	if err != nil || report.Source != inspect.FromAgent || len(report.Devices) != 8 || len(report.Conditions) != 1 {
+	if err != nil || r.Source != report.FromAgent || len(r.Devices) != 8 || len(r.Conditions) != 1 {
 		t.Errorf("%v\n%s", err, out)
 	}
 	a.says("ignored until", "ignore", "--gpu="+id[:len("GPU-")+8], "--cause=xid 79", "--until=1h")
@@ -112,7 +112,7 @@ func TestLastWord(t *testing.T) {
 	}
 	counted := func(a *agent) func() bool {
 		return func() bool {
-			c := report(a).Counts
+			c := reportOf(a).Counts
 			return len(c) == 1 && c[0].Cause == "XID_31" && c[0].Count == 1
 		}
 	}
@@ -180,12 +180,12 @@ func TestNextProcessTakesOrders(t *testing.T) {
 	m, dir := simdriver.Start(t, "t4"), shortDir(t)
 	a := run(t, m, dir, nil)
 	a.healthy(1, 1)
-	await(t, "an answer", patience, func() bool { return report(a).Source == inspect.FromAgent })
+	await(t, "an answer", patience, func() bool { return reportOf(a).Source == report.FromAgent })
 	b := run(t, m, dir, nil)
 	b.healthy(1, 1)
 	b.said("[INFO]", "no operator can give orders yet")
 	a.kill() // and its socket stays
-	await(t, "an answer of the second process", patience, func() bool { return report(b).Source == inspect.FromAgent })
+	await(t, "an answer of the second process", patience, func() bool { return reportOf(b).Source == report.FromAgent })
 	if n := strings.Count(b.log.String(), "no operator can give orders"); n != 1 {
 		t.Errorf("said %d times that it waits", n)
 	}
@@ -222,11 +222,11 @@ func TestReservationsAreCounted(t *testing.T) {
 			t.Fatal(err)
 		}
 		await(t, "count of XID 31", patience, func() bool {
-			r := report(a)
+			r := reportOf(a)
 			return len(r.Counts) == 1 && r.Counts[0].Cause == "XID_31" && r.Counts[0].Count == n+1
 		})
 	}
-	if c := report(a).Conditions; len(c) != 1 || c[0].Cause != "WORKLOADS_FAILING" {
+	if c := reportOf(a).Conditions; len(c) != 1 || c[0].Cause != "WORKLOADS_FAILING" {
 		t.Errorf("conditions: %+v", c)
 	}
 	stats, err := a.Stats(t.Context(), time.Second)

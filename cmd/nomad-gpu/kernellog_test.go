@@ -40,7 +40,7 @@ func TestXIDsLoggedWhileNoAgentRuns(t *testing.T) {
 				t.Helper()
 				await(a, "counts "+want, patience, func() bool {
 					var got []string
-					for _, c := range report(a).Counts {
+					for _, c := range reportOf(a).Counts {
 						got = append(got, fmt.Sprintf("%d:%s:%d", c.Index, c.Cause, c.Count))
 					}
 					return strings.Join(got, " ") == want

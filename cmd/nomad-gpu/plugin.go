@@ -8,14 +8,14 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 
+	"github.com/tandem-gpu/tandem/internal/asynclog"
+	"github.com/tandem-gpu/tandem/internal/checkpoint"
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/internal/core/nvidia"
 	"github.com/tandem-gpu/tandem/internal/footprint"
-	"github.com/tandem-gpu/tandem/internal/lossy"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter"
-	"github.com/tandem-gpu/tandem/internal/pulse"
-	"github.com/tandem-gpu/tandem/internal/statefile"
+	"github.com/tandem-gpu/tandem/internal/watchdog"
 )
 
 // serve answers Nomad until it wants no more, the agent is gone or a new process is needed, and returns
@@ -24,13 +24,13 @@ func serve(stderr io.Writer) int {
 	parent := os.Getppid()
 	ctx, end := context.WithCancelCause(context.Background())
 	defer end(nil)
-	lines := lossy.New(stderr, missing)
+	lines := asynclog.New(stderr, missing)
 	defer lines.Flush()
 	log := hclog.New(&hclog.LoggerOptions{Level: hclog.Trace, Output: lines, JSONFormat: true})
 	f := newFollower(end)
 	p := nomadadapter.New(ctx, version, f.start, log)
 	p.KeepPolicyFor(lifeOf(parent))
-	p.KeepNames(statefile.BootID)
+	p.KeepNames(checkpoint.BootID)
 	hangups := make(chan struct{}, 1)
 	pluginReactions(end, func() { f.onHangup(log); note(hangups) }, f.order).heed(ctx)
 	footprint.Reduce()
@@ -45,7 +45,7 @@ func serve(stderr io.Writer) int {
 	end(nil)
 	f.part(p.Parted())
 	cause := context.Cause(ctx)
-	if _, stuck := errors.AsType[*pulse.StuckError](cause); stuck || errors.Is(cause, core.ErrDriverStale) {
+	if _, stuck := errors.AsType[*watchdog.StuckError](cause); stuck || errors.Is(cause, core.ErrDriverStale) {
 		return exitFailed
 	}
 	return exitOK

@@ -10,7 +10,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/tandem-gpu/tandem/internal/inspect"
+	"github.com/tandem-gpu/tandem/internal/report"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
@@ -87,7 +87,7 @@ func TestInspectUnderAPolicy(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var got inspect.Report
+	var got report.Report
 	if err := json.Unmarshal(out, &got); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}

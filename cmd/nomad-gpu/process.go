@@ -8,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/statefile"
+	"github.com/tandem-gpu/tandem/internal/checkpoint"
 )
 
 var errOrphaned = errors.New("the Nomad agent is gone")
@@ -41,7 +41,7 @@ func watchParent(ctx context.Context, parent int, end context.CancelCauseFunc) {
 // lifeOf tells the life of a process from those of others that had its number, by when it began (proc(5), field 22 of
 // stat) and the boot; "" if that can't be known.
 func lifeOf(pid int) string {
-	boot, err := statefile.BootID("/proc")
+	boot, err := checkpoint.BootID("/proc")
 	stat, errStat := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	_, rest, ok := strings.Cut(string(stat[strings.LastIndexByte(string(stat), ')')+1:]), " ")
 	if fields := strings.Fields(rest); err == nil && errStat == nil && ok && len(fields) >= 20 {

@@ -12,7 +12,7 @@ import (
 	"github.com/hashicorp/go-plugin"
 	"github.com/hashicorp/nomad/plugins/device"
 
-	"github.com/tandem-gpu/tandem/internal/inspect"
+	"github.com/tandem-gpu/tandem/internal/report"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
@@ -134,7 +134,7 @@ func (a *agent) says(want string, args ...string) {
 }
 
 // report is what inspect says now.
-func report(a *agent) (r inspect.Report) {
+func reportOf(a *agent) (r report.Report) {
 	a.Helper()
 	out, err := a.ask("inspect", "--json")
 	if err != nil || json.Unmarshal([]byte(out), &r) != nil {

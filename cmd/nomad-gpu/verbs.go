@@ -12,8 +12,8 @@ import (
 	"github.com/tandem-gpu/tandem/internal/control"
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/healthconfig"
-	"github.com/tandem-gpu/tandem/internal/inspect"
 	"github.com/tandem-gpu/tandem/internal/policy"
+	"github.com/tandem-gpu/tandem/internal/report"
 	"github.com/tandem-gpu/tandem/internal/sources"
 )
 
@@ -59,7 +59,7 @@ func look(ctx context.Context, args []string, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	read := func(ctx context.Context) inspect.Report {
+	read := func(ctx context.Context) report.Report {
 		return sources.Reading(ctx, opener(cfg.Roots), cfg, mpsRoot, *dir, agentName)
 	}
 	return control.Inspect(ctx, socketPath(*dir), read, out, *asJSON)

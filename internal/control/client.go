@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/filelock"
-	"github.com/tandem-gpu/tandem/internal/inspect"
+	"github.com/tandem-gpu/tandem/internal/report"
 )
 
 const (
@@ -42,7 +42,7 @@ func Dial(path string) *Client {
 }
 
 // Report is what the agent offers, and what stands against it.
-func (c *Client) Report(ctx context.Context) (r inspect.Report, err error) {
+func (c *Client) Report(ctx context.Context) (r report.Report, err error) {
 	return r, c.ask(ctx, http.MethodGet, reportURL, nil, &r)
 }
 
@@ -72,7 +72,7 @@ func (c *Client) Resume(ctx context.Context) (s DriverStatus, err error) {
 }
 
 // Debug is the agent from the inside.
-func (c *Client) Debug(ctx context.Context) (d inspect.Debug, err error) {
+func (c *Client) Debug(ctx context.Context) (d report.Debug, err error) {
 	return d, c.ask(ctx, http.MethodGet, debugURL, nil, &d)
 }
 

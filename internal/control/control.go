@@ -10,8 +10,8 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
-	"github.com/tandem-gpu/tandem/internal/inspect"
-	"github.com/tandem-gpu/tandem/internal/pulse"
+	"github.com/tandem-gpu/tandem/internal/report"
+	"github.com/tandem-gpu/tandem/internal/watchdog"
 )
 
 // Agent is what a running agent can be asked and told. *monitor.Monitor is one; see there.
@@ -25,18 +25,18 @@ type Agent interface {
 	Save(context.Context) error
 	Rebind(context.Context) (was, is []core.Bound, err error)
 	Stats() monitor.Stats
-	Watchdog() *pulse.Registry
+	Watchdog() *watchdog.Registry
 }
 
 var _ Agent = (*monitor.Monitor)(nil)
 
 // Options say how an agent is served.
 type Options struct {
-	Config     core.Config               // as the agent has it: what recovery waits for
-	Simulation bool                      // an operator may rehearse faults
-	Warnings   func() []string           // about the agent itself, for every report; nil = none
-	Endpoints  func() []inspect.Endpoint // for the debug view; nil = none
-	Log        *slog.Logger              // of every order, with who gave it; never nil
+	Config     core.Config              // as the agent has it: what recovery waits for
+	Simulation bool                     // an operator may rehearse faults
+	Warnings   func() []string          // about the agent itself, for every report; nil = none
+	Endpoints  func() []report.Endpoint // for the debug view; nil = none
+	Log        *slog.Logger             // of every order, with who gave it; never nil
 }
 
 // ClearArgs say which conditions are over, in an operator's words.
@@ -70,7 +70,7 @@ type QuiesceArgs struct {
 
 // DriverStatus is where the agent is after it was told to leave the driver alone, or to take it back.
 type DriverStatus struct {
-	Driver  inspect.Driver           `json:"driver"`
+	Driver  report.Driver            `json:"driver"`
 	Devices map[core.HealthState]int `json:"devices"`           // by state
 	Kept    bool                     `json:"kept"`              // a restart of the agent changes nothing about it
 	NotKept string                   `json:"notKept,omitempty"` // why a restart of the agent does
@@ -78,9 +78,9 @@ type DriverStatus struct {
 
 // Response is what became of an order.
 type Response struct {
-	Conditions []inspect.Condition `json:"conditions"`        // that were cleared, ignored, or brought about
-	Driver     []inspect.Condition `json:"standing"`          // others of that GPU that have an effect now
-	NotKept    string              `json:"notKept,omitempty"` // why a restart of the agent undoes it; "" = it does not
+	Conditions []report.Condition `json:"conditions"`        // that were cleared, ignored, or brought about
+	Driver     []report.Condition `json:"standing"`          // others of that GPU that have an effect now
+	NotKept    string             `json:"notKept,omitempty"` // why a restart of the agent undoes it; "" = it does not
 }
 
 // RefusedError is the agent's own word on why it did not obey.

@@ -6,22 +6,22 @@ import (
 	"runtime/metrics"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/inspect"
+	"github.com/tandem-gpu/tandem/internal/report"
 )
 
 // debug is the agent from the inside, now.
-func (d desk) debug() inspect.Debug {
+func (d desk) debug() report.Debug {
 	stats := d.Stats()
-	view := inspect.Debug{
+	view := report.Debug{
 		PID: os.Getpid(), Goroutines: runtime.NumGoroutine(), Threads: entries("/proc/self/task"), Descriptors: entries("/proc/self/fd"),
-		DriverFiles: driverFiles(), HeapBytes: heap(), Checks: stats.Checks, LastCheck: stats.LastCheck, Stacks: inspect.Stacks(),
+		DriverFiles: driverFiles(), HeapBytes: heap(), Checks: stats.Checks, LastCheck: stats.LastCheck, Stacks: report.Stacks(),
 	}
 	now := time.Now()
 	for _, s := range d.Watchdog().Tasks() {
-		view.Tasks = append(view.Tasks, inspect.Task{Name: s.Name, Last: s.Last, Turns: s.Beats, Late: s.Late(now)})
+		view.Tasks = append(view.Tasks, report.Task{Name: s.Name, Last: s.Last, Turns: s.Beats, Late: s.Late(now)})
 	}
 	for _, c := range stats.Calls {
-		view.Calls = append(view.Calls, inspect.Call{Name: c.Name, Index: c.Index, Since: c.Since})
+		view.Calls = append(view.Calls, report.Call{Name: c.Name, Index: c.Index, Since: c.Since})
 	}
 	if d.Endpoints != nil {
 		view.Endpoints = d.Endpoints()

@@ -16,7 +16,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
-	"github.com/tandem-gpu/tandem/internal/pulse"
+	"github.com/tandem-gpu/tandem/internal/watchdog"
 )
 
 // book is an agent that does what it is told, and counts it.
@@ -39,10 +39,10 @@ func newBook() *book {
 	return &book{cfg: cfg, state: state}
 }
 
-func (b *book) State() core.State      { return b.state }
-func (b *book) Stats() monitor.Stats   { return monitor.Stats{} }
-func (b *book) Watchdog() *pulse.Registry { return nil }
-func (b *book) enter(s core.State)     { b.state, b.done = s, b.done+1 }
+func (b *book) State() core.State            { return b.state }
+func (b *book) Stats() monitor.Stats         { return monitor.Stats{} }
+func (b *book) Watchdog() *watchdog.Registry { return nil }
+func (b *book) enter(s core.State)           { b.state, b.done = s, b.done+1 }
 func (b *book) Report(obs ...core.Observation) bool {
 	b.enter(b.state.Observe(b.cfg, time.Now(), obs...))
 	return true
@@ -182,7 +182,7 @@ func FuzzCauseWord(f *testing.F) {
 		if again := causeOf(cause); again != cause {
 			t.Errorf("%q is %q, and that is %q", word, cause, again)
 		}
-		if code, err := xid(word); err == nil && (code == 0 || code >= 1<<32) {
+		if code, err := xidCode(word); err == nil && (code == 0 || code >= 1<<32) {
 			t.Errorf("%q is XID %d", word, code)
 		}
 	})

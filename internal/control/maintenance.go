@@ -13,7 +13,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
-	"github.com/tandem-gpu/tandem/internal/inspect"
+	"github.com/tandem-gpu/tandem/internal/report"
 )
 
 // resumeAtMost is how long a resumed agent is given for its first reading before it answers; a driver may take
@@ -109,7 +109,7 @@ func (d desk) resume(ctx context.Context, _ struct{}) (DriverStatus, error) {
 }
 
 func standing(s core.State, notKept error) DriverStatus {
-	st := DriverStatus{Driver: inspect.Describe(s.Inventory).Driver, Devices: map[core.HealthState]int{}, Kept: notKept == nil}
+	st := DriverStatus{Driver: report.Describe(s.Inventory).Driver, Devices: map[core.HealthState]int{}, Kept: notKept == nil}
 	if notKept != nil {
 		st.NotKept = notKept.Error()
 	}

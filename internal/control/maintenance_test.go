@@ -15,7 +15,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/control"
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
-	"github.com/tandem-gpu/tandem/internal/inspect"
+	"github.com/tandem-gpu/tandem/internal/report"
 )
 
 func quiesce(args control.QuiesceArgs) func(context.Context, string, *bytes.Buffer) error {
@@ -123,8 +123,8 @@ func TestSignals(t *testing.T) {
 func TestDebug(t *testing.T) {
 	since := time.Date(2026, 11, 21, 15, 0, 0, 0, time.UTC)
 	r := start(t, coretest.GPUs(2), func(o *control.Options) {
-		o.Endpoints = func() []inspect.Endpoint {
-			return []inspect.Endpoint{{
+		o.Endpoints = func() []report.Endpoint {
+			return []report.Endpoint{{
 				Resource: "nvidia.com/gpu", Status: "watched", Since: since, Registrations: 3, Lists: 7,
 				LastError: "the kubelet's stream ended", LastErrorAt: since,
 			}}

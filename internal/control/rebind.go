@@ -9,14 +9,14 @@ import (
 	"slices"
 
 	"github.com/tandem-gpu/tandem/internal/core"
-	"github.com/tandem-gpu/tandem/internal/inspect"
+	"github.com/tandem-gpu/tandem/internal/report"
 )
 
 // RebindResult is what the positions of the policy were bound to before an operator's order, and are after it.
 type RebindResult struct {
-	Was     []inspect.Binding `json:"was"`
-	Is      []inspect.Binding `json:"is"`
-	NotKept string            `json:"notKept,omitempty"` // why a restart of the agent undoes it; "" = it does not
+	Was     []report.Binding `json:"was"`
+	Is      []report.Binding `json:"is"`
+	NotKept string           `json:"notKept,omitempty"` // why a restart of the agent undoes it; "" = it does not
 }
 
 // rebind binds the positions of the policy anew: see monitor.Rebind.
@@ -25,7 +25,7 @@ func (d desk) rebind(ctx context.Context, _ struct{}) (RebindResult, error) {
 	if err != nil {
 		return RebindResult{}, err
 	}
-	r := RebindResult{Was: inspect.DescribeBindings(was), Is: inspect.DescribeBindings(is)}
+	r := RebindResult{Was: report.DescribeBindings(was), Is: report.DescribeBindings(is)}
 	if err := keepEnd(ctx, d); err != nil {
 		r.NotKept = err.Error()
 	}
@@ -69,7 +69,7 @@ func Rebind(ctx context.Context, path string, out io.Writer) error {
 		if was := r.before(i); slices.Equal(was, b.Devices) {
 			fmt.Fprintf(out, "%s: unchanged\n", b)
 		} else {
-			fmt.Fprintf(out, "%s; it was %s\n", b, inspect.IDs(was))
+			fmt.Fprintf(out, "%s; it was %s\n", b, report.IDs(was))
 		}
 	}
 	if r.NotKept != "" {

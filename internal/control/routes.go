@@ -11,7 +11,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
-	"github.com/tandem-gpu/tandem/internal/inspect"
+	"github.com/tandem-gpu/tandem/internal/report"
 )
 
 // maxBody bounds an order, in bytes.
@@ -54,13 +54,13 @@ func routes(a Agent, o Options) http.Handler {
 	return mux
 }
 
-func (d desk) report() inspect.Report {
+func (d desk) report() report.Report {
 	var notes []string
 	if d.Warnings != nil {
 		notes = d.Warnings()
 	}
-	r := inspect.DescribeState(d.State(), d.Config, notes...)
-	r.Source = inspect.FromAgent
+	r := report.DescribeState(d.State(), d.Config, notes...)
+	r.Source = report.FromAgent
 	return r
 }
 
@@ -196,8 +196,8 @@ func (d desk) answer(gpu core.DeviceID, ordered []core.Condition) Response {
 		}
 	}
 	return Response{
-		Conditions: inspect.DescribeConditions(s, d.Config, ordered),
-		Driver:     inspect.DescribeConditions(s, d.Config, others),
+		Conditions: report.DescribeConditions(s, d.Config, ordered),
+		Driver:     report.DescribeConditions(s, d.Config, others),
 	}
 }
 

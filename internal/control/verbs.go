@@ -7,30 +7,30 @@ import (
 	"fmt"
 	"io"
 
-	"github.com/tandem-gpu/tandem/internal/inspect"
+	"github.com/tandem-gpu/tandem/internal/report"
 )
 
 // Inspect writes what the running agent at path offers. If none answers it writes what read finds, and says so
 // first: in a line, or as "source" in JSON.
-func Inspect(ctx context.Context, path string, read func(context.Context) inspect.Report, out io.Writer, asJSON bool) error {
-	report, err := Dial(path).Report(ctx)
+func Inspect(ctx context.Context, path string, read func(context.Context) report.Report, out io.Writer, asJSON bool) error {
+	r, err := Dial(path).Report(ctx)
 	if err != nil {
-		report = read(ctx)
-		report.Source = inspect.FromReading
+		r = read(ctx)
+		r.Source = report.FromReading
 		why := ErrNotRunning.Error()
 		if !errors.Is(err, ErrNotRunning) {
 			why = "the agent does not answer (" + err.Error() + ")"
 		}
 		if why += ": this is what one would offer"; asJSON {
-			report.Warnings = append(report.Warnings, why)
+			r.Warnings = append(r.Warnings, why)
 		} else {
 			fmt.Fprintln(out, why)
 		}
 	}
 	if asJSON {
-		return report.WriteJSON(out)
+		return r.WriteJSON(out)
 	}
-	return report.WriteTable(out)
+	return r.WriteTable(out)
 }
 
 // Clear has the agent at path drop conditions that an operator has verified to be over, and writes which.
@@ -39,7 +39,7 @@ func Clear(ctx context.Context, path string, args ClearArgs, out io.Writer) erro
 	if err != nil {
 		return err
 	}
-	return a.write(out, func(c inspect.Condition) string {
+	return a.write(out, func(c report.Condition) string {
 		if c.Disregarded {
 			return "cleared, and ignored until it is gone"
 		}
@@ -53,7 +53,7 @@ func Ignore(ctx context.Context, path string, args IgnoreArgs, out io.Writer) er
 	if err != nil {
 		return err
 	}
-	return a.write(out, func(c inspect.Condition) string {
+	return a.write(out, func(c report.Condition) string {
 		return "ignored until " + c.IgnoredUntil.UTC().Format("2006-01-02T15:04:05Z") + " or until it happens again"
 	})
 }
@@ -67,7 +67,7 @@ func Simulate(ctx context.Context, path string, args SimulateArgs, out io.Writer
 	if len(a.Conditions) == 0 {
 		fmt.Fprintln(out, "simulated: nothing follows from this fault alone")
 	}
-	return a.write(out, func(c inspect.Condition) string {
+	return a.write(out, func(c report.Condition) string {
 		if c.Noted {
 			return "noted, no effect yet"
 		}
@@ -116,7 +116,7 @@ func Debug(ctx context.Context, path string, out io.Writer, asJSON bool) error {
 }
 
 // write writes a line per condition.
-func (a Response) write(out io.Writer, say func(inspect.Condition) string) error {
+func (a Response) write(out io.Writer, say func(report.Condition) string) error {
 	for _, c := range a.Conditions {
 		fmt.Fprintf(out, "%s: %s\n", c, say(c))
 	}

@@ -14,7 +14,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/control"
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
-	"github.com/tandem-gpu/tandem/internal/inspect"
+	"github.com/tandem-gpu/tandem/internal/report"
 )
 
 func simulation(o *control.Options) { o.Simulation = true }
@@ -25,21 +25,21 @@ func TestInspectAsksTheAgent(t *testing.T) {
 		o.Warnings = func() []string { return []string{"health history is not kept: the disk is full"} }
 	})
 	r.xid(1, 95)
-	read := func(context.Context) inspect.Report {
+	read := func(context.Context) report.Report {
 		t.Error("the driver is asked though an agent runs")
-		return inspect.Report{}
+		return report.Report{}
 	}
 	wants(t, r.says(func(ctx context.Context, path string, out *bytes.Buffer) error {
 		return control.Inspect(ctx, path, read, out, false)
 	}), "driver ready", "note: health history is not kept: the disk is full\n", "  unhealthy  ", "CONDITIONS\nGPU 1  XID_95  unhealthy  since ")
-	var report inspect.Report
+	var got report.Report
 	if err := json.Unmarshal([]byte(r.says(func(ctx context.Context, path string, out *bytes.Buffer) error {
 		return control.Inspect(ctx, path, read, out, true)
-	})), &report); err != nil {
+	})), &r); err != nil {
 		t.Fatal(err)
 	}
-	if report.Source != inspect.FromAgent || len(report.Conditions) != 1 || report.Conditions[0].Cause != "XID_95" || len(report.Warnings) != 1 {
-		t.Errorf("%+v", report)
+	if got.Source != report.FromAgent || len(got.Conditions) != 1 || got.Conditions[0].Cause != "XID_95" || len(got.Warnings) != 1 {
+		t.Errorf("%+v", got)
 	}
 }
 
@@ -54,8 +54,8 @@ func TestInspectWithoutAgent(t *testing.T) {
 	defer func() { _ = listener.Close() }()
 	cfg := core.DefaultConfig()
 	machine := coretest.NewMachine(coretest.GPUs(1))
-	reading := inspect.DescribeState(inspect.ReadState(t.Context(), machine.Open, cfg), cfg)
-	read := func(context.Context) inspect.Report { return reading }
+	reading := report.DescribeState(report.ReadState(t.Context(), machine.Open, cfg), cfg)
+	read := func(context.Context) report.Report { return reading }
 	for path, first := range map[string]string{
 		control.Path(dir, "none"):            "no agent is running: this is what one would offer\n",
 		control.Path(dir+"/none", "k8s-gpu"): "no agent is running: this is what one would offer\n",
@@ -71,9 +71,9 @@ func TestInspectWithoutAgent(t *testing.T) {
 		if !strings.HasPrefix(table.String(), first+"driver ready") {
 			t.Errorf("at %q: %s", path, table.String())
 		}
-		var report inspect.Report
-		if err := json.Unmarshal(text.Bytes(), &report); err != nil || report.Source != inspect.FromReading || len(report.Devices) != 1 {
-			t.Errorf("at %q: %v, %+v", path, err, report)
+		var r report.Report
+		if err := json.Unmarshal(text.Bytes(), &r); err != nil || r.Source != report.FromReading || len(r.Devices) != 1 {
+			t.Errorf("at %q: %v, %+v", path, err, r)
 		}
 	}
 }
@@ -137,11 +137,11 @@ func TestIgnore(t *testing.T) {
 		t.Errorf("still %s", c)
 	}
 	ignore(control.IgnoreArgs{GPU: "0", Until: "30m"})
-	report, err := control.Dial(r.path).Report(t.Context())
+	got, err := control.Dial(r.path).Report(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if left := time.Until(report.Conditions[0].IgnoredUntil); left > 30*time.Minute || left < 29*time.Minute {
+	if left := time.Until(got.Conditions[0].IgnoredUntil); left > 30*time.Minute || left < 29*time.Minute {
 		t.Errorf("ignored for %v", left)
 	}
 	r.xid(0, 95) // again: of this one the operator knew nothing

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core"
-	"github.com/tandem-gpu/tandem/internal/core/fault"
+	"github.com/tandem-gpu/tandem/internal/core/health/xid"
 )
 
 // words reads what an operator wrote, about a machine and at a time. Every error is a *core.ConfigError, and
@@ -134,7 +134,7 @@ func (w words) rehearsal(args SimulateArgs) (core.Observation, error) {
 	switch strings.ToLower(strings.TrimSpace(args.Kind)) {
 	case "", "xid":
 		o.Kind = core.XID
-		o.Code, errs[1] = xid(args.Code)
+		o.Code, errs[1] = xidCode(args.Code)
 	case "event":
 		o.Kind = core.Event
 		o.Code, errs[1] = event(args.Code)
@@ -173,7 +173,7 @@ func instance(key, word string) (uint32, error) {
 	return uint32(n), nil
 }
 
-func xid(word string) (uint64, error) {
+func xidCode(word string) (uint64, error) {
 	number := strings.TrimPrefix(causeOf(word), "XID_")
 	n, err := strconv.ParseUint(number, 10, 32)
 	if err != nil || n == 0 {
@@ -189,7 +189,7 @@ func event(word string) (uint64, error) {
 	n, err := strconv.ParseUint(word, 0, 64)
 	var names []string
 	for bit := range 64 {
-		rule, ok := fault.Event(1 << bit)
+		rule, ok := xid.Event(1 << bit)
 		if !ok {
 			continue
 		}

@@ -21,7 +21,7 @@ func TestDevicesAreRemembered(t *testing.T) {
 	})
 	t.Run("one was replaced", func(t *testing.T) {
 		l := live(t, coretest.GPUs(2))
-		l.see(xid(gpu(1), 119))
+		l.see(xidEvent(gpu(1), 119))
 		l.restart("boot", "boot")
 		l.machine = coretest.GPUs(2)
 		l.machine.Devices[1].ID, l.machine.Devices[1].At = "GPU-new", core.WholeGPU("GPU-new")
@@ -62,7 +62,7 @@ func TestDevicesWithoutADriver(t *testing.T) {
 	l.read(1)
 	l.expect("the driver is back", well)
 
-	l.see(xid(gpu(0), 157))
+	l.see(xidEvent(gpu(0), 157))
 	l.restart("boot 1", "boot 2")
 	for range 2 { // the agent is restarted once more before anybody could be asked
 		l.noDriver(core.DriverAbsent)
@@ -101,7 +101,7 @@ func TestForget(t *testing.T) {
 	})
 	t.Run("whatever else stands against it", func(t *testing.T) {
 		l := live(t, coretest.GPUs(2))
-		l.see(xid(gpu(1), 79))
+		l.see(xidEvent(gpu(1), 79))
 		gone(l)
 		l.read(1)
 		hours(l, 24)

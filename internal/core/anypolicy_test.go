@@ -129,7 +129,7 @@ func TestAnyPolicy(t *testing.T) {
 		cfg := d.config(s)
 		var obs []core.Observation
 		for d.oneIn(2) {
-			obs = append(obs, xid(pick(d, s.Devices...).At, pick[uint64](d, 95, 94, 79, 48)))
+			obs = append(obs, xidEvent(pick(d, s.Devices...).At, pick[uint64](d, 95, 94, 79, 48)))
 		}
 		l, h := core.Ledger{}.Apply(cfg.Health, dawn, obs...), d.host(s)
 		inv := core.Build(s, l, cfg).WithHost(h, cfg.Overlap)
@@ -252,7 +252,7 @@ func neighbours(t *testing.T, d draw, s core.Snapshot, build func(core.Ledger) *
 	if code == 95 { // of the whole GPU, wherever it is said to be
 		scope = core.WholeGPU(at.GPU)
 	}
-	before, after := build(l), build(l.Apply(cfg.Health, dawn, xid(at, code)))
+	before, after := build(l), build(l.Apply(cfg.Health, dawn, xidEvent(at, code)))
 	if before.Len() != after.Len() {
 		t.Errorf("%d units, %d after an XID", before.Len(), after.Len())
 	}

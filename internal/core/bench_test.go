@@ -20,9 +20,9 @@ func troubled(n int) (core.Ledger, []core.Observation) {
 	l, checks := fleet(n)
 	var obs []core.Observation
 	for i := range n {
-		obs = append(obs, xid(gpu(i), 119))
+		obs = append(obs, xidEvent(gpu(i), 119))
 	}
-	return l.Apply(core.DefaultHealthPolicy(), dawn, append(obs, xid(gpu(0), 94), xid(gpu(0), 54))...), checks
+	return l.Apply(core.DefaultHealthPolicy(), dawn, append(obs, xidEvent(gpu(0), 94), xidEvent(gpu(0), 54))...), checks
 }
 
 func BenchmarkApplyXID(b *testing.B) {
@@ -30,7 +30,7 @@ func BenchmarkApplyXID(b *testing.B) {
 	l, _ := fleet(8)
 	b.ReportAllocs()
 	for b.Loop() {
-		l.Apply(p, dawn, xid(gpu(3), 95))
+		l.Apply(p, dawn, xidEvent(gpu(3), 95))
 	}
 }
 

@@ -18,7 +18,7 @@ func TestBoundedUnderRandomCodes(t *testing.T) {
 	obs := make([]core.Observation, batch)
 	for range total / batch {
 		for i := range obs {
-			obs[i] = xid(core.WholeGPU(core.DeviceID(fmt.Sprint("GPU-", random.IntN(gpus)))), random.Uint64())
+			obs[i] = xidEvent(core.WholeGPU(core.DeviceID(fmt.Sprint("GPU-", random.IntN(gpus)))), random.Uint64())
 		}
 		now = now.Add(10 * time.Millisecond)
 		l = l.Apply(p, now, obs...)
@@ -40,7 +40,7 @@ func TestBoundedUnderRandomCodes(t *testing.T) {
 		t.Errorf("%d of %d XIDs were counted", counted, total)
 	}
 	lost := core.WholeGPU("GPU-0")
-	if h := l.Apply(p, now, xid(lost, 79)).Health(lost); h.Code != 79 {
+	if h := l.Apply(p, now, xidEvent(lost, 79)).Health(lost); h.Code != 79 {
 		t.Errorf("a known XID afterwards: %s", h)
 	}
 }

@@ -4,7 +4,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/core/fault"
+	"github.com/tandem-gpu/tandem/internal/core/health/xid"
 )
 
 // GPUHistory is what the ledger remembers of one GPU beside its conditions. It is a value; what is kept over a
@@ -143,7 +143,7 @@ func (c *GPUHistory) crowded(code uint64) bool {
 func (c *GPUHistory) told(now time.Time, span time.Duration) bool {
 	return slices.ContainsFunc(c.Tallies, func(t Tally) bool {
 		class := Condition{Reason: t.Reason, Code: t.Code}.rule(HealthPolicy{}).Class
-		return now.Sub(t.Last) <= span && class != fault.Application && class != fault.Info && class != fault.Trigger
+		return now.Sub(t.Last) <= span && class != xid.Application && class != xid.Info && class != xid.Trigger
 	})
 }
 

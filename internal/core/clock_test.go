@@ -55,7 +55,7 @@ func kept(t *testing.T) (*life, core.Checkpoint) {
 	l := live(t, coretest.GPUs(2))
 	l.state = core.Restore(l.cfg, core.Checkpoint{Boot: "a", Booted: dawn.Add(-time.Hour)}, "a")
 	l.read(1)
-	l.see(xid(gpu(1), 119))
+	l.see(xidEvent(gpu(1), 119))
 	l.read(12)
 	return l, l.state.Checkpoint("a")
 }
@@ -128,7 +128,7 @@ func TestRecordIsOfThePresentBootBeforeTheDriverIsRead(t *testing.T) {
 	if r := l.state.Checkpoint("b"); r.Unread {
 		t.Error("unread")
 	}
-	l.see(xid(gpu(1), 119))
+	l.see(xidEvent(gpu(1), 119))
 	l.restart("b", "b")
 	l.read(1)
 	l.expect("restarted", map[core.DeviceID]string{coretest.GPU(0): "healthy ", coretest.GPU(1): "unhealthy XID_119"})

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/core/fault"
+	"github.com/tandem-gpu/tandem/internal/core/health/xid"
 )
 
 // Condition is one standing cause against a placement. A placement may have several, each with its own
@@ -18,15 +18,15 @@ type Condition struct {
 	Code      uint64      // of an XID, an event or a verdict
 	State     HealthState // its effect; Healthy while it is only noted
 	Detail    string
-	Since     time.Time      // first seen
-	Last      time.Time      // last happened; a level that goes on happened once
-	Count     int            // how often it was observed
-	Repeated  bool           // again so soon that the rule for repetition applies
-	Clearing  time.Time      // since when the evidence for recovery holds; zero = it does not
-	Clean     int            // complete checks since then
-	Evidence  fault.Evidence // what clears it under this driver and policy
-	Ignored   time.Time      // an operator disregards it until then; zero = nobody does
-	Moved     bool           // it was against a MIG instance that is gone: no more than degraded
+	Since     time.Time    // first seen
+	Last      time.Time    // last happened; a level that goes on happened once
+	Count     int          // how often it was observed
+	Repeated  bool         // again so soon that the rule for repetition applies
+	Clearing  time.Time    // since when the evidence for recovery holds; zero = it does not
+	Clean     int          // complete checks since then
+	Evidence  xid.Evidence // what clears it under this driver and policy
+	Ignored   time.Time    // an operator disregards it until then; zero = nobody does
+	Moved     bool         // it was against a MIG instance that is gone: no more than degraded
 	Simulated bool
 }
 
@@ -89,15 +89,15 @@ func united(conditions []Condition) []Condition {
 func (c Condition) counts() bool { return c.State > Healthy && c.Ignored.IsZero() }
 
 // rule is what the table says about an XID or another event; the zero Rule for other reasons.
-func (c Condition) rule(p HealthPolicy) fault.Rule {
+func (c Condition) rule(p HealthPolicy) xid.Rule {
 	switch c.Reason {
 	case ReasonXID:
 		return p.xid(c.Code)
 	case ReasonEvent:
-		r, _ := fault.Event(c.Code)
+		r, _ := xid.Event(c.Code)
 		return r
 	default:
-		return fault.Rule{}
+		return xid.Rule{}
 	}
 }
 
@@ -107,7 +107,7 @@ func (c Condition) severe(p HealthPolicy) bool {
 		return false
 	}
 	switch c.rule(p).Class {
-	case fault.Reset, fault.Node, fault.Fabric:
+	case xid.Reset, xid.Node, xid.Fabric:
 		return true
 	default:
 		return c.Reason.meaning().severe
@@ -122,9 +122,9 @@ func (c Condition) health() Health {
 	}
 	switch c.Reason {
 	case ReasonXID:
-		h.Action = fault.XID(c.Code).Action
+		h.Action = xid.XID(c.Code).Action
 	case ReasonEvent:
-		r, _ := fault.Event(c.Code)
+		r, _ := xid.Event(c.Code)
 		h.Action = r.Action
 	case ReasonRecoveryAction:
 		h.Action = verdictOf(c.Code).action()

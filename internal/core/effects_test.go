@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core"
-	"github.com/tandem-gpu/tandem/internal/core/fault"
+	"github.com/tandem-gpu/tandem/internal/core/health/xid"
 )
 
 // The worlds in which a fault may happen: what the driver's verdict says, and whether it is about the fault.
@@ -29,33 +29,33 @@ func TestEffect(t *testing.T) {
 		o                             core.Observation
 		once, trusted, guest, earlier core.HealthState
 	}{
-		{"application", xid(a, 13), h, h, h, h},
-		{"application", xid(a, 31), h, h, h, h},
-		{"application", xid(a, 45), h, h, h, h},
-		{"info", xid(a, 38), h, h, h, h},
-		{"info", xid(a, 147), h, h, h, h},
-		{"info", xid(a, 121), d, d, d, d},
-		{"trigger", xid(a, 154), h, h, h, h},
-		{"contained", xid(a, 94), d, d, d, d},
-		{"contained", xid(a, 63), d, d, d, d},
-		{"contained", xid(a, 157), d, d, d, d},
-		{"reset", xid(a, 46), u, u, u, u},
-		{"reset", xid(a, 48), u, u, u, u},
-		{"reset", xid(a, 95), u, u, u, u},
-		{"reset", xid(a, 119), u, u, u, u},
-		{"reset, in doubt", xid(a, 159), d, d, u, d}, // every branch that has it has a verdict on it
-		{"node", xid(a, 54), u, u, u, u},
-		{"node", xid(a, 79), l, u, u, u}, // it answers all the time
-		{"fabric", xid(a, 74), d, d, u, u},
-		{"fabric", xid(a, 144), d, d, u, u},
-		{"fabric", xid(a, 149), d, d, u, u},
-		{"fabric", xid(a, 155), d, d, d, d},
-		{"fabric", xid(a, 136), u, u, u, u},
-		{"fabric", xid(a, 173), u, u, u, u},
-		{"suspect", xid(a, 109), d, d, d, d},
-		{"suspect", xid(a, 1), d, d, d, d},
-		{"suspect", xid(a, 500), d, d, d, d},
-		{"suspect", xid(a, 999), d, d, d, d},
+		{"application", xidEvent(a, 13), h, h, h, h},
+		{"application", xidEvent(a, 31), h, h, h, h},
+		{"application", xidEvent(a, 45), h, h, h, h},
+		{"info", xidEvent(a, 38), h, h, h, h},
+		{"info", xidEvent(a, 147), h, h, h, h},
+		{"info", xidEvent(a, 121), d, d, d, d},
+		{"trigger", xidEvent(a, 154), h, h, h, h},
+		{"contained", xidEvent(a, 94), d, d, d, d},
+		{"contained", xidEvent(a, 63), d, d, d, d},
+		{"contained", xidEvent(a, 157), d, d, d, d},
+		{"reset", xidEvent(a, 46), u, u, u, u},
+		{"reset", xidEvent(a, 48), u, u, u, u},
+		{"reset", xidEvent(a, 95), u, u, u, u},
+		{"reset", xidEvent(a, 119), u, u, u, u},
+		{"reset, in doubt", xidEvent(a, 159), d, d, u, d}, // every branch that has it has a verdict on it
+		{"node", xidEvent(a, 54), u, u, u, u},
+		{"node", xidEvent(a, 79), l, u, u, u}, // it answers all the time
+		{"fabric", xidEvent(a, 74), d, d, u, u},
+		{"fabric", xidEvent(a, 144), d, d, u, u},
+		{"fabric", xidEvent(a, 149), d, d, u, u},
+		{"fabric", xidEvent(a, 155), d, d, d, d},
+		{"fabric", xidEvent(a, 136), u, u, u, u},
+		{"fabric", xidEvent(a, 173), u, u, u, u},
+		{"suspect", xidEvent(a, 109), d, d, d, d},
+		{"suspect", xidEvent(a, 1), d, d, d, d},
+		{"suspect", xidEvent(a, 500), d, d, d, d},
+		{"suspect", xidEvent(a, 999), d, d, d, d},
 		{"storm", event(0x200), d, d, d, d},
 		{"retirement", event(0x400), d, d, d, d},
 		{"retirement failure", event(0x800), u, u, u, u},
@@ -88,10 +88,10 @@ func TestEffect(t *testing.T) {
 
 // No code in any table does worse than its rule says, or nothing where its rule says something.
 func TestEffectOfEveryXID(t *testing.T) {
-	states := map[fault.Effect]core.HealthState{
-		fault.None: core.Healthy, fault.Degrades: core.Degraded, fault.Withdraws: core.Unhealthy, fault.Loses: core.GPULost,
+	states := map[xid.Effect]core.HealthState{
+		xid.None: core.Healthy, xid.Degrades: core.Degraded, xid.Withdraws: core.Unhealthy, xid.Loses: core.GPULost,
 	}
-	for rule := range fault.XIDs() {
+	for rule := range xid.XIDs() {
 		s := tell(t)
 		s.xid(rule.Code)
 		if h := s.ledger.Health(a); h.State != states[rule.Effect] || (h.State > core.Healthy) != (h.Action != "" && h.Clears != "") {

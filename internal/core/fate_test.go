@@ -202,7 +202,7 @@ func (f *fate) fault(p *patient) {
 	if !f.driver || p.between() {
 		return
 	}
-	o := xid(f.place(p), one[uint64](f, 13, 31, 45, 48, 63, 74, 79, 80, 94, 95, 109, 121, 144, 154, 155, 157, 161, 500, 999, 46, 119, 140))
+	o := xidEvent(f.place(p), one[uint64](f, 13, 31, 45, 48, 63, 74, 79, 80, 94, 95, 109, 121, 144, 154, 155, 157, 161, 500, 999, 46, 119, 140))
 	hard := []uint64{46, 119, 140}
 	if f.oneIn(5) {
 		o.Kind, o.Code, hard = core.Event, one[uint64](f, 1, 0x200, 0x400, 0x800, 0x1000, 0x2000, 0x4000), []uint64{0x4000}

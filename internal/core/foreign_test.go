@@ -69,7 +69,7 @@ func TestHistoryOfAnotherMachineIsDropped(t *testing.T) {
 		for boot, next := range map[string]string{"same boot": "boot 1", "another boot": "boot 2"} {
 			t.Run(name+", "+boot, func(t *testing.T) {
 				l := live(t, coretest.GPUs(2))
-				l.see(xid(gpu(1), 95))
+				l.see(xidEvent(gpu(1), 95))
 				l.restart("boot 1", next)
 				for _, reading := range tc.readings {
 					l.now = l.now.Add(time.Second)
@@ -159,7 +159,7 @@ func TestHistoryOfAnotherMachineIsDroppedInAnyLife(t *testing.T) {
 			}
 		}
 		l := live(t, coretest.GPUs(3))
-		l.see(xid(gpu(0), 157), xid(gpu(1), 157))
+		l.see(xidEvent(gpu(0), 157), xidEvent(gpu(1), 157))
 		for _, o := range checked(machine) {
 			l.says[o.At.GPU] = &o.Sample
 		}
@@ -186,7 +186,7 @@ func TestHistoryOfAnotherMachineIsDroppedInAnyLife(t *testing.T) {
 			default:
 				for u := range l.state.Inventory.Units() {
 					if u.Device.ID >= coretest.GPU(100) {
-						l.see(xid(u.Device.At, 157))
+						l.see(xidEvent(u.Device.At, 157))
 						sick[u.Device.ID] = true
 					}
 				}

@@ -77,7 +77,7 @@ func TestTheRecordKnowsWhichLinesHadTheirEffect(t *testing.T) {
 func TestALineOfAnEventBeforeTheRestart(t *testing.T) {
 	l := live(t, coretest.GPUs(2))
 	l.see(logRead(10))
-	l.see(xid(gpu(0), 95))
+	l.see(xidEvent(gpu(0), 95))
 	cleared, _, err := l.state.Clear(l.cfg, l.now, core.Command{GPU: coretest.GPU(0)})
 	if err != nil {
 		t.Fatal(err)
@@ -104,7 +104,7 @@ func TestALineOfAnEventBeforeTheRestart(t *testing.T) {
 // A line that came to the agent before it ended is not taken for an event that NVML told of after that.
 func TestALineThatWasToldByBothBeforeTheRestart(t *testing.T) {
 	l := live(t, coretest.GPUs(1))
-	l.see(xid(gpu(0), 95))
+	l.see(xidEvent(gpu(0), 95))
 	l.now = l.now.Add(2 * time.Second)
 	l.see(logged(0, 95, 11))
 	l.restart("b", "b")
@@ -133,7 +133,7 @@ func TestALineOfAKnownGPUCountsBeforeTheFirstReading(t *testing.T) {
 func TestLinesAfterAReboot(t *testing.T) {
 	l := live(t, coretest.GPUs(2))
 	l.see(logRead(500))
-	l.see(xid(gpu(1), 119)) // whose line no agent saw: there was a reboot
+	l.see(xidEvent(gpu(1), 119)) // whose line no agent saw: there was a reboot
 	l.restart("a", "b")
 	l.see(past(1, 119, 31), logRead(40))
 	l.noDriver(core.DriverAbsent)

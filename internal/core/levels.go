@@ -4,7 +4,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/core/fault"
+	"github.com/tandem-gpu/tandem/internal/core/health/xid"
 )
 
 const (
@@ -75,13 +75,13 @@ func (c *GPUHistory) level(r Reason) Tristate {
 }
 
 // settledBy is what a chart says about the level that clears an XID.
-func (c *GPUHistory) settledBy(l fault.Level) bool {
+func (c *GPUHistory) settledBy(l xid.Level) bool {
 	switch l {
-	case fault.LevelMemoryRepair:
+	case xid.LevelMemoryRepair:
 		return max(c.Sample.RemapPending, c.Sample.RetirementPending) == No // a GPU has one of them
-	case fault.LevelResourceRepair:
+	case xid.LevelResourceRepair:
 		return c.Sample.RepairPending == No
-	case fault.LevelLinks:
+	case xid.LevelLinks:
 		return c.level(ReasonLinks) == No
 	default:
 		return false
@@ -113,7 +113,7 @@ func (d *draft) check(gpu DeviceID, v HealthSample) {
 		return
 	}
 	if old.Uncorrectable.OK && v.Uncorrectable.Value > old.Uncorrectable.Value && !chart.told(d.now, time.Minute) {
-		d.happened(Condition{At: at, Reason: ReasonECC}).State = d.policy.state(fault.Degrades)
+		d.happened(Condition{At: at, Reason: ReasonECC}).State = d.policy.state(xid.Degrades)
 	}
 	for _, r := range levels {
 		d.level(at, r, chart)
@@ -139,7 +139,7 @@ func (d *draft) level(at Placement, r Reason, chart *GPUHistory) {
 	m := r.meaning()
 	c := Condition{At: at, Reason: r, State: m.state}
 	if m.state == Degraded {
-		c.State = d.policy.state(fault.Degrades)
+		c.State = d.policy.state(xid.Degrades)
 	}
 	checks := max(m.checks, 1)
 	switch r {

@@ -42,7 +42,7 @@ func TestMaintenance(t *testing.T) {
 // What was wrong before is still wrong afterwards, unless there is evidence.
 func TestMaintenanceHealsNothing(t *testing.T) {
 	l := live(t, coretest.GPUs(2))
-	l.see(xid(gpu(0), 95))
+	l.see(xidEvent(gpu(0), 95))
 	l.says[coretest.GPU(0)].RecoveryAction = core.RecoveryUnknown
 	l.state = l.state.EnterMaintenance(l.cfg, l.now, core.Maintenance{Since: l.now})
 	l.state = l.state.ExitMaintenance()
@@ -71,7 +71,7 @@ func TestAnotherDriverAfterARestartIsEvidence(t *testing.T) {
 		l := live(t, coretest.GPUs(1))
 		l.machine.Driver.Version = "580.95.05"
 		l.read(1)
-		l.see(xid(gpu(0), 119))
+		l.see(xidEvent(gpu(0), 119))
 		l.restart("boot", "boot")
 		l.machine.Driver.Version = version
 		l.read(200)

@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/core/fault"
+	"github.com/tandem-gpu/tandem/internal/core/health/xid"
 )
 
 const (
@@ -30,7 +30,7 @@ func (d *draft) observe(o Observation) {
 	case XID:
 		d.fault(o, ReasonXID, d.policy.xid(o.Code))
 	case Event:
-		if rule, ok := fault.Event(o.Code); ok {
+		if rule, ok := xid.Event(o.Code); ok {
 			d.fault(o, ReasonEvent, rule)
 		}
 	case Lost:
@@ -121,7 +121,7 @@ func (d *draft) driverLost(o Observation) {
 }
 
 // fault enters an XID or another event.
-func (d *draft) fault(o Observation, reason Reason, rule fault.Rule) {
+func (d *draft) fault(o Observation, reason Reason, rule xid.Rule) {
 	if d.policy.Mode == ModeOff {
 		return
 	}
@@ -137,10 +137,10 @@ func (d *draft) fault(o Observation, reason Reason, rule fault.Rule) {
 		}
 		before = chart.tally(reason, o.Code, o.Logged, d.now)
 	}
-	if rule.Class == fault.Application && !o.Simulated {
+	if rule.Class == xid.Application && !o.Simulated {
 		d.workload(o)
 	}
-	if rule.Effect == fault.None && rule.Settled == fault.None && rule.Again == 0 {
+	if rule.Effect == xid.None && rule.Settled == xid.None && rule.Again == 0 {
 		return
 	}
 	at := o.At
@@ -159,7 +159,7 @@ func (d *draft) fault(o Observation, reason Reason, rule fault.Rule) {
 }
 
 // detailOf is what the table calls the fault, with the kernel's own words where only it told.
-func detailOf(rule fault.Rule, o Observation) string {
+func detailOf(rule xid.Rule, o Observation) string {
 	if o.Detail == "" {
 		return rule.Meaning
 	}
@@ -170,7 +170,7 @@ func detailOf(rule fault.Rule, o Observation) string {
 func (d *draft) workload(o Observation) {
 	chart := d.chart(o.At.GPU)
 	n := chart.failed(chart.workload(o.At), d.now, workloadSpan)
-	if d.policy.Workloads != fault.None && n >= suspectWorkloads {
+	if d.policy.Workloads != xid.None && n >= suspectWorkloads {
 		c := d.happened(Condition{
 			At: WholeGPU(o.At.GPU), Reason: ReasonWorkloads, State: d.policy.state(d.policy.Workloads),
 			Detail: "application faults of several workloads within an hour",

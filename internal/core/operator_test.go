@@ -38,7 +38,7 @@ func TestClear(t *testing.T) {
 		{"verified just then", core.Command{Verified: dawn.Add(pace)}, nil},
 	} {
 		s := tell(t)
-		s.see(xid(b, 119))
+		s.see(xidEvent(b, 119))
 		s.xid(119, 94, 54)
 		cleared, err := s.clear(tc.order)
 		if err != nil {

@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/core/fault"
+	"github.com/tandem-gpu/tandem/internal/core/health/xid"
 )
 
 // HealthMode says what becomes of a verdict.
@@ -21,13 +21,13 @@ const (
 type HealthPolicy struct {
 	Mode HealthMode
 
-	// XIDs overrides the effect of single codes; fault.None ignores one. AllXIDs, if not nil, is the
+	// XIDs overrides the effect of single codes; xid.None ignores one. AllXIDs, if not nil, is the
 	// effect of every code that XIDs does not name.
-	XIDs    map[uint64]fault.Effect
-	AllXIDs *fault.Effect
+	XIDs    map[uint64]xid.Effect
+	AllXIDs *xid.Effect
 
-	DegradedTakesNoWork bool         // what would be degraded is unhealthy
-	Workloads           fault.Effect // of application XIDs from three different workloads within an hour
+	DegradedTakesNoWork bool       // what would be degraded is unhealthy
+	Workloads           xid.Effect // of application XIDs from three different workloads within an hour
 
 	ProbeFailures int           // consecutive failed checks before a GPU is unhealthy, at least 1
 	Deadline      time.Duration // after which a driver call counts as stuck
@@ -47,7 +47,7 @@ type HealthPolicy struct {
 func DefaultHealthPolicy() HealthPolicy {
 	return HealthPolicy{
 		Mode:          ModeEnforce,
-		Workloads:     fault.Degrades,
+		Workloads:     xid.Degrades,
 		ProbeFailures: 3,
 		Deadline:      time.Minute,
 		Settle:        30 * time.Second,
@@ -88,8 +88,8 @@ func (p HealthPolicy) validate() (errs []error) {
 }
 
 // xid is the rule for an XID under this policy.
-func (p HealthPolicy) xid(code uint64) fault.Rule {
-	r := fault.XID(code)
+func (p HealthPolicy) xid(code uint64) xid.Rule {
+	r := xid.XID(code)
 	effect, ok := p.XIDs[code]
 	if !ok && p.AllXIDs != nil {
 		effect, ok = *p.AllXIDs, true
@@ -97,26 +97,26 @@ func (p HealthPolicy) xid(code uint64) fault.Rule {
 	if !ok {
 		return r
 	}
-	withdrawn := r.Effect >= fault.Withdraws || r.Settled >= fault.Withdraws
-	r.Effect, r.Settled, r.AgainEffect, r.Again, r.LinkedOnly = effect, effect, fault.None, 0, false
-	if r.Class == fault.Application || r.Class == fault.Info || r.Class == fault.Trigger {
-		r.Class = fault.Suspect
-		r.Clears = fault.NoRecoveryAction | fault.ResetSeen | fault.Reboot | fault.Quiet
+	withdrawn := r.Effect >= xid.Withdraws || r.Settled >= xid.Withdraws
+	r.Effect, r.Settled, r.AgainEffect, r.Again, r.LinkedOnly = effect, effect, xid.None, 0, false
+	if r.Class == xid.Application || r.Class == xid.Info || r.Class == xid.Trigger {
+		r.Class = xid.Suspect
+		r.Clears = xid.NoRecoveryAction | xid.ResetSeen | xid.Reboot | xid.Quiet
 	}
-	if effect >= fault.Withdraws && !withdrawn {
-		r.Clears &^= fault.Quiet // silence is no evidence for what the operator calls unhealthy
+	if effect >= xid.Withdraws && !withdrawn {
+		r.Clears &^= xid.Quiet // silence is no evidence for what the operator calls unhealthy
 	}
 	return r
 }
 
 // state is what an effect makes of what it concerns.
-func (p HealthPolicy) state(e fault.Effect) HealthState {
+func (p HealthPolicy) state(e xid.Effect) HealthState {
 	switch {
-	case e == fault.Degrades && p.DegradedTakesNoWork, e == fault.Withdraws:
+	case e == xid.Degrades && p.DegradedTakesNoWork, e == xid.Withdraws:
 		return Unhealthy
-	case e == fault.Degrades:
+	case e == xid.Degrades:
 		return Degraded
-	case e == fault.Loses:
+	case e == xid.Loses:
 		return GPULost
 	}
 	return Healthy

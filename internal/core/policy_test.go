@@ -8,32 +8,32 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
-	"github.com/tandem-gpu/tandem/internal/core/fault"
+	"github.com/tandem-gpu/tandem/internal/core/health/xid"
 )
 
 func TestOverrides(t *testing.T) {
-	all := func(e fault.Effect) *fault.Effect { return &e }
+	all := func(e xid.Effect) *xid.Effect { return &e }
 	for _, tc := range []struct {
 		name  string
-		xids  map[uint64]fault.Effect
-		rest  *fault.Effect
+		xids  map[uint64]xid.Effect
+		rest  *xid.Effect
 		xid   uint64
 		want  core.HealthState
 		over  time.Duration // with a verdict
 		guest time.Duration // without
 	}{
-		{"ignore a reset", map[uint64]fault.Effect{95: fault.None}, nil, 95, core.Healthy, 0, 0},
-		{"degraded at most", map[uint64]fault.Effect{95: fault.Degrades}, nil, 95, core.Degraded, 90 * time.Second, never},
-		{"an application's is taken seriously", map[uint64]fault.Effect{13: fault.Withdraws}, nil, 13, core.Unhealthy, 90 * time.Second, never},
-		{"an application's degrades", map[uint64]fault.Effect{13: fault.Degrades}, nil, 13, core.Degraded, 90 * time.Second, 660 * time.Second},
-		{"an unknown one is taken seriously", map[uint64]fault.Effect{500: fault.Withdraws}, nil, 500, core.Unhealthy, 90 * time.Second, never},
-		{"one that wears is taken seriously", map[uint64]fault.Effect{92: fault.Withdraws}, nil, 92, core.Unhealthy, never, never},
-		{"lost", map[uint64]fault.Effect{119: fault.Loses}, nil, 119, core.GPULost, never, never},
-		{"all are ignored", nil, all(fault.None), 79, core.Healthy, 0, 0},
-		{"all withdraw", nil, all(fault.Withdraws), 31, core.Unhealthy, 90 * time.Second, never},
-		{"all but one are ignored", map[uint64]fault.Effect{79: fault.Withdraws}, all(fault.None), 79, core.Unhealthy, 90 * time.Second, never},
-		{"all but one withdraw", map[uint64]fault.Effect{31: fault.None}, all(fault.Withdraws), 31, core.Healthy, 0, 0},
-		{"another code", map[uint64]fault.Effect{94: fault.None}, nil, 95, core.Unhealthy, 90 * time.Second, never},
+		{"ignore a reset", map[uint64]xid.Effect{95: xid.None}, nil, 95, core.Healthy, 0, 0},
+		{"degraded at most", map[uint64]xid.Effect{95: xid.Degrades}, nil, 95, core.Degraded, 90 * time.Second, never},
+		{"an application's is taken seriously", map[uint64]xid.Effect{13: xid.Withdraws}, nil, 13, core.Unhealthy, 90 * time.Second, never},
+		{"an application's degrades", map[uint64]xid.Effect{13: xid.Degrades}, nil, 13, core.Degraded, 90 * time.Second, 660 * time.Second},
+		{"an unknown one is taken seriously", map[uint64]xid.Effect{500: xid.Withdraws}, nil, 500, core.Unhealthy, 90 * time.Second, never},
+		{"one that wears is taken seriously", map[uint64]xid.Effect{92: xid.Withdraws}, nil, 92, core.Unhealthy, never, never},
+		{"lost", map[uint64]xid.Effect{119: xid.Loses}, nil, 119, core.GPULost, never, never},
+		{"all are ignored", nil, all(xid.None), 79, core.Healthy, 0, 0},
+		{"all withdraw", nil, all(xid.Withdraws), 31, core.Unhealthy, 90 * time.Second, never},
+		{"all but one are ignored", map[uint64]xid.Effect{79: xid.Withdraws}, all(xid.None), 79, core.Unhealthy, 90 * time.Second, never},
+		{"all but one withdraw", map[uint64]xid.Effect{31: xid.None}, all(xid.Withdraws), 31, core.Healthy, 0, 0},
+		{"another code", map[uint64]xid.Effect{94: xid.None}, nil, 95, core.Unhealthy, 90 * time.Second, never},
 	} {
 		for verdict, over := range map[core.RecoveryAction]time.Duration{core.RecoveryNone: tc.over, core.RecoveryUnknown: tc.guest} {
 			t.Run(tc.name+" with "+verdict.String(), func(t *testing.T) {
@@ -54,7 +54,7 @@ func TestOverrides(t *testing.T) {
 
 // What is overridden escalates no more, and is still overruled by the driver.
 func TestOverrideIsTheLastWord(t *testing.T) {
-	p := func(p *core.HealthPolicy) { p.XIDs = map[uint64]fault.Effect{109: fault.Degrades, 95: fault.None} }
+	p := func(p *core.HealthPolicy) { p.XIDs = map[uint64]xid.Effect{109: xid.Degrades, 95: xid.None} }
 	s := untold(t, "580", p)
 	s.say(func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryUnknown })
 	s.check(1)
@@ -78,7 +78,7 @@ func TestDegradedTakesNoWork(t *testing.T) {
 		"ECC_UNCORRECTABLE": func(s *story) { s.say(func(v *core.HealthSample) { v.Uncorrectable.Value++ }); s.check(1) },
 		"WORKLOADS_FAILING": func(s *story) {
 			for range 3 {
-				s.see(core.Observation{At: a, Kind: core.Reserved}, xid(a, 13))
+				s.see(core.Observation{At: a, Kind: core.Reserved}, xidEvent(a, 13))
 			}
 		},
 	} {
@@ -118,7 +118,7 @@ func TestManual(t *testing.T) {
 func TestManualReboot(t *testing.T) {
 	l := live(t, coretest.GPUs(1))
 	l.cfg.Health.Manual = true
-	l.see(xid(gpu(0), 95), xid(gpu(0), 94))
+	l.see(xidEvent(gpu(0), 95), xidEvent(gpu(0), 94))
 	l.restart("boot 1", "boot 2")
 	if cs := l.state.Ledger.Conditions(); len(cs) != 1 || cs[0].Code != 95 {
 		t.Errorf("stands: %v", cs)
@@ -181,7 +181,7 @@ func TestModeObserve(t *testing.T) {
 	cfg.Health.Mode = core.ModeObserve
 	machine := coretest.GPUs(2)
 	state := core.NewState(cfg).Read(cfg, dawn, machine, checked(machine)...)
-	state = state.Observe(cfg, dawn, xid(core.WholeGPU(coretest.GPU(0)), 95), xid(core.WholeGPU(coretest.GPU(1)), 94))
+	state = state.Observe(cfg, dawn, xidEvent(core.WholeGPU(coretest.GPU(0)), 95), xidEvent(core.WholeGPU(coretest.GPU(1)), 94))
 	one, _ := state.Inventory.Unit(core.UnitID(coretest.GPU(0)))
 	if h := one.Health; h.State != core.Unhealthy || !h.Schedulable() || !strings.HasPrefix(h.String(), "observed, not enforced: unhealthy: XID 95") {
 		t.Error(h)

@@ -1,6 +1,6 @@
 package core
 
-import "github.com/tandem-gpu/tandem/internal/core/fault"
+import "github.com/tandem-gpu/tandem/internal/core/health/xid"
 
 // Reason is the kind of cause behind a condition.
 type Reason uint8
@@ -49,15 +49,15 @@ type meaning struct {
 	name   string // for programs and metrics; stable
 	text   string // for people
 	state  HealthState
-	checks int            // consecutive checks before it counts; 0 = at once
-	clears fault.Evidence // LevelClear = the signal itself
-	says   string         // the evidence in words, where it has better ones
+	checks int          // consecutive checks before it counts; 0 = at once
+	clears xid.Evidence // LevelClear = the signal itself
+	says   string       // the evidence in words, where it has better ones
 	action string
 	severe bool // getting well from it counts towards the latch
 }
 
 const (
-	level   = fault.LevelClear | fault.Reboot
+	level   = xid.LevelClear | xid.Reboot
 	service = "run field diagnostics, replace the GPU if they fail"
 )
 
@@ -79,7 +79,7 @@ var meanings = [...]meaning{
 	ReasonRetirement:     {name: "PAGE_RETIREMENT_PENDING", text: "page retirement pending", state: Degraded, checks: 2, clears: level, says: "pending flag gone after reset", action: "reset the GPU when idle"},
 	ReasonRepair:         {name: "REPAIR_PENDING", text: "channel or TPC repair pending", state: Degraded, checks: 2, clears: level, says: "pending flag gone after reset", action: "reset the GPU when idle"},
 	ReasonInfoROM:        {name: "INFOROM_CORRUPT", text: "InfoROM is corrupt", state: Degraded, clears: level, says: "InfoROM valid", action: "run field diagnostics"},
-	ReasonECC:            {name: "ECC_UNCORRECTABLE", text: "uncorrectable ECC errors", state: Degraded, clears: fault.NoRecoveryAction | fault.ResetSeen | fault.Reboot | fault.Quiet, action: "drain and reset the GPU if they recur"},
+	ReasonECC:            {name: "ECC_UNCORRECTABLE", text: "uncorrectable ECC errors", state: Degraded, clears: xid.NoRecoveryAction | xid.ResetSeen | xid.Reboot | xid.Quiet, action: "drain and reset the GPU if they recur"},
 	ReasonFabricWait:     {name: "FABRIC_STARTING", text: "waiting for the NVLink fabric", state: Unknown, clears: level, says: "fabric completed", action: "look at the fabric manager"},
 	ReasonFabric:         {name: "FABRIC_UNHEALTHY", text: "NVLink fabric unhealthy", state: Unhealthy, checks: 3, clears: level, says: "fabric healthy", action: "look at the fabric manager", severe: true},
 	ReasonFabricLimits:   {name: "FABRIC_LIMITED", text: "NVLink fabric limited", state: Degraded, checks: 3, clears: level, says: "fabric at full capacity", action: "look at the fabric manager"},
@@ -88,7 +88,7 @@ var meanings = [...]meaning{
 	ReasonPowerBrake:     {name: "SLOWDOWN_POWER", text: "power brake on most of the time", state: Degraded, clears: level, says: "ten minutes with less", action: "check the power supply"},
 	ReasonReplays:        {name: "PCIE_REPLAYS", text: "PCIe link replays packets", state: Degraded, clears: level, says: "ten minutes with less", action: "check slot, riser and cable"},
 	ReasonPCIeWidth:      {name: "PCIE_WIDTH", text: "PCIe link narrow under load", state: Degraded, checks: 3, clears: level, says: "full width under load", action: "check slot, riser and cable"},
-	ReasonWorkloads:      {name: "WORKLOADS_FAILING", text: "possible hardware fault", state: Degraded, clears: fault.Quiet | fault.Reboot, says: "an hour without", action: "look at the workloads, then run diagnostics"},
+	ReasonWorkloads:      {name: "WORKLOADS_FAILING", text: "possible hardware fault", state: Degraded, clears: xid.Quiet | xid.Reboot, says: "an hour without", action: "look at the workloads, then run diagnostics"},
 	ReasonService:        {name: "NEEDS_SERVICE", text: "needs service", state: Unhealthy, action: service},
 	ReasonNoMPS:          {name: "MPS_DAEMON_DOWN", text: "MPS control daemon does not answer", state: Unhealthy, says: "daemon answers", action: "start the pool's MPS control daemon"},
 	ReasonClaimed:        {name: "CLAIMED", text: "offered by another agent", state: Unhealthy, says: "the other agent no longer claims it", action: "give the agents different GPUs"},

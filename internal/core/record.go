@@ -4,7 +4,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/core/fault"
+	"github.com/tandem-gpu/tandem/internal/core/health/xid"
 )
 
 // Checkpoint is what of a State survives the agent, so that a restart neither heals a sick GPU nor forgets one.
@@ -97,5 +97,5 @@ func clearedByReboot(p HealthPolicy, c Condition) bool {
 	if rule := c.rule(p); rule.Class != 0 {
 		clears = rule.Clears
 	}
-	return clears&fault.Reboot != 0 && (!p.Manual || c.State < Unhealthy)
+	return clears&xid.Reboot != 0 && (!p.Manual || c.State < Unhealthy)
 }

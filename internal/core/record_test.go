@@ -17,7 +17,7 @@ func TestRestartAndReboot(t *testing.T) {
 	codes := func(codes ...uint64) func(*life) {
 		return func(l *life) {
 			for _, code := range codes {
-				l.see(xid(gpu(0), code))
+				l.see(xidEvent(gpu(0), code))
 			}
 		}
 	}
@@ -39,7 +39,7 @@ func TestRestartAndReboot(t *testing.T) {
 		{"worn out", codes(164), "degraded XID_164", true},
 		{"workloads", func(l *life) {
 			for range 3 {
-				l.see(core.Observation{At: gpu(0), Kind: core.Reserved}, xid(gpu(0), 31))
+				l.see(core.Observation{At: gpu(0), Kind: core.Reserved}, xidEvent(gpu(0), 31))
 			}
 		}, "degraded WORKLOADS_FAILING", false},
 		{"ECC", say(func(v *core.HealthSample) { v.Uncorrectable.Value++ }, 1), "degraded ECC_UNCORRECTABLE", false},
@@ -102,7 +102,7 @@ func TestRestartAndReboot(t *testing.T) {
 // What only this process can know is not for the next.
 func TestNotRecorded(t *testing.T) {
 	l := live(t, coretest.GPUs(2))
-	rehearsal := xid(gpu(0), 95)
+	rehearsal := xidEvent(gpu(0), 95)
 	rehearsal.Simulated = true
 	l.see(rehearsal, core.Observation{At: core.Node, Kind: core.Unresponsive})
 	l.noDriver(core.DriverFailed)
@@ -118,7 +118,7 @@ func TestNotRecorded(t *testing.T) {
 // Progress on the way back begins anew, what was counted and what an operator said does not.
 func TestRestartKeepsHistory(t *testing.T) {
 	l := live(t, coretest.GPUs(2))
-	l.see(xid(gpu(0), 95), xid(gpu(1), 119))
+	l.see(xidEvent(gpu(0), 95), xidEvent(gpu(1), 119))
 	l.read(7)
 	if c := l.state.Ledger.Conditions()[0]; c.Clean < 3 {
 		t.Fatalf("not on its way back: %+v", c)
@@ -169,7 +169,7 @@ func TestResetDuringAbsence(t *testing.T) {
 			}
 		}
 		l.read(1)
-		l.see(xid(gpu(0), 119))
+		l.see(xidEvent(gpu(0), 119))
 		l.restart("boot", "boot")
 		l.now = l.now.Add(time.Hour)
 		for _, s := range tc.signs {
@@ -180,7 +180,7 @@ func TestResetDuringAbsence(t *testing.T) {
 	}
 	t.Run("lost, and back without a witness", func(t *testing.T) {
 		l := live(t, coretest.GPUs(1))
-		l.see(xid(gpu(0), 119), core.Observation{At: gpu(0), Kind: core.Lost})
+		l.see(xidEvent(gpu(0), 119), core.Observation{At: gpu(0), Kind: core.Lost})
 		l.restart("boot", "boot")
 		l.read(1)
 		l.expect("at the first answer", map[core.DeviceID]string{coretest.GPU(0): "lost LOST"})
@@ -191,7 +191,7 @@ func TestResetDuringAbsence(t *testing.T) {
 		l := live(t, coretest.GPUs(1))
 		l.see(core.Observation{At: gpu(0), Kind: core.Lost})
 		l.read(1)
-		l.see(xid(gpu(0), 119))
+		l.see(xidEvent(gpu(0), 119))
 		l.restart("boot", "boot")
 		l.read(30)
 		l.expect("it came back before the fault", map[core.DeviceID]string{coretest.GPU(0): "unhealthy XID_119"})

@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/core/fault"
+	"github.com/tandem-gpu/tandem/internal/core/health/xid"
 )
 
 // settle lets the time pass: rules that wait come into force, and what has evidence for it gets well.
@@ -21,7 +21,7 @@ func (d *draft) settle() {
 			c.Ignored = time.Time{}
 		}
 		if c.State = d.state(*c); c.Moved {
-			c.State = min(c.State, d.policy.state(fault.Degrades))
+			c.State = min(c.State, d.policy.state(xid.Degrades))
 		}
 		c.Evidence = d.signs(*c)
 		switch holds := d.evidence(*c); {
@@ -70,15 +70,15 @@ func (d *draft) state(c Condition) HealthState {
 		if d.now.Sub(c.Since) >= d.policy.Settle {
 			effect = max(effect, rule.Settled)
 			if rule.LinkedOnly && chart.Links == 0 {
-				effect = min(effect, max(rule.Effect, fault.Degrades))
+				effect = min(effect, max(rule.Effect, xid.Degrades))
 			}
 		}
 		if c.Repeated {
 			effect = max(effect, rule.AgainEffect)
 		}
 	}
-	if effect == fault.Loses && d.now.Sub(c.Last) >= d.policy.Settle && d.back(c, chart) {
-		effect = fault.Withdraws
+	if effect == xid.Loses && d.now.Sub(c.Last) >= d.policy.Settle && d.back(c, chart) {
+		effect = xid.Withdraws
 	}
 	return d.policy.state(effect)
 }
@@ -133,49 +133,49 @@ func (d *draft) evidence(c Condition) bool {
 }
 
 // covers reports whether the verdict of this driver is about what the rule is about.
-func (d *draft) covers(rule fault.Rule) bool {
+func (d *draft) covers(rule xid.Rule) bool {
 	return rule.RecoveryActionSince > 0 && branchOf(d.driver) >= rule.RecoveryActionSince
 }
 
 // signs are what clears a condition under this policy and driver, which may give no verdict, or one that
 // covers more codes than the rule says.
-func (d *draft) signs(c Condition) fault.Evidence {
+func (d *draft) signs(c Condition) xid.Evidence {
 	rule, signs := c.rule(d.policy), c.Reason.meaning().clears
 	switch {
 	case d.policy.Manual && c.State >= Unhealthy:
 		return 0
 	case rule.Clears != 0 && d.covers(rule):
-		signs = rule.Clears | fault.NoRecoveryAction
+		signs = rule.Clears | xid.NoRecoveryAction
 	case rule.Class != 0: // what is worn out stays so, whatever the driver wants done
 		signs = rule.Clears
 	}
 	if d.read(c.At.GPU).Sample.RecoveryAction == RecoveryUnknown {
-		return signs &^ fault.NoRecoveryAction
-	} else if rule.Class == fault.Suspect {
-		return signs &^ fault.Quiet // of what nobody knows only a driver without a verdict lets silence speak
+		return signs &^ xid.NoRecoveryAction
+	} else if rule.Class == xid.Suspect {
+		return signs &^ xid.Quiet // of what nobody knows only a driver without a verdict lets silence speak
 	}
 	return signs
 }
 
 // shown reports whether one of the signs shows that an event is over. A sign must be younger than the event.
 func (d *draft) shown(c Condition, chart *GPUHistory) bool {
-	has := func(sign fault.Evidence) bool { return c.Evidence&sign != 0 }
+	has := func(sign xid.Evidence) bool { return c.Evidence&sign != 0 }
 	since := d.now.Sub(c.Last)
 	quiet := d.policy.Quiet
 	if c.Reason == ReasonWorkloads {
 		quiet = workloadSpan
 	}
 	switch {
-	case has(fault.ResetSeen) && chart.Reset.After(c.Last):
+	case has(xid.ResetSeen) && chart.Reset.After(c.Last):
 		return true
 	case !chart.checked.After(c.Last):
 		return false
-	case has(fault.NoRecoveryAction) && chart.Sample.RecoveryAction == RecoveryNone && since >= d.policy.Settle:
+	case has(xid.NoRecoveryAction) && chart.Sample.RecoveryAction == RecoveryNone && since >= d.policy.Settle:
 		return true
-	case has(fault.LevelClear) && chart.settledBy(c.rule(d.policy).Level):
+	case has(xid.LevelClear) && chart.settledBy(c.rule(d.policy).Level):
 		return true
 	default:
-		return has(fault.Quiet) && since >= quiet
+		return has(xid.Quiet) && since >= quiet
 	}
 }
 

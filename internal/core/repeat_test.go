@@ -40,14 +40,14 @@ func TestAgain(t *testing.T) {
 	}
 	t.Run("on two GPUs", func(t *testing.T) {
 		s := guest(t)
-		s.see(xid(a, 109), xid(b, 109), xid(a, 80), xid(b, 80))
+		s.see(xidEvent(a, 109), xidEvent(b, 109), xidEvent(a, 80), xidEvent(b, 80))
 		for _, at := range []core.Placement{a, b} {
 			s.expectAt("with one each", at, core.Degraded, "XID_109")
 		}
 	})
 	t.Run("on two instances", func(t *testing.T) {
 		s := guest(t)
-		s.see(xid(gi(1), 109), xid(gi(2), 109))
+		s.see(xidEvent(gi(1), 109), xidEvent(gi(2), 109))
 		for _, at := range []core.Placement{gi(1), gi(2)} {
 			s.expectAt("with one each", at, core.Degraded, "XID_109")
 		}
@@ -141,9 +141,9 @@ func TestVerdictSince(t *testing.T) {
 
 // The kernel log and NVML tell of one XID; it happened once, whoever is first.
 func TestEcho(t *testing.T) {
-	logged := xid(a, 109)
+	logged := xidEvent(a, 109)
 	logged.Logged, logged.Detail = true, "Ch 00000008"
-	told := xid(gi(1), 109)
+	told := xidEvent(gi(1), 109)
 	for _, tc := range []struct {
 		name   string
 		first  core.Observation

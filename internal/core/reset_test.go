@@ -135,7 +135,7 @@ func TestResetBeforeTheFault(t *testing.T) {
 // Another GPU's reset is its own.
 func TestResetOfANeighbour(t *testing.T) {
 	s := tell(t)
-	s.see(xid(b, 119))
+	s.see(xidEvent(b, 119))
 	s.xid(119)
 	s.reset()
 	s.step(5 * time.Minute)

@@ -5,7 +5,7 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core"
-	"github.com/tandem-gpu/tandem/internal/core/fault"
+	"github.com/tandem-gpu/tandem/internal/core/health/xid"
 )
 
 // Where a fault counts: a reset takes all instances, and so does what needs one; the rest stays where it is.
@@ -15,15 +15,15 @@ func TestScope(t *testing.T) {
 		o    core.Observation
 		want map[core.Placement]bool // who is hit
 	}{
-		{"contained on a GI", xid(gi(1), 94), map[core.Placement]bool{ci(1, 0): true, ci(1, 1): true}},
-		{"contained on a CI", xid(ci(1, 0), 94), map[core.Placement]bool{ci(1, 0): true}},
-		{"contained on the GPU", xid(a, 94), map[core.Placement]bool{a: true, ci(1, 0): true, ci(1, 1): true, ci(2, 0): true}},
-		{"suspect on a GI", xid(gi(2), 500), map[core.Placement]bool{ci(2, 0): true}},
-		{"reset on a CI", xid(ci(1, 0), 48), map[core.Placement]bool{a: true, ci(1, 0): true, ci(1, 1): true, ci(2, 0): true}},
-		{"node on a GI", xid(gi(1), 54), map[core.Placement]bool{a: true, ci(1, 0): true, ci(1, 1): true, ci(2, 0): true}},
-		{"fabric on a GI", xid(gi(1), 74), map[core.Placement]bool{a: true, ci(1, 0): true, ci(1, 1): true, ci(2, 0): true}},
+		{"contained on a GI", xidEvent(gi(1), 94), map[core.Placement]bool{ci(1, 0): true, ci(1, 1): true}},
+		{"contained on a CI", xidEvent(ci(1, 0), 94), map[core.Placement]bool{ci(1, 0): true}},
+		{"contained on the GPU", xidEvent(a, 94), map[core.Placement]bool{a: true, ci(1, 0): true, ci(1, 1): true, ci(2, 0): true}},
+		{"suspect on a GI", xidEvent(gi(2), 500), map[core.Placement]bool{ci(2, 0): true}},
+		{"reset on a CI", xidEvent(ci(1, 0), 48), map[core.Placement]bool{a: true, ci(1, 0): true, ci(1, 1): true, ci(2, 0): true}},
+		{"node on a GI", xidEvent(gi(1), 54), map[core.Placement]bool{a: true, ci(1, 0): true, ci(1, 1): true, ci(2, 0): true}},
+		{"fabric on a GI", xidEvent(gi(1), 74), map[core.Placement]bool{a: true, ci(1, 0): true, ci(1, 1): true, ci(2, 0): true}},
 		{"event of class reset", core.Observation{At: gi(1), Kind: core.Event, Code: 0x2000}, map[core.Placement]bool{a: true, ci(1, 0): true, ci(1, 1): true, ci(2, 0): true}},
-		{"application", xid(ci(1, 0), 31), nil},
+		{"application", xidEvent(ci(1, 0), 31), nil},
 	} {
 		s := tell(t)
 		s.see(tc.o)
@@ -42,7 +42,7 @@ func TestScope(t *testing.T) {
 func TestIndependence(t *testing.T) {
 	s := trusted(t)
 	s.xid(94, 119)
-	s.see(xid(gi(1), 94))
+	s.see(xidEvent(gi(1), 94))
 	s.step(5 * time.Minute)
 	s.expect("94 is over", core.Unhealthy, "XID_119")
 	if cs := s.ledger.Conditions(); len(cs) != 1 {
@@ -65,9 +65,9 @@ func migRig(t *testing.T, tune ...func(*core.HealthPolicy)) (core.State, core.Co
 // Taking an instance away repairs nothing, and its successor did nothing wrong.
 func TestInstanceGone(t *testing.T) {
 	gpu, one, two := core.WholeGPU("GPU-m"), core.Placement{GPU: "GPU-m", GI: 1, CI: 0}, core.Placement{GPU: "GPU-m", GI: 2, CI: 0}
-	severe := func(p *core.HealthPolicy) { p.XIDs = map[uint64]fault.Effect{94: fault.Withdraws} }
+	severe := func(p *core.HealthPolicy) { p.XIDs = map[uint64]xid.Effect{94: xid.Withdraws} }
 	state, cfg, machine := migRig(t, severe)
-	state = state.Observe(cfg, dawn, xid(one, 94))
+	state = state.Observe(cfg, dawn, xidEvent(one, 94))
 	if h := state.Ledger.Health(one); h.State != core.Unhealthy || state.Ledger.Health(two).State != core.Healthy {
 		t.Fatalf("before: %s", h)
 	}
@@ -87,7 +87,7 @@ func TestInstanceGone(t *testing.T) {
 	if h := again.Ledger.Health(gpu); h.State != core.Degraded {
 		t.Errorf("after a restart: %s", h)
 	}
-	state = state.Observe(cfg, now, xid(gpu, 94))
+	state = state.Observe(cfg, now, xidEvent(gpu, 94))
 	if h := state.Ledger.Health(two); h.State != core.Unhealthy {
 		t.Errorf("the GPU itself after another: %s", h)
 	}
@@ -99,9 +99,9 @@ func TestInstanceGoneMeetsTheSameFault(t *testing.T) {
 	for name, order := range map[string][2]core.Placement{"the instance first": {one, gpu}, "the GPU first": {gpu, one}} {
 		t.Run(name, func(t *testing.T) {
 			state, cfg, machine := migRig(t)
-			state = state.Observe(cfg, dawn, xid(order[0], 94))
+			state = state.Observe(cfg, dawn, xidEvent(order[0], 94))
 			state = state.Observe(cfg, dawn.Add(time.Second), core.Observation{At: gpu, Kind: core.Rebound})
-			state = state.Observe(cfg, dawn.Add(2*time.Second), xid(order[1], 94))
+			state = state.Observe(cfg, dawn.Add(2*time.Second), xidEvent(order[1], 94))
 			state = state.Read(cfg, dawn.Add(3*time.Second), without(machine, "MIG-1"),
 				checked(machine, func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryUnknown })...)
 			cs := state.Ledger.Conditions()
@@ -120,12 +120,12 @@ func TestInstanceGoneMeetsAnIgnoredFault(t *testing.T) {
 	gpu, one := core.WholeGPU("GPU-m"), core.Placement{GPU: "GPU-m", GI: 1, CI: 0}
 	for _, again := range []core.Placement{gpu, one} {
 		state, cfg, machine := migRig(t)
-		state = state.Observe(cfg, dawn, xid(one, 94), xid(gpu, 94))
+		state = state.Observe(cfg, dawn, xidEvent(one, 94), xidEvent(gpu, 94))
 		state, _, err := state.Ignore(cfg, dawn, core.Command{GPU: gpu.GPU}, dawn.Add(time.Hour))
 		if err != nil {
 			t.Fatal(err)
 		}
-		state = state.Observe(cfg, dawn.Add(time.Second), xid(again, 94))
+		state = state.Observe(cfg, dawn.Add(time.Second), xidEvent(again, 94))
 		state = state.Read(cfg, dawn.Add(2*time.Second), without(machine, "MIG-1"), checked(machine)...)
 		if h := state.Ledger.Health(gpu); h.State != core.Degraded {
 			t.Errorf("another on %v: %s", again, h)
@@ -136,7 +136,7 @@ func TestInstanceGoneMeetsAnIgnoredFault(t *testing.T) {
 // A fault of an instance that nobody knows counts against its GPU, never against nothing.
 func TestUnknownInstance(t *testing.T) {
 	state, cfg, _ := migRig(t)
-	state = state.Observe(cfg, dawn, xid(core.Placement{GPU: "GPU-m", GI: 9, CI: 0}, 94))
+	state = state.Observe(cfg, dawn, xidEvent(core.Placement{GPU: "GPU-m", GI: 9, CI: 0}, 94))
 	for u := range state.Inventory.Units() {
 		if want := u.Device.At.GPU == "GPU-m"; (u.Health.State == core.Degraded) != want {
 			t.Errorf("%s is %s", u.ID, u.Health)
@@ -149,7 +149,7 @@ func TestExcludedGPUKeepsItsConditions(t *testing.T) {
 	state, cfg, machine := migRig(t)
 	machine.Excluded = []core.Exclusion{{Index: 5, At: core.WholeGPU("GPU-x"), Kind: core.ProbeFailed, Reason: "Unknown Error"}}
 	state = state.Read(cfg, dawn, machine, checked(machine)...)
-	state = state.Observe(cfg, dawn, xid(core.WholeGPU("GPU-x"), 119))
+	state = state.Observe(cfg, dawn, xidEvent(core.WholeGPU("GPU-x"), 119))
 	state = state.Read(cfg, dawn.Add(time.Minute), machine, checked(machine)...)
 	if cs := state.Ledger.Conditions(); len(cs) != 1 || cs[0].Code != 119 {
 		t.Errorf("excluded: %v", cs)

@@ -11,7 +11,7 @@ import (
 // rehearse simulates XIDs of a.
 func (s *story) rehearse(codes ...uint64) {
 	for _, code := range codes {
-		o := xid(a, code)
+		o := xidEvent(a, code)
 		o.Simulated = true
 		s.see(o)
 	}

@@ -73,7 +73,7 @@ func answered(driver string) core.Observation {
 	return core.Observation{At: core.Node, Kind: core.DriverAnswered, Detail: driver}
 }
 
-func xid(at core.Placement, code uint64) core.Observation {
+func xidEvent(at core.Placement, code uint64) core.Observation {
 	return core.Observation{At: at, Kind: core.XID, Code: code}
 }
 
@@ -99,7 +99,7 @@ func (s *story) see(obs ...core.Observation) { s.ledger = s.ledger.Apply(s.polic
 // xid has the driver report XIDs of a, now.
 func (s *story) xid(codes ...uint64) {
 	for _, code := range codes {
-		s.see(xid(a, code))
+		s.see(xidEvent(a, code))
 	}
 }
 

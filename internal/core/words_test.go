@@ -12,7 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/tandem-gpu/tandem/internal/core"
-	"github.com/tandem-gpu/tandem/internal/core/fault"
+	"github.com/tandem-gpu/tandem/internal/core/health/xid"
 )
 
 var update = flag.Bool("update", false, "write testdata anew")
@@ -34,7 +34,7 @@ func scenes() []scene {
 	}
 	event := func(s *story) { s.see(core.Observation{At: a, Kind: core.Event, Code: 0x2000}) }
 	logged := func(s *story) {
-		o := xid(a, 149)
+		o := xidEvent(a, 149)
 		o.Logged = true
 		o.Detail = fmt.Sprintf("NETIR_LINK_EVT Fatal XC0 i0 Link %02d (0x004505c6 0x00000000 0x00000000 0x00000000)", s.now.Minute()%18)
 		s.see(o)
@@ -178,8 +178,8 @@ func TestHealthTextIsShort(t *testing.T) {
 	for code := range uint64(190) {
 		for i, detail := range details {
 			h := core.Health{
-				State: core.Unhealthy, Reason: core.ReasonXID, Code: code, Detail: fault.XID(code).Meaning + " " + detail,
-				Since: dawn, Asks: core.RecoveryDrainAndReset, Action: fault.XID(code).Action, Clears: fault.Evidence(0xff).String(),
+				State: core.Unhealthy, Reason: core.ReasonXID, Code: code, Detail: xid.XID(code).Meaning + " " + detail,
+				Since: dawn, Asks: core.RecoveryDrainAndReset, Action: xid.XID(code).Action, Clears: xid.Evidence(0xff).String(),
 				Limits: "no XID events, no driver verdict, row remapping not visible under MIG", Simulated: i%2 == 0, Advisory: i%3 == 0,
 			}
 			text := h.String()

@@ -5,7 +5,7 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core"
-	"github.com/tandem-gpu/tandem/internal/core/fault"
+	"github.com/tandem-gpu/tandem/internal/core/health/xid"
 )
 
 // handOut gives a placement to new work.
@@ -25,21 +25,21 @@ func TestWorkloads(t *testing.T) {
 	}
 	for _, tc := range []struct {
 		name   string
-		effect fault.Effect
+		effect xid.Effect
 		happen func(*story)
 		want   core.HealthState
 	}{
-		{"one in a loop", fault.Degrades, fail(1, 0, 31), core.Healthy},
-		{"nobody knows whose", fault.Degrades, func(s *story) { s.xid(31, 31, 31, 31) }, core.Healthy},
-		{"two", fault.Degrades, fail(2, 0, 31), core.Healthy},
-		{"three", fault.Degrades, fail(3, 0, 31), core.Degraded},
-		{"three with different faults", fault.Degrades, func(s *story) { fail(1, 0, 13)(s); fail(1, 0, 31)(s); fail(1, 0, 43)(s) }, core.Degraded},
-		{"three within an hour", fault.Degrades, fail(3, 30*time.Minute, 31), core.Degraded},
-		{"three in more", fault.Degrades, fail(3, 31*time.Minute, 31), core.Healthy},
-		{"three that only tell", fault.Degrades, fail(3, 0, 38, 154), core.Healthy},
-		{"three, and nobody minds", fault.None, fail(3, 0, 31), core.Healthy},
-		{"three, taken seriously", fault.Withdraws, fail(3, 0, 31), core.Unhealthy},
-		{"one before it was handed out, two since", fault.Degrades, func(s *story) { s.xid(31); fail(2, 0, 31)(s) }, core.Degraded},
+		{"one in a loop", xid.Degrades, fail(1, 0, 31), core.Healthy},
+		{"nobody knows whose", xid.Degrades, func(s *story) { s.xid(31, 31, 31, 31) }, core.Healthy},
+		{"two", xid.Degrades, fail(2, 0, 31), core.Healthy},
+		{"three", xid.Degrades, fail(3, 0, 31), core.Degraded},
+		{"three with different faults", xid.Degrades, func(s *story) { fail(1, 0, 13)(s); fail(1, 0, 31)(s); fail(1, 0, 43)(s) }, core.Degraded},
+		{"three within an hour", xid.Degrades, fail(3, 30*time.Minute, 31), core.Degraded},
+		{"three in more", xid.Degrades, fail(3, 31*time.Minute, 31), core.Healthy},
+		{"three that only tell", xid.Degrades, fail(3, 0, 38, 154), core.Healthy},
+		{"three, and nobody minds", xid.None, fail(3, 0, 31), core.Healthy},
+		{"three, taken seriously", xid.Withdraws, fail(3, 0, 31), core.Unhealthy},
+		{"one before it was handed out, two since", xid.Degrades, func(s *story) { s.xid(31); fail(2, 0, 31)(s) }, core.Degraded},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			s := tell(t, func(p *core.HealthPolicy) { p.Workloads = tc.effect })
@@ -82,26 +82,26 @@ func TestWorkloadsOfInstances(t *testing.T) {
 			for range 20 {
 				s.handOut(two)
 				s.handOut(three)
-				s.see(xid(one, 31))
+				s.see(xidEvent(one, 31))
 			}
 		}, core.Healthy},
 		{"three on one instance", func(s *story) {
 			for range 3 {
 				s.handOut(one)
-				s.see(xid(one, 31))
+				s.see(xidEvent(one, 31))
 			}
 		}, core.Degraded},
 		{"one on each of three", func(s *story) {
 			for _, at := range []core.Placement{one, two, three} {
 				s.handOut(at)
 			}
-			s.see(xid(one, 31), xid(two, 31), xid(gi(3), 31))
+			s.see(xidEvent(one, 31), xidEvent(two, 31), xidEvent(gi(3), 31))
 		}, core.Degraded},
 		{"nobody knows which", func(s *story) {
 			for range 5 {
 				s.handOut(one)
 				s.handOut(two)
-				s.see(xid(a, 31))
+				s.see(xidEvent(a, 31))
 			}
 		}, core.Healthy},
 	} {

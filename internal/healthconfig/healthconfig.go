@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core"
-	"github.com/tandem-gpu/tandem/internal/core/fault"
+	"github.com/tandem-gpu/tandem/internal/core/health/xid"
 )
 
 // Values are the settings.
@@ -89,7 +89,7 @@ func Keys() []Key {
 		{"degraded", "schedulable", "schedulable: degraded devices take work; unhealthy: they do not",
 			word(func(v *Values, w bool) { v.Health.DegradedTakesNoWork = w }, map[string]bool{"schedulable": false, "unhealthy": true})},
 		{"application_faults", "degraded", "what application XIDs of three workloads within an hour make of a GPU: ignore, degraded or unhealthy",
-			word(func(v *Values, w fault.Effect) { v.Health.Workloads = w }, effects)},
+			word(func(v *Values, w xid.Effect) { v.Health.Workloads = w }, effects)},
 		{"kernel_log", "auto", "second source of XIDs: auto reads " + kernelLog + " if allowed; off; or a path", setKernelLog},
 		{"state_dir", "/var/lib/tandem", "folder for the health history, the local socket and what other agents claim; empty: none", setStateDir},
 		{"overlap", "warn", "what becomes of a device that another agent on this host offers, too: warn; refuse: only the one that was first gives it to new work",
@@ -105,7 +105,7 @@ func Keys() []Key {
 const XIDs = "xids"
 
 // effects are what a single XID can be set to.
-var effects = map[string]fault.Effect{"ignore": fault.None, "degraded": fault.Degrades, "unhealthy": fault.Withdraws}
+var effects = map[string]xid.Effect{"ignore": xid.None, "degraded": xid.Degrades, "unhealthy": xid.Withdraws}
 
 // word accepts one of the words.
 func word[T any](set func(*Values, T), words map[string]T) func(*Values, string) error {
@@ -150,7 +150,7 @@ func count(of func(*Values) *int) func(*Values, string) error {
 
 // setXIDs reads "63=ignore, 999=unhealthy".
 func setXIDs(v *Values, text string) error {
-	xids := map[uint64]fault.Effect{}
+	xids := map[uint64]xid.Effect{}
 	for item := range strings.SplitSeq(text, ",") {
 		if item = strings.TrimSpace(item); item == "" {
 			continue

@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"github.com/tandem-gpu/tandem/internal/core"
-	"github.com/tandem-gpu/tandem/internal/core/fault"
+	"github.com/tandem-gpu/tandem/internal/core/health/xid"
 	"github.com/tandem-gpu/tandem/internal/healthconfig"
 )
 
@@ -30,7 +30,7 @@ func TestDefaults(t *testing.T) {
 		}
 	}
 	want := healthconfig.Default()
-	want.Health.XIDs = map[uint64]fault.Effect{}
+	want.Health.XIDs = map[uint64]xid.Effect{}
 	if !reflect.DeepEqual(v, want) {
 		t.Errorf("the defaults as texts give %+v, want %+v", v, want)
 	}
@@ -67,7 +67,7 @@ func TestXIDs(t *testing.T) {
 	if err := key(t, "xids").Set(&v, " 63=ignore, 94=degraded,999=unhealthy,"); err != nil {
 		t.Fatal(err)
 	}
-	want := map[uint64]fault.Effect{63: fault.None, 94: fault.Degrades, 999: fault.Withdraws}
+	want := map[uint64]xid.Effect{63: xid.None, 94: xid.Degrades, 999: xid.Withdraws}
 	if !reflect.DeepEqual(v.Health.XIDs, want) {
 		t.Errorf("%v", v.Health.XIDs)
 	}

@@ -60,7 +60,7 @@ func (f *following) heard(after time.Duration, want ...string) {
 	}
 }
 
-func xid(seq uint64, gpu, xid int) string {
+func xidRecord(seq uint64, gpu, xid int) string {
 	return fmt.Sprintf("4,%d,1000,-;NVRM: Xid (PCI:0000:%02x:00): %d, text\n", seq, gpu, xid)
 }
 
@@ -107,14 +107,14 @@ func TestAfter(t *testing.T) {
 
 func TestGrowth(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		path, grow := file(t, xid(0, 1, 79))
+		path, grow := file(t, xidRecord(0, 1, 79))
 		f := follow(t, path, 0)
 		f.heard(held, "79@0")
 		grow("4,5,1000,-;NVRM: Xid (PCI:0000:02")
 		f.heard(time.Minute, "79@0") // a record whose end is not written yet
-		grow(":00): 48, text\n" + xid(5, 2, 95) + xid(4, 3, 95))
+		grow(":00): 48, text\n" + xidRecord(5, 2, 95) + xidRecord(4, 3, 95))
 		f.heard(held+200*time.Millisecond, "79@0", "48@5") // 5 was seen, 4 is older
-		grow("4,6,1000,-;" + strings.Repeat("x", 100<<10) + ";NVRM: Xid (PCI:0000:02:00): 48, text\n" + xid(7, 1, 79))
+		grow("4,6,1000,-;" + strings.Repeat("x", 100<<10) + ";NVRM: Xid (PCI:0000:02:00): 48, text\n" + xidRecord(7, 1, 79))
 		f.heard(held+200*time.Millisecond, "79@0", "48@5", "79@7") // no record is that long
 		_ = f.stop()
 	})
@@ -122,7 +122,7 @@ func TestGrowth(t *testing.T) {
 
 func TestEndWhileHeld(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		path, _ := file(t, xid(1, 1, 79))
+		path, _ := file(t, xidRecord(1, 1, 79))
 		f := follow(t, path, 0)
 		f.heard(held / 2)
 		if err := f.stop(); !errors.Is(err, context.Canceled) {

@@ -40,7 +40,7 @@ func TestReadWhatIsThere(t *testing.T) {
 		{"a fault that repeats itself", at(1, 10, 1, 31) + at(2, 10, 1, 31) + at(3, 11, 2, 31) + at(4, 11, 1, 31) + at(5, 12, 1, 31), 0,
 			"[31@1>3 31@3>5 31@5>6]", 6, false},
 		{"a fault that repeats itself, the first of it known", at(1, 10, 1, 31) + at(2, 10, 1, 31), 2, "[31@2>3]", 3, false},
-		{"a log without times", xid(1, 1, 31) + "4,2,,-;NVRM: Xid (PCI:0000:01:00): 31, x\n" + "4,3,,-;NVRM: Xid (PCI:0000:01:00): 31, x\n", 0,
+		{"a log without times", xidRecord(1, 1, 31) + "4,2,,-;NVRM: Xid (PCI:0000:01:00): 31, x\n" + "4,3,,-;NVRM: Xid (PCI:0000:01:00): 31, x\n", 0,
 			"[31@1>2 31@2>3 31@3>4]", 4, false},
 		{"lower numbers", at(5, 10, 1, 31) + at(4, 20, 1, 48), 0, "[31@5>6]", 6, false},
 	} {

@@ -17,7 +17,7 @@ import (
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/tandem-gpu/tandem/internal/core"
-	"github.com/tandem-gpu/tandem/internal/pulse"
+	"github.com/tandem-gpu/tandem/internal/watchdog"
 )
 
 // Source is what the adapter needs to know of the machine.
@@ -47,7 +47,7 @@ type Options struct {
 	// Grants keeps which device IDs were handed out; nil = a restart forgets them.
 	Grants GrantStore
 
-	Watchdog *pulse.Registry // where the adapter's loops beat; nil = nowhere
+	Watchdog *watchdog.Registry // where the adapter's loops beat; nil = nowhere
 }
 
 // Adapter offers the units of a source to the kubelet. Make one with New, then call Run once; the

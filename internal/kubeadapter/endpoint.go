@@ -8,7 +8,7 @@ import (
 
 	"github.com/cenkalti/backoff/v5"
 
-	"github.com/tandem-gpu/tandem/internal/pulse"
+	"github.com/tandem-gpu/tandem/internal/watchdog"
 )
 
 // endpoint offers one resource, incarnation after incarnation.
@@ -20,7 +20,7 @@ type endpoint struct {
 	pace     pace
 	lister   *lister
 	log      *slog.Logger
-	turns    *pulse.Task // of run
+	turns    *watchdog.Task // of run
 	count    counters
 
 	mu     sync.Mutex

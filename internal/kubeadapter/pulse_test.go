@@ -7,7 +7,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
-	"github.com/tandem-gpu/tandem/internal/pulse"
+	"github.com/tandem-gpu/tandem/internal/watchdog"
 )
 
 // Every loop of the adapter is on the board for as long as it lives, and is not late while all is well.
@@ -15,7 +15,7 @@ func TestLoopsBeat(t *testing.T) {
 	r := newRig(t)
 	r.startKubelet()
 	r.src.Set(inventory(coretest.GPUs(2), core.DefaultConfig()))
-	board := pulse.NewRegistry()
+	board := watchdog.NewRegistry()
 	r.start(func(a *Adapter) { a.opts.Watchdog = board })
 	r.awaitHealthy(GPUResource, 2)
 	names := func() (names []string) {

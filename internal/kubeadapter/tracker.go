@@ -11,7 +11,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
-	"github.com/tandem-gpu/tandem/internal/pulse"
+	"github.com/tandem-gpu/tandem/internal/watchdog"
 )
 
 // Grant is a device ID that was handed out and that a pod may hold, as it is kept on disk.
@@ -151,7 +151,7 @@ func (t *tracker) begin(ctx context.Context) (saved <-chan struct{}) {
 }
 
 // run asks the kubelet when there is reason to, until ctx ends.
-func (t *tracker) run(ctx context.Context, turns *pulse.Task) {
+func (t *tracker) run(ctx context.Context, turns *watchdog.Task) {
 	defer turns.Done()
 	since := time.Now() // of the latest reason
 	for {

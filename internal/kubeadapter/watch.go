@@ -8,14 +8,14 @@ import (
 
 	"github.com/fsnotify/fsnotify"
 
-	"github.com/tandem-gpu/tandem/internal/pulse"
+	"github.com/tandem-gpu/tandem/internal/watchdog"
 )
 
 // watch rings the bell after file events in the folder and every so often without: a ring only says "look
 // again". The folder may be missing, appear later or be replaced; file events may get lost, never come (some
 // file systems have none) or not be had at all, as the limits of inotify are shared by a whole node. Then it
 // looks more often, and tries for them again each time.
-func (k *kubelet) watch(ctx context.Context, p pace, turns *pulse.Task) {
+func (k *kubelet) watch(ctx context.Context, p pace, turns *watchdog.Task) {
 	defer turns.Done()
 	w, err := k.attach(nil)
 	every := k.looks(p, p.look, err)

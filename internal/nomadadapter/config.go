@@ -15,7 +15,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/healthconfig"
-	"github.com/tandem-gpu/tandem/internal/host"
+	"github.com/tandem-gpu/tandem/internal/hostwatch"
 	"github.com/tandem-gpu/tandem/internal/policy"
 )
 
@@ -190,9 +190,9 @@ func (b block) offer(s *Settings, policyText []byte) (file policy.Result, proble
 	if !slices.Contains([]GroupBy{GroupByNone, GroupByNUMA, GroupByNVLink}, s.GroupBy) {
 		problems = append(problems, &core.ConfigError{Key: "group_by", Value: b.GroupBy, Remedy: "want none, numa or nvlink"})
 	}
-	s.MPSRoot = filepath.Clean(cmp.Or(b.MPSRoot, file.MPSRoot, host.DefaultMPSRoot))
+	s.MPSRoot = filepath.Clean(cmp.Or(b.MPSRoot, file.MPSRoot, hostwatch.DefaultMPSRoot))
 	if !filepath.IsAbs(s.MPSRoot) {
-		problems = append(problems, &core.ConfigError{Key: "mps_root", Value: b.MPSRoot, Remedy: "want an absolute path such as " + host.DefaultMPSRoot})
+		problems = append(problems, &core.ConfigError{Key: "mps_root", Value: b.MPSRoot, Remedy: "want an absolute path such as " + hostwatch.DefaultMPSRoot})
 	}
 	return file, problems
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/hashicorp/nomad/plugins/shared/hclspec"
 
 	"github.com/tandem-gpu/tandem/internal/core"
-	"github.com/tandem-gpu/tandem/internal/core/fault"
+	"github.com/tandem-gpu/tandem/internal/core/health/xid"
 	"github.com/tandem-gpu/tandem/internal/healthconfig"
 )
 
@@ -59,9 +59,9 @@ func TestHealthKeys(t *testing.T) {
 		Overlap: core.OverlapRefuse,
 	}
 	want.Health.Mode, want.Health.Settle, want.Health.Deadline = core.ModeObserve, 20*time.Second, 2*time.Minute
-	want.Health.XIDs = map[uint64]fault.Effect{63: fault.None, 999: fault.Withdraws}
+	want.Health.XIDs = map[uint64]xid.Effect{63: xid.None, 999: xid.Withdraws}
 	want.Health.Manual, want.Health.Dwell, want.Health.CleanChecks, want.Health.MaxRecoveries = true, 3*time.Minute, 4, 5
-	want.Health.DegradedTakesNoWork, want.Health.Workloads = true, fault.None
+	want.Health.DegradedTakesNoWork, want.Health.Workloads = true, xid.None
 	got := s.Started()[0]
 	if diff := cmp.Diff(want, got.Health); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)

@@ -4,7 +4,7 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/pulse"
+	"github.com/tandem-gpu/tandem/internal/watchdog"
 )
 
 const (
@@ -65,7 +65,7 @@ type keeper struct {
 	names        *register
 	recall, wake chan struct{} // the register's
 	ended        <-chan struct{}
-	turns        *pulse.Task
+	turns        *watchdog.Task
 	file         groupFile
 	failing      bool
 }

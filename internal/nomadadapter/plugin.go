@@ -16,7 +16,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/policy"
-	"github.com/tandem-gpu/tandem/internal/pulse"
+	"github.com/tandem-gpu/tandem/internal/watchdog"
 )
 
 // Name is the plugin's identity in Nomad. It is nomad-device-nvidia's: should both be installed, Nomad
@@ -31,8 +31,8 @@ type Source interface {
 }
 
 // pulseOf is where the loops that serve a source beat; nil = nowhere. A monitor has one.
-func pulseOf(src Source) *pulse.Registry {
-	if p, ok := src.(interface{ Watchdog() *pulse.Registry }); ok {
+func pulseOf(src Source) *watchdog.Registry {
+	if p, ok := src.(interface{ Watchdog() *watchdog.Registry }); ok {
 		return p.Watchdog()
 	}
 	return nil

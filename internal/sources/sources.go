@@ -10,13 +10,13 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/tandem-gpu/tandem/internal/checkpoint"
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/internal/healthconfig"
-	"github.com/tandem-gpu/tandem/internal/host"
-	"github.com/tandem-gpu/tandem/internal/inspect"
+	"github.com/tandem-gpu/tandem/internal/hostwatch"
 	"github.com/tandem-gpu/tandem/internal/kmsg"
-	"github.com/tandem-gpu/tandem/internal/statefile"
+	"github.com/tandem-gpu/tandem/internal/report"
 )
 
 // Sources are those that are not switched off. The agent works without any. All methods but Follow are safe
@@ -27,8 +27,8 @@ type Sources struct {
 	path     string // of the kernel log; "" = it is not read
 	optional bool   // nobody minds if it can't be
 	failure  atomic.Pointer[error]
-	history  *statefile.File // nil = none is kept
-	host     *host.Watcher
+	history  *checkpoint.File // nil = none is kept
+	host     *hostwatch.Watcher
 }
 
 // Open names the sources of an agent with that configuration; mpsRoot is where this process sees the folders of the MPS
@@ -36,20 +36,20 @@ type Sources struct {
 func Open(v healthconfig.Values, cfg core.Config, mpsRoot, agent string, log *slog.Logger) *Sources {
 	s := &Sources{log: log, proc: cfg.Roots.Proc, path: v.KernelLog, optional: v.Optional}
 	if v.StateDir != "" {
-		s.history = statefile.Open(v.StateDir, agent, cfg.Roots.Proc, log)
+		s.history = checkpoint.Open(v.StateDir, agent, cfg.Roots.Proc, log)
 	}
-	s.host = host.New(host.Options{Agent: agent, StateDir: v.StateDir, BootID: s.Boot().ID, MPSRoot: mpsRoot, Config: cfg, Log: log})
+	s.host = hostwatch.New(hostwatch.Options{Agent: agent, StateDir: v.StateDir, BootID: s.Boot().ID, MPSRoot: mpsRoot, Config: cfg, Log: log})
 	return s
 }
 
 // Boot reads the present boot of the machine; what can't be read is unknown.
 func (s *Sources) Boot() core.Boot {
-	boot, _ := statefile.ReadBoot(s.proc) // the history says it if that fails
+	boot, _ := checkpoint.ReadBoot(s.proc) // the history says it if that fails
 	return boot
 }
 
 // Host watches what the host has beside the driver.
-func (s *Sources) Host() *host.Watcher { return s.host }
+func (s *Sources) Host() *hostwatch.Watcher { return s.host }
 
 // Store is the agent's history; nil if none is kept.
 func (s *Sources) Store() monitor.Store {
@@ -138,7 +138,7 @@ func (s *Sources) Warnings() []string {
 }
 
 // historyNotes say what is wrong with a history, if there is to be one.
-func historyNotes(history *statefile.File) []string {
+func historyNotes(history *checkpoint.File) []string {
 	if history == nil {
 		return nil
 	}
@@ -164,16 +164,16 @@ func (s *Sources) Up() map[string]bool {
 
 // Reading is what an agent that starts now would offer, with the history and on the host that it would find. A machine
 // without a driver is an answer, not a failure; a driver that does not answer is given up on in time.
-func Reading(ctx context.Context, open func() (monitor.Session, error), cfg core.Config, mpsRoot, stateDir, agent string) inspect.Report {
+func Reading(ctx context.Context, open func() (monitor.Session, error), cfg core.Config, mpsRoot, stateDir, agent string) report.Report {
 	var state core.State
-	var history *statefile.File
+	var history *checkpoint.File
 	if stateDir == "" {
-		state = inspect.ReadState(ctx, open, cfg)
+		state = report.ReadState(ctx, open, cfg)
 	} else {
-		history = statefile.Read(stateDir, agent, cfg.Roots.Proc)
-		state = inspect.ReadAfter(ctx, open, cfg, history)
+		history = checkpoint.Read(stateDir, agent, cfg.Roots.Proc)
+		state = report.ReadAfter(ctx, open, cfg, history)
 	}
-	boot, _ := statefile.ReadBoot(cfg.Roots.Proc) // the history says it if that fails
-	found := host.ReadOnce(host.Options{Agent: agent, StateDir: stateDir, BootID: boot.ID, MPSRoot: mpsRoot, Config: cfg}, state.Inventory)
-	return inspect.DescribeState(state.WithHost(cfg, time.Now(), found), cfg, historyNotes(history)...)
+	boot, _ := checkpoint.ReadBoot(cfg.Roots.Proc) // the history says it if that fails
+	found := hostwatch.ReadOnce(hostwatch.Options{Agent: agent, StateDir: stateDir, BootID: boot.ID, MPSRoot: mpsRoot, Config: cfg}, state.Inventory)
+	return report.DescribeState(state.WithHost(cfg, time.Now(), found), cfg, historyNotes(history)...)
 }

@@ -9,11 +9,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tandem-gpu/tandem/internal/checkpoint"
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/healthconfig"
 	"github.com/tandem-gpu/tandem/internal/sources"
-	"github.com/tandem-gpu/tandem/internal/statefile"
 )
 
 var now = time.Now()
@@ -54,7 +54,7 @@ func TestReadingKnowsTheHistory(t *testing.T) {
 	dir, gpu := t.TempDir(), core.WholeGPU(coretest.GPU(1))
 	m := coretest.NewMachine(coretest.GPUs(2))
 	cfg := core.DefaultConfig()
-	history := statefile.Open(dir, "agent", "", slog.New(slog.DiscardHandler))
+	history := checkpoint.Open(dir, "agent", "", slog.New(slog.DiscardHandler))
 	record, boot := history.Load()
 	state := core.Restore(cfg, record, boot).Read(cfg, now, coretest.GPUs(2)).
 		Observe(cfg, now, core.Observation{At: gpu, Kind: core.XID, Code: 46})

@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/tandem-gpu/tandem/internal/core"
-	"github.com/tandem-gpu/tandem/internal/core/fault"
+	"github.com/tandem-gpu/tandem/internal/core/health/xid"
 	"github.com/tandem-gpu/tandem/internal/healthconfig"
 )
 
@@ -17,7 +17,7 @@ import (
 func TestCase34Fuzz(t *testing.T) {
 	for target, pkg := range map[string]string{
 		"FuzzParse": "internal/kmsg",      // a record of the kernel log
-		"FuzzLoad":  "internal/statefile", // the state file
+		"FuzzLoad":  "internal/checkpoint", // the state file
 	} {
 		t.Run(target, func(t *testing.T) {
 			out, err := exec.CommandContext(t.Context(), "go", "test", "-v", "-run", "^"+target+"$", "../../"+pkg).CombinedOutput()
@@ -60,8 +60,8 @@ func FuzzSettings(f *testing.F) {
 }
 
 // written are effects of XIDs as an operator would write them.
-func written(xids map[uint64]fault.Effect) string {
-	words := map[fault.Effect]string{fault.None: "ignore", fault.Degrades: "degraded", fault.Withdraws: "unhealthy"}
+func written(xids map[uint64]xid.Effect) string {
+	words := map[xid.Effect]string{xid.None: "ignore", xid.Degrades: "degraded", xid.Withdraws: "unhealthy"}
 	var items []string
 	for code, effect := range xids {
 		items = append(items, strconv.FormatUint(code, 10)+"="+words[effect])

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core"
-	"github.com/tandem-gpu/tandem/internal/core/fault"
+	"github.com/tandem-gpu/tandem/internal/core/health/xid"
 	"github.com/tandem-gpu/tandem/internal/kmsg"
 )
 
@@ -54,7 +54,7 @@ func TestCase31KernelLog(t *testing.T) {
 		m.expect("as the table has it", map[int]core.HealthState{0: core.GPULost, 1: core.Degraded, 2: core.Unhealthy})
 		for slot, code := range map[int]uint64{0: 79, 1: 149, 2: 119} {
 			h := m.health(slot)
-			if h.Code != code || !strings.Contains(h.Detail, fault.XID(code).Meaning) {
+			if h.Code != code || !strings.Contains(h.Detail, xid.XID(code).Meaning) {
 				t.Errorf("GPU %d: %s", slot, h)
 			}
 		}
@@ -72,7 +72,7 @@ func TestCase31KernelLog(t *testing.T) {
 		if n := m.count(2, 119); n != 1 {
 			t.Errorf("XID 119 was counted %d times", n)
 		}
-		if h := m.health(2); h.Detail != fault.XID(119).Meaning {
+		if h := m.health(2); h.Detail != xid.XID(119).Meaning {
 			t.Error(h)
 		}
 		if n := about(m.since(quiet), m.id(2)); n != 1 {

@@ -9,13 +9,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tandem-gpu/tandem/internal/checkpoint"
 	"github.com/tandem-gpu/tandem/internal/core"
-	"github.com/tandem-gpu/tandem/internal/statefile"
 )
 
 // store is what an agent writes down.
-func (m *rig) store() *statefile.File {
-	return statefile.Open(m.Root, "health", filepath.Join(m.Root, "proc"), slog.New(slog.DiscardHandler))
+func (m *rig) store() *checkpoint.File {
+	return checkpoint.Open(m.Root, "health", filepath.Join(m.Root, "proc"), slog.New(slog.DiscardHandler))
 }
 
 // restart ends the agent and begins another, which knows what the first has written down. Nobody has asked
@@ -203,7 +203,7 @@ func TestCase21Restart(t *testing.T) {
 		m := faulty(t)
 		file := filepath.Join(t.TempDir(), "file")
 		must(t, os.WriteFile(file, nil, 0o644))
-		s := statefile.Open(file, "health", "", slog.New(slog.DiscardHandler))
+		s := checkpoint.Open(file, "health", "", slog.New(slog.DiscardHandler))
 		if err := s.Save(m.state.Checkpoint("a boot")); err == nil || s.Problem() == "" {
 			t.Error("nothing is said")
 		}

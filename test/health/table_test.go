@@ -6,13 +6,13 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core"
-	"github.com/tandem-gpu/tandem/internal/core/fault"
+	"github.com/tandem-gpu/tandem/internal/core/health/xid"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
 // effects are what a fault makes of a healthy GPU.
-var effects = map[fault.Effect]core.HealthState{
-	fault.None: core.Healthy, fault.Degrades: core.Degraded, fault.Withdraws: core.Unhealthy, fault.Loses: core.GPULost,
+var effects = map[xid.Effect]core.HealthState{
+	xid.None: core.Healthy, xid.Degrades: core.Degraded, xid.Withdraws: core.Unhealthy, xid.Loses: core.GPULost,
 }
 
 // Every XID there may be, once through the driver. That the table is NVIDIA's, and the documents the table's,
@@ -25,7 +25,7 @@ func TestCase33EveryCode(t *testing.T) {
 	}
 	for i, code := range codes {
 		slot := i % 8
-		rule := fault.XID(code)
+		rule := xid.XID(code)
 		if rule.Class == 0 || rule.Meaning == "" {
 			t.Errorf("XID %d: %+v", code, rule)
 		}
@@ -38,7 +38,7 @@ func TestCase33EveryCode(t *testing.T) {
 		if m.count(slot, code) != 1 {
 			t.Errorf("XID %d was counted %d times", code, m.count(slot, code))
 		}
-		if code > 185 && (rule.Class != fault.Suspect || h.State != core.Degraded) {
+		if code > 185 && (rule.Class != xid.Suspect || h.State != core.Degraded) {
 			t.Errorf("XID %d: %+v: %s", code, rule, h)
 		}
 		m.forget(slot)
@@ -53,7 +53,7 @@ func TestCase33EveryEvent(t *testing.T) {
 		if kind == simdriver.EventXID {
 			continue
 		}
-		rule, _ := fault.Event(kind)
+		rule, _ := xid.Event(kind)
 		m.heard(2, kind, 0)
 		m.expect(fmt.Sprintf("event %#x", kind), sick(effects[rule.Effect], 2))
 		m.forget(2)

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core"
-	"github.com/tandem-gpu/tandem/internal/core/fault"
+	"github.com/tandem-gpu/tandem/internal/core/health/xid"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
@@ -71,7 +71,7 @@ func TestCase04ThreeWorkloads(t *testing.T) {
 		}
 	})
 	t.Run("and the operator says that is unhealthy", func(t *testing.T) {
-		m := well(t, "h100x8", func(c *core.Config) { c.Health.Workloads = fault.Withdraws })
+		m := well(t, "h100x8", func(c *core.Config) { c.Health.Workloads = xid.Withdraws })
 		for range 3 {
 			work(m)
 		}

@@ -10,7 +10,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/tandem-gpu/tandem/internal/inspect"
+	"github.com/tandem-gpu/tandem/internal/report"
 )
 
 // offered are the UUIDs of the GPUs that an agent gives to new work, sorted.
@@ -19,10 +19,10 @@ func (a *agents) offered(name string) (ids []string) {
 	if err != nil {
 		return nil // it is being started
 	}
-	var report inspect.Report
-	must(a.t, json.Unmarshal([]byte(text), &report))
-	for _, d := range report.Devices {
-		if d.Schedulable && report.Source == inspect.FromAgent {
+	var r report.Report
+	must(a.t, json.Unmarshal([]byte(text), &r))
+	for _, d := range r.Devices {
+		if d.Schedulable && r.Source == report.FromAgent {
 			ids = append(ids, string(d.ID))
 		}
 	}

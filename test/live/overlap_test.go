@@ -7,7 +7,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/tandem-gpu/tandem/internal/inspect"
+	"github.com/tandem-gpu/tandem/internal/report"
 )
 
 // split is a policy file for both agents: GPUs of which only one offers each.
@@ -32,17 +32,17 @@ func (a *agents) gives(name string) (gpus []int, contests int) {
 	if err != nil {
 		return nil, -1 // it is just being started
 	}
-	var report inspect.Report
-	must(a.t, json.Unmarshal([]byte(said), &report))
-	if report.Source != inspect.FromAgent {
+	var r report.Report
+	must(a.t, json.Unmarshal([]byte(said), &r))
+	if r.Source != report.FromAgent {
 		return nil, -1
 	}
-	for _, d := range report.Devices {
+	for _, d := range r.Devices {
 		if d.Schedulable {
 			gpus = append(gpus, d.Index)
 		}
 	}
-	return gpus, len(report.Overlaps)
+	return gpus, len(r.Overlaps)
 }
 
 // both waits until the agents give these GPUs to work, and call so many contested.

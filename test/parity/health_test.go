@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core"
-	"github.com/tandem-gpu/tandem/internal/core/fault"
+	"github.com/tandem-gpu/tandem/internal/core/health/xid"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
@@ -62,14 +62,14 @@ func TestEveryXIDOnBothStreams(t *testing.T) {
 	until(t, "events of all GPUs", func() bool { return b.heard(all) })
 
 	codes := []uint64{178, 200, 999}
-	for rule := range fault.XIDs() {
+	for rule := range xid.XIDs() {
 		codes = append(codes, rule.Code)
 	}
 	for batch := range slices.Chunk(codes, len(all)) {
 		var sick []string
 		for slot, code := range batch {
 			must(t, b.XID(slot, code))
-			if fault.XID(code).Effect >= fault.Withdraws {
+			if xid.XID(code).Effect >= xid.Withdraws {
 				sick = append(sick, all[slot])
 			}
 		}
@@ -86,13 +86,13 @@ func TestEveryXIDOnBothStreams(t *testing.T) {
 				t.Errorf("XID %d: the reason is %s", code, u.Health)
 			}
 			until(t, fmt.Sprintf("XID %d: Nomad says %q", code, want), func() bool { return b.nomadReason(all[slot]) == want })
-			if schedulable := fault.XID(code).Effect < fault.Withdraws; u.Health.Schedulable() != schedulable {
+			if schedulable := xid.XID(code).Effect < xid.Withdraws; u.Health.Schedulable() != schedulable {
 				t.Errorf("XID %d: %s", code, u.Health)
 			}
 		}
 		for slot := range batch {
 			_, err := b.monitor.Clear(t.Context(), core.Command{GPU: core.DeviceID(all[slot])})
-			if standing := fault.XID(batch[slot]).Effect > fault.None; standing && err != nil {
+			if standing := xid.XID(batch[slot]).Effect > xid.None; standing && err != nil {
 				t.Errorf("XID %d: clear: %v", batch[slot], err)
 			}
 		}

@@ -13,11 +13,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tandem-gpu/tandem/internal/checkpoint"
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/internal/core/nvidia"
-	"github.com/tandem-gpu/tandem/internal/host"
-	"github.com/tandem-gpu/tandem/internal/statefile"
+	"github.com/tandem-gpu/tandem/internal/hostwatch"
 )
 
 // asAgent is set in a process that is one of two agents of a machine: a process has one NVML, a limit of descriptors and a
@@ -96,10 +96,10 @@ func runAgent(text string) error {
 	defer cancel()
 	cfg := pairConfig(p.orders)
 	log := slog.New(slog.NewTextHandler(p, nil))
-	history := statefile.Open(p.orders.StateDir, p.orders.Agent, cfg.Roots.Proc, log)
+	history := checkpoint.Open(p.orders.StateDir, p.orders.Agent, cfg.Roots.Proc, log)
 	history.SetWallClock(p.wall)
-	boot, _ := statefile.BootID(cfg.Roots.Proc)
-	watcher := host.New(host.Options{Agent: p.orders.Agent, StateDir: p.orders.StateDir, BootID: boot, Config: cfg, Log: log})
+	boot, _ := checkpoint.BootID(cfg.Roots.Proc)
+	watcher := hostwatch.New(hostwatch.Options{Agent: p.orders.Agent, StateDir: p.orders.StateDir, BootID: boot, Config: cfg, Log: log})
 	p.Monitor = monitor.New(func() (monitor.Session, error) {
 		s, err := nvidia.Open(nvidia.Options{Roots: cfg.Roots, Deadline: patience, Slow: time.Second, Fabric: time.Second, Links: 2 * time.Second})
 		if err != nil {

@@ -11,7 +11,7 @@ import (
 
 const (
 	module = "github.com/tandem-gpu/tandem/"
-	fault  = module + "internal/core/fault" // core's own table, as pure as core: may be linked by whoever links core
+	fault  = module + "internal/core/health/xid" // core's own table, as pure as core: may be linked by whoever links core
 )
 
 func list(t *testing.T, args ...string) []string {
@@ -29,14 +29,14 @@ func TestLinked(t *testing.T) {
 		forbidden []string // prefixes of import paths
 	}{
 		{"internal/core", []string{"runtime/cgo", "net", "log", "os/exec", "github.com/", "k8s.io/", "google.golang.org/"}},
-		{"internal/core/fault", []string{"runtime/cgo", "net", "log", "os/exec", "github.com/", "k8s.io/", "google.golang.org/"}},
+		{"internal/core/health/xid", []string{"runtime/cgo", "net", "log", "os/exec", "github.com/", "k8s.io/", "google.golang.org/"}},
 		{"internal/core/monitor", []string{"runtime/cgo", module + "internal/core/nvidia", "google.golang.org/", "k8s.io/", "github.com/hashicorp/"}},
 		{"internal/core/nvidia", []string{"google.golang.org/", "k8s.io/", "github.com/hashicorp/", module + "internal/core/monitor"}},
 		{"internal/kmsg", []string{"runtime/cgo", "google.golang.org/", "k8s.io/", "github.com/hashicorp/", "github.com/NVIDIA/", module + "internal/core/monitor"}},
 		{"internal/filelock", []string{"runtime/cgo", "net", "google.golang.org/", "k8s.io/", "github.com/", module}},
-		{"internal/host", []string{"runtime/cgo", "net", "google.golang.org/", "k8s.io/", "github.com/hashicorp/", "github.com/NVIDIA/", module + "internal/core/monitor"}},
+		{"internal/hostwatch", []string{"runtime/cgo", "net", "google.golang.org/", "k8s.io/", "github.com/hashicorp/", "github.com/NVIDIA/", module + "internal/core/monitor"}},
 		{"internal/sources", []string{"runtime/cgo", "google.golang.org/", "k8s.io/", "github.com/hashicorp/", "github.com/NVIDIA/"}},
-		{"internal/statefile", []string{"runtime/cgo", "net", "google.golang.org/", "k8s.io/", "github.com/hashicorp/", "github.com/NVIDIA/"}},
+		{"internal/checkpoint", []string{"runtime/cgo", "net", "google.golang.org/", "k8s.io/", "github.com/hashicorp/", "github.com/NVIDIA/"}},
 		{"internal/control", []string{"google.golang.org/", "k8s.io/", "github.com/hashicorp/", "github.com/NVIDIA/"}},
 		{"internal/configfile", []string{"runtime/cgo", "net", "google.golang.org/", "k8s.io/", "github.com/hashicorp/", "github.com/NVIDIA/", module}},
 		{"internal/policy", []string{"runtime/cgo", "net", "google.golang.org/", "k8s.io/", "github.com/hashicorp/", "github.com/NVIDIA/", module + "internal/core/monitor"}},

@@ -8,12 +8,12 @@ import (
 	"sync"
 
 	"github.com/tandem-gpu/tandem/internal/core"
-	"github.com/tandem-gpu/tandem/internal/core/monitor"
+	"github.com/tandem-gpu/tandem/internal/watch"
 )
 
 // Source is an inventory that a test sets by hand. It is what the adapters need of a monitor.
 type Source struct {
-	cell *monitor.Value[*core.Inventory]
+	cell *watch.Value[*core.Inventory]
 
 	mu    sync.Mutex
 	usage []core.Usage
@@ -23,7 +23,7 @@ type Source struct {
 // NewSource returns a source that has not asked the driver yet.
 func NewSource() *Source {
 	pending := core.NoDriver(core.DriverPending, "not asked yet")
-	return &Source{cell: monitor.NewValue(core.Build(pending, core.Ledger{}, core.DefaultConfig()))}
+	return &Source{cell: watch.NewValue(core.Build(pending, core.Ledger{}, core.DefaultConfig()))}
 }
 
 // Set publishes an inventory.

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core"
-	"github.com/tandem-gpu/tandem/internal/pulse"
+	"github.com/tandem-gpu/tandem/internal/watchdog"
 )
 
 type news struct {
@@ -203,7 +203,7 @@ func (m *Monitor) check(s Session) ([]core.Observation, error) {
 
 // wait passes on events, and when the wait begins to fail or works again. After an error it pauses, because a
 // wait that fails does so at once: without the pause a lost GPU would keep a core busy.
-func wait(ctx context.Context, s Session, events chan<- news, ears *pulse.Task) {
+func wait(ctx context.Context, s Session, events chan<- news, ears *watchdog.Task) {
 	defer ears.Done()
 	for failing := false; ctx.Err() == nil; {
 		ears.Heartbeat(waitAtMost + waitPause)

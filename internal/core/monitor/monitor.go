@@ -16,7 +16,8 @@ import (
 	"github.com/cenkalti/backoff/v5"
 
 	"github.com/tandem-gpu/tandem/internal/core"
-	"github.com/tandem-gpu/tandem/internal/pulse"
+	"github.com/tandem-gpu/tandem/internal/watch"
+	"github.com/tandem-gpu/tandem/internal/watchdog"
 )
 
 // Loop is the monitor's own goroutine on its board: without it an agent is of no use.
@@ -89,21 +90,21 @@ type Monitor struct {
 	cfg               core.Config
 	log               *slog.Logger
 	store             Store // nil = nothing is kept
-	cell              *Value[core.State]
+	cell              *watch.Value[core.State]
 	usage             *usageReadings
 	orders            chan order
 	told              chan core.Observation
-	host              *Value[core.Host] // what was handed in last
-	moved             chan struct{}     // capacity 1: there is something new in host
+	host              *watch.Value[core.Host] // what was handed in last
+	moved             chan struct{}           // capacity 1: there is something new in host
 	said              said
 	past              pastLog
-	known             chan struct{}           // closed when the history is taken up
-	held              *Value[<-chan struct{}] // closed when the latest session holds nothing any more; nil = there was none
+	known             chan struct{}                 // closed when the history is taken up
+	held              *watch.Value[<-chan struct{}] // closed when the latest session holds nothing any more; nil = there was none
 	keeper            keeper
 	clock             *clock // Run's own
 	gauges            gauges
-	board             *pulse.Registry
-	turns             *pulse.Task // Run's own
+	board             *watchdog.Registry
+	turns             *watchdog.Task // Run's own
 }
 
 // New returns a monitor that opens sessions with open, which is called from a goroutine of its own,
@@ -111,10 +112,10 @@ type Monitor struct {
 func New(open func() (Session, error), cfg core.Config, log *slog.Logger, store Store) *Monitor {
 	return &Monitor{
 		open: open, driverFingerprint: func() string { return "" }, cfg: cfg, log: log, store: store,
-		cell:  NewValue(core.NewState(cfg)),
+		cell:  watch.NewValue(core.NewState(cfg)),
 		usage: newUsageReadings(), orders: make(chan order), told: make(chan core.Observation, 256),
-		host: NewValue(core.Host{}), known: make(chan struct{}), moved: make(chan struct{}, 1),
-		held: NewValue[<-chan struct{}](nil), keeper: newKeeper(store), clock: newClock(time.Now), board: pulse.NewRegistry(),
+		host: watch.NewValue(core.Host{}), known: make(chan struct{}), moved: make(chan struct{}, 1),
+		held: watch.NewValue[<-chan struct{}](nil), keeper: newKeeper(store), clock: newClock(time.Now), board: watchdog.NewRegistry(),
 	}
 }
 
@@ -123,7 +124,7 @@ func New(open func() (Session, error), cfg core.Config, log *slog.Logger, store 
 func (m *Monitor) SetDriverProbe(look func() string) { m.driverFingerprint = look }
 
 // Watchdog is where the monitor's loops beat, and others of the agent may.
-func (m *Monitor) Watchdog() *pulse.Registry { return m.board }
+func (m *Monitor) Watchdog() *watchdog.Registry { return m.board }
 
 // State is the latest state of the machine.
 func (m *Monitor) State() core.State { return m.cell.Load() }

@@ -14,6 +14,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
+	"github.com/tandem-gpu/tandem/internal/watch"
 )
 
 // running is a monitor inside a synctest bubble: time passes only when everybody waits.
@@ -335,7 +336,7 @@ func TestUsageIsAnsweredWhenTheSessionEnds(t *testing.T) {
 // A slow reader skips to the latest; a reader that joins late starts with the present.
 func TestWatchSkips(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		cell := monitor.NewValue(0)
+		cell := watch.NewValue(0)
 		var got []int
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()

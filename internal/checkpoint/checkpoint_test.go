@@ -1,0 +1,290 @@
+package checkpoint_test
+
+import (
+	"bytes"
+	"flag"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/tandem-gpu/tandem/internal/checkpoint"
+	"github.com/tandem-gpu/tandem/internal/core"
+)
+
+var update = flag.Bool("update", false, "write the golden file anew")
+
+const agent = "k8s-gpu"
+
+// disk is a folder for a history, with a boot id and what is said about it.
+type disk struct {
+	*testing.T
+	dir, proc string
+	log       bytes.Buffer
+}
+
+func newDisk(t *testing.T) *disk {
+	d := &disk{T: t, dir: filepath.Join(t.TempDir(), "var/lib/tandem"), proc: t.TempDir()}
+	d.boot("b00t\n")
+	return d
+}
+
+// boot sets the machine's boot id; "" takes it away.
+func (d *disk) boot(id string) {
+	d.Helper()
+	path := filepath.Join(d.proc, "sys/kernel/random/boot_id")
+	err := os.MkdirAll(filepath.Dir(path), 0o755)
+	if err == nil && id == "" {
+		err = os.Remove(path)
+	} else if err == nil {
+		err = os.WriteFile(path, []byte(id), 0o444)
+	}
+	if err != nil {
+		d.Fatal(err)
+	}
+}
+
+func (d *disk) open() *checkpoint.File {
+	return checkpoint.Open(d.dir, agent, d.proc, slog.New(slog.NewTextHandler(&d.log, nil)))
+}
+
+// save writes a record, which must work.
+func (d *disk) save(f *checkpoint.File, r core.Checkpoint) {
+	d.Helper()
+	if err := f.Save(r); err != nil {
+		d.Error(err)
+	}
+}
+
+// fails has a record not written, with a reason.
+func (d *disk) fails(f *checkpoint.File, r core.Checkpoint, why string) {
+	d.Helper()
+	if err := f.Save(r); err == nil || !strings.Contains(err.Error(), why) {
+		d.Errorf("saved: %v, want an error with %q", err, why)
+	}
+}
+
+func (d *disk) path() string { return filepath.Join(d.dir, agent+".json") }
+
+func (d *disk) write(text []byte) {
+	d.Helper()
+	if err := os.MkdirAll(d.dir, 0o755); err != nil {
+		d.Fatal(err)
+	}
+	if err := os.WriteFile(d.path(), text, 0o600); err != nil {
+		d.Fatal(err)
+	}
+}
+
+func (d *disk) read(name string) []byte {
+	d.Helper()
+	text, err := os.ReadFile(name)
+	if err != nil {
+		d.Fatal(err)
+	}
+	return text
+}
+
+// names are the files in the folder.
+func (d *disk) names() (names []string) {
+	d.Helper()
+	entries, err := os.ReadDir(d.dir)
+	if err != nil {
+		d.Fatal(err)
+	}
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
+}
+
+// said is how often the log has a line with text.
+func (d *disk) said(text string) int { return strings.Count(d.log.String(), text) }
+
+// diff compares records by what a file is meant to hold.
+func diff(want, got core.Checkpoint) string {
+	return cmp.Diff(want, got, cmpopts.IgnoreUnexported(core.GPUHistory{}), cmpopts.EquateEmpty())
+}
+
+// fill sets every exported field beneath v to something that is not zero, so that a new one is seen here.
+func fill(v reflect.Value) {
+	n := uint64(1)
+	var set func(reflect.Value)
+	set = func(v reflect.Value) {
+		n++
+		if v.Type() == reflect.TypeFor[time.Time]() {
+			v.Set(reflect.ValueOf(time.Date(2026, 11, 20, 10, 31, int(n%60), 123_000_000, time.UTC)))
+			return
+		}
+		switch v.Kind() {
+		case reflect.Struct:
+			for field, value := range v.Fields() {
+				if field.IsExported() {
+					set(value)
+				}
+			}
+		case reflect.Slice:
+			v.Set(reflect.MakeSlice(v.Type(), 2, 2))
+			set(v.Index(0))
+			set(v.Index(1))
+		case reflect.Map:
+			v.Set(reflect.MakeMap(v.Type()))
+			key, value := reflect.New(v.Type().Key()).Elem(), reflect.New(v.Type().Elem()).Elem()
+			set(key)
+			set(value)
+			v.SetMapIndex(key, value)
+		case reflect.String:
+			v.SetString("text " + string(rune('a'+n%26)))
+		case reflect.Bool:
+			v.SetBool(true)
+		case reflect.Int:
+			v.SetInt(int64(n))
+		case reflect.Uint8:
+			v.SetUint(1) // of an enumeration
+		case reflect.Uint32, reflect.Uint64:
+			v.SetUint(n)
+		default:
+			panic("what is " + v.Type().String())
+		}
+	}
+	set(v)
+}
+
+func full() (r core.Checkpoint) {
+	fill(reflect.ValueOf(&r).Elem())
+	for i := range r.Devices {
+		r.Devices[i].ID = core.DeviceID([]string{"GPU-a", "GPU-b"}[i])
+	}
+	return r
+}
+
+// The format is a promise to the agents of tomorrow: who changes it looks here, and at the version.
+func TestFormat(t *testing.T) {
+	d, golden := newDisk(t), "testdata/v1.json"
+	d.save(d.open(), full())
+	got := d.read(d.path())
+	if *update {
+		if err := os.WriteFile(golden, got, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if diff := cmp.Diff(string(d.read(golden)), string(got)); diff != "" {
+		t.Errorf("the format has changed:\n%s", diff)
+	}
+	next := newDisk(t)
+	next.write(d.read(golden))
+	r, _ := next.open().Load()
+	if diff := diff(full(), r); diff != "" {
+		t.Errorf("%s\n%s", diff, next.log.String())
+	}
+}
+
+// A file of an agent that knew less of a device is understood: what it does not say is unknown.
+func TestFormatOfOlderAgents(t *testing.T) {
+	d := newDisk(t)
+	d.write(d.read("testdata/v1-plain.json")) // before devices had a serial number, an architecture, slices
+	r, _ := d.open().Load()
+	if d.log.Len() > 0 || len(r.Devices) != 2 || len(r.Conditions) != 2 || len(r.GPUs) != 1 {
+		t.Fatalf("%+v, said %s", r, d.log.String())
+	}
+	for _, of := range r.Devices {
+		if of.ID == "" || of.Profile == "" || of.DisplayState != core.Disabled || of.Slices != (core.Slices{}) || of.Serial != "" {
+			t.Errorf("%+v", of)
+		}
+	}
+}
+
+// The golden file has one word of each enumeration. These are all.
+func TestWords(t *testing.T) {
+	for _, c := range []struct{ got, want string }{
+		{words[core.HealthState](t, 0, 4), "healthy degraded unknown unhealthy lost"},
+		{words[core.Tristate](t, 0, 2), "unsaid no yes"},
+		{words[core.RecoveryAction](t, 0, 7), "unsaid none reset reboot drain-p2p drain-and-reset recover-imex other"},
+		{words[core.Fabric](t, 0, 5), "unsaid starting well limited unhealthy misconfigured"},
+		{words[core.Toggle](t, 0, 2), "unknown disabled enabled"},
+		{words[core.Reason](t, core.ReasonXID, core.ReasonWithdrawn), "XID EVENT VERDICT LOST PROBE_FAILED NOT_ANSWERING UNCHECKED NVML_UNAVAILABLE MAINTENANCE " +
+			"ROW_REMAP_FAILED MEMORY_UNREPAIRABLE SRAM_THRESHOLD ROW_REMAP_PENDING PAGE_RETIREMENT_PENDING REPAIR_PENDING INFOROM_CORRUPT " +
+			"ECC_UNCORRECTABLE FABRIC_STARTING FABRIC_UNHEALTHY FABRIC_LIMITED NVLINK_DOWN SLOWDOWN_THERMAL SLOWDOWN_POWER PCIE_REPLAYS " +
+			"PCIE_WIDTH WORKLOADS_FAILING NEEDS_SERVICE WITHDRAWN"},
+	} {
+		if c.got != c.want {
+			t.Errorf("words are %s, want %s", c.got, c.want)
+		}
+	}
+}
+
+func words[T interface {
+	~uint8
+	MarshalText() ([]byte, error)
+}](t *testing.T, first, last T) string {
+	t.Helper()
+	var all []string
+	for v := first; v <= last; v++ {
+		text, err := v.MarshalText()
+		var back T
+		reader, ok := any(&back).(interface{ UnmarshalText([]byte) error })
+		if err != nil || !ok || reader.UnmarshalText(text) != nil || back != v {
+			t.Errorf("%T %d is written as %q (%v) and read as %d", v, v, text, err, back)
+		}
+		all = append(all, string(text))
+	}
+	return strings.Join(all, " ")
+}
+
+func TestFileIsPrivateAndItsFolderIsMade(t *testing.T) {
+	d := newDisk(t)
+	f := d.open()
+	if r, boot := f.Load(); diff(core.Checkpoint{Boot: "b00t"}, r) != "" || boot != "b00t" || d.log.Len() > 0 {
+		t.Errorf("nothing was kept yet: %+v, boot %q, said %s", r, boot, d.log.String())
+	}
+	d.save(f, full())
+	if err := os.Chmod(d.path(), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	d.save(f, core.Checkpoint{Boot: "other"})
+	file, err := os.Stat(d.path())
+	if err != nil || file.Mode() != 0o600 {
+		t.Errorf("mode %v, %v", file.Mode(), err)
+	}
+	if folder, err := os.Stat(d.dir); err != nil || folder.Mode().Perm() != 0o755 {
+		t.Errorf("mode of the folder %v, %v", folder.Mode(), err)
+	}
+	if got := d.names(); len(got) != 1 {
+		t.Errorf("left: %v", got)
+	}
+}
+
+func TestTheSameIsNotWrittenTwice(t *testing.T) {
+	d := newDisk(t)
+	inode := func() os.FileInfo {
+		file, err := os.Stat(d.path())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return file
+	}
+	f := d.open()
+	d.save(f, full())
+	first := inode()
+	d.save(f, full())
+	next := d.open()
+	next.Load()
+	d.save(next, full())
+	if !os.SameFile(first, inode()) {
+		t.Error("written again")
+	}
+	if err := os.Remove(d.path()); err != nil {
+		t.Fatal(err)
+	}
+	d.save(next, full())
+	inode()
+	if p := next.Problem(); p != "" || d.log.Len() > 0 {
+		t.Errorf("problem %q, said %s", p, d.log.String())
+	}
+}

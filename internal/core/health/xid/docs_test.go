@@ -1,0 +1,127 @@
+package xid_test
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/tandem-gpu/tandem/internal/core/health/xid"
+)
+
+var update = flag.Bool("update", false, "write docs/faults.md anew")
+
+const (
+	document  = "../../../../docs/faults.md"
+	generated = "<!-- Made from internal/core/health/xid by `go test ./internal/core/health/xid -update`; don't edit; the words above the tables are in its testdata. -->\n\n"
+)
+
+// TestDocument holds docs/faults.md to the table; what the table can't say is in the preface.
+func TestDocument(t *testing.T) {
+	preface, err := os.ReadFile("testdata/preface.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := generated + string(preface) + sections()
+	if *update {
+		if err := os.WriteFile(document, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(document)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got == string(want) {
+		return
+	}
+	is, should := strings.Split(string(want), "\n"), strings.Split(got, "\n")
+	for i := range min(len(is), len(should)) {
+		if is[i] != should[i] {
+			t.Fatalf("docs/faults.md is not what the table says (go test -update writes it); line %d:\n- %s\n+ %s", i+1, is[i], should[i])
+		}
+	}
+	t.Fatalf("docs/faults.md has %d lines, the table says %d (go test -update writes it)", len(is), len(should))
+}
+
+func sections() string {
+	var known, unused []xid.Rule
+	for r := range xid.XIDs() {
+		if r.Class == xid.Suspect && r.Clears == xid.XID(999).Clears {
+			unused = append(unused, r)
+		} else {
+			known = append(known, r)
+		}
+	}
+	var b strings.Builder
+	b.WriteString("\n## XIDs\n\n")
+	table(&b, "XID", known, func(code uint64) string { return fmt.Sprint(code) })
+
+	b.WriteString("\n## NVML events\n\n")
+	b.WriteString("The first five are other forms of XIDs 92, 63, 64, 94 and 95. Event types that are not listed are hints to ask, not faults.\n\n")
+	table(&b, "event", slices.Collect(xid.Events()), func(code uint64) string { return fmt.Sprintf("%#x", code) })
+
+	r := xid.XID(999)
+	b.WriteString("\n## XIDs without a known meaning\n\n")
+	fmt.Fprintf(&b, "These, 999 (%s) and every number that is in no table are %s: %s at once and until the driver says more; cleared by %s; %s.\n",
+		r.Meaning, r.Class, r.Effect, r.Clears, r.Action)
+	b.WriteString("The catalogue lists them as unused since Ampere and says CONTACT_SUPPORT.\n\n| XID | name |\n|---|---|\n")
+	for _, r := range unused {
+		fmt.Fprintf(&b, "| %d | %s |\n", r.Code, r.Name)
+	}
+	return b.String()
+}
+
+func table(b *strings.Builder, kind string, rules []xid.Rule, code func(uint64) string) {
+	fmt.Fprintf(b, "| %s | name | meaning | class | at once | without a verdict | verdict since | cleared by | what to do | NVIDIA: at once | NVIDIA: to find out |\n", kind)
+	b.WriteString(strings.Repeat("|---", 11) + "|\n")
+	for _, r := range rules {
+		cells := []string{
+			code(r.Code), r.Name, r.Meaning, r.Class.String(), r.Effect.String(),
+			settled(r), since(r), clears(r), r.Action, r.Immediate, r.Investigatory,
+		}
+		for i, cell := range cells {
+			if cell == "" {
+				cells[i] = "-"
+			}
+		}
+		fmt.Fprintf(b, "| %s |\n", strings.Join(cells, " | "))
+	}
+}
+
+func settled(r xid.Rule) string {
+	text := "same"
+	if r.Settled != r.Effect {
+		text = r.Settled.String()
+	}
+	if r.LinkedOnly {
+		text += " (a GPU with NVLinks)"
+	}
+	if r.Again > 0 {
+		text += fmt.Sprintf("; a second one within %.0f min: %s", r.Again.Minutes(), r.AgainEffect)
+	}
+	return text
+}
+
+func since(r xid.Rule) string {
+	switch r.RecoveryActionSince {
+	case 0:
+		return ""
+	case 1:
+		return "always"
+	}
+	return fmt.Sprintf("R%d", r.RecoveryActionSince)
+}
+
+func clears(r xid.Rule) string {
+	if worst(r) == xid.None && r.Clears == 0 {
+		return ""
+	}
+	text := r.Clears.String()
+	if r.Level != xid.LevelNone {
+		text += fmt.Sprintf(" (%s)", r.Level)
+	}
+	return text
+}

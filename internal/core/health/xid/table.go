@@ -1,0 +1,82 @@
+package xid
+
+import (
+	"cmp"
+	"fmt"
+	"iter"
+	"slices"
+)
+
+// treatment is what several codes have in common, said once, and the codes.
+type treatment struct {
+	Rule
+	codes []row
+}
+
+// row is what is a code's own: the columns of NVIDIA's catalogue.
+type row struct {
+	code                     uint64
+	name, meaning            string
+	since                    int
+	immediate, investigatory string
+}
+
+// engines gives a row to each engine of a kind, in order of the engine's number; the codes have no order.
+func engines(name, meaning string, codes ...uint64) []row {
+	rows := make([]row, len(codes))
+	for i, code := range codes {
+		rows[i] = row{code, fmt.Sprintf(name, i), fmt.Sprintf(meaning, i), 0, "RESTART_APP", "CONTACT_SUPPORT"}
+	}
+	return rows
+}
+
+// rules are the codes of the treatments, in order of code.
+func rules(tables ...[]treatment) []Rule {
+	var rules []Rule
+	for _, table := range tables {
+		for _, t := range table {
+			for _, c := range t.codes {
+				r := t.Rule
+				r.Code, r.Name, r.Meaning, r.RecoveryActionSince = c.code, c.name, c.meaning, c.since
+				r.Immediate, r.Investigatory = c.immediate, c.investigatory
+				r.Settled = max(r.Settled, r.Effect)
+				rules = append(rules, r)
+			}
+		}
+	}
+	slices.SortFunc(rules, func(a, b Rule) int { return cmp.Compare(a.Code, b.Code) })
+	return rules
+}
+
+var (
+	xids   = rules(applications, notes, contained, resets, nodes, fabric, suspects, unused)
+	events = eventRules()
+)
+
+// XID returns the rule for an XID. It is total: a code that the table lacks is suspect.
+func XID(code uint64) Rule {
+	if r, found := lookup(xids, code); found {
+		return r
+	}
+	return unknown(code)
+}
+
+// Event returns the rule for an NVML event type that is a fault by itself. Other types (XIDs, a changed
+// verdict or MIG layout, a double-bit error, which says no more than that it is time to ask) have none.
+func Event(kind uint64) (Rule, bool) { return lookup(events, kind) }
+
+// XIDs yields the rules for the XIDs that the table holds, in order of code.
+func XIDs() iter.Seq[Rule] { return slices.Values(xids) }
+
+// Events yields the rules for NVML event types, in order of type.
+func Events() iter.Seq[Rule] { return slices.Values(events) }
+
+func lookup(rules []Rule, code uint64) (Rule, bool) {
+	i, found := slices.BinarySearchFunc(rules, code, func(r Rule, code uint64) int {
+		return cmp.Compare(r.Code, code)
+	})
+	if !found {
+		return Rule{}, false
+	}
+	return rules[i], true
+}

@@ -1,0 +1,37 @@
+package xid
+
+import "strings"
+
+func (c Class) String() string {
+	return [...]string{
+		"", "application", "contained", "reset", "node", "fabric", "info", "suspect", "trigger",
+	}[c]
+}
+
+func (e Effect) String() string {
+	return [...]string{"none", "degraded", "unhealthy", "lost"}[e]
+}
+
+// String says for which sign to look, in a phrase: "driver verdict None, reset seen or reboot".
+func (e Evidence) String() string {
+	var signs []string
+	for i, sign := range [...]string{
+		"driver verdict None", "reset seen", "reboot", "condition gone", "no repeat for a while",
+	} {
+		if e&(1<<i) != 0 {
+			signs = append(signs, sign)
+		}
+	}
+	switch last := len(signs) - 1; last {
+	case -1:
+		return "operator"
+	case 0:
+		return signs[0]
+	default:
+		return strings.Join(signs[:last], ", ") + " or " + signs[last]
+	}
+}
+
+func (l Level) String() string {
+	return [...]string{"", "memory repair pending", "resource repair pending", "link down"}[l]
+}

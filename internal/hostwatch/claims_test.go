@@ -1,0 +1,210 @@
+package hostwatch
+
+import (
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
+)
+
+var now = time.Date(2026, 11, 21, 18, 0, 0, 0, time.UTC)
+
+func gpu(n int) core.Placement { return core.WholeGPU(coretest.GPU(n)) }
+
+func instance(n int, gi uint32) core.Placement {
+	return core.Placement{GPU: coretest.GPU(n), GI: gi, CI: 0}
+}
+
+// want is an offer of which everything is known.
+func want(at ...core.Placement) offer {
+	slices.SortFunc(at, comparePlacements)
+	return offer{at: at, unsure: func(core.Placement) bool { return false }}
+}
+
+func claimed(agent string, turn uint64, at ...core.Placement) entry {
+	e := entry{agent: agent}
+	for _, p := range at {
+		e.claims = append(e.claims, claim{at: p, turn: turn, since: now})
+	}
+	return e
+}
+
+func placements(claims []claim) (at []core.Placement) {
+	for _, c := range claims {
+		at = append(at, c.at)
+	}
+	return at
+}
+
+func TestSettle(t *testing.T) {
+	nomad := claimed("nomad-gpu", 5, gpu(0), gpu(1))
+	for _, tc := range []struct {
+		name   string
+		mine   entry
+		others []entry
+		offer  offer
+		refuse bool
+		want   []claim
+	}{
+		{"nobody else", claimed("k8s-gpu", 0), nil, want(gpu(0)), true, []claim{{gpu(0), 1, now}}},
+		{"warn: both", claimed("k8s-gpu", 0), []entry{nomad}, want(gpu(1), gpu(2)), false, []claim{{gpu(1), 6, now}, {gpu(2), 6, now}}},
+		{"refuse: who was first", claimed("k8s-gpu", 0), []entry{nomad}, want(gpu(1), gpu(2)), true, []claim{{gpu(2), 6, now}}},
+		{"refuse: we were first", claimed("k8s-gpu", 2, gpu(1)), []entry{nomad}, want(gpu(1)), true, []claim{{gpu(1), 2, now}}},
+		{"given up", claimed("k8s-gpu", 2, gpu(1), gpu(2)), nil, want(gpu(2)), true, []claim{{gpu(2), 2, now}}},
+		{"cut up: the instances were claimed with the GPU", claimed("k8s-gpu", 2, gpu(0)), []entry{nomad},
+			want(instance(0, 1), instance(0, 2)), true, []claim{{instance(0, 1), 2, now}, {instance(0, 2), 2, now}}},
+		{"made whole: the GPU is more than was claimed", claimed("k8s-gpu", 2, instance(0, 1)), []entry{nomad}, want(gpu(0)), true, nil},
+		{"two instances are not the same hardware", claimed("k8s-gpu", 0), []entry{claimed("nomad-gpu", 1, instance(0, 1))},
+			want(instance(0, 2)), true, []claim{{instance(0, 2), 2, now}}},
+		{"one turn twice: by name", claimed("k8s-gpu", 5, gpu(1)), []entry{nomad}, want(gpu(1)), true, []claim{{gpu(1), 5, now}}},
+		{"one turn twice: the other's name is less", claimed("z", 5, gpu(1)), []entry{nomad}, want(gpu(1)), true, nil},
+		{"silent: what was claimed stays", claimed("k8s-gpu", 2, gpu(3)), nil,
+			offer{unsure: func(core.Placement) bool { return true }}, true, []claim{{gpu(3), 2, now}}},
+		{"the last turn there is", claimed("k8s-gpu", maxTurn, gpu(3)), nil, want(gpu(3), gpu(4)), true,
+			[]claim{{gpu(3), maxTurn, now}, {gpu(4), maxTurn, now}}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			others := slices.Clone(tc.others)
+			if got := settle(tc.mine, others, tc.offer, tc.refuse, now); !slices.Equal(got, tc.want) {
+				t.Errorf("got %v, want %v", got, tc.want)
+			}
+		})
+	}
+}
+
+// What the core makes of the claims is what the register decided: exactly the devices that are ours take work.
+func TestCoreAndRegisterAgree(t *testing.T) {
+	random := rand.New(rand.NewPCG(7, 1))
+	cfg := core.DefaultConfig()
+	cfg.Overlap = core.OverlapRefuse
+	state := core.NewState(cfg).Read(cfg, now, coretest.GPUs(8))
+	for range 2000 {
+		mine, other := entry{agent: "k8s-gpu"}, entry{agent: "nomad-gpu"}
+		for n := range 8 {
+			if random.IntN(2) == 0 {
+				mine.claims = append(mine.claims, claim{at: gpu(n), turn: random.Uint64N(4)})
+			}
+			switch random.IntN(3) {
+			case 0:
+				other.claims = append(other.claims, claim{at: gpu(n), turn: random.Uint64N(4)})
+			case 1:
+				other.claims = append(other.claims, claim{at: instance(n, 3), turn: random.Uint64N(4)})
+			}
+		}
+		o := offerOf(state.Inventory)
+		mine.claims = settle(mine, []entry{other}, o, true, now)
+		inv := state.WithHost(cfg, now, core.Host{Claims: against(mine, []entry{other}, o)}).Inventory
+		for u := range inv.Units() {
+			if ours := mine.on(u.Device.At) != nil; ours != u.Health.Schedulable() {
+				t.Fatalf("%v: claimed %v, health %v\nmine %v\nother %v", u.Device.At, ours, u.Health, mine.claims, other.claims)
+			}
+		}
+	}
+}
+
+// Hardware that an agent learns of only now is the other's, before anybody has decided anything.
+func TestHardwareThatIsNewIsTheOthers(t *testing.T) {
+	claims := against(claimed("k8s-gpu", 1, gpu(0)), []entry{claimed("nomad-gpu", 2, gpu(0), gpu(5))}, want(gpu(0)))
+	cfg := core.DefaultConfig()
+	cfg.Overlap = core.OverlapRefuse
+	state := core.NewState(cfg).WithHost(cfg, now, core.Host{Claims: claims}).Read(cfg, now, coretest.GPUs(8))
+	for u := range state.Inventory.Units() {
+		if want := u.Device.At != gpu(5); u.Health.Schedulable() != want {
+			t.Errorf("%v: %v", u.Device.At, u.Health)
+		}
+	}
+	if c := state.Inventory.Overlaps(); len(c) != 2 {
+		t.Errorf("contests: %v", c)
+	}
+}
+
+func TestWhatIsOffered(t *testing.T) {
+	cfg := core.DefaultConfig()
+	cfg.Exclude = []core.DeviceID{coretest.GPU(2)}
+	cfg.Policy.Rules = []core.Rule{{Sharing: &core.Sharing{Mode: core.TimeSlicing, Replicas: 4}}}
+	s := core.NewState(cfg)
+	if o := offerOf(s.Inventory); len(o.at) != 0 || !o.unsure(gpu(0)) {
+		t.Errorf("nothing was read yet: %v", o.at)
+	}
+	reading := coretest.GPUs(3)
+	s = s.Read(cfg, now, reading)
+	o := offerOf(s.Inventory)
+	if !slices.Equal(o.at, []core.Placement{gpu(0), gpu(1)}) || o.unsure(gpu(2)) || o.unsure(gpu(7)) {
+		t.Errorf("offered: %v", o.at)
+	}
+	reading.Excluded = []core.Exclusion{{Index: 7, At: gpu(7), Kind: core.ProbeFailed, Reason: "Unknown Error"}}
+	if o := offerOf(core.NewState(cfg).Read(cfg, now, reading).Inventory); !o.unsure(gpu(7)) || o.unsure(gpu(2)) || o.unsure(gpu(6)) {
+		t.Error("a GPU that can't be read is not given up, one that is left alone is")
+	}
+	reading.Excluded = []core.Exclusion{{Index: 7, Kind: core.ProbeFailed, Reason: "Unknown Error"}}
+	if o := offerOf(core.NewState(cfg).Read(cfg, now, reading).Inventory); !o.unsure(gpu(7)) || o.unsure(gpu(2)) || o.unsure(gpu(0)) {
+		t.Error("nobody knows who is silent: it is none of those that answer")
+	}
+	s = s.Read(cfg, now, core.NoDriver(core.DriverFailed, "lost"))
+	if o := offerOf(s.Inventory); len(o.at) != 2 || !o.unsure(gpu(2)) {
+		t.Errorf("without a driver: %v", o.at)
+	}
+}
+
+func TestFormat(t *testing.T) {
+	e := entry{agent: "k8s-gpu", boot: "b00t", started: now, claims: sorted([]claim{
+		{instance(1, 2), 4, now}, {gpu(1), 3, now}, {gpu(0), 1, now}, {gpu(0), 2, now},
+		{core.Placement{GPU: "MIG-x", GI: 0, CI: core.Whole}, 7, now},
+	})}
+	text, err := e.encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	back, err := decode(text, "k8s-gpu")
+	if err != nil || back.boot != e.boot || !back.started.Equal(now) || !slices.Equal(back.claims, e.claims) || len(back.claims) != 4 {
+		t.Errorf("%v\n%s\n%+v", err, text, back)
+	}
+	for name, text := range map[string]string{
+		"empty":         "",
+		"cut short":     string(text[:len(text)/2]),
+		"a later one":   `{"version": 2, "agent": "k8s-gpu"}`,
+		"no version":    `{"agent": "k8s-gpu"}`,
+		"another's":     `{"version": 1, "agent": "nomad-gpu"}`,
+		"no GPU":        `{"version": 1, "agent": "k8s-gpu", "claims": [{"turn": 1}]}`,
+		"not a name":    `{"version": 1, "agent": "k8s-gpu", "claims": [{"gpu": "a\nb", "turn": 1}]}`,
+		"part of none":  `{"version": 1, "agent": "k8s-gpu", "claims": [{"gpu": "GPU-1", "ci": 1, "turn": 1}]}`,
+		"turn too late": `{"version": 1, "agent": "k8s-gpu", "claims": [{"gpu": "GPU-1", "turn": 9007199254740993}]}`,
+		"too many":      `{"version": 1, "agent": "k8s-gpu", "claims": [{}` + strings.Repeat(",{}", maxClaims) + `]}`,
+	} {
+		if _, err := decode([]byte(text), "k8s-gpu"); err == nil {
+			t.Errorf("%s was read", name)
+		}
+	}
+}
+
+// Whatever is in a file, it is refused or means the same when it is written again, and can be settled with.
+func FuzzDecode(f *testing.F) {
+	text, _ := claimed("k8s-gpu", 3, gpu(0), instance(1, 2)).encode()
+	f.Add(text)
+	f.Add([]byte(`{"version": 1, "agent": "k8s-gpu", "claims": [{"gpu": "GPU-1", "gi": 4294967295, "ci": 0, "turn": 1}]}`))
+	f.Add([]byte(`{"version": 1, "agent": "k8s-gpu", "claims": null}`))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		e, err := decode(text, "k8s-gpu")
+		if err != nil {
+			return
+		}
+		again, err := e.encode()
+		if err != nil {
+			return // a time before the year 0: it is not written by us
+		}
+		back, err := decode(again, "k8s-gpu")
+		if err != nil || !slices.Equal(placements(back.claims), placements(e.claims)) {
+			t.Fatalf("%v: %s became %s", err, text, again)
+		}
+		others := []entry{claimed("nomad-gpu", 2, gpu(0), gpu(1))}
+		for _, c := range settle(e, others, want(gpu(0), instance(1, 2)), true, now) {
+			if preceded(c, "k8s-gpu", others) {
+				t.Fatalf("%v is another's", c)
+			}
+		}
+	})
+}

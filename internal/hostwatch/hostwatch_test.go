@@ -1,0 +1,262 @@
+package hostwatch
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+)
+
+func TestTwoAgentsOnOneHost(t *testing.T) {
+	for _, tc := range []struct {
+		name          string
+		nomad, kube   core.Config
+		first, second []int // GPUs that they give to work
+		contests      []int // of each
+	}{
+		{"disjoint", on(core.OverlapRefuse, 0, 1, 2, 3), on(core.OverlapRefuse, 4, 5, 6, 7), []int{0, 1, 2, 3}, []int{4, 5, 6, 7}, []int{0, 0}},
+		{"overlapping, both warn", on(core.OverlapWarn, 0, 1, 2), on(core.OverlapWarn, 2, 3), []int{0, 1, 2}, []int{2, 3}, []int{1, 1}},
+		{"overlapping, both refuse", on(core.OverlapRefuse, 0, 1, 2), on(core.OverlapRefuse, 2, 3), []int{0, 1, 2}, []int{3}, []int{0, 1}},
+		{"overlapping, the second refuses", on(core.OverlapWarn, 0, 1, 2), on(core.OverlapRefuse, 2, 3), []int{0, 1, 2}, []int{3}, []int{0, 1}},
+		{"overlapping, the first refuses", on(core.OverlapRefuse, 0, 1, 2), on(core.OverlapWarn, 2, 3), []int{0, 1, 2}, []int{2, 3}, []int{1, 1}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			dir := t.TempDir()
+			synctest.Test(t, func(t *testing.T) {
+				nomad := start(t, setup{name: "nomad-gpu", stateDir: dir, cfg: tc.nomad})
+				pass(time.Minute)
+				kube := start(t, setup{name: "k8s-gpu", stateDir: dir, cfg: tc.kube})
+				pass(10 * time.Minute)
+				for i, a := range []*agent{nomad, kube} {
+					if got, want := a.gives(), [][]int{tc.first, tc.second}[i]; !slices.Equal(got, want) {
+						t.Errorf("agent %d gives %v to work, want %v", i, got, want)
+					}
+					if n := len(a.Current().Overlaps()); n != tc.contests[i] {
+						t.Errorf("agent %d: %d contests, want %d: %v", i, n, tc.contests[i], a.Current().Overlaps())
+					}
+					if n := a.says("is offered by another agent"); n != tc.contests[i] {
+						t.Errorf("agent %d: %d warnings, want %d:\n%s", i, n, tc.contests[i], a.log)
+					}
+					if notes := a.watcher.Warnings(); len(notes) != 0 {
+						t.Errorf("agent %d: %q", i, notes)
+					}
+				}
+			})
+		})
+	}
+}
+
+// A rebind of an agent whose own offer stays as it is takes effect on the other one, too.
+func TestRebindIsToldToTheOtherAgent(t *testing.T) {
+	dir := t.TempDir()
+	synctest.Test(t, func(t *testing.T) {
+		nomad := start(t, setup{name: "nomad-gpu", stateDir: dir, cfg: on(core.OverlapWarn, 0, 1)})
+		kube := start(t, setup{name: "k8s-gpu", stateDir: dir, cfg: on(core.OverlapWarn, 2, 3)})
+		pass(5 * time.Second)
+		if _, _, err := nomad.Rebind(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		pass(5 * time.Second)
+		if n := kube.State().Binding.Numbering; n.Generation != 1 || len(n.Numbers) != 8 {
+			t.Errorf("the other agent goes by %+v", n)
+		}
+	})
+}
+
+// Agents that start together offer each GPU once, as soon as they have looked.
+func TestTwoAgentsStartTogether(t *testing.T) {
+	for range 10 {
+		dir := t.TempDir()
+		synctest.Test(t, func(t *testing.T) {
+			nomad := start(t, setup{name: "nomad-gpu", stateDir: dir, cfg: on(core.OverlapRefuse, 0, 1, 2, 3)})
+			kube := start(t, setup{name: "k8s-gpu", stateDir: dir, cfg: on(core.OverlapRefuse, 2, 3, 4, 5)})
+			for range 5 {
+				pass(2 * time.Second)
+				all := slices.Sorted(slices.Values(slices.Concat(nomad.gives(), kube.gives())))
+				if !slices.Equal(all, []int{0, 1, 2, 3, 4, 5}) {
+					t.Errorf("%v and %v", nomad.gives(), kube.gives())
+				}
+			}
+		})
+	}
+}
+
+// What one gives up the other has two seconds later; what one has stays with it over its restart and its death.
+func TestHandingOverBetweenAgents(t *testing.T) {
+	dir := t.TempDir()
+	synctest.Test(t, func(t *testing.T) {
+		nomad := start(t, setup{name: "nomad-gpu", stateDir: dir, cfg: on(core.OverlapRefuse, 0, 1)})
+		pass(time.Second)
+		kube := start(t, setup{name: "k8s-gpu", stateDir: dir, cfg: on(core.OverlapRefuse, 1, 2)})
+		pass(5 * time.Second)
+		if err := nomad.ApplyPolicy(t.Context(), on(core.OverlapRefuse, 0)); err != nil {
+			t.Fatal(err)
+		}
+		pass(2 * time.Second)
+		if got := kube.gives(); !slices.Equal(got, []int{1, 2}) {
+			t.Errorf("given up and not taken: %v", got)
+		}
+		if err := nomad.ApplyPolicy(t.Context(), on(core.OverlapRefuse, 0, 1)); err != nil {
+			t.Fatal(err)
+		}
+		pass(2 * time.Second)
+		if got := nomad.gives(); !slices.Equal(got, []int{0}) {
+			t.Errorf("it is the other's now: %v", got)
+		}
+
+		kube.end()
+		pass(time.Minute)
+		if got := nomad.gives(); !slices.Equal(got, []int{0}) {
+			t.Errorf("the other's workloads may be running: %v", got)
+		}
+		file := filepath.Join(dir, "claims", "k8s-gpu.json")
+		if notes := nomad.watcher.Warnings(); len(notes) != 1 || !strings.Contains(notes[0], file) || nomad.says("is not running") != 1 {
+			t.Errorf("%q\n%s", notes, nomad.log)
+		}
+		again := start(t, setup{name: "k8s-gpu", stateDir: dir, cfg: on(core.OverlapRefuse, 1, 2)})
+		pass(2 * time.Second)
+		if got := again.gives(); !slices.Equal(got, []int{1, 2}) || len(nomad.watcher.Warnings()) != 0 {
+			t.Errorf("it is back: %v; %q", got, nomad.watcher.Warnings())
+		}
+		again.end()
+		if err := os.Remove(file); err != nil {
+			t.Fatal(err)
+		}
+		pass(2 * time.Second)
+		if got := nomad.gives(); !slices.Equal(got, []int{0, 1}) || len(nomad.watcher.Warnings()) != 0 {
+			t.Errorf("an operator has removed the file: %v; %q", got, nomad.watcher.Warnings())
+		}
+	})
+}
+
+func TestMPSDaemonsComeAndGo(t *testing.T) {
+	for name, pool := range map[string]string{"named by the policy": "few", "named by default": ""} {
+		t.Run(name, func(t *testing.T) {
+			cfg := core.DefaultConfig()
+			cfg.Policy.Rules = []core.Rule{{Pool: pool, Sharing: &core.Sharing{Mode: core.MPS, Replicas: 2, OnePerRequest: true}}}
+			folder := pool
+			if folder == "" {
+				folder = "gpu.mps"
+			}
+			root := shortDir(t)
+			synctest.Test(t, func(t *testing.T) {
+				daemon := startDaemon(t, root, folder)
+				a := start(t, setup{name: "k8s-gpu", stateDir: "", mpsRoot: root, cfg: cfg})
+				pass(time.Second)
+				if n := len(a.gives()); n != 16 || a.says("MPS_DAEMON_DOWN") != 0 {
+					t.Errorf("%d units, want 16 from the start:\n%s", n, a.log)
+				}
+				for range 3 {
+					daemon.SetUnlinkOnClose(false) // as if killed
+					_ = daemon.Close()
+					pass(2 * time.Second)
+					if n := len(a.gives()); n != 0 {
+						t.Errorf("%d units without a daemon", n)
+					}
+					_ = os.Remove(filepath.Join(root, domain, folder, "pipe", "control"))
+					pass(2 * time.Second)
+					daemon = startDaemon(t, root, folder)
+					pass(2 * time.Second)
+					if n := len(a.gives()); n != 16 {
+						t.Errorf("%d units with a daemon", n)
+					}
+				}
+				if n := a.says(`msg="MPS control daemon answers"`); n != 4 {
+					t.Errorf("%d times", n)
+				}
+			})
+		})
+	}
+}
+
+// Without MPS nobody is asked, and the loop sleeps.
+func TestNoDaemonToAsk(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := start(t, setup{name: "k8s-gpu", mpsRoot: "/nowhere", cfg: core.DefaultConfig()})
+		pass(time.Hour)
+		for _, l := range a.Watchdog().Tasks() {
+			if l.Name == "MPS daemons" && l.Beats > 10 {
+				t.Errorf("%d turns", l.Beats)
+			}
+		}
+	})
+}
+
+func TestFolderThatCannotBeUsed(t *testing.T) {
+	blocked := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(blocked, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for dir, overlap := range map[string]core.OverlapMode{"": core.OverlapRefuse, blocked: core.OverlapWarn, "/proc/nothing": core.OverlapRefuse} {
+		t.Run(fmt.Sprintf("%q", dir), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				a := start(t, setup{name: "k8s-gpu", stateDir: dir, cfg: on(overlap, 0, 1)})
+				pass(time.Minute)
+				if got := a.gives(); !slices.Equal(got, []int{0, 1}) {
+					t.Errorf("it gives %v to work", got)
+				}
+				if notes := a.watcher.Warnings(); len(notes) != 1 || a.says("level=WARN msg=\"what other agents offer can't be seen") != 1 {
+					t.Errorf("%q\n%s", notes, a.log)
+				}
+			})
+		})
+	}
+}
+
+// An agent that is being replaced is nothing to speak of; two that run side by side are.
+func TestTwinsAreNamed(t *testing.T) {
+	dir := t.TempDir()
+	synctest.Test(t, func(t *testing.T) {
+		cfg := on(core.OverlapWarn, 0, 1)
+		first := start(t, setup{name: "nomad-gpu", stateDir: dir, cfg: cfg})
+		pass(time.Second)
+		second := start(t, setup{name: "nomad-gpu", stateDir: dir, cfg: cfg})
+		pass(2 * time.Second)
+		if notes := second.watcher.Warnings(); len(notes) != 0 {
+			t.Errorf("too early: %q", notes)
+		}
+		pass(time.Minute)
+		if notes := second.watcher.Warnings(); len(notes) != 1 || second.says("level=ERROR") != 1 || len(first.watcher.Warnings()) != 0 {
+			t.Errorf("%q\n%s", notes, second.log)
+		}
+		first.end()
+		pass(2 * time.Second)
+		if notes := second.watcher.Warnings(); len(notes) != 0 || len(second.gives()) != 2 {
+			t.Errorf("%q", notes)
+		}
+	})
+}
+
+// Who holds the folder and does not let go keeps an agent from starting a moment only, and from ending not at all.
+func TestFolderThatIsHeld(t *testing.T) {
+	dir := t.TempDir()
+	synctest.Test(t, func(t *testing.T) {
+		if err := os.Mkdir(filepath.Join(dir, "claims"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		unlock, err := lockFolder(t.Context(), filepath.Join(dir, "claims"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		a := start(t, setup{name: "nomad-gpu", stateDir: dir, cfg: on(core.OverlapRefuse, 0, 1)})
+		pass(firstAtMost)
+		if got := a.gives(); len(got) != 2 {
+			t.Errorf("it gives %v to work", got)
+		}
+		pass(time.Minute)
+		if len(a.watcher.Warnings()) != 1 || len(a.Watchdog().Late(time.Now())) != 0 {
+			t.Errorf("%q, %v", a.watcher.Warnings(), a.Watchdog().Late(time.Now()))
+		}
+		unlock()
+		pass(2 * time.Second)
+		if len(a.watcher.Warnings()) != 0 || a.says("are seen again") != 1 {
+			t.Errorf("%q\n%s", a.watcher.Warnings(), a.log)
+		}
+	})
+}

@@ -1,0 +1,117 @@
+package hostwatch
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+)
+
+// DefaultMPSRoot is where NVIDIA's mps-control-daemon keeps its folders on the host (k8s-device-plugin: values.yaml,
+// mps.root). The folder of a pool has the daemon's pipe directory and its log (cmd/mps-control-daemon/mps/root.go).
+const DefaultMPSRoot = "/run/nvidia/mps"
+
+// domain is the folder of all pools: a daemon there is named after a resource, "nvidia.com/gpu.shared".
+const domain = "nvidia.com"
+
+// daemons are the MPS control daemons that an agent counts on.
+type daemons struct {
+	root  string
+	pools []string // those that the policy names
+	more  bool     // and those of pools with a default name, whatever GPUs and profiles there are
+}
+
+// daemonsOf are those of a policy.
+func daemonsOf(p core.Policy, root string) daemons {
+	d := daemons{root: root}
+	for _, r := range p.Rules {
+		switch {
+		case r.Sharing == nil || r.Sharing.Mode != core.MPS || r.Reserve != "":
+		case r.Pool != "":
+			d.pools = append(d.pools, r.Pool)
+		default:
+			d.more = true
+		}
+	}
+	for _, s := range p.Shares {
+		if s.Sharing.Mode == core.MPS {
+			d.pools = append(d.pools, cmp.Or(s.Rename, s.Pool))
+		}
+	}
+	return d
+}
+
+// of are the pools whose daemons are asked, sorted: those on offer, and while nobody knows what is on offer, those
+// that the policy may mean. So the answers are there when the first GPU is read.
+func (d daemons) of(inv *core.Inventory) []string {
+	var pools []string
+	for u := range inv.Units() {
+		if n := len(pools); u.Sharing.Mode == core.MPS && (n == 0 || pools[n-1] != u.Pool) {
+			pools = append(pools, u.Pool)
+		}
+	}
+	if inv.Driver().State != core.DriverReady {
+		pools = append(pools, d.pools...)
+		if d.more {
+			folders, _ := os.ReadDir(filepath.Join(d.root, domain)) // a folder that can't be read has no daemons
+			for _, f := range folders {
+				if strings.HasSuffix(f.Name(), core.MPS.Suffix()) {
+					pools = append(pools, f.Name())
+				}
+			}
+		}
+	}
+	slices.Sort(pools)
+	return slices.Compact(pools)
+}
+
+// ask reports why the daemon of a pool does not answer; nil if it does.
+func (d daemons) ask(pool string) error {
+	return ask(filepath.Join(d.root, domain, pool, "pipe", "control"))
+}
+
+// ask reports why nobody is behind the control file of an MPS control daemon; nil if somebody is. It does not block,
+// and the daemon does not notice.
+//
+// The file is a socket of type SOCK_SEQPACKET, to which a client connects (CUDA does so when it is initialised). A
+// daemon logs every connection, so one a second would fill its log. Here the type is wrong on purpose: the kernel
+// looks the socket up first and compares types then (net/unix/af_unix.c: unix_find_bsd), so EPROTOTYPE says that the
+// process that made it is there, and ECONNREFUSED that it is gone. Of a daemon with a FIFO the same is learned by
+// opening that without waiting: ENXIO says that nobody reads it (fifo(7)).
+func ask(path string) error {
+	file, err := os.Stat(path)
+	if err != nil {
+		return err
+	}
+	switch file.Mode().Type() {
+	case os.ModeSocket:
+		return askSocket(path)
+	case os.ModeNamedPipe:
+		f, err := os.OpenFile(path, os.O_WRONLY|syscall.O_NONBLOCK, 0)
+		if err != nil {
+			return err
+		}
+		return f.Close()
+	default:
+		return fmt.Errorf("%s is neither a socket nor a FIFO", path)
+	}
+}
+
+func askSocket(path string) error {
+	fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_DGRAM|syscall.SOCK_CLOEXEC|syscall.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return os.NewSyscallError("socket", err)
+	}
+	defer func() { _ = syscall.Close(fd) }() // nothing was sent
+	err = syscall.Connect(fd, &syscall.SockaddrUnix{Name: path})
+	if err == nil || errors.Is(err, syscall.EPROTOTYPE) {
+		return nil
+	}
+	return &os.PathError{Op: "connect", Path: path, Err: err}
+}

@@ -1,0 +1,117 @@
+package hostwatch
+
+import (
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+)
+
+// owners reads the register under its lock and fails if hardware has two owners.
+func owners(t *testing.T, folder string) map[string][]core.Placement {
+	unlock, err := lockFolder(t.Context(), folder)
+	if err != nil {
+		t.Error(err)
+		return nil
+	}
+	defer unlock()
+	_, all, err := (&register{folder: folder, boot: "b00t", log: slog.New(slog.DiscardHandler), said: map[string]string{}}).read()
+	if err != nil {
+		t.Error(err)
+	}
+	found := map[string][]core.Placement{}
+	for i, a := range all {
+		found[a.agent] = placements(a.claims)
+		for _, b := range all[:i] {
+			for _, c := range a.claims {
+				for _, d := range b.claims {
+					if c.at.Overlaps(d.at) {
+						t.Errorf("two owners: %s has %v, %s has %v", a.agent, c.at, b.agent, d.at)
+					}
+				}
+			}
+		}
+	}
+	return found
+}
+
+// some are random parts of eight GPUs, of which two are cut up now and then.
+func some(random *rand.Rand) (at []core.Placement) {
+	for n := range 8 {
+		switch {
+		case random.IntN(2) == 0:
+		case n >= 6 && random.IntN(2) == 0:
+			at = append(at, instance(n, uint32(random.IntN(3))))
+		default:
+			at = append(at, gpu(n))
+		}
+	}
+	return at
+}
+
+// A thousand times two agents want something else, at the same time: with refuse nothing ever has two owners, and
+// each knows what it may give to work.
+func TestNeverTwoOwners(t *testing.T) {
+	folder := t.TempDir()
+	var agents sync.WaitGroup
+	for seed, agent := range []string{"nomad-gpu", "k8s-gpu"} {
+		r, _ := newRegister(t, folder, agent, true)
+		agents.Go(func() {
+			random := rand.New(rand.NewPCG(uint64(seed), 5))
+			for range 500 {
+				wanted := some(random)
+				v, err := r.round(t.Context(), want(wanted...))
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				mine := owners(t, folder)[agent]
+				for _, p := range wanted {
+					lost := slices.ContainsFunc(v.claims, func(c core.Claim) bool { return c.Prior && c.At.Overlaps(p) })
+					if has := slices.Contains(mine, p); has == lost {
+						t.Errorf("%s and %v: claimed %v, another's %v", agent, p, has, lost)
+					}
+				}
+			}
+		})
+	}
+	agents.Wait()
+}
+
+// Agents that start in the same moment agree on who was first.
+func TestSimultaneousStart(t *testing.T) {
+	for n := range 50 {
+		folder := filepath.Join(t.TempDir(), "claims") // not even that is there
+		var agents sync.WaitGroup
+		start := make(chan struct{})
+		views := make([]view, 3)
+		for i := range views {
+			r, _ := newRegister(t, folder, fmt.Sprintf("agent-%d", i), true)
+			agents.Go(func() {
+				<-start
+				v, err := r.round(t.Context(), want(gpu(n%8)))
+				if err != nil {
+					t.Error(err)
+				}
+				views[i] = v
+			})
+		}
+		close(start)
+		agents.Wait()
+		found := owners(t, folder)
+		for i, v := range views {
+			owns := len(found[fmt.Sprintf("agent-%d", i)]) == 1
+			if lost := slices.ContainsFunc(v.claims, func(c core.Claim) bool { return c.Prior }); owns == lost {
+				t.Errorf("agent-%d: owner %v, though it sees %v", i, owns, v.claims)
+			}
+		}
+		if len(slices.Concat(found["agent-0"], found["agent-1"], found["agent-2"])) != 1 {
+			t.Errorf("owners: %v", found)
+		}
+	}
+}

@@ -1,0 +1,100 @@
+package hostwatch
+
+import (
+	"bytes"
+	"context"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/monitor"
+)
+
+// agent is a monitor and a watcher on a machine of eight GPUs, in a synctest bubble.
+type agent struct {
+	*monitor.Monitor
+	watcher *Watcher
+	log     *text
+	end     func()
+}
+
+type setup struct {
+	name, stateDir, mpsRoot string
+	cfg                     core.Config
+}
+
+func start(t *testing.T, s setup) *agent {
+	t.Helper()
+	a := &agent{log: &text{}}
+	log := slog.New(slog.NewTextHandler(a.log, nil))
+	a.Monitor = monitor.New(coretest.NewMachine(coretest.GPUs(8)).Open, s.cfg, log, nil)
+	a.watcher = New(Options{
+		Agent: s.name, StateDir: s.stateDir, BootID: "b00t", MPSRoot: s.mpsRoot, Config: s.cfg, Log: log,
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	var parts sync.WaitGroup
+	parts.Go(func() { a.watcher.Run(ctx, a) })
+	parts.Go(func() {
+		a.watcher.AwaitFirst(ctx)
+		if err := a.Run(ctx); err != nil {
+			t.Error(err)
+		}
+	})
+	a.end = func() { cancel(); parts.Wait() }
+	t.Cleanup(a.end)
+	return a
+}
+
+// on offers only some GPUs.
+func on(overlap core.OverlapMode, gpus ...int) core.Config {
+	cfg := core.DefaultConfig()
+	cfg.Overlap = overlap
+	var only core.Selector
+	for _, n := range gpus {
+		only.IDs = append(only.IDs, coretest.GPU(n))
+	}
+	cfg.Policy.Include = []core.Selector{only}
+	return cfg
+}
+
+// gives are the indices of the GPUs that an agent gives to new work.
+func (a *agent) gives() (gpus []int) {
+	for u := range a.Current().Units() {
+		if u.Health.Schedulable() {
+			gpus = append(gpus, u.Device.Index)
+		}
+	}
+	return gpus
+}
+
+// says counts the lines of the log that have a text.
+func (a *agent) says(text string) int { return strings.Count(a.log.String(), text) }
+
+// pass lets fake time pass.
+func pass(d time.Duration) {
+	time.Sleep(d)
+	synctest.Wait()
+}
+
+// text is a log that is read while it is written.
+type text struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *text) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *text) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}

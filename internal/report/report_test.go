@@ -1,0 +1,94 @@
+package report_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/report"
+)
+
+func machine() core.Snapshot {
+	s := coretest.GPUs(2)
+	s.Excluded = []core.Exclusion{{Index: 7, Kind: core.ProbeFailed, Reason: "nvmlDeviceGetHandleByIndex: Unknown Error"}}
+	return s
+}
+
+func TestTableAndJSONSayTheSame(t *testing.T) {
+	m := coretest.NewMachine(machine())
+	r := report.Describe(report.Read(t.Context(), m.Open, core.DefaultConfig()))
+	var table, text bytes.Buffer
+	if err := r.WriteTable(&table); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.WriteJSON(&text); err != nil {
+		t.Fatal(err)
+	}
+	var back report.Report
+	if err := json.Unmarshal(text.Bytes(), &back); err != nil {
+		t.Fatal(err)
+	}
+	if len(back.Devices) != 2 || len(back.Excluded) != 1 {
+		t.Fatalf("JSON: %s", text.String())
+	}
+	for _, want := range []string{
+		"driver ready 580.95.05, CUDA 13.0, 2 devices, 1 excluded",
+		string(back.Devices[1].ID), back.Devices[1].Health, string(back.Devices[1].PCI), back.Excluded[0].Reason,
+	} {
+		if !strings.Contains(table.String(), want) {
+			t.Errorf("no %q in\n%s", want, table.String())
+		}
+	}
+}
+
+func TestNoDriverIsAnAnswer(t *testing.T) {
+	m := coretest.NewMachine(machine())
+	m.FailOpen(fmt.Errorf("%w: no libnvidia-ml.so.1", core.ErrNoDriver))
+	r := report.Describe(report.Read(t.Context(), m.Open, core.DefaultConfig()))
+	var table bytes.Buffer
+	if err := r.WriteTable(&table); err != nil {
+		t.Fatal(err)
+	}
+	if got := table.String(); got != "driver absent: no NVIDIA driver: no libnvidia-ml.so.1\n" {
+		t.Errorf("got %q", got)
+	}
+}
+
+// history is one that an agent left.
+type history struct{ record core.Checkpoint }
+
+func (h history) Load() (core.Checkpoint, string) { return h.record, h.record.Boot }
+func (h history) SetAside(error)                  {}
+func (h history) Save(core.Checkpoint) error      { return nil }
+
+func TestReadingKnowsTheHistory(t *testing.T) {
+	m, cfg := coretest.NewMachine(machine()), core.DefaultConfig()
+	sick := core.NewState(cfg).Read(cfg, time.Now(), machine()).
+		Observe(cfg, time.Now(), core.Observation{At: core.WholeGPU(coretest.GPU(1)), Kind: core.XID, Code: 95})
+	r := report.DescribeState(report.ReadAfter(t.Context(), m.Open, cfg, history{sick.Checkpoint("b00t")}), cfg)
+	if len(r.Devices) != 2 || r.Devices[1].Cause != "XID_95" || r.Devices[1].Schedulable || r.Driver.State != "ready" {
+		t.Errorf("%+v", r)
+	}
+}
+
+func TestHungDriverIsGivenUpOn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := coretest.NewMachine(machine())
+		release := m.Hang("Open", core.Node)
+		start := time.Now()
+		r := report.Describe(report.Read(t.Context(), m.Open, core.DefaultConfig()))
+		if d := time.Since(start); d > 63*time.Second {
+			t.Errorf("took %v", d)
+		}
+		if r.Driver.State != "failed" || !strings.Contains(r.Driver.Reason, "does not answer") {
+			t.Errorf("driver: %+v", r.Driver)
+		}
+		release()
+	})
+}

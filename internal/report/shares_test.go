@@ -1,0 +1,102 @@
+package report_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/report"
+)
+
+// on selects GPUs by index.
+func on(indices ...int) (s core.Selector) {
+	for _, i := range indices {
+		s.Indices = append(s.Indices, core.DeviceIndex{GPU: i, Instance: -1})
+	}
+	return s
+}
+
+// shared is a machine with one of everything that a policy can do.
+func shared() (core.State, core.Config) {
+	cfg := core.DefaultConfig()
+	cfg.MIG, cfg.Overlap = core.MIGMixed, core.OverlapRefuse
+	cfg.Policy.Rules = []core.Rule{
+		{Select: on(0), Pool: "h100"},
+		{Select: on(1), Sharing: &core.Sharing{Mode: core.TimeSlicing, Replicas: 100, OnePerRequest: true}},
+		{Select: on(2), Sharing: &core.Sharing{Mode: core.MPS, Replicas: 2, OnePerRequest: true, Memory: 30 << 30, Threads: 50}},
+		{Select: on(3), Sharing: &core.Sharing{Mode: core.MPS, Replicas: 4, OnePerRequest: true}, Pool: "small"},
+		{Select: on(4), Sharing: &core.Sharing{Mode: core.TimeSlicing, Replicas: 4}},
+		{Select: on(5), Reserve: "reserved by policy.yaml:12"},
+		{Select: core.Selector{At: "policy.yaml:20: rules[6].select", IDs: []core.DeviceID{"GPU-x"}}, Pool: "nobody"},
+	}
+	reading := coretest.Cut(coretest.GPUs(8), 6, "1g.10gb", "3g.40gb+me")
+	for i := range reading.Devices {
+		d := &reading.Devices[i]
+		d.Serial, d.Architecture, d.Brand, d.ECC, d.NVLinks = "1650924", "Hopper", "NVIDIA", core.Enabled, 18
+	}
+	var checks []core.Observation
+	for n := range 8 {
+		checks = append(checks, core.Observation{At: core.WholeGPU(coretest.GPU(n)), Kind: core.Checked, Sample: core.HealthSample{RecoveryAction: core.RecoveryNone, Events: core.Yes}})
+	}
+	s := core.NewState(cfg).WithHost(cfg, time.Now(), core.Host{
+		MPS: []string{"small"},
+		Claims: []core.Claim{
+			{By: "nomad-gpu", At: core.WholeGPU(coretest.GPU(4))}, {By: "nomad-gpu", At: core.WholeGPU(coretest.GPU(7)), Prior: true},
+		},
+	}).Read(cfg, time.Now(), reading, checks...)
+	return s.Observe(cfg, time.Now(), core.Observation{At: core.WholeGPU(coretest.GPU(1)), Kind: core.XID, Code: 95}), cfg
+}
+
+// A device is one row however many units it is offered as.
+func TestSharedMachine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, cfg := shared()
+		r := report.DescribeState(s, cfg)
+		var table, text bytes.Buffer
+		if err := r.WriteTable(&table); err != nil {
+			t.Fatal(err)
+		}
+		if err := r.WriteJSON(&text); err != nil {
+			t.Fatal(err)
+		}
+		golden(t, "testdata/shared.txt", table.Bytes())
+		golden(t, "testdata/shared.json", text.Bytes())
+	})
+}
+
+// While the policy changes a device may be there as what it was and as what it is.
+func TestSharesThatChange(t *testing.T) {
+	s, cfg := shared()
+	cfg.Policy.Rules[4].Sharing = &core.Sharing{Mode: core.TimeSlicing, Replicas: 2}
+	s = s.Observe(cfg, time.Now())
+	var rows []report.Device
+	for _, d := range report.DescribeState(s, cfg).Devices {
+		if d.Index == 4 {
+			rows = append(rows, d)
+		}
+	}
+	if len(rows) != 2 || rows[0].Replicas != 2 || !rows[0].Schedulable || rows[1].Replicas != 2 || rows[1].Cause != "WITHDRAWN" {
+		t.Errorf("%+v", rows)
+	}
+}
+
+// Scripts find lists where lists are, also if there is nothing in them.
+func TestNothingIsAList(t *testing.T) {
+	var text bytes.Buffer
+	if err := report.Describe(nil).WriteJSON(&text); err != nil {
+		t.Fatal(err)
+	}
+	var keys map[string]any
+	if err := json.Unmarshal(text.Bytes(), &keys); err != nil {
+		t.Fatal(err)
+	}
+	for _, key := range []string{"devices", "excluded", "conditions", "counts", "findings", "contests"} {
+		if list, ok := keys[key].([]any); !ok || len(list) > 0 {
+			t.Errorf("%s is %v", key, keys[key])
+		}
+	}
+}

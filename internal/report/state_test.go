@@ -1,0 +1,147 @@
+package report_test
+
+import (
+	"bytes"
+	"flag"
+	"os"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/report"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+// troubled is a machine with one of everything that inspect has words for, as it is two minutes later. It wants
+// a bubble, so that its times are always the same.
+func troubled(t *testing.T) (core.State, core.Config) {
+	t.Helper()
+	cfg := core.DefaultConfig()
+	cfg.MIG = core.MIGMixed
+	cfg.Health.Dwell = 10 * time.Minute
+	reading := coretest.GPUs(8)
+	reading.Devices[7].MIG = true
+	instance := reading.Devices[7]
+	instance.ID, instance.At.GI, instance.At.CI = "MIG-00000000-0000-4000-8000-000000000017", 3, 0
+	instance.Model, instance.Profile, instance.MIG = "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "1g.10gb", false
+	instance.NUMANode, instance.Memory = -1, 9984<<20
+	reading.Devices = append(reading.Devices, instance)
+	reading.Excluded = []core.Exclusion{{Index: 8, Kind: core.ProbeFailed, Reason: "nvmlDeviceGetHandleByIndex: Unknown Error"}}
+
+	well := core.HealthSample{RecoveryAction: core.RecoveryNone, Events: core.Yes, RemapPending: core.No}
+	vitals := map[int]core.HealthSample{}
+	for i := range 8 {
+		vitals[i] = well
+	}
+	check := func(except ...int) (obs []core.Observation) {
+		for i := range 8 {
+			o := core.Observation{At: core.WholeGPU(coretest.GPU(i)), Kind: core.Checked, Sample: vitals[i]}
+			for _, silent := range except {
+				if i == silent {
+					o = core.Observation{At: o.At, Kind: core.ProbeFailed, Detail: "nvmlDeviceGetTemperature: Unknown Error"}
+				}
+			}
+			obs = append(obs, o)
+		}
+		return obs
+	}
+	xid := func(gpu int, code uint64) core.Observation {
+		return core.Observation{At: core.WholeGPU(coretest.GPU(gpu)), Kind: core.XID, Code: code}
+	}
+	s := core.NewState(cfg).Read(cfg, time.Now(), reading, check()...)
+	observe := func(obs ...core.Observation) {
+		time.Sleep(20 * time.Second)
+		s = s.Observe(cfg, time.Now(), obs...)
+	}
+	order := func(next core.State, _ []core.Condition, err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		s = next
+	}
+	rehearsed := xid(4, 79)
+	rehearsed.Simulated = true
+	contained := xid(7, 94)
+	contained.At.GI, contained.At.CI = 3, 0
+	asked, remap, deaf := well, well, well
+	asked.RecoveryAction, remap.RemapPending, deaf.Events = core.RecoveryReset, core.Yes, core.No
+	vitals[1], vitals[2], vitals[5] = asked, remap, deaf
+	observe(xid(1, 95), xid(1, 31), xid(1, 31), rehearsed, contained, xid(6, 48), xid(0, 80))
+	observe(check(3)...)
+	observe(check(3)...)
+	observe(check(3)...)
+	order(s.Clear(cfg, time.Now(), core.Command{GPU: coretest.GPU(2), Cause: "ROW_REMAP_PENDING"}))
+	order(s.Ignore(cfg, time.Now(), core.Command{GPU: coretest.GPU(6)}, time.Now().Add(4*time.Hour)))
+	observe(append(check(), xid(1, 95))...)
+	observe(check()...)
+	return s, cfg
+}
+
+func golden(t *testing.T, name string, got []byte) {
+	t.Helper()
+	if *update {
+		if err := os.WriteFile(name, got, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), string(got)); diff != "" {
+		t.Errorf("%s: %s", name, diff)
+	}
+}
+
+// What people and scripts are shown of a troubled machine. Keys of the JSON are added, never changed.
+func TestTroubledMachine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, cfg := troubled(t)
+		r := report.DescribeState(s, cfg, "health history is not kept: the disk is full")
+		r.Source = report.FromAgent
+		var table, text bytes.Buffer
+		if err := r.WriteTable(&table); err != nil {
+			t.Fatal(err)
+		}
+		if err := r.WriteJSON(&text); err != nil {
+			t.Fatal(err)
+		}
+		golden(t, "testdata/troubled.txt", table.Bytes())
+		golden(t, "testdata/troubled.json", text.Bytes())
+		for line := range strings.Lines(table.String()) {
+			if model := strings.LastIndex(line, "  H100"); model > 0 { // pool and model are last, and may run over
+				line = line[:model]
+			}
+			if len(strings.TrimSpace(line)) > 120 {
+				t.Errorf("%d columns: %s", len(line), line)
+			}
+		}
+	})
+}
+
+// Where nothing is wrong nothing is said of it.
+func TestWellMachine(t *testing.T) {
+	cfg := core.DefaultConfig()
+	s := core.NewState(cfg).Read(cfg, time.Now(), coretest.GPUs(1), core.Observation{At: core.WholeGPU(coretest.GPU(0)), Kind: core.Checked})
+	r := report.DescribeState(s, cfg)
+	var table bytes.Buffer
+	if err := r.WriteTable(&table); err != nil {
+		t.Fatal(err)
+	}
+	if n := strings.Count(table.String(), "\n"); n != 3 || len(r.Conditions)+len(r.Counts)+len(r.Warnings) > 0 {
+		t.Errorf("%d lines:\n%s", n, table.String())
+	}
+	// What counts is looked at, and left alone.
+	before := s.Ledger.Conditions()
+	report.DescribeState(s, cfg)
+	if diff := cmp.Diff(before, s.Ledger.Conditions()); diff != "" {
+		t.Error(diff)
+	}
+}

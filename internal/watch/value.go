@@ -1,0 +1,66 @@
+// Package watch has Value: the latest value of something, for one writer and any number of readers.
+package watch
+
+import (
+	"context"
+	"iter"
+	"sync"
+)
+
+// Value holds the latest value of something and wakes its watchers when that is replaced. Store never waits for a watcher; a
+// slow watcher skips to the latest value. It is safe for concurrent use.
+type Value[T any] struct {
+	mu      sync.Mutex
+	value   T
+	changed chan struct{} // closed and replaced by each Store
+}
+
+// NewValue returns a Value that holds v.
+func NewValue[T any](v T) *Value[T] {
+	return &Value[T]{value: v, changed: make(chan struct{})}
+}
+
+// Load returns the latest value.
+func (w *Value[T]) Load() T {
+	v, _ := w.load()
+	return v
+}
+
+func (w *Value[T]) load() (T, <-chan struct{}) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.value, w.changed
+}
+
+// Store replaces the value and wakes every watcher.
+func (w *Value[T]) Store(v T) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.value = v
+	close(w.changed)
+	w.changed = make(chan struct{})
+}
+
+// Replace replaces the value without waking the watchers: for a value which to them is equal to the present one.
+func (w *Value[T]) Replace(v T) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.value = v
+}
+
+// Watch yields the present value and then each newer one, until ctx ends. It runs in the goroutine of the caller.
+func (w *Value[T]) Watch(ctx context.Context) iter.Seq[T] {
+	return func(yield func(T) bool) {
+		for ctx.Err() == nil {
+			v, changed := w.load()
+			if !yield(v) {
+				return
+			}
+			select {
+			case <-changed:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}
+}

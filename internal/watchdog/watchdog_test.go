@@ -1,0 +1,108 @@
+package watchdog_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/watchdog"
+)
+
+func TestLate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := watchdog.NewRegistry()
+		quick, idle := b.Register("quick"), b.Register("idle")
+		quick.Heartbeat(time.Second)
+		idle.Heartbeat(0)
+		time.Sleep(5 * time.Second)
+		if late := b.Late(time.Now()); len(late) != 0 {
+			t.Errorf("late within the slack: %v", late)
+		}
+		time.Sleep(time.Hour)
+		late := b.Late(time.Now())
+		if len(late) != 1 || late[0].Name != "quick" || late[0].Beats != 1 || !quick.Late(time.Now()) || idle.Late(time.Now()) {
+			t.Errorf("after an hour: %v", late)
+		}
+		quick.Heartbeat(time.Second)
+		if late := b.Late(time.Now()); len(late) != 0 {
+			t.Errorf("back, and late: %v", late)
+		}
+		quick.Done()
+		quick.Heartbeat(time.Second) // nothing comes of it
+		if all := b.Tasks(); len(all) != 1 || all[0].Name != "idle" {
+			t.Errorf("on the board: %v", all)
+		}
+	})
+}
+
+func TestWithoutABoard(t *testing.T) {
+	var b *watchdog.Registry
+	l := b.Register("any")
+	l.Heartbeat(time.Second)
+	l.Done()
+	if l.Late(time.Now()) || b.Tasks() != nil || b.Late(time.Now()) != nil {
+		t.Error("something was noted")
+	}
+}
+
+func TestWatchSaysWhoIsStuckAndWhoIsBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log bytes.Buffer
+		b := watchdog.NewRegistry()
+		l := b.Register("history")
+		l.Heartbeat(time.Second)
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() { ended <- b.Watch(ctx, slog.New(slog.NewTextHandler(&log, nil)), "monitor") }()
+		time.Sleep(time.Hour)
+		l.Heartbeat(0)
+		time.Sleep(time.Minute)
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+		if got := log.String(); strings.Count(got, "is stuck") != 1 || strings.Count(got, "no longer stuck") != 1 {
+			t.Errorf("log:\n%s", got)
+		}
+	})
+}
+
+func TestVitalPartThatIsStuckEndsTheWatch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := watchdog.NewRegistry()
+		l := b.Register("monitor")
+		l.Heartbeat(time.Second)
+		began := time.Now()
+		err := b.Watch(t.Context(), slog.New(slog.DiscardHandler), "monitor")
+		stuck, ok := errors.AsType[*watchdog.StuckError](err)
+		if !ok || stuck.Task != "monitor" || time.Since(began) < time.Minute || time.Since(began) > 2*time.Minute {
+			t.Errorf("after %v: %v", time.Since(began), err)
+		}
+	})
+}
+
+// A process that was stopped (SIGSTOP, a frozen cgroup) finds every beat old, once.
+func TestStoppedProcessIsNotStuck(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := watchdog.NewRegistry()
+		l := b.Register("monitor")
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		var running sync.WaitGroup
+		defer running.Wait()
+		running.Go(func() {
+			for l.Heartbeat(time.Second); ctx.Err() == nil; l.Heartbeat(time.Second) {
+				time.Sleep(11 * time.Second) // late at one look, back at the next
+			}
+		})
+		if err := b.Watch(ctx, slog.New(slog.DiscardHandler), "monitor"); err != nil {
+			t.Error(err)
+		}
+	})
+}
