@@ -125,7 +125,7 @@ func fill(v reflect.Value) {
 		switch v.Kind() {
 		case reflect.Struct:
 			for field, value := range v.Fields() {
-				if field.IsExported() {
+				if field.IsExported() && field.Tag.Get("json") != "-" {
 					set(value)
 				}
 			}

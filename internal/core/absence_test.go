@@ -126,7 +126,7 @@ func TestForget(t *testing.T) {
 		l := live(t, coretest.GPUs(2))
 		slot := l.machine.Devices[1].PCI
 		gone(l)
-		l.machine.Excluded = []core.Exclusion{{Index: 1, PCI: slot, Kind: core.Lost, Reason: "GPU is lost"}}
+		l.machine.Excluded = []core.Exclusion{{Index: 1, PCI: slot, Failure: core.FailureLost, Reason: "GPU is lost"}}
 		l.read(1)
 		hours(l, 48)
 		l.expect("after two days", both)

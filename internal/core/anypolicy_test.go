@@ -39,7 +39,7 @@ func (d draw) machine() core.Snapshot {
 		}
 	}
 	if d.oneIn(4) {
-		s.Excluded = []core.Exclusion{{Index: 9, PCI: "0000:ff:00.0", Kind: core.ProbeFailed, Reason: "Unknown Error"}}
+		s.Excluded = []core.Exclusion{{Index: 9, PCI: "0000:ff:00.0", Failure: core.FailureError, Reason: "Unknown Error"}}
 	}
 	return s
 }

@@ -22,7 +22,8 @@ type Binding struct {
 	Profile   string    `json:",omitempty"` // of the MIG strategy "single"
 	Counts    []Count   `json:",omitempty"` // of the shares that take a number of devices
 
-	proposed Numbering // with those numbers that are not shared yet: see Numbering.see
+	Unconfirmed bool      `json:"-"` // it is of a history that may be another machine's
+	Proposed    Numbering `json:"-"` // with those numbers that are not shared yet: see Numbering.Update
 }
 
 // Count is which devices a share has taken, of those that it was asked about.
@@ -98,7 +99,7 @@ func (s Share) key() string {
 
 // binding is what is bound after all devices were decided on.
 func (o *offers) binding() Binding {
-	b := Binding{Numbering: o.numbering, Profile: o.profile, proposed: o.proposed}
+	b := Binding{Numbering: o.numbering, Profile: o.profile, Proposed: o.proposed, Unconfirmed: o.unconfirmed}
 	for _, c := range o.counts {
 		if c.First > 0 {
 			b.Counts = append(b.Counts, c)

@@ -154,5 +154,5 @@ func compareConditions(a, b Condition) int {
 		}
 		return 1
 	}
-	return cmp.Or(comparePlacements(a.At, b.At), cmp.Compare(a.Reason, b.Reason), cmp.Compare(a.Code, b.Code))
+	return cmp.Or(ComparePlacements(a.At, b.At), cmp.Compare(a.Reason, b.Reason), cmp.Compare(a.Code, b.Code))
 }

@@ -3,6 +3,8 @@ package core
 import (
 	"cmp"
 	"fmt"
+	"strconv"
+	"strings"
 )
 
 // DeviceID is the NVML UUID of a GPU ("GPU-...") or of a MIG instance ("MIG-..."). It is stable over
@@ -47,7 +49,7 @@ func (p Placement) String() string {
 	return fmt.Sprintf("%s GI %d CI %d", p.GPU, p.GI, p.CI)
 }
 
-func comparePlacements(a, b Placement) int {
+func ComparePlacements(a, b Placement) int {
 	return cmp.Or(cmp.Compare(a.GPU, b.GPU), cmp.Compare(a.GI, b.GI), cmp.Compare(a.CI, b.CI))
 }
 
@@ -127,8 +129,8 @@ func (d Device) PCIBandwidth() int {
 	return d.PCIeWidth * (256 << (d.PCIeGen - 1))
 }
 
-// compareDevices is the canonical order of devices: by GPU, the GPU before its instances.
-func compareDevices(a, b Device) int {
+// CompareDevices is the canonical order of devices: by GPU, the GPU before its instances.
+func CompareDevices(a, b Device) int {
 	return cmp.Or(
 		cmp.Compare(a.Index, b.Index),
 		cmp.Compare(a.At.GPU, b.At.GPU),
@@ -136,4 +138,25 @@ func compareDevices(a, b Device) int {
 		cmp.Compare(a.At.CI+1, b.At.CI+1),
 		cmp.Compare(a.ID, b.ID),
 	)
+}
+
+// Product is the NVML product name of the GPU: without the profile that the name of a MIG instance ends with.
+func (d Device) Product() string {
+	model, _, _ := strings.Cut(d.Model, " MIG ")
+	return model
+}
+
+// DeviceIndex is a device by number, "0" or "0:1": the second MIG instance of the first GPU. A device has the numbers that
+// NVML gave it when it was first seen, which select and never identify: see Binding.
+type DeviceIndex struct {
+	GPU      int
+	Instance int // -1 = the GPU, and all of its instances
+}
+
+// String is the index as a policy has it.
+func (i DeviceIndex) String() string {
+	if i.Instance < 0 {
+		return strconv.Itoa(i.GPU)
+	}
+	return strconv.Itoa(i.GPU) + ":" + strconv.Itoa(i.Instance)
 }

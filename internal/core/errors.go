@@ -7,7 +7,7 @@ var (
 	// It is a state of the node, not a failure: keep trying.
 	ErrNoDriver = errors.New("no NVIDIA driver")
 
-	// ErrUnloaded says that there is no driver because the kernel module was unloaded: one that answers later was loaded
+	// ErrUnloaded says that there is no driver NewHealth the kernel module was unloaded: one that answers later was loaded
 	// anew. It comes with ErrNoDriver, which alone may mean that only the library is missing.
 	ErrUnloaded = errors.New("the kernel module was unloaded")
 

@@ -82,7 +82,7 @@ func (f *fate) note(format string, args ...any) {
 // see folds observations as State.Observe does, but offers nothing: nobody looks.
 func (f *fate) see(obs ...core.Observation) {
 	for i, o := range obs {
-		obs[i], _ = f.state.Snapshot.Locate(o)
+		obs[i], _ = core.Locate(f.state.Snapshot, o)
 	}
 	f.state.Ledger = f.state.Ledger.Apply(f.cfg.Health, f.now, obs...)
 }

@@ -62,7 +62,7 @@ func foreign(history []DeviceID, reading Snapshot) (f *ForeignHistory, known boo
 }
 
 // withoutForeign is the state before a reading, without the history if the reading shows that it is another
-// machine's. What the ledger has of its GPUs goes with their devices: see Ledger.relocate.
+// machine's. What the ledger has of its GPUs goes with their devices: see Ledger.Relocate.
 func (s State) withoutForeign(reading Snapshot) State {
 	if len(s.inherited) == 0 {
 		return s

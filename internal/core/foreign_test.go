@@ -39,10 +39,10 @@ func only(excluded ...core.Exclusion) core.Snapshot {
 // A state directory that came with a cloned image or a moved disk tells of GPUs that this machine never had. They are
 // not lost. A machine whose own GPUs are lost is not mistaken for another one.
 func TestHistoryOfAnotherMachineIsDropped(t *testing.T) {
-	nameless := core.Exclusion{Index: 1, Kind: core.ProbeFailed, Reason: "no UUID"}
-	slot := core.Exclusion{Index: 1, PCI: "0000:11:00.0", Kind: core.Lost, Reason: "no UUID"}
-	own := core.Exclusion{Index: 1, At: gpu(1), PCI: "0000:11:00.0", Kind: core.Lost, Reason: "lost"}
-	strange := core.Exclusion{Index: 1, At: core.WholeGPU(coretest.GPU(101)), PCI: "0000:11:00.0", Kind: core.ProbeFailed, Reason: "error"}
+	nameless := core.Exclusion{Index: 1, Failure: core.FailureError, Reason: "no UUID"}
+	slot := core.Exclusion{Index: 1, PCI: "0000:11:00.0", Failure: core.FailureLost, Reason: "no UUID"}
+	own := core.Exclusion{Index: 1, At: gpu(1), PCI: "0000:11:00.0", Failure: core.FailureLost, Reason: "lost"}
+	strange := core.Exclusion{Index: 1, At: core.WholeGPU(coretest.GPU(101)), PCI: "0000:11:00.0", Failure: core.FailureError, Reason: "error"}
 	for name, tc := range map[string]struct {
 		readings []core.Snapshot
 		dropped  bool
@@ -108,11 +108,11 @@ func TestHistoryOfAnotherMachineIsDropped(t *testing.T) {
 }
 
 // An agent ends before it can be known that the history is another machine's. The next one finds GPUs in it that are here,
-// because the first one has read them.
+// NewHealth the first one has read them.
 func TestHistoryOfAnotherMachineIsDroppedByALaterProcess(t *testing.T) {
 	l := live(t, coretest.GPUs(3))
 	l.restart("boot", "boot")
-	nameless := core.Exclusion{Index: 1, Kind: core.ProbeFailed, Reason: "no UUID"}
+	nameless := core.Exclusion{Index: 1, Failure: core.FailureError, Reason: "no UUID"}
 	l.machine = with(others(1), nameless)
 	l.read(1)
 	l.restart("boot", "boot")
@@ -216,13 +216,13 @@ func (l *life) reboot(boot string, random *rand.Rand) (next string) {
 func partly(machine core.Snapshot, random *rand.Rand) core.Snapshot {
 	reading := core.Snapshot{Driver: machine.Driver}
 	for i, d := range machine.Devices {
-		e := core.Exclusion{Index: i, Kind: core.ProbeFailed, Reason: "error"}
+		e := core.Exclusion{Index: i, Failure: core.FailureError, Reason: "error"}
 		switch random.IntN(6) {
 		case 0, 1:
 			reading.Devices = append(reading.Devices, d)
 			continue
 		case 2:
-			e.Kind = core.Lost
+			e.Failure = core.FailureLost
 		case 3:
 			e.PCI = d.PCI
 		case 4:

@@ -27,11 +27,11 @@ func (s HealthState) MarshalText() ([]byte, error) { return []byte(s.String()), 
 
 // UnmarshalText reads what MarshalText wrote.
 func (s *HealthState) UnmarshalText(text []byte) error {
-	return spelled(s, healthStates[:], string(text), "health state")
+	return UnmarshalName(s, healthStates[:], string(text), "health state")
 }
 
 // Health is the verdict on a unit: its worst condition. It is comparable and holds nothing that changes
-// while the verdict stands (no ages, counts or temperatures), because each change is published to an
+// while the verdict stands (no ages, counts or temperatures), NewHealth each change is published to an
 // orchestrator.
 type Health struct {
 	State     HealthState
@@ -130,4 +130,10 @@ func shortened(text string, n int) string {
 	}
 	const mark = "..."
 	return strings.ToValidUTF8(text[:max(n-len(mark), 0)], "") + mark
+}
+
+// NewHealth is the health of a unit that the host lacks something for.
+func NewHealth(r Reason, detail string) Health {
+	m := r.meaning()
+	return Health{State: m.state, Reason: r, Detail: detail, Action: m.action, Clears: m.says}
 }

@@ -53,9 +53,9 @@ func (inv *Inventory) WithHost(h Host, o OverlapMode) *Inventory {
 		switch {
 		case !u.Health.Schedulable():
 		case against != nil && against.Prior && o == OverlapRefuse:
-			u.Health = because(ReasonClaimed, against.By)
+			u.Health = NewHealth(ReasonClaimed, against.By)
 		case u.Sharing.Mode == MPS && !slices.Contains(h.MPS, u.Pool):
-			u.Health = because(ReasonNoMPS, "pool "+u.Pool)
+			u.Health = NewHealth(ReasonNoMPS, "pool "+u.Pool)
 		}
 	}
 	return &next
@@ -71,12 +71,6 @@ func (h Host) against(d Device) (found *Claim) {
 		}
 	}
 	return found
-}
-
-// because is the health of a unit that the host lacks something for.
-func because(r Reason, detail string) Health {
-	m := r.meaning()
-	return Health{State: m.state, Reason: r, Detail: detail, Action: m.action, Clears: m.says}
 }
 
 // Overlaps are the devices on offer that other agents on this host offer too, in canonical order.

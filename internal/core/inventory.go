@@ -38,35 +38,27 @@ type Inventory struct {
 	drift       []string
 	binding     Binding
 	bound       []Bound
-	doubtful    bool // the binding is of a history that may be another machine's
-	unnumbered  bool // a device is not offered yet because it waits for its number
+	unnumbered  bool // a device is not offered yet NewHealth it waits for its number
 	contests    []Overlap
 	byID        map[UnitID]int // index into units
 	retired     map[UnitID]time.Time
 }
 
-// Build says what a reading and its conditions mean under a configuration. It never fails: what can't
-// be offered is in Excluded, with the reason.
-//
-// The positional parts of the policy mean what they mean for a machine that is seen for the first time.
-func Build(s Snapshot, l Ledger, c Config) *Inventory {
-	return build(s, l, c, Binding{Numbering: Numbering{}.seeFirst(s)})
-}
-
-// build is Build for a machine of which devices are numbered, and bound, already.
-func build(s Snapshot, l Ledger, c Config, was Binding) *Inventory {
+// BuildInventory returns what a reading and its conditions mean under a configuration, on a machine of which devices are numbered,
+// and bound, already. It never fails: what can't be offered is in Excluded, with the reason.
+func BuildInventory(s Snapshot, l Ledger, c InventoryConfig, mode HealthMode, was Binding) *Inventory {
 	inv := &Inventory{
 		driver: s.Driver, excluded: slices.Clone(s.Excluded), links: s.Links, nodes: s.Nodes,
 		deviceNodes: c.DeviceNodes, packed: c.Packed,
 	}
-	lost := l.lost(s.Devices)
+	lost := l.Lost(s.Devices)
 	all := newOffers(s, c, was, lost)
-	l = l.under(c.Health.Mode)
+	l = l.ForMode(mode)
 	for i := range s.Devices {
 		d := &s.Devices[i]
 		switch o := all.of(d); o.refused {
 		case "":
-			inv.units = appendUnits(inv.units, *d, o, healthUnder(c.Health.Mode, l.Health(d.At)))
+			inv.units = appendUnits(inv.units, *d, o, healthUnder(mode, l.Health(d.At)))
 		case hidden:
 		default:
 			inv.excluded = append(inv.excluded, Exclusion{Index: d.Index, At: d.At, PCI: d.PCI, Reason: o.refused})
@@ -80,14 +72,14 @@ func build(s Snapshot, l Ledger, c Config, was Binding) *Inventory {
 		}
 	}
 	inv.findings = append(inv.findings, mixed(inv.units)...)
-	slices.SortFunc(inv.excluded, compareExclusions)
+	slices.SortFunc(inv.excluded, CompareExclusions)
 	return inv.indexed()
 }
 
 // presentOrder is what the positions of the policy would mean if the devices that are not lost were seen for the first time.
-func presentOrder(s Snapshot, c Config, lost map[DeviceID]bool) *offers {
+func presentOrder(s Snapshot, c InventoryConfig, lost map[DeviceID]bool) *offers {
 	s.Devices = slices.DeleteFunc(slices.Clone(s.Devices), func(d Device) bool { return lost[d.ID] })
-	fresh := newOffers(s, c, Binding{Numbering: Numbering{}.seeFirst(s)}, nil)
+	fresh := newOffers(s, c, Binding{Numbering: Numbering{}.Initial(s)}, nil)
 	for i := range s.Devices {
 		fresh.of(&s.Devices[i])
 	}
@@ -109,7 +101,7 @@ func appendUnits(units []Unit, d Device, o offer, h Health) []Unit {
 
 // compareUnits is the canonical order of units: that of their devices, then by number.
 func compareUnits(a, b Unit) int {
-	return cmp.Or(compareDevices(a.Device, b.Device), cmp.Compare(a.Replica, b.Replica), cmp.Compare(a.ID, b.ID))
+	return cmp.Or(CompareDevices(a.Device, b.Device), cmp.Compare(a.Replica, b.Replica), cmp.Compare(a.ID, b.ID))
 }
 
 // healthUnder is a verdict with what the mode makes of it. Maintenance is none, but an order.
@@ -127,7 +119,7 @@ func (inv *Inventory) indexed() *Inventory {
 }
 
 // WithRetiring returns inv as the successor of prev: a unit that prev offered and inv does not stays listed
-// as unhealthy until grace has passed since it went, because an orchestrator may be about to hand it
+// as unhealthy until grace has passed since it went, NewHealth an orchestrator may be about to hand it
 // out (kubelet 1.37 can panic when an ID vanishes under an allocation).
 func (inv *Inventory) WithRetiring(prev *Inventory, now time.Time, grace time.Duration) *Inventory {
 	next := *inv
@@ -161,6 +153,19 @@ func (inv *Inventory) WithRetiring(prev *Inventory, now time.Time, grace time.Du
 
 // Retiring reports whether units wait to be dropped: WithRetiring once more when their grace has passed.
 func (inv *Inventory) Retiring() bool { return inv != nil && len(inv.retired) > 0 }
+
+// Shift returns inv with the times since which units have been retiring moved by d.
+func (inv *Inventory) Shift(d time.Duration) *Inventory {
+	if !inv.Retiring() {
+		return inv
+	}
+	next := *inv
+	next.retired = make(map[UnitID]time.Time, len(inv.retired))
+	for id, since := range inv.retired {
+		next.retired[id] = since.Add(d)
+	}
+	return &next
+}
 
 // Driver is the state of the driver behind the inventory.
 func (inv *Inventory) Driver() Driver {
@@ -249,9 +254,12 @@ func (inv *Inventory) Bound() []Bound {
 	return slices.Clone(inv.bound)
 }
 
+// Binding is what of the policy is bound to which devices.
+func (inv *Inventory) Binding() Binding { return inv.binding }
+
 // Numbering is the numbers of the devices; of none while those that are known may be another machine's.
 func (inv *Inventory) Numbering() Numbering {
-	if inv == nil || inv.doubtful {
+	if inv == nil || inv.binding.Unconfirmed {
 		return Numbering{}
 	}
 	return inv.binding.Numbering
@@ -259,10 +267,10 @@ func (inv *Inventory) Numbering() Numbering {
 
 // Proposed is Numbering with the numbers that new devices are to have when the agents of the host have shared them.
 func (inv *Inventory) Proposed() Numbering {
-	if inv == nil || inv.doubtful {
+	if inv == nil || inv.binding.Unconfirmed {
 		return Numbering{}
 	}
-	return inv.binding.proposed
+	return inv.binding.Proposed
 }
 
 // Drift is a line for each position of the policy that would mean other devices by their present order, which State.Rebind
@@ -275,7 +283,7 @@ func (inv *Inventory) Drift() []string {
 }
 
 // PolicyWarnings are what is wrong with the policy on this machine: parts of it that concern no device, and pools
-// whose units a request can't tell apart. Nothing is held back because of them.
+// whose units a request can't tell apart. Nothing is held back NewHealth of them.
 func (inv *Inventory) PolicyWarnings() []string {
 	if inv == nil {
 		return nil

@@ -84,7 +84,7 @@ func TestBuildExcludesByID(t *testing.T) {
 // One GPU of eight answers every call with an error: seven are offered, the eighth is named.
 func TestBuildNamesTheUnreadable(t *testing.T) {
 	s := without(coretest.GPUs(8), coretest.GPU(7))
-	s.Excluded = []core.Exclusion{{Index: 7, Kind: core.ProbeFailed, Reason: "nvmlDeviceGetHandleByIndex: Unknown Error"}}
+	s.Excluded = []core.Exclusion{{Index: 7, Failure: core.FailureError, Reason: "nvmlDeviceGetHandleByIndex: Unknown Error"}}
 	s, _ = core.Reconcile(core.Snapshot{}, s)
 	inv := core.Build(s, core.Ledger{}, core.DefaultConfig())
 	if inv.Len() != 7 {
@@ -267,7 +267,7 @@ func TestConfigValidateNamesEveryProblem(t *testing.T) {
 	if err := core.DefaultConfig().Validate(); err != nil {
 		t.Errorf("the default is not valid: %v", err)
 	}
-	err := core.Config{MIG: "some"}.Validate()
+	err := core.Config{InventoryConfig: core.InventoryConfig{MIG: "some"}}.Validate()
 	for _, want := range []string{`mig strategy = "some"`, "rescan", "probe = ", "call deadline", "probe failures"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("no mention of %q in: %v", want, err)

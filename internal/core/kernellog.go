@@ -43,15 +43,6 @@ func logOf(r Checkpoint, rebooted bool) kernelLog {
 	return kernelLog{next: r.KernelLog}
 }
 
-// settled are tallies of an earlier boot: no line of this boot's log is about an event of that one.
-func settled(tallies []Tally) []Tally {
-	tallies = slices.Clone(tallies)
-	for i := range tallies {
-		tallies[i].Both = true
-	}
-	return tallies
-}
-
 // KernelLog is the sequence number from which on the kernel log is news. It is not known on the first start, and when
 // the agent before did not read the log: from now on, then.
 func (s State) KernelLog() (next uint64, known bool) {
@@ -64,16 +55,16 @@ func (s State) UnlistedXIDs() (each []UnlistedXID, count uint64) {
 	return slices.Clone(s.log.unlisted), s.log.count
 }
 
-// locate is Snapshot.Locate, and takes in how far the kernel log was read. An XID of the log waits until the machine
+// locateLogged is locate, and records how far the kernel log was read. An XID of the log waits until the machine
 // was read, unless the GPU is known from an earlier life of the agent under the same boot.
-func (s *State) locate(o Observation) (Observation, bool) {
+func (s *State) locateLogged(o Observation) (Observation, bool) {
 	if o.Kind == LogRead && o.Next == 0 {
 		s.log.end()
 		return o, false
 	}
-	located, ok := s.Snapshot.Locate(o)
+	located, ok := Locate(s.Snapshot, o)
 	if !ok && !s.rebooted {
-		located, ok = Snapshot{Devices: s.prior}.Locate(o)
+		located, ok = Locate(Snapshot{Devices: s.prior}, o)
 	}
 	fromLog := o.Kind == LogRead || o.Logged
 	if !fromLog {
@@ -112,7 +103,7 @@ func (l *kernelLog) unplaced(o Observation, s Snapshot) {
 	l.count++
 	if x := (UnlistedXID{o.PCI, o.Code}); len(l.unlisted) < maxUnlisted && !slices.Contains(l.unlisted, x) {
 		l.unlisted = append(slices.Clip(l.unlisted), x)
-		if s.excludes(o.PCI) {
+		if excludes(s, o.PCI) {
 			l.refound = append(slices.Clip(l.refound), o)
 		}
 	}
@@ -124,12 +115,12 @@ func (s *State) awaited() []Observation {
 	s.log.waiting, s.log.ready = nil, true
 	var still []Observation
 	for _, o := range s.log.refound {
-		if _, listed := s.Snapshot.gpuAt(o.PCI); listed {
+		if _, listed := s.Snapshot.GPUAt(o.PCI); listed {
 			waited = append(slices.Clip(waited), o)
 			s.log.unlisted = slices.DeleteFunc(slices.Clone(s.log.unlisted), func(x UnlistedXID) bool {
 				return x == UnlistedXID{o.PCI, o.Code}
 			})
-		} else if s.Snapshot.excludes(o.PCI) {
+		} else if excludes(s.Snapshot, o.PCI) {
 			still = append(still, o)
 		}
 	}
@@ -137,22 +128,7 @@ func (s *State) awaited() []Observation {
 	return waited
 }
 
-// gpuAt is the GPU at a PCI address, also one that is excluded, if its UUID is known.
-func (s Snapshot) gpuAt(pci PCIAddress) (DeviceID, bool) {
-	for _, d := range s.Devices {
-		if d.PCI == pci {
-			return d.At.GPU, true
-		}
-	}
-	for _, e := range s.Excluded {
-		if e.PCI == pci && e.At.GPU != "" {
-			return e.At.GPU, true
-		}
-	}
-	return "", false
-}
-
 // excludes reports whether a GPU of that PCI address was seen whose UUID is not known.
-func (s Snapshot) excludes(pci PCIAddress) bool {
+func excludes(s Snapshot, pci PCIAddress) bool {
 	return slices.ContainsFunc(s.Excluded, func(e Exclusion) bool { return e.PCI == pci && e.At.GPU == "" })
 }

@@ -188,8 +188,8 @@ func TestLinesOfGPUsThatAreNotListed(t *testing.T) {
 		t.Errorf("unlisted: %d, %v", n, each)
 	}
 	l.machine.Excluded = []core.Exclusion{
-		{Index: 2, At: core.WholeGPU("GPU-x"), PCI: slot(6), Kind: core.ProbeFailed, Reason: "no"},
-		{Index: 3, PCI: slot(7), Kind: core.Lost, Reason: "no"},
+		{Index: 2, At: core.WholeGPU("GPU-x"), PCI: slot(6), Failure: core.FailureError, Reason: "no"},
+		{Index: 3, PCI: slot(7), Failure: core.FailureLost, Reason: "no"},
 	}
 	l.read(1)
 	l.see(logged(6, 79, 4), logged(7, 79, 5))

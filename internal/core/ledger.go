@@ -16,8 +16,8 @@ type Ledger struct {
 	driver     string                   // its version: "570.124.06"
 }
 
-// lost are the devices of GPUs that the driver does not list any more.
-func (l Ledger) lost(devices []Device) map[DeviceID]bool {
+// Lost are the devices of GPUs that the driver does not list any more.
+func (l Ledger) Lost(devices []Device) map[DeviceID]bool {
 	var lost map[DeviceID]bool
 	for _, c := range l.conditions {
 		if c.Reason != ReasonLost || c.State != GPULost {
@@ -73,8 +73,8 @@ func (l Ledger) Health(at Placement) Health {
 	return h
 }
 
-// under is what counts in a mode: conditions of before it was switched off are remembered, and no more.
-func (l Ledger) under(m HealthMode) Ledger {
+// ForMode is what counts in a mode: conditions of before it was switched off are remembered, and no more.
+func (l Ledger) ForMode(m HealthMode) Ledger {
 	if m != ModeOff {
 		return l
 	}
@@ -103,10 +103,10 @@ func (l Ledger) Apply(p HealthPolicy, now time.Time, obs ...Observation) Ledger 
 	return d.ledger()
 }
 
-// relocate moves what stands against a MIG instance that is gone to its GPU, as degraded: taking an instance
+// Relocate moves what stands against a MIG instance that is gone to its GPU, as degraded: taking an instance
 // away repairs nothing, and the next one in its place did nothing wrong. That it did not answer is over. What is
 // remembered of a GPU that is gone for good goes with it.
-func (l Ledger) relocate(s Snapshot) Ledger {
+func (l Ledger) Relocate(s Snapshot) Ledger {
 	there := map[Placement]bool{Node: true}
 	for _, d := range s.Devices {
 		there[d.At], there[Placement{d.At.GPU, d.At.GI, Whole}], there[WholeGPU(d.At.GPU)] = true, true, true
@@ -190,7 +190,7 @@ func (d *draft) drop(which func(Condition) bool) {
 }
 
 // happened enters that a cause came up, or came up again: whatever spoke for recovery no longer does, and
-// an operator who disregards it knew nothing of this one. It keeps its first words, because each reading may
+// an operator who disregards it knew nothing of this one. It keeps its first words, NewHealth each reading may
 // meet a fault in another call and every new text is an update to an orchestrator.
 func (d *draft) happened(c Condition) *Condition {
 	old := d.find(c)

@@ -22,15 +22,3 @@ func (m Maintenance) String() string {
 	}
 	return released + " until " + m.Until.UTC().Format("2006-01-02T15:04:05Z")
 }
-
-// EnterMaintenance enters that the driver is left alone from now on. Units stay, and take no work.
-func (s State) EnterMaintenance(cfg Config, now time.Time, m Maintenance) State {
-	s.Maintenance = m
-	return s.Read(cfg, now, NoDriver(DriverReleased, m.String()))
-}
-
-// ExitMaintenance enters that the driver may be asked again. What is offered changes with the first reading.
-func (s State) ExitMaintenance() State {
-	s.Maintenance = Maintenance{}
-	return s
-}

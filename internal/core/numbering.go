@@ -77,7 +77,7 @@ func (m numbers) drop(id DeviceID) {
 // keep drops the numbers of devices that a reading does not have, unless one of them may be a GPU that is listed without its
 // UUID.
 func (m numbers) keep(s Snapshot) {
-	if s.nameless() {
+	if s.HasUnidentified() {
 		return
 	}
 	known := map[DeviceID]bool{}
@@ -92,11 +92,6 @@ func (m numbers) keep(s Snapshot) {
 			m.drop(id)
 		}
 	}
-}
-
-// nameless reports whether a GPU is listed whose UUID can't be read.
-func (s Snapshot) nameless() bool {
-	return slices.ContainsFunc(s.Excluded, func(e Exclusion) bool { return e.At.GPU == "" })
 }
 
 func (m numbers) numbering(generation int) Numbering {
@@ -131,7 +126,7 @@ func (n Numbering) agrees(shared Numbering, all bool) bool {
 	return true
 }
 
-// see numbers the devices that are new, and drops the numbers of those that are gone for good. A new device has the
+// Update numbers the devices that are new, and drops the numbers of those that are gone for good. A new device has the
 // driver's number, unless that is another device's. What the agents of the host have shared counts more than what is known
 // here, whose numbers may be older; and replaces it if it was ordered later.
 //
@@ -140,7 +135,7 @@ func (n Numbering) agrees(shared Numbering, all bool) bool {
 //
 //	nomad-gpu  sees a as 3, proposes a=3 -> written ................. told a=3
 //	k8s-gpu      (another GPU goes) sees a as 2, proposes a=2 -> is told a=3
-func (n Numbering) see(s Snapshot, h Host) (next, proposed Numbering) {
+func (n Numbering) Update(s Snapshot, h Host) (next, proposed Numbering) {
 	shared := h.Numbering
 	switch {
 	case shared.Generation > n.Generation:
@@ -166,7 +161,7 @@ func (n Numbering) see(s Snapshot, h Host) (next, proposed Numbering) {
 		}
 	}
 	for _, o := range shared.Numbers {
-		if s.nameless() { // it may be that one
+		if s.HasUnidentified() { // it may be that one
 			m.give(o.ID, o.At)
 		}
 	}
@@ -189,9 +184,9 @@ func (n Numbering) see(s Snapshot, h Host) (next, proposed Numbering) {
 	return next, proposed
 }
 
-// seeFirst numbers the devices of a machine that is seen for the first time.
-func (n Numbering) seeFirst(s Snapshot) Numbering {
-	n, _ = n.see(s, Host{})
+// Initial numbers the devices of a machine that is seen for the first time.
+func (n Numbering) Initial(s Snapshot) Numbering {
+	n, _ = n.Update(s, Host{})
 	return n
 }
 

@@ -74,7 +74,7 @@ func TestNumberIsKeptWhileAGPUIsNameless(t *testing.T) {
 	nomad, _ := divided(t)
 	shared := nomad.state.Inventory.Proposed()
 	nomad.machine = renumbered(append([]int{0, 1}, seq(3, 7)...)...)
-	nomad.machine.Excluded = []core.Exclusion{{Index: 2, Kind: core.ProbeFailed, Reason: "no UUID"}}
+	nomad.machine.Excluded = []core.Exclusion{{Index: 2, Failure: core.FailureError, Reason: "no UUID"}}
 	nomad.state = core.Restore(nomad.cfg, core.Checkpoint{Boot: "a"}, "a")
 	share(shared, nomad)
 	nomad.read(1)
@@ -109,7 +109,7 @@ func TestHistoryOfAnotherMachineNumbersNothing(t *testing.T) {
 	kube.noDriver(core.DriverAbsent)
 	tells("without a driver")
 	machine := kube.machine
-	kube.machine = only(core.Exclusion{Index: 0, Kind: core.ProbeFailed, Reason: "no UUID"})
+	kube.machine = only(core.Exclusion{Index: 0, Failure: core.FailureError, Reason: "no UUID"})
 	kube.read(1)
 	tells("with a GPU that does not say its UUID")
 	kube.machine = machine
@@ -125,7 +125,7 @@ func TestNumberOfDevicesStaysWhenTheDoubtIsOver(t *testing.T) {
 	machine := others(3)
 	l.machine = machine
 	l.machine.Devices = slices.Clone(machine.Devices[1:2])
-	l.machine = with(l.machine, core.Exclusion{Index: 0, Kind: core.Lost, Reason: "no UUID"})
+	l.machine = with(l.machine, core.Exclusion{Index: 0, Failure: core.FailureLost, Reason: "no UUID"})
 	l.read(1)
 	was, _ := l.state.Inventory.Unit(core.UnitID(coretest.GPU(101) + "::0"))
 	l.machine = machine

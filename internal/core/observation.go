@@ -23,6 +23,11 @@ const (
 	LogRead                        // the kernel log was read up to Next; if that is 0, it is not read
 )
 
+// KindOf is the kind of observation that a failure to read a device is; 0 for none.
+func KindOf(f Failure) ObservationKind {
+	return [...]ObservationKind{NotFailed: 0, FailureLost: Lost, FailureError: ProbeFailed, FailurePending: Waiting, FailureHung: Unresponsive}[f]
+}
+
 // Observation is something that happened to a placement.
 type Observation struct {
 	At     Placement

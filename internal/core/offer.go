@@ -44,7 +44,7 @@ type Share struct {
 const DefaultPool = "gpu"
 
 // MIGPool is the pool of the instances of a profile under the MIG strategy "mixed": "mig-1g.10gb.me" for
-// "1g.10gb+me", because a resource name has no '+'.
+// "1g.10gb+me", NewHealth a resource name has no '+'.
 func MIGPool(profile string) string { return "mig-" + strings.ReplaceAll(profile, "+", ".") }
 
 // offer is how one device is offered.
@@ -54,12 +54,12 @@ type offer struct {
 	sharing Sharing
 }
 
-// hidden marks a device that is not offered because another view of the same hardware is.
+// hidden marks a device that is not offered NewHealth another view of the same hardware is.
 const hidden = "hidden"
 
 // offers decides on the devices of one reading, one after the other in canonical order.
 type offers struct {
-	Config
+	InventoryConfig
 	strategy map[DeviceID]MIGStrategy // by GPU
 	cut      map[DeviceID]bool        // GPUs that have MIG instances
 	profile  string                   // of the MIG strategy "single"
@@ -67,20 +67,21 @@ type offers struct {
 	hit      map[*Selector]bool
 	chosen   map[*Selector][]DeviceID // the devices that each selector decides on
 
-	numbering Numbering
-	proposed  Numbering
-	waiting   bool              // a device has no number yet
-	indexed   bool              // a selector goes by index
-	counts    []Count           // by share
-	lost      map[DeviceID]bool // devices that the driver does not list any more
+	numbering   Numbering
+	proposed    Numbering
+	unconfirmed bool
+	waiting     bool              // a device has no number yet
+	indexed     bool              // a selector goes by index
+	counts      []Count           // by share
+	lost        map[DeviceID]bool // devices that the driver does not list any more
 }
 
 // newOffers prepares to decide on the devices of s, of which some are lost. What is bound stays so; every device has its number already.
-func newOffers(s Snapshot, c Config, was Binding, lost map[DeviceID]bool) *offers {
+func newOffers(s Snapshot, c InventoryConfig, was Binding, lost map[DeviceID]bool) *offers {
 	o := &offers{
-		Config: c, strategy: map[DeviceID]MIGStrategy{}, cut: map[DeviceID]bool{},
+		InventoryConfig: c, strategy: map[DeviceID]MIGStrategy{}, cut: map[DeviceID]bool{},
 		hit: map[*Selector]bool{}, chosen: map[*Selector][]DeviceID{}, lost: lost,
-		numbering: was.Numbering, proposed: was.proposed, indexed: c.Policy.indexed(),
+		numbering: was.Numbering, proposed: was.Proposed, unconfirmed: was.Unconfirmed, indexed: c.Policy.indexed(),
 	}
 	o.recount(s, was.Counts)
 	for i := range s.Devices {

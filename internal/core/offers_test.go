@@ -146,7 +146,7 @@ func TestFindingsWaitForEveryDevice(t *testing.T) {
 	now := time.Unix(0, 0)
 	three, two := coretest.GPUs(3), coretest.GPUs(2)
 	mute := two
-	mute.Excluded = []core.Exclusion{{Index: 2, Kind: core.ProbeFailed, Reason: "Unknown Error"}}
+	mute.Excluded = []core.Exclusion{{Index: 2, Failure: core.FailureError, Reason: "Unknown Error"}}
 	idle := []string{"p:1: selects no device of this machine, or only such as earlier rules select"}
 	for name, tc := range map[string]struct {
 		readings []core.Snapshot

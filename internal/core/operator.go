@@ -42,7 +42,7 @@ func (e *UnresponsiveError) Error() string {
 	return fmt.Sprintf("%s does not answer: what it lacks is an answer and not an order", e.GPU)
 }
 
-// Clear drops conditions because an operator has verified that they are over, and returns them. A level that
+// Clear drops conditions NewHealth an operator has verified that they are over, and returns them. A level that
 // is still there is disregarded until it goes. It fails with *NewerFaultError, *NoConditionError,
 // *SilentError or *ConfigError, and then changes nothing.
 func (l Ledger) Clear(p HealthPolicy, now time.Time, o Command) (Ledger, []Condition, error) {

@@ -61,8 +61,8 @@ func DefaultHealthPolicy() HealthPolicy {
 	}
 }
 
-// validate returns every problem.
-func (p HealthPolicy) validate() (errs []error) {
+// Validate returns every problem.
+func (p HealthPolicy) Validate() (errs []error) {
 	switch p.Mode {
 	case ModeEnforce, ModeObserve, ModeOff:
 	default:

@@ -117,5 +117,5 @@ func (r *Reason) UnmarshalText(text []byte) error {
 	for i, m := range meanings {
 		names[i] = m.name
 	}
-	return spelled(r, names, string(text), "reason")
+	return UnmarshalName(r, names, string(text), "reason")
 }

@@ -50,7 +50,7 @@ func TestReconcileKeepsWhatFellSilent(t *testing.T) {
 	})
 	t.Run("excluded with its UUID", func(t *testing.T) {
 		reading := without(prev, coretest.GPU(1))
-		reading.Excluded = []core.Exclusion{{Index: 1, At: gone, Kind: core.ProbeFailed, Reason: "Unknown Error"}}
+		reading.Excluded = []core.Exclusion{{Index: 1, At: gone, Failure: core.FailureError, Reason: "Unknown Error"}}
 		got, obs := core.Reconcile(prev, reading)
 		if len(got.Devices) != 3 || len(got.Excluded) != 0 {
 			t.Errorf("want it as a device and not as an exclusion: %v, %v", ids(got), got.Excluded)
@@ -61,7 +61,7 @@ func TestReconcileKeepsWhatFellSilent(t *testing.T) {
 	})
 	t.Run("excluded, only its slot is known", func(t *testing.T) {
 		reading := without(prev, coretest.GPU(1))
-		reading.Excluded = []core.Exclusion{{Index: 1, PCI: prev.Devices[1].PCI, Kind: core.Lost}}
+		reading.Excluded = []core.Exclusion{{Index: 1, PCI: prev.Devices[1].PCI, Failure: core.FailureLost}}
 		got, obs := core.Reconcile(prev, reading)
 		if len(got.Devices) != 3 || len(find(obs, gone)) != 1 {
 			t.Errorf("want the GPU kept and observed: %v, %v", ids(got), obs)
@@ -70,7 +70,7 @@ func TestReconcileKeepsWhatFellSilent(t *testing.T) {
 	// Indices move when a GPU is pulled, so who is silent at one may be any of those that are missing.
 	t.Run("somebody does not say who it is", func(t *testing.T) {
 		reading := without(prev, coretest.GPU(1))
-		reading.Excluded = []core.Exclusion{{Index: 2, Kind: core.Waiting, Reason: "the driver does not answer"}}
+		reading.Excluded = []core.Exclusion{{Index: 2, Failure: core.FailurePending, Reason: "the driver does not answer"}}
 		got, obs := core.Reconcile(prev, reading)
 		if kinds := find(obs, gone); len(got.Devices) != 3 || !slices.Equal(kinds, []core.ObservationKind{core.Waiting}) {
 			t.Errorf("want it kept, and not lost: %v, %v", ids(got), kinds)
@@ -79,8 +79,8 @@ func TestReconcileKeepsWhatFellSilent(t *testing.T) {
 	t.Run("another GPU that does not answer is in its slot", func(t *testing.T) {
 		reading := without(prev, coretest.GPU(1))
 		reading.Excluded = []core.Exclusion{
-			{Index: 1, At: core.WholeGPU("GPU-new"), PCI: prev.Devices[1].PCI, Kind: core.Waiting, Reason: "the driver does not answer"},
-			{Index: 2, Kind: core.Waiting, Reason: "the driver does not answer"},
+			{Index: 1, At: core.WholeGPU("GPU-new"), PCI: prev.Devices[1].PCI, Failure: core.FailurePending, Reason: "the driver does not answer"},
+			{Index: 2, Failure: core.FailurePending, Reason: "the driver does not answer"},
 		}
 		got, obs := core.Reconcile(prev, reading)
 		if kinds := find(obs, gone); len(got.Devices) != 2 || len(kinds) != 0 || len(got.Excluded) != 2 {
@@ -130,7 +130,7 @@ func TestReconcileForgetsWhatWentByIntent(t *testing.T) {
 	})
 	t.Run("one instance can't be read", func(t *testing.T) {
 		reading := without(mig, "MIG-1")
-		reading.Excluded = []core.Exclusion{{At: core.Placement{GPU: "GPU-m", GI: 1, CI: 0}, Kind: core.ProbeFailed}}
+		reading.Excluded = []core.Exclusion{{At: core.Placement{GPU: "GPU-m", GI: 1, CI: 0}, Failure: core.FailureError}}
 		got, obs := core.Reconcile(mig, reading)
 		if !slices.Contains(ids(got), "MIG-1") {
 			t.Errorf("forgotten: %v", ids(got))
@@ -174,7 +174,7 @@ func TestLocateNeverLosesAnEvent(t *testing.T) {
 		{"whole GPU", core.WholeGPU("GPU-m"), core.WholeGPU("GPU-m")},
 		{"node", core.Node, core.Node},
 	} {
-		got, ok := s.Locate(core.Observation{At: tc.at})
+		got, ok := core.Locate(s, core.Observation{At: tc.at})
 		if !ok || got.At != tc.want {
 			t.Errorf("%s: %v, want %v", tc.name, got.At, tc.want)
 		}

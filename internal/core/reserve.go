@@ -101,7 +101,7 @@ func (inv *Inventory) plan(units []Unit) Plan {
 	for _, u := range units {
 		p.Devices = append(p.Devices, u.Device)
 	}
-	slices.SortFunc(p.Devices, compareDevices)
+	slices.SortFunc(p.Devices, CompareDevices)
 	p.Devices = slices.Compact(p.Devices)
 	ids := make([]string, len(p.Devices))
 	for i, d := range p.Devices {
@@ -132,7 +132,7 @@ func (s Sharing) limits() (env []EnvVar) {
 func (inv *Inventory) nodesOf(devices []Device) []DeviceNode {
 	paths := slices.Clone(optionalNodes)
 	for _, d := range devices {
-		paths = append(paths, d.requiredNodes()...)
+		paths = append(paths, d.RequiredNodes()...)
 	}
 	slices.Sort(paths)
 	var nodes []DeviceNode

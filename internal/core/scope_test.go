@@ -147,7 +147,7 @@ func TestUnknownInstance(t *testing.T) {
 // A GPU that is seen and can't be read keeps what stands against it.
 func TestExcludedGPUKeepsItsConditions(t *testing.T) {
 	state, cfg, machine := migRig(t)
-	machine.Excluded = []core.Exclusion{{Index: 5, At: core.WholeGPU("GPU-x"), Kind: core.ProbeFailed, Reason: "Unknown Error"}}
+	machine.Excluded = []core.Exclusion{{Index: 5, At: core.WholeGPU("GPU-x"), Failure: core.FailureError, Reason: "Unknown Error"}}
 	state = state.Read(cfg, dawn, machine, checked(machine)...)
 	state = state.Observe(cfg, dawn, xidEvent(core.WholeGPU("GPU-x"), 119))
 	state = state.Read(cfg, dawn.Add(time.Minute), machine, checked(machine)...)
@@ -166,7 +166,7 @@ func TestInstanceSpeaksForItself(t *testing.T) {
 	one := core.Placement{GPU: "GPU-m", GI: 1, CI: 0}
 	state, cfg, machine := migRig(t)
 	reading := without(machine, "MIG-1")
-	reading.Excluded = []core.Exclusion{{At: one, Kind: core.ProbeFailed, Reason: "Unknown Error"}}
+	reading.Excluded = []core.Exclusion{{At: one, Failure: core.FailureError, Reason: "Unknown Error"}}
 	now := dawn
 	read := func(s core.Snapshot) {
 		now = now.Add(time.Minute)

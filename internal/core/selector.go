@@ -2,7 +2,6 @@ package core
 
 import (
 	"slices"
-	"strconv"
 	"strings"
 )
 
@@ -17,21 +16,6 @@ type Selector struct {
 	Profiles []string // MIG profiles, with * for any text; a full GPU has none
 	Full     bool     // no MIG instances
 	Memory   Range    // of the device itself, in bytes
-}
-
-// DeviceIndex is a device by number, "0" or "0:1": the second MIG instance of the first GPU. A device has the numbers that
-// NVML gave it when it was first seen, which select and never identify: see Binding.
-type DeviceIndex struct {
-	GPU      int
-	Instance int // -1 = the GPU, and all of its instances
-}
-
-// String is the index as a policy has it.
-func (i DeviceIndex) String() string {
-	if i.Instance < 0 {
-		return strconv.Itoa(i.GPU)
-	}
-	return strconv.Itoa(i.GPU) + ":" + strconv.Itoa(i.Instance)
 }
 
 // Range is a closed interval; a Max of 0 is none.
@@ -55,12 +39,6 @@ func (s *Selector) Selects(d *Device, at DeviceIndex) bool {
 // one reports whether a condition holds: one of its values does, or none is given.
 func one[T comparable](values []T, holds func(T) bool) bool {
 	return len(values) == 0 || slices.ContainsFunc(values, holds)
-}
-
-// Product is the NVML product name of the GPU: without the profile that the name of a MIG instance ends with.
-func (d Device) Product() string {
-	model, _, _ := strings.Cut(d.Model, " MIG ")
-	return model
 }
 
 // matches reports whether all of s fits a pattern, in which * is any text, also none.

@@ -51,7 +51,7 @@ func (s State) Read(cfg Config, now time.Time, reading Snapshot, checks ...Obser
 	prev.Devices = s.remembered(cfg.Health, now, prev.Devices, reading)
 	snapshot, obs := Reconcile(prev, reading)
 	s.Snapshot, s.nodesSeen = snapshot, snapshot.Nodes
-	s.Ledger = s.Ledger.relocate(s.Snapshot)
+	s.Ledger = s.Ledger.Relocate(s.Snapshot)
 	if reading.Driver.State == DriverReady {
 		obs = append(obs, s.awaited()...)
 	}
@@ -62,8 +62,8 @@ func (s State) Read(cfg Config, now time.Time, reading Snapshot, checks ...Obser
 func (s State) Observe(cfg Config, now time.Time, obs ...Observation) State {
 	located := make([]Observation, 0, len(obs))
 	for _, o := range obs {
-		if o, ok := s.locate(o); ok {
-			located = append(append(located, o), s.Snapshot.silenced(o)...)
+		if o, ok := s.locateLogged(o); ok {
+			located = append(append(located, o), expandToInstances(s.Snapshot, o)...)
 		}
 	}
 	s.Ledger = s.Ledger.Apply(cfg.Health, now, located...)
@@ -100,12 +100,12 @@ func (s State) offer(cfg Config, now time.Time) State {
 	// Until a GPU of the history is read, its numbers may be another machine's: none is given beside them, or told to others.
 	doubtful := len(s.inherited) > 0
 	if !doubtful || s.Snapshot.Driver.State != DriverReady {
-		s.Binding.Numbering, s.Binding.proposed = s.Binding.Numbering.see(s.Snapshot, s.Host)
+		s.Binding.Numbering, s.Binding.Proposed = s.Binding.Numbering.Update(s.Snapshot, s.Host)
 	}
-	inv := build(s.Snapshot, s.Ledger, cfg, s.Binding)
-	inv.doubtful = doubtful
-	s.Binding = inv.binding
-	s.Inventory = inv.WithHost(s.Host, cfg.Overlap).warnOfNodes(s.nodesSeen).WithRetiring(s.Inventory, now, cfg.Retire)
+	s.Binding.Unconfirmed = doubtful
+	inv := BuildInventory(s.Snapshot, s.Ledger, cfg.InventoryConfig, cfg.Health.Mode, s.Binding)
+	s.Binding = inv.Binding()
+	s.Inventory = inv.WithHost(s.Host, cfg.Overlap).WithNodeWarnings(s.nodesSeen).WithRetiring(s.Inventory, now, cfg.Retire)
 	return s
 }
 
@@ -117,10 +117,10 @@ func (s State) Rebind(cfg Config, now time.Time) (State, error) {
 	if s.Snapshot.Driver.State != DriverReady {
 		return s, fmt.Errorf("the present order of devices is unknown: %w", ErrNoDriver)
 	}
-	lost, present := s.Ledger.lost(s.Snapshot.Devices), s.Snapshot
+	lost, present := s.Ledger.Lost(s.Snapshot.Devices), s.Snapshot
 	present.Devices = slices.DeleteFunc(slices.Clone(present.Devices), func(d Device) bool { return lost[d.ID] })
 	next := Numbering{Generation: s.Binding.Numbering.Generation + 1}
-	s.Binding = Binding{Numbering: next.seeFirst(present)}
+	s.Binding = Binding{Numbering: next.Initial(present)}
 	return s.offer(cfg, now), nil
 }
 
@@ -135,10 +135,11 @@ func (s State) remembered(p HealthPolicy, now time.Time, devices []Device, readi
 	}
 	listed := func(d Device) bool {
 		return slices.ContainsFunc(reading.Devices, func(e Device) bool { return e.At.GPU == d.At.GPU }) ||
-			slices.ContainsFunc(reading.Excluded, func(e Exclusion) bool { return e.concerns(d) })
+			slices.ContainsFunc(reading.Excluded, func(e Exclusion) bool { return e.Matches(d) })
 	}
+	conditions := s.Ledger.Conditions()
 	lost := func(d Device) bool {
-		return slices.ContainsFunc(s.Ledger.conditions, func(c Condition) bool {
+		return slices.ContainsFunc(conditions, func(c Condition) bool {
 			since := c.Last
 			if s.booted.After(since) {
 				since = s.booted // how long the machine was off is unknown: the wall clock may have jumped at the boot
@@ -147,4 +148,32 @@ func (s State) remembered(p HealthPolicy, now time.Time, devices []Device, readi
 		})
 	}
 	return slices.DeleteFunc(slices.Clone(devices), func(d Device) bool { return lost(d) && !listed(d) })
+}
+
+// WithNodes takes in which device nodes the host has now, in sorted order.
+//
+// Plans and MissingNodes change at once. The warning in a unit's health ends at once, but begins with a complete reading of
+// the machine only: each change of a health line makes Nomad's servers write, and a node that comes and goes changes it
+// not more often than the machine is read (once a minute).
+func (s State) WithNodes(cfg Config, now time.Time, nodes []string) State {
+	s.Snapshot.Nodes = nodes
+	s.nodesSeen = slices.Compact(slices.Sorted(slices.Values(slices.Concat(s.nodesSeen, nodes))))
+	return s.offer(cfg, now)
+}
+
+// Build returns the inventory of a machine that is read for the first time: positions in the policy mean the present order.
+func Build(s Snapshot, l Ledger, c Config) *Inventory {
+	return BuildInventory(s, l, c.InventoryConfig, c.Health.Mode, Binding{Numbering: Numbering{}.Initial(s)})
+}
+
+// EnterMaintenance enters that the driver is left alone from now on. Units stay, and take no work.
+func (s State) EnterMaintenance(cfg Config, now time.Time, m Maintenance) State {
+	s.Maintenance = m
+	return s.Read(cfg, now, NoDriver(DriverReleased, m.String()))
+}
+
+// ExitMaintenance enters that the driver may be asked again. What is offered changes with the first reading.
+func (s State) ExitMaintenance() State {
+	s.Maintenance = Maintenance{}
+	return s
 }

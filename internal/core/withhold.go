@@ -11,7 +11,7 @@ func (id UnitID) Split() (device DeviceID, shared bool) {
 	return DeviceID(text), shared
 }
 
-// Withhold returns inv with the units of why as unhealthy, because a workload holds their device under another name:
+// Withhold returns inv with the units of why as unhealthy, NewHealth a workload holds their device under another name:
 // why says which, in a few words. A fault of the device comes first, as a unit has one reason.
 func (inv *Inventory) Withhold(why map[UnitID]string) *Inventory {
 	if inv == nil || len(why) == 0 {
@@ -22,7 +22,7 @@ func (inv *Inventory) Withhold(why map[UnitID]string) *Inventory {
 	for i := range next.units {
 		u := &next.units[i]
 		if detail, ok := why[u.ID]; ok && u.Health.Schedulable() {
-			u.Health = because(ReasonHeld, detail)
+			u.Health = NewHealth(ReasonHeld, detail)
 		}
 	}
 	return &next

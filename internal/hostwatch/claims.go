@@ -32,7 +32,7 @@ func offerOf(inv *core.Inventory) offer {
 	o.at = slices.Compact(o.at)
 	for _, e := range inv.Excluded() {
 		switch {
-		case e.Kind == 0: // by intent
+		case e.Failure == core.NotFailed: // by intent
 			seen[e.At.GPU] = true
 		case e.At.GPU == "":
 			nameless = true

@@ -136,11 +136,11 @@ func TestWhatIsOffered(t *testing.T) {
 	if !slices.Equal(o.at, []core.Placement{gpu(0), gpu(1)}) || o.unsure(gpu(2)) || o.unsure(gpu(7)) {
 		t.Errorf("offered: %v", o.at)
 	}
-	reading.Excluded = []core.Exclusion{{Index: 7, At: gpu(7), Kind: core.ProbeFailed, Reason: "Unknown Error"}}
+	reading.Excluded = []core.Exclusion{{Index: 7, At: gpu(7), Failure: core.FailureError, Reason: "Unknown Error"}}
 	if o := offerOf(core.NewState(cfg).Read(cfg, now, reading).Inventory); !o.unsure(gpu(7)) || o.unsure(gpu(2)) || o.unsure(gpu(6)) {
 		t.Error("a GPU that can't be read is not given up, one that is left alone is")
 	}
-	reading.Excluded = []core.Exclusion{{Index: 7, Kind: core.ProbeFailed, Reason: "Unknown Error"}}
+	reading.Excluded = []core.Exclusion{{Index: 7, Failure: core.FailureError, Reason: "Unknown Error"}}
 	if o := offerOf(core.NewState(cfg).Read(cfg, now, reading).Inventory); !o.unsure(gpu(7)) || o.unsure(gpu(2)) || o.unsure(gpu(0)) {
 		t.Error("nobody knows who is silent: it is none of those that answer")
 	}

@@ -16,7 +16,7 @@ import (
 
 func machine() core.Snapshot {
 	s := coretest.GPUs(2)
-	s.Excluded = []core.Exclusion{{Index: 7, Kind: core.ProbeFailed, Reason: "nvmlDeviceGetHandleByIndex: Unknown Error"}}
+	s.Excluded = []core.Exclusion{{Index: 7, Failure: core.FailureError, Reason: "nvmlDeviceGetHandleByIndex: Unknown Error"}}
 	return s
 }
 

@@ -32,7 +32,7 @@ func troubled(t *testing.T) (core.State, core.Config) {
 	instance.Model, instance.Profile, instance.MIG = "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "1g.10gb", false
 	instance.NUMANode, instance.Memory = -1, 9984<<20
 	reading.Devices = append(reading.Devices, instance)
-	reading.Excluded = []core.Exclusion{{Index: 8, Kind: core.ProbeFailed, Reason: "nvmlDeviceGetHandleByIndex: Unknown Error"}}
+	reading.Excluded = []core.Exclusion{{Index: 8, Failure: core.FailureError, Reason: "nvmlDeviceGetHandleByIndex: Unknown Error"}}
 
 	well := core.HealthSample{RecoveryAction: core.RecoveryNone, Events: core.Yes, RemapPending: core.No}
 	vitals := map[int]core.HealthSample{}

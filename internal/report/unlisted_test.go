@@ -14,7 +14,7 @@ import (
 // seen there and can't be read, else in a note.
 func TestXIDsOfGPUsThatAreNotListed(t *testing.T) {
 	cfg, reading := core.DefaultConfig(), coretest.GPUs(1)
-	reading.Excluded = []core.Exclusion{{Index: 1, PCI: "0000:5a:00.0", Kind: core.Lost, Reason: "GPU is lost"}}
+	reading.Excluded = []core.Exclusion{{Index: 1, PCI: "0000:5a:00.0", Failure: core.FailureLost, Reason: "GPU is lost"}}
 	s := core.NewState(cfg).Read(cfg, time.Now(), reading)
 	for _, pci := range []core.PCIAddress{"0000:5a:00.0", "0000:fe:00.0"} {
 		for _, code := range []uint64{79, 154, 79} {

@@ -199,7 +199,7 @@ func (m *rig) heal() {
 	until(m.t, "nobody is waited for", func() bool {
 		snap, err := m.session.Snapshot()
 		must(m.t, err)
-		return !slices.ContainsFunc(snap.Excluded, func(e core.Exclusion) bool { return e.Kind == core.Waiting })
+		return !slices.ContainsFunc(snap.Excluded, func(e core.Exclusion) bool { return e.Failure == core.FailurePending })
 	})
 }
 

@@ -84,7 +84,7 @@ func changePolicy(w *storm, f *fault) error {
 	if err := w.own(f.slot); err != nil { // before, as of units that go the truth must know first
 		return err
 	}
-	return w.monitor.ApplyPolicy(w.ctx, core.Config{MIG: core.MIGMixed, Policy: w.policy()})
+	return w.monitor.ApplyPolicy(w.ctx, core.Config{InventoryConfig: core.InventoryConfig{MIG: core.MIGMixed, Policy: w.policy()}})
 }
 
 // policy is what the agent is told of all terms.

@@ -167,7 +167,7 @@ func (s *session) read() (core.Snapshot, error) {
 	read.Excluded = slices.Clone(read.Excluded)
 	for _, d := range s.m.snapshot.Devices {
 		if kind, silent := s.m.lost[d.ID]; silent {
-			read.Excluded = append(read.Excluded, core.Exclusion{Index: d.Index, At: d.At, PCI: d.PCI, Kind: kind, Reason: "scripted"})
+			read.Excluded = append(read.Excluded, core.Exclusion{Index: d.Index, At: d.At, PCI: d.PCI, Failure: failure[kind], Reason: "scripted"})
 		}
 	}
 	return core.NewSnapshot(read), s.m.fault
@@ -238,4 +238,9 @@ func (s *session) Close() error {
 	s.m.enter("Close")
 	s.m.locked(func() { s.m.open-- })
 	return nil
+}
+
+// failure is why a reading excludes a GPU of which a check makes an observation.
+var failure = map[core.ObservationKind]core.Failure{
+	core.Lost: core.FailureLost, core.ProbeFailed: core.FailureError, core.Waiting: core.FailurePending, core.Unresponsive: core.FailureHung,
 }

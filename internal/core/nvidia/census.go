@@ -62,7 +62,7 @@ func (s *Session) identify(count int) (gone []identity, settled bool, err error)
 func (c census) agrees(d census) bool {
 	return c.count == d.count && slices.EqualFunc(c.there, d.there, func(i, j identity) bool {
 		return i.index == j.index && i.id == j.id && i.pci == j.pci && (i.err == nil) == (j.err == nil) &&
-			(i.err == nil || silence(i.err) == silence(j.err))
+			(i.err == nil || failureOf(i.err) == failureOf(j.err))
 	})
 }
 

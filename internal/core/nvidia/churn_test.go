@@ -49,7 +49,7 @@ func TestPulledWhileAnotherHangs(t *testing.T) {
 			pulled, hung := core.DeviceID(m.UUID(2)), core.DeviceID(m.UUID(5))
 			must(t, m.Remove(2))
 			lost := core.Exclusion{
-				Index: 2, At: core.WholeGPU(pulled), PCI: first.Devices[2].PCI, Kind: core.Lost, Reason: "not listed by the driver",
+				Index: 2, At: core.WholeGPU(pulled), PCI: first.Devices[2].PCI, Failure: core.FailureLost, Reason: "not listed by the driver",
 			}
 			if snap := snapshot(t, s); !slices.Contains(snap.Excluded, lost) {
 				t.Errorf("excluded %+v", snap.Excluded)
@@ -93,7 +93,7 @@ func TestPulledWhileAStrangerHangs(t *testing.T) {
 				t.Helper()
 				for range 2 {
 					snap := snapshot(t, s)
-					waits := slices.IndexFunc(snap.Excluded, func(e core.Exclusion) bool { return e.Kind == core.Waiting })
+					waits := slices.IndexFunc(snap.Excluded, func(e core.Exclusion) bool { return e.Failure == core.FailurePending })
 					if got := slotsOf(snap, slots); !slices.Equal(got, want) || waits < 0 || snap.Excluded[waits].Index != index {
 						t.Errorf("%s: GPUs %v, want %v, excluded %+v", what, got, want, snap.Excluded)
 					}
@@ -135,7 +135,7 @@ func TestNobodyLooksWhereOneMayHang(t *testing.T) {
 		if got := slotsOf(snap, slots); !slices.Equal(got, []int{0, 1, 2, 3, 4, 5}) {
 			t.Errorf("GPUs %v, excluded %+v", got, snap.Excluded)
 		}
-		nameless := slices.ContainsFunc(snap.Excluded, func(e core.Exclusion) bool { return e.At == core.Node && e.Kind == core.Waiting })
+		nameless := slices.ContainsFunc(snap.Excluded, func(e core.Exclusion) bool { return e.At == core.Node && e.Failure == core.FailurePending })
 		if !nameless {
 			t.Errorf("nobody says that there is one more: %+v", snap.Excluded)
 		}

@@ -42,7 +42,7 @@ func (s *Session) Snapshot() (core.Snapshot, error) {
 	}
 	if !settled { // nobody who is missing from this reading is lost
 		s.restless.Store(true)
-		snap.Excluded = append(snap.Excluded, core.Exclusion{Index: count, At: core.Node, Kind: core.Waiting, Reason: comeAndGo})
+		snap.Excluded = append(snap.Excluded, core.Exclusion{Index: count, At: core.Node, Failure: core.FailurePending, Reason: comeAndGo})
 	}
 	var gpus, well []gpu
 	for i, r := range s.readAll(s.census.there) {
@@ -104,7 +104,7 @@ func (s *Session) remembered(id core.DeviceID) gpu {
 
 // exclude says why somebody is not in the reading, and who it is as far as is known.
 func exclude(found identity, err error) core.Exclusion {
-	e := core.Exclusion{Index: found.index, At: core.Node, PCI: found.pci, Kind: silence(err), Reason: err.Error()}
+	e := core.Exclusion{Index: found.index, At: core.Node, PCI: found.pci, Failure: failureOf(err), Reason: err.Error()}
 	if stuck, ok := errors.AsType[*StuckError](err); ok && found.door != nil {
 		e.At = stuck.At
 	}

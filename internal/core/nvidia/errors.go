@@ -77,15 +77,15 @@ func (s *Session) gone(err error) error {
 	return fmt.Errorf("%w (%w)", core.ErrDriverLost, err)
 }
 
-// silence is what an error says about the GPU that it concerns.
-func silence(err error) core.ObservationKind {
+// failureOf classifies the error of a call about a GPU.
+func failureOf(err error) core.Failure {
 	switch {
 	case isLost(err), errors.Is(err, errUnlisted):
-		return core.Lost
+		return core.FailureLost
 	case isStuck(err):
-		return core.Waiting
+		return core.FailurePending
 	default:
-		return core.ProbeFailed
+		return core.FailureError
 	}
 }
 

@@ -33,7 +33,7 @@ func TestGPUThatFailsEveryCall(t *testing.T) {
 	s := open(t, m)
 	must(t, m.Fail(simdriver.GPU(3), "nvml*", "UNKNOWN", simdriver.Always))
 	unknown := core.Exclusion{
-		Index: 3, At: core.Node, Kind: core.ProbeFailed, Reason: "nvmlDeviceGetHandleByIndex: Unknown Error",
+		Index: 3, At: core.Node, Failure: core.FailureError, Reason: "nvmlDeviceGetHandleByIndex: Unknown Error",
 	}
 	snap := snapshot(t, s)
 	if len(snap.Devices) != 7 || !slices.Equal(snap.Excluded, []core.Exclusion{unknown}) {
@@ -80,7 +80,7 @@ func TestGPULostAndRestored(t *testing.T) {
 	}
 	snap := snapshot(t, s)
 	want := []core.Exclusion{{
-		Index: 3, At: core.WholeGPU(h100ID), PCI: h100PCI, Kind: core.Lost,
+		Index: 3, At: core.WholeGPU(h100ID), PCI: h100PCI, Failure: core.FailureLost,
 		Reason: "nvmlDeviceGetUUID: GPU is lost",
 	}}
 	if len(snap.Devices) != 7 || !slices.Equal(snap.Excluded, want) {
@@ -110,7 +110,7 @@ func TestGPULostBeforeStart(t *testing.T) {
 	must(t, m.Lose(3))
 	s := open(t, m)
 	snap := snapshot(t, s)
-	want := []core.Exclusion{{Index: 3, At: core.Node, Kind: core.Lost, Reason: "nvmlDeviceGetHandleByIndex: GPU is lost"}}
+	want := []core.Exclusion{{Index: 3, At: core.Node, Failure: core.FailureLost, Reason: "nvmlDeviceGetHandleByIndex: GPU is lost"}}
 	if len(snap.Devices) != 7 || !slices.Equal(snap.Excluded, want) {
 		t.Errorf("%d devices, excluded %+v", len(snap.Devices), snap.Excluded)
 	}
@@ -180,7 +180,7 @@ func TestEachCallFails(t *testing.T) {
 			}
 			for _, e := range snap.Excluded {
 				if e.Index != gpu || e.At.GPU != core.DeviceID(m.UUID(gpu)) || !strings.HasPrefix(e.Reason, call+": ") ||
-					(e.Kind == core.Lost) != (code == "GPU_IS_LOST") {
+					(e.Failure == core.FailureLost) != (code == "GPU_IS_LOST") {
 					t.Errorf("%s, %s: %+v", call, code, e)
 				}
 			}

@@ -49,7 +49,7 @@ func TestHangAtTheFirstReading(t *testing.T) {
 	s := openBriefly(t, m)
 	must(t, m.Hang(simdriver.GPU(3), "*"))
 	want := []core.Exclusion{{
-		Index: 3, At: core.Node, Kind: core.Waiting, Reason: "the driver does not answer (nvmlDeviceGetHandleByIndex)",
+		Index: 3, At: core.Node, Failure: core.FailurePending, Reason: "the driver does not answer (nvmlDeviceGetHandleByIndex)",
 	}}
 	for _, upTo := range []time.Duration{10 * brief, brief} { // the second reading does not wait at all
 		began := time.Now()
@@ -116,7 +116,7 @@ func TestHangAnywhere(t *testing.T) {
 			}
 			snap := snapshot(t, s)
 			e := core.Exclusion{
-				Index: 3, At: waiting.At, PCI: h100PCI, Kind: core.Waiting, Reason: "the driver does not answer (" + c.call + ")",
+				Index: 3, At: waiting.At, PCI: h100PCI, Failure: core.FailurePending, Reason: "the driver does not answer (" + c.call + ")",
 			}
 			if len(snap.Devices) != 7 || !slices.Equal(snap.Excluded, []core.Exclusion{e}) {
 				t.Errorf("%d devices, excluded %+v", len(snap.Devices), snap.Excluded)
@@ -197,7 +197,7 @@ func TestCrawling(t *testing.T) {
 	if took := time.Since(began); took > 3*maxVisit*brief {
 		t.Errorf("took %v", took)
 	}
-	if len(snap.Devices) != 7 || len(snap.Excluded) != 1 || snap.Excluded[0].Kind != core.Waiting {
+	if len(snap.Devices) != 7 || len(snap.Excluded) != 1 || snap.Excluded[0].Failure != core.FailurePending {
 		t.Errorf("slower: %d devices, excluded %+v", len(snap.Devices), snap.Excluded)
 	}
 	must(t, m.Heal())
@@ -217,7 +217,7 @@ func TestAbandonedSession(t *testing.T) {
 	next := openBriefly(t, m)
 	snap := snapshot(t, next)
 	want := core.Exclusion{
-		Index: 3, At: core.WholeGPU(h100ID), PCI: h100PCI, Kind: core.Waiting, Reason: "the driver does not answer (nvmlDeviceGetUUID)",
+		Index: 3, At: core.WholeGPU(h100ID), PCI: h100PCI, Failure: core.FailurePending, Reason: "the driver does not answer (nvmlDeviceGetUUID)",
 	}
 	if len(snap.Devices) != 7 || !slices.Equal(snap.Excluded, []core.Exclusion{want}) {
 		t.Errorf("%d devices, excluded %+v", len(snap.Devices), snap.Excluded)

@@ -60,7 +60,7 @@ func (m migReader) read(a *asker) (found []held, excluded []core.Exclusion) {
 			return nil, nil
 		case err != nil:
 			excluded = append(excluded, core.Exclusion{
-				Index: m.parent.device.Index, At: at, PCI: m.parent.device.PCI, Kind: silence(err), Reason: err.Error(),
+				Index: m.parent.device.Index, At: at, PCI: m.parent.device.PCI, Failure: failureOf(err), Reason: err.Error(),
 			})
 		default:
 			d := &instance.device

@@ -28,7 +28,7 @@ func TestOneBadInstance(t *testing.T) {
 		}
 		want := core.Exclusion{
 			Index: 5, At: core.WholeGPU(core.DeviceID(m.UUID(5))), PCI: "0000:90:00.0",
-			Kind: core.ProbeFailed, Reason: call + ": Unknown Error",
+			Failure: core.FailureError, Reason: call + ": Unknown Error",
 		}
 		if !slices.Equal(snap.Excluded, []core.Exclusion{want}) {
 			t.Errorf("%s: %+v", call, snap.Excluded)

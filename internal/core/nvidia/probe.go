@@ -76,7 +76,7 @@ func (s *Session) finish(c check, next record, err error) core.Observation {
 		o.Kind, o.Detail = core.Waiting, stuck.Call
 		return o
 	}
-	o.Kind, o.Detail = silence(err), err.Error()
+	o.Kind, o.Detail = core.KindOf(failureOf(err)), err.Error()
 	return o
 }
 

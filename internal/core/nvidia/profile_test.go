@@ -132,7 +132,7 @@ func TestNoProfile(t *testing.T) {
 	}
 	want := core.Exclusion{
 		Index: 1, At: core.Placement{GPU: core.DeviceID(m.UUID(1)), GI: 1, CI: 0}, PCI: "0000:65:00.0",
-		Kind: core.ProbeFailed, Reason: errNoProfile.Error(),
+		Failure: core.FailureError, Reason: errNoProfile.Error(),
 	}
 	if snap.Excluded[0] != want {
 		t.Errorf("%+v", snap.Excluded[0])

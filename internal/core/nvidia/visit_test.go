@@ -72,7 +72,7 @@ func TestAllHang(t *testing.T) {
 func silentInReading(s *Session) (n int, err error) {
 	snap, err := s.Snapshot()
 	for _, e := range snap.Excluded {
-		if e.Kind == core.Waiting {
+		if e.Failure == core.FailurePending {
 			n++
 		}
 	}

@@ -1,0 +1,115 @@
+package core
+
+import (
+	"slices"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core/health/xid"
+)
+
+// LedgerCheckpoint is what of a Ledger is kept over a restart of the agent.
+type LedgerCheckpoint struct {
+	Driver     string // version of the driver that was read last
+	Conditions []Condition
+	GPUs       map[DeviceID]GPUHistory
+}
+
+// Checkpoint returns what to keep of l. Simulated faults, and what only this process can know, are left out.
+func (l Ledger) Checkpoint() LedgerCheckpoint {
+	c := LedgerCheckpoint{Driver: l.driver, GPUs: map[DeviceID]GPUHistory{}}
+	for _, each := range l.conditions {
+		if each.At.GPU != "" && !each.Simulated && each.Reason != ReasonUnchecked {
+			c.Conditions = append(c.Conditions, each)
+		}
+	}
+	for gpu, history := range l.charts {
+		c.GPUs[gpu] = *history
+	}
+	return c
+}
+
+// RestoreLedger returns the ledger that follows from a checkpoint. A reboot of the host is evidence that clears what it
+// clears; what only an operator can clear outlives it.
+func RestoreLedger(p HealthPolicy, c LedgerCheckpoint, rebooted bool) Ledger {
+	l := Ledger{charts: make(map[DeviceID]*GPUHistory, len(c.GPUs))}
+	if !rebooted { // a reboot loads the driver again
+		l.driver = c.Driver
+	}
+	for gpu, history := range c.GPUs {
+		if rebooted {
+			history.Sample, history.Links, history.Joined = HealthSample{}, 0, false
+			history.Tallies = withoutEcho(history.Tallies)
+		}
+		l.charts[gpu] = history.clone()
+	}
+	for _, each := range c.Conditions {
+		if rebooted && clearedByReboot(p, each) {
+			continue
+		}
+		history := l.charts[each.At.GPU]
+		if history != nil && each.At.GI == Whole && each.Reason == ReasonLost && !history.Reset.After(each.Last) {
+			history.lost = true // when it answers again, that is a sign of a reset
+		}
+		each.Clearing, each.Clean = time.Time{}, 0
+		l.conditions = append(l.conditions, each)
+	}
+	l.conditions = united(l.conditions)
+	return l
+}
+
+// withoutEcho returns tallies of an earlier boot: no line of this boot's kernel log repeats an event of that one.
+func withoutEcho(tallies []Tally) []Tally {
+	tallies = slices.Clone(tallies)
+	for i := range tallies {
+		tallies[i].Both = true
+	}
+	return tallies
+}
+
+func clearedByReboot(p HealthPolicy, c Condition) bool {
+	clears := c.Reason.meaning().clears
+	if rule := c.rule(p); rule.Class != 0 {
+		clears = rule.Clears
+	}
+	return clears&xid.Reboot != 0 && (!p.Manual || c.State < Unhealthy)
+}
+
+// Latest is the latest time at which something in the checkpoint happened; zero if nothing did.
+func (c LedgerCheckpoint) Latest() (t time.Time) {
+	later := func(times ...time.Time) {
+		for _, o := range times {
+			if o.After(t) {
+				t = o
+			}
+		}
+	}
+	for _, each := range c.Conditions {
+		later(each.Since, each.Last)
+	}
+	for _, h := range c.GPUs {
+		later(h.Reset, h.Bad)
+		later(h.Spells...)
+		later(h.Recoveries...)
+		for _, cleared := range h.ClearedByReset {
+			later(cleared.At)
+		}
+		for _, tally := range h.Tallies {
+			later(tally.Last)
+		}
+	}
+	return t
+}
+
+// Shift returns c with every time moved by d.
+func (c LedgerCheckpoint) Shift(d time.Duration) LedgerCheckpoint {
+	c.Conditions = slices.Clone(c.Conditions)
+	for i, each := range c.Conditions {
+		c.Conditions[i] = each.shift(d)
+	}
+	histories := make(map[DeviceID]GPUHistory, len(c.GPUs))
+	for gpu, h := range c.GPUs {
+		histories[gpu] = *h.shift(d)
+	}
+	c.GPUs = histories
+	return c
+}

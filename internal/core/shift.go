@@ -1,0 +1,74 @@
+package core
+
+import (
+	"slices"
+	"time"
+)
+
+// ClockTolerance is how far the steady clock may be from the wall clock. NTP slews the wall clock by less over hours.
+const ClockTolerance = time.Second
+
+// Shift returns l with every time moved by d.
+func (l Ledger) Shift(d time.Duration) Ledger {
+	l.conditions = slices.Clone(l.conditions)
+	for i, c := range l.conditions {
+		l.conditions[i] = c.shift(d)
+	}
+	charts := make(map[DeviceID]*GPUHistory, len(l.charts))
+	for gpu, c := range l.charts {
+		charts[gpu] = c.shift(d)
+	}
+	l.charts = charts
+	return l
+}
+
+func (c Condition) shift(d time.Duration) Condition {
+	c.Since, c.Last, c.Clearing = ShiftTime(c.Since, d), ShiftTime(c.Last, d), ShiftTime(c.Clearing, d)
+	if !c.Ignored.Equal(Endless) {
+		c.Ignored = ShiftTime(c.Ignored, d)
+	}
+	return c
+}
+
+func (c *GPUHistory) shift(d time.Duration) *GPUHistory {
+	c = c.clone()
+	c.Reset, c.Bad, c.checked = ShiftTime(c.Reset, d), ShiftTime(c.Bad, d), ShiftTime(c.checked, d)
+	c.Spells, c.Recoveries = shiftedAll(c.Spells, d), shiftedAll(c.Recoveries, d)
+	c.ClearedByReset, c.apps = slices.Clone(c.ClearedByReset), slices.Clone(c.apps)
+	for i := range c.ClearedByReset {
+		c.ClearedByReset[i].At = ShiftTime(c.ClearedByReset[i].At, d)
+	}
+	for i := range c.Tallies {
+		c.Tallies[i].Last = ShiftTime(c.Tallies[i].Last, d)
+	}
+	for i := range c.weaker {
+		c.weaker[i] = ShiftTime(c.weaker[i], d)
+	}
+	for i := range c.apps {
+		c.apps[i].at = ShiftTime(c.apps[i].at, d)
+	}
+	c.window.since = ShiftTime(c.window.since, d)
+	return c
+}
+
+// Shift returns m with its times moved by d.
+func (m Maintenance) Shift(d time.Duration) Maintenance {
+	m.Since, m.Until = ShiftTime(m.Since, d), ShiftTime(m.Until, d)
+	return m
+}
+
+// ShiftTime returns t moved by d; the zero time stays zero.
+func ShiftTime(t time.Time, d time.Duration) time.Time {
+	if t.IsZero() {
+		return t
+	}
+	return t.Add(d)
+}
+
+func shiftedAll(times []time.Time, d time.Duration) []time.Time {
+	times = slices.Clone(times)
+	for i := range times {
+		times[i] = ShiftTime(times[i], d)
+	}
+	return times
+}
