@@ -1,0 +1,138 @@
+package golden
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// Policy files for validate and for the agents. mixed and broken are also what the scripted run reloads.
+const (
+	mixed = `version: v1
+flags: {migStrategy: mixed}
+policy:
+  exclude: [{index: 7}]
+  rules:
+    - {select: {index: [0, 1]}, use: time-slicing, replicas: 2}
+    - {select: {index: 2}, use: mps, replicas: 2}
+    - {select: {index: 3}, use: reserved}
+    - {select: {index: 4}, use: exclusive, name: mine}
+    - {select: {index: 5}, for: kubernetes}
+    - {select: {index: 6}, for: nomad}
+    - {select: {index: 12}, use: exclusive, name: absent}
+`
+	broken = `version: v1
+flags: {migStrategy: mixt}
+policy:
+  rule: []
+  rules:
+    - {select: {index: zero}, use: reserved}
+    - {select: {index: 1}, use: time-sharing, replica: 2}
+    - {select: {index: 2}, use: time-slicing, replicas: 1}
+`
+	shares = `version: v1
+policy:
+  rules:
+    - {select: {index: [0, 1]}, use: time-slicing, replicas: 2}
+`
+	incumbent = `version: v1
+flags:
+  migStrategy: single
+  failOnInitError: false
+  plugin: {passDeviceSpecs: true, deviceListStrategy: [envvar], deviceIDStrategy: uuid}
+resources: {gpus: [{pattern: "*H100*", name: h100}]}
+sharing:
+  timeSlicing: {renameByDefault: true, failRequestsGreaterThanOne: true, resources: [{name: nvidia.com/gpu, replicas: 4}]}
+`
+)
+
+var files = map[string]string{
+	"mixed.yaml": mixed, "broken.yaml": broken, "shares.yaml": shares, "incumbent.yaml": incumbent,
+	"empty.yaml": "", "v2.yaml": "version: v2\n", "text.yaml": "no: [yaml\n",
+	"clash.yaml": "version: v1\npolicy:\n  rules:\n    - {select: {index: 0}, use: mps, replicas: 2, name: a}\n    - {select: {index: 1}, use: time-slicing, replicas: 3, name: a}\n",
+}
+
+func policyFiles(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	for name, text := range files {
+		must(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
+	}
+	return dir
+}
+
+var verbs = []string{"inspect", "clear", "ignore", "simulate", "quiesce", "resume", "rebind", "debug", "validate", "version", "help"}
+
+func TestHelp(t *testing.T) {
+	t.Parallel()
+	var all strings.Builder
+	for _, c := range [][]string{{k8sGPU, "--help"}, {nomadGPU, "--help"}, {nomadGPU}, {k8sGPU, "version"}, {nomadGPU, "version"}} {
+		fmt.Fprintln(&all, transcript(t.Context(), t.TempDir(), c[0], c[1:]...))
+	}
+	for _, name := range []string{k8sGPU, nomadGPU} {
+		_, page, _ := strings.Cut(transcript(t.Context(), t.TempDir(), name, "--help"), "\n")
+		_, options, _ := strings.Cut(page, "\nGLOBAL OPTIONS:\n")
+		for _, verb := range verbs { // without the parts that are those of the page above
+			text := transcript(t.Context(), t.TempDir(), name, verb, "--help")
+			if options != "" {
+				text = strings.Replace(text, options, "(as above)\n", 1)
+			}
+			fmt.Fprintln(&all, strings.Replace(text, page, "(as above)\n", 1))
+		}
+	}
+	compare(t, "help", all.String())
+}
+
+func TestErrors(t *testing.T) {
+	t.Parallel()
+	dir := policyFiles(t)
+	var all strings.Builder
+	for _, c := range [][]string{
+		{k8sGPU, "--frobnicate"}, {k8sGPU, "inspekt"}, {k8sGPU, "inspect", "now"}, {k8sGPU, "inspect", "--jsno"},
+		{k8sGPU, "--mig-strategy=all", "--rescan=fast", "--health-mode=on", "--xids=94=bad", "--xids=x=ignore", "validate"},
+		{k8sGPU, "--device-list-strategy=cdi-cri", "--device-id-strategy=index", "--gds-enabled=true", "--imex-channel-ids=1", "validate"},
+		{k8sGPU, "--http-address=9410", "--kubelet-socket=here", "--state-dir=here", "--log-level=loud", "--recovery-limit=-1", "validate"},
+		{k8sGPU, "--health-period=0s", "--health-settle=1d", "--call-deadline=1ns", "--recovery=maybe", "--recovery-checks=0", "validate"},
+		{k8sGPU, "--degraded=no", "--application-faults=x", "--kernel-log=log", "--overlap=maybe", "--simulation=maybe", "validate"},
+		{k8sGPU, "--exclude=GPU-1,x", "--pass-device-specs=maybe", "--fail-on-init-error=maybe", "validate", "file"},
+		{k8sGPU, "--config-file=$/missing.yaml", "validate"},
+		{k8sGPU, "--state-dir=$", "clear"}, {k8sGPU, "--state-dir=$", "ignore", "--gpu=0"}, {k8sGPU, "--state-dir=$", "simulate"},
+		{k8sGPU, "--state-dir=$", "simulate", "xid", "79"}, {k8sGPU, "--state-dir=$", "simulate", "gremlin", "x"},
+		{k8sGPU, "--state-dir=$", "quiesce", "--for=soon"}, {k8sGPU, "--state-dir=$", "resume"}, {k8sGPU, "--state-dir=$", "rebind"},
+		{k8sGPU, "--state-dir=$", "debug"}, {k8sGPU, "--state-dir=", "resume"},
+		{nomadGPU, "--frobnicate"}, {nomadGPU, "inspekt"}, {nomadGPU, "inspect", "now"}, {nomadGPU, "inspect", "--jsno"},
+		{nomadGPU, "inspect", "--state-dir=here"}, {nomadGPU, "inspect", "--driver-root=here"}, {nomadGPU, "inspect", "--mig-strategy=all"},
+		{nomadGPU, "inspect", "--policy-file=$/missing.yaml"}, {nomadGPU, "validate"}, {nomadGPU, "validate", "a", "b"},
+		{nomadGPU, "validate", "$/missing.yaml"},
+		{nomadGPU, "clear", "--state-dir=$"}, {nomadGPU, "ignore", "--state-dir=$", "--gpu=0"}, {nomadGPU, "simulate", "--state-dir=$"},
+		{nomadGPU, "simulate", "xid", "--state-dir=$"}, {nomadGPU, "quiesce", "--state-dir=$", "--for=soon"},
+		{nomadGPU, "resume", "--state-dir=$"}, {nomadGPU, "rebind", "--state-dir="}, {nomadGPU, "debug", "--state-dir=$"},
+	} {
+		fmt.Fprintln(&all, typed(t, dir, c...))
+	}
+	compare(t, "errors", all.String())
+}
+
+func TestValidate(t *testing.T) {
+	t.Parallel()
+	dir := policyFiles(t)
+	var all strings.Builder
+	for _, file := range []string{"mixed", "shares", "incumbent", "empty", "v2", "text", "clash", "broken"} {
+		fmt.Fprintf(&all, "======== %s.yaml\n%s\n", file, files[file+".yaml"])
+		fmt.Fprintln(&all, typed(t, dir, k8sGPU, "--config-file=$/"+file+".yaml", "validate"))
+		fmt.Fprintln(&all, typed(t, dir, nomadGPU, "validate", "$/"+file+".yaml"))
+	}
+	compare(t, "validate", all.String())
+}
+
+// typed is the transcript of a command in which $ stands for dir.
+func typed(t *testing.T, dir string, words ...string) string {
+	t.Helper()
+	args := make([]string, len(words)-1)
+	for i, w := range words[1:] {
+		args[i] = strings.ReplaceAll(w, "$", dir)
+	}
+	return transcript(t.Context(), dir, words[0], args...)
+}
