@@ -15,7 +15,8 @@ flags: {migStrategy: mixed}
 policy:
   exclude: [{index: 7}]
   rules:
-    - {select: {index: [0, 1]}, use: time-slicing, replicas: 2}
+    - {select: {index: 0}, use: time-slicing, replicas: 2}
+    - {select: {index: 1}, use: mps, replicas: 2, name: alone}
     - {select: {index: 2}, use: mps, replicas: 2}
     - {select: {index: 3}, use: reserved}
     - {select: {index: 4}, use: exclusive, name: mine}
@@ -73,13 +74,12 @@ func TestHelp(t *testing.T) {
 	}
 	for _, name := range []string{k8sGPU, nomadGPU} {
 		_, page, _ := strings.Cut(transcript(t.Context(), t.TempDir(), name, "--help"), "\n")
-		_, options, _ := strings.Cut(page, "\nGLOBAL OPTIONS:\n")
-		for _, verb := range verbs { // without the parts that are those of the page above
-			text := transcript(t.Context(), t.TempDir(), name, verb, "--help")
-			if options != "" {
-				text = strings.Replace(text, options, "(as above)\n", 1)
+		for _, verb := range verbs { // without the part that is on the page above
+			text, part := transcript(t.Context(), t.TempDir(), name, verb, "--help"), page
+			if _, options, ok := strings.Cut(text, "\nGLOBAL OPTIONS:\n"); ok && strings.Contains(page, options) {
+				part = options
 			}
-			fmt.Fprintln(&all, strings.Replace(text, page, "(as above)\n", 1))
+			fmt.Fprintln(&all, strings.Replace(text, part, "(as above)\n", 1))
 		}
 	}
 	compare(t, "help", all.String())
@@ -124,6 +124,7 @@ func TestValidate(t *testing.T) {
 		fmt.Fprintln(&all, typed(t, dir, k8sGPU, "--config-file=$/"+file+".yaml", "validate"))
 		fmt.Fprintln(&all, typed(t, dir, nomadGPU, "validate", "$/"+file+".yaml"))
 	}
+	fmt.Fprintln(&all, typed(t, dir, k8sGPU, "--config-file=$/mixed.yaml", "--mps-root=/run/nvidia/mps", "validate"))
 	compare(t, "validate", all.String())
 }
 

@@ -1,0 +1,316 @@
+package golden
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/hashicorp/nomad/plugins/device"
+	"github.com/hashicorp/nomad/plugins/shared/structs"
+	"google.golang.org/grpc/status"
+	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/tandem-gpu/tandem/test/simdriver"
+)
+
+// scenes are the machines and what happens on them. The pages are taken when the inventory has each of want.
+var scenes = []struct {
+	name, machine, policy string
+	prepare, happen       func(*host) error
+	want                  []string
+}{
+	{name: "h100x8", machine: "h100x8", want: []string{`"index": 7`}},
+	{name: "a30 with MIG", machine: "a30", want: []string{`"index": 1`}},
+	{name: "gb200", machine: "gb200", want: []string{`"index": 1`}},
+	{name: "consumer", machine: "consumer", want: []string{`"index": 0`}},
+	{name: "no GPUs", machine: "none", want: []string{`"ready"`}},
+	{name: "no driver", machine: "t4", prepare: func(h *host) error { return h.Hide() }, want: []string{`"absent"`}},
+	{
+		name: "h100x8 with a policy", machine: "h100x8", policy: mixed,
+		prepare: func(h *host) error { return h.mpsDaemon("gpu") }, want: []string{`"index": 4`, "mps"},
+	},
+	{
+		name: "b200 with faults", machine: "b200",
+		prepare: func(h *host) error {
+			return h.Fail(simdriver.GPU(3), "*", "UNKNOWN", simdriver.Always)
+		},
+		happen: func(h *host) error {
+			for _, slot := range []int{1, 2} {
+				must(h.t, h.Set(slot, "recovery_action", "1"))
+			}
+			must(h.t, h.XID(1, 95), h.XID(2, 94, simdriver.At{GI: 3, CI: 0}))
+			return h.Lose(0)
+		},
+		want: []string{"XID_95", "XID_94", "lost"},
+	},
+}
+
+func TestScenes(t *testing.T) {
+	var all pages
+	var titles []string
+	t.Run("scene", func(t *testing.T) {
+		for _, s := range scenes {
+			titles = append(titles, s.name)
+			t.Run(s.name, func(t *testing.T) {
+				t.Parallel()
+				h := newHost(t, s.machine, s.policy, s.prepare)
+				more := map[string]string{"health_period": "200ms"}
+				k, n := h.startK8s(more), h.startNomad(more)
+				settle := func(want ...string) {
+					k.await("inventory", func() string { return h.lists() + k.get("/readyz") + k.get("/inventory") }, append(want, "200 OK")...)
+					n.await("fingerprint", func() string { return n.fingerprint() + n.verb("inspect", "--json") }, want...)
+				}
+				if s.happen == nil {
+					settle(s.want...)
+				} else {
+					settle(`"ready"`)
+					must(t, s.happen(h))
+					settle(s.want...)
+				}
+				inventory := k.get("/inventory")
+				all.add("inventory", s.name, inventory)
+				all.add("http", s.name, k.get("/healthz")+"\n"+k.get("/readyz"))
+				all.add("metrics", s.name, foldedMetrics(k.get("/metrics")))
+				report := k.verb("inspect", "--json")
+				all.add("inspect", s.name, k.verb("inspect")+"\n"+n.verb("inspect")+"\n"+unlessSame(report, inventory)+"\n"+unlessSame(n.verb("inspect", "--json"), inventory))
+				all.add("kubelet", s.name, h.kubeletPage())
+				all.add("nomad", s.name, n.nomadPage())
+				all.add("debug", s.name, foldedDebug(k.verb("debug"))+foldedDebug(n.verb("debug")))
+				k.stop()
+				n.stop()
+				alone := transcript(t.Context(), h.dir, k8sGPU, append(flags(h.config(k8sGPU, map[string]string{"config_file": h.policy})), "inspect")...)
+				_, alone, _ = strings.Cut(alone, "\n")
+				all.add("inspect-without-agent", s.name, "$ k8s-gpu inspect\n"+alone+"\n"+transcript(t.Context(), h.dir, nomadGPU, "inspect", "--state-dir="+h.state(nomadGPU),
+					"--driver-root="+h.Root, "--sysfs-root="+h.Root+"/sys", "--procfs-root="+h.Root+"/proc", "--policy-file="+h.policy))
+			})
+		}
+	})
+	all.compare(t, titles)
+}
+
+// unlessSame is a transcript whose output is left out where it is that of a page.
+func unlessSame(transcript, page string) string {
+	title, output, _ := strings.Cut(transcript, "\n")
+	if _, body, _ := strings.Cut(page, "\n"); output == body {
+		output = "(as GET /inventory)\n"
+	}
+	return title + "\n" + output
+}
+
+var (
+	uuids    = regexp.MustCompile(`(GPU|MIG)-[0-9a-f-]{36}`)
+	unsteady = regexp.MustCompile(`^[a-z_]*(_seconds|_bytes|_seconds_sum|_seconds_count|lists_total|transitions_total)(\{.*\})? `)
+	numbers  = regexp.MustCompile(`\b\d+\b`)
+	spaces   = regexp.MustCompile(`  +`)
+	inGoOrOS = regexp.MustCompile(`^(go|process|promhttp)_|^# TYPE (go|process|promhttp)_`)
+)
+
+// foldedMetrics has a line for the series that differ in the device only, and no values that are times or sizes.
+func foldedMetrics(page string) string {
+	var out strings.Builder
+	var series []string
+	for line := range strings.Lines(page) {
+		line = strings.TrimSuffix(line, "\n")
+		switch name, _, _ := strings.Cut(line, " "); {
+		case inGoOrOS.MatchString(line):
+		case strings.HasPrefix(line, "#") || strings.HasPrefix(line, "GET"):
+			fmt.Fprint(&out, counted(series))
+			series = nil
+			fmt.Fprintln(&out, line)
+		case unsteady.MatchString(line):
+			series = append(series, uuids.ReplaceAllString(name, "$1-ID")+" VALUE")
+		default:
+			series = append(series, uuids.ReplaceAllString(line, "$1-ID"))
+		}
+	}
+	return out.String() + counted(series)
+}
+
+// foldedDebug is the view without goroutines and numbers.
+func foldedDebug(view string) string {
+	view, _, _ = strings.Cut(view, "\ngoroutines:")
+	return spaces.ReplaceAllString(numbers.ReplaceAllString(view, "N"), "  ") + "\n"
+}
+
+// lists are the device lists that the kubelet has, by resource.
+func (h *host) lists() string {
+	var out strings.Builder
+	for _, resource := range h.resources() {
+		devices, connected := h.kubelet.Devices(resource)
+		fmt.Fprintf(&out, "%s: %d devices, connected: %t\n", resource, len(devices), connected)
+		for _, d := range devices {
+			fmt.Fprintf(&out, "  %s %s NUMA %v\n", d.GetID(), d.GetHealth(), d.GetTopology().GetNodes())
+		}
+	}
+	return strings.ReplaceAll(out.String(), "\u00a0", " ")
+}
+
+func (h *host) resources() (names []string) {
+	for _, r := range h.kubelet.Registrations() {
+		names = append(names, r.Resource)
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+// kubeletPage is what the kubelet gets.
+func (h *host) kubeletPage() string {
+	var out strings.Builder
+	var registrations []string
+	for _, r := range h.kubelet.Registrations() {
+		registrations = append(registrations, fmt.Sprintf("Register %s %s", r.Resource, r.Endpoint))
+	}
+	fmt.Fprint(&out, counted(registrations), h.lists())
+	for _, resource := range h.resources() {
+		client, err := h.kubelet.Plugin(resource)
+		must(h.t, err)
+		options, err := client.GetDevicePluginOptions(h.t.Context(), &v1beta1.Empty{})
+		must(h.t, err)
+		fmt.Fprintf(&out, "%s: PreStartRequired %t, GetPreferredAllocationAvailable %t\n", resource, options.GetPreStartRequired(), options.GetGetPreferredAllocationAvailable())
+		devices, _ := h.kubelet.Devices(resource)
+		ids := make([]string, len(devices))
+		for i, d := range devices {
+			ids[i] = d.GetID()
+		}
+		for _, asked := range [][]string{ids[:1], ids, {"GPU-0"}} {
+			r, err := h.kubelet.Allocate(h.t.Context(), resource, asked...)
+			fmt.Fprintf(&out, "Allocate %s %s\n", strings.Join(asked, " "), refusal(err))
+			for _, key := range slices.Sorted(maps.Keys(r.GetEnvs())) {
+				fmt.Fprintf(&out, "  env %s=%s\n", key, r.GetEnvs()[key])
+			}
+			for _, m := range r.GetMounts() {
+				fmt.Fprintf(&out, "  mount %s %s read-only %t\n", m.GetHostPath(), m.GetContainerPath(), m.GetReadOnly())
+			}
+			for _, d := range r.GetDevices() {
+				fmt.Fprintf(&out, "  device %s %s %s\n", d.GetHostPath(), d.GetContainerPath(), d.GetPermissions())
+			}
+			fmt.Fprintf(&out, "  annotations %v, CDI %v\n", r.GetAnnotations(), r.GetCdiDevices())
+		}
+		for _, n := range []int{1, 2, len(ids)/2 + 1} {
+			chosen, err := h.kubelet.Prefer(h.t.Context(), resource, ids, nil, min(n, len(ids)))
+			fmt.Fprintf(&out, "GetPreferredAllocation %d %s\n  %s\n", min(n, len(ids)), refusal(err), strings.Join(chosen, " "))
+		}
+	}
+	return masked(h.dir, out.String())
+}
+
+func refusal(err error) string {
+	if err == nil {
+		return ""
+	}
+	return fmt.Sprintf("%s: %s", status.Code(err), status.Convert(err).Message())
+}
+
+// fingerprint is the latest.
+func (p *process) fingerprint() string {
+	p.follow()
+	var lines []string
+	for _, g := range p.groups {
+		text := fmt.Sprintf("group %s/%s/%s\n", g.Vendor, g.Type, g.Name)
+		for _, key := range slices.Sorted(maps.Keys(g.Attributes)) {
+			text += fmt.Sprintf("  attribute %s = %s\n", key, strings.TrimSpace(g.Attributes[key].GoString()))
+		}
+		for _, d := range g.Devices {
+			text += fmt.Sprintf("  device %s healthy %t %q PCI %s\n", d.ID, d.Healthy, d.HealthDesc, d.HwLocality.PciBusID)
+		}
+		lines = append(lines, text)
+	}
+	slices.Sort(lines)
+	return masked(p.h.dir, strings.Join(lines, ""))
+}
+
+// nomadPage is what Nomad gets.
+func (p *process) nomadPage() string {
+	var out strings.Builder
+	info, err := p.PluginInfo()
+	must(p.h.t, err)
+	fmt.Fprintf(&out, "PluginInfo %s %s %s %v\n%s", info.Type, info.Name, info.PluginVersion, info.PluginApiVersions, p.fingerprint())
+	slices.SortFunc(p.groups, func(a, b *device.DeviceGroup) int { return strings.Compare(a.Type+a.Name, b.Type+b.Name) })
+	requests := [][]string{{"GPU-0"}}
+	for _, g := range p.groups {
+		var ids []string
+		for _, d := range g.Devices {
+			ids = append(ids, d.ID)
+		}
+		requests = append(requests, ids[:1], ids)
+	}
+	for _, ids := range requests {
+		r, err := p.Reserve(ids)
+		fmt.Fprintf(&out, "Reserve %s %s\n", strings.Join(ids, " "), refusal(err))
+		if err != nil {
+			continue
+		}
+		for _, key := range slices.Sorted(maps.Keys(r.Envs)) {
+			fmt.Fprintf(&out, "  env %s=%s\n", key, r.Envs[key])
+		}
+		for _, m := range r.Mounts {
+			fmt.Fprintf(&out, "  mount %s %s read-only %t\n", m.HostPath, m.TaskPath, m.ReadOnly)
+		}
+		for _, d := range r.Devices {
+			fmt.Fprintf(&out, "  device %s %s %s\n", d.HostPath, d.TaskPath, d.CgroupPerms)
+		}
+	}
+	if len(p.groups) > 0 {
+		fmt.Fprint(&out, p.stats())
+	}
+	return masked(p.h.dir, out.String())
+}
+
+// stats has a line for each name, of all devices of a group.
+func (p *process) stats() string {
+	ctx, cancel := context.WithTimeout(p.h.t.Context(), timeout)
+	defer cancel()
+	stream, err := p.Stats(ctx, timeout)
+	must(p.h.t, err)
+	r := <-stream
+	must(p.h.t, r.Error)
+	var lines []string
+	for _, g := range r.Groups {
+		for _, s := range g.InstanceStats {
+			group := "Stats " + g.Type + "/" + g.Name
+			lines = append(lines, group+": summary: "+statText("", s.Summary))
+			lines = append(lines, statLines(group+": ", s.Stats)...)
+		}
+	}
+	return counted(lines)
+}
+
+func statLines(prefix string, o *structs.StatObject) (lines []string) {
+	if o == nil {
+		return nil
+	}
+	for name, v := range o.Attributes {
+		lines = append(lines, prefix+statText(name, v))
+	}
+	for name, nested := range o.Nested {
+		lines = append(lines, statLines(prefix+name+"/", nested)...)
+	}
+	return lines
+}
+
+func statText(name string, v *structs.StatValue) string {
+	kind := "none"
+	switch {
+	case v == nil:
+	case v.FloatNumeratorVal != nil:
+		kind = "float"
+	case v.IntNumeratorVal != nil:
+		kind = "int"
+	case v.StringVal != nil:
+		kind = "string " + strconv.Quote(*v.StringVal)
+	case v.BoolVal != nil:
+		kind = "bool"
+	}
+	if v == nil {
+		return name + " none"
+	}
+	if v.IntDenominatorVal != nil || v.FloatDenominatorVal != nil {
+		kind += " of a total"
+	}
+	return fmt.Sprintf("%s [%s] %s (%s)", name, v.Unit, kind, v.Desc)
+}
