@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -100,6 +101,13 @@ type process struct {
 	device.DevicePlugin
 	prints <-chan *device.FingerprintResponse
 	groups []*device.DeviceGroup // of the latest fingerprint
+}
+
+func (h *host) start(agent string, more map[string]string) *process {
+	if agent == k8sGPU {
+		return h.startK8s(more)
+	}
+	return h.startNomad(more)
 }
 
 func (h *host) startK8s(more map[string]string) *process {
@@ -196,22 +204,29 @@ func (p *process) follow() {
 	}
 }
 
-// await waits until look returns a text with each of want, the same for a while.
+// await waits until look returns a text with each of want.
 func (p *process) await(what string, look func() string, want ...string) {
 	p.h.t.Helper()
-	const still = 8
-	last, same := "", 0
+	p.awaitStill(0, what, look, want...)
+}
+
+// awaitStill is await until the text was the same so many times more.
+func (p *process) awaitStill(still int, what string, look func() string, want ...string) {
+	p.h.t.Helper()
+	last, same := "", -1
 	for deadline := time.Now().Add(timeout); same < still; time.Sleep(25 * time.Millisecond) {
 		text := look()
-		if same++; text != last {
-			last, same = text, 0
+		missing := slices.ContainsFunc(want, func(w string) bool { return !strings.Contains(text, w) })
+		switch {
+		case missing:
+			same = -1
+		case text == last:
+			same++
+		default:
+			same = 0
 		}
-		for _, w := range want {
-			if !strings.Contains(text, w) {
-				same = 0
-			}
-		}
-		if time.Now().After(deadline) {
+		last = text
+		if same < still && time.Now().After(deadline) {
 			p.h.t.Fatalf("%s: %s: want %q in\n%s\nlog:\n%s", p.name, what, want, text, p.logged())
 		}
 	}

@@ -26,13 +26,13 @@ import (
 
 var (
 	update = flag.Bool("update", false, "write testdata/*.golden")
-	save   = flag.String("save-state", "", "write the state directories of the scripted run to this folder")
+	save   = flag.Bool("save-state", false, "write testdata/state-*, the state directories of this version")
 )
 
 const (
 	k8sGPU   = "k8s-gpu"
 	nomadGPU = "nomad-gpu"
-	timeout  = 60 * time.Second // for each step of a test, also on a busy machine
+	timeout  = 10 * time.Second // for each step of a test, also on a busy machine
 )
 
 // bin is the folder of the built agents.
@@ -123,13 +123,16 @@ var variable = []struct {
 	{regexp.MustCompile(`127\.0\.0\.1:\d+`), "127.0.0.1:PORT"},
 	{regexp.MustCompile(`\bplugin\d+`), "pluginN"},
 	{regexp.MustCompile(`(nomad-gpu-)\d+`), "${1}PID"},
+	{regexp.MustCompile(`-[0-9a-f]{8}-(\d+\.sock)`), "-RUN-$1"},
+	{regexp.MustCompile(`\bgo1\.\d+(\.\d+)?\b`), "goVERSION"},
 	{regexp.MustCompile(`\bpid[ =:"]+\d+`), "pid PID"},
-	{regexp.MustCompile(`\b(uid|UID)[ =]\d+`), "$1 UID"},
+	{regexp.MustCompile(`\buid[ =:"]+\d+`), "uid UID"},
+	{regexp.MustCompile(`agent \d+, begun at \d+, boot [0-9a-f-]+`), "agent PID, begun at TICKS, boot ID"},
 }
 
 // masked is text without what differs between two runs.
 func masked(dir, text string) string {
-	text = strings.NewReplacer(dir, "$DIR", bin, "$BIN").Replace(text)
+	text = strings.NewReplacer(dir, "$DIR", os.TempDir(), "$TMP").Replace(text)
 	for _, v := range variable {
 		text = v.pattern.ReplaceAllString(text, v.mask)
 	}

@@ -32,7 +32,7 @@ var scenes = []struct {
 	{name: "no driver", machine: "t4", prepare: func(h *host) error { return h.Hide() }, want: []string{`"absent"`}},
 	{
 		name: "h100x8 with a policy", machine: "h100x8", policy: mixed,
-		prepare: func(h *host) error { return h.mpsDaemon("gpu") }, want: []string{`"index": 4`, "mps"},
+		prepare: func(h *host) error { return h.mpsDaemon("gpu.mps") }, want: []string{`"index": 4`, "mps"},
 	},
 	{
 		name: "b200 with faults", machine: "b200",
@@ -62,8 +62,8 @@ func TestScenes(t *testing.T) {
 				more := map[string]string{"health_period": "200ms"}
 				k, n := h.startK8s(more), h.startNomad(more)
 				settle := func(want ...string) {
-					k.await("inventory", func() string { return h.lists() + k.get("/readyz") + k.get("/inventory") }, append(want, "200 OK")...)
-					n.await("fingerprint", func() string { return n.fingerprint() + n.verb("inspect", "--json") }, want...)
+					k.awaitStill(8, "inventory", func() string { return h.lists() + k.get("/readyz") + k.get("/inventory") }, append(want, "200 OK")...)
+					n.awaitStill(4, "fingerprint", func() string { return n.fingerprint() + n.verb("inspect", "--json") }, want...)
 				}
 				if s.happen == nil {
 					settle(s.want...)
@@ -75,7 +75,11 @@ func TestScenes(t *testing.T) {
 				inventory := k.get("/inventory")
 				all.add("inventory", s.name, inventory)
 				all.add("http", s.name, k.get("/healthz")+"\n"+k.get("/readyz"))
-				all.add("metrics", s.name, foldedMetrics(k.get("/metrics")))
+				series, comments := foldedMetrics(k.get("/metrics"))
+				all.add("metrics", s.name, series)
+				if s.name == scenes[len(scenes)-1].name {
+					all.add("metrics-help", s.name, comments)
+				}
 				report := k.verb("inspect", "--json")
 				all.add("inspect", s.name, k.verb("inspect")+"\n"+n.verb("inspect")+"\n"+unlessSame(report, inventory)+"\n"+unlessSame(n.verb("inspect", "--json"), inventory))
 				all.add("kubelet", s.name, h.kubeletPage())
@@ -107,28 +111,26 @@ var (
 	unsteady = regexp.MustCompile(`^[a-z_]*(_seconds|_bytes|_seconds_sum|_seconds_count|lists_total|transitions_total)(\{.*\})? `)
 	numbers  = regexp.MustCompile(`\b\d+\b`)
 	spaces   = regexp.MustCompile(`  +`)
-	inGoOrOS = regexp.MustCompile(`^(go|process|promhttp)_|^# TYPE (go|process|promhttp)_`)
+	inGoOrOS = regexp.MustCompile(`^(go|process)_`)
 )
 
-// foldedMetrics has a line for the series that differ in the device only, and no values that are times or sizes.
-func foldedMetrics(page string) string {
-	var out strings.Builder
-	var series []string
+// foldedMetrics has a line for the series that differ in the device only, without values that are times or sizes.
+// The comments are apart.
+func foldedMetrics(page string) (series, comments string) {
+	var lines, about []string
 	for line := range strings.Lines(page) {
 		line = strings.TrimSuffix(line, "\n")
 		switch name, _, _ := strings.Cut(line, " "); {
-		case inGoOrOS.MatchString(line):
-		case strings.HasPrefix(line, "#") || strings.HasPrefix(line, "GET"):
-			fmt.Fprint(&out, counted(series))
-			series = nil
-			fmt.Fprintln(&out, line)
+		case strings.HasPrefix(line, "#"):
+			about = append(about, line)
+		case strings.HasPrefix(line, "GET") || inGoOrOS.MatchString(line):
 		case unsteady.MatchString(line):
-			series = append(series, uuids.ReplaceAllString(name, "$1-ID")+" VALUE")
+			lines = append(lines, uuids.ReplaceAllString(name, "$1-ID")+" VALUE")
 		default:
-			series = append(series, uuids.ReplaceAllString(line, "$1-ID"))
+			lines = append(lines, uuids.ReplaceAllString(line, "$1-ID"))
 		}
 	}
-	return out.String() + counted(series)
+	return counted(lines), strings.Join(about, "\n") + "\n"
 }
 
 // foldedDebug is the view without goroutines and numbers.
@@ -144,10 +146,14 @@ func (h *host) lists() string {
 		devices, connected := h.kubelet.Devices(resource)
 		fmt.Fprintf(&out, "%s: %d devices, connected: %t\n", resource, len(devices), connected)
 		for _, d := range devices {
-			fmt.Fprintf(&out, "  %s %s NUMA %v\n", d.GetID(), d.GetHealth(), d.GetTopology().GetNodes())
+			fmt.Fprintf(&out, "  %s %s", d.GetID(), d.GetHealth())
+			for _, n := range d.GetTopology().GetNodes() {
+				fmt.Fprintf(&out, " NUMA node %d", n.GetID())
+			}
+			fmt.Fprintln(&out)
 		}
 	}
-	return strings.ReplaceAll(out.String(), "\u00a0", " ")
+	return out.String()
 }
 
 func (h *host) resources() (names []string) {
@@ -177,7 +183,7 @@ func (h *host) kubeletPage() string {
 		for i, d := range devices {
 			ids[i] = d.GetID()
 		}
-		for _, asked := range [][]string{ids[:1], ids, {"GPU-0"}} {
+		for _, asked := range slices.CompactFunc([][]string{ids[:1], ids, {"GPU-0"}}, slices.Equal) {
 			r, err := h.kubelet.Allocate(h.t.Context(), resource, asked...)
 			fmt.Fprintf(&out, "Allocate %s %s\n", strings.Join(asked, " "), refusal(err))
 			for _, key := range slices.Sorted(maps.Keys(r.GetEnvs())) {
@@ -191,9 +197,9 @@ func (h *host) kubeletPage() string {
 			}
 			fmt.Fprintf(&out, "  annotations %v, CDI %v\n", r.GetAnnotations(), r.GetCdiDevices())
 		}
-		for _, n := range []int{1, 2, len(ids)/2 + 1} {
-			chosen, err := h.kubelet.Prefer(h.t.Context(), resource, ids, nil, min(n, len(ids)))
-			fmt.Fprintf(&out, "GetPreferredAllocation %d %s\n  %s\n", min(n, len(ids)), refusal(err), strings.Join(chosen, " "))
+		for _, n := range slices.Compact([]int{1, min(2, len(ids)), min(len(ids)/2+1, len(ids))}) {
+			chosen, err := h.kubelet.Prefer(h.t.Context(), resource, ids, nil, n)
+			fmt.Fprintf(&out, "GetPreferredAllocation %d %s\n  %s\n", n, refusal(err), strings.Join(chosen, " "))
 		}
 	}
 	return masked(h.dir, out.String())
