@@ -32,7 +32,7 @@ var (
 const (
 	k8sGPU   = "k8s-gpu"
 	nomadGPU = "nomad-gpu"
-	timeout  = 10 * time.Second // for each step of a test, also on a busy machine
+	timeout  = 60 * time.Second // for each step of a test, also on a busy machine
 )
 
 // bin is the folder of the built agents.

@@ -182,7 +182,10 @@ func TestSavedState(t *testing.T) {
 			})
 			p := h.start(agent, nil)
 			var report string
-			p.await("the conditions of the history", func() string { report = p.verb("inspect"); return report }, "ready", "XID_95", "XID_94")
+			p.awaitStill(8, "the conditions of the history", func() string {
+				report = p.verb("inspect")
+				return h.lists() + p.logged() + report
+			}, "ready", "XID_95", "XID_94", h.UUID(3))
 			report += "\n" + logLines(p.logged())
 			p.stop()
 			history, err := os.ReadFile(filepath.Join(h.state(agent), agent+".json"))
