@@ -1,6 +1,7 @@
 package golden
 
 import (
+	"errors"
 	"regexp"
 	"strings"
 	"testing"
@@ -8,35 +9,42 @@ import (
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
-// scenes are the machines and what happens on them. The pages are taken when the inventory has each of want.
+// step is something that happens to a machine, and what is then in the reports of both agents.
+type step struct {
+	happens func(*host) error // nil: the agents start
+	want    []string
+}
+
+func start(want ...string) []step { return []step{{want: want}} }
+
+// scenes are the machines; the pages are taken after the last step.
 var scenes = []struct {
 	name, machine, policy string
-	prepare, happen       func(*host) error
-	want                  []string
+	prepare               func(*host) error
+	steps                 []step
 }{
-	{name: "h100x8", machine: "h100x8", want: []string{`"index": 7`}},
-	{name: "a30 with MIG", machine: "a30", want: []string{`"index": 1`}},
-	{name: "gb200", machine: "gb200", want: []string{`"index": 1`}},
-	{name: "consumer", machine: "consumer", want: []string{`"index": 0`}},
-	{name: "no GPUs", machine: "none", want: []string{`"ready"`}},
-	{name: "no driver", machine: "t4", prepare: func(h *host) error { return h.Hide() }, want: []string{`"absent"`}},
+	{name: "h100x8", machine: "h100x8", steps: start(`"index": 7`)},
+	{name: "a30 with MIG", machine: "a30", steps: start(`"index": 1`)},
+	{name: "gb200", machine: "gb200", steps: start(`"index": 1`)},
+	{name: "consumer", machine: "consumer", steps: start(`"index": 0`)},
+	{name: "no GPUs", machine: "none", steps: start(`"ready"`)},
+	{name: "no driver", machine: "t4", prepare: func(h *host) error { return h.Hide() }, steps: start(`"absent"`)},
 	{
 		name: "h100x8 with a policy", machine: "h100x8", policy: mixed,
-		prepare: func(h *host) error { return h.mpsDaemon("gpu.mps") }, want: []string{`"index": 4`, "mps"},
+		prepare: func(h *host) error { return h.mpsDaemon("gpu.mps") }, steps: start(`"index": 4`, "MPS_DAEMON_DOWN"),
 	},
 	{
 		name: "b200 with faults", machine: "b200",
-		prepare: func(h *host) error {
-			return h.Fail(simdriver.GPU(3), "*", "UNKNOWN", simdriver.Always)
+		prepare: func(h *host) error { return h.Fail(simdriver.GPU(3), "*", "UNKNOWN", simdriver.Always) },
+		steps: []step{
+			{want: []string{`"index": 2`}},
+			{
+				func(h *host) error { return errors.Join(h.XID(1, 95), h.XID(2, 94, simdriver.At{GI: 3, CI: 0})) },
+				[]string{"XID_95", "XID_94"},
+			},
+			{func(h *host) error { return h.Set(1, "recovery_action", "1") }, []string{"VERDICT_GPU_RESET", `"driverAsks"`}},
+			{func(h *host) error { return h.Lose(0) }, []string{`"lost"`}},
 		},
-		happen: func(h *host) error {
-			for _, slot := range []int{1, 2} {
-				must(h.t, h.Set(slot, "recovery_action", "1"))
-			}
-			must(h.t, h.XID(1, 95), h.XID(2, 94, simdriver.At{GI: 3, CI: 0}))
-			return h.Lose(0)
-		},
-		want: []string{"XID_95", "XID_94", "lost"},
 	},
 }
 
@@ -51,16 +59,12 @@ func TestScenes(t *testing.T) {
 				h := newHost(t, s.machine, s.policy, s.prepare)
 				more := map[string]string{"health_period": "200ms"}
 				k, n := h.startK8s(more), h.startNomad(more)
-				settle := func(want ...string) {
-					k.awaitStill(8, "inventory", func() string { return h.lists() + k.get("/readyz") + k.get("/inventory") }, append(want, "200 OK")...)
-					n.awaitStill(4, "fingerprint", func() string { return n.fingerprint() + n.verb("inspect", "--json") }, want...)
-				}
-				if s.happen == nil {
-					settle(s.want...)
-				} else {
-					settle(`"ready"`)
-					must(t, s.happen(h))
-					settle(s.want...)
+				for _, step := range s.steps {
+					if step.happens != nil {
+						must(t, step.happens(h))
+					}
+					k.awaitStill(8, "inventory", func() string { return h.lists() + k.get("/readyz") + k.get("/inventory") }, append(step.want, "200 OK")...)
+					n.awaitStill(4, "fingerprint", func() string { return n.fingerprint() + n.verb("inspect", "--json") }, step.want...)
 				}
 				inventory := k.get("/inventory")
 				all.add("inventory", s.name, inventory)
