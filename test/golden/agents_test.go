@@ -31,6 +31,7 @@ type host struct {
 	dir     string
 	kubelet *kubelettest.Kubelet
 	policy  string // file of both agents
+	shared  bool   // one state directory for both
 }
 
 func newHost(t *testing.T, machine, policy string, prepare func(*host) error) *host {
@@ -40,7 +41,7 @@ func newHost(t *testing.T, machine, policy string, prepare func(*host) error) *h
 	h := &host{t: t, dir: dir, policy: filepath.Join(dir, "policy.yaml"), kubelet: kubelettest.New(filepath.Join(dir, "plugins"))}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	h.Machine, err = simdriver.Install(t.Context(), filepath.Join(dir, "m"), machine)
-	must(t, err, os.WriteFile(h.policy, []byte(policy), 0o600), os.Mkdir(h.state(k8sGPU), 0o700), os.Mkdir(h.state(nomadGPU), 0o700), h.kubelet.Start())
+	must(t, err, os.WriteFile(h.policy, []byte(policy), 0o600), h.kubelet.Start())
 	t.Cleanup(h.kubelet.Stop)
 	pods, err := kubelettest.ServePodResources(filepath.Join(dir, "pods", "kubelet.sock"))
 	must(t, err)
@@ -48,6 +49,7 @@ func newHost(t *testing.T, machine, policy string, prepare func(*host) error) *h
 	if prepare != nil {
 		must(t, prepare(h))
 	}
+	must(t, os.MkdirAll(h.state(k8sGPU), 0o700), os.MkdirAll(h.state(nomadGPU), 0o700))
 	t.Cleanup(func() {
 		violations, err := h.Violations()
 		if must(t, err); len(violations) > 0 {
@@ -57,7 +59,12 @@ func newHost(t *testing.T, machine, policy string, prepare func(*host) error) *h
 	return h
 }
 
-func (h *host) state(agent string) string { return filepath.Join(h.dir, agent) }
+func (h *host) state(agent string) string {
+	if h.shared {
+		return filepath.Join(h.dir, "both")
+	}
+	return filepath.Join(h.dir, agent)
+}
 
 // mpsDaemon is the socket of the MPS control daemon of a pool.
 func (h *host) mpsDaemon(pool string) error {

@@ -26,7 +26,10 @@ var scenes = []struct {
 	{name: "h100x8", machine: "h100x8", steps: start(`"index": 7`)},
 	{name: "a30 with MIG", machine: "a30", steps: start(`"index": 1`)},
 	{name: "gb200", machine: "gb200", steps: start(`"index": 1`)},
-	{name: "consumer", machine: "consumer", steps: start(`"index": 0`)},
+	{
+		name: "consumer, one state directory", machine: "consumer",
+		prepare: func(h *host) error { h.shared = true; return nil }, steps: start(`"by": `),
+	},
 	{name: "no GPUs", machine: "none", steps: start(`"ready"`)},
 	{name: "no driver", machine: "t4", prepare: func(h *host) error { return h.Hide() }, steps: start(`"absent"`)},
 	{
