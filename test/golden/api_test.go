@@ -2,10 +2,11 @@ package golden
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/hashicorp/nomad/plugins/device"
@@ -174,24 +175,10 @@ func statLines(prefix string, o *structs.StatObject) (lines []string) {
 	return lines
 }
 
+var statValues = regexp.MustCompile(`Val":[0-9.e+-]+`)
+
+// statText is a value as JSON, without the number.
 func statText(name string, v *structs.StatValue) string {
-	kind := "none"
-	switch {
-	case v == nil:
-	case v.FloatNumeratorVal != nil:
-		kind = "float"
-	case v.IntNumeratorVal != nil:
-		kind = "int"
-	case v.StringVal != nil:
-		kind = "string " + strconv.Quote(*v.StringVal)
-	case v.BoolVal != nil:
-		kind = "bool"
-	}
-	if v == nil {
-		return name + " none"
-	}
-	if v.IntDenominatorVal != nil || v.FloatDenominatorVal != nil {
-		kind += " of a total"
-	}
-	return fmt.Sprintf("%s [%s] %s (%s)", name, v.Unit, kind, v.Desc)
+	text, _ := json.Marshal(v) // of numbers and strings
+	return name + " " + statValues.ReplaceAllString(string(text), `Val":N`)
 }

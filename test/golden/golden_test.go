@@ -41,7 +41,7 @@ var bin string
 func TestMain(m *testing.M) {
 	flag.Parse()
 	if f := flag.Lookup("test.parallel"); f != nil && f.Value.String() == f.DefValue {
-		_ = f.Value.Set("8") // the tests wait more than they compute
+		_ = f.Value.Set("12") // the tests wait more than they compute
 	}
 	os.Exit(func() int {
 		dir, err := os.MkdirTemp("", "golden-bin-")

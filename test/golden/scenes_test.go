@@ -52,6 +52,7 @@ var scenes = []struct {
 }
 
 func TestScenes(t *testing.T) {
+	t.Parallel()
 	var all pages
 	var titles []string
 	t.Run("scene", func(t *testing.T) {
