@@ -59,7 +59,7 @@ func (s *status) collectHealth(metrics chan<- prometheus.Metric, state core.Stat
 		send(transitionsDesc, prometheus.CounterValue, float64(stats.Transitions[u.Device.ID]), id)
 	}
 	for _, c := range state.Ledger.Conditions() {
-		send(conditionDesc, prometheus.GaugeValue, one(c.State > core.Healthy && c.Ignored.IsZero()),
+		send(conditionDesc, prometheus.GaugeValue, one(c.State > core.Healthy && c.IgnoredUntil.IsZero()),
 			string(c.At.GPU), instanceLabel(c.At.GI), instanceLabel(c.At.CI), c.Cause(), c.State.String(), strconv.FormatBool(c.Simulated))
 	}
 	for gpu, chart := range charts(state) {
@@ -136,7 +136,7 @@ func tallies(chart core.GPUHistory, p core.HealthPolicy) (xids, events map[strin
 		}
 	}
 	for r := range xid.XIDs() {
-		know(r.Code, max(r.Effect, r.Settled, r.AgainEffect))
+		know(r.Code, max(r.Effect, r.SettledEffect, r.RepeatEffect))
 	}
 	for code, effect := range p.XIDs {
 		know(code, effect)
@@ -144,7 +144,7 @@ func tallies(chart core.GPUHistory, p core.HealthPolicy) (xids, events map[strin
 	for r := range xid.Events() {
 		events[eventLabel(r)] = 0
 	}
-	for _, t := range chart.Tallies {
+	for _, t := range chart.FaultCounts {
 		switch event, isEvent := xid.Event(t.Code); {
 		case t.Reason == core.ReasonXID && known[t.Code]:
 			xids[xidLabel(t.Code)] += t.Count

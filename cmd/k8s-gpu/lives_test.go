@@ -216,14 +216,14 @@ func TestABadStartIsAnError(t *testing.T) {
 func TestThePastIsTheLatestLifes(t *testing.T) {
 	p := &past{}
 	first := p.on(nil, unknownBoot)
-	if r, boot := first.Load(); boot != "" || r.Boot != "" {
+	if r, boot := first.Load(); boot != "" || r.BootID != "" {
 		t.Errorf("a first life knows %+v", r)
 	}
-	if err := first.Save(core.Checkpoint{Boot: "b", Driver: "1"}); !errors.Is(err, monitor.ErrNoStore) {
+	if err := first.Save(core.Checkpoint{BootID: "b", Driver: "1"}); !errors.Is(err, monitor.ErrNoStore) {
 		t.Errorf("what only this process knows is said to be on disk: %v", err)
 	}
 	second := p.on(nil, unknownBoot)
-	if err := first.Save(core.Checkpoint{Boot: "b", Driver: "0"}); err == nil {
+	if err := first.Save(core.Checkpoint{BootID: "b", Driver: "0"}); err == nil {
 		t.Error("a store that came back late has saved something")
 	}
 	if r, boot := second.Load(); r.Driver != "1" || boot != "b" {

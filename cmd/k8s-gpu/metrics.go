@@ -95,7 +95,7 @@ func (s *status) Collect(metrics chan<- prometheus.Metric) {
 	gauge(buildDesc, 1, "k8s-gpu", versionText(), runtime.Version())
 	gauge(driverDesc, 1, driver.State.String(), driver.Version, driver.CUDA)
 	gauge(excludedDesc, float64(len(inv.Excluded())))
-	gauge(findingsDesc, float64(len(inv.PolicyWarnings())+len(inv.Drift())))
+	gauge(findingsDesc, float64(len(inv.PolicyWarnings())+len(inv.OutdatedBindings())))
 	gauge(contestedDesc, float64(len(inv.Overlaps())))
 	for u := range inv.Devices() {
 		gauge(healthyDesc, one(u.Health.Schedulable()), string(u.Device.ID), u.Device.Model, u.Health.State.String(), u.Health.Reason.String())

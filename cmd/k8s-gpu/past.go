@@ -64,11 +64,11 @@ func (s *store) Load() (core.Checkpoint, string) {
 		if !saved && s.disk != nil {
 			s.disk.SetAside(errNeverSaved)
 		}
-		return r.Rebase(core.Boot{ID: r.Boot, At: s.boot().At}, time.Now()), r.Boot
+		return r.Rebase(core.Boot{ID: r.BootID, Time: s.boot().Time}, time.Now()), r.BootID
 	}
 	if s.disk == nil {
 		boot := s.boot()
-		return core.Checkpoint{Boot: boot.ID, Booted: boot.At}, boot.ID
+		return core.Checkpoint{BootID: boot.ID, BootTime: boot.Time}, boot.ID
 	}
 	return s.disk.Load()
 }

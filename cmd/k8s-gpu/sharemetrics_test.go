@@ -69,7 +69,7 @@ func TestPolicyInMetrics(t *testing.T) {
 	cfg := replicated(4, 0, 9)
 	cfg.Policy.Rules = append(cfg.Policy.Rules, core.Rule{Select: core.Selector{IDs: []core.DeviceID{"GPU-x"}}})
 	state := read(cfg, coretest.GPUs(2)).WithHost(cfg, time.Unix(1, 0), core.Host{
-		Claims: []core.Claim{{By: "nomad-gpu", At: core.WholeGPU(coretest.GPU(1))}},
+		Claims: []core.Claim{{Agent: "nomad-gpu", At: core.WholeGPU(coretest.GPU(1))}},
 	})
 	has(t, scraped(t, cfg, state),
 		`tandem_policy_findings 1`, `tandem_devices_contested 1`,

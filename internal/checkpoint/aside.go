@@ -33,7 +33,7 @@ func unread(err error) *aside {
 
 func foreign(f *core.ForeignHistory) *aside {
 	return &aside{"other", "health history is that of another machine, or every GPU was replaced: it starts anew, the file is kept aside",
-		[]any{"history", f.History, "machine", f.Machine}}
+		[]any{"history", f.HistoryGPUs, "machine", f.DriverGPUs}}
 }
 
 // SetAside implements monitor.Store.

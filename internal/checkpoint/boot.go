@@ -19,7 +19,7 @@ func ReadBoot(procRoot string) (core.Boot, error) { return readBoot(procRoot, ti
 // readBoot is ReadBoot at a time of the wall clock.
 func readBoot(procRoot string, now time.Time) (core.Boot, error) {
 	proc := cmp.Or(procRoot, "/proc")
-	boot := core.Boot{At: bootMoment(filepath.Join(proc, "uptime"), now)}
+	boot := core.Boot{Time: bootMoment(filepath.Join(proc, "uptime"), now)}
 	path := filepath.Join(proc, "sys/kernel/random/boot_id") // random(4)
 	text, err := os.ReadFile(path)
 	if err != nil {

@@ -105,9 +105,9 @@ func (f *File) Load() (core.Checkpoint, string) {
 	r = r.Rebase(boot, now)
 	switch {
 	case boot.ID == "":
-		boot.ID = r.Boot
-	case r.Boot == "":
-		r.Boot = boot.ID
+		boot.ID = r.BootID
+	case r.BootID == "":
+		r.BootID = boot.ID
 	}
 	return r, boot.ID
 }

@@ -240,14 +240,14 @@ func words[T interface {
 func TestFileIsPrivateAndItsFolderIsMade(t *testing.T) {
 	d := newDisk(t)
 	f := d.open()
-	if r, boot := f.Load(); diff(core.Checkpoint{Boot: "b00t"}, r) != "" || boot != "b00t" || d.log.Len() > 0 {
+	if r, boot := f.Load(); diff(core.Checkpoint{BootID: "b00t"}, r) != "" || boot != "b00t" || d.log.Len() > 0 {
 		t.Errorf("nothing was kept yet: %+v, boot %q, said %s", r, boot, d.log.String())
 	}
 	d.save(f, full())
 	if err := os.Chmod(d.path(), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	d.save(f, core.Checkpoint{Boot: "other"})
+	d.save(f, core.Checkpoint{BootID: "other"})
 	file, err := os.Stat(d.path())
 	if err != nil || file.Mode() != 0o600 {
 		t.Errorf("mode %v, %v", file.Mode(), err)

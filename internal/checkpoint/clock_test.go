@@ -17,7 +17,7 @@ func TestHistoryIsOnTheWallClockThatIsSet(t *testing.T) {
 	}
 	r, boot := d.open().Load()
 	lost := time.Now().Add(-time.Hour)
-	r.Boot, r.Conditions = boot, []core.Condition{{At: core.WholeGPU("GPU-a"), Reason: core.ReasonLost, State: core.GPULost, Since: lost, Last: lost, Count: 1}}
+	r.BootID, r.Conditions = boot, []core.Condition{{At: core.WholeGPU("GPU-a"), Reason: core.ReasonLost, State: core.GPULost, Since: lost, Last: lost, Count: 1}}
 	d.save(d.open(), r)
 	f := d.open()
 	f.SetWallClock(func() time.Time { return time.Now().Add(-26 * time.Hour) })

@@ -65,8 +65,8 @@ func decode(text []byte, agent string) (r core.Checkpoint, skipped []error, err 
 	skip := func(what string, i any, err error) {
 		skipped = append(skipped, fmt.Errorf("%s %v: %w", what, i, err))
 	}
-	r.Boot, r.Driver = e.Record.Boot, e.Record.Driver
-	r.Unread = e.Record.Unread
+	r.BootID, r.Driver = e.Record.Boot, e.Record.Driver
+	r.NotReadSinceBoot = e.Record.Unread
 	part := func(what string, text json.RawMessage, into any) {
 		if text == nil {
 			return
@@ -76,9 +76,9 @@ func decode(text []byte, agent string) (r core.Checkpoint, skipped []error, err 
 			reflect.ValueOf(into).Elem().SetZero() // of a part that was understood in part nothing counts
 		}
 	}
-	part("boot moment", e.Record.Booted, &r.Booted)
+	part("boot moment", e.Record.Booted, &r.BootTime)
 	part("maintenance", e.Record.Away, &r.Maintenance)
-	part("GPUs inherited", e.Record.Inherited, &r.Inherited)
+	part("GPUs inherited", e.Record.Inherited, &r.UnconfirmedGPUs)
 	part("binding", e.Record.Binding, &r.Binding)
 	part("kernel log", e.Record.KernelLog, &r.KernelLog)
 	known := map[core.DeviceID]bool{}

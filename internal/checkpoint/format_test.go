@@ -27,7 +27,7 @@ func FuzzLoad(f *testing.F) {
 			return
 		}
 		cfg, now := core.DefaultConfig(), time.Now()
-		s := core.Restore(cfg, r, r.Boot).Read(cfg, now, coretest.GPUs(1)).Observe(cfg, now.Add(time.Hour))
+		s := core.Restore(cfg, r, r.BootID).Read(cfg, now, coretest.GPUs(1)).Observe(cfg, now.Add(time.Hour))
 		for u := range s.Inventory.Units() {
 			if line := u.Health.String(); len(line) > 200 || u.Health.State > core.Healthy && u.Health.Cause() == "" {
 				t.Errorf("health %q, cause %q", line, u.Health.Cause())
@@ -38,7 +38,7 @@ func FuzzLoad(f *testing.F) {
 				t.Errorf("%+v has no words", c)
 			}
 		}
-		for _, record := range []core.Checkpoint{r, s.Checkpoint(r.Boot)} {
+		for _, record := range []core.Checkpoint{r, s.Checkpoint(r.BootID)} {
 			text, err := encode(record, "k8s-gpu")
 			if err != nil {
 				t.Fatal(err)

@@ -55,8 +55,8 @@ func TestHistoryOutlivesTheAgent(t *testing.T) {
 			if got := health(m, 0); got.State != core.Healthy {
 				t.Errorf("GPU 0 is %s", got)
 			}
-			if chart, _ := m.State().Ledger.History(coretest.GPU(1)); len(chart.Tallies) != 1 || chart.Tallies[0].Count != 1 {
-				t.Errorf("counted: %+v", chart.Tallies)
+			if chart, _ := m.State().Ledger.History(coretest.GPU(1)); len(chart.FaultCounts) != 1 || chart.FaultCounts[0].Count != 1 {
+				t.Errorf("counted: %+v", chart.FaultCounts)
 			}
 		})
 		d.boot("another")

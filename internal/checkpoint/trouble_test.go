@@ -146,7 +146,7 @@ func TestFullDiskKeepsWhatThereWas(t *testing.T) {
 	if err := os.WriteFile(ballast, make([]byte, 128<<10), 0o600); !errors.Is(err, syscall.ENOSPC) {
 		t.Fatalf("the disk is not full: %v", err)
 	}
-	d.fails(f, core.Checkpoint{Boot: "other"}, "no space left")
+	d.fails(f, core.Checkpoint{BootID: "other"}, "no space left")
 	if p := f.Problem(); !strings.Contains(p, "no space left") {
 		t.Errorf("problem %q", p)
 	}
@@ -159,8 +159,8 @@ func TestFullDiskKeepsWhatThereWas(t *testing.T) {
 	if err := os.Remove(ballast); err != nil {
 		t.Fatal(err)
 	}
-	d.save(f, core.Checkpoint{Boot: "other"})
-	if r, _ := d.open().Load(); r.Boot != "other" || f.Problem() != "" {
+	d.save(f, core.Checkpoint{BootID: "other"})
+	if r, _ := d.open().Load(); r.BootID != "other" || f.Problem() != "" {
 		t.Errorf("kept %+v, problem %q", r, f.Problem())
 	}
 }
@@ -223,27 +223,27 @@ func TestPeek(t *testing.T) {
 
 func TestBoot(t *testing.T) {
 	d := newDisk(t)
-	d.save(d.open(), core.Checkpoint{Boot: "earlier"})
-	if r, boot := d.open().Load(); r.Boot != "earlier" || boot != "b00t" {
-		t.Errorf("a reboot is not seen: %q, %q", r.Boot, boot)
+	d.save(d.open(), core.Checkpoint{BootID: "earlier"})
+	if r, boot := d.open().Load(); r.BootID != "earlier" || boot != "b00t" {
+		t.Errorf("a reboot is not seen: %q, %q", r.BootID, boot)
 	}
 	for _, unknown := range []string{"", "\n"} {
 		d.boot(unknown)
 		f := d.open()
-		if r, boot := f.Load(); r.Boot != "earlier" || boot != "earlier" {
-			t.Errorf("taken for a reboot: %q, %q", r.Boot, boot)
+		if r, boot := f.Load(); r.BootID != "earlier" || boot != "earlier" {
+			t.Errorf("taken for a reboot: %q, %q", r.BootID, boot)
 		}
 		d.save(f, full())
 		if p := f.Problem(); !strings.Contains(p, "reboot") || !strings.Contains(p, "boot_id") || d.said("is kept again") > 0 {
 			t.Errorf("problem %q, said %s", p, d.log.String())
 		}
-		d.save(f, core.Checkpoint{Boot: "earlier"})
+		d.save(f, core.Checkpoint{BootID: "earlier"})
 		d.boot("b00t")
 	}
 	// Kept by an agent that could not tell, read by one that can.
 	d.save(d.open(), core.Checkpoint{})
-	if r, boot := d.open().Load(); r.Boot != "b00t" || boot != "b00t" {
-		t.Errorf("taken for a reboot: %q, %q", r.Boot, boot)
+	if r, boot := d.open().Load(); r.BootID != "b00t" || boot != "b00t" {
+		t.Errorf("taken for a reboot: %q, %q", r.BootID, boot)
 	}
 }
 
@@ -258,7 +258,7 @@ func TestHistoryFollowsTheWallClock(t *testing.T) {
 	}
 	uptime(2 * time.Hour)
 	r, boot := d.open().Load()
-	r.Boot, r.Driver = boot, "580"
+	r.BootID, r.Driver = boot, "580"
 	lost := time.Now().Add(-100 * time.Minute)
 	r.Conditions = []core.Condition{{At: core.WholeGPU("GPU-a"), Reason: core.ReasonLost, State: core.GPULost, Since: lost, Last: lost, Count: 1}}
 	d.save(d.open(), r)

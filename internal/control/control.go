@@ -23,7 +23,7 @@ type Agent interface {
 	Quiesce(ctx context.Context, until time.Time) error
 	Resume(context.Context) error
 	Save(context.Context) error
-	Rebind(context.Context) (was, is []core.Bound, err error)
+	Rebind(context.Context) (was, is []core.PositionBinding, err error)
 	Stats() monitor.Stats
 	Watchdog() *watchdog.Registry
 }

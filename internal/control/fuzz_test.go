@@ -74,13 +74,13 @@ func (b *book) Quiesce(_ context.Context, until time.Time) error {
 }
 
 func (b *book) Save(context.Context) error { return nil }
-func (b *book) Rebind(context.Context) (was, is []core.Bound, err error) {
+func (b *book) Rebind(context.Context) (was, is []core.PositionBinding, err error) {
 	next, err := b.state.Rebind(b.cfg, time.Now())
 	if err != nil {
 		return nil, nil, err
 	}
 	b.enter(next)
-	return was, next.Inventory.Bound(), nil
+	return was, next.Inventory.PositionBindings(), nil
 }
 
 func (b *book) Resume(context.Context) error {

@@ -33,14 +33,14 @@ func TestRebind(t *testing.T) {
 		s.Devices[i].Index = i
 	}
 	r.machine.Set(s)
-	r.await("the finding", func() bool { return len(r.monitor.Current().Drift()) > 0 })
+	r.await("the finding", func() bool { return len(r.monitor.Current().OutdatedBindings()) > 0 })
 	inspected := r.says(func(ctx context.Context, path string, out *bytes.Buffer) error {
 		return control.Inspect(ctx, path, nil, out, false)
 	})
 	wants(t, inspected, "policy: "+at+string(coretest.GPU(1))+"; by the present order", "run the command rebind",
 		"bound: "+at+string(coretest.GPU(1)), "1 (policy: 2)")
 	wants(t, r.says(rebind), at+string(coretest.GPU(2))+"; it was "+string(coretest.GPU(1)))
-	if f := r.monitor.Current().Drift(); len(f) != 0 {
+	if f := r.monitor.Current().OutdatedBindings(); len(f) != 0 {
 		t.Errorf("drift after rebind: %q", f)
 	}
 	wants(t, r.log.String(), "operator bound a position of the policy anew", "uid=")

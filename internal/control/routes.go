@@ -191,7 +191,7 @@ func (d desk) answer(gpu core.DeviceID, ordered []core.Condition) Response {
 	for _, c := range s.Ledger.Conditions() {
 		if i := slices.IndexFunc(ordered, func(o core.Condition) bool { return same(c, o) }); i >= 0 {
 			ordered[i] = c
-		} else if c.At.GPU == gpu && c.State > core.Healthy && c.Ignored.IsZero() {
+		} else if c.At.GPU == gpu && c.State > core.Healthy && c.IgnoredUntil.IsZero() {
 			others = append(others, c)
 		}
 	}

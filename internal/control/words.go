@@ -27,7 +27,7 @@ func (w words) order(gpu, cause, verified string) (core.Command, error) {
 	o := core.Command{GPU: id, Cause: causeOf(cause)}
 	if verified = strings.TrimSpace(verified); verified != "" {
 		var timeErr error
-		if o.Verified, timeErr = time.Parse(time.RFC3339, verified); timeErr != nil {
+		if o.VerifiedAt, timeErr = time.Parse(time.RFC3339, verified); timeErr != nil {
 			err = errors.Join(err, &core.ConfigError{Key: "verified-at", Value: verified, Remedy: "want " + timeForm})
 		}
 	}

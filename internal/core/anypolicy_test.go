@@ -115,7 +115,7 @@ func (d draw) config(s core.Snapshot) core.Config {
 func (d draw) host(s core.Snapshot) (h core.Host) {
 	h.MPS = some(d, "gpu.mps", "gpu", "mine", "x.shared")
 	for d.oneIn(3) {
-		h.Claims = append(h.Claims, core.Claim{By: "nomad-gpu", At: pick(d, s.Devices...).At, Prior: d.oneIn(2)})
+		h.Claims = append(h.Claims, core.Claim{Agent: "nomad-gpu", At: pick(d, s.Devices...).At, Prior: d.oneIn(2)})
 	}
 	return h
 }

@@ -18,33 +18,34 @@ import (
 
 // Binding is what is bound to which devices. The zero value binds nothing. It is immutable.
 type Binding struct {
-	Numbering Numbering `json:",omitzero"`
-	Profile   string    `json:",omitempty"` // of the MIG strategy "single"
-	Counts    []Count   `json:",omitempty"` // of the shares that take a number of devices
+	Numbering Numbering         `json:",omitzero"`
+	Profile   string            `json:",omitempty"` // of the MIG strategy "single"
+	Counts    []ShareAssignment `json:",omitempty"` // of the shares that take a number of devices
 
 	Unconfirmed bool      `json:"-"` // it is of a history that may be another machine's
 	Proposed    Numbering `json:"-"` // with those numbers that are not shared yet: see Numbering.Update
 }
 
-// Count is which devices a share has taken, of those that it was asked about.
-type Count struct {
-	Share       string // its pool and selector
-	First       int    // as many as it takes
-	Taken, Left []DeviceID
+// ShareAssignment is which devices a share has taken, of those that it was asked about.
+type ShareAssignment struct {
+	Share    string // its pool and selector
+	First    int    // as many as it takes
+	Taken    []DeviceID
+	Rejected []DeviceID `json:"Left"`
 }
 
-// Bound is one position of a policy and the devices that it means.
-type Bound struct {
-	At      string // where it was written: "policy.yaml:12: rules[0].select"
-	What    string // "index 5, 6", "the first 2", "profile 1g.10gb"
-	Devices []DeviceID
+// PositionBinding is one position of a policy and the devices that it means.
+type PositionBinding struct {
+	At       string // where it was written: "policy.yaml:12: rules[0].select"
+	Position string // "index 5, 6", "the first 2", "profile 1g.10gb"
+	Devices  []DeviceID
 }
 
 // Equal reports whether two bindings bind the same.
 func (b Binding) Equal(o Binding) bool {
 	return b.Numbering.Equal(o.Numbering) && b.Profile == o.Profile &&
-		slices.EqualFunc(b.Counts, o.Counts, func(c, d Count) bool {
-			return c.Share == d.Share && c.First == d.First && slices.Equal(c.Taken, d.Taken) && slices.Equal(c.Left, d.Left)
+		slices.EqualFunc(b.Counts, o.Counts, func(c, d ShareAssignment) bool {
+			return c.Share == d.Share && c.First == d.First && slices.Equal(c.Taken, d.Taken) && slices.Equal(c.Rejected, d.Rejected)
 		})
 }
 
@@ -54,26 +55,26 @@ func (b Binding) Equal(o Binding) bool {
 func (o *offers) take(i int, d *Device) bool {
 	c := &o.counts[i]
 	taken := slices.Contains(c.Taken, d.ID)
-	if !taken && !slices.Contains(c.Left, d.ID) {
+	if !taken && !slices.Contains(c.Rejected, d.ID) {
 		taken = len(c.Taken) < c.First && !o.lost[d.ID]
 		if taken {
 			c.Taken = append(c.Taken, d.ID)
 		} else {
-			c.Left = append(c.Left, d.ID)
+			c.Rejected = append(c.Rejected, d.ID)
 		}
 	}
 	return taken
 }
 
 // recount prepares the counts of the shares from those of before.
-func (o *offers) recount(s Snapshot, was []Count) {
+func (o *offers) recount(s Snapshot, was []ShareAssignment) {
 	gone := func(id DeviceID) bool {
 		return s.Driver.State == DriverReady && !slices.ContainsFunc(s.Devices, func(d Device) bool { return d.ID == id })
 	}
 	used := map[string]int{}
 	for i := range o.Policy.Shares {
 		share := &o.Policy.Shares[i]
-		c := Count{Share: share.key(), First: share.First}
+		c := ShareAssignment{Share: share.key(), First: share.First}
 		if used[c.Share]++; used[c.Share] > 1 {
 			c.Share += fmt.Sprint(" ", used[c.Share])
 		}
@@ -81,9 +82,9 @@ func (o *offers) recount(s Snapshot, was []Count) {
 			if b.Share != c.Share || share.First == 0 {
 				continue
 			}
-			c.Taken, c.Left = slices.DeleteFunc(slices.Clone(b.Taken), gone), slices.DeleteFunc(slices.Clone(b.Left), gone)
+			c.Taken, c.Rejected = slices.DeleteFunc(slices.Clone(b.Taken), gone), slices.DeleteFunc(slices.Clone(b.Rejected), gone)
 			if b.First != c.First {
-				c.Taken, c.Left = c.Taken[:min(len(c.Taken), c.First)], nil
+				c.Taken, c.Rejected = c.Taken[:min(len(c.Taken), c.First)], nil
 			}
 		}
 		o.counts = append(o.counts, c)
@@ -109,7 +110,7 @@ func (o *offers) binding() Binding {
 }
 
 // bound is what the positions of the policy mean, in its order.
-func (o *offers) bound() []Bound {
+func (o *offers) bound() []PositionBinding {
 	bound := o.positions()
 	if o.profile != "" {
 		bound = append(bound, o.common())
@@ -118,20 +119,20 @@ func (o *offers) bound() []Bound {
 }
 
 // common is the profile of the MIG strategy "single".
-func (o *offers) common() Bound {
+func (o *offers) common() PositionBinding {
 	slices.Sort(o.single)
-	return Bound{"MIG strategy single", "profile " + o.profile, o.single}
+	return PositionBinding{"MIG strategy single", "profile " + o.profile, o.single}
 }
 
 // positions are the selectors of the policy that go by index or number, in its order.
-func (o *offers) positions() (bound []Bound) {
+func (o *offers) positions() (bound []PositionBinding) {
 	add := func(s *Selector, first int) {
 		what := s.position()
 		if first > 0 {
 			what = strings.TrimPrefix(what+", the first "+strconv.Itoa(first), ", ")
 		}
 		if what != "" {
-			bound = append(bound, Bound{s.At, what, slices.Sorted(slices.Values(o.chosen[s]))})
+			bound = append(bound, PositionBinding{s.At, what, slices.Sorted(slices.Values(o.chosen[s]))})
 		}
 	}
 	for i := range o.Policy.Include {
@@ -163,12 +164,12 @@ func (s Selector) position() string {
 
 // drift is a line for each position that would mean other devices by the present order of those that the driver lists.
 func (o *offers) drift(present *offers) (findings []string) {
-	differ := func(b, now Bound) {
-		if b.What == now.What && slices.Equal(b.Devices, now.Devices) {
+	differ := func(b, now PositionBinding) {
+		if b.Position == now.Position && slices.Equal(b.Devices, now.Devices) {
 			return
 		}
 		findings = append(findings, fmt.Sprintf("%s: %s is bound to %s; by the present order of devices %s would be %s; to apply that, end the work on these devices and run the command rebind",
-			b.At, b.What, ids(b.Devices), now.What, ids(now.Devices)))
+			b.At, b.Position, ids(b.Devices), now.Position, ids(now.Devices)))
 	}
 	now := present.positions()
 	for i, b := range o.positions() {

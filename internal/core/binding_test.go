@@ -43,7 +43,7 @@ func byIndex(at string, indices ...int) core.Selector {
 func policed(t *testing.T, p core.Policy) *life {
 	l := live(t, renumbered(seq(0, 7)...))
 	l.cfg.Policy = p
-	l.state = core.Restore(l.cfg, core.Checkpoint{Boot: "a"}, "a")
+	l.state = core.Restore(l.cfg, core.Checkpoint{BootID: "a"}, "a")
 	l.read(1)
 	return l
 }
@@ -81,7 +81,7 @@ func (l *life) offers(when, want string) {
 // finds holds that the findings are as many as the texts, each of which one has.
 func (l *life) finds(when string, texts ...string) {
 	l.Helper()
-	findings := append(l.state.Inventory.PolicyWarnings(), l.state.Inventory.Drift()...)
+	findings := append(l.state.Inventory.PolicyWarnings(), l.state.Inventory.OutdatedBindings()...)
 	for _, text := range texts {
 		if !slices.ContainsFunc(findings, func(f string) bool { return strings.Contains(f, text) }) {
 			l.Errorf("%s: no finding has %q: %q", when, text, findings)
@@ -163,7 +163,7 @@ func TestAgentsOfAHostShareTheNumbers(t *testing.T) {
 	nomad.offers("nomad", "gpu 1,2,3")
 	kube := live(t, renumbered())
 	kube.cfg.Policy = core.Policy{Rules: []core.Rule{rule(true, seq(0, 3)...), rule(false, seq(4, 7)...)}}
-	kube.state = core.Restore(kube.cfg, core.Checkpoint{Boot: "a"}, "a").
+	kube.state = core.Restore(kube.cfg, core.Checkpoint{BootID: "a"}, "a").
 		WithHost(kube.cfg, kube.now, core.Host{Numbering: nomad.state.Inventory.Numbering()})
 	kube.machine = nomad.machine
 	kube.read(1)
@@ -279,7 +279,7 @@ func TestNoDeviceIsDealtTwice(t *testing.T) {
 		kube := policed(t, core.Policy{Rules: []core.Rule{{Select: byIndex("policy", 3, 4, 5, 6, 7, 8, 9, 10, 11), Reserve: "for another"}}, Shares: sharedFirst(1).Shares})
 		agents := []*life{nomad, kube}
 		for _, a := range agents {
-			a.state = core.Restore(a.cfg, core.Checkpoint{Boot: "a"}, "a")
+			a.state = core.Restore(a.cfg, core.Checkpoint{BootID: "a"}, "a")
 		}
 		there, was := seq(0, 7), [2]map[core.DeviceID]string{{}, {}}
 		for step := range 60 {

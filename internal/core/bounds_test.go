@@ -29,10 +29,10 @@ func TestBoundedUnderRandomCodes(t *testing.T) {
 	var counted uint64
 	for i := range gpus {
 		chart, _ := l.History(core.DeviceID(fmt.Sprint("GPU-", i)))
-		if n := len(chart.Tallies); n > 70 {
+		if n := len(chart.FaultCounts); n > 70 {
 			t.Errorf("%d tallies", n)
 		}
-		for _, tally := range chart.Tallies {
+		for _, tally := range chart.FaultCounts {
 			counted += tally.Count
 		}
 	}

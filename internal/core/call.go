@@ -10,8 +10,8 @@ type Call struct {
 	Since time.Time
 }
 
-// Work is what was asked of the driver, the event wait's time excepted.
-type Work struct {
-	Calls uint64
-	Busy  time.Duration // spent in calls that have come back
+// CallStats is what was asked of the driver, the event wait's time excepted.
+type CallStats struct {
+	Calls    uint64
+	Duration time.Duration // spent in calls that have come back
 }

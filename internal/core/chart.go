@@ -10,16 +10,16 @@ import (
 // GPUHistory is what the ledger remembers of one GPU beside its conditions. It is a value; what is kept over a
 // restart of the agent is exported.
 type GPUHistory struct {
-	Sample         HealthSample `json:"Vitals"`
-	Reset          time.Time    // when the GPU was last proven to have been initialised anew
-	Links          uint64       // most NVLinks ever seen up
-	Joined         bool         // it has been in a fabric that was up
-	Spells         []time.Time  // beginnings of the latest bad spells
-	Recoveries     []time.Time  // the latest times that it got well by itself from something severe
-	ClearedByReset []ClearedXID `json:"Mended"` // what it got well from by a reset
-	Bad            time.Time    // since when it takes no work; zero = it does
-	Severe         bool         // the present bad spell has a severe cause
-	Tallies        []Tally      // XIDs and events, by code
+	Sample            HealthSample `json:"Vitals"`
+	LastReset         time.Time    `json:"Reset"`  // when the GPU was last proven to have been initialised anew
+	MaxNVLinks        uint64       `json:"Links"`  // most NVLinks ever seen up
+	JoinedFabric      bool         `json:"Joined"` // it has been in a fabric that was up
+	UnhealthyEpisodes []time.Time  `json:"Spells"` // beginnings of the latest bad spells
+	Recoveries        []time.Time  // the latest times that it got well by itself from something severe
+	ClearedByReset    []ClearedXID `json:"Mended"`  // what it got well from by a reset
+	UnhealthySince    time.Time    `json:"Bad"`     // since when it takes no work; zero = it does
+	SevereCause       bool         `json:"Severe"`  // the present bad spell has a severe cause
+	FaultCounts       []FaultCount `json:"Tallies"` // XIDs and events, by code
 
 	checked   time.Time // the latest complete check since the agent started
 	alone     bool      // no other GPU is known here
@@ -36,20 +36,20 @@ type GPUHistory struct {
 	apps      []sighting
 }
 
-// Tally counts one XID (or other event) of a GPU.
-type Tally struct {
-	Reason Reason // ReasonXID or ReasonEvent
-	Code   uint64
-	Count  uint64
-	Last   time.Time
-	Logged bool // the latest was in the kernel log
-	Both   bool `json:",omitzero"` // the other source has reported the latest, too
+// FaultCount counts one XID (or other event) of a GPU.
+type FaultCount struct {
+	Reason        Reason // ReasonXID or ReasonEvent
+	Code          uint64
+	Count         uint64
+	Last          time.Time
+	FromKernelLog bool `json:"Logged"`        // the latest was in the kernel log
+	BothSources   bool `json:"Both,omitzero"` // the other source has reported the latest, too
 }
 
 // echoed reports whether an XID is the latest one again, from the other source. What the kernel log had before the agent
 // followed it may be read any time later: the first line after an event of NVML's is that event.
-func (t Tally) echoed(o Observation, now time.Time) bool {
-	return t.Logged != o.Logged && now.Sub(t.Last) < echo || o.Past && !t.Logged && !t.Both
+func (t FaultCount) echoed(o Observation, now time.Time) bool {
+	return t.FromKernelLog != o.FromKernelLog && now.Sub(t.Last) < echo || o.Backlog && !t.FromKernelLog && !t.BothSources
 }
 
 // ClearedXID is an XID that a GPU got well from by a reset.
@@ -89,7 +89,7 @@ func (c *GPUHistory) clone() *GPUHistory {
 		return &GPUHistory{}
 	}
 	copied := *c
-	copied.Tallies = slices.Clone(c.Tallies)
+	copied.FaultCounts = slices.Clone(c.FaultCounts)
 	return &copied
 }
 
@@ -112,9 +112,9 @@ func within(times []time.Time, now time.Time, span time.Duration) (n int) {
 }
 
 // tallied is the count of a code; nil if there is none yet.
-func (c *GPUHistory) tallied(reason Reason, code uint64) *Tally {
-	for i := range c.Tallies {
-		if t := &c.Tallies[i]; t.Reason == reason && t.Code == code {
+func (c *GPUHistory) tallied(reason Reason, code uint64) *FaultCount {
+	for i := range c.FaultCounts {
+		if t := &c.FaultCounts[i]; t.Reason == reason && t.Code == code {
 			return t
 		}
 	}
@@ -125,23 +125,23 @@ func (c *GPUHistory) tallied(reason Reason, code uint64) *Tally {
 func (c *GPUHistory) tally(reason Reason, code uint64, logged bool, now time.Time) (before time.Time) {
 	t := c.tallied(reason, code)
 	if t == nil {
-		c.Tallies = append(c.Tallies, Tally{Reason: reason, Code: code})
-		t = &c.Tallies[len(c.Tallies)-1]
+		c.FaultCounts = append(c.FaultCounts, FaultCount{Reason: reason, Code: code})
+		t = &c.FaultCounts[len(c.FaultCounts)-1]
 	}
 	before = t.Last
-	t.Count, t.Last, t.Logged, t.Both = t.Count+1, now, logged, false
+	t.Count, t.Last, t.FromKernelLog, t.BothSources = t.Count+1, now, logged, false
 	return before
 }
 
 // crowded reports whether there is no room for another code without a name: only a driver that makes codes
 // up has so many.
 func (c *GPUHistory) crowded(code uint64) bool {
-	return len(c.Tallies) >= maxTallies && c.tallied(ReasonXID, code) == nil
+	return len(c.FaultCounts) >= maxTallies && c.tallied(ReasonXID, code) == nil
 }
 
 // told reports whether a fault of the GPU, not one of a program, was reported by code within span.
 func (c *GPUHistory) told(now time.Time, span time.Duration) bool {
-	return slices.ContainsFunc(c.Tallies, func(t Tally) bool {
+	return slices.ContainsFunc(c.FaultCounts, func(t FaultCount) bool {
 		class := Condition{Reason: t.Reason, Code: t.Code}.rule(HealthPolicy{}).Class
 		return now.Sub(t.Last) <= span && class != xid.Application && class != xid.Info && class != xid.Trigger
 	})
@@ -150,7 +150,7 @@ func (c *GPUHistory) told(now time.Time, span time.Duration) bool {
 // dwell is how long evidence must hold: longer with each bad spell of the last six hours.
 func (c *GPUHistory) dwell(p HealthPolicy, now time.Time) time.Duration {
 	d := p.Dwell
-	for range within(c.Spells, now, 6*time.Hour) - 1 {
+	for range within(c.UnhealthyEpisodes, now, 6*time.Hour) - 1 {
 		if d *= 2; d >= p.MaxDwell {
 			return max(p.MaxDwell, p.Dwell)
 		}

@@ -12,8 +12,8 @@ import "time"
 
 // Boot is one boot of the machine.
 type Boot struct {
-	ID string    // random(4): /proc/sys/kernel/random/boot_id; "" = unknown
-	At time.Time // its moment by the wall clock as it is now: now less proc(5) uptime; zero = unknown
+	ID   string    // random(4): /proc/sys/kernel/random/boot_id; "" = unknown
+	Time time.Time // its moment by the wall clock as it is now: now less proc(5) uptime; zero = unknown
 }
 
 // Shift returns s with every time moved by d, NewHealth the wall clock has jumped by d. What is offered is rebuilt at the
@@ -31,22 +31,22 @@ func (s State) Shift(d time.Duration) State {
 // latest one is then taken to be now, or the boot if there was one since, and the others keep their distance from it.
 func (r Checkpoint) Rebase(boot Boot, now time.Time) Checkpoint {
 	latest, limit := r.latest(), now
-	unknown := r.Boot == "" || boot.ID == ""
+	unknown := r.BootID == "" || boot.ID == ""
 	switch {
-	case boot.At.IsZero():
-	case unknown, r.Booted.IsZero() && r.Boot == boot.ID:
-		r.Booted = boot.At
-	case r.Boot != boot.ID:
-		limit, r.Booted = boot.At, boot.At
+	case boot.Time.IsZero():
+	case unknown, r.BootTime.IsZero() && r.BootID == boot.ID:
+		r.BootTime = boot.Time
+	case r.BootID != boot.ID:
+		limit, r.BootTime = boot.Time, boot.Time
 	default:
-		if d := boot.At.Sub(r.Booted); d.Abs() > ClockTolerance {
+		if d := boot.Time.Sub(r.BootTime); d.Abs() > ClockTolerance {
 			r, latest = r.shift(d), ShiftTime(latest, d)
 		}
 	}
 	if latest.After(limit) {
 		r = r.shift(limit.Sub(latest))
-		if !boot.At.IsZero() {
-			r.Booted = boot.At
+		if !boot.Time.IsZero() {
+			r.BootTime = boot.Time
 		}
 	}
 	return r
@@ -62,6 +62,6 @@ func (r Checkpoint) latest() time.Time {
 }
 
 func (r Checkpoint) shift(d time.Duration) Checkpoint {
-	r.Booted, r.Maintenance = ShiftTime(r.Booted, d), r.Maintenance.Shift(d)
+	r.BootTime, r.Maintenance = ShiftTime(r.BootTime, d), r.Maintenance.Shift(d)
 	return r.withLedger(r.ledger().Shift(d))
 }

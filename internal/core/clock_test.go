@@ -53,7 +53,7 @@ func TestClockJumpsChangeNothing(t *testing.T) {
 // kept is the record of a GPU with an XID, two minutes after it, by an agent that knows when the machine booted.
 func kept(t *testing.T) (*life, core.Checkpoint) {
 	l := live(t, coretest.GPUs(2))
-	l.state = core.Restore(l.cfg, core.Checkpoint{Boot: "a", Booted: dawn.Add(-time.Hour)}, "a")
+	l.state = core.Restore(l.cfg, core.Checkpoint{BootID: "a", BootTime: dawn.Add(-time.Hour)}, "a")
 	l.read(1)
 	l.see(xidEvent(gpu(1), 119))
 	l.read(12)
@@ -62,7 +62,7 @@ func kept(t *testing.T) (*life, core.Checkpoint) {
 
 func TestRecordIsMovedToThePresentClock(t *testing.T) {
 	l, r := kept(t)
-	booted, at := r.Booted, r.Conditions[0].Last // the latest event in it
+	booted, at := r.BootTime, r.Conditions[0].Last // the latest event in it
 	in := func(d time.Duration) time.Time { return l.now.Add(d) }
 	for _, tc := range []struct {
 		name       string
@@ -71,24 +71,24 @@ func TestRecordIsMovedToThePresentClock(t *testing.T) {
 		want       time.Time // of the XID
 		wantBooted time.Time
 	}{
-		{"nothing jumped", core.Boot{ID: "a", At: booted}, in(time.Minute), at, booted},
-		{"slewed by NTP", core.Boot{ID: "a", At: booted.Add(time.Second / 2)}, in(time.Minute), at, booted},
-		{"forward", core.Boot{ID: "a", At: booted.Add(26 * time.Hour)}, in(27 * time.Hour), at.Add(26 * time.Hour), booted.Add(26 * time.Hour)},
-		{"back", core.Boot{ID: "a", At: booted.Add(-26 * time.Hour)}, in(-25 * time.Hour), at.Add(-26 * time.Hour), booted.Add(-26 * time.Hour)},
+		{"nothing jumped", core.Boot{ID: "a", Time: booted}, in(time.Minute), at, booted},
+		{"slewed by NTP", core.Boot{ID: "a", Time: booted.Add(time.Second / 2)}, in(time.Minute), at, booted},
+		{"forward", core.Boot{ID: "a", Time: booted.Add(26 * time.Hour)}, in(27 * time.Hour), at.Add(26 * time.Hour), booted.Add(26 * time.Hour)},
+		{"back", core.Boot{ID: "a", Time: booted.Add(-26 * time.Hour)}, in(-25 * time.Hour), at.Add(-26 * time.Hour), booted.Add(-26 * time.Hour)},
 		{"back, uptime unknown", core.Boot{ID: "a"}, in(-2 * time.Hour), in(-2 * time.Hour), booted.Add(in(-2 * time.Hour).Sub(at))},
-		{"back, boot id unknown", core.Boot{At: booted.Add(-2 * time.Hour)}, in(-2 * time.Hour), in(-2 * time.Hour), booted.Add(-2 * time.Hour)},
-		{"a reboot", core.Boot{ID: "b", At: in(time.Minute)}, in(2 * time.Minute), at, in(time.Minute)},
-		{"a reboot, clock behind", core.Boot{ID: "b", At: in(-time.Hour)}, in(-time.Minute), in(-time.Hour), in(-time.Hour)},
+		{"back, boot id unknown", core.Boot{Time: booted.Add(-2 * time.Hour)}, in(-2 * time.Hour), in(-2 * time.Hour), booted.Add(-2 * time.Hour)},
+		{"a reboot", core.Boot{ID: "b", Time: in(time.Minute)}, in(2 * time.Minute), at, in(time.Minute)},
+		{"a reboot, clock behind", core.Boot{ID: "b", Time: in(-time.Hour)}, in(-time.Minute), in(-time.Hour), in(-time.Hour)},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			got := r.Rebase(tc.boot, tc.now)
 			if c := got.Conditions[0]; !c.Last.Equal(tc.want) || !c.Since.Equal(tc.want) {
 				t.Errorf("the XID is at %v, want %v", c.Last, tc.want)
 			}
-			if !got.Booted.Equal(tc.wantBooted) {
-				t.Errorf("booted at %v, want %v", got.Booted, tc.wantBooted)
+			if !got.BootTime.Equal(tc.wantBooted) {
+				t.Errorf("booted at %v, want %v", got.BootTime, tc.wantBooted)
 			}
-			got.Boot = stdcmp.Or(tc.boot.ID, got.Boot)
+			got.BootID = stdcmp.Or(tc.boot.ID, got.BootID)
 			if diff := cmp.Diff(got, got.Rebase(tc.boot, tc.now), whole); diff != "" {
 				t.Errorf("a second time changes it again: %s", diff)
 			}
@@ -103,7 +103,7 @@ func TestLostGPUIsNotForgottenByAClockThatIsAheadAtBoot(t *testing.T) {
 	l.read(2)
 	r := l.state.Checkpoint("a")
 	l.now = l.now.Add(25 * time.Hour) // of which two minutes are real
-	boot := core.Boot{ID: "b", At: l.now.Add(-time.Minute)}
+	boot := core.Boot{ID: "b", Time: l.now.Add(-time.Minute)}
 	l.state = core.Restore(l.cfg, r.Rebase(boot, l.now), boot.ID)
 	l.read(1)
 	l.expect("after the boot", map[core.DeviceID]string{coretest.GPU(0): "healthy ", coretest.GPU(1): "lost LOST"})
@@ -118,14 +118,14 @@ func TestRecordIsOfThePresentBootBeforeTheDriverIsRead(t *testing.T) {
 	l := live(t, coretest.GPUs(2))
 	l.restart("a", "b")
 	l.noDriver(core.DriverAbsent)
-	if r := l.state.Checkpoint("b"); r.Boot != "b" || !r.Unread {
-		t.Errorf("boot %q, unread %t", r.Boot, r.Unread)
+	if r := l.state.Checkpoint("b"); r.BootID != "b" || !r.NotReadSinceBoot {
+		t.Errorf("boot %q, unread %t", r.BootID, r.NotReadSinceBoot)
 	}
 	l.restart("b", "b")
 	l.noDriver(core.DriverAbsent)
 	l.expect("no driver since the reboot", map[core.DeviceID]string{})
 	l.read(2)
-	if r := l.state.Checkpoint("b"); r.Unread {
+	if r := l.state.Checkpoint("b"); r.NotReadSinceBoot {
 		t.Error("unread")
 	}
 	l.see(xidEvent(gpu(1), 119))

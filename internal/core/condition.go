@@ -13,21 +13,21 @@ import (
 // Condition is one standing cause against a placement. A placement may have several, each with its own
 // way back; the worst counts. It is comparable.
 type Condition struct {
-	At        Placement
-	Reason    Reason
-	Code      uint64      // of an XID, an event or a verdict
-	State     HealthState // its effect; Healthy while it is only noted
-	Detail    string
-	Since     time.Time    // first seen
-	Last      time.Time    // last happened; a level that goes on happened once
-	Count     int          // how often it was observed
-	Repeated  bool         // again so soon that the rule for repetition applies
-	Clearing  time.Time    // since when the evidence for recovery holds; zero = it does not
-	Clean     int          // complete checks since then
-	Evidence  xid.Evidence // what clears it under this driver and policy
-	Ignored   time.Time    // an operator disregards it until then; zero = nobody does
-	Moved     bool         // it was against a MIG instance that is gone: no more than degraded
-	Simulated bool
+	At                  Placement
+	Reason              Reason
+	Code                uint64      // of an XID, an event or a verdict
+	State               HealthState // its effect; Healthy while it is only noted
+	Detail              string
+	Since               time.Time    // first seen
+	Last                time.Time    // last happened; a level that goes on happened once
+	Count               int          // how often it was observed
+	Repeated            bool         // again so soon that the rule for repetition applies
+	ClearingSince       time.Time    `json:"Clearing"` // since when the evidence for recovery holds; zero = it does not
+	CleanChecks         int          `json:"Clean"`    // complete checks since then
+	Evidence            xid.Evidence // what clears it under this driver and policy
+	IgnoredUntil        time.Time    `json:"Ignored"` // an operator disregards it until then; zero = nobody does
+	FromRemovedInstance bool         `json:"Moved"`   // it was against a MIG instance that is gone: no more than degraded
+	Simulated           bool
 }
 
 // Cause names the condition for programs: "XID_95", "LOST", "VERDICT_GPU_RESET".
@@ -62,12 +62,12 @@ func (c Condition) and(o Condition) Condition {
 	if o.Last.After(c.Last) {
 		c.Last, c.Code = o.Last, o.Code
 	}
-	if o.Ignored.Before(c.Ignored) {
-		c.Ignored = o.Ignored // whoever disregards one need not know the other
+	if o.IgnoredUntil.Before(c.IgnoredUntil) {
+		c.IgnoredUntil = o.IgnoredUntil // whoever disregards one need not know the other
 	}
 	c.State, c.Count = max(c.State, o.State), c.Count+o.Count
-	c.Repeated, c.Moved = c.Repeated || o.Repeated, c.Moved && o.Moved
-	c.Clearing, c.Clean = time.Time{}, 0
+	c.Repeated, c.FromRemovedInstance = c.Repeated || o.Repeated, c.FromRemovedInstance && o.FromRemovedInstance
+	c.ClearingSince, c.CleanChecks = time.Time{}, 0
 	return c
 }
 
@@ -86,7 +86,7 @@ func united(conditions []Condition) []Condition {
 }
 
 // counts reports whether the condition has an effect now.
-func (c Condition) counts() bool { return c.State > Healthy && c.Ignored.IsZero() }
+func (c Condition) counts() bool { return c.State > Healthy && c.IgnoredUntil.IsZero() }
 
 // rule is what the table says about an XID or another event; the zero Rule for other reasons.
 func (c Condition) rule(p HealthPolicy) xid.Rule {

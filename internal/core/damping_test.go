@@ -56,7 +56,7 @@ func TestDwellOfDegraded(t *testing.T) {
 		s.xid(94)
 		s.expectRecovery("degraded", 90*time.Second)
 	}
-	if c := s.chart(); len(c.Spells) != 0 || len(c.Recoveries) != 0 {
+	if c := s.chart(); len(c.UnhealthyEpisodes) != 0 || len(c.Recoveries) != 0 {
 		t.Errorf("remembered: %+v", c)
 	}
 }
@@ -67,9 +67,9 @@ func TestCleanChecks(t *testing.T) {
 		s := guest(t)
 		s.policy.CleanChecks, s.policy.Dwell = n, time.Second
 		s.xid(119)
-		s.see(core.Observation{At: a, Kind: core.Rebound})
+		s.see(core.Observation{At: a, Kind: core.DriverRebound})
 		s.pass(time.Second)
-		s.see(core.Observation{At: a, Kind: core.Rebound})
+		s.see(core.Observation{At: a, Kind: core.DriverRebound})
 		s.expectRecovery("clean checks", time.Duration(n)*pace)
 	}
 	for name, bad := range map[string]func(*story){
@@ -78,10 +78,14 @@ func TestCleanChecks(t *testing.T) {
 			s.check(1)
 			s.say(func(v *core.HealthSample) { v.Partial = false })
 		},
-		"no answer yet":   func(s *story) { s.mute[a.GPU] = core.Waiting; s.check(1); delete(s.mute, a.GPU) },
+		"no answer yet":   func(s *story) { s.mute[a.GPU] = core.CallPending; s.check(1); delete(s.mute, a.GPU) },
 		"an error":        func(s *story) { s.mute[a.GPU] = core.ProbeFailed; s.check(1); delete(s.mute, a.GPU) },
-		"the driver away": func(s *story) { s.see(core.Observation{At: core.Node, Kind: core.DriverLost}, answered("580")) },
-		"the same XID":    func(s *story) { s.xid(119); s.pass(time.Second); s.see(core.Observation{At: a, Kind: core.Rebound}) },
+		"the driver away": func(s *story) { s.see(core.Observation{At: core.Node, Kind: core.DriverUnavailable}, answered("580")) },
+		"the same XID": func(s *story) {
+			s.xid(119)
+			s.pass(time.Second)
+			s.see(core.Observation{At: a, Kind: core.DriverRebound})
+		},
 		"an error and an answer in one reading": func(s *story) {
 			s.see(core.Observation{At: a, Kind: core.ProbeFailed}, core.Observation{At: a, Kind: core.Checked, Sample: *s.says[a.GPU]})
 		},
@@ -92,7 +96,7 @@ func TestCleanChecks(t *testing.T) {
 			s.policy.Dwell = time.Second
 			s.xid(119)
 			s.pass(time.Second)
-			s.see(core.Observation{At: a, Kind: core.Rebound})
+			s.see(core.Observation{At: a, Kind: core.DriverRebound})
 			s.check(2)
 			bad(s)
 			s.check(2)
@@ -139,7 +143,7 @@ func TestTooManyRecoveries(t *testing.T) {
 	}
 	s.expect("the third", core.Unhealthy, "NEEDS_SERVICE")
 	s.reset()
-	s.see(core.Observation{At: a, Kind: core.Rebound})
+	s.see(core.Observation{At: a, Kind: core.DriverRebound})
 	s.step(48 * time.Hour)
 	s.expect("it does not pass", core.Unhealthy, "NEEDS_SERVICE")
 	ledger, cleared, err := s.ledger.Clear(s.policy, s.now, core.Command{GPU: a.GPU, Cause: "needs_service"})
@@ -189,7 +193,7 @@ func TestRecoveriesThatDoNotCount(t *testing.T) {
 		s := tell(t)
 		s.mend(46, 119, 140, 120)
 		s.expect("all at once", core.Healthy, "")
-		if c := s.chart(); len(c.Recoveries) != 1 || len(c.Spells) != 1 || len(c.ClearedByReset) != 4 {
+		if c := s.chart(); len(c.Recoveries) != 1 || len(c.UnhealthyEpisodes) != 1 || len(c.ClearedByReset) != 4 {
 			t.Errorf("counted: %+v", c)
 		}
 	})
@@ -201,7 +205,7 @@ func TestRecoveriesThatDoNotCount(t *testing.T) {
 		s.step(time.Minute)
 		s.reset()
 		s.step(5 * time.Minute)
-		if c := s.chart(); len(c.Recoveries) != 1 || len(c.Spells) != 1 {
+		if c := s.chart(); len(c.Recoveries) != 1 || len(c.UnhealthyEpisodes) != 1 {
 			t.Errorf("counted: %+v", c)
 		}
 	})

@@ -39,10 +39,10 @@ func (d Device) RequiredNodes() []string {
 	return slices.DeleteFunc(nodes, func(path string) bool { return path == "" })
 }
 
-// CreateNodes is the command that creates device nodes of the device: "nvidia-modprobe -c0 -u". It loads the kernel module
+// CreateNodesCommand is the command that creates device nodes of the device: "nvidia-modprobe -c0 -u". It loads the kernel module
 // that a node belongs to, if need be. The options are those of nvidia-modprobe(1): -u is about the nodes of unified memory
 // instead of those of GPUs.
-func (d Device) CreateNodes(nodes []string) string {
+func (d Device) CreateNodesCommand(nodes []string) string {
 	var create string
 	var commands []string
 	capabilities := fmt.Sprintf(" -f /proc/driver/nvidia/capabilities/gpu%d/mig/gi%d", d.Minor, d.At.GI)

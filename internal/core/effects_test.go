@@ -165,7 +165,7 @@ func TestRecoveryWaitsForRepair(t *testing.T) {
 		s.xid(xid)
 		s.say(change)
 		s.step(time.Hour)
-		if c := s.condition(fmt.Sprint("XID_", xid)); !c.Clearing.IsZero() {
+		if c := s.condition(fmt.Sprint("XID_", xid)); !c.ClearingSince.IsZero() {
 			t.Errorf("XID %d recovers: %+v", xid, c)
 		}
 	}
@@ -192,17 +192,17 @@ func TestRecoveryByReset(t *testing.T) {
 // While the driver wants something done a fault does not go, however long that takes.
 func TestVerdictHoldsRecovery(t *testing.T) {
 	for _, v := range []core.RecoveryAction{
-		core.RecoveryReset, core.RecoveryReboot, core.VerdictDrainP2P, core.RecoveryDrainAndReset, core.RecoveryIMEX, core.RecoveryOther,
+		core.RecoveryReset, core.RecoveryReboot, core.RecoveryDrainP2P, core.RecoveryDrainAndReset, core.RecoveryIMEX, core.RecoveryOther,
 	} {
 		for _, code := range []uint64{94, 95, 109, 500} {
 			s := trusted(t)
 			s.xid(code)
 			s.say(func(vitals *core.HealthSample) { vitals.RecoveryAction = v })
 			s.step(20 * time.Minute)
-			if h := s.ledger.Health(a); h.State != core.Unhealthy || h.Asks != v {
+			if h := s.ledger.Health(a); h.State != core.Unhealthy || h.RecoveryAction != v {
 				t.Errorf("XID %d, verdict %s: %s", code, v, h)
 			}
-			if c := s.condition(fmt.Sprint("XID_", code)); !c.Clearing.IsZero() {
+			if c := s.condition(fmt.Sprint("XID_", code)); !c.ClearingSince.IsZero() {
 				t.Errorf("XID %d recovers against the verdict %s", code, v)
 			}
 		}

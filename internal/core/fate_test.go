@@ -65,7 +65,7 @@ func newFate(seed uint64) *fate {
 		f.cfg.Health.MaxRecoveries = 1000
 	}
 	f.booted = f.now
-	f.state = core.Restore(f.cfg, core.Checkpoint{Boot: "a", Booted: f.booted}, "a")
+	f.state = core.Restore(f.cfg, core.Checkpoint{BootID: "a", BootTime: f.booted}, "a")
 	f.look(pace)
 	return f
 }
@@ -151,7 +151,7 @@ func (f *fate) step() (intervened bool) {
 		f.ail(p)
 		f.note("%v says %+v", p.at, p.vitals)
 	case n == 26:
-		p.mute = one(f, core.Lost, core.ProbeFailed, core.Waiting, core.Unresponsive)
+		p.mute = one(f, core.Lost, core.ProbeFailed, core.CallPending, core.Unresponsive)
 		f.note("%s falls silent: %d", p.at, p.mute)
 		f.look(pace)
 	case n < 29:
@@ -172,7 +172,7 @@ func (f *fate) step() (intervened bool) {
 	case n == 35:
 		f.note("%s is bound anew", p.at)
 		f.now = f.now.Add(time.Millisecond)
-		f.see(core.Observation{At: p.at, Kind: core.Rebound})
+		f.see(core.Observation{At: p.at, Kind: core.DriverRebound})
 		p.broken = nil
 	case n == 36:
 		f.order(p)
@@ -207,7 +207,7 @@ func (f *fate) fault(p *patient) {
 	if f.oneIn(5) {
 		o.Kind, o.Code, hard = core.Event, one[uint64](f, 1, 0x200, 0x400, 0x800, 0x1000, 0x2000, 0x4000), []uint64{0x4000}
 	}
-	o.Simulated, o.Logged = f.oneIn(10), f.oneIn(5)
+	o.Simulated, o.FromKernelLog = f.oneIn(10), f.oneIn(5)
 	f.note("%v: kind %d code %d simulated %t", o.At, o.Kind, o.Code, o.Simulated)
 	f.see(o)
 	if slices.Contains(hard, o.Code) && !o.Simulated {
@@ -226,8 +226,8 @@ func (f *fate) ail(p *patient) {
 	case 0, 1, 2:
 		p.wants(one(f, core.RecoveryReset, core.RecoveryReboot, core.RecoveryDrainAndReset, core.RecoveryOther))
 	case 3:
-		if v.RecoveryAction == core.RecoveryNone || v.RecoveryAction == core.VerdictDrainP2P || v.RecoveryAction == core.RecoveryIMEX {
-			p.wants(one(f, core.VerdictDrainP2P, core.RecoveryIMEX, core.RecoveryNone))
+		if v.RecoveryAction == core.RecoveryNone || v.RecoveryAction == core.RecoveryDrainP2P || v.RecoveryAction == core.RecoveryIMEX {
+			p.wants(one(f, core.RecoveryDrainP2P, core.RecoveryIMEX, core.RecoveryNone))
 		}
 	case 4:
 		v.RemapPending = core.Yes

@@ -8,12 +8,12 @@ import (
 // ForeignHistory means that a history has none of the GPUs that the driver names: it is that of another machine
 // (its state directory came with a cloned image or a moved disk), or every GPU was replaced since. It was dropped.
 type ForeignHistory struct {
-	History []DeviceID // GPUs of the history, by UUID, sorted
-	Machine []DeviceID // GPUs that the driver names, by UUID, sorted
+	HistoryGPUs []DeviceID // GPUs of the history, by UUID, sorted
+	DriverGPUs  []DeviceID // GPUs that the driver names, by UUID, sorted
 }
 
 func (f *ForeignHistory) Error() string {
-	return fmt.Sprintf("the history has GPUs %v, and the driver names %v", f.History, f.Machine)
+	return fmt.Sprintf("the history has GPUs %v, and the driver names %v", f.HistoryGPUs, f.DriverGPUs)
 }
 
 // gpus are the GPUs in a record, sorted.
@@ -58,7 +58,7 @@ func foreign(history []DeviceID, reading Snapshot) (f *ForeignHistory, known boo
 	if reading.Driver.State != DriverReady || len(reading.Devices) == 0 || len(machine) <= nameless {
 		return nil, false
 	}
-	return &ForeignHistory{History: history, Machine: machine}, false
+	return &ForeignHistory{HistoryGPUs: history, DriverGPUs: machine}, false
 }
 
 // withoutForeign is the state before a reading, without the history if the reading shows that it is another
@@ -69,7 +69,7 @@ func (s State) withoutForeign(reading Snapshot) State {
 	}
 	f, known := foreign(s.inherited, reading)
 	if f != nil {
-		of := func(gpu DeviceID) bool { return slices.Contains(f.History, gpu) }
+		of := func(gpu DeviceID) bool { return slices.Contains(f.HistoryGPUs, gpu) }
 		devices, links := &s.Snapshot.Devices, &s.Snapshot.Links
 		if s.prior != nil {
 			devices, links = &s.prior, &s.links

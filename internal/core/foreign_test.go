@@ -90,12 +90,12 @@ func TestHistoryOfAnotherMachineIsDropped(t *testing.T) {
 				if !tc.dropped {
 					return
 				}
-				if f := l.state.Foreign; !slices.Equal(f.History, []core.DeviceID{coretest.GPU(0), coretest.GPU(1)}) || f.Machine[0] != coretest.GPU(100) {
+				if f := l.state.Foreign; !slices.Equal(f.HistoryGPUs, []core.DeviceID{coretest.GPU(0), coretest.GPU(1)}) || f.DriverGPUs[0] != coretest.GPU(100) {
 					t.Errorf("%v", f)
 				}
 				record := l.state.Checkpoint(next)
 				for _, d := range record.Devices {
-					if slices.Contains(l.state.Foreign.History, d.At.GPU) {
+					if slices.Contains(l.state.Foreign.HistoryGPUs, d.At.GPU) {
 						t.Errorf("%s is kept", d.ID)
 					}
 				}
@@ -124,11 +124,11 @@ func TestHistoryOfAnotherMachineIsDroppedByALaterProcess(t *testing.T) {
 	l.restart("boot", "boot") // that process saved its state, and ended before its first reading
 	l.machine = others(2)
 	l.read(1)
-	if f := l.state.Foreign; f == nil || len(f.History) != 3 {
+	if f := l.state.Foreign; f == nil || len(f.HistoryGPUs) != 3 {
 		t.Fatalf("dropped: %v", f)
 	}
 	for u := range l.state.Inventory.Units() {
-		if slices.Contains(l.state.Foreign.History, u.Device.ID) && u.Health.Reason != core.ReasonWithdrawn {
+		if slices.Contains(l.state.Foreign.HistoryGPUs, u.Device.ID) && u.Health.Reason != core.ReasonWithdrawn {
 			t.Errorf("%s is %s", u.ID, u.Health)
 		}
 	}
@@ -137,7 +137,7 @@ func TestHistoryOfAnotherMachineIsDroppedByALaterProcess(t *testing.T) {
 // A GPU that could never be read is known by what stood against it.
 func TestHistoryKnowsGPUsByTheirConditions(t *testing.T) {
 	cfg := core.DefaultConfig()
-	r := core.Checkpoint{Boot: "boot", Devices: coretest.GPUs(1).Devices, Conditions: []core.Condition{{
+	r := core.Checkpoint{BootID: "boot", Devices: coretest.GPUs(1).Devices, Conditions: []core.Condition{{
 		At: gpu(1), Reason: core.ReasonXID, Code: 95, State: core.Unhealthy, Since: dawn, Last: dawn,
 	}}}
 	reading := coretest.GPUs(2)

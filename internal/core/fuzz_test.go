@@ -39,7 +39,7 @@ func FuzzRestore(f *testing.F) {
 		if json.Unmarshal(text, &r) != nil {
 			return
 		}
-		boot := r.Boot
+		boot := r.BootID
 		if rebooted {
 			boot += "'"
 		}

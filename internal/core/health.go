@@ -34,18 +34,18 @@ func (s *HealthState) UnmarshalText(text []byte) error {
 // while the verdict stands (no ages, counts or temperatures), NewHealth each change is published to an
 // orchestrator.
 type Health struct {
-	State     HealthState
-	Reason    Reason
-	Code      uint64         // of an XID or another event
-	Detail    string         // what was seen, one line
-	Since     time.Time      // UTC
-	Asks      RecoveryAction // what the driver wants done, if it says
-	Action    string         // what an operator should do
-	Clears    string         // what makes it well again
-	Limits    string         // what can't be seen of this GPU: "no XID events"
-	Nodes     string         // device nodes that its containers lack: "/dev/nvidia-uvm: run nvidia-modprobe -c0 -u"
-	Simulated bool           // a rehearsal
-	Advisory  bool           // reported only: the unit takes work whatever its state (ModeObserve)
+	State          HealthState
+	Reason         Reason
+	Code           uint64         // of an XID or another event
+	Detail         string         // what was seen, one line
+	Since          time.Time      // UTC
+	RecoveryAction RecoveryAction // what the driver wants done, if it says
+	Action         string         // what an operator should do
+	Clears         string         // what makes it well again
+	Limitations    string         // what can't be seen of this GPU: "no XID events"
+	MissingNodes   string         // device nodes that its containers lack: "/dev/nvidia-uvm: run nvidia-modprobe -c0 -u"
+	Simulated      bool           // a rehearsal
+	Advisory       bool           // reported only: the unit takes work whatever its state (ModeObserve)
 }
 
 // Schedulable reports whether new work may be placed.
@@ -73,8 +73,8 @@ func (h Health) String() string {
 	if !h.Since.IsZero() {
 		rest.WriteString(" since " + h.Since.Format("2006-01-02T15:04Z"))
 	}
-	if h.Asks > RecoveryNone && h.Reason != ReasonRecoveryAction {
-		rest.WriteString("; driver asks: " + h.Asks.String())
+	if h.RecoveryAction > RecoveryNone && h.Reason != ReasonRecoveryAction {
+		rest.WriteString("; driver asks: " + h.RecoveryAction.String())
 	}
 	if h.Action != "" {
 		rest.WriteString("; action: " + h.Action)
@@ -89,11 +89,11 @@ func (h Health) String() string {
 
 // limits are warnings, which do not count against the unit. Missing nodes concern new work, and so only a unit that takes any.
 func (h Health) limits() (text string) {
-	if h.Limits != "" {
-		text = " (health limited: " + h.Limits + ")"
+	if h.Limitations != "" {
+		text = " (health limited: " + h.Limitations + ")"
 	}
-	if h.Nodes != "" && h.Schedulable() {
-		text += " (missing " + h.Nodes + ")"
+	if h.MissingNodes != "" && h.Schedulable() {
+		text += " (missing " + h.MissingNodes + ")"
 	}
 	return text
 }

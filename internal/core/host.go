@@ -10,14 +10,14 @@ type Host struct {
 	MPS    []string // pools whose MPS control daemon answers
 	Claims []Claim  // of other agents on this host
 
-	// Shares says that Numbering is kept up: what this agent proposes is in it a moment later.
-	Shares    bool
-	Numbering Numbering // of the agents on this host, this one's earlier processes among them: that of the highest generation
+	// SharesNumbers says that Numbering is kept up: what this agent proposes is in it a moment later.
+	SharesNumbers bool
+	Numbering     Numbering // of the agents on this host, this one's earlier processes among them: that of the highest generation
 }
 
 // Claim is a device that another agent offers.
 type Claim struct {
-	By    string // "nomad-gpu"
+	Agent string // "nomad-gpu"
 	At    Placement
 	Prior bool // made before this agent's own
 }
@@ -34,7 +34,7 @@ const (
 // Overlap is a unit's device that another agent offers too.
 type Overlap struct {
 	Device DeviceID
-	By     string
+	Agent  string
 }
 
 // WithHost returns what is left of the offer on a host: units that the host lacks something for are unhealthy. The
@@ -47,13 +47,13 @@ func (inv *Inventory) WithHost(h Host, o OverlapMode) *Inventory {
 		u := &next.units[i]
 		if i == 0 || u.Device.ID != next.units[i-1].Device.ID {
 			if against = h.against(u.Device); against != nil {
-				next.contests = append(next.contests, Overlap{Device: u.Device.ID, By: against.By})
+				next.contests = append(next.contests, Overlap{Device: u.Device.ID, Agent: against.Agent})
 			}
 		}
 		switch {
 		case !u.Health.Schedulable():
 		case against != nil && against.Prior && o == OverlapRefuse:
-			u.Health = NewHealth(ReasonClaimed, against.By)
+			u.Health = NewHealth(ReasonClaimed, against.Agent)
 		case u.Sharing.Mode == MPS && !slices.Contains(h.MPS, u.Pool):
 			u.Health = NewHealth(ReasonNoMPS, "pool "+u.Pool)
 		}
@@ -81,4 +81,4 @@ func (inv *Inventory) Overlaps() []Overlap {
 	return slices.Clone(inv.contests)
 }
 
-func (c Overlap) String() string { return fmt.Sprintf("%s is also offered by %s", c.Device, c.By) }
+func (c Overlap) String() string { return fmt.Sprintf("%s is also offered by %s", c.Device, c.Agent) }

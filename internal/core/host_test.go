@@ -37,7 +37,7 @@ func TestOnAHost(t *testing.T) {
 		return core.Placement{GPU: coretest.GPU(n), GI: uint32(gi + 1), CI: 0} //nolint:gosec // a test's
 	}
 	claim := func(at core.Placement, prior bool) core.Claim {
-		return core.Claim{By: "nomad-gpu", At: at, Prior: prior}
+		return core.Claim{Agent: "nomad-gpu", At: at, Prior: prior}
 	}
 	for name, tc := range map[string]struct {
 		host     core.Host
@@ -69,7 +69,7 @@ func TestOnAHost(t *testing.T) {
 			core.Host{MPS: both, Claims: []core.Claim{claim(instance(3, 1), true)}}, core.OverlapRefuse, nil, "mig-3g.40gb/3:1 CLAIMED", "3:1",
 		},
 		"of several claims the prior one counts": {
-			core.Host{MPS: both, Claims: []core.Claim{{By: "a third", At: instance(0, 0)}, claim(whole(0), true)}}, core.OverlapRefuse, nil, "gpu/0 CLAIMED", "0",
+			core.Host{MPS: both, Claims: []core.Claim{{Agent: "a third", At: instance(0, 0)}, claim(whole(0), true)}}, core.OverlapRefuse, nil, "gpu/0 CLAIMED", "0",
 		},
 		"somebody else's GPU": {core.Host{MPS: both, Claims: []core.Claim{claim(core.WholeGPU("GPU-x"), true)}}, core.OverlapRefuse, nil, "", ""},
 		"the driver's faults come first": {
@@ -89,8 +89,8 @@ func TestOnAHost(t *testing.T) {
 			}
 			var contests []string
 			for _, c := range inv.Overlaps() {
-				if c.By != "nomad-gpu" || c.String() != string(c.Device)+" is also offered by nomad-gpu" {
-					t.Errorf("contest %q by %q", c, c.By)
+				if c.Agent != "nomad-gpu" || c.String() != string(c.Device)+" is also offered by nomad-gpu" {
+					t.Errorf("contest %q by %q", c, c.Agent)
 				}
 				contests = append(contests, named(c.Device))
 			}
@@ -117,7 +117,7 @@ func TestTheHostChanges(t *testing.T) {
 	if got := reasons(well.Observe(cfg, dawn.Add(time.Second)).Read(cfg, dawn.Add(time.Minute), s).Inventory); got != "" {
 		t.Errorf("what is known of the host is forgotten: %s", got)
 	}
-	claimed := well.WithHost(cfg, dawn, core.Host{MPS: well.Host.MPS, Claims: []core.Claim{{By: "nomad-gpu", At: core.WholeGPU(coretest.GPU(0))}}})
+	claimed := well.WithHost(cfg, dawn, core.Host{MPS: well.Host.MPS, Claims: []core.Claim{{Agent: "nomad-gpu", At: core.WholeGPU(coretest.GPU(0))}}})
 	if claimed.Inventory.Equal(well.Inventory) || len(claimed.Inventory.Overlaps()) != 1 {
 		t.Errorf("contests %v", claimed.Inventory.Overlaps())
 	}

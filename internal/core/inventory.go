@@ -37,7 +37,7 @@ type Inventory struct {
 	findings    []string
 	drift       []string
 	binding     Binding
-	bound       []Bound
+	bound       []PositionBinding
 	unnumbered  bool // a device is not offered yet NewHealth it waits for its number
 	contests    []Overlap
 	byID        map[UnitID]int // index into units
@@ -245,9 +245,9 @@ func (inv *Inventory) Excluded() []Exclusion {
 	return slices.Clone(inv.excluded)
 }
 
-// Bound are the positions of the policy (indices, numbers of devices, the common MIG profile) and the devices that they mean
+// PositionBindings are the positions of the policy (indices, numbers of devices, the common MIG profile) and the devices that they mean
 // until a reboot or State.Rebind.
-func (inv *Inventory) Bound() []Bound {
+func (inv *Inventory) PositionBindings() []PositionBinding {
 	if inv == nil {
 		return nil
 	}
@@ -273,9 +273,9 @@ func (inv *Inventory) Proposed() Numbering {
 	return inv.binding.Proposed
 }
 
-// Drift is a line for each position of the policy that would mean other devices by their present order, which State.Rebind
+// OutdatedBindings is a line for each position of the policy that would mean other devices by their present order, which State.Rebind
 // applies.
-func (inv *Inventory) Drift() []string {
+func (inv *Inventory) OutdatedBindings() []string {
 	if inv == nil {
 		return nil
 	}

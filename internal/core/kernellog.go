@@ -58,7 +58,7 @@ func (s State) UnlistedXIDs() (each []UnlistedXID, count uint64) {
 // locateLogged is locate, and records how far the kernel log was read. An XID of the log waits until the machine
 // was read, unless the GPU is known from an earlier life of the agent under the same boot.
 func (s *State) locateLogged(o Observation) (Observation, bool) {
-	if o.Kind == LogRead && o.Next == 0 {
+	if o.Kind == KernelLogRead && o.NextSequence == 0 {
 		s.log.end()
 		return o, false
 	}
@@ -66,29 +66,29 @@ func (s *State) locateLogged(o Observation) (Observation, bool) {
 	if !ok && !s.rebooted {
 		located, ok = Locate(Snapshot{Devices: s.prior}, o)
 	}
-	fromLog := o.Kind == LogRead || o.Logged
+	fromLog := o.Kind == KernelLogRead || o.FromKernelLog
 	if !fromLog {
 		return located, ok
 	}
-	if !s.log.ready && (!ok || o.Kind == LogRead && len(s.log.waiting) > 0) {
+	if !s.log.ready && (!ok || o.Kind == KernelLogRead && len(s.log.waiting) > 0) {
 		s.log.await(o)
 		return o, false
 	}
 	if len(s.log.waiting) == 0 { // else they would be skipped after a crash
-		s.log.next = max(s.log.next, o.Next)
+		s.log.next = max(s.log.next, o.NextSequence)
 		s.log.all = s.log.all && s.log.next == 0
 	}
-	if o.Kind != LogRead && !ok {
+	if o.Kind != KernelLogRead && !ok {
 		s.log.unplaced(o, s.Snapshot)
 	}
-	return located, ok && o.Kind != LogRead
+	return located, ok && o.Kind != KernelLogRead
 }
 
 // end takes in that the log is not read: which of its lines were seen is then unknown.
 func (l *kernelLog) end() {
 	l.next, l.all, l.waiting = 0, false, slices.Clone(l.waiting)
 	for i := range l.waiting {
-		l.waiting[i].Next = 0
+		l.waiting[i].NextSequence = 0
 	}
 }
 

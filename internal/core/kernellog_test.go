@@ -15,23 +15,25 @@ func slot(n int) core.PCIAddress { return core.PCIAddress(fmt.Sprintf("0000:%02x
 
 // logged is a line of the kernel log about a GPU, with the number of the next one.
 func logged(n int, code, next uint64) core.Observation {
-	return core.Observation{PCI: slot(n), Kind: core.XID, Code: code, Logged: true, Next: next}
+	return core.Observation{PCI: slot(n), Kind: core.XID, Code: code, FromKernelLog: true, NextSequence: next}
 }
 
 // past is one that the log had before the agent followed it.
 func past(n int, code, next uint64) core.Observation {
 	o := logged(n, code, next)
-	o.Past = true
+	o.Backlog = true
 	return o
 }
 
 // logRead says that the log was read up to a number.
-func logRead(next uint64) core.Observation { return core.Observation{Kind: core.LogRead, Next: next} }
+func logRead(next uint64) core.Observation {
+	return core.Observation{Kind: core.KernelLogRead, NextSequence: next}
+}
 
 // count is how often a GPU has reported an XID.
 func (l *life) count(n int, code uint64) uint64 {
 	chart, _ := l.state.Ledger.History(coretest.GPU(n))
-	for _, t := range chart.Tallies {
+	for _, t := range chart.FaultCounts {
 		if t.Code == code {
 			return t.Count
 		}
@@ -64,7 +66,7 @@ func TestTheRecordKnowsWhichLinesHadTheirEffect(t *testing.T) {
 		t.Errorf("the record has %d and %v", r.KernelLog, r.Conditions)
 	}
 	l.read(1)
-	l.see(core.Observation{At: gpu(0), Kind: core.Rebound})
+	l.see(core.Observation{At: gpu(0), Kind: core.DriverRebound})
 	l.read(60)
 	l.expect("a reset healed it", well(2))
 	l.restart("b", "b")
@@ -137,8 +139,8 @@ func TestLinesAfterAReboot(t *testing.T) {
 	l.restart("a", "b")
 	l.see(past(1, 119, 31), logRead(40))
 	l.noDriver(core.DriverAbsent)
-	if r := l.state.Checkpoint("b"); !r.Unread || r.KernelLog != 0 {
-		t.Errorf("before the driver was read: unread %t, %d", r.Unread, r.KernelLog)
+	if r := l.state.Checkpoint("b"); !r.NotReadSinceBoot || r.KernelLog != 0 {
+		t.Errorf("before the driver was read: unread %t, %d", r.NotReadSinceBoot, r.KernelLog)
 	}
 	l.expectLog("nothing had an effect", 0, true)
 	l.read(1)
@@ -146,8 +148,8 @@ func TestLinesAfterAReboot(t *testing.T) {
 	if n := l.count(1, 119); n != 2 {
 		t.Errorf("counted %d times", n)
 	}
-	if r := l.state.Checkpoint("b"); r.Boot != "b" || r.KernelLog != 40 {
-		t.Errorf("the record is of boot %s, %d", r.Boot, r.KernelLog)
+	if r := l.state.Checkpoint("b"); r.BootID != "b" || r.KernelLog != 40 {
+		t.Errorf("the record is of boot %s, %d", r.BootID, r.KernelLog)
 	}
 }
 

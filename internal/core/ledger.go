@@ -65,9 +65,9 @@ func (l Ledger) Health(at Placement) Health {
 		h = worst.health()
 	}
 	if chart := l.charts[at.GPU]; chart != nil {
-		h.Limits = chart.Sample.limits(at)
+		h.Limitations = chart.Sample.limits(at)
 		if h.State > Healthy {
-			h.Asks = chart.Sample.RecoveryAction
+			h.RecoveryAction = chart.Sample.RecoveryAction
 		}
 	}
 	return h
@@ -124,7 +124,7 @@ func (l Ledger) Relocate(s Snapshot) Ledger {
 	moved = slices.DeleteFunc(moved, func(c Condition) bool { return !there[c.At] && c.At.GI != Whole && c.Reason.silence() })
 	for i, c := range moved {
 		if c.At.GPU != "" && !there[c.At] && c.At.GI != Whole {
-			moved[i].At, moved[i].Moved = WholeGPU(c.At.GPU), true
+			moved[i].At, moved[i].FromRemovedInstance = WholeGPU(c.At.GPU), true
 		}
 	}
 	return Ledger{united(moved), charts, l.driver}
@@ -200,7 +200,7 @@ func (d *draft) happened(c Condition) *Condition {
 		return &d.conditions[len(d.conditions)-1]
 	}
 	old.Count++
-	old.Last, old.Clearing, old.Clean, old.Ignored, old.Moved = d.now, time.Time{}, 0, time.Time{}, false
+	old.Last, old.ClearingSince, old.CleanChecks, old.IgnoredUntil, old.FromRemovedInstance = d.now, time.Time{}, 0, time.Time{}, false
 	return old
 }
 
@@ -213,10 +213,10 @@ func (d *draft) stands(c Condition, checks int) {
 		if old.Count < checks {
 			old.Count++
 		}
-		old.Clearing, old.Clean, old.Moved = time.Time{}, 0, false
+		old.ClearingSince, old.CleanChecks, old.FromRemovedInstance = time.Time{}, 0, false
 		answered := c.Reason.silence() && c.At.GI == Whole && d.read(c.At.GPU).checked.After(old.Last)
 		if old.Code != c.Code || answered {
-			old.Last, old.Ignored = d.now, time.Time{}
+			old.Last, old.IgnoredUntil = d.now, time.Time{}
 		}
 		if old.Code != c.Code || c.Reason == ReasonDriver {
 			old.Code, old.Detail = c.Code, c.Detail // a verdict, or why the driver is gone: the latest knows best

@@ -39,10 +39,10 @@ func TestLedger(t *testing.T) {
 		{"XID on a GI reaches its own", []core.Observation{xid(gi, 94)}, inGI, core.Health{State: core.Degraded, Reason: core.ReasonXID, Code: 94}},
 		{"XID on a GI spares its sibling", []core.Observation{xid(gi, 94)}, otherGI, core.Health{}},
 		{"the worst counts", []core.Observation{at(a, core.Lost), xid(a, 48)}, a, core.Health{State: core.GPULost, Reason: core.ReasonLost}},
-		{"driver gone reaches all", []core.Observation{at(core.Node, core.DriverLost)}, b, core.Health{State: core.Unknown, Reason: core.ReasonDriver}},
-		{"driver back", []core.Observation{at(core.Node, core.DriverLost), at(core.Node, core.DriverAnswered)}, b, core.Health{}},
+		{"driver gone reaches all", []core.Observation{at(core.Node, core.DriverUnavailable)}, b, core.Health{State: core.Unknown, Reason: core.ReasonDriver}},
+		{"driver back", []core.Observation{at(core.Node, core.DriverUnavailable), at(core.Node, core.DriverAvailable)}, b, core.Health{}},
 		{"stuck call", []core.Observation{at(a, core.Unresponsive)}, a, core.Health{State: core.Unhealthy, Reason: core.ReasonUnresponsive}},
-		{"stuck call of the driver", []core.Observation{at(core.Node, core.Unresponsive), at(core.Node, core.DriverAnswered)}, a, core.Health{}},
+		{"stuck call of the driver", []core.Observation{at(core.Node, core.Unresponsive), at(core.Node, core.DriverAvailable)}, a, core.Health{}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			l := core.Ledger{}.Apply(core.DefaultHealthPolicy(), time.Unix(0, 0), at(a, core.Checked), at(b, core.Checked))
@@ -77,8 +77,8 @@ func TestStandingConditionKeepsItsWords(t *testing.T) {
 	if again := l.Apply(p, time.Unix(9, 0), core.Observation{At: a, Kind: core.Lost, Detail: "not listed"}).Health(a); again != first {
 		t.Errorf("was %q, is %q", first, again)
 	}
-	l = core.Ledger{}.Apply(p, time.Unix(0, 0), core.Observation{Kind: core.DriverLost, Detail: "not loaded"},
-		core.Observation{Kind: core.DriverLost, Detail: "versions differ"})
+	l = core.Ledger{}.Apply(p, time.Unix(0, 0), core.Observation{Kind: core.DriverUnavailable, Detail: "not loaded"},
+		core.Observation{Kind: core.DriverUnavailable, Detail: "versions differ"})
 	if got := l.Health(a).Detail; got != "versions differ" {
 		t.Errorf("the driver's reason is %q", got)
 	}
@@ -105,7 +105,7 @@ func TestChartIsImmutable(t *testing.T) {
 		now := time.Unix(int64(at)*100_000, 0) // more than a day, so that nothing latches
 		return l.Apply(p, now, core.Observation{At: a, Kind: core.Reserved}, core.Observation{At: a, Kind: core.XID, Code: 119},
 			core.Observation{At: a, Kind: core.XID, Code: 13}).
-			Apply(p, now.Add(time.Second), core.Observation{At: a, Kind: core.Rebound}, core.Observation{At: a, Kind: core.Checked}).
+			Apply(p, now.Add(time.Second), core.Observation{At: a, Kind: core.DriverRebound}, core.Observation{At: a, Kind: core.Checked}).
 			Apply(p, now.Add(2*time.Second), core.Observation{At: a, Kind: core.Checked}).
 			Apply(p, now.Add(3*time.Second), core.Observation{At: a, Kind: core.Checked}).
 			Apply(p, now.Add(time.Hour), core.Observation{At: a, Kind: core.Checked})
@@ -115,7 +115,7 @@ func TestChartIsImmutable(t *testing.T) {
 		before := look(base)
 		one := happen(base, i)
 		after := look(one)
-		if c, _ := one.History(a.GPU); i > 0 && (len(c.ClearedByReset) == 0 || len(c.Spells) == 0 || len(c.Tallies) != 2) {
+		if c, _ := one.History(a.GPU); i > 0 && (len(c.ClearedByReset) == 0 || len(c.UnhealthyEpisodes) == 0 || len(c.FaultCounts) != 2) {
 			t.Fatalf("nothing to see: %s", after)
 		}
 		happen(base, i+1000)

@@ -37,8 +37,8 @@ func RestoreLedger(p HealthPolicy, c LedgerCheckpoint, rebooted bool) Ledger {
 	}
 	for gpu, history := range c.GPUs {
 		if rebooted {
-			history.Sample, history.Links, history.Joined = HealthSample{}, 0, false
-			history.Tallies = withoutEcho(history.Tallies)
+			history.Sample, history.MaxNVLinks, history.JoinedFabric = HealthSample{}, 0, false
+			history.FaultCounts = withoutEcho(history.FaultCounts)
 		}
 		l.charts[gpu] = history.clone()
 	}
@@ -47,10 +47,10 @@ func RestoreLedger(p HealthPolicy, c LedgerCheckpoint, rebooted bool) Ledger {
 			continue
 		}
 		history := l.charts[each.At.GPU]
-		if history != nil && each.At.GI == Whole && each.Reason == ReasonLost && !history.Reset.After(each.Last) {
+		if history != nil && each.At.GI == Whole && each.Reason == ReasonLost && !history.LastReset.After(each.Last) {
 			history.lost = true // when it answers again, that is a sign of a reset
 		}
-		each.Clearing, each.Clean = time.Time{}, 0
+		each.ClearingSince, each.CleanChecks = time.Time{}, 0
 		l.conditions = append(l.conditions, each)
 	}
 	l.conditions = united(l.conditions)
@@ -58,10 +58,10 @@ func RestoreLedger(p HealthPolicy, c LedgerCheckpoint, rebooted bool) Ledger {
 }
 
 // withoutEcho returns tallies of an earlier boot: no line of this boot's kernel log repeats an event of that one.
-func withoutEcho(tallies []Tally) []Tally {
+func withoutEcho(tallies []FaultCount) []FaultCount {
 	tallies = slices.Clone(tallies)
 	for i := range tallies {
-		tallies[i].Both = true
+		tallies[i].BothSources = true
 	}
 	return tallies
 }
@@ -87,13 +87,13 @@ func (c LedgerCheckpoint) Latest() (t time.Time) {
 		later(each.Since, each.Last)
 	}
 	for _, h := range c.GPUs {
-		later(h.Reset, h.Bad)
-		later(h.Spells...)
+		later(h.LastReset, h.UnhealthySince)
+		later(h.UnhealthyEpisodes...)
 		later(h.Recoveries...)
 		for _, cleared := range h.ClearedByReset {
 			later(cleared.At)
 		}
-		for _, tally := range h.Tallies {
+		for _, tally := range h.FaultCounts {
 			later(tally.Last)
 		}
 	}

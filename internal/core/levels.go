@@ -54,13 +54,13 @@ func (c *GPUHistory) level(r Reason) Tristate {
 	case ReasonInfoROM:
 		return v.InfoROMCorrupt
 	case ReasonFabricWait: // a single GPU given to a virtual machine may never join one, and needs none
-		return is(v.Fabric != FabricNotReported, v.Fabric == FabricStarting && (c.Joined || !c.alone))
+		return is(v.Fabric != FabricNotReported, v.Fabric == FabricStarting && (c.JoinedFabric || !c.alone))
 	case ReasonFabric:
 		return is(v.Fabric > FabricStarting, v.Fabric >= FabricUnhealthy)
 	case ReasonFabricLimits:
 		return is(v.Fabric > FabricStarting, v.Fabric == FabricLimited)
 	case ReasonLinks:
-		return is(v.LinksUp.OK, v.LinksUp.Value < c.Links)
+		return is(v.LinksUp.OK, v.LinksUp.Value < c.MaxNVLinks)
 	case ReasonThermal:
 		return c.slow[0]
 	case ReasonPowerBrake:
@@ -93,12 +93,12 @@ func (d *draft) check(gpu DeviceID, v HealthSample) {
 	chart := d.chart(gpu)
 	old := chart.Sample
 	if chart.wasReset(v, d.now) {
-		chart.Reset = d.now
+		chart.LastReset = d.now
 	}
 	chart.Sample, chart.answers, chart.lost, chart.reloading, chart.absent = v, true, false, false, false
-	chart.alone, chart.Joined = len(d.charts) == 1, chart.Joined || v.Fabric > FabricStarting
+	chart.alone, chart.JoinedFabric = len(d.charts) == 1, chart.JoinedFabric || v.Fabric > FabricStarting
 	if v.LinksUp.OK {
-		chart.Links = max(chart.Links, v.LinksUp.Value)
+		chart.MaxNVLinks = max(chart.MaxNVLinks, v.LinksUp.Value)
 	}
 	chart.measure(d.now)
 	at := WholeGPU(gpu)
@@ -124,11 +124,11 @@ func (d *draft) check(gpu DeviceID, v HealthSample) {
 func (d *draft) complete(gpu DeviceID, complete bool) {
 	for i := range d.conditions {
 		switch c := &d.conditions[i]; {
-		case c.At.GPU != gpu || c.Clearing.IsZero():
+		case c.At.GPU != gpu || c.ClearingSince.IsZero():
 		case complete:
-			c.Clean++
+			c.CleanChecks++
 		default:
-			c.Clean = 0
+			c.CleanChecks = 0
 		}
 	}
 }
@@ -145,7 +145,7 @@ func (d *draft) level(at Placement, r Reason, chart *GPUHistory) {
 	switch r {
 	case ReasonRecoveryAction:
 		c.Code, c.Detail = uint64(chart.Sample.RecoveryAction), chart.Sample.RecoveryAction.String()
-		if v := chart.Sample.RecoveryAction; v == VerdictDrainP2P || v == RecoveryIMEX {
+		if v := chart.Sample.RecoveryAction; v == RecoveryDrainP2P || v == RecoveryIMEX {
 			checks = 2
 		}
 	case ReasonFabric:
@@ -159,7 +159,7 @@ func (d *draft) level(at Placement, r Reason, chart *GPUHistory) {
 		d.stands(c, checks)
 	case No:
 		d.drop(func(o Condition) bool {
-			return o.same(c) && (o.State == Healthy || o.State == Unknown || !o.Ignored.IsZero())
+			return o.same(c) && (o.State == Healthy || o.State == Unknown || !o.IgnoredUntil.IsZero())
 		})
 	case NotReported: // no news
 	}

@@ -27,7 +27,7 @@ func levels() []level {
 		{"VERDICT_NODE_REBOOT", core.Unhealthy, 1, verdict(core.RecoveryReboot), verdict(core.RecoveryNone), time.Minute},
 		{"VERDICT_DRAIN_AND_RESET", core.Unhealthy, 1, verdict(core.RecoveryDrainAndReset), verdict(core.RecoveryNone), time.Minute},
 		{"VERDICT_UNKNOWN_ACTION", core.Unhealthy, 1, verdict(core.RecoveryOther), verdict(core.RecoveryNone), time.Minute},
-		{"VERDICT_DRAIN_P2P", core.Unhealthy, 2, verdict(core.VerdictDrainP2P), verdict(core.RecoveryNone), time.Minute},
+		{"VERDICT_DRAIN_P2P", core.Unhealthy, 2, verdict(core.RecoveryDrainP2P), verdict(core.RecoveryNone), time.Minute},
 		{"VERDICT_RECOVER_IMEX_DOMAIN", core.Unhealthy, 2, verdict(core.RecoveryIMEX), verdict(core.RecoveryNone), time.Minute},
 		{"ROW_REMAP_FAILED", core.Unhealthy, 2, func(v *core.HealthSample) { v.RemapFailed = core.Yes }, func(v *core.HealthSample) { v.RemapFailed = core.No }, never},
 		{"MEMORY_UNREPAIRABLE", core.Unhealthy, 2, func(v *core.HealthSample) { v.Unrepairable = core.Yes }, func(v *core.HealthSample) { v.Unrepairable = core.No }, never},
@@ -124,7 +124,7 @@ func TestVerdictChanges(t *testing.T) {
 		verdict core.RecoveryAction
 		cause   string
 	}{
-		{core.VerdictDrainP2P, "VERDICT_DRAIN_P2P"}, {core.RecoveryReboot, "VERDICT_NODE_REBOOT"}, {core.RecoveryOther, "VERDICT_UNKNOWN_ACTION"},
+		{core.RecoveryDrainP2P, "VERDICT_DRAIN_P2P"}, {core.RecoveryReboot, "VERDICT_NODE_REBOOT"}, {core.RecoveryOther, "VERDICT_UNKNOWN_ACTION"},
 	} {
 		s.say(func(v *core.HealthSample) { v.RecoveryAction = step.verdict })
 		s.check(1)

@@ -39,7 +39,7 @@ func (inv *Inventory) WithNodeWarnings(seen []string) *Inventory {
 		if i == 0 || u.Device != next.units[i-1].Device {
 			last = inv.nodeWarning(u.Device, seen)
 		}
-		u.Health.Nodes = last
+		u.Health.MissingNodes = last
 	}
 	return &next
 }
@@ -50,5 +50,5 @@ func (inv *Inventory) nodeWarning(d Device, seen []string) string {
 	if len(missing) == 0 {
 		return ""
 	}
-	return strings.Join(missing, ", ") + ": run " + d.CreateNodes(missing)
+	return strings.Join(missing, ", ") + ": run " + d.CreateNodesCommand(missing)
 }

@@ -114,7 +114,7 @@ func TestDeviceNodesChangeBetweenReadings(t *testing.T) {
 	s = s.Read(cfg, now, without)
 	expect("read again", false, true, true)
 	s = s.Read(cfg, now, core.NoDriver(core.DriverFailed, "unloaded"))
-	if u, _ := s.Inventory.Unit(core.UnitID(coretest.GPU(0))); u.Health.Nodes != "" {
-		t.Errorf("a warning of nodes without a driver: %s", u.Health.Nodes)
+	if u, _ := s.Inventory.Unit(core.UnitID(coretest.GPU(0))); u.Health.MissingNodes != "" {
+		t.Errorf("a warning of nodes without a driver: %s", u.Health.MissingNodes)
 	}
 }

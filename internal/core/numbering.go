@@ -28,8 +28,8 @@ func SharedNumbering(generation int, of []Number) Numbering {
 
 // Number is a GPU's, or a MIG instance's, number.
 type Number struct {
-	ID DeviceID
-	At DeviceIndex // Instance is -1 for a GPU
+	ID    DeviceID
+	Index DeviceIndex `json:"At"` // Instance is -1 for a GPU
 }
 
 // Equal reports whether two numberings give the same numbers by the same order.
@@ -43,7 +43,7 @@ func (n Numbering) Of(id DeviceID) (DeviceIndex, bool) {
 	if !ok {
 		return DeviceIndex{}, false
 	}
-	return n.Numbers[i].At, true
+	return n.Numbers[i].Index, true
 }
 
 // numbers is a numbering in the making.
@@ -55,7 +55,7 @@ type numbers struct {
 func newNumbers(n Numbering) numbers {
 	m := numbers{map[DeviceID]DeviceIndex{}, map[DeviceIndex]bool{}}
 	for _, each := range n.Numbers {
-		m.give(each.ID, each.At)
+		m.give(each.ID, each.Index)
 	}
 	return m
 }
@@ -119,7 +119,7 @@ func (n Numbering) complete(s Snapshot) bool {
 // have to be.
 func (n Numbering) agrees(shared Numbering, all bool) bool {
 	for _, each := range n.Numbers {
-		if at, ok := shared.Of(each.ID); ok && at != each.At || !ok && all {
+		if at, ok := shared.Of(each.ID); ok && at != each.Index || !ok && all {
 			return false
 		}
 	}
@@ -143,7 +143,7 @@ func (n Numbering) Update(s Snapshot, h Host) (next, proposed Numbering) {
 	case shared.Generation < n.Generation:
 		shared = Numbering{}
 	}
-	if n.complete(s) && n.agrees(shared, h.Shares) {
+	if n.complete(s) && n.agrees(shared, h.SharesNumbers) {
 		return n, n
 	}
 	m := newNumbers(n)
@@ -152,17 +152,17 @@ func (n Numbering) Update(s Snapshot, h Host) (next, proposed Numbering) {
 	}
 	others := map[DeviceIndex]bool{}
 	for _, o := range shared.Numbers {
-		others[o.At] = true
+		others[o.Index] = true
 	}
 	for id, at := range m.of {
 		number, ok := shared.Of(id)
-		if ok && number != at || !ok && h.Shares && others[at] {
+		if ok && number != at || !ok && h.SharesNumbers && others[at] {
 			m.drop(id)
 		}
 	}
 	for _, o := range shared.Numbers {
 		if s.HasUnidentified() { // it may be that one
-			m.give(o.ID, o.At)
+			m.give(o.ID, o.Index)
 		}
 	}
 	m.see(s, func(id DeviceID, _ DeviceIndex) {
@@ -170,7 +170,7 @@ func (n Numbering) Update(s Snapshot, h Host) (next, proposed Numbering) {
 			m.give(id, number)
 		}
 	})
-	if h.Shares {
+	if h.SharesNumbers {
 		next = m.numbering(n.Generation)
 	}
 	m.see(s, func(id DeviceID, at DeviceIndex) {
@@ -178,7 +178,7 @@ func (n Numbering) Update(s Snapshot, h Host) (next, proposed Numbering) {
 			m.give(id, at)
 		}
 	})
-	if proposed = m.numbering(n.Generation); !h.Shares {
+	if proposed = m.numbering(n.Generation); !h.SharesNumbers {
 		next = proposed
 	}
 	return next, proposed

@@ -13,7 +13,7 @@ func divided(t *testing.T) (nomad, kube *life) {
 	half := func(reserved ...int) *life {
 		l := live(t, renumbered(seq(0, 7)...))
 		l.cfg.Policy = core.Policy{Rules: []core.Rule{{Select: byIndex("policy", reserved...), Reserve: "for another"}}}
-		l.state = core.Restore(l.cfg, core.Checkpoint{Boot: "a"}, "a").WithHost(l.cfg, l.now, core.Host{Shares: true})
+		l.state = core.Restore(l.cfg, core.Checkpoint{BootID: "a"}, "a").WithHost(l.cfg, l.now, core.Host{SharesNumbers: true})
 		l.read(1)
 		l.offers("before the numbers are shared", "")
 		if !l.state.Inventory.Provisional() {
@@ -34,7 +34,7 @@ func divided(t *testing.T) (nomad, kube *life) {
 // share tells agents what was written down for all of them.
 func share(n core.Numbering, agents ...*life) {
 	for _, a := range agents {
-		a.state = a.state.WithHost(a.cfg, a.now, core.Host{Shares: true, Numbering: n})
+		a.state = a.state.WithHost(a.cfg, a.now, core.Host{SharesNumbers: true, Numbering: n})
 	}
 }
 
@@ -63,7 +63,7 @@ func TestSharedNumberCountsMoreThanThatOfTheHistory(t *testing.T) {
 	nomad, _ := divided(t)
 	nomad.restart("a", "a")
 	share(core.NewNumbering(0, []core.Number{
-		{ID: coretest.GPU(0), At: core.DeviceIndex{GPU: 5, Instance: -1}}, {ID: coretest.GPU(5), At: core.DeviceIndex{GPU: 0, Instance: -1}},
+		{ID: coretest.GPU(0), Index: core.DeviceIndex{GPU: 5, Instance: -1}}, {ID: coretest.GPU(5), Index: core.DeviceIndex{GPU: 0, Instance: -1}},
 	}), nomad)
 	nomad.read(1)
 	nomad.offers("GPUs 0 and 5 have each other's number", "gpu 1,2,3,5")
@@ -75,7 +75,7 @@ func TestNumberIsKeptWhileAGPUIsNameless(t *testing.T) {
 	shared := nomad.state.Inventory.Proposed()
 	nomad.machine = renumbered(append([]int{0, 1}, seq(3, 7)...)...)
 	nomad.machine.Excluded = []core.Exclusion{{Index: 2, Failure: core.FailureError, Reason: "no UUID"}}
-	nomad.state = core.Restore(nomad.cfg, core.Checkpoint{Boot: "a"}, "a")
+	nomad.state = core.Restore(nomad.cfg, core.Checkpoint{BootID: "a"}, "a")
 	share(shared, nomad)
 	nomad.read(1)
 	if at, ok := nomad.state.Inventory.Proposed().Of(coretest.GPU(2)); !ok || at.GPU != 2 {
@@ -91,9 +91,9 @@ func TestNumberIsKeptWhileAGPUIsNameless(t *testing.T) {
 func TestHistoryOfAnotherMachineNumbersNothing(t *testing.T) {
 	nomad, kube := divided(t)
 	shared := nomad.state.Inventory.Proposed()
-	r := core.Checkpoint{Boot: "a", Devices: others(3).Devices}
+	r := core.Checkpoint{BootID: "a", Devices: others(3).Devices}
 	for _, d := range r.Devices {
-		r.Binding.Numbering.Numbers = append(r.Binding.Numbering.Numbers, core.Number{ID: d.ID, At: core.DeviceIndex{GPU: d.Index, Instance: -1}})
+		r.Binding.Numbering.Numbers = append(r.Binding.Numbering.Numbers, core.Number{ID: d.ID, Index: core.DeviceIndex{GPU: d.Index, Instance: -1}})
 	}
 	r.Binding.Numbering.Generation = 7
 	kube.state = core.Restore(kube.cfg, r, "a")
@@ -140,7 +140,7 @@ func TestNumberOfDevicesStaysWhenTheDoubtIsOver(t *testing.T) {
 func TestNumberOfTheHistoryIsGivenUpIfItIsSharedForAnother(t *testing.T) {
 	nomad, _ := divided(t)
 	nomad.restart("a", "a")
-	share(core.NewNumbering(0, []core.Number{{ID: coretest.GPU(9), At: core.DeviceIndex{GPU: 3, Instance: -1}}}), nomad)
+	share(core.NewNumbering(0, []core.Number{{ID: coretest.GPU(9), Index: core.DeviceIndex{GPU: 3, Instance: -1}}}), nomad)
 	nomad.machine = renumbered(0, 1, 2, 9, 4, 5, 6, 7, 3)
 	nomad.read(1)
 	share(nomad.state.Inventory.Proposed(), nomad)

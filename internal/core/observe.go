@@ -42,7 +42,7 @@ func (d *draft) observe(o Observation) {
 	case ProbeFailed:
 		d.interrupt(o.At)
 		d.stands(Condition{At: o.At, Reason: ReasonProbe, State: Unhealthy, Detail: o.Detail}, d.policy.ProbeFailures)
-	case Waiting:
+	case CallPending:
 		d.interrupt(o.At)
 	case Unresponsive:
 		d.interrupt(o.At)
@@ -51,21 +51,21 @@ func (d *draft) observe(o Observation) {
 			state = Unknown
 		}
 		d.stands(Condition{At: o.At, Reason: ReasonUnresponsive, State: state, Detail: o.Detail}, 1)
-	case Responsive:
+	case InstanceRead:
 		d.drop(func(c Condition) bool { return c.At == o.At && c.Reason.silence() })
 	case Checked:
 		d.check(gpu, o.Sample)
-	case Rebound:
-		d.chart(gpu).Reset = d.now
-	case DriverLost:
+	case DriverRebound:
+		d.chart(gpu).LastReset = d.now
+	case DriverUnavailable:
 		d.driverLost(o)
-	case Unloaded:
+	case DriverUnloaded:
 		d.reload()
-	case DriverAnswered:
+	case DriverAvailable:
 		d.driverAnswered(o)
 	case Reserved:
 		d.chart(gpu).hand(o.At)
-	case LogRead: // State has taken it in
+	case KernelLogRead: // State has taken it in
 	}
 }
 
@@ -83,7 +83,7 @@ func (d *draft) interrupt(at Placement) {
 	}
 	for i := range d.conditions {
 		if c := &d.conditions[i]; c.At.GPU == gpu {
-			c.Clearing, c.Clean = time.Time{}, 0
+			c.ClearingSince, c.CleanChecks = time.Time{}, 0
 		}
 	}
 }
@@ -132,15 +132,15 @@ func (d *draft) fault(o Observation, reason Reason, rule xid.Rule) {
 			o.Code, rule = unidentified, d.policy.xid(unidentified)
 		}
 		if t := chart.tallied(reason, o.Code); t != nil && t.echoed(o, d.now) {
-			t.Both = true
+			t.BothSources = true
 			return // the other source has told already
 		}
-		before = chart.tally(reason, o.Code, o.Logged, d.now)
+		before = chart.tally(reason, o.Code, o.FromKernelLog, d.now)
 	}
 	if rule.Class == xid.Application && !o.Simulated {
 		d.workload(o)
 	}
-	if rule.Effect == xid.None && rule.Settled == xid.None && rule.Again == 0 {
+	if rule.Effect == xid.None && rule.SettledEffect == xid.None && rule.RepeatWindow == 0 {
 		return
 	}
 	at := o.At
@@ -148,7 +148,7 @@ func (d *draft) fault(o Observation, reason Reason, rule xid.Rule) {
 		at = WholeGPU(at.GPU)
 	}
 	c := d.happened(Condition{At: at, Reason: reason, Code: o.Code, Detail: detailOf(rule, o), Simulated: o.Simulated})
-	c.Repeated = c.Repeated || c.Count > 1 && rule.Again > 0 && !before.IsZero() && d.now.Sub(before) <= rule.Again
+	c.Repeated = c.Repeated || c.Count > 1 && rule.RepeatWindow > 0 && !before.IsZero() && d.now.Sub(before) <= rule.RepeatWindow
 	if c.severe(d.policy) && reason == ReasonXID {
 		for _, m := range d.read(at.GPU).ClearedByReset {
 			if m.Code == o.Code && d.now.Sub(m.At) <= relapse {

@@ -72,7 +72,7 @@ type offers struct {
 	unconfirmed bool
 	waiting     bool              // a device has no number yet
 	indexed     bool              // a selector goes by index
-	counts      []Count           // by share
+	counts      []ShareAssignment // by share
 	lost        map[DeviceID]bool // devices that the driver does not list any more
 }
 

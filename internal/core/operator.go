@@ -9,9 +9,9 @@ import (
 
 // Command is an operator's word on conditions.
 type Command struct {
-	GPU      DeviceID  // a physical GPU
-	Cause    string    // as Condition.Cause spells it; "" is every condition of the GPU
-	Verified time.Time // when the operator last looked: a fault that happened later is not touched
+	GPU        DeviceID  // a physical GPU
+	Cause      string    // as Condition.Cause spells it; "" is every condition of the GPU
+	VerifiedAt time.Time // when the operator last looked: a fault that happened later is not touched
 }
 
 // NewerFaultError refuses an order that knows nothing of a fault that happened since. Nothing was changed.
@@ -54,14 +54,14 @@ func (l Ledger) Clear(p HealthPolicy, now time.Time, o Command) (Ledger, []Condi
 	chart := d.chart(o.GPU)
 	for _, c := range found {
 		if chart.level(c.Reason) == Yes && !c.Simulated {
-			d.find(c).Ignored = Endless
+			d.find(c).IgnoredUntil = IgnoredForever
 			continue
 		}
 		d.drop(func(other Condition) bool { return other == c })
 	}
 	if slices.ContainsFunc(found, func(c Condition) bool { return !c.Simulated }) {
-		chart.Spells, chart.Recoveries, chart.ClearedByReset = nil, nil, nil
-		chart.Bad, chart.Severe = time.Time{}, false // got well by order, not by itself
+		chart.UnhealthyEpisodes, chart.Recoveries, chart.ClearedByReset = nil, nil, nil
+		chart.UnhealthySince, chart.SevereCause = time.Time{}, false // got well by order, not by itself
 	}
 	d.settle()
 	return d.ledger(), found, nil
@@ -79,29 +79,29 @@ func (l Ledger) Ignore(p HealthPolicy, now time.Time, o Command, until time.Time
 	}
 	d := l.draft(p, now)
 	for _, c := range found {
-		d.find(c).Ignored = until.UTC()
+		d.find(c).IgnoredUntil = until.UTC()
 	}
 	d.settle()
 	return d.ledger(), found, nil
 }
 
-// Endless is later than any uptime: until then a condition is ignored that was cleared while its level was there.
-var Endless = time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC)
+// IgnoredForever is later than any uptime: until then a condition is ignored that was cleared while its level was there.
+var IgnoredForever = time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC)
 
 // ordered are the conditions that an order is about.
 func (l Ledger) ordered(now time.Time, o Command) ([]Condition, error) {
-	if o.Verified.IsZero() || o.Verified.After(now) && o.Verified.Sub(now) <= ClockTolerance {
-		o.Verified = now
+	if o.VerifiedAt.IsZero() || o.VerifiedAt.After(now) && o.VerifiedAt.Sub(now) <= ClockTolerance {
+		o.VerifiedAt = now
 	}
-	if o.Verified.After(now) {
-		return nil, &ConfigError{"verified-at", o.Verified.Format(time.RFC3339), "want a time that is not in the future"}
+	if o.VerifiedAt.After(now) {
+		return nil, &ConfigError{"verified-at", o.VerifiedAt.Format(time.RFC3339), "want a time that is not in the future"}
 	}
 	found := slices.DeleteFunc(l.Conditions(), func(c Condition) bool {
 		return c.At.GPU != o.GPU || o.GPU == "" || o.Cause != "" && !strings.EqualFold(c.Cause(), o.Cause)
 	})
 	chart := l.charts[o.GPU]
 	silent := func(c Condition) bool { return c.Reason.silence() && (chart == nil || !chart.answers) }
-	newer := slices.DeleteFunc(slices.Clone(found), func(c Condition) bool { return !c.Last.After(o.Verified) })
+	newer := slices.DeleteFunc(slices.Clone(found), func(c Condition) bool { return !c.Last.After(o.VerifiedAt) })
 	switch {
 	case len(found) == 0:
 		return nil, &NoConditionError{o}

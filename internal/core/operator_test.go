@@ -35,7 +35,7 @@ func TestClear(t *testing.T) {
 		{"everything", core.Command{}, nil},
 		{"one cause", core.Command{Cause: "XID_119"}, []string{"XID_54", "XID_94"}},
 		{"however it is spelled", core.Command{Cause: "xid_54"}, []string{"XID_94", "XID_119"}},
-		{"verified just then", core.Command{Verified: dawn.Add(pace)}, nil},
+		{"verified just then", core.Command{VerifiedAt: dawn.Add(pace)}, nil},
 	} {
 		s := tell(t)
 		s.see(xidEvent(b, 119))
@@ -65,9 +65,9 @@ func TestRefusedOrders(t *testing.T) {
 		order core.Command
 		want  any
 	}{
-		{"verified before the fault", core.Command{GPU: a.GPU, Verified: dawn}, new(*core.NewerFaultError)},
-		{"verified before one of the faults", core.Command{GPU: a.GPU, Cause: "XID_95", Verified: dawn.Add(pace)}, new(*core.NewerFaultError)},
-		{"verified in the future", core.Command{GPU: a.GPU, Verified: later.Add(time.Minute)}, new(*core.ConfigError)},
+		{"verified before the fault", core.Command{GPU: a.GPU, VerifiedAt: dawn}, new(*core.NewerFaultError)},
+		{"verified before one of the faults", core.Command{GPU: a.GPU, Cause: "XID_95", VerifiedAt: dawn.Add(pace)}, new(*core.NewerFaultError)},
+		{"verified in the future", core.Command{GPU: a.GPU, VerifiedAt: later.Add(time.Minute)}, new(*core.ConfigError)},
 		{"no such cause", core.Command{GPU: a.GPU, Cause: "XID_96"}, new(*core.NoConditionError)},
 		{"no such GPU", core.Command{GPU: "GPU-z"}, new(*core.NoConditionError)},
 		{"a GPU that is well", core.Command{GPU: b.GPU}, new(*core.NoConditionError)},
@@ -77,7 +77,7 @@ func TestRefusedOrders(t *testing.T) {
 		s.xid(119)
 		s.pass(later.Sub(s.now))
 		s.xid(95)
-		s.see(core.Observation{At: core.Node, Kind: core.DriverLost})
+		s.see(core.Observation{At: core.Node, Kind: core.DriverUnavailable})
 		before := s.ledger.Conditions()
 		cleared, _, clearErr := s.ledger.Clear(s.policy, later, tc.order)
 		ignored, _, ignoreErr := s.ledger.Ignore(s.policy, later, tc.order, later.Add(time.Hour))
@@ -103,7 +103,7 @@ func TestRefusedOrders(t *testing.T) {
 
 // What a GPU lacks that does not answer is an answer and not an order.
 func TestOrdersAboutASilentGPU(t *testing.T) {
-	for kind, checks := range map[core.ObservationKind]int{core.Lost: 1, core.ProbeFailed: 3, core.Unresponsive: 1, core.Waiting: 1} {
+	for kind, checks := range map[core.ObservationKind]int{core.Lost: 1, core.ProbeFailed: 3, core.Unresponsive: 1, core.CallPending: 1} {
 		s := untold(t, "580")
 		s.mute[a.GPU] = kind
 		s.check(checks)
@@ -120,7 +120,7 @@ func TestOrdersAboutASilentGPU(t *testing.T) {
 		}
 		delete(s.mute, a.GPU)
 		s.check(1)
-		if kind == core.Waiting {
+		if kind == core.CallPending {
 			continue // it was only never asked
 		}
 		if _, err := s.clear(core.Command{}); err != nil {
@@ -151,7 +151,7 @@ func TestClearOfAStandingLevel(t *testing.T) {
 		s.expect("and is back", l.state, l.cause)
 	}
 	s := tell(t)
-	s.say(func(v *core.HealthSample) { v.RecoveryAction = core.VerdictDrainP2P })
+	s.say(func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryDrainP2P })
 	s.check(2)
 	if _, err := s.clear(core.Command{}); err != nil {
 		t.Error(err)
@@ -209,7 +209,7 @@ func TestIgnore(t *testing.T) {
 	})
 	t.Run("until the driver wants something else", func(t *testing.T) {
 		s := tell(t)
-		s.say(func(v *core.HealthSample) { v.RecoveryAction = core.VerdictDrainP2P })
+		s.say(func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryDrainP2P })
 		s.check(2)
 		s.ignore(24*time.Hour, "")
 		s.check(10)
@@ -237,16 +237,16 @@ func TestClearForgetsHistory(t *testing.T) {
 	s.mend(46)
 	s.mend(119)
 	s.xid(119)
-	if c := s.chart(); len(c.Spells) != 3 || len(c.ClearedByReset) != 2 || len(c.Recoveries) != 2 {
+	if c := s.chart(); len(c.UnhealthyEpisodes) != 3 || len(c.ClearedByReset) != 2 || len(c.Recoveries) != 2 {
 		t.Errorf("before: %+v", c)
 	}
 	if _, err := s.clear(core.Command{}); err != nil {
 		t.Fatal(err)
 	}
-	if c := s.chart(); len(c.Spells) != 0 || len(c.ClearedByReset) != 0 || len(c.Recoveries) != 0 || !c.Bad.IsZero() {
+	if c := s.chart(); len(c.UnhealthyEpisodes) != 0 || len(c.ClearedByReset) != 0 || len(c.Recoveries) != 0 || !c.UnhealthySince.IsZero() {
 		t.Errorf("after: %+v", c)
 	}
-	if c := s.chart(); len(c.Tallies) == 0 || c.Reset.IsZero() {
+	if c := s.chart(); len(c.FaultCounts) == 0 || c.LastReset.IsZero() {
 		t.Errorf("what was counted is no history of recovery: %+v", c)
 	}
 }

@@ -97,8 +97,8 @@ func (p HealthPolicy) xid(code uint64) xid.Rule {
 	if !ok {
 		return r
 	}
-	withdrawn := r.Effect >= xid.Withdraws || r.Settled >= xid.Withdraws
-	r.Effect, r.Settled, r.AgainEffect, r.Again, r.LinkedOnly = effect, effect, xid.None, 0, false
+	withdrawn := r.Effect >= xid.Withdraws || r.SettledEffect >= xid.Withdraws
+	r.Effect, r.SettledEffect, r.RepeatEffect, r.RepeatWindow, r.NVLinkOnly = effect, effect, xid.None, 0, false
 	if r.Class == xid.Application || r.Class == xid.Info || r.Class == xid.Trigger {
 		r.Class = xid.Suspect
 		r.Clears = xid.NoRecoveryAction | xid.ResetSeen | xid.Reboot | xid.Quiet

@@ -65,7 +65,7 @@ func TestOverrideIsTheLastWord(t *testing.T) {
 	s.say(func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryReset })
 	s.check(1)
 	s.expect("the driver wants a reset", core.Unhealthy, "VERDICT_GPU_RESET")
-	if n := s.chart().Tallies[0].Count; n != 1 {
+	if n := s.chart().FaultCounts[0].Count; n != 1 {
 		t.Errorf("what is ignored is counted %d times", n)
 	}
 }
@@ -162,7 +162,7 @@ func TestModeOff(t *testing.T) {
 		}
 		*s = before
 	}
-	s.see(core.Observation{At: core.Node, Kind: core.DriverLost, Detail: "gone"})
+	s.see(core.Observation{At: core.Node, Kind: core.DriverUnavailable, Detail: "gone"})
 	if h := offered(); h.Cause() != "NVML_UNAVAILABLE" {
 		t.Errorf("without a driver: %s", h)
 	}

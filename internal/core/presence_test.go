@@ -67,7 +67,7 @@ func TestSlowAfterLoss(t *testing.T) {
 	delete(s.mute, a.GPU)
 	s.check(3)
 	s.expect("back", core.Unhealthy, "LOST")
-	s.mute[a.GPU] = core.Waiting
+	s.mute[a.GPU] = core.CallPending
 	s.check(3)
 	s.expect("slow", core.Unhealthy, "LOST")
 	delete(s.mute, a.GPU)
@@ -113,7 +113,7 @@ func TestProbeFailures(t *testing.T) {
 func TestHang(t *testing.T) {
 	s := tell(t)
 	s.xid(119)
-	s.mute[a.GPU] = core.Waiting
+	s.mute[a.GPU] = core.CallPending
 	s.step(50 * time.Second)
 	s.expect("slow is no fault of its own", core.Unhealthy, "XID_119")
 	overdue := core.Observation{At: a, Kind: core.Unresponsive, Detail: "nvmlDeviceGetFieldValues"}
@@ -148,7 +148,7 @@ func TestHangOfTheDriver(t *testing.T) {
 // Slow checks hold a recovery up and set nothing back; whoever was never asked is not well.
 func TestUnchecked(t *testing.T) {
 	s := untold(t, "580")
-	s.mute[a.GPU] = core.Waiting
+	s.mute[a.GPU] = core.CallPending
 	s.check(1)
 	s.expect("never asked", core.Unknown, "UNCHECKED")
 	s.step(10 * time.Minute)
@@ -160,10 +160,10 @@ func TestUnchecked(t *testing.T) {
 	s.say(func(v *core.HealthSample) { v.Partial = false })
 	s.check(1)
 	s.expect("the first complete one", core.Healthy, "")
-	s.mute[a.GPU] = core.Waiting
+	s.mute[a.GPU] = core.CallPending
 	s.step(10 * time.Minute)
 	s.expect("slow later", core.Healthy, "")
-	s.see(core.Observation{At: core.Node, Kind: core.DriverLost, Detail: "gone"})
+	s.see(core.Observation{At: core.Node, Kind: core.DriverUnavailable, Detail: "gone"})
 	s.see(answered("580"))
 	s.check(1)
 	s.expect("slow after the driver was away", core.Unknown, "UNCHECKED")
@@ -173,7 +173,7 @@ func TestUnchecked(t *testing.T) {
 func TestDriverLost(t *testing.T) {
 	s := tell(t)
 	s.xid(95)
-	s.see(core.Observation{At: core.Node, Kind: core.DriverLost, Detail: "versions differ"})
+	s.see(core.Observation{At: core.Node, Kind: core.DriverUnavailable, Detail: "versions differ"})
 	s.expectAt("the neighbour", b, core.Unknown, "NVML_UNAVAILABLE")
 	s.expectAt("the sick one", a, core.Unhealthy, "XID_95")
 	began := s.condition("XID_95")

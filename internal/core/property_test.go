@@ -38,7 +38,7 @@ func (f *fate) restart(reboot bool) {
 			p.mute, p.demand, p.lost, p.reloaded, p.renewed = 0, 0, false, false, false
 		}
 	}
-	boot := core.Boot{ID: string(rune('a' + f.boot)), At: f.booted}
+	boot := core.Boot{ID: string(rune('a' + f.boot)), Time: f.booted}
 	f.state = core.Restore(f.cfg, record.Rebase(boot, f.now), boot.ID)
 	f.driver, f.read = true, time.Time{}
 	f.look(pace)
@@ -46,7 +46,7 @@ func (f *fate) restart(reboot bool) {
 
 // order is an operator's.
 func (f *fate) order(p *patient) {
-	o := core.Command{GPU: p.at.GPU, Verified: f.now.Add(-time.Duration(f.IntN(2)) * time.Minute)}
+	o := core.Command{GPU: p.at.GPU, VerifiedAt: f.now.Add(-time.Duration(f.IntN(2)) * time.Minute)}
 	var causes []string
 	for _, c := range f.state.Ledger.Conditions() {
 		causes = append(causes, c.Cause())
@@ -86,7 +86,7 @@ func (f *fate) layOut() {
 // ignored reports whether an operator disregards a cause.
 func ignored(l core.Ledger, at core.Placement, prefix string) bool {
 	return slices.ContainsFunc(l.Conditions(), func(c core.Condition) bool {
-		return c.At == at && strings.HasPrefix(c.Cause(), prefix) && !c.Simulated && !c.Ignored.IsZero()
+		return c.At == at && strings.HasPrefix(c.Cause(), prefix) && !c.Simulated && !c.IgnoredUntil.IsZero()
 	})
 }
 
@@ -128,7 +128,7 @@ func (f *fate) testify(t *testing.T, was map[core.DeviceID]core.HealthState, int
 	for _, p := range f.patients {
 		h := l.Health(p.at)
 		needed := 1
-		if p.vitals.RecoveryAction == core.VerdictDrainP2P || p.vitals.RecoveryAction == core.RecoveryIMEX {
+		if p.vitals.RecoveryAction == core.RecoveryDrainP2P || p.vitals.RecoveryAction == core.RecoveryIMEX {
 			needed = 2
 		}
 		if p.vitals.RecoveryAction > core.RecoveryNone && p.demand >= needed && h.Schedulable() && !ignored(l, p.at, "VERDICT_") {
@@ -203,7 +203,7 @@ func (f *fate) pure(t *testing.T) {
 	l, p := f.state.Ledger, one(f, f.patients...)
 	was := l.Conditions()
 	o := core.Observation{
-		At: f.place(p), Kind: one(f, core.XID, core.Event, core.Lost, core.ProbeFailed, core.Waiting, core.Unresponsive, core.Checked, core.Rebound, core.Reserved),
+		At: f.place(p), Kind: one(f, core.XID, core.Event, core.Lost, core.ProbeFailed, core.CallPending, core.Unresponsive, core.Checked, core.DriverRebound, core.Reserved),
 		Code: one[uint64](f, 13, 79, 94, 95, 0x2000), Sample: p.vitals,
 	}
 	now := f.now.Add(time.Duration(f.IntN(100)) * time.Second)
@@ -249,7 +249,7 @@ func (f *fate) wayBack(t *testing.T, seed uint64) {
 	}
 	for _, p := range f.patients {
 		for _, c := range f.state.Ledger.Conditions() {
-			if c.At.GPU == p.at.GPU && c.Evidence != 0 && !c.Simulated && c.State >= core.Unhealthy && c.Ignored.IsZero() {
+			if c.At.GPU == p.at.GPU && c.Evidence != 0 && !c.Simulated && c.State >= core.Unhealthy && c.IgnoredUntil.IsZero() {
 				t.Errorf("seed %d: nothing ends %s", seed, c)
 			}
 		}

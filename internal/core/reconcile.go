@@ -10,16 +10,16 @@ func Reconcile(prev, reading Snapshot) (Snapshot, []Observation) {
 	if reading.Driver.State != DriverReady {
 		reading.Devices, reading.Excluded = prev.Devices, prev.Excluded
 		reading.Links, reading.Nodes = prev.Links, prev.Nodes
-		obs := []Observation{{At: Node, Kind: DriverLost, Code: uint64(reading.Driver.State), Detail: reading.Driver.Reason}}
+		obs := []Observation{{At: Node, Kind: DriverUnavailable, Code: uint64(reading.Driver.State), Detail: reading.Driver.Reason}}
 		if reading.Unloaded {
-			obs = append(obs, Observation{At: Node, Kind: Unloaded})
+			obs = append(obs, Observation{At: Node, Kind: DriverUnloaded})
 		}
 		return reading, obs
 	}
-	obs := []Observation{{At: Node, Kind: DriverAnswered, Detail: reading.Driver.Version}}
+	obs := []Observation{{At: Node, Kind: DriverAvailable, Detail: reading.Driver.Version}}
 	for _, d := range reading.Devices {
 		if d.At.GI != Whole { // a GPU speaks for itself when it is checked
-			obs = append(obs, Observation{At: d.At, Kind: Responsive})
+			obs = append(obs, Observation{At: d.At, Kind: InstanceRead})
 		}
 	}
 	kept := slices.Clone(reading.Devices)

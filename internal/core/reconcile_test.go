@@ -72,7 +72,7 @@ func TestReconcileKeepsWhatFellSilent(t *testing.T) {
 		reading := without(prev, coretest.GPU(1))
 		reading.Excluded = []core.Exclusion{{Index: 2, Failure: core.FailurePending, Reason: "the driver does not answer"}}
 		got, obs := core.Reconcile(prev, reading)
-		if kinds := find(obs, gone); len(got.Devices) != 3 || !slices.Equal(kinds, []core.ObservationKind{core.Waiting}) {
+		if kinds := find(obs, gone); len(got.Devices) != 3 || !slices.Equal(kinds, []core.ObservationKind{core.CallPending}) {
 			t.Errorf("want it kept, and not lost: %v, %v", ids(got), kinds)
 		}
 	})
@@ -92,7 +92,7 @@ func TestReconcileKeepsWhatFellSilent(t *testing.T) {
 		if len(got.Devices) != 3 || len(got.Links) != len(prev.Links) || len(got.Nodes) != len(prev.Nodes) {
 			t.Errorf("want everything kept: %+v", got)
 		}
-		want := []core.Observation{{At: core.Node, Kind: core.DriverLost, Code: uint64(core.DriverFailed), Detail: "gone"}}
+		want := []core.Observation{{At: core.Node, Kind: core.DriverUnavailable, Code: uint64(core.DriverFailed), Detail: "gone"}}
 		if diff := cmp.Diff(want, obs); diff != "" {
 			t.Error(diff)
 		}

@@ -8,32 +8,32 @@ import (
 // Checkpoint is what of a State survives the agent, so that a restart neither heals a sick GPU nor forgets one.
 // Its JSON form is what the state file holds.
 type Checkpoint struct {
-	Boot        string      // of the machine: /proc/sys/kernel/random/boot_id
-	Booted      time.Time   `json:",omitzero"`  // its moment, on the clock of the times below; zero = unknown
-	Unread      bool        `json:",omitempty"` // devices and links are those of an earlier boot: the driver has not been read in this one
-	Driver      string      // version of the driver that was asked last
-	Maintenance Maintenance `json:"Away,omitzero"`
-	Binding     Binding     `json:",omitzero"`
-	Devices     []Device
-	Links       []Link `json:",omitempty"` // NVLinks between those
-	Conditions  []Condition
-	GPUs        map[DeviceID]GPUHistory `json:"Charts"`
-	KernelLog   uint64                  `json:",omitempty"` // sequence number to go on with in the log of that boot; 0 = unknown
+	BootID           string      `json:"Boot"`             // of the machine: /proc/sys/kernel/random/boot_id
+	BootTime         time.Time   `json:"Booted,omitzero"`  // its moment, on the clock of the times below; zero = unknown
+	NotReadSinceBoot bool        `json:"Unread,omitempty"` // devices and links are those of an earlier boot: the driver has not been read in this one
+	Driver           string      // version of the driver that was asked last
+	Maintenance      Maintenance `json:"Away,omitzero"`
+	Binding          Binding     `json:",omitzero"`
+	Devices          []Device
+	Links            []Link `json:",omitempty"` // NVLinks between those
+	Conditions       []Condition
+	GPUs             map[DeviceID]GPUHistory `json:"Charts"`
+	KernelLog        uint64                  `json:",omitempty"` // sequence number to go on with in the log of that boot; 0 = unknown
 
-	// Inherited are the GPUs of the history before, sorted, if it may be another machine's. The other GPUs in the record were read
+	// UnconfirmedGPUs are the GPUs of the history before, sorted, if it may be another machine's. The other GPUs in the record were read
 	// on this machine.
-	Inherited []DeviceID `json:",omitempty"`
+	UnconfirmedGPUs []DeviceID `json:"Inherited,omitempty"`
 }
 
 // Checkpoint is the state to keep; boot is the machine's boot id. Rehearsals, and what only this process can know, are left out.
 func (s State) Checkpoint(boot string) Checkpoint {
 	r := Checkpoint{
-		Boot: boot, Booted: s.booted, Maintenance: s.Maintenance, Binding: s.Binding,
+		BootID: boot, BootTime: s.booted, Maintenance: s.Maintenance, Binding: s.Binding,
 		Devices: slices.Clone(s.Snapshot.Devices), Links: s.Snapshot.NVLinks(),
-		KernelLog: s.log.next, Inherited: slices.Clone(s.inherited),
+		KernelLog: s.log.next, UnconfirmedGPUs: slices.Clone(s.inherited),
 	}
 	if s.prior != nil {
-		r.Devices, r.Links, r.Unread = slices.Clone(s.prior), slices.Clone(s.links), s.rebooted
+		r.Devices, r.Links, r.NotReadSinceBoot = slices.Clone(s.prior), slices.Clone(s.links), s.rebooted
 	}
 	return r.withLedger(s.Ledger.Checkpoint())
 }
@@ -52,23 +52,23 @@ func (r Checkpoint) withLedger(l LedgerCheckpoint) Checkpoint {
 // are on the present clock: see Record.Rebase.
 func Restore(cfg Config, r Checkpoint, boot string) State {
 	s := NewState(cfg)
-	rebooted := r.Boot != boot
+	rebooted := r.BootID != boot
 	s.Ledger = RestoreLedger(cfg.Health, r.ledger(), rebooted)
 	known := NewSnapshot(Snapshot{Devices: r.Devices, Links: r.Links})
-	s.prior, s.links, s.booted, s.rebooted = known.Devices, known.Links, r.Booted, rebooted || r.Unread
-	if s.inherited = sortedIDs(r.Inherited); len(s.inherited) == 0 {
+	s.prior, s.links, s.booted, s.rebooted = known.Devices, known.Links, r.BootTime, rebooted || r.NotReadSinceBoot
+	if s.inherited = sortedIDs(r.UnconfirmedGPUs); len(s.inherited) == 0 {
 		s.inherited = r.gpus()
 	}
 	if !rebooted { // which ends a maintenance, and loads the driver anew anyhow
 		s.Maintenance = r.Maintenance
 		s.Binding = r.Binding
 		s.Binding.Numbering = NewNumbering(r.Binding.Numbering.Generation, r.Binding.Numbering.Numbers)
-		if !r.Unread && len(r.Binding.Numbering.Numbers) == 0 {
+		if !r.NotReadSinceBoot && len(r.Binding.Numbering.Numbers) == 0 {
 			s.Binding.Numbering = s.Binding.Numbering.Initial(known) // a history of an agent that kept no numbers
 		}
 		s.Binding.Unconfirmed = len(s.inherited) > 0
 		s.Inventory = BuildInventory(s.Snapshot, s.Ledger, cfg.InventoryConfig, cfg.Health.Mode, s.Binding)
 	}
-	s.log = logOf(r, rebooted || r.Unread && r.KernelLog == 0)
+	s.log = logOf(r, rebooted || r.NotReadSinceBoot && r.KernelLog == 0)
 	return s
 }

@@ -53,9 +53,9 @@ func TestRestartAndReboot(t *testing.T) {
 		{"service", func(l *life) {
 			for _, code := range []uint64{46, 119, 140} {
 				codes(code)(l)
-				l.see(core.Observation{At: gpu(0), Kind: core.Rebound})
+				l.see(core.Observation{At: gpu(0), Kind: core.DriverRebound})
 				l.now = l.now.Add(time.Second)
-				l.see(core.Observation{At: gpu(0), Kind: core.Rebound})
+				l.see(core.Observation{At: gpu(0), Kind: core.DriverRebound})
 				l.read(40)
 			}
 		}, "unhealthy NEEDS_SERVICE", true},
@@ -106,7 +106,7 @@ func TestNotRecorded(t *testing.T) {
 	rehearsal.Simulated = true
 	l.see(rehearsal, core.Observation{At: core.Node, Kind: core.Unresponsive})
 	l.noDriver(core.DriverFailed)
-	l.see(core.Observation{At: gpu(1), Kind: core.Waiting})
+	l.see(core.Observation{At: gpu(1), Kind: core.CallPending})
 	if n := len(l.state.Ledger.Conditions()); n != 4 {
 		t.Fatalf("%d conditions", n)
 	}
@@ -120,7 +120,7 @@ func TestRestartKeepsHistory(t *testing.T) {
 	l := live(t, coretest.GPUs(2))
 	l.see(xidEvent(gpu(0), 95), xidEvent(gpu(1), 119))
 	l.read(7)
-	if c := l.state.Ledger.Conditions()[0]; c.Clean < 3 {
+	if c := l.state.Ledger.Conditions()[0]; c.CleanChecks < 3 {
 		t.Fatalf("not on its way back: %+v", c)
 	}
 	state, _, err := l.state.Ignore(l.cfg, l.now, core.Command{GPU: coretest.GPU(1)}, l.now.Add(time.Hour))
@@ -129,11 +129,11 @@ func TestRestartKeepsHistory(t *testing.T) {
 	}
 	l.state = state
 	l.restart("boot", "boot")
-	if c := l.state.Ledger.Conditions()[0]; c.Clean != 0 || !c.Clearing.IsZero() {
+	if c := l.state.Ledger.Conditions()[0]; c.CleanChecks != 0 || !c.ClearingSince.IsZero() {
 		t.Errorf("progress: %+v", c)
 	}
 	chart, _ := l.state.Ledger.History(coretest.GPU(0))
-	if len(chart.Tallies) != 1 || len(chart.Spells) != 1 || chart.Bad.IsZero() || !chart.Severe || chart.Links != 18 {
+	if len(chart.FaultCounts) != 1 || len(chart.UnhealthyEpisodes) != 1 || chart.UnhealthySince.IsZero() || !chart.SevereCause || chart.MaxNVLinks != 18 {
 		t.Errorf("remembered: %+v", chart)
 	}
 	l.read(6)
@@ -142,7 +142,7 @@ func TestRestartKeepsHistory(t *testing.T) {
 	l.expect("and is over", map[core.DeviceID]string{coretest.GPU(0): "healthy ", coretest.GPU(1): "healthy "})
 	l.read(360)
 	l.expect("ignored for an hour", map[core.DeviceID]string{coretest.GPU(0): "healthy ", coretest.GPU(1): "unhealthy XID_119"})
-	if chart, _ := l.state.Ledger.History(coretest.GPU(0)); len(chart.Recoveries) != 1 || len(chart.Spells) != 1 {
+	if chart, _ := l.state.Ledger.History(coretest.GPU(0)); len(chart.Recoveries) != 1 || len(chart.UnhealthyEpisodes) != 1 {
 		t.Errorf("one spell over a restart: %+v", chart)
 	}
 }
@@ -215,7 +215,7 @@ func TestRestoreOfAnythingAtAll(t *testing.T) {
 	later, other := c, c
 	later.Last, later.Count = dawn.Add(time.Hour), 2
 	other.At = gpu(0)
-	s := core.Restore(core.DefaultConfig(), core.Checkpoint{Boot: "boot", Conditions: []core.Condition{later, c, other}}, "boot")
+	s := core.Restore(core.DefaultConfig(), core.Checkpoint{BootID: "boot", Conditions: []core.Condition{later, c, other}}, "boot")
 	cs := s.Ledger.Conditions()
 	if len(cs) != 2 || cs[0].At != other.At || !cs[1].Since.Equal(dawn) || !cs[1].Last.Equal(later.Last) || cs[1].Count != 3 {
 		t.Errorf("restored: %+v", cs)

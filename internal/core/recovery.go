@@ -17,18 +17,18 @@ import (
 func (d *draft) settle() {
 	for i := range d.conditions {
 		c := &d.conditions[i]
-		if !c.Ignored.IsZero() && !d.now.Before(c.Ignored) {
-			c.Ignored = time.Time{}
+		if !c.IgnoredUntil.IsZero() && !d.now.Before(c.IgnoredUntil) {
+			c.IgnoredUntil = time.Time{}
 		}
-		if c.State = d.state(*c); c.Moved {
+		if c.State = d.state(*c); c.FromRemovedInstance {
 			c.State = min(c.State, d.policy.state(xid.Degrades))
 		}
 		c.Evidence = d.signs(*c)
 		switch holds := d.evidence(*c); {
 		case !holds:
-			c.Clearing, c.Clean = time.Time{}, 0
-		case c.Clearing.IsZero():
-			c.Clearing, c.Clean = d.now, 0
+			c.ClearingSince, c.CleanChecks = time.Time{}, 0
+		case c.ClearingSince.IsZero():
+			c.ClearingSince, c.CleanChecks = d.now, 0
 		}
 	}
 	d.drop(func(c Condition) bool {
@@ -36,7 +36,7 @@ func (d *draft) settle() {
 			return over
 		}
 		chart := d.chart(c.At.GPU)
-		if c.Reason == ReasonXID && c.State >= Unhealthy && c.severe(d.policy) && chart.Reset.After(c.Last) {
+		if c.Reason == ReasonXID && c.State >= Unhealthy && c.severe(d.policy) && chart.LastReset.After(c.Last) {
 			chart.ClearedByReset = push(chart.ClearedByReset, ClearedXID{c.Code, d.now})
 		}
 		return true
@@ -68,13 +68,13 @@ func (d *draft) state(c Condition) HealthState {
 	effect := rule.Effect
 	if chart.Sample.RecoveryAction == RecoveryUnknown || !d.covers(rule) {
 		if d.now.Sub(c.Since) >= d.policy.Settle {
-			effect = max(effect, rule.Settled)
-			if rule.LinkedOnly && chart.Links == 0 {
+			effect = max(effect, rule.SettledEffect)
+			if rule.NVLinkOnly && chart.MaxNVLinks == 0 {
 				effect = min(effect, max(rule.Effect, xid.Degrades))
 			}
 		}
 		if c.Repeated {
-			effect = max(effect, rule.AgainEffect)
+			effect = max(effect, rule.RepeatEffect)
 		}
 	}
 	if effect == xid.Loses && d.now.Sub(c.Last) >= d.policy.Settle && d.back(c, chart) {
@@ -92,15 +92,15 @@ func (d *draft) back(c Condition, chart *GPUHistory) bool {
 // forgotten reports whether a note has lost its point: no second one came in time.
 func (d *draft) forgotten(c Condition) bool {
 	return c.State == Healthy && (c.Reason == ReasonXID || c.Reason == ReasonEvent) &&
-		d.now.Sub(c.Last) > c.rule(d.policy).Again
+		d.now.Sub(c.Last) > c.rule(d.policy).RepeatWindow
 }
 
 // recovered reports whether the evidence has held long enough.
 func (d *draft) recovered(c Condition) bool {
-	if c.State == Healthy || c.Clearing.IsZero() || c.Clean < d.policy.CleanChecks {
+	if c.State == Healthy || c.ClearingSince.IsZero() || c.CleanChecks < d.policy.CleanChecks {
 		return false // a note is forgotten in its own time
 	}
-	return d.now.Sub(c.Clearing) >= d.dwell(c)
+	return d.now.Sub(c.ClearingSince) >= d.dwell(c)
 }
 
 // dwell is how long the evidence must hold.
@@ -166,7 +166,7 @@ func (d *draft) shown(c Condition, chart *GPUHistory) bool {
 		quiet = workloadSpan
 	}
 	switch {
-	case has(xid.ResetSeen) && chart.Reset.After(c.Last):
+	case has(xid.ResetSeen) && chart.LastReset.After(c.Last):
 		return true
 	case !chart.checked.After(c.Last):
 		return false
@@ -193,22 +193,22 @@ func (d *draft) spell(gpu DeviceID) {
 		}
 	}
 	was := d.read(gpu)
-	switch began := !was.Bad.IsZero(); {
+	switch began := !was.UnhealthySince.IsZero(); {
 	case bad && !began:
 		chart := d.chart(gpu)
-		chart.Bad, chart.Severe = d.now, severe
-		chart.Spells = push(chart.Spells, d.now)
-	case bad && severe && !was.Severe:
-		d.chart(gpu).Severe = true
+		chart.UnhealthySince, chart.SevereCause = d.now, severe
+		chart.UnhealthyEpisodes = push(chart.UnhealthyEpisodes, d.now)
+	case bad && severe && !was.SevereCause:
+		d.chart(gpu).SevereCause = true
 	case !bad && began:
 		chart := d.chart(gpu)
-		if chart.Severe && !ignored { // an operator's order is no recovery
+		if chart.SevereCause && !ignored { // an operator's order is no recovery
 			chart.Recoveries = push(chart.Recoveries, d.now)
 			if n := within(chart.Recoveries, d.now, 24*time.Hour); n >= d.policy.MaxRecoveries {
 				d.latch(gpu, fmt.Sprintf("%d recoveries within a day", n))
 				return
 			}
 		}
-		chart.Bad, chart.Severe = time.Time{}, false
+		chart.UnhealthySince, chart.SevereCause = time.Time{}, false
 	}
 }

@@ -56,7 +56,7 @@ func TestAgain(t *testing.T) {
 		s := guest(t)
 		s.xid(109)
 		s.pass(time.Second)
-		s.see(core.Observation{At: a, Kind: core.Rebound})
+		s.see(core.Observation{At: a, Kind: core.DriverRebound})
 		s.expectRecovery("by the reset", time.Minute)
 		s.xid(109)
 		s.expect("it is the first since", core.Degraded, "XID_109")
@@ -142,7 +142,7 @@ func TestVerdictSince(t *testing.T) {
 // The kernel log and NVML tell of one XID; it happened once, whoever is first.
 func TestEcho(t *testing.T) {
 	logged := xidEvent(a, 109)
-	logged.Logged, logged.Detail = true, "Ch 00000008"
+	logged.FromKernelLog, logged.Detail = true, "Ch 00000008"
 	told := xidEvent(gi(1), 109)
 	for _, tc := range []struct {
 		name   string
@@ -162,7 +162,7 @@ func TestEcho(t *testing.T) {
 			s.see(tc.first)
 			s.pass(tc.apart)
 			s.see(tc.second)
-			if tallies := s.chart().Tallies; len(tallies) != 1 || tallies[0].Count != tc.count {
+			if tallies := s.chart().FaultCounts; len(tallies) != 1 || tallies[0].Count != tc.count {
 				t.Errorf("counted %+v, want %d", tallies, tc.count)
 			}
 			if cs := s.ledger.Conditions(); tc.count == 1 && (len(cs) != 1 || cs[0].Count != 1 || cs[0].Repeated) {
@@ -176,7 +176,7 @@ func TestEcho(t *testing.T) {
 			s.see(told, logged)
 			s.pass(time.Second)
 		}
-		if n := s.chart().Tallies[0].Count; n != 5 {
+		if n := s.chart().FaultCounts[0].Count; n != 5 {
 			t.Errorf("counted %d", n)
 		}
 	})

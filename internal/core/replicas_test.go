@@ -233,7 +233,7 @@ func TestEqual(t *testing.T) {
 			t.Errorf("%s: no difference", name)
 		}
 	}
-	claimed := build(same).WithHost(core.Host{MPS: []string{"p"}, Claims: []core.Claim{{By: "nomad-gpu", At: gpu(1)}}}, core.OverlapWarn)
+	claimed := build(same).WithHost(core.Host{MPS: []string{"p"}, Claims: []core.Claim{{Agent: "nomad-gpu", At: gpu(1)}}}, core.OverlapWarn)
 	if claimed.Equal(build(same)) {
 		t.Error("a contest: no difference")
 	}

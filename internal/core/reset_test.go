@@ -33,7 +33,7 @@ var none = []sign{
 	{"nothing", nil, func(*core.HealthSample) {}},
 	{"a remap never pending", func(v *core.HealthSample) { v.RemapPending = core.NotReported }, func(v *core.HealthSample) { v.RemapPending = core.No }},
 	{"a remap not readable", func(v *core.HealthSample) { v.RemapPending = core.Yes }, func(v *core.HealthSample) { v.RemapPending = core.NotReported }},
-	{"peer-to-peer drained, then nothing", func(v *core.HealthSample) { v.RecoveryAction = core.VerdictDrainP2P }, func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryNone }},
+	{"peer-to-peer drained, then nothing", func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryDrainP2P }, func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryNone }},
 	{"one demand, then another", func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryReset }, func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryReboot }},
 	{"a demand not readable", func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryReset }, func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryUnknown }},
 	{"energy unread", nil, func(v *core.HealthSample) { v.Energy, v.Replays = core.OptionalUint64{}, core.OptionalUint64{} }},
@@ -59,8 +59,8 @@ func proves(t *testing.T, apart time.Duration, signs ...sign) bool {
 		s.say(sign.after)
 		s.check(1)
 	}
-	seen := s.chart().Reset
-	if is := !s.condition("XID_119").Clearing.IsZero(); is != !seen.IsZero() {
+	seen := s.chart().LastReset
+	if is := !s.condition("XID_119").ClearingSince.IsZero(); is != !seen.IsZero() {
 		t.Errorf("the reset was seen at %v, but recovery began: %t", seen, is)
 	}
 	return !seen.IsZero()
@@ -103,14 +103,14 @@ func TestSignsProveOneReset(t *testing.T) {
 	s.say(weak[0].after)
 	s.say(weak[1].after)
 	s.check(1)
-	first := s.chart().Reset
+	first := s.chart().LastReset
 	if !first.Equal(s.now) {
 		t.Fatalf("no reset: %v", first)
 	}
 	s.xid(119)
 	s.say(func(v *core.HealthSample) { v.Uncorrectable.Value = 0 })
 	s.check(1)
-	if again := s.chart().Reset; !again.Equal(first) {
+	if again := s.chart().LastReset; !again.Equal(first) {
 		t.Errorf("a third counter proves another reset at %v", again)
 	}
 }
@@ -122,9 +122,9 @@ func TestResetBeforeTheFault(t *testing.T) {
 	s.xid(119)
 	s.step(time.Hour)
 	s.expect("the reset came first", core.Unhealthy, "XID_119")
-	s.see(core.Observation{At: a, Kind: core.Rebound})
+	s.see(core.Observation{At: a, Kind: core.DriverRebound})
 	s.expect("at the same moment", core.Unhealthy, "XID_119")
-	if c := s.condition("XID_119"); c.Clearing.IsZero() {
+	if c := s.condition("XID_119"); c.ClearingSince.IsZero() {
 		t.Error("unbound and bound is no reset")
 	}
 	s.xid(119)
@@ -171,9 +171,9 @@ func TestReload(t *testing.T) {
 			s.say(func(v *core.HealthSample) { v.RemapPending = core.Yes })
 			s.check(1)
 			s.xid(119)
-			s.see(core.Observation{At: core.Node, Kind: core.DriverLost, Code: uint64(tc.gone), Detail: "gone"})
+			s.see(core.Observation{At: core.Node, Kind: core.DriverUnavailable, Code: uint64(tc.gone), Detail: "gone"})
 			if tc.unloaded {
-				s.see(core.Observation{At: core.Node, Kind: core.Unloaded})
+				s.see(core.Observation{At: core.Node, Kind: core.DriverUnloaded})
 			}
 			for _, at := range []core.Placement{a, b} {
 				if h := s.ledger.Health(at); h.Schedulable() {

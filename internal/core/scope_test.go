@@ -79,7 +79,7 @@ func TestInstanceGone(t *testing.T) {
 			t.Errorf("the GPU after its instance went: %s", h)
 		}
 	}
-	if c := state.Ledger.Conditions()[0]; !c.Since.Equal(dawn) || !c.Moved {
+	if c := state.Ledger.Conditions()[0]; !c.Since.Equal(dawn) || !c.FromRemovedInstance {
 		t.Errorf("it has forgotten its past: %+v", c)
 	}
 	record := state.Checkpoint("boot")
@@ -100,15 +100,15 @@ func TestInstanceGoneMeetsTheSameFault(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			state, cfg, machine := migRig(t)
 			state = state.Observe(cfg, dawn, xidEvent(order[0], 94))
-			state = state.Observe(cfg, dawn.Add(time.Second), core.Observation{At: gpu, Kind: core.Rebound})
+			state = state.Observe(cfg, dawn.Add(time.Second), core.Observation{At: gpu, Kind: core.DriverRebound})
 			state = state.Observe(cfg, dawn.Add(2*time.Second), xidEvent(order[1], 94))
 			state = state.Read(cfg, dawn.Add(3*time.Second), without(machine, "MIG-1"),
 				checked(machine, func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryUnknown })...)
 			cs := state.Ledger.Conditions()
-			if len(cs) != 1 || !cs[0].Since.Equal(dawn) || !cs[0].Last.Equal(dawn.Add(2*time.Second)) || cs[0].Count != 2 || cs[0].Moved {
+			if len(cs) != 1 || !cs[0].Since.Equal(dawn) || !cs[0].Last.Equal(dawn.Add(2*time.Second)) || cs[0].Count != 2 || cs[0].FromRemovedInstance {
 				t.Errorf("stands: %+v", cs)
 			}
-			if len(cs) > 0 && !cs[0].Clearing.IsZero() {
+			if len(cs) > 0 && !cs[0].ClearingSince.IsZero() {
 				t.Error("the reset between the two counts for both")
 			}
 		})

@@ -23,23 +23,23 @@ func (l Ledger) Shift(d time.Duration) Ledger {
 }
 
 func (c Condition) shift(d time.Duration) Condition {
-	c.Since, c.Last, c.Clearing = ShiftTime(c.Since, d), ShiftTime(c.Last, d), ShiftTime(c.Clearing, d)
-	if !c.Ignored.Equal(Endless) {
-		c.Ignored = ShiftTime(c.Ignored, d)
+	c.Since, c.Last, c.ClearingSince = ShiftTime(c.Since, d), ShiftTime(c.Last, d), ShiftTime(c.ClearingSince, d)
+	if !c.IgnoredUntil.Equal(IgnoredForever) {
+		c.IgnoredUntil = ShiftTime(c.IgnoredUntil, d)
 	}
 	return c
 }
 
 func (c *GPUHistory) shift(d time.Duration) *GPUHistory {
 	c = c.clone()
-	c.Reset, c.Bad, c.checked = ShiftTime(c.Reset, d), ShiftTime(c.Bad, d), ShiftTime(c.checked, d)
-	c.Spells, c.Recoveries = shiftedAll(c.Spells, d), shiftedAll(c.Recoveries, d)
+	c.LastReset, c.UnhealthySince, c.checked = ShiftTime(c.LastReset, d), ShiftTime(c.UnhealthySince, d), ShiftTime(c.checked, d)
+	c.UnhealthyEpisodes, c.Recoveries = shiftedAll(c.UnhealthyEpisodes, d), shiftedAll(c.Recoveries, d)
 	c.ClearedByReset, c.apps = slices.Clone(c.ClearedByReset), slices.Clone(c.apps)
 	for i := range c.ClearedByReset {
 		c.ClearedByReset[i].At = ShiftTime(c.ClearedByReset[i].At, d)
 	}
-	for i := range c.Tallies {
-		c.Tallies[i].Last = ShiftTime(c.Tallies[i].Last, d)
+	for i := range c.FaultCounts {
+		c.FaultCounts[i].Last = ShiftTime(c.FaultCounts[i].Last, d)
 	}
 	for i := range c.weaker {
 		c.weaker[i] = ShiftTime(c.weaker[i], d)

@@ -33,7 +33,7 @@ func TestRehearsal(t *testing.T) {
 		s.rehearse(13)
 	}
 	s.rehearse(109, 109, 119)
-	if c := s.chart(); len(c.Tallies)+len(c.Spells)+len(c.Recoveries)+len(c.ClearedByReset) != 0 || !c.Bad.IsZero() {
+	if c := s.chart(); len(c.FaultCounts)+len(c.UnhealthyEpisodes)+len(c.Recoveries)+len(c.ClearedByReset) != 0 || !c.UnhealthySince.IsZero() {
 		t.Errorf("remembered: %+v", c)
 	}
 	for _, c := range s.ledger.Conditions() {
@@ -80,7 +80,7 @@ func TestRehearsalAndFault(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.expect("the fault is left", core.Degraded, "XID_94")
-	if c := s.chart(); len(c.Spells) != 1 || len(c.ClearedByReset) != 1 || len(c.Recoveries) != 1 {
+	if c := s.chart(); len(c.UnhealthyEpisodes) != 1 || len(c.ClearedByReset) != 1 || len(c.Recoveries) != 1 {
 		t.Errorf("an order about a rehearsal forgets what was real: %+v", c)
 	}
 }

@@ -70,7 +70,7 @@ func fit() core.HealthSample {
 }
 
 func answered(driver string) core.Observation {
-	return core.Observation{At: core.Node, Kind: core.DriverAnswered, Detail: driver}
+	return core.Observation{At: core.Node, Kind: core.DriverAvailable, Detail: driver}
 }
 
 func xidEvent(at core.Placement, code uint64) core.Observation {

@@ -62,7 +62,7 @@ const (
 	RecoveryNone
 	RecoveryReset
 	RecoveryReboot
-	VerdictDrainP2P
+	RecoveryDrainP2P
 	RecoveryDrainAndReset
 	RecoveryIMEX
 	RecoveryOther // a value above 5, which nvml.h of this version does not name
@@ -81,7 +81,7 @@ func verdictOf(code uint64) RecoveryAction { return RecoveryAction(min(code, uin
 func (v RecoveryAction) action() string {
 	return [...]string{
 		RecoveryReset: "drain and reset the GPU", RecoveryReboot: "drain and reboot the node",
-		VerdictDrainP2P: "end peer-to-peer work, reset the GPU", RecoveryDrainAndReset: "drain and reset the GPU",
+		RecoveryDrainP2P: "end peer-to-peer work, reset the GPU", RecoveryDrainAndReset: "drain and reset the GPU",
 		RecoveryIMEX: "recover the IMEX domain", RecoveryOther: "see the driver's release notes, reset the GPU",
 	}[v]
 }

@@ -35,7 +35,7 @@ func scenes() []scene {
 	event := func(s *story) { s.see(core.Observation{At: a, Kind: core.Event, Code: 0x2000}) }
 	logged := func(s *story) {
 		o := xidEvent(a, 149)
-		o.Logged = true
+		o.FromKernelLog = true
 		o.Detail = fmt.Sprintf("NETIR_LINK_EVT Fatal XC0 i0 Link %02d (0x004505c6 0x00000000 0x00000000 0x00000000)", s.now.Minute()%18)
 		s.see(o)
 	}
@@ -46,14 +46,14 @@ func scenes() []scene {
 		{"errors", mute(core.ProbeFailed), nil},
 		{"hang", func(s *story) {
 			s.see(core.Observation{At: a, Kind: core.Unresponsive, Detail: "nvmlDeviceGetFieldValues"})
-		}, func(s *story) { mute(core.Waiting)(s) }},
+		}, func(s *story) { mute(core.CallPending)(s) }},
 		{"hang of the driver", func(s *story) { s.see(core.Observation{At: core.Node, Kind: core.Unresponsive, Detail: "nvmlInit"}) }, nil},
 		{"not checked", func(s *story) {
-			s.see(core.Observation{At: core.Node, Kind: core.DriverLost}, answered("580"))
-			mute(core.Waiting)(s)
+			s.see(core.Observation{At: core.Node, Kind: core.DriverUnavailable}, answered("580"))
+			mute(core.CallPending)(s)
 		}, nil},
 		{"no driver", func(*story) {}, func(s *story) {
-			s.see(core.Observation{At: core.Node, Kind: core.DriverLost, Detail: "driver and library versions differ; reboot"})
+			s.see(core.Observation{At: core.Node, Kind: core.DriverUnavailable, Detail: "driver and library versions differ; reboot"})
 		}},
 		{"ECC", say(func(v *core.HealthSample) { v.Uncorrectable.Value++ }), say(func(v *core.HealthSample) { v.Uncorrectable.Value++ })},
 		{"heat", each(func(v *core.HealthSample) { v.ThermalSlowdown.Value += uint64(10 * time.Minute) }), say(func(v *core.HealthSample) { v.ThermalSlowdown.Value += uint64(pace) })},
@@ -92,11 +92,11 @@ func scenes() []scene {
 			codes(110)(s)
 		}, nil},
 		{"maintenance", func(s *story) {
-			s.see(core.Observation{At: core.Node, Kind: core.DriverLost, Code: uint64(core.DriverReleased), Detail: core.Maintenance{}.String()})
+			s.see(core.Observation{At: core.Node, Kind: core.DriverUnavailable, Code: uint64(core.DriverReleased), Detail: core.Maintenance{}.String()})
 		}, nil},
 		{"maintenance with an end", func(s *story) {
 			until := core.Maintenance{Since: s.now, Until: s.now.Add(time.Hour)}
-			s.see(core.Observation{At: core.Node, Kind: core.DriverLost, Code: uint64(core.DriverReleased), Detail: until.String()})
+			s.see(core.Observation{At: core.Node, Kind: core.DriverUnavailable, Code: uint64(core.DriverReleased), Detail: until.String()})
 		}, nil},
 		{"manual", func(s *story) { s.policy.Manual = true; codes(48)(s) }, nil},
 	}
@@ -179,8 +179,8 @@ func TestHealthTextIsShort(t *testing.T) {
 		for i, detail := range details {
 			h := core.Health{
 				State: core.Unhealthy, Reason: core.ReasonXID, Code: code, Detail: xid.XID(code).Meaning + " " + detail,
-				Since: dawn, Asks: core.RecoveryDrainAndReset, Action: xid.XID(code).Action, Clears: xid.Evidence(0xff).String(),
-				Limits: "no XID events, no driver verdict, row remapping not visible under MIG", Simulated: i%2 == 0, Advisory: i%3 == 0,
+				Since: dawn, RecoveryAction: core.RecoveryDrainAndReset, Action: xid.XID(code).Action, Clears: xid.Evidence(0xff).String(),
+				Limitations: "no XID events, no driver verdict, row remapping not visible under MIG", Simulated: i%2 == 0, Advisory: i%3 == 0,
 			}
 			text := h.String()
 			if len(text) > 200 || strings.ContainsAny(text, "\n\t") || !utf8.ValidString(strings.ReplaceAll(text, "\xff", "")) {

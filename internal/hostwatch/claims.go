@@ -135,12 +135,12 @@ func against(mine entry, others []entry, o offer) (claims []core.Claim) {
 			for _, p := range ours {
 				if p.Overlaps(c.at) {
 					m := mine.on(p)
-					claims = append(claims, core.Claim{By: e.agent, At: p, Prior: m == nil || before(c, e.agent, *m, mine.agent)})
+					claims = append(claims, core.Claim{Agent: e.agent, At: p, Prior: m == nil || before(c, e.agent, *m, mine.agent)})
 					met = true
 				}
 			}
 			if !met {
-				claims = append(claims, core.Claim{By: e.agent, At: c.at, Prior: true})
+				claims = append(claims, core.Claim{Agent: e.agent, At: c.at, Prior: true})
 			}
 		}
 	}
@@ -171,7 +171,7 @@ func agreed(n, written core.Numbering, others []entry) core.Numbering {
 	}
 	taken := map[core.DeviceIndex]bool{}
 	for _, each := range shared.Numbers {
-		taken[each.At] = true
+		taken[each.Index] = true
 	}
 	var numbers []core.Number
 	for _, each := range n.Numbers {
@@ -179,8 +179,8 @@ func agreed(n, written core.Numbering, others []entry) core.Numbering {
 		was, ours := written.Of(each.ID)
 		switch {
 		case theirs:
-			numbers = append(numbers, core.Number{ID: each.ID, At: at})
-		case !taken[each.At], ours && written.Generation == n.Generation && was == each.At:
+			numbers = append(numbers, core.Number{ID: each.ID, Index: at})
+		case !taken[each.Index], ours && written.Generation == n.Generation && was == each.Index:
 			numbers = append(numbers, each)
 		}
 	}

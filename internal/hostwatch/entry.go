@@ -79,9 +79,9 @@ func (e entry) encode() ([]byte, error) {
 	}
 	f.Generation = e.numbering.Generation
 	for _, n := range e.numbering.Numbers {
-		number := fileNumber{ID: n.ID, GPU: n.At.GPU}
-		if n.At.Instance >= 0 {
-			number.Instance = new(n.At.Instance)
+		number := fileNumber{ID: n.ID, GPU: n.Index.GPU}
+		if n.Index.Instance >= 0 {
+			number.Instance = new(n.Index.Instance)
 		}
 		f.Numbers = append(f.Numbers, number)
 	}
@@ -153,7 +153,7 @@ func (f file) numbering() (core.Numbering, error) {
 		if !deviceNames.MatchString(string(n.ID)) || at.GPU < 0 || n.Instance != nil && at.Instance < 0 {
 			return core.Numbering{}, fmt.Errorf("%w: %.80q has number %d:%d", errFormat, n.ID, at.GPU, at.Instance)
 		}
-		numbers = append(numbers, core.Number{ID: n.ID, At: at})
+		numbers = append(numbers, core.Number{ID: n.ID, Index: at})
 	}
 	return core.NewNumbering(f.Generation, numbers), nil
 }

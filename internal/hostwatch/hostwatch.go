@@ -139,7 +139,7 @@ func (w *Watcher) tell(m Machine, change func(*core.Host)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	next := w.host
-	if change(&next); slices.Equal(next.MPS, w.host.MPS) && slices.Equal(next.Claims, w.host.Claims) && next.Shares == w.host.Shares && next.Numbering.Equal(w.host.Numbering) {
+	if change(&next); slices.Equal(next.MPS, w.host.MPS) && slices.Equal(next.Claims, w.host.Claims) && next.SharesNumbers == w.host.SharesNumbers && next.Numbering.Equal(w.host.Numbering) {
 		return
 	}
 	w.host = next

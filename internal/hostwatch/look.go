@@ -39,7 +39,7 @@ func (w *Watcher) watchDaemons(ctx context.Context, m Machine) {
 func (w *Watcher) watchClaims(ctx context.Context, m Machine) {
 	defer w.register.close()
 	var patience patience
-	w.tell(m, func(h *core.Host) { h.Shares = true }) // until it is known better
+	w.tell(m, func(h *core.Host) { h.SharesNumbers = true }) // until it is known better
 	w.turn(ctx, m, "claims", func() (again bool) {
 		v, err := w.round(ctx, m)
 		if ctx.Err() != nil {
@@ -51,10 +51,12 @@ func (w *Watcher) watchClaims(ctx context.Context, m Machine) {
 		}
 		if _, part := errors.AsType[unwritten](err); err == nil || part || twin {
 			w.missing(patience.lasting(v.others))
-			w.tell(m, func(h *core.Host) { h.Claims, h.Numbering, h.Shares = v.claims, v.numbering, err == nil })
+			w.tell(m, func(h *core.Host) { h.Claims, h.Numbering, h.SharesNumbers = v.claims, v.numbering, err == nil })
 		} else { // nothing was seen: what was told before stands, and new devices wait for their numbers if that is over soon
 			lasting := patience.with("the register", true)
-			w.tell(m, func(h *core.Host) { h.Shares = (full(err) || errors.Is(err, context.DeadlineExceeded)) && !lasting })
+			w.tell(m, func(h *core.Host) {
+				h.SharesNumbers = (full(err) || errors.Is(err, context.DeadlineExceeded)) && !lasting
+			})
 			return true
 		}
 		patience.with("the register", false)

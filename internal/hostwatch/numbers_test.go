@@ -14,7 +14,7 @@ import (
 func numbered(t *testing.T, r *register, gpu core.DeviceID, number int) view {
 	t.Helper()
 	o := want()
-	o.numbering = core.NewNumbering(0, []core.Number{{ID: gpu, At: core.DeviceIndex{GPU: number, Instance: -1}}})
+	o.numbering = core.NewNumbering(0, []core.Number{{ID: gpu, Index: core.DeviceIndex{GPU: number, Instance: -1}}})
 	v, err := r.round(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)

@@ -76,14 +76,14 @@ func TestHandingOver(t *testing.T) {
 	b, _ := newRegister(t, folder, "k8s-gpu", true)
 	see(t, a, gpu(0), gpu(1))
 	v := see(t, b, gpu(1), gpu(2))
-	if !slices.Contains(v.claims, core.Claim{By: "nomad-gpu", At: gpu(1), Prior: true}) || !slices.Equal(inFile(t, folder, "k8s-gpu"), []core.Placement{gpu(2)}) {
+	if !slices.Contains(v.claims, core.Claim{Agent: "nomad-gpu", At: gpu(1), Prior: true}) || !slices.Equal(inFile(t, folder, "k8s-gpu"), []core.Placement{gpu(2)}) {
 		t.Errorf("%v, %v", v.claims, inFile(t, folder, "k8s-gpu"))
 	}
 	see(t, a, gpu(0))
 	if v := see(t, b, gpu(1), gpu(2)); len(v.claims) != 1 || v.claims[0].At != gpu(0) || len(inFile(t, folder, "k8s-gpu")) != 2 {
 		t.Errorf("%v, %v", v.claims, inFile(t, folder, "k8s-gpu"))
 	}
-	if v := see(t, a, gpu(0), gpu(1)); !slices.Contains(v.claims, core.Claim{By: "k8s-gpu", At: gpu(1), Prior: true}) {
+	if v := see(t, a, gpu(0), gpu(1)); !slices.Contains(v.claims, core.Claim{Agent: "k8s-gpu", At: gpu(1), Prior: true}) {
 		t.Errorf("it is another's now: %v", v.claims)
 	}
 }

@@ -23,7 +23,7 @@ type Line struct {
 // Observation is the line as what happened to a GPU. It leaves out the process that the driver names: what
 // users run has no place in what an orchestrator stores.
 func (l Line) Observation() core.Observation {
-	return core.Observation{PCI: l.PCI, Kind: core.XID, Code: l.XID, Detail: withoutProcess(l.Text), Logged: true, Next: l.Next}
+	return core.Observation{PCI: l.PCI, Kind: core.XID, Code: l.XID, Detail: withoutProcess(l.Text), FromKernelLog: true, NextSequence: l.Next}
 }
 
 // withoutProcess takes "pid=30393, name=Media, " or "pid=2763, " out of a text.

@@ -119,7 +119,7 @@ func TestObservation(t *testing.T) {
 		"caused by pid=7, name=a, and so on":                                       "caused by pid=7, name=a, and so on",
 	} {
 		got := kmsg.Line{PCI: "0000:01:00.0", XID: 79, Text: text, Seq: 7}.Observation()
-		if diff := cmp.Diff(core.Observation{PCI: "0000:01:00.0", Kind: core.XID, Code: 79, Detail: want, Logged: true}, got); diff != "" {
+		if diff := cmp.Diff(core.Observation{PCI: "0000:01:00.0", Kind: core.XID, Code: 79, Detail: want, FromKernelLog: true}, got); diff != "" {
 			t.Errorf("%q: %s", text, diff)
 		}
 	}

@@ -74,10 +74,10 @@ func TestFirstFingerprintWaitsForNumbers(t *testing.T) {
 		}
 		cfg := core.DefaultConfig()
 		cfg.Policy = core.Policy{Rules: []core.Rule{{Select: core.Selector{Indices: []core.DeviceIndex{{GPU: 1, Instance: -1}}}, Reserve: "for another"}}}
-		state := core.NewState(cfg).WithHost(cfg, time.Now(), core.Host{Shares: true}).Read(cfg, time.Now(), coretest.GPUs(2))
+		state := core.NewState(cfg).WithHost(cfg, time.Now(), core.Host{SharesNumbers: true}).Read(cfg, time.Now(), coretest.GPUs(2))
 		s.Source.Set(state.Inventory)
 		time.Sleep(time.Second / 10)
-		shared := core.Host{Shares: true, Numbering: state.Inventory.Proposed()}
+		shared := core.Host{SharesNumbers: true, Numbering: state.Inventory.Proposed()}
 		s.Source.Set(state.WithHost(cfg, time.Now(), shared).Inventory)
 		if first := <-ch; len(first.Devices) != 1 || len(first.Devices[0].Devices) != 1 {
 			t.Errorf("the first list: %v, want the GPU that is not reserved", first.Devices)

@@ -33,10 +33,10 @@ func IDs(devices []core.DeviceID) string {
 }
 
 // DescribeBindings describes what the positions of a policy mean.
-func DescribeBindings(bound []core.Bound) []Binding {
+func DescribeBindings(bound []core.PositionBinding) []Binding {
 	bindings := []Binding{}
 	for _, b := range bound {
-		bindings = append(bindings, Binding{At: b.At, Position: b.What, Devices: append([]core.DeviceID{}, b.Devices...)})
+		bindings = append(bindings, Binding{At: b.At, Position: b.Position, Devices: append([]core.DeviceID{}, b.Devices...)})
 	}
 	return bindings
 }

@@ -16,7 +16,7 @@ func Describe(inv *core.Inventory) Report {
 	r := Report{
 		Driver:  Driver{State: d.State.String(), Version: d.Version, CUDA: d.CUDA, Reason: d.Reason},
 		Devices: describeDevices(inv), Excluded: []Excluded{}, Conditions: []Condition{}, Counts: []Count{},
-		PolicyWarnings: append(append([]string{}, inv.PolicyWarnings()...), inv.Drift()...), Overlaps: []Overlap{}, Bindings: DescribeBindings(inv.Bound()),
+		PolicyWarnings: append(append([]string{}, inv.PolicyWarnings()...), inv.OutdatedBindings()...), Overlaps: []Overlap{}, Bindings: DescribeBindings(inv.PositionBindings()),
 	}
 	for i := range r.Devices {
 		d := &r.Devices[i]
@@ -33,7 +33,7 @@ func Describe(inv *core.Inventory) Report {
 	}
 	for _, c := range inv.Overlaps() {
 		i := slices.IndexFunc(r.Devices, func(d Device) bool { return d.ID == c.Device })
-		r.Overlaps = append(r.Overlaps, Overlap{ID: c.Device, Index: r.Devices[i].Index, By: c.By})
+		r.Overlaps = append(r.Overlaps, Overlap{ID: c.Device, Index: r.Devices[i].Index, By: c.Agent})
 	}
 	return r
 }
@@ -49,7 +49,7 @@ func describeDevices(inv *core.Inventory) []Device {
 		}
 		d := describeUnit(u)
 		if missing, _ := inv.MissingNodes(u.Device); len(missing) > 0 {
-			d.MissingNodes, d.CreateNodes = missing, u.Device.CreateNodes(missing)
+			d.MissingNodes, d.CreateNodes = missing, u.Device.CreateNodesCommand(missing)
 		}
 		devices, first = append(devices, d), u
 	}
@@ -62,7 +62,7 @@ func describeUnit(u core.Unit) Device {
 		PCI: u.Device.PCI, NUMANode: u.Device.NUMANode, MemoryBytes: u.Device.Memory,
 		Schedulable: u.Health.Schedulable(), Health: u.Health.String(),
 		State: u.Health.State, Cause: u.Health.Cause(), Since: u.Health.Since, Action: u.Health.Action,
-		Clears: u.Health.Clears, Limits: u.Health.Limits, Simulated: u.Health.Simulated, Advisory: u.Health.Advisory,
+		Clears: u.Health.Clears, Limits: u.Health.Limitations, Simulated: u.Health.Simulated, Advisory: u.Health.Advisory,
 		Pool: u.Pool, Sharing: u.Sharing.Mode.String(), OnePerRequest: u.Sharing.OnePerRequest,
 		ClientMemory: u.Sharing.Memory, ClientThreads: u.Sharing.Threads,
 		Serial: u.Device.Serial, Architecture: u.Device.Architecture, Brand: u.Device.Brand,
@@ -77,8 +77,8 @@ func describeUnit(u core.Unit) Device {
 	if u.Device.Compute != (core.Compute{}) {
 		d.ComputeCapability = u.Device.Compute.String()
 	}
-	if u.Health.Asks > core.RecoveryNone {
-		d.Asks = u.Health.Asks.String()
+	if u.Health.RecoveryAction > core.RecoveryNone {
+		d.Asks = u.Health.RecoveryAction.String()
 	}
 	return d
 }
@@ -96,7 +96,7 @@ func DescribeState(s core.State, cfg core.Config, notes ...string) Report {
 			continue
 		}
 		counted[d.At.GPU] = true
-		for _, t := range slices.SortedFunc(slices.Values(chart.Tallies), func(a, b core.Tally) int {
+		for _, t := range slices.SortedFunc(slices.Values(chart.FaultCounts), func(a, b core.FaultCount) int {
 			return cmp.Or(cmp.Compare(a.Reason, b.Reason), cmp.Compare(a.Code, b.Code))
 		}) {
 			cause := core.Condition{Reason: t.Reason, Code: t.Code}.Cause()
@@ -137,15 +137,15 @@ func DescribeConditions(s core.State, cfg core.Config, conditions []core.Conditi
 			Action: c.Action(), Clears: c.Clears(), Simulated: c.Simulated,
 		}
 		switch {
-		case c.Ignored.Equal(core.Endless):
+		case c.IgnoredUntil.Equal(core.IgnoredForever):
 			w.Disregarded = true
-		case !c.Ignored.IsZero():
-			w.IgnoredUntil = c.Ignored
-		case !c.Clearing.IsZero() && !w.Noted:
+		case !c.IgnoredUntil.IsZero():
+			w.IgnoredUntil = c.IgnoredUntil
+		case !c.ClearingSince.IsZero() && !w.Noted:
 			dwell := s.Ledger.Dwell(cfg.Health, now, c)
 			w.Recovering = &Recovery{
-				Since: c.Clearing, Checks: min(c.Clean, cfg.Health.CleanChecks), ChecksWanted: cfg.Health.CleanChecks,
-				Held: int(min(now.Sub(c.Clearing), dwell).Seconds()), HeldWanted: int(dwell.Seconds()),
+				Since: c.ClearingSince, Checks: min(c.CleanChecks, cfg.Health.CleanChecks), ChecksWanted: cfg.Health.CleanChecks,
+				Held: int(min(now.Sub(c.ClearingSince), dwell).Seconds()), HeldWanted: int(dwell.Seconds()),
 			}
 		}
 		words = append(words, w)

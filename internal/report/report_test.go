@@ -63,7 +63,7 @@ func TestNoDriverIsAnAnswer(t *testing.T) {
 // history is one that an agent left.
 type history struct{ record core.Checkpoint }
 
-func (h history) Load() (core.Checkpoint, string) { return h.record, h.record.Boot }
+func (h history) Load() (core.Checkpoint, string) { return h.record, h.record.BootID }
 func (h history) SetAside(error)                  {}
 func (h history) Save(core.Checkpoint) error      { return nil }
 

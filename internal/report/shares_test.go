@@ -45,7 +45,7 @@ func shared() (core.State, core.Config) {
 	s := core.NewState(cfg).WithHost(cfg, time.Now(), core.Host{
 		MPS: []string{"small"},
 		Claims: []core.Claim{
-			{By: "nomad-gpu", At: core.WholeGPU(coretest.GPU(4))}, {By: "nomad-gpu", At: core.WholeGPU(coretest.GPU(7)), Prior: true},
+			{Agent: "nomad-gpu", At: core.WholeGPU(coretest.GPU(4))}, {Agent: "nomad-gpu", At: core.WholeGPU(coretest.GPU(7)), Prior: true},
 		},
 	}).Read(cfg, time.Now(), reading, checks...)
 	return s.Observe(cfg, time.Now(), core.Observation{At: core.WholeGPU(coretest.GPU(1)), Kind: core.XID, Code: 95}), cfg

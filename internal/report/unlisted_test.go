@@ -18,7 +18,7 @@ func TestXIDsOfGPUsThatAreNotListed(t *testing.T) {
 	s := core.NewState(cfg).Read(cfg, time.Now(), reading)
 	for _, pci := range []core.PCIAddress{"0000:5a:00.0", "0000:fe:00.0"} {
 		for _, code := range []uint64{79, 154, 79} {
-			s = s.Observe(cfg, time.Now(), core.Observation{PCI: pci, Kind: core.XID, Code: code, Logged: true})
+			s = s.Observe(cfg, time.Now(), core.Observation{PCI: pci, Kind: core.XID, Code: code, FromKernelLog: true})
 		}
 	}
 	r := report.DescribeState(s, cfg, "a note")

@@ -50,13 +50,13 @@ func (m *machine) told(t *testing.T, want string) {
 	var got []string
 	for _, o := range m.obs {
 		what := "-"
-		if o.Kind != core.LogRead {
+		if o.Kind != core.KernelLogRead {
 			what = fmt.Sprint(o.Code)
 		}
-		if o.Past {
+		if o.Backlog {
 			what = "past " + what
 		}
-		got = append(got, fmt.Sprintf("{%s %s %d}", o.PCI, what, o.Next))
+		got = append(got, fmt.Sprintf("{%s %s %d}", o.PCI, what, o.NextSequence))
 	}
 	if s := strings.Join(got, " "); s != want {
 		t.Errorf("reported %s, want %s", s, want)
@@ -65,7 +65,7 @@ func (m *machine) told(t *testing.T, want string) {
 
 func TestWhereTheKernelLogIsReadFrom(t *testing.T) {
 	cfg := core.DefaultConfig()
-	history := func(next uint64) core.Checkpoint { return core.Checkpoint{Boot: "this", KernelLog: next} }
+	history := func(next uint64) core.Checkpoint { return core.Checkpoint{BootID: "this", KernelLog: next} }
 	for _, c := range []struct {
 		name  string
 		state core.State
@@ -113,7 +113,7 @@ func TestWhereTheKernelLogIsReadFrom(t *testing.T) {
 // A life that does not read the log leaves nothing to go on with, so that a later one begins anew.
 func TestALogThatIsNotReadIsForgotten(t *testing.T) {
 	cfg := core.DefaultConfig()
-	s := core.Restore(cfg, core.Checkpoint{Boot: "this", KernelLog: 10}, "this").Read(cfg, now, coretest.GPUs(1))
+	s := core.Restore(cfg, core.Checkpoint{BootID: "this", KernelLog: 10}, "this").Read(cfg, now, coretest.GPUs(1))
 	m := &machine{state: s}
 	sources.Open(healthconfig.Values{}, cfg, "", "agent", slog.New(slog.DiscardHandler)).Follow(t.Context(), m)
 	s = s.Observe(cfg, now, m.obs...)

@@ -79,14 +79,14 @@ func (s *Sources) Follow(ctx context.Context, m Machine) {
 		return
 	}
 	if s.path == "" {
-		s.report(ctx, m, core.Observation{Kind: core.LogRead})
+		s.report(ctx, m, core.Observation{Kind: core.KernelLogRead})
 		return
 	}
 	err := s.follow(ctx, m)
 	if ctx.Err() != nil {
 		return
 	}
-	s.report(ctx, m, core.Observation{Kind: core.LogRead})
+	s.report(ctx, m, core.Observation{Kind: core.KernelLogRead})
 	s.failure.Store(&err)
 	level := slog.LevelWarn
 	if s.optional && errors.Is(err, kmsg.ErrUnavailable) {
@@ -108,11 +108,11 @@ func (s *Sources) follow(ctx context.Context, m Machine) error {
 	if known {
 		for _, l := range log.Lines { // NVML tells of none of these any more, so they wait for no event
 			o := l.Observation()
-			o.Past = true
+			o.Backlog = true
 			s.report(ctx, m, o)
 		}
 	}
-	s.report(ctx, m, core.Observation{Kind: core.LogRead, Next: log.Next})
+	s.report(ctx, m, core.Observation{Kind: core.KernelLogRead, NextSequence: log.Next})
 	return kmsg.Follow(ctx, s.path, log.Next, func(l kmsg.Line) { s.report(ctx, m, l.Observation()) })
 }
 

@@ -76,7 +76,7 @@ func (m *rig) since(t time.Time) []publication {
 
 // clear is an operator's order about a cause, verified at a time.
 func (m *rig) clear(slot int, cause string, verified time.Time) error {
-	next, _, err := m.state.Clear(m.cfg, m.now, core.Command{GPU: m.id(slot), Cause: cause, Verified: verified})
+	next, _, err := m.state.Clear(m.cfg, m.now, core.Command{GPU: m.id(slot), Cause: cause, VerifiedAt: verified})
 	if err == nil {
 		m.publish(next)
 	}
@@ -91,7 +91,7 @@ func (m *rig) chart(slot int) core.GPUHistory {
 
 // count is how often an XID of the GPU in a slot was counted.
 func (m *rig) count(slot int, code uint64) (n uint64) {
-	for _, t := range m.chart(slot).Tallies {
+	for _, t := range m.chart(slot).FaultCounts {
 		if t.Reason == core.ReasonXID && t.Code == code {
 			n = t.Count
 		}

@@ -16,7 +16,7 @@ import (
 // (make fuzz runs all of them); their seeds run here, so that one that is gone is missed. The third is below.
 func TestCase34Fuzz(t *testing.T) {
 	for target, pkg := range map[string]string{
-		"FuzzParse": "internal/kmsg",      // a record of the kernel log
+		"FuzzParse": "internal/kmsg",       // a record of the kernel log
 		"FuzzLoad":  "internal/checkpoint", // the state file
 	} {
 		t.Run(target, func(t *testing.T) {

@@ -112,7 +112,7 @@ func TestCase14HangEnds(t *testing.T) {
 	m.heal()
 	m.set(0, "recovery_action = 1")
 	m.step(10 * time.Second)
-	if h := m.health(0); h.Cause() != "XID_119" || h.Asks != core.RecoveryReset {
+	if h := m.health(0); h.Cause() != "XID_119" || h.RecoveryAction != core.RecoveryReset {
 		t.Errorf("the GPU was not asked anew: %s", h)
 	}
 	m.step(time.Hour)

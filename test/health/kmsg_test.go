@@ -29,7 +29,7 @@ func (m *rig) kernelLog() string {
 
 // logged is a line as the agents report it.
 func logged(l kmsg.Line) core.Observation {
-	return core.Observation{PCI: l.PCI, Kind: core.XID, Code: l.XID, Detail: l.Text, Logged: true}
+	return core.Observation{PCI: l.PCI, Kind: core.XID, Code: l.XID, Detail: l.Text, FromKernelLog: true}
 }
 
 // told folds the XIDs of a log, as the agents do.

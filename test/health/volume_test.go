@@ -29,7 +29,7 @@ func TestCase25Storm(t *testing.T) {
 	})
 	until(t, "all are counted", func() bool {
 		chart, _ := f.State().Ledger.History(core.DeviceID(f.UUID(5)))
-		return len(chart.Tallies) == 1
+		return len(chart.FaultCounts) == 1
 	})
 	told := f.since(started)
 	if n := about(told, core.DeviceID(f.UUID(3))); n != 1 {

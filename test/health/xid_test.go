@@ -85,7 +85,7 @@ func TestCase05ResetHeals(t *testing.T) {
 	m.set(2, "recovery_action = 1")
 	m.xid(2, 95)
 	m.expect("at once", sick(core.Unhealthy, 2))
-	if h := m.health(2); h.Cause() != "XID_95" || h.Asks != core.RecoveryReset {
+	if h := m.health(2); h.Cause() != "XID_95" || h.RecoveryAction != core.RecoveryReset {
 		t.Error(h)
 	}
 	m.step(time.Hour)

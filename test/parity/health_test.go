@@ -40,7 +40,7 @@ func (b *both) nomadReason(id string) string {
 // told reports whether the ledger has counted the XID.
 func (b *both) told(id string, code uint64) bool {
 	chart, _ := b.monitor.State().Ledger.History(core.DeviceID(id))
-	return slices.ContainsFunc(chart.Tallies, func(t core.Tally) bool { return t.Reason == core.ReasonXID && t.Code == code })
+	return slices.ContainsFunc(chart.FaultCounts, func(t core.FaultCount) bool { return t.Reason == core.ReasonXID && t.Code == code })
 }
 
 // crowd is the 8-GPU machine with as many GPUs as it takes to try many faults at once.

@@ -167,7 +167,7 @@ func (p *process) tell() {
 	p.last, p.told = inv, n.Generation
 	o := &offered{Ready: inv.Driver().State == core.DriverReady, Generation: n.Generation, Numbers: map[core.DeviceID]core.DeviceIndex{}}
 	for _, each := range n.Numbers {
-		o.Numbers[each.ID] = each.At
+		o.Numbers[each.ID] = each.Index
 	}
 	for _, e := range inv.Excluded() {
 		o.Nameless = o.Nameless || e.At.GPU == ""

@@ -53,7 +53,7 @@ func (w *storm) wall() time.Time { return time.Now().Add(time.Duration(w.ahead.L
 // heard is how often the agent has heard an XID of a GPU.
 func (w *storm) heard(gpu core.DeviceID, code int) uint64 {
 	chart, _ := w.monitor.State().Ledger.History(gpu)
-	for _, t := range chart.Tallies {
+	for _, t := range chart.FaultCounts {
 		if t.Reason == core.ReasonXID && t.Code == uint64(code) {
 			return t.Count
 		}

@@ -27,7 +27,7 @@ func (a *agent) keptBy() (numbered, decided map[core.DeviceID]bool) {
 		if !strings.HasPrefix(c.Share, a.p.split.pool("gpu")+" ") {
 			continue // of another policy
 		}
-		for _, id := range slices.Concat(c.Taken, c.Left) {
+		for _, id := range slices.Concat(c.Taken, c.Rejected) {
 			decided[id] = true
 		}
 	}

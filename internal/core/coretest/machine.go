@@ -242,5 +242,5 @@ func (s *session) Close() error {
 
 // failure is why a reading excludes a GPU of which a check makes an observation.
 var failure = map[core.ObservationKind]core.Failure{
-	core.Lost: core.FailureLost, core.ProbeFailed: core.FailureError, core.Waiting: core.FailurePending, core.Unresponsive: core.FailureHung,
+	core.Lost: core.FailureLost, core.ProbeFailed: core.FailureError, core.CallPending: core.FailurePending, core.Unresponsive: core.FailureHung,
 }

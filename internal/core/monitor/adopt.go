@@ -10,10 +10,10 @@ import (
 // Rebind binds the positions of the policy (indices, numbers of devices, the common MIG profile) to the devices that they
 // mean by the driver's present order: see core.State.Rebind for its error. It returns what was bound before and is bound
 // now. It takes effect on every agent of this host that shares the state directory, as for the numbers of devices.
-func (m *Monitor) Rebind(ctx context.Context) (was, is []core.Bound, err error) {
+func (m *Monitor) Rebind(ctx context.Context) (was, is []core.PositionBinding, err error) {
 	err = m.order(ctx, func(s core.State, now time.Time) (core.State, error) {
 		next, err := s.Rebind(m.cfg, now)
-		was, is = s.Inventory.Bound(), next.Inventory.Bound()
+		was, is = s.Inventory.PositionBindings(), next.Inventory.PositionBindings()
 		return next, err
 	})
 	return was, is, err

@@ -45,7 +45,7 @@ func TestWaitsIgnoreJumpsOfTheWallClock(t *testing.T) {
 		r.after(time.Second)
 	}
 	reset := func(r *running, m *coretest.Machine) {
-		m.Raise(core.Observation{At: core.WholeGPU(coretest.GPU(1)), Kind: core.Rebound})
+		m.Raise(core.Observation{At: core.WholeGPU(coretest.GPU(1)), Kind: core.DriverRebound})
 		r.after(time.Second)
 	}
 	is := func(state core.HealthState) func(*running) bool {
@@ -117,7 +117,7 @@ func TestClearAfterTheClockWasSetBack(t *testing.T) {
 		m.Raise(core.Observation{At: core.WholeGPU(coretest.GPU(1)), Kind: core.XID, Code: 119})
 		r.after(time.Second)
 		w.jump(-2 * time.Hour)
-		if _, err := r.Clear(t.Context(), core.Command{GPU: coretest.GPU(1), Verified: w.now()}); err != nil {
+		if _, err := r.Clear(t.Context(), core.Command{GPU: coretest.GPU(1), VerifiedAt: w.now()}); err != nil {
 			t.Error(err)
 		}
 		r.expect("cleared", nil)

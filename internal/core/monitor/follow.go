@@ -113,7 +113,7 @@ func (m *Monitor) hear(obs []core.Observation, want *wishes, a *attention) {
 	}
 	m.observe(obs...)
 	want.snapshot = want.snapshot || slices.ContainsFunc(obs, isHint)
-	if slices.ContainsFunc(obs, func(o core.Observation) bool { return o.Kind != core.Reserved && o.Kind != core.LogRead }) {
+	if slices.ContainsFunc(obs, func(o core.Observation) bool { return o.Kind != core.Reserved && o.Kind != core.KernelLogRead }) {
 		want.probe = want.probe || a.event(time.Now())
 	}
 }

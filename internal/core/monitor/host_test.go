@@ -118,7 +118,7 @@ func TestFindingsAndContestsAreLoggedOnce(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
 		go func() { ended <- m.Run(ctx) }()
-		contested := core.Host{Claims: []core.Claim{{By: "nomad-gpu", At: core.WholeGPU(coretest.GPU(1))}}}
+		contested := core.Host{Claims: []core.Claim{{Agent: "nomad-gpu", At: core.WholeGPU(coretest.GPU(1))}}}
 		for range 3 {
 			m.SetHost(contested)
 			time.Sleep(5 * time.Minute) // rescans

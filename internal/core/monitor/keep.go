@@ -49,7 +49,7 @@ func (k keeper) offer(prev, next core.State) {
 
 // alike reports whether two conditions differ in nothing but progress, which a restart begins anew anyhow.
 func alike(a, b core.Condition) bool {
-	a.Count, a.Clean, a.Clearing = b.Count, b.Clean, b.Clearing
+	a.Count, a.CleanChecks, a.ClearingSince = b.Count, b.CleanChecks, b.ClearingSince
 	return a == b
 }
 

@@ -112,8 +112,8 @@ func TestTheLastFaultIsKept(t *testing.T) {
 				t.Errorf("%s is not in the last record: %v", cause, last.Conditions)
 			}
 		}
-		if last.Boot != "boot" {
-			t.Errorf("boot id %q", last.Boot)
+		if last.BootID != "boot" {
+			t.Errorf("boot id %q", last.BootID)
 		}
 	})
 }
@@ -209,7 +209,7 @@ func TestHistoryOfAnotherMachineIsSetAsideOnce(t *testing.T) {
 			t.Fatalf("%d units, set aside: %v", r.Current().Len(), s.aside)
 		}
 		f := (*core.ForeignHistory)(nil)
-		if !errors.As(s.aside[0], &f) || !slices.Equal(f.Machine, []core.DeviceID{coretest.GPU(2), coretest.GPU(3)}) {
+		if !errors.As(s.aside[0], &f) || !slices.Equal(f.DriverGPUs, []core.DeviceID{coretest.GPU(2), coretest.GPU(3)}) {
 			t.Errorf("set aside: %v", s.aside[0])
 		}
 		if last := s.saved[len(s.saved)-1]; len(last.Devices) != 2 || len(last.Conditions) != 0 {

@@ -33,7 +33,7 @@ func (m *Monitor) awaitLog(ctx context.Context) {
 
 // logWasRead notes that what the log had is taken in.
 func (p *pastLog) logWasRead(obs []core.Observation) {
-	if p.read != nil && !p.done && slices.ContainsFunc(obs, func(o core.Observation) bool { return o.Kind == core.LogRead }) {
+	if p.read != nil && !p.done && slices.ContainsFunc(obs, func(o core.Observation) bool { return o.Kind == core.KernelLogRead }) {
 		p.done = true
 		close(p.read)
 	}

@@ -28,8 +28,8 @@ func TestThePastOfTheKernelLogComesBeforeTheFirstReading(t *testing.T) {
 					t.Error("the history never came")
 				}
 				time.Sleep(took)
-				mon.Report(core.Observation{PCI: "0000:10:00.0", Kind: core.XID, Code: 119, Logged: true, Past: true, Next: 7},
-					core.Observation{Kind: core.LogRead, Next: 9})
+				mon.Report(core.Observation{PCI: "0000:10:00.0", Kind: core.XID, Code: 119, FromKernelLog: true, Backlog: true, NextSequence: 7},
+					core.Observation{Kind: core.KernelLogRead, NextSequence: 9})
 			}()
 			offeredHealthy := false
 			go func() {

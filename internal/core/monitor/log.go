@@ -28,7 +28,7 @@ func logChange(log *slog.Logger, prev, next *core.Inventory) {
 			log.Info("device offered anew", "id", u.Device.ID, "pci", u.Device.PCI, "pool", u.Pool, "sharing", u.Sharing.String(),
 				"was", old.Pool+" "+old.Sharing.String())
 		}
-		old.Health.Nodes = u.Health.Nodes // said logs these, once for all devices
+		old.Health.MissingNodes = u.Health.MissingNodes // said logs these, once for all devices
 		if old.Health != u.Health {
 			logTransition(log, u, old.Health)
 		}

@@ -22,7 +22,7 @@ type said struct {
 // Findings that are missing are over only if the machine was read completely: while a GPU or the driver does not
 // answer, nobody can say whom the policy means, and the same finding would come and go with each such reading.
 func (s *said) log(log *slog.Logger, state core.State) {
-	findings, drift := state.Inventory.PolicyWarnings(), state.Inventory.Drift()
+	findings, drift := state.Inventory.PolicyWarnings(), state.Inventory.OutdatedBindings()
 	if state.Snapshot.Driver.State != core.DriverReady || len(state.Snapshot.Excluded) > 0 {
 		findings, drift = union(s.findings, findings), union(s.drift, drift)
 	}
@@ -41,11 +41,11 @@ func (s *said) log(log *slog.Logger, state core.State) {
 	}
 	contests := state.Inventory.Overlaps()
 	for _, c := range without(contests, s.contests) {
-		log.Warn("device is offered by another agent, too", "id", c.Device, "other", c.By,
+		log.Warn("device is offered by another agent, too", "id", c.Device, "other", c.Agent,
 			"action", "give the agents different GPUs")
 	}
 	for _, c := range without(s.contests, contests) {
-		log.Info("device is no longer offered by another agent, too", "id", c.Device, "other", c.By)
+		log.Info("device is no longer offered by another agent, too", "id", c.Device, "other", c.Agent)
 	}
 	nodes := nodeWarnings(state.Inventory)
 	if state.Snapshot.Driver.State != core.DriverReady {
@@ -67,7 +67,7 @@ func (s *said) log(log *slog.Logger, state core.State) {
 // nodeWarnings are the warnings of missing device nodes that the health of any device has, each once.
 func nodeWarnings(inv *core.Inventory) (warnings []string) {
 	for u := range inv.Devices() {
-		if w := u.Health.Nodes; w != "" && !slices.Contains(warnings, w) {
+		if w := u.Health.MissingNodes; w != "" && !slices.Contains(warnings, w) {
 			warnings = append(warnings, w)
 		}
 	}

@@ -58,7 +58,7 @@ func TestPulledWhileAnotherHangs(t *testing.T) {
 				must(t, m.Lose(6))
 				obs := probe(t, s)
 				for id, slot := range slots {
-					want := map[int]core.ObservationKind{2: 0, 5: core.Waiting, 6: core.Lost}
+					want := map[int]core.ObservationKind{2: 0, 5: core.CallPending, 6: core.Lost}
 					kind, special := want[slot]
 					if got := obs[id].Kind; special && got != kind || !special && got != core.Checked {
 						t.Errorf("GPU %d: %+v", slot, obs[id])

@@ -41,7 +41,7 @@ func verdict(g core.OptionalUint64) core.RecoveryAction {
 		nvml.GPU_RECOVERY_ACTION_NONE:                core.RecoveryNone,
 		nvml.GPU_RECOVERY_ACTION_GPU_RESET:           core.RecoveryReset,
 		nvml.GPU_RECOVERY_ACTION_NODE_REBOOT:         core.RecoveryReboot,
-		nvml.GPU_RECOVERY_ACTION_DRAIN_P2P:           core.VerdictDrainP2P,
+		nvml.GPU_RECOVERY_ACTION_DRAIN_P2P:           core.RecoveryDrainP2P,
 		nvml.GPU_RECOVERY_ACTION_DRAIN_AND_RESET:     core.RecoveryDrainAndReset,
 		nvml.GPU_RECOVERY_ACTION_RECOVER_IMEX_DOMAIN: core.RecoveryIMEX,
 	}

@@ -74,7 +74,7 @@ func TestFixedIsReadAgain(t *testing.T) {
 		{"it got its driver back", func(t *testing.T, m *simdriver.Machine, s *Session) {
 			_, err := s.Wait(0) // which makes the set
 			must(t, err, m.Unbind(3), m.Bind(3))
-			heard(t, s, core.Observation{At: core.WholeGPU(h100ID), Kind: core.Rebound})
+			heard(t, s, core.Observation{At: core.WholeGPU(h100ID), Kind: core.DriverRebound})
 			probe(t, s)
 		}, 1},
 		{"its handle is another one", func(t *testing.T, m *simdriver.Machine, _ *Session) { must(t, m.Invalidate(3)) }, 1},

@@ -103,7 +103,7 @@ func TestHangAnywhere(t *testing.T) {
 			must(t, m.Hang(simdriver.GPU(3), c.call))
 			c.do(t, s)
 
-			waiting := core.Observation{At: core.WholeGPU(h100ID), Kind: core.Waiting, Detail: c.call}
+			waiting := core.Observation{At: core.WholeGPU(h100ID), Kind: core.CallPending, Detail: c.call}
 			obs := probe(t, s)
 			if got := obs[h100ID]; got != waiting || len(obs) != 8 {
 				t.Errorf("%+v", got)

@@ -82,7 +82,7 @@ func TestWork(t *testing.T) {
 	_, err = s.Wait(0)
 	must(t, err)
 	before := s.Work()
-	if want := total(calls(t, m)); before.Calls != want || before.Busy <= 0 {
+	if want := total(calls(t, m)); before.Calls != want || before.Duration <= 0 {
 		t.Errorf("%+v, want %d calls", before, want)
 	}
 	must(t, m.Slow(simdriver.GPU(3), "nvmlDeviceGetUUID", 50*time.Millisecond))
@@ -92,7 +92,7 @@ func TestWork(t *testing.T) {
 	if _, err := s.Wait(100 * time.Millisecond); err != nil {
 		t.Error(err)
 	}
-	if d := s.Work().Busy - before.Busy; d < 50*time.Millisecond || d > took {
+	if d := s.Work().Duration - before.Duration; d < 50*time.Millisecond || d > took {
 		t.Errorf("a call of 50 ms in %v, and waiting, which is no work: %v", took, d)
 	}
 }

@@ -73,7 +73,7 @@ func (s *Session) finish(c check, next record, err error) core.Observation {
 	c.last.away, c.lane.settled = true, false
 	c.lane.record = c.last
 	if stuck, ok := errors.AsType[*StuckError](err); ok {
-		o.Kind, o.Detail = core.Waiting, stuck.Call
+		o.Kind, o.Detail = core.CallPending, stuck.Call
 		return o
 	}
 	o.Kind, o.Detail = core.KindOf(failureOf(err)), err.Error()

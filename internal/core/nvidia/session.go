@@ -171,9 +171,9 @@ func (s *Session) Close() error {
 }
 
 // Work is what the session has asked of the driver so far. It is safe for concurrent use.
-func (s *Session) Work() core.Work {
-	return core.Work{
-		Calls: uint64(s.reader.work.calls.Load() + s.waiter.work.calls.Load()),
-		Busy:  time.Duration(s.reader.work.nanoseconds.Load()), // the waiter's time is waiting
+func (s *Session) Work() core.CallStats {
+	return core.CallStats{
+		Calls:    uint64(s.reader.work.calls.Load() + s.waiter.work.calls.Load()),
+		Duration: time.Duration(s.reader.work.nanoseconds.Load()), // the waiter's time is waiting
 	}
 }

@@ -91,13 +91,13 @@ func (s *Session) bound(e nvml.SystemEventData_v1) core.Observation {
 		o.Detail = "driver unbound"
 	case s.system.unbound[e.GpuId]:
 		delete(s.system.unbound, e.GpuId)
-		o.Kind, o.Detail = core.Rebound, ""
+		o.Kind, o.Detail = core.DriverRebound, ""
 	}
 	for _, g := range s.armed.gpus {
 		if g.device.PCI == pci {
 			o.At, o.PCI = core.WholeGPU(g.device.ID), ""
 			g.lane.hinted.Store(true)
-			if o.Kind == core.Rebound {
+			if o.Kind == core.DriverRebound {
 				g.lane.rebound.Store(true)
 			}
 		}

@@ -22,7 +22,7 @@ func TestRebound(t *testing.T) {
 	obs, err := s.Wait(10 * time.Second)
 	want := []core.Observation{
 		{At: core.WholeGPU(h100ID), Detail: "driver unbound"},
-		{At: core.WholeGPU(h100ID), Kind: core.Rebound},
+		{At: core.WholeGPU(h100ID), Kind: core.DriverRebound},
 		{At: core.WholeGPU(core.DeviceID(m.UUID(4))), Detail: "driver bound"},
 	}
 	if err != nil || !slices.Equal(obs, want) {
@@ -50,7 +50,7 @@ func TestReboundOfAStranger(t *testing.T) {
 	}
 	must(t, m.Unbind(3), m.Bind(3))
 	obs, err := s.Wait(10 * time.Second)
-	want := core.Observation{At: core.Node, PCI: h100PCI, Kind: core.Rebound}
+	want := core.Observation{At: core.Node, PCI: h100PCI, Kind: core.DriverRebound}
 	if err != nil || len(obs) != 2 || obs[1] != want {
 		t.Errorf("%+v, %v", obs, err)
 	}

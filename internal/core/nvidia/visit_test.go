@@ -24,7 +24,7 @@ func TestAllHang(t *testing.T) {
 			obs, err := s.Probe()
 			n := 0
 			for _, o := range obs {
-				if o.Kind == core.Waiting {
+				if o.Kind == core.CallPending {
 					n++
 				}
 			}

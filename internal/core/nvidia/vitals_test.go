@@ -107,7 +107,7 @@ func TestVerdicts(t *testing.T) {
 	m := simdriver.Start(t, "h100x8")
 	_, at := checked(t, m)
 	for value, want := range map[string]core.RecoveryAction{
-		"0": core.RecoveryNone, "1": core.RecoveryReset, "2": core.RecoveryReboot, "3": core.VerdictDrainP2P,
+		"0": core.RecoveryNone, "1": core.RecoveryReset, "2": core.RecoveryReboot, "3": core.RecoveryDrainP2P,
 		"4": core.RecoveryDrainAndReset, "5": core.RecoveryIMEX, "6": core.RecoveryOther, "7": core.RecoveryOther,
 		"99": core.RecoveryOther, "none": core.RecoveryUnknown,
 	} {

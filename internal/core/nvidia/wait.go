@@ -15,7 +15,7 @@ const drainAtMost = 1024
 
 // Wait returns what happened since the last call, blocking for at most max; what happened several times is
 // there once. An XID is an observation of that kind, at an instance if the driver can tell; another event
-// that names a fault is of kind core.Event; a GPU that has its driver back is core.Rebound. Any other is of
+// that names a fault is of kind core.Event; a GPU that has its driver back is core.DriverRebound. Any other is of
 // kind 0, which changes no health: it says where something happened, and asking says what. Where no GPU has
 // events it just waits.
 //

@@ -48,7 +48,7 @@ var applications = []treatment{
 		{32, "ROBUST_CHANNEL_PBDMA_ERROR", "corrupt command stream", 0, "RESTART_APP", "CHECK_APP/CUDA"},
 	}},
 	{Rule: Rule{
-		Class: Application, Clears: Quiet | Reboot, Again: time.Hour, AgainEffect: Degrades,
+		Class: Application, Clears: Quiet | Reboot, RepeatWindow: time.Hour, RepeatEffect: Degrades,
 		Action: "restart the application; repeated: check PCIe",
 	}, codes: []row{
 		{80, "PBDMA_PUSHBUFFER_CRC_MISMATCH", "corrupt data sent to the GPU", 0, "RESTART_APP", "CHECK_APP/CUDA"},

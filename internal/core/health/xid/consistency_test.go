@@ -21,7 +21,7 @@ var buckets = []string{
 }
 
 // worst is the worst that the rule can do without the driver's verdict.
-func worst(r xid.Rule) xid.Effect { return max(r.Effect, r.Settled, r.AgainEffect) }
+func worst(r xid.Rule) xid.Effect { return max(r.Effect, r.SettledEffect, r.RepeatEffect) }
 
 func TestClasses(t *testing.T) {
 	for r := range all {
@@ -35,8 +35,8 @@ func TestClasses(t *testing.T) {
 				t.Errorf("%s (%s) does %s", name(r), r.Class, worst(r))
 			}
 		case xid.Reset, xid.Node:
-			if r.Settled < xid.Withdraws {
-				t.Errorf("%s (%s) does no more than %s", name(r), r.Class, r.Settled)
+			if r.SettledEffect < xid.Withdraws {
+				t.Errorf("%s (%s) does no more than %s", name(r), r.Class, r.SettledEffect)
 			}
 		case xid.Fabric, xid.Suspect:
 			if r.Effect < xid.Degrades {
@@ -54,13 +54,13 @@ func TestClasses(t *testing.T) {
 
 func TestEffects(t *testing.T) {
 	for r := range all {
-		if r.Settled < r.Effect {
-			t.Errorf("%s is better without a verdict (%s) than at once (%s)", name(r), r.Settled, r.Effect)
+		if r.SettledEffect < r.Effect {
+			t.Errorf("%s is better without a verdict (%s) than at once (%s)", name(r), r.SettledEffect, r.Effect)
 		}
-		if (r.Again > 0) != (r.AgainEffect > r.Settled) {
-			t.Errorf("%s: a second one within %s does %s, the first %s", name(r), r.Again, r.AgainEffect, r.Settled)
+		if (r.RepeatWindow > 0) != (r.RepeatEffect > r.SettledEffect) {
+			t.Errorf("%s: a second one within %s does %s, the first %s", name(r), r.RepeatWindow, r.RepeatEffect, r.SettledEffect)
 		}
-		if r.LinkedOnly && r.Settled == r.Effect {
+		if r.NVLinkOnly && r.SettledEffect == r.Effect {
 			t.Errorf("%s: links make no difference", name(r))
 		}
 		if worst(r) > xid.None && r.Action == "" {

@@ -93,14 +93,14 @@ func table(b *strings.Builder, kind string, rules []xid.Rule, code func(uint64) 
 
 func settled(r xid.Rule) string {
 	text := "same"
-	if r.Settled != r.Effect {
-		text = r.Settled.String()
+	if r.SettledEffect != r.Effect {
+		text = r.SettledEffect.String()
 	}
-	if r.LinkedOnly {
+	if r.NVLinkOnly {
 		text += " (a GPU with NVLinks)"
 	}
-	if r.Again > 0 {
-		text += fmt.Sprintf("; a second one within %.0f min: %s", r.Again.Minutes(), r.AgainEffect)
+	if r.RepeatWindow > 0 {
+		text += fmt.Sprintf("; a second one within %.0f min: %s", r.RepeatWindow.Minutes(), r.RepeatEffect)
 	}
 	return text
 }

@@ -22,7 +22,7 @@ func eventRules() []Rule {
 		// not reach NVML as XIDs.
 		{
 			Code: gpuUnavailable, Name: "nvmlEventTypeGpuUnavailableError", Meaning: "GPU is unavailable",
-			Class: Reset, Effect: Withdraws, Settled: Withdraws, Clears: ResetSeen | Reboot,
+			Class: Reset, Effect: Withdraws, SettledEffect: Withdraws, Clears: ResetSeen | Reboot,
 			Action: "reset the GPU or reboot the machine",
 		},
 	}

@@ -6,13 +6,13 @@ package xid
 // over are a condition of their own.
 var fabric = []treatment{
 	{Rule: Rule{
-		Class: Fabric, Effect: Degrades, Settled: Withdraws, LinkedOnly: true,
+		Class: Fabric, Effect: Degrades, SettledEffect: Withdraws, NVLinkOnly: true,
 		Clears: NoRecoveryAction | ResetSeen | Reboot, Action: "drain and reset the GPU",
 	}, codes: []row{
 		{74, "NVLINK_ERROR", "NVLink error", 565, "WORKFLOW_NVLINK_ERR", "CONTACT_SUPPORT"},
 	}},
 	{Rule: Rule{
-		Class: Fabric, Effect: Degrades, Settled: Withdraws,
+		Class: Fabric, Effect: Degrades, SettledEffect: Withdraws,
 		Clears: NoRecoveryAction | ResetSeen | Reboot, Action: "drain and reset the GPU",
 	}, codes: []row{
 		{144, "NVLINK_SAW_ERROR", "NVLink 5 SAW error", 565, "WORKFLOW_NVLINK5_ERR", "WORKFLOW_NVLINK5_ERR"},

@@ -71,7 +71,7 @@ var resets = []treatment{
 
 	// Harmless where neither UVM nor vGPU is in use, which only the driver knows.
 	{Rule: Rule{
-		Class: Reset, Effect: Degrades, Settled: Withdraws, Clears: NoRecoveryAction | ResetSeen | Reboot,
+		Class: Reset, Effect: Degrades, SettledEffect: Withdraws, Clears: NoRecoveryAction | ResetSeen | Reboot,
 		Action: "drain and reset the GPU",
 	}, codes: []row{
 		{159, "ROBUST_CHANNEL_CHI_NON_DATA_ERROR", "error on the link to the CPU", 1, "CHECK_UVM", "SYMPATHETIC_REPORT_SOLO"},

@@ -5,7 +5,7 @@ import "time"
 // suspect is how a code is treated of which nobody says what it means: in doubt, but in service, until the
 // driver's verdict or a while without another says otherwise.
 var suspect = Rule{
-	Class: Suspect, Effect: Degrades, Settled: Degrades,
+	Class: Suspect, Effect: Degrades, SettledEffect: Degrades,
 	Clears: NoRecoveryAction | ResetSeen | Reboot | Quiet,
 	Action: "look at the kernel log; report it to NVIDIA",
 }
@@ -29,7 +29,7 @@ var suspects = []treatment{
 	// The catalogue says RESET_GPU; NVIDIA's own device plugin and DRA driver take it for the application's.
 	{Rule: Rule{
 		Class: Suspect, Effect: Degrades, Clears: NoRecoveryAction | ResetSeen | Reboot,
-		Again: 10 * time.Minute, AgainEffect: Withdraws,
+		RepeatWindow: 10 * time.Minute, RepeatEffect: Withdraws,
 		Action: "restart the application; repeated: reset the GPU",
 	}, codes: []row{
 		{109, "ROBUST_CHANNEL_CTXSW_TIMEOUT_ERROR", "context-switch timeout", 570, "RESET_GPU", "CONTACT_SUPPORT"},

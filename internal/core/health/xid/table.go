@@ -39,7 +39,7 @@ func rules(tables ...[]treatment) []Rule {
 				r := t.Rule
 				r.Code, r.Name, r.Meaning, r.RecoveryActionSince = c.code, c.name, c.meaning, c.since
 				r.Immediate, r.Investigatory = c.immediate, c.investigatory
-				r.Settled = max(r.Settled, r.Effect)
+				r.SettledEffect = max(r.SettledEffect, r.Effect)
 				rules = append(rules, r)
 			}
 		}

@@ -67,10 +67,10 @@ type Rule struct {
 
 	// Effect counts at once. Settled counts from the end of the settle window on if the driver has given no
 	// verdict until then; it is the same as Effect where waiting tells nothing.
-	Effect, Settled Effect
+	Effect, SettledEffect Effect
 
-	// LinkedOnly says that Settled is meant for a GPU with NVLinks; another only degrades.
-	LinkedOnly bool
+	// NVLinkOnly says that Settled is meant for a GPU with NVLinks; another only degrades.
+	NVLinkOnly bool
 
 	// RecoveryActionSince is the first driver branch (565 is R565) whose recovery action covers this code, by the
 	// catalogue: from there on the verdict overrides this rule, in both directions. 1 is every branch that
@@ -82,8 +82,8 @@ type Rule struct {
 
 	// A second one within Again (0 = no such rule) has AgainEffect, unless the driver gives a verdict that
 	// covers the code.
-	Again       time.Duration
-	AgainEffect Effect
+	RepeatWindow time.Duration
+	RepeatEffect Effect
 
 	Action string // what an operator should do; "" if there is nothing to do
 

@@ -100,7 +100,7 @@ func TestRules(t *testing.T) {
 		{999, xid.Suspect, xid.Degrades, xid.Degrades, 0, dv | rv | rb | qu, ""},
 	} {
 		r := xid.XID(tc.xid)
-		if r.Code != tc.xid || r.Class != tc.class || r.Effect != tc.effect || r.Settled != tc.settled ||
+		if r.Code != tc.xid || r.Class != tc.class || r.Effect != tc.effect || r.SettledEffect != tc.settled ||
 			r.RecoveryActionSince != tc.since || r.Clears != tc.clears || r.Immediate != tc.immediate {
 			t.Errorf("XID %d = %+v, want %+v", tc.xid, r, tc)
 		}
@@ -112,11 +112,11 @@ func TestRareColumns(t *testing.T) {
 		var want xid.Rule
 		switch {
 		case r.Name == "NVLINK_ERROR":
-			want.LinkedOnly = true
+			want.NVLinkOnly = true
 		case r.Name == "PBDMA_PUSHBUFFER_CRC_MISMATCH":
-			want.Again, want.AgainEffect = time.Hour, xid.Degrades
+			want.RepeatWindow, want.RepeatEffect = time.Hour, xid.Degrades
 		case r.Name == "ROBUST_CHANNEL_CTXSW_TIMEOUT_ERROR":
-			want.Again, want.AgainEffect = 10*time.Minute, xid.Withdraws
+			want.RepeatWindow, want.RepeatEffect = 10*time.Minute, xid.Withdraws
 		case r.Code == 63, r.Name == "nvmlEventTypeDramRetirementEvent":
 			want.Level = xid.LevelMemoryRepair
 		case r.Code == 160:
@@ -124,7 +124,7 @@ func TestRareColumns(t *testing.T) {
 		case r.Code == 155:
 			want.Level = xid.LevelLinks
 		}
-		got := xid.Rule{LinkedOnly: r.LinkedOnly, Again: r.Again, AgainEffect: r.AgainEffect, Level: r.Level}
+		got := xid.Rule{NVLinkOnly: r.NVLinkOnly, RepeatWindow: r.RepeatWindow, RepeatEffect: r.RepeatEffect, Level: r.Level}
 		if got != want {
 			t.Errorf("%s: %+v, want %+v", name(r), got, want)
 		}
@@ -203,7 +203,7 @@ func TestEvents(t *testing.T) {
 		{0x4000, xid.Reset, xid.Withdraws, 0, rv | rb},
 	} {
 		r, is := xid.Event(tc.kind)
-		if !is || r.Code != tc.kind || r.Class != tc.class || r.Effect != tc.effect || r.Settled != tc.effect ||
+		if !is || r.Code != tc.kind || r.Class != tc.class || r.Effect != tc.effect || r.SettledEffect != tc.effect ||
 			r.RecoveryActionSince != tc.since || r.Clears != tc.clears {
 			t.Errorf("Event(%#x) = %+v, %t, want %+v", tc.kind, r, is, tc)
 		}
