@@ -46,7 +46,7 @@ func (d draw) machine() core.Snapshot {
 
 func (d draw) ids(s core.Snapshot) (few []core.DeviceID) {
 	for range d.IntN(3) {
-		few = append(few, pick(d, append(ids(s), "GPU-x")...))
+		few = append(few, pick(d, append(joinIDs(s), "GPU-x")...))
 	}
 	return few
 }

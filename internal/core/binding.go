@@ -49,11 +49,11 @@ func (b Binding) Equal(o Binding) bool {
 		})
 }
 
-// take decides whether a share that takes a number of devices has one of them. A device is decided on once; in the place of
+// assign decides whether a share that takes a number of devices has one of them. A device is decided on once; in the place of
 // one that is gone only one that was never left out gets in. When the number in the policy changes, those that were
 // taken come first.
-func (o *offers) take(i int, d *Device) bool {
-	c := &o.counts[i]
+func (o *offerBuilder) assign(i int, d *Device) bool {
+	c := &o.assignments[i]
 	taken := slices.Contains(c.Taken, d.ID)
 	if !taken && !slices.Contains(c.Rejected, d.ID) {
 		taken = len(c.Taken) < c.First && !o.lost[d.ID]
@@ -66,8 +66,8 @@ func (o *offers) take(i int, d *Device) bool {
 	return taken
 }
 
-// recount prepares the counts of the shares from those of before.
-func (o *offers) recount(s Snapshot, was []ShareAssignment) {
+// restoreAssignments prepares the counts of the shares from those of before.
+func (o *offerBuilder) restoreAssignments(s Snapshot, was []ShareAssignment) {
 	gone := func(id DeviceID) bool {
 		return s.Driver.State == DriverReady && !slices.ContainsFunc(s.Devices, func(d Device) bool { return d.ID == id })
 	}
@@ -87,7 +87,7 @@ func (o *offers) recount(s Snapshot, was []ShareAssignment) {
 				c.Taken, c.Rejected = c.Taken[:min(len(c.Taken), c.First)], nil
 			}
 		}
-		o.counts = append(o.counts, c)
+		o.assignments = append(o.assignments, c)
 	}
 }
 
@@ -99,9 +99,9 @@ func (s Share) key() string {
 }
 
 // binding is what is bound after all devices were decided on.
-func (o *offers) binding() Binding {
+func (o *offerBuilder) binding() Binding {
 	b := Binding{Numbering: o.numbering, Profile: o.profile, Proposed: o.proposed, Unconfirmed: o.unconfirmed}
-	for _, c := range o.counts {
+	for _, c := range o.assignments {
 		if c.First > 0 {
 			b.Counts = append(b.Counts, c)
 		}
@@ -109,25 +109,25 @@ func (o *offers) binding() Binding {
 	return b
 }
 
-// bound is what the positions of the policy mean, in its order.
-func (o *offers) bound() []PositionBinding {
-	bound := o.positions()
+// positionBindings is what the positions of the policy mean, in its order.
+func (o *offerBuilder) positionBindings() []PositionBinding {
+	bound := o.selectorBindings()
 	if o.profile != "" {
-		bound = append(bound, o.common())
+		bound = append(bound, o.profileBinding())
 	}
 	return bound
 }
 
-// common is the profile of the MIG strategy "single".
-func (o *offers) common() PositionBinding {
-	slices.Sort(o.single)
-	return PositionBinding{"MIG strategy single", "profile " + o.profile, o.single}
+// profileBinding is the profile of the MIG strategy "single".
+func (o *offerBuilder) profileBinding() PositionBinding {
+	slices.Sort(o.singleDevices)
+	return PositionBinding{"MIG strategy single", "profile " + o.profile, o.singleDevices}
 }
 
-// positions are the selectors of the policy that go by index or number, in its order.
-func (o *offers) positions() (bound []PositionBinding) {
+// selectorBindings are the selectors of the policy that go by index or number, in its order.
+func (o *offerBuilder) selectorBindings() (bound []PositionBinding) {
 	add := func(s *Selector, first int) {
-		what := s.position()
+		what := s.positionText()
 		if first > 0 {
 			what = strings.TrimPrefix(what+", the first "+strconv.Itoa(first), ", ")
 		}
@@ -150,8 +150,8 @@ func (o *offers) positions() (bound []PositionBinding) {
 	return bound
 }
 
-// position is what of the selector depends on the order of devices; "" if nothing.
-func (s Selector) position() string {
+// positionText is what of the selector depends on the order of devices; "" if nothing.
+func (s Selector) positionText() string {
 	var texts []string
 	for _, i := range s.Indices {
 		texts = append(texts, i.String())
@@ -162,26 +162,26 @@ func (s Selector) position() string {
 	return "index " + strings.Join(texts, ", ")
 }
 
-// drift is a line for each position that would mean other devices by the present order of those that the driver lists.
-func (o *offers) drift(present *offers) (findings []string) {
+// outdatedBindings is a line for each position that would mean other devices by the present order of those that the driver lists.
+func (o *offerBuilder) outdatedBindings(present *offerBuilder) (findings []string) {
 	differ := func(b, now PositionBinding) {
 		if b.Position == now.Position && slices.Equal(b.Devices, now.Devices) {
 			return
 		}
 		findings = append(findings, fmt.Sprintf("%s: %s is bound to %s; by the present order of devices %s would be %s; to apply that, end the work on these devices and run the command rebind",
-			b.At, b.Position, ids(b.Devices), now.Position, ids(now.Devices)))
+			b.At, b.Position, joinIDs(b.Devices), now.Position, joinIDs(now.Devices)))
 	}
-	now := present.positions()
-	for i, b := range o.positions() {
+	now := present.selectorBindings()
+	for i, b := range o.selectorBindings() {
 		differ(b, now[i])
 	}
 	if o.profile != "" {
-		differ(o.common(), present.common())
+		differ(o.profileBinding(), present.profileBinding())
 	}
 	return findings
 }
 
-func ids(devices []DeviceID) string {
+func joinIDs(devices []DeviceID) string {
 	if len(devices) == 0 {
 		return "no device"
 	}

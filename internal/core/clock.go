@@ -21,7 +21,7 @@ type Boot struct {
 func (s State) Shift(d time.Duration) State {
 	s.Ledger = s.Ledger.Shift(d)
 	s.Maintenance = s.Maintenance.Shift(d)
-	s.booted = ShiftTime(s.booted, d)
+	s.bootTime = ShiftTime(s.bootTime, d)
 	s.Inventory = s.Inventory.Shift(d)
 	return s
 }

@@ -31,19 +31,19 @@ type Condition struct {
 }
 
 // Cause names the condition for programs: "XID_95", "LOST", "VERDICT_GPU_RESET".
-func (c Condition) Cause() string { return causeOf(c.Reason, c.Code) }
+func (c Condition) Cause() string { return causeName(c.Reason, c.Code) }
 
 // Cause names what is behind the health for programs; "" if nothing is.
-func (h Health) Cause() string { return causeOf(h.Reason, h.Code) }
+func (h Health) Cause() string { return causeName(h.Reason, h.Code) }
 
-func causeOf(r Reason, code uint64) string {
+func causeName(r Reason, code uint64) string {
 	switch r {
 	case ReasonXID:
 		return fmt.Sprintf("XID_%d", code)
 	case ReasonEvent:
 		return fmt.Sprintf("EVENT_0x%X", code)
 	case ReasonRecoveryAction:
-		return "VERDICT_" + strings.ToUpper(strings.ReplaceAll(verdictOf(code).String(), " ", "_"))
+		return "VERDICT_" + strings.ToUpper(strings.ReplaceAll(recoveryActionOf(code).String(), " ", "_"))
 	default:
 		return r.String()
 	}
@@ -54,8 +54,8 @@ func (c Condition) same(o Condition) bool {
 	return c.Reason == o.Reason && (c.Code == o.Code || c.Reason == ReasonRecoveryAction) && c.At == o.At && c.Simulated == o.Simulated
 }
 
-// and is both conditions as one.
-func (c Condition) and(o Condition) Condition {
+// merge is both conditions as one.
+func (c Condition) merge(o Condition) Condition {
 	if o.Since.Before(c.Since) {
 		c.Since, c.Detail = o.Since, o.Detail
 	}
@@ -71,13 +71,13 @@ func (c Condition) and(o Condition) Condition {
 	return c
 }
 
-// united are sorted conditions with each cause once.
-func united(conditions []Condition) []Condition {
+// merged are sorted conditions with each cause once.
+func merged(conditions []Condition) []Condition {
 	slices.SortStableFunc(conditions, compareConditions)
 	var each []Condition
 	for _, c := range conditions {
 		if last := len(each) - 1; last >= 0 && each[last].same(c) {
-			each[last] = each[last].and(c)
+			each[last] = each[last].merge(c)
 		} else {
 			each = append(each, c)
 		}
@@ -85,8 +85,8 @@ func united(conditions []Condition) []Condition {
 	return each
 }
 
-// counts reports whether the condition has an effect now.
-func (c Condition) counts() bool { return c.State > Healthy && c.IgnoredUntil.IsZero() }
+// isEffective reports whether the condition has an effect now.
+func (c Condition) isEffective() bool { return c.State > Healthy && c.IgnoredUntil.IsZero() }
 
 // rule is what the table says about an XID or another event; the zero Rule for other reasons.
 func (c Condition) rule(p HealthPolicy) xid.Rule {
@@ -127,7 +127,7 @@ func (c Condition) health() Health {
 		r, _ := xid.Event(c.Code)
 		h.Action = r.Action
 	case ReasonRecoveryAction:
-		h.Action = verdictOf(c.Code).action()
+		h.Action = recoveryActionOf(c.Code).action()
 	default:
 	}
 	return h
@@ -138,7 +138,7 @@ func (c Condition) Action() string { return c.health().Action }
 
 // Clears says what would make it well again.
 func (c Condition) Clears() string {
-	if says := c.Reason.meaning().says; says != "" && c.Evidence != 0 {
+	if says := c.Reason.meaning().clearsText; says != "" && c.Evidence != 0 {
 		return says
 	}
 	return c.Evidence.String()

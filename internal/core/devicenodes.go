@@ -9,8 +9,8 @@ import (
 
 // Device nodes of which each machine has one.
 const (
-	controlNode = "/dev/nvidiactl"
-	uvmNode     = "/dev/nvidia-uvm" // unified memory, which CUDA needs; often created by the first CUDA program on the host
+	controlNodePath = "/dev/nvidiactl"
+	uvmNodePath     = "/dev/nvidia-uvm" // unified memory, which CUDA needs; often created by the first CUDA program on the host
 )
 
 // gpuNode is "/dev/nvidia0"; "" if the minor number is not known.
@@ -32,7 +32,7 @@ func capabilityNode(number int) string {
 
 // RequiredNodes are the device nodes without which no CUDA program can use the device, as far as they are known.
 func (d Device) RequiredNodes() []string {
-	nodes := []string{controlNode, uvmNode, d.gpuNode()}
+	nodes := []string{controlNodePath, uvmNodePath, d.gpuNode()}
 	if d.Profile != "" {
 		nodes = append(nodes, capabilityNode(d.GICap), capabilityNode(d.CICap))
 	}
@@ -48,9 +48,9 @@ func (d Device) CreateNodesCommand(nodes []string) string {
 	capabilities := fmt.Sprintf(" -f /proc/driver/nvidia/capabilities/gpu%d/mig/gi%d", d.Minor, d.At.GI)
 	for _, path := range nodes {
 		switch path {
-		case uvmNode:
+		case uvmNodePath:
 			commands = append(commands, "nvidia-modprobe -c0 -u")
-		case controlNode:
+		case controlNodePath:
 			create += " -c255" // its minor number
 		case d.gpuNode():
 			create += fmt.Sprintf(" -c%d", d.Minor)

@@ -72,7 +72,7 @@ func newFate(seed uint64) *fate {
 
 func (f *fate) oneIn(n int) bool { return f.IntN(n) == 0 }
 
-func one[T any](f *fate, of ...T) T { return of[f.IntN(len(of))] }
+func matchesAny[T any](f *fate, of ...T) T { return of[f.IntN(len(of))] }
 
 func (f *fate) note(format string, args ...any) {
 	at := f.now.Sub(dawn)
@@ -141,7 +141,7 @@ func (p *patient) renew() {
 
 // step is what happens next. It reports whether somebody intervened who may: an operator, or a reboot.
 func (f *fate) step() (intervened bool) {
-	p := one(f, f.patients...)
+	p := matchesAny(f, f.patients...)
 	switch n := f.IntN(40); {
 	case n < 18:
 		f.look(time.Duration(1+f.IntN(20)) * time.Second)
@@ -151,7 +151,7 @@ func (f *fate) step() (intervened bool) {
 		f.ail(p)
 		f.note("%v says %+v", p.at, p.vitals)
 	case n == 26:
-		p.mute = one(f, core.Lost, core.ProbeFailed, core.CallPending, core.Unresponsive)
+		p.mute = matchesAny(f, core.Lost, core.ProbeFailed, core.CallPending, core.Unresponsive)
 		f.note("%s falls silent: %d", p.at, p.mute)
 		f.look(pace)
 	case n < 29:
@@ -194,7 +194,7 @@ func (f *fate) place(p *patient) core.Placement {
 	if p.at.GPU != "GPU-m" || f.oneIn(2) {
 		return p.at
 	}
-	return core.Placement{GPU: p.at.GPU, GI: uint32(1 + f.IntN(3)), CI: one(f, 0, core.Whole)}
+	return core.Placement{GPU: p.at.GPU, GI: uint32(1 + f.IntN(3)), CI: matchesAny(f, 0, core.Whole)}
 }
 
 // fault has the driver report something, or an operator rehearse it.
@@ -202,10 +202,10 @@ func (f *fate) fault(p *patient) {
 	if !f.driver || p.between() {
 		return
 	}
-	o := xidEvent(f.place(p), one[uint64](f, 13, 31, 45, 48, 63, 74, 79, 80, 94, 95, 109, 121, 144, 154, 155, 157, 161, 500, 999, 46, 119, 140))
+	o := xidEvent(f.place(p), matchesAny[uint64](f, 13, 31, 45, 48, 63, 74, 79, 80, 94, 95, 109, 121, 144, 154, 155, 157, 161, 500, 999, 46, 119, 140))
 	hard := []uint64{46, 119, 140}
 	if f.oneIn(5) {
-		o.Kind, o.Code, hard = core.Event, one[uint64](f, 1, 0x200, 0x400, 0x800, 0x1000, 0x2000, 0x4000), []uint64{0x4000}
+		o.Kind, o.Code, hard = core.Event, matchesAny[uint64](f, 1, 0x200, 0x400, 0x800, 0x1000, 0x2000, 0x4000), []uint64{0x4000}
 	}
 	o.Simulated, o.FromKernelLog = f.oneIn(10), f.oneIn(5)
 	f.note("%v: kind %d code %d simulated %t", o.At, o.Kind, o.Code, o.Simulated)
@@ -224,10 +224,10 @@ func (f *fate) ail(p *patient) {
 	v := &p.vitals
 	switch f.IntN(12) {
 	case 0, 1, 2:
-		p.wants(one(f, core.RecoveryReset, core.RecoveryReboot, core.RecoveryDrainAndReset, core.RecoveryOther))
+		p.wants(matchesAny(f, core.RecoveryReset, core.RecoveryReboot, core.RecoveryDrainAndReset, core.RecoveryOther))
 	case 3:
 		if v.RecoveryAction == core.RecoveryNone || v.RecoveryAction == core.RecoveryDrainP2P || v.RecoveryAction == core.RecoveryIMEX {
-			p.wants(one(f, core.RecoveryDrainP2P, core.RecoveryIMEX, core.RecoveryNone))
+			p.wants(matchesAny(f, core.RecoveryDrainP2P, core.RecoveryIMEX, core.RecoveryNone))
 		}
 	case 4:
 		v.RemapPending = core.Yes
@@ -238,7 +238,7 @@ func (f *fate) ail(p *patient) {
 			v.RemapFailed = core.Yes
 		}
 	case 7:
-		v.Fabric = one(f, core.FabricStarting, core.FabricHealthy, core.FabricLimited, core.FabricUnhealthy, core.FabricMisconfigured)
+		v.Fabric = matchesAny(f, core.FabricStarting, core.FabricHealthy, core.FabricLimited, core.FabricUnhealthy, core.FabricMisconfigured)
 	case 8:
 		v.LinksUp.Value = uint64(f.IntN(19))
 	case 9:
@@ -246,6 +246,6 @@ func (f *fate) ail(p *patient) {
 	case 10:
 		v.Replays.Value += uint64(f.IntN(5000))
 	case 11:
-		v.Busy, v.PCIeWidth = f.oneIn(2), one(f, 8, 16)
+		v.Busy, v.PCIeWidth = f.oneIn(2), matchesAny(f, 8, 16)
 	}
 }

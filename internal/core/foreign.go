@@ -31,12 +31,12 @@ func (r Checkpoint) gpus() []DeviceID {
 	return sortedIDs(slices.DeleteFunc(gpus, func(id DeviceID) bool { return id == "" })) // "" = the node
 }
 
-// foreign compares the GPUs of a history with a reading of the driver. No GPU in common means another machine, but
+// findForeignHistory compares the GPUs of a history with a reading of the driver. No GPU in common means another machine, but
 // only if the driver names most of the GPUs that it lists: one without a UUID may be any, and that as many were replaced as
 // can't be read is likelier than that they were taken for those of another machine. A machine all of whose GPUs
 // have fallen off the bus keeps its history, as does one whose driver is not ready. Known reports that a GPU of the
 // history is there.
-func foreign(history []DeviceID, reading Snapshot) (f *ForeignHistory, known bool) {
+func findForeignHistory(history []DeviceID, reading Snapshot) (f *ForeignHistory, known bool) {
 	var machine []DeviceID
 	nameless := 0
 	for _, d := range reading.Devices {
@@ -64,15 +64,15 @@ func foreign(history []DeviceID, reading Snapshot) (f *ForeignHistory, known boo
 // withoutForeign is the state before a reading, without the history if the reading shows that it is another
 // machine's. What the ledger has of its GPUs goes with their devices: see Ledger.Relocate.
 func (s State) withoutForeign(reading Snapshot) State {
-	if len(s.inherited) == 0 {
+	if len(s.unconfirmedGPUs) == 0 {
 		return s
 	}
-	f, known := foreign(s.inherited, reading)
+	f, known := findForeignHistory(s.unconfirmedGPUs, reading)
 	if f != nil {
 		of := func(gpu DeviceID) bool { return slices.Contains(f.HistoryGPUs, gpu) }
 		devices, links := &s.Snapshot.Devices, &s.Snapshot.Links
-		if s.prior != nil {
-			devices, links = &s.prior, &s.links
+		if s.priorDevices != nil {
+			devices, links = &s.priorDevices, &s.priorLinks
 		}
 		*devices = slices.DeleteFunc(slices.Clone(*devices), func(d Device) bool { return of(d.At.GPU) })
 		*links = slices.DeleteFunc(slices.Clone(*links), func(l Link) bool { return of(l.A) || of(l.B) })
@@ -84,7 +84,7 @@ func (s State) withoutForeign(reading Snapshot) State {
 		s.Foreign = f
 	}
 	if f != nil || known {
-		s.inherited = nil
+		s.unconfirmedGPUs = nil
 	}
 	return s
 }

@@ -18,16 +18,16 @@ const (
 	GPULost
 )
 
-var healthStates = [...]string{"healthy", "degraded", "unknown", "unhealthy", "lost"}
+var healthStateNames = [...]string{"healthy", "degraded", "unknown", "unhealthy", "lost"}
 
-func (s HealthState) String() string { return healthStates[s] }
+func (s HealthState) String() string { return healthStateNames[s] }
 
 // MarshalText spells the state for files and programs.
 func (s HealthState) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
 // UnmarshalText reads what MarshalText wrote.
 func (s *HealthState) UnmarshalText(text []byte) error {
-	return UnmarshalName(s, healthStates[:], string(text), "health state")
+	return UnmarshalName(s, healthStateNames[:], string(text), "health state")
 }
 
 // Health is the verdict on a unit: its worst condition. It is comparable and holds nothing that changes
@@ -60,7 +60,7 @@ const maxHealthText = 200
 func (h Health) String() string {
 	text := h.State.String()
 	if h.State == Healthy {
-		return shortened(text+h.limits(), maxHealthText)
+		return truncated(text+h.limits(), maxHealthText)
 	}
 	if h.Advisory {
 		text = "observed, not enforced: " + text
@@ -84,7 +84,7 @@ func (h Health) String() string {
 	}
 	rest.WriteString(h.limits())
 	const head = 80 // what is wrong comes first
-	return shortened(shortened(text, max(maxHealthText-rest.Len(), head))+rest.String(), maxHealthText)
+	return truncated(truncated(text, max(maxHealthText-rest.Len(), head))+rest.String(), maxHealthText)
 }
 
 // limits are warnings, which do not count against the unit. Missing nodes concern new work, and so only a unit that takes any.
@@ -123,8 +123,8 @@ func (h Health) cause() string {
 	return text + " (" + h.Detail + ")"
 }
 
-// shortened cuts a text that is longer than n bytes, at a rune's end.
-func shortened(text string, n int) string {
+// truncated cuts a text that is longer than n bytes, at a rune's end.
+func truncated(text string, n int) string {
 	if len(text) <= n {
 		return text
 	}
@@ -135,5 +135,5 @@ func shortened(text string, n int) string {
 // NewHealth is the health of a unit that the host lacks something for.
 func NewHealth(r Reason, detail string) Health {
 	m := r.meaning()
-	return Health{State: m.state, Reason: r, Detail: detail, Action: m.action, Clears: m.says}
+	return Health{State: m.state, Reason: r, Detail: detail, Action: m.action, Clears: m.clearsText}
 }

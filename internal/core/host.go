@@ -41,13 +41,13 @@ type Overlap struct {
 // driver's faults come first, as a unit has one reason.
 func (inv *Inventory) WithHost(h Host, o OverlapMode) *Inventory {
 	next := *inv
-	next.units, next.contests = slices.Clone(inv.units), nil
+	next.units, next.overlaps = slices.Clone(inv.units), nil
 	var against *Claim
 	for i := range next.units {
 		u := &next.units[i]
 		if i == 0 || u.Device.ID != next.units[i-1].Device.ID {
-			if against = h.against(u.Device); against != nil {
-				next.contests = append(next.contests, Overlap{Device: u.Device.ID, Agent: against.Agent})
+			if against = h.overlappingClaim(u.Device); against != nil {
+				next.overlaps = append(next.overlaps, Overlap{Device: u.Device.ID, Agent: against.Agent})
 			}
 		}
 		switch {
@@ -61,9 +61,9 @@ func (inv *Inventory) WithHost(h Host, o OverlapMode) *Inventory {
 	return &next
 }
 
-// against is a claim on the hardware of a device, of several one that was made before this agent's own; nil if there
+// overlappingClaim is a claim on the hardware of a device, of several one that was made before this agent's own; nil if there
 // is none. A GPU and its instances are the same hardware, two instances are not.
-func (h Host) against(d Device) (found *Claim) {
+func (h Host) overlappingClaim(d Device) (found *Claim) {
 	for i := range h.Claims {
 		c := &h.Claims[i]
 		if c.At.Overlaps(d.At) && (found == nil || c.Prior && !found.Prior) {
@@ -78,7 +78,7 @@ func (inv *Inventory) Overlaps() []Overlap {
 	if inv == nil {
 		return nil
 	}
-	return slices.Clone(inv.contests)
+	return slices.Clone(inv.overlaps)
 }
 
 func (c Overlap) String() string { return fmt.Sprintf("%s is also offered by %s", c.Device, c.Agent) }

@@ -12,8 +12,8 @@ import (
 // device is shared (at most 63 characters, the kubelet's limit).
 type UnitID string
 
-// replicaOf is the ID of the n-th unit of a shared device, in the spelling of NVIDIA's k8s-device-plugin.
-func replicaOf(id DeviceID, n int) UnitID { return UnitID(string(id) + "::" + strconv.Itoa(n)) }
+// replicaID is the ID of the n-th unit of a shared device, in the spelling of NVIDIA's k8s-device-plugin.
+func replicaID(id DeviceID, n int) UnitID { return UnitID(string(id) + "::" + strconv.Itoa(n)) }
 
 // Unit is what one request consumes.
 type Unit struct {
@@ -27,21 +27,21 @@ type Unit struct {
 
 // Inventory is what the machine offers now. It is immutable; a nil *Inventory offers nothing.
 type Inventory struct {
-	driver      Driver
-	units       []Unit // in canonical order
-	excluded    []Exclusion
-	links       []Link
-	nodes       []string
-	deviceNodes bool
-	packed      bool
-	findings    []string
-	drift       []string
-	binding     Binding
-	bound       []PositionBinding
-	unnumbered  bool // a device is not offered yet NewHealth it waits for its number
-	contests    []Overlap
-	byID        map[UnitID]int // index into units
-	retired     map[UnitID]time.Time
+	driver           Driver
+	units            []Unit // in canonical order
+	excluded         []Exclusion
+	links            []Link
+	nodes            []string
+	deviceNodes      bool
+	packed           bool
+	policyWarnings   []string
+	outdatedBindings []string
+	binding          Binding
+	positionBindings []PositionBinding
+	awaitsNumber     bool // a device is not offered yet NewHealth it waits for its number
+	overlaps         []Overlap
+	byID             map[UnitID]int // index into units
+	retiring         map[UnitID]time.Time
 }
 
 // BuildInventory returns what a reading and its conditions mean under a configuration, on a machine of which devices are numbered,
@@ -52,36 +52,36 @@ func BuildInventory(s Snapshot, l Ledger, c InventoryConfig, mode HealthMode, wa
 		deviceNodes: c.DeviceNodes, packed: c.Packed,
 	}
 	lost := l.Lost(s.Devices)
-	all := newOffers(s, c, was, lost)
+	all := newOfferBuilder(s, c, was, lost)
 	l = l.ForMode(mode)
 	for i := range s.Devices {
 		d := &s.Devices[i]
-		switch o := all.of(d); o.refused {
+		switch o := all.decide(d); o.refused {
 		case "":
-			inv.units = appendUnits(inv.units, *d, o, healthUnder(mode, l.Health(d.At)))
+			inv.units = appendUnits(inv.units, *d, o, applyMode(mode, l.Health(d.At)))
 		case hidden:
 		default:
 			inv.excluded = append(inv.excluded, Exclusion{Index: d.Index, At: d.At, PCI: d.PCI, Reason: o.refused})
 		}
 	}
-	inv.binding, inv.bound, inv.unnumbered = all.binding(), all.bound(), all.waiting
-	if s.Driver.State == DriverReady && len(s.Excluded) == 0 && !all.waiting { // else a device that is missing may be the one that is meant
-		inv.findings = all.idle()
-		if len(inv.bound) > 0 {
-			inv.drift = all.drift(presentOrder(s, c, lost))
+	inv.binding, inv.positionBindings, inv.awaitsNumber = all.binding(), all.positionBindings(), all.awaitsNumber
+	if s.Driver.State == DriverReady && len(s.Excluded) == 0 && !all.awaitsNumber { // else a device that is missing may be the one that is meant
+		inv.policyWarnings = all.unmatchedRules()
+		if len(inv.positionBindings) > 0 {
+			inv.outdatedBindings = all.outdatedBindings(presentOrder(s, c, lost))
 		}
 	}
-	inv.findings = append(inv.findings, mixed(inv.units)...)
+	inv.policyWarnings = append(inv.policyWarnings, mixedPoolWarnings(inv.units)...)
 	slices.SortFunc(inv.excluded, CompareExclusions)
-	return inv.indexed()
+	return inv.withIndex()
 }
 
 // presentOrder is what the positions of the policy would mean if the devices that are not lost were seen for the first time.
-func presentOrder(s Snapshot, c InventoryConfig, lost map[DeviceID]bool) *offers {
+func presentOrder(s Snapshot, c InventoryConfig, lost map[DeviceID]bool) *offerBuilder {
 	s.Devices = slices.DeleteFunc(slices.Clone(s.Devices), func(d Device) bool { return lost[d.ID] })
-	fresh := newOffers(s, c, Binding{Numbering: Numbering{}.Initial(s)}, nil)
+	fresh := newOfferBuilder(s, c, Binding{Numbering: Numbering{}.Initial(s)}, nil)
 	for i := range s.Devices {
-		fresh.of(&s.Devices[i])
+		fresh.decide(&s.Devices[i])
 	}
 	return fresh
 }
@@ -93,7 +93,7 @@ func appendUnits(units []Unit, d Device, o offer, h Health) []Unit {
 		return append(units, u)
 	}
 	for u.Replica = range o.sharing.Replicas {
-		u.ID = replicaOf(d.ID, u.Replica)
+		u.ID = replicaID(d.ID, u.Replica)
 		units = append(units, u)
 	}
 	return units
@@ -104,13 +104,13 @@ func compareUnits(a, b Unit) int {
 	return cmp.Or(CompareDevices(a.Device, b.Device), cmp.Compare(a.Replica, b.Replica), cmp.Compare(a.ID, b.ID))
 }
 
-// healthUnder is a verdict with what the mode makes of it. Maintenance is none, but an order.
-func healthUnder(mode HealthMode, h Health) Health {
+// applyMode is a verdict with what the mode makes of it. Maintenance is none, but an order.
+func applyMode(mode HealthMode, h Health) Health {
 	h.Advisory = mode == ModeObserve && h.State > Degraded && h.Reason != ReasonMaintenance
 	return h
 }
 
-func (inv *Inventory) indexed() *Inventory {
+func (inv *Inventory) withIndex() *Inventory {
 	inv.byID = make(map[UnitID]int, len(inv.units))
 	for i, u := range inv.units {
 		inv.byID[u.ID] = i
@@ -123,13 +123,13 @@ func (inv *Inventory) indexed() *Inventory {
 // out (kubelet 1.37 can panic when an ID vanishes under an allocation).
 func (inv *Inventory) WithRetiring(prev *Inventory, now time.Time, grace time.Duration) *Inventory {
 	next := *inv
-	next.retired = nil
+	next.retiring = nil
 	var gone []Unit
 	for u := range prev.Units() {
 		if _, ok := inv.byID[u.ID]; ok {
 			continue
 		}
-		since, ok := prev.retired[u.ID]
+		since, ok := prev.retiring[u.ID]
 		if !ok {
 			since = now
 		}
@@ -138,21 +138,21 @@ func (inv *Inventory) WithRetiring(prev *Inventory, now time.Time, grace time.Du
 		}
 		u.Health = Health{State: Unhealthy, Reason: ReasonWithdrawn}
 		gone = append(gone, u)
-		if next.retired == nil {
-			next.retired = map[UnitID]time.Time{}
+		if next.retiring == nil {
+			next.retiring = map[UnitID]time.Time{}
 		}
-		next.retired[u.ID] = since
+		next.retiring[u.ID] = since
 	}
 	if gone == nil {
 		return &next
 	}
 	next.units = slices.Concat(inv.units, gone)
 	slices.SortFunc(next.units, compareUnits)
-	return next.indexed()
+	return next.withIndex()
 }
 
 // Retiring reports whether units wait to be dropped: WithRetiring once more when their grace has passed.
-func (inv *Inventory) Retiring() bool { return inv != nil && len(inv.retired) > 0 }
+func (inv *Inventory) Retiring() bool { return inv != nil && len(inv.retiring) > 0 }
 
 // Shift returns inv with the times since which units have been retiring moved by d.
 func (inv *Inventory) Shift(d time.Duration) *Inventory {
@@ -160,9 +160,9 @@ func (inv *Inventory) Shift(d time.Duration) *Inventory {
 		return inv
 	}
 	next := *inv
-	next.retired = make(map[UnitID]time.Time, len(inv.retired))
-	for id, since := range inv.retired {
-		next.retired[id] = since.Add(d)
+	next.retiring = make(map[UnitID]time.Time, len(inv.retiring))
+	for id, since := range inv.retiring {
+		next.retiring[id] = since.Add(d)
 	}
 	return &next
 }
@@ -179,7 +179,7 @@ func (inv *Inventory) Driver() Driver {
 // or, within milliseconds, as soon as the agents of the host have shared their numbers. Who takes it for what the machine
 // offers takes those devices from workloads that hold them.
 func (inv *Inventory) Provisional() bool {
-	return inv == nil || inv.driver.State == DriverPending || inv.unnumbered
+	return inv == nil || inv.driver.State == DriverPending || inv.awaitsNumber
 }
 
 // Units yields every unit in canonical order.
@@ -251,7 +251,7 @@ func (inv *Inventory) PositionBindings() []PositionBinding {
 	if inv == nil {
 		return nil
 	}
-	return slices.Clone(inv.bound)
+	return slices.Clone(inv.positionBindings)
 }
 
 // Binding is what of the policy is bound to which devices.
@@ -279,7 +279,7 @@ func (inv *Inventory) OutdatedBindings() []string {
 	if inv == nil {
 		return nil
 	}
-	return slices.Clone(inv.drift)
+	return slices.Clone(inv.outdatedBindings)
 }
 
 // PolicyWarnings are what is wrong with the policy on this machine: parts of it that concern no device, and pools
@@ -288,7 +288,7 @@ func (inv *Inventory) PolicyWarnings() []string {
 	if inv == nil {
 		return nil
 	}
-	return slices.Clone(inv.findings)
+	return slices.Clone(inv.policyWarnings)
 }
 
 // Equal reports whether two inventories offer the same, so that publishing the other would be noise.
@@ -301,8 +301,8 @@ func (inv *Inventory) Equal(other *Inventory) bool {
 		slices.Equal(inv.excluded, other.excluded) &&
 		slices.Equal(inv.links, other.links) &&
 		slices.Equal(inv.nodes, other.nodes) &&
-		slices.Equal(inv.findings, other.findings) &&
-		slices.Equal(inv.drift, other.drift) &&
-		slices.Equal(inv.contests, other.contests) &&
+		slices.Equal(inv.policyWarnings, other.policyWarnings) &&
+		slices.Equal(inv.outdatedBindings, other.outdatedBindings) &&
+		slices.Equal(inv.overlaps, other.overlaps) &&
 		inv.deviceNodes == other.deviceNodes && inv.packed == other.packed
 }

@@ -12,7 +12,7 @@ import (
 // value is an empty ledger. It is immutable: Apply, Clear and Ignore return another.
 type Ledger struct {
 	conditions []Condition              // sorted
-	charts     map[DeviceID]*GPUHistory // by GPU; a chart is never changed, only replaced
+	histories  map[DeviceID]*GPUHistory // by GPU; a chart is never changed, only replaced
 	driver     string                   // its version: "570.124.06"
 }
 
@@ -40,7 +40,7 @@ func (l Ledger) Conditions() []Condition { return slices.Clone(l.conditions) }
 
 // History is what is remembered of a GPU.
 func (l Ledger) History(gpu DeviceID) (GPUHistory, bool) {
-	c, ok := l.charts[gpu]
+	c, ok := l.histories[gpu]
 	if !ok {
 		return GPUHistory{}, false
 	}
@@ -55,7 +55,7 @@ func (l Ledger) NeedsTick() bool { return len(l.conditions) > 0 }
 func (l Ledger) Health(at Placement) Health {
 	var worst Condition
 	for _, c := range l.conditions {
-		if c.counts() && c.At.Covers(at) && (c.State > worst.State ||
+		if c.isEffective() && c.At.Covers(at) && (c.State > worst.State ||
 			c.State == worst.State && c.Simulated == worst.Simulated && c.Since.Before(worst.Since)) {
 			worst = c
 		}
@@ -64,7 +64,7 @@ func (l Ledger) Health(at Placement) Health {
 	if worst.State > Healthy {
 		h = worst.health()
 	}
-	if chart := l.charts[at.GPU]; chart != nil {
+	if chart := l.histories[at.GPU]; chart != nil {
 		h.Limitations = chart.Sample.limits(at)
 		if h.State > Healthy {
 			h.RecoveryAction = chart.Sample.RecoveryAction
@@ -79,7 +79,7 @@ func (l Ledger) ForMode(m HealthMode) Ledger {
 		return l
 	}
 	l.conditions = slices.DeleteFunc(l.Conditions(), func(c Condition) bool {
-		return c.At != Node && !c.Reason.silence()
+		return c.At != Node && !c.Reason.isUnresponsive()
 	})
 	return l
 }
@@ -90,16 +90,16 @@ func (l Ledger) Apply(p HealthPolicy, now time.Time, obs ...Observation) Ledger 
 	if len(obs) == 0 && !l.NeedsTick() {
 		return l
 	}
-	d := l.draft(p, now)
+	d := l.builder(p, now)
 	for _, o := range obs {
 		if o.Kind == Checked {
-			d.chart(o.At.GPU) // before the first is judged, so that it knows whether it is alone
+			d.history(o.At.GPU) // before the first is judged, so that it knows whether it is alone
 		}
 	}
 	for _, o := range obs {
 		d.observe(o)
 	}
-	d.settle()
+	d.advance()
 	return d.ledger()
 }
 
@@ -115,67 +115,67 @@ func (l Ledger) Relocate(s Snapshot) Ledger {
 		there[WholeGPU(e.At.GPU)] = true
 	}
 	moved := slices.Clone(l.conditions)
-	charts := l.charts
+	charts := l.histories
 	if s.Driver.State == DriverReady {
 		moved = slices.DeleteFunc(moved, func(c Condition) bool { return !there[WholeGPU(c.At.GPU)] })
-		charts = maps.Clone(l.charts)
+		charts = maps.Clone(l.histories)
 		maps.DeleteFunc(charts, func(gpu DeviceID, _ *GPUHistory) bool { return !there[WholeGPU(gpu)] })
 	}
-	moved = slices.DeleteFunc(moved, func(c Condition) bool { return !there[c.At] && c.At.GI != Whole && c.Reason.silence() })
+	moved = slices.DeleteFunc(moved, func(c Condition) bool { return !there[c.At] && c.At.GI != Whole && c.Reason.isUnresponsive() })
 	for i, c := range moved {
 		if c.At.GPU != "" && !there[c.At] && c.At.GI != Whole {
 			moved[i].At, moved[i].FromRemovedInstance = WholeGPU(c.At.GPU), true
 		}
 	}
-	return Ledger{united(moved), charts, l.driver}
+	return Ledger{merged(moved), charts, l.driver}
 }
 
-// draft is a ledger in the making.
-type draft struct {
+// ledgerBuilder is a ledger in the making.
+type ledgerBuilder struct {
 	policy     HealthPolicy
 	now        time.Time
 	conditions []Condition
-	charts     map[DeviceID]*GPUHistory
-	fresh      map[DeviceID]bool // charts that are this draft's own
+	histories  map[DeviceID]*GPUHistory
+	owned      map[DeviceID]bool // charts that are this draft's own
 	driver     string
 }
 
-func (l Ledger) draft(p HealthPolicy, now time.Time) *draft {
-	return &draft{
+func (l Ledger) builder(p HealthPolicy, now time.Time) *ledgerBuilder {
+	return &ledgerBuilder{
 		policy: p, now: now.UTC().Truncate(time.Millisecond), // a second would order a reset before its own cause
 		conditions: slices.Clone(l.conditions),
-		charts:     maps.Clone(l.charts),
-		fresh:      map[DeviceID]bool{},
+		histories:  maps.Clone(l.histories),
+		owned:      map[DeviceID]bool{},
 		driver:     l.driver,
 	}
 }
 
-func (d *draft) ledger() Ledger {
+func (d *ledgerBuilder) ledger() Ledger {
 	slices.SortStableFunc(d.conditions, compareConditions)
-	return Ledger{d.conditions, d.charts, d.driver}
+	return Ledger{d.conditions, d.histories, d.driver}
 }
 
-// chart is the GPU's chart, to be changed.
-func (d *draft) chart(gpu DeviceID) *GPUHistory {
-	if !d.fresh[gpu] {
-		if d.charts == nil {
-			d.charts = map[DeviceID]*GPUHistory{}
+// history is the GPU's chart, to be changed.
+func (d *ledgerBuilder) history(gpu DeviceID) *GPUHistory {
+	if !d.owned[gpu] {
+		if d.histories == nil {
+			d.histories = map[DeviceID]*GPUHistory{}
 		}
-		d.charts[gpu], d.fresh[gpu] = d.charts[gpu].clone(), true
+		d.histories[gpu], d.owned[gpu] = d.histories[gpu].clone(), true
 	}
-	return d.charts[gpu]
+	return d.histories[gpu]
 }
 
-// read is the GPU's chart, to be looked at; an empty one if there is none.
-func (d *draft) read(gpu DeviceID) *GPUHistory {
-	if c := d.charts[gpu]; c != nil {
+// readHistory is the GPU's chart, to be looked at; an empty one if there is none.
+func (d *ledgerBuilder) readHistory(gpu DeviceID) *GPUHistory {
+	if c := d.histories[gpu]; c != nil {
 		return c
 	}
 	return &GPUHistory{}
 }
 
 // find is the standing condition of the same cause; nil if there is none.
-func (d *draft) find(c Condition) *Condition {
+func (d *ledgerBuilder) find(c Condition) *Condition {
 	for i := range d.conditions {
 		if d.conditions[i].same(c) {
 			return &d.conditions[i]
@@ -184,15 +184,15 @@ func (d *draft) find(c Condition) *Condition {
 	return nil
 }
 
-// drop removes conditions.
-func (d *draft) drop(which func(Condition) bool) {
+// remove removes conditions.
+func (d *ledgerBuilder) remove(which func(Condition) bool) {
 	d.conditions = slices.DeleteFunc(d.conditions, which)
 }
 
-// happened enters that a cause came up, or came up again: whatever spoke for recovery no longer does, and
+// recordEvent enters that a cause came up, or came up again: whatever spoke for recovery no longer does, and
 // an operator who disregards it knew nothing of this one. It keeps its first words, NewHealth each reading may
 // meet a fault in another call and every new text is an update to an orchestrator.
-func (d *draft) happened(c Condition) *Condition {
+func (d *ledgerBuilder) recordEvent(c Condition) *Condition {
 	old := d.find(c)
 	if old == nil {
 		c.Since, c.Last, c.Count = d.now, d.now, 1
@@ -204,17 +204,17 @@ func (d *draft) happened(c Condition) *Condition {
 	return old
 }
 
-// stands enters that a level is (still) there. Going on is nothing new: it changes neither Last nor what
+// setLevel enters that a level is (still) there. Going on is nothing new: it changes neither Last nor what
 // an operator disregards; a verdict that changed is, and silence after an answer. Below the number of checks
 // that the reason wants it is only noted.
-func (d *draft) stands(c Condition, checks int) {
+func (d *ledgerBuilder) setLevel(c Condition, checks int) {
 	state := c.State
 	if old := d.find(c); old != nil {
 		if old.Count < checks {
 			old.Count++
 		}
 		old.ClearingSince, old.CleanChecks, old.FromRemovedInstance = time.Time{}, 0, false
-		answered := c.Reason.silence() && c.At.GI == Whole && d.read(c.At.GPU).checked.After(old.Last)
+		answered := c.Reason.isUnresponsive() && c.At.GI == Whole && d.readHistory(c.At.GPU).checked.After(old.Last)
 		if old.Code != c.Code || answered {
 			old.Last, old.IgnoredUntil = d.now, time.Time{}
 		}

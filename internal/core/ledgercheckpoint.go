@@ -22,7 +22,7 @@ func (l Ledger) Checkpoint() LedgerCheckpoint {
 			c.Conditions = append(c.Conditions, each)
 		}
 	}
-	for gpu, history := range l.charts {
+	for gpu, history := range l.histories {
 		c.GPUs[gpu] = *history
 	}
 	return c
@@ -31,7 +31,7 @@ func (l Ledger) Checkpoint() LedgerCheckpoint {
 // RestoreLedger returns the ledger that follows from a checkpoint. A reboot of the host is evidence that clears what it
 // clears; what only an operator can clear outlives it.
 func RestoreLedger(p HealthPolicy, c LedgerCheckpoint, rebooted bool) Ledger {
-	l := Ledger{charts: make(map[DeviceID]*GPUHistory, len(c.GPUs))}
+	l := Ledger{histories: make(map[DeviceID]*GPUHistory, len(c.GPUs))}
 	if !rebooted { // a reboot loads the driver again
 		l.driver = c.Driver
 	}
@@ -40,20 +40,20 @@ func RestoreLedger(p HealthPolicy, c LedgerCheckpoint, rebooted bool) Ledger {
 			history.Sample, history.MaxNVLinks, history.JoinedFabric = HealthSample{}, 0, false
 			history.FaultCounts = withoutEcho(history.FaultCounts)
 		}
-		l.charts[gpu] = history.clone()
+		l.histories[gpu] = history.clone()
 	}
 	for _, each := range c.Conditions {
 		if rebooted && clearedByReboot(p, each) {
 			continue
 		}
-		history := l.charts[each.At.GPU]
+		history := l.histories[each.At.GPU]
 		if history != nil && each.At.GI == Whole && each.Reason == ReasonLost && !history.LastReset.After(each.Last) {
 			history.lost = true // when it answers again, that is a sign of a reset
 		}
 		each.ClearingSince, each.CleanChecks = time.Time{}, 0
 		l.conditions = append(l.conditions, each)
 	}
-	l.conditions = united(l.conditions)
+	l.conditions = merged(l.conditions)
 	return l
 }
 

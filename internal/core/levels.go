@@ -10,18 +10,18 @@ import (
 const (
 	windowSpan = 10 * time.Minute
 
-	// slowShare is the share of a window that a GPU may be throttled.
-	slowShare = 0.6
+	// throttleShare is the share of a window that a GPU may be throttled.
+	throttleShare = 0.6
 
-	// leastReplays is how many PCIe replays a minute any link may have.
-	leastReplays = 8
+	// minReplayLimit is how many PCIe replays a minute any link may have.
+	minReplayLimit = 8
 
-	// weakSpan is how far apart two weak signs of a reset may be seen: the counters are read at their own pace.
-	weakSpan = 5 * time.Minute
+	// weakSignSpan is how far apart two weak signs of a reset may be seen: the counters are read at their own pace.
+	weakSignSpan = 5 * time.Minute
 )
 
-// levels are the signals that are a fault as long as they are there.
-var levels = []Reason{
+// levelReasons are the signals that are a fault as long as they are there.
+var levelReasons = []Reason{
 	ReasonRecoveryAction, ReasonRemapFailed, ReasonUnrepairable, ReasonSRAM, ReasonRemapPending, ReasonRetirement,
 	ReasonRepair, ReasonInfoROM, ReasonFabricWait, ReasonFabric, ReasonFabricLimits, ReasonLinks, ReasonThermal,
 	ReasonPowerBrake, ReasonReplays, ReasonPCIeWidth,
@@ -54,7 +54,7 @@ func (c *GPUHistory) level(r Reason) Tristate {
 	case ReasonInfoROM:
 		return v.InfoROMCorrupt
 	case ReasonFabricWait: // a single GPU given to a virtual machine may never join one, and needs none
-		return is(v.Fabric != FabricNotReported, v.Fabric == FabricStarting && (c.JoinedFabric || !c.alone))
+		return is(v.Fabric != FabricNotReported, v.Fabric == FabricStarting && (c.JoinedFabric || !c.onlyGPU))
 	case ReasonFabric:
 		return is(v.Fabric > FabricStarting, v.Fabric >= FabricUnhealthy)
 	case ReasonFabricLimits:
@@ -62,11 +62,11 @@ func (c *GPUHistory) level(r Reason) Tristate {
 	case ReasonLinks:
 		return is(v.LinksUp.OK, v.LinksUp.Value < c.MaxNVLinks)
 	case ReasonThermal:
-		return c.slow[0]
+		return c.exceeded[0]
 	case ReasonPowerBrake:
-		return c.slow[1]
+		return c.exceeded[1]
 	case ReasonReplays:
-		return c.slow[2]
+		return c.exceeded[2]
 	case ReasonPCIeWidth: // an idle link saves lanes
 		return is(v.Busy && v.PCIeWidth > 0 && v.PCIeMaxWidth > 0, v.PCIeWidth < v.PCIeMaxWidth)
 	default:
@@ -74,8 +74,8 @@ func (c *GPUHistory) level(r Reason) Tristate {
 	}
 }
 
-// settledBy is what a chart says about the level that clears an XID.
-func (c *GPUHistory) settledBy(l xid.Level) bool {
+// levelCleared is what a chart says about the level that clears an XID.
+func (c *GPUHistory) levelCleared(l xid.Level) bool {
 	switch l {
 	case xid.LevelMemoryRepair:
 		return max(c.Sample.RemapPending, c.Sample.RetirementPending) == No // a GPU has one of them
@@ -89,39 +89,39 @@ func (c *GPUHistory) settledBy(l xid.Level) bool {
 }
 
 // check folds what a GPU says about its health.
-func (d *draft) check(gpu DeviceID, v HealthSample) {
-	chart := d.chart(gpu)
+func (d *ledgerBuilder) check(gpu DeviceID, v HealthSample) {
+	chart := d.history(gpu)
 	old := chart.Sample
 	if chart.wasReset(v, d.now) {
 		chart.LastReset = d.now
 	}
-	chart.Sample, chart.answers, chart.lost, chart.reloading, chart.absent = v, true, false, false, false
-	chart.alone, chart.JoinedFabric = len(d.charts) == 1, chart.JoinedFabric || v.Fabric > FabricStarting
+	chart.Sample, chart.responding, chart.lost, chart.reloading, chart.driverAbsent = v, true, false, false, false
+	chart.onlyGPU, chart.JoinedFabric = len(d.histories) == 1, chart.JoinedFabric || v.Fabric > FabricStarting
 	if v.LinksUp.OK {
 		chart.MaxNVLinks = max(chart.MaxNVLinks, v.LinksUp.Value)
 	}
-	chart.measure(d.now)
+	chart.updateWindow(d.now)
 	at := WholeGPU(gpu)
-	d.drop(func(c Condition) bool { return c.At == at && c.Reason == ReasonProbe && c.State == Healthy })
-	if d.complete(gpu, !v.Partial); v.Partial {
-		chart.row = 0
+	d.remove(func(c Condition) bool { return c.At == at && c.Reason == ReasonProbe && c.State == Healthy })
+	if d.countCleanCheck(gpu, !v.Partial); v.Partial {
+		chart.completeChecks = 0
 	} else {
-		chart.row, chart.checked = min(chart.row+1, d.policy.CleanChecks), d.now
-		d.drop(func(c Condition) bool { return c.At == at && c.Reason == ReasonUnchecked })
+		chart.completeChecks, chart.checked = min(chart.completeChecks+1, d.policy.CleanChecks), d.now
+		d.remove(func(c Condition) bool { return c.At == at && c.Reason == ReasonUnchecked })
 	}
 	if d.policy.Mode == ModeOff {
 		return
 	}
-	if old.Uncorrectable.OK && v.Uncorrectable.Value > old.Uncorrectable.Value && !chart.told(d.now, time.Minute) {
-		d.happened(Condition{At: at, Reason: ReasonECC}).State = d.policy.state(xid.Degrades)
+	if old.Uncorrectable.OK && v.Uncorrectable.Value > old.Uncorrectable.Value && !chart.faultWithin(d.now, time.Minute) {
+		d.recordEvent(Condition{At: at, Reason: ReasonECC}).State = d.policy.state(xid.Degrades)
 	}
-	for _, r := range levels {
-		d.level(at, r, chart)
+	for _, r := range levelReasons {
+		d.applyLevel(at, r, chart)
 	}
 }
 
-// complete counts the complete checks in a row for what recovers. One that is not breaks the row.
-func (d *draft) complete(gpu DeviceID, complete bool) {
+// countCleanCheck counts the complete checks in a row for what recovers. One that is not breaks the row.
+func (d *ledgerBuilder) countCleanCheck(gpu DeviceID, complete bool) {
 	for i := range d.conditions {
 		switch c := &d.conditions[i]; {
 		case c.At.GPU != gpu || c.ClearingSince.IsZero():
@@ -133,9 +133,9 @@ func (d *draft) complete(gpu DeviceID, complete bool) {
 	}
 }
 
-// level enters what a chart says about one level. What only was a note, or a wait, is forgotten when the level
+// applyLevel enters what a chart says about one level. What only was a note, or a wait, is forgotten when the level
 // is gone.
-func (d *draft) level(at Placement, r Reason, chart *GPUHistory) {
+func (d *ledgerBuilder) applyLevel(at Placement, r Reason, chart *GPUHistory) {
 	m := r.meaning()
 	c := Condition{At: at, Reason: r, State: m.state}
 	if m.state == Degraded {
@@ -156,9 +156,9 @@ func (d *draft) level(at Placement, r Reason, chart *GPUHistory) {
 	}
 	switch chart.level(r) {
 	case Yes:
-		d.stands(c, checks)
+		d.setLevel(c, checks)
 	case No:
-		d.drop(func(o Condition) bool {
+		d.remove(func(o Condition) bool {
 			return o.same(c) && (o.State == Healthy || o.State == Unknown || !o.IgnoredUntil.IsZero())
 		})
 	case NotReported: // no news
@@ -177,27 +177,27 @@ func (c *GPUHistory) wasReset(v HealthSample, now time.Time) bool {
 		wanted && v.RecoveryAction == RecoveryNone,
 		c.reloading && v.RecoveryAction == RecoveryNone,
 		gone(old.RemapPending, v.RemapPending), gone(old.RetirementPending, v.RetirementPending), gone(old.RepairPending, v.RepairPending):
-		c.weaker = [3]time.Time{}
+		c.weakResetSigns = [3]time.Time{}
 		return true
 	}
 	signs := 0
 	for i, counter := range [3][2]OptionalUint64{{old.Energy, v.Energy}, {old.Replays, v.Replays}, {old.Uncorrectable, v.Uncorrectable}} {
-		if counter[0].OK && counter[1].OK && counter[1].Value < counter[0].Value && !c.reloading && !c.absent {
-			c.weaker[i] = now
+		if counter[0].OK && counter[1].OK && counter[1].Value < counter[0].Value && !c.reloading && !c.driverAbsent {
+			c.weakResetSigns[i] = now
 		}
-		if !c.weaker[i].IsZero() && now.Sub(c.weaker[i]) <= weakSpan {
+		if !c.weakResetSigns[i].IsZero() && now.Sub(c.weakResetSigns[i]) <= weakSignSpan {
 			signs++
 		}
 	}
 	if signs < 2 {
 		return false
 	}
-	c.weaker = [3]time.Time{}
+	c.weakResetSigns = [3]time.Time{}
 	return true
 }
 
-// measure compares counters at the ends of each window.
-func (c *GPUHistory) measure(now time.Time) {
+// updateWindow compares counters at the ends of each window.
+func (c *GPUHistory) updateWindow(now time.Time) {
 	w, v := c.window, c.Sample
 	if passed := now.Sub(w.since); !w.since.IsZero() && passed < windowSpan {
 		return
@@ -206,13 +206,13 @@ func (c *GPUHistory) measure(now time.Time) {
 			if !from.OK || !to.OK || to.Value < from.Value {
 				return NotReported
 			}
-			return TristateOf(float64(to.Value-from.Value) > slowShare*float64(passed))
+			return TristateOf(float64(to.Value-from.Value) > throttleShare*float64(passed))
 		}
-		c.slow[0], c.slow[1] = share(w.thermal, v.ThermalSlowdown), share(w.brake, v.PowerBrake)
-		c.slow[2] = NotReported
+		c.exceeded[0], c.exceeded[1] = share(w.thermal, v.ThermalSlowdown), share(w.brake, v.PowerBrake)
+		c.exceeded[2] = NotReported
 		if w.replays.OK && v.Replays.OK && v.Replays.Value >= w.replays.Value {
 			perMinute := float64(v.Replays.Value-w.replays.Value) / passed.Minutes()
-			c.slow[2] = TristateOf(perMinute > replayLimit(v.PCIeGen, v.PCIeMaxWidth))
+			c.exceeded[2] = TristateOf(perMinute > replayLimit(v.PCIeGen, v.PCIeMaxWidth))
 		}
 	}
 	c.window = window{now, v.ThermalSlowdown, v.PowerBrake, v.Replays}
@@ -223,9 +223,9 @@ func (c *GPUHistory) measure(now time.Time) {
 func replayLimit(gen, width int) float64 {
 	gigatransfers := [...]float64{0, 2.5, 5, 8, 16, 32, 64}
 	if gen < 0 || gen >= len(gigatransfers) {
-		return leastReplays
+		return minReplayLimit
 	}
-	return max(leastReplays, gigatransfers[gen]*1e9*float64(width)*60*1e-12)
+	return max(minReplayLimit, gigatransfers[gen]*1e9*float64(width)*60*1e-12)
 }
 
 // limits says what can't be seen of a GPU or MIG instance.

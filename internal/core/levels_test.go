@@ -17,7 +17,7 @@ type level struct {
 	over   time.Duration // from the first check without it until a is well
 }
 
-func levels() []level {
+func levelReasons() []level {
 	verdict := func(v core.RecoveryAction) func(*core.HealthSample) {
 		return func(o *core.HealthSample) { o.RecoveryAction = v }
 	}
@@ -46,7 +46,7 @@ func levels() []level {
 }
 
 func TestLevels(t *testing.T) {
-	for _, l := range levels() {
+	for _, l := range levelReasons() {
 		t.Run(l.cause, func(t *testing.T) {
 			s := tell(t)
 			s.say(l.set)

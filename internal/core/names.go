@@ -2,15 +2,15 @@ package core
 
 import "fmt"
 
-// toggles are the names of a Toggle in files.
-var toggles = [...]string{"unknown", "disabled", "enabled"}
+// toggleNames are the names of a Toggle in files.
+var toggleNames = [...]string{"unknown", "disabled", "enabled"}
 
 // MarshalText spells the position for files.
-func (t Toggle) MarshalText() ([]byte, error) { return MarshalName(t, toggles[:], "toggle") }
+func (t Toggle) MarshalText() ([]byte, error) { return MarshalName(t, toggleNames[:], "toggle") }
 
 // UnmarshalText reads what MarshalText wrote.
 func (t *Toggle) UnmarshalText(text []byte) error {
-	return UnmarshalName(t, toggles[:], string(text), "toggle")
+	return UnmarshalName(t, toggleNames[:], string(text), "toggle")
 }
 
 // MarshalName returns the name of an enumeration's value, by which files have it. It fails for a value without a name.

@@ -46,37 +46,37 @@ func (n Numbering) Of(id DeviceID) (DeviceIndex, bool) {
 	return n.Numbers[i].Index, true
 }
 
-// numbers is a numbering in the making.
-type numbers struct {
-	of    map[DeviceID]DeviceIndex
+// numberTable is a numbering in the making.
+type numberTable struct {
+	byID  map[DeviceID]DeviceIndex
 	taken map[DeviceIndex]bool
 }
 
-func newNumbers(n Numbering) numbers {
-	m := numbers{map[DeviceID]DeviceIndex{}, map[DeviceIndex]bool{}}
+func newNumbers(n Numbering) numberTable {
+	m := numberTable{map[DeviceID]DeviceIndex{}, map[DeviceIndex]bool{}}
 	for _, each := range n.Numbers {
-		m.give(each.ID, each.Index)
+		m.assign(each.ID, each.Index)
 	}
 	return m
 }
 
-// give numbers a device, unless it has a number or another device has this one.
-func (m numbers) give(id DeviceID, at DeviceIndex) {
-	if _, ok := m.of[id]; !ok && !m.taken[at] {
-		m.of[id], m.taken[at] = at, true
+// assign numbers a device, unless it has a number or another device has this one.
+func (m numberTable) assign(id DeviceID, at DeviceIndex) {
+	if _, ok := m.byID[id]; !ok && !m.taken[at] {
+		m.byID[id], m.taken[at] = at, true
 	}
 }
 
-func (m numbers) drop(id DeviceID) {
-	if at, ok := m.of[id]; ok {
-		delete(m.of, id)
+func (m numberTable) drop(id DeviceID) {
+	if at, ok := m.byID[id]; ok {
+		delete(m.byID, id)
 		delete(m.taken, at)
 	}
 }
 
-// keep drops the numbers of devices that a reading does not have, unless one of them may be a GPU that is listed without its
+// dropUnlisted drops the numbers of devices that a reading does not have, unless one of them may be a GPU that is listed without its
 // UUID.
-func (m numbers) keep(s Snapshot) {
+func (m numberTable) dropUnlisted(s Snapshot) {
 	if s.HasUnidentified() {
 		return
 	}
@@ -87,17 +87,17 @@ func (m numbers) keep(s Snapshot) {
 	for _, e := range s.Excluded {
 		known[e.At.GPU] = true
 	}
-	for id := range m.of {
+	for id := range m.byID {
 		if !known[id] {
 			m.drop(id)
 		}
 	}
 }
 
-func (m numbers) numbering(generation int) Numbering {
+func (m numberTable) numbering(generation int) Numbering {
 	n := Numbering{Generation: generation}
-	for _, id := range slices.Sorted(maps.Keys(m.of)) {
-		n.Numbers = append(n.Numbers, Number{id, m.of[id]})
+	for _, id := range slices.Sorted(maps.Keys(m.byID)) {
+		n.Numbers = append(n.Numbers, Number{id, m.byID[id]})
 	}
 	return n
 }
@@ -148,13 +148,13 @@ func (n Numbering) Update(s Snapshot, h Host) (next, proposed Numbering) {
 	}
 	m := newNumbers(n)
 	if s.Driver.State == DriverReady {
-		m.keep(s)
+		m.dropUnlisted(s)
 	}
 	others := map[DeviceIndex]bool{}
 	for _, o := range shared.Numbers {
 		others[o.Index] = true
 	}
-	for id, at := range m.of {
+	for id, at := range m.byID {
 		number, ok := shared.Of(id)
 		if ok && number != at || !ok && h.SharesNumbers && others[at] {
 			m.drop(id)
@@ -162,20 +162,20 @@ func (n Numbering) Update(s Snapshot, h Host) (next, proposed Numbering) {
 	}
 	for _, o := range shared.Numbers {
 		if s.HasUnidentified() { // it may be that one
-			m.give(o.ID, o.Index)
+			m.assign(o.ID, o.Index)
 		}
 	}
-	m.see(s, func(id DeviceID, _ DeviceIndex) {
+	m.numberDevices(s, func(id DeviceID, _ DeviceIndex) {
 		if number, ok := shared.Of(id); ok {
-			m.give(id, number)
+			m.assign(id, number)
 		}
 	})
 	if h.SharesNumbers {
 		next = m.numbering(n.Generation)
 	}
-	m.see(s, func(id DeviceID, at DeviceIndex) {
+	m.numberDevices(s, func(id DeviceID, at DeviceIndex) {
 		if !others[at] {
-			m.give(id, at)
+			m.assign(id, at)
 		}
 	})
 	if proposed = m.numbering(n.Generation); !h.SharesNumbers {
@@ -190,9 +190,9 @@ func (n Numbering) Initial(s Snapshot) Numbering {
 	return n
 }
 
-// see gives each device that a reading names the number that the driver has for it: GPUs first, as the numbers of instances
+// numberDevices gives each device that a reading names the number that the driver has for it: GPUs first, as the numbers of instances
 // begin with theirs.
-func (m numbers) see(s Snapshot, give func(DeviceID, DeviceIndex)) {
+func (m numberTable) numberDevices(s Snapshot, give func(DeviceID, DeviceIndex)) {
 	for _, d := range s.Devices {
 		if d.Profile == "" {
 			give(d.ID, DeviceIndex{d.Index, -1})
@@ -204,14 +204,14 @@ func (m numbers) see(s Snapshot, give func(DeviceID, DeviceIndex)) {
 		}
 	}
 	for _, d := range s.Devices {
-		if gpu, ok := m.of[d.At.GPU]; ok && d.Profile != "" {
+		if gpu, ok := m.byID[d.At.GPU]; ok && d.Profile != "" {
 			give(d.ID, DeviceIndex{gpu.GPU, d.Instance})
 		}
 	}
 }
 
 // number is that of a device; {-1, -1} if it has none.
-func (o *offers) number(d *Device) DeviceIndex {
+func (o *offerBuilder) number(d *Device) DeviceIndex {
 	if !o.indexed {
 		return DeviceIndex{-1, -1}
 	}
@@ -222,8 +222,8 @@ func (o *offers) number(d *Device) DeviceIndex {
 	return at
 }
 
-// waits reports whether a device has a number as soon as the agents of the host have shared it.
-func (o *offers) waits(d *Device) bool {
+// hasProposedNumber reports whether a device has a number as soon as the agents of the host have shared it.
+func (o *offerBuilder) hasProposedNumber(d *Device) bool {
 	_, proposed := o.proposed.Of(d.ID)
 	return o.indexed && proposed && o.number(d).GPU < 0
 }

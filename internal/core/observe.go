@@ -8,78 +8,78 @@ import (
 )
 
 const (
-	// echo is how far apart the kernel log and NVML may tell of one XID.
-	echo = 10 * time.Second
+	// echoSpan is how far apart the kernel log and NVML may tell of one XID.
+	echoSpan = 10 * time.Second
 
-	// relapse is how soon the same XID again, after a reset, calls for an operator.
-	relapse = time.Hour
+	// relapseSpan is how soon the same XID again, after a reset, calls for an operator.
+	relapseSpan = time.Hour
 
 	// workloadSpan and suspectWorkloads: so many different workloads with application faults within it
 	// point to the GPU, as NVIDIA's workflow for XID 13 and 31 has it.
 	workloadSpan     = time.Hour
 	suspectWorkloads = 3
 
-	// unidentified is the XID of a fault that NVML can't identify.
-	unidentified = 999
+	// unidentifiedXID is the XID of a fault that NVML can't identify.
+	unidentifiedXID = 999
 )
 
 // observe folds one observation.
-func (d *draft) observe(o Observation) {
+func (d *ledgerBuilder) observe(o Observation) {
 	gpu := o.At.GPU
 	switch o.Kind {
 	case XID:
-		d.fault(o, ReasonXID, d.policy.xid(o.Code))
+		d.recordFault(o, ReasonXID, d.policy.xid(o.Code))
 	case Event:
 		if rule, ok := xid.Event(o.Code); ok {
-			d.fault(o, ReasonEvent, rule)
+			d.recordFault(o, ReasonEvent, rule)
 		}
 	case Lost:
-		d.interrupt(o.At)
+		d.interruptRecovery(o.At)
 		if o.At.GI == Whole {
-			d.chart(gpu).lost = true
+			d.history(gpu).lost = true
 		}
-		d.stands(Condition{At: o.At, Reason: ReasonLost, State: GPULost, Detail: o.Detail}, 1)
+		d.setLevel(Condition{At: o.At, Reason: ReasonLost, State: GPULost, Detail: o.Detail}, 1)
 	case ProbeFailed:
-		d.interrupt(o.At)
-		d.stands(Condition{At: o.At, Reason: ReasonProbe, State: Unhealthy, Detail: o.Detail}, d.policy.ProbeFailures)
+		d.interruptRecovery(o.At)
+		d.setLevel(Condition{At: o.At, Reason: ReasonProbe, State: Unhealthy, Detail: o.Detail}, d.policy.ProbeFailures)
 	case CallPending:
-		d.interrupt(o.At)
+		d.interruptRecovery(o.At)
 	case Unresponsive:
-		d.interrupt(o.At)
+		d.interruptRecovery(o.At)
 		state := Unhealthy
 		if gpu == "" {
 			state = Unknown
 		}
-		d.stands(Condition{At: o.At, Reason: ReasonUnresponsive, State: state, Detail: o.Detail}, 1)
+		d.setLevel(Condition{At: o.At, Reason: ReasonUnresponsive, State: state, Detail: o.Detail}, 1)
 	case InstanceRead:
-		d.drop(func(c Condition) bool { return c.At == o.At && c.Reason.silence() })
+		d.remove(func(c Condition) bool { return c.At == o.At && c.Reason.isUnresponsive() })
 	case Checked:
 		d.check(gpu, o.Sample)
 	case DriverRebound:
-		d.chart(gpu).LastReset = d.now
+		d.history(gpu).LastReset = d.now
 	case DriverUnavailable:
 		d.driverLost(o)
 	case DriverUnloaded:
-		d.reload()
+		d.markReloading()
 	case DriverAvailable:
 		d.driverAnswered(o)
 	case Reserved:
-		d.chart(gpu).hand(o.At)
+		d.history(gpu).recordAllocation(o.At)
 	case KernelLogRead: // State has taken it in
 	}
 }
 
-// interrupt enters that the GPU did not answer: no recovery goes on, and one that has never been checked
+// interruptRecovery enters that the GPU did not answer: no recovery goes on, and one that has never been checked
 // since the agent started is not known to be well. A MIG instance speaks for itself only.
-func (d *draft) interrupt(at Placement) {
+func (d *ledgerBuilder) interruptRecovery(at Placement) {
 	gpu := at.GPU
 	if gpu == "" || at.GI != Whole {
 		return
 	}
-	chart := d.chart(gpu)
-	chart.answers, chart.row = false, 0
+	chart := d.history(gpu)
+	chart.responding, chart.completeChecks = false, 0
 	if chart.checked.IsZero() {
-		d.stands(Condition{At: WholeGPU(gpu), Reason: ReasonUnchecked, State: Unknown}, 1)
+		d.setLevel(Condition{At: WholeGPU(gpu), Reason: ReasonUnchecked, State: Unknown}, 1)
 	}
 	for i := range d.conditions {
 		if c := &d.conditions[i]; c.At.GPU == gpu {
@@ -89,56 +89,56 @@ func (d *draft) interrupt(at Placement) {
 }
 
 // driverAnswered enters that the driver can be asked. One of another version has been loaded since.
-func (d *draft) driverAnswered(o Observation) {
+func (d *ledgerBuilder) driverAnswered(o Observation) {
 	if d.driver != "" && o.Detail != "" && o.Detail != d.driver {
-		d.reload()
+		d.markReloading()
 	}
 	d.driver = o.Detail
-	d.drop(func(c Condition) bool { return c.At == Node })
+	d.remove(func(c Condition) bool { return c.At == Node })
 }
 
-// reload enters that the driver is loaded anew before it gives its next verdict, or was.
-func (d *draft) reload() {
-	for gpu := range d.charts {
-		d.chart(gpu).reloading = true
+// markReloading enters that the driver is loaded anew before it gives its next verdict, or was.
+func (d *ledgerBuilder) markReloading() {
+	for gpu := range d.histories {
+		d.history(gpu).reloading = true
 	}
 }
 
 // driverLost enters that nobody can be asked. The driver may be the same when it answers again, also where its library
 // was missing: that it was unloaded is an observation of its own.
-func (d *draft) driverLost(o Observation) {
+func (d *ledgerBuilder) driverLost(o Observation) {
 	reason, other := ReasonDriver, ReasonMaintenance
 	if DriverState(o.Code) == DriverReleased {
 		reason, other = other, reason
 	}
-	d.drop(func(c Condition) bool { return c.At == Node && c.Reason == other })
-	d.stands(Condition{At: Node, Reason: reason, State: Unknown, Detail: o.Detail}, 1)
-	for gpu := range d.charts {
-		chart := d.chart(gpu)
-		chart.answers, chart.row, chart.checked = false, 0, time.Time{}
-		chart.absent = chart.absent || DriverState(o.Code) == DriverAbsent
+	d.remove(func(c Condition) bool { return c.At == Node && c.Reason == other })
+	d.setLevel(Condition{At: Node, Reason: reason, State: Unknown, Detail: o.Detail}, 1)
+	for gpu := range d.histories {
+		chart := d.history(gpu)
+		chart.responding, chart.completeChecks, chart.checked = false, 0, time.Time{}
+		chart.driverAbsent = chart.driverAbsent || DriverState(o.Code) == DriverAbsent
 	}
 }
 
-// fault enters an XID or another event.
-func (d *draft) fault(o Observation, reason Reason, rule xid.Rule) {
+// recordFault enters an XID or another event.
+func (d *ledgerBuilder) recordFault(o Observation, reason Reason, rule xid.Rule) {
 	if d.policy.Mode == ModeOff {
 		return
 	}
 	before := time.Time{}
 	if !o.Simulated {
-		chart := d.chart(o.At.GPU)
-		if rule.Name == "" && chart.crowded(o.Code) {
-			o.Code, rule = unidentified, d.policy.xid(unidentified)
+		chart := d.history(o.At.GPU)
+		if rule.Name == "" && chart.countsFull(o.Code) {
+			o.Code, rule = unidentifiedXID, d.policy.xid(unidentifiedXID)
 		}
-		if t := chart.tallied(reason, o.Code); t != nil && t.echoed(o, d.now) {
+		if t := chart.faultCount(reason, o.Code); t != nil && t.isEcho(o, d.now) {
 			t.BothSources = true
 			return // the other source has told already
 		}
-		before = chart.tally(reason, o.Code, o.FromKernelLog, d.now)
+		before = chart.countFault(reason, o.Code, o.FromKernelLog, d.now)
 	}
 	if rule.Class == xid.Application && !o.Simulated {
-		d.workload(o)
+		d.recordApplicationFault(o)
 	}
 	if rule.Effect == xid.None && rule.SettledEffect == xid.None && rule.RepeatWindow == 0 {
 		return
@@ -147,12 +147,12 @@ func (d *draft) fault(o Observation, reason Reason, rule xid.Rule) {
 	if rule.WholeGPU() {
 		at = WholeGPU(at.GPU)
 	}
-	c := d.happened(Condition{At: at, Reason: reason, Code: o.Code, Detail: detailOf(rule, o), Simulated: o.Simulated})
+	c := d.recordEvent(Condition{At: at, Reason: reason, Code: o.Code, Detail: detailOf(rule, o), Simulated: o.Simulated})
 	c.Repeated = c.Repeated || c.Count > 1 && rule.RepeatWindow > 0 && !before.IsZero() && d.now.Sub(before) <= rule.RepeatWindow
 	if c.severe(d.policy) && reason == ReasonXID {
-		for _, m := range d.read(at.GPU).ClearedByReset {
-			if m.Code == o.Code && d.now.Sub(m.At) <= relapse {
-				d.latch(at.GPU, fmt.Sprintf("XID %d again within an hour of a reset", o.Code))
+		for _, m := range d.readHistory(at.GPU).ClearedByReset {
+			if m.Code == o.Code && d.now.Sub(m.At) <= relapseSpan {
+				d.requireService(at.GPU, fmt.Sprintf("XID %d again within an hour of a reset", o.Code))
 			}
 		}
 	}
@@ -163,15 +163,15 @@ func detailOf(rule xid.Rule, o Observation) string {
 	if o.Detail == "" {
 		return rule.Meaning
 	}
-	return rule.Meaning + " (" + shortened(o.Detail, 60) + ")"
+	return rule.Meaning + " (" + truncated(o.Detail, 60) + ")"
 }
 
-// workload enters an application fault. One workload that fails over and over says nothing about the GPU.
-func (d *draft) workload(o Observation) {
-	chart := d.chart(o.At.GPU)
-	n := chart.failed(chart.workload(o.At), d.now, workloadSpan)
+// recordApplicationFault enters an application fault. One workload that fails over and over says nothing about the GPU.
+func (d *ledgerBuilder) recordApplicationFault(o Observation) {
+	chart := d.history(o.At.GPU)
+	n := chart.recordAppFault(chart.workload(o.At), d.now, workloadSpan)
 	if d.policy.Workloads != xid.None && n >= suspectWorkloads {
-		c := d.happened(Condition{
+		c := d.recordEvent(Condition{
 			At: WholeGPU(o.At.GPU), Reason: ReasonWorkloads, State: d.policy.state(d.policy.Workloads),
 			Detail: "application faults of several workloads within an hour",
 		})
@@ -179,7 +179,7 @@ func (d *draft) workload(o Observation) {
 	}
 }
 
-// latch takes the GPU out of service until an operator has looked.
-func (d *draft) latch(gpu DeviceID, why string) {
-	d.stands(Condition{At: WholeGPU(gpu), Reason: ReasonService, State: Unhealthy, Detail: why}, 1)
+// requireService takes the GPU out of service until an operator has looked.
+func (d *ledgerBuilder) requireService(gpu DeviceID, why string) {
+	d.setLevel(Condition{At: WholeGPU(gpu), Reason: ReasonService, State: Unhealthy, Detail: why}, 1)
 }

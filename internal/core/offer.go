@@ -57,33 +57,33 @@ type offer struct {
 // hidden marks a device that is not offered NewHealth another view of the same hardware is.
 const hidden = "hidden"
 
-// offers decides on the devices of one reading, one after the other in canonical order.
-type offers struct {
+// offerBuilder decides on the devices of one reading, one after the other in canonical order.
+type offerBuilder struct {
 	InventoryConfig
-	strategy map[DeviceID]MIGStrategy // by GPU
-	cut      map[DeviceID]bool        // GPUs that have MIG instances
-	profile  string                   // of the MIG strategy "single"
-	single   []DeviceID               // the instances of that profile that it offers
-	hit      map[*Selector]bool
-	chosen   map[*Selector][]DeviceID // the devices that each selector decides on
+	strategy      map[DeviceID]MIGStrategy // by GPU
+	partitioned   map[DeviceID]bool        // GPUs that have MIG instances
+	profile       string                   // of the MIG strategy "single"
+	singleDevices []DeviceID               // the instances of that profile that it offers
+	matched       map[*Selector]bool
+	chosen        map[*Selector][]DeviceID // the devices that each selector decides on
 
-	numbering   Numbering
-	proposed    Numbering
-	unconfirmed bool
-	waiting     bool              // a device has no number yet
-	indexed     bool              // a selector goes by index
-	counts      []ShareAssignment // by share
-	lost        map[DeviceID]bool // devices that the driver does not list any more
+	numbering    Numbering
+	proposed     Numbering
+	unconfirmed  bool
+	awaitsNumber bool              // a device has no number yet
+	indexed      bool              // a selector goes by index
+	assignments  []ShareAssignment // by share
+	lost         map[DeviceID]bool // devices that the driver does not list any more
 }
 
-// newOffers prepares to decide on the devices of s, of which some are lost. What is bound stays so; every device has its number already.
-func newOffers(s Snapshot, c InventoryConfig, was Binding, lost map[DeviceID]bool) *offers {
-	o := &offers{
-		InventoryConfig: c, strategy: map[DeviceID]MIGStrategy{}, cut: map[DeviceID]bool{},
-		hit: map[*Selector]bool{}, chosen: map[*Selector][]DeviceID{}, lost: lost,
+// newOfferBuilder prepares to decide on the devices of s, of which some are lost. What is bound stays so; every device has its number already.
+func newOfferBuilder(s Snapshot, c InventoryConfig, was Binding, lost map[DeviceID]bool) *offerBuilder {
+	o := &offerBuilder{
+		InventoryConfig: c, strategy: map[DeviceID]MIGStrategy{}, partitioned: map[DeviceID]bool{},
+		matched: map[*Selector]bool{}, chosen: map[*Selector][]DeviceID{}, lost: lost,
 		numbering: was.Numbering, proposed: was.Proposed, unconfirmed: was.Unconfirmed, indexed: c.Policy.indexed(),
 	}
-	o.recount(s, was.Counts)
+	o.restoreAssignments(s, was.Counts)
 	for i := range s.Devices {
 		d := &s.Devices[i]
 		if d.At.GI == Whole {
@@ -92,10 +92,10 @@ func newOffers(s Snapshot, c InventoryConfig, was Binding, lost map[DeviceID]boo
 				o.strategy[d.ID] = r.MIG
 			}
 		} else {
-			o.cut[d.At.GPU] = true
+			o.partitioned[d.At.GPU] = true
 		}
 	}
-	o.profile = o.commonProfile(s.Devices, was.Profile, s.Driver.State == DriverReady)
+	o.profile = o.chooseProfile(s.Devices, was.Profile, s.Driver.State == DriverReady)
 	return o
 }
 
@@ -109,20 +109,20 @@ func (p Policy) indexed() bool {
 }
 
 // strategyOf is the MIG strategy for a GPU and its instances.
-func (o *offers) strategyOf(d *Device) MIGStrategy {
+func (o *offerBuilder) strategyOf(d *Device) MIGStrategy {
 	if s, ok := o.strategy[d.At.GPU]; ok {
 		return s
 	}
 	return o.MIG
 }
 
-// of decides on a device.
-func (o *offers) of(d *Device) offer {
-	rule, view := o.rule(d), o.view(d)
+// decide decides on a device.
+func (o *offerBuilder) decide(d *Device) offer {
+	rule, view := o.rule(d), o.migVisibility(d)
 	if rule != nil && (view != hidden || rule.MIG != "") { // one that decides nothing is idle
-		o.choose(&rule.Select, d, false)
+		o.recordMatch(&rule.Select, d, false)
 	}
-	if why := o.kept(d, rule, view == hidden); why != "" {
+	if why := o.excludedReason(d, rule, view == hidden); why != "" {
 		return offer{refused: why}
 	}
 	if view != "" {
@@ -133,29 +133,29 @@ func (o *offers) of(d *Device) offer {
 	}
 	pool := rule.Pool
 	if pool == "" {
-		pool = o.name(d)
+		pool = o.poolName(d)
 	}
 	switch {
 	case rule.Sharing == nil:
-		return o.share(d, pool)
+		return o.sharedOffer(d, pool)
 	case rule.Pool == "":
 		pool += rule.Sharing.Mode.Suffix()
 	}
 	return offer{pool: pool, sharing: *rule.Sharing}
 }
 
-// kept is why a device is kept from this agent whatever its view; "" if it is not. Of a hidden one only its ID says so.
-func (o *offers) kept(d *Device, rule *Rule, isHidden bool) string {
+// excludedReason is why a device is kept from this agent whatever its view; "" if it is not. Of a hidden one only its ID says so.
+func (o *offerBuilder) excludedReason(d *Device, rule *Rule, isHidden bool) string {
 	switch {
 	case slices.Contains(o.Exclude, d.ID):
 		return "ignored by configuration"
 	case isHidden:
-	case o.waits(d):
-		o.waiting = true
+	case o.hasProposedNumber(d):
+		o.awaitsNumber = true
 		return "waits for its number, which the agents of this host share"
 	case o.indexed && o.number(d).GPU < 0:
 		return "has no number: that of its index belongs to another GPU; the command rebind numbers the GPUs anew"
-	case o.Policy.Include != nil && !o.included(d):
+	case o.Policy.Include != nil && !o.isIncluded(d):
 		return "not among those that the policy includes"
 	case rule != nil:
 		return rule.Reserve
@@ -164,7 +164,7 @@ func (o *offers) kept(d *Device, rule *Rule, isHidden bool) string {
 }
 
 // rule is the one that counts for a device; nil = none.
-func (o *offers) rule(d *Device) *Rule {
+func (o *offerBuilder) rule(d *Device) *Rule {
 	for i := range o.Policy.Rules {
 		if r := &o.Policy.Rules[i]; r.Select.Selects(d, o.number(d)) {
 			return r
@@ -173,31 +173,31 @@ func (o *offers) rule(d *Device) *Rule {
 	return nil
 }
 
-func (o *offers) selects(s *Selector, d *Device) bool {
+func (o *offerBuilder) selects(s *Selector, d *Device) bool {
 	if !s.Selects(d, o.number(d)) {
 		return false
 	}
-	o.choose(s, d, false)
+	o.recordMatch(s, d, false)
 	return true
 }
 
-// choose notes that a selector decides on a device; which ones it decides on, only of those that depend on positions.
-func (o *offers) choose(s *Selector, d *Device, counted bool) {
-	o.hit[s] = true
+// recordMatch notes that a selector decides on a device; which ones it decides on, only of those that depend on positions.
+func (o *offerBuilder) recordMatch(s *Selector, d *Device, counted bool) {
+	o.matched[s] = true
 	if (counted || len(s.Indices) > 0) && !slices.Contains(o.chosen[s], d.ID) {
 		o.chosen[s] = append(o.chosen[s], d.ID)
 	}
 }
 
-func (o *offers) included(d *Device) (ok bool) {
+func (o *offerBuilder) isIncluded(d *Device) (ok bool) {
 	for i := range o.Policy.Include {
 		ok = o.selects(&o.Policy.Include[i], d) || ok
 	}
 	return ok
 }
 
-// name is the pool of a device before it is shared.
-func (o *offers) name(d *Device) string {
+// poolName is the pool of a device before it is shared.
+func (o *offerBuilder) poolName(d *Device) string {
 	for i := range o.Policy.Names {
 		if n := &o.Policy.Names[i]; o.selects(&n.Select, d) {
 			return n.Pool
@@ -209,14 +209,14 @@ func (o *offers) name(d *Device) string {
 	return DefaultPool
 }
 
-// share shares a device of a pool if the policy says so.
-func (o *offers) share(d *Device, pool string) offer {
+// sharedOffer shares a device of a pool if the policy says so.
+func (o *offerBuilder) sharedOffer(d *Device, pool string) offer {
 	for i := range o.Policy.Shares {
 		s := &o.Policy.Shares[i]
-		if s.Pool != pool || !s.Select.Selects(d, o.number(d)) || s.First > 0 && !o.take(i, d) {
+		if s.Pool != pool || !s.Select.Selects(d, o.number(d)) || s.First > 0 && !o.assign(i, d) {
 			continue
 		}
-		o.choose(&s.Select, d, s.First > 0)
+		o.recordMatch(&s.Select, d, s.First > 0)
 		if s.Rename != "" {
 			pool = s.Rename
 		}
@@ -225,19 +225,19 @@ func (o *offers) share(d *Device, pool string) offer {
 	return offer{pool: pool}
 }
 
-// view is why the MIG strategy does not offer a device; "" if it does.
-func (o *offers) view(d *Device) string {
+// migVisibility is why the MIG strategy does not offer a device; "" if it does.
+func (o *offerBuilder) migVisibility(d *Device) string {
 	switch o.strategyOf(d) {
 	case MIGMixed:
 		if d.MIG {
-			return o.instead(d)
+			return o.parentVisibility(d)
 		}
 	case MIGSingle:
 		switch {
 		case d.MIG:
-			return o.instead(d)
+			return o.parentVisibility(d)
 		case d.Profile == o.profile:
-			o.single = append(o.single, d.ID)
+			o.singleDevices = append(o.singleDevices, d.ID)
 		case d.Profile == "":
 			return "mig-strategy single: MIG mode is off on this GPU"
 		default:
@@ -251,23 +251,23 @@ func (o *offers) view(d *Device) string {
 	return ""
 }
 
-// instead says why a GPU in MIG mode is not offered itself.
-func (o *offers) instead(gpu *Device) string {
-	if o.cut[gpu.ID] {
+// parentVisibility says why a GPU in MIG mode is not offered itself.
+func (o *offerBuilder) parentVisibility(gpu *Device) string {
+	if o.partitioned[gpu.ID] {
 		return hidden
 	}
 	return "MIG mode is on and there are no MIG instances"
 }
 
-// commonProfile is the profile that is offered under the strategy "single": the one of before while there is an instance of it,
+// chooseProfile is the profile that is offered under the strategy "single": the one of before while there is an instance of it,
 // else the one with the most instances, the lesser name among equals; "" without any. Instances that are kept from this agent
 // do not count.
-func (o *offers) commonProfile(devices []Device, was string, ready bool) string {
+func (o *offerBuilder) chooseProfile(devices []Device, was string, ready bool) string {
 	count := map[string]int{}
 	best := ""
 	for i := range devices {
 		d := &devices[i]
-		if d.Profile != "" && o.strategyOf(d) == MIGSingle && o.kept(d, o.rule(d), false) == "" {
+		if d.Profile != "" && o.strategyOf(d) == MIGSingle && o.excludedReason(d, o.rule(d), false) == "" {
 			count[d.Profile]++
 		}
 	}
@@ -282,10 +282,10 @@ func (o *offers) commonProfile(devices []Device, was string, ready bool) string 
 	return best
 }
 
-// idle names the parts of the policy that concern no device, in their order.
-func (o *offers) idle() (findings []string) {
+// unmatchedRules names the parts of the policy that concern no device, in their order.
+func (o *offerBuilder) unmatchedRules() (findings []string) {
 	idle := func(s *Selector, what string) {
-		if !o.hit[s] {
+		if !o.matched[s] {
 			findings = append(findings, fmt.Sprintf("%s: %s", s.At, what))
 		}
 	}

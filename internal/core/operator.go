@@ -46,24 +46,24 @@ func (e *UnresponsiveError) Error() string {
 // is still there is disregarded until it goes. It fails with *NewerFaultError, *NoConditionError,
 // *SilentError or *ConfigError, and then changes nothing.
 func (l Ledger) Clear(p HealthPolicy, now time.Time, o Command) (Ledger, []Condition, error) {
-	found, err := l.ordered(now, o)
+	found, err := l.matching(now, o)
 	if err != nil {
 		return l, nil, err
 	}
-	d := l.draft(p, now)
-	chart := d.chart(o.GPU)
+	d := l.builder(p, now)
+	chart := d.history(o.GPU)
 	for _, c := range found {
 		if chart.level(c.Reason) == Yes && !c.Simulated {
 			d.find(c).IgnoredUntil = IgnoredForever
 			continue
 		}
-		d.drop(func(other Condition) bool { return other == c })
+		d.remove(func(other Condition) bool { return other == c })
 	}
 	if slices.ContainsFunc(found, func(c Condition) bool { return !c.Simulated }) {
 		chart.UnhealthyEpisodes, chart.Recoveries, chart.ClearedByReset = nil, nil, nil
 		chart.UnhealthySince, chart.SevereCause = time.Time{}, false // got well by order, not by itself
 	}
-	d.settle()
+	d.advance()
 	return d.ledger(), found, nil
 }
 
@@ -73,23 +73,23 @@ func (l Ledger) Ignore(p HealthPolicy, now time.Time, o Command, until time.Time
 	if !until.After(now) {
 		return l, nil, &ConfigError{"until", until.Format(time.RFC3339), "want a time to come"}
 	}
-	found, err := l.ordered(now, o)
+	found, err := l.matching(now, o)
 	if err != nil {
 		return l, nil, err
 	}
-	d := l.draft(p, now)
+	d := l.builder(p, now)
 	for _, c := range found {
 		d.find(c).IgnoredUntil = until.UTC()
 	}
-	d.settle()
+	d.advance()
 	return d.ledger(), found, nil
 }
 
 // IgnoredForever is later than any uptime: until then a condition is ignored that was cleared while its level was there.
 var IgnoredForever = time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC)
 
-// ordered are the conditions that an order is about.
-func (l Ledger) ordered(now time.Time, o Command) ([]Condition, error) {
+// matching are the conditions that an order is about.
+func (l Ledger) matching(now time.Time, o Command) ([]Condition, error) {
 	if o.VerifiedAt.IsZero() || o.VerifiedAt.After(now) && o.VerifiedAt.Sub(now) <= ClockTolerance {
 		o.VerifiedAt = now
 	}
@@ -99,8 +99,8 @@ func (l Ledger) ordered(now time.Time, o Command) ([]Condition, error) {
 	found := slices.DeleteFunc(l.Conditions(), func(c Condition) bool {
 		return c.At.GPU != o.GPU || o.GPU == "" || o.Cause != "" && !strings.EqualFold(c.Cause(), o.Cause)
 	})
-	chart := l.charts[o.GPU]
-	silent := func(c Condition) bool { return c.Reason.silence() && (chart == nil || !chart.answers) }
+	chart := l.histories[o.GPU]
+	silent := func(c Condition) bool { return c.Reason.isUnresponsive() && (chart == nil || !chart.responding) }
 	newer := slices.DeleteFunc(slices.Clone(found), func(c Condition) bool { return !c.Last.After(o.VerifiedAt) })
 	switch {
 	case len(found) == 0:

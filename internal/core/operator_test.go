@@ -132,7 +132,7 @@ func TestOrdersAboutASilentGPU(t *testing.T) {
 
 // A level that is still there is disregarded until it goes; when it comes back it is another.
 func TestClearOfAStandingLevel(t *testing.T) {
-	for _, l := range levels() {
+	for _, l := range levelReasons() {
 		s := tell(t)
 		s.say(l.set)
 		s.check(l.checks)

@@ -17,8 +17,8 @@ func (inv *Inventory) Prefer(available, required []UnitID, n int) []UnitID {
 	if inv == nil {
 		return nil
 	}
-	chosen := inv.pick(required)
-	pool := slices.DeleteFunc(inv.pick(available), func(i int) bool {
+	chosen := inv.indices(required)
+	pool := slices.DeleteFunc(inv.indices(available), func(i int) bool {
 		_, ok := slices.BinarySearch(chosen, i)
 		return ok
 	})
@@ -26,18 +26,18 @@ func (inv *Inventory) Prefer(available, required []UnitID, n int) []UnitID {
 		chosen = chosen[:max(n, 0)]
 	}
 	if inv.anyShared(chosen) || inv.anyShared(pool) {
-		return inv.ids(inv.spread(chosen, pool, n))
+		return inv.ids(inv.chooseShared(chosen, pool, n))
 	}
 	score := inv.scores()
 	best, bestScore := chosen, -1
 	if len(chosen) > 0 {
-		best, _ = grow(chosen, pool, n, score)
+		best, _ = addNearest(chosen, pool, n, score)
 	} else {
 		for k, seed := range pool {
-			if k > 0 && inv.alike(seed, pool[k-1]) {
+			if k > 0 && inv.interchangeable(seed, pool[k-1]) {
 				continue // grows into an equal set
 			}
-			if set, s := grow([]int{seed}, pool, n, score); n > 0 && s > bestScore {
+			if set, s := addNearest([]int{seed}, pool, n, score); n > 0 && s > bestScore {
 				best, bestScore = set, s
 			}
 		}
@@ -59,31 +59,31 @@ func (inv *Inventory) anyShared(units []int) bool {
 	return slices.ContainsFunc(units, func(i int) bool { return inv.units[i].Sharing.Mode != Exclusive })
 }
 
-// alike reports whether two units (by index) score alike: instances of one GPU.
-func (inv *Inventory) alike(a, b int) bool {
+// interchangeable reports whether two units (by index) score alike: instances of one GPU.
+func (inv *Inventory) interchangeable(a, b int) bool {
 	d, e := &inv.units[a].Device, &inv.units[b].Device
 	return d.At.GPU == e.At.GPU && d.NUMANode == e.NUMANode
 }
 
-// load is a device whose units are being given out.
-type load struct {
+// deviceLoad is a device whose units are being given out.
+type deviceLoad struct {
 	free  []int // units that are available
 	taken int   // units that are not, or have been picked
 	here  int   // of those taken, the ones of this request
 }
 
-// spread adds to the chosen from pool, one after the other, a unit of the device of which the fewest units are
+// chooseShared adds to the chosen from pool, one after the other, a unit of the device of which the fewest units are
 // taken, so that the load is even; or of the one of which the most are, so that whole devices stay free. Of equals
 // it is the one that has given this request the fewest, and then the first: as NVIDIA's k8s-device-plugin chooses
 // (greedyAlloc), which leaves the last to chance.
-func (inv *Inventory) spread(chosen, pool []int, n int) []int {
-	var loads []*load // in canonical order
-	of := map[DeviceID]*load{}
+func (inv *Inventory) chooseShared(chosen, pool []int, n int) []int {
+	var loads []*deviceLoad // in canonical order
+	of := map[DeviceID]*deviceLoad{}
 	for _, i := range pool {
 		u := &inv.units[i]
 		l := of[u.Device.ID]
 		if l == nil {
-			l = &load{taken: max(u.Sharing.Replicas, 1)}
+			l = &deviceLoad{taken: max(u.Sharing.Replicas, 1)}
 			loads, of[u.Device.ID] = append(loads, l), l
 		}
 		l.free, l.taken = append(l.free, i), l.taken-1
@@ -99,13 +99,13 @@ func (inv *Inventory) spread(chosen, pool []int, n int) []int {
 		set, best.free = append(set, best.free[0]), best.free[1:]
 		best.taken, best.here = best.taken+1, best.here+1
 		if len(best.free) == 0 {
-			loads = slices.DeleteFunc(loads, func(l *load) bool { return l == best })
+			loads = slices.DeleteFunc(loads, func(l *deviceLoad) bool { return l == best })
 		}
 	}
 	return set
 }
 
-func (inv *Inventory) compareLoads(a, b *load) int {
+func (inv *Inventory) compareLoads(a, b *deviceLoad) int {
 	byTaken := cmp.Compare(a.taken, b.taken)
 	if inv.packed {
 		byTaken = -byTaken
@@ -113,8 +113,8 @@ func (inv *Inventory) compareLoads(a, b *load) int {
 	return cmp.Or(byTaken, cmp.Compare(a.here, b.here))
 }
 
-// pick returns the distinct known units among ids, in canonical order.
-func (inv *Inventory) pick(ids []UnitID) []int {
+// indices returns the distinct known units among ids, in canonical order.
+func (inv *Inventory) indices(ids []UnitID) []int {
 	var units []int
 	for _, id := range ids {
 		if i, ok := inv.byID[id]; ok {
@@ -125,8 +125,8 @@ func (inv *Inventory) pick(ids []UnitID) []int {
 	return slices.Compact(units)
 }
 
-// grow adds from pool the unit nearest to those chosen until there are n, and sums the scores.
-func grow(seed, pool []int, n int, score func(a, b int) int) (set []int, total int) {
+// addNearest adds from pool the unit nearest to those chosen until there are n, and sums the scores.
+func addNearest(seed, pool []int, n int, score func(a, b int) int) (set []int, total int) {
 	set = slices.Clone(seed)
 	left := slices.DeleteFunc(slices.Clone(pool), func(i int) bool { return slices.Contains(seed, i) })
 	gains := make([]int, len(left)) // of each one left: the sum of its scores with the set

@@ -12,7 +12,7 @@ import (
 )
 
 func (f *fate) loseDriver() {
-	state := one(f, core.DriverAbsent, core.DriverFailed)
+	state := matchesAny(f, core.DriverAbsent, core.DriverFailed)
 	gone := core.NoDriver(state, "gone")
 	gone.Unloaded = state == core.DriverAbsent && f.oneIn(2)
 	f.note("the driver is %s, unloaded: %t", state, gone.Unloaded)
@@ -52,7 +52,7 @@ func (f *fate) order(p *patient) {
 		causes = append(causes, c.Cause())
 	}
 	if len(causes) > 0 && f.oneIn(2) {
-		o.Cause = one(f, causes...)
+		o.Cause = matchesAny(f, causes...)
 	}
 	f.note("order %+v", o)
 	before := f.state.Ledger.Conditions()
@@ -200,11 +200,11 @@ func sortable(b bool) string {
 
 // pure holds that equal arguments give equal results, and that what is observed of one GPU is nobody else's.
 func (f *fate) pure(t *testing.T) {
-	l, p := f.state.Ledger, one(f, f.patients...)
+	l, p := f.state.Ledger, matchesAny(f, f.patients...)
 	was := l.Conditions()
 	o := core.Observation{
-		At: f.place(p), Kind: one(f, core.XID, core.Event, core.Lost, core.ProbeFailed, core.CallPending, core.Unresponsive, core.Checked, core.DriverRebound, core.Reserved),
-		Code: one[uint64](f, 13, 79, 94, 95, 0x2000), Sample: p.vitals,
+		At: f.place(p), Kind: matchesAny(f, core.XID, core.Event, core.Lost, core.ProbeFailed, core.CallPending, core.Unresponsive, core.Checked, core.DriverRebound, core.Reserved),
+		Code: matchesAny[uint64](f, 13, 79, 94, 95, 0x2000), Sample: p.vitals,
 	}
 	now := f.now.Add(time.Duration(f.IntN(100)) * time.Second)
 	with, again, without := l.Apply(f.cfg.Health, now, o), l.Apply(f.cfg.Health, now, o), l.Apply(f.cfg.Health, now)

@@ -46,14 +46,14 @@ const (
 
 // meaning is what a standing reason means. XIDs and events have theirs in package fault.
 type meaning struct {
-	name   string // for programs and metrics; stable
-	text   string // for people
-	state  HealthState
-	checks int          // consecutive checks before it counts; 0 = at once
-	clears xid.Evidence // LevelClear = the signal itself
-	says   string       // the evidence in words, where it has better ones
-	action string
-	severe bool // getting well from it counts towards the latch
+	name       string // for programs and metrics; stable
+	text       string // for people
+	state      HealthState
+	checks     int          // consecutive checks before it counts; 0 = at once
+	clears     xid.Evidence // LevelClear = the signal itself
+	clearsText string       // the evidence in words, where it has better ones
+	action     string
+	severe     bool // getting well from it counts towards the latch
 }
 
 const (
@@ -65,34 +65,34 @@ var meanings = [...]meaning{
 	ReasonNone:           {},
 	ReasonXID:            {name: "XID"},
 	ReasonEvent:          {name: "EVENT"},
-	ReasonRecoveryAction: {name: "VERDICT", text: "driver asks", state: Unhealthy, clears: level, says: "driver verdict None", severe: true},
-	ReasonLost:           {name: "LOST", text: "GPU is lost", state: GPULost, clears: level, says: "GPU answers again, or reboot", action: "check slot and power, reboot the host", severe: true},
-	ReasonProbe:          {name: "PROBE_FAILED", text: "GPU answers with an error", state: Unhealthy, clears: level, says: "clean checks", action: "see the driver's log, reset the GPU"},
-	ReasonUnresponsive:   {name: "NOT_ANSWERING", text: "driver does not answer", state: Unhealthy, clears: level, says: "the call returns, then clean checks", action: "reset the GPU, reboot if it persists"},
-	ReasonUnchecked:      {name: "UNCHECKED", text: "not checked yet", state: Unknown, clears: level, says: "first complete check"},
-	ReasonDriver:         {name: "NVML_UNAVAILABLE", text: "driver is not usable", state: Unknown, clears: level, says: "driver answers"},
-	ReasonMaintenance:    {name: "MAINTENANCE", text: "maintenance", state: Unknown, clears: level, says: "resume", action: "resume when the work is done"},
+	ReasonRecoveryAction: {name: "VERDICT", text: "driver asks", state: Unhealthy, clears: level, clearsText: "driver verdict None", severe: true},
+	ReasonLost:           {name: "LOST", text: "GPU is lost", state: GPULost, clears: level, clearsText: "GPU answers again, or reboot", action: "check slot and power, reboot the host", severe: true},
+	ReasonProbe:          {name: "PROBE_FAILED", text: "GPU answers with an error", state: Unhealthy, clears: level, clearsText: "clean checks", action: "see the driver's log, reset the GPU"},
+	ReasonUnresponsive:   {name: "NOT_ANSWERING", text: "driver does not answer", state: Unhealthy, clears: level, clearsText: "the call returns, then clean checks", action: "reset the GPU, reboot if it persists"},
+	ReasonUnchecked:      {name: "UNCHECKED", text: "not checked yet", state: Unknown, clears: level, clearsText: "first complete check"},
+	ReasonDriver:         {name: "NVML_UNAVAILABLE", text: "driver is not usable", state: Unknown, clears: level, clearsText: "driver answers"},
+	ReasonMaintenance:    {name: "MAINTENANCE", text: "maintenance", state: Unknown, clears: level, clearsText: "resume", action: "resume when the work is done"},
 	ReasonRemapFailed:    {name: "ROW_REMAP_FAILED", text: "row remapping failed", state: Unhealthy, checks: 2, action: service},
 	ReasonUnrepairable:   {name: "MEMORY_UNREPAIRABLE", text: "memory can't be repaired", state: Unhealthy, checks: 2, action: service},
 	ReasonSRAM:           {name: "SRAM_THRESHOLD", text: "SRAM errors above the threshold", state: Unhealthy, checks: 2, action: service},
-	ReasonRemapPending:   {name: "ROW_REMAP_PENDING", text: "row remap pending", state: Degraded, checks: 2, clears: level, says: "pending flag gone after reset", action: "reset the GPU when idle"},
-	ReasonRetirement:     {name: "PAGE_RETIREMENT_PENDING", text: "page retirement pending", state: Degraded, checks: 2, clears: level, says: "pending flag gone after reset", action: "reset the GPU when idle"},
-	ReasonRepair:         {name: "REPAIR_PENDING", text: "channel or TPC repair pending", state: Degraded, checks: 2, clears: level, says: "pending flag gone after reset", action: "reset the GPU when idle"},
-	ReasonInfoROM:        {name: "INFOROM_CORRUPT", text: "InfoROM is corrupt", state: Degraded, clears: level, says: "InfoROM valid", action: "run field diagnostics"},
+	ReasonRemapPending:   {name: "ROW_REMAP_PENDING", text: "row remap pending", state: Degraded, checks: 2, clears: level, clearsText: "pending flag gone after reset", action: "reset the GPU when idle"},
+	ReasonRetirement:     {name: "PAGE_RETIREMENT_PENDING", text: "page retirement pending", state: Degraded, checks: 2, clears: level, clearsText: "pending flag gone after reset", action: "reset the GPU when idle"},
+	ReasonRepair:         {name: "REPAIR_PENDING", text: "channel or TPC repair pending", state: Degraded, checks: 2, clears: level, clearsText: "pending flag gone after reset", action: "reset the GPU when idle"},
+	ReasonInfoROM:        {name: "INFOROM_CORRUPT", text: "InfoROM is corrupt", state: Degraded, clears: level, clearsText: "InfoROM valid", action: "run field diagnostics"},
 	ReasonECC:            {name: "ECC_UNCORRECTABLE", text: "uncorrectable ECC errors", state: Degraded, clears: xid.NoRecoveryAction | xid.ResetSeen | xid.Reboot | xid.Quiet, action: "drain and reset the GPU if they recur"},
-	ReasonFabricWait:     {name: "FABRIC_STARTING", text: "waiting for the NVLink fabric", state: Unknown, clears: level, says: "fabric completed", action: "look at the fabric manager"},
-	ReasonFabric:         {name: "FABRIC_UNHEALTHY", text: "NVLink fabric unhealthy", state: Unhealthy, checks: 3, clears: level, says: "fabric healthy", action: "look at the fabric manager", severe: true},
-	ReasonFabricLimits:   {name: "FABRIC_LIMITED", text: "NVLink fabric limited", state: Degraded, checks: 3, clears: level, says: "fabric at full capacity", action: "look at the fabric manager"},
-	ReasonLinks:          {name: "NVLINK_DOWN", text: "NVLinks down", state: Degraded, checks: 3, clears: level, says: "links up", action: "reset the GPU when idle, check the links"},
-	ReasonThermal:        {name: "SLOWDOWN_THERMAL", text: "throttled for heat most of the time", state: Degraded, clears: level, says: "ten minutes with less", action: "check cooling"},
-	ReasonPowerBrake:     {name: "SLOWDOWN_POWER", text: "power brake on most of the time", state: Degraded, clears: level, says: "ten minutes with less", action: "check the power supply"},
-	ReasonReplays:        {name: "PCIE_REPLAYS", text: "PCIe link replays packets", state: Degraded, clears: level, says: "ten minutes with less", action: "check slot, riser and cable"},
-	ReasonPCIeWidth:      {name: "PCIE_WIDTH", text: "PCIe link narrow under load", state: Degraded, checks: 3, clears: level, says: "full width under load", action: "check slot, riser and cable"},
-	ReasonWorkloads:      {name: "WORKLOADS_FAILING", text: "possible hardware fault", state: Degraded, clears: xid.Quiet | xid.Reboot, says: "an hour without", action: "look at the workloads, then run diagnostics"},
+	ReasonFabricWait:     {name: "FABRIC_STARTING", text: "waiting for the NVLink fabric", state: Unknown, clears: level, clearsText: "fabric completed", action: "look at the fabric manager"},
+	ReasonFabric:         {name: "FABRIC_UNHEALTHY", text: "NVLink fabric unhealthy", state: Unhealthy, checks: 3, clears: level, clearsText: "fabric healthy", action: "look at the fabric manager", severe: true},
+	ReasonFabricLimits:   {name: "FABRIC_LIMITED", text: "NVLink fabric limited", state: Degraded, checks: 3, clears: level, clearsText: "fabric at full capacity", action: "look at the fabric manager"},
+	ReasonLinks:          {name: "NVLINK_DOWN", text: "NVLinks down", state: Degraded, checks: 3, clears: level, clearsText: "links up", action: "reset the GPU when idle, check the links"},
+	ReasonThermal:        {name: "SLOWDOWN_THERMAL", text: "throttled for heat most of the time", state: Degraded, clears: level, clearsText: "ten minutes with less", action: "check cooling"},
+	ReasonPowerBrake:     {name: "SLOWDOWN_POWER", text: "power brake on most of the time", state: Degraded, clears: level, clearsText: "ten minutes with less", action: "check the power supply"},
+	ReasonReplays:        {name: "PCIE_REPLAYS", text: "PCIe link replays packets", state: Degraded, clears: level, clearsText: "ten minutes with less", action: "check slot, riser and cable"},
+	ReasonPCIeWidth:      {name: "PCIE_WIDTH", text: "PCIe link narrow under load", state: Degraded, checks: 3, clears: level, clearsText: "full width under load", action: "check slot, riser and cable"},
+	ReasonWorkloads:      {name: "WORKLOADS_FAILING", text: "possible hardware fault", state: Degraded, clears: xid.Quiet | xid.Reboot, clearsText: "an hour without", action: "look at the workloads, then run diagnostics"},
 	ReasonService:        {name: "NEEDS_SERVICE", text: "needs service", state: Unhealthy, action: service},
-	ReasonNoMPS:          {name: "MPS_DAEMON_DOWN", text: "MPS control daemon does not answer", state: Unhealthy, says: "daemon answers", action: "start the pool's MPS control daemon"},
-	ReasonClaimed:        {name: "CLAIMED", text: "offered by another agent", state: Unhealthy, says: "the other agent no longer claims it", action: "give the agents different GPUs"},
-	ReasonHeld:           {name: "HELD", text: "held", state: Unhealthy, says: "the workload ends"},
+	ReasonNoMPS:          {name: "MPS_DAEMON_DOWN", text: "MPS control daemon does not answer", state: Unhealthy, clearsText: "daemon answers", action: "start the pool's MPS control daemon"},
+	ReasonClaimed:        {name: "CLAIMED", text: "offered by another agent", state: Unhealthy, clearsText: "the other agent no longer claims it", action: "give the agents different GPUs"},
+	ReasonHeld:           {name: "HELD", text: "held", state: Unhealthy, clearsText: "the workload ends"},
 	ReasonWithdrawn:      {name: "WITHDRAWN", text: "no longer offered", state: Unhealthy},
 }
 
@@ -100,8 +100,8 @@ func (r Reason) meaning() meaning { return meanings[r] }
 
 func (r Reason) text() string { return meanings[r].text }
 
-// silence reports whether the reason is that the GPU or instance itself does not answer.
-func (r Reason) silence() bool {
+// isUnresponsive reports whether the reason is that the GPU or instance itself does not answer.
+func (r Reason) isUnresponsive() bool {
 	return r == ReasonLost || r == ReasonProbe || r == ReasonUnresponsive || r == ReasonUnchecked
 }
 

@@ -27,13 +27,13 @@ func Reconcile(prev, reading Snapshot) (Snapshot, []Observation) {
 		if slices.ContainsFunc(reading.Devices, func(e Device) bool { return e.ID == d.ID }) {
 			continue
 		}
-		if o, ok := silence(d, reading); ok {
+		if o, ok := missingDevice(d, reading); ok {
 			kept = append(kept, d)
 			obs = append(obs, o)
 		}
 	}
 	silent := kept[len(reading.Devices):]
-	reading.Links = slices.Concat(reading.Links, linksOf(prev.Links, silent, kept, reading.Links))
+	reading.Links = slices.Concat(reading.Links, retainedLinks(prev.Links, silent, kept, reading.Links))
 	reading.Devices = kept
 	reading.Excluded = slices.DeleteFunc(slices.Clone(reading.Excluded), func(e Exclusion) bool {
 		return slices.ContainsFunc(kept, e.Matches)
@@ -41,9 +41,9 @@ func Reconcile(prev, reading Snapshot) (Snapshot, []Observation) {
 	return NewSnapshot(reading), obs
 }
 
-// linksOf are the links that GPUs which fell silent had with those that are still there, but for those that were read
+// retainedLinks are the links that GPUs which fell silent had with those that are still there, but for those that were read
 // again. Who groups GPUs by their links does not part a lost GPU from its neighbours.
-func linksOf(links []Link, silent, kept []Device, read []Link) (of []Link) {
+func retainedLinks(links []Link, silent, kept []Device, read []Link) (of []Link) {
 	has := func(devices []Device, id DeviceID) bool {
 		return slices.ContainsFunc(devices, func(d Device) bool { return d.ID == id })
 	}
@@ -56,8 +56,8 @@ func linksOf(links []Link, silent, kept []Device, read []Link) (of []Link) {
 	return of
 }
 
-// silence says what it means that d is missing from a reading; false if it is gone by intent.
-func silence(d Device, reading Snapshot) (Observation, bool) {
+// missingDevice says what it means that d is missing from a reading; false if it is gone by intent.
+func missingDevice(d Device, reading Snapshot) (Observation, bool) {
 	for _, e := range reading.Excluded {
 		if e.Matches(d) {
 			at := e.At // an instance that can't be read says nothing about its siblings

@@ -17,7 +17,7 @@ func without(s core.Snapshot, ids ...core.DeviceID) core.Snapshot {
 	return core.NewSnapshot(s)
 }
 
-func ids(s core.Snapshot) []core.DeviceID {
+func joinIDs(s core.Snapshot) []core.DeviceID {
 	var out []core.DeviceID
 	for _, d := range s.Devices {
 		out = append(out, d.ID)
@@ -53,7 +53,7 @@ func TestReconcileKeepsWhatFellSilent(t *testing.T) {
 		reading.Excluded = []core.Exclusion{{Index: 1, At: gone, Failure: core.FailureError, Reason: "Unknown Error"}}
 		got, obs := core.Reconcile(prev, reading)
 		if len(got.Devices) != 3 || len(got.Excluded) != 0 {
-			t.Errorf("want it as a device and not as an exclusion: %v, %v", ids(got), got.Excluded)
+			t.Errorf("want it as a device and not as an exclusion: %v, %v", joinIDs(got), got.Excluded)
 		}
 		if kinds := find(obs, gone); !slices.Equal(kinds, []core.ObservationKind{core.ProbeFailed}) {
 			t.Errorf("observations: %v", kinds)
@@ -64,7 +64,7 @@ func TestReconcileKeepsWhatFellSilent(t *testing.T) {
 		reading.Excluded = []core.Exclusion{{Index: 1, PCI: prev.Devices[1].PCI, Failure: core.FailureLost}}
 		got, obs := core.Reconcile(prev, reading)
 		if len(got.Devices) != 3 || len(find(obs, gone)) != 1 {
-			t.Errorf("want the GPU kept and observed: %v, %v", ids(got), obs)
+			t.Errorf("want the GPU kept and observed: %v, %v", joinIDs(got), obs)
 		}
 	})
 	// Indices move when a GPU is pulled, so who is silent at one may be any of those that are missing.
@@ -73,7 +73,7 @@ func TestReconcileKeepsWhatFellSilent(t *testing.T) {
 		reading.Excluded = []core.Exclusion{{Index: 2, Failure: core.FailurePending, Reason: "the driver does not answer"}}
 		got, obs := core.Reconcile(prev, reading)
 		if kinds := find(obs, gone); len(got.Devices) != 3 || !slices.Equal(kinds, []core.ObservationKind{core.CallPending}) {
-			t.Errorf("want it kept, and not lost: %v, %v", ids(got), kinds)
+			t.Errorf("want it kept, and not lost: %v, %v", joinIDs(got), kinds)
 		}
 	})
 	t.Run("another GPU that does not answer is in its slot", func(t *testing.T) {
@@ -84,7 +84,7 @@ func TestReconcileKeepsWhatFellSilent(t *testing.T) {
 		}
 		got, obs := core.Reconcile(prev, reading)
 		if kinds := find(obs, gone); len(got.Devices) != 2 || len(kinds) != 0 || len(got.Excluded) != 2 {
-			t.Errorf("want it gone: %v, %v, %v", ids(got), kinds, got.Excluded)
+			t.Errorf("want it gone: %v, %v, %v", joinIDs(got), kinds, got.Excluded)
 		}
 	})
 	t.Run("the whole driver", func(t *testing.T) {
@@ -103,8 +103,8 @@ func TestReconcileForgetsWhatWentByIntent(t *testing.T) {
 	mig := migMachine()
 	t.Run("MIG instance removed, its GPU answers", func(t *testing.T) {
 		got, obs := core.Reconcile(mig, without(mig, "MIG-1"))
-		if slices.Contains(ids(got), "MIG-1") {
-			t.Errorf("kept: %v", ids(got))
+		if slices.Contains(joinIDs(got), "MIG-1") {
+			t.Errorf("kept: %v", joinIDs(got))
 		}
 		if slices.ContainsFunc(obs, func(o core.Observation) bool { return o.Kind == core.Lost }) {
 			t.Errorf("somebody is called lost: %v", obs)
@@ -115,14 +115,14 @@ func TestReconcileForgetsWhatWentByIntent(t *testing.T) {
 		reading := coretest.GPUs(2)
 		reading.Devices[1].ID, reading.Devices[1].At = "GPU-new", core.WholeGPU("GPU-new")
 		got, _ := core.Reconcile(prev, reading)
-		if want := []core.DeviceID{coretest.GPU(0), "GPU-new"}; !slices.Equal(ids(got), want) {
-			t.Errorf("got %v, want %v", ids(got), want)
+		if want := []core.DeviceID{coretest.GPU(0), "GPU-new"}; !slices.Equal(joinIDs(got), want) {
+			t.Errorf("got %v, want %v", joinIDs(got), want)
 		}
 	})
 	t.Run("the GPU with all its instances is lost, not removed", func(t *testing.T) {
 		got, obs := core.Reconcile(mig, without(mig, "GPU-m", "MIG-1", "MIG-2"))
 		if len(got.Devices) != len(mig.Devices) {
-			t.Errorf("kept only %v", ids(got))
+			t.Errorf("kept only %v", joinIDs(got))
 		}
 		if kinds := find(obs, core.WholeGPU("GPU-m")); !slices.Contains(kinds, core.Lost) {
 			t.Errorf("observations: %v", kinds)
@@ -132,8 +132,8 @@ func TestReconcileForgetsWhatWentByIntent(t *testing.T) {
 		reading := without(mig, "MIG-1")
 		reading.Excluded = []core.Exclusion{{At: core.Placement{GPU: "GPU-m", GI: 1, CI: 0}, Failure: core.FailureError}}
 		got, obs := core.Reconcile(mig, reading)
-		if !slices.Contains(ids(got), "MIG-1") {
-			t.Errorf("forgotten: %v", ids(got))
+		if !slices.Contains(joinIDs(got), "MIG-1") {
+			t.Errorf("forgotten: %v", joinIDs(got))
 		}
 		l := core.Ledger{}
 		for range 3 {

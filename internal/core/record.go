@@ -28,12 +28,12 @@ type Checkpoint struct {
 // Checkpoint is the state to keep; boot is the machine's boot id. Rehearsals, and what only this process can know, are left out.
 func (s State) Checkpoint(boot string) Checkpoint {
 	r := Checkpoint{
-		BootID: boot, BootTime: s.booted, Maintenance: s.Maintenance, Binding: s.Binding,
+		BootID: boot, BootTime: s.bootTime, Maintenance: s.Maintenance, Binding: s.Binding,
 		Devices: slices.Clone(s.Snapshot.Devices), Links: s.Snapshot.NVLinks(),
-		KernelLog: s.log.next, UnconfirmedGPUs: slices.Clone(s.inherited),
+		KernelLog: s.kernelLog.nextSequence, UnconfirmedGPUs: slices.Clone(s.unconfirmedGPUs),
 	}
-	if s.prior != nil {
-		r.Devices, r.Links, r.NotReadSinceBoot = slices.Clone(s.prior), slices.Clone(s.links), s.rebooted
+	if s.priorDevices != nil {
+		r.Devices, r.Links, r.NotReadSinceBoot = slices.Clone(s.priorDevices), slices.Clone(s.priorLinks), s.rebooted
 	}
 	return r.withLedger(s.Ledger.Checkpoint())
 }
@@ -55,9 +55,9 @@ func Restore(cfg Config, r Checkpoint, boot string) State {
 	rebooted := r.BootID != boot
 	s.Ledger = RestoreLedger(cfg.Health, r.ledger(), rebooted)
 	known := NewSnapshot(Snapshot{Devices: r.Devices, Links: r.Links})
-	s.prior, s.links, s.booted, s.rebooted = known.Devices, known.Links, r.BootTime, rebooted || r.NotReadSinceBoot
-	if s.inherited = sortedIDs(r.UnconfirmedGPUs); len(s.inherited) == 0 {
-		s.inherited = r.gpus()
+	s.priorDevices, s.priorLinks, s.bootTime, s.rebooted = known.Devices, known.Links, r.BootTime, rebooted || r.NotReadSinceBoot
+	if s.unconfirmedGPUs = sortedIDs(r.UnconfirmedGPUs); len(s.unconfirmedGPUs) == 0 {
+		s.unconfirmedGPUs = r.gpus()
 	}
 	if !rebooted { // which ends a maintenance, and loads the driver anew anyhow
 		s.Maintenance = r.Maintenance
@@ -66,9 +66,9 @@ func Restore(cfg Config, r Checkpoint, boot string) State {
 		if !r.NotReadSinceBoot && len(r.Binding.Numbering.Numbers) == 0 {
 			s.Binding.Numbering = s.Binding.Numbering.Initial(known) // a history of an agent that kept no numbers
 		}
-		s.Binding.Unconfirmed = len(s.inherited) > 0
+		s.Binding.Unconfirmed = len(s.unconfirmedGPUs) > 0
 		s.Inventory = BuildInventory(s.Snapshot, s.Ledger, cfg.InventoryConfig, cfg.Health.Mode, s.Binding)
 	}
-	s.log = logOf(r, rebooted || r.NotReadSinceBoot && r.KernelLog == 0)
+	s.kernelLog = restoreKernelLog(r, rebooted || r.NotReadSinceBoot && r.KernelLog == 0)
 	return s
 }

@@ -60,7 +60,7 @@ func TestRestartAndReboot(t *testing.T) {
 			}
 		}, "unhealthy NEEDS_SERVICE", true},
 	}
-	for _, level := range levels() {
+	for _, level := range levelReasons() {
 		stories = append(stories, story{level.cause, say(level.set, level.checks), level.state.String() + " " + level.cause, level.over == never && level.state == core.Unhealthy})
 	}
 	for _, tc := range stories {

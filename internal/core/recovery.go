@@ -7,48 +7,48 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/health/xid"
 )
 
-// settle lets the time pass: rules that wait come into force, and what has evidence for it gets well.
+// advance lets the time pass: rules that wait come into force, and what has evidence for it gets well.
 //
 // Silence is never evidence. A condition gets well when its evidence (which kind, says its rule) has held for
 // the dwell time, and as many complete checks as the policy wants have gone well meanwhile:
 //
 //	XID 95 ... verdict "GPU reset" ... reset, verdict "none" ... clean, clean, clean ... dwell over: well
 //	           no evidence yet         evidence begins to hold   (a bad check starts it anew)
-func (d *draft) settle() {
+func (d *ledgerBuilder) advance() {
 	for i := range d.conditions {
 		c := &d.conditions[i]
 		if !c.IgnoredUntil.IsZero() && !d.now.Before(c.IgnoredUntil) {
 			c.IgnoredUntil = time.Time{}
 		}
-		if c.State = d.state(*c); c.FromRemovedInstance {
+		if c.State = d.effectiveState(*c); c.FromRemovedInstance {
 			c.State = min(c.State, d.policy.state(xid.Degrades))
 		}
-		c.Evidence = d.signs(*c)
-		switch holds := d.evidence(*c); {
+		c.Evidence = d.clearingEvidence(*c)
+		switch holds := d.evidenceHolds(*c); {
 		case !holds:
 			c.ClearingSince, c.CleanChecks = time.Time{}, 0
 		case c.ClearingSince.IsZero():
 			c.ClearingSince, c.CleanChecks = d.now, 0
 		}
 	}
-	d.drop(func(c Condition) bool {
-		if over := d.forgotten(c); over || !d.recovered(c) {
+	d.remove(func(c Condition) bool {
+		if over := d.expired(c); over || !d.recovered(c) {
 			return over
 		}
-		chart := d.chart(c.At.GPU)
+		chart := d.history(c.At.GPU)
 		if c.Reason == ReasonXID && c.State >= Unhealthy && c.severe(d.policy) && chart.LastReset.After(c.Last) {
-			chart.ClearedByReset = push(chart.ClearedByReset, ClearedXID{c.Code, d.now})
+			chart.ClearedByReset = appendBounded(chart.ClearedByReset, ClearedXID{c.Code, d.now})
 		}
 		return true
 	})
-	for gpu := range d.charts {
-		d.spell(gpu)
+	for gpu := range d.histories {
+		d.updateEpisode(gpu)
 	}
 }
 
-// state is the effect of a condition now.
-func (d *draft) state(c Condition) HealthState {
-	chart := d.read(c.At.GPU)
+// effectiveState is the effect of a condition now.
+func (d *ledgerBuilder) effectiveState(c Condition) HealthState {
+	chart := d.readHistory(c.At.GPU)
 	switch c.Reason {
 	case ReasonFabricWait:
 		if d.now.Sub(c.Since) >= d.policy.FabricGrace {
@@ -56,7 +56,7 @@ func (d *draft) state(c Condition) HealthState {
 		}
 		return Unknown
 	case ReasonLost:
-		if c.At.GI == Whole && d.back(c, chart) {
+		if c.At.GI == Whole && d.answersAgain(c, chart) {
 			return Unhealthy
 		}
 		return GPULost
@@ -66,7 +66,7 @@ func (d *draft) state(c Condition) HealthState {
 	}
 	rule := c.rule(d.policy)
 	effect := rule.Effect
-	if chart.Sample.RecoveryAction == RecoveryUnknown || !d.covers(rule) {
+	if chart.Sample.RecoveryAction == RecoveryUnknown || !d.recoveryActionCovers(rule) {
 		if d.now.Sub(c.Since) >= d.policy.Settle {
 			effect = max(effect, rule.SettledEffect)
 			if rule.NVLinkOnly && chart.MaxNVLinks == 0 {
@@ -77,26 +77,26 @@ func (d *draft) state(c Condition) HealthState {
 			effect = max(effect, rule.RepeatEffect)
 		}
 	}
-	if effect == xid.Loses && d.now.Sub(c.Last) >= d.policy.Settle && d.back(c, chart) {
+	if effect == xid.Loses && d.now.Sub(c.Last) >= d.policy.Settle && d.answersAgain(c, chart) {
 		effect = xid.Withdraws
 	}
 	return d.policy.state(effect)
 }
 
-// back reports whether a GPU that was lost answers reliably again, which makes it unhealthy and not yet well.
+// answersAgain reports whether a GPU that was lost answers reliably again, which makes it unhealthy and not yet well.
 // Once it is back, a check that is slow or incomplete does not lose it again.
-func (d *draft) back(c Condition, chart *GPUHistory) bool {
-	return c.State == Unhealthy || chart.row >= d.policy.CleanChecks
+func (d *ledgerBuilder) answersAgain(c Condition, chart *GPUHistory) bool {
+	return c.State == Unhealthy || chart.completeChecks >= d.policy.CleanChecks
 }
 
-// forgotten reports whether a note has lost its point: no second one came in time.
-func (d *draft) forgotten(c Condition) bool {
+// expired reports whether a note has lost its point: no second one came in time.
+func (d *ledgerBuilder) expired(c Condition) bool {
 	return c.State == Healthy && (c.Reason == ReasonXID || c.Reason == ReasonEvent) &&
 		d.now.Sub(c.Last) > c.rule(d.policy).RepeatWindow
 }
 
 // recovered reports whether the evidence has held long enough.
-func (d *draft) recovered(c Condition) bool {
+func (d *ledgerBuilder) recovered(c Condition) bool {
 	if c.State == Healthy || c.ClearingSince.IsZero() || c.CleanChecks < d.policy.CleanChecks {
 		return false // a note is forgotten in its own time
 	}
@@ -104,52 +104,52 @@ func (d *draft) recovered(c Condition) bool {
 }
 
 // dwell is how long the evidence must hold.
-func (d *draft) dwell(c Condition) time.Duration {
+func (d *ledgerBuilder) dwell(c Condition) time.Duration {
 	if c.State >= Unhealthy && !c.Simulated {
-		return d.read(c.At.GPU).dwell(d.policy, d.now)
+		return d.readHistory(c.At.GPU).dwell(d.policy, d.now)
 	}
 	return d.policy.Dwell
 }
 
 // Dwell is how long the evidence against a condition must hold before it is over.
 func (l Ledger) Dwell(p HealthPolicy, now time.Time, c Condition) time.Duration {
-	return l.draft(p, now).dwell(c)
+	return l.builder(p, now).dwell(c)
 }
 
-// evidence reports whether something shows that a condition is over.
-func (d *draft) evidence(c Condition) bool {
-	chart := d.read(c.At.GPU)
-	if !chart.answers || c.Evidence == 0 || c.State == GPULost {
+// evidenceHolds reports whether something shows that a condition is over.
+func (d *ledgerBuilder) evidenceHolds(c Condition) bool {
+	chart := d.readHistory(c.At.GPU)
+	if !chart.responding || c.Evidence == 0 || c.State == GPULost {
 		return false // who was lost is back first, and then gets well
 	}
 	switch c.Reason {
 	case ReasonLost, ReasonProbe, ReasonUnresponsive:
 		return c.At.GI == Whole // it answers; an instance speaks for itself
 	case ReasonXID, ReasonEvent, ReasonECC, ReasonWorkloads:
-		return d.shown(c, chart)
+		return d.eventOver(c, chart)
 	default:
 		return chart.level(c.Reason) == No
 	}
 }
 
-// covers reports whether the verdict of this driver is about what the rule is about.
-func (d *draft) covers(rule xid.Rule) bool {
+// recoveryActionCovers reports whether the verdict of this driver is about what the rule is about.
+func (d *ledgerBuilder) recoveryActionCovers(rule xid.Rule) bool {
 	return rule.RecoveryActionSince > 0 && branchOf(d.driver) >= rule.RecoveryActionSince
 }
 
-// signs are what clears a condition under this policy and driver, which may give no verdict, or one that
+// clearingEvidence are what clears a condition under this policy and driver, which may give no verdict, or one that
 // covers more codes than the rule says.
-func (d *draft) signs(c Condition) xid.Evidence {
+func (d *ledgerBuilder) clearingEvidence(c Condition) xid.Evidence {
 	rule, signs := c.rule(d.policy), c.Reason.meaning().clears
 	switch {
 	case d.policy.Manual && c.State >= Unhealthy:
 		return 0
-	case rule.Clears != 0 && d.covers(rule):
+	case rule.Clears != 0 && d.recoveryActionCovers(rule):
 		signs = rule.Clears | xid.NoRecoveryAction
 	case rule.Class != 0: // what is worn out stays so, whatever the driver wants done
 		signs = rule.Clears
 	}
-	if d.read(c.At.GPU).Sample.RecoveryAction == RecoveryUnknown {
+	if d.readHistory(c.At.GPU).Sample.RecoveryAction == RecoveryUnknown {
 		return signs &^ xid.NoRecoveryAction
 	} else if rule.Class == xid.Suspect {
 		return signs &^ xid.Quiet // of what nobody knows only a driver without a verdict lets silence speak
@@ -157,8 +157,8 @@ func (d *draft) signs(c Condition) xid.Evidence {
 	return signs
 }
 
-// shown reports whether one of the signs shows that an event is over. A sign must be younger than the event.
-func (d *draft) shown(c Condition, chart *GPUHistory) bool {
+// eventOver reports whether one of the signs shows that an event is over. A sign must be younger than the event.
+func (d *ledgerBuilder) eventOver(c Condition, chart *GPUHistory) bool {
 	has := func(sign xid.Evidence) bool { return c.Evidence&sign != 0 }
 	since := d.now.Sub(c.Last)
 	quiet := d.policy.Quiet
@@ -172,40 +172,40 @@ func (d *draft) shown(c Condition, chart *GPUHistory) bool {
 		return false
 	case has(xid.NoRecoveryAction) && chart.Sample.RecoveryAction == RecoveryNone && since >= d.policy.Settle:
 		return true
-	case has(xid.LevelClear) && chart.settledBy(c.rule(d.policy).Level):
+	case has(xid.LevelClear) && chart.levelCleared(c.rule(d.policy).Level):
 		return true
 	default:
 		return has(xid.Quiet) && since >= quiet
 	}
 }
 
-// spell follows the bad spells of a GPU: each makes the next dwell longer, and too many recoveries from
+// updateEpisode follows the bad spells of a GPU: each makes the next dwell longer, and too many recoveries from
 // something severe take it out of service.
-func (d *draft) spell(gpu DeviceID) {
+func (d *ledgerBuilder) updateEpisode(gpu DeviceID) {
 	bad, severe, ignored := false, false, false
 	for _, c := range d.conditions {
 		switch {
 		case c.At.GPU != gpu || c.State < Unhealthy || c.Simulated:
-		case c.counts():
+		case c.isEffective():
 			bad, severe = true, severe || c.severe(d.policy)
 		default:
 			ignored = true
 		}
 	}
-	was := d.read(gpu)
+	was := d.readHistory(gpu)
 	switch began := !was.UnhealthySince.IsZero(); {
 	case bad && !began:
-		chart := d.chart(gpu)
+		chart := d.history(gpu)
 		chart.UnhealthySince, chart.SevereCause = d.now, severe
-		chart.UnhealthyEpisodes = push(chart.UnhealthyEpisodes, d.now)
+		chart.UnhealthyEpisodes = appendBounded(chart.UnhealthyEpisodes, d.now)
 	case bad && severe && !was.SevereCause:
-		d.chart(gpu).SevereCause = true
+		d.history(gpu).SevereCause = true
 	case !bad && began:
-		chart := d.chart(gpu)
+		chart := d.history(gpu)
 		if chart.SevereCause && !ignored { // an operator's order is no recovery
-			chart.Recoveries = push(chart.Recoveries, d.now)
-			if n := within(chart.Recoveries, d.now, 24*time.Hour); n >= d.policy.MaxRecoveries {
-				d.latch(gpu, fmt.Sprintf("%d recoveries within a day", n))
+			chart.Recoveries = appendBounded(chart.Recoveries, d.now)
+			if n := countWithin(chart.Recoveries, d.now, 24*time.Hour); n >= d.policy.MaxRecoveries {
+				d.requireService(gpu, fmt.Sprintf("%d recoveries within a day", n))
 				return
 			}
 		}

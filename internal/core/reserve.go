@@ -109,16 +109,16 @@ func (inv *Inventory) plan(units []Unit) Plan {
 	}
 	p.Env = []EnvVar{{VisibleDevices, strings.Join(ids, ",")}}
 	if u := units[0]; u.Sharing.Mode == MPS {
-		p.MPS, p.Env = u.Pool, append(u.Sharing.limits(), p.Env...)
+		p.MPS, p.Env = u.Pool, append(u.Sharing.mpsLimits(), p.Env...)
 	}
 	if inv.deviceNodes {
-		p.Nodes = inv.nodesOf(p.Devices)
+		p.Nodes = inv.deviceNodesOf(p.Devices)
 	}
 	return p
 }
 
-// limits are the variables that CUDA reads in an MPS client. The one device that a client sees is its first.
-func (s Sharing) limits() (env []EnvVar) {
+// mpsLimits are the variables that CUDA reads in an MPS client. The one device that a client sees is its first.
+func (s Sharing) mpsLimits() (env []EnvVar) {
 	if s.Threads > 0 {
 		env = append(env, EnvVar{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", strconv.Itoa(s.Threads)})
 	}
@@ -128,8 +128,8 @@ func (s Sharing) limits() (env []EnvVar) {
 	return env
 }
 
-// nodesOf lists the nodes for devices, each once and sorted, of those that the host has.
-func (inv *Inventory) nodesOf(devices []Device) []DeviceNode {
+// deviceNodesOf lists the nodes for devices, each once and sorted, of those that the host has.
+func (inv *Inventory) deviceNodesOf(devices []Device) []DeviceNode {
 	paths := slices.Clone(optionalNodes)
 	for _, d := range devices {
 		paths = append(paths, d.RequiredNodes()...)

@@ -21,28 +21,28 @@ type Selector struct {
 // Range is a closed interval; a Max of 0 is none.
 type Range struct{ Min, Max uint64 }
 
-func (r Range) holds(n uint64) bool { return n >= r.Min && (r.Max == 0 || n <= r.Max) }
+func (r Range) contains(n uint64) bool { return n >= r.Min && (r.Max == 0 || n <= r.Max) }
 
 // Selects reports whether a device with that number is meant.
 func (s *Selector) Selects(d *Device, at DeviceIndex) bool {
-	return one(s.IDs, func(id DeviceID) bool { return id == d.ID || id == d.At.GPU }) &&
-		one(s.PCI, func(a PCIAddress) bool { return a == d.PCI }) &&
-		one(s.Indices, func(i DeviceIndex) bool {
+	return matchesAny(s.IDs, func(id DeviceID) bool { return id == d.ID || id == d.At.GPU }) &&
+		matchesAny(s.PCI, func(a PCIAddress) bool { return a == d.PCI }) &&
+		matchesAny(s.Indices, func(i DeviceIndex) bool {
 			return i.GPU == at.GPU && (i.Instance < 0 || d.Profile != "" && i.Instance == at.Instance)
 		}) &&
-		one(s.Models, func(p string) bool { return matches(p, d.Model) || matches(p, d.Product()) }) &&
-		one(s.Profiles, func(p string) bool { return d.Profile != "" && matches(p, d.Profile) }) &&
+		matchesAny(s.Models, func(p string) bool { return matchesPattern(p, d.Model) || matchesPattern(p, d.Product()) }) &&
+		matchesAny(s.Profiles, func(p string) bool { return d.Profile != "" && matchesPattern(p, d.Profile) }) &&
 		(!s.Full || d.Profile == "") &&
-		s.Memory.holds(d.Memory)
+		s.Memory.contains(d.Memory)
 }
 
-// one reports whether a condition holds: one of its values does, or none is given.
-func one[T comparable](values []T, holds func(T) bool) bool {
+// matchesAny reports whether a condition holds: one of its values does, or none is given.
+func matchesAny[T comparable](values []T, holds func(T) bool) bool {
 	return len(values) == 0 || slices.ContainsFunc(values, holds)
 }
 
-// matches reports whether all of s fits a pattern, in which * is any text, also none.
-func matches(pattern, s string) bool {
+// matchesPattern reports whether all of s fits a pattern, in which * is any text, also none.
+func matchesPattern(pattern, s string) bool {
 	head, rest, wild := strings.Cut(pattern, "*")
 	if !wild {
 		return pattern == s

@@ -21,9 +21,9 @@ const (
 	MPS                            // CUDA's Multi-Process Service, of a control daemon per pool
 )
 
-var sharingModes = [...]string{"exclusive", "time-slicing", "mps"}
+var sharingModeNames = [...]string{"exclusive", "time-slicing", "mps"}
 
-func (m SharingMode) String() string { return sharingModes[m] }
+func (m SharingMode) String() string { return sharingModeNames[m] }
 
 // Suffix ends the default name of a pool whose devices are shared by a rule, so that no request for a GPU of
 // one's own gets a share.
@@ -51,8 +51,8 @@ func (s Sharing) Terms() string {
 	return text
 }
 
-// mixed names the pools whose units are not alike: a request can't tell them apart.
-func mixed(units []Unit) (findings []string) {
+// mixedPoolWarnings names the pools whose units are not alike: a request can't tell them apart.
+func mixedPoolWarnings(units []Unit) (findings []string) {
 	first := map[string]Sharing{}
 	said := map[string]bool{}
 	for _, u := range units {

@@ -14,11 +14,11 @@ func (l Ledger) Shift(d time.Duration) Ledger {
 	for i, c := range l.conditions {
 		l.conditions[i] = c.shift(d)
 	}
-	charts := make(map[DeviceID]*GPUHistory, len(l.charts))
-	for gpu, c := range l.charts {
+	charts := make(map[DeviceID]*GPUHistory, len(l.histories))
+	for gpu, c := range l.histories {
 		charts[gpu] = c.shift(d)
 	}
-	l.charts = charts
+	l.histories = charts
 	return l
 }
 
@@ -33,19 +33,19 @@ func (c Condition) shift(d time.Duration) Condition {
 func (c *GPUHistory) shift(d time.Duration) *GPUHistory {
 	c = c.clone()
 	c.LastReset, c.UnhealthySince, c.checked = ShiftTime(c.LastReset, d), ShiftTime(c.UnhealthySince, d), ShiftTime(c.checked, d)
-	c.UnhealthyEpisodes, c.Recoveries = shiftedAll(c.UnhealthyEpisodes, d), shiftedAll(c.Recoveries, d)
-	c.ClearedByReset, c.apps = slices.Clone(c.ClearedByReset), slices.Clone(c.apps)
+	c.UnhealthyEpisodes, c.Recoveries = shiftTimes(c.UnhealthyEpisodes, d), shiftTimes(c.Recoveries, d)
+	c.ClearedByReset, c.appFaults = slices.Clone(c.ClearedByReset), slices.Clone(c.appFaults)
 	for i := range c.ClearedByReset {
 		c.ClearedByReset[i].At = ShiftTime(c.ClearedByReset[i].At, d)
 	}
 	for i := range c.FaultCounts {
 		c.FaultCounts[i].Last = ShiftTime(c.FaultCounts[i].Last, d)
 	}
-	for i := range c.weaker {
-		c.weaker[i] = ShiftTime(c.weaker[i], d)
+	for i := range c.weakResetSigns {
+		c.weakResetSigns[i] = ShiftTime(c.weakResetSigns[i], d)
 	}
-	for i := range c.apps {
-		c.apps[i].at = ShiftTime(c.apps[i].at, d)
+	for i := range c.appFaults {
+		c.appFaults[i].at = ShiftTime(c.appFaults[i].at, d)
 	}
 	c.window.since = ShiftTime(c.window.since, d)
 	return c
@@ -65,7 +65,7 @@ func ShiftTime(t time.Time, d time.Duration) time.Time {
 	return t.Add(d)
 }
 
-func shiftedAll(times []time.Time, d time.Duration) []time.Time {
+func shiftTimes(times []time.Time, d time.Duration) []time.Time {
 	times = slices.Clone(times)
 	for i := range times {
 		times[i] = ShiftTime(times[i], d)

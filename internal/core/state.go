@@ -18,18 +18,18 @@ type State struct {
 	Maintenance Maintenance     // the zero value while the driver may be asked
 	Foreign     *ForeignHistory // the history that was dropped, as it is another machine's; nil = none was
 
-	// prior are the devices of an earlier process of the agent, until the first reading shows what became of
+	// priorDevices are the devices of an earlier process of the agent, until the first reading shows what became of
 	// them; of an earlier boot of the machine too, if rebooted.
-	prior    []Device
-	links    []Link // between those
-	rebooted bool
-	booted   time.Time // when the machine booted; zero = unknown
+	priorDevices []Device
+	priorLinks   []Link // between those
+	rebooted     bool
+	bootTime     time.Time // when the machine booted; zero = unknown
 
-	inherited []DeviceID // GPUs of the history, sorted, until one of them is read or the history is another machine's
+	unconfirmedGPUs []DeviceID // GPUs of the history, sorted, until one of them is read or the history is another machine's
 
 	nodesSeen []string // device nodes of the last complete reading and those that came since, sorted
 
-	log kernelLog
+	kernelLog kernelLogState
 }
 
 // NewState is the state before anybody has asked the driver.
@@ -44,16 +44,16 @@ func NewState(cfg Config) State {
 func (s State) Read(cfg Config, now time.Time, reading Snapshot, checks ...Observation) State {
 	s = s.withoutForeign(reading)
 	prev := s.Snapshot
-	if s.prior != nil && (reading.Driver.State == DriverReady || !s.rebooted) {
-		prev.Devices, prev.Links = s.prior, s.links
-		s.prior, s.links = nil, nil
+	if s.priorDevices != nil && (reading.Driver.State == DriverReady || !s.rebooted) {
+		prev.Devices, prev.Links = s.priorDevices, s.priorLinks
+		s.priorDevices, s.priorLinks = nil, nil
 	}
-	prev.Devices = s.remembered(cfg.Health, now, prev.Devices, reading)
+	prev.Devices = s.withoutForgotten(cfg.Health, now, prev.Devices, reading)
 	snapshot, obs := Reconcile(prev, reading)
 	s.Snapshot, s.nodesSeen = snapshot, snapshot.Nodes
 	s.Ledger = s.Ledger.Relocate(s.Snapshot)
 	if reading.Driver.State == DriverReady {
-		obs = append(obs, s.awaited()...)
+		obs = append(obs, s.takePending()...)
 	}
 	return s.Observe(cfg, now, slices.Concat(obs, checks)...)
 }
@@ -62,18 +62,18 @@ func (s State) Read(cfg Config, now time.Time, reading Snapshot, checks ...Obser
 func (s State) Observe(cfg Config, now time.Time, obs ...Observation) State {
 	located := make([]Observation, 0, len(obs))
 	for _, o := range obs {
-		if o, ok := s.locateLogged(o); ok {
+		if o, ok := s.locate(o); ok {
 			located = append(append(located, o), expandToInstances(s.Snapshot, o)...)
 		}
 	}
 	s.Ledger = s.Ledger.Apply(cfg.Health, now, located...)
-	return s.offer(cfg, now)
+	return s.rebuild(cfg, now)
 }
 
 // WithHost takes in what the host has beside the driver.
 func (s State) WithHost(cfg Config, now time.Time, h Host) State {
 	s.Host = h
-	return s.offer(cfg, now)
+	return s.rebuild(cfg, now)
 }
 
 // Clear drops conditions by an operator's order: see Ledger.Clear.
@@ -83,7 +83,7 @@ func (s State) Clear(cfg Config, now time.Time, o Command) (State, []Condition, 
 		return s, nil, err
 	}
 	s.Ledger = ledger
-	return s.offer(cfg, now), cleared, nil
+	return s.rebuild(cfg, now), cleared, nil
 }
 
 // Ignore disregards conditions by an operator's order: see Ledger.Ignore.
@@ -93,12 +93,12 @@ func (s State) Ignore(cfg Config, now time.Time, o Command, until time.Time) (St
 		return s, nil, err
 	}
 	s.Ledger = ledger
-	return s.offer(cfg, now), ignored, nil
+	return s.rebuild(cfg, now), ignored, nil
 }
 
-func (s State) offer(cfg Config, now time.Time) State {
+func (s State) rebuild(cfg Config, now time.Time) State {
 	// Until a GPU of the history is read, its numbers may be another machine's: none is given beside them, or told to others.
-	doubtful := len(s.inherited) > 0
+	doubtful := len(s.unconfirmedGPUs) > 0
 	if !doubtful || s.Snapshot.Driver.State != DriverReady {
 		s.Binding.Numbering, s.Binding.Proposed = s.Binding.Numbering.Update(s.Snapshot, s.Host)
 	}
@@ -121,15 +121,15 @@ func (s State) Rebind(cfg Config, now time.Time) (State, error) {
 	present.Devices = slices.DeleteFunc(slices.Clone(present.Devices), func(d Device) bool { return lost[d.ID] })
 	next := Numbering{Generation: s.Binding.Numbering.Generation + 1}
 	s.Binding = Binding{Numbering: next.Initial(present)}
-	return s.offer(cfg, now), nil
+	return s.rebuild(cfg, now), nil
 }
 
 // NeedsTick reports whether time alone can change the state: Observe now and then.
 func (s State) NeedsTick() bool { return s.Ledger.NeedsTick() || s.Inventory.Retiring() }
 
-// remembered are the devices without those that the driver has not listed for so long that they are not
+// withoutForgotten are the devices without those that the driver has not listed for so long that they are not
 // coming back.
-func (s State) remembered(p HealthPolicy, now time.Time, devices []Device, reading Snapshot) []Device {
+func (s State) withoutForgotten(p HealthPolicy, now time.Time, devices []Device, reading Snapshot) []Device {
 	if reading.Driver.State != DriverReady {
 		return devices
 	}
@@ -141,8 +141,8 @@ func (s State) remembered(p HealthPolicy, now time.Time, devices []Device, readi
 	lost := func(d Device) bool {
 		return slices.ContainsFunc(conditions, func(c Condition) bool {
 			since := c.Last
-			if s.booted.After(since) {
-				since = s.booted // how long the machine was off is unknown: the wall clock may have jumped at the boot
+			if s.bootTime.After(since) {
+				since = s.bootTime // how long the machine was off is unknown: the wall clock may have jumped at the boot
 			}
 			return c.At == WholeGPU(d.At.GPU) && c.Reason == ReasonLost && now.Sub(since) >= p.Forget
 		})
@@ -158,7 +158,7 @@ func (s State) remembered(p HealthPolicy, now time.Time, devices []Device, readi
 func (s State) WithNodes(cfg Config, now time.Time, nodes []string) State {
 	s.Snapshot.Nodes = nodes
 	s.nodesSeen = slices.Compact(slices.Sorted(slices.Values(slices.Concat(s.nodesSeen, nodes))))
-	return s.offer(cfg, now)
+	return s.rebuild(cfg, now)
 }
 
 // Build returns the inventory of a machine that is read for the first time: positions in the policy mean the present order.

@@ -74,8 +74,10 @@ func (v RecoveryAction) String() string {
 	}[v]
 }
 
-// verdictOf is the verdict that a condition holds as its code, whatever a file says that it was.
-func verdictOf(code uint64) RecoveryAction { return RecoveryAction(min(code, uint64(RecoveryOther))) }
+// recoveryActionOf is the verdict that a condition holds as its code, whatever a file says that it was.
+func recoveryActionOf(code uint64) RecoveryAction {
+	return RecoveryAction(min(code, uint64(RecoveryOther)))
+}
 
 // action is what an operator does about a verdict.
 func (v RecoveryAction) action() string {

@@ -100,7 +100,7 @@ func scenes() []scene {
 		}, nil},
 		{"manual", func(s *story) { s.policy.Manual = true; codes(48)(s) }, nil},
 	}
-	for _, l := range levels() {
+	for _, l := range levelReasons() {
 		all = append(all, scene{"level " + l.cause, func(s *story) { s.say(l.set); s.check(l.checks) }, nil})
 	}
 	return all

@@ -13,11 +13,11 @@ const (
 // eventRules are the rules for events, in order of type. All but one are another form of an XID.
 func eventRules() []Rule {
 	return []Rule{
-		like(92, singleBitStorm, "nvmlEventTypeSingleBitEccErrorStorm"),
-		like(63, dramRetirement, "nvmlEventTypeDramRetirementEvent"),
-		like(64, dramRetirementFailure, "nvmlEventTypeDramRetirementFailure"),
-		like(94, nonFatalPoison, "nvmlEventTypeNonFatalPoisonError"),
-		like(95, fatalPoison, "nvmlEventTypeFatalPoisonError"),
+		ruleLike(92, singleBitStorm, "nvmlEventTypeSingleBitEccErrorStorm"),
+		ruleLike(63, dramRetirement, "nvmlEventTypeDramRetirementEvent"),
+		ruleLike(64, dramRetirementFailure, "nvmlEventTypeDramRetirementFailure"),
+		ruleLike(94, nonFatalPoison, "nvmlEventTypeNonFatalPoisonError"),
+		ruleLike(95, fatalPoison, "nvmlEventTypeFatalPoisonError"),
 		// The driver raises it when the GPU falls off the bus and when GSP firmware stops answering, which may
 		// not reach NVML as XIDs.
 		{
@@ -28,8 +28,8 @@ func eventRules() []Rule {
 	}
 }
 
-// like is the rule of an XID for an event; NVIDIA gives no advice on events.
-func like(xid, kind uint64, name string) Rule {
+// ruleLike is the rule of an XID for an event; NVIDIA gives no advice on events.
+func ruleLike(xid, kind uint64, name string) Rule {
 	r := XID(xid)
 	r.Code, r.Name, r.Immediate, r.Investigatory = kind, name, "", ""
 	return r

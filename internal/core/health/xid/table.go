@@ -7,31 +7,31 @@ import (
 	"slices"
 )
 
-// treatment is what several codes have in common, said once, and the codes.
-type treatment struct {
+// ruleGroup is what several codes have in common, said once, and the codes.
+type ruleGroup struct {
 	Rule
-	codes []row
+	codes []codeEntry
 }
 
-// row is what is a code's own: the columns of NVIDIA's catalogue.
-type row struct {
+// codeEntry is what is a code's own: the columns of NVIDIA's catalogue.
+type codeEntry struct {
 	code                     uint64
 	name, meaning            string
 	since                    int
 	immediate, investigatory string
 }
 
-// engines gives a row to each engine of a kind, in order of the engine's number; the codes have no order.
-func engines(name, meaning string, codes ...uint64) []row {
-	rows := make([]row, len(codes))
+// engineCodes gives a row to each engine of a kind, in order of the engine's number; the codes have no order.
+func engineCodes(name, meaning string, codes ...uint64) []codeEntry {
+	rows := make([]codeEntry, len(codes))
 	for i, code := range codes {
-		rows[i] = row{code, fmt.Sprintf(name, i), fmt.Sprintf(meaning, i), 0, "RESTART_APP", "CONTACT_SUPPORT"}
+		rows[i] = codeEntry{code, fmt.Sprintf(name, i), fmt.Sprintf(meaning, i), 0, "RESTART_APP", "CONTACT_SUPPORT"}
 	}
 	return rows
 }
 
 // rules are the codes of the treatments, in order of code.
-func rules(tables ...[]treatment) []Rule {
+func rules(tables ...[]ruleGroup) []Rule {
 	var rules []Rule
 	for _, table := range tables {
 		for _, t := range table {
