@@ -17,18 +17,18 @@ func (f *ForeignHistory) Error() string {
 }
 
 // gpus are the GPUs in a record, sorted.
-func (r Checkpoint) gpus() []DeviceID {
-	var gpus []DeviceID
+func (r Checkpoint) gpuIDs() []DeviceID {
+	var ids []DeviceID
 	for _, d := range r.Devices {
-		gpus = append(gpus, d.At.GPU)
+		ids = append(ids, d.At.GPU)
 	}
 	for _, c := range r.Conditions {
-		gpus = append(gpus, c.At.GPU)
+		ids = append(ids, c.At.GPU)
 	}
-	for gpu := range r.GPUs {
-		gpus = append(gpus, gpu)
+	for id := range r.GPUs {
+		ids = append(ids, id)
 	}
-	return sortedIDs(slices.DeleteFunc(gpus, func(id DeviceID) bool { return id == "" })) // "" = the node
+	return sortedIDs(slices.DeleteFunc(ids, func(id DeviceID) bool { return id == "" })) // "" = the node
 }
 
 // findForeignHistory compares the GPUs of a history with a reading of the driver. No GPU in common means another machine, but
@@ -49,8 +49,8 @@ func findForeignHistory(history []DeviceID, reading Snapshot) (f *ForeignHistory
 			machine = append(machine, e.At.GPU)
 		}
 	}
-	for _, gpu := range machine {
-		if _, there := slices.BinarySearch(history, gpu); there {
+	for _, id := range machine {
+		if _, there := slices.BinarySearch(history, id); there {
 			return nil, true
 		}
 	}
@@ -69,7 +69,7 @@ func (s State) withoutForeign(reading Snapshot) State {
 	}
 	f, known := findForeignHistory(s.unconfirmedGPUs, reading)
 	if f != nil {
-		of := func(gpu DeviceID) bool { return slices.Contains(f.HistoryGPUs, gpu) }
+		of := func(id DeviceID) bool { return slices.Contains(f.HistoryGPUs, id) }
 		devices, links := &s.Snapshot.Devices, &s.Snapshot.Links
 		if s.priorDevices != nil {
 			devices, links = &s.priorDevices, &s.priorLinks

@@ -19,15 +19,15 @@ func (inv *Inventory) Islands() [][]DeviceID {
 		}
 		a, b := cmp.Or(least[l.A], l.A), cmp.Or(least[l.B], l.B)
 		least[l.A], least[l.B] = a, b
-		for gpu, first := range least {
+		for id, first := range least {
 			if first == a || first == b {
-				least[gpu] = min(a, b)
+				least[id] = min(a, b)
 			}
 		}
 	}
 	members := map[DeviceID][]DeviceID{}
-	for _, gpu := range slices.Sorted(maps.Keys(least)) {
-		members[least[gpu]] = append(members[least[gpu]], gpu)
+	for _, id := range slices.Sorted(maps.Keys(least)) {
+		members[least[id]] = append(members[least[id]], id)
 	}
 	var islands [][]DeviceID
 	for _, first := range slices.Sorted(maps.Keys(members)) {

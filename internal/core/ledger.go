@@ -39,8 +39,8 @@ func (l Ledger) Lost(devices []Device) map[DeviceID]bool {
 func (l Ledger) Conditions() []Condition { return slices.Clone(l.conditions) }
 
 // History is what is remembered of a GPU.
-func (l Ledger) History(gpu DeviceID) (GPUHistory, bool) {
-	c, ok := l.histories[gpu]
+func (l Ledger) History(id DeviceID) (GPUHistory, bool) {
+	c, ok := l.histories[id]
 	if !ok {
 		return GPUHistory{}, false
 	}
@@ -64,10 +64,10 @@ func (l Ledger) Health(at Placement) Health {
 	if worst.State > Healthy {
 		h = worst.health()
 	}
-	if chart := l.histories[at.GPU]; chart != nil {
-		h.Limitations = chart.Sample.limits(at)
+	if history := l.histories[at.GPU]; history != nil {
+		h.Limitations = history.Sample.limits(at)
 		if h.State > Healthy {
-			h.RecoveryAction = chart.Sample.RecoveryAction
+			h.RecoveryAction = history.Sample.RecoveryAction
 		}
 	}
 	return h
@@ -115,11 +115,11 @@ func (l Ledger) Relocate(s Snapshot) Ledger {
 		there[WholeGPU(e.At.GPU)] = true
 	}
 	moved := slices.Clone(l.conditions)
-	charts := l.histories
+	histories := l.histories
 	if s.Driver.State == DriverReady {
 		moved = slices.DeleteFunc(moved, func(c Condition) bool { return !there[WholeGPU(c.At.GPU)] })
-		charts = maps.Clone(l.histories)
-		maps.DeleteFunc(charts, func(gpu DeviceID, _ *GPUHistory) bool { return !there[WholeGPU(gpu)] })
+		histories = maps.Clone(l.histories)
+		maps.DeleteFunc(histories, func(id DeviceID, _ *GPUHistory) bool { return !there[WholeGPU(id)] })
 	}
 	moved = slices.DeleteFunc(moved, func(c Condition) bool { return !there[c.At] && c.At.GI != Whole && c.Reason.isUnresponsive() })
 	for i, c := range moved {
@@ -127,7 +127,7 @@ func (l Ledger) Relocate(s Snapshot) Ledger {
 			moved[i].At, moved[i].FromRemovedInstance = WholeGPU(c.At.GPU), true
 		}
 	}
-	return Ledger{merged(moved), charts, l.driver}
+	return Ledger{merged(moved), histories, l.driver}
 }
 
 // ledgerBuilder is a ledger in the making.
@@ -156,19 +156,19 @@ func (d *ledgerBuilder) ledger() Ledger {
 }
 
 // history is the GPU's chart, to be changed.
-func (d *ledgerBuilder) history(gpu DeviceID) *GPUHistory {
-	if !d.owned[gpu] {
+func (d *ledgerBuilder) history(id DeviceID) *GPUHistory {
+	if !d.owned[id] {
 		if d.histories == nil {
 			d.histories = map[DeviceID]*GPUHistory{}
 		}
-		d.histories[gpu], d.owned[gpu] = d.histories[gpu].clone(), true
+		d.histories[id], d.owned[id] = d.histories[id].clone(), true
 	}
-	return d.histories[gpu]
+	return d.histories[id]
 }
 
 // readHistory is the GPU's chart, to be looked at; an empty one if there is none.
-func (d *ledgerBuilder) readHistory(gpu DeviceID) *GPUHistory {
-	if c := d.histories[gpu]; c != nil {
+func (d *ledgerBuilder) readHistory(id DeviceID) *GPUHistory {
+	if c := d.histories[id]; c != nil {
 		return c
 	}
 	return &GPUHistory{}

@@ -22,8 +22,8 @@ func (l Ledger) Checkpoint() LedgerCheckpoint {
 			c.Conditions = append(c.Conditions, each)
 		}
 	}
-	for gpu, history := range l.histories {
-		c.GPUs[gpu] = *history
+	for id, history := range l.histories {
+		c.GPUs[id] = *history
 	}
 	return c
 }
@@ -35,12 +35,12 @@ func RestoreLedger(p HealthPolicy, c LedgerCheckpoint, rebooted bool) Ledger {
 	if !rebooted { // a reboot loads the driver again
 		l.driver = c.Driver
 	}
-	for gpu, history := range c.GPUs {
+	for id, history := range c.GPUs {
 		if rebooted {
 			history.Sample, history.MaxNVLinks, history.JoinedFabric = HealthSample{}, 0, false
 			history.FaultCounts = withoutEcho(history.FaultCounts)
 		}
-		l.histories[gpu] = history.clone()
+		l.histories[id] = history.clone()
 	}
 	for _, each := range c.Conditions {
 		if rebooted && clearedByReboot(p, each) {
@@ -107,8 +107,8 @@ func (c LedgerCheckpoint) Shift(d time.Duration) LedgerCheckpoint {
 		c.Conditions[i] = each.shift(d)
 	}
 	histories := make(map[DeviceID]GPUHistory, len(c.GPUs))
-	for gpu, h := range c.GPUs {
-		histories[gpu] = *h.shift(d)
+	for id, h := range c.GPUs {
+		histories[id] = *h.shift(d)
 	}
 	c.GPUs = histories
 	return c

@@ -89,42 +89,42 @@ func (c *GPUHistory) levelCleared(l xid.Level) bool {
 }
 
 // check folds what a GPU says about its health.
-func (d *ledgerBuilder) check(gpu DeviceID, v HealthSample) {
-	chart := d.history(gpu)
-	old := chart.Sample
-	if chart.wasReset(v, d.now) {
-		chart.LastReset = d.now
+func (d *ledgerBuilder) check(id DeviceID, v HealthSample) {
+	history := d.history(id)
+	old := history.Sample
+	if history.wasReset(v, d.now) {
+		history.LastReset = d.now
 	}
-	chart.Sample, chart.responding, chart.lost, chart.reloading, chart.driverAbsent = v, true, false, false, false
-	chart.onlyGPU, chart.JoinedFabric = len(d.histories) == 1, chart.JoinedFabric || v.Fabric > FabricStarting
+	history.Sample, history.responding, history.lost, history.reloading, history.driverAbsent = v, true, false, false, false
+	history.onlyGPU, history.JoinedFabric = len(d.histories) == 1, history.JoinedFabric || v.Fabric > FabricStarting
 	if v.LinksUp.OK {
-		chart.MaxNVLinks = max(chart.MaxNVLinks, v.LinksUp.Value)
+		history.MaxNVLinks = max(history.MaxNVLinks, v.LinksUp.Value)
 	}
-	chart.updateWindow(d.now)
-	at := WholeGPU(gpu)
+	history.updateWindow(d.now)
+	at := WholeGPU(id)
 	d.remove(func(c Condition) bool { return c.At == at && c.Reason == ReasonProbe && c.State == Healthy })
-	if d.countCleanCheck(gpu, !v.Partial); v.Partial {
-		chart.completeChecks = 0
+	if d.countCleanCheck(id, !v.Partial); v.Partial {
+		history.completeChecks = 0
 	} else {
-		chart.completeChecks, chart.checked = min(chart.completeChecks+1, d.policy.CleanChecks), d.now
+		history.completeChecks, history.checked = min(history.completeChecks+1, d.policy.CleanChecks), d.now
 		d.remove(func(c Condition) bool { return c.At == at && c.Reason == ReasonUnchecked })
 	}
 	if d.policy.Mode == ModeOff {
 		return
 	}
-	if old.Uncorrectable.OK && v.Uncorrectable.Value > old.Uncorrectable.Value && !chart.faultWithin(d.now, time.Minute) {
+	if old.Uncorrectable.OK && v.Uncorrectable.Value > old.Uncorrectable.Value && !history.faultWithin(d.now, time.Minute) {
 		d.recordEvent(Condition{At: at, Reason: ReasonECC}).State = d.policy.state(xid.Degrades)
 	}
 	for _, r := range levelReasons {
-		d.applyLevel(at, r, chart)
+		d.applyLevel(at, r, history)
 	}
 }
 
 // countCleanCheck counts the complete checks in a row for what recovers. One that is not breaks the row.
-func (d *ledgerBuilder) countCleanCheck(gpu DeviceID, complete bool) {
+func (d *ledgerBuilder) countCleanCheck(id DeviceID, complete bool) {
 	for i := range d.conditions {
 		switch c := &d.conditions[i]; {
-		case c.At.GPU != gpu || c.ClearingSince.IsZero():
+		case c.At.GPU != id || c.ClearingSince.IsZero():
 		case complete:
 			c.CleanChecks++
 		default:
@@ -135,7 +135,7 @@ func (d *ledgerBuilder) countCleanCheck(gpu DeviceID, complete bool) {
 
 // applyLevel enters what a chart says about one level. What only was a note, or a wait, is forgotten when the level
 // is gone.
-func (d *ledgerBuilder) applyLevel(at Placement, r Reason, chart *GPUHistory) {
+func (d *ledgerBuilder) applyLevel(at Placement, r Reason, history *GPUHistory) {
 	m := r.meaning()
 	c := Condition{At: at, Reason: r, State: m.state}
 	if m.state == Degraded {
@@ -144,17 +144,17 @@ func (d *ledgerBuilder) applyLevel(at Placement, r Reason, chart *GPUHistory) {
 	checks := max(m.checks, 1)
 	switch r {
 	case ReasonRecoveryAction:
-		c.Code, c.Detail = uint64(chart.Sample.RecoveryAction), chart.Sample.RecoveryAction.String()
-		if v := chart.Sample.RecoveryAction; v == RecoveryDrainP2P || v == RecoveryIMEX {
+		c.Code, c.Detail = uint64(history.Sample.RecoveryAction), history.Sample.RecoveryAction.String()
+		if v := history.Sample.RecoveryAction; v == RecoveryDrainP2P || v == RecoveryIMEX {
 			checks = 2
 		}
 	case ReasonFabric:
-		if chart.Sample.Fabric == FabricMisconfigured {
+		if history.Sample.Fabric == FabricMisconfigured {
 			c.Detail = "incorrect configuration"
 		}
 	default:
 	}
-	switch chart.level(r) {
+	switch history.level(r) {
 	case Yes:
 		d.setLevel(c, checks)
 	case No:

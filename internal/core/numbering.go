@@ -204,8 +204,8 @@ func (m numberTable) numberDevices(s Snapshot, give func(DeviceID, DeviceIndex))
 		}
 	}
 	for _, d := range s.Devices {
-		if gpu, ok := m.byID[d.At.GPU]; ok && d.Profile != "" {
-			give(d.ID, DeviceIndex{gpu.GPU, d.Instance})
+		if parent, ok := m.byID[d.At.GPU]; ok && d.Profile != "" {
+			give(d.ID, DeviceIndex{parent.GPU, d.Instance})
 		}
 	}
 }

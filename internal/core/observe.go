@@ -25,7 +25,7 @@ const (
 
 // observe folds one observation.
 func (d *ledgerBuilder) observe(o Observation) {
-	gpu := o.At.GPU
+	id := o.At.GPU
 	switch o.Kind {
 	case XID:
 		d.recordFault(o, ReasonXID, d.policy.xid(o.Code))
@@ -36,7 +36,7 @@ func (d *ledgerBuilder) observe(o Observation) {
 	case Lost:
 		d.interruptRecovery(o.At)
 		if o.At.GI == Whole {
-			d.history(gpu).lost = true
+			d.history(id).lost = true
 		}
 		d.setLevel(Condition{At: o.At, Reason: ReasonLost, State: GPULost, Detail: o.Detail}, 1)
 	case ProbeFailed:
@@ -47,16 +47,16 @@ func (d *ledgerBuilder) observe(o Observation) {
 	case Unresponsive:
 		d.interruptRecovery(o.At)
 		state := Unhealthy
-		if gpu == "" {
+		if id == "" {
 			state = Unknown
 		}
 		d.setLevel(Condition{At: o.At, Reason: ReasonUnresponsive, State: state, Detail: o.Detail}, 1)
 	case InstanceRead:
 		d.remove(func(c Condition) bool { return c.At == o.At && c.Reason.isUnresponsive() })
 	case Checked:
-		d.check(gpu, o.Sample)
+		d.check(id, o.Sample)
 	case DriverRebound:
-		d.history(gpu).LastReset = d.now
+		d.history(id).LastReset = d.now
 	case DriverUnavailable:
 		d.driverLost(o)
 	case DriverUnloaded:
@@ -64,7 +64,7 @@ func (d *ledgerBuilder) observe(o Observation) {
 	case DriverAvailable:
 		d.driverAnswered(o)
 	case Reserved:
-		d.history(gpu).recordAllocation(o.At)
+		d.history(id).recordAllocation(o.At)
 	case KernelLogRead: // State has taken it in
 	}
 }
@@ -72,17 +72,17 @@ func (d *ledgerBuilder) observe(o Observation) {
 // interruptRecovery enters that the GPU did not answer: no recovery goes on, and one that has never been checked
 // since the agent started is not known to be well. A MIG instance speaks for itself only.
 func (d *ledgerBuilder) interruptRecovery(at Placement) {
-	gpu := at.GPU
-	if gpu == "" || at.GI != Whole {
+	id := at.GPU
+	if id == "" || at.GI != Whole {
 		return
 	}
-	chart := d.history(gpu)
-	chart.responding, chart.completeChecks = false, 0
-	if chart.checked.IsZero() {
-		d.setLevel(Condition{At: WholeGPU(gpu), Reason: ReasonUnchecked, State: Unknown}, 1)
+	history := d.history(id)
+	history.responding, history.completeChecks = false, 0
+	if history.checked.IsZero() {
+		d.setLevel(Condition{At: WholeGPU(id), Reason: ReasonUnchecked, State: Unknown}, 1)
 	}
 	for i := range d.conditions {
-		if c := &d.conditions[i]; c.At.GPU == gpu {
+		if c := &d.conditions[i]; c.At.GPU == id {
 			c.ClearingSince, c.CleanChecks = time.Time{}, 0
 		}
 	}
@@ -99,8 +99,8 @@ func (d *ledgerBuilder) driverAnswered(o Observation) {
 
 // markReloading enters that the driver is loaded anew before it gives its next verdict, or was.
 func (d *ledgerBuilder) markReloading() {
-	for gpu := range d.histories {
-		d.history(gpu).reloading = true
+	for id := range d.histories {
+		d.history(id).reloading = true
 	}
 }
 
@@ -113,10 +113,10 @@ func (d *ledgerBuilder) driverLost(o Observation) {
 	}
 	d.remove(func(c Condition) bool { return c.At == Node && c.Reason == other })
 	d.setLevel(Condition{At: Node, Reason: reason, State: Unknown, Detail: o.Detail}, 1)
-	for gpu := range d.histories {
-		chart := d.history(gpu)
-		chart.responding, chart.completeChecks, chart.checked = false, 0, time.Time{}
-		chart.driverAbsent = chart.driverAbsent || DriverState(o.Code) == DriverAbsent
+	for id := range d.histories {
+		history := d.history(id)
+		history.responding, history.completeChecks, history.checked = false, 0, time.Time{}
+		history.driverAbsent = history.driverAbsent || DriverState(o.Code) == DriverAbsent
 	}
 }
 
@@ -127,15 +127,15 @@ func (d *ledgerBuilder) recordFault(o Observation, reason Reason, rule xid.Rule)
 	}
 	before := time.Time{}
 	if !o.Simulated {
-		chart := d.history(o.At.GPU)
-		if rule.Name == "" && chart.countsFull(o.Code) {
+		history := d.history(o.At.GPU)
+		if rule.Name == "" && history.countsFull(o.Code) {
 			o.Code, rule = unidentifiedXID, d.policy.xid(unidentifiedXID)
 		}
-		if t := chart.faultCount(reason, o.Code); t != nil && t.isEcho(o, d.now) {
+		if t := history.faultCount(reason, o.Code); t != nil && t.isEcho(o, d.now) {
 			t.BothSources = true
 			return // the other source has told already
 		}
-		before = chart.countFault(reason, o.Code, o.FromKernelLog, d.now)
+		before = history.countFault(reason, o.Code, o.FromKernelLog, d.now)
 	}
 	if rule.Class == xid.Application && !o.Simulated {
 		d.recordApplicationFault(o)
@@ -168,8 +168,8 @@ func detailOf(rule xid.Rule, o Observation) string {
 
 // recordApplicationFault enters an application fault. One workload that fails over and over says nothing about the GPU.
 func (d *ledgerBuilder) recordApplicationFault(o Observation) {
-	chart := d.history(o.At.GPU)
-	n := chart.recordAppFault(chart.workload(o.At), d.now, workloadSpan)
+	history := d.history(o.At.GPU)
+	n := history.recordAppFault(history.workload(o.At), d.now, workloadSpan)
 	if d.policy.Workloads != xid.None && n >= suspectWorkloads {
 		c := d.recordEvent(Condition{
 			At: WholeGPU(o.At.GPU), Reason: ReasonWorkloads, State: d.policy.state(d.policy.Workloads),
@@ -180,6 +180,6 @@ func (d *ledgerBuilder) recordApplicationFault(o Observation) {
 }
 
 // requireService takes the GPU out of service until an operator has looked.
-func (d *ledgerBuilder) requireService(gpu DeviceID, why string) {
-	d.setLevel(Condition{At: WholeGPU(gpu), Reason: ReasonService, State: Unhealthy, Detail: why}, 1)
+func (d *ledgerBuilder) requireService(id DeviceID, why string) {
+	d.setLevel(Condition{At: WholeGPU(id), Reason: ReasonService, State: Unhealthy, Detail: why}, 1)
 }

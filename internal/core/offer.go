@@ -252,8 +252,8 @@ func (o *offerBuilder) migVisibility(d *Device) string {
 }
 
 // parentVisibility says why a GPU in MIG mode is not offered itself.
-func (o *offerBuilder) parentVisibility(gpu *Device) string {
-	if o.partitioned[gpu.ID] {
+func (o *offerBuilder) parentVisibility(parent *Device) string {
+	if o.partitioned[parent.ID] {
 		return hidden
 	}
 	return "MIG mode is on and there are no MIG instances"

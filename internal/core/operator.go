@@ -51,17 +51,17 @@ func (l Ledger) Clear(p HealthPolicy, now time.Time, o Command) (Ledger, []Condi
 		return l, nil, err
 	}
 	d := l.builder(p, now)
-	chart := d.history(o.GPU)
+	history := d.history(o.GPU)
 	for _, c := range found {
-		if chart.level(c.Reason) == Yes && !c.Simulated {
+		if history.level(c.Reason) == Yes && !c.Simulated {
 			d.find(c).IgnoredUntil = IgnoredForever
 			continue
 		}
 		d.remove(func(other Condition) bool { return other == c })
 	}
 	if slices.ContainsFunc(found, func(c Condition) bool { return !c.Simulated }) {
-		chart.UnhealthyEpisodes, chart.Recoveries, chart.ClearedByReset = nil, nil, nil
-		chart.UnhealthySince, chart.SevereCause = time.Time{}, false // got well by order, not by itself
+		history.UnhealthyEpisodes, history.Recoveries, history.ClearedByReset = nil, nil, nil
+		history.UnhealthySince, history.SevereCause = time.Time{}, false // got well by order, not by itself
 	}
 	d.advance()
 	return d.ledger(), found, nil
@@ -99,8 +99,8 @@ func (l Ledger) matching(now time.Time, o Command) ([]Condition, error) {
 	found := slices.DeleteFunc(l.Conditions(), func(c Condition) bool {
 		return c.At.GPU != o.GPU || o.GPU == "" || o.Cause != "" && !strings.EqualFold(c.Cause(), o.Cause)
 	})
-	chart := l.histories[o.GPU]
-	silent := func(c Condition) bool { return c.Reason.isUnresponsive() && (chart == nil || !chart.responding) }
+	history := l.histories[o.GPU]
+	silent := func(c Condition) bool { return c.Reason.isUnresponsive() && (history == nil || !history.responding) }
 	newer := slices.DeleteFunc(slices.Clone(found), func(c Condition) bool { return !c.Last.After(o.VerifiedAt) })
 	switch {
 	case len(found) == 0:

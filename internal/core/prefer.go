@@ -151,13 +151,13 @@ func addNearest(seed, pool []int, n int, score func(a, b int) int) (set []int, t
 // scores returns how well two units (by index) work together.
 func (inv *Inventory) scores() func(a, b int) int {
 	number := map[DeviceID]int{} // of each GPU
-	gpu, node := make([]int, len(inv.units)), make([]int, len(inv.units))
+	gpuOf, nodeOf := make([]int, len(inv.units)), make([]int, len(inv.units))
 	for i := range inv.units {
 		d := &inv.units[i].Device
 		if _, ok := number[d.At.GPU]; !ok {
 			number[d.At.GPU] = len(number)
 		}
-		gpu[i], node[i] = number[d.At.GPU], d.NUMANode
+		gpuOf[i], nodeOf[i] = number[d.At.GPU], d.NUMANode
 	}
 	links := make([]int, len(number)*len(number))
 	for _, l := range inv.links {
@@ -169,11 +169,11 @@ func (inv *Inventory) scores() func(a, b int) int {
 		}
 	}
 	return func(a, b int) int {
-		if gpu[a] == gpu[b] {
+		if gpuOf[a] == gpuOf[b] {
 			return 10_000 // instances of one GPU
 		}
-		s := links[gpu[a]*len(number)+gpu[b]]
-		if node[a] >= 0 && node[a] == node[b] {
+		s := links[gpuOf[a]*len(number)+gpuOf[b]]
+		if nodeOf[a] >= 0 && nodeOf[a] == nodeOf[b] {
 			s += 5
 		}
 		return s

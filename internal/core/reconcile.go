@@ -91,8 +91,8 @@ func missingDevice(d Device, reading Snapshot) (Observation, bool) {
 // another device than one of the snapshot, which the kernel log may tell of.
 func Locate(s Snapshot, o Observation) (Observation, bool) {
 	if o.At.GPU == "" && o.PCI != "" {
-		gpu, ok := s.GPUAt(o.PCI)
-		o.At = WholeGPU(gpu)
+		id, ok := s.GPUAt(o.PCI)
+		o.At = WholeGPU(id)
 		return o, ok
 	}
 	if o.At.GPU == "" || slices.ContainsFunc(s.Devices, func(d Device) bool { return o.At.Covers(d.At) }) {

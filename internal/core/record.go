@@ -57,7 +57,7 @@ func Restore(cfg Config, r Checkpoint, boot string) State {
 	known := NewSnapshot(Snapshot{Devices: r.Devices, Links: r.Links})
 	s.priorDevices, s.priorLinks, s.bootTime, s.rebooted = known.Devices, known.Links, r.BootTime, rebooted || r.NotReadSinceBoot
 	if s.unconfirmedGPUs = sortedIDs(r.UnconfirmedGPUs); len(s.unconfirmedGPUs) == 0 {
-		s.unconfirmedGPUs = r.gpus()
+		s.unconfirmedGPUs = r.gpuIDs()
 	}
 	if !rebooted { // which ends a maintenance, and loads the driver anew anyhow
 		s.Maintenance = r.Maintenance

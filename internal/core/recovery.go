@@ -35,20 +35,20 @@ func (d *ledgerBuilder) advance() {
 		if over := d.expired(c); over || !d.recovered(c) {
 			return over
 		}
-		chart := d.history(c.At.GPU)
-		if c.Reason == ReasonXID && c.State >= Unhealthy && c.severe(d.policy) && chart.LastReset.After(c.Last) {
-			chart.ClearedByReset = appendBounded(chart.ClearedByReset, ClearedXID{c.Code, d.now})
+		history := d.history(c.At.GPU)
+		if c.Reason == ReasonXID && c.State >= Unhealthy && c.severe(d.policy) && history.LastReset.After(c.Last) {
+			history.ClearedByReset = appendBounded(history.ClearedByReset, ClearedXID{c.Code, d.now})
 		}
 		return true
 	})
-	for gpu := range d.histories {
-		d.updateEpisode(gpu)
+	for id := range d.histories {
+		d.updateEpisode(id)
 	}
 }
 
 // effectiveState is the effect of a condition now.
 func (d *ledgerBuilder) effectiveState(c Condition) HealthState {
-	chart := d.readHistory(c.At.GPU)
+	history := d.readHistory(c.At.GPU)
 	switch c.Reason {
 	case ReasonFabricWait:
 		if d.now.Sub(c.Since) >= d.policy.FabricGrace {
@@ -56,7 +56,7 @@ func (d *ledgerBuilder) effectiveState(c Condition) HealthState {
 		}
 		return Unknown
 	case ReasonLost:
-		if c.At.GI == Whole && d.answersAgain(c, chart) {
+		if c.At.GI == Whole && d.answersAgain(c, history) {
 			return Unhealthy
 		}
 		return GPULost
@@ -66,10 +66,10 @@ func (d *ledgerBuilder) effectiveState(c Condition) HealthState {
 	}
 	rule := c.rule(d.policy)
 	effect := rule.Effect
-	if chart.Sample.RecoveryAction == RecoveryUnknown || !d.recoveryActionCovers(rule) {
+	if history.Sample.RecoveryAction == RecoveryUnknown || !d.recoveryActionCovers(rule) {
 		if d.now.Sub(c.Since) >= d.policy.Settle {
 			effect = max(effect, rule.SettledEffect)
-			if rule.NVLinkOnly && chart.MaxNVLinks == 0 {
+			if rule.NVLinkOnly && history.MaxNVLinks == 0 {
 				effect = min(effect, max(rule.Effect, xid.Degrades))
 			}
 		}
@@ -77,7 +77,7 @@ func (d *ledgerBuilder) effectiveState(c Condition) HealthState {
 			effect = max(effect, rule.RepeatEffect)
 		}
 	}
-	if effect == xid.Loses && d.now.Sub(c.Last) >= d.policy.Settle && d.answersAgain(c, chart) {
+	if effect == xid.Loses && d.now.Sub(c.Last) >= d.policy.Settle && d.answersAgain(c, history) {
 		effect = xid.Withdraws
 	}
 	return d.policy.state(effect)
@@ -85,8 +85,8 @@ func (d *ledgerBuilder) effectiveState(c Condition) HealthState {
 
 // answersAgain reports whether a GPU that was lost answers reliably again, which makes it unhealthy and not yet well.
 // Once it is back, a check that is slow or incomplete does not lose it again.
-func (d *ledgerBuilder) answersAgain(c Condition, chart *GPUHistory) bool {
-	return c.State == Unhealthy || chart.completeChecks >= d.policy.CleanChecks
+func (d *ledgerBuilder) answersAgain(c Condition, history *GPUHistory) bool {
+	return c.State == Unhealthy || history.completeChecks >= d.policy.CleanChecks
 }
 
 // expired reports whether a note has lost its point: no second one came in time.
@@ -118,17 +118,17 @@ func (l Ledger) Dwell(p HealthPolicy, now time.Time, c Condition) time.Duration 
 
 // evidenceHolds reports whether something shows that a condition is over.
 func (d *ledgerBuilder) evidenceHolds(c Condition) bool {
-	chart := d.readHistory(c.At.GPU)
-	if !chart.responding || c.Evidence == 0 || c.State == GPULost {
+	history := d.readHistory(c.At.GPU)
+	if !history.responding || c.Evidence == 0 || c.State == GPULost {
 		return false // who was lost is back first, and then gets well
 	}
 	switch c.Reason {
 	case ReasonLost, ReasonProbe, ReasonUnresponsive:
 		return c.At.GI == Whole // it answers; an instance speaks for itself
 	case ReasonXID, ReasonEvent, ReasonECC, ReasonWorkloads:
-		return d.eventOver(c, chart)
+		return d.eventOver(c, history)
 	default:
-		return chart.level(c.Reason) == No
+		return history.level(c.Reason) == No
 	}
 }
 
@@ -158,7 +158,7 @@ func (d *ledgerBuilder) clearingEvidence(c Condition) xid.Evidence {
 }
 
 // eventOver reports whether one of the signs shows that an event is over. A sign must be younger than the event.
-func (d *ledgerBuilder) eventOver(c Condition, chart *GPUHistory) bool {
+func (d *ledgerBuilder) eventOver(c Condition, history *GPUHistory) bool {
 	has := func(sign xid.Evidence) bool { return c.Evidence&sign != 0 }
 	since := d.now.Sub(c.Last)
 	quiet := d.policy.Quiet
@@ -166,13 +166,13 @@ func (d *ledgerBuilder) eventOver(c Condition, chart *GPUHistory) bool {
 		quiet = workloadSpan
 	}
 	switch {
-	case has(xid.ResetSeen) && chart.LastReset.After(c.Last):
+	case has(xid.ResetSeen) && history.LastReset.After(c.Last):
 		return true
-	case !chart.checked.After(c.Last):
+	case !history.checked.After(c.Last):
 		return false
-	case has(xid.NoRecoveryAction) && chart.Sample.RecoveryAction == RecoveryNone && since >= d.policy.Settle:
+	case has(xid.NoRecoveryAction) && history.Sample.RecoveryAction == RecoveryNone && since >= d.policy.Settle:
 		return true
-	case has(xid.LevelClear) && chart.levelCleared(c.rule(d.policy).Level):
+	case has(xid.LevelClear) && history.levelCleared(c.rule(d.policy).Level):
 		return true
 	default:
 		return has(xid.Quiet) && since >= quiet
@@ -181,34 +181,34 @@ func (d *ledgerBuilder) eventOver(c Condition, chart *GPUHistory) bool {
 
 // updateEpisode follows the bad spells of a GPU: each makes the next dwell longer, and too many recoveries from
 // something severe take it out of service.
-func (d *ledgerBuilder) updateEpisode(gpu DeviceID) {
+func (d *ledgerBuilder) updateEpisode(id DeviceID) {
 	bad, severe, ignored := false, false, false
 	for _, c := range d.conditions {
 		switch {
-		case c.At.GPU != gpu || c.State < Unhealthy || c.Simulated:
+		case c.At.GPU != id || c.State < Unhealthy || c.Simulated:
 		case c.isEffective():
 			bad, severe = true, severe || c.severe(d.policy)
 		default:
 			ignored = true
 		}
 	}
-	was := d.readHistory(gpu)
+	was := d.readHistory(id)
 	switch began := !was.UnhealthySince.IsZero(); {
 	case bad && !began:
-		chart := d.history(gpu)
-		chart.UnhealthySince, chart.SevereCause = d.now, severe
-		chart.UnhealthyEpisodes = appendBounded(chart.UnhealthyEpisodes, d.now)
+		history := d.history(id)
+		history.UnhealthySince, history.SevereCause = d.now, severe
+		history.UnhealthyEpisodes = appendBounded(history.UnhealthyEpisodes, d.now)
 	case bad && severe && !was.SevereCause:
-		d.history(gpu).SevereCause = true
+		d.history(id).SevereCause = true
 	case !bad && began:
-		chart := d.history(gpu)
-		if chart.SevereCause && !ignored { // an operator's order is no recovery
-			chart.Recoveries = appendBounded(chart.Recoveries, d.now)
-			if n := countWithin(chart.Recoveries, d.now, 24*time.Hour); n >= d.policy.MaxRecoveries {
-				d.requireService(gpu, fmt.Sprintf("%d recoveries within a day", n))
+		history := d.history(id)
+		if history.SevereCause && !ignored { // an operator's order is no recovery
+			history.Recoveries = appendBounded(history.Recoveries, d.now)
+			if n := countWithin(history.Recoveries, d.now, 24*time.Hour); n >= d.policy.MaxRecoveries {
+				d.requireService(id, fmt.Sprintf("%d recoveries within a day", n))
 				return
 			}
 		}
-		chart.UnhealthySince, chart.SevereCause = time.Time{}, false
+		history.UnhealthySince, history.SevereCause = time.Time{}, false
 	}
 }

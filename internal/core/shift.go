@@ -14,11 +14,11 @@ func (l Ledger) Shift(d time.Duration) Ledger {
 	for i, c := range l.conditions {
 		l.conditions[i] = c.shift(d)
 	}
-	charts := make(map[DeviceID]*GPUHistory, len(l.histories))
-	for gpu, c := range l.histories {
-		charts[gpu] = c.shift(d)
+	histories := make(map[DeviceID]*GPUHistory, len(l.histories))
+	for id, c := range l.histories {
+		histories[id] = c.shift(d)
 	}
-	l.histories = charts
+	l.histories = histories
 	return l
 }
 
