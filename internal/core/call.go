@@ -6,12 +6,12 @@ import "time"
 type Call struct {
 	Name  string    // "nvmlDeviceGetMemoryInfo"
 	At    Placement // the GPU that the call is about; Node for a call about none
-	Index int       // NVML index of that GPU, -1 for a call about none; tells who hangs before its UUID is known
+	Index int       // NVML index of that GPU, also before its UUID is known; -1 for a call about none
 	Since time.Time
 }
 
-// CallStats is what was asked of the driver, the event wait's time excepted.
+// CallStats counts driver calls, except the wait for events.
 type CallStats struct {
 	Calls    uint64
-	Duration time.Duration // spent in calls that have come back
+	Duration time.Duration // time spent in calls that have returned
 }

@@ -2,11 +2,11 @@ package core
 
 import "fmt"
 
-// ConfigError is one thing wrong with a configuration, in the words of the one who wrote it.
+// ConfigError is one invalid setting of a configuration.
 type ConfigError struct {
-	Key    string // as it is spelled where it was set
-	Value  string // as it was given; "" if none was
-	Remedy string // what to write instead
+	Key    string // the key as spelled where it was set: in the file, the flag or the variable
+	Value  string // the value that was set; "" if none was
+	Remedy string // the valid values, or what to change
 }
 
 func (e *ConfigError) Error() string {

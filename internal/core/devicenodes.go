@@ -7,13 +7,13 @@ import (
 	"strings"
 )
 
-// Device nodes of which each machine has one.
+// Device nodes of which a host has one each.
 const (
 	controlNodePath = "/dev/nvidiactl"
-	uvmNodePath     = "/dev/nvidia-uvm" // unified memory, which CUDA needs; often created by the first CUDA program on the host
+	uvmNodePath     = "/dev/nvidia-uvm" // unified memory, which CUDA requires; often created by the first CUDA program on the host
 )
 
-// gpuNode is "/dev/nvidia0"; "" if the minor number is not known.
+// gpuNode returns "/dev/nvidia0"; "" if the minor number is not known.
 func (d Device) gpuNode() string {
 	if d.Minor < 0 {
 		return ""
@@ -21,8 +21,8 @@ func (d Device) gpuNode() string {
 	return "/dev/nvidia" + strconv.Itoa(d.Minor)
 }
 
-// capabilityNode is "/dev/nvidia-caps/nvidia-cap12"; "" if the number is not known: a kernel module may control access to
-// instances by files under /proc alone.
+// capabilityNode returns "/dev/nvidia-caps/nvidia-cap12"; "" if the number is not known. A kernel module may
+// control access to instances by files under /proc alone.
 func capabilityNode(number int) string {
 	if number <= 0 {
 		return ""
@@ -30,7 +30,7 @@ func capabilityNode(number int) string {
 	return "/dev/nvidia-caps/nvidia-cap" + strconv.Itoa(number)
 }
 
-// RequiredNodes are the device nodes without which no CUDA program can use the device, as far as they are known.
+// RequiredNodes returns the known device nodes without which no CUDA program can use the device.
 func (d Device) RequiredNodes() []string {
 	nodes := []string{controlNodePath, uvmNodePath, d.gpuNode()}
 	if d.Profile != "" {
@@ -39,9 +39,9 @@ func (d Device) RequiredNodes() []string {
 	return slices.DeleteFunc(nodes, func(path string) bool { return path == "" })
 }
 
-// CreateNodesCommand is the command that creates device nodes of the device: "nvidia-modprobe -c0 -u". It loads the kernel module
-// that a node belongs to, if need be. The options are those of nvidia-modprobe(1): -u is about the nodes of unified memory
-// instead of those of GPUs.
+// CreateNodesCommand returns the command that creates the given device nodes of the device: "nvidia-modprobe -c0
+// -u". The command also loads the kernel module of a node. Options are those of nvidia-modprobe(1): -u selects the
+// nodes of unified memory instead of those of GPUs.
 func (d Device) CreateNodesCommand(nodes []string) string {
 	var create string
 	var commands []string
@@ -51,7 +51,7 @@ func (d Device) CreateNodesCommand(nodes []string) string {
 		case uvmNodePath:
 			commands = append(commands, "nvidia-modprobe -c0 -u")
 		case controlNodePath:
-			create += " -c255" // its minor number
+			create += " -c255" // minor number of /dev/nvidiactl
 		case d.gpuNode():
 			create += fmt.Sprintf(" -c%d", d.Minor)
 		case capabilityNode(d.GICap):

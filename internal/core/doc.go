@@ -1,14 +1,17 @@
-// Package core is the vocabulary and the arithmetic of Tandem: what a GPU is, whether it is well, and
-// what a container needs to use it. It knows neither Nomad nor Kubernetes, neither NVML nor the clock.
+// Package core computes which devices a host offers and in which health. It is pure: no goroutine, no clock, no
+// I/O, no log; and it depends neither on NVML nor on Nomad or Kubernetes.
 //
-// Five nouns, in the order data flows through them:
+// The values, in the order in which data flows through them:
 //
-//	Device     one GPU or MIG instance, as the driver names it
-//	Snapshot   one complete reading of the machine
-//	Ledger     what is known to be wrong, and since when
-//	Inventory  what is offered now: units with their health
-//	Plan       what one container needs, in no orchestrator's words
+//	Device     one GPU or MIG instance, as the driver reports it
+//	Snapshot   one complete enumeration of the host's devices
+//	Ledger     the conditions (faults) of each GPU, with the evidence that clears them
+//	Inventory  the units that are offered now, with their health
+//	Plan       what one container needs to use its devices
 //
-// Every value is immutable once built and every function is pure: equal arguments give equal results,
-// arguments are never changed, and order is part of the value. All of it is safe for concurrent use.
+// State combines them. The monitor holds one State and replaces it with each snapshot, observation and command;
+// the adapters read its Inventory.
+//
+// Every value is immutable once built. Every function is pure: equal arguments give equal results, arguments are
+// never changed, and slices are returned in a defined order. All of it is safe for concurrent use.
 package core

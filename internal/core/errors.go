@@ -3,19 +3,19 @@ package core
 import "errors"
 
 var (
-	// ErrNoDriver says that this node has no usable driver at present: no library, or no kernel module.
-	// It is a state of the node, not a failure: keep trying.
+	// ErrNoDriver means that the node has no usable driver at present: no library, or no kernel module. It is a
+	// state of the node, not a failure: try again.
 	ErrNoDriver = errors.New("no NVIDIA driver")
 
-	// ErrUnloaded says that there is no driver NewHealth the kernel module was unloaded: one that answers later was loaded
-	// anew. It comes with ErrNoDriver, which alone may mean that only the library is missing.
+	// ErrUnloaded means that there is no driver because the kernel module was unloaded, so that a driver that
+	// responds later was loaded again. It is wrapped together with ErrNoDriver; ErrNoDriver alone may mean that
+	// only the library is missing.
 	ErrUnloaded = errors.New("the kernel module was unloaded")
 
-	// ErrDriverLost says that the driver could be asked before and no longer can: close the session and
-	// open another.
+	// ErrDriverLost means that the driver responded before and no longer does: close the session and open another.
 	ErrDriverLost = errors.New("NVIDIA driver lost")
 
-	// ErrDriverStale says that this process holds the library of another driver version than the kernel
-	// module's. Only a new process can load the new one: exit, and let the supervisor start again.
+	// ErrDriverStale means that this process has loaded the library of another driver version than that of the
+	// kernel module. A process can't load a second version: exit, and let the supervisor start a new process.
 	ErrDriverStale = errors.New("NVIDIA driver was replaced under this process")
 )

@@ -2,18 +2,19 @@ package core
 
 import "fmt"
 
-// toggleNames are the names of a Toggle in files.
+// toggleNames are the names of Toggle values in files.
 var toggleNames = [...]string{"unknown", "disabled", "enabled"}
 
-// MarshalText spells the position for files.
+// MarshalText returns the name of the value in files.
 func (t Toggle) MarshalText() ([]byte, error) { return MarshalName(t, toggleNames[:], "toggle") }
 
-// UnmarshalText reads what MarshalText wrote.
+// UnmarshalText parses the output of MarshalText.
 func (t *Toggle) UnmarshalText(text []byte) error {
 	return UnmarshalName(t, toggleNames[:], string(text), "toggle")
 }
 
-// MarshalName returns the name of an enumeration's value, by which files have it. It fails for a value without a name.
+// MarshalName returns the name of an enumeration's value in files. It fails for a value without a name. The
+// argument what names the enumeration in the error.
 func MarshalName[T ~uint8](v T, names []string, what string) ([]byte, error) {
 	if int(v) >= len(names) {
 		return nil, fmt.Errorf("no %s %d", what, v)
@@ -21,7 +22,8 @@ func MarshalName[T ~uint8](v T, names []string, what string) ([]byte, error) {
 	return []byte(names[v]), nil
 }
 
-// UnmarshalName sets v to the index of text among the names. It fails if text is none of them.
+// UnmarshalName sets v to the index of text in names. It fails if text is not in names. The argument what names
+// the enumeration in the error.
 func UnmarshalName[T ~uint8](v *T, names []string, text, what string) error {
 	for i, name := range names {
 		if name == text && name != "" {

@@ -6,12 +6,12 @@ import (
 	"strings"
 )
 
-// PCIAddress is a PCI function in the form that names it under /sys/bus/pci/devices: "0000:3b:00.0".
+// PCIAddress is the address of a PCI function as in /sys/bus/pci/devices: "0000:3b:00.0".
 type PCIAddress string
 
-// ParsePCIAddress reads a PCI address as NVML, sysfs or a person writes it ("00000000:3B:00.0" with
-// trailing NULs, "0000:3b:00.0", "3b:00.0") and returns the sysfs form. The domain must fit 32 bits;
-// more than 16 are kept, as sysfs does for VMD domains ("10000:e1:00.0").
+// ParsePCIAddress parses a PCI address as NVML, sysfs or an operator writes it ("00000000:3B:00.0" with trailing
+// NULs, "0000:3b:00.0", "3b:00.0") and returns the sysfs form. The domain has at most 32 bits. A domain above
+// 0xffff keeps all of its digits, as sysfs has it for VMD domains ("10000:e1:00.0").
 func ParsePCIAddress(s string) (PCIAddress, error) {
 	s = strings.TrimRight(s, "\x00")
 	parts := strings.Split(s, ":")

@@ -6,70 +6,70 @@ import (
 	"slices"
 )
 
-// DriverState says whether the driver can be asked at all.
+// DriverState tells whether the driver can be called.
 type DriverState uint8
 
-// The states of the driver, as far as one reading can tell.
+// The states of the driver.
 const (
-	DriverPending DriverState = iota // not asked yet
-	DriverAbsent                     // no library or no kernel module: a node without GPUs, or not yet
-	DriverFailed                     // there, but it does not work (or no longer)
+	DriverPending DriverState = iota // not called yet
+	DriverAbsent                     // no library or no kernel module: a node without GPUs, or a driver that is not loaded yet
+	DriverFailed                     // the library or the kernel module is there, but calls fail
 	DriverReady
-	DriverReleased // left alone for maintenance, by an operator's order
+	DriverReleased // not called during maintenance, by an operator's command
 )
 
 func (s DriverState) String() string {
 	return [...]string{"pending", "absent", "failed", "ready", "released"}[s]
 }
 
-// Driver is the driver as one reading gives it.
+// Driver is the driver as one snapshot reports it.
 type Driver struct {
 	State   DriverState
 	Version string // "580.95.05"
 	CUDA    string // "13.0"
-	Reason  string // why it is not ready; one line, stable over retries
+	Reason  string // why State is not DriverReady; one line, the same for each retry
 }
 
-// Snapshot is one complete reading of the machine. Build one with NewSnapshot or NoDriver.
+// Snapshot is one complete enumeration of a host's devices. NewSnapshot, NoDriver and Unavailable build one.
 type Snapshot struct {
 	Driver   Driver
-	Devices  []Device    // in canonical order; a GPU in MIG mode and its instances
-	Excluded []Exclusion // seen, but not readable
-	Links    []Link      // between full GPUs, A before B in canonical order
-	Nodes    []string    // NVIDIA's device nodes present on the host, sorted: "/dev/nvidia0"
-	Unloaded bool        // there is no driver NewHealth the kernel module was unloaded
+	Devices  []Device    // in canonical order: full GPUs, also those in MIG mode, and MIG instances
+	Excluded []Exclusion // devices that can't be read
+	Links    []Link      // between full GPUs; A comes before B in canonical order
+	Nodes    []string    // paths of NVIDIA's device nodes on the host, sorted: "/dev/nvidia0"
+	Unloaded bool        // the kernel module was unloaded
 }
 
-// Exclusion is a device that was seen and can't be offered, with the reason.
+// Exclusion is a device that exists but is not offered, with the reason.
 type Exclusion struct {
 	Index   int // NVML index of the physical GPU
 	At      Placement
 	PCI     PCIAddress
-	Failure Failure // why it can't be read; 0 = excluded by intent
+	Failure Failure // why it can't be read; NotFailed = excluded by configuration
 	Reason  string
 }
 
-// Failure is how reading a device failed.
+// Failure is the way in which reading a device failed.
 type Failure uint8
 
-// The failures.
+// The failures. The zero value is NotFailed.
 const (
 	NotFailed      Failure = iota
-	FailureLost            // the driver reports it lost (NVML_ERROR_GPU_IS_LOST), or does not list it any more
-	FailureError           // a call failed otherwise
+	FailureLost            // NVML_ERROR_GPU_IS_LOST, or the driver does not list the GPU any more
+	FailureError           // a call returned another error
 	FailurePending         // a call is in progress
-	FailureHung            // a call has not returned before its deadline
+	FailureHung            // a call has not returned by its deadline
 )
 
-// Link is how two GPUs reach each other.
+// Link is the connection between two GPUs.
 type Link struct {
 	A, B    DeviceID
 	Path    PCIePath
-	NVLinks int // active NVLinks between the two (directly or over NVSwitch)
+	NVLinks int // active NVLinks between the two, directly or through NVSwitch
 }
 
-// PCIePath is the nearest common ancestor of two GPUs (NVML: nvmlGpuTopologyLevel_t); a larger value
-// is a shorter path. The zero value is unknown.
+// PCIePath is the nearest common ancestor of two GPUs in the PCIe topology (nvmlGpuTopologyLevel_t). A larger
+// value is a shorter path. The zero value is unknown.
 type PCIePath uint8
 
 // PCIe paths, from far to near.
@@ -83,7 +83,7 @@ const (
 	PathBoard                 // one board
 )
 
-// NewSnapshot returns s in canonical order. The slices of s are not changed.
+// NewSnapshot returns s in canonical order. It does not change the slices of s.
 func NewSnapshot(s Snapshot) Snapshot {
 	s.Devices = slices.SortedFunc(slices.Values(s.Devices), CompareDevices)
 	s.Excluded = slices.SortedFunc(slices.Values(s.Excluded), CompareExclusions)
@@ -94,12 +94,13 @@ func NewSnapshot(s Snapshot) Snapshot {
 	return s
 }
 
-// NoDriver is the reading of a machine whose driver can't be asked: a value like any other.
+// NoDriver returns the snapshot of a host whose driver can't be called.
 func NoDriver(state DriverState, reason string) Snapshot {
 	return Snapshot{Driver: Driver{State: state, Reason: reason}}
 }
 
-// Unavailable is the reading of a machine whose driver can't be asked for that reason.
+// Unavailable returns the snapshot of a host whose driver failed with err: DriverAbsent for ErrNoDriver, else
+// DriverFailed.
 func Unavailable(err error) Snapshot {
 	state := DriverFailed
 	if errors.Is(err, ErrNoDriver) {
@@ -110,12 +111,12 @@ func Unavailable(err error) Snapshot {
 	return s
 }
 
-// NVLinks are the links that have any.
+// NVLinks returns the links that have active NVLinks.
 func (s Snapshot) NVLinks() []Link {
 	return slices.DeleteFunc(slices.Clone(s.Links), func(l Link) bool { return l.NVLinks == 0 })
 }
 
-// Equal reports whether two readings say the same.
+// Equal reports whether two snapshots are equal, whatever Unloaded is.
 func (s Snapshot) Equal(t Snapshot) bool {
 	return s.Driver == t.Driver &&
 		slices.Equal(s.Devices, t.Devices) &&
@@ -124,17 +125,17 @@ func (s Snapshot) Equal(t Snapshot) bool {
 		slices.Equal(s.Nodes, t.Nodes)
 }
 
+// CompareExclusions is the order of exclusions: by index, placement and reason.
 func CompareExclusions(a, b Exclusion) int {
 	return cmp.Or(cmp.Compare(a.Index, b.Index), ComparePlacements(a.At, b.At), cmp.Compare(a.Reason, b.Reason))
 }
 
-// Unidentified reports whether e is somebody at an index who does not say who it is, and of whom not even the slot is
-// known.
+// Unidentified reports whether neither the UUID nor the PCI address of a GPU that failed is known.
 func (e Exclusion) Unidentified() bool {
 	return e.At.GPU == "" && e.PCI == "" && e.Failure != NotFailed
 }
 
-// Matches reports whether e is about d: by identity, or by slot where the GPU's UUID can't be read.
+// Matches reports whether e is the exclusion of d: by UUID, or by PCI address where the UUID can't be read.
 func (e Exclusion) Matches(d Device) bool {
 	if e.At.GPU == "" {
 		return e.PCI != "" && e.PCI == d.PCI
@@ -142,7 +143,8 @@ func (e Exclusion) Matches(d Device) bool {
 	return e.At.Covers(d.At)
 }
 
-// GPUAt is the GPU at a PCI address, also one that is excluded, if its UUID is known.
+// GPUAt returns the UUID of the GPU at a PCI address, also of an excluded GPU. It returns false if the UUID is not
+// known.
 func (s Snapshot) GPUAt(pci PCIAddress) (DeviceID, bool) {
 	for _, d := range s.Devices {
 		if d.PCI == pci {
@@ -157,7 +159,7 @@ func (s Snapshot) GPUAt(pci PCIAddress) (DeviceID, bool) {
 	return "", false
 }
 
-// HasUnidentified reports whether a GPU is listed whose UUID can't be read.
+// HasUnidentified reports whether the driver lists a GPU whose UUID can't be read.
 func (s Snapshot) HasUnidentified() bool {
 	return slices.ContainsFunc(s.Excluded, func(e Exclusion) bool { return e.At.GPU == "" })
 }

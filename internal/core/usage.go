@@ -2,10 +2,10 @@ package core
 
 import "time"
 
-// Usage is what one device is doing now. What the device does not report is an unset Gauge.
+// Usage is the present utilisation of one device. What the device does not report is unset.
 type Usage struct {
 	Device      DeviceID
-	At          time.Time      // when its reading began; zero = the device did not answer
+	At          time.Time      // when reading it began; zero = the device did not respond
 	Power       OptionalUint64 // milliwatts drawn
 	PowerLimit  OptionalUint64 // milliwatts
 	GPU         OptionalUint64 // percent of the last sample period with a kernel running
@@ -18,15 +18,15 @@ type Usage struct {
 	BAR1Used    OptionalUint64 // bytes
 	BAR1Total   OptionalUint64 // bytes
 	ECCL1       OptionalUint64 // volatile corrected errors since the driver was loaded
-	ECCL2       OptionalUint64 // the same
-	ECCMemory   OptionalUint64 // the same
+	ECCL2       OptionalUint64 // as ECCL1
+	ECCMemory   OptionalUint64 // as ECCL1
 }
 
-// OptionalUint64 is a number that a device may not have. The zero value is unset.
+// OptionalUint64 is a number that a device may not report. The zero value is unset.
 type OptionalUint64 struct {
 	Value uint64
 	OK    bool
 }
 
-// OptionalUint64Of is a gauge that is set.
+// OptionalUint64Of returns v as a number that is set.
 func OptionalUint64Of(v uint64) OptionalUint64 { return OptionalUint64{Value: v, OK: true} }
