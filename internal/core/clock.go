@@ -2,22 +2,22 @@ package core
 
 import "time"
 
-// All times in a State lie on one steady clock, whose differences are time that has passed. It reads as the wall
-// clock does. When the wall clock jumps, by an operator or by NTP, every time is moved by the same amount (Shift), so
-// that order and spans stay as they were. Within a process the caller has a monotonic clock for that; over a restart of
-// the agent the boot moment shows the jump, NewHealth the uptime does not jump.
+// All times in a State are on one steady clock: differences between them are elapsed time. When the wall clock is
+// set, by an operator or by NTP, every time is moved by the same amount (Shift), so that order and differences do
+// not change. Within a process, the caller uses the monotonic clock to detect this. Over a restart of the agent
+// the boot time shows it, because the uptime is not affected.
 //
 //	wall clock   10:00 XID 119   10:01 reset   08:01 (2 h back)        08:02
-//	State        10:00 XID 119   10:01 reset   08:00, 08:01 (Shift)    08:02: the reset still follows the XID
+//	State        10:00 XID 119   10:01 reset   08:00, 08:01 (Shift)    08:02: the reset is still after the XID
 
-// Boot is one boot of the machine.
+// Boot is one boot of the host.
 type Boot struct {
 	ID   string    // random(4): /proc/sys/kernel/random/boot_id; "" = unknown
-	Time time.Time // its moment by the wall clock as it is now: now less proc(5) uptime; zero = unknown
+	Time time.Time // when it booted by the present wall clock: now minus the uptime of proc(5); zero = unknown
 }
 
-// Shift returns s with every time moved by d, NewHealth the wall clock has jumped by d. What is offered is rebuilt at the
-// next change, with the moved times.
+// Shift returns s with every time moved by d, because the wall clock was set by d. The times in the health of
+// units change with the next call that rebuilds the inventory.
 func (s State) Shift(d time.Duration) State {
 	s.Ledger = s.Ledger.Shift(d)
 	s.Maintenance = s.Maintenance.Shift(d)
@@ -26,9 +26,10 @@ func (s State) Shift(d time.Duration) State {
 	return s
 }
 
-// Rebase returns r with its times on the wall clock as it is now. The clock may have jumped since r was kept, in either
-// direction. Within one boot the boot moment shows by how much. Otherwise only a time in the future shows it; the
-// latest one is then taken to be now, or the boot if there was one since, and the others keep their distance from it.
+// Rebase returns r with its times on the present wall clock, which may have been set forward or back since r was
+// written. Within one boot, the boot time shows by how much. Otherwise only a time in the future shows it: the
+// latest time is then moved to now, or to the boot if the host was booted since, and all others by the same
+// amount.
 func (r Checkpoint) Rebase(boot Boot, now time.Time) Checkpoint {
 	latest, limit := r.latest(), now
 	unknown := r.BootID == "" || boot.ID == ""
@@ -52,7 +53,7 @@ func (r Checkpoint) Rebase(boot Boot, now time.Time) Checkpoint {
 	return r
 }
 
-// latest is the latest time at which something of the checkpoint happened.
+// latest is the latest time of an occurrence in the checkpoint.
 func (r Checkpoint) latest() time.Time {
 	latest := r.ledger().Latest()
 	if r.Maintenance.Since.After(latest) {

@@ -6,25 +6,25 @@ import (
 	"time"
 )
 
-// Roots say where the host's file systems are. Empty means the host's own ("/").
+// Roots are where the host's file systems are mounted. Empty means the host's own path.
 type Roots struct {
-	Driver string // where the driver's user-space libraries are looked for: <Driver>/usr/lib64/libnvidia-ml.so.1 ...
-	Dev    string // holds dev/nvidia0 ...
+	Driver string // prefix of the driver's user-space libraries: <Driver>/usr/lib64/libnvidia-ml.so.1 ...
+	Dev    string // contains dev/nvidia0 ...
 	Sys    string // sysfs, "/sys"
 	Proc   string // procfs, "/proc"
 }
 
-// Config is everything the core can be told. Start from DefaultConfig.
+// Config is the configuration of the core. Start from DefaultConfig.
 type Config struct {
 	InventoryConfig
-	Rescan time.Duration // between full readings of the machine; events bring one forward
-	Probe  time.Duration // between checks of every GPU's health
-	Retire time.Duration // how long a unit withdrawn by intent stays listed as unhealthy
+	Rescan time.Duration // interval between complete snapshots; events cause one earlier
+	Probe  time.Duration // interval between health checks of a GPU
+	Retire time.Duration // how long a unit that is no longer offered stays listed as unhealthy
 	Health HealthPolicy
 	Roots  Roots
 }
 
-// DefaultConfig is what both agents start from.
+// DefaultConfig returns the defaults of both agents.
 func DefaultConfig() Config {
 	return Config{
 		InventoryConfig: InventoryConfig{MIG: MIGNone, Overlap: OverlapWarn},
@@ -35,7 +35,7 @@ func DefaultConfig() Config {
 	}
 }
 
-// Validate returns every problem at once (errors.Join of *ConfigError), or nil.
+// Validate returns all problems joined (errors.Join of *ConfigError), or nil.
 func (c Config) Validate() error {
 	var errs []error
 	if !slices.Contains([]MIGStrategy{MIGNone, MIGSingle, MIGMixed}, c.MIG) {

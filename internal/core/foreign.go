@@ -5,18 +5,20 @@ import (
 	"slices"
 )
 
-// ForeignHistory means that a history has none of the GPUs that the driver names: it is that of another machine
-// (its state directory came with a cloned image or a moved disk), or every GPU was replaced since. It was dropped.
+// ForeignHistory means that a checkpoint contains none of the GPUs that the driver lists. It belongs to another
+// host (the state directory came with a cloned image or a moved disk), or every GPU was replaced. The checkpoint's
+// history was dropped.
 type ForeignHistory struct {
-	HistoryGPUs []DeviceID // GPUs of the history, by UUID, sorted
-	DriverGPUs  []DeviceID // GPUs that the driver names, by UUID, sorted
+	HistoryGPUs []DeviceID // GPUs in the checkpoint, sorted
+	DriverGPUs  []DeviceID // GPUs that the driver lists, sorted
 }
 
+// Error lists the GPUs of both.
 func (f *ForeignHistory) Error() string {
-	return fmt.Sprintf("the history has GPUs %v, and the driver names %v", f.HistoryGPUs, f.DriverGPUs)
+	return fmt.Sprintf("health history has GPUs %v, the driver lists %v", f.HistoryGPUs, f.DriverGPUs)
 }
 
-// gpus are the GPUs in a record, sorted.
+// gpuIDs returns the GPUs in the checkpoint, sorted.
 func (r Checkpoint) gpuIDs() []DeviceID {
 	var ids []DeviceID
 	for _, d := range r.Devices {
@@ -31,11 +33,10 @@ func (r Checkpoint) gpuIDs() []DeviceID {
 	return sortedIDs(slices.DeleteFunc(ids, func(id DeviceID) bool { return id == "" })) // "" = the node
 }
 
-// findForeignHistory compares the GPUs of a history with a reading of the driver. No GPU in common means another machine, but
-// only if the driver names most of the GPUs that it lists: one without a UUID may be any, and that as many were replaced as
-// can't be read is likelier than that they were taken for those of another machine. A machine all of whose GPUs
-// have fallen off the bus keeps its history, as does one whose driver is not ready. Known reports that a GPU of the
-// history is there.
+// findForeignHistory compares the GPUs of a checkpoint with a snapshot. If they have no GPU in common, the
+// checkpoint is another host's, but only if the driver reports the UUIDs of more than half of its GPUs: a GPU
+// without a UUID may be one of the checkpoint. If no device can be read (all GPUs have fallen off the bus) or the
+// driver is not ready, nothing is decided. The result known is true if a GPU of the checkpoint was found.
 func findForeignHistory(history []DeviceID, reading Snapshot) (f *ForeignHistory, known bool) {
 	var machine []DeviceID
 	nameless := 0
@@ -61,8 +62,8 @@ func findForeignHistory(history []DeviceID, reading Snapshot) (f *ForeignHistory
 	return &ForeignHistory{HistoryGPUs: history, DriverGPUs: machine}, false
 }
 
-// withoutForeign is the state before a reading, without the history if the reading shows that it is another
-// machine's. What the ledger has of its GPUs goes with their devices: see Ledger.Relocate.
+// withoutForeign returns the state without the history of the checkpoint if the snapshot shows that it is another
+// host's. The ledger drops the conditions of GPUs that are not in the snapshot: see Ledger.Relocate.
 func (s State) withoutForeign(reading Snapshot) State {
 	if len(s.unconfirmedGPUs) == 0 {
 		return s
@@ -78,7 +79,7 @@ func (s State) withoutForeign(reading Snapshot) State {
 		*links = slices.DeleteFunc(slices.Clone(*links), func(l Link) bool { return of(l.A) || of(l.B) })
 		bound := s.Binding
 		s.Binding = Binding{}
-		if len(*devices) > 0 { // this or an earlier process read them, and decided on them, while the history was in doubt
+		if len(*devices) > 0 { // read on this host, while the history was unconfirmed
 			s.Binding = Binding{Counts: bound.Counts, Profile: bound.Profile}
 		}
 		s.Foreign = f

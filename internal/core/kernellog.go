@@ -3,37 +3,38 @@ package core
 import "slices"
 
 const (
-	// maxPending bounds the lines of the kernel log that wait for the first reading: more than an XID of each kind for
-	// each of 16 GPUs.
+	// maxPending bounds the lines of the kernel log that wait for the first snapshot: more than an XID of each kind
+	// for each of 16 GPUs.
 	maxPending = 1024
 
-	// maxUnlisted bounds the XIDs that are remembered of PCI addresses where no GPU is listed.
+	// maxUnlisted bounds the list of XIDs at PCI addresses where the driver lists no GPU.
 	maxUnlisted = 64
 )
 
-// UnlistedXID is an XID that the kernel logged of a PCI address where the driver lists no GPU.
+// UnlistedXID is an XID in the kernel log at a PCI address where the driver lists no GPU.
 type UnlistedXID struct {
 	PCI  PCIAddress
 	Code uint64
 }
 
-// kernelLogState is how far a state has read the kernel log, and what it could not place. It is immutable.
+// kernelLogState is the position up to which the kernel log was read, and the XIDs that belong to no listed GPU.
+// It is immutable.
 //
-//	same boot, known  : goes on where the history ends
-//	same boot, unknown: from now on; an XID of long ago may have been dealt with
-//	after a reboot    : everything of this boot is new
+//	same boot, position known    continue at the position
+//	same boot, position unknown  begin with new lines: older XIDs may have been handled already
+//	after a reboot               read everything of this boot
 //
-// The number and the effects of what was read before it are in the same record, so that a line that is read again after
-// a crash had no effect that outlived it.
+// The position is in the same checkpoint as the effects of the lines before it, so that each line takes effect
+// once, also after a crash.
 type kernelLogState struct {
-	nextSequence uint64 // sequence number to go on with; 0 = unknown
-	fromStart    bool   // the history is of another boot
-	machineRead  bool   // the machine was read since the agent started
+	nextSequence uint64 // next sequence number to read; 0 = unknown
+	fromStart    bool   // read from the beginning: the checkpoint is of another boot
+	machineRead  bool   // a snapshot was read since the agent started
 	pending      []Observation
 
-	unlisted      []UnlistedXID // in the order in which they came
-	unidentified  []Observation // those of a GPU that is excluded since, without its UUID, to count when it has one
-	unlistedCount uint64        // XIDs of PCI addresses where no GPU is listed
+	unlisted      []UnlistedXID // in order of arrival
+	unidentified  []Observation // those at the address of a GPU whose UUID is not known yet
+	unlistedCount uint64        // XIDs at PCI addresses where no GPU is listed, since the agent started
 }
 
 func restoreKernelLog(r Checkpoint, rebooted bool) kernelLogState {
@@ -43,20 +44,20 @@ func restoreKernelLog(r Checkpoint, rebooted bool) kernelLogState {
 	return kernelLogState{nextSequence: r.KernelLog}
 }
 
-// KernelLog is the sequence number from which on the kernel log is news. It is not known on the first start, and when
-// the agent before did not read the log: from now on, then.
+// KernelLog returns the sequence number from which on the kernel log is to be read; 0 = from its beginning. It is
+// not known on the first start, or if the agent did not read the log before: only new lines count then.
 func (s State) KernelLog() (next uint64, known bool) {
 	return s.kernelLog.nextSequence, s.kernelLog.fromStart || s.kernelLog.nextSequence > 0
 }
 
-// UnlistedXIDs are XIDs in the kernel log of PCI addresses where no GPU is listed, each once and the first ones only,
-// and how many there were since the agent started.
+// UnlistedXIDs returns the XIDs in the kernel log at PCI addresses where no GPU is listed, each once, at most 64,
+// and the number of all of them since the agent started.
 func (s State) UnlistedXIDs() (each []UnlistedXID, count uint64) {
 	return slices.Clone(s.kernelLog.unlisted), s.kernelLog.unlistedCount
 }
 
-// locate is locate, and records how far the kernel log was read. An XID of the log waits until the machine
-// was read, unless the GPU is known from an earlier life of the agent under the same boot.
+// locate is Locate for observations of the kernel log too, and records how far the log was read. An XID of the log
+// waits for the first snapshot, unless its GPU is known from a checkpoint of the same boot.
 func (s *State) locate(o Observation) (Observation, bool) {
 	if o.Kind == KernelLogRead && o.NextSequence == 0 {
 		s.kernelLog.stop()
@@ -74,7 +75,7 @@ func (s *State) locate(o Observation) (Observation, bool) {
 		s.kernelLog.hold(o)
 		return o, false
 	}
-	if len(s.kernelLog.pending) == 0 { // else they would be skipped after a crash
+	if len(s.kernelLog.pending) == 0 { // otherwise a crash would lose the pending lines
 		s.kernelLog.nextSequence = max(s.kernelLog.nextSequence, o.NextSequence)
 		s.kernelLog.fromStart = s.kernelLog.fromStart && s.kernelLog.nextSequence == 0
 	}
@@ -84,7 +85,7 @@ func (s *State) locate(o Observation) (Observation, bool) {
 	return located, ok && o.Kind != KernelLogRead
 }
 
-// stop takes in that the log is not read: which of its lines were seen is then unknown.
+// stop records that the log is not read any more, and that the position is therefore unknown.
 func (l *kernelLogState) stop() {
 	l.nextSequence, l.fromStart, l.pending = 0, false, slices.Clone(l.pending)
 	for i := range l.pending {
@@ -98,7 +99,7 @@ func (l *kernelLogState) hold(o Observation) {
 	}
 }
 
-// recordUnlisted notes an XID of a PCI address where no GPU is listed.
+// recordUnlisted records an XID at a PCI address where no GPU is listed.
 func (l *kernelLogState) recordUnlisted(o Observation, s Snapshot) {
 	l.unlistedCount++
 	if x := (UnlistedXID{o.PCI, o.Code}); len(l.unlisted) < maxUnlisted && !slices.Contains(l.unlisted, x) {
@@ -109,7 +110,7 @@ func (l *kernelLogState) recordUnlisted(o Observation, s Snapshot) {
 	}
 }
 
-// takePending is what waited for the reading that the state has just taken in.
+// takePending returns the observations that waited for the snapshot that was just applied.
 func (s *State) takePending() []Observation {
 	waited := s.kernelLog.pending
 	s.kernelLog.pending, s.kernelLog.machineRead = nil, true
@@ -128,7 +129,7 @@ func (s *State) takePending() []Observation {
 	return waited
 }
 
-// excludesUnidentified reports whether a GPU of that PCI address was seen whose UUID is not known.
+// excludesUnidentified reports whether the snapshot has a GPU at that PCI address whose UUID is not known.
 func excludesUnidentified(s Snapshot, pci PCIAddress) bool {
 	return slices.ContainsFunc(s.Excluded, func(e Exclusion) bool { return e.PCI == pci && e.At.GPU == "" })
 }

@@ -2,10 +2,10 @@ package core
 
 import "slices"
 
-// Reconcile holds a reading against the previous one. A device that stopped answering is kept, as
-// running work may still hold it and it may come back; one that is gone by intent (its GPU answers
-// without that MIG instance, or another GPU sits in its slot) is not. The observations say what the
-// reading means for the health of each GPU and of the driver.
+// Reconcile compares a snapshot with the previous one. A device that stopped responding stays in the result,
+// because work may still use it and it may respond again. A device that was removed on purpose does not: its GPU
+// responds without that MIG instance, or another GPU is at its PCI address. The observations are what the snapshot
+// means for the health of the driver and of each device.
 func Reconcile(prev, reading Snapshot) (Snapshot, []Observation) {
 	if reading.Driver.State != DriverReady {
 		reading.Devices, reading.Excluded = prev.Devices, prev.Excluded
@@ -18,7 +18,7 @@ func Reconcile(prev, reading Snapshot) (Snapshot, []Observation) {
 	}
 	obs := []Observation{{At: Node, Kind: DriverAvailable, Detail: reading.Driver.Version}}
 	for _, d := range reading.Devices {
-		if d.At.GI != Whole { // a GPU speaks for itself when it is checked
+		if d.At.GI != Whole { // a full GPU is observed by its health check
 			obs = append(obs, Observation{At: d.At, Kind: InstanceRead})
 		}
 	}
@@ -41,8 +41,8 @@ func Reconcile(prev, reading Snapshot) (Snapshot, []Observation) {
 	return NewSnapshot(reading), obs
 }
 
-// retainedLinks are the links that GPUs which fell silent had with those that are still there, but for those that were read
-// again. Who groups GPUs by their links does not part a lost GPU from its neighbours.
+// retainedLinks returns the previous links between GPUs that stopped responding and GPUs that are listed, except
+// those that were read again. This keeps a lost GPU in the NVLink group of its peers.
 func retainedLinks(links []Link, silent, kept []Device, read []Link) (of []Link) {
 	has := func(devices []Device, id DeviceID) bool {
 		return slices.ContainsFunc(devices, func(d Device) bool { return d.ID == id })
@@ -56,11 +56,12 @@ func retainedLinks(links []Link, silent, kept []Device, read []Link) (of []Link)
 	return of
 }
 
-// missingDevice says what it means that d is missing from a reading; false if it is gone by intent.
+// missingDevice returns the observation for d, which is missing from a snapshot; false if it was removed on
+// purpose.
 func missingDevice(d Device, reading Snapshot) (Observation, bool) {
 	for _, e := range reading.Excluded {
 		if e.Matches(d) {
-			at := e.At // an instance that can't be read says nothing about its siblings
+			at := e.At // a failure of one instance is not a failure of the others
 			if at.GPU == "" {
 				at = WholeGPU(d.At.GPU)
 			}
@@ -74,21 +75,21 @@ func missingDevice(d Device, reading Snapshot) (Observation, bool) {
 	}
 	for _, e := range reading.Excluded {
 		if e.At.GPU != "" && e.At.GPU != d.At.GPU && e.PCI != "" && e.PCI == d.PCI {
-			return Observation{}, false // another GPU sits in its slot, readable or not
+			return Observation{}, false // another GPU is at its PCI address, readable or not
 		}
 	}
 	at := WholeGPU(d.At.GPU)
 	for _, e := range reading.Excluded {
-		if e.Unidentified() { // it may be this one, and what is said of it is all that is known
+		if e.Unidentified() { // possibly this GPU
 			return Observation{At: at, Kind: KindOf(e.Failure), Detail: e.Reason}, true
 		}
 	}
 	return Observation{At: at, Kind: Lost, Detail: "not listed by the driver"}, true
 }
 
-// Locate returns o with a placement that the snapshot knows: what happened to an instance that is not
-// there (any more) counts against the whole GPU, never against nothing. It reports false for something on
-// another device than one of the snapshot, which the kernel log may tell of.
+// Locate returns o with a placement that is in the snapshot. A fault of a MIG instance that is not there (any
+// more) counts against its GPU. Locate returns false if the observation has only a PCI address, and no GPU of the
+// snapshot is there.
 func Locate(s Snapshot, o Observation) (Observation, bool) {
 	if o.At.GPU == "" && o.PCI != "" {
 		id, ok := s.GPUAt(o.PCI)
@@ -102,8 +103,8 @@ func Locate(s Snapshot, o Observation) (Observation, bool) {
 	return o, true
 }
 
-// expandToInstances is what it means for the MIG instances of a GPU that does not answer. When it answers again, they may
-// have been laid out anew meanwhile: each is offered again only when it was read.
+// expandToInstances returns an observation for each MIG instance of a GPU that does not respond. Instances may be
+// created or destroyed before it responds again, so each is offered again only after it was read.
 func expandToInstances(s Snapshot, o Observation) (obs []Observation) {
 	if o.Kind != Unresponsive || o.At.GPU == "" || o.At.GI != Whole {
 		return nil

@@ -5,27 +5,28 @@ import (
 	"time"
 )
 
-// Checkpoint is what of a State survives the agent, so that a restart neither heals a sick GPU nor forgets one.
-// Its JSON form is what the state file holds.
+// Checkpoint is the part of a State that is kept on disk over a restart of the agent, so that no fault is cleared
+// or forgotten by a restart. Its JSON encoding is the format of the file: names in it do not change.
 type Checkpoint struct {
-	BootID           string      `json:"Boot"`             // of the machine: /proc/sys/kernel/random/boot_id
-	BootTime         time.Time   `json:"Booted,omitzero"`  // its moment, on the clock of the times below; zero = unknown
+	BootID           string      `json:"Boot"`             // /proc/sys/kernel/random/boot_id
+	BootTime         time.Time   `json:"Booted,omitzero"`  // when the host booted, on the clock of the times below; zero = unknown
 	NotReadSinceBoot bool        `json:"Unread,omitempty"` // devices and links are those of an earlier boot: the driver has not been read in this one
-	Driver           string      // version of the driver that was asked last
+	Driver           string      // version of the driver in the latest snapshot
 	Maintenance      Maintenance `json:"Away,omitzero"`
 	Binding          Binding     `json:",omitzero"`
 	Devices          []Device
-	Links            []Link `json:",omitempty"` // NVLinks between those
+	Links            []Link `json:",omitempty"` // NVLinks between the devices
 	Conditions       []Condition
 	GPUs             map[DeviceID]GPUHistory `json:"Charts"`
-	KernelLog        uint64                  `json:",omitempty"` // sequence number to go on with in the log of that boot; 0 = unknown
+	KernelLog        uint64                  `json:",omitempty"` // next sequence number to read from the kernel log of that boot; 0 = unknown
 
-	// UnconfirmedGPUs are the GPUs of the history before, sorted, if it may be another machine's. The other GPUs in the record were read
-	// on this machine.
+	// UnconfirmedGPUs are the GPUs, sorted, of a history that may belong to another host. All other GPUs in the
+	// checkpoint were read on this host.
 	UnconfirmedGPUs []DeviceID `json:"Inherited,omitempty"`
 }
 
-// Checkpoint is the state to keep; boot is the machine's boot id. Rehearsals, and what only this process can know, are left out.
+// Checkpoint returns what to keep of the state. The boot argument is the boot ID of the host. Simulated faults,
+// and what is valid only within this process, are left out.
 func (s State) Checkpoint(boot string) Checkpoint {
 	r := Checkpoint{
 		BootID: boot, BootTime: s.bootTime, Maintenance: s.Maintenance, Binding: s.Binding,
@@ -47,9 +48,9 @@ func (r Checkpoint) withLedger(l LedgerCheckpoint) Checkpoint {
 	return r
 }
 
-// Restore is the state that follows from a record: nothing is offered before the driver was asked, but what
-// stood still stands. A reboot is evidence for what it clears; what only an operator can clear outlives it. The times of r
-// are on the present clock: see Record.Rebase.
+// Restore returns the state that follows from a checkpoint. It offers nothing before the first snapshot.
+// Conditions remain, except those that a reboot clears. The times of r must be on the present clock: see
+// Checkpoint.Rebase.
 func Restore(cfg Config, r Checkpoint, boot string) State {
 	s := NewState(cfg)
 	rebooted := r.BootID != boot
@@ -59,12 +60,12 @@ func Restore(cfg Config, r Checkpoint, boot string) State {
 	if s.unconfirmedGPUs = sortedIDs(r.UnconfirmedGPUs); len(s.unconfirmedGPUs) == 0 {
 		s.unconfirmedGPUs = r.gpuIDs()
 	}
-	if !rebooted { // which ends a maintenance, and loads the driver anew anyhow
+	if !rebooted { // a reboot ends maintenance and loads the driver again
 		s.Maintenance = r.Maintenance
 		s.Binding = r.Binding
 		s.Binding.Numbering = NewNumbering(r.Binding.Numbering.Generation, r.Binding.Numbering.Numbers)
 		if !r.NotReadSinceBoot && len(r.Binding.Numbering.Numbers) == 0 {
-			s.Binding.Numbering = s.Binding.Numbering.Initial(known) // a history of an agent that kept no numbers
+			s.Binding.Numbering = s.Binding.Numbering.Initial(known) // a checkpoint of an agent that did not number devices
 		}
 		s.Binding.Unconfirmed = len(s.unconfirmedGPUs) > 0
 		s.Inventory = BuildInventory(s.Snapshot, s.Ledger, cfg.InventoryConfig, cfg.Health.Mode, s.Binding)

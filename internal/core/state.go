@@ -6,41 +6,41 @@ import (
 	"time"
 )
 
-// State is everything that is known of a machine: the last reading (with the devices that fell silent
-// since), the ledger, and the inventory that follows from both. It is immutable: each method returns
-// another. Make one with NewState or Restore.
+// State is all that is known of a host: the latest snapshot (including devices that stopped responding), the
+// ledger of conditions, and the inventory that follows from both. It is immutable: each method returns another
+// State. NewState and Restore make one.
 type State struct {
 	Snapshot    Snapshot
 	Ledger      Ledger
 	Inventory   *Inventory
 	Host        Host
 	Binding     Binding
-	Maintenance Maintenance     // the zero value while the driver may be asked
-	Foreign     *ForeignHistory // the history that was dropped, as it is another machine's; nil = none was
+	Maintenance Maintenance     // the zero value while the driver may be called
+	Foreign     *ForeignHistory // the health history that was dropped because it belongs to another host; nil = none was
 
-	// priorDevices are the devices of an earlier process of the agent, until the first reading shows what became of
-	// them; of an earlier boot of the machine too, if rebooted.
+	// priorDevices are the devices of the checkpoint, until the first snapshot shows which of them exist. If
+	// rebooted, they are those of an earlier boot.
 	priorDevices []Device
-	priorLinks   []Link // between those
+	priorLinks   []Link // links between priorDevices
 	rebooted     bool
-	bootTime     time.Time // when the machine booted; zero = unknown
+	bootTime     time.Time // when the host booted; zero = unknown
 
-	unconfirmedGPUs []DeviceID // GPUs of the history, sorted, until one of them is read or the history is another machine's
+	unconfirmedGPUs []DeviceID // GPUs of the checkpoint, sorted, until one of them is found or the checkpoint proves to be another host's
 
-	nodesSeen []string // device nodes of the last complete reading and those that came since, sorted
+	nodesSeen []string // device nodes of the latest snapshot and those added since, sorted
 
 	kernelLog kernelLogState
 }
 
-// NewState is the state before anybody has asked the driver.
+// NewState returns the state before the first snapshot.
 func NewState(cfg Config) State {
 	s := State{Snapshot: NoDriver(DriverPending, "not asked yet")}
 	s.Inventory = Build(s.Snapshot, s.Ledger, cfg)
 	return s
 }
 
-// Read takes in a reading and what the checks that came with it said. After a reboot a driver that can't
-// be asked says nothing about the devices of before.
+// Read applies a snapshot and the health checks that were made with it. If the host was rebooted and the driver is
+// not ready, the devices of the checkpoint stay pending until it is.
 func (s State) Read(cfg Config, now time.Time, reading Snapshot, checks ...Observation) State {
 	s = s.withoutForeign(reading)
 	prev := s.Snapshot
@@ -58,7 +58,7 @@ func (s State) Read(cfg Config, now time.Time, reading Snapshot, checks ...Obser
 	return s.Observe(cfg, now, slices.Concat(obs, checks)...)
 }
 
-// Observe takes in what happened. Without observations it lets the time pass.
+// Observe applies observations. Without any it applies the passage of time.
 func (s State) Observe(cfg Config, now time.Time, obs ...Observation) State {
 	located := make([]Observation, 0, len(obs))
 	for _, o := range obs {
@@ -70,13 +70,13 @@ func (s State) Observe(cfg Config, now time.Time, obs ...Observation) State {
 	return s.rebuild(cfg, now)
 }
 
-// WithHost takes in what the host has beside the driver.
+// WithHost applies the state of the host beside the driver.
 func (s State) WithHost(cfg Config, now time.Time, h Host) State {
 	s.Host = h
 	return s.rebuild(cfg, now)
 }
 
-// Clear drops conditions by an operator's order: see Ledger.Clear.
+// Clear removes conditions by an operator's command: see Ledger.Clear.
 func (s State) Clear(cfg Config, now time.Time, o Command) (State, []Condition, error) {
 	ledger, cleared, err := s.Ledger.Clear(cfg.Health, now, o)
 	if err != nil {
@@ -86,7 +86,7 @@ func (s State) Clear(cfg Config, now time.Time, o Command) (State, []Condition, 
 	return s.rebuild(cfg, now), cleared, nil
 }
 
-// Ignore disregards conditions by an operator's order: see Ledger.Ignore.
+// Ignore ignores conditions by an operator's command: see Ledger.Ignore.
 func (s State) Ignore(cfg Config, now time.Time, o Command, until time.Time) (State, []Condition, error) {
 	ledger, ignored, err := s.Ledger.Ignore(cfg.Health, now, o, until)
 	if err != nil {
@@ -97,7 +97,8 @@ func (s State) Ignore(cfg Config, now time.Time, o Command, until time.Time) (St
 }
 
 func (s State) rebuild(cfg Config, now time.Time) State {
-	// Until a GPU of the history is read, its numbers may be another machine's: none is given beside them, or told to others.
+	// Until a GPU of the checkpoint is found, the numbers in it may be another host's: no number is added, none is
+	// shared.
 	doubtful := len(s.unconfirmedGPUs) > 0
 	if !doubtful || s.Snapshot.Driver.State != DriverReady {
 		s.Binding.Numbering, s.Binding.Proposed = s.Binding.Numbering.Update(s.Snapshot, s.Host)
@@ -109,10 +110,10 @@ func (s State) rebuild(cfg Config, now time.Time) State {
 	return s
 }
 
-// Rebind binds the positions of the policy to the devices that they mean by the present order: numbers are those of the
-// driver, counts and the common MIG profile are decided anew. A device may be offered as something else then, so no work
-// should be on it. A GPU that the driver does not list gets a number only if none that is listed has it. It fails with
-// ErrNoDriver, and changes nothing, while the driver does not answer.
+// Rebind binds the positions of the policy (indices, counts, the common MIG profile) to devices by their present
+// order. This can change what a device is offered as, so no work should run on it. A GPU that the driver does not
+// list gets a number only if no listed GPU has that number. Rebind returns ErrNoDriver, and does not change the
+// state, unless the driver is ready.
 func (s State) Rebind(cfg Config, now time.Time) (State, error) {
 	if s.Snapshot.Driver.State != DriverReady {
 		return s, fmt.Errorf("the present order of devices is unknown: %w", ErrNoDriver)
@@ -124,11 +125,10 @@ func (s State) Rebind(cfg Config, now time.Time) (State, error) {
 	return s.rebuild(cfg, now), nil
 }
 
-// NeedsTick reports whether time alone can change the state: Observe now and then.
+// NeedsTick reports whether the passage of time can change the state. If so, call Observe periodically.
 func (s State) NeedsTick() bool { return s.Ledger.NeedsTick() || s.Inventory.Retiring() }
 
-// withoutForgotten are the devices without those that the driver has not listed for so long that they are not
-// coming back.
+// withoutForgotten returns the devices without those that the driver has not listed for HealthPolicy.Forget.
 func (s State) withoutForgotten(p HealthPolicy, now time.Time, devices []Device, reading Snapshot) []Device {
 	if reading.Driver.State != DriverReady {
 		return devices
@@ -142,7 +142,7 @@ func (s State) withoutForgotten(p HealthPolicy, now time.Time, devices []Device,
 		return slices.ContainsFunc(conditions, func(c Condition) bool {
 			since := c.Last
 			if s.bootTime.After(since) {
-				since = s.bootTime // how long the machine was off is unknown: the wall clock may have jumped at the boot
+				since = s.bootTime // how long the host was off is unknown: the wall clock may have changed at the boot
 			}
 			return c.At == WholeGPU(d.At.GPU) && c.Reason == ReasonLost && now.Sub(since) >= p.Forget
 		})
@@ -150,29 +150,31 @@ func (s State) withoutForgotten(p HealthPolicy, now time.Time, devices []Device,
 	return slices.DeleteFunc(slices.Clone(devices), func(d Device) bool { return lost(d) && !listed(d) })
 }
 
-// WithNodes takes in which device nodes the host has now, in sorted order.
+// WithNodes applies a new list of the host's device nodes, in sorted order.
 //
-// Plans and MissingNodes change at once. The warning in a unit's health ends at once, but begins with a complete reading of
-// the machine only: each change of a health line makes Nomad's servers write, and a node that comes and goes changes it
-// not more often than the machine is read (once a minute).
+// Plans and MissingNodes change immediately. The warning in a unit's health ends immediately too, but begins only
+// with a complete snapshot: each change of a health text is a write on Nomad's servers, and this limits a node
+// that comes and goes to one change per snapshot (once a minute by default).
 func (s State) WithNodes(cfg Config, now time.Time, nodes []string) State {
 	s.Snapshot.Nodes = nodes
 	s.nodesSeen = slices.Compact(slices.Sorted(slices.Values(slices.Concat(s.nodesSeen, nodes))))
 	return s.rebuild(cfg, now)
 }
 
-// Build returns the inventory of a machine that is read for the first time: positions in the policy mean the present order.
+// Build returns the inventory of a host that is read for the first time: positions in the policy mean the present
+// order of devices.
 func Build(s Snapshot, l Ledger, c Config) *Inventory {
 	return BuildInventory(s, l, c.InventoryConfig, c.Health.Mode, Binding{Numbering: Numbering{}.Initial(s)})
 }
 
-// EnterMaintenance enters that the driver is left alone from now on. Units stay, and take no work.
+// EnterMaintenance records that the driver is not called from now on. Units stay in the inventory, but take no
+// work.
 func (s State) EnterMaintenance(cfg Config, now time.Time, m Maintenance) State {
 	s.Maintenance = m
 	return s.Read(cfg, now, NoDriver(DriverReleased, m.String()))
 }
 
-// ExitMaintenance enters that the driver may be asked again. What is offered changes with the first reading.
+// ExitMaintenance records that the driver may be called again. The inventory changes with the next snapshot.
 func (s State) ExitMaintenance() State {
 	s.Maintenance = Maintenance{}
 	return s
