@@ -58,7 +58,7 @@ func TestOperatorsVerbs(t *testing.T) {
 	says(t, dir, "ignored until", "ignore", "--gpu="+m.UUID(3)[:len("GPU-")+8], "--cause=xid 79", "--until=1h")
 	a.awaitHealthy(k, 8)
 	says(t, dir, "cleared", "clear", "--gpu=3")
-	if out, err := ask(t, dir, "clear", "--gpu=3"); err == nil || !strings.Contains(out, "k8s-gpu: no condition stands against "+m.UUID(3)) {
+	if out, err := ask(t, dir, "clear", "--gpu=3"); err == nil || !strings.Contains(out, "k8s-gpu: no condition on GPU "+m.UUID(3)) {
 		t.Errorf("clear of nothing: %v: %s", err, out)
 	}
 	a.metrics(`tandem_health_transitions_total{device="` + m.UUID(3) + `"} 2`)

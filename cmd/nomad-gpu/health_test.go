@@ -39,7 +39,7 @@ func TestOperatorsVerbs(t *testing.T) {
 	a.says("ignored until", "ignore", "--gpu="+id[:len("GPU-")+8], "--cause=xid 79", "--until=1h")
 	a.healthy(8, 8)
 	a.says("cleared", "clear", "--gpu=3")
-	if out, err := a.ask("clear", "--gpu=3"); err == nil || out != "nomad-gpu clear: no condition stands against "+id+"\n" {
+	if out, err := a.ask("clear", "--gpu=3"); err == nil || out != "nomad-gpu clear: no condition on GPU "+id+"\n" {
 		t.Errorf("clear of nothing: %v: %s", err, out)
 	}
 	if out, err := a.ask("clear", "--gpu=x", "--verified-at=y"); err == nil || strings.Count(out, "nomad-gpu clear: ") != 2 {

@@ -7,58 +7,59 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/health/xid"
 )
 
-// GPUHistory is what the ledger remembers of one GPU beside its conditions. It is a value; what is kept over a
-// restart of the agent is exported.
+// GPUHistory is what the ledger knows of one GPU beside its conditions. Exported fields are kept over a restart of
+// the agent, under the names of their JSON tags.
 type GPUHistory struct {
 	Sample            HealthSample `json:"Vitals"`
-	LastReset         time.Time    `json:"Reset"`  // when the GPU was last proven to have been initialised anew
-	MaxNVLinks        uint64       `json:"Links"`  // most NVLinks ever seen up
-	JoinedFabric      bool         `json:"Joined"` // it has been in a fabric that was up
-	UnhealthyEpisodes []time.Time  `json:"Spells"` // beginnings of the latest bad spells
-	Recoveries        []time.Time  // the latest times that it got well by itself from something severe
-	ClearedByReset    []ClearedXID `json:"Mended"`  // what it got well from by a reset
-	UnhealthySince    time.Time    `json:"Bad"`     // since when it takes no work; zero = it does
-	SevereCause       bool         `json:"Severe"`  // the present bad spell has a severe cause
+	LastReset         time.Time    `json:"Reset"`  // when a reset of the GPU was last detected
+	MaxNVLinks        uint64       `json:"Links"`  // most NVLinks ever active at a time
+	JoinedFabric      bool         `json:"Joined"` // it has been part of a fabric that completed
+	UnhealthyEpisodes []time.Time  `json:"Spells"` // beginnings of the latest episodes
+	Recoveries        []time.Time  // when it latest recovered from a severe cause without an operator
+	ClearedByReset    []ClearedXID `json:"Mended"`  // XIDs that a reset cleared
+	UnhealthySince    time.Time    `json:"Bad"`     // beginning of the present unhealthy episode; zero = none
+	SevereCause       bool         `json:"Severe"`  // the present episode has a severe cause
 	FaultCounts       []FaultCount `json:"Tallies"` // XIDs and events, by code
 
-	checked        time.Time // the latest complete check since the agent started
-	onlyGPU        bool      // no other GPU is known here
-	responding     bool      // the last word about the GPU was its own
-	completeChecks int       // complete checks in a row: one alone does not bring a lost GPU back
-	lost           bool      // it has not answered since it was lost
-	reloading      bool      // the driver was loaded anew, or will be, and has not given a verdict since
-	driverAbsent   bool      // it was absent, and was not asked since: perhaps it was loaded anew
+	checked        time.Time // latest complete check since the agent started
+	onlyGPU        bool      // no other GPU is known on this host
+	responding     bool      // the latest observation shows that it responds
+	completeChecks int       // consecutive complete checks: a lost GPU needs several before it counts as responding
+	lost           bool      // it has not responded since it was lost
+	reloading      bool      // the driver is being, or was, loaded again, and has not reported a recovery action since
+	driverAbsent   bool      // the driver was absent since the latest check, so it may have been loaded again
 	weakResetSigns [3]time.Time
 	window         window
-	exceeded       [3]Tristate  // by window: heat, power brake, replays
-	allocations    int          // times that the GPU or an instance of it was handed out
-	allocated      []allocation // the latest time of each
+	exceeded       [3]Tristate  // by counter: thermal slowdown, power brake, PCIe replays
+	allocations    int          // how often the GPU or an instance of it was allocated
+	allocated      []allocation // latest allocation of each placement
 	appFaults      []appFault
 }
 
-// FaultCount counts one XID (or other event) of a GPU.
+// FaultCount counts the occurrences of one XID or NVML event on one GPU.
 type FaultCount struct {
 	Reason        Reason // ReasonXID or ReasonEvent
 	Code          uint64
 	Count         uint64
 	Last          time.Time
-	FromKernelLog bool `json:"Logged"`        // the latest was in the kernel log
-	BothSources   bool `json:"Both,omitzero"` // the other source has reported the latest, too
+	FromKernelLog bool `json:"Logged"`        // the latest occurrence was in the kernel log
+	BothSources   bool `json:"Both,omitzero"` // the kernel log and NVML both reported the latest occurrence
 }
 
-// isEcho reports whether an XID is the latest one again, from the other source. What the kernel log had before the agent
-// followed it may be read any time later: the first line after an event of NVML's is that event.
+// isEcho reports whether an XID is the latest occurrence, reported by the other source too. A line that was in the
+// kernel log before the agent started to follow it can be read at any later time: the first such line after an
+// NVML event is that event.
 func (t FaultCount) isEcho(o Observation, now time.Time) bool {
 	return t.FromKernelLog != o.FromKernelLog && now.Sub(t.Last) < echoSpan || o.Backlog && !t.FromKernelLog && !t.BothSources
 }
 
-// ClearedXID is an XID that a GPU got well from by a reset.
+// ClearedXID is an XID that was cleared by a reset of the GPU.
 type ClearedXID struct {
 	Code uint64
 	At   time.Time
 }
 
-// allocation says to which workload a placement was handed out: they are numbered.
+// allocation is the workload, by its number, to which a placement was allocated.
 type allocation struct {
 	at       Placement
 	workload int
@@ -70,20 +71,20 @@ type appFault struct {
 	at       time.Time
 }
 
-// window is the present stretch of time over which counters are compared.
+// window holds the counters at the beginning of the present comparison window.
 type window struct {
 	since                   time.Time
 	thermal, brake, replays OptionalUint64
 }
 
-// Bounds of a chart: it does not grow with uptime.
+// Bounds of a GPUHistory, so that its size does not grow with uptime.
 const (
 	maxTimes       = 16
-	maxFaultCounts = 64 // beyond it codes without a name count as one; those with a name are no more than the table
+	maxFaultCounts = 64 // codes without a name beyond it count as one code; codes with a name are bounded by the table
 )
 
-// clone copies the chart, so that changing the copy leaves the original alone. Slices are only ever
-// replaced or appended to by push, which copies.
+// clone copies the history, so that a change of the copy does not change the original. Lists other than
+// FaultCounts are not changed in place: appendBounded copies.
 func (c *GPUHistory) clone() *GPUHistory {
 	if c == nil {
 		return &GPUHistory{}
@@ -93,7 +94,7 @@ func (c *GPUHistory) clone() *GPUHistory {
 	return &copied
 }
 
-// appendBounded appends v to a bounded list without touching the original.
+// appendBounded appends v to a bounded list and does not change the original.
 func appendBounded[T any](list []T, v T) []T {
 	if len(list) >= maxTimes {
 		list = list[len(list)-maxTimes+1:]
@@ -111,7 +112,7 @@ func countWithin(times []time.Time, now time.Time, span time.Duration) (n int) {
 	return n
 }
 
-// faultCount is the count of a code; nil if there is none yet.
+// faultCount returns the count of a code; nil if it did not occur.
 func (c *GPUHistory) faultCount(reason Reason, code uint64) *FaultCount {
 	for i := range c.FaultCounts {
 		if t := &c.FaultCounts[i]; t.Reason == reason && t.Code == code {
@@ -121,7 +122,7 @@ func (c *GPUHistory) faultCount(reason Reason, code uint64) *FaultCount {
 	return nil
 }
 
-// countFault counts an XID or event and returns when it was seen before.
+// countFault counts an XID or event and returns the time of the previous occurrence.
 func (c *GPUHistory) countFault(reason Reason, code uint64, logged bool, now time.Time) (before time.Time) {
 	t := c.faultCount(reason, code)
 	if t == nil {
@@ -133,13 +134,14 @@ func (c *GPUHistory) countFault(reason Reason, code uint64, logged bool, now tim
 	return before
 }
 
-// countsFull reports whether there is no room for another code without a name: only a driver that makes codes
-// up has so many.
+// countsFull reports whether there is no room for another code without a name. Only a driver that reports invented
+// codes reaches the bound.
 func (c *GPUHistory) countsFull(code uint64) bool {
 	return len(c.FaultCounts) >= maxFaultCounts && c.faultCount(ReasonXID, code) == nil
 }
 
-// faultWithin reports whether a fault of the GPU, not one of a program, was reported by code within span.
+// faultWithin reports whether a fault of the GPU (not of an application) was reported by an XID or event within
+// span.
 func (c *GPUHistory) faultWithin(now time.Time, span time.Duration) bool {
 	return slices.ContainsFunc(c.FaultCounts, func(t FaultCount) bool {
 		class := Condition{Reason: t.Reason, Code: t.Code}.rule(HealthPolicy{}).Class
@@ -147,7 +149,7 @@ func (c *GPUHistory) faultWithin(now time.Time, span time.Duration) bool {
 	})
 }
 
-// dwell is how long evidence must hold: longer with each bad spell of the last six hours.
+// dwell returns how long evidence must hold: longer with each unhealthy episode of the last six hours.
 func (c *GPUHistory) dwell(p HealthPolicy, now time.Time) time.Duration {
 	d := p.Dwell
 	for range countWithin(c.UnhealthyEpisodes, now, 6*time.Hour) - 1 {
@@ -158,14 +160,15 @@ func (c *GPUHistory) dwell(p HealthPolicy, now time.Time) time.Duration {
 	return d
 }
 
-// recordAllocation enters that a placement was handed out to new work.
+// recordAllocation records that a placement was allocated to a new workload.
 func (c *GPUHistory) recordAllocation(at Placement) {
 	c.allocations++
 	others := slices.DeleteFunc(slices.Clone(c.allocated), func(h allocation) bool { return h.at.Covers(at) || at.Covers(h.at) })
 	c.allocated = appendBounded(others, allocation{at, c.allocations})
 }
 
-// workload is the number of the workload that has a placement; 0 if that is not known, or it is several.
+// workload returns the number of the workload that uses a placement; 0 if it is not known, or if there are
+// several.
 func (c *GPUHistory) workload(at Placement) (work int) {
 	for _, h := range c.allocated {
 		if h.at.Covers(at) || at.Covers(h.at) {
@@ -178,7 +181,7 @@ func (c *GPUHistory) workload(at Placement) (work int) {
 	return work
 }
 
-// recordAppFault enters an application fault of a workload and counts the different ones that had any within span.
+// recordAppFault records an application fault of a workload and returns how many workloads had one within span.
 func (c *GPUHistory) recordAppFault(work int, now time.Time, span time.Duration) (n int) {
 	others := slices.DeleteFunc(slices.Clone(c.appFaults), func(s appFault) bool { return s.workload == work })
 	c.appFaults = appendBounded(others, appFault{work, now})

@@ -10,30 +10,30 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/health/xid"
 )
 
-// Condition is one standing cause against a placement. A placement may have several, each with its own
-// way back; the worst counts. It is comparable.
+// Condition is one cause that affects a placement. A placement may have several conditions, each with its own
+// evidence for recovery; the worst one determines the health. It is comparable.
 type Condition struct {
 	At                  Placement
 	Reason              Reason
-	Code                uint64      // of an XID, an event or a verdict
-	State               HealthState // its effect; Healthy while it is only noted
+	Code                uint64      // XID, NVML event type or recovery action
+	State               HealthState // its effect; Healthy = recorded without effect
 	Detail              string
-	Since               time.Time    // first seen
-	Last                time.Time    // last happened; a level that goes on happened once
-	Count               int          // how often it was observed
-	Repeated            bool         // again so soon that the rule for repetition applies
+	Since               time.Time    // first occurrence
+	Last                time.Time    // latest occurrence; a persistent state occurs once
+	Count               int          // occurrences; for a persistent state, checks that showed it, up to the number required
+	Repeated            bool         // it occurred again within the time that the rule for repetition sets
 	ClearingSince       time.Time    `json:"Clearing"` // since when the evidence for recovery holds; zero = it does not
-	CleanChecks         int          `json:"Clean"`    // complete checks since then
+	CleanChecks         int          `json:"Clean"`    // complete checks since ClearingSince
 	Evidence            xid.Evidence // what clears it under this driver and policy
-	IgnoredUntil        time.Time    `json:"Ignored"` // an operator disregards it until then; zero = nobody does
-	FromRemovedInstance bool         `json:"Moved"`   // it was against a MIG instance that is gone: no more than degraded
+	IgnoredUntil        time.Time    `json:"Ignored"` // ignored by an operator until then; zero = not ignored
+	FromRemovedInstance bool         `json:"Moved"`   // it was on a MIG instance that was removed: at most degraded
 	Simulated           bool
 }
 
-// Cause names the condition for programs: "XID_95", "LOST", "VERDICT_GPU_RESET".
+// Cause returns the name of the cause for programs: "XID_95", "LOST", "VERDICT_GPU_RESET".
 func (c Condition) Cause() string { return causeName(c.Reason, c.Code) }
 
-// Cause names what is behind the health for programs; "" if nothing is.
+// Cause returns the name of the cause for programs; "" if the unit is healthy.
 func (h Health) Cause() string { return causeName(h.Reason, h.Code) }
 
 func causeName(r Reason, code uint64) string {
@@ -49,12 +49,12 @@ func causeName(r Reason, code uint64) string {
 	}
 }
 
-// same reports whether c and o are one cause. A verdict that changes is the same cause in other words.
+// same reports whether c and o have the same cause. Different recovery actions are the same cause.
 func (c Condition) same(o Condition) bool {
 	return c.Reason == o.Reason && (c.Code == o.Code || c.Reason == ReasonRecoveryAction) && c.At == o.At && c.Simulated == o.Simulated
 }
 
-// merge is both conditions as one.
+// merge returns one condition for two of the same cause.
 func (c Condition) merge(o Condition) Condition {
 	if o.Since.Before(c.Since) {
 		c.Since, c.Detail = o.Since, o.Detail
@@ -63,7 +63,7 @@ func (c Condition) merge(o Condition) Condition {
 		c.Last, c.Code = o.Last, o.Code
 	}
 	if o.IgnoredUntil.Before(c.IgnoredUntil) {
-		c.IgnoredUntil = o.IgnoredUntil // whoever disregards one need not know the other
+		c.IgnoredUntil = o.IgnoredUntil // the shorter time: an operator may have known only one of them
 	}
 	c.State, c.Count = max(c.State, o.State), c.Count+o.Count
 	c.Repeated, c.FromRemovedInstance = c.Repeated || o.Repeated, c.FromRemovedInstance && o.FromRemovedInstance
@@ -71,7 +71,7 @@ func (c Condition) merge(o Condition) Condition {
 	return c
 }
 
-// merged are sorted conditions with each cause once.
+// merged sorts conditions and merges those of the same cause.
 func merged(conditions []Condition) []Condition {
 	slices.SortStableFunc(conditions, compareConditions)
 	var each []Condition
@@ -85,10 +85,10 @@ func merged(conditions []Condition) []Condition {
 	return each
 }
 
-// isEffective reports whether the condition has an effect now.
+// isEffective reports whether the condition affects health now.
 func (c Condition) isEffective() bool { return c.State > Healthy && c.IgnoredUntil.IsZero() }
 
-// rule is what the table says about an XID or another event; the zero Rule for other reasons.
+// rule returns the table's rule for an XID or NVML event; the zero Rule for other reasons.
 func (c Condition) rule(p HealthPolicy) xid.Rule {
 	switch c.Reason {
 	case ReasonXID:
@@ -101,7 +101,7 @@ func (c Condition) rule(p HealthPolicy) xid.Rule {
 	}
 }
 
-// severe reports whether getting well from the condition counts towards the latch.
+// severe reports whether recoveries from the condition are limited by HealthPolicy.MaxRecoveries.
 func (c Condition) severe(p HealthPolicy) bool {
 	if c.Simulated {
 		return false
@@ -114,7 +114,7 @@ func (c Condition) severe(p HealthPolicy) bool {
 	}
 }
 
-// health is the condition as a verdict.
+// health returns the health of a unit whose worst condition is c.
 func (c Condition) health() Health {
 	h := Health{
 		State: c.State, Reason: c.Reason, Code: c.Code, Detail: c.Detail, Since: c.Since, Simulated: c.Simulated,
@@ -133,10 +133,10 @@ func (c Condition) health() Health {
 	return h
 }
 
-// Action says what an operator should do; "" if nothing.
+// Action returns what an operator should do; "" if nothing.
 func (c Condition) Action() string { return c.health().Action }
 
-// Clears says what would make it well again.
+// Clears returns the evidence that clears the condition, as text.
 func (c Condition) Clears() string {
 	if says := c.Reason.meaning().clearsText; says != "" && c.Evidence != 0 {
 		return says
@@ -144,7 +144,7 @@ func (c Condition) Clears() string {
 	return c.Evidence.String()
 }
 
-// String is the line of health.
+// String returns the text of the condition as Health.String formats it.
 func (c Condition) String() string { return c.health().String() }
 
 func compareConditions(a, b Condition) int {

@@ -6,7 +6,8 @@ import (
 	"time"
 )
 
-// HealthState is the standing of a unit, from well to worst. Healthy and Degraded take new work.
+// HealthState is the health state of a unit. The order is from best to worst. Healthy and Degraded units take new
+// work.
 type HealthState uint8
 
 // The states of health. The zero value is Healthy.
@@ -20,41 +21,42 @@ const (
 
 var healthStateNames = [...]string{"healthy", "degraded", "unknown", "unhealthy", "lost"}
 
+// String returns the name of the state: "healthy".
 func (s HealthState) String() string { return healthStateNames[s] }
 
-// MarshalText spells the state for files and programs.
+// MarshalText returns the name of the state.
 func (s HealthState) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
-// UnmarshalText reads what MarshalText wrote.
+// UnmarshalText parses the output of MarshalText.
 func (s *HealthState) UnmarshalText(text []byte) error {
 	return UnmarshalName(s, healthStateNames[:], string(text), "health state")
 }
 
-// Health is the verdict on a unit: its worst condition. It is comparable and holds nothing that changes
-// while the verdict stands (no ages, counts or temperatures), NewHealth each change is published to an
+// Health is the health of a unit: its worst condition. It is comparable, and it contains nothing that changes
+// while the condition lasts (no ages, counts or temperatures), because each change is published to an
 // orchestrator.
 type Health struct {
 	State          HealthState
 	Reason         Reason
-	Code           uint64         // of an XID or another event
-	Detail         string         // what was seen, one line
+	Code           uint64         // XID, NVML event type or recovery action
+	Detail         string         // the observation, one line
 	Since          time.Time      // UTC
-	RecoveryAction RecoveryAction // what the driver wants done, if it says
+	RecoveryAction RecoveryAction // that the driver reports; RecoveryUnknown = none reported
 	Action         string         // what an operator should do
-	Clears         string         // what makes it well again
-	Limitations    string         // what can't be seen of this GPU: "no XID events"
-	MissingNodes   string         // device nodes that its containers lack: "/dev/nvidia-uvm: run nvidia-modprobe -c0 -u"
-	Simulated      bool           // a rehearsal
-	Advisory       bool           // reported only: the unit takes work whatever its state (ModeObserve)
+	Clears         string         // the evidence that clears the condition
+	Limitations    string         // what can't be monitored on this GPU: "no XID events"
+	MissingNodes   string         // device nodes that are missing on the host: "/dev/nvidia-uvm: run nvidia-modprobe -c0 -u"
+	Simulated      bool           // the condition was simulated by an operator
+	Advisory       bool           // reported only: the unit takes work in any state (ModeObserve)
 }
 
-// Schedulable reports whether new work may be placed.
+// Schedulable reports whether the unit takes new work.
 func (h Health) Schedulable() bool { return h.State <= Degraded || h.Advisory }
 
-// maxHealthText bounds String, in bytes: Nomad keeps the text of every device in its state.
+// maxHealthText is the maximum length of String in bytes: Nomad stores the text of every device in its state.
 const maxHealthText = 200
 
-// String is the line that both orchestrators and every log show, at most 200 bytes:
+// String returns the health as one line of at most 200 bytes, as both orchestrators and all logs show it:
 //
 //	unhealthy: XID 95 uncontained memory error since 2026-11-20T10:31Z; driver asks: GPU reset; action: drain and reset the GPU; clears: reset seen
 func (h Health) String() string {
@@ -83,11 +85,12 @@ func (h Health) String() string {
 		rest.WriteString("; clears: " + h.Clears)
 	}
 	rest.WriteString(h.limits())
-	const head = 80 // what is wrong comes first
+	const head = 80 // least space for state and cause
 	return truncated(truncated(text, max(maxHealthText-rest.Len(), head))+rest.String(), maxHealthText)
 }
 
-// limits are warnings, which do not count against the unit. Missing nodes concern new work, and so only a unit that takes any.
+// limits returns the warnings that do not affect the state. Missing device nodes are a warning only for a unit
+// that takes new work.
 func (h Health) limits() (text string) {
 	if h.Limitations != "" {
 		text = " (health limited: " + h.Limitations + ")"
@@ -98,7 +101,7 @@ func (h Health) limits() (text string) {
 	return text
 }
 
-// cause is what is wrong, in a few words.
+// cause returns the cause as text.
 func (h Health) cause() string {
 	text := h.Reason.text()
 	switch h.Reason {
@@ -123,7 +126,7 @@ func (h Health) cause() string {
 	return text + " (" + h.Detail + ")"
 }
 
-// truncated cuts a text that is longer than n bytes, at a rune's end.
+// truncated shortens a text to at most n bytes, between two runes.
 func truncated(text string, n int) string {
 	if len(text) <= n {
 		return text
@@ -132,7 +135,7 @@ func truncated(text string, n int) string {
 	return strings.ToValidUTF8(text[:max(n-len(mark), 0)], "") + mark
 }
 
-// NewHealth is the health of a unit that the host lacks something for.
+// NewHealth returns the health of a unit with the state, action and clearing text that r has by default.
 func NewHealth(r Reason, detail string) Health {
 	m := r.meaning()
 	return Health{State: m.state, Reason: r, Detail: detail, Action: m.action, Clears: m.clearsText}

@@ -8,15 +8,15 @@ import (
 	"time"
 )
 
-// Ledger is the memory of what is wrong, and of what is needed to tell when it no longer is. The zero
-// value is an empty ledger. It is immutable: Apply, Clear and Ignore return another.
+// Ledger holds the conditions of all GPUs, and the history that is needed to detect recovery. The zero value is an
+// empty ledger. It is immutable: Apply, Clear and Ignore return another.
 type Ledger struct {
 	conditions []Condition              // sorted
-	histories  map[DeviceID]*GPUHistory // by GPU; a chart is never changed, only replaced
-	driver     string                   // its version: "570.124.06"
+	histories  map[DeviceID]*GPUHistory // by GPU; a history is never changed, only replaced
+	driver     string                   // version: "570.124.06"
 }
 
-// Lost are the devices of GPUs that the driver does not list any more.
+// Lost returns those of the devices whose GPU the driver does not list any more.
 func (l Ledger) Lost(devices []Device) map[DeviceID]bool {
 	var lost map[DeviceID]bool
 	for _, c := range l.conditions {
@@ -35,10 +35,10 @@ func (l Ledger) Lost(devices []Device) map[DeviceID]bool {
 	return lost
 }
 
-// Conditions returns the standing conditions in canonical order, noted ones (State Healthy) included.
+// Conditions returns the conditions in canonical order, including those without effect (State Healthy).
 func (l Ledger) Conditions() []Condition { return slices.Clone(l.conditions) }
 
-// History is what is remembered of a GPU.
+// History returns the history of a GPU; false if there is none.
 func (l Ledger) History(id DeviceID) (GPUHistory, bool) {
 	c, ok := l.histories[id]
 	if !ok {
@@ -47,11 +47,11 @@ func (l Ledger) History(id DeviceID) (GPUHistory, bool) {
 	return *c, true
 }
 
-// NeedsTick reports whether something stands that time alone can change: Apply now and then.
+// NeedsTick reports whether the passage of time can change a condition. If so, call Apply periodically.
 func (l Ledger) NeedsTick() bool { return len(l.conditions) > 0 }
 
-// Health is the worst standing condition that covers the placement; among equals the one that began
-// first, so that what follows from a fault does not take its place, but a rehearsal hides no fault.
+// Health returns the health of a placement: the worst condition that covers it. Of equally bad conditions the
+// first one counts, because later ones may be consequences. A simulated condition does not hide a real one.
 func (l Ledger) Health(at Placement) Health {
 	var worst Condition
 	for _, c := range l.conditions {
@@ -73,7 +73,8 @@ func (l Ledger) Health(at Placement) Health {
 	return h
 }
 
-// ForMode is what counts in a mode: conditions of before it was switched off are remembered, and no more.
+// ForMode returns the ledger as it counts in a mode. Under ModeOff, conditions from before the mode was set are
+// kept but have no effect, except that a GPU does not respond.
 func (l Ledger) ForMode(m HealthMode) Ledger {
 	if m != ModeOff {
 		return l
@@ -84,8 +85,8 @@ func (l Ledger) ForMode(m HealthMode) Ledger {
 	return l
 }
 
-// Apply folds observations into a new ledger, and lets the time pass until now: without observations it
-// does only that.
+// Apply returns a ledger with the observations, and with the passage of time until now. Without observations only
+// time passes.
 func (l Ledger) Apply(p HealthPolicy, now time.Time, obs ...Observation) Ledger {
 	if len(obs) == 0 && !l.NeedsTick() {
 		return l
@@ -93,7 +94,7 @@ func (l Ledger) Apply(p HealthPolicy, now time.Time, obs ...Observation) Ledger 
 	d := l.builder(p, now)
 	for _, o := range obs {
 		if o.Kind == Checked {
-			d.history(o.At.GPU) // before the first is judged, so that it knows whether it is alone
+			d.history(o.At.GPU) // before the first check is applied, so that it finds out whether other GPUs exist
 		}
 	}
 	for _, o := range obs {
@@ -103,9 +104,9 @@ func (l Ledger) Apply(p HealthPolicy, now time.Time, obs ...Observation) Ledger 
 	return d.ledger()
 }
 
-// Relocate moves what stands against a MIG instance that is gone to its GPU, as degraded: taking an instance
-// away repairs nothing, and the next one in its place did nothing wrong. That it did not answer is over. What is
-// remembered of a GPU that is gone for good goes with it.
+// Relocate moves the conditions of a removed MIG instance to its GPU, as degraded: removing an instance does not
+// repair hardware, and the next instance at its place is not faulty. Conditions that mean "the instance does not
+// respond" are dropped. The history of a GPU that is neither listed nor known is dropped too.
 func (l Ledger) Relocate(s Snapshot) Ledger {
 	there := map[Placement]bool{Node: true}
 	for _, d := range s.Devices {
@@ -130,19 +131,19 @@ func (l Ledger) Relocate(s Snapshot) Ledger {
 	return Ledger{merged(moved), histories, l.driver}
 }
 
-// ledgerBuilder is a ledger in the making.
+// ledgerBuilder is a mutable copy of a Ledger.
 type ledgerBuilder struct {
 	policy     HealthPolicy
 	now        time.Time
 	conditions []Condition
 	histories  map[DeviceID]*GPUHistory
-	owned      map[DeviceID]bool // charts that are this draft's own
+	owned      map[DeviceID]bool // histories that were cloned for this builder
 	driver     string
 }
 
 func (l Ledger) builder(p HealthPolicy, now time.Time) *ledgerBuilder {
 	return &ledgerBuilder{
-		policy: p, now: now.UTC().Truncate(time.Millisecond), // a second would order a reset before its own cause
+		policy: p, now: now.UTC().Truncate(time.Millisecond), // in milliseconds: seconds would order a reset before its own cause
 		conditions: slices.Clone(l.conditions),
 		histories:  maps.Clone(l.histories),
 		owned:      map[DeviceID]bool{},
@@ -155,7 +156,7 @@ func (d *ledgerBuilder) ledger() Ledger {
 	return Ledger{d.conditions, d.histories, d.driver}
 }
 
-// history is the GPU's chart, to be changed.
+// history returns the GPU's history, for changes.
 func (d *ledgerBuilder) history(id DeviceID) *GPUHistory {
 	if !d.owned[id] {
 		if d.histories == nil {
@@ -166,7 +167,7 @@ func (d *ledgerBuilder) history(id DeviceID) *GPUHistory {
 	return d.histories[id]
 }
 
-// readHistory is the GPU's chart, to be looked at; an empty one if there is none.
+// readHistory returns the GPU's history, for reading only; an empty one if there is none.
 func (d *ledgerBuilder) readHistory(id DeviceID) *GPUHistory {
 	if c := d.histories[id]; c != nil {
 		return c
@@ -174,7 +175,7 @@ func (d *ledgerBuilder) readHistory(id DeviceID) *GPUHistory {
 	return &GPUHistory{}
 }
 
-// find is the standing condition of the same cause; nil if there is none.
+// find returns the condition of the same cause; nil if there is none.
 func (d *ledgerBuilder) find(c Condition) *Condition {
 	for i := range d.conditions {
 		if d.conditions[i].same(c) {
@@ -189,9 +190,9 @@ func (d *ledgerBuilder) remove(which func(Condition) bool) {
 	d.conditions = slices.DeleteFunc(d.conditions, which)
 }
 
-// recordEvent enters that a cause came up, or came up again: whatever spoke for recovery no longer does, and
-// an operator who disregards it knew nothing of this one. It keeps its first words, NewHealth each reading may
-// meet a fault in another call and every new text is an update to an orchestrator.
+// recordEvent records an occurrence of a cause, which ends a recovery in progress and a time for which an operator
+// ignored the cause. The text of the first occurrence stays: snapshots may find a fault in different calls, and
+// each new text would be published to an orchestrator.
 func (d *ledgerBuilder) recordEvent(c Condition) *Condition {
 	old := d.find(c)
 	if old == nil {
@@ -204,9 +205,9 @@ func (d *ledgerBuilder) recordEvent(c Condition) *Condition {
 	return old
 }
 
-// setLevel enters that a level is (still) there. Going on is nothing new: it changes neither Last nor what
-// an operator disregards; a verdict that changed is, and silence after an answer. Below the number of checks
-// that the reason wants it is only noted.
+// setLevel records that a persistent state (a level, in contrast to an event) is present. As long as it stays
+// present, neither Last nor IgnoredUntil changes, except if the recovery action changed, or if a GPU stopped
+// responding again after a check. The condition has an effect from the given number of checks on.
 func (d *ledgerBuilder) setLevel(c Condition, checks int) {
 	state := c.State
 	if old := d.find(c); old != nil {
@@ -219,7 +220,7 @@ func (d *ledgerBuilder) setLevel(c Condition, checks int) {
 			old.Last, old.IgnoredUntil = d.now, time.Time{}
 		}
 		if old.Code != c.Code || c.Reason == ReasonDriver {
-			old.Code, old.Detail = c.Code, c.Detail // a verdict, or why the driver is gone: the latest knows best
+			old.Code, old.Detail = c.Code, c.Detail // the latest recovery action, or the latest reason why the driver is unavailable
 		}
 		if old.Count >= checks {
 			old.State = state
@@ -233,7 +234,7 @@ func (d *ledgerBuilder) setLevel(c Condition, checks int) {
 	d.conditions = append(d.conditions, c)
 }
 
-// branchOf is the major number of a driver version such as "570.124.06"; 0 if there is none.
+// branchOf returns the major number of a driver version such as "570.124.06"; 0 if there is none.
 func branchOf(version string) int {
 	major, _, _ := strings.Cut(version, ".")
 	n, err := strconv.Atoi(major)

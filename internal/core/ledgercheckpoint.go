@@ -7,14 +7,15 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/health/xid"
 )
 
-// LedgerCheckpoint is what of a Ledger is kept over a restart of the agent.
+// LedgerCheckpoint is the part of a Ledger that is kept over a restart of the agent.
 type LedgerCheckpoint struct {
-	Driver     string // version of the driver that was read last
+	Driver     string // version of the driver in the latest snapshot
 	Conditions []Condition
 	GPUs       map[DeviceID]GPUHistory
 }
 
-// Checkpoint returns what to keep of l. Simulated faults, and what only this process can know, are left out.
+// Checkpoint returns the part of l to keep. Simulated faults, and what is valid only within this process, are left
+// out.
 func (l Ledger) Checkpoint() LedgerCheckpoint {
 	c := LedgerCheckpoint{Driver: l.driver, GPUs: map[DeviceID]GPUHistory{}}
 	for _, each := range l.conditions {
@@ -28,8 +29,8 @@ func (l Ledger) Checkpoint() LedgerCheckpoint {
 	return c
 }
 
-// RestoreLedger returns the ledger that follows from a checkpoint. A reboot of the host is evidence that clears what it
-// clears; what only an operator can clear outlives it.
+// RestoreLedger returns the ledger that follows from a checkpoint. A reboot removes the conditions that it clears;
+// those that only an operator can clear remain.
 func RestoreLedger(p HealthPolicy, c LedgerCheckpoint, rebooted bool) Ledger {
 	l := Ledger{histories: make(map[DeviceID]*GPUHistory, len(c.GPUs))}
 	if !rebooted { // a reboot loads the driver again
@@ -48,7 +49,7 @@ func RestoreLedger(p HealthPolicy, c LedgerCheckpoint, rebooted bool) Ledger {
 		}
 		history := l.histories[each.At.GPU]
 		if history != nil && each.At.GI == Whole && each.Reason == ReasonLost && !history.LastReset.After(each.Last) {
-			history.lost = true // when it answers again, that is a sign of a reset
+			history.lost = true // when it responds again, it was reset
 		}
 		each.ClearingSince, each.CleanChecks = time.Time{}, 0
 		l.conditions = append(l.conditions, each)
@@ -57,7 +58,8 @@ func RestoreLedger(p HealthPolicy, c LedgerCheckpoint, rebooted bool) Ledger {
 	return l
 }
 
-// withoutEcho returns tallies of an earlier boot: no line of this boot's kernel log repeats an event of that one.
+// withoutEcho returns the fault counts of an earlier boot, so that no line of this boot's kernel log counts as
+// their echo.
 func withoutEcho(tallies []FaultCount) []FaultCount {
 	tallies = slices.Clone(tallies)
 	for i := range tallies {
@@ -74,7 +76,7 @@ func clearedByReboot(p HealthPolicy, c Condition) bool {
 	return clears&xid.Reboot != 0 && (!p.Manual || c.State < Unhealthy)
 }
 
-// Latest is the latest time at which something in the checkpoint happened; zero if nothing did.
+// Latest returns the latest time of an occurrence in the checkpoint; zero if there is none.
 func (c LedgerCheckpoint) Latest() (t time.Time) {
 	later := func(times ...time.Time) {
 		for _, o := range times {

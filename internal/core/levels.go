@@ -10,31 +10,31 @@ import (
 const (
 	windowSpan = 10 * time.Minute
 
-	// throttleShare is the share of a window that a GPU may be throttled.
+	// throttleShare is the share of a window for which a GPU may be throttled without a condition.
 	throttleShare = 0.6
 
-	// minReplayLimit is how many PCIe replays a minute any link may have.
+	// minReplayLimit is the number of PCIe replays per minute that is allowed on every link.
 	minReplayLimit = 8
 
-	// weakSignSpan is how far apart two weak signs of a reset may be seen: the counters are read at their own pace.
+	// weakSignSpan is how far apart two weak signs of a reset may be: counters are read at different times.
 	weakSignSpan = 5 * time.Minute
 )
 
-// levelReasons are the signals that are a fault as long as they are there.
+// levelReasons are the persistent states that a health check reads.
 var levelReasons = []Reason{
 	ReasonRecoveryAction, ReasonRemapFailed, ReasonUnrepairable, ReasonSRAM, ReasonRemapPending, ReasonRetirement,
 	ReasonRepair, ReasonInfoROM, ReasonFabricWait, ReasonFabric, ReasonFabricLimits, ReasonLinks, ReasonThermal,
 	ReasonPowerBrake, ReasonReplays, ReasonPCIeWidth,
 }
 
-// level is what a chart says about one of the levels.
+// level reports whether the latest sample shows the state of a reason.
 func (c *GPUHistory) level(r Reason) Tristate {
 	v := c.Sample
-	is := func(said, there bool) Tristate {
-		if !said {
+	is := func(reported, present bool) Tristate {
+		if !reported {
 			return NotReported
 		}
-		return TristateOf(there)
+		return TristateOf(present)
 	}
 	switch r {
 	case ReasonRecoveryAction:
@@ -53,7 +53,7 @@ func (c *GPUHistory) level(r Reason) Tristate {
 		return v.RepairPending
 	case ReasonInfoROM:
 		return v.InfoROMCorrupt
-	case ReasonFabricWait: // a single GPU given to a virtual machine may never join one, and needs none
+	case ReasonFabricWait: // a single GPU that is passed through to a virtual machine may never join a fabric, and needs none
 		return is(v.Fabric != FabricNotReported, v.Fabric == FabricStarting && (c.JoinedFabric || !c.onlyGPU))
 	case ReasonFabric:
 		return is(v.Fabric > FabricStarting, v.Fabric >= FabricUnhealthy)
@@ -67,18 +67,18 @@ func (c *GPUHistory) level(r Reason) Tristate {
 		return c.exceeded[1]
 	case ReasonReplays:
 		return c.exceeded[2]
-	case ReasonPCIeWidth: // an idle link saves lanes
+	case ReasonPCIeWidth: // an idle link uses fewer lanes to save power
 		return is(v.Busy && v.PCIeWidth > 0 && v.PCIeMaxWidth > 0, v.PCIeWidth < v.PCIeMaxWidth)
 	default:
 		return NotReported
 	}
 }
 
-// levelCleared is what a chart says about the level that clears an XID.
+// levelCleared reports whether the latest sample shows that the state which clears an XID is gone.
 func (c *GPUHistory) levelCleared(l xid.Level) bool {
 	switch l {
 	case xid.LevelMemoryRepair:
-		return max(c.Sample.RemapPending, c.Sample.RetirementPending) == No // a GPU has one of them
+		return max(c.Sample.RemapPending, c.Sample.RetirementPending) == No // a GPU supports one of the two
 	case xid.LevelResourceRepair:
 		return c.Sample.RepairPending == No
 	case xid.LevelLinks:
@@ -88,7 +88,7 @@ func (c *GPUHistory) levelCleared(l xid.Level) bool {
 	}
 }
 
-// check folds what a GPU says about its health.
+// check applies the sample of a health check.
 func (d *ledgerBuilder) check(id DeviceID, v HealthSample) {
 	history := d.history(id)
 	old := history.Sample
@@ -120,7 +120,8 @@ func (d *ledgerBuilder) check(id DeviceID, v HealthSample) {
 	}
 }
 
-// countCleanCheck counts the complete checks in a row for what recovers. One that is not breaks the row.
+// countCleanCheck counts consecutive complete checks for conditions whose evidence holds. An incomplete check
+// starts the count again.
 func (d *ledgerBuilder) countCleanCheck(id DeviceID, complete bool) {
 	for i := range d.conditions {
 		switch c := &d.conditions[i]; {
@@ -133,8 +134,8 @@ func (d *ledgerBuilder) countCleanCheck(id DeviceID, complete bool) {
 	}
 }
 
-// applyLevel enters what a chart says about one level. What only was a note, or a wait, is forgotten when the level
-// is gone.
+// applyLevel records or removes the condition of one persistent state. A condition without effect, or one that
+// only waits, is removed as soon as the state is gone.
 func (d *ledgerBuilder) applyLevel(at Placement, r Reason, history *GPUHistory) {
 	m := r.meaning()
 	c := Condition{At: at, Reason: r, State: m.state}
@@ -161,13 +162,13 @@ func (d *ledgerBuilder) applyLevel(at Placement, r Reason, history *GPUHistory) 
 		d.remove(func(o Condition) bool {
 			return o.same(c) && (o.State == Healthy || o.State == Unknown || !o.IgnoredUntil.IsZero())
 		})
-	case NotReported: // no news
+	case NotReported: // unchanged
 	}
 }
 
-// wasReset reports whether v, after the vitals in the chart, proves that the GPU was initialised anew: by
-// one strong sign, or by two weak ones, as a single counter can fall for other reasons. Counters fall when the
-// driver is loaded anew, too, which alone mends nothing.
+// wasReset reports whether v, compared with the latest sample, shows that the GPU was reset: by one strong sign,
+// or by two weak ones. A weak sign is a counter that decreased, which one counter can do for other reasons.
+// Counters also decrease when the driver is loaded again, which is not a reset.
 func (c *GPUHistory) wasReset(v HealthSample, now time.Time) bool {
 	old := c.Sample
 	gone := func(before, after Tristate) bool { return before == Yes && after == No }
@@ -196,7 +197,7 @@ func (c *GPUHistory) wasReset(v HealthSample, now time.Time) bool {
 	return true
 }
 
-// updateWindow compares counters at the ends of each window.
+// updateWindow compares the counters at the end of each window with those at its beginning.
 func (c *GPUHistory) updateWindow(now time.Time) {
 	w, v := c.window, c.Sample
 	if passed := now.Sub(w.since); !w.since.IsZero() && passed < windowSpan {
@@ -218,8 +219,8 @@ func (c *GPUHistory) updateWindow(now time.Time) {
 	c.window = window{now, v.ThermalSlowdown, v.PowerBrake, v.Replays}
 }
 
-// replayLimit is how many replays a minute a sound link may have: one bit in 10^12 is allowed to be wrong
-// (PCI Express Base Specification, bit error ratio), each costs a replay.
+// replayLimit returns the number of PCIe replays per minute that a sound link may have. The allowed bit error
+// ratio is 1 in 10^12 (PCI Express Base Specification), and each error costs a replay.
 func replayLimit(gen, width int) float64 {
 	gigatransfers := [...]float64{0, 2.5, 5, 8, 16, 32, 64}
 	if gen < 0 || gen >= len(gigatransfers) {
@@ -228,10 +229,10 @@ func replayLimit(gen, width int) float64 {
 	return max(minReplayLimit, gigatransfers[gen]*1e9*float64(width)*60*1e-12)
 }
 
-// limits says what can't be seen of a GPU or MIG instance.
+// limits returns what can't be monitored on a GPU or MIG instance.
 func (v HealthSample) limits(at Placement) string {
 	if v == (HealthSample{}) {
-		return "" // never asked
+		return "" // not checked yet
 	}
 	var limits []string
 	if v.Events == No {

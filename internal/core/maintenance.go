@@ -2,19 +2,19 @@ package core
 
 import "time"
 
-// Maintenance is a time during which the agent leaves the driver alone, by an operator's order, so that a GPU can
-// be reset or cut up and the kernel module unloaded. The zero value is none.
+// Maintenance is a time during which the agent does not call the driver, by an operator's command, so that a GPU
+// can be reset or partitioned and the kernel module unloaded. The zero value is none.
 type Maintenance struct {
 	Since time.Time
-	Until time.Time // it ends by itself then; zero = by an order only
+	Until time.Time // end; zero = only an operator's command ends it
 }
 
-// Active reports whether it has begun and not ended by itself.
+// Active reports whether maintenance has begun and has not ended.
 func (m Maintenance) Active(now time.Time) bool {
 	return !m.Since.IsZero() && (m.Until.IsZero() || now.Before(m.Until))
 }
 
-// String says what is going on; stable while it lasts.
+// String returns the reason that the driver and its units report. It does not change during maintenance.
 func (m Maintenance) String() string {
 	const released = "driver released by order"
 	if m.Until.IsZero() {

@@ -1,48 +1,49 @@
 package core
 
-// ObservationKind says what happened.
+// ObservationKind is the kind of an observation.
 type ObservationKind uint8
 
-// Kinds of observations. The zero value is a hint: something happened at the placement, and asking
-// says what.
+// Kinds of observations. The zero value has no effect: something happened at the placement, and the next health
+// check shows what.
 const (
 	_                 ObservationKind = iota
 	XID                               // the driver reported an XID; Code is its number
 	Event                             // the driver raised another NVML event; Code is its type
-	Lost                              // NVML says the GPU is lost, or it is not listed any more
-	ProbeFailed                       // a call about the GPU failed otherwise
-	CallPending                       // a call about the GPU has not returned yet, and nobody waits for it any more
-	Unresponsive                      // a call about the placement has been outstanding past its deadline
+	Lost                              // NVML_ERROR_GPU_IS_LOST, or the driver does not list the GPU any more
+	ProbeFailed                       // a call about the GPU returned another error
+	CallPending                       // a call about the GPU has not returned, and the agent stopped waiting for it
+	Unresponsive                      // a call about the placement has not returned by its deadline
 	InstanceRead                      // a MIG instance was read completely
-	Checked                           // the GPU answered every question about its health; HealthSample is what it said
-	DriverRebound                     // the kernel driver was unbound from the GPU and bound again
-	DriverUnavailable                 // the driver can't be asked; Code is its DriverState
-	DriverUnloaded                    // the kernel module was unloaded: a driver that answers later was loaded anew
-	DriverAvailable                   // the driver can be asked; Detail is its version
-	Reserved                          // the placement was handed out to new work
-	KernelLogRead                     // the kernel log was read up to Next; if that is 0, it is not read
+	Checked                           // the health check of a GPU returned; Sample is its result
+	DriverRebound                     // the GPU was unbound from the kernel driver and bound again
+	DriverUnavailable                 // the driver can't be called; Code is its DriverState
+	DriverUnloaded                    // the kernel module was unloaded: a driver that responds later was loaded again
+	DriverAvailable                   // the driver responds; Detail is its version
+	Reserved                          // the placement was allocated to a new workload
+	KernelLogRead                     // the kernel log was read up to NextSequence; 0 = it is not read
 )
 
-// KindOf is the kind of observation that a failure to read a device is; 0 for none.
+// KindOf returns the kind of observation for a failure to read a device; 0 for NotFailed.
 func KindOf(f Failure) ObservationKind {
 	return [...]ObservationKind{NotFailed: 0, FailureLost: Lost, FailureError: ProbeFailed, FailurePending: CallPending, FailureHung: Unresponsive}[f]
 }
 
-// Observation is something that happened to a placement.
+// Observation is an occurrence at a placement.
 type Observation struct {
 	At     Placement
-	PCI    PCIAddress // names the GPU where At can't: the kernel log knows no UUID
+	PCI    PCIAddress // identifies the GPU if At does not: the kernel log has no UUIDs
 	Kind   ObservationKind
 	Code   uint64
 	Detail string
 	Sample HealthSample // of Checked
 
-	// FromKernelLog marks an XID from the kernel log, which may tell again what an event has told.
+	// FromKernelLog marks an XID from the kernel log, which NVML may have reported as an event too.
 	FromKernelLog bool
-	// Backlog marks one that the log had before this agent followed it: an event was told to the agent before, or to none.
+	// Backlog marks an XID that was in the kernel log before this agent started to follow it. NVML reported its
+	// event to an earlier process, or to none.
 	Backlog bool
-	// NextSequence is the sequence number of the kernel log to go on with after a Logged observation; 0 = not said.
+	// NextSequence is the sequence number after that of the line, for KernelLogRead and FromKernelLog; 0 = unknown.
 	NextSequence uint64
-	// Simulated marks a rehearsal.
+	// Simulated marks a fault that an operator simulates.
 	Simulated bool
 }

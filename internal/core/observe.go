@@ -8,22 +8,22 @@ import (
 )
 
 const (
-	// echoSpan is how far apart the kernel log and NVML may tell of one XID.
+	// echoSpan is the longest time between the reports of one XID by the kernel log and by NVML.
 	echoSpan = 10 * time.Second
 
-	// relapseSpan is how soon the same XID again, after a reset, calls for an operator.
+	// relapseSpan is the time after a reset within which the same XID puts the GPU out of service.
 	relapseSpan = time.Hour
 
-	// workloadSpan and suspectWorkloads: so many different workloads with application faults within it
-	// point to the GPU, as NVIDIA's workflow for XID 13 and 31 has it.
+	// Application faults of suspectWorkloads different workloads within workloadSpan indicate a hardware fault, as
+	// in NVIDIA's workflow for XID 13 and 31.
 	workloadSpan     = time.Hour
 	suspectWorkloads = 3
 
-	// unidentifiedXID is the XID of a fault that NVML can't identify.
+	// unidentifiedXID is the XID that NVML reports for a fault that it can't identify.
 	unidentifiedXID = 999
 )
 
-// observe folds one observation.
+// observe applies one observation.
 func (d *ledgerBuilder) observe(o Observation) {
 	id := o.At.GPU
 	switch o.Kind {
@@ -65,12 +65,12 @@ func (d *ledgerBuilder) observe(o Observation) {
 		d.driverAnswered(o)
 	case Reserved:
 		d.history(id).recordAllocation(o.At)
-	case KernelLogRead: // State has taken it in
+	case KernelLogRead: // State handles it
 	}
 }
 
-// interruptRecovery enters that the GPU did not answer: no recovery goes on, and one that has never been checked
-// since the agent started is not known to be well. A MIG instance speaks for itself only.
+// interruptRecovery records that a GPU did not respond: no recovery continues, and the health is unknown if no
+// check completed since the agent started. A MIG instance that does not respond has no effect on its GPU.
 func (d *ledgerBuilder) interruptRecovery(at Placement) {
 	id := at.GPU
 	if id == "" || at.GI != Whole {
@@ -88,7 +88,7 @@ func (d *ledgerBuilder) interruptRecovery(at Placement) {
 	}
 }
 
-// driverAnswered enters that the driver can be asked. One of another version has been loaded since.
+// driverAnswered records that the driver responds. If its version changed, it was loaded again.
 func (d *ledgerBuilder) driverAnswered(o Observation) {
 	if d.driver != "" && o.Detail != "" && o.Detail != d.driver {
 		d.markReloading()
@@ -97,15 +97,15 @@ func (d *ledgerBuilder) driverAnswered(o Observation) {
 	d.remove(func(c Condition) bool { return c.At == Node })
 }
 
-// markReloading enters that the driver is loaded anew before it gives its next verdict, or was.
+// markReloading records that the driver was, or is being, loaded again before it reports the next recovery action.
 func (d *ledgerBuilder) markReloading() {
 	for id := range d.histories {
 		d.history(id).reloading = true
 	}
 }
 
-// driverLost enters that nobody can be asked. The driver may be the same when it answers again, also where its library
-// was missing: that it was unloaded is an observation of its own.
+// driverLost records that the driver can't be called. The same driver may respond later, also if its library was
+// missing: that it was unloaded is the separate observation DriverUnloaded.
 func (d *ledgerBuilder) driverLost(o Observation) {
 	reason, other := ReasonDriver, ReasonMaintenance
 	if DriverState(o.Code) == DriverReleased {
@@ -120,7 +120,7 @@ func (d *ledgerBuilder) driverLost(o Observation) {
 	}
 }
 
-// recordFault enters an XID or another event.
+// recordFault records an XID or another NVML event.
 func (d *ledgerBuilder) recordFault(o Observation, reason Reason, rule xid.Rule) {
 	if d.policy.Mode == ModeOff {
 		return
@@ -133,7 +133,7 @@ func (d *ledgerBuilder) recordFault(o Observation, reason Reason, rule xid.Rule)
 		}
 		if t := history.faultCount(reason, o.Code); t != nil && t.isEcho(o, d.now) {
 			t.BothSources = true
-			return // the other source has told already
+			return // the other source reported this occurrence before
 		}
 		before = history.countFault(reason, o.Code, o.FromKernelLog, d.now)
 	}
@@ -158,7 +158,7 @@ func (d *ledgerBuilder) recordFault(o Observation, reason Reason, rule xid.Rule)
 	}
 }
 
-// detailOf is what the table calls the fault, with the kernel's own words where only it told.
+// detailOf returns the meaning of a fault from the table, with the text of the kernel log if there is one.
 func detailOf(rule xid.Rule, o Observation) string {
 	if o.Detail == "" {
 		return rule.Meaning
@@ -166,7 +166,8 @@ func detailOf(rule xid.Rule, o Observation) string {
 	return rule.Meaning + " (" + truncated(o.Detail, 60) + ")"
 }
 
-// recordApplicationFault enters an application fault. One workload that fails over and over says nothing about the GPU.
+// recordApplicationFault records an application fault. Repeated faults of one workload do not indicate a fault of
+// the GPU.
 func (d *ledgerBuilder) recordApplicationFault(o Observation) {
 	history := d.history(o.At.GPU)
 	n := history.recordAppFault(history.workload(o.At), d.now, workloadSpan)
@@ -179,7 +180,7 @@ func (d *ledgerBuilder) recordApplicationFault(o Observation) {
 	}
 }
 
-// requireService takes the GPU out of service until an operator has looked.
+// requireService takes the GPU out of service until an operator clears the condition.
 func (d *ledgerBuilder) requireService(id DeviceID, why string) {
 	d.setLevel(Condition{At: WholeGPU(id), Reason: ReasonService, State: Unhealthy, Detail: why}, 1)
 }

@@ -7,14 +7,14 @@ import (
 	"time"
 )
 
-// Command is an operator's word on conditions.
+// Command selects the conditions that an operator clears or ignores.
 type Command struct {
 	GPU        DeviceID  // a physical GPU
-	Cause      string    // as Condition.Cause spells it; "" is every condition of the GPU
-	VerifiedAt time.Time // when the operator last looked: a fault that happened later is not touched
+	Cause      string    // as returned by Condition.Cause, in any case; "" = every condition of the GPU
+	VerifiedAt time.Time // when the operator last checked the GPU; zero = now. The command fails if a fault occurred later
 }
 
-// NewerFaultError refuses an order that knows nothing of a fault that happened since. Nothing was changed.
+// NewerFaultError means that a fault occurred after Command.VerifiedAt. Nothing was changed.
 type NewerFaultError struct{ Conditions []Condition }
 
 func (e *NewerFaultError) Error() string {
@@ -25,26 +25,27 @@ func (e *NewerFaultError) Error() string {
 	return "newer than the verification: " + strings.Join(texts, ", ") + "; check the GPU again"
 }
 
-// NoConditionError refuses an order about what does not stand.
+// NoConditionError means that the command selects no condition.
 type NoConditionError struct{ Command Command }
 
 func (e *NoConditionError) Error() string {
 	if e.Command.Cause == "" {
-		return fmt.Sprintf("no condition stands against %s", e.Command.GPU)
+		return fmt.Sprintf("no condition on GPU %s", e.Command.GPU)
 	}
-	return fmt.Sprintf("no condition %s stands against %s", e.Command.Cause, e.Command.GPU)
+	return fmt.Sprintf("no condition %s on GPU %s", e.Command.Cause, e.Command.GPU)
 }
 
-// UnresponsiveError refuses an order about a GPU that does not answer: it is of no use to anybody until it does.
+// UnresponsiveError means that the GPU of the command does not respond. Its conditions can't be cleared or ignored
+// until it does.
 type UnresponsiveError struct{ GPU DeviceID }
 
 func (e *UnresponsiveError) Error() string {
-	return fmt.Sprintf("%s does not answer: what it lacks is an answer and not an order", e.GPU)
+	return fmt.Sprintf("GPU %s does not respond: its conditions can't be cleared or ignored until it does", e.GPU)
 }
 
-// Clear drops conditions NewHealth an operator has verified that they are over, and returns them. A level that
-// is still there is disregarded until it goes. It fails with *NewerFaultError, *NoConditionError,
-// *SilentError or *ConfigError, and then changes nothing.
+// Clear removes the conditions that an operator has verified to be over, and returns them. A persistent state that
+// is still present is ignored until it is gone. Clear fails with *NewerFaultError, *NoConditionError,
+// *UnresponsiveError or *ConfigError, and then changes nothing.
 func (l Ledger) Clear(p HealthPolicy, now time.Time, o Command) (Ledger, []Condition, error) {
 	found, err := l.matching(now, o)
 	if err != nil {
@@ -61,14 +62,13 @@ func (l Ledger) Clear(p HealthPolicy, now time.Time, o Command) (Ledger, []Condi
 	}
 	if slices.ContainsFunc(found, func(c Condition) bool { return !c.Simulated }) {
 		history.UnhealthyEpisodes, history.Recoveries, history.ClearedByReset = nil, nil, nil
-		history.UnhealthySince, history.SevereCause = time.Time{}, false // got well by order, not by itself
+		history.UnhealthySince, history.SevereCause = time.Time{}, false // an operator's command is not a recovery
 	}
 	d.advance()
 	return d.ledger(), found, nil
 }
 
-// Ignore disregards conditions until a time, or until they happen again, and returns them. It fails as
-// Clear does.
+// Ignore ignores conditions until a time, or until they occur again, and returns them. It fails as Clear does.
 func (l Ledger) Ignore(p HealthPolicy, now time.Time, o Command, until time.Time) (Ledger, []Condition, error) {
 	if !until.After(now) {
 		return l, nil, &ConfigError{"until", until.Format(time.RFC3339), "want a time to come"}
@@ -85,10 +85,10 @@ func (l Ledger) Ignore(p HealthPolicy, now time.Time, o Command, until time.Time
 	return d.ledger(), found, nil
 }
 
-// IgnoredForever is later than any uptime: until then a condition is ignored that was cleared while its level was there.
+// IgnoredForever is the end of the time for which Clear ignores a persistent state that is still present.
 var IgnoredForever = time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC)
 
-// matching are the conditions that an order is about.
+// matching returns the conditions that a command selects.
 func (l Ledger) matching(now time.Time, o Command) ([]Condition, error) {
 	if o.VerifiedAt.IsZero() || o.VerifiedAt.After(now) && o.VerifiedAt.Sub(now) <= ClockTolerance {
 		o.VerifiedAt = now

@@ -7,43 +7,43 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/health/xid"
 )
 
-// HealthMode says what becomes of a verdict.
+// HealthMode is what the agent does with the health of units.
 type HealthMode string
 
 // The modes.
 const (
 	ModeEnforce HealthMode = "enforce" // an unhealthy unit takes no new work
-	ModeObserve HealthMode = "observe" // reported with its reason, never withdrawn
-	ModeOff     HealthMode = "off"     // nothing is judged but whether driver and GPU are there
+	ModeObserve HealthMode = "observe" // health is reported with its reason, but every unit takes work
+	ModeOff     HealthMode = "off"     // health is not evaluated, except whether the driver and the GPU respond
 )
 
-// HealthPolicy says what observations mean. Start from DefaultHealthPolicy.
+// HealthPolicy is the configuration of health. Start from DefaultHealthPolicy.
 type HealthPolicy struct {
 	Mode HealthMode
 
-	// XIDs overrides the effect of single codes; xid.None ignores one. AllXIDs, if not nil, is the
-	// effect of every code that XIDs does not name.
+	// XIDs overrides the effect of single codes; xid.None ignores a code. AllXIDs, if not nil, is the effect of
+	// every code that is not in XIDs.
 	XIDs    map[uint64]xid.Effect
 	AllXIDs *xid.Effect
 
-	DegradedTakesNoWork bool       // what would be degraded is unhealthy
-	Workloads           xid.Effect // of application XIDs from three different workloads within an hour
+	DegradedTakesNoWork bool       // degraded units are unhealthy
+	Workloads           xid.Effect // of application XIDs of three different workloads within an hour
 
-	ProbeFailures int           // consecutive failed checks before a GPU is unhealthy, at least 1
-	Deadline      time.Duration // after which a driver call counts as stuck
-	Settle        time.Duration // after an XID, until the driver's verdict on it can be relied on
+	ProbeFailures int           // consecutive failed checks until a GPU is unhealthy, at least 1
+	Deadline      time.Duration // after which a driver call counts as hung
+	Settle        time.Duration // after an XID, until the recovery action can be relied on
 
-	Manual        bool          // only an operator makes an unhealthy GPU well again
-	CleanChecks   int           // complete checks in a row that recovery takes beside evidence, at least 1
-	Dwell         time.Duration // for which the evidence must hold; doubles with each bad spell within six hours
+	Manual        bool          // an unhealthy GPU recovers only by an operator's command
+	CleanChecks   int           // consecutive complete checks that recovery requires beside evidence, at least 1
+	Dwell         time.Duration // for which evidence must hold; doubles with each unhealthy episode within six hours
 	MaxDwell      time.Duration
-	MaxRecoveries int           // within a day: at this one an operator has to look, at least 1
-	Quiet         time.Duration // without another, for the faults of which the driver gives no verdict
-	Forget        time.Duration // after which a GPU that the driver no longer lists is dropped
-	FabricGrace   time.Duration // for a fabric to come up
+	MaxRecoveries int           // recoveries from severe causes within a day at which a GPU needs service, at least 1
+	Quiet         time.Duration // without a repeat, for faults that the driver's recovery action does not cover
+	Forget        time.Duration // after which a GPU that the driver does not list is removed
+	FabricGrace   time.Duration // for which a fabric may take to complete
 }
 
-// DefaultHealthPolicy is what both agents start from.
+// DefaultHealthPolicy returns the defaults of both agents.
 func DefaultHealthPolicy() HealthPolicy {
 	return HealthPolicy{
 		Mode:          ModeEnforce,
@@ -61,7 +61,7 @@ func DefaultHealthPolicy() HealthPolicy {
 	}
 }
 
-// Validate returns every problem.
+// Validate returns all problems, each a *ConfigError.
 func (p HealthPolicy) Validate() (errs []error) {
 	switch p.Mode {
 	case ModeEnforce, ModeObserve, ModeOff:
@@ -87,7 +87,7 @@ func (p HealthPolicy) Validate() (errs []error) {
 	return errs
 }
 
-// xid is the rule for an XID under this policy.
+// xid returns the rule for an XID under this policy.
 func (p HealthPolicy) xid(code uint64) xid.Rule {
 	r := xid.XID(code)
 	effect, ok := p.XIDs[code]
@@ -104,12 +104,12 @@ func (p HealthPolicy) xid(code uint64) xid.Rule {
 		r.Clears = xid.NoRecoveryAction | xid.ResetSeen | xid.Reboot | xid.Quiet
 	}
 	if effect >= xid.Withdraws && !withdrawn {
-		r.Clears &^= xid.Quiet // silence is no evidence for what the operator calls unhealthy
+		r.Clears &^= xid.Quiet // the operator made the code unhealthy, so absence of repeats is not enough
 	}
 	return r
 }
 
-// state is what an effect makes of what it concerns.
+// state returns the health state that an effect results in.
 func (p HealthPolicy) state(e xid.Effect) HealthState {
 	switch {
 	case e == xid.Degrades && p.DegradedTakesNoWork, e == xid.Withdraws:

@@ -2,58 +2,58 @@ package core
 
 import "github.com/tandem-gpu/tandem/internal/core/health/xid"
 
-// Reason is the kind of cause behind a condition.
+// Reason is the kind of cause of a condition.
 type Reason uint8
 
-// Reasons. The zero value goes with Healthy.
+// Reasons. The zero value is the reason of a healthy unit.
 const (
 	ReasonNone           Reason = iota
 	ReasonXID                   // the driver reported an XID; Code is its number
 	ReasonEvent                 // the driver raised another event; Code is its NVML type
-	ReasonRecoveryAction        // the driver wants something done; Detail says what
-	ReasonLost                  // the GPU is not reachable or not listed
-	ReasonProbe                 // the driver answers with an error for this GPU
+	ReasonRecoveryAction        // the driver reports a recovery action other than None; Detail is its text
+	ReasonLost                  // the GPU can't be reached, or is not listed
+	ReasonProbe                 // calls about this GPU return errors
 	ReasonUnresponsive          // a call about this GPU does not return
-	ReasonUnchecked             // the GPU has not been checked completely yet
-	ReasonDriver                // the driver as a whole can't be asked
-	ReasonMaintenance           // the driver is left alone, by an operator's order
-	ReasonRemapFailed           // a memory row could not be remapped
+	ReasonUnchecked             // no check of the GPU was complete yet
+	ReasonDriver                // the driver can't be called
+	ReasonMaintenance           // the driver is not called, by an operator's command
+	ReasonRemapFailed           // remapping a memory row failed
 	ReasonUnrepairable          // memory that can't be repaired
 	ReasonSRAM                  // SRAM errors above the driver's threshold
-	ReasonRemapPending          // a row remap waits for a reset
-	ReasonRetirement            // a page retirement waits for a reset
-	ReasonRepair                // a channel or TPC repair waits for a reset
+	ReasonRemapPending          // a row remap is pending until the next reset
+	ReasonRetirement            // a page retirement is pending until the next reset
+	ReasonRepair                // a channel or TPC repair is pending until the next reset
 	ReasonInfoROM               // the InfoROM is corrupt
-	ReasonECC                   // uncorrectable errors were counted that no XID told of
-	ReasonFabricWait            // the fabric is not up yet
+	ReasonECC                   // uncorrectable errors were counted that no XID reported
+	ReasonFabricWait            // the fabric has not completed yet
 	ReasonFabric                // the fabric is unhealthy or misconfigured
-	ReasonFabricLimits          // the fabric has less capacity or bandwidth
-	ReasonLinks                 // fewer NVLinks are up than were
+	ReasonFabricLimits          // the fabric has reduced capacity or bandwidth
+	ReasonLinks                 // fewer NVLinks are active than before
 	ReasonThermal               // the hardware throttles for heat most of the time
 	ReasonPowerBrake            // an external power brake throttles most of the time
-	ReasonReplays               // PCIe packets are replayed more often than a sound link does
+	ReasonReplays               // the PCIe link replays more packets than a sound link does
 	ReasonPCIeWidth             // the PCIe link is narrower under load than it can be
-	ReasonWorkloads             // several workloads in a row hit application faults here
-	ReasonService               // recovered too often, or failed again at once
+	ReasonWorkloads             // several workloads had application faults on this GPU
+	ReasonService               // too many recoveries, or the same severe XID soon after a reset
 
-	// What follows is said of a unit by its inventory, not by the ledger.
+	// Reasons of units in an inventory, which the ledger does not use.
 
-	ReasonWithdrawn // taken out of service by intent: MIG re-layout, configuration, replacement
+	ReasonWithdrawn // no longer offered: MIG configuration, policy or replacement changed
 	ReasonNoMPS     // the MPS control daemon of the unit's pool does not answer
 	ReasonClaimed   // another agent on this host offers the device
-	ReasonHeld      // a workload holds the device under another name than it is offered under now
+	ReasonHeld      // a workload holds the device under another name than that of its present offer
 )
 
-// meaning is what a standing reason means. XIDs and events have theirs in package fault.
+// meaning is what a reason results in. XIDs and NVML events have their own rules in package xid.
 type meaning struct {
-	name       string // for programs and metrics; stable
-	text       string // for people
+	name       string // for programs and metrics; never changes
+	text       string // for operators
 	state      HealthState
-	checks     int          // consecutive checks before it counts; 0 = at once
-	clears     xid.Evidence // LevelClear = the signal itself
-	clearsText string       // the evidence in words, where it has better ones
+	checks     int          // consecutive checks until it has an effect; 0 = one
+	clears     xid.Evidence // LevelClear = the state itself is gone
+	clearsText string       // text of the evidence, if more exact than that of clears
 	action     string
-	severe     bool // getting well from it counts towards the latch
+	severe     bool // HealthPolicy.MaxRecoveries limits recoveries from it
 }
 
 const (
@@ -100,18 +100,18 @@ func (r Reason) meaning() meaning { return meanings[r] }
 
 func (r Reason) text() string { return meanings[r].text }
 
-// isUnresponsive reports whether the reason is that the GPU or instance itself does not answer.
+// isUnresponsive reports whether the reason is that the GPU or instance does not respond.
 func (r Reason) isUnresponsive() bool {
 	return r == ReasonLost || r == ReasonProbe || r == ReasonUnresponsive || r == ReasonUnchecked
 }
 
-// String names the reason for programs: "XID", "ROW_REMAP_PENDING"; "" for none.
+// String returns the name of the reason for programs: "XID", "ROW_REMAP_PENDING"; "" for ReasonNone.
 func (r Reason) String() string { return meanings[r].name }
 
-// MarshalText spells the reason for files and programs.
+// MarshalText returns the name of the reason.
 func (r Reason) MarshalText() ([]byte, error) { return []byte(r.String()), nil }
 
-// UnmarshalText reads what MarshalText wrote.
+// UnmarshalText parses the output of MarshalText.
 func (r *Reason) UnmarshalText(text []byte) error {
 	names := make([]string, len(meanings))
 	for i, m := range meanings {

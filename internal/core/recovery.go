@@ -7,13 +7,15 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/health/xid"
 )
 
-// advance lets the time pass: rules that wait come into force, and what has evidence for it gets well.
+// advance applies the passage of time: it updates the effect of each condition, and removes conditions that have
+// recovered.
 //
-// Silence is never evidence. A condition gets well when its evidence (which kind, says its rule) has held for
-// the dwell time, and as many complete checks as the policy wants have gone well meanwhile:
+// Absence of new errors is not evidence, except where the rule has xid.Quiet. A condition is removed when its
+// evidence (of the kinds in its rule) has held for the dwell time, and the required number of complete checks was
+// made meanwhile:
 //
-//	XID 95 ... verdict "GPU reset" ... reset, verdict "none" ... clean, clean, clean ... dwell over: well
-//	           no evidence yet         evidence begins to hold   (a bad check starts it anew)
+//	XID 95 ... action "GPU reset" ... reset, action "none" ... check, check, check ... dwell over: removed
+//	           no evidence yet        evidence begins to hold  (a failed check starts it again)
 func (d *ledgerBuilder) advance() {
 	for i := range d.conditions {
 		c := &d.conditions[i]
@@ -46,7 +48,7 @@ func (d *ledgerBuilder) advance() {
 	}
 }
 
-// effectiveState is the effect of a condition now.
+// effectiveState returns the present state that a condition results in.
 func (d *ledgerBuilder) effectiveState(c Condition) HealthState {
 	history := d.readHistory(c.At.GPU)
 	switch c.Reason {
@@ -83,13 +85,13 @@ func (d *ledgerBuilder) effectiveState(c Condition) HealthState {
 	return d.policy.state(effect)
 }
 
-// answersAgain reports whether a GPU that was lost answers reliably again, which makes it unhealthy and not yet well.
-// Once it is back, a check that is slow or incomplete does not lose it again.
+// answersAgain reports whether a lost GPU responds reliably again, so that it is unhealthy instead of lost. After
+// that, an incomplete check does not make it lost again.
 func (d *ledgerBuilder) answersAgain(c Condition, history *GPUHistory) bool {
 	return c.State == Unhealthy || history.completeChecks >= d.policy.CleanChecks
 }
 
-// expired reports whether a note has lost its point: no second one came in time.
+// expired reports whether a condition without effect can be removed, because the fault was not repeated in time.
 func (d *ledgerBuilder) expired(c Condition) bool {
 	return c.State == Healthy && (c.Reason == ReasonXID || c.Reason == ReasonEvent) &&
 		d.now.Sub(c.Last) > c.rule(d.policy).RepeatWindow
@@ -98,12 +100,12 @@ func (d *ledgerBuilder) expired(c Condition) bool {
 // recovered reports whether the evidence has held long enough.
 func (d *ledgerBuilder) recovered(c Condition) bool {
 	if c.State == Healthy || c.ClearingSince.IsZero() || c.CleanChecks < d.policy.CleanChecks {
-		return false // a note is forgotten in its own time
+		return false // conditions without effect expire instead
 	}
 	return d.now.Sub(c.ClearingSince) >= d.dwell(c)
 }
 
-// dwell is how long the evidence must hold.
+// dwell returns how long the evidence must hold.
 func (d *ledgerBuilder) dwell(c Condition) time.Duration {
 	if c.State >= Unhealthy && !c.Simulated {
 		return d.readHistory(c.At.GPU).dwell(d.policy, d.now)
@@ -111,20 +113,20 @@ func (d *ledgerBuilder) dwell(c Condition) time.Duration {
 	return d.policy.Dwell
 }
 
-// Dwell is how long the evidence against a condition must hold before it is over.
+// Dwell returns how long the evidence for recovery must hold until the condition is removed.
 func (l Ledger) Dwell(p HealthPolicy, now time.Time, c Condition) time.Duration {
 	return l.builder(p, now).dwell(c)
 }
 
-// evidenceHolds reports whether something shows that a condition is over.
+// evidenceHolds reports whether there is evidence that a condition is over.
 func (d *ledgerBuilder) evidenceHolds(c Condition) bool {
 	history := d.readHistory(c.At.GPU)
 	if !history.responding || c.Evidence == 0 || c.State == GPULost {
-		return false // who was lost is back first, and then gets well
+		return false // a lost GPU must respond reliably first
 	}
 	switch c.Reason {
 	case ReasonLost, ReasonProbe, ReasonUnresponsive:
-		return c.At.GI == Whole // it answers; an instance speaks for itself
+		return c.At.GI == Whole // the GPU responds; an instance is observed by InstanceRead
 	case ReasonXID, ReasonEvent, ReasonECC, ReasonWorkloads:
 		return d.eventOver(c, history)
 	default:
@@ -132,13 +134,13 @@ func (d *ledgerBuilder) evidenceHolds(c Condition) bool {
 	}
 }
 
-// recoveryActionCovers reports whether the verdict of this driver is about what the rule is about.
+// recoveryActionCovers reports whether the recovery action of this driver's version covers the code of a rule.
 func (d *ledgerBuilder) recoveryActionCovers(rule xid.Rule) bool {
 	return rule.RecoveryActionSince > 0 && branchOf(d.driver) >= rule.RecoveryActionSince
 }
 
-// clearingEvidence are what clears a condition under this policy and driver, which may give no verdict, or one that
-// covers more codes than the rule says.
+// clearingEvidence returns the evidence that clears a condition under this policy and driver. The driver may
+// report no recovery action, or its version may cover more codes than the rule assumes.
 func (d *ledgerBuilder) clearingEvidence(c Condition) xid.Evidence {
 	rule, signs := c.rule(d.policy), c.Reason.meaning().clears
 	switch {
@@ -146,18 +148,19 @@ func (d *ledgerBuilder) clearingEvidence(c Condition) xid.Evidence {
 		return 0
 	case rule.Clears != 0 && d.recoveryActionCovers(rule):
 		signs = rule.Clears | xid.NoRecoveryAction
-	case rule.Class != 0: // what is worn out stays so, whatever the driver wants done
+	case rule.Class != 0: // permanent damage is not cleared by the recovery action
 		signs = rule.Clears
 	}
 	if d.readHistory(c.At.GPU).Sample.RecoveryAction == RecoveryUnknown {
 		return signs &^ xid.NoRecoveryAction
 	} else if rule.Class == xid.Suspect {
-		return signs &^ xid.Quiet // of what nobody knows only a driver without a verdict lets silence speak
+		return signs &^ xid.Quiet // for an unknown code, absence of repeats counts only if the driver reports no recovery action
 	}
 	return signs
 }
 
-// eventOver reports whether one of the signs shows that an event is over. A sign must be younger than the event.
+// eventOver reports whether one kind of evidence shows that an event is over. Evidence must be later than the
+// event.
 func (d *ledgerBuilder) eventOver(c Condition, history *GPUHistory) bool {
 	has := func(sign xid.Evidence) bool { return c.Evidence&sign != 0 }
 	since := d.now.Sub(c.Last)
@@ -179,8 +182,8 @@ func (d *ledgerBuilder) eventOver(c Condition, history *GPUHistory) bool {
 	}
 }
 
-// updateEpisode follows the bad spells of a GPU: each makes the next dwell longer, and too many recoveries from
-// something severe take it out of service.
+// updateEpisode tracks the unhealthy episodes of a GPU. Each one makes the next dwell time longer, and too many
+// recoveries from severe causes put the GPU out of service.
 func (d *ledgerBuilder) updateEpisode(id DeviceID) {
 	bad, severe, ignored := false, false, false
 	for _, c := range d.conditions {
@@ -202,7 +205,7 @@ func (d *ledgerBuilder) updateEpisode(id DeviceID) {
 		d.history(id).SevereCause = true
 	case !bad && began:
 		history := d.history(id)
-		if history.SevereCause && !ignored { // an operator's order is no recovery
+		if history.SevereCause && !ignored { // ignored by an operator is not recovered
 			history.Recoveries = appendBounded(history.Recoveries, d.now)
 			if n := countWithin(history.Recoveries, d.now, 24*time.Hour); n >= d.policy.MaxRecoveries {
 				d.requireService(id, fmt.Sprintf("%d recoveries within a day", n))

@@ -5,7 +5,8 @@ import (
 	"time"
 )
 
-// ClockTolerance is how far the steady clock may be from the wall clock. NTP slews the wall clock by less over hours.
+// ClockTolerance is the difference between the steady clock and the wall clock up to which no time is moved. NTP
+// slews the wall clock by less within hours.
 const ClockTolerance = time.Second
 
 // Shift returns l with every time moved by d.

@@ -1,7 +1,7 @@
 package core
 
-// HealthSample are what one check of a GPU says about its health. They are comparable; the zero value of a
-// field means that the GPU does not say (not supported here), which is never a fault.
+// HealthSample is the result of one health check of a GPU. It is comparable. The zero value of a field means that
+// the GPU does not report it (not supported), which is never a fault.
 type HealthSample struct {
 	RecoveryAction RecoveryAction `json:"Verdict"`
 
@@ -10,8 +10,8 @@ type HealthSample struct {
 	RetirementPending Tristate // a page retirement takes effect at the next reset (before Ampere)
 	RepairPending     Tristate // a channel or TPC repair takes effect at the next reset
 	Unrepairable      Tristate // memory that can't be repaired (Hopper and newer)
-	SRAMThreshold     Tristate // SRAM errors above the driver's threshold; only root is told
-	InfoROMCorrupt    Tristate // looked at once a session, as it reads flash
+	SRAMThreshold     Tristate // SRAM errors above the driver's threshold; reported to root only
+	InfoROMCorrupt    Tristate // read once per session, because it reads flash memory
 
 	Uncorrectable OptionalUint64 // volatile uncorrectable ECC errors since the last reset
 	Energy        OptionalUint64 // millijoules since the driver was last loaded
@@ -21,30 +21,30 @@ type HealthSample struct {
 	PowerBrake      OptionalUint64 // nanoseconds that an external power brake throttled (NVML field 271)
 
 	PCIeWidth    int  // lanes at present; 0 = unknown. Fewer than the maximum is normal while idle
-	PCIeMaxWidth int  // lanes that GPU and slot can have together
-	PCIeGen      int  // generation at present
+	PCIeMaxWidth int  // lanes that GPU and slot both support
+	PCIeGen      int  // present generation
 	Busy         bool // the GPU was computing when the width was read
 
 	LinksUp OptionalUint64 // active NVLinks
 	Fabric  Fabric
-	Events  Tristate // whether the driver raises XID events for this GPU and they are listened to
+	Events  Tristate // whether the driver raises XID events for this GPU, and the agent receives them
 
-	// Partial says that something that this GPU has said before could not be read this time: such a
-	// check tells of faults, but it is no sign of health.
+	// Partial means that a value which this GPU reported before could not be read this time. Such a check can show
+	// faults, but it is not a clean check.
 	Partial bool
 }
 
-// Tristate is a yes or a no that may be missing (the zero value).
+// Tristate is yes, no or not reported (the zero value).
 type Tristate uint8
 
-// The answers.
+// The values of a Tristate.
 const (
 	NotReported Tristate = iota
 	No
 	Yes
 )
 
-// TristateOf is a yes or a no.
+// TristateOf returns Yes or No.
 func TristateOf(yes bool) Tristate {
 	if yes {
 		return Yes
@@ -52,11 +52,12 @@ func TristateOf(yes bool) Tristate {
 	return No
 }
 
-// RecoveryAction is what the driver wants done about a GPU: NVML field 230, nvmlDeviceGpuRecoveryAction_t. The
-// zero value is no verdict: the field is not there, or, in a vGPU guest, NONE is what it always says.
+// RecoveryAction is the action that the driver recommends for a GPU (NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, field
+// 230, nvmlDeviceGpuRecoveryAction_t). The zero value means not reported: the field is not supported, or the
+// driver is that of a vGPU guest, where it is always NONE.
 type RecoveryAction uint8
 
-// The verdicts. Their order is not that of severity.
+// The recovery actions. Their order is not that of severity.
 const (
 	RecoveryUnknown RecoveryAction = iota
 	RecoveryNone
@@ -65,21 +66,23 @@ const (
 	RecoveryDrainP2P
 	RecoveryDrainAndReset
 	RecoveryIMEX
-	RecoveryOther // a value above 5, which nvml.h of this version does not name
+	RecoveryOther // a value above 5, the largest in this version of nvml.h
 )
 
+// String returns the action as text for operators: "GPU reset".
 func (v RecoveryAction) String() string {
 	return [...]string{
 		"no verdict", "none", "GPU reset", "node reboot", "drain P2P", "drain and reset", "recover IMEX domain", "unknown action",
 	}[v]
 }
 
-// recoveryActionOf is the verdict that a condition holds as its code, whatever a file says that it was.
+// recoveryActionOf returns the recovery action in the code of a condition. A code that is out of range, in a
+// damaged file, is RecoveryOther.
 func recoveryActionOf(code uint64) RecoveryAction {
 	return RecoveryAction(min(code, uint64(RecoveryOther)))
 }
 
-// action is what an operator does about a verdict.
+// action returns what an operator should do about the recovery action.
 func (v RecoveryAction) action() string {
 	return [...]string{
 		RecoveryReset: "drain and reset the GPU", RecoveryReboot: "drain and reboot the node",
@@ -88,15 +91,15 @@ func (v RecoveryAction) action() string {
 	}[v]
 }
 
-// Fabric is the standing of a GPU in an NVSwitch fabric (nvmlGpuFabricInfo_t and its health mask).
+// Fabric is the state of a GPU in an NVSwitch fabric (nvmlGpuFabricInfo_t and its health mask).
 type Fabric uint8
 
 // The states of a fabric.
 const (
-	FabricNotReported Fabric = iota // not supported, or no part of a fabric
+	FabricNotReported Fabric = iota // not supported, or not part of a fabric
 	FabricStarting                  // NOT_STARTED or IN_PROGRESS: probing has not completed
 	FabricHealthy
 	FabricLimited       // LIMITED_CAPACITY, or degraded bandwidth
-	FabricUnhealthy     // health summary UNHEALTHY, or completed with an error
-	FabricMisconfigured // the health mask says INCORRECT_CONFIGURATION
+	FabricUnhealthy     // health summary UNHEALTHY, or probing completed with an error
+	FabricMisconfigured // the health mask contains INCORRECT_CONFIGURATION
 )
