@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// applications are the XIDs of a program that did something wrong. One of them never changes health: one
-// program in a loop would take the GPU from all others.
+// applications are the XIDs of an error in a program. A single one never changes the health: otherwise one program
+// that fails repeatedly would take the GPU from all others.
 var applications = []ruleGroup{
 	{Rule: Rule{Class: Application, Action: "restart the application"}, codes: slices.Concat(
 		[]codeEntry{
@@ -36,14 +36,14 @@ var applications = []ruleGroup{
 		{141, "ROBUST_CHANNEL_FAST_PATH_ERROR", "CUDA fast-path error", 0, "IGNORE", "CONTACT_SUPPORT"},
 	}},
 
-	// A symptom: the driver cleans up after an abort, a kill, a reset or another XID.
+	// Consequences: the driver cleans up after an abort, a kill, a reset or another XID.
 	{Rule: Rule{Class: Application}, codes: []codeEntry{
 		{45, "ROBUST_CHANNEL_PREEMPTIVE_REMOVAL", "channels of an application torn down", 0, "WORKFLOW_XID_45", "Solo: RESTART_FM; not solo: IGNORE (follow other XID)"},
 		{174, "ROBUST_CHANNEL_RESETCHANNEL_KILL_PROCESS_SILENT", "application killed on a channel reset", 0, "", ""},
 	}},
 
-	// NVIDIA on 32: "primarily quality issues on PCI", not the application. PCIe replays in the same minute
-	// say whether it is so; the number alone does not.
+	// NVIDIA on XID 32: "primarily quality issues on PCI", not the application. Only PCIe replays in the same
+	// minute confirm this.
 	{Rule: Rule{Class: Application, Clears: Quiet | Reboot, Action: "restart the application, watch PCIe replays"}, codes: []codeEntry{
 		{32, "ROBUST_CHANNEL_PBDMA_ERROR", "corrupt command stream", 0, "RESTART_APP", "CHECK_APP/CUDA"},
 	}},
@@ -55,7 +55,7 @@ var applications = []ruleGroup{
 	}},
 }
 
-// notes are XIDs about which there is nothing to do at once.
+// notes are XIDs that require no immediate action.
 var notes = []ruleGroup{
 	{Rule: Rule{Class: Info}, codes: []codeEntry{
 		{14, "ROBUST_CHANNEL_FAKE_ERROR", "injected error", 0, "IGNORE", "CONTACT_SUPPORT"},

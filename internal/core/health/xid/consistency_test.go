@@ -7,10 +7,10 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/health/xid"
 )
 
-// operatorOnly are the faults with an effect that no evidence ends: worn-out hardware stays worn out.
+// operatorOnly are the faults with an effect that only an operator can clear: permanent damage.
 var operatorOnly = []uint64{157, 161, 164, 165}
 
-// buckets are the words that NVIDIA's catalogue uses for what to do.
+// buckets are the resolution buckets of NVIDIA's catalogue.
 var buckets = []string{
 	"", "CHECK_APP/CUDA", "CHECK_MECHANICALS", "CHECK_UVM", "CONTACT_SUPPORT", "IGNORE", "IGNORE (sympathetic)",
 	"INVESTIGATE_LINK_SI", "INVESTIGATE_SW", "INVESTIGATE_SW_USER", "N/A (informational, regarding another XID)",
@@ -20,7 +20,7 @@ var buckets = []string{
 	"XID_137_FLOW", "XID_154",
 }
 
-// worst is the worst that the rule can do without the driver's verdict.
+// worst is the greatest effect of the rule without a recovery action.
 func worst(r xid.Rule) xid.Effect { return max(r.Effect, r.SettledEffect, r.RepeatEffect) }
 
 func TestClasses(t *testing.T) {
@@ -64,10 +64,10 @@ func TestEffects(t *testing.T) {
 			t.Errorf("%s: links make no difference", name(r))
 		}
 		if worst(r) > xid.None && r.Action == "" {
-			t.Errorf("%s: an operator is not told what to do", name(r))
+			t.Errorf("%s: no action for the operator", name(r))
 		}
 		if !slices.Contains([]int{0, 1, 565, 570, 575}, r.RecoveryActionSince) {
-			t.Errorf("%s: the catalogue knows no branch %d", name(r), r.RecoveryActionSince)
+			t.Errorf("%s: no branch %d in the catalogue", name(r), r.RecoveryActionSince)
 		}
 	}
 }
@@ -79,7 +79,7 @@ func TestEvidence(t *testing.T) {
 			t.Errorf("%s: a reboot is no evidence, but %s is", name(r), r.Clears)
 		}
 		if r.Clears&xid.Quiet != 0 && worst(r) > xid.Degrades {
-			t.Errorf("%s: silence is no sign that a GPU works", name(r))
+			t.Errorf("%s: absence of repeats is no evidence that a GPU works", name(r))
 		}
 		if (r.Clears&xid.LevelClear != 0) != (r.Level != xid.LevelNone) {
 			t.Errorf("%s: cleared by %s, level %s", name(r), r.Clears, r.Level)

@@ -11,14 +11,14 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/health/xid"
 )
 
-var update = flag.Bool("update", false, "write docs/faults.md anew")
+var update = flag.Bool("update", false, "write docs/faults.md")
 
 const (
 	document  = "../../../../docs/faults.md"
-	generated = "<!-- Made from internal/core/health/xid by `go test ./internal/core/health/xid -update`; don't edit; the words above the tables are in its testdata. -->\n\n"
+	generated = "<!-- Generated from internal/core/health/xid by `go test ./internal/core/health/xid -update`; do not edit. The text above the tables is testdata/preface.md of that package. -->\n\n"
 )
 
-// TestDocument holds docs/faults.md to the table; what the table can't say is in the preface.
+// TestDocument compares docs/faults.md with the preface and the table.
 func TestDocument(t *testing.T) {
 	preface, err := os.ReadFile("testdata/preface.md")
 	if err != nil {
@@ -40,10 +40,10 @@ func TestDocument(t *testing.T) {
 	is, should := strings.Split(string(want), "\n"), strings.Split(got, "\n")
 	for i := range min(len(is), len(should)) {
 		if is[i] != should[i] {
-			t.Fatalf("docs/faults.md is not what the table says (go test -update writes it); line %d:\n- %s\n+ %s", i+1, is[i], should[i])
+			t.Fatalf("docs/faults.md differs from the table (go test -update writes it); line %d:\n- %s\n+ %s", i+1, is[i], should[i])
 		}
 	}
-	t.Fatalf("docs/faults.md has %d lines, the table says %d (go test -update writes it)", len(is), len(should))
+	t.Fatalf("docs/faults.md has %d lines, want %d (go test -update writes it)", len(is), len(should))
 }
 
 func sections() string {
@@ -60,14 +60,14 @@ func sections() string {
 	table(&b, "XID", known, func(code uint64) string { return fmt.Sprint(code) })
 
 	b.WriteString("\n## NVML events\n\n")
-	b.WriteString("The first five are other forms of XIDs 92, 63, 64, 94 and 95. Event types that are not listed are hints to ask, not faults.\n\n")
+	b.WriteString("The first five correspond to XIDs 92, 63, 64, 94 and 95. Other event types are not faults: they cause a health check.\n\n")
 	table(&b, "event", slices.Collect(xid.Events()), func(code uint64) string { return fmt.Sprintf("%#x", code) })
 
 	r := xid.XID(999)
 	b.WriteString("\n## XIDs without a known meaning\n\n")
-	fmt.Fprintf(&b, "These, 999 (%s) and every number that is in no table are %s: %s at once and until the driver says more; cleared by %s; %s.\n",
+	fmt.Fprintf(&b, "These, 999 (%s) and every number that is in no table are %s: %s until the driver reports a recovery action; cleared by %s; action: %s.\n",
 		r.Meaning, r.Class, r.Effect, r.Clears, r.Action)
-	b.WriteString("The catalogue lists them as unused since Ampere and says CONTACT_SUPPORT.\n\n| XID | name |\n|---|---|\n")
+	b.WriteString("The catalogue lists them as unused since Ampere, with the action CONTACT_SUPPORT.\n\n| XID | name |\n|---|---|\n")
 	for _, r := range unused {
 		fmt.Fprintf(&b, "| %d | %s |\n", r.Code, r.Name)
 	}
@@ -75,7 +75,7 @@ func sections() string {
 }
 
 func table(b *strings.Builder, kind string, rules []xid.Rule, code func(uint64) string) {
-	fmt.Fprintf(b, "| %s | name | meaning | class | at once | without a verdict | verdict since | cleared by | what to do | NVIDIA: at once | NVIDIA: to find out |\n", kind)
+	fmt.Fprintf(b, "| %s | name | meaning | class | effect | without recovery action | recovery action since | cleared by | action | NVIDIA: immediate | NVIDIA: investigatory |\n", kind)
 	b.WriteString(strings.Repeat("|---", 11) + "|\n")
 	for _, r := range rules {
 		cells := []string{

@@ -10,7 +10,7 @@ const (
 	gpuUnavailable        = 0x4000
 )
 
-// eventRules are the rules for events, in order of type. All but one are another form of an XID.
+// eventRules returns the rules for events, in order of type. All but one correspond to an XID.
 func eventRules() []Rule {
 	return []Rule{
 		ruleLike(92, singleBitStorm, "nvmlEventTypeSingleBitEccErrorStorm"),
@@ -18,8 +18,8 @@ func eventRules() []Rule {
 		ruleLike(64, dramRetirementFailure, "nvmlEventTypeDramRetirementFailure"),
 		ruleLike(94, nonFatalPoison, "nvmlEventTypeNonFatalPoisonError"),
 		ruleLike(95, fatalPoison, "nvmlEventTypeFatalPoisonError"),
-		// The driver raises it when the GPU falls off the bus and when GSP firmware stops answering, which may
-		// not reach NVML as XIDs.
+		// The driver raises it when the GPU falls off the bus and when GSP firmware stops responding, for which NVML
+		// may report no XID.
 		{
 			Code: gpuUnavailable, Name: "nvmlEventTypeGpuUnavailableError", Meaning: "GPU is unavailable",
 			Class: Reset, Effect: Withdraws, SettledEffect: Withdraws, Clears: ResetSeen | Reboot,
@@ -28,7 +28,7 @@ func eventRules() []Rule {
 	}
 }
 
-// ruleLike is the rule of an XID for an event; NVIDIA gives no advice on events.
+// ruleLike returns the rule of an XID as that of an event. NVIDIA's catalogue has no recommendations for events.
 func ruleLike(xid, kind uint64, name string) Rule {
 	r := XID(xid)
 	r.Code, r.Name, r.Immediate, r.Investigatory = kind, name, "", ""

@@ -1,9 +1,8 @@
 package xid
 
-// fabric are the XIDs about links. Each may be the echo of a fault at the other end, or harmless in a way
-// that NVML's number does not say (NVLink 5 puts the severity into sub-fields that only the kernel log
-// carries), so most of them wait for the driver's verdict. Links that are still down once the fault is
-// over are a condition of their own.
+// fabric are the XIDs of links. Each may be the consequence of a fault at the other end, or harmless: NVLink 5 has
+// the severity in sub-fields that are only in the kernel log, not in NVML. So most of them wait for the driver's
+// recovery action. Links that are still down when the fault is over are a separate condition.
 var fabric = []ruleGroup{
 	{Rule: Rule{
 		Class: Fabric, Effect: Degrades, SettledEffect: Withdraws, NVLinkOnly: true,
@@ -27,7 +26,7 @@ var fabric = []ruleGroup{
 	}},
 	{Rule: Rule{
 		Class: Fabric, Effect: Degrades, Clears: NoRecoveryAction | LevelClear | Reboot, Level: LevelLinks,
-		Action: "find out who took the link down",
+		Action: "find out which software took the link down",
 	}, codes: []codeEntry{
 		{155, "NVLINK_SW_DEFINED_ERROR", "NVLink taken down by software", 565, "RESET_GPU", "INVESTIGATE_SW_USER"},
 	}},

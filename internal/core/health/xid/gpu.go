@@ -1,6 +1,6 @@
 package xid
 
-// contained are the XIDs that hit one context, or a part of the GPU that the rest does without.
+// contained are the XIDs that affect one context, or a part of the GPU that the rest does not need.
 var contained = []ruleGroup{
 	{Rule: Rule{
 		Class: Contained, Effect: Degrades,
@@ -34,14 +34,14 @@ var contained = []ruleGroup{
 		{168, "REDUCED_GPU_MEMORY_CAPACITY", "less memory than the GPU should have", 0, "", ""},
 	}},
 
-	// The driver says "pending", and a reset ends that, but NVML has no flag that is known to mean a bank.
+	// The driver reports a pending change that a reset completes, but NVML has no known flag for it.
 	{Rule: Rule{Class: Contained, Effect: Degrades, Clears: ResetSeen | Reboot, Action: "reset the GPU when it is convenient"}, codes: []codeEntry{
 		{177, "BANK_REMAPPING_EVENT", "memory bank remap, active after a reset", 0, "", ""},
 		{185, "SPARING_EVENT", "spare hardware put to use", 0, "", ""},
 	}},
 }
 
-// resets are the XIDs after which nothing but a reset makes the GPU usable.
+// resets are the XIDs after which only a reset makes the GPU usable.
 var resets = []ruleGroup{
 	{Rule: Rule{Class: Reset, Effect: Withdraws, Clears: ResetSeen | Reboot, Action: "drain and reset the GPU"}, codes: []codeEntry{
 		{46, "ROBUST_CHANNEL_GPU_TIMEOUT_ERROR", "GPU engine timeout", 0, "RESET_GPU", "CONTACT_SUPPORT"},
@@ -69,7 +69,7 @@ var resets = []ruleGroup{
 		{110, "SEC_FAULT_ERROR", "security fault", 565, "RESET_GPU", "INVESTIGATE_SW"},
 	}},
 
-	// Harmless where neither UVM nor vGPU is in use, which only the driver knows.
+	// Harmless where neither UVM nor vGPU is in use, which only the driver can tell.
 	{Rule: Rule{
 		Class: Reset, Effect: Degrades, SettledEffect: Withdraws, Clears: NoRecoveryAction | ResetSeen | Reboot,
 		Action: "drain and reset the GPU",

@@ -2,12 +2,12 @@ package xid
 
 import "time"
 
-// suspect is how a code is treated of which nobody says what it means: in doubt, but in service, until the
-// driver's verdict or a while without another says otherwise.
+// suspect is the rule for codes without a documented meaning: degraded until the driver reports that no recovery
+// action is needed, or, without such a report, until the code has not been repeated for a time.
 var suspect = Rule{
 	Class: Suspect, Effect: Degrades, SettledEffect: Degrades,
 	Clears: NoRecoveryAction | ResetSeen | Reboot | Quiet,
-	Action: "look at the kernel log; report it to NVIDIA",
+	Action: "check the kernel log; report it to NVIDIA",
 }
 
 func unknown(code uint64) Rule {
@@ -19,14 +19,14 @@ func unknown(code uint64) Rule {
 	return r
 }
 
-// unusedCode gives the columns to a code that the catalogue lists as unused.
+// unusedCode returns the entry of a code that the catalogue lists as unused.
 func unusedCode(code uint64, name string) codeEntry {
 	return codeEntry{code, name, "XID that is unused since Ampere", 0, "CONTACT_SUPPORT", ""}
 }
 
 // suspects are the XIDs on which NVIDIA's sources contradict each other.
 var suspects = []ruleGroup{
-	// The catalogue says RESET_GPU; NVIDIA's own device plugin and DRA driver take it for the application's.
+	// The catalogue recommends RESET_GPU; NVIDIA's device plugin and DRA driver treat it as an application fault.
 	{Rule: Rule{
 		Class: Suspect, Effect: Degrades, Clears: NoRecoveryAction | ResetSeen | Reboot,
 		RepeatWindow: 10 * time.Minute, RepeatEffect: Withdraws,

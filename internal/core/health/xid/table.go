@@ -7,13 +7,13 @@ import (
 	"slices"
 )
 
-// ruleGroup is what several codes have in common, said once, and the codes.
+// ruleGroup is a Rule that several codes share, with their own columns.
 type ruleGroup struct {
 	Rule
 	codes []codeEntry
 }
 
-// codeEntry is what is a code's own: the columns of NVIDIA's catalogue.
+// codeEntry has the columns of one code in NVIDIA's catalogue.
 type codeEntry struct {
 	code                     uint64
 	name, meaning            string
@@ -21,7 +21,7 @@ type codeEntry struct {
 	immediate, investigatory string
 }
 
-// engineCodes gives a row to each engine of a kind, in order of the engine's number; the codes have no order.
+// engineCodes returns an entry for each engine of a kind, in order of the engine's number.
 func engineCodes(name, meaning string, codes ...uint64) []codeEntry {
 	rows := make([]codeEntry, len(codes))
 	for i, code := range codes {
@@ -30,7 +30,7 @@ func engineCodes(name, meaning string, codes ...uint64) []codeEntry {
 	return rows
 }
 
-// rules are the codes of the treatments, in order of code.
+// rules returns the rules of the groups, in order of code.
 func rules(tables ...[]ruleGroup) []Rule {
 	var rules []Rule
 	for _, table := range tables {
@@ -53,7 +53,8 @@ var (
 	events = eventRules()
 )
 
-// XID returns the rule for an XID. It is total: a code that the table lacks is suspect.
+// XID returns the rule for an XID. A code that is not in the table has the rule for unknown codes, of class
+// Suspect.
 func XID(code uint64) Rule {
 	if r, found := lookup(xids, code); found {
 		return r
@@ -61,11 +62,12 @@ func XID(code uint64) Rule {
 	return unknown(code)
 }
 
-// Event returns the rule for an NVML event type that is a fault by itself. Other types (XIDs, a changed
-// verdict or MIG layout, a double-bit error, which says no more than that it is time to ask) have none.
+// Event returns the rule for an NVML event type that is a fault by itself. Other types have none: XIDs, a changed
+// recovery action or MIG configuration, and a double-bit error, after which the next health check shows what
+// happened.
 func Event(kind uint64) (Rule, bool) { return lookup(events, kind) }
 
-// XIDs yields the rules for the XIDs that the table holds, in order of code.
+// XIDs yields the rules for the XIDs in the table, in order of code.
 func XIDs() iter.Seq[Rule] { return slices.Values(xids) }
 
 // Events yields the rules for NVML event types, in order of type.

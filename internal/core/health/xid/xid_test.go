@@ -12,7 +12,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/health/xid"
 )
 
-// The evidence, in the short words of the table below.
+// Short names of evidence for the table below.
 const (
 	dv = xid.NoRecoveryAction
 	rv = xid.ResetSeen
@@ -21,7 +21,7 @@ const (
 	qu = xid.Quiet
 )
 
-// all yields every rule there is: the table's, the events', and those of codes in no table.
+// all yields every rule: those of XIDs, of events, and of codes that are not in the table.
 func all(yield func(xid.Rule) bool) {
 	rules := slices.Collect(xid.XIDs())
 	rules = slices.AppendSeq(rules, xid.Events())
@@ -35,7 +35,7 @@ func all(yield func(xid.Rule) bool) {
 
 func name(r xid.Rule) string { return fmt.Sprintf("%#x/%d %s", r.Code, r.Code, r.Name) }
 
-// A hand-typed copy of the rows that matter most, so that a slip in a shared treatment shows.
+// TestRules compares the most important rows with a copy, so that a mistake in a shared rule is found.
 func TestRules(t *testing.T) {
 	for _, tc := range []struct {
 		xid             uint64
@@ -131,7 +131,7 @@ func TestRareColumns(t *testing.T) {
 	}
 }
 
-// The catalogue has 1 to 172, the driver's own sources 173 to 177 and 185: each is there, and once.
+// TestTableIsComplete requires each code once: 1 to 172 of the catalogue, 173 to 177 and 185 of the driver's sources.
 func TestTableIsComplete(t *testing.T) {
 	want := uint64(1)
 	for r := range xid.XIDs() {
@@ -142,7 +142,7 @@ func TestTableIsComplete(t *testing.T) {
 			want = 185
 		}
 		if got := xid.XID(r.Code); got != r {
-			t.Errorf("XID(%d) = %+v, the table says %+v", r.Code, got, r)
+			t.Errorf("XID(%d) = %+v, the table has %+v", r.Code, got, r)
 		}
 		if r.Name == "" || strings.ContainsAny(r.Name, " %|") {
 			t.Errorf("%s: no mnemonic", name(r))
@@ -171,7 +171,7 @@ func TestUnknownCodes(t *testing.T) {
 		}
 	}
 	if xid.XID(999).Meaning == xid.XID(178).Meaning {
-		t.Error("999 is what NVML says when it can't tell, not a code that we don't know")
+		t.Error("999 means that NVML could not identify the fault: it is not an unknown code")
 	}
 }
 
@@ -231,7 +231,7 @@ func TestWholeGPU(t *testing.T) {
 	}
 }
 
-func TestWords(t *testing.T) {
+func TestEvidenceString(t *testing.T) {
 	for set, want := range map[xid.Evidence]string{
 		0:                 "operator",
 		rb:                "reboot",
@@ -255,7 +255,7 @@ func TestWords(t *testing.T) {
 	}
 }
 
-// What is said about a fault goes into one line beside a GPU's name.
+// TestTexts: meaning and action are shown on one line with the name of a GPU.
 func TestTexts(t *testing.T) {
 	for r := range all {
 		for _, text := range []string{r.Meaning, r.Action} {

@@ -2,17 +2,19 @@ package xid
 
 import "strings"
 
+// String returns the name of the class: "application".
 func (c Class) String() string {
 	return [...]string{
 		"", "application", "contained", "reset", "node", "fabric", "info", "suspect", "trigger",
 	}[c]
 }
 
+// String returns the name of the effect: "degraded".
 func (e Effect) String() string {
 	return [...]string{"none", "degraded", "unhealthy", "lost"}[e]
 }
 
-// String says for which sign to look, in a phrase: "driver verdict None, reset seen or reboot".
+// String lists the signs: "driver verdict None, reset seen or reboot"; "operator" for the empty set.
 func (e Evidence) String() string {
 	var signs []string
 	for i, sign := range [...]string{
@@ -32,6 +34,7 @@ func (e Evidence) String() string {
 	}
 }
 
+// String describes the state: "link down".
 func (l Level) String() string {
 	return [...]string{"", "memory repair pending", "resource repair pending", "link down"}[l]
 }
