@@ -3,80 +3,46 @@ package core
 import (
 	"fmt"
 	"slices"
-	"strings"
 )
 
-// Policy says which devices are offered, under which names, and how often each. The zero value offers every
-// device once, under its own name.
-type Policy struct {
-	Include []Selector // only devices that one of them selects are offered; none = all
-	Rules   []Rule
-	Names   []Naming
-	Shares  []Share
-}
+// visibility is whether a device is part of the inventory.
+type visibility uint8
 
-// Rule says how the devices that it selects are offered. Of the rules that select a device the first counts,
-// and what it leaves open is as for devices without a rule.
-type Rule struct {
-	Select  Selector
-	Reserve string      // why the devices are not offered; "" = they are
-	MIG     MIGStrategy // of the GPUs that it selects; "" = Config.MIG
-	Pool    string      // "" = the default name, with a suffix if they are shared
-	Sharing *Sharing    // nil = as Policy.Shares says
-}
-
-// Naming gives the devices that it selects a pool. Of several the first counts.
-type Naming struct {
-	Select Selector
-	Pool   string
-}
-
-// Share says how the devices of a pool are shared. Of several that concern a device the first counts.
-type Share struct {
-	Pool    string
-	Select  Selector
-	First   int    // only so many of those devices, the first in canonical order; 0 = all
-	Rename  string // the pool of what is shared; "" = the same pool
-	Sharing Sharing
-}
-
-// DefaultPool is the pool of full GPUs, and of all units under the MIG strategy "single".
-const DefaultPool = "gpu"
-
-// MIGPool is the pool of the instances of a profile under the MIG strategy "mixed": "mig-1g.10gb.me" for
-// "1g.10gb+me", NewHealth a resource name has no '+'.
-func MIGPool(profile string) string { return "mig-" + strings.ReplaceAll(profile, "+", ".") }
+const (
+	visible  visibility = iota // offered
+	hidden                     // not offered, as another device of the same hardware is: the GPU or its MIG instances
+	excluded                   // not offered, and listed with the reason
+)
 
 // offer is how one device is offered.
 type offer struct {
-	refused string // why it is not; hidden, if that need not be said
-	pool    string
-	sharing Sharing
+	visibility visibility
+	reason     string // of excluded
+	pool       string
+	sharing    Sharing
 }
 
-// hidden marks a device that is not offered NewHealth another view of the same hardware is.
-const hidden = "hidden"
-
-// offerBuilder decides on the devices of one reading, one after the other in canonical order.
+// offerBuilder determines the offers of the devices of one snapshot, in canonical order.
 type offerBuilder struct {
 	InventoryConfig
 	strategy      map[DeviceID]MIGStrategy // by GPU
 	partitioned   map[DeviceID]bool        // GPUs that have MIG instances
 	profile       string                   // of the MIG strategy "single"
-	singleDevices []DeviceID               // the instances of that profile that it offers
-	matched       map[*Selector]bool
-	chosen        map[*Selector][]DeviceID // the devices that each selector decides on
+	singleDevices []DeviceID               // the instances of that profile
+	matched       map[*Selector]bool       // selectors that apply to a device
+	chosen        map[*Selector][]DeviceID // devices of the selectors that depend on positions
 
 	numbering    Numbering
 	proposed     Numbering
 	unconfirmed  bool
 	awaitsNumber bool              // a device has no number yet
-	indexed      bool              // a selector goes by index
+	indexed      bool              // a selector uses an index
 	assignments  []ShareAssignment // by share
 	lost         map[DeviceID]bool // devices that the driver does not list any more
 }
 
-// newOfferBuilder prepares to decide on the devices of s, of which some are lost. What is bound stays so; every device has its number already.
+// newOfferBuilder prepares the offers of the devices of s, some of which are lost. Positions that are bound stay bound.
+// Every device has its number already.
 func newOfferBuilder(s Snapshot, c InventoryConfig, was Binding, lost map[DeviceID]bool) *offerBuilder {
 	o := &offerBuilder{
 		InventoryConfig: c, strategy: map[DeviceID]MIGStrategy{}, partitioned: map[DeviceID]bool{},
@@ -99,16 +65,7 @@ func newOfferBuilder(s Snapshot, c InventoryConfig, was Binding, lost map[Device
 	return o
 }
 
-// indexed reports whether a selector goes by index.
-func (p Policy) indexed() bool {
-	by := func(s Selector) bool { return len(s.Indices) > 0 }
-	return slices.ContainsFunc(p.Include, by) ||
-		slices.ContainsFunc(p.Rules, func(r Rule) bool { return by(r.Select) }) ||
-		slices.ContainsFunc(p.Names, func(n Naming) bool { return by(n.Select) }) ||
-		slices.ContainsFunc(p.Shares, func(s Share) bool { return by(s.Select) })
-}
-
-// strategyOf is the MIG strategy for a GPU and its instances.
+// strategyOf returns the MIG strategy of a GPU and its instances.
 func (o *offerBuilder) strategyOf(d *Device) MIGStrategy {
 	if s, ok := o.strategy[d.At.GPU]; ok {
 		return s
@@ -116,17 +73,18 @@ func (o *offerBuilder) strategyOf(d *Device) MIGStrategy {
 	return o.MIG
 }
 
-// decide decides on a device.
+// decide returns the offer of a device.
 func (o *offerBuilder) decide(d *Device) offer {
-	rule, view := o.rule(d), o.migVisibility(d)
-	if rule != nil && (view != hidden || rule.MIG != "") { // one that decides nothing is idle
+	rule := o.rule(d)
+	seen, why := o.migVisibility(d)
+	if rule != nil && (seen != hidden || rule.MIG != "") { // otherwise the rule has no effect on d
 		o.recordMatch(&rule.Select, d, false)
 	}
-	if why := o.excludedReason(d, rule, view == hidden); why != "" {
-		return offer{refused: why}
+	if reason := o.excludedReason(d, rule, seen == hidden); reason != "" {
+		return offer{visibility: excluded, reason: reason}
 	}
-	if view != "" {
-		return offer{refused: view}
+	if seen != visible {
+		return offer{visibility: seen, reason: why}
 	}
 	if rule == nil {
 		rule = &Rule{}
@@ -144,7 +102,8 @@ func (o *offerBuilder) decide(d *Device) offer {
 	return offer{pool: pool, sharing: *rule.Sharing}
 }
 
-// excludedReason is why a device is kept from this agent whatever its view; "" if it is not. Of a hidden one only its ID says so.
+// excludedReason returns why the configuration or the policy excludes a device; "" if neither does. A hidden device can
+// only be excluded by its ID.
 func (o *offerBuilder) excludedReason(d *Device, rule *Rule, isHidden bool) string {
 	switch {
 	case slices.Contains(o.Exclude, d.ID):
@@ -154,7 +113,7 @@ func (o *offerBuilder) excludedReason(d *Device, rule *Rule, isHidden bool) stri
 		o.awaitsNumber = true
 		return "waits for its number, which the agents of this host share"
 	case o.indexed && o.number(d).GPU < 0:
-		return "has no number: that of its index belongs to another GPU; the command rebind numbers the GPUs anew"
+		return "has no number, because its index belongs to another GPU; the command rebind assigns new numbers"
 	case o.Policy.Include != nil && !o.isIncluded(d):
 		return "not among those that the policy includes"
 	case rule != nil:
@@ -163,7 +122,7 @@ func (o *offerBuilder) excludedReason(d *Device, rule *Rule, isHidden bool) stri
 	return ""
 }
 
-// rule is the one that counts for a device; nil = none.
+// rule returns the rule that applies to a device; nil = none.
 func (o *offerBuilder) rule(d *Device) *Rule {
 	for i := range o.Policy.Rules {
 		if r := &o.Policy.Rules[i]; r.Select.Selects(d, o.number(d)) {
@@ -173,6 +132,7 @@ func (o *offerBuilder) rule(d *Device) *Rule {
 	return nil
 }
 
+// selects reports whether a selector selects a device, and records it.
 func (o *offerBuilder) selects(s *Selector, d *Device) bool {
 	if !s.Selects(d, o.number(d)) {
 		return false
@@ -181,7 +141,7 @@ func (o *offerBuilder) selects(s *Selector, d *Device) bool {
 	return true
 }
 
-// recordMatch notes that a selector decides on a device; which ones it decides on, only of those that depend on positions.
+// recordMatch records that a selector applies to a device. The devices are kept for selectors that depend on positions.
 func (o *offerBuilder) recordMatch(s *Selector, d *Device, counted bool) {
 	o.matched[s] = true
 	if (counted || len(s.Indices) > 0) && !slices.Contains(o.chosen[s], d.ID) {
@@ -189,6 +149,7 @@ func (o *offerBuilder) recordMatch(s *Selector, d *Device, counted bool) {
 	}
 }
 
+// isIncluded reports whether Policy.Include selects a device.
 func (o *offerBuilder) isIncluded(d *Device) (ok bool) {
 	for i := range o.Policy.Include {
 		ok = o.selects(&o.Policy.Include[i], d) || ok
@@ -196,7 +157,7 @@ func (o *offerBuilder) isIncluded(d *Device) (ok bool) {
 	return ok
 }
 
-// poolName is the pool of a device before it is shared.
+// poolName returns the pool of a device before it is shared.
 func (o *offerBuilder) poolName(d *Device) string {
 	for i := range o.Policy.Names {
 		if n := &o.Policy.Names[i]; o.selects(&n.Select, d) {
@@ -209,7 +170,7 @@ func (o *offerBuilder) poolName(d *Device) string {
 	return DefaultPool
 }
 
-// sharedOffer shares a device of a pool if the policy says so.
+// sharedOffer returns the offer of a device of a pool, shared if the policy shares it.
 func (o *offerBuilder) sharedOffer(d *Device, pool string) offer {
 	for i := range o.Policy.Shares {
 		s := &o.Policy.Shares[i]
@@ -225,8 +186,8 @@ func (o *offerBuilder) sharedOffer(d *Device, pool string) offer {
 	return offer{pool: pool}
 }
 
-// migVisibility is why the MIG strategy does not offer a device; "" if it does.
-func (o *offerBuilder) migVisibility(d *Device) string {
+// migVisibility returns the visibility of a device under its MIG strategy, and the reason if it is excluded.
+func (o *offerBuilder) migVisibility(d *Device) (visibility, string) {
 	switch o.strategyOf(d) {
 	case MIGMixed:
 		if d.MIG {
@@ -239,29 +200,29 @@ func (o *offerBuilder) migVisibility(d *Device) string {
 		case d.Profile == o.profile:
 			o.singleDevices = append(o.singleDevices, d.ID)
 		case d.Profile == "":
-			return "mig-strategy single: MIG mode is off on this GPU"
+			return excluded, "mig-strategy single: MIG mode is off on this GPU"
 		default:
-			return "mig-strategy single: profile " + d.Profile + " differs from this node's " + o.profile
+			return excluded, "mig-strategy single: profile " + d.Profile + " differs from this node's " + o.profile
 		}
 	default: // MIGNone
 		if d.Profile != "" {
-			return hidden
+			return hidden, ""
 		}
 	}
-	return ""
+	return visible, ""
 }
 
-// parentVisibility says why a GPU in MIG mode is not offered itself.
-func (o *offerBuilder) parentVisibility(parent *Device) string {
+// parentVisibility returns the visibility of a GPU in MIG mode whose instances are offered.
+func (o *offerBuilder) parentVisibility(parent *Device) (visibility, string) {
 	if o.partitioned[parent.ID] {
-		return hidden
+		return hidden, ""
 	}
-	return "MIG mode is on and there are no MIG instances"
+	return excluded, "MIG mode is on and there are no MIG instances"
 }
 
-// chooseProfile is the profile that is offered under the strategy "single": the one of before while there is an instance of it,
-// else the one with the most instances, the lesser name among equals; "" without any. Instances that are kept from this agent
-// do not count.
+// chooseProfile returns the profile that is offered under the strategy "single": the previous one while there is an
+// instance of it, else the one with the most instances (of several the first by name); "" if there is none. Excluded
+// instances do not count.
 func (o *offerBuilder) chooseProfile(devices []Device, was string, ready bool) string {
 	count := map[string]int{}
 	best := ""
@@ -282,25 +243,25 @@ func (o *offerBuilder) chooseProfile(devices []Device, was string, ready bool) s
 	return best
 }
 
-// unmatchedRules names the parts of the policy that concern no device, in their order.
-func (o *offerBuilder) unmatchedRules() (findings []string) {
-	idle := func(s *Selector, what string) {
+// unmatchedRules returns a warning for each part of the policy that applies to no device, in their order.
+func (o *offerBuilder) unmatchedRules() (warnings []string) {
+	check := func(s *Selector, what string) {
 		if !o.matched[s] {
-			findings = append(findings, fmt.Sprintf("%s: %s", s.At, what))
+			warnings = append(warnings, fmt.Sprintf("%s: %s", s.At, what))
 		}
 	}
 	for i := range o.Policy.Include {
-		idle(&o.Policy.Include[i], "selects no device of this machine")
+		check(&o.Policy.Include[i], "selects no device of this machine")
 	}
 	for i := range o.Policy.Rules {
-		idle(&o.Policy.Rules[i].Select, "selects no device of this machine, or only such as earlier rules select")
+		check(&o.Policy.Rules[i].Select, "selects no device of this machine, or only such as earlier rules select")
 	}
 	for i := range o.Policy.Names {
-		idle(&o.Policy.Names[i].Select, "selects no device of this machine, or only such as have a name already")
+		check(&o.Policy.Names[i].Select, "selects no device of this machine, or only such as have a name already")
 	}
 	for i := range o.Policy.Shares {
 		s := &o.Policy.Shares[i]
-		idle(&s.Select, "there is no "+s.Pool+" on this machine to share")
+		check(&s.Select, "there is no "+s.Pool+" on this machine to share")
 	}
-	return findings
+	return warnings
 }

@@ -1,0 +1,55 @@
+package core
+
+import (
+	"slices"
+	"time"
+)
+
+// WithRetiring returns inv as the successor of prev: a unit that prev offered and inv does not stays listed
+// as unhealthy until grace has passed since it went, NewHealth an orchestrator may be about to hand it
+// out (kubelet 1.37 can panic when an ID vanishes under an allocation).
+func (inv *Inventory) WithRetiring(prev *Inventory, now time.Time, grace time.Duration) *Inventory {
+	next := *inv
+	next.retiring = nil
+	var gone []Unit
+	for u := range prev.Units() {
+		if _, ok := inv.byID[u.ID]; ok {
+			continue
+		}
+		since, ok := prev.retiring[u.ID]
+		if !ok {
+			since = now
+		}
+		if now.Sub(since) >= grace {
+			continue
+		}
+		u.Health = Health{State: Unhealthy, Reason: ReasonWithdrawn}
+		gone = append(gone, u)
+		if next.retiring == nil {
+			next.retiring = map[UnitID]time.Time{}
+		}
+		next.retiring[u.ID] = since
+	}
+	if gone == nil {
+		return &next
+	}
+	next.units = slices.Concat(inv.units, gone)
+	slices.SortFunc(next.units, compareUnits)
+	return next.withIndex()
+}
+
+// Retiring reports whether units wait to be dropped: WithRetiring once more when their grace has passed.
+func (inv *Inventory) Retiring() bool { return inv != nil && len(inv.retiring) > 0 }
+
+// Shift returns inv with the times since which units have been retiring moved by d.
+func (inv *Inventory) Shift(d time.Duration) *Inventory {
+	if !inv.Retiring() {
+		return inv
+	}
+	next := *inv
+	next.retiring = make(map[UnitID]time.Time, len(inv.retiring))
+	for id, since := range inv.retiring {
+		next.retiring[id] = since.Add(d)
+	}
+	return &next
+}
