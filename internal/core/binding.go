@@ -7,41 +7,42 @@ import (
 	"strings"
 )
 
-// A policy may name devices by position: by index, by number ("the first 2"), or, under the MIG strategy "single", as those
-// of the most common profile. Positions change when any device comes or goes, and what a device is offered as must not:
-// a workload may hold it. So each position is bound to devices when they are first seen, and stays bound until a reboot or
-// an operator's order (State.Rebind).
+// A policy may select devices by position: by index, by count ("the first 2"), or, under the MIG strategy
+// "single", by the most common profile. Positions change whenever a device is added or removed, but a device that
+// a workload may use must not change what it is offered as. So each position is bound to devices when they are
+// first seen, and stays bound until a reboot or an operator's command (State.Rebind).
 //
-//	GPUs   a b c d     rule "index 3: reserved" means d
-//	       b c d       a was removed, and the driver now counts b as 0 and d as 2: the rule still means d
-//	       e b c d     e was added, and the driver counts it as 0: number 0 is free again, so e has it
+//	GPUs   a b c d     rule "index 3: reserved" selects d
+//	       b c d       a was removed; NVML now has b at index 0 and d at index 2: the rule still selects d
+//	       e b c d     e was added at NVML index 0: number 0 is free again, so e gets it
 
-// Binding is what is bound to which devices. The zero value binds nothing. It is immutable.
+// Binding is which positions of a policy are bound to which devices. The zero value binds nothing. It is
+// immutable. It is written to the checkpoint.
 type Binding struct {
 	Numbering Numbering         `json:",omitzero"`
 	Profile   string            `json:",omitempty"` // of the MIG strategy "single"
-	Counts    []ShareAssignment `json:",omitempty"` // of the shares that take a number of devices
+	Counts    []ShareAssignment `json:",omitempty"` // of the shares with a First
 
-	Unconfirmed bool      `json:"-"` // it is of a history that may be another machine's
-	Proposed    Numbering `json:"-"` // with those numbers that are not shared yet: see Numbering.Update
+	Unconfirmed bool      `json:"-"` // read from a checkpoint that may be another host's
+	Proposed    Numbering `json:"-"` // Numbering plus the numbers that are not shared yet: see Numbering.Update
 }
 
-// ShareAssignment is which devices a share has taken, of those that it was asked about.
+// ShareAssignment is which devices a share with a First includes.
 type ShareAssignment struct {
 	Share    string // its pool and selector
-	First    int    // as many as it takes
+	First    int    // as in the policy
 	Taken    []DeviceID
 	Rejected []DeviceID `json:"Left"`
 }
 
-// PositionBinding is one position of a policy and the devices that it means.
+// PositionBinding is one position in a policy and the devices that it is bound to.
 type PositionBinding struct {
-	At       string // where it was written: "policy.yaml:12: rules[0].select"
+	At       string // place in the configuration: "policy.yaml:12: rules[0].select"
 	Position string // "index 5, 6", "the first 2", "profile 1g.10gb"
 	Devices  []DeviceID
 }
 
-// Equal reports whether two bindings bind the same.
+// Equal reports whether the numbers, the profile and the assignments are equal.
 func (b Binding) Equal(o Binding) bool {
 	return b.Numbering.Equal(o.Numbering) && b.Profile == o.Profile &&
 		slices.EqualFunc(b.Counts, o.Counts, func(c, d ShareAssignment) bool {
@@ -49,9 +50,9 @@ func (b Binding) Equal(o Binding) bool {
 		})
 }
 
-// assign decides whether a share that takes a number of devices has one of them. A device is decided on once; in the place of
-// one that is gone only one that was never left out gets in. When the number in the policy changes, those that were
-// taken come first.
+// assign reports whether a share with a First includes a device. The decision for a device is made once. The place
+// of a device that was removed is given only to a device without a decision. When First changes, devices that were
+// included come first.
 func (o *offerBuilder) assign(i int, d *Device) bool {
 	c := &o.assignments[i]
 	taken := slices.Contains(c.Taken, d.ID)
@@ -66,7 +67,7 @@ func (o *offerBuilder) assign(i int, d *Device) bool {
 	return taken
 }
 
-// restoreAssignments prepares the counts of the shares from those of before.
+// restoreAssignments prepares the assignments of the shares from the previous ones.
 func (o *offerBuilder) restoreAssignments(s Snapshot, was []ShareAssignment) {
 	gone := func(id DeviceID) bool {
 		return s.Driver.State == DriverReady && !slices.ContainsFunc(s.Devices, func(d Device) bool { return d.ID == id })
@@ -91,14 +92,15 @@ func (o *offerBuilder) restoreAssignments(s Snapshot, was []ShareAssignment) {
 	}
 }
 
-// key identifies a share over a change of what it does with its devices, and of where it is written.
+// key identifies a share, so that the assignment remains when only its line, Rename or Sharing changes. It is
+// written to the checkpoint: names of Selector's fields do not change.
 func (s Share) key() string {
 	sel := s.Select
 	sel.At = ""
 	return fmt.Sprintf("%s %+v", s.Pool, sel)
 }
 
-// binding is what is bound after all devices were decided on.
+// binding returns what is bound after all devices were decided.
 func (o *offerBuilder) binding() Binding {
 	b := Binding{Numbering: o.numbering, Profile: o.profile, Proposed: o.proposed, Unconfirmed: o.unconfirmed}
 	for _, c := range o.assignments {
@@ -109,7 +111,7 @@ func (o *offerBuilder) binding() Binding {
 	return b
 }
 
-// positionBindings is what the positions of the policy mean, in its order.
+// positionBindings returns the positions of the policy with their devices, in the policy's order.
 func (o *offerBuilder) positionBindings() []PositionBinding {
 	bound := o.selectorBindings()
 	if o.profile != "" {
@@ -118,13 +120,13 @@ func (o *offerBuilder) positionBindings() []PositionBinding {
 	return bound
 }
 
-// profileBinding is the profile of the MIG strategy "single".
+// profileBinding returns the profile of the MIG strategy "single" with its devices.
 func (o *offerBuilder) profileBinding() PositionBinding {
 	slices.Sort(o.singleDevices)
 	return PositionBinding{"MIG strategy single", "profile " + o.profile, o.singleDevices}
 }
 
-// selectorBindings are the selectors of the policy that go by index or number, in its order.
+// selectorBindings returns the selectors of the policy that use an index or a First, in the policy's order.
 func (o *offerBuilder) selectorBindings() (bound []PositionBinding) {
 	add := func(s *Selector, first int) {
 		what := s.positionText()
@@ -150,7 +152,7 @@ func (o *offerBuilder) selectorBindings() (bound []PositionBinding) {
 	return bound
 }
 
-// positionText is what of the selector depends on the order of devices; "" if nothing.
+// positionText returns the part of the selector that depends on the order of devices; "" if none does.
 func (s Selector) positionText() string {
 	var texts []string
 	for _, i := range s.Indices {
@@ -162,7 +164,8 @@ func (s Selector) positionText() string {
 	return "index " + strings.Join(texts, ", ")
 }
 
-// outdatedBindings is a line for each position that would mean other devices by the present order of those that the driver lists.
+// outdatedBindings returns a line for each position that would be bound to other devices by the present order of
+// devices.
 func (o *offerBuilder) outdatedBindings(present *offerBuilder) (findings []string) {
 	differ := func(b, now PositionBinding) {
 		if b.Position == now.Position && slices.Equal(b.Devices, now.Devices) {

@@ -5,40 +5,40 @@ import (
 	"slices"
 )
 
-// Host is what an agent knows of its host beside the driver. It is replaced as a whole.
+// Host is the state of the host beside the driver. It is always replaced as a whole.
 type Host struct {
-	MPS    []string // pools whose MPS control daemon answers
+	MPS    []string // pools whose MPS control daemon responds
 	Claims []Claim  // of other agents on this host
 
-	// SharesNumbers says that Numbering is kept up: what this agent proposes is in it a moment later.
+	// SharesNumbers means that Numbering is updated: a number that this agent proposes is in it shortly after.
 	SharesNumbers bool
-	Numbering     Numbering // of the agents on this host, this one's earlier processes among them: that of the highest generation
+	Numbering     Numbering // of all agents on this host, including earlier processes of this one; that of the highest generation
 }
 
 // Claim is a device that another agent offers.
 type Claim struct {
 	Agent string // "nomad-gpu"
 	At    Placement
-	Prior bool // made before this agent's own
+	Prior bool // it is older than the claim of this agent
 }
 
-// OverlapMode is what becomes of a device that another agent on this host offers too.
+// OverlapMode configures what happens to a device that another agent on this host offers too.
 type OverlapMode string
 
-// The ways to deal with an overlap.
+// The overlap modes.
 const (
-	OverlapWarn   OverlapMode = "warn"   // both offer it, and say so
-	OverlapRefuse OverlapMode = "refuse" // only the one that claimed it first gives it to new work
+	OverlapWarn   OverlapMode = "warn"   // both agents offer it, with a warning
+	OverlapRefuse OverlapMode = "refuse" // only the agent with the older claim offers it for new work
 )
 
-// Overlap is a unit's device that another agent offers too.
+// Overlap is a device that this agent and another agent offer.
 type Overlap struct {
 	Device DeviceID
 	Agent  string
 }
 
-// WithHost returns what is left of the offer on a host: units that the host lacks something for are unhealthy. The
-// driver's faults come first, as a unit has one reason.
+// WithHost returns the inventory as limited by the host: units whose MPS daemon does not respond, or that another
+// agent claims, are unhealthy. A unit that is unhealthy already keeps its reason.
 func (inv *Inventory) WithHost(h Host, o OverlapMode) *Inventory {
 	next := *inv
 	next.units, next.overlaps = slices.Clone(inv.units), nil
@@ -61,8 +61,8 @@ func (inv *Inventory) WithHost(h Host, o OverlapMode) *Inventory {
 	return &next
 }
 
-// overlappingClaim is a claim on the hardware of a device, of several one that was made before this agent's own; nil if there
-// is none. A GPU and its instances are the same hardware, two instances are not.
+// overlappingClaim returns a claim on the hardware of a device, preferably one with Prior set; nil if there is
+// none. A GPU shares hardware with its instances, but two instances do not.
 func (h Host) overlappingClaim(d Device) (found *Claim) {
 	for i := range h.Claims {
 		c := &h.Claims[i]
@@ -73,7 +73,7 @@ func (h Host) overlappingClaim(d Device) (found *Claim) {
 	return found
 }
 
-// Overlaps are the devices on offer that other agents on this host offer too, in canonical order.
+// Overlaps returns the offered devices that other agents on this host offer too, in canonical order.
 func (inv *Inventory) Overlaps() []Overlap {
 	if inv == nil {
 		return nil
@@ -81,4 +81,5 @@ func (inv *Inventory) Overlaps() []Overlap {
 	return slices.Clone(inv.overlaps)
 }
 
+// String returns the overlap as one line for operators.
 func (c Overlap) String() string { return fmt.Sprintf("%s is also offered by %s", c.Device, c.Agent) }

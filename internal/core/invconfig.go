@@ -1,21 +1,21 @@
 package core
 
-// MIGStrategy says which devices of a GPU in MIG mode are offered.
+// MIGStrategy is which devices of a GPU in MIG mode are offered.
 type MIGStrategy string
 
-// The strategies; names and meanings are those of NVIDIA's k8s-device-plugin.
+// The MIG strategies. Names and meanings are those of NVIDIA's k8s-device-plugin.
 const (
-	MIGNone   MIGStrategy = "none"   // full GPUs only, MIG mode is ignored
-	MIGSingle MIGStrategy = "single" // every GPU is cut into instances of one profile, offered as GPUs
-	MIGMixed  MIGStrategy = "mixed"  // instances beside full GPUs, each under its own profile
+	MIGNone   MIGStrategy = "none"   // full GPUs only; MIG mode is ignored
+	MIGSingle MIGStrategy = "single" // all GPUs have instances of one profile, which are offered as GPUs
+	MIGMixed  MIGStrategy = "mixed"  // full GPUs and MIG instances, in a pool for each profile
 )
 
-// InventoryConfig says what of a machine is offered, and how.
+// InventoryConfig configures what a host offers.
 type InventoryConfig struct {
 	MIG         MIGStrategy
-	Exclude     []DeviceID // never offered; a full GPU's UUID does not exclude its MIG instances
+	Exclude     []DeviceID // not offered; the UUID of a full GPU does not exclude its MIG instances
 	Policy      Policy
-	Packed      bool        // of shared devices those in use are preferred; else those that are used least
-	Overlap     OverlapMode // what becomes of a device that another agent on this host offers too
-	DeviceNodes bool        // plans carry device nodes beside the environment
+	Packed      bool        // prefer the shared devices that are used most; default: those used least
+	Overlap     OverlapMode // for devices that another agent on this host offers too
+	DeviceNodes bool        // plans contain device nodes, not only environment variables
 }

@@ -8,24 +8,24 @@ import (
 	"time"
 )
 
-// UnitID names a unit to the orchestrators: the device's ID, and "::" with the number of the replica if the
-// device is shared (at most 63 characters, the kubelet's limit).
+// UnitID identifies a unit to the orchestrators: the device's ID, followed for a shared device by "::" and the
+// number of the replica. It has at most 63 characters, the kubelet's limit.
 type UnitID string
 
-// replicaID is the ID of the n-th unit of a shared device, in the spelling of NVIDIA's k8s-device-plugin.
+// replicaID returns the ID of the n-th unit of a shared device, in the format of NVIDIA's k8s-device-plugin.
 func replicaID(id DeviceID, n int) UnitID { return UnitID(string(id) + "::" + strconv.Itoa(n)) }
 
-// Unit is what one request consumes.
+// Unit is what an orchestrator allocates: a device, or one replica of a shared device.
 type Unit struct {
 	ID      UnitID
 	Device  Device
-	Pool    string  // what a request names; units of a pool are interchangeable
+	Pool    string  // what a request asks for; units of a pool are interchangeable
 	Sharing Sharing // how the device is shared among its units
 	Replica int     // number of the unit among those of its device, from 0
 	Health  Health
 }
 
-// Inventory is what the machine offers now. It is immutable; a nil *Inventory offers nothing.
+// Inventory is what a host offers now. It is immutable; a nil *Inventory offers nothing.
 type Inventory struct {
 	driver           Driver
 	units            []Unit // in canonical order
@@ -38,21 +38,22 @@ type Inventory struct {
 	outdatedBindings []string
 	binding          Binding
 	positionBindings []PositionBinding
-	awaitsNumber     bool // a device is not offered yet NewHealth it waits for its number
+	awaitsNumber     bool // a device is not offered yet, because it waits for its number
 	overlaps         []Overlap
-	byID             map[UnitID]int // index into units
-	retiring         map[UnitID]time.Time
+	byID             map[UnitID]int       // index into units
+	retiring         map[UnitID]time.Time // since when
 }
 
-// BuildInventory returns what a reading and its conditions mean under a configuration, on a machine of which devices are numbered,
-// and bound, already. It never fails: what can't be offered is in Excluded, with the reason.
-func BuildInventory(s Snapshot, l Ledger, c InventoryConfig, mode HealthMode, was Binding) *Inventory {
+// BuildInventory returns the inventory of a snapshot and a ledger under a configuration. The argument previous
+// binds positions of the policy; each device must have its number already. BuildInventory never fails: devices
+// that can't be offered are in Excluded, with the reason.
+func BuildInventory(s Snapshot, l Ledger, c InventoryConfig, mode HealthMode, previous Binding) *Inventory {
 	inv := &Inventory{
 		driver: s.Driver, excluded: slices.Clone(s.Excluded), links: s.Links, nodes: s.Nodes,
 		deviceNodes: c.DeviceNodes, packed: c.Packed,
 	}
 	lost := l.Lost(s.Devices)
-	all := newOfferBuilder(s, c, was, lost)
+	all := newOfferBuilder(s, c, previous, lost)
 	l = l.ForMode(mode)
 	for i := range s.Devices {
 		d := &s.Devices[i]
@@ -65,7 +66,7 @@ func BuildInventory(s Snapshot, l Ledger, c InventoryConfig, mode HealthMode, wa
 		}
 	}
 	inv.binding, inv.positionBindings, inv.awaitsNumber = all.binding(), all.positionBindings(), all.awaitsNumber
-	if s.Driver.State == DriverReady && len(s.Excluded) == 0 && !all.awaitsNumber { // else a device that is missing may be the one that is meant
+	if s.Driver.State == DriverReady && len(s.Excluded) == 0 && !all.awaitsNumber { // otherwise the selected device may be missing
 		inv.policyWarnings = all.unmatchedRules()
 		if len(inv.positionBindings) > 0 {
 			inv.outdatedBindings = all.outdatedBindings(presentOrder(s, c, lost))
@@ -76,7 +77,7 @@ func BuildInventory(s Snapshot, l Ledger, c InventoryConfig, mode HealthMode, wa
 	return inv.withIndex()
 }
 
-// presentOrder is what the positions of the policy would mean if the devices that are not lost were seen for the first time.
+// presentOrder returns the offers as if all devices except the lost ones were seen for the first time.
 func presentOrder(s Snapshot, c InventoryConfig, lost map[DeviceID]bool) *offerBuilder {
 	s.Devices = slices.DeleteFunc(slices.Clone(s.Devices), func(d Device) bool { return lost[d.ID] })
 	fresh := newOfferBuilder(s, c, Binding{Numbering: Numbering{}.Initial(s)}, nil)
@@ -86,7 +87,7 @@ func presentOrder(s Snapshot, c InventoryConfig, lost map[DeviceID]bool) *offerB
 	return fresh
 }
 
-// appendUnits adds the units of a device: one, or as many as there are replicas.
+// appendUnits appends the units of a device: one, or one for each replica.
 func appendUnits(units []Unit, d Device, o offer, h Health) []Unit {
 	u := Unit{ID: UnitID(d.ID), Device: d, Pool: o.pool, Sharing: o.sharing, Health: h}
 	if o.sharing.Mode == Exclusive {
@@ -99,12 +100,13 @@ func appendUnits(units []Unit, d Device, o offer, h Health) []Unit {
 	return units
 }
 
-// compareUnits is the canonical order of units: that of their devices, then by number.
+// compareUnits is the canonical order of units: that of their devices, then by replica.
 func compareUnits(a, b Unit) int {
 	return cmp.Or(CompareDevices(a.Device, b.Device), cmp.Compare(a.Replica, b.Replica), cmp.Compare(a.ID, b.ID))
 }
 
-// applyMode is a verdict with what the mode makes of it. Maintenance is none, but an order.
+// applyMode sets Advisory for unhealthy units under ModeObserve. Maintenance is not advisory: the driver can't be
+// used.
 func applyMode(mode HealthMode, h Health) Health {
 	h.Advisory = mode == ModeObserve && h.State > Degraded && h.Reason != ReasonMaintenance
 	return h
@@ -118,7 +120,7 @@ func (inv *Inventory) withIndex() *Inventory {
 	return inv
 }
 
-// Driver is the state of the driver behind the inventory.
+// Driver returns the state of the driver in the snapshot.
 func (inv *Inventory) Driver() Driver {
 	if inv == nil {
 		return Driver{}
@@ -126,14 +128,14 @@ func (inv *Inventory) Driver() Driver {
 	return inv.driver
 }
 
-// Provisional reports whether devices are missing that are offered as soon as the driver has been read for the first time,
-// or, within milliseconds, as soon as the agents of the host have shared their numbers. Who takes it for what the machine
-// offers takes those devices from workloads that hold them.
+// Provisional reports whether devices may be missing that will be offered: until the first snapshot, or (for
+// milliseconds) until the agents of the host have shared the numbers of devices. An adapter must not treat such an
+// inventory as complete, because a missing device may be in use by a workload.
 func (inv *Inventory) Provisional() bool {
 	return inv == nil || inv.driver.State == DriverPending || inv.awaitsNumber
 }
 
-// Units yields every unit in canonical order.
+// Units yields all units in canonical order.
 func (inv *Inventory) Units() iter.Seq[Unit] {
 	return func(yield func(Unit) bool) {
 		if inv == nil {
@@ -147,8 +149,8 @@ func (inv *Inventory) Units() iter.Seq[Unit] {
 	}
 }
 
-// Devices yields a unit for each device, in canonical order: one that is not withdrawn, if there is one. Those of a
-// device are equal in all but ID and number.
+// Devices yields one unit for each device, in canonical order: one that is not withdrawn, if there is one. The
+// others of a device differ from it only in ID and Replica.
 func (inv *Inventory) Devices() iter.Seq[Unit] {
 	return func(yield func(Unit) bool) {
 		if inv == nil {
@@ -168,7 +170,7 @@ func (inv *Inventory) Devices() iter.Seq[Unit] {
 	}
 }
 
-// Len is the number of units.
+// Len returns the number of units.
 func (inv *Inventory) Len() int {
 	if inv == nil {
 		return 0
@@ -176,7 +178,7 @@ func (inv *Inventory) Len() int {
 	return len(inv.units)
 }
 
-// Unit looks a unit up.
+// Unit returns the unit with an ID.
 func (inv *Inventory) Unit(id UnitID) (Unit, bool) {
 	if inv == nil {
 		return Unit{}, false
@@ -188,7 +190,7 @@ func (inv *Inventory) Unit(id UnitID) (Unit, bool) {
 	return inv.units[i], true
 }
 
-// Excluded lists what was seen and is not offered, with reasons.
+// Excluded returns the devices that are not offered, with reasons.
 func (inv *Inventory) Excluded() []Exclusion {
 	if inv == nil {
 		return nil
@@ -196,8 +198,8 @@ func (inv *Inventory) Excluded() []Exclusion {
 	return slices.Clone(inv.excluded)
 }
 
-// PositionBindings are the positions of the policy (indices, numbers of devices, the common MIG profile) and the devices that they mean
-// until a reboot or State.Rebind.
+// PositionBindings returns the positions in the policy (indices, counts, the common MIG profile) and the devices
+// that they are bound to until a reboot or State.Rebind.
 func (inv *Inventory) PositionBindings() []PositionBinding {
 	if inv == nil {
 		return nil
@@ -205,10 +207,10 @@ func (inv *Inventory) PositionBindings() []PositionBinding {
 	return slices.Clone(inv.positionBindings)
 }
 
-// Binding is what of the policy is bound to which devices.
+// Binding returns which positions of the policy are bound to which devices.
 func (inv *Inventory) Binding() Binding { return inv.binding }
 
-// Numbering is the numbers of the devices; of none while those that are known may be another machine's.
+// Numbering returns the numbers of the devices. It is empty while they may be those of another host.
 func (inv *Inventory) Numbering() Numbering {
 	if inv == nil || inv.binding.Unconfirmed {
 		return Numbering{}
@@ -216,7 +218,8 @@ func (inv *Inventory) Numbering() Numbering {
 	return inv.binding.Numbering
 }
 
-// Proposed is Numbering with the numbers that new devices are to have when the agents of the host have shared them.
+// Proposed returns Numbering with the numbers that new devices will have when the agents of the host have shared
+// them.
 func (inv *Inventory) Proposed() Numbering {
 	if inv == nil || inv.binding.Unconfirmed {
 		return Numbering{}
@@ -224,8 +227,8 @@ func (inv *Inventory) Proposed() Numbering {
 	return inv.binding.Proposed
 }
 
-// OutdatedBindings is a line for each position of the policy that would mean other devices by their present order, which State.Rebind
-// applies.
+// OutdatedBindings returns a line for each position in the policy that would be bound to other devices by their
+// present order. State.Rebind binds it to those.
 func (inv *Inventory) OutdatedBindings() []string {
 	if inv == nil {
 		return nil
@@ -233,8 +236,8 @@ func (inv *Inventory) OutdatedBindings() []string {
 	return slices.Clone(inv.outdatedBindings)
 }
 
-// PolicyWarnings are what is wrong with the policy on this machine: parts of it that concern no device, and pools
-// whose units a request can't tell apart. Nothing is held back NewHealth of them.
+// PolicyWarnings returns the problems of the policy on this host: parts that apply to no device, and pools with
+// units that are shared differently. They do not prevent any device from being offered.
 func (inv *Inventory) PolicyWarnings() []string {
 	if inv == nil {
 		return nil
@@ -242,7 +245,7 @@ func (inv *Inventory) PolicyWarnings() []string {
 	return slices.Clone(inv.policyWarnings)
 }
 
-// Equal reports whether two inventories offer the same, so that publishing the other would be noise.
+// Equal reports whether two inventories offer the same, so that the second one need not be published.
 func (inv *Inventory) Equal(other *Inventory) bool {
 	if inv == nil || other == nil {
 		return inv == other

@@ -6,13 +6,13 @@ import (
 	"slices"
 )
 
-// Islands are the sets of GPUs that NVLinks join, directly or over others. Each is sorted, as are they by their
-// first members; a GPU without a link is in none.
+// Islands returns the sets of GPUs that are connected by NVLinks, directly or over other GPUs. The sets and their
+// members are sorted. A GPU without NVLinks is in none.
 func (inv *Inventory) Islands() [][]DeviceID {
 	if inv == nil {
 		return nil
 	}
-	least := map[DeviceID]DeviceID{} // by GPU: the least of those found to be of its island
+	least := map[DeviceID]DeviceID{} // by GPU: the first GPU of its island, as far as known
 	for _, l := range inv.links {
 		if l.NVLinks == 0 {
 			continue

@@ -5,19 +5,19 @@ import (
 	"strings"
 )
 
-// optionalNodes are passed to a container if the host has them. CUDA works without them.
+// optionalNodes are given to a container if the host has them. CUDA works without them.
 var optionalNodes = []string{"/dev/nvidia-modeset", "/dev/nvidia-uvm-tools"}
 
-// MissingNodes are the required device nodes of a device that the host does not have. It is a warning: the device takes
-// work, but a container gets no node that is not there when it is created, for its whole life.
+// MissingNodes returns the required device nodes of a device that the host does not have. The device still takes
+// work, but a container that is created without a node never gets it.
 //
-// It reports false where nothing can be said, and no warning is due:
+// It returns false where no warning is due:
 //
-//   - Plans carry no device nodes (Config.DeviceNodes is off, the default of k8s-gpu). NVIDIA's container runtime or CDI
-//     provides them then, and the runtime creates those that are missing.
-//   - The driver is not in use.
-//   - No node of NVIDIA's is visible. The driver works, so there are nodes somewhere, but not under Roots.Dev: this
-//     process is in a container in which the host's /dev is not mounted, or the platform has none (WSL).
+//   - Plans have no device nodes (InventoryConfig.DeviceNodes is off, the default of k8s-gpu). NVIDIA's container runtime or
+//     CDI provides them then, and creates those that are missing.
+//   - The driver is not ready.
+//   - No device node of NVIDIA's is visible, although the driver works: this process runs in a container in which the host's
+//     /dev is not mounted under Roots.Dev, or the platform has no device nodes (WSL).
 func (inv *Inventory) MissingNodes(d Device) (missing []string, known bool) {
 	if inv == nil || !inv.deviceNodes || inv.driver.State != DriverReady || len(inv.nodes) == 0 {
 		return nil, false
@@ -28,12 +28,12 @@ func (inv *Inventory) MissingNodes(d Device) (missing []string, known bool) {
 	}), true
 }
 
-// WithNodeWarnings returns the inventory with what is missing in the health of its units. Nodes that were seen
-// since the last complete reading are not warned of: see State.WithNodes.
+// WithNodeWarnings returns the inventory with missing device nodes in the health of its units. There is no warning
+// about nodes in seen, which were there at some time since the latest complete snapshot: see State.WithNodes.
 func (inv *Inventory) WithNodeWarnings(seen []string) *Inventory {
 	next := *inv
 	next.units = slices.Clone(inv.units)
-	var last string // warning of the unit before
+	var last string // warning of the previous unit
 	for i := range next.units {
 		u := &next.units[i]
 		if i == 0 || u.Device != next.units[i-1].Device {

@@ -6,38 +6,40 @@ import (
 	"slices"
 )
 
-// Numbering is the numbers of devices, which rules by index go by. The agents of a host share one: see Host. What one of them
-// has written down there first counts, for itself in a later process, too.
+// Numbering holds the numbers of devices, which policies select by. All agents of a host use one numbering: see
+// Host.
 type Numbering struct {
-	Generation int      // orders to number anew since the boot; of two numberings the one with more of them counts
-	Numbers    []Number `json:",omitempty"` // by ID
+	Generation int      // number of Rebind commands since the boot; of two numberings the one with the higher generation counts
+	Numbers    []Number `json:",omitempty"` // sorted by ID
 }
 
-// NewNumbering returns a numbering in which each device has one number and each number one device: of several the first.
+// NewNumbering returns a numbering in which each device has one number and each number one device. Of several, the
+// first one counts.
 func NewNumbering(generation int, of []Number) Numbering {
 	return newNumbers(Numbering{Numbers: of}).numbering(generation)
 }
 
-// SharedNumbering returns what several agents have numbered: each device has one number, of several the first. Two
-// devices have the same number if one agent has forgotten the one and numbered the other, and another agent has not yet.
+// SharedNumbering returns the numbering of several agents, in which each device has one number: of several, the
+// first one. Two devices can have the same number for a moment: one agent has dropped the first and numbered the
+// second, and another agent has not yet.
 func SharedNumbering(generation int, of []Number) Numbering {
 	n := Numbering{generation, slices.SortedStableFunc(slices.Values(of), func(a, b Number) int { return cmp.Compare(a.ID, b.ID) })}
 	n.Numbers = slices.CompactFunc(n.Numbers, func(a, b Number) bool { return a.ID == b.ID })
 	return n
 }
 
-// Number is a GPU's, or a MIG instance's, number.
+// Number is the number of a GPU or MIG instance.
 type Number struct {
 	ID    DeviceID
 	Index DeviceIndex `json:"At"` // Instance is -1 for a GPU
 }
 
-// Equal reports whether two numberings give the same numbers by the same order.
+// Equal reports whether two numberings have the same generation and numbers.
 func (n Numbering) Equal(o Numbering) bool {
 	return n.Generation == o.Generation && slices.Equal(n.Numbers, o.Numbers)
 }
 
-// Of is the number of a device.
+// Of returns the number of a device.
 func (n Numbering) Of(id DeviceID) (DeviceIndex, bool) {
 	i, ok := slices.BinarySearchFunc(n.Numbers, id, func(m Number, id DeviceID) int { return cmp.Compare(m.ID, id) })
 	if !ok {
@@ -46,7 +48,7 @@ func (n Numbering) Of(id DeviceID) (DeviceIndex, bool) {
 	return n.Numbers[i].Index, true
 }
 
-// numberTable is a numbering in the making.
+// numberTable is a mutable Numbering.
 type numberTable struct {
 	byID  map[DeviceID]DeviceIndex
 	taken map[DeviceIndex]bool
@@ -60,7 +62,7 @@ func newNumbers(n Numbering) numberTable {
 	return m
 }
 
-// assign numbers a device, unless it has a number or another device has this one.
+// assign gives a device a number, unless the device has one or the number is in use.
 func (m numberTable) assign(id DeviceID, at DeviceIndex) {
 	if _, ok := m.byID[id]; !ok && !m.taken[at] {
 		m.byID[id], m.taken[at] = at, true
@@ -74,8 +76,8 @@ func (m numberTable) drop(id DeviceID) {
 	}
 }
 
-// dropUnlisted drops the numbers of devices that a reading does not have, unless one of them may be a GPU that is listed without its
-// UUID.
+// dropUnlisted drops the numbers of devices that are not in a snapshot, unless one of them may be a GPU without a
+// known UUID.
 func (m numberTable) dropUnlisted(s Snapshot) {
 	if s.HasUnidentified() {
 		return
@@ -102,7 +104,7 @@ func (m numberTable) numbering(generation int) Numbering {
 	return n
 }
 
-// complete reports whether n numbers the devices of a complete reading, and no others.
+// complete reports whether n has a number for each device of a complete snapshot, and no others.
 func (n Numbering) complete(s Snapshot) bool {
 	if len(s.Excluded) > 0 || len(n.Numbers) != len(s.Devices) {
 		return false
@@ -115,8 +117,8 @@ func (n Numbering) complete(s Snapshot) bool {
 	return true
 }
 
-// agrees reports whether n has no other numbers than shared for devices that both have, and all of its are shared if they
-// have to be.
+// agrees reports whether n and shared have the same number for each device that is in both. With all, each device
+// of n must be in shared.
 func (n Numbering) agrees(shared Numbering, all bool) bool {
 	for _, each := range n.Numbers {
 		if at, ok := shared.Of(each.ID); ok && at != each.Index || !ok && all {
@@ -126,15 +128,15 @@ func (n Numbering) agrees(shared Numbering, all bool) bool {
 	return true
 }
 
-// Update numbers the devices that are new, and drops the numbers of those that are gone for good. A new device has the
-// driver's number, unless that is another device's. What the agents of the host have shared counts more than what is known
-// here, whose numbers may be older; and replaces it if it was ordered later.
+// Update gives numbers to new devices and drops those of removed devices. A new device gets its NVML index, unless
+// another device has that number. A number that the agents of the host share overrides the number in n, which may
+// be older; a shared numbering of a higher generation replaces n.
 //
-// Two agents may see a new device at different indices, as others come and go meanwhile. So where numbers are shared, one that is
-// not yet shared is only proposed.
+// Two agents may find a new device at different indices, if other devices are added or removed meanwhile. So where
+// numbers are shared, a number that is not shared yet is only proposed.
 //
-//	nomad-gpu  sees a as 3, proposes a=3 -> written ................. told a=3
-//	k8s-gpu      (another GPU goes) sees a as 2, proposes a=2 -> is told a=3
+//	nomad-gpu  finds a at index 3, proposes a=3 -> written ............ reads a=3
+//	k8s-gpu    (another GPU is removed) finds a at index 2, proposes a=2 -> reads a=3
 func (n Numbering) Update(s Snapshot, h Host) (next, proposed Numbering) {
 	shared := h.Numbering
 	switch {
@@ -161,7 +163,7 @@ func (n Numbering) Update(s Snapshot, h Host) (next, proposed Numbering) {
 		}
 	}
 	for _, o := range shared.Numbers {
-		if s.HasUnidentified() { // it may be that one
+		if s.HasUnidentified() { // a shared number may be that GPU's
 			m.assign(o.ID, o.Index)
 		}
 	}
@@ -184,14 +186,14 @@ func (n Numbering) Update(s Snapshot, h Host) (next, proposed Numbering) {
 	return next, proposed
 }
 
-// Initial numbers the devices of a machine that is seen for the first time.
+// Initial gives numbers to the devices of a host that is read for the first time.
 func (n Numbering) Initial(s Snapshot) Numbering {
 	n, _ = n.Update(s, Host{})
 	return n
 }
 
-// numberDevices gives each device that a reading names the number that the driver has for it: GPUs first, as the numbers of instances
-// begin with theirs.
+// numberDevices calls give with the NVML index of each device of a snapshot: GPUs first, because the number of an
+// instance contains that of its GPU.
 func (m numberTable) numberDevices(s Snapshot, give func(DeviceID, DeviceIndex)) {
 	for _, d := range s.Devices {
 		if d.Profile == "" {
@@ -210,7 +212,7 @@ func (m numberTable) numberDevices(s Snapshot, give func(DeviceID, DeviceIndex))
 	}
 }
 
-// number is that of a device; {-1, -1} if it has none.
+// number returns the number of a device; {-1, -1} if it has none.
 func (o *offerBuilder) number(d *Device) DeviceIndex {
 	if !o.indexed {
 		return DeviceIndex{-1, -1}
@@ -222,7 +224,7 @@ func (o *offerBuilder) number(d *Device) DeviceIndex {
 	return at
 }
 
-// hasProposedNumber reports whether a device has a number as soon as the agents of the host have shared it.
+// hasProposedNumber reports whether a device will have a number when the agents of the host have shared it.
 func (o *offerBuilder) hasProposedNumber(d *Device) bool {
 	_, proposed := o.proposed.Of(d.ID)
 	return o.indexed && proposed && o.number(d).GPU < 0

@@ -5,11 +5,11 @@ import (
 	"slices"
 )
 
-// Prefer chooses n of the available units that work best together, required ones first: GPUs with the
-// most NVLinks between them, then the nearest over PCIe, then of one NUMA node; MIG instances packed
-// onto few GPUs; of shared devices those of which the fewest units are taken, or, if the configuration packs, the
-// most. It never fails: what it can't honour (an unknown ID, more than there are) it leaves
-// out, so the answer may be shorter than n. Equal sets in any order give equal answers.
+// Prefer chooses n of the available units for one container, the required ones first. It prefers GPUs with the
+// most NVLinks between them, then those with the shortest PCIe path, then those of one NUMA node; MIG instances of
+// few GPUs; and of shared devices those with the fewest units in use, or, with InventoryConfig.Packed, those with
+// the most. Prefer never fails: it leaves out unknown IDs, so the result may have fewer than n units. The order of
+// the arguments does not matter.
 //
 // The cost is O(n·a·g) for a available units of g GPUs: microseconds for 8 GPUs, a few milliseconds for half of
 // 112 MIG instances.
@@ -35,7 +35,7 @@ func (inv *Inventory) Prefer(available, required []UnitID, n int) []UnitID {
 	} else {
 		for k, seed := range pool {
 			if k > 0 && inv.interchangeable(seed, pool[k-1]) {
-				continue // grows into an equal set
+				continue // results in an equal set
 			}
 			if set, s := addNearest([]int{seed}, pool, n, score); n > 0 && s > bestScore {
 				best, bestScore = set, s
@@ -45,7 +45,7 @@ func (inv *Inventory) Prefer(available, required []UnitID, n int) []UnitID {
 	return inv.ids(best)
 }
 
-// ids are those of units (by index), in canonical order.
+// ids returns the IDs of units (by index), in canonical order.
 func (inv *Inventory) ids(units []int) []UnitID {
 	slices.Sort(units)
 	ids := make([]UnitID, len(units))
@@ -59,23 +59,23 @@ func (inv *Inventory) anyShared(units []int) bool {
 	return slices.ContainsFunc(units, func(i int) bool { return inv.units[i].Sharing.Mode != Exclusive })
 }
 
-// interchangeable reports whether two units (by index) score alike: instances of one GPU.
+// interchangeable reports whether two units (by index) are instances of one GPU, so that their scores are equal.
 func (inv *Inventory) interchangeable(a, b int) bool {
 	d, e := &inv.units[a].Device, &inv.units[b].Device
 	return d.At.GPU == e.At.GPU && d.NUMANode == e.NUMANode
 }
 
-// deviceLoad is a device whose units are being given out.
+// deviceLoad is the use of one shared device.
 type deviceLoad struct {
-	free  []int // units that are available
-	taken int   // units that are not, or have been picked
-	here  int   // of those taken, the ones of this request
+	free  []int // available units
+	taken int   // units that are not available, or were chosen
+	here  int   // units chosen for this request
 }
 
-// chooseShared adds to the chosen from pool, one after the other, a unit of the device of which the fewest units are
-// taken, so that the load is even; or of the one of which the most are, so that whole devices stay free. Of equals
-// it is the one that has given this request the fewest, and then the first: as NVIDIA's k8s-device-plugin chooses
-// (greedyAlloc), which leaves the last to chance.
+// chooseShared adds units from pool to the chosen ones, each from the device with the fewest units in use, so that
+// the load is even; with Packed, from the device with the most, so that whole devices stay free. Of equal devices
+// it takes the one that has the fewest units in this request, then the first one. NVIDIA's k8s-device-plugin does
+// the same (greedyAlloc), except for the last step, which is random there.
 func (inv *Inventory) chooseShared(chosen, pool []int, n int) []int {
 	var loads []*deviceLoad // in canonical order
 	of := map[DeviceID]*deviceLoad{}
@@ -113,7 +113,7 @@ func (inv *Inventory) compareLoads(a, b *deviceLoad) int {
 	return cmp.Or(byTaken, cmp.Compare(a.here, b.here))
 }
 
-// indices returns the distinct known units among ids, in canonical order.
+// indices returns the indices of the known units among ids, each once, in canonical order.
 func (inv *Inventory) indices(ids []UnitID) []int {
 	var units []int
 	for _, id := range ids {
@@ -125,11 +125,12 @@ func (inv *Inventory) indices(ids []UnitID) []int {
 	return slices.Compact(units)
 }
 
-// addNearest adds from pool the unit nearest to those chosen until there are n, and sums the scores.
+// addNearest adds to seed the units of pool with the highest scores until there are n, and returns the sum of the
+// scores.
 func addNearest(seed, pool []int, n int, score func(a, b int) int) (set []int, total int) {
 	set = slices.Clone(seed)
 	left := slices.DeleteFunc(slices.Clone(pool), func(i int) bool { return slices.Contains(seed, i) })
-	gains := make([]int, len(left)) // of each one left: the sum of its scores with the set
+	gains := make([]int, len(left)) // for each one left: the sum of its scores with the set
 	join := func(member int) {
 		for k, candidate := range left {
 			gains[k] += score(candidate, member)
@@ -148,7 +149,7 @@ func addNearest(seed, pool []int, n int, score func(a, b int) int) (set []int, t
 	return set, total
 }
 
-// scores returns how well two units (by index) work together.
+// scores returns the function that rates two units (by index): higher is better.
 func (inv *Inventory) scores() func(a, b int) int {
 	number := map[DeviceID]int{} // of each GPU
 	gpuOf, nodeOf := make([]int, len(inv.units)), make([]int, len(inv.units))

@@ -12,22 +12,22 @@ type Plan struct {
 	Devices []Device // distinct, in canonical order
 	Env     []EnvVar // sorted by name
 	Nodes   []DeviceNode
-	MPS     string // the pool whose MPS control daemon the container is a client of; "" = none
+	MPS     string // pool whose MPS control daemon the container connects to; "" = none
 }
 
 // EnvVar is one environment variable of a container.
 type EnvVar struct{ Name, Value string }
 
-// DeviceNode is a device node that a container may open, under the same path as on the host.
+// DeviceNode is a device node that a container may open. Its path is the same as on the host.
 type DeviceNode struct {
 	Path        string // "/dev/nvidia0"
 	Permissions string // "rw"
 }
 
-// VisibleDevices is the variable that NVIDIA's container runtime reads: a comma list of UUIDs.
+// VisibleDevices is the environment variable of NVIDIA's container runtime: UUIDs, separated by commas.
 const VisibleDevices = "NVIDIA_VISIBLE_DEVICES"
 
-// UnknownUnitsError names requested units that the inventory does not have.
+// UnknownUnitsError has the requested IDs that are not in the inventory.
 type UnknownUnitsError struct{ IDs []UnitID }
 
 func (e *UnknownUnitsError) Error() string {
@@ -38,7 +38,7 @@ func (e *UnknownUnitsError) Error() string {
 	return "unknown device IDs: " + strings.Join(ids, ",")
 }
 
-// UnhealthyUnitsError names requested units that take no new work, with their health.
+// UnhealthyUnitsError has the requested units that take no new work.
 type UnhealthyUnitsError struct{ Units []Unit }
 
 func (e *UnhealthyUnitsError) Error() string {
@@ -49,20 +49,21 @@ func (e *UnhealthyUnitsError) Error() string {
 	return "unhealthy devices: " + strings.Join(texts, "; ")
 }
 
-// SharedUnitsError refuses several units of a pool in which a request may have one.
+// SharedUnitsError means that a request has several units of a pool with Sharing.OnePerRequest.
 type SharedUnitsError struct {
 	Pool string
-	N    int // asked for
+	N    int // number of requested units
 }
 
 func (e *SharedUnitsError) Error() string {
 	return fmt.Sprintf("%d units of %s, whose devices are shared: maximum request size for shared resources is 1", e.N, e.Pool)
 }
 
-// Reserve plans a container that uses the units. The order of ids and repetitions do not matter, and
-// reserving twice gives equal plans: nothing is taken, the orchestrator keeps the books. Every bad ID
-// is named, in one line (*UnknownUnitsError, *UnhealthyUnitsError or both wrapped). Several units may be one too
-// many (*SharedUnitsError). Units of one device give it once. No ID gives an empty plan.
+// Reserve returns the plan for a container that uses the units. Order and repetitions of ids do not matter.
+// Nothing is marked as in use, because the orchestrator keeps the record of allocations: a second call returns an
+// equal plan. The error contains every invalid ID in one line (*UnknownUnitsError, *UnhealthyUnitsError, or both
+// wrapped), or is a *SharedUnitsError. Several units of one device give that device once. No ID gives an empty
+// plan.
 func (inv *Inventory) Reserve(ids ...UnitID) (Plan, error) {
 	var units []Unit
 	var unknown UnknownUnitsError
@@ -117,7 +118,7 @@ func (inv *Inventory) plan(units []Unit) Plan {
 	return p
 }
 
-// mpsLimits are the variables that CUDA reads in an MPS client. The one device that a client sees is its first.
+// mpsLimits returns the limits that CUDA reads in an MPS client. The client sees one device, as device 0.
 func (s Sharing) mpsLimits() (env []EnvVar) {
 	if s.Threads > 0 {
 		env = append(env, EnvVar{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", strconv.Itoa(s.Threads)})
@@ -128,7 +129,7 @@ func (s Sharing) mpsLimits() (env []EnvVar) {
 	return env
 }
 
-// deviceNodesOf lists the nodes for devices, each once and sorted, of those that the host has.
+// deviceNodesOf returns the device nodes for devices that exist on the host, each once and sorted.
 func (inv *Inventory) deviceNodesOf(devices []Device) []DeviceNode {
 	paths := slices.Clone(optionalNodes)
 	for _, d := range devices {

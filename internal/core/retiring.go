@@ -5,9 +5,9 @@ import (
 	"time"
 )
 
-// WithRetiring returns inv as the successor of prev: a unit that prev offered and inv does not stays listed
-// as unhealthy until grace has passed since it went, NewHealth an orchestrator may be about to hand it
-// out (kubelet 1.37 can panic when an ID vanishes under an allocation).
+// WithRetiring returns inv as the successor of prev. A unit that is in prev but not in inv stays listed as
+// unhealthy for the time grace, because an orchestrator may be about to allocate it (kubelet 1.37 can panic when
+// an ID is removed during an allocation).
 func (inv *Inventory) WithRetiring(prev *Inventory, now time.Time, grace time.Duration) *Inventory {
 	next := *inv
 	next.retiring = nil
@@ -38,10 +38,10 @@ func (inv *Inventory) WithRetiring(prev *Inventory, now time.Time, grace time.Du
 	return next.withIndex()
 }
 
-// Retiring reports whether units wait to be dropped: WithRetiring once more when their grace has passed.
+// Retiring reports whether units wait for removal. If so, call WithRetiring again when their grace is over.
 func (inv *Inventory) Retiring() bool { return inv != nil && len(inv.retiring) > 0 }
 
-// Shift returns inv with the times since which units have been retiring moved by d.
+// Shift returns inv with the times since which units are retiring moved by d.
 func (inv *Inventory) Shift(d time.Duration) *Inventory {
 	if !inv.Retiring() {
 		return inv

@@ -5,25 +5,25 @@ import (
 	"strings"
 )
 
-// Selector says which devices are meant. Every condition that is given must hold, and holds if one of its
-// values does; the zero value selects every device. What is said of a GPU selects its MIG instances too.
+// Selector selects devices. Each condition that is set must hold, and it holds if one of its values does. The zero
+// value selects every device. A condition on a GPU also selects its MIG instances.
 type Selector struct {
-	At       string       // where it was written, for messages: "policy.yaml:12: rules[0].select"
+	At       string       // place in the configuration, for messages: "policy.yaml:12: rules[0].select"
 	IDs      []DeviceID   // UUIDs of GPUs and of MIG instances
 	PCI      []PCIAddress // of GPUs
 	Indices  []DeviceIndex
-	Models   []string // NVML product names of GPUs, with * for any text
-	Profiles []string // MIG profiles, with * for any text; a full GPU has none
-	Full     bool     // no MIG instances
-	Memory   Range    // of the device itself, in bytes
+	Models   []string // NVML product names of GPUs; * matches any text
+	Profiles []string // MIG profiles; * matches any text; a full GPU has none
+	Full     bool     // full GPUs only
+	Memory   Range    // memory of the device itself, in bytes
 }
 
-// Range is a closed interval; a Max of 0 is none.
+// Range is a closed interval. A Max of 0 means no maximum.
 type Range struct{ Min, Max uint64 }
 
 func (r Range) contains(n uint64) bool { return n >= r.Min && (r.Max == 0 || n <= r.Max) }
 
-// Selects reports whether a device with that number is meant.
+// Selects reports whether the selector selects a device that has the number at.
 func (s *Selector) Selects(d *Device, at DeviceIndex) bool {
 	return matchesAny(s.IDs, func(id DeviceID) bool { return id == d.ID || id == d.At.GPU }) &&
 		matchesAny(s.PCI, func(a PCIAddress) bool { return a == d.PCI }) &&
@@ -36,12 +36,12 @@ func (s *Selector) Selects(d *Device, at DeviceIndex) bool {
 		s.Memory.contains(d.Memory)
 }
 
-// matchesAny reports whether a condition holds: one of its values does, or none is given.
+// matchesAny reports whether a condition holds: it has no values, or one of them does.
 func matchesAny[T comparable](values []T, holds func(T) bool) bool {
 	return len(values) == 0 || slices.ContainsFunc(values, holds)
 }
 
-// matchesPattern reports whether all of s fits a pattern, in which * is any text, also none.
+// matchesPattern reports whether pattern matches all of s. In a pattern, * matches any text, also none.
 func matchesPattern(pattern, s string) bool {
 	head, rest, wild := strings.Cut(pattern, "*")
 	if !wild {

@@ -2,31 +2,31 @@ package core
 
 import "fmt"
 
-// Sharing is how a device is offered more than once. The zero value is a device that is offered once.
+// Sharing is how a device is shared by several units. The zero value is a device with one unit.
 type Sharing struct {
 	Mode          SharingMode
 	Replicas      int    // units per device, 2 or more
-	OnePerRequest bool   // a request for more than one unit is refused: more would not be more of a GPU
-	Memory        uint64 // bytes of device memory that one MPS client may have; 0 = what the daemon says
-	Threads       int    // percent of a GPU's threads that one MPS client may use; 0 = what the daemon says
+	OnePerRequest bool   // refuse a request for more than one unit, which would not get more of a GPU
+	Memory        uint64 // bytes of device memory for each MPS client; 0 = the daemon's setting
+	Threads       int    // percent of a GPU's threads for each MPS client; 0 = the daemon's setting
 }
 
-// SharingMode is what workloads on one device share it by.
+// SharingMode is the mechanism by which workloads share a device.
 type SharingMode uint8
 
-// The modes. Neither of the last two isolates workloads from each other as MIG does.
+// The sharing modes. Neither TimeSlicing nor MPS isolates workloads as MIG does.
 const (
-	Exclusive   SharingMode = iota // one workload
-	TimeSlicing                    // CUDA's time slices; nothing limits memory
-	MPS                            // CUDA's Multi-Process Service, of a control daemon per pool
+	Exclusive   SharingMode = iota // not shared
+	TimeSlicing                    // CUDA time-slicing; memory is not limited
+	MPS                            // CUDA Multi-Process Service, with a control daemon for each pool
 )
 
 var sharingModeNames = [...]string{"exclusive", "time-slicing", "mps"}
 
 func (m SharingMode) String() string { return sharingModeNames[m] }
 
-// Suffix ends the default name of a pool whose devices are shared by a rule, so that no request for a GPU of
-// one's own gets a share.
+// Suffix returns the suffix of the default name of a shared pool, so that a request for a GPU never gets a
+// replica.
 func (m SharingMode) Suffix() string { return [...]string{"", ".shared", ".mps"}[m] }
 
 func (s Sharing) String() string {
@@ -36,7 +36,7 @@ func (s Sharing) String() string {
 	return fmt.Sprintf("%s by %d", s.Mode, s.Replicas)
 }
 
-// Terms say all of how a device is shared, so that two ways never read the same.
+// Terms returns everything that distinguishes one kind of sharing from another, as text.
 func (s Sharing) Terms() string {
 	text := s.String()
 	if s.Mode == TimeSlicing && s.OnePerRequest {
@@ -51,7 +51,8 @@ func (s Sharing) Terms() string {
 	return text
 }
 
-// mixedPoolWarnings names the pools whose units are not alike: a request can't tell them apart.
+// mixedPoolWarnings returns a warning for each pool with units that are shared differently, because a request
+// can't distinguish them.
 func mixedPoolWarnings(units []Unit) (findings []string) {
 	first := map[string]Sharing{}
 	said := map[string]bool{}

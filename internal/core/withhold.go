@@ -5,14 +5,15 @@ import (
 	"strings"
 )
 
-// Split takes a unit's ID apart: its device, and whether the unit is one of several that share the device.
+// Split returns the device of a unit's ID, and whether the ID is that of a replica of a shared device.
 func (id UnitID) Split() (device DeviceID, shared bool) {
 	text, _, shared := strings.Cut(string(id), "::")
 	return DeviceID(text), shared
 }
 
-// Withhold returns inv with the units of why as unhealthy, NewHealth a workload holds their device under another name:
-// why says which, in a few words. A fault of the device comes first, as a unit has one reason.
+// Withhold returns inv with the given units unhealthy (ReasonHeld), because a workload holds their device under
+// another name. The argument maps each unit to a description of the holder. A unit that is unhealthy already keeps
+// its reason.
 func (inv *Inventory) Withhold(why map[UnitID]string) *Inventory {
 	if inv == nil || len(why) == 0 {
 		return inv
