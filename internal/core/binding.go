@@ -166,12 +166,12 @@ func (s Selector) positionText() string {
 
 // outdatedBindings returns a line for each position that would be bound to other devices by the present order of
 // devices.
-func (o *offerBuilder) outdatedBindings(present *offerBuilder) (findings []string) {
+func (o *offerBuilder) outdatedBindings(present *offerBuilder) (lines []string) {
 	differ := func(b, now PositionBinding) {
 		if b.Position == now.Position && slices.Equal(b.Devices, now.Devices) {
 			return
 		}
-		findings = append(findings, fmt.Sprintf("%s: %s is bound to %s; by the present order of devices %s would be %s; to apply that, end the work on these devices and run the command rebind",
+		lines = append(lines, fmt.Sprintf("%s: %s is bound to %s; by the present order of devices %s would be %s; to apply that, end the work on these devices and run the command rebind",
 			b.At, b.Position, joinIDs(b.Devices), now.Position, joinIDs(now.Devices)))
 	}
 	now := present.selectorBindings()
@@ -181,7 +181,7 @@ func (o *offerBuilder) outdatedBindings(present *offerBuilder) (findings []strin
 	if o.profile != "" {
 		differ(o.profileBinding(), present.profileBinding())
 	}
-	return findings
+	return lines
 }
 
 func joinIDs(devices []DeviceID) string {

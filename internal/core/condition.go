@@ -138,8 +138,8 @@ func (c Condition) Action() string { return c.health().Action }
 
 // Clears returns the evidence that clears the condition, as text.
 func (c Condition) Clears() string {
-	if says := c.Reason.meaning().clearsText; says != "" && c.Evidence != 0 {
-		return says
+	if text := c.Reason.meaning().clearsText; text != "" && c.Evidence != 0 {
+		return text
 	}
 	return c.Evidence.String()
 }

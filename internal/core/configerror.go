@@ -9,6 +9,7 @@ type ConfigError struct {
 	Remedy string // the valid values, or what to change
 }
 
+// Error returns key, value and remedy in one line.
 func (e *ConfigError) Error() string {
 	return fmt.Sprintf("%s = %q: %s", e.Key, e.Value, e.Remedy)
 }

@@ -38,6 +38,7 @@ func (p Placement) Covers(q Placement) bool {
 // Overlaps reports whether two placements share hardware. A GPU and its instances do, two instances do not.
 func (p Placement) Overlaps(q Placement) bool { return p.Covers(q) || q.Covers(p) }
 
+// String returns the placement for messages: "node", "GPU-...", "GPU-... GI 1 CI 0".
 func (p Placement) String() string {
 	switch {
 	case p.GPU == "":
@@ -58,7 +59,7 @@ func ComparePlacements(a, b Placement) int {
 // Device is one GPU or one MIG instance, as one snapshot reports it.
 //
 // It is comparable (no pointer, slice or map), so that == shows whether anything changed. Zero means unknown or
-// not supported by this device, unless a field's comment says otherwise. Adapters leave out values that the driver
+// not supported by this device, unless a field's comment has another meaning. Adapters leave out values that the driver
 // does not report; they never publish them as zero.
 type Device struct {
 	ID      DeviceID
@@ -120,6 +121,7 @@ const (
 	Enabled
 )
 
+// String returns the value in the words of nvidia-smi; "" if unknown.
 func (t Toggle) String() string { return [...]string{"", "Disabled", "Enabled"}[t] }
 
 // PCIBandwidth returns the bandwidth of the device's PCIe link in MB/s, 0 if unknown. One lane of generation g

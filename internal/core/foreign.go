@@ -38,28 +38,28 @@ func (r Checkpoint) gpuIDs() []DeviceID {
 // without a UUID may be one of the checkpoint. If no device can be read (all GPUs have fallen off the bus) or the
 // driver is not ready, nothing is decided. The result known is true if a GPU of the checkpoint was found.
 func findForeignHistory(history []DeviceID, reading Snapshot) (f *ForeignHistory, known bool) {
-	var machine []DeviceID
-	nameless := 0
+	var listed []DeviceID
+	withoutUUID := 0
 	for _, d := range reading.Devices {
-		machine = append(machine, d.At.GPU)
+		listed = append(listed, d.At.GPU)
 	}
 	for _, e := range reading.Excluded {
 		if e.At.GPU == "" {
-			nameless++
+			withoutUUID++
 		} else {
-			machine = append(machine, e.At.GPU)
+			listed = append(listed, e.At.GPU)
 		}
 	}
-	for _, id := range machine {
+	for _, id := range listed {
 		if _, there := slices.BinarySearch(history, id); there {
 			return nil, true
 		}
 	}
-	machine = sortedIDs(machine)
-	if reading.Driver.State != DriverReady || len(reading.Devices) == 0 || len(machine) <= nameless {
+	listed = sortedIDs(listed)
+	if reading.Driver.State != DriverReady || len(reading.Devices) == 0 || len(listed) <= withoutUUID {
 		return nil, false
 	}
-	return &ForeignHistory{HistoryGPUs: history, DriverGPUs: machine}, false
+	return &ForeignHistory{HistoryGPUs: history, DriverGPUs: listed}, false
 }
 
 // withoutForeign returns the state without the history of the checkpoint if the snapshot shows that it is another

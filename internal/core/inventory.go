@@ -19,7 +19,7 @@ func replicaID(id DeviceID, n int) UnitID { return UnitID(string(id) + "::" + st
 type Unit struct {
 	ID      UnitID
 	Device  Device
-	Pool    string  // what a request asks for; units of a pool are interchangeable
+	Pool    string  // name of the resource in a request; units of a pool are interchangeable
 	Sharing Sharing // how the device is shared among its units
 	Replica int     // number of the unit among those of its device, from 0
 	Health  Health

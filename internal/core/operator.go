@@ -17,6 +17,7 @@ type Command struct {
 // NewerFaultError means that a fault occurred after Command.VerifiedAt. Nothing was changed.
 type NewerFaultError struct{ Conditions []Condition }
 
+// Error lists the newer faults with their times.
 func (e *NewerFaultError) Error() string {
 	texts := make([]string, len(e.Conditions))
 	for i, c := range e.Conditions {
@@ -28,6 +29,7 @@ func (e *NewerFaultError) Error() string {
 // NoConditionError means that the command selects no condition.
 type NoConditionError struct{ Command Command }
 
+// Error names the GPU, and the cause if the command has one.
 func (e *NoConditionError) Error() string {
 	if e.Command.Cause == "" {
 		return fmt.Sprintf("no condition on GPU %s", e.Command.GPU)
@@ -39,6 +41,7 @@ func (e *NoConditionError) Error() string {
 // until it does.
 type UnresponsiveError struct{ GPU DeviceID }
 
+// Error names the GPU.
 func (e *UnresponsiveError) Error() string {
 	return fmt.Sprintf("GPU %s does not respond: its conditions can't be cleared or ignored until it does", e.GPU)
 }
@@ -100,14 +103,14 @@ func (l Ledger) matching(now time.Time, o Command) ([]Condition, error) {
 		return c.At.GPU != o.GPU || o.GPU == "" || o.Cause != "" && !strings.EqualFold(c.Cause(), o.Cause)
 	})
 	history := l.histories[o.GPU]
-	silent := func(c Condition) bool { return c.Reason.isUnresponsive() && (history == nil || !history.responding) }
+	notResponding := func(c Condition) bool { return c.Reason.isUnresponsive() && (history == nil || !history.responding) }
 	newer := slices.DeleteFunc(slices.Clone(found), func(c Condition) bool { return !c.Last.After(o.VerifiedAt) })
 	switch {
 	case len(found) == 0:
 		return nil, &NoConditionError{o}
 	case len(newer) > 0:
 		return nil, &NewerFaultError{newer}
-	case slices.ContainsFunc(found, silent):
+	case slices.ContainsFunc(found, notResponding):
 		return nil, &UnresponsiveError{o.GPU}
 	}
 	return found, nil

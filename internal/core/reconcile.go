@@ -32,8 +32,8 @@ func Reconcile(prev, reading Snapshot) (Snapshot, []Observation) {
 			obs = append(obs, o)
 		}
 	}
-	silent := kept[len(reading.Devices):]
-	reading.Links = slices.Concat(reading.Links, retainedLinks(prev.Links, silent, kept, reading.Links))
+	missing := kept[len(reading.Devices):]
+	reading.Links = slices.Concat(reading.Links, retainedLinks(prev.Links, missing, kept, reading.Links))
 	reading.Devices = kept
 	reading.Excluded = slices.DeleteFunc(slices.Clone(reading.Excluded), func(e Exclusion) bool {
 		return slices.ContainsFunc(kept, e.Matches)
@@ -43,13 +43,13 @@ func Reconcile(prev, reading Snapshot) (Snapshot, []Observation) {
 
 // retainedLinks returns the previous links between GPUs that stopped responding and GPUs that are listed, except
 // those that were read again. This keeps a lost GPU in the NVLink group of its peers.
-func retainedLinks(links []Link, silent, kept []Device, read []Link) (of []Link) {
+func retainedLinks(links []Link, missing, kept []Device, read []Link) (of []Link) {
 	has := func(devices []Device, id DeviceID) bool {
 		return slices.ContainsFunc(devices, func(d Device) bool { return d.ID == id })
 	}
 	for _, l := range links {
-		again := slices.ContainsFunc(read, func(r Link) bool { return r.A == l.A && r.B == l.B })
-		if !again && (has(silent, l.A) || has(silent, l.B)) && has(kept, l.A) && has(kept, l.B) {
+		readAgain := slices.ContainsFunc(read, func(r Link) bool { return r.A == l.A && r.B == l.B })
+		if !readAgain && (has(missing, l.A) || has(missing, l.B)) && has(kept, l.A) && has(kept, l.B) {
 			of = append(of, l)
 		}
 	}

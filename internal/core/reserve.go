@@ -30,6 +30,7 @@ const VisibleDevices = "NVIDIA_VISIBLE_DEVICES"
 // UnknownUnitsError has the requested IDs that are not in the inventory.
 type UnknownUnitsError struct{ IDs []UnitID }
 
+// Error lists the IDs.
 func (e *UnknownUnitsError) Error() string {
 	ids := make([]string, len(e.IDs))
 	for i, id := range e.IDs {
@@ -41,6 +42,7 @@ func (e *UnknownUnitsError) Error() string {
 // UnhealthyUnitsError has the requested units that take no new work.
 type UnhealthyUnitsError struct{ Units []Unit }
 
+// Error lists the units with their health.
 func (e *UnhealthyUnitsError) Error() string {
 	texts := make([]string, len(e.Units))
 	for i, u := range e.Units {
@@ -55,6 +57,7 @@ type SharedUnitsError struct {
 	N    int // number of requested units
 }
 
+// Error names the pool and the limit.
 func (e *SharedUnitsError) Error() string {
 	return fmt.Sprintf("%d units of %s, whose devices are shared: maximum request size for shared resources is 1", e.N, e.Pool)
 }
@@ -67,25 +70,25 @@ func (e *SharedUnitsError) Error() string {
 func (inv *Inventory) Reserve(ids ...UnitID) (Plan, error) {
 	var units []Unit
 	var unknown UnknownUnitsError
-	var sick UnhealthyUnitsError
+	var unhealthy UnhealthyUnitsError
 	for _, id := range slices.Compact(slices.Sorted(slices.Values(ids))) {
 		u, ok := inv.Unit(id)
 		switch {
 		case !ok:
 			unknown.IDs = append(unknown.IDs, id)
 		case !u.Health.Schedulable():
-			sick.Units = append(sick.Units, u)
+			unhealthy.Units = append(unhealthy.Units, u)
 		default:
 			units = append(units, u)
 		}
 	}
 	switch {
-	case len(unknown.IDs) > 0 && len(sick.Units) > 0:
-		return Plan{}, fmt.Errorf("%w; %w", &unknown, &sick)
+	case len(unknown.IDs) > 0 && len(unhealthy.Units) > 0:
+		return Plan{}, fmt.Errorf("%w; %w", &unknown, &unhealthy)
 	case len(unknown.IDs) > 0:
 		return Plan{}, &unknown
-	case len(sick.Units) > 0:
-		return Plan{}, &sick
+	case len(unhealthy.Units) > 0:
+		return Plan{}, &unhealthy
 	case len(units) == 0:
 		return Plan{}, nil
 	}

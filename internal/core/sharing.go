@@ -23,12 +23,14 @@ const (
 
 var sharingModeNames = [...]string{"exclusive", "time-slicing", "mps"}
 
+// String returns the name of the mode: "time-slicing".
 func (m SharingMode) String() string { return sharingModeNames[m] }
 
 // Suffix returns the suffix of the default name of a shared pool, so that a request for a GPU never gets a
 // replica.
 func (m SharingMode) Suffix() string { return [...]string{"", ".shared", ".mps"}[m] }
 
+// String returns the mode and the number of replicas: "time-slicing by 4".
 func (s Sharing) String() string {
 	if s.Mode == Exclusive {
 		return s.Mode.String()
@@ -53,18 +55,18 @@ func (s Sharing) Terms() string {
 
 // mixedPoolWarnings returns a warning for each pool with units that are shared differently, because a request
 // can't distinguish them.
-func mixedPoolWarnings(units []Unit) (findings []string) {
+func mixedPoolWarnings(units []Unit) (warnings []string) {
 	first := map[string]Sharing{}
-	said := map[string]bool{}
+	reported := map[string]bool{}
 	for _, u := range units {
 		s, ok := first[u.Pool]
 		if !ok {
 			first[u.Pool] = u.Sharing
-		} else if s != u.Sharing && !said[u.Pool] {
-			said[u.Pool] = true
-			findings = append(findings, fmt.Sprintf("pool %s has units that are shared differently (%s and %s): give them different names",
+		} else if s != u.Sharing && !reported[u.Pool] {
+			reported[u.Pool] = true
+			warnings = append(warnings, fmt.Sprintf("pool %s has units that are shared differently (%s and %s): give them different names",
 				u.Pool, s.Terms(), u.Sharing.Terms()))
 		}
 	}
-	return findings
+	return warnings
 }

@@ -6,7 +6,7 @@ import (
 	"slices"
 )
 
-// DriverState tells whether the driver can be called.
+// DriverState is whether the driver can be called.
 type DriverState uint8
 
 // The states of the driver.
@@ -18,6 +18,7 @@ const (
 	DriverReleased // not called during maintenance, by an operator's command
 )
 
+// String returns the name of the state: "ready".
 func (s DriverState) String() string {
 	return [...]string{"pending", "absent", "failed", "ready", "released"}[s]
 }

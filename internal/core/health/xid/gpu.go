@@ -69,7 +69,7 @@ var resets = []ruleGroup{
 		{110, "SEC_FAULT_ERROR", "security fault", 565, "RESET_GPU", "INVESTIGATE_SW"},
 	}},
 
-	// Harmless where neither UVM nor vGPU is in use, which only the driver can tell.
+	// Harmless where neither UVM nor vGPU is in use, which only the driver can determine.
 	{Rule: Rule{
 		Class: Reset, Effect: Degrades, SettledEffect: Withdraws, Clears: NoRecoveryAction | ResetSeen | Reboot,
 		Action: "drain and reset the GPU",
