@@ -85,12 +85,12 @@ const (
 
 // clone copies the history, so that a change of the copy does not change the original. Lists other than
 // FaultCounts are not changed in place: appendBounded copies.
-func (c *GPUHistory) clone() *GPUHistory {
-	if c == nil {
+func (h *GPUHistory) clone() *GPUHistory {
+	if h == nil {
 		return &GPUHistory{}
 	}
-	copied := *c
-	copied.FaultCounts = slices.Clone(c.FaultCounts)
+	copied := *h
+	copied.FaultCounts = slices.Clone(h.FaultCounts)
 	return &copied
 }
 
@@ -113,9 +113,9 @@ func countWithin(times []time.Time, now time.Time, span time.Duration) (n int) {
 }
 
 // faultCount returns the count of a code; nil if it did not occur.
-func (c *GPUHistory) faultCount(reason Reason, code uint64) *FaultCount {
-	for i := range c.FaultCounts {
-		if t := &c.FaultCounts[i]; t.Reason == reason && t.Code == code {
+func (h *GPUHistory) faultCount(reason Reason, code uint64) *FaultCount {
+	for i := range h.FaultCounts {
+		if t := &h.FaultCounts[i]; t.Reason == reason && t.Code == code {
 			return t
 		}
 	}
@@ -123,11 +123,11 @@ func (c *GPUHistory) faultCount(reason Reason, code uint64) *FaultCount {
 }
 
 // countFault counts an XID or event and returns the time of the previous occurrence.
-func (c *GPUHistory) countFault(reason Reason, code uint64, logged bool, now time.Time) (before time.Time) {
-	t := c.faultCount(reason, code)
+func (h *GPUHistory) countFault(reason Reason, code uint64, logged bool, now time.Time) (before time.Time) {
+	t := h.faultCount(reason, code)
 	if t == nil {
-		c.FaultCounts = append(c.FaultCounts, FaultCount{Reason: reason, Code: code})
-		t = &c.FaultCounts[len(c.FaultCounts)-1]
+		h.FaultCounts = append(h.FaultCounts, FaultCount{Reason: reason, Code: code})
+		t = &h.FaultCounts[len(h.FaultCounts)-1]
 	}
 	before = t.Last
 	t.Count, t.Last, t.FromKernelLog, t.BothSources = t.Count+1, now, logged, false
@@ -136,23 +136,23 @@ func (c *GPUHistory) countFault(reason Reason, code uint64, logged bool, now tim
 
 // countsFull reports whether there is no room for another code without a name. Only a driver that reports invented
 // codes reaches the bound.
-func (c *GPUHistory) countsFull(code uint64) bool {
-	return len(c.FaultCounts) >= maxFaultCounts && c.faultCount(ReasonXID, code) == nil
+func (h *GPUHistory) countsFull(code uint64) bool {
+	return len(h.FaultCounts) >= maxFaultCounts && h.faultCount(ReasonXID, code) == nil
 }
 
 // faultWithin reports whether a fault of the GPU (not of an application) was reported by an XID or event within
 // span.
-func (c *GPUHistory) faultWithin(now time.Time, span time.Duration) bool {
-	return slices.ContainsFunc(c.FaultCounts, func(t FaultCount) bool {
+func (h *GPUHistory) faultWithin(now time.Time, span time.Duration) bool {
+	return slices.ContainsFunc(h.FaultCounts, func(t FaultCount) bool {
 		class := Condition{Reason: t.Reason, Code: t.Code}.rule(HealthPolicy{}).Class
 		return now.Sub(t.Last) <= span && class != xid.Application && class != xid.Info && class != xid.Trigger
 	})
 }
 
 // dwell returns how long evidence must hold: longer with each unhealthy episode of the last six hours.
-func (c *GPUHistory) dwell(p HealthPolicy, now time.Time) time.Duration {
+func (h *GPUHistory) dwell(p HealthPolicy, now time.Time) time.Duration {
 	d := p.Dwell
-	for range countWithin(c.UnhealthyEpisodes, now, 6*time.Hour) - 1 {
+	for range countWithin(h.UnhealthyEpisodes, now, 6*time.Hour) - 1 {
 		if d *= 2; d >= p.MaxDwell {
 			return max(p.MaxDwell, p.Dwell)
 		}
@@ -161,31 +161,31 @@ func (c *GPUHistory) dwell(p HealthPolicy, now time.Time) time.Duration {
 }
 
 // recordAllocation records that a placement was allocated to a new workload.
-func (c *GPUHistory) recordAllocation(at Placement) {
-	c.allocations++
-	others := slices.DeleteFunc(slices.Clone(c.allocated), func(h allocation) bool { return h.at.Covers(at) || at.Covers(h.at) })
-	c.allocated = appendBounded(others, allocation{at, c.allocations})
+func (h *GPUHistory) recordAllocation(at Placement) {
+	h.allocations++
+	others := slices.DeleteFunc(slices.Clone(h.allocated), func(a allocation) bool { return a.at.Covers(at) || at.Covers(a.at) })
+	h.allocated = appendBounded(others, allocation{at, h.allocations})
 }
 
 // workload returns the number of the workload that uses a placement; 0 if it is not known, or if there are
 // several.
-func (c *GPUHistory) workload(at Placement) (work int) {
-	for _, h := range c.allocated {
-		if h.at.Covers(at) || at.Covers(h.at) {
+func (h *GPUHistory) workload(at Placement) (work int) {
+	for _, a := range h.allocated {
+		if a.at.Covers(at) || at.Covers(a.at) {
 			if work != 0 {
 				return 0
 			}
-			work = h.workload
+			work = a.workload
 		}
 	}
 	return work
 }
 
 // recordAppFault records an application fault of a workload and returns how many workloads had one within span.
-func (c *GPUHistory) recordAppFault(work int, now time.Time, span time.Duration) (n int) {
-	others := slices.DeleteFunc(slices.Clone(c.appFaults), func(s appFault) bool { return s.workload == work })
-	c.appFaults = appendBounded(others, appFault{work, now})
-	for _, s := range c.appFaults {
+func (h *GPUHistory) recordAppFault(work int, now time.Time, span time.Duration) (n int) {
+	others := slices.DeleteFunc(slices.Clone(h.appFaults), func(s appFault) bool { return s.workload == work })
+	h.appFaults = appendBounded(others, appFault{work, now})
+	for _, s := range h.appFaults {
 		if now.Sub(s.at) <= span {
 			n++
 		}

@@ -91,17 +91,17 @@ func (l Ledger) Apply(p HealthPolicy, now time.Time, obs ...Observation) Ledger 
 	if len(obs) == 0 && !l.NeedsTick() {
 		return l
 	}
-	d := l.builder(p, now)
+	b := l.builder(p, now)
 	for _, o := range obs {
 		if o.Kind == Checked {
-			d.history(o.At.GPU) // before the first check is applied, so that it finds out whether other GPUs exist
+			b.history(o.At.GPU) // before the first check is applied, so that it finds out whether other GPUs exist
 		}
 	}
 	for _, o := range obs {
-		d.observe(o)
+		b.observe(o)
 	}
-	d.advance()
-	return d.ledger()
+	b.advance()
+	return b.ledger()
 }
 
 // Relocate moves the conditions of a removed MIG instance to its GPU, as degraded: removing an instance does not
@@ -151,73 +151,73 @@ func (l Ledger) builder(p HealthPolicy, now time.Time) *ledgerBuilder {
 	}
 }
 
-func (d *ledgerBuilder) ledger() Ledger {
-	slices.SortStableFunc(d.conditions, compareConditions)
-	return Ledger{d.conditions, d.histories, d.driver}
+func (b *ledgerBuilder) ledger() Ledger {
+	slices.SortStableFunc(b.conditions, compareConditions)
+	return Ledger{b.conditions, b.histories, b.driver}
 }
 
 // history returns the GPU's history, for changes.
-func (d *ledgerBuilder) history(id DeviceID) *GPUHistory {
-	if !d.owned[id] {
-		if d.histories == nil {
-			d.histories = map[DeviceID]*GPUHistory{}
+func (b *ledgerBuilder) history(id DeviceID) *GPUHistory {
+	if !b.owned[id] {
+		if b.histories == nil {
+			b.histories = map[DeviceID]*GPUHistory{}
 		}
-		d.histories[id], d.owned[id] = d.histories[id].clone(), true
+		b.histories[id], b.owned[id] = b.histories[id].clone(), true
 	}
-	return d.histories[id]
+	return b.histories[id]
 }
 
 // readHistory returns the GPU's history, for reading only; an empty one if there is none.
-func (d *ledgerBuilder) readHistory(id DeviceID) *GPUHistory {
-	if c := d.histories[id]; c != nil {
+func (b *ledgerBuilder) readHistory(id DeviceID) *GPUHistory {
+	if c := b.histories[id]; c != nil {
 		return c
 	}
 	return &GPUHistory{}
 }
 
 // find returns the condition of the same cause; nil if there is none.
-func (d *ledgerBuilder) find(c Condition) *Condition {
-	for i := range d.conditions {
-		if d.conditions[i].same(c) {
-			return &d.conditions[i]
+func (b *ledgerBuilder) find(c Condition) *Condition {
+	for i := range b.conditions {
+		if b.conditions[i].same(c) {
+			return &b.conditions[i]
 		}
 	}
 	return nil
 }
 
 // remove removes conditions.
-func (d *ledgerBuilder) remove(which func(Condition) bool) {
-	d.conditions = slices.DeleteFunc(d.conditions, which)
+func (b *ledgerBuilder) remove(which func(Condition) bool) {
+	b.conditions = slices.DeleteFunc(b.conditions, which)
 }
 
 // recordEvent records an occurrence of a cause, which ends a recovery in progress and a time for which an operator
 // ignored the cause. The text of the first occurrence stays: snapshots may find a fault in different calls, and
 // each new text would be published to an orchestrator.
-func (d *ledgerBuilder) recordEvent(c Condition) *Condition {
-	old := d.find(c)
+func (b *ledgerBuilder) recordEvent(c Condition) *Condition {
+	old := b.find(c)
 	if old == nil {
-		c.Since, c.Last, c.Count = d.now, d.now, 1
-		d.conditions = append(d.conditions, c)
-		return &d.conditions[len(d.conditions)-1]
+		c.Since, c.Last, c.Count = b.now, b.now, 1
+		b.conditions = append(b.conditions, c)
+		return &b.conditions[len(b.conditions)-1]
 	}
 	old.Count++
-	old.Last, old.ClearingSince, old.CleanChecks, old.IgnoredUntil, old.FromRemovedInstance = d.now, time.Time{}, 0, time.Time{}, false
+	old.Last, old.ClearingSince, old.CleanChecks, old.IgnoredUntil, old.FromRemovedInstance = b.now, time.Time{}, 0, time.Time{}, false
 	return old
 }
 
 // setLevel records that a persistent state (a level, in contrast to an event) is present. As long as it stays
 // present, neither Last nor IgnoredUntil changes, except if the recovery action changed, or if a GPU stopped
 // responding again after a check. The condition has an effect from the given number of checks on.
-func (d *ledgerBuilder) setLevel(c Condition, checks int) {
+func (b *ledgerBuilder) setLevel(c Condition, checks int) {
 	state := c.State
-	if old := d.find(c); old != nil {
+	if old := b.find(c); old != nil {
 		if old.Count < checks {
 			old.Count++
 		}
 		old.ClearingSince, old.CleanChecks, old.FromRemovedInstance = time.Time{}, 0, false
-		answered := c.Reason.isUnresponsive() && c.At.GI == Whole && d.readHistory(c.At.GPU).checked.After(old.Last)
+		answered := c.Reason.isUnresponsive() && c.At.GI == Whole && b.readHistory(c.At.GPU).checked.After(old.Last)
 		if old.Code != c.Code || answered {
-			old.Last, old.IgnoredUntil = d.now, time.Time{}
+			old.Last, old.IgnoredUntil = b.now, time.Time{}
 		}
 		if old.Code != c.Code || c.Reason == ReasonDriver {
 			old.Code, old.Detail = c.Code, c.Detail // the latest recovery action, or the latest reason why the driver is unavailable
@@ -227,11 +227,11 @@ func (d *ledgerBuilder) setLevel(c Condition, checks int) {
 		}
 		return
 	}
-	c.Since, c.Last, c.Count = d.now, d.now, 1
+	c.Since, c.Last, c.Count = b.now, b.now, 1
 	if checks > 1 {
 		c.State = Healthy
 	}
-	d.conditions = append(d.conditions, c)
+	b.conditions = append(b.conditions, c)
 }
 
 // branchOf returns the major number of a driver version such as "570.124.06"; 0 if there is none.

@@ -28,8 +28,8 @@ var levelReasons = []Reason{
 }
 
 // level reports whether the latest sample shows the state of a reason.
-func (c *GPUHistory) level(r Reason) Tristate {
-	v := c.Sample
+func (h *GPUHistory) level(r Reason) Tristate {
+	v := h.Sample
 	is := func(reported, present bool) Tristate {
 		if !reported {
 			return NotReported
@@ -54,19 +54,19 @@ func (c *GPUHistory) level(r Reason) Tristate {
 	case ReasonInfoROM:
 		return v.InfoROMCorrupt
 	case ReasonFabricWait: // a single GPU that is passed through to a virtual machine may never join a fabric, and needs none
-		return is(v.Fabric != FabricNotReported, v.Fabric == FabricStarting && (c.JoinedFabric || !c.onlyGPU))
+		return is(v.Fabric != FabricNotReported, v.Fabric == FabricStarting && (h.JoinedFabric || !h.onlyGPU))
 	case ReasonFabric:
 		return is(v.Fabric > FabricStarting, v.Fabric >= FabricUnhealthy)
 	case ReasonFabricLimits:
 		return is(v.Fabric > FabricStarting, v.Fabric == FabricLimited)
 	case ReasonLinks:
-		return is(v.LinksUp.OK, v.LinksUp.Value < c.MaxNVLinks)
+		return is(v.LinksUp.OK, v.LinksUp.Value < h.MaxNVLinks)
 	case ReasonThermal:
-		return c.exceeded[0]
+		return h.exceeded[0]
 	case ReasonPowerBrake:
-		return c.exceeded[1]
+		return h.exceeded[1]
 	case ReasonReplays:
-		return c.exceeded[2]
+		return h.exceeded[2]
 	case ReasonPCIeWidth: // an idle link uses fewer lanes to save power
 		return is(v.Busy && v.PCIeWidth > 0 && v.PCIeMaxWidth > 0, v.PCIeWidth < v.PCIeMaxWidth)
 	default:
@@ -75,56 +75,56 @@ func (c *GPUHistory) level(r Reason) Tristate {
 }
 
 // levelCleared reports whether the latest sample shows that the state which clears an XID is gone.
-func (c *GPUHistory) levelCleared(l xid.Level) bool {
+func (h *GPUHistory) levelCleared(l xid.Level) bool {
 	switch l {
 	case xid.LevelMemoryRepair:
-		return max(c.Sample.RemapPending, c.Sample.RetirementPending) == No // a GPU supports one of the two
+		return max(h.Sample.RemapPending, h.Sample.RetirementPending) == No // a GPU supports one of the two
 	case xid.LevelResourceRepair:
-		return c.Sample.RepairPending == No
+		return h.Sample.RepairPending == No
 	case xid.LevelLinks:
-		return c.level(ReasonLinks) == No
+		return h.level(ReasonLinks) == No
 	default:
 		return false
 	}
 }
 
 // check applies the sample of a health check.
-func (d *ledgerBuilder) check(id DeviceID, v HealthSample) {
-	history := d.history(id)
+func (b *ledgerBuilder) check(id DeviceID, v HealthSample) {
+	history := b.history(id)
 	old := history.Sample
-	if history.wasReset(v, d.now) {
-		history.LastReset = d.now
+	if history.wasReset(v, b.now) {
+		history.LastReset = b.now
 	}
 	history.Sample, history.responding, history.lost, history.reloading, history.driverAbsent = v, true, false, false, false
-	history.onlyGPU, history.JoinedFabric = len(d.histories) == 1, history.JoinedFabric || v.Fabric > FabricStarting
+	history.onlyGPU, history.JoinedFabric = len(b.histories) == 1, history.JoinedFabric || v.Fabric > FabricStarting
 	if v.LinksUp.OK {
 		history.MaxNVLinks = max(history.MaxNVLinks, v.LinksUp.Value)
 	}
-	history.updateWindow(d.now)
+	history.updateWindow(b.now)
 	at := WholeGPU(id)
-	d.remove(func(c Condition) bool { return c.At == at && c.Reason == ReasonProbe && c.State == Healthy })
-	if d.countCleanCheck(id, !v.Partial); v.Partial {
+	b.remove(func(c Condition) bool { return c.At == at && c.Reason == ReasonProbe && c.State == Healthy })
+	if b.countCleanCheck(id, !v.Partial); v.Partial {
 		history.completeChecks = 0
 	} else {
-		history.completeChecks, history.checked = min(history.completeChecks+1, d.policy.CleanChecks), d.now
-		d.remove(func(c Condition) bool { return c.At == at && c.Reason == ReasonUnchecked })
+		history.completeChecks, history.checked = min(history.completeChecks+1, b.policy.CleanChecks), b.now
+		b.remove(func(c Condition) bool { return c.At == at && c.Reason == ReasonUnchecked })
 	}
-	if d.policy.Mode == ModeOff {
+	if b.policy.Mode == ModeOff {
 		return
 	}
-	if old.Uncorrectable.OK && v.Uncorrectable.Value > old.Uncorrectable.Value && !history.faultWithin(d.now, time.Minute) {
-		d.recordEvent(Condition{At: at, Reason: ReasonECC}).State = d.policy.state(xid.Degrades)
+	if old.Uncorrectable.OK && v.Uncorrectable.Value > old.Uncorrectable.Value && !history.faultWithin(b.now, time.Minute) {
+		b.recordEvent(Condition{At: at, Reason: ReasonECC}).State = b.policy.state(xid.Degrades)
 	}
 	for _, r := range levelReasons {
-		d.applyLevel(at, r, history)
+		b.applyLevel(at, r, history)
 	}
 }
 
 // countCleanCheck counts consecutive complete checks for conditions whose evidence holds. An incomplete check
 // starts the count again.
-func (d *ledgerBuilder) countCleanCheck(id DeviceID, complete bool) {
-	for i := range d.conditions {
-		switch c := &d.conditions[i]; {
+func (b *ledgerBuilder) countCleanCheck(id DeviceID, complete bool) {
+	for i := range b.conditions {
+		switch c := &b.conditions[i]; {
 		case c.At.GPU != id || c.ClearingSince.IsZero():
 		case complete:
 			c.CleanChecks++
@@ -136,11 +136,11 @@ func (d *ledgerBuilder) countCleanCheck(id DeviceID, complete bool) {
 
 // applyLevel records or removes the condition of one persistent state. A condition without effect, or one that
 // only waits, is removed as soon as the state is gone.
-func (d *ledgerBuilder) applyLevel(at Placement, r Reason, history *GPUHistory) {
+func (b *ledgerBuilder) applyLevel(at Placement, r Reason, history *GPUHistory) {
 	m := r.meaning()
 	c := Condition{At: at, Reason: r, State: m.state}
 	if m.state == Degraded {
-		c.State = d.policy.state(xid.Degrades)
+		c.State = b.policy.state(xid.Degrades)
 	}
 	checks := max(m.checks, 1)
 	switch r {
@@ -157,9 +157,9 @@ func (d *ledgerBuilder) applyLevel(at Placement, r Reason, history *GPUHistory) 
 	}
 	switch history.level(r) {
 	case Yes:
-		d.setLevel(c, checks)
+		b.setLevel(c, checks)
 	case No:
-		d.remove(func(o Condition) bool {
+		b.remove(func(o Condition) bool {
 			return o.same(c) && (o.State == Healthy || o.State == Unknown || !o.IgnoredUntil.IsZero())
 		})
 	case NotReported: // unchanged
@@ -169,37 +169,37 @@ func (d *ledgerBuilder) applyLevel(at Placement, r Reason, history *GPUHistory) 
 // wasReset reports whether v, compared with the latest sample, shows that the GPU was reset: by one strong sign,
 // or by two weak ones. A weak sign is a counter that decreased, which one counter can do for other reasons.
 // Counters also decrease when the driver is loaded again, which is not a reset.
-func (c *GPUHistory) wasReset(v HealthSample, now time.Time) bool {
-	old := c.Sample
+func (h *GPUHistory) wasReset(v HealthSample, now time.Time) bool {
+	old := h.Sample
 	gone := func(before, after Tristate) bool { return before == Yes && after == No }
 	wanted := old.RecoveryAction == RecoveryReset || old.RecoveryAction == RecoveryDrainAndReset || old.RecoveryAction == RecoveryReboot
 	switch {
-	case c.lost,
+	case h.lost,
 		wanted && v.RecoveryAction == RecoveryNone,
-		c.reloading && v.RecoveryAction == RecoveryNone,
+		h.reloading && v.RecoveryAction == RecoveryNone,
 		gone(old.RemapPending, v.RemapPending), gone(old.RetirementPending, v.RetirementPending), gone(old.RepairPending, v.RepairPending):
-		c.weakResetSigns = [3]time.Time{}
+		h.weakResetSigns = [3]time.Time{}
 		return true
 	}
 	signs := 0
 	for i, counter := range [3][2]OptionalUint64{{old.Energy, v.Energy}, {old.Replays, v.Replays}, {old.Uncorrectable, v.Uncorrectable}} {
-		if counter[0].OK && counter[1].OK && counter[1].Value < counter[0].Value && !c.reloading && !c.driverAbsent {
-			c.weakResetSigns[i] = now
+		if counter[0].OK && counter[1].OK && counter[1].Value < counter[0].Value && !h.reloading && !h.driverAbsent {
+			h.weakResetSigns[i] = now
 		}
-		if !c.weakResetSigns[i].IsZero() && now.Sub(c.weakResetSigns[i]) <= weakSignSpan {
+		if !h.weakResetSigns[i].IsZero() && now.Sub(h.weakResetSigns[i]) <= weakSignSpan {
 			signs++
 		}
 	}
 	if signs < 2 {
 		return false
 	}
-	c.weakResetSigns = [3]time.Time{}
+	h.weakResetSigns = [3]time.Time{}
 	return true
 }
 
 // updateWindow compares the counters at the end of each window with those at its beginning.
-func (c *GPUHistory) updateWindow(now time.Time) {
-	w, v := c.window, c.Sample
+func (h *GPUHistory) updateWindow(now time.Time) {
+	w, v := h.window, h.Sample
 	if passed := now.Sub(w.since); !w.since.IsZero() && passed < windowSpan {
 		return
 	} else if !w.since.IsZero() {
@@ -209,14 +209,14 @@ func (c *GPUHistory) updateWindow(now time.Time) {
 			}
 			return TristateOf(float64(to.Value-from.Value) > throttleShare*float64(passed))
 		}
-		c.exceeded[0], c.exceeded[1] = share(w.thermal, v.ThermalSlowdown), share(w.brake, v.PowerBrake)
-		c.exceeded[2] = NotReported
+		h.exceeded[0], h.exceeded[1] = share(w.thermal, v.ThermalSlowdown), share(w.brake, v.PowerBrake)
+		h.exceeded[2] = NotReported
 		if w.replays.OK && v.Replays.OK && v.Replays.Value >= w.replays.Value {
 			perMinute := float64(v.Replays.Value-w.replays.Value) / passed.Minutes()
-			c.exceeded[2] = TristateOf(perMinute > replayLimit(v.PCIeGen, v.PCIeMaxWidth))
+			h.exceeded[2] = TristateOf(perMinute > replayLimit(v.PCIeGen, v.PCIeMaxWidth))
 		}
 	}
-	c.window = window{now, v.ThermalSlowdown, v.PowerBrake, v.Replays}
+	h.window = window{now, v.ThermalSlowdown, v.PowerBrake, v.Replays}
 }
 
 // replayLimit returns the number of PCIe replays per minute that a sound link may have. The allowed bit error

@@ -54,21 +54,21 @@ func (l Ledger) Clear(p HealthPolicy, now time.Time, o Command) (Ledger, []Condi
 	if err != nil {
 		return l, nil, err
 	}
-	d := l.builder(p, now)
-	history := d.history(o.GPU)
+	b := l.builder(p, now)
+	history := b.history(o.GPU)
 	for _, c := range found {
 		if history.level(c.Reason) == Yes && !c.Simulated {
-			d.find(c).IgnoredUntil = IgnoredForever
+			b.find(c).IgnoredUntil = IgnoredForever
 			continue
 		}
-		d.remove(func(other Condition) bool { return other == c })
+		b.remove(func(other Condition) bool { return other == c })
 	}
 	if slices.ContainsFunc(found, func(c Condition) bool { return !c.Simulated }) {
 		history.UnhealthyEpisodes, history.Recoveries, history.ClearedByReset = nil, nil, nil
 		history.UnhealthySince, history.SevereCause = time.Time{}, false // an operator's command is not a recovery
 	}
-	d.advance()
-	return d.ledger(), found, nil
+	b.advance()
+	return b.ledger(), found, nil
 }
 
 // Ignore ignores conditions until a time, or until they occur again, and returns them. It fails as Clear does.
@@ -80,12 +80,12 @@ func (l Ledger) Ignore(p HealthPolicy, now time.Time, o Command, until time.Time
 	if err != nil {
 		return l, nil, err
 	}
-	d := l.builder(p, now)
+	b := l.builder(p, now)
 	for _, c := range found {
-		d.find(c).IgnoredUntil = until.UTC()
+		b.find(c).IgnoredUntil = until.UTC()
 	}
-	d.advance()
-	return d.ledger(), found, nil
+	b.advance()
+	return b.ledger(), found, nil
 }
 
 // IgnoredForever is the end of the time for which Clear ignores a persistent state that is still present.

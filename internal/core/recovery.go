@@ -16,49 +16,49 @@ import (
 //
 //	XID 95 ... action "GPU reset" ... reset, action "none" ... check, check, check ... dwell over: removed
 //	           no evidence yet        evidence begins to hold  (a failed check starts it again)
-func (d *ledgerBuilder) advance() {
-	for i := range d.conditions {
-		c := &d.conditions[i]
-		if !c.IgnoredUntil.IsZero() && !d.now.Before(c.IgnoredUntil) {
+func (b *ledgerBuilder) advance() {
+	for i := range b.conditions {
+		c := &b.conditions[i]
+		if !c.IgnoredUntil.IsZero() && !b.now.Before(c.IgnoredUntil) {
 			c.IgnoredUntil = time.Time{}
 		}
-		if c.State = d.effectiveState(*c); c.FromRemovedInstance {
-			c.State = min(c.State, d.policy.state(xid.Degrades))
+		if c.State = b.effectiveState(*c); c.FromRemovedInstance {
+			c.State = min(c.State, b.policy.state(xid.Degrades))
 		}
-		c.Evidence = d.clearingEvidence(*c)
-		switch holds := d.evidenceHolds(*c); {
+		c.Evidence = b.clearingEvidence(*c)
+		switch holds := b.evidenceHolds(*c); {
 		case !holds:
 			c.ClearingSince, c.CleanChecks = time.Time{}, 0
 		case c.ClearingSince.IsZero():
-			c.ClearingSince, c.CleanChecks = d.now, 0
+			c.ClearingSince, c.CleanChecks = b.now, 0
 		}
 	}
-	d.remove(func(c Condition) bool {
-		if over := d.expired(c); over || !d.recovered(c) {
+	b.remove(func(c Condition) bool {
+		if over := b.expired(c); over || !b.recovered(c) {
 			return over
 		}
-		history := d.history(c.At.GPU)
-		if c.Reason == ReasonXID && c.State >= Unhealthy && c.severe(d.policy) && history.LastReset.After(c.Last) {
-			history.ClearedByReset = appendBounded(history.ClearedByReset, ClearedXID{c.Code, d.now})
+		history := b.history(c.At.GPU)
+		if c.Reason == ReasonXID && c.State >= Unhealthy && c.severe(b.policy) && history.LastReset.After(c.Last) {
+			history.ClearedByReset = appendBounded(history.ClearedByReset, ClearedXID{c.Code, b.now})
 		}
 		return true
 	})
-	for id := range d.histories {
-		d.updateEpisode(id)
+	for id := range b.histories {
+		b.updateEpisode(id)
 	}
 }
 
 // effectiveState returns the present state that a condition results in.
-func (d *ledgerBuilder) effectiveState(c Condition) HealthState {
-	history := d.readHistory(c.At.GPU)
+func (b *ledgerBuilder) effectiveState(c Condition) HealthState {
+	history := b.readHistory(c.At.GPU)
 	switch c.Reason {
 	case ReasonFabricWait:
-		if d.now.Sub(c.Since) >= d.policy.FabricGrace {
+		if b.now.Sub(c.Since) >= b.policy.FabricGrace {
 			return Unhealthy
 		}
 		return Unknown
 	case ReasonLost:
-		if c.At.GI == Whole && d.answersAgain(c, history) {
+		if c.At.GI == Whole && b.answersAgain(c, history) {
 			return Unhealthy
 		}
 		return GPULost
@@ -66,10 +66,10 @@ func (d *ledgerBuilder) effectiveState(c Condition) HealthState {
 	default:
 		return c.State
 	}
-	rule := c.rule(d.policy)
+	rule := c.rule(b.policy)
 	effect := rule.Effect
-	if history.Sample.RecoveryAction == RecoveryUnknown || !d.recoveryActionCovers(rule) {
-		if d.now.Sub(c.Since) >= d.policy.Settle {
+	if history.Sample.RecoveryAction == RecoveryUnknown || !b.recoveryActionCovers(rule) {
+		if b.now.Sub(c.Since) >= b.policy.Settle {
 			effect = max(effect, rule.SettledEffect)
 			if rule.NVLinkOnly && history.MaxNVLinks == 0 {
 				effect = min(effect, max(rule.Effect, xid.Degrades))
@@ -79,38 +79,38 @@ func (d *ledgerBuilder) effectiveState(c Condition) HealthState {
 			effect = max(effect, rule.RepeatEffect)
 		}
 	}
-	if effect == xid.Loses && d.now.Sub(c.Last) >= d.policy.Settle && d.answersAgain(c, history) {
+	if effect == xid.Loses && b.now.Sub(c.Last) >= b.policy.Settle && b.answersAgain(c, history) {
 		effect = xid.Withdraws
 	}
-	return d.policy.state(effect)
+	return b.policy.state(effect)
 }
 
 // answersAgain reports whether a lost GPU responds reliably again, so that it is unhealthy instead of lost. After
 // that, an incomplete check does not make it lost again.
-func (d *ledgerBuilder) answersAgain(c Condition, history *GPUHistory) bool {
-	return c.State == Unhealthy || history.completeChecks >= d.policy.CleanChecks
+func (b *ledgerBuilder) answersAgain(c Condition, history *GPUHistory) bool {
+	return c.State == Unhealthy || history.completeChecks >= b.policy.CleanChecks
 }
 
 // expired reports whether a condition without effect can be removed, because the fault was not repeated in time.
-func (d *ledgerBuilder) expired(c Condition) bool {
+func (b *ledgerBuilder) expired(c Condition) bool {
 	return c.State == Healthy && (c.Reason == ReasonXID || c.Reason == ReasonEvent) &&
-		d.now.Sub(c.Last) > c.rule(d.policy).RepeatWindow
+		b.now.Sub(c.Last) > c.rule(b.policy).RepeatWindow
 }
 
 // recovered reports whether the evidence has held long enough.
-func (d *ledgerBuilder) recovered(c Condition) bool {
-	if c.State == Healthy || c.ClearingSince.IsZero() || c.CleanChecks < d.policy.CleanChecks {
+func (b *ledgerBuilder) recovered(c Condition) bool {
+	if c.State == Healthy || c.ClearingSince.IsZero() || c.CleanChecks < b.policy.CleanChecks {
 		return false // conditions without effect expire instead
 	}
-	return d.now.Sub(c.ClearingSince) >= d.dwell(c)
+	return b.now.Sub(c.ClearingSince) >= b.dwell(c)
 }
 
 // dwell returns how long the evidence must hold.
-func (d *ledgerBuilder) dwell(c Condition) time.Duration {
+func (b *ledgerBuilder) dwell(c Condition) time.Duration {
 	if c.State >= Unhealthy && !c.Simulated {
-		return d.readHistory(c.At.GPU).dwell(d.policy, d.now)
+		return b.readHistory(c.At.GPU).dwell(b.policy, b.now)
 	}
-	return d.policy.Dwell
+	return b.policy.Dwell
 }
 
 // Dwell returns how long the evidence for recovery must hold until the condition is removed.
@@ -119,8 +119,8 @@ func (l Ledger) Dwell(p HealthPolicy, now time.Time, c Condition) time.Duration 
 }
 
 // evidenceHolds reports whether there is evidence that a condition is over.
-func (d *ledgerBuilder) evidenceHolds(c Condition) bool {
-	history := d.readHistory(c.At.GPU)
+func (b *ledgerBuilder) evidenceHolds(c Condition) bool {
+	history := b.readHistory(c.At.GPU)
 	if !history.responding || c.Evidence == 0 || c.State == GPULost {
 		return false // a lost GPU must respond reliably first
 	}
@@ -128,30 +128,30 @@ func (d *ledgerBuilder) evidenceHolds(c Condition) bool {
 	case ReasonLost, ReasonProbe, ReasonUnresponsive:
 		return c.At.GI == Whole // the GPU responds; an instance is observed by InstanceRead
 	case ReasonXID, ReasonEvent, ReasonECC, ReasonWorkloads:
-		return d.eventOver(c, history)
+		return b.eventOver(c, history)
 	default:
 		return history.level(c.Reason) == No
 	}
 }
 
 // recoveryActionCovers reports whether the recovery action of this driver's version covers the code of a rule.
-func (d *ledgerBuilder) recoveryActionCovers(rule xid.Rule) bool {
-	return rule.RecoveryActionSince > 0 && branchOf(d.driver) >= rule.RecoveryActionSince
+func (b *ledgerBuilder) recoveryActionCovers(rule xid.Rule) bool {
+	return rule.RecoveryActionSince > 0 && branchOf(b.driver) >= rule.RecoveryActionSince
 }
 
 // clearingEvidence returns the evidence that clears a condition under this policy and driver. The driver may
 // report no recovery action, or its version may cover more codes than the rule assumes.
-func (d *ledgerBuilder) clearingEvidence(c Condition) xid.Evidence {
-	rule, signs := c.rule(d.policy), c.Reason.meaning().clears
+func (b *ledgerBuilder) clearingEvidence(c Condition) xid.Evidence {
+	rule, signs := c.rule(b.policy), c.Reason.meaning().clears
 	switch {
-	case d.policy.Manual && c.State >= Unhealthy:
+	case b.policy.Manual && c.State >= Unhealthy:
 		return 0
-	case rule.Clears != 0 && d.recoveryActionCovers(rule):
+	case rule.Clears != 0 && b.recoveryActionCovers(rule):
 		signs = rule.Clears | xid.NoRecoveryAction
 	case rule.Class != 0: // permanent damage is not cleared by the recovery action
 		signs = rule.Clears
 	}
-	if d.readHistory(c.At.GPU).Sample.RecoveryAction == RecoveryUnknown {
+	if b.readHistory(c.At.GPU).Sample.RecoveryAction == RecoveryUnknown {
 		return signs &^ xid.NoRecoveryAction
 	} else if rule.Class == xid.Suspect {
 		return signs &^ xid.Quiet // for an unknown code, absence of repeats counts only if the driver reports no recovery action
@@ -161,10 +161,10 @@ func (d *ledgerBuilder) clearingEvidence(c Condition) xid.Evidence {
 
 // eventOver reports whether one kind of evidence shows that an event is over. Evidence must be later than the
 // event.
-func (d *ledgerBuilder) eventOver(c Condition, history *GPUHistory) bool {
+func (b *ledgerBuilder) eventOver(c Condition, history *GPUHistory) bool {
 	has := func(sign xid.Evidence) bool { return c.Evidence&sign != 0 }
-	since := d.now.Sub(c.Last)
-	quiet := d.policy.Quiet
+	since := b.now.Sub(c.Last)
+	quiet := b.policy.Quiet
 	if c.Reason == ReasonWorkloads {
 		quiet = workloadSpan
 	}
@@ -173,9 +173,9 @@ func (d *ledgerBuilder) eventOver(c Condition, history *GPUHistory) bool {
 		return true
 	case !history.checked.After(c.Last):
 		return false
-	case has(xid.NoRecoveryAction) && history.Sample.RecoveryAction == RecoveryNone && since >= d.policy.Settle:
+	case has(xid.NoRecoveryAction) && history.Sample.RecoveryAction == RecoveryNone && since >= b.policy.Settle:
 		return true
-	case has(xid.LevelClear) && history.levelCleared(c.rule(d.policy).Level):
+	case has(xid.LevelClear) && history.levelCleared(c.rule(b.policy).Level):
 		return true
 	default:
 		return has(xid.Quiet) && since >= quiet
@@ -184,31 +184,31 @@ func (d *ledgerBuilder) eventOver(c Condition, history *GPUHistory) bool {
 
 // updateEpisode tracks the unhealthy episodes of a GPU. Each one makes the next dwell time longer, and too many
 // recoveries from severe causes put the GPU out of service.
-func (d *ledgerBuilder) updateEpisode(id DeviceID) {
+func (b *ledgerBuilder) updateEpisode(id DeviceID) {
 	bad, severe, ignored := false, false, false
-	for _, c := range d.conditions {
+	for _, c := range b.conditions {
 		switch {
 		case c.At.GPU != id || c.State < Unhealthy || c.Simulated:
 		case c.isEffective():
-			bad, severe = true, severe || c.severe(d.policy)
+			bad, severe = true, severe || c.severe(b.policy)
 		default:
 			ignored = true
 		}
 	}
-	was := d.readHistory(id)
+	was := b.readHistory(id)
 	switch began := !was.UnhealthySince.IsZero(); {
 	case bad && !began:
-		history := d.history(id)
-		history.UnhealthySince, history.SevereCause = d.now, severe
-		history.UnhealthyEpisodes = appendBounded(history.UnhealthyEpisodes, d.now)
+		history := b.history(id)
+		history.UnhealthySince, history.SevereCause = b.now, severe
+		history.UnhealthyEpisodes = appendBounded(history.UnhealthyEpisodes, b.now)
 	case bad && severe && !was.SevereCause:
-		d.history(id).SevereCause = true
+		b.history(id).SevereCause = true
 	case !bad && began:
-		history := d.history(id)
+		history := b.history(id)
 		if history.SevereCause && !ignored { // ignored by an operator is not recovered
-			history.Recoveries = appendBounded(history.Recoveries, d.now)
-			if n := countWithin(history.Recoveries, d.now, 24*time.Hour); n >= d.policy.MaxRecoveries {
-				d.requireService(id, fmt.Sprintf("%d recoveries within a day", n))
+			history.Recoveries = appendBounded(history.Recoveries, b.now)
+			if n := countWithin(history.Recoveries, b.now, 24*time.Hour); n >= b.policy.MaxRecoveries {
+				b.requireService(id, fmt.Sprintf("%d recoveries within a day", n))
 				return
 			}
 		}

@@ -31,25 +31,25 @@ func (c Condition) shift(d time.Duration) Condition {
 	return c
 }
 
-func (c *GPUHistory) shift(d time.Duration) *GPUHistory {
-	c = c.clone()
-	c.LastReset, c.UnhealthySince, c.checked = ShiftTime(c.LastReset, d), ShiftTime(c.UnhealthySince, d), ShiftTime(c.checked, d)
-	c.UnhealthyEpisodes, c.Recoveries = shiftTimes(c.UnhealthyEpisodes, d), shiftTimes(c.Recoveries, d)
-	c.ClearedByReset, c.appFaults = slices.Clone(c.ClearedByReset), slices.Clone(c.appFaults)
-	for i := range c.ClearedByReset {
-		c.ClearedByReset[i].At = ShiftTime(c.ClearedByReset[i].At, d)
+func (h *GPUHistory) shift(d time.Duration) *GPUHistory {
+	h = h.clone()
+	h.LastReset, h.UnhealthySince, h.checked = ShiftTime(h.LastReset, d), ShiftTime(h.UnhealthySince, d), ShiftTime(h.checked, d)
+	h.UnhealthyEpisodes, h.Recoveries = shiftTimes(h.UnhealthyEpisodes, d), shiftTimes(h.Recoveries, d)
+	h.ClearedByReset, h.appFaults = slices.Clone(h.ClearedByReset), slices.Clone(h.appFaults)
+	for i := range h.ClearedByReset {
+		h.ClearedByReset[i].At = ShiftTime(h.ClearedByReset[i].At, d)
 	}
-	for i := range c.FaultCounts {
-		c.FaultCounts[i].Last = ShiftTime(c.FaultCounts[i].Last, d)
+	for i := range h.FaultCounts {
+		h.FaultCounts[i].Last = ShiftTime(h.FaultCounts[i].Last, d)
 	}
-	for i := range c.weakResetSigns {
-		c.weakResetSigns[i] = ShiftTime(c.weakResetSigns[i], d)
+	for i := range h.weakResetSigns {
+		h.weakResetSigns[i] = ShiftTime(h.weakResetSigns[i], d)
 	}
-	for i := range c.appFaults {
-		c.appFaults[i].at = ShiftTime(c.appFaults[i].at, d)
+	for i := range h.appFaults {
+		h.appFaults[i].at = ShiftTime(h.appFaults[i].at, d)
 	}
-	c.window.since = ShiftTime(c.window.since, d)
-	return c
+	h.window.since = ShiftTime(h.window.since, d)
+	return h
 }
 
 // Shift returns m with its times moved by d.
