@@ -47,7 +47,7 @@ func BenchmarkGroups(b *testing.B) {
 	for _, n := range slices.Sorted(maps.Keys(all)) {
 		for _, by := range []GroupBy{GroupByNone, GroupByNVLink} {
 			inv := all[n]
-			given := naming{by: by}.with(inv)
+			given := assignment{by: by}.with(inv)
 			b.Run(fmt.Sprintf("units=%d/by=%s", n, by), func(b *testing.B) {
 				b.ReportAllocs()
 				for b.Loop() {
@@ -65,7 +65,7 @@ func BenchmarkStats(b *testing.B) {
 	all := machines()
 	for _, n := range slices.Sorted(maps.Keys(all)) {
 		inv := all[n]
-		given := naming{}.with(inv)
+		given := assignment{}.with(inv)
 		var used []core.Usage
 		for u := range inv.Units() {
 			one := usage(0)

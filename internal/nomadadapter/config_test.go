@@ -69,7 +69,7 @@ func TestConfigKeys(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.now()
+	s.currentRun()
 	cfg := core.DefaultConfig()
 	cfg.MIG, cfg.DeviceNodes, cfg.Rescan = core.MIGMixed, true, 90*time.Second
 	cfg.Exclude = []core.DeviceID{"GPU-1", "MIG-2"}
@@ -142,7 +142,7 @@ func TestConfigErrors(t *testing.T) {
 					t.Errorf("got %v, want %v", got, &want)
 				}
 			}
-			s.now()
+			s.currentRun()
 			if got := s.Started(); len(got) != 1 || got[0].Core.Rescan != time.Minute || len(got[0].Core.Exclude) != 0 {
 				t.Errorf("a refused configuration took effect: %+v", got)
 			}
@@ -179,7 +179,7 @@ func TestSetConfigTwice(t *testing.T) {
 		if err := s.configure(step.keys); err != nil {
 			t.Fatal(err)
 		}
-		s.now()
+		s.currentRun()
 		if n := len(s.Started()); n != step.starts {
 			t.Fatalf("step %d: %d starts, want %d", i, n, step.starts)
 		}

@@ -12,15 +12,15 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 )
 
-// firstAnswer bounds how long the first fingerprint waits for a driver that is there and does not answer yet.
+// firstFingerprintTimeout bounds how long the first fingerprint waits for a driver that is there and does not answer yet.
 // A new client does not register before it is sent, and gives up on it after 50 s (client/node_updater.go);
 // after a crash Nomad goes on with the devices of the process before, so that an early list without them
 // takes them from the node. A node without a driver does not wait.
-const firstAnswer = 5 * time.Second
+const firstFingerprintTimeout = 5 * time.Second
 
-// quiet is the least time between two fingerprints: each makes the servers write to raft and evaluate the
+// fingerprintInterval is the least time between two fingerprints: each makes the servers write to raft and evaluate the
 // node. What changes meanwhile goes out as one at its end.
-const quiet = time.Second
+const fingerprintInterval = time.Second
 
 // Fingerprint streams what the node offers: at once, and then whenever it differs, but for what comes
 // within a second of the last. The stream ends with ctx and never before; a machine without a driver is
@@ -36,16 +36,16 @@ func (p *Plugin) Fingerprint(ctx context.Context) (<-chan *device.FingerprintRes
 func (p *Plugin) fingerprint(ctx context.Context, out chan<- *device.FingerprintResponse) {
 	f := fingerprinter{names: &p.names, out: out}
 	for ctx.Err() == nil {
-		l := p.now()
-		bound, cancel := until(ctx, l.ended)
-		first, stop := context.WithTimeout(bound, firstAnswer)
-		settled(first, l.source)
+		l := p.currentRun()
+		bound, cancel := withDone(ctx, l.done)
+		first, stop := context.WithTimeout(bound, firstFingerprintTimeout)
+		awaitFirstSnapshot(first, l.source)
 		p.awaitNames(first)
 		stop()
 		f.by = l.settings.GroupBy
 		f.follow(bound, l.source)
 		cancel()
-		if p.now() == l { // it has no successor: the process is about to end
+		if p.currentRun() == l { // it has no successor: the process is about to end
 			<-ctx.Done()
 		}
 	}
@@ -68,7 +68,7 @@ func (p *Plugin) awaitNames(ctx context.Context) {
 
 // fingerprinter is one stream and what it has sent.
 type fingerprinter struct {
-	names  *register
+	names  *groupNamer
 	by     GroupBy
 	out    chan<- *device.FingerprintResponse
 	last   *device.FingerprintResponse // nil before the first
@@ -93,7 +93,7 @@ func (f *fingerprinter) follow(ctx context.Context, src Source) {
 			}
 		}
 	})
-	turns := pulseOf(src).Register("fingerprint")
+	turns := watchdogOf(src).Register("fingerprint")
 	defer turns.Done()
 	var next *device.FingerprintResponse // nil = there is nothing to say
 	var inv *core.Inventory              // the latest
@@ -117,7 +117,7 @@ func (f *fingerprinter) follow(ctx context.Context, src Source) {
 			f.writing, f.enough = nil, nil
 		case out <- next:
 			f.last, next = next, nil
-			f.rested = time.After(quiet)
+			f.rested = time.After(fingerprintInterval)
 		case <-f.rested:
 			f.rested = nil
 		case <-ctx.Done():
@@ -153,6 +153,6 @@ func (f *fingerprinter) await(written <-chan struct{}) {
 		return
 	}
 	if f.waited, f.writing = written, written; f.enough == nil {
-		f.enough = time.After(writtenAtMost)
+		f.enough = time.After(maxSaveWait)
 	}
 }

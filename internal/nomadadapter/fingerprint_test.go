@@ -40,11 +40,11 @@ func TestHealthFlipKeepsIdentity(t *testing.T) {
 	if d.Healthy || d.HealthDesc != lostText {
 		t.Errorf("the lost GPU is %+v", d)
 	}
-	if n := sick[0].Attributes[unhealthy]; n == nil || *n.Int != 1 {
+	if n := sick[0].Attributes[unhealthyKey]; n == nil || *n.Int != 1 {
 		t.Errorf("unhealthy devices: %v, want 1", n)
 	}
 	d.Healthy, d.HealthDesc = true, ""
-	delete(sick[0].Attributes, unhealthy)
+	delete(sick[0].Attributes, unhealthyKey)
 	if diff := cmp.Diff(well, sick); diff != "" {
 		t.Errorf("more than the health changed (-before +after):\n%s", diff)
 	}

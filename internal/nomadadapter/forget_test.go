@@ -13,27 +13,27 @@ import (
 
 // What is gone for good leaves the file.
 func TestWhatIsGoneLeavesTheFile(t *testing.T) {
-	given := naming{by: GroupByNVLink}.with(machine(joined(2, [2]int{0, 1})))
+	given := assignment{by: GroupByNVLink}.with(machine(joined(2, [2]int{0, 1})))
 	for n := range forgetAfter + 1 {
-		if n == forgetAfter-1 && (len(given.names) < 2 || len(given.places)+len(given.earlier.places) < 3) {
+		if n == forgetAfter-1 && (len(given.names) < 2 || len(given.topology)+len(given.previous.topology) < 3) {
 			t.Errorf("forgotten after %d boots: %v", n, given)
 		}
 		given = restarted(t, given, fmt.Sprint(n), fmt.Sprint(n+1))
 		s := keeping(changed(coretest.GPUs(3), 2, func(d *core.Device) { d.Model = "NVIDIA A2" }), 2)
 		given = given.with(machine(s))
 	}
-	if len(given.places) != 1 || len(given.earlier.places) != 0 || len(given.names) != 1 {
+	if len(given.topology) != 1 || len(given.previous.topology) != 0 || len(given.names) != 1 {
 		t.Errorf("remembered: %+v", given)
 	}
-	for n := range 3 * mostNames {
+	for n := range 3 * maxNames {
 		p := core.Policy{Rules: []core.Rule{{Select: gpus(0), Pool: fmt.Sprint("pool", n)}}}
 		given = given.with(under(p, coretest.GPUs(1)))
-		if len(given.names) > mostNames+1 || given.names[given.kindOf(first(under(p, coretest.GPUs(1))))] != fmt.Sprint("pool", n) {
+		if len(given.names) > maxNames+1 || given.names[given.keyOf(first(under(p, coretest.GPUs(1))))] != fmt.Sprint("pool", n) {
 			t.Fatalf("%d names", len(given.names))
 		}
 	}
 	text, err := encodeGroups(given, "")
-	if err != nil || len(text) > maxGroups {
+	if err != nil || len(text) > maxGroupFile {
 		t.Errorf("%d bytes, %v", len(text), err)
 	}
 }
@@ -52,7 +52,7 @@ func TestGroupsOnAnyMachineOverRestarts(t *testing.T) {
 	random := rand.New(rand.NewPCG(seed, 0))
 	t.Logf("seed %d", seed)
 	for range 200 {
-		given := naming{by: []GroupBy{GroupByNone, GroupByNUMA, GroupByNVLink}[random.IntN(3)]}
+		given := assignment{by: []GroupBy{GroupByNone, GroupByNUMA, GroupByNVLink}[random.IntN(3)]}
 		type held struct {
 			gpu    core.DeviceID
 			model  string
@@ -87,7 +87,7 @@ func TestGroupsOnAnyMachineOverRestarts(t *testing.T) {
 				name := of[string(u.ID)]
 				if was, ok := booked[k]; ok && was != name {
 					// A kind that no process has seen since a restart may have lost the model's name to another.
-					if !replaced(given, was, given.kindOf(u)) {
+					if !replaced(given, was, given.keyOf(u)) {
 						t.Errorf("%v was in %s and is in %s", k, was, name)
 					}
 				}
@@ -102,9 +102,9 @@ func TestGroupsOnAnyMachineOverRestarts(t *testing.T) {
 }
 
 // replaced reports whether a group's name is another kind's by now.
-func replaced(n naming, name string, k kind) bool {
+func replaced(n assignment, name string, k groupKey) bool {
 	for other, given := range n.names {
-		if given == name && other != k && other.rivals(k) {
+		if given == name && other != k && other.conflicts(k) {
 			return true
 		}
 	}

@@ -76,7 +76,7 @@ func FuzzReserve(f *testing.F) {
 	}
 	s := newStand(f)
 	s.Source.Set(machine(coretest.GPUs(3), lost(2)))
-	s.now()
+	s.currentRun()
 	f.Fuzz(func(t *testing.T, text string) {
 		ids := strings.Split(text, "\n")
 		want := map[string]bool{}
@@ -110,7 +110,7 @@ func FuzzReserve(f *testing.F) {
 // Whatever is in the file of announced names: it is refused, or it can be written and read again, and names no two groups
 // alike.
 func FuzzGroupsFile(f *testing.F) {
-	given := naming{by: GroupByNVLink}.with(machine(joined(4, [2]int{0, 1})))
+	given := assignment{by: GroupByNVLink}.with(machine(joined(4, [2]int{0, 1})))
 	text, err := encodeGroups(given, "boot 1")
 	if err != nil {
 		f.Fatal(err)
@@ -128,7 +128,7 @@ func FuzzGroupsFile(f *testing.F) {
 			boot = was
 		}
 		inv := machine(joined(4, [2]int{2, 3}))
-		n = naming{by: GroupByNVLink}.recalling(n).with(inv)
+		n = assignment{by: GroupByNVLink}.merge(n).with(inv)
 		if of := groupOf(t, groups(inv, n)); len(of) != inv.Len() {
 			t.Errorf("%d of %d devices are in a group", len(of), inv.Len())
 		}

@@ -15,11 +15,11 @@ import (
 	"github.com/google/renameio/v2"
 )
 
-// groupsName is the file of announced names in the state directory.
-const groupsName = "nomad-gpu.groups.json"
+// groupFileName is the file of announced names in the state directory.
+const groupFileName = "nomad-gpu.groups.json"
 
-// maxGroups bounds what is read, in bytes: mostNames of each, with long names, need half of it.
-const maxGroups = 1 << 20
+// maxGroupFile bounds what is read, in bytes: mostNames of each, with long names, need half of it.
+const maxGroupFile = 1 << 20
 
 // groupFile is the file of announced names. Its methods may hang as long as a disk does; one goroutine calls them.
 type groupFile struct {
@@ -31,17 +31,17 @@ type groupFile struct {
 
 // load is what the file holds, with its text: nothing if there is none. A file that is not understood is kept aside, so
 // that another takes its place; one that can't be read is left alone, and that is the error.
-func (f *groupFile) load() (naming, []byte, error) {
+func (f *groupFile) load() (assignment, []byte, error) {
 	text, err := f.read(f.path)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
-		return naming{}, nil, nil
+		return assignment{}, nil, nil
 	}
 	if err != nil {
-		return naming{}, nil, err
+		return assignment{}, nil, err
 	}
 	kept, boot, err := decodeGroups(text, f.boot)
-	if len(text) > maxGroups {
-		err = fmt.Errorf("larger than %d bytes", maxGroups)
+	if len(text) > maxGroupFile {
+		err = fmt.Errorf("larger than %d bytes", maxGroupFile)
 	}
 	if err == nil {
 		f.boot = cmp.Or(f.boot, boot)
@@ -49,14 +49,14 @@ func (f *groupFile) load() (naming, []byte, error) {
 	}
 	aside := f.path + ".broken"
 	if failed := os.Rename(f.path, aside); failed != nil {
-		return naming{}, nil, errors.Join(err, failed)
+		return assignment{}, nil, errors.Join(err, failed)
 	}
 	f.log.Warn("the names of groups are not understood: they are found anew, and the file is kept aside", "file", aside, "error", err)
-	return naming{}, nil, nil
+	return assignment{}, nil, nil
 }
 
 // save replaces the file, whose text is was, if it would change.
-func (f *groupFile) save(n naming, was []byte) error {
+func (f *groupFile) save(n assignment, was []byte) error {
 	text, err := encodeGroups(n, f.boot)
 	if err != nil || bytes.Equal(text, was) {
 		return err
@@ -75,12 +75,12 @@ func (f *groupFile) tidy() {
 	}
 }
 
-// readGroups is os.ReadFile with a bound: of a larger file it is one byte more than maxGroups.
-func readGroups(path string) ([]byte, error) {
+// readGroupFile is os.ReadFile with a bound: of a larger file it is one byte more than maxGroups.
+func readGroupFile(path string) ([]byte, error) {
 	file, err := os.Open(path)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = file.Close() }() // nothing was written
-	return io.ReadAll(io.LimitReader(file, maxGroups+1))
+	return io.ReadAll(io.LimitReader(file, maxGroupFile+1))
 }

@@ -42,25 +42,25 @@ type nameText struct {
 	Boots  int    `json:"boots"` // since one of the kind was seen
 }
 
-func (t nameText) kind() kind {
-	return kind{groupType: t.Type, pool: t.Pool, place: t.Place, model: t.Model, memory: t.Memory, compute: core.Compute{Major: t.Major, Minor: t.Minor}}
+func (t nameText) kind() groupKey {
+	return groupKey{groupType: t.Type, pool: t.Pool, place: t.Place, model: t.Model, memory: t.Memory, compute: core.Compute{Major: t.Major, Minor: t.Minor}}
 }
 
 // encodeGroups puts all that a naming remembers into the words of the file. Equal namings give equal texts.
-func encodeGroups(n naming, boot string) ([]byte, error) {
+func encodeGroups(n assignment, boot string) ([]byte, error) {
 	t := groupsText{Version: groupsVersion, Boot: boot, Places: []placeText{}, Names: []nameText{}}
-	for s, where := range n.places {
-		t.Places = append(t.Places, placeText{By: s.by, GPU: s.gpu, Place: where, Announced: true, Boots: n.earlier.places[s].boots})
+	for s, where := range n.topology {
+		t.Places = append(t.Places, placeText{By: s.by, GPU: s.gpu, Place: where, Announced: true, Boots: n.previous.topology[s].boots})
 	}
-	for s, e := range n.earlier.places {
-		if _, announced := n.places[s]; !announced {
+	for s, e := range n.previous.topology {
+		if _, announced := n.topology[s]; !announced {
 			t.Places = append(t.Places, placeText{By: s.by, GPU: s.gpu, Place: e.place, Boots: e.boots})
 		}
 	}
 	for k, name := range n.names {
 		t.Names = append(t.Names, nameText{
 			Type: k.groupType, Name: name, Pool: k.pool, Place: k.place, Model: k.model,
-			Memory: k.memory, Major: k.compute.Major, Minor: k.compute.Minor, Boots: n.earlier.names[k],
+			Memory: k.memory, Major: k.compute.Major, Minor: k.compute.Minor, Boots: n.previous.names[k],
 		})
 	}
 	slices.SortFunc(t.Places, func(a, b placeText) int {
@@ -77,62 +77,62 @@ func encodeGroups(n naming, boot string) ([]byte, error) {
 // Where either is unknown the machine has not booted: not to know is no sign of it. After a boot nothing counts as
 // announced: tasks do not run on, so a GPU may come to where its links show it to be. What was not seen for too many
 // boots is left out.
-func decodeGroups(text []byte, boot string) (naming, string, error) {
+func decodeGroups(text []byte, boot string) (assignment, string, error) {
 	var t groupsText
 	// The version first: what another one looks like is unknown.
 	if err := json.Unmarshal(text, &struct{ Version *int }{&t.Version}); err != nil {
-		return naming{}, "", err
+		return assignment{}, "", err
 	}
 	if t.Version != groupsVersion {
-		return naming{}, "", fmt.Errorf("format version %d, this plugin knows %d", t.Version, groupsVersion)
+		return assignment{}, "", fmt.Errorf("format version %d, this plugin knows %d", t.Version, groupsVersion)
 	}
 	if err := json.Unmarshal(text, &t); err != nil {
-		return naming{}, "", err
+		return assignment{}, "", err
 	}
 	booted := 0
 	if t.Boot != "" && boot != "" && t.Boot != boot {
 		booted = 1
 	}
-	n := naming{places: places{}, names: names{}, earlier: earlier{map[seat]earlierPlace{}, map[kind]int{}}}
+	n := assignment{topology: places{}, names: groupNames{}, previous: previous{map[seat]earlierPlace{}, map[groupKey]int{}}}
 	for _, p := range t.Places {
 		if err := n.addPlace(p, booted); err != nil {
-			return naming{}, "", err
+			return assignment{}, "", err
 		}
 	}
 	for _, name := range t.Names {
 		if err := n.addName(name, booted); err != nil {
-			return naming{}, "", err
+			return assignment{}, "", err
 		}
 	}
 	return n, t.Boot, nil
 }
 
 // addPlace refuses what encodeGroups never writes. The maps are n's own.
-func (n naming) addPlace(t placeText, booted int) error {
+func (n assignment) addPlace(t placeText, booted int) error {
 	s := seat{t.By, t.GPU}
-	_, announced := n.places[s]
-	_, known := n.earlier.places[s]
+	_, announced := n.topology[s]
+	_, known := n.previous.topology[s]
 	if t.By != GroupByNUMA && t.By != GroupByNVLink || t.GPU == "" || t.Boots < 0 || announced || known {
 		return fmt.Errorf("the place of %q by %q is not understood", t.GPU, t.By)
 	}
 	if t.Announced && booted == 0 {
-		n.places[s] = t.Place
+		n.topology[s] = t.Place
 	}
 	if boots := t.Boots + booted; boots > 0 && boots <= forgetAfter && t.Place != "" {
-		n.earlier.places[s] = earlierPlace{t.Place, boots}
+		n.previous.topology[s] = earlierPlace{t.Place, boots}
 	}
 	return nil
 }
 
 // addName refuses what encodeGroups never writes: two groups of one name would be one group to Nomad.
-func (n naming) addName(t nameText, booted int) error {
+func (n assignment) addName(t nameText, booted int) error {
 	k := t.kind()
 	known := slices.Contains([]string{typeExclusive, typeTimeSlicing, typeMPS}, t.Type)
 	if !known || t.Name == "" || t.Boots < 0 || n.names[k] != "" || n.names.taken(t.Type, t.Name) {
 		return fmt.Errorf("the name %q of type %q is not understood", t.Name, t.Type)
 	}
 	if boots := t.Boots + booted; boots <= forgetAfter {
-		n.names[k], n.earlier.names[k] = t.Name, boots
+		n.names[k], n.previous.names[k] = t.Name, boots
 	}
 	return nil
 }

@@ -17,11 +17,11 @@ type bundle struct {
 }
 
 // bundles sorts the units into groups, each unit into one. Order is that of the inventory.
-func bundles(inv *core.Inventory, given naming) []*bundle {
+func bundles(inv *core.Inventory, given assignment) []*bundle {
 	var all []*bundle
-	byKind := map[kind]*bundle{}
+	byKind := map[groupKey]*bundle{}
 	for u := range inv.Units() {
-		k := given.kindOf(u)
+		k := given.keyOf(u)
 		b, ok := byKind[k]
 		if !ok {
 			b = &bundle{groupType: k.groupType, name: given.names[k]}
@@ -33,10 +33,10 @@ func bundles(inv *core.Inventory, given naming) []*bundle {
 	return all
 }
 
-// unhealthy is the attribute with the number of devices in a group that take no work; a group without such
+// unhealthyKey is the attribute with the number of devices in a group that take no work; a group without such
 // has none. The scheduler remembers by a node's class whether it has the devices, and health alone is not part
 // of the class: a sick node would hide the others of its class, and its recovery would unblock nobody.
-const unhealthy = "unhealthy"
+const unhealthyKey = "unhealthy"
 
 func (b *bundle) unhealthy() (n int64) {
 	for _, u := range b.units {
@@ -49,7 +49,7 @@ func (b *bundle) unhealthy() (n int64) {
 
 // groups says in Nomad's words what inv offers, under names that are given for it. Equal inventories give
 // deeply equal groups, and each is valid by device.DeviceGroup.Validate.
-func groups(inv *core.Inventory, given naming) []*device.DeviceGroup {
+func groups(inv *core.Inventory, given assignment) []*device.DeviceGroup {
 	var gs []*device.DeviceGroup
 	for _, b := range bundles(inv, given) {
 		g := &device.DeviceGroup{Vendor: vendor, Type: b.groupType, Name: b.name}
@@ -62,7 +62,7 @@ func groups(inv *core.Inventory, given naming) []*device.DeviceGroup {
 			g.Attributes[key] = a.wire()
 		}
 		if n := b.unhealthy(); n > 0 {
-			g.Attributes[unhealthy] = structs.NewIntAttribute(n, "")
+			g.Attributes[unhealthyKey] = structs.NewIntAttribute(n, "")
 		}
 		gs = append(gs, g)
 	}

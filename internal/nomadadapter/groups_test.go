@@ -17,7 +17,7 @@ import (
 )
 
 // offer is what a plugin that has seen nothing before says of inv.
-func offer(inv *core.Inventory) []*device.DeviceGroup { return groups(inv, naming{}.with(inv)) }
+func offer(inv *core.Inventory) []*device.DeviceGroup { return groups(inv, assignment{}.with(inv)) }
 
 var update = flag.Bool("update", false, "write the golden files anew")
 
@@ -140,10 +140,10 @@ func TestHealthDescription(t *testing.T) {
 		if d.Healthy != tc.healthy || !strings.HasPrefix(d.HealthDesc, tc.begins) || (d.HealthDesc == "") != (tc.begins == "") || len(d.HealthDesc) > 200 {
 			t.Errorf("%s: healthy %t, %q", name, d.Healthy, d.HealthDesc)
 		}
-		if _, counted := g.Attributes[unhealthy]; counted == tc.healthy {
+		if _, counted := g.Attributes[unhealthyKey]; counted == tc.healthy {
 			t.Errorf("%s: healthy %t, counted as unhealthy %t", name, tc.healthy, counted)
 		}
-		delete(g.Attributes, unhealthy)
+		delete(g.Attributes, unhealthyKey)
 		d.Healthy, d.HealthDesc = true, ""
 		if diff := cmp.Diff(plain, g); diff != "" {
 			t.Errorf("%s: more than one device's health differs (-plain +got):\n%s", name, diff)

@@ -10,14 +10,14 @@ import (
 	"github.com/hashicorp/go-hclog"
 )
 
-// handler passes what the core logs to hclog, whose JSON lines Nomad takes over with level and fields.
-type handler struct {
+// hclogHandler passes what the core logs to hclog, whose JSON lines Nomad takes over with level and fields.
+type hclogHandler struct {
 	log    hclog.Logger
 	prefix string // of keys: the open groups, "a.b."
 	args   []any  // from With
 }
 
-var _ slog.Handler = handler{}
+var _ slog.Handler = hclogHandler{}
 
 func level(l slog.Level) hclog.Level {
 	switch {
@@ -33,9 +33,9 @@ func level(l slog.Level) hclog.Level {
 	return hclog.Error
 }
 
-func (h handler) Enabled(_ context.Context, l slog.Level) bool { return level(l) >= h.log.GetLevel() }
+func (h hclogHandler) Enabled(_ context.Context, l slog.Level) bool { return level(l) >= h.log.GetLevel() }
 
-func (h handler) Handle(_ context.Context, r slog.Record) error {
+func (h hclogHandler) Handle(_ context.Context, r slog.Record) error {
 	args := slices.Clip(h.args)
 	r.Attrs(func(a slog.Attr) bool {
 		args = flatten(args, h.prefix, a)
@@ -45,7 +45,7 @@ func (h handler) Handle(_ context.Context, r slog.Record) error {
 	return nil
 }
 
-func (h handler) WithAttrs(attrs []slog.Attr) slog.Handler {
+func (h hclogHandler) WithAttrs(attrs []slog.Attr) slog.Handler {
 	h.args = slices.Clip(h.args)
 	for _, a := range attrs {
 		h.args = flatten(h.args, h.prefix, a)
@@ -53,7 +53,7 @@ func (h handler) WithAttrs(attrs []slog.Attr) slog.Handler {
 	return h
 }
 
-func (h handler) WithGroup(name string) slog.Handler {
+func (h hclogHandler) WithGroup(name string) slog.Handler {
 	if name != "" {
 		h.prefix += name + "."
 	}

@@ -53,7 +53,7 @@ func TestHealthKeys(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.now()
+	s.currentRun()
 	want := healthconfig.Values{
 		Health: core.DefaultHealthPolicy(), Probe: 5 * time.Second, KernelLog: "/host/kmsg", Simulation: true,
 		Overlap: core.OverlapRefuse,
@@ -114,7 +114,7 @@ func TestSameHealthIsNoChange(t *testing.T) {
 		if err := s.configure(step.keys); err != nil {
 			t.Fatal(err)
 		}
-		s.now()
+		s.currentRun()
 		if n := len(s.Started()); n != step.starts {
 			t.Fatalf("step %d: %d starts, want %d", i, n, step.starts)
 		}

@@ -17,9 +17,9 @@ const (
 	typeMPS         = "gpu-mps"
 )
 
-// kind is what devices of one group have in common beside their order: Nomad gives a task devices of
+// groupKey is what devices of one group have in common beside their order: Nomad gives a task devices of
 // one group only, and takes them for interchangeable.
-type kind struct {
+type groupKey struct {
 	groupType string
 	pool      string
 	place     place
@@ -30,8 +30,8 @@ type kind struct {
 	compute core.Compute // zero = not known (yet)
 }
 
-func (p places) kindOf(u core.Unit, by GroupBy) kind {
-	k := kind{groupType: typeOf(u.Sharing.Mode), pool: u.Pool, place: p[seat{by, u.Device.At.GPU}]}
+func (p places) kindOf(u core.Unit, by GroupBy) groupKey {
+	k := groupKey{groupType: typeOf(u.Sharing.Mode), pool: u.Pool, place: p[seat{by, u.Device.At.GPU}]}
 	if named(u) {
 		return k
 	}
@@ -60,24 +60,24 @@ func named(u core.Unit) bool {
 }
 
 // complete reports whether the driver has told all that tells kinds apart.
-func (k kind) complete() bool {
+func (k groupKey) complete() bool {
 	return k.model == "" || k.memory != 0 && k.compute != core.Compute{}
 }
 
 // plain is the name of the kind's group if no other kind has it.
-func (k kind) plain() string { return k.at(cmp.Or(k.model, k.pool)) }
+func (k groupKey) plain() string { return k.at(cmp.Or(k.model, k.pool)) }
 
 // at is a name with the place at its end.
-func (k kind) at(name string) string { return strings.TrimSuffix(name+" "+string(k.place), " ") }
+func (k groupKey) at(name string) string { return strings.TrimSuffix(name+" "+string(k.place), " ") }
 
-// rivals reports whether only one of two kinds can have the plain name.
-func (k kind) rivals(o kind) bool { return k.groupType == o.groupType && k.plain() == o.plain() }
+// conflicts reports whether only one of two kinds can have the plain name.
+func (k groupKey) conflicts(o groupKey) bool { return k.groupType == o.groupType && k.plain() == o.plain() }
 
 // compareKinds is the order in which kinds that are seen at once get their names: what is known before what
 // is not, the smaller before the larger. It knows no index: slots and reboots change those, and two nodes
 // with the same GPUs have the same names.
-func compareKinds(a, b kind) int {
-	known := func(k kind) int {
+func compareKinds(a, b groupKey) int {
+	known := func(k groupKey) int {
 		if k.complete() {
 			return 0
 		}
@@ -96,7 +96,7 @@ func compareKinds(a, b kind) int {
 }
 
 // name is the group's name on a node where first has the plain one. Different kinds have different names.
-func (k kind) name(first kind) string {
+func (k groupKey) name(first groupKey) string {
 	var differs []string
 	if k.pool != first.pool {
 		differs = append(differs, k.pool)
@@ -121,12 +121,12 @@ func (k kind) name(first kind) string {
 	return k.at(cmp.Or(k.model, k.pool) + " (" + strings.Join(differs, ", ") + ")")
 }
 
-// names are the group names given so far, by kind. It is immutable; nil is a node that has seen no device.
+// groupNames are the group names given so far, by kind. It is immutable; nil is a node that has seen no device.
 //
 // A group's name is an identity to Nomad's scheduler: allocations are booked under it, and one whose group
 // has another name holds nothing any more. So a name, once given, is neither changed nor given to another
 // kind, also while no device of its kind is there. (add says when it is for all that.)
-type names map[kind]string
+type groupNames map[groupKey]string
 
 // with names those of the kinds that have no name yet. The first of a model has the model's name, as every job
 // that asks for one expects; a further one is told apart by what differs.
@@ -136,7 +136,7 @@ type names map[kind]string
 //	            H100, 80 GB at index 1       "H100", as its allocations have it
 //
 // Unseen are the kinds that were named by an earlier process and of which this one has seen no device.
-func (n names) with(present map[kind]bool, unseen map[kind]int) names {
+func (n groupNames) with(present map[groupKey]bool, unseen map[groupKey]int) groupNames {
 	for _, k := range slices.SortedFunc(maps.Keys(present), compareKinds) {
 		if n[k] == "" {
 			n = n.add(k, unseen)
@@ -149,16 +149,16 @@ func (n names) with(present map[kind]bool, unseen map[kind]int) names {
 // names are for the time being: the next that is known is most likely what they turn out to be, and takes
 // the model's name over from them. So does the next after a kind that is unseen: another driver version tells another
 // size of the same memory, and jobs name the model.
-func (n names) add(k kind, unseen map[kind]int) names {
-	next, first := names{}, k
+func (n groupNames) add(k groupKey, unseen map[groupKey]int) groupNames {
+	next, first := groupNames{}, k
 	maps.Copy(next, n)
 	for other, name := range n {
-		if k.rivals(other) && name == k.plain() {
+		if k.conflicts(other) && name == k.plain() {
 			first = other
 		}
 	}
 	if k.complete() && !first.complete() {
-		maps.DeleteFunc(next, func(o kind, _ string) bool { return k.rivals(o) && !o.complete() })
+		maps.DeleteFunc(next, func(o groupKey, _ string) bool { return k.conflicts(o) && !o.complete() })
 		first = k
 	}
 	if _, replaced := unseen[first]; replaced && k.complete() && k != first {
@@ -170,17 +170,17 @@ func (n names) add(k kind, unseen map[kind]int) names {
 }
 
 // free is a name for k that no other kind of its type has.
-func (n names) free(k, first kind) string {
+func (n groupNames) free(k, first groupKey) string {
 	name := k.name(first)
 	for i := 1; n.taken(k.groupType, name); i++ {
-		if name = k.name(kind{}); i > 1 { // with all that is known
+		if name = k.name(groupKey{}); i > 1 { // with all that is known
 			name += fmt.Sprintf(" #%d", i)
 		}
 	}
 	return name
 }
 
-func (n names) taken(groupType, name string) bool {
+func (n groupNames) taken(groupType, name string) bool {
 	for k, given := range n {
 		if k.groupType == groupType && given == name {
 			return true
@@ -189,28 +189,28 @@ func (n names) taken(groupType, name string) bool {
 	return false
 }
 
-// naming is what an inventory's groups are called.
-type naming struct {
+// assignment is what an inventory's groups are called.
+type assignment struct {
 	by      GroupBy
-	places  places
-	names   names
-	earlier earlier
+	topology  places
+	names   groupNames
+	previous previous
 }
 
-func (n naming) kindOf(u core.Unit) kind { return n.places.kindOf(u, n.by) }
+func (n assignment) keyOf(u core.Unit) groupKey { return n.topology.kindOf(u, n.by) }
 
 // with has names for all of inv.
-func (n naming) with(inv *core.Inventory) naming {
-	n.places, n.earlier.places = n.places.with(inv, n.by, n.earlier.places)
-	present := map[kind]bool{}
+func (n assignment) with(inv *core.Inventory) assignment {
+	n.topology, n.previous.topology = n.topology.with(inv, n.by, n.previous.topology)
+	present := map[groupKey]bool{}
 	var last core.Unit
 	for u := range inv.Units() {
 		if u.Device != last.Device || u.Pool != last.Pool || u.Sharing.Mode != last.Sharing.Mode { // else a replica
-			present[n.kindOf(u)] = true
+			present[n.keyOf(u)] = true
 		}
 		last = u
 	}
-	n.earlier.names = without(n.earlier.names, present)
-	n.names = n.names.with(present, n.earlier.names)
+	n.previous.names = without(n.previous.names, present)
+	n.names = n.names.with(present, n.previous.names)
 	return n.bounded(inv, present)
 }

@@ -150,7 +150,7 @@ func TestNamesStay(t *testing.T) {
 			{only(changed(two, 0, memory(97871)), 0), map[string]string{id(0): large}},
 		},
 	} {
-		var given naming
+		var given assignment
 		for i, step := range steps {
 			inv := machine(step.reading)
 			given = given.with(inv)
@@ -168,8 +168,8 @@ func TestNamesOnAnyMachine(t *testing.T) {
 	random := rand.New(rand.NewPCG(seed, 0))
 	t.Logf("seed %d", seed)
 	for range 200 {
-		var given naming
-		first := map[kind]string{}
+		var given assignment
+		first := map[groupKey]string{}
 		for range 20 {
 			s := coretest.GPUs(1 + random.IntN(6))
 			for i := range s.Devices {
@@ -188,7 +188,7 @@ func TestNamesOnAnyMachine(t *testing.T) {
 			if of := groupOf(t, groups(inv, given)); len(of) != inv.Len() {
 				t.Errorf("%d of %d devices are in a group", len(of), inv.Len())
 			}
-			taken := map[string]kind{}
+			taken := map[string]groupKey{}
 			for k, name := range given.names {
 				if other, ok := taken[name]; ok {
 					t.Errorf("%+v and %+v are both %q", k, other, name)
@@ -233,7 +233,7 @@ func TestNamesOutliveALife(t *testing.T) {
 		synctest.Wait()
 		small := machine(changed(coretest.GPUs(2), 0, memory(40960)))
 		s.sources[1].Set(small)
-		time.Sleep(quiet)
+		time.Sleep(fingerprintInterval)
 		want := map[string]string{id(0): h100 + " (40960 MiB)", id(1): h100}
 		if diff := cmp.Diff(want, groupOf(t, (<-ch).Devices)); diff != "" {
 			t.Errorf("fingerprint (-want +got):\n%s", diff)
@@ -256,14 +256,14 @@ func TestNamesOutliveALife(t *testing.T) {
 
 // Whoever asks at the same time is told the same.
 func TestRegisterIsShared(t *testing.T) {
-	var r register
-	told := make(chan names)
+	var r groupNamer
+	told := make(chan groupNames)
 	for n := range 8 {
 		go func() {
 			told <- r.of(machine(changed(coretest.GPUs(2), 0, memory(uint64(10000+n)))), GroupByNone).names
 		}()
 	}
-	last := names{}
+	last := groupNames{}
 	for range 8 {
 		given := <-told
 		for k, name := range given {

@@ -52,7 +52,7 @@ func TestOfferKeys(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 			continue
 		}
-		s.now()
+		s.currentRun()
 		got := s.Started()[0]
 		if got.Core.MIG != tc.mig || got.GroupBy != tc.groupBy || got.MPSRoot != tc.mpsRoot {
 			t.Errorf("%s: %s, %s, %s", name, got.Core.MIG, got.GroupBy, got.MPSRoot)
@@ -65,10 +65,10 @@ func TestPolicyFile(t *testing.T) {
 	if err := s.configure(map[string]any{"policy_file": file(t, twoThirds)}); err != nil {
 		t.Fatal(err)
 	}
-	s.now()
+	s.currentRun()
 	inv := observed(s.Started()[0].Core, joined(3))
 	want := map[string]int{"gpu/" + h100: 1, "gpu-shared/" + h100: 2}
-	if diff := cmp.Diff(want, sizes(groups(inv, naming{}.with(inv)))); diff != "" {
+	if diff := cmp.Diff(want, sizes(groups(inv, assignment{}.with(inv)))); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
@@ -101,7 +101,7 @@ func TestOfferErrors(t *testing.T) {
 				t.Errorf("%s: %q is not in:\n%v", name, want, err)
 			}
 		}
-		s.now()
+		s.currentRun()
 		if diff := cmp.Diff(core.Policy{}, s.Started()[0].Core.Policy); diff != "" {
 			t.Errorf("%s: a refused policy took effect:\n%s", name, diff)
 		}

@@ -25,8 +25,8 @@ func TestFirstFingerprint(t *testing.T) {
 	}{
 		"at once":    {1, []list{{1, 2}}},
 		"soon":       {4 * time.Second, []list{{4 * time.Second, 2}}},
-		"late":       {8 * time.Second, []list{{firstAnswer, 0}, {8 * time.Second, 2}}},
-		"not at all": {0, []list{{firstAnswer, 0}}},
+		"late":       {8 * time.Second, []list{{firstFingerprintTimeout, 0}, {8 * time.Second, 2}}},
+		"not at all": {0, []list{{firstFingerprintTimeout, 0}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -192,7 +192,7 @@ func TestFlickerIsNotSent(t *testing.T) {
 		<-ch
 		synctest.Wait()
 		s.Source.Set(machine(coretest.GPUs(2), lost(0)))
-		time.Sleep(quiet / 2)
+		time.Sleep(fingerprintInterval / 2)
 		s.Source.Set(machine(coretest.GPUs(2)))
 		select {
 		case r := <-ch:
@@ -258,7 +258,7 @@ func TestSlowReader(t *testing.T) {
 					}
 				}
 				<-unread // as late as it may be
-				time.Sleep(quiet)
+				time.Sleep(fingerprintInterval)
 				synctest.Wait()
 				select {
 				case r := <-lists:

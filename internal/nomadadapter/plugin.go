@@ -30,8 +30,8 @@ type Source interface {
 	Usage(context.Context) ([]core.Usage, error)
 }
 
-// pulseOf is where the loops that serve a source beat; nil = nowhere. A monitor has one.
-func pulseOf(src Source) *watchdog.Registry {
+// watchdogOf is where the loops that serve a source beat; nil = nowhere. A monitor has one.
+func watchdogOf(src Source) *watchdog.Registry {
 	if p, ok := src.(interface{ Watchdog() *watchdog.Registry }); ok {
 		return p.Watchdog()
 	}
@@ -45,12 +45,12 @@ type StartFunc func(ctx context.Context, s Settings, log *slog.Logger) Source
 type Plugin struct {
 	version string
 	log     *slog.Logger
-	start   func(Settings) *life
-	names   register // one for all lives: tasks run on while a configuration changes
+	start   func(Settings) *run
+	names   groupNamer // one for all lives: tasks run on while a configuration changes
 
-	keeping    sync.WaitGroup                    // of what is at the disk
+	diskWork    sync.WaitGroup                    // of what is at the disk
 	writing    sync.Mutex                        // held by the one that is at the disk
-	readGroups func(path string) ([]byte, error) // the file of announced names; tests have it fail
+	readFile func(path string) ([]byte, error) // the file of announced names; tests have it fail
 	newest     atomic.Pointer[[]byte]            // the latest copy of the policy that is to be kept
 
 	mu       sync.Mutex
@@ -61,28 +61,28 @@ type Plugin struct {
 	file     policy.Result // what its policy file says
 	warned   string        // text of the policy file of which the warnings are logged; "" = of none
 	fresh    bool          // by its policy file and not by one that was kept
-	life     *life         // nil until someone asks about devices
+	run     *run         // nil until someone asks about devices
 }
 
 var _ device.DevicePlugin = (*Plugin)(nil)
 
-// life is a source from its start until a configuration that asks for another one. It is immutable.
-type life struct {
+// run is a source from its start until a configuration that asks for another one. It is immutable.
+type run struct {
 	source   Source
 	enabled  bool
 	settings Settings
-	ended    <-chan struct{}
-	end      context.CancelFunc
+	done    <-chan struct{}
+	stop      context.CancelFunc
 }
 
 // New returns a plugin that reports version and has start follow the machine until ctx ends.
 func New(ctx context.Context, version string, start StartFunc, log hclog.Logger) *Plugin {
-	p := &Plugin{version: version, log: slog.New(handler{log: log})}
-	p.block, p.readGroups = defaultBlock(), readGroups
+	p := &Plugin{version: version, log: slog.New(hclogHandler{log: log})}
+	p.block, p.readFile = defaultBlock(), readGroupFile
 	p.settings, _, _ = p.block.compile(nil) // the defaults are valid; a test says so
-	p.start = func(s Settings) *life {
+	p.start = func(s Settings) *run {
 		ctx, end := context.WithCancel(ctx)
-		return &life{source: start(ctx, s, p.log), enabled: true, settings: s, ended: ctx.Done(), end: end}
+		return &run{source: start(ctx, s, p.log), enabled: true, settings: s, done: ctx.Done(), stop: end}
 	}
 	return p
 }
@@ -122,43 +122,43 @@ func (p *Plugin) SetConfig(c *base.Config) error {
 	same := b.Enabled == p.block.Enabled && reflect.DeepEqual(s, p.settings)
 	p.block, p.settings, p.file, p.fresh = b, s, file, wrong == nil
 	if same {
-		p.warn()
+		p.logWarnings()
 		return nil
 	}
-	p.renew()
+	p.stopRun()
 	return nil
 }
 
-// renew ends the present life; the next call of now begins another.
-func (p *Plugin) renew() {
-	if p.life != nil {
-		p.life.end()
-		p.life = nil
+// stopRun ends the present life; the next call of now begins another.
+func (p *Plugin) stopRun() {
+	if p.run != nil {
+		p.run.stop()
+		p.run = nil
 	}
 }
 
-// now returns the present life, which begins with the first call: the process that Nomad starts just to
+// currentRun returns the present life, which begins with the first call: the process that Nomad starts just to
 // validate the configuration never asks, and so never opens the driver.
-func (p *Plugin) now() *life {
+func (p *Plugin) currentRun() *run {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.life == nil && p.block.Enabled {
-		p.life = p.start(p.settings)
+	if p.run == nil && p.block.Enabled {
+		p.run = p.start(p.settings)
 		p.keep()
-		p.warn()
-		p.keepNames(p.life)
+		p.logWarnings()
+		p.saveGroups(p.run)
 	}
-	if p.life == nil {
+	if p.run == nil {
 		ended := make(chan struct{})
-		p.life = &life{source: none{}, settings: p.settings, ended: ended, end: func() { close(ended) }}
+		p.run = &run{source: disabledSource{}, settings: p.settings, done: ended, stop: func() { close(ended) }}
 	}
-	return p.life
+	return p.run
 }
 
-// warn logs what the policy file means otherwise than to NVIDIA's plugin, once for each text of the file: when devices
+// logWarnings logs what the policy file means otherwise than to NVIDIA's plugin, once for each text of the file: when devices
 // are followed, so that the process that only validates the configuration says nothing. Callers hold p.mu.
-func (p *Plugin) warn() {
-	if p.life == nil || !p.life.enabled || p.file.Text == p.warned {
+func (p *Plugin) logWarnings() {
+	if p.run == nil || !p.run.enabled || p.file.Text == p.warned {
 		return
 	}
 	p.warned = p.file.Text
@@ -167,25 +167,25 @@ func (p *Plugin) warn() {
 	}
 }
 
-// none is the source of a disabled plugin: a machine that is not looked at.
-type none struct{}
+// disabledSource is the source of a disabled plugin: a machine that is not looked at.
+type disabledSource struct{}
 
-var disabled = core.Build(core.NoDriver(core.DriverAbsent, "disabled by configuration"), core.Ledger{}, core.DefaultConfig())
+var disabledInventory = core.Build(core.NoDriver(core.DriverAbsent, "disabled by configuration"), core.Ledger{}, core.DefaultConfig())
 
-func (none) Current() *core.Inventory { return disabled }
+func (disabledSource) Current() *core.Inventory { return disabledInventory }
 
-func (none) Watch(ctx context.Context) iter.Seq[*core.Inventory] {
+func (disabledSource) Watch(ctx context.Context) iter.Seq[*core.Inventory] {
 	return func(yield func(*core.Inventory) bool) {
-		if yield(disabled) {
+		if yield(disabledInventory) {
 			<-ctx.Done()
 		}
 	}
 }
 
-func (none) Usage(context.Context) ([]core.Usage, error) { return nil, nil }
+func (disabledSource) Usage(context.Context) ([]core.Usage, error) { return nil, nil }
 
-// until returns a context that ends with ctx or with ended, whichever is first. Cancel it.
-func until(ctx context.Context, ended <-chan struct{}) (context.Context, context.CancelFunc) {
+// withDone returns a context that ends with ctx or with ended, whichever is first. Cancel it.
+func withDone(ctx context.Context, ended <-chan struct{}) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(ctx)
 	go func() {
 		select {
@@ -197,8 +197,8 @@ func until(ctx context.Context, ended <-chan struct{}) (context.Context, context
 	return ctx, cancel
 }
 
-// settled waits for an inventory that is not provisional, and returns it or the latest when ctx ends.
-func settled(ctx context.Context, src Source) *core.Inventory {
+// awaitFirstSnapshot waits for an inventory that is not provisional, and returns it or the latest when ctx ends.
+func awaitFirstSnapshot(ctx context.Context, src Source) *core.Inventory {
 	for inv := range src.Watch(ctx) {
 		if !inv.Provisional() {
 			return inv

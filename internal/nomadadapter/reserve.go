@@ -15,8 +15,8 @@ import (
 // ever and can't be interrupted while it does.
 const reserveWait = 9 * time.Second
 
-// Listener is a Source that wants to know which devices were given to new work.
-type Listener interface {
+// ReservationObserver is a Source that wants to know which devices were given to new work.
+type ReservationObserver interface {
 	// Reserved is called while Nomad waits, from several goroutines at once. It must not block.
 	Reserved([]core.Device)
 }
@@ -31,7 +31,7 @@ func (p *Plugin) Reserve(ids []string) (*device.ContainerReservation, error) {
 	if len(ids) == 0 {
 		return &device.ContainerReservation{}, nil
 	}
-	l := p.now()
+	l := p.currentRun()
 	if !l.enabled {
 		return nil, device.ErrPluginDisabled
 	}
@@ -48,7 +48,7 @@ func (p *Plugin) Reserve(ids []string) (*device.ContainerReservation, error) {
 		p.log.Warn("reservation refused", "error", err)
 		return nil, err
 	}
-	if to, ok := l.source.(Listener); ok {
+	if to, ok := l.source.(ReservationObserver); ok {
 		to.Reserved(plan.Devices)
 	}
 	return reservation(plan, l.settings), nil
@@ -60,19 +60,19 @@ func (p *Plugin) Reserve(ids []string) (*device.ContainerReservation, error) {
 //	plugin  crashes . started again .................^ .... driver answers
 //
 // To the new process GPU-1 is not unknown, it was not read yet.
-func (l *life) asked() *core.Inventory {
+func (l *run) asked() *core.Inventory {
 	if inv := l.source.Current(); !inv.Provisional() {
 		return inv
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), reserveWait)
 	defer cancel()
-	ctx, stop := until(ctx, l.ended)
+	ctx, stop := withDone(ctx, l.done)
 	defer stop()
-	return settled(ctx, l.source)
+	return awaitFirstSnapshot(ctx, l.source)
 }
 
-// pipeDirectory is the variable by which CUDA finds the MPS control daemon that it is to be a client of.
-const pipeDirectory = "CUDA_MPS_PIPE_DIRECTORY"
+// mpsPipeEnv is the variable by which CUDA finds the MPS control daemon that it is to be a client of.
+const mpsPipeEnv = "CUDA_MPS_PIPE_DIRECTORY"
 
 // reservation puts a plan into Nomad's words. A task sees the pipe directory of its MPS daemon where the host has it:
 // a job whose driver isolates mounts that directory there itself (see the package's documentation).
@@ -82,7 +82,7 @@ func reservation(plan core.Plan, s Settings) *device.ContainerReservation {
 		r.Envs[e.Name] = e.Value
 	}
 	if plan.MPS != "" {
-		r.Envs[pipeDirectory] = filepath.Join(s.MPSRoot, "nvidia.com", plan.MPS, "pipe")
+		r.Envs[mpsPipeEnv] = filepath.Join(s.MPSRoot, "nvidia.com", plan.MPS, "pipe")
 	}
 	for _, n := range plan.Nodes {
 		r.Devices = append(r.Devices, &device.DeviceSpec{

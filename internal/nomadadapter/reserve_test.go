@@ -81,7 +81,7 @@ func TestReserveWhatIsOnlyObserved(t *testing.T) {
 	if err := s.configure(map[string]any{"health_mode": "observe"}); err != nil {
 		t.Fatal(err)
 	}
-	s.now()
+	s.currentRun()
 	s.Source.Set(observed(s.Started()[0].Core, coretest.GPUs(2), lost(1)))
 	p := dial(t, s.Plugin)
 	d := fingerprint(t, p)()[0].Devices[1]

@@ -12,7 +12,7 @@ import (
 )
 
 // restarted is what a process knows that begins after one that knew n, in the given boot.
-func restarted(t *testing.T, n naming, from, to string) naming {
+func restarted(t *testing.T, n assignment, from, to string) assignment {
 	t.Helper()
 	text, err := encodeGroups(n, from)
 	if err != nil {
@@ -22,7 +22,7 @@ func restarted(t *testing.T, n naming, from, to string) naming {
 	if err != nil || boot != from {
 		t.Fatalf("boot %q, %v:\n%s", boot, err, text)
 	}
-	next := naming{by: n.by}.recalling(kept)
+	next := assignment{by: n.by}.merge(kept)
 	if from == to {
 		if again, _ := encodeGroups(next, to); string(again) != string(text) {
 			t.Fatalf("a restart changes the file:\n%s", cmp.Diff(string(text), string(again)))
@@ -47,7 +47,7 @@ type step struct {
 
 func walk(t *testing.T, by GroupBy, steps []step) {
 	t.Helper()
-	boots, given := 0, naming{by: by}
+	boots, given := 0, assignment{by: by}
 	for i, s := range steps {
 		before := fmt.Sprint("boot ", boots)
 		if s.began == boot {

@@ -112,7 +112,7 @@ func TestHealthOfSharesIsOneUpdate(t *testing.T) {
 			t.Fatal(err)
 		}
 		<-ch
-		time.Sleep(quiet)
+		time.Sleep(fingerprintInterval)
 		for _, sick := range []map[int]bool{{1: true}, {}} {
 			var obs []core.Observation
 			if sick[1] {
@@ -126,7 +126,7 @@ func TestHealthOfSharesIsOneUpdate(t *testing.T) {
 					t.Errorf("%+v", d)
 				}
 			}
-			if n := g.Attributes[unhealthy]; sick[1] != (n != nil && *n.Int == 100) {
+			if n := g.Attributes[unhealthyKey]; sick[1] != (n != nil && *n.Int == 100) {
 				t.Errorf("unhealthy: %#v", n)
 			}
 			time.Sleep(time.Minute)
@@ -176,7 +176,7 @@ func TestFingerprintsAreSmall(t *testing.T) {
 		"16 GPUs by 7 by 10, sick": {instances112(10, faulty(16)...), 1120},
 		"16 GPUs by 100, sick":     {sharedBy(16, 100, faulty(16)...), 1600},
 	} {
-		gs := groups(tc.inv, naming{}.with(tc.inv))
+		gs := groups(tc.inv, assignment{}.with(tc.inv))
 		all, size := 0, wire(gs)
 		for _, g := range gs {
 			all += len(g.Devices)

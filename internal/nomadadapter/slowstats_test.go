@@ -113,10 +113,10 @@ func TestReadingsSlowerThanTheIntervalArriveAtTheDriversPace(t *testing.T) {
 				for i, at := range of {
 					if !at.IsZero() {
 						distinct[at] = true
-						if !s.read[at] || came[i].Sub(at) > tc.takes+maxAge+tc.interval {
+						if !s.read[at] || came[i].Sub(at) > tc.takes+maxUsageAge+tc.interval {
 							t.Errorf("after %v: numbers of %v before", came[i].Sub(began), came[i].Sub(at))
 						}
-					} else if came[i].Sub(began) > tc.takes && tc.interval < maxAge {
+					} else if came[i].Sub(began) > tc.takes && tc.interval < maxUsageAge {
 						t.Errorf("no numbers after %v", came[i].Sub(began))
 					}
 					if gap := came[i].Sub(last); gap > tc.interval {
@@ -150,10 +150,10 @@ func TestHungDriverKeepsTheLastNumbersForAMinute(t *testing.T) {
 		came, of := responses(t, ch, 9*time.Minute)
 		for i, at := range of {
 			hung := came[i].Sub(began)
-			if shown := !at.IsZero(); shown && hung > maxAge+2*time.Second || !shown && hung < maxAge-2*time.Second {
+			if shown := !at.IsZero(); shown && hung > maxUsageAge+2*time.Second || !shown && hung < maxUsageAge-2*time.Second {
 				t.Errorf("after %v: numbers shown: %t", hung, shown)
 			}
-			if !at.IsZero() && came[i].Sub(at) > maxAge+time.Second {
+			if !at.IsZero() && came[i].Sub(at) > maxUsageAge+time.Second {
 				t.Errorf("numbers of %v before", came[i].Sub(at))
 			}
 		}

@@ -16,7 +16,7 @@ import (
 const (
 	minInterval = time.Second     // between two readings
 	maxSilence  = 5 * time.Second // between the request for a reading and a response, whether or not it is there
-	maxAge      = time.Minute     // of a reading that is sent while the next one is under way
+	maxUsageAge      = time.Minute     // of a reading that is sent while the next one is under way
 )
 
 // Stats streams live numbers and the health of every device offered, at once and then at interval, which is at least a
@@ -68,7 +68,7 @@ func (p *Plugin) stats(ctx context.Context, interval time.Duration, out chan<- *
 
 // reading is an answer of a source, by the life that it belongs to.
 type reading struct {
-	life  *life
+	life  *run
 	usage []core.Usage
 	err   error
 	at    time.Time // when it was done
@@ -88,12 +88,12 @@ type sampler struct {
 // ask asks for a reading. It takes as long as the driver does: one that is given up after a while would never arrive.
 func (s *sampler) ask(ctx context.Context) {
 	s.asking = true
-	l := s.plugin.now()
+	l := s.plugin.currentRun()
 	s.readers.Go(func() {
-		turns := pulseOf(l.source).Register("statistics")
+		turns := watchdogOf(l.source).Register("statistics")
 		defer turns.Done()
 		turns.Heartbeat(0) // the driver need not answer
-		ctx, cancel := until(ctx, l.ended)
+		ctx, cancel := withDone(ctx, l.done)
 		defer cancel()
 		usage, err := l.source.Usage(ctx)
 		s.answers <- reading{l, usage, err, time.Now()}
@@ -103,9 +103,9 @@ func (s *sampler) ask(ctx context.Context) {
 var errNoReading = errors.New("the driver takes too long to answer")
 
 // current is the last reading, as far as it still counts.
-func (s *sampler) current(l *life) ([]core.Usage, error) {
+func (s *sampler) current(l *run) ([]core.Usage, error) {
 	switch {
-	case s.last.life == nil, s.asking && time.Since(s.last.at) > maxAge:
+	case s.last.life == nil, s.asking && time.Since(s.last.at) > maxUsageAge:
 		return nil, errNoReading
 	case s.last.life != l: // of devices that are read by another source now, which will answer soon
 		return nil, nil
@@ -116,7 +116,7 @@ func (s *sampler) current(l *life) ([]core.Usage, error) {
 // sample is the response now. Nomad keeps showing the previous numbers when it gets none at all, so
 // the groups of devices that have all gone are sent empty.
 func (s *sampler) sample(ctx context.Context) *device.StatsResponse {
-	p, l := s.plugin, s.plugin.now()
+	p, l := s.plugin, s.plugin.currentRun()
 	usage, err := s.current(l)
 	if failing := err != nil && ctx.Err() == nil; failing != s.failing {
 		s.failing = failing
@@ -139,7 +139,7 @@ func (s *sampler) sample(ctx context.Context) *device.StatsResponse {
 
 // groupStats gives the numbers of every unit of inv, in the groups of its fingerprint. The units of a shared device
 // have the numbers of the device.
-func groupStats(inv *core.Inventory, given naming, usage []core.Usage, now time.Time) []*device.DeviceGroupStats {
+func groupStats(inv *core.Inventory, given assignment, usage []core.Usage, now time.Time) []*device.DeviceGroupStats {
 	of := make(map[core.DeviceID]core.Usage, len(usage))
 	for _, u := range usage {
 		of[u.Device] = u

@@ -40,14 +40,14 @@ func announced(t *testing.T, s *stand, inv *core.Inventory) map[string]string {
 		t.Fatal(err)
 	}
 	got := groupOf(t, receive(t, ch).Devices)
-	s.now().end()
+	s.currentRun().stop()
 	<-s.Parted()
 	return got
 }
 
 func inFile(t *testing.T, dir string) string {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join(dir, groupsName))
+	text, err := os.ReadFile(filepath.Join(dir, groupFileName))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -67,7 +67,7 @@ func TestRestartAfterALostLinkKeepsTheGroups(t *testing.T) {
 			t.Errorf("process %d (-want +got):\n%s", i, diff)
 		}
 	}
-	info, err := os.Stat(filepath.Join(dir, groupsName))
+	info, err := os.Stat(filepath.Join(dir, groupFileName))
 	if err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("%v, %v", info, err)
 	}
@@ -88,13 +88,13 @@ func TestNamesAreOnDiskWhenTheyAreAnnounced(t *testing.T) {
 	if text := inFile(t, dir); !strings.Contains(text, island(2)) {
 		t.Errorf("not on disk:\n%s", text)
 	}
-	was, err := os.Stat(filepath.Join(dir, groupsName))
+	was, err := os.Stat(filepath.Join(dir, groupFileName))
 	if err != nil {
 		t.Fatal(err)
 	}
 	s.Source.Set(machine(pairs, lost(1)))
 	next()
-	if is, err := os.Stat(filepath.Join(dir, groupsName)); err != nil || !os.SameFile(was, is) {
+	if is, err := os.Stat(filepath.Join(dir, groupFileName)); err != nil || !os.SameFile(was, is) {
 		t.Error("the file was written though nothing changed")
 	}
 }
@@ -117,11 +117,11 @@ func TestBrokenFileOfNames(t *testing.T) {
 		"no name":         strings.ReplaceAll(good, island(2), ""),
 		"another type":    strings.ReplaceAll(good, `"gpu"`, `"tpu"`),
 		"a GPU twice":     strings.ReplaceAll(good, id(1), id(0)),
-		"too large":       good + strings.Repeat(" ", maxGroups),
+		"too large":       good + strings.Repeat(" ", maxGroupFile),
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
-			path := filepath.Join(dir, groupsName)
+			path := filepath.Join(dir, groupFileName)
 			write(t, path, text)
 			s := nvlinked(t, dir)
 			if diff := cmp.Diff(in(0, 0, -1, -1), announced(t, s, machine(brokenPair))); diff != "" {
@@ -149,7 +149,7 @@ func TestFileOfNamesThatCannotBeRead(t *testing.T) {
 		then     map[string]string // in the next process
 	}{
 		"for a moment": {2, in(0, 0, 2, 2), in(0, 0, 2, 2)},
-		"for longer":   {recallTries + 1, in(0, 0, -1, -1), in(0, 0, -1, -1)},
+		"for longer":   {loadAttempts + 1, in(0, 0, -1, -1), in(0, 0, -1, -1)},
 		"for ever":     {1 << 40, in(0, 0, -1, -1), in(0, 0, 2, 2)},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -159,18 +159,18 @@ func TestFileOfNamesThatCannotBeRead(t *testing.T) {
 			good := inFile(t, dir)
 			s := nvlinked(t, dir)
 			var readings atomic.Int64
-			s.readGroups = func(path string) ([]byte, error) {
+			s.readFile = func(path string) ([]byte, error) {
 				if readings.Add(1) <= tc.failures {
 					return nil, &os.PathError{Op: "open", Path: path, Err: syscall.EMFILE}
 				}
-				return readGroups(path)
+				return readGroupFile(path)
 			}
 			s.Source.Set(machine(brokenPair))
 			next := fingerprint(t, s.Plugin)
 			if diff := cmp.Diff(tc.want, groupOf(t, next())); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
-			if tc.failures > recallTries {
+			if tc.failures > loadAttempts {
 				if text := inFile(t, dir); text != good {
 					t.Errorf("the file was written unread:\n%s", text)
 				}
@@ -178,7 +178,7 @@ func TestFileOfNamesThatCannotBeRead(t *testing.T) {
 					t.Errorf("logged:\n%s", all)
 				}
 			}
-			if tc.failures == recallTries+1 {
+			if tc.failures == loadAttempts+1 {
 				s.Source.Set(machine(joined(5, [2]int{0, 1}, [2]int{2, 4}))) // something to write
 				if got := groupOf(t, next()); got[id(4)] != island(2) {
 					t.Errorf("a GPU that came: %v", got)
@@ -187,10 +187,10 @@ func TestFileOfNamesThatCannotBeRead(t *testing.T) {
 					t.Errorf("not written:\n%s", text)
 				}
 			}
-			if _, err := os.Stat(filepath.Join(dir, groupsName+".broken")); err == nil {
+			if _, err := os.Stat(filepath.Join(dir, groupFileName+".broken")); err == nil {
 				t.Error("the file was kept aside")
 			}
-			s.now().end()
+			s.currentRun().stop()
 			<-s.Parted()
 			if diff := cmp.Diff(tc.then, announced(t, nvlinked(t, dir), machine(joined(4)))); diff != "" {
 				t.Errorf("the next process (-want +got):\n%s", diff)
@@ -239,10 +239,10 @@ func TestNamesThatAreNotKept(t *testing.T) {
 // What a process that was killed while it wrote has left is removed by the next.
 func TestHalfWrittenFileOfNamesIsRemoved(t *testing.T) {
 	dir := t.TempDir()
-	write(t, filepath.Join(dir, "."+groupsName+"1234"), "{")
+	write(t, filepath.Join(dir, "."+groupFileName+"1234"), "{")
 	announced(t, nvlinked(t, dir), machine(pairs))
 	files, err := os.ReadDir(dir)
-	if err != nil || len(files) != 1 || files[0].Name() != groupsName {
+	if err != nil || len(files) != 1 || files[0].Name() != groupFileName {
 		t.Errorf("%v, %v", files, err)
 	}
 }

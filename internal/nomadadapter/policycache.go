@@ -36,8 +36,8 @@ func (p *Plugin) startedBy() string {
 	return p.agent
 }
 
-// keptName is the copy of a policy file in the state directory: a first line that says whose it is, and the text.
-const keptName = "nomad-gpu.policy.yaml"
+// policyCacheName is the copy of a policy file in the state directory: a first line that says whose it is, and the text.
+const policyCacheName = "nomad-gpu.policy.yaml"
 
 func keptLine(agent, file string) string {
 	return strings.ReplaceAll("# "+file+" as it is in force for "+agent, "\n", " ") + "\n"
@@ -52,7 +52,7 @@ func (p *Plugin) keep() {
 	}
 	copied := slices.Concat([]byte(keptLine(p.agent, p.block.PolicyFile)), []byte(p.file.Text))
 	p.newest.Store(&copied)
-	p.keeping.Go(func() { p.write(filepath.Join(dir, keptName), &copied) })
+	p.diskWork.Go(func() { p.write(filepath.Join(dir, policyCacheName), &copied) })
 }
 
 // write writes a copy unless a later one is to be kept. One write at a time: the later must not be overtaken.
@@ -81,7 +81,7 @@ func (b block) kept(agent string) (s Settings, file policy.Result, ok bool) {
 	if agent == "" || b.PolicyFile == "" || health.StateDir == "" {
 		return s, file, false
 	}
-	path := filepath.Join(health.StateDir, keptName)
+	path := filepath.Join(health.StateDir, policyCacheName)
 	text, err := os.ReadFile(path)
 	if err != nil || !strings.HasPrefix(string(text), keptLine(agent, b.PolicyFile)) {
 		return s, file, false

@@ -23,9 +23,9 @@ func TestDiskThatHangsWhileNamesAreRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := nvlinked(t, dir)
 		disk := make(chan struct{})
-		s.readGroups = func(path string) ([]byte, error) {
+		s.readFile = func(path string) ([]byte, error) {
 			<-disk
-			return readGroups(path)
+			return readGroupFile(path)
 		}
 		s.Source.Set(machine(brokenPair))
 		began := time.Now()
@@ -34,7 +34,7 @@ func TestDiskThatHangsWhileNamesAreRead(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if r := <-ch; len(r.Devices) != 0 || r.Error != nil || time.Since(began) > firstAnswer {
+		if r := <-ch; len(r.Devices) != 0 || r.Error != nil || time.Since(began) > firstFingerprintTimeout {
 			t.Errorf("first after %v: %+v", time.Since(began), r)
 		}
 		if all := strings.Join(s.Log.Lines(), "\n"); !strings.Contains(all, "does the disk hang?") {
@@ -61,7 +61,7 @@ func TestDiskThatHangsWhileNamesAreRead(t *testing.T) {
 			t.Errorf("(-want +got):\n%s", diff)
 		}
 		cancel()
-		s.now().end()
+		s.currentRun().stop()
 		<-s.Parted()
 	})
 }
@@ -73,11 +73,11 @@ func TestDiskThatHangsWhileNamesAreWritten(t *testing.T) {
 		s := nvlinked(t, dir)
 		disk := make(chan struct{})
 		var readings atomic.Int64
-		s.readGroups = func(path string) ([]byte, error) {
+		s.readFile = func(path string) ([]byte, error) {
 			if readings.Add(1) > 1 { // as a writing begins with one
 				<-disk
 			}
-			return readGroups(path)
+			return readGroupFile(path)
 		}
 		s.Source.Set(machine(keeping(pairs, 0, 1)))
 		ctx, cancel := context.WithCancel(t.Context())
@@ -90,14 +90,14 @@ func TestDiskThatHangsWhileNamesAreWritten(t *testing.T) {
 			if inv != nil {
 				s.Source.Set(inv)
 			}
-			if r := <-ch; len(r.Devices) == 0 || time.Since(began) > quiet+writtenAtMost {
+			if r := <-ch; len(r.Devices) == 0 || time.Since(began) > fingerprintInterval+maxSaveWait {
 				t.Errorf("fingerprint %d after %v: %+v", i, time.Since(began), r)
 			}
 		}
 		close(disk)
 		synctest.Wait()
 		cancel()
-		s.now().end()
+		s.currentRun().stop()
 		<-s.Parted()
 		if text := inFile(t, dir); !strings.Contains(text, island(2)) {
 			t.Errorf("not written when the disk was back:\n%s", text)
@@ -120,14 +120,14 @@ func TestNamesThatCannotBeKept(t *testing.T) {
 		if diff := cmp.Diff(in(0, 0, 2, 2), groupOf(t, (<-ch).Devices)); diff != "" {
 			t.Errorf("(-want +got):\n%s", diff)
 		}
-		time.Sleep(3 * saveAgain)
+		time.Sleep(3 * saveRetry)
 		if n := strings.Count(strings.Join(s.Log.Lines(), "\n"), "the names of groups are not kept"); n != 1 {
 			t.Errorf("said %d times:\n%s", n, strings.Join(s.Log.Lines(), "\n"))
 		}
 		if err := os.Remove(dir); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(2 * saveAgain)
+		time.Sleep(2 * saveRetry)
 		if text := inFile(t, dir); !strings.Contains(text, island(2)) {
 			t.Errorf("not written later:\n%s", text)
 		}
@@ -135,7 +135,7 @@ func TestNamesThatCannotBeKept(t *testing.T) {
 			t.Errorf("logged:\n%s", all)
 		}
 		cancel()
-		s.now().end()
+		s.currentRun().stop()
 		<-s.Parted()
 	})
 }

@@ -8,14 +8,14 @@ import (
 )
 
 const (
-	recallTries  = 5                      // at the file of names while it can't be read, before it is done without
+	loadAttempts  = 5                      // at the file of names while it can't be read, before it is done without
 	recallPause  = 500 * time.Millisecond // between them; a table of open files that is full has room again soon
 	groupsAtDisk = 10 * time.Second       // one reading or writing, by a disk that does not hang
-	saveAgain    = 30 * time.Second       // after a write that failed
+	saveRetry    = 30 * time.Second       // after a write that failed
 
-	// writtenAtMost bounds how long a fingerprint waits for its names to be on disk, so that a kill right after it
+	// maxSaveWait bounds how long a fingerprint waits for its names to be on disk, so that a kill right after it
 	// leaves them there. A disk that takes longer keeps Nomad waiting no longer.
-	writtenAtMost = time.Second
+	maxSaveWait = time.Second
 )
 
 // KeepNames has the plugin keep the names of the groups that it announces in the state directory, and announce them
@@ -30,8 +30,8 @@ func (p *Plugin) KeepNames(bootID func(procRoot string) (string, error)) {
 	p.bootID = bootID
 }
 
-// keepNames starts the keeper of a life, if names are kept. Call it with p.mu held.
-func (p *Plugin) keepNames(l *life) {
+// saveGroups starts the keeper of a life, if names are kept. Call it with p.mu held.
+func (p *Plugin) saveGroups(l *run) {
 	dir := l.settings.Health.StateDir
 	if p.bootID == nil || dir == "" || !l.enabled {
 		p.names.forget()
@@ -39,11 +39,11 @@ func (p *Plugin) keepNames(l *life) {
 	}
 	recall, wake := p.names.keep()
 	k := keeper{
-		names: &p.names, recall: recall, wake: wake, ended: l.ended, turns: pulseOf(l.source).Register("groups"),
-		file: groupFile{path: filepath.Join(dir, groupsName), read: p.readGroups, log: p.log},
+		names: &p.names, recall: recall, wake: wake, ended: l.done, turns: watchdogOf(l.source).Register("groups"),
+		file: groupFile{path: filepath.Join(dir, groupFileName), read: p.readFile, log: p.log},
 	}
 	bootID, procRoot := p.bootID, l.settings.Core.Roots.Proc
-	p.keeping.Go(func() {
+	p.diskWork.Go(func() {
 		defer k.turns.Done()
 		k.file.boot, _ = bootID(procRoot) // the history says it if that fails
 		k.run()
@@ -54,7 +54,7 @@ func (p *Plugin) keepNames(l *life) {
 func (p *Plugin) Parted() <-chan struct{} {
 	parted := make(chan struct{})
 	go func() {
-		p.keeping.Wait()
+		p.diskWork.Wait()
 		close(parted)
 	}()
 	return parted
@@ -62,7 +62,7 @@ func (p *Plugin) Parted() <-chan struct{} {
 
 // keeper is the goroutine that may wait for the disk, so that neither a fingerprint nor a reservation does.
 type keeper struct {
-	names        *register
+	names        *groupNamer
 	recall, wake chan struct{} // the register's
 	ended        <-chan struct{}
 	turns        *watchdog.Task
@@ -86,7 +86,7 @@ func (k *keeper) run() {
 		}
 		k.turns.Heartbeat(groupsAtDisk)
 		if again = nil; !k.save() {
-			again = time.After(saveAgain)
+			again = time.After(saveRetry)
 		}
 	}
 }
@@ -103,7 +103,7 @@ func (k *keeper) remember() bool {
 			k.names.take(kept)
 			return true
 		}
-		if try == recallTries {
+		if try == loadAttempts {
 			k.failed("the names of groups that were announced before can't be read: groups may have other names", err)
 			return true
 		}

@@ -28,7 +28,7 @@ func await(t *testing.T, what string, holds func() bool) {
 func keeps(t *testing.T, dir, text string) {
 	t.Helper()
 	await(t, text, func() bool {
-		kept, _ := os.ReadFile(filepath.Join(dir, keptName))
+		kept, _ := os.ReadFile(filepath.Join(dir, policyCacheName))
 		return strings.Contains(string(kept), text)
 	})
 }
@@ -44,17 +44,17 @@ func TestPolicyIsKept(t *testing.T) {
 	if err := first.configure(block); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := os.Stat(filepath.Join(dir, keptName)); err == nil {
+	if _, err := os.Stat(filepath.Join(dir, policyCacheName)); err == nil {
 		t.Error("a process that only validates keeps something")
 	}
-	first.now()
+	first.currentRun()
 	keeps(t, dir, "replicas: 2")
 	write(t, path, strings.ReplaceAll(twoThirds, "replicas: 2", "replicas: 5"))
 	first.Reload(t.Context())
 	keeps(t, dir, "replicas: 5")
 	write(t, path, twoWrong)
 	first.Reload(t.Context())
-	first.keeping.Wait()
+	first.diskWork.Wait()
 
 	for name, tc := range map[string]struct {
 		agent string
@@ -82,7 +82,7 @@ func TestPolicyIsKept(t *testing.T) {
 		if err != nil {
 			continue
 		}
-		next.now()
+		next.currentRun()
 		if got := next.Started()[0].Core.Policy.Rules; len(got) != 2 || got[1].Sharing.Replicas != 5 {
 			t.Errorf("%s: %+v", name, got)
 		}
@@ -91,12 +91,12 @@ func TestPolicyIsKept(t *testing.T) {
 		}
 		write(t, path, "version: v1\n") // repaired
 		next.Reload(t.Context())
-		next.now()
+		next.currentRun()
 		if got := next.Started(); len(got) != 2 || len(got[1].Core.Policy.Rules) != 0 {
 			t.Errorf("%s: the repaired file is not in force: %+v", name, got)
 		}
 		write(t, path, twoWrong)
-		next.keeping.Wait()
+		next.diskWork.Wait()
 	}
 }
 
@@ -109,7 +109,7 @@ func TestPolicyThatCannotBeKept(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.Source.Set(machine(coretest.GPUs(1)))
-	s.now()
+	s.currentRun()
 	await(t, "a line of the log", func() bool { return strings.Contains(strings.Join(s.Log.Lines(), ""), "the policy is not kept") })
 	if _, err := s.Reserve([]string{id(0)}); err != nil {
 		t.Error(err)
@@ -133,8 +133,8 @@ func TestPolicyEditedAfterItWasReadIsKeptAsRead(t *testing.T) {
 				t.Fatal(err)
 			}
 			write(t, path, edited)
-			first.now()
-			first.keeping.Wait()
+			first.currentRun()
+			first.diskWork.Wait()
 
 			write(t, path, twoWrong)
 			next := newStand(t)
@@ -142,7 +142,7 @@ func TestPolicyEditedAfterItWasReadIsKeptAsRead(t *testing.T) {
 			if err := next.configure(block); err != nil {
 				t.Fatalf("the process that follows does not start: %v", err)
 			}
-			next.now()
+			next.currentRun()
 			if got := next.Started()[0].Core.Policy.Rules; len(got) != 2 || got[1].Sharing.Replicas != 2 {
 				t.Errorf("the process that follows offers %+v", got)
 			}
@@ -159,14 +159,14 @@ func TestLatestPolicyIsKept(t *testing.T) {
 		if err := s.configure(map[string]any{"policy_file": path, "state_dir": dir}); err != nil {
 			t.Fatal(err)
 		}
-		s.now()
+		s.currentRun()
 		for _, replicas := range []string{"3", "4", "5", "6"} {
 			write(t, path, strings.ReplaceAll(twoThirds, "replicas: 2", "replicas: "+replicas))
 			s.Reload(t.Context())
-			s.now()
+			s.currentRun()
 		}
-		s.keeping.Wait()
-		if kept, err := os.ReadFile(filepath.Join(dir, keptName)); err != nil || !strings.Contains(string(kept), "replicas: 6") {
+		s.diskWork.Wait()
+		if kept, err := os.ReadFile(filepath.Join(dir, policyCacheName)); err != nil || !strings.Contains(string(kept), "replicas: 6") {
 			t.Fatalf("%v, kept:\n%s", err, kept)
 		}
 	}

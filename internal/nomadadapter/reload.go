@@ -34,7 +34,7 @@ func (p *Plugin) Reload(ctx context.Context) {
 	if l == nil {
 		return
 	}
-	ctx, cancel := until(ctx, l.ended)
+	ctx, cancel := withDone(ctx, l.done)
 	defer cancel()
 	if err := l.source.(PolicyApplier).ApplyPolicy(ctx, s.Core); err != nil {
 		p.log.Warn("policy not in force yet", "error", err)
@@ -52,30 +52,30 @@ func (p *Plugin) refused(b block, err error) {
 // replace has the settings of a block replaced, and returns the life that has to adopt them. None has to if nothing
 // changed, if another block came meanwhile, or if a new life begins: it does if its source can't, or if more changed
 // than the offer.
-func (p *Plugin) replace(b block, s Settings, file policy.Result) (adopting *life, changed bool) {
+func (p *Plugin) replace(b block, s Settings, file policy.Result) (adopting *run, changed bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if !reflect.DeepEqual(b, p.block) {
 		return nil, false
 	}
 	p.file, p.fresh = file, true
-	p.warn()
+	p.logWarnings()
 	if reflect.DeepEqual(s, p.settings) {
 		return nil, false
 	}
 	was := p.settings
 	p.settings = s
 	p.keep()
-	if p.life == nil || !p.life.enabled {
+	if p.run == nil || !p.run.enabled {
 		return nil, true
 	}
 	was.Core.Policy, was.Core.MIG = s.Core.Policy, s.Core.MIG
-	if _, can := p.life.source.(PolicyApplier); !can || !reflect.DeepEqual(was, s) {
-		p.renew()
+	if _, can := p.run.source.(PolicyApplier); !can || !reflect.DeepEqual(was, s) {
+		p.stopRun()
 		return nil, true
 	}
-	next := *p.life
+	next := *p.run
 	next.settings = s
-	p.life = &next
-	return p.life, true
+	p.run = &next
+	return p.run, true
 }

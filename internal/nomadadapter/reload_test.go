@@ -19,7 +19,7 @@ type adopting struct {
 	adopted chan core.Config
 }
 
-func (a *adopting) Adopt(ctx context.Context, offer core.Config) error {
+func (a *adopting) ApplyPolicy(ctx context.Context, offer core.Config) error {
 	select {
 	case a.adopted <- offer:
 		return nil
@@ -33,7 +33,7 @@ func follower(t *testing.T) (p *Plugin, src *adopting, log *buffer, starts func(
 	s := newStand(t)
 	src = &adopting{s.Source, make(chan core.Config, 1)}
 	begin := s.start
-	s.start = func(settings Settings) *life {
+	s.start = func(settings Settings) *run {
 		l := begin(settings)
 		l.source = src
 		return l
@@ -83,7 +83,7 @@ func TestReread(t *testing.T) {
 	if err := configure(map[string]any{"policy_file": path}); err != nil { // as was adopted
 		t.Fatal(err)
 	}
-	p.now()
+	p.currentRun()
 	if n := starts(); n != 1 {
 		t.Errorf("%d sources were started for what is in force", n)
 	}
@@ -101,7 +101,7 @@ func TestRereadOfMore(t *testing.T) {
 	write(t, path, "version: v1\nflags: {mpsRoot: /srv/mps}\n")
 	p.Reload(t.Context())
 	r, err := p.Reserve([]string{id(5) + "::0"})
-	if err != nil || r.Envs[pipeDirectory] != "/srv/mps/nvidia.com/gpu.mps/pipe" || starts() != 2 {
+	if err != nil || r.Envs[mpsPipeEnv] != "/srv/mps/nvidia.com/gpu.mps/pipe" || starts() != 2 {
 		t.Errorf("%+v, %v, %d starts", r, err, starts())
 	}
 }
@@ -125,10 +125,10 @@ func TestRereadOtherwise(t *testing.T) {
 		if err := s.configure(keys); err != nil {
 			t.Fatal(err)
 		}
-		s.now()
+		s.currentRun()
 		write(t, path, twoThirds)
 		s.Reload(t.Context())
-		s.now()
+		s.currentRun()
 		if n := len(s.Started()); n != tc.starts {
 			t.Errorf("%s: %d starts, want %d", name, n, tc.starts)
 		}
@@ -144,7 +144,7 @@ func TestRereadBeforeTheFirstQuestion(t *testing.T) {
 	}
 	write(t, path, twoThirds)
 	s.Reload(t.Context())
-	s.now()
+	s.currentRun()
 	if got := s.Started(); len(got) != 1 || len(got[0].Core.Policy.Rules) != 2 {
 		t.Errorf("%+v", got)
 	}
@@ -159,7 +159,7 @@ func TestRereadEndsWithThePlugin(t *testing.T) {
 	if err := (&stand{Plugin: p}).configure(map[string]any{"policy_file": path}); err != nil {
 		t.Fatal(err)
 	}
-	p.now()
+	p.currentRun()
 	write(t, path, twoThirds)
 	done := make(chan struct{})
 	go func() {
@@ -190,10 +190,10 @@ func TestWarningsAreLoggedOncePerFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	expect("configured", 0)
-	p.now()
+	p.currentRun()
 	expect("followed", 1)
 	p.Reload(t.Context())
-	p.now()
+	p.currentRun()
 	expect("the same file", 1)
 	write(t, path, "# as before\n"+renamed)
 	p.Reload(t.Context())

@@ -6,11 +6,11 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 )
 
-// register gives every reader of inventories the same names, for as long as the process lives, and tells a keeper which
+// groupNamer gives every reader of inventories the same names, for as long as the process lives, and tells a keeper which
 // are to be kept for the next process. The zero value has given none, and keeps none.
-type register struct {
+type groupNamer struct {
 	mu    sync.Mutex
-	given naming
+	given assignment
 
 	recall  chan struct{} // closed once what was kept is known; nil = nothing is kept
 	wake    chan struct{} // tells the keeper that something is to be written; capacity 1; nil = nothing is kept
@@ -20,7 +20,7 @@ type register struct {
 }
 
 // of are the names for inv. Announce none before recalled.
-func (r *register) of(inv *core.Inventory, by GroupBy) naming {
+func (r *groupNamer) of(inv *core.Inventory, by GroupBy) assignment {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.given.by = by
@@ -39,7 +39,7 @@ func (r *register) of(inv *core.Inventory, by GroupBy) naming {
 }
 
 // recalled is closed once the names that earlier processes announced are known; nil = they are, or none are kept.
-func (r *register) recalled() <-chan struct{} {
+func (r *groupNamer) recalled() <-chan struct{} {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.recall == nil || closed(r.recall) {
@@ -49,14 +49,14 @@ func (r *register) recalled() <-chan struct{} {
 }
 
 // written is closed once it was tried to write all names that were given; nil = it was.
-func (r *register) written() <-chan struct{} {
+func (r *groupNamer) written() <-chan struct{} {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.unsaved
 }
 
 // keep has names kept from now on; what is returned is what a keeper needs.
-func (r *register) keep() (recall, wake chan struct{}) {
+func (r *groupNamer) keep() (recall, wake chan struct{}) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.recall, r.wake = make(chan struct{}), make(chan struct{}, 1)
@@ -66,37 +66,37 @@ func (r *register) keep() (recall, wake chan struct{}) {
 }
 
 // forget has no names kept from now on.
-func (r *register) forget() {
+func (r *groupNamer) forget() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.recall, r.wake, r.dirty, r.unsaved, r.saving = nil, nil, false, nil, false
 }
 
 // take adds what was kept to the names.
-func (r *register) take(kept naming) {
+func (r *groupNamer) take(kept assignment) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.given = r.given.recalling(kept)
+	r.given = r.given.merge(kept)
 }
 
 // changed reports whether there are names that are not written.
-func (r *register) changed() bool {
+func (r *groupNamer) changed() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.dirty
 }
 
 // begin is what is to be written: all names, those that were kept added. Call done with whether that was done.
-func (r *register) begin(kept naming) (all naming, done func(written bool)) {
+func (r *groupNamer) begin(kept assignment) (all assignment, done func(written bool)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.given = r.given.recalling(kept)
+	r.given = r.given.merge(kept)
 	attempt := r.unsaved // nil = one that failed is repeated
 	r.dirty, r.saving = false, true
 	return r.given, func(written bool) { r.end(attempt, written) }
 }
 
-func (r *register) end(attempt chan struct{}, written bool) {
+func (r *groupNamer) end(attempt chan struct{}, written bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.dirty = r.dirty || !written

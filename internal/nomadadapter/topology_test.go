@@ -82,7 +82,7 @@ func TestIslandsStay(t *testing.T) {
 			{cut, nil, map[string]string{id(1): h100 + " NVLink 0000:11:00.0", "MIG-0": h100 + " MIG 1g.10gb", "MIG-1": h100 + " MIG 1g.10gb", "MIG-2": h100 + " MIG 3g.40gb"}},
 		},
 	} {
-		given := naming{by: GroupByNVLink}
+		given := assignment{by: GroupByNVLink}
 		for i, step := range steps {
 			inv := machine(step.reading, step.obs...)
 			given = given.with(inv)
@@ -96,7 +96,7 @@ func TestIslandsStay(t *testing.T) {
 func TestNUMANodes(t *testing.T) {
 	s := changed(coretest.GPUs(4), 1, func(d *core.Device) { d.NUMANode = -1 })
 	want := map[string]string{id(0): h100 + " NUMA 0", id(1): h100, id(2): h100 + " NUMA 1", id(3): h100 + " NUMA 1"}
-	given := naming{by: GroupByNUMA}
+	given := assignment{by: GroupByNUMA}
 	for _, later := range []core.Snapshot{s, coretest.GPUs(4), changed(s, 3, func(d *core.Device) { d.NUMANode = 0 })} {
 		inv := machine(later)
 		given = given.with(inv)
@@ -106,7 +106,7 @@ func TestNUMANodes(t *testing.T) {
 	}
 	cut := under(core.Policy{Rules: []core.Rule{{Select: core.Selector{Profiles: []string{"1g*"}}, Pool: "small"}}}, mig())
 	want = map[string]string{id(1): h100 + " NUMA 1", "MIG-0": "small NUMA 0", "MIG-1": "small NUMA 0", "MIG-2": h100 + " MIG 3g.40gb NUMA 0"}
-	if diff := cmp.Diff(want, groupOf(t, groups(cut, naming{by: GroupByNUMA}.with(cut)))); diff != "" {
+	if diff := cmp.Diff(want, groupOf(t, groups(cut, assignment{by: GroupByNUMA}.with(cut)))); diff != "" {
 		t.Errorf("MIG (-want +got):\n%s", diff)
 	}
 }
@@ -114,7 +114,7 @@ func TestNUMANodes(t *testing.T) {
 // One way to group does not bear on another.
 func TestAnotherWayToGroup(t *testing.T) {
 	inv := machine(joined(2, [2]int{0, 1}))
-	var r register
+	var r groupNamer
 	for _, step := range []struct {
 		by   GroupBy
 		want map[string]string
@@ -139,7 +139,7 @@ func TestGroupsOnAnyMachine(t *testing.T) {
 	ways := []*core.Sharing{nil, slicing(2), slicing(3), byMPS(2)}
 	names := []string{"", "gpu", "gpu.shared", "gpu.mps", "fast", "A"}
 	for range 200 {
-		given := naming{by: []GroupBy{GroupByNone, GroupByNUMA, GroupByNVLink}[random.IntN(3)]}
+		given := assignment{by: []GroupBy{GroupByNone, GroupByNUMA, GroupByNVLink}[random.IntN(3)]}
 		type held struct {
 			id         core.UnitID
 			use, pool  string
