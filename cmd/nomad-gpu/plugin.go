@@ -29,8 +29,8 @@ func serve(stderr io.Writer) int {
 	log := hclog.New(&hclog.LoggerOptions{Level: hclog.Trace, Output: lines, JSONFormat: true})
 	f := newFollower(end)
 	p := nomadadapter.New(ctx, version, f.start, log)
-	p.KeepPolicyFor(lifeOf(parent))
-	p.KeepNames(checkpoint.BootID)
+	p.PersistPolicy(lifeOf(parent))
+	p.PersistGroups(checkpoint.BootID)
 	hangups := make(chan struct{}, 1)
 	pluginReactions(end, func() { f.onHangup(log); note(hangups) }, f.order).heed(ctx)
 	footprint.Reduce()
@@ -43,7 +43,7 @@ func serve(stderr io.Writer) int {
 	// The driver ends with the process. It is not waited for: a session needs up to a second to leave the
 	// driver's event wait, a hanging driver never lets go, and after two Nomad would kill us.
 	end(nil)
-	f.part(p.Parted())
+	f.part(p.Flushed())
 	cause := context.Cause(ctx)
 	if _, stuck := errors.AsType[*watchdog.StuckError](cause); stuck || errors.Is(cause, core.ErrDriverStale) {
 		return exitFailed

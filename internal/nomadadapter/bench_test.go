@@ -51,7 +51,7 @@ func BenchmarkGroups(b *testing.B) {
 			b.Run(fmt.Sprintf("units=%d/by=%s", n, by), func(b *testing.B) {
 				b.ReportAllocs()
 				for b.Loop() {
-					if len(groups(inv, given.with(inv))) != 1 {
+					if len(groups(inv, given)) != 1 {
 						b.Fatal("not one group")
 					}
 				}
@@ -65,7 +65,7 @@ func BenchmarkStats(b *testing.B) {
 	all := machines()
 	for _, n := range slices.Sorted(maps.Keys(all)) {
 		inv := all[n]
-		given := assignment{}.with(inv)
+		_, all := assignment{}.groups(inv)
 		var used []core.Usage
 		for u := range inv.Units() {
 			one := usage(0)
@@ -76,7 +76,7 @@ func BenchmarkStats(b *testing.B) {
 		b.Run(fmt.Sprintf("units=%d", n), func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
-				if len(groupStats(inv, given, used, time.Unix(0, 0))) != 1 {
+				if len(groupStats(all, used, time.Unix(0, 0))) != 1 {
 					b.Fatal("not one group")
 				}
 			}

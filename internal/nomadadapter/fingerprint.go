@@ -3,7 +3,7 @@ package nomadadapter
 import (
 	"context"
 	"errors"
-	"reflect"
+	"slices"
 	"sync"
 	"time"
 
@@ -12,80 +12,80 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 )
 
-// firstFingerprintTimeout bounds how long the first fingerprint waits for a driver that is there and does not answer yet.
-// A new client does not register before it is sent, and gives up on it after 50 s (client/node_updater.go);
-// after a crash Nomad goes on with the devices of the process before, so that an early list without them
-// takes them from the node. A node without a driver does not wait.
+// firstFingerprintTimeout is how long the first fingerprint waits for a driver that is loaded and has not answered yet. A
+// new client does not register before it is sent, and waits for at most 50 s (client/node_updater.go). After a crash Nomad
+// continues with the devices of the previous process, which a fingerprint without them would remove from the node. A node
+// without a driver does not wait.
 const firstFingerprintTimeout = 5 * time.Second
 
-// fingerprintInterval is the least time between two fingerprints: each makes the servers write to raft and evaluate the
-// node. What changes meanwhile goes out as one at its end.
+// fingerprintInterval is the least time between two fingerprints: each one makes the servers write to raft and evaluate
+// the node. Changes in between are sent as one fingerprint at its end.
 const fingerprintInterval = time.Second
 
-// Fingerprint streams what the node offers: at once, and then whenever it differs, but for what comes
-// within a second of the last. The stream ends with ctx and never before; a machine without a driver is
-// an empty list.
+// Fingerprint streams the devices of the node: now, and then each time they change, at most once in fingerprintInterval.
+// The stream ends with ctx and never before; a node without a driver is an empty list.
 func (p *Plugin) Fingerprint(ctx context.Context) (<-chan *device.FingerprintResponse, error) {
 	out := make(chan *device.FingerprintResponse)
 	go p.fingerprint(ctx, out)
 	return out, nil
 }
 
-// fingerprint follows one life after the other. It leaves out open: its end means the end of the devices
-// to Nomad.
+// fingerprint sends the devices of one run after the other. It never closes out: Nomad would remove the devices.
 func (p *Plugin) fingerprint(ctx context.Context, out chan<- *device.FingerprintResponse) {
 	f := fingerprinter{names: &p.names, out: out}
 	for ctx.Err() == nil {
-		l := p.currentRun()
-		bound, cancel := withDone(ctx, l.done)
-		first, stop := context.WithTimeout(bound, firstFingerprintTimeout)
-		awaitFirstSnapshot(first, l.source)
-		p.awaitNames(first)
+		r := p.currentRun()
+		ctxRun, cancel := withDone(ctx, r.done)
+		ctxFirst, stop := context.WithTimeout(ctxRun, firstFingerprintTimeout)
+		awaitFirstSnapshot(ctxFirst, r.source)
+		p.awaitNames(ctxFirst)
 		stop()
-		f.by = l.settings.GroupBy
-		f.follow(bound, l.source)
+		f.by = r.settings.GroupBy
+		f.follow(ctxRun, r.source)
 		cancel()
-		if p.currentRun() == l { // it has no successor: the process is about to end
+		if p.currentRun() == r { // no other run follows: the process is about to end
 			<-ctx.Done()
 		}
 	}
 }
 
-// awaitNames waits until the names that were announced before are known, or ctx ends.
+// awaitNames waits until the group names of earlier processes are loaded, or ctx ends.
 func (p *Plugin) awaitNames(ctx context.Context) {
-	recalled := p.names.recalled()
-	if recalled == nil {
+	loaded := p.names.loading()
+	if loaded == nil {
 		return
 	}
 	select {
-	case <-recalled:
+	case <-loaded:
 	case <-ctx.Done():
 		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-			p.log.Error("the names of groups that were announced before are not read yet and nothing is offered without them: does the disk hang?")
+			p.log.Error("group name file not loaded, fingerprint has no devices: check whether the disk hangs")
 		}
 	}
 }
 
-// fingerprinter is one stream and what it has sent.
+// fingerprinter is one stream.
 type fingerprinter struct {
-	names  *groupNamer
-	by     GroupBy
-	out    chan<- *device.FingerprintResponse
-	last   *device.FingerprintResponse // nil before the first
-	rested <-chan time.Time            // nil unless the last was sent a moment ago
+	names   *groupNamer
+	by      GroupBy
+	out     chan<- *device.FingerprintResponse
+	sent    []listing                   // the last fingerprint; nil before the first
+	next    []listing                   // to be sent; nil = nothing changed
+	message *device.FingerprintResponse // next as Nomad's type
+	pause   <-chan time.Time            // the end of fingerprintInterval; nil = over
 
-	writing <-chan struct{}  // closed when it was tried to write the names of what is to be sent; nil = it need not wait
-	enough  <-chan time.Time // when it waits for that no longer
-	waited  <-chan struct{}  // the latest writing
+	saving      <-chan struct{}  // closed after the attempt to save the names in next; nil = next need not wait for it
+	saveTimeout <-chan time.Time // after maxSaveWait
+	lastSave    <-chan struct{}  // the last saving
 }
 
-// follow sends what src offers until ctx ends. While Nomad does not read, what waits to be sent is replaced
-// by what is newer.
+// follow sends the groups of src until ctx ends. While Nomad does not read, a newer fingerprint replaces the one to be
+// sent.
 func (f *fingerprinter) follow(ctx context.Context, src Source) {
 	latest := make(chan *core.Inventory)
-	var watch sync.WaitGroup
-	defer watch.Wait()
-	watch.Go(func() {
+	var watcher sync.WaitGroup
+	defer watcher.Wait()
+	watcher.Go(func() {
 		for inv := range src.Watch(ctx) {
 			select {
 			case latest <- inv:
@@ -93,66 +93,69 @@ func (f *fingerprinter) follow(ctx context.Context, src Source) {
 			}
 		}
 	})
-	turns := watchdogOf(src).Register("fingerprint")
-	defer turns.Done()
-	var next *device.FingerprintResponse // nil = there is nothing to say
-	var inv *core.Inventory              // the latest
-	recalled := f.names.recalled()
+	task := watchdogOf(src).Register("fingerprint")
+	defer task.Done()
+	f.next = nil
+	var inv *core.Inventory // the latest
+	loaded := f.names.loading()
 	for {
-		turns.Heartbeat(0) // Nomad need not read, and nothing need happen
+		task.Heartbeat(0) // no timeout: Nomad may not read, and nothing may change
 		out := f.out
-		if next == nil || f.rested != nil || f.writing != nil {
+		if f.next == nil || f.pause != nil || f.saving != nil {
 			out = nil
 		}
 		select {
 		case inv = <-latest:
-			next = f.news(inv)
-		case <-recalled:
-			if recalled = nil; inv != nil {
-				next = f.news(inv)
+			f.update(inv)
+		case <-loaded:
+			if loaded = nil; inv != nil {
+				f.update(inv)
 			}
-		case <-f.writing:
-			f.writing, f.enough = nil, nil
-		case <-f.enough:
-			f.writing, f.enough = nil, nil
-		case out <- next:
-			f.last, next = next, nil
-			f.rested = time.After(fingerprintInterval)
-		case <-f.rested:
-			f.rested = nil
+		case <-f.saving:
+			f.saving, f.saveTimeout = nil, nil
+		case <-f.saveTimeout:
+			f.saving, f.saveTimeout = nil, nil
+		case out <- f.message:
+			f.sent, f.next = f.next, nil
+			f.pause = time.After(fingerprintInterval)
+		case <-f.pause:
+			f.pause = nil
 		case <-ctx.Done():
 			return
 		}
 	}
 }
 
-// news is what there is to say about inv: nil if it is what was sent last. A driver that has not answered yet
-// does not take back what was sent before. Before the names are known that were announced earlier nothing is offered: under
-// another name Nomad would take a device for free.
-func (f *fingerprinter) news(inv *core.Inventory) *device.FingerprintResponse {
-	if f.last != nil && inv.Driver().State == core.DriverPending {
-		return nil
-	}
-	if f.names.recalled() != nil {
-		if f.last != nil {
-			return nil
-		}
-		return device.NewFingerprint()
-	}
-	next := device.NewFingerprint(groups(inv, f.names.of(inv, f.by))...)
-	f.await(f.names.written())
-	if f.last != nil && reflect.DeepEqual(next.Devices, f.last.Devices) {
-		return nil
-	}
-	return next
-}
-
-// await has what is to be sent wait until its names were written, for a while only, and once only for each writing.
-func (f *fingerprinter) await(written <-chan struct{}) {
-	if written == nil || written == f.waited {
+// update sets what is to be sent: nothing if the groups of inv were sent last, or if the driver has not answered yet and
+// devices were sent before. No devices are sent until the names of earlier processes are loaded: under another name Nomad
+// would take an allocated device for a free one.
+func (f *fingerprinter) update(inv *core.Inventory) {
+	f.next = nil
+	if f.sent != nil && inv.Driver().State == core.DriverPending {
 		return
 	}
-	if f.waited, f.writing = written, written; f.enough == nil {
-		f.enough = time.After(maxSaveWait)
+	next := []listing{}
+	if f.names.loading() == nil {
+		next = newListings(inv.Driver(), f.names.groups(inv, f.by))
+		f.awaitSave(f.names.saveAttempt())
+	} else if f.sent != nil {
+		return
+	}
+	if f.sent != nil && slices.EqualFunc(next, f.sent, listing.equal) {
+		return
+	}
+	f.next, f.message = next, device.NewFingerprint()
+	for _, l := range next {
+		f.message.Devices = append(f.message.Devices, l.wire())
+	}
+}
+
+// awaitSave delays the next fingerprint until its names are saved, for at most maxSaveWait and once for each attempt.
+func (f *fingerprinter) awaitSave(attempt <-chan struct{}) {
+	if attempt == nil || attempt == f.lastSave {
+		return
+	}
+	if f.lastSave, f.saving = attempt, attempt; f.saveTimeout == nil {
+		f.saveTimeout = time.After(maxSaveWait)
 	}
 }

@@ -1,114 +1,239 @@
 package nomadadapter
 
 import (
+	"maps"
 	"sync"
 
 	"github.com/tandem-gpu/tandem/internal/core"
 )
 
-// groupNamer gives every reader of inventories the same names, for as long as the process lives, and tells a keeper which
-// are to be kept for the next process. The zero value has given none, and keeps none.
-type groupNamer struct {
-	mu    sync.Mutex
-	given assignment
+// forgetAfter is the number of boots after which an unused group name, and an unconfirmed topology group, are forgotten.
+// Hardware that returns from a repair gets its names again; an NVLink bridge that was removed does not stay in the names
+// of groups.
+const forgetAfter = 8
 
-	recall  chan struct{} // closed once what was kept is known; nil = nothing is kept
-	wake    chan struct{} // tells the keeper that something is to be written; capacity 1; nil = nothing is kept
-	dirty   bool          // what is given is not written
-	unsaved chan struct{} // closed after the next attempt to write it; nil = all was tried
-	saving  bool          // that attempt has begun: what is given from now on needs another
+// maxNames bounds the group names that are remembered, and the topology groups. A host has some tens of each; a program
+// that changes the policy could create any number of names.
+const maxNames = 1024
+
+// assignment is all that determines the groups of an inventory. It is immutable.
+type assignment struct {
+	by       GroupBy
+	topology topologyGroups
+	names    groupNames
+	previous previous
 }
 
-// of are the names for inv. Announce none before recalled.
-func (r *groupNamer) of(inv *core.Inventory, by GroupBy) assignment {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.given.by = by
-	next := r.given.with(inv)
-	if changed := !next.equal(r.given); changed && r.wake != nil {
-		if r.dirty = true; r.unsaved == nil || r.saving {
-			r.unsaved, r.saving = make(chan struct{}), false
+// previous is what earlier processes announced and this one has not found again, with the number of boots in which a
+// device was present since; after forgetAfter of them an entry is dropped.
+type previous struct {
+	topology map[topologyKey]previousTopology
+	names    map[groupKey]int // boots since a unit with the key was found; 0 = found in this boot
+}
+
+func (a assignment) keyOf(u core.Unit) groupKey { return a.topology.keyOf(u, a.by) }
+
+// groups returns the groups of inv, each unit in one, in the order of the inventory, and the assignment with a name for
+// each of them.
+func (a assignment) groups(inv *core.Inventory) (assignment, []group) {
+	a.topology, a.previous.topology = a.topology.with(inv, a.by, a.previous.topology)
+	var all []group
+	index, keys := map[groupKey]int{}, map[groupKey]bool{}
+	var last core.Unit
+	at := 0 // the group of last
+	for u := range inv.Units() {
+		if len(all) == 0 || u.Device != last.Device || u.Pool != last.Pool || u.Sharing.Mode != last.Sharing.Mode { // else a replica
+			k, ok := a.keyOf(u), false
+			if at, ok = index[k]; !ok {
+				at = len(all)
+				index[k], keys[k] = at, true
+				all = append(all, group{key: k})
+			}
+		}
+		all[at].units = append(all[at].units, u)
+		last = u
+	}
+	a.previous.names = without(a.previous.names, keys)
+	a.names = a.names.with(keys, a.previous.names)
+	for i := range all {
+		all[i].name = a.names[all[i].key]
+	}
+	return a.bounded(inv, keys), all
+}
+
+// bounded returns a without the entries that inv does not use, if there are more than maxNames.
+func (a assignment) bounded(inv *core.Inventory, keys map[groupKey]bool) assignment {
+	if len(a.names) > maxNames {
+		a.names = maps.Clone(a.names)
+		maps.DeleteFunc(a.names, func(k groupKey, _ string) bool { return !keys[k] })
+		a.previous.names = nil
+	}
+	if len(a.topology)+len(a.previous.topology) > 2*maxNames {
+		present := map[core.DeviceID]bool{}
+		for u := range inv.Units() {
+			present[u.Device.At.GPU] = true
+		}
+		a.topology, a.previous.topology = maps.Clone(a.topology), maps.Clone(a.previous.topology)
+		maps.DeleteFunc(a.topology, func(k topologyKey, _ topologyGroup) bool { return !present[k.device] })
+		maps.DeleteFunc(a.previous.topology, func(k topologyKey, _ previousTopology) bool { return !present[k.device] })
+	}
+	return a
+}
+
+// merge returns a with what an earlier process saved. What a has assigned does not change.
+func (a assignment) merge(saved assignment) assignment {
+	topology := copyOf(saved.topology)
+	maps.Copy(topology, a.topology)
+	names := copyOf(a.names)
+	before := previous{copyOf(a.previous.topology), copyOf(a.previous.names)}
+	for k, p := range saved.previous.topology {
+		_, assigned := a.topology[k]
+		if _, known := before.topology[k]; !assigned && !known {
+			before.topology[k] = p
+		}
+	}
+	for k, name := range saved.names {
+		if names[k] == "" && !names.taken(k.groupType, name) && len(names) < maxNames {
+			names[k], before.names[k] = name, saved.previous.names[k]
+		}
+	}
+	a.topology, a.names, a.previous = topology, names, before
+	return a
+}
+
+// copyOf is maps.Clone, but never nil.
+func copyOf[M ~map[K]V, K comparable, V any](m M) M {
+	if m == nil {
+		return M{}
+	}
+	return maps.Clone(m)
+}
+
+// equal reports whether a and o have the same file.
+func (a assignment) equal(o assignment) bool {
+	return maps.Equal(a.names, o.names) && maps.Equal(a.topology, o.topology) &&
+		maps.Equal(a.previous.names, o.previous.names) && maps.Equal(a.previous.topology, o.previous.topology)
+}
+
+// without returns m without the keys; m itself if it has none of them.
+func without(m map[groupKey]int, keys map[groupKey]bool) map[groupKey]int {
+	cloned := false
+	for k := range keys {
+		if _, ok := m[k]; !ok {
+			continue
+		}
+		if !cloned {
+			m, cloned = maps.Clone(m), true
+		}
+		delete(m, k)
+	}
+	return m
+}
+
+// groupNamer assigns the same names for all streams of the process, and tracks which of them a groupSaver has to save for
+// the next process. The zero value has assigned none, and saves none. It is safe for concurrent use.
+type groupNamer struct {
+	mu       sync.Mutex
+	assigned assignment
+
+	loaded  chan struct{} // closed once the saved names are loaded; nil = names are not saved
+	wake    chan struct{} // wakes the groupSaver; capacity 1; nil = names are not saved
+	dirty   bool          // assigned is not saved
+	attempt chan struct{} // closed after the next attempt to save assigned; nil = none is due
+	saving  bool          // that attempt has begun: names assigned from now on need another one
+}
+
+// groups returns the groups of inv. Send none to Nomad before loading is done.
+func (n *groupNamer) groups(inv *core.Inventory, by GroupBy) []group {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.assigned.by = by
+	next, all := n.assigned.groups(inv)
+	if changed := !next.equal(n.assigned); changed && n.wake != nil {
+		if n.dirty = true; n.attempt == nil || n.saving {
+			n.attempt, n.saving = make(chan struct{}), false
 		}
 		select {
-		case r.wake <- struct{}{}:
+		case n.wake <- struct{}{}:
 		default:
 		}
 	}
-	r.given = next
-	return next
+	n.assigned = next
+	return all
 }
 
-// recalled is closed once the names that earlier processes announced are known; nil = they are, or none are kept.
-func (r *groupNamer) recalled() <-chan struct{} {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.recall == nil || closed(r.recall) {
+// loading returns a channel that is closed once the names of earlier processes are loaded; nil = they are, or names are
+// not saved.
+func (n *groupNamer) loading() <-chan struct{} {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.loaded == nil || closed(n.loaded) {
 		return nil
 	}
-	return r.recall
+	return n.loaded
 }
 
-// written is closed once it was tried to write all names that were given; nil = it was.
-func (r *groupNamer) written() <-chan struct{} {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.unsaved
+// saveAttempt returns a channel that is closed after an attempt to save all names assigned so far; nil = it is done.
+func (n *groupNamer) saveAttempt() <-chan struct{} {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.attempt
 }
 
-// keep has names kept from now on; what is returned is what a keeper needs.
-func (r *groupNamer) keep() (recall, wake chan struct{}) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.recall, r.wake = make(chan struct{}), make(chan struct{}, 1)
-	r.dirty, r.saving = len(r.given.names) > 0, false // a keeper before may hang, or have had another file
-	r.wake <- struct{}{}
-	return r.recall, r.wake
+// startSaving begins to track names for a groupSaver, and returns its channels.
+func (n *groupNamer) startSaving() (loaded, wake chan struct{}) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.loaded, n.wake = make(chan struct{}), make(chan struct{}, 1)
+	n.dirty, n.saving = len(n.assigned.names) > 0, false // the previous groupSaver may hang, or use another file
+	n.wake <- struct{}{}
+	return n.loaded, n.wake
 }
 
-// forget has no names kept from now on.
-func (r *groupNamer) forget() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.recall, r.wake, r.dirty, r.unsaved, r.saving = nil, nil, false, nil, false
+// stopSaving ends the tracking of names.
+func (n *groupNamer) stopSaving() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.loaded, n.wake, n.dirty, n.attempt, n.saving = nil, nil, false, nil, false
 }
 
-// take adds what was kept to the names.
-func (r *groupNamer) take(kept assignment) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.given = r.given.merge(kept)
+// merge adds saved names.
+func (n *groupNamer) merge(saved assignment) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.assigned = n.assigned.merge(saved)
 }
 
-// changed reports whether there are names that are not written.
-func (r *groupNamer) changed() bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.dirty
+// unsaved reports whether there are names to save.
+func (n *groupNamer) unsaved() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.dirty
 }
 
-// begin is what is to be written: all names, those that were kept added. Call done with whether that was done.
-func (r *groupNamer) begin(kept assignment) (all assignment, done func(written bool)) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.given = r.given.merge(kept)
-	attempt := r.unsaved // nil = one that failed is repeated
-	r.dirty, r.saving = false, true
-	return r.given, func(written bool) { r.end(attempt, written) }
+// beginSave merges the present content of the file and returns what to write. Call done with the result.
+func (n *groupNamer) beginSave(saved assignment) (all assignment, done func(ok bool)) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.assigned = n.assigned.merge(saved)
+	attempt := n.attempt // nil = a failed attempt is repeated
+	n.dirty, n.saving = false, true
+	return n.assigned, func(ok bool) { n.endSave(attempt, ok) }
 }
 
-func (r *groupNamer) end(attempt chan struct{}, written bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.dirty = r.dirty || !written
-	if r.unsaved != attempt { // more was given meanwhile, or another keeper was quicker, as this one hung
+func (n *groupNamer) endSave(attempt chan struct{}, ok bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.dirty = n.dirty || !ok
+	if n.attempt != attempt { // names were assigned meanwhile, or another groupSaver was faster because this one hung
 		if attempt != nil && !closed(attempt) {
 			close(attempt)
 		}
 		return
 	}
-	if r.saving = false; attempt != nil {
+	if n.saving = false; attempt != nil {
 		close(attempt)
-		r.unsaved = nil
+		n.attempt = nil
 	}
 }
 

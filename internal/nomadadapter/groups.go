@@ -1,83 +1,213 @@
 package nomadadapter
 
 import (
+	"maps"
+	"slices"
+	"strconv"
+
 	"github.com/hashicorp/nomad/plugins/device"
 	"github.com/hashicorp/nomad/plugins/shared/structs"
 
 	"github.com/tandem-gpu/tandem/internal/core"
 )
 
-// Vendor of every group; a job asks for "gpu", "nvidia/gpu" or "nvidia/gpu/<model>".
+// vendor is the vendor of every group; a job requests "gpu", "nvidia/gpu" or "nvidia/gpu/<name>".
 const vendor = "nvidia"
 
-// bundle is a group in the making.
-type bundle struct {
-	groupType, name string
-	units           []core.Unit
+// group is the units that Nomad gets as one device group.
+type group struct {
+	key   groupKey
+	name  string
+	units []core.Unit // in the order of the inventory
 }
 
-// bundles sorts the units into groups, each unit into one. Order is that of the inventory.
-func bundles(inv *core.Inventory, given assignment) []*bundle {
-	var all []*bundle
-	byKind := map[groupKey]*bundle{}
-	for u := range inv.Units() {
-		k := given.keyOf(u)
-		b, ok := byKind[k]
-		if !ok {
-			b = &bundle{groupType: k.groupType, name: given.names[k]}
-			byKind[k] = b
-			all = append(all, b)
+// listing is one device group of a fingerprint. Listings are compared, so that only changes are sent.
+type listing struct {
+	groupType, name string
+	attributes      attributes
+	devices         []listedDevice
+}
+
+// listedDevice is one device of a listing. Health is not among the attributes, which are part of the node's computed class.
+type listedDevice struct {
+	id          core.UnitID
+	healthy     bool
+	description string          // "" = healthy without remarks
+	pci         core.PCIAddress // "" = unknown
+}
+
+// unhealthyKey is the attribute with the number of devices in a group that accept no new work; a group without such
+// devices does not have it. It changes the node's computed class while the node has unhealthy devices (see the package's
+// documentation).
+const unhealthyKey = "unhealthy"
+
+// newListings returns the fingerprint of the groups, not nil. Equal groups give equal listings.
+func newListings(driver core.Driver, groups []group) []listing {
+	all := make([]listing, 0, len(groups))
+	for _, g := range groups {
+		l := listing{groupType: g.key.groupType, name: g.name, attributes: commonAttributes(driver, g.units)}
+		unhealthy := 0
+		for _, u := range g.units {
+			d := listedDevice{id: u.ID, healthy: u.Health.Schedulable(), pci: u.Device.PCI}
+			if !d.healthy {
+				unhealthy++
+			}
+			if text := u.Health.String(); text != core.Healthy.String() {
+				d.description = text
+			}
+			l.devices = append(l.devices, d)
 		}
-		b.units = append(b.units, u)
+		if unhealthy > 0 {
+			l.attributes.addCount(unhealthyKey, unhealthy)
+		}
+		all = append(all, l)
 	}
 	return all
 }
 
-// unhealthyKey is the attribute with the number of devices in a group that take no work; a group without such
-// has none. The scheduler remembers by a node's class whether it has the devices, and health alone is not part
-// of the class: a sick node would hide the others of its class, and its recovery would unblock nobody.
-const unhealthyKey = "unhealthy"
-
-func (b *bundle) unhealthy() (n int64) {
-	for _, u := range b.units {
-		if !u.Health.Schedulable() {
-			n++
-		}
-	}
-	return n
+func (l listing) equal(o listing) bool {
+	return l.groupType == o.groupType && l.name == o.name &&
+		maps.Equal(l.attributes, o.attributes) && slices.Equal(l.devices, o.devices)
 }
 
-// groups says in Nomad's words what inv offers, under names that are given for it. Equal inventories give
-// deeply equal groups, and each is valid by device.DeviceGroup.Validate.
-func groups(inv *core.Inventory, given assignment) []*device.DeviceGroup {
-	var gs []*device.DeviceGroup
-	for _, b := range bundles(inv, given) {
-		g := &device.DeviceGroup{Vendor: vendor, Type: b.groupType, Name: b.name}
-		for _, u := range b.units {
-			g.Devices = append(g.Devices, wireDevice(u))
-		}
-		common := shared(inv.Driver(), b.units)
-		g.Attributes = make(map[string]*structs.Attribute, len(common)+1)
-		for key, a := range common {
-			g.Attributes[key] = a.wire()
-		}
-		if n := b.unhealthy(); n > 0 {
-			g.Attributes[unhealthyKey] = structs.NewIntAttribute(n, "")
-		}
-		gs = append(gs, g)
+// wire returns the listing as Nomad's type; device.DeviceGroup.Validate accepts it.
+func (l listing) wire() *device.DeviceGroup {
+	g := &device.DeviceGroup{
+		Vendor: vendor, Type: l.groupType, Name: l.name,
+		Attributes: make(map[string]*structs.Attribute, len(l.attributes)),
 	}
-	return gs
+	for key, a := range l.attributes {
+		g.Attributes[key] = a.wire()
+	}
+	for _, d := range l.devices {
+		w := &device.Device{ID: string(d.id), Healthy: d.healthy, HealthDesc: d.description}
+		if d.pci != "" {
+			w.HwLocality = &device.DeviceLocality{PciBusID: string(d.pci)}
+		}
+		g.Devices = append(g.Devices, w)
+	}
+	return g
 }
 
-// wireDevice gives a device a description if there is more to say than that it is healthy. Health stands
-// nowhere else in a group: its attributes decide on the node's computed class.
-func wireDevice(u core.Unit) *device.Device {
-	d := &device.Device{ID: string(u.ID), Healthy: u.Health.Schedulable()}
-	if text := u.Health.String(); text != core.Healthy.String() {
-		d.HealthDesc = text
+// attribute is a number with a unit, or a text.
+type attribute struct {
+	number int64
+	unit   string // of number: one of Nomad's units, or ""
+	text   string // "" = a number
+}
+
+func (a attribute) wire() *structs.Attribute {
+	if a.text != "" {
+		return structs.NewStringAttribute(a.text)
 	}
-	if u.Device.PCI != "" {
-		d.HwLocality = &device.DeviceLocality{PciBusID: string(u.Device.PCI)}
+	return structs.NewIntAttribute(a.number, a.unit)
+}
+
+// attributes are the properties that job constraints can refer to, by key: ${device.attr.memory}. An unknown property has
+// no key, so that is_set is false and comparisons fail. All values of one key are numbers, or all are texts: Nomad
+// compares nothing else (plugins/shared/structs/attribute.go).
+type attributes map[string]attribute
+
+// addKnown adds a number; 0 = unknown.
+func (all attributes) addKnown(key string, n uint64, unit string) {
+	if n > 0 {
+		all[key] = attribute{number: int64(n), unit: unit}
 	}
-	return d
+}
+
+// addCount adds a number that may be 0.
+func (all attributes) addCount(key string, n int) { all[key] = attribute{number: int64(n)} }
+
+// addText adds a text; "" = unknown.
+func (all attributes) addText(key, text string) {
+	if text != "" {
+		all[key] = attribute{text: text}
+	}
+}
+
+// attributesOf returns the attributes of a unit. The first nine have the names, units and types of nomad-device-nvidia.
+//
+// Versions are texts, because Nomad's version constraint compares those; ">" would compare letters.
+func attributesOf(driver core.Driver, u core.Unit) attributes {
+	d, all := u.Device, attributes{}
+	all.addKnown("memory", d.Memory>>20, structs.UnitMiB)
+	all.addKnown("power", d.PowerLimit/1000, structs.UnitW)
+	all.addKnown("bar1", d.BAR1>>20, structs.UnitMiB)
+	all.addText("driver_version", driver.Version)
+	all.addKnown("cores_clock", d.CoreClock, structs.UnitMHz)
+	all.addKnown("memory_clock", d.MemoryClock, structs.UnitMHz)
+	all.addKnown("pci_bandwidth", uint64(d.PCIBandwidth()), structs.UnitMBPerS)
+	all.addText("display_state", d.DisplayState.String())
+	all.addText("persistence_mode", d.PersistenceMode.String())
+
+	all.addText("cuda_version", driver.CUDA)
+	if d.Compute != (core.Compute{}) {
+		all.addText("compute_capability", d.Compute.String())
+	}
+	all.addText("product", d.Product())
+	all.addText("architecture", d.Architecture)
+	all.addText("brand", d.Brand)
+	all.addText("ecc_mode", d.ECC.String())
+	all.addKnown("nvlinks", uint64(max(d.NVLinks, 0)), "")
+	if d.NUMANode >= 0 {
+		all.addCount("numa_node", d.NUMANode)
+	}
+	if d.Serial != "" {
+		all["unique.serial"] = serial(d.Serial)
+	}
+	all.addMIG(d)
+	all.addSharing(u.Sharing)
+	return all
+}
+
+// addMIG adds the resources of a MIG instance, of which the driver reports all or none.
+func (all attributes) addMIG(d core.Device) {
+	all.addText("mig_profile", d.Profile)
+	if d.Slices == (core.Slices{}) {
+		return
+	}
+	all.addCount("gpu_slices", d.Slices.GPU)
+	all.addCount("compute_slices", d.Slices.Compute)
+	all.addCount("multiprocessors", d.Slices.Multiprocessors)
+	all.addCount("copy_engines", d.Slices.CopyEngines)
+	all.addCount("decoders", d.Slices.Decoders)
+	all.addCount("encoders", d.Slices.Encoders)
+	all.addCount("jpeg_decoders", d.Slices.JPEGDecoders)
+	all.addCount("ofas", d.Slices.OFAs)
+}
+
+// addSharing adds how a device is shared; the other attributes of a share are those of the whole device.
+func (all attributes) addSharing(s core.Sharing) {
+	if s.Mode == core.Exclusive {
+		return
+	}
+	all.addText("sharing", s.Mode.String())
+	all.addCount("replicas", s.Replicas)
+	all.addKnown("mps_memory_limit", s.Memory>>20, structs.UnitMiB)
+	all.addKnown("mps_thread_limit", uint64(max(s.Threads, 0)), "") // percent; Nomad has no such unit
+}
+
+// serial returns a number for a serial of digits: Nomad parses the same digits in a constraint as a number
+// (structs.ParseAttribute), and a number never equals a text.
+func serial(s string) attribute {
+	if n, err := strconv.ParseInt(s, 10, 64); err == nil && n > 0 {
+		return attribute{number: n}
+	}
+	return attribute{text: s}
+}
+
+// commonAttributes returns the attributes that have the same value for all units.
+func commonAttributes(driver core.Driver, units []core.Unit) (common attributes) {
+	for i, u := range units {
+		if i > 0 && u.Device == units[i-1].Device && u.Sharing == units[i-1].Sharing { // another replica
+			continue
+		}
+		of := attributesOf(driver, u)
+		if i == 0 {
+			common = of
+			continue
+		}
+		maps.DeleteFunc(common, func(key string, a attribute) bool { return of[key] != a })
+	}
+	return common
 }

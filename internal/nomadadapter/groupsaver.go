@@ -8,140 +8,140 @@ import (
 )
 
 const (
-	loadAttempts  = 5                      // at the file of names while it can't be read, before it is done without
-	recallPause  = 500 * time.Millisecond // between them; a table of open files that is full has room again soon
-	groupsAtDisk = 10 * time.Second       // one reading or writing, by a disk that does not hang
-	saveRetry    = 30 * time.Second       // after a write that failed
+	loadAttempts     = 5                      // to read the group name file, before groups are named without it
+	loadRetry        = 500 * time.Millisecond // between them; EMFILE, for example, is temporary
+	groupFileTimeout = 10 * time.Second       // for the watchdog: one load or save
+	saveRetry        = 30 * time.Second       // after a failed save
 
-	// maxSaveWait bounds how long a fingerprint waits for its names to be on disk, so that a kill right after it
-	// leaves them there. A disk that takes longer keeps Nomad waiting no longer.
+	// maxSaveWait is how long a fingerprint waits until its names are on disk, so that they survive a kill right after it.
 	maxSaveWait = time.Second
 )
 
-// KeepNames has the plugin keep the names of the groups that it announces in the state directory, and announce them
-// again after a restart: Nomad forgets which allocation holds a device that has come to a group of another name. bootID
-// is the machine's boot id, with procfs at that folder ("" = /proc). Call it before serving; without it no names are kept.
+// PersistGroups makes the plugin save the names of the groups that it announces in the state directory, and announce them
+// again after a restart: Nomad loses the allocation of a device that moves to a group of another name. bootID returns the
+// host's boot ID from procfs at procRoot ("" = /proc). Call it before Serve; without it names are not saved.
 //
 //	plugin   process 1: A = B in "NVLink A" ........ ends    process 2: A and B in "NVLink A"
 //	links                       A   B
-func (p *Plugin) KeepNames(bootID func(procRoot string) (string, error)) {
+func (p *Plugin) PersistGroups(bootID func(procRoot string) (string, error)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.bootID = bootID
 }
 
-// saveGroups starts the keeper of a life, if names are kept. Call it with p.mu held.
-func (p *Plugin) saveGroups(l *run) {
-	dir := l.settings.Health.StateDir
-	if p.bootID == nil || dir == "" || !l.enabled {
-		p.names.forget()
+// saveGroups starts the groupSaver of a run, if names are saved. The caller holds p.mu.
+func (p *Plugin) saveGroups(r *run) {
+	dir := r.settings.Health.StateDir
+	if p.bootID == nil || dir == "" || !r.enabled {
+		p.names.stopSaving()
 		return
 	}
-	recall, wake := p.names.keep()
-	k := keeper{
-		names: &p.names, recall: recall, wake: wake, ended: l.done, turns: watchdogOf(l.source).Register("groups"),
+	loaded, wake := p.names.startSaving()
+	s := groupSaver{
+		names: &p.names, loaded: loaded, wake: wake, done: r.done, task: watchdogOf(r.source).Register("groups"),
 		file: groupFile{path: filepath.Join(dir, groupFileName), read: p.readFile, log: p.log},
 	}
-	bootID, procRoot := p.bootID, l.settings.Core.Roots.Proc
+	bootID, procRoot := p.bootID, r.settings.Core.Roots.Proc
 	p.diskWork.Go(func() {
-		defer k.turns.Done()
-		k.file.boot, _ = bootID(procRoot) // the history says it if that fails
-		k.run()
+		defer s.task.Done()
+		s.file.boot, _ = bootID(procRoot) // if that fails, it is the one in the file
+		s.run()
 	})
 }
 
-// Parted is closed when nothing is under way on disk any more. Call it after the context of New has ended.
-func (p *Plugin) Parted() <-chan struct{} {
-	parted := make(chan struct{})
+// Flushed returns a channel that is closed when all writes to the state directory have ended. Call it after the context
+// of New has ended.
+func (p *Plugin) Flushed() <-chan struct{} {
+	flushed := make(chan struct{})
 	go func() {
 		p.diskWork.Wait()
-		close(parted)
+		close(flushed)
 	}()
-	return parted
+	return flushed
 }
 
-// keeper is the goroutine that may wait for the disk, so that neither a fingerprint nor a reservation does.
-type keeper struct {
+// groupSaver is the goroutine that blocks on the disk, so that fingerprints and reservations do not.
+type groupSaver struct {
 	names        *groupNamer
-	recall, wake chan struct{} // the register's
-	ended        <-chan struct{}
-	turns        *watchdog.Task
+	loaded, wake chan struct{} // of names
+	done         <-chan struct{}
+	task         *watchdog.Task
 	file         groupFile
-	failing      bool
+	failing      bool // the last load or save failed
 }
 
-func (k *keeper) run() {
-	if !k.remember() {
+func (s *groupSaver) run() {
+	if !s.load() {
 		return
 	}
-	close(k.recall)
-	var again <-chan time.Time
+	close(s.loaded)
+	var retry <-chan time.Time
 	for {
-		k.turns.Heartbeat(0)
+		s.task.Heartbeat(0)
 		select {
-		case <-k.wake:
-		case <-again:
-		case <-k.ended:
+		case <-s.wake:
+		case <-retry:
+		case <-s.done:
 			return
 		}
-		k.turns.Heartbeat(groupsAtDisk)
-		if again = nil; !k.save() {
-			again = time.After(saveRetry)
+		s.task.Heartbeat(groupFileTimeout)
+		if retry = nil; !s.save() {
+			retry = time.After(saveRetry)
 		}
 	}
 }
 
-// remember takes up what was kept, and reports whether the life goes on. A file that can't be read for a moment is tried
-// again; if it still can't, names are given without it, and it is joined with them when it can.
-func (k *keeper) remember() bool {
-	k.turns.Heartbeat(groupsAtDisk)
-	k.file.tidy()
-	for try := 1; ; try++ {
-		k.turns.Heartbeat(groupsAtDisk)
-		kept, _, err := k.file.load()
+// load merges the file into names; it returns false if the run ends meanwhile. If the file can't be read after
+// loadAttempts, groups are named without it, and it is merged by the first save that can read it.
+func (s *groupSaver) load() bool {
+	s.task.Heartbeat(groupFileTimeout)
+	s.file.removeTemporary()
+	for attempt := 1; ; attempt++ {
+		s.task.Heartbeat(groupFileTimeout)
+		saved, _, err := s.file.load()
 		if err == nil {
-			k.names.take(kept)
+			s.names.merge(saved)
 			return true
 		}
-		if try == loadAttempts {
-			k.failed("the names of groups that were announced before can't be read: groups may have other names", err)
+		if attempt == loadAttempts {
+			s.logFailure("group name file not read, groups may get other names", err)
 			return true
 		}
 		select {
-		case <-time.After(recallPause):
-		case <-k.ended:
+		case <-time.After(loadRetry):
+		case <-s.done:
 			return false
 		}
 	}
 }
 
-// save writes the names that are not written yet, and reports whether none is left. What another process wrote meanwhile,
-// or could not be read before, is joined with them: it is never overwritten unread.
-func (k *keeper) save() bool {
-	if !k.names.changed() {
+// save writes the unsaved names, and reports whether none is left. The present content of the file is merged first: another
+// process may have written it, or it could not be read before.
+func (s *groupSaver) save() bool {
+	if !s.names.unsaved() {
 		return true
 	}
-	kept, was, err := k.file.load()
-	all, done := k.names.begin(kept)
+	saved, text, err := s.file.load()
+	all, done := s.names.beginSave(saved)
 	if err == nil {
-		err = k.file.save(all, was)
+		err = s.file.save(all, text)
 	}
 	done(err == nil)
 	if err != nil {
-		k.failed("the names of groups are not kept: after a restart they may be others", err)
+		s.logFailure("group names not saved, groups may get other names after a restart", err)
 		return false
 	}
-	if k.failing {
-		k.failing = false
-		k.file.log.Info("the names of groups are kept again", "file", k.file.path)
+	if s.failing {
+		s.failing = false
+		s.file.log.Info("group names saved again", "file", s.file.path)
 	}
 	return true
 }
 
-// failed logs a failure, the first in a row only.
-func (k *keeper) failed(message string, err error) {
-	if !k.failing {
-		k.file.log.Warn(message, "file", k.file.path, "error", err)
+// logFailure logs the first of several failures in a row.
+func (s *groupSaver) logFailure(message string, err error) {
+	if !s.failing {
+		s.file.log.Warn(message, "file", s.file.path, "error", err)
 	}
-	k.failing = true
+	s.failing = true
 }

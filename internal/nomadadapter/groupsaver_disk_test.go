@@ -37,7 +37,7 @@ func TestDiskThatHangsWhileNamesAreRead(t *testing.T) {
 		if r := <-ch; len(r.Devices) != 0 || r.Error != nil || time.Since(began) > firstFingerprintTimeout {
 			t.Errorf("first after %v: %+v", time.Since(began), r)
 		}
-		if all := strings.Join(s.Log.Lines(), "\n"); !strings.Contains(all, "does the disk hang?") {
+		if all := strings.Join(s.Log.Lines(), "\n"); !strings.Contains(all, "check whether the disk hangs") {
 			t.Errorf("logged:\n%s", all)
 		}
 		stats, err := s.Stats(ctx, time.Second)
@@ -62,7 +62,7 @@ func TestDiskThatHangsWhileNamesAreRead(t *testing.T) {
 		}
 		cancel()
 		s.currentRun().stop()
-		<-s.Parted()
+		<-s.Flushed()
 	})
 }
 
@@ -98,7 +98,7 @@ func TestDiskThatHangsWhileNamesAreWritten(t *testing.T) {
 		synctest.Wait()
 		cancel()
 		s.currentRun().stop()
-		<-s.Parted()
+		<-s.Flushed()
 		if text := inFile(t, dir); !strings.Contains(text, island(2)) {
 			t.Errorf("not written when the disk was back:\n%s", text)
 		}
@@ -121,7 +121,7 @@ func TestNamesThatCannotBeKept(t *testing.T) {
 			t.Errorf("(-want +got):\n%s", diff)
 		}
 		time.Sleep(3 * saveRetry)
-		if n := strings.Count(strings.Join(s.Log.Lines(), "\n"), "the names of groups are not kept"); n != 1 {
+		if n := strings.Count(strings.Join(s.Log.Lines(), "\n"), "group names not saved,"); n != 1 {
 			t.Errorf("said %d times:\n%s", n, strings.Join(s.Log.Lines(), "\n"))
 		}
 		if err := os.Remove(dir); err != nil {
@@ -131,11 +131,11 @@ func TestNamesThatCannotBeKept(t *testing.T) {
 		if text := inFile(t, dir); !strings.Contains(text, island(2)) {
 			t.Errorf("not written later:\n%s", text)
 		}
-		if all := strings.Join(s.Log.Lines(), "\n"); !strings.Contains(all, "kept again") {
+		if all := strings.Join(s.Log.Lines(), "\n"); !strings.Contains(all, "group names saved again") {
 			t.Errorf("logged:\n%s", all)
 		}
 		cancel()
 		s.currentRun().stop()
-		<-s.Parted()
+		<-s.Flushed()
 	})
 }

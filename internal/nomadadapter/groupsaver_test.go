@@ -22,7 +22,7 @@ func sameBoot(string) (string, error) { return "boot 1", nil }
 func nvlinked(t *testing.T, dir string) *stand {
 	t.Helper()
 	s := newStand(t)
-	s.KeepNames(sameBoot)
+	s.PersistGroups(sameBoot)
 	if err := s.configure(map[string]any{"group_by": "nvlink", "state_dir": dir}); err != nil {
 		t.Fatal(err)
 	}
@@ -41,7 +41,7 @@ func announced(t *testing.T, s *stand, inv *core.Inventory) map[string]string {
 	}
 	got := groupOf(t, receive(t, ch).Devices)
 	s.currentRun().stop()
-	<-s.Parted()
+	<-s.Flushed()
 	return got
 }
 
@@ -130,7 +130,7 @@ func TestBrokenFileOfNames(t *testing.T) {
 			if aside, err := os.ReadFile(path + ".broken"); err != nil || string(aside) != text {
 				t.Errorf("kept aside: %q, %v", aside, err)
 			}
-			if n := strings.Count(strings.Join(s.Log.Lines(), "\n"), "kept aside"); n != 1 {
+			if n := strings.Count(strings.Join(s.Log.Lines(), "\n"), "invalid group name file, renamed"); n != 1 {
 				t.Errorf("%d lines in the log, want 1:\n%s", n, strings.Join(s.Log.Lines(), "\n"))
 			}
 			if diff := cmp.Diff(in(0, 0, -1, -1), announced(t, nvlinked(t, dir), machine(pairs))); diff != "" {
@@ -174,7 +174,7 @@ func TestFileOfNamesThatCannotBeRead(t *testing.T) {
 				if text := inFile(t, dir); text != good {
 					t.Errorf("the file was written unread:\n%s", text)
 				}
-				if all := strings.Join(s.Log.Lines(), "\n"); strings.Count(all, "can't be read: groups may have other names") != 1 || !strings.Contains(all, "too many open files") {
+				if all := strings.Join(s.Log.Lines(), "\n"); strings.Count(all, "group name file not read, groups may get other names") != 1 || !strings.Contains(all, "too many open files") {
 					t.Errorf("logged:\n%s", all)
 				}
 			}
@@ -191,7 +191,7 @@ func TestFileOfNamesThatCannotBeRead(t *testing.T) {
 				t.Error("the file was kept aside")
 			}
 			s.currentRun().stop()
-			<-s.Parted()
+			<-s.Flushed()
 			if diff := cmp.Diff(tc.then, announced(t, nvlinked(t, dir), machine(joined(4)))); diff != "" {
 				t.Errorf("the next process (-want +got):\n%s", diff)
 			}
@@ -224,7 +224,7 @@ func TestNamesThatAreNotKept(t *testing.T) {
 		"disabled":           {"state_dir": dir, "enabled": false},
 	} {
 		s := newStand(t)
-		s.KeepNames(func(string) (string, error) { return "", errors.New("unknown") })
+		s.PersistGroups(func(string) (string, error) { return "", errors.New("unknown") })
 		if err := s.configure(keys); err != nil {
 			t.Fatal(err)
 		}

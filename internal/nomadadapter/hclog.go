@@ -10,11 +10,11 @@ import (
 	"github.com/hashicorp/go-hclog"
 )
 
-// hclogHandler passes what the core logs to hclog, whose JSON lines Nomad takes over with level and fields.
+// hclogHandler is a slog.Handler that writes to hclog. Nomad logs hclog's JSON lines with their level and fields.
 type hclogHandler struct {
 	log    hclog.Logger
-	prefix string // of keys: the open groups, "a.b."
-	args   []any  // from With
+	prefix string // of keys: the open slog groups, "a.b."
+	args   []any  // of WithAttrs
 }
 
 var _ slog.Handler = hclogHandler{}
@@ -33,7 +33,9 @@ func level(l slog.Level) hclog.Level {
 	return hclog.Error
 }
 
-func (h hclogHandler) Enabled(_ context.Context, l slog.Level) bool { return level(l) >= h.log.GetLevel() }
+func (h hclogHandler) Enabled(_ context.Context, l slog.Level) bool {
+	return level(l) >= h.log.GetLevel()
+}
 
 func (h hclogHandler) Handle(_ context.Context, r slog.Record) error {
 	args := slices.Clip(h.args)
@@ -60,10 +62,10 @@ func (h hclogHandler) WithGroup(name string) slog.Handler {
 	return h
 }
 
-// flatten appends a to args as hclog wants it. Absent values are left out.
+// flatten appends a to args as hclog's key and value. Absent values are left out.
 //
-// A field called "@level" or the like would replace hclog's own, and one that is not a text panics the
-// Nomad agent that reads it (go-plugin log_entry.go): no key of ours begins with an @.
+// A key such as "@level" would replace hclog's own, and a value of it that is not a string panics the Nomad agent
+// (go-plugin log_entry.go), so a leading @ is removed.
 func flatten(args []any, prefix string, a slog.Attr) []any {
 	v := a.Value.Resolve()
 	if v.Kind() == slog.KindGroup {

@@ -2,7 +2,6 @@ package nomadadapter
 
 import (
 	"context"
-	"fmt"
 	"maps"
 	"math/rand/v2"
 	"slices"
@@ -254,26 +253,25 @@ func TestNamesOutliveALife(t *testing.T) {
 	})
 }
 
-// Whoever asks at the same time is told the same.
-func TestRegisterIsShared(t *testing.T) {
-	var r groupNamer
-	told := make(chan groupNames)
-	for n := range 8 {
+// Concurrent callers get the same names.
+func TestGroupNamerIsShared(t *testing.T) {
+	var n groupNamer
+	results := make(chan []group)
+	for i := range 8 {
 		go func() {
-			told <- r.of(machine(changed(coretest.GPUs(2), 0, memory(uint64(10000+n)))), GroupByNone).names
+			results <- n.groups(machine(changed(coretest.GPUs(2), 0, memory(uint64(10000+i)))), GroupByNone)
 		}()
 	}
-	last := groupNames{}
+	names := groupNames{}
 	for range 8 {
-		given := <-told
-		for k, name := range given {
-			if last[k] != "" && last[k] != name {
-				t.Errorf("%+v is %q and %q", k, last[k], name)
+		for _, g := range <-results {
+			if names[g.key] != "" && names[g.key] != g.name {
+				t.Errorf("%+v is %q and %q", g.key, names[g.key], g.name)
 			}
-			last[k] = name
+			names[g.key] = g.name
 		}
 	}
-	if len(last) != 9 {
-		t.Errorf("%d kinds have names, want 9: %s", len(last), fmt.Sprint(last))
+	if len(names) != 9 {
+		t.Errorf("%d keys have names, want 9: %v", len(names), names)
 	}
 }

@@ -68,7 +68,7 @@ func TestPolicyFile(t *testing.T) {
 	s.currentRun()
 	inv := observed(s.Started()[0].Core, joined(3))
 	want := map[string]int{"gpu/" + h100: 1, "gpu-shared/" + h100: 2}
-	if diff := cmp.Diff(want, sizes(groups(inv, assignment{}.with(inv)))); diff != "" {
+	if diff := cmp.Diff(want, sizes(groups(inv, assignment{}))); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }

@@ -10,35 +10,30 @@ import (
 	"sync/atomic"
 
 	"github.com/hashicorp/go-hclog"
+	"github.com/hashicorp/go-plugin"
 	"github.com/hashicorp/nomad/plugins/base"
 	"github.com/hashicorp/nomad/plugins/device"
 	"github.com/hashicorp/nomad/plugins/shared/hclspec"
+	"google.golang.org/grpc"
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/policy"
 	"github.com/tandem-gpu/tandem/internal/watchdog"
 )
 
-// Name is the plugin's identity in Nomad. It is nomad-device-nvidia's: should both be installed, Nomad
-// keeps the one of the higher version instead of offering every GPU twice.
+// Name is the plugin's name in Nomad, the same as nomad-device-nvidia's: if both are installed, Nomad uses the one with
+// the higher version instead of fingerprinting every GPU twice.
 const Name = "nvidia-gpu"
 
-// Source is what the plugin needs of the core. Its methods are called from many goroutines.
+// Source is the inventories and the usage of a node; a *monitor.Monitor is one. Its methods are called concurrently. It may
+// also be a PolicyApplier and a ReservationObserver.
 type Source interface {
 	Current() *core.Inventory
 	Watch(context.Context) iter.Seq[*core.Inventory]
 	Usage(context.Context) ([]core.Usage, error)
 }
 
-// watchdogOf is where the loops that serve a source beat; nil = nowhere. A monitor has one.
-func watchdogOf(src Source) *watchdog.Registry {
-	if p, ok := src.(interface{ Watchdog() *watchdog.Registry }); ok {
-		return p.Watchdog()
-	}
-	return nil
-}
-
-// StartFunc starts following the machine until ctx ends. It returns at once.
+// StartFunc starts a Source that runs until ctx ends. It must not block.
 type StartFunc func(ctx context.Context, s Settings, log *slog.Logger) Source
 
 // Plugin is the device plugin. Make one with New; all methods are safe for concurrent use.
@@ -46,48 +41,71 @@ type Plugin struct {
 	version string
 	log     *slog.Logger
 	start   func(Settings) *run
-	names   groupNamer // one for all lives: tasks run on while a configuration changes
+	names   groupNamer // for all runs: allocations remain when the configuration changes
 
-	diskWork    sync.WaitGroup                    // of what is at the disk
-	writing    sync.Mutex                        // held by the one that is at the disk
-	readFile func(path string) ([]byte, error) // the file of announced names; tests have it fail
-	newest     atomic.Pointer[[]byte]            // the latest copy of the policy that is to be kept
+	diskWork      sync.WaitGroup                    // goroutines that read or write the state directory
+	readFile      func(path string) ([]byte, error) // readGroupFile; replaced in tests
+	policyWrite   sync.Mutex                        // held during a write of the policy
+	unsavedPolicy atomic.Pointer[[]byte]            // the latest policy to be saved
 
-	mu       sync.Mutex
-	agent    string                                // for which the policy is kept; "" = it is not
-	bootID   func(procRoot string) (string, error) // nil = names of groups are not kept
-	block    block
-	settings Settings      // what the block says
-	file     policy.Result // what its policy file says
-	warned   string        // text of the policy file of which the warnings are logged; "" = of none
-	fresh    bool          // by its policy file and not by one that was kept
-	run     *run         // nil until someone asks about devices
+	mu        sync.Mutex
+	agent     string                                // for which the policy is saved; "" = it is not
+	bootID    func(procRoot string) (string, error) // nil = group names are not saved
+	block     block
+	settings  Settings      // by block
+	policy    policy.Result // by the policy file of block
+	fromCache bool          // policy is that of an earlier process, because the policy file is invalid
+	warned    string        // the policy file whose warnings were logged; "" = none
+	run       *run          // nil until the first call that concerns devices
 }
 
 var _ device.DevicePlugin = (*Plugin)(nil)
 
-// run is a source from its start until a configuration that asks for another one. It is immutable.
+// run is one source, from its start until the configuration requires another one. It is immutable.
 type run struct {
 	source   Source
 	enabled  bool
 	settings Settings
-	done    <-chan struct{}
-	stop      context.CancelFunc
+	done     <-chan struct{} // closed by stop
+	stop     func()
 }
 
-// New returns a plugin that reports version and has start follow the machine until ctx ends.
+// New returns a plugin that reports version to Nomad, and whose sources start runs until ctx ends.
 func New(ctx context.Context, version string, start StartFunc, log hclog.Logger) *Plugin {
 	p := &Plugin{version: version, log: slog.New(hclogHandler{log: log})}
 	p.block, p.readFile = defaultBlock(), readGroupFile
-	p.settings, _, _ = p.block.compile(nil) // the defaults are valid; a test says so
+	p.settings, _, _ = p.block.compile(nil) // the defaults are valid: TestConfigDefaults
 	p.start = func(s Settings) *run {
-		ctx, end := context.WithCancel(ctx)
-		return &run{source: start(ctx, s, p.log), enabled: true, settings: s, done: ctx.Done(), stop: end}
+		ctx, stop := context.WithCancel(ctx)
+		return &run{source: start(ctx, s, p.log), enabled: true, settings: s, done: ctx.Done(), stop: stop}
 	}
 	return p
 }
 
-// PluginInfo says who we are. Nomad calls it before anything is configured.
+// Launched reports whether Nomad started this process, by go-plugin's handshake in its environment.
+func Launched(getenv func(string) string) bool {
+	return getenv(base.Handshake.MagicCookieKey) == base.Handshake.MagicCookieValue
+}
+
+// Serve serves p until Nomad ends it or ctx ends. It is device.Serve with ctx, whose end also removes the socket. Writes
+// to os.Stdout and os.Stderr are lost from now on: make log before.
+func Serve(ctx context.Context, p *Plugin, log hclog.Logger) {
+	plugin.Serve(&plugin.ServeConfig{
+		HandshakeConfig: base.Handshake,
+		Plugins: map[string]plugin.Plugin{
+			base.PluginTypeBase:   &base.PluginBase{Impl: p},
+			base.PluginTypeDevice: &device.PluginDevice{Impl: p},
+		},
+		GRPCServer: func(opts []grpc.ServerOption) *grpc.Server {
+			s := plugin.DefaultGRPCServer(opts)
+			context.AfterFunc(ctx, s.Stop)
+			return s
+		},
+		Logger: log,
+	})
+}
+
+// PluginInfo returns the plugin's name and versions. Nomad calls it before SetConfig.
 func (p *Plugin) PluginInfo() (*base.PluginInfoResponse, error) {
 	return &base.PluginInfoResponse{
 		Type:              base.PluginTypeDevice,
@@ -97,30 +115,30 @@ func (p *Plugin) PluginInfo() (*base.PluginInfoResponse, error) {
 	}, nil
 }
 
-// ConfigSchema says which keys the config block has.
+// ConfigSchema returns the keys of the config block.
 func (p *Plugin) ConfigSchema() (*hclspec.Spec, error) { return schema, nil }
 
-// SetConfig takes the config block. An error stops the Nomad agent from starting and is shown to the
-// operator, so it concerns the block only, never the state of the machine. The same configuration again
-// changes nothing; another one ends the source, and open streams go on with the next. A policy file that has become bad
-// under a running agent is no error: see KeepPolicyFor.
+// SetConfig sets the config block. An error stops the Nomad agent from starting and is shown to the operator, so errors
+// concern the block only, never the state of the node. An equal configuration has no effect; another one ends the source,
+// and open streams continue with the next one. A policy file that became invalid while the agent runs is no error: see
+// PersistPolicy.
 func (p *Plugin) SetConfig(c *base.Config) error {
 	b, err := decode(c.PluginConfig)
 	if err != nil {
 		return fmt.Errorf("decode config: %w", err)
 	}
-	s, file, wrong := b.settings()
-	if wrong != nil {
+	s, file, invalid := b.settings()
+	if invalid != nil {
 		var ok bool
-		if s, file, ok = b.kept(p.startedBy()); !ok {
-			return wrong
+		if s, file, ok = b.cachedSettings(p.persistentAgent()); !ok {
+			return invalid
 		}
-		p.refused(b, wrong)
+		p.logRefused(b, invalid)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	same := b.Enabled == p.block.Enabled && reflect.DeepEqual(s, p.settings)
-	p.block, p.settings, p.file, p.fresh = b, s, file, wrong == nil
+	p.block, p.settings, p.policy, p.fromCache = b, s, file, invalid != nil
 	if same {
 		p.logWarnings()
 		return nil
@@ -129,7 +147,7 @@ func (p *Plugin) SetConfig(c *base.Config) error {
 	return nil
 }
 
-// stopRun ends the present life; the next call of now begins another.
+// stopRun ends the current run; the next call of currentRun starts another one. The caller holds p.mu.
 func (p *Plugin) stopRun() {
 	if p.run != nil {
 		p.run.stop()
@@ -137,37 +155,37 @@ func (p *Plugin) stopRun() {
 	}
 }
 
-// currentRun returns the present life, which begins with the first call: the process that Nomad starts just to
-// validate the configuration never asks, and so never opens the driver.
+// currentRun returns the current run, and starts it if there is none: the process that Nomad starts to validate the
+// configuration makes no call that concerns devices, and so does not open the driver.
 func (p *Plugin) currentRun() *run {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.run == nil && p.block.Enabled {
 		p.run = p.start(p.settings)
-		p.keep()
+		p.savePolicy()
 		p.logWarnings()
 		p.saveGroups(p.run)
 	}
 	if p.run == nil {
-		ended := make(chan struct{})
-		p.run = &run{source: disabledSource{}, settings: p.settings, done: ended, stop: func() { close(ended) }}
+		done := make(chan struct{})
+		p.run = &run{source: disabledSource{}, settings: p.settings, done: done, stop: func() { close(done) }}
 	}
 	return p.run
 }
 
-// logWarnings logs what the policy file means otherwise than to NVIDIA's plugin, once for each text of the file: when devices
-// are followed, so that the process that only validates the configuration says nothing. Callers hold p.mu.
+// logWarnings logs where the policy file has another effect than with NVIDIA's plugin, once for each text of the file, and
+// not in the process that only validates the configuration. The caller holds p.mu.
 func (p *Plugin) logWarnings() {
-	if p.run == nil || !p.run.enabled || p.file.Text == p.warned {
+	if p.run == nil || !p.run.enabled || p.policy.Text == p.warned {
 		return
 	}
-	p.warned = p.file.Text
-	for _, w := range p.file.Warnings {
+	p.warned = p.policy.Text
+	for _, w := range p.policy.Warnings {
 		p.log.Warn("policy differs in effect from NVIDIA's k8s-device-plugin", "warning", w)
 	}
 }
 
-// disabledSource is the source of a disabled plugin: a machine that is not looked at.
+// disabledSource is the source of a disabled plugin: a node without a driver.
 type disabledSource struct{}
 
 var disabledInventory = core.Build(core.NoDriver(core.DriverAbsent, "disabled by configuration"), core.Ledger{}, core.DefaultConfig())
@@ -184,12 +202,20 @@ func (disabledSource) Watch(ctx context.Context) iter.Seq[*core.Inventory] {
 
 func (disabledSource) Usage(context.Context) ([]core.Usage, error) { return nil, nil }
 
-// withDone returns a context that ends with ctx or with ended, whichever is first. Cancel it.
-func withDone(ctx context.Context, ended <-chan struct{}) (context.Context, context.CancelFunc) {
+// watchdogOf returns the watchdog of the source, with which the loops that read it are registered; nil = none.
+func watchdogOf(src Source) *watchdog.Registry {
+	if s, ok := src.(interface{ Watchdog() *watchdog.Registry }); ok {
+		return s.Watchdog()
+	}
+	return nil
+}
+
+// withDone returns a context that ends with ctx or when done is closed. Cancel it.
+func withDone(ctx context.Context, done <-chan struct{}) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(ctx)
 	go func() {
 		select {
-		case <-ended:
+		case <-done:
 			cancel()
 		case <-ctx.Done():
 		}
@@ -197,7 +223,7 @@ func withDone(ctx context.Context, ended <-chan struct{}) (context.Context, cont
 	return ctx, cancel
 }
 
-// awaitFirstSnapshot waits for an inventory that is not provisional, and returns it or the latest when ctx ends.
+// awaitFirstSnapshot returns the first inventory that is not provisional, or the current one when ctx ends.
 func awaitFirstSnapshot(ctx context.Context, src Source) *core.Inventory {
 	for inv := range src.Watch(ctx) {
 		if !inv.Provisional() {

@@ -90,7 +90,7 @@ func TestGroupsUnderAPolicy(t *testing.T) {
 		"numa":    {under(core.Policy{}, detailed(coretest.GPUs(4))), GroupByNUMA},
 		"nvlink":  {under(mixed, detailed(bridged(8))), GroupByNVLink},
 	} {
-		gs := groups(tc.inv, assignment{by: tc.by}.with(tc.inv))
+		gs := groups(tc.inv, assignment{by: tc.by})
 		golden(t, "testdata/"+name+".txt", text(gs))
 		for _, g := range gs {
 			if err := g.Validate(); err != nil {
@@ -124,7 +124,7 @@ func sizes(gs []*device.DeviceGroup) map[string]int {
 func TestGroupsByUse(t *testing.T) {
 	want := map[string]int{"gpu/" + h100: 2, "gpu-shared/" + h100: 12, "gpu-mps/" + h100: 4}
 	inv := under(mixed, coretest.GPUs(8))
-	if diff := cmp.Diff(want, sizes(groups(inv, assignment{}.with(inv)))); diff != "" {
+	if diff := cmp.Diff(want, sizes(groups(inv, assignment{}))); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
@@ -173,7 +173,7 @@ func TestNamesOfPools(t *testing.T) {
 			s = changed(s, 1, tc.change)
 		}
 		inv := under(tc.policy, s)
-		if diff := cmp.Diff(tc.want, sizes(groups(inv, assignment{}.with(inv)))); diff != "" {
+		if diff := cmp.Diff(tc.want, sizes(groups(inv, assignment{}))); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
 	}
@@ -204,7 +204,7 @@ func TestNamesStayUnderAnotherPolicy(t *testing.T) {
 // What is an attribute of a share, and what is none of a GPU of one's own.
 func TestSharingAttributes(t *testing.T) {
 	inv := under(mixed, detailed(coretest.GPUs(8)))
-	for _, g := range groups(inv, assignment{}.with(inv)) {
+	for _, g := range groups(inv, assignment{}) {
 		var got []string
 		for _, key := range slices.Sorted(maps.Keys(g.Attributes)) {
 			switch key {
@@ -226,7 +226,7 @@ func TestSharingAttributes(t *testing.T) {
 func TestSerial(t *testing.T) {
 	cut := detailed(mig())
 	inv := under(core.Policy{Rules: []core.Rule{{Sharing: slicing(3)}}}, cut)
-	for _, g := range groups(inv, assignment{}.with(inv)) {
+	for _, g := range groups(inv, assignment{}) {
 		if a := g.Attributes["unique.serial"]; a == nil || a.Int == nil {
 			t.Errorf("%s: serial %#v", g.Name, a)
 		}
@@ -237,7 +237,7 @@ func TestSerial(t *testing.T) {
 		}
 	}
 	inv = under(core.Policy{}, detailed(coretest.GPUs(2)))
-	if a := groups(inv, assignment{}.with(inv))[0].Attributes["unique.serial"]; a != nil {
+	if a := groups(inv, assignment{})[0].Attributes["unique.serial"]; a != nil {
 		t.Errorf("two GPUs have the serial %#v", a)
 	}
 }

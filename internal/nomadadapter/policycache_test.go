@@ -40,7 +40,7 @@ func TestPolicyIsKept(t *testing.T) {
 	path := file(t, twoThirds)
 	block := map[string]any{"policy_file": path, "state_dir": dir}
 	first := newStand(t)
-	first.KeepPolicyFor("agent 1")
+	first.PersistPolicy("agent 1")
 	if err := first.configure(block); err != nil {
 		t.Fatal(err)
 	}
@@ -69,7 +69,7 @@ func TestPolicyIsKept(t *testing.T) {
 		"a bad block, too":   {"agent 1", map[string]any{"group_by": "rack"}, `group_by = "rack"`},
 	} {
 		next := newStand(t)
-		next.KeepPolicyFor(tc.agent)
+		next.PersistPolicy(tc.agent)
 		keys := map[string]any{"policy_file": path, "state_dir": dir}
 		for k, v := range tc.more {
 			keys[k] = v
@@ -103,14 +103,14 @@ func TestPolicyIsKept(t *testing.T) {
 // A state directory that can't be written keeps nobody from anything.
 func TestPolicyThatCannotBeKept(t *testing.T) {
 	s := newStand(t)
-	s.KeepPolicyFor("agent 1")
+	s.PersistPolicy("agent 1")
 	dir := filepath.Join(file(t, ""), "a file is no folder")
 	if err := s.configure(map[string]any{"policy_file": file(t, twoThirds), "state_dir": dir}); err != nil {
 		t.Fatal(err)
 	}
 	s.Source.Set(machine(coretest.GPUs(1)))
 	s.currentRun()
-	await(t, "a line of the log", func() bool { return strings.Contains(strings.Join(s.Log.Lines(), ""), "the policy is not kept") })
+	await(t, "a line of the log", func() bool { return strings.Contains(strings.Join(s.Log.Lines(), ""), "policy not saved") })
 	if _, err := s.Reserve([]string{id(0)}); err != nil {
 		t.Error(err)
 	}
@@ -128,7 +128,7 @@ func TestPolicyEditedAfterItWasReadIsKeptAsRead(t *testing.T) {
 			dir, path := t.TempDir(), file(t, twoThirds)
 			block := map[string]any{"policy_file": path, "state_dir": dir}
 			first := newStand(t)
-			first.KeepPolicyFor("agent 1")
+			first.PersistPolicy("agent 1")
 			if err := first.configure(block); err != nil {
 				t.Fatal(err)
 			}
@@ -138,7 +138,7 @@ func TestPolicyEditedAfterItWasReadIsKeptAsRead(t *testing.T) {
 
 			write(t, path, twoWrong)
 			next := newStand(t)
-			next.KeepPolicyFor("agent 1")
+			next.PersistPolicy("agent 1")
 			if err := next.configure(block); err != nil {
 				t.Fatalf("the process that follows does not start: %v", err)
 			}
@@ -155,7 +155,7 @@ func TestLatestPolicyIsKept(t *testing.T) {
 	for range 20 {
 		dir, path := t.TempDir(), file(t, twoThirds)
 		s := newStand(t)
-		s.KeepPolicyFor("agent 1")
+		s.PersistPolicy("agent 1")
 		if err := s.configure(map[string]any{"policy_file": path, "state_dir": dir}); err != nil {
 			t.Fatal(err)
 		}

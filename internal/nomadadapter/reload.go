@@ -9,14 +9,14 @@ import (
 	"github.com/tandem-gpu/tandem/internal/policy"
 )
 
-// PolicyApplier is a Source that can go on with another offer: policy, MIG strategy. It fails only with ctx.
+// PolicyApplier is a Source that can apply the policy and MIG strategy of another configuration without a new session.
+// ApplyPolicy fails only if ctx ends.
 type PolicyApplier interface {
-	ApplyPolicy(ctx context.Context, offer core.Config) error
+	ApplyPolicy(ctx context.Context, c core.Config) error
 }
 
-// Reload reads the policy file again. What it says takes effect in place: sessions, streams and what is known of
-// health stay. If anything is wrong with it, every problem is logged and the old policy stays in force, all of it;
-// Nomad never sees an error.
+// Reload reads the policy file again and applies it: sessions, streams and the health history continue. If the file is
+// invalid, all errors are logged and the previous policy remains in effect; Nomad gets no error.
 func (p *Plugin) Reload(ctx context.Context) {
 	p.mu.Lock()
 	b := p.block
@@ -24,53 +24,53 @@ func (p *Plugin) Reload(ctx context.Context) {
 	if b.PolicyFile == "" {
 		return
 	}
-	s, file, err := b.settings() // without the lock: where the file is may hang
+	s, file, err := b.settings() // without the lock: the file system may hang
 	if err != nil {
-		p.refused(b, err)
+		p.logRefused(b, err)
 		return
 	}
-	l, changed := p.replace(b, s, file)
-	p.log.Info("policy read again", "file", b.PolicyFile, "changed", changed)
-	if l == nil {
+	r, changed := p.replaceSettings(b, s, file)
+	p.log.Info("policy reloaded", "file", b.PolicyFile, "changed", changed)
+	if r == nil {
 		return
 	}
-	ctx, cancel := withDone(ctx, l.done)
+	ctx, cancel := withDone(ctx, r.done)
 	defer cancel()
-	if err := l.source.(PolicyApplier).ApplyPolicy(ctx, s.Core); err != nil {
-		p.log.Warn("policy not in force yet", "error", err)
+	if err := r.source.(PolicyApplier).ApplyPolicy(ctx, s.Core); err != nil {
+		p.log.Warn("policy not applied yet", "error", err)
 	}
 }
 
-// refused says everything that is wrong with a policy that does not come into force.
-func (p *Plugin) refused(b block, err error) {
+// logRefused logs each error of an invalid policy.
+func (p *Plugin) logRefused(b block, err error) {
 	for line := range strings.Lines(err.Error()) {
 		p.log.Error("policy refused", "problem", strings.TrimSuffix(line, "\n"))
 	}
-	p.log.Error("policy refused: the old one stays in force, all of it", "file", b.PolicyFile)
+	p.log.Error("policy refused, previous policy remains in effect", "file", b.PolicyFile)
 }
 
-// replace has the settings of a block replaced, and returns the life that has to adopt them. None has to if nothing
-// changed, if another block came meanwhile, or if a new life begins: it does if its source can't, or if more changed
-// than the offer.
-func (p *Plugin) replace(b block, s Settings, file policy.Result) (adopting *run, changed bool) {
+// replaceSettings replaces the settings of block b, and returns the run whose source has to apply the policy: nil if
+// nothing changed, if the block was replaced meanwhile, or if another run is needed, because the source is no
+// PolicyApplier or more than the policy changed.
+func (p *Plugin) replaceSettings(b block, s Settings, file policy.Result) (applying *run, changed bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if !reflect.DeepEqual(b, p.block) {
 		return nil, false
 	}
-	p.file, p.fresh = file, true
+	p.policy, p.fromCache = file, false
 	p.logWarnings()
 	if reflect.DeepEqual(s, p.settings) {
 		return nil, false
 	}
-	was := p.settings
+	previous := p.settings
 	p.settings = s
-	p.keep()
+	p.savePolicy()
 	if p.run == nil || !p.run.enabled {
 		return nil, true
 	}
-	was.Core.Policy, was.Core.MIG = s.Core.Policy, s.Core.MIG
-	if _, can := p.run.source.(PolicyApplier); !can || !reflect.DeepEqual(was, s) {
+	previous.Core.Policy, previous.Core.MIG = s.Core.Policy, s.Core.MIG
+	if _, can := p.run.source.(PolicyApplier); !can || !reflect.DeepEqual(previous, s) {
 		p.stopRun()
 		return nil, true
 	}

@@ -11,19 +11,20 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 )
 
-// reserveWait bounds how long a reservation waits for a driver that was never asked. Nomad waits for
-// ever and can't be interrupted while it does.
+// reserveWait is how long a reservation waits for the first snapshot. Nomad waits for Reserve without a limit, and can't
+// be interrupted while it does.
 const reserveWait = 9 * time.Second
 
-// ReservationObserver is a Source that wants to know which devices were given to new work.
+// ReservationObserver is a Source that is notified of reservations.
 type ReservationObserver interface {
-	// Reserved is called while Nomad waits, from several goroutines at once. It must not block.
+	// Reserved is called with the devices of each reservation, while Nomad waits, from several goroutines. It must not
+	// block.
 	Reserved([]core.Device)
 }
 
-// Reserve says what a task needs to use the devices: environment and device nodes. It takes nothing and
-// calls no driver; Nomad keeps the books, and there is no release. Every unknown and every unhealthy ID
-// is named in the error, which fails the allocation for good.
+// Reserve returns what a task needs to use the devices: environment and device nodes. It allocates nothing and calls no
+// driver: Nomad records allocations, and there is no release. An error, which fails the allocation permanently, names all
+// unknown and all unhealthy IDs.
 //
 // Mounts are never returned: Nomad would drop the task's volumes in their favour
 // (client/allocrunner/taskrunner/task_runner_hooks.go, setMounts).
@@ -31,15 +32,15 @@ func (p *Plugin) Reserve(ids []string) (*device.ContainerReservation, error) {
 	if len(ids) == 0 {
 		return &device.ContainerReservation{}, nil
 	}
-	l := p.currentRun()
-	if !l.enabled {
+	r := p.currentRun()
+	if !r.enabled {
 		return nil, device.ErrPluginDisabled
 	}
 	units := make([]core.UnitID, len(ids))
 	for i, id := range ids {
 		units[i] = core.UnitID(id)
 	}
-	inv := l.asked()
+	inv := r.inventory()
 	plan, err := inv.Reserve(units...)
 	if d := inv.Driver(); err != nil && d.State != core.DriverReady {
 		err = fmt.Errorf("%w (driver %s: %s)", err, d.State, d.Reason)
@@ -48,35 +49,35 @@ func (p *Plugin) Reserve(ids []string) (*device.ContainerReservation, error) {
 		p.log.Warn("reservation refused", "error", err)
 		return nil, err
 	}
-	if to, ok := l.source.(ReservationObserver); ok {
-		to.Reserved(plan.Devices)
+	if o, ok := r.source.(ReservationObserver); ok {
+		o.Reserved(plan.Devices)
 	}
-	return reservation(plan, l.settings), nil
+	return newReservation(plan, r.settings), nil
 }
 
-// asked returns the current inventory, of a driver that was asked at least once if that can be had soon:
+// inventory returns the current inventory; a provisional one only after reserveWait:
 //
 //	agent   GPU-1 fingerprinted        starts a task: Reserve(GPU-1)
 //	plugin  crashes . started again .................^ .... driver answers
 //
-// To the new process GPU-1 is not unknown, it was not read yet.
-func (l *run) asked() *core.Inventory {
-	if inv := l.source.Current(); !inv.Provisional() {
+// In the new process GPU-1 is not unknown: the driver was not read yet.
+func (r *run) inventory() *core.Inventory {
+	if inv := r.source.Current(); !inv.Provisional() {
 		return inv
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), reserveWait)
 	defer cancel()
-	ctx, stop := withDone(ctx, l.done)
+	ctx, stop := withDone(ctx, r.done)
 	defer stop()
-	return awaitFirstSnapshot(ctx, l.source)
+	return awaitFirstSnapshot(ctx, r.source)
 }
 
-// mpsPipeEnv is the variable by which CUDA finds the MPS control daemon that it is to be a client of.
+// mpsPipeEnv is the environment variable with the pipe directory of the MPS control daemon of a CUDA client.
 const mpsPipeEnv = "CUDA_MPS_PIPE_DIRECTORY"
 
-// reservation puts a plan into Nomad's words. A task sees the pipe directory of its MPS daemon where the host has it:
-// a job whose driver isolates mounts that directory there itself (see the package's documentation).
-func reservation(plan core.Plan, s Settings) *device.ContainerReservation {
+// newReservation returns a plan as Nomad's type. The pipe directory has its path on the host: a job whose driver isolates
+// the file system mounts it under that path (see the package's documentation).
+func newReservation(plan core.Plan, s Settings) *device.ContainerReservation {
 	r := &device.ContainerReservation{Envs: make(map[string]string, len(plan.Env)+1)}
 	for _, e := range plan.Env {
 		r.Envs[e.Name] = e.Value

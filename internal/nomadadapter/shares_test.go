@@ -176,7 +176,7 @@ func TestFingerprintsAreSmall(t *testing.T) {
 		"16 GPUs by 7 by 10, sick": {instances112(10, faulty(16)...), 1120},
 		"16 GPUs by 100, sick":     {sharedBy(16, 100, faulty(16)...), 1600},
 	} {
-		gs := groups(tc.inv, assignment{}.with(tc.inv))
+		gs := groups(tc.inv, assignment{})
 		all, size := 0, wire(gs)
 		for _, g := range gs {
 			all += len(g.Devices)

@@ -169,3 +169,23 @@ func (b *buffer) Lines() []string {
 	defer b.mu.Unlock()
 	return strings.Split(strings.TrimSuffix(b.b.String(), "\n"), "\n")
 }
+
+// with is the assignment after inv.
+func (a assignment) with(inv *core.Inventory) assignment {
+	next, _ := a.groups(inv)
+	return next
+}
+
+// deviceGroups are the groups of inv as Nomad gets them.
+func deviceGroups(driver core.Driver, groups []group) (all []*device.DeviceGroup) {
+	for _, l := range newListings(driver, groups) {
+		all = append(all, l.wire())
+	}
+	return all
+}
+
+// groups are the groups of inv under an assignment, as Nomad gets them.
+func groups(inv *core.Inventory, a assignment) []*device.DeviceGroup {
+	_, all := a.groups(inv)
+	return deviceGroups(inv.Driver(), all)
+}

@@ -9,187 +9,194 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 )
 
-// GroupBy says where a job's devices may come from: Nomad takes them from one group, and all of it is near.
+// GroupBy is the part of the host by which groups are split: Nomad takes all devices of a task from one group.
 type GroupBy string
 
-// The ways to group. Those that split say in a group's name which part it is.
+// The values of group_by.
 const (
 	GroupByNone   GroupBy = "none"
-	GroupByNUMA   GroupBy = "numa"   // "<name> NUMA 0"; a GPU without a node stays where it is
-	GroupByNVLink GroupBy = "nvlink" // "<name> NVLink 0000:17:00.0", after the first GPU of an island; a GPU without NVLinks stays
+	GroupByNUMA   GroupBy = "numa"   // "<name> NUMA 0"; "<name>" for a GPU whose node is unknown
+	GroupByNVLink GroupBy = "nvlink" // "<name> NVLink 0000:17:00.0", the first GPU of the island; "<name>" for a GPU without NVLinks
 )
 
-// place is the part of the machine that a GPU belongs to, as a group's name ends; "" is none.
-type place string
+// topologyGroup is the NUMA node or NVLink island of a GPU, as the group's name ends; "" = none.
+type topologyGroup string
 
-// seat is a GPU as one way to group knows it.
-type seat struct {
-	by  GroupBy
-	gpu core.DeviceID
+// topologyKey is a GPU under one value of group_by.
+type topologyKey struct {
+	by     GroupBy
+	device core.DeviceID
 }
 
-// places are the parts of the machine in which GPUs were first seen. It is immutable; nil has seen none. A GPU
-// stays where it was first seen, whatever becomes of its links: allocations are booked under its group's name.
+// topologyGroups are the NUMA nodes and islands in which GPUs were first found. It is immutable; nil has none. A GPU stays
+// in the one where it was first found, whatever its links are later: allocations are recorded under its group's name.
 //
 //	reading 1   A = B, C = D          A, B in "NVLink A", C, D in "NVLink C"
 //	reading 2   A, B lost, C   D      the same
 //	reading 3   A = B = E             E in "NVLink A"
-type places map[seat]place
+type topologyGroups map[topologyKey]topologyGroup
 
-// with gives a place to the GPUs of inv that have none yet. A GPU that had a place before the machine booted, and shows
-// no links (or NUMA node) now, has that place again; it stays among earlier until its links confirm it.
+// previousTopology is the topology group in which an earlier process announced a GPU, and the number of boots since its
+// links (or NUMA node) last confirmed it; 0 = confirmed in this boot.
+type previousTopology struct {
+	group topologyGroup
+	boots int
+}
+
+// with assigns a topology group to the GPUs of inv that have none. A GPU that had one before the host booted, and has no
+// links (or NUMA node) now, gets the same again; it stays in previous until its links confirm it.
 //
 //	before a boot   A = B = C in "NVLink A", D in none
-//	after it        A = B, C   D    the same: links that are missing move no GPU
-//	or              A = B, C = D    D in "NVLink A", too: links that are there do
-func (p places) with(inv *core.Inventory, by GroupBy, earlier map[seat]earlierPlace) (places, map[seat]earlierPlace) {
+//	after it        A = B, C   D    the same: missing links move no GPU
+//	or              A = B, C = D    D in "NVLink A", too: present links do
+func (t topologyGroups) with(inv *core.Inventory, by GroupBy, previous map[topologyKey]previousTopology) (topologyGroups, map[topologyKey]previousTopology) {
 	if by != GroupByNUMA && by != GroupByNVLink {
-		return p, earlier
+		return t, previous
 	}
-	open := map[core.DeviceID]core.Unit{} // of each GPU one that takes work, if one does
+	open := map[core.DeviceID]core.Unit{} // a unit of each GPU that is not assigned or not confirmed: a schedulable one if there is one
 	for u := range inv.Units() {
-		s := seat{by, u.Device.At.GPU}
-		_, placed := p[s]
-		_, unconfirmed := earlier[s]
-		if was, ok := open[s.gpu]; (!placed || unconfirmed) && (!ok || !was.Health.Schedulable()) {
-			open[s.gpu] = u
+		k := topologyKey{by, u.Device.At.GPU}
+		_, assigned := t[k]
+		_, unconfirmed := previous[k]
+		if other, ok := open[k.device]; (!assigned || unconfirmed) && (!ok || !other.Health.Schedulable()) {
+			open[k.device] = u
 		}
 	}
 	if len(open) == 0 {
-		return p, earlier
+		return t, previous
 	}
-	found := numaNodes(inv)
+	present := numaNodes(inv)
 	if by == GroupByNVLink {
-		found = p.islands(inv, earlier)
+		present = t.islands(inv, previous)
 	}
-	next, unconfirmed := maps.Clone(p), maps.Clone(earlier)
+	next, unconfirmed := maps.Clone(t), maps.Clone(previous)
 	if next == nil {
-		next = places{}
+		next = topologyGroups{}
 	}
-	for gpu, u := range open {
-		s := seat{by, gpu}
-		where, placed := p[s]
-		if !placed {
-			if where, placed = found.in[gpu], true; where == "" {
-				where, placed = recalled(u, by, earlier[s], inv.Driver())
+	for id, u := range open {
+		k := topologyKey{by, id}
+		group, assigned := t[k]
+		if !assigned {
+			if group, assigned = present.groups[id], true; group == "" {
+				group, assigned = previous[k].assign(u, by, inv.Driver())
 			}
 		}
-		if !placed {
+		if !assigned {
 			continue
 		}
-		next[s] = where
-		if where == "" || where == found.confirmed[gpu] || where != earlier[s].place {
-			delete(unconfirmed, s)
+		next[k] = group
+		if group == "" || group == present.confirmed[id] || group != previous[k].group {
+			delete(unconfirmed, k)
 		}
 	}
 	return next, unconfirmed
 }
 
-// recalled is the place of a GPU of which there is nothing to see: the one that it had, or none. It has none for good
-// once it takes work; until then its links may come yet. What is cut up has none: its NVLinks do not work.
-func recalled(u core.Unit, by GroupBy, before earlierPlace, driver core.Driver) (where place, placed bool) {
-	if before.place != "" && (by == GroupByNUMA || u.Device.Profile == "") {
-		return before.place, true
+// assign returns the topology group of a GPU without links (or NUMA node): the previous one, or none. None is final once
+// the GPU accepts work; until then its links may still appear. A GPU in MIG mode has no island: its NVLinks are disabled.
+func (p previousTopology) assign(u core.Unit, by GroupBy, driver core.Driver) (group topologyGroup, assigned bool) {
+	if p.group != "" && (by == GroupByNUMA || u.Device.Profile == "") {
+		return p.group, true
 	}
 	return "", driver.State == core.DriverReady && u.Health.Schedulable()
 }
 
-// found are the places of GPUs as a reading gives them.
-type found struct {
-	in        map[core.DeviceID]place
-	confirmed map[core.DeviceID]place // those of in that the reading shows to be true; else they are remembered
+// presentTopology is the topology groups of GPUs by one inventory.
+type presentTopology struct {
+	groups    map[core.DeviceID]topologyGroup
+	confirmed map[core.DeviceID]topologyGroup // those of groups that the links (or NUMA nodes) of this inventory show
 }
 
-func numaNodes(inv *core.Inventory) found {
-	in := map[core.DeviceID]place{}
+func numaNodes(inv *core.Inventory) presentTopology {
+	nodes := map[core.DeviceID]topologyGroup{}
 	for u := range inv.Units() {
 		if n := u.Device.NUMANode; n >= 0 {
-			in[u.Device.At.GPU] = place(fmt.Sprintf("NUMA %d", n))
+			nodes[u.Device.At.GPU] = topologyGroup(fmt.Sprintf("NUMA %d", n))
 		}
 	}
-	return found{in, in}
+	return presentTopology{nodes, nodes}
 }
 
-// islands are the places of GPUs by their NVLinks: that of a neighbour who has one already, that which most of them had
-// earlier, or a new one. What is cut up has none, as its NVLinks do not work. If an island has come apart, its largest
-// part shows that the place is true; the others only remember it.
-func (p places) islands(inv *core.Inventory, earlier map[seat]earlierPlace) found {
+// islands returns the islands of GPUs by their NVLinks: the island that a linked GPU has, the one in which most of them
+// were previously, or a new one. GPUs in MIG mode have none. If an island was split, its largest part confirms the name;
+// the other parts keep it unconfirmed.
+func (t topologyGroups) islands(inv *core.Inventory, previous map[topologyKey]previousTopology) presentTopology {
 	slots := map[core.DeviceID]core.PCIAddress{}
 	for u := range inv.Units() {
 		if u.Device.Profile == "" {
 			slots[u.Device.ID] = u.Device.PCI
 		}
 	}
-	taken := map[place]bool{"": true}
-	for s, where := range p {
-		taken[where] = taken[where] || s.by == GroupByNVLink
+	taken := map[topologyGroup]bool{"": true}
+	for k, group := range t {
+		taken[group] = taken[group] || k.by == GroupByNVLink
 	}
-	for s, e := range earlier {
-		taken[e.place] = taken[e.place] || s.by == GroupByNVLink
+	for k, p := range previous {
+		taken[p.group] = taken[p.group] || k.by == GroupByNVLink
 	}
-	f := found{map[core.DeviceID]place{}, map[core.DeviceID]place{}}
-	largest := map[place][]core.DeviceID{}
-	for _, gpus := range inv.Islands() {
-		gpus = slices.DeleteFunc(gpus, func(gpu core.DeviceID) bool { _, offered := slots[gpu]; return !offered })
-		where := cmp.Or(p.shared(gpus), sharedEarlier(gpus, earlier))
-		for _, name := range islandNames(gpus, slots) {
-			if where == "" && !taken[name] {
-				where = name
+	present := presentTopology{map[core.DeviceID]topologyGroup{}, map[core.DeviceID]topologyGroup{}}
+	largest := map[topologyGroup][]core.DeviceID{}
+	for _, ids := range inv.Islands() {
+		ids = slices.DeleteFunc(ids, func(id core.DeviceID) bool { _, offered := slots[id]; return !offered })
+		group := cmp.Or(t.islandOf(ids), previousIsland(ids, previous))
+		for _, name := range islandNames(ids, slots) {
+			if group == "" && !taken[name] {
+				group = name
 			}
 		}
-		taken[where] = true
-		for _, gpu := range gpus {
-			f.in[gpu] = where
+		taken[group] = true
+		for _, id := range ids {
+			present.groups[id] = group
 		}
-		if len(gpus) > len(largest[where]) {
-			largest[where] = gpus
-		}
-	}
-	for where, gpus := range largest {
-		for _, gpu := range gpus {
-			f.confirmed[gpu] = where
+		if len(ids) > len(largest[group]) {
+			largest[group] = ids
 		}
 	}
-	return f
+	for group, ids := range largest {
+		for _, id := range ids {
+			present.confirmed[id] = group
+		}
+	}
+	return present
 }
 
-// shared is the place of the first of these GPUs that has an island; "" if none has.
-func (p places) shared(gpus []core.DeviceID) place {
-	for _, gpu := range gpus {
-		if where := p[seat{GroupByNVLink, gpu}]; where != "" {
-			return where
+// islandOf returns the island of the first of these GPUs that has one; "" if none has.
+func (t topologyGroups) islandOf(ids []core.DeviceID) topologyGroup {
+	for _, id := range ids {
+		if group := t[topologyKey{GroupByNVLink, id}]; group != "" {
+			return group
 		}
 	}
 	return ""
 }
 
-// sharedEarlier is the island in which most of these GPUs were; "" if none was in one.
-func sharedEarlier(gpus []core.DeviceID, earlier map[seat]earlierPlace) (most place) {
-	were := map[place]int{}
-	for _, gpu := range gpus {
-		if e := earlier[seat{GroupByNVLink, gpu}]; e.place != "" {
-			were[e.place]++
+// previousIsland returns the island in which most of these GPUs were; "" if none was in one.
+func previousIsland(ids []core.DeviceID, previous map[topologyKey]previousTopology) (most topologyGroup) {
+	count := map[topologyGroup]int{}
+	for _, id := range ids {
+		if p := previous[topologyKey{GroupByNVLink, id}]; p.group != "" {
+			count[p.group]++
 		}
 	}
-	for _, where := range slices.Sorted(maps.Keys(were)) {
-		if were[where] > were[most] {
-			most = where
+	for _, group := range slices.Sorted(maps.Keys(count)) {
+		if count[group] > count[most] {
+			most = group
 		}
 	}
 	return most
 }
 
-// islandNames are the names that an island may have, the best first: slots are the same on every machine of a
-// make, and outlast their GPUs.
-func islandNames(gpus []core.DeviceID, slots map[core.DeviceID]core.PCIAddress) (names []place) {
-	for _, gpu := range gpus {
-		if slots[gpu] != "" {
-			names = append(names, place("NVLink "+slots[gpu]))
+// islandNames returns the possible names of an island, the preferred first: PCI addresses are the same on all hosts of a
+// model, and stay when a GPU is replaced.
+func islandNames(ids []core.DeviceID, slots map[core.DeviceID]core.PCIAddress) (names []topologyGroup) {
+	for _, id := range ids {
+		if slots[id] != "" {
+			names = append(names, topologyGroup("NVLink "+slots[id]))
 		}
 	}
 	slices.Sort(names)
-	for _, gpu := range gpus {
-		names = append(names, place("NVLink "+gpu))
+	for _, id := range ids {
+		names = append(names, topologyGroup("NVLink "+id))
 	}
 	return names
 }

@@ -106,7 +106,7 @@ func TestNUMANodes(t *testing.T) {
 	}
 	cut := under(core.Policy{Rules: []core.Rule{{Select: core.Selector{Profiles: []string{"1g*"}}, Pool: "small"}}}, mig())
 	want = map[string]string{id(1): h100 + " NUMA 1", "MIG-0": "small NUMA 0", "MIG-1": "small NUMA 0", "MIG-2": h100 + " MIG 3g.40gb NUMA 0"}
-	if diff := cmp.Diff(want, groupOf(t, groups(cut, assignment{by: GroupByNUMA}.with(cut)))); diff != "" {
+	if diff := cmp.Diff(want, groupOf(t, groups(cut, assignment{by: GroupByNUMA}))); diff != "" {
 		t.Errorf("MIG (-want +got):\n%s", diff)
 	}
 }
@@ -124,7 +124,7 @@ func TestAnotherWayToGroup(t *testing.T) {
 		{GroupByNUMA, map[string]string{id(0): h100 + " NUMA 0", id(1): h100 + " NUMA 1"}},
 		{GroupByNVLink, map[string]string{id(0): h100 + " NVLink 0000:10:00.0", id(1): h100 + " NVLink 0000:10:00.0"}},
 	} {
-		if diff := cmp.Diff(step.want, groupOf(t, groups(inv, r.of(inv, step.by)))); diff != "" {
+		if diff := cmp.Diff(step.want, groupOf(t, deviceGroups(inv.Driver(), r.groups(inv, step.by)))); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", step.by, diff)
 		}
 	}
