@@ -3,7 +3,6 @@ package hostwatch
 import (
 	"context"
 	"errors"
-	"path/filepath"
 	"sync"
 	"syscall"
 	"time"
@@ -27,7 +26,7 @@ func (w *Watcher) watchDaemons(ctx context.Context, m Machine) {
 			}
 			if said[pool] != text {
 				said[pool] = text
-				w.log.Info(text, "pool", pool, "folder", filepath.Join(w.daemons.root, domain, pool, "pipe"))
+				w.log.Info(text, "pool", pool, "folder", MPSPipe(w.daemons.root, pool))
 			}
 		}
 		w.tell(m, func(h *core.Host) { h.MPS = answering })

@@ -20,6 +20,10 @@ const DefaultMPSRoot = "/run/nvidia/mps"
 // domain is the folder of all pools: a daemon there is named after a resource, "nvidia.com/gpu.shared".
 const domain = "nvidia.com"
 
+// MPSPipe is the pipe directory of a pool's MPS control daemon under root, in the layout of NVIDIA's mps-control-daemon: the
+// value of CUDA_MPS_PIPE_DIRECTORY for its clients.
+func MPSPipe(root, pool string) string { return filepath.Join(root, domain, pool, "pipe") }
+
 // daemons are the MPS control daemons that an agent counts on.
 type daemons struct {
 	root  string
@@ -73,7 +77,7 @@ func (d daemons) of(inv *core.Inventory) []string {
 
 // ask reports why the daemon of a pool does not answer; nil if it does.
 func (d daemons) ask(pool string) error {
-	return ask(filepath.Join(d.root, domain, pool, "pipe", "control"))
+	return ask(filepath.Join(MPSPipe(d.root, pool), "control"))
 }
 
 // ask reports why nobody is behind the control file of an MPS control daemon; nil if somebody is. It does not block,

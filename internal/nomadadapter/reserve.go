@@ -9,6 +9,7 @@ import (
 	"github.com/hashicorp/nomad/plugins/device"
 
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/hostwatch"
 )
 
 // reserveWait is how long a reservation waits for the first snapshot. Nomad waits for Reserve without a limit, and can't
@@ -83,7 +84,7 @@ func newReservation(plan core.Plan, s Settings) *device.ContainerReservation {
 		r.Envs[e.Name] = e.Value
 	}
 	if plan.MPS != "" {
-		r.Envs[mpsPipeEnv] = filepath.Join(s.MPSRoot, "nvidia.com", plan.MPS, "pipe")
+		r.Envs[mpsPipeEnv] = hostwatch.MPSPipe(s.MPSRoot, plan.MPS)
 	}
 	for _, n := range plan.Nodes {
 		r.Devices = append(r.Devices, &device.DeviceSpec{
