@@ -53,7 +53,8 @@ func (a assignment) groups(inv *core.Inventory) (assignment, []group) {
 		all[at].units = append(all[at].units, u)
 		last = u
 	}
-	a.previous.names = without(a.previous.names, keys)
+	a.previous.names = maps.Clone(a.previous.names)
+	maps.DeleteFunc(a.previous.names, func(k groupKey, _ int) bool { return keys[k] })
 	a.names = a.names.with(keys, a.previous.names)
 	for i := range all {
 		all[i].name = a.names[all[i].key]
@@ -113,21 +114,6 @@ func copyOf[M ~map[K]V, K comparable, V any](m M) M {
 func (a assignment) equal(o assignment) bool {
 	return maps.Equal(a.names, o.names) && maps.Equal(a.topology, o.topology) &&
 		maps.Equal(a.previous.names, o.previous.names) && maps.Equal(a.previous.topology, o.previous.topology)
-}
-
-// without returns m without the keys; m itself if it has none of them.
-func without(m map[groupKey]int, keys map[groupKey]bool) map[groupKey]int {
-	cloned := false
-	for k := range keys {
-		if _, ok := m[k]; !ok {
-			continue
-		}
-		if !cloned {
-			m, cloned = maps.Clone(m), true
-		}
-		delete(m, k)
-	}
-	return m
 }
 
 // groupNamer assigns the same names for all streams of the process, and tracks which of them a groupSaver has to save for

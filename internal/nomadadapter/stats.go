@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/hashicorp/nomad/plugins/device"
+	"github.com/hashicorp/nomad/plugins/shared/structs"
 
 	"github.com/tandem-gpu/tandem/internal/core"
 )
@@ -132,4 +133,97 @@ func (s *statsStream) response(ctx context.Context) *device.StatsResponse {
 		s.groups = append(s.groups, newGroupStats(g.Type, g.Name))
 	}
 	return &device.StatsResponse{Groups: groups}
+}
+
+// Keys of statistics.
+const (
+	memoryKey = "Memory state" // shown by the nomad command in short lists
+	healthKey = "Health"       // a text: the nomad command does not show the description in the fingerprint
+)
+
+// measure is the unit and description of a statistic.
+type measure struct {
+	unit, desc string
+	scale      uint64 // units of core.Usage in one unit of the statistic
+}
+
+// number returns the statistic of one device, "N/A" if v is unknown.
+func (m measure) number(v core.OptionalUint64) *structs.StatValue {
+	stat := &structs.StatValue{Unit: m.unit, Desc: m.desc}
+	if v.OK {
+		stat.IntNumeratorVal = new(int64(v.Value / m.scale))
+	} else {
+		stat.StringVal = new("N/A")
+	}
+	return stat
+}
+
+// fraction returns the statistic of one device, "N/A" if part or whole is unknown.
+func (m measure) fraction(part, whole core.OptionalUint64) *structs.StatValue {
+	if !whole.OK {
+		part.OK = false
+	}
+	stat := m.number(part)
+	if part.OK {
+		stat.IntDenominatorVal = new(int64(whole.Value / m.scale))
+	}
+	return stat
+}
+
+// statistics returns the lines of `nomad node status -stats` for one device. All but the health have the keys, units and
+// descriptions of nomad-device-nvidia.
+func statistics(h core.Health, u core.Usage) map[string]*structs.StatValue {
+	return map[string]*structs.StatValue{
+		healthKey:             {StringVal: new(h.String()), Desc: "Health of the device, with what is wrong and what to do"},
+		"Power usage":         measure{"W", "Power usage for this GPU in watts and its associated circuitry (e.g. memory) / Maximum GPU Power", 1000}.fraction(u.Power, u.PowerLimit),
+		"GPU utilization":     measure{"%", "Percent of time over the past sample period during which one or more kernels were executing on the GPU.", 1}.number(u.GPU),
+		"Memory utilization":  measure{"%", "Percentage of bandwidth used during the past sample period", 1}.number(u.Memory),
+		"Encoder utilization": measure{"%", "Percent of time over the past sample period during which GPU Encoder was used", 1}.number(u.Encoder),
+		"Decoder utilization": measure{"%", "Percent of time over the past sample period during which GPU Decoder was used", 1}.number(u.Decoder),
+		"Temperature":         measure{"C", "Temperature of the Unit", 1}.number(u.Temperature),
+		memoryKey:             measure{"MiB", "UsedMemory / TotalMemory", 1 << 20}.fraction(u.MemoryUsed, u.MemoryTotal),
+		"BAR1 buffer state":   measure{"MiB", "UsedBAR1 / TotalBAR1", 1 << 20}.fraction(u.BAR1Used, u.BAR1Total),
+		"ECC L1 errors":       measure{"#", "Requested L1Cache error counter for the device", 1}.number(u.ECCL1),
+		"ECC L2 errors":       measure{"#", "Requested L2Cache error counter for the device", 1}.number(u.ECCL2),
+		"ECC memory errors":   measure{"#", "Requested memory error counter for the device", 1}.number(u.ECCMemory),
+	}
+}
+
+// groupStats returns the statistics of every unit. The units of a shared device have those of the device.
+func groupStats(groups []group, usage []core.Usage, now time.Time) []*device.DeviceGroupStats {
+	byDevice := make(map[core.DeviceID]core.Usage, len(usage))
+	for _, u := range usage {
+		byDevice[u.Device] = u
+	}
+	var all []*device.DeviceGroupStats
+	for _, g := range groups {
+		stats := newGroupStats(g.key.groupType, g.name)
+		var last *device.DeviceStats
+		for i, u := range g.units {
+			if i == 0 || u.Device.ID != g.units[i-1].Device.ID || u.Health != g.units[i-1].Health { // else a replica
+				last = deviceStats(u.Health, byDevice[u.Device.ID], now)
+			}
+			stats.InstanceStats[string(u.ID)] = last
+		}
+		all = append(all, stats)
+	}
+	return all
+}
+
+func newGroupStats(groupType, name string) *device.DeviceGroupStats {
+	return &device.DeviceGroupStats{
+		Vendor: vendor, Type: groupType, Name: name,
+		InstanceStats: map[string]*device.DeviceStats{},
+	}
+}
+
+// deviceStats sets every field: the nomad command panics at a device without statistics or timestamp. The timestamp is the
+// time at which the usage was read, or now if there is none.
+func deviceStats(h core.Health, u core.Usage, now time.Time) *device.DeviceStats {
+	at := u.At
+	if at.IsZero() {
+		at = now
+	}
+	values := statistics(h, u)
+	return &device.DeviceStats{Summary: values[memoryKey], Stats: &structs.StatObject{Attributes: values}, Timestamp: at}
 }

@@ -102,7 +102,7 @@ func TestStats(t *testing.T) {
 
 func TestHalfKnownFractionIsNotAvailable(t *testing.T) {
 	for _, u := range []core.Usage{{Power: core.OptionalUint64Of(1)}, {PowerLimit: core.OptionalUint64Of(1)}} {
-		if v := statistics[0].value(u); v.StringVal == nil || *v.StringVal != "N/A" || v.IntNumeratorVal != nil {
+		if v := statistics(core.Health{}, u)["Power usage"]; v.StringVal == nil || *v.StringVal != "N/A" || v.IntNumeratorVal != nil || v.IntDenominatorVal != nil {
 			t.Errorf("%+v: %+v", u, v)
 		}
 	}
