@@ -14,8 +14,8 @@ import (
 
 func BenchmarkReserve(b *testing.B) {
 	for _, n := range []int{8, 64} {
-		s := newStand(b)
-		s.Source.Set(machine(coretest.GPUs(n)))
+		s := newFixture(b)
+		s.Source.Set(inventory(coretest.GPUs(n)))
 		remote := dial(b, s.Plugin)
 		for _, bm := range []struct {
 			name string
@@ -27,7 +27,7 @@ func BenchmarkReserve(b *testing.B) {
 			b.Run(fmt.Sprintf("units=%d/%s", n, bm.name), func(b *testing.B) {
 				b.ReportAllocs()
 				for i := 0; b.Loop(); i++ {
-					if err := bm.call([]string{id(i % n)}); err != nil {
+					if err := bm.call([]string{gpuID(i % n)}); err != nil {
 						b.Fatal(err)
 					}
 				}
@@ -36,14 +36,14 @@ func BenchmarkReserve(b *testing.B) {
 	}
 }
 
-// machines are inventories of many units by their number.
-func machines() map[int]*core.Inventory {
-	return map[int]*core.Inventory{8: machine(coretest.GPUs(8)), 64: machine(coretest.GPUs(64)), 1120: instances112(10), 1600: sharedBy(16, 100)}
+// benchInventories are inventories of many units by their number.
+func benchInventories() map[int]*core.Inventory {
+	return map[int]*core.Inventory{8: inventory(coretest.GPUs(8)), 64: inventory(coretest.GPUs(64)), 1120: sharedInstances(10), 1600: sharedGPUs(16, 100)}
 }
 
 // BenchmarkGroups is what an update costs: every list is made anew.
 func BenchmarkGroups(b *testing.B) {
-	all := machines()
+	all := benchInventories()
 	for _, n := range slices.Sorted(maps.Keys(all)) {
 		for _, by := range []GroupBy{GroupByNone, GroupByNVLink} {
 			inv := all[n]
@@ -62,7 +62,7 @@ func BenchmarkGroups(b *testing.B) {
 
 // BenchmarkStats is what a sample costs, which Nomad takes every second.
 func BenchmarkStats(b *testing.B) {
-	all := machines()
+	all := benchInventories()
 	for _, n := range slices.Sorted(maps.Keys(all)) {
 		inv := all[n]
 		_, all := assignment{}.groups(inv)
@@ -87,9 +87,9 @@ func BenchmarkStats(b *testing.B) {
 // BenchmarkStreams is the same up to where Nomad has it: through gRPC and a socket.
 func BenchmarkStreams(b *testing.B) {
 	for _, n := range []int{8, 1600} {
-		inv := machines()[n]
+		inv := benchInventories()[n]
 		b.Run(fmt.Sprintf("units=%d/fingerprint", n), func(b *testing.B) {
-			s := newStand(b)
+			s := newFixture(b)
 			s.Source.Set(inv)
 			p := dial(b, s.Plugin)
 			b.ReportAllocs()
@@ -104,7 +104,7 @@ func BenchmarkStreams(b *testing.B) {
 			}
 		})
 		b.Run(fmt.Sprintf("units=%d/stats", n), func(b *testing.B) {
-			s := newStand(b)
+			s := newFixture(b)
 			s.Source.Set(inv)
 			p := dial(b, s.Plugin)
 			b.ReportAllocs()

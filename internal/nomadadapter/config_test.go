@@ -58,7 +58,7 @@ func check(t *testing.T, name string, raw []byte, want Settings) {
 }
 
 func TestConfigKeys(t *testing.T) {
-	s := newStand(t)
+	s := newFixture(t)
 	err := s.configure(map[string]any{
 		"ignored_gpu_ids":    []string{"GPU-1", "MIG-2"},
 		"fingerprint_period": "90s",
@@ -123,7 +123,7 @@ func TestConfigErrors(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := newStand(t)
+			s := newFixture(t)
 			err := s.configure(tc.keys)
 			joined, ok := err.(interface{ Unwrap() []error })
 			if !ok {
@@ -154,7 +154,7 @@ func TestConfigOfTheWrongType(t *testing.T) {
 	for key, value := range map[string]any{
 		"enabled": "maybe", "ignored_gpu_ids": "GPU-1", "fingerprint_period": []string{"1m"},
 	} {
-		if err := newStand(t).configure(map[string]any{key: value}); err == nil {
+		if err := newFixture(t).configure(map[string]any{key: value}); err == nil {
 			t.Errorf("%s = %v was accepted", key, value)
 		}
 	}
@@ -162,7 +162,7 @@ func TestConfigOfTheWrongType(t *testing.T) {
 
 // What one configuration ignored, the next one does not.
 func TestSetConfigTwice(t *testing.T) {
-	s := newStand(t)
+	s := newFixture(t)
 	ignoring := map[string]any{"ignored_gpu_ids": []string{"GPU-1"}}
 	steps := []struct {
 		keys   map[string]any
@@ -202,7 +202,7 @@ func TestSetConfigTwice(t *testing.T) {
 }
 
 func TestConstructorsStartNothing(t *testing.T) {
-	s := newStand(t)
+	s := newFixture(t)
 	if _, err := s.PluginInfo(); err != nil {
 		t.Fatal(err)
 	}
@@ -220,7 +220,7 @@ func TestConstructorsStartNothing(t *testing.T) {
 }
 
 func TestIdentity(t *testing.T) {
-	info, err := dial(t, newStand(t).Plugin).PluginInfo()
+	info, err := dial(t, newFixture(t).Plugin).PluginInfo()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -12,11 +12,11 @@ import (
 )
 
 func TestFingerprint(t *testing.T) {
-	s := newStand(t)
-	s.Source.Set(machine(coretest.GPUs(8)))
-	next := fingerprint(t, dial(t, s.Plugin))
+	s := newFixture(t)
+	s.Source.Set(inventory(coretest.GPUs(8)))
+	next := openFingerprint(t, dial(t, s.Plugin))
 	gs := next()
-	if diff := cmp.Diff(offer(machine(coretest.GPUs(8))), gs); diff != "" {
+	if diff := cmp.Diff(firstGroups(inventory(coretest.GPUs(8))), gs); diff != "" {
 		t.Errorf("lost on the wire (-sent +received):\n%s", diff)
 	}
 	if len(gs) != 1 || len(gs[0].Devices) != 8 {
@@ -26,13 +26,13 @@ func TestFingerprint(t *testing.T) {
 
 func TestHealthFlipKeepsIdentity(t *testing.T) {
 	t.Parallel() // it waits out the time between fingerprints
-	s := newStand(t)
-	s.Source.Set(machine(coretest.GPUs(4)))
-	next := fingerprint(t, dial(t, s.Plugin))
+	s := newFixture(t)
+	s.Source.Set(inventory(coretest.GPUs(4)))
+	next := openFingerprint(t, dial(t, s.Plugin))
 	well := next()
-	s.Source.Set(machine(coretest.GPUs(4), lost(2)))
+	s.Source.Set(inventory(coretest.GPUs(4), lost(2)))
 	sick := next()
-	s.Source.Set(machine(coretest.GPUs(4)))
+	s.Source.Set(inventory(coretest.GPUs(4)))
 	if diff := cmp.Diff(well, next()); diff != "" {
 		t.Errorf("recovery differs (-before +after):\n%s", diff)
 	}
@@ -53,38 +53,38 @@ func TestHealthFlipKeepsIdentity(t *testing.T) {
 // A driver that is gone, back, replaced: the stream tells, and stays.
 func TestDriverLossIsNoError(t *testing.T) {
 	t.Parallel()
-	s := newStand(t)
-	s.Source.Set(machine(coretest.GPUs(2)))
-	next := fingerprint(t, dial(t, s.Plugin))
+	s := newFixture(t)
+	s.Source.Set(inventory(coretest.GPUs(2)))
+	next := openFingerprint(t, dial(t, s.Plugin))
 	next()
 	gone, obs := core.Reconcile(coretest.GPUs(2), core.NoDriver(core.DriverFailed, "ERROR_GPU_IS_LOST"))
-	s.Source.Set(machine(gone, obs...))
+	s.Source.Set(inventory(gone, obs...))
 	for _, d := range next()[0].Devices {
 		if d.Healthy || !strings.HasPrefix(d.HealthDesc, "unknown: driver is not usable (ERROR_GPU_IS_LOST) since ") {
 			t.Errorf("%s: healthy %t, %q", d.ID, d.Healthy, d.HealthDesc)
 		}
 	}
-	s.Source.Set(machine(core.NoDriver(core.DriverAbsent, "no library")))
+	s.Source.Set(inventory(core.NoDriver(core.DriverAbsent, "no library")))
 	if gs := next(); len(gs) != 0 {
 		t.Errorf("without devices: %v", gs)
 	}
-	s.Source.Set(machine(coretest.GPUs(1)))
+	s.Source.Set(inventory(coretest.GPUs(1)))
 	if gs := next(); len(gs) != 1 || !gs[0].Devices[0].Healthy {
 		t.Errorf("not recovered: %v", gs)
 	}
 }
 
 func TestDisabled(t *testing.T) {
-	s := newStand(t)
+	s := newFixture(t)
 	if err := s.configure(map[string]any{"enabled": false}); err != nil {
 		t.Fatal(err)
 	}
 	p := dial(t, s.Plugin)
-	next := fingerprint(t, p)
+	next := openFingerprint(t, p)
 	if gs := next(); len(gs) != 0 {
 		t.Errorf("offers %v", gs)
 	}
-	if _, err := p.Reserve([]string{"GPU-1"}); err == nil || !contains(err, "device is not enabled") {
+	if _, err := p.Reserve([]string{"GPU-1"}); err == nil || !errorContains(err, "device is not enabled") {
 		t.Errorf("Reserve: %v", err)
 	}
 	stats, err := p.Stats(t.Context(), time.Hour)
@@ -98,7 +98,7 @@ func TestDisabled(t *testing.T) {
 		t.Errorf("%d sources were started", n)
 	}
 	// The stream is still there: enabling fills it.
-	s.Source.Set(machine(coretest.GPUs(1)))
+	s.Source.Set(inventory(coretest.GPUs(1)))
 	if err := s.configure(map[string]any{}); err != nil {
 		t.Fatal(err)
 	}

@@ -13,22 +13,22 @@ import (
 
 // What is gone for good leaves the file.
 func TestWhatIsGoneLeavesTheFile(t *testing.T) {
-	given := assignment{by: GroupByNVLink}.with(machine(joined(2, [2]int{0, 1})))
+	given := assignment{by: GroupByNVLink}.with(inventory(linked(2, [2]int{0, 1})))
 	for n := range forgetAfter + 1 {
 		if n == forgetAfter-1 && (len(given.names) < 2 || len(given.topology)+len(given.previous.topology) < 3) {
 			t.Errorf("forgotten after %d boots: %v", n, given)
 		}
-		given = restarted(t, given, fmt.Sprint(n), fmt.Sprint(n+1))
-		s := keeping(changed(coretest.GPUs(3), 2, func(d *core.Device) { d.Model = "NVIDIA A2" }), 2)
-		given = given.with(machine(s))
+		given = afterRestart(t, given, fmt.Sprint(n), fmt.Sprint(n+1))
+		s := onlyGPUs(withDevice(coretest.GPUs(3), 2, func(d *core.Device) { d.Model = "NVIDIA A2" }), 2)
+		given = given.with(inventory(s))
 	}
 	if len(given.topology) != 1 || len(given.previous.topology) != 0 || len(given.names) != 1 {
 		t.Errorf("remembered: %+v", given)
 	}
 	for n := range 3 * maxNames {
-		p := core.Policy{Rules: []core.Rule{{Select: gpus(0), Pool: fmt.Sprint("pool", n)}}}
-		given = given.with(under(p, coretest.GPUs(1)))
-		if len(given.names) > maxNames+1 || given.names[given.keyOf(first(under(p, coretest.GPUs(1))))] != fmt.Sprint("pool", n) {
+		p := core.Policy{Rules: []core.Rule{{Select: selectGPUs(0), Pool: fmt.Sprint("pool", n)}}}
+		given = given.with(inventoryUnder(p, coretest.GPUs(1)))
+		if len(given.names) > maxNames+1 || given.names[given.keyOf(first(inventoryUnder(p, coretest.GPUs(1))))] != fmt.Sprint("pool", n) {
 			t.Fatalf("%d names", len(given.names))
 		}
 	}
@@ -62,13 +62,13 @@ func TestGroupsOnAnyMachineOverRestarts(t *testing.T) {
 		for range 20 {
 			switch random.IntN(6) {
 			case 0:
-				given = restarted(t, given, fmt.Sprint(boots), fmt.Sprint(boots+1))
+				given = afterRestart(t, given, fmt.Sprint(boots), fmt.Sprint(boots+1))
 				boots++
 				booked = map[held]string{}
 			case 1, 2, 3:
-				given = restarted(t, given, fmt.Sprint(boots), fmt.Sprint(boots))
+				given = afterRestart(t, given, fmt.Sprint(boots), fmt.Sprint(boots))
 			}
-			s := keeping(coretest.GPUs(6), random.Perm(6)[:1+random.IntN(5)]...)
+			s := onlyGPUs(coretest.GPUs(6), random.Perm(6)[:1+random.IntN(5)]...)
 			s.Links = slices.DeleteFunc(slices.Clone(s.Links), func(core.Link) bool { return random.IntN(4) > 0 })
 			for i := range s.Devices {
 				d := &s.Devices[i]
@@ -76,9 +76,9 @@ func TestGroupsOnAnyMachineOverRestarts(t *testing.T) {
 				d.Memory = []uint64{40 << 30, 80 << 30}[random.IntN(2)]
 				d.NUMANode = random.IntN(3) - 1
 			}
-			inv := machine(s)
+			inv := inventory(s)
 			given = given.with(inv)
-			of := groupOf(t, groups(inv, given))
+			of := groupByDevice(t, groups(inv, given))
 			if len(of) != inv.Len() {
 				t.Errorf("%d of %d units are in a group", len(of), inv.Len())
 			}
@@ -87,7 +87,7 @@ func TestGroupsOnAnyMachineOverRestarts(t *testing.T) {
 				name := of[string(u.ID)]
 				if was, ok := booked[k]; ok && was != name {
 					// A kind that no process has seen since a restart may have lost the model's name to another.
-					if !replaced(given, was, given.keyOf(u)) {
+					if !nameReassigned(given, was, given.keyOf(u)) {
 						t.Errorf("%v was in %s and is in %s", k, was, name)
 					}
 				}
@@ -101,8 +101,8 @@ func TestGroupsOnAnyMachineOverRestarts(t *testing.T) {
 	}
 }
 
-// replaced reports whether a group's name is another kind's by now.
-func replaced(n assignment, name string, k groupKey) bool {
+// nameReassigned reports whether a group's name is another kind's by now.
+func nameReassigned(n assignment, name string, k groupKey) bool {
 	for other, given := range n.names {
 		if given == name && other != k && other.conflicts(k) {
 			return true

@@ -16,13 +16,13 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 )
 
-// offer is what a plugin that has seen nothing before says of inv.
-func offer(inv *core.Inventory) []*device.DeviceGroup { return groups(inv, assignment{}) }
+// firstGroups is what a plugin that has seen nothing before says of inv.
+func firstGroups(inv *core.Inventory) []*device.DeviceGroup { return groups(inv, assignment{}) }
 
 var update = flag.Bool("update", false, "write the golden files anew")
 
-// text is groups as a person reads them.
-func text(gs []*device.DeviceGroup) string {
+// formatGroups is groups as a person reads them.
+func formatGroups(gs []*device.DeviceGroup) string {
 	var b strings.Builder
 	for _, g := range gs {
 		fmt.Fprintf(&b, "%s/%s/%s\n", g.Vendor, g.Type, g.Name)
@@ -56,8 +56,8 @@ func golden(t *testing.T, name, got string) {
 	}
 }
 
-// mig is a GPU cut into two instances of one profile and one of another.
-func mig() core.Snapshot {
+// migSnapshot is a GPU cut into two instances of one profile and one of another.
+func migSnapshot() core.Snapshot {
 	s := coretest.GPUs(2)
 	s.Devices[0].MIG = true
 	for i, profile := range []string{"1g.10gb", "1g.10gb", "3g.40gb"} {
@@ -76,16 +76,16 @@ func mig() core.Snapshot {
 }
 
 func TestGroups(t *testing.T) {
-	golden(t, "testdata/h100x8.txt", text(offer(machine(coretest.GPUs(8), lost(3)))))
-	golden(t, "testdata/mig.txt", text(offer(machine(mig()))))
+	golden(t, "testdata/h100x8.txt", formatGroups(firstGroups(inventory(coretest.GPUs(8), lost(3)))))
+	golden(t, "testdata/mig.txt", formatGroups(firstGroups(inventory(migSnapshot()))))
 }
 
 func TestGroupsAreDeterministic(t *testing.T) {
 	s := coretest.GPUs(8)
 	s.Devices[5].Model, s.Devices[2].Memory = "NVIDIA A2", 1<<30
-	want := text(offer(machine(s)))
+	want := formatGroups(firstGroups(inventory(s)))
 	for range 100 {
-		if got := text(offer(machine(s))); got != want {
+		if got := formatGroups(firstGroups(inventory(s))); got != want {
 			t.Fatal(cmp.Diff(want, got))
 		}
 	}
@@ -94,12 +94,12 @@ func TestGroupsAreDeterministic(t *testing.T) {
 // What the driver does not tell has no attribute; nothing is zero or "N/A".
 func TestUnknownAttributesAreAbsent(t *testing.T) {
 	d := core.Device{ID: "GPU-1", At: core.WholeGPU("GPU-1"), NUMANode: -1, Minor: -1}
-	gs := offer(machine(core.Snapshot{Driver: core.Driver{State: core.DriverReady}, Devices: []core.Device{d}}))
+	gs := firstGroups(inventory(core.Snapshot{Driver: core.Driver{State: core.DriverReady}, Devices: []core.Device{d}}))
 	want := []*device.DeviceGroup{{
 		Vendor: "nvidia", Type: "gpu", Name: "N/A",
 		Devices: []*device.Device{{ID: "GPU-1", Healthy: true}},
 	}}
-	if diff := cmp.Diff(text(want), text(gs)); diff != "" {
+	if diff := cmp.Diff(formatGroups(want), formatGroups(gs)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	if err := gs[0].Validate(); err != nil {
@@ -114,7 +114,7 @@ func TestHealthDescription(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	plain := offer(machine(coretest.GPUs(4)))[0]
+	plain := firstGroups(inventory(coretest.GPUs(4)))[0]
 	limited := checked(0)
 	limited.Sample = core.HealthSample{Events: core.No, RecoveryAction: core.RecoveryNone}
 	xid := core.Observation{At: core.WholeGPU(coretest.GPU(0)), Kind: core.XID, Code: 95}
@@ -135,7 +135,7 @@ func TestHealthDescription(t *testing.T) {
 		"not judged":       {core.ModeOff, xid, true, ""},
 	} {
 		settings.Core.Health.Mode = tc.mode
-		g := offer(observed(settings.Core, coretest.GPUs(4), tc.obs))[0]
+		g := firstGroups(inventoryWith(settings.Core, coretest.GPUs(4), tc.obs))[0]
 		d := g.Devices[0]
 		if d.Healthy != tc.healthy || !strings.HasPrefix(d.HealthDesc, tc.begins) || (d.HealthDesc == "") != (tc.begins == "") || len(d.HealthDesc) > 200 {
 			t.Errorf("%s: healthy %t, %q", name, d.Healthy, d.HealthDesc)
@@ -161,7 +161,7 @@ func TestSharedAttributesOnly(t *testing.T) {
 	s := coretest.GPUs(3)
 	s.Devices[1].PowerLimit = 500_000
 	s.Devices[2].DisplayState = core.ToggleUnknown
-	gs := offer(machine(s))
+	gs := firstGroups(inventory(s))
 	if len(gs) != 1 {
 		t.Fatalf("%d groups", len(gs))
 	}

@@ -19,15 +19,15 @@ import (
 // offered until the names are known, so that nothing is offered under another one; reservations go on.
 func TestDiskThatHangsWhileNamesAreRead(t *testing.T) {
 	dir := t.TempDir()
-	announced(t, nvlinked(t, dir), machine(pairs))
+	firstFingerprint(t, newSavingFixture(t, dir), inventory(twoPairs))
 	synctest.Test(t, func(t *testing.T) {
-		s := nvlinked(t, dir)
+		s := newSavingFixture(t, dir)
 		disk := make(chan struct{})
 		s.readFile = func(path string) ([]byte, error) {
 			<-disk
 			return readGroupFile(path)
 		}
-		s.Source.Set(machine(brokenPair))
+		s.Source.Set(inventory(onePair))
 		began := time.Now()
 		ctx, cancel := context.WithCancel(t.Context())
 		ch, err := s.Fingerprint(ctx)
@@ -47,17 +47,17 @@ func TestDiskThatHangsWhileNamesAreRead(t *testing.T) {
 		if r := <-stats; len(r.Groups) != 0 {
 			t.Errorf("statistics: %+v", r.Groups)
 		}
-		if _, err := s.Reserve([]string{id(0)}); err != nil {
+		if _, err := s.Reserve([]string{gpuID(0)}); err != nil {
 			t.Error(err)
 		}
-		s.Source.Set(machine(brokenPair, lost(0)))
+		s.Source.Set(inventory(onePair, lost(0)))
 		select {
 		case r := <-ch:
 			t.Errorf("offered before the names are known: %+v", r)
 		case <-time.After(time.Minute):
 		}
 		close(disk)
-		if diff := cmp.Diff(in(0, 0, 2, 2), groupOf(t, (<-ch).Devices)); diff != "" {
+		if diff := cmp.Diff(inIslands(0, 0, 2, 2), groupByDevice(t, (<-ch).Devices)); diff != "" {
 			t.Errorf("(-want +got):\n%s", diff)
 		}
 		cancel()
@@ -70,7 +70,7 @@ func TestDiskThatHangsWhileNamesAreRead(t *testing.T) {
 func TestDiskThatHangsWhileNamesAreWritten(t *testing.T) {
 	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
-		s := nvlinked(t, dir)
+		s := newSavingFixture(t, dir)
 		disk := make(chan struct{})
 		var readings atomic.Int64
 		s.readFile = func(path string) ([]byte, error) {
@@ -79,13 +79,13 @@ func TestDiskThatHangsWhileNamesAreWritten(t *testing.T) {
 			}
 			return readGroupFile(path)
 		}
-		s.Source.Set(machine(keeping(pairs, 0, 1)))
+		s.Source.Set(inventory(onlyGPUs(twoPairs, 0, 1)))
 		ctx, cancel := context.WithCancel(t.Context())
 		ch, err := s.Fingerprint(ctx)
 		if err != nil {
 			t.Fatal(err)
 		}
-		for i, inv := range []*core.Inventory{nil, machine(keeping(pairs, 0, 1), lost(0)), machine(pairs)} {
+		for i, inv := range []*core.Inventory{nil, inventory(onlyGPUs(twoPairs, 0, 1), lost(0)), inventory(twoPairs)} {
 			began := time.Now()
 			if inv != nil {
 				s.Source.Set(inv)
@@ -99,7 +99,7 @@ func TestDiskThatHangsWhileNamesAreWritten(t *testing.T) {
 		cancel()
 		s.currentRun().stop()
 		<-s.Flushed()
-		if text := inFile(t, dir); !strings.Contains(text, island(2)) {
+		if text := groupFileContent(t, dir); !strings.Contains(text, islandName(2)) {
 			t.Errorf("not written when the disk was back:\n%s", text)
 		}
 	})
@@ -110,14 +110,14 @@ func TestNamesThatCannotBeKept(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "state")
 	write(t, dir, "a file")
 	synctest.Test(t, func(t *testing.T) {
-		s := nvlinked(t, dir)
-		s.Source.Set(machine(pairs))
+		s := newSavingFixture(t, dir)
+		s.Source.Set(inventory(twoPairs))
 		ctx, cancel := context.WithCancel(t.Context())
 		ch, err := s.Fingerprint(ctx)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if diff := cmp.Diff(in(0, 0, 2, 2), groupOf(t, (<-ch).Devices)); diff != "" {
+		if diff := cmp.Diff(inIslands(0, 0, 2, 2), groupByDevice(t, (<-ch).Devices)); diff != "" {
 			t.Errorf("(-want +got):\n%s", diff)
 		}
 		time.Sleep(3 * saveRetry)
@@ -128,7 +128,7 @@ func TestNamesThatCannotBeKept(t *testing.T) {
 			t.Fatal(err)
 		}
 		time.Sleep(2 * saveRetry)
-		if text := inFile(t, dir); !strings.Contains(text, island(2)) {
+		if text := groupFileContent(t, dir); !strings.Contains(text, islandName(2)) {
 			t.Errorf("not written later:\n%s", text)
 		}
 		if all := strings.Join(s.Log.Lines(), "\n"); !strings.Contains(all, "group names saved again") {

@@ -16,21 +16,21 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 )
 
-func sameBoot(string) (string, error) { return "boot 1", nil }
+func constantBootID(string) (string, error) { return "boot 1", nil }
 
-// nvlinked is a plugin that groups by NVLinks and keeps names in a folder.
-func nvlinked(t *testing.T, dir string) *stand {
+// newSavingFixture is a plugin that groups by NVLinks and keeps names in a folder.
+func newSavingFixture(t *testing.T, dir string) *fixture {
 	t.Helper()
-	s := newStand(t)
-	s.PersistGroups(sameBoot)
+	s := newFixture(t)
+	s.PersistGroups(constantBootID)
 	if err := s.configure(map[string]any{"group_by": "nvlink", "state_dir": dir}); err != nil {
 		t.Fatal(err)
 	}
 	return s
 }
 
-// announced are the groups in the first fingerprint of a process on this machine; the process ends after it.
-func announced(t *testing.T, s *stand, inv *core.Inventory) map[string]string {
+// firstFingerprint are the groups in the first fingerprint of a process on this machine; the process ends after it.
+func firstFingerprint(t *testing.T, s *fixture, inv *core.Inventory) map[string]string {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -39,13 +39,13 @@ func announced(t *testing.T, s *stand, inv *core.Inventory) map[string]string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got := groupOf(t, receive(t, ch).Devices)
+	got := groupByDevice(t, receive(t, ch).Devices)
 	s.currentRun().stop()
 	<-s.Flushed()
 	return got
 }
 
-func inFile(t *testing.T, dir string) string {
+func groupFileContent(t *testing.T, dir string) string {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(dir, groupFileName))
 	if err != nil {
@@ -55,15 +55,15 @@ func inFile(t *testing.T, dir string) string {
 }
 
 var (
-	pairs      = joined(4, [2]int{0, 1}, [2]int{2, 3})
-	brokenPair = joined(4, [2]int{0, 1})
+	twoPairs      = linked(4, [2]int{0, 1}, [2]int{2, 3})
+	onePair = linked(4, [2]int{0, 1})
 )
 
 // A process that begins after a link was lost announces each GPU in the group in which Nomad knows it.
 func TestRestartAfterALostLinkKeepsTheGroups(t *testing.T) {
 	dir := t.TempDir()
-	for i, reading := range []core.Snapshot{pairs, brokenPair, joined(4), pairs} {
-		if diff := cmp.Diff(in(0, 0, 2, 2), announced(t, nvlinked(t, dir), machine(reading))); diff != "" {
+	for i, reading := range []core.Snapshot{twoPairs, onePair, linked(4), twoPairs} {
+		if diff := cmp.Diff(inIslands(0, 0, 2, 2), firstFingerprint(t, newSavingFixture(t, dir), inventory(reading))); diff != "" {
 			t.Errorf("process %d (-want +got):\n%s", i, diff)
 		}
 	}
@@ -76,23 +76,23 @@ func TestRestartAfterALostLinkKeepsTheGroups(t *testing.T) {
 // Names are on disk when Nomad learns them: a kill can come right after that.
 func TestNamesAreOnDiskWhenTheyAreAnnounced(t *testing.T) {
 	dir := t.TempDir()
-	s := nvlinked(t, dir)
-	s.Source.Set(machine(keeping(pairs, 0, 1)))
-	next := fingerprint(t, s.Plugin)
+	s := newSavingFixture(t, dir)
+	s.Source.Set(inventory(onlyGPUs(twoPairs, 0, 1)))
+	next := openFingerprint(t, s.Plugin)
 	next()
-	if text := inFile(t, dir); !strings.Contains(text, island(0)) {
+	if text := groupFileContent(t, dir); !strings.Contains(text, islandName(0)) {
 		t.Errorf("not on disk:\n%s", text)
 	}
-	s.Source.Set(machine(pairs))
+	s.Source.Set(inventory(twoPairs))
 	next()
-	if text := inFile(t, dir); !strings.Contains(text, island(2)) {
+	if text := groupFileContent(t, dir); !strings.Contains(text, islandName(2)) {
 		t.Errorf("not on disk:\n%s", text)
 	}
 	was, err := os.Stat(filepath.Join(dir, groupFileName))
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.Source.Set(machine(pairs, lost(1)))
+	s.Source.Set(inventory(twoPairs, lost(1)))
 	next()
 	if is, err := os.Stat(filepath.Join(dir, groupFileName)); err != nil || !os.SameFile(was, is) {
 		t.Error("the file was written though nothing changed")
@@ -103,8 +103,8 @@ func TestNamesAreOnDiskWhenTheyAreAnnounced(t *testing.T) {
 func TestBrokenFileOfNames(t *testing.T) {
 	good := func(t *testing.T) string {
 		dir := t.TempDir()
-		announced(t, nvlinked(t, dir), machine(pairs))
-		return inFile(t, dir)
+		firstFingerprint(t, newSavingFixture(t, dir), inventory(twoPairs))
+		return groupFileContent(t, dir)
 	}(t)
 	for name, text := range map[string]string{
 		"empty":           "",
@@ -113,18 +113,18 @@ func TestBrokenFileOfNames(t *testing.T) {
 		"another version": strings.Replace(good, `"version": 1`, `"version": 2`, 1),
 		"no version":      "{}",
 		"not JSON":        "names",
-		"one name twice":  strings.ReplaceAll(good, island(2), island(0)),
-		"no name":         strings.ReplaceAll(good, island(2), ""),
+		"one name twice":  strings.ReplaceAll(good, islandName(2), islandName(0)),
+		"no name":         strings.ReplaceAll(good, islandName(2), ""),
 		"another type":    strings.ReplaceAll(good, `"gpu"`, `"tpu"`),
-		"a GPU twice":     strings.ReplaceAll(good, id(1), id(0)),
+		"a GPU twice":     strings.ReplaceAll(good, gpuID(1), gpuID(0)),
 		"too large":       good + strings.Repeat(" ", maxGroupFile),
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
 			path := filepath.Join(dir, groupFileName)
 			write(t, path, text)
-			s := nvlinked(t, dir)
-			if diff := cmp.Diff(in(0, 0, -1, -1), announced(t, s, machine(brokenPair))); diff != "" {
+			s := newSavingFixture(t, dir)
+			if diff := cmp.Diff(inIslands(0, 0, -1, -1), firstFingerprint(t, s, inventory(onePair))); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 			if aside, err := os.ReadFile(path + ".broken"); err != nil || string(aside) != text {
@@ -133,7 +133,7 @@ func TestBrokenFileOfNames(t *testing.T) {
 			if n := strings.Count(strings.Join(s.Log.Lines(), "\n"), "invalid group name file, renamed"); n != 1 {
 				t.Errorf("%d lines in the log, want 1:\n%s", n, strings.Join(s.Log.Lines(), "\n"))
 			}
-			if diff := cmp.Diff(in(0, 0, -1, -1), announced(t, nvlinked(t, dir), machine(pairs))); diff != "" {
+			if diff := cmp.Diff(inIslands(0, 0, -1, -1), firstFingerprint(t, newSavingFixture(t, dir), inventory(twoPairs))); diff != "" {
 				t.Errorf("the next process (-want +got):\n%s", diff)
 			}
 		})
@@ -148,16 +148,16 @@ func TestFileOfNamesThatCannotBeRead(t *testing.T) {
 		want     map[string]string
 		then     map[string]string // in the next process
 	}{
-		"for a moment": {2, in(0, 0, 2, 2), in(0, 0, 2, 2)},
-		"for longer":   {loadAttempts + 1, in(0, 0, -1, -1), in(0, 0, -1, -1)},
-		"for ever":     {1 << 40, in(0, 0, -1, -1), in(0, 0, 2, 2)},
+		"for a moment": {2, inIslands(0, 0, 2, 2), inIslands(0, 0, 2, 2)},
+		"for longer":   {loadAttempts + 1, inIslands(0, 0, -1, -1), inIslands(0, 0, -1, -1)},
+		"for ever":     {1 << 40, inIslands(0, 0, -1, -1), inIslands(0, 0, 2, 2)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel() // it waits
 			dir := t.TempDir()
-			announced(t, nvlinked(t, dir), machine(pairs))
-			good := inFile(t, dir)
-			s := nvlinked(t, dir)
+			firstFingerprint(t, newSavingFixture(t, dir), inventory(twoPairs))
+			good := groupFileContent(t, dir)
+			s := newSavingFixture(t, dir)
 			var readings atomic.Int64
 			s.readFile = func(path string) ([]byte, error) {
 				if readings.Add(1) <= tc.failures {
@@ -165,13 +165,13 @@ func TestFileOfNamesThatCannotBeRead(t *testing.T) {
 				}
 				return readGroupFile(path)
 			}
-			s.Source.Set(machine(brokenPair))
-			next := fingerprint(t, s.Plugin)
-			if diff := cmp.Diff(tc.want, groupOf(t, next())); diff != "" {
+			s.Source.Set(inventory(onePair))
+			next := openFingerprint(t, s.Plugin)
+			if diff := cmp.Diff(tc.want, groupByDevice(t, next())); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 			if tc.failures > loadAttempts {
-				if text := inFile(t, dir); text != good {
+				if text := groupFileContent(t, dir); text != good {
 					t.Errorf("the file was written unread:\n%s", text)
 				}
 				if all := strings.Join(s.Log.Lines(), "\n"); strings.Count(all, "group name file not read, groups may get other names") != 1 || !strings.Contains(all, "too many open files") {
@@ -179,11 +179,11 @@ func TestFileOfNamesThatCannotBeRead(t *testing.T) {
 				}
 			}
 			if tc.failures == loadAttempts+1 {
-				s.Source.Set(machine(joined(5, [2]int{0, 1}, [2]int{2, 4}))) // something to write
-				if got := groupOf(t, next()); got[id(4)] != island(2) {
+				s.Source.Set(inventory(linked(5, [2]int{0, 1}, [2]int{2, 4}))) // something to write
+				if got := groupByDevice(t, next()); got[gpuID(4)] != islandName(2) {
 					t.Errorf("a GPU that came: %v", got)
 				}
-				if text := inFile(t, dir); !strings.Contains(text, id(4)) {
+				if text := groupFileContent(t, dir); !strings.Contains(text, gpuID(4)) {
 					t.Errorf("not written:\n%s", text)
 				}
 			}
@@ -192,7 +192,7 @@ func TestFileOfNamesThatCannotBeRead(t *testing.T) {
 			}
 			s.currentRun().stop()
 			<-s.Flushed()
-			if diff := cmp.Diff(tc.then, announced(t, nvlinked(t, dir), machine(joined(4)))); diff != "" {
+			if diff := cmp.Diff(tc.then, firstFingerprint(t, newSavingFixture(t, dir), inventory(linked(4)))); diff != "" {
 				t.Errorf("the next process (-want +got):\n%s", diff)
 			}
 		})
@@ -202,16 +202,16 @@ func TestFileOfNamesThatCannotBeRead(t *testing.T) {
 // Two processes run for a moment when an agent is restarted: what one wrote the other does not undo.
 func TestTwoProcessesKeepNames(t *testing.T) {
 	dir := t.TempDir()
-	old, young := nvlinked(t, dir), nvlinked(t, dir)
-	old.Source.Set(machine(keeping(pairs, 0, 1)))
-	fingerprint(t, old.Plugin)()
-	young.Source.Set(machine(pairs))
-	fingerprint(t, young.Plugin)()
-	old.Source.Set(machine(keeping(joined(5, [2]int{0, 1}, [2]int{2, 3}), 0, 1, 4)))
+	old, young := newSavingFixture(t, dir), newSavingFixture(t, dir)
+	old.Source.Set(inventory(onlyGPUs(twoPairs, 0, 1)))
+	openFingerprint(t, old.Plugin)()
+	young.Source.Set(inventory(twoPairs))
+	openFingerprint(t, young.Plugin)()
+	old.Source.Set(inventory(onlyGPUs(linked(5, [2]int{0, 1}, [2]int{2, 3}), 0, 1, 4)))
 	await(t, "a GPU that only the old process saw", func() bool {
-		return strings.Contains(inFile(t, dir), fmt.Sprintf("%q", id(4)))
+		return strings.Contains(groupFileContent(t, dir), fmt.Sprintf("%q", gpuID(4)))
 	})
-	if text := inFile(t, dir); !strings.Contains(text, island(2)) {
+	if text := groupFileContent(t, dir); !strings.Contains(text, islandName(2)) {
 		t.Errorf("what the other process wrote is gone:\n%s", text)
 	}
 }
@@ -223,13 +223,13 @@ func TestNamesThatAreNotKept(t *testing.T) {
 		"no state directory": {"state_dir": ""},
 		"disabled":           {"state_dir": dir, "enabled": false},
 	} {
-		s := newStand(t)
+		s := newFixture(t)
 		s.PersistGroups(func(string) (string, error) { return "", errors.New("unknown") })
 		if err := s.configure(keys); err != nil {
 			t.Fatal(err)
 		}
-		s.Source.Set(machine(pairs))
-		fingerprint(t, s.Plugin)()
+		s.Source.Set(inventory(twoPairs))
+		openFingerprint(t, s.Plugin)()
 		if files, err := os.ReadDir(dir); err != nil || len(files) > 0 {
 			t.Errorf("%s: %v, %v", name, files, err)
 		}
@@ -240,7 +240,7 @@ func TestNamesThatAreNotKept(t *testing.T) {
 func TestHalfWrittenFileOfNamesIsRemoved(t *testing.T) {
 	dir := t.TempDir()
 	write(t, filepath.Join(dir, "."+groupFileName+"1234"), "{")
-	announced(t, nvlinked(t, dir), machine(pairs))
+	firstFingerprint(t, newSavingFixture(t, dir), inventory(twoPairs))
 	files, err := os.ReadDir(dir)
 	if err != nil || len(files) != 1 || files[0].Name() != groupFileName {
 		t.Errorf("%v, %v", files, err)
@@ -250,10 +250,10 @@ func TestHalfWrittenFileOfNamesIsRemoved(t *testing.T) {
 // Another configuration in the same process: the names stay, and go to where they are kept from now on.
 func TestNamesAreKeptWhereTheConfigurationSays(t *testing.T) {
 	dir, other := t.TempDir(), t.TempDir()
-	announced(t, nvlinked(t, other), machine(keeping(joined(6, [2]int{4, 5}), 4, 5)))
-	s := nvlinked(t, dir)
-	s.Source.Set(machine(pairs))
-	next := fingerprint(t, s.Plugin)
+	firstFingerprint(t, newSavingFixture(t, other), inventory(onlyGPUs(linked(6, [2]int{4, 5}), 4, 5)))
+	s := newSavingFixture(t, dir)
+	s.Source.Set(inventory(twoPairs))
+	next := openFingerprint(t, s.Plugin)
 	next()
 	if err := s.configure(map[string]any{"group_by": "nvlink", "state_dir": other}); err != nil {
 		t.Fatal(err)
@@ -262,12 +262,12 @@ func TestNamesAreKeptWhereTheConfigurationSays(t *testing.T) {
 	s.mu.Lock()
 	src := s.sources[1]
 	s.mu.Unlock()
-	src.Set(machine(joined(6)))
-	want := in(0, 0, 2, 2, 4, 4)
-	if diff := cmp.Diff(want, groupOf(t, next())); diff != "" {
+	src.Set(inventory(linked(6)))
+	want := inIslands(0, 0, 2, 2, 4, 4)
+	if diff := cmp.Diff(want, groupByDevice(t, next())); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
-	if text := inFile(t, other); !strings.Contains(text, island(0)) || !strings.Contains(text, island(4)) {
+	if text := groupFileContent(t, other); !strings.Contains(text, islandName(0)) || !strings.Contains(text, islandName(4)) {
 		t.Errorf("not written:\n%s", text)
 	}
 }

@@ -14,7 +14,7 @@ import (
 
 // Lines must be hclog's JSON with the three texts that go-plugin takes for granted.
 func TestLog(t *testing.T) {
-	out := &buffer{}
+	out := &logBuffer{}
 	base := slog.New(hclogHandler{log: hclog.New(&hclog.LoggerOptions{Level: hclog.Trace, Output: out, JSONFormat: true})})
 	log := base.With("node", 1).WithGroup("gpu").With("id", core.UnitID("GPU-1"))
 	log.Warn("lost", "at", core.WholeGPU("GPU-1"), "error", errors.New("gone"), "pci", "", "none", nil,
@@ -49,7 +49,7 @@ func TestLog(t *testing.T) {
 }
 
 func TestLogLevel(t *testing.T) {
-	log := hclog.New(&hclog.LoggerOptions{Level: hclog.Info, Output: &buffer{}})
+	log := hclog.New(&hclog.LoggerOptions{Level: hclog.Info, Output: &logBuffer{}})
 	h := hclogHandler{log: log}
 	if h.Enabled(t.Context(), slog.LevelDebug) || !h.Enabled(t.Context(), slog.LevelInfo) {
 		t.Error("the level of the logger below is not honoured")

@@ -42,7 +42,7 @@ func TestHealthSchema(t *testing.T) {
 }
 
 func TestHealthKeys(t *testing.T) {
-	s := newStand(t)
+	s := newFixture(t)
 	err := s.configure(map[string]any{
 		"health_mode": "observe", "xids": map[string]string{"63": "ignore", "999": "unhealthy"},
 		"health_period": "5s", "health_settle": "20s", "call_deadline": "2m",
@@ -73,7 +73,7 @@ func TestHealthKeys(t *testing.T) {
 
 // What is wrong with health is said along with what else is wrong.
 func TestHealthErrors(t *testing.T) {
-	err := newStand(t).configure(map[string]any{
+	err := newFixture(t).configure(map[string]any{
 		"fingerprint_period": "often", "health_mode": "strict", "xids": map[string]string{"999": "fatal", "63": "ignore"},
 		"recovery_checks": 0, "recovery_limit": 2.5, "recovery": []string{"auto"}, "kernel_log": "kmsg",
 	})
@@ -100,7 +100,7 @@ func TestHealthErrors(t *testing.T) {
 
 // Other words for the same are the same configuration.
 func TestSameHealthIsNoChange(t *testing.T) {
-	s := newStand(t)
+	s := newFixture(t)
 	for i, step := range []struct {
 		keys   map[string]any
 		starts int // so far

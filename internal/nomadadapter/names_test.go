@@ -18,8 +18,8 @@ import (
 
 const h100 = "NVIDIA H100 80GB HBM3"
 
-// groupOf says for each device in which group it is. A device in two groups could be given out twice.
-func groupOf(t *testing.T, gs []*device.DeviceGroup) map[string]string {
+// groupByDevice says for each device in which group it is. A device in two groups could be given out twice.
+func groupByDevice(t *testing.T, gs []*device.DeviceGroup) map[string]string {
 	t.Helper()
 	of := map[string]string{}
 	seen := map[string]bool{}
@@ -38,8 +38,8 @@ func groupOf(t *testing.T, gs []*device.DeviceGroup) map[string]string {
 	return of
 }
 
-// changed is the machine with its n-th device changed.
-func changed(s core.Snapshot, n int, change func(*core.Device)) core.Snapshot {
+// withDevice is the machine with its n-th device changed.
+func withDevice(s core.Snapshot, n int, change func(*core.Device)) core.Snapshot {
 	s.Devices = slices.Clone(s.Devices)
 	change(&s.Devices[n])
 	return s
@@ -67,7 +67,7 @@ func TestGroupSplit(t *testing.T) {
 	} {
 		s := coretest.GPUs(4)
 		tc.change(s.Devices)
-		gs := offer(machine(s))
+		gs := firstGroups(inventory(s))
 		var got []string
 		for _, g := range gs {
 			got = append(got, g.Name)
@@ -75,7 +75,7 @@ func TestGroupSplit(t *testing.T) {
 		if diff := cmp.Diff(tc.want, got); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
-		if n := len(groupOf(t, gs)); n != 4 {
+		if n := len(groupByDevice(t, gs)); n != 4 {
 			t.Errorf("%s: %d devices, want 4", name, n)
 		}
 	}
@@ -83,9 +83,9 @@ func TestGroupSplit(t *testing.T) {
 
 // A restart finds the same names: they do not depend on which slot a GPU has.
 func TestNamesDoNotDependOnTheOrder(t *testing.T) {
-	s := changed(coretest.GPUs(4), 1, memory(97871))
-	s = changed(changed(s, 2, memory(97871)), 3, memory(0))
-	want := groupOf(t, offer(machine(core.NewSnapshot(s))))
+	s := withDevice(coretest.GPUs(4), 1, memory(97871))
+	s = withDevice(withDevice(s, 2, memory(97871)), 3, memory(0))
+	want := groupByDevice(t, firstGroups(inventory(core.NewSnapshot(s))))
 	for range 50 {
 		order := rand.Perm(4)
 		other := s
@@ -93,7 +93,7 @@ func TestNamesDoNotDependOnTheOrder(t *testing.T) {
 		for i := range other.Devices {
 			other.Devices[i].Index = order[i]
 		}
-		if diff := cmp.Diff(want, groupOf(t, offer(machine(core.NewSnapshot(other))))); diff != "" {
+		if diff := cmp.Diff(want, groupByDevice(t, firstGroups(inventory(core.NewSnapshot(other))))); diff != "" {
 			t.Fatalf("in order %v (-want +got):\n%s", order, diff)
 		}
 	}
@@ -111,49 +111,49 @@ func TestNamesStay(t *testing.T) {
 		}
 		return t
 	}
-	cut := mig()
+	cut := migSnapshot()
 	type step struct {
 		reading core.Snapshot
 		want    map[string]string
 	}
 	for name, steps := range map[string][]step{
 		"the GPU with the model's name goes and comes back": {
-			{changed(two, 1, memory(97871)), map[string]string{id(0): h100, id(1): large}},
-			{only(changed(two, 1, memory(97871)), 1), map[string]string{id(1): large}},
-			{changed(two, 1, memory(97871)), map[string]string{id(0): h100, id(1): large}},
+			{withDevice(two, 1, memory(97871)), map[string]string{gpuID(0): h100, gpuID(1): large}},
+			{only(withDevice(two, 1, memory(97871)), 1), map[string]string{gpuID(1): large}},
+			{withDevice(two, 1, memory(97871)), map[string]string{gpuID(0): h100, gpuID(1): large}},
 		},
 		"a smaller one comes at a lower index": {
-			{only(three, 1, 2), map[string]string{id(1): h100, id(2): h100}},
-			{changed(three, 0, memory(40960)), map[string]string{id(0): h100 + " (40960 MiB)", id(1): h100, id(2): h100}},
-			{only(changed(three, 0, memory(40960)), 0), map[string]string{id(0): h100 + " (40960 MiB)"}},
+			{only(three, 1, 2), map[string]string{gpuID(1): h100, gpuID(2): h100}},
+			{withDevice(three, 0, memory(40960)), map[string]string{gpuID(0): h100 + " (40960 MiB)", gpuID(1): h100, gpuID(2): h100}},
+			{only(withDevice(three, 0, memory(40960)), 0), map[string]string{gpuID(0): h100 + " (40960 MiB)"}},
 		},
 		"memory that is told later": {
-			{changed(changed(two, 0, memory(0)), 1, memory(0)), map[string]string{id(0): h100, id(1): h100}},
-			{changed(two, 1, memory(0)), map[string]string{id(0): h100, id(1): h100 + " (memory unknown)"}},
-			{two, map[string]string{id(0): h100, id(1): h100}},
-			{changed(two, 0, memory(0)), map[string]string{id(0): h100 + " (memory unknown)", id(1): h100}},
+			{withDevice(withDevice(two, 0, memory(0)), 1, memory(0)), map[string]string{gpuID(0): h100, gpuID(1): h100}},
+			{withDevice(two, 1, memory(0)), map[string]string{gpuID(0): h100, gpuID(1): h100 + " (memory unknown)"}},
+			{two, map[string]string{gpuID(0): h100, gpuID(1): h100}},
+			{withDevice(two, 0, memory(0)), map[string]string{gpuID(0): h100 + " (memory unknown)", gpuID(1): h100}},
 		},
 		"a GPU becomes another kind (ECC is switched off)": {
-			{two, map[string]string{id(0): h100, id(1): h100}},
-			{changed(two, 0, memory(97871)), map[string]string{id(0): large, id(1): h100}},
-			{changed(changed(two, 0, memory(97871)), 1, memory(97871)), map[string]string{id(0): large, id(1): large}},
+			{two, map[string]string{gpuID(0): h100, gpuID(1): h100}},
+			{withDevice(two, 0, memory(97871)), map[string]string{gpuID(0): large, gpuID(1): h100}},
+			{withDevice(withDevice(two, 0, memory(97871)), 1, memory(97871)), map[string]string{gpuID(0): large, gpuID(1): large}},
 		},
 		"a GPU is cut up and whole again": {
-			{two, map[string]string{id(0): h100, id(1): h100}},
-			{cut, map[string]string{id(1): h100, "MIG-0": h100 + " MIG 1g.10gb", "MIG-1": h100 + " MIG 1g.10gb", "MIG-2": h100 + " MIG 3g.40gb"}},
-			{two, map[string]string{id(0): h100, id(1): h100}},
+			{two, map[string]string{gpuID(0): h100, gpuID(1): h100}},
+			{cut, map[string]string{gpuID(1): h100, "MIG-0": h100 + " MIG 1g.10gb", "MIG-1": h100 + " MIG 1g.10gb", "MIG-2": h100 + " MIG 3g.40gb"}},
+			{two, map[string]string{gpuID(0): h100, gpuID(1): h100}},
 		},
 		"no driver in between": {
-			{changed(two, 0, memory(97871)), map[string]string{id(0): large, id(1): h100}},
+			{withDevice(two, 0, memory(97871)), map[string]string{gpuID(0): large, gpuID(1): h100}},
 			{core.NoDriver(core.DriverAbsent, "unloaded"), map[string]string{}},
-			{only(changed(two, 0, memory(97871)), 0), map[string]string{id(0): large}},
+			{only(withDevice(two, 0, memory(97871)), 0), map[string]string{gpuID(0): large}},
 		},
 	} {
 		var given assignment
 		for i, step := range steps {
-			inv := machine(step.reading)
+			inv := inventory(step.reading)
 			given = given.with(inv)
-			if diff := cmp.Diff(step.want, groupOf(t, groups(inv, given))); diff != "" {
+			if diff := cmp.Diff(step.want, groupByDevice(t, groups(inv, given))); diff != "" {
 				t.Errorf("%s, step %d (-want +got):\n%s", name, i, diff)
 			}
 		}
@@ -178,13 +178,13 @@ func TestNamesOnAnyMachine(t *testing.T) {
 				d.Compute = []core.Compute{{}, {Major: 8}, {Major: 9}}[random.IntN(3)]
 			}
 			before := maps.Clone(given.names)
-			inv := machine(core.NewSnapshot(s))
+			inv := inventory(core.NewSnapshot(s))
 			next := given.with(inv)
 			if !maps.Equal(before, given.names) {
 				t.Fatalf("%v was changed to %v", before, given.names)
 			}
 			given = next
-			if of := groupOf(t, groups(inv, given)); len(of) != inv.Len() {
+			if of := groupByDevice(t, groups(inv, given)); len(of) != inv.Len() {
 				t.Errorf("%d of %d devices are in a group", len(of), inv.Len())
 			}
 			taken := map[string]groupKey{}
@@ -217,8 +217,8 @@ func TestNamesOnAnyMachine(t *testing.T) {
 // statistics come under the names of fingerprints, whoever saw the GPU first.
 func TestNamesOutliveALife(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newStand(t)
-		s.Source.Set(machine(coretest.GPUs(2)))
+		s := newFixture(t)
+		s.Source.Set(inventory(coretest.GPUs(2)))
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		ch, err := s.Fingerprint(ctx)
@@ -230,11 +230,11 @@ func TestNamesOutliveALife(t *testing.T) {
 			t.Fatal(err)
 		}
 		synctest.Wait()
-		small := machine(changed(coretest.GPUs(2), 0, memory(40960)))
+		small := inventory(withDevice(coretest.GPUs(2), 0, memory(40960)))
 		s.sources[1].Set(small)
 		time.Sleep(fingerprintInterval)
-		want := map[string]string{id(0): h100 + " (40960 MiB)", id(1): h100}
-		if diff := cmp.Diff(want, groupOf(t, (<-ch).Devices)); diff != "" {
+		want := map[string]string{gpuID(0): h100 + " (40960 MiB)", gpuID(1): h100}
+		if diff := cmp.Diff(want, groupByDevice(t, (<-ch).Devices)); diff != "" {
 			t.Errorf("fingerprint (-want +got):\n%s", diff)
 		}
 		stats, err := s.Stats(ctx, time.Second)
@@ -259,7 +259,7 @@ func TestGroupNamerIsShared(t *testing.T) {
 	results := make(chan []group)
 	for i := range 8 {
 		go func() {
-			results <- n.groups(machine(changed(coretest.GPUs(2), 0, memory(uint64(10000+i)))), GroupByNone)
+			results <- n.groups(inventory(withDevice(coretest.GPUs(2), 0, memory(uint64(10000+i)))), GroupByNone)
 		}()
 	}
 	names := groupNames{}

@@ -11,8 +11,8 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 )
 
-// file writes a policy file and returns its path.
-func file(t testing.TB, text string) string {
+// policyFile writes a policy file and returns its path.
+func policyFile(t testing.TB, text string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "policy.yaml")
 	write(t, path, text)
@@ -27,13 +27,13 @@ func write(t testing.TB, path, text string) {
 }
 
 const (
-	twoThirds = "version: v1\npolicy:\n  rules:\n  - {select: {index: 0}, use: reserved}\n  - {select: {index: 1}, use: time-slicing, replicas: 2}\n"
-	twoWrong  = "version: v1\npolicy:\n  rules:\n  - {select: {index: zero}, use: reserved}\n  - {select: {index: 1}, use: quartered}\n"
+	validPolicy = "version: v1\npolicy:\n  rules:\n  - {select: {index: 0}, use: reserved}\n  - {select: {index: 1}, use: time-slicing, replicas: 2}\n"
+	invalidPolicy  = "version: v1\npolicy:\n  rules:\n  - {select: {index: zero}, use: reserved}\n  - {select: {index: 1}, use: quartered}\n"
 )
 
 // Of what both the block and the file say, the block's word counts.
 func TestOfferKeys(t *testing.T) {
-	says := file(t, "version: v1\nflags: {migStrategy: single, mpsRoot: /srv/mps}\n")
+	says := policyFile(t, "version: v1\nflags: {migStrategy: single, mpsRoot: /srv/mps}\n")
 	for name, tc := range map[string]struct {
 		keys    map[string]any
 		mig     core.MIGStrategy
@@ -44,10 +44,10 @@ func TestOfferKeys(t *testing.T) {
 		"the block":     {map[string]any{"mig_strategy": "none", "group_by": "nvlink", "mps_root": "/run/mps/"}, core.MIGNone, GroupByNVLink, "/run/mps"},
 		"the file":      {map[string]any{"policy_file": says, "group_by": "numa"}, core.MIGSingle, GroupByNUMA, "/srv/mps"},
 		"both":          {map[string]any{"policy_file": says, "mig_strategy": "mixed", "mps_root": "/mps"}, core.MIGMixed, GroupByNone, "/mps"},
-		"a silent file": {map[string]any{"policy_file": file(t, "version: v1\n")}, core.MIGMixed, GroupByNone, "/run/nvidia/mps"},
-		"of no concern": {map[string]any{"policy_file": file(t, "version: v1\nflags: {plugin: {deviceListStrategy: cdi-cri}, gfd: {oneshot: true}}\n")}, core.MIGMixed, GroupByNone, "/run/nvidia/mps"},
+		"a silent file": {map[string]any{"policy_file": policyFile(t, "version: v1\n")}, core.MIGMixed, GroupByNone, "/run/nvidia/mps"},
+		"of no concern": {map[string]any{"policy_file": policyFile(t, "version: v1\nflags: {plugin: {deviceListStrategy: cdi-cri}, gfd: {oneshot: true}}\n")}, core.MIGMixed, GroupByNone, "/run/nvidia/mps"},
 	} {
-		s := newStand(t)
+		s := newFixture(t)
 		if err := s.configure(tc.keys); err != nil {
 			t.Errorf("%s: %v", name, err)
 			continue
@@ -61,14 +61,14 @@ func TestOfferKeys(t *testing.T) {
 }
 
 func TestPolicyFile(t *testing.T) {
-	s := newStand(t)
-	if err := s.configure(map[string]any{"policy_file": file(t, twoThirds)}); err != nil {
+	s := newFixture(t)
+	if err := s.configure(map[string]any{"policy_file": policyFile(t, validPolicy)}); err != nil {
 		t.Fatal(err)
 	}
 	s.currentRun()
-	inv := observed(s.Started()[0].Core, joined(3))
+	inv := inventoryWith(s.Started()[0].Core, linked(3))
 	want := map[string]int{"gpu/" + h100: 1, "gpu-shared/" + h100: 2}
-	if diff := cmp.Diff(want, sizes(groups(inv, assignment{}))); diff != "" {
+	if diff := cmp.Diff(want, groupSizes(groups(inv, assignment{}))); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
@@ -81,16 +81,16 @@ func TestOfferErrors(t *testing.T) {
 	}{
 		"no such file":     {map[string]any{"policy_file": "/nowhere/policy.yaml"}, []string{"/nowhere/policy.yaml: no such file"}},
 		"a relative path":  {map[string]any{"policy_file": "policy.yaml"}, []string{`policy_file = "policy.yaml": want an absolute path`}},
-		"no YAML":          {map[string]any{"policy_file": file(t, "{")}, []string{"policy.yaml"}},
-		"an unknown key":   {map[string]any{"policy_file": file(t, "version: v1\npolice: {}\n")}, []string{"policy.yaml:2", "police"}},
+		"no YAML":          {map[string]any{"policy_file": policyFile(t, "{")}, []string{"policy.yaml"}},
+		"an unknown key":   {map[string]any{"policy_file": policyFile(t, "version: v1\npolice: {}\n")}, []string{"policy.yaml:2", "police"}},
 		"no word":          {map[string]any{"mig_strategy": "double", "group_by": "rack"}, []string{`mig_strategy = "double": want none, single or mixed`, `group_by = "rack": want none, numa or nvlink`}},
 		"no absolute path": {map[string]any{"mps_root": "mps"}, []string{`mps_root = "mps": want an absolute path`}},
 		"all at once": {
-			map[string]any{"policy_file": file(t, twoWrong), "group_by": "rack", "fingerprint_period": "often", "recovery": "never"},
+			map[string]any{"policy_file": policyFile(t, invalidPolicy), "group_by": "rack", "fingerprint_period": "often", "recovery": "never"},
 			[]string{"policy.yaml:4", `"zero"`, "policy.yaml:5", `"quartered"`, `group_by = "rack"`, `fingerprint_period = "often"`, `recovery = "never"`},
 		},
 	} {
-		s := newStand(t)
+		s := newFixture(t)
 		err := s.configure(tc.keys)
 		if err == nil {
 			t.Errorf("%s: accepted", name)

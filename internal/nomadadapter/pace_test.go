@@ -30,7 +30,7 @@ func TestFirstFingerprint(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s := newStand(t)
+				s := newFixture(t)
 				ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 				defer cancel()
 				begin := time.Now()
@@ -39,7 +39,7 @@ func TestFirstFingerprint(t *testing.T) {
 					t.Fatal(err)
 				}
 				if tc.answers > 0 {
-					time.AfterFunc(tc.answers, func() { s.Source.Set(machine(coretest.GPUs(2))) })
+					time.AfterFunc(tc.answers, func() { s.Source.Set(inventory(coretest.GPUs(2))) })
 				}
 				var got []list
 				for ctx.Err() == nil {
@@ -65,7 +65,7 @@ func TestFirstFingerprint(t *testing.T) {
 // a list without them would take them from the node.
 func TestFirstFingerprintWaitsForNumbers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newStand(t)
+		s := newFixture(t)
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		ch, err := s.Fingerprint(ctx)
@@ -88,8 +88,8 @@ func TestFirstFingerprintWaitsForNumbers(t *testing.T) {
 // Nothing new is nothing to send, and what the reader missed is not sent later.
 func TestFingerprintSendsChangesOnly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newStand(t)
-		s.Source.Set(machine(coretest.GPUs(2)))
+		s := newFixture(t)
+		s.Source.Set(inventory(coretest.GPUs(2)))
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		ch, err := s.Fingerprint(ctx)
@@ -107,18 +107,18 @@ func TestFingerprintSendsChangesOnly(t *testing.T) {
 			}
 		}
 		for range 10 {
-			s.Source.Set(machine(coretest.GPUs(2)))
+			s.Source.Set(inventory(coretest.GPUs(2)))
 			silent("an equal inventory")
 		}
 		driver := coretest.GPUs(2)
 		driver.Links = nil
-		s.Source.Set(machine(driver))
+		s.Source.Set(inventory(driver))
 		silent("a change that Nomad does not see")
 
 		for i := range 100 { // ends as it began, with 2
-			s.Source.Set(machine(coretest.GPUs(2), lost(i%2)))
+			s.Source.Set(inventory(coretest.GPUs(2), lost(i%2)))
 		}
-		s.Source.Set(machine(coretest.GPUs(1)))
+		s.Source.Set(inventory(coretest.GPUs(1)))
 		synctest.Wait()
 		if r := <-ch; len(r.Devices[0].Devices) != 1 {
 			t.Errorf("got %v, want the latest", r.Devices)
@@ -144,8 +144,8 @@ func TestFingerprintPace(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s := newStand(t)
-				s.Source.Set(machine(coretest.GPUs(8)))
+				s := newFixture(t)
+				s.Source.Set(inventory(coretest.GPUs(8)))
 				ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 				defer cancel()
 				ch, err := s.Fingerprint(ctx)
@@ -159,14 +159,14 @@ func TestFingerprintPace(t *testing.T) {
 					for n := range tc.times {
 						time.Sleep(tc.change)
 						obs = append(obs, lost(n))
-						s.Source.Set(machine(coretest.GPUs(8), obs...))
+						s.Source.Set(inventory(coretest.GPUs(8), obs...))
 					}
 				}()
 				var got []sent
 				for ctx.Err() == nil {
 					select {
 					case r := <-ch:
-						got = append(got, sent{time.Since(begin), sick(r.Devices)})
+						got = append(got, sent{time.Since(begin), countUnhealthy(r.Devices)})
 					case <-ctx.Done():
 					}
 				}
@@ -181,8 +181,8 @@ func TestFingerprintPace(t *testing.T) {
 // A fault and its end between two fingerprints is nothing to send.
 func TestFlickerIsNotSent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newStand(t)
-		s.Source.Set(machine(coretest.GPUs(2)))
+		s := newFixture(t)
+		s.Source.Set(inventory(coretest.GPUs(2)))
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 		defer cancel()
 		ch, err := s.Fingerprint(ctx)
@@ -191,9 +191,9 @@ func TestFlickerIsNotSent(t *testing.T) {
 		}
 		<-ch
 		synctest.Wait()
-		s.Source.Set(machine(coretest.GPUs(2), lost(0)))
+		s.Source.Set(inventory(coretest.GPUs(2), lost(0)))
 		time.Sleep(fingerprintInterval / 2)
-		s.Source.Set(machine(coretest.GPUs(2)))
+		s.Source.Set(inventory(coretest.GPUs(2)))
 		select {
 		case r := <-ch:
 			t.Errorf("sent %v", r.Devices)
@@ -213,8 +213,8 @@ func TestSlowReader(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s := newStand(t)
-				s.Source.Set(machine(coretest.GPUs(4)))
+				s := newFixture(t)
+				s.Source.Set(inventory(coretest.GPUs(4)))
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
 				lists, err := s.Fingerprint(ctx)
@@ -232,9 +232,9 @@ func TestSlowReader(t *testing.T) {
 				}
 				<-numbers
 				for i := range 3600 {
-					s.Source.Set(machine(coretest.GPUs(4), lost(i%2)))
+					s.Source.Set(inventory(coretest.GPUs(4), lost(i%2)))
 					begin := time.Now()
-					if _, err := s.Reserve([]string{id(3)}); err != nil {
+					if _, err := s.Reserve([]string{gpuID(3)}); err != nil {
 						t.Fatal(err)
 					}
 					if d := time.Since(begin); d > 0 {
@@ -245,11 +245,11 @@ func TestSlowReader(t *testing.T) {
 						t.Fatalf("a sample took %s", d)
 					}
 				}
-				s.Source.Set(machine(coretest.GPUs(4), tc.last...))
+				s.Source.Set(inventory(coretest.GPUs(4), tc.last...))
 				synctest.Wait()
 				select {
 				case r := <-lists:
-					if n := sick(r.Devices); n != tc.want {
+					if n := countUnhealthy(r.Devices); n != tc.want {
 						t.Errorf("%d devices take no work, want %d", n, tc.want)
 					}
 				default:
@@ -270,8 +270,8 @@ func TestSlowReader(t *testing.T) {
 	}
 }
 
-// sick counts the devices that take no work.
-func sick(gs []*device.DeviceGroup) (n int) {
+// countUnhealthy counts the devices that take no work.
+func countUnhealthy(gs []*device.DeviceGroup) (n int) {
 	for _, g := range gs {
 		for _, d := range g.Devices {
 			if !d.Healthy {

@@ -14,14 +14,14 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 )
 
-// under is a machine offered as a policy says.
-func under(p core.Policy, s core.Snapshot, obs ...core.Observation) *core.Inventory {
+// inventoryUnder is a machine offered as a policy says.
+func inventoryUnder(p core.Policy, s core.Snapshot, obs ...core.Observation) *core.Inventory {
 	settings, _, err := defaultBlock().compile(nil)
 	if err != nil {
 		panic(err)
 	}
 	settings.Core.Policy = p
-	return observed(settings.Core, s, obs...).WithHost(core.Host{MPS: pools(p)}, core.OverlapWarn)
+	return inventoryWith(settings.Core, s, obs...).WithHost(core.Host{MPS: pools(p)}, core.OverlapWarn)
 }
 
 // pools are those of a policy whose MPS daemons answer: all.
@@ -36,31 +36,31 @@ func pools(p core.Policy) []string {
 	return all
 }
 
-func gpus(n ...int) (s core.Selector) {
+func selectGPUs(n ...int) (s core.Selector) {
 	for _, i := range n {
 		s.IDs = append(s.IDs, coretest.GPU(i))
 	}
 	return s
 }
 
-func slicing(replicas int) *core.Sharing {
+func timeSlicing(replicas int) *core.Sharing {
 	return &core.Sharing{Mode: core.TimeSlicing, Replicas: replicas}
 }
 
-func byMPS(replicas int) *core.Sharing {
+func mps(replicas int) *core.Sharing {
 	return &core.Sharing{Mode: core.MPS, Replicas: replicas, OnePerRequest: true}
 }
 
-// mixed is eight GPUs of which two are exclusive, three are shared by four, two by MPS, and one is reserved.
-var mixed = core.Policy{Rules: []core.Rule{
-	{Select: gpus(0, 1)},
-	{Select: gpus(2, 3, 4), Sharing: slicing(4)},
-	{Select: gpus(5, 6), Sharing: &core.Sharing{Mode: core.MPS, Replicas: 2, OnePerRequest: true, Memory: 4 << 30, Threads: 25}},
-	{Select: gpus(7), Reserve: "reserved by policy.yaml:12"},
+// mixedPolicy is eight GPUs of which two are exclusive, three are shared by four, two by MPS, and one is reserved.
+var mixedPolicy = core.Policy{Rules: []core.Rule{
+	{Select: selectGPUs(0, 1)},
+	{Select: selectGPUs(2, 3, 4), Sharing: timeSlicing(4)},
+	{Select: selectGPUs(5, 6), Sharing: &core.Sharing{Mode: core.MPS, Replicas: 2, OnePerRequest: true, Memory: 4 << 30, Threads: 25}},
+	{Select: selectGPUs(7), Reserve: "reserved by policy.yaml:12"},
 }}
 
-// detailed is a machine of which the driver tells everything.
-func detailed(s core.Snapshot) core.Snapshot {
+// withDetails is a machine of which the driver tells everything.
+func withDetails(s core.Snapshot) core.Snapshot {
 	s.Devices = slices.Clone(s.Devices)
 	for i := range s.Devices {
 		d := &s.Devices[i]
@@ -77,21 +77,21 @@ func detailed(s core.Snapshot) core.Snapshot {
 }
 
 func TestGroupsUnderAPolicy(t *testing.T) {
-	models := changed(changed(coretest.GPUs(4), 1, memory(97871)), 2, func(d *core.Device) { d.Model, d.PowerLimit = "NVIDIA L40S", 350_000 })
+	models := withDevice(withDevice(coretest.GPUs(4), 1, memory(97871)), 2, func(d *core.Device) { d.Model, d.PowerLimit = "NVIDIA L40S", 350_000 })
 	for name, tc := range map[string]struct {
 		inv *core.Inventory
 		by  GroupBy
 	}{
-		"shared":  {under(mixed, detailed(coretest.GPUs(8)), lost(3)), GroupByNone},
-		"cut":     {under(core.Policy{}, detailed(mig())), GroupByNone},
-		"cutmps":  {under(core.Policy{Rules: []core.Rule{{Select: core.Selector{Profiles: []string{"1g.*"}}, Pool: "small", Sharing: byMPS(2)}}}, detailed(mig())), GroupByNone},
-		"renamed": {under(core.Policy{Names: []core.Naming{{Select: core.Selector{Models: []string{"*H100*"}}, Pool: "h100"}}}, detailed(models)), GroupByNone},
-		"onepool": {under(core.Policy{Rules: []core.Rule{{Select: gpus(0, 1, 2), Pool: "any", Sharing: slicing(2)}}}, detailed(models)), GroupByNone},
-		"numa":    {under(core.Policy{}, detailed(coretest.GPUs(4))), GroupByNUMA},
-		"nvlink":  {under(mixed, detailed(bridged(8))), GroupByNVLink},
+		"shared":  {inventoryUnder(mixedPolicy, withDetails(coretest.GPUs(8)), lost(3)), GroupByNone},
+		"cut":     {inventoryUnder(core.Policy{}, withDetails(migSnapshot())), GroupByNone},
+		"cutmps":  {inventoryUnder(core.Policy{Rules: []core.Rule{{Select: core.Selector{Profiles: []string{"1g.*"}}, Pool: "small", Sharing: mps(2)}}}, withDetails(migSnapshot())), GroupByNone},
+		"renamed": {inventoryUnder(core.Policy{Names: []core.Naming{{Select: core.Selector{Models: []string{"*H100*"}}, Pool: "h100"}}}, withDetails(models)), GroupByNone},
+		"onepool": {inventoryUnder(core.Policy{Rules: []core.Rule{{Select: selectGPUs(0, 1, 2), Pool: "any", Sharing: timeSlicing(2)}}}, withDetails(models)), GroupByNone},
+		"numa":    {inventoryUnder(core.Policy{}, withDetails(coretest.GPUs(4))), GroupByNUMA},
+		"nvlink":  {inventoryUnder(mixedPolicy, withDetails(pairwiseLinked(8))), GroupByNVLink},
 	} {
 		gs := groups(tc.inv, assignment{by: tc.by})
-		golden(t, "testdata/"+name+".txt", text(gs))
+		golden(t, "testdata/"+name+".txt", formatGroups(gs))
 		for _, g := range gs {
 			if err := g.Validate(); err != nil {
 				t.Errorf("%s: %v", name, err)
@@ -100,8 +100,8 @@ func TestGroupsUnderAPolicy(t *testing.T) {
 	}
 }
 
-// bridged is n GPUs of which each even one is linked with the next.
-func bridged(n int) core.Snapshot {
+// pairwiseLinked is n GPUs of which each even one is linked with the next.
+func pairwiseLinked(n int) core.Snapshot {
 	s := coretest.GPUs(n)
 	s.Links = slices.DeleteFunc(slices.Clone(s.Links), func(l core.Link) bool {
 		a := slices.IndexFunc(s.Devices, func(d core.Device) bool { return d.ID == l.A })
@@ -111,8 +111,8 @@ func bridged(n int) core.Snapshot {
 	return s
 }
 
-// sizes are the groups with the number of their devices.
-func sizes(gs []*device.DeviceGroup) map[string]int {
+// groupSizes are the groups with the number of their devices.
+func groupSizes(gs []*device.DeviceGroup) map[string]int {
 	n := map[string]int{}
 	for _, g := range gs {
 		n[g.Type+"/"+g.Name] += len(g.Devices)
@@ -123,8 +123,8 @@ func sizes(gs []*device.DeviceGroup) map[string]int {
 // The example of the issue: the reserved GPU is in no group.
 func TestGroupsByUse(t *testing.T) {
 	want := map[string]int{"gpu/" + h100: 2, "gpu-shared/" + h100: 12, "gpu-mps/" + h100: 4}
-	inv := under(mixed, coretest.GPUs(8))
-	if diff := cmp.Diff(want, sizes(groups(inv, assignment{}))); diff != "" {
+	inv := inventoryUnder(mixedPolicy, coretest.GPUs(8))
+	if diff := cmp.Diff(want, groupSizes(groups(inv, assignment{}))); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
@@ -136,19 +136,19 @@ func TestNamesOfPools(t *testing.T) {
 		want   map[string]int
 	}{
 		"default pools have the model's name": {
-			core.Policy{Rules: []core.Rule{{Select: gpus(0), Pool: "gpu"}, {Select: gpus(1), Pool: "gpu.shared", Sharing: slicing(2)}, {Select: gpus(2), Pool: "gpu.mps", Sharing: byMPS(3)}}}, nil,
+			core.Policy{Rules: []core.Rule{{Select: selectGPUs(0), Pool: "gpu"}, {Select: selectGPUs(1), Pool: "gpu.shared", Sharing: timeSlicing(2)}, {Select: selectGPUs(2), Pool: "gpu.mps", Sharing: mps(3)}}}, nil,
 			map[string]int{"gpu/" + h100: 1, "gpu-shared/" + h100: 2, "gpu-mps/" + h100: 3},
 		},
 		"two default pools shared alike": {
-			core.Policy{Rules: []core.Rule{{Select: gpus(0), Pool: "gpu", Sharing: slicing(2)}, {Select: gpus(1, 2), Pool: "gpu.shared", Sharing: slicing(3)}}}, nil,
+			core.Policy{Rules: []core.Rule{{Select: selectGPUs(0), Pool: "gpu", Sharing: timeSlicing(2)}, {Select: selectGPUs(1, 2), Pool: "gpu.shared", Sharing: timeSlicing(3)}}}, nil,
 			map[string]int{"gpu-shared/" + h100: 2, "gpu-shared/" + h100 + " (gpu.shared)": 6},
 		},
 		"two default pools of one's own": {
-			core.Policy{Rules: []core.Rule{{Select: gpus(0), Pool: "gpu.mps"}}}, nil,
+			core.Policy{Rules: []core.Rule{{Select: selectGPUs(0), Pool: "gpu.mps"}}}, nil,
 			map[string]int{"gpu/" + h100: 2, "gpu/" + h100 + " (gpu.mps)": 1},
 		},
 		"and more that differs": {
-			core.Policy{Rules: []core.Rule{{Select: gpus(1), Pool: "gpu.mps"}}}, memory(97871),
+			core.Policy{Rules: []core.Rule{{Select: selectGPUs(1), Pool: "gpu.mps"}}}, memory(97871),
 			map[string]int{"gpu/" + h100: 2, "gpu/" + h100 + " (gpu.mps, 97871 MiB)": 1},
 		},
 		"a name joins what differs": {
@@ -156,24 +156,24 @@ func TestNamesOfPools(t *testing.T) {
 			map[string]int{"gpu/fast": 3},
 		},
 		"a name, shared": {
-			core.Policy{Rules: []core.Rule{{Select: gpus(0, 1), Pool: "fast", Sharing: slicing(4)}, {Pool: "whole"}}}, memory(97871),
+			core.Policy{Rules: []core.Rule{{Select: selectGPUs(0, 1), Pool: "fast", Sharing: timeSlicing(4)}, {Pool: "whole"}}}, memory(97871),
 			map[string]int{"gpu-shared/fast": 8, "gpu/whole": 1},
 		},
 		"one name for two ways of sharing": {
-			core.Policy{Rules: []core.Rule{{Select: gpus(0), Pool: "fast", Sharing: slicing(4)}, {Pool: "fast"}}}, nil,
+			core.Policy{Rules: []core.Rule{{Select: selectGPUs(0), Pool: "fast", Sharing: timeSlicing(4)}, {Pool: "fast"}}}, nil,
 			map[string]int{"gpu-shared/fast": 4, "gpu/fast": 2},
 		},
 		"the name of a model": {
-			core.Policy{Rules: []core.Rule{{Select: gpus(0), Pool: "L4"}}}, func(d *core.Device) { d.Model = "L4" },
+			core.Policy{Rules: []core.Rule{{Select: selectGPUs(0), Pool: "L4"}}}, func(d *core.Device) { d.Model = "L4" },
 			map[string]int{"gpu/L4": 1, "gpu/L4 (gpu, 81559 MiB, compute 9.0)": 1, "gpu/" + h100: 1},
 		},
 	} {
 		s := coretest.GPUs(3)
 		if tc.change != nil {
-			s = changed(s, 1, tc.change)
+			s = withDevice(s, 1, tc.change)
 		}
-		inv := under(tc.policy, s)
-		if diff := cmp.Diff(tc.want, sizes(groups(inv, assignment{}))); diff != "" {
+		inv := inventoryUnder(tc.policy, s)
+		if diff := cmp.Diff(tc.want, groupSizes(groups(inv, assignment{}))); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
 	}
@@ -182,20 +182,20 @@ func TestNamesOfPools(t *testing.T) {
 // A policy that changes while tasks run takes no name from what it leaves alone.
 func TestNamesStayUnderAnotherPolicy(t *testing.T) {
 	var given assignment
-	s := changed(coretest.GPUs(4), 0, memory(97871))
+	s := withDevice(coretest.GPUs(4), 0, memory(97871))
 	for i, step := range []struct {
 		policy core.Policy
 		want   map[string]int
 	}{
 		{core.Policy{}, map[string]int{"gpu/" + h100: 3, "gpu/" + h100 + " (97871 MiB)": 1}},
-		{core.Policy{Rules: []core.Rule{{Select: gpus(1, 2), Sharing: slicing(2)}}}, map[string]int{"gpu/" + h100: 1, "gpu/" + h100 + " (97871 MiB)": 1, "gpu-shared/" + h100: 4}},
-		{core.Policy{Rules: []core.Rule{{Select: gpus(1, 2, 3), Pool: "mine"}}}, map[string]int{"gpu/mine": 3, "gpu/" + h100 + " (97871 MiB)": 1}},
-		{core.Policy{Rules: []core.Rule{{Sharing: slicing(2)}}}, map[string]int{"gpu-shared/" + h100: 6, "gpu-shared/" + h100 + " (97871 MiB)": 2}},
+		{core.Policy{Rules: []core.Rule{{Select: selectGPUs(1, 2), Sharing: timeSlicing(2)}}}, map[string]int{"gpu/" + h100: 1, "gpu/" + h100 + " (97871 MiB)": 1, "gpu-shared/" + h100: 4}},
+		{core.Policy{Rules: []core.Rule{{Select: selectGPUs(1, 2, 3), Pool: "mine"}}}, map[string]int{"gpu/mine": 3, "gpu/" + h100 + " (97871 MiB)": 1}},
+		{core.Policy{Rules: []core.Rule{{Sharing: timeSlicing(2)}}}, map[string]int{"gpu-shared/" + h100: 6, "gpu-shared/" + h100 + " (97871 MiB)": 2}},
 		{core.Policy{}, map[string]int{"gpu/" + h100: 3, "gpu/" + h100 + " (97871 MiB)": 1}},
 	} {
-		inv := under(step.policy, s)
+		inv := inventoryUnder(step.policy, s)
 		given = given.with(inv)
-		if diff := cmp.Diff(step.want, sizes(groups(inv, given))); diff != "" {
+		if diff := cmp.Diff(step.want, groupSizes(groups(inv, given))); diff != "" {
 			t.Errorf("step %d (-want +got):\n%s", i, diff)
 		}
 	}
@@ -203,7 +203,7 @@ func TestNamesStayUnderAnotherPolicy(t *testing.T) {
 
 // What is an attribute of a share, and what is none of a GPU of one's own.
 func TestSharingAttributes(t *testing.T) {
-	inv := under(mixed, detailed(coretest.GPUs(8)))
+	inv := inventoryUnder(mixedPolicy, withDetails(coretest.GPUs(8)))
 	for _, g := range groups(inv, assignment{}) {
 		var got []string
 		for _, key := range slices.Sorted(maps.Keys(g.Attributes)) {
@@ -224,8 +224,8 @@ func TestSharingAttributes(t *testing.T) {
 
 // A serial is one only where all of a group is of one board.
 func TestSerial(t *testing.T) {
-	cut := detailed(mig())
-	inv := under(core.Policy{Rules: []core.Rule{{Sharing: slicing(3)}}}, cut)
+	cut := withDetails(migSnapshot())
+	inv := inventoryUnder(core.Policy{Rules: []core.Rule{{Sharing: timeSlicing(3)}}}, cut)
 	for _, g := range groups(inv, assignment{}) {
 		if a := g.Attributes["unique.serial"]; a == nil || a.Int == nil {
 			t.Errorf("%s: serial %#v", g.Name, a)
@@ -236,7 +236,7 @@ func TestSerial(t *testing.T) {
 			t.Errorf("serial %s is %s, want %s", text, got, want)
 		}
 	}
-	inv = under(core.Policy{}, detailed(coretest.GPUs(2)))
+	inv = inventoryUnder(core.Policy{}, withDetails(coretest.GPUs(2)))
 	if a := groups(inv, assignment{})[0].Attributes["unique.serial"]; a != nil {
 		t.Errorf("two GPUs have the serial %#v", a)
 	}

@@ -13,7 +13,7 @@ import (
 // await waits until something holds.
 func await(t *testing.T, what string, holds func() bool) {
 	t.Helper()
-	deadline, tick := time.After(patience), time.NewTicker(5*time.Millisecond)
+	deadline, tick := time.After(testTimeout), time.NewTicker(5*time.Millisecond)
 	defer tick.Stop()
 	for !holds() {
 		select {
@@ -24,8 +24,8 @@ func await(t *testing.T, what string, holds func() bool) {
 	}
 }
 
-// keeps waits until a text is among what is kept.
-func keeps(t *testing.T, dir, text string) {
+// awaitCachedPolicy waits until a text is among what is kept.
+func awaitCachedPolicy(t *testing.T, dir, text string) {
 	t.Helper()
 	await(t, text, func() bool {
 		kept, _ := os.ReadFile(filepath.Join(dir, policyCacheName))
@@ -37,9 +37,9 @@ func keeps(t *testing.T, dir, text string) {
 // told.
 func TestPolicyIsKept(t *testing.T) {
 	dir := t.TempDir()
-	path := file(t, twoThirds)
+	path := policyFile(t, validPolicy)
 	block := map[string]any{"policy_file": path, "state_dir": dir}
-	first := newStand(t)
+	first := newFixture(t)
 	first.PersistPolicy("agent 1")
 	if err := first.configure(block); err != nil {
 		t.Fatal(err)
@@ -48,11 +48,11 @@ func TestPolicyIsKept(t *testing.T) {
 		t.Error("a process that only validates keeps something")
 	}
 	first.currentRun()
-	keeps(t, dir, "replicas: 2")
-	write(t, path, strings.ReplaceAll(twoThirds, "replicas: 2", "replicas: 5"))
+	awaitCachedPolicy(t, dir, "replicas: 2")
+	write(t, path, strings.ReplaceAll(validPolicy, "replicas: 2", "replicas: 5"))
 	first.Reload(t.Context())
-	keeps(t, dir, "replicas: 5")
-	write(t, path, twoWrong)
+	awaitCachedPolicy(t, dir, "replicas: 5")
+	write(t, path, invalidPolicy)
 	first.Reload(t.Context())
 	first.diskWork.Wait()
 
@@ -64,18 +64,18 @@ func TestPolicyIsKept(t *testing.T) {
 		"the same agent":     {"agent 1", nil, ""},
 		"another agent":      {"agent 2", nil, "quartered"},
 		"an unknown agent":   {"", nil, "quartered"},
-		"another file":       {"agent 1", map[string]any{"policy_file": file(t, twoWrong)}, "quartered"},
+		"another file":       {"agent 1", map[string]any{"policy_file": policyFile(t, invalidPolicy)}, "quartered"},
 		"no state directory": {"agent 1", map[string]any{"state_dir": ""}, "quartered"},
 		"a bad block, too":   {"agent 1", map[string]any{"group_by": "rack"}, `group_by = "rack"`},
 	} {
-		next := newStand(t)
+		next := newFixture(t)
 		next.PersistPolicy(tc.agent)
 		keys := map[string]any{"policy_file": path, "state_dir": dir}
 		for k, v := range tc.more {
 			keys[k] = v
 		}
 		err := next.configure(keys)
-		if (err == nil) != (tc.want == "") || err != nil && !contains(err, tc.want) {
+		if (err == nil) != (tc.want == "") || err != nil && !errorContains(err, tc.want) {
 			t.Errorf("%s: %v", name, err)
 			continue
 		}
@@ -95,23 +95,23 @@ func TestPolicyIsKept(t *testing.T) {
 		if got := next.Started(); len(got) != 2 || len(got[1].Core.Policy.Rules) != 0 {
 			t.Errorf("%s: the repaired file is not in force: %+v", name, got)
 		}
-		write(t, path, twoWrong)
+		write(t, path, invalidPolicy)
 		next.diskWork.Wait()
 	}
 }
 
 // A state directory that can't be written keeps nobody from anything.
 func TestPolicyThatCannotBeKept(t *testing.T) {
-	s := newStand(t)
+	s := newFixture(t)
 	s.PersistPolicy("agent 1")
-	dir := filepath.Join(file(t, ""), "a file is no folder")
-	if err := s.configure(map[string]any{"policy_file": file(t, twoThirds), "state_dir": dir}); err != nil {
+	dir := filepath.Join(policyFile(t, ""), "a file is no folder")
+	if err := s.configure(map[string]any{"policy_file": policyFile(t, validPolicy), "state_dir": dir}); err != nil {
 		t.Fatal(err)
 	}
-	s.Source.Set(machine(coretest.GPUs(1)))
+	s.Source.Set(inventory(coretest.GPUs(1)))
 	s.currentRun()
 	await(t, "a line of the log", func() bool { return strings.Contains(strings.Join(s.Log.Lines(), ""), "policy not saved") })
-	if _, err := s.Reserve([]string{id(0)}); err != nil {
+	if _, err := s.Reserve([]string{gpuID(0)}); err != nil {
 		t.Error(err)
 	}
 }
@@ -120,14 +120,14 @@ func TestPolicyThatCannotBeKept(t *testing.T) {
 // devices, when the policy is kept, changes nothing of it.
 func TestPolicyEditedAfterItWasReadIsKeptAsRead(t *testing.T) {
 	for name, edited := range map[string]string{
-		"into a bad one":     twoWrong,
-		"into another":       strings.ReplaceAll(twoThirds, "replicas: 2", "replicas: 7"),
-		"into a longer text": twoThirds + strings.Repeat("# a comment\n", 1000),
+		"into a bad one":     invalidPolicy,
+		"into another":       strings.ReplaceAll(validPolicy, "replicas: 2", "replicas: 7"),
+		"into a longer text": validPolicy + strings.Repeat("# a comment\n", 1000),
 	} {
 		t.Run(name, func(t *testing.T) {
-			dir, path := t.TempDir(), file(t, twoThirds)
+			dir, path := t.TempDir(), policyFile(t, validPolicy)
 			block := map[string]any{"policy_file": path, "state_dir": dir}
-			first := newStand(t)
+			first := newFixture(t)
 			first.PersistPolicy("agent 1")
 			if err := first.configure(block); err != nil {
 				t.Fatal(err)
@@ -136,8 +136,8 @@ func TestPolicyEditedAfterItWasReadIsKeptAsRead(t *testing.T) {
 			first.currentRun()
 			first.diskWork.Wait()
 
-			write(t, path, twoWrong)
-			next := newStand(t)
+			write(t, path, invalidPolicy)
+			next := newFixture(t)
 			next.PersistPolicy("agent 1")
 			if err := next.configure(block); err != nil {
 				t.Fatalf("the process that follows does not start: %v", err)
@@ -153,15 +153,15 @@ func TestPolicyEditedAfterItWasReadIsKeptAsRead(t *testing.T) {
 // Of two policies that come into force one after the other the later is kept, however the disk orders the writes.
 func TestLatestPolicyIsKept(t *testing.T) {
 	for range 20 {
-		dir, path := t.TempDir(), file(t, twoThirds)
-		s := newStand(t)
+		dir, path := t.TempDir(), policyFile(t, validPolicy)
+		s := newFixture(t)
 		s.PersistPolicy("agent 1")
 		if err := s.configure(map[string]any{"policy_file": path, "state_dir": dir}); err != nil {
 			t.Fatal(err)
 		}
 		s.currentRun()
 		for _, replicas := range []string{"3", "4", "5", "6"} {
-			write(t, path, strings.ReplaceAll(twoThirds, "replicas: 2", "replicas: "+replicas))
+			write(t, path, strings.ReplaceAll(validPolicy, "replicas: 2", "replicas: "+replicas))
 			s.Reload(t.Context())
 			s.currentRun()
 		}

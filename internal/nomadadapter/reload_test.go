@@ -13,25 +13,25 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 )
 
-// adopting is a source that goes on with another offer.
-type adopting struct {
+// applyingSource is a source that goes on with another offer.
+type applyingSource struct {
 	*coretest.Source
-	adopted chan core.Config
+	applied chan core.Config
 }
 
-func (a *adopting) ApplyPolicy(ctx context.Context, offer core.Config) error {
+func (a *applyingSource) ApplyPolicy(ctx context.Context, offer core.Config) error {
 	select {
-	case a.adopted <- offer:
+	case a.applied <- offer:
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
 	}
 }
 
-// follower is a plugin whose sources adopt, and how often one was started.
-func follower(t *testing.T) (p *Plugin, src *adopting, log *buffer, starts func() int) {
-	s := newStand(t)
-	src = &adopting{s.Source, make(chan core.Config, 1)}
+// newApplyingPlugin is a plugin whose sources adopt, and how often one was started.
+func newApplyingPlugin(t *testing.T) (p *Plugin, src *applyingSource, log *logBuffer, starts func() int) {
+	s := newFixture(t)
+	src = &applyingSource{s.Source, make(chan core.Config, 1)}
 	begin := s.start
 	s.start = func(settings Settings) *run {
 		l := begin(settings)
@@ -42,21 +42,21 @@ func follower(t *testing.T) (p *Plugin, src *adopting, log *buffer, starts func(
 }
 
 func TestReread(t *testing.T) {
-	p, src, log, starts := follower(t)
-	path := file(t, "version: v1\n")
-	configure := (&stand{Plugin: p}).configure
+	p, src, log, starts := newApplyingPlugin(t)
+	path := policyFile(t, "version: v1\n")
+	configure := (&fixture{Plugin: p}).configure
 	if err := configure(map[string]any{"policy_file": path}); err != nil {
 		t.Fatal(err)
 	}
-	src.Set(machine(coretest.GPUs(2)))
-	next := fingerprint(t, p)
+	src.Set(inventory(coretest.GPUs(2)))
+	next := openFingerprint(t, p)
 	next()
 
 	p.Reload(t.Context()) // nothing changed
-	write(t, path, twoWrong)
+	write(t, path, invalidPolicy)
 	p.Reload(t.Context())
 	select {
-	case c := <-src.adopted:
+	case c := <-src.applied:
 		t.Fatalf("adopted %+v", c.Policy)
 	default:
 	}
@@ -70,11 +70,11 @@ func TestReread(t *testing.T) {
 		t.Errorf("logged:\n%s", all)
 	}
 
-	write(t, path, twoThirds)
+	write(t, path, validPolicy)
 	p.Reload(t.Context())
-	c := receive(t, src.adopted)
-	src.Set(observed(c, coretest.GPUs(3)))
-	if diff := cmp.Diff(map[string]int{"gpu/" + h100: 1, "gpu-shared/" + h100: 2}, sizes(next())); diff != "" {
+	c := receive(t, src.applied)
+	src.Set(inventoryWith(c, coretest.GPUs(3)))
+	if diff := cmp.Diff(map[string]int{"gpu/" + h100: 1, "gpu-shared/" + h100: 2}, groupSizes(next())); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	if n := starts(); n != 1 {
@@ -91,16 +91,16 @@ func TestReread(t *testing.T) {
 
 // What takes more than another offer takes another source.
 func TestRereadOfMore(t *testing.T) {
-	p, src, _, starts := follower(t)
-	path := file(t, "version: v1\n")
-	if err := (&stand{Plugin: p}).configure(map[string]any{"policy_file": path}); err != nil {
+	p, src, _, starts := newApplyingPlugin(t)
+	path := policyFile(t, "version: v1\n")
+	if err := (&fixture{Plugin: p}).configure(map[string]any{"policy_file": path}); err != nil {
 		t.Fatal(err)
 	}
-	src.Set(under(mixed, coretest.GPUs(8)))
-	fingerprint(t, p)()
+	src.Set(inventoryUnder(mixedPolicy, coretest.GPUs(8)))
+	openFingerprint(t, p)()
 	write(t, path, "version: v1\nflags: {mpsRoot: /srv/mps}\n")
 	p.Reload(t.Context())
-	r, err := p.Reserve([]string{id(5) + "::0"})
+	r, err := p.Reserve([]string{gpuID(5) + "::0"})
 	if err != nil || r.Envs[mpsPipeEnv] != "/srv/mps/nvidia.com/gpu.mps/pipe" || starts() != 2 {
 		t.Errorf("%+v, %v, %d starts", r, err, starts())
 	}
@@ -116,8 +116,8 @@ func TestRereadOtherwise(t *testing.T) {
 		"no file":    {map[string]any{"policy_file": ""}, 1},
 		"disabled":   {map[string]any{"enabled": false}, 0},
 	} {
-		s := newStand(t)
-		path := file(t, "version: v1\n")
+		s := newFixture(t)
+		path := policyFile(t, "version: v1\n")
 		keys := map[string]any{"policy_file": path}
 		for k, v := range tc.keys {
 			keys[k] = v
@@ -126,7 +126,7 @@ func TestRereadOtherwise(t *testing.T) {
 			t.Fatal(err)
 		}
 		s.currentRun()
-		write(t, path, twoThirds)
+		write(t, path, validPolicy)
 		s.Reload(t.Context())
 		s.currentRun()
 		if n := len(s.Started()); n != tc.starts {
@@ -137,12 +137,12 @@ func TestRereadOtherwise(t *testing.T) {
 
 // Before anybody has asked about devices a new policy is that of the first source.
 func TestRereadBeforeTheFirstQuestion(t *testing.T) {
-	s := newStand(t)
-	path := file(t, "version: v1\n")
+	s := newFixture(t)
+	path := policyFile(t, "version: v1\n")
 	if err := s.configure(map[string]any{"policy_file": path}); err != nil {
 		t.Fatal(err)
 	}
-	write(t, path, twoThirds)
+	write(t, path, validPolicy)
 	s.Reload(t.Context())
 	s.currentRun()
 	if got := s.Started(); len(got) != 1 || len(got[0].Core.Policy.Rules) != 2 {
@@ -153,14 +153,14 @@ func TestRereadBeforeTheFirstQuestion(t *testing.T) {
 // A source that does not come round to it keeps nobody for longer than the plugin lives.
 func TestRereadEndsWithThePlugin(t *testing.T) {
 	ctx, end := context.WithCancel(t.Context())
-	src := &adopting{coretest.NewSource(), make(chan core.Config)}
-	p := New(ctx, "2.0.0", func(context.Context, Settings, *slog.Logger) Source { return src }, discard)
-	path := file(t, "version: v1\n")
-	if err := (&stand{Plugin: p}).configure(map[string]any{"policy_file": path}); err != nil {
+	src := &applyingSource{coretest.NewSource(), make(chan core.Config)}
+	p := New(ctx, "2.0.0", func(context.Context, Settings, *slog.Logger) Source { return src }, discardLog)
+	path := policyFile(t, "version: v1\n")
+	if err := (&fixture{Plugin: p}).configure(map[string]any{"policy_file": path}); err != nil {
 		t.Fatal(err)
 	}
 	p.currentRun()
-	write(t, path, twoThirds)
+	write(t, path, validPolicy)
 	done := make(chan struct{})
 	go func() {
 		p.Reload(context.Background())
@@ -169,7 +169,7 @@ func TestRereadEndsWithThePlugin(t *testing.T) {
 	end()
 	select {
 	case <-done:
-	case <-time.After(patience):
+	case <-time.After(testTimeout):
 		t.Error("still there")
 	}
 }
@@ -177,16 +177,16 @@ func TestRereadEndsWithThePlugin(t *testing.T) {
 // What a policy file means otherwise than to NVIDIA's plugin is logged once devices are followed, and again when the file
 // has changed; not by the process that only validates the configuration, and not with every HUP.
 func TestWarningsAreLoggedOncePerFile(t *testing.T) {
-	p, src, log, _ := follower(t)
+	p, src, log, _ := newApplyingPlugin(t)
 	const renamed = "version: v1\nsharing: {timeSlicing: {resources: [{name: gpu, rename: small, replicas: 2}]}}\n"
-	path := file(t, renamed)
+	path := policyFile(t, renamed)
 	expect := func(when string, n int) {
 		t.Helper()
 		if got := strings.Count(strings.Join(log.Lines(), "\n"), "sharing.timeSlicing.resources[0].rename: NVIDIA"); got != n {
 			t.Errorf("%s: warned %d times, want %d", when, got, n)
 		}
 	}
-	if err := (&stand{Plugin: p}).configure(map[string]any{"policy_file": path}); err != nil {
+	if err := (&fixture{Plugin: p}).configure(map[string]any{"policy_file": path}); err != nil {
 		t.Fatal(err)
 	}
 	expect("configured", 0)
@@ -197,13 +197,13 @@ func TestWarningsAreLoggedOncePerFile(t *testing.T) {
 	expect("the same file", 1)
 	write(t, path, "# as before\n"+renamed)
 	p.Reload(t.Context())
-	receive(t, src.adopted) // its lines are others
+	receive(t, src.applied) // its lines are others
 	expect("another file that means the same", 2)
-	write(t, path, twoWrong)
+	write(t, path, invalidPolicy)
 	p.Reload(t.Context())
 	expect("a bad file", 2)
 	write(t, path, strings.ReplaceAll(renamed, "small", "tiny"))
 	p.Reload(t.Context())
-	receive(t, src.adopted)
+	receive(t, src.applied)
 	expect("another policy", 3)
 }

@@ -16,24 +16,24 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 )
 
-func id(n int) string { return string(coretest.GPU(n)) }
+func gpuID(n int) string { return string(coretest.GPU(n)) }
 
-func node(path, host string) *device.DeviceSpec {
+func deviceNode(path, host string) *device.DeviceSpec {
 	return &device.DeviceSpec{TaskPath: path, HostPath: host + path, CgroupPerms: "rw"}
 }
 
 func TestReserve(t *testing.T) {
-	s := newStand(t)
-	s.Source.Set(machine(coretest.GPUs(4)))
+	s := newFixture(t)
+	s.Source.Set(inventory(coretest.GPUs(4)))
 	p := dial(t, s.Plugin)
 	want := &device.ContainerReservation{
-		Envs: map[string]string{"NVIDIA_VISIBLE_DEVICES": id(1) + "," + id(2)},
+		Envs: map[string]string{"NVIDIA_VISIBLE_DEVICES": gpuID(1) + "," + gpuID(2)},
 		Devices: []*device.DeviceSpec{
-			node("/dev/nvidia-uvm", ""), node("/dev/nvidia-uvm-tools", ""),
-			node("/dev/nvidia1", ""), node("/dev/nvidia2", ""), node("/dev/nvidiactl", ""),
+			deviceNode("/dev/nvidia-uvm", ""), deviceNode("/dev/nvidia-uvm-tools", ""),
+			deviceNode("/dev/nvidia1", ""), deviceNode("/dev/nvidia2", ""), deviceNode("/dev/nvidiactl", ""),
 		},
 	}
-	for _, ids := range [][]string{{id(1), id(2)}, {id(2), id(1)}, {id(2), id(1), id(2)}} {
+	for _, ids := range [][]string{{gpuID(1), gpuID(2)}, {gpuID(2), gpuID(1)}, {gpuID(2), gpuID(1), gpuID(2)}} {
 		got, err := p.Reserve(ids)
 		if err != nil {
 			t.Fatal(err)
@@ -44,97 +44,97 @@ func TestReserve(t *testing.T) {
 	}
 }
 
-// listener is a source that is told what was handed out.
-type listener struct {
+// observingSource is a source that is told what was handed out.
+type observingSource struct {
 	*coretest.Source
 	mu   sync.Mutex
-	told [][]core.Device
+	reserved [][]core.Device
 }
 
-func (l *listener) Reserved(devices []core.Device) {
+func (l *observingSource) Reserved(devices []core.Device) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.told = append(l.told, devices)
+	l.reserved = append(l.reserved, devices)
 }
 
 // Who wants to know is told the devices of each reservation, once each, and of none that was refused.
 func TestReservedIsTold(t *testing.T) {
-	src := &listener{Source: coretest.NewSource()}
+	src := &observingSource{Source: coretest.NewSource()}
 	snapshot := coretest.GPUs(4)
-	src.Set(machine(snapshot, lost(3)))
-	p := New(t.Context(), "2.0.0", func(context.Context, Settings, *slog.Logger) Source { return src }, discard)
-	for _, ids := range [][]string{{id(2), id(0), id(2)}, {id(3)}, {id(0), "GPU-a"}, nil, {id(2)}} {
+	src.Set(inventory(snapshot, lost(3)))
+	p := New(t.Context(), "2.0.0", func(context.Context, Settings, *slog.Logger) Source { return src }, discardLog)
+	for _, ids := range [][]string{{gpuID(2), gpuID(0), gpuID(2)}, {gpuID(3)}, {gpuID(0), "GPU-a"}, nil, {gpuID(2)}} {
 		_, err := p.Reserve(ids)
-		if refused := ids != nil && ids[0] != id(2); (err != nil) != refused {
+		if refused := ids != nil && ids[0] != gpuID(2); (err != nil) != refused {
 			t.Errorf("%v: %v", ids, err)
 		}
 	}
 	want := [][]core.Device{{snapshot.Devices[0], snapshot.Devices[2]}, {snapshot.Devices[2]}}
-	if diff := cmp.Diff(want, src.told); diff != "" {
+	if diff := cmp.Diff(want, src.reserved); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
 
 // What is only observed is told, and takes work all the same.
 func TestReserveWhatIsOnlyObserved(t *testing.T) {
-	s := newStand(t)
+	s := newFixture(t)
 	if err := s.configure(map[string]any{"health_mode": "observe"}); err != nil {
 		t.Fatal(err)
 	}
 	s.currentRun()
-	s.Source.Set(observed(s.Started()[0].Core, coretest.GPUs(2), lost(1)))
+	s.Source.Set(inventoryWith(s.Started()[0].Core, coretest.GPUs(2), lost(1)))
 	p := dial(t, s.Plugin)
-	d := fingerprint(t, p)()[0].Devices[1]
+	d := openFingerprint(t, p)()[0].Devices[1]
 	if !d.Healthy || !strings.HasPrefix(d.HealthDesc, "observed, not enforced: lost: GPU is lost (") {
 		t.Errorf("%+v", d)
 	}
-	if r, err := p.Reserve([]string{id(1)}); err != nil || r.Envs[core.VisibleDevices] != id(1) {
+	if r, err := p.Reserve([]string{gpuID(1)}); err != nil || r.Envs[core.VisibleDevices] != gpuID(1) {
 		t.Errorf("%+v, %v", r, err)
 	}
 }
 
 func TestReserveUnderDevRoot(t *testing.T) {
-	s := newStand(t)
+	s := newFixture(t)
 	if err := s.configure(map[string]any{"dev_root": "/run/nvidia/driver/"}); err != nil {
 		t.Fatal(err)
 	}
-	s.Source.Set(machine(coretest.GPUs(1)))
-	got, err := s.Reserve([]string{id(0)})
+	s.Source.Set(inventory(coretest.GPUs(1)))
+	got, err := s.Reserve([]string{gpuID(0)})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(node("/dev/nvidia-uvm", "/run/nvidia/driver"), got.Devices[0]); diff != "" {
+	if diff := cmp.Diff(deviceNode("/dev/nvidia-uvm", "/run/nvidia/driver"), got.Devices[0]); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
 
 func TestReserveNothing(t *testing.T) {
-	got, err := dial(t, newStand(t).Plugin).Reserve(nil)
+	got, err := dial(t, newFixture(t).Plugin).Reserve(nil)
 	if err != nil || got == nil || len(got.Envs)+len(got.Devices)+len(got.Mounts) != 0 {
 		t.Errorf("got %+v, %v; want an empty reservation", got, err)
 	}
 }
 
 func TestReserveRefuses(t *testing.T) {
-	ready := machine(coretest.GPUs(4), lost(1), lost(2))
+	ready := inventory(coretest.GPUs(4), lost(1), lost(2))
 	gone, obs := core.Reconcile(coretest.GPUs(1), core.NoDriver(core.DriverFailed, "no answer"))
 	for name, tc := range map[string]struct {
 		inv  *core.Inventory
 		ids  []string
 		want string
 	}{
-		"unknown":       {ready, []string{"GPU-b", id(0), "GPU-a"}, "unknown device IDs: GPU-a,GPU-b"},
+		"unknown":       {ready, []string{"GPU-b", gpuID(0), "GPU-a"}, "unknown device IDs: GPU-a,GPU-b"},
 		"an empty id":   {ready, []string{""}, "unknown device IDs: "},
-		"unhealthy":     {ready, []string{id(0), id(2), id(1)}, "unhealthy devices: " + id(1) + " is " + lostText + "; " + id(2) + " is lost"},
-		"both":          {ready, []string{id(1), "GPU-a"}, "unknown device IDs: GPU-a; unhealthy devices: " + id(1)},
-		"no driver":     {machine(core.NoDriver(core.DriverAbsent, "no library")), []string{id(0)}, "unknown device IDs: " + id(0) + " (driver absent: no library)"},
-		"driver is out": {machine(gone, obs...), []string{id(0)}, "is unknown: driver is not usable (no answer)"},
+		"unhealthy":     {ready, []string{gpuID(0), gpuID(2), gpuID(1)}, "unhealthy devices: " + gpuID(1) + " is " + lostText + "; " + gpuID(2) + " is lost"},
+		"both":          {ready, []string{gpuID(1), "GPU-a"}, "unknown device IDs: GPU-a; unhealthy devices: " + gpuID(1)},
+		"no driver":     {inventory(core.NoDriver(core.DriverAbsent, "no library")), []string{gpuID(0)}, "unknown device IDs: " + gpuID(0) + " (driver absent: no library)"},
+		"driver is out": {inventory(gone, obs...), []string{gpuID(0)}, "is unknown: driver is not usable (no answer)"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := newStand(t)
+			s := newFixture(t)
 			s.Source.Set(tc.inv)
 			got, err := dial(t, s.Plugin).Reserve(tc.ids)
-			if err == nil || !contains(err, tc.want) {
+			if err == nil || !errorContains(err, tc.want) {
 				t.Errorf("got %+v, %v; want %q", got, err, tc.want)
 			}
 		})
@@ -144,9 +144,9 @@ func TestReserveRefuses(t *testing.T) {
 // After a crash Nomad reserves what the process before this one offered.
 func TestReserveWaitsForTheFirstReading(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newStand(t)
-		time.AfterFunc(3*time.Second, func() { s.Source.Set(machine(coretest.GPUs(1))) })
-		if _, err := s.Reserve([]string{id(0)}); err != nil {
+		s := newFixture(t)
+		time.AfterFunc(3*time.Second, func() { s.Source.Set(inventory(coretest.GPUs(1))) })
+		if _, err := s.Reserve([]string{gpuID(0)}); err != nil {
 			t.Error(err)
 		}
 	})
@@ -154,10 +154,10 @@ func TestReserveWaitsForTheFirstReading(t *testing.T) {
 
 func TestReserveGivesUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newStand(t)
+		s := newFixture(t)
 		begin := time.Now()
-		_, err := s.Reserve([]string{id(0)})
-		if err == nil || !contains(err, "unknown device IDs: "+id(0)+" (driver pending: not asked yet)") {
+		_, err := s.Reserve([]string{gpuID(0)})
+		if err == nil || !errorContains(err, "unknown device IDs: "+gpuID(0)+" (driver pending: not asked yet)") {
 			t.Errorf("got %v", err)
 		}
 		if d := time.Since(begin); d >= 10*time.Second {
@@ -167,13 +167,13 @@ func TestReserveGivesUp(t *testing.T) {
 }
 
 func TestReserveInParallel(t *testing.T) {
-	s := newStand(t)
-	s.Source.Set(machine(coretest.GPUs(64)))
+	s := newFixture(t)
+	s.Source.Set(inventory(coretest.GPUs(64)))
 	p := dial(t, s.Plugin)
 	var wg sync.WaitGroup
 	for i := range 64 {
 		wg.Go(func() {
-			r, err := p.Reserve([]string{id(i), id((i + 1) % 64)})
+			r, err := p.Reserve([]string{gpuID(i), gpuID((i + 1) % 64)})
 			if err != nil {
 				t.Error(err)
 				return
@@ -183,7 +183,7 @@ func TestReserveInParallel(t *testing.T) {
 			}
 		})
 		if i%8 == 0 {
-			s.Source.Set(machine(coretest.GPUs(64))) // and the inventory is replaced meanwhile
+			s.Source.Set(inventory(coretest.GPUs(64))) // and the inventory is replaced meanwhile
 		}
 	}
 	wg.Wait()

@@ -20,22 +20,22 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 )
 
-func share(gpu, n int) string { return fmt.Sprintf("%s::%d", id(gpu), n) }
+func shareID(gpu, n int) string { return fmt.Sprintf("%s::%d", gpuID(gpu), n) }
 
 // Several shares of a GPU are the GPU once, in whatever order they come.
 func TestReserveShares(t *testing.T) {
-	s := newStand(t)
-	s.Source.Set(under(core.Policy{Rules: []core.Rule{{Sharing: slicing(4)}}}, coretest.GPUs(3)))
+	s := newFixture(t)
+	s.Source.Set(inventoryUnder(core.Policy{Rules: []core.Rule{{Sharing: timeSlicing(4)}}}, coretest.GPUs(3)))
 	p := dial(t, s.Plugin)
 	want := &device.ContainerReservation{
-		Envs: map[string]string{"NVIDIA_VISIBLE_DEVICES": id(1) + "," + id(2)},
+		Envs: map[string]string{"NVIDIA_VISIBLE_DEVICES": gpuID(1) + "," + gpuID(2)},
 		Devices: []*device.DeviceSpec{
-			node("/dev/nvidia-uvm", ""), node("/dev/nvidia-uvm-tools", ""),
-			node("/dev/nvidia1", ""), node("/dev/nvidia2", ""), node("/dev/nvidiactl", ""),
+			deviceNode("/dev/nvidia-uvm", ""), deviceNode("/dev/nvidia-uvm-tools", ""),
+			deviceNode("/dev/nvidia1", ""), deviceNode("/dev/nvidia2", ""), deviceNode("/dev/nvidiactl", ""),
 		},
 	}
 	for _, ids := range [][]string{
-		{share(1, 0), share(2, 3)}, {share(2, 0), share(1, 1), share(2, 1), share(1, 3)}, {share(2, 2), share(2, 2), share(1, 0)},
+		{shareID(1, 0), shareID(2, 3)}, {shareID(2, 0), shareID(1, 1), shareID(2, 1), shareID(1, 3)}, {shareID(2, 2), shareID(2, 2), shareID(1, 0)},
 	} {
 		got, err := p.Reserve(ids)
 		if err != nil {
@@ -45,8 +45,8 @@ func TestReserveShares(t *testing.T) {
 			t.Errorf("%v (-want +got):\n%s", ids, diff)
 		}
 	}
-	for _, no := range []string{id(1), share(1, 4), id(1) + "::", share(1, -1)} {
-		if _, err := p.Reserve([]string{no}); err == nil || !contains(err, "unknown device IDs: "+no) {
+	for _, no := range []string{gpuID(1), shareID(1, 4), gpuID(1) + "::", shareID(1, -1)} {
+		if _, err := p.Reserve([]string{no}); err == nil || !errorContains(err, "unknown device IDs: "+no) {
 			t.Errorf("%s: %v", no, err)
 		}
 	}
@@ -54,33 +54,33 @@ func TestReserveShares(t *testing.T) {
 
 // Who may have one share only, and asks for more, is told why.
 func TestReserveOneShareAtMost(t *testing.T) {
-	s := newStand(t)
-	s.Source.Set(under(mixed, coretest.GPUs(8)))
+	s := newFixture(t)
+	s.Source.Set(inventoryUnder(mixedPolicy, coretest.GPUs(8)))
 	p := dial(t, s.Plugin)
-	for _, ids := range [][]string{{share(5, 0), share(5, 1)}, {share(6, 1), share(5, 0)}} {
-		if _, err := p.Reserve(ids); err == nil || !contains(err, "2 units of gpu.mps, whose devices are shared: maximum request size for shared resources is 1") {
+	for _, ids := range [][]string{{shareID(5, 0), shareID(5, 1)}, {shareID(6, 1), shareID(5, 0)}} {
+		if _, err := p.Reserve(ids); err == nil || !errorContains(err, "2 units of gpu.mps, whose devices are shared: maximum request size for shared resources is 1") {
 			t.Errorf("%v: %v", ids, err)
 		}
 	}
-	if _, err := p.Reserve([]string{share(5, 0), share(5, 0)}); err != nil {
+	if _, err := p.Reserve([]string{shareID(5, 0), shareID(5, 0)}); err != nil {
 		t.Errorf("one that is named twice: %v", err)
 	}
 }
 
 // A client of an MPS daemon finds it by the environment; mounts would cost the task its volumes.
 func TestReserveMPS(t *testing.T) {
-	s := newStand(t)
+	s := newFixture(t)
 	if err := s.configure(map[string]any{"mps_root": "/srv/mps/"}); err != nil {
 		t.Fatal(err)
 	}
-	s.Source.Set(under(mixed, coretest.GPUs(8)))
+	s.Source.Set(inventoryUnder(mixedPolicy, coretest.GPUs(8)))
 	p := dial(t, s.Plugin)
-	r, err := p.Reserve([]string{share(6, 1)})
+	r, err := p.Reserve([]string{shareID(6, 1)})
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := map[string]string{
-		"NVIDIA_VISIBLE_DEVICES":            id(6),
+		"NVIDIA_VISIBLE_DEVICES":            gpuID(6),
 		"CUDA_MPS_PIPE_DIRECTORY":           "/srv/mps/nvidia.com/gpu.mps/pipe",
 		"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25",
 		"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT":  "0=4096M",
@@ -88,23 +88,23 @@ func TestReserveMPS(t *testing.T) {
 	if diff := cmp.Diff(want, r.Envs); diff != "" || len(r.Mounts) > 0 {
 		t.Errorf("mounts %v, env (-want +got):\n%s", r.Mounts, diff)
 	}
-	for _, no := range []string{id(0), share(2, 0)} { // others know nothing of it
+	for _, no := range []string{gpuID(0), shareID(2, 0)} { // others know nothing of it
 		if r, err := p.Reserve([]string{no}); err != nil || len(r.Envs) != 1 {
 			t.Errorf("%s: %v, %v", no, r, err)
 		}
 	}
 }
 
-// sharedBy is n GPUs, each shared by so many.
-func sharedBy(n, replicas int, obs ...core.Observation) *core.Inventory {
-	return under(core.Policy{Rules: []core.Rule{{Sharing: slicing(replicas)}}}, detailed(coretest.GPUs(n)), obs...)
+// sharedGPUs is n GPUs, each shared by so many.
+func sharedGPUs(n, replicas int, obs ...core.Observation) *core.Inventory {
+	return inventoryUnder(core.Policy{Rules: []core.Rule{{Sharing: timeSlicing(replicas)}}}, withDetails(coretest.GPUs(n)), obs...)
 }
 
 // A GPU is shared by a hundred, and turns sick: all of its shares do, in one list, and no others.
 func TestHealthOfSharesIsOneUpdate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newStand(t)
-		s.Source.Set(sharedBy(2, 100))
+		s := newFixture(t)
+		s.Source.Set(sharedGPUs(2, 100))
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		ch, err := s.Fingerprint(ctx)
@@ -118,11 +118,11 @@ func TestHealthOfSharesIsOneUpdate(t *testing.T) {
 			if sick[1] {
 				obs = append(obs, lost(1))
 			}
-			s.Source.Set(sharedBy(2, 100, obs...))
+			s.Source.Set(sharedGPUs(2, 100, obs...))
 			synctest.Wait()
 			g := (<-ch).Devices[0]
 			for _, d := range g.Devices {
-				if gpu, _, _ := strings.Cut(d.ID, "::"); d.Healthy == (sick[1] && gpu == id(1)) || d.Healthy != (d.HealthDesc == "") {
+				if gpu, _, _ := strings.Cut(d.ID, "::"); d.Healthy == (sick[1] && gpu == gpuID(1)) || d.Healthy != (d.HealthDesc == "") {
 					t.Errorf("%+v", d)
 				}
 			}
@@ -140,8 +140,8 @@ func TestHealthOfSharesIsOneUpdate(t *testing.T) {
 	})
 }
 
-// wire is the size of a fingerprint as the message that leaves the process.
-func wire(gs []*device.DeviceGroup) int {
+// wireSize is the size of a fingerprint as the message that leaves the process.
+func wireSize(gs []*device.DeviceGroup) int {
 	var out proto.FingerprintResponse
 	for _, g := range gs {
 		group := &proto.DeviceGroup{Vendor: g.Vendor, DeviceType: g.Type, DeviceName: g.Name, Attributes: structs.ConvertStructAttributeMap(g.Attributes)}
@@ -157,8 +157,8 @@ func wire(gs []*device.DeviceGroup) int {
 	return protobuf.Size(protoadapt.MessageV2Of(&out))
 }
 
-// faulty is a fault of each of n GPUs.
-func faulty(n int) (obs []core.Observation) {
+// xidOfEach is a fault of each of n GPUs.
+func xidOfEach(n int) (obs []core.Observation) {
 	for i := range n {
 		obs = append(obs, core.Observation{At: core.WholeGPU(coretest.GPU(i)), Kind: core.XID, Code: 95})
 	}
@@ -171,13 +171,13 @@ func TestFingerprintsAreSmall(t *testing.T) {
 		inv *core.Inventory
 		n   int
 	}{
-		"16 GPUs by 7 by 10":       {instances112(10), 1120},
-		"16 GPUs by 100":           {sharedBy(16, 100), 1600},
-		"16 GPUs by 7 by 10, sick": {instances112(10, faulty(16)...), 1120},
-		"16 GPUs by 100, sick":     {sharedBy(16, 100, faulty(16)...), 1600},
+		"16 GPUs by 7 by 10":       {sharedInstances(10), 1120},
+		"16 GPUs by 100":           {sharedGPUs(16, 100), 1600},
+		"16 GPUs by 7 by 10, sick": {sharedInstances(10, xidOfEach(16)...), 1120},
+		"16 GPUs by 100, sick":     {sharedGPUs(16, 100, xidOfEach(16)...), 1600},
 	} {
 		gs := groups(tc.inv, assignment{})
-		all, size := 0, wire(gs)
+		all, size := 0, wireSize(gs)
 		for _, g := range gs {
 			all += len(g.Devices)
 		}
@@ -188,8 +188,8 @@ func TestFingerprintsAreSmall(t *testing.T) {
 	}
 }
 
-// instances112 is 16 GPUs cut into seven instances each, all of them shared.
-func instances112(replicas int, obs ...core.Observation) *core.Inventory {
+// sharedInstances is 16 GPUs cut into seven instances each, all of them shared.
+func sharedInstances(replicas int, obs ...core.Observation) *core.Inventory {
 	s := coretest.GPUs(16)
 	for n := range 16 {
 		s.Devices[n].MIG = true
@@ -201,13 +201,13 @@ func instances112(replicas int, obs ...core.Observation) *core.Inventory {
 			s.Devices = append(s.Devices, d)
 		}
 	}
-	return under(core.Policy{Rules: []core.Rule{{Sharing: slicing(replicas)}}}, detailed(core.NewSnapshot(s)), obs...)
+	return inventoryUnder(core.Policy{Rules: []core.Rule{{Sharing: timeSlicing(replicas)}}}, withDetails(core.NewSnapshot(s)), obs...)
 }
 
 // The shares of a GPU have its numbers, and their own health.
 func TestStatsOfShares(t *testing.T) {
-	s := newStand(t)
-	s.Source.Set(under(core.Policy{Rules: []core.Rule{{Sharing: slicing(3)}}}, coretest.GPUs(2), lost(1)))
+	s := newFixture(t)
+	s.Source.Set(inventoryUnder(core.Policy{Rules: []core.Rule{{Sharing: timeSlicing(3)}}}, coretest.GPUs(2), lost(1)))
 	s.Source.SetUsage([]core.Usage{usage(0)}, nil)
 	ch, err := dial(t, s.Plugin).Stats(t.Context(), time.Hour)
 	if err != nil {
@@ -223,14 +223,14 @@ func TestStatsOfShares(t *testing.T) {
 	}
 	for n := range 3 {
 		for gpu, want := range map[int]*structs.StatValue{0: {IntNumeratorVal: new(int64(97))}, 1: {StringVal: new("N/A")}} {
-			d := all[share(gpu, n)]
+			d := all[shareID(gpu, n)]
 			got := d.Stats.Attributes["GPU utilization"]
 			got.Unit, got.Desc = "", ""
 			if diff := cmp.Diff(want, got); diff != "" {
-				t.Errorf("%s (-want +got):\n%s", share(gpu, n), diff)
+				t.Errorf("%s (-want +got):\n%s", shareID(gpu, n), diff)
 			}
 			if well := strings.HasPrefix(*d.Stats.Attributes[healthKey].StringVal, "healthy"); well != (gpu == 0) {
-				t.Errorf("%s: %s", share(gpu, n), *d.Stats.Attributes[healthKey].StringVal)
+				t.Errorf("%s: %s", shareID(gpu, n), *d.Stats.Attributes[healthKey].StringVal)
 			}
 		}
 	}
@@ -239,8 +239,8 @@ func TestStatsOfShares(t *testing.T) {
 // Groups of one name and several types come and go each by itself.
 func TestStatsOfDepartedShares(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newStand(t)
-		s.Source.Set(under(mixed, coretest.GPUs(8)))
+		s := newFixture(t)
+		s.Source.Set(inventoryUnder(mixedPolicy, coretest.GPUs(8)))
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		ch, err := s.Stats(ctx, time.Second)
@@ -256,7 +256,7 @@ func TestStatsOfDepartedShares(t *testing.T) {
 		if got, want := of(<-ch), []string{"gpu/" + h100 + ":2", "gpu-shared/" + h100 + ":12", "gpu-mps/" + h100 + ":4"}; !slices.Equal(got, want) {
 			t.Errorf("got %v, want %v", got, want)
 		}
-		s.Source.Set(machine(core.NoDriver(core.DriverAbsent, "unloaded")))
+		s.Source.Set(inventory(core.NoDriver(core.DriverAbsent, "unloaded")))
 		<-ch // may have been taken before
 		if got, want := of(<-ch), []string{"gpu/" + h100 + ":0", "gpu-shared/" + h100 + ":0", "gpu-mps/" + h100 + ":0"}; !slices.Equal(got, want) {
 			t.Errorf("got %v, want %v", got, want)

@@ -14,8 +14,8 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 )
 
-// lateSource is a source whose readings take their time.
-type lateSource struct {
+// slowSource is a source whose readings take their time.
+type slowSource struct {
 	*coretest.Source
 
 	mu      sync.Mutex
@@ -25,14 +25,14 @@ type lateSource struct {
 	read    map[time.Time]bool // when a reading began that was given
 }
 
-// atOnce is the most calls that were under way together.
-func (s *lateSource) atOnce() int {
+// maxConcurrent is the most calls that were under way together.
+func (s *slowSource) maxConcurrent() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.most
 }
 
-func (s *lateSource) Usage(ctx context.Context) ([]core.Usage, error) {
+func (s *slowSource) Usage(ctx context.Context) ([]core.Usage, error) {
 	s.mu.Lock()
 	began, takes := time.Now(), s.takes
 	s.waiting++
@@ -52,18 +52,18 @@ func (s *lateSource) Usage(ctx context.Context) ([]core.Usage, error) {
 	return []core.Usage{u}, nil
 }
 
-func (s *lateSource) take(d time.Duration) {
+func (s *slowSource) setDuration(d time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.takes = d
 }
 
 // slowStats opens a stream over a source whose readings take so long.
-func slowStats(ctx context.Context, t *testing.T, takes, interval time.Duration) (*lateSource, <-chan *device.StatsResponse) {
+func slowStats(ctx context.Context, t *testing.T, takes, interval time.Duration) (*slowSource, <-chan *device.StatsResponse) {
 	t.Helper()
-	s := &lateSource{Source: coretest.NewSource(), takes: takes, read: map[time.Time]bool{}}
-	s.Set(machine(coretest.GPUs(1)))
-	p := New(ctx, "2.0.0", func(context.Context, Settings, *slog.Logger) Source { return s }, discard)
+	s := &slowSource{Source: coretest.NewSource(), takes: takes, read: map[time.Time]bool{}}
+	s.Set(inventory(coretest.GPUs(1)))
+	p := New(ctx, "2.0.0", func(context.Context, Settings, *slog.Logger) Source { return s }, discardLog)
 	ch, err := p.Stats(ctx, interval)
 	if err != nil {
 		t.Fatal(err)
@@ -78,7 +78,7 @@ func responses(t *testing.T, ch <-chan *device.StatsResponse, d time.Duration) (
 	for {
 		select {
 		case r := <-ch:
-			stats := instances(t, r)[id(0)]
+			stats := instances(t, r)[gpuID(0)]
 			at := stats.Timestamp
 			if stats.Summary.IntNumeratorVal == nil {
 				at = time.Time{}
@@ -146,7 +146,7 @@ func TestHungDriverKeepsTheLastNumbersForAMinute(t *testing.T) {
 		s, ch := slowStats(ctx, t, 0, time.Second)
 		responses(t, ch, 10*time.Second)
 		began := time.Now()
-		s.take(10 * time.Minute)
+		s.setDuration(10 * time.Minute)
 		came, of := responses(t, ch, 9*time.Minute)
 		for i, at := range of {
 			hung := came[i].Sub(began)
@@ -157,10 +157,10 @@ func TestHungDriverKeepsTheLastNumbersForAMinute(t *testing.T) {
 				t.Errorf("numbers of %v before", came[i].Sub(at))
 			}
 		}
-		if n := len(came); n < 500 || s.atOnce() != 1 {
-			t.Errorf("%d responses in nine minutes, %d calls at once", n, s.atOnce())
+		if n := len(came); n < 500 || s.maxConcurrent() != 1 {
+			t.Errorf("%d responses in nine minutes, %d calls at once", n, s.maxConcurrent())
 		}
-		s.take(0)
+		s.setDuration(0)
 		if _, of = responses(t, ch, 2*time.Minute); of[len(of)-1].IsZero() {
 			t.Error("no numbers from a driver that is back")
 		}

@@ -49,8 +49,8 @@ func instances(t *testing.T, r *device.StatsResponse) map[string]*device.DeviceS
 }
 
 func TestStats(t *testing.T) {
-	s := newStand(t)
-	s.Source.Set(machine(coretest.GPUs(2), lost(1)))
+	s := newFixture(t)
+	s.Source.Set(inventory(coretest.GPUs(2), lost(1)))
 	s.Source.SetUsage([]core.Usage{usage(0)}, nil)
 	before := time.Now()
 	ch, err := dial(t, s.Plugin).Stats(t.Context(), time.Hour)
@@ -65,7 +65,7 @@ func TestStats(t *testing.T) {
 	if len(got) != 2 {
 		t.Fatalf("%d devices", len(got))
 	}
-	if at := got[id(0)].Timestamp; at.Before(before.Add(-time.Second)) || at.After(time.Now().Add(time.Second)) {
+	if at := got[gpuID(0)].Timestamp; at.Before(before.Add(-time.Second)) || at.After(time.Now().Add(time.Second)) {
 		t.Errorf("taken at %s", at)
 	}
 	n := func(v int64) *int64 { return &v }
@@ -83,13 +83,13 @@ func TestStats(t *testing.T) {
 		"ECC memory errors":   {Unit: "#", IntNumeratorVal: n(7), Desc: "Requested memory error counter for the device"},
 		"Health":              {StringVal: new("healthy"), Desc: "Health of the device, with what is wrong and what to do"},
 	}
-	if diff := cmp.Diff(want, got[id(0)].Stats.Attributes); diff != "" {
+	if diff := cmp.Diff(want, got[gpuID(0)].Stats.Attributes); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff(want["Memory state"], got[id(0)].Summary); diff != "" {
+	if diff := cmp.Diff(want["Memory state"], got[gpuID(0)].Summary); diff != "" {
 		t.Errorf("summary (-want +got):\n%s", diff)
 	}
-	for key, v := range got[id(1)].Stats.Attributes { // the second GPU did not answer
+	for key, v := range got[gpuID(1)].Stats.Attributes { // the second GPU did not answer
 		text := "N/A"
 		if key == "Health" {
 			text = lostText
@@ -108,10 +108,10 @@ func TestHalfKnownFractionIsNotAvailable(t *testing.T) {
 	}
 }
 
-// slow is a source whose driver does not answer.
-type slow struct{ *coretest.Source }
+// hangingSource is a source whose driver does not answer.
+type hangingSource struct{ *coretest.Source }
 
-func (slow) Usage(ctx context.Context) ([]core.Usage, error) {
+func (hangingSource) Usage(ctx context.Context) ([]core.Usage, error) {
 	<-ctx.Done()
 	return nil, ctx.Err()
 }
@@ -130,11 +130,11 @@ func TestStatsPace(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s := newStand(t)
-				s.Source.Set(machine(coretest.GPUs(2)))
+				s := newFixture(t)
+				s.Source.Set(inventory(coretest.GPUs(2)))
 				p := s.Plugin
 				if tc.hangs {
-					p = New(t.Context(), "2.0.0", func(context.Context, Settings, *slog.Logger) Source { return slow{s.Source} }, discard)
+					p = New(t.Context(), "2.0.0", func(context.Context, Settings, *slog.Logger) Source { return hangingSource{s.Source} }, discardLog)
 				}
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
@@ -161,8 +161,8 @@ func TestStatsPace(t *testing.T) {
 
 func TestStatsSurviveFailures(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newStand(t)
-		s.Source.Set(machine(coretest.GPUs(1)))
+		s := newFixture(t)
+		s.Source.Set(inventory(coretest.GPUs(1)))
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		ch, err := s.Stats(ctx, time.Second)
@@ -173,13 +173,13 @@ func TestStatsSurviveFailures(t *testing.T) {
 		s.Source.SetUsage(nil, errors.New("broken"))
 		<-ch // may have been taken before
 		for range 5 {
-			if v := instances(t, <-ch)[id(0)].Summary; v.StringVal == nil {
+			if v := instances(t, <-ch)[gpuID(0)].Summary; v.StringVal == nil {
 				t.Errorf("got %+v without an answer", v)
 			}
 		}
 		s.Source.SetUsage([]core.Usage{usage(0)}, nil)
 		<-ch
-		if v := instances(t, <-ch)[id(0)].Summary; v.IntNumeratorVal == nil {
+		if v := instances(t, <-ch)[gpuID(0)].Summary; v.IntNumeratorVal == nil {
 			t.Errorf("not resumed: %+v", v)
 		}
 		if n := len(s.Log.Lines()); n != 2 {
@@ -191,10 +191,10 @@ func TestStatsSurviveFailures(t *testing.T) {
 // Nomad keeps the last numbers if it gets no groups, so those of departed devices are sent empty.
 func TestStatsOfDepartedDevices(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newStand(t)
+		s := newFixture(t)
 		two := coretest.GPUs(2)
 		two.Devices[1].Model = "NVIDIA A2"
-		s.Source.Set(machine(two))
+		s.Source.Set(inventory(two))
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		ch, err := s.Stats(ctx, time.Second)
@@ -204,12 +204,12 @@ func TestStatsOfDepartedDevices(t *testing.T) {
 		if n := len(instances(t, <-ch)); n != 2 {
 			t.Fatalf("%d devices", n)
 		}
-		s.Source.Set(machine(coretest.GPUs(1)))
+		s.Source.Set(inventory(coretest.GPUs(1)))
 		<-ch
 		if r := <-ch; len(r.Groups) != 1 || len(instances(t, r)) != 1 {
 			t.Errorf("with one left: %+v", r.Groups)
 		}
-		s.Source.Set(machine(core.NoDriver(core.DriverAbsent, "unloaded")))
+		s.Source.Set(inventory(core.NoDriver(core.DriverAbsent, "unloaded")))
 		<-ch
 		for range 2 {
 			if r := <-ch; len(r.Groups) != 1 || r.Groups[0].InstanceStats == nil || len(instances(t, r)) != 0 {

@@ -12,8 +12,8 @@ import (
 
 func TestConfigSwapKeepsStreamsOpen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newStand(t)
-		s.Source.Set(machine(coretest.GPUs(2)))
+		s := newFixture(t)
+		s.Source.Set(inventory(coretest.GPUs(2)))
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		ch, err := s.Fingerprint(ctx)
@@ -34,7 +34,7 @@ func TestConfigSwapKeepsStreamsOpen(t *testing.T) {
 			t.Fatalf("took back what was sent: %v", r.Devices)
 		default:
 		}
-		s.sources[1].Set(machine(coretest.GPUs(3)))
+		s.sources[1].Set(inventory(coretest.GPUs(3)))
 		if r := <-ch; len(r.Devices[0].Devices) != 3 {
 			t.Errorf("got %v", r.Devices)
 		}
@@ -45,12 +45,12 @@ func TestConfigSwapKeepsStreamsOpen(t *testing.T) {
 func TestStreamsEndWithTheirContext(t *testing.T) {
 	for name, settle := range map[string]func(*coretest.Source){
 		"pending": func(*coretest.Source) {},
-		"ready":   func(s *coretest.Source) { s.Set(machine(coretest.GPUs(2))) },
+		"ready":   func(s *coretest.Source) { s.Set(inventory(coretest.GPUs(2))) },
 	} {
 		for _, read := range []bool{false, true} {
 			t.Run(name, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
-					s := newStand(t)
+					s := newFixture(t)
 					settle(s.Source)
 					ctx, cancel := context.WithCancel(t.Context())
 					f, err1 := s.Fingerprint(ctx)
@@ -74,9 +74,9 @@ func TestStreamsEndWithTheirContext(t *testing.T) {
 func TestStreamOutlivesThePlugin(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		life, end := context.WithCancel(t.Context())
-		s := newStand(t)
-		p := New(life, "2.0.0", s.begin, discard)
-		s.Source.Set(machine(coretest.GPUs(2)))
+		s := newFixture(t)
+		p := New(life, "2.0.0", s.startSource, discardLog)
+		s.Source.Set(inventory(coretest.GPUs(2)))
 		ctx, cancel := context.WithCancel(t.Context())
 		ch, err := p.Fingerprint(ctx)
 		if err != nil {
@@ -96,8 +96,8 @@ func TestStreamOutlivesThePlugin(t *testing.T) {
 
 // Streams that Nomad opens and leaves, over a connection, read and unread: nothing of them stays.
 func TestStreamsLeaveNothing(t *testing.T) {
-	s := newStand(t)
-	s.Source.Set(machine(coretest.GPUs(8)))
+	s := newFixture(t)
+	s.Source.Set(inventory(coretest.GPUs(8)))
 	p := dial(t, s.Plugin)
 	open := func(read bool) {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -116,7 +116,7 @@ func TestStreamsLeaveNothing(t *testing.T) {
 		for range n {
 		}
 	}
-	if _, err := p.Reserve([]string{id(0)}); err != nil { // the connection is there
+	if _, err := p.Reserve([]string{gpuID(0)}); err != nil { // the connection is there
 		t.Fatal(err)
 	}
 	before := runtime.NumGoroutine()
@@ -124,7 +124,7 @@ func TestStreamsLeaveNothing(t *testing.T) {
 		open(i%2 == 0)
 	}
 	const slack = 4 // of gRPC's own, which come and go
-	deadline := time.After(patience)
+	deadline := time.After(testTimeout)
 	for tick := time.NewTicker(10 * time.Millisecond); runtime.NumGoroutine() > before+slack; {
 		select {
 		case <-tick.C:
@@ -138,8 +138,8 @@ func TestStreamsLeaveNothing(t *testing.T) {
 // Some pairs of streams that nobody reads keep a reservation on the same connection from nothing, and a
 // reader of statistics neither.
 func TestUnreadStreamsKeepNobodyWaiting(t *testing.T) {
-	s := newStand(t)
-	s.Source.Set(machine(coretest.GPUs(8)))
+	s := newFixture(t)
+	s.Source.Set(inventory(coretest.GPUs(8)))
 	p := dial(t, s.Plugin)
 	for range 25 {
 		if _, err := p.Fingerprint(t.Context()); err != nil {
@@ -158,13 +158,13 @@ func TestUnreadStreamsKeepNobodyWaiting(t *testing.T) {
 		receive(t, numbers)
 		for i := range 64 { // reservations
 			begin := time.Now()
-			if _, err := p.Reserve([]string{id(i % 8)}); err != nil {
+			if _, err := p.Reserve([]string{gpuID(i % 8)}); err != nil {
 				t.Fatal(err)
 			}
 			longest = max(longest, time.Since(begin))
 		}
 	}
-	if longest >= patience {
+	if longest >= testTimeout {
 		t.Error("a reservation waits for those who do not read")
 	}
 	t.Logf("the longest of 192 reservations took %s", longest)

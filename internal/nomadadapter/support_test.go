@@ -18,11 +18,11 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 )
 
-// stand is a plugin over sources that the test sets by hand, one for each start.
-type stand struct {
+// fixture is a plugin over sources that the test sets by hand, one for each start.
+type fixture struct {
 	*Plugin
 	Source *coretest.Source // the first, which exists before it is started
-	Log    *buffer
+	Log    *logBuffer
 
 	mu      sync.Mutex
 	started []Settings
@@ -30,17 +30,17 @@ type stand struct {
 	ended   []<-chan struct{}
 }
 
-func newStand(t testing.TB) *stand {
+func newFixture(t testing.TB) *fixture {
 	t.Helper()
-	s := &stand{Source: coretest.NewSource(), Log: &buffer{}}
-	s.Plugin = New(t.Context(), "2.0.0", s.begin, hclog.New(&hclog.LoggerOptions{
+	s := &fixture{Source: coretest.NewSource(), Log: &logBuffer{}}
+	s.Plugin = New(t.Context(), "2.0.0", s.startSource, hclog.New(&hclog.LoggerOptions{
 		Level: hclog.Trace, Output: s.Log, JSONFormat: true,
 	}))
 	return s
 }
 
-// begin is the StartFunc.
-func (s *stand) begin(ctx context.Context, settings Settings, _ *slog.Logger) Source {
+// startSource is the StartFunc.
+func (s *fixture) startSource(ctx context.Context, settings Settings, _ *slog.Logger) Source {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	src := s.Source
@@ -52,14 +52,14 @@ func (s *stand) begin(ctx context.Context, settings Settings, _ *slog.Logger) So
 }
 
 // Started are the settings that sources were started with.
-func (s *stand) Started() []Settings {
+func (s *fixture) Started() []Settings {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.started
 }
 
 // configure is SetConfig with keys as Nomad encodes them.
-func (s *stand) configure(keys map[string]any) error {
+func (s *fixture) configure(keys map[string]any) error {
 	var raw []byte
 	if err := base.MsgPackEncode(&raw, keys); err != nil {
 		return err
@@ -87,12 +87,12 @@ func dial(t testing.TB, p device.DevicePlugin) device.DevicePlugin {
 	return raw.(device.DevicePlugin)
 }
 
-var discard = hclog.NewNullLogger()
+var discardLog = hclog.NewNullLogger()
 
-func contains(err error, text string) bool { return strings.Contains(err.Error(), text) }
+func errorContains(err error, text string) bool { return strings.Contains(err.Error(), text) }
 
-// patience is how long a test waits for what must happen; it never decides whether something did not.
-const patience = 10 * time.Second
+// testTimeout is how long a test waits for what must happen; it never decides whether something did not.
+const testTimeout = 10 * time.Second
 
 func receive[T any](t testing.TB, ch <-chan T) T {
 	t.Helper()
@@ -102,14 +102,14 @@ func receive[T any](t testing.TB, ch <-chan T) T {
 			t.Fatal("the stream was closed")
 		}
 		return v
-	case <-time.After(patience):
+	case <-time.After(testTimeout):
 		t.Fatal("nothing was sent")
 	}
 	panic("unreachable")
 }
 
-// fingerprint starts a stream and returns how to get the next list.
-func fingerprint(t testing.TB, p device.DevicePlugin) func() []*device.DeviceGroup {
+// openFingerprint starts a stream and returns how to get the next list.
+func openFingerprint(t testing.TB, p device.DevicePlugin) func() []*device.DeviceGroup {
 	t.Helper()
 	ch, err := p.Fingerprint(t.Context())
 	if err != nil {
@@ -130,17 +130,17 @@ func fingerprint(t testing.TB, p device.DevicePlugin) func() []*device.DeviceGro
 	}
 }
 
-// machine is an inventory as the monitor would give it to this plugin.
-func machine(s core.Snapshot, obs ...core.Observation) *core.Inventory {
+// inventory is an inventory as the monitor would give it to this plugin.
+func inventory(s core.Snapshot, obs ...core.Observation) *core.Inventory {
 	settings, _, err := defaultBlock().compile(nil)
 	if err != nil {
 		panic(err)
 	}
-	return observed(settings.Core, s, obs...)
+	return inventoryWith(settings.Core, s, obs...)
 }
 
-// observed is machine under another configuration.
-func observed(cfg core.Config, s core.Snapshot, obs ...core.Observation) *core.Inventory {
+// inventoryWith is machine under another configuration.
+func inventoryWith(cfg core.Config, s core.Snapshot, obs ...core.Observation) *core.Inventory {
 	return core.Build(s, core.Ledger{}.Apply(cfg.Health, time.Unix(0, 0), obs...), cfg)
 }
 
@@ -151,20 +151,20 @@ func lost(n int) core.Observation {
 // lostText is the health of a lost GPU, in a world that began with it.
 const lostText = "lost: GPU is lost (not listed by the driver) since 1970-01-01T00:00Z; action: check slot and power, reboot the host; clears: GPU answers again, or reboot"
 
-// buffer is a bytes.Buffer for concurrent use.
-type buffer struct {
+// logBuffer is a bytes.Buffer for concurrent use.
+type logBuffer struct {
 	mu sync.Mutex
 	b  bytes.Buffer
 }
 
-func (b *buffer) Write(p []byte) (int, error) {
+func (b *logBuffer) Write(p []byte) (int, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.b.Write(p)
 }
 
 // Lines are the lines written so far.
-func (b *buffer) Lines() []string {
+func (b *logBuffer) Lines() []string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return strings.Split(strings.TrimSuffix(b.b.String(), "\n"), "\n")

@@ -12,8 +12,8 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 )
 
-// joined is n GPUs with NVLinks between these pairs only.
-func joined(n int, pairs ...[2]int) core.Snapshot {
+// linked is n GPUs with NVLinks between these pairs only.
+func linked(n int, pairs ...[2]int) core.Snapshot {
 	s := coretest.GPUs(n)
 	s.Links = nil
 	for _, p := range pairs {
@@ -22,8 +22,8 @@ func joined(n int, pairs ...[2]int) core.Snapshot {
 	return core.NewSnapshot(s)
 }
 
-// keeping is a reading with these GPUs only.
-func keeping(s core.Snapshot, n ...int) core.Snapshot {
+// onlyGPUs is a reading with these GPUs only.
+func onlyGPUs(s core.Snapshot, n ...int) core.Snapshot {
 	s.Devices = slices.DeleteFunc(slices.Clone(s.Devices), func(d core.Device) bool {
 		return !slices.ContainsFunc(n, func(i int) bool { return coretest.GPU(i) == d.At.GPU })
 	})
@@ -34,59 +34,59 @@ func keeping(s core.Snapshot, n ...int) core.Snapshot {
 func TestIslandsStay(t *testing.T) {
 	pairs := [][2]int{{0, 1}, {2, 3}}
 	const a, b = h100 + " NVLink 0000:10:00.0", h100 + " NVLink 0000:12:00.0"
-	cut := mig() // the first is cut up, the second is whole
+	cut := migSnapshot() // the first is cut up, the second is whole
 	type step struct {
 		reading core.Snapshot
 		obs     []core.Observation
 		want    map[string]string
 	}
-	four := map[string]string{id(0): a, id(1): a, id(2): b, id(3): b}
+	four := map[string]string{gpuID(0): a, gpuID(1): a, gpuID(2): b, gpuID(3): b}
 	for name, steps := range map[string][]step{
 		"links go and come": {
-			{joined(4, pairs...), nil, four},
-			{joined(4), nil, four},
-			{joined(4, [2]int{1, 2}), nil, four},
-			{joined(4, pairs...), nil, four},
+			{linked(4, pairs...), nil, four},
+			{linked(4), nil, four},
+			{linked(4, [2]int{1, 2}), nil, four},
+			{linked(4, pairs...), nil, four},
 		},
 		"a GPU goes and comes back": {
-			{joined(4, pairs...), nil, four},
-			{keeping(joined(4, pairs[1]), 1, 2, 3), nil, map[string]string{id(1): a, id(2): b, id(3): b}},
-			{joined(4, pairs[1]), []core.Observation{lost(0)}, four},
+			{linked(4, pairs...), nil, four},
+			{onlyGPUs(linked(4, pairs[1]), 1, 2, 3), nil, map[string]string{gpuID(1): a, gpuID(2): b, gpuID(3): b}},
+			{linked(4, pairs[1]), []core.Observation{lost(0)}, four},
 		},
 		"one that comes joins, also in a slot before": {
-			{keeping(joined(4, [2]int{1, 2}), 1, 2), nil, map[string]string{id(1): h100 + " NVLink 0000:11:00.0", id(2): h100 + " NVLink 0000:11:00.0"}},
-			{joined(4, [2]int{0, 1}, [2]int{1, 2}), nil, map[string]string{id(0): h100 + " NVLink 0000:11:00.0", id(1): h100 + " NVLink 0000:11:00.0", id(2): h100 + " NVLink 0000:11:00.0", id(3): h100}},
+			{onlyGPUs(linked(4, [2]int{1, 2}), 1, 2), nil, map[string]string{gpuID(1): h100 + " NVLink 0000:11:00.0", gpuID(2): h100 + " NVLink 0000:11:00.0"}},
+			{linked(4, [2]int{0, 1}, [2]int{1, 2}), nil, map[string]string{gpuID(0): h100 + " NVLink 0000:11:00.0", gpuID(1): h100 + " NVLink 0000:11:00.0", gpuID(2): h100 + " NVLink 0000:11:00.0", gpuID(3): h100}},
 		},
 		"links that come after work": {
-			{joined(2), nil, map[string]string{id(0): h100, id(1): h100}},
-			{joined(2, [2]int{0, 1}), nil, map[string]string{id(0): h100, id(1): h100}},
+			{linked(2), nil, map[string]string{gpuID(0): h100, gpuID(1): h100}},
+			{linked(2, [2]int{0, 1}), nil, map[string]string{gpuID(0): h100, gpuID(1): h100}},
 		},
 		"links that come before work": {
-			{joined(2), []core.Observation{lost(0), lost(1)}, map[string]string{id(0): h100, id(1): h100}},
-			{joined(2, [2]int{0, 1}), nil, map[string]string{id(0): a, id(1): a}},
+			{linked(2), []core.Observation{lost(0), lost(1)}, map[string]string{gpuID(0): h100, gpuID(1): h100}},
+			{linked(2, [2]int{0, 1}), nil, map[string]string{gpuID(0): a, gpuID(1): a}},
 		},
 		"a driver that comes late": {
-			{core.Snapshot{Driver: core.Driver{State: core.DriverFailed}, Devices: coretest.GPUs(2).Devices}, nil, map[string]string{id(0): h100, id(1): h100}},
-			{joined(2, [2]int{0, 1}), nil, map[string]string{id(0): a, id(1): a}},
+			{core.Snapshot{Driver: core.Driver{State: core.DriverFailed}, Devices: coretest.GPUs(2).Devices}, nil, map[string]string{gpuID(0): h100, gpuID(1): h100}},
+			{linked(2, [2]int{0, 1}), nil, map[string]string{gpuID(0): a, gpuID(1): a}},
 		},
 		"another GPU in the slot that an island is named after": {
-			{keeping(joined(4, [2]int{0, 1}), 0, 1), nil, map[string]string{id(0): a, id(1): a}},
-			{changed(keeping(joined(4, [2]int{2, 3}), 1, 2, 3), 1, func(d *core.Device) { d.PCI = "0000:10:00.0" }), nil,
-				map[string]string{id(1): a, id(2): h100 + " NVLink 0000:13:00.0", id(3): h100 + " NVLink 0000:13:00.0"}},
+			{onlyGPUs(linked(4, [2]int{0, 1}), 0, 1), nil, map[string]string{gpuID(0): a, gpuID(1): a}},
+			{withDevice(onlyGPUs(linked(4, [2]int{2, 3}), 1, 2, 3), 1, func(d *core.Device) { d.PCI = "0000:10:00.0" }), nil,
+				map[string]string{gpuID(1): a, gpuID(2): h100 + " NVLink 0000:13:00.0", gpuID(3): h100 + " NVLink 0000:13:00.0"}},
 		},
 		"no slots": {
-			{changed(changed(joined(2, [2]int{0, 1}), 0, func(d *core.Device) { d.PCI = "" }), 1, func(d *core.Device) { d.PCI = "" }), nil,
-				map[string]string{id(0): h100 + " NVLink " + id(0), id(1): h100 + " NVLink " + id(0)}},
+			{withDevice(withDevice(linked(2, [2]int{0, 1}), 0, func(d *core.Device) { d.PCI = "" }), 1, func(d *core.Device) { d.PCI = "" }), nil,
+				map[string]string{gpuID(0): h100 + " NVLink " + gpuID(0), gpuID(1): h100 + " NVLink " + gpuID(0)}},
 		},
 		"what is cut up has no links": {
-			{cut, nil, map[string]string{id(1): h100 + " NVLink 0000:11:00.0", "MIG-0": h100 + " MIG 1g.10gb", "MIG-1": h100 + " MIG 1g.10gb", "MIG-2": h100 + " MIG 3g.40gb"}},
+			{cut, nil, map[string]string{gpuID(1): h100 + " NVLink 0000:11:00.0", "MIG-0": h100 + " MIG 1g.10gb", "MIG-1": h100 + " MIG 1g.10gb", "MIG-2": h100 + " MIG 3g.40gb"}},
 		},
 	} {
 		given := assignment{by: GroupByNVLink}
 		for i, step := range steps {
-			inv := machine(step.reading, step.obs...)
+			inv := inventory(step.reading, step.obs...)
 			given = given.with(inv)
-			if diff := cmp.Diff(step.want, groupOf(t, groups(inv, given))); diff != "" {
+			if diff := cmp.Diff(step.want, groupByDevice(t, groups(inv, given))); diff != "" {
 				t.Errorf("%s, step %d (-want +got):\n%s", name, i, diff)
 			}
 		}
@@ -94,37 +94,37 @@ func TestIslandsStay(t *testing.T) {
 }
 
 func TestNUMANodes(t *testing.T) {
-	s := changed(coretest.GPUs(4), 1, func(d *core.Device) { d.NUMANode = -1 })
-	want := map[string]string{id(0): h100 + " NUMA 0", id(1): h100, id(2): h100 + " NUMA 1", id(3): h100 + " NUMA 1"}
+	s := withDevice(coretest.GPUs(4), 1, func(d *core.Device) { d.NUMANode = -1 })
+	want := map[string]string{gpuID(0): h100 + " NUMA 0", gpuID(1): h100, gpuID(2): h100 + " NUMA 1", gpuID(3): h100 + " NUMA 1"}
 	given := assignment{by: GroupByNUMA}
-	for _, later := range []core.Snapshot{s, coretest.GPUs(4), changed(s, 3, func(d *core.Device) { d.NUMANode = 0 })} {
-		inv := machine(later)
+	for _, later := range []core.Snapshot{s, coretest.GPUs(4), withDevice(s, 3, func(d *core.Device) { d.NUMANode = 0 })} {
+		inv := inventory(later)
 		given = given.with(inv)
-		if diff := cmp.Diff(want, groupOf(t, groups(inv, given))); diff != "" {
+		if diff := cmp.Diff(want, groupByDevice(t, groups(inv, given))); diff != "" {
 			t.Errorf("(-want +got):\n%s", diff)
 		}
 	}
-	cut := under(core.Policy{Rules: []core.Rule{{Select: core.Selector{Profiles: []string{"1g*"}}, Pool: "small"}}}, mig())
-	want = map[string]string{id(1): h100 + " NUMA 1", "MIG-0": "small NUMA 0", "MIG-1": "small NUMA 0", "MIG-2": h100 + " MIG 3g.40gb NUMA 0"}
-	if diff := cmp.Diff(want, groupOf(t, groups(cut, assignment{by: GroupByNUMA}))); diff != "" {
+	cut := inventoryUnder(core.Policy{Rules: []core.Rule{{Select: core.Selector{Profiles: []string{"1g*"}}, Pool: "small"}}}, migSnapshot())
+	want = map[string]string{gpuID(1): h100 + " NUMA 1", "MIG-0": "small NUMA 0", "MIG-1": "small NUMA 0", "MIG-2": h100 + " MIG 3g.40gb NUMA 0"}
+	if diff := cmp.Diff(want, groupByDevice(t, groups(cut, assignment{by: GroupByNUMA}))); diff != "" {
 		t.Errorf("MIG (-want +got):\n%s", diff)
 	}
 }
 
 // One way to group does not bear on another.
 func TestAnotherWayToGroup(t *testing.T) {
-	inv := machine(joined(2, [2]int{0, 1}))
+	inv := inventory(linked(2, [2]int{0, 1}))
 	var r groupNamer
 	for _, step := range []struct {
 		by   GroupBy
 		want map[string]string
 	}{
-		{GroupByNVLink, map[string]string{id(0): h100 + " NVLink 0000:10:00.0", id(1): h100 + " NVLink 0000:10:00.0"}},
-		{GroupByNone, map[string]string{id(0): h100, id(1): h100}},
-		{GroupByNUMA, map[string]string{id(0): h100 + " NUMA 0", id(1): h100 + " NUMA 1"}},
-		{GroupByNVLink, map[string]string{id(0): h100 + " NVLink 0000:10:00.0", id(1): h100 + " NVLink 0000:10:00.0"}},
+		{GroupByNVLink, map[string]string{gpuID(0): h100 + " NVLink 0000:10:00.0", gpuID(1): h100 + " NVLink 0000:10:00.0"}},
+		{GroupByNone, map[string]string{gpuID(0): h100, gpuID(1): h100}},
+		{GroupByNUMA, map[string]string{gpuID(0): h100 + " NUMA 0", gpuID(1): h100 + " NUMA 1"}},
+		{GroupByNVLink, map[string]string{gpuID(0): h100 + " NVLink 0000:10:00.0", gpuID(1): h100 + " NVLink 0000:10:00.0"}},
 	} {
-		if diff := cmp.Diff(step.want, groupOf(t, deviceGroups(inv.Driver(), r.groups(inv, step.by)))); diff != "" {
+		if diff := cmp.Diff(step.want, groupByDevice(t, deviceGroups(inv.Driver(), r.groups(inv, step.by)))); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", step.by, diff)
 		}
 	}
@@ -136,7 +136,7 @@ func TestGroupsOnAnyMachine(t *testing.T) {
 	seed := rand.Uint64()
 	random := rand.New(rand.NewPCG(seed, 0))
 	t.Logf("seed %d", seed)
-	ways := []*core.Sharing{nil, slicing(2), slicing(3), byMPS(2)}
+	ways := []*core.Sharing{nil, timeSlicing(2), timeSlicing(3), mps(2)}
 	names := []string{"", "gpu", "gpu.shared", "gpu.mps", "fast", "A"}
 	for range 200 {
 		given := assignment{by: []GroupBy{GroupByNone, GroupByNUMA, GroupByNVLink}[random.IntN(3)]}
@@ -149,7 +149,7 @@ func TestGroupsOnAnyMachine(t *testing.T) {
 		}
 		booked := map[held]string{}
 		for range 15 {
-			s := keeping(coretest.GPUs(6), random.Perm(6)[:1+random.IntN(5)]...)
+			s := onlyGPUs(coretest.GPUs(6), random.Perm(6)[:1+random.IntN(5)]...)
 			s.Links = slices.DeleteFunc(slices.Clone(s.Links), func(core.Link) bool { return random.IntN(4) > 0 })
 			for i := range s.Devices {
 				d := &s.Devices[i]
@@ -158,9 +158,9 @@ func TestGroupsOnAnyMachine(t *testing.T) {
 			}
 			var p core.Policy
 			for range random.IntN(3) {
-				p.Rules = append(p.Rules, core.Rule{Select: gpus(random.IntN(6), random.IntN(6)), Pool: names[random.IntN(6)], Sharing: ways[random.IntN(4)]})
+				p.Rules = append(p.Rules, core.Rule{Select: selectGPUs(random.IntN(6), random.IntN(6)), Pool: names[random.IntN(6)], Sharing: ways[random.IntN(4)]})
 			}
-			inv := under(p, s)
+			inv := inventoryUnder(p, s)
 			given = given.with(inv)
 			of, pools := map[string]string{}, map[string]string{}
 			for _, g := range groups(inv, given) {
