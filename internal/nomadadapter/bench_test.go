@@ -15,7 +15,7 @@ import (
 func BenchmarkReserve(b *testing.B) {
 	for _, n := range []int{8, 64} {
 		s := newFixture(b)
-		s.Source.Set(inventory(coretest.GPUs(n)))
+		s.Source.Set(nodeInventory(coretest.GPUs(n)))
 		remote := dial(b, s.Plugin)
 		for _, bm := range []struct {
 			name string
@@ -38,7 +38,7 @@ func BenchmarkReserve(b *testing.B) {
 
 // benchInventories are inventories of many units by their number.
 func benchInventories() map[int]*core.Inventory {
-	return map[int]*core.Inventory{8: inventory(coretest.GPUs(8)), 64: inventory(coretest.GPUs(64)), 1120: sharedInstances(10), 1600: sharedGPUs(16, 100)}
+	return map[int]*core.Inventory{8: nodeInventory(coretest.GPUs(8)), 64: nodeInventory(coretest.GPUs(64)), 1120: sharedInstances(10), 1600: sharedGPUs(16, 100)}
 }
 
 // BenchmarkGroups is what an update costs: every list is made anew.
@@ -95,10 +95,7 @@ func BenchmarkStreams(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				ctx, cancel := context.WithCancel(b.Context())
-				ch, err := p.Fingerprint(ctx)
-				if err != nil {
-					b.Fatal(err)
-				}
+				ch := fingerprints(ctx, b, p)
 				<-ch
 				cancel()
 			}
@@ -110,10 +107,7 @@ func BenchmarkStreams(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				ctx, cancel := context.WithCancel(b.Context())
-				ch, err := p.Stats(ctx, time.Hour)
-				if err != nil {
-					b.Fatal(err)
-				}
+				ch := openStats(ctx, b, p, time.Hour)
 				<-ch
 				cancel()
 			}

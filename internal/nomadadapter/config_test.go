@@ -176,9 +176,7 @@ func TestSetConfigTwice(t *testing.T) {
 		{map[string]any{}, 3},
 	}
 	for i, step := range steps {
-		if err := s.configure(step.keys); err != nil {
-			t.Fatal(err)
-		}
+		s.mustConfigure(t, step.keys)
 		s.currentRun()
 		if n := len(s.Started()); n != step.starts {
 			t.Fatalf("step %d: %d starts, want %d", i, n, step.starts)
@@ -210,9 +208,7 @@ func TestConstructorsStartNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 { // as in the process that validates the configuration
-		if err := s.configure(map[string]any{}); err != nil {
-			t.Fatal(err)
-		}
+		s.mustConfigure(t, map[string]any{})
 	}
 	if n := len(s.Started()); n != 0 {
 		t.Errorf("%d sources were started before anyone asked about devices", n)

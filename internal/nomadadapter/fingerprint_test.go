@@ -13,10 +13,10 @@ import (
 
 func TestFingerprint(t *testing.T) {
 	s := newFixture(t)
-	s.Source.Set(inventory(coretest.GPUs(8)))
+	s.Source.Set(nodeInventory(coretest.GPUs(8)))
 	next := openFingerprint(t, dial(t, s.Plugin))
 	gs := next()
-	if diff := cmp.Diff(firstGroups(inventory(coretest.GPUs(8))), gs); diff != "" {
+	if diff := cmp.Diff(firstGroups(nodeInventory(coretest.GPUs(8))), gs); diff != "" {
 		t.Errorf("lost on the wire (-sent +received):\n%s", diff)
 	}
 	if len(gs) != 1 || len(gs[0].Devices) != 8 {
@@ -27,12 +27,12 @@ func TestFingerprint(t *testing.T) {
 func TestHealthFlipKeepsIdentity(t *testing.T) {
 	t.Parallel() // it waits out the time between fingerprints
 	s := newFixture(t)
-	s.Source.Set(inventory(coretest.GPUs(4)))
+	s.Source.Set(nodeInventory(coretest.GPUs(4)))
 	next := openFingerprint(t, dial(t, s.Plugin))
 	well := next()
-	s.Source.Set(inventory(coretest.GPUs(4), lost(2)))
+	s.Source.Set(nodeInventory(coretest.GPUs(4), lost(2)))
 	sick := next()
-	s.Source.Set(inventory(coretest.GPUs(4)))
+	s.Source.Set(nodeInventory(coretest.GPUs(4)))
 	if diff := cmp.Diff(well, next()); diff != "" {
 		t.Errorf("recovery differs (-before +after):\n%s", diff)
 	}
@@ -54,21 +54,21 @@ func TestHealthFlipKeepsIdentity(t *testing.T) {
 func TestDriverLossIsNoError(t *testing.T) {
 	t.Parallel()
 	s := newFixture(t)
-	s.Source.Set(inventory(coretest.GPUs(2)))
+	s.Source.Set(nodeInventory(coretest.GPUs(2)))
 	next := openFingerprint(t, dial(t, s.Plugin))
 	next()
 	gone, obs := core.Reconcile(coretest.GPUs(2), core.NoDriver(core.DriverFailed, "ERROR_GPU_IS_LOST"))
-	s.Source.Set(inventory(gone, obs...))
+	s.Source.Set(nodeInventory(gone, obs...))
 	for _, d := range next()[0].Devices {
 		if d.Healthy || !strings.HasPrefix(d.HealthDesc, "unknown: driver is not usable (ERROR_GPU_IS_LOST) since ") {
 			t.Errorf("%s: healthy %t, %q", d.ID, d.Healthy, d.HealthDesc)
 		}
 	}
-	s.Source.Set(inventory(core.NoDriver(core.DriverAbsent, "no library")))
+	s.Source.Set(nodeInventory(core.NoDriver(core.DriverAbsent, "no library")))
 	if gs := next(); len(gs) != 0 {
 		t.Errorf("without devices: %v", gs)
 	}
-	s.Source.Set(inventory(coretest.GPUs(1)))
+	s.Source.Set(nodeInventory(coretest.GPUs(1)))
 	if gs := next(); len(gs) != 1 || !gs[0].Devices[0].Healthy {
 		t.Errorf("not recovered: %v", gs)
 	}
@@ -76,9 +76,7 @@ func TestDriverLossIsNoError(t *testing.T) {
 
 func TestDisabled(t *testing.T) {
 	s := newFixture(t)
-	if err := s.configure(map[string]any{"enabled": false}); err != nil {
-		t.Fatal(err)
-	}
+	s.mustConfigure(t, map[string]any{"enabled": false})
 	p := dial(t, s.Plugin)
 	next := openFingerprint(t, p)
 	if gs := next(); len(gs) != 0 {
@@ -87,10 +85,7 @@ func TestDisabled(t *testing.T) {
 	if _, err := p.Reserve([]string{"GPU-1"}); err == nil || !errorContains(err, "device is not enabled") {
 		t.Errorf("Reserve: %v", err)
 	}
-	stats, err := p.Stats(t.Context(), time.Hour)
-	if err != nil {
-		t.Fatal(err)
-	}
+	stats := openStats(t.Context(), t, p, time.Hour)
 	if r := receive(t, stats); r.Error != nil || len(r.Groups) != 0 {
 		t.Errorf("Stats: %+v", r)
 	}
@@ -98,10 +93,8 @@ func TestDisabled(t *testing.T) {
 		t.Errorf("%d sources were started", n)
 	}
 	// The stream is still there: enabling fills it.
-	s.Source.Set(inventory(coretest.GPUs(1)))
-	if err := s.configure(map[string]any{}); err != nil {
-		t.Fatal(err)
-	}
+	s.Source.Set(nodeInventory(coretest.GPUs(1)))
+	s.mustConfigure(t, map[string]any{})
 	if gs := next(); len(gs) != 1 {
 		t.Errorf("enabled: %v", gs)
 	}

@@ -13,14 +13,14 @@ import (
 
 // What is gone for good leaves the file.
 func TestWhatIsGoneLeavesTheFile(t *testing.T) {
-	given := assignment{by: GroupByNVLink}.with(inventory(linked(2, [2]int{0, 1})))
+	given := assignment{by: GroupByNVLink}.with(nodeInventory(linked(2, [2]int{0, 1})))
 	for n := range forgetAfter + 1 {
 		if n == forgetAfter-1 && (len(given.names) < 2 || len(given.topology)+len(given.previous.topology) < 3) {
 			t.Errorf("forgotten after %d boots: %v", n, given)
 		}
 		given = afterRestart(t, given, fmt.Sprint(n), fmt.Sprint(n+1))
 		s := onlyGPUs(withDevice(coretest.GPUs(3), 2, func(d *core.Device) { d.Model = "NVIDIA A2" }), 2)
-		given = given.with(inventory(s))
+		given = given.with(nodeInventory(s))
 	}
 	if len(given.topology) != 1 || len(given.previous.topology) != 0 || len(given.names) != 1 {
 		t.Errorf("remembered: %+v", given)
@@ -76,7 +76,7 @@ func TestGroupsOnAnyMachineOverRestarts(t *testing.T) {
 				d.Memory = []uint64{40 << 30, 80 << 30}[random.IntN(2)]
 				d.NUMANode = random.IntN(3) - 1
 			}
-			inv := inventory(s)
+			inv := nodeInventory(s)
 			given = given.with(inv)
 			of := groupByDevice(t, groups(inv, given))
 			if len(of) != inv.Len() {

@@ -75,7 +75,7 @@ func FuzzReserve(f *testing.F) {
 		f.Add(ids)
 	}
 	s := newFixture(f)
-	s.Source.Set(inventory(coretest.GPUs(3), lost(2)))
+	s.Source.Set(nodeInventory(coretest.GPUs(3), lost(2)))
 	s.currentRun()
 	f.Fuzz(func(t *testing.T, text string) {
 		ids := strings.Split(text, "\n")
@@ -110,7 +110,7 @@ func FuzzReserve(f *testing.F) {
 // Whatever is in the file of announced names: it is refused, or it can be written and read again, and names no two groups
 // alike.
 func FuzzGroupsFile(f *testing.F) {
-	given := assignment{by: GroupByNVLink}.with(inventory(linked(4, [2]int{0, 1})))
+	given := assignment{by: GroupByNVLink}.with(nodeInventory(linked(4, [2]int{0, 1})))
 	text, err := encodeGroups(given, "boot 1")
 	if err != nil {
 		f.Fatal(err)
@@ -127,7 +127,7 @@ func FuzzGroupsFile(f *testing.F) {
 		if boot == "" {
 			boot = was
 		}
-		inv := inventory(linked(4, [2]int{2, 3}))
+		inv := nodeInventory(linked(4, [2]int{2, 3}))
 		n = assignment{by: GroupByNVLink}.merge(n).with(inv)
 		if of := groupByDevice(t, groups(inv, n)); len(of) != inv.Len() {
 			t.Errorf("%d of %d devices are in a group", len(of), inv.Len())

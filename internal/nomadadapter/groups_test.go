@@ -76,16 +76,16 @@ func migSnapshot() core.Snapshot {
 }
 
 func TestGroups(t *testing.T) {
-	golden(t, "testdata/h100x8.txt", formatGroups(firstGroups(inventory(coretest.GPUs(8), lost(3)))))
-	golden(t, "testdata/mig.txt", formatGroups(firstGroups(inventory(migSnapshot()))))
+	golden(t, "testdata/h100x8.txt", formatGroups(firstGroups(nodeInventory(coretest.GPUs(8), lost(3)))))
+	golden(t, "testdata/mig.txt", formatGroups(firstGroups(nodeInventory(migSnapshot()))))
 }
 
 func TestGroupsAreDeterministic(t *testing.T) {
 	s := coretest.GPUs(8)
 	s.Devices[5].Model, s.Devices[2].Memory = "NVIDIA A2", 1<<30
-	want := formatGroups(firstGroups(inventory(s)))
+	want := formatGroups(firstGroups(nodeInventory(s)))
 	for range 100 {
-		if got := formatGroups(firstGroups(inventory(s))); got != want {
+		if got := formatGroups(firstGroups(nodeInventory(s))); got != want {
 			t.Fatal(cmp.Diff(want, got))
 		}
 	}
@@ -94,7 +94,7 @@ func TestGroupsAreDeterministic(t *testing.T) {
 // What the driver does not tell has no attribute; nothing is zero or "N/A".
 func TestUnknownAttributesAreAbsent(t *testing.T) {
 	d := core.Device{ID: "GPU-1", At: core.WholeGPU("GPU-1"), NUMANode: -1, Minor: -1}
-	gs := firstGroups(inventory(core.Snapshot{Driver: core.Driver{State: core.DriverReady}, Devices: []core.Device{d}}))
+	gs := firstGroups(nodeInventory(core.Snapshot{Driver: core.Driver{State: core.DriverReady}, Devices: []core.Device{d}}))
 	want := []*device.DeviceGroup{{
 		Vendor: "nvidia", Type: "gpu", Name: "N/A",
 		Devices: []*device.Device{{ID: "GPU-1", Healthy: true}},
@@ -114,7 +114,7 @@ func TestHealthDescription(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	plain := firstGroups(inventory(coretest.GPUs(4)))[0]
+	plain := firstGroups(nodeInventory(coretest.GPUs(4)))[0]
 	limited := checked(0)
 	limited.Sample = core.HealthSample{Events: core.No, RecoveryAction: core.RecoveryNone}
 	xid := core.Observation{At: core.WholeGPU(coretest.GPU(0)), Kind: core.XID, Code: 95}
@@ -161,7 +161,7 @@ func TestSharedAttributesOnly(t *testing.T) {
 	s := coretest.GPUs(3)
 	s.Devices[1].PowerLimit = 500_000
 	s.Devices[2].DisplayState = core.ToggleUnknown
-	gs := firstGroups(inventory(s))
+	gs := firstGroups(nodeInventory(s))
 	if len(gs) != 1 {
 		t.Fatalf("%d groups", len(gs))
 	}

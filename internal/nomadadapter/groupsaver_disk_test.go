@@ -19,7 +19,7 @@ import (
 // offered until the names are known, so that nothing is offered under another one; reservations go on.
 func TestDiskThatHangsWhileNamesAreRead(t *testing.T) {
 	dir := t.TempDir()
-	firstFingerprint(t, newSavingFixture(t, dir), inventory(twoPairs))
+	firstFingerprint(t, newSavingFixture(t, dir), nodeInventory(twoPairs))
 	synctest.Test(t, func(t *testing.T) {
 		s := newSavingFixture(t, dir)
 		disk := make(chan struct{})
@@ -27,30 +27,24 @@ func TestDiskThatHangsWhileNamesAreRead(t *testing.T) {
 			<-disk
 			return readGroupFile(path)
 		}
-		s.Source.Set(inventory(onePair))
+		s.Source.Set(nodeInventory(onePair))
 		began := time.Now()
 		ctx, cancel := context.WithCancel(t.Context())
-		ch, err := s.Fingerprint(ctx)
-		if err != nil {
-			t.Fatal(err)
-		}
+		ch := fingerprints(ctx, t, s)
 		if r := <-ch; len(r.Devices) != 0 || r.Error != nil || time.Since(began) > firstFingerprintTimeout {
 			t.Errorf("first after %v: %+v", time.Since(began), r)
 		}
-		if all := strings.Join(s.Log.Lines(), "\n"); !strings.Contains(all, "check whether the disk hangs") {
+		if all := s.Log.String(); !strings.Contains(all, "check whether the disk hangs") {
 			t.Errorf("logged:\n%s", all)
 		}
-		stats, err := s.Stats(ctx, time.Second)
-		if err != nil {
-			t.Fatal(err)
-		}
+		stats := openStats(ctx, t, s, time.Second)
 		if r := <-stats; len(r.Groups) != 0 {
 			t.Errorf("statistics: %+v", r.Groups)
 		}
 		if _, err := s.Reserve([]string{gpuID(0)}); err != nil {
 			t.Error(err)
 		}
-		s.Source.Set(inventory(onePair, lost(0)))
+		s.Source.Set(nodeInventory(onePair, lost(0)))
 		select {
 		case r := <-ch:
 			t.Errorf("offered before the names are known: %+v", r)
@@ -61,8 +55,7 @@ func TestDiskThatHangsWhileNamesAreRead(t *testing.T) {
 			t.Errorf("(-want +got):\n%s", diff)
 		}
 		cancel()
-		s.currentRun().stop()
-		<-s.Flushed()
+		s.stopAndFlush()
 	})
 }
 
@@ -79,13 +72,10 @@ func TestDiskThatHangsWhileNamesAreWritten(t *testing.T) {
 			}
 			return readGroupFile(path)
 		}
-		s.Source.Set(inventory(onlyGPUs(twoPairs, 0, 1)))
+		s.Source.Set(nodeInventory(onlyGPUs(twoPairs, 0, 1)))
 		ctx, cancel := context.WithCancel(t.Context())
-		ch, err := s.Fingerprint(ctx)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for i, inv := range []*core.Inventory{nil, inventory(onlyGPUs(twoPairs, 0, 1), lost(0)), inventory(twoPairs)} {
+		ch := fingerprints(ctx, t, s)
+		for i, inv := range []*core.Inventory{nil, nodeInventory(onlyGPUs(twoPairs, 0, 1), lost(0)), nodeInventory(twoPairs)} {
 			began := time.Now()
 			if inv != nil {
 				s.Source.Set(inv)
@@ -97,8 +87,7 @@ func TestDiskThatHangsWhileNamesAreWritten(t *testing.T) {
 		close(disk)
 		synctest.Wait()
 		cancel()
-		s.currentRun().stop()
-		<-s.Flushed()
+		s.stopAndFlush()
 		if text := groupFileContent(t, dir); !strings.Contains(text, islandName(2)) {
 			t.Errorf("not written when the disk was back:\n%s", text)
 		}
@@ -111,18 +100,15 @@ func TestNamesThatCannotBeKept(t *testing.T) {
 	write(t, dir, "a file")
 	synctest.Test(t, func(t *testing.T) {
 		s := newSavingFixture(t, dir)
-		s.Source.Set(inventory(twoPairs))
+		s.Source.Set(nodeInventory(twoPairs))
 		ctx, cancel := context.WithCancel(t.Context())
-		ch, err := s.Fingerprint(ctx)
-		if err != nil {
-			t.Fatal(err)
-		}
+		ch := fingerprints(ctx, t, s)
 		if diff := cmp.Diff(inIslands(0, 0, 2, 2), groupByDevice(t, (<-ch).Devices)); diff != "" {
 			t.Errorf("(-want +got):\n%s", diff)
 		}
 		time.Sleep(3 * saveRetry)
-		if n := strings.Count(strings.Join(s.Log.Lines(), "\n"), "group names not saved,"); n != 1 {
-			t.Errorf("said %d times:\n%s", n, strings.Join(s.Log.Lines(), "\n"))
+		if n := strings.Count(s.Log.String(), "group names not saved,"); n != 1 {
+			t.Errorf("said %d times:\n%s", n, s.Log.String())
 		}
 		if err := os.Remove(dir); err != nil {
 			t.Fatal(err)
@@ -131,11 +117,10 @@ func TestNamesThatCannotBeKept(t *testing.T) {
 		if text := groupFileContent(t, dir); !strings.Contains(text, islandName(2)) {
 			t.Errorf("not written later:\n%s", text)
 		}
-		if all := strings.Join(s.Log.Lines(), "\n"); !strings.Contains(all, "group names saved again") {
+		if all := s.Log.String(); !strings.Contains(all, "group names saved again") {
 			t.Errorf("logged:\n%s", all)
 		}
 		cancel()
-		s.currentRun().stop()
-		<-s.Flushed()
+		s.stopAndFlush()
 	})
 }

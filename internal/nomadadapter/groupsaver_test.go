@@ -23,9 +23,7 @@ func newSavingFixture(t *testing.T, dir string) *fixture {
 	t.Helper()
 	s := newFixture(t)
 	s.PersistGroups(constantBootID)
-	if err := s.configure(map[string]any{"group_by": "nvlink", "state_dir": dir}); err != nil {
-		t.Fatal(err)
-	}
+	s.mustConfigure(t, map[string]any{"group_by": "nvlink", "state_dir": dir})
 	return s
 }
 
@@ -35,13 +33,9 @@ func firstFingerprint(t *testing.T, s *fixture, inv *core.Inventory) map[string]
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	s.Source.Set(inv)
-	ch, err := s.Fingerprint(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	ch := fingerprints(ctx, t, s)
 	got := groupByDevice(t, receive(t, ch).Devices)
-	s.currentRun().stop()
-	<-s.Flushed()
+	s.stopAndFlush()
 	return got
 }
 
@@ -55,15 +49,15 @@ func groupFileContent(t *testing.T, dir string) string {
 }
 
 var (
-	twoPairs      = linked(4, [2]int{0, 1}, [2]int{2, 3})
-	onePair = linked(4, [2]int{0, 1})
+	twoPairs = linked(4, [2]int{0, 1}, [2]int{2, 3})
+	onePair  = linked(4, [2]int{0, 1})
 )
 
 // A process that begins after a link was lost announces each GPU in the group in which Nomad knows it.
 func TestRestartAfterALostLinkKeepsTheGroups(t *testing.T) {
 	dir := t.TempDir()
 	for i, reading := range []core.Snapshot{twoPairs, onePair, linked(4), twoPairs} {
-		if diff := cmp.Diff(inIslands(0, 0, 2, 2), firstFingerprint(t, newSavingFixture(t, dir), inventory(reading))); diff != "" {
+		if diff := cmp.Diff(inIslands(0, 0, 2, 2), firstFingerprint(t, newSavingFixture(t, dir), nodeInventory(reading))); diff != "" {
 			t.Errorf("process %d (-want +got):\n%s", i, diff)
 		}
 	}
@@ -77,13 +71,13 @@ func TestRestartAfterALostLinkKeepsTheGroups(t *testing.T) {
 func TestNamesAreOnDiskWhenTheyAreAnnounced(t *testing.T) {
 	dir := t.TempDir()
 	s := newSavingFixture(t, dir)
-	s.Source.Set(inventory(onlyGPUs(twoPairs, 0, 1)))
+	s.Source.Set(nodeInventory(onlyGPUs(twoPairs, 0, 1)))
 	next := openFingerprint(t, s.Plugin)
 	next()
 	if text := groupFileContent(t, dir); !strings.Contains(text, islandName(0)) {
 		t.Errorf("not on disk:\n%s", text)
 	}
-	s.Source.Set(inventory(twoPairs))
+	s.Source.Set(nodeInventory(twoPairs))
 	next()
 	if text := groupFileContent(t, dir); !strings.Contains(text, islandName(2)) {
 		t.Errorf("not on disk:\n%s", text)
@@ -92,7 +86,7 @@ func TestNamesAreOnDiskWhenTheyAreAnnounced(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.Source.Set(inventory(twoPairs, lost(1)))
+	s.Source.Set(nodeInventory(twoPairs, lost(1)))
 	next()
 	if is, err := os.Stat(filepath.Join(dir, groupFileName)); err != nil || !os.SameFile(was, is) {
 		t.Error("the file was written though nothing changed")
@@ -103,7 +97,7 @@ func TestNamesAreOnDiskWhenTheyAreAnnounced(t *testing.T) {
 func TestBrokenFileOfNames(t *testing.T) {
 	good := func(t *testing.T) string {
 		dir := t.TempDir()
-		firstFingerprint(t, newSavingFixture(t, dir), inventory(twoPairs))
+		firstFingerprint(t, newSavingFixture(t, dir), nodeInventory(twoPairs))
 		return groupFileContent(t, dir)
 	}(t)
 	for name, text := range map[string]string{
@@ -124,16 +118,16 @@ func TestBrokenFileOfNames(t *testing.T) {
 			path := filepath.Join(dir, groupFileName)
 			write(t, path, text)
 			s := newSavingFixture(t, dir)
-			if diff := cmp.Diff(inIslands(0, 0, -1, -1), firstFingerprint(t, s, inventory(onePair))); diff != "" {
+			if diff := cmp.Diff(inIslands(0, 0, -1, -1), firstFingerprint(t, s, nodeInventory(onePair))); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 			if aside, err := os.ReadFile(path + ".broken"); err != nil || string(aside) != text {
 				t.Errorf("kept aside: %q, %v", aside, err)
 			}
-			if n := strings.Count(strings.Join(s.Log.Lines(), "\n"), "invalid group name file, renamed"); n != 1 {
-				t.Errorf("%d lines in the log, want 1:\n%s", n, strings.Join(s.Log.Lines(), "\n"))
+			if n := strings.Count(s.Log.String(), "invalid group name file, renamed"); n != 1 {
+				t.Errorf("%d lines in the log, want 1:\n%s", n, s.Log.String())
 			}
-			if diff := cmp.Diff(inIslands(0, 0, -1, -1), firstFingerprint(t, newSavingFixture(t, dir), inventory(twoPairs))); diff != "" {
+			if diff := cmp.Diff(inIslands(0, 0, -1, -1), firstFingerprint(t, newSavingFixture(t, dir), nodeInventory(twoPairs))); diff != "" {
 				t.Errorf("the next process (-want +got):\n%s", diff)
 			}
 		})
@@ -155,7 +149,7 @@ func TestFileOfNamesThatCannotBeRead(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel() // it waits
 			dir := t.TempDir()
-			firstFingerprint(t, newSavingFixture(t, dir), inventory(twoPairs))
+			firstFingerprint(t, newSavingFixture(t, dir), nodeInventory(twoPairs))
 			good := groupFileContent(t, dir)
 			s := newSavingFixture(t, dir)
 			var readings atomic.Int64
@@ -165,7 +159,7 @@ func TestFileOfNamesThatCannotBeRead(t *testing.T) {
 				}
 				return readGroupFile(path)
 			}
-			s.Source.Set(inventory(onePair))
+			s.Source.Set(nodeInventory(onePair))
 			next := openFingerprint(t, s.Plugin)
 			if diff := cmp.Diff(tc.want, groupByDevice(t, next())); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
@@ -174,12 +168,12 @@ func TestFileOfNamesThatCannotBeRead(t *testing.T) {
 				if text := groupFileContent(t, dir); text != good {
 					t.Errorf("the file was written unread:\n%s", text)
 				}
-				if all := strings.Join(s.Log.Lines(), "\n"); strings.Count(all, "group name file not read, groups may get other names") != 1 || !strings.Contains(all, "too many open files") {
+				if all := s.Log.String(); strings.Count(all, "group name file not read, groups may get other names") != 1 || !strings.Contains(all, "too many open files") {
 					t.Errorf("logged:\n%s", all)
 				}
 			}
 			if tc.failures == loadAttempts+1 {
-				s.Source.Set(inventory(linked(5, [2]int{0, 1}, [2]int{2, 4}))) // something to write
+				s.Source.Set(nodeInventory(linked(5, [2]int{0, 1}, [2]int{2, 4}))) // something to write
 				if got := groupByDevice(t, next()); got[gpuID(4)] != islandName(2) {
 					t.Errorf("a GPU that came: %v", got)
 				}
@@ -190,9 +184,8 @@ func TestFileOfNamesThatCannotBeRead(t *testing.T) {
 			if _, err := os.Stat(filepath.Join(dir, groupFileName+".broken")); err == nil {
 				t.Error("the file was kept aside")
 			}
-			s.currentRun().stop()
-			<-s.Flushed()
-			if diff := cmp.Diff(tc.then, firstFingerprint(t, newSavingFixture(t, dir), inventory(linked(4)))); diff != "" {
+			s.stopAndFlush()
+			if diff := cmp.Diff(tc.then, firstFingerprint(t, newSavingFixture(t, dir), nodeInventory(linked(4)))); diff != "" {
 				t.Errorf("the next process (-want +got):\n%s", diff)
 			}
 		})
@@ -203,11 +196,11 @@ func TestFileOfNamesThatCannotBeRead(t *testing.T) {
 func TestTwoProcessesKeepNames(t *testing.T) {
 	dir := t.TempDir()
 	old, young := newSavingFixture(t, dir), newSavingFixture(t, dir)
-	old.Source.Set(inventory(onlyGPUs(twoPairs, 0, 1)))
+	old.Source.Set(nodeInventory(onlyGPUs(twoPairs, 0, 1)))
 	openFingerprint(t, old.Plugin)()
-	young.Source.Set(inventory(twoPairs))
+	young.Source.Set(nodeInventory(twoPairs))
 	openFingerprint(t, young.Plugin)()
-	old.Source.Set(inventory(onlyGPUs(linked(5, [2]int{0, 1}, [2]int{2, 3}), 0, 1, 4)))
+	old.Source.Set(nodeInventory(onlyGPUs(linked(5, [2]int{0, 1}, [2]int{2, 3}), 0, 1, 4)))
 	await(t, "a GPU that only the old process saw", func() bool {
 		return strings.Contains(groupFileContent(t, dir), fmt.Sprintf("%q", gpuID(4)))
 	})
@@ -225,10 +218,8 @@ func TestNamesThatAreNotKept(t *testing.T) {
 	} {
 		s := newFixture(t)
 		s.PersistGroups(func(string) (string, error) { return "", errors.New("unknown") })
-		if err := s.configure(keys); err != nil {
-			t.Fatal(err)
-		}
-		s.Source.Set(inventory(twoPairs))
+		s.mustConfigure(t, keys)
+		s.Source.Set(nodeInventory(twoPairs))
 		openFingerprint(t, s.Plugin)()
 		if files, err := os.ReadDir(dir); err != nil || len(files) > 0 {
 			t.Errorf("%s: %v, %v", name, files, err)
@@ -240,7 +231,7 @@ func TestNamesThatAreNotKept(t *testing.T) {
 func TestHalfWrittenFileOfNamesIsRemoved(t *testing.T) {
 	dir := t.TempDir()
 	write(t, filepath.Join(dir, "."+groupFileName+"1234"), "{")
-	firstFingerprint(t, newSavingFixture(t, dir), inventory(twoPairs))
+	firstFingerprint(t, newSavingFixture(t, dir), nodeInventory(twoPairs))
 	files, err := os.ReadDir(dir)
 	if err != nil || len(files) != 1 || files[0].Name() != groupFileName {
 		t.Errorf("%v, %v", files, err)
@@ -250,19 +241,17 @@ func TestHalfWrittenFileOfNamesIsRemoved(t *testing.T) {
 // Another configuration in the same process: the names stay, and go to where they are kept from now on.
 func TestNamesAreKeptWhereTheConfigurationSays(t *testing.T) {
 	dir, other := t.TempDir(), t.TempDir()
-	firstFingerprint(t, newSavingFixture(t, other), inventory(onlyGPUs(linked(6, [2]int{4, 5}), 4, 5)))
+	firstFingerprint(t, newSavingFixture(t, other), nodeInventory(onlyGPUs(linked(6, [2]int{4, 5}), 4, 5)))
 	s := newSavingFixture(t, dir)
-	s.Source.Set(inventory(twoPairs))
+	s.Source.Set(nodeInventory(twoPairs))
 	next := openFingerprint(t, s.Plugin)
 	next()
-	if err := s.configure(map[string]any{"group_by": "nvlink", "state_dir": other}); err != nil {
-		t.Fatal(err)
-	}
+	s.mustConfigure(t, map[string]any{"group_by": "nvlink", "state_dir": other})
 	await(t, "the next source", func() bool { return len(s.Started()) == 2 })
 	s.mu.Lock()
 	src := s.sources[1]
 	s.mu.Unlock()
-	src.Set(inventory(linked(6)))
+	src.Set(nodeInventory(linked(6)))
 	want := inIslands(0, 0, 2, 2, 4, 4)
 	if diff := cmp.Diff(want, groupByDevice(t, next())); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)

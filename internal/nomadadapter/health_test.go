@@ -111,9 +111,7 @@ func TestSameHealthIsNoChange(t *testing.T) {
 		{map[string]any{"xids": map[string]string{"94": "degraded", "63": "ignore"}}, 2},
 		{map[string]any{"state_dir": "/srv/gpu", "xids": map[string]string{"94": "degraded", "63": "ignore"}}, 3},
 	} {
-		if err := s.configure(step.keys); err != nil {
-			t.Fatal(err)
-		}
+		s.mustConfigure(t, step.keys)
 		s.currentRun()
 		if n := len(s.Started()); n != step.starts {
 			t.Fatalf("step %d: %d starts, want %d", i, n, step.starts)

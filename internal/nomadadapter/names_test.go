@@ -67,7 +67,7 @@ func TestGroupSplit(t *testing.T) {
 	} {
 		s := coretest.GPUs(4)
 		tc.change(s.Devices)
-		gs := firstGroups(inventory(s))
+		gs := firstGroups(nodeInventory(s))
 		var got []string
 		for _, g := range gs {
 			got = append(got, g.Name)
@@ -85,7 +85,7 @@ func TestGroupSplit(t *testing.T) {
 func TestNamesDoNotDependOnTheOrder(t *testing.T) {
 	s := withDevice(coretest.GPUs(4), 1, memory(97871))
 	s = withDevice(withDevice(s, 2, memory(97871)), 3, memory(0))
-	want := groupByDevice(t, firstGroups(inventory(core.NewSnapshot(s))))
+	want := groupByDevice(t, firstGroups(nodeInventory(core.NewSnapshot(s))))
 	for range 50 {
 		order := rand.Perm(4)
 		other := s
@@ -93,7 +93,7 @@ func TestNamesDoNotDependOnTheOrder(t *testing.T) {
 		for i := range other.Devices {
 			other.Devices[i].Index = order[i]
 		}
-		if diff := cmp.Diff(want, groupByDevice(t, firstGroups(inventory(core.NewSnapshot(other))))); diff != "" {
+		if diff := cmp.Diff(want, groupByDevice(t, firstGroups(nodeInventory(core.NewSnapshot(other))))); diff != "" {
 			t.Fatalf("in order %v (-want +got):\n%s", order, diff)
 		}
 	}
@@ -151,7 +151,7 @@ func TestNamesStay(t *testing.T) {
 	} {
 		var given assignment
 		for i, step := range steps {
-			inv := inventory(step.reading)
+			inv := nodeInventory(step.reading)
 			given = given.with(inv)
 			if diff := cmp.Diff(step.want, groupByDevice(t, groups(inv, given))); diff != "" {
 				t.Errorf("%s, step %d (-want +got):\n%s", name, i, diff)
@@ -178,7 +178,7 @@ func TestNamesOnAnyMachine(t *testing.T) {
 				d.Compute = []core.Compute{{}, {Major: 8}, {Major: 9}}[random.IntN(3)]
 			}
 			before := maps.Clone(given.names)
-			inv := inventory(core.NewSnapshot(s))
+			inv := nodeInventory(core.NewSnapshot(s))
 			next := given.with(inv)
 			if !maps.Equal(before, given.names) {
 				t.Fatalf("%v was changed to %v", before, given.names)
@@ -218,29 +218,21 @@ func TestNamesOnAnyMachine(t *testing.T) {
 func TestNamesOutliveALife(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newFixture(t)
-		s.Source.Set(inventory(coretest.GPUs(2)))
+		s.Source.Set(nodeInventory(coretest.GPUs(2)))
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		ch, err := s.Fingerprint(ctx)
-		if err != nil {
-			t.Fatal(err)
-		}
+		ch := fingerprints(ctx, t, s)
 		<-ch
-		if err := s.configure(map[string]any{"fingerprint_period": "5m"}); err != nil {
-			t.Fatal(err)
-		}
+		s.mustConfigure(t, map[string]any{"fingerprint_period": "5m"})
 		synctest.Wait()
-		small := inventory(withDevice(coretest.GPUs(2), 0, memory(40960)))
-		s.sources[1].Set(small)
+		small := nodeInventory(withDevice(coretest.GPUs(2), 0, memory(40960)))
+		s.source(1).Set(small)
 		time.Sleep(fingerprintInterval)
 		want := map[string]string{gpuID(0): h100 + " (40960 MiB)", gpuID(1): h100}
 		if diff := cmp.Diff(want, groupByDevice(t, (<-ch).Devices)); diff != "" {
 			t.Errorf("fingerprint (-want +got):\n%s", diff)
 		}
-		stats, err := s.Stats(ctx, time.Second)
-		if err != nil {
-			t.Fatal(err)
-		}
+		stats := openStats(ctx, t, s, time.Second)
 		got := map[string]string{}
 		for _, g := range (<-stats).Groups {
 			for device := range g.InstanceStats {
@@ -259,7 +251,7 @@ func TestGroupNamerIsShared(t *testing.T) {
 	results := make(chan []group)
 	for i := range 8 {
 		go func() {
-			results <- n.groups(inventory(withDevice(coretest.GPUs(2), 0, memory(uint64(10000+i)))), GroupByNone)
+			results <- n.groups(nodeInventory(withDevice(coretest.GPUs(2), 0, memory(uint64(10000+i)))), GroupByNone)
 		}()
 	}
 	names := groupNames{}

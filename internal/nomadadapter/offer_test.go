@@ -27,8 +27,8 @@ func write(t testing.TB, path, text string) {
 }
 
 const (
-	validPolicy = "version: v1\npolicy:\n  rules:\n  - {select: {index: 0}, use: reserved}\n  - {select: {index: 1}, use: time-slicing, replicas: 2}\n"
-	invalidPolicy  = "version: v1\npolicy:\n  rules:\n  - {select: {index: zero}, use: reserved}\n  - {select: {index: 1}, use: quartered}\n"
+	validPolicy   = "version: v1\npolicy:\n  rules:\n  - {select: {index: 0}, use: reserved}\n  - {select: {index: 1}, use: time-slicing, replicas: 2}\n"
+	invalidPolicy = "version: v1\npolicy:\n  rules:\n  - {select: {index: zero}, use: reserved}\n  - {select: {index: 1}, use: quartered}\n"
 )
 
 // Of what both the block and the file say, the block's word counts.
@@ -62,9 +62,7 @@ func TestOfferKeys(t *testing.T) {
 
 func TestPolicyFile(t *testing.T) {
 	s := newFixture(t)
-	if err := s.configure(map[string]any{"policy_file": policyFile(t, validPolicy)}); err != nil {
-		t.Fatal(err)
-	}
+	s.mustConfigure(t, map[string]any{"policy_file": policyFile(t, validPolicy)})
 	s.currentRun()
 	inv := inventoryWith(s.Started()[0].Core, linked(3))
 	want := map[string]int{"gpu/" + h100: 1, "gpu-shared/" + h100: 2}

@@ -34,12 +34,9 @@ func TestFirstFingerprint(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 				defer cancel()
 				begin := time.Now()
-				ch, err := s.Fingerprint(ctx)
-				if err != nil {
-					t.Fatal(err)
-				}
+				ch := fingerprints(ctx, t, s)
 				if tc.answers > 0 {
-					time.AfterFunc(tc.answers, func() { s.Source.Set(inventory(coretest.GPUs(2))) })
+					time.AfterFunc(tc.answers, func() { s.Source.Set(nodeInventory(coretest.GPUs(2))) })
 				}
 				var got []list
 				for ctx.Err() == nil {
@@ -68,10 +65,7 @@ func TestFirstFingerprintWaitsForNumbers(t *testing.T) {
 		s := newFixture(t)
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		ch, err := s.Fingerprint(ctx)
-		if err != nil {
-			t.Fatal(err)
-		}
+		ch := fingerprints(ctx, t, s)
 		cfg := core.DefaultConfig()
 		cfg.Policy = core.Policy{Rules: []core.Rule{{Select: core.Selector{Indices: []core.DeviceIndex{{GPU: 1, Instance: -1}}}, Reserve: "for another"}}}
 		state := core.NewState(cfg).WithHost(cfg, time.Now(), core.Host{SharesNumbers: true}).Read(cfg, time.Now(), coretest.GPUs(2))
@@ -89,13 +83,10 @@ func TestFirstFingerprintWaitsForNumbers(t *testing.T) {
 func TestFingerprintSendsChangesOnly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newFixture(t)
-		s.Source.Set(inventory(coretest.GPUs(2)))
+		s.Source.Set(nodeInventory(coretest.GPUs(2)))
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		ch, err := s.Fingerprint(ctx)
-		if err != nil {
-			t.Fatal(err)
-		}
+		ch := fingerprints(ctx, t, s)
 		<-ch
 		silent := func(what string) {
 			t.Helper()
@@ -107,18 +98,18 @@ func TestFingerprintSendsChangesOnly(t *testing.T) {
 			}
 		}
 		for range 10 {
-			s.Source.Set(inventory(coretest.GPUs(2)))
+			s.Source.Set(nodeInventory(coretest.GPUs(2)))
 			silent("an equal inventory")
 		}
 		driver := coretest.GPUs(2)
 		driver.Links = nil
-		s.Source.Set(inventory(driver))
+		s.Source.Set(nodeInventory(driver))
 		silent("a change that Nomad does not see")
 
 		for i := range 100 { // ends as it began, with 2
-			s.Source.Set(inventory(coretest.GPUs(2), lost(i%2)))
+			s.Source.Set(nodeInventory(coretest.GPUs(2), lost(i%2)))
 		}
-		s.Source.Set(inventory(coretest.GPUs(1)))
+		s.Source.Set(nodeInventory(coretest.GPUs(1)))
 		synctest.Wait()
 		if r := <-ch; len(r.Devices[0].Devices) != 1 {
 			t.Errorf("got %v, want the latest", r.Devices)
@@ -145,13 +136,10 @@ func TestFingerprintPace(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := newFixture(t)
-				s.Source.Set(inventory(coretest.GPUs(8)))
+				s.Source.Set(nodeInventory(coretest.GPUs(8)))
 				ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 				defer cancel()
-				ch, err := s.Fingerprint(ctx)
-				if err != nil {
-					t.Fatal(err)
-				}
+				ch := fingerprints(ctx, t, s)
 				<-ch
 				begin := time.Now()
 				go func() {
@@ -159,7 +147,7 @@ func TestFingerprintPace(t *testing.T) {
 					for n := range tc.times {
 						time.Sleep(tc.change)
 						obs = append(obs, lost(n))
-						s.Source.Set(inventory(coretest.GPUs(8), obs...))
+						s.Source.Set(nodeInventory(coretest.GPUs(8), obs...))
 					}
 				}()
 				var got []sent
@@ -182,18 +170,15 @@ func TestFingerprintPace(t *testing.T) {
 func TestFlickerIsNotSent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newFixture(t)
-		s.Source.Set(inventory(coretest.GPUs(2)))
+		s.Source.Set(nodeInventory(coretest.GPUs(2)))
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 		defer cancel()
-		ch, err := s.Fingerprint(ctx)
-		if err != nil {
-			t.Fatal(err)
-		}
+		ch := fingerprints(ctx, t, s)
 		<-ch
 		synctest.Wait()
-		s.Source.Set(inventory(coretest.GPUs(2), lost(0)))
+		s.Source.Set(nodeInventory(coretest.GPUs(2), lost(0)))
 		time.Sleep(fingerprintInterval / 2)
-		s.Source.Set(inventory(coretest.GPUs(2)))
+		s.Source.Set(nodeInventory(coretest.GPUs(2)))
 		select {
 		case r := <-ch:
 			t.Errorf("sent %v", r.Devices)
@@ -214,25 +199,16 @@ func TestSlowReader(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := newFixture(t)
-				s.Source.Set(inventory(coretest.GPUs(4)))
+				s.Source.Set(nodeInventory(coretest.GPUs(4)))
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
-				lists, err := s.Fingerprint(ctx)
-				if err != nil {
-					t.Fatal(err)
-				}
+				lists := fingerprints(ctx, t, s)
 				<-lists
-				unread, err := s.Stats(ctx, time.Second)
-				if err != nil {
-					t.Fatal(err)
-				}
-				numbers, err := s.Stats(ctx, time.Second)
-				if err != nil {
-					t.Fatal(err)
-				}
+				unread := openStats(ctx, t, s, time.Second)
+				numbers := openStats(ctx, t, s, time.Second)
 				<-numbers
 				for i := range 3600 {
-					s.Source.Set(inventory(coretest.GPUs(4), lost(i%2)))
+					s.Source.Set(nodeInventory(coretest.GPUs(4), lost(i%2)))
 					begin := time.Now()
 					if _, err := s.Reserve([]string{gpuID(3)}); err != nil {
 						t.Fatal(err)
@@ -245,7 +221,7 @@ func TestSlowReader(t *testing.T) {
 						t.Fatalf("a sample took %s", d)
 					}
 				}
-				s.Source.Set(inventory(coretest.GPUs(4), tc.last...))
+				s.Source.Set(nodeInventory(coretest.GPUs(4), tc.last...))
 				synctest.Wait()
 				select {
 				case r := <-lists:

@@ -5,24 +5,9 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 )
-
-// await waits until something holds.
-func await(t *testing.T, what string, holds func() bool) {
-	t.Helper()
-	deadline, tick := time.After(testTimeout), time.NewTicker(5*time.Millisecond)
-	defer tick.Stop()
-	for !holds() {
-		select {
-		case <-tick.C:
-		case <-deadline:
-			t.Fatalf("waited in vain for: %s", what)
-		}
-	}
-}
 
 // awaitCachedPolicy waits until a text is among what is kept.
 func awaitCachedPolicy(t *testing.T, dir, text string) {
@@ -86,7 +71,7 @@ func TestPolicyIsKept(t *testing.T) {
 		if got := next.Started()[0].Core.Policy.Rules; len(got) != 2 || got[1].Sharing.Replicas != 5 {
 			t.Errorf("%s: %+v", name, got)
 		}
-		if all := strings.Join(next.Log.Lines(), "\n"); !strings.Contains(all, "policy.yaml:4") || !strings.Contains(all, "policy.yaml:5") {
+		if all := next.Log.String(); !strings.Contains(all, "policy.yaml:4") || !strings.Contains(all, "policy.yaml:5") {
 			t.Errorf("%s: logged:\n%s", name, all)
 		}
 		write(t, path, "version: v1\n") // repaired
@@ -105,12 +90,10 @@ func TestPolicyThatCannotBeKept(t *testing.T) {
 	s := newFixture(t)
 	s.PersistPolicy("agent 1")
 	dir := filepath.Join(policyFile(t, ""), "a file is no folder")
-	if err := s.configure(map[string]any{"policy_file": policyFile(t, validPolicy), "state_dir": dir}); err != nil {
-		t.Fatal(err)
-	}
-	s.Source.Set(inventory(coretest.GPUs(1)))
+	s.mustConfigure(t, map[string]any{"policy_file": policyFile(t, validPolicy), "state_dir": dir})
+	s.Source.Set(nodeInventory(coretest.GPUs(1)))
 	s.currentRun()
-	await(t, "a line of the log", func() bool { return strings.Contains(strings.Join(s.Log.Lines(), ""), "policy not saved") })
+	await(t, "a line of the log", func() bool { return strings.Contains(s.Log.String(), "policy not saved") })
 	if _, err := s.Reserve([]string{gpuID(0)}); err != nil {
 		t.Error(err)
 	}
@@ -156,9 +139,7 @@ func TestLatestPolicyIsKept(t *testing.T) {
 		dir, path := t.TempDir(), policyFile(t, validPolicy)
 		s := newFixture(t)
 		s.PersistPolicy("agent 1")
-		if err := s.configure(map[string]any{"policy_file": path, "state_dir": dir}); err != nil {
-			t.Fatal(err)
-		}
+		s.mustConfigure(t, map[string]any{"policy_file": path, "state_dir": dir})
 		s.currentRun()
 		for _, replicas := range []string{"3", "4", "5", "6"} {
 			write(t, path, strings.ReplaceAll(validPolicy, "replicas: 2", "replicas: "+replicas))

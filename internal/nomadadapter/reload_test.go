@@ -48,7 +48,7 @@ func TestReread(t *testing.T) {
 	if err := configure(map[string]any{"policy_file": path}); err != nil {
 		t.Fatal(err)
 	}
-	src.Set(inventory(coretest.GPUs(2)))
+	src.Set(nodeInventory(coretest.GPUs(2)))
 	next := openFingerprint(t, p)
 	next()
 
@@ -122,9 +122,7 @@ func TestRereadOtherwise(t *testing.T) {
 		for k, v := range tc.keys {
 			keys[k] = v
 		}
-		if err := s.configure(keys); err != nil {
-			t.Fatal(err)
-		}
+		s.mustConfigure(t, keys)
 		s.currentRun()
 		write(t, path, validPolicy)
 		s.Reload(t.Context())
@@ -139,9 +137,7 @@ func TestRereadOtherwise(t *testing.T) {
 func TestRereadBeforeTheFirstQuestion(t *testing.T) {
 	s := newFixture(t)
 	path := policyFile(t, "version: v1\n")
-	if err := s.configure(map[string]any{"policy_file": path}); err != nil {
-		t.Fatal(err)
-	}
+	s.mustConfigure(t, map[string]any{"policy_file": path})
 	write(t, path, validPolicy)
 	s.Reload(t.Context())
 	s.currentRun()
@@ -182,7 +178,7 @@ func TestWarningsAreLoggedOncePerFile(t *testing.T) {
 	path := policyFile(t, renamed)
 	expect := func(when string, n int) {
 		t.Helper()
-		if got := strings.Count(strings.Join(log.Lines(), "\n"), "sharing.timeSlicing.resources[0].rename: NVIDIA"); got != n {
+		if got := strings.Count(log.String(), "sharing.timeSlicing.resources[0].rename: NVIDIA"); got != n {
 			t.Errorf("%s: warned %d times, want %d", when, got, n)
 		}
 	}

@@ -24,7 +24,7 @@ func deviceNode(path, host string) *device.DeviceSpec {
 
 func TestReserve(t *testing.T) {
 	s := newFixture(t)
-	s.Source.Set(inventory(coretest.GPUs(4)))
+	s.Source.Set(nodeInventory(coretest.GPUs(4)))
 	p := dial(t, s.Plugin)
 	want := &device.ContainerReservation{
 		Envs: map[string]string{"NVIDIA_VISIBLE_DEVICES": gpuID(1) + "," + gpuID(2)},
@@ -47,7 +47,7 @@ func TestReserve(t *testing.T) {
 // observingSource is a source that is told what was handed out.
 type observingSource struct {
 	*coretest.Source
-	mu   sync.Mutex
+	mu       sync.Mutex
 	reserved [][]core.Device
 }
 
@@ -61,7 +61,7 @@ func (l *observingSource) Reserved(devices []core.Device) {
 func TestReservedIsTold(t *testing.T) {
 	src := &observingSource{Source: coretest.NewSource()}
 	snapshot := coretest.GPUs(4)
-	src.Set(inventory(snapshot, lost(3)))
+	src.Set(nodeInventory(snapshot, lost(3)))
 	p := New(t.Context(), "2.0.0", func(context.Context, Settings, *slog.Logger) Source { return src }, discardLog)
 	for _, ids := range [][]string{{gpuID(2), gpuID(0), gpuID(2)}, {gpuID(3)}, {gpuID(0), "GPU-a"}, nil, {gpuID(2)}} {
 		_, err := p.Reserve(ids)
@@ -78,9 +78,7 @@ func TestReservedIsTold(t *testing.T) {
 // What is only observed is told, and takes work all the same.
 func TestReserveWhatIsOnlyObserved(t *testing.T) {
 	s := newFixture(t)
-	if err := s.configure(map[string]any{"health_mode": "observe"}); err != nil {
-		t.Fatal(err)
-	}
+	s.mustConfigure(t, map[string]any{"health_mode": "observe"})
 	s.currentRun()
 	s.Source.Set(inventoryWith(s.Started()[0].Core, coretest.GPUs(2), lost(1)))
 	p := dial(t, s.Plugin)
@@ -95,10 +93,8 @@ func TestReserveWhatIsOnlyObserved(t *testing.T) {
 
 func TestReserveUnderDevRoot(t *testing.T) {
 	s := newFixture(t)
-	if err := s.configure(map[string]any{"dev_root": "/run/nvidia/driver/"}); err != nil {
-		t.Fatal(err)
-	}
-	s.Source.Set(inventory(coretest.GPUs(1)))
+	s.mustConfigure(t, map[string]any{"dev_root": "/run/nvidia/driver/"})
+	s.Source.Set(nodeInventory(coretest.GPUs(1)))
 	got, err := s.Reserve([]string{gpuID(0)})
 	if err != nil {
 		t.Fatal(err)
@@ -116,7 +112,7 @@ func TestReserveNothing(t *testing.T) {
 }
 
 func TestReserveRefuses(t *testing.T) {
-	ready := inventory(coretest.GPUs(4), lost(1), lost(2))
+	ready := nodeInventory(coretest.GPUs(4), lost(1), lost(2))
 	gone, obs := core.Reconcile(coretest.GPUs(1), core.NoDriver(core.DriverFailed, "no answer"))
 	for name, tc := range map[string]struct {
 		inv  *core.Inventory
@@ -127,8 +123,8 @@ func TestReserveRefuses(t *testing.T) {
 		"an empty id":   {ready, []string{""}, "unknown device IDs: "},
 		"unhealthy":     {ready, []string{gpuID(0), gpuID(2), gpuID(1)}, "unhealthy devices: " + gpuID(1) + " is " + lostText + "; " + gpuID(2) + " is lost"},
 		"both":          {ready, []string{gpuID(1), "GPU-a"}, "unknown device IDs: GPU-a; unhealthy devices: " + gpuID(1)},
-		"no driver":     {inventory(core.NoDriver(core.DriverAbsent, "no library")), []string{gpuID(0)}, "unknown device IDs: " + gpuID(0) + " (driver absent: no library)"},
-		"driver is out": {inventory(gone, obs...), []string{gpuID(0)}, "is unknown: driver is not usable (no answer)"},
+		"no driver":     {nodeInventory(core.NoDriver(core.DriverAbsent, "no library")), []string{gpuID(0)}, "unknown device IDs: " + gpuID(0) + " (driver absent: no library)"},
+		"driver is out": {nodeInventory(gone, obs...), []string{gpuID(0)}, "is unknown: driver is not usable (no answer)"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newFixture(t)
@@ -145,7 +141,7 @@ func TestReserveRefuses(t *testing.T) {
 func TestReserveWaitsForTheFirstReading(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newFixture(t)
-		time.AfterFunc(3*time.Second, func() { s.Source.Set(inventory(coretest.GPUs(1))) })
+		time.AfterFunc(3*time.Second, func() { s.Source.Set(nodeInventory(coretest.GPUs(1))) })
 		if _, err := s.Reserve([]string{gpuID(0)}); err != nil {
 			t.Error(err)
 		}
@@ -168,7 +164,7 @@ func TestReserveGivesUp(t *testing.T) {
 
 func TestReserveInParallel(t *testing.T) {
 	s := newFixture(t)
-	s.Source.Set(inventory(coretest.GPUs(64)))
+	s.Source.Set(nodeInventory(coretest.GPUs(64)))
 	p := dial(t, s.Plugin)
 	var wg sync.WaitGroup
 	for i := range 64 {
@@ -183,7 +179,7 @@ func TestReserveInParallel(t *testing.T) {
 			}
 		})
 		if i%8 == 0 {
-			s.Source.Set(inventory(coretest.GPUs(64))) // and the inventory is replaced meanwhile
+			s.Source.Set(nodeInventory(coretest.GPUs(64))) // and the inventory is replaced meanwhile
 		}
 	}
 	wg.Wait()

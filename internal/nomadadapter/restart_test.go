@@ -33,9 +33,9 @@ func afterRestart(t *testing.T, n assignment, from, to string) assignment {
 
 // What began before a step.
 const (
-	noRestart = iota
+	noRestart     = iota
 	pluginRestart // a restart of the plugin
-	hostBoot    // of the machine
+	hostBoot      // of the machine
 )
 
 type step struct {
@@ -56,7 +56,7 @@ func runSteps(t *testing.T, by GroupBy, steps []step) {
 		if s.began != noRestart {
 			given = afterRestart(t, given, before, fmt.Sprint("boot ", boots))
 		}
-		inv := inventory(s.reading, s.obs...)
+		inv := nodeInventory(s.reading, s.obs...)
 		given = given.with(inv)
 		if diff := cmp.Diff(s.want, groupByDevice(t, groups(inv, given))); diff != "" {
 			t.Errorf("step %d (-want +got):\n%s", i, diff)
@@ -207,7 +207,7 @@ func TestModelNameStaysOverARestart(t *testing.T) {
 				{noRestart, both, nil, map[string]string{gpuID(0): h100, gpuID(1): h100, gpuID(2): smaller}},
 				{began, both, nil, map[string]string{gpuID(0): h100, gpuID(1): h100, gpuID(2): smaller}},
 				{began, onlyGPUs(both, 1, 2), nil, map[string]string{gpuID(1): h100, gpuID(2): smaller}}, // the lowest index has gone
-				{began, onlyGPUs(both, 2), nil, map[string]string{gpuID(2): smaller}},                 // and the other
+				{began, onlyGPUs(both, 2), nil, map[string]string{gpuID(2): smaller}},                    // and the other
 				{began, both, nil, map[string]string{gpuID(0): h100, gpuID(1): h100, gpuID(2): smaller}},
 			})
 		})

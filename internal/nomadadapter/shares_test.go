@@ -70,9 +70,7 @@ func TestReserveOneShareAtMost(t *testing.T) {
 // A client of an MPS daemon finds it by the environment; mounts would cost the task its volumes.
 func TestReserveMPS(t *testing.T) {
 	s := newFixture(t)
-	if err := s.configure(map[string]any{"mps_root": "/srv/mps/"}); err != nil {
-		t.Fatal(err)
-	}
+	s.mustConfigure(t, map[string]any{"mps_root": "/srv/mps/"})
 	s.Source.Set(inventoryUnder(mixedPolicy, coretest.GPUs(8)))
 	p := dial(t, s.Plugin)
 	r, err := p.Reserve([]string{shareID(6, 1)})
@@ -107,10 +105,7 @@ func TestHealthOfSharesIsOneUpdate(t *testing.T) {
 		s.Source.Set(sharedGPUs(2, 100))
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		ch, err := s.Fingerprint(ctx)
-		if err != nil {
-			t.Fatal(err)
-		}
+		ch := fingerprints(ctx, t, s)
 		<-ch
 		time.Sleep(fingerprintInterval)
 		for _, sick := range []map[int]bool{{1: true}, {}} {
@@ -209,10 +204,7 @@ func TestStatsOfShares(t *testing.T) {
 	s := newFixture(t)
 	s.Source.Set(inventoryUnder(core.Policy{Rules: []core.Rule{{Sharing: timeSlicing(3)}}}, coretest.GPUs(2), lost(1)))
 	s.Source.SetUsage([]core.Usage{usage(0)}, nil)
-	ch, err := dial(t, s.Plugin).Stats(t.Context(), time.Hour)
-	if err != nil {
-		t.Fatal(err)
-	}
+	ch := openStats(t.Context(), t, dial(t, s.Plugin), time.Hour)
 	r := receive(t, ch)
 	if len(r.Groups) != 1 || r.Groups[0].Type != typeTimeSlicing || r.Groups[0].Name != h100 {
 		t.Fatalf("%+v", r.Groups)
@@ -243,10 +235,7 @@ func TestStatsOfDepartedShares(t *testing.T) {
 		s.Source.Set(inventoryUnder(mixedPolicy, coretest.GPUs(8)))
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		ch, err := s.Stats(ctx, time.Second)
-		if err != nil {
-			t.Fatal(err)
-		}
+		ch := openStats(ctx, t, s, time.Second)
 		of := func(r *device.StatsResponse) (all []string) {
 			for _, g := range r.Groups {
 				all = append(all, fmt.Sprintf("%s/%s:%d", g.Type, g.Name, len(g.InstanceStats)))
@@ -256,7 +245,7 @@ func TestStatsOfDepartedShares(t *testing.T) {
 		if got, want := of(<-ch), []string{"gpu/" + h100 + ":2", "gpu-shared/" + h100 + ":12", "gpu-mps/" + h100 + ":4"}; !slices.Equal(got, want) {
 			t.Errorf("got %v, want %v", got, want)
 		}
-		s.Source.Set(inventory(core.NoDriver(core.DriverAbsent, "unloaded")))
+		s.Source.Set(nodeInventory(core.NoDriver(core.DriverAbsent, "unloaded")))
 		<-ch // may have been taken before
 		if got, want := of(<-ch), []string{"gpu/" + h100 + ":0", "gpu-shared/" + h100 + ":0", "gpu-mps/" + h100 + ":0"}; !slices.Equal(got, want) {
 			t.Errorf("got %v, want %v", got, want)

@@ -62,12 +62,9 @@ func (s *slowSource) setDuration(d time.Duration) {
 func slowStats(ctx context.Context, t *testing.T, takes, interval time.Duration) (*slowSource, <-chan *device.StatsResponse) {
 	t.Helper()
 	s := &slowSource{Source: coretest.NewSource(), takes: takes, read: map[time.Time]bool{}}
-	s.Set(inventory(coretest.GPUs(1)))
+	s.Set(nodeInventory(coretest.GPUs(1)))
 	p := New(ctx, "2.0.0", func(context.Context, Settings, *slog.Logger) Source { return s }, discardLog)
-	ch, err := p.Stats(ctx, interval)
-	if err != nil {
-		t.Fatal(err)
-	}
+	ch := openStats(ctx, t, p, interval)
 	return s, ch
 }
 

@@ -50,13 +50,10 @@ func instances(t *testing.T, r *device.StatsResponse) map[string]*device.DeviceS
 
 func TestStats(t *testing.T) {
 	s := newFixture(t)
-	s.Source.Set(inventory(coretest.GPUs(2), lost(1)))
+	s.Source.Set(nodeInventory(coretest.GPUs(2), lost(1)))
 	s.Source.SetUsage([]core.Usage{usage(0)}, nil)
 	before := time.Now()
-	ch, err := dial(t, s.Plugin).Stats(t.Context(), time.Hour)
-	if err != nil {
-		t.Fatal(err)
-	}
+	ch := openStats(t.Context(), t, dial(t, s.Plugin), time.Hour)
 	r := receive(t, ch)
 	if len(r.Groups) != 1 || r.Groups[0].Vendor != "nvidia" || r.Groups[0].Type != "gpu" || r.Groups[0].Name != "NVIDIA H100 80GB HBM3" {
 		t.Fatalf("groups: %+v", r.Groups)
@@ -131,7 +128,7 @@ func TestStatsPace(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := newFixture(t)
-				s.Source.Set(inventory(coretest.GPUs(2)))
+				s.Source.Set(nodeInventory(coretest.GPUs(2)))
 				p := s.Plugin
 				if tc.hangs {
 					p = New(t.Context(), "2.0.0", func(context.Context, Settings, *slog.Logger) Source { return hangingSource{s.Source} }, discardLog)
@@ -139,10 +136,7 @@ func TestStatsPace(t *testing.T) {
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
 				begin := time.Now()
-				ch, err := p.Stats(ctx, tc.interval)
-				if err != nil {
-					t.Fatal(err)
-				}
+				ch := openStats(ctx, t, p, tc.interval)
 				if n := len(instances(t, <-ch)); n != 2 {
 					t.Errorf("%d devices", n)
 				}
@@ -162,13 +156,10 @@ func TestStatsPace(t *testing.T) {
 func TestStatsSurviveFailures(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newFixture(t)
-		s.Source.Set(inventory(coretest.GPUs(1)))
+		s.Source.Set(nodeInventory(coretest.GPUs(1)))
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		ch, err := s.Stats(ctx, time.Second)
-		if err != nil {
-			t.Fatal(err)
-		}
+		ch := openStats(ctx, t, s, time.Second)
 		<-ch
 		s.Source.SetUsage(nil, errors.New("broken"))
 		<-ch // may have been taken before
@@ -194,22 +185,19 @@ func TestStatsOfDepartedDevices(t *testing.T) {
 		s := newFixture(t)
 		two := coretest.GPUs(2)
 		two.Devices[1].Model = "NVIDIA A2"
-		s.Source.Set(inventory(two))
+		s.Source.Set(nodeInventory(two))
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		ch, err := s.Stats(ctx, time.Second)
-		if err != nil {
-			t.Fatal(err)
-		}
+		ch := openStats(ctx, t, s, time.Second)
 		if n := len(instances(t, <-ch)); n != 2 {
 			t.Fatalf("%d devices", n)
 		}
-		s.Source.Set(inventory(coretest.GPUs(1)))
+		s.Source.Set(nodeInventory(coretest.GPUs(1)))
 		<-ch
 		if r := <-ch; len(r.Groups) != 1 || len(instances(t, r)) != 1 {
 			t.Errorf("with one left: %+v", r.Groups)
 		}
-		s.Source.Set(inventory(core.NoDriver(core.DriverAbsent, "unloaded")))
+		s.Source.Set(nodeInventory(core.NoDriver(core.DriverAbsent, "unloaded")))
 		<-ch
 		for range 2 {
 			if r := <-ch; len(r.Groups) != 1 || r.Groups[0].InstanceStats == nil || len(instances(t, r)) != 0 {

@@ -13,17 +13,12 @@ import (
 func TestConfigSwapKeepsStreamsOpen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newFixture(t)
-		s.Source.Set(inventory(coretest.GPUs(2)))
+		s.Source.Set(nodeInventory(coretest.GPUs(2)))
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		ch, err := s.Fingerprint(ctx)
-		if err != nil {
-			t.Fatal(err)
-		}
+		ch := fingerprints(ctx, t, s)
 		<-ch
-		if err := s.configure(map[string]any{"fingerprint_period": "5m"}); err != nil {
-			t.Fatal(err)
-		}
+		s.mustConfigure(t, map[string]any{"fingerprint_period": "5m"})
 		synctest.Wait()
 		if n := len(s.Started()); n != 2 {
 			t.Fatalf("%d sources, want a second", n)
@@ -34,7 +29,7 @@ func TestConfigSwapKeepsStreamsOpen(t *testing.T) {
 			t.Fatalf("took back what was sent: %v", r.Devices)
 		default:
 		}
-		s.sources[1].Set(inventory(coretest.GPUs(3)))
+		s.source(1).Set(nodeInventory(coretest.GPUs(3)))
 		if r := <-ch; len(r.Devices[0].Devices) != 3 {
 			t.Errorf("got %v", r.Devices)
 		}
@@ -45,7 +40,7 @@ func TestConfigSwapKeepsStreamsOpen(t *testing.T) {
 func TestStreamsEndWithTheirContext(t *testing.T) {
 	for name, settle := range map[string]func(*coretest.Source){
 		"pending": func(*coretest.Source) {},
-		"ready":   func(s *coretest.Source) { s.Set(inventory(coretest.GPUs(2))) },
+		"ready":   func(s *coretest.Source) { s.Set(nodeInventory(coretest.GPUs(2))) },
 	} {
 		for _, read := range []bool{false, true} {
 			t.Run(name, func(t *testing.T) {
@@ -76,12 +71,9 @@ func TestStreamOutlivesThePlugin(t *testing.T) {
 		life, end := context.WithCancel(t.Context())
 		s := newFixture(t)
 		p := New(life, "2.0.0", s.startSource, discardLog)
-		s.Source.Set(inventory(coretest.GPUs(2)))
+		s.Source.Set(nodeInventory(coretest.GPUs(2)))
 		ctx, cancel := context.WithCancel(t.Context())
-		ch, err := p.Fingerprint(ctx)
-		if err != nil {
-			t.Fatal(err)
-		}
+		ch := fingerprints(ctx, t, p)
 		<-ch
 		end()
 		synctest.Wait()
@@ -97,7 +89,7 @@ func TestStreamOutlivesThePlugin(t *testing.T) {
 // Streams that Nomad opens and leaves, over a connection, read and unread: nothing of them stays.
 func TestStreamsLeaveNothing(t *testing.T) {
 	s := newFixture(t)
-	s.Source.Set(inventory(coretest.GPUs(8)))
+	s.Source.Set(nodeInventory(coretest.GPUs(8)))
 	p := dial(t, s.Plugin)
 	open := func(read bool) {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -139,7 +131,7 @@ func TestStreamsLeaveNothing(t *testing.T) {
 // reader of statistics neither.
 func TestUnreadStreamsKeepNobodyWaiting(t *testing.T) {
 	s := newFixture(t)
-	s.Source.Set(inventory(coretest.GPUs(8)))
+	s.Source.Set(nodeInventory(coretest.GPUs(8)))
 	p := dial(t, s.Plugin)
 	for range 25 {
 		if _, err := p.Fingerprint(t.Context()); err != nil {
@@ -149,10 +141,7 @@ func TestUnreadStreamsKeepNobodyWaiting(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	numbers, err := p.Stats(t.Context(), time.Second)
-	if err != nil {
-		t.Fatal(err)
-	}
+	numbers := openStats(t.Context(), t, p, time.Second)
 	var longest time.Duration
 	for range 3 { // samples, and so seconds: streams that nobody reads fill up meanwhile
 		receive(t, numbers)

@@ -18,10 +18,10 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 )
 
-// fixture is a plugin over sources that the test sets by hand, one for each start.
+// fixture is a plugin with test sources, one for each run.
 type fixture struct {
 	*Plugin
-	Source *coretest.Source // the first, which exists before it is started
+	Source *coretest.Source // of the first run, before it starts
 	Log    *logBuffer
 
 	mu      sync.Mutex
@@ -51,14 +51,21 @@ func (s *fixture) startSource(ctx context.Context, settings Settings, _ *slog.Lo
 	return src
 }
 
-// Started are the settings that sources were started with.
+// Started returns the settings of the runs so far.
 func (s *fixture) Started() []Settings {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.started
 }
 
-// configure is SetConfig with keys as Nomad encodes them.
+// source returns the source of run n, from 0.
+func (s *fixture) source(n int) *coretest.Source {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.sources[n]
+}
+
+// configure calls SetConfig with the keys as Nomad encodes them.
 func (s *fixture) configure(keys map[string]any) error {
 	var raw []byte
 	if err := base.MsgPackEncode(&raw, keys); err != nil {
@@ -67,7 +74,21 @@ func (s *fixture) configure(keys map[string]any) error {
 	return s.SetConfig(&base.Config{PluginConfig: raw})
 }
 
-// dial returns p as Nomad has it: on the other side of a gRPC connection.
+// mustConfigure is configure with valid keys.
+func (s *fixture) mustConfigure(t testing.TB, keys map[string]any) {
+	t.Helper()
+	if err := s.configure(keys); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// stopAndFlush ends the run, and waits for writes to the state directory.
+func (s *fixture) stopAndFlush() {
+	s.currentRun().stop()
+	<-s.Flushed()
+}
+
+// dial returns p over gRPC, as Nomad uses it.
 func dial(t testing.TB, p device.DevicePlugin) device.DevicePlugin {
 	t.Helper()
 	client, server := plugin.TestPluginGRPCConn(t, false, map[string]plugin.Plugin{
@@ -75,7 +96,7 @@ func dial(t testing.TB, p device.DevicePlugin) device.DevicePlugin {
 		base.PluginTypeDevice: &device.PluginDevice{Impl: p},
 	})
 	t.Cleanup(func() {
-		if err := client.Close(); err != nil { // which also asks the server to stop
+		if err := client.Close(); err != nil { // also stops the server
 			t.Error(err)
 		}
 		<-server.DoneCh
@@ -91,7 +112,7 @@ var discardLog = hclog.NewNullLogger()
 
 func errorContains(err error, text string) bool { return strings.Contains(err.Error(), text) }
 
-// testTimeout is how long a test waits for what must happen; it never decides whether something did not.
+// testTimeout bounds the wait for an event that must occur. No test waits for it to show that an event does not occur.
 const testTimeout = 10 * time.Second
 
 func receive[T any](t testing.TB, ch <-chan T) T {
@@ -108,13 +129,34 @@ func receive[T any](t testing.TB, ch <-chan T) T {
 	panic("unreachable")
 }
 
-// openFingerprint starts a stream and returns how to get the next list.
-func openFingerprint(t testing.TB, p device.DevicePlugin) func() []*device.DeviceGroup {
+// await waits until a condition holds.
+func await(t *testing.T, what string, holds func() bool) {
 	t.Helper()
-	ch, err := p.Fingerprint(t.Context())
+	deadline, tick := time.After(testTimeout), time.NewTicker(5*time.Millisecond)
+	defer tick.Stop()
+	for !holds() {
+		select {
+		case <-tick.C:
+		case <-deadline:
+			t.Fatalf("timeout: %s", what)
+		}
+	}
+}
+
+// fingerprints opens a stream that ends with ctx.
+func fingerprints(ctx context.Context, t testing.TB, p device.DevicePlugin) <-chan *device.FingerprintResponse {
+	t.Helper()
+	ch, err := p.Fingerprint(ctx)
 	if err != nil {
 		t.Fatal(err)
 	}
+	return ch
+}
+
+// openFingerprint opens a stream and returns a function that receives the next fingerprint.
+func openFingerprint(t testing.TB, p device.DevicePlugin) func() []*device.DeviceGroup {
+	t.Helper()
+	ch := fingerprints(t.Context(), t, p)
 	return func() []*device.DeviceGroup {
 		t.Helper()
 		r := receive(t, ch)
@@ -130,8 +172,18 @@ func openFingerprint(t testing.TB, p device.DevicePlugin) func() []*device.Devic
 	}
 }
 
-// inventory is an inventory as the monitor would give it to this plugin.
-func inventory(s core.Snapshot, obs ...core.Observation) *core.Inventory {
+// openStats opens a stream that ends with ctx.
+func openStats(ctx context.Context, t testing.TB, p device.DevicePlugin, interval time.Duration) <-chan *device.StatsResponse {
+	t.Helper()
+	ch, err := p.Stats(ctx, interval)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ch
+}
+
+// nodeInventory returns the inventory that the monitor would publish with the default configuration.
+func nodeInventory(s core.Snapshot, obs ...core.Observation) *core.Inventory {
 	settings, _, err := defaultBlock().compile(nil)
 	if err != nil {
 		panic(err)
@@ -139,7 +191,7 @@ func inventory(s core.Snapshot, obs ...core.Observation) *core.Inventory {
 	return inventoryWith(settings.Core, s, obs...)
 }
 
-// inventoryWith is machine under another configuration.
+// inventoryWith is nodeInventory with another configuration.
 func inventoryWith(cfg core.Config, s core.Snapshot, obs ...core.Observation) *core.Inventory {
 	return core.Build(s, core.Ledger{}.Apply(cfg.Health, time.Unix(0, 0), obs...), cfg)
 }
@@ -148,7 +200,7 @@ func lost(n int) core.Observation {
 	return core.Observation{At: core.WholeGPU(coretest.GPU(n)), Kind: core.Lost, Detail: "not listed by the driver"}
 }
 
-// lostText is the health of a lost GPU, in a world that began with it.
+// lostText is the health of a GPU that was lost at time 0.
 const lostText = "lost: GPU is lost (not listed by the driver) since 1970-01-01T00:00Z; action: check slot and power, reboot the host; clears: GPU answers again, or reboot"
 
 // logBuffer is a bytes.Buffer for concurrent use.
@@ -163,20 +215,24 @@ func (b *logBuffer) Write(p []byte) (int, error) {
 	return b.b.Write(p)
 }
 
-// Lines are the lines written so far.
-func (b *logBuffer) Lines() []string {
+func (b *logBuffer) String() string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return strings.Split(strings.TrimSuffix(b.b.String(), "\n"), "\n")
+	return b.b.String()
 }
 
-// with is the assignment after inv.
+// Lines returns the lines written so far.
+func (b *logBuffer) Lines() []string {
+	return strings.Split(strings.TrimSuffix(b.String(), "\n"), "\n")
+}
+
+// with returns the assignment after inv.
 func (a assignment) with(inv *core.Inventory) assignment {
 	next, _ := a.groups(inv)
 	return next
 }
 
-// deviceGroups are the groups of inv as Nomad gets them.
+// deviceGroups returns groups as Nomad's type.
 func deviceGroups(driver core.Driver, groups []group) (all []*device.DeviceGroup) {
 	for _, l := range newListings(driver, groups) {
 		all = append(all, l.wire())
@@ -184,7 +240,7 @@ func deviceGroups(driver core.Driver, groups []group) (all []*device.DeviceGroup
 	return all
 }
 
-// groups are the groups of inv under an assignment, as Nomad gets them.
+// groups returns the groups of inv under an assignment, as Nomad's type.
 func groups(inv *core.Inventory, a assignment) []*device.DeviceGroup {
 	_, all := a.groups(inv)
 	return deviceGroups(inv.Driver(), all)

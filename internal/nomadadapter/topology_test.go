@@ -84,7 +84,7 @@ func TestIslandsStay(t *testing.T) {
 	} {
 		given := assignment{by: GroupByNVLink}
 		for i, step := range steps {
-			inv := inventory(step.reading, step.obs...)
+			inv := nodeInventory(step.reading, step.obs...)
 			given = given.with(inv)
 			if diff := cmp.Diff(step.want, groupByDevice(t, groups(inv, given))); diff != "" {
 				t.Errorf("%s, step %d (-want +got):\n%s", name, i, diff)
@@ -98,7 +98,7 @@ func TestNUMANodes(t *testing.T) {
 	want := map[string]string{gpuID(0): h100 + " NUMA 0", gpuID(1): h100, gpuID(2): h100 + " NUMA 1", gpuID(3): h100 + " NUMA 1"}
 	given := assignment{by: GroupByNUMA}
 	for _, later := range []core.Snapshot{s, coretest.GPUs(4), withDevice(s, 3, func(d *core.Device) { d.NUMANode = 0 })} {
-		inv := inventory(later)
+		inv := nodeInventory(later)
 		given = given.with(inv)
 		if diff := cmp.Diff(want, groupByDevice(t, groups(inv, given))); diff != "" {
 			t.Errorf("(-want +got):\n%s", diff)
@@ -113,7 +113,7 @@ func TestNUMANodes(t *testing.T) {
 
 // One way to group does not bear on another.
 func TestAnotherWayToGroup(t *testing.T) {
-	inv := inventory(linked(2, [2]int{0, 1}))
+	inv := nodeInventory(linked(2, [2]int{0, 1}))
 	var r groupNamer
 	for _, step := range []struct {
 		by   GroupBy
