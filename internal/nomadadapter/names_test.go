@@ -1,8 +1,6 @@
 package nomadadapter
 
 import (
-	"context"
-	"maps"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -18,7 +16,7 @@ import (
 
 const h100 = "NVIDIA H100 80GB HBM3"
 
-// groupByDevice says for each device in which group it is. A device in two groups could be given out twice.
+// groupByDevice returns the group of each device. A device must not be in two groups: it could be allocated twice.
 func groupByDevice(t *testing.T, gs []*device.DeviceGroup) map[string]string {
 	t.Helper()
 	of := map[string]string{}
@@ -38,7 +36,7 @@ func groupByDevice(t *testing.T, gs []*device.DeviceGroup) map[string]string {
 	return of
 }
 
-// withDevice is the machine with its n-th device changed.
+// withDevice returns s with its n-th device changed.
 func withDevice(s core.Snapshot, n int, change func(*core.Device)) core.Snapshot {
 	s.Devices = slices.Clone(s.Devices)
 	change(&s.Devices[n])
@@ -81,7 +79,7 @@ func TestGroupSplit(t *testing.T) {
 	}
 }
 
-// A restart finds the same names: they do not depend on which slot a GPU has.
+// Names do not depend on the indices of GPUs, so they are the same after a restart.
 func TestNamesDoNotDependOnTheOrder(t *testing.T) {
 	s := withDevice(coretest.GPUs(4), 1, memory(97871))
 	s = withDevice(withDevice(s, 2, memory(97871)), 3, memory(0))
@@ -99,142 +97,74 @@ func TestNamesDoNotDependOnTheOrder(t *testing.T) {
 	}
 }
 
-// What comes and goes takes no name from what runs.
+// A GPU that is added or removed does not change the names of other groups.
 func TestNamesStay(t *testing.T) {
 	two, three := coretest.GPUs(2), coretest.GPUs(3)
 	large := h100 + " (97871 MiB)"
-	only := func(s core.Snapshot, keep ...int) core.Snapshot {
-		t := s
-		t.Devices = nil
-		for _, n := range keep {
-			t.Devices = append(t.Devices, s.Devices[n])
-		}
-		return t
-	}
-	cut := migSnapshot()
-	type step struct {
-		reading core.Snapshot
-		want    map[string]string
-	}
+	mixed := withDevice(two, 0, memory(97871))
 	for name, steps := range map[string][]step{
-		"the GPU with the model's name goes and comes back": {
-			{withDevice(two, 1, memory(97871)), map[string]string{gpuID(0): h100, gpuID(1): large}},
-			{only(withDevice(two, 1, memory(97871)), 1), map[string]string{gpuID(1): large}},
-			{withDevice(two, 1, memory(97871)), map[string]string{gpuID(0): h100, gpuID(1): large}},
+		"the GPU with the model's name is removed and returns": {
+			{snapshot: withDevice(two, 1, memory(97871)), want: map[string]string{gpuID(0): h100, gpuID(1): large}},
+			{snapshot: onlyGPUs(withDevice(two, 1, memory(97871)), 1), want: map[string]string{gpuID(1): large}},
+			{snapshot: withDevice(two, 1, memory(97871)), want: map[string]string{gpuID(0): h100, gpuID(1): large}},
 		},
-		"a smaller one comes at a lower index": {
-			{only(three, 1, 2), map[string]string{gpuID(1): h100, gpuID(2): h100}},
-			{withDevice(three, 0, memory(40960)), map[string]string{gpuID(0): h100 + " (40960 MiB)", gpuID(1): h100, gpuID(2): h100}},
-			{only(withDevice(three, 0, memory(40960)), 0), map[string]string{gpuID(0): h100 + " (40960 MiB)"}},
+		"a smaller GPU is added at a lower index": {
+			{snapshot: onlyGPUs(three, 1, 2), want: map[string]string{gpuID(1): h100, gpuID(2): h100}},
+			{snapshot: withDevice(three, 0, memory(40960)), want: map[string]string{gpuID(0): h100 + " (40960 MiB)", gpuID(1): h100, gpuID(2): h100}},
+			{snapshot: onlyGPUs(withDevice(three, 0, memory(40960)), 0), want: map[string]string{gpuID(0): h100 + " (40960 MiB)"}},
 		},
-		"memory that is told later": {
-			{withDevice(withDevice(two, 0, memory(0)), 1, memory(0)), map[string]string{gpuID(0): h100, gpuID(1): h100}},
-			{withDevice(two, 1, memory(0)), map[string]string{gpuID(0): h100, gpuID(1): h100 + " (memory unknown)"}},
-			{two, map[string]string{gpuID(0): h100, gpuID(1): h100}},
-			{withDevice(two, 0, memory(0)), map[string]string{gpuID(0): h100 + " (memory unknown)", gpuID(1): h100}},
+		"memory that is reported later": {
+			{snapshot: withDevice(withDevice(two, 0, memory(0)), 1, memory(0)), want: map[string]string{gpuID(0): h100, gpuID(1): h100}},
+			{snapshot: withDevice(two, 1, memory(0)), want: map[string]string{gpuID(0): h100, gpuID(1): h100 + " (memory unknown)"}},
+			{snapshot: two, want: map[string]string{gpuID(0): h100, gpuID(1): h100}},
+			{snapshot: withDevice(two, 0, memory(0)), want: map[string]string{gpuID(0): h100 + " (memory unknown)", gpuID(1): h100}},
 		},
-		"a GPU becomes another kind (ECC is switched off)": {
-			{two, map[string]string{gpuID(0): h100, gpuID(1): h100}},
-			{withDevice(two, 0, memory(97871)), map[string]string{gpuID(0): large, gpuID(1): h100}},
-			{withDevice(withDevice(two, 0, memory(97871)), 1, memory(97871)), map[string]string{gpuID(0): large, gpuID(1): large}},
+		"the memory of a GPU changes (ECC is disabled)": {
+			{snapshot: two, want: map[string]string{gpuID(0): h100, gpuID(1): h100}},
+			{snapshot: mixed, want: map[string]string{gpuID(0): large, gpuID(1): h100}},
+			{snapshot: withDevice(mixed, 1, memory(97871)), want: map[string]string{gpuID(0): large, gpuID(1): large}},
 		},
-		"a GPU is cut up and whole again": {
-			{two, map[string]string{gpuID(0): h100, gpuID(1): h100}},
-			{cut, map[string]string{gpuID(1): h100, "MIG-0": h100 + " MIG 1g.10gb", "MIG-1": h100 + " MIG 1g.10gb", "MIG-2": h100 + " MIG 3g.40gb"}},
-			{two, map[string]string{gpuID(0): h100, gpuID(1): h100}},
+		"MIG mode is enabled and disabled": {
+			{snapshot: two, want: map[string]string{gpuID(0): h100, gpuID(1): h100}},
+			{snapshot: migSnapshot(), want: map[string]string{gpuID(1): h100, "MIG-0": h100 + " MIG 1g.10gb", "MIG-1": h100 + " MIG 1g.10gb", "MIG-2": h100 + " MIG 3g.40gb"}},
+			{snapshot: two, want: map[string]string{gpuID(0): h100, gpuID(1): h100}},
 		},
-		"no driver in between": {
-			{withDevice(two, 0, memory(97871)), map[string]string{gpuID(0): large, gpuID(1): h100}},
-			{core.NoDriver(core.DriverAbsent, "unloaded"), map[string]string{}},
-			{only(withDevice(two, 0, memory(97871)), 0), map[string]string{gpuID(0): large}},
+		"the driver is unloaded": {
+			{snapshot: mixed, want: map[string]string{gpuID(0): large, gpuID(1): h100}},
+			{snapshot: core.NoDriver(core.DriverAbsent, "unloaded"), want: map[string]string{}},
+			{snapshot: onlyGPUs(mixed, 0), want: map[string]string{gpuID(0): large}},
 		},
 	} {
-		var given assignment
-		for i, step := range steps {
-			inv := nodeInventory(step.reading)
-			given = given.with(inv)
-			if diff := cmp.Diff(step.want, groupByDevice(t, groups(inv, given))); diff != "" {
-				t.Errorf("%s, step %d (-want +got):\n%s", name, i, diff)
-			}
-		}
+		t.Run(name, func(t *testing.T) { runSteps(t, GroupByNone, steps) })
 	}
 }
 
-// On any machine, whatever comes and goes: a device is in one group, groups have names of their own, and a
-// kind of which everything is known never has another name.
-func TestNamesOnAnyMachine(t *testing.T) {
-	seed := rand.Uint64()
-	random := rand.New(rand.NewPCG(seed, 0))
-	t.Logf("seed %d", seed)
-	for range 200 {
-		var given assignment
-		first := map[groupKey]string{}
-		for range 20 {
-			s := coretest.GPUs(1 + random.IntN(6))
-			for i := range s.Devices {
-				d := &s.Devices[i]
-				d.Model = []string{"A", "B"}[random.IntN(2)]
-				d.Memory = []uint64{0, 40 << 30, 80 << 30, 96 << 30}[random.IntN(4)]
-				d.Compute = []core.Compute{{}, {Major: 8}, {Major: 9}}[random.IntN(3)]
-			}
-			before := maps.Clone(given.names)
-			inv := nodeInventory(core.NewSnapshot(s))
-			next := given.with(inv)
-			if !maps.Equal(before, given.names) {
-				t.Fatalf("%v was changed to %v", before, given.names)
-			}
-			given = next
-			if of := groupByDevice(t, groups(inv, given)); len(of) != inv.Len() {
-				t.Errorf("%d of %d devices are in a group", len(of), inv.Len())
-			}
-			taken := map[string]groupKey{}
-			for k, name := range given.names {
-				if other, ok := taken[name]; ok {
-					t.Errorf("%+v and %+v are both %q", k, other, name)
-				}
-				taken[name] = k
-				if !k.complete() {
-					continue
-				}
-				if was, ok := first[k]; ok && was != name {
-					t.Errorf("%+v was %q and is %q", k, was, name)
-				}
-				first[k] = name
-			}
-			for k := range first {
-				if given.names[k] == "" {
-					t.Errorf("%+v has lost its name", k)
-				}
-			}
-		}
-		if t.Failed() {
-			return
-		}
-	}
-}
-
-// Tasks run on while Nomad sets another configuration: the next life has the names of the one before. And
-// statistics come under the names of fingerprints, whoever saw the GPU first.
-func TestNamesOutliveALife(t *testing.T) {
+// Another configuration starts another source: the streams continue, and the groups have the same names. Statistics have the
+// names of fingerprints.
+func TestStreamsContinueWithAnotherConfiguration(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newFixture(t)
 		s.Source.Set(nodeInventory(coretest.GPUs(2)))
-		ctx, cancel := context.WithCancel(t.Context())
-		defer cancel()
-		ch := fingerprints(ctx, t, s)
+		ch := fingerprints(t.Context(), t, s.Plugin)
 		<-ch
 		s.mustConfigure(t, map[string]any{"fingerprint_period": "5m"})
 		synctest.Wait()
-		small := nodeInventory(withDevice(coretest.GPUs(2), 0, memory(40960)))
-		s.source(1).Set(small)
-		time.Sleep(fingerprintInterval)
-		want := map[string]string{gpuID(0): h100 + " (40960 MiB)", gpuID(1): h100}
+		if n := len(s.Started()); n != 2 {
+			t.Fatalf("%d sources, want 2", n)
+		}
+		time.Sleep(time.Minute)
+		select {
+		case r := <-ch:
+			t.Fatalf("sent before the second source has an inventory: %v", r.Devices)
+		default:
+		}
+		s.source(1).Set(nodeInventory(withDevice(coretest.GPUs(3), 0, memory(40960))))
+		want := map[string]string{gpuID(0): h100 + " (40960 MiB)", gpuID(1): h100, gpuID(2): h100}
 		if diff := cmp.Diff(want, groupByDevice(t, (<-ch).Devices)); diff != "" {
 			t.Errorf("fingerprint (-want +got):\n%s", diff)
 		}
-		stats := openStats(ctx, t, s, time.Second)
 		got := map[string]string{}
-		for _, g := range (<-stats).Groups {
+		for _, g := range (<-openStats(t.Context(), t, s.Plugin, time.Second)).Groups {
 			for device := range g.InstanceStats {
 				got[device] = g.Name
 			}

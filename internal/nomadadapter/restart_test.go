@@ -11,7 +11,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 )
 
-// afterRestart is what a process knows that begins after one that knew n, in the given boot.
+// afterRestart returns the assignment of a process that starts in boot to after one with assignment n in boot from.
 func afterRestart(t *testing.T, n assignment, from, to string) assignment {
 	t.Helper()
 	text, err := encodeGroups(n, from)
@@ -31,32 +31,34 @@ func afterRestart(t *testing.T, n assignment, from, to string) assignment {
 	return next
 }
 
-// What began before a step.
+// What happened before a step.
 const (
-	noRestart     = iota
-	pluginRestart // a restart of the plugin
-	hostBoot      // of the machine
+	noRestart = iota
+	pluginRestart
+	hostBoot
 )
 
+// step is an inventory and the expected group of each device.
 type step struct {
-	began   int
-	reading core.Snapshot
-	obs     []core.Observation
-	want    map[string]string
+	restart  int
+	snapshot core.Snapshot
+	obs      []core.Observation
+	want     map[string]string
 }
 
+// runSteps checks the groups of one node over time.
 func runSteps(t *testing.T, by GroupBy, steps []step) {
 	t.Helper()
 	boots, given := 0, assignment{by: by}
 	for i, s := range steps {
 		before := fmt.Sprint("boot ", boots)
-		if s.began == hostBoot {
+		if s.restart == hostBoot {
 			boots++
 		}
-		if s.began != noRestart {
+		if s.restart != noRestart {
 			given = afterRestart(t, given, before, fmt.Sprint("boot ", boots))
 		}
-		inv := nodeInventory(s.reading, s.obs...)
+		inv := nodeInventory(s.snapshot, s.obs...)
 		given = given.with(inv)
 		if diff := cmp.Diff(s.want, groupByDevice(t, groups(inv, given))); diff != "" {
 			t.Errorf("step %d (-want +got):\n%s", i, diff)
@@ -66,18 +68,18 @@ func runSteps(t *testing.T, by GroupBy, steps []step) {
 
 func islandName(n int) string { return fmt.Sprintf("%s NVLink 0000:1%d:00.0", h100, n) }
 
-// inIslands gives each of the first GPUs the group with the island of this number; -1 is none.
+// inIslands returns the groups of the first GPUs by the numbers of their islands; -1 = none.
 func inIslands(islands ...int) map[string]string {
 	of := map[string]string{}
-	for gpu, n := range islands {
-		if of[gpuID(gpu)] = h100; n >= 0 {
-			of[gpuID(gpu)] = islandName(n)
+	for i, n := range islands {
+		if of[gpuID(i)] = h100; n >= 0 {
+			of[gpuID(i)] = islandName(n)
 		}
 	}
 	return of
 }
 
-// A GPU is announced in the same group after a restart of the plugin, whatever became of its links meanwhile.
+// A GPU is in the same group after a restart of the plugin, whatever its links are.
 func TestIslandsStayOverARestart(t *testing.T) {
 	two := linked(4, [2]int{0, 1}, [2]int{2, 3})
 	only := func(n int) map[string]string { return map[string]string{gpuID(n): islandName(n - n%2)} }
@@ -97,20 +99,20 @@ func TestIslandsStayOverARestart(t *testing.T) {
 			{noRestart, linked(4, [2]int{0, 1}, [2]int{1, 2}, [2]int{2, 3}), nil, inIslands(0, 0, 0, 0)},
 			{pluginRestart, two, nil, inIslands(0, 0, 0, 0)},
 		},
-		"a link came": {
+		"a link was added": {
 			{noRestart, two, nil, inIslands(0, 0, 2, 2)},
 			{pluginRestart, linked(4, [2]int{0, 1}, [2]int{1, 2}, [2]int{2, 3}), nil, inIslands(0, 0, 2, 2)},
 		},
-		"links that come after work": {
+		"links that appear after the GPU accepted work": {
 			{noRestart, linked(2), nil, inIslands(-1, -1)},
 			{pluginRestart, linked(2, [2]int{0, 1}), nil, inIslands(-1, -1)},
 		},
-		"the first GPU of an island has gone": {
+		"the first GPU of an island was removed": {
 			{noRestart, two, nil, inIslands(0, 0, 2, 2)},
 			{pluginRestart, onlyGPUs(two, 1), nil, only(1)},
 			{pluginRestart, two, nil, inIslands(0, 0, 2, 2)},
 		},
-		"a GPU that was not there before": {
+		"a GPU was added": {
 			{noRestart, onlyGPUs(two, 0, 1), nil, inIslands(0, 0)},
 			{pluginRestart, linked(3, [2]int{1, 2}), nil, inIslands(0, 0, 0)},
 		},
@@ -119,7 +121,7 @@ func TestIslandsStayOverARestart(t *testing.T) {
 	}
 }
 
-// After a boot no task runs on: links that are there show where a GPU is, links that are missing move none.
+// After a boot no task runs any more: present links move a GPU, missing links do not.
 func TestIslandsAfterABoot(t *testing.T) {
 	two := linked(4, [2]int{0, 1}, [2]int{2, 3})
 	one := linked(4, [2]int{0, 1}, [2]int{1, 2}, [2]int{2, 3})
@@ -134,12 +136,12 @@ func TestIslandsAfterABoot(t *testing.T) {
 			{pluginRestart, linked(4, [2]int{0, 1}), nil, inIslands(0, 0, 2, 2)},
 			{hostBoot, two, nil, inIslands(0, 0, 2, 2)},
 		},
-		"links come up after the first reading": {
+		"links appear after the first snapshot": {
 			{noRestart, two, nil, inIslands(0, 0, 2, 2)},
 			{hostBoot, linked(4), nil, inIslands(0, 0, 2, 2)},
 			{noRestart, two, nil, inIslands(0, 0, 2, 2)},
 		},
-		"a bridge was put in": {
+		"an NVLink bridge was added": {
 			{noRestart, linked(4, [2]int{0, 1}), nil, inIslands(0, 0, -1, -1)},
 			{pluginRestart, two, nil, inIslands(0, 0, -1, -1)},
 			{hostBoot, two, nil, inIslands(0, 0, 2, 2)},
@@ -152,20 +154,20 @@ func TestIslandsAfterABoot(t *testing.T) {
 			{noRestart, linked(5, [2]int{0, 1}, [2]int{2, 3}, [2]int{3, 4}), nil, inIslands(0, 0, 2, 2, 2)},
 			{hostBoot, linked(5, [2]int{0, 2}, [2]int{2, 3}, [2]int{3, 4}), nil, inIslands(2, 0, 2, 2, 2)},
 		},
-		"an island keeps its name if its first GPU has gone": {
+		"an island keeps its name without its first GPU": {
 			{noRestart, two, nil, inIslands(0, 0, 2, 2)},
 			{hostBoot, onlyGPUs(linked(4, [2]int{1, 2}, [2]int{2, 3}), 1, 2, 3), nil, map[string]string{gpuID(1): islandName(2), gpuID(2): islandName(2), gpuID(3): islandName(2)}},
 		},
-		"a GPU was cut up": {
+		"MIG mode was enabled": {
 			{noRestart, linked(2, [2]int{0, 1}), nil, inIslands(0, 0)},
 			{hostBoot, migSnapshot(), nil, map[string]string{gpuID(1): islandName(0), "MIG-0": h100 + " MIG 1g.10gb", "MIG-1": h100 + " MIG 1g.10gb", "MIG-2": h100 + " MIG 3g.40gb"}},
 		},
-		"a bridge was taken off for good": slices.Concat(
+		"an NVLink bridge was removed permanently": slices.Concat(
 			[]step{{noRestart, two, nil, inIslands(0, 0, 2, 2)}},
 			gone(forgetAfter, linked(4, [2]int{0, 1}), inIslands(0, 0, 2, 2)),
 			gone(1, linked(4, [2]int{0, 1}), inIslands(0, 0, -1, -1)),
 		),
-		"an island came apart for good": slices.Concat(
+		"an island was split permanently": slices.Concat(
 			[]step{{noRestart, linked(5, [2]int{0, 1}, [2]int{1, 2}, [2]int{2, 3}, [2]int{3, 4}), nil, inIslands(0, 0, 0, 0, 0)}},
 			gone(forgetAfter, linked(5, [2]int{0, 1}, [2]int{1, 2}, [2]int{3, 4}), inIslands(0, 0, 0, 0, 0)),
 			gone(1, linked(5, [2]int{0, 1}, [2]int{1, 2}, [2]int{3, 4}), inIslands(0, 0, 0, 3, 3)),
@@ -181,8 +183,8 @@ func TestNUMANodesStayOverARestart(t *testing.T) {
 	unknown := withDevice(s, 3, func(d *core.Device) { d.NUMANode = -1 })
 	numa := func(nodes ...int) map[string]string {
 		of := map[string]string{}
-		for gpu, n := range nodes {
-			of[gpuID(gpu)] = fmt.Sprintf("%s NUMA %d", h100, n)
+		for i, n := range nodes {
+			of[gpuID(i)] = fmt.Sprintf("%s NUMA %d", h100, n)
 		}
 		return of
 	}
@@ -195,7 +197,7 @@ func TestNUMANodesStayOverARestart(t *testing.T) {
 	})
 }
 
-// The model's name belongs to the kind that was first, also in the next process and after a boot.
+// The first group keeps the model's name in the next process and after a boot.
 func TestModelNameStaysOverARestart(t *testing.T) {
 	large := withDevice(withDevice(coretest.GPUs(2), 0, memory(97871)), 1, memory(97871))
 	both := withDevice(withDevice(coretest.GPUs(3), 0, memory(97871)), 1, memory(97871))
@@ -206,16 +208,16 @@ func TestModelNameStaysOverARestart(t *testing.T) {
 				{noRestart, large, nil, inIslands(-1, -1)},
 				{noRestart, both, nil, map[string]string{gpuID(0): h100, gpuID(1): h100, gpuID(2): smaller}},
 				{began, both, nil, map[string]string{gpuID(0): h100, gpuID(1): h100, gpuID(2): smaller}},
-				{began, onlyGPUs(both, 1, 2), nil, map[string]string{gpuID(1): h100, gpuID(2): smaller}}, // the lowest index has gone
-				{began, onlyGPUs(both, 2), nil, map[string]string{gpuID(2): smaller}},                    // and the other
+				{began, onlyGPUs(both, 1, 2), nil, map[string]string{gpuID(1): h100, gpuID(2): smaller}}, // without the lowest index
+				{began, onlyGPUs(both, 2), nil, map[string]string{gpuID(2): smaller}},                    // and the next
 				{began, both, nil, map[string]string{gpuID(0): h100, gpuID(1): h100, gpuID(2): smaller}},
 			})
 		})
 	}
 }
 
-// Another driver version may tell another size of the same memory: jobs still find the model's name.
-func TestModelNamePassesToTheKindThatReplacesIt(t *testing.T) {
+// Another driver version can report another size of the same memory: jobs still find the model's name.
+func TestModelNameAfterADriverUpdate(t *testing.T) {
 	two := coretest.GPUs(2)
 	other := withDevice(withDevice(two, 0, memory(81251)), 1, memory(81251))
 	runSteps(t, GroupByNone, []step{
@@ -223,7 +225,7 @@ func TestModelNamePassesToTheKindThatReplacesIt(t *testing.T) {
 		{pluginRestart, other, nil, inIslands(-1, -1)},
 		{pluginRestart, two, nil, inIslands(-1, -1)},
 		{noRestart, withDevice(two, 1, memory(81251)), nil, map[string]string{gpuID(0): h100, gpuID(1): h100 + " (81251 MiB)"}},
-		{pluginRestart, other, nil, map[string]string{gpuID(0): h100 + " (81251 MiB)", gpuID(1): h100 + " (81251 MiB)"}}, // it has a name, and keeps it
+		{pluginRestart, other, nil, map[string]string{gpuID(0): h100 + " (81251 MiB)", gpuID(1): h100 + " (81251 MiB)"}}, // keeps the name that it has
 		{pluginRestart, withDevice(other, 0, memory(0)), nil, map[string]string{gpuID(0): h100 + " (memory unknown)", gpuID(1): h100 + " (81251 MiB)"}},
 		{pluginRestart, two, nil, inIslands(-1, -1)},
 	})

@@ -10,32 +10,6 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 )
 
-func TestConfigSwapKeepsStreamsOpen(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newFixture(t)
-		s.Source.Set(nodeInventory(coretest.GPUs(2)))
-		ctx, cancel := context.WithCancel(t.Context())
-		defer cancel()
-		ch := fingerprints(ctx, t, s)
-		<-ch
-		s.mustConfigure(t, map[string]any{"fingerprint_period": "5m"})
-		synctest.Wait()
-		if n := len(s.Started()); n != 2 {
-			t.Fatalf("%d sources, want a second", n)
-		}
-		time.Sleep(time.Minute) // of the bubble's clock: the new source has nothing to say yet
-		select {
-		case r := <-ch:
-			t.Fatalf("took back what was sent: %v", r.Devices)
-		default:
-		}
-		s.source(1).Set(nodeInventory(coretest.GPUs(3)))
-		if r := <-ch; len(r.Devices[0].Devices) != 3 {
-			t.Errorf("got %v", r.Devices)
-		}
-	})
-}
-
 // A bubble does not end while a goroutine in it lives.
 func TestStreamsEndWithTheirContext(t *testing.T) {
 	for name, settle := range map[string]func(*coretest.Source){

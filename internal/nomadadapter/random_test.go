@@ -1,0 +1,175 @@
+package nomadadapter
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
+)
+
+// randomInventory returns an inventory of up to six GPUs with random links, models and properties, under a random policy.
+func randomInventory(random *rand.Rand) *core.Inventory {
+	s := onlyGPUs(coretest.GPUs(6), random.Perm(6)[:1+random.IntN(6)]...)
+	s.Links = slices.DeleteFunc(slices.Clone(s.Links), func(core.Link) bool { return random.IntN(4) > 0 })
+	for i := range s.Devices {
+		d := &s.Devices[i]
+		d.Model = []string{"A", "B"}[random.IntN(2)]
+		d.Memory = []uint64{0, 40 << 30, 80 << 30, 96 << 30}[random.IntN(4)]
+		d.Compute = []core.Compute{{}, {Major: 8}, {Major: 9}}[random.IntN(3)]
+		d.NUMANode = random.IntN(3) - 1
+	}
+	ways := []*core.Sharing{nil, timeSlicing(2), timeSlicing(3), mps(2)}
+	pools := []string{"", "gpu", "gpu.shared", "gpu.mps", "fast", "A"}
+	var p core.Policy
+	for range random.IntN(3) {
+		p.Rules = append(p.Rules, core.Rule{Select: selectGPUs(random.IntN(6), random.IntN(6)), Pool: pools[random.IntN(6)], Sharing: ways[random.IntN(4)]})
+	}
+	return inventoryUnder(p, s)
+}
+
+// On any node, under any policy, whatever is added and removed: each unit is in one valid group, no group has units of two
+// pools, no name belongs to two groups, and the group of a complete key never changes. With restarts in between, within a
+// boot, a key may have lost the model's name to another key that replaces it, and the file is always valid.
+func TestGroupsOfRandomInventories(t *testing.T) {
+	for _, restarts := range []bool{false, true} {
+		t.Run(fmt.Sprintf("restarts=%t", restarts), func(t *testing.T) {
+			seed := rand.Uint64()
+			random := rand.New(rand.NewPCG(seed, 0))
+			for range 200 {
+				checkRandomNode(t, random, restarts)
+				if t.Failed() {
+					t.Fatalf("seed %d", seed)
+				}
+			}
+		})
+	}
+}
+
+// placed is a unit with all that determines its group.
+type placed struct {
+	id  core.UnitID
+	key groupKey
+}
+
+func checkRandomNode(t *testing.T, random *rand.Rand, restarts bool) {
+	given := assignment{by: []GroupBy{GroupByNone, GroupByNUMA, GroupByNVLink}[random.IntN(3)]}
+	groupOf, nameOf, boots := map[placed]string{}, map[groupKey]string{}, 0
+	for range 20 {
+		switch n := random.IntN(6); {
+		case restarts && n == 0:
+			given = afterRestart(t, given, fmt.Sprint(boots), fmt.Sprint(boots+1))
+			boots++
+			clear(groupOf)
+			clear(nameOf)
+		case restarts && n < 4:
+			given = afterRestart(t, given, fmt.Sprint(boots), fmt.Sprint(boots))
+		}
+		inv, before := randomInventory(random), maps.Clone(given.names)
+		next := given.with(inv)
+		if !maps.Equal(before, given.names) {
+			t.Fatalf("%v was changed to %v", before, given.names)
+		}
+		given = next
+		units := checkGroups(t, inv, given)
+		for id, group := range units {
+			u, _ := inv.Unit(core.UnitID(id))
+			k := given.keyOf(u)
+			if !k.complete() {
+				continue
+			}
+			k.topology = "" // a GPU must not move to another topology group
+			if old, ok := groupOf[placed{u.ID, k}]; ok && old != group && !(restarts && nameReassigned(given, old, given.keyOf(u))) {
+				t.Errorf("%s was in %s and is in %s", id, old, group)
+			}
+			groupOf[placed{u.ID, k}] = group
+		}
+		for k, name := range given.names {
+			if old, ok := nameOf[k]; k.complete() && ok && old != name && !restarts {
+				t.Errorf("%+v was %q and is %q", k, old, name)
+			}
+			nameOf[k] = name
+		}
+		for k := range nameOf {
+			if k.complete() && given.names[k] == "" && !restarts {
+				t.Errorf("%+v has lost its name", k)
+			}
+		}
+	}
+}
+
+// checkGroups returns the group of each unit, as type/name.
+func checkGroups(t *testing.T, inv *core.Inventory, given assignment) map[string]string {
+	t.Helper()
+	of, pools, taken := map[string]string{}, map[string]string{}, map[string]groupKey{}
+	for _, g := range groups(inv, given) {
+		if err := g.Validate(); err != nil {
+			t.Error(err)
+		}
+		name := g.Type + "/" + g.Name
+		if pools[name] != "" {
+			t.Errorf("two groups are named %q", name)
+		}
+		for _, d := range g.Devices {
+			u, _ := inv.Unit(core.UnitID(d.ID))
+			if of[d.ID] != "" {
+				t.Errorf("%s is in %s and in %s", d.ID, of[d.ID], name)
+			}
+			of[d.ID] = name
+			if pool, ok := pools[name]; ok && pool != u.Pool {
+				t.Errorf("%s has units of %s and of %s", name, pool, u.Pool)
+			}
+			pools[name] = u.Pool
+		}
+	}
+	if len(of) != inv.Len() {
+		t.Errorf("%d of %d units are in a group", len(of), inv.Len())
+	}
+	for k, name := range given.names {
+		name = k.groupType + "/" + name
+		if other, ok := taken[name]; ok {
+			t.Errorf("%+v and %+v are both %q", k, other, name)
+		}
+		taken[name] = k
+	}
+	return of
+}
+
+// nameReassigned reports whether a group's name belongs to another key now.
+func nameReassigned(a assignment, name string, k groupKey) bool {
+	for other, assigned := range a.names {
+		if other.groupType+"/"+assigned == name && other != k && other.conflicts(k) {
+			return true
+		}
+	}
+	return false
+}
+
+// Names and topology groups that are unused for forgetAfter boots are forgotten, and their number is bounded.
+func TestUnusedNamesAreForgotten(t *testing.T) {
+	given := assignment{by: GroupByNVLink}.with(nodeInventory(linked(2, [2]int{0, 1})))
+	for n := range forgetAfter + 1 {
+		if n == forgetAfter-1 && (len(given.names) < 2 || len(given.topology)+len(given.previous.topology) < 3) {
+			t.Errorf("forgotten after %d boots: %v", n, given)
+		}
+		given = afterRestart(t, given, fmt.Sprint(n), fmt.Sprint(n+1))
+		given = given.with(nodeInventory(onlyGPUs(withDevice(coretest.GPUs(3), 2, func(d *core.Device) { d.Model = "NVIDIA A2" }), 2)))
+	}
+	if len(given.topology) != 1 || len(given.previous.topology) != 0 || len(given.names) != 1 {
+		t.Errorf("not forgotten: %+v", given)
+	}
+	for n := range 3 * maxNames {
+		name := fmt.Sprint("pool", n)
+		next, all := given.groups(inventoryUnder(core.Policy{Rules: []core.Rule{{Select: selectGPUs(0), Pool: name}}}, coretest.GPUs(1)))
+		if given = next; len(given.names) > maxNames+1 || all[0].name != name {
+			t.Fatalf("%d names", len(given.names))
+		}
+	}
+	text, err := encodeGroups(given, "")
+	if err != nil || len(text) > maxGroupFile {
+		t.Errorf("%d bytes, %v", len(text), err)
+	}
+}
