@@ -63,9 +63,7 @@ func TestFirstFingerprint(t *testing.T) {
 func TestFirstFingerprintWaitsForNumbers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newFixture(t)
-		ctx, cancel := context.WithCancel(t.Context())
-		defer cancel()
-		ch := fingerprints(ctx, t, s)
+		ch := fingerprints(t.Context(), t, s)
 		cfg := core.DefaultConfig()
 		cfg.Policy = core.Policy{Rules: []core.Rule{{Select: core.Selector{Indices: []core.DeviceIndex{{GPU: 1, Instance: -1}}}, Reserve: "for another"}}}
 		state := core.NewState(cfg).WithHost(cfg, time.Now(), core.Host{SharesNumbers: true}).Read(cfg, time.Now(), coretest.GPUs(2))
@@ -84,9 +82,7 @@ func TestFingerprintSendsChangesOnly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newFixture(t)
 		s.Source.Set(nodeInventory(coretest.GPUs(2)))
-		ctx, cancel := context.WithCancel(t.Context())
-		defer cancel()
-		ch := fingerprints(ctx, t, s)
+		ch := fingerprints(t.Context(), t, s)
 		<-ch
 		silent := func(what string) {
 			t.Helper()
@@ -200,12 +196,10 @@ func TestSlowReader(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := newFixture(t)
 				s.Source.Set(nodeInventory(coretest.GPUs(4)))
-				ctx, cancel := context.WithCancel(t.Context())
-				defer cancel()
-				lists := fingerprints(ctx, t, s)
+				lists := fingerprints(t.Context(), t, s)
 				<-lists
-				unread := openStats(ctx, t, s, time.Second)
-				numbers := openStats(ctx, t, s, time.Second)
+				unread := openStats(t.Context(), t, s, time.Second)
+				numbers := openStats(t.Context(), t, s, time.Second)
 				<-numbers
 				for i := range 3600 {
 					s.Source.Set(nodeInventory(coretest.GPUs(4), lost(i%2)))

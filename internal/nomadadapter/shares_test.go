@@ -1,7 +1,6 @@
 package nomadadapter
 
 import (
-	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -103,9 +102,7 @@ func TestHealthOfSharesIsOneUpdate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newFixture(t)
 		s.Source.Set(sharedGPUs(2, 100))
-		ctx, cancel := context.WithCancel(t.Context())
-		defer cancel()
-		ch := fingerprints(ctx, t, s)
+		ch := fingerprints(t.Context(), t, s)
 		<-ch
 		time.Sleep(fingerprintInterval)
 		for _, sick := range []map[int]bool{{1: true}, {}} {
@@ -233,9 +230,7 @@ func TestStatsOfDepartedShares(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newFixture(t)
 		s.Source.Set(inventoryUnder(mixedPolicy, coretest.GPUs(8)))
-		ctx, cancel := context.WithCancel(t.Context())
-		defer cancel()
-		ch := openStats(ctx, t, s, time.Second)
+		ch := openStats(t.Context(), t, s, time.Second)
 		of := func(r *device.StatsResponse) (all []string) {
 			for _, g := range r.Groups {
 				all = append(all, fmt.Sprintf("%s/%s:%d", g.Type, g.Name, len(g.InstanceStats)))

@@ -133,10 +133,8 @@ func TestStatsPace(t *testing.T) {
 				if tc.hangs {
 					p = New(t.Context(), "2.0.0", func(context.Context, Settings, *slog.Logger) Source { return hangingSource{s.Source} }, discardLog)
 				}
-				ctx, cancel := context.WithCancel(t.Context())
-				defer cancel()
 				begin := time.Now()
-				ch := openStats(ctx, t, p, tc.interval)
+				ch := openStats(t.Context(), t, p, tc.interval)
 				if n := len(instances(t, <-ch)); n != 2 {
 					t.Errorf("%d devices", n)
 				}
@@ -157,9 +155,7 @@ func TestStatsSurviveFailures(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newFixture(t)
 		s.Source.Set(nodeInventory(coretest.GPUs(1)))
-		ctx, cancel := context.WithCancel(t.Context())
-		defer cancel()
-		ch := openStats(ctx, t, s, time.Second)
+		ch := openStats(t.Context(), t, s, time.Second)
 		<-ch
 		s.Source.SetUsage(nil, errors.New("broken"))
 		<-ch // may have been taken before
@@ -186,9 +182,7 @@ func TestStatsOfDepartedDevices(t *testing.T) {
 		two := coretest.GPUs(2)
 		two.Devices[1].Model = "NVIDIA A2"
 		s.Source.Set(nodeInventory(two))
-		ctx, cancel := context.WithCancel(t.Context())
-		defer cancel()
-		ch := openStats(ctx, t, s, time.Second)
+		ch := openStats(t.Context(), t, s, time.Second)
 		if n := len(instances(t, <-ch)); n != 2 {
 			t.Fatalf("%d devices", n)
 		}
