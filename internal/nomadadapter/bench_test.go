@@ -36,12 +36,12 @@ func BenchmarkReserve(b *testing.B) {
 	}
 }
 
-// benchInventories are inventories of many units by their number.
+// benchInventories returns inventories by their number of units.
 func benchInventories() map[int]*core.Inventory {
 	return map[int]*core.Inventory{8: nodeInventory(coretest.GPUs(8)), 64: nodeInventory(coretest.GPUs(64)), 1120: sharedInstances(10), 1600: sharedGPUs(16, 100)}
 }
 
-// BenchmarkGroups is what an update costs: every list is made anew.
+// BenchmarkGroups measures an update of the fingerprint.
 func BenchmarkGroups(b *testing.B) {
 	all := benchInventories()
 	for _, n := range slices.Sorted(maps.Keys(all)) {
@@ -60,7 +60,7 @@ func BenchmarkGroups(b *testing.B) {
 	}
 }
 
-// BenchmarkStats is what a sample costs, which Nomad takes every second.
+// BenchmarkStats measures one response; Nomad requests one per second.
 func BenchmarkStats(b *testing.B) {
 	all := benchInventories()
 	for _, n := range slices.Sorted(maps.Keys(all)) {
@@ -84,7 +84,7 @@ func BenchmarkStats(b *testing.B) {
 	}
 }
 
-// BenchmarkStreams is the same up to where Nomad has it: through gRPC and a socket.
+// BenchmarkStreams measures both over gRPC and a socket.
 func BenchmarkStreams(b *testing.B) {
 	for _, n := range []int{8, 1600} {
 		inv := benchInventories()[n]

@@ -17,40 +17,40 @@ func TestFingerprint(t *testing.T) {
 	next := openFingerprint(t, dial(t, s.Plugin))
 	gs := next()
 	if diff := cmp.Diff(firstGroups(nodeInventory(coretest.GPUs(8))), gs); diff != "" {
-		t.Errorf("lost on the wire (-sent +received):\n%s", diff)
+		t.Errorf("over gRPC (-sent +received):\n%s", diff)
 	}
 	if len(gs) != 1 || len(gs[0].Devices) != 8 {
 		t.Fatalf("got %v", gs)
 	}
 }
 
-func TestHealthFlipKeepsIdentity(t *testing.T) {
-	t.Parallel() // it waits out the time between fingerprints
+func TestHealthChangesOneDeviceOnly(t *testing.T) {
+	t.Parallel() // waits for fingerprintInterval
 	s := newFixture(t)
 	s.Source.Set(nodeInventory(coretest.GPUs(4)))
 	next := openFingerprint(t, dial(t, s.Plugin))
-	well := next()
+	healthy := next()
 	s.Source.Set(nodeInventory(coretest.GPUs(4), lost(2)))
-	sick := next()
+	unhealthy := next()
 	s.Source.Set(nodeInventory(coretest.GPUs(4)))
-	if diff := cmp.Diff(well, next()); diff != "" {
+	if diff := cmp.Diff(healthy, next()); diff != "" {
 		t.Errorf("recovery differs (-before +after):\n%s", diff)
 	}
-	d := sick[0].Devices[2]
+	d := unhealthy[0].Devices[2]
 	if d.Healthy || d.HealthDesc != lostText {
 		t.Errorf("the lost GPU is %+v", d)
 	}
-	if n := sick[0].Attributes[unhealthyKey]; n == nil || *n.Int != 1 {
+	if n := unhealthy[0].Attributes[unhealthyKey]; n == nil || *n.Int != 1 {
 		t.Errorf("unhealthy devices: %v, want 1", n)
 	}
 	d.Healthy, d.HealthDesc = true, ""
-	delete(sick[0].Attributes, unhealthyKey)
-	if diff := cmp.Diff(well, sick); diff != "" {
+	delete(unhealthy[0].Attributes, unhealthyKey)
+	if diff := cmp.Diff(healthy, unhealthy); diff != "" {
 		t.Errorf("more than the health changed (-before +after):\n%s", diff)
 	}
 }
 
-// A driver that is gone, back, replaced: the stream tells, and stays.
+// The stream continues when the driver is lost, absent and ready again.
 func TestDriverLossIsNoError(t *testing.T) {
 	t.Parallel()
 	s := newFixture(t)
@@ -80,7 +80,7 @@ func TestDisabled(t *testing.T) {
 	p := dial(t, s.Plugin)
 	next := openFingerprint(t, p)
 	if gs := next(); len(gs) != 0 {
-		t.Errorf("offers %v", gs)
+		t.Errorf("disabled: %v", gs)
 	}
 	if _, err := p.Reserve([]string{"GPU-1"}); err == nil || !errorContains(err, "device is not enabled") {
 		t.Errorf("Reserve: %v", err)
@@ -92,7 +92,7 @@ func TestDisabled(t *testing.T) {
 	if n := len(s.Started()); n != 0 {
 		t.Errorf("%d sources were started", n)
 	}
-	// The stream is still there: enabling fills it.
+	// The stream is still open.
 	s.Source.Set(nodeInventory(coretest.GPUs(1)))
 	s.mustConfigure(t, map[string]any{})
 	if gs := next(); len(gs) != 1 {

@@ -68,10 +68,10 @@ func FuzzConfigBlock(f *testing.F) {
 	})
 }
 
-// FuzzReserve: either a task gets the devices that it asked for and no others, or every one that it can't have is named.
+// FuzzReserve: a reservation has the requested devices and no others, or the error names each one that is refused.
 func FuzzReserve(f *testing.F) {
-	a, b, sick := string(coretest.GPU(0)), string(coretest.GPU(1)), string(coretest.GPU(2))
-	for _, ids := range []string{"", a, b + "\n" + a + "\n" + a, sick, a + "\n" + sick + "\nGPU-nobody", "\n", a + ",", strings.ToLower(a)} {
+	a, b, unhealthy := string(coretest.GPU(0)), string(coretest.GPU(1)), string(coretest.GPU(2))
+	for _, ids := range []string{"", a, b + "\n" + a + "\n" + a, unhealthy, a + "\n" + unhealthy + "\nGPU-unknown", "\n", a + ",", strings.ToLower(a)} {
 		f.Add(ids)
 	}
 	s := newFixture(f)
@@ -80,18 +80,18 @@ func FuzzReserve(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text string) {
 		ids := strings.Split(text, "\n")
 		want := map[string]bool{}
-		var no []string
+		var refused []string
 		for _, id := range ids {
 			if want[id] = true; id != a && id != b {
-				no = append(no, id)
+				refused = append(refused, id)
 			}
 		}
 		r, err := s.Reserve(ids)
 		switch {
-		case len(no) > 0 && err == nil:
-			t.Errorf("%q: %v is handed out", ids, no)
-		case len(no) > 0:
-			for _, id := range no {
+		case len(refused) > 0 && err == nil:
+			t.Errorf("%q: %v is reserved", ids, refused)
+		case len(refused) > 0:
+			for _, id := range refused {
 				if !strings.Contains(err.Error(), id) {
 					t.Errorf("%q: %v does not name %q", ids, err, id)
 				}
@@ -107,8 +107,7 @@ func FuzzReserve(f *testing.F) {
 	})
 }
 
-// Whatever is in the file of announced names: it is refused, or it can be written and read again, and names no two groups
-// alike.
+// FuzzGroupsFile: any file of group names is refused, or can be written and read again, and gives no name to two groups.
 func FuzzGroupsFile(f *testing.F) {
 	given := assignment{by: GroupByNVLink}.with(nodeInventory(linked(4, [2]int{0, 1})))
 	text, err := encodeGroups(given, "boot 1")

@@ -16,12 +16,12 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 )
 
-// firstGroups is what a plugin that has seen nothing before says of inv.
+// firstGroups returns the groups of inv in a new plugin.
 func firstGroups(inv *core.Inventory) []*device.DeviceGroup { return groups(inv, assignment{}) }
 
-var update = flag.Bool("update", false, "write the golden files anew")
+var update = flag.Bool("update", false, "update the golden files")
 
-// formatGroups is groups as a person reads them.
+// formatGroups returns groups as text, for golden files.
 func formatGroups(gs []*device.DeviceGroup) string {
 	var b strings.Builder
 	for _, g := range gs {
@@ -56,7 +56,7 @@ func golden(t *testing.T, name, got string) {
 	}
 }
 
-// migSnapshot is a GPU cut into two instances of one profile and one of another.
+// migSnapshot returns a GPU with two MIG instances of one profile and one of another, and a GPU without MIG.
 func migSnapshot() core.Snapshot {
 	s := coretest.GPUs(2)
 	s.Devices[0].MIG = true
@@ -91,7 +91,7 @@ func TestGroupsAreDeterministic(t *testing.T) {
 	}
 }
 
-// What the driver does not tell has no attribute; nothing is zero or "N/A".
+// An unknown property has no attribute: no value is 0 or "N/A".
 func TestUnknownAttributesAreAbsent(t *testing.T) {
 	d := core.Device{ID: "GPU-1", At: core.WholeGPU("GPU-1"), NUMANode: -1, Minor: -1}
 	gs := firstGroups(nodeInventory(core.Snapshot{Driver: core.Driver{State: core.DriverReady}, Devices: []core.Device{d}}))
@@ -107,8 +107,8 @@ func TestUnknownAttributesAreAbsent(t *testing.T) {
 	}
 }
 
-// What stands against a device is in its description; in the attributes, which make the node's class, is only
-// how many devices take no work.
+// The health of a device is in its description. The attributes, which determine the node's computed class, have only the
+// number of unhealthy devices.
 func TestHealthDescription(t *testing.T) {
 	settings, _, err := defaultBlock().compile(nil)
 	if err != nil {
@@ -117,22 +117,22 @@ func TestHealthDescription(t *testing.T) {
 	plain := firstGroups(nodeInventory(coretest.GPUs(4)))[0]
 	limited := checked(0)
 	limited.Sample = core.HealthSample{Events: core.No, RecoveryAction: core.RecoveryNone}
-	xid := core.Observation{At: core.WholeGPU(coretest.GPU(0)), Kind: core.XID, Code: 95}
-	rehearsed := xid
-	rehearsed.Simulated = true
+	withdrawn := core.Observation{At: core.WholeGPU(coretest.GPU(0)), Kind: core.XID, Code: 95}
+	simulated := withdrawn
+	simulated.Simulated = true
 	for name, tc := range map[string]struct {
 		mode    core.HealthMode
 		obs     core.Observation
 		healthy bool
-		begins  string // the description; "" = there is none
+		begins  string // the description; "" = none
 	}{
-		"healthy":          {core.ModeEnforce, checked(0), true, ""},
-		"of limited sight": {core.ModeEnforce, limited, true, "healthy (health limited: no XID events)"},
-		"lost":             {core.ModeEnforce, lost(0), false, "lost: GPU is lost (not listed by the driver) since "},
-		"XID":              {core.ModeEnforce, xid, false, "unhealthy: XID 95 "},
-		"rehearsed":        {core.ModeEnforce, rehearsed, false, "simulated: unhealthy: XID 95 "},
-		"observed":         {core.ModeObserve, xid, true, "observed, not enforced: unhealthy: XID 95 "},
-		"not judged":       {core.ModeOff, xid, true, ""},
+		"healthy":        {core.ModeEnforce, checked(0), true, ""},
+		"limited checks": {core.ModeEnforce, limited, true, "healthy (health limited: no XID events)"},
+		"lost":           {core.ModeEnforce, lost(0), false, "lost: GPU is lost (not listed by the driver) since "},
+		"XID":            {core.ModeEnforce, withdrawn, false, "unhealthy: XID 95 "},
+		"simulated":      {core.ModeEnforce, simulated, false, "simulated: unhealthy: XID 95 "},
+		"observed":       {core.ModeObserve, withdrawn, true, "observed, not enforced: unhealthy: XID 95 "},
+		"mode off":       {core.ModeOff, withdrawn, true, ""},
 	} {
 		settings.Core.Health.Mode = tc.mode
 		g := firstGroups(inventoryWith(settings.Core, coretest.GPUs(4), tc.obs))[0]
@@ -151,12 +151,12 @@ func TestHealthDescription(t *testing.T) {
 	}
 }
 
-// checked is a clean check of the n-th GPU.
+// checked returns a clean check of the n-th GPU.
 func checked(n int) core.Observation {
 	return core.Observation{At: core.WholeGPU(coretest.GPU(n)), Kind: core.Checked, Sample: core.HealthSample{Events: core.Yes, RecoveryAction: core.RecoveryNone}}
 }
 
-// A constraint on an attribute holds for every device of its group.
+// A group has only the attributes that are the same for all its devices.
 func TestSharedAttributesOnly(t *testing.T) {
 	s := coretest.GPUs(3)
 	s.Devices[1].PowerLimit = 500_000

@@ -15,9 +15,9 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 )
 
-// A disk that hangs while the names are read delays the first fingerprint by no more than a driver does. Nothing is
-// offered until the names are known, so that nothing is offered under another one; reservations go on.
-func TestDiskThatHangsWhileNamesAreRead(t *testing.T) {
+// A disk that hangs during the load delays the first fingerprint for at most firstFingerprintTimeout. No devices are sent
+// until the names are loaded, which would get other names; reservations work.
+func TestHangingLoad(t *testing.T) {
 	dir := t.TempDir()
 	firstFingerprint(t, newSavingFixture(t, dir), nodeInventory(twoPairs))
 	synctest.Test(t, func(t *testing.T) {
@@ -47,7 +47,7 @@ func TestDiskThatHangsWhileNamesAreRead(t *testing.T) {
 		s.Source.Set(nodeInventory(onePair, lost(0)))
 		select {
 		case r := <-ch:
-			t.Errorf("offered before the names are known: %+v", r)
+			t.Errorf("sent before the names are loaded: %+v", r)
 		case <-time.After(time.Minute):
 		}
 		close(disk)
@@ -59,15 +59,15 @@ func TestDiskThatHangsWhileNamesAreRead(t *testing.T) {
 	})
 }
 
-// A disk that hangs or is full while names are written delays a fingerprint by a moment, once.
-func TestDiskThatHangsWhileNamesAreWritten(t *testing.T) {
+// A disk that hangs during a save delays each fingerprint with new names for at most maxSaveWait.
+func TestHangingSave(t *testing.T) {
 	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
 		s := newSavingFixture(t, dir)
 		disk := make(chan struct{})
-		var readings atomic.Int64
+		var reads atomic.Int64
 		s.readFile = func(path string) ([]byte, error) {
-			if readings.Add(1) > 1 { // as a writing begins with one
+			if reads.Add(1) > 1 { // a save reads first
 				<-disk
 			}
 			return readGroupFile(path)
@@ -89,13 +89,13 @@ func TestDiskThatHangsWhileNamesAreWritten(t *testing.T) {
 		cancel()
 		s.stopAndFlush()
 		if text := groupFileContent(t, dir); !strings.Contains(text, islandName(2)) {
-			t.Errorf("not written when the disk was back:\n%s", text)
+			t.Errorf("not saved when the disk works again:\n%s", text)
 		}
 	})
 }
 
-// A state directory that can't be written is said once, and tried again.
-func TestNamesThatCannotBeKept(t *testing.T) {
+// A failed save is logged once, and repeated.
+func TestSaveRetry(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "state")
 	write(t, dir, "a file")
 	synctest.Test(t, func(t *testing.T) {
@@ -108,14 +108,14 @@ func TestNamesThatCannotBeKept(t *testing.T) {
 		}
 		time.Sleep(3 * saveRetry)
 		if n := strings.Count(s.Log.String(), "group names not saved,"); n != 1 {
-			t.Errorf("said %d times:\n%s", n, s.Log.String())
+			t.Errorf("logged %d times:\n%s", n, s.Log.String())
 		}
 		if err := os.Remove(dir); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(2 * saveRetry)
 		if text := groupFileContent(t, dir); !strings.Contains(text, islandName(2)) {
-			t.Errorf("not written later:\n%s", text)
+			t.Errorf("not saved later:\n%s", text)
 		}
 		if all := s.Log.String(); !strings.Contains(all, "group names saved again") {
 			t.Errorf("logged:\n%s", all)

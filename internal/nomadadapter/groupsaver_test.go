@@ -18,7 +18,7 @@ import (
 
 func constantBootID(string) (string, error) { return "boot 1", nil }
 
-// newSavingFixture is a plugin that groups by NVLinks and keeps names in a folder.
+// newSavingFixture returns a plugin with group_by = "nvlink" that saves names in dir.
 func newSavingFixture(t *testing.T, dir string) *fixture {
 	t.Helper()
 	s := newFixture(t)
@@ -27,7 +27,7 @@ func newSavingFixture(t *testing.T, dir string) *fixture {
 	return s
 }
 
-// firstFingerprint are the groups in the first fingerprint of a process on this machine; the process ends after it.
+// firstFingerprint returns the group of each device in the first fingerprint of a process, which ends after it.
 func firstFingerprint(t *testing.T, s *fixture, inv *core.Inventory) map[string]string {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -53,8 +53,8 @@ var (
 	onePair  = linked(4, [2]int{0, 1})
 )
 
-// A process that begins after a link was lost announces each GPU in the group in which Nomad knows it.
-func TestRestartAfterALostLinkKeepsTheGroups(t *testing.T) {
+// A process that starts after a link was lost announces the GPUs in the same groups.
+func TestGroupsAfterALostLink(t *testing.T) {
 	dir := t.TempDir()
 	for i, reading := range []core.Snapshot{twoPairs, onePair, linked(4), twoPairs} {
 		if diff := cmp.Diff(inIslands(0, 0, 2, 2), firstFingerprint(t, newSavingFixture(t, dir), nodeInventory(reading))); diff != "" {
@@ -67,8 +67,8 @@ func TestRestartAfterALostLinkKeepsTheGroups(t *testing.T) {
 	}
 }
 
-// Names are on disk when Nomad learns them: a kill can come right after that.
-func TestNamesAreOnDiskWhenTheyAreAnnounced(t *testing.T) {
+// Names are on disk before Nomad gets them: the process may be killed right after that.
+func TestNamesAreSavedBeforeTheFingerprint(t *testing.T) {
 	dir := t.TempDir()
 	s := newSavingFixture(t, dir)
 	s.Source.Set(nodeInventory(onlyGPUs(twoPairs, 0, 1)))
@@ -93,8 +93,8 @@ func TestNamesAreOnDiskWhenTheyAreAnnounced(t *testing.T) {
 	}
 }
 
-// A file that is not understood is kept aside, and does not keep the plugin from its work.
-func TestBrokenFileOfNames(t *testing.T) {
+// An invalid file is renamed, and the plugin works without it.
+func TestInvalidGroupFile(t *testing.T) {
 	good := func(t *testing.T) string {
 		dir := t.TempDir()
 		firstFingerprint(t, newSavingFixture(t, dir), nodeInventory(twoPairs))
@@ -102,8 +102,8 @@ func TestBrokenFileOfNames(t *testing.T) {
 	}(t)
 	for name, text := range map[string]string{
 		"empty":           "",
-		"cut off":         good[:len(good)/2],
-		"text behind it":  good + "{}",
+		"truncated":       good[:len(good)/2],
+		"trailing text":   good + "{}",
 		"another version": strings.Replace(good, `"version": 1`, `"version": 2`, 1),
 		"no version":      "{}",
 		"not JSON":        "names",
@@ -121,8 +121,8 @@ func TestBrokenFileOfNames(t *testing.T) {
 			if diff := cmp.Diff(inIslands(0, 0, -1, -1), firstFingerprint(t, s, nodeInventory(onePair))); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
-			if aside, err := os.ReadFile(path + ".broken"); err != nil || string(aside) != text {
-				t.Errorf("kept aside: %q, %v", aside, err)
+			if renamed, err := os.ReadFile(path + ".broken"); err != nil || string(renamed) != text {
+				t.Errorf("renamed: %q, %v", renamed, err)
 			}
 			if n := strings.Count(s.Log.String(), "invalid group name file, renamed"); n != 1 {
 				t.Errorf("%d lines in the log, want 1:\n%s", n, s.Log.String())
@@ -134,27 +134,27 @@ func TestBrokenFileOfNames(t *testing.T) {
 	}
 }
 
-// A good file that can't be read is left as it is. What it says counts when it can be read again: soon, for all; later,
-// for what was not announced meanwhile.
-func TestFileOfNamesThatCannotBeRead(t *testing.T) {
+// A valid file that can't be read is not changed. Its names apply when it can be read again: all of them if that is before
+// the first fingerprint, else those of groups that were not announced meanwhile.
+func TestUnreadableGroupFile(t *testing.T) {
 	for name, tc := range map[string]struct {
-		failures int64 // of the readings, the first ones
+		failures int64 // number of reads that fail
 		want     map[string]string
 		then     map[string]string // in the next process
 	}{
-		"for a moment": {2, inIslands(0, 0, 2, 2), inIslands(0, 0, 2, 2)},
-		"for longer":   {loadAttempts + 1, inIslands(0, 0, -1, -1), inIslands(0, 0, -1, -1)},
-		"for ever":     {1 << 40, inIslands(0, 0, -1, -1), inIslands(0, 0, 2, 2)},
+		"briefly": {2, inIslands(0, 0, 2, 2), inIslands(0, 0, 2, 2)},
+		"longer":  {loadAttempts + 1, inIslands(0, 0, -1, -1), inIslands(0, 0, -1, -1)},
+		"always":  {1 << 40, inIslands(0, 0, -1, -1), inIslands(0, 0, 2, 2)},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel() // it waits
+			t.Parallel() // waits
 			dir := t.TempDir()
 			firstFingerprint(t, newSavingFixture(t, dir), nodeInventory(twoPairs))
 			good := groupFileContent(t, dir)
 			s := newSavingFixture(t, dir)
-			var readings atomic.Int64
+			var reads atomic.Int64
 			s.readFile = func(path string) ([]byte, error) {
-				if readings.Add(1) <= tc.failures {
+				if reads.Add(1) <= tc.failures {
 					return nil, &os.PathError{Op: "open", Path: path, Err: syscall.EMFILE}
 				}
 				return readGroupFile(path)
@@ -166,23 +166,23 @@ func TestFileOfNamesThatCannotBeRead(t *testing.T) {
 			}
 			if tc.failures > loadAttempts {
 				if text := groupFileContent(t, dir); text != good {
-					t.Errorf("the file was written unread:\n%s", text)
+					t.Errorf("the file was replaced without being read:\n%s", text)
 				}
 				if all := s.Log.String(); strings.Count(all, "group name file not read, groups may get other names") != 1 || !strings.Contains(all, "too many open files") {
 					t.Errorf("logged:\n%s", all)
 				}
 			}
 			if tc.failures == loadAttempts+1 {
-				s.Source.Set(nodeInventory(linked(5, [2]int{0, 1}, [2]int{2, 4}))) // something to write
+				s.Source.Set(nodeInventory(linked(5, [2]int{0, 1}, [2]int{2, 4}))) // a new name to save
 				if got := groupByDevice(t, next()); got[gpuID(4)] != islandName(2) {
-					t.Errorf("a GPU that came: %v", got)
+					t.Errorf("a GPU that was added: %v", got)
 				}
 				if text := groupFileContent(t, dir); !strings.Contains(text, gpuID(4)) {
 					t.Errorf("not written:\n%s", text)
 				}
 			}
 			if _, err := os.Stat(filepath.Join(dir, groupFileName+".broken")); err == nil {
-				t.Error("the file was kept aside")
+				t.Error("the file was renamed")
 			}
 			s.stopAndFlush()
 			if diff := cmp.Diff(tc.then, firstFingerprint(t, newSavingFixture(t, dir), nodeInventory(linked(4)))); diff != "" {
@@ -192,25 +192,25 @@ func TestFileOfNamesThatCannotBeRead(t *testing.T) {
 	}
 }
 
-// Two processes run for a moment when an agent is restarted: what one wrote the other does not undo.
-func TestTwoProcessesKeepNames(t *testing.T) {
+// Two processes can run briefly when an agent restarts: neither removes the names that the other one saved.
+func TestTwoProcessesSaveNames(t *testing.T) {
 	dir := t.TempDir()
-	old, young := newSavingFixture(t, dir), newSavingFixture(t, dir)
-	old.Source.Set(nodeInventory(onlyGPUs(twoPairs, 0, 1)))
-	openFingerprint(t, old.Plugin)()
-	young.Source.Set(nodeInventory(twoPairs))
-	openFingerprint(t, young.Plugin)()
-	old.Source.Set(nodeInventory(onlyGPUs(linked(5, [2]int{0, 1}, [2]int{2, 3}), 0, 1, 4)))
-	await(t, "a GPU that only the old process saw", func() bool {
+	older, newer := newSavingFixture(t, dir), newSavingFixture(t, dir)
+	older.Source.Set(nodeInventory(onlyGPUs(twoPairs, 0, 1)))
+	openFingerprint(t, older.Plugin)()
+	newer.Source.Set(nodeInventory(twoPairs))
+	openFingerprint(t, newer.Plugin)()
+	older.Source.Set(nodeInventory(onlyGPUs(linked(5, [2]int{0, 1}, [2]int{2, 3}), 0, 1, 4)))
+	await(t, "a GPU that only the older process found", func() bool {
 		return strings.Contains(groupFileContent(t, dir), fmt.Sprintf("%q", gpuID(4)))
 	})
 	if text := groupFileContent(t, dir); !strings.Contains(text, islandName(2)) {
-		t.Errorf("what the other process wrote is gone:\n%s", text)
+		t.Errorf("the names of the other process were removed:\n%s", text)
 	}
 }
 
-// Without a state directory, and while the plugin is disabled, nothing is kept and nothing is waited for.
-func TestNamesThatAreNotKept(t *testing.T) {
+// Without a state directory, and while the plugin is disabled, names are not saved.
+func TestNamesAreNotSaved(t *testing.T) {
 	dir := t.TempDir()
 	for name, keys := range map[string]map[string]any{
 		"no state directory": {"state_dir": ""},
@@ -227,8 +227,8 @@ func TestNamesThatAreNotKept(t *testing.T) {
 	}
 }
 
-// What a process that was killed while it wrote has left is removed by the next.
-func TestHalfWrittenFileOfNamesIsRemoved(t *testing.T) {
+// The temporary file of a process that was killed during a save is removed by the next process.
+func TestTemporaryGroupFileIsRemoved(t *testing.T) {
 	dir := t.TempDir()
 	write(t, filepath.Join(dir, "."+groupFileName+"1234"), "{")
 	firstFingerprint(t, newSavingFixture(t, dir), nodeInventory(twoPairs))
@@ -238,8 +238,8 @@ func TestHalfWrittenFileOfNamesIsRemoved(t *testing.T) {
 	}
 }
 
-// Another configuration in the same process: the names stay, and go to where they are kept from now on.
-func TestNamesAreKeptWhereTheConfigurationSays(t *testing.T) {
+// With another state_dir in the same process the names stay, and are saved there too.
+func TestNamesAfterAChangeOfStateDir(t *testing.T) {
 	dir, other := t.TempDir(), t.TempDir()
 	firstFingerprint(t, newSavingFixture(t, other), nodeInventory(onlyGPUs(linked(6, [2]int{4, 5}), 4, 5)))
 	s := newSavingFixture(t, dir)

@@ -12,7 +12,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 )
 
-// Lines must be hclog's JSON with the three texts that go-plugin takes for granted.
+// Lines are hclog's JSON with the three texts that go-plugin requires.
 func TestLog(t *testing.T) {
 	out := &logBuffer{}
 	base := slog.New(hclogHandler{log: hclog.New(&hclog.LoggerOptions{Level: hclog.Trace, Output: out, JSONFormat: true})})
@@ -52,6 +52,6 @@ func TestLogLevel(t *testing.T) {
 	log := hclog.New(&hclog.LoggerOptions{Level: hclog.Info, Output: &logBuffer{}})
 	h := hclogHandler{log: log}
 	if h.Enabled(t.Context(), slog.LevelDebug) || !h.Enabled(t.Context(), slog.LevelInfo) {
-		t.Error("the level of the logger below is not honoured")
+		t.Error("the level of the hclog logger is ignored")
 	}
 }

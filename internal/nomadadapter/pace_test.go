@@ -13,7 +13,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 )
 
-// The lists and when they come, on a clock that the test owns.
+// The first fingerprint waits for the driver, for at most firstFingerprintTimeout.
 func TestFirstFingerprint(t *testing.T) {
 	type list struct {
 		at      time.Duration
@@ -23,10 +23,10 @@ func TestFirstFingerprint(t *testing.T) {
 		answers time.Duration // of the driver; 0 = never
 		want    []list
 	}{
-		"at once":    {1, []list{{1, 2}}},
-		"soon":       {4 * time.Second, []list{{4 * time.Second, 2}}},
-		"late":       {8 * time.Second, []list{{firstFingerprintTimeout, 0}, {8 * time.Second, 2}}},
-		"not at all": {0, []list{{firstFingerprintTimeout, 0}}},
+		"immediately": {1, []list{{1, 2}}},
+		"in time":     {4 * time.Second, []list{{4 * time.Second, 2}}},
+		"late":        {8 * time.Second, []list{{firstFingerprintTimeout, 0}, {8 * time.Second, 2}}},
+		"never":       {0, []list{{firstFingerprintTimeout, 0}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -58,8 +58,8 @@ func TestFirstFingerprint(t *testing.T) {
 	}
 }
 
-// An agent that starts on a new host reads its GPUs some milliseconds before the agents of the host share their numbers:
-// a list without them would take them from the node.
+// On a new host the GPUs are read some milliseconds before the agents of the host share their device numbers. A fingerprint
+// without them would remove them from the node.
 func TestFirstFingerprintWaitsForNumbers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newFixture(t)
@@ -72,12 +72,12 @@ func TestFirstFingerprintWaitsForNumbers(t *testing.T) {
 		shared := core.Host{SharesNumbers: true, Numbering: state.Inventory.Proposed()}
 		s.Source.Set(state.WithHost(cfg, time.Now(), shared).Inventory)
 		if first := <-ch; len(first.Devices) != 1 || len(first.Devices[0].Devices) != 1 {
-			t.Errorf("the first list: %v, want the GPU that is not reserved", first.Devices)
+			t.Errorf("first fingerprint: %v, want the GPU that is not reserved", first.Devices)
 		}
 	})
 }
 
-// Nothing new is nothing to send, and what the reader missed is not sent later.
+// An inventory that is equal for Nomad is not sent, and an inventory that was replaced before it was sent is dropped.
 func TestFingerprintSendsChangesOnly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newFixture(t)
@@ -86,7 +86,7 @@ func TestFingerprintSendsChangesOnly(t *testing.T) {
 		<-ch
 		silent := func(what string) {
 			t.Helper()
-			time.Sleep(time.Minute) // of the bubble's clock
+			time.Sleep(time.Minute)
 			select {
 			case r := <-ch:
 				t.Errorf("%s: sent %d groups", what, len(r.Devices))
@@ -100,9 +100,9 @@ func TestFingerprintSendsChangesOnly(t *testing.T) {
 		driver := coretest.GPUs(2)
 		driver.Links = nil
 		s.Source.Set(nodeInventory(driver))
-		silent("a change that Nomad does not see")
+		silent("a change that is not in a fingerprint")
 
-		for i := range 100 { // ends as it began, with 2
+		for i := range 100 { // the last has two healthy GPUs
 			s.Source.Set(nodeInventory(coretest.GPUs(2), lost(i%2)))
 		}
 		s.Source.Set(nodeInventory(coretest.GPUs(1)))
@@ -114,20 +114,20 @@ func TestFingerprintSendsChangesOnly(t *testing.T) {
 	})
 }
 
-// A change goes out at once; what follows within a second goes out as one, at its end.
+// A change is sent immediately; changes within fingerprintInterval after it are sent as one at its end.
 func TestFingerprintPace(t *testing.T) {
 	type sent struct {
 		at   time.Duration
 		lost int
 	}
 	for name, tc := range map[string]struct {
-		change time.Duration // between changes, of which there are so many
-		times  int
+		change time.Duration // between two changes
+		times  int           // number of changes
 		want   []sent
 	}{
-		"one":          {10 * time.Second, 1, []sent{{10 * time.Second, 1}}},
-		"now and then": {2 * time.Second, 3, []sent{{2 * time.Second, 1}, {4 * time.Second, 2}, {6 * time.Second, 3}}},
-		"in haste":     {300 * time.Millisecond, 7, []sent{{time.Second, 3}, {2 * time.Second, 6}, {3 * time.Second, 7}}},
+		"one":  {10 * time.Second, 1, []sent{{10 * time.Second, 1}}},
+		"slow": {2 * time.Second, 3, []sent{{2 * time.Second, 1}, {4 * time.Second, 2}, {6 * time.Second, 3}}},
+		"fast": {300 * time.Millisecond, 7, []sent{{time.Second, 3}, {2 * time.Second, 6}, {3 * time.Second, 7}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -162,7 +162,7 @@ func TestFingerprintPace(t *testing.T) {
 	}
 }
 
-// A fault and its end between two fingerprints is nothing to send.
+// A fault that begins and ends between two fingerprints is not sent.
 func TestFlickerIsNotSent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newFixture(t)
@@ -183,14 +183,14 @@ func TestFlickerIsNotSent(t *testing.T) {
 	})
 }
 
-// A Nomad that does not read, for an hour: it keeps nobody waiting, and finds what is and not what was.
+// A Nomad that does not read for an hour blocks neither reservations nor other streams, and then gets the latest inventory.
 func TestSlowReader(t *testing.T) {
 	for name, tc := range map[string]struct {
-		last []core.Observation // what stands when it reads again
-		want int                // devices that take no work; -1 = nothing is sent
+		last []core.Observation // when it reads again
+		want int                // unhealthy devices; -1 = nothing is sent
 	}{
-		"something else": {[]core.Observation{lost(0), lost(1), lost(2)}, 3},
-		"as it was":      {nil, -1},
+		"other health": {[]core.Observation{lost(0), lost(1), lost(2)}, 3},
+		"no change":    {nil, -1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -220,14 +220,14 @@ func TestSlowReader(t *testing.T) {
 				select {
 				case r := <-lists:
 					if n := countUnhealthy(r.Devices); n != tc.want {
-						t.Errorf("%d devices take no work, want %d", n, tc.want)
+						t.Errorf("%d unhealthy devices, want %d", n, tc.want)
 					}
 				default:
 					if tc.want >= 0 {
 						t.Error("nothing is sent")
 					}
 				}
-				<-unread // as late as it may be
+				<-unread // which was not read for an hour
 				time.Sleep(fingerprintInterval)
 				synctest.Wait()
 				select {
@@ -240,7 +240,7 @@ func TestSlowReader(t *testing.T) {
 	}
 }
 
-// countUnhealthy counts the devices that take no work.
+// countUnhealthy returns the number of unhealthy devices.
 func countUnhealthy(gs []*device.DeviceGroup) (n int) {
 	for _, g := range gs {
 		for _, d := range g.Devices {

@@ -2,9 +2,7 @@ package nomadadapter
 
 import (
 	"fmt"
-	"maps"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -14,7 +12,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 )
 
-// inventoryUnder is a machine offered as a policy says.
+// inventoryUnder is nodeInventory with a policy, of which all MPS daemons answer.
 func inventoryUnder(p core.Policy, s core.Snapshot, obs ...core.Observation) *core.Inventory {
 	settings, _, err := defaultBlock().compile(nil)
 	if err != nil {
@@ -24,7 +22,7 @@ func inventoryUnder(p core.Policy, s core.Snapshot, obs ...core.Observation) *co
 	return inventoryWith(settings.Core, s, obs...).WithHost(core.Host{MPS: pools(p)}, core.OverlapWarn)
 }
 
-// pools are those of a policy whose MPS daemons answer: all.
+// pools returns the pools of a policy.
 func pools(p core.Policy) []string {
 	all := []string{"gpu.mps", "gpu"}
 	for _, r := range p.Rules {
@@ -51,7 +49,7 @@ func mps(replicas int) *core.Sharing {
 	return &core.Sharing{Mode: core.MPS, Replicas: replicas, OnePerRequest: true}
 }
 
-// mixedPolicy is eight GPUs of which two are exclusive, three are shared by four, two by MPS, and one is reserved.
+// mixedPolicy is a policy of eight GPUs: two exclusive, three time-sliced by four, two with MPS, one reserved.
 var mixedPolicy = core.Policy{Rules: []core.Rule{
 	{Select: selectGPUs(0, 1)},
 	{Select: selectGPUs(2, 3, 4), Sharing: timeSlicing(4)},
@@ -59,7 +57,7 @@ var mixedPolicy = core.Policy{Rules: []core.Rule{
 	{Select: selectGPUs(7), Reserve: "reserved by policy.yaml:12"},
 }}
 
-// withDetails is a machine of which the driver tells everything.
+// withDetails returns s with all properties that the driver can report.
 func withDetails(s core.Snapshot) core.Snapshot {
 	s.Devices = slices.Clone(s.Devices)
 	for i := range s.Devices {
@@ -100,7 +98,7 @@ func TestGroupsUnderAPolicy(t *testing.T) {
 	}
 }
 
-// pairwiseLinked is n GPUs of which each even one is linked with the next.
+// pairwiseLinked returns n GPUs of which each even one is linked with the next.
 func pairwiseLinked(n int) core.Snapshot {
 	s := coretest.GPUs(n)
 	s.Links = slices.DeleteFunc(slices.Clone(s.Links), func(l core.Link) bool {
@@ -111,22 +109,13 @@ func pairwiseLinked(n int) core.Snapshot {
 	return s
 }
 
-// groupSizes are the groups with the number of their devices.
+// groupSizes returns the number of devices of each group, by type/name.
 func groupSizes(gs []*device.DeviceGroup) map[string]int {
 	n := map[string]int{}
 	for _, g := range gs {
 		n[g.Type+"/"+g.Name] += len(g.Devices)
 	}
 	return n
-}
-
-// The example of the issue: the reserved GPU is in no group.
-func TestGroupsByUse(t *testing.T) {
-	want := map[string]int{"gpu/" + h100: 2, "gpu-shared/" + h100: 12, "gpu-mps/" + h100: 4}
-	inv := inventoryUnder(mixedPolicy, coretest.GPUs(8))
-	if diff := cmp.Diff(want, groupSizes(groups(inv, assignment{}))); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
 }
 
 func TestNamesOfPools(t *testing.T) {
@@ -139,31 +128,31 @@ func TestNamesOfPools(t *testing.T) {
 			core.Policy{Rules: []core.Rule{{Select: selectGPUs(0), Pool: "gpu"}, {Select: selectGPUs(1), Pool: "gpu.shared", Sharing: timeSlicing(2)}, {Select: selectGPUs(2), Pool: "gpu.mps", Sharing: mps(3)}}}, nil,
 			map[string]int{"gpu/" + h100: 1, "gpu-shared/" + h100: 2, "gpu-mps/" + h100: 3},
 		},
-		"two default pools shared alike": {
+		"two default pools with time-slicing": {
 			core.Policy{Rules: []core.Rule{{Select: selectGPUs(0), Pool: "gpu", Sharing: timeSlicing(2)}, {Select: selectGPUs(1, 2), Pool: "gpu.shared", Sharing: timeSlicing(3)}}}, nil,
 			map[string]int{"gpu-shared/" + h100: 2, "gpu-shared/" + h100 + " (gpu.shared)": 6},
 		},
-		"two default pools of one's own": {
+		"two exclusive default pools": {
 			core.Policy{Rules: []core.Rule{{Select: selectGPUs(0), Pool: "gpu.mps"}}}, nil,
 			map[string]int{"gpu/" + h100: 2, "gpu/" + h100 + " (gpu.mps)": 1},
 		},
-		"and more that differs": {
+		"two exclusive default pools and other memory": {
 			core.Policy{Rules: []core.Rule{{Select: selectGPUs(1), Pool: "gpu.mps"}}}, memory(97871),
 			map[string]int{"gpu/" + h100: 2, "gpu/" + h100 + " (gpu.mps, 97871 MiB)": 1},
 		},
-		"a name joins what differs": {
+		"a pool name for different models": {
 			core.Policy{Names: []core.Naming{{Pool: "fast"}}}, func(d *core.Device) { d.Model, d.Memory = "NVIDIA L4", 0 },
 			map[string]int{"gpu/fast": 3},
 		},
-		"a name, shared": {
+		"a pool name with time-slicing": {
 			core.Policy{Rules: []core.Rule{{Select: selectGPUs(0, 1), Pool: "fast", Sharing: timeSlicing(4)}, {Pool: "whole"}}}, memory(97871),
 			map[string]int{"gpu-shared/fast": 8, "gpu/whole": 1},
 		},
-		"one name for two ways of sharing": {
+		"one pool name, shared and exclusive": {
 			core.Policy{Rules: []core.Rule{{Select: selectGPUs(0), Pool: "fast", Sharing: timeSlicing(4)}, {Pool: "fast"}}}, nil,
 			map[string]int{"gpu-shared/fast": 4, "gpu/fast": 2},
 		},
-		"the name of a model": {
+		"a pool name equal to a model": {
 			core.Policy{Rules: []core.Rule{{Select: selectGPUs(0), Pool: "L4"}}}, func(d *core.Device) { d.Model = "L4" },
 			map[string]int{"gpu/L4": 1, "gpu/L4 (gpu, 81559 MiB, compute 9.0)": 1, "gpu/" + h100: 1},
 		},
@@ -179,7 +168,7 @@ func TestNamesOfPools(t *testing.T) {
 	}
 }
 
-// A policy that changes while tasks run takes no name from what it leaves alone.
+// A changed policy does not change the names of groups that it does not concern.
 func TestNamesStayUnderAnotherPolicy(t *testing.T) {
 	var given assignment
 	s := withDevice(coretest.GPUs(4), 0, memory(97871))
@@ -201,28 +190,7 @@ func TestNamesStayUnderAnotherPolicy(t *testing.T) {
 	}
 }
 
-// What is an attribute of a share, and what is none of a GPU of one's own.
-func TestSharingAttributes(t *testing.T) {
-	inv := inventoryUnder(mixedPolicy, withDetails(coretest.GPUs(8)))
-	for _, g := range groups(inv, assignment{}) {
-		var got []string
-		for _, key := range slices.Sorted(maps.Keys(g.Attributes)) {
-			switch key {
-			case "sharing", "replicas", "mps_memory_limit", "mps_thread_limit":
-				got = append(got, key+"="+g.Attributes[key].GoString())
-			}
-		}
-		want := map[string]string{
-			typeExclusive: "", typeTimeSlicing: "replicas=4 sharing=time-slicing",
-			typeMPS: "mps_memory_limit=4096MiB mps_thread_limit=25 replicas=2 sharing=mps",
-		}[g.Type]
-		if strings.Join(got, " ") != want {
-			t.Errorf("%s: %v, want %s", g.Type, got, want)
-		}
-	}
-}
-
-// A serial is one only where all of a group is of one board.
+// A group has the attribute unique.serial only if all its devices are of one board.
 func TestSerial(t *testing.T) {
 	cut := withDetails(migSnapshot())
 	inv := inventoryUnder(core.Policy{Rules: []core.Rule{{Sharing: timeSlicing(3)}}}, cut)

@@ -3,6 +3,7 @@ package nomadadapter
 import (
 	"context"
 	"log/slog"
+	"maps"
 	"strings"
 	"testing"
 	"time"
@@ -13,55 +14,53 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 )
 
-// applyingSource is a source that goes on with another offer.
+// applyingSource is a PolicyApplier.
 type applyingSource struct {
 	*coretest.Source
 	applied chan core.Config
 }
 
-func (a *applyingSource) ApplyPolicy(ctx context.Context, offer core.Config) error {
+func (a *applyingSource) ApplyPolicy(ctx context.Context, c core.Config) error {
 	select {
-	case a.applied <- offer:
+	case a.applied <- c:
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
 	}
 }
 
-// newApplyingPlugin is a plugin whose sources adopt, and how often one was started.
-func newApplyingPlugin(t *testing.T) (p *Plugin, src *applyingSource, log *logBuffer, starts func() int) {
-	s := newFixture(t)
+// newApplyingFixture returns a plugin with this policy file, whose runs all have one applyingSource.
+func newApplyingFixture(t *testing.T, text string) (s *fixture, src *applyingSource, path string) {
+	t.Helper()
+	s = newFixture(t)
 	src = &applyingSource{s.Source, make(chan core.Config, 1)}
-	begin := s.start
+	start := s.start
 	s.start = func(settings Settings) *run {
-		l := begin(settings)
-		l.source = src
-		return l
+		r := start(settings)
+		r.source = src
+		return r
 	}
-	return s.Plugin, src, s.Log, func() int { return len(s.Started()) }
+	path = policyFile(t, text)
+	s.mustConfigure(t, map[string]any{"policy_file": path})
+	return s, src, path
 }
 
-func TestReread(t *testing.T) {
-	p, src, log, starts := newApplyingPlugin(t)
-	path := policyFile(t, "version: v1\n")
-	configure := (&fixture{Plugin: p}).configure
-	if err := configure(map[string]any{"policy_file": path}); err != nil {
-		t.Fatal(err)
-	}
+func TestReload(t *testing.T) {
+	s, src, path := newApplyingFixture(t, "version: v1\n")
 	src.Set(nodeInventory(coretest.GPUs(2)))
-	next := openFingerprint(t, p)
+	next := openFingerprint(t, s)
 	next()
 
-	p.Reload(t.Context()) // nothing changed
+	s.Reload(t.Context()) // nothing changed
 	write(t, path, invalidPolicy)
-	p.Reload(t.Context())
+	s.Reload(t.Context())
 	select {
 	case c := <-src.applied:
-		t.Fatalf("adopted %+v", c.Policy)
+		t.Fatalf("applied %+v", c.Policy)
 	default:
 	}
 	var problems []string
-	for _, line := range log.Lines() {
+	for _, line := range s.Log.Lines() {
 		if strings.Contains(line, `"problem"`) {
 			problems = append(problems, line)
 		}
@@ -71,135 +70,114 @@ func TestReread(t *testing.T) {
 	}
 
 	write(t, path, validPolicy)
-	p.Reload(t.Context())
+	s.Reload(t.Context())
 	c := receive(t, src.applied)
 	src.Set(inventoryWith(c, coretest.GPUs(3)))
 	if diff := cmp.Diff(map[string]int{"gpu/" + h100: 1, "gpu-shared/" + h100: 2}, groupSizes(next())); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
-	if n := starts(); n != 1 {
+	s.mustConfigure(t, map[string]any{"policy_file": path}) // the applied policy
+	s.currentRun()
+	if n := len(s.Started()); n != 1 {
 		t.Errorf("%d sources were started", n)
 	}
-	if err := configure(map[string]any{"policy_file": path}); err != nil { // as was adopted
-		t.Fatal(err)
-	}
-	p.currentRun()
-	if n := starts(); n != 1 {
-		t.Errorf("%d sources were started for what is in force", n)
-	}
 }
 
-// What takes more than another offer takes another source.
-func TestRereadOfMore(t *testing.T) {
-	p, src, _, starts := newApplyingPlugin(t)
-	path := policyFile(t, "version: v1\n")
-	if err := (&fixture{Plugin: p}).configure(map[string]any{"policy_file": path}); err != nil {
-		t.Fatal(err)
-	}
+// A change of more than the policy starts another source.
+func TestReloadOfOtherSettings(t *testing.T) {
+	s, src, path := newApplyingFixture(t, "version: v1\n")
 	src.Set(inventoryUnder(mixedPolicy, coretest.GPUs(8)))
-	openFingerprint(t, p)()
+	openFingerprint(t, s)()
 	write(t, path, "version: v1\nflags: {mpsRoot: /srv/mps}\n")
-	p.Reload(t.Context())
-	r, err := p.Reserve([]string{gpuID(5) + "::0"})
-	if err != nil || r.Envs[mpsPipeEnv] != "/srv/mps/nvidia.com/gpu.mps/pipe" || starts() != 2 {
-		t.Errorf("%+v, %v, %d starts", r, err, starts())
+	s.Reload(t.Context())
+	r, err := s.Reserve([]string{shareID(5, 0)})
+	if err != nil || r.Envs[mpsPipeEnv] != "/srv/mps/nvidia.com/gpu.mps/pipe" || len(s.Started()) != 2 {
+		t.Errorf("%+v, %v, %d starts", r, err, len(s.Started()))
 	}
 }
 
-// A source that can't adopt is replaced; without a file, or while disabled, there is nothing to do.
-func TestRereadOtherwise(t *testing.T) {
+// A source that is no PolicyApplier is replaced. Without a file, or while disabled, nothing happens. Before the first run
+// the new policy is that of the first source.
+func TestReloadWithoutPolicyApplier(t *testing.T) {
 	for name, tc := range map[string]struct {
-		keys   map[string]any
-		starts int
+		keys    map[string]any
+		running bool
+		starts  int
 	}{
-		"no adopter": {map[string]any{}, 2},
-		"no file":    {map[string]any{"policy_file": ""}, 1},
-		"disabled":   {map[string]any{"enabled": false}, 0},
+		"running":  {nil, true, 2},
+		"no file":  {map[string]any{"policy_file": ""}, true, 1},
+		"disabled": {map[string]any{"enabled": false}, true, 0},
+		"no run":   {nil, false, 1},
 	} {
 		s := newFixture(t)
 		path := policyFile(t, "version: v1\n")
 		keys := map[string]any{"policy_file": path}
-		for k, v := range tc.keys {
-			keys[k] = v
-		}
+		maps.Copy(keys, tc.keys)
 		s.mustConfigure(t, keys)
-		s.currentRun()
+		if tc.running {
+			s.currentRun()
+		}
 		write(t, path, validPolicy)
 		s.Reload(t.Context())
 		s.currentRun()
-		if n := len(s.Started()); n != tc.starts {
-			t.Errorf("%s: %d starts, want %d", name, n, tc.starts)
+		got := s.Started()
+		if len(got) != tc.starts {
+			t.Errorf("%s: %d starts, want %d", name, len(got), tc.starts)
+		}
+		if len(tc.keys) == 0 && len(got[len(got)-1].Core.Policy.Rules) != 2 {
+			t.Errorf("%s: %+v", name, got)
 		}
 	}
 }
 
-// Before anybody has asked about devices a new policy is that of the first source.
-func TestRereadBeforeTheFirstQuestion(t *testing.T) {
-	s := newFixture(t)
-	path := policyFile(t, "version: v1\n")
-	s.mustConfigure(t, map[string]any{"policy_file": path})
-	write(t, path, validPolicy)
-	s.Reload(t.Context())
-	s.currentRun()
-	if got := s.Started(); len(got) != 1 || len(got[0].Core.Policy.Rules) != 2 {
-		t.Errorf("%+v", got)
-	}
-}
-
-// A source that does not come round to it keeps nobody for longer than the plugin lives.
-func TestRereadEndsWithThePlugin(t *testing.T) {
+// Reload ends with the context of New, even if the source never applies the policy.
+func TestReloadEndsWithThePlugin(t *testing.T) {
 	ctx, end := context.WithCancel(t.Context())
 	src := &applyingSource{coretest.NewSource(), make(chan core.Config)}
-	p := New(ctx, "2.0.0", func(context.Context, Settings, *slog.Logger) Source { return src }, discardLog)
 	path := policyFile(t, "version: v1\n")
-	if err := (&fixture{Plugin: p}).configure(map[string]any{"policy_file": path}); err != nil {
-		t.Fatal(err)
-	}
-	p.currentRun()
+	s := &fixture{Plugin: New(ctx, "2.0.0", func(context.Context, Settings, *slog.Logger) Source { return src }, discardLog)}
+	s.mustConfigure(t, map[string]any{"policy_file": path})
+	s.currentRun()
 	write(t, path, validPolicy)
 	done := make(chan struct{})
 	go func() {
-		p.Reload(context.Background())
+		s.Reload(context.Background())
 		close(done)
 	}()
 	end()
 	select {
 	case <-done:
 	case <-time.After(testTimeout):
-		t.Error("still there")
+		t.Error("timeout")
 	}
 }
 
-// What a policy file means otherwise than to NVIDIA's plugin is logged once devices are followed, and again when the file
-// has changed; not by the process that only validates the configuration, and not with every HUP.
+// Differences from NVIDIA's plugin are logged when the first run starts, and again when the file has changed, but not by
+// the process that only validates the configuration, and not by each Reload.
 func TestWarningsAreLoggedOncePerFile(t *testing.T) {
-	p, src, log, _ := newApplyingPlugin(t)
 	const renamed = "version: v1\nsharing: {timeSlicing: {resources: [{name: gpu, rename: small, replicas: 2}]}}\n"
-	path := policyFile(t, renamed)
+	s, src, path := newApplyingFixture(t, renamed)
 	expect := func(when string, n int) {
 		t.Helper()
-		if got := strings.Count(log.String(), "sharing.timeSlicing.resources[0].rename: NVIDIA"); got != n {
-			t.Errorf("%s: warned %d times, want %d", when, got, n)
+		if got := strings.Count(s.Log.String(), "sharing.timeSlicing.resources[0].rename: NVIDIA"); got != n {
+			t.Errorf("%s: %d warnings, want %d", when, got, n)
 		}
 	}
-	if err := (&fixture{Plugin: p}).configure(map[string]any{"policy_file": path}); err != nil {
-		t.Fatal(err)
-	}
 	expect("configured", 0)
-	p.currentRun()
-	expect("followed", 1)
-	p.Reload(t.Context())
-	p.currentRun()
+	s.currentRun()
+	expect("first run", 1)
+	s.Reload(t.Context())
+	s.currentRun()
 	expect("the same file", 1)
 	write(t, path, "# as before\n"+renamed)
-	p.Reload(t.Context())
-	receive(t, src.applied) // its lines are others
-	expect("another file that means the same", 2)
+	s.Reload(t.Context())
+	receive(t, src.applied) // its line numbers are others
+	expect("another file with the same policy", 2)
 	write(t, path, invalidPolicy)
-	p.Reload(t.Context())
-	expect("a bad file", 2)
+	s.Reload(t.Context())
+	expect("an invalid file", 2)
 	write(t, path, strings.ReplaceAll(renamed, "small", "tiny"))
-	p.Reload(t.Context())
+	s.Reload(t.Context())
 	receive(t, src.applied)
 	expect("another policy", 3)
 }

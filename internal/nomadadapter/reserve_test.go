@@ -44,7 +44,7 @@ func TestReserve(t *testing.T) {
 	}
 }
 
-// observingSource is a source that is told what was handed out.
+// observingSource is a ReservationObserver.
 type observingSource struct {
 	*coretest.Source
 	mu       sync.Mutex
@@ -57,8 +57,8 @@ func (l *observingSource) Reserved(devices []core.Device) {
 	l.reserved = append(l.reserved, devices)
 }
 
-// Who wants to know is told the devices of each reservation, once each, and of none that was refused.
-func TestReservedIsTold(t *testing.T) {
+// A ReservationObserver gets the devices of each reservation, each device once, and none of a refused one.
+func TestReservationObserver(t *testing.T) {
 	src := &observingSource{Source: coretest.NewSource()}
 	snapshot := coretest.GPUs(4)
 	src.Set(nodeInventory(snapshot, lost(3)))
@@ -75,8 +75,8 @@ func TestReservedIsTold(t *testing.T) {
 	}
 }
 
-// What is only observed is told, and takes work all the same.
-func TestReserveWhatIsOnlyObserved(t *testing.T) {
+// With health_mode "observe" an unhealthy device has a description, and is reserved.
+func TestReserveWithoutEnforcedHealth(t *testing.T) {
 	s := newFixture(t)
 	s.mustConfigure(t, map[string]any{"health_mode": "observe"})
 	s.currentRun()
@@ -119,12 +119,12 @@ func TestReserveRefuses(t *testing.T) {
 		ids  []string
 		want string
 	}{
-		"unknown":       {ready, []string{"GPU-b", gpuID(0), "GPU-a"}, "unknown device IDs: GPU-a,GPU-b"},
-		"an empty id":   {ready, []string{""}, "unknown device IDs: "},
-		"unhealthy":     {ready, []string{gpuID(0), gpuID(2), gpuID(1)}, "unhealthy devices: " + gpuID(1) + " is " + lostText + "; " + gpuID(2) + " is lost"},
-		"both":          {ready, []string{gpuID(1), "GPU-a"}, "unknown device IDs: GPU-a; unhealthy devices: " + gpuID(1)},
-		"no driver":     {nodeInventory(core.NoDriver(core.DriverAbsent, "no library")), []string{gpuID(0)}, "unknown device IDs: " + gpuID(0) + " (driver absent: no library)"},
-		"driver is out": {nodeInventory(gone, obs...), []string{gpuID(0)}, "is unknown: driver is not usable (no answer)"},
+		"unknown":     {ready, []string{"GPU-b", gpuID(0), "GPU-a"}, "unknown device IDs: GPU-a,GPU-b"},
+		"an empty id": {ready, []string{""}, "unknown device IDs: "},
+		"unhealthy":   {ready, []string{gpuID(0), gpuID(2), gpuID(1)}, "unhealthy devices: " + gpuID(1) + " is " + lostText + "; " + gpuID(2) + " is lost"},
+		"both":        {ready, []string{gpuID(1), "GPU-a"}, "unknown device IDs: GPU-a; unhealthy devices: " + gpuID(1)},
+		"no driver":   {nodeInventory(core.NoDriver(core.DriverAbsent, "no library")), []string{gpuID(0)}, "unknown device IDs: " + gpuID(0) + " (driver absent: no library)"},
+		"lost driver": {nodeInventory(gone, obs...), []string{gpuID(0)}, "is unknown: driver is not usable (no answer)"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newFixture(t)
@@ -137,8 +137,8 @@ func TestReserveRefuses(t *testing.T) {
 	}
 }
 
-// After a crash Nomad reserves what the process before this one offered.
-func TestReserveWaitsForTheFirstReading(t *testing.T) {
+// After a crash Nomad reserves devices that the previous process announced.
+func TestReserveWaitsForTheFirstSnapshot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newFixture(t)
 		time.AfterFunc(3*time.Second, func() { s.Source.Set(nodeInventory(coretest.GPUs(1))) })
@@ -148,7 +148,7 @@ func TestReserveWaitsForTheFirstReading(t *testing.T) {
 	})
 }
 
-func TestReserveGivesUp(t *testing.T) {
+func TestReserveTimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newFixture(t)
 		begin := time.Now()
@@ -179,7 +179,7 @@ func TestReserveInParallel(t *testing.T) {
 			}
 		})
 		if i%8 == 0 {
-			s.Source.Set(nodeInventory(coretest.GPUs(64))) // and the inventory is replaced meanwhile
+			s.Source.Set(nodeInventory(coretest.GPUs(64))) // replaced during reservations
 		}
 	}
 	wg.Wait()

@@ -2,7 +2,6 @@ package nomadadapter
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -19,9 +18,9 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 )
 
-func shareID(gpu, n int) string { return fmt.Sprintf("%s::%d", gpuID(gpu), n) }
+func shareID(device, n int) string { return fmt.Sprintf("%s::%d", gpuID(device), n) }
 
-// Several shares of a GPU are the GPU once, in whatever order they come.
+// Several shares of a GPU are that GPU once, in any order.
 func TestReserveShares(t *testing.T) {
 	s := newFixture(t)
 	s.Source.Set(inventoryUnder(core.Policy{Rules: []core.Rule{{Sharing: timeSlicing(4)}}}, coretest.GPUs(3)))
@@ -51,7 +50,7 @@ func TestReserveShares(t *testing.T) {
 	}
 }
 
-// Who may have one share only, and asks for more, is told why.
+// A request for two shares of a pool with OnePerRequest is refused with the reason.
 func TestReserveOneShareAtMost(t *testing.T) {
 	s := newFixture(t)
 	s.Source.Set(inventoryUnder(mixedPolicy, coretest.GPUs(8)))
@@ -66,7 +65,7 @@ func TestReserveOneShareAtMost(t *testing.T) {
 	}
 }
 
-// A client of an MPS daemon finds it by the environment; mounts would cost the task its volumes.
+// A client of an MPS daemon gets its pipe directory in the environment, and no mounts: Nomad would drop the task's volumes.
 func TestReserveMPS(t *testing.T) {
 	s := newFixture(t)
 	s.mustConfigure(t, map[string]any{"mps_root": "/srv/mps/"})
@@ -85,19 +84,19 @@ func TestReserveMPS(t *testing.T) {
 	if diff := cmp.Diff(want, r.Envs); diff != "" || len(r.Mounts) > 0 {
 		t.Errorf("mounts %v, env (-want +got):\n%s", r.Mounts, diff)
 	}
-	for _, no := range []string{gpuID(0), shareID(2, 0)} { // others know nothing of it
+	for _, no := range []string{gpuID(0), shareID(2, 0)} { // not in the MPS pool
 		if r, err := p.Reserve([]string{no}); err != nil || len(r.Envs) != 1 {
 			t.Errorf("%s: %v, %v", no, r, err)
 		}
 	}
 }
 
-// sharedGPUs is n GPUs, each shared by so many.
+// sharedGPUs returns n GPUs with this number of replicas each.
 func sharedGPUs(n, replicas int, obs ...core.Observation) *core.Inventory {
 	return inventoryUnder(core.Policy{Rules: []core.Rule{{Sharing: timeSlicing(replicas)}}}, withDetails(coretest.GPUs(n)), obs...)
 }
 
-// A GPU is shared by a hundred, and turns sick: all of its shares do, in one list, and no others.
+// When a GPU with 100 replicas becomes unhealthy, all its shares and no others do, in one fingerprint.
 func TestHealthOfSharesIsOneUpdate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newFixture(t)
@@ -105,20 +104,20 @@ func TestHealthOfSharesIsOneUpdate(t *testing.T) {
 		ch := fingerprints(t.Context(), t, s)
 		<-ch
 		time.Sleep(fingerprintInterval)
-		for _, sick := range []map[int]bool{{1: true}, {}} {
+		for _, unhealthy := range []bool{true, false} {
 			var obs []core.Observation
-			if sick[1] {
+			if unhealthy {
 				obs = append(obs, lost(1))
 			}
 			s.Source.Set(sharedGPUs(2, 100, obs...))
 			synctest.Wait()
 			g := (<-ch).Devices[0]
 			for _, d := range g.Devices {
-				if gpu, _, _ := strings.Cut(d.ID, "::"); d.Healthy == (sick[1] && gpu == gpuID(1)) || d.Healthy != (d.HealthDesc == "") {
+				if device, _, _ := strings.Cut(d.ID, "::"); d.Healthy == (unhealthy && device == gpuID(1)) || d.Healthy != (d.HealthDesc == "") {
 					t.Errorf("%+v", d)
 				}
 			}
-			if n := g.Attributes[unhealthyKey]; sick[1] != (n != nil && *n.Int == 100) {
+			if n := g.Attributes[unhealthyKey]; unhealthy != (n != nil && *n.Int == 100) {
 				t.Errorf("unhealthy: %#v", n)
 			}
 			time.Sleep(time.Minute)
@@ -132,7 +131,7 @@ func TestHealthOfSharesIsOneUpdate(t *testing.T) {
 	})
 }
 
-// wireSize is the size of a fingerprint as the message that leaves the process.
+// wireSize returns the bytes of a fingerprint as a gRPC message.
 func wireSize(gs []*device.DeviceGroup) int {
 	var out proto.FingerprintResponse
 	for _, g := range gs {
@@ -149,7 +148,7 @@ func wireSize(gs []*device.DeviceGroup) int {
 	return protobuf.Size(protoadapt.MessageV2Of(&out))
 }
 
-// xidOfEach is a fault of each of n GPUs.
+// xidOfEach returns a fault of each of n GPUs.
 func xidOfEach(n int) (obs []core.Observation) {
 	for i := range n {
 		obs = append(obs, core.Observation{At: core.WholeGPU(coretest.GPU(i)), Kind: core.XID, Code: 95})
@@ -157,16 +156,16 @@ func xidOfEach(n int) (obs []core.Observation) {
 	return obs
 }
 
-// gRPC's limit for a message is 4 MiB; Nomad's servers get it all with every change.
+// The limit of gRPC for a message is 4 MiB, and Nomad's servers get the whole fingerprint with each change.
 func TestFingerprintsAreSmall(t *testing.T) {
 	for name, tc := range map[string]struct {
 		inv *core.Inventory
 		n   int
 	}{
-		"16 GPUs by 7 by 10":       {sharedInstances(10), 1120},
-		"16 GPUs by 100":           {sharedGPUs(16, 100), 1600},
-		"16 GPUs by 7 by 10, sick": {sharedInstances(10, xidOfEach(16)...), 1120},
-		"16 GPUs by 100, sick":     {sharedGPUs(16, 100, xidOfEach(16)...), 1600},
+		"16 GPUs by 7 by 10":            {sharedInstances(10), 1120},
+		"16 GPUs by 100":                {sharedGPUs(16, 100), 1600},
+		"16 GPUs by 7 by 10, unhealthy": {sharedInstances(10, xidOfEach(16)...), 1120},
+		"16 GPUs by 100, unhealthy":     {sharedGPUs(16, 100, xidOfEach(16)...), 1600},
 	} {
 		gs := groups(tc.inv, assignment{})
 		all, size := 0, wireSize(gs)
@@ -180,7 +179,7 @@ func TestFingerprintsAreSmall(t *testing.T) {
 	}
 }
 
-// sharedInstances is 16 GPUs cut into seven instances each, all of them shared.
+// sharedInstances returns 16 GPUs with seven MIG instances each, all with this number of replicas.
 func sharedInstances(replicas int, obs ...core.Observation) *core.Inventory {
 	s := coretest.GPUs(16)
 	for n := range 16 {
@@ -196,7 +195,7 @@ func sharedInstances(replicas int, obs ...core.Observation) *core.Inventory {
 	return inventoryUnder(core.Policy{Rules: []core.Rule{{Sharing: timeSlicing(replicas)}}}, withDetails(core.NewSnapshot(s)), obs...)
 }
 
-// The shares of a GPU have its numbers, and their own health.
+// The shares of a GPU have the usage and the health of the GPU.
 func TestStatsOfShares(t *testing.T) {
 	s := newFixture(t)
 	s.Source.Set(inventoryUnder(core.Policy{Rules: []core.Rule{{Sharing: timeSlicing(3)}}}, coretest.GPUs(2), lost(1)))
@@ -211,39 +210,16 @@ func TestStatsOfShares(t *testing.T) {
 		t.Errorf("%d devices", len(all))
 	}
 	for n := range 3 {
-		for gpu, want := range map[int]*structs.StatValue{0: {IntNumeratorVal: new(int64(97))}, 1: {StringVal: new("N/A")}} {
-			d := all[shareID(gpu, n)]
+		for i, want := range map[int]*structs.StatValue{0: {IntNumeratorVal: new(int64(97))}, 1: {StringVal: new("N/A")}} {
+			d := all[shareID(i, n)]
 			got := d.Stats.Attributes["GPU utilization"]
 			got.Unit, got.Desc = "", ""
 			if diff := cmp.Diff(want, got); diff != "" {
-				t.Errorf("%s (-want +got):\n%s", shareID(gpu, n), diff)
+				t.Errorf("%s (-want +got):\n%s", shareID(i, n), diff)
 			}
-			if well := strings.HasPrefix(*d.Stats.Attributes[healthKey].StringVal, "healthy"); well != (gpu == 0) {
-				t.Errorf("%s: %s", shareID(gpu, n), *d.Stats.Attributes[healthKey].StringVal)
+			if healthy := strings.HasPrefix(*d.Stats.Attributes[healthKey].StringVal, "healthy"); healthy != (i == 0) {
+				t.Errorf("%s: %s", shareID(i, n), *d.Stats.Attributes[healthKey].StringVal)
 			}
 		}
 	}
-}
-
-// Groups of one name and several types come and go each by itself.
-func TestStatsOfDepartedShares(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newFixture(t)
-		s.Source.Set(inventoryUnder(mixedPolicy, coretest.GPUs(8)))
-		ch := openStats(t.Context(), t, s, time.Second)
-		of := func(r *device.StatsResponse) (all []string) {
-			for _, g := range r.Groups {
-				all = append(all, fmt.Sprintf("%s/%s:%d", g.Type, g.Name, len(g.InstanceStats)))
-			}
-			return all
-		}
-		if got, want := of(<-ch), []string{"gpu/" + h100 + ":2", "gpu-shared/" + h100 + ":12", "gpu-mps/" + h100 + ":4"}; !slices.Equal(got, want) {
-			t.Errorf("got %v, want %v", got, want)
-		}
-		s.Source.Set(nodeInventory(core.NoDriver(core.DriverAbsent, "unloaded")))
-		<-ch // may have been taken before
-		if got, want := of(<-ch), []string{"gpu/" + h100 + ":0", "gpu-shared/" + h100 + ":0", "gpu-mps/" + h100 + ":0"}; !slices.Equal(got, want) {
-			t.Errorf("got %v, want %v", got, want)
-		}
-	})
 }

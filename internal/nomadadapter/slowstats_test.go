@@ -14,18 +14,18 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 )
 
-// slowSource is a source whose readings take their time.
+// slowSource is a source whose Usage takes a while.
 type slowSource struct {
 	*coretest.Source
 
 	mu      sync.Mutex
 	takes   time.Duration
-	waiting int // calls under way
+	pending int // calls that have not returned
 	most    int
-	read    map[time.Time]bool // when a reading began that was given
+	read    map[time.Time]bool // start times of the calls that returned usage
 }
 
-// maxConcurrent is the most calls that were under way together.
+// maxConcurrent returns the largest number of concurrent calls.
 func (s *slowSource) maxConcurrent() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -35,10 +35,10 @@ func (s *slowSource) maxConcurrent() int {
 func (s *slowSource) Usage(ctx context.Context) ([]core.Usage, error) {
 	s.mu.Lock()
 	began, takes := time.Now(), s.takes
-	s.waiting++
-	s.most = max(s.most, s.waiting)
+	s.pending++
+	s.most = max(s.most, s.pending)
 	s.mu.Unlock()
-	defer func() { s.mu.Lock(); defer s.mu.Unlock(); s.waiting-- }()
+	defer func() { s.mu.Lock(); defer s.mu.Unlock(); s.pending-- }()
 	select {
 	case <-time.After(takes):
 	case <-ctx.Done():
@@ -58,7 +58,7 @@ func (s *slowSource) setDuration(d time.Duration) {
 	s.takes = d
 }
 
-// slowStats opens a stream over a source whose readings take so long.
+// slowStats opens a stream over a slowSource.
 func slowStats(ctx context.Context, t *testing.T, takes, interval time.Duration) (*slowSource, <-chan *device.StatsResponse) {
 	t.Helper()
 	s := &slowSource{Source: coretest.NewSource(), takes: takes, read: map[time.Time]bool{}}
@@ -68,7 +68,7 @@ func slowStats(ctx context.Context, t *testing.T, takes, interval time.Duration)
 	return s, ch
 }
 
-// responses are those that come within d: when each came, and the time of its numbers, zero if it had none.
+// responses receives for d. It returns the time of each response, and the timestamp of its usage, zero if it had none.
 func responses(t *testing.T, ch <-chan *device.StatsResponse, d time.Duration) (came, of []time.Time) {
 	t.Helper()
 	end := time.After(d)
@@ -87,14 +87,14 @@ func responses(t *testing.T, ch <-chan *device.StatsResponse, d time.Duration) (
 	}
 }
 
-func TestReadingsSlowerThanTheIntervalArriveAtTheDriversPace(t *testing.T) {
+func TestUsageSlowerThanTheInterval(t *testing.T) {
 	for name, tc := range map[string]struct{ takes, interval time.Duration }{
-		"a little":        {1100 * time.Millisecond, time.Second},
-		"several times":   {2500 * time.Millisecond, time.Second},
-		"very long":       {20 * time.Second, time.Second},
-		"within it":       {900 * time.Millisecond, time.Second},
-		"longer than 5 s": {7 * time.Second, 10 * time.Second},
-		"once an hour":    {7 * time.Second, time.Hour},
+		"a little":      {1100 * time.Millisecond, time.Second},
+		"several times": {2500 * time.Millisecond, time.Second},
+		"very long":     {20 * time.Second, time.Second},
+		"in time":       {900 * time.Millisecond, time.Second},
+		"over 5 s":      {7 * time.Second, 10 * time.Second},
+		"once an hour":  {7 * time.Second, time.Hour},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -111,21 +111,21 @@ func TestReadingsSlowerThanTheIntervalArriveAtTheDriversPace(t *testing.T) {
 					if !at.IsZero() {
 						distinct[at] = true
 						if !s.read[at] || came[i].Sub(at) > tc.takes+maxUsageAge+tc.interval {
-							t.Errorf("after %v: numbers of %v before", came[i].Sub(began), came[i].Sub(at))
+							t.Errorf("after %v: usage is %v old", came[i].Sub(began), came[i].Sub(at))
 						}
 					} else if came[i].Sub(began) > tc.takes && tc.interval < maxUsageAge {
-						t.Errorf("no numbers after %v", came[i].Sub(began))
+						t.Errorf("no usage after %v", came[i].Sub(began))
 					}
 					if gap := came[i].Sub(last); gap > tc.interval {
-						t.Errorf("nothing for %v", gap)
+						t.Errorf("no response for %v", gap)
 					}
 					last = came[i]
 				}
 				if n := len(distinct); n < 98 {
-					t.Errorf("numbers of %d readings in the time of a hundred", n)
+					t.Errorf("%d results in the time of 100", n)
 				}
-				if s.most != 1 || s.waiting != 0 {
-					t.Errorf("%d calls at once, %d left", s.most, s.waiting)
+				if s.most != 1 || s.pending != 0 {
+					t.Errorf("%d concurrent calls, %d pending", s.most, s.pending)
 				}
 				if most := 2*int(100*round/tc.interval) + 200; len(came) > most {
 					t.Errorf("%d responses", len(came))
@@ -135,9 +135,9 @@ func TestReadingsSlowerThanTheIntervalArriveAtTheDriversPace(t *testing.T) {
 	}
 }
 
-// A driver that hangs: what was read last is shown for a minute, with its time, then nothing; health goes on. When it
-// is back, numbers follow.
-func TestHungDriverKeepsTheLastNumbersForAMinute(t *testing.T) {
+// While the driver hangs, the last usage is sent for maxUsageAge, with its timestamp; then responses have the health only.
+// When the driver answers again, they have usage.
+func TestUsageOfAHungDriver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		s, ch := slowStats(ctx, t, 0, time.Second)
@@ -148,18 +148,18 @@ func TestHungDriverKeepsTheLastNumbersForAMinute(t *testing.T) {
 		for i, at := range of {
 			hung := came[i].Sub(began)
 			if shown := !at.IsZero(); shown && hung > maxUsageAge+2*time.Second || !shown && hung < maxUsageAge-2*time.Second {
-				t.Errorf("after %v: numbers shown: %t", hung, shown)
+				t.Errorf("after %v: usage sent: %t", hung, shown)
 			}
 			if !at.IsZero() && came[i].Sub(at) > maxUsageAge+time.Second {
-				t.Errorf("numbers of %v before", came[i].Sub(at))
+				t.Errorf("usage is %v old", came[i].Sub(at))
 			}
 		}
 		if n := len(came); n < 500 || s.maxConcurrent() != 1 {
-			t.Errorf("%d responses in nine minutes, %d calls at once", n, s.maxConcurrent())
+			t.Errorf("%d responses in nine minutes, %d concurrent calls", n, s.maxConcurrent())
 		}
 		s.setDuration(0)
 		if _, of = responses(t, ch, 2*time.Minute); of[len(of)-1].IsZero() {
-			t.Error("no numbers from a driver that is back")
+			t.Error("no usage after the driver answered again")
 		}
 		cancel()
 		synctest.Wait()

@@ -4,7 +4,9 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"log/slog"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -27,7 +29,7 @@ func usage(n int) core.Usage {
 	}
 }
 
-// instances merges the statistics of all groups and checks what Nomad takes for granted.
+// instances merges the statistics of all groups and checks what Nomad requires.
 func instances(t *testing.T, r *device.StatsResponse) map[string]*device.DeviceStats {
 	t.Helper()
 	if r.Error != nil {
@@ -86,13 +88,13 @@ func TestStats(t *testing.T) {
 	if diff := cmp.Diff(want["Memory state"], got[gpuID(0)].Summary); diff != "" {
 		t.Errorf("summary (-want +got):\n%s", diff)
 	}
-	for key, v := range got[gpuID(1)].Stats.Attributes { // the second GPU did not answer
+	for key, v := range got[gpuID(1)].Stats.Attributes { // without usage
 		text := "N/A"
 		if key == "Health" {
 			text = lostText
 		}
 		if diff := cmp.Diff(&structs.StatValue{Unit: want[key].Unit, Desc: want[key].Desc, StringVal: &text}, v); diff != "" {
-			t.Errorf("%s of the silent GPU (-want +got):\n%s", key, diff)
+			t.Errorf("%s of the GPU without usage (-want +got):\n%s", key, diff)
 		}
 	}
 }
@@ -105,7 +107,7 @@ func TestHalfKnownFractionIsNotAvailable(t *testing.T) {
 	}
 }
 
-// hangingSource is a source whose driver does not answer.
+// hangingSource is a source whose Usage does not return.
 type hangingSource struct{ *coretest.Source }
 
 func (hangingSource) Usage(ctx context.Context) ([]core.Usage, error) {
@@ -118,12 +120,12 @@ func TestStatsPace(t *testing.T) {
 		interval, want time.Duration
 		hangs          bool
 	}{
-		"as asked":      {10 * time.Second, 10 * time.Second, false},
+		"valid":         {10 * time.Second, 10 * time.Second, false},
 		"an hour":       {time.Hour, time.Hour, false},
-		"hectic":        {time.Millisecond, time.Second, false},
-		"none":          {0, time.Second, false},
+		"too short":     {time.Millisecond, time.Second, false},
+		"zero":          {0, time.Second, false},
 		"hanging":       {10 * time.Second, 10 * time.Second, true},
-		"hanging, fast": {0, time.Second, true},
+		"hanging, zero": {0, time.Second, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -158,10 +160,10 @@ func TestStatsSurviveFailures(t *testing.T) {
 		ch := openStats(t.Context(), t, s, time.Second)
 		<-ch
 		s.Source.SetUsage(nil, errors.New("broken"))
-		<-ch // may have been taken before
+		<-ch // may be of the time before
 		for range 5 {
 			if v := instances(t, <-ch)[gpuID(0)].Summary; v.StringVal == nil {
-				t.Errorf("got %+v without an answer", v)
+				t.Errorf("got %+v without usage", v)
 			}
 		}
 		s.Source.SetUsage([]core.Usage{usage(0)}, nil)
@@ -170,33 +172,55 @@ func TestStatsSurviveFailures(t *testing.T) {
 			t.Errorf("not resumed: %+v", v)
 		}
 		if n := len(s.Log.Lines()); n != 2 {
-			t.Errorf("%d lines were logged, want one for each turn:\n%q", n, s.Log.Lines())
+			t.Errorf("%d lines were logged, want one for each change:\n%q", n, s.Log.Lines())
 		}
 	})
 }
 
-// Nomad keeps the last numbers if it gets no groups, so those of departed devices are sent empty.
-func TestStatsOfDepartedDevices(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newFixture(t)
-		two := coretest.GPUs(2)
-		two.Devices[1].Model = "NVIDIA A2"
-		s.Source.Set(nodeInventory(two))
-		ch := openStats(t.Context(), t, s, time.Second)
-		if n := len(instances(t, <-ch)); n != 2 {
-			t.Fatalf("%d devices", n)
-		}
-		s.Source.Set(nodeInventory(coretest.GPUs(1)))
-		<-ch
-		if r := <-ch; len(r.Groups) != 1 || len(instances(t, r)) != 1 {
-			t.Errorf("with one left: %+v", r.Groups)
-		}
-		s.Source.Set(nodeInventory(core.NoDriver(core.DriverAbsent, "unloaded")))
-		<-ch
-		for range 2 {
-			if r := <-ch; len(r.Groups) != 1 || r.Groups[0].InstanceStats == nil || len(instances(t, r)) != 0 {
-				t.Errorf("with none left: %+v", r.Groups)
-			}
-		}
-	})
+// Nomad shows the previous statistics if a response has no groups, so groups that lost all their devices are sent empty.
+func TestStatsOfRemovedDevices(t *testing.T) {
+	two := coretest.GPUs(2)
+	two.Devices[1].Model = "NVIDIA A2"
+	type step struct {
+		inv  *core.Inventory
+		want []string // type/name:devices
+	}
+	unloaded := nodeInventory(core.NoDriver(core.DriverAbsent, "unloaded"))
+	for name, steps := range map[string][]step{
+		"models": {
+			{nodeInventory(two), []string{"gpu/" + h100 + ":1", "gpu/NVIDIA A2:1"}},
+			{nodeInventory(coretest.GPUs(1)), []string{"gpu/" + h100 + ":1"}},
+			{unloaded, []string{"gpu/" + h100 + ":0"}},
+			{unloaded, []string{"gpu/" + h100 + ":0"}},
+		},
+		"types with one name": {
+			{inventoryUnder(mixedPolicy, coretest.GPUs(8)), []string{"gpu/" + h100 + ":2", "gpu-shared/" + h100 + ":12", "gpu-mps/" + h100 + ":4"}},
+			{unloaded, []string{"gpu/" + h100 + ":0", "gpu-shared/" + h100 + ":0", "gpu-mps/" + h100 + ":0"}},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newFixture(t)
+				s.Source.Set(steps[0].inv)
+				ch := openStats(t.Context(), t, s, time.Second)
+				for i, step := range steps {
+					s.Source.Set(step.inv)
+					if i > 0 {
+						<-ch // may be of the time before
+					}
+					r := <-ch
+					var got []string
+					for _, g := range r.Groups {
+						if g.InstanceStats == nil {
+							t.Errorf("step %d: %s has no InstanceStats", i, g.Name)
+						}
+						got = append(got, fmt.Sprintf("%s/%s:%d", g.Type, g.Name, len(g.InstanceStats)))
+					}
+					if instances(t, r); !slices.Equal(got, step.want) {
+						t.Errorf("step %d: got %v, want %v", i, got, step.want)
+					}
+				}
+			})
+		})
+	}
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 )
 
-// A bubble does not end while a goroutine in it lives.
+// No goroutine remains: synctest.Test fails if one does.
 func TestStreamsEndWithTheirContext(t *testing.T) {
 	for name, settle := range map[string]func(*coretest.Source){
 		"pending": func(*coretest.Source) {},
@@ -39,12 +39,12 @@ func TestStreamsEndWithTheirContext(t *testing.T) {
 	}
 }
 
-// The end of the plugin's own context, before that of the stream, neither spins nor closes anything.
+// A stream stays open, and sends nothing, when the context of New ends before that of the stream.
 func TestStreamOutlivesThePlugin(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		life, end := context.WithCancel(t.Context())
+		ctxPlugin, end := context.WithCancel(t.Context())
 		s := newFixture(t)
-		p := New(life, "2.0.0", s.startSource, discardLog)
+		p := New(ctxPlugin, "2.0.0", s.startSource, discardLog)
 		s.Source.Set(nodeInventory(coretest.GPUs(2)))
 		ctx, cancel := context.WithCancel(t.Context())
 		ch := fingerprints(ctx, t, p)
@@ -60,7 +60,7 @@ func TestStreamOutlivesThePlugin(t *testing.T) {
 	})
 }
 
-// Streams that Nomad opens and leaves, over a connection, read and unread: nothing of them stays.
+// Streams that Nomad opens and cancels over gRPC, read and unread, leave no goroutines.
 func TestStreamsLeaveNothing(t *testing.T) {
 	s := newFixture(t)
 	s.Source.Set(nodeInventory(coretest.GPUs(8)))
@@ -77,19 +77,19 @@ func TestStreamsLeaveNothing(t *testing.T) {
 			receive(t, n)
 		}
 		cancel()
-		for range f { // Nomad's own goroutine wants to be rid of its last word
+		for range f { // Nomad's own goroutine blocks until its last message is read
 		}
 		for range n {
 		}
 	}
-	if _, err := p.Reserve([]string{gpuID(0)}); err != nil { // the connection is there
+	if _, err := p.Reserve([]string{gpuID(0)}); err != nil { // connects
 		t.Fatal(err)
 	}
 	before := runtime.NumGoroutine()
 	for i := range 500 {
 		open(i%2 == 0)
 	}
-	const slack = 4 // of gRPC's own, which come and go
+	const slack = 4 // goroutines of gRPC
 	deadline := time.After(testTimeout)
 	for tick := time.NewTicker(10 * time.Millisecond); runtime.NumGoroutine() > before+slack; {
 		select {
@@ -101,9 +101,8 @@ func TestStreamsLeaveNothing(t *testing.T) {
 	}
 }
 
-// Some pairs of streams that nobody reads keep a reservation on the same connection from nothing, and a
-// reader of statistics neither.
-func TestUnreadStreamsKeepNobodyWaiting(t *testing.T) {
+// 25 pairs of streams that are not read block neither reservations nor other streams on the same connection.
+func TestUnreadStreamsBlockNothing(t *testing.T) {
 	s := newFixture(t)
 	s.Source.Set(nodeInventory(coretest.GPUs(8)))
 	p := dial(t, s.Plugin)
@@ -117,9 +116,9 @@ func TestUnreadStreamsKeepNobodyWaiting(t *testing.T) {
 	}
 	numbers := openStats(t.Context(), t, p, time.Second)
 	var longest time.Duration
-	for range 3 { // samples, and so seconds: streams that nobody reads fill up meanwhile
+	for range 3 { // seconds, in which the unread streams fill their buffers
 		receive(t, numbers)
-		for i := range 64 { // reservations
+		for i := range 64 {
 			begin := time.Now()
 			if _, err := p.Reserve([]string{gpuID(i % 8)}); err != nil {
 				t.Fatal(err)
@@ -128,7 +127,7 @@ func TestUnreadStreamsKeepNobodyWaiting(t *testing.T) {
 		}
 	}
 	if longest >= testTimeout {
-		t.Error("a reservation waits for those who do not read")
+		t.Error("a reservation was blocked by unread streams")
 	}
 	t.Logf("the longest of 192 reservations took %s", longest)
 }
