@@ -1,4 +1,4 @@
-# The only entry: `make help`. CI calls the same words.
+# `make help` lists the targets. CI calls the same ones.
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
@@ -6,19 +6,19 @@ SHELL := bash
 VERSION := 2.0.0
 BIN     := $(CURDIR)/bin
 
-# go-nvml's header marks many calls as deprecated; what cgo says about that is not news to anybody here.
+# go-nvml's header marks many calls as deprecated, which makes the C compiler warn in every build.
 export CGO_CFLAGS := -Wno-deprecated-declarations
 export CGO_ENABLED := 1
 
-# Without text/template the linker can drop methods that nobody calls: the tags are grpc's and urfave/cli's own.
-# HTTP/2 is for gRPC, which brings its own; metrics and the local socket do without net/http's.
+# Without text/template the linker can drop methods without a caller: the tags are grpc's and urfave/cli's own.
+# gRPC has its own HTTP/2; metrics and the local socket do not need the one of net/http.
 build_flags := -trimpath -tags grpcnotrace,urfave_cli_no_template,nethttpomithttp2 -ldflags "-s -w -X main.version=$(VERSION)"
 
-# cc and go, or a word about what to install.
+# A command that must be installed, or what to install.
 need = @command -v $(1) >/dev/null || { echo "make $@ needs $(1): $(2)"; exit 2; }
 
 .PHONY: help
-help: ## list what there is to make
+help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
 
 .PHONY: tools-present
@@ -46,6 +46,7 @@ race: tools-present ## run the tests under the race detector
 lint: tools-present ## check style, import walls and tidiness
 	cd tools && go build -o $(BIN)/golangci-lint github.com/golangci/golangci-lint/v2/cmd/golangci-lint
 	$(BIN)/golangci-lint run ./...
+	for dir in . tools test/conformance/nomad test/conformance/kubelet; do (cd $$dir && go mod tidy -diff) || exit 1; done
 
 .PHONY: fmt
 fmt: ## format the code
