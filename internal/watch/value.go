@@ -1,4 +1,4 @@
-// Package watch has Value: the latest value of something, for one writer and any number of readers.
+// Package watch has Value, the latest value of something for any number of readers, and waits that end with a context.
 package watch
 
 import (
@@ -7,8 +7,8 @@ import (
 	"sync"
 )
 
-// Value holds the latest value of something and wakes its watchers when that is replaced. Store never waits for a watcher; a
-// slow watcher skips to the latest value. It is safe for concurrent use.
+// Value holds the latest value of something and wakes its watchers when it is replaced. Store never blocks; a slow watcher
+// skips to the latest value. Make one with NewValue; it is safe for concurrent use.
 type Value[T any] struct {
 	mu      sync.Mutex
 	value   T
@@ -22,11 +22,12 @@ func NewValue[T any](v T) *Value[T] {
 
 // Load returns the latest value.
 func (w *Value[T]) Load() T {
-	v, _ := w.load()
+	v, _ := w.LoadNext()
 	return v
 }
 
-func (w *Value[T]) load() (T, <-chan struct{}) {
+// LoadNext returns the latest value and a channel that the next Store closes.
+func (w *Value[T]) LoadNext() (latest T, next <-chan struct{}) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.value, w.changed
@@ -41,23 +42,23 @@ func (w *Value[T]) Store(v T) {
 	w.changed = make(chan struct{})
 }
 
-// Replace replaces the value without waking the watchers: for a value which to them is equal to the present one.
+// Replace replaces the value without waking the watchers, for a value that to them is equal to the present one.
 func (w *Value[T]) Replace(v T) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.value = v
 }
 
-// Watch yields the present value and then each newer one, until ctx ends. It runs in the goroutine of the caller.
+// Watch yields the present value and then each newer one until ctx ends. It runs in the goroutine of the caller.
 func (w *Value[T]) Watch(ctx context.Context) iter.Seq[T] {
 	return func(yield func(T) bool) {
 		for ctx.Err() == nil {
-			v, changed := w.load()
+			v, next := w.LoadNext()
 			if !yield(v) {
 				return
 			}
 			select {
-			case <-changed:
+			case <-next:
 			case <-ctx.Done():
 				return
 			}

@@ -1,0 +1,23 @@
+package watch
+
+import (
+	"context"
+	"time"
+)
+
+// Sleep waits for d and reports true, or false if ctx ends first.
+func Sleep(ctx context.Context, d time.Duration) bool { return !Await(ctx, nil, d) && ctx.Err() == nil }
+
+// Await waits for at most d until done is closed or receives a value, and reports whether it did. It reports false after d
+// and when ctx ends.
+func Await(ctx context.Context, done <-chan struct{}, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-done:
+		return true
+	case <-t.C:
+	case <-ctx.Done():
+	}
+	return false
+}
