@@ -20,71 +20,68 @@ import (
 	"github.com/tandem-gpu/tandem/internal/watchdog"
 )
 
-// Source is what the adapter needs to know of the machine.
+// Source is the inventory of the node. Watch yields the present inventory and then each newer one until ctx ends.
 type Source interface {
 	Current() *core.Inventory
 	Watch(context.Context) iter.Seq[*core.Inventory]
 }
 
-// Options say where the kubelet is and how things are named.
+// Options configure an Adapter.
 type Options struct {
-	KubeletSocket string       // the registration socket; "" = serve, but register nowhere
-	DevRoot       string       // the host's folder that holds dev/nvidia0 ...; "" = "/"
-	MPSRoot       string       // the host's folder of the MPS control daemons; needed if anything is shared by MPS
+	KubeletSocket string       // the kubelet's registration socket; "" = serve without registration
+	DevRoot       string       // directory of the host that holds dev/nvidia0 ...; "" = "/"
+	MPSRoot       string       // directory of the host with the MPS control daemons' pipes; required for MPS sharing
 	Log           *slog.Logger // nil = no log
 
-	// Reserved is told which devices an Allocate gave to new work. It is called while the kubelet waits, from
-	// several goroutines at once, and must not block; nil = nobody is told.
+	// Reserved is called with the devices of each Allocate, while the kubelet waits. It must be safe for concurrent use and
+	// must not block; nil = no calls.
 	Reserved func([]core.Device)
 
-	// Offered are the resources that an adapter before this one offered. Those that have no unit any more are
-	// offered as empty lists: a kubelet counts a resource whose plugin went away for five minutes more.
+	// Offered are the resources that an earlier Adapter offered. One without units is offered as an empty list: the
+	// kubelet counts the devices of a plugin that is gone for five more minutes.
 	Offered []string
 
-	// PodResourcesSocket is where the kubelet says which pods hold which devices; "" = it is not asked.
-	PodResourcesSocket string
-
-	// Grants keeps which device IDs were handed out; nil = a restart forgets them.
-	Grants GrantStore
-
-	Watchdog *watchdog.Registry // where the adapter's loops beat; nil = nowhere
+	PodResourcesSocket string             // of the kubelet's pod-resources API; "" = no queries
+	Grants             GrantStore         // nil = allocations are not stored across restarts
+	Watchdog           *watchdog.Registry // of the adapter's goroutines; nil = none
 }
 
-// Adapter offers the units of a source to the kubelet. Make one with New, then call Run once; the
-// other methods are safe for concurrent use before, during and after Run.
+// Adapter offers the units of a Source to the kubelet. Make one with New, then call Run once. The other methods are safe for
+// concurrent use before, during and after Run.
 type Adapter struct {
 	src     Source
 	opts    Options
 	kubelet *kubelet
-	pace    pace
-	held    *tracker
-	lister  lister
+	timings timings
+	tracker *tracker
 
 	mu        sync.Mutex
-	endpoints []*endpoint // by resource name; never dropped: a resource without units is an empty list
+	endpoints []*endpoint // by resource name; never removed: a resource without units is an empty list
 }
 
-// pace holds the times that nobody needs to configure.
-type pace struct {
-	register  time.Duration // limit of Register; the kubelet itself waits 10 s for the dial back
-	open      time.Duration // from Register to ListAndWatch, before the registration counts as lost
-	settle    time.Duration // between the end of an incarnation that a kubelet may know and the next
-	retry     time.Duration // first rest after a failure, which then grows by half
-	retryMax  time.Duration // longest rest: a kubelet keeps a connection open for each Register that fails
-	stable    time.Duration // an incarnation watched for so long was a success
-	heartbeat time.Duration // between lists that say nothing new: the kubelet itself never asks
-	quiet     time.Duration // least time between two changes; the kubelet writes a file for each list
-	look      time.Duration // between looks at the sockets when no file event comes
-	poll      time.Duration // between looks when none can come
+// timings are the durations of an adapter. They are not configurable.
+type timings struct {
+	register     time.Duration // timeout of Register; the kubelet waits 10 s for its connection to the plugin
+	openStream   time.Duration // from Register to ListAndWatch, before the registration counts as failed
+	restart      time.Duration // from the end of an incarnation that a kubelet may have recorded to the next one
+	retry        time.Duration // first wait after a failure, then longer by half each time
+	retryMax     time.Duration // longest wait: a kubelet leaks a connection for each Register that fails
+	stable       time.Duration // after which an incarnation with a stream resets the wait
+	heartbeat    time.Duration // between ListAndWatch responses without a change
+	listInterval time.Duration // after a change, to the next: the kubelet writes its checkpoint for each response
+
+	pollInterval         time.Duration // between checks of the sockets without inotify events
+	pollIntervalNoEvents time.Duration // while inotify is unavailable
 }
 
-var defaultPace = pace{
-	register: 15 * time.Second, open: 10 * time.Second,
-	settle: time.Second, retry: 100 * time.Millisecond, retryMax: 30 * time.Second, stable: 10 * time.Second,
-	heartbeat: 30 * time.Second, quiet: time.Second, look: time.Second, poll: 200 * time.Millisecond,
+var defaultTimings = timings{
+	register: 15 * time.Second, openStream: 10 * time.Second,
+	restart: time.Second, retry: 100 * time.Millisecond, retryMax: 30 * time.Second, stable: 10 * time.Second,
+	heartbeat: 30 * time.Second, listInterval: time.Second,
+	pollInterval: time.Second, pollIntervalNoEvents: 200 * time.Millisecond,
 }
 
-// New returns an adapter that does nothing yet.
+// New returns an adapter that is not running.
 func New(src Source, o Options) *Adapter {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
@@ -93,63 +90,44 @@ func New(src Source, o Options) *Adapter {
 	if o.KubeletSocket != "" {
 		dir = filepath.Dir(o.KubeletSocket)
 	}
-	held := newTracker(src, o)
 	return &Adapter{
-		src: src, opts: o, pace: defaultPace,
-		kubelet: newKubelet(dir, o.KubeletSocket, o.Log), held: held, lister: lister{held: held},
+		src: src, opts: o, timings: defaultTimings, kubelet: newKubelet(dir, o.KubeletSocket, o.Log), tracker: newTracker(src, o),
 	}
 }
 
-// Run offers every resource that has a unit, from the first time it has one, those of Options.Offered and those of
-// which pods hold device IDs, until ctx ends. Nothing less ends it: without a driver or a kubelet it waits. It returns
-// when every socket is gone.
+// Run offers each resource from when it first has a unit, those of Options.Offered, and those of which pods hold device IDs.
+// It returns nil when ctx has ended and all sockets are removed. Without a driver or a kubelet it waits.
 func (a *Adapter) Run(ctx context.Context) error {
-	a.kubelet.sweep()
+	a.kubelet.removeStaleSockets()
 	ctx, cancel := context.WithCancel(ctx)
 	var running sync.WaitGroup
 	defer running.Wait()
-	saved := a.held.begin(ctx)
+	saved := a.tracker.start(ctx)
 	defer finish(cancel, saved)
-	running.Go(func() { a.kubelet.watch(ctx, a.pace, a.opts.Watchdog.Register("kubelet's folder")) })
-	running.Go(func() { a.held.run(ctx, a.opts.Watchdog.Register("pods that hold devices")) })
-	changed := make(chan struct{}, 1)
-	running.Go(func() { a.held.follow(ctx, changed) })
-	for {
-		heard := a.held.bell.heard()
-		for _, resource := range a.wanted() {
+	running.Go(func() { a.kubelet.watch(ctx, a.timings, a.opts.Watchdog.Register("plugin directory")) })
+	running.Go(func() { a.tracker.run(ctx, a.opts.Watchdog.Register("pod resources")) })
+	running.Go(func() { a.tracker.follow(ctx) })
+	for latest := range a.tracker.offers.Watch(ctx) {
+		resources := slices.Sorted(maps.Keys(latest.lists))
+		if !latest.inventory.Provisional() { // else an empty list would remove units that may follow
+			resources = append(resources, a.opts.Offered...)
+		}
+		for _, resource := range resources {
 			if e, ok := a.add(resource); ok {
 				running.Go(func() { e.run(ctx) })
 			}
 		}
-		select {
-		case <-changed:
-		case <-heard:
-		case <-ctx.Done():
-			return nil
-		}
 	}
+	return nil
 }
 
-// wanted are the resources to offer by now.
-func (a *Adapter) wanted() []string {
-	inv := a.src.Current()
-	resources := slices.Sorted(maps.Keys(a.lister.all(inv)))
-	if !inv.Provisional() { // else an empty list would say that its units are gone
-		resources = append(resources, a.opts.Offered...)
-	}
-	return resources
-}
+// View returns inv with units as unhealthy whose device a pod holds under another resource, as the kubelet sees it.
+func (a *Adapter) View(inv *core.Inventory) *core.Inventory { return a.tracker.withhold(inv) }
 
-// View is an inventory of the source as the kubelet is told of it: without what pods hold under other names.
-func (a *Adapter) View(inv *core.Inventory) *core.Inventory { return a.lister.offered(inv) }
+// Warnings returns a line for each resource with device IDs that are listed only because pods may hold them.
+func (a *Adapter) Warnings() []string { return a.tracker.offers.Load().warnings() }
 
-// Warnings say in a line each what is listed for the sake of pods only.
-func (a *Adapter) Warnings() []string {
-	held := a.held.now()
-	return held.notes(held.vanished(listings(a.src.Current())))
-}
-
-// Offered are the resources that this adapter or those before it offered, sorted: the Options.Offered of the next.
+// Offered returns the resources that this adapter or an earlier one offered, sorted: the Options.Offered of the next one.
 func (a *Adapter) Offered() []string {
 	names := slices.Clone(a.opts.Offered)
 	for _, e := range a.list() {
@@ -159,7 +137,7 @@ func (a *Adapter) Offered() []string {
 	return slices.Compact(names)
 }
 
-// add returns the endpoint of a resource that has none yet.
+// add returns a new endpoint of a resource, and false if there is one already.
 func (a *Adapter) add(resource string) (*endpoint, bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -170,10 +148,10 @@ func (a *Adapter) add(resource string) (*endpoint, bool) {
 		return nil, false
 	}
 	e := &endpoint{
-		resource: resource, src: a.src, opts: a.opts, kubelet: a.kubelet, pace: a.pace, lister: &a.lister,
+		resource: resource, opts: a.opts, kubelet: a.kubelet, timings: a.timings, tracker: a.tracker,
 		log: a.opts.Log.With("resource", resource),
 	}
-	e.enter("", "starting")
+	e.setStatus("", "starting")
 	a.endpoints = slices.Insert(a.endpoints, i, e)
 	return e, true
 }
@@ -184,13 +162,14 @@ func (a *Adapter) list() []*endpoint {
 	return slices.Clone(a.endpoints)
 }
 
-// IdleError says why there is nothing to offer: a state of the node, not a failure of the agent.
+// IdleError is the reason why a node has nothing to offer, which is not a failure of the agent.
 type IdleError struct{ Reason string }
 
+// Error returns the reason.
 func (e *IdleError) Error() string { return e.Reason }
 
-// Ready is nil when the kubelet watches every resource. It is an *IdleError when no unit was ever seen
-// on a machine whose driver could be asked, or that has none.
+// Ready returns nil if the kubelet has opened ListAndWatch for every resource. It returns an *IdleError if there was never a
+// unit and the driver is absent, has failed, is released or reports none.
 func (a *Adapter) Ready() error {
 	endpoints := a.list()
 	if len(endpoints) == 0 {
@@ -198,8 +177,8 @@ func (a *Adapter) Ready() error {
 	}
 	var errs []error
 	for _, e := range endpoints {
-		if why := e.status().Why; why != "" {
-			errs = append(errs, fmt.Errorf("%s: %s", e.resource, why))
+		if s := e.stats(); !s.Watched {
+			errs = append(errs, fmt.Errorf("%s: %s", e.resource, s.Why))
 		}
 	}
 	return errors.Join(errs...)
@@ -227,13 +206,12 @@ func idle(inv *core.Inventory) error {
 	return &IdleError{"no GPU to offer: " + strings.Join(reasons, "; ")}
 }
 
-// Alive calls every endpoint over its own socket, as the kubelet would. It is an error only if an
-// endpoint that should answer does not.
+// Alive calls each endpoint over its own socket, as the kubelet does. It fails if a socket that is served does not answer.
 func (a *Adapter) Alive(ctx context.Context) error {
 	var errs []error
 	for _, e := range a.list() {
-		if path := e.status().Socket; path != "" {
-			if err := answers(ctx, path); err != nil && e.status().Socket == path {
+		if path := e.stats().Socket; path != "" {
+			if err := callPlugin(ctx, path); err != nil && e.stats().Socket == path {
 				errs = append(errs, fmt.Errorf("%s: %w", e.resource, err))
 			}
 		}
@@ -241,7 +219,7 @@ func (a *Adapter) Alive(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// Stats returns the standing and the counters of every resource, by name.
+// Stats returns the status and the counters of each resource, by name.
 func (a *Adapter) Stats() []ResourceStats {
 	endpoints := a.list()
 	stats := make([]ResourceStats, len(endpoints))

@@ -13,9 +13,7 @@ import (
 )
 
 func benchServer(units int) *server {
-	src := coretest.NewSource()
-	src.Set(inventory(coretest.GPUs(units), core.DefaultConfig()))
-	return &server{resource: GPUResource, src: src, pace: defaultPace, lister: &lister{}, count: &counters{}, streams: newStreams()}
+	return newTestServer(GPUResource, buildInventory(coretest.GPUs(units), core.DefaultConfig()))
 }
 
 // BenchmarkAllocate takes a quarter of the units, called as a function.
@@ -65,9 +63,9 @@ func BenchmarkPreferredAllocation(b *testing.B) {
 func BenchmarkList(b *testing.B) {
 	for _, units := range []int{8, 64} {
 		b.Run(fmt.Sprintf("units=%d", units), func(b *testing.B) {
-			inv := inventory(coretest.GPUs(units), core.DefaultConfig())
+			inv := buildInventory(coretest.GPUs(units), core.DefaultConfig())
 			for b.Loop() {
-				if n := len(listResponse(listings(inv)[GPUResource]).GetDevices()); n != units {
+				if n := len(listResponse(listDevices(inv)[GPUResource]).GetDevices()); n != units {
 					b.Fatal(n)
 				}
 			}
@@ -86,8 +84,8 @@ func firstIDs(n int) []string {
 // benchPlugin serves s on a socket and returns a client of it.
 func benchPlugin(b *testing.B, s *server) v1beta1.DevicePluginClient {
 	b.Helper()
-	l := &life{endpoint: &endpoint{resource: GPUResource, kubelet: &kubelet{dir: b.TempDir()}}}
-	listener, err := l.listen(b.Context())
+	in := &incarnation{endpoint: &endpoint{resource: GPUResource, kubelet: &kubelet{dir: b.TempDir()}}}
+	listener, err := in.listen(b.Context())
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -95,7 +93,7 @@ func benchPlugin(b *testing.B, s *server) v1beta1.DevicePluginClient {
 	v1beta1.RegisterDevicePluginServer(g, s)
 	served := make(chan error, 1)
 	go func() { served <- g.Serve(listener) }()
-	conn, err := dial(l.path)
+	conn, err := dial(in.path)
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cenkalti/backoff/v5"
@@ -11,72 +12,73 @@ import (
 	"github.com/tandem-gpu/tandem/internal/watchdog"
 )
 
-// endpoint offers one resource, incarnation after incarnation.
+// endpoint offers one resource to the kubelet, by one incarnation after another.
 type endpoint struct {
 	resource string
-	src      Source
 	opts     Options
 	kubelet  *kubelet
-	pace     pace
-	lister   *lister
+	timings  timings
+	tracker  *tracker
 	log      *slog.Logger
-	turns    *watchdog.Task // of run
+	task     *watchdog.Task // of run
 	count    counters
 
-	mu     sync.Mutex
-	stand  standing
-	last   string // what ended the last incarnation; "" = none has ended
-	lastAt time.Time
+	mu          sync.Mutex
+	status      endpointStatus
+	lastError   string // what ended the previous incarnation; "" = none has ended
+	lastErrorAt time.Time
 }
 
-// standing is where an endpoint is in its life.
-type standing struct {
-	Socket string // being served; "" between incarnations
-	Why    string // why the kubelet does not watch; "" if it does
-	Since  time.Time
+// counters count events since the process started.
+type counters struct {
+	incarnations                      atomic.Uint64
+	registrations, registrationErrors atomic.Uint64
+	allocations, allocationErrors     atomic.Uint64
+	preferences, lists                atomic.Uint64
 }
 
-// ResourceStats are the standing and the counters of one resource since the process started.
+// endpointStatus is the present status of an endpoint.
+type endpointStatus struct {
+	socket string    // that is served; "" between incarnations
+	reason string    // why the kubelet has no ListAndWatch stream; "" = it has
+	since  time.Time // of socket and reason
+}
+
+// ResourceStats are the status and the counters of one resource since the process started.
 type ResourceStats struct {
 	Resource string
-	Watched  bool      // the kubelet has the stream open
-	Why      string    // why not; "" if it has
-	Socket   string    // path of the one that is served; "" between incarnations
+	Watched  bool      // the kubelet has opened ListAndWatch
+	Why      string    // why Watched is false; "" if it is true
+	Socket   string    // path of the socket that is served; "" between incarnations
 	Since    time.Time // of Why and Socket
 
-	Incarnations       uint64 // sockets made, each with a server of its own
-	Registrations      uint64
-	RegistrationErrors uint64
-	Allocations        uint64
-	AllocationErrors   uint64
-	Preferences        uint64 // GetPreferredAllocation
-	Lists              uint64 // sent to the kubelet
+	Incarnations       uint64 // sockets, each with a server of its own
+	Registrations      uint64 // Register calls that succeeded
+	RegistrationErrors uint64 // Register calls that failed
+	Allocations        uint64 // Allocate calls that succeeded
+	AllocationErrors   uint64 // Allocate calls that failed
+	Preferences        uint64 // GetPreferredAllocation calls
+	Lists              uint64 // ListAndWatch responses
 
-	LastError   string    // what ended the last incarnation; "" = none has ended
+	LastError   string    // what ended the previous incarnation; "" = none has ended
 	LastErrorAt time.Time // zero if LastError is ""
 }
 
-func (e *endpoint) status() standing {
+// setStatus changes the status. The same status again keeps its time.
+func (e *endpoint) setStatus(socket, reason string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.stand
-}
-
-// enter says where the endpoint is now; the same again keeps its time.
-func (e *endpoint) enter(socket, why string) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.stand.Since.IsZero() || e.stand.Socket != socket || e.stand.Why != why {
-		e.stand = standing{Socket: socket, Why: why, Since: time.Now()}
+	if e.status.since.IsZero() || e.status.socket != socket || e.status.reason != reason {
+		e.status = endpointStatus{socket, reason, time.Now()}
 	}
 }
 
-// ended notes why an incarnation is over.
-func (e *endpoint) ended(err error) {
-	e.enter("", err.Error())
+// setLastError records why an incarnation ended.
+func (e *endpoint) setLastError(err error) {
+	e.setStatus("", err.Error())
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.last, e.lastAt = err.Error(), time.Now()
+	e.lastError, e.lastErrorAt = err.Error(), time.Now()
 }
 
 func (e *endpoint) stats() ResourceStats {
@@ -84,7 +86,7 @@ func (e *endpoint) stats() ResourceStats {
 	defer e.mu.Unlock()
 	return ResourceStats{
 		Resource: e.resource,
-		Watched:  e.stand.Why == "", Why: e.stand.Why, Socket: e.stand.Socket, Since: e.stand.Since,
+		Watched:  e.status.reason == "", Why: e.status.reason, Socket: e.status.socket, Since: e.status.since,
 		Incarnations:       e.count.incarnations.Load(),
 		Registrations:      e.count.registrations.Load(),
 		RegistrationErrors: e.count.registrationErrors.Load(),
@@ -92,33 +94,33 @@ func (e *endpoint) stats() ResourceStats {
 		AllocationErrors:   e.count.allocationErrors.Load(),
 		Preferences:        e.count.preferences.Load(),
 		Lists:              e.count.lists.Load(),
-		LastError:          e.last, LastErrorAt: e.lastAt,
+		LastError:          e.lastError, LastErrorAt: e.lastErrorAt,
 	}
 }
 
-// run lives one incarnation after another until ctx ends.
+// run runs one incarnation after another until ctx ends.
 func (e *endpoint) run(ctx context.Context) {
-	e.turns = e.opts.Watchdog.Register("endpoint " + e.resource)
-	defer e.turns.Done()
-	retry := backoff.NewExponentialBackOff() // by half more each time, give or take half
-	retry.InitialInterval, retry.MaxInterval = e.pace.retry, e.pace.retryMax
+	e.task = e.opts.Watchdog.Register("endpoint " + e.resource)
+	defer e.task.Done()
+	retry := backoff.NewExponentialBackOff() // factor 1.5, randomized by a half
+	retry.InitialInterval, retry.MaxInterval = e.timings.retry, e.timings.retryMax
 	for {
-		l := life{endpoint: e}
-		err := l.live(ctx)
+		in := incarnation{endpoint: e}
+		err := in.run(ctx)
 		if ctx.Err() != nil {
 			return
 		}
-		e.ended(err)
-		e.log.Warn("no longer offered to the kubelet, trying again", "reason", err)
-		if !l.watchedSince.IsZero() && time.Since(l.watchedSince) >= e.pace.stable {
+		e.setLastError(err)
+		e.log.Warn("not offered to the kubelet, retrying", "error", err)
+		if !in.connectedAt.IsZero() && time.Since(in.connectedAt) >= e.timings.stable {
 			retry.Reset()
 		}
-		rest := retry.NextBackOff()
-		if l.known {
-			rest = max(rest, e.pace.settle)
+		wait := retry.NextBackOff()
+		if in.recorded {
+			wait = max(wait, e.timings.restart)
 		}
-		e.turns.Heartbeat(rest)
-		if e.kubelet.rest(ctx, rest, l.with) { // another kubelet: it knows nothing of us and refused nothing
+		e.task.Heartbeat(wait)
+		if e.kubelet.waitRetry(ctx, wait, in.kubeletID) { // another kubelet, which has refused nothing yet
 			retry.Reset()
 		}
 	}

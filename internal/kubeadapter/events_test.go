@@ -14,6 +14,7 @@ import (
 	"github.com/fsnotify/fsnotify"
 
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/watch"
 )
 
 // An event may come after the registration that it announces (seen 38 µs after): only another file is news.
@@ -21,10 +22,10 @@ func TestLateFileEventsAreNoRestart(t *testing.T) {
 	r := newRig(t)
 	r.startKubelet()
 	r.offer(coretest.GPUs(1))
-	r.start(func(a *Adapter) { a.pace.look = time.Hour })
+	r.start(func(a *Adapter) { a.timings.pollInterval = time.Hour })
 	r.awaitReady()
 	for range 50 {
-		heard := r.adapter.kubelet.bell.heard()
+		_, heard := r.adapter.kubelet.changes.LoadNext()
 		r.must(os.Chmod(r.kubelet.Socket(), 0o755))
 		select {
 		case <-heard:
@@ -47,7 +48,7 @@ func TestASocketThatIsBoundAndDoesNotListenYet(t *testing.T) {
 	r.must(syscall.Bind(fd, &syscall.SockaddrUnix{Name: r.kubelet.Socket()}))
 	k := newKubelet(r.dir, r.kubelet.Socket(), slog.New(slog.DiscardHandler)) // nobody rings its bell
 	listening := false
-	with, err := k.accepts(r.ctx, func(err error) {
+	with, err := k.waitForKubelet(r.ctx, func(err error) {
 		if !errors.Is(err, syscall.ECONNREFUSED) {
 			t.Errorf("refused with %v", err)
 		}
@@ -57,7 +58,7 @@ func TestASocketThatIsBoundAndDoesNotListenYet(t *testing.T) {
 		}
 	})
 	r.must(err)
-	if with == (socketID{}) || with != identify(r.kubelet.Socket()) {
+	if with == (fileID{}) || with != fileIDOf(r.kubelet.Socket()) {
 		t.Errorf("accepted by %v", with)
 	}
 }
@@ -73,7 +74,7 @@ func TestAStaleSocketIsTriedNowAndThen(t *testing.T) {
 	tries := make(chan struct{}, 1000)
 	done := make(chan error, 1)
 	go func() {
-		_, err := k.accepts(ctx, func(error) {
+		_, err := k.waitForKubelet(ctx, func(error) {
 			select {
 			case tries <- struct{}{}:
 			default:
@@ -83,9 +84,9 @@ func TestAStaleSocketIsTriedNowAndThen(t *testing.T) {
 	}()
 	for range 100 {
 		<-tries
-		k.bell.ring()
+		k.changes.Store(struct{}{})
 	}
-	pause(ctx, 200*time.Millisecond)
+	watch.Sleep(ctx, 200*time.Millisecond)
 	if n := len(tries); n > 5 {
 		t.Errorf("%d tries in 200 ms", n)
 	}
@@ -109,7 +110,7 @@ func TestRestartsWithoutFileEvents(t *testing.T) {
 	for name, events := range blind {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t)
-			r.restarts(func(a *Adapter) { a.kubelet.events = events })
+			r.restarts(func(a *Adapter) { a.kubelet.newWatcher = events })
 		})
 	}
 }
@@ -144,8 +145,8 @@ func TestFileEventsAreHadAsSoonAsTheyCanBe(t *testing.T) {
 	r.startKubelet()
 	r.offer(coretest.GPUs(1))
 	r.start(func(a *Adapter) {
-		a.pace.look = time.Hour // only an event tells
-		a.kubelet.events = func() (*fsnotify.Watcher, error) {
+		a.timings.pollInterval = time.Hour // only an event tells
+		a.kubelet.newWatcher = func() (*fsnotify.Watcher, error) {
 			if tries++; tries <= 3 {
 				return nil, syscall.EMFILE
 			}
@@ -154,7 +155,7 @@ func TestFileEventsAreHadAsSoonAsTheyCanBe(t *testing.T) {
 	})
 	r.awaitReady()
 	r.await("an event", func() bool {
-		heard := r.adapter.kubelet.bell.heard()
+		_, heard := r.adapter.kubelet.changes.LoadNext()
 		r.must(os.Chmod(r.kubelet.Socket(), 0o755))
 		select {
 		case <-heard:

@@ -14,6 +14,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
+	"github.com/tandem-gpu/tandem/internal/watch"
 )
 
 // client opens a stream on the adapter's socket, over a connection of its own.
@@ -47,13 +48,13 @@ func (r *rig) block() (leave func()) {
 	r.kubelet.Behave(kubelettest.Behaviour{NoStream: true})
 	r.startKubelet()
 	r.many(0)
-	r.start(func(a *Adapter) { a.pace.open = time.Hour })
+	r.start(func(a *Adapter) { a.timings.openStream = time.Hour })
 	r.must(r.kubelet.Await(r.ctx, "registered", func() bool { return len(r.kubelet.Registrations()) == 1 }))
 	_, _, leave = r.client()
 	for still, sick := 0, 0; still < 10; sick++ {
 		before := r.adapter.Stats()[0].Lists
 		r.many(sick)
-		pause(r.ctx, 20*time.Millisecond)
+		watch.Sleep(r.ctx, 20*time.Millisecond)
 		if still++; r.adapter.Stats()[0].Lists > before {
 			still = 0
 		}

@@ -13,7 +13,7 @@ func TestSameIDInAnotherProfile(t *testing.T) {
 	r := newRig(t)
 	r.startKubelet()
 	machine := migMachine()
-	r.src.Set(inventory(machine, mixedConfig()))
+	r.src.Set(buildInventory(machine, mixedConfig()))
 	r.start()
 	r.awaitHealthy(was, 1)
 	list, _ := r.kubelet.Devices(was)
@@ -27,12 +27,12 @@ func TestSameIDInAnotherProfile(t *testing.T) {
 			machine.Devices[i].Profile = "2g.20gb"
 		}
 	}
-	r.src.Set(inventory(machine, mixedConfig()))
+	r.src.Set(buildInventory(machine, mixedConfig()))
 	r.awaitHealthy(is, 1)
 	_, err = old.Allocate(t.Context(), &v1beta1.AllocateRequest{
 		ContainerRequests: []*v1beta1.ContainerAllocateRequest{{DevicesIds: []string{id}}},
 	})
-	if err == nil || !strings.Contains(err.Error(), id+" is "+is+" now, not "+was) {
+	if err == nil || !strings.Contains(err.Error(), "belongs to "+is+" now, not "+was) {
 		t.Errorf("the old resource grants it: %v", err)
 	}
 	r.await("the old resource without it", func() bool {

@@ -11,7 +11,6 @@ import (
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/tandem-gpu/tandem/internal/core"
-	"github.com/tandem-gpu/tandem/internal/core/coretest"
 )
 
 // fewUnits answers for a machine whose units have names that a fuzzer finds: a to d are healthy, x is lost.
@@ -23,9 +22,7 @@ func fewUnits() *server {
 	s.Links = []core.Link{{A: "a", B: "d", Path: core.PathBoard, NVLinks: 4}}
 	cfg := core.DefaultConfig()
 	l := core.Ledger{}.Apply(cfg.Health, time.Unix(0, 0), core.Observation{At: core.WholeGPU("x"), Kind: core.Lost})
-	src := coretest.NewSource()
-	src.Set(core.Build(core.NewSnapshot(s), l, cfg))
-	return &server{resource: GPUResource, src: src, lister: &lister{}, count: &counters{}, streams: newStreams()}
+	return newTestServer(GPUResource, core.Build(core.NewSnapshot(s), l, cfg))
 }
 
 // wire is a message as it comes from the socket.
@@ -55,7 +52,7 @@ func FuzzAllocate(f *testing.F) {
 			return // gRPC refuses it
 		}
 		can := func(id string) bool {
-			u, ok := s.src.Current().Unit(core.UnitID(id))
+			u, ok := s.tracker.offers.Load().inventory.Unit(core.UnitID(id))
 			return ok && u.Health.Schedulable()
 		}
 		response, err := s.Allocate(t.Context(), r)
@@ -93,7 +90,6 @@ func FuzzAllocateShares(f *testing.F) {
 	for _, ids := range [][]string{{"a::2", "a::0"}, {"b::1"}, {"b::0", "b::1"}, {"c", "a::1"}, {"c", "b::2"}, {"a::3"}, {"a"}, {"a::"}, {"::0"}} {
 		f.Add(wire(f, &v1beta1.AllocateRequest{ContainerRequests: []*v1beta1.ContainerAllocateRequest{{DevicesIds: ids}}}))
 	}
-	s := fewUnits()
 	machine := core.Snapshot{Driver: core.Driver{State: core.DriverReady}}
 	for i, id := range []core.DeviceID{"a", "b", "c"} {
 		machine.Devices = append(machine.Devices, core.Device{ID: id, At: core.WholeGPU(id), Index: i, Minor: i})
@@ -105,9 +101,7 @@ func FuzzAllocateShares(f *testing.F) {
 			Sharing: &core.Sharing{Mode: core.TimeSlicing, Replicas: 3, OnePerRequest: id == "b"},
 		})
 	}
-	src := coretest.NewSource()
-	src.Set(core.Build(core.NewSnapshot(machine), core.Ledger{}, cfg))
-	s.src = src
+	s := newTestServer(GPUResource, core.Build(core.NewSnapshot(machine), core.Ledger{}, cfg))
 	all := []string{"a::0", "a::1", "a::2", "b::0", "b::1", "b::2", "c"}
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		r := &v1beta1.AllocateRequest{}
@@ -166,7 +160,7 @@ func FuzzPreferredAllocation(f *testing.F) {
 			got := response.GetContainerResponses()[i].GetDeviceIDs()
 			known := func(ids []string) []string {
 				return slices.DeleteFunc(slices.Compact(slices.Sorted(slices.Values(ids))), func(id string) bool {
-					_, ok := s.src.Current().Unit(core.UnitID(id))
+					_, ok := s.tracker.offers.Load().inventory.Unit(core.UnitID(id))
 					return !ok
 				})
 			}

@@ -11,6 +11,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
+	"github.com/tandem-gpu/tandem/internal/watch"
 )
 
 // memory is a store that outlives adapters; it hangs while hang is not nil.
@@ -57,7 +58,7 @@ func TestWhatPodsHoldOutlivesTheAgent(t *testing.T) {
 				pods = r.pods()
 			}
 			store := &memory{}
-			keep := func(h *tracker) { h.store = store }
+			keep := func(t *tracker) { t.store = store }
 			r.offer(coretest.GPUs(2))
 			r.startAsking(keep)
 			r.awaitHealthy(GPUResource, 2)
@@ -73,7 +74,7 @@ func TestWhatPodsHoldOutlivesTheAgent(t *testing.T) {
 			r.src = coretest.NewSource()
 			all := core.DefaultConfig()
 			all.Policy.Rules = []core.Rule{{Pool: "h100"}}
-			r.src.Set(inventory(coretest.GPUs(2), all))
+			r.src.Set(buildInventory(coretest.GPUs(2), all))
 			r.startAsking(keep)
 			r.awaitHealthy(h100, map[bool]int{true: 1, false: 2}[readable]) // who can't ask can't know that a pod ended
 			r.awaitListed(GPUResource, id, v1beta1.Unhealthy)
@@ -91,7 +92,7 @@ func TestWithoutTheAPIAnIDStaysForATime(t *testing.T) {
 	r := newRig(t)
 	r.startKubelet()
 	r.offer(coretest.GPUs(2))
-	r.startAsking(func(h *tracker) { h.pace.keep = 400 * time.Millisecond })
+	r.startAsking(func(t *tracker) { t.timings.retention = 400 * time.Millisecond })
 	r.awaitHealthy(GPUResource, 2)
 	id := gpuIDs(0, 1)
 	_, err := r.kubelet.Allocate(r.ctx, GPUResource, id[1])
@@ -99,7 +100,7 @@ func TestWithoutTheAPIAnIDStaysForATime(t *testing.T) {
 	c := core.DefaultConfig()
 	c.Policy.Rules = []core.Rule{{Pool: "h100"}}
 	began := time.Now()
-	r.src.Set(inventory(coretest.GPUs(2), c))
+	r.src.Set(buildInventory(coretest.GPUs(2), c))
 	r.awaitHealthy(h100, 2)
 	r.await("only what was handed out", func() bool { return r.listed(GPUResource, id[0]) == nil && r.listed(GPUResource, id[1]) != nil })
 	r.await("nothing", func() bool { n, _ := r.kubelet.Capacity(GPUResource); return n == 0 })
@@ -115,7 +116,7 @@ func TestADiskThatHangsUnderTheGrants(t *testing.T) {
 	store := &memory{hang: make(chan struct{})}
 	t.Cleanup(func() { close(store.hang) })
 	r.offer(coretest.GPUs(2))
-	r.startAsking(func(h *tracker) { h.store, h.pace.load = store, 50*time.Millisecond })
+	r.startAsking(func(t *tracker) { t.store, t.timings.loadTimeout = store, 50*time.Millisecond })
 	r.awaitHealthy(GPUResource, 2)
 	_, err := r.kubelet.Allocate(r.ctx, GPUResource, gpuIDs(1)[0])
 	r.must(err)
@@ -133,21 +134,21 @@ func TestADiskThatHangsUnderTheGrants(t *testing.T) {
 
 // What is remembered is bounded: what pods hold and what is offered stays.
 func TestWhatIsRememberedIsBounded(t *testing.T) {
-	h := &holdings{grants: map[unitKey]grant{}, pods: map[unitKey]string{}}
+	a := &allocations{byKey: map[deviceKey]allocation{}, pods: map[deviceKey]string{}}
 	old := time.Now().Add(-time.Hour)
-	for i := range maxGrants + 10 {
-		k := unitKey{GPUResource, core.UnitID(coretest.GPU(i))}
-		h.grants[k] = grant{gone: old.Add(time.Duration(i))}
+	for i := range maxAllocations + 10 {
+		k := deviceKey{GPUResource, core.UnitID(coretest.GPU(i))}
+		a.byKey[k] = allocation{withdrawnAt: old.Add(time.Duration(i))}
 		if i < 5 {
-			h.pods[k] = "a/b"
+			a.pods[k] = "a/b"
 		}
 	}
-	next := h.after(reading{now: time.Now(), ready: true}, defaultHoldPace)
-	if len(next.grants) != maxGrants {
-		t.Errorf("%d are remembered", len(next.grants))
+	next := a.apply(update{now: time.Now(), driverReady: true}, defaultTrackerTimings)
+	if len(next.byKey) != maxAllocations {
+		t.Errorf("%d are remembered", len(next.byKey))
 	}
 	for i, want := range map[int]bool{0: true, 4: true, 5: false, 14: false, 15: true} {
-		if _, ok := next.grants[unitKey{GPUResource, core.UnitID(coretest.GPU(i))}]; ok != want {
+		if _, ok := next.byKey[deviceKey{GPUResource, core.UnitID(coretest.GPU(i))}]; ok != want {
 			t.Errorf("ID %d is remembered: %t", i, ok)
 		}
 	}
@@ -158,9 +159,9 @@ func TestNothingHasLeftBeforeTheDriverAnswers(t *testing.T) {
 	store := &memory{kept: []Grant{{Resource: GPUResource, ID: core.UnitID(coretest.GPU(0))}}}
 	r := newRig(t)
 	r.startKubelet()
-	r.startAsking(func(h *tracker) { h.store = store })
-	r.await("the disk's answer", func() bool { return len(r.adapter.held.now().grants) == 1 })
-	pause(context.Background(), 100*time.Millisecond)
+	r.startAsking(func(t *tracker) { t.store = store })
+	r.await("the disk's answer", func() bool { return len(r.adapter.tracker.stored()) == 1 })
+	watch.Sleep(context.Background(), 100*time.Millisecond)
 	if n := len(r.kubelet.Attempts()); n != 0 {
 		t.Errorf("%d registrations", n)
 	}
@@ -178,21 +179,21 @@ func TestWhatConflictsWithWhatAPodHolds(t *testing.T) {
 		now                  *core.Inventory
 		want                 int // units withheld
 	}{
-		{"the same", GPUResource, gpu, inventory(coretest.GPUs(2), core.DefaultConfig()), 0},
-		{"another pool", GPUResource, gpu, inventory(coretest.GPUs(2), oneElsewhere()), 1},
-		{"another plugin's name", "nvidia.com/theirs", gpu, inventory(coretest.GPUs(2), core.DefaultConfig()), 1},
-		{"shared now", GPUResource, gpu, inventory(coretest.GPUs(2), shared(core.TimeSlicing, 3)), 3},
-		{"shared under another name", GPUResource, gpu, inventory(coretest.GPUs(2), renamed), 2},
-		{"no longer shared", GPUResource, gpu + "::1", inventory(coretest.GPUs(2), core.DefaultConfig()), 1},
-		{"shared by more", GPUResource, gpu + "::1", inventory(coretest.GPUs(2), shared(core.TimeSlicing, 4)), 0},
-		{"shared by fewer", GPUResource, gpu + "::3", inventory(coretest.GPUs(2), shared(core.TimeSlicing, 2)), 0},
-		{"cut into instances", GPUResource, gpu, inventory(cut, mixedConfig()), 2},
-		{"the same instance", "nvidia.com/mig-3g.40gb", instance, inventory(cut, mixedConfig()), 0},
-		{"an instance that is no more", "nvidia.com/mig-1g.10gb", "MIG-gone", inventory(cut, mixedConfig()), 0},
-		{"the other GPU", GPUResource, gpuIDs(0)[0], inventory(cut, mixedConfig()), 0},
+		{"the same", GPUResource, gpu, buildInventory(coretest.GPUs(2), core.DefaultConfig()), 0},
+		{"another pool", GPUResource, gpu, buildInventory(coretest.GPUs(2), oneElsewhere()), 1},
+		{"another plugin's name", "nvidia.com/theirs", gpu, buildInventory(coretest.GPUs(2), core.DefaultConfig()), 1},
+		{"shared now", GPUResource, gpu, buildInventory(coretest.GPUs(2), shared(core.TimeSlicing, 3)), 3},
+		{"shared under another name", GPUResource, gpu, buildInventory(coretest.GPUs(2), renamed), 2},
+		{"no longer shared", GPUResource, gpu + "::1", buildInventory(coretest.GPUs(2), core.DefaultConfig()), 1},
+		{"shared by more", GPUResource, gpu + "::1", buildInventory(coretest.GPUs(2), shared(core.TimeSlicing, 4)), 0},
+		{"shared by fewer", GPUResource, gpu + "::3", buildInventory(coretest.GPUs(2), shared(core.TimeSlicing, 2)), 0},
+		{"cut into instances", GPUResource, gpu, buildInventory(cut, mixedConfig()), 2},
+		{"the same instance", "nvidia.com/mig-3g.40gb", instance, buildInventory(cut, mixedConfig()), 0},
+		{"an instance that is no more", "nvidia.com/mig-1g.10gb", "MIG-gone", buildInventory(cut, mixedConfig()), 0},
+		{"the other GPU", GPUResource, gpuIDs(0)[0], buildInventory(cut, mixedConfig()), 0},
 	} {
-		h := holdings{pods: map[unitKey]string{{c.resource, core.UnitID(c.held)}: "a/b"}}
-		if got := h.withheld(c.now); len(got) != c.want {
+		a := allocations{pods: map[deviceKey]string{{c.resource, core.UnitID(c.held)}: "a/b"}}
+		if got := a.withheld(c.now); len(got) != c.want {
 			t.Errorf("%s: withheld %v, want %d", c.name, got, c.want)
 		}
 	}

@@ -13,14 +13,16 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
+	"github.com/tandem-gpu/tandem/internal/watch"
 )
 
 const h100 = "nvidia.com/h100"
 
-// fastHoldPace keeps the order of the times and makes them short; what is kept without a kubelet is kept.
-var fastHoldPace = holdPace{
-	ask: 500 * time.Millisecond, load: time.Second, soonest: time.Millisecond, again: 20 * time.Millisecond, burst: 100 * time.Millisecond,
-	stale: time.Second, inFlight: 300 * time.Millisecond, keep: 24 * time.Hour,
+// fastTrackerTimings keeps the order of the times and makes them short; what is kept without a kubelet is kept.
+var fastTrackerTimings = trackerTimings{
+	queryTimeout: 500 * time.Millisecond, loadTimeout: time.Second,
+	minInterval: time.Millisecond, maxInterval: 20 * time.Millisecond, active: 100 * time.Millisecond,
+	stale: time.Second, allocateToList: 300 * time.Millisecond, retention: 24 * time.Hour,
 }
 
 // pods serves the kubelet's pod-resources API until the end of the test.
@@ -38,12 +40,11 @@ func (r *rig) podSocket() string { return filepath.Join(r.dir, "pod-resources", 
 func (r *rig) startAsking(change ...func(*tracker)) {
 	r.start(func(a *Adapter) {
 		a.opts.PodResourcesSocket = r.podSocket()
-		a.held = newTracker(a.src, a.opts)
-		a.held.pace = fastHoldPace
+		a.tracker = newTracker(a.src, a.opts)
+		a.tracker.timings = fastTrackerTimings
 		for _, c := range change {
-			c(a.held)
+			c(a.tracker)
 		}
-		a.lister.held = a.held
 	})
 }
 
@@ -92,9 +93,9 @@ func TestAnIDThatAPodHoldsStaysListed(t *testing.T) {
 		name string
 		then *core.Inventory
 	}{
-		{"GPU forgotten", inventory(onlyFirst(), core.DefaultConfig())},
-		{"GPU in another pool", inventory(coretest.GPUs(2), oneElsewhere())},
-		{"GPU cut into instances", inventory(coretest.Cut(coretest.GPUs(2), 1, "3g.40gb", "3g.40gb"), mixedConfig())},
+		{"GPU forgotten", buildInventory(onlyFirst(), core.DefaultConfig())},
+		{"GPU in another pool", buildInventory(coretest.GPUs(2), oneElsewhere())},
+		{"GPU cut into instances", buildInventory(coretest.Cut(coretest.GPUs(2), 1, "3g.40gb", "3g.40gb"), mixedConfig())},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := newRig(t)
@@ -140,7 +141,7 @@ func TestADeviceThatAPodHoldsIsNotHandedOutUnderAnotherResource(t *testing.T) {
 	r.awaitHealthy(GPUResource, 2)
 	id := gpuIDs(1)[0]
 	r.allocate(pods, "default/holder", GPUResource, id)
-	then := inventory(coretest.GPUs(2), oneElsewhere())
+	then := buildInventory(coretest.GPUs(2), oneElsewhere())
 	r.src.Set(then)
 	r.awaitListed(h100, id, v1beta1.Unhealthy)
 	r.askedAgain(pods)
@@ -167,9 +168,9 @@ func TestADeviceThatNoPodHoldsMoves(t *testing.T) {
 	r.startKubelet()
 	r.pods()
 	r.offer(coretest.GPUs(2))
-	r.startAsking(func(h *tracker) { h.pace.again, h.pace.burst = time.Hour, time.Hour })
+	r.startAsking(func(t *tracker) { t.timings.maxInterval, t.timings.active = time.Hour, time.Hour })
 	r.awaitHealthy(GPUResource, 2)
-	r.src.Set(inventory(coretest.GPUs(2), oneElsewhere()))
+	r.src.Set(buildInventory(coretest.GPUs(2), oneElsewhere()))
 	r.awaitHealthy(h100, 1)
 	r.await("one GPU less", func() bool { n, _ := r.kubelet.Capacity(GPUResource); return n == 1 })
 }
@@ -190,7 +191,7 @@ func TestAPodResourcesSocketThatHangs(t *testing.T) {
 	if took := time.Since(began); took > 10*time.Second {
 		t.Errorf("Allocate took %v", took)
 	}
-	r.src.Set(inventory(coretest.GPUs(2), oneElsewhere()))
+	r.src.Set(buildInventory(coretest.GPUs(2), oneElsewhere()))
 	r.awaitHealthy(h100, 1)
 	r.awaitListed(GPUResource, gpuIDs(1)[0], v1beta1.Unhealthy)
 }
@@ -201,12 +202,12 @@ func TestAnAnswerThatFailsReleasesNothing(t *testing.T) {
 	r.startKubelet()
 	pods := r.pods()
 	r.offer(coretest.GPUs(2))
-	r.startAsking(func(h *tracker) { h.pace.stale = time.Hour })
+	r.startAsking(func(t *tracker) { t.timings.stale = time.Hour })
 	r.awaitHealthy(GPUResource, 2)
 	id := gpuIDs(1)[0]
 	r.allocate(pods, "default/holder", GPUResource, id)
 	pods.Fail(errors.New("not now"))
-	r.src.Set(inventory(coretest.GPUs(2), oneElsewhere()))
+	r.src.Set(buildInventory(coretest.GPUs(2), oneElsewhere()))
 	r.awaitListed(h100, id, v1beta1.Unhealthy)
 	r.askedAgain(pods)
 	r.awaitListed(h100, id, v1beta1.Unhealthy)
@@ -230,8 +231,8 @@ func TestAKubeletThatMayLackPodsReleasesNothing(t *testing.T) {
 			r.startKubelet()
 			pods := r.pods()
 			pods.Hold("default/holder", GPUResource, gpuIDs(1)[0])
-			r.src.Set(inventory(coretest.GPUs(2), oneElsewhere()))
-			r.startAsking(func(h *tracker) { h.pace.young = c.young })
+			r.src.Set(buildInventory(coretest.GPUs(2), oneElsewhere()))
+			r.startAsking(func(t *tracker) { t.timings.startup = c.young })
 			r.awaitListed(h100, gpuIDs(1)[0], v1beta1.Unhealthy)
 			pods.Forget(c.gone...)
 			r.askedAgain(pods)
@@ -270,7 +271,7 @@ func TestTheKubeletIsAskedOnlyForAReason(t *testing.T) {
 	quiet := func() (n int) {
 		for n = -1; n != pods.Lists(); {
 			n = pods.Lists()
-			pause(r.ctx, 5*fastHoldPace.burst)
+			watch.Sleep(r.ctx, 5*fastTrackerTimings.active)
 		}
 		return n
 	}

@@ -19,79 +19,82 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/tandem-gpu/tandem/internal/watch"
 )
 
-// kubelet is the other side: a folder that it owns and a socket in it that comes and goes.
+// kubelet is the kubelet's plugin directory and its registration socket, which is replaced when the kubelet restarts.
 type kubelet struct {
-	dir    string
-	socket string // "" = there is no kubelet to register with
-	nonce  string // in the names of our sockets: an earlier process had another
-	log    *slog.Logger
-	bell   *bell // rung when something in dir may have changed
-	events func() (*fsnotify.Watcher, error)
+	dir        string
+	socket     string // the registration socket; "" = serve without registration
+	nonce      string // part of the names of the plugin's sockets, different in each process
+	log        *slog.Logger
+	changes    *watch.Value[struct{}] // stored when a socket in dir may have changed
+	newWatcher func() (*fsnotify.Watcher, error)
 }
 
 func newKubelet(dir, socket string, log *slog.Logger) *kubelet {
 	var b [4]byte
 	_, _ = rand.Read(b[:]) // never fails (crypto/rand)
 	return &kubelet{
-		dir: filepath.Clean(dir), socket: socket, nonce: hex.EncodeToString(b[:]), log: log, bell: newBell(), events: fsnotify.NewWatcher,
+		dir: filepath.Clean(dir), socket: socket, nonce: hex.EncodeToString(b[:]), log: log,
+		changes: watch.NewValue(struct{}{}), newWatcher: fsnotify.NewWatcher,
 	}
 }
 
-// socketID tells one file under a name from the next one under it. Inode numbers are used again at
-// once, so the time of making belongs to it. The zero value is "no file".
-type socketID struct {
+// fileID distinguishes a file from the next one of the same name. Inode numbers are reused immediately, so the modification
+// time is part of it. The zero value means that there is no file.
+type fileID struct {
 	dev, ino uint64
-	made     syscall.Timespec
+	modified syscall.Timespec
 }
 
-func identify(path string) socketID {
+func fileIDOf(path string) fileID {
 	var st syscall.Stat_t
 	if syscall.Stat(path, &st) != nil {
-		return socketID{}
+		return fileID{}
 	}
-	return socketID{st.Dev, st.Ino, st.Mtim}
+	return fileID{st.Dev, st.Ino, st.Mtim}
 }
 
-// accepts returns when the kubelet accepts connections: then it has wiped the folder and not before. A
-// file alone says nothing, as it outlives a kubelet that was killed. The result is the socket as it was
-// before it was tried. waiting is told what is the matter.
-func (k *kubelet) accepts(ctx context.Context, waiting func(error)) (socketID, error) {
-	var last socketID
-	var again time.Duration
+// waitForKubelet returns when the kubelet accepts connections, which is after it has removed all sockets in the directory.
+// The file alone is not enough, because it remains when a kubelet is killed. The result is the socket before the connection
+// attempt. waiting is called with the error of each failed attempt.
+func (k *kubelet) waitForKubelet(ctx context.Context, waiting func(error)) (fileID, error) {
+	var previous fileID
+	var retry time.Duration
 	for {
-		heard := k.bell.heard()
-		now := identify(k.socket)
-		err := knock(ctx, k.socket)
+		_, changed := k.changes.LoadNext()
+		id := fileIDOf(k.socket)
+		err := dialable(ctx, k.socket)
 		switch {
 		case ctx.Err() != nil:
-			return now, ctx.Err()
-		case err == nil && now == (socketID{}): // it came between the two
-			return identify(k.socket), nil
+			return id, ctx.Err()
+		case err == nil && id == (fileID{}): // created after the stat
+			return fileIDOf(k.socket), nil
 		case err == nil:
-			return now, nil
+			return id, nil
 		}
 		waiting(err)
-		// A socket is bound, which is the file event, and then listens: between the two it refuses.
-		if again = min(2*again, time.Second); now != last {
-			last, again = now, time.Millisecond
+		// inotify reports bind(2). Until listen(2) the socket refuses connections, and there is no event for that.
+		if retry = min(2*retry, time.Second); id != previous {
+			previous, retry = id, time.Millisecond
 		}
-		var soon <-chan time.Time
-		if now != (socketID{}) {
-			soon = time.After(again)
+		var due <-chan time.Time
+		if id != (fileID{}) {
+			due = time.After(retry)
 		}
 		select {
-		case <-heard:
-		case <-soon:
+		case <-changed:
+		case <-due:
 		case <-ctx.Done():
-			return now, ctx.Err()
+			return id, ctx.Err()
 		}
 	}
 }
 
-// knock reports whether anybody listens on a socket.
-func knock(ctx context.Context, path string) error {
+// dialable is nil if a socket accepts connections.
+func dialable(ctx context.Context, path string) error {
 	conn, err := (&net.Dialer{Timeout: time.Second}).DialContext(ctx, "unix", path)
 	if err != nil {
 		return err
@@ -99,17 +102,17 @@ func knock(ctx context.Context, path string) error {
 	return conn.Close()
 }
 
-// rest waits for d, or until another kubelet listens than the one whose socket was last; true if so.
-func (k *kubelet) rest(ctx context.Context, d time.Duration, last socketID) bool {
+// waitRetry waits for d, or until the registration socket is another than previous: then it reports true.
+func (k *kubelet) waitRetry(ctx context.Context, d time.Duration, previous fileID) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()
 	for {
-		heard := k.bell.heard()
-		if now := identify(k.socket); now != (socketID{}) && last != (socketID{}) && now != last {
+		_, changed := k.changes.LoadNext()
+		if id := fileIDOf(k.socket); id != (fileID{}) && previous != (fileID{}) && id != previous {
 			return true
 		}
 		select {
-		case <-heard:
+		case <-changed:
 		case <-t.C:
 			return false
 		case <-ctx.Done():
@@ -118,9 +121,9 @@ func (k *kubelet) rest(ctx context.Context, d time.Duration, last socketID) bool
 	}
 }
 
-// register announces a socket. The kubelet calls back on it before it answers.
-func (k *kubelet) register(ctx context.Context, resource, socket string, limit time.Duration) error {
-	ctx, cancel := context.WithTimeout(ctx, limit)
+// register calls Register for a plugin socket. The kubelet connects to that socket before it answers.
+func (k *kubelet) register(ctx context.Context, resource, socket string, timeout time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	conn, err := dial(k.socket)
 	if err != nil {
@@ -136,7 +139,7 @@ func (k *kubelet) register(ctx context.Context, resource, socket string, limit t
 	return nil
 }
 
-// registerError is a Register that failed.
+// registerError is the error of a Register call.
 type registerError struct {
 	socket string
 	status *status.Status
@@ -144,18 +147,17 @@ type registerError struct {
 
 func (e *registerError) Error() string { return "register " + e.socket + ": " + e.status.Message() }
 
-// answered reports whether a Register that failed is over on the kubelet's side too. One that was given up
-// may still be under way there:
+// answered reports whether a failed Register is finished in the kubelet, too. One that was canceled here may still run there:
 //
-//	we       Register 1 ... give up    Register 2 ok
-//	kubelet                                          1 fails: forgets the client of the resource (to 1.36)
+//	plugin    Register 1 ... canceled    Register 2 succeeds
+//	kubelet                                                   1 fails: deletes the client of the resource (up to 1.36)
 func answered(err error) bool {
 	e, ok := errors.AsType[*registerError](err)
 	return ok && e.status.Code() != codes.DeadlineExceeded && e.status.Code() != codes.Canceled
 }
 
-// answers calls a plugin over its socket as the kubelet does.
-func answers(ctx context.Context, socket string) error {
+// callPlugin calls a plugin over its socket, as the kubelet does.
+func callPlugin(ctx context.Context, socket string) error {
 	conn, err := dial(socket)
 	if err != nil {
 		return err
@@ -163,7 +165,7 @@ func answers(ctx context.Context, socket string) error {
 	defer func() { _ = conn.Close() }()
 	_, err = v1beta1.NewDevicePluginClient(conn).GetDevicePluginOptions(ctx, &v1beta1.Empty{})
 	if err != nil {
-		return fmt.Errorf("own socket %s: %s", filepath.Base(socket), status.Convert(err).Message())
+		return fmt.Errorf("plugin socket %s: %s", filepath.Base(socket), status.Convert(err).Message())
 	}
 	return nil
 }
@@ -172,15 +174,15 @@ func dial(socket string) (*grpc.ClientConn, error) {
 	return grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 }
 
-// socketPrefix begins the name of every socket of ours.
+// socketPrefix begins the name of each plugin socket.
 const socketPrefix = "tandem-"
 
-// sweep removes the sockets that an earlier process of ours left behind. One that accepts belongs to a
-// living process, as during a rolling update, and anything else is not ours.
-func (k *kubelet) sweep() {
+// removeStaleSockets removes the plugin sockets of processes that have ended. A socket that accepts connections belongs to
+// a running process, as during a rolling update.
+func (k *kubelet) removeStaleSockets() {
 	paths, _ := filepath.Glob(filepath.Join(k.dir, socketPrefix+"*.sock"))
 	for _, path := range paths {
-		if err := knock(context.Background(), path); errors.Is(err, syscall.ECONNREFUSED) {
+		if err := dialable(context.Background(), path); errors.Is(err, syscall.ECONNREFUSED) {
 			if err := os.Remove(path); err != nil {
 				k.log.Warn("stale socket not removed", "error", err)
 				continue

@@ -3,7 +3,6 @@ package kubeadapter
 import (
 	"fmt"
 	"runtime"
-	"slices"
 	"testing"
 
 	"google.golang.org/protobuf/proto"
@@ -21,15 +20,15 @@ var largest = []struct {
 	make     func(sick ...int) *core.Inventory
 }{
 	{"16GPUsBy100", GPUResource, 1600, func(sick ...int) *core.Inventory {
-		return inventory(coretest.GPUs(16), shared(core.TimeSlicing, 100), sick...)
+		return buildInventory(coretest.GPUs(16), shared(core.TimeSlicing, 100), sick...)
 	}},
 	{"16GPUsBy7InstancesBy10", "nvidia.com/mig-1g.10gb", 1120, func(sick ...int) *core.Inventory {
 		c := shared(core.TimeSlicing, 10)
 		c.MIG = core.MIGMixed
-		return inventory(cutInSeven(16), c, sick...)
+		return buildInventory(cutInSeven(16), c, sick...)
 	}},
 	{"16GPUsBy7Instances", "nvidia.com/mig-1g.10gb", 112, func(sick ...int) *core.Inventory {
-		return inventory(cutInSeven(16), mixedConfig(), sick...)
+		return buildInventory(cutInSeven(16), mixedConfig(), sick...)
 	}},
 }
 
@@ -64,7 +63,7 @@ func cutInSeven(n int) core.Snapshot {
 // A list may have 4 MiB: that is what the kubelet's gRPC client takes (grpc's default for a received message).
 func TestLargestListsFitAMessage(t *testing.T) {
 	for _, node := range largest {
-		list := listings(node.make())[node.resource]
+		list := listDevices(node.make())[node.resource]
 		size := proto.Size(listResponse(list))
 		t.Logf("%s: %d units, %d bytes", node.name, len(list), size)
 		if len(list) != node.units || size > 4<<20/8 {
@@ -102,46 +101,15 @@ func BenchmarkLargeUpdate(b *testing.B) {
 	for _, node := range largest {
 		b.Run(node.name, func(b *testing.B) {
 			inv := node.make()
-			sent := listings(inv)[node.resource]
+			sent := listDevices(inv)[node.resource]
 			b.ReportAllocs()
 			for b.Loop() {
-				list, _ := farewell(sent, listings(inv)[node.resource])
+				list, _ := markRemoved(sent, listDevices(inv)[node.resource])
 				if _, err := proto.Marshal(listResponse(list)); err != nil {
 					b.Fatal(err)
 				}
 			}
 		})
-	}
-}
-
-// BenchmarkEveryResource is what an inventory costs that changes nothing, on a node with seven resources of 160 units
-// each: every endpoint looks at its list. It does not grow with the number of resources.
-func BenchmarkEveryResource(b *testing.B) {
-	s := cutInSeven(16)
-	c := mixedConfig()
-	for i, d := range s.Devices {
-		if d.Profile == "" {
-			continue
-		}
-		profile := fmt.Sprintf("%dg.10gb", 1+d.Instance)
-		s.Devices[i].Profile = profile
-		c.Policy.Shares = append(c.Policy.Shares, core.Share{
-			Pool: core.MIGPool(profile), Sharing: core.Sharing{Mode: core.TimeSlicing, Replicas: 10},
-		})
-	}
-	inv := inventory(core.NewSnapshot(s), c)
-	sent := listings(inv)
-	if len(sent) != 7 || inv.Len() != 1120 {
-		b.Fatal(len(sent), inv.Len())
-	}
-	b.ReportAllocs()
-	for b.Loop() {
-		l := &lister{}
-		for resource, before := range sent {
-			if list, leaving := farewell(before, l.all(inv)[resource]); leaving || !slices.Equal(list, before) {
-				b.Fatal("want no change")
-			}
-		}
 	}
 }
 
@@ -182,13 +150,11 @@ func BenchmarkLargePreference(b *testing.B) {
 }
 
 func largeServer(inv *core.Inventory, resource string) (*server, []string) {
-	src := coretest.NewSource()
-	src.Set(inv)
 	var ids []string
-	for _, l := range listings(inv)[resource] {
+	for _, l := range listDevices(inv)[resource] {
 		ids = append(ids, string(l.id))
 	}
-	return &server{resource: resource, src: src, pace: defaultPace, lister: &lister{}, count: &counters{}, streams: newStreams()}, ids
+	return newTestServer(resource, inv), ids
 }
 
 // BenchmarkLargeMemory is what a unit keeps: in the inventory, and in the adapter's lists.
@@ -200,7 +166,7 @@ func BenchmarkLargeMemory(b *testing.B) {
 				before := heap()
 				inv := node.make()
 				built := heap()
-				list := listings(inv)
+				list := listDevices(inv)
 				inventories, lists = float64(built-before), float64(heap()-built)
 				runtime.KeepAlive(inv)
 				runtime.KeepAlive(list)

@@ -17,9 +17,7 @@ import (
 // prefer asks a server for n of the available units.
 func prefer(t *testing.T, inv *core.Inventory, available, required []string, n int) []string {
 	t.Helper()
-	src := coretest.NewSource()
-	src.Set(inv)
-	s := &server{resource: GPUResource, src: src, count: &counters{}}
+	s := newTestServer(GPUResource, inv)
 	got, err := s.GetPreferredAllocation(t.Context(), &v1beta1.PreferredAllocationRequest{
 		ContainerRequests: []*v1beta1.ContainerPreferredAllocationRequest{
 			{AvailableDeviceIDs: available, MustIncludeDeviceIDs: required, AllocationSize: int32(n)},
@@ -76,7 +74,7 @@ func TestPreferredShares(t *testing.T) {
 			if config.Packed = packed; packed {
 				want, name = c.packed, c.name+", packed"
 			}
-			got := prefer(t, inventory(coretest.GPUs(len(c.free)), config), free(4, c.free...), c.required, c.n)
+			got := prefer(t, buildInventory(coretest.GPUs(len(c.free)), config), free(4, c.free...), c.required, c.n)
 			if counts := perGPU(got, len(c.free)); !slices.Equal(counts, want) {
 				t.Errorf("%s: %v, want %v", name, counts, want)
 			}
@@ -93,7 +91,7 @@ func TestPreferredShares(t *testing.T) {
 func TestPreferredOverMixedUnits(t *testing.T) {
 	c := core.DefaultConfig()
 	c.Policy.Shares = []core.Share{{Pool: core.DefaultPool, First: 2, Sharing: core.Sharing{Mode: core.TimeSlicing, Replicas: 4}}}
-	inv := inventory(coretest.GPUs(3), c)
+	inv := buildInventory(coretest.GPUs(3), c)
 	if len(inv.PolicyWarnings()) != 1 {
 		t.Errorf("findings %q", inv.PolicyWarnings())
 	}
@@ -126,7 +124,7 @@ func TestPreferredSharesAtRandom(t *testing.T) {
 		}
 		n := random.IntN(gpus*replicas + 2)
 		want := plainest(available, required, n, replicas, c.Packed)
-		inv := inventory(coretest.GPUs(gpus), c)
+		inv := buildInventory(coretest.GPUs(gpus), c)
 		for range 3 {
 			random.Shuffle(len(available), func(i, j int) { available[i], available[j] = available[j], available[i] })
 			random.Shuffle(len(required), func(i, j int) { required[i], required[j] = required[j], required[i] })
@@ -160,7 +158,7 @@ func plainest(available, required []string, n, replicas int, packed bool) []stri
 
 // MIG instances of one's own: on as few GPUs as can be.
 func TestPreferredInstances(t *testing.T) {
-	inv := inventory(cutInSeven(3), mixedConfig())
+	inv := buildInventory(cutInSeven(3), mixedConfig())
 	var all []string
 	for u := range inv.Units() {
 		if u.Device.Index != 0 || u.Device.Instance > 4 { // two of GPU 0 are left

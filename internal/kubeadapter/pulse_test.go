@@ -14,7 +14,7 @@ import (
 func TestLoopsBeat(t *testing.T) {
 	r := newRig(t)
 	r.startKubelet()
-	r.src.Set(inventory(coretest.GPUs(2), core.DefaultConfig()))
+	r.src.Set(buildInventory(coretest.GPUs(2), core.DefaultConfig()))
 	board := watchdog.NewRegistry()
 	r.start(func(a *Adapter) { a.opts.Watchdog = board })
 	r.awaitHealthy(GPUResource, 2)
@@ -24,7 +24,7 @@ func TestLoopsBeat(t *testing.T) {
 		}
 		return names
 	}
-	want := []string{"endpoint " + GPUResource, "kubelet's folder", "list " + GPUResource, "pods that hold devices"}
+	want := []string{"ListAndWatch " + GPUResource, "endpoint " + GPUResource, "plugin directory", "pod resources"}
 	if got := names(); !slices.Equal(got, want) {
 		t.Errorf("on the board: %v, want %v", got, want)
 	}
@@ -32,7 +32,7 @@ func TestLoopsBeat(t *testing.T) {
 		t.Errorf("late: %v", late)
 	}
 	r.kubelet.Stop()
-	r.await("the end of the stream", func() bool { return !slices.Contains(names(), "list "+GPUResource) })
+	r.await("the end of the stream", func() bool { return !slices.Contains(names(), "ListAndWatch "+GPUResource) })
 	r.stop()
 	if got := names(); len(got) != 0 {
 		t.Errorf("left on the board: %v", got)

@@ -24,7 +24,7 @@ func TestResourcesDoNotDisturbEachOther(t *testing.T) {
 	r.kubelet.BehaveTo(refused, kubelettest.Behaviour{Refuse: errors.New("not you")})
 	r.kubelet.BehaveTo(hanging, kubelettest.Behaviour{Delay: time.Hour})
 	r.startKubelet()
-	r.src.Set(inventory(migMachine(), mixedConfig()))
+	r.src.Set(buildInventory(migMachine(), mixedConfig()))
 	r.start()
 	for i := range 3 {
 		attempts := len(r.kubelet.Attempts())
@@ -62,7 +62,7 @@ func TestRegisterThatIsNeverAnswered(t *testing.T) {
 	r.kubelet.Behave(kubelettest.Behaviour{Delay: time.Hour})
 	r.startKubelet()
 	r.offer(coretest.GPUs(1))
-	r.start(func(a *Adapter) { a.pace.register = 20 * time.Millisecond })
+	r.start(func(a *Adapter) { a.timings.register = 20 * time.Millisecond })
 	r.await("two that were given up", func() bool {
 		s := r.adapter.Stats()
 		return len(s) == 1 && s[0].RegistrationErrors >= 2
@@ -90,7 +90,7 @@ func TestKubeletThatIsSlowToNotice(t *testing.T) {
 	r.kubelet.Behave(kubelettest.Behaviour{OneClientPerResource: true, Lag: 50 * time.Millisecond})
 	r.startKubelet()
 	r.offer(coretest.GPUs(1))
-	r.start(func(a *Adapter) { a.pace.settle = 500 * time.Millisecond })
+	r.start(func(a *Adapter) { a.timings.restart = 500 * time.Millisecond })
 	r.awaitReady()
 	for i := range 2 {
 		from := time.Now()
@@ -116,7 +116,7 @@ func TestKubeletDiesBetweenRegisterAndTheStream(t *testing.T) {
 	r.kubelet.Behave(kubelettest.Behaviour{StreamDelay: time.Hour})
 	r.startKubelet()
 	r.offer(coretest.GPUs(1))
-	r.start(func(a *Adapter) { a.pace.open = time.Hour }) // nothing to wait for any more
+	r.start(func(a *Adapter) { a.timings.openStream = time.Hour }) // nothing to wait for any more
 	r.must(r.kubelet.Await(r.ctx, "registered", func() bool { return len(r.kubelet.Registrations()) == 1 }))
 	r.kubelet.Crash()
 	r.kubelet.Behave(kubelettest.Behaviour{})
@@ -130,8 +130,8 @@ func TestKubeletDiesBetweenRegisterAndTheStream(t *testing.T) {
 func TestAnotherKubeletIsNotWaitedFor(t *testing.T) {
 	r := newRig(t)
 	r.startKubelet()
-	r.src.Set(inventory(migMachine(), mixedConfig()))
-	r.start(func(a *Adapter) { a.pace.settle = time.Hour })
+	r.src.Set(buildInventory(migMachine(), mixedConfig()))
+	r.start(func(a *Adapter) { a.timings.restart = time.Hour })
 	r.await("three resources", func() bool { return len(r.adapter.Stats()) == 3 })
 	for i := range 100 {
 		registered := len(r.kubelet.Registrations())
@@ -182,7 +182,7 @@ func TestSocketIsWipedWhileItIsMade(t *testing.T) {
 			}
 		}
 	}()
-	r.start(func(a *Adapter) { a.pace.retryMax = a.pace.retry })
+	r.start(func(a *Adapter) { a.timings.retryMax = a.timings.retry })
 	r.await("incarnations", func() bool {
 		s := r.adapter.Stats()
 		return len(s) == 1 && s[0].Incarnations > 20
@@ -247,7 +247,9 @@ func TestStopWhileWaiting(t *testing.T) {
 			r := newRig(t)
 			prepare(r)
 			r.offer(coretest.GPUs(1))
-			r.start(func(a *Adapter) { a.pace.open, a.pace.retry, a.pace.retryMax = time.Hour, time.Hour, time.Hour })
+			r.start(func(a *Adapter) {
+				a.timings.openStream, a.timings.retry, a.timings.retryMax = time.Hour, time.Hour, time.Hour
+			})
 			r.await("it waits", func() bool {
 				s := r.adapter.Stats()
 				return len(s) == 1 && s[0].Why != "starting" && (name != "for the next try" || s[0].LastError != "")

@@ -232,7 +232,7 @@ func TestTwoProcesses(t *testing.T) {
 func TestStopIsQuickAndSaysNothing(t *testing.T) {
 	r := newRig(t)
 	r.startKubelet()
-	r.src.Set(inventory(migMachine(), mixedConfig()))
+	r.src.Set(buildInventory(migMachine(), mixedConfig()))
 	r.start()
 	r.awaitReady()
 	r.awaitHealthy(GPUResource, 1)
@@ -257,7 +257,7 @@ func TestAliveCallsItsOwnSockets(t *testing.T) {
 	r := newRig(t)
 	r.startKubelet()
 	r.offer(coretest.GPUs(1))
-	r.start(func(a *Adapter) { a.pace.look = time.Hour })
+	r.start(func(a *Adapter) { a.timings.pollInterval = time.Hour })
 	r.awaitReady()
 	r.must(r.adapter.Alive(r.ctx))
 	ctx, cancel := context.WithCancel(r.ctx)

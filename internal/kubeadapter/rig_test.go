@@ -18,11 +18,11 @@ import (
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
 )
 
-// fastPace keeps the order of the times and makes them short.
-var fastPace = pace{
-	register: 15 * time.Second, open: 300 * time.Millisecond,
-	settle: 10 * time.Millisecond, retry: 10 * time.Millisecond, retryMax: 100 * time.Millisecond, stable: time.Second,
-	heartbeat: time.Hour, quiet: time.Millisecond, look: 20 * time.Millisecond, poll: 5 * time.Millisecond,
+// fastTimings keeps the order of the times and makes them short.
+var fastTimings = timings{
+	register: 15 * time.Second, openStream: 300 * time.Millisecond,
+	restart: 10 * time.Millisecond, retry: 10 * time.Millisecond, retryMax: 100 * time.Millisecond, stable: time.Second,
+	heartbeat: time.Hour, listInterval: time.Millisecond, pollInterval: 20 * time.Millisecond, pollIntervalNoEvents: 5 * time.Millisecond,
 }
 
 // rig is an adapter over a source that the test sets, beside a kubelet that it can maltreat.
@@ -66,7 +66,7 @@ func (r *rig) start(change ...func(*Adapter)) {
 
 func (r *rig) another(change ...func(*Adapter)) (*Adapter, func()) {
 	a := New(r.src, Options{KubeletSocket: r.kubelet.Socket()})
-	a.pace = fastPace
+	a.timings = fastTimings
 	for _, c := range change {
 		c(a)
 	}
@@ -95,15 +95,23 @@ func (r *rig) must(err error) {
 
 // offer publishes a machine; sick GPUs are lost.
 func (r *rig) offer(s core.Snapshot, sick ...int) {
-	r.src.Set(inventory(s, core.DefaultConfig(), sick...))
+	r.src.Set(buildInventory(s, core.DefaultConfig(), sick...))
 }
 
-func inventory(s core.Snapshot, c core.Config, sick ...int) *core.Inventory {
+func buildInventory(s core.Snapshot, c core.Config, sick ...int) *core.Inventory {
 	var l core.Ledger
 	for _, n := range sick {
 		l = l.Apply(c.Health, time.Unix(0, 0), core.Observation{At: core.WholeGPU(coretest.GPU(n)), Kind: core.Lost})
 	}
 	return core.Build(s, l, c)
+}
+
+// newTestServer returns the service of a resource over an inventory.
+func newTestServer(resource string, inv *core.Inventory) *server {
+	src := coretest.NewSource()
+	src.Set(inv)
+	e := &endpoint{resource: resource, timings: defaultTimings, tracker: newTracker(src, Options{})}
+	return &server{endpoint: e, streams: newStreams()}
 }
 
 func (r *rig) awaitHealthy(resource string, n int) {

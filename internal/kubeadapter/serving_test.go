@@ -25,7 +25,7 @@ func TestFirstListWithinASecond(t *testing.T) {
 	s.Devices[3].NUMANode = -1
 	r.offer(s, 2)
 	began := time.Now()
-	r.start(func(a *Adapter) { a.pace = defaultPace })
+	r.start(func(a *Adapter) { a.timings = defaultTimings })
 	r.awaitHealthy(GPUResource, 3)
 	if took := time.Since(began); took > time.Second {
 		t.Errorf("first list after %v", took)
@@ -67,12 +67,12 @@ func TestHealthFlipsKeepTheIDs(t *testing.T) {
 func TestResourceWithoutUnitsIsAnEmptyList(t *testing.T) {
 	r := newRig(t)
 	r.startKubelet()
-	r.src.Set(inventory(migMachine(), mixedConfig()))
+	r.src.Set(buildInventory(migMachine(), mixedConfig()))
 	r.start()
 	r.awaitHealthy(GPUResource, 1)
 	r.awaitHealthy("nvidia.com/mig-1g.10gb", 2)
 	r.awaitHealthy("nvidia.com/mig-1g.10gb.me", 1)
-	r.src.Set(inventory(coretest.GPUs(2), mixedConfig())) // MIG mode off
+	r.src.Set(buildInventory(coretest.GPUs(2), mixedConfig())) // MIG mode off
 	r.awaitHealthy(GPUResource, 2)
 	r.await("an empty list of a living plugin", func() bool {
 		devices, ok := r.kubelet.Devices("nvidia.com/mig-1g.10gb")
@@ -96,7 +96,7 @@ func TestSingleStrategyOffersInstancesAsGPUs(t *testing.T) {
 	r.startKubelet()
 	c := core.DefaultConfig()
 	c.MIG = core.MIGSingle
-	r.src.Set(inventory(migMachine(), c))
+	r.src.Set(buildInventory(migMachine(), c))
 	r.start()
 	r.awaitHealthy(GPUResource, 2) // the more frequent profile
 	if s := r.adapter.Stats(); len(s) != 1 {
@@ -105,7 +105,7 @@ func TestSingleStrategyOffersInstancesAsGPUs(t *testing.T) {
 }
 
 func TestThousandDevicesFitAMessage(t *testing.T) {
-	size := proto.Size(listResponse(listings(inventory(coretest.GPUs(1000), core.DefaultConfig()))[GPUResource]))
+	size := proto.Size(listResponse(listDevices(buildInventory(coretest.GPUs(1000), core.DefaultConfig()))[GPUResource]))
 	if size > 4<<20 || size < 1000*40 {
 		t.Errorf("%d bytes", size)
 	}
@@ -181,7 +181,7 @@ func TestAllocateWithDeviceNodes(t *testing.T) {
 	c.DeviceNodes = true
 	s := migMachine()
 	s.Nodes = append(slices.Clone(s.Nodes), "/dev/nvidia-caps/nvidia-cap10", "/dev/nvidia-caps/nvidia-cap20")
-	inv := inventory(core.NewSnapshot(s), c)
+	inv := buildInventory(core.NewSnapshot(s), c)
 	plan, err := inv.Reserve("MIG-00000000-0000-4000-8000-000000000000")
 	if err != nil {
 		t.Fatal(err)
@@ -263,7 +263,7 @@ func TestOptions(t *testing.T) {
 }
 
 func TestResourceNames(t *testing.T) {
-	count := Resources(inventory(migMachine(), mixedConfig(), 1))
+	count := Resources(buildInventory(migMachine(), mixedConfig(), 1))
 	if got := fmt.Sprint(count); got != "map[nvidia.com/gpu:map[healthy:1] nvidia.com/mig-1g.10gb:map[lost:2] nvidia.com/mig-1g.10gb.me:map[lost:1]]" {
 		t.Error(got)
 	}

@@ -23,7 +23,7 @@ func replica(gpu, n int) string { return fmt.Sprintf("%s::%d", coretest.GPU(gpu)
 func TestAllocateReplicas(t *testing.T) {
 	r := newRig(t)
 	r.startKubelet()
-	r.src.Set(inventory(coretest.GPUs(3), shared(core.TimeSlicing, 4), 2))
+	r.src.Set(buildInventory(coretest.GPUs(3), shared(core.TimeSlicing, 4), 2))
 	r.start()
 	r.awaitHealthy(GPUResource, 8)
 	id := gpuIDs(0, 1, 2)
@@ -65,7 +65,7 @@ func TestAllocateReplicas(t *testing.T) {
 
 // All units of a GPU are sick with it.
 func TestReplicasAreSickWithTheirGPU(t *testing.T) {
-	for _, l := range listings(inventory(coretest.GPUs(2), shared(core.TimeSlicing, 3), 1))[GPUResource] {
+	for _, l := range listDevices(buildInventory(coretest.GPUs(2), shared(core.TimeSlicing, 3), 1))[GPUResource] {
 		if want := strings.HasPrefix(string(l.id), gpuIDs(0)[0]); l.healthy != want {
 			t.Errorf("%s: healthy %t", l.id, l.healthy)
 		}
@@ -79,7 +79,7 @@ func TestMoreThanOneShare(t *testing.T) {
 	c := shared(core.TimeSlicing, 4)
 	c.Policy.Shares[0].Sharing.OnePerRequest = true
 	c.Policy.Shares[0].Rename = "gpu.shared"
-	r.src.Set(inventory(coretest.GPUs(2), c))
+	r.src.Set(buildInventory(coretest.GPUs(2), c))
 	r.start()
 	const resource = "nvidia.com/gpu.shared"
 	r.awaitHealthy(resource, 8)
@@ -102,7 +102,7 @@ func TestMPSClient(t *testing.T) {
 	c.Policy.Rules = []core.Rule{{Sharing: &core.Sharing{
 		Mode: core.MPS, Replicas: 2, OnePerRequest: true, Memory: 30 << 30, Threads: 50,
 	}}}
-	built := inventory(coretest.GPUs(2), c)
+	built := buildInventory(coretest.GPUs(2), c)
 	plan, err := built.Reserve(core.UnitID(replica(1, 1)))
 	if err != nil {
 		t.Fatal(err)
@@ -131,7 +131,7 @@ func TestMPSDaemon(t *testing.T) {
 	r.startKubelet()
 	c := core.DefaultConfig()
 	c.Policy.Rules = []core.Rule{{Sharing: &core.Sharing{Mode: core.MPS, Replicas: 2, OnePerRequest: true}}}
-	built := inventory(coretest.GPUs(2), c)
+	built := buildInventory(coretest.GPUs(2), c)
 	r.src.Set(built.WithHost(core.Host{}, core.OverlapWarn))
 	r.start()
 	r.await("a list of sick units", func() bool {
@@ -163,12 +163,12 @@ func TestSameIDInAnotherPool(t *testing.T) {
 	r.must(err)
 	c := core.DefaultConfig()
 	c.Policy.Rules = []core.Rule{{Select: core.Selector{IDs: []core.DeviceID{coretest.GPU(1)}}, Pool: "h100"}}
-	r.src.Set(inventory(coretest.GPUs(2), c))
+	r.src.Set(buildInventory(coretest.GPUs(2), c))
 	r.awaitHealthy(is, 1)
 	_, err = old.Allocate(r.ctx, &v1beta1.AllocateRequest{
 		ContainerRequests: []*v1beta1.ContainerAllocateRequest{{DevicesIds: gpuIDs(1)}},
 	})
-	if err == nil || !strings.Contains(err.Error(), gpuIDs(1)[0]+" is "+is+" now, not "+GPUResource) {
+	if err == nil || !strings.Contains(err.Error(), "belongs to "+is+" now, not "+GPUResource) {
 		t.Errorf("the old resource grants it: %v", err)
 	}
 	r.await("one GPU left", func() bool {
@@ -186,13 +186,13 @@ func TestSharesInPlaceOfGPUs(t *testing.T) {
 	r.offer(coretest.GPUs(2))
 	r.start()
 	r.awaitHealthy(GPUResource, 2)
-	r.src.Set(inventory(coretest.GPUs(2), shared(core.TimeSlicing, 3)))
+	r.src.Set(buildInventory(coretest.GPUs(2), shared(core.TimeSlicing, 3)))
 	r.awaitHealthy(GPUResource, 6)
 	r.await("the shares only", func() bool { n, _ := r.kubelet.Capacity(GPUResource); return n == 6 })
 
 	c := shared(core.TimeSlicing, 3)
 	c.Policy.Shares[0].Rename = "gpu.shared"
-	r.src.Set(inventory(coretest.GPUs(2), c))
+	r.src.Set(buildInventory(coretest.GPUs(2), c))
 	r.awaitHealthy("nvidia.com/gpu.shared", 6)
 	r.await("an empty list of a living plugin", func() bool {
 		devices, ok := r.kubelet.Devices(GPUResource)
@@ -241,7 +241,7 @@ func TestResourceNamesOfProfiles(t *testing.T) {
 				s.Devices[i].Profile = profile
 			}
 		}
-		lists := listings(inventory(core.NewSnapshot(s), mixedConfig()))
+		lists := listDevices(buildInventory(core.NewSnapshot(s), mixedConfig()))
 		if len(lists[want]) != 7 || len(lists) != 1 || len(want) > 63 {
 			t.Errorf("%s: %v, want 7 %s", profile, lists, want)
 		}
@@ -250,7 +250,7 @@ func TestResourceNamesOfProfiles(t *testing.T) {
 			Pool: core.MIGPool(profile), Rename: core.MIGPool(profile) + ".shared",
 			Sharing: core.Sharing{Mode: core.TimeSlicing, Replicas: 2},
 		}}
-		if lists := listings(inventory(core.NewSnapshot(s), c)); len(lists[want+".shared"]) != 14 {
+		if lists := listDevices(buildInventory(core.NewSnapshot(s), c)); len(lists[want+".shared"]) != 14 {
 			t.Errorf("%s shared: %v", profile, lists)
 		}
 	}
@@ -274,7 +274,7 @@ func TestWhatWasOfferedBefore(t *testing.T) {
 	}
 	c := shared(core.TimeSlicing, 2)
 	c.Policy.Shares[0].Rename = "gpu.shared"
-	r.src.Set(inventory(coretest.GPUs(2), c))
+	r.src.Set(buildInventory(coretest.GPUs(2), c))
 	r.awaitHealthy("nvidia.com/gpu.shared", 4)
 	r.await("an empty list of a living plugin", func() bool {
 		devices, ok := r.kubelet.Devices(GPUResource)

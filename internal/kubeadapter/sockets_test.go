@@ -76,7 +76,7 @@ func TestLongestResourceNames(t *testing.T) {
 			Select: core.Selector{IDs: []core.DeviceID{coretest.GPU(i)}}, Pool: pool,
 		})
 	}
-	r.src.Set(inventory(coretest.GPUs(2), c))
+	r.src.Set(buildInventory(coretest.GPUs(2), c))
 	r.start()
 	for _, resource := range resources {
 		r.awaitHealthy(resource, 1)

@@ -19,6 +19,7 @@ import (
 	"github.com/fsnotify/fsnotify"
 
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
+	"github.com/tandem-gpu/tandem/internal/watch"
 )
 
 // TestStorm lets a kubelet come and go in every way that kubelets do, under three resources, with the times of
@@ -80,9 +81,9 @@ func newStorm(t *testing.T, well kubelettest.Behaviour, events bool) *storm {
 	}
 	s.begin = func() {
 		s.start(func(a *Adapter) {
-			a.pace = defaultPace
+			a.timings = defaultTimings
 			if !events {
-				a.kubelet.events = func() (*fsnotify.Watcher, error) { return nil, syscall.EMFILE }
+				a.kubelet.newWatcher = func() (*fsnotify.Watcher, error) { return nil, syscall.EMFILE }
 			}
 		})
 	}
@@ -189,7 +190,7 @@ func (s *storm) await(what string, wrong func() string) {
 	ctx, cancel := context.WithTimeout(s.ctx, 30*time.Second)
 	defer cancel()
 	for why := wrong(); why != ""; why = wrong() {
-		if !pause(ctx, time.Millisecond) {
+		if !watch.Sleep(ctx, time.Millisecond) {
 			s.Fatalf("%s: not in 30 s: %s; stats %+v", what, why, s.adapter.Stats())
 		}
 	}
@@ -203,7 +204,7 @@ func (s *storm) wrong(who disturbed) string {
 	for _, r := range stats {
 		socket := filepath.Base(r.Socket)
 		sockets = append(sockets, socket)
-		want := listings(inv)[r.Resource]
+		want := listDevices(inv)[r.Resource]
 		healthy := 0
 		for _, l := range want {
 			if l.healthy {
@@ -227,7 +228,7 @@ func (s *storm) wrong(who disturbed) string {
 	return ""
 }
 
-func (s *storm) sleep(most time.Duration) { pause(s.ctx, s.upTo(most)) }
+func (s *storm) sleep(most time.Duration) { watch.Sleep(s.ctx, s.upTo(most)) }
 
 func (s *storm) upTo(most time.Duration) time.Duration { return upTo(s.rnd, most) }
 
@@ -241,7 +242,7 @@ func (s *storm) flip() {
 	if n := s.rnd.IntN(3); n < 2 {
 		sick = append(sick, n)
 	}
-	s.src.Set(inventory(migMachine(), mixedConfig(), sick...))
+	s.src.Set(buildInventory(migMachine(), mixedConfig(), sick...))
 }
 
 // up starts the kubelet and says when.

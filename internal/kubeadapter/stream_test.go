@@ -41,20 +41,18 @@ func (s *stream) Send(r *v1beta1.ListAndWatchResponse) error {
 	return nil
 }
 
-// watch opens a stream over eight GPUs under the times of production, runs play and returns the lists that
+// lists opens a stream over eight GPUs under the times of production, runs play and returns the lists that
 // came until then. play offers which of the GPUs are sick.
-func watch(t *testing.T, play func(offer func(sick ...int))) (lists []sent) {
+func lists(t *testing.T, play func(offer func(sick ...int))) (got []sent) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		src := coretest.NewSource()
+		s := newTestServer(GPUResource, buildInventory(coretest.GPUs(8), core.DefaultConfig()))
 		offer := func(sick ...int) {
-			src.Set(inventory(coretest.GPUs(8), core.DefaultConfig(), sick...))
+			s.tracker.setInventory(buildInventory(coretest.GPUs(8), core.DefaultConfig(), sick...))
 			synctest.Wait()
 		}
-		offer()
 		ctx, cancel := context.WithCancel(t.Context())
 		st := &stream{ctx: ctx, began: time.Now()}
-		s := &server{resource: GPUResource, src: src, pace: defaultPace, lister: &lister{}, count: &counters{}, streams: newStreams()}
 		done := make(chan error, 1)
 		go func() { done <- s.ListAndWatch(nil, st) }()
 		synctest.Wait()
@@ -63,9 +61,9 @@ func watch(t *testing.T, play func(offer func(sick ...int))) (lists []sent) {
 		if err := <-done; err != nil {
 			t.Errorf("ended with %v", err)
 		}
-		lists = st.lists
+		got = st.lists
 	})
-	return lists
+	return got
 }
 
 func expect(t *testing.T, got []sent, want ...sent) {
@@ -78,21 +76,21 @@ func expect(t *testing.T, got []sent, want ...sent) {
 // No time passes between a change and its list: not right after the stream opened, not right after a
 // heartbeat, not after a quiet hour.
 func TestAChangeGoesOutAtOnce(t *testing.T) {
-	expect(t, watch(t, func(offer func(...int)) { offer(3) }), sent{0, 8}, sent{0, 7})
+	expect(t, lists(t, func(offer func(...int)) { offer(3) }), sent{0, 8}, sent{0, 7})
 
-	lists := watch(t, func(offer func(...int)) {
-		time.Sleep(defaultPace.heartbeat) // of the bubble
+	got := lists(t, func(offer func(...int)) {
+		time.Sleep(defaultTimings.heartbeat) // of the bubble
 		synctest.Wait()
 		offer(3)
-		time.Sleep(defaultPace.heartbeat - time.Millisecond)
+		time.Sleep(defaultTimings.heartbeat - time.Millisecond)
 		offer(3, 4)
 	})
-	expect(t, lists, sent{0, 8}, sent{30 * time.Second, 8}, sent{30 * time.Second, 7}, sent{59999 * time.Millisecond, 6})
+	expect(t, got, sent{0, 8}, sent{30 * time.Second, 8}, sent{30 * time.Second, 7}, sent{59999 * time.Millisecond, 6})
 }
 
 // A change within the quiet time waits for its end and no longer; of several only what holds by then is told.
 func TestChangesAreCoalesced(t *testing.T) {
-	lists := watch(t, func(offer func(...int)) {
+	got := lists(t, func(offer func(...int)) {
 		time.Sleep(5 * time.Second)
 		offer(0)
 		for i := range 99 {
@@ -101,11 +99,11 @@ func TestChangesAreCoalesced(t *testing.T) {
 		}
 		time.Sleep(time.Second)
 	})
-	expect(t, lists, sent{0, 8}, sent{5 * time.Second, 7}, sent{6 * time.Second, 4})
+	expect(t, got, sent{0, 8}, sent{5 * time.Second, 7}, sent{6 * time.Second, 4})
 }
 
 func TestWhatIsTakenBackWithinTheQuietTimeIsNotTold(t *testing.T) {
-	lists := watch(t, func(offer func(...int)) {
+	got := lists(t, func(offer func(...int)) {
 		offer(0)
 		time.Sleep(100 * time.Millisecond)
 		offer(0, 1)
@@ -113,18 +111,18 @@ func TestWhatIsTakenBackWithinTheQuietTimeIsNotTold(t *testing.T) {
 		offer(0)
 		time.Sleep(5 * time.Second)
 	})
-	expect(t, lists, sent{0, 8}, sent{0, 7})
+	expect(t, got, sent{0, 8}, sent{0, 7})
 }
 
 // The kubelet writes a file for each list: a storm is one list a second.
 func TestAStormIsOneListASecond(t *testing.T) {
-	lists := watch(t, func(offer func(...int)) {
+	got := lists(t, func(offer func(...int)) {
 		for i := range 1000 { // 10 s
 			offer([]int{0, 1}[:1+i%2]...)
 			time.Sleep(10 * time.Millisecond)
 		}
 	})
-	if n := len(lists); n < 2 || n > 12 {
+	if n := len(got); n < 2 || n > 12 {
 		t.Errorf("%d lists in 10 s", n)
 	}
 }
@@ -136,26 +134,26 @@ func TestWordsAreNoNews(t *testing.T) {
 	l := core.Ledger{}.Apply(c.Health, time.Unix(0, 0), lost)
 	other := core.Ledger{}.Apply(c.Health, time.Unix(900, 0), lost)
 	a, b := core.Build(coretest.GPUs(1), l, c), core.Build(coretest.GPUs(1), other, c)
-	if a.Equal(b) || !slices.Equal(listings(a)[GPUResource], listings(b)[GPUResource]) {
+	if a.Equal(b) || !slices.Equal(listDevices(a)[GPUResource], listDevices(b)[GPUResource]) {
 		t.Error("want inventories that differ and equal lists")
 	}
 }
 
 func TestHeartbeat(t *testing.T) {
-	lists := watch(t, func(func(...int)) { time.Sleep(2*defaultPace.heartbeat + time.Second) })
-	expect(t, lists, sent{0, 8}, sent{30 * time.Second, 8}, sent{60 * time.Second, 8})
+	got := lists(t, func(func(...int)) { time.Sleep(2*defaultTimings.heartbeat + time.Second) })
+	expect(t, got, sent{0, 8}, sent{30 * time.Second, 8}, sent{60 * time.Second, 8})
 }
 
 // Under ModeObserve nothing is withdrawn: what would be unhealthy is listed as healthy.
 func TestObservedIsHealthyToTheKubelet(t *testing.T) {
 	c := core.DefaultConfig()
 	c.Health.Mode = core.ModeObserve
-	inv := inventory(coretest.GPUs(2), c, 1)
+	inv := buildInventory(coretest.GPUs(2), c, 1)
 	u, _ := inv.Unit(core.UnitID(coretest.GPU(1)))
 	if u.Health.State != core.GPULost {
 		t.Fatalf("health %v: want it lost, and observed only", u.Health)
 	}
-	for _, d := range listResponse(listings(inv)[GPUResource]).GetDevices() {
+	for _, d := range listResponse(listDevices(inv)[GPUResource]).GetDevices() {
 		if d.GetHealth() != v1beta1.Healthy {
 			t.Errorf("%s is %s", d.GetID(), d.GetHealth())
 		}

@@ -5,288 +5,273 @@ import (
 	"errors"
 	"log/slog"
 	"maps"
-	"slices"
 	"sync"
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
+	"github.com/tandem-gpu/tandem/internal/watch"
 	"github.com/tandem-gpu/tandem/internal/watchdog"
 )
 
-// Grant is a device ID that was handed out and that a pod may hold, as it is kept on disk.
-type Grant struct {
-	Resource string      `json:"resource"`
-	ID       core.UnitID `json:"id"`
-	NUMANode int         `json:"numaNode"`
-	Gone     time.Time   `json:"gone,omitzero"` // since when it is not offered; zero = it was when this was written
+// trackerTimings are the durations of a tracker.
+type trackerTimings struct {
+	queryTimeout time.Duration // of one query to the kubelet
+	loadTimeout  time.Duration // of the store; then devices are offered without the stored allocations
+	minInterval  time.Duration // between two queries
+	maxInterval  time.Duration // between two queries, grows to this after each request
+	active       time.Duration // after a request; then the kubelet is queried only while the offer depends on pods
+	startup      time.Duration // of a kubelet: until then it may not have all pods from the API server
+	stale        time.Duration // after the latest answer, or the start; then none is expected
+
+	allocateToList time.Duration // after an Allocate, until the kubelet's answers have it
+	retention      time.Duration // of a withdrawn ID while the kubelet can't be queried
 }
 
-// GrantStore keeps what must outlive the agent. Load comes first and both are called from one goroutine; they may be
-// slow, and say themselves what goes wrong.
-type GrantStore interface {
-	Load() []Grant
-	Save([]Grant)
+var defaultTrackerTimings = trackerTimings{
+	queryTimeout: 2 * time.Second, loadTimeout: 2 * time.Second, minInterval: 100 * time.Millisecond, maxInterval: time.Minute,
+	active: 5 * time.Minute, startup: 2 * time.Minute, stale: 5 * time.Minute,
+	allocateToList: 10 * time.Second, retention: 24 * time.Hour,
 }
 
-// holdPace holds the times of a tracker.
-type holdPace struct {
-	ask      time.Duration // limit of one question to the kubelet
-	load     time.Duration // for the disk, before devices are offered without what it knows
-	soonest  time.Duration // between two questions
-	again    time.Duration // longest rest between questions, which grows after each change
-	burst    time.Duration // after a change; then questions go on only while something depends on them
-	young    time.Duration // since the kubelet started: its answers may lack pods until it has heard from the API server
-	stale    time.Duration // since the latest answer, or the start: after that none is expected
-	inFlight time.Duration // from Allocate to the kubelet's first answer that has it
-	keep     time.Duration // of an ID that left, while the kubelet can't be asked
-}
-
-var defaultHoldPace = holdPace{
-	ask: 2 * time.Second, load: 2 * time.Second, soonest: 100 * time.Millisecond, again: time.Minute, burst: 5 * time.Minute,
-	young: 2 * time.Minute, stale: 5 * time.Minute, inFlight: 10 * time.Second, keep: 24 * time.Hour,
-}
-
-// tracker knows which device IDs pods may hold: from the kubelet where it can be asked, and from what was handed out.
-//
-//	Allocate, Load -> holdings <- run, which asks the kubelet after each change of the offer and each new stream
-//	                     |
-//	                  lister: the lists of the kubelet, and what Allocate and GetPreferredAllocation may give
+// tracker publishes the offer: the inventory of the source, corrected by the allocations that pods may hold. It learns of
+// allocations from Allocate calls, from the store of an earlier agent and from the kubelet's pod-resources API, which it
+// queries after each change of the offered units and after each new ListAndWatch stream.
 type tracker struct {
-	src    Source
-	socket string // of the pod-resources API; "" = it is not read
-	store  GrantStore
-	log    *slog.Logger
-	pace   holdPace
-	bell   *bell         // rung when the holdings change
-	asked  chan struct{} // capacity 1: there is reason to ask the kubelet
-	dirty  chan struct{} // capacity 1: there is something to save
-	loaded chan struct{} // closed when the disk has answered
-	noted  []string      // what was logged; of check alone
+	source  Source
+	socket  string // of the pod-resources API; "" = no queries
+	store   GrantStore
+	log     *slog.Logger
+	timings trackerTimings
 
-	mu     sync.Mutex
-	latest *holdings
-	ours   map[string]bool // resources that this agent has served
-	began  time.Time
-	good   time.Time // of the latest answer; zero = there was none
-	failed string    // why there is none now; "" = there is one, or nobody has asked
+	offers  *watch.Value[*offer]
+	queries chan struct{}     // capacity 1: a query is requested
+	unsaved chan struct{}     // capacity 1: the store is out of date
+	loaded  chan struct{}     // closed when the store is loaded
+	logged  map[string]string // retained IDs in the log; of the goroutine that queries
+
+	mu          sync.Mutex
+	inventory   *core.Inventory   // of the source, the latest
+	units       map[deviceKey]int // NUMA nodes of the units of inventory
+	allocations *allocations
+	served      map[string]bool // resources that this agent has offered
+	started     time.Time
+	answered    time.Time // latest answer of the kubelet; zero = none
+	unavailable bool      // the latest query failed
 }
 
 func newTracker(src Source, o Options) *tracker {
 	t := &tracker{
-		src: src, socket: o.PodResourcesSocket, store: o.Grants, log: o.Log, pace: defaultHoldPace, bell: newBell(),
-		asked: make(chan struct{}, 1), dirty: make(chan struct{}, 1), loaded: make(chan struct{}),
-		latest: &holdings{grants: map[unitKey]grant{}}, ours: map[string]bool{}, began: time.Now(),
+		source: src, socket: o.PodResourcesSocket, store: o.Grants, log: o.Log, timings: defaultTrackerTimings,
+		queries: make(chan struct{}, 1), unsaved: make(chan struct{}, 1), loaded: make(chan struct{}),
+		inventory: src.Current(), allocations: &allocations{byKey: map[deviceKey]allocation{}},
+		served: map[string]bool{}, started: time.Now(),
 	}
-	if t.socket != "" { // what was handed out before waits for an answer if it is offered under another name now
-		t.latest.checked = map[unitKey]bool{}
+	if t.socket != "" { // stored allocations may conflict until the kubelet has answered
+		t.allocations.verified = map[deviceKey]bool{}
 	}
 	for _, resource := range o.Offered {
-		t.ours[resource] = true
+		t.served[resource] = true
 	}
+	t.offers = watch.NewValue(newOffer(t.inventory, t.allocations))
 	return t
 }
 
-// now is what is known; nil without a tracker.
-func (t *tracker) now() *holdings {
-	if t == nil {
-		return nil
-	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.latest
-}
+// requestQuery requests a query of the kubelet. It never blocks.
+func (t *tracker) requestQuery() { notify(t.queries) }
 
-// ask has the kubelet asked soon. It never blocks.
-func (t *tracker) ask() {
-	if t != nil {
-		poke(t.asked)
-	}
-}
-
-func poke(c chan<- struct{}) {
+// notify sends to a channel of capacity 1. It never blocks.
+func notify(c chan<- struct{}) {
 	select {
 	case c <- struct{}{}:
 	default:
 	}
 }
 
-// grant notes that units were handed out. It is called while the kubelet waits, and waits for no disk.
-func (t *tracker) grant(units []core.Unit) {
-	if t == nil || len(units) == 0 {
-		return
-	}
-	now := time.Now()
+// publish replaces the offer. The caller holds mu.
+func (t *tracker) publish() { t.offers.Store(newOffer(t.inventory, t.allocations)) }
+
+// withhold returns an inventory with the units as unhealthy that must not be allocated because of pods.
+func (t *tracker) withhold(inv *core.Inventory) *core.Inventory {
 	t.mu.Lock()
-	defer t.mu.Unlock()
-	for _, u := range units {
-		if _, known := t.latest.grants[keyOf(u)]; !known {
-			poke(t.dirty)
-		}
-	}
-	t.latest = t.latest.granted(now, units)
+	a := t.allocations
+	t.mu.Unlock()
+	return inv.Withhold(a.withheld(inv))
 }
 
-// begin takes up what an earlier agent handed out and asks the kubelet for the first time, before anything is offered;
-// a disk or a kubelet that hangs is not waited for. The saver runs until ctx ends.
-func (t *tracker) begin(ctx context.Context) (saved <-chan struct{}) {
-	done := make(chan struct{})
-	go func() { // left behind if the disk hangs
-		defer close(done)
-		t.save(ctx)
-	}()
-	if t.store != nil {
-		wait, cancel := context.WithTimeout(ctx, t.pace.load)
-		defer cancel()
-		select {
-		case <-t.loaded:
-		case <-wait.Done():
-			if ctx.Err() == nil {
-				t.log.Warn("what was handed out before can't be read and is not waited for: does the disk hang?")
-			}
+// allocated records an Allocate of units. The kubelet waits for it, so it does not wait for the store.
+func (t *tracker) allocated(units []core.Unit) {
+	if len(units) == 0 {
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	withdrawn := false
+	for _, u := range units {
+		k := keyOf(u)
+		if _, known := t.allocations.byKey[k]; !known {
+			notify(t.unsaved)
+		}
+		if _, offered := t.units[k]; !offered {
+			withdrawn = true
 		}
 	}
-	t.check(ctx)
+	t.allocations = t.allocations.with(time.Now(), units)
+	if withdrawn { // during the Allocate: the IDs stay listed
+		t.publish()
+	}
+}
+
+// start loads the stored allocations and queries the kubelet, before anything is offered. It waits for either no longer than
+// its timeout. Saving continues until ctx ends; saved is closed after the last write.
+func (t *tracker) start(ctx context.Context) (saved <-chan struct{}) {
+	done := make(chan struct{})
+	go func() { // not waited for: the disk may hang
+		defer close(done)
+		t.persist(ctx)
+	}()
+	if !watch.Await(ctx, t.loaded, t.timings.loadTimeout) && ctx.Err() == nil {
+		t.log.Warn("stored allocations not loaded in time, devices are offered without them: does the disk hang?",
+			"timeout", t.timings.loadTimeout)
+	}
+	t.setInventory(t.source.Current())
+	t.query(ctx)
 	return done
 }
 
-// run asks the kubelet when there is reason to, until ctx ends.
-func (t *tracker) run(ctx context.Context, turns *watchdog.Task) {
-	defer turns.Done()
-	since := time.Now() // of the latest reason
+// follow publishes an offer for each inventory of the source until ctx ends.
+func (t *tracker) follow(ctx context.Context) {
+	for inv := range t.source.Watch(ctx) {
+		t.setInventory(inv)
+	}
+}
+
+// setInventory publishes an offer of inv. It requests a query if the units or their resources differ from those before.
+func (t *tracker) setInventory(inv *core.Inventory) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	units := make(map[deviceKey]int, inv.Len())
+	for u := range inv.Units() {
+		k := keyOf(u)
+		units[k] = u.Device.NUMANode
+		t.served[k.resource] = true
+	}
+	if !maps.Equal(units, t.units) {
+		t.requestQuery()
+	}
+	t.inventory, t.units = inv, units
+	t.publish()
+}
+
+// run queries the kubelet on request, and regularly while the offer depends on pods, until ctx ends.
+func (t *tracker) run(ctx context.Context, task *watchdog.Task) {
+	defer task.Done()
+	requested := time.Now() // the latest time
 	for {
-		rest := t.rest(time.Since(since))
-		turns.Heartbeat(rest)
+		wait := t.untilQuery(time.Since(requested))
+		task.Heartbeat(wait)
 		var due <-chan time.Time
-		if rest > 0 {
-			due = time.After(rest)
+		if wait > 0 {
+			due = time.After(wait)
 		}
 		select {
-		case <-t.asked:
-			since = time.Now()
+		case <-t.queries:
+			requested = time.Now()
 		case <-due:
 		case <-ctx.Done():
 			return
 		}
-		turns.Heartbeat(t.pace.ask + t.pace.soonest)
-		t.check(ctx)
-		if !pause(ctx, t.pace.soonest) {
+		task.Heartbeat(t.timings.queryTimeout + t.timings.minInterval)
+		t.query(ctx)
+		if !watch.Sleep(ctx, t.timings.minInterval) {
 			return
 		}
 	}
 }
 
-// rest is how long to wait before the kubelet is asked again, given the time since the latest reason; 0 = until there is
-// another.
-func (t *tracker) rest(since time.Duration) time.Duration {
-	h, inv := t.now(), t.src.Current()
-	if t.socket != "" && since < t.pace.burst {
-		return min(max(since, t.pace.soonest), t.pace.again)
-	}
-	if len(h.vanished(listings(inv))) > 0 || len(h.withheld(inv)) > 0 {
-		return t.pace.again
-	}
-	return 0
-}
-
-// follow makes changed readable after each new inventory, and asks the kubelet again if other units are offered or
-// under other resources.
-func (t *tracker) follow(ctx context.Context, changed chan<- struct{}) {
-	var last map[unitKey]int
-	for inv := range t.src.Watch(ctx) {
-		if offered := t.offered(inv); !maps.Equal(offered, last) {
-			last = offered
-			t.ask()
-		}
-		poke(changed)
+// untilQuery returns the time to the next query, given the time since the latest request; 0 = wait for a request.
+func (t *tracker) untilQuery(sinceRequest time.Duration) time.Duration {
+	switch {
+	case t.socket != "" && sinceRequest < t.timings.active:
+		return min(max(sinceRequest, t.timings.minInterval), t.timings.maxInterval)
+	case t.offers.Load().dependsOnPods():
+		return t.timings.maxInterval
+	default:
+		return 0
 	}
 }
 
-// offered are the units of an inventory with their NUMA nodes. Their resources are this agent's from now on.
-func (t *tracker) offered(inv *core.Inventory) map[unitKey]int {
+// query queries the kubelet for what pods hold and updates the allocations. Without a socket only time has passed for them.
+func (t *tracker) query(ctx context.Context) {
 	t.mu.Lock()
-	defer t.mu.Unlock()
-	offered := make(map[unitKey]int, inv.Len())
-	for u := range inv.Units() {
-		offered[keyOf(u)] = u.Device.NUMANode
-		t.ours[ResourceOf(u)] = true
+	u := update{offered: t.units, driverReady: t.inventory.Driver().State == core.DriverReady}
+	t.mu.Unlock()
+	if t.socket == "" {
+		u.now = time.Now()
+		t.apply(u)
+		return
 	}
-	return offered
+	limit, cancel := context.WithTimeout(ctx, t.timings.queryTimeout)
+	answer, err := podresources.List(limit, t.socket)
+	cancel()
+	if ctx.Err() != nil {
+		return
+	}
+	u.now = time.Now()
+	if err == nil {
+		age := u.now.Sub(answer.Started)
+		u.answer, u.partial = &answer, answer.Pods == 0 || age >= 0 && age < t.timings.startup
+	}
+	t.recordAnswer(&u, err)
+	t.apply(u)
 }
 
-// check asks the kubelet and takes its answer in.
-func (t *tracker) check(ctx context.Context) {
-	inv := t.src.Current()
-	r := reading{offered: t.offered(inv), ready: inv.Driver().State == core.DriverReady}
-	if t.socket != "" {
-		limit, cancel := context.WithTimeout(ctx, t.pace.ask)
-		answer, err := podresources.List(limit, t.socket)
-		cancel()
-		if ctx.Err() != nil {
-			return
-		}
-		r.now = time.Now()
-		r.unreadable = errors.Is(err, podresources.ErrNoFolder)
-		if t.read(r.now, err); err == nil {
-			r.answer = &answer
-			age := r.now.Sub(answer.Started)
-			r.partial = answer.Pods == 0 || age >= 0 && age < t.pace.young
-		}
-	} else {
-		r.now = time.Now()
-	}
-	t.take(inv, r)
-}
-
-// read notes whether the kubelet answered, and logs a change.
-func (t *tracker) read(now time.Time, err error) {
+// recordAnswer records whether the kubelet answered, logs a change of that, and decides whether an answer is to be expected.
+func (t *tracker) recordAnswer(u *update, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if err == nil {
-		if t.failed != "" || t.good.IsZero() {
-			t.log.Info("the kubelet's pod-resources API is read: a device that a pod holds is known", "socket", t.socket)
+		if t.unavailable || t.answered.IsZero() {
+			t.log.Info("pod-resources API available", "socket", t.socket)
 		}
-		t.good, t.failed = now, ""
+		t.answered, t.unavailable = u.now, false
 		return
 	}
-	if t.failed == "" {
-		t.log.Info("the kubelet's pod-resources API can't be read: whether a pod holds a device is not known",
-			"socket", t.socket, "error", err)
+	if !t.unavailable {
+		t.log.Info("pod-resources API unavailable: devices that pods hold are not known", "socket", t.socket, "error", err)
 	}
-	t.failed = err.Error()
+	latest := t.started
+	if t.answered.After(latest) {
+		latest = t.answered
+	}
+	t.unavailable = true
+	u.unavailable = errors.Is(err, podresources.ErrNoFolder) || u.now.Sub(latest) >= t.timings.stale
 }
 
-// take makes the holdings that follow from a reading the latest.
-func (t *tracker) take(inv *core.Inventory, r reading) {
+// apply updates the allocations, and publishes an offer if they differ.
+func (t *tracker) apply(u update) {
 	t.mu.Lock()
-	prev := t.latest
-	last := t.began
-	if t.good.After(last) {
-		last = t.good
+	previous := t.allocations
+	u.served = t.served
+	t.allocations = previous.apply(u, t.timings)
+	if !t.allocations.equivalent(previous) {
+		t.publish()
 	}
-	r.unreadable = t.socket != "" && r.answer == nil && (r.unreadable || r.now.Sub(last) >= t.pace.stale)
-	r.ours = t.ours
-	next := prev.after(r, t.pace)
-	t.latest = next
+	stored := func(a, b allocation) bool { return a.numaNode == b.numaNode && a.withdrawnAt.Equal(b.withdrawnAt) }
+	if !maps.EqualFunc(previous.byKey, t.allocations.byKey, stored) {
+		notify(t.unsaved)
+	}
 	t.mu.Unlock()
-	notes := next.notes(next.vanished(listings(inv)))
-	for _, note := range notes {
-		if r.ready && !slices.Contains(t.noted, note) {
-			t.log.Info(note)
+	t.logRetained(u.driverReady)
+}
+
+// logRetained logs the retained IDs of the resources whose IDs, or pods, differ from those in the log.
+func (t *tracker) logRetained(driverReady bool) {
+	retained := t.offers.Load().retainedIDs()
+	for resource, ids := range retained {
+		if driverReady && t.logged[resource] != ids {
+			t.log.Info(retainedText, "resource", resource, "ids", ids)
 		}
 	}
-	t.noted = notes
-	if !maps.EqualFunc(prev.grants, next.grants, func(a, b grant) bool { return a.numaNode == b.numaNode && a.gone.Equal(b.gone) }) {
-		poke(t.dirty)
-	}
-	if !next.equal(prev) {
-		t.bell.ring()
-	}
-}
-
-// equal reports whether two holdings lead to the same lists.
-func (h *holdings) equal(o *holdings) bool {
-	same := func(a, b grant) bool { return a.numaNode == b.numaNode }
-	return maps.EqualFunc(h.grants, o.grants, same) && maps.Equal(h.pods, o.pods) && maps.Equal(h.checked, o.checked) &&
-		(h.checked == nil) == (o.checked == nil)
+	t.logged = retained
 }

@@ -11,16 +11,18 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 )
 
-// Resource names are pools under NVIDIA's domain, as its k8s-device-plugin spells them.
 const (
+	// vendor is the domain of the resource names, as in NVIDIA's k8s-device-plugin.
 	vendor = "nvidia.com/"
 
 	// GPUResource is the resource of full GPUs, and of every unit under the MIG strategy "single".
 	GPUResource = vendor + core.DefaultPool
 )
 
-// ResourceOf is the resource that a unit counts for.
-func ResourceOf(u core.Unit) string { return vendor + u.Pool }
+// ResourceOf returns the extended resource of a unit: its pool in NVIDIA's domain.
+func ResourceOf(u core.Unit) string { return resourceOf(u.Pool) }
+
+func resourceOf(pool string) string { return vendor + pool }
 
 // Resources counts the units of an inventory by resource name and health.
 func Resources(inv *core.Inventory) map[string]map[core.HealthState]int {
@@ -35,29 +37,29 @@ func Resources(inv *core.Inventory) map[string]map[core.HealthState]int {
 	return count
 }
 
-// listResponse says it in the kubelet's words. Health has two values there, and no reason. A device
-// without NUMA affinity has no topology at all: -1 is the kubelet's own sentinel.
-func listResponse(list []listing) *v1beta1.ListAndWatchResponse {
+// listResponse returns the ListAndWatch response of a list. The API has two health values and no reason. A device without
+// NUMA affinity has no topology, because -1 is the kubelet's own sentinel.
+func listResponse(list []listedDevice) *v1beta1.ListAndWatchResponse {
 	devices := make([]*v1beta1.Device, len(list))
-	places := map[int]*v1beta1.TopologyInfo{} // one for all units of a NUMA node: messages are only read
+	topology := map[int]*v1beta1.TopologyInfo{} // shared by all devices of a NUMA node: messages are only read
 	for i, l := range list {
 		d := &v1beta1.Device{ID: string(l.id), Health: v1beta1.Unhealthy}
 		if l.healthy {
 			d.Health = v1beta1.Healthy
 		}
 		if l.numaNode >= 0 {
-			if places[l.numaNode] == nil {
-				places[l.numaNode] = &v1beta1.TopologyInfo{Nodes: []*v1beta1.NUMANode{{ID: int64(l.numaNode)}}}
+			if topology[l.numaNode] == nil {
+				topology[l.numaNode] = &v1beta1.TopologyInfo{Nodes: []*v1beta1.NUMANode{{ID: int64(l.numaNode)}}}
 			}
-			d.Topology = places[l.numaNode]
+			d.Topology = topology[l.numaNode]
 		}
 		devices[i] = d
 	}
 	return &v1beta1.ListAndWatchResponse{Devices: devices}
 }
 
-// allocateResponse is a plan in the kubelet's words. The kubelet keeps it for the life of the pod and
-// replays it after restarts and reboots, so it names only what outlives them.
+// allocateResponse returns the Allocate response of a plan. The kubelet stores it with the pod and uses it again after
+// restarts and reboots, so it contains only what remains valid.
 func allocateResponse(p core.Plan, o Options) *v1beta1.ContainerAllocateResponse {
 	r := &v1beta1.ContainerAllocateResponse{Envs: make(map[string]string, len(p.Env))}
 	for _, e := range p.Env {
@@ -69,14 +71,14 @@ func allocateResponse(p core.Plan, o Options) *v1beta1.ContainerAllocateResponse
 		})
 	}
 	if p.MPS != "" {
-		joinMPS(r, vendor+p.MPS, o.MPSRoot)
+		addMPSClient(r, resourceOf(p.MPS), o.MPSRoot)
 	}
 	return r
 }
 
-// joinMPS makes a container the client of a resource's MPS control daemon, with the variable and the mounts of
-// NVIDIA's k8s-device-plugin: images and policies that know those know these. Daemons share one /dev/shm.
-func joinMPS(r *v1beta1.ContainerAllocateResponse, resource, root string) {
+// addMPSClient makes a container a client of a resource's MPS control daemon, with the variable and the mounts of NVIDIA's
+// k8s-device-plugin (mps/root.go). All daemons use one /dev/shm.
+func addMPSClient(r *v1beta1.ContainerAllocateResponse, resource, root string) {
 	pipe := path.Join("/mps", resource, "pipe")
 	r.Envs["CUDA_MPS_PIPE_DIRECTORY"] = pipe
 	r.Mounts = append(r.Mounts,
@@ -85,9 +87,9 @@ func joinMPS(r *v1beta1.ContainerAllocateResponse, resource, root string) {
 	)
 }
 
-// refusal is an error of Reserve as a gRPC status; the kubelet shows its text as the pod's message. Too many
-// shares are refused in the words of NVIDIA's k8s-device-plugin, which people look for.
-func refusal(resource string, err error) error {
+// allocateError returns an error of Reserve as a gRPC status. The kubelet puts its text into the pod's message. The text for
+// several shared units is that of NVIDIA's k8s-device-plugin, so that its documentation can be found.
+func allocateError(resource string, err error) error {
 	if shared, ok := errors.AsType[*core.SharedUnitsError](err); ok {
 		return status.Errorf(codes.InvalidArgument,
 			"invalid allocation request for %q: invalid request: maximum request size for shared resources is 1; found %d",

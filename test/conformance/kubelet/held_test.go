@@ -74,7 +74,7 @@ func TestADeviceThatAPodHoldsIsNotGivenOutUnderAnotherResource(t *testing.T) {
 	n.must(n.allocate(p))
 	n.must(os.WriteFile(strings.TrimPrefix(option, configFile), []byte(lastInAnotherPool), 0o600))
 	n.must(a.cmd.Process.Signal(syscall.SIGHUP))
-	n.awaitLog(a, "still listed there as unhealthy")
+	n.awaitLog(a, "still listed as unhealthy because pods may hold them")
 	n.awaitCapacity(string(special), 1, 0)
 	n.awaitCapacity(gpus, 8, 7)
 	if err := n.allocate(podOf(special, "thief", nil, 1)); err == nil {

@@ -1,0 +1,116 @@
+package kubeadapter
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+)
+
+// listedDevice is a device of a ListAndWatch response. It is comparable, so that equal lists are not sent twice.
+type listedDevice struct {
+	id       core.UnitID
+	healthy  bool
+	numaNode int // -1 = no affinity
+}
+
+// offer is what the kubelet is sent and may allocate: an inventory, corrected by what pods hold. It is immutable.
+type offer struct {
+	inventory   *core.Inventory           // with units as unhealthy whose device a pod holds under another resource
+	allocations *allocations              // what inventory was corrected by
+	lists       map[string][]listedDevice // by resource: the units in canonical order, then the retained IDs
+	retained    map[string][]listedDevice // by resource: IDs that are not in the inventory, and that pods may hold
+	withheld    bool                      // inventory differs from that of the source
+}
+
+func newOffer(inv *core.Inventory, a *allocations) *offer {
+	withheld := a.withheld(inv)
+	o := &offer{inventory: inv.Withhold(withheld), allocations: a, withheld: len(withheld) > 0}
+	o.lists = listDevices(o.inventory)
+	o.retained = a.retained(inv)
+	if !inv.Provisional() { // else the missing units may follow
+		for resource, list := range o.retained {
+			o.lists[resource] = slices.Concat(o.lists[resource], list)
+		}
+	}
+	return o
+}
+
+// listDevices returns the units of an inventory by resource, in canonical order.
+func listDevices(inv *core.Inventory) map[string][]listedDevice {
+	size := map[string]int{} // by pool
+	for u := range inv.Units() {
+		size[u.Pool]++
+	}
+	lists := make(map[string][]listedDevice, len(size))
+	var pool, resource string
+	for u := range inv.Units() {
+		if u.Pool != pool || resource == "" { // not for each unit: this allocates
+			pool, resource = u.Pool, ResourceOf(u)
+			if lists[resource] == nil {
+				lists[resource] = make([]listedDevice, 0, size[pool])
+			}
+		}
+		lists[resource] = append(lists[resource], listedDevice{u.ID, u.Health.Schedulable(), u.Device.NUMANode})
+	}
+	return lists
+}
+
+// dependsOnPods reports whether the offer changes when a pod ends.
+func (o *offer) dependsOnPods() bool { return o.withheld || len(o.retained) > 0 }
+
+// retainedText is the message about the retained IDs of a resource.
+const retainedText = "device IDs no longer offered, still listed as unhealthy because pods may hold them"
+
+// retainedIDs describes the retained IDs of each resource and the pods that hold them.
+func (o *offer) retainedIDs() map[string]string {
+	all := map[string]string{}
+	for resource, list := range o.retained {
+		ids := make([]string, len(list))
+		for i, d := range list {
+			ids[i] = string(d.id)
+			switch pod := o.allocations.pods[deviceKey{resource, d.id}]; {
+			case pod != "":
+				ids[i] += " (pod " + pod + ")"
+			case o.allocations.pods == nil:
+				ids[i] += " (allocated before; pod-resources API unavailable)"
+			}
+		}
+		all[resource] = strings.Join(ids, ", ")
+	}
+	return all
+}
+
+// warnings returns a line for each resource with retained IDs.
+func (o *offer) warnings() []string {
+	all := o.retainedIDs()
+	var lines []string
+	for _, resource := range slices.Sorted(maps.Keys(all)) {
+		lines = append(lines, fmt.Sprintf("%s: %s: %s", resource, retainedText, all[resource]))
+	}
+	return lines
+}
+
+// markRemoved returns next and, as unhealthy, the devices that are healthy in sent and missing in next. removing reports
+// whether there are any: kubelet 1.37 can panic if an ID that it is allocating is not in the next list. The core keeps
+// withdrawn units listed for a while, except a unit that moves to another resource with the same ID: a MIG instance
+// in the place of another one, or a GPU that a new policy puts into another pool.
+func markRemoved(sent, next []listedDevice) (list []listedDevice, removing bool) {
+	if slices.EqualFunc(sent, next, func(a, b listedDevice) bool { return a.id == b.id }) {
+		return next, false
+	}
+	stays := make(map[core.UnitID]bool, len(next))
+	for _, d := range next {
+		stays[d.id] = true
+	}
+	var removed []listedDevice
+	for _, d := range sent {
+		if d.healthy && !stays[d.id] {
+			d.healthy = false
+			removed = append(removed, d)
+		}
+	}
+	return slices.Concat(next, removed), len(removed) > 0
+}

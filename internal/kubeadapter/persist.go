@@ -1,0 +1,105 @@
+package kubeadapter
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/watch"
+)
+
+// Grant is a device ID that was allocated to a pod, which may still hold it, as it is stored.
+type Grant struct {
+	Resource string      `json:"resource"`
+	ID       core.UnitID `json:"id"`
+	NUMANode int         `json:"numaNode"`      // -1 = no affinity
+	Gone     time.Time   `json:"gone,omitzero"` // since when the ID is not offered; zero = it was when this was written
+}
+
+// GrantStore stores allocations across restarts of the agent. Load is called first, and both are called from one goroutine.
+// They may block, and log their errors.
+type GrantStore interface {
+	Load() []Grant
+	Save([]Grant)
+}
+
+const (
+	saveInterval     = time.Second            // between two writes
+	finalSaveTimeout = 500 * time.Millisecond // of the last write, when the agent ends
+)
+
+// persist loads the stored allocations, and then stores each change until ctx ends. It may block on a disk.
+func (t *tracker) persist(ctx context.Context) {
+	if t.store == nil {
+		close(t.loaded)
+		return
+	}
+	t.restore(t.store.Load())
+	close(t.loaded)
+	for {
+		select {
+		case <-t.unsaved:
+		case <-ctx.Done():
+			select {
+			case <-t.unsaved:
+				t.store.Save(t.stored())
+			default:
+			}
+			return
+		}
+		t.store.Save(t.stored())
+		watch.Sleep(ctx, saveInterval)
+	}
+}
+
+// restore adds what an earlier agent stored; an allocation of this agent takes precedence. If the clock was set back, an ID
+// counts as withdrawn since now, not later.
+func (t *tracker) restore(grants []Grant) {
+	if len(grants) == 0 {
+		return
+	}
+	now := time.Now()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	next := *t.allocations
+	next.byKey = map[deviceKey]allocation{}
+	for _, g := range grants {
+		if !strings.HasPrefix(g.Resource, vendor) || g.ID == "" {
+			continue // not written by an agent
+		}
+		a := allocation{numaNode: g.NUMANode}
+		if !g.Gone.IsZero() {
+			a.withdrawnAt = now.Add(-max(now.Sub(g.Gone), 0))
+		}
+		next.byKey[deviceKey{g.Resource, g.ID}] = a
+	}
+	maps.Copy(next.byKey, t.allocations.byKey)
+	for k := range next.byKey {
+		t.served[k.resource] = true
+	}
+	t.allocations = &next
+	t.publish()
+	t.requestQuery()
+}
+
+// stored returns what the store keeps, in order.
+func (t *tracker) stored() []Grant {
+	t.mu.Lock()
+	a := t.allocations
+	t.mu.Unlock()
+	all := make([]Grant, 0, len(a.byKey))
+	for _, k := range slices.SortedFunc(maps.Keys(a.byKey), compareKeys) {
+		one := a.byKey[k]
+		all = append(all, Grant{Resource: k.resource, ID: k.id, NUMANode: one.numaNode, Gone: one.withdrawnAt.UTC().Round(time.Second)})
+	}
+	return all
+}
+
+// finish ends persist by cancel and waits for its last write, for as long as finalSaveTimeout.
+func finish(cancel func(), saved <-chan struct{}) {
+	cancel()
+	watch.Await(context.Background(), saved, finalSaveTimeout)
+}
