@@ -245,7 +245,7 @@ func (t *tracker) recordAnswer(u *update, err error) {
 		latest = t.answered
 	}
 	t.unavailable = true
-	u.unavailable = errors.Is(err, podresources.ErrNoFolder) || u.now.Sub(latest) >= t.timings.stale
+	u.unavailable = errors.Is(err, podresources.ErrNoDirectory) || u.now.Sub(latest) >= t.timings.stale
 }
 
 // apply updates the allocations, and publishes an offer if they differ.

@@ -1,5 +1,5 @@
-// Package grantfile keeps on disk which device IDs an agent has handed out, so that a restart does not take them off the
-// kubelet's list while pods hold them. An agent whose file can't be kept works on, and says so.
+// Package grantfile stores on disk which device IDs an agent has allocated, so that a restart does not remove them from the
+// kubelet's list while pods hold them. An agent that can't write the file logs that and continues.
 package grantfile
 
 import (
@@ -19,38 +19,39 @@ import (
 
 const (
 	version = 1       // of the format
-	maxSize = 4 << 20 // bounds what is read, in bytes; the adapter remembers 4,096 IDs, of some 200 bytes each
+	maxSize = 4 << 20 // of the file, in bytes; the adapter stores up to 4,096 IDs of about 200 bytes each
 )
 
 var _ kubeadapter.GrantStore = (*File)(nil)
 
-// File is <dir>/<agent>.handed-out.json. Make one with Open. Its methods are called from one goroutine.
+// File is the file <dir>/<agent>.handed-out.json. Make one with Open. It is not safe for concurrent use.
 type File struct {
-	path    string
-	log     *slog.Logger
-	failing bool // the latest Save failed
+	path   string
+	log    *slog.Logger
+	failed bool // the latest Save
 }
 
-// content is what the file holds.
+// content is the content of the file.
 type content struct {
 	Version   int                 `json:"version"`
 	HandedOut []kubeadapter.Grant `json:"handedOut"`
 }
 
-// Open names the file; it is made when there is something to keep.
+// Open returns the file of an agent. The first Save creates it.
 func Open(dir, agent string, log *slog.Logger) *File {
 	return &File{path: filepath.Join(dir, agent+".handed-out.json"), log: log}
 }
 
-// Load returns what was kept: nothing if there is no file, or none that can be read.
+// Load implements kubeadapter.GrantStore. It returns nothing if there is no file, or none that can be read, which is logged.
 func (f *File) Load() []kubeadapter.Grant {
-	left, _ := filepath.Glob(filepath.Join(filepath.Dir(f.path), "."+filepath.Base(f.path)+"[0-9]*")) // its only error is a bad pattern
-	for _, path := range left {                                                                       // of a write that a crash cut short
+	temporary := filepath.Join(filepath.Dir(f.path), "."+filepath.Base(f.path)+"[0-9]*")
+	left, _ := filepath.Glob(temporary) // the only error is a bad pattern
+	for _, path := range left {         // of a write during a crash
 		_ = os.Remove(path)
 	}
 	c, err := f.read()
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		f.log.Warn("which device IDs were handed out before can't be read", "file", f.path, "error", err)
+		f.log.Warn("stored allocations not loaded", "file", f.path, "error", err)
 	}
 	return c.HandedOut
 }
@@ -73,21 +74,21 @@ func (f *File) read() (content, error) {
 		return content{}, err
 	}
 	if c.Version != version {
-		return content{}, fmt.Errorf("format version %d, this agent knows %d", c.Version, version)
+		return content{}, fmt.Errorf("format version %d, want %d", c.Version, version)
 	}
 	return c, nil
 }
 
-// Save replaces the file. A failure is logged once, until it works again.
+// Save implements kubeadapter.GrantStore: it replaces the file. The first failure and the next success are logged.
 func (f *File) Save(grants []kubeadapter.Grant) {
 	err := f.write(grants)
 	switch {
-	case err != nil && !f.failing:
-		f.log.Warn("which device IDs were handed out is not kept, a restart of the agent forgets it", "error", err)
-	case err == nil && f.failing:
-		f.log.Info("which device IDs were handed out is kept again", "file", f.path)
+	case err != nil && !f.failed:
+		f.log.Warn("allocations not saved, a restart of the agent loses them", "file", f.path, "error", err)
+	case err == nil && f.failed:
+		f.log.Info("allocations saved again", "file", f.path)
 	}
-	f.failing = err != nil
+	f.failed = err != nil
 }
 
 func (f *File) write(grants []kubeadapter.Grant) error {

@@ -20,8 +20,8 @@ func open(t *testing.T, dir string) (*File, *bytes.Buffer) {
 	return Open(dir, "k8s-gpu", slog.New(slog.NewTextHandler(&log, nil))), &log
 }
 
-// What is saved is loaded, by root alone, and nothing is left beside it.
-func TestWhatIsSavedIsLoaded(t *testing.T) {
+// Load returns what Save stored. Only the owner can read the file, and no other file remains in the directory.
+func TestSaveAndLoad(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "state")
 	f, log := open(t, dir)
 	if got := f.Load(); got != nil {
@@ -53,8 +53,8 @@ func TestWhatIsSavedIsLoaded(t *testing.T) {
 	}
 }
 
-// A file that can't be read is said, and nothing is taken from it.
-func TestFilesThatCantBeRead(t *testing.T) {
+// A file that can't be read is logged and ignored.
+func TestUnreadableFiles(t *testing.T) {
 	for name, text := range map[string]string{
 		"empty": "", "cut short": `{"version": 1, "handedOut": [{"resource": "nvid`, "another version": `{"version": 2}`,
 		"another kind": `[]`, "too large": strings.Repeat(" ", maxSize+1),
@@ -71,8 +71,8 @@ func TestFilesThatCantBeRead(t *testing.T) {
 	}
 }
 
-// A disk that can't be written is said once, and its recovery too.
-func TestAFileThatCantBeWritten(t *testing.T) {
+// A failure to write is logged once, and so is the recovery.
+func TestFailedSave(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "state")
 	if err := os.WriteFile(dir, nil, 0o600); err != nil { // a file in the folder's place
 		t.Fatal(err)
@@ -80,14 +80,14 @@ func TestAFileThatCantBeWritten(t *testing.T) {
 	f, log := open(t, dir)
 	f.Save(nil)
 	f.Save(nil)
-	if n := strings.Count(log.String(), "is not kept"); n != 1 {
-		t.Errorf("said %d times: %s", n, log)
+	if n := strings.Count(log.String(), "not saved"); n != 1 {
+		t.Errorf("logged %d times: %s", n, log)
 	}
 	if err := os.Remove(dir); err != nil {
 		t.Fatal(err)
 	}
 	f.Save(nil)
-	if !strings.Contains(log.String(), "is kept again") {
+	if !strings.Contains(log.String(), "saved again") {
 		t.Error(log)
 	}
 }

@@ -1,12 +1,10 @@
-// Package kubelettest has a small kubelet for the tests of device plugins: the registration service and
-// the client of one folder, with the kubelet's habits. It serves tests and the demo; nothing in the
-// agents imports it.
+// Package kubelettest has a kubelet for tests of device plugins and for the demo: the registration service and the client of
+// one plugin directory. The agents do not import it.
 //
-// Its habits are those of kubelet 1.37 (pkg/kubelet/cm/devicemanager): when it starts it removes every
-// socket in the folder and then listens; inside Register it dials back and asks for the options; then
-// it opens ListAndWatch once and never again; a stream that ends makes every device of the resource
-// unhealthy. Its books of plugins go wrong where those of kubelets do, see books; those of 1.34 to 1.36
-// can be chosen.
+// It behaves as kubelet 1.37 (pkg/kubelet/cm/devicemanager): at the start it removes all sockets in the directory and then
+// listens; within Register it connects to the plugin and gets its options; then it opens ListAndWatch once and never again;
+// when a stream ends, all devices of the resource become unhealthy. Its records of plugins have the bugs of that kubelet, or
+// those of 1.34 to 1.36, see manager.
 package kubelettest
 
 import (
@@ -18,47 +16,49 @@ import (
 	"time"
 
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/tandem-gpu/tandem/internal/watch"
 )
 
-// Behaviour is how a kubelet treats plugins. The zero value is kubelet 1.37 in good health.
+// Behaviour is how a kubelet treats plugins. The zero value is a kubelet 1.37 without faults.
 type Behaviour struct {
-	OneClientPerResource bool          // the books of 1.34 to 1.36; read when the kubelet starts
-	Refuse               error         // what Register answers
-	Delay                time.Duration // before Register is looked at
-	NoStream             bool          // registers, but never opens ListAndWatch
+	OneClientPerResource bool          // records of 1.34 to 1.36; takes effect when the kubelet starts
+	Refuse               error         // the error of Register; nil = none
+	Delay                time.Duration // before Register is processed
+	NoStream             bool          // ListAndWatch is never opened
 	StreamDelay          time.Duration // from the answer to Register to ListAndWatch
-	Lag                  time.Duration // from the end of a stream to its being noticed, and from there to the books
+	Lag                  time.Duration // from the end of a stream to the disconnection, and from there to the records
 }
 
-// Registration is one Register.
+// Registration is one Register call.
 type Registration struct{ Resource, Endpoint string }
 
-// Kubelet is a kubelet of one folder. Its methods are safe for concurrent use.
+// Kubelet is a kubelet of one plugin directory. Its methods are safe for concurrent use.
 type Kubelet struct {
-	dir string
+	dir     string
+	changes *watch.Value[struct{}] // stored when anything below changes
 
 	mu        sync.Mutex
-	changed   chan struct{} // closed and replaced when anything below changes
 	behaviour Behaviour
-	special   map[string]Behaviour // by resource
+	special   map[string]Behaviour // by resource, in place of behaviour
 	process   *process             // nil = not running
 	attempts  []Registration
 	accepted  []Registration
 	lists     map[string][][]*v1beta1.Device
 }
 
-// New returns a kubelet that is not running, for a folder that need not exist.
+// New returns a kubelet that is not running. The directory need not exist.
 func New(dir string) *Kubelet {
 	return &Kubelet{
-		dir: dir, changed: make(chan struct{}),
+		dir: dir, changes: watch.NewValue(struct{}{}),
 		special: map[string]Behaviour{}, lists: map[string][][]*v1beta1.Device{},
 	}
 }
 
-// Socket is the path of the registration socket.
+// Socket returns the path of the registration socket.
 func (k *Kubelet) Socket() string { return filepath.Join(k.dir, "kubelet.sock") }
 
-// Behave changes how the kubelet treats plugins from now on, those of special treatment too.
+// Behave changes how the kubelet treats all plugins from now on, and ends each BehaveTo.
 func (k *Kubelet) Behave(b Behaviour) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -82,7 +82,7 @@ func (k *Kubelet) behaviourTo(resource string) Behaviour {
 	return k.behaviour
 }
 
-// Start wipes the folder's sockets and listens. A kubelet that runs must end before.
+// Start removes the sockets in the directory and listens. The kubelet must not be running.
 func (k *Kubelet) Start() error {
 	if err := os.MkdirAll(k.dir, 0o750); err != nil {
 		return err
@@ -108,76 +108,73 @@ func (k *Kubelet) Start() error {
 	return nil
 }
 
-// Stop ends the kubelet in good order: the plugins are disconnected, then its socket is removed. A plugin
-// that is quick can register between the two.
+// Stop ends the kubelet as SIGTERM does: the plugins are disconnected, then its socket is removed. A plugin can register
+// between the two.
 func (k *Kubelet) Stop() {
-	if p := k.leave(true); p != nil {
+	if p := k.takeProcess(true); p != nil {
 		p.disconnectAll()
 		p.end()
 	}
 }
 
-// Crash ends the kubelet as SIGKILL does: a socket file stays behind that nobody listens on.
+// Crash ends the kubelet as SIGKILL does: its socket remains and refuses connections.
 func (k *Kubelet) Crash() {
-	if p := k.leave(false); p != nil {
+	if p := k.takeProcess(false); p != nil {
 		p.end()
 	}
 }
 
-// leave takes the process that runs, if one does.
-func (k *Kubelet) leave(unlink bool) *process {
+// takeProcess returns the process, nil if there is none, and the kubelet is no longer running.
+func (k *Kubelet) takeProcess(unlink bool) *process {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	p := k.process
 	if p != nil {
 		p.listener.SetUnlinkOnClose(unlink)
 		k.process = nil
-		k.wake()
+		k.notify()
 	}
 	return p
 }
 
-// Hangup ends the stream of a resource, as kubelets up to 1.36 do by mistake.
+// Hangup cancels the stream of a resource, as kubelets up to 1.36 do by mistake.
 func (k *Kubelet) Hangup(resource string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if c := k.called(resource); c != nil {
-		c.hangUp()
+	if c := k.endpoint(resource); c != nil {
+		c.cancel()
 	}
 }
 
-// called is the plugin of a resource that calls go to; nil if there is none.
-func (k *Kubelet) called(resource string) *client {
+// endpoint returns the plugin of a resource that is called; nil if none is connected.
+func (k *Kubelet) endpoint(resource string) *client {
 	if k.process == nil {
 		return nil
 	}
-	if c := k.process.books.calls[resource]; c != nil && !c.stopped {
+	if c := k.process.manager.endpoints[resource]; c != nil && !c.stopped {
 		return c
 	}
 	return nil
 }
 
-func (k *Kubelet) wake() {
-	close(k.changed)
-	k.changed = make(chan struct{})
-}
+func (k *Kubelet) notify() { k.changes.Store(struct{}{}) }
 
-// attempt notes a Register.
-func (k *Kubelet) attempt(r *v1beta1.RegisterRequest) {
+// recordAttempt records a Register call.
+func (k *Kubelet) recordAttempt(r *v1beta1.RegisterRequest) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.attempts = append(k.attempts, Registration{r.GetResourceName(), r.GetEndpoint()})
-	k.wake()
+	k.notify()
 }
 
-// receive notes a list. Two streams of one resource write the same table.
-func (k *Kubelet) receive(p *process, c *client, devices []*v1beta1.Device) {
+// recordList records a ListAndWatch response. Two streams of one resource write the same records.
+func (k *Kubelet) recordList(p *process, c *client, devices []*v1beta1.Device) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	p.books.devices[c.resource] = slices.Clone(devices)
+	p.manager.devices[c.resource] = slices.Clone(devices)
 	k.lists[c.resource] = append(k.lists[c.resource], devices)
 	if c.listed.IsZero() {
 		c.listed = time.Now()
 	}
-	k.wake()
+	k.notify()
 }

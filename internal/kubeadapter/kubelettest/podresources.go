@@ -17,7 +17,7 @@ import (
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
-// PodResources is the kubelet's pod-resources API on a socket of its own. Its methods are safe for concurrent use.
+// PodResources is a server of the kubelet's pod-resources API. Its methods are safe for concurrent use.
 type PodResources struct {
 	podresources.UnimplementedPodResourcesListerServer
 	server *grpc.Server
@@ -30,8 +30,8 @@ type PodResources struct {
 	lists int
 }
 
-// ServePodResources serves the API until Close, as a kubelet that started an hour ago: it knows all its pods. At first
-// that is one, which holds no device.
+// ServePodResources serves the API until Close, as a kubelet that started an hour ago and has received all pods. There is one
+// pod, which holds no device.
 func ServePodResources(socket string) (*PodResources, error) {
 	if err := os.MkdirAll(filepath.Dir(socket), 0o750); err != nil {
 		return nil, err
@@ -40,8 +40,8 @@ func ServePodResources(socket string) (*PodResources, error) {
 	if err != nil {
 		return nil, err
 	}
-	began := time.Now().Add(-time.Hour)
-	if err := os.Chtimes(socket, began, began); err != nil {
+	started := time.Now().Add(-time.Hour)
+	if err := os.Chtimes(socket, started, started); err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
 	p := &PodResources{server: grpc.NewServer(), pods: map[string][]*podresources.ContainerDevices{"kube-system/agent": nil}}
@@ -56,7 +56,7 @@ func (p *PodResources) Close() {
 	p.served.Wait()
 }
 
-// Hold shows a pod with devices on NUMA node 0, beside what it holds already. Without IDs the pod holds nothing.
+// Hold adds devices on NUMA node 0 to a pod, which it creates if necessary.
 func (p *PodResources) Hold(pod, resource string, ids ...string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -73,21 +73,21 @@ func (p *PodResources) Forget(pods ...string) {
 	maps.DeleteFunc(p.pods, func(name string, _ []*podresources.ContainerDevices) bool { return slices.Contains(pods, name) })
 }
 
-// Fail answers with an error from now on; nil ends that.
+// Fail sets the error of List; nil = none.
 func (p *PodResources) Fail(err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.fail = err
 }
 
-// Hang never answers from now on, or does again.
+// Hang sets whether List blocks until the client cancels.
 func (p *PodResources) Hang(on bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.hang = on
 }
 
-// Lists counts the calls.
+// Lists returns the number of List calls.
 func (p *PodResources) Lists() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -15,19 +15,21 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/tandem-gpu/tandem/internal/watch"
 )
 
-// process is one life of a kubelet, from Start to Stop or Crash.
+// process is one run of a kubelet, from Start to Stop or Crash.
 type process struct {
 	v1beta1.UnimplementedRegistrationServer
 	k        *Kubelet
 	server   *grpc.Server
 	listener *net.UnixListener
 	running  sync.WaitGroup
-	gone     chan struct{} // closed when it ends
+	ended    chan struct{} // closed by end
 
-	books books     // guarded by k.mu, as what follows
-	open  []*client // every connection, also those that the books lost
+	manager manager   // guarded by k.mu, as open
+	open    []*client // all connections, also those without a record
 }
 
 func newProcess(k *Kubelet, oneClient bool) (*process, error) {
@@ -37,16 +39,16 @@ func newProcess(k *Kubelet, oneClient bool) (*process, error) {
 	}
 	p := &process{
 		k: k, server: grpc.NewServer(grpc.WaitForHandlers(true)), listener: listener,
-		gone: make(chan struct{}), books: newBooks(oneClient),
+		ended: make(chan struct{}), manager: newManager(oneClient),
 	}
 	v1beta1.RegisterRegistrationServer(p.server, p)
 	p.running.Go(func() { _ = p.server.Serve(listener) })
 	return p, nil
 }
 
-// end closes what the end of a process closes.
+// end stops the server and closes all connections.
 func (p *process) end() {
-	close(p.gone)
+	close(p.ended)
 	p.server.Stop()
 	p.k.mu.Lock()
 	open := slices.Clone(p.open)
@@ -57,13 +59,11 @@ func (p *process) end() {
 	p.running.Wait()
 }
 
-// Register implements the registration service.
+// Register implements the registration API.
 func (p *process) Register(ctx context.Context, r *v1beta1.RegisterRequest) (*v1beta1.Empty, error) {
-	p.k.attempt(r)
+	p.k.recordAttempt(r)
 	b := p.k.behaviourTo(r.GetResourceName())
-	select {
-	case <-time.After(b.Delay):
-	case <-ctx.Done():
+	if !watch.Sleep(ctx, b.Delay) {
 		return nil, status.FromContextError(ctx.Err()).Err()
 	}
 	if b.Refuse != nil {
@@ -76,9 +76,9 @@ func (p *process) Register(ctx context.Context, r *v1beta1.RegisterRequest) (*v1
 	if err != nil {
 		return nil, err
 	}
-	p.locked(func() { p.books.register(c) })
+	p.locked(func() { p.manager.register(c) })
 	if err := p.connect(ctx, c); err != nil {
-		p.locked(func() { p.books.deregister(c) }) // the connection stays open, as in a kubelet
+		p.locked(func() { p.manager.deregister(c) }) // the connection stays open, as in a kubelet
 		return nil, status.Error(codes.Unknown, err.Error())
 	}
 	p.locked(func() {
@@ -94,12 +94,12 @@ func (p *process) locked(f func()) {
 	p.k.mu.Lock()
 	defer p.k.mu.Unlock()
 	f()
-	p.k.wake()
+	p.k.notify()
 }
 
-// connect asks for the options while Register is pending.
+// connect gets the options of a plugin, before Register returns.
 func (p *process) connect(ctx context.Context, c *client) error {
-	// The kubelet's dial blocks for up to 10 s, also on a path that is not there.
+	// The kubelet waits for a connection for up to 10 s, also if the path is missing.
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	if _, err := c.plugin.GetDevicePluginOptions(ctx, &v1beta1.Empty{}, grpc.WaitForReady(true)); err != nil {
@@ -107,24 +107,17 @@ func (p *process) connect(ctx context.Context, c *client) error {
 	}
 	p.k.mu.Lock()
 	defer p.k.mu.Unlock()
-	if p.over() {
-		return errors.New("the kubelet is stopping")
-	}
-	return p.books.connect(c)
-}
-
-func (p *process) over() bool {
 	select {
-	case <-p.gone:
-		return true
+	case <-p.ended:
+		return errors.New("the kubelet is stopping")
 	default:
-		return false
+		return p.manager.connect(c)
 	}
 }
 
-// run is runClient: ListAndWatch from its opening to its end, and then whoever counts as disconnected.
+// run is runClient: it receives the lists of a stream until that ends, and disconnects a client then.
 func (p *process) run(c *client, b Behaviour) {
-	if !p.pause(b.StreamDelay) {
+	if watch.Await(context.Background(), p.ended, b.StreamDelay) {
 		return
 	}
 	if stream, err := c.plugin.ListAndWatch(c.ctx, &v1beta1.Empty{}); err == nil {
@@ -133,35 +126,35 @@ func (p *process) run(c *client, b Behaviour) {
 			if err != nil {
 				break
 			}
-			p.k.receive(p, c, r.GetDevices())
+			p.k.recordList(p, c, r.GetDevices())
 		}
 	}
-	if !p.pause(b.Lag) {
+	if watch.Await(context.Background(), p.ended, b.Lag) {
 		return
 	}
-	var victim *client
-	p.locked(func() { victim = p.books.victim(c) })
-	if victim != nil {
-		p.disconnect(victim, b.Lag)
+	var other *client
+	p.locked(func() { other = p.manager.toDisconnect(c) })
+	if other != nil {
+		p.disconnect(other, b.Lag)
 	}
 }
 
 // disconnect is disconnectClient.
 func (p *process) disconnect(c *client, lag time.Duration) {
 	p.locked(func() {
-		p.books.deregister(c)
+		p.manager.deregister(c)
 		p.open = slices.DeleteFunc(p.open, func(o *client) bool { return o == c })
 	})
 	c.close()
-	if p.pause(lag) {
-		p.locked(func() { p.books.disconnect(c) })
+	if !watch.Await(context.Background(), p.ended, lag) {
+		p.locked(func() { p.manager.disconnect(c) })
 	}
 }
 
 func (p *process) disconnectAll() {
 	var all []*client
 	p.locked(func() {
-		for _, clients := range p.books.clients {
+		for _, clients := range p.manager.clients {
 			all = append(all, clients...)
 		}
 	})
@@ -170,26 +163,16 @@ func (p *process) disconnectAll() {
 	}
 }
 
-// pause waits for d; false if the process ends first.
-func (p *process) pause(d time.Duration) bool {
-	select {
-	case <-time.After(d):
-		return true
-	case <-p.gone:
-		return false
-	}
-}
-
 // client is a connected plugin.
 type client struct {
 	resource, path string
 	conn           *grpc.ClientConn
 	plugin         v1beta1.DevicePluginClient
-	ctx            context.Context // of the stream; ends with hangUp
-	hangUp         context.CancelFunc
+	ctx            context.Context // of the stream; ends with cancel
+	cancel         context.CancelFunc
 
-	stopped bool      // counts as disconnected; guarded by the kubelet's lock, as what follows
-	listed  time.Time // when its first list came
+	stopped bool      // disconnected; guarded by the kubelet's lock, as listed
+	listed  time.Time // when the first list was received; zero = not yet
 }
 
 func (p *process) newClient(r *v1beta1.RegisterRequest) (*client, error) {
@@ -199,12 +182,12 @@ func (p *process) newClient(r *v1beta1.RegisterRequest) (*client, error) {
 		return nil, err
 	}
 	c := &client{resource: r.GetResourceName(), path: path, conn: conn, plugin: v1beta1.NewDevicePluginClient(conn)}
-	c.ctx, c.hangUp = context.WithCancel(context.Background())
+	c.ctx, c.cancel = context.WithCancel(context.Background())
 	p.locked(func() { p.open = append(p.open, c) })
 	return c, nil
 }
 
 func (c *client) close() {
-	c.hangUp()
+	c.cancel()
 	_ = c.conn.Close()
 }

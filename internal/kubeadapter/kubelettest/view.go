@@ -10,78 +10,76 @@ import (
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// Attempts are all calls of Register, in order.
+// Attempts returns all Register calls, in order.
 func (k *Kubelet) Attempts() []Registration {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return slices.Clone(k.attempts)
 }
 
-// Registrations are all that were accepted, in order.
+// Registrations returns the Register calls that succeeded, in order.
 func (k *Kubelet) Registrations() []Registration {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return slices.Clone(k.accepted)
 }
 
-// Lists are all that were received for a resource, over all streams.
+// Lists returns the ListAndWatch responses for a resource, of all streams.
 func (k *Kubelet) Lists(resource string) [][]*v1beta1.Device {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return slices.Clone(k.lists[resource])
 }
 
-// Connected are the socket names of the plugins of a resource that the running kubelet has, in the order in
-// which they registered.
+// Connected returns the socket names of the plugins of a resource that are connected, in the order of their registration.
 func (k *Kubelet) Connected(resource string) []string {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	var names []string
 	if k.process != nil {
-		for _, c := range k.process.books.clients[resource] {
+		for _, c := range k.process.manager.clients[resource] {
 			names = append(names, filepath.Base(c.path))
 		}
 	}
 	return names
 }
 
-// Listed is when the first list came from the plugin that calls of a resource go to; zero if none did.
+// Listed returns when the plugin of a resource that is called sent its first list; zero if it has not.
 func (k *Kubelet) Listed(resource string) time.Time {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if c := k.called(resource); c != nil {
+	if c := k.endpoint(resource); c != nil {
 		return c.listed
 	}
 	return time.Time{}
 }
 
-// Leaked counts the open connections that are not in the books of the running kubelet, as a registration that
-// fails leaves one.
+// Leaked returns the number of open connections of which the running kubelet has no record, such as one for each registration
+// that failed.
 func (k *Kubelet) Leaked() int {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.process == nil {
 		return 0
 	}
-	kept := 0
-	for _, clients := range k.process.books.clients {
-		kept += len(clients)
+	recorded := 0
+	for _, clients := range k.process.manager.clients {
+		recorded += len(clients)
 	}
-	return len(k.process.open) - kept
+	return len(k.process.open) - recorded
 }
 
-// Devices are what the running kubelet has of a resource now; false if no plugin is connected, and then
-// they are unhealthy.
+// Devices returns the devices of a resource, and whether a plugin is connected. Otherwise they are unhealthy.
 func (k *Kubelet) Devices(resource string) ([]*v1beta1.Device, bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.process == nil {
 		return nil, false
 	}
-	return slices.Clone(k.process.books.devices[resource]), k.called(resource) != nil
+	return slices.Clone(k.process.manager.devices[resource]), k.endpoint(resource) != nil
 }
 
-// Capacity counts a resource as the node's status does: all devices, and the healthy ones.
+// Capacity returns the number of devices and of healthy devices of a resource, as in the status of a node.
 func (k *Kubelet) Capacity(resource string) (capacity, allocatable int) {
 	devices, _ := k.Devices(resource)
 	for _, d := range devices {
@@ -92,12 +90,10 @@ func (k *Kubelet) Capacity(resource string) (capacity, allocatable int) {
 	return len(devices), allocatable
 }
 
-// Await waits until ok holds, looking again whenever something changes.
+// Await waits until ok returns true. It calls ok after each change.
 func (k *Kubelet) Await(ctx context.Context, what string, ok func() bool) error {
 	for {
-		k.mu.Lock()
-		changed := k.changed
-		k.mu.Unlock()
+		_, changed := k.changes.LoadNext()
 		if ok() {
 			return nil
 		}
@@ -117,7 +113,7 @@ func (k *Kubelet) AwaitHealthy(ctx context.Context, resource string, n int) erro
 	})
 }
 
-// Allocate asks for one container, as the kubelet does at pod admission.
+// Allocate calls Allocate for one container, as the kubelet does at the admission of a pod.
 func (k *Kubelet) Allocate(ctx context.Context, resource string, ids ...string) (*v1beta1.ContainerAllocateResponse, error) {
 	plugin, err := k.Plugin(resource)
 	if err != nil {
@@ -126,16 +122,10 @@ func (k *Kubelet) Allocate(ctx context.Context, resource string, ids ...string) 
 	r, err := plugin.Allocate(ctx, &v1beta1.AllocateRequest{
 		ContainerRequests: []*v1beta1.ContainerAllocateRequest{{DevicesIds: ids}},
 	})
-	if err != nil {
-		return nil, err
-	}
-	if len(r.GetContainerResponses()) != 1 {
-		return nil, fmt.Errorf("%d responses for one container", len(r.GetContainerResponses()))
-	}
-	return r.GetContainerResponses()[0], nil
+	return single(r.GetContainerResponses(), err)
 }
 
-// Prefer asks which n of the available units to take.
+// Prefer calls GetPreferredAllocation for n of the available devices.
 func (k *Kubelet) Prefer(ctx context.Context, resource string, available, required []string, n int) ([]string, error) {
 	plugin, err := k.Plugin(resource)
 	if err != nil {
@@ -146,20 +136,26 @@ func (k *Kubelet) Prefer(ctx context.Context, resource string, available, requir
 			AvailableDeviceIDs: available, MustIncludeDeviceIDs: required, AllocationSize: int32(n),
 		}},
 	})
+	c, err := single(r.GetContainerResponses(), err)
+	return c.GetDeviceIDs(), err
+}
+
+// single returns the response for the only container of a request.
+func single[T any](responses []*T, err error) (*T, error) {
+	if err == nil && len(responses) != 1 {
+		err = fmt.Errorf("%d responses for one container", len(responses))
+	}
 	if err != nil {
 		return nil, err
 	}
-	if len(r.GetContainerResponses()) != 1 {
-		return nil, fmt.Errorf("%d responses for one container", len(r.GetContainerResponses()))
-	}
-	return r.GetContainerResponses()[0].GetDeviceIDs(), nil
+	return responses[0], nil
 }
 
-// Plugin is the connected plugin of a resource, for any call.
+// Plugin returns a client of the plugin of a resource that is called.
 func (k *Kubelet) Plugin(resource string) (v1beta1.DevicePluginClient, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	c := k.called(resource)
+	c := k.endpoint(resource)
 	if c == nil {
 		return nil, fmt.Errorf("no device plugin for %s", resource)
 	}

@@ -1,4 +1,4 @@
-// Package podresources reads from the kubelet which pods hold which device IDs: the kubelet's pod-resources API, v1.
+// Package podresources lists which pods hold which device IDs, from the kubelet's pod-resources API (v1).
 package podresources
 
 import (
@@ -9,7 +9,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"slices"
 	"time"
 
 	"google.golang.org/grpc"
@@ -18,41 +17,43 @@ import (
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
-// DefaultSocket is where a kubelet with the default --root-dir serves the API.
+// DefaultSocket is the socket of the API of a kubelet with the default --root-dir.
 const DefaultSocket = "/var/lib/kubelet/pod-resources/kubelet.sock"
 
-// maxAnswer bounds an answer, in bytes: a pod takes some hundred, and gRPC's own limit of 4 MiB is not the kubelet's.
+// maxAnswer limits the size of an answer in bytes. A pod takes some hundred. The kubelet does not apply gRPC's default limit of
+// 4 MiB.
 const maxAnswer = 16 << 20
 
-// Answer is what the kubelet says at one moment. It names the pods that the kubelet knows of, which are not all until
-// it has heard from the API server, and no init containers but those that run beside the others.
+// Answer is one answer of the kubelet. It has the pods that the kubelet knows, which are not all before it has received them
+// from the API server, and of init containers only those that continue to run.
 type Answer struct {
-	Pods    int       // that the kubelet knows of, with devices or without
-	Started time.Time // when the kubelet made its socket, about when it started
-	Devices []Device
+	Pods    int       // that the kubelet knows, with devices or without
+	Started time.Time // modification time of the socket, which is about when the kubelet started
+	Devices []Device  // each device ID of a resource once
 }
 
 // Device is a device ID that a container of a pod holds.
 type Device struct {
 	Pod      string // "namespace/name"
-	Resource string
+	Resource string // "nvidia.com/gpu"
 	ID       string
-	NUMANode int // -1 = none
+	NUMANode int // -1 = no affinity
 }
 
-// ErrNoFolder is that not even the socket's folder is there: it is not mounted, or the kubelet has another --root-dir.
-var ErrNoFolder = errors.New("no folder of the pod-resources API")
+// ErrNoDirectory means that the directory of the socket is missing: it is not mounted, or the kubelet has another --root-dir.
+var ErrNoDirectory = errors.New("no directory of the pod-resources API")
 
-// List asks the kubelet. ctx should have a deadline: whoever listens may never answer.
+// List calls List of the API. ctx should have a deadline, because the server may never answer. The error is ErrNoDirectory if the
+// directory of the socket is missing.
 func List(ctx context.Context, socket string) (Answer, error) {
 	info, err := os.Stat(socket)
 	if err != nil {
 		if _, missing := os.Stat(filepath.Dir(socket)); errors.Is(missing, fs.ErrNotExist) {
-			err = fmt.Errorf("%w: %w", ErrNoFolder, missing)
+			err = fmt.Errorf("%w: %w", ErrNoDirectory, missing)
 		}
 		return Answer{}, err
 	}
-	// Only this tells in a few words that nobody listens.
+	// A plain connection has the shorter error if the socket refuses.
 	probe, err := (&net.Dialer{}).DialContext(ctx, "unix", socket)
 	if err != nil {
 		return Answer{}, err
@@ -71,28 +72,25 @@ func List(ctx context.Context, socket string) (Answer, error) {
 	return Answer{Pods: len(r.GetPodResources()), Started: info.ModTime(), Devices: devices(r)}, nil
 }
 
-// devices are those of an answer, each once. The kubelet lists a device once for each of its NUMA nodes.
+// devices returns the devices of a response. The kubelet lists a device once for each of its NUMA nodes; the first one counts.
 func devices(r *podresources.ListPodResourcesResponse) []Device {
 	var all []Device
 	type key struct{ resource, id string }
-	seen := map[key]bool{}
+	listed := map[key]bool{}
 	for _, p := range r.GetPodResources() {
+		pod := p.GetNamespace() + "/" + p.GetName()
 		for _, c := range p.GetContainers() {
 			for _, d := range c.GetDevices() {
 				for _, id := range d.GetDeviceIds() {
-					k := key{d.GetResourceName(), id}
-					if seen[k] {
-						continue
+					if k := (key{d.GetResourceName(), id}); !listed[k] {
+						listed[k] = true
+						all = append(all, Device{Pod: pod, Resource: k.resource, ID: id, NUMANode: numaNode(d.GetTopology())})
 					}
-					seen[k] = true
-					all = append(all, Device{
-						Pod: p.GetNamespace() + "/" + p.GetName(), Resource: k.resource, ID: id, NUMANode: numaNode(d.GetTopology()),
-					})
 				}
 			}
 		}
 	}
-	return slices.Clip(all)
+	return all
 }
 
 func numaNode(t *podresources.TopologyInfo) int {

@@ -17,8 +17,8 @@ import (
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
 )
 
-// folder is short enough for a socket in it.
-func folder(t *testing.T) string {
+// socketDir returns a directory with a path short enough for a socket in it.
+func socketDir(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "pod")
 	if err != nil {
@@ -28,8 +28,8 @@ func folder(t *testing.T) string {
 	return dir
 }
 
-func TestWhatPodsHold(t *testing.T) {
-	socket := filepath.Join(folder(t), "kubelet.sock")
+func TestList(t *testing.T) {
+	socket := filepath.Join(socketDir(t), "kubelet.sock")
 	began := time.Now()
 	p, err := kubelettest.ServePodResources(socket)
 	if err != nil {
@@ -56,13 +56,13 @@ func TestWhatPodsHold(t *testing.T) {
 	}
 	p.Fail(errors.New("too many requests"))
 	if _, err := podresources.List(t.Context(), socket); err == nil {
-		t.Error("an error of the kubelet is none")
+		t.Error("no error, although the kubelet returned one")
 	}
 }
 
-// Each way not to be there is told apart, and none takes longer than the caller waits.
-func TestWhenThereIsNoAnswer(t *testing.T) {
-	dir := folder(t)
+// The errors are distinguished, and none takes longer than the deadline.
+func TestListFails(t *testing.T) {
+	dir := socketDir(t)
 	dead := filepath.Join(dir, "dead.sock")
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: dead, Net: "unix"})
 	if err != nil {
@@ -70,7 +70,7 @@ func TestWhenThereIsNoAnswer(t *testing.T) {
 	}
 	l.SetUnlinkOnClose(false)
 	_ = l.Close()
-	silent := filepath.Join(dir, "silent.sock") // it accepts and never answers
+	silent := filepath.Join(dir, "silent.sock") // accepts connections and never answers
 	l, err = net.ListenUnix("unix", &net.UnixAddr{Name: silent, Net: "unix"})
 	if err != nil {
 		t.Fatal(err)
@@ -80,16 +80,16 @@ func TestWhenThereIsNoAnswer(t *testing.T) {
 		socket string
 		want   error
 	}{
-		"no folder":    {filepath.Join(dir, "none", "kubelet.sock"), podresources.ErrNoFolder},
+		"no directory": {filepath.Join(dir, "none", "kubelet.sock"), podresources.ErrNoDirectory},
 		"no socket":    {filepath.Join(dir, "kubelet.sock"), fs.ErrNotExist},
-		"nobody there": {dead, syscall.ECONNREFUSED},
+		"no server":    {dead, syscall.ECONNREFUSED},
 		"no answer":    {silent, nil},
 	} {
 		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 		began := time.Now()
 		_, err := podresources.List(ctx, c.socket)
 		cancel()
-		if err == nil || c.want != nil && !errors.Is(err, c.want) || errors.Is(err, podresources.ErrNoFolder) != (name == "no folder") {
+		if err == nil || c.want != nil && !errors.Is(err, c.want) || errors.Is(err, podresources.ErrNoDirectory) != (name == "no directory") {
 			t.Errorf("%s: %v", name, err)
 		}
 		if took := time.Since(began); took > 20*time.Second {
