@@ -38,7 +38,7 @@ func (a *shared) live(ctx context.Context, s settings, offers <-chan settings, l
 	adapter := kubeadapter.New(machine, kubeadapter.Options{
 		KubeletSocket: s.kubeletSocket, DevRoot: s.devRoot, MPSRoot: s.mpsRoot, Log: log,
 		Reserved: machine.Reserved, Offered: a.past.resources(), Watchdog: machine.Watchdog(),
-		PodResourcesSocket: s.podResourcesSocket, Grants: a.past.grantsOn(grantStore(s, log)),
+		PodResourcesSocket: s.podResourcesSocket, AllocationStore: a.past.grantsOn(grantStore(s, log)),
 	})
 	socket := control.NewSocket(socketPath(s))
 	status := &status{
@@ -83,12 +83,12 @@ type asOffered struct {
 // State implements control.Agent.
 func (m asOffered) State() core.State {
 	s := m.Monitor.State()
-	s.Inventory = m.adapter.View(s.Inventory)
+	s.Inventory = m.adapter.Withhold(s.Inventory)
 	return s
 }
 
 // grantStore keeps which device IDs were handed out; nil without a state directory.
-func grantStore(s settings, log *slog.Logger) kubeadapter.GrantStore {
+func grantStore(s settings, log *slog.Logger) kubeadapter.AllocationStore {
 	if s.health.StateDir == "" {
 		return nil // not a nil *File: that would be a GrantStore
 	}

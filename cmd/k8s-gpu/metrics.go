@@ -55,7 +55,7 @@ var counters = []counter{
 	newCounter("tandem_allocation_errors_total", "Allocate calls that were refused.",
 		func(s kubeadapter.ResourceStats) uint64 { return s.AllocationErrors }),
 	newCounter("tandem_preferred_allocations_total", "GetPreferredAllocation calls.",
-		func(s kubeadapter.ResourceStats) uint64 { return s.Preferences }),
+		func(s kubeadapter.ResourceStats) uint64 { return s.PreferredAllocations }),
 	newCounter("tandem_lists_total", "Device lists sent to the kubelet.",
 		func(s kubeadapter.ResourceStats) uint64 { return s.Lists }),
 }
@@ -112,7 +112,7 @@ func (s *status) Collect(metrics chan<- prometheus.Metric) {
 		for state := core.Healthy; state <= core.GPULost; state++ {
 			gauge(devicesDesc, float64(count[r.Resource][state]), r.Resource, state.String())
 		}
-		gauge(watchedDesc, one(r.Watched), r.Resource)
+		gauge(watchedDesc, one(r.Connected), r.Resource)
 		for _, c := range counters {
 			metrics <- prometheus.MustNewConstMetric(c.desc, prometheus.CounterValue, float64(c.value(r)), r.Resource)
 		}

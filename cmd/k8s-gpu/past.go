@@ -18,7 +18,7 @@ type past struct {
 	latest  *store
 	saved   bool     // some record of this process is on disk, in place of what was there before
 	offered []string // resources, by any life
-	grants  []kubeadapter.Grant
+	grants  []kubeadapter.StoredAllocation
 	handing *grants // the store of the latest life
 }
 
@@ -120,7 +120,7 @@ func (p *past) keep(from *store, r core.Checkpoint) bool {
 
 // grantsOn returns the store of what the next life hands out, which is on disk, too, unless that is nil. Earlier lives
 // change nothing any more.
-func (p *past) grantsOn(disk kubeadapter.GrantStore) kubeadapter.GrantStore {
+func (p *past) grantsOn(disk kubeadapter.AllocationStore) kubeadapter.AllocationStore {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.handing = &grants{past: p, disk: disk}
@@ -130,11 +130,11 @@ func (p *past) grantsOn(disk kubeadapter.GrantStore) kubeadapter.GrantStore {
 // grants are the device IDs that one life handed out.
 type grants struct {
 	past *past
-	disk kubeadapter.GrantStore
+	disk kubeadapter.AllocationStore
 }
 
-// Load implements kubeadapter.GrantStore.
-func (g *grants) Load() []kubeadapter.Grant {
+// Load implements kubeadapter.AllocationStore.
+func (g *grants) Load() []kubeadapter.StoredAllocation {
 	g.past.mu.Lock()
 	kept := g.past.grants
 	g.past.mu.Unlock()
@@ -144,8 +144,8 @@ func (g *grants) Load() []kubeadapter.Grant {
 	return g.disk.Load()
 }
 
-// Save implements kubeadapter.GrantStore. The disk comes last, as it may hang.
-func (g *grants) Save(kept []kubeadapter.Grant) {
+// Save implements kubeadapter.AllocationStore. The disk comes last, as it may hang.
+func (g *grants) Save(kept []kubeadapter.StoredAllocation) {
 	g.past.mu.Lock()
 	latest := g.past.handing == g
 	if latest {

@@ -42,7 +42,7 @@ type Options struct {
 	Offered []string
 
 	PodResourcesSocket string             // of the kubelet's pod-resources API; "" = no queries
-	Grants             GrantStore         // nil = allocations are not stored across restarts
+	AllocationStore    AllocationStore    // nil = allocations are not stored across restarts
 	Watchdog           *watchdog.Registry // of the adapter's goroutines; nil = none
 }
 
@@ -121,8 +121,8 @@ func (a *Adapter) Run(ctx context.Context) error {
 	return nil
 }
 
-// View returns inv with units as unhealthy whose device a pod holds under another resource, as the kubelet sees it.
-func (a *Adapter) View(inv *core.Inventory) *core.Inventory { return a.tracker.withhold(inv) }
+// Withhold returns inv with units as unhealthy whose device a pod holds under another resource, as the kubelet sees it.
+func (a *Adapter) Withhold(inv *core.Inventory) *core.Inventory { return a.tracker.withhold(inv) }
 
 // Warnings returns a line for each resource with device IDs that are listed only because pods may hold them.
 func (a *Adapter) Warnings() []string { return a.tracker.offers.Load().warnings() }
@@ -177,8 +177,8 @@ func (a *Adapter) Ready() error {
 	}
 	var errs []error
 	for _, e := range endpoints {
-		if s := e.stats(); !s.Watched {
-			errs = append(errs, fmt.Errorf("%s: %s", e.resource, s.Why))
+		if s := e.stats(); !s.Connected {
+			errs = append(errs, fmt.Errorf("%s: %s", e.resource, s.Reason))
 		}
 	}
 	return errors.Join(errs...)

@@ -46,19 +46,19 @@ type endpointStatus struct {
 
 // ResourceStats are the status and the counters of one resource since the process started.
 type ResourceStats struct {
-	Resource string
-	Watched  bool      // the kubelet has opened ListAndWatch
-	Why      string    // why Watched is false; "" if it is true
-	Socket   string    // path of the socket that is served; "" between incarnations
-	Since    time.Time // of Why and Socket
+	Resource  string
+	Connected bool      // the kubelet has opened ListAndWatch
+	Reason    string    // why Connected is false; "" if it is true
+	Socket    string    // path of the socket that is served; "" between incarnations
+	Since     time.Time // of Reason and Socket
 
-	Incarnations       uint64 // sockets, each with a server of its own
-	Registrations      uint64 // Register calls that succeeded
-	RegistrationErrors uint64 // Register calls that failed
-	Allocations        uint64 // Allocate calls that succeeded
-	AllocationErrors   uint64 // Allocate calls that failed
-	Preferences        uint64 // GetPreferredAllocation calls
-	Lists              uint64 // ListAndWatch responses
+	Incarnations         uint64 // sockets, each with a server of its own
+	Registrations        uint64 // Register calls that succeeded
+	RegistrationErrors   uint64 // Register calls that failed
+	Allocations          uint64 // Allocate calls that succeeded
+	AllocationErrors     uint64 // Allocate calls that failed
+	PreferredAllocations uint64 // GetPreferredAllocation calls
+	Lists                uint64 // ListAndWatch responses
 
 	LastError   string    // what ended the previous incarnation; "" = none has ended
 	LastErrorAt time.Time // zero if LastError is ""
@@ -85,16 +85,16 @@ func (e *endpoint) stats() ResourceStats {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return ResourceStats{
-		Resource: e.resource,
-		Watched:  e.status.reason == "", Why: e.status.reason, Socket: e.status.socket, Since: e.status.since,
-		Incarnations:       e.count.incarnations.Load(),
-		Registrations:      e.count.registrations.Load(),
-		RegistrationErrors: e.count.registrationErrors.Load(),
-		Allocations:        e.count.allocations.Load(),
-		AllocationErrors:   e.count.allocationErrors.Load(),
-		Preferences:        e.count.preferences.Load(),
-		Lists:              e.count.lists.Load(),
-		LastError:          e.lastError, LastErrorAt: e.lastErrorAt,
+		Resource:  e.resource,
+		Connected: e.status.reason == "", Reason: e.status.reason, Socket: e.status.socket, Since: e.status.since,
+		Incarnations:         e.count.incarnations.Load(),
+		Registrations:        e.count.registrations.Load(),
+		RegistrationErrors:   e.count.registrationErrors.Load(),
+		Allocations:          e.count.allocations.Load(),
+		AllocationErrors:     e.count.allocationErrors.Load(),
+		PreferredAllocations: e.count.preferences.Load(),
+		Lists:                e.count.lists.Load(),
+		LastError:            e.lastError, LastErrorAt: e.lastErrorAt,
 	}
 }
 

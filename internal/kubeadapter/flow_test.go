@@ -86,7 +86,7 @@ func TestStreamOfAKubeletThatDoesNotRead(t *testing.T) {
 	}
 	leaveToo()
 	r.must(r.adapter.Alive(r.ctx))
-	if s := r.adapter.Stats()[0]; !s.Watched || s.Incarnations != 1 {
+	if s := r.adapter.Stats()[0]; !s.Connected || s.Incarnations != 1 {
 		t.Errorf("%+v", s)
 	}
 	leave()

@@ -17,12 +17,12 @@ import (
 // memory is a store that outlives adapters; it hangs while hang is not nil.
 type memory struct {
 	mu    sync.Mutex
-	kept  []Grant
+	kept  []StoredAllocation
 	saves int
 	hang  chan struct{}
 }
 
-func (m *memory) Load() []Grant {
+func (m *memory) Load() []StoredAllocation {
 	if m.hang != nil {
 		<-m.hang
 	}
@@ -31,7 +31,7 @@ func (m *memory) Load() []Grant {
 	return m.kept
 }
 
-func (m *memory) Save(g []Grant) {
+func (m *memory) Save(g []StoredAllocation) {
 	if m.hang != nil {
 		<-m.hang
 	}
@@ -40,7 +40,7 @@ func (m *memory) Save(g []Grant) {
 	m.kept, m.saves = g, m.saves+1
 }
 
-func (m *memory) grants() []Grant {
+func (m *memory) grants() []StoredAllocation {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.kept
@@ -156,7 +156,7 @@ func TestWhatIsRememberedIsBounded(t *testing.T) {
 
 // An empty reading, before the driver has answered, is no sign that anything left.
 func TestNothingHasLeftBeforeTheDriverAnswers(t *testing.T) {
-	store := &memory{kept: []Grant{{Resource: GPUResource, ID: core.UnitID(coretest.GPU(0))}}}
+	store := &memory{kept: []StoredAllocation{{Resource: GPUResource, ID: core.UnitID(coretest.GPU(0))}}}
 	r := newRig(t)
 	r.startKubelet()
 	r.startAsking(func(t *tracker) { t.store = store })

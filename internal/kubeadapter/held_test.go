@@ -148,7 +148,7 @@ func TestADeviceThatAPodHoldsIsNotHandedOutUnderAnotherResource(t *testing.T) {
 	if _, err := r.kubelet.Allocate(r.ctx, h100, id); err == nil || !strings.Contains(err.Error(), "by pod default/holder under "+GPUResource) {
 		t.Errorf("given out twice: %v", err)
 	}
-	if u, _ := r.adapter.View(then).Unit(core.UnitID(id)); u.Health.Reason != core.ReasonHeld {
+	if u, _ := r.adapter.Withhold(then).Unit(core.UnitID(id)); u.Health.Reason != core.ReasonHeld {
 		t.Errorf("operators see %s", u.Health)
 	}
 	for _, list := range r.kubelet.Lists(h100) {

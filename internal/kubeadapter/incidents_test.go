@@ -93,7 +93,7 @@ var incidents = []incident{
 		s.kubelet.Behave(slow)
 		before, from, who := len(s.kubelet.Registrations()), time.Now(), s.some()
 		for resource := range who {
-			s.kubelet.Hangup(resource)
+			s.kubelet.EndStream(resource)
 		}
 		s.calm("a hang-up", who)
 		s.once(before)

@@ -11,19 +11,19 @@ import (
 	"github.com/tandem-gpu/tandem/internal/watch"
 )
 
-// Grant is a device ID that was allocated to a pod, which may still hold it, as it is stored.
-type Grant struct {
-	Resource string      `json:"resource"`
-	ID       core.UnitID `json:"id"`
-	NUMANode int         `json:"numaNode"`      // -1 = no affinity
-	Gone     time.Time   `json:"gone,omitzero"` // since when the ID is not offered; zero = it was when this was written
+// StoredAllocation is a device ID that was allocated to a pod, which may still hold it, as it is stored.
+type StoredAllocation struct {
+	Resource    string      `json:"resource"`
+	ID          core.UnitID `json:"id"`
+	NUMANode    int         `json:"numaNode"`      // -1 = no affinity
+	WithdrawnAt time.Time   `json:"gone,omitzero"` // since when the ID is not offered; zero = it was when this was written
 }
 
-// GrantStore stores allocations across restarts of the agent. Load is called first, and both are called from one goroutine.
+// AllocationStore stores allocations across restarts of the agent. Load is called first, and both are called from one goroutine.
 // They may block, and log their errors.
-type GrantStore interface {
-	Load() []Grant
-	Save([]Grant)
+type AllocationStore interface {
+	Load() []StoredAllocation
+	Save([]StoredAllocation)
 }
 
 const (
@@ -57,7 +57,7 @@ func (t *tracker) persist(ctx context.Context) {
 
 // restore adds what an earlier agent stored; an allocation of this agent takes precedence. If the clock was set back, an ID
 // counts as withdrawn since now, not later.
-func (t *tracker) restore(grants []Grant) {
+func (t *tracker) restore(grants []StoredAllocation) {
 	if len(grants) == 0 {
 		return
 	}
@@ -71,8 +71,8 @@ func (t *tracker) restore(grants []Grant) {
 			continue // not written by an agent
 		}
 		a := allocation{numaNode: g.NUMANode}
-		if !g.Gone.IsZero() {
-			a.withdrawnAt = now.Add(-max(now.Sub(g.Gone), 0))
+		if !g.WithdrawnAt.IsZero() {
+			a.withdrawnAt = now.Add(-max(now.Sub(g.WithdrawnAt), 0))
 		}
 		next.byKey[deviceKey{g.Resource, g.ID}] = a
 	}
@@ -86,14 +86,14 @@ func (t *tracker) restore(grants []Grant) {
 }
 
 // stored returns what the store keeps, in order.
-func (t *tracker) stored() []Grant {
+func (t *tracker) stored() []StoredAllocation {
 	t.mu.Lock()
 	a := t.allocations
 	t.mu.Unlock()
-	all := make([]Grant, 0, len(a.byKey))
+	all := make([]StoredAllocation, 0, len(a.byKey))
 	for _, k := range slices.SortedFunc(maps.Keys(a.byKey), compareKeys) {
 		one := a.byKey[k]
-		all = append(all, Grant{Resource: k.resource, ID: k.id, NUMANode: one.numaNode, Gone: one.withdrawnAt.UTC().Round(time.Second)})
+		all = append(all, StoredAllocation{Resource: k.resource, ID: k.id, NUMANode: one.numaNode, WithdrawnAt: one.withdrawnAt.UTC().Round(time.Second)})
 	}
 	return all
 }

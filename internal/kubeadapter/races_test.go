@@ -46,7 +46,7 @@ func TestResourcesDoNotDisturbEachOther(t *testing.T) {
 		}
 	}
 	for _, s := range r.adapter.Stats() {
-		if s.Watched != (s.Resource == GPUResource) || s.Resource == refused && s.LastError == "" {
+		if s.Connected != (s.Resource == GPUResource) || s.Resource == refused && s.LastError == "" {
 			t.Errorf("%+v", s)
 		}
 	}
@@ -95,7 +95,7 @@ func TestKubeletThatIsSlowToNotice(t *testing.T) {
 	for i := range 2 {
 		from := time.Now()
 		if i == 0 {
-			r.kubelet.Hangup(GPUResource)
+			r.kubelet.EndStream(GPUResource)
 		} else {
 			r.must(os.Remove(r.adapter.Stats()[0].Socket))
 		}
@@ -205,13 +205,13 @@ func TestStatsTellOfTheLastError(t *testing.T) {
 	r.start()
 	r.awaitReady()
 	s := r.adapter.Stats()[0]
-	if s.LastError != "" || !s.LastErrorAt.IsZero() || !s.Watched || s.Why != "" || s.Incarnations != 1 || s.Since.Before(began) {
+	if s.LastError != "" || !s.LastErrorAt.IsZero() || !s.Connected || s.Reason != "" || s.Incarnations != 1 || s.Since.Before(began) {
 		t.Errorf("first incarnation: %+v", s)
 	}
 	if _, err := os.Stat(s.Socket); err != nil {
 		t.Error(err)
 	}
-	r.kubelet.Hangup(GPUResource)
+	r.kubelet.EndStream(GPUResource)
 	r.must(r.kubelet.Await(r.ctx, "another", func() bool { return len(r.kubelet.Registrations()) == 2 }))
 	r.awaitReady()
 	next := r.adapter.Stats()[0]
@@ -220,8 +220,8 @@ func TestStatsTellOfTheLastError(t *testing.T) {
 		t.Errorf("second incarnation: %+v", next)
 	}
 	r.kubelet.Crash()
-	r.await("a reason", func() bool { return !r.adapter.Stats()[0].Watched })
-	if s := r.adapter.Stats()[0]; s.Why == "" || s.Socket != "" {
+	r.await("a reason", func() bool { return !r.adapter.Stats()[0].Connected })
+	if s := r.adapter.Stats()[0]; s.Reason == "" || s.Socket != "" {
 		t.Errorf("without a kubelet: %+v", s)
 	}
 }
@@ -252,7 +252,7 @@ func TestStopWhileWaiting(t *testing.T) {
 			})
 			r.await("it waits", func() bool {
 				s := r.adapter.Stats()
-				return len(s) == 1 && s[0].Why != "starting" && (name != "for the next try" || s[0].LastError != "")
+				return len(s) == 1 && s[0].Reason != "starting" && (name != "for the next try" || s[0].LastError != "")
 			})
 			ctx, cancel := context.WithTimeout(r.ctx, 10*time.Second)
 			defer cancel()

@@ -185,7 +185,7 @@ func TestStreamEnds(t *testing.T) {
 		r.offer(coretest.GPUs(1))
 		r.start()
 		r.awaitReady()
-		r.kubelet.Hangup(GPUResource)
+		r.kubelet.EndStream(GPUResource)
 		r.must(r.kubelet.Await(r.ctx, "another registration", func() bool { return len(r.kubelet.Registrations()) == 2 }))
 		r.awaitHealthy(GPUResource, 1)
 		r.awaitReady()

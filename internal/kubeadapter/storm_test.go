@@ -215,8 +215,8 @@ func (s *storm) wrong(who disturbed) string {
 		switch connected := s.kubelet.Connected(r.Resource); {
 		case !slices.Equal(connected, []string{socket}) || socket == who[r.Resource]:
 			return fmt.Sprintf("%s: connected %v, before %q", r.Resource, connected, who[r.Resource])
-		case !r.Watched:
-			return r.Resource + ": " + r.Why
+		case !r.Connected:
+			return r.Resource + ": " + r.Reason
 		case s.kubelet.Listed(r.Resource).IsZero() || capacity != len(want) || allocatable != healthy:
 			return fmt.Sprintf("%s: capacity %d, allocatable %d, want %d and %d", r.Resource, capacity, allocatable, len(want), healthy)
 		}

@@ -40,7 +40,7 @@ var defaultTrackerTimings = trackerTimings{
 type tracker struct {
 	source  Source
 	socket  string // of the pod-resources API; "" = no queries
-	store   GrantStore
+	store   AllocationStore
 	log     *slog.Logger
 	timings trackerTimings
 
@@ -62,7 +62,7 @@ type tracker struct {
 
 func newTracker(src Source, o Options) *tracker {
 	t := &tracker{
-		source: src, socket: o.PodResourcesSocket, store: o.Grants, log: o.Log, timings: defaultTrackerTimings,
+		source: src, socket: o.PodResourcesSocket, store: o.AllocationStore, log: o.Log, timings: defaultTrackerTimings,
 		queries: make(chan struct{}, 1), unsaved: make(chan struct{}, 1), loaded: make(chan struct{}),
 		inventory: src.Current(), allocations: &allocations{byKey: map[deviceKey]allocation{}},
 		served: map[string]bool{}, started: time.Now(),

@@ -201,7 +201,7 @@ func beKind(w *storm, _ *fault) error {
 }
 
 func hangUp(w *storm, _ *fault) error {
-	w.kubelet.disturb(func(k *kubelettest.Kubelet) { k.Hangup(kubeadapter.GPUResource) })
+	w.kubelet.disturb(func(k *kubelettest.Kubelet) { k.EndStream(kubeadapter.GPUResource) })
 	return nil
 }
 

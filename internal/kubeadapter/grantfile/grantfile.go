@@ -22,7 +22,7 @@ const (
 	maxSize = 4 << 20 // of the file, in bytes; the adapter stores up to 4,096 IDs of about 200 bytes each
 )
 
-var _ kubeadapter.GrantStore = (*File)(nil)
+var _ kubeadapter.AllocationStore = (*File)(nil)
 
 // File is the file <dir>/<agent>.handed-out.json. Make one with Open. It is not safe for concurrent use.
 type File struct {
@@ -33,8 +33,8 @@ type File struct {
 
 // content is the content of the file.
 type content struct {
-	Version   int                 `json:"version"`
-	HandedOut []kubeadapter.Grant `json:"handedOut"`
+	Version   int                            `json:"version"`
+	HandedOut []kubeadapter.StoredAllocation `json:"handedOut"`
 }
 
 // Open returns the file of an agent. The first Save creates it.
@@ -42,8 +42,8 @@ func Open(dir, agent string, log *slog.Logger) *File {
 	return &File{path: filepath.Join(dir, agent+".handed-out.json"), log: log}
 }
 
-// Load implements kubeadapter.GrantStore. It returns nothing if there is no file, or none that can be read, which is logged.
-func (f *File) Load() []kubeadapter.Grant {
+// Load implements kubeadapter.AllocationStore. It returns nothing if there is no file, or none that can be read, which is logged.
+func (f *File) Load() []kubeadapter.StoredAllocation {
 	temporary := filepath.Join(filepath.Dir(f.path), "."+filepath.Base(f.path)+"[0-9]*")
 	left, _ := filepath.Glob(temporary) // the only error is a bad pattern
 	for _, path := range left {         // of a write during a crash
@@ -79,8 +79,8 @@ func (f *File) read() (content, error) {
 	return c, nil
 }
 
-// Save implements kubeadapter.GrantStore: it replaces the file. The first failure and the next success are logged.
-func (f *File) Save(grants []kubeadapter.Grant) {
+// Save implements kubeadapter.AllocationStore: it replaces the file. The first failure and the next success are logged.
+func (f *File) Save(grants []kubeadapter.StoredAllocation) {
 	err := f.write(grants)
 	switch {
 	case err != nil && !f.failed:
@@ -91,7 +91,7 @@ func (f *File) Save(grants []kubeadapter.Grant) {
 	f.failed = err != nil
 }
 
-func (f *File) write(grants []kubeadapter.Grant) error {
+func (f *File) write(grants []kubeadapter.StoredAllocation) error {
 	text, err := json.MarshalIndent(content{version, grants}, "", "\t")
 	if err != nil {
 		return err

@@ -27,8 +27,8 @@ func TestSaveAndLoad(t *testing.T) {
 	if got := f.Load(); got != nil {
 		t.Errorf("without a file: %v", got)
 	}
-	want := []kubeadapter.Grant{
-		{Resource: "nvidia.com/gpu", ID: "GPU-1", NUMANode: 1, Gone: time.Date(2026, 11, 20, 10, 31, 0, 0, time.UTC)},
+	want := []kubeadapter.StoredAllocation{
+		{Resource: "nvidia.com/gpu", ID: "GPU-1", NUMANode: 1, WithdrawnAt: time.Date(2026, 11, 20, 10, 31, 0, 0, time.UTC)},
 		{Resource: "nvidia.com/gpu.shared", ID: "GPU-2::3", NUMANode: -1},
 	}
 	for range 2 {

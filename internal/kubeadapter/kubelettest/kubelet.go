@@ -137,8 +137,8 @@ func (k *Kubelet) takeProcess(unlink bool) *process {
 	return p
 }
 
-// Hangup cancels the stream of a resource, as kubelets up to 1.36 do by mistake.
-func (k *Kubelet) Hangup(resource string) {
+// EndStream cancels the stream of a resource, as kubelets up to 1.36 do by mistake.
+func (k *Kubelet) EndStream(resource string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if c := k.endpoint(resource); c != nil {
