@@ -14,7 +14,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/internal/core/nvidia"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter"
-	"github.com/tandem-gpu/tandem/internal/kubeadapter/grantfile"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/allocationfile"
 	"github.com/tandem-gpu/tandem/internal/sources"
 )
 
@@ -92,7 +92,7 @@ func grantStore(s settings, log *slog.Logger) kubeadapter.AllocationStore {
 	if s.health.StateDir == "" {
 		return nil // not a nil *File: that would be a GrantStore
 	}
-	return grantfile.Open(s.health.StateDir, agentName, log)
+	return allocationfile.Open(s.health.StateDir, agentName, log)
 }
 
 // adopt has the machine offer what the latest settings say, until ctx ends.

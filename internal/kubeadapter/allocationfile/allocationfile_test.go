@@ -1,4 +1,4 @@
-package grantfile
+package allocationfile
 
 import (
 	"bytes"

@@ -1,6 +1,6 @@
-// Package grantfile stores on disk which device IDs an agent has allocated, so that a restart does not remove them from the
+// Package allocationfile stores on disk which device IDs an agent has allocated, so that a restart does not remove them from the
 // kubelet's list while pods hold them. An agent that can't write the file logs that and continues.
-package grantfile
+package allocationfile
 
 import (
 	"encoding/json"
@@ -80,8 +80,8 @@ func (f *File) read() (content, error) {
 }
 
 // Save implements kubeadapter.AllocationStore: it replaces the file. The first failure and the next success are logged.
-func (f *File) Save(grants []kubeadapter.StoredAllocation) {
-	err := f.write(grants)
+func (f *File) Save(allocations []kubeadapter.StoredAllocation) {
+	err := f.write(allocations)
 	switch {
 	case err != nil && !f.failed:
 		f.log.Warn("allocations not saved, a restart of the agent loses them", "file", f.path, "error", err)
@@ -91,8 +91,8 @@ func (f *File) Save(grants []kubeadapter.StoredAllocation) {
 	f.failed = err != nil
 }
 
-func (f *File) write(grants []kubeadapter.StoredAllocation) error {
-	text, err := json.MarshalIndent(content{version, grants}, "", "\t")
+func (f *File) write(allocations []kubeadapter.StoredAllocation) error {
+	text, err := json.MarshalIndent(content{version, allocations}, "", "\t")
 	if err != nil {
 		return err
 	}
