@@ -50,7 +50,7 @@ type allocations struct {
 
 	// verified are the units that were offered when the kubelet last listed all pods: the device of any other unit may
 	// have been allocated under another resource since. nil = the kubelet is not queried.
-	verified map[deviceKey]bool
+	verified map[deviceKey]int // with their NUMA nodes
 }
 
 // update is the input of allocations.apply.
@@ -76,7 +76,7 @@ func (a *allocations) apply(u update, t trackerTimings) *allocations {
 		if u.partial {
 			maps.Copy(next.pods, a.pods)
 		} else {
-			next.verified = keySet(u.offered)
+			next.verified = u.offered
 		}
 		for _, d := range u.answer.Devices {
 			k := deviceKey{d.Resource, core.UnitID(d.ID)}
@@ -86,7 +86,7 @@ func (a *allocations) apply(u update, t trackerTimings) *allocations {
 			}
 		}
 	case u.unavailable:
-		next.pods, next.verified = nil, keySet(u.offered)
+		next.pods, next.verified = nil, u.offered
 	}
 	complete := u.answer != nil && !u.partial
 	for k, one := range next.byKey {
@@ -151,13 +151,13 @@ func (a *allocations) withheld(inv *core.Inventory) map[core.UnitID]string {
 			reasons[u.ID] = "by pod " + a.pods[k] + " under " + k.resource
 			continue
 		}
-		if a.verified == nil || a.verified[keyOf(u)] {
+		if _, ok := a.verified[keyOf(u)]; ok || a.verified == nil {
 			continue
 		}
 		if unverified == nil {
 			all := maps.Clone(a.verified)
 			for k := range a.byKey {
-				all[k] = true
+				all[k] = 0
 			}
 			unverified = byDevice(maps.Keys(all))
 		}
@@ -184,14 +184,6 @@ func (a *allocations) equivalent(b *allocations) bool {
 	sameNode := func(x, y allocation) bool { return x.numaNode == y.numaNode }
 	return maps.EqualFunc(a.byKey, b.byKey, sameNode) && maps.Equal(a.pods, b.pods) &&
 		maps.Equal(a.verified, b.verified) && (a.verified == nil) == (b.verified == nil)
-}
-
-func keySet(offered map[deviceKey]int) map[deviceKey]bool {
-	keys := make(map[deviceKey]bool, len(offered))
-	for k := range offered {
-		keys[k] = true
-	}
-	return keys
 }
 
 // byDevice groups keys by device, those of a device in order.

@@ -64,7 +64,7 @@ type ResourceStats struct {
 	LastErrorAt time.Time // zero if LastError is ""
 }
 
-// setStatus changes the status. The same status again keeps its time.
+// setStatus changes the status. If it is the same, its time does not change.
 func (e *endpoint) setStatus(socket, reason string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -94,8 +94,8 @@ func (o *offer) warnings() []string {
 }
 
 // markRemoved returns next and, as unhealthy, the devices that are healthy in sent and missing in next. removing reports
-// whether there are any: kubelet 1.37 can panic if an ID that it is allocating is not in the next list. The core keeps
-// withdrawn units listed for a while, except a unit that moves to another resource with the same ID: a MIG instance
+// whether there are any: kubelet 1.37 can panic if an ID that it is allocating is not in the next list. The core lists
+// withdrawn units for a while, except a unit that moves to another resource with the same ID: a MIG instance
 // in the place of another one, or a GPU that a new policy puts into another pool.
 func markRemoved(sent, next []listedDevice) (list []listedDevice, removing bool) {
 	if slices.EqualFunc(sent, next, func(a, b listedDevice) bool { return a.id == b.id }) {

@@ -52,7 +52,7 @@ type tracker struct {
 
 	mu          sync.Mutex
 	inventory   *core.Inventory   // of the source, the latest
-	units       map[deviceKey]int // NUMA nodes of the units of inventory
+	units       map[deviceKey]int // NUMA nodes of the units of inventory; never changed
 	allocations *allocations
 	served      map[string]bool // resources that this agent has offered
 	started     time.Time
@@ -68,7 +68,7 @@ func newTracker(src Source, o Options) *tracker {
 		served: map[string]bool{}, started: time.Now(),
 	}
 	if t.socket != "" { // stored allocations may conflict until the kubelet has answered
-		t.allocations.verified = map[deviceKey]bool{}
+		t.allocations.verified = map[deviceKey]int{}
 	}
 	for _, resource := range o.Offered {
 		t.served[resource] = true
