@@ -88,7 +88,7 @@ func FuzzAllocate(f *testing.F) {
 // their order, or there is an error.
 func FuzzAllocateShares(f *testing.F) {
 	for _, ids := range [][]string{{"a::2", "a::0"}, {"b::1"}, {"b::0", "b::1"}, {"c", "a::1"}, {"c", "b::2"}, {"a::3"}, {"a"}, {"a::"}, {"::0"}} {
-		f.Add(wire(f, &v1beta1.AllocateRequest{ContainerRequests: []*v1beta1.ContainerAllocateRequest{{DevicesIds: ids}}}))
+		f.Add(wire(f, allocateRequest(ids)))
 	}
 	machine := core.Snapshot{Driver: core.Driver{State: core.DriverReady}}
 	for i, id := range []core.DeviceID{"a", "b", "c"} {

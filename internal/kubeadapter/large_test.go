@@ -6,33 +6,32 @@ import (
 	"testing"
 
 	"google.golang.org/protobuf/proto"
-	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 )
 
-// largest are the nodes that the project promises to serve: each resource and its units.
+// largest are the largest nodes that are supported: a resource and its number of units.
 var largest = []struct {
 	name     string
 	resource string
 	units    int
-	make     func(sick ...int) *core.Inventory
+	make     func(lost ...int) *core.Inventory
 }{
-	{"16GPUsBy100", GPUResource, 1600, func(sick ...int) *core.Inventory {
-		return buildInventory(coretest.GPUs(16), shared(core.TimeSlicing, 100), sick...)
+	{"16GPUsBy100", GPUResource, 1600, func(lost ...int) *core.Inventory {
+		return buildInventory(coretest.GPUs(16), shared(core.TimeSlicing, 100), lost...)
 	}},
-	{"16GPUsBy7InstancesBy10", "nvidia.com/mig-1g.10gb", 1120, func(sick ...int) *core.Inventory {
+	{"16GPUsBy7InstancesBy10", "nvidia.com/mig-1g.10gb", 1120, func(lost ...int) *core.Inventory {
 		c := shared(core.TimeSlicing, 10)
 		c.MIG = core.MIGMixed
-		return buildInventory(cutInSeven(16), c, sick...)
+		return buildInventory(cutInSeven(16), c, lost...)
 	}},
-	{"16GPUsBy7Instances", "nvidia.com/mig-1g.10gb", 112, func(sick ...int) *core.Inventory {
-		return buildInventory(cutInSeven(16), mixedConfig(), sick...)
+	{"16GPUsBy7Instances", "nvidia.com/mig-1g.10gb", 112, func(lost ...int) *core.Inventory {
+		return buildInventory(cutInSeven(16), mixedConfig(), lost...)
 	}},
 }
 
-// shared offers every device under its own name, so many times.
+// shared shares each device among replicas units of the same resource.
 func shared(mode core.SharingMode, replicas int) core.Config {
 	c := core.DefaultConfig()
 	for _, pool := range []string{core.DefaultPool, core.MIGPool("1g.10gb")} {
@@ -43,7 +42,7 @@ func shared(mode core.SharingMode, replicas int) core.Config {
 	return c
 }
 
-// cutInSeven is n GPUs with seven MIG instances each.
+// cutInSeven returns n GPUs with seven MIG instances each.
 func cutInSeven(n int) core.Snapshot {
 	s := coretest.GPUs(n)
 	for i := range n {
@@ -60,7 +59,7 @@ func cutInSeven(n int) core.Snapshot {
 	return core.NewSnapshot(s)
 }
 
-// A list may have 4 MiB: that is what the kubelet's gRPC client takes (grpc's default for a received message).
+// A response may have 4 MiB, the limit of the kubelet's gRPC client (the default of grpc for a received message).
 func TestLargestListsFitAMessage(t *testing.T) {
 	for _, node := range largest {
 		list := listDevices(node.make())[node.resource]
@@ -77,7 +76,7 @@ func TestLargestListsFitAMessage(t *testing.T) {
 	}
 }
 
-// The largest nodes over the kubelet's sockets: all units are there, those of a lost GPU go as one.
+// All units of the largest nodes are listed, and those of a lost GPU become unhealthy in one response.
 func TestLargestNodesAreServed(t *testing.T) {
 	for _, node := range largest {
 		t.Run(node.name, func(t *testing.T) {
@@ -95,8 +94,22 @@ func TestLargestNodesAreServed(t *testing.T) {
 	}
 }
 
-// BenchmarkLargeUpdate is what one change of one unit costs at most: the lists of all resources, and the message of
-// the one that changed.
+// BenchmarkAllocate allocates a quarter of the units, without the socket.
+func BenchmarkAllocate(b *testing.B) {
+	for _, units := range []int{8, 64} {
+		b.Run(fmt.Sprintf("units=%d", units), func(b *testing.B) {
+			s := newTestServer(GPUResource, buildInventory(coretest.GPUs(units), core.DefaultConfig()))
+			r := allocateRequest(firstIDs(units / 4))
+			for b.Loop() {
+				if _, err := s.Allocate(b.Context(), r); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+// BenchmarkLargeUpdate measures a change of one unit: the lists of all resources, and the response of the one that changed.
 func BenchmarkLargeUpdate(b *testing.B) {
 	for _, node := range largest {
 		b.Run(node.name, func(b *testing.B) {
@@ -113,12 +126,12 @@ func BenchmarkLargeUpdate(b *testing.B) {
 	}
 }
 
-// BenchmarkLargeAllocate is a container that asks for an eighth of the units.
+// BenchmarkLargeAllocate allocates an eighth of all units.
 func BenchmarkLargeAllocate(b *testing.B) {
 	for _, node := range largest {
 		b.Run(node.name, func(b *testing.B) {
 			s, ids := largeServer(node.make(), node.resource)
-			r := &v1beta1.AllocateRequest{ContainerRequests: []*v1beta1.ContainerAllocateRequest{{DevicesIds: ids[:len(ids)/8]}}}
+			r := allocateRequest(ids[:len(ids)/8])
 			b.ReportAllocs()
 			for b.Loop() {
 				if _, err := s.Allocate(b.Context(), r); err != nil {
@@ -129,15 +142,13 @@ func BenchmarkLargeAllocate(b *testing.B) {
 	}
 }
 
-// BenchmarkLargePreference chooses among all units: one as most pods want, and half of them as a bad day has it.
+// BenchmarkLargePreference prefers 1, 8 and half of all units.
 func BenchmarkLargePreference(b *testing.B) {
 	for _, node := range largest {
 		for _, n := range []int{1, 8, node.units / 2} {
 			b.Run(fmt.Sprintf("%s/%d", node.name, n), func(b *testing.B) {
 				s, ids := largeServer(node.make(), node.resource)
-				r := &v1beta1.PreferredAllocationRequest{ContainerRequests: []*v1beta1.ContainerPreferredAllocationRequest{
-					{AvailableDeviceIDs: ids, AllocationSize: int32(n)},
-				}}
+				r := preferRequest(ids, nil, n)
 				b.ReportAllocs()
 				for b.Loop() {
 					if _, err := s.GetPreferredAllocation(b.Context(), r); err != nil {
@@ -157,7 +168,7 @@ func largeServer(inv *core.Inventory, resource string) (*server, []string) {
 	return newTestServer(resource, inv), ids
 }
 
-// BenchmarkLargeMemory is what a unit keeps: in the inventory, and in the adapter's lists.
+// BenchmarkLargeMemory measures the memory of a unit in the inventory and in the lists.
 func BenchmarkLargeMemory(b *testing.B) {
 	for _, node := range largest {
 		b.Run(node.name, func(b *testing.B) {
@@ -178,7 +189,7 @@ func BenchmarkLargeMemory(b *testing.B) {
 	}
 }
 
-// heap is what is in use after everything else was collected.
+// heap returns the bytes in use after a garbage collection.
 func heap() uint64 {
 	runtime.GC()
 	var m runtime.MemStats

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"os"
-	"path/filepath"
 	"runtime"
 	"strings"
 	"testing"
@@ -17,14 +16,12 @@ import (
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
 )
 
-// Each test is a case of the kubelet contract: something that kubelets or their neighbours do to plugins.
-
 func TestNothingIsRegisteredBeforeAUnitExists(t *testing.T) {
 	r := newRig(t)
 	r.startKubelet()
 	r.start()
 	if err := r.adapter.Ready(); err == nil || isIdle(err) {
-		t.Errorf("pending driver: Ready = %v, want an error that is not idleness", err)
+		t.Errorf("pending driver: Ready = %v, want an error that is not an IdleError", err)
 	}
 	r.offer(core.NoDriver(core.DriverAbsent, "libnvidia-ml.so.1 not found"))
 	if err := r.adapter.Ready(); !isIdle(err) || err.Error() != "no driver: libnvidia-ml.so.1 not found" {
@@ -38,28 +35,41 @@ func TestNothingIsRegisteredBeforeAUnitExists(t *testing.T) {
 	if s := r.sockets(); len(s) > 0 {
 		t.Errorf("sockets without a unit: %v", s)
 	}
-	r.offer(coretest.GPUs(1)) // a driver that comes late
+	r.offer(coretest.GPUs(1)) // a driver that is loaded later
 	r.awaitHealthy(GPUResource, 1)
 	r.awaitReady()
 }
 
-func TestRefusedRegistrationBacksOffAndRecovers(t *testing.T) {
-	r := newRig(t)
-	r.kubelet.Behave(kubelettest.Behaviour{Refuse: errors.New("not today")})
-	r.startKubelet()
-	r.offer(coretest.GPUs(1))
-	r.start()
-	r.await("three refusals", func() bool {
-		s := r.adapter.Stats()
-		return len(s) == 1 && s[0].RegistrationErrors >= 3
-	})
-	if err := r.adapter.Ready(); err == nil || isIdle(err) {
-		t.Errorf("Ready = %v while refused", err)
-	}
-	r.kubelet.Behave(kubelettest.Behaviour{})
-	r.awaitReady()
-	if s := r.sockets(); len(s) != 1 {
-		t.Errorf("sockets after refusals: %v, want one", s)
+// After a registration that fails the next one has a new socket, and the old one is removed.
+func TestFailedRegistrationIsRetried(t *testing.T) {
+	for name, c := range map[string]struct {
+		kubelet kubelettest.Behaviour
+		timeout time.Duration // of Register
+	}{
+		"refused":   {kubelettest.Behaviour{Refuse: errors.New("refused")}, time.Minute},
+		"no answer": {kubelettest.Behaviour{Delay: time.Hour}, 20 * time.Millisecond},
+		"no stream": {kubelettest.Behaviour{NoStream: true}, time.Minute},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			r.kubelet.Behave(c.kubelet)
+			r.startKubelet()
+			r.offer(coretest.GPUs(1))
+			r.start(func(a *Adapter) { a.timings.register = c.timeout })
+			r.await("three attempts", func() bool {
+				s := r.adapter.Stats()
+				return len(s) == 1 && s[0].RegistrationErrors+s[0].Registrations >= 3
+			})
+			if err := r.adapter.Ready(); err == nil || isIdle(err) {
+				t.Errorf("Ready = %v", err)
+			}
+			r.kubelet.Behave(kubelettest.Behaviour{})
+			r.awaitReady()
+			if s := r.sockets(); len(s) != 1 {
+				t.Errorf("sockets %v, want one", s)
+			}
+			assertFreshSockets(t, r.kubelet)
+		})
 	}
 }
 
@@ -76,17 +86,13 @@ func TestSlowKubelet(t *testing.T) {
 }
 
 func TestKubeletRestarts20Times(t *testing.T) {
-	r := newRig(t)
-	r.startKubelet()
-	r.offer(coretest.GPUs(2))
-	r.start()
-	r.awaitReady()
+	r := newRunning(t, 2)
 	for i := range 20 {
 		before := len(r.kubelet.Registrations())
 		if i%2 == 0 {
 			r.kubelet.Stop()
 		} else {
-			r.kubelet.Crash() // leaves a stale kubelet.sock
+			r.kubelet.Crash() // kubelet.sock remains
 		}
 		r.startKubelet()
 		r.awaitHealthy(GPUResource, 2)
@@ -101,7 +107,7 @@ func TestKubeletRestarts20Times(t *testing.T) {
 	assertFreshSockets(t, r.kubelet)
 }
 
-// assertFreshSockets fails if a path was registered twice: kubelet 1.37 corrupts its books then.
+// assertFreshSockets fails if a socket was registered twice: kubelet 1.37 corrupts its records then.
 func assertFreshSockets(t *testing.T, k *kubelettest.Kubelet) {
 	t.Helper()
 	seen := map[string]bool{}
@@ -113,104 +119,59 @@ func assertFreshSockets(t *testing.T, k *kubelettest.Kubelet) {
 	}
 }
 
-func TestKubeletRestartsWhileRegisterIsInFlight(t *testing.T) {
-	r := newRig(t)
-	r.kubelet.Behave(kubelettest.Behaviour{Delay: time.Hour})
-	r.startKubelet()
-	r.offer(coretest.GPUs(1))
-	r.start()
-	r.await("registering", func() bool {
-		err := r.adapter.Ready()
-		return err != nil && strings.Contains(err.Error(), "registering")
-	})
-	r.kubelet.Crash()
-	r.kubelet.Behave(kubelettest.Behaviour{})
-	r.startKubelet()
-	r.awaitReady()
-}
-
-func TestKubeletSocketPresentButRefusing(t *testing.T) {
-	r := newRig(t)
-	r.startKubelet()
-	r.kubelet.Crash()
-	if _, err := os.Stat(r.kubelet.Socket()); err != nil {
-		t.Fatal("the crash left no socket:", err)
-	}
-	r.offer(coretest.GPUs(1))
-	r.start()
-	r.await("a reason", func() bool {
-		err := r.adapter.Ready()
-		return err != nil && strings.Contains(err.Error(), "connection refused")
-	})
-	if n := len(r.sockets()); n > 0 {
-		t.Errorf("%d sockets made without a kubelet", n)
-	}
-	r.startKubelet()
-	r.awaitReady()
-}
-
-func TestFolderAppearsLater(t *testing.T) {
-	r := newRig(t)
-	r.must(os.Remove(r.dir))
-	r.offer(coretest.GPUs(1))
-	r.start()
-	r.await("a reason", func() bool {
-		err := r.adapter.Ready()
-		return err != nil && strings.Contains(err.Error(), "no such file")
-	})
-	r.startKubelet()
-	r.awaitReady()
-}
-
-func TestOwnSocketDeleted(t *testing.T) {
-	r := newRig(t)
-	r.startKubelet()
-	r.offer(coretest.GPUs(1))
-	r.start()
-	r.awaitReady()
-	first := r.sockets()
-	r.must(os.Remove(filepath.Join(r.dir, first[0])))
-	r.must(r.kubelet.Await(r.ctx, "another registration", func() bool { return len(r.kubelet.Registrations()) == 2 }))
-	r.awaitReady()
-	if now := r.sockets(); len(now) != 1 || now[0] == first[0] {
-		t.Errorf("sockets %v, then %v", first, now)
+func TestKubeletRestartsBeforeTheStreamOpens(t *testing.T) {
+	for name, c := range map[string]struct {
+		kubelet kubelettest.Behaviour
+		reached func(*kubelettest.Kubelet) []kubelettest.Registration
+	}{
+		"during Register": {kubelettest.Behaviour{Delay: time.Hour}, (*kubelettest.Kubelet).Attempts},
+		"after Register":  {kubelettest.Behaviour{StreamDelay: time.Hour}, (*kubelettest.Kubelet).Registrations},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			r.kubelet.Behave(c.kubelet)
+			r.startKubelet()
+			r.offer(coretest.GPUs(1))
+			r.start(func(a *Adapter) { a.timings.openStream = time.Hour })
+			r.must(r.kubelet.Await(r.ctx, name, func() bool { return len(c.reached(r.kubelet)) == 1 }))
+			r.kubelet.Crash()
+			r.kubelet.Behave(kubelettest.Behaviour{})
+			r.startKubelet()
+			r.awaitHealthy(GPUResource, 1)
+			r.awaitReady()
+		})
 	}
 }
 
-func TestStreamEnds(t *testing.T) {
-	for _, old := range []bool{false, true} {
-		r := newRig(t)
-		r.kubelet.Behave(kubelettest.Behaviour{OneClientPerResource: old})
-		r.startKubelet()
-		r.offer(coretest.GPUs(1))
-		r.start()
-		r.awaitReady()
-		r.kubelet.EndStream(GPUResource)
-		r.must(r.kubelet.Await(r.ctx, "another registration", func() bool { return len(r.kubelet.Registrations()) == 2 }))
-		r.awaitHealthy(GPUResource, 1)
-		r.awaitReady()
+func TestAdapterWaitsForTheKubelet(t *testing.T) {
+	for name, c := range map[string]struct {
+		prepare func(*rig)
+		reason  string
+	}{
+		"socket of a killed kubelet": {func(r *rig) { r.startKubelet(); r.kubelet.Crash() }, "connection refused"},
+		"no directory":               {func(r *rig) { r.must(os.Remove(r.dir)) }, "no such file"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			c.prepare(r)
+			r.offer(coretest.GPUs(1))
+			r.start()
+			r.await("the reason", func() bool {
+				err := r.adapter.Ready()
+				return err != nil && strings.Contains(err.Error(), c.reason)
+			})
+			if n := len(r.sockets()); n > 0 {
+				t.Errorf("%d sockets without a kubelet", n)
+			}
+			r.startKubelet()
+			r.awaitReady()
+		})
 	}
-}
-
-func TestStreamNeverOpens(t *testing.T) {
-	r := newRig(t)
-	r.kubelet.Behave(kubelettest.Behaviour{NoStream: true})
-	r.startKubelet()
-	r.offer(coretest.GPUs(1))
-	r.start()
-	r.must(r.kubelet.Await(r.ctx, "a second try", func() bool { return len(r.kubelet.Registrations()) == 2 }))
-	r.kubelet.Behave(kubelettest.Behaviour{})
-	r.awaitReady()
-	assertFreshSockets(t, r.kubelet)
 }
 
 // A rolling update with maxSurge: the new pod registers while the old one still runs.
 func TestTwoProcesses(t *testing.T) {
-	r := newRig(t)
-	r.startKubelet()
-	r.offer(coretest.GPUs(2))
-	r.start()
-	r.awaitReady()
+	r := newRunning(t, 2)
 	lists := len(r.kubelet.Lists(GPUResource))
 	next, stopNext := r.another()
 	defer stopNext()
@@ -220,19 +181,19 @@ func TestTwoProcesses(t *testing.T) {
 	}
 	r.stop()
 	if capacity, allocatable := r.kubelet.Capacity(GPUResource); capacity != 2 || allocatable != 2 {
-		t.Errorf("capacity %d, allocatable %d after the old process left, want 2 and 2", capacity, allocatable)
+		t.Errorf("capacity %d, allocatable %d after the old process ended, want 2 and 2", capacity, allocatable)
 	}
 	for _, l := range r.kubelet.Lists(GPUResource)[lists:] {
 		if len(l) != 2 || l[0].GetHealth() != v1beta1.Healthy {
-			t.Errorf("a list on the way out: %v", l)
+			t.Errorf("a list during the stop: %v", l)
 		}
 	}
 }
 
-func TestStopIsQuickAndSaysNothing(t *testing.T) {
+func TestStopIsQuickAndSendsNoList(t *testing.T) {
 	r := newRig(t)
 	r.startKubelet()
-	r.src.Set(buildInventory(migMachine(), mixedConfig()))
+	r.src.Set(buildInventory(migGPU(), mixedConfig()))
 	r.start()
 	r.awaitReady()
 	r.awaitHealthy(GPUResource, 1)
@@ -249,16 +210,12 @@ func TestStopIsQuickAndSaysNothing(t *testing.T) {
 	}
 	r.must(r.kubelet.Await(r.ctx, "disconnected", func() bool { _, ok := r.kubelet.Devices(GPUResource); return !ok }))
 	if n := len(r.kubelet.Lists(GPUResource)); n != lists {
-		t.Errorf("%d lists sent on the way out", n-lists)
+		t.Errorf("%d lists sent during the stop", n-lists)
 	}
 }
 
 func TestAliveCallsItsOwnSockets(t *testing.T) {
-	r := newRig(t)
-	r.startKubelet()
-	r.offer(coretest.GPUs(1))
-	r.start(func(a *Adapter) { a.timings.pollInterval = time.Hour })
-	r.awaitReady()
+	r := newRunning(t, 1, func(a *Adapter) { a.timings.pollInterval = time.Hour })
 	r.must(r.adapter.Alive(r.ctx))
 	ctx, cancel := context.WithCancel(r.ctx)
 	cancel()
@@ -267,16 +224,12 @@ func TestAliveCallsItsOwnSockets(t *testing.T) {
 	}
 }
 
-func TestNoGoroutineIsLeftBehind(t *testing.T) {
-	r := newRig(t)
-	r.startKubelet()
-	r.offer(coretest.GPUs(1))
-	r.start()
-	r.awaitReady()
+func TestStreamsLeakNoGoroutine(t *testing.T) {
+	r := newRunning(t, 1)
 	plugin, err := r.kubelet.Plugin(GPUResource)
 	r.must(err)
 	before := runtime.NumGoroutine()
-	for range 100 { // a second stream beside the kubelet's, opened and left
+	for range 100 { // a second stream, opened and closed
 		ctx, cancel := context.WithCancel(r.ctx)
 		stream, err := plugin.ListAndWatch(ctx, &v1beta1.Empty{})
 		r.must(err)

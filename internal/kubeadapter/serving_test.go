@@ -9,7 +9,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/testing/protocmp"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
@@ -37,7 +36,7 @@ func TestFirstListWithinASecond(t *testing.T) {
 		{ID: string(coretest.GPU(0)), Health: "Healthy", Topology: node(0)},
 		{ID: string(coretest.GPU(1)), Health: "Healthy", Topology: node(0)},
 		{ID: string(coretest.GPU(2)), Health: "Unhealthy", Topology: node(1)},
-		{ID: string(coretest.GPU(3)), Health: "Healthy"}, // -1 is the kubelet's own sentinel: omitted
+		{ID: string(coretest.GPU(3)), Health: "Healthy"}, // -1 is the kubelet's own sentinel
 	}
 	if diff := cmp.Diff(want, r.kubelet.Lists(GPUResource)[0], protocmp.Transform()); diff != "" {
 		t.Error(diff)
@@ -45,11 +44,7 @@ func TestFirstListWithinASecond(t *testing.T) {
 }
 
 func TestHealthFlipsKeepTheIDs(t *testing.T) {
-	r := newRig(t)
-	r.startKubelet()
-	r.offer(coretest.GPUs(8))
-	r.start()
-	r.awaitHealthy(GPUResource, 8)
+	r := newRunning(t, 8)
 	r.offer(coretest.GPUs(8), 3, 5)
 	r.awaitHealthy(GPUResource, 6)
 	r.offer(coretest.GPUs(8))
@@ -67,14 +62,14 @@ func TestHealthFlipsKeepTheIDs(t *testing.T) {
 func TestResourceWithoutUnitsIsAnEmptyList(t *testing.T) {
 	r := newRig(t)
 	r.startKubelet()
-	r.src.Set(buildInventory(migMachine(), mixedConfig()))
+	r.src.Set(buildInventory(migGPU(), mixedConfig()))
 	r.start()
 	r.awaitHealthy(GPUResource, 1)
 	r.awaitHealthy("nvidia.com/mig-1g.10gb", 2)
 	r.awaitHealthy("nvidia.com/mig-1g.10gb.me", 1)
 	r.src.Set(buildInventory(coretest.GPUs(2), mixedConfig())) // MIG mode off
 	r.awaitHealthy(GPUResource, 2)
-	r.await("an empty list of a living plugin", func() bool {
+	r.await("an empty list of a connected plugin", func() bool {
 		devices, ok := r.kubelet.Devices("nvidia.com/mig-1g.10gb")
 		return ok && len(devices) == 0
 	})
@@ -82,33 +77,13 @@ func TestResourceWithoutUnitsIsAnEmptyList(t *testing.T) {
 	if n := len(r.kubelet.Registrations()); n != 3 {
 		t.Errorf("%d registrations, want 3", n)
 	}
-	r.kubelet.Crash() // the next one is told too: it may have pods in its checkpoint that held such a unit
+	r.kubelet.Crash() // the next one gets the empty list, too: its checkpoint may have pods with such a unit
 	r.startKubelet()
 	r.awaitHealthy(GPUResource, 2)
-	r.await("a living plugin without units", func() bool {
+	r.await("a connected plugin without units", func() bool {
 		devices, ok := r.kubelet.Devices("nvidia.com/mig-1g.10gb")
 		return ok && len(devices) == 0 && !r.kubelet.Listed("nvidia.com/mig-1g.10gb").IsZero()
 	})
-}
-
-func TestSingleStrategyOffersInstancesAsGPUs(t *testing.T) {
-	r := newRig(t)
-	r.startKubelet()
-	c := core.DefaultConfig()
-	c.MIG = core.MIGSingle
-	r.src.Set(buildInventory(migMachine(), c))
-	r.start()
-	r.awaitHealthy(GPUResource, 2) // the more frequent profile
-	if s := r.adapter.Stats(); len(s) != 1 {
-		t.Errorf("resources %v, want nvidia.com/gpu only", s)
-	}
-}
-
-func TestThousandDevicesFitAMessage(t *testing.T) {
-	size := proto.Size(listResponse(listDevices(buildInventory(coretest.GPUs(1000), core.DefaultConfig()))[GPUResource]))
-	if size > 4<<20 || size < 1000*40 {
-		t.Errorf("%d bytes", size)
-	}
 }
 
 func TestAllocate(t *testing.T) {
@@ -139,7 +114,7 @@ func TestAllocate(t *testing.T) {
 			text: "unknown device IDs: GPU-x; unhealthy devices: " + id[3] + " is " + lost},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			for range 2 { // asking twice gives the same
+			for range 2 { // the same again
 				got, err := r.kubelet.Allocate(r.ctx, GPUResource, c.ids...)
 				if s := status.Convert(err); s.Code() != c.code || s.Message() != c.text {
 					t.Fatalf("error %v, want %v %q", err, c.code, c.text)
@@ -156,17 +131,11 @@ func TestAllocate(t *testing.T) {
 }
 
 func TestAllocateSeveralContainers(t *testing.T) {
-	r := newRig(t)
-	r.startKubelet()
-	r.offer(coretest.GPUs(2))
-	r.start()
-	r.awaitHealthy(GPUResource, 2)
-	plugin, err := r.kubelet.Plugin(GPUResource)
-	r.must(err)
-	got, err := plugin.Allocate(r.ctx, &v1beta1.AllocateRequest{ContainerRequests: []*v1beta1.ContainerAllocateRequest{
-		{DevicesIds: gpuIDs(1)}, {DevicesIds: gpuIDs(0)}, {DevicesIds: gpuIDs(1)},
-	}})
-	r.must(err)
+	s := newTestServer(GPUResource, buildInventory(coretest.GPUs(2), core.DefaultConfig()))
+	got, err := s.Allocate(t.Context(), allocateRequest(gpuIDs(1), gpuIDs(0), gpuIDs(1)))
+	if err != nil {
+		t.Fatal(err)
+	}
 	var visible []string
 	for _, c := range got.GetContainerResponses() {
 		visible = append(visible, c.GetEnvs()["NVIDIA_VISIBLE_DEVICES"])
@@ -179,7 +148,7 @@ func TestAllocateSeveralContainers(t *testing.T) {
 func TestAllocateWithDeviceNodes(t *testing.T) {
 	c := mixedConfig()
 	c.DeviceNodes = true
-	s := migMachine()
+	s := migGPU()
 	s.Nodes = append(slices.Clone(s.Nodes), "/dev/nvidia-caps/nvidia-cap10", "/dev/nvidia-caps/nvidia-cap20")
 	inv := buildInventory(core.NewSnapshot(s), c)
 	plan, err := inv.Reserve("MIG-00000000-0000-4000-8000-000000000000")
@@ -203,11 +172,7 @@ func TestAllocateWithDeviceNodes(t *testing.T) {
 }
 
 func TestPreferredAllocationNeverErrors(t *testing.T) {
-	r := newRig(t)
-	r.startKubelet()
-	r.offer(coretest.GPUs(8))
-	r.start()
-	r.awaitHealthy(GPUResource, 8)
+	r := newRunning(t, 8)
 	all := gpuIDs(0, 1, 2, 3, 4, 5, 6, 7)
 	reversed := slices.Clone(all)
 	slices.Reverse(reversed)
@@ -239,16 +204,12 @@ func TestPreferredAllocationNeverErrors(t *testing.T) {
 		})
 	}
 	if got, err := r.kubelet.Prefer(r.ctx, GPUResource, gpuIDs(0, 1), gpuIDs(7), 2); err != nil || !slices.Contains(got, gpuIDs(7)[0]) {
-		t.Errorf("required unit left out: %v, %v", got, err)
+		t.Errorf("required unit is missing: %v, %v", got, err)
 	}
 }
 
 func TestOptions(t *testing.T) {
-	r := newRig(t)
-	r.startKubelet()
-	r.offer(coretest.GPUs(1))
-	r.start()
-	r.awaitReady()
+	r := newRunning(t, 1)
 	plugin, err := r.kubelet.Plugin(GPUResource)
 	r.must(err)
 	got, err := plugin.GetDevicePluginOptions(r.ctx, &v1beta1.Empty{})
@@ -262,9 +223,15 @@ func TestOptions(t *testing.T) {
 	}
 }
 
-func TestResourceNames(t *testing.T) {
-	count := Resources(buildInventory(migMachine(), mixedConfig(), 1))
-	if got := fmt.Sprint(count); got != "map[nvidia.com/gpu:map[healthy:1] nvidia.com/mig-1g.10gb:map[lost:2] nvidia.com/mig-1g.10gb.me:map[lost:1]]" {
-		t.Error(got)
+func TestResources(t *testing.T) {
+	single := mixedConfig()
+	single.MIG = core.MIGSingle
+	for want, inv := range map[string]*core.Inventory{
+		"map[nvidia.com/gpu:map[healthy:1] nvidia.com/mig-1g.10gb:map[lost:2] nvidia.com/mig-1g.10gb.me:map[lost:1]]": buildInventory(migGPU(), mixedConfig(), 1),
+		"map[nvidia.com/gpu:map[healthy:2]]": buildInventory(migGPU(), single), // the profile with more instances
+	} {
+		if got := fmt.Sprint(Resources(inv)); got != want {
+			t.Errorf("got  %s\nwant %s", got, want)
+		}
 	}
 }

@@ -151,41 +151,52 @@ func TestMPSDaemon(t *testing.T) {
 	}
 }
 
-// A GPU keeps its ID when another policy puts it into another pool, and the kubelet may not know yet.
-func TestSameIDInAnotherPool(t *testing.T) {
-	const is = "nvidia.com/h100"
-	r := newRig(t)
-	r.startKubelet()
-	r.offer(coretest.GPUs(2))
-	r.start()
-	r.awaitHealthy(GPUResource, 2)
-	old, err := r.kubelet.Plugin(GPUResource)
-	r.must(err)
-	c := core.DefaultConfig()
-	c.Policy.Rules = []core.Rule{{Select: core.Selector{IDs: []core.DeviceID{coretest.GPU(1)}}, Pool: "h100"}}
-	r.src.Set(buildInventory(coretest.GPUs(2), c))
-	r.awaitHealthy(is, 1)
-	_, err = old.Allocate(r.ctx, &v1beta1.AllocateRequest{
-		ContainerRequests: []*v1beta1.ContainerAllocateRequest{{DevicesIds: gpuIDs(1)}},
-	})
-	if err == nil || !strings.Contains(err.Error(), "belongs to "+is+" now, not "+GPUResource) {
-		t.Errorf("the old resource grants it: %v", err)
+// A MIG instance may get the ID of the one that was in its place, and a GPU in another pool has the same ID. The plugin of
+// the old resource does not allocate it, and lists it as unhealthy before it is removed.
+func TestSameIDInAnotherResource(t *testing.T) {
+	reconfigured := migGPU()
+	reconfigured.Devices[3].Profile = "2g.20gb"
+	instance := string(reconfigured.Devices[3].ID)
+	for _, c := range []struct {
+		name, was, is, id string
+		before, after     *core.Inventory
+		left              []string // of the old resource
+	}{
+		{"another profile", "nvidia.com/mig-1g.10gb.me", "nvidia.com/mig-2g.20gb", instance,
+			buildInventory(migGPU(), mixedConfig()), buildInventory(reconfigured, mixedConfig()), []string{}},
+		{"another pool", GPUResource, h100, gpuIDs(1)[0],
+			buildInventory(coretest.GPUs(2), core.DefaultConfig()), buildInventory(coretest.GPUs(2), oneElsewhere()), gpuIDs(0)},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := newRig(t)
+			r.startKubelet()
+			r.src.Set(c.before)
+			r.start()
+			r.awaitListed(c.was, c.id, v1beta1.Healthy)
+			old, err := r.kubelet.Plugin(c.was)
+			r.must(err)
+			r.src.Set(c.after)
+			r.awaitHealthy(c.is, 1)
+			_, err = old.Allocate(r.ctx, allocateRequest([]string{c.id}))
+			if err == nil || !strings.Contains(err.Error(), c.id+": belongs to "+c.is+" now, not "+c.was) {
+				t.Errorf("the old resource allocates it: %v", err)
+			}
+			r.await("the old resource without it", func() bool {
+				devices, connected := r.kubelet.Devices(c.was)
+				return connected && slices.Equal(ids(devices), c.left)
+			})
+			r.assertUnhealthyBeforeRemoval(c.was)
+			if _, err := r.kubelet.Allocate(r.ctx, c.is, c.id); err != nil {
+				t.Errorf("the new resource: %v", err)
+			}
+		})
 	}
-	r.await("one GPU left", func() bool {
-		devices, _ := r.kubelet.Devices(GPUResource)
-		return slices.Equal(ids(devices), gpuIDs(0))
-	})
-	r.saidGoodbye(GPUResource)
 }
 
 // Shares take the place of a GPU, in the same pool or another: no ID goes while it is healthy, and the pool that
 // has no units left is an empty list.
 func TestSharesInPlaceOfGPUs(t *testing.T) {
-	r := newRig(t)
-	r.startKubelet()
-	r.offer(coretest.GPUs(2))
-	r.start()
-	r.awaitHealthy(GPUResource, 2)
+	r := newRunning(t, 2)
 	r.src.Set(buildInventory(coretest.GPUs(2), shared(core.TimeSlicing, 3)))
 	r.awaitHealthy(GPUResource, 6)
 	r.await("the shares only", func() bool { n, _ := r.kubelet.Capacity(GPUResource); return n == 6 })
@@ -198,14 +209,14 @@ func TestSharesInPlaceOfGPUs(t *testing.T) {
 		devices, ok := r.kubelet.Devices(GPUResource)
 		return ok && len(devices) == 0
 	})
-	r.saidGoodbye(GPUResource)
+	r.assertUnhealthyBeforeRemoval(GPUResource)
 	if _, err := r.kubelet.Allocate(r.ctx, GPUResource, replica(0, 0)); err == nil {
 		t.Error("the old resource grants what is in another pool")
 	}
 }
 
-// saidGoodbye checks that no unit left the lists of a resource while it was healthy.
-func (r *rig) saidGoodbye(resource string) {
+// assertUnhealthyBeforeRemoval fails if a unit was removed from the lists of a resource while it was healthy.
+func (r *rig) assertUnhealthyBeforeRemoval(resource string) {
 	r.Helper()
 	var before []*v1beta1.Device
 	for _, list := range r.kubelet.Lists(resource) {
@@ -258,11 +269,7 @@ func TestResourceNamesOfProfiles(t *testing.T) {
 
 // An adapter after another one, with a policy of its own, tells the kubelet what is gone; but not before it knows.
 func TestWhatWasOfferedBefore(t *testing.T) {
-	r := newRig(t)
-	r.startKubelet()
-	r.offer(coretest.GPUs(2))
-	r.start()
-	r.awaitHealthy(GPUResource, 2)
+	r := newRunning(t, 2)
 	before := r.adapter.Offered()
 	r.stop()
 

@@ -242,7 +242,7 @@ func (s *storm) flip() {
 	if n := s.rnd.IntN(3); n < 2 {
 		sick = append(sick, n)
 	}
-	s.src.Set(buildInventory(migMachine(), mixedConfig(), sick...))
+	s.src.Set(buildInventory(migGPU(), mixedConfig(), sick...))
 }
 
 // up starts the kubelet and says when.

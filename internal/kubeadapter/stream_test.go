@@ -14,15 +14,15 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 )
 
-// stream is a kubelet's end of ListAndWatch in a bubble, where the clock is the test's.
+// stream is a ListAndWatch stream in a synctest bubble.
 type stream struct {
-	grpc.ServerStream // panics for everything but what is below
+	grpc.ServerStream // nil: other methods panic
 	ctx               context.Context
-	began             time.Time
+	opened            time.Time
 	lists             []sent
 }
 
-// sent is a list: when it came, and how many units it calls healthy.
+// sent is a response: when it was sent, and its number of healthy devices.
 type sent struct {
 	at      time.Duration
 	healthy int
@@ -31,7 +31,7 @@ type sent struct {
 func (s *stream) Context() context.Context { return s.ctx }
 
 func (s *stream) Send(r *v1beta1.ListAndWatchResponse) error {
-	l := sent{at: time.Since(s.began)}
+	l := sent{at: time.Since(s.opened)}
 	for _, d := range r.GetDevices() {
 		if d.GetHealth() == v1beta1.Healthy {
 			l.healthy++
@@ -41,18 +41,18 @@ func (s *stream) Send(r *v1beta1.ListAndWatchResponse) error {
 	return nil
 }
 
-// lists opens a stream over eight GPUs under the times of production, runs play and returns the lists that
-// came until then. play offers which of the GPUs are sick.
-func lists(t *testing.T, play func(offer func(sick ...int))) (got []sent) {
+// lists opens a stream of eight GPUs with the default timings, runs play and returns the responses until then. play offers the GPUs,
+// some of which are lost.
+func lists(t *testing.T, play func(offer func(lost ...int))) (got []sent) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		s := newTestServer(GPUResource, buildInventory(coretest.GPUs(8), core.DefaultConfig()))
-		offer := func(sick ...int) {
-			s.tracker.setInventory(buildInventory(coretest.GPUs(8), core.DefaultConfig(), sick...))
+		offer := func(lost ...int) {
+			s.tracker.setInventory(buildInventory(coretest.GPUs(8), core.DefaultConfig(), lost...))
 			synctest.Wait()
 		}
 		ctx, cancel := context.WithCancel(t.Context())
-		st := &stream{ctx: ctx, began: time.Now()}
+		st := &stream{ctx: ctx, opened: time.Now()}
 		done := make(chan error, 1)
 		go func() { done <- s.ListAndWatch(nil, st) }()
 		synctest.Wait()
@@ -73,13 +73,12 @@ func expect(t *testing.T, got []sent, want ...sent) {
 	}
 }
 
-// No time passes between a change and its list: not right after the stream opened, not right after a
-// heartbeat, not after a quiet hour.
-func TestAChangeGoesOutAtOnce(t *testing.T) {
+// A change is sent without delay: after the stream has opened, and after a heartbeat.
+func TestChangeIsSentImmediately(t *testing.T) {
 	expect(t, lists(t, func(offer func(...int)) { offer(3) }), sent{0, 8}, sent{0, 7})
 
 	got := lists(t, func(offer func(...int)) {
-		time.Sleep(defaultTimings.heartbeat) // of the bubble
+		time.Sleep(defaultTimings.heartbeat)
 		synctest.Wait()
 		offer(3)
 		time.Sleep(defaultTimings.heartbeat - time.Millisecond)
@@ -88,21 +87,22 @@ func TestAChangeGoesOutAtOnce(t *testing.T) {
 	expect(t, got, sent{0, 8}, sent{30 * time.Second, 8}, sent{30 * time.Second, 7}, sent{59999 * time.Millisecond, 6})
 }
 
-// A change within the quiet time waits for its end and no longer; of several only what holds by then is told.
+// Changes within listInterval after another one are sent at its end, in one response.
 func TestChangesAreCoalesced(t *testing.T) {
 	got := lists(t, func(offer func(...int)) {
 		time.Sleep(5 * time.Second)
 		offer(0)
 		for i := range 99 {
 			time.Sleep(10 * time.Millisecond)
-			offer([]int{0, 1, 2, 3}[:1+(i+1)%4]...) // the last is the 99th: 4 sick
+			offer([]int{0, 1, 2, 3}[:1+(i+1)%4]...) // the last is the 99th: 4 are lost
 		}
 		time.Sleep(time.Second)
 	})
 	expect(t, got, sent{0, 8}, sent{5 * time.Second, 7}, sent{6 * time.Second, 4})
 }
 
-func TestWhatIsTakenBackWithinTheQuietTimeIsNotTold(t *testing.T) {
+// A change that is reverted within listInterval is not sent.
+func TestRevertedChange(t *testing.T) {
 	got := lists(t, func(offer func(...int)) {
 		offer(0)
 		time.Sleep(100 * time.Millisecond)
@@ -114,8 +114,8 @@ func TestWhatIsTakenBackWithinTheQuietTimeIsNotTold(t *testing.T) {
 	expect(t, got, sent{0, 8}, sent{0, 7})
 }
 
-// The kubelet writes a file for each list: a storm is one list a second.
-func TestAStormIsOneListASecond(t *testing.T) {
+// The kubelet writes its checkpoint for each response, so there is at most one a second.
+func TestRateOfResponses(t *testing.T) {
 	got := lists(t, func(offer func(...int)) {
 		for i := range 1000 { // 10 s
 			offer([]int{0, 1}[:1+i%2]...)
@@ -127,8 +127,8 @@ func TestAStormIsOneListASecond(t *testing.T) {
 	}
 }
 
-// Words that change are no news to the kubelet, which has no place for them.
-func TestWordsAreNoNews(t *testing.T) {
+// A change that ListAndWatch can't express is not sent.
+func TestReasonIsNotSent(t *testing.T) {
 	c := core.DefaultConfig()
 	lost := core.Observation{At: core.WholeGPU(coretest.GPU(0)), Kind: core.Lost}
 	l := core.Ledger{}.Apply(c.Health, time.Unix(0, 0), lost)
@@ -144,14 +144,14 @@ func TestHeartbeat(t *testing.T) {
 	expect(t, got, sent{0, 8}, sent{30 * time.Second, 8}, sent{60 * time.Second, 8})
 }
 
-// Under ModeObserve nothing is withdrawn: what would be unhealthy is listed as healthy.
-func TestObservedIsHealthyToTheKubelet(t *testing.T) {
+// Under ModeObserve a lost GPU is listed as healthy.
+func TestModeObserve(t *testing.T) {
 	c := core.DefaultConfig()
 	c.Health.Mode = core.ModeObserve
 	inv := buildInventory(coretest.GPUs(2), c, 1)
 	u, _ := inv.Unit(core.UnitID(coretest.GPU(1)))
 	if u.Health.State != core.GPULost {
-		t.Fatalf("health %v: want it lost, and observed only", u.Health)
+		t.Fatalf("health %v: want lost", u.Health)
 	}
 	for _, d := range listResponse(listDevices(inv)[GPUResource]).GetDevices() {
 		if d.GetHealth() != v1beta1.Healthy {
@@ -163,33 +163,28 @@ func TestObservedIsHealthyToTheKubelet(t *testing.T) {
 	}
 }
 
-// Who asks learns of work that was handed out, once a request, and of nothing that was refused.
-func TestReservedIsTold(t *testing.T) {
-	var told [][]core.Device
-	s := benchServer(4)
-	s.opts.Reserved = func(devices []core.Device) { told = append(told, devices) }
-	ask := func(ids ...[]string) error {
-		r := &v1beta1.AllocateRequest{}
-		for _, of := range ids {
-			r.ContainerRequests = append(r.ContainerRequests, &v1beta1.ContainerAllocateRequest{DevicesIds: of})
+// Reserved is called once for each Allocate with devices that succeeds.
+func TestReserved(t *testing.T) {
+	var calls [][]core.Device
+	s := newTestServer(GPUResource, buildInventory(coretest.GPUs(4), core.DefaultConfig()))
+	s.opts.Reserved = func(devices []core.Device) { calls = append(calls, devices) }
+	for _, c := range []struct {
+		containers [][]string
+		refused    bool
+	}{
+		{[][]string{gpuIDs(2, 0), gpuIDs(3)}, false},
+		{[][]string{gpuIDs(1), {"GPU-x"}}, true},
+		{[][]string{nil}, false},
+	} {
+		if _, err := s.Allocate(t.Context(), allocateRequest(c.containers...)); (err != nil) != c.refused {
+			t.Fatalf("%v: %v", c.containers, err)
 		}
-		_, err := s.Allocate(t.Context(), r)
-		return err
-	}
-	if err := ask(gpuIDs(2, 0), gpuIDs(3)); err != nil {
-		t.Fatal(err)
-	}
-	if err := ask(gpuIDs(1), []string{"GPU-x"}); err == nil {
-		t.Fatal("an unknown device was allocated")
-	}
-	if err := ask(nil); err != nil {
-		t.Fatal(err)
 	}
 	var ids []core.DeviceID
-	for _, d := range slices.Concat(told...) {
+	for _, d := range slices.Concat(calls...) {
 		ids = append(ids, d.ID)
 	}
-	if want := []core.DeviceID{coretest.GPU(0), coretest.GPU(2), coretest.GPU(3)}; len(told) != 1 || !slices.Equal(ids, want) {
-		t.Errorf("told %d times of %v, want once of %v", len(told), ids, want)
+	if want := []core.DeviceID{coretest.GPU(0), coretest.GPU(2), coretest.GPU(3)}; len(calls) != 1 || !slices.Equal(ids, want) {
+		t.Errorf("%d calls with %v, want one with %v", len(calls), ids, want)
 	}
 }

@@ -19,11 +19,7 @@ import (
 
 // An event may come after the registration that it announces (seen 38 µs after): only another file is news.
 func TestLateFileEventsAreNoRestart(t *testing.T) {
-	r := newRig(t)
-	r.startKubelet()
-	r.offer(coretest.GPUs(1))
-	r.start(func(a *Adapter) { a.timings.pollInterval = time.Hour })
-	r.awaitReady()
+	r := newRunning(t, 1, func(a *Adapter) { a.timings.pollInterval = time.Hour })
 	for range 50 {
 		_, heard := r.adapter.kubelet.changes.LoadNext()
 		r.must(os.Chmod(r.kubelet.Socket(), 0o755))

@@ -17,7 +17,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/watch"
 )
 
-// client opens a stream on the adapter's socket, over a connection of its own.
+// client opens another stream on the plugin socket. leave closes its connection.
 func (r *rig) client() (plugin v1beta1.DevicePluginClient, stream grpc.ServerStreamingClient[v1beta1.ListAndWatchResponse], leave func()) {
 	r.Helper()
 	conn, err := dial(r.adapter.Stats()[0].Socket)
@@ -28,8 +28,8 @@ func (r *rig) client() (plugin v1beta1.DevicePluginClient, stream grpc.ServerStr
 	return plugin, stream, func() { _ = conn.Close() }
 }
 
-// many are a thousand units; which of them is sick makes it another list.
-func (r *rig) many(sick int) {
+// many offers 1,000 GPUs, one of which is lost: another one is another list.
+func (r *rig) many(lost int) {
 	s := coretest.GPUs(1)
 	template := s.Devices[0]
 	s.Devices = nil
@@ -38,11 +38,11 @@ func (r *rig) many(sick int) {
 		d.ID, d.At, d.Index = coretest.GPU(i), core.WholeGPU(coretest.GPU(i)), i
 		s.Devices = append(s.Devices, d)
 	}
-	r.offer(core.NewSnapshot(s), sick%7)
+	r.offer(core.NewSnapshot(s), lost%7)
 }
 
-// block starts an adapter whose only stream is one that nobody reads, and returns when Send blocks. A window
-// has 64 KiB, and a list of 1000 units as much.
+// block starts an adapter whose only stream is not read, and returns when Send blocks. The flow control window is 64 KiB, about the
+// size of a list of 1,000 units.
 func (r *rig) block() (leave func()) {
 	r.Helper()
 	r.kubelet.Behave(kubelettest.Behaviour{NoStream: true})
@@ -51,35 +51,32 @@ func (r *rig) block() (leave func()) {
 	r.start(func(a *Adapter) { a.timings.openStream = time.Hour })
 	r.must(r.kubelet.Await(r.ctx, "registered", func() bool { return len(r.kubelet.Registrations()) == 1 }))
 	_, _, leave = r.client()
-	for still, sick := 0, 0; still < 10; sick++ {
+	for still, lost := 0, 0; still < 10; lost++ {
 		before := r.adapter.Stats()[0].Lists
-		r.many(sick)
+		r.many(lost)
 		watch.Sleep(r.ctx, 20*time.Millisecond)
 		if still++; r.adapter.Stats()[0].Lists > before {
 			still = 0
 		}
 	}
-	if n := r.adapter.Stats()[0].Lists; n == 0 {
-		r.Fatal("no list at all")
-	}
 	return leave
 }
 
-// A kubelet that does not read holds up its own stream and nothing else; when it goes away, the stream ends.
-func TestStreamOfAKubeletThatDoesNotRead(t *testing.T) {
+// A stream that is not read blocks no other stream or request. It ends when its connection is closed.
+func TestBlockedStream(t *testing.T) {
 	r := newRig(t)
 	leave := r.block()
 	blocked := r.adapter.Stats()[0].Lists
 	plugin, stream, leaveToo := r.client()
-	for sick := range 5 {
-		r.many(sick)
+	for lost := range 5 {
+		r.many(lost)
 		list, err := stream.Recv()
 		r.must(err)
 		if len(list.GetDevices()) != 1000 {
 			t.Fatalf("%d devices", len(list.GetDevices()))
 		}
 	}
-	_, err := plugin.Allocate(r.ctx, &v1beta1.AllocateRequest{ContainerRequests: []*v1beta1.ContainerAllocateRequest{{DevicesIds: gpuIDs(999)}}})
+	_, err := plugin.Allocate(r.ctx, allocateRequest(gpuIDs(999)))
 	r.must(err)
 	if n := r.adapter.Stats()[0].Lists; n < blocked+5 {
 		t.Errorf("%d lists, and %d before", n, blocked)
@@ -93,25 +90,21 @@ func TestStreamOfAKubeletThatDoesNotRead(t *testing.T) {
 	r.await("the end of the stream", func() bool { return r.adapter.Stats()[0].LastError == errStreamEnded.Error() })
 }
 
-// A kubelet that restarts may have two streams for a moment: no list goes to one of them only.
+// A kubelet that restarts may have two streams for a short time. Each list goes to both.
 func TestTwoStreamsGetEveryList(t *testing.T) {
-	r := newRig(t)
-	r.startKubelet()
-	r.offer(coretest.GPUs(8))
-	r.start()
-	r.awaitHealthy(GPUResource, 8)
+	r := newRunning(t, 8)
 	_, stream, leave := r.client()
 	defer leave()
-	for _, sick := range [][]int{nil, {1}, {1, 2}, {2}, nil} {
-		r.offer(coretest.GPUs(8), sick...)
+	for _, lost := range [][]int{nil, {1}, {1, 2}, {2}, nil} {
+		r.offer(coretest.GPUs(8), lost...)
 		list, err := stream.Recv()
 		r.must(err)
 		for i, d := range list.GetDevices() {
-			if slices.Contains(sick, i) != (d.GetHealth() == v1beta1.Unhealthy) {
-				t.Errorf("sick %v: unit %d is %s", sick, i, d.GetHealth())
+			if slices.Contains(lost, i) != (d.GetHealth() == v1beta1.Unhealthy) {
+				t.Errorf("lost %v: unit %d is %s", lost, i, d.GetHealth())
 			}
 		}
-		r.awaitHealthy(GPUResource, 8-len(sick))
+		r.awaitHealthy(GPUResource, 8-len(lost))
 	}
 	if n := len(r.kubelet.Lists(GPUResource)); n != 5 {
 		t.Errorf("%d lists to the kubelet, want 5", n)
@@ -134,20 +127,18 @@ func TestStopWhileSendBlocks(t *testing.T) {
 	}
 }
 
-// Nobody waits for the answer any more: nothing was given to new work. A preference takes nothing.
-func TestRequestsThatWereGivenUp(t *testing.T) {
-	told := 0
-	s := benchServer(8)
-	s.opts.Reserved = func([]core.Device) { told++ }
+// An Allocate that the kubelet has canceled allocates nothing.
+func TestCanceledRequests(t *testing.T) {
+	reserved := 0
+	s := newTestServer(GPUResource, buildInventory(coretest.GPUs(8), core.DefaultConfig()))
+	s.opts.Reserved = func([]core.Device) { reserved++ }
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	_, err := s.Allocate(ctx, &v1beta1.AllocateRequest{ContainerRequests: []*v1beta1.ContainerAllocateRequest{{DevicesIds: gpuIDs(1)}}})
-	if status.Code(err) != codes.Canceled || told != 0 || s.count.allocations.Load() != 0 || s.count.allocationErrors.Load() != 1 {
-		t.Errorf("allocation: %v, told %d times", err, told)
+	_, err := s.Allocate(ctx, allocateRequest(gpuIDs(1)))
+	if status.Code(err) != codes.Canceled || reserved != 0 || s.count.allocations.Load() != 0 || s.count.allocationErrors.Load() != 1 {
+		t.Errorf("allocation: %v, Reserved called %d times", err, reserved)
 	}
-	p, err := s.GetPreferredAllocation(ctx, &v1beta1.PreferredAllocationRequest{ContainerRequests: []*v1beta1.ContainerPreferredAllocationRequest{
-		{AvailableDeviceIDs: firstIDs(8), AllocationSize: 2},
-	}})
+	p, err := s.GetPreferredAllocation(ctx, preferRequest(firstIDs(8), nil, 2))
 	if err != nil || len(p.GetContainerResponses()[0].GetDeviceIDs()) != 2 {
 		t.Errorf("preference: %v, %v", p, err)
 	}

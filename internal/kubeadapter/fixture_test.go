@@ -18,14 +18,14 @@ import (
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
 )
 
-// fastTimings keeps the order of the times and makes them short.
+// fastTimings are short, in the same order as defaultTimings.
 var fastTimings = timings{
 	register: 15 * time.Second, openStream: 300 * time.Millisecond,
 	restart: 10 * time.Millisecond, retry: 10 * time.Millisecond, retryMax: 100 * time.Millisecond, stable: time.Second,
 	heartbeat: time.Hour, listInterval: time.Millisecond, pollInterval: 20 * time.Millisecond, pollIntervalNoEvents: 5 * time.Millisecond,
 }
 
-// rig is an adapter over a source that the test sets, beside a kubelet that it can maltreat.
+// rig is an adapter over a source that the test sets, and a kubelet with faults that the test chooses.
 type rig struct {
 	*testing.T
 	ctx     context.Context // ends before the test times out
@@ -36,10 +36,22 @@ type rig struct {
 	stop    func()
 }
 
-// newRig returns a rig with nothing running.
+// newRig returns a rig without a running kubelet or adapter.
 func newRig(t *testing.T) *rig {
 	t.Helper()
 	return newRigFor(t, 30*time.Second)
+}
+
+// newRunning returns a rig with an adapter that offers n GPUs to a kubelet.
+func newRunning(t *testing.T, n int, change ...func(*Adapter)) *rig {
+	t.Helper()
+	r := newRig(t)
+	r.startKubelet()
+	r.offer(coretest.GPUs(n))
+	r.start(change...)
+	r.awaitHealthy(GPUResource, n)
+	r.awaitReady()
+	return r
 }
 
 func newRigFor(t *testing.T, limit time.Duration) *rig {
@@ -93,14 +105,14 @@ func (r *rig) must(err error) {
 	}
 }
 
-// offer publishes a machine; sick GPUs are lost.
-func (r *rig) offer(s core.Snapshot, sick ...int) {
-	r.src.Set(buildInventory(s, core.DefaultConfig(), sick...))
+// offer publishes the inventory of a snapshot in which some GPUs are lost.
+func (r *rig) offer(s core.Snapshot, lost ...int) {
+	r.src.Set(buildInventory(s, core.DefaultConfig(), lost...))
 }
 
-func buildInventory(s core.Snapshot, c core.Config, sick ...int) *core.Inventory {
+func buildInventory(s core.Snapshot, c core.Config, lost ...int) *core.Inventory {
 	var l core.Ledger
-	for _, n := range sick {
+	for _, n := range lost {
 		l = l.Apply(c.Health, time.Unix(0, 0), core.Observation{At: core.WholeGPU(coretest.GPU(n)), Kind: core.Lost})
 	}
 	return core.Build(s, l, c)
@@ -119,13 +131,13 @@ func (r *rig) awaitHealthy(resource string, n int) {
 	r.must(r.kubelet.AwaitHealthy(r.ctx, resource, n))
 }
 
-// awaitReady waits until the adapter says so.
+// awaitReady waits until Ready returns nil.
 func (r *rig) awaitReady() {
 	r.Helper()
 	r.await("ready", func() bool { return r.adapter.Ready() == nil })
 }
 
-// await polls what nobody announces.
+// await polls a condition.
 func (r *rig) await(what string, ok func() bool) {
 	r.Helper()
 	tick := time.NewTicker(time.Millisecond)
@@ -134,12 +146,12 @@ func (r *rig) await(what string, ok func() bool) {
 		select {
 		case <-tick.C:
 		case <-r.ctx.Done():
-			r.Fatalf("%s: never; ready: %v", what, r.adapter.Ready())
+			r.Fatalf("%s: not in time; ready: %v", what, r.adapter.Ready())
 		}
 	}
 }
 
-// sockets are the names of the adapter's sockets in the folder.
+// sockets returns the names of the plugin sockets in the directory.
 func (r *rig) sockets() []string {
 	r.Helper()
 	paths, err := filepath.Glob(filepath.Join(r.dir, socketPrefix+"*"))
@@ -150,6 +162,21 @@ func (r *rig) sockets() []string {
 	return paths
 }
 
+// allocateRequest requests the device IDs of each container.
+func allocateRequest(containers ...[]string) *v1beta1.AllocateRequest {
+	r := &v1beta1.AllocateRequest{}
+	for _, ids := range containers {
+		r.ContainerRequests = append(r.ContainerRequests, &v1beta1.ContainerAllocateRequest{DevicesIds: ids})
+	}
+	return r
+}
+
+func preferRequest(available, required []string, n int) *v1beta1.PreferredAllocationRequest {
+	return &v1beta1.PreferredAllocationRequest{ContainerRequests: []*v1beta1.ContainerPreferredAllocationRequest{
+		{AvailableDeviceIDs: available, MustIncludeDeviceIDs: required, AllocationSize: int32(n)},
+	}}
+}
+
 func ids(devices []*v1beta1.Device) []string {
 	names := make([]string, len(devices))
 	for i, d := range devices {
@@ -158,7 +185,7 @@ func ids(devices []*v1beta1.Device) []string {
 	return names
 }
 
-// gpuIDs are the IDs of GPUs by number.
+// gpuIDs returns the IDs of GPUs by index.
 func gpuIDs(numbers ...int) []string {
 	names := make([]string, len(numbers))
 	for i, n := range numbers {
@@ -167,8 +194,16 @@ func gpuIDs(numbers ...int) []string {
 	return names
 }
 
-// migMachine is an A100 cut into two profiles beside a full GPU.
-func migMachine() core.Snapshot {
+// firstIDs returns the IDs of the first n GPUs.
+func firstIDs(n int) (names []string) {
+	for i := range n {
+		names = append(names, gpuIDs(i)...)
+	}
+	return names
+}
+
+// migGPU is a full GPU, and one with three MIG instances of two profiles.
+func migGPU() core.Snapshot {
 	s := coretest.GPUs(2)
 	s.Devices = slices.Clone(s.Devices)
 	s.Devices[1].MIG = true
