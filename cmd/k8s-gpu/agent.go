@@ -31,22 +31,22 @@ type shared struct {
 // live is one life of the agent: it lasts until ctx ends. Of the settings that come from offers it takes over what
 // they say about the offer.
 func (a *shared) live(ctx context.Context, s settings, offers <-chan settings, log *slog.Logger) error {
-	from := sources.Open(s.health, s.core, s.mpsSeen, agentName, log)
-	machine := monitor.New(opener(s), s.core, log, a.past.on(from.Store(), from.Boot))
-	machine.SetDriverProbe(func() string { return nvidia.DriverFingerprint(s.core.Roots) })
+	from := sources.Open(s.Health, s.Core, s.MPSMount, agentName, log)
+	machine := monitor.New(opener(s), s.Core, log, a.past.on(from.Store(), from.Boot))
+	machine.SetDriverProbe(func() string { return nvidia.DriverFingerprint(s.Core.Roots) })
 	machine.AwaitLog() // from.Follow reports it
 	adapter := kubeadapter.New(machine, kubeadapter.Options{
-		KubeletSocket: s.kubeletSocket, DevRoot: s.devRoot, MPSRoot: s.mpsRoot, Log: log,
+		KubeletSocket: s.KubeletSocket, DevRoot: s.DevRoot, MPSRoot: s.MPSRoot, Log: log,
 		Reserved: machine.Reserved, Offered: a.past.resources(), Watchdog: machine.Watchdog(),
-		PodResourcesSocket: s.podResourcesSocket, AllocationStore: a.past.grantsOn(grantStore(s, log)),
+		PodResourcesSocket: s.PodResourcesSocket, AllocationStore: a.past.grantsOn(grantStore(s, log)),
 	})
 	socket := control.NewSocket(socketPath(s))
 	status := &status{
-		machine: asOffered{machine, adapter}, adapter: adapter, cfg: s.core, from: from, config: a.config,
-		socket: socket, port: &port{address: s.httpAddress},
+		machine: asOffered{machine, adapter}, adapter: adapter, cfg: s.Core, from: from, config: a.config,
+		socket: socket, port: &port{address: s.HTTPAddress},
 	}
-	log.Info("k8s-gpu "+versionText(), "kubelet", s.kubeletSocket, "driver-root", s.core.Roots.Driver,
-		"mig-strategy", s.core.MIG, "health-mode", s.core.Health.Mode)
+	log.Info("k8s-gpu "+versionText(), "kubelet", s.KubeletSocket, "driver-root", s.Core.Roots.Driver,
+		"mig-strategy", s.Core.MIG, "health-mode", s.Core.Health.Mode)
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { from.Host().Run(ctx, machine); return nil })
 	group.Go(func() error {
@@ -58,7 +58,7 @@ func (a *shared) live(ctx context.Context, s settings, offers <-chan settings, l
 	group.Go(func() error { adopt(ctx, machine, offers); return nil })
 	group.Go(func() error {
 		socket.Serve(ctx, status.machine, control.Options{
-			Config: s.core, Simulation: s.health.Simulation, Warnings: status.notes, Endpoints: status.endpoints, Log: log,
+			Config: s.Core, Simulation: s.Health.Simulation, Warnings: status.notes, Endpoints: status.endpoints, Log: log,
 		})
 		return nil
 	})
@@ -89,10 +89,10 @@ func (m asOffered) State() core.State {
 
 // grantStore keeps which device IDs were handed out; nil without a state directory.
 func grantStore(s settings, log *slog.Logger) kubeadapter.AllocationStore {
-	if s.health.StateDir == "" {
+	if s.Health.StateDir == "" {
 		return nil // not a nil *File: that would be a GrantStore
 	}
-	return allocationfile.Open(s.health.StateDir, agentName, log)
+	return allocationfile.Open(s.Health.StateDir, agentName, log)
 }
 
 // adopt has the machine offer what the latest settings say, until ctx ends.
@@ -100,22 +100,22 @@ func adopt(ctx context.Context, machine *monitor.Monitor, offers <-chan settings
 	for {
 		select {
 		case s := <-offers:
-			_ = machine.ApplyPolicy(ctx, s.core) // it fails when ctx ends, and with it the life
+			_ = machine.ApplyPolicy(ctx, s.Core) // it fails when ctx ends, and with it the life
 		case <-ctx.Done():
 			return
 		}
 	}
 }
 
-func socketPath(s settings) string { return control.Path(s.health.StateDir, agentName) }
+func socketPath(s settings) string { return control.Path(s.Health.StateDir, agentName) }
 
 // opener returns how a session is opened: beneath the mounted driver root, else where NVIDIA's
 // container runtime puts the library.
 func opener(s settings) func() (monitor.Session, error) {
 	return func() (monitor.Session, error) {
-		session, err := nvidia.Open(nvidia.Options{Roots: s.core.Roots})
-		if s.fallbackDriver && errors.Is(err, core.ErrNoDriver) {
-			roots := s.core.Roots
+		session, err := nvidia.Open(nvidia.Options{Roots: s.Core.Roots})
+		if s.FallbackDriver && errors.Is(err, core.ErrNoDriver) {
+			roots := s.Core.Roots
 			roots.Driver = ""
 			other, otherErr := nvidia.Open(nvidia.Options{Roots: roots})
 			if !errors.Is(otherErr, core.ErrNoDriver) || errors.Is(otherErr, core.ErrUnloaded) && !errors.Is(err, core.ErrUnloaded) {

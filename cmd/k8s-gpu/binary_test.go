@@ -216,7 +216,7 @@ func TestMisconfigurationIsOneLineAndAFailure(t *testing.T) {
 		"XIDs":            {env: "DP_DISABLE_HEALTHCHECKS=xid", want: `DP_DISABLE_HEALTHCHECKS = "xid": want XIDs such as 48,79, or "all"`},
 		"no address":      {args: []string{"--http-address=9410"}, want: `--http-address = "9410": want HOST:PORT such as :9410`},
 		"unreadable file": {args: []string{"--config-file=/nowhere/c.yaml"}, want: "configuration file: open /nowhere/c.yaml: no such file or directory"},
-		"misspelled key":  {args: []string{"--config-file=" + file("version: v1\nflags:\n  migStratgy: single\n")}, want: ":3: flags.migStratgy: unknown key: did you mean flags.migStrategy?"},
+		"misspelled key":  {args: []string{"--config-file=" + file("version: v1\nflags:\n  migStratgy: single\n")}, want: `:3: flags.migStratgy = "single": unknown key: did you mean migStrategy?`},
 		"not YAML":        {args: []string{"--config-file=" + file("flags: [\n")}, want: "config.yaml: line 1: did not find expected node content"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -9,20 +9,23 @@ import (
 
 	"github.com/urfave/cli/v3"
 
+	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/control"
 	"github.com/tandem-gpu/tandem/internal/footprint"
 )
 
 // newCommand is the command line: without a verb the agent runs.
 func newCommand(w world) *cli.Command {
-	values := newFlagValues()
-	read := func() (settings, error) { return resolve(values, w.lookupEnv) }
+	values := config.NewFlags()
+	read := func() (settings, error) {
+		return config.ReadKubernetes(values, config.Environment{LookupEnv: w.lookupEnv, CheckAddress: checkAddress})
+	}
 	root := &cli.Command{
 		Name:  "k8s-gpu",
 		Usage: "offer this machine's NVIDIA GPUs to the kubelet",
 		Description: "A flag wins over its environment variable, and that over the configuration file.\n" +
 			"DP_DISABLE_HEALTHCHECKS and DP_ENABLE_HEALTHCHECKS mean what they mean for NVIDIA's plugin, where --xids names no other effect.",
-		Flags:           values.flags(),
+		Flags:           cliFlags(values),
 		HideHelpCommand: true,
 		Writer:          w.stdout, ErrWriter: w.stderr,
 		OnUsageError: usageError, ExitErrHandler: func(context.Context, *cli.Command, error) {},

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/tandem-gpu/tandem/internal/config"
 )
 
 // daemonSet is what the tests look at in a DaemonSet, or in a patch of it.
@@ -79,11 +81,11 @@ func TestDaemonSet(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(s.notes) > 0 {
-		t.Errorf("settings without effect: %v", s.notes)
+	if len(s.Notes) > 0 {
+		t.Errorf("settings without effect: %v", s.Notes)
 	}
 	mounts := c.mounts()
-	if !mounts["/var/lib/kubelet/device-plugins"] || !mounts[s.containerRoot+"/usr"] || !mounts[s.health.StateDir] {
+	if !mounts["/var/lib/kubelet/device-plugins"] || !mounts[s.ContainerRoot+"/usr"] || !mounts[s.Health.StateDir] {
 		t.Errorf("mounts %v", mounts)
 	}
 	if grace := time.Duration(d.Spec.Template.Spec.Grace) * time.Second; grace < 2*stopAtMost || c.Lifecycle != nil {
@@ -96,8 +98,8 @@ func TestDaemonSet(t *testing.T) {
 	if r := d.Spec.UpdateStrategy.RollingUpdate; r.MaxUnavailable != 1 || r.MaxSurge == nil || *r.MaxSurge != 0 {
 		t.Errorf("rolling update %+v: want one after the other", r)
 	}
-	if s.httpAddress != ":9410" {
-		t.Errorf("probes go to 9410, the agent listens on %s", s.httpAddress)
+	if s.HTTPAddress != ":9410" {
+		t.Errorf("probes go to 9410, the agent listens on %s", s.HTTPAddress)
 	}
 }
 
@@ -112,7 +114,7 @@ func TestDaemonSetComponents(t *testing.T) {
 		mount string
 		adds  []string
 	}{
-		"policy": {mount: "/etc/tandem"}, "mps": {mount: mpsMount}, "mig": {adds: []string{"SYS_ADMIN"}}, "selinux": {},
+		"policy": {mount: "/etc/tandem"}, "mps": {mount: "/mps"}, "mig": {adds: []string{"SYS_ADMIN"}}, "selinux": {},
 		"driver-container": {mount: "/driver-root"}, "device-nodes": {mount: "/driver-root/dev"},
 	} {
 		var k struct{ Patches []struct{ Patch string } }
@@ -136,8 +138,8 @@ func TestDaemonSetComponents(t *testing.T) {
 			t.Errorf("%s: %s is not mounted", name, env["CONFIG_FILE"])
 		}
 		delete(env, "CONFIG_FILE")
-		if s, err := resolveAll(t, base.Args, env, string(policy)); err != nil || len(s.notes) > 0 {
-			t.Errorf("%s: %v, settings without effect: %q", name, err, s.notes)
+		if s, err := resolveAll(t, base.Args, env, string(policy)); err != nil || len(s.Notes) > 0 {
+			t.Errorf("%s: %v, settings without effect: %q", name, err, s.Notes)
 		}
 	}
 }
@@ -172,21 +174,26 @@ func TestNoSocketOfTheHostIsMounted(t *testing.T) {
 	}
 }
 
-// What the example has as a comment is right, too.
-func TestPolicyExampleInFull(t *testing.T) {
-	text, err := os.ReadFile("../../deploy/policy/policy.yaml")
-	if err != nil {
-		t.Fatal(err)
+// resolveAll resolves flags, variables and the text of a configuration file.
+func resolveAll(t *testing.T, args []string, env map[string]string, file string) (settings, error) {
+	t.Helper()
+	flags := config.NewFlags()
+	if file != "" {
+		path := filepath.Join(t.TempDir(), "c.yaml")
+		if err := os.WriteFile(path, []byte(file), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		args = append(args, "--config-file="+path)
 	}
-	_, rules, ok := strings.Cut(string(text), "# policy:\n")
-	if !ok {
-		t.Fatal("no section policy")
+	for _, arg := range args {
+		name, value, _ := strings.Cut(strings.TrimPrefix(arg, "--"), "=")
+		if err := flags[name].Set(value); err != nil {
+			t.Fatal(err)
+		}
 	}
-	full := string(text) + "\npolicy:\n" + strings.ReplaceAll(strings.ReplaceAll(rules, "\n# ", "\n"), "#   rules", "  rules")
-	s, err := resolveAll(t, []string{"--mps-root=/run/nvidia/mps"}, nil, full)
-	if err != nil || len(s.core.Policy.Rules) != 4 {
-		t.Errorf("%d rules, %v", len(s.core.Policy.Rules), err)
-	}
+	return config.ReadKubernetes(flags, config.Environment{
+		LookupEnv: func(name string) (string, bool) { v, ok := env[name]; return v, ok }, CheckAddress: checkAddress,
+	})
 }
 
 func component(t *testing.T, path string) container {

@@ -52,7 +52,7 @@ func (o *output) String() string {
 
 func newScript() *script {
 	s := &script{hup: make(chan os.Signal, 1)}
-	s.written.core, s.written.kubeletSocket = core.DefaultConfig(), "none"
+	s.written.Core, s.written.KubeletSocket = core.DefaultConfig(), "none"
 	s.lives = lives{
 		read: func() (settings, error) {
 			s.mu.Lock()
@@ -60,11 +60,11 @@ func newScript() *script {
 			return s.written, s.bad
 		},
 		live: func(ctx context.Context, given settings, offers <-chan settings, _ *slog.Logger) error {
-			s.began = append(s.began, given.kubeletSocket) // one at a time
+			s.began = append(s.began, given.KubeletSocket) // one at a time
 			for ctx.Err() == nil {
 				select {
 				case next := <-offers:
-					s.adopted = append(s.adopted, next.core.MIG)
+					s.adopted = append(s.adopted, next.Core.MIG)
 				case <-ctx.Done():
 				}
 			}
@@ -78,12 +78,12 @@ func newScript() *script {
 
 // write changes a setting that takes another life, and says so.
 func (s *script) write(socket string, bad error) {
-	s.change(func(now *settings) { now.kubeletSocket = socket }, bad)
+	s.change(func(now *settings) { now.KubeletSocket = socket }, bad)
 }
 
 // offer changes one that does not.
 func (s *script) offer(mig core.MIGStrategy) {
-	s.change(func(now *settings) { now.core.MIG = mig }, nil)
+	s.change(func(now *settings) { now.Core.MIG = mig }, nil)
 }
 
 func (s *script) change(how func(*settings), bad error) {
@@ -156,22 +156,22 @@ func TestLives(t *testing.T) {
 			s.write("mixed", nil)
 		}},
 		"another library": {lives: "none", short: true, happens: func(s *script) {
-			s.written.core.Roots.Driver = "/run/nvidia/driver"
+			s.written.Core.Roots.Driver = "/run/nvidia/driver"
 			s.write("none", nil)
 		}},
 		"another way to the library": {lives: "none", short: true, happens: func(s *script) {
-			s.written.fallbackDriver = true
+			s.written.FallbackDriver = true
 			s.write("none", nil)
 		}},
 		"other device nodes": {lives: "none none", happens: func(s *script) {
-			s.written.core.Roots.Dev = "/run/nvidia/driver"
+			s.written.Core.Roots.Dev = "/run/nvidia/driver"
 			s.write("none", nil)
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := newScript()
-				s.written.core.MIG = core.MIGNone
+				s.written.Core.MIG = core.MIGNone
 				took, err := s.play(t, func() { c.happens(s) })
 				time.Sleep(s.lasts) // a life that nobody waits for
 				if got := strings.Join(s.began, " "); got != c.lives || !errors.Is(err, c.err) || (took < time.Hour) != c.short {
@@ -193,7 +193,7 @@ func TestAnOfferIsAdopted(t *testing.T) {
 			time.Sleep(time.Minute)
 			s.offer(core.MIGSingle)
 			time.Sleep(time.Minute)
-			s.change(func(now *settings) { now.core.MIG, now.kubeletSocket = core.MIGNone, "other" }, nil)
+			s.change(func(now *settings) { now.Core.MIG, now.KubeletSocket = core.MIGNone, "other" }, nil)
 			time.Sleep(time.Minute)
 			s.offer(core.MIGMixed)
 		})

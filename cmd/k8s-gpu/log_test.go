@@ -58,7 +58,7 @@ func TestNobodyReadsTheLog(t *testing.T) {
 func TestLastWordsAreWritten(t *testing.T) {
 	for range 20 {
 		out, err := exec.CommandContext(t.Context(), binary(t), "--rescan=soon").CombinedOutput()
-		if want := "k8s-gpu: --rescan = \"soon\": want a positive duration such as 30s\n"; err == nil || string(out) != want {
+		if want := "k8s-gpu: --rescan = \"soon\": want a positive duration such as 30s or 1m\n"; err == nil || string(out) != want {
 			t.Fatalf("%v: %q, want %q", err, out, want)
 		}
 	}

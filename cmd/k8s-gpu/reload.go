@@ -62,8 +62,8 @@ func (l *lives) run(ctx context.Context) error {
 
 // spend spends a life. With more, another one is wanted, with the settings that are returned.
 func (l *lives) spend(ctx context.Context, s settings) (next settings, more bool, err error) {
-	log := slog.New(slog.NewTextHandler(l.stderr, &slog.HandlerOptions{Level: s.logLevel}))
-	for _, note := range s.notes {
+	log := slog.New(slog.NewTextHandler(l.stderr, &slog.HandlerOptions{Level: s.LogLevel}))
+	for _, note := range s.Notes {
 		log.Info(note)
 	}
 	l.warn(s, log)
@@ -87,7 +87,7 @@ func (l *lives) spend(ctx context.Context, s settings) (next settings, more bool
 			}()
 		case r := <-came:
 			hup = l.hup
-			if next, changed = r.s, l.judge(now, r, log); changed && next.isOfferOf(now) {
+			if next, changed = r.s, l.judge(now, r, log); changed && next.DiffersInPolicyOnly(now) {
 				replace(offers, next)
 				now, changed = next, false
 			}
@@ -104,7 +104,7 @@ func (l *lives) spend(ctx context.Context, s settings) (next settings, more bool
 	}
 	if otherLibrary(s, next) {
 		log.Warn("the driver root changed, and a process keeps the driver's library that it has: this one ends, the DaemonSet starts another",
-			"was", s.core.Roots.Driver, "is", next.core.Roots.Driver)
+			"was", s.Core.Roots.Driver, "is", next.Core.Roots.Driver)
 		return settings{}, false, nil
 	}
 	select {
@@ -132,27 +132,27 @@ func (l *lives) judge(s settings, r reading, log *slog.Logger) (changed bool) {
 		return false
 	}
 	l.warn(r.s, log)
-	if r.s.equal(s) {
+	if r.s.Equal(s) {
 		log.Info("configuration reloaded: nothing changed")
 		l.config.loaded(time.Now())
 		return false
 	}
 	how := "starting anew"
-	if r.s.isOfferOf(s) {
+	if r.s.DiffersInPolicyOnly(s) {
 		how = "what is offered changes"
 		l.config.loaded(time.Now())
 	}
-	log.Info("configuration reloaded: "+how, "changed", strings.Join(r.s.changes(s), ", "))
+	log.Info("configuration reloaded: "+how, "changed", strings.Join(r.s.Changes(s), ", "))
 	return true
 }
 
 // warn logs what the configuration file means otherwise than to NVIDIA's plugin, once for each text of the file.
 func (l *lives) warn(s settings, log *slog.Logger) {
-	if s.file == l.warned {
+	if s.File.Text == l.warned {
 		return
 	}
-	l.warned = s.file
-	for _, w := range s.warnings {
+	l.warned = s.File.Text
+	for _, w := range s.File.Warnings {
 		log.Warn("configuration differs in effect from NVIDIA's k8s-device-plugin", "warning", w)
 	}
 }
@@ -168,7 +168,7 @@ func replace(c chan settings, latest settings) {
 
 // otherLibrary reports whether the driver's library may be another one: see nvidia.Open.
 func otherLibrary(a, b settings) bool {
-	return a.core.Roots.Driver != b.core.Roots.Driver || a.fallbackDriver != b.fallbackDriver
+	return a.Core.Roots.Driver != b.Core.Roots.Driver || a.FallbackDriver != b.FallbackDriver
 }
 
 // signals are those that do not end the agent: HUP, and what is asked of the machine. They are caught until

@@ -3,11 +3,10 @@ package main
 import (
 	"context"
 	"fmt"
-	"slices"
 
 	"github.com/urfave/cli/v3"
 
-	"github.com/tandem-gpu/tandem/internal/policy"
+	"github.com/tandem-gpu/tandem/internal/config"
 )
 
 // validate is the verb that reads flags, environment and configuration file, and says what is wrong with them.
@@ -18,14 +17,13 @@ func validate(w world, read func() (settings, error)) *cli.Command {
 		OnUsageError: usageError, HideHelpCommand: true,
 		Action: func(_ context.Context, c *cli.Command) error {
 			if c.Args().Present() {
-				return fmt.Errorf("validate: unexpected argument %q: the file is named by --%s", c.Args().First(), configFlag)
+				return fmt.Errorf("validate: unexpected argument %q: the file is named by --%s", c.Args().First(), config.FlagConfigFile)
 			}
 			s, err := read()
 			if err != nil {
 				return err
 			}
-			said := policy.Result{Policy: s.core.Policy, MIG: s.core.MIG, MPSRoot: s.mpsRoot, Warnings: s.warnings}
-			for _, line := range slices.Concat(s.notes, said.WarningLines(), said.Summary()) {
+			for _, line := range s.Summary() {
 				fmt.Fprintln(w.stdout, line)
 			}
 			_, err = fmt.Fprintln(w.stdout, "no problem")

@@ -87,6 +87,6 @@ func simulate(w world) func(context.Context, settings, *cli.Command) error {
 // reader reads the machine once, as the agent would.
 func reader(s settings) func(context.Context) report.Report {
 	return func(ctx context.Context) report.Report {
-		return sources.Reading(ctx, opener(s), s.core, s.mpsSeen, s.health.StateDir, agentName)
+		return sources.Reading(ctx, opener(s), s.Core, s.MPSMount, s.Health.StateDir, agentName)
 	}
 }

@@ -18,7 +18,7 @@ import (
 func TestWarningsAreLoggedOncePerFile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScript()
-		s.written.file, s.written.warnings = "one", []string{"c.yaml:1: a", "c.yaml:2: b"}
+		s.written.File.Text, s.written.File.Warnings = "one", []string{"c.yaml:1: a", "c.yaml:2: b"}
 		count := func(of string) int { return strings.Count(s.said.String(), `warning="`+of) }
 		expect := func(when string, a, b, c int) {
 			t.Helper()
@@ -34,9 +34,9 @@ func TestWarningsAreLoggedOncePerFile(t *testing.T) {
 			expect("the same file", 1, 1, 0)
 			s.write("another", nil) // by the environment
 			expect("another life", 1, 1, 0)
-			s.change(func(now *settings) { now.file = "# one" }, nil)
+			s.change(func(now *settings) { now.File.Text = "# one" }, nil)
 			expect("another file that means the same", 2, 2, 0)
-			s.change(func(now *settings) { now.file, now.warnings = "two", []string{"c.yaml:9: c"} }, os.ErrInvalid)
+			s.change(func(now *settings) { now.File.Text, now.File.Warnings = "two", []string{"c.yaml:9: c"} }, os.ErrInvalid)
 			expect("a bad file", 2, 2, 0)
 			s.change(func(*settings) {}, nil)
 			expect("which is good now", 2, 2, 1)

@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"io"
 
-	"github.com/tandem-gpu/tandem/internal/healthconfig"
+	"github.com/tandem-gpu/tandem/internal/config"
 )
 
 // introduction is for who starts the plugin by hand: %[1]s is the file's name, %[2]s the version.
@@ -70,11 +70,11 @@ Keys of the config block, all optional:
 
 func writeHelp(w io.Writer, name string) {
 	fmt.Fprintf(w, introduction+usage, name, version)
-	for _, k := range healthconfig.Keys() {
-		if k.Name == healthconfig.XIDs {
-			fmt.Fprintf(w, "  %-18s  %s\n", k.Name, `effects of single XIDs: xids = { "63" = "ignore", "94" = "degraded", "999" = "unhealthy" }`)
+	for _, k := range config.HealthSpecs() {
+		if k.HCL == config.XIDs {
+			fmt.Fprintf(w, "  %-18s  %s\n", k.HCL, `effects of single XIDs: xids = { "63" = "ignore", "94" = "degraded", "999" = "unhealthy" }`)
 			continue
 		}
-		fmt.Fprintf(w, "  %-18s  %s (%s)\n", k.Name, k.Usage, k.Default)
+		fmt.Fprintf(w, "  %-18s  %s (%s)\n", k.HCL, k.Usage, k.Default)
 	}
 }

@@ -5,9 +5,9 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"slices"
 
-	"github.com/tandem-gpu/tandem/internal/policy"
+	"github.com/tandem-gpu/tandem/internal/config"
+	"github.com/tandem-gpu/tandem/internal/config/policy"
 )
 
 // validate says what is wrong with a policy file, or what it says. It looks at no machine: whether a part of it
@@ -19,11 +19,11 @@ func validate(_ context.Context, args []string, out io.Writer) error {
 	if err := parseWords(flags, args, "a policy file", &path); err != nil {
 		return err
 	}
-	r, err := policy.ReadFile(path, policy.Nomad)
+	r, err := config.ReadFile(path, policy.Nomad)
 	if err != nil {
 		return err
 	}
-	for _, line := range slices.Concat(r.WarningLines(), r.Summary()) {
+	for _, line := range r.Summary() {
 		fmt.Fprintln(out, line)
 	}
 	_, err = fmt.Fprintln(out, "no problem")

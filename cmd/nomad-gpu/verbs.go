@@ -9,10 +9,10 @@ import (
 	"io"
 	"path/filepath"
 
+	"github.com/tandem-gpu/tandem/internal/config"
+	"github.com/tandem-gpu/tandem/internal/config/policy"
 	"github.com/tandem-gpu/tandem/internal/control"
 	"github.com/tandem-gpu/tandem/internal/core"
-	"github.com/tandem-gpu/tandem/internal/healthconfig"
-	"github.com/tandem-gpu/tandem/internal/policy"
 	"github.com/tandem-gpu/tandem/internal/report"
 	"github.com/tandem-gpu/tandem/internal/sources"
 )
@@ -67,9 +67,9 @@ func look(ctx context.Context, args []string, out io.Writer) error {
 
 // offer takes over what the plugin would be told of the offer.
 func offer(c *core.Config, file, strategy string) (mpsRoot string, err error) {
-	var said policy.Result
+	var said config.File
 	if file != "" {
-		if said, err = policy.ReadFile(file, policy.Nomad); err != nil {
+		if said, err = config.ReadFile(file, policy.Nomad); err != nil {
 			return "", err
 		}
 	}
@@ -163,7 +163,7 @@ func debug(ctx context.Context, args []string, out io.Writer) error {
 func newFlags() (*flag.FlagSet, *string) {
 	flags := flag.NewFlagSet("", flag.ContinueOnError)
 	flags.SetOutput(io.Discard)
-	dir := healthconfig.Default().StateDir
+	dir := config.DefaultHealth().StateDir
 	flags.Func("state-dir", "", func(value string) error {
 		dir = value
 		if value != "" && !filepath.IsAbs(value) {

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 )
@@ -45,7 +46,7 @@ func benchInventories() map[int]*core.Inventory {
 func BenchmarkGroups(b *testing.B) {
 	all := benchInventories()
 	for _, n := range slices.Sorted(maps.Keys(all)) {
-		for _, by := range []GroupBy{GroupByNone, GroupByNVLink} {
+		for _, by := range []config.GroupBy{config.GroupByNone, config.GroupByNVLink} {
 			inv := all[n]
 			given := assignment{by: by}.with(inv)
 			b.Run(fmt.Sprintf("units=%d/by=%s", n, by), func(b *testing.B) {

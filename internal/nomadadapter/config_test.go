@@ -9,14 +9,15 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/hashicorp/nomad/plugins/base"
 
+	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/core"
-	"github.com/tandem-gpu/tandem/internal/healthconfig"
+	"github.com/tandem-gpu/tandem/internal/hostwatch"
 )
 
 func TestConfigDefaults(t *testing.T) {
 	cfg := core.DefaultConfig()
 	cfg.MIG, cfg.DeviceNodes, cfg.Rescan = core.MIGMixed, true, time.Minute
-	want := Settings{Core: cfg, Health: healthconfig.Default(), GroupBy: GroupByNone, MPSRoot: "/run/nvidia/mps"}
+	want := Settings{Core: cfg, Health: config.DefaultHealth(), GroupBy: config.GroupByNone, MPSRoot: hostwatch.DefaultMPSRoot}
 	for name, keys := range map[string]map[string]any{
 		"empty block": {},
 		"as the schema fills it in": {
@@ -48,7 +49,7 @@ func check(t *testing.T, name string, raw []byte, want Settings) {
 	if err != nil {
 		t.Fatalf("%s: %v", name, err)
 	}
-	got, _, err := b.settings()
+	got, _, err := b.Read()
 	if err != nil {
 		t.Errorf("%s: %v", name, err)
 	}
@@ -77,7 +78,7 @@ func TestConfigKeys(t *testing.T) {
 		Driver: "/run/nvidia/driver", Dev: "/run/nvidia/driver", // as the driver's
 		Sys: "/host/sys", Proc: "/host/proc",
 	}
-	if diff := cmp.Diff([]Settings{{Core: cfg, Health: healthconfig.Default(), GroupBy: GroupByNone, MPSRoot: "/run/nvidia/mps"}}, s.Started()); diff != "" {
+	if diff := cmp.Diff([]Settings{{Core: cfg, Health: config.DefaultHealth(), GroupBy: config.GroupByNone, MPSRoot: hostwatch.DefaultMPSRoot}}, s.Started()); diff != "" {
 		t.Errorf("started with (-want +got):\n%s", diff)
 	}
 }
@@ -89,11 +90,11 @@ func TestConfigErrors(t *testing.T) {
 	}{
 		"no duration": {
 			map[string]any{"fingerprint_period": "often"},
-			[]core.ConfigError{{Key: "fingerprint_period", Value: "often", Remedy: `"30s"`}},
+			[]core.ConfigError{{Key: "fingerprint_period", Value: "often", Remedy: "30s"}},
 		},
 		"a number is no duration": {
 			map[string]any{"fingerprint_period": "60"},
-			[]core.ConfigError{{Key: "fingerprint_period", Value: "60", Remedy: `"30s"`}},
+			[]core.ConfigError{{Key: "fingerprint_period", Value: "60", Remedy: "30s"}},
 		},
 		"zero period":     {map[string]any{"fingerprint_period": "0s"}, []core.ConfigError{{Key: "fingerprint_period", Value: "0s", Remedy: "1s or more"}}},
 		"negative period": {map[string]any{"fingerprint_period": "-1m"}, []core.ConfigError{{Key: "fingerprint_period", Value: "-1m", Remedy: "1s or more"}}},
@@ -112,7 +113,6 @@ func TestConfigErrors(t *testing.T) {
 				{Key: "ignored_gpu_ids", Value: "", Remedy: "GPU-"},
 				{Key: "fingerprint_period", Value: "x", Remedy: "duration"},
 				{Key: "driver_root", Value: "run/nvidia", Remedy: "absolute"},
-				{Key: "dev_root", Value: "run/nvidia", Remedy: "absolute"},
 				{Key: "sysfs_root", Value: "sys", Remedy: "absolute"},
 				{Key: "procfs_root", Value: "", Remedy: "absolute"},
 			},
@@ -152,7 +152,7 @@ func TestConfigErrors(t *testing.T) {
 
 func TestConfigOfTheWrongType(t *testing.T) {
 	for key, value := range map[string]any{
-		"enabled": "maybe", "ignored_gpu_ids": "GPU-1", "fingerprint_period": []string{"1m"},
+		"enabled": "maybe", "ignored_gpu_ids": "GPU-1", "fingerprint_period": []string{"1m"}, "xids": []string{"63"},
 	} {
 		if err := newFixture(t).configure(map[string]any{key: value}); err == nil {
 			t.Errorf("%s = %v was accepted", key, value)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/hashicorp/nomad/plugins/device"
 
+	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/core"
 )
 
@@ -67,7 +68,7 @@ func (p *Plugin) awaitNames(ctx context.Context) {
 // fingerprinter is one stream.
 type fingerprinter struct {
 	names   *groupNamer
-	by      GroupBy
+	by      config.GroupBy
 	out     chan<- *device.FingerprintResponse
 	sent    []listing                   // the last fingerprint; nil before the first
 	next    []listing                   // to be sent; nil = nothing changed

@@ -6,10 +6,12 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/hashicorp/nomad/plugins/base"
 
+	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 )
@@ -40,8 +42,8 @@ func FuzzConfigBlock(f *testing.F) {
 		if err != nil || b.PolicyFile != "" { // files have a fuzzer of their own
 			return
 		}
-		got, _, err := b.settings()
-		again, _, errAgain := b.settings()
+		got, _, err := b.Read()
+		again, _, errAgain := b.Read()
 		if diff := cmp.Diff(got, again); diff != "" || (err == nil) != (errAgain == nil) {
 			t.Errorf("read twice: %v, %v\n%s", err, errAgain, diff)
 		}
@@ -57,7 +59,7 @@ func FuzzConfigBlock(f *testing.F) {
 			}
 			return
 		}
-		if err := got.Core.Validate(); err != nil || got.Core.Rescan < minPeriod || got.MPSRoot[0] != '/' {
+		if err := got.Core.Validate(); err != nil || got.Core.Rescan < time.Second || got.MPSRoot[0] != '/' {
 			t.Errorf("%+v: %v", got, err)
 		}
 		for _, root := range []string{got.Core.Roots.Driver, got.Core.Roots.Dev, got.Core.Roots.Sys, got.Core.Roots.Proc} {
@@ -109,7 +111,7 @@ func FuzzReserve(f *testing.F) {
 
 // FuzzGroupsFile: any file of group names is refused, or can be written and read again, and gives no name to two groups.
 func FuzzGroupsFile(f *testing.F) {
-	given := assignment{by: GroupByNVLink}.with(nodeInventory(linked(4, [2]int{0, 1})))
+	given := assignment{by: config.GroupByNVLink}.with(nodeInventory(linked(4, [2]int{0, 1})))
 	text, err := encodeGroups(given, "boot 1")
 	if err != nil {
 		f.Fatal(err)
@@ -127,7 +129,7 @@ func FuzzGroupsFile(f *testing.F) {
 			boot = was
 		}
 		inv := nodeInventory(linked(4, [2]int{2, 3}))
-		n = assignment{by: GroupByNVLink}.merge(n).with(inv)
+		n = assignment{by: config.GroupByNVLink}.merge(n).with(inv)
 		if of := groupByDevice(t, groups(inv, n)); len(of) != inv.Len() {
 			t.Errorf("%d of %d devices are in a group", len(of), inv.Len())
 		}

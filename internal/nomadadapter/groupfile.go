@@ -16,6 +16,7 @@ import (
 
 	"github.com/google/renameio/v2"
 
+	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/core"
 )
 
@@ -103,11 +104,11 @@ type groupFileText struct {
 
 // topologyText is the topology group of a GPU under one value of group_by.
 type topologyText struct {
-	By        GroupBy       `json:"by"`
-	GPU       core.DeviceID `json:"gpu"`
-	Group     topologyGroup `json:"place"`     // "" = none
-	Announced bool          `json:"announced"` // in that boot; else before
-	Boots     int           `json:"boots"`     // see previousTopology
+	By        config.GroupBy `json:"by"`
+	GPU       core.DeviceID  `json:"gpu"`
+	Group     topologyGroup  `json:"place"`     // "" = none
+	Announced bool           `json:"announced"` // in that boot; else before
+	Boots     int            `json:"boots"`     // see previousTopology
 }
 
 // nameText is the name of a group.
@@ -192,7 +193,7 @@ func (a assignment) addTopology(t topologyText, booted int) error {
 	k := topologyKey{t.By, t.GPU}
 	_, announced := a.topology[k]
 	_, known := a.previous.topology[k]
-	if t.By != GroupByNUMA && t.By != GroupByNVLink || t.GPU == "" || t.Boots < 0 || announced || known {
+	if t.By != config.GroupByNUMA && t.By != config.GroupByNVLink || t.GPU == "" || t.Boots < 0 || announced || known {
 		return fmt.Errorf("invalid or duplicate place of gpu %q by %q", t.GPU, t.By)
 	}
 	if t.Announced && booted == 0 {

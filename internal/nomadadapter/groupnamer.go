@@ -4,6 +4,7 @@ import (
 	"maps"
 	"sync"
 
+	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/core"
 )
 
@@ -18,7 +19,7 @@ const maxNames = 1024
 
 // assignment is all that determines the groups of an inventory. It is immutable.
 type assignment struct {
-	by       GroupBy
+	by       config.GroupBy
 	topology topologyGroups
 	names    groupNames
 	previous previous
@@ -130,7 +131,7 @@ type groupNamer struct {
 }
 
 // groups returns the groups of inv. Send none to Nomad before loading is done.
-func (n *groupNamer) groups(inv *core.Inventory, by GroupBy) []group {
+func (n *groupNamer) groups(inv *core.Inventory, by config.GroupBy) []group {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.assigned.by = by

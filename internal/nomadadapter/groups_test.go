@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/hashicorp/nomad/plugins/device"
 
+	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 )
@@ -110,7 +111,7 @@ func TestUnknownAttributesAreAbsent(t *testing.T) {
 // The health of a device is in its description. The attributes, which determine the node's computed class, have only the
 // number of unhealthy devices.
 func TestHealthDescription(t *testing.T) {
-	settings, _, err := defaultBlock().compile(nil)
+	settings, _, err := config.NewBlock(nil).Read()
 	if err != nil {
 		t.Fatal(err)
 	}

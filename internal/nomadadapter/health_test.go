@@ -9,34 +9,34 @@ import (
 	"github.com/hashicorp/nomad/plugins/base"
 	"github.com/hashicorp/nomad/plugins/shared/hclspec"
 
+	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/health/xid"
-	"github.com/tandem-gpu/tandem/internal/healthconfig"
 )
 
 // Every key of health is a key of the block, optional, of the type that one would write.
 func TestHealthSchema(t *testing.T) {
 	types := map[string]string{"recovery_checks": "number", "recovery_limit": "number", "simulation": "bool"}
 	keys := schema.GetObject().GetAttributes()
-	for _, k := range healthconfig.Keys() {
-		if k.Name == healthconfig.XIDs {
+	for _, k := range config.HealthSpecs() {
+		if k.HCL == config.XIDs {
 			want := &hclspec.BlockAttrs{Name: "xids", Type: "string"}
-			if got := keys[k.Name].GetBlockAttrs(); got.GetName() != want.Name || got.GetType() != want.Type || got.GetRequired() {
-				t.Errorf("xids: %v", keys[k.Name])
+			if got := keys[k.HCL].GetBlockAttrs(); got.GetName() != want.Name || got.GetType() != want.Type || got.GetRequired() {
+				t.Errorf("xids: %v", keys[k.HCL])
 			}
 			continue
 		}
-		want := types[k.Name]
+		want := types[k.HCL]
 		if want == "" {
 			want = "string"
 		}
-		attr := keys[k.Name].GetDefault().GetPrimary().GetAttr()
-		if attr.GetName() != k.Name || attr.GetType() != want || attr.GetRequired() {
-			t.Errorf("%s: %v, want an optional %s", k.Name, keys[k.Name], want)
+		attr := keys[k.HCL].GetDefault().GetPrimary().GetAttr()
+		if attr.GetName() != k.HCL || attr.GetType() != want || attr.GetRequired() {
+			t.Errorf("%s: %v, want an optional %s", k.HCL, keys[k.HCL], want)
 		}
-		value := keys[k.Name].GetDefault().GetDefault().GetLiteral().GetValue()
+		value := keys[k.HCL].GetDefault().GetDefault().GetLiteral().GetValue()
 		if quoted := `"` + k.Default + `"`; value != k.Default && value != quoted || (value == quoted) != (want == "string") {
-			t.Errorf("%s: the default is %s, want %s", k.Name, value, k.Default)
+			t.Errorf("%s: the default is %s, want %s", k.HCL, value, k.Default)
 		}
 	}
 }
@@ -54,19 +54,19 @@ func TestHealthKeys(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.currentRun()
-	want := healthconfig.Values{
-		Health: core.DefaultHealthPolicy(), Probe: 5 * time.Second, KernelLog: "/host/kmsg", Simulation: true,
+	want := config.Health{
+		Policy: core.DefaultHealthPolicy(), Probe: 5 * time.Second, KernelLog: "/host/kmsg", Simulation: true,
 		Overlap: core.OverlapRefuse,
 	}
-	want.Health.Mode, want.Health.Settle, want.Health.Deadline = core.ModeObserve, 20*time.Second, 2*time.Minute
-	want.Health.XIDs = map[uint64]xid.Effect{63: xid.None, 999: xid.Withdraws}
-	want.Health.Manual, want.Health.Dwell, want.Health.CleanChecks, want.Health.MaxRecoveries = true, 3*time.Minute, 4, 5
-	want.Health.DegradedTakesNoWork, want.Health.Workloads = true, xid.None
+	want.Policy.Mode, want.Policy.Settle, want.Policy.Deadline = core.ModeObserve, 20*time.Second, 2*time.Minute
+	want.Policy.XIDs = map[uint64]xid.Effect{63: xid.None, 999: xid.Withdraws}
+	want.Policy.Manual, want.Policy.Dwell, want.Policy.CleanChecks, want.Policy.MaxRecoveries = true, 3*time.Minute, 4, 5
+	want.Policy.DegradedTakesNoWork, want.Policy.Workloads = true, xid.None
 	got := s.Started()[0]
 	if diff := cmp.Diff(want, got.Health); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
-	if got.Core.Probe != want.Probe || got.Core.Overlap != want.Overlap || !cmp.Equal(got.Core.Health, want.Health) {
+	if got.Core.Probe != want.Probe || got.Core.Overlap != want.Overlap || !cmp.Equal(got.Core.Health, want.Policy) {
 		t.Errorf("the core is not told: %+v", got.Core)
 	}
 }
@@ -129,8 +129,8 @@ func TestHealthFromText(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, _, err := b.settings()
-	if err != nil || s.Health.Health.CleanChecks != 7 || !s.Health.Simulation {
+	s, _, err := b.Read()
+	if err != nil || s.Health.Policy.CleanChecks != 7 || !s.Health.Simulation {
 		t.Errorf("%+v, %v", s.Health, err)
 	}
 }

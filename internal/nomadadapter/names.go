@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/core"
 )
 
@@ -31,7 +32,7 @@ type groupKey struct {
 	compute core.Compute // zero = unknown (yet)
 }
 
-func (t topologyGroups) keyOf(u core.Unit, by GroupBy) groupKey {
+func (t topologyGroups) keyOf(u core.Unit, by config.GroupBy) groupKey {
 	k := groupKey{groupType: groupTypeOf(u.Sharing.Mode), pool: u.Pool, topology: t[topologyKey{by, u.Device.At.GPU}]}
 	if namedByPolicy(u) {
 		return k

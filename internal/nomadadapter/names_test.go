@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/hashicorp/nomad/plugins/device"
 
+	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 )
@@ -135,7 +136,7 @@ func TestNamesStay(t *testing.T) {
 			{snapshot: onlyGPUs(mixed, 0), want: map[string]string{gpuID(0): large}},
 		},
 	} {
-		t.Run(name, func(t *testing.T) { runSteps(t, GroupByNone, steps) })
+		t.Run(name, func(t *testing.T) { runSteps(t, config.GroupByNone, steps) })
 	}
 }
 
@@ -181,7 +182,7 @@ func TestGroupNamerIsShared(t *testing.T) {
 	results := make(chan []group)
 	for i := range 8 {
 		go func() {
-			results <- n.groups(nodeInventory(withDevice(coretest.GPUs(2), 0, memory(uint64(10000+i)))), GroupByNone)
+			results <- n.groups(nodeInventory(withDevice(coretest.GPUs(2), 0, memory(uint64(10000+i)))), config.GroupByNone)
 		}()
 	}
 	names := groupNames{}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/core"
 )
 
@@ -37,15 +38,15 @@ func TestOfferKeys(t *testing.T) {
 	for name, tc := range map[string]struct {
 		keys    map[string]any
 		mig     core.MIGStrategy
-		groupBy GroupBy
+		groupBy config.GroupBy
 		mpsRoot string
 	}{
-		"nothing":       {map[string]any{}, core.MIGMixed, GroupByNone, "/run/nvidia/mps"},
-		"the block":     {map[string]any{"mig_strategy": "none", "group_by": "nvlink", "mps_root": "/run/mps/"}, core.MIGNone, GroupByNVLink, "/run/mps"},
-		"the file":      {map[string]any{"policy_file": says, "group_by": "numa"}, core.MIGSingle, GroupByNUMA, "/srv/mps"},
-		"both":          {map[string]any{"policy_file": says, "mig_strategy": "mixed", "mps_root": "/mps"}, core.MIGMixed, GroupByNone, "/mps"},
-		"a silent file": {map[string]any{"policy_file": policyFile(t, "version: v1\n")}, core.MIGMixed, GroupByNone, "/run/nvidia/mps"},
-		"of no concern": {map[string]any{"policy_file": policyFile(t, "version: v1\nflags: {plugin: {deviceListStrategy: cdi-cri}, gfd: {oneshot: true}}\n")}, core.MIGMixed, GroupByNone, "/run/nvidia/mps"},
+		"nothing":       {map[string]any{}, core.MIGMixed, config.GroupByNone, "/run/nvidia/mps"},
+		"the block":     {map[string]any{"mig_strategy": "none", "group_by": "nvlink", "mps_root": "/run/mps/"}, core.MIGNone, config.GroupByNVLink, "/run/mps"},
+		"the file":      {map[string]any{"policy_file": says, "group_by": "numa"}, core.MIGSingle, config.GroupByNUMA, "/srv/mps"},
+		"both":          {map[string]any{"policy_file": says, "mig_strategy": "mixed", "mps_root": "/mps"}, core.MIGMixed, config.GroupByNone, "/mps"},
+		"a silent file": {map[string]any{"policy_file": policyFile(t, "version: v1\n")}, core.MIGMixed, config.GroupByNone, "/run/nvidia/mps"},
+		"of no concern": {map[string]any{"policy_file": policyFile(t, "version: v1\nflags: {plugin: {deviceListStrategy: cdi-cri}, gfd: {oneshot: true}}\n")}, core.MIGMixed, config.GroupByNone, "/run/nvidia/mps"},
 	} {
 		s := newFixture(t)
 		if err := s.configure(tc.keys); err != nil {

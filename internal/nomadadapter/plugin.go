@@ -16,8 +16,8 @@ import (
 	"github.com/hashicorp/nomad/plugins/shared/hclspec"
 	"google.golang.org/grpc"
 
+	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/core"
-	"github.com/tandem-gpu/tandem/internal/policy"
 	"github.com/tandem-gpu/tandem/internal/watchdog"
 )
 
@@ -51,12 +51,12 @@ type Plugin struct {
 	mu        sync.Mutex
 	agent     string                                // for which the policy is saved; "" = it is not
 	bootID    func(procRoot string) (string, error) // nil = group names are not saved
-	block     block
-	settings  Settings      // by block
-	policy    policy.Result // by the policy file of block
-	fromCache bool          // policy is that of an earlier process, because the policy file is invalid
-	warned    string        // the policy file whose warnings were logged; "" = none
-	run       *run          // nil until the first call that concerns devices
+	block     config.Block
+	settings  Settings    // by block
+	policy    config.File // by the policy file of block
+	fromCache bool        // policy is that of an earlier process, because the policy file is invalid
+	warned    string      // the policy file whose warnings were logged; "" = none
+	run       *run        // nil until the first call that concerns devices
 }
 
 var _ device.DevicePlugin = (*Plugin)(nil)
@@ -73,8 +73,8 @@ type run struct {
 // New returns a plugin that reports version to Nomad, and whose sources start runs until ctx ends.
 func New(ctx context.Context, version string, start StartFunc, log hclog.Logger) *Plugin {
 	p := &Plugin{version: version, log: slog.New(hclogHandler{log: log})}
-	p.block, p.readFile = defaultBlock(), readGroupFile
-	p.settings, _, _ = p.block.compile(nil) // the defaults are valid: TestConfigDefaults
+	p.block, p.readFile = config.NewBlock(nil), readGroupFile
+	p.settings, _, _ = p.block.Read() // the defaults are valid: TestConfigDefaults
 	p.start = func(s Settings) *run {
 		ctx, stop := context.WithCancel(ctx)
 		return &run{source: start(ctx, s, p.log), enabled: true, settings: s, done: ctx.Done(), stop: stop}
@@ -127,10 +127,10 @@ func (p *Plugin) SetConfig(c *base.Config) error {
 	if err != nil {
 		return fmt.Errorf("decode config: %w", err)
 	}
-	s, file, invalid := b.settings()
+	s, file, invalid := b.Read()
 	if invalid != nil {
 		var ok bool
-		if s, file, ok = b.cachedSettings(p.persistentAgent()); !ok {
+		if s, file, ok = cachedSettings(b, p.persistentAgent()); !ok {
 			return invalid
 		}
 		p.logRefused(b, invalid)

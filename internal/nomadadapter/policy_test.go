@@ -8,13 +8,14 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/hashicorp/nomad/plugins/device"
 
+	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 )
 
 // inventoryUnder is nodeInventory with a policy, of which all MPS daemons answer.
 func inventoryUnder(p core.Policy, s core.Snapshot, obs ...core.Observation) *core.Inventory {
-	settings, _, err := defaultBlock().compile(nil)
+	settings, _, err := config.NewBlock(nil).Read()
 	if err != nil {
 		panic(err)
 	}
@@ -78,15 +79,15 @@ func TestGroupsUnderAPolicy(t *testing.T) {
 	models := withDevice(withDevice(coretest.GPUs(4), 1, memory(97871)), 2, func(d *core.Device) { d.Model, d.PowerLimit = "NVIDIA L40S", 350_000 })
 	for name, tc := range map[string]struct {
 		inv *core.Inventory
-		by  GroupBy
+		by  config.GroupBy
 	}{
-		"shared":  {inventoryUnder(mixedPolicy, withDetails(coretest.GPUs(8)), lost(3)), GroupByNone},
-		"cut":     {inventoryUnder(core.Policy{}, withDetails(migSnapshot())), GroupByNone},
-		"cutmps":  {inventoryUnder(core.Policy{Rules: []core.Rule{{Select: core.Selector{Profiles: []string{"1g.*"}}, Pool: "small", Sharing: mps(2)}}}, withDetails(migSnapshot())), GroupByNone},
-		"renamed": {inventoryUnder(core.Policy{Names: []core.Naming{{Select: core.Selector{Models: []string{"*H100*"}}, Pool: "h100"}}}, withDetails(models)), GroupByNone},
-		"onepool": {inventoryUnder(core.Policy{Rules: []core.Rule{{Select: selectGPUs(0, 1, 2), Pool: "any", Sharing: timeSlicing(2)}}}, withDetails(models)), GroupByNone},
-		"numa":    {inventoryUnder(core.Policy{}, withDetails(coretest.GPUs(4))), GroupByNUMA},
-		"nvlink":  {inventoryUnder(mixedPolicy, withDetails(pairwiseLinked(8))), GroupByNVLink},
+		"shared":  {inventoryUnder(mixedPolicy, withDetails(coretest.GPUs(8)), lost(3)), config.GroupByNone},
+		"cut":     {inventoryUnder(core.Policy{}, withDetails(migSnapshot())), config.GroupByNone},
+		"cutmps":  {inventoryUnder(core.Policy{Rules: []core.Rule{{Select: core.Selector{Profiles: []string{"1g.*"}}, Pool: "small", Sharing: mps(2)}}}, withDetails(migSnapshot())), config.GroupByNone},
+		"renamed": {inventoryUnder(core.Policy{Names: []core.Naming{{Select: core.Selector{Models: []string{"*H100*"}}, Pool: "h100"}}}, withDetails(models)), config.GroupByNone},
+		"onepool": {inventoryUnder(core.Policy{Rules: []core.Rule{{Select: selectGPUs(0, 1, 2), Pool: "any", Sharing: timeSlicing(2)}}}, withDetails(models)), config.GroupByNone},
+		"numa":    {inventoryUnder(core.Policy{}, withDetails(coretest.GPUs(4))), config.GroupByNUMA},
+		"nvlink":  {inventoryUnder(mixedPolicy, withDetails(pairwiseLinked(8))), config.GroupByNVLink},
 	} {
 		gs := groups(tc.inv, assignment{by: tc.by})
 		golden(t, "testdata/"+name+".txt", formatGroups(gs))

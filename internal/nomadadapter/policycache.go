@@ -9,7 +9,7 @@ import (
 
 	"github.com/google/renameio/v2"
 
-	"github.com/tandem-gpu/tandem/internal/policy"
+	"github.com/tandem-gpu/tandem/internal/config"
 )
 
 // policyCacheName is the copy of a policy file in the state directory: policyCacheHeader and the text.
@@ -75,17 +75,15 @@ func (p *Plugin) writePolicy(path string, content *[]byte) {
 
 // cachedSettings returns the settings of a block with the policy that was saved for this agent in place of its policy
 // file, which is invalid.
-func (b block) cachedSettings(agent string) (s Settings, file policy.Result, ok bool) {
-	health, _ := healthValues(b.health)
-	if agent == "" || b.PolicyFile == "" || health.StateDir == "" {
+func cachedSettings(b config.Block, agent string) (s Settings, file config.File, ok bool) {
+	if agent == "" || b.PolicyFile == "" || b.StateDir() == "" {
 		return s, file, false
 	}
-	path := filepath.Join(health.StateDir, policyCacheName)
+	path := filepath.Join(b.StateDir(), policyCacheName)
 	text, err := os.ReadFile(path)
 	if err != nil || !strings.HasPrefix(string(text), policyCacheHeader(agent, b.PolicyFile)) {
 		return s, file, false
 	}
-	b.PolicyFile = path
-	s, file, err = b.compile(text)
+	s, file, err = b.Compile(path, text)
 	return s, file, err == nil
 }

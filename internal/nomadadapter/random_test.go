@@ -7,6 +7,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 )
@@ -56,7 +57,7 @@ type placed struct {
 }
 
 func checkRandomNode(t *testing.T, random *rand.Rand, restarts bool) {
-	given := assignment{by: []GroupBy{GroupByNone, GroupByNUMA, GroupByNVLink}[random.IntN(3)]}
+	given := assignment{by: []config.GroupBy{config.GroupByNone, config.GroupByNUMA, config.GroupByNVLink}[random.IntN(3)]}
 	groupOf, nameOf, boots := map[placed]string{}, map[groupKey]string{}, 0
 	for range 20 {
 		switch n := random.IntN(6); {
@@ -150,7 +151,7 @@ func nameReassigned(a assignment, name string, k groupKey) bool {
 
 // Names and topology groups that are unused for forgetAfter boots are forgotten, and their number is bounded.
 func TestUnusedNamesAreForgotten(t *testing.T) {
-	given := assignment{by: GroupByNVLink}.with(nodeInventory(linked(2, [2]int{0, 1})))
+	given := assignment{by: config.GroupByNVLink}.with(nodeInventory(linked(2, [2]int{0, 1})))
 	for n := range forgetAfter + 1 {
 		if n == forgetAfter-1 && (len(given.names) < 2 || len(given.topology)+len(given.previous.topology) < 3) {
 			t.Errorf("forgotten after %d boots: %v", n, given)

@@ -5,8 +5,8 @@ import (
 	"reflect"
 	"strings"
 
+	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/core"
-	"github.com/tandem-gpu/tandem/internal/policy"
 )
 
 // PolicyApplier is a Source that can apply the policy and MIG strategy of another configuration without a new session.
@@ -24,7 +24,7 @@ func (p *Plugin) Reload(ctx context.Context) {
 	if b.PolicyFile == "" {
 		return
 	}
-	s, file, err := b.settings() // without the lock: the file system may hang
+	s, file, err := b.Read() // without the lock: the file system may hang
 	if err != nil {
 		p.logRefused(b, err)
 		return
@@ -42,7 +42,7 @@ func (p *Plugin) Reload(ctx context.Context) {
 }
 
 // logRefused logs each error of an invalid policy.
-func (p *Plugin) logRefused(b block, err error) {
+func (p *Plugin) logRefused(b config.Block, err error) {
 	for line := range strings.Lines(err.Error()) {
 		p.log.Error("policy refused", "problem", strings.TrimSuffix(line, "\n"))
 	}
@@ -52,7 +52,7 @@ func (p *Plugin) logRefused(b block, err error) {
 // replaceSettings replaces the settings of block b, and returns the run whose source has to apply the policy: nil if
 // nothing changed, if the block was replaced meanwhile, or if another run is needed, because the source is no
 // PolicyApplier or more than the policy changed.
-func (p *Plugin) replaceSettings(b block, s Settings, file policy.Result) (applying *run, changed bool) {
+func (p *Plugin) replaceSettings(b config.Block, s Settings, file config.File) (applying *run, changed bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if !reflect.DeepEqual(b, p.block) {

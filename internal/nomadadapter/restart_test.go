@@ -7,6 +7,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 )
@@ -47,7 +48,7 @@ type step struct {
 }
 
 // runSteps checks the groups of one node over time.
-func runSteps(t *testing.T, by GroupBy, steps []step) {
+func runSteps(t *testing.T, by config.GroupBy, steps []step) {
 	t.Helper()
 	boots, given := 0, assignment{by: by}
 	for i, s := range steps {
@@ -117,7 +118,7 @@ func TestIslandsStayOverARestart(t *testing.T) {
 			{pluginRestart, linked(3, [2]int{1, 2}), nil, inIslands(0, 0, 0)},
 		},
 	} {
-		t.Run(name, func(t *testing.T) { runSteps(t, GroupByNVLink, steps) })
+		t.Run(name, func(t *testing.T) { runSteps(t, config.GroupByNVLink, steps) })
 	}
 }
 
@@ -173,7 +174,7 @@ func TestIslandsAfterABoot(t *testing.T) {
 			gone(1, linked(5, [2]int{0, 1}, [2]int{1, 2}, [2]int{3, 4}), inIslands(0, 0, 0, 3, 3)),
 		),
 	} {
-		t.Run(name, func(t *testing.T) { runSteps(t, GroupByNVLink, steps) })
+		t.Run(name, func(t *testing.T) { runSteps(t, config.GroupByNVLink, steps) })
 	}
 }
 
@@ -188,7 +189,7 @@ func TestNUMANodesStayOverARestart(t *testing.T) {
 		}
 		return of
 	}
-	runSteps(t, GroupByNUMA, []step{
+	runSteps(t, config.GroupByNUMA, []step{
 		{noRestart, s, nil, numa(0, 0, 1, 1)},
 		{pluginRestart, moved, nil, numa(0, 0, 1, 1)},
 		{pluginRestart, unknown, nil, numa(0, 0, 1, 1)},
@@ -204,7 +205,7 @@ func TestModelNameStaysOverARestart(t *testing.T) {
 	smaller := h100 + " (81559 MiB)"
 	for name, began := range map[string]int{"restart": pluginRestart, "boot": hostBoot} {
 		t.Run(name, func(t *testing.T) {
-			runSteps(t, GroupByNone, []step{
+			runSteps(t, config.GroupByNone, []step{
 				{noRestart, large, nil, inIslands(-1, -1)},
 				{noRestart, both, nil, map[string]string{gpuID(0): h100, gpuID(1): h100, gpuID(2): smaller}},
 				{began, both, nil, map[string]string{gpuID(0): h100, gpuID(1): h100, gpuID(2): smaller}},
@@ -220,7 +221,7 @@ func TestModelNameStaysOverARestart(t *testing.T) {
 func TestModelNameAfterADriverUpdate(t *testing.T) {
 	two := coretest.GPUs(2)
 	other := withDevice(withDevice(two, 0, memory(81251)), 1, memory(81251))
-	runSteps(t, GroupByNone, []step{
+	runSteps(t, config.GroupByNone, []step{
 		{noRestart, two, nil, inIslands(-1, -1)},
 		{pluginRestart, other, nil, inIslands(-1, -1)},
 		{pluginRestart, two, nil, inIslands(-1, -1)},

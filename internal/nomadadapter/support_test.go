@@ -14,6 +14,7 @@ import (
 	"github.com/hashicorp/nomad/plugins/base"
 	"github.com/hashicorp/nomad/plugins/device"
 
+	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 )
@@ -184,7 +185,7 @@ func openStats(ctx context.Context, t testing.TB, p device.DevicePlugin, interva
 
 // nodeInventory returns the inventory that the monitor would publish with the default configuration.
 func nodeInventory(s core.Snapshot, obs ...core.Observation) *core.Inventory {
-	settings, _, err := defaultBlock().compile(nil)
+	settings, _, err := config.NewBlock(nil).Read()
 	if err != nil {
 		panic(err)
 	}

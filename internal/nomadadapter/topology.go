@@ -6,17 +6,8 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/core"
-)
-
-// GroupBy is the part of the host by which groups are split: Nomad takes all devices of a task from one group.
-type GroupBy string
-
-// The values of group_by.
-const (
-	GroupByNone   GroupBy = "none"
-	GroupByNUMA   GroupBy = "numa"   // "<name> NUMA 0"; "<name>" for a GPU whose node is unknown
-	GroupByNVLink GroupBy = "nvlink" // "<name> NVLink 0000:17:00.0", the first GPU of the island; "<name>" for a GPU without NVLinks
 )
 
 // topologyGroup is the NUMA node or NVLink island of a GPU, as the group's name ends; "" = none.
@@ -24,7 +15,7 @@ type topologyGroup string
 
 // topologyKey is a GPU under one value of group_by.
 type topologyKey struct {
-	by     GroupBy
+	by     config.GroupBy
 	device core.DeviceID
 }
 
@@ -49,8 +40,8 @@ type previousTopology struct {
 //	before a boot   A = B = C in "NVLink A", D in none
 //	after it        A = B, C   D    the same: missing links move no GPU
 //	or              A = B, C = D    D in "NVLink A", too: present links do
-func (t topologyGroups) with(inv *core.Inventory, by GroupBy, previous map[topologyKey]previousTopology) (topologyGroups, map[topologyKey]previousTopology) {
-	if by != GroupByNUMA && by != GroupByNVLink {
+func (t topologyGroups) with(inv *core.Inventory, by config.GroupBy, previous map[topologyKey]previousTopology) (topologyGroups, map[topologyKey]previousTopology) {
+	if by != config.GroupByNUMA && by != config.GroupByNVLink {
 		return t, previous
 	}
 	open := map[core.DeviceID]core.Unit{} // a unit of each GPU that is not assigned or not confirmed: a schedulable one if there is one
@@ -66,7 +57,7 @@ func (t topologyGroups) with(inv *core.Inventory, by GroupBy, previous map[topol
 		return t, previous
 	}
 	present := numaNodes(inv)
-	if by == GroupByNVLink {
+	if by == config.GroupByNVLink {
 		present = t.islands(inv, previous)
 	}
 	next, unconfirmed := maps.Clone(t), maps.Clone(previous)
@@ -94,8 +85,8 @@ func (t topologyGroups) with(inv *core.Inventory, by GroupBy, previous map[topol
 
 // assign returns the topology group of a GPU without links (or NUMA node): the previous one, or none. None is final once
 // the GPU accepts work; until then its links may still appear. A GPU in MIG mode has no island: its NVLinks are disabled.
-func (p previousTopology) assign(u core.Unit, by GroupBy, driver core.Driver) (group topologyGroup, assigned bool) {
-	if p.group != "" && (by == GroupByNUMA || u.Device.Profile == "") {
+func (p previousTopology) assign(u core.Unit, by config.GroupBy, driver core.Driver) (group topologyGroup, assigned bool) {
+	if p.group != "" && (by == config.GroupByNUMA || u.Device.Profile == "") {
 		return p.group, true
 	}
 	return "", driver.State == core.DriverReady && u.Health.Schedulable()
@@ -129,10 +120,10 @@ func (t topologyGroups) islands(inv *core.Inventory, previous map[topologyKey]pr
 	}
 	taken := map[topologyGroup]bool{"": true}
 	for k, group := range t {
-		taken[group] = taken[group] || k.by == GroupByNVLink
+		taken[group] = taken[group] || k.by == config.GroupByNVLink
 	}
 	for k, p := range previous {
-		taken[p.group] = taken[p.group] || k.by == GroupByNVLink
+		taken[p.group] = taken[p.group] || k.by == config.GroupByNVLink
 	}
 	present := presentTopology{map[core.DeviceID]topologyGroup{}, map[core.DeviceID]topologyGroup{}}
 	largest := map[topologyGroup][]core.DeviceID{}
@@ -163,7 +154,7 @@ func (t topologyGroups) islands(inv *core.Inventory, previous map[topologyKey]pr
 // islandOf returns the island of the first of these GPUs that has one; "" if none has.
 func (t topologyGroups) islandOf(ids []core.DeviceID) topologyGroup {
 	for _, id := range ids {
-		if group := t[topologyKey{GroupByNVLink, id}]; group != "" {
+		if group := t[topologyKey{config.GroupByNVLink, id}]; group != "" {
 			return group
 		}
 	}
@@ -174,7 +165,7 @@ func (t topologyGroups) islandOf(ids []core.DeviceID) topologyGroup {
 func previousIsland(ids []core.DeviceID, previous map[topologyKey]previousTopology) (most topologyGroup) {
 	count := map[topologyGroup]int{}
 	for _, id := range ids {
-		if p := previous[topologyKey{GroupByNVLink, id}]; p.group != "" {
+		if p := previous[topologyKey{config.GroupByNVLink, id}]; p.group != "" {
 			count[p.group]++
 		}
 	}

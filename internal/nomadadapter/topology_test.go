@@ -6,6 +6,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 )
@@ -75,21 +76,21 @@ func TestIslandsStay(t *testing.T) {
 			{noRestart, cut, nil, map[string]string{gpuID(1): h100 + " NVLink 0000:11:00.0", "MIG-0": h100 + " MIG 1g.10gb", "MIG-1": h100 + " MIG 1g.10gb", "MIG-2": h100 + " MIG 3g.40gb"}},
 		},
 	} {
-		t.Run(name, func(t *testing.T) { runSteps(t, GroupByNVLink, steps) })
+		t.Run(name, func(t *testing.T) { runSteps(t, config.GroupByNVLink, steps) })
 	}
 }
 
 func TestNUMANodes(t *testing.T) {
 	s := withDevice(coretest.GPUs(4), 1, func(d *core.Device) { d.NUMANode = -1 })
 	want := map[string]string{gpuID(0): h100 + " NUMA 0", gpuID(1): h100, gpuID(2): h100 + " NUMA 1", gpuID(3): h100 + " NUMA 1"}
-	runSteps(t, GroupByNUMA, []step{
+	runSteps(t, config.GroupByNUMA, []step{
 		{snapshot: s, want: want},
 		{snapshot: coretest.GPUs(4), want: want},
 		{snapshot: withDevice(s, 3, func(d *core.Device) { d.NUMANode = 0 }), want: want},
 	})
 	cut := inventoryUnder(core.Policy{Rules: []core.Rule{{Select: core.Selector{Profiles: []string{"1g*"}}, Pool: "small"}}}, migSnapshot())
 	want = map[string]string{gpuID(1): h100 + " NUMA 1", "MIG-0": "small NUMA 0", "MIG-1": "small NUMA 0", "MIG-2": h100 + " MIG 3g.40gb NUMA 0"}
-	if diff := cmp.Diff(want, groupByDevice(t, groups(cut, assignment{by: GroupByNUMA}))); diff != "" {
+	if diff := cmp.Diff(want, groupByDevice(t, groups(cut, assignment{by: config.GroupByNUMA}))); diff != "" {
 		t.Errorf("MIG (-want +got):\n%s", diff)
 	}
 }
@@ -99,13 +100,13 @@ func TestGroupByChanges(t *testing.T) {
 	inv := nodeInventory(linked(2, [2]int{0, 1}))
 	var r groupNamer
 	for _, step := range []struct {
-		by   GroupBy
+		by   config.GroupBy
 		want map[string]string
 	}{
-		{GroupByNVLink, map[string]string{gpuID(0): h100 + " NVLink 0000:10:00.0", gpuID(1): h100 + " NVLink 0000:10:00.0"}},
-		{GroupByNone, map[string]string{gpuID(0): h100, gpuID(1): h100}},
-		{GroupByNUMA, map[string]string{gpuID(0): h100 + " NUMA 0", gpuID(1): h100 + " NUMA 1"}},
-		{GroupByNVLink, map[string]string{gpuID(0): h100 + " NVLink 0000:10:00.0", gpuID(1): h100 + " NVLink 0000:10:00.0"}},
+		{config.GroupByNVLink, map[string]string{gpuID(0): h100 + " NVLink 0000:10:00.0", gpuID(1): h100 + " NVLink 0000:10:00.0"}},
+		{config.GroupByNone, map[string]string{gpuID(0): h100, gpuID(1): h100}},
+		{config.GroupByNUMA, map[string]string{gpuID(0): h100 + " NUMA 0", gpuID(1): h100 + " NUMA 1"}},
+		{config.GroupByNVLink, map[string]string{gpuID(0): h100 + " NVLink 0000:10:00.0", gpuID(1): h100 + " NVLink 0000:10:00.0"}},
 	} {
 		if diff := cmp.Diff(step.want, groupByDevice(t, deviceGroups(inv.Driver(), r.groups(inv, step.by)))); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", step.by, diff)

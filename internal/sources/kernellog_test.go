@@ -12,9 +12,9 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
-	"github.com/tandem-gpu/tandem/internal/healthconfig"
 	"github.com/tandem-gpu/tandem/internal/sources"
 )
 
@@ -91,7 +91,7 @@ func TestWhereTheKernelLogIsReadFrom(t *testing.T) {
 					}
 				}
 				write("4,9,1000,-;NVRM: Xid (PCI:0000:01:00): 79, x\n4,11,5000000,-;NVRM: Xid (PCI:0000:02:00): 119, x\n")
-				from := sources.Open(healthconfig.Values{KernelLog: path}, cfg, "", "agent", slog.New(slog.DiscardHandler))
+				from := sources.Open(config.Health{KernelLog: path}, cfg, "", "agent", slog.New(slog.DiscardHandler))
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
 				m, done := &machine{state: c.state, busy: 3}, make(chan struct{})
@@ -115,7 +115,7 @@ func TestALogThatIsNotReadIsForgotten(t *testing.T) {
 	cfg := core.DefaultConfig()
 	s := core.Restore(cfg, core.Checkpoint{BootID: "this", KernelLog: 10}, "this").Read(cfg, now, coretest.GPUs(1))
 	m := &machine{state: s}
-	sources.Open(healthconfig.Values{}, cfg, "", "agent", slog.New(slog.DiscardHandler)).Follow(t.Context(), m)
+	sources.Open(config.Health{}, cfg, "", "agent", slog.New(slog.DiscardHandler)).Follow(t.Context(), m)
 	s = s.Observe(cfg, now, m.obs...)
 	if next := s.Checkpoint("this").KernelLog; next != 0 {
 		t.Errorf("the record says %d", next)

@@ -11,9 +11,9 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/checkpoint"
+	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
-	"github.com/tandem-gpu/tandem/internal/healthconfig"
 	"github.com/tandem-gpu/tandem/internal/hostwatch"
 	"github.com/tandem-gpu/tandem/internal/kmsg"
 	"github.com/tandem-gpu/tandem/internal/report"
@@ -33,8 +33,8 @@ type Sources struct {
 
 // Open names the sources of an agent with that configuration; mpsRoot is where this process sees the folders of the MPS
 // control daemons. Nothing is read yet, but for the machine's boot id.
-func Open(v healthconfig.Values, cfg core.Config, mpsRoot, agent string, log *slog.Logger) *Sources {
-	s := &Sources{log: log, proc: cfg.Roots.Proc, path: v.KernelLog, optional: v.Optional}
+func Open(v config.Health, cfg core.Config, mpsRoot, agent string, log *slog.Logger) *Sources {
+	s := &Sources{log: log, proc: cfg.Roots.Proc, path: v.KernelLog, optional: v.KernelLogOptional}
 	if v.StateDir != "" {
 		s.history = checkpoint.Open(v.StateDir, agent, cfg.Roots.Proc, log)
 	}

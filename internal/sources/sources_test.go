@@ -10,9 +10,9 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/checkpoint"
+	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
-	"github.com/tandem-gpu/tandem/internal/healthconfig"
 	"github.com/tandem-gpu/tandem/internal/sources"
 )
 
@@ -22,7 +22,7 @@ var now = time.Now()
 func TestKernelLogThatCannotBeRead(t *testing.T) {
 	for optional, want := range map[bool]string{true: "level=INFO", false: "level=WARN"} {
 		var text strings.Builder
-		v := healthconfig.Values{KernelLog: "/nowhere/kmsg", Optional: optional}
+		v := config.Health{KernelLog: "/nowhere/kmsg", KernelLogOptional: optional}
 		from := sources.Open(v, core.DefaultConfig(), "", "agent", slog.New(slog.NewTextHandler(&text, nil)))
 		if notes := from.Warnings(); len(notes) != 0 || !from.Up()["kernel_log"] {
 			t.Errorf("before it was tried: %v, %v", notes, from.Up())
@@ -40,7 +40,7 @@ func TestKernelLogThatCannotBeRead(t *testing.T) {
 }
 
 func TestSwitchedOff(t *testing.T) {
-	from := sources.Open(healthconfig.Values{}, core.DefaultConfig(), "", "agent", slog.New(slog.DiscardHandler))
+	from := sources.Open(config.Health{}, core.DefaultConfig(), "", "agent", slog.New(slog.DiscardHandler))
 	m := &machine{}
 	from.Follow(t.Context(), m) // returns at once
 	m.told(t, "{ - 0}")

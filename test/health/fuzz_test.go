@@ -7,9 +7,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/core/health/xid"
-	"github.com/tandem-gpu/tandem/internal/healthconfig"
 )
 
 // Whatever a person, a disk or a kernel writes, nothing panics. Two fuzz targets live with what they fuzz
@@ -31,30 +30,26 @@ func TestCase34Fuzz(t *testing.T) {
 // FuzzSettings: what a setting accepts makes a valid configuration, and XIDs that were understood, written
 // down again, are understood the same.
 func FuzzSettings(f *testing.F) {
-	for _, k := range healthconfig.Keys() {
-		f.Add(k.Name, k.Default)
+	for _, k := range config.HealthSpecs() {
+		f.Add(k.HCL, k.Default)
 	}
-	f.Add(healthconfig.XIDs, "63=ignore, 94=degraded,999=unhealthy")
-	f.Add(healthconfig.XIDs, "63=ignore,63=ignore")
-	f.Add(healthconfig.XIDs, "=,0=ignore,-1=degraded,99999999999=unhealthy")
+	f.Add(config.XIDs, "63=ignore, 94=degraded,999=unhealthy")
+	f.Add(config.XIDs, "63=ignore,63=ignore")
+	f.Add(config.XIDs, "=,0=ignore,-1=degraded,99999999999=unhealthy")
 	f.Fuzz(func(t *testing.T, key, text string) {
-		for _, k := range healthconfig.Keys() {
-			v := healthconfig.Default()
-			if k.Name != key || k.Set(&v, text) != nil {
-				continue
-			}
-			cfg := core.DefaultConfig()
-			v.Apply(&cfg)
-			if err := cfg.Validate(); err != nil {
-				t.Errorf("%s = %q is accepted: %v", key, text, err)
-			}
-			if key != healthconfig.XIDs {
-				continue
-			}
-			again := healthconfig.Default()
-			if err := k.Set(&again, written(v.Health.XIDs)); err != nil || !maps.Equal(again.Health.XIDs, v.Health.XIDs) {
-				t.Errorf("%q: %v, then %v, %v", text, v.Health.XIDs, again.Health.XIDs, err)
-			}
+		s, _, err := config.NewBlock(map[string]any{key: text}).Read()
+		if err != nil {
+			return
+		}
+		if err := s.Core.Validate(); err != nil {
+			t.Errorf("%s = %q is accepted: %v", key, text, err)
+		}
+		if key != config.XIDs {
+			return
+		}
+		again, _, err := config.NewBlock(map[string]any{key: written(s.Health.Policy.XIDs)}).Read()
+		if err != nil || !maps.Equal(again.Health.Policy.XIDs, s.Health.Policy.XIDs) {
+			t.Errorf("%q: %v, then %v, %v", text, s.Health.Policy.XIDs, again.Health.Policy.XIDs, err)
 		}
 	})
 }

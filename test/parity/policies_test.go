@@ -12,10 +12,11 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tandem-gpu/tandem/internal/config"
+	"github.com/tandem-gpu/tandem/internal/config/policy"
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/nvidia"
-	"github.com/tandem-gpu/tandem/internal/policy"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
@@ -98,9 +99,9 @@ func TestPolicies(t *testing.T) {
 // warns checks that both agents warn alike of what the incumbent ignores in a file, and only if it ignores something.
 func warns(t *testing.T, path string, ignored bool) {
 	t.Helper()
-	toKubelet, err := policy.ReadFile(path, policy.Kubernetes)
+	toKubelet, err := config.ReadFile(path, policy.Kubernetes)
 	must(t, err)
-	toNomad, err := policy.ReadFile(path, policy.Nomad)
+	toNomad, err := config.ReadFile(path, policy.Nomad)
 	must(t, err)
 	if got := toKubelet.Warnings; len(got) > 0 != ignored || !slices.Equal(got, toNomad.Warnings) {
 		t.Errorf("ignored by the incumbent: %t, warnings %q and %q", ignored, got, toNomad.Warnings)
@@ -137,7 +138,7 @@ func named(t *testing.T, machine string, s core.Snapshot) core.Snapshot {
 // offer is what an agent makes of a file on a machine on which every MPS daemon answers.
 func offer(t *testing.T, machine core.Snapshot, path string, to policy.Orchestrator) *core.Inventory {
 	t.Helper()
-	r, err := policy.ReadFile(path, to)
+	r, err := config.ReadFile(path, to)
 	must(t, err)
 	cfg := core.DefaultConfig()
 	cfg.Policy, cfg.DeviceNodes = r.Policy, true

@@ -1,0 +1,29 @@
+package main
+
+import (
+	"testing"
+
+	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/tandem-gpu/tandem/internal/config"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
+)
+
+// Package config links no Kubernetes API, so it has its own copies of these paths.
+func TestDefaultSockets(t *testing.T) {
+	want := map[string]string{"kubelet-socket": v1beta1.KubeletSocket, "pod-resources-socket": podresources.DefaultSocket}
+	for _, s := range config.KubernetesSpecs() {
+		if path, ok := want[s.Flag]; ok && s.Default != path {
+			t.Errorf("--%s is %s by default, want %s", s.Flag, s.Default, path)
+		}
+	}
+}
+
+// The port of an address may be a name.
+func TestAddresses(t *testing.T) {
+	for address, ok := range map[string]bool{":9410": true, "127.0.0.1:http": true, "[::1]:0": true, "9410": false, ":nothing": false, ":70000": false} {
+		if err := checkAddress(address); (err == nil) != ok {
+			t.Errorf("%s: %v", address, err)
+		}
+	}
+}

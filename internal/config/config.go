@@ -1,0 +1,141 @@
+// Package config reads the settings of both agents from the command line, the environment, the configuration file and the
+// plugin block of a Nomad agent. Each agent has one table of options, with every spelling of each. Every problem is
+// reported with its place: a flag, a variable, a line and key of the file, or a key of the block.
+package config
+
+import (
+	"strings"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+)
+
+// Kind is the kind of an option's value.
+type Kind uint8
+
+// The kinds.
+const (
+	Scalar Kind = iota
+	Bool
+	Number
+	List    // of scalars; on the command line several times, or with commas
+	Mapping // the same with key=value
+	Opaque  // any value of the configuration file, which is not read
+)
+
+// repeatable reports whether a flag may be given several times.
+func (k Kind) repeatable() bool { return k == List || k == Mapping }
+
+// Spec is an option in all its spellings; "" = it has none there.
+type Spec struct {
+	Flag    string
+	Aliases []string // of the flag
+	Env     []string // the first that is set has precedence
+	Key     string   // of the configuration file: "flags.migStrategy"
+	HCL     string   // of the plugin block of a Nomad agent
+	Usage   string
+	Default string
+	Kind    Kind
+	Empty   bool // an empty variable or scalar is a value; for other options it is as if it were not set
+	Hidden  bool // not supported, or without effect
+}
+
+// Name is the key of the configuration file, or else the flag.
+func (s Spec) Name() string {
+	if s.Key != "" {
+		return s.Key
+	}
+	return "--" + s.Flag
+}
+
+// option is an option and the variable that it sets.
+type option struct {
+	Spec
+	set     setter
+	setItem func(string) error // in place of set: sets one item of a list; the error is the remedy
+	without string             // a feature that is not supported; the option has an effect only with it
+}
+
+// setter sets the variable of an option. The error is the remedy.
+type setter func(Value) error
+
+// specs are the spellings of options.
+func specs(options []option) []Spec {
+	all := make([]Spec, len(options))
+	for i, o := range options {
+		all[i] = o.Spec
+		all[i].Hidden = o.set == nil && o.setItem == nil
+	}
+	return all
+}
+
+// apply sets the option, and returns every problem.
+func (o option) apply(v Value) (problems []error) {
+	check := func(value string, err error) {
+		if err != nil {
+			problems = append(problems, &core.ConfigError{Key: v.Where, Value: value, Remedy: err.Error()})
+		}
+	}
+	if o.setItem == nil {
+		check(v.Text, o.set(v))
+		return problems
+	}
+	for _, item := range v.items() {
+		check(item, o.setItem(item))
+	}
+	return problems
+}
+
+// Value is the value of an option and its place.
+type Value struct {
+	Text  string // as on the command line: "a,b" for a list, "63=ignore,94=degraded" for a mapping
+	Where string // "--flag", "VARIABLE", "/etc/tandem.yaml:3: flags.x" or a key of Nomad's block; "" = the default
+
+	null  bool   // the file has the key without a value
+	pairs []pair // of a list (without values) or a mapping; nil = they are in Text
+}
+
+// pair is an entry of a mapping.
+type pair struct{ key, value string }
+
+func (p pair) String() string {
+	if p.value == "" {
+		return p.key
+	}
+	return p.key + "=" + p.value
+}
+
+// valueOf is a value with entries.
+func valueOf(where string, pairs []pair) Value {
+	texts := make([]string, len(pairs))
+	for i, p := range pairs {
+		texts[i] = p.String()
+	}
+	return Value{Text: strings.Join(texts, ","), Where: where, pairs: pairs}
+}
+
+// entries are those of a mapping.
+func (v Value) entries() (pairs []pair) {
+	if v.pairs != nil {
+		return v.pairs
+	}
+	for _, item := range v.items() {
+		key, value, _ := strings.Cut(item, "=")
+		pairs = append(pairs, pair{strings.TrimSpace(key), strings.TrimSpace(value)})
+	}
+	return pairs
+}
+
+// items are those of a list.
+func (v Value) items() (items []string) {
+	for _, p := range v.pairs {
+		items = append(items, p.key)
+	}
+	if v.pairs == nil {
+		for item := range strings.SplitSeq(v.Text, ",") {
+			if item = strings.TrimSpace(item); item != "" {
+				items = append(items, item)
+			}
+		}
+	}
+	return items
+}

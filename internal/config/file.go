@@ -1,0 +1,160 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/tandem-gpu/tandem/internal/config/document"
+	"github.com/tandem-gpu/tandem/internal/config/policy"
+	"github.com/tandem-gpu/tandem/internal/core"
+)
+
+// version is the only version of the file, and the default.
+const version = "v1"
+
+// The keys of the file that both agents read, beside those of package policy.
+const (
+	keyMIGStrategy = "flags.migStrategy"
+	keyMPSRoot     = "flags.mpsRoot"
+)
+
+// File is what a configuration file requests from one agent. The format is that of NVIDIA's k8s-device-plugin with
+// extensions; unlike there, an unknown key is an error.
+type File struct {
+	policy.Result
+	MIG     core.MIGStrategy // flags.migStrategy; "" = absent
+	MPSRoot string           // flags.mpsRoot, an absolute path on the host; "" = absent
+	Text    string           // of the file, as it was read; "" = there is no file
+
+	values map[string]Value // the other values by key
+}
+
+// ReadFile reads the file at path for the agent of an orchestrator. Keys that do not concern devices must be known, but are
+// not read. It returns every problem (errors.Join of *core.ConfigError with line and path of the key), or the error with
+// which the file can't be read.
+func ReadFile(path string, to policy.Orchestrator) (File, error) {
+	text, err := readText(path)
+	if err != nil {
+		return File{}, err
+	}
+	return ParseFile(path, text, to)
+}
+
+func readText(path string) ([]byte, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("configuration file: %w", err)
+	}
+	return text, nil
+}
+
+// ParseFile is ReadFile for a text that was read before.
+func ParseFile(path string, text []byte, to policy.Orchestrator) (File, error) {
+	f, err := parseFile(path, text, to, fileKinds(func(s Spec) Kind {
+		if s.Key == keyMIGStrategy || s.Key == keyMPSRoot {
+			return s.Kind
+		}
+		return Opaque
+	}))
+	var s Kubernetes
+	errs := []error{err}
+	for _, o := range kubernetesOptions(&s) {
+		if v := f.values[o.Key]; (o.Key == keyMIGStrategy || o.Key == keyMPSRoot) && v.Text != "" {
+			errs = append(errs, o.apply(v)...)
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return File{}, err
+	}
+	f.MIG, f.MPSRoot = s.Core.MIG, s.MPSRoot
+	return f, nil
+}
+
+// fileKinds are the keys of the file, beside the sections of package policy, and how each is read.
+func fileKinds(kind func(Spec) Kind) map[string]Kind {
+	kinds := map[string]Kind{}
+	for _, s := range KubernetesSpecs() {
+		if s.Key != "" {
+			kinds[s.Key] = kind(s)
+		}
+	}
+	return kinds
+}
+
+// parseFile parses a file with these keys of these kinds beside the sections of package policy. With problems the result
+// has what could be read.
+func parseFile(path string, text []byte, to policy.Orchestrator, kinds map[string]Kind) (File, error) {
+	f := File{Text: string(text), values: map[string]Value{}}
+	d := document.Parse(path, text)
+	root := d.Root().Fields(slices.Concat(names(kinds, ""), []string{"version"}, policy.Sections())...)
+	if v := root.At("version"); v.Given() {
+		if text, ok := v.Scalar(); ok && text != "" && text != version { // "" is the default, as for NVIDIA's plugin (parseConfigFrom)
+			v.Failf("want %s", version)
+		}
+	}
+	f.readValues(root, "", kinds)
+	f.Result = policy.Compile(d, root, to)
+	return f, d.Err()
+}
+
+// readValues reads the values of the keys that begin with a prefix: "" or "flags.".
+func (f *File) readValues(fields document.Fields, prefix string, kinds map[string]Kind) {
+	for _, name := range names(kinds, prefix) {
+		key, v := prefix+name, fields.At(name)
+		if kind, ok := kinds[key]; !ok {
+			f.readValues(v.Fields(names(kinds, key+".")...), key+".", kinds)
+		} else if fields.Has(name) {
+			if value, ok := readValue(v, kind); ok {
+				f.values[key] = value
+			}
+		}
+	}
+}
+
+// names are the names that may follow a prefix of a key, sorted.
+func names(kinds map[string]Kind, prefix string) (names []string) {
+	for key := range kinds {
+		if rest, ok := strings.CutPrefix(key, prefix); ok {
+			name, _, _ := strings.Cut(rest, ".")
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+// readValue reads a value; false if it is of another kind. A list or mapping may be a scalar as on the command line.
+func readValue(v document.Value, kind Kind) (value Value, ok bool) {
+	value, ok = Value{Where: v.Where(), null: !v.Given()}, true
+	pairs := []pair{}
+	switch {
+	case kind == Opaque:
+		if !v.IsEmpty() {
+			value.Text = "..."
+		}
+	case kind == List && v.IsList():
+		for _, item := range v.Items() {
+			text, isScalar := item.Scalar()
+			pairs, ok = append(pairs, pair{key: text}), ok && isScalar
+		}
+		value = valueOf(v.Where(), pairs)
+	case kind == Mapping && v.IsMapping():
+		for _, p := range v.Pairs() {
+			text, isScalar := p.Value.Scalar()
+			pairs, ok = append(pairs, pair{p.Key, text}), ok && isScalar
+		}
+		value = valueOf(v.Where(), pairs)
+	case kind == Mapping && v.IsList():
+		v.Failf("want a mapping")
+		ok = false
+	case kind == List && v.IsMapping():
+		v.Failf("want a list")
+		ok = false
+	default:
+		value.Text, ok = v.Scalar()
+	}
+	return value, ok
+}

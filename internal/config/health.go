@@ -1,0 +1,131 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/config/document"
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/health/xid"
+)
+
+// Health are the settings of health, which both agents have.
+type Health struct {
+	Policy            core.HealthPolicy
+	Probe             time.Duration    // between health checks
+	StateDir          string           // "" = no history on disk, and no control socket
+	KernelLog         string           // path; "" = it is not read
+	KernelLogOptional bool             // a kernel log that can't be read is no warning
+	Simulation        bool             // an operator may simulate faults
+	Overlap           core.OverlapMode // for devices that another agent of the host offers, too
+}
+
+// DefaultHealth is the default of each setting.
+func DefaultHealth() Health {
+	c := core.DefaultConfig()
+	return Health{
+		Policy: c.Health, Probe: c.Probe, Overlap: c.Overlap,
+		StateDir: defaultStateDir, KernelLog: defaultKernelLog, KernelLogOptional: true,
+	}
+}
+
+// Apply copies the settings of core.
+func (h Health) Apply(c *core.Config) { c.Health, c.Probe, c.Overlap = h.Policy, h.Probe, h.Overlap }
+
+const (
+	defaultStateDir  = "/var/lib/tandem"
+	defaultKernelLog = "/dev/kmsg"
+)
+
+// XIDs is the name of the key of health whose value is a mapping.
+const XIDs = "xids"
+
+// HealthSpecs are the settings of health in the order of the documentation. A setting has one name in each spelling:
+// --recovery-dwell, RECOVERY_DWELL, health.recoveryDwell and recovery_dwell.
+func HealthSpecs() []Spec { return specs(healthOptions(new(Health))) }
+
+func healthOptions(h *Health) []option {
+	p := &h.Policy
+	options := []option{
+		{Spec: Spec{HCL: "health_mode", Default: "enforce",
+			Usage: "enforce: unhealthy devices get no new work; observe: report only; off: check only that driver and GPU are present"},
+			set: oneOf(&p.Mode, core.ModeEnforce, core.ModeObserve, core.ModeOff)},
+		{Spec: Spec{HCL: XIDs, Kind: Mapping, Usage: "XIDs with another effect than the default: 63=ignore,94=degraded,999=unhealthy"}, set: h.setXIDs},
+		{Spec: Spec{HCL: "health_period", Default: "10s", Usage: "time between health checks of every GPU"}, set: duration(&h.Probe, 0)},
+		{Spec: Spec{HCL: "health_settle", Default: "30s", Usage: "time after an XID until the driver's recovery action is reliable"}, set: duration(&p.Settle, 0)},
+		{Spec: Spec{HCL: "call_deadline", Default: "1m", Usage: "time after which a driver call that has not returned makes its GPU unhealthy"}, set: duration(&p.Deadline, 0)},
+		{Spec: Spec{HCL: "recovery", Default: "auto", Usage: "auto: evidence makes a device healthy again; manual: only an operator does"},
+			set: choice(&p.Manual, map[string]bool{"auto": false, "manual": true})},
+		{Spec: Spec{HCL: "recovery_dwell", Default: "1m", Usage: "time for which the evidence must hold; doubles with each relapse, up to an hour"}, set: duration(&p.Dwell, 0)},
+		{Spec: Spec{HCL: "recovery_checks", Kind: Number, Default: "3", Usage: "consecutive clean checks that recovery requires beside evidence"}, set: count(&p.CleanChecks)},
+		{Spec: Spec{HCL: "recovery_limit", Kind: Number, Default: "3", Usage: "recoveries within a day after which only an operator makes a device healthy"}, set: count(&p.MaxRecoveries)},
+		{Spec: Spec{HCL: "degraded", Default: "schedulable", Usage: "schedulable: degraded devices get work; unhealthy: they do not"},
+			set: choice(&p.DegradedTakesNoWork, map[string]bool{"schedulable": false, "unhealthy": true})},
+		{Spec: Spec{HCL: "application_faults", Default: "degraded",
+			Usage: "effect of application XIDs of three workloads within an hour on a GPU: ignore, degraded or unhealthy"}, set: choice(&p.Workloads, effects)},
+		{Spec: Spec{HCL: "kernel_log", Default: "auto", Usage: "second source of XIDs: auto reads " + defaultKernelLog + " if allowed; off; or a path"}, set: h.setKernelLog},
+		{Spec: Spec{HCL: "state_dir", Default: defaultStateDir, Empty: true,
+			Usage: "folder of the health history, the control socket and the claims of the agents of this host; empty: none"},
+			set: pathOrEmpty(&h.StateDir, defaultStateDir+", or nothing")},
+		{Spec: Spec{HCL: "overlap", Default: "warn",
+			Usage: "for a device that another agent of this host offers, too: warn; refuse: only the first of the agents offers it for new work"},
+			set: oneOf(&h.Overlap, core.OverlapWarn, core.OverlapRefuse)},
+		{Spec: Spec{HCL: "simulation", Kind: Bool, Default: "false", Usage: "true: an operator may simulate faults on the running agent"},
+			set: choice(&h.Simulation, map[string]bool{"true": true, "false": false})},
+	}
+	for i := range options {
+		s := &options[i].Spec
+		words := strings.Split(s.HCL, "_")
+		s.Flag = strings.Join(words, "-")
+		for j, w := range words[1:] {
+			words[j+1] = strings.ToUpper(w[:1]) + w[1:]
+		}
+		s.Key = "health." + strings.Join(words, "")
+	}
+	return options
+}
+
+// effects are the possible effects of a single XID.
+var effects = map[string]xid.Effect{"ignore": xid.None, "degraded": xid.Degrades, "unhealthy": xid.Withdraws}
+
+// setXIDs reads {63: ignore, 999: unhealthy}.
+func (h *Health) setXIDs(v Value) error {
+	var xids map[uint64]xid.Effect // nil = none
+	for _, p := range v.entries() {
+		code, err := strconv.ParseUint(p.key, 10, 32)
+		effect, ok := effects[p.value]
+		if err != nil || code == 0 || !ok {
+			return fmt.Errorf("%q: want an XID and its effect, such as 63=ignore: %s", p, document.Choice(slices.Sorted(maps.Keys(effects))))
+		}
+		if _, twice := xids[code]; twice {
+			return fmt.Errorf("XID %d is given twice", code)
+		}
+		if xids == nil {
+			xids = map[uint64]xid.Effect{}
+		}
+		xids[code] = effect
+	}
+	h.Policy.XIDs = xids
+	return nil
+}
+
+func (h *Health) setKernelLog(v Value) error {
+	h.KernelLog, h.KernelLogOptional = v.Text, false
+	switch v.Text {
+	case "auto":
+		h.KernelLog, h.KernelLogOptional = defaultKernelLog, true
+		return nil
+	case "off":
+		h.KernelLog = ""
+		return nil
+	}
+	if path(&h.KernelLog, "")(v) != nil {
+		return errors.New("want auto, off or an absolute path such as " + defaultKernelLog)
+	}
+	return nil
+}

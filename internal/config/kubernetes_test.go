@@ -1,0 +1,311 @@
+package config
+
+import (
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+)
+
+// resolveAll resolves flags, variables and the text of a configuration file.
+func resolveAll(t *testing.T, args []string, env map[string]string, file string) (Kubernetes, error) {
+	t.Helper()
+	if file != "" {
+		path := filepath.Join(t.TempDir(), "c.yaml")
+		if err := os.WriteFile(path, []byte(file), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		args = append(args, "--config-file="+path)
+	}
+	var got Kubernetes
+	var err error
+	values := NewFlags()
+	for _, arg := range args {
+		name, value, _ := strings.Cut(strings.TrimPrefix(arg, "--"), "=")
+		if err := values[name].Set(value); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err = ReadKubernetes(values, environment(env))
+	if err != nil && file != "" {
+		return got, &pathless{err, filepath.Dir(args[len(args)-1][len("--config-file="):]) + "/"}
+	}
+	return got, err
+}
+
+// environment has these variables, and accepts addresses with a numeric port.
+func environment(env map[string]string) Environment {
+	return Environment{
+		LookupEnv: func(name string) (string, bool) { v, ok := env[name]; return v, ok },
+		CheckAddress: func(address string) error {
+			_, err := netip.ParseAddrPort("0.0.0.0" + address)
+			return err
+		},
+	}
+}
+
+// pathless is an error without the temporary folder in its text.
+type pathless struct {
+	error
+	dir string
+}
+
+func (p *pathless) Error() string { return strings.ReplaceAll(p.error.Error(), p.dir, "") }
+
+func TestPrecedence(t *testing.T) {
+	file := "version: v1\nflags:\n  migStrategy: single\n"
+	env := map[string]string{"MIG_STRATEGY": "mixed"}
+	for name, c := range map[string]struct {
+		args []string
+		env  map[string]string
+		file string
+		want core.MIGStrategy
+	}{
+		"default":           {want: core.MIGNone},
+		"file":              {file: file, want: core.MIGSingle},
+		"environment":       {file: file, env: env, want: core.MIGMixed},
+		"flag":              {file: file, env: env, args: []string{"--mig-strategy=none"}, want: core.MIGNone},
+		"empty environment": {file: file, env: map[string]string{"MIG_STRATEGY": ""}, want: core.MIGSingle},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, err := resolveAll(t, c.args, c.env, c.file)
+			if err != nil || s.Core.MIG != c.want {
+				t.Errorf("%v, %v; want %s", s.Core.MIG, err, c.want)
+			}
+		})
+	}
+}
+
+func TestDefaults(t *testing.T) {
+	s, err := resolveAll(t, []string{"--driver-root-ctr-path=/nowhere"}, nil, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := core.DefaultConfig()
+	want.Roots = core.Roots{Driver: "/", Dev: "/", Sys: "/sys", Proc: "/proc"}
+	if diff := cmp.Diff(want, s.Core, cmpopts.EquateEmpty()); diff != "" {
+		t.Error(diff)
+	}
+	if s.KubeletSocket != "/var/lib/kubelet/device-plugins/kubelet.sock" || s.HTTPAddress != ":9410" || len(s.Notes) != 0 {
+		t.Errorf("%+v", s)
+	}
+}
+
+// The environment that NVIDIA's Helm chart sets, and its example file, are taken as they are.
+func TestIncumbentsConfigurationIsAccepted(t *testing.T) {
+	s, err := resolveAll(t, nil, map[string]string{
+		"MPS_ROOT": "/run/nvidia/mps", "NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",
+		"MIG_STRATEGY": "mixed", "FAIL_ON_INIT_ERROR": "true", "DEVICE_LIST_STRATEGY": "envvar", "DEVICE_ID_STRATEGY": "uuid",
+		"NVIDIA_DRIVER_ROOT": "/", "GDS_ENABLED": "false", "IMEX_CHANNEL_IDS": "", "DEVICE_DISCOVERY_STRATEGY": "auto",
+		"PASS_DEVICE_SPECS": "true", "SHARED_DEVICES_ALLOCATION_POLICY": "distributed", "RESCAN": "90s",
+	}, `
+version: v1
+flags:
+  migStrategy: none
+  failOnInitError: true
+  nvidiaDriverRoot: /
+  useNodeFeatureAPI: true
+  plugin:
+    passDeviceSpecs: false
+    deviceListStrategy: [envvar]
+    deviceIDStrategy: uuid
+    cdiAnnotationPrefix: cdi.k8s.io/
+    containerDriverRoot: /driver-root
+  gfd: {oneshot: false, sleepInterval: 60s}
+sharing: {timeSlicing: {renameByDefault: false, resources: []}}
+imex: {channelIDs: [], required: false}
+`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.Core.MIG != core.MIGMixed || !s.Core.DeviceNodes || s.Core.Rescan != 90*time.Second {
+		t.Errorf("%+v", s)
+	}
+	// A value without effect is reported, unless it is the default.
+	want := []string{
+		"FAIL_ON_INIT_ERROR has no effect: without a driver this agent waits for one",
+		"c.yaml:7: flags.useNodeFeatureAPI has no effect: this version does not support GPU feature discovery",
+		"c.yaml:14: flags.gfd has no effect: this version does not support GPU feature discovery",
+	}
+	for i := range s.Notes {
+		s.Notes[i] = s.Notes[i][strings.LastIndex(s.Notes[i], "/c.yaml")+1:]
+	}
+	if diff := cmp.Diff(want, s.Notes); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// What this version does not support is refused by name, together with all other problems.
+func TestEveryProblemIsNamed(t *testing.T) {
+	_, err := resolveAll(t,
+		[]string{"--device-id-strategy=index", "--rescan=0s", "--gdrcopy-enabled=true"},
+		map[string]string{"DEVICE_LIST_STRATEGY": "envvar,cdi-cri", "PASS_DEVICE_SPECS": "yes", "DEVICE_DISCOVERY_STRATEGY": "tegra",
+			"DP_ENABLE_HEALTHCHECKS": "48,x", "KUBELET_SOCKET": "kubelet.sock"},
+		`version: v2
+flags:
+  migStrategy: [single]
+  plugin:
+    pasDeviceSpecs: true
+    pasDeviceSpecs: true
+    deviceListStrategy: {a: b}
+sharing:
+  timeSlicing:
+    resources: [{name: nvidia.com/gpu, replicas: 1}]
+imex: none
+shearing: {}
+`)
+	if err == nil {
+		t.Fatal("accepted")
+	}
+	want := strings.Split(`c.yaml:1: version = "v2": want v1
+c.yaml:3: flags.migStrategy = "[...]": want a single value
+c.yaml:5: flags.plugin.pasDeviceSpecs = "true": unknown key: did you mean passDeviceSpecs?
+c.yaml:6: flags.plugin.pasDeviceSpecs = "true": given twice
+c.yaml:7: flags.plugin.deviceListStrategy = "{...}": want a list
+c.yaml:10: sharing.timeSlicing.resources[0].replicas = "1": want 2 or more, up to 1000 (so many units of 16 GPUs fit one message to the orchestrator)
+c.yaml:11: imex = "none": want a mapping with channelIDs or required
+c.yaml:12: shearing = "{...}": unknown key: did you mean sharing?
+PASS_DEVICE_SPECS = "yes": want true or false
+DEVICE_LIST_STRATEGY = "envvar,cdi-cri": cdi-cri is not supported by this version: want envvar
+--device-id-strategy = "index": index is not supported by this version: want uuid
+DEVICE_DISCOVERY_STRATEGY = "tegra": tegra is not supported by this version: want nvml
+KUBELET_SOCKET = "kubelet.sock": want an absolute path such as /var/lib/kubelet/device-plugins/kubelet.sock
+--rescan = "0s": want a positive duration such as 30s or 1m
+--gdrcopy-enabled = "true": not supported by this version: want false
+DP_ENABLE_HEALTHCHECKS = "48,x": want XIDs such as 48,79, or "all"`, "\n")
+	if diff := cmp.Diff(want, strings.Split(err.Error(), "\n")); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestConfigFileForms(t *testing.T) {
+	for name, c := range map[string]struct {
+		file string
+		want string // of the error
+		mig  core.MIGStrategy
+	}{
+		"empty":          {file: " ", mig: core.MIGNone},
+		"null sections":  {file: "flags:\nsharing:\n", mig: core.MIGNone},
+		"JSON":           {file: `{"version": "v1", "flags": {"migStrategy": "mixed"}}`, mig: core.MIGMixed},
+		"anchors":        {file: "flags: &f\n  migStrategy: &m single\n", mig: core.MIGSingle},
+		"no mapping":     {file: "flags", want: "c.yaml:1: want a mapping"},
+		"list of lists":  {file: "imex: {channelIDs: [[0]]}", want: `c.yaml:1: imex.channelIDs[0] = "[...]": want a single value`},
+		"IMEX channel 0": {file: "imex: {channelIDs: [0]}", want: `c.yaml:1: imex.channelIDs = "0": not supported by this version: remove it`},
+		"syntax":         {file: "flags: {", want: "c.yaml: line 1: did not find expected node content"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, err := resolveAll(t, nil, nil, c.file)
+			if text := errorText(err); text != c.want {
+				t.Errorf("error %q, want %q", text, c.want)
+			}
+			if err == nil && s.Core.MIG != c.mig {
+				t.Errorf("%q, want %q", s.Core.MIG, c.mig)
+			}
+		})
+	}
+}
+
+func errorText(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
+func TestWhatMayBeEmpty(t *testing.T) {
+	for _, c := range []struct {
+		args []string
+		env  map[string]string
+	}{
+		{args: []string{"--kubelet-socket=", "--http-address=", "--state-dir="}},
+		{env: map[string]string{"KUBELET_SOCKET": "", "HTTP_ADDRESS": "", "STATE_DIR": ""}},
+	} {
+		if s, err := resolveAll(t, c.args, c.env, ""); err != nil || s.KubeletSocket+s.HTTPAddress+s.Health.StateDir != "" {
+			t.Errorf("%+v: %+v, %v", c, s, err)
+		}
+	}
+}
+
+func TestListsAddUp(t *testing.T) {
+	s, err := resolveAll(t, []string{"--exclude=GPU-a, GPU-b", "--exclude=GPU-c"}, nil, "")
+	if err != nil || !slices.Equal(s.Core.Exclude, []core.DeviceID{"GPU-a", "GPU-b", "GPU-c"}) {
+		t.Errorf("%v, %v", s.Core.Exclude, err)
+	}
+}
+
+func TestRoots(t *testing.T) {
+	for name, c := range map[string]struct {
+		s            Kubernetes
+		folders      []string
+		driver, dev  string // for this process
+		host         string // the path on the host
+		mayBeOutside bool
+	}{
+		"on the host": {Kubernetes{DriverRoot: "/", ContainerRoot: "/driver-root"},
+			[]string{"/dev"}, "/", "/", "/", false},
+		"in a container": {Kubernetes{DriverRoot: "/", ContainerRoot: "/driver-root"},
+			[]string{"/driver-root", "/driver-root/dev", "/dev"}, "/driver-root", "/driver-root", "/", true},
+		"driver container": {Kubernetes{DriverRoot: "/run/nvidia/driver", ContainerRoot: "/driver-root"},
+			[]string{"/driver-root", "/driver-root/dev"}, "/driver-root", "/driver-root", "/run/nvidia/driver", true},
+		"driver container without nodes": {Kubernetes{DriverRoot: "/run/nvidia/driver", ContainerRoot: "/driver-root", DevRoot: "/"},
+			[]string{"/driver-root", "/dev"}, "/driver-root", "/", "/", true},
+		"driver root without nodes": {Kubernetes{DriverRoot: "/opt/nvidia"},
+			[]string{"/opt/nvidia", "/dev"}, "/opt/nvidia", "", "/opt/nvidia", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c.s.findRoots(func(path string) bool { return slices.Contains(c.folders, path) })
+			got := []string{c.s.Core.Roots.Driver, c.s.Core.Roots.Dev, c.s.DevRoot}
+			if want := []string{c.driver, c.dev, c.host}; !slices.Equal(got, want) || c.s.FallbackDriver != c.mayBeOutside {
+				t.Errorf("%v %v, want %v %v", got, c.s.FallbackDriver, want, c.mayBeOutside)
+			}
+		})
+	}
+}
+
+// Names and defaults of NVIDIA's k8s-device-plugin 0.20.0, as its users have them in their DaemonSets.
+func TestIncumbentsNames(t *testing.T) {
+	var got []string
+	for _, o := range KubernetesSpecs() {
+		ours := []string{"http-address", "log-level", "rescan", "exclude", "sysfs-root", "procfs-root", "pod-resources-socket"}
+		if o.Flag != "" && !slices.Contains(ours, o.Flag) && !strings.HasPrefix(o.Key, "health.") {
+			got = append(got, strings.Join(slices.Concat([]string{o.Flag}, o.Aliases, o.Env, []string{o.Default, o.Key}), " "))
+		}
+	}
+	slices.Sort(got)
+	want := strings.Split(strings.TrimSpace(`
+cdi-annotation-prefix CDI_ANNOTATION_PREFIX cdi.k8s.io/ flags.plugin.cdiAnnotationPrefix
+cdi-disable-hooks CDI_DISABLE_HOOKS  
+cdi-feature-flags CDI_FEATURE_FLAGS  
+config-file CONFIG_FILE  
+dev-root nvidia-dev-root NVIDIA_DEV_ROOT  flags.nvidiaDevRoot
+device-discovery-strategy DEVICE_DISCOVERY_STRATEGY auto flags.deviceDiscoveryStrategy
+device-id-strategy DEVICE_ID_STRATEGY uuid flags.plugin.deviceIDStrategy
+device-list-strategy DEVICE_LIST_STRATEGY envvar flags.plugin.deviceListStrategy
+driver-root nvidia-driver-root NVIDIA_DRIVER_ROOT / flags.nvidiaDriverRoot
+driver-root-ctr-path container-driver-root DRIVER_ROOT_CTR_PATH CONTAINER_DRIVER_ROOT /driver-root flags.plugin.containerDriverRoot
+fail-on-init-error FAIL_ON_INIT_ERROR true flags.failOnInitError
+gdrcopy-enabled GDRCOPY_ENABLED false flags.gdrcopyEnabled
+gds-enabled GDS_ENABLED false flags.gdsEnabled
+imex-channel-ids IMEX_CHANNEL_IDS  imex.channelIDs
+imex-required IMEX_REQUIRED false imex.required
+kubelet-socket KUBELET_SOCKET /var/lib/kubelet/device-plugins/kubelet.sock 
+mig-strategy MIG_STRATEGY none flags.migStrategy
+mofed-enabled MOFED_ENABLED false flags.mofedEnabled
+mps-root MPS_ROOT  flags.mpsRoot
+nvidia-cdi-hook-path nvidia-ctk-path NVIDIA_CDI_HOOK_PATH NVIDIA_CTK_PATH /usr/bin/nvidia-ctk flags.plugin.nvidiaCTKPath
+pass-device-specs PASS_DEVICE_SPECS false flags.plugin.passDeviceSpecs
+shared-devices-allocation-policy SHARED_DEVICES_ALLOCATION_POLICY distributed flags.plugin.sharedDevicesAllocationPolicy
+`), "\n")
+	want[len(want)-1] = strings.TrimRight(want[len(want)-1], "\n")
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+}

@@ -1,0 +1,184 @@
+package config
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/config/policy"
+	"github.com/tandem-gpu/tandem/internal/core"
+)
+
+// Nomad are the settings of nomad-gpu: those of the plugin's config block and of its policy file.
+type Nomad struct {
+	Core    core.Config // Health included
+	Health  Health
+	GroupBy GroupBy
+	MPSRoot string // folder on the host that holds "nvidia.com/<pool>/pipe", the pipe directories of MPS daemons
+}
+
+// GroupBy is the part of the host by which device groups are split: Nomad takes all devices of a task from one group.
+type GroupBy string
+
+// The values of group_by.
+const (
+	GroupByNone   GroupBy = "none"
+	GroupByNUMA   GroupBy = "numa"   // "<name> NUMA 0"; "<name>" for a GPU whose node is unknown
+	GroupByNVLink GroupBy = "nvlink" // "<name> NVLink 0000:17:00.0", the first GPU of the island; "<name>" for a GPU without NVLinks
+)
+
+// Block is the plugin's config block without its policy file.
+type Block struct {
+	Enabled    bool
+	PolicyFile string // absolute path; "" = none
+
+	settings Nomad // Core.MIG and MPSRoot are "" if the block has none
+	problems []error
+}
+
+// minFingerprintPeriod is the minimum of fingerprint_period, the time between complete enumerations. Events and health
+// checks do not wait for one.
+const minFingerprintPeriod = time.Second
+
+// defaultMPSRoot is where NVIDIA's mps-control-daemon has its folders on the host.
+const defaultMPSRoot = "/run/nvidia/mps"
+
+// NomadSpecs are the keys of the config block. All are optional. The first three are those of nomad-device-nvidia.
+func NomadSpecs() []Spec { return specs(nomadOptions(new(Block))) }
+
+func nomadOptions(b *Block) []option {
+	s := &b.settings
+	roots := &s.Core.Roots
+	return append([]option{
+		{Spec: Spec{HCL: "enabled", Kind: Bool, Default: "true"}, set: boolean(&b.Enabled)},
+		{Spec: Spec{HCL: "ignored_gpu_ids", Kind: List}, setItem: func(id string) error {
+			s.Core.Exclude = append(s.Core.Exclude, core.DeviceID(id))
+			if !strings.HasPrefix(id, "GPU-") && !strings.HasPrefix(id, "MIG-") {
+				return errors.New("want UUIDs as nvidia-smi -L prints them: GPU-... or MIG-...")
+			}
+			return nil
+		}},
+		{Spec: Spec{HCL: "fingerprint_period", Default: "1m"}, set: duration(&s.Core.Rescan, minFingerprintPeriod)},
+		{Spec: Spec{HCL: "driver_root", Default: "/"}, set: root(&roots.Driver, "/")},
+		{Spec: Spec{HCL: "dev_root"}, set: func(v Value) error { // "" = driver_root, which is set by now
+			if v.Text == "" {
+				roots.Dev = roots.Driver
+				return nil
+			}
+			return root(&roots.Dev, "/")(v)
+		}},
+		{Spec: Spec{HCL: "sysfs_root", Default: "/sys"}, set: root(&roots.Sys, "/sys")},
+		{Spec: Spec{HCL: "procfs_root", Default: "/proc"}, set: root(&roots.Proc, "/proc")},
+		{Spec: Spec{HCL: "policy_file"}, set: pathOrEmpty(&b.PolicyFile, "/etc/tandem/policy.yaml")},
+		{Spec: Spec{HCL: "mig_strategy"}, set: orEmpty(&s.Core.MIG, migStrategy(&s.Core.MIG))},
+		{Spec: Spec{HCL: "group_by", Default: string(GroupByNone)}, set: oneOf(&s.GroupBy, GroupByNone, GroupByNUMA, GroupByNVLink)},
+		{Spec: Spec{HCL: "mps_root"}, set: pathOrEmpty(&s.MPSRoot, defaultMPSRoot)},
+	}, healthOptions(&s.Health)...)
+}
+
+// root sets an absolute path; "" for the path that the host has.
+func root(field *string, host string) setter {
+	return func(v Value) error {
+		err := path(field, host)(v)
+		if *field = filepath.Clean(v.Text); *field == host {
+			*field = ""
+		}
+		return err
+	}
+}
+
+func migStrategy(field *core.MIGStrategy) setter {
+	return oneOf(field, core.MIGNone, core.MIGSingle, core.MIGMixed)
+}
+
+// NewBlock reads the keys of a config block: a bool, number, string, list or mapping each. A key that is absent or nil has
+// its default. The problems are returned by Read and Compile.
+func NewBlock(keys map[string]any) Block {
+	b := Block{settings: Nomad{Core: core.DefaultConfig(), Health: DefaultHealth()}}
+	b.settings.Core.MIG, b.settings.Core.DeviceNodes = "", true
+	for _, o := range nomadOptions(&b) {
+		if v, err := blockValue(o.Spec, keys[o.HCL]); err != nil {
+			b.problems = append(b.problems, err)
+		} else {
+			b.problems = append(b.problems, o.apply(v)...)
+		}
+	}
+	b.settings.Health.Apply(&b.settings.Core)
+	return b
+}
+
+// blockValue is the value of a key as Nomad encodes it. A number or a bool may be a string.
+func blockValue(s Spec, given any) (Value, error) {
+	var pairs []pair
+	switch given := given.(type) {
+	case nil:
+		return Value{Text: s.Default, Where: s.HCL}, nil
+	case []any:
+		if s.Kind == List {
+			for _, item := range given {
+				pairs = append(pairs, pair{key: fmt.Sprint(item)})
+			}
+			return valueOf(s.HCL, pairs), nil
+		}
+	case map[string]any:
+		if s.Kind == Mapping {
+			for key, value := range given {
+				pairs = append(pairs, pair{key, fmt.Sprint(value)})
+			}
+			slices.SortFunc(pairs, func(a, b pair) int { return cmp.Compare(a.key, b.key) })
+			return valueOf(s.HCL, pairs), nil
+		}
+	default:
+		if s.Kind != List {
+			return Value{Text: fmt.Sprint(given), Where: s.HCL}, nil
+		}
+	}
+	want := "want a single value"
+	switch s.Kind {
+	case List:
+		want = "want a list"
+	case Mapping:
+		want = "want a mapping"
+	}
+	return Value{}, &core.ConfigError{Key: s.HCL, Value: fmt.Sprint(given), Remedy: want}
+}
+
+// StateDir is the state directory; "" = none.
+func (b Block) StateDir() string { return b.settings.Health.StateDir }
+
+// Read returns the settings of the block and its policy file, which it reads. A caller that stores the policy must store the
+// text of this File: the file may change. It returns every problem (errors.Join of *core.ConfigError and the error with
+// which the file can't be read).
+func (b Block) Read() (Nomad, File, error) {
+	if !filepath.IsAbs(b.PolicyFile) {
+		return b.compile(nil)
+	}
+	text, err := readText(b.PolicyFile)
+	if err != nil {
+		b.PolicyFile, b.problems = "", append([]error{err}, b.problems...)
+	}
+	return b.compile(text)
+}
+
+// Compile is Read with a text in place of the policy file; the file at path is not read.
+func (b Block) Compile(path string, text []byte) (Nomad, File, error) {
+	b.PolicyFile = path
+	return b.compile(text)
+}
+
+// compile reads nothing. The block has precedence over the policy file. As for nomad-device-nvidia, the default MIG
+// strategy is mixed: a GPU in MIG mode is not offered, its instances are.
+func (b Block) compile(text []byte) (s Nomad, f File, err error) {
+	if filepath.IsAbs(b.PolicyFile) {
+		f, err = ParseFile(b.PolicyFile, text, policy.Nomad)
+	}
+	s = b.settings
+	s.Core.Policy = f.Policy
+	s.Core.MIG = cmp.Or(s.Core.MIG, f.MIG, core.MIGMixed)
+	s.MPSRoot = filepath.Clean(cmp.Or(s.MPSRoot, f.MPSRoot, defaultMPSRoot))
+	return s, f, errors.Join(slices.Concat(b.problems, []error{err})...)
+}

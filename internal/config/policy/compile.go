@@ -1,0 +1,76 @@
+package policy
+
+import (
+	"fmt"
+	"path/filepath"
+
+	"github.com/tandem-gpu/tandem/internal/config/document"
+	"github.com/tandem-gpu/tandem/internal/core"
+)
+
+// Sections are the keys of a file that Compile reads.
+func Sections() []string { return []string{"resources", "sharing", "policy"} }
+
+// Compile compiles the sections of a document for the agent of an orchestrator; root has the keys of the document. It adds
+// every problem to the document, and then returns the zero Result.
+func Compile(d *document.Document, root document.Fields, to Orchestrator) Result {
+	before := d.Problems()
+	c := &compiler{
+		doc: d, to: to, selectedBy: map[string]string{}, pools: []string{core.DefaultPool},
+		sharedBy: map[string]value{}, sharesOf: map[string][]core.Share{},
+	}
+	c.readPolicy(root.At("policy"))
+	c.readResources(root.At("resources"))
+	c.readSharing(root.At("sharing"))
+	c.unknownPools()
+	c.findConflicts(d.Problems() == before)
+	if d.Problems() > before {
+		return Result{}
+	}
+	return Result{Policy: c.policy, Normalized: normalized(c.policy), MPS: c.mps, Warnings: c.sortedWarnings()}
+}
+
+// value and fields are those of a document.
+type (
+	value  = document.Value
+	fields = document.Fields
+)
+
+// compiler is the state of one compilation.
+type compiler struct {
+	doc    *document.Document
+	to     Orchestrator
+	policy core.Policy
+
+	mps        string            // the first place that uses MPS
+	selectedBy map[string]string // devices that an earlier rule selects without a condition, and the place of that rule
+	everything string            // the place of the rule that selects every device
+	pools      []string          // the pools, beside those of MIG profiles, that devices have before they are shared
+	named      []value           // names of resources in "sharing"
+	suffix     string            // the longest suffix that core appends, for rules that share without a name
+
+	sharedBy    map[string]value // the item in "sharing" by pool
+	sharesOf    map[string][]core.Share
+	renamesGPUs bool // "resources" gives full GPUs another pool
+
+	warnings []warning
+}
+
+// problems is the number of problems found so far.
+func (c *compiler) problems() int { return c.doc.Problems() }
+
+// at is the place of a value in reasons and warnings of a running agent: "tandem.yaml:12: policy.rules[0]". It has no
+// folder: two agents may read one file under two paths, and their texts are the same.
+func (c *compiler) at(v value) string { return fmt.Sprintf("%s: %s", c.line(v), v.Path()) }
+
+// line is the line of a value: "tandem.yaml:12".
+func (c *compiler) line(v value) string {
+	return fmt.Sprintf("%s:%d", filepath.Base(c.doc.Path), v.Line())
+}
+
+// noteMPS records the first place that uses MPS.
+func (c *compiler) noteMPS(v value, mode core.SharingMode) {
+	if mode == core.MPS && c.mps == "" {
+		c.mps = v.Where()
+	}
+}

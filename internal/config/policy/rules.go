@@ -1,0 +1,171 @@
+package policy
+
+import (
+	"cmp"
+	"strings"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+)
+
+// by is between the reason and the line in core.Rule.Reserve: "excluded by tandem.yaml:12".
+const by = " by "
+
+// readPolicy reads the section "policy".
+func (c *compiler) readPolicy(v value) {
+	f := v.Fields("include", "exclude", "rules")
+	include := f.At("include")
+	items := include.Items()
+	if include.IsList() && len(items) == 0 {
+		include.Failf("an empty list offers nothing: leave the key out to offer everything")
+	}
+	for _, item := range items {
+		if s, ok := c.readSelector(item); ok {
+			c.policy.Include = append(c.policy.Include, s)
+		}
+	}
+	for _, item := range f.At("exclude").Items() {
+		if s, ok := c.readSelector(item); ok {
+			c.add(item, core.Rule{Select: s, Reserve: "excluded" + by + c.line(item)})
+		}
+	}
+	for _, item := range f.At("rules").Items() {
+		if r, ok := c.readRule(item); ok {
+			c.add(item, r)
+		}
+	}
+}
+
+// add adds a rule, unless an earlier one selects its devices.
+func (c *compiler) add(v value, r core.Rule) {
+	if c.everything != "" {
+		v.Failf("has no effect: %s selects every device", c.everything)
+		return
+	}
+	names := namedDevices(r.Select)
+	for _, name := range names {
+		device, _, _ := strings.Cut(name, ":") // the GPU of "0:1"
+		if earlier := cmp.Or(c.selectedBy[name], c.selectedBy[device]); earlier != "" {
+			v.Failf("selects %s, as does %s, and the first rule that selects a device counts", name, earlier)
+			return
+		}
+	}
+	if namesOnly(r.Select) {
+		for _, name := range names {
+			c.selectedBy[name] = r.Select.At
+		}
+	}
+	if selectsEverything(r.Select) {
+		c.everything = r.Select.At
+	}
+	c.policy.Rules = append(c.policy.Rules, r)
+}
+
+// The values of "use".
+const (
+	useExclusive   = "exclusive"
+	useTimeSlicing = "time-slicing"
+	useMPS         = "mps"
+	useReserved    = "reserved"
+)
+
+// readRule reads one rule; false if it has a problem.
+func (c *compiler) readRule(v value) (core.Rule, bool) {
+	before := c.problems()
+	f := v.Fields("select", "for", "use", "replicas", "failRequestsGreaterThanOne", "memory", "threads", "migStrategy", "name")
+	if !f.At("select").Given() && c.problems() == before {
+		f.At("select").Failf(`want a selector such as {index: 0}, or {model: "*"} for every device`)
+	}
+	r := core.Rule{}
+	r.Select, _ = c.readSelector(f.At("select"))
+	if c.problems() == before && len(f.Given("for", "use", "migStrategy", "name")) == 0 {
+		v.Failf("does nothing: want use, for, name or migStrategy")
+	}
+	r.Pool = c.definePool(f.At("name"))
+	r.Sharing = readUse(f)
+	r.MIG = readMIGStrategy(f.At("migStrategy"), r.Select)
+	r.Reserve = c.readReserve(v, f)
+	if r.Sharing != nil && r.Sharing.Mode == core.MPS {
+		// A pool has one MPS control daemon, and a CUDA process sees one MIG instance. NVIDIA's plugin starts no daemon
+		// for instances (cmd/mps-control-daemon/mps/manager.go), and refuses MPS under the MIG strategy mixed altogether
+		// (cmd/nvidia-device-plugin/main.go), full GPUs included; here full GPUs are shared, and later rules apply to
+		// the instances.
+		if selectsInstancesOnly(r.Select) {
+			f.At("use").Failf("MPS shares full GPUs only, and this rule selects MIG instances: want time-slicing or exclusive")
+		}
+		r.Select.Full = true
+	}
+	if r.Reserve == "" && r.Sharing != nil {
+		c.noteMPS(f.At("use"), r.Sharing.Mode)
+		if suffix := r.Sharing.Mode.Suffix(); r.Pool == "" && len(suffix) > len(c.suffix) {
+			c.suffix = suffix
+		}
+	}
+	return r, c.problems() == before
+}
+
+// readReserve is the reason why a rule offers nothing to this agent; "" if it does.
+func (c *compiler) readReserve(v value, f fields) string {
+	if f.At("use").Text() == useReserved {
+		for _, w := range f.Given("name", "migStrategy", "for") {
+			w.Failf("a reserved device is not offered: remove it")
+		}
+		return "reserved" + by + c.line(v)
+	}
+	if !f.At("for").Given() {
+		return ""
+	}
+	if to, ok := f.At("for").OneOf(string(Nomad), string(Kubernetes)); ok && to != string(c.to) {
+		return "left to " + to + by + c.line(v)
+	}
+	return ""
+}
+
+// readUse reads how the devices of a rule are shared; nil if it does not specify it, or they are reserved.
+func readUse(f fields) *core.Sharing {
+	use, text := f.At("use"), ""
+	if use.Given() {
+		var ok bool
+		if text, ok = use.OneOf(useExclusive, useTimeSlicing, useMPS, useReserved); !ok {
+			return nil
+		}
+	}
+	switch text {
+	case useTimeSlicing:
+		for _, w := range f.Given("memory", "threads") {
+			w.Failf("time-slicing has no limits: want use: mps, or remove it")
+		}
+		return &core.Sharing{
+			Mode:          core.TimeSlicing,
+			Replicas:      readReplicas(f.At("replicas"), core.TimeSlicing),
+			OnePerRequest: f.At("failRequestsGreaterThanOne").Bool(false),
+		}
+	case useMPS:
+		checkOnePerRequest(f.At("failRequestsGreaterThanOne"))
+		s := &core.Sharing{Mode: core.MPS, OnePerRequest: true}
+		s.Replicas = readReplicas(f.At("replicas"), core.MPS)
+		s.Memory = readSize(f.At("memory"))
+		if threads := f.At("threads"); threads.Given() {
+			s.Threads = threads.Int(1, 100, "the percent of a GPU's threads for one client, 1 to 100")
+		}
+		return s
+	}
+	for _, w := range f.Given("replicas", "failRequestsGreaterThanOne", "memory", "threads") {
+		w.Failf("applies to shared devices only: want use: time-slicing or use: mps, or remove it")
+	}
+	if text == useExclusive {
+		return &core.Sharing{}
+	}
+	return nil
+}
+
+// readMIGStrategy reads the strategy for the GPUs that a selector selects; "" if it is absent or a problem.
+func readMIGStrategy(v value, s core.Selector) core.MIGStrategy {
+	if !v.Given() {
+		return ""
+	}
+	text, ok := v.OneOf(string(core.MIGNone), string(core.MIGSingle), string(core.MIGMixed))
+	if ok && selectsInstancesOnly(s) {
+		v.Failf("applies to GPUs, and this rule selects MIG instances: select their GPU")
+	}
+	return core.MIGStrategy(text)
+}

@@ -1,0 +1,72 @@
+package config
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+)
+
+// Summary is a line for each option without effect, each warning, and each request of the settings, whatever devices the
+// host has.
+func (s Kubernetes) Summary() []string {
+	f := s.File
+	f.MIG, f.MPSRoot = s.Core.MIG, s.MPSRoot
+	return slices.Concat(s.Notes, f.Summary())
+}
+
+// Summary is a line for each warning and each request of a file, whatever devices the host has.
+func (f File) Summary() (lines []string) {
+	for _, w := range f.Warnings {
+		lines = append(lines, "warning: "+w)
+	}
+	add := func(at string, parts ...string) {
+		lines = append(lines, at+": "+strings.Join(parts, ", "))
+	}
+	if f.MIG != "" {
+		add("MIG strategy", string(f.MIG))
+	}
+	if f.MPSRoot != "" {
+		add("MPS root", f.MPSRoot)
+	}
+	for _, s := range f.Policy.Include {
+		add(s.At, "these are offered, and no others but those of further includes")
+	}
+	for _, rule := range f.Policy.Rules {
+		add(rule.Select.At, ruleSummary(rule)...)
+	}
+	for _, n := range f.Policy.Names {
+		add(n.Select.At, "named "+n.Pool)
+	}
+	for _, s := range f.Policy.Shares {
+		parts := []string{s.Pool + " is offered by " + s.Sharing.Terms()}
+		if s.First > 0 {
+			parts = append(parts, fmt.Sprintf("%d of its devices", s.First))
+		}
+		if s.Rename != "" {
+			parts = append(parts, "named "+s.Rename)
+		}
+		add(s.Select.At, parts...)
+	}
+	return lines
+}
+
+// ruleSummary is the effect of a rule on the devices that it selects.
+func ruleSummary(r core.Rule) (parts []string) {
+	if r.Reserve != "" {
+		return []string{"not offered: " + r.Reserve}
+	}
+	if r.Sharing != nil {
+		parts = append(parts, r.Sharing.Terms())
+	} else {
+		parts = append(parts, "offered")
+	}
+	if r.MIG != "" {
+		parts = append(parts, "MIG strategy "+string(r.MIG))
+	}
+	if r.Pool != "" {
+		parts = append(parts, "named "+r.Pool)
+	}
+	return parts
+}
