@@ -1,17 +1,15 @@
 package nvidia
 
 import (
-	"fmt"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
-// machine64 are eight GPUs of which each is cut into seven instances: 64 devices.
+// machine64 has eight GPUs with seven MIG instances each: 64 devices.
 func machine64(b *testing.B) *simdriver.Machine {
 	b.Helper()
 	m := simdriver.Start(b, "a100-mig")
@@ -27,22 +25,22 @@ func benchmarkSnapshot(b *testing.B, m *simdriver.Machine, devices int) {
 	if n := len(snapshot(b, s).Devices); n != devices {
 		b.Fatalf("%d devices", n)
 	}
-	before := s.Work()
+	before := total(calls(b, m))
 	b.ReportAllocs()
 	for b.Loop() {
 		snapshot(b, s)
 	}
-	b.ReportMetric(float64(s.Work().Calls-before.Calls)/float64(b.N), "calls/op")
+	b.ReportMetric(float64(total(calls(b, m))-before)/float64(b.N), "calls/op")
 }
 
-// Against the simulated driver: what is measured is our side and go-nvml's, not the real driver.
+// The benchmarks use the simulated driver: they measure this package and go-nvml, not NVIDIA's driver.
 func BenchmarkSnapshot8(b *testing.B)  { benchmarkSnapshot(b, simdriver.Start(b, "h100x8"), 8) }
 func BenchmarkSnapshot64(b *testing.B) { benchmarkSnapshot(b, machine64(b), 64) }
 
-// BenchmarkSnapshot128 is sixteen GPUs and 112 instances.
+// BenchmarkSnapshot128 has sixteen GPUs and 112 instances.
 func BenchmarkSnapshot128(b *testing.B) { benchmarkSnapshot(b, simdriver.Start(b, "a100x16-mig"), 128) }
 
-// BenchmarkOpen is a session from nothing to the first reading, links included.
+// BenchmarkOpen opens a session and makes its first Snapshot, links included.
 func BenchmarkOpen(b *testing.B) {
 	m := simdriver.Start(b, "h100x8")
 	b.ReportAllocs()
@@ -53,15 +51,15 @@ func BenchmarkOpen(b *testing.B) {
 	}
 }
 
-// benchmarkProbe checks every GPU at a pace of one check in ten seconds, as the agents do: what a minute of
-// that takes is reported beside the mean check. The time is that of this process and the simulated driver.
+// benchmarkProbe checks every GPU every 10 seconds, as the agents do, and reports the cost per minute beside the mean check.
+// The CPU time is that of this process and the simulated driver.
 func benchmarkProbe(b *testing.B, machine string, gpus int) {
 	m := simdriver.Start(b, machine)
 	now := time.Unix(0, 0)
 	s := openWith(b, m, Options{Now: func() time.Time { return now }})
 	snapshot(b, s)
 	probe(b, s)
-	before, began := s.Work(), cpuTime(b)
+	before, began := total(calls(b, m)), cpuTime(b)
 	b.ReportAllocs()
 	for b.Loop() {
 		now = now.Add(10 * time.Second)
@@ -71,14 +69,14 @@ func benchmarkProbe(b *testing.B, machine string, gpus int) {
 	}
 	const checks = 6 // a minute
 	each := func(n float64) float64 { return n * checks / float64(b.N) }
-	b.ReportMetric(each(float64(s.Work().Calls-before.Calls)), "calls/min")
+	b.ReportMetric(each(float64(total(calls(b, m))-before)), "calls/min")
 	b.ReportMetric(each(float64((cpuTime(b) - began).Microseconds())), "µs-CPU/min")
 }
 
 func BenchmarkProbe1(b *testing.B) { benchmarkProbe(b, "h200", 1) }
 func BenchmarkProbe8(b *testing.B) { benchmarkProbe(b, "h100x8", 8) }
 
-// cpuTime is what this process has used of the processors.
+// cpuTime is the CPU time of this process.
 func cpuTime(b *testing.B) time.Duration {
 	b.Helper()
 	var u syscall.Rusage
@@ -86,39 +84,21 @@ func cpuTime(b *testing.B) time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// benchmarkUsage reads the live numbers, as often as Nomad wants them.
+// benchmarkUsage reads the usage of all devices once per operation.
 func benchmarkUsage(b *testing.B, m *simdriver.Machine, devices int) {
 	s := open(b, m)
 	snapshot(b, s)
-	before := s.Work()
+	before := total(calls(b, m))
 	b.ReportAllocs()
 	for b.Loop() {
 		if usage, err := s.Usage(); err != nil || len(usage) != devices {
 			b.Fatal(len(usage), err)
 		}
 	}
-	b.ReportMetric(float64(s.Work().Calls-before.Calls)/float64(b.N), "calls/op")
+	b.ReportMetric(float64(total(calls(b, m))-before)/float64(b.N), "calls/op")
 }
 
 func BenchmarkUsage8(b *testing.B)  { benchmarkUsage(b, simdriver.Start(b, "h100x8"), 8) }
 func BenchmarkUsage64(b *testing.B) { benchmarkUsage(b, machine64(b), 64) }
 
 func BenchmarkUsage128(b *testing.B) { benchmarkUsage(b, simdriver.Start(b, "a100x16-mig"), 128) }
-
-func BenchmarkParseMIGMinors(b *testing.B) {
-	var text strings.Builder
-	for gpu := range 8 {
-		for gi := range 15 {
-			fmt.Fprintf(&text, "gpu%d/gi%d/access %d\n", gpu, gi, gpu*200+gi*9)
-			for ci := range 8 {
-				fmt.Fprintf(&text, "gpu%d/gi%d/ci%d/access %d\n", gpu, gi, ci, gpu*200+gi*9+ci+1)
-			}
-		}
-	}
-	b.ReportAllocs()
-	for b.Loop() {
-		if gi, _ := parseMIGMinors(text.String()).of(7, core.Placement{GI: 14, CI: 0}); gi != 7*200+14*9 {
-			b.Fatal(gi)
-		}
-	}
-}

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -12,62 +11,60 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 )
 
-// line is a way to the driver for one call at a time: the reader has one for what is about no GPU, so has
-// the waiter, and each GPU has one in its lane.
-type line struct {
-	have map[string]bool
-	work *work
+// This file makes every NVML call of the package, on the goroutine that it runs on: the reader, the waiter, or a
+// GPU's worker.
 
-	mu     sync.Mutex
-	index  int       // NVML index of the GPU that the calls are about, -1 for none
-	last   core.Call // the latest call
-	inside bool      // it is in progress
-	closed bool      // no call may begin: nobody waits for its answer any more
+// callSlot makes calls one at a time and records the one in progress. The reader has one for calls about no GPU,
+// the waiter has one, and each gpuWorker has one.
+type callSlot struct {
+	available map[string]bool // see library.available
+
+	mu         sync.Mutex
+	index      int       // NVML index of the GPU that the calls are about, -1 for none
+	last       core.Call // the latest call
+	inProgress bool      // last has not returned
+	abandoned  bool      // the result is not awaited any more: no further call may begin
 }
 
-// work counts calls, for all lines of a session together.
-type work struct{ calls, nanoseconds atomic.Int64 }
+// errQueryAbandoned ends a query whose result is not awaited any more. It is never reported.
+var errQueryAbandoned = errors.New("query abandoned")
 
-// errLate ends the questions of a visit that nobody waits for; nobody sees it either.
-var errLate = errors.New("nobody waits for the answer any more")
-
-// begin notes a call; false if it may not be made.
-func (l *line) begin(name string, at core.Placement) bool {
+// begin records the begin of a call; false if it may not be made.
+func (l *callSlot) begin(name string, at core.Placement) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.closed {
+	if l.abandoned {
 		return false
 	}
 	l.last = core.Call{Name: name, At: at, Index: l.index, Since: time.Now()}
-	l.inside = true
+	l.inProgress = true
 	return true
 }
 
-// end says whether somebody still waits.
-func (l *line) end() bool {
+// end records the return of a call and reports whether its result is still awaited.
+func (l *callSlot) end() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.inside = false
-	l.work.calls.Add(1)
-	l.work.nanoseconds.Add(int64(time.Since(l.last.Since)))
-	return !l.closed
+	l.inProgress = false
+	return !l.abandoned
 }
 
-// busy is the call in progress, if there is one.
-func (l *line) busy() (core.Call, bool) {
+// current is the call in progress; false if there is none.
+func (l *callSlot) current() (core.Call, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.last, l.inside
+	return l.last, l.inProgress
 }
 
-// call makes one driver call about a placement. Every call into NVML is made here.
-func call[T any](l *line, name string, at core.Placement, f func() (T, nvml.Return)) (T, error) {
-	var none T
-	if !l.have[name] {
-		return none, &CallError{Call: name, At: at, Return: nvml.ERROR_FUNCTION_NOT_FOUND, text: "not in this driver"}
+// call makes one NVML call about a placement. The name must be in the table functions. A call that the library
+// lacks fails with ERROR_FUNCTION_NOT_FOUND.
+func call[T any](l *callSlot, name string, at core.Placement, f func() (T, nvml.Return)) (T, error) {
+	var zero T
+	if !l.available[name] {
+		return zero, &nvmlError{Call: name, Return: nvml.ERROR_FUNCTION_NOT_FOUND, text: "not in this driver"}
 	}
 	if !l.begin(name, at) {
-		return none, errLate
+		return zero, errQueryAbandoned
 	}
 	v, ret := f()
 	awaited := l.end()
@@ -75,67 +72,68 @@ func call[T any](l *line, name string, at core.Placement, f func() (T, nvml.Retu
 	case ret == nvml.SUCCESS:
 		return v, nil
 	case !awaited:
-		return none, errLate
+		return zero, errQueryAbandoned
 	}
-	return none, l.failure(name, at, ret)
+	return zero, l.newError(name, ret)
 }
 
-// failure is a code with the driver's words for it.
-func (l *line) failure(name string, at core.Placement, ret nvml.Return) error {
+// newError is an error with nvmlErrorString's text for a code.
+func (l *callSlot) newError(name string, ret nvml.Return) error {
 	text := fmt.Sprintf("error %d", int(ret))
-	if l.have["nvmlErrorString"] {
+	if l.available["nvmlErrorString"] {
 		text = ret.Error()
 	}
-	return &CallError{Call: name, At: at, Return: ret, text: text}
+	return &nvmlError{Call: name, Return: ret, text: text}
 }
 
-// do is call for what gives nothing but a code.
-func do(l *line, name string, at core.Placement, f func() nvml.Return) error {
+// do is call for a function that returns only a code.
+func do(l *callSlot, name string, at core.Placement, f func() nvml.Return) error {
 	_, err := call(l, name, at, func() (struct{}, nvml.Return) { return struct{}{}, f() })
 	return err
 }
 
-// asker asks about one placement until an answer makes further questions pointless: from then on it
-// asks nothing, and err says why.
-type asker struct {
-	line *line
-	at   core.Placement
-	err  error
-	kept bool // the driver failed to say something, and what was known before stands for it
+// caller makes a series of calls about one placement until one fails: err is the reason, and all later calls are
+// skipped.
+type caller struct {
+	slot     *callSlot
+	at       core.Placement
+	err      error
+	fellBack bool // an optional call failed, and its previous value was used
 }
 
-// about asks about another placement on the same line, with an error of its own.
-func (a *asker) about(at core.Placement) *asker { return &asker{line: a.line, at: at} }
+// withPlacement is a caller for another placement on the same slot, with an error of its own.
+func (c *caller) withPlacement(at core.Placement) *caller { return &caller{slot: c.slot, at: at} }
 
-// required asks for what a device can't be offered without.
-func required[T any](a *asker, name string, f func() (T, nvml.Return)) (v T) {
-	if a.err == nil {
-		v, a.err = call(a.line, name, a.at, f)
+// required reads a value without which the device can't be offered. Any error is the caller's.
+func required[T any](c *caller, name string, f func() (T, nvml.Return)) (v T) {
+	if c.err == nil {
+		v, c.err = call(c.slot, name, c.at, f)
 	}
 	return v
 }
 
-// supported asks for what not every device has; zero if this one does not.
-func supported[T any](a *asker, name string, f func() (T, nvml.Return)) (v T) {
-	if a.err != nil {
+// supported reads a value that not every device has: zero if this one does not. Any other error is the caller's.
+func supported[T any](c *caller, name string, f func() (T, nvml.Return)) (v T) {
+	if c.err != nil {
 		return v
 	}
-	v = required(a, name, f)
-	if isUnsupported(a.err) {
-		a.err = nil
+	v = required(c, name, f)
+	if isUnsupported(c.err) {
+		c.err = nil
 	}
 	return v
 }
 
-// optional asks for what a device can be offered without: zero if it does not have it, and what it was
-// before if the driver fails to say, so that a stuttering driver does not change what a device is.
-func optional[T any](a *asker, name string, last T, f func() (T, nvml.Return)) (v T) {
-	if a.err != nil {
+// optional reads a value without which the device can be offered: zero if it is not supported, last if the call
+// fails, so that a passing failure does not change the device. Only the loss of the GPU or of the driver is the
+// caller's error.
+func optional[T any](c *caller, name string, last T, f func() (T, nvml.Return)) (v T) {
+	if c.err != nil {
 		return v
 	}
-	v = supported(a, name, f)
-	if a.err != nil && !isLost(a.err) && !isGone(a.err) && !errors.Is(a.err, errLate) {
-		v, a.err, a.kept = last, nil, true
+	v = supported(c, name, f)
+	if c.err != nil && !isLost(c.err) && !isDriverLost(c.err) && !errors.Is(c.err, errQueryAbandoned) {
+		v, c.err, c.fellBack = last, nil, true
 	}
 	return v
 }

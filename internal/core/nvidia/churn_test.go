@@ -11,7 +11,7 @@ import (
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
-// slots are those of the GPUs in a reading, of the given ones.
+// slotsOf are the slots of the GPUs in a snapshot, of those in all.
 func slotsOf(snap core.Snapshot, all map[core.DeviceID]int) (slots []int) {
 	for _, d := range snap.Devices {
 		if slot, ok := all[d.ID]; ok && d.At.GI == core.Whole {
@@ -22,8 +22,8 @@ func slotsOf(snap core.Snapshot, all map[core.DeviceID]int) (slots []int) {
 	return slots
 }
 
-// rack is a machine with the slots of its GPUs.
-func rack(t testing.TB) (*simdriver.Machine, map[core.DeviceID]int) {
+// h100x8 is a machine with eight GPUs, and the slots of its GPUs.
+func h100x8(t testing.TB) (*simdriver.Machine, map[core.DeviceID]int) {
 	t.Helper()
 	m := simdriver.Start(t, "h100x8")
 	slots := map[core.DeviceID]int{}
@@ -33,23 +33,23 @@ func rack(t testing.TB) (*simdriver.Machine, map[core.DeviceID]int) {
 	return m, slots
 }
 
-// A GPU hangs and one in front of it is pulled, so that all others have other indices: nobody calls the one that
-// hangs again, its neighbours are checked, and who is pulled is lost at once.
-func TestPulledWhileAnotherHangs(t *testing.T) {
+// A GPU hangs and another one is removed, so that indices change: no second call is made about the one that hangs, the others
+// are checked, and the removed one is lost in the next Snapshot.
+func TestRemovalWhileAnotherGPUHangs(t *testing.T) {
 	for _, call := range []string{
 		"*", "nvmlDeviceGetUUID", "nvmlDeviceGetIndex", "nvmlDeviceGetFieldValues", "nvmlDeviceGetCurrPcieLinkGeneration",
 	} {
 		t.Run(call, func(t *testing.T) {
-			m, slots := rack(t)
-			s := openBriefly(t, m)
+			m, slots := h100x8(t)
+			s := openShortDeadline(t, m)
 			first := snapshot(t, s)
 			must(t, m.Hang(simdriver.GPU(5), call))
 			probe(t, s)
 			snapshot(t, s)
-			pulled, hung := core.DeviceID(m.UUID(2)), core.DeviceID(m.UUID(5))
+			removed, hung := core.DeviceID(m.UUID(2)), core.DeviceID(m.UUID(5))
 			must(t, m.Remove(2))
 			lost := core.Exclusion{
-				Index: 2, At: core.WholeGPU(pulled), PCI: first.Devices[2].PCI, Failure: core.FailureLost, Reason: "not listed by the driver",
+				Index: 2, At: core.WholeGPU(removed), PCI: first.Devices[2].PCI, Failure: core.FailureLost, Reason: "not listed by the driver",
 			}
 			if snap := snapshot(t, s); !slices.Contains(snap.Excluded, lost) {
 				t.Errorf("excluded %+v", snap.Excluded)
@@ -73,7 +73,7 @@ func TestPulledWhileAnotherHangs(t *testing.T) {
 				t.Errorf("busy: %+v", busy)
 			}
 			must(t, m.Heal())
-			free(t, s)
+			waitUntilIdle(t, s)
 			if snap := snapshot(t, s); !slices.Equal(slotsOf(snap, slots), []int{0, 1, 3, 4, 5, 6, 7}) || len(snap.Excluded) > 0 {
 				t.Errorf("healed: GPUs %v, excluded %+v", slotsOf(snap, slots), snap.Excluded)
 			}
@@ -81,15 +81,15 @@ func TestPulledWhileAnotherHangs(t *testing.T) {
 	}
 }
 
-// A GPU of which nothing is known yet hangs in a lookup. Others are pulled and plugged in, and nobody looks up the
-// index that it has then.
-func TestPulledWhileAStrangerHangs(t *testing.T) {
+// The lookup of a GPU that is not identified yet hangs. Others are added and removed, and the index that it then has is not
+// looked up.
+func TestRemovalWhileALookupHangs(t *testing.T) {
 	for _, call := range []string{"nvmlDeviceGetHandleByIndex", "nvmlDeviceGetUUID", "nvmlDeviceGetPciInfo"} {
 		t.Run(call, func(t *testing.T) {
-			m, slots := rack(t)
+			m, slots := h100x8(t)
 			must(t, m.Hang(simdriver.GPU(4), call))
-			s := openBriefly(t, m)
-			silent := func(what string, index int, want ...int) {
+			s := openShortDeadline(t, m)
+			expectHang := func(what string, index int, want ...int) {
 				t.Helper()
 				for range 2 {
 					snap := snapshot(t, s)
@@ -102,17 +102,17 @@ func TestPulledWhileAStrangerHangs(t *testing.T) {
 					t.Errorf("%s: busy: %+v", what, busy)
 				}
 			}
-			silent("as it was", 4, 0, 1, 2, 3, 5, 6, 7)
+			expectHang("no change", 4, 0, 1, 2, 3, 5, 6, 7)
 			must(t, m.Remove(0))
-			silent("pulled", 3, 1, 2, 3, 5, 6, 7)
+			expectHang("removed", 3, 1, 2, 3, 5, 6, 7)
 			must(t, m.Add(8))
 			slots[core.DeviceID(m.UUID(8))] = 8
-			silent("plugged in", 3, 1, 2, 3, 5, 6, 7, 8)
+			expectHang("added", 3, 1, 2, 3, 5, 6, 7, 8)
 			must(t, m.Remove(3), m.Remove(1), m.Add(9))
 			slots[core.DeviceID(m.UUID(9))] = 9
-			silent("more of that", 1, 2, 5, 6, 7, 8, 9)
+			expectHang("more changes", 1, 2, 5, 6, 7, 8, 9)
 			must(t, m.Heal())
-			free(t, s)
+			waitUntilIdle(t, s)
 			if snap := snapshot(t, s); !slices.Equal(slotsOf(snap, slots), []int{2, 4, 5, 6, 7, 8, 9}) || len(snap.Excluded) > 0 {
 				t.Errorf("healed: GPUs %v, excluded %+v", slotsOf(snap, slots), snap.Excluded)
 			}
@@ -120,10 +120,10 @@ func TestPulledWhileAStrangerHangs(t *testing.T) {
 	}
 }
 
-// Where the one that hangs could be at either of two indices, nobody looks; the rest goes on.
-func TestNobodyLooksWhereOneMayHang(t *testing.T) {
-	m, slots := rack(t)
-	s := openBriefly(t, m)
+// While the GPU that hangs may be at either of two indices, neither is looked up; the other GPUs are read.
+func TestNoLookupWhereAGPUMayHang(t *testing.T) {
+	m, slots := h100x8(t)
+	s := openShortDeadline(t, m)
 	snapshot(t, s)
 	must(t, m.Hang(simdriver.GPU(7), "nvmlDeviceGetUUID"))
 	probe(t, s)
@@ -137,24 +137,24 @@ func TestNobodyLooksWhereOneMayHang(t *testing.T) {
 		}
 		nameless := slices.ContainsFunc(snap.Excluded, func(e core.Exclusion) bool { return e.At == core.Node && e.Failure == core.FailurePending })
 		if !nameless {
-			t.Errorf("nobody says that there is one more: %+v", snap.Excluded)
+			t.Errorf("no exclusion of an unidentified GPU: %+v", snap.Excluded)
 		}
 	}
 	if n := calls(t, m)["nvmlDeviceGetHandleByIndex_v2"] - before; n > 0 {
 		t.Errorf("%d lookups", n)
 	}
 	must(t, m.Heal())
-	free(t, s)
+	waitUntilIdle(t, s)
 	if snap := snapshot(t, s); !slices.Equal(slotsOf(snap, slots), []int{0, 1, 2, 3, 4, 5, 7, 8}) || len(snap.Excluded) > 0 {
 		t.Errorf("healed: GPUs %v, excluded %+v", slotsOf(snap, slots), snap.Excluded)
 	}
 }
 
-// While a reading is under way a GPU is pulled, or exchanged for another: nobody else is missing from it.
-func TestPulledWhileRead(t *testing.T) {
+// A GPU is removed or replaced during a Snapshot: no other GPU is missing from it.
+func TestRemovalDuringSnapshot(t *testing.T) {
 	for _, known := range []bool{true, false} {
-		for _, exchanged := range []bool{true, false} {
-			m, slots := rack(t)
+		for _, replaced := range []bool{true, false} {
+			m, slots := h100x8(t)
 			s := open(t, m)
 			call, counted := "nvmlDeviceGetHandleByIndex", "nvmlDeviceGetHandleByIndex_v2"
 			if known {
@@ -173,31 +173,31 @@ func TestPulledWhileRead(t *testing.T) {
 			}()
 			eventually(t, func() (uint64, bool) { n := calls(t, m)[counted] - before; return n, n >= 2 })
 			must(t, m.Remove(0))
-			if exchanged {
+			if replaced {
 				must(t, m.Add(0))
 			}
 			snap := <-read
 			got := slotsOf(snap, slots)
 			if got = slices.DeleteFunc(got, func(slot int) bool { return slot == 0 }); !slices.Equal(got, []int{1, 2, 3, 4, 5, 6, 7}) {
-				t.Errorf("known %v, exchanged %v: GPUs %v, excluded %+v", known, exchanged, got, snap.Excluded)
+				t.Errorf("known %v, replaced %v: GPUs %v, excluded %+v", known, replaced, got, snap.Excluded)
 			}
 			must(t, m.Heal())
 			want := 7
-			if exchanged {
+			if replaced {
 				want++
 			}
-			snapshot(t, s) // on a slow machine, only this one notices
+			snapshot(t, s) // on a slow host, only this one shows the change
 			if snap := snapshot(t, s); len(snap.Devices) != want || len(snap.Excluded) > 0 {
-				t.Errorf("known %v, exchanged %v: then %d devices, excluded %+v", known, exchanged, len(snap.Devices), snap.Excluded)
+				t.Errorf("known %v, replaced %v: then %d devices, excluded %+v", known, replaced, len(snap.Devices), snap.Excluded)
 			}
 			must(t, s.Close())
 		}
 	}
 }
 
-// A GPU has another one in its slot: the old one is gone by intent, and not lost.
-func TestExchangedInItsSlot(t *testing.T) {
-	m, slots := rack(t)
+// Another GPU is in the slot of a removed one: the removed one is not lost.
+func TestReplacementInSlot(t *testing.T) {
+	m, slots := h100x8(t)
 	s := open(t, m)
 	before := snapshot(t, s)
 	pci, err := m.Get(3, "pci")
@@ -211,17 +211,17 @@ func TestExchangedInItsSlot(t *testing.T) {
 	}
 }
 
-// GPUs come and go all the time: no reading misses one that stays, one that is not sure says so, and Wait has
-// another one made.
-func TestComeAndGo(t *testing.T) {
-	m, slots := rack(t)
-	s := openBriefly(t, m)
+// GPUs are added and removed all the time: no Snapshot lacks one that stays. One that does not become stable reports that,
+// and Wait reports it too.
+func TestUnstableEnumeration(t *testing.T) {
+	m, slots := h100x8(t)
+	s := openShortDeadline(t, m)
 	snapshot(t, s)
 	_, err := s.Wait(0)
 	must(t, err, m.Slow(simdriver.All, "nvmlDeviceGetIndex", 5*time.Millisecond))
 	stop := make(chan struct{})
-	var plugging sync.WaitGroup
-	plugging.Go(func() {
+	var changing sync.WaitGroup
+	changing.Go(func() {
 		for slot := 8; ; slot++ {
 			select {
 			case <-stop:
@@ -241,11 +241,11 @@ func TestComeAndGo(t *testing.T) {
 		if got := slotsOf(snap, slots); len(got) != 8 {
 			t.Errorf("GPUs %v, excluded %+v", got, snap.Excluded)
 		}
-		return snap.Excluded, slices.ContainsFunc(snap.Excluded, func(e core.Exclusion) bool { return e.Reason == comeAndGo })
+		return snap.Excluded, slices.ContainsFunc(snap.Excluded, func(e core.Exclusion) bool { return e.Reason == enumerationUnstable })
 	})
-	heard(t, s, core.Observation{At: core.Node, Detail: comeAndGo})
+	awaitEvent(t, s, core.Observation{At: core.Node, Detail: enumerationUnstable})
 	close(stop)
-	plugging.Wait()
+	changing.Wait()
 	must(t, m.Heal())
 	if snap := snapshot(t, s); len(snap.Devices) != 8 || slices.ContainsFunc(snap.Excluded, func(e core.Exclusion) bool {
 		return !strings.Contains(e.Reason, "not listed")
@@ -263,9 +263,9 @@ func TestComeAndGo(t *testing.T) {
 	}
 }
 
-// A GPU whose handle is of no use any more is found in its slot, also if its index is another's by then.
-func TestHandleOfNoUse(t *testing.T) {
-	m, slots := rack(t)
+// A GPU whose handle is invalid is found by its PCI address, also if its index has changed.
+func TestInvalidHandleAfterRemoval(t *testing.T) {
+	m, slots := h100x8(t)
 	s := open(t, m)
 	snapshot(t, s)
 	must(t, m.Remove(0), m.Invalidate(3))
@@ -278,9 +278,9 @@ func TestHandleOfNoUse(t *testing.T) {
 	}
 }
 
-// Two GPUs change their slots: who they are, their UUIDs say.
-func TestSlotsExchanged(t *testing.T) {
-	m, slots := rack(t)
+// Two GPUs swap their slots: they are identified by UUID.
+func TestTwoGPUsSwapSlots(t *testing.T) {
+	m, slots := h100x8(t)
 	s := open(t, m)
 	before := snapshot(t, s)
 	a, b := before.Devices[1].PCI, before.Devices[6].PCI

@@ -14,15 +14,15 @@ import (
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
-// heldNodes are the machine's device nodes that this process has open.
-func heldNodes(t testing.TB, m *simdriver.Machine) []string {
+// openNodes are the machine's device nodes that this process has open.
+func openNodes(t testing.TB, m *simdriver.Machine) []string {
 	t.Helper()
 	nodes, err := m.HeldBy(os.Getpid())
 	must(t, err)
 	return nodes
 }
 
-// descriptors counts all that this process has open.
+// descriptors is the number of open file descriptors of this process.
 func descriptors(t testing.TB) int {
 	t.Helper()
 	open, err := os.ReadDir("/proc/self/fd")
@@ -30,9 +30,9 @@ func descriptors(t testing.TB) int {
 	return len(open)
 }
 
-// A closed session keeps no device node, and nothing else, whatever was done with it: else nobody could
-// unload the kernel module.
-func TestCloseLeavesNothingOpen(t *testing.T) {
+// A closed session has no device node and no other descriptor open, whatever was called in it. Otherwise the kernel module
+// could not be unloaded.
+func TestCloseReleasesDescriptors(t *testing.T) {
 	for _, name := range []string{"h100x8", "a100-mig", "t4", "none"} {
 		t.Run(name, func(t *testing.T) {
 			m := simdriver.Start(t, name)
@@ -43,7 +43,7 @@ func TestCloseLeavesNothingOpen(t *testing.T) {
 				_, usageErr := s.Usage()
 				_, waitErr := s.Wait(0)
 				must(t, usageErr, waitErr)
-				if n := len(heldNodes(t, m)); n < 1 || len(snap.Devices) > 0 && n < 2 {
+				if n := len(openNodes(t, m)); n < 1 || len(snap.Devices) > 0 && n < 2 {
 					t.Fatalf("%d nodes are open in a session", n)
 				}
 				must(t, s.Close())
@@ -53,7 +53,7 @@ func TestCloseLeavesNothingOpen(t *testing.T) {
 			for range 50 {
 				round()
 			}
-			if nodes, after := heldNodes(t, m), descriptors(t); len(nodes) > 0 || after > before {
+			if nodes, after := openNodes(t, m), descriptors(t); len(nodes) > 0 || after > before {
 				t.Errorf("open after 50 sessions: %d descriptors, before %d; nodes %q", after, before, nodes)
 			}
 			must(t, m.TryUnload(), m.Load())
@@ -62,9 +62,8 @@ func TestCloseLeavesNothingOpen(t *testing.T) {
 	}
 }
 
-// So it is when a session comes to nothing: at init, at the first call after it, at the first reading, or
-// because the driver goes.
-func TestFailureLeavesNothingOpen(t *testing.T) {
+// The same after a failure: of nvmlInit, of the first call after it, of the first Snapshot, or of the driver.
+func TestFailureReleasesDescriptors(t *testing.T) {
 	m := simdriver.Start(t, "a100-mig")
 	fails := func(call, code string) func() {
 		return func() { must(t, m.Fail(simdriver.All, call, code, simdriver.Always)) }
@@ -89,11 +88,11 @@ func TestFailureLeavesNothingOpen(t *testing.T) {
 				_, _ = s.Probe()
 				_, _ = s.Wait(0)
 				if what == "lookup" {
-					must(t, m.Unload()) // and goes altogether, from under the session
+					must(t, m.Unload()) // the driver is lost during the session
 				}
 				must(t, s.Close())
 			}
-			if nodes, after := heldNodes(t, m), descriptors(t); len(nodes) > 0 || after > before {
+			if nodes, after := openNodes(t, m), descriptors(t); len(nodes) > 0 || after > before {
 				t.Errorf("open: %d descriptors, before %d; nodes %q", after, before, nodes)
 			}
 			must(t, m.Heal(), m.SetModule("535.230.02"), m.Load())
@@ -104,7 +103,7 @@ func TestFailureLeavesNothingOpen(t *testing.T) {
 	}
 }
 
-// A shutdown that fails is made up for: by another Close, or by the next session.
+// A shutdown that fails is made by another Close, or by the next session.
 func TestShutdownFails(t *testing.T) {
 	m := simdriver.Start(t, "t4")
 	closeFails := func() *Session {
@@ -112,25 +111,25 @@ func TestShutdownFails(t *testing.T) {
 		must(t, err)
 		snapshot(t, s)
 		must(t, m.Fail(simdriver.All, "nvmlShutdown", "UNKNOWN", simdriver.Always))
-		if err := s.Close(); returned(err) != nvml.ERROR_UNKNOWN {
+		if err := s.Close(); returnCode(err) != nvml.ERROR_UNKNOWN {
 			t.Errorf("close: %v", err)
 		}
-		if len(heldNodes(t, m)) != 2 {
-			t.Error("nothing is held: what failed?")
+		if len(openNodes(t, m)) != 2 {
+			t.Error("no node is open: the failure had no effect")
 		}
 		must(t, m.Heal())
 		return s
 	}
 	s := closeFails()
 	must(t, s.Close())
-	if nodes := heldNodes(t, m); len(nodes) > 0 {
+	if nodes := openNodes(t, m); len(nodes) > 0 {
 		t.Errorf("closed again: %q", nodes)
 	}
 	closeFails()
 	next := open(t, m)
 	snapshot(t, next)
 	must(t, next.Close())
-	if nodes := heldNodes(t, m); len(nodes) > 0 {
+	if nodes := openNodes(t, m); len(nodes) > 0 {
 		t.Errorf("after the next session: %q", nodes)
 	}
 	if n := calls(t, m); n["nvmlShutdown"] != 5 || n["nvmlInit_v2"] != 3 {
@@ -138,16 +137,16 @@ func TestShutdownFails(t *testing.T) {
 	}
 }
 
-// A session that was closed around a call in the driver lets go once the call is back, if it is asked again.
+// A session that was closed during a hung call is shut down by another Close, when the call has returned.
 func TestCloseAgain(t *testing.T) {
 	m := simdriver.Start(t, "h100x8")
-	s := openWith(t, m, Options{Deadline: brief}, ErrAbandoned)
+	s := openWith(t, m, Options{Deadline: testDeadline}, errAbandoned)
 	snapshot(t, s)
 	must(t, m.Hang(simdriver.GPU(3), "nvmlDeviceRegisterEvents"))
-	s.heard = nil
-	snapshot(t, s) // strands an event set
+	s.registeredGPUs = nil
+	snapshot(t, s) // the event set can't be freed
 	for range 2 {
-		if err := s.Close(); !errors.Is(err, ErrAbandoned) || len(heldNodes(t, m)) != 9 {
+		if err := s.Close(); !errors.Is(err, errAbandoned) || len(openNodes(t, m)) != 9 {
 			t.Fatal(err)
 		}
 	}
@@ -155,9 +154,9 @@ func TestCloseAgain(t *testing.T) {
 		t.Error(err)
 	}
 	must(t, m.Heal())
-	free(t, s)
+	waitUntilIdle(t, s)
 	must(t, s.Close(), s.Close())
-	if nodes := heldNodes(t, m); len(nodes) > 0 || calls(t, m)["nvmlShutdown"] != 1 {
+	if nodes := openNodes(t, m); len(nodes) > 0 || calls(t, m)["nvmlShutdown"] != 1 {
 		t.Errorf("%q are open, %d shutdowns", nodes, calls(t, m)["nvmlShutdown"])
 	}
 	must(t, m.TryUnload())
@@ -166,9 +165,8 @@ func TestCloseAgain(t *testing.T) {
 	}
 }
 
-// A session that closes well says so only if no earlier one of the process holds the driver, be it in a call
-// about a GPU or about none, in the event wait or in its own end.
-func TestCloseKnowsTheOthers(t *testing.T) {
+// Close reports a hung call of an earlier session: about a GPU, about none, in the event wait or in Close itself.
+func TestCloseReportsHungCallsOfEarlierSessions(t *testing.T) {
 	for call, enter := range map[string]func(*Session){
 		"nvmlDeviceGetUUID":  func(s *Session) { _, _ = s.Probe() },
 		"nvmlDeviceGetCount": func(s *Session) { _, _ = s.Snapshot() },
@@ -177,7 +175,7 @@ func TestCloseKnowsTheOthers(t *testing.T) {
 	} {
 		t.Run(call, func(t *testing.T) {
 			m := simdriver.Start(t, "t4")
-			first := openWith(t, m, Options{Deadline: brief}, ErrAbandoned)
+			first := openWith(t, m, Options{Deadline: testDeadline}, errAbandoned)
 			snapshot(t, first)
 			must(t, m.Hang(simdriver.All, call))
 			over := make(chan struct{})
@@ -186,36 +184,36 @@ func TestCloseKnowsTheOthers(t *testing.T) {
 				enter(first)
 				_ = first.Close()
 			}()
-			eventually(t, first.hanging)
-			next := openBriefly(t, m)
+			eventually(t, first.abandonedCall)
+			next := openShortDeadline(t, m)
 			for range 2 {
-				if err := next.Close(); !errors.Is(err, ErrAbandoned) || !strings.Contains(err.Error(), call) {
+				if err := next.Close(); !errors.Is(err, errAbandoned) || !strings.Contains(err.Error(), call) {
 					t.Errorf("close: %v", err)
 				}
 			}
 			must(t, m.Heal())
 			<-over
 			eventually(t, func() (string, bool) { err := next.Close(); return fmt.Sprint(err), err == nil })
-			if nodes := heldNodes(t, m); len(nodes) > 0 {
+			if nodes := openNodes(t, m); len(nodes) > 0 {
 				t.Errorf("%q are open", nodes)
 			}
 		})
 	}
 }
 
-// Who takes the place of a session does not keep it from ending.
+// A hung call of a later session does not prevent the Close of an earlier one.
 func TestCloseOfAnEarlierSession(t *testing.T) {
 	m := simdriver.Start(t, "t4")
-	first, next := open(t, m), openWith(t, m, Options{Deadline: brief}, ErrAbandoned)
+	first, next := open(t, m), openWith(t, m, Options{Deadline: testDeadline}, errAbandoned)
 	snapshot(t, next)
 	must(t, m.Hang(simdriver.GPU(0), "nvmlDeviceGetUUID"))
 	probe(t, next)
 	must(t, first.Close())
-	if err := next.Close(); !errors.Is(err, ErrAbandoned) {
+	if err := next.Close(); !errors.Is(err, errAbandoned) {
 		t.Error(err)
 	}
 	must(t, m.Heal())
-	free(t, next)
+	waitUntilIdle(t, next)
 	must(t, next.Close())
 }
 

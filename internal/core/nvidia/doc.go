@@ -1,20 +1,39 @@
-// Package nvidia asks NVIDIA's driver: it turns NVML, procfs and sysfs into the values of package core.
-// It is the only package that uses cgo.
+// Package nvidia reads NVIDIA's driver: NVML, procfs, sysfs and /dev become values of package core. It is the only package
+// that uses cgo.
 //
-//	library.go   where libnvidia-ml.so.1 is, and which of its functions are there
-//	mapped.go    the one library of a process, and whether another process would have another
-//	session.go   open and close      abandon.go  what a close has to leave to the next
-//	call.go      the one way in which a call is made
-//	lane.go      one way to each GPU, so that one that hangs keeps nobody waiting
-//	visit.go     questions to one GPU, or to all at once where they are slow
-//	census.go    who is there        doors.go    and who is at an index that is nobody's
-//	discover.go  readings            gpu.go      GPUs          mig.go     their instances
-//	fixed.go     what is asked once              links.go    how they reach each other
-//	capdev.go    nodes of instances              usage.go    live numbers
-//	probe.go     checks              vitals.go   what a check knows of a GPU
-//	fields.go    signs of health in the batch    signals.go    and by calls of their own
-//	ears.go      event sets          wait.go     events        system.go  the kernel driver's comings and goings
+// A Session has two goroutines of the monitor: the reader calls Snapshot, Probe and Usage, the waiter calls Wait. A driver
+// call can hang and can't be cancelled. So calls about a GPU run on a worker goroutine of that GPU, and the reader waits for
+// it until a deadline. Calls about no GPU run on the reader or the waiter itself; Session.Busy reports calls that hang.
 //
-// go-nvml binds functions when they are first called, for the whole process, and a function that the
-// installed driver lacks ends the process. So every call goes through call, which looks first.
+//	file               contents                                                runs on
+//	session.go         Open, Close (nvmlInit, nvmlShutdown)                    caller
+//	shutdown.go        nvmlShutdown of sessions closed with a hung call        caller
+//	call.go            how each NVML call is made
+//	worker.go          one worker per GPU
+//	query.go           calls on workers, with a deadline
+//	library.go         libnvidia-ml.so.1 and the functions that it has         caller of Open
+//	loadedlibrary.go   why a process keeps one library, version mismatch
+//	module.go          the kernel module, DriverFingerprint                    caller; no NVML
+//	snapshot.go        Snapshot                                                reader
+//	enumeration.go     which GPUs there are: the known ones                    workers
+//	lookup.go          which GPUs there are: unassigned NVML indices           workers
+//	readgpu.go         properties of a GPU                                     worker
+//	mig.go             MIG instances of a GPU                                  worker
+//	capabilities.go    device nodes of MIG instances                           reader; procfs
+//	topology.go        PCIe paths and NVLinks between GPUs                     workers
+//	nodes.go           device nodes                                            any; /dev
+//	probe.go           Probe                                                   reader
+//	healthrecord.go    health check of a GPU                                   worker
+//	fields.go          health signals of nvmlDeviceGetFieldValues              worker
+//	signals.go         health signals with calls of their own                  worker
+//	usage.go           Usage                                                   workers
+//	eventsets.go       creation of NVML event sets                             reader, workers
+//	wait.go            Wait                                                    waiter
+//	bindevents.go      system events: kernel driver bound and unbound          waiter
+//	procfswatch.go     added and removed GPUs and MIG instances                waiter; procfs
+//	convert.go         NVML's strings and numbers as core's values
+//	errors.go          errors, and what NVML's codes mean
+//
+// go-nvml binds functions when they are first called, for the whole process, and a call of a function that the library lacks
+// ends the process. So every call is made by call, which checks library.available first.
 package nvidia

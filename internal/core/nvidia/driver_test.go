@@ -1,11 +1,15 @@
 package nvidia
 
 import (
+	"context"
 	"errors"
+	"log/slog"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
@@ -51,7 +55,7 @@ func TestDriverReplaced(t *testing.T) {
 func TestDriverWideCodes(t *testing.T) {
 	for code, want := range map[string]error{
 		"UNINITIALIZED": core.ErrDriverLost, "DRIVER_NOT_LOADED": core.ErrDriverLost,
-		"LIB_RM_VERSION_MISMATCH": core.ErrDriverLost, // the library on disk is the one that this process has
+		"LIB_RM_VERSION_MISMATCH": core.ErrDriverLost, // the library on disk is the loaded one
 	} {
 		for _, call := range []string{
 			"nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex", "nvmlDeviceGetPciInfo", "nvmlDeviceGetMemoryInfo",
@@ -74,5 +78,52 @@ func TestDriverWideCodes(t *testing.T) {
 	}
 	if _, err := s.Probe(); !errors.Is(err, core.ErrDriverLost) {
 		t.Errorf("probe without a reading: %v", err)
+	}
+}
+
+// A GPU of which all calls fail is unhealthy in the monitor's inventory until they succeed. Other faults from the library to
+// the inventory are in test/health.
+func TestMonitorReportsFailingCalls(t *testing.T) {
+	m := simdriver.Start(t, "h100x8")
+	cfg := core.DefaultConfig()
+	cfg.Probe, cfg.Rescan = 50*time.Millisecond, 200*time.Millisecond
+	cfg.Health.Dwell, cfg.Health.MaxDwell = time.Millisecond, time.Millisecond
+	mon := monitor.New(func() (monitor.Session, error) {
+		s, err := Open(Options{Roots: roots(m), Deadline: 100 * time.Millisecond})
+		if err != nil {
+			return nil, err // not a nil *Session in an interface
+		}
+		return s, nil
+	}, cfg, slog.New(slog.DiscardHandler), nil)
+	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
+	defer cancel()
+	ended := make(chan error, 1)
+	go func() { ended <- mon.Run(ctx) }()
+	await := func(what string, state core.HealthState, reason core.Reason) {
+		t.Helper()
+		for inv := range mon.Watch(ctx) {
+			states := map[core.DeviceID]core.HealthState{}
+			others := 0
+			for u := range inv.Units() {
+				if u.Device.ID == h100ID && u.Health.Reason == reason {
+					states[h100ID] = u.Health.State
+				} else if u.Health.State == core.Healthy {
+					others++
+				}
+			}
+			if got, ok := states[h100ID]; ok && got == state && others == 7 {
+				return
+			}
+		}
+		t.Fatalf("never %s; driver %+v", what, mon.Current().Driver())
+	}
+	await("healthy", core.Healthy, core.ReasonNone)
+	must(t, m.Fail(simdriver.GPU(3), "nvml*", "UNKNOWN", simdriver.Always))
+	await("unhealthy", core.Unhealthy, core.ReasonProbe)
+	must(t, m.Heal())
+	await("healthy again", core.Healthy, core.ReasonNone)
+	cancel()
+	if err := <-ended; err != nil && !errors.Is(err, context.Canceled) {
+		t.Error(err)
 	}
 }

@@ -9,19 +9,21 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 )
 
-// CallError is a driver call that failed. It unwraps to core.ErrDriverLost where the code concerns the driver
-// as a whole.
-type CallError struct {
-	Call   string         // "nvmlDeviceGetUUID"
-	At     core.Placement // core.Node for a call that is about no GPU
+// This file defines the errors of the package, and what NVML's return codes mean.
+
+// nvmlError is an NVML call that returned an error code. It unwraps to core.ErrDriverLost if the code concerns the
+// whole driver.
+type nvmlError struct {
+	Call   string // "nvmlDeviceGetUUID"
 	Return nvml.Return
 
-	text string // the driver's words, taken while its library was there to be asked
+	text string // of nvmlErrorString, read when the call failed, as the library may be unloaded later
 }
 
-func (e *CallError) Error() string { return e.Call + ": " + e.text }
+func (e *nvmlError) Error() string { return e.Call + ": " + e.text }
 
-func (e *CallError) Unwrap() error {
+// Unwrap returns core.ErrDriverLost for a code that concerns the whole driver, else nil.
+func (e *nvmlError) Unwrap() error {
 	switch e.Return {
 	case nvml.ERROR_UNINITIALIZED, nvml.ERROR_DRIVER_NOT_LOADED, nvml.ERROR_LIB_RM_VERSION_MISMATCH:
 		return core.ErrDriverLost
@@ -30,30 +32,30 @@ func (e *CallError) Unwrap() error {
 	}
 }
 
-// StuckError says that a GPU is not asked at present, because a call about it has not come back.
-type StuckError struct {
-	Call  string // "nvmlDeviceGetMemoryInfo"
-	At    core.Placement
-	Index int // NVML index of the GPU
+// hungError means that no call about a GPU is made at present, because an earlier one has not returned.
+type hungError struct {
+	Call string // the call that has not returned: "nvmlDeviceGetMemoryInfo"
+	At   core.Placement
 }
 
-func (e *StuckError) Error() string { return "the driver does not answer (" + e.Call + ")" }
+func (e *hungError) Error() string { return "the driver does not answer (" + e.Call + ")" }
 
-// ErrAbandoned says that a session was closed with a call in the driver. The library stays initialised, as
-// nvmlShutdown under a call in progress is undefined; a later session shares it.
-var ErrAbandoned = errors.New("a driver call was abandoned")
+// errAbandoned means that a session was closed while one of its calls had not returned. The library stays
+// initialised, as nvmlShutdown during another call is undefined; a later session uses it too.
+var errAbandoned = errors.New("driver call has not returned")
 
-func returned(err error) nvml.Return {
-	if e, ok := errors.AsType[*CallError](err); ok {
+// returnCode is the NVML code of an error, nvml.SUCCESS if it has none.
+func returnCode(err error) nvml.Return {
+	if e, ok := errors.AsType[*nvmlError](err); ok {
 		return e.Return
 	}
 	return nvml.SUCCESS
 }
 
-// isUnsupported reports whether a call failed because this device, driver or user does not have what was
-// asked for, which is a fact and not a fault. A missing function answers ERROR_FUNCTION_NOT_FOUND.
+// isUnsupported reports whether a call failed because the GPU, the driver or the user's permissions lack what it
+// reads, which is no fault. A function that the library lacks counts as ERROR_FUNCTION_NOT_FOUND.
 func isUnsupported(err error) bool {
-	switch returned(err) {
+	switch returnCode(err) {
 	case nvml.ERROR_NOT_SUPPORTED, nvml.ERROR_FUNCTION_NOT_FOUND, nvml.ERROR_NO_PERMISSION,
 		nvml.ERROR_INVALID_ARGUMENT, nvml.ERROR_ARGUMENT_VERSION_MISMATCH, nvml.ERROR_DEPRECATED:
 		return true
@@ -62,15 +64,21 @@ func isUnsupported(err error) bool {
 	}
 }
 
-func isLost(err error) bool { return returned(err) == nvml.ERROR_GPU_IS_LOST }
+func isLost(err error) bool { return returnCode(err) == nvml.ERROR_GPU_IS_LOST }
 
-// isGone reports whether the driver as a whole can't be asked any more.
-func isGone(err error) bool { return errors.Is(err, core.ErrDriverLost) }
+// isDriverLost reports whether the whole driver is unusable.
+func isDriverLost(err error) bool { return errors.Is(err, core.ErrDriverLost) }
 
-// gone says that err ends the session, and whether the process too: see mismatch.
-func (s *Session) gone(err error) error {
-	if returned(err) == nvml.ERROR_LIB_RM_VERSION_MISMATCH {
-		if err := s.mismatch(err); errors.Is(err, core.ErrDriverStale) {
+func isHung(err error) bool {
+	_, ok := errors.AsType[*hungError](err)
+	return ok
+}
+
+// driverLost wraps an error that ends the session: in core.ErrDriverStale if it also ends the process (see
+// versionMismatch), else in core.ErrDriverLost.
+func (s *Session) driverLost(err error) error {
+	if returnCode(err) == nvml.ERROR_LIB_RM_VERSION_MISMATCH {
+		if err := s.versionMismatch(err); errors.Is(err, core.ErrDriverStale) {
 			return err
 		}
 	}
@@ -80,16 +88,11 @@ func (s *Session) gone(err error) error {
 // failureOf classifies the error of a call about a GPU.
 func failureOf(err error) core.Failure {
 	switch {
-	case isLost(err), errors.Is(err, errUnlisted):
+	case isLost(err), errors.Is(err, errNotListed):
 		return core.FailureLost
-	case isStuck(err):
+	case isHung(err):
 		return core.FailurePending
 	default:
 		return core.FailureError
 	}
-}
-
-func isStuck(err error) bool {
-	_, ok := errors.AsType[*StuckError](err)
-	return ok
 }

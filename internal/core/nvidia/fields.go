@@ -9,34 +9,36 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 )
 
-// field is a sign of health that comes with the one nvmlDeviceGetFieldValues of each check. An unset gauge
-// is for a GPU that does not have it.
+// This file reads the health signals that nvmlDeviceGetFieldValues gives together, on the GPU's worker.
+
+// field is a health signal that is read with the one nvmlDeviceGetFieldValues of each check. set gets an unset value if
+// the GPU does not support the field.
 type field struct {
 	id  uint32
 	set func(*core.HealthSample, core.OptionalUint64)
 }
 
-// The first field is the driver's verdict, without which there is no check.
+// The first field is the recovery action: if it can't be read, the check has failed.
 var fields = [...]field{
-	{nvml.FI_DEV_GET_GPU_RECOVERY_ACTION, func(v *core.HealthSample, g core.OptionalUint64) { v.RecoveryAction = verdict(g) }},
-	{nvml.FI_DEV_REMAPPED_PENDING, func(v *core.HealthSample, g core.OptionalUint64) { v.RemapPending = answer(g) }},
-	{nvml.FI_DEV_REMAPPED_FAILURE, func(v *core.HealthSample, g core.OptionalUint64) { v.RemapFailed = answer(g) }},
-	{nvml.FI_DEV_RETIRED_PENDING, func(v *core.HealthSample, g core.OptionalUint64) { v.RetirementPending = answer(g) }},
-	{nvml.FI_DEV_CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN, func(v *core.HealthSample, g core.OptionalUint64) { v.ThermalSlowdown = g }},
-	{nvml.FI_DEV_CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN, func(v *core.HealthSample, g core.OptionalUint64) { v.PowerBrake = g }},
-	{nvml.FI_DEV_PCIE_REPLAY_COUNTER, func(v *core.HealthSample, g core.OptionalUint64) { v.Replays = g }},
-	{nvml.FI_DEV_TOTAL_ENERGY_CONSUMPTION, func(v *core.HealthSample, g core.OptionalUint64) { v.Energy = g }},
+	{nvml.FI_DEV_GET_GPU_RECOVERY_ACTION, func(s *core.HealthSample, v core.OptionalUint64) { s.RecoveryAction = recoveryAction(v) }},
+	{nvml.FI_DEV_REMAPPED_PENDING, func(s *core.HealthSample, v core.OptionalUint64) { s.RemapPending = tristateOf(v) }},
+	{nvml.FI_DEV_REMAPPED_FAILURE, func(s *core.HealthSample, v core.OptionalUint64) { s.RemapFailed = tristateOf(v) }},
+	{nvml.FI_DEV_RETIRED_PENDING, func(s *core.HealthSample, v core.OptionalUint64) { s.RetirementPending = tristateOf(v) }},
+	{nvml.FI_DEV_CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN, func(s *core.HealthSample, v core.OptionalUint64) { s.ThermalSlowdown = v }},
+	{nvml.FI_DEV_CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN, func(s *core.HealthSample, v core.OptionalUint64) { s.PowerBrake = v }},
+	{nvml.FI_DEV_PCIE_REPLAY_COUNTER, func(s *core.HealthSample, v core.OptionalUint64) { s.Replays = v }},
+	{nvml.FI_DEV_TOTAL_ENERGY_CONSUMPTION, func(s *core.HealthSample, v core.OptionalUint64) { s.Energy = v }},
 }
 
-func answer(g core.OptionalUint64) core.Tristate {
-	if !g.OK {
+func tristateOf(v core.OptionalUint64) core.Tristate {
+	if !v.OK {
 		return core.NotReported
 	}
-	return core.TristateOf(g.Value != 0)
+	return core.TristateOf(v.Value != 0)
 }
 
-// verdict maps nvmlDeviceGpuRecoveryAction_t. What a later driver may want is something.
-func verdict(g core.OptionalUint64) core.RecoveryAction {
+// recoveryAction converts nvmlDeviceGpuRecoveryAction_t. A value of a later driver is core.RecoveryOther.
+func recoveryAction(v core.OptionalUint64) core.RecoveryAction {
 	known := [...]core.RecoveryAction{
 		nvml.GPU_RECOVERY_ACTION_NONE:                core.RecoveryNone,
 		nvml.GPU_RECOVERY_ACTION_GPU_RESET:           core.RecoveryReset,
@@ -46,76 +48,76 @@ func verdict(g core.OptionalUint64) core.RecoveryAction {
 		nvml.GPU_RECOVERY_ACTION_RECOVER_IMEX_DOMAIN: core.RecoveryIMEX,
 	}
 	switch {
-	case !g.OK:
+	case !v.OK:
 		return core.RecoveryUnknown
-	case g.Value < uint64(len(known)):
-		return known[g.Value]
+	case v.Value < uint64(len(known)):
+		return known[v.Value]
 	default:
 		return core.RecoveryOther
 	}
 }
 
-// batch is one nvmlDeviceGetFieldValues: what is asked for, and whose ability and value that is.
-type batch struct {
-	values []nvml.FieldValue
-	into   []*ability
-	set    []func(core.OptionalUint64)
+// fieldBatch is one nvmlDeviceGetFieldValues: the fields, and for each where its support and its value are stored.
+type fieldBatch struct {
+	values  []nvml.FieldValue
+	support []*signalSupport
+	set     []func(core.OptionalUint64)
 }
 
-func (b *batch) add(v nvml.FieldValue, y *ability, set func(core.OptionalUint64)) {
-	if !y.lacking {
-		b.values, b.into, b.set = append(b.values, v), append(b.into, y), append(b.set, set)
+func (b *fieldBatch) add(v nvml.FieldValue, y *signalSupport, set func(core.OptionalUint64)) {
+	if !y.unsupported {
+		b.values, b.support, b.set = append(b.values, v), append(b.support, y), append(b.set, set)
 	}
 }
 
-// readFields asks for all fields that the GPU has in one call, and for the state of its NVLinks if they
-// are due. False if there is nothing that the GPU has.
-func (r *record) readFields(a *asker, h nvml.Device, links bool) (answered bool) {
-	if a.err != nil || r.batch.lacking {
+// readFields reads all supported fields in one call, with the state of the GPU's NVLinks if that is due. It reports
+// whether at least one field was read.
+func (r *healthRecord) readFields(c *caller, h nvml.Device, links bool) (answered bool) {
+	if c.err != nil || r.fieldsCall.unsupported {
 		return false
 	}
-	var b batch
+	var b fieldBatch
 	for i, f := range fields {
-		b.add(nvml.FieldValue{FieldId: f.id}, &r.fields[i], func(g core.OptionalUint64) { f.set(&r.vitals, g) })
+		b.add(nvml.FieldValue{FieldId: f.id}, &r.fields[i], func(v core.OptionalUint64) { f.set(&r.sample, v) })
 	}
-	links = links || slices.ContainsFunc(r.links[:], func(y ability) bool { return y.failed })
-	links = links && !r.mig // which turns links to other GPUs off by design
+	links = links || slices.ContainsFunc(r.links[:], func(y signalSupport) bool { return y.failed })
+	links = links && !r.mig // MIG mode disables NVLinks to other GPUs
 	var up core.OptionalUint64
 	for link := range r.links {
 		if links {
 			b.add(nvml.FieldValue{FieldId: nvml.FI_DEV_NVLINK_GET_STATE, ScopeId: uint32(link)}, &r.links[link],
-				func(g core.OptionalUint64) { up.Value, up.OK = up.Value+g.Value, up.OK || g.OK })
+				func(v core.OptionalUint64) { up.Value, up.OK = up.Value+v.Value, up.OK || v.OK })
 		}
 	}
 	if len(b.values) == 0 {
 		return false
 	}
-	if answered = r.ask(a, h, b); a.err != nil {
+	if answered = r.readBatch(c, h, b); c.err != nil {
 		return false
 	}
-	if links && !slices.ContainsFunc(r.links[:], func(y ability) bool { return y.failed }) {
-		r.vitals.LinksUp = up
+	if links && !slices.ContainsFunc(r.links[:], func(y signalSupport) bool { return y.failed }) {
+		r.sample.LinksUp = up
 	}
 	return answered
 }
 
-// ask makes the call and takes its answers. It fails as a whole if the call does, or the verdict, or if a
-// field says what concerns all: then it is the asker's error.
-func (r *record) ask(a *asker, h nvml.Device, b batch) (answered bool) {
+// readBatch makes the call and stores the values. The error is the caller's if the whole call fails, or the recovery
+// action, or if the code of a field concerns the whole GPU.
+func (r *healthRecord) readBatch(c *caller, h nvml.Device, b fieldBatch) (answered bool) {
 	const name = "nvmlDeviceGetFieldValues"
-	whole := do(a.line, name, a.at, func() nvml.Return { return h.GetFieldValues(b.values) })
-	if !r.batch.took(whole) {
-		a.err = whole
+	callErr := do(c.slot, name, c.at, func() nvml.Return { return h.GetFieldValues(b.values) })
+	if !r.fieldsCall.update(callErr) {
+		c.err = callErr
 		return false
 	}
-	for i, y := range b.into {
-		v, err := b.values[i], whole
+	for i, y := range b.support {
+		v, err := b.values[i], callErr
 		if ret := nvml.Return(v.NvmlReturn); err == nil && ret != nvml.SUCCESS {
-			err = a.line.failure(name, a.at, ret)
+			err = c.slot.newError(name, ret)
 		}
-		counts := y.took(err)
-		if fatal(err) || y.failed && y == &r.fields[0] {
-			a.err = err
+		counts := y.update(err)
+		if endsCheck(err) || y.failed && y == &r.fields[0] {
+			c.err = err
 			return false
 		}
 		if counts {
@@ -126,7 +128,7 @@ func (r *record) ask(a *asker, h nvml.Device, b batch) (answered bool) {
 	return answered
 }
 
-// fieldValue is the number in a field's union, for the types that counters and flags have.
+// fieldValue is the number in nvmlValue_t, for the types of counters and flags.
 func fieldValue(v nvml.FieldValue) uint64 {
 	switch nvml.ValueType(v.ValueType) {
 	case nvml.VALUE_TYPE_UNSIGNED_INT, nvml.VALUE_TYPE_SIGNED_INT:

@@ -1,6 +1,7 @@
 package nvidia
 
 import (
+	"fmt"
 	"path"
 	"slices"
 	"strconv"
@@ -8,11 +9,13 @@ import (
 	"testing"
 	"testing/fstest"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/tandem-gpu/tandem/internal/core"
 )
 
-// FuzzKernelFiles: whatever stands in sysfs, procfs and /dev, a NUMA node is the one that is written there or none,
-// the minor numbers of a capability are those of its lines, and a node is one that is there.
+// FuzzKernelFiles: whatever sysfs, procfs and /dev contain, a NUMA node is the number in its file or -1, the minor numbers of
+// a capability are those of its lines, and every node exists.
 func FuzzKernelFiles(f *testing.F) {
 	f.Add("0000:3b:00.0", "1\n", "gpu0/gi1/access 12\ngpu0/gi1/ci0/access 13\n", "Tegra\n", "nvidia0")
 	f.Add("../../..", "-1", "gpu0/gi4294967295/access 3", "", "nvidia-caps/nvidia-cap7")
@@ -50,7 +53,7 @@ func FuzzKernelFiles(f *testing.F) {
 	})
 }
 
-// FuzzDriversText: what the driver spells in fixed arrays becomes our spelling or an error, never a panic.
+// FuzzDriversText: any contents of NVML's fixed arrays give a string or an error, never a panic.
 func FuzzDriversText(f *testing.F) {
 	f.Add([]byte("00000000:3B:00.0\x00junk"), 12080)
 	f.Add([]byte(""), -1)
@@ -71,6 +74,30 @@ func FuzzDriversText(f *testing.F) {
 			if !ok || errA != nil || errB != nil || a*1000+b*10 > cuda || slices.Contains([]int{a, b}, -1) {
 				t.Errorf("CUDA %q of %d", v, cuda)
 			}
+		}
+	})
+}
+
+// FuzzParseMIGMinors: the parsed capabilities, formatted and parsed again, are the same.
+func FuzzParseMIGMinors(f *testing.F) {
+	f.Add("config 1\nmonitor 2\ngpu0/gi0/access 3\ngpu0/gi0/ci0/access 4\n")
+	f.Add("gpu-1/gi0/access 3")
+	f.Add("gpu0/gi0/access 99999999999999999999")
+	f.Fuzz(func(t *testing.T, text string) {
+		got := parseMIGMinors(text)
+		var again strings.Builder
+		for c, n := range got {
+			if c.ci == core.Whole {
+				fmt.Fprintf(&again, "gpu%d/gi%d/access %d\n", c.minor, c.gi, n)
+			} else {
+				fmt.Fprintf(&again, "gpu%d/gi%d/ci%d/access %d\n", c.minor, c.gi, c.ci, n)
+			}
+			if c.minor < 0 || n < 0 || c.gi == core.Whole {
+				t.Errorf("%+v: %d", c, n)
+			}
+		}
+		if diff := cmp.Diff(got, parseMIGMinors(again.String()), cmp.AllowUnexported(migCapability{})); diff != "" {
+			t.Error(diff)
 		}
 	})
 }

@@ -11,15 +11,15 @@ import (
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
-// beyond are the calls that no fault can reach, or that these machines don't lead to.
-var beyond = map[string]string{
-	"nvmlErrorString": "it asks no driver",
-	libraryVersion:    "where versions differ: TestExitOnlyWhereItHelps",
-	byPCI:             "about a GPU that was away",
-	attributed:        "another name of nvmlEventSetWait",
+// excludedCalls are the calls that can't be made to hang here, or that these machines don't need.
+var excludedCalls = map[string]string{
+	"nvmlErrorString": "makes no driver call",
+	libraryVersion:    "made if versions differ: TestVersionMismatch",
+	handleByPCI:       "made if a GPU was lost",
+	eventWaitV2:       "another name of nvmlEventSetWait",
 }
 
-// Every call can be made to hang, and wherever it does it is seen in which: nobody hangs unseen. Then all goes on.
+// Every call can hang, and is reported then. Afterwards the session can be closed.
 func TestEachCallHangs(t *testing.T) {
 	text, err := simdriver.Text("a100-mig")
 	must(t, err)
@@ -32,26 +32,25 @@ func TestEachCallHangs(t *testing.T) {
 		m := simdriver.StartText(t, text)
 		must(t, useOnce(m, make(chan *Session, 1)))
 		all := calls(t, m)
-		for _, call := range Calls() {
-			_, excused := beyond[call]
+		for _, call := range allCalls() {
+			_, excused := excludedCalls[call]
 			if made[call] || excused || !slices.ContainsFunc(functions[call], func(f string) bool { return all[f] > 0 }) {
 				continue
 			}
 			made[call] = true
-			t.Run(call, func(t *testing.T) { hangs(t, m, call) })
+			t.Run(call, func(t *testing.T) { testHang(t, m, call) })
 		}
 	}
-	for _, call := range Calls() {
-		if _, excused := beyond[call]; !made[call] && !excused {
+	for _, call := range allCalls() {
+		if _, excused := excludedCalls[call]; !made[call] && !excused {
 			t.Errorf("%s was not made", call)
 		}
 	}
 }
 
-// useOnce makes every call there is about a machine. The session is passed on as soon as there is one, for
-// whoever has to close it again.
+// useOnce makes every call about a machine. It sends the session when it is open, so that the test can close it again.
 func useOnce(m *simdriver.Machine, opened chan<- *Session) error {
-	s, err := Open(Options{Roots: roots(m), Deadline: brief})
+	s, err := Open(Options{Roots: roots(m), Deadline: testDeadline})
 	if err != nil {
 		return err
 	}
@@ -61,13 +60,13 @@ func useOnce(m *simdriver.Machine, opened chan<- *Session) error {
 	_, usageErr := s.Usage()
 	_, first := s.Wait(0)
 	_, second := s.Wait(0)
-	if closeErr := s.Close(); !errors.Is(closeErr, ErrAbandoned) {
+	if closeErr := s.Close(); !errors.Is(closeErr, errAbandoned) {
 		err = errors.Join(err, closeErr)
 	}
 	return errors.Join(err, probeErr, usageErr, first, second)
 }
 
-func hangs(t *testing.T, m *simdriver.Machine, call string) {
+func testHang(t *testing.T, m *simdriver.Machine, call string) {
 	before := calls(t, m)["nvmlInit_v2"]
 	must(t, m.Hang(simdriver.All, call))
 	opened, over := make(chan *Session, 1), make(chan error, 1)
@@ -78,13 +77,13 @@ func hangs(t *testing.T, m *simdriver.Machine, call string) {
 		select {
 		case <-opened:
 			t.Error("there is a session though nvmlInit hangs")
-		case <-time.After(brief):
+		case <-time.After(testDeadline):
 		}
 	} else {
 		s = <-opened
 		eventually(t, func() ([]core.Call, bool) {
 			busy := s.Busy()
-			if c, deaf := s.deaf(); deaf {
+			if c, hung := s.hungWait(); hung {
 				busy = append(busy, c)
 			}
 			return busy, slices.ContainsFunc(busy, func(c core.Call) bool { return c.Name == call })
@@ -95,14 +94,14 @@ func hangs(t *testing.T, m *simdriver.Machine, call string) {
 	case err := <-over:
 		must(t, err)
 	case <-time.After(20 * time.Second):
-		t.Fatal("it hangs still")
+		t.Fatal("not returned")
 	}
 	if s == nil {
 		s = <-opened
 	}
-	free(t, s)
+	waitUntilIdle(t, s)
 	must(t, s.Close())
-	if nodes := heldNodes(t, m); len(nodes) > 0 {
+	if nodes := openNodes(t, m); len(nodes) > 0 {
 		t.Errorf("%q are open", nodes)
 	}
 }

@@ -14,24 +14,24 @@ import (
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
-// What the dynamic linker makes of a library that is replaced under the process (docs/adr/0004). It is no test
-// of ours: when it fails, the ground under mapped.go has changed.
+// These tests show how the dynamic linker treats a library that is replaced while a process uses it (docs/adr/0004). If one
+// fails, the assumptions of loadedlibrary.go are wrong.
 
-// lacked is a function that one of two libraries lacks.
-const lacked = "nvmlDeviceGetRepairStatus"
+// removedFunction is a function that one of two libraries lacks.
+const removedFunction = "nvmlDeviceGetRepairStatus"
 
 func init() {
-	scenes["linker: path"] = func(m *simdriver.Machine) error { return reopen(m, m.Library, m.Library) }
-	scenes["linker: name"] = func(m *simdriver.Machine) error { return reopen(m, libraryName, libraryName) }
-	scenes["linker: another path"] = func(m *simdriver.Machine) error {
+	scenarios["linker: path"] = func(m *simdriver.Machine) error { return reopen(m, m.Library, m.Library) }
+	scenarios["linker: name"] = func(m *simdriver.Machine) error { return reopen(m, libraryName, libraryName) }
+	scenarios["linker: another path"] = func(m *simdriver.Machine) error {
 		other := filepath.Join(m.Root, "other", libraryName)
 		if err := os.MkdirAll(filepath.Dir(other), 0o755); err != nil {
 			return err
 		}
 		return reopen(m, m.Library, other)
 	}
-	scenes["linker: two libraries"] = twoLibraries
-	scenes["linker: not called"] = func(m *simdriver.Machine) error {
+	scenarios["linker: two libraries"] = twoLibraries
+	scenarios["linker: not called"] = func(m *simdriver.Machine) error {
 		library := dl.New(m.Library, dl.RTLD_LAZY|dl.RTLD_GLOBAL)
 		if err := library.Open(); err != nil {
 			return err
@@ -45,11 +45,10 @@ func init() {
 	}
 }
 
-// reopen opens the library, calls it and closes it, replaces the file, and does so again, perhaps under
-// another path.
+// reopen opens the library, calls it and closes it, replaces the file, and does the same again, perhaps under another path.
 func reopen(m *simdriver.Machine, first, second string) error {
 	if first != "" {
-		fmt.Println("before:", tell(first))
+		fmt.Println("before:", describeLoaded(first))
 	}
 	library, err := os.ReadFile(m.Library)
 	if err != nil {
@@ -57,7 +56,7 @@ func reopen(m *simdriver.Machine, first, second string) error {
 	}
 	was := m.Library
 	successor := was + ".successor"
-	if err := os.WriteFile(successor, bytes.ReplaceAll(library, []byte("\x00"+lacked+"\x00"), []byte("\x00x"+lacked[1:]+"\x00")), 0o755); err != nil {
+	if err := os.WriteFile(successor, bytes.ReplaceAll(library, []byte("\x00"+removedFunction+"\x00"), []byte("\x00x"+removedFunction[1:]+"\x00")), 0o755); err != nil {
 		return err
 	}
 	if err := os.Rename(successor, was); err != nil {
@@ -71,11 +70,11 @@ func reopen(m *simdriver.Machine, first, second string) error {
 			return err
 		}
 	}
-	fmt.Println("library replaced:", tell(second))
+	fmt.Println("library replaced:", describeLoaded(second))
 	if err := m.SetModule(newer); err != nil {
 		return err
 	}
-	fmt.Println("module replaced:", tell(second))
+	fmt.Println("module replaced:", describeLoaded(second))
 	return nil
 }
 
@@ -90,27 +89,27 @@ func twoLibraries(m *simdriver.Machine) error {
 	if err := os.Rename(m.Library, other); err != nil {
 		return err
 	}
-	without := bytes.ReplaceAll(library, []byte("\x00"+lacked+"\x00"), []byte("\x00x"+lacked[1:]+"\x00"))
+	without := bytes.ReplaceAll(library, []byte("\x00"+removedFunction+"\x00"), []byte("\x00x"+removedFunction[1:]+"\x00"))
 	if err := os.WriteFile(m.Library, without, 0o755); err != nil {
 		return err
 	}
 	first, second := nvml.New(nvml.WithLibraryPath(m.Library)), nvml.New(nvml.WithLibraryPath(other))
 	fmt.Println("init", first.Init(), second.Init())
-	gpu, ret := second.DeviceGetHandleByIndex(0)
+	device, ret := second.DeviceGetHandleByIndex(0)
 	fmt.Println("handle", ret)
-	_, ret = gpu.GetRepairStatus()
+	_, ret = device.GetRepairStatus()
 	fmt.Println("new function", ret)
 	return nil
 }
 
-// tell opens a session as go-nvml does and says which code answers, what dlsym finds and how many libraries
+// describeLoaded opens a session as go-nvml does and prints which library's code runs, what dlsym finds, and how many libraries
 // are mapped.
-func tell(path string) string {
+func describeLoaded(path string) string {
 	lib := nvml.New(nvml.WithLibraryPath(path))
 	ret := lib.Init()
 	version, _ := lib.SystemGetNVMLVersion()
 	text := fmt.Sprintf("%v, code %s, dlsym finds it: %t, mapped %d",
-		ret, version, lib.Extensions().LookupSymbol(lacked) == nil, inodes())
+		ret, version, lib.Extensions().LookupSymbol(removedFunction) == nil, inodes())
 	if ret == nvml.SUCCESS {
 		ret = lib.Shutdown()
 	}
@@ -139,25 +138,25 @@ func TestReplacedLibraryInTheDynamicLinker(t *testing.T) {
 		mismatch = "Driver/library version mismatch, "
 	)
 	same := "before: Success, " + old + whole + "library replaced: Success, " + old + whole + "module replaced: " + mismatch + old + whole
-	for scene, want := range map[string]string{
-		// By the same name it is the same library: nobody looks at the file.
+	for scenario, want := range map[string]string{
+		// Opened by the same name it is the same library, whatever the file is.
 		"linker: path": same,
 		"linker: name": same,
-		// By another path the new file is mapped beside the old one: the old code answers, dlsym asks the new.
+		// Opened by another path, the new file is mapped beside the old one: the old code runs, dlsym finds the new functions.
 		"linker: another path": "before: Success, " + old + whole +
 			"library replaced: Success, " + old + ", dlsym finds it: false, mapped 2\n" +
 			"module replaced: " + mismatch + old + ", dlsym finds it: false, mapped 2\n",
-		// And a function that only the new one has is the new one's, which nobody has initialised.
+		// A function that only the new library has runs there, where nvmlInit was not called.
 		"linker: two libraries": "init Success Success\nhandle Success\nnew function Uninitialized\n",
-		// A library of which nothing was called goes.
+		// A library none of whose functions was called is unloaded.
 		"linker: not called": "found true and closed; mapped 0\n" +
 			"library replaced: " + mismatch + "code 12." + newer + ", dlsym finds it: false, mapped 1\n" +
 			"module replaced: Success, code 12." + newer + ", dlsym finds it: false, mapped 1\n",
 	} {
-		t.Run(scene, func(t *testing.T) {
+		t.Run(scenario, func(t *testing.T) {
 			t.Parallel()
 			m := install(t, "t4")
-			got, err := play(t, m.Root, scene, "LD_LIBRARY_PATH="+filepath.Dir(m.Library))
+			got, err := runScenario(t, m.Root, scenario, "LD_LIBRARY_PATH="+filepath.Dir(m.Library))
 			if err != nil || got != want {
 				t.Errorf("%v; saw\n%swant\n%s", err, got, want)
 			}

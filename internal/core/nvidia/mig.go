@@ -12,51 +12,54 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 )
 
-// shape is everything that decides what a MIG instance is. The driver may give a UUID again to another
-// instance in the same place, so the UUID alone does not.
-type shape struct {
+// This file reads the MIG instances of a GPU (nvmlDeviceGetMigDeviceHandleByIndex and calls on that handle), on the
+// GPU's worker.
+
+// migKey is what determines a MIG instance. A UUID alone does not: the driver may reuse it for another instance in the
+// same place.
+type migKey struct {
 	id         core.DeviceID
 	at         core.Placement
 	name       string
 	attributes nvml.DeviceAttributes
 }
 
-// form is what an instance of a shape is.
-type form struct {
+// migInfo is what is read once of an instance.
+type migInfo struct {
 	profile      string
 	memory, bar1 uint64 // bytes
 }
 
-// menu is what a GPU has said about MIG profiles and need not say again.
-type menu struct {
-	forms map[shape]form
-	media map[uint32]string // what each profile says about media engines, by its number in this GPU; nil = not read
+// migProfileCache is what was read about a GPU's MIG instances and need not be read again.
+type migProfileCache struct {
+	info  map[migKey]migInfo
+	media map[uint32]string // suffix of each profile, by its number on this GPU (see mediaOfProfiles); nil = not read
 }
 
-// migReader reads the instances of one GPU. It runs in the GPU's lane.
+// migReader reads the instances of one GPU.
 type migReader struct {
-	parent held
-	last   []held // the instances of the last reading
-	caps   capabilities
-	menu   *menu // the lane's
+	parent       nvmlDevice
+	last         []nvmlDevice // the instances of the reading before
+	capabilities migCapabilities
+	cache        *migProfileCache // of the GPU's worker
 }
 
-// errNoProfile says that an instance can't be offered, as nobody could ask for it.
-var errNoProfile = errors.New("the driver tells no profile of this MIG instance")
+// errNoProfile means that an instance can't be offered, as requests name the profile.
+var errNoProfile = errors.New("the driver reports no profile of this MIG instance")
 
-// read reads the MIG instances. One that can't be read is an exclusion, at its own placement if that is
-// known and else at the GPU's; an error that concerns the whole GPU or driver is the asker's.
-func (m migReader) read(a *asker) (found []held, excluded []core.Exclusion) {
-	slots := supported(a, "nvmlDeviceGetMaxMigDeviceCount", m.parent.handle.GetMaxMigDeviceCount)
-	if a.err != nil {
+// read reads the MIG instances. One that can't be read becomes an exclusion, at its placement if that is known, else at
+// the GPU's. An error that concerns the whole GPU or driver is the caller's.
+func (m migReader) read(c *caller) (found []nvmlDevice, excluded []core.Exclusion) {
+	slots := supported(c, "nvmlDeviceGetMaxMigDeviceCount", m.parent.handle.GetMaxMigDeviceCount)
+	if c.err != nil {
 		return nil, nil
 	}
 	for i := range slots {
-		instance, at, err := m.instance(a.about(a.at), i)
+		instance, at, err := m.instance(c.withPlacement(c.at), i)
 		switch {
-		case returned(err) == nvml.ERROR_NOT_FOUND && instance.handle == nil: // no instance in this slot
-		case isLost(err), isGone(err), errors.Is(err, errLate):
-			a.err = err
+		case returnCode(err) == nvml.ERROR_NOT_FOUND && instance.handle == nil: // no instance with this number
+		case isLost(err), isDriverLost(err), errors.Is(err, errQueryAbandoned):
+			c.err = err
 			return nil, nil
 		case err != nil:
 			excluded = append(excluded, core.Exclusion{
@@ -64,145 +67,143 @@ func (m migReader) read(a *asker) (found []held, excluded []core.Exclusion) {
 			})
 		default:
 			d := &instance.device
-			d.GICap, d.CICap = m.caps.of(d.Minor, d.At)
+			d.GICap, d.CICap = m.capabilities.of(d.Minor, d.At)
 			found = append(found, instance)
 		}
 	}
-	maps.DeleteFunc(m.menu.forms, func(of shape, _ form) bool { // those of former layouts
-		return !slices.ContainsFunc(found, func(f held) bool { return f.device.ID == of.id })
+	maps.DeleteFunc(m.cache.info, func(k migKey, _ migInfo) bool { // instances that no longer exist
+		return !slices.ContainsFunc(found, func(d nvmlDevice) bool { return d.device.ID == k.id })
 	})
 	return found, excluded
 }
 
-// instance reads the i-th instance of a GPU: who and where it is, then what it is. at is its placement as
-// far as it became known.
-func (m migReader) instance(a *asker, i int) (found held, at core.Placement, err error) {
-	gpu := m.parent.device
-	at = gpu.At
-	h := required(a, "nvmlDeviceGetMigDeviceHandleByIndex", func() (nvml.Device, nvml.Return) {
-		return m.parent.handle.GetMigDeviceHandleByIndex(i)
+// instance reads the instance with a number on its GPU. at is its placement as far as it was read.
+func (m migReader) instance(c *caller, number int) (found nvmlDevice, at core.Placement, err error) {
+	parent := m.parent.device
+	at = parent.At
+	h := required(c, "nvmlDeviceGetMigDeviceHandleByIndex", func() (nvml.Device, nvml.Return) {
+		return m.parent.handle.GetMigDeviceHandleByIndex(number)
 	})
-	if a.err != nil {
-		return held{}, at, a.err
+	if c.err != nil {
+		return nvmlDevice{}, at, c.err
 	}
 	found.handle = h
-	gi := required(a, "nvmlDeviceGetGpuInstanceId", h.GetGpuInstanceId)
-	ci := required(a, "nvmlDeviceGetComputeInstanceId", h.GetComputeInstanceId)
-	if a.err == nil {
+	gi := required(c, "nvmlDeviceGetGpuInstanceId", h.GetGpuInstanceId)
+	ci := required(c, "nvmlDeviceGetComputeInstanceId", h.GetComputeInstanceId)
+	if c.err == nil {
 		at.GI, at.CI = uint32(gi), uint32(ci)
 	}
-	id := core.DeviceID(required(a, "nvmlDeviceGetUUID", h.GetUUID))
-	found.device = partOf(gpu)
+	id := core.DeviceID(required(c, "nvmlDeviceGetUUID", h.GetUUID))
+	found.device = instanceOf(parent)
 	d := &found.device
-	d.ID, d.At, d.Instance = id, at, i
-	m.describe(a, h, d)
-	if a.err == nil && d.Profile == "" {
-		a.err = errNoProfile
+	d.ID, d.At, d.Instance = id, at, number
+	m.describe(c, h, d)
+	if c.err == nil && d.Profile == "" {
+		c.err = errNoProfile
 	}
-	return found, at, a.err
+	return found, at, c.err
 }
 
-// partOf is a MIG instance with what it has in common with its GPU. It has no NVLinks, and no limit of power, as
-// that of the GPU is for all instances together.
-func partOf(gpu core.Device) core.Device {
+// instanceOf is a MIG instance with the properties of its GPU. It has no NVLinks, and no power limit, as the GPU's
+// limit applies to all instances together.
+func instanceOf(d core.Device) core.Device {
 	return core.Device{
-		Index: gpu.Index, PCI: gpu.PCI, NUMANode: gpu.NUMANode, Minor: gpu.Minor, Serial: gpu.Serial,
-		Compute: gpu.Compute, Architecture: gpu.Architecture, Brand: gpu.Brand, ECC: gpu.ECC,
-		CoreClock: gpu.CoreClock, MemoryClock: gpu.MemoryClock, PCIeGen: gpu.PCIeGen, PCIeWidth: gpu.PCIeWidth,
-		DisplayState: gpu.DisplayState, PersistenceMode: gpu.PersistenceMode,
+		Index: d.Index, PCI: d.PCI, NUMANode: d.NUMANode, Minor: d.Minor, Serial: d.Serial,
+		Compute: d.Compute, Architecture: d.Architecture, Brand: d.Brand, ECC: d.ECC,
+		CoreClock: d.CoreClock, MemoryClock: d.MemoryClock, PCIeGen: d.PCIeGen, PCIeWidth: d.PCIeWidth,
+		DisplayState: d.DisplayState, PersistenceMode: d.PersistenceMode,
 	}
 }
 
-// describe completes an instance that is known by UUID and place: profile, memory, slices.
-func (m migReader) describe(a *asker, h nvml.Device, d *core.Device) {
-	a.kept = false
-	of := shape{id: d.ID, at: d.At}
-	of.name = strings.TrimSpace(optional(a, "nvmlDeviceGetName", "", h.GetName))
-	of.attributes = optional(a, "nvmlDeviceGetAttributes", nvml.DeviceAttributes{}, h.GetAttributes)
+// describe reads name, profile, memory and slices of an instance whose UUID and placement are known.
+func (m migReader) describe(c *caller, h nvml.Device, d *core.Device) {
+	c.fellBack = false
+	key := migKey{id: d.ID, at: d.At}
+	key.name = strings.TrimSpace(optional(c, "nvmlDeviceGetName", "", h.GetName))
+	key.attributes = optional(c, "nvmlDeviceGetAttributes", nvml.DeviceAttributes{}, h.GetAttributes)
 	for _, l := range m.last {
-		if was := l.device; a.kept && was.ID == d.ID && was.At == d.At {
-			d.Model, d.Profile, d.Memory, d.BAR1, d.Slices = was.Model, was.Profile, was.Memory, was.BAR1, was.Slices
+		if last := l.device; c.fellBack && last.ID == d.ID && last.At == d.At {
+			d.Model, d.Profile, d.Memory, d.BAR1, d.Slices = last.Model, last.Profile, last.Memory, last.BAR1, last.Slices
 			return
 		}
 	}
-	f := m.form(a, h, of)
-	d.Profile, d.Memory, d.BAR1, d.Slices = f.profile, f.memory, f.bar1, slicesOf(of.attributes)
-	d.Model = of.name
-	if profileInName(of.name) == "" {
+	info := m.infoOf(c, h, key)
+	d.Profile, d.Memory, d.BAR1, d.Slices = info.profile, info.memory, info.bar1, slicesFrom(key.attributes)
+	d.Model = key.name
+	if profileInName(key.name) == "" {
 		d.Model = m.parent.device.Model + " MIG " + d.Profile
 	}
 }
 
-// form finds out what an instance of a shape is. The name of an instance ends with its profile, in NVIDIA's
-// spelling; where it does not, the attributes give it. Neither need tell "+me", so the profile of the GPU instance
-// is asked.
-func (m migReader) form(a *asker, h nvml.Device, of shape) form {
-	if f, ok := m.menu.forms[of]; ok || a.err != nil {
-		return f
+// infoOf reads profile and memory of an instance, unless they are cached. The profile is at the end of the instance's
+// name; in a name without it, it is computed from the attributes. Either may lack the suffix ("+me"), which then comes
+// from the profile number of the GPU instance.
+func (m migReader) infoOf(c *caller, h nvml.Device, key migKey) migInfo {
+	if info, ok := m.cache.info[key]; ok || c.err != nil {
+		return info
 	}
-	f := form{profile: cmp.Or(profileInName(of.name), profileOf(of.attributes, m.parent.device.Memory))}
-	if f.profile != "" && !strings.ContainsAny(f.profile, "+-") {
-		f.profile += m.readMedia(a, of.at.GI)
+	info := migInfo{profile: cmp.Or(profileInName(key.name), profileOf(key.attributes, m.parent.device.Memory))}
+	if info.profile != "" && !strings.ContainsAny(info.profile, "+-") {
+		info.profile += m.readMedia(c, key.at.GI)
 	}
-	f.memory = optional(a, "nvmlDeviceGetMemoryInfo", of.attributes.MemorySizeMB<<20, func() (uint64, nvml.Return) {
+	info.memory = optional(c, "nvmlDeviceGetMemoryInfo", key.attributes.MemorySizeMB<<20, func() (uint64, nvml.Return) {
 		m, ret := h.GetMemoryInfo()
 		return m.Total, ret
 	})
-	f.bar1 = optional(a, "nvmlDeviceGetBAR1MemoryInfo", 0, func() (uint64, nvml.Return) {
+	info.bar1 = optional(c, "nvmlDeviceGetBAR1MemoryInfo", 0, func() (uint64, nvml.Return) {
 		m, ret := h.GetBAR1MemoryInfo()
 		return m.Bar1Total, ret
 	})
-	if a.err == nil && !a.kept {
-		if m.menu.forms == nil {
-			m.menu.forms = map[shape]form{}
+	if c.err == nil && !c.fellBack {
+		if m.cache.info == nil {
+			m.cache.info = map[migKey]migInfo{}
 		}
-		m.menu.forms[of] = f
+		m.cache.info[key] = info
 	}
-	return f
+	return info
 }
 
-// readMedia is what the profile of a GPU instance says about media engines; "" if nothing or unknown.
-func (m migReader) readMedia(a *asker, gi uint32) string {
-	instance := optional(a, "nvmlDeviceGetGpuInstanceById", nil, func() (nvml.GpuInstance, nvml.Return) {
+// readMedia is the suffix of a GPU instance's profile; "" if it has none or it is unknown.
+func (m migReader) readMedia(c *caller, gi uint32) string {
+	instance := optional(c, "nvmlDeviceGetGpuInstanceById", nil, func() (nvml.GpuInstance, nvml.Return) {
 		return m.parent.handle.GetGpuInstanceById(int(gi))
 	})
 	if instance == nil {
 		return ""
 	}
-	info := optional(a, "nvmlGpuInstanceGetInfo", nvml.GpuInstanceInfo{Id: core.Whole}, instance.GetInfo)
+	info := optional(c, "nvmlGpuInstanceGetInfo", nvml.GpuInstanceInfo{Id: core.Whole}, instance.GetInfo)
 	if info.Id != gi {
 		return ""
 	}
-	return m.mediaOfProfiles(a)[info.ProfileId]
+	return m.mediaOfProfiles(c)[info.ProfileId]
 }
 
-// mediaOfProfiles is what each profile of the GPU says about media engines. NVML has a number for each kind of
-// profile, and each GPU numbers those that it has in its own way.
-func (m migReader) mediaOfProfiles(a *asker) map[uint32]string {
-	if m.menu.media != nil {
-		return m.menu.media
+// mediaOfProfiles is the suffix of each profile of the GPU, by the profile's number on this GPU. NVML numbers the kinds
+// of profiles (NVML_GPU_INSTANCE_PROFILE_*), and each GPU model numbers its own profiles differently.
+func (m migReader) mediaOfProfiles(c *caller) map[uint32]string {
+	if m.cache.media != nil {
+		return m.cache.media
 	}
 	all := map[uint32]string{}
-	before := a.kept
-	a.kept = false
+	before := c.fellBack
+	c.fellBack = false
 	for _, number := range slices.Sorted(maps.Keys(media)) {
 		none := nvml.GpuInstanceProfileInfo{Id: core.Whole}
-		profile := optional(a, "nvmlDeviceGetGpuInstanceProfileInfo", none, func() (nvml.GpuInstanceProfileInfo, nvml.Return) {
+		profile := optional(c, "nvmlDeviceGetGpuInstanceProfileInfo", none, func() (nvml.GpuInstanceProfileInfo, nvml.Return) {
 			return m.parent.handle.GetGpuInstanceProfileInfo(number)
 		})
 		if profile.SliceCount > 0 {
 			all[profile.Id] = media[number]
 		}
 	}
-	if a.err == nil && !a.kept {
-		m.menu.media = all
+	if c.err == nil && !c.fellBack {
+		m.cache.media = all
 	}
-	a.kept = a.kept || before
+	c.fellBack = c.fellBack || before
 	return all
 }
 
-// slicesOf is what the attributes of an instance say that it has.
-func slicesOf(a nvml.DeviceAttributes) core.Slices {
+func slicesFrom(a nvml.DeviceAttributes) core.Slices {
 	return core.Slices{
 		GPU: int(a.GpuInstanceSliceCount), Compute: int(a.ComputeInstanceSliceCount),
 		Multiprocessors: int(a.MultiprocessorCount), CopyEngines: int(a.SharedCopyEngineCount),

@@ -2,7 +2,10 @@ package nvidia
 
 import (
 	"cmp"
+	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	gocmp "github.com/google/go-cmp/cmp"
@@ -11,7 +14,7 @@ import (
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
-func TestOneBadInstance(t *testing.T) {
+func TestUnreadableInstance(t *testing.T) {
 	for _, call := range []string{"nvmlDeviceGetMigDeviceHandleByIndex", "nvmlDeviceGetGpuInstanceId", "nvmlDeviceGetComputeInstanceId"} {
 		m := simdriver.Start(t, "a100-mig")
 		s := open(t, m)
@@ -42,7 +45,7 @@ func TestMIGLayoutChanges(t *testing.T) {
 	s := open(t, m)
 	snapshot(t, s)
 	must(t, m.SetMIG(5, "7g.80gb"), m.SetMIG(0, "1g.20gb"), m.MIGOff(4))
-	// The handles of the old layout are asked once more before the next reading.
+	// The handles of the old layout are used once more before the next Snapshot.
 	if _, err := s.Usage(); err != nil {
 		t.Error(err)
 	}
@@ -67,7 +70,7 @@ func TestComputeInstances(t *testing.T) {
 	}
 }
 
-// Without names, attributes and the profile of the GPU instance say the same.
+// Without names, attributes and the profile number of the GPU instance give the same profile.
 func TestProfilesWithoutNames(t *testing.T) {
 	m := simdriver.Start(t, "a100-mig")
 	must(t, m.SetMIG(0, "1c.3g.40gb"))
@@ -83,6 +86,53 @@ func TestProfilesWithoutNames(t *testing.T) {
 		}
 		if d != want {
 			t.Error(gocmp.Diff(want, d))
+		}
+	}
+}
+
+func TestParseMIGMinors(t *testing.T) {
+	got := parseMIGMinors(strings.Join([]string{
+		"config 1", "monitor 2",
+		"gpu0/gi0/access 3", "gpu0/gi0/ci0/access 4", "gpu12/gi14/ci7/access 1758",
+		"", "gpu0/gi0/ci0/access", "gpu0/gi0/ci0/access x", "gpu0/gi0/ci0/access -1", "gpu0/gi0/ci0/config 9",
+		"gpu0/gi0/ci0/dec0/access 9", "gpu0/gi/access 9", "gpu0/gi99999/access 9", "access 9", "gpu1/gi2/access 5 6",
+	}, "\n"))
+	want := migCapabilities{{0, 0, core.Whole}: 3, {0, 0, 0}: 4, {12, 14, 7}: 1758}
+	if diff := gocmp.Diff(want, got, gocmp.AllowUnexported(migCapability{})); diff != "" {
+		t.Error(diff)
+	}
+	gi, ci := got.of(12, core.Placement{GI: 14, CI: 7})
+	if gi != 0 || ci != 1758 {
+		t.Errorf("gi %d, ci %d", gi, ci)
+	}
+	if gi, ci := migCapabilities(nil).of(0, core.Placement{}); gi != 0 || ci != 0 {
+		t.Errorf("without a list: gi %d, ci %d", gi, ci)
+	}
+}
+
+// The list of capabilities (/proc/driver/nvidia-caps) may be missing in a container, with a driver before R450, or with
+// capabilities in procfs only (module parameter nv_cap_enable_devfs=0): instances then have no device nodes. The list is
+// read when it appears.
+func TestNoCapabilities(t *testing.T) {
+	m := simdriver.Start(t, "a30")
+	list := filepath.Join(m.Root, "proc/driver/nvidia-caps")
+	must(t, os.Rename(list, list+".gone"))
+	s := open(t, m)
+	for _, d := range instances(snapshot(t, s), 1) {
+		if d.GICap != 0 || d.CICap != 0 || d.Profile == "" {
+			t.Errorf("%+v", d)
+		}
+	}
+	must(t, os.Rename(list+".gone", list))
+	found := instances(snapshot(t, s), 1)
+	if len(found) != 3 || found[0].GICap != 147 || found[0].CICap != 148 {
+		t.Errorf("%+v", found)
+	}
+	// The list is by minor number: without it, the instances of a GPU have no device nodes.
+	must(t, m.Set(1, "unsupported", "nvmlDeviceGetMinorNumber"))
+	for _, d := range instances(snapshot(t, s), 1) {
+		if d.GICap != 0 || d.CICap != 0 || d.Minor != -1 {
+			t.Errorf("%+v", d)
 		}
 	}
 }

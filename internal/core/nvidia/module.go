@@ -1,44 +1,70 @@
 package nvidia
 
 import (
+	"cmp"
+	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
+	"syscall"
 
 	"github.com/tandem-gpu/tandem/internal/core"
 )
 
-// module notes where the kernel module was seen: in /sys/module and /proc/driver of one host, by path. Not every
-// container sees both, or any; what was never seen is not gone.
-var module = struct {
+// This file finds out by the kernel's files whether the kernel module is loaded. It makes no driver call.
+
+// moduleSeen holds the paths of moduleFiles that existed before. Not every container has both, or any: a file that
+// never existed is no evidence that the module was unloaded.
+var moduleSeen = struct {
 	sync.Mutex
 	seen map[string]bool
 }{seen: map[string]bool{}}
 
-// moduleSigns are files that exist while the kernel module is loaded.
-func moduleSigns(r core.Roots) []string {
+// moduleFiles are files that exist while the kernel module is loaded.
+func moduleFiles(r core.Roots) []string {
 	return []string{
-		filepath.Join(rooted(r.Sys, "/sys"), "module/nvidia/version"),
-		filepath.Join(rooted(r.Proc, "/proc"), "driver/nvidia/version"),
+		filepath.Join(cmp.Or(r.Sys, "/sys"), "module/nvidia/version"),
+		filepath.Join(cmp.Or(r.Proc, "/proc"), "driver/nvidia/version"),
 	}
 }
 
-// lookForModule reports whether the kernel module is seen, and whether it was seen before and is gone. Neither is
-// possible where it can't be seen.
-func lookForModule(r core.Roots) (loaded, gone bool) {
-	module.Lock()
-	defer module.Unlock()
-	for _, sign := range moduleSigns(r) {
-		if _, err := os.Stat(sign); err == nil {
-			module.seen[sign] = true
+// checkModule reports whether the kernel module is loaded, and whether it was loaded before and no longer is. Both
+// are false where this process can't see the module.
+func checkModule(r core.Roots) (loaded, unloaded bool) {
+	moduleSeen.Lock()
+	defer moduleSeen.Unlock()
+	for _, path := range moduleFiles(r) {
+		if _, err := os.Stat(path); err == nil {
+			moduleSeen.seen[path] = true
 			loaded = true
 		}
-		gone = gone || module.seen[sign]
+		unloaded = unloaded || moduleSeen.seen[path]
 	}
-	return loaded, gone && !loaded
+	return loaded, unloaded && !loaded
 }
 
-// unloadedError is the reason why there is no driver, with the evidence that the kernel module was unloaded.
+// unloadedError adds core.ErrUnloaded to the reason why there is no driver.
 type unloadedError struct{ error }
 
 func (e unloadedError) Unwrap() []error { return []error{e.error, core.ErrUnloaded} }
+
+// DriverFingerprint identifies the driver's files without a driver call: while it is unchanged, another Open is
+// expected to end the same way. It covers the kernel module (/sys/module/nvidia and its version), the device node
+// that every use of the driver opens first (/dev/nvidiactl), and the paths of the library.
+func DriverFingerprint(r core.Roots) string {
+	module := filepath.Join(cmp.Or(r.Sys, "/sys"), "module/nvidia")
+	version, _ := os.ReadFile(filepath.Join(module, "version")) // missing if the module is not loaded
+	found := []string{strings.TrimSpace(string(version))}
+	paths := []string{module, filepath.Join(cmp.Or(r.Dev, "/"), "dev/nvidiactl")}
+	for _, folder := range libraryFolders {
+		paths = append(paths, filepath.Join("/", r.Driver, folder, libraryName))
+	}
+	for _, path := range paths {
+		var file syscall.Stat_t
+		if syscall.Stat(path, &file) == nil {
+			found = append(found, fmt.Sprintf("%s %d:%d", path, file.Dev, file.Ino))
+		}
+	}
+	return strings.Join(found, "; ")
+}

@@ -11,7 +11,7 @@ import (
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
-// create makes an empty file, which stands for a device node.
+// create makes empty files in place of device nodes.
 func create(t testing.TB, paths ...string) {
 	t.Helper()
 	for _, p := range paths {
@@ -19,15 +19,15 @@ func create(t testing.TB, paths ...string) {
 	}
 }
 
-func TestNodesFollowTheFolderWithoutADriverCall(t *testing.T) {
+func TestNodesWithoutDriverCall(t *testing.T) {
 	m := simdriver.Start(t, "a100-mig")
 	s := open(t, m)
 	first := snapshot(t, s).Nodes
-	before := s.Work().Calls
+	before := total(calls(t, m))
 	for _, name := range []string{"nvidia-uvm", "nvidia-caps/nvidia-cap9999", "nvidia9"} {
 		path, node := filepath.Join(m.Root, "dev", name), "/dev/"+name
-		_ = os.Remove(path)                                 // some are there from the start
-		for _, present := range []bool{true, false, true} { // with no time between
+		_ = os.Remove(path)                                 // some exist already
+		for _, present := range []bool{true, false, true} { // in quick succession
 			if present {
 				create(t, path)
 			} else {
@@ -45,41 +45,41 @@ func TestNodesFollowTheFolderWithoutADriverCall(t *testing.T) {
 			t.Errorf("%s is listed", node)
 		}
 	}
-	if n := s.Work().Calls - before; n != 0 {
+	if n := total(calls(t, m)) - before; n != 0 {
 		t.Errorf("%d driver calls", n)
 	}
 }
 
-// A kernel stamps a folder with a clock that stands still for up to 10 ms: a node that is created in the same moment in
-// which the folder was listed does not change the stamp.
-func TestNodeThatDoesNotChangeTheStampIsFound(t *testing.T) {
+// The kernel's clock for modification times advances every 1 to 10 ms: a node that is created just after the folder was listed
+// may not change the time.
+func TestNodeWithinMTimeGranularity(t *testing.T) {
 	root := t.TempDir()
 	dev := os.DirFS(root)
 	var l nodeList
 	create(t, filepath.Join(root, "nvidia0"))
-	stamp := time.Now()
-	must(t, os.Chtimes(root, stamp, stamp))
+	mtime := time.Now()
+	must(t, os.Chtimes(root, mtime, mtime))
 	l.current(dev)
 	create(t, filepath.Join(root, "nvidia-uvm"))
-	must(t, os.Chtimes(root, stamp, stamp))
+	must(t, os.Chtimes(root, mtime, mtime))
 	if got := l.current(dev); len(got) != 2 {
 		t.Errorf("got %v", got)
 	}
-	old := stamp.Add(-time.Hour)
+	old := mtime.Add(-time.Hour)
 	must(t, os.Chtimes(root, old, old))
 	l.current(dev)
 	create(t, filepath.Join(root, "nvidia1"))
-	must(t, os.Chtimes(root, old, old)) // as on a file system that stamps no folder
+	must(t, os.Chtimes(root, old, old)) // as on a file system without modification times of folders
 	if got := l.current(dev); len(got) != 2 {
-		t.Errorf("a folder with an old stamp was listed: %v", got)
+		t.Errorf("a folder with an old mtime was listed: %v", got)
 	}
-	if got := l.anew(dev); len(got) != 3 {
-		t.Errorf("a reading of the machine gives %v", got)
+	if got := l.relist(dev); len(got) != 3 {
+		t.Errorf("relisted: %v", got)
 	}
 }
 
-// BenchmarkNodes is a look at /dev of a machine with eight GPUs and 400 other nodes, while nothing changes (the monitor
-// looks twice a second) and when something did.
+// BenchmarkNodes lists /dev of a machine with eight GPUs and 400 other nodes, if nothing has changed (the monitor lists it twice
+// a second) and if something has.
 func BenchmarkNodes(b *testing.B) {
 	root := b.TempDir()
 	for i := range 400 {
@@ -103,7 +103,7 @@ func BenchmarkNodes(b *testing.B) {
 		var l nodeList
 		b.ReportAllocs()
 		for b.Loop() {
-			l.anew(dev)
+			l.relist(dev)
 		}
 	})
 }

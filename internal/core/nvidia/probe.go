@@ -5,74 +5,71 @@ import (
 	"io/fs"
 	"strings"
 
-	"github.com/NVIDIA/go-nvml/pkg/nvml"
-
 	"github.com/tandem-gpu/tandem/internal/core"
 )
 
-// Probe checks every GPU of the last reading, and those it remembers. One GPU's silence is its observation
-// and never stops the others; an error is of the driver as a whole. The vitals are complete: what is read
-// at a slower pace is as it was read last.
+// This file checks the health of all GPUs: it plans the checks on the reader and runs them (healthrecord.go) on the GPUs' workers.
+
+// Probe checks the health of every GPU of the latest Snapshot, and of those that did not answer then. A GPU that does
+// not answer is an observation about it, and does not prevent the checks of the others; only an error of the whole driver
+// is returned. Every sample is complete: signals that were not due have the values that were read last. It belongs to the
+// reader.
 func (s *Session) Probe() ([]core.Observation, error) {
-	s.listenAgain()
+	s.renewEventSet()
 	var obs []core.Observation
-	var checks []check
-	var targets []target
-	for _, g := range s.gpus {
-		checks = append(checks, s.prepare(g))
-		targets = append(targets, s.at(g.device))
+	checks := make([]check, len(s.gpus))
+	for i, g := range s.gpus {
+		checks[i] = s.prepare(g)
 	}
-	records, errs := visitAll(s, targets, func(i int, a *asker) record { return checks[i].run(a, s.lib) })
+	records, errs := queryAll(s, s.targetsOf(s.gpus), func(i int, c *caller) healthRecord {
+		return checks[i].last.checkWithRetry(c, s.lib, checks[i].device, checks[i].plan)
+	})
 	for i, c := range checks {
-		if isGone(errs[i]) {
-			return nil, s.gone(errs[i])
+		if isDriverLost(errs[i]) {
+			return nil, s.driverLost(errs[i])
 		}
 		obs = append(obs, s.finish(c, records[i], errs[i]))
 	}
-	if len(obs) == 0 { // whether the driver is there must be known
+	if len(obs) == 0 { // no call was made that fails if the driver is lost
 		if _, err := call(&s.reader, "nvmlDeviceGetCount", core.Node, s.lib.DeviceGetCount); err != nil {
-			return nil, s.gone(err)
+			return nil, s.driverLost(err)
 		}
 	}
 	return obs, nil
 }
 
-// check is what to ask a GPU.
+// check is one health check of a GPU.
 type check struct {
-	lane *lane
-	held held
-	last record
-	plan plan
+	worker *gpuWorker
+	device nvmlDevice
+	last   healthRecord
+	plan   checkPlan
 }
 
-func (s *Session) prepare(g gpu) check {
-	c := check{lane: s.lane(g.device.ID), held: g.held}
-	c.last = c.lane.record.of(g.device)
-	hinted := c.lane.hinted.Swap(false)
-	if c.lane.rebound.Swap(false) {
-		c.last.away, c.lane.settled = true, false
+func (s *Session) prepare(g knownGPU) check {
+	c := check{worker: s.worker(g.device.ID), device: g.nvmlDevice}
+	c.last = c.worker.record.forDevice(g.device)
+	event := c.worker.eventPending.Swap(false)
+	if c.worker.rebound.Swap(false) {
+		c.last.lastFailed, c.worker.staticKnown = true, false
 	}
-	c.plan = s.plan(c.last, s.now(), hinted)
-	if hinted && !c.plan.due[slowly] {
-		c.lane.hinted.Store(true) // too soon after another
+	c.plan = s.plan(c.last, s.now(), event)
+	if event && !c.plan.due[intervalSlow] {
+		c.worker.eventPending.Store(true) // less than minEventInterval after the last reading: the next check reads it
 	}
 	return c
 }
 
-func (c check) run(a *asker, lib nvml.Interface) record {
-	return c.last.examine(a, lib, c.held, c.plan)
-}
-
-// finish keeps the record of a check, or that the GPU was away, and says what was found.
-func (s *Session) finish(c check, next record, err error) core.Observation {
-	o := core.Observation{At: c.held.device.At, Kind: core.Checked}
+// finish stores the result of a check and converts it to an observation.
+func (s *Session) finish(c check, next healthRecord, err error) core.Observation {
+	o := core.Observation{At: c.device.device.At, Kind: core.Checked}
 	if err == nil {
-		c.lane.record, o.Sample = next, s.vitals(next)
+		c.worker.record, o.Sample = next, s.sampleOf(next)
 		return o
 	}
-	c.last.away, c.lane.settled = true, false
-	c.lane.record = c.last
-	if stuck, ok := errors.AsType[*StuckError](err); ok {
+	c.last.lastFailed, c.worker.staticKnown = true, false
+	c.worker.record = c.last
+	if stuck, ok := errors.AsType[*hungError](err); ok {
 		o.Kind, o.Detail = core.CallPending, stuck.Call
 		return o
 	}
@@ -80,19 +77,19 @@ func (s *Session) finish(c check, next record, err error) core.Observation {
 	return o
 }
 
-// vitals are what a record says. NONE is no verdict in a vGPU guest, where the driver can't see what the
-// GPU needs, and nothing is one on Tegra, where it never looks.
-func (s *Session) vitals(r record) core.HealthSample {
-	v := r.vitals
-	if s.tegra || r.guest && v.RecoveryAction == core.RecoveryNone {
-		v.RecoveryAction = core.RecoveryUnknown
+// sampleOf is the sample of a record. A recovery action of NONE counts as unknown in a vGPU guest, whose driver can't see
+// the state of the GPU, and so does any on Tegra, whose driver never determines one.
+func (s *Session) sampleOf(r healthRecord) core.HealthSample {
+	sample := r.sample
+	if s.tegra || r.vgpuGuest && sample.RecoveryAction == core.RecoveryNone {
+		sample.RecoveryAction = core.RecoveryUnknown
 	}
-	v.Events = s.hears(r.id)
-	return v
+	sample.Events = s.xidEvents(r.id)
+	return sample
 }
 
 // isTegra reports whether the GPU is a part of an NVIDIA system on chip.
 func isTegra(sys fs.FS) bool {
-	family, _ := fs.ReadFile(sys, "devices/soc0/family") // nothing like it on other machines
+	family, _ := fs.ReadFile(sys, "devices/soc0/family") // missing on other hosts
 	return strings.HasPrefix(strings.ToLower(string(family)), "tegra")
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
-// instances are the MIG devices of a reading, by GPU.
+// instances are the MIG devices of a GPU in a snapshot.
 func instances(snap core.Snapshot, index int) (all []core.Device) {
 	for _, d := range snap.Devices {
 		if d.Index == index && d.At.GI != core.Whole {
@@ -30,10 +30,10 @@ func profiles(devices []core.Device) (all []string) {
 	return all
 }
 
-// A profile is spelled as NVIDIA spells it, and so is its pool, whether the name of the instance tells it, or the
-// attributes do and the number of the GPU instance's profile, or the name leaves what follows the memory to that number.
+// A profile and its pool have NVIDIA's spelling, whether it comes from the name of the instance, from the attributes and the
+// profile number of the GPU instance, or from a name without the suffix and that number.
 func TestProfileSpelling(t *testing.T) {
-	for machine, spelled := range map[string]map[string]string{ // by profile the pool
+	for machine, spelled := range map[string]map[string]string{ // pools by profile
 		"a100x16-mig": {"1g.5gb": "mig-1g.5gb", "1g.5gb+me": "mig-1g.5gb.me", "1g.10gb": "mig-1g.10gb", "7g.40gb": "mig-7g.40gb"},
 		"a100-mig":    {"1c.3g.40gb": "mig-1c.3g.40gb", "1g.20gb": "mig-1g.20gb"},
 		"h100x8":      {"1g.20gb": "mig-1g.20gb", "1g.10gb+me": "mig-1g.10gb.me"},
@@ -53,9 +53,9 @@ func TestProfileSpelling(t *testing.T) {
 			m := simdriver.StartText(t, text)
 			for profile, pool := range spelled {
 				must(t, m.Heal(), m.SetMIG(0, profile))
-				spells(t, m, "by its name", profile, pool)
+				expectProfile(t, m, "from the name", profile, pool)
 				must(t, m.Fail(simdriver.All, "nvmlDeviceGetName", "NOT_SUPPORTED", simdriver.Always))
-				spells(t, m, "by numbers", profile, pool)
+				expectProfile(t, m, "from the attributes", profile, pool)
 			}
 		})
 		for profile, pool := range spelled {
@@ -66,14 +66,14 @@ func TestProfileSpelling(t *testing.T) {
 			t.Run(machine+" "+profile, func(t *testing.T) {
 				m := simdriver.StartText(t, shortNamed(text, profile, name))
 				must(t, m.SetMIG(0, name))
-				spells(t, m, "by a name without what follows the memory", profile, pool)
+				expectProfile(t, m, "from a name without suffix", profile, pool)
 			})
 		}
 	}
 }
 
-// spells reads the one instance of the first GPU in a session of its own.
-func spells(t *testing.T, m *simdriver.Machine, how, profile, pool string) {
+// expectProfile reads the only instance of the first GPU in a new session.
+func expectProfile(t *testing.T, m *simdriver.Machine, how, profile, pool string) {
 	t.Helper()
 	s := open(t, m)
 	found := instances(snapshot(t, s), 0)
@@ -85,21 +85,21 @@ func spells(t *testing.T, m *simdriver.Machine, how, profile, pool string) {
 
 var suffix = regexp.MustCompile(`[+-].*`)
 
-// shortNamed is a machine whose instances of a profile have a shorter name. The library names them by their section.
+// shortNamed is a machine whose instances of a profile have a name without suffix. The library names them by their section.
 func shortNamed(text, profile, name string) string {
 	text = strings.Replace(text, "[profile "+name+"]", "[profile other]", 1)
 	return strings.Replace(text, "[profile "+profile+"]", "[profile "+name+"]", 1)
 }
 
-// withoutInstances is a machine whose GPUs are not cut up.
+// withoutInstances is a machine without MIG instances.
 func withoutInstances(text string) string {
 	return strings.Join(slices.DeleteFunc(strings.Split(text, "\n"), func(line string) bool {
 		return strings.HasPrefix(line, "instance = ")
 	}), "\n")
 }
 
-// What the driver fails to say about profiles at first is asked again, and what it has said is not.
-func TestProfileIsAskedAgain(t *testing.T) {
+// Calls about profiles that fail at first are made again, and those that succeeded are not.
+func TestProfileIsReadAgain(t *testing.T) {
 	m := simdriver.Start(t, "a30")
 	must(t, m.Fail(simdriver.All, "nvmlDeviceGetName", "NOT_SUPPORTED", simdriver.Always),
 		m.Fail(simdriver.GPU(1), "nvmlDeviceGetGpuInstanceProfileInfo", "UNKNOWN", 12))
@@ -120,7 +120,7 @@ func TestProfileIsAskedAgain(t *testing.T) {
 	}
 }
 
-// An instance of which no profile is known can't be asked for. It is no reason to doubt the GPU, or to offer it whole.
+// An instance without a known profile can't be offered. That is no fault of the GPU, which is still not offered as a whole.
 func TestNoProfile(t *testing.T) {
 	m := simdriver.Start(t, "a30")
 	for _, call := range []string{"nvmlDeviceGetName", "nvmlDeviceGetAttributes"} {
@@ -139,14 +139,14 @@ func TestNoProfile(t *testing.T) {
 	}
 }
 
-// Slices, number and place of instances, and what they have in common with their GPU.
+// Slices, number and placement of instances, and the properties that they share with their GPU.
 func TestInstanceFacts(t *testing.T) {
 	m := simdriver.Start(t, "b200")
 	ids, err := m.Instances(2)
 	must(t, err, m.SetInstance(ids[3], "index=6"))
 	s := open(t, m)
 	snap := snapshot(t, s)
-	gpu := snap.Devices[2]
+	parent := snap.Devices[2]
 	want := map[string]core.Slices{
 		"1g.23gb":    {GPU: 1, Compute: 1, Multiprocessors: 18, CopyEngines: 2, Decoders: 1, JPEGDecoders: 1},
 		"1g.23gb+me": {GPU: 1, Compute: 1, Multiprocessors: 18, CopyEngines: 2, Decoders: 1, JPEGDecoders: 1, OFAs: 1},
@@ -155,14 +155,14 @@ func TestInstanceFacts(t *testing.T) {
 	}
 	numbers := map[string]int{"1g.23gb": 0, "1g.23gb+me": 1, "2g.45gb": 2, "3g.90gb": 6}
 	found := instances(snap, 2)
-	if len(found) != 4 || gpu.NVLinks != 18 {
+	if len(found) != 4 || parent.NVLinks != 18 {
 		t.Fatal(render(snap))
 	}
 	for _, d := range found {
 		if d.Slices != want[d.Profile] || d.Instance != numbers[d.Profile] {
 			t.Errorf("%s: number %d, %+v", d.Profile, d.Instance, d.Slices)
 		}
-		shared := partOf(gpu)
+		shared := instanceOf(parent)
 		shared.ID, shared.At, shared.Instance = d.ID, d.At, d.Instance
 		shared.Model, shared.Profile, shared.Slices, shared.Memory, shared.BAR1 = d.Model, d.Profile, d.Slices, d.Memory, d.BAR1
 		shared.GICap, shared.CICap = d.GICap, d.CICap
@@ -170,7 +170,7 @@ func TestInstanceFacts(t *testing.T) {
 			t.Errorf("%+v", d)
 		}
 	}
-	// The same UUID in the same place may be another instance: what it has is read with it.
+	// The same UUID in the same place may be another instance, with other properties.
 	conf := filepath.Join(m.Root, "machine.conf")
 	text, err := os.ReadFile(conf)
 	must(t, err)
@@ -181,8 +181,8 @@ func TestInstanceFacts(t *testing.T) {
 	}
 }
 
-// A MIG mode that waits for a reset is not in force.
-func TestMIGModeThatIsPending(t *testing.T) {
+// A MIG mode that is pending until a reset is not in force.
+func TestPendingMIGMode(t *testing.T) {
 	m := simdriver.Start(t, "a30")
 	must(t, m.Set(0, "mig_pending", "yes"), m.Set(1, "mig_pending", "no"))
 	s := open(t, m)
@@ -197,7 +197,7 @@ func TestMIGModeThatIsPending(t *testing.T) {
 	}
 }
 
-// Drivers before R470 made the UUID of an instance of that of its GPU and of its place.
+// Drivers before R470 composed the UUID of an instance from that of its GPU and its placement.
 func TestOldUUIDs(t *testing.T) {
 	text, err := simdriver.Text("a30")
 	must(t, err)

@@ -16,164 +16,156 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 )
 
-// Options say where the driver is and how to ask it. The zero value is the host that this process runs
-// on, asked as a node agent should.
+// This file opens and closes a session (nvmlInit, nvmlShutdown), on the goroutine of the caller.
+
+// Options configure a Session. The zero value is the driver of the host that this process runs on, with the
+// defaults of a node agent.
 type Options struct {
 	Roots    core.Roots
-	Deadline time.Duration // for a call about one GPU, before the others are asked without it; 0 = 2 s
+	Deadline time.Duration // of a call about one GPU, until the session continues without that GPU; 0 = 2 s
 
-	// How often a check reads what changes slowly; every check carries all.
-	Slow   time.Duration // errors counted, repairs pending, PCIe link; 0 = 1 min
-	Fabric time.Duration // 0 = 30 s
-	Links  time.Duration // NVLinks; 0 = 5 min
+	// How often a health check reads the signals that change slowly; every sample has all signals.
+	Slow   time.Duration // error counters, pending repairs, PCIe link; 0 = 1 min
+	Fabric time.Duration // NVSwitch fabric state; 0 = 30 s
+	Links  time.Duration // NVLink states; 0 = 5 min
 
-	Now func() time.Time // the clock of these paces; nil = time.Now
+	Now func() time.Time // the clock of these intervals; nil = time.Now
 }
 
-// Session is an initialised NVML: the only way to call it, so that nothing is called before or after.
-// Wait belongs to one goroutine; Busy, Work and Nodes to all; Snapshot, Probe and Usage belong to one other
-// goroutine, and Close to whoever has waited for those two.
+// Session is an initialised NVML. It makes every NVML call between Open and Close.
+//
+// Snapshot, Probe and Usage belong to one goroutine, the reader; Wait belongs to another, the waiter. Busy and
+// Nodes are safe for concurrent use. Close may be called when the reader and the waiter have ended.
 type Session struct {
 	lib            nvml.Interface
 	library        *library
-	root           string // of the driver
+	root           string // of the driver's files
 	sys, proc, dev fs.FS
-	patience       time.Duration
-	every          [paces]time.Duration // 0 = once
+	deadline       time.Duration
+	intervals      [intervals]time.Duration // 0 = read once
 	now            func() time.Time
 	tegra          bool
 
 	nodes nodeList
 
-	mu        sync.Mutex // the reader changes these under it
-	lanes     map[core.DeviceID]*lane
-	doors     []*lane // see lane
-	inherited []*lane // of earlier sessions, with a call in the driver
+	mu            sync.Mutex // the reader holds it to change these
+	workers       map[core.DeviceID]*gpuWorker
+	lookupWorkers []*gpuWorker // see gpuWorker
+	adopted       []*gpuWorker // of earlier sessions, with a call that has not returned
 
-	// of the reader
-	reader   line
-	driver   core.Driver
-	census   census
-	gpus     []gpu // in the order of their indices; as last read, or as remembered while one does not answer
-	caps     capabilities
-	network  network
-	heard    []listener // those of whom an event set was made last
-	stranded []stranded
+	// These belong to the reader.
+	reader         callSlot
+	driver         core.Driver
+	enumeration    enumeration
+	gpus           []knownGPU // by index; of a GPU that does not answer, the latest complete reading
+	capabilityList migCapabilities
+	topology       topology
+	registeredGPUs []registration // of the event set that was made last
 
-	// of the waiter
-	waiter  line
-	allowed atomic.Int64 // nanoseconds that its calls may take
-	armed   armed        // the event set in use
-	broken  error        // why it is of no more use, once that is known
-	system  system
-	layout  layout
+	// These belong to the waiter.
+	waiter     callSlot
+	waitLimit  atomic.Int64 // nanoseconds that its calls may take
+	eventSet   eventSet     // the one in use
+	waitErr    error        // why eventSet is unusable; nil while it works
+	bindEvents bindEvents
+	procfs     procfsWatch
 
-	ears     ears        // event sets, from the reader to the waiter
-	restless atomic.Bool // the last reading did not settle who is there; from the reader to the waiter
+	// These pass from the reader to the waiter.
+	eventSets eventSets
+	unstable  atomic.Bool // the latest enumeration did not become stable
 
 	opened  time.Time
-	closing sync.Mutex
+	closeMu sync.Mutex
 	closed  atomic.Bool
 }
 
-// Open initialises the driver's library. It fails with core.ErrNoDriver where there is none, and with core.ErrUnloaded
-// too if that is because the kernel module was unloaded, with core.ErrDriverStale where library and kernel module are of different versions and a new process would find
-// another library, and otherwise with the driver's reason; each is one line that stays the same while nothing
-// changes.
+// Open initialises the driver's library (nvmlInit_v2). It fails with
+//   - core.ErrNoDriver if there is no driver, and core.ErrUnloaded too if the kernel module was unloaded;
+//   - core.ErrDriverStale if the library of this process and the kernel module differ in version, and a new process
+//     would load another library;
+//   - the driver's error otherwise.
 //
-// Once a function of a library was called, this process keeps that library, whatever lies on disk since.
-// Another version, or another root, needs a new process.
+// The text of an error is one line, and does not change while its cause does not.
+//
+// A process that has called a function of a library keeps that library, whatever is on disk later. Another version,
+// or another root, needs a new process: see loadedLibrary.
 func Open(o Options) (*Session, error) {
-	loaded, gone := lookForModule(o.Roots)
-	found, err := takeLibrary(o.Roots.Driver)
+	loaded, unloaded := checkModule(o.Roots)
+	lib, err := loadLibrary(o.Roots.Driver)
 	if err != nil {
-		return nil, noDriver(err, gone)
+		return nil, withUnloaded(err, unloaded)
 	}
 	s := &Session{
-		lib:      nvml.New(nvml.WithLibraryPath(found.path)),
-		library:  found,
+		lib:      nvml.New(nvml.WithLibraryPath(lib.path)),
+		library:  lib,
 		root:     o.Roots.Driver,
-		sys:      os.DirFS(rooted(o.Roots.Sys, "/sys")),
-		proc:     os.DirFS(rooted(o.Roots.Proc, "/proc")),
-		dev:      os.DirFS(filepath.Join(rooted(o.Roots.Dev, "/"), "dev")),
-		patience: cmp.Or(o.Deadline, 2*time.Second),
-		every: [paces]time.Duration{
-			slowly: cmp.Or(o.Slow, time.Minute), ofFabric: cmp.Or(o.Fabric, 30*time.Second), ofLinks: cmp.Or(o.Links, 5*time.Minute),
+		sys:      os.DirFS(cmp.Or(o.Roots.Sys, "/sys")),
+		proc:     os.DirFS(cmp.Or(o.Roots.Proc, "/proc")),
+		dev:      os.DirFS(filepath.Join(cmp.Or(o.Roots.Dev, "/"), "dev")),
+		deadline: cmp.Or(o.Deadline, 2*time.Second),
+		intervals: [intervals]time.Duration{
+			intervalSlow: cmp.Or(o.Slow, time.Minute), intervalFabric: cmp.Or(o.Fabric, 30*time.Second), intervalLinks: cmp.Or(o.Links, 5*time.Minute),
 		},
-		now:    o.Now,
-		reader: line{have: found.have, index: -1, work: &work{}},
-		waiter: line{have: found.have, index: -1, work: &work{}},
-		driver: core.Driver{State: core.DriverReady},
-		ears:   newEars(),
-		lanes:  map[core.DeviceID]*lane{},
+		now:       o.Now,
+		reader:    callSlot{available: lib.available, index: -1},
+		waiter:    callSlot{available: lib.available, index: -1},
+		driver:    core.Driver{State: core.DriverReady},
+		eventSets: newEventSets(),
+		workers:   map[core.DeviceID]*gpuWorker{},
 	}
 	if s.now == nil {
 		s.now = time.Now
 	}
 	s.tegra = isTegra(s.sys)
-	held, _ := settle(s) // what can't be shut down yet stays owed
-	s.inherit(held)
+	hung, _ := shutDownClosed(s) // a shutdown that fails stays pending
+	s.adoptHungCalls(hung)
 	if err := do(&s.reader, "nvmlInit", core.Node, s.lib.Init); err != nil {
-		return nil, noDriver(s.notOpened(err), gone || !loaded && returned(err) == nvml.ERROR_DRIVER_NOT_LOADED)
+		return nil, withUnloaded(s.initError(err), unloaded || !loaded && returnCode(err) == nvml.ERROR_DRIVER_NOT_LOADED)
 	}
 	s.opened = time.Now()
-	enlist(s)
+	track(s)
 	return s, nil
 }
 
-func (s *Session) notOpened(err error) error {
-	switch returned(err) {
-	case nvml.ERROR_DRIVER_NOT_LOADED: // not wrapped: nothing was lost that was never there
-		return fmt.Errorf("%w: the kernel module is not loaded (%s); try modprobe nvidia", core.ErrNoDriver, err.Error())
+// initError is the error of Open for an error of nvmlInit.
+func (s *Session) initError(err error) error {
+	switch returnCode(err) {
+	case nvml.ERROR_DRIVER_NOT_LOADED: // not wrapped: err is a core.ErrDriverLost, and no driver was in use
+		return fmt.Errorf("%w: the kernel module is not loaded (%s): run modprobe nvidia", core.ErrNoDriver, err.Error())
 	case nvml.ERROR_LIBRARY_NOT_FOUND:
-		return fmt.Errorf("%w: a part of it is missing (%w); install the driver anew", core.ErrNoDriver, err)
+		return fmt.Errorf("%w: a part of the driver is missing (%w): reinstall the driver", core.ErrNoDriver, err)
 	case nvml.ERROR_LIB_RM_VERSION_MISMATCH:
-		return s.mismatch(err)
+		return s.versionMismatch(err)
 	default:
-		return fmt.Errorf("the driver can't be opened: %w", err)
+		return fmt.Errorf("driver initialisation failed: %w", err)
 	}
 }
 
-// noDriver adds to the reason why there is no driver that the kernel module was unloaded. A library that is missing is no
-// evidence of that, and neither is NVML's answer where the kernel shows the module: a device node may be missing.
-func noDriver(err error, unloaded bool) error {
+// withUnloaded adds core.ErrUnloaded to an error, if the kernel module was unloaded. A missing library is no evidence
+// of that, and neither is NVML's DRIVER_NOT_LOADED while the kernel shows the module: a device node may be missing.
+func withUnloaded(err error, unloaded bool) error {
 	if unloaded && errors.Is(err, core.ErrNoDriver) {
 		return unloadedError{err}
 	}
 	return err
 }
 
-func rooted(root, otherwise string) string {
-	if root == "" {
-		return otherwise
-	}
-	return root
-}
-
-// Close ends the session. An error means that the library stays initialised and its device nodes open, so that
-// the kernel module can't be unloaded: ErrAbandoned while a call of this session, or of one before it, hangs in
-// the driver, else what nvmlShutdown said. Another Close tries again, and so does whoever opens or closes a
-// session next.
+// Close ends the session (nvmlShutdown). After an error the library stays initialised and its device nodes open, so
+// the kernel module can't be unloaded: errAbandoned while a call of this session, or of an earlier one, has not
+// returned, else the error of nvmlShutdown. The shutdown is tried again by the next Close of this session, and by
+// the next Open or Close of any session.
 func (s *Session) Close() error {
-	s.closing.Lock()
-	defer s.closing.Unlock()
+	s.closeMu.Lock()
+	defer s.closeMu.Unlock()
 	if !s.closed.Load() {
-		s.hangUp()
+		s.freeEventSets()
 		s.closed.Store(true)
 	}
 	for {
-		_, err := settle(s)
-		again, hangs := s.inTheWay()
-		if hangs != nil || err != nil || !again {
-			return cmp.Or(hangs, err)
+		_, err := shutDownClosed(s)
+		more, hung := s.hungCall()
+		if hung != nil || err != nil || !more {
+			return cmp.Or(hung, err)
 		}
-	}
-}
-
-// Work is what the session has asked of the driver so far. It is safe for concurrent use.
-func (s *Session) Work() core.CallStats {
-	return core.CallStats{
-		Calls:    uint64(s.reader.work.calls.Load() + s.waiter.work.calls.Load()),
-		Duration: time.Duration(s.reader.work.nanoseconds.Load()), // the waiter's time is waiting
 	}
 }

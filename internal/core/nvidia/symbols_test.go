@@ -14,7 +14,7 @@ import (
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
-// useAll does everything once and prints what was found.
+// useAll makes every call about a machine and prints the result.
 func useAll(machine *simdriver.Machine) error {
 	s, err := Open(Options{Roots: roots(machine)})
 	if err != nil {
@@ -50,8 +50,8 @@ func useAll(machine *simdriver.Machine) error {
 	return s.Close()
 }
 
-// without installs a machine whose library lacks functions. The names are overwritten in the library,
-// which takes no compiler: a look-up finds the slot by the old name's hash and then another name.
+// without installs a machine whose library lacks functions. Their names are overwritten in the library, which needs no
+// compiler: dlsym finds the hash of the old name, and then another name.
 func without(t *testing.T, names ...string) string {
 	t.Helper()
 	text, err := simdriver.Text("a100-mig")
@@ -70,23 +70,23 @@ func without(t *testing.T, names ...string) string {
 		}
 		library = bytes.ReplaceAll(library, whole, append([]byte("\x00x"), whole[2:]...))
 	}
-	must(t, os.Remove(m.Library)) // it may be one file with that of other tests
+	must(t, os.Remove(m.Library)) // it may be hard-linked to that of other tests
 	must(t, os.WriteFile(m.Library, library, 0o755))
 	return m.Root
 }
 
 func child(t *testing.T, root string) (output string, err error) {
 	t.Helper()
-	return play(t, root, "use all")
+	return runScenario(t, root, "use all")
 }
 
-// Without any one function there is a session still, or an error that names it; never a dead process.
+// If any one function is missing, Open succeeds, or its error names the function; the process never ends.
 func TestEachFunctionMissing(t *testing.T) {
 	if testing.Short() {
 		t.Skip("a process per function")
 	}
 	identity := []string{"nvmlDeviceGetGpuInstanceId", "nvmlDeviceGetComputeInstanceId", "nvmlDeviceGetMigDeviceHandleByIndex"}
-	for _, call := range Calls() {
+	for _, call := range allCalls() {
 		t.Run(call, func(t *testing.T) {
 			t.Parallel()
 			out, err := child(t, without(t, functions[call]...))
@@ -112,14 +112,14 @@ func TestEachFunctionMissing(t *testing.T) {
 	}
 }
 
-// With nothing but what is mandatory, eight GPUs are eight GPUs.
+// With the mandatory functions only, eight GPUs are read.
 func TestOldestDriver(t *testing.T) {
 	var names []string
 	for call, versions := range functions {
 		if !slices.Contains(mandatory, call) {
 			names = append(names, versions...)
 		} else if call != "nvmlInit" {
-			names = append(names, versions[:len(versions)-1]...) // the first version of each is what is left
+			names = append(names, versions[:len(versions)-1]...) // the oldest version of each remains
 		}
 	}
 	slices.Sort(names)
@@ -129,9 +129,9 @@ func TestOldestDriver(t *testing.T) {
 	}
 }
 
-// The older event wait does not say which instance an event concerns: it is the whole GPU then.
+// The older event wait does not report the MIG instance of an event: it concerns the whole GPU then.
 func TestEventsWithoutAttribution(t *testing.T) {
-	out, err := child(t, without(t, attributed))
+	out, err := child(t, without(t, eventWaitV2))
 	if err != nil || !strings.Contains(out, "event false true\n") {
 		t.Errorf("%v: %s", err, out)
 	}
@@ -150,37 +150,18 @@ func TestNoLibrary(t *testing.T) {
 	}
 	for _, folder := range libraryFolders {
 		if !strings.Contains(err.Error(), filepath.Join(root, folder)) {
-			t.Errorf("%v does not say that it looked in %s", err, folder)
+			t.Errorf("%v does not list %s", err, folder)
 		}
 	}
 }
 
-// A library that is there and can't be loaded is no missing driver, and says what is wrong with it.
+// A library that exists and can't be loaded is not core.ErrNoDriver, and the error has the reason.
 func TestBrokenLibrary(t *testing.T) {
 	root := t.TempDir()
 	file := filepath.Join(root, "lib64", libraryName)
 	must(t, os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, []byte("not a library"), 0o644))
-	_, err := findLibrary(root) // Open keeps to the one that this process has
+	_, err := findLibrary(root) // Open uses the library that this process has loaded
 	if err == nil || errors.Is(err, core.ErrNoDriver) || !strings.Contains(err.Error(), file) || strings.Contains(err.Error(), "\n") {
-		t.Error(err)
-	}
-}
-
-func TestInitFails(t *testing.T) {
-	for code, want := range map[string]error{
-		"DRIVER_NOT_LOADED": core.ErrNoDriver, "LIBRARY_NOT_FOUND": core.ErrNoDriver,
-	} {
-		m := simdriver.Start(t, "t4")
-		must(t, m.Fail(simdriver.All, "nvmlInit", code, 1))
-		if _, err := Open(Options{Roots: roots(m)}); !errors.Is(err, want) || strings.Contains(err.Error(), "\n") {
-			t.Errorf("%s: %v", code, err)
-		}
-		must(t, open(t, m).Close()) // the next try finds it healed
-	}
-	m := simdriver.Start(t, "t4")
-	must(t, m.Fail(simdriver.All, "nvmlInit", "NO_PERMISSION", 1))
-	_, err := Open(Options{Roots: roots(m)})
-	if e, ok := errors.AsType[*CallError](err); !ok || e.Call != "nvmlInit" || errors.Is(err, core.ErrNoDriver) {
 		t.Error(err)
 	}
 }

@@ -27,7 +27,7 @@ func TestUsage(t *testing.T) {
 		Device: core.DeviceID(m.UUID(5)),
 		Power:  core.OptionalUint64Of(301500), PowerLimit: core.OptionalUint64Of(400000), Temperature: core.OptionalUint64Of(63),
 		GPU: core.OptionalUint64Of(97), Memory: core.OptionalUint64Of(41), Encoder: core.OptionalUint64Of(3), Decoder: core.OptionalUint64Of(4),
-		// What the driver reserves counts as used.
+		// Memory that the driver reserves counts as used.
 		MemoryUsed: core.OptionalUint64Of((1024 + 615) * mib), MemoryTotal: core.OptionalUint64Of(81920 * mib),
 		BAR1Used: core.OptionalUint64Of(7 * mib), BAR1Total: core.OptionalUint64Of(131072 * mib),
 		ECCL1: core.OptionalUint64Of(1), ECCL2: core.OptionalUint64Of(2), ECCMemory: core.OptionalUint64Of(3),
@@ -39,7 +39,7 @@ func TestUsage(t *testing.T) {
 	if len(usage) != 20 || len(got) != 20 {
 		t.Errorf("%d entries for %d devices, want 20", len(usage), len(got))
 	}
-	// NVIDIA's driver answers all of it for a GPU in MIG mode but the utilisation; so does this one or not.
+	// In MIG mode NVIDIA's driver reports all values except the utilisation; the simulated one may report that too.
 	parent := got[want.Device]
 	want.At = parent.At
 	if !parent.GPU.OK {
@@ -50,7 +50,7 @@ func TestUsage(t *testing.T) {
 	}
 }
 
-// An instance has its memory and its part of BAR1, and is as hot as its GPU. The rest is absent, and not zero.
+// An instance has memory and BAR1 of its own, and the temperature of its GPU. Other values are unset, not zero.
 func TestUsageOfInstances(t *testing.T) {
 	m := simdriver.Start(t, "a100-mig")
 	ids, err := m.Instances(5)
@@ -80,7 +80,7 @@ func TestUsageOfInstances(t *testing.T) {
 				continue
 			}
 			seen++
-			if answered := u != (core.Usage{}); answered != (got.At.After(began) && got.At.Before(time.Now())) {
+			if read := u != (core.Usage{}); read != (got.At.After(began) && got.At.Before(time.Now())) {
 				t.Errorf("%s: read at %v", what, got.At)
 			}
 			u.Device, u.At = got.Device, got.At
@@ -92,20 +92,20 @@ func TestUsageOfInstances(t *testing.T) {
 			t.Errorf("%s: %d instances", what, seen)
 		}
 	}
-	check("all is well")
+	check("all calls succeed")
 	must(t, m.Fail(simdriver.GPU(5), "nvmlDeviceGetMemoryInfo", "UNKNOWN", simdriver.Always),
 		m.Fail(simdriver.GPU(5), "nvmlDeviceGetTemperature", "NOT_SUPPORTED", simdriver.Always))
 	for id, u := range want {
 		u.MemoryUsed, u.MemoryTotal, u.Temperature = core.OptionalUint64{}, core.OptionalUint64{}, core.OptionalUint64{}
 		want[id] = u
 	}
-	check("half is silent")
+	check("some calls fail")
 	must(t, m.Lose(5))
 	want = map[core.DeviceID]core.Usage{core.DeviceID(ids[0]): {}, core.DeviceID(ids[2]): {}}
 	check("the GPU is lost")
 }
 
-// Nothing is asked of an instance that nvml.h says can't be.
+// No call is made about an instance that nvml.h excludes.
 func TestCallsOfUsage(t *testing.T) {
 	m := simdriver.Start(t, "a100x16-mig")
 	s := open(t, m)

@@ -10,125 +10,125 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 )
 
-// drainAtMost bounds how many events one Wait takes off a set: only a flood is longer.
-const drainAtMost = 1024
+// This file is the waiter's side of NVML events: nvmlEventSetWait and nvmlEventSetFree, on the waiter.
 
-// Wait returns what happened since the last call, blocking for at most max; what happened several times is
-// there once. An XID is an observation of that kind, at an instance if the driver can tell; another event
-// that names a fault is of kind core.Event; a GPU that has its driver back is core.DriverRebound. Any other is of
-// kind 0, which changes no health: it says where something happened, and asking says what. Where no GPU has
-// events it just waits.
+// maxDrain is the maximum number of events that one Wait reads from a set without waiting. Only a storm has more.
+const maxDrain = 1024
+
+// Wait returns what happened since the last call, each observation once, and waits for at most max.
+//   - An XID event is of kind core.XID, at a MIG instance if the driver reports one.
+//   - Another event that names a fault is of kind core.Event; Code is its nvmlEventType.
+//   - A GPU that the kernel driver was unbound from and bound to again is of kind core.DriverRebound.
+//   - Anything else is of kind 0 and changes no health: a Snapshot or Probe has to show what changed.
 //
-// An error means that events can't be had at present: the caller pauses and asks the GPUs, and Probe or
-// Snapshot makes another set.
+// On a node without events it only waits. After an error there are no events until the reader has created another event
+// set, which Probe and Snapshot do; the caller pauses meanwhile. It belongs to the waiter.
 func (s *Session) Wait(max time.Duration) ([]core.Observation, error) {
-	s.allowed.Store(int64(max))
-	heard := s.binding()
-	if s.restless.Swap(false) {
-		heard = append(heard, core.Observation{At: core.Node, Detail: comeAndGo})
+	s.waitLimit.Store(int64(max))
+	obs := s.readBindEvents()
+	if s.unstable.Swap(false) {
+		obs = append(obs, core.Observation{At: core.Node, Detail: enumerationUnstable})
 	}
-	if s.layout.changed(s.proc) {
-		heard = append(heard, core.Observation{At: core.Node, Detail: "GPUs or MIG instances came or went"})
+	if s.procfs.changed(s.proc) {
+		obs = append(obs, core.Observation{At: core.Node, Detail: "GPUs or MIG instances were added or removed"})
 	}
-	for _, next := range s.ears.take() {
-		heard, _ = s.drain(s.armed, heard)
-		s.free(&s.waiter, s.armed)
-		s.armed = next
+	for _, next := range s.eventSets.takePending() {
+		obs, _ = s.drain(s.eventSet, obs)
+		s.freeEventSet(&s.waiter, s.eventSet)
+		s.eventSet = next
 	}
 	switch {
-	case len(heard) > 0:
-		return heard, nil
-	case s.armed.set == nil:
-		s.idle(max)
+	case len(obs) > 0:
+		return obs, nil
+	case s.eventSet.set == nil:
+		s.waitForEventSet(max)
 		return nil, nil
 	}
-	err := s.broken
+	err := s.waitErr
 	if err == nil {
 		var first core.Observation
-		if first, err = s.next(s.armed, max); err == nil {
-			heard, s.broken = s.drain(s.armed, []core.Observation{first})
-			return heard, nil
+		if first, err = s.next(s.eventSet, max); err == nil {
+			obs, s.waitErr = s.drain(s.eventSet, []core.Observation{first})
+			return obs, nil
 		}
 	}
-	s.broken = nil
-	if returned(err) == nvml.ERROR_TIMEOUT {
+	s.waitErr = nil
+	if returnCode(err) == nvml.ERROR_TIMEOUT {
 		return nil, nil
 	}
-	s.free(&s.waiter, s.armed)
-	s.armed = armed{}
-	s.ears.broke()
+	s.freeEventSet(&s.waiter, s.eventSet)
+	s.eventSet = eventSet{}
+	s.eventSets.setFailed()
 	return nil, err
 }
 
-// deaf is the call in which Wait hangs: it is in the driver for longer than it was told to wait, by the session's
-// patience. No event is heard meanwhile; the GPUs can be asked all the same. It is safe for concurrent use.
-func (s *Session) deaf() (core.Call, bool) {
-	c, inside := s.waiter.busy()
-	if !inside || time.Since(c.Since) < time.Duration(s.allowed.Load())+s.patience {
+// hungWait is the call in which Wait hangs: it exceeds the time that it was to wait by the session's deadline. No events
+// are received meanwhile; calls about GPUs are not affected. It is safe for concurrent use.
+func (s *Session) hungWait() (core.Call, bool) {
+	c, inProgress := s.waiter.current()
+	if !inProgress || time.Since(c.Since) < time.Duration(s.waitLimit.Load())+s.deadline {
 		return core.Call{}, false
 	}
 	return c, true
 }
 
 // next waits for one event of a set.
-func (s *Session) next(a armed, max time.Duration) (core.Observation, error) {
+func (s *Session) next(e eventSet, max time.Duration) (core.Observation, error) {
 	event, err := call(&s.waiter, "nvmlEventSetWait", core.Node, func() (nvml.EventData, nvml.Return) {
-		return a.set.Wait(uint32(max.Milliseconds()))
+		return e.set.Wait(uint32(max.Milliseconds()))
 	})
 	if err != nil {
 		return core.Observation{}, err
 	}
-	return s.observed(a, event), nil
+	return s.observationOf(e, event), nil
 }
 
-// drain adds what a set still holds to what was heard, each thing once. The error says why the set is of
-// no more use.
-func (s *Session) drain(a armed, heard []core.Observation) ([]core.Observation, error) {
-	for n := 0; a.set != nil && n < drainAtMost; n++ {
-		o, err := s.next(a, 0)
+// drain adds the events that a set has already to obs, each observation once. The error is why the set is unusable.
+func (s *Session) drain(e eventSet, obs []core.Observation) ([]core.Observation, error) {
+	for n := 0; e.set != nil && n < maxDrain; n++ {
+		o, err := s.next(e, 0)
 		switch {
-		case returned(err) == nvml.ERROR_TIMEOUT:
-			return heard, nil
+		case returnCode(err) == nvml.ERROR_TIMEOUT:
+			return obs, nil
 		case err != nil:
-			return heard, err
-		case !slices.Contains(heard, o):
-			heard = append(heard, o)
+			return obs, err
+		case !slices.Contains(obs, o):
+			obs = append(obs, o)
 		}
 	}
-	return heard, nil
+	return obs, nil
 }
 
-// idle waits for a set.
-func (s *Session) idle(max time.Duration) {
+func (s *Session) waitForEventSet(max time.Duration) {
 	t := time.NewTimer(max)
 	defer t.Stop()
 	select {
-	case <-s.ears.arrive:
+	case <-s.eventSets.added:
 	case <-t.C:
 	}
 }
 
-// faults are the events that name a fault, XIDs aside.
-const faults = nvml.EventTypeDoubleBitEccError | nvml.EventTypeSingleBitEccErrorStorm |
+// faultEvents are the events that name a fault, except XIDs.
+const faultEvents = nvml.EventTypeDoubleBitEccError | nvml.EventTypeSingleBitEccErrorStorm |
 	nvml.EventTypeDramRetirementEvent | nvml.EventTypeDramRetirementFailure |
 	nvml.EventTypeNonFatalPoisonError | nvml.EventTypeFatalPoisonError | nvml.EventTypeGpuUnavailableError
 
-// observed says what an event means. The GPU is found by its handle: asking a lost one for its UUID
-// fails, and then all GPUs would be to blame.
-func (s *Session) observed(a armed, event nvml.EventData) core.Observation {
+// observationOf converts an event. The GPU is found by its handle: the UUID of a lost GPU can't be read, and an
+// observation without a GPU counts against all of them.
+func (s *Session) observationOf(e eventSet, event nvml.EventData) core.Observation {
 	o := core.Observation{At: core.Node}
-	for _, g := range a.gpus {
+	for _, g := range e.gpus {
 		if g.handle == event.Device {
 			o.At = core.WholeGPU(g.device.ID)
-			g.lane.hinted.Store(true)
+			g.worker.eventPending.Store(true)
 		}
 	}
 	switch {
-	case o.At == core.Node, event.EventType&(nvml.EventTypeXidCriticalError|faults) == 0:
+	case o.At == core.Node, event.EventType&(nvml.EventTypeXidCriticalError|faultEvents) == 0:
 		o.Detail = fmt.Sprintf("event 0x%x", event.EventType)
 	case event.EventType == nvml.EventTypeXidCriticalError:
 		o.Kind, o.Code = core.XID, event.EventData
-		if s.waiter.have[attributed] {
+		if s.waiter.available[eventWaitV2] {
 			o.At.GI, o.At.CI = event.GpuInstanceId, event.ComputeInstanceId
 		}
 	default:

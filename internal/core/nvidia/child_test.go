@@ -13,14 +13,14 @@ import (
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
-// A process keeps the library that it has loaded first, so whatever depends on the library needs a process of
-// its own: this test binary again, which plays a scene on a machine and says how it went.
+// A process keeps the library that it has loaded first, so a test that depends on the library runs in a process of its own: this
+// test binary again, with the name of a scenario.
 const (
-	childRoot  = "TANDEM_TEST_DRIVER_ROOT"
-	childScene = "TANDEM_TEST_SCENE"
+	childRoot     = "TANDEM_TEST_DRIVER_ROOT"
+	childScenario = "TANDEM_TEST_SCENE"
 )
 
-var scenes = map[string]func(*simdriver.Machine) error{"use all": useAll}
+var scenarios = map[string]func(*simdriver.Machine) error{"use all": useAll}
 
 func TestMain(m *testing.M) {
 	root := os.Getenv(childRoot)
@@ -29,7 +29,7 @@ func TestMain(m *testing.M) {
 	}
 	machine, err := simdriver.Open(root)
 	if err == nil {
-		err = scenes[os.Getenv(childScene)](machine)
+		err = scenarios[os.Getenv(childScenario)](machine)
 	}
 	if err != nil {
 		fmt.Println(err)
@@ -38,19 +38,19 @@ func TestMain(m *testing.M) {
 	os.Exit(0)
 }
 
-// play plays a scene in a process of its own.
-func play(t *testing.T, root, scene string, env ...string) (output string, err error) {
+// runScenario runs a scenario in a process of its own.
+func runScenario(t *testing.T, root, scenario string, env ...string) (output string, err error) {
 	t.Helper()
 	self, err := os.Executable()
 	must(t, err)
 	cmd := exec.CommandContext(context.WithoutCancel(t.Context()), self)
-	cmd.Env = append(os.Environ(), childRoot+"="+root, childScene+"="+scene, "SIMDRIVER_MACHINE="+root)
+	cmd.Env = append(os.Environ(), childRoot+"="+root, childScenario+"="+scenario, "SIMDRIVER_MACHINE="+root)
 	cmd.Env = append(cmd.Env, env...)
 	text, err := cmd.CombinedOutput()
 	return string(text), err
 }
 
-// install lays a machine out for a child process; its library is a file of its own.
+// install makes a machine for a child process, with a library file of its own.
 func install(t *testing.T, name string) *simdriver.Machine {
 	t.Helper()
 	text, err := simdriver.Text(name)
@@ -63,18 +63,18 @@ func install(t *testing.T, name string) *simdriver.Machine {
 	return m
 }
 
-// outcome is what opening comes to.
+// outcome is the result of Open.
 type outcome string
 
 const (
-	opens  outcome = "it opens"
-	absent outcome = "there is no driver"
-	exits  outcome = "a new process is needed"
-	fails  outcome = "it fails"
+	opens  outcome = "opened"
+	absent outcome = "no driver"
+	exits  outcome = "new process needed"
+	fails  outcome = "failed"
 )
 
-// opening opens the driver twice in a row: what it says must not change from one to the next.
-func opening(m *simdriver.Machine, root string, want outcome, says ...string) error {
+// tryOpen opens the driver twice: the error must be the same both times.
+func tryOpen(m *simdriver.Machine, root string, want outcome, texts ...string) error {
 	var text string
 	for range 2 {
 		r := roots(m)
@@ -89,7 +89,7 @@ func opening(m *simdriver.Machine, root string, want outcome, says ...string) er
 		case errors.Is(err, core.ErrNoDriver):
 			got = absent
 		case errors.Is(err, core.ErrDriverLost):
-			got = "it says lost of what it never had"
+			got = "driver lost before it was opened"
 		default:
 			got = fails
 		}
@@ -99,9 +99,9 @@ func opening(m *simdriver.Machine, root string, want outcome, says ...string) er
 		if err == nil {
 			continue
 		}
-		for _, word := range says {
-			if !strings.Contains(err.Error(), word) {
-				return fmt.Errorf("%w: does not say %q", err, word)
+		for _, part := range texts {
+			if !strings.Contains(err.Error(), part) {
+				return fmt.Errorf("%w: lacks %q", err, part)
 			}
 		}
 		if text == "" {
@@ -125,8 +125,8 @@ func useSession(s *Session) error {
 	return errors.Join(err, s.Close())
 }
 
-// steps goes through them until one fails, which it names by its number.
-func steps(all ...func() error) error {
+// runSteps runs the steps until one fails, and reports its number.
+func runSteps(all ...func() error) error {
 	for i, step := range all {
 		if err := step(); err != nil {
 			return fmt.Errorf("step %d: %w", i+1, err)

@@ -3,7 +3,6 @@ package nvidia
 import (
 	"cmp"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"os"
@@ -16,86 +15,18 @@ import (
 	gocmp "github.com/google/go-cmp/cmp"
 
 	"github.com/tandem-gpu/tandem/internal/core"
-	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
-var _ monitor.Session = (*Session)(nil)
-
-var update = flag.Bool("update", false, "write the golden files anew")
-
-// roots are those of a simulated machine.
-func roots(m *simdriver.Machine) core.Roots {
-	return core.Roots{
-		Driver: m.Root, Dev: m.Root, Sys: filepath.Join(m.Root, "sys"), Proc: filepath.Join(m.Root, "proc"),
-	}
-}
-
-// open opens a session on a simulated machine and closes it with the test.
-func open(t testing.TB, m *simdriver.Machine) *Session {
-	t.Helper()
-	// A call that an earlier test left hanging comes back soon after its machine is gone.
-	eventually(t, func() (any, bool) { return nil, !anyStuck() })
-	return openWith(t, m, Options{})
-}
-
-// anyStuck reports whether a closed session has a call in the driver still.
-func anyStuck() bool {
-	initialised.Lock()
-	defer initialised.Unlock()
-	return slices.ContainsFunc(initialised.sessions, func(s *Session) bool {
-		return s.closed.Load() && len(s.stuck()) > 0
-	})
-}
-
-// openWith is open with options. Closing may end with an error that is expected.
-func openWith(t testing.TB, m *simdriver.Machine, o Options, expected ...error) *Session {
-	t.Helper()
-	o.Roots = roots(m)
-	s, err := Open(o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		err := s.Close()
-		if err != nil && !slices.ContainsFunc(expected, func(e error) bool { return errors.Is(err, e) }) {
-			t.Error("close:", err)
-		}
-	})
-	return s
-}
-
-// calls counts the NVML calls that a machine got so far.
-func calls(t testing.TB, m *simdriver.Machine) map[string]uint64 {
-	t.Helper()
-	n, err := m.Calls()
-	must(t, err)
-	return n
-}
-
-func snapshot(t testing.TB, s *Session) core.Snapshot {
-	t.Helper()
-	snap, err := s.Snapshot()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return snap
-}
-
-// must fails the test if scripting the machine did not work.
-func must(t testing.TB, errs ...error) {
-	t.Helper()
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// TestMachines reads every machine that ships and compares with testdata/NAME.golden.
+// TestMachines compares a Snapshot of every machine with testdata/NAME.golden, and with the next Snapshot of the session and
+// of another session.
 func TestMachines(t *testing.T) {
 	for _, name := range simdriver.Names() {
 		t.Run(name, func(t *testing.T) {
-			s := open(t, simdriver.Start(t, name))
-			got := render(snapshot(t, s))
+			m := simdriver.Start(t, name)
+			s := open(t, m)
+			snap := snapshot(t, s)
+			got := render(snap)
 			golden := filepath.Join("testdata", name+".golden")
 			if *update {
 				must(t, os.WriteFile(golden, []byte(got), 0o644))
@@ -103,14 +34,22 @@ func TestMachines(t *testing.T) {
 			want, err := os.ReadFile(golden)
 			must(t, err)
 			if diff := gocmp.Diff(strings.Split(string(want), "\n"), strings.Split(got, "\n")); diff != "" {
-				t.Error("go test -update writes the files anew\n", diff)
+				t.Error("go test -update rewrites the files\n", diff)
+			}
+			checkCapabilities(t, snap)
+			if next := snapshot(t, s); !next.Equal(snap) {
+				t.Error("the next Snapshot differs", gocmp.Diff(snap, next))
+			}
+			must(t, s.Close(), s.Close())
+			if next := snapshot(t, open(t, m)); !next.Equal(snap) {
+				t.Error("the Snapshot of another session differs", gocmp.Diff(snap, next))
 			}
 		})
 	}
 }
 
-// engines are those of an instance that has any, by their letters in nvidia-smi.
-func engines(s core.Slices) string {
+// engineText lists the engines of an instance by their names in nvidia-smi.
+func engineText(s core.Slices) string {
 	var all []string
 	for _, e := range []struct {
 		letters string
@@ -123,7 +62,7 @@ func engines(s core.Slices) string {
 	return cmp.Or(strings.Join(all, " "), "-")
 }
 
-// render is a snapshot as text, one line per device. Absent values are "-".
+// render formats a snapshot, one line per device. Missing values are "-".
 func render(s core.Snapshot) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "driver %s %s, CUDA %s\n\n", s.Driver.State, s.Driver.Version, s.Driver.CUDA)
@@ -147,7 +86,7 @@ func render(s core.Snapshot) string {
 			or(d.Memory>>20), or(d.BAR1>>20), or(d.PowerLimit/1000), or(d.CoreClock), or(d.MemoryClock),
 			or(fmt.Sprintf("%dx%d", d.PCIeGen, d.PCIeWidth)), or(d.Compute), or(d.DisplayState), or(d.PersistenceMode),
 			or(d.Serial), or(d.Architecture), or(d.Brand), or(d.ECC), or(d.NVLinks),
-			or(fmt.Sprintf("%d/%d", d.Slices.GPU, d.Slices.Compute)), or(d.Slices.Multiprocessors), engines(d.Slices))
+			or(fmt.Sprintf("%d/%d", d.Slices.GPU, d.Slices.Compute)), or(d.Slices.Multiprocessors), engineText(d.Slices))
 	}
 	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
 	_, err := io.WriteString(w, table.String())
@@ -169,4 +108,24 @@ func render(s core.Snapshot) string {
 	}
 	fmt.Fprintf(&b, "\nnodes %s\n", strings.Join(s.Nodes, " "))
 	return b.String()
+}
+
+// checkCapabilities: every instance has two capabilities of its own, with device nodes; a GPU has none.
+func checkCapabilities(t *testing.T, snap core.Snapshot) {
+	t.Helper()
+	owner := map[int]core.DeviceID{}
+	for _, d := range snap.Devices {
+		if d.At.GI == core.Whole {
+			if d.GICap != 0 || d.CICap != 0 {
+				t.Errorf("a GPU with capabilities: %+v", d)
+			}
+			continue
+		}
+		for _, n := range []int{d.GICap, d.CICap} {
+			if !slices.Contains(snap.Nodes, fmt.Sprintf("/dev/nvidia-caps/nvidia-cap%d", n)) || owner[n] != "" {
+				t.Errorf("%s has capability %d of %q", d.ID, n, owner[n])
+			}
+			owner[n] = d.ID
+		}
+	}
 }

@@ -15,8 +15,8 @@ import (
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
-// wellH100 is what a GPU of the machine h100x8 says.
-var wellH100 = core.HealthSample{
+// healthyH100 is the sample of a healthy GPU of the machine h100x8.
+var healthyH100 = core.HealthSample{
 	RecoveryAction: core.RecoveryNone,
 	RemapPending:   core.No, RemapFailed: core.No, RepairPending: core.No, Unrepairable: core.No,
 	SRAMThreshold: core.No, InfoROMCorrupt: core.No,
@@ -26,22 +26,8 @@ var wellH100 = core.HealthSample{
 	LinksUp: core.OptionalUint64Of(18), Fabric: core.FabricHealthy, Events: core.Yes,
 }
 
-// checked opens a session on a machine and gives what a slot's checks say, with a clock to set forward.
-func checked(t *testing.T, m *simdriver.Machine) (s *Session, at func(time.Duration) func(slot int) core.Observation) {
-	t.Helper()
-	var now time.Duration
-	start := time.Unix(0, 0)
-	s = openWith(t, m, Options{Now: func() time.Time { return start.Add(now) }})
-	snapshot(t, s)
-	return s, func(since time.Duration) func(int) core.Observation {
-		now = since
-		obs := probe(t, s)
-		return func(slot int) core.Observation { return obs[core.DeviceID(m.UUID(slot))] }
-	}
-}
-
-// What a GPU can't say is unsaid, and no fault.
-func TestVitalsOfMachines(t *testing.T) {
+// A signal that a GPU does not support is NotReported or unset, which is no fault.
+func TestSamplesOfMachines(t *testing.T) {
 	a100 := core.HealthSample{
 		RecoveryAction: core.RecoveryNone, RemapPending: core.No, RemapFailed: core.No, RepairPending: core.No,
 		SRAMThreshold: core.No, InfoROMCorrupt: core.No,
@@ -56,7 +42,7 @@ func TestVitalsOfMachines(t *testing.T) {
 		slot    int
 		want    core.HealthSample
 	}{
-		{"h100x8", 7, wellH100},
+		{"h100x8", 7, healthyH100},
 		{"a100-mig", 0, a100},
 		{"a100-mig", 5, cut},
 		{"consumer", 0, core.HealthSample{
@@ -67,8 +53,8 @@ func TestVitalsOfMachines(t *testing.T) {
 			Energy: core.OptionalUint64Of(41000_000), Replays: core.OptionalUint64Of(0), PCIeWidth: 8, PCIeMaxWidth: 16, PCIeGen: 1, Events: core.Yes,
 		}},
 	} {
-		s, at := checked(t, simdriver.Start(t, c.machine))
-		for _, since := range []time.Duration{0, 10 * time.Second} { // the second check asks for less and says the same
+		s, at := openWithClock(t, simdriver.Start(t, c.machine))
+		for _, since := range []time.Duration{0, 10 * time.Second} { // the second check makes fewer calls and has the same result
 			o := at(since)(c.slot)
 			if diff := gocmp.Diff(c.want, o.Sample); diff != "" || o.Kind != core.Checked {
 				t.Errorf("%s %d after %v: %d %s\n%s", c.machine, c.slot, since, o.Kind, o.Detail, diff)
@@ -78,10 +64,10 @@ func TestVitalsOfMachines(t *testing.T) {
 	}
 }
 
-// Everything that a check reads, read.
-func TestVitalsThatAreBad(t *testing.T) {
+// Every signal of a sample is read.
+func TestSampleOfFaultyGPU(t *testing.T) {
 	m := simdriver.Start(t, "h100x8")
-	_, at := checked(t, m)
+	_, at := openWithClock(t, m)
 	must(t, m.Change(3, "recovery_action = 4", "remapped_pending = yes", "remapped_failed = yes", "channel_repair_pending = yes",
 		"unrepairable_memory = yes", "sram_threshold_exceeded = yes", "inforom_corrupt = yes", "ecc_uncorrected_volatile = 7",
 		"energy = 12 J", "pcie_replays = 9", "hw_thermal_slowdown_ns = 5000000000", "hw_power_brake_ns = 6", "pcie_width = 8",
@@ -103,9 +89,9 @@ func TestVitalsThatAreBad(t *testing.T) {
 	}
 }
 
-func TestVerdicts(t *testing.T) {
+func TestRecoveryActions(t *testing.T) {
 	m := simdriver.Start(t, "h100x8")
-	_, at := checked(t, m)
+	_, at := openWithClock(t, m)
 	for value, want := range map[string]core.RecoveryAction{
 		"0": core.RecoveryNone, "1": core.RecoveryReset, "2": core.RecoveryReboot, "3": core.RecoveryDrainP2P,
 		"4": core.RecoveryDrainAndReset, "5": core.RecoveryIMEX, "6": core.RecoveryOther, "7": core.RecoveryOther,
@@ -116,7 +102,7 @@ func TestVerdicts(t *testing.T) {
 			t.Errorf("%s: %+v", value, o)
 		}
 		if value == "none" {
-			must(t, m.Set(2, "recovery_action", "0"), m.Lose(2)) // what was lacking is asked again when it came back
+			must(t, m.Set(2, "recovery_action", "0"), m.Lose(2)) // after a loss, unsupported fields are read again
 			at(0)
 			must(t, m.Restore(2))
 			at(0)
@@ -124,12 +110,12 @@ func TestVerdicts(t *testing.T) {
 	}
 }
 
-// Where the driver can't know what the GPU needs, NONE is no verdict.
-func TestVerdictsThatSayNothing(t *testing.T) {
+// Where the driver can't determine the state of the GPU, NONE is an unknown recovery action.
+func TestUnknownRecoveryAction(t *testing.T) {
 	t.Run("vGPU guest", func(t *testing.T) {
 		m := simdriver.Start(t, "h100x8")
 		must(t, m.Set(2, "virtualization", "vgpu"))
-		_, at := checked(t, m)
+		_, at := openWithClock(t, m)
 		if v := at(0)(2).Sample.RecoveryAction; v != core.RecoveryUnknown {
 			t.Error(v)
 		}
@@ -146,15 +132,15 @@ func TestVerdictsThatSayNothing(t *testing.T) {
 		must(t, m.Set(0, "recovery_action", "0xff"))
 		soc := filepath.Join(m.Root, "sys/devices/soc0")
 		must(t, os.MkdirAll(soc, 0o755), os.WriteFile(filepath.Join(soc, "family"), []byte("Tegra\n"), 0o644))
-		_, at := checked(t, m)
+		_, at := openWithClock(t, m)
 		if v := at(0)(0).Sample.RecoveryAction; v != core.RecoveryUnknown {
 			t.Error(v)
 		}
 	})
 }
 
-// TestCodes holds what a return code says about a GPU, of the whole batch or of the verdict in it.
-func TestCodes(t *testing.T) {
+// What a return code means, of the whole nvmlDeviceGetFieldValues or of the recovery action in it.
+func TestReturnCodesOfCheck(t *testing.T) {
 	for code, want := range map[string]core.Observation{
 		"GPU_IS_LOST":        {Kind: core.Lost, Detail: "GPU is lost"},
 		"UNKNOWN":            {Kind: core.ProbeFailed, Detail: "Unknown Error"},
@@ -168,7 +154,7 @@ func TestCodes(t *testing.T) {
 	} {
 		for _, where := range []string{"call", "field"} {
 			m := simdriver.Start(t, "h100x8")
-			s, at := checked(t, m)
+			s, at := openWithClock(t, m)
 			at(0)
 			if where == "call" {
 				must(t, m.Fail(simdriver.GPU(3), "nvmlDeviceGetFieldValues", code, simdriver.Always))
@@ -183,7 +169,7 @@ func TestCodes(t *testing.T) {
 			if o.Kind == core.Checked && ((o.Sample.RecoveryAction == core.RecoveryReset) != reset || o.Sample.Partial != reset) {
 				t.Errorf("%s of the %s: %+v", code, where, o.Sample)
 			}
-			if o := at(20 * time.Second)(4); o.Sample != wellH100 {
+			if o := at(20 * time.Second)(4); o.Sample != healthyH100 {
 				t.Errorf("%s of the %s: another GPU: %+v", code, where, o)
 			}
 			if n := calls(t, m)["nvmlDeviceGetHandleByUUID"]; n > 0 {
@@ -194,20 +180,20 @@ func TestCodes(t *testing.T) {
 	}
 }
 
-// A loss is confirmed through the PCI address: another handle may find the GPU well.
+// A loss is confirmed through the PCI address: with another handle the GPU may answer.
 func TestLossIsConfirmed(t *testing.T) {
 	for _, c := range []struct {
 		name, call, code string
 		want             core.ObservationKind
 	}{
-		{"it answers the second time", "", "", core.Checked},
-		{"it is lost", byPCI, "GPU_IS_LOST", core.Lost},
-		{"it is not listed", byPCI, "NOT_FOUND", core.Lost},
-		{"it is not to be looked up", byPCI, "NO_PERMISSION", core.Lost},
-		{"it can't be looked up", byPCI, "UNKNOWN", core.ProbeFailed},
+		{"answers with another handle", "", "", core.Checked},
+		{"lost", handleByPCI, "GPU_IS_LOST", core.Lost},
+		{"not listed", handleByPCI, "NOT_FOUND", core.Lost},
+		{"lookup not permitted", handleByPCI, "NO_PERMISSION", core.Lost},
+		{"lookup fails", handleByPCI, "UNKNOWN", core.ProbeFailed},
 	} {
 		m := simdriver.Start(t, "h100x8")
-		s, at := checked(t, m)
+		s, at := openWithClock(t, m)
 		must(t, m.Fail(simdriver.GPU(3), "nvmlDeviceGetFieldValues", "GPU_IS_LOST", 1))
 		if c.call != "" {
 			must(t, m.Fail(simdriver.GPU(3), c.call, c.code, simdriver.Always))
@@ -219,32 +205,21 @@ func TestLossIsConfirmed(t *testing.T) {
 	}
 }
 
-// A neighbour's loss is nobody else's.
-func TestNeighbourLost(t *testing.T) {
-	m := simdriver.Start(t, "h100x8")
-	_, at := checked(t, m)
-	must(t, m.Lose(2), m.Fail(simdriver.GPU(4), "nvmlDeviceGetHandleByUUID", "GPU_IS_LOST", simdriver.Always))
-	of := at(0)
-	if of(2).Kind != core.Lost || of(4).Sample != wellH100 {
-		t.Errorf("%+v\n%+v", of(2), of(4))
-	}
-}
-
-// A handle of before a reset is replaced by the next reading.
+// A handle from before a reset is replaced by the next Snapshot.
 func TestInvalidHandle(t *testing.T) {
 	m := simdriver.Start(t, "h100x8")
-	s, at := checked(t, m)
+	s, at := openWithClock(t, m)
 	at(0)
 	must(t, m.Invalidate(3))
 	if o := at(time.Second)(3); o.Kind != core.ProbeFailed || !strings.HasPrefix(o.Detail, "nvmlDeviceGetUUID: ") {
 		t.Errorf("%+v", o)
 	}
 	snapshot(t, s)
-	if o := at(2 * time.Second)(3); o.Sample != wellH100 {
+	if o := at(2 * time.Second)(3); o.Sample != healthyH100 {
 		t.Errorf("%+v", o)
 	}
 	must(t, m.Set(3, "uuid", "GPU-00000000-0000-0000-0000-000000000001"))
-	if o := at(3 * time.Second); o(3).Kind != 0 || o(4).Sample != wellH100 {
+	if o := at(3 * time.Second); o(3).Kind != 0 || o(4).Sample != healthyH100 {
 		t.Errorf("replaced: %+v", o(3))
 	}
 }
@@ -275,7 +250,8 @@ func TestFabric(t *testing.T) {
 		{"GPU state invalid", 0, done, 0, 8 << 8, 0, core.FabricMisconfigured},
 		{"a state of another time", 0, 9, 0, 0, 2, core.FabricNotReported},
 	} {
-		if got := fabricOf(c.ret, c.state, uint32(c.status), c.mask, c.summary); got != c.want {
+		i := nvml.GpuFabricInfo_v3{State: c.state, Status: uint32(c.status), HealthMask: c.mask, HealthSummary: c.summary}
+		if got := fabricState(c.ret, i); got != c.want {
 			t.Errorf("%s: %d, want %d", c.name, got, c.want)
 		}
 	}

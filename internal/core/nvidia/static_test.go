@@ -12,27 +12,27 @@ import (
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
-// fixedCalls are those of readFixed.
-var fixedCalls = []string{
+// staticCalls are those of readStatic.
+var staticCalls = []string{
 	"nvmlDeviceGetArchitecture", "nvmlDeviceGetBAR1MemoryInfo", "nvmlDeviceGetBrand", "nvmlDeviceGetCudaComputeCapability",
 	"nvmlDeviceGetMaxClockInfo", "nvmlDeviceGetMaxPcieLinkGeneration", "nvmlDeviceGetMaxPcieLinkWidth", "nvmlDeviceGetSerial",
 }
 
-// fixed are the calls of a reading about what is fixed.
-func fixed(t *testing.T, m *simdriver.Machine, read func()) map[string]uint64 {
+// countStatic counts the staticCalls that read makes.
+func countStatic(t *testing.T, m *simdriver.Machine, read func()) map[string]uint64 {
 	t.Helper()
 	n := counted(t, m, read)
-	maps.DeleteFunc(n, func(name string, _ uint64) bool { return !slices.Contains(fixedCalls, name) })
+	maps.DeleteFunc(n, func(name string, _ uint64) bool { return !slices.Contains(staticCalls, name) })
 	return n
 }
 
-// What a reading asks of eight GPUs once it knows them. The two calls about clocks are one name.
-func TestCallsOfAReading(t *testing.T) {
+// The calls of a Snapshot of eight known GPUs. The two calls about clocks have one name.
+func TestCallsOfSnapshot(t *testing.T) {
 	m := simdriver.Start(t, "h100x8")
 	s := open(t, m)
-	first := fixed(t, m, func() { snapshot(t, s) })
+	first := countStatic(t, m, func() { snapshot(t, s) })
 	want := map[string]uint64{}
-	for _, name := range fixedCalls {
+	for _, name := range staticCalls {
 		want[name] = 8
 	}
 	want["nvmlDeviceGetMaxClockInfo"] = 16
@@ -52,34 +52,34 @@ func TestCallsOfAReading(t *testing.T) {
 	}
 }
 
-// What is fixed is read again when a GPU may be another one in the same slot, and until all of it was answered.
-func TestFixedIsReadAgain(t *testing.T) {
+// Static properties are read again when the GPU may be another one, and until all calls about them have succeeded.
+func TestStaticPropertiesAreReadAgain(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		do   func(*testing.T, *simdriver.Machine, *Session)
-		gpus uint64 // of which it is read again
+		gpus uint64 // whose properties are read again
 	}{
-		{"nothing happens", func(*testing.T, *simdriver.Machine, *Session) {}, 0},
-		{"it was lost in a reading", func(t *testing.T, m *simdriver.Machine, s *Session) {
+		{"no change", func(*testing.T, *simdriver.Machine, *Session) {}, 0},
+		{"lost in a Snapshot", func(t *testing.T, m *simdriver.Machine, s *Session) {
 			must(t, m.Lose(3))
 			snapshot(t, s)
 			must(t, m.Restore(3))
 		}, 1},
-		{"it was lost in a check", func(t *testing.T, m *simdriver.Machine, s *Session) {
+		{"lost in a check", func(t *testing.T, m *simdriver.Machine, s *Session) {
 			must(t, m.Lose(3))
 			probe(t, s)
 			must(t, m.Restore(3))
 			probe(t, s)
 		}, 1},
-		{"it got its driver back", func(t *testing.T, m *simdriver.Machine, s *Session) {
-			_, err := s.Wait(0) // which makes the set
+		{"driver bound again", func(t *testing.T, m *simdriver.Machine, s *Session) {
+			_, err := s.Wait(0) // takes the event set
 			must(t, err, m.Unbind(3), m.Bind(3))
-			heard(t, s, core.Observation{At: core.WholeGPU(h100ID), Kind: core.DriverRebound})
+			awaitEvent(t, s, core.Observation{At: core.WholeGPU(h100ID), Kind: core.DriverRebound})
 			probe(t, s)
 		}, 1},
-		{"its handle is another one", func(t *testing.T, m *simdriver.Machine, _ *Session) { must(t, m.Invalidate(3)) }, 1},
-		{"MIG mode is switched", func(t *testing.T, m *simdriver.Machine, _ *Session) { must(t, m.SetMIG(3)) }, 1},
-		{"all were away", func(t *testing.T, m *simdriver.Machine, s *Session) {
+		{"another handle", func(t *testing.T, m *simdriver.Machine, _ *Session) { must(t, m.Invalidate(3)) }, 1},
+		{"MIG mode changed", func(t *testing.T, m *simdriver.Machine, _ *Session) { must(t, m.SetMIG(3)) }, 1},
+		{"no GPU could be read", func(t *testing.T, m *simdriver.Machine, s *Session) {
 			must(t, m.Fail(simdriver.All, "nvmlDeviceGetName", "UNKNOWN", simdriver.Always))
 			snapshot(t, s)
 			must(t, m.Heal())
@@ -87,11 +87,11 @@ func TestFixedIsReadAgain(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			m := simdriver.Start(t, "h100x8")
-			s := armedOn(t, m)
+			s := openWithEvents(t, m)
 			probe(t, s)
 			must(t, m.Change(3, "serial = 42", "max_clock_graphics = 1000 MHz"))
 			c.do(t, m, s)
-			n := fixed(t, m, func() { snapshot(t, s) })
+			n := countStatic(t, m, func() { snapshot(t, s) })
 			if n["nvmlDeviceGetSerial"] != c.gpus || n["nvmlDeviceGetBrand"] != c.gpus {
 				t.Errorf("read again: %v, want of %d", n, c.gpus)
 			}
@@ -100,38 +100,38 @@ func TestFixedIsReadAgain(t *testing.T) {
 					t.Errorf("%+v", d)
 				}
 			}
-			if n := fixed(t, m, func() { snapshot(t, s) }); len(n) > 0 {
+			if n := countStatic(t, m, func() { snapshot(t, s) }); len(n) > 0 {
 				t.Errorf("and again: %v", n)
 			}
 		})
 	}
 }
 
-// A driver that stutters is asked again, and what it said before stands meanwhile.
-func TestFixedThatIsNotAnswered(t *testing.T) {
+// A static property that fails is read again, and has its last value meanwhile.
+func TestStaticPropertyThatFails(t *testing.T) {
 	m := simdriver.Start(t, "h100x8")
 	must(t, m.Fail(simdriver.GPU(3), "nvmlDeviceGetBrand", "UNKNOWN", 2))
 	s := open(t, m)
-	gpu := func() core.Device { return snapshot(t, s).Devices[3] }
-	if d := gpu(); d.Brand != "" || d.Serial == "" || d.Architecture != "Hopper" {
+	third := func() core.Device { return snapshot(t, s).Devices[3] }
+	if d := third(); d.Brand != "" || d.Serial == "" || d.Architecture != "Hopper" {
 		t.Errorf("%+v", d)
 	}
-	if n := fixed(t, m, func() { gpu() }); n["nvmlDeviceGetBrand"] != 1 || n["nvmlDeviceGetSerial"] != 1 {
-		t.Errorf("asked again: %v", n)
+	if n := countStatic(t, m, func() { third() }); n["nvmlDeviceGetBrand"] != 1 || n["nvmlDeviceGetSerial"] != 1 {
+		t.Errorf("read again: %v", n)
 	}
-	if d := gpu(); d.Brand != "NVIDIA" {
+	if d := third(); d.Brand != "NVIDIA" {
 		t.Errorf("%+v", d)
 	}
-	if n := fixed(t, m, func() { gpu() }); len(n) > 0 {
-		t.Errorf("asked again though it was answered: %v", n)
+	if n := countStatic(t, m, func() { third() }); len(n) > 0 {
+		t.Errorf("read again after success: %v", n)
 	}
 	must(t, m.Invalidate(3), m.Fail(simdriver.GPU(3), "nvmlDeviceGet[SAB]*", "TIMEOUT", simdriver.Always))
-	if d := gpu(); d.Brand != "NVIDIA" || d.Serial == "" || d.Architecture != "Hopper" || d.BAR1 == 0 {
-		t.Errorf("while it does not say: %+v", d)
+	if d := third(); d.Brand != "NVIDIA" || d.Serial == "" || d.Architecture != "Hopper" || d.BAR1 == 0 {
+		t.Errorf("while the calls fail: %+v", d)
 	}
 }
 
-// ECC mode changes with a reset, which no handle tells of.
+// The ECC mode changes at a reset, after which the handle may be the same.
 func TestECCMode(t *testing.T) {
 	m := simdriver.Start(t, "a100-mig")
 	s := open(t, m)
@@ -161,11 +161,11 @@ func TestECCMode(t *testing.T) {
 	}
 }
 
-// NVLinks are counted for the network, and again when a check counts others.
+// NVLinks are counted for the topology, and again when a check counts a different number.
 func TestNVLinks(t *testing.T) {
 	m := simdriver.Start(t, "h100x8")
-	s, at := checked(t, m)
-	links := func() (gpu, pair int) {
+	s, at := openWithClock(t, m)
+	links := func() (all, pair int) {
 		snap := snapshot(t, s)
 		for _, l := range snap.Links {
 			if l.A == h100ID {
@@ -176,26 +176,26 @@ func TestNVLinks(t *testing.T) {
 	}
 	at(0)
 	if n := counted(t, m, func() { links() }); n["nvmlDeviceGetNvLinkState"] > 0 {
-		t.Errorf("the network was read again: %v", n)
+		t.Errorf("the topology was read again: %v", n)
 	}
 	must(t, m.Set(3, "links_down", "0x3"))
-	if gpu, pair := links(); gpu != 18 || pair != 18 {
-		t.Errorf("before a check: %d, %d", gpu, pair)
+	if all, pair := links(); all != 18 || pair != 18 {
+		t.Errorf("before a check: %d, %d", all, pair)
 	}
 	at(5 * time.Minute)
-	if gpu, pair := links(); gpu != 16 || pair != 16 {
-		t.Errorf("after a check: %d, %d", gpu, pair)
+	if all, pair := links(); all != 16 || pair != 16 {
+		t.Errorf("after a check: %d, %d", all, pair)
 	}
 	must(t, m.Set(3, "links_down", "none"), m.Fail(simdriver.GPU(3), "nvmlDeviceGetNvLinkState", "UNKNOWN", simdriver.Always))
 	at(10 * time.Minute)
-	if gpu, _ := links(); gpu != 16 {
-		t.Errorf("not readable: %d", gpu)
+	if all, _ := links(); all != 16 {
+		t.Errorf("not readable: %d", all)
 	}
 	must(t, m.Heal())
-	if gpu, pair := links(); gpu != 18 || pair != 18 {
-		t.Errorf("up again: %d, %d", gpu, pair)
+	if all, pair := links(); all != 18 || pair != 18 {
+		t.Errorf("up again: %d, %d", all, pair)
 	}
-	// A driver that counts in two ways is not asked for ever.
+	// If the two calls never agree, the topology is still not read every time.
 	must(t, m.Change(3, "field.165.0 = 0", "field.165.1 = 0"))
 	at(15 * time.Minute)
 	first := counted(t, m, func() { links() })

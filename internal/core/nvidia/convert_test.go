@@ -37,13 +37,6 @@ func TestPCIAddress(t *testing.T) {
 	}
 }
 
-func TestCStringWithoutNUL(t *testing.T) {
-	full := []int8{'a', 'b', -1}
-	if got := cString(full); got != "ab\xff" {
-		t.Errorf("%q", got)
-	}
-}
-
 func TestCUDAVersion(t *testing.T) {
 	for v, want := range map[int]string{0: "", -1: "", 12080: "12.8", 13000: "13.0", 11040: "11.4"} {
 		if got := cudaVersion(v); got != want {
@@ -72,7 +65,7 @@ func TestProfileInName(t *testing.T) {
 	}
 }
 
-// The sizes are those that drivers report; the names those that NVIDIA gives the profiles.
+// The sizes are those that drivers report, the names those of NVIDIA's profiles.
 func TestProfileOf(t *testing.T) {
 	const mib = 1 << 20
 	for _, c := range []struct {
@@ -109,25 +102,6 @@ func TestProfileOf(t *testing.T) {
 		a := nvml.DeviceAttributes{ComputeInstanceSliceCount: c.c, GpuInstanceSliceCount: c.g, MemorySizeMB: c.memory}
 		if got := profileOf(a, c.gpu); got != c.want {
 			t.Errorf("%+v: %q", c, got)
-		}
-	}
-}
-
-func TestArchitectureAndBrand(t *testing.T) {
-	for a, want := range map[nvml.DeviceArchitecture]string{
-		0: "", 2: "Kepler", 3: "Maxwell", 4: "Pascal", 5: "Volta", 6: "Turing", 7: "Ampere", 8: "Ada Lovelace", 9: "Hopper",
-		10: "Blackwell", 11: "", 13: "Rubin", 99: "", nvml.DEVICE_ARCH_UNKNOWN: "",
-	} {
-		if got := architecture(a); got != want {
-			t.Errorf("architecture %d: %q, want %q", a, got, want)
-		}
-	}
-	for b, want := range map[nvml.BrandType]string{
-		0: "", 1: "Quadro", 2: "Tesla", 5: "GeForce", 6: "Titan", 8: "NVIDIA Virtual PC", 11: "NVIDIA Cloud Gaming",
-		12: "Quadro RTX", 13: "NVIDIA RTX", 14: "NVIDIA", 17: "", nvml.BRAND_COUNT: "",
-	} {
-		if got := brand(b); got != want {
-			t.Errorf("brand %d: %q, want %q", b, got, want)
 		}
 	}
 }

@@ -10,9 +10,9 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 )
 
-// This file holds every conversion from the driver's spelling to ours.
+// This file converts NVML's strings and numbers to core's values.
 
-// cString is a C array's text up to its first NUL.
+// cString is the text of a C array up to its first NUL.
 func cString(b []int8) string {
 	var s strings.Builder
 	for _, c := range b {
@@ -24,7 +24,7 @@ func cString(b []int8) string {
 	return s.String()
 }
 
-// pciAddress reads either form that NVML knows: the first driver releases fill only the short one.
+// pciAddress parses the PCI address in busId, or in busIdLegacy, which is all that nvmlDeviceGetPciInfo (v1) fills.
 func pciAddress(p nvml.PciInfo) (core.PCIAddress, error) {
 	s := cString(p.BusId[:])
 	if s == "" {
@@ -33,7 +33,7 @@ func pciAddress(p nvml.PciInfo) (core.PCIAddress, error) {
 	return core.ParsePCIAddress(s)
 }
 
-// cudaVersion spells NVML's 12080 as "12.8"; "" for 0.
+// cudaVersion formats NVML's 12080 as "12.8"; "" for 0.
 func cudaVersion(v int) string {
 	if v <= 0 {
 		return ""
@@ -48,7 +48,8 @@ func toggle(e nvml.EnableState) core.Toggle {
 	return core.Disabled
 }
 
-// architectures are nvidia-smi's words for nvmlDeviceArchitecture_t.
+// architectures are nvidia-smi's names of nvmlDeviceArchitecture_t; a value that nvml.h of this version does not name has
+// none.
 var architectures = map[nvml.DeviceArchitecture]string{
 	nvml.DEVICE_ARCH_KEPLER: "Kepler", nvml.DEVICE_ARCH_MAXWELL: "Maxwell", nvml.DEVICE_ARCH_PASCAL: "Pascal",
 	nvml.DEVICE_ARCH_VOLTA: "Volta", nvml.DEVICE_ARCH_TURING: "Turing", nvml.DEVICE_ARCH_AMPERE: "Ampere",
@@ -56,10 +57,7 @@ var architectures = map[nvml.DeviceArchitecture]string{
 	nvml.DEVICE_ARCH_RUBIN: "Rubin",
 }
 
-// architecture is the name of a GPU's architecture; "" for one that nvml.h of this version does not name.
-func architecture(a nvml.DeviceArchitecture) string { return architectures[a] }
-
-// brands are nvidia-smi's words for nvmlBrandType_t; those of vGPU types are the comments in nvml.h.
+// brands are nvidia-smi's names of nvmlBrandType_t; those of vGPU types are from the comments in nvml.h.
 var brands = map[nvml.BrandType]string{
 	nvml.BRAND_QUADRO: "Quadro", nvml.BRAND_TESLA: "Tesla", nvml.BRAND_NVS: "NVS", nvml.BRAND_GRID: "GRID",
 	nvml.BRAND_GEFORCE: "GeForce", nvml.BRAND_TITAN: "Titan", nvml.BRAND_NVIDIA_VAPPS: "NVIDIA Virtual Applications",
@@ -69,10 +67,7 @@ var brands = map[nvml.BrandType]string{
 	nvml.BRAND_GEFORCE_RTX: "GeForce RTX", nvml.BRAND_TITAN_RTX: "Titan RTX",
 }
 
-// brand is the name of a brand; "" for one that nvml.h of this version does not name.
-func brand(b nvml.BrandType) string { return brands[b] }
-
-// pciePath maps NVML's nearest common ancestor.
+// pciePath converts NVML's nearest common ancestor of two GPUs.
 func pciePath(l nvml.GpuTopologyLevel) core.PCIePath {
 	switch l {
 	case nvml.TOPOLOGY_INTERNAL:
@@ -103,25 +98,25 @@ func profileInName(name string) string {
 	return ""
 }
 
-// profileOf spells a profile from the slices of an instance and the share of the GPU's memory that it
-// has. NVIDIA counts memory in eighths of the GPU, rounded up, of its size in whole GiB, rounded up; so
-// an instance with 4864 of 40960 MiB is a 5gb one. "" if the driver did not say.
+// profileOf is the profile of an instance by its slices and its part of the GPU's memory (bytes). NVIDIA counts
+// memory in eighths of the GPU, rounded up, of its size in whole GiB, rounded up: an instance with 4864 of 40960 MiB is
+// a 5gb one. "" if the attributes are unknown.
 func profileOf(a nvml.DeviceAttributes, gpuMemory uint64) string {
 	c, g := a.ComputeInstanceSliceCount, a.GpuInstanceSliceCount
 	const gib = 1 << 30
-	gpu := (gpuMemory + gib - 1) / gib
-	if g == 0 || gpu == 0 || a.MemorySizeMB == 0 {
+	size := (gpuMemory + gib - 1) / gib
+	if g == 0 || size == 0 || a.MemorySizeMB == 0 {
 		return ""
 	}
 	eighths := (a.MemorySizeMB<<20*8 + gpuMemory - 1) / gpuMemory
-	gb := (eighths*gpu + 4) / 8
+	gb := (eighths*size + 4) / 8
 	if c == g || c == 0 {
 		return fmt.Sprintf("%dg.%dgb", g, gb)
 	}
 	return fmt.Sprintf("%dc.%dg.%dgb", c, g, gb)
 }
 
-// media is what the name of a profile says about media engines, by NVML's profile number.
+// media is the suffix of a profile's name, for its media and graphics engines, by NVML_GPU_INSTANCE_PROFILE_*.
 var media = map[int]string{
 	nvml.GPU_INSTANCE_PROFILE_1_SLICE_REV1:   "+me",
 	nvml.GPU_INSTANCE_PROFILE_2_SLICE_REV1:   "+me",

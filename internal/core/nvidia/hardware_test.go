@@ -13,7 +13,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 )
 
-// These run where there is a GPU: go test -tags gpu -run Hardware ./internal/core/nvidia
+// These tests need a GPU: go test -tags gpu -run Hardware ./internal/core/nvidia
 
 func hardware(t *testing.T) *Session {
 	t.Helper()
@@ -25,7 +25,7 @@ func hardware(t *testing.T) *Session {
 	return s
 }
 
-// smi asks nvidia-smi for one value per GPU.
+// smi is one value per GPU from nvidia-smi.
 func smi(t *testing.T, field string) []string {
 	t.Helper()
 	out, err := exec.CommandContext(t.Context(), "nvidia-smi", "--query-gpu="+field, "--format=csv,noheader,nounits").Output()
@@ -55,21 +55,21 @@ func TestHardwareAgreesWithNvidiaSMI(t *testing.T) {
 		got   []string
 	}{{"uuid", ids}, {"name", names}} {
 		if want := smi(t, c.field); !slices.Equal(c.got, want) {
-			t.Errorf("%s: %q, nvidia-smi says %q", c.field, c.got, want)
+			t.Errorf("%s: %q, nvidia-smi reports %q", c.field, c.got, want)
 		}
 	}
 	for i, text := range smi(t, "pci.bus_id") {
 		if want, err := core.ParsePCIAddress(text); err != nil || string(want) != addresses[i] {
-			t.Errorf("GPU %d: %s, nvidia-smi says %s (%v)", i, addresses[i], text, err)
+			t.Errorf("GPU %d: %s, nvidia-smi reports %s (%v)", i, addresses[i], text, err)
 		}
 	}
 	if want := smi(t, "driver_version")[0]; snap.Driver.Version != want {
-		t.Errorf("driver %s, nvidia-smi says %s", snap.Driver.Version, want)
+		t.Errorf("driver %s, nvidia-smi reports %s", snap.Driver.Version, want)
 	}
 }
 
-// report is `nvidia-smi -q -x`, as far as it is compared.
-type report struct {
+// smiReport is the part of `nvidia-smi -q -x` that is compared.
+type smiReport struct {
 	GPUs []struct {
 		UUID         string `xml:"uuid"`
 		Serial       string `xml:"serial"`
@@ -90,12 +90,12 @@ type report struct {
 	} `xml:"gpu"`
 }
 
-// TestHardwareFacts compares what a device is beyond its name with the report of nvidia-smi.
+// TestHardwareFacts compares the properties of devices with the report of nvidia-smi.
 func TestHardwareFacts(t *testing.T) {
 	out, err := exec.CommandContext(t.Context(), "nvidia-smi", "-q", "-x").Output()
 	must(t, err)
-	var said report
-	must(t, xml.Unmarshal(out, &said))
+	var want smiReport
+	must(t, xml.Unmarshal(out, &want))
 	devices := map[core.Placement]core.Device{}
 	for _, d := range snapshot(t, hardware(t)).Devices {
 		devices[d.At] = d
@@ -106,17 +106,17 @@ func TestHardwareFacts(t *testing.T) {
 		}
 		return text
 	}
-	for _, g := range said.GPUs {
+	for _, g := range want.GPUs {
 		at := core.WholeGPU(core.DeviceID(g.UUID))
 		d := devices[at]
 		got := []string{d.Serial, d.Architecture, d.Brand, d.ECC.String()}
 		want := []string{known(g.Serial), known(g.Architecture), known(g.Brand), known(g.ECC)}
 		if d.ID == "" || !slices.Equal(got, want) {
-			t.Errorf("%s: %q, nvidia-smi says %q", g.UUID, got, want)
+			t.Errorf("%s: %q, nvidia-smi reports %q", g.UUID, got, want)
 		}
 		links, err := exec.CommandContext(t.Context(), "nvidia-smi", "nvlink", "-s", "-i", g.UUID).Output()
 		if active := strings.Count(string(links), "GB/s"); err == nil && d.NVLinks != active {
-			t.Errorf("%s: %d NVLinks, nvidia-smi says %d", g.UUID, d.NVLinks, active)
+			t.Errorf("%s: %d NVLinks, nvidia-smi reports %d", g.UUID, d.NVLinks, active)
 		}
 		for _, i := range g.Instances {
 			at.GI, at.CI = i.GI, i.CI
@@ -126,11 +126,11 @@ func TestHardwareFacts(t *testing.T) {
 				Decoders: i.Decoders, Encoders: i.Encoders, JPEGDecoders: i.JPEGDecoders, OFAs: i.OFAs,
 			}
 			if d.ID == "" || d.Slices != want || d.Instance != i.Index || d.Slices.GPU == 0 || d.Slices.Compute > d.Slices.GPU {
-				t.Errorf("%s: number %d, %+v, nvidia-smi says %+v", at, d.Instance, d.Slices, i)
+				t.Errorf("%s: number %d, %+v, nvidia-smi reports %+v", at, d.Instance, d.Slices, i)
 			}
 		}
 	}
-	if len(said.GPUs) == 0 {
+	if len(want.GPUs) == 0 {
 		t.Error("nvidia-smi reports no GPU")
 	}
 }
@@ -144,7 +144,7 @@ func TestHardwareProbeUsageAndWait(t *testing.T) {
 		if o.Kind != core.Checked {
 			t.Errorf("%+v", o)
 		}
-		t.Logf("%+v", o.Vitals)
+		t.Logf("%+v", o.Sample)
 	}
 	usage, err := s.Usage()
 	if err != nil || len(usage) != len(snap.Devices) {

@@ -11,30 +11,10 @@ import (
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
-// counted gives the calls that something makes.
-func counted(t *testing.T, m *simdriver.Machine, f func()) map[string]uint64 {
-	t.Helper()
-	before := calls(t, m)
-	f()
-	after := calls(t, m)
-	maps.DeleteFunc(after, func(name string, n uint64) bool { return n == before[name] })
-	for name := range after {
-		after[name] -= before[name]
-	}
-	return after
-}
-
-func total(calls map[string]uint64) (n uint64) {
-	for _, c := range calls {
-		n += c
-	}
-	return n
-}
-
-// TestPaces counts what checks of eight GPUs ask for. These are the numbers that operators are told.
-func TestPaces(t *testing.T) {
+// TestIntervals counts the calls of checks of eight GPUs: the numbers in the documentation.
+func TestIntervals(t *testing.T) {
 	m := simdriver.Start(t, "h100x8")
-	_, at := checked(t, m)
+	_, at := openWithClock(t, m)
 	const gpus = 8
 	fast := map[string]uint64{"nvmlDeviceGetUUID": gpus, "nvmlDeviceGetFieldValues": gpus}
 	with := func(names ...string) map[string]uint64 {
@@ -72,35 +52,10 @@ func TestPaces(t *testing.T) {
 	}
 }
 
-// What a session says that it asked is what the driver was asked.
-func TestWork(t *testing.T) {
+// The state of NVLinks is read with the other fields, at its own interval.
+func TestIntervalOfLinks(t *testing.T) {
 	m := simdriver.Start(t, "h100x8")
-	s := armedOn(t, m)
-	probe(t, s)
-	_, err := s.Usage()
-	must(t, err)
-	_, err = s.Wait(0)
-	must(t, err)
-	before := s.Work()
-	if want := total(calls(t, m)); before.Calls != want || before.Duration <= 0 {
-		t.Errorf("%+v, want %d calls", before, want)
-	}
-	must(t, m.Slow(simdriver.GPU(3), "nvmlDeviceGetUUID", 50*time.Millisecond))
-	began := time.Now()
-	probe(t, s)
-	took := time.Since(began)
-	if _, err := s.Wait(100 * time.Millisecond); err != nil {
-		t.Error(err)
-	}
-	if d := s.Work().Duration - before.Duration; d < 50*time.Millisecond || d > took {
-		t.Errorf("a call of 50 ms in %v, and waiting, which is no work: %v", took, d)
-	}
-}
-
-// The state of NVLinks comes with the batch, at a pace of its own.
-func TestPaceOfLinks(t *testing.T) {
-	m := simdriver.Start(t, "h100x8")
-	_, at := checked(t, m)
+	_, at := openWithClock(t, m)
 	at(0)
 	must(t, m.Set(3, "links_down", "0x3"))
 	if up := at(299 * time.Second)(3).Sample.LinksUp; up != core.OptionalUint64Of(18) {
@@ -111,33 +66,33 @@ func TestPaceOfLinks(t *testing.T) {
 	}
 }
 
-// An event brings forward what is read slowly; a storm of them does so once a second.
-func TestEventBringsTheSlowForward(t *testing.T) {
+// After an event of a GPU its slow signals are read, at most once a second.
+func TestEventReadsSlowSignals(t *testing.T) {
 	m := simdriver.Start(t, "h100x8")
-	s, at := checked(t, m)
+	s, at := openWithClock(t, m)
 	at(0)
 	must(t, m.Set(3, "tpc_repair_pending", "yes"), m.Set(4, "tpc_repair_pending", "yes"), m.Event(3, simdriver.EventRecoveryAction, 0))
-	heard(t, s, core.Observation{At: core.WholeGPU(h100ID), Detail: "event 0x8000"})
-	if v := at(hintedAtMost - 1)(3).Sample; v.RepairPending != core.No {
+	awaitEvent(t, s, core.Observation{At: core.WholeGPU(h100ID), Detail: "event 0x8000"})
+	if v := at(minEventInterval - 1)(3).Sample; v.RepairPending != core.No {
 		t.Errorf("less than a second after the last: %+v", v)
 	}
-	of := at(hintedAtMost)
+	of := at(minEventInterval)
 	if v := of(3).Sample; v.RepairPending != core.Yes {
 		t.Errorf("%+v", v)
 	}
 	if v := of(4).Sample; v.RepairPending != core.No {
 		t.Errorf("another GPU: %+v", v)
 	}
-	n := counted(t, m, func() { at(3 * hintedAtMost) })
+	n := counted(t, m, func() { at(3 * minEventInterval) })
 	if n["nvmlDeviceGetTotalEccErrors"] != 0 || n["nvmlDeviceValidateInforom"] != 0 {
-		t.Errorf("a hint counts once: %v", n)
+		t.Errorf("an event counts once: %v", n)
 	}
 }
 
-// A GPU that was away is asked for everything anew.
-func TestReturnReadsAll(t *testing.T) {
+// After a GPU did not answer, all its signals are read.
+func TestCheckAfterLossReadsAll(t *testing.T) {
 	m := simdriver.Start(t, "h100x8")
-	_, at := checked(t, m)
+	_, at := openWithClock(t, m)
 	at(0)
 	must(t, m.Lose(3))
 	at(time.Second)
@@ -152,10 +107,10 @@ func TestReturnReadsAll(t *testing.T) {
 	}
 }
 
-// What a GPU can say is learnt again when MIG mode changes.
-func TestMIGModeIsLearntAgain(t *testing.T) {
+// When MIG mode changes, all signals are tried again.
+func TestMIGModeChangeResetsSupport(t *testing.T) {
 	m := simdriver.Start(t, "a100-mig")
-	s, at := checked(t, m)
+	s, at := openWithClock(t, m)
 	if v := at(0)(0).Sample; v.RemapPending != core.No {
 		t.Errorf("%+v", v)
 	}
@@ -171,10 +126,9 @@ func TestMIGModeIsLearntAgain(t *testing.T) {
 	}
 }
 
-// A signal that falls silent leaves its last value, and the check is no sign of health. One that was never
-// heard is absent.
-func TestSilentSignals(t *testing.T) {
-	silent := map[string]func(*testing.T, *simdriver.Machine) error{
+// A signal that can no longer be read has its last value, and the sample is partial. One that was never read is missing.
+func TestUnreadableSignals(t *testing.T) {
+	unreadable := map[string]func(*testing.T, *simdriver.Machine) error{
 		"a field": func(_ *testing.T, m *simdriver.Machine) error { return m.Set(3, "field.94", "!UNKNOWN") },
 		"a link":  func(_ *testing.T, m *simdriver.Machine) error { return m.Set(3, "field.165.4", "!UNKNOWN") },
 		"a call": func(_ *testing.T, m *simdriver.Machine) error {
@@ -184,20 +138,20 @@ func TestSilentSignals(t *testing.T) {
 			return m.Fail(simdriver.GPU(3), "nvmlDeviceGetGpuFabricInfoV", "UNKNOWN", simdriver.Always)
 		},
 	}
-	for name, silence := range silent {
+	for name, fail := range unreadable {
 		t.Run(strings.ReplaceAll(name, " ", "-"), func(t *testing.T) {
 			m := simdriver.Start(t, "h100x8")
 			must(t, m.Change(3, "pcie_replays = 5", "ecc_uncorrected_volatile = 6"))
-			_, at := checked(t, m)
-			want := wellH100
+			_, at := openWithClock(t, m)
+			want := healthyH100
 			want.Replays, want.Uncorrectable = core.OptionalUint64Of(5), core.OptionalUint64Of(6)
 			if o := at(0)(3); o.Sample != want {
 				t.Errorf("%+v", o)
 			}
-			must(t, silence(t, m))
+			must(t, fail(t, m))
 			partial := want
 			partial.Partial = true
-			for _, since := range []time.Duration{300 * time.Second, 310 * time.Second} { // also when only the fast is due
+			for _, since := range []time.Duration{300 * time.Second, 310 * time.Second} { // also if no slow signal is due
 				if o := at(since)(3); o.Kind != core.Checked || o.Sample != partial {
 					t.Errorf("after %v: %+v", since, o)
 				}
@@ -209,21 +163,21 @@ func TestSilentSignals(t *testing.T) {
 		})
 		t.Run("never-"+strings.ReplaceAll(name, " ", "-"), func(t *testing.T) {
 			m := simdriver.Start(t, "h100x8")
-			must(t, silence(t, m))
-			_, at := checked(t, m)
-			if o := at(0)(3); o.Kind != core.Checked || o.Sample.Partial || o.Sample == wellH100 {
+			must(t, fail(t, m))
+			_, at := openWithClock(t, m)
+			if o := at(0)(3); o.Kind != core.Checked || o.Sample.Partial || o.Sample == healthyH100 {
 				t.Errorf("%+v", o)
 			}
 		})
 	}
 }
 
-// The fabric is told in the newest words that the driver knows.
+// The fabric state is read by the newest call that the driver supports.
 func TestFabricOfOlderDrivers(t *testing.T) {
 	m := simdriver.Start(t, "h100x8")
 	must(t, m.Change(3, "fabric_version = 2", "fabric_health_mask = 0x200"), m.Change(4, "fabric_health_summary = 3"),
 		m.Change(5, "unsupported = nvmlDeviceGetGpuFabricInfoV", "fabric_status = 999"))
-	_, at := checked(t, m)
+	_, at := openWithClock(t, m)
 	of := at(0)
 	for slot, want := range map[int]core.Fabric{
 		2: core.FabricHealthy, 3: core.FabricMisconfigured, 4: core.FabricLimited, 5: core.FabricUnhealthy,
@@ -234,15 +188,15 @@ func TestFabricOfOlderDrivers(t *testing.T) {
 	}
 	n := counted(t, m, func() { at(30 * time.Second) })
 	if n["nvmlDeviceGetGpuFabricInfoV"] != 7 || n["nvmlDeviceGetGpuFabricInfo"] != 1 {
-		t.Errorf("asked in words that it does not know: %v", n)
+		t.Errorf("unsupported calls were repeated: %v", n)
 	}
 }
 
-// What is carried between readings would make one wrong answer count several times: one that says something new
-// is asked for again.
-func TestOneWrongAnswerIsNotCarried(t *testing.T) {
+// A value counts in every check until it is read again: a signal that changes is read again by the next check, as one reading
+// may be wrong.
+func TestChangedSignalIsReadAgain(t *testing.T) {
 	m := simdriver.Start(t, "h100x8")
-	_, at := checked(t, m)
+	_, at := openWithClock(t, m)
 	at(0)
 	must(t, m.Set(3, "unrepairable_memory", "yes"))
 	if a := at(60 * time.Second)(3).Sample.Unrepairable; a != core.Yes {
@@ -252,11 +206,11 @@ func TestOneWrongAnswerIsNotCarried(t *testing.T) {
 	if a := at(70 * time.Second)(3).Sample.Unrepairable; a != core.No {
 		t.Errorf("a check later: %v", a)
 	}
-	asked := counted(t, m, func() { at(80 * time.Second) })
-	if asked["nvmlDeviceGetUnrepairableMemoryFlag_v1"] != 1 { // back is something new as well
-		t.Errorf("asked: %v", asked)
+	n := counted(t, m, func() { at(80 * time.Second) })
+	if n["nvmlDeviceGetUnrepairableMemoryFlag_v1"] != 1 { // the change back is a change too
+		t.Errorf("read: %v", n)
 	}
-	if asked := counted(t, m, func() { at(90 * time.Second) }); asked["nvmlDeviceGetUnrepairableMemoryFlag_v1"] != 0 {
-		t.Errorf("asked for ever: %v", asked)
+	if n := counted(t, m, func() { at(90 * time.Second) }); n["nvmlDeviceGetUnrepairableMemoryFlag_v1"] != 0 {
+		t.Errorf("read again without a change: %v", n)
 	}
 }

@@ -1,0 +1,265 @@
+package nvidia
+
+import (
+	"slices"
+	"sync"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+)
+
+// This file is the reader's side of NVML events: it creates the sets that the waiter waits on (nvmlEventSetCreate and
+// Free on the reader, nvmlDeviceRegisterEvents on the GPU's worker).
+
+// subscribedEvents are the events that concern health or the MIG layout. Single-bit ECC errors are excluded, as a GPU
+// with failing memory raises thousands a second; so are clock and power state changes, which are normal.
+const subscribedEvents = nvml.EventTypeXidCriticalError | nvml.EventTypeDoubleBitEccError |
+	nvml.EventTypeSingleBitEccErrorStorm | nvml.EventTypeDramRetirementEvent |
+	nvml.EventTypeDramRetirementFailure | nvml.EventTypeNonFatalPoisonError |
+	nvml.EventTypeFatalPoisonError | nvml.EventTypeGpuUnavailableError |
+	nvml.EventTypeGpuRecoveryAction | nvml.EventMigConfigChange
+
+// eventSets passes event sets from the reader to the waiter. The reader creates them, because it owns the GPUs' handles;
+// NVML can't remove a GPU from a set, so a change of the GPUs needs a new set. The waiter waits on the latest set and
+// drains the one before, so that no event of a GPU in both is missed. A set collects events from its creation on,
+// also while no call waits on it:
+//
+//	reader  creates A ........... creates B ................................ creates C
+//	waiter  ......... wait on A, wait ..... take B, drain and free A; wait fails: free B ... take C
+type eventSets struct {
+	mu          sync.Mutex
+	pending     []eventSet   // oldest first, not taken yet
+	unavailable bool         // there is no usable set, and creating one may succeed
+	unfreed     []unfreedSet // see freeUnusedSets
+	added       chan struct{}
+}
+
+func newEventSets() eventSets { return eventSets{unavailable: true, added: make(chan struct{}, 1)} }
+
+// maxPendingSets is the maximum length of eventSets.pending, which is reached only while the waiter hangs.
+const maxPendingSets = 4
+
+// add passes a set to the waiter; retry reports that another one should be created later. It returns the oldest pending
+// set if there are too many: its events are lost.
+func (e *eventSets) add(set eventSet, retry bool) (surplus eventSet) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.pending, e.unavailable = append(e.pending, set), retry
+	if len(e.pending) > maxPendingSets {
+		surplus, e.pending = e.pending[0], e.pending[1:]
+	}
+	select {
+	case e.added <- struct{}{}:
+	default:
+	}
+	return surplus
+}
+
+func (e *eventSets) takePending() []eventSet {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	pending := e.pending
+	e.pending = nil
+	return pending
+}
+
+// setFailed records that the waiter's set is unusable; a pending one may work.
+func (e *eventSets) setFailed() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.unavailable = len(e.pending) == 0
+}
+
+func (e *eventSets) eventsUnavailable() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.unavailable
+}
+
+func (e *eventSets) keepUnfreed(u unfreedSet) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.unfreed = append(e.unfreed, u)
+}
+
+func (e *eventSets) takeUnfreed() []unfreedSet {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	unfreed := e.unfreed
+	e.unfreed = nil
+	return unfreed
+}
+
+// eventSet is an NVML event set and the GPUs that are registered in it. The zero value has no set, for a node without
+// events.
+type eventSet struct {
+	set  nvml.EventSet
+	gpus []registeredGPU
+}
+
+// registeredGPU is a GPU whose events are in a set.
+type registeredGPU struct {
+	nvmlDevice
+	worker *gpuWorker
+}
+
+// registration is a GPU that should be registered in the latest set.
+type registration struct {
+	nvmlDevice
+	events core.Tristate // whether its XID events are in the set; NotReported until it was tried
+	failed bool          // it could not be registered, and may be another time
+}
+
+// unfreedSet is an unused event set whose nvmlEventSetFree failed, or which can't be freed yet, because worker's registration
+// in it has not returned.
+type unfreedSet struct {
+	set    nvml.EventSet
+	worker *gpuWorker // nil if nvmlEventSetFree failed
+}
+
+// updateEventSet creates an event set of the GPUs, unless the latest one has the same GPUs and works. A GPU that can't be
+// registered is left out and tried again after the next Snapshot; one without events is not tried again.
+func (s *Session) updateEventSet(gpus []knownGPU) {
+	s.freeUnusedSets()
+	same := slices.EqualFunc(s.registeredGPUs, gpus, func(r registration, g knownGPU) bool {
+		return r.handle == g.handle && r.device.ID == g.device.ID && !r.failed
+	})
+	if same && !s.eventSets.eventsUnavailable() {
+		return
+	}
+	s.registeredGPUs = make([]registration, len(gpus))
+	for i, g := range gpus {
+		s.registeredGPUs[i].nvmlDevice = g.nvmlDevice
+	}
+	s.freeEventSet(&s.reader, s.eventSets.add(s.makeEventSet()))
+}
+
+// renewEventSet creates another set of the same GPUs if the latest one is unusable.
+func (s *Session) renewEventSet() {
+	s.freeUnusedSets()
+	if len(s.registeredGPUs) == 0 || !s.eventSets.eventsUnavailable() {
+		return
+	}
+	for i, r := range s.registeredGPUs {
+		s.registeredGPUs[i] = registration{nvmlDevice: r.nvmlDevice}
+	}
+	s.freeEventSet(&s.reader, s.eventSets.add(s.makeEventSet()))
+}
+
+// xidEvents reports whether the XID events of a GPU are received at present.
+func (s *Session) xidEvents(id core.DeviceID) core.Tristate {
+	if _, hangs := s.hungWait(); hangs || s.eventSets.eventsUnavailable() {
+		return core.NotReported
+	}
+	for _, r := range s.registeredGPUs {
+		if r.device.ID == id {
+			return r.events
+		}
+	}
+	return core.NotReported
+}
+
+// makeEventSet creates a set of the GPUs whose registration has not failed. It returns an empty one if no GPU could be
+// registered; retry then reports whether another attempt may succeed.
+func (s *Session) makeEventSet() (e eventSet, retry bool) {
+	for s.reader.available["nvmlEventSetWait"] {
+		if !slices.ContainsFunc(s.registeredGPUs, func(r registration) bool { return !r.failed }) {
+			return eventSet{}, len(s.registeredGPUs) > 0
+		}
+		set, err := call(&s.reader, "nvmlEventSetCreate", core.Node, s.lib.EventSetCreate)
+		if err != nil {
+			return eventSet{}, !isUnsupported(err)
+		}
+		if e = (eventSet{set: set}); !s.registerAll(&e) {
+			continue
+		}
+		if len(e.gpus) > 0 {
+			return e, false
+		}
+		s.freeEventSet(&s.reader, e)
+		return eventSet{}, slices.ContainsFunc(s.registeredGPUs, func(r registration) bool { return r.failed })
+	}
+	for i := range s.registeredGPUs {
+		s.registeredGPUs[i].events = core.No
+	}
+	return eventSet{}, false
+}
+
+// registerAll registers the GPUs in a set, except those whose registration failed. It returns false if a failure has
+// made the set unusable.
+func (s *Session) registerAll(e *eventSet) bool {
+	for i := range s.registeredGPUs {
+		r := &s.registeredGPUs[i]
+		if r.failed {
+			continue
+		}
+		mask, err := s.register(r.nvmlDevice, e.set)
+		r.events = core.TristateOf(err == nil && mask&nvml.EventTypeXidCriticalError != 0)
+		r.failed = err != nil && !isUnsupported(err)
+		w := s.worker(r.device.ID)
+		switch {
+		case err == nil:
+			e.gpus = append(e.gpus, registeredGPU{r.nvmlDevice, w})
+		case isHung(err):
+			// The hung call may still use the set.
+			s.eventSets.keepUnfreed(unfreedSet{e.set, w})
+			return false
+		case returnCode(err) == nvml.ERROR_UNKNOWN:
+			// The set is in an undefined state now (nvml.h).
+			s.freeEventSet(&s.reader, *e)
+			return false
+		}
+	}
+	return true
+}
+
+// register registers a GPU in a set and returns its events. Only supported events are requested, as one that is not
+// supported would make the call fail.
+func (s *Session) register(d nvmlDevice, set nvml.EventSet) (mask uint64, err error) {
+	at := core.WholeGPU(d.device.ID)
+	return query(s, s.targetOf(d.device), func(c *caller) uint64 {
+		mask := required(c, "nvmlDeviceGetSupportedEventTypes", d.handle.GetSupportedEventTypes) & subscribedEvents
+		if c.err == nil && mask == 0 {
+			c.err = &nvmlError{Call: "nvmlDeviceGetSupportedEventTypes", Return: nvml.ERROR_NOT_SUPPORTED, text: "no events"}
+		}
+		if c.err == nil {
+			c.err = do(c.slot, "nvmlDeviceRegisterEvents", at, func() nvml.Return {
+				return d.handle.RegisterEvents(mask, set)
+			})
+		}
+		return mask
+	})
+}
+
+// freeUnusedSets frees the unused sets that can be freed.
+func (s *Session) freeUnusedSets() {
+	for _, u := range s.eventSets.takeUnfreed() {
+		if u.worker != nil && u.worker.isHung() {
+			s.eventSets.keepUnfreed(u)
+		} else {
+			s.freeEventSet(&s.reader, eventSet{set: u.set})
+		}
+	}
+}
+
+// freeEventSets frees every set. It belongs to Close, when the reader and the waiter have ended.
+func (s *Session) freeEventSets() {
+	s.freeUnusedSets()
+	s.closeBindEvents()
+	for _, e := range append(s.eventSets.takePending(), s.eventSet) {
+		s.freeEventSet(&s.waiter, e)
+	}
+	s.eventSet = eventSet{}
+}
+
+// freeEventSet frees a set. If that fails it is tried again later, as a set holds file descriptors, unless the driver
+// is lost and the set with it.
+func (s *Session) freeEventSet(l *callSlot, e eventSet) {
+	if e.set == nil {
+		return
+	}
+	if err := do(l, "nvmlEventSetFree", core.Node, e.set.Free); err != nil && !isDriverLost(err) {
+		s.eventSets.keepUnfreed(unfreedSet{set: e.set})
+	}
+}

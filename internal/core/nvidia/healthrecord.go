@@ -1,0 +1,170 @@
+package nvidia
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+)
+
+// This file checks the health of one GPU on its worker: nvmlDeviceGetUUID and nvmlDeviceGetFieldValues (fields.go) in
+// every check, other calls (signals.go) at their intervals.
+
+// healthRecord is the state of the health checks of one GPU: which signals it supports, and their latest values. A check
+// makes a new record, so that an abandoned check changes nothing.
+type healthRecord struct {
+	id         core.DeviceID
+	mig        bool // MIG mode, on which the supported signals depend
+	lastFailed bool // the GPU did not answer the last check: the next one reads everything
+	vgpuGuest  bool // nvmlDeviceGetVirtualizationMode is VGPU
+
+	fieldsCall signalSupport
+	fields     [len(fields)]signalSupport
+	links      [nvml.NVLINK_MAX_LINKS]signalSupport
+	signals    [len(signals)]signalSupport
+	lastRead   [intervals]time.Time // when the signals of this interval were last read
+
+	sample core.HealthSample
+}
+
+// signalSupport is whether a GPU has a signal, and how the last reading of it ended.
+type signalSupport struct {
+	unsupported bool // it is not read again
+	wasRead     bool // it was read successfully before
+	failed      bool // the last reading failed: the next check reads it again
+	changed     bool // the last reading changed its value: the next check reads it again, as one reading may be wrong
+}
+
+// update records the result of a reading, and reports whether its value counts (zero for an unsupported signal).
+func (y *signalSupport) update(err error) bool {
+	y.failed = err != nil && !isUnsupported(err)
+	if y.failed {
+		return false
+	}
+	y.unsupported, y.wasRead = err != nil, err == nil
+	return true
+}
+
+// interval is how often a signal is read.
+type interval uint8
+
+// The first three are in Options. intervalOnce is the first check, and the first one after the GPU did not answer.
+const (
+	intervalSlow interval = iota
+	intervalFabric
+	intervalLinks
+	intervalOnce
+	intervals // their number
+)
+
+// checkPlan is what a check reads besides what every check does.
+type checkPlan struct {
+	now time.Time
+	due [intervals]bool
+	all bool // also signals that were unsupported before
+}
+
+// forDevice is r, or an empty record if r is of another GPU or another MIG mode.
+func (r healthRecord) forDevice(d core.Device) healthRecord {
+	if r.id != d.ID || r.mig != d.MIG {
+		return healthRecord{id: d.ID, mig: d.MIG}
+	}
+	return r
+}
+
+// minEventInterval bounds how often events make a check read the signals that are not due.
+const minEventInterval = time.Second
+
+// plan is what is due at now. After an event of the GPU, that is everything except intervalOnce.
+func (s *Session) plan(r healthRecord, now time.Time, event bool) checkPlan {
+	p := checkPlan{now: now, all: r.lastFailed || r.lastRead[intervalOnce].IsZero()}
+	for i, d := range s.intervals {
+		age := now.Sub(r.lastRead[i])
+		p.due[i] = p.all || d > 0 && (age >= d || event && age >= minEventInterval)
+	}
+	return p
+}
+
+// start is the record at the start of a check.
+func (r healthRecord) start(p checkPlan) healthRecord {
+	r.lastFailed = false
+	for i, due := range p.due {
+		if due {
+			r.lastRead[i] = p.now
+		}
+	}
+	if !p.all {
+		return r
+	}
+	r.fieldsCall.unsupported = false
+	for _, all := range [][]signalSupport{r.fields[:], r.links[:], r.signals[:]} {
+		for i := range all {
+			all[i].unsupported = false
+		}
+	}
+	return r
+}
+
+// checkWithRetry checks a GPU. If it is lost, the check is repeated with the handle of its PCI address, which identifies
+// no other GPU, and differs from d.handle after a reset. A lookup by UUID may fail because another GPU is lost.
+func (r healthRecord) checkWithRetry(c *caller, lib nvml.Interface, d nvmlDevice, p checkPlan) healthRecord {
+	next := r.check(c, d.handle, p)
+	if !isLost(c.err) || !c.slot.available[handleByPCI] {
+		return next
+	}
+	lost := c.err
+	c.err = nil
+	h := required(c, handleByPCI, func() (nvml.Device, nvml.Return) { return lib.DeviceGetHandleByPciBusId(string(d.device.PCI)) })
+	switch {
+	case c.err == nil:
+		next = r.check(c, h, p)
+	case isLost(c.err), isUnsupported(c.err), returnCode(c.err) == nvml.ERROR_NOT_FOUND:
+		c.err = lost
+	}
+	return next
+}
+
+// check reads the UUID, which the library may have cached, then the fields, for which the GPU has to answer, then the
+// signals that are due. RESET_REQUIRED is an answer: the recovery action is a reset.
+func (r healthRecord) check(c *caller, h nvml.Device, p checkPlan) healthRecord {
+	r = r.start(p)
+	if id := required(c, "nvmlDeviceGetUUID", h.GetUUID); c.err == nil && core.DeviceID(id) != r.id {
+		c.err = fmt.Errorf("the handle is of another GPU: %s", id)
+	}
+	if p.due[intervalOnce] {
+		r.vgpuGuest = optional(c, "nvmlDeviceGetVirtualizationMode", r.vgpuGuest, func() (bool, nvml.Return) {
+			mode, ret := h.GetVirtualizationMode()
+			return mode == nvml.GPU_VIRTUALIZATION_MODE_VGPU, ret
+		})
+	}
+	if !r.readFields(c, h, p.due[intervalLinks]) {
+		supported(c, "nvmlDeviceGetMemoryInfo", h.GetMemoryInfo)
+	}
+	r.readSignals(c, h, p)
+	r.sample.Partial = r.partial()
+	if returnCode(c.err) == nvml.ERROR_RESET_REQUIRED {
+		c.err = nil
+		r.sample.RecoveryAction, r.sample.Partial, r.lastFailed = core.RecoveryReset, true, true
+	}
+	return r
+}
+
+// partial reports whether a signal could not be read that could be before.
+func (r *healthRecord) partial() bool {
+	for _, all := range [][]signalSupport{{r.fieldsCall}, r.fields[:], r.links[:], r.signals[:]} {
+		for _, y := range all {
+			if y.failed && y.wasRead {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// endsCheck reports whether an error concerns the whole GPU and not one signal.
+func endsCheck(err error) bool {
+	return isLost(err) || isDriverLost(err) || errors.Is(err, errQueryAbandoned) || returnCode(err) == nvml.ERROR_RESET_REQUIRED
+}

@@ -1,0 +1,60 @@
+package nvidia
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+)
+
+// relocated are GPUs with the old indices 0, 1, 2 and so on, and their new indices; -1 for one that does not answer.
+func relocated(now ...int) (found relocations, unresponsive []identity) {
+	for old, index := range now {
+		if index >= 0 {
+			found = append(found, relocation{old, identity{index: index}})
+		} else {
+			unresponsive = append(unresponsive, identity{index: old, err: &hungError{Call: "nvmlDeviceGetUUID", At: core.Node}})
+		}
+	}
+	return found, unresponsive
+}
+
+func TestUnassignedIndices(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		count int
+		now   []int // by old index
+		moved bool
+		free  []int
+		at    []int // of those that do not answer; -1 = indexUnknown
+	}{
+		{"no GPUs", 0, nil, false, nil, nil},
+		{"first reading", 3, nil, true, []int{0, 1, 2}, nil},
+		{"unchanged", 3, []int{0, 1, 2}, false, nil, nil},
+		{"one added", 4, []int{0, 1, 2}, true, []int{3}, nil},
+		{"one unresponsive, unchanged", 3, []int{0, -1, 2}, false, nil, []int{1}},
+		{"one of two unresponsive answers again", 4, []int{0, 1, -1, 3}, false, nil, []int{2}},
+		{"one removed before the unresponsive one", 3, []int{0, 1, -1, 2}, true, []int{}, []int{-1}},
+		{"last one removed", 2, []int{-1, 1}, true, nil, []int{0}},
+		{"one removed before the unresponsive last one", 2, []int{0, 1, -1}, true, nil, []int{-1}},
+		{"one added at the end", 4, []int{0, -1, 2}, true, []int{3}, []int{1}},
+		{"one added behind the unresponsive last one", 4, []int{0, 1, -1}, true, []int{2, 3}, []int{-1}},
+		{"two unresponsive neighbours", 4, []int{0, -1, -1, 3}, true, nil, []int{1, 2}},
+		{"two unresponsive neighbours, one removed", 3, []int{0, -1, -1, 2}, true, []int{1}, []int{-1, -1}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			found, unresponsive := relocated(c.now...)
+			free, blocked := unassignedIndices(c.count, c.moved, found, unresponsive)
+			var at []int
+			for _, s := range unresponsive {
+				if s.indexUnknown {
+					s.index = -1
+				}
+				at = append(at, s.index)
+			}
+			if !slices.Equal(free, c.free) || !slices.Equal(at, c.at) || (blocked != nil) != slices.Contains(at, -1) {
+				t.Errorf("free %v, unresponsive at %v, %v", free, at, blocked)
+			}
+		})
+	}
+}

@@ -1,0 +1,158 @@
+package nvidia
+
+import (
+	"strings"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+)
+
+// This file reads what a GPU is, for a Snapshot: about 20 nvmlDeviceGet calls on the GPU's worker.
+
+// gpuReading is one reading of a GPU and its MIG instances, or the error of it.
+type gpuReading struct {
+	gpu, last   knownGPU // last: the reading before
+	staticKnown bool     // gpu has all static properties
+	excluded    []core.Exclusion
+	err         error
+}
+
+// readAll reads the enumerated GPUs, in their order.
+func (s *Session) readAll(enumerated []identity) []gpuReading {
+	all := make([]gpuReading, len(enumerated))
+	var targets []target
+	var queried []int // positions in all
+	for i, found := range enumerated {
+		all[i] = gpuReading{last: s.lastRead(found.id), err: found.err}
+		if found.err != nil {
+			continue
+		}
+		r := &all[i]
+		r.gpu.handle, r.gpu.device = found.handle, core.Device{
+			ID: found.id, At: core.WholeGPU(found.id), Index: found.index, PCI: found.pci, NUMANode: s.numaNode(found.pci),
+		}
+		r.staticKnown = s.worker(found.id).staticKnown && r.last.handle == found.handle
+		targets, queried = append(targets, s.targetOf(r.gpu.device)), append(queried, i)
+	}
+	capabilities := s.capabilities()
+	readings, errs := queryAll(s, targets, func(i int, c *caller) gpuReading {
+		r := all[queried[i]]
+		r.readGPU(c)
+		if c.err == nil && r.gpu.device.MIG {
+			m := migReader{parent: r.gpu.nvmlDevice, last: r.last.instances, capabilities: capabilities, cache: &targets[i].worker.profiles}
+			r.gpu.instances, r.excluded = m.read(c)
+		}
+		return r
+	})
+	for i, place := range queried {
+		if all[place].err = errs[i]; errs[i] == nil {
+			all[place] = readings[i]
+		}
+	}
+	for i, r := range all {
+		if id := enumerated[i].id; id != "" {
+			w := s.worker(id)
+			w.staticKnown = r.err == nil && r.staticKnown && !w.record.lastFailed
+		}
+	}
+	return all
+}
+
+// readGPU completes the device of a handle.
+func (r *gpuReading) readGPU(c *caller) {
+	h, d, last := r.gpu.handle, &r.gpu.device, r.last.device
+	if last.ID == "" {
+		last = core.Device{Minor: -1, NUMANode: -1}
+	}
+	d.Model = strings.TrimSpace(supported(c, "nvmlDeviceGetName", h.GetName))
+	// Without the MIG mode a GPU can't be offered: one that is partitioned must not be offered as a whole.
+	d.MIG = supported(c, "nvmlDeviceGetMigMode", func() (bool, nvml.Return) {
+		current, _, ret := h.GetMigMode()
+		return current == nvml.DEVICE_MIG_ENABLE, ret
+	})
+	// One more than the minor number, so that zero is unknown.
+	d.Minor = optional(c, "nvmlDeviceGetMinorNumber", last.Minor+1, func() (int, nvml.Return) {
+		minor, ret := h.GetMinorNumber()
+		return minor + 1, ret
+	}) - 1
+	readSettings(c, h, d, last)
+	if r.staticKnown = r.staticKnown && d.MIG == last.MIG; r.staticKnown {
+		copyStatic(d, last)
+		return
+	}
+	r.staticKnown = readStatic(c, h, d, last)
+}
+
+// readSettings reads memory size, power limit and modes, which an administrator can change.
+func readSettings(c *caller, h nvml.Device, d *core.Device, last core.Device) {
+	d.Memory = optional(c, "nvmlDeviceGetMemoryInfo", last.Memory, func() (uint64, nvml.Return) {
+		m, ret := h.GetMemoryInfo()
+		return m.Total, ret
+	})
+	d.PowerLimit = optional(c, "nvmlDeviceGetPowerManagementLimit", last.PowerLimit, widen(h.GetPowerManagementLimit))
+	if d.PowerLimit == 0 {
+		d.PowerLimit = optional(c, "nvmlDeviceGetEnforcedPowerLimit", last.PowerLimit, widen(h.GetEnforcedPowerLimit))
+	}
+	mode := func(f func() (nvml.EnableState, nvml.Return)) func() (core.Toggle, nvml.Return) {
+		return func() (core.Toggle, nvml.Return) {
+			state, ret := f()
+			return toggle(state), ret
+		}
+	}
+	d.DisplayState = optional(c, "nvmlDeviceGetDisplayMode", last.DisplayState, mode(h.GetDisplayMode))
+	d.PersistenceMode = optional(c, "nvmlDeviceGetPersistenceMode", last.PersistenceMode, mode(h.GetPersistenceMode))
+	d.ECC = optional(c, "nvmlDeviceGetEccMode", last.ECC, mode(func() (nvml.EnableState, nvml.Return) {
+		current, _, ret := h.GetEccMode() // the pending mode takes effect at the next reset
+		return current, ret
+	}))
+}
+
+// readStatic reads the properties that do not change while a GPU stays in its slot and in its MIG mode. They are read
+// when a GPU is new, has not answered in between, or has another handle. It reports whether all calls succeeded;
+// otherwise the next reading makes them again.
+func readStatic(c *caller, h nvml.Device, d *core.Device, last core.Device) (complete bool) {
+	c.fellBack = false
+	d.Serial = optional(c, "nvmlDeviceGetSerial", last.Serial, h.GetSerial)
+	d.Architecture = optional(c, "nvmlDeviceGetArchitecture", last.Architecture, func() (string, nvml.Return) {
+		a, ret := h.GetArchitecture()
+		return architectures[a], ret
+	})
+	d.Brand = optional(c, "nvmlDeviceGetBrand", last.Brand, func() (string, nvml.Return) {
+		b, ret := h.GetBrand()
+		return brands[b], ret
+	})
+	d.Compute = optional(c, "nvmlDeviceGetCudaComputeCapability", last.Compute, func() (core.Compute, nvml.Return) {
+		major, minor, ret := h.GetCudaComputeCapability()
+		return core.Compute{Major: major, Minor: minor}, ret
+	})
+	d.BAR1 = optional(c, "nvmlDeviceGetBAR1MemoryInfo", last.BAR1, func() (uint64, nvml.Return) {
+		m, ret := h.GetBAR1MemoryInfo()
+		return m.Bar1Total, ret
+	})
+	clock := func(kind nvml.ClockType, last uint64) uint64 {
+		return optional(c, "nvmlDeviceGetMaxClockInfo", last, widen(func() (uint32, nvml.Return) {
+			return h.GetMaxClockInfo(kind)
+		}))
+	}
+	d.CoreClock, d.MemoryClock = clock(nvml.CLOCK_GRAPHICS, last.CoreClock), clock(nvml.CLOCK_MEM, last.MemoryClock)
+	// The maximum that GPU and slot have together.
+	d.PCIeGen = optional(c, "nvmlDeviceGetMaxPcieLinkGeneration", last.PCIeGen, h.GetMaxPcieLinkGeneration)
+	d.PCIeWidth = optional(c, "nvmlDeviceGetMaxPcieLinkWidth", last.PCIeWidth, h.GetMaxPcieLinkWidth)
+	d.Serial = strings.TrimSpace(d.Serial)
+	return c.err == nil && !c.fellBack
+}
+
+// copyStatic sets what readStatic reads, from the reading before.
+func copyStatic(d *core.Device, last core.Device) {
+	d.Serial, d.Architecture, d.Brand, d.Compute = last.Serial, last.Architecture, last.Brand, last.Compute
+	d.BAR1, d.CoreClock, d.MemoryClock, d.PCIeGen, d.PCIeWidth = last.BAR1, last.CoreClock, last.MemoryClock, last.PCIeGen, last.PCIeWidth
+}
+
+// widen converts the result of a call from 32 to 64 bits.
+func widen(f func() (uint32, nvml.Return)) func() (uint64, nvml.Return) {
+	return func() (uint64, nvml.Return) {
+		v, ret := f()
+		return uint64(v), ret
+	}
+}

@@ -1,0 +1,131 @@
+package nvidia
+
+import (
+	"errors"
+	"io/fs"
+	"path"
+	"strconv"
+	"strings"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+)
+
+// This file reads the whole node: the driver's versions (nvmlDeviceGetCount, nvmlSystemGetDriverVersion,
+// nvmlSystemGetCudaDriverVersion_v2) on the reader, then the GPUs (enumeration.go, readgpu.go, topology.go) on their workers.
+
+// knownGPU is a GPU and its MIG instances; the zero value is a GPU that was never read.
+type knownGPU struct {
+	nvmlDevice
+	instances []nvmlDevice
+}
+
+// nvmlDevice is a device with its NVML handle, which is valid for this session only.
+type nvmlDevice struct {
+	handle nvml.Device
+	device core.Device
+}
+
+// enumerationUnstable is the reason given while GPUs are added or removed during a reading. Wait reports it too, so
+// that another reading follows.
+const enumerationUnstable = "GPUs are being added or removed"
+
+// Snapshot reads the whole node: it enumerates the GPUs, then reads each of them. A GPU that can't be identified, or
+// is lost meanwhile, becomes an exclusion; so does a MIG instance. An error wraps core.ErrDriverLost or
+// core.ErrDriverStale and ends the session. It belongs to the reader.
+func (s *Session) Snapshot() (core.Snapshot, error) {
+	count, err := s.readDriver()
+	if err != nil {
+		return core.Snapshot{}, s.driverLost(err)
+	}
+	snap := core.Snapshot{Driver: s.driver, Nodes: s.nodes.relist(s.dev)}
+	gone, stable, err := s.enumerate(count)
+	if err != nil {
+		return core.Snapshot{}, s.driverLost(err)
+	}
+	for _, g := range gone {
+		snap.Excluded = append(snap.Excluded, exclusionOf(g, errNotListed))
+	}
+	if !stable { // a GPU that is missing from this reading is not lost
+		s.unstable.Store(true)
+		snap.Excluded = append(snap.Excluded, core.Exclusion{Index: count, At: core.Node, Failure: core.FailurePending, Reason: enumerationUnstable})
+	}
+	var all, answered []knownGPU
+	for i, r := range s.readAll(s.enumeration.gpus) {
+		found := &s.enumeration.gpus[i]
+		snap.Excluded = append(snap.Excluded, r.excluded...)
+		switch {
+		case isDriverLost(r.err):
+			return core.Snapshot{}, s.driverLost(r.err)
+		case r.err != nil:
+			snap.Excluded = append(snap.Excluded, exclusionOf(*found, r.err))
+			found.handleStale = found.err == nil && isLost(r.err)
+			if r.last.device.ID != "" {
+				all = append(all, r.last)
+			}
+			continue
+		}
+		all, answered = append(all, r.gpu), append(answered, r.gpu)
+	}
+	if snap.Links, err = s.readLinks(answered); err != nil {
+		return core.Snapshot{}, s.driverLost(err)
+	}
+	for _, g := range answered {
+		g.device.NVLinks = s.topology.nvlinks[g.device.ID].active
+		snap.Devices = append(snap.Devices, g.device)
+		for _, instance := range g.instances {
+			snap.Devices = append(snap.Devices, instance.device)
+		}
+	}
+	s.gpus = all
+	s.updateEventSet(answered)
+	return core.NewSnapshot(snap), nil
+}
+
+// readDriver reads the number of GPUs and the versions. Any error concerns the whole driver.
+func (s *Session) readDriver() (count int, err error) {
+	c := caller{slot: &s.reader, at: core.Node}
+	count = required(&c, "nvmlDeviceGetCount", s.lib.DeviceGetCount)
+	s.driver.Version = optional(&c, "nvmlSystemGetDriverVersion", s.driver.Version, s.lib.SystemGetDriverVersion)
+	s.driver.CUDA = optional(&c, "nvmlSystemGetCudaDriverVersion", s.driver.CUDA, func() (string, nvml.Return) {
+		v, ret := s.lib.SystemGetCudaDriverVersion_v2()
+		return cudaVersion(v), ret
+	})
+	return count, c.err
+}
+
+// lastRead is a GPU as it was read last.
+func (s *Session) lastRead(id core.DeviceID) knownGPU {
+	for _, g := range s.gpus {
+		if g.device.ID == id {
+			return g
+		}
+	}
+	return knownGPU{}
+}
+
+// exclusionOf is the exclusion of a GPU, with its identity as far as it is known.
+func exclusionOf(found identity, err error) core.Exclusion {
+	e := core.Exclusion{Index: found.index, At: core.Node, PCI: found.pci, Failure: failureOf(err), Reason: err.Error()}
+	if stuck, ok := errors.AsType[*hungError](err); ok && found.lookupWorker != nil {
+		e.At = stuck.At
+	}
+	if found.id != "" {
+		e.At = core.WholeGPU(found.id)
+	}
+	return e
+}
+
+// numaNode is the NUMA node nearest to a PCI function by sysfs (numa_node); -1 if it has none.
+func (s *Session) numaNode(pci core.PCIAddress) int {
+	text, err := fs.ReadFile(s.sys, path.Join("bus/pci/devices", string(pci), "numa_node"))
+	if err != nil {
+		return -1
+	}
+	node, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	if err != nil {
+		return -1
+	}
+	return max(node, -1)
+}

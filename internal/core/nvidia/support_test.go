@@ -1,0 +1,189 @@
+package nvidia
+
+import (
+	"errors"
+	"flag"
+	"maps"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/monitor"
+	"github.com/tandem-gpu/tandem/test/simdriver"
+)
+
+var _ monitor.Session = (*Session)(nil)
+
+var update = flag.Bool("update", false, "rewrite the golden files")
+
+// roots are those of a simulated machine.
+func roots(m *simdriver.Machine) core.Roots {
+	return core.Roots{
+		Driver: m.Root, Dev: m.Root, Sys: filepath.Join(m.Root, "sys"), Proc: filepath.Join(m.Root, "proc"),
+	}
+}
+
+// open opens a session on a simulated machine and closes it when the test ends.
+func open(t testing.TB, m *simdriver.Machine) *Session {
+	t.Helper()
+	// A hung call of an earlier test returns soon after its machine was removed.
+	eventually(t, func() (any, bool) { return nil, !anyHung() })
+	return openWith(t, m, Options{})
+}
+
+// anyHung reports whether a closed session has a call that has not returned.
+func anyHung() bool {
+	initialized.Lock()
+	defer initialized.Unlock()
+	return slices.ContainsFunc(initialized.sessions, func(s *Session) bool {
+		return s.closed.Load() && len(s.hungWorkers()) > 0
+	})
+}
+
+// openWith is open with options, and errors that Close may return.
+func openWith(t testing.TB, m *simdriver.Machine, o Options, expected ...error) *Session {
+	t.Helper()
+	o.Roots = roots(m)
+	s, err := Open(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		err := s.Close()
+		if err != nil && !slices.ContainsFunc(expected, func(e error) bool { return errors.Is(err, e) }) {
+			t.Error("close:", err)
+		}
+	})
+	return s
+}
+
+// calls are the NVML calls to a machine so far, by function.
+func calls(t testing.TB, m *simdriver.Machine) map[string]uint64 {
+	t.Helper()
+	n, err := m.Calls()
+	must(t, err)
+	return n
+}
+
+func snapshot(t testing.TB, s *Session) core.Snapshot {
+	t.Helper()
+	snap, err := s.Snapshot()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return snap
+}
+
+// must fails the test if the machine could not be changed.
+func must(t testing.TB, errs ...error) {
+	t.Helper()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// testDeadline is a short session deadline.
+const testDeadline = 100 * time.Millisecond
+
+func openShortDeadline(t testing.TB, m *simdriver.Machine) *Session {
+	t.Helper()
+	return openWith(t, m, Options{Deadline: testDeadline})
+}
+
+// waitUntilIdle waits until no call of the session is in progress.
+func waitUntilIdle(t testing.TB, s *Session) {
+	t.Helper()
+	eventually(t, func() ([]core.Call, bool) {
+		return s.Busy(), len(s.hungWorkers()) == 0
+	})
+}
+
+func probe(t testing.TB, s *Session) map[core.DeviceID]core.Observation {
+	t.Helper()
+	obs, err := s.Probe()
+	must(t, err)
+	of := map[core.DeviceID]core.Observation{}
+	for _, o := range obs {
+		of[o.At.GPU] = o
+	}
+	if len(of) != len(obs) {
+		t.Errorf("%d observations of %d GPUs", len(obs), len(of))
+	}
+	return of
+}
+
+// awaitEvent waits until Wait returns an observation.
+func awaitEvent(t testing.TB, s *Session, want core.Observation) {
+	t.Helper()
+	eventually(t, func() ([]core.Observation, bool) {
+		obs, err := s.Wait(10 * time.Millisecond)
+		must(t, err)
+		return obs, slices.Contains(obs, want)
+	})
+}
+
+// openWithEvents opens a session and makes a Snapshot, which registers the events of every GPU. Only later events are reported.
+func openWithEvents(t *testing.T, m *simdriver.Machine) *Session {
+	t.Helper()
+	s := open(t, m)
+	snapshot(t, s)
+	return s
+}
+
+// openWithClock opens a session with a clock. at sets the clock, checks all GPUs and returns the observation per slot.
+func openWithClock(t *testing.T, m *simdriver.Machine) (s *Session, at func(time.Duration) func(slot int) core.Observation) {
+	t.Helper()
+	var now time.Duration
+	start := time.Unix(0, 0)
+	s = openWith(t, m, Options{Now: func() time.Time { return start.Add(now) }})
+	snapshot(t, s)
+	return s, func(since time.Duration) func(int) core.Observation {
+		now = since
+		obs := probe(t, s)
+		return func(slot int) core.Observation { return obs[core.DeviceID(m.UUID(slot))] }
+	}
+}
+
+// counted are the calls that f makes, by function.
+func counted(t *testing.T, m *simdriver.Machine, f func()) map[string]uint64 {
+	t.Helper()
+	before := calls(t, m)
+	f()
+	after := calls(t, m)
+	maps.DeleteFunc(after, func(name string, n uint64) bool { return n == before[name] })
+	for name := range after {
+		after[name] -= before[name]
+	}
+	return after
+}
+
+func total(calls map[string]uint64) (n uint64) {
+	for _, c := range calls {
+		n += c
+	}
+	return n
+}
+
+// eventually calls f until it reports true.
+func eventually[T any](t testing.TB, f func() (T, bool)) T {
+	t.Helper()
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	deadline := time.After(20 * time.Second)
+	for {
+		v, ok := f()
+		if ok {
+			return v
+		}
+		select {
+		case <-tick.C:
+		case <-deadline:
+			t.Fatalf("not in time; last: %+v", v)
+		}
+	}
+}
+
+// allCalls are the names of all calls that a session can make.
+func allCalls() []string { return slices.Sorted(maps.Keys(functions)) }
