@@ -1,7 +1,7 @@
-// Package filelock has the locks of flock(2) that agents take on files in their state directory. The kernel releases
-// such a lock when the process ends, and it also holds between containers that mount the same folder.
+// Package filelock has the flock(2) locks that agents take on files in their state directory. The kernel releases such a lock
+// when the process ends, and it also holds between containers that mount the same folder.
 //
-// Whoever can open a file can lock it, whatever its mode says about writing: lock only what no other user can open.
+// Every process that can open a file can lock it, even read-only: lock only what no other user can open.
 package filelock
 
 import (
@@ -17,11 +17,11 @@ import (
 // ErrHeld is returned for a lock that another open file has, of this process or another one.
 var ErrHeld = errors.New("locked by another process")
 
-const again = 5 * time.Millisecond // between tries of Wait
+const retryPause = 5 * time.Millisecond // between tries of Wait
 
-// OpenPrivate opens the file at path for its lock, and makes it if it is missing. Afterwards no other user can open it
-// (mode 0600), except root. A symbolic link or something that is not a regular file is refused.
-func OpenPrivate(path string) (*os.File, error) {
+// openPrivate opens the file at path for its lock, and creates it if it is missing. Afterwards no other user except root can
+// open it (mode 0600). A symbolic link or a file that is not regular is refused.
+func openPrivate(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0o600)
 	if err != nil {
 		return nil, err
@@ -45,15 +45,36 @@ func private(f *os.File) error {
 	return nil
 }
 
-// Take opens the file at path as OpenPrivate does and takes its lock, or fails with ErrHeld. A file that is removed at
-// the same time is made again: see Release.
-func Take(path string) (*os.File, error) {
+// Take locks the file at path exclusively, or fails with ErrHeld. It creates the file if it is missing, and gives it mode 0600;
+// a symbolic link or a file that is not regular is refused. The lock lasts until the file is closed: see Release.
+func Take(path string) (*os.File, error) { return lock(path, openPrivate) }
+
+// Wait waits for the exclusive lock of the file or folder at path until ctx ends.
+func Wait(ctx context.Context, path string) (*os.File, error) {
+	tick := time.NewTicker(retryPause)
+	defer tick.Stop()
 	for {
-		f, err := OpenPrivate(path)
+		f, err := lock(path, os.Open)
+		if !errors.Is(err, ErrHeld) {
+			return f, err
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return nil, fmt.Errorf("lock %s: %w", path, ctx.Err())
+		}
+	}
+}
+
+// lock opens a file and locks it exclusively. A file that was replaced or removed meanwhile is opened again, so that the lock is
+// that of the file that others open.
+func lock(path string, open func(string) (*os.File, error)) (*os.File, error) {
+	for {
+		f, err := open(path)
 		if err != nil {
 			return nil, err
 		}
-		err = Exclusive(f)
+		err = flock(f, syscall.LOCK_EX)
 		if err == nil && IsAt(f, path) {
 			return f, nil
 		}
@@ -64,20 +85,7 @@ func Take(path string) (*os.File, error) {
 	}
 }
 
-// Release removes a file that Take has locked, if it is still the one at path, and with it the lock. nil is no file.
-func Release(f *os.File, path string) {
-	if f == nil {
-		return
-	}
-	if IsAt(f, path) {
-		_ = os.Remove(path) // if it stays, it is not locked
-	}
-	_ = f.Close()
-}
-
-// Exclusive takes the only lock of a file, or fails with ErrHeld. It lasts until the file is closed.
-func Exclusive(f *os.File) error { return flock(f, syscall.LOCK_EX) }
-
+// flock takes a lock without blocking, or fails with ErrHeld.
 func flock(f *os.File, how int) error {
 	for {
 		switch err := syscall.Flock(int(f.Fd()), how|syscall.LOCK_NB); {
@@ -91,8 +99,19 @@ func flock(f *os.File, how int) error {
 	}
 }
 
-// IsHeld reports whether the file at path is locked exclusively, which takes no more than a moment's shared lock: who
-// tries for the lock in that moment finds it held.
+// Release removes a file that Take has locked, if it is still the one at path, and unlocks it. f may be nil.
+func Release(f *os.File, path string) {
+	if f == nil {
+		return
+	}
+	if IsAt(f, path) {
+		_ = os.Remove(path) // if it stays, it is not locked
+	}
+	_ = f.Close()
+}
+
+// IsHeld reports whether the file at path is locked exclusively. It takes a shared lock for a moment; Take and Wait find the
+// lock held in that moment.
 func IsHeld(path string) bool {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
 	if err != nil {
@@ -100,32 +119,6 @@ func IsHeld(path string) bool {
 	}
 	defer func() { _ = f.Close() }()
 	return errors.Is(flock(f, syscall.LOCK_SH), ErrHeld)
-}
-
-// Wait opens the file or folder at path with open and waits for its exclusive lock until ctx ends. What was replaced
-// meanwhile is opened again: the lock is that of the file that others find.
-func Wait(ctx context.Context, path string, open func(string) (*os.File, error)) (*os.File, error) {
-	tick := time.NewTicker(again)
-	defer tick.Stop()
-	for {
-		f, err := open(path)
-		if err != nil {
-			return nil, err
-		}
-		err = Exclusive(f)
-		if err == nil && IsAt(f, path) {
-			return f, nil
-		}
-		_ = f.Close()
-		if err != nil && !errors.Is(err, ErrHeld) {
-			return nil, err
-		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return nil, fmt.Errorf("lock %s: %w", path, ctx.Err())
-		}
-	}
 }
 
 // IsAt reports whether an open file is still the one at its path.

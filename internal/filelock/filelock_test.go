@@ -14,9 +14,10 @@ import (
 	"github.com/tandem-gpu/tandem/internal/filelock"
 )
 
-func open(t *testing.T, path string) *os.File {
+// take locks a file that no other open file has locked.
+func take(t *testing.T, path string) *os.File {
 	t.Helper()
-	f, err := filelock.OpenPrivate(path)
+	f, err := filelock.Take(path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -26,28 +27,23 @@ func open(t *testing.T, path string) *os.File {
 
 func TestOneHolderAtATime(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "lock")
-	a, b := open(t, path), open(t, path)
-	if err := filelock.Exclusive(a); err != nil {
-		t.Fatal(err)
-	}
-	if err := filelock.Exclusive(b); !errors.Is(err, filelock.ErrHeld) {
+	f := take(t, path)
+	if _, err := filelock.Take(path); !errors.Is(err, filelock.ErrHeld) {
 		t.Errorf("a second lock: %v", err)
 	}
 	if !filelock.IsHeld(path) || filelock.IsHeld(path+".none") {
-		t.Error("it is not seen which file is locked")
+		t.Error("IsHeld is wrong")
 	}
-	if err := a.Close(); err != nil {
+	if err := f.Close(); err != nil {
 		t.Fatal(err)
 	}
 	if filelock.IsHeld(path) {
 		t.Error("a lock outlives its file")
 	}
-	if err := filelock.Exclusive(b); err != nil {
-		t.Errorf("after the first holder has closed its file: %v", err)
-	}
+	take(t, path)
 }
 
-// A file that other users could open, and so lock, is made private before it is used.
+// A file that other users could open, and so lock, is made private before it is locked.
 func TestLockFileIsPrivate(t *testing.T) {
 	dir := t.TempDir()
 	wide := filepath.Join(dir, "wide")
@@ -55,7 +51,7 @@ func TestLockFileIsPrivate(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, path := range []string{wide, filepath.Join(dir, "new")} {
-		open(t, path)
+		take(t, path)
 		if stat, err := os.Stat(path); err != nil || stat.Mode() != 0o600 {
 			t.Errorf("%s: %v, %v", path, stat.Mode(), err)
 		}
@@ -69,8 +65,8 @@ func TestOnlyARegularFileIsALockFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, path := range []string{link, pipe, dir} {
-		if f, err := filelock.OpenPrivate(path); err == nil {
-			t.Errorf("%s is taken for a lock file: %v", path, f.Close())
+		if f, err := filelock.Take(path); err == nil {
+			t.Errorf("%s is locked: %v", path, f.Close())
 		}
 	}
 	if stat, err := os.Stat(target); err != nil || stat.Mode() != 0o644 {
@@ -80,20 +76,17 @@ func TestOnlyARegularFileIsALockFile(t *testing.T) {
 
 func TestWaitEndsWithItsContext(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "lock")
-	held := open(t, path)
-	if err := filelock.Exclusive(held); err != nil {
-		t.Fatal(err)
-	}
+	held := take(t, path)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
-	if _, err := filelock.Wait(ctx, path, filelock.OpenPrivate); !errors.Is(err, context.DeadlineExceeded) {
+	if _, err := filelock.Wait(ctx, path); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("waiting for a lock that is held: %v", err)
 	}
-	// One that was replaced is no lock any more: the new file's is taken.
-	if err := os.Rename(path, path+".old"); err != nil {
+	// The lock of a file that was replaced is of no use: the new file is locked.
+	if err := errors.Join(os.Rename(path, path+".old"), os.WriteFile(path, nil, 0o600)); err != nil {
 		t.Fatal(err)
 	}
-	f, err := filelock.Wait(t.Context(), path, filelock.OpenPrivate)
+	f, err := filelock.Wait(t.Context(), path)
 	if err != nil || !filelock.IsAt(f, path) || filelock.IsAt(held, path) {
 		t.Fatalf("the lock of a replaced file: %v", err)
 	}
@@ -102,7 +95,7 @@ func TestWaitEndsWithItsContext(t *testing.T) {
 	}
 }
 
-// Of many that take and release one lock, which is a file that comes and goes, one has it at a time.
+// Of many goroutines that take and release one lock, whose file is created and removed each time, one has it at a time.
 func TestReleasedLockIsTakenByOne(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "lock")
 	var holders, turns atomic.Int32

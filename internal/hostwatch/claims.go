@@ -13,40 +13,45 @@ type offer struct {
 
 	numbering core.Numbering
 
-	// unsure reports whether the agent may offer something though it is not in at: nobody could read it. What was
-	// claimed stays claimed, as workloads may be running on it.
+	// unsure reports whether the agent may offer a placement that is not in at because it could not be read. An earlier claim
+	// of it stays, as workloads may run there.
 	unsure func(core.Placement) bool
 }
 
 // offerOf is what an inventory offers.
 func offerOf(inv *core.Inventory) offer {
 	o := offer{numbering: inv.Proposed()}
-	seen, silent, nameless := map[core.DeviceID]bool{}, map[core.DeviceID]bool{}, false
+	identified, unreadable, unidentified := map[core.DeviceID]bool{}, map[core.DeviceID]bool{}, false
 	for u := range inv.Units() {
-		seen[u.Device.At.GPU] = true
-		if u.Health.Reason != core.ReasonWithdrawn { // it is listed for a moment, and not offered any more
+		identified[u.Device.At.GPU] = true
+		if u.Health.Reason != core.ReasonWithdrawn { // such a unit is listed for a moment, but not offered
 			o.at = append(o.at, u.Device.At)
 		}
 	}
-	slices.SortFunc(o.at, comparePlacements)
-	o.at = slices.Compact(o.at)
+	o.at = sortedPlacements(o.at)
 	for _, e := range inv.Excluded() {
 		switch {
-		case e.Failure == core.NotFailed: // by intent
-			seen[e.At.GPU] = true
+		case e.Failure == core.NotFailed: // excluded by the configuration
+			identified[e.At.GPU] = true
 		case e.At.GPU == "":
-			nameless = true
+			unidentified = true
 		default:
-			silent[e.At.GPU] = true
+			unreadable[e.At.GPU] = true
 		}
 	}
 	ready := inv.Driver().State == core.DriverReady
-	o.unsure = func(p core.Placement) bool { return !ready || silent[p.GPU] || nameless && !seen[p.GPU] }
+	o.unsure = func(p core.Placement) bool { return !ready || unreadable[p.GPU] || unidentified && !identified[p.GPU] }
 	return o
 }
 
-// before reports whether the claim c of agent a was made before d of agent b. Turns are given out in a critical
-// section and never twice; equal ones come from files that somebody has copied.
+// sortedPlacements sorts placements and removes duplicates.
+func sortedPlacements(at []core.Placement) []core.Placement {
+	slices.SortFunc(at, comparePlacements)
+	return slices.Compact(at)
+}
+
+// before reports whether claim c of agent a was made before claim d of agent b. Turns are assigned under the lock and are
+// unique; equal turns come from a copied file.
 func before(c claim, a string, d claim, b string) bool {
 	if c.turn != d.turn {
 		return c.turn < d.turn
@@ -54,69 +59,62 @@ func before(c claim, a string, d claim, b string) bool {
 	return a < b
 }
 
-// settle is what an agent claims after it has seen what it and the others claim. What it claims already keeps its
-// turn, also when a GPU is cut up: its instances were claimed with it. With refuse it leaves alone what another has
-// claimed before it.
-func settle(mine entry, others []entry, o offer, refuse bool, now time.Time) []claim {
+// nextClaims are the claims of an agent, given its present ones and those of the others. A present claim keeps its turn, also
+// for MIG instances of a claimed GPU. With refuse it leaves out what another agent has claimed before.
+func nextClaims(mine claimFile, others []claimFile, o offer, refuse bool, now time.Time) []claim {
 	turn := uint64(0)
-	for _, e := range append(slices.Clone(others), mine) {
-		for _, c := range e.claims {
+	for _, f := range append(slices.Clone(others), mine) {
+		for _, c := range f.claims {
 			turn = max(turn, c.turn)
 		}
 	}
 	turn = min(turn+1, maxTurn)
-	var next []claim
-	for _, c := range mine.claims {
-		if o.unsure(c.at) {
-			next = append(next, c)
-		}
-	}
+	next := slices.DeleteFunc(slices.Clone(mine.claims), func(c claim) bool { return !o.unsure(c.at) })
 	for _, p := range o.at {
 		c := claim{at: p, turn: turn, since: now.UTC()}
-		if old := mine.on(p); old != nil {
+		if old := mine.oldestClaim(p); old != nil {
 			c.turn, c.since = old.turn, old.since
 		}
 		next = append(next, c)
 	}
 	if refuse {
-		next = slices.DeleteFunc(next, func(c claim) bool { return preceded(c, mine.agent, others) })
+		next = slices.DeleteFunc(next, func(c claim) bool { return claimedBefore(c, mine.agent, others) })
 	}
-	return sorted(next)
+	return normalized(next)
 }
 
-// preceded reports whether another agent has claimed the hardware of a claim before.
-func preceded(c claim, agent string, others []entry) bool {
-	for _, e := range others {
-		if slices.ContainsFunc(e.claims, func(d claim) bool { return c.at.Overlaps(d.at) && before(d, e.agent, c, agent) }) {
+// claimedBefore reports whether another agent claimed the hardware of an agent's claim before it.
+func claimedBefore(c claim, agent string, others []claimFile) bool {
+	for _, f := range others {
+		if slices.ContainsFunc(f.claims, func(d claim) bool { return c.at.Overlaps(d.at) && before(d, f.agent, c, agent) }) {
 			return true
 		}
 	}
 	return false
 }
 
-// on is the oldest claim that covers a placement; nil if there is none.
-func (e entry) on(p core.Placement) (oldest *claim) {
-	for i, c := range e.claims {
+// oldestClaim is the oldest claim that covers a placement; nil if there is none.
+func (f claimFile) oldestClaim(p core.Placement) (oldest *claim) {
+	for i, c := range f.claims {
 		if c.at.Covers(p) && (oldest == nil || c.turn < oldest.turn) {
-			oldest = &e.claims[i]
+			oldest = &f.claims[i]
 		}
 	}
 	return oldest
 }
 
-// own are the placements that an agent claims or wants to, each once.
-func own(mine entry, o offer) []core.Placement {
+// placementsOf are the placements that an agent claims or wants to claim, each once.
+func placementsOf(mine claimFile, o offer) []core.Placement {
 	all := slices.Clone(o.at)
 	for _, c := range mine.claims {
 		all = append(all, c.at)
 	}
-	slices.SortFunc(all, comparePlacements)
-	return slices.Compact(all)
+	return sortedPlacements(all)
 }
 
-// contested counts the placements of an agent that another one claims, too.
-func contested(mine, other entry, o offer) (n int) {
-	for _, p := range own(mine, o) {
+// countOverlaps counts the placements of an agent that another one also claims.
+func countOverlaps(mine, other claimFile, o offer) (n int) {
+	for _, p := range placementsOf(mine, o) {
 		if slices.ContainsFunc(other.claims, func(c claim) bool { return p.Overlaps(c.at) }) {
 			n++
 		}
@@ -124,47 +122,47 @@ func contested(mine, other entry, o offer) (n int) {
 	return n
 }
 
-// against is what the others' claims mean to an agent: for each placement that it claims or wants, as which of two
-// claims came first differs from one to the next; and for hardware that it may learn of later. That it has not
-// claimed, so there the others were first.
-func against(mine entry, others []entry, o offer) (claims []core.Claim) {
-	ours := own(mine, o)
-	for _, e := range others {
-		for _, c := range e.claims {
-			met := false
+// coreClaims are the claims of the others as the core applies them: one for each overlap with a placement that this agent claims
+// or wants, as it differs from one to the next which claim is older; and one for each claim without an overlap, in case this
+// agent reads that hardware later. It has no claim there, so the other one is prior.
+func coreClaims(mine claimFile, others []claimFile, o offer) (claims []core.Claim) {
+	ours := placementsOf(mine, o)
+	for _, f := range others {
+		for _, c := range f.claims {
+			overlaps := false
 			for _, p := range ours {
 				if p.Overlaps(c.at) {
-					m := mine.on(p)
-					claims = append(claims, core.Claim{Agent: e.agent, At: p, Prior: m == nil || before(c, e.agent, *m, mine.agent)})
-					met = true
+					m := mine.oldestClaim(p)
+					claims = append(claims, core.Claim{Agent: f.agent, At: p, Prior: m == nil || before(c, f.agent, *m, mine.agent)})
+					overlaps = true
 				}
 			}
-			if !met {
-				claims = append(claims, core.Claim{Agent: e.agent, At: c.at, Prior: true})
+			if !overlaps {
+				claims = append(claims, core.Claim{Agent: f.agent, At: c.at, Prior: true})
 			}
 		}
 	}
 	return claims
 }
 
-// numberingOf is what agents have numbered, at the highest generation. Where two differ the first one counts.
-func numberingOf(entries []entry) core.Numbering {
+// numberingOf is the numbering in files at the highest generation. Where two files differ the first one counts.
+func numberingOf(files []claimFile) core.Numbering {
 	generation := 0
 	var numbers []core.Number
-	for _, e := range entries {
-		if e.numbering.Generation > generation {
-			generation, numbers = e.numbering.Generation, nil
+	for _, f := range files {
+		if f.numbering.Generation > generation {
+			generation, numbers = f.numbering.Generation, nil
 		}
-		if e.numbering.Generation == generation {
-			numbers = append(numbers, e.numbering.Numbers...)
+		if f.numbering.Generation == generation {
+			numbers = append(numbers, f.numbering.Numbers...)
 		}
 	}
 	return core.SharedNumbering(generation, numbers)
 }
 
-// agreed is a numbering as it may be written: a device that another agent has numbered first has that number, and a number
-// that another device has got meanwhile is not given again.
-func agreed(n, written core.Numbering, others []entry) core.Numbering {
+// mergeNumbering is a numbering as it may be written: a device that another agent has numbered first keeps that number, and a
+// number that another device has by now is left out.
+func mergeNumbering(n, written core.Numbering, others []claimFile) core.Numbering {
 	shared := numberingOf(others)
 	if shared.Generation != n.Generation {
 		return n

@@ -19,14 +19,13 @@ func instance(n int, gi uint32) core.Placement {
 	return core.Placement{GPU: coretest.GPU(n), GI: gi, CI: 0}
 }
 
-// want is an offer of which everything is known.
+// want is an offer of a node where every GPU was read.
 func want(at ...core.Placement) offer {
-	slices.SortFunc(at, comparePlacements)
-	return offer{at: at, unsure: func(core.Placement) bool { return false }}
+	return offer{at: sortedPlacements(at), unsure: func(core.Placement) bool { return false }}
 }
 
-func claimed(agent string, turn uint64, at ...core.Placement) entry {
-	e := entry{agent: agent}
+func claimed(agent string, turn uint64, at ...core.Placement) claimFile {
+	e := claimFile{agent: agent}
 	for _, p := range at {
 		e.claims = append(e.claims, claim{at: p, turn: turn, since: now})
 	}
@@ -40,50 +39,50 @@ func placements(claims []claim) (at []core.Placement) {
 	return at
 }
 
-func TestSettle(t *testing.T) {
+func TestNextClaims(t *testing.T) {
 	nomad := claimed("nomad-gpu", 5, gpu(0), gpu(1))
 	for _, tc := range []struct {
 		name   string
-		mine   entry
-		others []entry
+		mine   claimFile
+		others []claimFile
 		offer  offer
 		refuse bool
 		want   []claim
 	}{
-		{"nobody else", claimed("k8s-gpu", 0), nil, want(gpu(0)), true, []claim{{gpu(0), 1, now}}},
-		{"warn: both", claimed("k8s-gpu", 0), []entry{nomad}, want(gpu(1), gpu(2)), false, []claim{{gpu(1), 6, now}, {gpu(2), 6, now}}},
-		{"refuse: who was first", claimed("k8s-gpu", 0), []entry{nomad}, want(gpu(1), gpu(2)), true, []claim{{gpu(2), 6, now}}},
-		{"refuse: we were first", claimed("k8s-gpu", 2, gpu(1)), []entry{nomad}, want(gpu(1)), true, []claim{{gpu(1), 2, now}}},
-		{"given up", claimed("k8s-gpu", 2, gpu(1), gpu(2)), nil, want(gpu(2)), true, []claim{{gpu(2), 2, now}}},
-		{"cut up: the instances were claimed with the GPU", claimed("k8s-gpu", 2, gpu(0)), []entry{nomad},
+		{"no other agent", claimed("k8s-gpu", 0), nil, want(gpu(0)), true, []claim{{gpu(0), 1, now}}},
+		{"warn: both", claimed("k8s-gpu", 0), []claimFile{nomad}, want(gpu(1), gpu(2)), false, []claim{{gpu(1), 6, now}, {gpu(2), 6, now}}},
+		{"refuse: the other was first", claimed("k8s-gpu", 0), []claimFile{nomad}, want(gpu(1), gpu(2)), true, []claim{{gpu(2), 6, now}}},
+		{"refuse: we were first", claimed("k8s-gpu", 2, gpu(1)), []claimFile{nomad}, want(gpu(1)), true, []claim{{gpu(1), 2, now}}},
+		{"no longer offered", claimed("k8s-gpu", 2, gpu(1), gpu(2)), nil, want(gpu(2)), true, []claim{{gpu(2), 2, now}}},
+		{"partitioned: the instances were claimed with the GPU", claimed("k8s-gpu", 2, gpu(0)), []claimFile{nomad},
 			want(instance(0, 1), instance(0, 2)), true, []claim{{instance(0, 1), 2, now}, {instance(0, 2), 2, now}}},
-		{"made whole: the GPU is more than was claimed", claimed("k8s-gpu", 2, instance(0, 1)), []entry{nomad}, want(gpu(0)), true, nil},
-		{"two instances are not the same hardware", claimed("k8s-gpu", 0), []entry{claimed("nomad-gpu", 1, instance(0, 1))},
+		{"MIG disabled: the GPU is more than was claimed", claimed("k8s-gpu", 2, instance(0, 1)), []claimFile{nomad}, want(gpu(0)), true, nil},
+		{"two instances are not the same hardware", claimed("k8s-gpu", 0), []claimFile{claimed("nomad-gpu", 1, instance(0, 1))},
 			want(instance(0, 2)), true, []claim{{instance(0, 2), 2, now}}},
-		{"one turn twice: by name", claimed("k8s-gpu", 5, gpu(1)), []entry{nomad}, want(gpu(1)), true, []claim{{gpu(1), 5, now}}},
-		{"one turn twice: the other's name is less", claimed("z", 5, gpu(1)), []entry{nomad}, want(gpu(1)), true, nil},
-		{"silent: what was claimed stays", claimed("k8s-gpu", 2, gpu(3)), nil,
+		{"equal turns: by name", claimed("k8s-gpu", 5, gpu(1)), []claimFile{nomad}, want(gpu(1)), true, []claim{{gpu(1), 5, now}}},
+		{"equal turns: the other's name is less", claimed("z", 5, gpu(1)), []claimFile{nomad}, want(gpu(1)), true, nil},
+		{"unreadable: the claim stays", claimed("k8s-gpu", 2, gpu(3)), nil,
 			offer{unsure: func(core.Placement) bool { return true }}, true, []claim{{gpu(3), 2, now}}},
-		{"the last turn there is", claimed("k8s-gpu", maxTurn, gpu(3)), nil, want(gpu(3), gpu(4)), true,
+		{"the highest turn", claimed("k8s-gpu", maxTurn, gpu(3)), nil, want(gpu(3), gpu(4)), true,
 			[]claim{{gpu(3), maxTurn, now}, {gpu(4), maxTurn, now}}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			others := slices.Clone(tc.others)
-			if got := settle(tc.mine, others, tc.offer, tc.refuse, now); !slices.Equal(got, tc.want) {
+			if got := nextClaims(tc.mine, others, tc.offer, tc.refuse, now); !slices.Equal(got, tc.want) {
 				t.Errorf("got %v, want %v", got, tc.want)
 			}
 		})
 	}
 }
 
-// What the core makes of the claims is what the register decided: exactly the devices that are ours take work.
-func TestCoreAndRegisterAgree(t *testing.T) {
+// The core decides as the claims do: exactly the devices that this agent claims take work.
+func TestCoreAndClaimsAgree(t *testing.T) {
 	random := rand.New(rand.NewPCG(7, 1))
 	cfg := core.DefaultConfig()
 	cfg.Overlap = core.OverlapRefuse
 	state := core.NewState(cfg).Read(cfg, now, coretest.GPUs(8))
 	for range 2000 {
-		mine, other := entry{agent: "k8s-gpu"}, entry{agent: "nomad-gpu"}
+		mine, other := claimFile{agent: "k8s-gpu"}, claimFile{agent: "nomad-gpu"}
 		for n := range 8 {
 			if random.IntN(2) == 0 {
 				mine.claims = append(mine.claims, claim{at: gpu(n), turn: random.Uint64N(4)})
@@ -96,19 +95,19 @@ func TestCoreAndRegisterAgree(t *testing.T) {
 			}
 		}
 		o := offerOf(state.Inventory)
-		mine.claims = settle(mine, []entry{other}, o, true, now)
-		inv := state.WithHost(cfg, now, core.Host{Claims: against(mine, []entry{other}, o)}).Inventory
+		mine.claims = nextClaims(mine, []claimFile{other}, o, true, now)
+		inv := state.WithHost(cfg, now, core.Host{Claims: coreClaims(mine, []claimFile{other}, o)}).Inventory
 		for u := range inv.Units() {
-			if ours := mine.on(u.Device.At) != nil; ours != u.Health.Schedulable() {
+			if ours := mine.oldestClaim(u.Device.At) != nil; ours != u.Health.Schedulable() {
 				t.Fatalf("%v: claimed %v, health %v\nmine %v\nother %v", u.Device.At, ours, u.Health, mine.claims, other.claims)
 			}
 		}
 	}
 }
 
-// Hardware that an agent learns of only now is the other's, before anybody has decided anything.
-func TestHardwareThatIsNewIsTheOthers(t *testing.T) {
-	claims := against(claimed("k8s-gpu", 1, gpu(0)), []entry{claimed("nomad-gpu", 2, gpu(0), gpu(5))}, want(gpu(0)))
+// Hardware that an agent reads for the first time belongs to the other one that claims it, without a further update.
+func TestNewHardwareBelongsToTheOther(t *testing.T) {
+	claims := coreClaims(claimed("k8s-gpu", 1, gpu(0)), []claimFile{claimed("nomad-gpu", 2, gpu(0), gpu(5))}, want(gpu(0)))
 	cfg := core.DefaultConfig()
 	cfg.Overlap = core.OverlapRefuse
 	state := core.NewState(cfg).WithHost(cfg, now, core.Host{Claims: claims}).Read(cfg, now, coretest.GPUs(8))
@@ -122,13 +121,13 @@ func TestHardwareThatIsNewIsTheOthers(t *testing.T) {
 	}
 }
 
-func TestWhatIsOffered(t *testing.T) {
+func TestOffer(t *testing.T) {
 	cfg := core.DefaultConfig()
 	cfg.Exclude = []core.DeviceID{coretest.GPU(2)}
 	cfg.Policy.Rules = []core.Rule{{Sharing: &core.Sharing{Mode: core.TimeSlicing, Replicas: 4}}}
 	s := core.NewState(cfg)
 	if o := offerOf(s.Inventory); len(o.at) != 0 || !o.unsure(gpu(0)) {
-		t.Errorf("nothing was read yet: %v", o.at)
+		t.Errorf("before the first reading: %v", o.at)
 	}
 	reading := coretest.GPUs(3)
 	s = s.Read(cfg, now, reading)
@@ -138,11 +137,11 @@ func TestWhatIsOffered(t *testing.T) {
 	}
 	reading.Excluded = []core.Exclusion{{Index: 7, At: gpu(7), Failure: core.FailureError, Reason: "Unknown Error"}}
 	if o := offerOf(core.NewState(cfg).Read(cfg, now, reading).Inventory); !o.unsure(gpu(7)) || o.unsure(gpu(2)) || o.unsure(gpu(6)) {
-		t.Error("a GPU that can't be read is not given up, one that is left alone is")
+		t.Error("a GPU that can't be read stays claimed, an excluded one does not")
 	}
 	reading.Excluded = []core.Exclusion{{Index: 7, Failure: core.FailureError, Reason: "Unknown Error"}}
 	if o := offerOf(core.NewState(cfg).Read(cfg, now, reading).Inventory); !o.unsure(gpu(7)) || o.unsure(gpu(2)) || o.unsure(gpu(0)) {
-		t.Error("nobody knows who is silent: it is none of those that answer")
+		t.Error("an unidentified GPU is none of those that answer")
 	}
 	s = s.Read(cfg, now, core.NoDriver(core.DriverFailed, "lost"))
 	if o := offerOf(s.Inventory); len(o.at) != 2 || !o.unsure(gpu(2)) {
@@ -151,7 +150,7 @@ func TestWhatIsOffered(t *testing.T) {
 }
 
 func TestFormat(t *testing.T) {
-	e := entry{agent: "k8s-gpu", boot: "b00t", started: now, claims: sorted([]claim{
+	e := claimFile{agent: "k8s-gpu", boot: "b00t", started: now, claims: normalized([]claim{
 		{instance(1, 2), 4, now}, {gpu(1), 3, now}, {gpu(0), 1, now}, {gpu(0), 2, now},
 		{core.Placement{GPU: "MIG-x", GI: 0, CI: core.Whole}, 7, now},
 	})}
@@ -181,7 +180,7 @@ func TestFormat(t *testing.T) {
 	}
 }
 
-// Whatever is in a file, it is refused or means the same when it is written again, and can be settled with.
+// Any file is refused, or means the same when it is written again and can be used by nextClaims.
 func FuzzDecode(f *testing.F) {
 	text, _ := claimed("k8s-gpu", 3, gpu(0), instance(1, 2)).encode()
 	f.Add(text)
@@ -194,16 +193,16 @@ func FuzzDecode(f *testing.F) {
 		}
 		again, err := e.encode()
 		if err != nil {
-			return // a time before the year 0: it is not written by us
+			return // a time before the year 0, which an agent never writes
 		}
 		back, err := decode(again, "k8s-gpu")
 		if err != nil || !slices.Equal(placements(back.claims), placements(e.claims)) {
 			t.Fatalf("%v: %s became %s", err, text, again)
 		}
-		others := []entry{claimed("nomad-gpu", 2, gpu(0), gpu(1))}
-		for _, c := range settle(e, others, want(gpu(0), instance(1, 2)), true, now) {
-			if preceded(c, "k8s-gpu", others) {
-				t.Fatalf("%v is another's", c)
+		others := []claimFile{claimed("nomad-gpu", 2, gpu(0), gpu(1))}
+		for _, c := range nextClaims(e, others, want(gpu(0), instance(1, 2)), true, now) {
+			if claimedBefore(c, "k8s-gpu", others) {
+				t.Fatalf("%v was claimed by another agent before", c)
 			}
 		}
 	})

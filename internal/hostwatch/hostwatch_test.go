@@ -17,8 +17,8 @@ func TestTwoAgentsOnOneHost(t *testing.T) {
 	for _, tc := range []struct {
 		name          string
 		nomad, kube   core.Config
-		first, second []int // GPUs that they give to work
-		contests      []int // of each
+		first, second []int // schedulable GPUs
+		overlaps      []int // of each
 	}{
 		{"disjoint", on(core.OverlapRefuse, 0, 1, 2, 3), on(core.OverlapRefuse, 4, 5, 6, 7), []int{0, 1, 2, 3}, []int{4, 5, 6, 7}, []int{0, 0}},
 		{"overlapping, both warn", on(core.OverlapWarn, 0, 1, 2), on(core.OverlapWarn, 2, 3), []int{0, 1, 2}, []int{2, 3}, []int{1, 1}},
@@ -34,14 +34,14 @@ func TestTwoAgentsOnOneHost(t *testing.T) {
 				kube := start(t, setup{name: "k8s-gpu", stateDir: dir, cfg: tc.kube})
 				pass(10 * time.Minute)
 				for i, a := range []*agent{nomad, kube} {
-					if got, want := a.gives(), [][]int{tc.first, tc.second}[i]; !slices.Equal(got, want) {
-						t.Errorf("agent %d gives %v to work, want %v", i, got, want)
+					if got, want := a.schedulable(), [][]int{tc.first, tc.second}[i]; !slices.Equal(got, want) {
+						t.Errorf("agent %d has %v schedulable, want %v", i, got, want)
 					}
-					if n := len(a.Current().Overlaps()); n != tc.contests[i] {
-						t.Errorf("agent %d: %d contests, want %d: %v", i, n, tc.contests[i], a.Current().Overlaps())
+					if n := len(a.Current().Overlaps()); n != tc.overlaps[i] {
+						t.Errorf("agent %d: %d overlaps, want %d: %v", i, n, tc.overlaps[i], a.Current().Overlaps())
 					}
-					if n := a.says("is offered by another agent"); n != tc.contests[i] {
-						t.Errorf("agent %d: %d warnings, want %d:\n%s", i, n, tc.contests[i], a.log)
+					if n := a.logged("is also offered by another agent"); n != tc.overlaps[i] {
+						t.Errorf("agent %d: %d warnings, want %d:\n%s", i, n, tc.overlaps[i], a.log)
 					}
 					if notes := a.watcher.Warnings(); len(notes) != 0 {
 						t.Errorf("agent %d: %q", i, notes)
@@ -52,8 +52,8 @@ func TestTwoAgentsOnOneHost(t *testing.T) {
 	}
 }
 
-// A rebind of an agent whose own offer stays as it is takes effect on the other one, too.
-func TestRebindIsToldToTheOtherAgent(t *testing.T) {
+// A rebind of one agent changes the numbers of the other one, even if it does not change its own offer.
+func TestRebindReachesTheOtherAgent(t *testing.T) {
 	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
 		nomad := start(t, setup{name: "nomad-gpu", stateDir: dir, cfg: on(core.OverlapWarn, 0, 1)})
@@ -64,12 +64,12 @@ func TestRebindIsToldToTheOtherAgent(t *testing.T) {
 		}
 		pass(5 * time.Second)
 		if n := kube.State().Binding.Numbering; n.Generation != 1 || len(n.Numbers) != 8 {
-			t.Errorf("the other agent goes by %+v", n)
+			t.Errorf("the other agent has %+v", n)
 		}
 	})
 }
 
-// Agents that start together offer each GPU once, as soon as they have looked.
+// Agents that start together offer each GPU once, after their first poll.
 func TestTwoAgentsStartTogether(t *testing.T) {
 	for range 10 {
 		dir := t.TempDir()
@@ -78,58 +78,52 @@ func TestTwoAgentsStartTogether(t *testing.T) {
 			kube := start(t, setup{name: "k8s-gpu", stateDir: dir, cfg: on(core.OverlapRefuse, 2, 3, 4, 5)})
 			for range 5 {
 				pass(2 * time.Second)
-				all := slices.Sorted(slices.Values(slices.Concat(nomad.gives(), kube.gives())))
+				all := slices.Sorted(slices.Values(slices.Concat(nomad.schedulable(), kube.schedulable())))
 				if !slices.Equal(all, []int{0, 1, 2, 3, 4, 5}) {
-					t.Errorf("%v and %v", nomad.gives(), kube.gives())
+					t.Errorf("%v and %v", nomad.schedulable(), kube.schedulable())
 				}
 			}
 		})
 	}
 }
 
-// What one gives up the other has two seconds later; what one has stays with it over its restart and its death.
-func TestHandingOverBetweenAgents(t *testing.T) {
+// A GPU that one agent stops offering is the other's two seconds later; claims stay over a restart and a crash.
+func TestClaimsMoveBetweenAgents(t *testing.T) {
 	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
 		nomad := start(t, setup{name: "nomad-gpu", stateDir: dir, cfg: on(core.OverlapRefuse, 0, 1)})
 		pass(time.Second)
 		kube := start(t, setup{name: "k8s-gpu", stateDir: dir, cfg: on(core.OverlapRefuse, 1, 2)})
 		pass(5 * time.Second)
-		if err := nomad.ApplyPolicy(t.Context(), on(core.OverlapRefuse, 0)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, nomad.ApplyPolicy(t.Context(), on(core.OverlapRefuse, 0)))
 		pass(2 * time.Second)
-		if got := kube.gives(); !slices.Equal(got, []int{1, 2}) {
-			t.Errorf("given up and not taken: %v", got)
+		if got := kube.schedulable(); !slices.Equal(got, []int{1, 2}) {
+			t.Errorf("not claimed by the other agent: %v", got)
 		}
-		if err := nomad.ApplyPolicy(t.Context(), on(core.OverlapRefuse, 0, 1)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, nomad.ApplyPolicy(t.Context(), on(core.OverlapRefuse, 0, 1)))
 		pass(2 * time.Second)
-		if got := nomad.gives(); !slices.Equal(got, []int{0}) {
+		if got := nomad.schedulable(); !slices.Equal(got, []int{0}) {
 			t.Errorf("it is the other's now: %v", got)
 		}
 
 		kube.end()
 		pass(time.Minute)
-		if got := nomad.gives(); !slices.Equal(got, []int{0}) {
+		if got := nomad.schedulable(); !slices.Equal(got, []int{0}) {
 			t.Errorf("the other's workloads may be running: %v", got)
 		}
 		file := filepath.Join(dir, "claims", "k8s-gpu.json")
-		if notes := nomad.watcher.Warnings(); len(notes) != 1 || !strings.Contains(notes[0], file) || nomad.says("is not running") != 1 {
+		if notes := nomad.watcher.Warnings(); len(notes) != 1 || !strings.Contains(notes[0], file) || nomad.logged("agent not running, its claims stay") != 1 {
 			t.Errorf("%q\n%s", notes, nomad.log)
 		}
 		again := start(t, setup{name: "k8s-gpu", stateDir: dir, cfg: on(core.OverlapRefuse, 1, 2)})
 		pass(2 * time.Second)
-		if got := again.gives(); !slices.Equal(got, []int{1, 2}) || len(nomad.watcher.Warnings()) != 0 {
-			t.Errorf("it is back: %v; %q", got, nomad.watcher.Warnings())
+		if got := again.schedulable(); !slices.Equal(got, []int{1, 2}) || len(nomad.watcher.Warnings()) != 0 {
+			t.Errorf("it runs again: %v; %q", got, nomad.watcher.Warnings())
 		}
 		again.end()
-		if err := os.Remove(file); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Remove(file))
 		pass(2 * time.Second)
-		if got := nomad.gives(); !slices.Equal(got, []int{0, 1}) || len(nomad.watcher.Warnings()) != 0 {
+		if got := nomad.schedulable(); !slices.Equal(got, []int{0, 1}) || len(nomad.watcher.Warnings()) != 0 {
 			t.Errorf("an operator has removed the file: %v; %q", got, nomad.watcher.Warnings())
 		}
 	})
@@ -149,25 +143,25 @@ func TestMPSDaemonsComeAndGo(t *testing.T) {
 				daemon := startDaemon(t, root, folder)
 				a := start(t, setup{name: "k8s-gpu", stateDir: "", mpsRoot: root, cfg: cfg})
 				pass(time.Second)
-				if n := len(a.gives()); n != 16 || a.says("MPS_DAEMON_DOWN") != 0 {
+				if n := len(a.schedulable()); n != 16 || a.logged("MPS_DAEMON_DOWN") != 0 {
 					t.Errorf("%d units, want 16 from the start:\n%s", n, a.log)
 				}
 				for range 3 {
 					daemon.SetUnlinkOnClose(false) // as if killed
 					_ = daemon.Close()
 					pass(2 * time.Second)
-					if n := len(a.gives()); n != 0 {
+					if n := len(a.schedulable()); n != 0 {
 						t.Errorf("%d units without a daemon", n)
 					}
 					_ = os.Remove(filepath.Join(root, domain, folder, "pipe", "control"))
 					pass(2 * time.Second)
 					daemon = startDaemon(t, root, folder)
 					pass(2 * time.Second)
-					if n := len(a.gives()); n != 16 {
+					if n := len(a.schedulable()); n != 16 {
 						t.Errorf("%d units with a daemon", n)
 					}
 				}
-				if n := a.says(`msg="MPS control daemon answers"`); n != 4 {
+				if n := a.logged(`msg="MPS control daemon answers"`); n != 4 {
 					t.Errorf("%d times", n)
 				}
 			})
@@ -175,8 +169,8 @@ func TestMPSDaemonsComeAndGo(t *testing.T) {
 	}
 }
 
-// Without MPS nobody is asked, and the loop sleeps.
-func TestNoDaemonToAsk(t *testing.T) {
+// Without MPS no daemon is checked, and the loop sleeps.
+func TestNoDaemonToCheck(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := start(t, setup{name: "k8s-gpu", mpsRoot: "/nowhere", cfg: core.DefaultConfig()})
 		pass(time.Hour)
@@ -190,18 +184,16 @@ func TestNoDaemonToAsk(t *testing.T) {
 
 func TestFolderThatCannotBeUsed(t *testing.T) {
 	blocked := filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(blocked, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(blocked, nil, 0o600))
 	for dir, overlap := range map[string]core.OverlapMode{"": core.OverlapRefuse, blocked: core.OverlapWarn, "/proc/nothing": core.OverlapRefuse} {
 		t.Run(fmt.Sprintf("%q", dir), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				a := start(t, setup{name: "k8s-gpu", stateDir: dir, cfg: on(overlap, 0, 1)})
 				pass(time.Minute)
-				if got := a.gives(); !slices.Equal(got, []int{0, 1}) {
-					t.Errorf("it gives %v to work", got)
+				if got := a.schedulable(); !slices.Equal(got, []int{0, 1}) {
+					t.Errorf("it has %v schedulable", got)
 				}
-				if notes := a.watcher.Warnings(); len(notes) != 1 || a.says("level=WARN msg=\"what other agents offer can't be seen") != 1 {
+				if notes := a.watcher.Warnings(); len(notes) != 1 || a.logged("level=WARN msg=\"claims not read, overlaps with other agents are unknown") != 1 {
 					t.Errorf("%q\n%s", notes, a.log)
 				}
 			})
@@ -209,8 +201,8 @@ func TestFolderThatCannotBeUsed(t *testing.T) {
 	}
 }
 
-// An agent that is being replaced is nothing to speak of; two that run side by side are.
-func TestTwinsAreNamed(t *testing.T) {
+// Two processes of an agent are no problem while one replaces the other, but a warning if both keep running.
+func TestDuplicateAgentsAreReported(t *testing.T) {
 	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
 		cfg := on(core.OverlapWarn, 0, 1)
@@ -222,32 +214,30 @@ func TestTwinsAreNamed(t *testing.T) {
 			t.Errorf("too early: %q", notes)
 		}
 		pass(time.Minute)
-		if notes := second.watcher.Warnings(); len(notes) != 1 || second.says("level=ERROR") != 1 || len(first.watcher.Warnings()) != 0 {
+		if notes := second.watcher.Warnings(); len(notes) != 1 || second.logged("level=ERROR") != 1 || len(first.watcher.Warnings()) != 0 {
 			t.Errorf("%q\n%s", notes, second.log)
 		}
 		first.end()
 		pass(2 * time.Second)
-		if notes := second.watcher.Warnings(); len(notes) != 0 || len(second.gives()) != 2 {
+		if notes := second.watcher.Warnings(); len(notes) != 0 || len(second.schedulable()) != 2 {
 			t.Errorf("%q", notes)
 		}
 	})
 }
 
-// Who holds the folder and does not let go keeps an agent from starting a moment only, and from ending not at all.
-func TestFolderThatIsHeld(t *testing.T) {
+// A folder that stays locked delays the start of an agent for a moment, and its end not at all.
+func TestFolderThatStaysLocked(t *testing.T) {
 	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
-		if err := os.Mkdir(filepath.Join(dir, "claims"), 0o700); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Mkdir(filepath.Join(dir, "claims"), 0o700))
 		unlock, err := lockFolder(t.Context(), filepath.Join(dir, "claims"))
 		if err != nil {
 			t.Fatal(err)
 		}
 		a := start(t, setup{name: "nomad-gpu", stateDir: dir, cfg: on(core.OverlapRefuse, 0, 1)})
 		pass(firstAtMost)
-		if got := a.gives(); len(got) != 2 {
-			t.Errorf("it gives %v to work", got)
+		if got := a.schedulable(); len(got) != 2 {
+			t.Errorf("it has %v schedulable", got)
 		}
 		pass(time.Minute)
 		if len(a.watcher.Warnings()) != 1 || len(a.Watchdog().Late(time.Now())) != 0 {
@@ -255,7 +245,7 @@ func TestFolderThatIsHeld(t *testing.T) {
 		}
 		unlock()
 		pass(2 * time.Second)
-		if len(a.watcher.Warnings()) != 0 || a.says("are seen again") != 1 {
+		if len(a.watcher.Warnings()) != 0 || a.logged("overlaps with other agents known again") != 1 {
 			t.Errorf("%q\n%s", a.watcher.Warnings(), a.log)
 		}
 	})

@@ -17,43 +17,43 @@ import (
 // mps.root). The folder of a pool has the daemon's pipe directory and its log (cmd/mps-control-daemon/mps/root.go).
 const DefaultMPSRoot = "/run/nvidia/mps"
 
-// domain is the folder of all pools: a daemon there is named after a resource, "nvidia.com/gpu.shared".
+// domain is the parent folder of all pools: a daemon's folder is named after its resource, "nvidia.com/gpu.shared".
 const domain = "nvidia.com"
 
 // MPSPipe is the pipe directory of a pool's MPS control daemon under root, in the layout of NVIDIA's mps-control-daemon: the
 // value of CUDA_MPS_PIPE_DIRECTORY for its clients.
 func MPSPipe(root, pool string) string { return filepath.Join(root, domain, pool, "pipe") }
 
-// daemons are the MPS control daemons that an agent counts on.
+// daemons are the MPS control daemons that an agent needs.
 type daemons struct {
-	root  string
-	pools []string // those that the policy names
-	more  bool     // and those of pools with a default name, whatever GPUs and profiles there are
+	root     string
+	named    []string // pools with a name in the policy
+	defaults bool     // and pools with a default name, which depends on the GPUs and profiles
 }
 
-// daemonsOf are those of a policy.
+// daemonsOf are the daemons of a policy.
 func daemonsOf(p core.Policy, root string) daemons {
 	d := daemons{root: root}
 	for _, r := range p.Rules {
 		switch {
 		case r.Sharing == nil || r.Sharing.Mode != core.MPS || r.Reserve != "":
 		case r.Pool != "":
-			d.pools = append(d.pools, r.Pool)
+			d.named = append(d.named, r.Pool)
 		default:
-			d.more = true
+			d.defaults = true
 		}
 	}
 	for _, s := range p.Shares {
 		if s.Sharing.Mode == core.MPS {
-			d.pools = append(d.pools, cmp.Or(s.Rename, s.Pool))
+			d.named = append(d.named, cmp.Or(s.Rename, s.Pool))
 		}
 	}
 	return d
 }
 
-// of are the pools whose daemons are asked, sorted: those on offer, and while nobody knows what is on offer, those
-// that the policy may mean. So the answers are there when the first GPU is read.
-func (d daemons) of(inv *core.Inventory) []string {
+// pools are the pools whose daemons are checked, sorted: those of the inventory, and while the driver is not ready, those that
+// the policy may select, so that the result is known when the first GPU is read.
+func (d daemons) pools(inv *core.Inventory) []string {
 	var pools []string
 	for u := range inv.Units() {
 		if n := len(pools); u.Sharing.Mode == core.MPS && (n == 0 || pools[n-1] != u.Pool) {
@@ -61,8 +61,8 @@ func (d daemons) of(inv *core.Inventory) []string {
 		}
 	}
 	if inv.Driver().State != core.DriverReady {
-		pools = append(pools, d.pools...)
-		if d.more {
+		pools = append(pools, d.named...)
+		if d.defaults {
 			folders, _ := os.ReadDir(filepath.Join(d.root, domain)) // a folder that can't be read has no daemons
 			for _, f := range folders {
 				if strings.HasSuffix(f.Name(), core.MPS.Suffix()) {
@@ -75,27 +75,27 @@ func (d daemons) of(inv *core.Inventory) []string {
 	return slices.Compact(pools)
 }
 
-// ask reports why the daemon of a pool does not answer; nil if it does.
-func (d daemons) ask(pool string) error {
-	return ask(filepath.Join(MPSPipe(d.root, pool), "control"))
+// check reports why the daemon of a pool does not answer; nil if it does.
+func (d daemons) check(pool string) error {
+	return checkControl(filepath.Join(MPSPipe(d.root, pool), "control"))
 }
 
-// ask reports why nobody is behind the control file of an MPS control daemon; nil if somebody is. It does not block,
-// and the daemon does not notice.
+// checkControl reports why no process serves the control file of an MPS control daemon; nil if one does. It does not block, and
+// the daemon does not notice.
 //
-// The file is a socket of type SOCK_SEQPACKET, to which a client connects (CUDA does so when it is initialised). A
-// daemon logs every connection, so one a second would fill its log. Here the type is wrong on purpose: the kernel
-// looks the socket up first and compares types then (net/unix/af_unix.c: unix_find_bsd), so EPROTOTYPE says that the
-// process that made it is there, and ECONNREFUSED that it is gone. Of a daemon with a FIFO the same is learned by
-// opening that without waiting: ENXIO says that nobody reads it (fifo(7)).
-func ask(path string) error {
+// The file is a socket of type SOCK_SEQPACKET, to which a client connects (CUDA does so when it is initialised). A daemon logs
+// every connection, so one a second would fill its log. Here the type is wrong on purpose: the kernel looks the socket up
+// first and compares types then (net/unix/af_unix.c: unix_find_bsd), so EPROTOTYPE means that the process that made it runs,
+// and ECONNREFUSED that it has ended. For a FIFO the check is to open it for writing without blocking: ENXIO means that no
+// process reads it (fifo(7)).
+func checkControl(path string) error {
 	file, err := os.Stat(path)
 	if err != nil {
 		return err
 	}
 	switch file.Mode().Type() {
 	case os.ModeSocket:
-		return askSocket(path)
+		return checkSocket(path)
 	case os.ModeNamedPipe:
 		f, err := os.OpenFile(path, os.O_WRONLY|syscall.O_NONBLOCK, 0)
 		if err != nil {
@@ -107,7 +107,7 @@ func ask(path string) error {
 	}
 }
 
-func askSocket(path string) error {
+func checkSocket(path string) error {
 	fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_DGRAM|syscall.SOCK_CLOEXEC|syscall.SOCK_NONBLOCK, 0)
 	if err != nil {
 		return os.NewSyscallError("socket", err)

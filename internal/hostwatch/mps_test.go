@@ -16,7 +16,7 @@ import (
 )
 
 // shortDir is a folder whose path leaves room for the name of a socket (unix(7): 107 bytes).
-func shortDir(t *testing.T) string {
+func shortDir(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "mps")
 	if err != nil {
@@ -26,13 +26,11 @@ func shortDir(t *testing.T) string {
 	return dir
 }
 
-// startDaemon stands in for the MPS control daemon of a pool. Its socket is of the type that the real one has.
-func startDaemon(t *testing.T, root, pool string) *net.UnixListener {
+// startDaemon is a fake MPS control daemon of a pool. Its socket is of the same type as the real one.
+func startDaemon(t testing.TB, root, pool string) *net.UnixListener {
 	t.Helper()
 	dir := filepath.Join(root, domain, pool, "pipe")
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.MkdirAll(dir, 0o755))
 	path := filepath.Join(dir, "control")
 	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
 	if err != nil {
@@ -42,72 +40,60 @@ func startDaemon(t *testing.T, root, pool string) *net.UnixListener {
 	return l
 }
 
-func TestAskSocket(t *testing.T) {
+func TestCheckSocket(t *testing.T) {
 	root := shortDir(t)
 	path := filepath.Join(root, domain, "gpu.mps", "pipe", "control")
-	if err := ask(path); !errors.Is(err, fs.ErrNotExist) {
+	if err := checkControl(path); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("nothing is there: %v", err)
 	}
 	l := startDaemon(t, root, "gpu.mps")
 	for range 3 {
-		if err := ask(path); err != nil {
+		if err := checkControl(path); err != nil {
 			t.Errorf("it is there: %v", err)
 		}
 	}
-	if err := l.SetDeadline(time.Now().Add(10 * time.Millisecond)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, l.SetDeadline(time.Now().Add(10*time.Millisecond)))
 	if c, err := l.Accept(); err == nil {
-		t.Errorf("the daemon has noticed: %v", c.RemoteAddr())
+		t.Errorf("the daemon got a connection: %v", c.RemoteAddr())
 	}
 	l.SetUnlinkOnClose(false)
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
-	if err := ask(path); !errors.Is(err, syscall.ECONNREFUSED) {
+	must(t, l.Close())
+	if err := checkControl(path); !errors.Is(err, syscall.ECONNREFUSED) {
 		t.Errorf("it was killed, and its socket is still there: %v", err)
 	}
-	if err := os.Remove(path); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Remove(path))
 	stream, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := ask(path); err != nil {
+	if err := checkControl(path); err != nil {
 		t.Errorf("a daemon with a stream socket: %v", err)
 	}
-	if err := stream.Close(); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(path, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := ask(path); err == nil {
+	must(t, stream.Close())
+	must(t, os.WriteFile(path, nil, 0o600))
+	if err := checkControl(path); err == nil {
 		t.Error("a file answers")
 	}
 }
 
-func TestAskFIFO(t *testing.T) {
+func TestCheckFIFO(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "control")
-	if err := syscall.Mkfifo(path, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := ask(path); !errors.Is(err, syscall.ENXIO) {
-		t.Errorf("nobody reads: %v", err)
+	must(t, syscall.Mkfifo(path, 0o600))
+	if err := checkControl(path); !errors.Is(err, syscall.ENXIO) {
+		t.Errorf("no reader: %v", err)
 	}
 	reader, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = reader.Close() }()
-	if err := ask(path); err != nil {
-		t.Errorf("somebody reads: %v", err)
+	if err := checkControl(path); err != nil {
+		t.Errorf("a reader: %v", err)
 	}
 }
 
-// Before anybody knows the GPUs those are asked that the policy may mean; then those on offer, and no others.
-func TestPoolsThatAreAsked(t *testing.T) {
+// Before the GPUs are known the pools are those that the policy may select; then those of the inventory, and no others.
+func TestPoolsOfDaemons(t *testing.T) {
 	mps := core.Sharing{Mode: core.MPS, Replicas: 2, OnePerRequest: true}
 	slices3 := core.Sharing{Mode: core.TimeSlicing, Replicas: 3}
 	cfg := core.DefaultConfig()
@@ -125,31 +111,23 @@ func TestPoolsThatAreAsked(t *testing.T) {
 	startDaemon(t, root, "elsewhere")
 	d := daemonsOf(cfg.Policy, root)
 	state := core.NewState(cfg)
-	if got := d.of(state.Inventory); !slices.Equal(got, []string{"gpu.few", "mig-1g.10gb", "mig-2g.20gb.mps", "named"}) {
+	if got := d.pools(state.Inventory); !slices.Equal(got, []string{"gpu.few", "mig-1g.10gb", "mig-2g.20gb.mps", "named"}) {
 		t.Errorf("before: %v", got)
 	}
-	if got := d.of(state.Read(cfg, now, coretest.GPUs(4)).Inventory); !slices.Equal(got, []string{"gpu.mps", "named"}) {
+	if got := d.pools(state.Read(cfg, now, coretest.GPUs(4)).Inventory); !slices.Equal(got, []string{"gpu.mps", "named"}) {
 		t.Errorf("after: %v", got)
 	}
-	if got := daemonsOf(core.Policy{}, root).of(state.Inventory); len(got) != 0 {
-		t.Errorf("nothing is shared, and %v are asked", got)
+	if got := daemonsOf(core.Policy{}, root).pools(state.Inventory); len(got) != 0 {
+		t.Errorf("nothing is shared, but the pools are %v", got)
 	}
 }
 
-func BenchmarkAsk(b *testing.B) {
-	dir, err := os.MkdirTemp("", "mps")
-	if err != nil {
-		b.Fatal(err)
-	}
-	defer func() { _ = os.RemoveAll(dir) }()
-	path := filepath.Join(dir, "control")
-	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
-	if err != nil {
-		b.Fatal(err)
-	}
-	defer func() { _ = l.Close() }()
+func BenchmarkCheck(b *testing.B) {
+	root := shortDir(b)
+	startDaemon(b, root, "gpu.mps")
+	d := daemons{root: root}
 	for b.Loop() {
-		if err := ask(path); err != nil {
+		if err := d.check("gpu.mps"); err != nil {
 			b.Fatal(err)
 		}
 	}

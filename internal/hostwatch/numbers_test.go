@@ -10,12 +10,12 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 )
 
-// numbered is a round of an agent that has a number for a GPU.
-func numbered(t *testing.T, r *register, gpu core.DeviceID, number int) view {
+// numbered updates the claims of an agent that has a number for a GPU.
+func numbered(t *testing.T, r *claimStore, gpu core.DeviceID, number int) view {
 	t.Helper()
 	o := want()
 	o.numbering = core.NewNumbering(0, []core.Number{{ID: gpu, Index: core.DeviceIndex{GPU: number, Instance: -1}}})
-	v, err := r.round(t.Context(), o)
+	v, err := r.update(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -30,45 +30,41 @@ func (v view) number(gpu core.DeviceID) int {
 	return at.GPU
 }
 
-// Both have numbered a GPU before they have looked at what the other one has written.
-func TestFirstNumberThatIsWrittenCounts(t *testing.T) {
-	folder := t.TempDir()
-	a, _ := newRegister(t, folder, "nomad-gpu", true)
-	b, _ := newRegister(t, folder, "k8s-gpu", true)
-	for range 2 {
-		if v := numbered(t, b, "GPU-a", 3); v.number("GPU-a") != 3 {
-			t.Errorf("the first is told %+v", v.numbering)
-		}
-		if v := numbered(t, a, "GPU-a", 4); v.number("GPU-a") != 3 {
-			t.Errorf("the second is told %+v", v.numbering)
-		}
+// Both agents have numbered GPUs before they read the other one's file: the first number in a file counts.
+func TestFirstWrittenNumberCounts(t *testing.T) {
+	for name, tc := range map[string]struct {
+		first, second               core.DeviceID
+		firstNumber, secondNumber   int
+		wantInFirst, wantedBySecond int
+	}{
+		"two numbers for one GPU": {"GPU-a", "GPU-a", 3, 4, 3, 3},
+		"one number for two GPUs": {"GPU-b", "GPU-a", 3, 3, 3, -1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			folder := t.TempDir()
+			a, _ := newStore(t, folder, "nomad-gpu", true)
+			b, _ := newStore(t, folder, "k8s-gpu", true)
+			for range 2 {
+				if v := numbered(t, b, tc.first, tc.firstNumber); v.number(tc.first) != tc.wantInFirst {
+					t.Errorf("the first agent has %+v", v.numbering)
+				}
+				if v := numbered(t, a, tc.second, tc.secondNumber); v.number(tc.second) != tc.wantedBySecond || v.number(tc.first) != tc.wantInFirst {
+					t.Errorf("the second agent has %+v", v.numbering)
+				}
+			}
+		})
 	}
 }
 
-// Both have given the same number to new GPUs before they have looked at what the other one has written.
-func TestNumberIsWrittenForOneDevice(t *testing.T) {
-	folder := t.TempDir()
-	a, _ := newRegister(t, folder, "nomad-gpu", true)
-	b, _ := newRegister(t, folder, "k8s-gpu", true)
-	for range 2 {
-		if v := numbered(t, b, "GPU-b", 3); v.number("GPU-b") != 3 {
-			t.Errorf("the first is told %+v", v.numbering)
-		}
-		if v := numbered(t, a, "GPU-a", 3); v.number("GPU-a") != -1 || v.number("GPU-b") != 3 {
-			t.Errorf("the second is told %+v", v.numbering)
-		}
-	}
-}
-
-// A number that is written down is told to a later process of the agent: its history may be lost.
+// A later process of the agent reads the written numbers: its history may be lost.
 func TestNumbersOutliveTheHistory(t *testing.T) {
 	folder := t.TempDir()
-	a, _ := newRegister(t, folder, "nomad-gpu", true)
+	a, _ := newStore(t, folder, "nomad-gpu", true)
 	numbered(t, a, "GPU-a", 3)
 	a.close()
-	again, _ := newRegister(t, folder, "nomad-gpu", true)
-	if v := see(t, again); v.number("GPU-a") != 3 {
-		t.Errorf("it is told %+v", v.numbering)
+	again, _ := newStore(t, folder, "nomad-gpu", true)
+	if v := update(t, again); v.number("GPU-a") != 3 {
+		t.Errorf("it has %+v", v.numbering)
 	}
 }
 
@@ -79,9 +75,9 @@ func byIndex() core.Config {
 	return cfg
 }
 
-// While another agent may be numbering GPUs none is offered by its index; but not for ever, and not where numbers can't be shared
-// at all.
-func TestNewGPUsWaitForTheRegister(t *testing.T) {
+// While another agent may be numbering GPUs no GPU is offered by its index; but only for a while, and not where numbers can't be
+// shared at all.
+func TestNewGPUsWaitForTheClaims(t *testing.T) {
 	for name, tc := range map[string]struct {
 		folder func(t *testing.T, dir string)
 		early  int // GPUs that are offered after two seconds
@@ -89,9 +85,7 @@ func TestNewGPUsWaitForTheRegister(t *testing.T) {
 		"free": {func(*testing.T, string) {}, 2},
 		"held": {func(t *testing.T, dir string) {
 			folder := filepath.Join(dir, "claims")
-			if err := os.Mkdir(folder, 0o700); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.Mkdir(folder, 0o700))
 			unlock, err := lockFolder(t.Context(), folder)
 			if err != nil {
 				t.Fatal(err)
@@ -99,14 +93,10 @@ func TestNewGPUsWaitForTheRegister(t *testing.T) {
 			t.Cleanup(unlock)
 		}, 0},
 		"no folder": {func(t *testing.T, dir string) {
-			if err := os.WriteFile(filepath.Join(dir, "claims"), nil, 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.WriteFile(filepath.Join(dir, "claims"), nil, 0o600))
 		}, 2},
 		"read only": {func(t *testing.T, dir string) {
-			if err := os.MkdirAll(filepath.Join(dir, "claims", "nomad-gpu.json"), 0o700); err != nil { // can't be replaced by a file
-				t.Fatal(err)
-			}
+			must(t, os.MkdirAll(filepath.Join(dir, "claims", "nomad-gpu.json"), 0o700)) // can't be replaced by a file
 		}, 2},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -115,12 +105,12 @@ func TestNewGPUsWaitForTheRegister(t *testing.T) {
 				tc.folder(t, dir)
 				a := start(t, setup{name: "nomad-gpu", stateDir: dir, cfg: byIndex()})
 				pass(2 * time.Second)
-				if got := a.gives(); len(got) != tc.early {
-					t.Errorf("after two seconds it gives %v to work", got)
+				if got := a.schedulable(); len(got) != tc.early {
+					t.Errorf("after two seconds it has %v schedulable", got)
 				}
 				pass(time.Minute)
-				if got := a.gives(); len(got) != 2 {
-					t.Errorf("after a minute it gives %v to work", got)
+				if got := a.schedulable(); len(got) != 2 {
+					t.Errorf("after a minute it has %v schedulable", got)
 				}
 			})
 		})

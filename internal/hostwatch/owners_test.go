@@ -12,7 +12,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 )
 
-// owners reads the register under its lock and fails if hardware has two owners.
+// owners reads the claims under the lock and fails if hardware has two owners.
 func owners(t *testing.T, folder string) map[string][]core.Placement {
 	unlock, err := lockFolder(t.Context(), folder)
 	if err != nil {
@@ -20,7 +20,7 @@ func owners(t *testing.T, folder string) map[string][]core.Placement {
 		return nil
 	}
 	defer unlock()
-	_, all, err := (&register{folder: folder, boot: "b00t", log: slog.New(slog.DiscardHandler), said: map[string]string{}}).read()
+	_, all, err := (&claimStore{folder: folder, boot: "b00t", log: slog.New(slog.DiscardHandler)}).read()
 	if err != nil {
 		t.Error(err)
 	}
@@ -40,7 +40,7 @@ func owners(t *testing.T, folder string) map[string][]core.Placement {
 	return found
 }
 
-// some are random parts of eight GPUs, of which two are cut up now and then.
+// some are random GPUs and MIG instances of eight GPUs, of which two are sometimes partitioned.
 func some(random *rand.Rand) (at []core.Placement) {
 	for n := range 8 {
 		switch {
@@ -54,18 +54,18 @@ func some(random *rand.Rand) (at []core.Placement) {
 	return at
 }
 
-// A thousand times two agents want something else, at the same time: with refuse nothing ever has two owners, and
-// each knows what it may give to work.
+// Two agents change their claims concurrently, 500 times each: with refuse no hardware ever has two owners, and each agent knows
+// which claims it has.
 func TestNeverTwoOwners(t *testing.T) {
 	folder := t.TempDir()
 	var agents sync.WaitGroup
 	for seed, agent := range []string{"nomad-gpu", "k8s-gpu"} {
-		r, _ := newRegister(t, folder, agent, true)
+		r, _ := newStore(t, folder, agent, true)
 		agents.Go(func() {
 			random := rand.New(rand.NewPCG(uint64(seed), 5))
 			for range 500 {
 				wanted := some(random)
-				v, err := r.round(t.Context(), want(wanted...))
+				v, err := r.update(t.Context(), want(wanted...))
 				if err != nil {
 					t.Error(err)
 					return
@@ -83,18 +83,18 @@ func TestNeverTwoOwners(t *testing.T) {
 	agents.Wait()
 }
 
-// Agents that start in the same moment agree on who was first.
+// Agents that start at the same time agree on which was first.
 func TestSimultaneousStart(t *testing.T) {
 	for n := range 50 {
-		folder := filepath.Join(t.TempDir(), "claims") // not even that is there
+		folder := filepath.Join(t.TempDir(), "claims") // which does not exist yet
 		var agents sync.WaitGroup
 		start := make(chan struct{})
 		views := make([]view, 3)
 		for i := range views {
-			r, _ := newRegister(t, folder, fmt.Sprintf("agent-%d", i), true)
+			r, _ := newStore(t, folder, fmt.Sprintf("agent-%d", i), true)
 			agents.Go(func() {
 				<-start
-				v, err := r.round(t.Context(), want(gpu(n%8)))
+				v, err := r.update(t.Context(), want(gpu(n%8)))
 				if err != nil {
 					t.Error(err)
 				}

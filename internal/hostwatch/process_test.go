@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// childFolder makes this binary an agent that changes its mind all the time, in that folder, until it is killed.
+// childFolder makes this binary an agent that keeps changing its claims in that folder until it is killed.
 const childFolder = "TANDEM_TEST_CLAIMS"
 
 func TestMain(m *testing.M) {
@@ -19,21 +19,21 @@ func TestMain(m *testing.M) {
 	if folder == "" {
 		os.Exit(m.Run())
 	}
-	r := &register{
+	r := &claimStore{
 		folder: folder, agent: "nomad-gpu", boot: "b00t", refuse: true,
-		log: slog.New(slog.DiscardHandler), said: map[string]string{},
+		log: slog.New(slog.DiscardHandler),
 	}
 	random := rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))
 	for {
-		if _, err := r.round(context.Background(), want(some(random)...)); err != nil {
+		if _, err := r.update(context.Background(), want(some(random)...)); err != nil {
 			slog.Error("child", "error", err)
 			os.Exit(1)
 		}
-		<-time.After(time.Millisecond) // or nobody else gets the lock
+		<-time.After(time.Millisecond) // or no other process gets the lock
 	}
 }
 
-// startChild returns when the child has claimed something.
+// startChild returns when the child has written claims.
 func startChild(t *testing.T, folder string) *exec.Cmd {
 	t.Helper()
 	path := filepath.Join(folder, "nomad-gpu.json")
@@ -41,9 +41,7 @@ func startChild(t *testing.T, folder string) *exec.Cmd {
 	child := exec.CommandContext(t.Context(), os.Args[0])
 	child.Env = append(os.Environ(), childFolder+"="+folder)
 	child.Stderr = os.Stderr
-	if err := child.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, child.Start())
 	t.Cleanup(func() { _ = child.Process.Kill(); _ = child.Wait() })
 	for began := time.Now(); ; time.Sleep(time.Millisecond) {
 		if now, err := os.Stat(path); err == nil && (before == nil || !os.SameFile(before, now)) {
@@ -55,40 +53,37 @@ func startChild(t *testing.T, folder string) *exec.Cmd {
 	}
 }
 
-// Killed at any moment, an agent leaves a whole file, no lock, and nothing that stays for ever; what it claimed is
-// still its own.
+// An agent that is killed at any moment leaves a complete file, no lock, and no temporary file that stays; its claims stay.
 func TestKilledAtAnyMoment(t *testing.T) {
 	folder := t.TempDir()
-	ours, log := newRegister(t, folder, "k8s-gpu", true)
+	ours, log := newStore(t, folder, "k8s-gpu", true)
 	random := rand.New(rand.NewPCG(3, 3))
 	for range 8 {
 		child := startChild(t, folder)
 		for range random.IntN(10) {
-			see(t, ours, some(random)...) // and meets ours
+			update(t, ours, some(random)...)
 		}
 		<-time.After(time.Duration(random.IntN(5000)) * time.Microsecond)
-		if err := child.Process.Kill(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, child.Process.Kill())
 		_ = child.Wait() // it was killed
 
 		theirs := inFile(t, folder, "nomad-gpu")
 		owners(t, folder)
-		v := see(t, ours, gpu(0), gpu(1), gpu(2), gpu(3), gpu(4), gpu(5), gpu(6), gpu(7))
+		v := update(t, ours, gpu(0), gpu(1), gpu(2), gpu(3), gpu(4), gpu(5), gpu(6), gpu(7))
 		owners(t, folder)
 		if len(inFile(t, folder, "nomad-gpu")) != len(theirs) {
-			t.Error("a dead agent has changed its mind")
+			t.Error("a dead agent has changed its claims")
 		}
-		if (len(theirs) > 0) != (len(v.gone()) == 1) {
-			t.Errorf("it is dead and claims %d devices: %v", len(theirs), v.gone())
+		if (len(theirs) > 0) != (len(v.stopped()) == 1) {
+			t.Errorf("it is dead and claims %d devices: %v", len(theirs), v.stopped())
 		}
-		see(t, ours) // makes room for the next
+		update(t, ours) // removes the claims
 	}
 	if log.Len() > 0 {
 		t.Errorf("a file could not be read:\n%s", log)
 	}
-	r, _ := newRegister(t, folder, "nomad-gpu", true)
-	see(t, r)
+	r, _ := newStore(t, folder, "nomad-gpu", true)
+	update(t, r)
 	if left, _ := filepath.Glob(filepath.Join(folder, ".nomad-gpu.json*")); len(left) != 0 {
 		t.Errorf("left behind: %v", left)
 	}

@@ -15,7 +15,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 )
 
-// agent is a monitor and a watcher on a machine of eight GPUs, in a synctest bubble.
+// agent is a monitor and a watcher on a node with eight GPUs, in a synctest bubble.
 type agent struct {
 	*monitor.Monitor
 	watcher *Watcher
@@ -62,8 +62,8 @@ func on(overlap core.OverlapMode, gpus ...int) core.Config {
 	return cfg
 }
 
-// gives are the indices of the GPUs that an agent gives to new work.
-func (a *agent) gives() (gpus []int) {
+// schedulable are the indices of the GPUs that take new work.
+func (a *agent) schedulable() (gpus []int) {
 	for u := range a.Current().Units() {
 		if u.Health.Schedulable() {
 			gpus = append(gpus, u.Device.Index)
@@ -72,8 +72,8 @@ func (a *agent) gives() (gpus []int) {
 	return gpus
 }
 
-// says counts the lines of the log that have a text.
-func (a *agent) says(text string) int { return strings.Count(a.log.String(), text) }
+// logged counts the occurrences of a text in the log.
+func (a *agent) logged(text string) int { return strings.Count(a.log.String(), text) }
 
 // pass lets fake time pass.
 func pass(d time.Duration) {
@@ -97,4 +97,12 @@ func (l *text) String() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.b.String()
+}
+
+// must fails the test on an error.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
 }

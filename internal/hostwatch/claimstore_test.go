@@ -1,0 +1,191 @@
+package hostwatch
+
+import (
+	"bytes"
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+)
+
+func newStore(t *testing.T, folder, agent string, refuse bool) (*claimStore, *bytes.Buffer) {
+	t.Helper()
+	var log bytes.Buffer
+	r := &claimStore{
+		folder: folder, agent: agent, boot: "b00t", refuse: refuse, started: now,
+		log: slog.New(slog.NewTextHandler(&log, nil)),
+	}
+	t.Cleanup(r.close)
+	return r, &log
+}
+
+// update updates the claims, which must succeed.
+func update(t *testing.T, r *claimStore, at ...core.Placement) view {
+	t.Helper()
+	v, err := r.update(t.Context(), want(at...))
+	if err != nil {
+		t.Fatalf("%s: %v", r.agent, err)
+	}
+	return v
+}
+
+// stopped are the agents that do not run and claim devices of this one.
+func (v view) stopped() []otherAgent {
+	return slices.DeleteFunc(slices.Clone(v.others), func(o otherAgent) bool { return o.running || o.devices == 0 })
+}
+
+// inFile are the placements in the file of an agent.
+func inFile(t *testing.T, folder, agent string) []core.Placement {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(folder, agent+".json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	e, err := decode(text, agent)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return placements(e.claims)
+}
+
+// Claims stay after a restart and a crash, not after a reboot.
+func TestClaimsOutliveTheAgent(t *testing.T) {
+	folder := t.TempDir()
+	a, _ := newStore(t, folder, "nomad-gpu", true)
+	b, _ := newStore(t, folder, "k8s-gpu", true)
+	update(t, a, gpu(1))
+	if v := update(t, b, gpu(1)); len(v.stopped()) != 0 {
+		t.Errorf("it is running: %v", v.stopped())
+	}
+	a.close()
+	v := update(t, b, gpu(1))
+	if len(v.stopped()) != 1 || v.stopped()[0] != (otherAgent{"nomad-gpu", filepath.Join(folder, "nomad-gpu.json"), false, 1}) || len(inFile(t, folder, "k8s-gpu")) != 0 {
+		t.Errorf("%v", v)
+	}
+
+	again, _ := newStore(t, folder, "nomad-gpu", true)
+	unread := offer{unsure: func(core.Placement) bool { return true }}
+	if _, err := again.update(t.Context(), unread); err != nil {
+		t.Fatal(err)
+	}
+	if v := update(t, b, gpu(1)); len(v.stopped()) != 0 || len(inFile(t, folder, "nomad-gpu")) != 1 || len(inFile(t, folder, "k8s-gpu")) != 0 {
+		t.Errorf("it runs again and has not read the driver yet: %v", v)
+	}
+	again.close()
+
+	b.boot = "another"
+	if v := update(t, b, gpu(1)); len(v.claims)+len(v.stopped()) != 0 || len(inFile(t, folder, "k8s-gpu")) != 1 {
+		t.Errorf("after a reboot: %v", v)
+	}
+	b.boot = "" // unknown is no sign of a reboot
+	if v := update(t, b, gpu(1)); len(v.claims) != 1 {
+		t.Errorf("without a boot id: %v", v)
+	}
+}
+
+// A removed file takes effect: the claims are those on disk, not those in memory.
+func TestRemovedFiles(t *testing.T) {
+	folder := filepath.Join(t.TempDir(), "claims")
+	a, _ := newStore(t, folder, "nomad-gpu", true)
+	b, _ := newStore(t, folder, "k8s-gpu", true)
+	update(t, a, gpu(1))
+	must(t, os.Remove(filepath.Join(folder, "nomad-gpu.json")))
+	update(t, b, gpu(1))
+	if update(t, a, gpu(1)); len(inFile(t, folder, "nomad-gpu")) != 0 || len(inFile(t, folder, "k8s-gpu")) != 1 {
+		t.Error("there are two owners, or none")
+	}
+	must(t, os.RemoveAll(folder))
+	update(t, a, gpu(1))
+	if v := update(t, b, gpu(1)); len(v.stopped()) != 0 || len(inFile(t, folder, "nomad-gpu")) != 1 || len(inFile(t, folder, "k8s-gpu")) != 0 {
+		t.Errorf("with the folder gone: %v", v)
+	}
+}
+
+func TestDuplicateAgent(t *testing.T) {
+	folder := t.TempDir()
+	first, _ := newStore(t, folder, "nomad-gpu", true)
+	second, _ := newStore(t, folder, "nomad-gpu", true)
+	other, _ := newStore(t, folder, "k8s-gpu", true)
+	update(t, first, gpu(1))
+	update(t, other, gpu(2))
+	v, err := second.update(t.Context(), want(gpu(1), gpu(2)))
+	if !errors.Is(err, errDuplicateAgent) || len(v.claims) != 1 || !v.claims[0].Prior {
+		t.Errorf("%v, %v", v, err)
+	}
+	if got := inFile(t, folder, "nomad-gpu"); len(got) != 1 {
+		t.Errorf("the second one wrote %v", got)
+	}
+	first.close()
+	update(t, second, gpu(1), gpu(3))
+	if got := inFile(t, folder, "nomad-gpu"); len(got) != 2 {
+		t.Errorf("it is the only one now: %v", got)
+	}
+}
+
+func TestFilesThatCannotBeUsed(t *testing.T) {
+	folder := t.TempDir()
+	for name, text := range map[string]string{
+		"later.json": `{"version": 9, "agent": "later", "claims": "by other rules"}`, "garbage.json": "\x00\xff",
+		"empty.json": "", "Bad Name.json": "{}", ".k8s-gpu.json123": "cut sh", "notes.txt": "",
+	} {
+		must(t, os.WriteFile(filepath.Join(folder, name), []byte(text), 0o600))
+	}
+	must(t, os.Mkdir(filepath.Join(folder, "folder.json"), 0o700))
+	must(t, os.Symlink("/dev/zero", filepath.Join(folder, "link.json")))
+	r, log := newStore(t, folder, "k8s-gpu", true)
+	for range 3 {
+		if v := update(t, r, gpu(0)); len(v.claims) != 0 {
+			t.Errorf("%v", v.claims)
+		}
+	}
+	if n := strings.Count(log.String(), "level=WARN"); n != 5 {
+		t.Errorf("%d lines, want one for each file that can't be read:\n%s", n, log)
+	}
+	if _, err := os.Stat(filepath.Join(folder, ".k8s-gpu.json123")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a temporary file is still there: %v", err)
+	}
+
+	must(t, os.RemoveAll(filepath.Join(folder, "k8s-gpu.json")))
+	must(t, os.Mkdir(filepath.Join(folder, "k8s-gpu.json"), 0o700)) // can't be replaced by a file
+	other, _ := newStore(t, folder, "nomad-gpu", true)
+	update(t, other, gpu(1))
+	v, err := r.update(t.Context(), want(gpu(0), gpu(1)))
+	if _, part := errors.AsType[writeError](err); !part || len(v.claims) != 1 || !v.claims[0].Prior {
+		t.Errorf("the claims of others: %v, %v", v, err)
+	}
+
+	blocked, _ := newStore(t, filepath.Join(folder, "notes.txt", "claims"), "k8s-gpu", true)
+	if _, err := blocked.update(t.Context(), want(gpu(0))); err == nil {
+		t.Error("a folder that can't be created was created")
+	}
+}
+
+// One update of the claims of two agents, each with 16 GPUs of 7 instances.
+func BenchmarkRound(b *testing.B) {
+	folder := b.TempDir()
+	var all []core.Placement
+	for n := range 16 {
+		for gi := range 7 {
+			all = append(all, instance(n, uint32(gi)))
+		}
+	}
+	var agents []*claimStore
+	for _, agent := range []string{"nomad-gpu", "k8s-gpu"} {
+		r := &claimStore{folder: folder, agent: agent, boot: "b00t", log: slog.New(slog.DiscardHandler)}
+		defer r.close()
+		agents = append(agents, r)
+		if _, err := r.update(b.Context(), want(all...)); err != nil {
+			b.Fatal(err)
+		}
+	}
+	for b.Loop() {
+		if _, err := agents[1].update(b.Context(), want(all...)); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

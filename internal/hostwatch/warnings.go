@@ -1,0 +1,76 @@
+package hostwatch
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+var errNoFolder = errors.New("state_dir is empty")
+
+// setProblem records why overlaps are not seen, or why other agents do not see the claims of this one, and logs it when it
+// changes.
+func (w *Watcher) setProblem(err error) {
+	message, detail := "", ""
+	switch _, notWritten := errors.AsType[writeError](err); {
+	case err == nil:
+	case errors.Is(err, errDuplicateAgent):
+		message, detail = "another process of this agent uses the same state_dir", "give each its own, or stop one"
+	case notWritten:
+		message, detail = "claims not written, other agents can't see what this agent offers", oneLine(err)
+	default:
+		message, detail = "claims not read, overlaps with other agents are unknown", oneLine(err)
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	text := strings.TrimSuffix(message+": "+detail, ": ")
+	if text == w.problem {
+		return
+	}
+	w.problem = text
+	switch {
+	case text == "":
+		w.log.Info("overlaps with other agents known again")
+	case errors.Is(err, errNoFolder) && !w.refuse: // configured so
+		w.log.Info(message, "reason", detail)
+	case errors.Is(err, errDuplicateAgent):
+		w.log.Error(message, "agent", w.claims.agent, "remedy", detail)
+	default:
+		w.log.Warn(message, "error", detail)
+	}
+}
+
+// setStopped records the agents that claim devices offered here and do not run, and logs each once.
+func (w *Watcher) setStopped(stopped []otherAgent) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, a := range stopped {
+		if !slices.ContainsFunc(w.stopped, func(b otherAgent) bool { return b.agent == a.agent }) {
+			w.log.Warn("agent not running, its claims stay", "agent", a.agent, "devices", a.devices, "file", a.file,
+				"remedy", "delete the file if the agent was removed")
+		}
+	}
+	w.stopped = stopped
+}
+
+func (a otherAgent) String() string {
+	return fmt.Sprintf("agent %s is not running and claims %d of the devices offered here, as its workloads may still run: if it was removed, delete %s",
+		a.agent, a.devices, a.file)
+}
+
+// Warnings are the problems of the host that an operator has to know, one a line.
+func (w *Watcher) Warnings() []string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	var warnings []string
+	if w.problem != "" {
+		warnings = append(warnings, w.problem)
+	}
+	for _, a := range w.stopped {
+		warnings = append(warnings, a.String())
+	}
+	return warnings
+}
+
+func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
