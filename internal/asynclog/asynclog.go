@@ -1,5 +1,5 @@
-// Package asynclog is for a log that keeps nobody waiting. A log is a pipe to a program that may have stopped
-// reading: once it is full a write blocks for ever, and with it who watches the GPUs, answers or ends the process.
+// Package asynclog writes a log without blocking. A log is a pipe to a program that may have stopped reading: once it is full, a
+// write blocks forever, and with it the goroutine that watches the GPUs, answers or ends the process.
 package asynclog
 
 import (
@@ -10,36 +10,35 @@ import (
 )
 
 const (
-	room        = 1024                   // lines; one is a few hundred bytes
-	flushAtMost = 200 * time.Millisecond // if nobody reads
-	flushAgain  = 2 * time.Millisecond   // between looks for room
+	capacity    = 1024                   // lines; one is a few hundred bytes
+	flushAtMost = 200 * time.Millisecond // if the pipe is not read
+	flushPause  = 2 * time.Millisecond   // between tries to enqueue the marker of Flush
 )
 
-// Writer takes lines for a writer that may block, and never blocks itself. Lines that find no room are dropped and
+// Writer queues lines for a writer that may block, and never blocks itself. Lines that find the queue full are dropped and
 // counted. Make one with New; it is safe for concurrent use.
 type Writer struct {
 	lines chan queued
 
-	mu   sync.Mutex // held for moments only: never while out is written to
-	lost int64      // lines dropped since the last one that found room
+	mu   sync.Mutex // never held during a write to out
+	lost int64      // lines dropped since the last one that was queued
 }
 
-// queued is a line, or a question whether all before it are written.
+// queued is a line, or a marker of Flush.
 type queued struct {
 	missing int64 // lines dropped right before this one
 	text    []byte
-	written chan<- struct{}
+	written chan<- struct{} // marker: closed when all lines before it are written
 }
 
-// New returns a writer to out for as long as the process lives. Where lines are missing, it writes what missing says
-// about their number.
+// New returns a writer to out, which is used until the process ends. Where lines were dropped, it writes missing of their number.
 func New(out io.Writer, missing func(lines int64) []byte) *Writer {
-	w := &Writer{lines: make(chan queued, room)}
+	w := &Writer{lines: make(chan queued, capacity)}
 	go w.drain(out, missing)
 	return w
 }
 
-// Write takes one line, or some. It never fails.
+// Write queues one line, or some. It never fails.
 func (w *Writer) Write(line []byte) (int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -49,8 +48,8 @@ func (w *Writer) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-// enqueue reports whether there was room. Call it with the lock held: the number of dropped lines must go into the
-// queue where they are missing.
+// enqueue reports whether the queue had room. Call it with the lock held: the number of dropped lines must be queued where they
+// are missing.
 func (w *Writer) enqueue(q queued) bool {
 	q.missing = w.lost
 	select {
@@ -62,34 +61,34 @@ func (w *Writer) enqueue(q queued) bool {
 	}
 }
 
-// Flush waits until what was written before has reached out, but not for ever.
+// Flush waits until the lines queued before are written to out, for at most 200 ms.
 func (w *Writer) Flush() {
-	enough := time.NewTimer(flushAtMost)
-	defer enough.Stop()
-	again := time.NewTicker(flushAgain)
-	defer again.Stop()
+	timeout := time.NewTimer(flushAtMost)
+	defer timeout.Stop()
+	retry := time.NewTicker(flushPause)
+	defer retry.Stop()
 	written := make(chan struct{})
-	for !w.ask(written) {
+	for !w.mark(written) {
 		select {
-		case <-again.C:
-		case <-enough.C:
+		case <-retry.C:
+		case <-timeout.C:
 			return
 		}
 	}
 	select {
 	case <-written:
-	case <-enough.C:
+	case <-timeout.C:
 	}
 }
 
-// ask has written closed when all before it is written, if there is room for the question.
-func (w *Writer) ask(written chan<- struct{}) bool {
+// mark queues a marker and reports whether the queue had room for it.
+func (w *Writer) mark(written chan<- struct{}) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.enqueue(queued{written: written})
 }
 
-// drain writes line after line. An error of out has no reader: out was the log.
+// drain writes the queued lines. An error of out is ignored, as out is the log.
 func (w *Writer) drain(out io.Writer, missing func(int64) []byte) {
 	write := func(q queued) {
 		if q.missing > 0 {
@@ -107,13 +106,13 @@ func (w *Writer) drain(out io.Writer, missing func(int64) []byte) {
 		case q := <-w.lines:
 			write(q)
 		default:
-			write(queued{missing: w.lostAtEnd()}) // the next line may be long in coming
+			write(queued{missing: w.lostAtEnd()}) // the next line may follow much later
 			write(<-w.lines)
 		}
 	}
 }
 
-// lostAtEnd takes the number of lines that were dropped after the last one in the queue, if all in it are written.
+// lostAtEnd returns and resets the number of lines that were dropped after the last queued one, if the queue is empty.
 func (w *Writer) lostAtEnd() (lines int64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -13,8 +13,8 @@ import (
 
 func missing(n int64) []byte { return fmt.Appendf(nil, "missing %d\n", n) }
 
-// Lines come in order and whole; where some found no room, their number comes in their place. How many do depends on
-// when the goroutine that writes begins: there may be several gaps.
+// Lines are complete and in order; where some were dropped, their number is written instead. How many are depends on when the
+// writing goroutine begins: there may be several gaps.
 func TestLinesComeOrAreCounted(t *testing.T) {
 	out, in := io.Pipe()
 	defer func() { _ = in.Close() }()
@@ -25,7 +25,7 @@ func TestLinesComeOrAreCounted(t *testing.T) {
 			t.Fatal(n, err)
 		}
 	}
-	w.Flush() // comes back, although nobody reads
+	w.Flush() // returns, although the pipe is not read
 	lines := bufio.NewScanner(out)
 	came, lost := 0, 0
 	for came+lost < all && lines.Scan() {
@@ -42,12 +42,12 @@ func TestLinesComeOrAreCounted(t *testing.T) {
 		t.Errorf("%d lines came and %d are missing, of %d", came, lost, all)
 	}
 	_ = out.Close()
-	_, _ = io.WriteString(w, "nobody hears it\n")
+	_, _ = io.WriteString(w, "after the end\n")
 	w.Flush()
 }
 
-// The queue is full, lines are lost, and room is made by a reader: their number comes behind the last line before the
-// gap, not as soon as anything can be written.
+// The queue is full, lines are dropped, and a reader makes room: their number follows the last line before the gap, not the line
+// that is written first.
 func TestNumberOfLostLinesComesInTheirPlace(t *testing.T) {
 	out, in := io.Pipe()
 	defer func() { _ = out.Close() }()
@@ -75,7 +75,7 @@ func TestNumberOfLostLinesComesInTheirPlace(t *testing.T) {
 		var n int
 		if _, err := fmt.Sscanf(lines.Text(), "missing %d", &n); err == nil {
 			if n != room+19-last || last < room-1 {
-				t.Errorf("%d lines are said to be missing after line %d, of %d", n, last, room+20)
+				t.Errorf("%d lines are reported missing after line %d, of %d", n, last, room+20)
 			}
 			break
 		}

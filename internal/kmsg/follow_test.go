@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -21,7 +20,7 @@ import (
 
 const held = 2 * time.Second // how long a line waits
 
-// following is a Follow inside a synctest bubble: time passes only when everybody waits.
+// following is a Follow inside a synctest bubble: time passes only when all goroutines wait.
 type following struct {
 	t    *testing.T
 	stop func() error
@@ -44,8 +43,8 @@ func follow(t *testing.T, path string, next uint64) *following {
 	return f
 }
 
-// heard compares what was emitted, as "XID@sequence", after a time.
-func (f *following) heard(after time.Duration, want ...string) {
+// emitted compares the emitted lines, as "XID@sequence", after a time.
+func (f *following) emitted(after time.Duration, want ...string) {
 	f.t.Helper()
 	time.Sleep(after) // inside the bubble: fake time
 	synctest.Wait()
@@ -81,12 +80,12 @@ func file(t *testing.T, content string) (path string, grow func(string)) {
 	return path, grow
 }
 
-func TestHistory(t *testing.T) {
+func TestPresentLines(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := follow(t, "testdata/xids.kmsg", 0)
-		f.heard(held - time.Millisecond) // the event of NVML goes first
-		f.heard(time.Millisecond, "79@2002", "154@2004", "149@2010", "119@2012")
-		f.heard(time.Hour, "79@2002", "154@2004", "149@2010", "119@2012")
+		f.emitted(held - time.Millisecond) // the event of NVML must be first
+		f.emitted(time.Millisecond, "79@2002", "154@2004", "149@2010", "119@2012")
+		f.emitted(time.Hour, "79@2002", "154@2004", "149@2010", "119@2012")
 		if err := f.stop(); !errors.Is(err, context.Canceled) {
 			t.Errorf("ended with %v", err)
 		}
@@ -97,10 +96,10 @@ func TestHistory(t *testing.T) {
 	})
 }
 
-func TestAfter(t *testing.T) {
+func TestLinesFromANumberOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := follow(t, "testdata/xids.kmsg", 2005)
-		f.heard(held, "149@2010", "119@2012")
+		f.emitted(held, "149@2010", "119@2012")
 		_ = f.stop()
 	})
 }
@@ -109,13 +108,13 @@ func TestGrowth(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		path, grow := file(t, xidRecord(0, 1, 79))
 		f := follow(t, path, 0)
-		f.heard(held, "79@0")
+		f.emitted(held, "79@0")
 		grow("4,5,1000,-;NVRM: Xid (PCI:0000:02")
-		f.heard(time.Minute, "79@0") // a record whose end is not written yet
+		f.emitted(time.Minute, "79@0") // a record whose end is not written yet
 		grow(":00): 48, text\n" + xidRecord(5, 2, 95) + xidRecord(4, 3, 95))
-		f.heard(held+200*time.Millisecond, "79@0", "48@5") // 5 was seen, 4 is older
+		f.emitted(held+200*time.Millisecond, "79@0", "48@5") // 5 was seen, 4 is older
 		grow("4,6,1000,-;" + strings.Repeat("x", 100<<10) + ";NVRM: Xid (PCI:0000:02:00): 48, text\n" + xidRecord(7, 1, 79))
-		f.heard(held+200*time.Millisecond, "79@0", "48@5", "79@7") // no record is that long
+		f.emitted(held+200*time.Millisecond, "79@0", "48@5", "79@7") // no record is that long
 		_ = f.stop()
 	})
 }
@@ -124,32 +123,12 @@ func TestEndWhileHeld(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		path, _ := file(t, xidRecord(1, 1, 79))
 		f := follow(t, path, 0)
-		f.heard(held / 2)
+		f.emitted(held / 2)
 		if err := f.stop(); !errors.Is(err, context.Canceled) {
 			t.Errorf("ended with %v", err)
 		}
-		f.heard(time.Minute) // nobody listens any more; the line is found again by its number
+		f.emitted(time.Minute) // not emitted after the end; a later Follow finds it by its number
 	})
-}
-
-func TestUnavailable(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "kmsg")
-	err := kmsg.Follow(t.Context(), path, 0, func(l kmsg.Line) { t.Errorf("emitted %v", l) })
-	if !errors.Is(err, kmsg.ErrUnavailable) || !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("%v, want ErrUnavailable with its reason", err)
-	}
-	want := "kernel log is not readable: open " + path + ": no such file or directory: give the agent the host's device /dev/kmsg (a container must be allowed to open it, or be privileged) and, where sysctl kernel.dmesg_restrict is 1, the capability CAP_SYSLOG"
-	if err.Error() != want {
-		t.Errorf("says %q, want %q", err, want)
-	}
-}
-
-func TestReadFails(t *testing.T) {
-	path := t.TempDir()
-	err := kmsg.Follow(t.Context(), path, 0, func(l kmsg.Line) { t.Errorf("emitted %v", l) })
-	if !errors.Is(err, syscall.EISDIR) || errors.Is(err, kmsg.ErrUnavailable) {
-		t.Errorf("%v, want the read's error", err)
-	}
 }
 
 // A read that waits in the kernel ends with the context: of a pipe everywhere, of the log where it can be read.

@@ -13,7 +13,7 @@ import (
 
 var errEnd = errors.New("the end")
 
-// FuzzRead: however a log is cut up, its lines come in its order and each once, until it fails.
+// FuzzRead checks that the lines of a log are emitted in order and once each, whatever the sizes of its reads.
 func FuzzRead(f *testing.F) {
 	f.Add([]byte("4,7,1,-;NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus.\n4,7,1,-;NVRM: Xid (PCI:0000:01:00): 79\n4,9,1,-;NVRM: Xid (PCI:0000:01:00): 94\n"), uint64(0))
 	f.Add([]byte(strings.Repeat("x", recordSize+1)+"\n4,18446744073709551615,1,-;NVRM: Xid (PCI:0000:01:00): 79\n"), uint64(1)<<63)
@@ -52,8 +52,8 @@ func follow(t *testing.T, log io.Reader, next uint64) []Line {
 	return all
 }
 
-// readAll reads a log that is complete: what comes after where it ends is never read twice, and where a line says to go
-// on, the line after it is.
+// readAll reads a complete log: a later read from its end returns no line again, and the Next of a line is the number of the line
+// after it.
 func readAll(t *testing.T, text []byte, from uint64) {
 	path := filepath.Join(t.TempDir(), "kmsg")
 	if err := os.WriteFile(path, text, 0o600); err != nil {

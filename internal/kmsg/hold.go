@@ -7,17 +7,17 @@ import (
 )
 
 const (
-	// holdFor is how long a line waits. An XID that NVML reports too comes twice, and NVML's event must
-	// be the first: it says which MIG instance is concerned, the log blames the whole GPU.
+	// holdFor is how long a line waits. An XID that NVML also reports arrives twice, and NVML's event must be first: it
+	// names the MIG instance, the log only the GPU.
 	holdFor = 2 * time.Second
 
-	// maxHeld bounds how many lines wait: more than a node of 16 GPUs has to say in holdFor.
+	// maxHeld is the maximum number of lines that wait: more than a node of 16 GPUs logs in holdFor.
 	maxHeld = 256
 )
 
-// hold emits each line holdFor after it came, but not one whose XID is waiting for the same GPU already:
-// a fault that repeats itself ten thousand times a second is one line each holdFor. It returns when ctx
-// ends, or when lines is closed and everything is emitted.
+// hold emits each line holdFor after it arrived, but drops a line if one with the same XID and GPU is waiting: a fault that
+// is logged ten thousand times a second is one line each holdFor. It returns when ctx ends, or when lines is closed and all
+// were emitted.
 func hold(ctx context.Context, lines <-chan Line, emit func(Line)) {
 	q := queue{emit: emit}
 	timer := time.NewTimer(holdFor) // for the first of the queue
@@ -41,11 +41,11 @@ func hold(ctx context.Context, lines <-chan Line, emit func(Line)) {
 	}
 }
 
-// queue holds at most maxHeld lines, first come, first due.
+// queue holds at most maxHeld lines in the order of their arrival.
 type queue struct {
 	emit    func(Line)
 	waiting []held
-	next    uint64 // the sequence number after the latest line, whether that waits or is one with a line that does
+	next    uint64 // the sequence number after the latest line, whether that waits or was dropped
 }
 
 type held struct {
@@ -59,14 +59,14 @@ func (q *queue) add(line Line) {
 		q.next = line.Seq + 1
 		return
 	}
-	if len(q.waiting) == maxHeld {
-		q.release(1) // rather early than never
+	if len(q.waiting) == maxHeld { // the oldest is emitted early
+		q.release(1)
 	}
 	q.next = line.Seq + 1
 	q.waiting = append(q.waiting, held{line, time.Now().Add(holdFor)})
 }
 
-// due counts the lines that have waited long enough.
+// due counts the lines that have waited for holdFor.
 func (q *queue) due(now time.Time) int {
 	n := slices.IndexFunc(q.waiting, func(h held) bool { return h.due.After(now) })
 	if n < 0 {
@@ -75,7 +75,7 @@ func (q *queue) due(now time.Time) int {
 	return n
 }
 
-// release emits the first n lines, each with where to go on after it: at the line that waits next, if one does.
+// release emits the first n lines, each with the number to continue at: that of the next line that waits, if there is one.
 func (q *queue) release(n int) {
 	for i, h := range q.waiting[:n] {
 		h.line.Next = q.next

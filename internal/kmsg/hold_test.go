@@ -58,7 +58,7 @@ func TestOverflow(t *testing.T) {
 	})
 }
 
-// What the device answers: overwritten records, nothing at the moment, an error.
+// The answers of the device: overwritten records, no record at present, an error.
 func TestRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		broken := errors.New("broken")
@@ -73,7 +73,7 @@ func TestRead(t *testing.T) {
 		}
 		log := readerFunc(func(p []byte) (int, error) {
 			if len(p) < recordSize {
-				return 0, syscall.EINVAL // what the device says to a buffer that is too small
+				return 0, syscall.EINVAL // as the device for a buffer that is too small
 			}
 			answer := answers[0]
 			answers = answers[1:]
@@ -114,8 +114,8 @@ func TestHeldAreEmittedAtTheEnd(t *testing.T) {
 	})
 }
 
-// Who goes on at the Next of the latest line gets each line that was not emitted, and none twice that stands for it.
-func TestWhereToGoOn(t *testing.T) {
+// A reader that continues at the Next of the latest line gets each line that was not emitted, and no dropped repetition of it.
+func TestNext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		lines := make(chan Line)
 		var mu sync.Mutex

@@ -1,5 +1,5 @@
-// Package kmsg reads the XIDs that NVIDIA's driver writes to the kernel log. NVML does not report all of
-// them: 79, 119, 120 and 62 are known to be missing among its events.
+// Package kmsg reads the XIDs that NVIDIA's driver writes to the kernel log. NVML does not report all of them: 79, 119, 120 and
+// 62 are known to be missing among its events.
 package kmsg
 
 import (
@@ -15,18 +15,18 @@ import (
 type Line struct {
 	PCI  core.PCIAddress // function 0 of the GPU; the log does not name the function
 	XID  uint64          // fits 32 bits
-	Text string          // the driver's words after the number: one line of printable ASCII, may be empty
+	Text string          // the driver's text after the number: one line of printable ASCII, may be empty
 	Seq  uint64          // the record's sequence number; counts from 0 at boot
-	Next uint64          // who has this line goes on at that number: all lines before it were given to them; 0 = not said
+	Next uint64          // the sequence number to continue at: all lines before it were emitted; 0 = unknown
 }
 
-// Observation is the line as what happened to a GPU. It leaves out the process that the driver names: what
-// users run has no place in what an orchestrator stores.
+// Observation is the line as an observation of a GPU, without the process that the driver names: orchestrators must not store
+// the names of users' processes.
 func (l Line) Observation() core.Observation {
 	return core.Observation{PCI: l.PCI, Kind: core.XID, Code: l.XID, Detail: withoutProcess(l.Text), FromKernelLog: true, NextSequence: l.Next}
 }
 
-// withoutProcess takes "pid=30393, name=Media, " or "pid=2763, " out of a text.
+// withoutProcess removes "pid=30393, name=Media, " or "pid=2763, " from a text.
 func withoutProcess(text string) string {
 	before, rest, ok := strings.Cut(text, "pid=")
 	if !ok || before != "" && !strings.HasSuffix(before, ", ") {
@@ -39,32 +39,31 @@ func withoutProcess(text string) string {
 	return strings.TrimSuffix(before+rest, ", ")
 }
 
-// Parse reads one record of /dev/kmsg ("priority,sequence,timestamp,flags;message", then lines that
-// describe the device; kernel: Documentation/ABI/testing/dev-kmsg). It reports false if the record is not
-// an XID of the driver's, or not in that form.
+// Parse parses one record of /dev/kmsg ("priority,sequence,timestamp,flags;message", then lines that describe the device;
+// kernel: Documentation/ABI/testing/dev-kmsg). It reports false if the record is not an XID of the driver, or not in that form.
 //
-// The driver writes "NVRM: Xid (PCI:domain:bus:device): number, text" (kernel_rc.c, krcReportXid; old
-// releases without "PCI:"). Where it blames a MIG instance, "GPU-I:05" or "GPU-I:05 GPU-CI:00" stands
-// in the brackets too. That goes in front of Text and is no attribution: the numbers are decimal, but no
-// public source says that they are the IDs that NVML gives the instances.
+// The driver writes "NVRM: Xid (PCI:domain:bus:device): number, text" (kernel_rc.c, krcReportXid; old releases without "PCI:").
+// For an XID of a MIG instance the parentheses also contain "GPU-I:05" or "GPU-I:05 GPU-CI:00". Parse puts that in front of
+// Text and does not attribute the XID to an instance: the numbers are decimal, but no public source states that they are the
+// instance IDs of NVML.
 func Parse(record string) (Line, bool) {
 	head, message, ok := parseRecord(record)
 	if !ok || head.priority > 7 || !printable(message) {
-		return Line{}, false // not of the kernel's facility, 0, which no process can claim for what it logs
+		return Line{}, false // not of the kernel's facility 0, which no process can use for its own messages
 	}
 	line, ok := parseMessage(message)
 	line.Seq = head.seq
 	return line, ok
 }
 
-// header is what stands before the message of a record.
+// header is the part of a record before the message.
 type header struct {
 	priority uint64
 	seq      uint64
-	at       time.Duration // since boot, by the clock of the log, which no time server corrects; 0 = not said
+	at       time.Duration // since boot, by the clock of the log, which no time server corrects; 0 = unknown
 }
 
-// parseRecord takes a record apart. It reports false for what is none, such as a line that describes the device.
+// parseRecord splits a record. It reports false for any other line, such as one that describes the device.
 func parseRecord(record string) (h header, message string, ok bool) {
 	record, _, _ = strings.Cut(record, "\n")
 	head, message, _ := strings.Cut(record, ";")
@@ -77,7 +76,7 @@ func parseRecord(record string) (h header, message string, ok bool) {
 		return h, "", false
 	}
 	if h.seq, err = strconv.ParseUint(fields[1], 10, 64); err != nil || h.seq == math.MaxUint64 {
-		return h, "", false // no log gets there, and there would be no next number
+		return h, "", false // no log reaches this, and it has no successor
 	}
 	if micros, err := strconv.ParseInt(fields[2], 10, 64); err == nil && micros > 0 && micros <= math.MaxInt64/1000 {
 		h.at = time.Duration(micros) * time.Microsecond
@@ -86,7 +85,7 @@ func parseRecord(record string) (h header, message string, ok bool) {
 }
 
 func parseMessage(message string) (Line, bool) {
-	message, _, _ = strings.Cut(message, `\x0a`) // a newline, as the log writes it
+	message, _, _ = strings.Cut(message, `\x0a`) // an escaped newline
 	rest, ok := strings.CutPrefix(message, "NVRM: Xid (")
 	if !ok {
 		return Line{}, false
@@ -115,8 +114,7 @@ func parseMessage(message string) (Line, bool) {
 	return Line{PCI: pci, XID: xid, Text: text}, true
 }
 
-// printable reports whether s is what the kernel lets stand in a message: it writes every other byte as
-// \xNN.
+// printable reports whether s has only bytes that the kernel writes as they are: it escapes every other byte as \xNN.
 func printable(s string) bool {
 	return strings.IndexFunc(s, func(r rune) bool { return r < ' ' || r > '~' }) < 0
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/kmsg"
 )
 
-// The messages are lines that drivers wrote, as users and NVIDIA's source and documents show them.
+// The messages are from reports of users and from NVIDIA's source and documents.
 func TestParse(t *testing.T) {
 	for name, c := range map[string]struct {
 		record string
@@ -104,7 +104,7 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// What is reported names the fault and not who ran.
+// An observation has the fault, but not the process.
 func TestObservation(t *testing.T) {
 	for text, want := range map[string]string{
 		"":                                   "",

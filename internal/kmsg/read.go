@@ -12,29 +12,27 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 )
 
-// maxRead bounds the lines that Read returns: the latest ones.
+// maxRead is the maximum number of lines that Read returns: the latest ones.
 const maxRead = 4096
 
-// Contents are what the log has at one moment.
+// Contents is the content of the log at one moment.
 type Contents struct {
-	Lines []Line // the XIDs that were asked for, in the order of the log
+	Lines []Line // the requested XIDs in the order of the log
 	Next  uint64 // the sequence number of the next record; 0 = there is none yet
-	Older bool   // the log ends before the record that was asked for: it is another log than the number is of
+	Older bool   // the log ends before the requested record, so the number is of another log
 }
 
-// Read returns what the log has now, from the record with the sequence number first on, without waiting for more. Of
-// the same XID of a GPU within holdFor one line is enough, as for Follow. What the kernel has overwritten is not there
-// any more.
+// Read returns the present XIDs from the record with the sequence number first on, without waiting for more. Lines with the same
+// XID and GPU within holdFor are one, as for Follow. Records that the kernel has overwritten are missing.
 //
-// A log that ends before that record is of another boot than the number, which nobody noticed, or another file: all of
-// it is returned then.
+// If the log ends before that record, the number is of another boot or another file: Read returns all XIDs then.
 func Read(ctx context.Context, path string, first uint64) (Contents, error) {
-	log, err := openNow(path)
+	log, err := openSnapshot(path)
 	if err != nil {
 		return Contents{}, unavailable(err)
 	}
 	defer func() { _ = syscall.Close(int(log)) }()
-	// What comes before first is kept until it is known that the log is the same.
+	// Lines before first are collected until it is known that the log reaches first.
 	var before, after burst
 	var c Contents
 	for records := newRecords(log); ; {
@@ -72,7 +70,7 @@ func Read(ctx context.Context, path string, first uint64) (Contents, error) {
 	}
 }
 
-// burst collects lines, of the same XID of a GPU one each holdFor of the log's own time.
+// burst collects lines, for the same XID and GPU one each holdFor by the timestamps of the log.
 type burst struct {
 	lines []Line
 	last  map[fault]time.Duration
@@ -98,24 +96,24 @@ func (b *burst) add(line Line, at time.Duration) {
 	b.lines = append(b.lines, line)
 }
 
-// now reads from a descriptor and takes "nothing at the moment" for the end. An os.File would wait for more.
-type now int
+// snapshot reads from a descriptor and returns io.EOF where no more is available at present. An os.File would wait for more.
+type snapshot int
 
-func openNow(path string) (now, error) {
+func openSnapshot(path string) (snapshot, error) {
 	fd, err := syscall.Open(path, syscall.O_RDONLY|syscall.O_NONBLOCK|syscall.O_CLOEXEC, 0)
 	if err != nil {
 		return 0, &os.PathError{Op: "open", Path: path, Err: err}
 	}
-	return now(fd), nil
+	return snapshot(fd), nil
 }
 
-// Read is io.Reader's.
-func (fd now) Read(p []byte) (int, error) {
+// Read implements io.Reader.
+func (fd snapshot) Read(p []byte) (int, error) {
 	for {
 		n, err := syscall.Read(int(fd), p)
 		switch {
 		case errors.Is(err, syscall.EPIPE), errors.Is(err, syscall.EINTR):
-			// EPIPE: records were overwritten before they could be read. The next read gives the oldest there is.
+			// EPIPE: records were overwritten before they could be read. The next read returns the oldest present one.
 		case errors.Is(err, syscall.EAGAIN), err == nil && n == 0:
 			return 0, io.EOF
 		case err != nil:

@@ -18,7 +18,7 @@ func at(seq uint64, seconds, gpu, xid int) string {
 	return fmt.Sprintf("4,%d,%d000000,-;NVRM: Xid (PCI:0000:%02x:00): %d, text\n", seq, seconds, gpu, xid)
 }
 
-func TestReadWhatIsThere(t *testing.T) {
+func TestReadTable(t *testing.T) {
 	log := "6,7,1000000,-;a record that is no XID\n" + at(8, 10, 1, 79) + at(9, 20, 2, 119) + " SUBSYSTEM=pci\n" + at(12, 30, 1, 48) +
 		"14,20,31000000,-;text of a process\n"
 	for _, c := range []struct {
@@ -32,14 +32,14 @@ func TestReadWhatIsThere(t *testing.T) {
 		{"all of it", log, 0, "[79@8>9 119@9>12 48@12>21]", 21, false},
 		{"from a record on", log, 9, "[119@9>12 48@12>21]", 21, false},
 		{"between two", log, 10, "[48@12>21]", 21, false},
-		{"the kernel has overwritten what was asked for", log, 3, "[79@8>9 119@9>12 48@12>21]", 21, false},
+		{"the kernel has overwritten the requested record", log, 3, "[79@8>9 119@9>12 48@12>21]", 21, false},
 		{"nothing since", log, 21, "[]", 21, false},
 		{"another log: the number is of another boot", log, 22, "[79@8>9 119@9>12 48@12>21]", 21, true},
 		{"an empty log", "", 0, "[]", 0, false},
 		{"an empty log in the place of another", "", 5, "[]", 0, true},
-		{"a fault that repeats itself", at(1, 10, 1, 31) + at(2, 10, 1, 31) + at(3, 11, 2, 31) + at(4, 11, 1, 31) + at(5, 12, 1, 31), 0,
+		{"a repeated fault", at(1, 10, 1, 31) + at(2, 10, 1, 31) + at(3, 11, 2, 31) + at(4, 11, 1, 31) + at(5, 12, 1, 31), 0,
 			"[31@1>3 31@3>5 31@5>6]", 6, false},
-		{"a fault that repeats itself, the first of it known", at(1, 10, 1, 31) + at(2, 10, 1, 31), 2, "[31@2>3]", 3, false},
+		{"a repeated fault, the first line known", at(1, 10, 1, 31) + at(2, 10, 1, 31), 2, "[31@2>3]", 3, false},
 		{"a log without times", xidRecord(1, 1, 31) + "4,2,,-;NVRM: Xid (PCI:0000:01:00): 31, x\n" + "4,3,,-;NVRM: Xid (PCI:0000:01:00): 31, x\n", 0,
 			"[31@1>2 31@2>3 31@3>4]", 4, false},
 		{"lower numbers", at(5, 10, 1, 31) + at(4, 20, 1, 48), 0, "[31@5>6]", 6, false},
@@ -61,7 +61,7 @@ func TestReadWhatIsThere(t *testing.T) {
 	}
 }
 
-// The kernel's own log ends a read as a file does, and goes on where it ended.
+// A read of the kernel's own log ends like that of a file, and the next one continues there.
 func TestReadTheDevice(t *testing.T) {
 	first, err := kmsg.Read(t.Context(), "/dev/kmsg", 0)
 	if errors.Is(err, kmsg.ErrUnavailable) {
@@ -76,17 +76,27 @@ func TestReadTheDevice(t *testing.T) {
 	}
 }
 
-func TestReadFailsAsFollowDoes(t *testing.T) {
-	nowhere := filepath.Join(t.TempDir(), "kmsg")
-	if _, err := kmsg.Read(t.Context(), nowhere, 0); !errors.Is(err, kmsg.ErrUnavailable) || !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("%v, want ErrUnavailable with its reason", err)
-	}
-	if _, err := kmsg.Read(t.Context(), t.TempDir(), 0); !errors.Is(err, syscall.EISDIR) || errors.Is(err, kmsg.ErrUnavailable) {
-		t.Errorf("%v, want the read's error", err)
+// Follow and Read fail in the same way.
+func TestErrors(t *testing.T) {
+	missing, folder := filepath.Join(t.TempDir(), "kmsg"), t.TempDir()
+	for name, read := range map[string]func(path string) error{
+		"Follow": func(path string) error {
+			return kmsg.Follow(t.Context(), path, 0, func(l kmsg.Line) { t.Errorf("emitted %v", l) })
+		},
+		"Read": func(path string) error { _, err := kmsg.Read(t.Context(), path, 0); return err },
+	} {
+		err := read(missing)
+		want := "kernel log is not readable: open " + missing + ": no such file or directory: give the agent the host's device /dev/kmsg (a container must be allowed to open it, or be privileged) and, where sysctl kernel.dmesg_restrict is 1, the capability CAP_SYSLOG"
+		if !errors.Is(err, kmsg.ErrUnavailable) || !errors.Is(err, fs.ErrNotExist) || err.Error() != want {
+			t.Errorf("%s: %q, want %q", name, err, want)
+		}
+		if err := read(folder); !errors.Is(err, syscall.EISDIR) || errors.Is(err, kmsg.ErrUnavailable) {
+			t.Errorf("%s: %v, want EISDIR of the read", name, err)
+		}
 	}
 }
 
-// A log with more faults than anybody wants is bounded: the latest count.
+// The number of lines is bounded: the latest are returned.
 func TestReadIsBounded(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "kmsg")
 	var text []byte

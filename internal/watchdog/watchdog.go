@@ -1,6 +1,6 @@
-// Package watchdog tells whether the goroutines of an agent still turn. Each long-lived one beats whenever it comes
-// round and says when it will be back; one that is not is stuck, in our code, on a disk or in a peer that does not
-// read. Driver calls are watched where they are made.
+// Package watchdog detects goroutines of an agent that hang. Each long-lived goroutine is a task that sends a heartbeat in every
+// iteration, with the time within which the next one follows. A task without it is overdue: it hangs in the agent's code, on a
+// disk or in a peer that does not read. Driver calls are checked by the monitor.
 package watchdog
 
 import (
@@ -10,97 +10,97 @@ import (
 	"time"
 )
 
-// Registry has a line for each loop. It is safe for concurrent use; a nil *Board notes nothing.
+// Registry has the status of each task. It is safe for concurrent use; a nil *Registry records nothing.
 type Registry struct {
 	mu    sync.Mutex
-	loops map[*Task]Status
+	tasks map[*Task]Status
 }
 
-// NewRegistry returns an empty board.
-func NewRegistry() *Registry { return &Registry{loops: map[*Task]Status{}} }
+// NewRegistry returns an empty registry.
+func NewRegistry() *Registry { return &Registry{tasks: map[*Task]Status{}} }
 
-// Task is one goroutine on a board. A nil *Loop does nothing.
-type Task struct{ board *Registry }
+// Task is one goroutine in a registry. All methods of a nil *Task do nothing.
+type Task struct{ registry *Registry }
 
-// Status is the latest of a loop.
+// Status is the latest status of a task.
 type Status struct {
 	Name   string
 	Began  time.Time
-	Last   time.Time     // its latest beat
-	Within time.Duration // it said to be back within this time; 0 = it waits for what may never come
-	Beats  uint64
+	Last   time.Time     // of the latest heartbeat
+	Within time.Duration // until the next heartbeat; 0 = the task waits for an event that may never happen
+	Beats  uint64        // number of heartbeats
 }
 
-// slack is what a loaded machine may add to what a loop promised.
+// slack is the delay that a node under load may add to Within.
 const slack = 5 * time.Second
 
-// Late reports whether the loop is not back though it should be.
+// Late reports whether the next heartbeat is overdue.
 func (s Status) Late(now time.Time) bool { return s.Within > 0 && now.Sub(s.Last) > s.Within+slack }
 
-// Register enters a loop, which promises nothing yet. Leave when it ends.
-func (b *Registry) Register(name string) *Task {
-	if b == nil {
+// Register adds a task, which is not overdue before its first heartbeat. Call Done when it ends.
+func (r *Registry) Register(name string) *Task {
+	if r == nil {
 		return nil
 	}
-	l := &Task{b}
-	b.mu.Lock()
-	defer b.mu.Unlock()
+	t := &Task{r}
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	now := time.Now()
-	b.loops[l] = Status{Name: name, Began: now, Last: now}
-	return l
+	r.tasks[t] = Status{Name: name, Began: now, Last: now}
+	return t
 }
 
-// Heartbeat says that the loop has come round and will again within that time; 0 = it is about to wait for something
-// that may never come.
-func (l *Task) Heartbeat(within time.Duration) {
-	if l == nil {
+// Heartbeat records that the task runs. The next heartbeat follows within that time; 0 = the task waits for an event that may
+// never happen.
+func (t *Task) Heartbeat(within time.Duration) {
+	if t == nil {
 		return
 	}
-	l.board.mu.Lock()
-	defer l.board.mu.Unlock()
-	if s, ok := l.board.loops[l]; ok {
+	t.registry.mu.Lock()
+	defer t.registry.mu.Unlock()
+	if s, ok := t.registry.tasks[t]; ok {
 		s.Last, s.Within = time.Now(), within
 		s.Beats++
-		l.board.loops[l] = s
+		t.registry.tasks[t] = s
 	}
 }
 
-// Late reports whether this loop is late.
-func (l *Task) Late(now time.Time) bool {
-	if l == nil {
+// Late reports whether the next heartbeat of the task is overdue.
+func (t *Task) Late(now time.Time) bool {
+	if t == nil {
 		return false
 	}
-	l.board.mu.Lock()
-	defer l.board.mu.Unlock()
-	return l.board.loops[l].Late(now)
+	t.registry.mu.Lock()
+	defer t.registry.mu.Unlock()
+	return t.registry.tasks[t].Late(now)
 }
 
-// Done takes the loop off the board.
-func (l *Task) Done() {
-	if l == nil {
+// Done removes the task.
+func (t *Task) Done() {
+	if t == nil {
 		return
 	}
-	l.board.mu.Lock()
-	defer l.board.mu.Unlock()
-	delete(l.board.loops, l)
+	t.registry.mu.Lock()
+	defer t.registry.mu.Unlock()
+	delete(t.registry.tasks, t)
 }
 
-// Tasks are all that have joined and not left, by name and then by age.
-func (b *Registry) Tasks() []Status {
-	if b == nil {
+// Tasks are the registered tasks, by name and then by age.
+func (r *Registry) Tasks() []Status {
+	if r == nil {
 		return nil
 	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	all := make([]Status, 0, len(b.loops))
-	for _, s := range b.loops {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	all := make([]Status, 0, len(r.tasks))
+	for _, s := range r.tasks {
 		all = append(all, s)
 	}
 	slices.SortFunc(all, func(a, b Status) int { return cmp.Or(cmp.Compare(a.Name, b.Name), a.Began.Compare(b.Began)) })
 	return all
 }
 
-// Late are those of Loops that are late.
-func (b *Registry) Late(now time.Time) []Status {
-	return slices.DeleteFunc(b.Tasks(), func(s Status) bool { return !s.Late(now) })
+// Late are the tasks whose heartbeat is overdue.
+func (r *Registry) Late(now time.Time) []Status {
+	return slices.DeleteFunc(r.Tasks(), func(s Status) bool { return !s.Late(now) })
 }

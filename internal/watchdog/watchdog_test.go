@@ -31,27 +31,27 @@ func TestLate(t *testing.T) {
 		}
 		quick.Heartbeat(time.Second)
 		if late := b.Late(time.Now()); len(late) != 0 {
-			t.Errorf("back, and late: %v", late)
+			t.Errorf("after a heartbeat: %v", late)
 		}
 		quick.Done()
-		quick.Heartbeat(time.Second) // nothing comes of it
+		quick.Heartbeat(time.Second) // has no effect
 		if all := b.Tasks(); len(all) != 1 || all[0].Name != "idle" {
-			t.Errorf("on the board: %v", all)
+			t.Errorf("registered: %v", all)
 		}
 	})
 }
 
-func TestWithoutABoard(t *testing.T) {
+func TestNilRegistry(t *testing.T) {
 	var b *watchdog.Registry
 	l := b.Register("any")
 	l.Heartbeat(time.Second)
 	l.Done()
 	if l.Late(time.Now()) || b.Tasks() != nil || b.Late(time.Now()) != nil {
-		t.Error("something was noted")
+		t.Error("something was recorded")
 	}
 }
 
-func TestWatchSaysWhoIsStuckAndWhoIsBack(t *testing.T) {
+func TestWatchLogsOverdueTasks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log bytes.Buffer
 		b := watchdog.NewRegistry()
@@ -67,13 +67,13 @@ func TestWatchSaysWhoIsStuckAndWhoIsBack(t *testing.T) {
 		if err := <-ended; err != nil {
 			t.Error(err)
 		}
-		if got := log.String(); strings.Count(got, "is stuck") != 1 || strings.Count(got, "no longer stuck") != 1 {
+		if got := log.String(); strings.Count(got, "task overdue") != 1 || strings.Count(got, "no longer overdue") != 1 {
 			t.Errorf("log:\n%s", got)
 		}
 	})
 }
 
-func TestVitalPartThatIsStuckEndsTheWatch(t *testing.T) {
+func TestOverdueVitalTaskEndsWatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := watchdog.NewRegistry()
 		l := b.Register("monitor")
@@ -87,8 +87,8 @@ func TestVitalPartThatIsStuckEndsTheWatch(t *testing.T) {
 	})
 }
 
-// A process that was stopped (SIGSTOP, a frozen cgroup) finds every beat old, once.
-func TestStoppedProcessIsNotStuck(t *testing.T) {
+// In a process that was stopped (SIGSTOP, a frozen cgroup) every heartbeat is overdue, once.
+func TestStoppedProcessIsNotOverdue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := watchdog.NewRegistry()
 		l := b.Register("monitor")
@@ -98,7 +98,7 @@ func TestStoppedProcessIsNotStuck(t *testing.T) {
 		defer running.Wait()
 		running.Go(func() {
 			for l.Heartbeat(time.Second); ctx.Err() == nil; l.Heartbeat(time.Second) {
-				time.Sleep(11 * time.Second) // late at one look, back at the next
+				time.Sleep(11 * time.Second) // overdue at one check, not at the next
 			}
 		})
 		if err := b.Watch(ctx, slog.New(slog.DiscardHandler), "monitor"); err != nil {
