@@ -63,7 +63,7 @@ func (a *shared) live(ctx context.Context, s settings, offers <-chan settings, l
 		return nil
 	})
 	group.Go(func() error { control.Follow(ctx, a.asked, machine, log); return nil })
-	group.Go(func() error { return machine.Watchdog().Watch(ctx, log, monitor.Loop) })
+	group.Go(func() error { return machine.Watchdog().Watch(ctx, log, monitor.TaskName) })
 	group.Go(func() error { status.port.serve(ctx, status.handler(), log); return nil })
 	err := group.Wait()
 	a.past.offers(adapter.Offered())

@@ -76,7 +76,7 @@ func (f *follower) start(ctx context.Context, s nomadadapter.Settings, log *slog
 	}()
 	go control.Follow(ctx, f.orders, m, log)
 	go func() {
-		if err := m.Watchdog().Watch(ctx, log, monitor.Loop); err != nil {
+		if err := m.Watchdog().Watch(ctx, log, monitor.TaskName); err != nil {
 			f.giveUp(ctx, log, err)
 		}
 	}()

@@ -158,7 +158,7 @@ func TestWorksWithoutItsSources(t *testing.T) {
 	a.healthy(1, 1)
 	a.said("[WARN]", "XIDs that only the kernel log has are not seen")
 	a.said("[WARN]", "no operator can give orders")
-	a.said("[WARN]", "health history is not kept")
+	a.said("[WARN]", "health history not saved")
 }
 
 // Nothing is on disk before Nomad asks about devices: most processes are started to be told the

@@ -12,14 +12,14 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 )
 
-// ReadBoot reads the present boot of the machine beneath procRoot; "" is /proc. An error is about its ID. A boot moment that
-// can't be read is unknown: a jump of the wall clock between two processes is then noticed only by times in the future.
+// ReadBoot reads the present boot of the node beneath procRoot; "" is /proc. An error concerns its ID. A boot time that can't be
+// read is zero: a jump of the wall clock between two processes is then detected only by times in the future.
 func ReadBoot(procRoot string) (core.Boot, error) { return readBoot(procRoot, time.Now()) }
 
-// readBoot is ReadBoot at a time of the wall clock.
+// readBoot is ReadBoot at a given wall clock time.
 func readBoot(procRoot string, now time.Time) (core.Boot, error) {
 	proc := cmp.Or(procRoot, "/proc")
-	boot := core.Boot{Time: bootMoment(filepath.Join(proc, "uptime"), now)}
+	boot := core.Boot{Time: bootTime(filepath.Join(proc, "uptime"), now)}
 	path := filepath.Join(proc, "sys/kernel/random/boot_id") // random(4)
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -37,8 +37,8 @@ func BootID(procRoot string) (string, error) {
 	return boot.ID, err
 }
 
-// bootMoment is now less the uptime of proc(5), whose first field is in seconds; zero if it can't be read.
-func bootMoment(path string, now time.Time) time.Time {
+// bootTime is now minus the uptime of proc(5), whose first field is in seconds; zero if it can't be read.
+func bootTime(path string, now time.Time) time.Time {
 	text, err := os.ReadFile(path)
 	if err != nil {
 		return time.Time{}

@@ -1,6 +1,6 @@
-// Package checkpoint keeps the health history of an agent on disk, so that a restart neither heals a sick GPU
-// nor forgets one. An agent whose file can't be written works on, and says so. A file whose content can't be used, or that
-// can't be read, is never replaced: it gets another name first.
+// Package checkpoint saves the health history of an agent on disk, so that faults and recoveries outlive a restart. An agent
+// whose file can't be written works on with a warning. A file whose content can't be used, or that can't be read, is never
+// replaced: it is renamed first.
 package checkpoint
 
 import (
@@ -24,25 +24,24 @@ import (
 
 var _ monitor.Store = (*File)(nil)
 
-// File is the history of one agent in <dir>/<agent>.json. Make one with Open. Load comes before the first
-// Save, and both are called from one goroutine at a time; Problem may be called from any.
+// File is the history of one agent in <dir>/<agent>.json. Make one with Open or OpenReadOnly. Load comes before the first Save, and
+// both are called from one goroutine at a time; Problem and Warnings are safe for concurrent use.
 type File struct {
 	agent, path, proc string
-	label             string // file with the SELinux context of this process, if there is SELinux (proc(5): attr/current)
+	label             string // file with the SELinux context of this process, if SELinux is on (proc(5): attr/current)
 	log               *slog.Logger
-	last              []byte // what the file holds; nil = unknown
-	untouched         bool   // it is another's: read only
-	aside             *aside // what is there is set aside before the next Save; nil = it is replaced
+	last              []byte // content of the file; nil = unknown
+	readOnly          bool   // made by OpenReadOnly
+	aside             *aside // the present file is set aside before the next Save; nil = it is replaced
 	now               func() time.Time
 
-	mu     sync.Mutex
-	unkept string // why the latest Save failed
-	noBoot string // why the boot id is unknown
-	unread string // that this process goes on without the history, and why
+	mu          sync.Mutex
+	saveProblem string // why the latest Save failed
+	bootProblem string // why the boot ID is unknown
+	loadProblem string // why this process started without the history
 }
 
-// Open names the file; the folder is made when there is something to keep. Boot id and uptime are read beneath
-// procRoot; "" is /proc.
+// Open names the file; its folder is created by the first Save. Boot ID and uptime are read beneath procRoot; "" is /proc.
 func Open(dir, agent, procRoot string, log *slog.Logger) *File {
 	return &File{
 		agent: agent, path: filepath.Join(dir, agent+".json"), log: log, proc: procRoot, now: time.Now,
@@ -50,56 +49,52 @@ func Open(dir, agent, procRoot string, log *slog.Logger) *File {
 	}
 }
 
-// Read names the file of an agent for one who is not the agent: it is read, and nothing is changed, made or
-// logged. Problem says then why it could not be read completely.
-func Read(dir, agent, procRoot string) *File {
+// OpenReadOnly names the file of an agent for a process that is not that agent: it is read, and nothing is changed, created or
+// logged. Problem returns why it could not be read completely.
+func OpenReadOnly(dir, agent, procRoot string) *File {
 	f := Open(dir, agent, procRoot, slog.New(slog.DiscardHandler))
-	f.untouched = true
+	f.readOnly = true
 	return f
 }
 
 // SetWallClock replaces time.Now as the wall clock, which may jump. Call it before Load.
 func (f *File) SetWallClock(now func() time.Time) { f.now = now }
 
-// Problem says in one line why the history is not kept, or of how little use it is; "" if all is well.
+// Problem is why the history is not saved, or why a reboot is not detected, in one line; "" if both work.
 func (f *File) Problem() string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.unkept != "" {
-		return f.unkept
-	}
-	return f.noBoot
+	return cmp.Or(f.saveProblem, f.bootProblem)
 }
 
-// Warnings say in a line each what is wrong with the history; none if all is well.
-func (f *File) Warnings() (notes []string) {
-	if problem := f.Problem(); problem != "" {
-		notes = append(notes, problem)
-	}
+// Warnings are the problems of the history, one a line; none if all is well.
+func (f *File) Warnings() (warnings []string) {
+	problem := f.Problem()
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.unread != "" {
-		notes = append(notes, f.unread)
+	for _, w := range []string{problem, f.loadProblem} {
+		if w != "" {
+			warnings = append(warnings, w)
+		}
 	}
-	return notes
+	return warnings
 }
 
-// Load returns what was kept, empty if that is nothing, and the machine's boot id. Its times are on the wall clock as it
-// is now. A file that can't be read is read
-// again for some seconds. One whose content can't be used completely is set aside as <file>.broken, one that can't be
-// read at all as <file>.unread. Where either boot id is unknown the other one is taken for both: not to know is no
-// sign of a reboot.
+// Load returns the saved history, empty if there is none, and the boot ID of the node. Its times are by the present wall clock.
+// A file that can't be read is read again for some seconds. One whose content can't be used completely is set aside as
+// <file>.broken, one that can't be read at all as <file>.unread. Where one of the two boot IDs is unknown the other is used for
+// both: an unknown boot ID is no sign of a reboot.
 func (f *File) Load() (core.Checkpoint, string) {
-	if !f.untouched {
-		f.tidy()
+	if !f.readOnly {
+		f.removeTemporary()
 	}
 	r := f.read()
 	now := f.now()
 	boot, err := readBoot(f.proc, now)
 	if err != nil {
-		f.log.Warn("the boot id can't be read: a reboot is not noticed", "error", err)
+		f.log.Warn("boot ID can't be read, a reboot is not detected", "error", err)
 		f.mu.Lock()
-		f.noBoot = "a reboot is not noticed: " + err.Error()
+		f.bootProblem = "a reboot is not detected: " + err.Error()
 		f.mu.Unlock()
 	}
 	r = r.Rebase(boot, now)
@@ -112,13 +107,13 @@ func (f *File) Load() (core.Checkpoint, string) {
 	return r, boot.ID
 }
 
-// errPeek says that a file was named only to be looked at.
-var errPeek = errors.New("the history belongs to an agent, and this is none")
+// errReadOnly is returned by Save of a File made by OpenReadOnly.
+var errReadOnly = errors.New("the history belongs to an agent: it is read only")
 
-// Save replaces the file if it would change. A failure is logged once, until it works again.
+// Save replaces the file if it differs. A failure is logged once, and again when Save succeeds.
 func (f *File) Save(r core.Checkpoint) error {
-	if f.untouched {
-		return errPeek
+	if f.readOnly {
+		return errReadOnly
 	}
 	text, err := encode(r, f.agent)
 	if err == nil {
@@ -127,12 +122,8 @@ func (f *File) Save(r core.Checkpoint) error {
 	if err == nil {
 		err = f.write(text)
 	}
-	if err != nil {
-		f.failed(err)
-		return err
-	}
-	f.succeeded()
-	return nil
+	f.setSaveProblem(err)
+	return err
 }
 
 func (f *File) write(text []byte) error {
@@ -150,7 +141,7 @@ func (f *File) write(text []byte) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = pending.Cleanup() }() // the next Load tidies what is left
+	defer func() { _ = pending.Cleanup() }() // the next Load removes what is left
 	if _, err := pending.Write(text); err != nil {
 		return err
 	}
@@ -161,26 +152,34 @@ func (f *File) write(text []byte) error {
 	return nil
 }
 
-// tidy removes what a write left that a crash cut short.
-func (f *File) tidy() {
+// removeTemporary removes the temporary files of writes that a crash interrupted.
+func (f *File) removeTemporary() {
 	left, _ := filepath.Glob(filepath.Join(filepath.Dir(f.path), "."+filepath.Base(f.path)+"[0-9]*")) // its only error is a bad pattern
 	for _, path := range left {
-		_ = os.Remove(path) // if it stays, it is in nobody's way
+		_ = os.Remove(path) // if it stays, it does no harm
 	}
 }
 
-func (f *File) failed(err error) {
+// setSaveProblem records why the history is not saved, nil if it is, and logs when that begins and ends.
+func (f *File) setSaveProblem(err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	err = f.explain(err)
-	if f.unkept == "" {
-		f.log.Warn("health history is not kept, a restart of the agent forgets it", "error", err)
+	if err == nil {
+		if f.saveProblem != "" {
+			f.log.Info("health history saved again", "file", f.path)
+		}
+		f.saveProblem = ""
+		return
 	}
-	f.unkept = oneLine(err)
+	err = f.explain(err)
+	if f.saveProblem == "" {
+		f.log.Warn("health history not saved, a restart of the agent loses it", "error", err)
+	}
+	f.saveProblem = oneLine(err)
 }
 
-// explain adds to a denial what may be behind it: user 0 without capabilities is an ordinary user, and SELinux denies
-// what the mode allows.
+// explain adds the likely cause to a denial: user 0 without capabilities is an ordinary user, and SELinux denies what the mode
+// of a folder allows.
 func (f *File) explain(err error) error {
 	if !errors.Is(err, syscall.EACCES) {
 		return err
@@ -192,15 +191,6 @@ func (f *File) explain(err error) error {
 			"of the folder (ls -Z) or as another type (component selinux of the deployment)", err, parts[2], dir)
 	}
 	return fmt.Errorf("%w; this process is user %d: give %s that owner", err, os.Geteuid(), dir)
-}
-
-func (f *File) succeeded() {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.unkept != "" {
-		f.log.Info("health history is kept again", "file", f.path)
-	}
-	f.unkept = ""
 }
 
 func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }

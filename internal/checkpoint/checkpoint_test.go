@@ -18,11 +18,11 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 )
 
-var update = flag.Bool("update", false, "write the golden file anew")
+var update = flag.Bool("update", false, "write the golden file")
 
 const agent = "k8s-gpu"
 
-// disk is a folder for a history, with a boot id and what is said about it.
+// disk is a state directory and a procfs root with a boot ID, and the log about them.
 type disk struct {
 	*testing.T
 	dir, proc string
@@ -35,7 +35,7 @@ func newDisk(t *testing.T) *disk {
 	return d
 }
 
-// boot sets the machine's boot id; "" takes it away.
+// boot sets the boot ID; "" removes it.
 func (d *disk) boot(id string) {
 	d.Helper()
 	path := filepath.Join(d.proc, "sys/kernel/random/boot_id")
@@ -54,15 +54,13 @@ func (d *disk) open() *checkpoint.File {
 	return checkpoint.Open(d.dir, agent, d.proc, slog.New(slog.NewTextHandler(&d.log, nil)))
 }
 
-// save writes a record, which must work.
+// save writes a record, which must succeed.
 func (d *disk) save(f *checkpoint.File, r core.Checkpoint) {
 	d.Helper()
-	if err := f.Save(r); err != nil {
-		d.Error(err)
-	}
+	must(d, f.Save(r))
 }
 
-// fails has a record not written, with a reason.
+// fails writes a record, which must fail with a reason.
 func (d *disk) fails(f *checkpoint.File, r core.Checkpoint, why string) {
 	d.Helper()
 	if err := f.Save(r); err == nil || !strings.Contains(err.Error(), why) {
@@ -74,12 +72,8 @@ func (d *disk) path() string { return filepath.Join(d.dir, agent+".json") }
 
 func (d *disk) write(text []byte) {
 	d.Helper()
-	if err := os.MkdirAll(d.dir, 0o755); err != nil {
-		d.Fatal(err)
-	}
-	if err := os.WriteFile(d.path(), text, 0o600); err != nil {
-		d.Fatal(err)
-	}
+	must(d, os.MkdirAll(d.dir, 0o755))
+	must(d, os.WriteFile(d.path(), text, 0o600))
 }
 
 func (d *disk) read(name string) []byte {
@@ -104,10 +98,10 @@ func (d *disk) names() (names []string) {
 	return names
 }
 
-// said is how often the log has a line with text.
-func (d *disk) said(text string) int { return strings.Count(d.log.String(), text) }
+// logged is how many times the log has a text.
+func (d *disk) logged(text string) int { return strings.Count(d.log.String(), text) }
 
-// diff compares records by what a file is meant to hold.
+// diff compares records without what a file does not hold.
 func diff(want, got core.Checkpoint) string {
 	return cmp.Diff(want, got, cmpopts.IgnoreUnexported(core.GPUHistory{}), cmpopts.EquateEmpty())
 }
@@ -164,15 +158,13 @@ func full() (r core.Checkpoint) {
 	return r
 }
 
-// The format is a promise to the agents of tomorrow: who changes it looks here, and at the version.
+// Later agents must read the format: a change of it may need another version.
 func TestFormat(t *testing.T) {
 	d, golden := newDisk(t), "testdata/v1.json"
 	d.save(d.open(), full())
 	got := d.read(d.path())
 	if *update {
-		if err := os.WriteFile(golden, got, 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(golden, got, 0o644))
 	}
 	if diff := cmp.Diff(string(d.read(golden)), string(got)); diff != "" {
 		t.Errorf("the format has changed:\n%s", diff)
@@ -185,13 +177,13 @@ func TestFormat(t *testing.T) {
 	}
 }
 
-// A file of an agent that knew less of a device is understood: what it does not say is unknown.
+// A file of an older agent with fewer fields of a device is read: the other fields are unknown.
 func TestFormatOfOlderAgents(t *testing.T) {
 	d := newDisk(t)
 	d.write(d.read("testdata/v1-plain.json")) // before devices had a serial number, an architecture, slices
 	r, _ := d.open().Load()
 	if d.log.Len() > 0 || len(r.Devices) != 2 || len(r.Conditions) != 2 || len(r.GPUs) != 1 {
-		t.Fatalf("%+v, said %s", r, d.log.String())
+		t.Fatalf("%+v, log %s", r, d.log.String())
 	}
 	for _, of := range r.Devices {
 		if of.ID == "" || of.Profile == "" || of.DisplayState != core.Disabled || of.Slices != (core.Slices{}) || of.Serial != "" {
@@ -200,26 +192,26 @@ func TestFormatOfOlderAgents(t *testing.T) {
 	}
 }
 
-// The golden file has one word of each enumeration. These are all.
-func TestWords(t *testing.T) {
+// The golden file has one value of each enumeration. These are all.
+func TestEnumerations(t *testing.T) {
 	for _, c := range []struct{ got, want string }{
-		{words[core.HealthState](t, 0, 4), "healthy degraded unknown unhealthy lost"},
-		{words[core.Tristate](t, 0, 2), "unsaid no yes"},
-		{words[core.RecoveryAction](t, 0, 7), "unsaid none reset reboot drain-p2p drain-and-reset recover-imex other"},
-		{words[core.Fabric](t, 0, 5), "unsaid starting well limited unhealthy misconfigured"},
-		{words[core.Toggle](t, 0, 2), "unknown disabled enabled"},
-		{words[core.Reason](t, core.ReasonXID, core.ReasonWithdrawn), "XID EVENT VERDICT LOST PROBE_FAILED NOT_ANSWERING UNCHECKED NVML_UNAVAILABLE MAINTENANCE " +
+		{values[core.HealthState](t, 0, 4), "healthy degraded unknown unhealthy lost"},
+		{values[core.Tristate](t, 0, 2), "unsaid no yes"},
+		{values[core.RecoveryAction](t, 0, 7), "unsaid none reset reboot drain-p2p drain-and-reset recover-imex other"},
+		{values[core.Fabric](t, 0, 5), "unsaid starting well limited unhealthy misconfigured"},
+		{values[core.Toggle](t, 0, 2), "unknown disabled enabled"},
+		{values[core.Reason](t, core.ReasonXID, core.ReasonWithdrawn), "XID EVENT VERDICT LOST PROBE_FAILED NOT_ANSWERING UNCHECKED NVML_UNAVAILABLE MAINTENANCE " +
 			"ROW_REMAP_FAILED MEMORY_UNREPAIRABLE SRAM_THRESHOLD ROW_REMAP_PENDING PAGE_RETIREMENT_PENDING REPAIR_PENDING INFOROM_CORRUPT " +
 			"ECC_UNCORRECTABLE FABRIC_STARTING FABRIC_UNHEALTHY FABRIC_LIMITED NVLINK_DOWN SLOWDOWN_THERMAL SLOWDOWN_POWER PCIE_REPLAYS " +
 			"PCIE_WIDTH WORKLOADS_FAILING NEEDS_SERVICE WITHDRAWN"},
 	} {
 		if c.got != c.want {
-			t.Errorf("words are %s, want %s", c.got, c.want)
+			t.Errorf("values are %s, want %s", c.got, c.want)
 		}
 	}
 }
 
-func words[T interface {
+func values[T interface {
 	~uint8
 	MarshalText() ([]byte, error)
 }](t *testing.T, first, last T) string {
@@ -237,16 +229,14 @@ func words[T interface {
 	return strings.Join(all, " ")
 }
 
-func TestFileIsPrivateAndItsFolderIsMade(t *testing.T) {
+func TestFileIsPrivateAndItsFolderIsCreated(t *testing.T) {
 	d := newDisk(t)
 	f := d.open()
 	if r, boot := f.Load(); diff(core.Checkpoint{BootID: "b00t"}, r) != "" || boot != "b00t" || d.log.Len() > 0 {
-		t.Errorf("nothing was kept yet: %+v, boot %q, said %s", r, boot, d.log.String())
+		t.Errorf("before the first save: %+v, boot %q, log %s", r, boot, d.log.String())
 	}
 	d.save(f, full())
-	if err := os.Chmod(d.path(), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Chmod(d.path(), 0o644))
 	d.save(f, core.Checkpoint{BootID: "other"})
 	file, err := os.Stat(d.path())
 	if err != nil || file.Mode() != 0o600 {
@@ -260,7 +250,7 @@ func TestFileIsPrivateAndItsFolderIsMade(t *testing.T) {
 	}
 }
 
-func TestTheSameIsNotWrittenTwice(t *testing.T) {
+func TestEqualRecordIsNotWrittenAgain(t *testing.T) {
 	d := newDisk(t)
 	inode := func() os.FileInfo {
 		file, err := os.Stat(d.path())
@@ -279,12 +269,18 @@ func TestTheSameIsNotWrittenTwice(t *testing.T) {
 	if !os.SameFile(first, inode()) {
 		t.Error("written again")
 	}
-	if err := os.Remove(d.path()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Remove(d.path()))
 	d.save(next, full())
 	inode()
 	if p := next.Problem(); p != "" || d.log.Len() > 0 {
-		t.Errorf("problem %q, said %s", p, d.log.String())
+		t.Errorf("problem %q, log %s", p, d.log.String())
+	}
+}
+
+// must fails the test on an error.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
 	}
 }

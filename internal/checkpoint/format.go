@@ -20,9 +20,9 @@ type envelope struct {
 	Record  core.Checkpoint
 }
 
-// lenient is an envelope whose parts are understood one by one, so that one that is not understood does not
-// take the others with it.
-type lenient struct {
+// rawEnvelope is an envelope whose parts are decoded one by one, so that an invalid part does not invalidate the others. Its
+// field names are those of the file.
+type rawEnvelope struct {
 	Version int
 	Agent   string
 	Record  struct {
@@ -46,10 +46,10 @@ func encode(r core.Checkpoint, agent string) ([]byte, error) {
 	return append(text, '\n'), err
 }
 
-// decode returns what was understood of a file, and what was not. It fails if that is the file as a whole.
+// decode returns the valid parts of a file and an error for each invalid one. It fails if the file as a whole is invalid.
 func decode(text []byte, agent string) (r core.Checkpoint, skipped []error, err error) {
-	var e lenient
-	// The version first: what another one looks like is unknown.
+	var e rawEnvelope
+	// The version first: the rest of another version is unknown.
 	if err := json.Unmarshal(text, &struct{ Version *int }{&e.Version}); err != nil {
 		return r, nil, err
 	}
@@ -73,7 +73,7 @@ func decode(text []byte, agent string) (r core.Checkpoint, skipped []error, err 
 		}
 		if err := json.Unmarshal(text, into); err != nil {
 			skip(what, "", err)
-			reflect.ValueOf(into).Elem().SetZero() // of a part that was understood in part nothing counts
+			reflect.ValueOf(into).Elem().SetZero() // a part that is valid in part does not count
 		}
 	}
 	part("boot moment", e.Record.Booted, &r.BootTime)
@@ -82,49 +82,50 @@ func decode(text []byte, agent string) (r core.Checkpoint, skipped []error, err 
 	part("binding", e.Record.Binding, &r.Binding)
 	part("kernel log", e.Record.KernelLog, &r.KernelLog)
 	known := map[core.DeviceID]bool{}
-	for i, text := range e.Record.Devices {
-		d, err := device(text)
-		switch {
-		case err != nil:
-			skip("device", i, err)
-		case known[d.ID]:
-			skip("device", i, fmt.Errorf("%s is there twice", d.ID))
-		default:
-			known[d.ID] = true
-			r.Devices = append(r.Devices, d)
-		}
-	}
-	for i, text := range e.Record.Links {
-		var l core.Link
-		if err := json.Unmarshal(text, &l); err != nil {
-			skip("link", i, err)
-			continue
-		}
-		r.Links = append(r.Links, l)
-	}
-	for i, text := range e.Record.Conditions {
-		c, err := condition(text)
+	r.Devices = decodeAll(e.Record.Devices, func(text []byte) (core.Device, error) {
+		d, err := decodeDevice(text)
 		if err != nil {
-			skip("condition", i, err)
-			continue
+			return d, err
 		}
-		r.Conditions = append(r.Conditions, c)
-	}
+		if known[d.ID] {
+			return d, fmt.Errorf("%s is there twice", d.ID)
+		}
+		known[d.ID] = true
+		return d, nil
+	}, func(i int, err error) { skip("device", i, err) })
+	r.Links = decodeAll(e.Record.Links, func(text []byte) (l core.Link, err error) {
+		err = json.Unmarshal(text, &l)
+		return l, err
+	}, func(i int, err error) { skip("link", i, err) })
+	r.Conditions = decodeAll(e.Record.Conditions, decodeCondition, func(i int, err error) { skip("condition", i, err) })
 	if e.Record.Charts != nil {
 		r.GPUs = make(map[core.DeviceID]core.GPUHistory, len(e.Record.Charts))
 	}
-	for _, gpu := range slices.Sorted(maps.Keys(e.Record.Charts)) {
-		var chart core.GPUHistory
-		if err := json.Unmarshal(e.Record.Charts[gpu], &chart); err != nil {
-			skip("chart", gpu, err)
+	for _, id := range slices.Sorted(maps.Keys(e.Record.Charts)) {
+		var history core.GPUHistory
+		if err := json.Unmarshal(e.Record.Charts[id], &history); err != nil {
+			skip("GPU history", id, err)
 			continue
 		}
-		r.GPUs[gpu] = chart
+		r.GPUs[id] = history
 	}
 	return r, skipped, nil
 }
 
-func device(text []byte) (d core.Device, err error) {
+// decodeAll decodes the valid elements of a list and calls skip for the others.
+func decodeAll[T any](texts []json.RawMessage, decode func([]byte) (T, error), skip func(int, error)) (all []T) {
+	for i, text := range texts {
+		v, err := decode(text)
+		if err != nil {
+			skip(i, err)
+			continue
+		}
+		all = append(all, v)
+	}
+	return all
+}
+
+func decodeDevice(text []byte) (d core.Device, err error) {
 	if err := json.Unmarshal(text, &d); err != nil {
 		return d, err
 	}
@@ -134,8 +135,8 @@ func device(text []byte) (d core.Device, err error) {
 	return d, nil
 }
 
-// condition refuses what the core would never have written, and could not put into words.
-func condition(text []byte) (c core.Condition, err error) {
+// decodeCondition refuses what the core would never have written and could not format.
+func decodeCondition(text []byte) (c core.Condition, err error) {
 	if err := json.Unmarshal(text, &c); err != nil {
 		return c, err
 	}
@@ -145,7 +146,7 @@ func condition(text []byte) (c core.Condition, err error) {
 	case c.Reason == core.ReasonNone:
 		return c, fmt.Errorf("no reason")
 	case c.Reason == core.ReasonRecoveryAction && c.Code > uint64(core.RecoveryOther):
-		return c, fmt.Errorf("no verdict %d", c.Code)
+		return c, fmt.Errorf("no recovery action %d", c.Code)
 	}
 	return c, nil
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 )
 
-// FuzzLoad: no file keeps the agent from starting, and what was understood of it is kept as it was understood.
+// FuzzLoad checks that an agent starts with any file, and that the valid parts of it are saved unchanged.
 func FuzzLoad(f *testing.F) {
 	golden, err := os.ReadFile("testdata/v1.json")
 	if err != nil {
@@ -35,7 +35,7 @@ func FuzzLoad(f *testing.F) {
 		}
 		for _, c := range s.Ledger.Conditions() {
 			if c.String() == "" || c.Cause() == "" {
-				t.Errorf("%+v has no words", c)
+				t.Errorf("%+v has no text", c)
 			}
 		}
 		for _, record := range []core.Checkpoint{r, s.Checkpoint(r.BootID)} {

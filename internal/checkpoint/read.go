@@ -4,38 +4,41 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
-	"syscall"
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core"
 )
 
 const (
-	// maxSize bounds what is read, in bytes. A machine with 16 GPUs of which everything is wrong needs a tenth.
+	// maxSize bounds what is read, in bytes. A node with 16 GPUs that all have every fault needs a tenth.
 	maxSize = 8 << 20
 
-	// A file that can't be read (EMFILE, ENFILE, EIO, EACCES ...) is read again for so long. Nothing is offered meanwhile,
-	// so this is short: what keeps the file from being read longer than that may do so for ever.
-	readAgainFor = 10 * time.Second
-	firstPause   = 250 * time.Millisecond // between two tries; then twice as long each time
+	// A file that can't be read (EMFILE, ENFILE, EIO, EACCES ...) is read again for retryFor. That is short, because no
+	// device is offered meanwhile and the error may last forever.
+	retryFor     = 10 * time.Second
+	firstPause   = 250 * time.Millisecond // between two tries; doubled each time
 	longestPause = 2 * time.Second
 )
 
-// contentError says that what is there is no history, however often it is read.
+// contentError means that the content is no history, however often it is read.
 type contentError struct{ error }
 
 func (e contentError) Unwrap() error { return e.error }
 
-// read is the record in the file.
+func isContent(err error) bool {
+	_, ok := errors.AsType[contentError](err)
+	return ok
+}
+
+// read returns the record in the file.
 func (f *File) read() core.Checkpoint {
-	text, err := f.patiently()
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) { // nothing was kept; Save says if nothing can be
+	text, err := f.readWithRetry()
+	if isMissing(err) { // nothing was saved; Save fails if nothing can be
 		return core.Checkpoint{}
 	}
-	if _, content := errors.AsType[contentError](err); err != nil && !content {
-		f.goOnWithout(err)
+	if err != nil && !isContent(err) {
+		f.startWithout(err)
 		return core.Checkpoint{}
 	}
 	var r core.Checkpoint
@@ -47,8 +50,8 @@ func (f *File) read() core.Checkpoint {
 		}
 		err = errors.Join(append(skipped, err)...)
 	}
-	if f.untouched {
-		f.failed(err)
+	if f.readOnly {
+		f.setSaveProblem(err)
 		return r
 	}
 	f.aside = broken(err, len(r.Conditions))
@@ -58,25 +61,23 @@ func (f *File) read() core.Checkpoint {
 	return r
 }
 
-// patiently is text, tried again for a while if it fails: a process may have too many files open for a moment, and a
-// disk may come up late.
-func (f *File) patiently() ([]byte, error) {
+// readWithRetry is readText, repeated for a while if it fails: a process may have too many files open for a moment, and a disk
+// may be mounted late.
+func (f *File) readWithRetry() ([]byte, error) {
 	began := time.Now()
 	for pause := firstPause; ; pause = min(2*pause, longestPause) {
-		text, err := f.text()
-		_, content := errors.AsType[contentError](err)
+		text, err := f.readText()
 		switch {
-		case err == nil || content || f.untouched || errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR),
-			time.Since(began)+pause > readAgainFor:
+		case err == nil || isContent(err) || f.readOnly || isMissing(err), time.Since(began)+pause > retryFor:
 			return text, err
 		case pause == firstPause:
-			f.log.Warn("health history can't be read, trying again", "for", readAgainFor, "error", err)
+			f.log.Warn("health history can't be read, trying again", "for", retryFor, "error", err)
 		}
-		<-time.After(pause) // without a context: a caller that does not want to wait leaves this goroutine behind
+		<-time.After(pause) // without a context: a caller that does not wait leaves this goroutine behind
 	}
 }
 
-func (f *File) text() ([]byte, error) {
+func (f *File) readText() ([]byte, error) {
 	file, err := os.Open(f.path)
 	if err != nil {
 		return nil, err
@@ -87,7 +88,7 @@ func (f *File) text() ([]byte, error) {
 		return nil, err
 	}
 	if !info.Mode().IsRegular() {
-		return nil, contentError{fmt.Errorf("%s is no file", f.path)}
+		return nil, contentError{fmt.Errorf("%s is not a regular file", f.path)}
 	}
 	text, err := io.ReadAll(io.LimitReader(file, maxSize+1))
 	if err == nil && len(text) > maxSize {
@@ -96,15 +97,15 @@ func (f *File) text() ([]byte, error) {
 	return text, err
 }
 
-// goOnWithout enters that the history could not be read. The file may be good: it is not replaced.
-func (f *File) goOnWithout(err error) {
-	if f.untouched {
-		f.failed(err)
+// startWithout records that the history could not be read. The file may be intact: it is not replaced.
+func (f *File) startWithout(err error) {
+	if f.readOnly {
+		f.setSaveProblem(err)
 		return
 	}
 	f.aside = unread(err)
-	f.log.Error("health history can't be read: this agent goes on without it", "file", f.path, "error", err)
+	f.log.Error("health history can't be read, the agent starts without it", "file", f.path, "error", err)
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.unread = "could not be read, what was known before this start is not: " + oneLine(err)
+	f.loadProblem = "could not be read, faults from before this start are unknown: " + oneLine(err)
 }

@@ -170,7 +170,7 @@ func Reading(ctx context.Context, open func() (monitor.Session, error), cfg core
 	if stateDir == "" {
 		state = report.ReadState(ctx, open, cfg)
 	} else {
-		history = checkpoint.Read(stateDir, agent, cfg.Roots.Proc)
+		history = checkpoint.OpenReadOnly(stateDir, agent, cfg.Roots.Proc)
 		state = report.ReadAfter(ctx, open, cfg, history)
 	}
 	boot, _ := checkpoint.ReadBoot(cfg.Roots.Proc) // the history says it if that fails

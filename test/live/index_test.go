@@ -62,7 +62,7 @@ func TestAHostThatIsDividedByIndexLosesAGPU(t *testing.T) {
 	must(t, a.Remove(0))
 	a.divided("GPU 0 is removed", all, []int{1, 2, 3}, []int{4, 5, 6, 7})
 	a.until("both logs tell which GPUs the rules mean", func() bool {
-		return a.logged("the order of devices has changed, the policy goes on meaning the same ones") >= 4
+		return a.logged("device order changed, the policy still selects the same devices") >= 4
 	})
 	kill(func() {})
 	a.divided("killed", all, []int{1, 2, 3}, []int{4, 5, 6, 7})

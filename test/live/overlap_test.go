@@ -23,7 +23,7 @@ policy:
 // everybody's is one in which both offer every GPU.
 const everybodys = "version: v1\n"
 
-const warning = "device is offered by another agent, too"
+const warning = "device is also offered by another agent"
 
 // gives are the indices of the GPUs that an agent gives to new work, and the number of those that it calls
 // contested. It is asked as an operator asks it.

@@ -10,16 +10,16 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 )
 
-// Machine is a driver that a test scripts while a monitor follows it. Make one with NewMachine. All methods
-// are safe for concurrent use and work inside a testing/synctest bubble.
+// Machine is a fake driver that a test controls while a monitor follows it. Make one with NewMachine. All methods are safe for
+// concurrent use and work inside a testing/synctest bubble.
 type Machine struct {
 	mu       sync.Mutex
 	snapshot core.Snapshot
 	openErr  error
-	fault    error // of every call of an open session
-	lost     map[core.DeviceID]core.ObservationKind
+	fault    error                                  // of every call of an open session
+	failed   map[core.DeviceID]core.ObservationKind // GPUs that do not answer
 	hang     map[string]hang
-	slow     map[string]time.Duration
+	delay    map[string]time.Duration
 	busy     core.Call
 	events   chan core.Observation
 	waitErr  error
@@ -30,56 +30,56 @@ type Machine struct {
 type hang struct {
 	at      core.Placement
 	release chan struct{}
-	late    bool // the call has read everything when it hangs
+	late    bool // the call hangs at its end
 }
 
-// NewMachine returns a machine that reads as s.
+// NewMachine returns a machine whose snapshot is s.
 func NewMachine(s core.Snapshot) *Machine {
 	return &Machine{
 		snapshot: s,
-		lost:     map[core.DeviceID]core.ObservationKind{},
+		failed:   map[core.DeviceID]core.ObservationKind{},
 		hang:     map[string]hang{},
-		slow:     map[string]time.Duration{},
+		delay:    map[string]time.Duration{},
 		events:   make(chan core.Observation, 1024),
 		calls:    map[string]int{},
 	}
 }
 
-// Set replaces what the machine reads as.
+// Set replaces the snapshot.
 func (m *Machine) Set(s core.Snapshot) { m.locked(func() { m.snapshot = s }) }
 
-// FailOpen makes Open fail with err; nil heals it.
+// FailOpen makes Open fail with err; nil ends that.
 func (m *Machine) FailOpen(err error) { m.locked(func() { m.openErr = err }) }
 
-// FailSession makes every call of a session fail with err; nil heals it.
+// FailSession makes every call of a session fail with err; nil ends that.
 func (m *Machine) FailSession(err error) { m.locked(func() { m.fault = err }) }
 
-// FailWait makes the event wait fail at once with err; nil heals it.
+// FailWait makes the event wait fail immediately with err; nil ends that.
 func (m *Machine) FailWait(err error) { m.locked(func() { m.waitErr = err }) }
 
-// Silence makes a GPU answer with kind (Lost or ProbeFailed).
-func (m *Machine) Silence(id core.DeviceID, kind core.ObservationKind) {
-	m.locked(func() { m.lost[id] = kind })
+// FailGPU makes every call about a GPU fail with kind (Lost or ProbeFailed), until RecoverGPU.
+func (m *Machine) FailGPU(id core.DeviceID, kind core.ObservationKind) {
+	m.locked(func() { m.failed[id] = kind })
 }
 
-// Restore makes a silenced GPU answer again.
-func (m *Machine) Restore(id core.DeviceID) { m.locked(func() { delete(m.lost, id) }) }
+// RecoverGPU ends FailGPU.
+func (m *Machine) RecoverGPU(id core.DeviceID) { m.locked(func() { delete(m.failed, id) }) }
 
-// Raise queues an event.
-func (m *Machine) Raise(o core.Observation) { m.events <- o }
+// SendEvent queues an event for the event wait.
+func (m *Machine) SendEvent(o core.Observation) { m.events <- o }
 
 // Hang makes the next and every later call of a session method ("Open", "Snapshot", "Probe", "Usage",
 // "Wait", "Close") block, until the returned function is called.
 func (m *Machine) Hang(method string, at core.Placement) (release func()) {
-	return m.block(method, at, false)
+	return m.setHang(method, at, false)
 }
 
-// HangAfter is Hang for "Snapshot", which blocks when it has read everything.
+// HangAfter is Hang for "Snapshot", which blocks at the end of the call.
 func (m *Machine) HangAfter(method string, at core.Placement) (release func()) {
-	return m.block(method, at, true)
+	return m.setHang(method, at, true)
 }
 
-func (m *Machine) block(method string, at core.Placement, late bool) (release func()) {
+func (m *Machine) setHang(method string, at core.Placement, late bool) (release func()) {
 	h := hang{at, make(chan struct{}), late}
 	m.locked(func() { m.hang[method] = h })
 	return func() {
@@ -88,24 +88,24 @@ func (m *Machine) block(method string, at core.Placement, late bool) (release fu
 	}
 }
 
-// Slow makes every call of a session method take so long.
-func (m *Machine) Slow(method string, d time.Duration) { m.locked(func() { m.slow[method] = d }) }
+// Delay makes every call of a session method take d.
+func (m *Machine) Delay(method string, d time.Duration) { m.locked(func() { m.delay[method] = d }) }
 
-// Calls says how often each session method was called.
+// Calls is the number of calls of each session method.
 func (m *Machine) Calls() map[string]int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return maps.Clone(m.calls)
 }
 
-// Sessions is the number of sessions that are open.
+// Sessions is the number of open sessions.
 func (m *Machine) Sessions() int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.open
 }
 
-// Open is what monitor.New wants.
+// Open opens a session; it is the first argument of monitor.New.
 func (m *Machine) Open() (monitor.Session, error) {
 	m.enter("Open")
 	m.mu.Lock()
@@ -123,16 +123,16 @@ func (m *Machine) locked(f func()) {
 	f()
 }
 
-// enter counts a call, and takes as long as it is slow and hangs.
+// enter counts a call, and waits for its delay and while it hangs.
 func (m *Machine) enter(method string) {
-	var slow time.Duration
-	m.locked(func() { m.calls[method]++; slow = m.slow[method] })
-	time.Sleep(slow)
-	m.sit(method, false)
+	var delay time.Duration
+	m.locked(func() { m.calls[method]++; delay = m.delay[method] })
+	time.Sleep(delay)
+	m.block(method, false)
 }
 
-// sit sits out a hang at the beginning of a call, or late.
-func (m *Machine) sit(method string, late bool) {
+// block waits while a call hangs, at its beginning or (late) at its end.
+func (m *Machine) block(method string, late bool) {
 	m.mu.Lock()
 	h, stuck := m.hang[method]
 	stuck = stuck && h.late == late
@@ -152,7 +152,7 @@ type session struct{ m *Machine }
 func (s *session) Snapshot() (core.Snapshot, error) {
 	s.m.enter("Snapshot")
 	read, err := s.read()
-	s.m.sit("Snapshot", true)
+	s.m.block("Snapshot", true)
 	return read, err
 }
 
@@ -161,12 +161,12 @@ func (s *session) read() (core.Snapshot, error) {
 	defer s.m.mu.Unlock()
 	read := s.m.snapshot
 	read.Devices = slices.DeleteFunc(slices.Clone(read.Devices), func(d core.Device) bool {
-		_, silent := s.m.lost[d.At.GPU]
-		return silent
+		_, failed := s.m.failed[d.At.GPU]
+		return failed
 	})
 	read.Excluded = slices.Clone(read.Excluded)
 	for _, d := range s.m.snapshot.Devices {
-		if kind, silent := s.m.lost[d.ID]; silent {
+		if kind, failed := s.m.failed[d.ID]; failed {
 			read.Excluded = append(read.Excluded, core.Exclusion{Index: d.Index, At: d.At, PCI: d.PCI, Failure: failure[kind], Reason: "scripted"})
 		}
 	}
@@ -183,7 +183,7 @@ func (s *session) Probe() ([]core.Observation, error) {
 			continue
 		}
 		kind := core.Checked
-		if k, silent := s.m.lost[d.ID]; silent {
+		if k, failed := s.m.failed[d.ID]; failed {
 			kind = k
 		}
 		obs = append(obs, core.Observation{At: core.WholeGPU(d.ID), Kind: kind, Detail: map[bool]string{true: "scripted"}[kind != core.Checked]})
@@ -240,7 +240,7 @@ func (s *session) Close() error {
 	return nil
 }
 
-// failure is why a reading excludes a GPU of which a check makes an observation.
+// failure is the Failure of an excluded GPU whose check makes an observation.
 var failure = map[core.ObservationKind]core.Failure{
 	core.Lost: core.FailureLost, core.ProbeFailed: core.FailureError, core.CallPending: core.FailurePending, core.Unresponsive: core.FailureHung,
 }

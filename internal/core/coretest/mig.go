@@ -7,9 +7,9 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 )
 
-// Cut is a reading of s after GPU n was put in MIG mode and cut into instances of these profiles, one compute
-// instance to each GPU instance. A GPU in MIG mode without instances is Cut(s, n).
-func Cut(s core.Snapshot, n int, profiles ...string) core.Snapshot {
+// WithMIG is s with GPU n in MIG mode and partitioned into instances of these profiles, one compute instance in each GPU
+// instance. WithMIG(s, n) is a GPU in MIG mode without instances.
+func WithMIG(s core.Snapshot, n int, profiles ...string) core.Snapshot {
 	s.Devices, s.Nodes = slices.Clone(s.Devices), slices.Clone(s.Nodes)
 	at := slices.IndexFunc(s.Devices, func(d core.Device) bool { return d.ID == GPU(n) })
 	s.Devices[at].MIG = true
@@ -26,7 +26,7 @@ func Cut(s core.Snapshot, n int, profiles ...string) core.Snapshot {
 	return core.NewSnapshot(s)
 }
 
-// Instance is the UUID of the i-th instance of GPU n after Cut.
+// Instance is the UUID of the i-th MIG instance of GPU n in WithMIG.
 func Instance(n, i int) core.DeviceID {
 	return core.DeviceID(fmt.Sprintf("MIG-00000000-0000-4000-8000-%09d%03d", n, i))
 }

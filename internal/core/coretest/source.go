@@ -1,4 +1,4 @@
-// Package coretest has stand-ins for what the core is built on, for tests of everything above it.
+// Package coretest has fakes of the driver and of the monitor for tests of the packages above them.
 package coretest
 
 import (
@@ -11,45 +11,45 @@ import (
 	"github.com/tandem-gpu/tandem/internal/watch"
 )
 
-// Source is an inventory that a test sets by hand. It is what the adapters need of a monitor.
+// Source is a fake monitor, as the adapters need one: its inventory is set by the test.
 type Source struct {
-	cell *watch.Value[*core.Inventory]
+	inventory *watch.Value[*core.Inventory]
 
 	mu    sync.Mutex
 	usage []core.Usage
 	err   error
 }
 
-// NewSource returns a source that has not asked the driver yet.
+// NewSource returns a source whose driver is pending.
 func NewSource() *Source {
 	pending := core.NoDriver(core.DriverPending, "not asked yet")
-	return &Source{cell: watch.NewValue(core.Build(pending, core.Ledger{}, core.DefaultConfig()))}
+	return &Source{inventory: watch.NewValue(core.Build(pending, core.Ledger{}, core.DefaultConfig()))}
 }
 
 // Set publishes an inventory.
-func (s *Source) Set(inv *core.Inventory) { s.cell.Store(inv) }
+func (s *Source) Set(inv *core.Inventory) { s.inventory.Store(inv) }
 
-// SetUsage sets what Usage answers.
+// SetUsage sets the result of Usage.
 func (s *Source) SetUsage(usage []core.Usage, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.usage, s.err = usage, err
 }
 
-// Current is the inventory set last.
-func (s *Source) Current() *core.Inventory { return s.cell.Load() }
+// Current is the inventory that was set last.
+func (s *Source) Current() *core.Inventory { return s.inventory.Load() }
 
-// Watch follows what is set.
-func (s *Source) Watch(ctx context.Context) iter.Seq[*core.Inventory] { return s.cell.Watch(ctx) }
+// Watch yields the present inventory and each later one.
+func (s *Source) Watch(ctx context.Context) iter.Seq[*core.Inventory] { return s.inventory.Watch(ctx) }
 
-// Usage answers what SetUsage said.
+// Usage returns the result set by SetUsage.
 func (s *Source) Usage(ctx context.Context) ([]core.Usage, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.usage, s.err
 }
 
-// GPUs is a reading of n full H100s on two NUMA nodes, every pair joined by 18 NVLinks.
+// GPUs is a snapshot of n H100s without MIG on two NUMA nodes, every pair connected by 18 NVLinks.
 func GPUs(n int) core.Snapshot {
 	s := core.Snapshot{Driver: core.Driver{State: core.DriverReady, Version: "580.95.05", CUDA: "13.0"}}
 	for i := range n {

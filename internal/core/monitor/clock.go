@@ -6,12 +6,12 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 )
 
-// clock is the steady clock on which the times of a core.State lie: it runs with the monotonic clock and reads as the wall
-// clock does, to within core.ClockTolerance. It is used by one goroutine.
+// clock is the steady clock of the times in a core.State: it runs with the monotonic clock and agrees with the wall clock to
+// within core.ClockTolerance. It is used by one goroutine.
 type clock struct {
 	wall    func() time.Time
 	started time.Time // with its monotonic reading
-	read    time.Time // what the clock read then
+	read    time.Time // what this clock showed then
 }
 
 func newClock(wall func() time.Time) *clock {
@@ -33,18 +33,18 @@ func (c *clock) adjust() time.Duration {
 // SetWallClock replaces time.Now as the wall clock, which may jump. Call it before Run.
 func (m *Monitor) SetWallClock(now func() time.Time) { m.clock = newClock(now) }
 
-// now is the time for the next change of the state, whose times follow a jump of the wall clock first. Only Run's
-// goroutine calls it, and takes the state afterwards.
+// now is the time for the next change of the state. If the wall clock has jumped, it first shifts the times of the state.
+// Only Run's goroutine calls it, and loads the state afterwards.
 func (m *Monitor) now() time.Time {
 	if d := m.clock.adjust(); d != 0 {
-		m.log.Warn("wall clock jumped, recorded times are moved along", "by", d.Round(time.Millisecond))
-		m.cell.Replace(m.State().Shift(d))
+		m.log.Warn("wall clock jumped, recorded times shifted", "by", d.Round(time.Millisecond))
+		m.state.Replace(m.State().Shift(d))
 	}
 	return m.clock.now()
 }
 
-// update publishes what change makes of the present state. Only Run's goroutine calls it.
-func (m *Monitor) update(change func(core.State, time.Time) core.State) (changed bool) {
+// update publishes the state that follows from the present one. Only Run's goroutine calls it.
+func (m *Monitor) update(next func(core.State, time.Time) core.State) (changed bool) {
 	now := m.now()
-	return m.publish(change(m.State(), now))
+	return m.publish(next(m.State(), now))
 }

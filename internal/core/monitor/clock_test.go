@@ -1,8 +1,6 @@
 package monitor_test
 
 import (
-	"context"
-	"log/slog"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -22,30 +20,22 @@ func (w *wall) jump(d time.Duration) { w.ahead.Add(int64(d)) }
 // runBy is run by a wall clock of its own.
 func runBy(t *testing.T, m *coretest.Machine) (*running, *wall) {
 	t.Helper()
-	w, cfg := &wall{}, core.DefaultConfig()
-	cfg.Health.Forget = 30 * time.Minute
-	ctx, cancel := context.WithCancel(t.Context())
-	r := &running{t: t, Monitor: monitor.New(m.Open, cfg, slog.New(slog.DiscardHandler), nil)}
-	r.SetWallClock(w.now)
-	done := make(chan error, 1)
-	go func() { done <- r.Run(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
+	w := &wall{}
+	r := start(t, m, setup{
+		config: func(c *core.Config) { c.Health.Forget = 30 * time.Minute },
+		before: func(m *monitor.Monitor) { m.SetWallClock(w.now) },
 	})
 	return r, w
 }
 
-// Whatever waits for a time to pass waits for as long as it would have, when the wall clock jumps in either direction.
+// Waits last as long as without a jump of the wall clock in either direction.
 func TestWaitsIgnoreJumpsOfTheWallClock(t *testing.T) {
-	sick := func(r *running, m *coretest.Machine) {
-		m.Raise(core.Observation{At: core.WholeGPU(coretest.GPU(1)), Kind: core.XID, Code: 119})
+	fault := func(r *running, m *coretest.Machine) {
+		m.SendEvent(core.Observation{At: core.WholeGPU(coretest.GPU(1)), Kind: core.XID, Code: 119})
 		r.after(time.Second)
 	}
 	reset := func(r *running, m *coretest.Machine) {
-		m.Raise(core.Observation{At: core.WholeGPU(coretest.GPU(1)), Kind: core.DriverRebound})
+		m.SendEvent(core.Observation{At: core.WholeGPU(coretest.GPU(1)), Kind: core.DriverRebound})
 		r.after(time.Second)
 	}
 	is := func(state core.HealthState) func(*running) bool {
@@ -60,25 +50,21 @@ func TestWaitsIgnoreJumpsOfTheWallClock(t *testing.T) {
 		most  time.Duration
 		least time.Duration
 	}{
-		"recovery after a reset": {func(r *running, m *coretest.Machine) { sick(r, m); reset(r, m) }, is(core.Healthy), 2 * time.Minute, 50 * time.Second},
+		"recovery after a reset": {func(r *running, m *coretest.Machine) { fault(r, m); reset(r, m) }, is(core.Healthy), 2 * time.Minute, 50 * time.Second},
 		"maintenance with an end": {func(r *running, _ *coretest.Machine) {
-			if err := r.quiesce(time.Now().Add(10 * time.Minute)); err != nil {
-				r.t.Error(err)
-			}
+			must(r.t, r.quiesce(time.Now().Add(10*time.Minute)))
 		}, is(core.Healthy), 11 * time.Minute, 9 * time.Minute},
 		"a fault that is ignored for a time": {func(r *running, m *coretest.Machine) {
-			sick(r, m)
+			fault(r, m)
 			if _, err := r.Ignore(r.t.Context(), core.Command{GPU: coretest.GPU(1)}, time.Now().Add(20*time.Second)); err != nil {
 				r.t.Error(err)
 			}
 		}, is(core.Unhealthy), 25 * time.Second, 15 * time.Second},
 		"a unit that was withdrawn": {func(r *running, m *coretest.Machine) {
 			m.Set(coretest.GPUs(1))
-			if err := r.ApplyPolicy(r.t.Context(), excluding(coretest.GPU(1))); err != nil {
-				r.t.Error(err)
-			}
+			must(r.t, r.ApplyPolicy(r.t.Context(), excluding(coretest.GPU(1))))
 		}, func(r *running) bool { return r.Current().Len() == 1 }, 4 * time.Second, time.Second},
-		"a GPU that is lost for good": {func(r *running, m *coretest.Machine) { m.Set(coretest.GPUs(1)); r.after(2 * time.Minute) },
+		"a GPU that stays lost": {func(r *running, m *coretest.Machine) { m.Set(coretest.GPUs(1)); r.after(2 * time.Minute) },
 			func(r *running) bool { return r.Current().Len() == 1 }, 32 * time.Minute, 27 * time.Minute},
 	} {
 		for _, by := range []time.Duration{0, 6 * time.Hour, -6 * time.Hour, 400 * 24 * time.Hour, -400 * 24 * time.Hour} {
@@ -108,13 +94,13 @@ func excluding(ids ...core.DeviceID) core.Config {
 	return cfg
 }
 
-// An operator who clears a fault has seen it, whatever the wall clock was when it happened.
+// Clear works for a fault whose time is after that of the command, because the wall clock was set back.
 func TestClearAfterTheClockWasSetBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := coretest.NewMachine(coretest.GPUs(2))
 		r, w := runBy(t, m)
 		r.after(time.Minute)
-		m.Raise(core.Observation{At: core.WholeGPU(coretest.GPU(1)), Kind: core.XID, Code: 119})
+		m.SendEvent(core.Observation{At: core.WholeGPU(coretest.GPU(1)), Kind: core.XID, Code: 119})
 		r.after(time.Second)
 		w.jump(-2 * time.Hour)
 		if _, err := r.Clear(t.Context(), core.Command{GPU: coretest.GPU(1), VerifiedAt: w.now()}); err != nil {

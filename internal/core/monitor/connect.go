@@ -6,59 +6,60 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/watch"
 )
 
-var errOpenStuck = errors.New("the driver does not answer (nvmlInit)")
+var errInitHangs = errors.New("the driver does not answer (nvmlInit)")
 
-// connect opens a session. Opening can hang like any call, so it runs beside the caller; a session that
-// comes when nobody wants it any more is closed. Without a session over is closed as soon as nothing is held.
-func (m *Monitor) connect(ctx context.Context, over chan<- struct{}) (Session, error) {
-	type opened struct {
+// connect opens a session. Opening can hang like any call, so it runs in a goroutine of its own; a session that opens after
+// connect has returned is closed. Without a session, released is closed as soon as nothing of the driver is held.
+func (m *Monitor) connect(ctx context.Context, released chan<- struct{}) (Session, error) {
+	type result struct {
 		session Session
 		err     error
 	}
-	wanted, unwanted := context.WithCancel(ctx)
-	defer unwanted()
-	came, gone := make(chan opened), make(chan struct{})
+	wanted, cancelOpen := context.WithCancel(ctx)
+	defer cancelOpen()
+	opened, done := make(chan result), make(chan struct{})
 	go func() {
-		defer close(gone)
+		defer close(done)
 		s, err := m.open()
 		if err != nil {
-			close(over)
+			close(released)
 		}
 		select {
-		case came <- opened{s, err}:
+		case opened <- result{s, err}:
 		case <-wanted.Done():
 			if err == nil {
-				m.close(ctx, s, over)
+				m.closeSession(ctx, s, released)
 			}
 		}
 	}()
-	patient, cancel := context.WithTimeout(ctx, m.cfg.Health.Deadline)
+	bounded, cancel := context.WithTimeout(ctx, m.cfg.Health.Deadline)
 	defer cancel()
-	o, err := standby(patient, m, came)
+	r, err := serveWithoutSession(bounded, m, opened)
 	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
-		m.noDriver(errOpenStuck)
-		o, err = standby(ctx, m, came)
+		m.noDriver(errInitHangs)
+		r, err = serveWithoutSession(ctx, m, opened)
 	}
 	if err != nil {
-		unwanted()
-		m.abandon(gone, "nvmlInit")
+		cancelOpen()
+		m.awaitOrAbandon(done, "nvmlInit")
 		return nil, err
 	}
-	return o.session, o.err
+	return r.session, r.err
 }
 
-// pause waits for d, the end of ctx or a maintenance, and reports whether it was cut short because something of the
-// driver came or went.
-func (m *Monitor) pause(ctx context.Context, d time.Duration) (appeared bool) {
+// pauseBeforeRetry waits for d, the end of ctx or a maintenance, and reports whether it ended early because the driver's
+// fingerprint has changed.
+func (m *Monitor) pauseBeforeRetry(ctx context.Context, d time.Duration) (changed bool) {
 	before := m.driverFingerprint()
 	for end := time.Now().Add(d); time.Now().Before(end); {
-		t := time.NewTimer(min(time.Until(end), watchEvery))
-		_, err := standby(ctx, m, t.C)
+		t := time.NewTimer(min(time.Until(end), checkEvery))
+		_, err := serveWithoutSession(ctx, m, t.C)
 		t.Stop()
 		if err != nil {
-			return false // the caller goes on to see why
+			return false // the caller checks ctx and maintenance
 		}
 		if m.driverFingerprint() != before {
 			return true
@@ -67,25 +68,25 @@ func (m *Monitor) pause(ctx context.Context, d time.Duration) (appeared bool) {
 	return false
 }
 
-// standby does everything that needs no session until something arrives. It fails if ctx ends first, and with
-// errAway if maintenance begins or ends.
-func standby[T any](ctx context.Context, m *Monitor, until <-chan T) (v T, err error) {
-	away := m.isAway()
-	tick := time.NewTicker(watchEvery)
+// serveWithoutSession handles everything that needs no session until a value arrives. It fails if ctx ends first, and with
+// errMaintenance if maintenance begins or ends.
+func serveWithoutSession[T any](ctx context.Context, m *Monitor, until <-chan T) (v T, err error) {
+	before := m.inMaintenance()
+	tick := time.NewTicker(checkEvery)
 	defer tick.Stop()
-	for m.isAway() == away {
-		m.turns.Heartbeat(watchEvery)
+	for m.inMaintenance() == before {
+		m.task.Heartbeat(checkEvery)
 		select {
 		case v = <-until:
 			return v, nil
-		case <-m.usage.asked:
+		case <-m.usage.requested:
 			m.usage.finish(nil, core.ErrNoDriver)
-		case o := <-m.orders:
-			m.obey(o)
-		case o := <-m.told:
+		case c := <-m.commands:
+			m.apply(c)
+		case o := <-m.reported:
 			m.observe(o)
-		case <-m.moved:
-			m.settle()
+		case <-m.hostChanged:
+			m.applyHost()
 		case <-tick.C:
 			if m.State().NeedsTick() {
 				m.observe()
@@ -94,34 +95,29 @@ func standby[T any](ctx context.Context, m *Monitor, until <-chan T) (v T, err e
 			return v, ctx.Err()
 		}
 	}
-	return v, errAway
+	return v, errMaintenance
 }
 
-// close ends a session and closes over when nothing of it is held any more. A call that is still in the driver
-// keeps it open: another try follows, until another session has taken its place and cares for it.
-func (m *Monitor) close(ctx context.Context, s Session, over chan<- struct{}) {
-	mine := m.held.Load()
+// closeSession closes a session, and released when nothing of it is held any more. A call that is still in the driver keeps
+// the session open: it is closed again until that succeeds or a later session has replaced it.
+func (m *Monitor) closeSession(ctx context.Context, s Session, released chan<- struct{}) {
+	mine := m.released.Load()
 	err := s.Close()
 	if err != nil {
-		m.log.Warn("closing the driver", "error", err)
+		m.log.Warn("closing the driver failed", "error", err)
 	}
 	for ; err != nil; err = s.Close() {
-		rest(ctx, closePause)
-		if ctx.Err() != nil || m.held.Load() != mine {
+		if !watch.Sleep(ctx, closePause) || m.released.Load() != mine {
 			return
 		}
 	}
-	m.gauges.set(func(s *Stats) { s.Calls = nil })
-	close(over)
+	m.stats.set(func(s *Stats) { s.Calls = nil })
+	close(released)
 }
 
-// abandon waits for work in the driver to be over, but not for ever: what hangs there can't be helped.
-func (m *Monitor) abandon(over <-chan struct{}, call string) {
-	t := time.NewTimer(leaveAtMost)
-	defer t.Stop()
-	select {
-	case <-over:
-	case <-t.C:
+// awaitOrAbandon waits for at most stopAtMost until work in the driver is done: a hung call can't be cancelled.
+func (m *Monitor) awaitOrAbandon(done <-chan struct{}, call string) {
+	if !watch.Await(context.Background(), done, stopAtMost) {
 		m.log.Warn("driver call abandoned", "call", call)
 	}
 }

@@ -1,11 +1,7 @@
 package monitor_test
 
 import (
-	"bytes"
-	"context"
 	"fmt"
-	"log/slog"
-	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -20,8 +16,8 @@ func sharedByMPS(c *core.Config) {
 	c.Policy.Rules = []core.Rule{{Sharing: &core.Sharing{Mode: core.MPS, Replicas: 2, OnePerRequest: true}}}
 }
 
-// well counts the units of an inventory that take work.
-func well(inv *core.Inventory) (n int) {
+// schedulable counts the units of an inventory that take work.
+func schedulable(inv *core.Inventory) (n int) {
 	for u := range inv.Units() {
 		if u.Health.Schedulable() {
 			n++
@@ -30,44 +26,35 @@ func well(inv *core.Inventory) (n int) {
 	return n
 }
 
-// What is told before Run is known when the first GPU is read: no unit is published as sick for want of a daemon
-// that was asked already.
-func TestHostToldBeforeRunCountsFromTheFirstReading(t *testing.T) {
+// A host that is set before Run counts from the first reading on: no unit is published as unhealthy because its MPS daemon has
+// not been checked yet.
+func TestHostSetBeforeRunCountsFromTheFirstReading(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		cfg := core.DefaultConfig()
-		sharedByMPS(&cfg)
-		m := monitor.New(coretest.NewMachine(coretest.GPUs(2)).Open, cfg, slog.New(slog.DiscardHandler), nil)
-		m.SetHost(core.Host{})
-		m.SetHost(core.Host{MPS: []string{"gpu.mps"}})
-		ctx, cancel := context.WithCancel(t.Context())
-		ended := make(chan error, 1)
-		go func() { ended <- m.Run(ctx) }()
-		for inv := range m.Watch(ctx) {
-			if inv.Len() == 0 {
-				continue
+		r := start(t, coretest.NewMachine(coretest.GPUs(2)), setup{config: sharedByMPS, before: func(m *monitor.Monitor) {
+			m.SetHost(core.Host{})
+			m.SetHost(core.Host{MPS: []string{"gpu.mps"}})
+		}})
+		for _, inv := range r.seen {
+			if n := schedulable(inv); inv.Len() > 0 && (inv.Len() != 4 || n != 4) {
+				t.Errorf("%d of %d units take work", n, inv.Len())
 			}
-			if inv.Len() != 4 || well(inv) != 4 {
-				t.Errorf("the first of %d units: %d take work", inv.Len(), well(inv))
-			}
-			break
 		}
-		cancel()
-		if err := <-ended; err != nil {
-			t.Error(err)
+		if r.Current().Len() != 4 {
+			t.Errorf("%d units", r.Current().Len())
 		}
 	})
 }
 
-func TestHostIsFoldedAndPublishedOnlyIfItMatters(t *testing.T) {
+func TestHostIsPublishedOnlyIfUnitsChange(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		machine := coretest.NewMachine(coretest.GPUs(2))
 		r := run(t, machine, sharedByMPS)
-		if n := well(r.Current()); n != 0 {
-			t.Errorf("%d units take work though nobody has found a daemon", n)
+		if n := schedulable(r.Current()); n != 0 {
+			t.Errorf("%d units take work without an MPS daemon", n)
 		}
 		r.SetHost(core.Host{MPS: []string{"gpu.mps"}})
 		synctest.Wait()
-		if n := well(r.Current()); n != 4 {
+		if n := schedulable(r.Current()); n != 4 {
 			t.Errorf("%d units take work", n)
 		}
 		published := len(r.seen)
@@ -77,7 +64,7 @@ func TestHostIsFoldedAndPublishedOnlyIfItMatters(t *testing.T) {
 			t.Errorf("%d needless publications; host %v", len(r.seen)-published, r.State().Host)
 		}
 
-		machine.FailOpen(core.ErrNoDriver) // it is taken in without a session, too
+		machine.FailOpen(core.ErrNoDriver) // it is applied without a session, too
 		machine.FailSession(core.ErrDriverLost)
 		r.after(time.Minute)
 		r.SetHost(core.Host{})
@@ -88,8 +75,8 @@ func TestHostIsFoldedAndPublishedOnlyIfItMatters(t *testing.T) {
 	})
 }
 
-// A storm of calls by one who waits for nobody: the last one counts, and Run or not, none blocks.
-func TestHostNeverBlocks(t *testing.T) {
+// Of many calls of SetHost the last one counts, and none blocks, during and after Run.
+func TestSetHostNeverBlocks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := run(t, coretest.NewMachine(coretest.GPUs(1)))
 		for n := range 10_000 {
@@ -99,59 +86,41 @@ func TestHostNeverBlocks(t *testing.T) {
 		if got := r.State().Host.MPS; len(got) != 1 || got[0] != "9999" {
 			t.Errorf("host: %v", got)
 		}
-		if err := r.stop(); err != nil {
-			t.Error(err)
-		}
+		must(t, r.stop())
 		r.SetHost(core.Host{})
 		r.SetHost(core.Host{})
 	})
 }
 
-// Findings and contests are logged when they appear and when they go, whatever the driver does in between.
-func TestFindingsAndContestsAreLoggedOnce(t *testing.T) {
+// Policy warnings and overlaps are logged when they begin and when they end, whatever the driver does in between.
+func TestWarningsAreLoggedOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var log bytes.Buffer
-		cfg := core.DefaultConfig()
-		cfg.Policy.Rules = []core.Rule{{Select: core.Selector{At: "policy.yaml:7: rules[0].select", Models: []string{"NVIDIA B200"}}}}
 		machine := coretest.NewMachine(coretest.GPUs(2))
-		m := monitor.New(machine.Open, cfg, slog.New(slog.NewTextHandler(&log, nil)), nil)
-		ctx, cancel := context.WithCancel(t.Context())
-		ended := make(chan error, 1)
-		go func() { ended <- m.Run(ctx) }()
-		contested := core.Host{Claims: []core.Claim{{Agent: "nomad-gpu", At: core.WholeGPU(coretest.GPU(1))}}}
+		r := run(t, machine, func(c *core.Config) {
+			c.Policy.Rules = []core.Rule{{Select: core.Selector{At: "policy.yaml:7: rules[0].select", Models: []string{"NVIDIA B200"}}}}
+		})
+		overlap := core.Host{Claims: []core.Claim{{Agent: "nomad-gpu", At: core.WholeGPU(coretest.GPU(1))}}}
 		for range 3 {
-			m.SetHost(contested)
-			time.Sleep(5 * time.Minute) // rescans
-			machine.Silence(coretest.GPU(0), core.ProbeFailed)
-			time.Sleep(5 * time.Minute)
-			machine.Restore(coretest.GPU(0))
+			r.SetHost(overlap)
+			r.after(5 * time.Minute) // rescans
+			machine.FailGPU(coretest.GPU(0), core.ProbeFailed)
+			r.after(5 * time.Minute)
+			machine.RecoverGPU(coretest.GPU(0))
 			machine.FailSession(core.ErrDriverLost)
-			time.Sleep(5 * time.Minute)
+			r.after(5 * time.Minute)
 			machine.FailSession(nil)
-			time.Sleep(5 * time.Minute)
+			r.after(5 * time.Minute)
 		}
 		other := coretest.GPUs(2)
 		other.Devices[0].Model = "NVIDIA B200"
 		machine.Set(other)
-		m.SetHost(core.Host{})
-		time.Sleep(5 * time.Minute)
-		cancel()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
-		for what, level := range map[string]string{
-			"the policy does not fit": "level=ERROR", "the policy fits": "level=INFO",
-			"is offered by another agent": "level=WARN", "no longer offered by another": "level=INFO",
+		r.SetHost(core.Host{})
+		r.after(5 * time.Minute)
+		for _, line := range []string{
+			`level=ERROR msg="the policy does not match this node"`, `level=INFO msg="the policy matches this node again"`,
+			`level=WARN msg="device is also offered by another agent"`, `level=INFO msg="device is no longer offered by another agent"`,
 		} {
-			var lines []string
-			for line := range strings.Lines(log.String()) {
-				if strings.Contains(line, what) {
-					lines = append(lines, line)
-				}
-			}
-			if len(lines) != 1 || !strings.Contains(lines[0], level) {
-				t.Errorf("%q, want one %s: %q", what, level, lines)
-			}
+			r.logged(line, 1)
 		}
 	})
 }

@@ -1,8 +1,6 @@
 package monitor_test
 
 import (
-	"context"
-	"log/slog"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -12,43 +10,35 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 )
 
-// What was logged while no agent ran counts before anything is offered. A log that can't be read in time holds nothing up.
-func TestThePastOfTheKernelLogComesBeforeTheFirstReading(t *testing.T) {
+// XIDs from before the start count before any device is offered. A log that is not read in time delays nothing.
+func TestKernelLogIsReadBeforeTheFirstReading(t *testing.T) {
 	for took, before := range map[time.Duration]bool{time.Second / 2: true, time.Minute: false} {
 		synctest.Test(t, func(t *testing.T) {
-			s := &store{saved: sick(95)}
-			mon := monitor.New(coretest.NewMachine(coretest.GPUs(2)).Open, core.DefaultConfig(), slog.New(slog.DiscardHandler), s)
-			mon.AwaitLog()
-			r := running{t: t, Monitor: mon}
-			ctx, cancel := context.WithCancel(t.Context())
-			done := make(chan error, 1)
-			go func() { done <- mon.Run(ctx) }()
-			go func() {
-				if !mon.Restored(ctx) {
-					t.Error("the history never came")
-				}
-				time.Sleep(took)
-				mon.Report(core.Observation{PCI: "0000:10:00.0", Kind: core.XID, Code: 119, FromKernelLog: true, Backlog: true, NextSequence: 7},
-					core.Observation{Kind: core.KernelLogRead, NextSequence: 9})
-			}()
-			offeredHealthy := false
-			go func() {
-				for inv := range mon.Watch(ctx) {
-					u, ok := inv.Unit(core.UnitID(coretest.GPU(0)))
-					offeredHealthy = offeredHealthy || ok && u.Health.State == core.Healthy
-				}
-			}()
+			s := &store{saved: unhealthy(95)}
+			r := start(t, coretest.NewMachine(coretest.GPUs(2)), setup{store: s, before: func(m *monitor.Monitor) {
+				m.AwaitLog()
+				go func() {
+					if !m.Restored(t.Context()) {
+						t.Error("the history was not restored")
+					}
+					time.Sleep(took)
+					m.Report(core.Observation{PCI: "0000:10:00.0", Kind: core.XID, Code: 119, FromKernelLog: true, Backlog: true, NextSequence: 7},
+						core.Observation{Kind: core.KernelLogRead, NextSequence: 9})
+				}()
+			}})
 			r.after(2 * time.Second)
+			offeredHealthy := false
+			for _, inv := range r.seen {
+				u, ok := inv.Unit(core.UnitID(coretest.GPU(0)))
+				offeredHealthy = offeredHealthy || ok && u.Health.State == core.Healthy
+			}
 			if offeredHealthy == before || r.Current().Len() != 2 {
 				t.Errorf("read in %v: GPU 0 was offered as healthy: %t, %d units", took, offeredHealthy, r.Current().Len())
 			}
 			r.after(time.Hour).expect("in the end", map[int]core.HealthState{0: core.Unhealthy, 1: core.Unhealthy})
-			cancel()
-			if err := <-done; err != nil {
-				t.Error(err)
-			}
+			must(t, r.stop())
 			if last := s.saved[len(s.saved)-1]; last.KernelLog != 9 {
-				t.Errorf("the record goes on at %d", last.KernelLog)
+				t.Errorf("the saved position in the log is %d", last.KernelLog)
 			}
 		})
 	}

@@ -6,8 +6,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 )
 
-// logChange writes one line per device for each difference between two inventories, however many units it is offered
-// as.
+// logChange writes one line per device for each difference between two inventories, whatever the number of its units.
 func logChange(log *slog.Logger, prev, next *core.Inventory) {
 	switch d := next.Driver(); {
 	case d == prev.Driver():
@@ -25,10 +24,10 @@ func logChange(log *slog.Logger, prev, next *core.Inventory) {
 			continue
 		}
 		if old.Pool != u.Pool || old.Sharing != u.Sharing {
-			log.Info("device offered anew", "id", u.Device.ID, "pci", u.Device.PCI, "pool", u.Pool, "sharing", u.Sharing.String(),
+			log.Info("device pool or sharing changed", "id", u.Device.ID, "pci", u.Device.PCI, "pool", u.Pool, "sharing", u.Sharing.String(),
 				"was", old.Pool+" "+old.Sharing.String())
 		}
-		old.Health.MissingNodes = u.Health.MissingNodes // said logs these, once for all devices
+		old.Health.MissingNodes = u.Health.MissingNodes // logDedup logs these, once for all devices
 		if old.Health != u.Health {
 			logTransition(log, u, old.Health)
 		}
@@ -38,23 +37,17 @@ func logChange(log *slog.Logger, prev, next *core.Inventory) {
 			log.Info("device gone", "id", u.Device.ID, "pci", u.Device.PCI)
 		}
 	}
-	seen := map[core.Exclusion]bool{}
-	for _, e := range prev.Excluded() {
-		seen[e] = true
-	}
-	for _, e := range next.Excluded() {
-		if !seen[e] {
-			id := "unknown"
-			if e.At.GPU != "" {
-				id = e.At.String()
-			}
-			log.Warn("device excluded", "index", e.Index, "id", id, "pci", e.PCI, "reason", e.Reason)
+	for _, e := range without(next.Excluded(), prev.Excluded()) {
+		id := "unknown"
+		if e.At.GPU != "" {
+			id = e.At.String()
 		}
+		log.Warn("device excluded", "index", e.Index, "id", id, "pci", e.PCI, "reason", e.Reason)
 	}
 }
 
-// logTransition says what a device is now and why: the cause, what the driver wants, what to do and what
-// clears it; or, when it got well, what it got well from and what that took.
+// logTransition writes the new health of a device with its cause, the driver's recovery action, the remedy and what clears it;
+// or, when the device recovered, the health and cause before, and what cleared them.
 func logTransition(log *slog.Logger, u core.Unit, old core.Health) {
 	line := log.With("id", u.Device.ID, "pci", u.Device.PCI)
 	if u.Health.State == core.Healthy {

@@ -1,9 +1,9 @@
-// Package monitor owns the driver: it opens a session, folds its readings and events into the state of the
-// machine and hands out the inventory that follows. It is the only impure part above the driver itself.
+// Package monitor owns the driver: it opens a session, applies its readings and events to a core.State and publishes the
+// inventory that follows. It is the only package above the driver itself with goroutines and a clock.
 //
-// Two goroutines touch a session, because NVML calls can hang and can't be cancelled: the reader runs
-// one request at a time, the waiter sits in the event wait. The monitor's own goroutine never calls the
-// driver and never touches a disk, so that it can always publish, answer and stop.
+// Two goroutines use a session, because NVML calls can hang and can't be cancelled: the reader makes one request at a time,
+// the waiter runs the event wait. The monitor's own goroutine never calls the driver and never waits for a disk, so that it
+// can always publish, answer and stop.
 package monitor
 
 import (
@@ -20,207 +20,196 @@ import (
 	"github.com/tandem-gpu/tandem/internal/watchdog"
 )
 
-// Loop is the monitor's own goroutine on its board: without it an agent is of no use.
-const Loop = "monitor"
+// TaskName is the name of the monitor's own goroutine in its watchdog: an agent can't work without it.
+const TaskName = "monitor"
 
-// Session is an open driver. Wait is called from one goroutine, Busy and Nodes from any, the others from one
-// other goroutine. A call may hang for ever; Busy then says which.
+// Session is an open driver. Wait is called from one goroutine, Busy and Nodes from any, the other methods from a second one.
+// A call may hang forever; Busy then returns it.
 type Session interface {
-	// Snapshot reads the whole machine. A device that can't be read is excluded, not an error; an
-	// error (core.ErrDriverLost, core.ErrDriverStale) means that the session is of no more use.
+	// Snapshot reads all GPUs. A device that can't be read is excluded, not an error; an error (core.ErrDriverLost,
+	// core.ErrDriverStale) means that the session is of no more use.
 	Snapshot() (core.Snapshot, error)
 
-	// Probe checks the health of every known GPU: an observation each, Checked with what it said unless
-	// something is wrong. A GPU that does not answer in a moment is Waiting and keeps nobody: its call goes on
-	// alone. Errors are as for Snapshot.
+	// Probe checks the health of every known GPU and returns an observation each: Checked with the sample unless something is
+	// wrong. A GPU that does not answer in time is Waiting; its call goes on and delays no other. Errors are as for Snapshot.
 	Probe() ([]core.Observation, error)
 
-	// Wait returns what happened since the last call, blocking for at most max. An error means that
-	// events can't be had at present; it is a reason to probe, not a fault.
+	// Wait returns the events since the last call and blocks for at most max. An error means that events are unavailable
+	// at present; it is a reason to probe, not a fault.
 	Wait(max time.Duration) ([]core.Observation, error)
 
-	// Usage reads the live numbers of every device that answers.
+	// Usage reads the usage of every device that answers.
 	Usage() ([]core.Usage, error)
 
-	// Nodes lists the device nodes that the host has now, sorted. It asks no driver and returns at once; Snapshot.Nodes
-	// is the same list at the time of the reading. The slice is not changed by either side.
+	// Nodes lists the present device nodes of the host, sorted. It makes no driver call and returns immediately;
+	// Snapshot.Nodes is the same list at the time of the reading. Neither side changes the slice.
 	Nodes() []string
 
-	// Busy are the calls in progress, the event wait excepted; the oldest first.
+	// Busy are the calls in progress without the event wait, the oldest first.
 	Busy() []core.Call
 
-	// Close ends the session: no handle and no descriptor outlives it. After an error, because a call is still
-	// in the driver, it may be tried again.
+	// Close ends the session: no handle and no descriptor remains. After an error, which means that a call is still in the
+	// driver, it may be called again.
 	Close() error
 }
 
-// Store keeps what must outlive the agent. All methods may be slow, and are called from one goroutine at a time. They log
-// themselves what goes wrong, as it keeps nobody from working.
+// Store is the memory that outlives the agent. All methods may be slow, and are called from one goroutine at a time. They log
+// their failures themselves, as the agent works without.
 type Store interface {
-	// Load returns what was saved last, empty if that is nothing or can't be read, and the machine's boot ID.
+	// Load returns what was saved last, empty if that is nothing or can't be read, and the boot ID of the node.
 	Load() (r core.Checkpoint, boot string)
 
-	// SetAside has the next Save keep what is there under another name instead of replacing it.
+	// SetAside has the next Save rename the present file instead of replacing it.
 	SetAside(why error)
 
-	// Save returns nil once the record is where the next agent finds it.
+	// Save returns nil once the record is where the next process of the agent finds it.
 	Save(core.Checkpoint) error
 }
 
-// Pace of the parts that nobody needs to configure.
+// Intervals and limits that are not configurable.
 const (
 	waitAtMost    = time.Second             // one event wait
-	watchEvery    = 500 * time.Millisecond  // look for a call that is stuck, and let time pass in the ledger
+	checkEvery    = 500 * time.Millisecond  // interval of checks for overdue calls, device nodes and, without a session, the driver
 	waitPause     = time.Second             // between event waits that fail
-	leaveAtMost   = 1500 * time.Millisecond // for the workers to leave the driver; more than waitAtMost
-	releaseAtMost = 2 * leaveAtMost         // for maintenance to begin
-	recallAtMost  = 3 * time.Second         // for the disk to give the history
-	closePause    = time.Second / 2         // between tries to close what a call keeps open
-	openFirst     = 250 * time.Millisecond
-	openInterval  = 10 * time.Second
-	eagerly       = time.Second      // between checks while events come in
-	attentive     = 40 * time.Second // after an event; more than a verdict takes to settle
+	stopAtMost    = 1500 * time.Millisecond // for the workers to leave the driver; more than waitAtMost
+	releaseAtMost = 2 * stopAtMost          // for maintenance to begin
+	restoreAtMost = 3 * time.Second         // for the disk to return the history
+	closePause    = time.Second / 2         // between tries to close a session with a call in progress
+	openFirst     = 250 * time.Millisecond  // before the first retry of open
+	openInterval  = 10 * time.Second        // longest pause between two tries
+	probePause    = time.Second             // between checks while events arrive
+	followUpFor   = 40 * time.Second        // of checks after an event; more than the driver takes to set its recovery action
 )
 
-// Monitor follows one machine. Make one with New, then call Run once; the other methods are safe for
-// concurrent use before, during and after Run.
+// Monitor follows the GPUs of one node. Make one with New, then call Run once; the other methods are safe for concurrent use
+// before, during and after Run.
 type Monitor struct {
 	open              func() (Session, error)
 	driverFingerprint func() string
-	cfg               core.Config
+	cfg               core.Config // Run's own
 	log               *slog.Logger
-	store             Store // nil = nothing is kept
-	cell              *watch.Value[core.State]
+	store             Store // nil = nothing is saved
+	state             *watch.Value[core.State]
 	usage             *usageReadings
-	orders            chan order
-	told              chan core.Observation
-	host              *watch.Value[core.Host] // what was handed in last
-	moved             chan struct{}           // capacity 1: there is something new in host
-	said              said
-	past              pastLog
-	known             chan struct{}                 // closed when the history is taken up
-	held              *watch.Value[<-chan struct{}] // closed when the latest session holds nothing any more; nil = there was none
-	keeper            keeper
+	commands          chan command
+	reported          chan core.Observation // by Report
+	host              *watch.Value[core.Host]
+	hostChanged       <-chan struct{} // Run's own: closed when host has a newer value than the applied one
+	logged            logDedup
+	logRead           chan struct{}                 // capacity 1: the kernel log was read; nil = Run does not wait for it
+	restored          chan struct{}                 // closed when the history is loaded
+	released          *watch.Value[<-chan struct{}] // closed when nothing of the latest session is held; nil = there was none
+	checkpoints       checkpointer
 	clock             *clock // Run's own
-	gauges            gauges
-	board             *watchdog.Registry
-	turns             *watchdog.Task // Run's own
+	stats             statsRecorder
+	tasks             *watchdog.Registry
+	task              *watchdog.Task // Run's own
 }
 
-// New returns a monitor that opens sessions with open, which is called from a goroutine of its own,
-// never twice at once. With a store it takes up where the last one ended.
+// New returns a monitor that opens sessions with open, which is called from a goroutine of its own, never twice at a time. With
+// a store it continues with the saved history.
 func New(open func() (Session, error), cfg core.Config, log *slog.Logger, store Store) *Monitor {
-	return &Monitor{
+	m := &Monitor{
 		open: open, driverFingerprint: func() string { return "" }, cfg: cfg, log: log, store: store,
-		cell:  watch.NewValue(core.NewState(cfg)),
-		usage: newUsageReadings(), orders: make(chan order), told: make(chan core.Observation, 256),
-		host: watch.NewValue(core.Host{}), known: make(chan struct{}), moved: make(chan struct{}, 1),
-		held: watch.NewValue[<-chan struct{}](nil), keeper: newKeeper(store), clock: newClock(time.Now), board: watchdog.NewRegistry(),
+		state: watch.NewValue(core.NewState(cfg)), usage: newUsageReadings(),
+		commands: make(chan command), reported: make(chan core.Observation, 256), host: watch.NewValue(core.Host{}),
+		restored: make(chan struct{}), released: watch.NewValue[<-chan struct{}](nil),
+		checkpoints: newCheckpointer(store), clock: newClock(time.Now), tasks: watchdog.NewRegistry(),
 	}
+	_, m.hostChanged = m.host.LoadNext()
+	return m
 }
 
-// SetDriverProbe has the monitor try again to open the driver as soon as look says something else than before, instead of
-// when the next try is due. Call it before Run; look is called twice a second while there is no session.
-func (m *Monitor) SetDriverProbe(look func() string) { m.driverFingerprint = look }
+// SetDriverProbe has the monitor retry opening the driver as soon as fingerprint returns another value, instead of when the
+// next try is due. Call it before Run; fingerprint is called twice a second while there is no session.
+func (m *Monitor) SetDriverProbe(fingerprint func() string) { m.driverFingerprint = fingerprint }
 
-// Watchdog is where the monitor's loops beat, and others of the agent may.
-func (m *Monitor) Watchdog() *watchdog.Registry { return m.board }
+// Watchdog is the registry of the monitor's tasks; other tasks of the agent may register there.
+func (m *Monitor) Watchdog() *watchdog.Registry { return m.tasks }
 
-// State is the latest state of the machine.
-func (m *Monitor) State() core.State { return m.cell.Load() }
+// State is the latest state.
+func (m *Monitor) State() core.State { return m.state.Load() }
 
 // Current is the latest inventory; never nil.
-func (m *Monitor) Current() *core.Inventory { return m.cell.Load().Inventory }
+func (m *Monitor) Current() *core.Inventory { return m.state.Load().Inventory }
 
-// Watch yields the present inventory and then each that differs, until ctx ends. A slow caller skips.
+// Watch yields the present inventory and then each newer one that differs from its predecessor, until ctx ends. A slow caller
+// skips to the latest, which may be equal to the one that it has.
 func (m *Monitor) Watch(ctx context.Context) iter.Seq[*core.Inventory] {
 	return func(yield func(*core.Inventory) bool) {
-		var last *core.Inventory
-		for s := range m.cell.Watch(ctx) {
-			if s.Inventory.Equal(last) {
-				continue
-			}
-			if last = s.Inventory; !yield(last) {
+		for s := range m.state.Watch(ctx) {
+			if !yield(s.Inventory) {
 				return
 			}
 		}
 	}
 }
 
-// Run follows the machine until ctx ends (nil) or a new process is needed (core.ErrDriverStale). It
-// returns within two seconds of the end of ctx even if the driver hangs; a hung call is abandoned.
+// Run follows the GPUs until ctx ends (nil) or a new process is needed (core.ErrDriverStale). It returns within two seconds of
+// the end of ctx even if the driver hangs; a hung call is abandoned.
 func (m *Monitor) Run(ctx context.Context) error {
-	m.turns = m.board.Register(Loop)
-	defer m.turns.Done()
-	m.recall(ctx)
-	m.arrive() // what is known of the host counts from the first reading on
-	defer m.keep(ctx)()
+	m.task = m.tasks.Register(TaskName)
+	defer m.task.Done()
+	m.restore(ctx)
+	select {
+	case <-m.hostChanged: // counts from the first reading on
+		m.applyHost()
+	default:
+	}
+	defer m.startCheckpoints(ctx)()
 	m.awaitLog(ctx)
 	retry := backoff.NewExponentialBackOff()
 	retry.InitialInterval, retry.MaxInterval = openFirst, openInterval
-	for m.away(ctx); ctx.Err() == nil; m.away(ctx) {
+	for m.awaitMaintenanceEnd(ctx); ctx.Err() == nil; m.awaitMaintenanceEnd(ctx) {
 		began := time.Now()
-		err := m.visit(ctx)
-		if ctx.Err() != nil || errors.Is(err, errAway) {
+		err := m.runSession(ctx)
+		if ctx.Err() != nil || errors.Is(err, errMaintenance) {
 			continue
 		}
 		m.noDriver(err)
 		if errors.Is(err, core.ErrDriverStale) {
 			return err
 		}
-		if time.Since(began) >= openInterval { // else it opens only to fail again
+		if time.Since(began) >= openInterval { // a session that fails right after it opened does not reset the back-off
 			retry.Reset()
 		}
-		if m.pause(ctx, retry.NextBackOff()) {
+		if m.pauseBeforeRetry(ctx, retry.NextBackOff()) {
 			retry.Reset()
 		}
 	}
 	return nil
 }
 
-// visit is one session from its opening to its end.
-func (m *Monitor) visit(ctx context.Context) error {
-	over := make(chan struct{})
-	m.held.Store(over)
-	session, err := m.connect(ctx, over)
-	if err != nil {
-		return err
-	}
-	return m.follow(ctx, session, over)
-}
+// noDriver records that there is no session, and why. Devices that were read stay listed, unhealthy.
+func (m *Monitor) noDriver(err error) { m.readNothing(core.Unavailable(err)) }
 
-// noDriver takes in that there is no session, and why. Devices that were seen stay, unhealthy.
-func (m *Monitor) noDriver(err error) {
-	m.readNothing(core.Unavailable(err))
-}
-
-// readNothing takes in that the driver can't be read, and why.
+// readNothing records that the driver can't be read, and why.
 func (m *Monitor) readNothing(reading core.Snapshot) {
 	m.update(func(s core.State, now time.Time) core.State { return s.Read(m.cfg, now, reading) })
 }
 
-// observe takes in what happened; without observations it lets the time pass.
+// observe applies observations; without any it lets time pass.
 func (m *Monitor) observe(obs ...core.Observation) (changed bool) {
 	changed = m.update(func(s core.State, now time.Time) core.State { return s.Observe(m.cfg, now, obs...) })
-	m.past.logWasRead(obs)
+	m.noteLogRead(obs)
 	return changed
 }
 
-// publish stores a state, and logs in what its inventory differs from the one before. Only Run's goroutine
-// publishes.
+// publish stores a state, and wakes the watchers and logs the differences if its inventory differs from the one before. Only
+// Run's goroutine publishes.
 func (m *Monitor) publish(next core.State) (changed bool) {
-	prev := m.cell.Load()
-	m.keeper.offer(prev, next)
-	m.said.log(m.log, next)
+	prev := m.state.Load()
+	m.checkpoints.offer(prev, next)
+	m.logged.log(m.log, next)
 	if next.Inventory.Equal(prev.Inventory) {
-		if next.Inventory.Proposed().Equal(prev.Inventory.Proposed()) { // else other agents must be told of the numbers
+		if next.Inventory.Proposed().Equal(prev.Inventory.Proposed()) { // else hostwatch reads the new numbers for other agents
 			next.Inventory = prev.Inventory
 		}
-		m.cell.Replace(next)
+		m.state.Replace(next)
 		return false
 	}
-	m.cell.Store(next)
-	m.gauges.transitions(prev.Inventory, next.Inventory)
+	m.state.Store(next)
+	m.stats.transitions(prev.Inventory, next.Inventory)
 	logChange(m.log, prev.Inventory, next.Inventory)
 	return true
 }

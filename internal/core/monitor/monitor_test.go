@@ -1,10 +1,12 @@
 package monitor_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -14,31 +16,60 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
-	"github.com/tandem-gpu/tandem/internal/watch"
 )
 
-// running is a monitor inside a synctest bubble: time passes only when everybody waits.
+// running is a monitor inside a synctest bubble: time passes only when all goroutines wait.
 type running struct {
 	t *testing.T
 	*monitor.Monitor
 	stop func() error
 	seen []*core.Inventory // every inventory that Watch yielded
+	log  bytes.Buffer
+}
+
+// setup is what differs from a monitor with the default configuration.
+type setup struct {
+	store  monitor.Store
+	config func(*core.Config)
+	before func(*monitor.Monitor) // called before Run
+}
+
+// onGPUs runs test in a synctest bubble with a monitor on a machine with n GPUs.
+func onGPUs(t *testing.T, n int, test func(*testing.T, *coretest.Machine, *running)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		m := coretest.NewMachine(coretest.GPUs(n))
+		test(t, m, run(t, m))
+	})
 }
 
 func run(t *testing.T, m *coretest.Machine, change ...func(*core.Config)) *running {
 	t.Helper()
-	return runWith(t, m, nil, change...)
+	return start(t, m, setup{config: func(cfg *core.Config) {
+		for _, c := range change {
+			c(cfg)
+		}
+	}})
 }
 
 // runWith is run with a history.
-func runWith(t *testing.T, m *coretest.Machine, history monitor.Store, change ...func(*core.Config)) *running {
+func runWith(t *testing.T, m *coretest.Machine, history monitor.Store) *running {
+	t.Helper()
+	return start(t, m, setup{store: history})
+}
+
+func start(t *testing.T, m *coretest.Machine, s setup) *running {
 	t.Helper()
 	cfg := core.DefaultConfig()
-	for _, c := range change {
-		c(&cfg)
+	if s.config != nil {
+		s.config(&cfg)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
-	r := &running{t: t, Monitor: monitor.New(m.Open, cfg, slog.New(slog.DiscardHandler), history)}
+	r := &running{t: t}
+	r.Monitor = monitor.New(m.Open, cfg, slog.New(slog.NewTextHandler(&r.log, nil)), s.store)
+	if s.before != nil {
+		s.before(r.Monitor)
+	}
 	done := make(chan error, 1)
 	go func() { done <- r.Run(ctx) }()
 	go func() {
@@ -47,9 +78,21 @@ func runWith(t *testing.T, m *coretest.Machine, history monitor.Store, change ..
 		}
 	}()
 	r.stop = sync.OnceValue(func() error { cancel(); return <-done })
-	t.Cleanup(func() { _ = r.stop() })
+	t.Cleanup(func() {
+		if err := r.stop(); err != nil {
+			t.Error(err)
+		}
+	})
 	synctest.Wait()
 	return r
+}
+
+// logged checks how many times the log has a text.
+func (r *running) logged(text string, want int) {
+	r.t.Helper()
+	if n := strings.Count(r.log.String(), text); n != want {
+		r.t.Errorf("%q is in the log %d times, want %d:\n%s", text, n, want, r.log.String())
+	}
 }
 
 // after lets time pass.
@@ -78,14 +121,12 @@ func (r *running) expect(what string, states map[int]core.HealthState) {
 }
 
 func TestLostGPUTurnsUnhealthyAloneAndComesBack(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		m := coretest.NewMachine(coretest.GPUs(8))
-		r := run(t, m)
+	onGPUs(t, 8, func(t *testing.T, m *coretest.Machine, r *running) {
 		r.expect("start", nil)
-		m.Silence(coretest.GPU(3), core.Lost)
+		m.FailGPU(coretest.GPU(3), core.Lost)
 		r.after(10*time.Second).expect("one probe later", map[int]core.HealthState{3: core.GPULost})
 		r.after(10*time.Minute).expect("later", map[int]core.HealthState{3: core.GPULost})
-		m.Restore(coretest.GPU(3))
+		m.RecoverGPU(coretest.GPU(3))
 		r.after(50*time.Second).expect("it answers, but not for long enough", map[int]core.HealthState{3: core.Unhealthy})
 		r.after(time.Minute).expect("restored", nil)
 		if n := len(r.seen); n > 5 {
@@ -105,12 +146,10 @@ func TestNothingIsPublishedWhileNothingChanges(t *testing.T) {
 	})
 }
 
-func TestXIDCountsAtOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		m := coretest.NewMachine(coretest.GPUs(2))
-		r := run(t, m)
-		m.Raise(core.Observation{At: core.WholeGPU(coretest.GPU(1)), Kind: core.XID, Code: 48})
-		m.Raise(core.Observation{At: core.WholeGPU(coretest.GPU(0)), Kind: core.XID, Code: 31})
+func TestXIDCountsImmediately(t *testing.T) {
+	onGPUs(t, 2, func(t *testing.T, m *coretest.Machine, r *running) {
+		m.SendEvent(core.Observation{At: core.WholeGPU(coretest.GPU(1)), Kind: core.XID, Code: 48})
+		m.SendEvent(core.Observation{At: core.WholeGPU(coretest.GPU(0)), Kind: core.XID, Code: 31})
 		synctest.Wait() // no time passes
 		r.expect("XID 48 on 1, application XID 31 on 0", map[int]core.HealthState{1: core.Unhealthy})
 		if h := r.health(1); h.Reason != core.ReasonXID || h.Code != 48 {
@@ -126,6 +165,9 @@ func TestDriverComesLateGoesAndReturns(t *testing.T) {
 		r := run(t, m)
 		if d := r.Current().Driver(); d.State != core.DriverAbsent || r.Current().Len() != 0 {
 			t.Fatalf("without a library: %+v", d)
+		}
+		if _, err := r.Usage(t.Context()); !errors.Is(err, core.ErrNoDriver) {
+			t.Errorf("Usage without a driver: %v", err)
 		}
 		r.after(24 * time.Hour)
 		if calls := m.Calls()["Open"]; calls > 24*3600/5 {
@@ -150,34 +192,27 @@ func TestDriverComesLateGoesAndReturns(t *testing.T) {
 	})
 }
 
-// A driver that appears is not kept waiting for the next try: pods of a node that boots fail meanwhile.
-func TestDriverThatAppearsIsOpenedAtOnce(t *testing.T) {
+// A driver that appears is opened immediately, not with the next retry: pods of a node that boots fail meanwhile.
+func TestDriverThatAppearsIsOpenedImmediately(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := coretest.NewMachine(coretest.GPUs(2))
 		m.FailOpen(core.ErrNoDriver)
-		there := atomic.Pointer[string]{}
-		there.Store(new("nothing"))
-		mon := monitor.New(m.Open, core.DefaultConfig(), slog.New(slog.DiscardHandler), nil)
-		mon.SetDriverProbe(func() string { return *there.Load() })
-		r := running{t: t, Monitor: mon}
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error, 1)
-		go func() { done <- mon.Run(ctx) }()
+		fingerprint := atomic.Pointer[string]{}
+		fingerprint.Store(new("none"))
+		r := start(t, m, setup{before: func(m *monitor.Monitor) {
+			m.SetDriverProbe(func() string { return *fingerprint.Load() })
+		}})
 		r.after(time.Hour)
-		there.Store(new("a module")) // which is not usable yet
+		fingerprint.Store(new("module")) // which is not usable yet
 		r.after(time.Second)
 		m.FailOpen(nil)
 		if r.after(2 * time.Second); r.Current().Len() != 2 {
 			t.Errorf("%d units", r.Current().Len())
 		}
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
 	})
 }
 
-func TestDriverThatOpensOnlyToFailIsLeftInPeace(t *testing.T) {
+func TestDriverThatFailsAfterItOpenedIsRetriedRarely(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := coretest.NewMachine(coretest.GPUs(1))
 		m.FailSession(core.ErrDriverLost)
@@ -187,11 +222,11 @@ func TestDriverThatOpensOnlyToFailIsLeftInPeace(t *testing.T) {
 			t.Errorf("opened %d times in an hour", calls)
 		}
 		m.FailSession(nil)
-		r.after(20*time.Second).expect("healed", nil)
+		r.after(20*time.Second).expect("recovered", nil)
 	})
 }
 
-func TestStaleDriverEndsTheRun(t *testing.T) {
+func TestStaleDriverEndsRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := coretest.NewMachine(coretest.GPUs(1))
 		mon := monitor.New(m.Open, core.DefaultConfig(), slog.New(slog.DiscardHandler), nil)
@@ -210,9 +245,7 @@ func TestStaleDriverEndsTheRun(t *testing.T) {
 
 // A hung call: that GPU is unhealthy, the others are not, reservations and shutdown go on.
 func TestHungCall(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		m := coretest.NewMachine(coretest.GPUs(4))
-		r := run(t, m)
+	onGPUs(t, 4, func(t *testing.T, m *coretest.Machine, r *running) {
 		release := m.Hang("Probe", core.WholeGPU(coretest.GPU(2)))
 		r.after(71*time.Second).expect("hung", map[int]core.HealthState{2: core.Unhealthy})
 		if h := r.health(2); h.Reason != core.ReasonUnresponsive || h.Detail != "nvmlProbe" {
@@ -226,7 +259,7 @@ func TestHungCall(t *testing.T) {
 		if _, err := r.Usage(ctx); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("Usage: %v", err)
 		}
-		m.Raise(core.Observation{At: core.WholeGPU(coretest.GPU(0)), Kind: core.XID, Code: 79})
+		m.SendEvent(core.Observation{At: core.WholeGPU(coretest.GPU(0)), Kind: core.XID, Code: 79})
 		synctest.Wait()
 		r.expect("events arrive all the same", map[int]core.HealthState{0: core.GPULost, 2: core.Unhealthy})
 		release()
@@ -250,13 +283,13 @@ func TestStopsInTimeWhateverHangs(t *testing.T) {
 					t.Errorf("stopped after %v", d)
 				}
 				release()
-				r.after(2 * time.Second) // what was abandoned finds its end
+				r.after(2 * time.Second) // the abandoned goroutines end
 			})
 		})
 	}
 }
 
-// A session that opens after the end was asked for is closed: NVML counts its users.
+// A session that opens after the monitor was stopped is closed: NVML counts its users.
 func TestLateSessionIsClosed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := coretest.NewMachine(coretest.GPUs(2))
@@ -267,9 +300,7 @@ func TestLateSessionIsClosed(t *testing.T) {
 			release()
 		}()
 		start := time.Now()
-		if err := r.stop(); err != nil {
-			t.Error(err)
-		}
+		must(t, r.stop())
 		if d := time.Since(start); d != time.Second || m.Sessions() != 0 || m.Calls()["Close"] != 1 {
 			t.Errorf("%d sessions open after %v, calls %v", m.Sessions(), d, m.Calls())
 		}
@@ -282,42 +313,23 @@ func TestFailingEventWaitDoesNotSpin(t *testing.T) {
 		m := coretest.NewMachine(coretest.GPUs(8))
 		m.FailWait(errors.New("GPU is lost"))
 		r := run(t, m)
-		r.after(time.Minute).expect("nobody is blamed", nil)
+		r.after(time.Minute).expect("no GPU is unhealthy", nil)
 		calls := m.Calls()
 		if calls["Wait"] > 61 || calls["Probe"] > 90 {
 			t.Errorf("calls in a minute: %v", calls)
 		}
 		m.FailWait(nil)
-		m.Raise(core.Observation{At: core.WholeGPU(coretest.GPU(1)), Kind: core.XID, Code: 48})
+		m.SendEvent(core.Observation{At: core.WholeGPU(coretest.GPU(1)), Kind: core.XID, Code: 48})
 		r.after(time.Second).expect("events again", map[int]core.HealthState{1: core.Unhealthy})
 	})
 }
 
-func TestUsage(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		m := coretest.NewMachine(coretest.GPUs(2))
-		m.FailOpen(core.ErrNoDriver)
-		r := run(t, m)
-		if _, err := r.Usage(t.Context()); !errors.Is(err, core.ErrNoDriver) {
-			t.Errorf("without a driver: %v", err)
-		}
-		m.FailOpen(nil)
-		r.after(20 * time.Second)
-		usage, err := r.Usage(t.Context())
-		if err != nil || len(usage) != 2 {
-			t.Errorf("%v, %v", usage, err)
-		}
-	})
-}
-
-// Who waits for numbers when the session ends is told so, with or without a deadline of their own.
+// Callers of Usage that wait when the session ends get an error, with or without a deadline of their own.
 func TestUsageIsAnsweredWhenTheSessionEnds(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		m := coretest.NewMachine(coretest.GPUs(1))
-		r := run(t, m)
+	onGPUs(t, 1, func(t *testing.T, m *coretest.Machine, r *running) {
 		release := m.Hang("Usage", core.Node)
 		answered := make(chan error, 2)
-		for range 2 { // one is being read for, one waits its turn
+		for range 2 { // one reading is in progress, one waits
 			go func() { _, err := r.Usage(context.Background()); answered <- err }()
 			synctest.Wait()
 		}
@@ -333,36 +345,9 @@ func TestUsageIsAnsweredWhenTheSessionEnds(t *testing.T) {
 	})
 }
 
-// A slow reader skips to the latest; a reader that joins late starts with the present.
-func TestWatchSkips(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		cell := watch.NewValue(0)
-		var got []int
-		ctx, cancel := context.WithCancel(t.Context())
-		defer cancel()
-		go func() {
-			for v := range cell.Watch(ctx) {
-				got = append(got, v)
-				time.Sleep(time.Second)
-			}
-		}()
-		synctest.Wait()
-		for v := range 10 {
-			cell.Store(v + 1)
-		}
-		time.Sleep(5 * time.Second)
-		synctest.Wait()
-		if fmt.Sprint(got) != "[0 10]" {
-			t.Errorf("saw %v", got)
-		}
-	})
-}
-
-// Retired units leave by themselves, without another event.
-func TestRetiredUnitLeavesAfterItsGrace(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		m := coretest.NewMachine(coretest.GPUs(2))
-		r := run(t, m)
+// Retired units are removed after their grace period, without another event.
+func TestRetiredUnitIsRemovedAfterItsGrace(t *testing.T) {
+	onGPUs(t, 2, func(t *testing.T, m *coretest.Machine, r *running) {
 		replaced := coretest.GPUs(2)
 		replaced.Devices[1].ID, replaced.Devices[1].At = "GPU-new", core.WholeGPU("GPU-new")
 		m.Set(replaced)
@@ -377,20 +362,18 @@ func TestRetiredUnitLeavesAfterItsGrace(t *testing.T) {
 	})
 }
 
-// A GPU that goes and comes a hundred times a minute costs an orchestrator a few updates, and takes no work.
+// A GPU that is lost and returns a hundred times a minute causes few updates of an orchestrator, and takes no work.
 func TestFlapsAreDamped(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		m := coretest.NewMachine(coretest.GPUs(2))
-		r := run(t, m)
+	onGPUs(t, 2, func(t *testing.T, m *coretest.Machine, r *running) {
 		flap := core.WholeGPU(coretest.GPU(1))
 		for minute := range 10 {
 			before := len(r.seen)
 			for range 100 {
-				m.Silence(flap.GPU, core.Lost)
-				m.Raise(core.Observation{At: flap}) // an event, so that each is looked at
+				m.FailGPU(flap.GPU, core.Lost)
+				m.SendEvent(core.Observation{At: flap}) // an event, so that the GPU is checked
 				r.after(300 * time.Millisecond)
-				m.Restore(flap.GPU)
-				m.Raise(core.Observation{At: flap})
+				m.RecoverGPU(flap.GPU)
+				m.SendEvent(core.Observation{At: flap})
 				r.after(300 * time.Millisecond)
 				if r.health(1).Schedulable() {
 					t.Fatal("a GPU that flaps takes work")
@@ -403,27 +386,25 @@ func TestFlapsAreDamped(t *testing.T) {
 	})
 }
 
-// updates counts how often what an orchestrator is told changes: whether a unit takes work.
+// updates counts the changes that an orchestrator gets: whether a unit takes work, and its health.
 func updates(seen []*core.Inventory) (n int) {
 	var last string
 	for _, inv := range seen {
-		var told string
+		var now string
 		for u := range inv.Units() {
-			told += fmt.Sprint(u.ID, u.Health.Schedulable(), u.Health.String())
+			now += fmt.Sprint(u.ID, u.Health.Schedulable(), u.Health.String())
 		}
-		if told != last {
+		if now != last {
 			n++
 		}
-		last = told
+		last = now
 	}
 	return n
 }
 
-// Who asks for numbers all the time keeps no check from following an event.
-func TestNumbersAreNoLookAtHealth(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		m := coretest.NewMachine(coretest.GPUs(2))
-		r := run(t, m)
+// Frequent calls of Usage do not delay the check after an event.
+func TestUsageIsNoHealthCheck(t *testing.T) {
+	onGPUs(t, 2, func(t *testing.T, m *coretest.Machine, r *running) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		go func() {
@@ -432,12 +413,20 @@ func TestNumbersAreNoLookAtHealth(t *testing.T) {
 				time.Sleep(400 * time.Millisecond)
 			}
 		}()
-		r.after(5500 * time.Millisecond) // well between two checks
+		r.after(5500 * time.Millisecond) // between two checks
 		before := m.Calls()["Probe"]
-		m.Raise(core.Observation{At: core.WholeGPU(coretest.GPU(1)), Kind: core.XID, Code: 95})
+		m.SendEvent(core.Observation{At: core.WholeGPU(coretest.GPU(1)), Kind: core.XID, Code: 95})
 		synctest.Wait()
 		if n := m.Calls()["Probe"] - before; n != 1 {
-			t.Errorf("%d checks at once after an XID, want 1", n)
+			t.Errorf("%d checks immediately after an XID, want 1", n)
 		}
 	})
+}
+
+// must fails the test on an error.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 )
 
-// Stats are the monitor's own numbers since it was made.
+// Stats are counters and gauges of the monitor since New.
 type Stats struct {
 	Checks      uint64                   // rounds of checks of all GPUs
 	CheckTime   time.Duration            // spent in them
@@ -20,39 +20,38 @@ type Stats struct {
 	EventsFail  bool                     // the latest event wait failed, or has not come back
 }
 
-// Stats returns the numbers now.
+// Stats returns the present values.
 func (m *Monitor) Stats() Stats {
-	m.gauges.mu.Lock()
-	defer m.gauges.mu.Unlock()
-	s := m.gauges.stats
+	m.stats.mu.Lock()
+	defer m.stats.mu.Unlock()
+	s := m.stats.values
 	s.Transitions, s.Calls = maps.Clone(s.Transitions), slices.Clone(s.Calls)
 	return s
 }
 
-type gauges struct {
-	mu    sync.Mutex
-	stats Stats
+type statsRecorder struct {
+	mu     sync.Mutex
+	values Stats
 }
 
-func (g *gauges) set(change func(*Stats)) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	change(&g.stats)
+func (r *statsRecorder) set(change func(*Stats)) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	change(&r.values)
 }
 
-func (g *gauges) checked(took time.Duration) {
-	g.set(func(s *Stats) {
+func (r *statsRecorder) checked(took time.Duration) {
+	r.set(func(s *Stats) {
 		s.Checks++
 		s.CheckTime += took
 		s.LastCheck = time.Now()
 	})
 }
 
-// transitions counts the changes of health between two inventories. A device that is gone is not counted any
-// more.
-func (g *gauges) transitions(prev, next *core.Inventory) {
+// transitions counts the changes of health between two inventories. The counter of a device that is gone is removed.
+func (r *statsRecorder) transitions(prev, next *core.Inventory) {
 	was := byDevice(prev)
-	g.set(func(s *Stats) {
+	r.set(func(s *Stats) {
 		counts := make(map[core.DeviceID]uint64, len(was))
 		for u := range next.Devices() {
 			counts[u.Device.ID] = s.Transitions[u.Device.ID]
@@ -64,7 +63,7 @@ func (g *gauges) transitions(prev, next *core.Inventory) {
 	})
 }
 
-// byDevice has a unit of each device.
+// byDevice maps each device to one of its units.
 func byDevice(inv *core.Inventory) map[core.DeviceID]core.Unit {
 	units := map[core.DeviceID]core.Unit{}
 	for u := range inv.Devices() {

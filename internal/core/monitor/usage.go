@@ -8,21 +8,21 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 )
 
-// usageFresh is for how long after its beginning a reading of usage answers callers that ask when it is done. It is less
-// than the least interval at which one caller asks (nomadadapter: a second), so that each of its answers is a new one.
+// usageFresh is the maximum age of a finished reading, since its beginning, that is still returned. It is less than the
+// shortest interval at which one caller asks (nomadadapter: one second), so that each of its answers is a new reading.
 const usageFresh = 500 * time.Millisecond
 
-// usageReadings shares readings of usage among their callers. At most one reading is wanted or under way, however many
-// callers wait for it; a caller whose context ends leaves nothing behind. So nothing piles up while the driver hangs.
+// usageReadings shares readings of usage among their callers. At most one reading waits or is in progress, whatever the number
+// of its callers; a caller whose context ends leaves nothing behind, so that nothing accumulates while the driver hangs.
 type usageReadings struct {
-	asked chan struct{} // capacity 1: a reading is wanted
+	requested chan struct{} // capacity 1: a reading is requested
 
 	mu   sync.Mutex
-	next *usageReading // wanted or under way; nil = neither
-	last *usageReading // done latest, without an error; nil = none of this session
+	next *usageReading // waiting or in progress; nil = neither
+	last *usageReading // finished last, without an error; nil = none in this session
 }
 
-// usageReading is one reading. Under the lock of usageReadings, but for usage and err, which do not change after done.
+// usageReading is one reading. The lock of usageReadings guards it, except usage and err, which do not change after done.
 type usageReading struct {
 	callers int       // that wait for it
 	began   time.Time // zero = not yet
@@ -31,15 +31,14 @@ type usageReading struct {
 	err     error
 }
 
-func newUsageReadings() *usageReadings { return &usageReadings{asked: make(chan struct{}, 1)} }
+func newUsageReadings() *usageReadings { return &usageReadings{requested: make(chan struct{}, 1)} }
 
-// Usage reads the live numbers. It fails with core.ErrNoDriver while no session is open and with the
-// context's error when the driver does not answer in time.
+// Usage reads the usage of all devices. It fails with core.ErrNoDriver while no session is open, and with the context's error
+// when the driver does not answer in time.
 //
-// Callers share a reading: one gets the reading that is under way when it asks, or that began less than usageFresh
-// (half a second) ago; else a new one begins for it, after a health check that is due. So a number was read, as
-// core.Usage.At tells, after the call or before it by at most half a second or the time that the reading took, whichever is
-// longer. The slice is shared, too, and must not be changed.
+// Callers share a reading: a call returns the reading that is in progress, or one that began less than usageFresh (500 ms) ago;
+// otherwise a new one begins after a health check that is due. So a value was read (core.Usage.At) after the call, or before
+// it by at most 500 ms or the duration of the reading, whichever is longer. The slice is shared, too, and must not be changed.
 func (m *Monitor) Usage(ctx context.Context) ([]core.Usage, error) {
 	r := m.usage.join()
 	select {
@@ -51,7 +50,7 @@ func (m *Monitor) Usage(ctx context.Context) ([]core.Usage, error) {
 	}
 }
 
-// join returns the reading that answers a caller who asks now.
+// join returns the reading that answers a new caller.
 func (u *usageReadings) join() *usageReading {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -60,16 +59,13 @@ func (u *usageReadings) join() *usageReading {
 	}
 	if u.next == nil {
 		u.next = &usageReading{done: make(chan struct{})}
-		select {
-		case u.asked <- struct{}{}:
-		default:
-		}
+		wake(u.requested)
 	}
 	u.next.callers++
 	return u.next
 }
 
-// leave takes back what join asked for. A reading that has not begun and that no caller waits for is not wanted any more.
+// leave undoes join. A reading that has not begun and has no callers is dropped.
 func (u *usageReadings) leave(r *usageReading) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -78,24 +74,24 @@ func (u *usageReadings) leave(r *usageReading) {
 	}
 }
 
-// wanted reports whether a caller waits for a reading that has not begun.
-func (u *usageReadings) wanted() bool {
+// waiting reports whether a caller waits for a reading that has not begun.
+func (u *usageReadings) waiting() bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return u.next != nil && u.next.began.IsZero()
 }
 
-// begin notes that a reading has begun, which answers those who ask from now on.
+// begin records that a reading has begun, which answers those who call from now on.
 func (u *usageReadings) begin() {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	if u.next == nil { // the last caller has left since wanted was asked
+	if u.next == nil { // the last caller has left since waiting was called
 		u.next = &usageReading{done: make(chan struct{})}
 	}
 	u.next.began = time.Now()
 }
 
-// finish answers all that wait.
+// finish answers all callers that wait.
 func (u *usageReadings) finish(usage []core.Usage, err error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()

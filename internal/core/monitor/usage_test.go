@@ -12,44 +12,44 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 )
 
-// asking is a caller that wants usage every second and waits as long for it, as Nomad's interval is.
-type asking struct{ answers, refusals int }
+// caller calls Usage every second and waits for at most a second, as Nomad does.
+type caller struct{ answers, failures int }
 
-func (r *running) ask(ctx context.Context, a *asking) {
+func (r *running) poll(ctx context.Context, c *caller) {
 	for ctx.Err() == nil {
 		bound, cancel := context.WithTimeout(ctx, time.Second)
 		began := time.Now()
 		if _, err := r.Usage(bound); err == nil {
-			a.answers++
+			c.answers++
 		} else {
-			a.refusals++
+			c.failures++
 		}
 		cancel()
 		time.Sleep(time.Second - time.Since(began))
 	}
 }
 
-// Usage that takes longer than the interval at which it is asked for arrives, and no health check is left out for it.
-func TestUsageSlowerThanItsCallerNeitherStarvesNorStarvesChecks(t *testing.T) {
+// Usage that takes longer than the interval of its caller is returned, and no health check is skipped for it.
+func TestSlowUsageIsReturnedAndDelaysNoCheck(t *testing.T) {
 	for _, slow := range []time.Duration{1100 * time.Millisecond, 2500 * time.Millisecond, 3900 * time.Millisecond} {
 		t.Run(slow.String(), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				m := coretest.NewMachine(coretest.GPUs(8))
-				m.Slow("Usage", slow)
+				m.Delay("Usage", slow)
 				r := run(t, m)
 				ctx, cancel := context.WithCancel(t.Context())
-				var a asking
-				go r.ask(ctx, &a)
+				var c caller
+				go r.poll(ctx, &c)
 				before := m.Calls()
 				r.after(10 * time.Minute)
 				after := m.Calls()
 				cancel()
 				r.after(5 * time.Second)
-				round := slow.Truncate(time.Second) + time.Second // the caller asks next when its second has passed
-				if want := int(10 * time.Minute / round); a.answers < want*9/10 {
-					t.Errorf("%d answers in ten minutes, want about %d; %d times none", a.answers, want, a.refusals)
+				round := slow.Truncate(time.Second) + time.Second // the caller calls again at its next second
+				if want := int(10 * time.Minute / round); c.answers < want*9/10 {
+					t.Errorf("%d answers in ten minutes, want about %d; %d failures", c.answers, want, c.failures)
 				}
-				if n := after["Probe"] - before["Probe"]; n < 60 { // full readings come with one, too
+				if n := after["Probe"] - before["Probe"]; n < 60 { // full readings include one, too
 					t.Errorf("%d health checks in ten minutes", n)
 				}
 				if n := after["Usage"] - before["Usage"]; n > int(10*time.Minute/slow)+1 {
@@ -60,20 +60,18 @@ func TestUsageSlowerThanItsCallerNeitherStarvesNorStarvesChecks(t *testing.T) {
 	}
 }
 
-// A check that is due goes before usage, also if callers for usage have waited for longer; usage goes next.
+// A check that is due precedes usage, also if callers for usage have waited for longer; usage is next.
 func TestHealthCheckGoesBeforeUsage(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		m := coretest.NewMachine(coretest.GPUs(2))
-		r := run(t, m)
+	onGPUs(t, 2, func(t *testing.T, m *coretest.Machine, r *running) {
 		r.after(3 * time.Second)
-		m.Slow("Probe", 2*time.Second)
+		m.Delay("Probe", 2*time.Second)
 		xid := core.Observation{At: core.WholeGPU(coretest.GPU(1)), Kind: core.XID, Code: 95}
 		before := m.Calls()
-		m.Raise(xid)
-		r.after(time.Second) // a check is under way
+		m.SendEvent(xid)
+		r.after(time.Second) // a check is in progress
 		go func() { _, _ = r.Usage(t.Context()) }()
 		r.after(500 * time.Millisecond)
-		m.Raise(xid) // another is due
+		m.SendEvent(xid) // another is due
 		for _, want := range []struct{ probes, usage int }{{2, 0}, {3, 1}} {
 			r.after(time.Second)
 			now := m.Calls()
@@ -85,16 +83,14 @@ func TestHealthCheckGoesBeforeUsage(t *testing.T) {
 	})
 }
 
-// Events that keep a check due all the time, of a driver whose checks are slow.
+// Events that make a check due all the time, of a driver whose checks are slow.
 func TestStreamOfEventsDoesNotStarveUsage(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		m := coretest.NewMachine(coretest.GPUs(2))
-		r := run(t, m)
-		m.Slow("Probe", 1500*time.Millisecond)
+	onGPUs(t, 2, func(t *testing.T, m *coretest.Machine, r *running) {
+		m.Delay("Probe", 1500*time.Millisecond)
 		ctx, cancel := context.WithCancel(t.Context())
 		go func() {
 			for ctx.Err() == nil {
-				m.Raise(core.Observation{At: core.WholeGPU(coretest.GPU(0))}) // asks for a reading and a check
+				m.SendEvent(core.Observation{At: core.WholeGPU(coretest.GPU(0))}) // requests a reading and a check
 				time.Sleep(100 * time.Millisecond)
 			}
 		}()
@@ -119,11 +115,9 @@ func TestStreamOfEventsDoesNotStarveUsage(t *testing.T) {
 }
 
 func TestCallersShareAReading(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		m := coretest.NewMachine(coretest.GPUs(2))
-		r := run(t, m)
+	onGPUs(t, 2, func(t *testing.T, m *coretest.Machine, r *running) {
 		r.after(time.Second)
-		m.Slow("Usage", time.Second)
+		m.Delay("Usage", time.Second)
 		age := make(chan time.Duration, 52)
 		ask := func() {
 			usage, err := r.Usage(t.Context())
@@ -133,14 +127,14 @@ func TestCallersShareAReading(t *testing.T) {
 			}
 			age <- time.Since(usage[0].At)
 		}
-		for range 50 { // while it is under way
+		for range 50 { // while the reading is in progress
 			go ask()
 			time.Sleep(10 * time.Millisecond)
 		}
 		r.after(time.Second)
-		m.Slow("Usage", 0)
+		m.Delay("Usage", 0)
 		ask()
-		ask() // just done
+		ask() // a finished reading
 		for range cap(age) {
 			if d := <-age; d > time.Second {
 				t.Errorf("a number is %v old", d)
@@ -156,12 +150,10 @@ func TestCallersShareAReading(t *testing.T) {
 	})
 }
 
-// While a call hangs, a caller asks each second for hours and gives up each time: nothing of that is kept, and when the
-// driver is back nothing is read for callers that have gone.
-func TestCallersThatHaveGoneLeaveNothing(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		m := coretest.NewMachine(coretest.GPUs(1))
-		r := run(t, m)
+// While a call hangs, a caller calls each second for hours and gives up each time: that needs no memory, and when the call returns
+// nothing is read for former callers.
+func TestFormerCallersNeedNoMemory(t *testing.T) {
+	onGPUs(t, 1, func(t *testing.T, m *coretest.Machine, r *running) {
 		release := m.Hang("Probe", core.Node)
 		r.after(time.Minute)
 		heap := func() uint64 {
@@ -180,12 +172,12 @@ func TestCallersThatHaveGoneLeaveNothing(t *testing.T) {
 			cancel()
 		}
 		if grown := int64(heap()) - int64(before); grown > 1<<20 {
-			t.Errorf("%d bytes are kept of %d callers", grown, callers)
+			t.Errorf("%d bytes in use for %d callers", grown, callers)
 		}
 		release()
 		r.after(time.Second)
 		if n := m.Calls()["Usage"] - readings; n != 0 {
-			t.Errorf("%d readings for nobody", n)
+			t.Errorf("%d readings without a caller", n)
 		}
 	})
 }

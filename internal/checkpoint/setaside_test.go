@@ -1,10 +1,7 @@
 package checkpoint_test
 
 import (
-	"context"
-	"errors"
 	"fmt"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -14,29 +11,26 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/checkpoint"
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 )
 
-// exhaust lets this process open no more files until the returned function is called.
+// exhaust makes every open of this process fail until the returned function is called.
 func exhaust(t *testing.T) (restore func()) {
 	t.Helper()
 	var limit syscall.Rlimit
-	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
-		t.Fatal(err)
-	}
+	must(t, syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit))
 	set := func(n uint64) {
 		if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: n, Max: limit.Max}); err != nil {
-			t.Error(err)
+			t.Error(err) // also called by a timer
 		}
 	}
 	set(0)
 	return func() { set(limit.Cur) }
 }
 
-// A process that has too many files open for a moment has no reason to forget what it knew: the file is good.
+// A process that has too many files open for a moment reads its history again: the file is intact.
 func TestHistoryIsReadAgainAfterAnError(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDisk(t)
@@ -48,33 +42,29 @@ func TestHistoryIsReadAgainAfterAnError(t *testing.T) {
 		if diff(want, r) != "" || boot != "b00t" {
 			t.Errorf("boot %q, %s", boot, diff(want, r))
 		}
-		if got := d.names(); len(got) != 1 || d.said("trying again") != 1 || len(f.Warnings()) > 0 {
-			t.Errorf("left %v, notes %q, said %s", got, f.Warnings(), d.log.String())
+		if got := d.names(); len(got) != 1 || d.logged("trying again") != 1 || len(f.Warnings()) > 0 {
+			t.Errorf("left %v, warnings %q, log %s", got, f.Warnings(), d.log.String())
 		}
 	})
 }
 
-// What keeps a file from being read may last. Then the agent goes on without its history, and keeps the file, which may
-// be good.
+// If a file still can't be read after some seconds, the agent starts without its history. It keeps the file, which may be
+// intact.
 func TestHistoryThatCannotBeReadIsNotReplaced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDisk(t)
-		if err := os.MkdirAll(d.dir, 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Symlink(filepath.Base(d.path()), d.path()); err != nil { // ELOOP, for root, too
-			t.Fatal(err)
-		}
+		must(t, os.MkdirAll(d.dir, 0o755))
+		must(t, os.Symlink(filepath.Base(d.path()), d.path())) // ELOOP, for root, too
 		began := time.Now()
 		f := d.open()
 		if r, _ := f.Load(); len(r.Devices) > 0 {
 			t.Errorf("%+v", r)
 		}
 		if took := time.Since(began); took < 5*time.Second || took > 30*time.Second {
-			t.Errorf("went on after %v", took)
+			t.Errorf("started after %v", took)
 		}
-		if notes := strings.Join(f.Warnings(), " "); !strings.Contains(notes, "too many levels of symbolic links") {
-			t.Errorf("notes: %q", notes)
+		if warnings := strings.Join(f.Warnings(), " "); !strings.Contains(warnings, "too many levels of symbolic links") {
+			t.Errorf("warnings: %q", warnings)
 		}
 		d.save(f, full())
 		if r, _ := d.open().Load(); diff(full().Rebase(core.Boot{}, time.Now()), r) != "" {
@@ -83,13 +73,13 @@ func TestHistoryThatCannotBeReadIsNotReplaced(t *testing.T) {
 		if to, err := os.Readlink(d.path() + ".unread"); err != nil || to != filepath.Base(d.path()) {
 			t.Errorf("set aside: %q, %v", to, err)
 		}
-		if notes := f.Warnings(); len(notes) != 1 || !strings.Contains(notes[0], d.path()+".unread") || f.Problem() != "" {
-			t.Errorf("notes: %q, problem %q", notes, f.Problem())
+		if warnings := f.Warnings(); len(warnings) != 1 || !strings.Contains(warnings[0], d.path()+".unread") || f.Problem() != "" {
+			t.Errorf("warnings: %q, problem %q", warnings, f.Problem())
 		}
 	})
 }
 
-// Each file that could not be used is kept, up to five: the four first ones and the latest.
+// Five invalid files are kept: the first four and the latest.
 func TestBrokenFilesDoNotReplaceEachOther(t *testing.T) {
 	d := newDisk(t)
 	for n := range 8 {
@@ -112,9 +102,7 @@ func TestFileThatCannotBeSetAsideIsNotReplaced(t *testing.T) {
 	d := newDisk(t)
 	d.write([]byte("broken"))
 	for _, suffix := range []string{"", ".1", ".2", ".3", ".4"} { // folders, which a file can't replace
-		if err := os.Mkdir(d.path()+".broken"+suffix, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Mkdir(d.path()+".broken"+suffix, 0o755))
 	}
 	f := d.open()
 	f.Load()
@@ -122,17 +110,15 @@ func TestFileThatCannotBeSetAsideIsNotReplaced(t *testing.T) {
 	if text := d.read(d.path()); string(text) != "broken" {
 		t.Errorf("replaced by %s", text)
 	}
-	if err := os.Remove(d.path() + ".broken"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Remove(d.path()+".broken"))
 	d.save(f, full())
 	if text := d.read(d.path() + ".broken"); string(text) != "broken" || f.Problem() != "" {
 		t.Errorf("kept %s, problem %q", text, f.Problem())
 	}
 }
 
-// A state directory that was copied from another machine: its GPUs are not lost, and its history is kept aside, once.
-func TestHistoryOfAnotherMachineIsKeptAside(t *testing.T) {
+// A state directory that was copied from another node: its GPUs are not reported as lost, and its history is set aside, once.
+func TestHistoryOfAnotherNodeIsSetAside(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDisk(t)
 		machine := func(first int) *coretest.Machine {
@@ -146,20 +132,11 @@ func TestHistoryOfAnotherMachineIsKeptAside(t *testing.T) {
 			return coretest.NewMachine(core.NewSnapshot(s))
 		}
 		units := func(m *coretest.Machine) (all []string) {
-			ctx, stop := context.WithCancel(t.Context())
-			defer stop()
-			agent := monitor.New(m.Open, core.DefaultConfig(), slog.New(slog.DiscardHandler), d.open())
-			done := make(chan error, 1)
-			go func() { done <- agent.Run(ctx) }()
-			time.Sleep(time.Minute)
-			synctest.Wait()
-			for u := range agent.Current().Units() {
-				all = append(all, string(u.ID)+" "+u.Health.State.String())
-			}
-			stop()
-			if err := <-done; err != nil {
-				t.Error(err)
-			}
+			d.run(m, func(agent *monitor.Monitor) {
+				for u := range agent.Current().Units() {
+					all = append(all, string(u.ID)+" "+u.Health.State.String())
+				}
+			})
 			return all
 		}
 		healthy := func(first int) []string {
@@ -173,35 +150,20 @@ func TestHistoryOfAnotherMachineIsKeptAside(t *testing.T) {
 		if got := units(second); !slices.Equal(got, healthy(10)) {
 			t.Errorf("with the history of another machine: %q", got)
 		}
-		if string(d.read(d.path()+".other")) != string(written) || d.said("another machine") != 1 {
-			t.Errorf("left %v, said %s", d.names(), d.log.String())
+		if string(d.read(d.path()+".other")) != string(written) || d.logged("another machine") != 1 {
+			t.Errorf("left %v, log %s", d.names(), d.log.String())
 		}
 		for _, part := range []string{string(coretest.GPU(1)), string(coretest.GPU(11)), d.path() + ".other"} {
-			if d.said(part) == 0 {
+			if d.logged(part) == 0 {
 				t.Errorf("%s is not in the log: %s", part, d.log.String())
 			}
 		}
 		units(second)
-		if got := d.names(); len(got) != 2 || d.said("another machine") != 1 {
-			t.Errorf("left %v after a restart, said %s", got, d.log.String())
+		if got := d.names(); len(got) != 2 || d.logged("another machine") != 1 {
+			t.Errorf("left %v after a restart, log %s", got, d.log.String())
 		}
 		if r, _ := d.open().Load(); len(r.Devices) != 2 || r.Devices[0].ID != coretest.GPU(10) {
 			t.Errorf("%+v", r.Devices)
 		}
 	})
 }
-
-// To look at a history changes nothing, whatever is wrong with it.
-func TestPeekSetsNothingAside(t *testing.T) {
-	d := newDisk(t)
-	d.write([]byte("broken"))
-	f := peek(d)
-	f.Load()
-	f.SetAside(errors.New("another machine"))
-	d.fails(f, full(), "belongs to an agent")
-	if got := d.names(); !slices.Equal(got, []string{"k8s-gpu.json"}) {
-		t.Errorf("left %v", got)
-	}
-}
-
-func peek(d *disk) *checkpoint.File { return checkpoint.Read(d.dir, agent, d.proc) }

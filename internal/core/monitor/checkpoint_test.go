@@ -3,7 +3,6 @@ package monitor_test
 import (
 	"context"
 	"errors"
-	"log/slog"
 	"slices"
 	"strings"
 	"testing"
@@ -15,7 +14,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 )
 
-// store notes what it is given, and gives the latest.
+// store records what is saved, and loads the latest.
 type store struct {
 	saved []core.Checkpoint
 	aside []error
@@ -38,7 +37,7 @@ func (s *store) Save(r core.Checkpoint) error {
 	return s.err
 }
 
-// hung is a history on a disk that does not answer.
+// hung is a store on a disk that does not answer.
 type hung struct {
 	store
 	answer chan struct{}
@@ -49,13 +48,13 @@ func (h *hung) Load() (core.Checkpoint, string) {
 	return h.store.Load()
 }
 
-func TestNothingIsOfferedBeforeItsHistoryIsRead(t *testing.T) {
+func TestNoDeviceIsOfferedBeforeTheHistoryIsRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := &hung{answer: make(chan struct{})}
-		h.saved = sick(95)
+		h.saved = unhealthy(95)
 		r := runWith(t, coretest.NewMachine(coretest.GPUs(2)), h).after(time.Minute)
 		if d := r.Current().Driver(); r.Current().Len() != 0 || d.State != core.DriverPending || !strings.Contains(d.Reason, "disk") {
-			t.Errorf("%d units are offered without their history, driver: %+v", r.Current().Len(), d)
+			t.Errorf("%d units are offered without the history, driver: %+v", r.Current().Len(), d)
 		}
 		late := r.Watchdog().Late(time.Now())
 		if len(late) != 1 || late[0].Name != "history" {
@@ -81,31 +80,24 @@ func TestStopsWhileTheDiskHangs(t *testing.T) {
 	})
 }
 
-// sick is a history of two GPUs of which the second reported an XID.
-func sick(xid uint64) []core.Checkpoint {
+// unhealthy is a history of two GPUs of which the second reported an XID.
+func unhealthy(xid uint64) []core.Checkpoint {
 	cfg := core.DefaultConfig()
 	s := core.NewState(cfg).Read(cfg, time.Now(), coretest.GPUs(2)).
 		Observe(cfg, time.Now(), core.Observation{At: core.WholeGPU(coretest.GPU(1)), Kind: core.XID, Code: xid})
 	return []core.Checkpoint{s.Checkpoint("boot")}
 }
 
-// A fault that came right before the end is kept, however soon after another write.
-func TestTheLastFaultIsKept(t *testing.T) {
+// A fault right before the end is saved, however soon after another write.
+func TestLastFaultIsSaved(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, s := coretest.NewMachine(coretest.GPUs(2)), &store{}
-		ctx, cancel := context.WithCancel(t.Context())
-		mon := monitor.New(m.Open, core.DefaultConfig(), slog.New(slog.DiscardHandler), s)
-		done := make(chan error, 1)
-		go func() { done <- mon.Run(ctx) }()
-		time.Sleep(time.Minute)
+		r := runWith(t, m, s).after(time.Minute)
 		for _, xid := range []uint64{95, 79} {
-			m.Raise(core.Observation{At: core.WholeGPU(coretest.GPU(1)), Kind: core.XID, Code: xid})
+			m.SendEvent(core.Observation{At: core.WholeGPU(coretest.GPU(1)), Kind: core.XID, Code: xid})
 			synctest.Wait()
 		}
-		cancel()
-		if err := <-done; err != nil {
-			t.Fatal(err)
-		}
+		must(t, r.stop())
 		last := s.saved[len(s.saved)-1]
 		for _, cause := range []string{"XID_95", "XID_79"} {
 			if !slices.ContainsFunc(last.Conditions, func(c core.Condition) bool { return c.Cause() == cause }) {
@@ -118,56 +110,43 @@ func TestTheLastFaultIsKept(t *testing.T) {
 	})
 }
 
-// Who was answered can rely on it, however soon the process is killed.
-func TestKeepWritesBeforeItReturns(t *testing.T) {
+// The state is on disk when Save returns.
+func TestSaveWritesBeforeItReturns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &store{}
 		r := runWith(t, coretest.NewMachine(coretest.GPUs(1)), s)
-		for _, away := range []bool{true, false} {
-			if away {
-				if err := r.quiesce(time.Time{}); err != nil {
-					t.Fatal(err)
-				}
+		for _, maintenance := range []bool{true, false} {
+			if maintenance {
+				must(t, r.quiesce(time.Time{}))
 			} else if err := r.Resume(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			if err := r.Save(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-			if last := s.saved[len(s.saved)-1]; last.Maintenance.Since.IsZero() == away {
-				t.Errorf("away %v: on disk is %+v", away, last.Maintenance)
+			must(t, r.Save(t.Context()))
+			if last := s.saved[len(s.saved)-1]; last.Maintenance.Since.IsZero() == maintenance {
+				t.Errorf("maintenance %v: on disk is %+v", maintenance, last.Maintenance)
 			}
 		}
 	})
 }
 
-func TestKeepWithoutAStore(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		err := run(t, coretest.NewMachine(coretest.GPUs(1))).Save(t.Context())
-		if notKept := (*monitor.NotSavedError)(nil); !errors.As(err, &notKept) || !errors.Is(err, monitor.ErrNoStore) {
-			t.Errorf("it is said to be kept: %v", err)
-		}
-	})
-}
-
-// What an operator was answered is on disk, or the answer says why it is not.
-func TestKeepReturnsWhyItIsNotOnDisk(t *testing.T) {
+// Save returns nil if the state is on disk, and otherwise the reason why it is not.
+func TestSaveReturnsWhyTheStateIsNotOnDisk(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		full := errors.New("no space left on device")
 		s := &store{err: full}
 		r := runWith(t, coretest.NewMachine(coretest.GPUs(1)), s)
-		err := r.Save(t.Context())
-		if notKept := (*monitor.NotSavedError)(nil); !errors.As(err, &notKept) || !errors.Is(err, full) {
-			t.Errorf("kept: %v", err)
+		without := run(t, coretest.NewMachine(coretest.GPUs(1)))
+		for want, err := range map[error]error{full: r.Save(t.Context()), monitor.ErrNoStore: without.Save(t.Context())} {
+			if notSaved := (*monitor.NotSavedError)(nil); !errors.As(err, &notSaved) || !errors.Is(err, want) {
+				t.Errorf("%v, want %v", err, want)
+			}
 		}
 		s.err = nil
-		if err := r.Save(t.Context()); err != nil {
-			t.Error(err)
-		}
+		must(t, r.Save(t.Context()))
 	})
 }
 
-// slow is a history on a disk that takes its time to write.
+// slow is a store on a disk whose writes take some time.
 type slow struct {
 	store
 	takes time.Duration
@@ -178,7 +157,7 @@ func (s *slow) Save(r core.Checkpoint) error {
 	return s.store.Save(r)
 }
 
-func TestKeepDoesNotWaitForADiskThatHangs(t *testing.T) {
+func TestSaveDoesNotWaitForADiskThatHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := runWith(t, coretest.NewMachine(coretest.GPUs(1)), &slow{takes: time.Minute})
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -190,30 +169,5 @@ func TestKeepDoesNotWaitForADiskThatHangs(t *testing.T) {
 		}
 		_ = r.stop()
 		time.Sleep(5 * time.Minute) // for the writes under way
-	})
-}
-
-// The history of another machine is set aside before anything is saved, and once.
-func TestHistoryOfAnotherMachineIsSetAsideOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		machine := coretest.GPUs(4)
-		machine.Devices, machine.Links = machine.Devices[2:], nil
-		s := &store{saved: sick(79)} // of the GPUs 0 and 1
-		r := runWith(t, coretest.NewMachine(machine), s).after(10 * time.Minute)
-		for u := range r.Current().Units() {
-			if u.Health.State != core.Healthy {
-				t.Errorf("%s: %s", u.ID, u.Health)
-			}
-		}
-		if r.Current().Len() != 2 || len(s.aside) != 1 {
-			t.Fatalf("%d units, set aside: %v", r.Current().Len(), s.aside)
-		}
-		f := (*core.ForeignHistory)(nil)
-		if !errors.As(s.aside[0], &f) || !slices.Equal(f.DriverGPUs, []core.DeviceID{coretest.GPU(2), coretest.GPU(3)}) {
-			t.Errorf("set aside: %v", s.aside[0])
-		}
-		if last := s.saved[len(s.saved)-1]; len(last.Devices) != 2 || len(last.Conditions) != 0 {
-			t.Errorf("saved: %+v", last)
-		}
 	})
 }

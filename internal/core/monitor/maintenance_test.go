@@ -19,8 +19,8 @@ func (r *running) quiesce(until time.Time) error {
 	return r.Quiesce(ctx, until)
 }
 
-// inMaintenance says whether all n units are listed, and wait for an order.
-func (r *running) inMaintenance(when string, n int) {
+// expectMaintenance checks that all n units are listed in maintenance.
+func (r *running) expectMaintenance(when string, n int) {
 	r.t.Helper()
 	if r.Current().Len() != n {
 		r.t.Errorf("%s: %d units, want %d", when, r.Current().Len(), n)
@@ -32,10 +32,8 @@ func (r *running) inMaintenance(when string, n int) {
 	}
 }
 
-func TestQuiesceLetsTheDriverGo(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		m := coretest.NewMachine(coretest.GPUs(8))
-		r := run(t, m)
+func TestQuiesceReleasesTheDriver(t *testing.T) {
+	onGPUs(t, 8, func(t *testing.T, m *coretest.Machine, r *running) {
 		began := time.Now()
 		if err := r.quiesce(time.Time{}); err != nil || m.Sessions() != 0 {
 			t.Fatalf("%v, %d sessions", err, m.Sessions())
@@ -43,18 +41,16 @@ func TestQuiesceLetsTheDriverGo(t *testing.T) {
 		if d := time.Since(began); d > 2*time.Second {
 			t.Errorf("took %v", d)
 		}
-		r.inMaintenance("quiesced", 8)
+		r.expectMaintenance("quiesced", 8)
 		before := m.Calls()
-		r.after(24*time.Hour).inMaintenance("a day later", 8)
+		r.after(24*time.Hour).expectMaintenance("a day later", 8)
 		if after := m.Calls(); fmt.Sprint(before) != fmt.Sprint(after) {
 			t.Errorf("the driver was called: %v, then %v", before, after)
 		}
 		if err := r.quiesce(time.Time{}); err != nil {
 			t.Errorf("quiesce twice: %v", err)
 		}
-		if err := r.Resume(t.Context()); err != nil {
-			t.Error(err)
-		}
+		must(t, r.Resume(t.Context()))
 		r.after(time.Second).expect("resumed", nil)
 		if err := r.Resume(t.Context()); !errors.Is(err, monitor.ErrNotQuiesced) {
 			t.Errorf("resume twice: %v", err)
@@ -62,24 +58,22 @@ func TestQuiesceLetsTheDriverGo(t *testing.T) {
 	})
 }
 
-func TestMaintenanceEndsByItself(t *testing.T) {
+func TestMaintenanceEndsAtItsTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := run(t, coretest.NewMachine(coretest.GPUs(1)))
 		if _, ok := errors.AsType[*core.ConfigError](r.quiesce(time.Now().Add(-time.Second))); !ok {
-			t.Error("a time that is over was taken")
+			t.Error("a time in the past was accepted")
 		}
-		if err := r.quiesce(time.Now().Add(time.Hour)); err != nil {
-			t.Fatal(err)
-		}
-		r.after(59*time.Minute).inMaintenance("for an hour", 1)
+		must(t, r.quiesce(time.Now().Add(time.Hour)))
+		r.after(59*time.Minute).expectMaintenance("for an hour", 1)
 		r.after(2*time.Minute).expect("after the hour", nil)
-		if away := r.State().Maintenance; away != (core.Maintenance{}) {
-			t.Errorf("still noted: %+v", away)
+		if now := r.State().Maintenance; now != (core.Maintenance{}) {
+			t.Errorf("still recorded: %+v", now)
 		}
 	})
 }
 
-// A call that hangs keeps the driver from being let go: that is said, and mended when the call returns.
+// With a call that hangs the driver is not released, which is an error until the call returns.
 func TestQuiesceWhileACallHangs(t *testing.T) {
 	for _, method := range []string{"Probe", "Snapshot", "Wait", "Close"} {
 		t.Run(method, func(t *testing.T) {
@@ -89,7 +83,7 @@ func TestQuiesceWhileACallHangs(t *testing.T) {
 				release := m.Hang(method, core.WholeGPU(coretest.GPU(1)))
 				r.after(2 * time.Minute)
 				if _, ok := errors.AsType[*monitor.HeldError](r.quiesce(time.Time{})); !ok {
-					t.Error("the driver is said to be free")
+					t.Error("no HeldError")
 				}
 				r.after(time.Second)
 				for u := range r.Current().Units() {
@@ -102,9 +96,7 @@ func TestQuiesceWhileACallHangs(t *testing.T) {
 				if err := r.quiesce(time.Time{}); err != nil || m.Sessions() != 0 {
 					t.Errorf("after it returned: %v, %d sessions", err, m.Sessions())
 				}
-				if err := r.Resume(t.Context()); err != nil {
-					t.Error(err)
-				}
+				must(t, r.Resume(t.Context()))
 				r.after(5*time.Minute).expect("resumed", nil)
 			})
 		})
@@ -116,18 +108,14 @@ func TestQuiesceWithoutADriver(t *testing.T) {
 		m := coretest.NewMachine(coretest.GPUs(2))
 		m.FailOpen(core.ErrNoDriver)
 		r := run(t, m).after(time.Minute)
-		if err := r.quiesce(time.Time{}); err != nil {
-			t.Error(err)
-		}
+		must(t, r.quiesce(time.Time{}))
 		opened := m.Calls()["Open"]
 		m.FailOpen(nil)
-		r.after(time.Hour).inMaintenance("a driver came meanwhile", 0)
+		r.after(time.Hour).expectMaintenance("a driver appeared meanwhile", 0)
 		if n := m.Calls()["Open"]; n != opened {
 			t.Errorf("opened %d times", n-opened)
 		}
-		if err := r.Resume(t.Context()); err != nil {
-			t.Error(err)
-		}
+		must(t, r.Resume(t.Context()))
 		if r.after(time.Second); r.Current().Len() != 2 {
 			t.Errorf("%d units", r.Current().Len())
 		}
@@ -140,52 +128,41 @@ func TestQuiesceWhileTheDriverIsOpened(t *testing.T) {
 		release := m.Hang("Open", core.Node)
 		r := run(t, m)
 		if _, ok := errors.AsType[*monitor.HeldError](r.quiesce(time.Time{})); !ok {
-			t.Error("the driver is said to be free")
+			t.Error("no HeldError")
 		}
 		release()
-		r.after(time.Second).inMaintenance("opened too late", 0)
+		r.after(time.Second).expectMaintenance("opened too late", 0)
 		if m.Sessions() != 0 {
 			t.Errorf("%d sessions", m.Sessions())
 		}
-		if err := r.quiesce(time.Time{}); err != nil {
-			t.Error(err)
-		}
+		must(t, r.quiesce(time.Time{}))
 	})
 }
 
-// The agent may be restarted in the midst of the work.
+// The agent may be restarted during maintenance.
 func TestMaintenanceOutlivesTheAgent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m, kept := coretest.NewMachine(coretest.GPUs(2)), &store{}
-		r := runWith(t, m, kept)
-		if err := r.quiesce(time.Time{}); err != nil {
-			t.Fatal(err)
-		}
-		if err := r.stop(); err != nil {
-			t.Fatal(err)
-		}
+		m, history := coretest.NewMachine(coretest.GPUs(2)), &store{}
+		r := runWith(t, m, history)
+		must(t, r.quiesce(time.Time{}))
+		must(t, r.stop())
 		calls := m.Calls()["Open"]
-		r = runWith(t, m, kept).after(time.Hour)
-		r.inMaintenance("restarted", 2)
+		r = runWith(t, m, history).after(time.Hour)
+		r.expectMaintenance("restarted", 2)
 		if m.Calls()["Open"] != calls {
 			t.Error("the driver was opened")
 		}
-		if err := r.Resume(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must(t, r.Resume(t.Context()))
 		r.after(time.Second).expect("resumed", nil)
-		if err := r.stop(); err != nil {
-			t.Fatal(err)
-		}
-		runWith(t, m, kept).after(time.Second).expect("and restarted", nil)
+		must(t, r.stop())
+		runWith(t, m, history).after(time.Second).expect("and restarted", nil)
 	})
 }
 
-// Nobody waits for the event wait, so its hanging has to be seen from outside.
-func TestEventWaitThatHangsIsSeen(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		m := coretest.NewMachine(coretest.GPUs(1))
-		r := run(t, m).after(time.Minute)
+// An event wait that hangs blocks no other goroutine: the watchdog detects it.
+func TestEventWaitThatHangsIsDetected(t *testing.T) {
+	onGPUs(t, 1, func(t *testing.T, m *coretest.Machine, r *running) {
+		r.after(time.Minute)
 		release := m.Hang("Wait", core.Node)
 		r.after(20*time.Second).expect("checks go on", nil)
 		late := r.Watchdog().Late(time.Now())
@@ -194,7 +171,7 @@ func TestEventWaitThatHangsIsSeen(t *testing.T) {
 		}
 		release()
 		if r.after(2 * time.Second); r.Stats().EventsFail || len(r.Watchdog().Late(time.Now())) != 0 {
-			t.Error("it came back, and is late still")
+			t.Error("it returned, and is still overdue")
 		}
 	})
 }

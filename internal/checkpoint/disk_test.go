@@ -16,7 +16,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 )
 
-func TestUnreadableFilesAreKeptAside(t *testing.T) {
+func TestInvalidFilesAreSetAside(t *testing.T) {
 	d := newDisk(t)
 	d.save(d.open(), full())
 	whole := d.read(d.path())
@@ -41,8 +41,8 @@ func TestUnreadableFilesAreKeptAside(t *testing.T) {
 		"too large":      {append(bytes.Clone(whole), make([]byte, 8<<20)...), "larger than", 0},
 		"unknown reason": {bytes.Replace(whole, []byte(`"Reason": "XID"`), []byte(`"Reason": "BAD_LUCK"`), 1), `BAD_LUCK`, 1},
 		"unknown state":  {bytes.Replace(whole, []byte(`"State": "degraded"`), []byte(`"State": "poorly"`), 1), "poorly", 1},
-		"no such verdict": {bytes.Replace(whole, []byte(`"Reason": "XID"`), []byte(`"Reason": "VERDICT"`), 1),
-			"no verdict", 1},
+		"unknown action": {bytes.Replace(whole, []byte(`"Reason": "XID"`), []byte(`"Reason": "VERDICT"`), 1),
+			"no recovery action", 1},
 		"against nothing": {[]byte(`{"Version":1,"Agent":"k8s-gpu","Record":{"Conditions":[{"Reason":"LOST"}]}}`), "no GPU", 0},
 		"no reason":       {[]byte(`{"Version":1,"Agent":"k8s-gpu","Record":{"Conditions":[{"At":{"GPU":"GPU-a"}}]}}`), "no reason", 0},
 		"unknown vitals":  {replaced(`"Verdict": "none"`, `"Verdict": "maybe"`), "maybe", 2},
@@ -58,7 +58,7 @@ func TestUnreadableFilesAreKeptAside(t *testing.T) {
 				t.Errorf("%d conditions, want %d", len(r.Conditions), c.kept)
 			}
 			if got := d.log.String(); strings.Count(got, "\n") != 1 || !strings.Contains(got, c.why) {
-				t.Errorf("said %q, want %q", got, c.why)
+				t.Errorf("log %q, want %q", got, c.why)
 			}
 			if aside := d.read(d.path() + ".broken"); !bytes.Equal(aside, c.text) {
 				t.Errorf("%d bytes are kept aside of %d", len(aside), len(c.text))
@@ -74,43 +74,35 @@ func TestUnreadableFilesAreKeptAside(t *testing.T) {
 
 func TestFolderInPlaceOfTheFile(t *testing.T) {
 	d := newDisk(t)
-	if err := os.MkdirAll(d.path(), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.MkdirAll(d.path(), 0o755))
 	f := d.open()
 	f.Load()
 	d.save(f, full())
-	if r, _ := d.open().Load(); diff(full(), r) != "" || f.Problem() != "" || d.said("kept aside") != 1 {
-		t.Errorf("kept %+v, problem %q, said %s", r, f.Problem(), d.log.String())
+	if r, _ := d.open().Load(); diff(full(), r) != "" || f.Problem() != "" || d.logged("kept aside") != 1 {
+		t.Errorf("kept %+v, problem %q, log %s", r, f.Problem(), d.log.String())
 	}
 }
 
-// A folder that can't be used is said once, and once more when it can.
-func TestFailureIsSaidOnce(t *testing.T) {
+// A folder that can't be used is logged once, and once more when it can.
+func TestFailureIsLoggedOnce(t *testing.T) {
 	d := newDisk(t)
-	inTheWay := filepath.Dir(d.dir)
-	if err := os.MkdirAll(filepath.Dir(inTheWay), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(inTheWay, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	obstacle := filepath.Dir(d.dir)
+	must(t, os.MkdirAll(filepath.Dir(obstacle), 0o755))
+	must(t, os.WriteFile(obstacle, nil, 0o600))
 	f := d.open()
 	f.Load()
 	for range 3 {
 		d.fails(f, full(), "not a directory")
 	}
-	if p := f.Problem(); !strings.Contains(p, "not a directory") || strings.Contains(p, "\n") || d.said("is not kept") != 1 {
-		t.Errorf("problem %q, said %s", p, d.log.String())
+	if p := f.Problem(); !strings.Contains(p, "not a directory") || strings.Contains(p, "\n") || d.logged("not saved") != 1 {
+		t.Errorf("problem %q, log %s", p, d.log.String())
 	}
-	if err := os.Remove(inTheWay); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Remove(obstacle))
 	for range 3 {
 		d.save(f, full())
 	}
-	if p := f.Problem(); p != "" || d.said("is kept again") != 1 {
-		t.Errorf("problem %q, said %s", p, d.log.String())
+	if p := f.Problem(); p != "" || d.logged("saved again") != 1 {
+		t.Errorf("problem %q, log %s", p, d.log.String())
 	}
 	if r, _ := d.open().Load(); diff(full(), r) != "" {
 		t.Errorf("kept %+v", r)
@@ -120,12 +112,10 @@ func TestFailureIsSaidOnce(t *testing.T) {
 // mount puts a file system of 64 KiB at the folder.
 func (d *disk) mount(flags uintptr) {
 	d.Helper()
-	if err := os.MkdirAll(d.dir, 0o755); err != nil {
-		d.Fatal(err)
-	}
+	must(d, os.MkdirAll(d.dir, 0o755))
 	err := syscall.Mount("tmpfs", d.dir, "tmpfs", flags, "size=64k")
 	if errors.Is(err, syscall.EPERM) {
-		d.Skip("may not mount")
+		d.Skip("mount is not permitted")
 	}
 	if err != nil {
 		d.Fatal(err)
@@ -137,7 +127,7 @@ func (d *disk) mount(flags uintptr) {
 	})
 }
 
-func TestFullDiskKeepsWhatThereWas(t *testing.T) {
+func TestFullDiskKeepsTheFile(t *testing.T) {
 	d := newDisk(t)
 	d.mount(0)
 	f := d.open()
@@ -156,9 +146,7 @@ func TestFullDiskKeepsWhatThereWas(t *testing.T) {
 	if got := d.names(); len(got) != 2 {
 		t.Errorf("left: %v", got)
 	}
-	if err := os.Remove(ballast); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Remove(ballast))
 	d.save(f, core.Checkpoint{BootID: "other"})
 	if r, _ := d.open().Load(); r.BootID != "other" || f.Problem() != "" {
 		t.Errorf("kept %+v, problem %q", r, f.Problem())
@@ -171,18 +159,16 @@ func TestReadOnlyDisk(t *testing.T) {
 	f := d.open()
 	f.Load()
 	d.fails(f, full(), "read-only file system")
-	if p := f.Problem(); !strings.Contains(p, "read-only file system") || d.said("is not kept") != 1 {
-		t.Errorf("problem %q, said %s", p, d.log.String())
+	if p := f.Problem(); !strings.Contains(p, "read-only file system") || d.logged("not saved") != 1 {
+		t.Errorf("problem %q, log %s", p, d.log.String())
 	}
 }
 
-func TestWhatACrashLeftIsTidied(t *testing.T) {
+func TestTemporaryFilesOfACrashAreRemoved(t *testing.T) {
 	d := newDisk(t)
 	d.write(nil)
 	for _, name := range []string{".k8s-gpu.json8201", ".nomad-gpu.json8201", ".k8s-gpu.jsonnet"} {
-		if err := os.WriteFile(filepath.Join(d.dir, name), nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(filepath.Join(d.dir, name), nil, 0o600))
 	}
 	d.open().Load()
 	if got := strings.Join(d.names(), " "); got != ".k8s-gpu.jsonnet .nomad-gpu.json8201 k8s-gpu.json.broken" {
@@ -190,30 +176,31 @@ func TestWhatACrashLeftIsTidied(t *testing.T) {
 	}
 }
 
-// Who only looks changes nothing, whatever there is.
-func TestPeek(t *testing.T) {
+// A read-only file is never changed, created or renamed, whatever its content.
+func TestReadOnlyFile(t *testing.T) {
 	d := newDisk(t)
-	look := func() (core.Checkpoint, string) {
-		f := checkpoint.Read(d.dir, agent, d.proc)
+	load := func() (core.Checkpoint, string) {
+		f := checkpoint.OpenReadOnly(d.dir, agent, d.proc)
 		r, boot := f.Load()
 		if boot != "b00t" {
 			t.Errorf("boot %q", boot)
 		}
+		f.SetAside(errors.New("another machine"))
 		d.fails(f, core.Checkpoint{}, "belongs to an agent")
 		return r, f.Problem()
 	}
-	if r, problem := look(); len(r.Devices) > 0 || problem != "" {
-		t.Errorf("of nothing: %+v, %s", r, problem)
+	if r, problem := load(); len(r.Devices) > 0 || problem != "" {
+		t.Errorf("without a file: %+v, %s", r, problem)
 	}
 	if _, err := os.Stat(d.dir); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("the folder was made: %v", err)
+		t.Errorf("the folder was created: %v", err)
 	}
 	d.save(d.open(), full())
-	if r, problem := look(); diff(full(), r) != "" || problem != "" {
+	if r, problem := load(); diff(full(), r) != "" || problem != "" {
 		t.Errorf("%s, %s", diff(full(), r), problem)
 	}
 	d.write([]byte("broken"))
-	if _, problem := look(); !strings.Contains(problem, "invalid character") {
+	if _, problem := load(); !strings.Contains(problem, "invalid character") {
 		t.Errorf("problem %q", problem)
 	}
 	if got := d.names(); len(got) != 1 || string(d.read(d.path())) != "broken" {
@@ -234,27 +221,25 @@ func TestBoot(t *testing.T) {
 			t.Errorf("taken for a reboot: %q, %q", r.BootID, boot)
 		}
 		d.save(f, full())
-		if p := f.Problem(); !strings.Contains(p, "reboot") || !strings.Contains(p, "boot_id") || d.said("is kept again") > 0 {
-			t.Errorf("problem %q, said %s", p, d.log.String())
+		if p := f.Problem(); !strings.Contains(p, "reboot") || !strings.Contains(p, "boot_id") || d.logged("saved again") > 0 {
+			t.Errorf("problem %q, log %s", p, d.log.String())
 		}
 		d.save(f, core.Checkpoint{BootID: "earlier"})
 		d.boot("b00t")
 	}
-	// Kept by an agent that could not tell, read by one that can.
+	// Saved by an agent that could not read the boot ID, loaded by one that can.
 	d.save(d.open(), core.Checkpoint{})
 	if r, boot := d.open().Load(); r.BootID != "b00t" || boot != "b00t" {
 		t.Errorf("taken for a reboot: %q, %q", r.BootID, boot)
 	}
 }
 
-// The wall clock is set while no agent runs. Times in the history keep their distance from now, which the uptime shows.
+// The wall clock is set while no agent runs. Times in the history keep their distance from now, which follows from the uptime.
 func TestHistoryFollowsTheWallClock(t *testing.T) {
 	d := newDisk(t)
 	uptime := func(since time.Duration) {
 		text := fmt.Sprintf("%.2f 12345.67\n", since.Seconds())
-		if err := os.WriteFile(filepath.Join(d.proc, "uptime"), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(filepath.Join(d.proc, "uptime"), []byte(text), 0o600))
 	}
 	uptime(2 * time.Hour)
 	r, boot := d.open().Load()
@@ -262,7 +247,7 @@ func TestHistoryFollowsTheWallClock(t *testing.T) {
 	lost := time.Now().Add(-100 * time.Minute)
 	r.Conditions = []core.Condition{{At: core.WholeGPU("GPU-a"), Reason: core.ReasonLost, State: core.GPULost, Since: lost, Last: lost, Count: 1}}
 	d.save(d.open(), r)
-	for _, since := range []time.Duration{2 * time.Hour, 26 * time.Hour, time.Hour} { // the clock is right, a day behind, an hour ahead
+	for _, since := range []time.Duration{2 * time.Hour, 26 * time.Hour, time.Hour} { // the clock is right, 24 h behind, 1 h ahead
 		uptime(since)
 		r, _ := d.open().Load()
 		want := lost.Add(2*time.Hour - since)
@@ -270,15 +255,19 @@ func TestHistoryFollowsTheWallClock(t *testing.T) {
 			t.Errorf("up %v: lost at %v, want %v", since, got, want)
 		}
 	}
-	if err := os.Remove(filepath.Join(d.proc, "uptime")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Remove(filepath.Join(d.proc, "uptime")))
 	if r, _ := d.open().Load(); !r.Conditions[0].Last.Equal(lost) {
 		t.Errorf("without an uptime: lost at %v, was %v", r.Conditions[0].Last, lost)
 	}
+	uptime(2 * time.Hour)
+	f := d.open()
+	f.SetWallClock(func() time.Time { return time.Now().Add(-26 * time.Hour) })
+	if r, _ := f.Load(); r.Conditions[0].Last.Sub(lost.Add(-26*time.Hour)).Abs() > 2*time.Second {
+		t.Errorf("with the clock 26 h behind: lost at %v, was %v", r.Conditions[0].Last, lost)
+	}
 }
 
-// A denial names SELinux where that is on, as the mode of the folder then tells nothing.
+// A denial names SELinux where that is on, as the mode of the folder is not the cause then.
 func TestDenialNamesWhatToChange(t *testing.T) {
 	for name, c := range map[string]struct{ label, want string }{
 		"SELinux":  {"system_u:system_r:container_t:s0:c1,c2\x00", "permission denied; SELinux has this process as container_t: "},
@@ -294,22 +283,20 @@ func TestDenialNamesWhatToChange(t *testing.T) {
 			}
 			for _, path := range []string{filepath.Dir(d.dir), d.proc} { // so that it is d.dir which denies
 				for ; filepath.Clean(path) != filepath.Clean(os.TempDir()); path = filepath.Dir(path) {
-					if err := os.Chmod(path, 0o755); err != nil {
-						t.Fatal(err)
-					}
+					must(t, os.Chmod(path, 0o755))
 				}
 			}
 			f := d.open()
-			asNobody(func() { _ = f.Save(full()) })
-			if p := f.Problem(); !strings.Contains(p, c.want) || !strings.Contains(p, d.dir) || d.said("is not kept") != 1 {
-				t.Errorf("problem %q, said %s", p, d.log.String())
+			asUser(func() { _ = f.Save(full()) })
+			if p := f.Problem(); !strings.Contains(p, c.want) || !strings.Contains(p, d.dir) || d.logged("not saved") != 1 {
+				t.Errorf("problem %q, log %s", p, d.log.String())
 			}
 		})
 	}
 }
 
-// asNobody does something with the rights of an ordinary user on files.
-func asNobody(do func()) {
+// asUser runs do with the file permissions of an ordinary user.
+func asUser(do func()) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)

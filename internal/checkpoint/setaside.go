@@ -10,16 +10,16 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 )
 
-// asideAtMost is how many files are kept aside for each reason: <file>.broken, <file>.broken.1 ... <file>.broken.4. They
-// are never read again, and are for people. The first name that is free is taken; if none is, the last one is replaced:
-// so the four first ones and the latest are there.
+// asideAtMost is how many files are kept for each suffix: <file>.broken, <file>.broken.1 ... <file>.broken.4. Agents never read
+// them, they are for operators. The first free name is used; if there is none, the last file is replaced, so that the first
+// four and the latest remain.
 const asideAtMost = 5
 
-// aside is why a file is not to be replaced.
+// aside is why a file must be renamed and not replaced.
 type aside struct {
 	suffix  string // of its new name
-	message string // logged when it has it
-	args    []any  // in that line
+	message string // logged when it was renamed
+	args    []any  // of that line
 }
 
 func broken(err error, conditions int) *aside {
@@ -28,17 +28,17 @@ func broken(err error, conditions int) *aside {
 }
 
 func unread(err error) *aside {
-	return &aside{"unread", "health history could not be read, the file is kept aside", []any{"error", oneLine(err)}}
+	return &aside{"unread", "health history can't be read, the file is kept aside", []any{"error", oneLine(err)}}
 }
 
 func foreign(f *core.ForeignHistory) *aside {
-	return &aside{"other", "health history is that of another machine, or every GPU was replaced: it starts anew, the file is kept aside",
+	return &aside{"other", "health history is of another machine, or every GPU was replaced: a new one begins, the file is kept aside",
 		[]any{"history", f.HistoryGPUs, "machine", f.DriverGPUs}}
 }
 
 // SetAside implements monitor.Store.
 func (f *File) SetAside(why error) {
-	if f.untouched {
+	if f.readOnly {
 		return
 	}
 	if other, ok := errors.AsType[*core.ForeignHistory](why); ok {
@@ -48,21 +48,21 @@ func (f *File) SetAside(why error) {
 	}
 }
 
-// setAside gives the file another name, if it is not to be replaced.
+// setAside renames the file if it must not be replaced.
 func (f *File) setAside() error {
 	if f.aside == nil {
 		return nil
 	}
 	name := f.asideName(f.aside.suffix)
 	switch err := os.Rename(f.path, name); {
-	case errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR): // there is nothing to keep
+	case isMissing(err): // there is nothing to keep
 	case err != nil:
-		return fmt.Errorf("setting aside what is there: %w", err)
+		return fmt.Errorf("setting aside %s: %w", f.path, err)
 	default:
 		f.log.Warn(f.aside.message, append([]any{"file", name}, f.aside.args...)...)
 		f.mu.Lock()
-		if f.unread != "" {
-			f.unread += "; the file is kept aside as " + name
+		if f.loadProblem != "" {
+			f.loadProblem += "; the file is kept aside as " + name
 		}
 		f.mu.Unlock()
 	}
@@ -70,7 +70,7 @@ func (f *File) setAside() error {
 	return nil
 }
 
-// asideName is the first name that is free, or the last one.
+// asideName is the first free name, or the last one.
 func (f *File) asideName(suffix string) string {
 	name := f.path + "." + suffix
 	for n := 1; n < asideAtMost; n++ {
@@ -80,4 +80,9 @@ func (f *File) asideName(suffix string) string {
 		name = fmt.Sprintf("%s.%s.%d", f.path, suffix, n)
 	}
 	return name
+}
+
+// isMissing reports whether an error means that there is no file at a path.
+func isMissing(err error) bool {
+	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR)
 }

@@ -1,0 +1,112 @@
+package monitor
+
+import (
+	"context"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+)
+
+// change returns the state that follows from the present one at a time.
+type change func(core.State, time.Time) (core.State, error)
+
+// command is a change that Run's goroutine makes for a caller.
+type command struct {
+	change change
+	reply  chan<- error // capacity 1
+}
+
+// do has Run's goroutine make a change and waits for it.
+func (m *Monitor) do(ctx context.Context, c change) error {
+	reply := make(chan error, 1)
+	select {
+	case m.commands <- command{c, reply}:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	return <-reply // Run's goroutine replies immediately: it does nothing that blocks
+}
+
+// apply makes the change of a command. Only Run's goroutine calls it.
+func (m *Monitor) apply(c command) {
+	now := m.now()
+	next, err := c.change(m.State(), now)
+	if err == nil {
+		m.publish(next)
+	}
+	c.reply <- err
+}
+
+// Clear removes conditions by an operator's command and returns them: see core.Ledger.Clear for its errors. It takes effect
+// whether or not a session is open.
+func (m *Monitor) Clear(ctx context.Context, c core.Command) ([]core.Condition, error) {
+	var cleared []core.Condition
+	err := m.do(ctx, func(s core.State, now time.Time) (next core.State, err error) {
+		next, cleared, err = s.Clear(m.cfg, now, c)
+		return next, err
+	})
+	return cleared, err
+}
+
+// Ignore disregards conditions until a time and returns them: see core.Ledger.Ignore for its errors.
+func (m *Monitor) Ignore(ctx context.Context, c core.Command, until time.Time) ([]core.Condition, error) {
+	var ignored []core.Condition
+	err := m.do(ctx, func(s core.State, now time.Time) (next core.State, err error) {
+		next, ignored, err = s.Ignore(m.cfg, now, c, until)
+		return next, err
+	})
+	return ignored, err
+}
+
+// Rebind binds the positions of the policy (indices, numbers of devices, the common MIG profile) to the devices that they
+// select by the driver's present order: see core.State.Rebind for its error. It returns what was bound before and what is
+// bound now. It takes effect on every agent of this host that shares the state directory, as for the numbers of devices.
+func (m *Monitor) Rebind(ctx context.Context) (was, is []core.PositionBinding, err error) {
+	err = m.do(ctx, func(s core.State, now time.Time) (core.State, error) {
+		next, err := s.Rebind(m.cfg, now)
+		was, is = s.Inventory.PositionBindings(), next.Inventory.PositionBindings()
+		return next, err
+	})
+	return was, is, err
+}
+
+// ApplyPolicy replaces the part of the configuration that decides what is offered: policy, MIG strategy, excluded devices and
+// how shares are packed. The session, the health history and the rest of the configuration stay. It takes effect whether or
+// not a session is open; an error is that of ctx, and nothing has changed then.
+func (m *Monitor) ApplyPolicy(ctx context.Context, offer core.Config) error {
+	return m.do(ctx, func(s core.State, now time.Time) (core.State, error) {
+		m.cfg.Policy, m.cfg.MIG, m.cfg.Exclude, m.cfg.Packed = offer.Policy, offer.MIG, offer.Exclude, offer.Packed
+		return s.Observe(m.cfg, now), nil
+	})
+}
+
+// Report adds observations that did not come from the driver's session: from the kernel log, a simulated fault, a reservation.
+// It never blocks. It reports false if its queue is full, and drops what found no room.
+func (m *Monitor) Report(obs ...core.Observation) bool {
+	for _, o := range obs {
+		select {
+		case m.reported <- o:
+		default:
+			return false
+		}
+	}
+	return true
+}
+
+// Reserved reports that units were reserved for new work. It never blocks.
+func (m *Monitor) Reserved(devices []core.Device) {
+	for _, d := range devices {
+		m.Report(core.Observation{At: d.At, Kind: core.Reserved})
+	}
+}
+
+// SetHost sets what the host has beside the driver and replaces all that was set before. It never blocks; values that are
+// replaced before Run's goroutine has read them are skipped. A value set before Run counts from the first reading on.
+func (m *Monitor) SetHost(h core.Host) { m.host.Store(h) }
+
+// applyHost applies the latest host. Only Run's goroutine calls it.
+func (m *Monitor) applyHost() {
+	var h core.Host
+	h, m.hostChanged = m.host.LoadNext()
+	m.update(func(s core.State, now time.Time) core.State { return s.WithHost(m.cfg, now, h) })
+}
