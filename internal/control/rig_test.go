@@ -124,7 +124,7 @@ func await(t *testing.T, what string, is func() bool) {
 // xid has a GPU report an XID, and waits until that counts.
 func (r *rig) xid(gpu int, code uint64) {
 	r.Helper()
-	r.machine.Raise(core.Observation{At: core.WholeGPU(coretest.GPU(gpu)), Kind: core.XID, Code: code})
+	r.machine.SendEvent(core.Observation{At: core.WholeGPU(coretest.GPU(gpu)), Kind: core.XID, Code: code})
 	r.await("the XID", func() bool { return r.cause(gpu) != "" })
 }
 

@@ -19,7 +19,7 @@ func shared(o *control.Options) {
 // An operator may name what the orchestrators name, and means the GPU behind it.
 func TestUnitsMeanTheirGPU(t *testing.T) {
 	t.Parallel()
-	r := start(t, coretest.Cut(coretest.GPUs(3), 1, "1g.10gb", "3g.40gb"), shared)
+	r := start(t, coretest.WithMIG(coretest.GPUs(3), 1, "1g.10gb", "3g.40gb"), shared)
 	for _, word := range []string{
 		string(coretest.Instance(1, 1)) + "::7", string(coretest.Instance(1, 1)) + "::99", string(coretest.GPU(1)) + "::0",
 		strings.ToLower(string(coretest.Instance(1, 0))) + "::1", " 1:0 ", "1:1", "1",

@@ -153,7 +153,7 @@ func TestRefusals(t *testing.T) {
 	r := start(t, coretest.GPUs(2), simulation)
 	longAgo := time.Now().Add(-time.Hour).UTC().Format(time.RFC3339)
 	r.xid(0, 95)
-	r.machine.Silence(coretest.GPU(1), core.Lost)
+	r.machine.FailGPU(coretest.GPU(1), core.Lost)
 	r.await("the loss", func() bool { return r.cause(1) == "LOST" })
 	client := control.Dial(r.path)
 	clearing := func(a control.ClearArgs) error { _, err := client.Clear(t.Context(), a); return err }

@@ -213,7 +213,7 @@ func TestCommonProfileStays(t *testing.T) {
 	cut := func(profiles ...[]string) {
 		s := coretest.GPUs(len(profiles))
 		for n, p := range profiles {
-			s = coretest.Cut(s, n, p...)
+			s = coretest.WithMIG(s, n, p...)
 		}
 		l.machine = s
 		l.read(3)
@@ -235,7 +235,7 @@ func TestIndexOfAnInstanceMeansTheSameInstance(t *testing.T) {
 		Select:  core.Selector{At: "rule", Indices: []core.DeviceIndex{{GPU: 0, Instance: 1}}},
 		Reserve: "tests",
 	}}}
-	l.machine = coretest.Cut(coretest.GPUs(1), 0, "1g.10gb", "1g.10gb", "1g.10gb")
+	l.machine = coretest.WithMIG(coretest.GPUs(1), 0, "1g.10gb", "1g.10gb", "1g.10gb")
 	l.read(1)
 	reserved := func(when string, want core.DeviceID) {
 		t.Helper()

@@ -27,7 +27,7 @@ func shelf() (core.Snapshot, core.Config) {
 	cfg.MIG = core.MIGMixed
 	one, two := served(2), served(3)
 	cfg.Policy.Rules = []core.Rule{{Select: on(1), Sharing: &one}, {Select: on(2), Pool: "small", Sharing: &two}}
-	return coretest.Cut(coretest.GPUs(4), 3, "3g.40gb", "3g.40gb"), cfg
+	return coretest.WithMIG(coretest.GPUs(4), 3, "3g.40gb", "3g.40gb"), cfg
 }
 
 func TestOnAHost(t *testing.T) {

@@ -38,8 +38,8 @@ func healthLines(inv *core.Inventory) string {
 }
 
 func TestMissingDeviceNodeIsAWarningWithTheCommandThatCreatesIt(t *testing.T) {
-	instances := coretest.Cut(coretest.GPUs(1), 0, "1g.10gb")
-	unnumbered := coretest.Cut(coretest.GPUs(1), 0, "1g.10gb")
+	instances := coretest.WithMIG(coretest.GPUs(1), 0, "1g.10gb")
+	unnumbered := coretest.WithMIG(coretest.GPUs(1), 0, "1g.10gb")
 	unnumbered.Devices[1].GICap, unnumbered.Devices[1].CICap, unnumbered.Devices[1].Minor = 0, 0, -1
 	for name, tc := range map[string]struct {
 		reading core.Snapshot

@@ -26,7 +26,7 @@ func under(s core.Snapshot, p core.Policy) *core.Inventory {
 }
 
 func TestPolicies(t *testing.T) {
-	machine := coretest.Cut(coretest.GPUs(4), 3, "1g.10gb", "1g.10gb", "3g.40gb+me")
+	machine := coretest.WithMIG(coretest.GPUs(4), 3, "1g.10gb", "1g.10gb", "3g.40gb+me")
 	machine.Devices[2].Model = "NVIDIA L40S"
 	l40, full := core.Selector{Models: []string{"*L40*"}}, core.Selector{Full: true}
 	ones := core.Selector{Profiles: []string{"1g.*"}}

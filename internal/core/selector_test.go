@@ -29,7 +29,7 @@ func selected(s core.Selector, machine core.Snapshot) string {
 }
 
 func TestSelector(t *testing.T) {
-	machine := coretest.Cut(coretest.GPUs(3), 1, "1g.10gb", "1g.10gb+me", "2g.20gb")
+	machine := coretest.WithMIG(coretest.GPUs(3), 1, "1g.10gb", "1g.10gb+me", "2g.20gb")
 	machine.Devices[len(machine.Devices)-1].Model = "NVIDIA L40S"
 	machine.Devices[len(machine.Devices)-1].Memory = 46068 << 20
 	whole := func(n int) core.DeviceIndex { return core.DeviceIndex{GPU: n, Instance: -1} }

@@ -23,7 +23,7 @@ func crowds() []crowd {
 	whole := coretest.GPUs(16)
 	cut := whole
 	for n := range 16 {
-		cut = coretest.Cut(cut, n, slices.Repeat([]string{"1g.10gb"}, 7)...)
+		cut = coretest.WithMIG(cut, n, slices.Repeat([]string{"1g.10gb"}, 7)...)
 	}
 	return []crowd{{"16x7", cut, 0}, {"16x7x10", cut, 10}, {"16x100", whole, 100}}
 }

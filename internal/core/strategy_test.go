@@ -59,7 +59,7 @@ func TestMIGStrategyPerGPU(t *testing.T) {
 		another = "mig-strategy single: profile 3g.40gb differs from this node's 1g.10gb"
 	)
 	cut := func(n int, profiles ...string) func(core.Snapshot) core.Snapshot {
-		return func(s core.Snapshot) core.Snapshot { return coretest.Cut(s, n, profiles...) }
+		return func(s core.Snapshot) core.Snapshot { return coretest.WithMIG(s, n, profiles...) }
 	}
 	type machine []func(core.Snapshot) core.Snapshot
 	rule := func(m core.MIGStrategy, gpus ...int) core.Rule { return core.Rule{Select: on(gpus...), MIG: m} }
@@ -134,7 +134,7 @@ func TestMIGStrategyPerGPU(t *testing.T) {
 
 // What is kept from this node by an ID or by what the policy includes has no say in its profile either.
 func TestProfileOfWhatIsOffered(t *testing.T) {
-	s := coretest.Cut(coretest.Cut(coretest.GPUs(2), 0, "3g.40gb", "3g.40gb"), 1, "1g.10gb")
+	s := coretest.WithMIG(coretest.WithMIG(coretest.GPUs(2), 0, "3g.40gb", "3g.40gb"), 1, "1g.10gb")
 	cfg := core.DefaultConfig()
 	cfg.MIG = core.MIGSingle
 	for name, change := range map[string]func(*core.Config){
@@ -152,7 +152,7 @@ func TestProfileOfWhatIsOffered(t *testing.T) {
 // A rule that selects only what stands behind another view decides nothing, unless it is the strategy that it says.
 func TestRulesThatDecideNothing(t *testing.T) {
 	const idle = "p:1: selects no device of this machine, or only such as earlier rules select"
-	s := coretest.Cut(coretest.GPUs(2), 0, "1g.10gb", "1g.10gb")
+	s := coretest.WithMIG(coretest.GPUs(2), 0, "1g.10gb", "1g.10gb")
 	ones := core.Selector{At: "p:1", Profiles: []string{"1g.*"}}
 	big := core.Selector{At: "p:1", Memory: core.Range{Min: 40 << 30}, Indices: on(0).Indices}
 	for name, tc := range map[string]struct {

@@ -170,7 +170,7 @@ func TestNothingHasLeftBeforeTheDriverAnswers(t *testing.T) {
 }
 
 func TestWhatConflictsWithWhatAPodHolds(t *testing.T) {
-	cut := coretest.Cut(coretest.GPUs(2), 1, "3g.40gb", "3g.40gb")
+	cut := coretest.WithMIG(coretest.GPUs(2), 1, "3g.40gb", "3g.40gb")
 	gpu, instance := gpuIDs(1)[0], string(coretest.Instance(1, 0))
 	renamed := shared(core.TimeSlicing, 2)
 	renamed.Policy.Shares[0].Rename = "gpu.shared"

@@ -95,7 +95,7 @@ func TestAnIDThatAPodHoldsStaysListed(t *testing.T) {
 	}{
 		{"GPU forgotten", buildInventory(onlyFirst(), core.DefaultConfig())},
 		{"GPU in another pool", buildInventory(coretest.GPUs(2), oneElsewhere())},
-		{"GPU cut into instances", buildInventory(coretest.Cut(coretest.GPUs(2), 1, "3g.40gb", "3g.40gb"), mixedConfig())},
+		{"GPU cut into instances", buildInventory(coretest.WithMIG(coretest.GPUs(2), 1, "3g.40gb", "3g.40gb"), mixedConfig())},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := newRig(t)

@@ -33,7 +33,7 @@ func shared() (core.State, core.Config) {
 		{Select: on(5), Reserve: "reserved by policy.yaml:12"},
 		{Select: core.Selector{At: "policy.yaml:20: rules[6].select", IDs: []core.DeviceID{"GPU-x"}}, Pool: "nobody"},
 	}
-	reading := coretest.Cut(coretest.GPUs(8), 6, "1g.10gb", "3g.40gb+me")
+	reading := coretest.WithMIG(coretest.GPUs(8), 6, "1g.10gb", "3g.40gb+me")
 	for i := range reading.Devices {
 		d := &reading.Devices[i]
 		d.Serial, d.Architecture, d.Brand, d.ECC, d.NVLinks = "1650924", "Hopper", "NVIDIA", core.Enabled, 18

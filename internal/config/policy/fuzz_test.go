@@ -34,7 +34,7 @@ func FuzzPolicy(f *testing.F) {
 	f.Add([]byte("policy: &p {rules: [*p]}\n"))
 	f.Add([]byte("policy: {rules: &a [&b {select: &c {index: [0,0]}, use: reserved}, *b, *b]}\n"))
 	f.Add([]byte("sharing: {<<: [{timeSlicing: ~}, {mps: {}}]}\nresources: {? [x] : y}\n"))
-	machine := coretest.Cut(coretest.GPUs(3), 1, "1g.10gb", "1g.10gb+me", "3g.40gb")
+	machine := coretest.WithMIG(coretest.GPUs(3), 1, "1g.10gb", "1g.10gb+me", "3g.40gb")
 	f.Fuzz(func(t *testing.T, text []byte) {
 		for _, to := range []policy.Orchestrator{policy.Nomad, policy.Kubernetes} {
 			r, err := config.ParseFile("/etc/c.yaml", text, to)

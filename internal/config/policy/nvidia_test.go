@@ -54,7 +54,7 @@ func TestIncumbentsExamples(t *testing.T) {
 		t.Fatal(err)
 	}
 	eight := coretest.GPUs(8)
-	cut := coretest.Cut(coretest.GPUs(2), 1, "1g.10gb", "1g.10gb", "2g.20gb", "3g.40gb")
+	cut := coretest.WithMIG(coretest.GPUs(2), 1, "1g.10gb", "1g.10gb", "2g.20gb", "3g.40gb")
 	var got strings.Builder
 	for example := range strings.SplitSeq(strings.TrimPrefix(string(text), "# "), "\n# ") {
 		name, rest, _ := strings.Cut(example, "\n")

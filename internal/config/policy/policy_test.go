@@ -32,7 +32,7 @@ func read(t *testing.T, text string, to policy.Orchestrator) (config.File, error
 }
 
 // machine has eight H100s. GPU 6 is cut into instances of three profiles.
-var machine = coretest.Cut(coretest.GPUs(8), 6, "1g.10gb", "1g.10gb+me", "3g.40gb")
+var machine = coretest.WithMIG(coretest.GPUs(8), 6, "1g.10gb", "1g.10gb+me", "3g.40gb")
 
 // offered is what a machine offers, a line for each pool: its units, their devices by index, and how they are shared.
 func offered(c core.Config, s core.Snapshot) []string {
