@@ -67,24 +67,11 @@ var brands = map[nvml.BrandType]string{
 	nvml.BRAND_GEFORCE_RTX: "GeForce RTX", nvml.BRAND_TITAN_RTX: "Titan RTX",
 }
 
-// pciePath converts NVML's nearest common ancestor of two GPUs.
-func pciePath(l nvml.GpuTopologyLevel) core.PCIePath {
-	switch l {
-	case nvml.TOPOLOGY_INTERNAL:
-		return core.PathBoard
-	case nvml.TOPOLOGY_SINGLE:
-		return core.PathSingleSwitch
-	case nvml.TOPOLOGY_MULTIPLE:
-		return core.PathMultiSwitch
-	case nvml.TOPOLOGY_HOSTBRIDGE:
-		return core.PathHostBridge
-	case nvml.TOPOLOGY_NODE:
-		return core.PathNUMA
-	case nvml.TOPOLOGY_SYSTEM:
-		return core.PathSystem
-	default:
-		return core.PathUnknown
-	}
+// pciePath is the path between two GPUs by NVML's nearest common ancestor; a level that is not listed is core.PathUnknown.
+var pciePath = map[nvml.GpuTopologyLevel]core.PCIePath{
+	nvml.TOPOLOGY_INTERNAL: core.PathBoard, nvml.TOPOLOGY_SINGLE: core.PathSingleSwitch,
+	nvml.TOPOLOGY_MULTIPLE: core.PathMultiSwitch, nvml.TOPOLOGY_HOSTBRIDGE: core.PathHostBridge,
+	nvml.TOPOLOGY_NODE: core.PathNUMA, nvml.TOPOLOGY_SYSTEM: core.PathSystem,
 }
 
 var migName = regexp.MustCompile(` MIG ((?:[1-9]\d?c\.)?[1-9]\d?g\.[1-9]\d*gb(?:[+-][a-z][a-z.,]*)?)$`)

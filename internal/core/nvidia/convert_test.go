@@ -112,11 +112,11 @@ func TestPCIePathsAreOrdered(t *testing.T) {
 		nvml.TOPOLOGY_SINGLE, nvml.TOPOLOGY_INTERNAL,
 	}
 	for i, level := range far {
-		if got := pciePath(level); got != core.PCIePath(i+1) {
+		if got := pciePath[level]; got != core.PCIePath(i+1) {
 			t.Errorf("%d: %d", level, got)
 		}
 	}
-	if got := pciePath(99); got != core.PathUnknown {
+	if got := pciePath[99]; got != core.PathUnknown {
 		t.Errorf("99: %d", got)
 	}
 }

@@ -104,7 +104,7 @@ func (s *Session) readPCIePaths(from knownGPU, others []knownGPU) (pciePaths, er
 			if free[i] {
 				p.to[i] = supported(pair, "nvmlDeviceGetTopologyCommonAncestor", func() (core.PCIePath, nvml.Return) {
 					level, ret := from.handle.GetTopologyCommonAncestor(other.handle)
-					return pciePath(level), ret
+					return pciePath[level], ret
 				})
 			}
 			if isDriverLost(pair.err) {
