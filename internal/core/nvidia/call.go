@@ -92,6 +92,14 @@ func do(l *callSlot, name string, at core.Placement, f func() nvml.Return) error
 	return err
 }
 
+// converted is f with its result converted.
+func converted[T, U any](f func() (T, nvml.Return), convert func(T) U) func() (U, nvml.Return) {
+	return func() (U, nvml.Return) {
+		v, ret := f()
+		return convert(v), ret
+	}
+}
+
 // caller makes a series of calls about one placement until one fails: err is the reason, and all later calls are
 // skipped.
 type caller struct {

@@ -41,6 +41,12 @@ func cudaVersion(v int) string {
 	return fmt.Sprintf("%d.%d", v/1000, v%1000/10)
 }
 
+func widen(v uint32) uint64                         { return uint64(v) }
+func memoryTotal(m nvml.Memory) uint64              { return m.Total }
+func bar1Total(m nvml.BAR1Memory) uint64            { return m.Bar1Total }
+func brand(b nvml.BrandType) string                 { return brands[b] }
+func architecture(a nvml.DeviceArchitecture) string { return architectures[a] }
+
 func toggle(e nvml.EnableState) core.Toggle {
 	if e == nvml.FEATURE_ENABLED {
 		return core.Enabled

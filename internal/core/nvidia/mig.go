@@ -146,14 +146,8 @@ func (m migReader) infoOf(c *caller, h nvml.Device, key migKey) migInfo {
 	if info.profile != "" && !strings.ContainsAny(info.profile, "+-") {
 		info.profile += m.readMedia(c, key.at.GI)
 	}
-	info.memory = optional(c, "nvmlDeviceGetMemoryInfo", key.attributes.MemorySizeMB<<20, func() (uint64, nvml.Return) {
-		m, ret := h.GetMemoryInfo()
-		return m.Total, ret
-	})
-	info.bar1 = optional(c, "nvmlDeviceGetBAR1MemoryInfo", 0, func() (uint64, nvml.Return) {
-		m, ret := h.GetBAR1MemoryInfo()
-		return m.Bar1Total, ret
-	})
+	info.memory = optional(c, "nvmlDeviceGetMemoryInfo", key.attributes.MemorySizeMB<<20, converted(h.GetMemoryInfo, memoryTotal))
+	info.bar1 = optional(c, "nvmlDeviceGetBAR1MemoryInfo", 0, converted(h.GetBAR1MemoryInfo, bar1Total))
 	if c.err == nil && !c.fellBack {
 		if m.cache.info == nil {
 			m.cache.info = map[migKey]migInfo{}

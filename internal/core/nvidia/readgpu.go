@@ -86,26 +86,17 @@ func (r *gpuReading) readGPU(c *caller) {
 
 // readSettings reads memory size, power limit and modes, which an administrator can change.
 func readSettings(c *caller, h nvml.Device, d *core.Device, last core.Device) {
-	d.Memory = optional(c, "nvmlDeviceGetMemoryInfo", last.Memory, func() (uint64, nvml.Return) {
-		m, ret := h.GetMemoryInfo()
-		return m.Total, ret
-	})
-	d.PowerLimit = optional(c, "nvmlDeviceGetPowerManagementLimit", last.PowerLimit, widen(h.GetPowerManagementLimit))
+	d.Memory = optional(c, "nvmlDeviceGetMemoryInfo", last.Memory, converted(h.GetMemoryInfo, memoryTotal))
+	d.PowerLimit = optional(c, "nvmlDeviceGetPowerManagementLimit", last.PowerLimit, converted(h.GetPowerManagementLimit, widen))
 	if d.PowerLimit == 0 {
-		d.PowerLimit = optional(c, "nvmlDeviceGetEnforcedPowerLimit", last.PowerLimit, widen(h.GetEnforcedPowerLimit))
+		d.PowerLimit = optional(c, "nvmlDeviceGetEnforcedPowerLimit", last.PowerLimit, converted(h.GetEnforcedPowerLimit, widen))
 	}
-	mode := func(f func() (nvml.EnableState, nvml.Return)) func() (core.Toggle, nvml.Return) {
-		return func() (core.Toggle, nvml.Return) {
-			state, ret := f()
-			return toggle(state), ret
-		}
-	}
-	d.DisplayState = optional(c, "nvmlDeviceGetDisplayMode", last.DisplayState, mode(h.GetDisplayMode))
-	d.PersistenceMode = optional(c, "nvmlDeviceGetPersistenceMode", last.PersistenceMode, mode(h.GetPersistenceMode))
-	d.ECC = optional(c, "nvmlDeviceGetEccMode", last.ECC, mode(func() (nvml.EnableState, nvml.Return) {
+	d.DisplayState = optional(c, "nvmlDeviceGetDisplayMode", last.DisplayState, converted(h.GetDisplayMode, toggle))
+	d.PersistenceMode = optional(c, "nvmlDeviceGetPersistenceMode", last.PersistenceMode, converted(h.GetPersistenceMode, toggle))
+	d.ECC = optional(c, "nvmlDeviceGetEccMode", last.ECC, func() (core.Toggle, nvml.Return) {
 		current, _, ret := h.GetEccMode() // the pending mode takes effect at the next reset
-		return current, ret
-	}))
+		return toggle(current), ret
+	})
 }
 
 // readStatic reads the properties that do not change while a GPU stays in its slot and in its MIG mode. They are read
@@ -114,26 +105,18 @@ func readSettings(c *caller, h nvml.Device, d *core.Device, last core.Device) {
 func readStatic(c *caller, h nvml.Device, d *core.Device, last core.Device) (complete bool) {
 	c.fellBack = false
 	d.Serial = optional(c, "nvmlDeviceGetSerial", last.Serial, h.GetSerial)
-	d.Architecture = optional(c, "nvmlDeviceGetArchitecture", last.Architecture, func() (string, nvml.Return) {
-		a, ret := h.GetArchitecture()
-		return architectures[a], ret
-	})
-	d.Brand = optional(c, "nvmlDeviceGetBrand", last.Brand, func() (string, nvml.Return) {
-		b, ret := h.GetBrand()
-		return brands[b], ret
-	})
+	d.Architecture = optional(c, "nvmlDeviceGetArchitecture", last.Architecture, converted(h.GetArchitecture, architecture))
+	d.Brand = optional(c, "nvmlDeviceGetBrand", last.Brand, converted(h.GetBrand, brand))
 	d.Compute = optional(c, "nvmlDeviceGetCudaComputeCapability", last.Compute, func() (core.Compute, nvml.Return) {
 		major, minor, ret := h.GetCudaComputeCapability()
 		return core.Compute{Major: major, Minor: minor}, ret
 	})
-	d.BAR1 = optional(c, "nvmlDeviceGetBAR1MemoryInfo", last.BAR1, func() (uint64, nvml.Return) {
-		m, ret := h.GetBAR1MemoryInfo()
-		return m.Bar1Total, ret
-	})
+	d.BAR1 = optional(c, "nvmlDeviceGetBAR1MemoryInfo", last.BAR1, converted(h.GetBAR1MemoryInfo, bar1Total))
 	clock := func(kind nvml.ClockType, last uint64) uint64 {
-		return optional(c, "nvmlDeviceGetMaxClockInfo", last, widen(func() (uint32, nvml.Return) {
-			return h.GetMaxClockInfo(kind)
-		}))
+		return optional(c, "nvmlDeviceGetMaxClockInfo", last, func() (uint64, nvml.Return) {
+			mhz, ret := h.GetMaxClockInfo(kind)
+			return uint64(mhz), ret
+		})
 	}
 	d.CoreClock, d.MemoryClock = clock(nvml.CLOCK_GRAPHICS, last.CoreClock), clock(nvml.CLOCK_MEM, last.MemoryClock)
 	// The maximum that GPU and slot have together.
@@ -147,12 +130,4 @@ func readStatic(c *caller, h nvml.Device, d *core.Device, last core.Device) (com
 func copyStatic(d *core.Device, last core.Device) {
 	d.Serial, d.Architecture, d.Brand, d.Compute = last.Serial, last.Architecture, last.Brand, last.Compute
 	d.BAR1, d.CoreClock, d.MemoryClock, d.PCIeGen, d.PCIeWidth = last.BAR1, last.CoreClock, last.MemoryClock, last.PCIeGen, last.PCIeWidth
-}
-
-// widen converts the result of a call from 32 to 64 bits.
-func widen(f func() (uint32, nvml.Return)) func() (uint64, nvml.Return) {
-	return func() (uint64, nvml.Return) {
-		v, ret := f()
-		return uint64(v), ret
-	}
 }

@@ -88,10 +88,7 @@ func (s *Session) readDriver() (count int, err error) {
 	c := caller{slot: &s.reader, at: core.Node}
 	count = required(&c, "nvmlDeviceGetCount", s.lib.DeviceGetCount)
 	s.driver.Version = optional(&c, "nvmlSystemGetDriverVersion", s.driver.Version, s.lib.SystemGetDriverVersion)
-	s.driver.CUDA = optional(&c, "nvmlSystemGetCudaDriverVersion", s.driver.CUDA, func() (string, nvml.Return) {
-		v, ret := s.lib.SystemGetCudaDriverVersion_v2()
-		return cudaVersion(v), ret
-	})
+	s.driver.CUDA = optional(&c, "nvmlSystemGetCudaDriverVersion", s.driver.CUDA, converted(s.lib.SystemGetCudaDriverVersion_v2, cudaVersion))
 	return count, c.err
 }
 

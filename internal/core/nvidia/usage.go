@@ -61,14 +61,15 @@ func usageOfInstance(c *caller, d nvmlDevice, parent core.Usage) core.Usage {
 func usageOf(c *caller, d nvmlDevice) core.Usage {
 	u := core.Usage{Device: d.device.ID}
 	h := d.handle
-	u.Power = optionalNumber(c, "nvmlDeviceGetPowerUsage", widen(h.GetPowerUsage))
-	u.PowerLimit = optionalNumber(c, "nvmlDeviceGetPowerManagementLimit", widen(h.GetPowerManagementLimit))
+	u.Power = optionalNumber(c, "nvmlDeviceGetPowerUsage", converted(h.GetPowerUsage, widen))
+	u.PowerLimit = optionalNumber(c, "nvmlDeviceGetPowerManagementLimit", converted(h.GetPowerManagementLimit, widen))
 	if !u.PowerLimit.OK {
-		u.PowerLimit = optionalNumber(c, "nvmlDeviceGetEnforcedPowerLimit", widen(h.GetEnforcedPowerLimit))
+		u.PowerLimit = optionalNumber(c, "nvmlDeviceGetEnforcedPowerLimit", converted(h.GetEnforcedPowerLimit, widen))
 	}
-	u.Temperature = optionalNumber(c, "nvmlDeviceGetTemperature", widen(func() (uint32, nvml.Return) {
-		return h.GetTemperature(nvml.TEMPERATURE_GPU)
-	}))
+	u.Temperature = optionalNumber(c, "nvmlDeviceGetTemperature", func() (uint64, nvml.Return) {
+		celsius, ret := h.GetTemperature(nvml.TEMPERATURE_GPU)
+		return uint64(celsius), ret
+	})
 	u.GPU, u.Memory = optionalNumbers(c, "nvmlDeviceGetUtilizationRates", func() (uint64, uint64, nvml.Return) {
 		rates, ret := h.GetUtilizationRates()
 		return uint64(rates.Gpu), uint64(rates.Memory), ret
@@ -101,10 +102,7 @@ func readMemory(c *caller, h nvml.Device, u *core.Usage) {
 
 // optionalNumber is unset if the call fails.
 func optionalNumber(c *caller, name string, f func() (uint64, nvml.Return)) core.OptionalUint64 {
-	return optional(c, name, core.OptionalUint64{}, func() (core.OptionalUint64, nvml.Return) {
-		v, ret := f()
-		return core.OptionalUint64Of(v), ret
-	})
+	return optional(c, name, core.OptionalUint64{}, converted(f, core.OptionalUint64Of))
 }
 
 // optionalNumbers are two numbers that one call returns.
