@@ -25,6 +25,18 @@ const (
 // repeatable reports whether a flag may be given several times.
 func (k Kind) repeatable() bool { return k == List || k == Mapping }
 
+// want is the remedy for a value of another kind.
+func (k Kind) want() string {
+	switch k {
+	case List:
+		return "want a list"
+	case Mapping:
+		return "want a mapping"
+	default:
+		return "want a single value"
+	}
+}
+
 // Spec is an option in all its spellings; "" = it has none there.
 type Spec struct {
 	Flag    string

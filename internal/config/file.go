@@ -135,26 +135,23 @@ func readValue(v document.Value, kind Kind) (value Value, ok bool) {
 		if !v.IsEmpty() {
 			value.Text = "..."
 		}
+		return value, true
 	case kind == List && v.IsList():
 		for _, item := range v.Items() {
 			text, isScalar := item.Scalar()
 			pairs, ok = append(pairs, pair{key: text}), ok && isScalar
 		}
-		value = valueOf(v.Where(), pairs)
+		return valueOf(v.Where(), pairs), ok
 	case kind == Mapping && v.IsMapping():
 		for _, p := range v.Pairs() {
 			text, isScalar := p.Value.Scalar()
 			pairs, ok = append(pairs, pair{p.Key, text}), ok && isScalar
 		}
-		value = valueOf(v.Where(), pairs)
-	case kind == Mapping && v.IsList():
-		v.Failf("want a mapping")
-		ok = false
-	case kind == List && v.IsMapping():
-		v.Failf("want a list")
-		ok = false
-	default:
-		value.Text, ok = v.Scalar()
+		return valueOf(v.Where(), pairs), ok
+	case v.IsList() || v.IsMapping():
+		v.Failf("%s", kind.want())
+		return value, false
 	}
-	return value, ok
+	value.Text = v.Text()
+	return value, true
 }

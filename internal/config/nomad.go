@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -58,7 +59,7 @@ func nomadOptions(b *Block) []option {
 		{Spec: Spec{HCL: "ignored_gpu_ids", Kind: List}, setItem: func(id string) error {
 			s.Core.Exclude = append(s.Core.Exclude, core.DeviceID(id))
 			if !strings.HasPrefix(id, "GPU-") && !strings.HasPrefix(id, "MIG-") {
-				return errors.New("want UUIDs as nvidia-smi -L prints them: GPU-... or MIG-...")
+				return errors.New("want UUIDs (GPU-... or MIG-...) as nvidia-smi -L prints them")
 			}
 			return nil
 		}},
@@ -113,38 +114,26 @@ func NewBlock(keys map[string]any) Block {
 
 // blockValue is the value of a key as Nomad encodes it. A number or a bool may be a string.
 func blockValue(s Spec, given any) (Value, error) {
-	var pairs []pair
-	switch given := given.(type) {
-	case nil:
+	list, isList := given.([]any)
+	mapping, isMapping := given.(map[string]any)
+	pairs := []pair{}
+	switch {
+	case given == nil:
 		return Value{Text: s.Default, Where: s.HCL}, nil
-	case []any:
-		if s.Kind == List {
-			for _, item := range given {
-				pairs = append(pairs, pair{key: fmt.Sprint(item)})
-			}
-			return valueOf(s.HCL, pairs), nil
+	case isList && s.Kind == List:
+		for _, item := range list {
+			pairs = append(pairs, pair{key: fmt.Sprint(item)})
 		}
-	case map[string]any:
-		if s.Kind == Mapping {
-			for key, value := range given {
-				pairs = append(pairs, pair{key, fmt.Sprint(value)})
-			}
-			slices.SortFunc(pairs, func(a, b pair) int { return cmp.Compare(a.key, b.key) })
-			return valueOf(s.HCL, pairs), nil
+		return valueOf(s.HCL, pairs), nil
+	case isMapping && s.Kind == Mapping:
+		for _, key := range slices.Sorted(maps.Keys(mapping)) {
+			pairs = append(pairs, pair{key, fmt.Sprint(mapping[key])})
 		}
-	default:
-		if s.Kind != List {
-			return Value{Text: fmt.Sprint(given), Where: s.HCL}, nil
-		}
+		return valueOf(s.HCL, pairs), nil
+	case isList || isMapping || s.Kind == List:
+		return Value{}, &core.ConfigError{Key: s.HCL, Value: fmt.Sprint(given), Remedy: s.Kind.want()}
 	}
-	want := "want a single value"
-	switch s.Kind {
-	case List:
-		want = "want a list"
-	case Mapping:
-		want = "want a mapping"
-	}
-	return Value{}, &core.ConfigError{Key: s.HCL, Value: fmt.Sprint(given), Remedy: want}
+	return Value{Text: fmt.Sprint(given), Where: s.HCL}, nil
 }
 
 // StateDir is the state directory; "" = none.
