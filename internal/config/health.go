@@ -76,7 +76,7 @@ func healthOptions(h *Health) []option {
 			Usage: "for a device that another agent of this host offers, too: warn; refuse: only the first of the agents offers it for new work"},
 			set: oneOf(&h.Overlap, core.OverlapWarn, core.OverlapRefuse)},
 		{Spec: Spec{HCL: "simulation", Kind: Bool, Default: "false", Usage: "true: an operator may simulate faults on the running agent"},
-			set: choice(&h.Simulation, map[string]bool{"true": true, "false": false})},
+			set: boolean(&h.Simulation)},
 	}
 	for i := range options {
 		s := &options[i].Spec

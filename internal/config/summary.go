@@ -31,7 +31,7 @@ func (f File) Summary() (lines []string) {
 		add("MPS root", f.MPSRoot)
 	}
 	for _, s := range f.Policy.Include {
-		add(s.At, "these are offered, and no others but those of further includes")
+		add(s.At, "offered; devices that no include selects are not")
 	}
 	for _, rule := range f.Policy.Rules {
 		add(rule.Select.At, ruleSummary(rule)...)

@@ -63,7 +63,7 @@ func (c *compiler) effectivePools(complete bool) (pools []effectivePool) {
 		return pools
 	}
 	if !c.renamesGPUs {
-		pools = append(pools, c.shared(core.DefaultPool, filepath.Base(c.doc.Path)+": whatever no rule selects")...)
+		pools = append(pools, c.shared(core.DefaultPool, filepath.Base(c.doc.Path)+": devices that no rule selects")...)
 	}
 	for _, n := range c.policy.Names {
 		pools = append(pools, c.shared(n.Pool, n.Select.At)...)

@@ -57,7 +57,7 @@ policy:
 policy:
   rules:
     - {select: {index: 0}, use: time-slicing, replicas: 2, name: gpu}
-`, `/c.yaml: whatever no rule selects = "nvidia.com/gpu": would be exclusive, but by c.yaml:4: policy.rules[0].select it is time-slicing by 2: want another name for one of them`},
+`, `/c.yaml: devices that no rule selects = "nvidia.com/gpu": would be exclusive, but by c.yaml:4: policy.rules[0].select it is time-slicing by 2: want another name for one of them`},
 		"all shares are called like the GPUs": {`
 policy:
   rules:
@@ -72,7 +72,7 @@ policy:
 `, ""},
 		"a rename to GPUs": {`
 sharing: {timeSlicing: {resources: [{name: mig-1g.5gb, replicas: 2, rename: nvidia.com/gpu}]}}
-`, `/c.yaml:2: sharing.timeSlicing.resources[0] = "nvidia.com/gpu": would be time-slicing by 2, but by c.yaml: whatever no rule selects it is exclusive: want another name for one of them`},
+`, `/c.yaml:2: sharing.timeSlicing.resources[0] = "nvidia.com/gpu": would be time-slicing by 2, but by c.yaml: devices that no rule selects it is exclusive: want another name for one of them`},
 		"two renames": {`
 sharing:
   timeSlicing: {resources: [{name: mig-1g.5gb, replicas: 2, rename: x}, {name: mig-2g.10gb, replicas: 4, rename: x}]}
