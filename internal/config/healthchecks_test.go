@@ -20,11 +20,11 @@ var different = map[string]string{
 	"state_dir": "/state", "simulation": "true", "overlap": "refuse",
 }
 
-// Every key is taken in each of its spellings, and ends where the core and the agent look for it.
+// Every key has the same effect in each of its spellings, on the settings of both agents.
 func TestHealthKeys(t *testing.T) {
 	want := DefaultHealth()
 	var args, lines []string
-	env := map[string]string{}
+	env, block := map[string]string{}, map[string]any{}
 	for _, k := range HealthSpecs() {
 		value := different[k.HCL]
 		if value == "" || value == k.Default {
@@ -34,14 +34,22 @@ func TestHealthKeys(t *testing.T) {
 			t.Fatal(err)
 		}
 		args = append(args, "--"+k.Flag+"="+value)
-		env[variable(k.Flag)] = value
+		env[variable(k.Flag)], block[k.HCL] = value, value
 		lines = append(lines, "  "+strings.TrimPrefix(k.Key, "health.")+": "+value)
 	}
 	file := "health:\n" + strings.Join(lines, "\n") + "\n"
-	for name, read := range map[string]func() (Kubernetes, error){
-		"flags":       func() (Kubernetes, error) { return resolveAll(t, args, nil, "") },
-		"environment": func() (Kubernetes, error) { return resolveAll(t, nil, env, "") },
-		"file":        func() (Kubernetes, error) { return resolveAll(t, nil, nil, file) },
+	block[XIDs] = map[string]any{"63": "ignore", "999": "unhealthy"}
+	kubernetes := func(args []string, env map[string]string, file string) func() (Nomad, error) {
+		return func() (Nomad, error) {
+			s, err := resolveAll(t, args, env, file)
+			return Nomad{Core: s.Core, Health: s.Health}, err
+		}
+	}
+	for name, read := range map[string]func() (Nomad, error){
+		"flags":       kubernetes(args, nil, ""),
+		"environment": kubernetes(nil, env, ""),
+		"file":        kubernetes(nil, nil, file),
+		"block":       func() (Nomad, error) { s, _, err := NewBlock(block).Read(); return s, err },
 	} {
 		t.Run(name, func(t *testing.T) {
 			s, err := read()
