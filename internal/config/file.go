@@ -61,7 +61,7 @@ func ParseFile(path string, text []byte, to policy.Orchestrator) (File, error) {
 	}))
 	var s Kubernetes
 	errs := []error{err}
-	for _, o := range kubernetesOptions(&s) {
+	for _, o := range kubernetesOptions(&s, nil) {
 		if v := f.values[o.Key]; (o.Key == keyMIGStrategy || o.Key == keyMPSRoot) && v.Text != "" {
 			errs = append(errs, o.apply(v)...)
 		}

@@ -33,8 +33,7 @@ type Kubernetes struct {
 
 	Notes []string // the options that have no effect
 
-	values       map[string]string // of the options that have an effect, by Spec.Name
-	checkAddress func(string) error
+	values map[string]string // of the options that have an effect, by Spec.Name
 }
 
 // Flags are the flags of a command line by name.
@@ -109,10 +108,10 @@ func (s *Kubernetes) checkMPS() error {
 
 // resolve applies all options to the defaults.
 func resolve(flags Flags, env Environment, f File) (Kubernetes, error) {
-	s := Kubernetes{Core: core.DefaultConfig(), Health: DefaultHealth(), File: f, values: map[string]string{}, checkAddress: env.CheckAddress}
+	s := Kubernetes{Core: core.DefaultConfig(), Health: DefaultHealth(), File: f, values: map[string]string{}}
 	s.Core.Policy = f.Policy
 	var errs []error
-	for _, o := range kubernetesOptions(&s) {
+	for _, o := range kubernetesOptions(&s, env.CheckAddress) {
 		v := lookup(o.Spec, flags, env, f.values)
 		if o.set == nil && o.setItem == nil {
 			errs = append(errs, s.unsupported(o, v))
@@ -204,7 +203,6 @@ func (s Kubernetes) Equal(o Kubernetes) bool {
 	s.Core.Policy, o.Core.Policy = s.File.Normalized, o.File.Normalized
 	s.Notes, s.values, o.Notes, o.values = nil, nil, nil, nil
 	s.File, o.File = File{}, File{}
-	s.checkAddress, o.checkAddress = nil, nil
 	return reflect.DeepEqual(s, o)
 }
 

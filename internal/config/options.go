@@ -21,10 +21,11 @@ const (
 
 // KubernetesSpecs are the options of k8s-gpu. Those of NVIDIA's k8s-device-plugin are all among them, with its names and
 // defaults, whether they are supported or not.
-func KubernetesSpecs() []Spec { return specs(kubernetesOptions(new(Kubernetes))) }
+func KubernetesSpecs() []Spec { return specs(kubernetesOptions(new(Kubernetes), nil)) }
 
-func kubernetesOptions(s *Kubernetes) []option {
-	options := slices.Concat(nvidiaOptions(s), ownOptions(s), healthOptions(&s.Health), refusedOptions(), inertOptions())
+// kubernetesOptions are bound to s. checkAddress reports whether a TCP listener accepts an address.
+func kubernetesOptions(s *Kubernetes, checkAddress func(string) error) []option {
+	options := slices.Concat(nvidiaOptions(s), ownOptions(s, checkAddress), healthOptions(&s.Health), refusedOptions(), inertOptions())
 	for i := range options {
 		if o := &options[i].Spec; o.Env == nil && o.Flag != "" {
 			o.Env = []string{variable(o.Flag)}
@@ -86,7 +87,7 @@ func nvidiaOptions(s *Kubernetes) []option {
 }
 
 // ownOptions are options that NVIDIA's plugin does not have, and the configuration file.
-func ownOptions(s *Kubernetes) []option {
+func ownOptions(s *Kubernetes, checkAddress func(string) error) []option {
 	return []option{
 		{Spec: Spec{Flag: "pod-resources-socket", Default: defaultPodResourcesSocket, Empty: true,
 			Usage: "the kubelet's pod-resources API, which lists the devices of each pod; empty: it is not read"},
@@ -95,7 +96,7 @@ func ownOptions(s *Kubernetes) []option {
 			set: func(Value) error { return nil }},
 		{Spec: Spec{Flag: "http-address", Default: ":9410", Empty: true, Usage: "address of /healthz, /readyz and /metrics; empty: none"},
 			set: func(v Value) error {
-				if s.HTTPAddress = v.Text; v.Text == "" || s.checkAddress(v.Text) == nil {
+				if s.HTTPAddress = v.Text; v.Text == "" || checkAddress(v.Text) == nil {
 					return nil
 				}
 				return errors.New("want HOST:PORT such as :9410")
