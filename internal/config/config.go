@@ -37,7 +37,7 @@ func (k Kind) want() string {
 	}
 }
 
-// Spec is an option in all its spellings; "" = it has none there.
+// Spec is an option in all its spellings, bound to the variable that it sets; "" = it has none there.
 type Spec struct {
 	Flag    string
 	Aliases []string // of the flag
@@ -49,6 +49,10 @@ type Spec struct {
 	Kind    Kind
 	Empty   bool // an empty variable or scalar is a value; for other options it is as if it were not set
 	Hidden  bool // not supported, or without effect
+
+	set     setter             // nil = the option is not supported
+	setItem func(string) error // in place of set: sets one item of a list; the error is the remedy
+	without string             // a feature that is not supported; the option has an effect only with it
 }
 
 // Name is the key of the configuration file, or else the flag.
@@ -59,40 +63,22 @@ func (s Spec) Name() string {
 	return "--" + s.Flag
 }
 
-// option is an option and the variable that it sets.
-type option struct {
-	Spec
-	set     setter
-	setItem func(string) error // in place of set: sets one item of a list; the error is the remedy
-	without string             // a feature that is not supported; the option has an effect only with it
-}
-
 // setter sets the variable of an option. The error is the remedy.
 type setter func(Value) error
 
-// specs are the spellings of options.
-func specs(options []option) []Spec {
-	all := make([]Spec, len(options))
-	for i, o := range options {
-		all[i] = o.Spec
-		all[i].Hidden = o.set == nil && o.setItem == nil
-	}
-	return all
-}
-
 // apply sets the option, and returns every problem.
-func (o option) apply(v Value) (problems []error) {
+func (s Spec) apply(v Value) (problems []error) {
 	check := func(value string, err error) {
 		if err != nil {
 			problems = append(problems, &core.ConfigError{Key: v.Where, Value: value, Remedy: err.Error()})
 		}
 	}
-	if o.setItem == nil {
-		check(v.Text, o.set(v))
+	if s.setItem == nil {
+		check(v.Text, s.set(v))
 		return problems
 	}
 	for _, item := range v.items() {
-		check(item, o.setItem(item))
+		check(item, s.setItem(item))
 	}
 	return problems
 }

@@ -47,39 +47,39 @@ const XIDs = "xids"
 
 // HealthSpecs are the settings of health in the order of the documentation. A setting has one name in each spelling:
 // --recovery-dwell, RECOVERY_DWELL, health.recoveryDwell and recovery_dwell.
-func HealthSpecs() []Spec { return specs(healthOptions(new(Health))) }
+func HealthSpecs() []Spec { return healthOptions(new(Health)) }
 
-func healthOptions(h *Health) []option {
+func healthOptions(h *Health) []Spec {
 	p := &h.Policy
-	options := []option{
-		{Spec: Spec{HCL: "health_mode", Default: "enforce",
-			Usage: "enforce: unhealthy devices get no new work; observe: report only; off: check only that driver and GPU are present"},
-			set: oneOf(&p.Mode, core.ModeEnforce, core.ModeObserve, core.ModeOff)},
-		{Spec: Spec{HCL: XIDs, Kind: Mapping, Usage: "XIDs with another effect than the default: 63=ignore,94=degraded,999=unhealthy"}, set: h.setXIDs},
-		{Spec: Spec{HCL: "health_period", Default: "10s", Usage: "time between health checks of every GPU"}, set: duration(&h.Probe, 0)},
-		{Spec: Spec{HCL: "health_settle", Default: "30s", Usage: "time after an XID until the driver's recovery action is reliable"}, set: duration(&p.Settle, 0)},
-		{Spec: Spec{HCL: "call_deadline", Default: "1m", Usage: "time after which a driver call that has not returned makes its GPU unhealthy"}, set: duration(&p.Deadline, 0)},
-		{Spec: Spec{HCL: "recovery", Default: "auto", Usage: "auto: evidence makes a device healthy again; manual: only an operator does"},
+	options := []Spec{
+		{HCL: "health_mode", Default: "enforce",
+			Usage: "enforce: unhealthy devices get no new work; observe: report only; off: check only that driver and GPU are present",
+			set:   oneOf(&p.Mode, core.ModeEnforce, core.ModeObserve, core.ModeOff)},
+		{HCL: XIDs, Kind: Mapping, Usage: "XIDs with another effect than the default: 63=ignore,94=degraded,999=unhealthy", set: h.setXIDs},
+		{HCL: "health_period", Default: "10s", Usage: "time between health checks of every GPU", set: duration(&h.Probe, 0)},
+		{HCL: "health_settle", Default: "30s", Usage: "time after an XID until the driver's recovery action is reliable", set: duration(&p.Settle, 0)},
+		{HCL: "call_deadline", Default: "1m", Usage: "time after which a driver call that has not returned makes its GPU unhealthy", set: duration(&p.Deadline, 0)},
+		{HCL: "recovery", Default: "auto", Usage: "auto: evidence makes a device healthy again; manual: only an operator does",
 			set: choice(&p.Manual, map[string]bool{"auto": false, "manual": true})},
-		{Spec: Spec{HCL: "recovery_dwell", Default: "1m", Usage: "time for which the evidence must hold; doubles with each relapse, up to an hour"}, set: duration(&p.Dwell, 0)},
-		{Spec: Spec{HCL: "recovery_checks", Kind: Number, Default: "3", Usage: "consecutive clean checks that recovery requires beside evidence"}, set: count(&p.CleanChecks)},
-		{Spec: Spec{HCL: "recovery_limit", Kind: Number, Default: "3", Usage: "recoveries within a day after which only an operator makes a device healthy"}, set: count(&p.MaxRecoveries)},
-		{Spec: Spec{HCL: "degraded", Default: "schedulable", Usage: "schedulable: degraded devices get work; unhealthy: they do not"},
+		{HCL: "recovery_dwell", Default: "1m", Usage: "time for which the evidence must hold; doubles with each relapse, up to an hour", set: duration(&p.Dwell, 0)},
+		{HCL: "recovery_checks", Kind: Number, Default: "3", Usage: "consecutive clean checks that recovery requires beside evidence", set: count(&p.CleanChecks)},
+		{HCL: "recovery_limit", Kind: Number, Default: "3", Usage: "recoveries within a day after which only an operator makes a device healthy", set: count(&p.MaxRecoveries)},
+		{HCL: "degraded", Default: "schedulable", Usage: "schedulable: degraded devices get work; unhealthy: they do not",
 			set: choice(&p.DegradedTakesNoWork, map[string]bool{"schedulable": false, "unhealthy": true})},
-		{Spec: Spec{HCL: "application_faults", Default: "degraded",
-			Usage: "effect of application XIDs of three workloads within an hour on a GPU: ignore, degraded or unhealthy"}, set: choice(&p.Workloads, effects)},
-		{Spec: Spec{HCL: "kernel_log", Default: "auto", Usage: "second source of XIDs: auto reads " + defaultKernelLog + " if allowed; off; or a path"}, set: h.setKernelLog},
-		{Spec: Spec{HCL: "state_dir", Default: defaultStateDir, Empty: true,
-			Usage: "folder of the health history, the control socket and the claims of the agents of this host; empty: none"},
-			set: pathOrEmpty(&h.StateDir, defaultStateDir+", or nothing")},
-		{Spec: Spec{HCL: "overlap", Default: "warn",
-			Usage: "for a device that another agent of this host offers, too: warn; refuse: only the first of the agents offers it for new work"},
-			set: oneOf(&h.Overlap, core.OverlapWarn, core.OverlapRefuse)},
-		{Spec: Spec{HCL: "simulation", Kind: Bool, Default: "false", Usage: "true: an operator may simulate faults on the running agent"},
+		{HCL: "application_faults", Default: "degraded",
+			Usage: "effect of application XIDs of three workloads within an hour on a GPU: ignore, degraded or unhealthy", set: choice(&p.Workloads, effects)},
+		{HCL: "kernel_log", Default: "auto", Usage: "second source of XIDs: auto reads " + defaultKernelLog + " if allowed; off; or a path", set: h.setKernelLog},
+		{HCL: "state_dir", Default: defaultStateDir, Empty: true,
+			Usage: "folder of the health history, the control socket and the claims of the agents of this host; empty: none",
+			set:   pathOrEmpty(&h.StateDir, defaultStateDir+", or nothing")},
+		{HCL: "overlap", Default: "warn",
+			Usage: "for a device that another agent of this host offers, too: warn; refuse: only the first of the agents offers it for new work",
+			set:   oneOf(&h.Overlap, core.OverlapWarn, core.OverlapRefuse)},
+		{HCL: "simulation", Kind: Bool, Default: "false", Usage: "true: an operator may simulate faults on the running agent",
 			set: boolean(&h.Simulation)},
 	}
 	for i := range options {
-		s := &options[i].Spec
+		s := &options[i]
 		words := strings.Split(s.HCL, "_")
 		s.Flag = strings.Join(words, "-")
 		for j, w := range words[1:] {

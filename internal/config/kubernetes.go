@@ -112,8 +112,8 @@ func resolve(flags Flags, env Environment, f File) (Kubernetes, error) {
 	s.Core.Policy = f.Policy
 	var errs []error
 	for _, o := range kubernetesOptions(&s, env.CheckAddress) {
-		v := lookup(o.Spec, flags, env, f.values)
-		if o.set == nil && o.setItem == nil {
+		v := lookup(o, flags, env, f.values)
+		if o.Hidden {
 			errs = append(errs, s.unsupported(o, v))
 			continue
 		}
@@ -150,7 +150,7 @@ func lookup(o Spec, flags Flags, env Environment, file map[string]Value) Value {
 }
 
 // unsupported accepts an option that is not supported only if its value changes nothing.
-func (s *Kubernetes) unsupported(o option, v Value) error {
+func (s *Kubernetes) unsupported(o Spec, v Value) error {
 	var on bool
 	switch {
 	case v.Where == "" || v.Text == o.Default:

@@ -49,35 +49,35 @@ const minFingerprintPeriod = time.Second
 const defaultMPSRoot = "/run/nvidia/mps"
 
 // NomadSpecs are the keys of the config block. All are optional. The first three are those of nomad-device-nvidia.
-func NomadSpecs() []Spec { return specs(nomadOptions(new(Block))) }
+func NomadSpecs() []Spec { return nomadOptions(new(Block)) }
 
-func nomadOptions(b *Block) []option {
+func nomadOptions(b *Block) []Spec {
 	s := &b.settings
 	roots := &s.Core.Roots
-	return append([]option{
-		{Spec: Spec{HCL: "enabled", Kind: Bool, Default: "true"}, set: boolean(&b.Enabled)},
-		{Spec: Spec{HCL: "ignored_gpu_ids", Kind: List}, setItem: func(id string) error {
+	return append([]Spec{
+		{HCL: "enabled", Kind: Bool, Default: "true", set: boolean(&b.Enabled)},
+		{HCL: "ignored_gpu_ids", Kind: List, setItem: func(id string) error {
 			s.Core.Exclude = append(s.Core.Exclude, core.DeviceID(id))
 			if !strings.HasPrefix(id, "GPU-") && !strings.HasPrefix(id, "MIG-") {
 				return errors.New("want UUIDs (GPU-... or MIG-...) as nvidia-smi -L prints them")
 			}
 			return nil
 		}},
-		{Spec: Spec{HCL: "fingerprint_period", Default: "1m"}, set: duration(&s.Core.Rescan, minFingerprintPeriod)},
-		{Spec: Spec{HCL: "driver_root", Default: "/"}, set: root(&roots.Driver, "/")},
-		{Spec: Spec{HCL: "dev_root"}, set: func(v Value) error { // "" = driver_root, which is set by now
+		{HCL: "fingerprint_period", Default: "1m", set: duration(&s.Core.Rescan, minFingerprintPeriod)},
+		{HCL: "driver_root", Default: "/", set: root(&roots.Driver, "/")},
+		{HCL: "dev_root", set: func(v Value) error { // "" = driver_root, which is set by now
 			if v.Text == "" {
 				roots.Dev = roots.Driver
 				return nil
 			}
 			return root(&roots.Dev, "/")(v)
 		}},
-		{Spec: Spec{HCL: "sysfs_root", Default: "/sys"}, set: root(&roots.Sys, "/sys")},
-		{Spec: Spec{HCL: "procfs_root", Default: "/proc"}, set: root(&roots.Proc, "/proc")},
-		{Spec: Spec{HCL: "policy_file"}, set: pathOrEmpty(&b.PolicyFile, "/etc/tandem/policy.yaml")},
-		{Spec: Spec{HCL: "mig_strategy"}, set: orEmpty(&s.Core.MIG, migStrategy(&s.Core.MIG))},
-		{Spec: Spec{HCL: "group_by", Default: string(GroupByNone)}, set: oneOf(&s.GroupBy, GroupByNone, GroupByNUMA, GroupByNVLink)},
-		{Spec: Spec{HCL: "mps_root"}, set: pathOrEmpty(&s.MPSRoot, defaultMPSRoot)},
+		{HCL: "sysfs_root", Default: "/sys", set: root(&roots.Sys, "/sys")},
+		{HCL: "procfs_root", Default: "/proc", set: root(&roots.Proc, "/proc")},
+		{HCL: "policy_file", set: pathOrEmpty(&b.PolicyFile, "/etc/tandem/policy.yaml")},
+		{HCL: "mig_strategy", set: orEmpty(&s.Core.MIG, migStrategy(&s.Core.MIG))},
+		{HCL: "group_by", Default: string(GroupByNone), set: oneOf(&s.GroupBy, GroupByNone, GroupByNUMA, GroupByNVLink)},
+		{HCL: "mps_root", set: pathOrEmpty(&s.MPSRoot, defaultMPSRoot)},
 	}, healthOptions(&s.Health)...)
 }
 
@@ -102,7 +102,7 @@ func NewBlock(keys map[string]any) Block {
 	b := Block{settings: Nomad{Core: core.DefaultConfig(), Health: DefaultHealth()}}
 	b.settings.Core.MIG, b.settings.Core.DeviceNodes = "", true
 	for _, o := range nomadOptions(&b) {
-		if v, err := blockValue(o.Spec, keys[o.HCL]); err != nil {
+		if v, err := blockValue(o, keys[o.HCL]); err != nil {
 			b.problems = append(b.problems, err)
 		} else {
 			b.problems = append(b.problems, o.apply(v)...)

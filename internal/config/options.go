@@ -21,15 +21,17 @@ const (
 
 // KubernetesSpecs are the options of k8s-gpu. Those of NVIDIA's k8s-device-plugin are all among them, with its names and
 // defaults, whether they are supported or not.
-func KubernetesSpecs() []Spec { return specs(kubernetesOptions(new(Kubernetes), nil)) }
+func KubernetesSpecs() []Spec { return kubernetesOptions(new(Kubernetes), nil) }
 
 // kubernetesOptions are bound to s. checkAddress reports whether a TCP listener accepts an address.
-func kubernetesOptions(s *Kubernetes, checkAddress func(string) error) []option {
+func kubernetesOptions(s *Kubernetes, checkAddress func(string) error) []Spec {
 	options := slices.Concat(nvidiaOptions(s), ownOptions(s, checkAddress), healthOptions(&s.Health), refusedOptions(), inertOptions())
 	for i := range options {
-		if o := &options[i].Spec; o.Env == nil && o.Flag != "" {
+		o := &options[i]
+		if o.Env == nil && o.Flag != "" {
 			o.Env = []string{variable(o.Flag)}
 		}
+		o.Hidden = o.set == nil && o.setItem == nil
 	}
 	return options
 }
@@ -38,110 +40,110 @@ func kubernetesOptions(s *Kubernetes, checkAddress func(string) error) []option 
 func variable(flag string) string { return strings.ToUpper(strings.ReplaceAll(flag, "-", "_")) }
 
 // nvidiaOptions are options of NVIDIA's plugin that are supported.
-func nvidiaOptions(s *Kubernetes) []option {
-	return []option{
-		{Spec: Spec{Flag: "mig-strategy", Key: keyMIGStrategy, Default: "none",
-			Usage: "which MIG instances are offered: none, single (as nvidia.com/gpu) or mixed (as nvidia.com/mig-<profile>)"},
-			set: migStrategy(&s.Core.MIG)},
-		{Spec: Spec{Flag: flagFailOnInitError, Key: "flags.failOnInitError", Default: "true", Kind: Bool,
-			Usage: "accepted and without effect: without a driver the agent waits for one, and reports the reason"},
-			set: boolean(new(bool))},
-		{Spec: Spec{Flag: "driver-root", Aliases: []string{"nvidia-driver-root"}, Env: []string{"NVIDIA_DRIVER_ROOT"}, Key: "flags.nvidiaDriverRoot", Default: "/",
-			Usage: "root of the driver's installation on the host"},
-			set: path(&s.DriverRoot, "/")},
-		{Spec: Spec{Flag: "driver-root-ctr-path", Aliases: []string{"container-driver-root"}, Env: []string{"DRIVER_ROOT_CTR_PATH", "CONTAINER_DRIVER_ROOT"},
+func nvidiaOptions(s *Kubernetes) []Spec {
+	return []Spec{
+		{Flag: "mig-strategy", Key: keyMIGStrategy, Default: "none",
+			Usage: "which MIG instances are offered: none, single (as nvidia.com/gpu) or mixed (as nvidia.com/mig-<profile>)",
+			set:   migStrategy(&s.Core.MIG)},
+		{Flag: flagFailOnInitError, Key: "flags.failOnInitError", Default: "true", Kind: Bool,
+			Usage: "accepted and without effect: without a driver the agent waits for one, and reports the reason",
+			set:   boolean(new(bool))},
+		{Flag: "driver-root", Aliases: []string{"nvidia-driver-root"}, Env: []string{"NVIDIA_DRIVER_ROOT"}, Key: "flags.nvidiaDriverRoot", Default: "/",
+			Usage: "root of the driver's installation on the host",
+			set:   path(&s.DriverRoot, "/")},
+		{Flag: "driver-root-ctr-path", Aliases: []string{"container-driver-root"}, Env: []string{"DRIVER_ROOT_CTR_PATH", "CONTAINER_DRIVER_ROOT"},
 			Key: "flags.plugin.containerDriverRoot", Default: "/driver-root",
-			Usage: "mount point of the driver root in this container; if it does not exist, the driver root itself is used"},
-			set: path(&s.ContainerRoot, "/driver-root")},
-		{Spec: Spec{Flag: "dev-root", Aliases: []string{"nvidia-dev-root"}, Env: []string{"NVIDIA_DEV_ROOT"}, Key: "flags.nvidiaDevRoot",
-			Usage: "folder on the host that has dev/nvidia0 ...; the driver root if empty"},
-			set: pathOrEmpty(&s.DevRoot, "/")},
-		{Spec: Spec{Flag: "pass-device-specs", Key: "flags.plugin.passDeviceSpecs", Default: "false", Kind: Bool,
-			Usage: "give containers the device nodes in addition to the environment"},
-			set: boolean(&s.Core.DeviceNodes)},
-		{Spec: Spec{Flag: "device-list-strategy", Key: "flags.plugin.deviceListStrategy", Default: "envvar", Kind: List,
-			Usage: "how the devices of a container are passed: envvar"},
-			set: only("envvar", "volume-mounts", "cdi-annotations", "cdi-cri")},
-		{Spec: Spec{Flag: "device-id-strategy", Key: "flags.plugin.deviceIDStrategy", Default: "uuid",
-			Usage: "how the devices of a container are identified: uuid"},
-			set: only("uuid", "index")},
-		{Spec: Spec{Flag: "device-discovery-strategy", Key: "flags.deviceDiscoveryStrategy", Default: "auto",
-			Usage: "how devices are discovered: auto or nvml, which are the same"},
+			Usage: "mount point of the driver root in this container; if it does not exist, the driver root itself is used",
+			set:   path(&s.ContainerRoot, "/driver-root")},
+		{Flag: "dev-root", Aliases: []string{"nvidia-dev-root"}, Env: []string{"NVIDIA_DEV_ROOT"}, Key: "flags.nvidiaDevRoot",
+			Usage: "folder on the host that has dev/nvidia0 ...; the driver root if empty",
+			set:   pathOrEmpty(&s.DevRoot, "/")},
+		{Flag: "pass-device-specs", Key: "flags.plugin.passDeviceSpecs", Default: "false", Kind: Bool,
+			Usage: "give containers the device nodes in addition to the environment",
+			set:   boolean(&s.Core.DeviceNodes)},
+		{Flag: "device-list-strategy", Key: "flags.plugin.deviceListStrategy", Default: "envvar", Kind: List,
+			Usage: "how the devices of a container are passed: envvar",
+			set:   only("envvar", "volume-mounts", "cdi-annotations", "cdi-cri")},
+		{Flag: "device-id-strategy", Key: "flags.plugin.deviceIDStrategy", Default: "uuid",
+			Usage: "how the devices of a container are identified: uuid",
+			set:   only("uuid", "index")},
+		{Flag: "device-discovery-strategy", Key: "flags.deviceDiscoveryStrategy", Default: "auto",
+			Usage: "how devices are discovered: auto or nvml, which are the same",
 			set: func(v Value) error {
 				if v.Text == "auto" {
 					return nil
 				}
 				return only("nvml", "tegra")(v)
 			}},
-		{Spec: Spec{Flag: "shared-devices-allocation-policy",
+		{Flag: "shared-devices-allocation-policy",
 			Key: "flags.plugin.sharedDevicesAllocationPolicy", Default: "distributed",
-			Usage: "which units of shared devices are preferred: distributed (an even load) or packed (whole devices stay free)"},
-			set: choice(&s.Core.Packed, map[string]bool{"distributed": false, "packed": true})},
-		{Spec: Spec{Flag: "mps-root", Key: keyMPSRoot,
-			Usage: "folder of the MPS control daemons on the host, such as " + defaultMPSRoot + "; in a container its mount point is " + mpsMount},
-			set: pathOrEmpty(&s.MPSRoot, defaultMPSRoot)},
-		{Spec: Spec{Flag: "kubelet-socket", Default: defaultKubeletSocket, Empty: true,
-			Usage: "the kubelet's registration socket; empty: the agent serves, but does not register"},
-			set: pathOrEmpty(&s.KubeletSocket, defaultKubeletSocket)},
+			Usage: "which units of shared devices are preferred: distributed (an even load) or packed (whole devices stay free)",
+			set:   choice(&s.Core.Packed, map[string]bool{"distributed": false, "packed": true})},
+		{Flag: "mps-root", Key: keyMPSRoot,
+			Usage: "folder of the MPS control daemons on the host, such as " + defaultMPSRoot + "; in a container its mount point is " + mpsMount,
+			set:   pathOrEmpty(&s.MPSRoot, defaultMPSRoot)},
+		{Flag: "kubelet-socket", Default: defaultKubeletSocket, Empty: true,
+			Usage: "the kubelet's registration socket; empty: the agent serves, but does not register",
+			set:   pathOrEmpty(&s.KubeletSocket, defaultKubeletSocket)},
 	}
 }
 
 // ownOptions are options that NVIDIA's plugin does not have, and the configuration file.
-func ownOptions(s *Kubernetes, checkAddress func(string) error) []option {
-	return []option{
-		{Spec: Spec{Flag: "pod-resources-socket", Default: defaultPodResourcesSocket, Empty: true,
-			Usage: "the kubelet's pod-resources API, which lists the devices of each pod; empty: it is not read"},
-			set: pathOrEmpty(&s.PodResourcesSocket, defaultPodResourcesSocket)},
-		{Spec: Spec{Flag: FlagConfigFile, Usage: "configuration file (version: " + version + ")"},
+func ownOptions(s *Kubernetes, checkAddress func(string) error) []Spec {
+	return []Spec{
+		{Flag: "pod-resources-socket", Default: defaultPodResourcesSocket, Empty: true,
+			Usage: "the kubelet's pod-resources API, which lists the devices of each pod; empty: it is not read",
+			set:   pathOrEmpty(&s.PodResourcesSocket, defaultPodResourcesSocket)},
+		{Flag: FlagConfigFile, Usage: "configuration file (version: " + version + ")",
 			set: func(Value) error { return nil }},
-		{Spec: Spec{Flag: "http-address", Default: ":9410", Empty: true, Usage: "address of /healthz, /readyz and /metrics; empty: none"},
+		{Flag: "http-address", Default: ":9410", Empty: true, Usage: "address of /healthz, /readyz and /metrics; empty: none",
 			set: func(v Value) error {
 				if s.HTTPAddress = v.Text; v.Text == "" || checkAddress(v.Text) == nil {
 					return nil
 				}
 				return errors.New("want HOST:PORT such as :9410")
 			}},
-		{Spec: Spec{Flag: "log-level", Default: "info", Usage: "debug, info, warn or error"},
+		{Flag: "log-level", Default: "info", Usage: "debug, info, warn or error",
 			set: func(v Value) error {
 				_ = s.LogLevel.UnmarshalText([]byte(v.Text))
 				return oneOf(new(string), "debug", "info", "warn", "error")(v)
 			}},
-		{Spec: Spec{Flag: "rescan", Default: "1m", Usage: "time between complete enumerations; an event causes one earlier"},
+		{Flag: "rescan", Default: "1m", Usage: "time between complete enumerations; an event causes one earlier",
 			set: duration(&s.Core.Rescan, 0)},
-		{Spec: Spec{Flag: "exclude", Kind: List, Usage: "UUIDs of devices that are never offered"},
+		{Flag: "exclude", Kind: List, Usage: "UUIDs of devices that are never offered",
 			setItem: func(id string) error {
 				s.Core.Exclude = append(s.Core.Exclude, core.DeviceID(id))
 				return nil
 			}},
-		{Spec: Spec{Flag: "sysfs-root", Default: "/sys", Usage: "mount point of the host's sysfs"},
+		{Flag: "sysfs-root", Default: "/sys", Usage: "mount point of the host's sysfs",
 			set: path(&s.Core.Roots.Sys, "/sys")},
-		{Spec: Spec{Flag: "procfs-root", Default: "/proc", Usage: "mount point of the host's procfs"},
+		{Flag: "procfs-root", Default: "/proc", Usage: "mount point of the host's procfs",
 			set: path(&s.Core.Roots.Proc, "/proc")},
 	}
 }
 
 // refusedOptions are options of NVIDIA's plugin that are not supported: they would change what a container gets.
-func refusedOptions() []option {
-	return []option{
-		{Spec: Spec{Flag: "gdrcopy-enabled", Key: "flags.gdrcopyEnabled", Default: "false", Kind: Bool}},
-		{Spec: Spec{Flag: "gds-enabled", Key: "flags.gdsEnabled", Default: "false", Kind: Bool}},
-		{Spec: Spec{Flag: "mofed-enabled", Key: "flags.mofedEnabled", Default: "false", Kind: Bool}},
-		{Spec: Spec{Flag: "imex-channel-ids", Key: "imex.channelIDs", Kind: List}},
-		{Spec: Spec{Flag: "imex-required", Key: "imex.required", Default: "false", Kind: Bool}},
+func refusedOptions() []Spec {
+	return []Spec{
+		{Flag: "gdrcopy-enabled", Key: "flags.gdrcopyEnabled", Default: "false", Kind: Bool},
+		{Flag: "gds-enabled", Key: "flags.gdsEnabled", Default: "false", Kind: Bool},
+		{Flag: "mofed-enabled", Key: "flags.mofedEnabled", Default: "false", Kind: Bool},
+		{Flag: "imex-channel-ids", Key: "imex.channelIDs", Kind: List},
+		{Flag: "imex-required", Key: "imex.required", Default: "false", Kind: Bool},
 	}
 }
 
 // inertOptions are options of NVIDIA's plugin and its charts that have an effect only together with a refused one, or on
 // another program that reads the same file.
-func inertOptions() []option {
+func inertOptions() []Spec {
 	const cdi, features = "CDI", "GPU feature discovery"
-	return []option{
-		{Spec: Spec{Flag: "cdi-annotation-prefix", Key: "flags.plugin.cdiAnnotationPrefix", Default: "cdi.k8s.io/"}, without: cdi},
-		{Spec: Spec{Flag: "nvidia-cdi-hook-path", Aliases: []string{"nvidia-ctk-path"}, Env: []string{"NVIDIA_CDI_HOOK_PATH", "NVIDIA_CTK_PATH"},
-			Key: "flags.plugin.nvidiaCTKPath", Default: "/usr/bin/nvidia-ctk"}, without: cdi},
-		{Spec: Spec{Flag: "cdi-feature-flags", Kind: List}, without: cdi},
-		{Spec: Spec{Flag: "cdi-disable-hooks", Kind: List}, without: cdi},
-		{Spec: Spec{Key: "flags.useNodeFeatureAPI"}, without: features},
-		{Spec: Spec{Key: "flags.gfd", Kind: Opaque}, without: features},
+	return []Spec{
+		{Flag: "cdi-annotation-prefix", Key: "flags.plugin.cdiAnnotationPrefix", Default: "cdi.k8s.io/", without: cdi},
+		{Flag: "nvidia-cdi-hook-path", Aliases: []string{"nvidia-ctk-path"}, Env: []string{"NVIDIA_CDI_HOOK_PATH", "NVIDIA_CTK_PATH"},
+			Key: "flags.plugin.nvidiaCTKPath", Default: "/usr/bin/nvidia-ctk", without: cdi},
+		{Flag: "cdi-feature-flags", Kind: List, without: cdi},
+		{Flag: "cdi-disable-hooks", Kind: List, without: cdi},
+		{Key: "flags.useNodeFeatureAPI", without: features},
+		{Key: "flags.gfd", Kind: Opaque, without: features},
 	}
 }
