@@ -67,7 +67,7 @@ func (f *File) Problem() string {
 	return cmp.Or(f.saveProblem, f.bootProblem)
 }
 
-// Warnings are the problems of the history, one a line; none if all is well.
+// Warnings are the problems of the history, one a line; nil if there are none.
 func (f *File) Warnings() (warnings []string) {
 	problem := f.Problem()
 	f.mu.Lock()

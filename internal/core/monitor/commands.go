@@ -39,9 +39,8 @@ func (m *Monitor) apply(c command) {
 
 // Clear removes conditions by an operator's command and returns them: see core.Ledger.Clear for its errors. It takes effect
 // whether or not a session is open.
-func (m *Monitor) Clear(ctx context.Context, c core.Command) ([]core.Condition, error) {
-	var cleared []core.Condition
-	err := m.do(ctx, func(s core.State, now time.Time) (next core.State, err error) {
+func (m *Monitor) Clear(ctx context.Context, c core.Command) (cleared []core.Condition, err error) {
+	err = m.do(ctx, func(s core.State, now time.Time) (next core.State, err error) {
 		next, cleared, err = s.Clear(m.cfg, now, c)
 		return next, err
 	})
@@ -49,9 +48,8 @@ func (m *Monitor) Clear(ctx context.Context, c core.Command) ([]core.Condition, 
 }
 
 // Ignore disregards conditions until a time and returns them: see core.Ledger.Ignore for its errors.
-func (m *Monitor) Ignore(ctx context.Context, c core.Command, until time.Time) ([]core.Condition, error) {
-	var ignored []core.Condition
-	err := m.do(ctx, func(s core.State, now time.Time) (next core.State, err error) {
+func (m *Monitor) Ignore(ctx context.Context, c core.Command, until time.Time) (ignored []core.Condition, err error) {
+	err = m.do(ctx, func(s core.State, now time.Time) (next core.State, err error) {
 		next, ignored, err = s.Ignore(m.cfg, now, c, until)
 		return next, err
 	})

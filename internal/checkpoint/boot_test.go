@@ -1,0 +1,71 @@
+package checkpoint_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+)
+
+func TestBoot(t *testing.T) {
+	d := newDisk(t)
+	d.save(d.open(), core.Checkpoint{BootID: "earlier"})
+	if r, boot := d.open().Load(); r.BootID != "earlier" || boot != "b00t" {
+		t.Errorf("a reboot is not seen: %q, %q", r.BootID, boot)
+	}
+	for _, unknown := range []string{"", "\n"} {
+		d.boot(unknown)
+		f := d.open()
+		if r, boot := f.Load(); r.BootID != "earlier" || boot != "earlier" {
+			t.Errorf("taken for a reboot: %q, %q", r.BootID, boot)
+		}
+		d.save(f, full())
+		if p := f.Problem(); !strings.Contains(p, "reboot") || !strings.Contains(p, "boot_id") || d.logged("saved again") > 0 {
+			t.Errorf("problem %q, log %s", p, d.log.String())
+		}
+		d.save(f, core.Checkpoint{BootID: "earlier"})
+		d.boot("b00t")
+	}
+	// Saved by an agent that could not read the boot ID, loaded by one that can.
+	d.save(d.open(), core.Checkpoint{})
+	if r, boot := d.open().Load(); r.BootID != "b00t" || boot != "b00t" {
+		t.Errorf("taken for a reboot: %q, %q", r.BootID, boot)
+	}
+}
+
+// The wall clock is set while no agent runs. Times in the history keep their distance from now, which follows from the uptime.
+func TestHistoryFollowsTheWallClock(t *testing.T) {
+	d := newDisk(t)
+	uptime := func(since time.Duration) {
+		text := fmt.Sprintf("%.2f 12345.67\n", since.Seconds())
+		must(t, os.WriteFile(filepath.Join(d.proc, "uptime"), []byte(text), 0o600))
+	}
+	uptime(2 * time.Hour)
+	r, boot := d.open().Load()
+	r.BootID, r.Driver = boot, "580"
+	lost := time.Now().Add(-100 * time.Minute)
+	r.Conditions = []core.Condition{{At: core.WholeGPU("GPU-a"), Reason: core.ReasonLost, State: core.GPULost, Since: lost, Last: lost, Count: 1}}
+	d.save(d.open(), r)
+	for _, since := range []time.Duration{2 * time.Hour, 26 * time.Hour, time.Hour} { // the clock is right, 24 h behind, 1 h ahead
+		uptime(since)
+		r, _ := d.open().Load()
+		want := lost.Add(2*time.Hour - since)
+		if got := r.Conditions[0].Last; got.Sub(want).Abs() > 2*time.Second {
+			t.Errorf("up %v: lost at %v, want %v", since, got, want)
+		}
+	}
+	must(t, os.Remove(filepath.Join(d.proc, "uptime")))
+	if r, _ := d.open().Load(); !r.Conditions[0].Last.Equal(lost) {
+		t.Errorf("without an uptime: lost at %v, was %v", r.Conditions[0].Last, lost)
+	}
+	uptime(2 * time.Hour)
+	f := d.open()
+	f.SetWallClock(func() time.Time { return time.Now().Add(-26 * time.Hour) })
+	if r, _ := f.Load(); r.Conditions[0].Last.Sub(lost.Add(-26*time.Hour)).Abs() > 2*time.Second {
+		t.Errorf("with the clock 26 h behind: lost at %v, was %v", r.Conditions[0].Last, lost)
+	}
+}

@@ -1,0 +1,93 @@
+package monitor_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
+)
+
+// A hung call: that GPU is unhealthy, the others are not, reservations and shutdown go on.
+func TestHungCall(t *testing.T) {
+	onGPUs(t, 4, func(t *testing.T, m *coretest.Machine, r *running) {
+		release := m.Hang("Probe", core.WholeGPU(coretest.GPU(2)))
+		r.after(71*time.Second).expect("hung", map[int]core.HealthState{2: core.Unhealthy})
+		if h := r.health(2); h.Reason != core.ReasonUnresponsive || h.Detail != "nvmlProbe" {
+			t.Errorf("health: %v", h)
+		}
+		if _, err := r.Current().Reserve(core.UnitID(coretest.GPU(0))); err != nil {
+			t.Errorf("neighbour: %v", err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if _, err := r.Usage(ctx); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("Usage: %v", err)
+		}
+		m.SendEvent(core.Observation{At: core.WholeGPU(coretest.GPU(0)), Kind: core.XID, Code: 79})
+		synctest.Wait()
+		r.expect("events arrive all the same", map[int]core.HealthState{0: core.GPULost, 2: core.Unhealthy})
+		release()
+		r.after(2*time.Minute).expect("released", map[int]core.HealthState{0: core.Unhealthy})
+	})
+}
+
+func TestStopsInTimeWhateverHangs(t *testing.T) {
+	for _, method := range []string{"Open", "Snapshot", "Probe", "Wait", "Close"} {
+		t.Run(method, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				m := coretest.NewMachine(coretest.GPUs(2))
+				release := m.Hang(method, core.Node)
+				r := run(t, m)
+				r.after(time.Minute)
+				start := time.Now()
+				if err := r.stop(); err != nil {
+					t.Errorf("Run returned %v", err)
+				}
+				if d := time.Since(start); d >= 2*time.Second {
+					t.Errorf("stopped after %v", d)
+				}
+				release()
+				r.after(2 * time.Second) // the abandoned goroutines end
+			})
+		})
+	}
+}
+
+// A session that opens after the monitor was stopped is closed: NVML counts its users.
+func TestLateSessionIsClosed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := coretest.NewMachine(coretest.GPUs(2))
+		release := m.Hang("Open", core.Node)
+		r := run(t, m)
+		go func() {
+			time.Sleep(time.Second)
+			release()
+		}()
+		start := time.Now()
+		must(t, r.stop())
+		if d := time.Since(start); d != time.Second || m.Sessions() != 0 || m.Calls()["Close"] != 1 {
+			t.Errorf("%d sessions open after %v, calls %v", m.Sessions(), d, m.Calls())
+		}
+	})
+}
+
+// hashicorp/nomad-device-nvidia and NVIDIA's plugin spin when the event wait fails.
+func TestFailingEventWaitDoesNotSpin(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := coretest.NewMachine(coretest.GPUs(8))
+		m.FailWait(errors.New("GPU is lost"))
+		r := run(t, m)
+		r.after(time.Minute).expect("no GPU is unhealthy", nil)
+		calls := m.Calls()
+		if calls["Wait"] > 61 || calls["Probe"] > 90 {
+			t.Errorf("calls in a minute: %v", calls)
+		}
+		m.FailWait(nil)
+		m.SendEvent(core.Observation{At: core.WholeGPU(coretest.GPU(1)), Kind: core.XID, Code: 48})
+		r.after(time.Second).expect("events again", map[int]core.HealthState{1: core.Unhealthy})
+	})
+}
