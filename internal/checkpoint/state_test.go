@@ -33,7 +33,7 @@ func TestHistoryOutlivesTheAgent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDisk(t)
 		machine := coretest.NewMachine(coretest.GPUs(3))
-		health := func(m *monitor.Monitor, n int) core.Health {
+		healthOf := func(m *monitor.Monitor, n int) core.Health {
 			u, _ := m.Current().Unit(core.UnitID(coretest.GPU(n)))
 			return u.Health
 		}
@@ -43,16 +43,16 @@ func TestHistoryOutlivesTheAgent(t *testing.T) {
 			machine.FailGPU(coretest.GPU(2), core.Lost)
 			time.Sleep(time.Minute)
 			synctest.Wait()
-			before = health(m, 1)
+			before = healthOf(m, 1)
 		})
 		d.run(machine, func(m *monitor.Monitor) {
-			if got := health(m, 1); got.Cause() != "XID_79" || got.State < core.Unhealthy || !got.Since.Equal(before.Since) {
+			if got := healthOf(m, 1); got.Cause() != "XID_79" || got.State < core.Unhealthy || !got.Since.Equal(before.Since) {
 				t.Errorf("GPU 1 was %s and is %s", before, got)
 			}
-			if got := health(m, 2); got.State != core.GPULost {
+			if got := healthOf(m, 2); got.State != core.GPULost {
 				t.Errorf("GPU 2 is %s", got)
 			}
-			if got := health(m, 0); got.State != core.Healthy {
+			if got := healthOf(m, 0); got.State != core.Healthy {
 				t.Errorf("GPU 0 is %s", got)
 			}
 			if h, _ := m.State().Ledger.History(coretest.GPU(1)); len(h.FaultCounts) != 1 || h.FaultCounts[0].Count != 1 {
@@ -61,7 +61,7 @@ func TestHistoryOutlivesTheAgent(t *testing.T) {
 		})
 		d.boot("another")
 		d.run(machine, func(m *monitor.Monitor) {
-			if got := health(m, 1); got.State != core.Healthy {
+			if got := healthOf(m, 1); got.State != core.Healthy {
 				t.Errorf("GPU 1 after a reboot: %s", got)
 			}
 		})

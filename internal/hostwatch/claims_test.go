@@ -13,7 +13,7 @@ import (
 
 var now = time.Date(2026, 11, 21, 18, 0, 0, 0, time.UTC)
 
-func gpu(n int) core.Placement { return core.WholeGPU(coretest.GPU(n)) }
+func whole(n int) core.Placement { return core.WholeGPU(coretest.GPU(n)) }
 
 func instance(n int, gi uint32) core.Placement {
 	return core.Placement{GPU: coretest.GPU(n), GI: gi, CI: 0}
@@ -40,7 +40,7 @@ func placements(claims []claim) (at []core.Placement) {
 }
 
 func TestNextClaims(t *testing.T) {
-	nomad := claimed("nomad-gpu", 5, gpu(0), gpu(1))
+	nomad := claimed("nomad-gpu", 5, whole(0), whole(1))
 	for _, tc := range []struct {
 		name   string
 		mine   claimFile
@@ -49,22 +49,22 @@ func TestNextClaims(t *testing.T) {
 		refuse bool
 		want   []claim
 	}{
-		{"no other agent", claimed("k8s-gpu", 0), nil, want(gpu(0)), true, []claim{{gpu(0), 1, now}}},
-		{"warn: both", claimed("k8s-gpu", 0), []claimFile{nomad}, want(gpu(1), gpu(2)), false, []claim{{gpu(1), 6, now}, {gpu(2), 6, now}}},
-		{"refuse: the other was first", claimed("k8s-gpu", 0), []claimFile{nomad}, want(gpu(1), gpu(2)), true, []claim{{gpu(2), 6, now}}},
-		{"refuse: we were first", claimed("k8s-gpu", 2, gpu(1)), []claimFile{nomad}, want(gpu(1)), true, []claim{{gpu(1), 2, now}}},
-		{"no longer offered", claimed("k8s-gpu", 2, gpu(1), gpu(2)), nil, want(gpu(2)), true, []claim{{gpu(2), 2, now}}},
-		{"partitioned: the instances were claimed with the GPU", claimed("k8s-gpu", 2, gpu(0)), []claimFile{nomad},
+		{"no other agent", claimed("k8s-gpu", 0), nil, want(whole(0)), true, []claim{{whole(0), 1, now}}},
+		{"warn: both", claimed("k8s-gpu", 0), []claimFile{nomad}, want(whole(1), whole(2)), false, []claim{{whole(1), 6, now}, {whole(2), 6, now}}},
+		{"refuse: the other was first", claimed("k8s-gpu", 0), []claimFile{nomad}, want(whole(1), whole(2)), true, []claim{{whole(2), 6, now}}},
+		{"refuse: we were first", claimed("k8s-gpu", 2, whole(1)), []claimFile{nomad}, want(whole(1)), true, []claim{{whole(1), 2, now}}},
+		{"no longer offered", claimed("k8s-gpu", 2, whole(1), whole(2)), nil, want(whole(2)), true, []claim{{whole(2), 2, now}}},
+		{"partitioned: the instances were claimed with the GPU", claimed("k8s-gpu", 2, whole(0)), []claimFile{nomad},
 			want(instance(0, 1), instance(0, 2)), true, []claim{{instance(0, 1), 2, now}, {instance(0, 2), 2, now}}},
-		{"MIG disabled: the GPU is more than was claimed", claimed("k8s-gpu", 2, instance(0, 1)), []claimFile{nomad}, want(gpu(0)), true, nil},
+		{"MIG disabled: the GPU is more than was claimed", claimed("k8s-gpu", 2, instance(0, 1)), []claimFile{nomad}, want(whole(0)), true, nil},
 		{"two instances are not the same hardware", claimed("k8s-gpu", 0), []claimFile{claimed("nomad-gpu", 1, instance(0, 1))},
 			want(instance(0, 2)), true, []claim{{instance(0, 2), 2, now}}},
-		{"equal turns: by name", claimed("k8s-gpu", 5, gpu(1)), []claimFile{nomad}, want(gpu(1)), true, []claim{{gpu(1), 5, now}}},
-		{"equal turns: the other's name is less", claimed("z", 5, gpu(1)), []claimFile{nomad}, want(gpu(1)), true, nil},
-		{"unreadable: the claim stays", claimed("k8s-gpu", 2, gpu(3)), nil,
-			offer{unsure: func(core.Placement) bool { return true }}, true, []claim{{gpu(3), 2, now}}},
-		{"the highest turn", claimed("k8s-gpu", maxTurn, gpu(3)), nil, want(gpu(3), gpu(4)), true,
-			[]claim{{gpu(3), maxTurn, now}, {gpu(4), maxTurn, now}}},
+		{"equal turns: by name", claimed("k8s-gpu", 5, whole(1)), []claimFile{nomad}, want(whole(1)), true, []claim{{whole(1), 5, now}}},
+		{"equal turns: the other's name is less", claimed("z", 5, whole(1)), []claimFile{nomad}, want(whole(1)), true, nil},
+		{"unreadable: the claim stays", claimed("k8s-gpu", 2, whole(3)), nil,
+			offer{unsure: func(core.Placement) bool { return true }}, true, []claim{{whole(3), 2, now}}},
+		{"the highest turn", claimed("k8s-gpu", maxTurn, whole(3)), nil, want(whole(3), whole(4)), true,
+			[]claim{{whole(3), maxTurn, now}, {whole(4), maxTurn, now}}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			others := slices.Clone(tc.others)
@@ -85,11 +85,11 @@ func TestCoreAndClaimsAgree(t *testing.T) {
 		mine, other := claimFile{agent: "k8s-gpu"}, claimFile{agent: "nomad-gpu"}
 		for n := range 8 {
 			if random.IntN(2) == 0 {
-				mine.claims = append(mine.claims, claim{at: gpu(n), turn: random.Uint64N(4)})
+				mine.claims = append(mine.claims, claim{at: whole(n), turn: random.Uint64N(4)})
 			}
 			switch random.IntN(3) {
 			case 0:
-				other.claims = append(other.claims, claim{at: gpu(n), turn: random.Uint64N(4)})
+				other.claims = append(other.claims, claim{at: whole(n), turn: random.Uint64N(4)})
 			case 1:
 				other.claims = append(other.claims, claim{at: instance(n, 3), turn: random.Uint64N(4)})
 			}
@@ -107,12 +107,12 @@ func TestCoreAndClaimsAgree(t *testing.T) {
 
 // Hardware that an agent reads for the first time belongs to the other one that claims it, without a further update.
 func TestNewHardwareBelongsToTheOther(t *testing.T) {
-	claims := coreClaims(claimed("k8s-gpu", 1, gpu(0)), []claimFile{claimed("nomad-gpu", 2, gpu(0), gpu(5))}, want(gpu(0)))
+	claims := coreClaims(claimed("k8s-gpu", 1, whole(0)), []claimFile{claimed("nomad-gpu", 2, whole(0), whole(5))}, want(whole(0)))
 	cfg := core.DefaultConfig()
 	cfg.Overlap = core.OverlapRefuse
 	state := core.NewState(cfg).WithHost(cfg, now, core.Host{Claims: claims}).Read(cfg, now, coretest.GPUs(8))
 	for u := range state.Inventory.Units() {
-		if want := u.Device.At != gpu(5); u.Health.Schedulable() != want {
+		if want := u.Device.At != whole(5); u.Health.Schedulable() != want {
 			t.Errorf("%v: %v", u.Device.At, u.Health)
 		}
 	}
@@ -126,32 +126,32 @@ func TestOffer(t *testing.T) {
 	cfg.Exclude = []core.DeviceID{coretest.GPU(2)}
 	cfg.Policy.Rules = []core.Rule{{Sharing: &core.Sharing{Mode: core.TimeSlicing, Replicas: 4}}}
 	s := core.NewState(cfg)
-	if o := offerOf(s.Inventory); len(o.at) != 0 || !o.unsure(gpu(0)) {
+	if o := offerOf(s.Inventory); len(o.at) != 0 || !o.unsure(whole(0)) {
 		t.Errorf("before the first reading: %v", o.at)
 	}
 	reading := coretest.GPUs(3)
 	s = s.Read(cfg, now, reading)
 	o := offerOf(s.Inventory)
-	if !slices.Equal(o.at, []core.Placement{gpu(0), gpu(1)}) || o.unsure(gpu(2)) || o.unsure(gpu(7)) {
+	if !slices.Equal(o.at, []core.Placement{whole(0), whole(1)}) || o.unsure(whole(2)) || o.unsure(whole(7)) {
 		t.Errorf("offered: %v", o.at)
 	}
-	reading.Excluded = []core.Exclusion{{Index: 7, At: gpu(7), Failure: core.FailureError, Reason: "Unknown Error"}}
-	if o := offerOf(core.NewState(cfg).Read(cfg, now, reading).Inventory); !o.unsure(gpu(7)) || o.unsure(gpu(2)) || o.unsure(gpu(6)) {
+	reading.Excluded = []core.Exclusion{{Index: 7, At: whole(7), Failure: core.FailureError, Reason: "Unknown Error"}}
+	if o := offerOf(core.NewState(cfg).Read(cfg, now, reading).Inventory); !o.unsure(whole(7)) || o.unsure(whole(2)) || o.unsure(whole(6)) {
 		t.Error("a GPU that can't be read stays claimed, an excluded one does not")
 	}
 	reading.Excluded = []core.Exclusion{{Index: 7, Failure: core.FailureError, Reason: "Unknown Error"}}
-	if o := offerOf(core.NewState(cfg).Read(cfg, now, reading).Inventory); !o.unsure(gpu(7)) || o.unsure(gpu(2)) || o.unsure(gpu(0)) {
+	if o := offerOf(core.NewState(cfg).Read(cfg, now, reading).Inventory); !o.unsure(whole(7)) || o.unsure(whole(2)) || o.unsure(whole(0)) {
 		t.Error("an unidentified GPU is none of those that answer")
 	}
 	s = s.Read(cfg, now, core.NoDriver(core.DriverFailed, "lost"))
-	if o := offerOf(s.Inventory); len(o.at) != 2 || !o.unsure(gpu(2)) {
+	if o := offerOf(s.Inventory); len(o.at) != 2 || !o.unsure(whole(2)) {
 		t.Errorf("without a driver: %v", o.at)
 	}
 }
 
 func TestFormat(t *testing.T) {
 	e := claimFile{agent: "k8s-gpu", boot: "b00t", started: now, claims: normalized([]claim{
-		{instance(1, 2), 4, now}, {gpu(1), 3, now}, {gpu(0), 1, now}, {gpu(0), 2, now},
+		{instance(1, 2), 4, now}, {whole(1), 3, now}, {whole(0), 1, now}, {whole(0), 2, now},
 		{core.Placement{GPU: "MIG-x", GI: 0, CI: core.Whole}, 7, now},
 	})}
 	text, err := e.encode()
@@ -182,7 +182,7 @@ func TestFormat(t *testing.T) {
 
 // Any file is refused, or means the same when it is written again and can be used by nextClaims.
 func FuzzDecode(f *testing.F) {
-	text, _ := claimed("k8s-gpu", 3, gpu(0), instance(1, 2)).encode()
+	text, _ := claimed("k8s-gpu", 3, whole(0), instance(1, 2)).encode()
 	f.Add(text)
 	f.Add([]byte(`{"version": 1, "agent": "k8s-gpu", "claims": [{"gpu": "GPU-1", "gi": 4294967295, "ci": 0, "turn": 1}]}`))
 	f.Add([]byte(`{"version": 1, "agent": "k8s-gpu", "claims": null}`))
@@ -199,8 +199,8 @@ func FuzzDecode(f *testing.F) {
 		if err != nil || !slices.Equal(placements(back.claims), placements(e.claims)) {
 			t.Fatalf("%v: %s became %s", err, text, again)
 		}
-		others := []claimFile{claimed("nomad-gpu", 2, gpu(0), gpu(1))}
-		for _, c := range nextClaims(e, others, want(gpu(0), instance(1, 2)), true, now) {
+		others := []claimFile{claimed("nomad-gpu", 2, whole(0), whole(1))}
+		for _, c := range nextClaims(e, others, want(whole(0), instance(1, 2)), true, now) {
 			if claimedBefore(c, "k8s-gpu", others) {
 				t.Fatalf("%v was claimed by another agent before", c)
 			}

@@ -58,12 +58,12 @@ func TestClaimsOutliveTheAgent(t *testing.T) {
 	folder := t.TempDir()
 	a, _ := newStore(t, folder, "nomad-gpu", true)
 	b, _ := newStore(t, folder, "k8s-gpu", true)
-	update(t, a, gpu(1))
-	if v := update(t, b, gpu(1)); len(v.stopped()) != 0 {
+	update(t, a, whole(1))
+	if v := update(t, b, whole(1)); len(v.stopped()) != 0 {
 		t.Errorf("it is running: %v", v.stopped())
 	}
 	a.close()
-	v := update(t, b, gpu(1))
+	v := update(t, b, whole(1))
 	if len(v.stopped()) != 1 || v.stopped()[0] != (otherAgent{"nomad-gpu", filepath.Join(folder, "nomad-gpu.json"), false, 1}) || len(inFile(t, folder, "k8s-gpu")) != 0 {
 		t.Errorf("%v", v)
 	}
@@ -73,17 +73,17 @@ func TestClaimsOutliveTheAgent(t *testing.T) {
 	if _, err := again.update(t.Context(), unread); err != nil {
 		t.Fatal(err)
 	}
-	if v := update(t, b, gpu(1)); len(v.stopped()) != 0 || len(inFile(t, folder, "nomad-gpu")) != 1 || len(inFile(t, folder, "k8s-gpu")) != 0 {
+	if v := update(t, b, whole(1)); len(v.stopped()) != 0 || len(inFile(t, folder, "nomad-gpu")) != 1 || len(inFile(t, folder, "k8s-gpu")) != 0 {
 		t.Errorf("it runs again and has not read the driver yet: %v", v)
 	}
 	again.close()
 
 	b.boot = "another"
-	if v := update(t, b, gpu(1)); len(v.claims)+len(v.stopped()) != 0 || len(inFile(t, folder, "k8s-gpu")) != 1 {
+	if v := update(t, b, whole(1)); len(v.claims)+len(v.stopped()) != 0 || len(inFile(t, folder, "k8s-gpu")) != 1 {
 		t.Errorf("after a reboot: %v", v)
 	}
 	b.boot = "" // unknown is no sign of a reboot
-	if v := update(t, b, gpu(1)); len(v.claims) != 1 {
+	if v := update(t, b, whole(1)); len(v.claims) != 1 {
 		t.Errorf("without a boot id: %v", v)
 	}
 }
@@ -93,15 +93,15 @@ func TestRemovedFiles(t *testing.T) {
 	folder := filepath.Join(t.TempDir(), "claims")
 	a, _ := newStore(t, folder, "nomad-gpu", true)
 	b, _ := newStore(t, folder, "k8s-gpu", true)
-	update(t, a, gpu(1))
+	update(t, a, whole(1))
 	must(t, os.Remove(filepath.Join(folder, "nomad-gpu.json")))
-	update(t, b, gpu(1))
-	if update(t, a, gpu(1)); len(inFile(t, folder, "nomad-gpu")) != 0 || len(inFile(t, folder, "k8s-gpu")) != 1 {
+	update(t, b, whole(1))
+	if update(t, a, whole(1)); len(inFile(t, folder, "nomad-gpu")) != 0 || len(inFile(t, folder, "k8s-gpu")) != 1 {
 		t.Error("there are two owners, or none")
 	}
 	must(t, os.RemoveAll(folder))
-	update(t, a, gpu(1))
-	if v := update(t, b, gpu(1)); len(v.stopped()) != 0 || len(inFile(t, folder, "nomad-gpu")) != 1 || len(inFile(t, folder, "k8s-gpu")) != 0 {
+	update(t, a, whole(1))
+	if v := update(t, b, whole(1)); len(v.stopped()) != 0 || len(inFile(t, folder, "nomad-gpu")) != 1 || len(inFile(t, folder, "k8s-gpu")) != 0 {
 		t.Errorf("with the folder gone: %v", v)
 	}
 }
@@ -111,9 +111,9 @@ func TestDuplicateAgent(t *testing.T) {
 	first, _ := newStore(t, folder, "nomad-gpu", true)
 	second, _ := newStore(t, folder, "nomad-gpu", true)
 	other, _ := newStore(t, folder, "k8s-gpu", true)
-	update(t, first, gpu(1))
-	update(t, other, gpu(2))
-	v, err := second.update(t.Context(), want(gpu(1), gpu(2)))
+	update(t, first, whole(1))
+	update(t, other, whole(2))
+	v, err := second.update(t.Context(), want(whole(1), whole(2)))
 	if !errors.Is(err, errDuplicateAgent) || len(v.claims) != 1 || !v.claims[0].Prior {
 		t.Errorf("%v, %v", v, err)
 	}
@@ -121,7 +121,7 @@ func TestDuplicateAgent(t *testing.T) {
 		t.Errorf("the second one wrote %v", got)
 	}
 	first.close()
-	update(t, second, gpu(1), gpu(3))
+	update(t, second, whole(1), whole(3))
 	if got := inFile(t, folder, "nomad-gpu"); len(got) != 2 {
 		t.Errorf("it is the only one now: %v", got)
 	}
@@ -139,7 +139,7 @@ func TestFilesThatCannotBeUsed(t *testing.T) {
 	must(t, os.Symlink("/dev/zero", filepath.Join(folder, "link.json")))
 	r, log := newStore(t, folder, "k8s-gpu", true)
 	for range 3 {
-		if v := update(t, r, gpu(0)); len(v.claims) != 0 {
+		if v := update(t, r, whole(0)); len(v.claims) != 0 {
 			t.Errorf("%v", v.claims)
 		}
 	}
@@ -153,14 +153,14 @@ func TestFilesThatCannotBeUsed(t *testing.T) {
 	must(t, os.RemoveAll(filepath.Join(folder, "k8s-gpu.json")))
 	must(t, os.Mkdir(filepath.Join(folder, "k8s-gpu.json"), 0o700)) // can't be replaced by a file
 	other, _ := newStore(t, folder, "nomad-gpu", true)
-	update(t, other, gpu(1))
-	v, err := r.update(t.Context(), want(gpu(0), gpu(1)))
+	update(t, other, whole(1))
+	v, err := r.update(t.Context(), want(whole(0), whole(1)))
 	if _, part := errors.AsType[writeError](err); !part || len(v.claims) != 1 || !v.claims[0].Prior {
 		t.Errorf("the claims of others: %v, %v", v, err)
 	}
 
 	blocked, _ := newStore(t, filepath.Join(folder, "notes.txt", "claims"), "k8s-gpu", true)
-	if _, err := blocked.update(t.Context(), want(gpu(0))); err == nil {
+	if _, err := blocked.update(t.Context(), want(whole(0))); err == nil {
 		t.Error("a folder that can't be created was created")
 	}
 }

@@ -11,10 +11,10 @@ import (
 )
 
 // numbered updates the claims of an agent that has a number for a GPU.
-func numbered(t *testing.T, r *claimStore, gpu core.DeviceID, number int) view {
+func numbered(t *testing.T, r *claimStore, id core.DeviceID, number int) view {
 	t.Helper()
 	o := want()
-	o.numbering = core.NewNumbering(0, []core.Number{{ID: gpu, Index: core.DeviceIndex{GPU: number, Instance: -1}}})
+	o.numbering = core.NewNumbering(0, []core.Number{{ID: id, Index: core.DeviceIndex{GPU: number, Instance: -1}}})
 	v, err := r.update(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
@@ -22,8 +22,8 @@ func numbered(t *testing.T, r *claimStore, gpu core.DeviceID, number int) view {
 	return v
 }
 
-func (v view) number(gpu core.DeviceID) int {
-	at, ok := v.numbering.Of(gpu)
+func (v view) number(id core.DeviceID) int {
+	at, ok := v.numbering.Of(id)
 	if !ok {
 		return -1
 	}

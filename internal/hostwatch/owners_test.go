@@ -48,7 +48,7 @@ func some(random *rand.Rand) (at []core.Placement) {
 		case n >= 6 && random.IntN(2) == 0:
 			at = append(at, instance(n, uint32(random.IntN(3))))
 		default:
-			at = append(at, gpu(n))
+			at = append(at, whole(n))
 		}
 	}
 	return at
@@ -94,7 +94,7 @@ func TestSimultaneousStart(t *testing.T) {
 			r, _ := newStore(t, folder, fmt.Sprintf("agent-%d", i), true)
 			agents.Go(func() {
 				<-start
-				v, err := r.update(t.Context(), want(gpu(n%8)))
+				v, err := r.update(t.Context(), want(whole(n%8)))
 				if err != nil {
 					t.Error(err)
 				}

@@ -69,7 +69,7 @@ func TestKilledAtAnyMoment(t *testing.T) {
 
 		theirs := inFile(t, folder, "nomad-gpu")
 		owners(t, folder)
-		v := update(t, ours, gpu(0), gpu(1), gpu(2), gpu(3), gpu(4), gpu(5), gpu(6), gpu(7))
+		v := update(t, ours, whole(0), whole(1), whole(2), whole(3), whole(4), whole(5), whole(6), whole(7))
 		owners(t, folder)
 		if len(inFile(t, folder, "nomad-gpu")) != len(theirs) {
 			t.Error("a dead agent has changed its claims")

@@ -59,8 +59,8 @@ func (f *following) emitted(after time.Duration, want ...string) {
 	}
 }
 
-func xidRecord(seq uint64, gpu, xid int) string {
-	return fmt.Sprintf("4,%d,1000,-;NVRM: Xid (PCI:0000:%02x:00): %d, text\n", seq, gpu, xid)
+func xidRecord(seq uint64, slot, xid int) string {
+	return fmt.Sprintf("4,%d,1000,-;NVRM: Xid (PCI:0000:%02x:00): %d, text\n", seq, slot, xid)
 }
 
 func file(t *testing.T, content string) (path string, grow func(string)) {

@@ -14,8 +14,8 @@ import (
 )
 
 // at is an XID of a GPU, so many seconds after boot.
-func at(seq uint64, seconds, gpu, xid int) string {
-	return fmt.Sprintf("4,%d,%d000000,-;NVRM: Xid (PCI:0000:%02x:00): %d, text\n", seq, seconds, gpu, xid)
+func at(seq uint64, seconds, slot, xid int) string {
+	return fmt.Sprintf("4,%d,%d000000,-;NVRM: Xid (PCI:0000:%02x:00): %d, text\n", seq, seconds, slot, xid)
 }
 
 func TestReadTable(t *testing.T) {

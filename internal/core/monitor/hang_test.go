@@ -16,7 +16,7 @@ func TestHungCall(t *testing.T) {
 	onGPUs(t, 4, func(t *testing.T, m *coretest.Machine, r *running) {
 		release := m.Hang("Probe", core.WholeGPU(coretest.GPU(2)))
 		r.after(71*time.Second).expect("hung", map[int]core.HealthState{2: core.Unhealthy})
-		if h := r.health(2); h.Reason != core.ReasonUnresponsive || h.Detail != "nvmlProbe" {
+		if h := r.healthOf(2); h.Reason != core.ReasonUnresponsive || h.Detail != "nvmlProbe" {
 			t.Errorf("health: %v", h)
 		}
 		if _, err := r.Current().Reserve(core.UnitID(coretest.GPU(0))); err != nil {

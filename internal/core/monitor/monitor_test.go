@@ -47,7 +47,7 @@ func TestXIDCountsImmediately(t *testing.T) {
 		m.SendEvent(core.Observation{At: core.WholeGPU(coretest.GPU(0)), Kind: core.XID, Code: 31})
 		synctest.Wait() // no time passes
 		r.expect("XID 48 on 1, application XID 31 on 0", map[int]core.HealthState{1: core.Unhealthy})
-		if h := r.health(1); h.Reason != core.ReasonXID || h.Code != 48 {
+		if h := r.healthOf(1); h.Reason != core.ReasonXID || h.Code != 48 {
 			t.Errorf("health: %v", h)
 		}
 	})
@@ -166,7 +166,7 @@ func TestRetiredUnitIsRemovedAfterItsGrace(t *testing.T) {
 		replaced.Devices[1].ID, replaced.Devices[1].At = "GPU-new", core.WholeGPU("GPU-new")
 		m.Set(replaced)
 		r.after(time.Minute)
-		if h := r.health(1); r.Current().Len() != 3 || h.Reason != core.ReasonWithdrawn {
+		if h := r.healthOf(1); r.Current().Len() != 3 || h.Reason != core.ReasonWithdrawn {
 			t.Fatalf("%d units, old one %v", r.Current().Len(), h)
 		}
 		r.after(3 * time.Second)
@@ -189,7 +189,7 @@ func TestFlapsAreDamped(t *testing.T) {
 				m.RecoverGPU(flap.GPU)
 				m.SendEvent(core.Observation{At: flap})
 				r.after(300 * time.Millisecond)
-				if r.health(1).Schedulable() {
+				if r.healthOf(1).Schedulable() {
 					t.Fatal("a GPU that flaps takes work")
 				}
 			}

@@ -37,16 +37,16 @@ func TestNodeChangeCountsWithinASecondWithoutADriverCall(t *testing.T) {
 		m := coretest.NewMachine(withoutUVM(2))
 		r := run(t, m, passNodes)
 		r.after(11 * time.Second) // between readings and checks
-		if r.inContainer(uvm) || !strings.Contains(r.health(0).String(), "missing "+uvm) {
-			t.Errorf("without the node: %s", r.health(0))
+		if r.inContainer(uvm) || !strings.Contains(r.healthOf(0).String(), "missing "+uvm) {
+			t.Errorf("without the node: %s", r.healthOf(0))
 		}
 		release := m.Hang("Snapshot", core.Node) // without the driver
 		defer release()
 		before := m.Calls()
 		m.Set(coretest.GPUs(2))
 		r.after(time.Second)
-		if !r.inContainer(uvm) || r.health(0).String() != "healthy" {
-			t.Errorf("a second after the node was created: %s", r.health(0))
+		if !r.inContainer(uvm) || r.healthOf(0).String() != "healthy" {
+			t.Errorf("a second after the node was created: %s", r.healthOf(0))
 		}
 		m.Set(withoutUVM(2))
 		r.after(time.Second)

@@ -100,7 +100,7 @@ func (r *running) after(d time.Duration) *running {
 	return r
 }
 
-func (r *running) health(n int) core.Health {
+func (r *running) healthOf(n int) core.Health {
 	r.t.Helper()
 	u, ok := r.Current().Unit(core.UnitID(coretest.GPU(n)))
 	if !ok {
@@ -112,7 +112,7 @@ func (r *running) health(n int) core.Health {
 func (r *running) expect(what string, states map[int]core.HealthState) {
 	r.t.Helper()
 	for n := range r.Current().Len() {
-		if got := r.health(n).State; got != states[n] {
+		if got := r.healthOf(n).State; got != states[n] {
 			r.t.Errorf("%s: GPU %d is %v, want %v", what, n, got, states[n])
 		}
 	}
