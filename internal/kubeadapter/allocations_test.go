@@ -14,11 +14,10 @@ import (
 	"github.com/tandem-gpu/tandem/internal/watch"
 )
 
-// memory is a store that outlives adapters; it hangs while hang is not nil.
+// memory is a store in memory. It blocks until hang is closed, if that is not nil.
 type memory struct {
 	mu    sync.Mutex
-	kept  []StoredAllocation
-	saves int
+	saved []StoredAllocation
 	hang  chan struct{}
 }
 
@@ -28,7 +27,7 @@ func (m *memory) Load() []StoredAllocation {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.kept
+	return m.saved
 }
 
 func (m *memory) Save(g []StoredAllocation) {
@@ -37,20 +36,20 @@ func (m *memory) Save(g []StoredAllocation) {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.kept, m.saves = g, m.saves+1
+	m.saved = g
 }
 
-func (m *memory) grants() []StoredAllocation {
+func (m *memory) contents() []StoredAllocation {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.kept
+	return m.saved
 }
 
-// After a restart with another policy the resource that pods hold devices of is there again, as a container that restarts
-// needs it, and what they hold is withheld.
-func TestWhatPodsHoldOutlivesTheAgent(t *testing.T) {
+// After a restart with another policy the resource of which pods hold devices is registered again, because a container that
+// restarts needs it, and their devices are withheld.
+func TestAllocationsAreRestored(t *testing.T) {
 	for _, readable := range []bool{true, false} {
-		t.Run(map[bool]string{true: "kubelet can be asked", false: "it can't"}[readable], func(t *testing.T) {
+		t.Run(map[bool]string{true: "with pod-resources API", false: "without"}[readable], func(t *testing.T) {
 			r := newRig(t)
 			r.startKubelet()
 			pods := &kubelettest.PodResources{}
@@ -60,7 +59,7 @@ func TestWhatPodsHoldOutlivesTheAgent(t *testing.T) {
 			store := &memory{}
 			keep := func(t *tracker) { t.store = store }
 			r.offer(coretest.GPUs(2))
-			r.startAsking(keep)
+			r.startTracking(keep)
 			r.awaitHealthy(GPUResource, 2)
 			id := gpuIDs(1)[0]
 			if readable {
@@ -68,15 +67,15 @@ func TestWhatPodsHoldOutlivesTheAgent(t *testing.T) {
 			}
 			_, err := r.kubelet.Allocate(r.ctx, GPUResource, id)
 			r.must(err)
-			r.await("it is on disk", func() bool { return len(store.grants()) == 1 })
+			r.await("it is stored", func() bool { return len(store.contents()) == 1 })
 			r.stop()
 
 			r.src = coretest.NewSource()
 			all := core.DefaultConfig()
 			all.Policy.Rules = []core.Rule{{Pool: "h100"}}
 			r.src.Set(buildInventory(coretest.GPUs(2), all))
-			r.startAsking(keep)
-			r.awaitHealthy(h100, map[bool]int{true: 1, false: 2}[readable]) // who can't ask can't know that a pod ended
+			r.startTracking(keep)
+			r.awaitHealthy(h100, map[bool]int{true: 1, false: 2}[readable]) // without the API the pod may have ended
 			r.awaitListed(GPUResource, id, v1beta1.Unhealthy)
 			r.awaitReady()
 			r.await("one of the old resource, unhealthy", func() bool {
@@ -87,12 +86,12 @@ func TestWhatPodsHoldOutlivesTheAgent(t *testing.T) {
 	}
 }
 
-// Where the kubelet can't be asked, an ID that was handed out stays listed for a time, and one that was not leaves.
-func TestWithoutTheAPIAnIDStaysForATime(t *testing.T) {
+// Without the API an allocated ID stays listed for the retention time. Others are removed.
+func TestRetentionWithoutPodResources(t *testing.T) {
 	r := newRig(t)
 	r.startKubelet()
 	r.offer(coretest.GPUs(2))
-	r.startAsking(func(t *tracker) { t.timings.retention = 400 * time.Millisecond })
+	r.startTracking(func(t *tracker) { t.timings.retention = 400 * time.Millisecond })
 	r.awaitHealthy(GPUResource, 2)
 	id := gpuIDs(0, 1)
 	_, err := r.kubelet.Allocate(r.ctx, GPUResource, id[1])
@@ -102,21 +101,21 @@ func TestWithoutTheAPIAnIDStaysForATime(t *testing.T) {
 	began := time.Now()
 	r.src.Set(buildInventory(coretest.GPUs(2), c))
 	r.awaitHealthy(h100, 2)
-	r.await("only what was handed out", func() bool { return r.listed(GPUResource, id[0]) == nil && r.listed(GPUResource, id[1]) != nil })
+	r.await("only the allocated ID", func() bool { return r.listed(GPUResource, id[0]) == nil && r.listed(GPUResource, id[1]) != nil })
 	r.await("nothing", func() bool { n, _ := r.kubelet.Capacity(GPUResource); return n == 0 })
 	if took := time.Since(began); took < 400*time.Millisecond {
-		t.Errorf("gone after %v", took)
+		t.Errorf("removed after %v", took)
 	}
 }
 
-// A disk that hangs keeps neither the start, nor Allocate, nor the end waiting for long.
-func TestADiskThatHangsUnderTheGrants(t *testing.T) {
+// A store that blocks delays the start and the end by its timeouts, and Allocate not at all.
+func TestStoreHangs(t *testing.T) {
 	r := newRig(t)
 	r.startKubelet()
 	store := &memory{hang: make(chan struct{})}
 	t.Cleanup(func() { close(store.hang) })
 	r.offer(coretest.GPUs(2))
-	r.startAsking(func(t *tracker) { t.store, t.timings.loadTimeout = store, 50*time.Millisecond })
+	r.startTracking(func(t *tracker) { t.store, t.timings.loadTimeout = store, 50*time.Millisecond })
 	r.awaitHealthy(GPUResource, 2)
 	_, err := r.kubelet.Allocate(r.ctx, GPUResource, gpuIDs(1)[0])
 	r.must(err)
@@ -132,8 +131,8 @@ func TestADiskThatHangsUnderTheGrants(t *testing.T) {
 	}
 }
 
-// What is remembered is bounded: what pods hold and what is offered stays.
-func TestWhatIsRememberedIsBounded(t *testing.T) {
+// Above the limit the allocations that were withdrawn first are deleted, except those that pods hold.
+func TestLimitOfAllocations(t *testing.T) {
 	a := &allocations{byKey: map[deviceKey]allocation{}, pods: map[deviceKey]string{}}
 	old := time.Now().Add(-time.Hour)
 	for i := range maxAllocations + 10 {
@@ -145,22 +144,22 @@ func TestWhatIsRememberedIsBounded(t *testing.T) {
 	}
 	next := a.apply(update{now: time.Now(), driverReady: true}, defaultTrackerTimings)
 	if len(next.byKey) != maxAllocations {
-		t.Errorf("%d are remembered", len(next.byKey))
+		t.Errorf("%d allocations", len(next.byKey))
 	}
 	for i, want := range map[int]bool{0: true, 4: true, 5: false, 14: false, 15: true} {
 		if _, ok := next.byKey[deviceKey{GPUResource, core.UnitID(coretest.GPU(i))}]; ok != want {
-			t.Errorf("ID %d is remembered: %t", i, ok)
+			t.Errorf("allocation of ID %d: %t", i, ok)
 		}
 	}
 }
 
-// An empty reading, before the driver has answered, is no sign that anything left.
-func TestNothingHasLeftBeforeTheDriverAnswers(t *testing.T) {
-	store := &memory{kept: []StoredAllocation{{Resource: GPUResource, ID: core.UnitID(coretest.GPU(0))}}}
+// Before the driver was read no unit counts as withdrawn.
+func TestNothingIsWithdrawnBeforeTheDriverIsRead(t *testing.T) {
+	store := &memory{saved: []StoredAllocation{{Resource: GPUResource, ID: core.UnitID(coretest.GPU(0))}}}
 	r := newRig(t)
 	r.startKubelet()
-	r.startAsking(func(t *tracker) { t.store = store })
-	r.await("the disk's answer", func() bool { return len(r.adapter.tracker.stored()) == 1 })
+	r.startTracking(func(t *tracker) { t.store = store })
+	r.await("the stored allocations", func() bool { return len(r.adapter.tracker.stored()) == 1 })
 	watch.Sleep(context.Background(), 100*time.Millisecond)
 	if n := len(r.kubelet.Attempts()); n != 0 {
 		t.Errorf("%d registrations", n)
@@ -169,9 +168,10 @@ func TestNothingHasLeftBeforeTheDriverAnswers(t *testing.T) {
 	r.awaitHealthy(GPUResource, 2)
 }
 
-func TestWhatConflictsWithWhatAPodHolds(t *testing.T) {
+// The units that must not be allocated while a pod holds a device ID.
+func TestConflicts(t *testing.T) {
 	cut := coretest.WithMIG(coretest.GPUs(2), 1, "3g.40gb", "3g.40gb")
-	gpu, instance := gpuIDs(1)[0], string(coretest.Instance(1, 0))
+	whole, instance := gpuIDs(1)[0], string(coretest.Instance(1, 0))
 	renamed := shared(core.TimeSlicing, 2)
 	renamed.Policy.Shares[0].Rename = "gpu.shared"
 	for _, c := range []struct {
@@ -179,15 +179,15 @@ func TestWhatConflictsWithWhatAPodHolds(t *testing.T) {
 		now                  *core.Inventory
 		want                 int // units withheld
 	}{
-		{"the same", GPUResource, gpu, buildInventory(coretest.GPUs(2), core.DefaultConfig()), 0},
-		{"another pool", GPUResource, gpu, buildInventory(coretest.GPUs(2), oneElsewhere()), 1},
-		{"another plugin's name", "nvidia.com/theirs", gpu, buildInventory(coretest.GPUs(2), core.DefaultConfig()), 1},
-		{"shared now", GPUResource, gpu, buildInventory(coretest.GPUs(2), shared(core.TimeSlicing, 3)), 3},
-		{"shared under another name", GPUResource, gpu, buildInventory(coretest.GPUs(2), renamed), 2},
-		{"no longer shared", GPUResource, gpu + "::1", buildInventory(coretest.GPUs(2), core.DefaultConfig()), 1},
-		{"shared by more", GPUResource, gpu + "::1", buildInventory(coretest.GPUs(2), shared(core.TimeSlicing, 4)), 0},
-		{"shared by fewer", GPUResource, gpu + "::3", buildInventory(coretest.GPUs(2), shared(core.TimeSlicing, 2)), 0},
-		{"cut into instances", GPUResource, gpu, buildInventory(cut, mixedConfig()), 2},
+		{"the same", GPUResource, whole, buildInventory(coretest.GPUs(2), core.DefaultConfig()), 0},
+		{"another pool", GPUResource, whole, buildInventory(coretest.GPUs(2), oneElsewhere()), 1},
+		{"another plugin's name", "nvidia.com/theirs", whole, buildInventory(coretest.GPUs(2), core.DefaultConfig()), 1},
+		{"shared now", GPUResource, whole, buildInventory(coretest.GPUs(2), shared(core.TimeSlicing, 3)), 3},
+		{"shared under another name", GPUResource, whole, buildInventory(coretest.GPUs(2), renamed), 2},
+		{"no longer shared", GPUResource, whole + "::1", buildInventory(coretest.GPUs(2), core.DefaultConfig()), 1},
+		{"shared by more", GPUResource, whole + "::1", buildInventory(coretest.GPUs(2), shared(core.TimeSlicing, 4)), 0},
+		{"shared by fewer", GPUResource, whole + "::3", buildInventory(coretest.GPUs(2), shared(core.TimeSlicing, 2)), 0},
+		{"cut into instances", GPUResource, whole, buildInventory(cut, mixedConfig()), 2},
 		{"the same instance", "nvidia.com/mig-3g.40gb", instance, buildInventory(cut, mixedConfig()), 0},
 		{"an instance that is no more", "nvidia.com/mig-1g.10gb", "MIG-gone", buildInventory(cut, mixedConfig()), 0},
 		{"the other GPU", GPUResource, gpuIDs(0)[0], buildInventory(cut, mixedConfig()), 0},

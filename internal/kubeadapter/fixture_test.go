@@ -98,6 +98,17 @@ func (r *rig) startKubelet() {
 	r.must(r.kubelet.Start())
 }
 
+// restartKubelet restarts the kubelet after a stop or a crash.
+func (r *rig) restartKubelet(crash bool) {
+	r.Helper()
+	if crash {
+		r.kubelet.Crash()
+	} else {
+		r.kubelet.Stop()
+	}
+	r.startKubelet()
+}
+
 func (r *rig) must(err error) {
 	r.Helper()
 	if err != nil {

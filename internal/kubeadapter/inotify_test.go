@@ -17,16 +17,12 @@ import (
 	"github.com/tandem-gpu/tandem/internal/watch"
 )
 
-// An event may come after the registration that it announces (seen 38 µs after): only another file is news.
-func TestLateFileEventsAreNoRestart(t *testing.T) {
+// An event may arrive after the registration with the same socket (measured: 38 µs): only another file is a restart.
+func TestLateEvents(t *testing.T) {
 	r := newRunning(t, 1, func(a *Adapter) { a.timings.pollInterval = time.Hour })
 	for range 50 {
-		_, heard := r.adapter.kubelet.changes.LoadNext()
-		r.must(os.Chmod(r.kubelet.Socket(), 0o755))
-		select {
-		case <-heard:
-		case <-r.ctx.Done():
-			t.Fatal("no event of kubelet.sock came")
+		if !r.event(10 * time.Second) {
+			t.Fatal("no event of kubelet.sock")
 		}
 	}
 	r.must(r.adapter.Alive(r.ctx))
@@ -35,16 +31,24 @@ func TestLateFileEventsAreNoRestart(t *testing.T) {
 	}
 }
 
-// bind(2) makes the file, and with it the event; until listen(2) the socket refuses. No other event comes.
-func TestASocketThatIsBoundAndDoesNotListenYet(t *testing.T) {
+// event changes the mode of kubelet.sock and reports whether that is noticed within d.
+func (r *rig) event(d time.Duration) bool {
+	r.Helper()
+	_, changed := r.adapter.kubelet.changes.LoadNext()
+	r.must(os.Chmod(r.kubelet.Socket(), 0o755))
+	return watch.Await(r.ctx, changed, d)
+}
+
+// bind(2) creates the file and the event. Until listen(2) the socket refuses connections, and there is no other event.
+func TestBoundSocketDoesNotListenYet(t *testing.T) {
 	r := newRig(t)
 	fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
 	r.must(err)
 	defer func() { _ = syscall.Close(fd) }()
 	r.must(syscall.Bind(fd, &syscall.SockaddrUnix{Name: r.kubelet.Socket()}))
-	k := newKubelet(r.dir, r.kubelet.Socket(), slog.New(slog.DiscardHandler)) // nobody rings its bell
+	k := newKubelet(r.dir, r.kubelet.Socket(), slog.New(slog.DiscardHandler)) // without events
 	listening := false
-	with, err := k.waitForKubelet(r.ctx, func(err error) {
+	id, err := k.waitForKubelet(r.ctx, func(err error) {
 		if !errors.Is(err, syscall.ECONNREFUSED) {
 			t.Errorf("refused with %v", err)
 		}
@@ -54,14 +58,13 @@ func TestASocketThatIsBoundAndDoesNotListenYet(t *testing.T) {
 		}
 	})
 	r.must(err)
-	if with == (fileID{}) || with != fileIDOf(r.kubelet.Socket()) {
-		t.Errorf("accepted by %v", with)
+	if id == (fileID{}) || id != fileIDOf(r.kubelet.Socket()) {
+		t.Errorf("accepted by %v", id)
 	}
 }
 
-// A socket that a dead kubelet left behind is tried less and less often, however long and however often the
-// bell rings.
-func TestAStaleSocketIsTriedNowAndThen(t *testing.T) {
+// A socket of a killed kubelet is tried at growing intervals, also after many events.
+func TestStaleKubeletSocket(t *testing.T) {
 	r := newRig(t)
 	r.startKubelet()
 	r.kubelet.Crash()
@@ -92,18 +95,18 @@ func TestAStaleSocketIsTriedNowAndThen(t *testing.T) {
 	}
 }
 
-// blind are the ways in which file events can't be had.
-var blind = map[string]func() (*fsnotify.Watcher, error){
+// noEvents are the ways in which inotify is unavailable.
+var noEvents = map[string]func() (*fsnotify.Watcher, error){
 	"no instance": func() (*fsnotify.Watcher, error) { return nil, syscall.EMFILE },
-	"a file system that tells nothing": func() (*fsnotify.Watcher, error) {
+	"file system without events": func() (*fsnotify.Watcher, error) {
 		w, err := fsnotify.NewWatcher()
 		w.Events = nil
 		return w, err
 	},
 }
 
-func TestRestartsWithoutFileEvents(t *testing.T) {
-	for name, events := range blind {
+func TestRestartsWithoutInotify(t *testing.T) {
+	for name, events := range noEvents {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t)
 			r.restarts(func(a *Adapter) { a.kubelet.newWatcher = events })
@@ -111,7 +114,7 @@ func TestRestartsWithoutFileEvents(t *testing.T) {
 	}
 }
 
-// restarts follows a kubelet through its late start, restarts and the loss of a socket.
+// restarts starts a kubelet, restarts it three times and removes a plugin socket.
 func (r *rig) restarts(change func(*Adapter)) {
 	r.Helper()
 	r.offer(coretest.GPUs(1))
@@ -119,12 +122,7 @@ func (r *rig) restarts(change func(*Adapter)) {
 	r.startKubelet()
 	r.awaitReady()
 	for i := range 3 {
-		if i == 1 {
-			r.kubelet.Crash()
-		} else {
-			r.kubelet.Stop()
-		}
-		r.startKubelet()
+		r.restartKubelet(i == 1)
 		r.awaitHealthy(GPUResource, 1)
 		r.awaitReady()
 	}
@@ -134,14 +132,14 @@ func (r *rig) restarts(change func(*Adapter)) {
 	r.awaitReady()
 }
 
-// File events come back when what others held is given up.
-func TestFileEventsAreHadAsSoonAsTheyCanBe(t *testing.T) {
+// Events are used as soon as inotify is available.
+func TestInotifyBecomesAvailable(t *testing.T) {
 	r := newRig(t)
 	tries := 0
 	r.startKubelet()
 	r.offer(coretest.GPUs(1))
 	r.start(func(a *Adapter) {
-		a.timings.pollInterval = time.Hour // only an event tells
+		a.timings.pollInterval = time.Hour // without an event
 		a.kubelet.newWatcher = func() (*fsnotify.Watcher, error) {
 			if tries++; tries <= 3 {
 				return nil, syscall.EMFILE
@@ -150,27 +148,17 @@ func TestFileEventsAreHadAsSoonAsTheyCanBe(t *testing.T) {
 		}
 	})
 	r.awaitReady()
-	r.await("an event", func() bool {
-		_, heard := r.adapter.kubelet.changes.LoadNext()
-		r.must(os.Chmod(r.kubelet.Socket(), 0o755))
-		select {
-		case <-heard:
-			return true
-		case <-time.After(10 * time.Millisecond):
-			return false
-		}
-	})
-	r.kubelet.Crash()
-	r.startKubelet()
+	r.await("an event", func() bool { return r.event(10 * time.Millisecond) })
+	r.restartKubelet(true)
 	r.awaitHealthy(GPUResource, 1)
 	r.awaitReady()
 }
 
-// limits are those of inotify in a user namespace of its own, where a test can use them up and nobody else
-// notices (user_namespaces(7), /proc/sys/user).
+// limits names the file of an inotify limit in a user namespace, where it affects this test only (user_namespaces(7),
+// /proc/sys/user).
 const limits = "TANDEM_TEST_LIMIT"
 
-func TestRestartsAtTheLimitsOfTheKernel(t *testing.T) {
+func TestRestartsAtInotifyLimits(t *testing.T) {
 	if limit := os.Getenv(limits); limit != "" {
 		if err := os.WriteFile(limit, []byte("0"), 0); err != nil {
 			t.Skip("no limits to set here: ", err)
@@ -191,7 +179,7 @@ func TestRestartsAtTheLimitsOfTheKernel(t *testing.T) {
 		t.Run(filepath.Base(limit), func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
-			again := exec.CommandContext(ctx, "/proc/self/exe", "-test.run=^TestRestartsAtTheLimitsOfTheKernel$", "-test.v")
+			again := exec.CommandContext(ctx, "/proc/self/exe", "-test.run=^TestRestartsAtInotifyLimits$", "-test.v")
 			again.Env = append(os.Environ(), limits+"="+limit)
 			ids := []syscall.SysProcIDMap{{HostID: os.Getuid(), Size: 1}}
 			groups := []syscall.SysProcIDMap{{HostID: os.Getgid(), Size: 1}}
@@ -207,8 +195,8 @@ func TestRestartsAtTheLimitsOfTheKernel(t *testing.T) {
 	}
 }
 
-// A folder that is replaced is watched again, also while the old one lives on under another name.
-func TestFolderIsReplaced(t *testing.T) {
+// A new plugin directory is watched, also if the old one still exists under another name.
+func TestDirectoryIsReplaced(t *testing.T) {
 	for name, away := range map[string]func(string) error{
 		"removed": os.RemoveAll,
 		"renamed": func(dir string) error { return os.Rename(dir, dir+"-old") },
@@ -222,8 +210,7 @@ func TestFolderIsReplaced(t *testing.T) {
 			r.awaitReady()
 			for range 3 {
 				r.must(away(r.dir))
-				r.kubelet.Crash()
-				r.startKubelet()
+				r.restartKubelet(true)
 				r.awaitHealthy(GPUResource, 1)
 				r.awaitReady()
 				_ = os.RemoveAll(r.dir + "-old")

@@ -18,7 +18,7 @@ import (
 
 const h100 = "nvidia.com/h100"
 
-// fastTrackerTimings keeps the order of the times and makes them short; what is kept without a kubelet is kept.
+// fastTrackerTimings are short, in the same order as defaultTrackerTimings, except retention.
 var fastTrackerTimings = trackerTimings{
 	queryTimeout: 500 * time.Millisecond, loadTimeout: time.Second,
 	minInterval: time.Millisecond, maxInterval: 20 * time.Millisecond, active: 100 * time.Millisecond,
@@ -36,8 +36,8 @@ func (r *rig) pods() *kubelettest.PodResources {
 
 func (r *rig) podSocket() string { return filepath.Join(r.dir, "pod-resources", "kubelet.sock") }
 
-// startAsking runs an adapter that asks the kubelet which pods hold what.
-func (r *rig) startAsking(change ...func(*tracker)) {
+// startTracking runs an adapter that queries the pod-resources API.
+func (r *rig) startTracking(change ...func(*tracker)) {
 	r.start(func(a *Adapter) {
 		a.opts.PodResourcesSocket = r.podSocket()
 		a.tracker = newTracker(a.src, a.opts)
@@ -48,6 +48,18 @@ func (r *rig) startAsking(change ...func(*tracker)) {
 	})
 }
 
+// newTracking returns a rig with an adapter that offers two GPUs to a kubelet, and queries its pod-resources API.
+func newTracking(t *testing.T, change ...func(*tracker)) (*rig, *kubelettest.PodResources) {
+	t.Helper()
+	r := newRig(t)
+	r.startKubelet()
+	pods := r.pods()
+	r.offer(coretest.GPUs(2))
+	r.startTracking(change...)
+	r.awaitHealthy(GPUResource, 2)
+	return r, pods
+}
+
 // oneElsewhere puts GPU 1 into another pool.
 func oneElsewhere() core.Config {
 	c := core.DefaultConfig()
@@ -55,7 +67,7 @@ func oneElsewhere() core.Config {
 	return c
 }
 
-// allocate gives devices to a pod, and has the kubelet say so.
+// allocate allocates devices to a pod, which the pod-resources API lists.
 func (r *rig) allocate(p *kubelettest.PodResources, pod, resource string, ids ...string) {
 	r.Helper()
 	p.Hold(pod, resource, ids...)
@@ -63,7 +75,7 @@ func (r *rig) allocate(p *kubelettest.PodResources, pod, resource string, ids ..
 	r.must(err)
 }
 
-// listed is what the kubelet has of a device; nil if it is not in the list.
+// listed returns a device of the kubelet's list; nil if it is not in the list.
 func (r *rig) listed(resource, id string) *v1beta1.Device {
 	devices, _ := r.kubelet.Devices(resource)
 	if i := slices.IndexFunc(devices, func(d *v1beta1.Device) bool { return d.GetID() == id }); i >= 0 {
@@ -72,53 +84,48 @@ func (r *rig) listed(resource, id string) *v1beta1.Device {
 	return nil
 }
 
-func (r *rig) awaitListed(resource, id, health string) {
+func (r *rig) awaitListed(resource, id, want string) {
 	r.Helper()
-	r.await(id+" is "+health+" as "+resource, func() bool { d := r.listed(resource, id); return d != nil && d.GetHealth() == health })
+	r.await(id+" is "+want+" as "+resource, func() bool { d := r.listed(resource, id); return d != nil && d.GetHealth() == want })
 }
 
-// askedAgain waits until the kubelet was asked some times more.
-func (r *rig) askedAgain(p *kubelettest.PodResources) {
+// awaitQueries waits for three more queries.
+func (r *rig) awaitQueries(p *kubelettest.PodResources) {
 	r.Helper()
 	for before := p.Lists(); p.Lists() < before+3; {
-		r.await("a question to the kubelet", func() bool { return p.Lists() > before })
+		r.await("a query", func() bool { return p.Lists() > before })
 	}
 }
 
-// Whatever takes an ID out of the list, it stays there as unhealthy, on its NUMA node, for as long as a pod holds it:
-// kubelet 1.37 dereferences nil when it makes topology hints for a pod whose ID it no longer knows.
-func TestAnIDThatAPodHoldsStaysListed(t *testing.T) {
+// An ID that is no longer offered stays in the list as unhealthy, with its NUMA node, while a pod holds it: kubelet 1.37
+// dereferences nil when it makes topology hints for a pod with an ID that is not in the list.
+func TestHeldIDStaysListed(t *testing.T) {
 	gone := gpuIDs(1)[0]
 	for _, c := range []struct {
 		name string
 		then *core.Inventory
 	}{
-		{"GPU forgotten", buildInventory(onlyFirst(), core.DefaultConfig())},
+		{"GPU removed", buildInventory(onlyFirst(), core.DefaultConfig())},
 		{"GPU in another pool", buildInventory(coretest.GPUs(2), oneElsewhere())},
 		{"GPU cut into instances", buildInventory(coretest.WithMIG(coretest.GPUs(2), 1, "3g.40gb", "3g.40gb"), mixedConfig())},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			r := newRig(t)
-			r.startKubelet()
-			pods := r.pods()
-			r.offer(coretest.GPUs(2))
-			r.startAsking()
-			r.awaitHealthy(GPUResource, 2)
+			r, pods := newTracking(t)
 			r.allocate(pods, "default/holder", GPUResource, gone)
 			r.src.Set(c.then)
 			r.awaitListed(GPUResource, gone, v1beta1.Unhealthy)
-			r.askedAgain(pods)
+			r.awaitQueries(pods)
 			r.awaitListed(GPUResource, gone, v1beta1.Unhealthy)
 			if nodes := r.listed(GPUResource, gone).GetTopology().GetNodes(); len(nodes) != 1 || nodes[0].GetID() != 1 {
 				t.Errorf("on NUMA nodes %v, was on 1", nodes)
 			}
-			if notes := r.adapter.Warnings(); len(notes) != 1 || !strings.Contains(notes[0], "default/holder") {
-				t.Errorf("notes: %q", notes)
+			if warnings := r.adapter.Warnings(); len(warnings) != 1 || !strings.Contains(warnings[0], "default/holder") {
+				t.Errorf("warnings: %q", warnings)
 			}
 			pods.Forget("default/holder")
 			r.await("the end of the listing", func() bool { return r.listed(GPUResource, gone) == nil })
-			if notes := r.adapter.Warnings(); len(notes) != 0 {
-				t.Errorf("notes: %q", notes)
+			if warnings := r.adapter.Warnings(); len(warnings) != 0 {
+				t.Errorf("warnings: %q", warnings)
 			}
 		})
 	}
@@ -131,25 +138,20 @@ func onlyFirst() core.Snapshot {
 	return core.NewSnapshot(s)
 }
 
-// A device that a pod holds under one resource is not given out under another, not for a moment, until the pod ends.
-func TestADeviceThatAPodHoldsIsNotHandedOutUnderAnotherResource(t *testing.T) {
-	r := newRig(t)
-	r.startKubelet()
-	pods := r.pods()
-	r.offer(coretest.GPUs(2))
-	r.startAsking()
-	r.awaitHealthy(GPUResource, 2)
+// A device that a pod holds under one resource is never allocated under another one, until the pod ends.
+func TestHeldDeviceIsWithheld(t *testing.T) {
+	r, pods := newTracking(t)
 	id := gpuIDs(1)[0]
 	r.allocate(pods, "default/holder", GPUResource, id)
 	then := buildInventory(coretest.GPUs(2), oneElsewhere())
 	r.src.Set(then)
 	r.awaitListed(h100, id, v1beta1.Unhealthy)
-	r.askedAgain(pods)
+	r.awaitQueries(pods)
 	if _, err := r.kubelet.Allocate(r.ctx, h100, id); err == nil || !strings.Contains(err.Error(), "by pod default/holder under "+GPUResource) {
-		t.Errorf("given out twice: %v", err)
+		t.Errorf("allocated twice: %v", err)
 	}
 	if u, _ := r.adapter.Withhold(then).Unit(core.UnitID(id)); u.Health.Reason != core.ReasonHeld {
-		t.Errorf("operators see %s", u.Health)
+		t.Errorf("reported as %s", u.Health)
 	}
 	for _, list := range r.kubelet.Lists(h100) {
 		if list[0].GetHealth() == v1beta1.Healthy {
@@ -162,28 +164,23 @@ func TestADeviceThatAPodHoldsIsNotHandedOutUnderAnotherResource(t *testing.T) {
 	r.must(err)
 }
 
-// What no pod holds moves at once.
-func TestADeviceThatNoPodHoldsMoves(t *testing.T) {
-	r := newRig(t)
-	r.startKubelet()
-	r.pods()
-	r.offer(coretest.GPUs(2))
-	r.startAsking(func(t *tracker) { t.timings.maxInterval, t.timings.active = time.Hour, time.Hour })
-	r.awaitHealthy(GPUResource, 2)
+// A device that no pod holds changes its resource immediately.
+func TestFreeDeviceChangesResource(t *testing.T) {
+	r, _ := newTracking(t, func(t *tracker) { t.timings.maxInterval, t.timings.active = time.Hour, time.Hour })
 	r.src.Set(buildInventory(coretest.GPUs(2), oneElsewhere()))
 	r.awaitHealthy(h100, 1)
 	r.await("one GPU less", func() bool { n, _ := r.kubelet.Capacity(GPUResource); return n == 1 })
 }
 
-// A kubelet that never answers keeps neither the start nor Allocate waiting; what moved is withheld until it is clear
-// that there will be no answer, and not for ever.
-func TestAPodResourcesSocketThatHangs(t *testing.T) {
+// An API that never answers delays neither the start nor Allocate. A device that changes its resource is withheld until no
+// answer is expected.
+func TestPodResourcesHang(t *testing.T) {
 	r := newRig(t)
 	r.startKubelet()
 	pods := r.pods()
 	pods.Hang(true)
 	r.offer(coretest.GPUs(2))
-	r.startAsking()
+	r.startTracking()
 	r.awaitHealthy(GPUResource, 2)
 	began := time.Now()
 	_, err := r.kubelet.Allocate(r.ctx, GPUResource, gpuIDs(1)[0])
@@ -196,28 +193,23 @@ func TestAPodResourcesSocketThatHangs(t *testing.T) {
 	r.awaitListed(GPUResource, gpuIDs(1)[0], v1beta1.Unhealthy)
 }
 
-// A kubelet that can't be asked for a moment has not said that a pod ended.
-func TestAnAnswerThatFailsReleasesNothing(t *testing.T) {
-	r := newRig(t)
-	r.startKubelet()
-	pods := r.pods()
-	r.offer(coretest.GPUs(2))
-	r.startAsking(func(t *tracker) { t.timings.stale = time.Hour })
-	r.awaitHealthy(GPUResource, 2)
+// An error of the API does not mean that a pod has ended.
+func TestPodResourcesError(t *testing.T) {
+	r, pods := newTracking(t, func(t *tracker) { t.timings.stale = time.Hour })
 	id := gpuIDs(1)[0]
 	r.allocate(pods, "default/holder", GPUResource, id)
-	pods.Fail(errors.New("not now"))
+	pods.Fail(errors.New("unavailable"))
 	r.src.Set(buildInventory(coretest.GPUs(2), oneElsewhere()))
 	r.awaitListed(h100, id, v1beta1.Unhealthy)
-	r.askedAgain(pods)
+	r.awaitQueries(pods)
 	r.awaitListed(h100, id, v1beta1.Unhealthy)
 	pods.Forget("default/holder")
 	pods.Fail(nil)
 	r.awaitListed(h100, id, v1beta1.Healthy)
 }
 
-// A kubelet that has just started, or that knows no pod at all, may not have heard from the API server.
-func TestAKubeletThatMayLackPodsReleasesNothing(t *testing.T) {
+// A kubelet that has just started, or that lists no pod, may not have received the pods from the API server.
+func TestIncompletePodResources(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		young time.Duration
@@ -232,27 +224,27 @@ func TestAKubeletThatMayLackPodsReleasesNothing(t *testing.T) {
 			pods := r.pods()
 			pods.Hold("default/holder", GPUResource, gpuIDs(1)[0])
 			r.src.Set(buildInventory(coretest.GPUs(2), oneElsewhere()))
-			r.startAsking(func(t *tracker) { t.timings.startup = c.young })
+			r.startTracking(func(t *tracker) { t.timings.startup = c.young })
 			r.awaitListed(h100, gpuIDs(1)[0], v1beta1.Unhealthy)
 			pods.Forget(c.gone...)
-			r.askedAgain(pods)
+			r.awaitQueries(pods)
 			r.awaitListed(h100, gpuIDs(1)[0], v1beta1.Unhealthy)
 		})
 	}
 }
 
-// The resource of another plugin is left alone, whatever pods hold of it.
-func TestResourcesOfOtherPluginsAreLeftAlone(t *testing.T) {
+// Resources of other plugins are not registered, although pods hold devices of them.
+func TestResourcesOfOtherPlugins(t *testing.T) {
 	r := newRig(t)
 	r.startKubelet()
 	pods := r.pods()
 	pods.Hold("default/vm", "nvidia.com/GH100_H100L_80GB", "47", gpuIDs(1)[0])
 	pods.Hold("default/nic", "nvidia.com/hostdev", "0000:3b:00.0")
 	r.offer(coretest.GPUs(2))
-	r.startAsking()
-	r.awaitListed(GPUResource, gpuIDs(1)[0], v1beta1.Unhealthy) // the same GPU, given out by another plugin
+	r.startTracking()
+	r.awaitListed(GPUResource, gpuIDs(1)[0], v1beta1.Unhealthy) // the same GPU, allocated by another plugin
 	r.awaitHealthy(GPUResource, 1)
-	r.askedAgain(pods)
+	r.awaitQueries(pods)
 	for _, a := range r.kubelet.Attempts() {
 		if a.Resource != GPUResource {
 			t.Errorf("registered %s", a.Resource)
@@ -260,14 +252,9 @@ func TestResourcesOfOtherPluginsAreLeftAlone(t *testing.T) {
 	}
 }
 
-// While nothing depends on the answer the kubelet is not asked, and then only after a change.
-func TestTheKubeletIsAskedOnlyForAReason(t *testing.T) {
-	r := newRig(t)
-	r.startKubelet()
-	pods := r.pods()
-	r.offer(coretest.GPUs(2))
-	r.startAsking()
-	r.awaitHealthy(GPUResource, 2)
+// The API is queried only after a change of the units, or while the offer depends on pods.
+func TestQueriesNeedAReason(t *testing.T) {
+	r, pods := newTracking(t)
 	quiet := func() (n int) {
 		for n = -1; n != pods.Lists(); {
 			n = pods.Lists()
@@ -276,14 +263,14 @@ func TestTheKubeletIsAskedOnlyForAReason(t *testing.T) {
 		return n
 	}
 	before := quiet()
-	r.offer(coretest.GPUs(2), 1) // sick: the same units
+	r.offer(coretest.GPUs(2), 1) // lost: the same units
 	r.awaitHealthy(GPUResource, 1)
 	if n := quiet(); n != before {
-		t.Errorf("asked %d times because a GPU is sick", n-before)
+		t.Errorf("%d queries because a GPU is lost", n-before)
 	}
 	r.offer(coretest.GPUs(3))
 	r.awaitHealthy(GPUResource, 3)
 	if n := quiet(); n == before {
-		t.Error("not asked after a change")
+		t.Error("no query after a change")
 	}
 }

@@ -8,38 +8,32 @@ import (
 	"strings"
 	"testing"
 
-	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
-
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 )
 
-// prefer asks a server for n of the available units.
+// prefer calls GetPreferredAllocation for n of the available units.
 func prefer(t *testing.T, inv *core.Inventory, available, required []string, n int) []string {
 	t.Helper()
 	s := newTestServer(GPUResource, inv)
-	got, err := s.GetPreferredAllocation(t.Context(), &v1beta1.PreferredAllocationRequest{
-		ContainerRequests: []*v1beta1.ContainerPreferredAllocationRequest{
-			{AvailableDeviceIDs: available, MustIncludeDeviceIDs: required, AllocationSize: int32(n)},
-		},
-	})
+	got, err := s.GetPreferredAllocation(t.Context(), preferRequest(available, required, n))
 	if err != nil {
 		t.Fatal(err)
 	}
 	return got.GetContainerResponses()[0].GetDeviceIDs()
 }
 
-// free are the units of GPUs of which so many are free: the last of each.
+// free returns the units that are free: the last counts[i] of GPU i.
 func free(replicas int, counts ...int) (units []string) {
-	for gpu, n := range counts {
+	for i, n := range counts {
 		for r := replicas - n; r < replicas; r++ {
-			units = append(units, replica(gpu, r))
+			units = append(units, replica(i, r))
 		}
 	}
 	return units
 }
 
-// perGPU counts units by GPU number.
+// perGPU counts units by the index of their GPU.
 func perGPU(units []string, gpus int) []int {
 	counts := make([]int, gpus)
 	for _, u := range units {
@@ -49,8 +43,28 @@ func perGPU(units []string, gpus int) []int {
 	return counts
 }
 
+// GetPreferredAllocation never fails, because the kubelet would reject the pod. The core's tests have more cases.
+func TestPreferredGPUs(t *testing.T) {
+	inv := buildInventory(coretest.GPUs(8), core.DefaultConfig())
+	for _, c := range []struct {
+		name                string
+		available, required []string
+		n                   int
+		want                []string
+	}{
+		{"one NUMA node", gpuIDs(7, 6, 5, 4, 3, 2, 1, 0), nil, 4, gpuIDs(0, 1, 2, 3)},
+		{"near the required one", firstIDs(8), gpuIDs(6), 2, gpuIDs(4, 6)},
+		{"negative", firstIDs(8), nil, -1, nil},
+		{"unknown", []string{"GPU-x"}, []string{"GPU-y"}, 1, nil},
+	} {
+		if got := prefer(t, inv, c.available, c.required, c.n); !slices.Equal(got, c.want) {
+			t.Errorf("%s: got %v, want %v", c.name, got, c.want)
+		}
+	}
+}
+
 // What NVIDIA's k8s-device-plugin v0.20.0 chooses with either policy (rm/allocate.go, greedyAlloc), where that is
-// not left to chance.
+// not random.
 func TestPreferredShares(t *testing.T) {
 	for _, c := range []struct {
 		name                string
@@ -70,11 +84,11 @@ func TestPreferredShares(t *testing.T) {
 		{"all", []int{4, 2}, nil, 6, []int{4, 2}, []int{4, 2}},
 	} {
 		for _, packed := range []bool{false, true} {
-			config, want, name := shared(core.TimeSlicing, 4), c.distributed, c.name+", distributed"
-			if config.Packed = packed; packed {
+			cfg, want, name := shared(core.TimeSlicing, 4), c.distributed, c.name+", distributed"
+			if cfg.Packed = packed; packed {
 				want, name = c.packed, c.name+", packed"
 			}
-			got := prefer(t, buildInventory(coretest.GPUs(len(c.free)), config), free(4, c.free...), c.required, c.n)
+			got := prefer(t, buildInventory(coretest.GPUs(len(c.free)), cfg), free(4, c.free...), c.required, c.n)
 			if counts := perGPU(got, len(c.free)); !slices.Equal(counts, want) {
 				t.Errorf("%s: %v, want %v", name, counts, want)
 			}
@@ -87,13 +101,13 @@ func TestPreferredShares(t *testing.T) {
 	}
 }
 
-// A GPU of one's own beside shares in one pool, which the core warns of: first what nobody uses.
+// A pool of exclusive and shared GPUs, of which the core warns: unused GPUs come first.
 func TestPreferredOverMixedUnits(t *testing.T) {
 	c := core.DefaultConfig()
 	c.Policy.Shares = []core.Share{{Pool: core.DefaultPool, First: 2, Sharing: core.Sharing{Mode: core.TimeSlicing, Replicas: 4}}}
 	inv := buildInventory(coretest.GPUs(3), c)
 	if len(inv.PolicyWarnings()) != 1 {
-		t.Errorf("findings %q", inv.PolicyWarnings())
+		t.Errorf("warnings %q", inv.PolicyWarnings())
 	}
 	available := append(free(4, 4, 3), gpuIDs(2)...)
 	for n, want := range [][]int{{0, 0, 0}, {1, 0, 0}, {1, 0, 1}, {1, 1, 1}, {2, 1, 1}} {
@@ -103,7 +117,7 @@ func TestPreferredOverMixedUnits(t *testing.T) {
 	}
 }
 
-// The rule once more, in its plainest form, over random states: whatever the order of the request.
+// An independent implementation chooses the same in random states, for any order of the request.
 func TestPreferredSharesAtRandom(t *testing.T) {
 	const gpus, replicas = 4, 6
 	seed := rand.Uint64()
@@ -112,18 +126,18 @@ func TestPreferredSharesAtRandom(t *testing.T) {
 		c := shared(core.TimeSlicing, replicas)
 		c.Packed = random.IntN(2) == 0
 		var available, required []string
-		for gpu := range gpus {
+		for i := range gpus {
 			for r := range replicas {
 				switch random.IntN(8) {
 				case 0, 1, 2, 3:
-					available = append(available, replica(gpu, r))
+					available = append(available, replica(i, r))
 				case 4:
-					available, required = append(available, replica(gpu, r)), append(required, replica(gpu, r))
+					available, required = append(available, replica(i, r)), append(required, replica(i, r))
 				}
 			}
 		}
 		n := random.IntN(gpus*replicas + 2)
-		want := plainest(available, required, n, replicas, c.Packed)
+		want := greedy(available, required, n, replicas, c.Packed)
 		inv := buildInventory(coretest.GPUs(gpus), c)
 		for range 3 {
 			random.Shuffle(len(available), func(i, j int) { available[i], available[j] = available[j], available[i] })
@@ -135,9 +149,9 @@ func TestPreferredSharesAtRandom(t *testing.T) {
 	}
 }
 
-// plainest picks unit by unit from the GPU with the fewest (packed: the most) units taken, of equals the one that
+// greedy chooses unit by unit from the GPU with the fewest (packed: the most) units taken, of equals the one that
 // this request has the fewest of, of equals the first.
-func plainest(available, required []string, n, replicas int, packed bool) []string {
+func greedy(available, required []string, n, replicas int, packed bool) []string {
 	left, set := slices.Sorted(slices.Values(available)), slices.Sorted(slices.Values(required))
 	left = slices.DeleteFunc(left, func(u string) bool { return slices.Contains(set, u) })
 	set = set[:min(n, len(set))]
@@ -156,12 +170,12 @@ func plainest(available, required []string, n, replicas int, packed bool) []stri
 	return slices.Sorted(slices.Values(set))
 }
 
-// MIG instances of one's own: on as few GPUs as can be.
+// Exclusive MIG instances: of as few GPUs as possible.
 func TestPreferredInstances(t *testing.T) {
 	inv := buildInventory(cutInSeven(3), mixedConfig())
 	var all []string
 	for u := range inv.Units() {
-		if u.Device.Index != 0 || u.Device.Instance > 4 { // two of GPU 0 are left
+		if u.Device.Index != 0 || u.Device.Instance > 4 { // two of GPU 0 are free
 			all = append(all, string(u.ID))
 		}
 	}

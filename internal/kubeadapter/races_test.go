@@ -29,8 +29,7 @@ func TestResourcesAreIndependent(t *testing.T) {
 	for i := range 3 {
 		attempts := len(r.kubelet.Attempts())
 		if i > 0 {
-			r.kubelet.Crash()
-			r.startKubelet()
+			r.restartKubelet(true)
 		}
 		r.awaitHealthy(GPUResource, 1)
 		r.await("refusals, and one that waits", func() bool {
@@ -107,12 +106,7 @@ func TestWaitEndsWithAnotherKubelet(t *testing.T) {
 	r.await("three resources", func() bool { return len(r.adapter.Stats()) == 3 })
 	for i := range 100 {
 		registered := len(r.kubelet.Registrations())
-		if i%2 == 0 {
-			r.kubelet.Stop()
-		} else {
-			r.kubelet.Crash()
-		}
-		r.startKubelet()
+		r.restartKubelet(i%2 == 1)
 		r.must(r.kubelet.Await(r.ctx, "some", func() bool { return len(r.kubelet.Registrations()) > registered+i%3 }))
 	}
 	r.awaitReady()

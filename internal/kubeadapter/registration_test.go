@@ -89,12 +89,7 @@ func TestKubeletRestarts20Times(t *testing.T) {
 	r := newRunning(t, 2)
 	for i := range 20 {
 		before := len(r.kubelet.Registrations())
-		if i%2 == 0 {
-			r.kubelet.Stop()
-		} else {
-			r.kubelet.Crash() // kubelet.sock remains
-		}
-		r.startKubelet()
+		r.restartKubelet(i%2 == 1)
 		r.awaitHealthy(GPUResource, 2)
 		r.awaitReady()
 		if n := len(r.kubelet.Registrations()) - before; n != 1 {

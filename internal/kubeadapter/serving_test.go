@@ -77,8 +77,7 @@ func TestResourceWithoutUnitsIsAnEmptyList(t *testing.T) {
 	if n := len(r.kubelet.Registrations()); n != 3 {
 		t.Errorf("%d registrations, want 3", n)
 	}
-	r.kubelet.Crash() // the next one gets the empty list, too: its checkpoint may have pods with such a unit
-	r.startKubelet()
+	r.restartKubelet(true) // the next one gets the empty list, too: its checkpoint may have pods with such a unit
 	r.awaitHealthy(GPUResource, 2)
 	r.await("a connected plugin without units", func() bool {
 		devices, ok := r.kubelet.Devices("nvidia.com/mig-1g.10gb")
@@ -168,43 +167,6 @@ func TestAllocateWithDeviceNodes(t *testing.T) {
 		if p := allocateResponse(plan, Options{DevRoot: root}).GetDevices()[5].GetHostPath(); p != "/dev/nvidiactl" {
 			t.Errorf("root %q: %s", root, p)
 		}
-	}
-}
-
-func TestPreferredAllocationNeverErrors(t *testing.T) {
-	r := newRunning(t, 8)
-	all := gpuIDs(0, 1, 2, 3, 4, 5, 6, 7)
-	reversed := slices.Clone(all)
-	slices.Reverse(reversed)
-	for _, c := range []struct {
-		name                string
-		available, required []string
-		n                   int
-		want                []string
-	}{
-		{"one NUMA node", reversed, nil, 4, gpuIDs(0, 1, 2, 3)},
-		{"near the required one", all, gpuIDs(6), 2, gpuIDs(4, 6)},
-		{"all", reversed, nil, 8, all},
-		{"more than there are", all[:2], nil, 5, gpuIDs(0, 1)},
-		{"none", all, nil, 0, nil},
-		{"negative", all, nil, -1, nil},
-		{"unknown", []string{"GPU-x"}, []string{"GPU-y"}, 1, nil},
-		{"required is not available", gpuIDs(0, 1), gpuIDs(7), 2, nil},
-		{"duplicates", append(gpuIDs(1, 1), gpuIDs(2)...), nil, 2, gpuIDs(1, 2)},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			got, err := r.kubelet.Prefer(r.ctx, GPUResource, c.available, c.required, c.n)
-			r.must(err)
-			if c.want != nil && !slices.Equal(got, c.want) {
-				t.Errorf("got %v, want %v", got, c.want)
-			}
-			if len(got) > max(c.n, 0) {
-				t.Errorf("%d units for %d", len(got), c.n)
-			}
-		})
-	}
-	if got, err := r.kubelet.Prefer(r.ctx, GPUResource, gpuIDs(0, 1), gpuIDs(7), 2); err != nil || !slices.Contains(got, gpuIDs(7)[0]) {
-		t.Errorf("required unit is missing: %v, %v", got, err)
 	}
 }
 

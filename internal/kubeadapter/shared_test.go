@@ -16,10 +16,10 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 )
 
-// replica is the ID of the n-th unit of a GPU.
-func replica(gpu, n int) string { return fmt.Sprintf("%s::%d", coretest.GPU(gpu), n) }
+// replica returns the ID of the n-th unit of GPU i.
+func replica(i, n int) string { return fmt.Sprintf("%s::%d", coretest.GPU(i), n) }
 
-// Units of one GPU give it once, whatever their order; each GPU that is meant is there once.
+// A container with units of a GPU sees it once, in any order of the units.
 func TestAllocateReplicas(t *testing.T) {
 	r := newRig(t)
 	r.startKubelet()
@@ -38,7 +38,7 @@ func TestAllocateReplicas(t *testing.T) {
 		{"two GPUs", []string{replica(1, 1), replica(0, 3), replica(1, 0)}, id[0] + "," + id[1]},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			for range 4 { // the kubelet's order is random: every rotation gives the same
+			for range 4 { // the kubelet's order is random
 				c.ids = append(c.ids[1:], c.ids[0])
 				got, err := r.kubelet.Allocate(r.ctx, GPUResource, c.ids...)
 				r.must(err)
@@ -53,7 +53,7 @@ func TestAllocateReplicas(t *testing.T) {
 		id   string
 		code codes.Code
 	}{
-		{id[0], codes.NotFound}, // the GPU itself is not on offer
+		{id[0], codes.NotFound}, // the GPU itself is not a unit
 		{replica(0, 4), codes.NotFound},
 		{replica(2, 0), codes.FailedPrecondition},
 	} {
@@ -63,8 +63,8 @@ func TestAllocateReplicas(t *testing.T) {
 	}
 }
 
-// All units of a GPU are sick with it.
-func TestReplicasAreSickWithTheirGPU(t *testing.T) {
+// All units of a lost GPU are unhealthy.
+func TestReplicasOfALostGPU(t *testing.T) {
 	for _, l := range listDevices(buildInventory(coretest.GPUs(2), shared(core.TimeSlicing, 3), 1))[GPUResource] {
 		if want := strings.HasPrefix(string(l.id), gpuIDs(0)[0]); l.healthy != want {
 			t.Errorf("%s: healthy %t", l.id, l.healthy)
@@ -72,8 +72,8 @@ func TestReplicasAreSickWithTheirGPU(t *testing.T) {
 	}
 }
 
-// In the words of NVIDIA's k8s-device-plugin (plugin/server.go, rm/rm.go), which people look for.
-func TestMoreThanOneShare(t *testing.T) {
+// The text of NVIDIA's k8s-device-plugin (plugin/server.go, rm/rm.go), so that its documentation can be found.
+func TestSeveralSharedUnits(t *testing.T) {
 	r := newRig(t)
 	r.startKubelet()
 	c := shared(core.TimeSlicing, 4)
@@ -96,7 +96,7 @@ func TestMoreThanOneShare(t *testing.T) {
 	}
 }
 
-// A client of MPS finds its daemon where NVIDIA's k8s-device-plugin puts it (plugin/mps.go, mps/root.go).
+// The paths are those of NVIDIA's k8s-device-plugin (plugin/mps.go, mps/root.go).
 func TestMPSClient(t *testing.T) {
 	c := core.DefaultConfig()
 	c.Policy.Rules = []core.Rule{{Sharing: &core.Sharing{
@@ -124,7 +124,7 @@ func TestMPSClient(t *testing.T) {
 	}
 }
 
-// Without its daemon a pool of MPS clients is there and takes nobody; with it it does.
+// Units of a pool of MPS clients are unhealthy without the control daemon.
 func TestMPSDaemon(t *testing.T) {
 	const resource = "nvidia.com/gpu.mps"
 	r := newRig(t)
@@ -134,7 +134,7 @@ func TestMPSDaemon(t *testing.T) {
 	built := buildInventory(coretest.GPUs(2), c)
 	r.src.Set(built.WithHost(core.Host{}, core.OverlapWarn))
 	r.start()
-	r.await("a list of sick units", func() bool {
+	r.await("unhealthy units", func() bool {
 		capacity, allocatable := r.kubelet.Capacity(resource)
 		return capacity == 4 && allocatable == 0
 	})
@@ -193,25 +193,25 @@ func TestSameIDInAnotherResource(t *testing.T) {
 	}
 }
 
-// Shares take the place of a GPU, in the same pool or another: no ID goes while it is healthy, and the pool that
-// has no units left is an empty list.
+// GPUs become shared, in the same pool or another: no ID is removed while it is healthy, and a pool without units is an empty
+// list.
 func TestSharesInPlaceOfGPUs(t *testing.T) {
 	r := newRunning(t, 2)
 	r.src.Set(buildInventory(coretest.GPUs(2), shared(core.TimeSlicing, 3)))
 	r.awaitHealthy(GPUResource, 6)
-	r.await("the shares only", func() bool { n, _ := r.kubelet.Capacity(GPUResource); return n == 6 })
+	r.await("shared units only", func() bool { n, _ := r.kubelet.Capacity(GPUResource); return n == 6 })
 
 	c := shared(core.TimeSlicing, 3)
 	c.Policy.Shares[0].Rename = "gpu.shared"
 	r.src.Set(buildInventory(coretest.GPUs(2), c))
 	r.awaitHealthy("nvidia.com/gpu.shared", 6)
-	r.await("an empty list of a living plugin", func() bool {
+	r.await("an empty list of a connected plugin", func() bool {
 		devices, ok := r.kubelet.Devices(GPUResource)
 		return ok && len(devices) == 0
 	})
 	r.assertUnhealthyBeforeRemoval(GPUResource)
 	if _, err := r.kubelet.Allocate(r.ctx, GPUResource, replica(0, 0)); err == nil {
-		t.Error("the old resource grants what is in another pool")
+		t.Error("the old resource allocates what is in another pool")
 	}
 }
 
@@ -230,7 +230,7 @@ func (r *rig) assertUnhealthyBeforeRemoval(resource string) {
 	}
 }
 
-// NVIDIA's k8s-device-plugin names them so (rm/rm.go: '+' is '.'); the profiles are those of `nvidia-smi mig -lgip` on
+// The names are those of NVIDIA's k8s-device-plugin (rm/rm.go: '+' becomes '.'), the profiles those of `nvidia-smi mig -lgip` on
 // A30, A100, H100, H200, B200 and RTX PRO 6000.
 func TestResourceNamesOfProfiles(t *testing.T) {
 	for profile, want := range map[string]string{
@@ -244,7 +244,7 @@ func TestResourceNamesOfProfiles(t *testing.T) {
 		"1g.24gb+me.all": "nvidia.com/mig-1g.24gb.me.all", "1g.24gb-me": "nvidia.com/mig-1g.24gb-me",
 		"2g.48gb+gfx": "nvidia.com/mig-2g.48gb.gfx", "2g.48gb+me.all": "nvidia.com/mig-2g.48gb.me.all",
 		"2g.48gb-me": "nvidia.com/mig-2g.48gb-me", "4g.96gb+gfx": "nvidia.com/mig-4g.96gb.gfx",
-		"1c.3g.40gb": "nvidia.com/mig-1c.3g.40gb", // NVIDIA's has no name for it, and does not start
+		"1c.3g.40gb": "nvidia.com/mig-1c.3g.40gb", // NVIDIA's plugin has no name for it, and does not start
 	} {
 		s := cutInSeven(1)
 		for i := range s.Devices {
@@ -267,23 +267,23 @@ func TestResourceNamesOfProfiles(t *testing.T) {
 	}
 }
 
-// An adapter after another one, with a policy of its own, tells the kubelet what is gone; but not before it knows.
-func TestWhatWasOfferedBefore(t *testing.T) {
+// The next adapter offers resources without units as empty lists, after the driver was read.
+func TestResourcesOfAnEarlierAdapter(t *testing.T) {
 	r := newRunning(t, 2)
 	before := r.adapter.Offered()
 	r.stop()
 
-	r.src = coretest.NewSource() // the next life has not asked the driver yet
+	r.src = coretest.NewSource() // the driver has not been read yet
 	r.start(func(a *Adapter) { a.opts.Offered = before })
-	r.await("a look at what is not known yet", func() bool { return r.adapter.Ready() != nil })
+	r.await("a reason", func() bool { return r.adapter.Ready() != nil })
 	if n, _ := r.kubelet.Capacity(GPUResource); n != 2 || len(r.sockets()) > 0 {
-		t.Errorf("%d GPUs, sockets %v: before anybody knew", n, r.sockets())
+		t.Errorf("%d GPUs, sockets %v before the driver was read", n, r.sockets())
 	}
 	c := shared(core.TimeSlicing, 2)
 	c.Policy.Shares[0].Rename = "gpu.shared"
 	r.src.Set(buildInventory(coretest.GPUs(2), c))
 	r.awaitHealthy("nvidia.com/gpu.shared", 4)
-	r.await("an empty list of a living plugin", func() bool {
+	r.await("an empty list of a connected plugin", func() bool {
 		devices, ok := r.kubelet.Devices(GPUResource)
 		return ok && len(devices) == 0
 	})

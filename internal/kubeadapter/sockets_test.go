@@ -14,9 +14,9 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 )
 
-func TestStaleSocketsAreSweptForeignOnesStay(t *testing.T) {
+func TestStaleSocketsAreRemoved(t *testing.T) {
 	r := newRig(t)
-	r.startKubelet() // wipes first
+	r.startKubelet() // removes all sockets
 	listen := func(name string) *net.UnixListener {
 		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(r.dir, name), Net: "unix"})
 		r.must(err)
@@ -25,17 +25,17 @@ func TestStaleSocketsAreSweptForeignOnesStay(t *testing.T) {
 	}
 	r.must(listen("tandem-gpu-dead.sock").Close())
 	r.must(listen("nvidia-gpu.sock").Close())
-	living := listen("tandem-gpu-living.sock")
-	defer func() { _ = living.Close() }()
+	running := listen("tandem-gpu-running.sock")
+	defer func() { _ = running.Close() }()
 	r.must(os.WriteFile(filepath.Join(r.dir, "tandem-notes"), nil, 0o600))
 	r.offer(coretest.GPUs(1))
 	r.start()
 	r.awaitReady()
 	for name, want := range map[string]bool{
-		"tandem-gpu-dead.sock": false, "nvidia-gpu.sock": true, "tandem-gpu-living.sock": true, "tandem-notes": true,
+		"tandem-gpu-dead.sock": false, "nvidia-gpu.sock": true, "tandem-gpu-running.sock": true, "tandem-notes": true,
 	} {
 		if _, err := os.Stat(filepath.Join(r.dir, name)); (err == nil) != want {
-			t.Errorf("%s: %v, want there = %v", name, err, want)
+			t.Errorf("%s: %v, want a file: %v", name, err, want)
 		}
 	}
 }
@@ -46,7 +46,7 @@ func TestServesWithoutAKubelet(t *testing.T) {
 	r.start(func(a *Adapter) { a.opts.KubeletSocket, a.kubelet.socket = "", "" })
 	r.awaitReady()
 	if s := r.sockets(); !slices.Equal(s, []string{"tandem-gpu.sock"}) {
-		t.Errorf("sockets %v, want a stable name", s)
+		t.Errorf("sockets %v, want a constant name", s)
 	}
 	r.must(r.adapter.Alive(r.ctx))
 }
@@ -62,8 +62,8 @@ func TestSocketPathTooLong(t *testing.T) {
 	})
 }
 
-// Resource names of 63 characters, which differ in the last: their sockets fit into the kubelet's own folder, after
-// many incarnations, too, and are two.
+// Two resource names of 63 characters differ in the last one. The paths of their sockets differ and are short enough for the
+// kubelet's default directory, also after many incarnations.
 func TestLongestResourceNames(t *testing.T) {
 	r := newRig(t)
 	r.startKubelet()
