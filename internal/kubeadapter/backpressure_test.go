@@ -90,7 +90,7 @@ func TestBlockedStream(t *testing.T) {
 	r.await("the end of the stream", func() bool { return r.adapter.Stats()[0].LastError == errStreamEnded.Error() })
 }
 
-// A kubelet that restarts may have two streams for a short time. Each list goes to both.
+// A kubelet that restarts may have two streams for a short time. Each list is sent on both.
 func TestTwoStreamsGetEveryList(t *testing.T) {
 	r := newRunning(t, 8)
 	_, stream, leave := r.client()

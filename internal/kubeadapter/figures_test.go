@@ -6,9 +6,8 @@ import (
 	"time"
 )
 
-// note takes the times from when the kubelet took registrations to the first list of each resource that had
-// to come back.
-func (s *storm) note(incident string, from time.Time) {
+// record records the times from when the kubelet accepted registrations to the first list of each affected resource.
+func (s *storm) record(incident string, from time.Time) {
 	for _, r := range s.adapter.Stats() {
 		if at := s.kubelet.Listed(r.Resource); at.After(from) {
 			s.took[incident] = append(s.took[incident], at.Sub(from))
@@ -16,8 +15,8 @@ func (s *storm) note(incident string, from time.Time) {
 	}
 }
 
-// report prints the times, and holds those of restarts against the limit.
-func (s *storm) report() {
+// logTimes logs the times, and fails if those of restarts exceed the limit.
+func (s *storm) logTimes() {
 	var restarts []time.Duration
 	for _, i := range incidents {
 		if i.restart {
@@ -40,7 +39,7 @@ func figures(name string, took []time.Duration) string {
 	return fmt.Sprintf("%-42s n %5d  p50 %8v  p99 %8v  max %8v", name, len(took), round(0.5), round(0.99), round(1))
 }
 
-// quantile is the least of the times that q of them do not exceed; zero of none.
+// quantile returns the q-quantile of times; zero if there are none.
 func quantile(of []time.Duration, q float64) time.Duration {
 	if len(of) == 0 {
 		return 0

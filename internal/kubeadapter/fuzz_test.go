@@ -13,7 +13,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 )
 
-// fewUnits answers for a machine whose units have names that a fuzzer finds: a to d are healthy, x is lost.
+// fewUnits returns a server of units with names that a fuzzer finds: a to d are healthy, x is lost.
 func fewUnits() *server {
 	s := core.Snapshot{Driver: core.Driver{State: core.DriverReady}}
 	for i, id := range []core.DeviceID{"a", "b", "c", "d", "x"} {
@@ -25,7 +25,7 @@ func fewUnits() *server {
 	return newTestServer(GPUResource, core.Build(core.NewSnapshot(s), l, cfg))
 }
 
-// wire is a message as it comes from the socket.
+// wire returns the encoding of a message.
 func wire(f *testing.F, m proto.Message) []byte {
 	f.Helper()
 	raw, err := proto.Marshal(m)
@@ -35,10 +35,9 @@ func wire(f *testing.F, m proto.Message) []byte {
 	return raw
 }
 
-// FuzzAllocate: either each container gets the devices that it asked for and no others, or there is an error
-// that names what can't be had.
+// Either each container gets the devices of its request and no others, or the error names one that can't be allocated.
 func FuzzAllocate(f *testing.F) {
-	for _, containers := range [][][]string{{}, {{}}, {{"a"}}, {{"d", "a", "a"}, {"a"}}, {{"x"}}, {{"nobody"}, {"b"}}, {{""}}, {{"a,b"}}} {
+	for _, containers := range [][][]string{{}, {{}}, {{"a"}}, {{"d", "a", "a"}, {"a"}}, {{"x"}}, {{"unknown"}, {"b"}}, {{""}}, {{"a,b"}}} {
 		r := &v1beta1.AllocateRequest{}
 		for _, ids := range containers {
 			r.ContainerRequests = append(r.ContainerRequests, &v1beta1.ContainerAllocateRequest{DevicesIds: ids})
@@ -49,7 +48,7 @@ func FuzzAllocate(f *testing.F) {
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		r := &v1beta1.AllocateRequest{}
 		if proto.Unmarshal(raw, r) != nil {
-			return // gRPC refuses it
+			return // refused by gRPC
 		}
 		can := func(id string) bool {
 			u, ok := s.tracker.offers.Load().inventory.Unit(core.UnitID(id))
@@ -77,15 +76,15 @@ func FuzzAllocate(f *testing.F) {
 			}
 			for _, id := range want {
 				if !can(id) {
-					t.Errorf("%v: %s is handed out", r, id)
+					t.Errorf("%v: %s is allocated", r, id)
 				}
 			}
 		}
 	})
 }
 
-// FuzzAllocateShares: a is shared by three, b too, but one to a request, and c is not. A container sees each GPU once, in
-// their order, or there is an error.
+// a has three units, b has three with one per request, and c is not shared. A container sees each GPU once, in order, or there
+// is an error.
 func FuzzAllocateShares(f *testing.F) {
 	for _, ids := range [][]string{{"a::2", "a::0"}, {"b::1"}, {"b::0", "b::1"}, {"c", "a::1"}, {"c", "b::2"}, {"a::3"}, {"a"}, {"a::"}, {"::0"}} {
 		f.Add(wire(f, allocateRequest(ids)))
@@ -133,14 +132,13 @@ func FuzzAllocateShares(f *testing.F) {
 	})
 }
 
-// FuzzPreferredAllocation: each container is given as many of the units that the kubelet has as it wants and there
-// are, those that must be among them first, and never one that nobody knows.
+// Each container gets as many of the available units as requested, the required ones first, and no unknown ones.
 func FuzzPreferredAllocation(f *testing.F) {
 	for _, c := range []*v1beta1.ContainerPreferredAllocationRequest{
 		{},
 		{AvailableDeviceIDs: []string{"a", "b", "c", "d", "x"}, AllocationSize: 2},
 		{AvailableDeviceIDs: []string{"b", "d"}, MustIncludeDeviceIDs: []string{"d"}, AllocationSize: 1},
-		{AvailableDeviceIDs: []string{"a", "a", "nobody"}, MustIncludeDeviceIDs: []string{"nobody", "c"}, AllocationSize: 9},
+		{AvailableDeviceIDs: []string{"a", "a", "unknown"}, MustIncludeDeviceIDs: []string{"unknown", "c"}, AllocationSize: 9},
 		{AvailableDeviceIDs: []string{"a"}, AllocationSize: -1},
 		{AvailableDeviceIDs: []string{"a", "b"}, MustIncludeDeviceIDs: []string{"a", "b"}, AllocationSize: 1},
 	} {

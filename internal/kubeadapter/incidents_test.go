@@ -9,31 +9,31 @@ import (
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
 )
 
-// incident is something that kubelets, or a node, do to plugins. It says from when on the kubelet takes
-// registrations, and whom it was done to if not to all.
+// incident is a fault of the kubelet, the node or the agent. run returns when the kubelet accepts registrations again, and the
+// affected resources if not all are.
 type incident struct {
 	name    string
-	restart bool // another kubelet came, and nothing held it up
-	happens func(*storm) (from time.Time, who disturbed)
+	restart bool // of the kubelet, without a delay
+	run     func(*storm) (accepts time.Time, who affected)
 }
 
 var incidents = []incident{
-	{"kubelet stops and starts", true, func(s *storm) (time.Time, disturbed) {
+	{"kubelet stops and starts", true, func(s *storm) (time.Time, affected) {
 		s.kubelet.Stop()
 		s.sleep(30 * time.Millisecond)
 		return s.restarted()
 	}},
-	{"kubelet is killed and starts", true, func(s *storm) (time.Time, disturbed) {
+	{"kubelet is killed and starts", true, func(s *storm) (time.Time, affected) {
 		s.kubelet.Crash()
 		s.sleep(30 * time.Millisecond)
 		return s.restarted()
 	}},
-	{"kubelet stays away for a while", true, func(s *storm) (time.Time, disturbed) {
+	{"kubelet is down for a while", true, func(s *storm) (time.Time, affected) {
 		s.down()
 		s.sleep(time.Second)
 		return s.restarted()
 	}},
-	{"kubelet starts and dies over and over", true, func(s *storm) (time.Time, disturbed) {
+	{"kubelet is killed several times", true, func(s *storm) (time.Time, affected) {
 		for range 1 + s.rnd.IntN(5) {
 			s.down()
 			s.up()
@@ -42,74 +42,74 @@ var incidents = []incident{
 		s.down()
 		return s.restarted()
 	}},
-	{"kubelet dies while Register is in flight", true, func(s *storm) (time.Time, disturbed) {
+	{"kubelet is killed during Register", true, func(s *storm) (time.Time, affected) {
 		s.down()
-		sick := s.well
-		sick.Delay = time.Hour
-		s.dies(sick, func() int { return len(s.kubelet.Attempts()) })
+		faulty := s.normal
+		faulty.Delay = time.Hour
+		s.killAfter(faulty, func() int { return len(s.kubelet.Attempts()) })
 		return s.restarted()
 	}},
-	{"kubelet dies before the stream opens", true, func(s *storm) (time.Time, disturbed) {
+	{"kubelet is killed before the stream opens", true, func(s *storm) (time.Time, affected) {
 		s.down()
-		sick := s.well
-		sick.StreamDelay = time.Hour
-		s.dies(sick, func() int { return len(s.kubelet.Registrations()) })
+		faulty := s.normal
+		faulty.StreamDelay = time.Hour
+		s.killAfter(faulty, func() int { return len(s.kubelet.Registrations()) })
 		return s.restarted()
 	}},
-	{"kubelet refuses some for a while", true, func(s *storm) (time.Time, disturbed) {
+	{"kubelet refuses some resources for a while", true, func(s *storm) (time.Time, affected) {
 		s.down()
-		sick := s.well
-		sick.Refuse = errors.New("not now")
+		faulty := s.normal
+		faulty.Refuse = errors.New("refused")
 		for resource := range s.some() {
-			s.kubelet.BehaveTo(resource, sick)
+			s.kubelet.BehaveTo(resource, faulty)
 		}
 		before := len(s.kubelet.Registrations())
 		s.up()
 		s.sleep(600 * time.Millisecond)
-		s.kubelet.Behave(s.well)
+		s.kubelet.Behave(s.normal)
 		from := time.Now()
-		s.calm("a refusal", nil)
-		s.once(before)
+		s.awaitNormal("refusals", nil)
+		s.assertOnce(before)
 		return from, nil
 	}},
-	{"folder is made anew", true, func(s *storm) (time.Time, disturbed) {
+	{"directory is replaced", true, func(s *storm) (time.Time, affected) {
 		s.down()
 		s.must(os.RemoveAll(s.dir))
 		s.sleep(30 * time.Millisecond)
 		return s.restarted()
 	}},
-	{"kubelet is slow", false, func(s *storm) (time.Time, disturbed) {
+	{"kubelet is slow", false, func(s *storm) (time.Time, affected) {
 		s.down()
-		slow := s.well
+		slow := s.normal
 		slow.Delay, slow.StreamDelay = s.upTo(200*time.Millisecond), s.upTo(200*time.Millisecond)
 		s.kubelet.Behave(slow)
 		from, _ := s.restarted()
-		s.kubelet.Behave(s.well)
+		s.kubelet.Behave(s.normal)
 		return from, nil
 	}},
-	{"kubelet hangs up", false, func(s *storm) (time.Time, disturbed) {
-		slow := s.well
-		slow.Lag = s.upTo(200 * time.Millisecond) // twice of it is within the settling time
+	{"kubelet ends streams", false, func(s *storm) (time.Time, affected) {
+		slow := s.normal
+		slow.Lag = s.upTo(200 * time.Millisecond) // twice this is less than the restart time
 		s.kubelet.Behave(slow)
 		before, from, who := len(s.kubelet.Registrations()), time.Now(), s.some()
 		for resource := range who {
 			s.kubelet.EndStream(resource)
 		}
-		s.calm("a hang-up", who)
-		s.once(before)
-		s.kubelet.Behave(s.well)
+		s.awaitNormal("end of streams", who)
+		s.assertOnce(before)
+		s.kubelet.Behave(s.normal)
 		return from, who
 	}},
-	{"somebody removes a plugin's socket", false, func(s *storm) (time.Time, disturbed) {
+	{"plugin socket is removed", false, func(s *storm) (time.Time, affected) {
 		from, who := time.Now(), s.some()
 		for _, name := range who {
 			s.must(os.Remove(filepath.Join(s.dir, name)))
 		}
 		return from, who
 	}},
-	{"agent restarts", false, func(s *storm) (time.Time, disturbed) {
+	{"agent restarts", false, func(s *storm) (time.Time, affected) {
 		s.stop()
-		s.await("the kubelet has noticed", func() string { // until then one up to 1.36 takes the next for the last
+		s.await("the kubelet has disconnected the plugin", func() string { // else one up to 1.36 disconnects the next
 			for _, r := range s.adapter.Stats() {
 				if _, ok := s.kubelet.Devices(r.Resource); ok {
 					return r.Resource
@@ -118,30 +118,30 @@ var incidents = []incident{
 			return ""
 		})
 		from := time.Now()
-		s.begin()
+		s.startAgent()
 		return from, nil
 	}},
 }
 
 // restarted starts the kubelet and waits until each resource has registered with it, once.
-func (s *storm) restarted() (time.Time, disturbed) {
+func (s *storm) restarted() (time.Time, affected) {
 	s.Helper()
 	before := len(s.kubelet.Registrations())
 	from := s.up()
-	s.calm("a start", nil)
-	s.once(before)
+	s.awaitNormal("start", nil)
+	s.assertOnce(before)
 	return from, nil
 }
 
-// dies starts a sick kubelet and kills it as soon as the count has grown.
-func (s *storm) dies(sick kubelettest.Behaviour, count func() int) {
+// killAfter starts a faulty kubelet and kills it when count has increased.
+func (s *storm) killAfter(faulty kubelettest.Behaviour, count func() int) {
 	s.Helper()
-	s.kubelet.Behave(sick)
+	s.kubelet.Behave(faulty)
 	before := count()
 	s.up()
 	s.must(s.kubelet.Await(s.ctx, "a registration", func() bool { return count() > before }))
 	s.sleep(5 * time.Millisecond)
 	s.kubelet.Crash()
-	s.kubelet.Behave(s.well)
+	s.kubelet.Behave(s.normal)
 	s.sleep(30 * time.Millisecond)
 }

@@ -22,13 +22,12 @@ import (
 	"github.com/tandem-gpu/tandem/internal/watch"
 )
 
-// TestStorm lets a kubelet come and go in every way that kubelets do, under three resources, with the times of
-// production. After each incident every resource is registered once, with its units, and nothing is left of
-// earlier incarnations.
+// TestStorm restarts and disturbs a kubelet at random, with three resources and the default timings. After each incident each
+// resource is registered once, with its units, and nothing of earlier incarnations remains.
 //
 //	TANDEM_STORM=1000     starts of the kubelet, instead of a few
 //	TANDEM_STORM_SEED=7   the same incidents again
-//	TANDEM_STORM_P99=1s   fail if coming back takes longer
+//	TANDEM_STORM_P99=1s   fail if the first list takes longer
 func TestStorm(t *testing.T) {
 	starts, err := strconv.Atoi(setting("TANDEM_STORM", "6"))
 	if err != nil {
@@ -44,7 +43,7 @@ func TestStorm(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := newStorm(t, kubelettest.Behaviour{OneClientPerResource: c.oneClient}, c.events)
-			s.rage(starts)
+			s.run(starts)
 		})
 	}
 }
@@ -56,30 +55,30 @@ func setting(name, otherwise string) string {
 	return otherwise
 }
 
-// storm is a rig with a die, and what was seen.
+// storm is a rig with random incidents and the times of recovery.
 type storm struct {
 	*rig
-	rnd    *rand.Rand
-	well   kubelettest.Behaviour // of a kubelet that nothing is wrong with
-	begin  func()                // starts the agent
-	took   map[string][]time.Duration
-	starts int
-	deck   []incident // what is to come before anything comes again
+	rnd        *rand.Rand
+	normal     kubelettest.Behaviour
+	startAgent func()
+	took       map[string][]time.Duration
+	starts     int        // of the kubelet
+	pending    []incident // before one is repeated
 }
 
-// disturbed are the resources that an incident took from the kubelet: the socket that each had before.
-type disturbed map[string]string
+// affected are the resources of an incident, with the sockets that they had before.
+type affected map[string]string
 
-func newStorm(t *testing.T, well kubelettest.Behaviour, events bool) *storm {
+func newStorm(t *testing.T, normal kubelettest.Behaviour, events bool) *storm {
 	seed, err := strconv.ParseUint(setting("TANDEM_STORM_SEED", strconv.FormatInt(time.Now().UnixNano(), 10)), 10, 64)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Logf("TANDEM_STORM_SEED=%d", seed)
 	s := &storm{
-		rig: newRigFor(t, time.Hour), rnd: rand.New(rand.NewPCG(seed, 0)), well: well, took: map[string][]time.Duration{},
+		rig: newRigFor(t, time.Hour), rnd: rand.New(rand.NewPCG(seed, 0)), normal: normal, took: map[string][]time.Duration{},
 	}
-	s.begin = func() {
+	s.startAgent = func() {
 		s.start(func(a *Adapter) {
 			a.timings = defaultTimings
 			if !events {
@@ -87,11 +86,11 @@ func newStorm(t *testing.T, well kubelettest.Behaviour, events bool) *storm {
 			}
 		})
 	}
-	s.kubelet.Behave(well)
-	s.flip()
+	s.kubelet.Behave(normal)
+	s.changeHealth()
 	s.startKubelet()
-	s.begin()
-	s.calm("start", nil)
+	s.startAgent()
+	s.awaitNormal("start", nil)
 	if events {
 		var noise sync.WaitGroup
 		done := make(chan struct{})
@@ -101,8 +100,7 @@ func newStorm(t *testing.T, well kubelettest.Behaviour, events bool) *storm {
 	return s
 }
 
-// lateEvents makes file events of sockets that have not changed, as an event does that comes after the
-// registration which it announces.
+// lateEvents causes events of sockets that have not changed, as if events arrived after the registration.
 func (s *storm) lateEvents(done <-chan struct{}, rnd *rand.Rand) {
 	for {
 		select {
@@ -117,9 +115,9 @@ func (s *storm) lateEvents(done <-chan struct{}, rnd *rand.Rand) {
 	}
 }
 
-// rage is one incident after another.
-func (s *storm) rage(starts int) {
-	s.calm("warm", nil)
+// run runs one incident after another.
+func (s *storm) run(starts int) {
+	s.awaitNormal("warm-up", nil)
 	fds, goroutines := descriptors(s.T), runtime.NumGoroutine()
 	for s.starts < starts {
 		registered := len(s.kubelet.Registrations())
@@ -129,14 +127,14 @@ func (s *storm) rage(starts int) {
 		if n := len(s.kubelet.Registrations()); n != registered {
 			s.Fatalf("%d registrations without a cause", n-registered)
 		}
-		s.flip()
-		i := s.draw()
-		from, who := i.happens(s)
-		s.calm(i.name, who)
-		s.note(i.name, from)
+		s.changeHealth()
+		i := s.next()
+		from, who := i.run(s)
+		s.awaitNormal(i.name, who)
+		s.record(i.name, from)
 	}
 	assertFreshSockets(s.T, s.kubelet)
-	// A kubelet of 1.34 to 1.36 leaks the connections that its books lose, until it ends.
+	// A kubelet of 1.34 to 1.36 leaks the connections without a record until it ends.
 	s.down()
 	s.restarted()
 	s.await("no more descriptors and goroutines than before", func() string {
@@ -148,24 +146,24 @@ func (s *storm) rage(starts int) {
 	})
 	s.Logf("%d starts, %d of %d registrations accepted, %d descriptors and %d goroutines before, %d and %d after",
 		s.starts, len(s.kubelet.Registrations()), len(s.kubelet.Attempts()), fds, goroutines, descriptors(s.T), runtime.NumGoroutine())
-	s.report()
+	s.logTimes()
 }
 
-// stacks are the goroutines that there are, like ones counted.
+// stacks returns the goroutines, with a count of equal ones.
 func stacks() string {
 	var b strings.Builder
 	_ = pprof.Lookup("goroutine").WriteTo(&b, 1)
 	return b.String()
 }
 
-// draw takes the next incident.
-func (s *storm) draw() incident {
-	if len(s.deck) == 0 {
-		s.deck = slices.Clone(incidents)
-		s.rnd.Shuffle(len(s.deck), func(i, j int) { s.deck[i], s.deck[j] = s.deck[j], s.deck[i] })
+// next returns the next incident.
+func (s *storm) next() incident {
+	if len(s.pending) == 0 {
+		s.pending = slices.Clone(incidents)
+		s.rnd.Shuffle(len(s.pending), func(i, j int) { s.pending[i], s.pending[j] = s.pending[j], s.pending[i] })
 	}
-	i := s.deck[0]
-	s.deck = s.deck[1:]
+	i := s.pending[0]
+	s.pending = s.pending[1:]
 	return i
 }
 
@@ -178,26 +176,26 @@ func descriptors(t *testing.T) int {
 	return len(open)
 }
 
-// calm waits until all is as it should be, and not with the sockets that were.
-func (s *storm) calm(after string, who disturbed) {
+// awaitNormal waits until all resources are registered, those of who with another socket than before.
+func (s *storm) awaitNormal(after string, who affected) {
 	s.Helper()
-	s.await("calm after "+after, func() string { return s.wrong(who) })
+	s.await("normal after "+after, func() string { return s.deviation(who) })
 }
 
-// await polls until nothing is wrong, for 30 s.
-func (s *storm) await(what string, wrong func() string) {
+// await polls for 30 s until deviation returns "".
+func (s *storm) await(what string, deviation func() string) {
 	s.Helper()
 	ctx, cancel := context.WithTimeout(s.ctx, 30*time.Second)
 	defer cancel()
-	for why := wrong(); why != ""; why = wrong() {
+	for why := deviation(); why != ""; why = deviation() {
 		if !watch.Sleep(ctx, time.Millisecond) {
 			s.Fatalf("%s: not in 30 s: %s; stats %+v", what, why, s.adapter.Stats())
 		}
 	}
 }
 
-// wrong says what is not as it should be.
-func (s *storm) wrong(who disturbed) string {
+// deviation returns what is not as expected.
+func (s *storm) deviation(who affected) string {
 	inv := s.src.Current()
 	var sockets []string
 	stats := s.adapter.Stats()
@@ -236,16 +234,16 @@ func upTo(rnd *rand.Rand, most time.Duration) time.Duration {
 	return time.Duration(rnd.Int64N(int64(most)))
 }
 
-// flip makes another GPU sick, or none.
-func (s *storm) flip() {
-	var sick []int
+// changeHealth makes a random GPU lost, or none.
+func (s *storm) changeHealth() {
+	var lost []int
 	if n := s.rnd.IntN(3); n < 2 {
-		sick = append(sick, n)
+		lost = append(lost, n)
 	}
-	s.src.Set(buildInventory(migGPU(), mixedConfig(), sick...))
+	s.src.Set(buildInventory(migGPU(), mixedConfig(), lost...))
 }
 
-// up starts the kubelet and says when.
+// up starts the kubelet and returns when.
 func (s *storm) up() time.Time {
 	s.Helper()
 	s.startKubelet()
@@ -253,7 +251,7 @@ func (s *storm) up() time.Time {
 	return time.Now()
 }
 
-// down ends it, one way or the other.
+// down stops or kills the kubelet.
 func (s *storm) down() {
 	if s.rnd.IntN(2) == 0 {
 		s.kubelet.Stop()
@@ -262,9 +260,9 @@ func (s *storm) down() {
 	}
 }
 
-// some are one resource or more of those that there are, with their sockets.
-func (s *storm) some() disturbed {
-	who := disturbed{}
+// some returns one or more random resources with their sockets.
+func (s *storm) some() affected {
+	who := affected{}
 	stats := s.adapter.Stats()
 	s.rnd.Shuffle(len(stats), func(i, j int) { stats[i], stats[j] = stats[j], stats[i] })
 	for _, r := range stats[:1+s.rnd.IntN(len(stats))] {
@@ -273,8 +271,8 @@ func (s *storm) some() disturbed {
 	return who
 }
 
-// once fails if a resource registered more than once with the kubelet that came last.
-func (s *storm) once(before int) {
+// assertOnce fails if a resource registered more than once since then.
+func (s *storm) assertOnce(before int) {
 	s.Helper()
 	seen := map[string]int{}
 	for _, r := range s.kubelet.Registrations()[before:] {

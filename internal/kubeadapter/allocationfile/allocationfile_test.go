@@ -74,7 +74,7 @@ func TestUnreadableFiles(t *testing.T) {
 // A failure to write is logged once, and so is the recovery.
 func TestFailedSave(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "state")
-	if err := os.WriteFile(dir, nil, 0o600); err != nil { // a file in the folder's place
+	if err := os.WriteFile(dir, nil, 0o600); err != nil { // a file in place of the directory
 		t.Fatal(err)
 	}
 	f, log := open(t, dir)

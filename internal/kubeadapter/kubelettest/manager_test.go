@@ -19,7 +19,7 @@ import (
 
 const resource = "example.com/gpu"
 
-// plugin serves a socket as simply as can be: a healthy device per list.
+// plugin is a device plugin with one healthy device.
 type plugin struct {
 	v1beta1.UnimplementedDevicePluginServer
 	device  string
@@ -72,7 +72,7 @@ func newBench(t *testing.T, b Behaviour) *bench {
 	return &bench{t, ctx, dir, k}
 }
 
-// serve starts a plugin on a socket of the folder.
+// serve starts a plugin on a socket of the directory.
 func (b *bench) serve(name, device string) *plugin {
 	b.Helper()
 	l, err := net.Listen("unix", filepath.Join(b.dir, name))
@@ -120,7 +120,7 @@ func (b *bench) must(err error) {
 	}
 }
 
-func TestAStreamThatEndsMakesDevicesUnhealthy(t *testing.T) {
+func TestEndOfStreamMakesDevicesUnhealthy(t *testing.T) {
 	for _, old := range []bool{false, true} {
 		b := newBench(t, Behaviour{OneClientPerResource: old})
 		p := b.serve("a.sock", "A")
@@ -134,7 +134,7 @@ func TestAStreamThatEndsMakesDevicesUnhealthy(t *testing.T) {
 	}
 }
 
-// 1.37: two paths live side by side. The last list counts, and the end of one leaves the devices alone.
+// 1.37: two paths of a resource are connected. The latest list is used, and the end of one stream does not change the devices.
 func TestTwoPathsOfOneResource(t *testing.T) {
 	b := newBench(t, Behaviour{})
 	b.serve("a.sock", "A")
@@ -147,10 +147,10 @@ func TestTwoPathsOfOneResource(t *testing.T) {
 	b.must(b.kubelet.Await(b.ctx, "b is gone", func() bool {
 		return slices.Equal(b.kubelet.Connected(resource), []string{"a.sock"})
 	}))
-	b.has("B", true, true) // nobody asks a for its list
+	b.has("B", true, true) // the list of a is not received again
 }
 
-// 1.37: a path that registers again spoils the books until the kubelet restarts.
+// 1.37: a path that registers again corrupts the records until the kubelet restarts.
 func TestOnePathTwice(t *testing.T) {
 	b := newBench(t, Behaviour{})
 	p := b.serve("a.sock", "A")
@@ -160,9 +160,9 @@ func TestOnePathTwice(t *testing.T) {
 		t.Fatal("registered twice")
 	}
 	if c := b.kubelet.Connected(resource); len(c) > 0 {
-		t.Errorf("clients %v, want the first forgotten too", c)
+		t.Errorf("clients %v, want the first deleted, too", c)
 	}
-	p.server.Stop() // the plugin dies, and nobody notices
+	p.server.Stop() // the end of the plugin is not noticed
 	b.serve("a2.sock", "A2")
 	b.must(b.register("a2.sock"))
 	b.has("A2", true, true)
@@ -177,8 +177,8 @@ func TestOnePathTwice(t *testing.T) {
 	b.has("A", true, true)
 }
 
-// 1.34 to 1.36: the end of the older stream takes the newer plugin down.
-func TestTheOldStreamEndsTheNewPlugin(t *testing.T) {
+// 1.34 to 1.36: the end of the older stream disconnects the newer plugin.
+func TestOldStreamEndsNewPlugin(t *testing.T) {
 	b := newBench(t, Behaviour{OneClientPerResource: true})
 	old := b.serve("a.sock", "A")
 	b.serve("b.sock", "B")
@@ -190,9 +190,9 @@ func TestTheOldStreamEndsTheNewPlugin(t *testing.T) {
 	b.has("B", false, false)
 }
 
-// 1.34 to 1.36: a registration that fails makes the kubelet forget the plugin that works, whose end is then
-// not noticed. In 1.37 it leaves the others alone. Either leaks a connection.
-func TestARegistrationThatFails(t *testing.T) {
+// 1.34 to 1.36: a registration that fails deletes the record of the connected plugin, whose end is then not noticed. In 1.37 it
+// does not affect others. Either leaks a connection.
+func TestFailedRegistration(t *testing.T) {
 	for _, old := range []bool{false, true} {
 		b := newBench(t, Behaviour{OneClientPerResource: old})
 		first := b.serve("a.sock", "A")
@@ -216,7 +216,7 @@ func TestARegistrationThatFails(t *testing.T) {
 	}
 }
 
-func TestAKubeletStartsWithEmptyBooks(t *testing.T) {
+func TestKubeletStartsWithoutRecords(t *testing.T) {
 	b := newBench(t, Behaviour{})
 	b.serve("a.sock", "A")
 	b.must(b.register("a.sock"))
@@ -234,12 +234,12 @@ func TestAKubeletStartsWithEmptyBooks(t *testing.T) {
 	}
 }
 
-func TestSpecialTreatment(t *testing.T) {
+func TestBehaveTo(t *testing.T) {
 	b := newBench(t, Behaviour{})
 	b.serve("a.sock", "A")
-	b.kubelet.BehaveTo(resource, Behaviour{Refuse: errors.New("not you")})
+	b.kubelet.BehaveTo(resource, Behaviour{Refuse: errors.New("refused")})
 	if err := b.register("a.sock"); err == nil {
-		t.Error("registered in spite of it")
+		t.Error("registered")
 	}
 	b.kubelet.Behave(Behaviour{})
 	b.must(b.register("a.sock"))
