@@ -135,7 +135,7 @@ func TestCanceledRequests(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	_, err := s.Allocate(ctx, allocateRequest(gpuIDs(1)))
-	if status.Code(err) != codes.Canceled || reserved != 0 || s.count.allocations.Load() != 0 || s.count.allocationErrors.Load() != 1 {
+	if status.Code(err) != codes.Canceled || reserved != 0 || s.stats().Allocations != 0 || s.stats().AllocationErrors != 1 {
 		t.Errorf("allocation: %v, Reserved called %d times", err, reserved)
 	}
 	p, err := s.GetPreferredAllocation(ctx, preferRequest(firstIDs(8), nil, 2))

@@ -4,7 +4,6 @@ import (
 	"context"
 	"log/slog"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/cenkalti/backoff/v5"
@@ -21,27 +20,9 @@ type endpoint struct {
 	tracker  *tracker
 	log      *slog.Logger
 	task     *watchdog.Task // of run
-	count    counters
 
-	mu          sync.Mutex
-	status      endpointStatus
-	lastError   string // what ended the previous incarnation; "" = none has ended
-	lastErrorAt time.Time
-}
-
-// counters count events since the process started.
-type counters struct {
-	incarnations                      atomic.Uint64
-	registrations, registrationErrors atomic.Uint64
-	allocations, allocationErrors     atomic.Uint64
-	preferences, lists                atomic.Uint64
-}
-
-// endpointStatus is the present status of an endpoint.
-type endpointStatus struct {
-	socket string    // that is served; "" between incarnations
-	reason string    // why the kubelet has no ListAndWatch stream; "" = it has
-	since  time.Time // of socket and reason
+	mu      sync.Mutex
+	current ResourceStats // without Resource and Connected
 }
 
 // ResourceStats are the status and the counters of one resource since the process started.
@@ -68,8 +49,8 @@ type ResourceStats struct {
 func (e *endpoint) setStatus(socket, reason string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.status.since.IsZero() || e.status.socket != socket || e.status.reason != reason {
-		e.status = endpointStatus{socket, reason, time.Now()}
+	if c := &e.current; c.Since.IsZero() || c.Socket != socket || c.Reason != reason {
+		c.Socket, c.Reason, c.Since = socket, reason, time.Now()
 	}
 }
 
@@ -78,24 +59,22 @@ func (e *endpoint) setLastError(err error) {
 	e.setStatus("", err.Error())
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.lastError, e.lastErrorAt = err.Error(), time.Now()
+	e.current.LastError, e.current.LastErrorAt = err.Error(), time.Now()
+}
+
+// count increments a counter of current.
+func (e *endpoint) count(counter *uint64) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	*counter++
 }
 
 func (e *endpoint) stats() ResourceStats {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return ResourceStats{
-		Resource:  e.resource,
-		Connected: e.status.reason == "", Reason: e.status.reason, Socket: e.status.socket, Since: e.status.since,
-		Incarnations:         e.count.incarnations.Load(),
-		Registrations:        e.count.registrations.Load(),
-		RegistrationErrors:   e.count.registrationErrors.Load(),
-		Allocations:          e.count.allocations.Load(),
-		AllocationErrors:     e.count.allocationErrors.Load(),
-		PreferredAllocations: e.count.preferences.Load(),
-		Lists:                e.count.lists.Load(),
-		LastError:            e.lastError, LastErrorAt: e.lastErrorAt,
-	}
+	s := e.current
+	s.Resource, s.Connected = e.resource, s.Reason == ""
+	return s
 }
 
 // run runs one incarnation after another until ctx ends.

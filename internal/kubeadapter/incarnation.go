@@ -102,7 +102,7 @@ func (in *incarnation) supervise(ctx context.Context, s *server, served, registe
 			return fmt.Errorf("serve: %w", err)
 		case err := <-registered:
 			if err != nil {
-				in.count.registrationErrors.Add(1)
+				in.count(&in.current.RegistrationErrors)
 				in.recorded = opened == nil || !answered(err)
 				return err
 			}
@@ -115,7 +115,7 @@ func (in *incarnation) supervise(ctx context.Context, s *server, served, registe
 			if registered = nil; id != (fileID{}) { // without a file the next one differs from kubeletID
 				in.kubeletID = id
 			}
-			in.count.registrations.Add(1)
+			in.count(&in.current.Registrations)
 			in.log.Info("registered", "socket", filepath.Base(in.path))
 			if opened != nil {
 				in.setStatus(in.path, errNoStream.Error())
@@ -151,7 +151,7 @@ func (in *incarnation) checkSockets(registered bool) error {
 func (in *incarnation) listen(ctx context.Context) (net.Listener, error) {
 	name := socketPrefix + shorten(strings.TrimPrefix(in.resource, vendor))
 	if in.opts.KubeletSocket != "" {
-		name = fmt.Sprintf("%s-%s-%d", name, in.kubelet.nonce, in.count.incarnations.Load()+1)
+		name = fmt.Sprintf("%s-%s-%d", name, in.kubelet.nonce, in.stats().Incarnations+1)
 	} else if err := os.MkdirAll(in.kubelet.dir, 0o750); err != nil { // else the kubelet creates its directory
 		return nil, err
 	}
@@ -163,7 +163,7 @@ func (in *incarnation) listen(ctx context.Context) (net.Listener, error) {
 	if err != nil {
 		return nil, err
 	}
-	in.count.incarnations.Add(1)
+	in.count(&in.current.Incarnations)
 	// A kubelet that starts may have removed it already. Its Register would wait 10 s for the socket.
 	if in.socketID = fileIDOf(in.path); in.socketID == (fileID{}) {
 		return nil, errors.Join(errSocketRemoved, listener.Close())

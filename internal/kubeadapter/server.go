@@ -52,7 +52,7 @@ func (s *server) ListAndWatch(_ *v1beta1.Empty, stream grpc.ServerStreamingServe
 			if err := stream.Send(listResponse(list)); err != nil {
 				return err
 			}
-			s.count.lists.Add(1)
+			s.count(&s.current.Lists)
 			sent = list
 		}
 		if changed && !watch.Sleep(stream.Context(), s.timings.listInterval) {
@@ -76,7 +76,7 @@ func (s *server) ListAndWatch(_ *v1beta1.Empty, stream grpc.ServerStreamingServe
 // GetPreferredAllocation implements the API. It never fails, because the kubelet would reject the pod permanently. If there
 // are fewer units than requested, the kubelet adds others.
 func (s *server) GetPreferredAllocation(_ context.Context, r *v1beta1.PreferredAllocationRequest) (*v1beta1.PreferredAllocationResponse, error) {
-	s.count.preferences.Add(1)
+	s.count(&s.current.PreferredAllocations)
 	inv := s.tracker.offers.Load().inventory
 	response := &v1beta1.PreferredAllocationResponse{}
 	for _, c := range r.GetContainerRequests() {
@@ -107,17 +107,17 @@ func (s *server) Allocate(ctx context.Context, r *v1beta1.AllocateRequest) (*v1b
 			of, err = s.checkResource(inv, ids)
 		}
 		if err != nil {
-			s.count.allocationErrors.Add(1)
+			s.count(&s.current.AllocationErrors)
 			return nil, allocateError(s.resource, err)
 		}
 		response.ContainerResponses = append(response.ContainerResponses, allocateResponse(plan, s.opts))
 		devices, units = append(devices, plan.Devices...), append(units, of...)
 	}
 	if err := ctx.Err(); err != nil {
-		s.count.allocationErrors.Add(1)
+		s.count(&s.current.AllocationErrors)
 		return nil, status.FromContextError(err).Err()
 	}
-	s.count.allocations.Add(1)
+	s.count(&s.current.Allocations)
 	s.tracker.allocated(units)
 	if s.opts.Reserved != nil && len(devices) > 0 {
 		s.opts.Reserved(devices)
