@@ -172,8 +172,7 @@ func TestNothingIsWithdrawnBeforeTheDriverIsRead(t *testing.T) {
 func TestConflicts(t *testing.T) {
 	cut := coretest.WithMIG(coretest.GPUs(2), 1, "3g.40gb", "3g.40gb")
 	whole, instance := gpuIDs(1)[0], string(coretest.Instance(1, 0))
-	renamed := shared(core.TimeSlicing, 2)
-	renamed.Policy.Shares[0].Rename = "gpu.shared"
+	renamed := renamedShares(2)
 	for _, c := range []struct {
 		name, resource, held string
 		now                  *core.Inventory

@@ -90,7 +90,8 @@ func TestBlockedStream(t *testing.T) {
 	r.await("the end of the stream", func() bool { return r.adapter.Stats()[0].LastError == errStreamEnded.Error() })
 }
 
-// A kubelet that restarts may have two streams for a short time. Each list is sent on both.
+// A kubelet that restarts may have two streams for a short time. Each list is sent on both, and the IDs
+// do not change with the health.
 func TestTwoStreamsGetEveryList(t *testing.T) {
 	r := newRunning(t, 8)
 	_, stream, leave := r.client()
@@ -99,6 +100,9 @@ func TestTwoStreamsGetEveryList(t *testing.T) {
 		r.offer(coretest.GPUs(8), lost...)
 		list, err := stream.Recv()
 		r.must(err)
+		if got := ids(list.GetDevices()); !slices.Equal(got, firstIDs(8)) {
+			t.Errorf("IDs changed: %v", got)
+		}
 		for i, d := range list.GetDevices() {
 			if slices.Contains(lost, i) != (d.GetHealth() == v1beta1.Unhealthy) {
 				t.Errorf("lost %v: unit %d is %s", lost, i, d.GetHealth())

@@ -42,13 +42,20 @@ func newRig(t *testing.T) *rig {
 	return newRigFor(t, 30*time.Second)
 }
 
-// newRunning returns a rig with an adapter that offers n GPUs to a kubelet.
-func newRunning(t *testing.T, n int, change ...func(*Adapter)) *rig {
+// startRig returns a rig with a running kubelet and a running adapter of an inventory.
+func startRig(t *testing.T, inv *core.Inventory, change ...func(*Adapter)) *rig {
 	t.Helper()
 	r := newRig(t)
 	r.startKubelet()
-	r.offer(coretest.GPUs(n))
+	r.src.Set(inv)
 	r.start(change...)
+	return r
+}
+
+// newRunning returns a rig with an adapter that offers n GPUs to a kubelet.
+func newRunning(t *testing.T, n int, change ...func(*Adapter)) *rig {
+	t.Helper()
+	r := startRig(t, buildInventory(coretest.GPUs(n), core.DefaultConfig()), change...)
 	r.awaitHealthy(GPUResource, n)
 	r.awaitReady()
 	return r
@@ -140,6 +147,15 @@ func newTestServer(resource string, inv *core.Inventory) *server {
 func (r *rig) awaitHealthy(resource string, n int) {
 	r.Helper()
 	r.must(r.kubelet.AwaitHealthy(r.ctx, resource, n))
+}
+
+// awaitEmpty waits for an empty list of a connected plugin.
+func (r *rig) awaitEmpty(resource string) {
+	r.Helper()
+	r.await("an empty list of "+resource, func() bool {
+		devices, connected := r.kubelet.Devices(resource)
+		return connected && len(devices) == 0
+	})
 }
 
 // awaitReady waits until Ready returns nil.

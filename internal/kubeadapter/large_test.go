@@ -42,6 +42,13 @@ func shared(mode core.SharingMode, replicas int) core.Config {
 	return c
 }
 
+// renamedShares shares each GPU among replicas units of nvidia.com/gpu.shared.
+func renamedShares(replicas int) core.Config {
+	c := shared(core.TimeSlicing, replicas)
+	c.Policy.Shares[0].Rename = "gpu.shared"
+	return c
+}
+
 // cutInSeven returns n GPUs with seven MIG instances each.
 func cutInSeven(n int) core.Snapshot {
 	s := coretest.GPUs(n)
@@ -80,10 +87,7 @@ func TestLargestListsFitAMessage(t *testing.T) {
 func TestLargestNodesAreServed(t *testing.T) {
 	for _, node := range largest {
 		t.Run(node.name, func(t *testing.T) {
-			r := newRig(t)
-			r.startKubelet()
-			r.src.Set(node.make())
-			r.start()
+			r := startRig(t, node.make())
 			r.awaitHealthy(node.resource, node.units)
 			r.src.Set(node.make(5))
 			r.awaitHealthy(node.resource, node.units/16*15)

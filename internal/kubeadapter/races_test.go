@@ -21,7 +21,7 @@ import (
 func TestResourcesAreIndependent(t *testing.T) {
 	const refused, hanging = "nvidia.com/mig-1g.10gb", "nvidia.com/mig-1g.10gb.me"
 	r := newRig(t)
-	r.kubelet.BehaveTo(refused, kubelettest.Behaviour{Refuse: errors.New("not you")})
+	r.kubelet.BehaveTo(refused, kubelettest.Behaviour{Refuse: errors.New("refused")})
 	r.kubelet.BehaveTo(hanging, kubelettest.Behaviour{Delay: time.Hour})
 	r.startKubelet()
 	r.src.Set(buildInventory(migGPU(), mixedConfig()))
@@ -99,10 +99,7 @@ func TestNextIncarnationWaits(t *testing.T) {
 // The wait before the next incarnation ends when another kubelet starts, whenever the previous one ended: during Register,
 // immediately after it, or later.
 func TestWaitEndsWithAnotherKubelet(t *testing.T) {
-	r := newRig(t)
-	r.startKubelet()
-	r.src.Set(buildInventory(migGPU(), mixedConfig()))
-	r.start(func(a *Adapter) { a.timings.restart = time.Hour })
+	r := startRig(t, buildInventory(migGPU(), mixedConfig()), func(a *Adapter) { a.timings.restart = time.Hour })
 	r.await("three resources", func() bool { return len(r.adapter.Stats()) == 3 })
 	for i := range 100 {
 		registered := len(r.kubelet.Registrations())
@@ -111,22 +108,6 @@ func TestWaitEndsWithAnotherKubelet(t *testing.T) {
 	}
 	r.awaitReady()
 	assertFreshSockets(t, r.kubelet)
-}
-
-// If the newer of two processes ends, the older one is called again (kubelet 1.37).
-func TestNewerProcessEnds(t *testing.T) {
-	r := newRunning(t, 2)
-	next, stopNext := r.another()
-	r.await("the next is ready", func() bool { return next.Ready() == nil })
-	stopNext()
-	r.await("a call of the older one", func() bool {
-		_, err := r.kubelet.Allocate(r.ctx, GPUResource, gpuIDs(1)...)
-		return err == nil && r.adapter.Stats()[0].Allocations > 0
-	})
-	r.awaitHealthy(GPUResource, 2)
-	if n := len(r.kubelet.Attempts()); n != 2 {
-		t.Errorf("%d registrations, want one of each", n)
-	}
 }
 
 // A kubelet that starts may remove a socket immediately after its creation. Then it is not registered.

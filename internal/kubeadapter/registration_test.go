@@ -164,11 +164,23 @@ func TestAdapterWaitsForTheKubelet(t *testing.T) {
 	}
 }
 
-// A rolling update with maxSurge: the new pod registers while the old one still runs.
+// A rolling update with maxSurge: the new pod registers while the old one still runs. If the newer one ends, the older one is
+// called again (kubelet 1.37).
 func TestTwoProcesses(t *testing.T) {
 	r := newRunning(t, 2)
-	lists := len(r.kubelet.Lists(GPUResource))
 	next, stopNext := r.another()
+	r.await("the next is ready", func() bool { return next.Ready() == nil })
+	stopNext()
+	r.await("a call of the older one", func() bool {
+		_, err := r.kubelet.Allocate(r.ctx, GPUResource, gpuIDs(1)...)
+		return err == nil && r.adapter.Stats()[0].Allocations > 0
+	})
+	r.awaitHealthy(GPUResource, 2)
+	if n := len(r.kubelet.Attempts()); n != 2 {
+		t.Errorf("%d registrations, want one of each", n)
+	}
+	lists := len(r.kubelet.Lists(GPUResource))
+	next, stopNext = r.another()
 	defer stopNext()
 	r.await("the next is ready", func() bool { return next.Ready() == nil })
 	if r.adapter.Ready() != nil || len(r.sockets()) != 2 {
@@ -186,10 +198,7 @@ func TestTwoProcesses(t *testing.T) {
 }
 
 func TestStopIsQuickAndSendsNoList(t *testing.T) {
-	r := newRig(t)
-	r.startKubelet()
-	r.src.Set(buildInventory(migGPU(), mixedConfig()))
-	r.start()
+	r := startRig(t, buildInventory(migGPU(), mixedConfig()))
 	r.awaitReady()
 	r.awaitHealthy(GPUResource, 1)
 	r.awaitHealthy("nvidia.com/mig-1g.10gb", 2)

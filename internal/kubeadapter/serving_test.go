@@ -43,36 +43,14 @@ func TestFirstListWithinASecond(t *testing.T) {
 	}
 }
 
-func TestHealthFlipsKeepTheIDs(t *testing.T) {
-	r := newRunning(t, 8)
-	r.offer(coretest.GPUs(8), 3, 5)
-	r.awaitHealthy(GPUResource, 6)
-	r.offer(coretest.GPUs(8))
-	r.awaitHealthy(GPUResource, 8)
-	for _, list := range r.kubelet.Lists(GPUResource) {
-		if !slices.Equal(ids(list), gpuIDs(0, 1, 2, 3, 4, 5, 6, 7)) {
-			t.Errorf("IDs changed: %v", ids(list))
-		}
-	}
-	if n := len(r.kubelet.Registrations()); n != 1 {
-		t.Errorf("%d registrations, want 1", n)
-	}
-}
-
 func TestResourceWithoutUnitsIsAnEmptyList(t *testing.T) {
-	r := newRig(t)
-	r.startKubelet()
-	r.src.Set(buildInventory(migGPU(), mixedConfig()))
-	r.start()
+	r := startRig(t, buildInventory(migGPU(), mixedConfig()))
 	r.awaitHealthy(GPUResource, 1)
 	r.awaitHealthy("nvidia.com/mig-1g.10gb", 2)
 	r.awaitHealthy("nvidia.com/mig-1g.10gb.me", 1)
 	r.src.Set(buildInventory(coretest.GPUs(2), mixedConfig())) // MIG mode off
 	r.awaitHealthy(GPUResource, 2)
-	r.await("an empty list of a connected plugin", func() bool {
-		devices, ok := r.kubelet.Devices("nvidia.com/mig-1g.10gb")
-		return ok && len(devices) == 0
-	})
+	r.awaitEmpty("nvidia.com/mig-1g.10gb")
 	r.awaitReady()
 	if n := len(r.kubelet.Registrations()); n != 3 {
 		t.Errorf("%d registrations, want 3", n)
@@ -86,10 +64,7 @@ func TestResourceWithoutUnitsIsAnEmptyList(t *testing.T) {
 }
 
 func TestAllocate(t *testing.T) {
-	r := newRig(t)
-	r.startKubelet()
-	r.offer(coretest.GPUs(4), 3)
-	r.start()
+	r := startRig(t, buildInventory(coretest.GPUs(4), core.DefaultConfig(), 3))
 	r.awaitHealthy(GPUResource, 3)
 	visible := func(ids string) *v1beta1.ContainerAllocateResponse {
 		return &v1beta1.ContainerAllocateResponse{Envs: map[string]string{"NVIDIA_VISIBLE_DEVICES": ids}}
@@ -171,17 +146,14 @@ func TestAllocateWithDeviceNodes(t *testing.T) {
 }
 
 func TestOptions(t *testing.T) {
-	r := newRunning(t, 1)
-	plugin, err := r.kubelet.Plugin(GPUResource)
-	r.must(err)
-	got, err := plugin.GetDevicePluginOptions(r.ctx, &v1beta1.Empty{})
-	r.must(err)
+	s := newTestServer(GPUResource, buildInventory(coretest.GPUs(1), core.DefaultConfig()))
+	got, err := s.GetDevicePluginOptions(t.Context(), &v1beta1.Empty{})
 	want := &v1beta1.DevicePluginOptions{GetPreferredAllocationAvailable: true}
-	if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" {
-		t.Error(diff)
+	if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" || err != nil {
+		t.Error(diff, err)
 	}
-	if _, err := plugin.PreStartContainer(r.ctx, &v1beta1.PreStartContainerRequest{}); status.Code(err) != codes.Unimplemented {
-		t.Errorf("PreStartContainer, which is not advertised: %v", err)
+	if _, err := s.PreStartContainer(t.Context(), &v1beta1.PreStartContainerRequest{}); status.Code(err) != codes.Unimplemented {
+		t.Errorf("PreStartContainer, which the options do not have: %v", err)
 	}
 }
 

@@ -21,10 +21,7 @@ func replica(i, n int) string { return fmt.Sprintf("%s::%d", coretest.GPU(i), n)
 
 // A container with units of a GPU sees it once, in any order of the units.
 func TestAllocateReplicas(t *testing.T) {
-	r := newRig(t)
-	r.startKubelet()
-	r.src.Set(buildInventory(coretest.GPUs(3), shared(core.TimeSlicing, 4), 2))
-	r.start()
+	r := startRig(t, buildInventory(coretest.GPUs(3), shared(core.TimeSlicing, 4), 2))
 	r.awaitHealthy(GPUResource, 8)
 	id := gpuIDs(0, 1, 2)
 	for _, c := range []struct {
@@ -63,24 +60,11 @@ func TestAllocateReplicas(t *testing.T) {
 	}
 }
 
-// All units of a lost GPU are unhealthy.
-func TestReplicasOfALostGPU(t *testing.T) {
-	for _, l := range listDevices(buildInventory(coretest.GPUs(2), shared(core.TimeSlicing, 3), 1))[GPUResource] {
-		if want := strings.HasPrefix(string(l.id), gpuIDs(0)[0]); l.healthy != want {
-			t.Errorf("%s: healthy %t", l.id, l.healthy)
-		}
-	}
-}
-
 // The text of NVIDIA's k8s-device-plugin (plugin/server.go, rm/rm.go), so that its documentation can be found.
 func TestSeveralSharedUnits(t *testing.T) {
-	r := newRig(t)
-	r.startKubelet()
-	c := shared(core.TimeSlicing, 4)
+	c := renamedShares(4)
 	c.Policy.Shares[0].Sharing.OnePerRequest = true
-	c.Policy.Shares[0].Rename = "gpu.shared"
-	r.src.Set(buildInventory(coretest.GPUs(2), c))
-	r.start()
+	r := startRig(t, buildInventory(coretest.GPUs(2), c))
 	const resource = "nvidia.com/gpu.shared"
 	r.awaitHealthy(resource, 8)
 	const want = `invalid allocation request for "nvidia.com/gpu.shared": invalid request: maximum request size for shared resources is 1; found 2`
@@ -168,10 +152,7 @@ func TestSameIDInAnotherResource(t *testing.T) {
 			buildInventory(coretest.GPUs(2), core.DefaultConfig()), buildInventory(coretest.GPUs(2), oneElsewhere()), gpuIDs(0)},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			r := newRig(t)
-			r.startKubelet()
-			r.src.Set(c.before)
-			r.start()
+			r := startRig(t, c.before)
 			r.awaitListed(c.was, c.id, v1beta1.Healthy)
 			old, err := r.kubelet.Plugin(c.was)
 			r.must(err)
@@ -201,14 +182,10 @@ func TestSharesInPlaceOfGPUs(t *testing.T) {
 	r.awaitHealthy(GPUResource, 6)
 	r.await("shared units only", func() bool { n, _ := r.kubelet.Capacity(GPUResource); return n == 6 })
 
-	c := shared(core.TimeSlicing, 3)
-	c.Policy.Shares[0].Rename = "gpu.shared"
+	c := renamedShares(3)
 	r.src.Set(buildInventory(coretest.GPUs(2), c))
 	r.awaitHealthy("nvidia.com/gpu.shared", 6)
-	r.await("an empty list of a connected plugin", func() bool {
-		devices, ok := r.kubelet.Devices(GPUResource)
-		return ok && len(devices) == 0
-	})
+	r.awaitEmpty(GPUResource)
 	r.assertUnhealthyBeforeRemoval(GPUResource)
 	if _, err := r.kubelet.Allocate(r.ctx, GPUResource, replica(0, 0)); err == nil {
 		t.Error("the old resource allocates what is in another pool")
@@ -279,14 +256,10 @@ func TestResourcesOfAnEarlierAdapter(t *testing.T) {
 	if n, _ := r.kubelet.Capacity(GPUResource); n != 2 || len(r.sockets()) > 0 {
 		t.Errorf("%d GPUs, sockets %v before the driver was read", n, r.sockets())
 	}
-	c := shared(core.TimeSlicing, 2)
-	c.Policy.Shares[0].Rename = "gpu.shared"
+	c := renamedShares(2)
 	r.src.Set(buildInventory(coretest.GPUs(2), c))
 	r.awaitHealthy("nvidia.com/gpu.shared", 4)
-	r.await("an empty list of a connected plugin", func() bool {
-		devices, ok := r.kubelet.Devices(GPUResource)
-		return ok && len(devices) == 0
-	})
+	r.awaitEmpty(GPUResource)
 	if got, want := fmt.Sprint(r.adapter.Offered()), "[nvidia.com/gpu nvidia.com/gpu.shared]"; got != want {
 		t.Errorf("offered: %s, want %s", got, want)
 	}

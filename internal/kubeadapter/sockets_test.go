@@ -52,10 +52,7 @@ func TestServesWithoutAKubelet(t *testing.T) {
 }
 
 func TestSocketPathTooLong(t *testing.T) {
-	r := newRig(t)
-	r.startKubelet()
-	r.offer(coretest.GPUs(1))
-	r.start(func(a *Adapter) { a.kubelet.dir = filepath.Join(r.dir, strings.Repeat("d", 90)) })
+	r := startRig(t, buildInventory(coretest.GPUs(1), core.DefaultConfig()), func(a *Adapter) { a.kubelet.dir = filepath.Join(a.kubelet.dir, strings.Repeat("d", 90)) })
 	r.await("a reason", func() bool {
 		err := r.adapter.Ready()
 		return err != nil && strings.Contains(err.Error(), "longer than 107 bytes")
