@@ -9,6 +9,7 @@ import (
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/hostwatch"
 )
 
 const (
@@ -20,9 +21,7 @@ const (
 )
 
 // ResourceOf returns the extended resource of a unit: its pool in NVIDIA's domain.
-func ResourceOf(u core.Unit) string { return resourceOf(u.Pool) }
-
-func resourceOf(pool string) string { return vendor + pool }
+func ResourceOf(u core.Unit) string { return vendor + u.Pool }
 
 // Resources counts the units of an inventory by resource name and health.
 func Resources(inv *core.Inventory) map[string]map[core.HealthState]int {
@@ -71,18 +70,18 @@ func allocateResponse(p core.Plan, o Options) *v1beta1.ContainerAllocateResponse
 		})
 	}
 	if p.MPS != "" {
-		addMPSClient(r, resourceOf(p.MPS), o.MPSRoot)
+		addMPSClient(r, p.MPS, o.MPSRoot)
 	}
 	return r
 }
 
-// addMPSClient makes a container a client of a resource's MPS control daemon, with the variable and the mounts of NVIDIA's
+// addMPSClient makes a container a client of a pool's MPS control daemon, with the variable and the mounts of NVIDIA's
 // k8s-device-plugin (mps/root.go). All daemons use one /dev/shm.
-func addMPSClient(r *v1beta1.ContainerAllocateResponse, resource, root string) {
-	pipe := path.Join("/mps", resource, "pipe")
+func addMPSClient(r *v1beta1.ContainerAllocateResponse, pool, root string) {
+	pipe := hostwatch.MPSPipe("/mps", pool)
 	r.Envs["CUDA_MPS_PIPE_DIRECTORY"] = pipe
 	r.Mounts = append(r.Mounts,
-		&v1beta1.Mount{HostPath: path.Join(root, resource, "pipe"), ContainerPath: pipe},
+		&v1beta1.Mount{HostPath: hostwatch.MPSPipe(root, pool), ContainerPath: pipe},
 		&v1beta1.Mount{HostPath: path.Join(root, "shm"), ContainerPath: "/dev/shm"},
 	)
 }
