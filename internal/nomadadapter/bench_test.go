@@ -11,13 +11,14 @@ import (
 	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/nomadadapter/nomadtest"
 )
 
 func BenchmarkReserve(b *testing.B) {
 	for _, n := range []int{8, 64} {
 		s := newFixture(b)
 		s.Source.Set(nodeInventory(coretest.GPUs(n)))
-		remote := dial(b, s.Plugin)
+		remote := nomadtest.Serve(b, s.Plugin)
 		for _, bm := range []struct {
 			name string
 			call func([]string) error
@@ -92,7 +93,7 @@ func BenchmarkStreams(b *testing.B) {
 		b.Run(fmt.Sprintf("units=%d/fingerprint", n), func(b *testing.B) {
 			s := newFixture(b)
 			s.Source.Set(inv)
-			p := dial(b, s.Plugin)
+			p := nomadtest.Serve(b, s.Plugin)
 			b.ReportAllocs()
 			for b.Loop() {
 				ctx, cancel := context.WithCancel(b.Context())
@@ -104,7 +105,7 @@ func BenchmarkStreams(b *testing.B) {
 		b.Run(fmt.Sprintf("units=%d/stats", n), func(b *testing.B) {
 			s := newFixture(b)
 			s.Source.Set(inv)
-			p := dial(b, s.Plugin)
+			p := nomadtest.Serve(b, s.Plugin)
 			b.ReportAllocs()
 			for b.Loop() {
 				ctx, cancel := context.WithCancel(b.Context())

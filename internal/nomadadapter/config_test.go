@@ -12,6 +12,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/hostwatch"
+	"github.com/tandem-gpu/tandem/internal/nomadadapter/nomadtest"
 )
 
 func TestConfigDefaults(t *testing.T) {
@@ -216,7 +217,7 @@ func TestConstructorsStartNothing(t *testing.T) {
 }
 
 func TestIdentity(t *testing.T) {
-	info, err := dial(t, newFixture(t).Plugin).PluginInfo()
+	info, err := nomadtest.Serve(t, newFixture(t).Plugin).PluginInfo()
 	if err != nil {
 		t.Fatal(err)
 	}

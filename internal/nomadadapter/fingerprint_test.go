@@ -9,12 +9,13 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/nomadadapter/nomadtest"
 )
 
 func TestFingerprint(t *testing.T) {
 	s := newFixture(t)
 	s.Source.Set(nodeInventory(coretest.GPUs(8)))
-	next := openFingerprint(t, dial(t, s.Plugin))
+	next := openFingerprint(t, nomadtest.Serve(t, s.Plugin))
 	gs := next()
 	if diff := cmp.Diff(firstGroups(nodeInventory(coretest.GPUs(8))), gs); diff != "" {
 		t.Errorf("over gRPC (-sent +received):\n%s", diff)
@@ -28,7 +29,7 @@ func TestHealthChangesOneDeviceOnly(t *testing.T) {
 	t.Parallel() // waits for fingerprintInterval
 	s := newFixture(t)
 	s.Source.Set(nodeInventory(coretest.GPUs(4)))
-	next := openFingerprint(t, dial(t, s.Plugin))
+	next := openFingerprint(t, nomadtest.Serve(t, s.Plugin))
 	healthy := next()
 	s.Source.Set(nodeInventory(coretest.GPUs(4), lost(2)))
 	unhealthy := next()
@@ -55,7 +56,7 @@ func TestDriverLossIsNoError(t *testing.T) {
 	t.Parallel()
 	s := newFixture(t)
 	s.Source.Set(nodeInventory(coretest.GPUs(2)))
-	next := openFingerprint(t, dial(t, s.Plugin))
+	next := openFingerprint(t, nomadtest.Serve(t, s.Plugin))
 	next()
 	gone, obs := core.Reconcile(coretest.GPUs(2), core.NoDriver(core.DriverFailed, "ERROR_GPU_IS_LOST"))
 	s.Source.Set(nodeInventory(gone, obs...))
@@ -77,7 +78,7 @@ func TestDriverLossIsNoError(t *testing.T) {
 func TestDisabled(t *testing.T) {
 	s := newFixture(t)
 	s.mustConfigure(t, map[string]any{"enabled": false})
-	p := dial(t, s.Plugin)
+	p := nomadtest.Serve(t, s.Plugin)
 	next := openFingerprint(t, p)
 	if gs := next(); len(gs) != 0 {
 		t.Errorf("disabled: %v", gs)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/nomadadapter/nomadtest"
 )
 
 func gpuID(n int) string { return string(coretest.GPU(n)) }
@@ -25,7 +26,7 @@ func deviceNode(path, host string) *device.DeviceSpec {
 func TestReserve(t *testing.T) {
 	s := newFixture(t)
 	s.Source.Set(nodeInventory(coretest.GPUs(4)))
-	p := dial(t, s.Plugin)
+	p := nomadtest.Serve(t, s.Plugin)
 	want := &device.ContainerReservation{
 		Envs: map[string]string{"NVIDIA_VISIBLE_DEVICES": gpuID(1) + "," + gpuID(2)},
 		Devices: []*device.DeviceSpec{
@@ -81,7 +82,7 @@ func TestReserveWithoutEnforcedHealth(t *testing.T) {
 	s.mustConfigure(t, map[string]any{"health_mode": "observe"})
 	s.currentRun()
 	s.Source.Set(inventoryWith(s.Started()[0].Core, coretest.GPUs(2), lost(1)))
-	p := dial(t, s.Plugin)
+	p := nomadtest.Serve(t, s.Plugin)
 	d := openFingerprint(t, p)()[0].Devices[1]
 	if !d.Healthy || !strings.HasPrefix(d.HealthDesc, "observed, not enforced: lost: GPU is lost (") {
 		t.Errorf("%+v", d)
@@ -105,7 +106,7 @@ func TestReserveUnderDevRoot(t *testing.T) {
 }
 
 func TestReserveNothing(t *testing.T) {
-	got, err := dial(t, newFixture(t).Plugin).Reserve(nil)
+	got, err := nomadtest.Serve(t, newFixture(t).Plugin).Reserve(nil)
 	if err != nil || got == nil || len(got.Envs)+len(got.Devices)+len(got.Mounts) != 0 {
 		t.Errorf("got %+v, %v; want an empty reservation", got, err)
 	}
@@ -129,7 +130,7 @@ func TestReserveRefuses(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := newFixture(t)
 			s.Source.Set(tc.inv)
-			got, err := dial(t, s.Plugin).Reserve(tc.ids)
+			got, err := nomadtest.Serve(t, s.Plugin).Reserve(tc.ids)
 			if err == nil || !errorContains(err, tc.want) {
 				t.Errorf("got %+v, %v; want %q", got, err, tc.want)
 			}
@@ -165,7 +166,7 @@ func TestReserveTimeout(t *testing.T) {
 func TestReserveInParallel(t *testing.T) {
 	s := newFixture(t)
 	s.Source.Set(nodeInventory(coretest.GPUs(64)))
-	p := dial(t, s.Plugin)
+	p := nomadtest.Serve(t, s.Plugin)
 	var wg sync.WaitGroup
 	for i := range 64 {
 		wg.Go(func() {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/nomadadapter/nomadtest"
 )
 
 func shareID(device, n int) string { return fmt.Sprintf("%s::%d", gpuID(device), n) }
@@ -24,7 +25,7 @@ func shareID(device, n int) string { return fmt.Sprintf("%s::%d", gpuID(device),
 func TestReserveShares(t *testing.T) {
 	s := newFixture(t)
 	s.Source.Set(inventoryUnder(core.Policy{Rules: []core.Rule{{Sharing: timeSlicing(4)}}}, coretest.GPUs(3)))
-	p := dial(t, s.Plugin)
+	p := nomadtest.Serve(t, s.Plugin)
 	want := &device.ContainerReservation{
 		Envs: map[string]string{"NVIDIA_VISIBLE_DEVICES": gpuID(1) + "," + gpuID(2)},
 		Devices: []*device.DeviceSpec{
@@ -54,7 +55,7 @@ func TestReserveShares(t *testing.T) {
 func TestReserveOneShareAtMost(t *testing.T) {
 	s := newFixture(t)
 	s.Source.Set(inventoryUnder(mixedPolicy, coretest.GPUs(8)))
-	p := dial(t, s.Plugin)
+	p := nomadtest.Serve(t, s.Plugin)
 	for _, ids := range [][]string{{shareID(5, 0), shareID(5, 1)}, {shareID(6, 1), shareID(5, 0)}} {
 		if _, err := p.Reserve(ids); err == nil || !errorContains(err, "2 units of gpu.mps, whose devices are shared: maximum request size for shared resources is 1") {
 			t.Errorf("%v: %v", ids, err)
@@ -70,7 +71,7 @@ func TestReserveMPS(t *testing.T) {
 	s := newFixture(t)
 	s.mustConfigure(t, map[string]any{"mps_root": "/srv/mps/"})
 	s.Source.Set(inventoryUnder(mixedPolicy, coretest.GPUs(8)))
-	p := dial(t, s.Plugin)
+	p := nomadtest.Serve(t, s.Plugin)
 	r, err := p.Reserve([]string{shareID(6, 1)})
 	if err != nil {
 		t.Fatal(err)
@@ -200,7 +201,7 @@ func TestStatsOfShares(t *testing.T) {
 	s := newFixture(t)
 	s.Source.Set(inventoryUnder(core.Policy{Rules: []core.Rule{{Sharing: timeSlicing(3)}}}, coretest.GPUs(2), lost(1)))
 	s.Source.SetUsage([]core.Usage{usage(0)}, nil)
-	ch := openStats(t.Context(), t, dial(t, s.Plugin), time.Hour)
+	ch := openStats(t.Context(), t, nomadtest.Serve(t, s.Plugin), time.Hour)
 	r := receive(t, ch)
 	if len(r.Groups) != 1 || r.Groups[0].Type != typeTimeSlicing || r.Groups[0].Name != h100 {
 		t.Fatalf("%+v", r.Groups)

@@ -17,6 +17,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/nomadadapter/nomadtest"
 )
 
 func usage(n int) core.Usage {
@@ -55,7 +56,7 @@ func TestStats(t *testing.T) {
 	s.Source.Set(nodeInventory(coretest.GPUs(2), lost(1)))
 	s.Source.SetUsage([]core.Usage{usage(0)}, nil)
 	before := time.Now()
-	ch := openStats(t.Context(), t, dial(t, s.Plugin), time.Hour)
+	ch := openStats(t.Context(), t, nomadtest.Serve(t, s.Plugin), time.Hour)
 	r := receive(t, ch)
 	if len(r.Groups) != 1 || r.Groups[0].Vendor != "nvidia" || r.Groups[0].Type != "gpu" || r.Groups[0].Name != "NVIDIA H100 80GB HBM3" {
 		t.Fatalf("groups: %+v", r.Groups)

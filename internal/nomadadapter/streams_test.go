@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/nomadadapter/nomadtest"
 )
 
 // No goroutine remains: synctest.Test fails if one does.
@@ -64,7 +65,7 @@ func TestStreamOutlivesThePlugin(t *testing.T) {
 func TestStreamsLeaveNothing(t *testing.T) {
 	s := newFixture(t)
 	s.Source.Set(nodeInventory(coretest.GPUs(8)))
-	p := dial(t, s.Plugin)
+	p := nomadtest.Serve(t, s.Plugin)
 	open := func(read bool) {
 		ctx, cancel := context.WithCancel(t.Context())
 		f, err1 := p.Fingerprint(ctx)
@@ -105,7 +106,7 @@ func TestStreamsLeaveNothing(t *testing.T) {
 func TestUnreadStreamsBlockNothing(t *testing.T) {
 	s := newFixture(t)
 	s.Source.Set(nodeInventory(coretest.GPUs(8)))
-	p := dial(t, s.Plugin)
+	p := nomadtest.Serve(t, s.Plugin)
 	for range 25 {
 		if _, err := p.Fingerprint(t.Context()); err != nil {
 			t.Fatal(err)

@@ -10,13 +10,12 @@ import (
 	"time"
 
 	"github.com/hashicorp/go-hclog"
-	"github.com/hashicorp/go-plugin"
-	"github.com/hashicorp/nomad/plugins/base"
 	"github.com/hashicorp/nomad/plugins/device"
 
 	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/nomadadapter/nomadtest"
 )
 
 // fixture is a plugin with test sources, one for each run.
@@ -68,11 +67,7 @@ func (s *fixture) source(n int) *coretest.Source {
 
 // configure calls SetConfig with the keys as Nomad encodes them.
 func (s *fixture) configure(keys map[string]any) error {
-	var raw []byte
-	if err := base.MsgPackEncode(&raw, keys); err != nil {
-		return err
-	}
-	return s.SetConfig(&base.Config{PluginConfig: raw})
+	return nomadtest.SetConfig(s.Plugin, keys)
 }
 
 // mustConfigure is configure with valid keys.
@@ -87,26 +82,6 @@ func (s *fixture) mustConfigure(t testing.TB, keys map[string]any) {
 func (s *fixture) stopAndFlush() {
 	s.currentRun().stop()
 	<-s.Flushed()
-}
-
-// dial returns p over gRPC, as Nomad uses it.
-func dial(t testing.TB, p device.DevicePlugin) device.DevicePlugin {
-	t.Helper()
-	client, server := plugin.TestPluginGRPCConn(t, false, map[string]plugin.Plugin{
-		base.PluginTypeBase:   &base.PluginBase{Impl: p},
-		base.PluginTypeDevice: &device.PluginDevice{Impl: p},
-	})
-	t.Cleanup(func() {
-		if err := client.Close(); err != nil { // also stops the server
-			t.Error(err)
-		}
-		<-server.DoneCh
-	})
-	raw, err := client.Dispense(base.PluginTypeDevice)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return raw.(device.DevicePlugin)
 }
 
 var discardLog = hclog.NewNullLogger()

@@ -14,10 +14,8 @@ import (
 	"time"
 
 	"github.com/hashicorp/go-hclog"
-	"github.com/hashicorp/go-plugin"
-	"github.com/hashicorp/nomad/plugins/base"
-	"github.com/hashicorp/nomad/plugins/device"
 
+	"github.com/tandem-gpu/tandem/internal/nomadadapter/nomadtest"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
@@ -165,22 +163,9 @@ func (a *agents) liveKubelet(log *os.File) error {
 // liveNomad is a life of nomad-gpu, from its launch until its process is gone.
 func (a *agents) liveNomad(log *os.File) error {
 	cmd := exec.Command(a.binary(nomadGPU))
-	client := plugin.NewClient(&plugin.ClientConfig{
-		HandshakeConfig: base.Handshake,
-		Plugins: map[string]plugin.Plugin{
-			base.PluginTypeBase:   &base.PluginBase{},
-			base.PluginTypeDevice: &device.PluginDevice{},
-		},
-		Cmd:              cmd,
-		AllowedProtocols: []plugin.Protocol{plugin.ProtocolGRPC},
-		Logger:           hclog.New(&hclog.LoggerOptions{Name: "nomad", Level: hclog.Info, Output: log}),
-	})
+	client := nomadtest.NewClient(cmd, hclog.New(&hclog.LoggerOptions{Name: "nomad", Level: hclog.Info, Output: log}))
 	defer client.Kill()
-	protocol, err := client.Client()
-	if err != nil {
-		return err
-	}
-	raw, err := protocol.Dispense(base.PluginTypeDevice)
+	p, err := nomadtest.Dispense(client)
 	if err != nil {
 		return err
 	}
@@ -191,12 +176,7 @@ func (a *agents) liveNomad(log *os.File) error {
 	for key, value := range a.settings {
 		block[key] = value
 	}
-	var config []byte
-	p := raw.(device.DevicePlugin)
-	if err := base.MsgPackEncode(&config, block); err != nil {
-		return err
-	}
-	if err := p.SetConfig(&base.Config{ApiVersion: device.ApiVersion010, PluginConfig: config}); err != nil {
+	if err := nomadtest.SetConfig(p, block); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithCancel(a.ctx)

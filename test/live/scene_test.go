@@ -3,7 +3,6 @@ package live
 import (
 	"context"
 	"errors"
-	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -14,9 +13,6 @@ import (
 	"time"
 
 	"github.com/hashicorp/go-hclog"
-	"github.com/hashicorp/go-plugin"
-	"github.com/hashicorp/nomad/plugins/base"
-	"github.com/hashicorp/nomad/plugins/device"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/tandem-gpu/tandem/internal/core"
@@ -25,6 +21,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/kubeadapter"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter"
+	"github.com/tandem-gpu/tandem/internal/nomadadapter/nomadtest"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
@@ -113,15 +110,8 @@ func (s *scene) startKubelet() {
 func (s *scene) serveNomad(ctx context.Context) {
 	s.t.Helper()
 	source := func(context.Context, nomadadapter.Settings, *slog.Logger) nomadadapter.Source { return s.monitor }
-	adapter := nomadadapter.New(ctx, "2.0.0", source, hclog.New(&hclog.LoggerOptions{Output: io.Discard}))
-	client, _ := plugin.TestPluginGRPCConn(s.t, false, map[string]plugin.Plugin{
-		base.PluginTypeBase:   &base.PluginBase{Impl: adapter},
-		base.PluginTypeDevice: &device.PluginDevice{Impl: adapter},
-	})
-	s.t.Cleanup(func() { _ = client.Close() }) // which stops the server too
-	raw, err := client.Dispense(base.PluginTypeDevice)
-	must(s.t, err)
-	must(s.t, s.nomad.follow(ctx, raw.(device.DevicePlugin)))
+	adapter := nomadadapter.New(ctx, "2.0.0", source, hclog.NewNullLogger())
+	must(s.t, s.nomad.follow(ctx, nomadtest.Serve(s.t, adapter)))
 }
 
 // units are the devices that the machine should offer: GPUs that are not in MIG mode, and instances.

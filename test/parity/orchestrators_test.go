@@ -2,21 +2,19 @@ package parity
 
 import (
 	"context"
-	"io"
 	"log/slog"
 	"os"
 	"sync"
 	"testing"
 
 	"github.com/hashicorp/go-hclog"
-	"github.com/hashicorp/go-plugin"
-	"github.com/hashicorp/nomad/plugins/base"
 	"github.com/hashicorp/nomad/plugins/device"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/tandem-gpu/tandem/internal/kubeadapter"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter"
+	"github.com/tandem-gpu/tandem/internal/nomadadapter/nomadtest"
 )
 
 // orchestrators are a kubelet and a Nomad client's end of the plugin protocol.
@@ -52,18 +50,8 @@ func (o *orchestrators) serveKubelet(ctx context.Context, t testing.TB, src kube
 }
 
 func (o *orchestrators) serveNomad(ctx context.Context, t testing.TB, src nomadadapter.Source) {
-	log := hclog.New(&hclog.LoggerOptions{Output: io.Discard})
-	adapter := nomadadapter.New(ctx, "2.0.0", func(context.Context, nomadadapter.Settings, *slog.Logger) nomadadapter.Source { return src }, log)
-	client, _ := plugin.TestPluginGRPCConn(t, false, map[string]plugin.Plugin{
-		base.PluginTypeBase:   &base.PluginBase{Impl: adapter},
-		base.PluginTypeDevice: &device.PluginDevice{Impl: adapter},
-	})
-	t.Cleanup(func() { _ = client.Close() }) // which stops the server too
-	raw, err := client.Dispense(base.PluginTypeDevice)
-	if err != nil {
-		t.Fatal(err)
-	}
-	o.nomad = raw.(device.DevicePlugin)
+	source := func(context.Context, nomadadapter.Settings, *slog.Logger) nomadadapter.Source { return src }
+	o.nomad = nomadtest.Serve(t, nomadadapter.New(ctx, "2.0.0", source, hclog.NewNullLogger()))
 	stream, err := o.nomad.Fingerprint(ctx)
 	if err != nil {
 		t.Fatal(err)

@@ -13,8 +13,9 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 	"github.com/hashicorp/go-plugin"
-	"github.com/hashicorp/nomad/plugins/base"
 	"github.com/hashicorp/nomad/plugins/device"
+
+	"github.com/tandem-gpu/tandem/internal/nomadadapter/nomadtest"
 )
 
 // Nomad is a small Nomad client: it launches the plugin as an agent does, over go-plugin, and holds the
@@ -59,17 +60,10 @@ func (s Setup) nomadConfig() nomadConfig {
 
 // StartNomad launches a nomad-gpu binary, whose log goes to log.
 func StartNomad(ctx context.Context, binary string, s Setup, log io.Writer) (*Nomad, error) {
-	n := &Nomad{changed: make(chan struct{})}
-	n.client = plugin.NewClient(&plugin.ClientConfig{
-		HandshakeConfig: base.Handshake,
-		Plugins: map[string]plugin.Plugin{
-			base.PluginTypeBase:   &base.PluginBase{},
-			base.PluginTypeDevice: &device.PluginDevice{},
-		},
-		Cmd:              exec.Command(binary),
-		AllowedProtocols: []plugin.Protocol{plugin.ProtocolGRPC},
-		Logger:           hclog.New(&hclog.LoggerOptions{Name: "nomad", Level: hclog.Debug, Output: log}),
-	})
+	n := &Nomad{
+		client:  nomadtest.NewClient(exec.Command(binary), hclog.New(&hclog.LoggerOptions{Name: "nomad", Level: hclog.Debug, Output: log})),
+		changed: make(chan struct{}),
+	}
 	if err := n.connect(ctx, s); err != nil {
 		n.client.Kill()
 		return nil, fmt.Errorf("nomad-gpu: %w", err)
@@ -78,20 +72,11 @@ func StartNomad(ctx context.Context, binary string, s Setup, log io.Writer) (*No
 }
 
 func (n *Nomad) connect(ctx context.Context, s Setup) error {
-	protocol, err := n.client.Client()
-	if err != nil {
+	var err error
+	if n.device, err = nomadtest.Dispense(n.client); err != nil {
 		return err
 	}
-	raw, err := protocol.Dispense(base.PluginTypeDevice)
-	if err != nil {
-		return err
-	}
-	n.device = raw.(device.DevicePlugin)
-	var config []byte
-	if err := base.MsgPackEncode(&config, s.nomadConfig()); err != nil {
-		return err
-	}
-	if err := n.device.SetConfig(&base.Config{ApiVersion: device.ApiVersion010, PluginConfig: config}); err != nil {
+	if err := nomadtest.SetConfig(n.device, s.nomadConfig()); err != nil {
 		return err
 	}
 	stream, err := n.device.Fingerprint(ctx)

@@ -2,18 +2,16 @@ package storm
 
 import (
 	"context"
-	"io"
 	"log/slog"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
-	"github.com/hashicorp/go-plugin"
-	"github.com/hashicorp/nomad/plugins/base"
 	"github.com/hashicorp/nomad/plugins/device"
 
 	"github.com/tandem-gpu/tandem/internal/nomadadapter"
+	"github.com/tandem-gpu/tandem/internal/nomadadapter/nomadtest"
 )
 
 // nomad is Nomad's side: the plugin behind real gRPC, a fingerprint stream and one of numbers.
@@ -28,17 +26,9 @@ type nomad struct {
 
 // newNomad starts the adapter and opens both streams.
 func newNomad(ctx context.Context, t testing.TB, w *storm) *nomad {
-	log := hclog.New(&hclog.LoggerOptions{Output: io.Discard})
 	source := func(context.Context, nomadadapter.Settings, *slog.Logger) nomadadapter.Source { return w.monitor }
-	adapter := nomadadapter.New(ctx, "2.0.0", source, log)
-	client, _ := plugin.TestPluginGRPCConn(t, false, map[string]plugin.Plugin{
-		base.PluginTypeBase:   &base.PluginBase{Impl: adapter},
-		base.PluginTypeDevice: &device.PluginDevice{Impl: adapter},
-	})
-	t.Cleanup(func() { _ = client.Close() }) // which stops the server too
-	raw, err := client.Dispense(base.PluginTypeDevice)
-	must(t, err)
-	n := &nomad{w: w, plugin: raw.(device.DevicePlugin), streams: map[string]context.CancelFunc{}}
+	adapter := nomadadapter.New(ctx, "2.0.0", source, hclog.NewNullLogger())
+	n := &nomad{w: w, plugin: nomadtest.Serve(t, adapter), streams: map[string]context.CancelFunc{}}
 	must(t, n.fingerprint(), n.stats())
 	return n
 }
