@@ -90,29 +90,21 @@ func BenchmarkStats(b *testing.B) {
 func BenchmarkStreams(b *testing.B) {
 	for _, n := range []int{8, 1600} {
 		inv := benchInventories()[n]
-		b.Run(fmt.Sprintf("units=%d/fingerprint", n), func(b *testing.B) {
-			s := newFixture(b)
-			s.Source.Set(inv)
-			p := nomadtest.Serve(b, s.Plugin)
-			b.ReportAllocs()
-			for b.Loop() {
-				ctx, cancel := context.WithCancel(b.Context())
-				ch := fingerprints(ctx, b, p)
-				<-ch
-				cancel()
-			}
-		})
-		b.Run(fmt.Sprintf("units=%d/stats", n), func(b *testing.B) {
-			s := newFixture(b)
-			s.Source.Set(inv)
-			p := nomadtest.Serve(b, s.Plugin)
-			b.ReportAllocs()
-			for b.Loop() {
-				ctx, cancel := context.WithCancel(b.Context())
-				ch := openStats(ctx, b, p, time.Hour)
-				<-ch
-				cancel()
-			}
-		})
+		s := newFixture(b)
+		s.Source.Set(inv)
+		p := nomadtest.Serve(b, s.Plugin)
+		for name, receive := range map[string]func(context.Context){
+			"fingerprint": func(ctx context.Context) { <-fingerprints(ctx, b, p) },
+			"stats":       func(ctx context.Context) { <-openStats(ctx, b, p, time.Hour) },
+		} {
+			b.Run(fmt.Sprintf("units=%d/%s", n, name), func(b *testing.B) {
+				b.ReportAllocs()
+				for b.Loop() {
+					ctx, cancel := context.WithCancel(b.Context())
+					receive(ctx)
+					cancel()
+				}
+			})
+		}
 	}
 }

@@ -104,7 +104,7 @@ func TestConfigErrors(t *testing.T) {
 			map[string]any{"ignored_gpu_ids": []string{"GPU-1", "0"}},
 			[]core.ConfigError{{Key: "ignored_gpu_ids", Value: "0", Remedy: "nvidia-smi -L"}},
 		},
-		"all at once": {
+		"all errors": {
 			map[string]any{
 				"ignored_gpu_ids": []string{"gpu-1", ""}, "fingerprint_period": "x",
 				"driver_root": "run/nvidia", "sysfs_root": "sys", "procfs_root": "",

@@ -71,7 +71,7 @@ func TestHealthKeys(t *testing.T) {
 	}
 }
 
-// What is wrong with health is said along with what else is wrong.
+// Errors in the health keys are reported together with the other errors.
 func TestHealthErrors(t *testing.T) {
 	err := newFixture(t).configure(map[string]any{
 		"fingerprint_period": "often", "health_mode": "strict", "xids": map[string]string{"999": "fatal", "63": "ignore"},

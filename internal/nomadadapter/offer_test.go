@@ -32,7 +32,7 @@ const (
 	invalidPolicy = "version: v1\npolicy:\n  rules:\n  - {select: {index: zero}, use: reserved}\n  - {select: {index: 1}, use: quartered}\n"
 )
 
-// Of what both the block and the file say, the block's word counts.
+// Keys of the block have precedence over those of the policy file.
 func TestOfferKeys(t *testing.T) {
 	says := policyFile(t, "version: v1\nflags: {migStrategy: single, mpsRoot: /srv/mps}\n")
 	for name, tc := range map[string]struct {
@@ -72,7 +72,7 @@ func TestPolicyFile(t *testing.T) {
 	}
 }
 
-// Everything that is wrong is said at once, in block and file, and nothing takes effect.
+// All errors in block and file are reported together, and the settings do not change.
 func TestOfferErrors(t *testing.T) {
 	for name, tc := range map[string]struct {
 		keys map[string]any
@@ -84,7 +84,7 @@ func TestOfferErrors(t *testing.T) {
 		"an unknown key":   {map[string]any{"policy_file": policyFile(t, "version: v1\npolice: {}\n")}, []string{"policy.yaml:2", "police"}},
 		"no word":          {map[string]any{"mig_strategy": "double", "group_by": "rack"}, []string{`mig_strategy = "double": want none, single or mixed`, `group_by = "rack": want none, numa or nvlink`}},
 		"no absolute path": {map[string]any{"mps_root": "mps"}, []string{`mps_root = "mps": want an absolute path`}},
-		"all at once": {
+		"all errors": {
 			map[string]any{"policy_file": policyFile(t, invalidPolicy), "group_by": "rack", "fingerprint_period": "often", "recovery": "never"},
 			[]string{"policy.yaml:4", `"zero"`, "policy.yaml:5", `"quartered"`, `group_by = "rack"`, `fingerprint_period = "often"`, `recovery = "never"`},
 		},

@@ -2,56 +2,61 @@ package nomadadapter
 
 import (
 	"context"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/hashicorp/nomad/plugins/device"
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 )
 
+// sentAt is a fingerprint that was received.
+type sentAt struct {
+	at                 time.Duration
+	devices, unhealthy int
+}
+
+// record receives fingerprints until ctx ends.
+func record(ctx context.Context, ch <-chan *device.FingerprintResponse) (all []sentAt) {
+	for began := time.Now(); ; {
+		select {
+		case r := <-ch:
+			sent := sentAt{at: time.Since(began), unhealthy: countUnhealthy(r.Devices)}
+			for _, g := range r.Devices {
+				sent.devices += len(g.Devices)
+			}
+			all = append(all, sent)
+		case <-ctx.Done():
+			return all
+		}
+	}
+}
+
 // The first fingerprint waits for the driver, for at most firstFingerprintTimeout.
 func TestFirstFingerprint(t *testing.T) {
-	type list struct {
-		at      time.Duration
-		devices int
-	}
 	for name, tc := range map[string]struct {
 		answers time.Duration // of the driver; 0 = never
-		want    []list
+		want    []sentAt
 	}{
-		"immediately": {1, []list{{1, 2}}},
-		"in time":     {4 * time.Second, []list{{4 * time.Second, 2}}},
-		"late":        {8 * time.Second, []list{{firstFingerprintTimeout, 0}, {8 * time.Second, 2}}},
-		"never":       {0, []list{{firstFingerprintTimeout, 0}}},
+		"immediately": {1, []sentAt{{1, 2, 0}}},
+		"in time":     {4 * time.Second, []sentAt{{4 * time.Second, 2, 0}}},
+		"late":        {8 * time.Second, []sentAt{{firstFingerprintTimeout, 0, 0}, {8 * time.Second, 2, 0}}},
+		"never":       {0, []sentAt{{firstFingerprintTimeout, 0, 0}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := newFixture(t)
 				ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 				defer cancel()
-				begin := time.Now()
 				ch := fingerprints(ctx, t, s)
 				if tc.answers > 0 {
 					time.AfterFunc(tc.answers, func() { s.Source.Set(nodeInventory(coretest.GPUs(2))) })
 				}
-				var got []list
-				for ctx.Err() == nil {
-					select {
-					case r := <-ch:
-						l := list{at: time.Since(begin)}
-						for _, g := range r.Devices {
-							l.devices += len(g.Devices)
-						}
-						got = append(got, l)
-					case <-ctx.Done():
-					}
-				}
-				if diff := cmp.Diff(tc.want, got, cmp.AllowUnexported(list{})); diff != "" {
-					t.Errorf("(-want +got):\n%s", diff)
+				if got := record(ctx, ch); !slices.Equal(got, tc.want) {
+					t.Errorf("got %v, want %v", got, tc.want)
 				}
 			})
 		})
@@ -114,20 +119,22 @@ func TestFingerprintSendsChangesOnly(t *testing.T) {
 	})
 }
 
-// A change is sent immediately; changes within fingerprintInterval after it are sent as one at its end.
+// A change is sent immediately; changes within fingerprintInterval after it are sent as one at its end, and not if the last
+// one undoes the others.
 func TestFingerprintPace(t *testing.T) {
-	type sent struct {
+	type change struct {
 		at   time.Duration
-		lost int
+		lost int // number of GPUs
 	}
+	const ms = time.Millisecond
 	for name, tc := range map[string]struct {
-		change time.Duration // between two changes
-		times  int           // number of changes
-		want   []sent
+		changes []change
+		want    []sentAt
 	}{
-		"one":  {10 * time.Second, 1, []sent{{10 * time.Second, 1}}},
-		"slow": {2 * time.Second, 3, []sent{{2 * time.Second, 1}, {4 * time.Second, 2}, {6 * time.Second, 3}}},
-		"fast": {300 * time.Millisecond, 7, []sent{{time.Second, 3}, {2 * time.Second, 6}, {3 * time.Second, 7}}},
+		"one":     {[]change{{10 * time.Second, 1}}, []sentAt{{10 * time.Second, 8, 1}}},
+		"slow":    {[]change{{2000 * ms, 1}, {4000 * ms, 2}, {6000 * ms, 3}}, []sentAt{{2000 * ms, 8, 1}, {4000 * ms, 8, 2}, {6000 * ms, 8, 3}}},
+		"fast":    {[]change{{300 * ms, 1}, {600 * ms, 2}, {900 * ms, 3}, {1200 * ms, 4}, {1500 * ms, 5}, {1800 * ms, 6}, {2100 * ms, 7}}, []sentAt{{1000 * ms, 8, 3}, {2000 * ms, 8, 6}, {3000 * ms, 8, 7}}},
+		"flicker": {[]change{{1 * ms, 1}, {500 * ms, 0}}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -137,50 +144,19 @@ func TestFingerprintPace(t *testing.T) {
 				defer cancel()
 				ch := fingerprints(ctx, t, s)
 				<-ch
-				begin := time.Now()
-				go func() {
+				for _, c := range tc.changes {
 					var obs []core.Observation
-					for n := range tc.times {
-						time.Sleep(tc.change)
+					for n := range c.lost {
 						obs = append(obs, lost(n))
-						s.Source.Set(nodeInventory(coretest.GPUs(8), obs...))
 					}
-				}()
-				var got []sent
-				for ctx.Err() == nil {
-					select {
-					case r := <-ch:
-						got = append(got, sent{time.Since(begin), countUnhealthy(r.Devices)})
-					case <-ctx.Done():
-					}
+					time.AfterFunc(c.at, func() { s.Source.Set(nodeInventory(coretest.GPUs(8), obs...)) })
 				}
-				if diff := cmp.Diff(tc.want, got, cmp.AllowUnexported(sent{})); diff != "" {
-					t.Errorf("(-want +got):\n%s", diff)
+				if got := record(ctx, ch); !slices.Equal(got, tc.want) {
+					t.Errorf("got %v, want %v", got, tc.want)
 				}
 			})
 		})
 	}
-}
-
-// A fault that begins and ends between two fingerprints is not sent.
-func TestFlickerIsNotSent(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newFixture(t)
-		s.Source.Set(nodeInventory(coretest.GPUs(2)))
-		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
-		defer cancel()
-		ch := fingerprints(ctx, t, s)
-		<-ch
-		synctest.Wait()
-		s.Source.Set(nodeInventory(coretest.GPUs(2), lost(0)))
-		time.Sleep(fingerprintInterval / 2)
-		s.Source.Set(nodeInventory(coretest.GPUs(2)))
-		select {
-		case r := <-ch:
-			t.Errorf("sent %v", r.Devices)
-		case <-ctx.Done():
-		}
-	})
 }
 
 // A Nomad that does not read for an hour blocks neither reservations nor other streams, and then gets the latest inventory.

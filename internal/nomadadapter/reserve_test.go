@@ -23,10 +23,8 @@ func deviceNode(path, host string) *device.DeviceSpec {
 	return &device.DeviceSpec{TaskPath: path, HostPath: host + path, CgroupPerms: "rw"}
 }
 
+// A reservation has each GPU once, in any order of the IDs, and several shares of a GPU are that GPU.
 func TestReserve(t *testing.T) {
-	s := newFixture(t)
-	s.Source.Set(nodeInventory(coretest.GPUs(4)))
-	p := nomadtest.Serve(t, s.Plugin)
 	want := &device.ContainerReservation{
 		Envs: map[string]string{"NVIDIA_VISIBLE_DEVICES": gpuID(1) + "," + gpuID(2)},
 		Devices: []*device.DeviceSpec{
@@ -34,14 +32,37 @@ func TestReserve(t *testing.T) {
 			deviceNode("/dev/nvidia1", ""), deviceNode("/dev/nvidia2", ""), deviceNode("/dev/nvidiactl", ""),
 		},
 	}
-	for _, ids := range [][]string{{gpuID(1), gpuID(2)}, {gpuID(2), gpuID(1)}, {gpuID(2), gpuID(1), gpuID(2)}} {
-		got, err := p.Reserve(ids)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("%v (-want +got):\n%s", ids, diff)
-		}
+	for name, tc := range map[string]struct {
+		inv     *core.Inventory
+		ids     [][]string
+		unknown []string
+	}{
+		"exclusive": {nodeInventory(coretest.GPUs(4)), [][]string{{gpuID(1), gpuID(2)}, {gpuID(2), gpuID(1)}, {gpuID(2), gpuID(1), gpuID(2)}}, []string{shareID(1, 0)}},
+		"shares": {
+			inventoryUnder(core.Policy{Rules: []core.Rule{{Sharing: timeSlicing(4)}}}, coretest.GPUs(3)),
+			[][]string{{shareID(1, 0), shareID(2, 3)}, {shareID(2, 0), shareID(1, 1), shareID(2, 1), shareID(1, 3)}, {shareID(2, 2), shareID(2, 2), shareID(1, 0)}},
+			[]string{gpuID(1), shareID(1, 4), gpuID(1) + "::", shareID(1, -1)},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newFixture(t)
+			s.Source.Set(tc.inv)
+			p := nomadtest.Serve(t, s.Plugin)
+			for _, ids := range tc.ids {
+				got, err := p.Reserve(ids)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if diff := cmp.Diff(want, got); diff != "" {
+					t.Errorf("%v (-want +got):\n%s", ids, diff)
+				}
+			}
+			for _, id := range tc.unknown {
+				if _, err := p.Reserve([]string{id}); err == nil || !errorContains(err, "unknown device IDs: "+id) {
+					t.Errorf("%s: %v", id, err)
+				}
+			}
+		})
 	}
 }
 

@@ -19,11 +19,11 @@ func afterRestart(t *testing.T, n assignment, from, to string) assignment {
 	if err != nil {
 		t.Fatal(err)
 	}
-	kept, boot, err := decodeGroups(text, to)
+	saved, boot, err := decodeGroups(text, to)
 	if err != nil || boot != from {
 		t.Fatalf("boot %q, %v:\n%s", boot, err, text)
 	}
-	next := assignment{by: n.by}.merge(kept)
+	next := assignment{by: n.by}.merge(saved)
 	if from == to {
 		if again, _ := encodeGroups(next, to); string(again) != string(text) {
 			t.Fatalf("a restart changes the file:\n%s", cmp.Diff(string(text), string(again)))

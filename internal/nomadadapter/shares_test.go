@@ -21,36 +21,6 @@ import (
 
 func shareID(device, n int) string { return fmt.Sprintf("%s::%d", gpuID(device), n) }
 
-// Several shares of a GPU are that GPU once, in any order.
-func TestReserveShares(t *testing.T) {
-	s := newFixture(t)
-	s.Source.Set(inventoryUnder(core.Policy{Rules: []core.Rule{{Sharing: timeSlicing(4)}}}, coretest.GPUs(3)))
-	p := nomadtest.Serve(t, s.Plugin)
-	want := &device.ContainerReservation{
-		Envs: map[string]string{"NVIDIA_VISIBLE_DEVICES": gpuID(1) + "," + gpuID(2)},
-		Devices: []*device.DeviceSpec{
-			deviceNode("/dev/nvidia-uvm", ""), deviceNode("/dev/nvidia-uvm-tools", ""),
-			deviceNode("/dev/nvidia1", ""), deviceNode("/dev/nvidia2", ""), deviceNode("/dev/nvidiactl", ""),
-		},
-	}
-	for _, ids := range [][]string{
-		{shareID(1, 0), shareID(2, 3)}, {shareID(2, 0), shareID(1, 1), shareID(2, 1), shareID(1, 3)}, {shareID(2, 2), shareID(2, 2), shareID(1, 0)},
-	} {
-		got, err := p.Reserve(ids)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("%v (-want +got):\n%s", ids, diff)
-		}
-	}
-	for _, no := range []string{gpuID(1), shareID(1, 4), gpuID(1) + "::", shareID(1, -1)} {
-		if _, err := p.Reserve([]string{no}); err == nil || !errorContains(err, "unknown device IDs: "+no) {
-			t.Errorf("%s: %v", no, err)
-		}
-	}
-}
-
 // A request for two shares of a pool with OnePerRequest is refused with the reason.
 func TestReserveOneShareAtMost(t *testing.T) {
 	s := newFixture(t)
