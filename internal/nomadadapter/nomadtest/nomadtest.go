@@ -12,7 +12,8 @@ import (
 	"github.com/hashicorp/nomad/plugins/device"
 )
 
-// NewClient returns a client that starts cmd as Nomad starts a device plugin, and logs to log. Kill it.
+// NewClient returns a client that starts cmd as Nomad starts a device plugin, and logs to log. Kill it. If cmd.Env is set,
+// it is the whole environment.
 func NewClient(cmd *exec.Cmd, log hclog.Logger) *plugin.Client {
 	return plugin.NewClient(&plugin.ClientConfig{
 		HandshakeConfig:  base.Handshake,
@@ -20,6 +21,7 @@ func NewClient(cmd *exec.Cmd, log hclog.Logger) *plugin.Client {
 		Cmd:              cmd,
 		AllowedProtocols: []plugin.Protocol{plugin.ProtocolGRPC},
 		Logger:           log,
+		SkipHostEnv:      cmd.Env != nil, // else os.Environ is appended, and has precedence
 	})
 }
 
