@@ -16,8 +16,8 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 )
 
-// FuzzConfigBlock: a block that is accepted is a valid configuration, and the same one however often it is read; of one
-// that is refused every problem names a key.
+// FuzzConfigBlock: a block that is accepted gives valid settings, the same each time it is read; each error of a refused block
+// names a key.
 func FuzzConfigBlock(f *testing.F) {
 	for _, keys := range []map[string]any{
 		{},

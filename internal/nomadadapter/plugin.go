@@ -74,7 +74,7 @@ type run struct {
 func New(ctx context.Context, version string, start StartFunc, log hclog.Logger) *Plugin {
 	p := &Plugin{version: version, log: slog.New(hclogHandler{log: log})}
 	p.block, p.readFile = config.NewBlock(nil), readGroupFile
-	p.settings, _, _ = p.block.Read() // the defaults are valid: TestConfigDefaults
+	p.settings, _, _ = p.block.Read() // the defaults are valid: TestSettings
 	p.start = func(s Settings) *run {
 		ctx, stop := context.WithCancel(ctx)
 		return &run{source: start(ctx, s, p.log), enabled: true, settings: s, done: ctx.Done(), stop: stop}

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"context"
 	"log/slog"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -157,6 +159,26 @@ func openStats(ctx context.Context, t testing.TB, p device.DevicePlugin, interva
 	}
 	return ch
 }
+
+// policyFile writes a policy file and returns its path.
+func policyFile(t testing.TB, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "policy.yaml")
+	write(t, path, text)
+	return path
+}
+
+func write(t testing.TB, path, text string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+const (
+	validPolicy   = "version: v1\npolicy:\n  rules:\n  - {select: {index: 0}, use: reserved}\n  - {select: {index: 1}, use: time-slicing, replicas: 2}\n"
+	invalidPolicy = "version: v1\npolicy:\n  rules:\n  - {select: {index: zero}, use: reserved}\n  - {select: {index: 1}, use: quartered}\n"
+)
 
 // nodeInventory returns the inventory that the monitor would publish with the default configuration.
 func nodeInventory(s core.Snapshot, obs ...core.Observation) *core.Inventory {
