@@ -9,24 +9,24 @@ import (
 )
 
 // What became of the devices while no agent looked.
-func TestDevicesAreRemembered(t *testing.T) {
+func TestDevicesAfterRestart(t *testing.T) {
 	t.Run("one died", func(t *testing.T) {
 		for _, next := range []string{"boot", "other boot"} {
-			l := live(t, coretest.GPUs(2))
+			l := newRestartFixture(t, coretest.GPUs(2))
 			l.restart("boot", next)
-			l.machine = without(l.machine, coretest.GPU(1))
+			l.host = without(l.host, coretest.GPU(1))
 			l.read(1)
 			l.expect("in the first reading", map[core.DeviceID]string{coretest.GPU(0): "healthy ", coretest.GPU(1): "lost LOST"})
 		}
 	})
 	t.Run("one was replaced", func(t *testing.T) {
-		l := live(t, coretest.GPUs(2))
-		l.see(xidEvent(gpu(1), 119))
+		l := newRestartFixture(t, coretest.GPUs(2))
+		l.observe(xidEvent(gpu(1), 119))
 		l.restart("boot", "boot")
-		l.machine = coretest.GPUs(2)
-		l.machine.Devices[1].ID, l.machine.Devices[1].At = "GPU-new", core.WholeGPU("GPU-new")
-		fresh := fit()
-		l.says["GPU-new"] = &fresh
+		l.host = coretest.GPUs(2)
+		l.host.Devices[1].ID, l.host.Devices[1].At = "GPU-new", core.WholeGPU("GPU-new")
+		fresh := healthySample()
+		l.samples["GPU-new"] = &fresh
 		l.read(1)
 		l.expect("in the first reading", map[core.DeviceID]string{coretest.GPU(0): "healthy ", "GPU-new": "healthy "})
 		if _, ok := l.state.Ledger.History(coretest.GPU(1)); ok || len(l.state.Ledger.Conditions()) != 0 {
@@ -34,18 +34,18 @@ func TestDevicesAreRemembered(t *testing.T) {
 		}
 	})
 	t.Run("MIG was laid out anew", func(t *testing.T) {
-		l := live(t, migMachine())
+		l := newRestartFixture(t, migMachine())
 		l.restart("boot", "boot")
-		l.machine = without(l.machine, "MIG-1")
+		l.host = without(l.host, "MIG-1")
 		l.read(1)
 		l.expect("in the first reading", map[core.DeviceID]string{coretest.GPU(0): "healthy ", "MIG-2": "healthy "})
 	})
 	t.Run("over restarts without a reading", func(t *testing.T) {
-		l := live(t, coretest.GPUs(2))
+		l := newRestartFixture(t, coretest.GPUs(2))
 		for range 3 {
 			l.restart("boot", "boot")
 		}
-		l.machine = without(l.machine, coretest.GPU(1))
+		l.host = without(l.host, coretest.GPU(1))
 		l.read(1)
 		l.expect("in the first reading", map[core.DeviceID]string{coretest.GPU(0): "healthy ", coretest.GPU(1): "lost LOST"})
 	})
@@ -55,14 +55,14 @@ func TestDevicesAreRemembered(t *testing.T) {
 func TestDevicesWithoutADriver(t *testing.T) {
 	unknown := map[core.DeviceID]string{coretest.GPU(0): "unknown NVML_UNAVAILABLE", coretest.GPU(1): "unknown NVML_UNAVAILABLE"}
 	well := map[core.DeviceID]string{coretest.GPU(0): "healthy ", coretest.GPU(1): "healthy "}
-	l := live(t, coretest.GPUs(2))
+	l := newRestartFixture(t, coretest.GPUs(2))
 	l.restart("boot 1", "boot 1")
 	l.noDriver(core.DriverFailed)
 	l.expect("the same boot", unknown)
 	l.read(1)
 	l.expect("the driver is back", well)
 
-	l.see(xidEvent(gpu(0), 157))
+	l.observe(xidEvent(gpu(0), 157))
 	l.restart("boot 1", "boot 2")
 	for range 2 { // the agent is restarted once more before anybody could be asked
 		l.noDriver(core.DriverAbsent)
@@ -71,7 +71,7 @@ func TestDevicesWithoutADriver(t *testing.T) {
 	}
 	l.noDriver(core.DriverAbsent)
 	l.expect("another boot", nil)
-	l.machine = without(l.machine, coretest.GPU(1))
+	l.host = without(l.host, coretest.GPU(1))
 	l.read(1)
 	l.expect("a driver at last", map[core.DeviceID]string{coretest.GPU(0): "degraded XID_157", coretest.GPU(1): "lost LOST"})
 	l.restart("boot 2", "boot 2")
@@ -81,36 +81,39 @@ func TestDevicesWithoutADriver(t *testing.T) {
 
 // A GPU that the driver has not listed for a day is not coming back.
 func TestForget(t *testing.T) {
-	gone := func(l *life) { l.machine = without(l.machine, coretest.GPU(1)) }
+	gone := func(l *restartFixture) { l.host = without(l.host, coretest.GPU(1)) }
 	both := map[core.DeviceID]string{coretest.GPU(0): "healthy ", coretest.GPU(1): "lost LOST"}
 	one := map[core.DeviceID]string{coretest.GPU(0): "healthy "}
-	hours := func(l *life, n int) { l.now = l.now.Add(time.Duration(n)*time.Hour - pace); l.read(1) }
+	hours := func(l *restartFixture, n int) {
+		l.now = l.now.Add(time.Duration(n)*time.Hour - checkInterval)
+		l.read(1)
+	}
 	t.Run("after a day", func(t *testing.T) {
-		l := live(t, coretest.GPUs(2))
+		l := newRestartFixture(t, coretest.GPUs(2))
 		gone(l)
 		l.read(1)
 		hours(l, 23)
 		l.expect("within the day", both)
 		hours(l, 1)
 		l.now = l.now.Add(time.Minute)
-		l.see()
+		l.observe()
 		l.expect("after it", one)
 		if _, ok := l.state.Ledger.History(coretest.GPU(1)); ok || len(l.state.Ledger.Conditions()) != 0 {
 			t.Errorf("something is left of it: %v", l.state.Ledger.Conditions())
 		}
 	})
 	t.Run("whatever else stands against it", func(t *testing.T) {
-		l := live(t, coretest.GPUs(2))
-		l.see(xidEvent(gpu(1), 79))
+		l := newRestartFixture(t, coretest.GPUs(2))
+		l.observe(xidEvent(gpu(1), 79))
 		gone(l)
 		l.read(1)
 		hours(l, 24)
 		l.now = l.now.Add(time.Minute)
-		l.see()
+		l.observe()
 		l.expect("after a day", one)
 	})
 	t.Run("over restarts", func(t *testing.T) {
-		l := live(t, coretest.GPUs(2))
+		l := newRestartFixture(t, coretest.GPUs(2))
 		gone(l)
 		l.read(1)
 		for range 23 {
@@ -123,16 +126,16 @@ func TestForget(t *testing.T) {
 		l.expect("after it", one)
 	})
 	t.Run("but not while it is listed", func(t *testing.T) {
-		l := live(t, coretest.GPUs(2))
-		slot := l.machine.Devices[1].PCI
+		l := newRestartFixture(t, coretest.GPUs(2))
+		slot := l.host.Devices[1].PCI
 		gone(l)
-		l.machine.Excluded = []core.Exclusion{{Index: 1, PCI: slot, Failure: core.FailureLost, Reason: "GPU is lost"}}
+		l.host.Excluded = []core.Exclusion{{Index: 1, PCI: slot, Failure: core.FailureLost, Reason: "GPU is lost"}}
 		l.read(1)
 		hours(l, 48)
 		l.expect("after two days", both)
 	})
 	t.Run("nor while nobody can be asked", func(t *testing.T) {
-		l := live(t, coretest.GPUs(2))
+		l := newRestartFixture(t, coretest.GPUs(2))
 		gone(l)
 		l.read(1)
 		l.now = l.now.Add(48 * time.Hour)
@@ -140,12 +143,12 @@ func TestForget(t *testing.T) {
 		l.expect("after two days", map[core.DeviceID]string{coretest.GPU(0): "unknown NVML_UNAVAILABLE", coretest.GPU(1): "lost LOST"})
 	})
 	t.Run("counted from the last loss", func(t *testing.T) {
-		l := live(t, coretest.GPUs(2))
-		whole := l.machine
+		l := newRestartFixture(t, coretest.GPUs(2))
+		whole := l.host
 		gone(l)
 		l.read(1)
 		hours(l, 23)
-		l.machine = whole
+		l.host = whole
 		l.read(1)
 		gone(l)
 		l.read(1)

@@ -13,27 +13,27 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 )
 
-// draw is a machine and what is wanted of it, by chance.
-type draw struct{ *rand.Rand }
+// generator is a machine and what is wanted of it, by chance.
+type generator struct{ *rand.Rand }
 
-func pick[T any](d draw, of ...T) T { return of[d.IntN(len(of))] }
+func pick[T any](d generator, of ...T) T { return of[d.IntN(len(of))] }
 
-func (d draw) oneIn(n int) bool { return d.IntN(n) == 0 }
+func (d generator) oneIn(n int) bool { return d.IntN(n) == 0 }
 
-// some are of them, none to three, with repetitions.
-func some[T any](d draw, of ...T) (few []T) {
+// fewOf are of them, none to three, with repetitions.
+func fewOf[T any](d generator, of ...T) (few []T) {
 	for range d.IntN(4) {
 		few = append(few, pick(d, of...))
 	}
 	return few
 }
 
-func (d draw) machine() core.Snapshot {
+func (d generator) snapshot() core.Snapshot {
 	s := coretest.GPUs(1 + d.IntN(6))
 	for n := range s.Devices {
 		switch s.Devices[n].Model = pick(d, "NVIDIA H100 80GB HBM3", "NVIDIA L40S", "NVIDIA A100-SXM4-40GB"); d.IntN(3) {
 		case 0:
-			s = coretest.WithMIG(s, n, some(d, "1g.10gb", "1g.10gb+me", "3g.40gb")...)
+			s = coretest.Cut(s, n, fewOf(d, "1g.10gb", "1g.10gb+me", "3g.40gb")...)
 		case 1:
 			s = coretest.WithMIG(s, n, slices.Repeat([]string{"1g.10gb"}, 7)...)
 		}
@@ -44,27 +44,27 @@ func (d draw) machine() core.Snapshot {
 	return s
 }
 
-func (d draw) ids(s core.Snapshot) (few []core.DeviceID) {
+func (d generator) ids(s core.Snapshot) (few []core.DeviceID) {
 	for range d.IntN(3) {
-		few = append(few, pick(d, append(joinIDs(s), "GPU-x")...))
+		few = append(few, pick(d, append(deviceIDs(s), "GPU-x")...))
 	}
 	return few
 }
 
 // selector says nothing of most things, so that it selects something.
-func (d draw) selector(s core.Snapshot) (sel core.Selector) {
+func (d generator) selector(s core.Snapshot) (sel core.Selector) {
 	sel.At = fmt.Sprintf("p:%d", d.IntN(100))
 	switch d.IntN(8) {
 	case 0:
 		sel.IDs = d.ids(s)
 	case 1:
-		sel.PCI = some[core.PCIAddress](d, "0000:10:00.0", "0000:11:00.0")
+		sel.PCI = fewOf[core.PCIAddress](d, "0000:10:00.0", "0000:11:00.0")
 	case 2:
-		sel.Indices = some(d, core.DeviceIndex{GPU: 0, Instance: -1}, core.DeviceIndex{GPU: 1, Instance: 2}, core.DeviceIndex{GPU: 3, Instance: -1})
+		sel.Indices = fewOf(d, core.DeviceIndex{GPU: 0, Instance: -1}, core.DeviceIndex{GPU: 1, Instance: 2}, core.DeviceIndex{GPU: 3, Instance: -1})
 	case 3:
-		sel.Models = some(d, "*H100*", "*L40S", "NVIDIA A*", "*MIG 1g*")
+		sel.Models = fewOf(d, "*H100*", "*L40S", "NVIDIA A*", "*MIG 1g*")
 	case 4:
-		sel.Profiles = some(d, "1g.*", "*+me", "3g.40gb")
+		sel.Profiles = fewOf(d, "1g.*", "*+me", "3g.40gb")
 	case 5:
 		sel.Full = true
 	case 6:
@@ -73,14 +73,14 @@ func (d draw) selector(s core.Snapshot) (sel core.Selector) {
 	return sel
 }
 
-func (d draw) sharing() core.Sharing {
+func (d generator) sharing() core.Sharing {
 	return core.Sharing{
 		Mode: pick(d, core.TimeSlicing, core.MPS), Replicas: 2 + d.IntN(99), OnePerRequest: d.oneIn(2),
 		Memory: pick[uint64](d, 0, 1<<30), Threads: pick(d, 0, 10),
 	}
 }
 
-func (d draw) config(s core.Snapshot) core.Config {
+func (d generator) config(s core.Snapshot) core.Config {
 	cfg := core.DefaultConfig()
 	strategies := []core.MIGStrategy{core.MIGNone, core.MIGSingle, core.MIGMixed}
 	cfg.MIG, cfg.Packed, cfg.DeviceNodes = pick(d, strategies...), d.oneIn(2), d.oneIn(2)
@@ -112,8 +112,8 @@ func (d draw) config(s core.Snapshot) core.Config {
 	return cfg
 }
 
-func (d draw) host(s core.Snapshot) (h core.Host) {
-	h.MPS = some(d, "gpu.mps", "gpu", "mine", "x.shared")
+func (d generator) host(s core.Snapshot) (h core.Host) {
+	h.MPS = fewOf(d, "gpu.mps", "gpu", "mine", "x.shared")
 	for d.oneIn(3) {
 		h.Claims = append(h.Claims, core.Claim{Agent: "nomad-gpu", At: pick(d, s.Devices...).At, Prior: d.oneIn(2)})
 	}
@@ -124,23 +124,23 @@ func (d draw) host(s core.Snapshot) (h core.Host) {
 func TestAnyPolicy(t *testing.T) {
 	const draws = 1000
 	for seed := range uint64(draws) {
-		d := draw{rand.New(rand.NewPCG(seed, 5))} //nolint:gosec // repeatable
-		s := d.machine()
+		d := generator{rand.New(rand.NewPCG(seed, 5))} //nolint:gosec // repeatable
+		s := d.snapshot()
 		cfg := d.config(s)
 		var obs []core.Observation
 		for d.oneIn(2) {
 			obs = append(obs, xidEvent(pick(d, s.Devices...).At, pick[uint64](d, 95, 94, 79, 48)))
 		}
-		l, h := core.Ledger{}.Apply(cfg.Health, dawn, obs...), d.host(s)
+		l, h := core.Ledger{}.Apply(cfg.Health, testStart, obs...), d.host(s)
 		inv := core.Build(s, l, cfg).WithHost(h, cfg.Overlap)
-		eachDeviceOnce(t, s, inv)
-		eachUnit(t, l, inv)
-		asked(t, d, inv)
+		verifyDevicesOnce(t, s, inv)
+		verifyUnits(t, l, inv)
+		verifyReserveAndPrefer(t, d, inv)
 		d.Shuffle(len(s.Devices), func(i, j int) { s.Devices[i], s.Devices[j] = s.Devices[j], s.Devices[i] })
 		if again := core.Build(core.NewSnapshot(s), l, cfg).WithHost(h, cfg.Overlap); !again.Equal(inv) {
 			t.Error("equal arguments, differing inventories")
 		}
-		neighbours(t, d, s, func(l core.Ledger) *core.Inventory {
+		verifyIsolation(t, d, s, func(l core.Ledger) *core.Inventory {
 			return core.Build(core.NewSnapshot(s), l, cfg).WithHost(h, cfg.Overlap)
 		}, cfg, l)
 		if t.Failed() {
@@ -149,9 +149,9 @@ func TestAnyPolicy(t *testing.T) {
 	}
 }
 
-// eachDeviceOnce holds that a device is offered, refused with a reason, or stands behind its other view: never two
+// verifyDevicesOnce holds that a device is offered, refused with a reason, or stands behind its other view: never two
 // of these, and never none.
-func eachDeviceOnce(t *testing.T, s core.Snapshot, inv *core.Inventory) {
+func verifyDevicesOnce(t *testing.T, s core.Snapshot, inv *core.Inventory) {
 	t.Helper()
 	ways, offered := map[core.Placement]int{}, map[core.Placement]bool{}
 	var last core.DeviceID
@@ -180,8 +180,8 @@ func eachDeviceOnce(t *testing.T, s core.Snapshot, inv *core.Inventory) {
 	}
 }
 
-// eachUnit holds what the units of a device have in common, and what not.
-func eachUnit(t *testing.T, l core.Ledger, inv *core.Inventory) {
+// verifyUnits holds what the units of a device have in common, and what not.
+func verifyUnits(t *testing.T, l core.Ledger, inv *core.Inventory) {
 	t.Helper()
 	var prev core.Unit
 	seen := map[core.UnitID]bool{}
@@ -212,8 +212,8 @@ func eachUnit(t *testing.T, l core.Ledger, inv *core.Inventory) {
 	}
 }
 
-// asked holds what Reserve and Prefer promise.
-func asked(t *testing.T, d draw, inv *core.Inventory) {
+// verifyReserveAndPrefer holds what Reserve and Prefer promise.
+func verifyReserveAndPrefer(t *testing.T, d generator, inv *core.Inventory) {
 	t.Helper()
 	all := unitIDs(inv)
 	if len(all) == 0 {
@@ -244,15 +244,15 @@ func asked(t *testing.T, d draw, inv *core.Inventory) {
 	}
 }
 
-// neighbours holds that what befalls a GPU touches nobody else's units, and what befalls an instance no sibling's.
-func neighbours(t *testing.T, d draw, s core.Snapshot, build func(core.Ledger) *core.Inventory, cfg core.Config, l core.Ledger) {
+// verifyIsolation holds that what befalls a GPU touches nobody else's units, and what befalls an instance no sibling's.
+func verifyIsolation(t *testing.T, d generator, s core.Snapshot, build func(core.Ledger) *core.Inventory, cfg core.Config, l core.Ledger) {
 	t.Helper()
 	at, code := pick(d, s.Devices...).At, pick[uint64](d, 94, 95)
 	scope := at
 	if code == 95 { // of the whole GPU, wherever it is said to be
 		scope = core.WholeGPU(at.GPU)
 	}
-	before, after := build(l), build(l.Apply(cfg.Health, dawn, xidEvent(at, code)))
+	before, after := build(l), build(l.Apply(cfg.Health, testStart, xidEvent(at, code)))
 	if before.Len() != after.Len() {
 		t.Errorf("%d units, %d after an XID", before.Len(), after.Len())
 	}

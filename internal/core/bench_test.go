@@ -9,40 +9,40 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 )
 
-// fleet is the ledger of n GPUs that are well, and what their checks say.
-func fleet(n int) (core.Ledger, []core.Observation) {
-	checks := checked(coretest.GPUs(n))
-	return core.Ledger{}.Apply(core.DefaultHealthPolicy(), dawn, append(checks, answered("580"))...), checks
+// healthyGPUs is the ledger of n GPUs that are well, and what their checks say.
+func healthyGPUs(n int) (core.Ledger, []core.Observation) {
+	checks := healthyChecks(coretest.GPUs(n))
+	return core.Ledger{}.Apply(core.DefaultHealthPolicy(), testStart, append(checks, driverAvailable("580"))...), checks
 }
 
-// troubled has a condition against each GPU, and a few against the first.
-func troubled(n int) (core.Ledger, []core.Observation) {
-	l, checks := fleet(n)
+// faultyGPUs has a condition against each GPU, and a few against the first.
+func faultyGPUs(n int) (core.Ledger, []core.Observation) {
+	l, checks := healthyGPUs(n)
 	var obs []core.Observation
 	for i := range n {
 		obs = append(obs, xidEvent(gpu(i), 119))
 	}
-	return l.Apply(core.DefaultHealthPolicy(), dawn, append(obs, xidEvent(gpu(0), 94), xidEvent(gpu(0), 54))...), checks
+	return l.Apply(core.DefaultHealthPolicy(), testStart, append(obs, xidEvent(gpu(0), 94), xidEvent(gpu(0), 54))...), checks
 }
 
 func BenchmarkApplyXID(b *testing.B) {
 	p := core.DefaultHealthPolicy()
-	l, _ := fleet(8)
+	l, _ := healthyGPUs(8)
 	b.ReportAllocs()
 	for b.Loop() {
-		l.Apply(p, dawn, xidEvent(gpu(3), 95))
+		l.Apply(p, testStart, xidEvent(gpu(3), 95))
 	}
 }
 
 func BenchmarkApplyChecks(b *testing.B) {
 	p := core.DefaultHealthPolicy()
 	for _, n := range []int{8, 64} {
-		for name, begin := range map[string]func(int) (core.Ledger, []core.Observation){"well": fleet, "troubled": troubled} {
+		for name, begin := range map[string]func(int) (core.Ledger, []core.Observation){"well": healthyGPUs, "troubled": faultyGPUs} {
 			l, checks := begin(n)
 			b.Run(fmt.Sprintf("%s/%d", name, n), func(b *testing.B) {
 				b.ReportAllocs()
 				for b.Loop() {
-					l.Apply(p, dawn, checks...)
+					l.Apply(p, testStart, checks...)
 				}
 			})
 		}
@@ -51,8 +51,8 @@ func BenchmarkApplyChecks(b *testing.B) {
 
 // Time passes twice a second, whatever happens.
 func BenchmarkApplyNothing(b *testing.B) {
-	p, now := core.DefaultHealthPolicy(), dawn.Add(time.Minute)
-	for name, begin := range map[string]func(int) (core.Ledger, []core.Observation){"well": fleet, "troubled": troubled} {
+	p, now := core.DefaultHealthPolicy(), testStart.Add(time.Minute)
+	for name, begin := range map[string]func(int) (core.Ledger, []core.Observation){"well": healthyGPUs, "troubled": faultyGPUs} {
 		l, _ := begin(8)
 		b.Run(name, func(b *testing.B) {
 			b.ReportAllocs()
@@ -64,7 +64,7 @@ func BenchmarkApplyNothing(b *testing.B) {
 }
 
 func BenchmarkHealth(b *testing.B) {
-	for name, begin := range map[string]func(int) (core.Ledger, []core.Observation){"well": fleet, "troubled": troubled} {
+	for name, begin := range map[string]func(int) (core.Ledger, []core.Observation){"well": healthyGPUs, "troubled": faultyGPUs} {
 		l, _ := begin(64)
 		b.Run(name, func(b *testing.B) {
 			b.ReportAllocs()
@@ -76,10 +76,10 @@ func BenchmarkHealth(b *testing.B) {
 }
 
 // What stands still costs next to nothing: an agent at rest is at rest.
-func TestNothingStandingCostsNothing(t *testing.T) {
+func TestApplyWithoutConditionsDoesNotAllocate(t *testing.T) {
 	p := core.DefaultHealthPolicy()
-	l, _ := fleet(64)
-	if n := testing.AllocsPerRun(100, func() { l.Apply(p, dawn.Add(time.Hour)) }); n != 0 || l.NeedsTick() {
+	l, _ := healthyGPUs(64)
+	if n := testing.AllocsPerRun(100, func() { l.Apply(p, testStart.Add(time.Hour)) }); n != 0 || l.NeedsTick() {
 		t.Errorf("%v allocations for nothing; restless %t", n, l.NeedsTick())
 	}
 }

@@ -12,8 +12,8 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 )
 
-// renumbered is a machine as the driver lists it: the GPUs of coretest.GPUs with those numbers, in their order.
-func renumbered(gpus ...int) core.Snapshot {
+// reindexed is a machine as the driver lists it: the GPUs of coretest.GPUs with those numbers, in their order.
+func reindexed(gpus ...int) core.Snapshot {
 	s := coretest.GPUs(16)
 	var devices []core.Device
 	for i, n := range gpus {
@@ -39,9 +39,9 @@ func byIndex(at string, indices ...int) core.Selector {
 	return s
 }
 
-// policed is a machine of 8 GPUs under a policy.
-func policed(t *testing.T, p core.Policy) *life {
-	l := live(t, renumbered(seq(0, 7)...))
+// newPolicyFixture is a machine of 8 GPUs under a policy.
+func newPolicyFixture(t *testing.T, p core.Policy) *restartFixture {
+	l := newRestartFixture(t, reindexed(seq(0, 7)...))
 	l.cfg.Policy = p
 	l.state = core.Restore(l.cfg, core.Checkpoint{BootID: "a"}, "a")
 	l.read(1)
@@ -49,7 +49,7 @@ func policed(t *testing.T, p core.Policy) *life {
 }
 
 // pools are the GPUs that take new work, by pool: "gpu 1,2 gpu.shared 5,6".
-func (l *life) pools() string {
+func (l *restartFixture) pools() string {
 	by := map[string][]string{}
 	var pools []string
 	for u := range l.state.Inventory.Units() {
@@ -71,15 +71,15 @@ func (l *life) pools() string {
 	return strings.Join(texts, " ")
 }
 
-func (l *life) offers(when, want string) {
+func (l *restartFixture) expectPools(when, want string) {
 	l.Helper()
 	if got := l.pools(); got != want {
 		l.Errorf("%s: offered are %q, want %q", when, got, want)
 	}
 }
 
-// finds holds that the findings are as many as the texts, each of which one has.
-func (l *life) finds(when string, texts ...string) {
+// expectWarnings holds that the findings are as many as the texts, each of which one has.
+func (l *restartFixture) expectWarnings(when string, texts ...string) {
 	l.Helper()
 	findings := append(l.state.Inventory.PolicyWarnings(), l.state.Inventory.OutdatedBindings()...)
 	for _, text := range texts {
@@ -97,34 +97,34 @@ var reservedAndShared = core.Policy{Rules: []core.Rule{
 	{Select: byIndex("policy.yaml:5: rules[1].select", 5, 6), Sharing: &core.Sharing{Mode: core.TimeSlicing, Replicas: 4}},
 }}
 
-func TestIndexMeansTheSameGPUWhenAnotherGoes(t *testing.T) {
-	l := policed(t, reservedAndShared)
-	l.offers("at first", "gpu 0,1,2,3,4 gpu.shared 5,6")
-	l.finds("at first")
-	l.machine = renumbered(seq(1, 7)...)
+func TestIndexBindingWhenGPUIsRemoved(t *testing.T) {
+	l := newPolicyFixture(t, reservedAndShared)
+	l.expectPools("at first", "gpu 0,1,2,3,4 gpu.shared 5,6")
+	l.expectWarnings("at first")
+	l.host = reindexed(seq(1, 7)...)
 	for range 3 {
 		l.read(1)
-		l.offers("GPU 0 is removed", "gpu 1,2,3,4 gpu.shared 5,6")
+		l.expectPools("GPU 0 is removed", "gpu 1,2,3,4 gpu.shared 5,6")
 	}
-	l.finds("GPU 0 is removed",
+	l.expectWarnings("GPU 0 is removed",
 		"policy.yaml:3: rules[0].select: index 7 is bound to "+string(coretest.GPU(7))+"; by the present order of devices index 7 would be no device; to apply that",
 		"policy.yaml:5: rules[1].select: index 5, 6 is bound to")
 	l.restart("a", "a")
 	l.read(1)
-	l.offers("the agent was restarted", "gpu 1,2,3,4 gpu.shared 5,6")
+	l.expectPools("the agent was restarted", "gpu 1,2,3,4 gpu.shared 5,6")
 	l.now = l.now.Add(l.cfg.Health.Forget)
 	l.read(2)
-	l.offers("GPU 0 is forgotten", "gpu 1,2,3,4 gpu.shared 5,6")
+	l.expectPools("GPU 0 is forgotten", "gpu 1,2,3,4 gpu.shared 5,6")
 	l.restart("a", "b")
 	l.read(1)
-	l.offers("a reboot numbers the GPUs anew", "gpu 1,2,3,4,5 gpu.shared 6,7")
+	l.expectPools("a reboot numbers the GPUs anew", "gpu 1,2,3,4,5 gpu.shared 6,7")
 }
 
-func TestIndexMeansTheSameGPUWhenAnotherComes(t *testing.T) {
-	l := policed(t, reservedAndShared)
-	l.machine = renumbered(append([]int{8}, seq(0, 7)...)...)
+func TestIndexBindingWhenGPUIsAdded(t *testing.T) {
+	l := newPolicyFixture(t, reservedAndShared)
+	l.host = reindexed(append([]int{8}, seq(0, 7)...)...)
 	l.read(1)
-	l.offers("a ninth GPU comes first in the driver's order", "gpu 0,1,2,3,4 gpu.shared 5,6")
+	l.expectPools("a ninth GPU comes first in the driver's order", "gpu 0,1,2,3,4 gpu.shared 5,6")
 	if e := l.state.Inventory.Excluded(); len(e) != 2 || e[0].At != gpu(8) || !strings.Contains(e[0].Reason, "rebind") {
 		t.Errorf("excluded is %v", e)
 	}
@@ -134,80 +134,80 @@ func TestIndexMeansTheSameGPUWhenAnotherComes(t *testing.T) {
 	}
 	l.state = next
 	l.read(1)
-	l.offers("after rebind", "gpu 0,1,2,3,7,8 gpu.shared 4,5")
-	l.finds("after rebind")
+	l.expectPools("after rebind", "gpu 0,1,2,3,7,8 gpu.shared 4,5")
+	l.expectWarnings("after rebind")
 
-	l = policed(t, core.Policy{Names: []core.Naming{{Select: core.Selector{Full: true}, Pool: "all"}}})
-	l.machine = renumbered(append([]int{8}, seq(0, 7)...)...)
+	l = newPolicyFixture(t, core.Policy{Names: []core.Naming{{Select: core.Selector{Full: true}, Pool: "all"}}})
+	l.host = reindexed(append([]int{8}, seq(0, 7)...)...)
 	l.read(1)
-	l.offers("no rule goes by index", "all 0,1,2,3,4,5,6,7,8")
+	l.expectPools("no rule goes by index", "all 0,1,2,3,4,5,6,7,8")
 }
 
 // A GPU in the place of one that is gone for good has its number: nothing was ever on it.
-func TestReplacedGPUHasTheNumberOfItsSlot(t *testing.T) {
-	l := policed(t, reservedAndShared)
-	l.machine = renumbered(0, 1, 2, 3, 4, 9, 6, 7)
-	l.machine.Devices[5].PCI = coretest.GPUs(8).Devices[5].PCI
+func TestReplacedGPUGetsFreeNumber(t *testing.T) {
+	l := newPolicyFixture(t, reservedAndShared)
+	l.host = reindexed(0, 1, 2, 3, 4, 9, 6, 7)
+	l.host.Devices[5].PCI = coretest.GPUs(8).Devices[5].PCI
 	l.read(1)
-	l.offers("another GPU in the slot of GPU 5", "gpu 0,1,2,3,4 gpu.shared 6,9")
+	l.expectPools("another GPU in the slot of GPU 5", "gpu 0,1,2,3,4 gpu.shared 6,9")
 }
 
 // Two agents divide a machine by index. One of them is started for the first time when a GPU has gone.
-func TestAgentsOfAHostShareTheNumbers(t *testing.T) {
+func TestAgentsShareNumbers(t *testing.T) {
 	rule := func(reserve bool, indices ...int) core.Rule {
 		return core.Rule{Select: byIndex("policy", indices...), Reserve: map[bool]string{true: "for another"}[reserve]}
 	}
-	nomad := policed(t, core.Policy{Rules: []core.Rule{rule(false, seq(0, 3)...), rule(true, seq(4, 7)...)}})
-	nomad.machine = renumbered(seq(1, 7)...)
+	nomad := newPolicyFixture(t, core.Policy{Rules: []core.Rule{rule(false, seq(0, 3)...), rule(true, seq(4, 7)...)}})
+	nomad.host = reindexed(seq(1, 7)...)
 	nomad.read(1)
-	nomad.offers("nomad", "gpu 1,2,3")
-	kube := live(t, renumbered())
+	nomad.expectPools("nomad", "gpu 1,2,3")
+	kube := newRestartFixture(t, reindexed())
 	kube.cfg.Policy = core.Policy{Rules: []core.Rule{rule(true, seq(0, 3)...), rule(false, seq(4, 7)...)}}
 	kube.state = core.Restore(kube.cfg, core.Checkpoint{BootID: "a"}, "a").
 		WithHost(kube.cfg, kube.now, core.Host{Numbering: nomad.state.Inventory.Numbering()})
-	kube.machine = nomad.machine
+	kube.host = nomad.host
 	kube.read(1)
-	kube.offers("kubernetes", "gpu 4,5,6,7")
+	kube.expectPools("kubernetes", "gpu 4,5,6,7")
 
 	kube.state, _ = kube.state.Rebind(kube.cfg, kube.now)
-	kube.offers("kubernetes after rebind", "gpu 5,6,7")
+	kube.expectPools("kubernetes after rebind", "gpu 5,6,7")
 	nomad.state = nomad.state.WithHost(nomad.cfg, nomad.now, core.Host{Numbering: kube.state.Inventory.Numbering()})
-	nomad.offers("nomad after the rebind of the other", "gpu 1,2,3,4")
+	nomad.expectPools("nomad after the rebind of the other", "gpu 1,2,3,4")
 }
 
-func sharedFirst(n int) core.Policy {
+func shareFirst(n int) core.Policy {
 	return core.Policy{Shares: []core.Share{{
 		Pool: "gpu", Select: core.Selector{At: "config.yaml:7"}, First: n, Rename: "gpu.shared",
 		Sharing: core.Sharing{Mode: core.TimeSlicing, Replicas: 2},
 	}}}
 }
 
-func TestNumberOfDevicesMeansTheSameDevices(t *testing.T) {
-	l := policed(t, sharedFirst(2))
-	l.offers("at first", "gpu 2,3,4,5,6,7 gpu.shared 0,1")
-	l.machine = renumbered(seq(1, 7)...)
+func TestCountBinding(t *testing.T) {
+	l := newPolicyFixture(t, shareFirst(2))
+	l.expectPools("at first", "gpu 2,3,4,5,6,7 gpu.shared 0,1")
+	l.host = reindexed(seq(1, 7)...)
 	l.read(1)
-	l.offers("GPU 0 is lost", "gpu 2,3,4,5,6,7 gpu.shared 1")
-	l.finds("GPU 0 is lost", "config.yaml:7: the first 2 is bound to")
+	l.expectPools("GPU 0 is lost", "gpu 2,3,4,5,6,7 gpu.shared 1")
+	l.expectWarnings("GPU 0 is lost", "config.yaml:7: the first 2 is bound to")
 	l.now = l.now.Add(l.cfg.Health.Forget)
 	l.read(2)
 	l.restart("a", "a")
 	l.read(1)
-	l.offers("GPU 0 is forgotten", "gpu 2,3,4,5,6,7 gpu.shared 1")
-	l.machine = renumbered(append(seq(1, 7), 8)...)
+	l.expectPools("GPU 0 is forgotten", "gpu 2,3,4,5,6,7 gpu.shared 1")
+	l.host = reindexed(append(seq(1, 7), 8)...)
 	l.read(1)
-	l.offers("a GPU that nobody had takes the place", "gpu 2,3,4,5,6,7 gpu.shared 1,8")
-	l.cfg.Policy = sharedFirst(3)
+	l.expectPools("a GPU that nobody had takes the place", "gpu 2,3,4,5,6,7 gpu.shared 1,8")
+	l.cfg.Policy = shareFirst(3)
 	l.read(1)
-	l.offers("an operator wants three", "gpu 3,4,5,6,7 gpu.shared 1,2,8")
-	l.cfg.Policy = sharedFirst(1)
+	l.expectPools("an operator wants three", "gpu 3,4,5,6,7 gpu.shared 1,2,8")
+	l.cfg.Policy = shareFirst(1)
 	l.read(1)
-	l.offers("an operator wants one", "gpu 2,3,4,5,6,7,8 gpu.shared 1")
+	l.expectPools("an operator wants one", "gpu 2,3,4,5,6,7,8 gpu.shared 1")
 }
 
 // Instances of a GPU that was not touched stay on offer, whatever another GPU is cut into.
-func TestCommonProfileStays(t *testing.T) {
-	l := live(t, renumbered())
+func TestCommonProfileBinding(t *testing.T) {
+	l := newRestartFixture(t, reindexed())
 	l.cfg.MIG = core.MIGSingle
 	l.state = core.NewState(l.cfg)
 	cut := func(profiles ...[]string) {
@@ -215,27 +215,27 @@ func TestCommonProfileStays(t *testing.T) {
 		for n, p := range profiles {
 			s = coretest.WithMIG(s, n, p...)
 		}
-		l.machine = s
+		l.host = s
 		l.read(3)
 	}
 	big, small := []string{"3g.40gb", "3g.40gb"}, slices.Repeat([]string{"1g.10gb"}, 7)
 	cut(big, big)
-	l.offers("at first", "gpu 0,1")
+	l.expectPools("at first", "gpu 0,1")
 	cut(small, big)
-	l.offers("the first GPU has more instances of another profile", "gpu 1")
-	l.finds("the first GPU has more instances of another profile", "MIG strategy single: profile 3g.40gb is bound to")
+	l.expectPools("the first GPU has more instances of another profile", "gpu 1")
+	l.expectWarnings("the first GPU has more instances of another profile", "MIG strategy single: profile 3g.40gb is bound to")
 	cut(small, small)
-	l.offers("no instance of the profile is left", "gpu 0,1")
-	l.finds("no instance of the profile is left")
+	l.expectPools("no instance of the profile is left", "gpu 0,1")
+	l.expectWarnings("no instance of the profile is left")
 }
 
-func TestIndexOfAnInstanceMeansTheSameInstance(t *testing.T) {
-	l := live(t, renumbered())
+func TestInstanceIndexBinding(t *testing.T) {
+	l := newRestartFixture(t, reindexed())
 	l.cfg.Policy = core.Policy{Rules: []core.Rule{{
 		Select:  core.Selector{At: "rule", Indices: []core.DeviceIndex{{GPU: 0, Instance: 1}}},
 		Reserve: "tests",
 	}}}
-	l.machine = coretest.WithMIG(coretest.GPUs(1), 0, "1g.10gb", "1g.10gb", "1g.10gb")
+	l.host = coretest.Cut(coretest.GPUs(1), 0, "1g.10gb", "1g.10gb", "1g.10gb")
 	l.read(1)
 	reserved := func(when string, want core.DeviceID) {
 		t.Helper()
@@ -251,9 +251,9 @@ func TestIndexOfAnInstanceMeansTheSameInstance(t *testing.T) {
 	}
 	reserved("at first", coretest.Instance(0, 1))
 	first := coretest.Instance(0, 0)
-	l.machine = without(l.machine, first)
-	for i := range l.machine.Devices {
-		if d := &l.machine.Devices[i]; d.Profile != "" {
+	l.host = without(l.host, first)
+	for i := range l.host.Devices {
+		if d := &l.host.Devices[i]; d.Profile != "" {
 			d.Instance--
 		}
 	}
@@ -262,7 +262,7 @@ func TestIndexOfAnInstanceMeansTheSameInstance(t *testing.T) {
 }
 
 func TestRebindNeedsTheDriver(t *testing.T) {
-	l := policed(t, reservedAndShared)
+	l := newPolicyFixture(t, reservedAndShared)
 	l.noDriver(core.DriverFailed)
 	if next, err := l.state.Rebind(l.cfg, l.now); !errors.Is(err, core.ErrNoDriver) || !next.Binding.Equal(l.state.Binding) {
 		t.Errorf("%v", err)
@@ -271,13 +271,13 @@ func TestRebindNeedsTheDriver(t *testing.T) {
 
 // However GPUs come and go, no GPU that takes work is ever offered as something else than before, and none to two agents
 // whose rules divide the machine.
-func TestNoDeviceIsDealtTwice(t *testing.T) {
+func TestBindingInvariants(t *testing.T) {
 	for seed := range uint64(100) {
-		r := newFate(seed)
-		nomad := policed(t, reservedAndShared)
+		r := newRandomSim(seed)
+		nomad := newPolicyFixture(t, reservedAndShared)
 		nomad.cfg.Policy.Rules = append([]core.Rule{{Select: byIndex("policy", 0, 1, 2), Reserve: "for another"}}, nomad.cfg.Policy.Rules...)
-		kube := policed(t, core.Policy{Rules: []core.Rule{{Select: byIndex("policy", 3, 4, 5, 6, 7, 8, 9, 10, 11), Reserve: "for another"}}, Shares: sharedFirst(1).Shares})
-		agents := []*life{nomad, kube}
+		kube := newPolicyFixture(t, core.Policy{Rules: []core.Rule{{Select: byIndex("policy", 3, 4, 5, 6, 7, 8, 9, 10, 11), Reserve: "for another"}}, Shares: shareFirst(1).Shares})
+		agents := []*restartFixture{nomad, kube}
 		for _, a := range agents {
 			a.state = core.Restore(a.cfg, core.Checkpoint{BootID: "a"}, "a")
 		}
@@ -289,7 +289,7 @@ func TestNoDeviceIsDealtTwice(t *testing.T) {
 				there = slices.Insert(there, r.IntN(len(there)+1), n)
 			}
 			for i, a := range agents {
-				a.machine = renumbered(there...)
+				a.host = reindexed(there...)
 				if r.oneIn(4) {
 					a.restart("a", "a")
 				}

@@ -14,7 +14,7 @@ import (
 func TestBoundedUnderRandomCodes(t *testing.T) {
 	const gpus, total, batch = 4, 1_000_000, 1000
 	random := rand.New(rand.NewPCG(1, 2))
-	p, l, now := core.DefaultHealthPolicy(), core.Ledger{}, dawn
+	p, l, now := core.DefaultHealthPolicy(), core.Ledger{}, testStart
 	obs := make([]core.Observation, batch)
 	for range total / batch {
 		for i := range obs {
@@ -47,7 +47,7 @@ func TestBoundedUnderRandomCodes(t *testing.T) {
 
 // A year of trouble takes no more memory than a day of it.
 func TestBoundedOverUptime(t *testing.T) {
-	s := tell(t)
+	s := newLedgerFixture(t)
 	size := func() int {
 		record := core.State{Ledger: s.ledger}.Checkpoint("boot")
 		text, err := json.Marshal(record)
@@ -58,14 +58,14 @@ func TestBoundedOverUptime(t *testing.T) {
 	}
 	day := func() {
 		for hour := range 24 {
-			s.handOut(a)
-			s.xid(13, 31, 80, 94, 95, 109, 500+uint64(hour))
-			s.say(func(v *core.HealthSample) { v.Uncorrectable.Value++ })
+			s.allocate(a)
+			s.reportXIDs(13, 31, 80, 94, 95, 109, 500+uint64(hour))
+			s.setSample(func(v *core.HealthSample) { v.Uncorrectable.Value++ })
 			s.check(3)
 			s.reset()
-			s.mute[a.GPU] = core.Lost
+			s.failing[a.GPU] = core.Lost
 			s.check(2)
-			delete(s.mute, a.GPU)
+			delete(s.failing, a.GPU)
 			s.check(10)
 			s.now = s.now.Add(time.Hour)
 			_, _ = s.clear(core.Command{})

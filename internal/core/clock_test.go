@@ -16,52 +16,52 @@ import (
 // whole compares everything, also what is not exported.
 var whole = cmp.Exporter(func(reflect.Type) bool { return true })
 
-// jump sets the wall clock, and with it the boot moment as it is computed from the uptime.
-func (f *fate) jump() {
-	d := time.Duration(f.jumps.Int64N(int64(96*time.Hour))-int64(48*time.Hour)) / time.Second * time.Second
-	if f.jumps.IntN(4) == 0 {
-		d = time.Duration(f.jumps.IntN(2)-1) * 365 * 24 * time.Hour
+// setWallClock sets the wall clock, and with it the boot moment as it is computed from the uptime.
+func (f *randomSim) setWallClock() {
+	d := time.Duration(f.clockRand.Int64N(int64(96*time.Hour))-int64(48*time.Hour)) / time.Second * time.Second
+	if f.clockRand.IntN(4) == 0 {
+		d = time.Duration(f.clockRand.IntN(2)-1) * 365 * 24 * time.Hour
 	}
-	f.now, f.booted, f.read, f.jumped = f.now.Add(d), f.booted.Add(d), f.read.Add(d), f.jumped+d
+	f.now, f.bootTime, f.lastRead, f.clockOffset = f.now.Add(d), f.bootTime.Add(d), f.lastRead.Add(d), f.clockOffset+d
 }
 
 // Two machines live through the same random faults, recoveries, orders and restarts. The wall clock of one of them jumps
 // by days, in both directions, while its agent runs and while it does not. What is known of both is the same throughout.
-func TestClockJumpsChangeNothing(t *testing.T) {
+func TestClockChangesHaveNoEffect(t *testing.T) {
 	for seed := range uint64(60) {
-		steady, jumping := newFate(seed), newFate(seed)
-		jumping.jumps = rand.New(rand.NewPCG(seed, 7))
+		steady, jumping := newRandomSim(seed), newRandomSim(seed)
+		jumping.clockRand = rand.New(rand.NewPCG(seed, 7))
 		for step := range 200 {
-			if jumping.jumps.IntN(5) == 0 {
-				was := jumping.jumped
-				jumping.jump()
-				jumping.state = jumping.state.Shift(jumping.jumped - was)
+			if jumping.clockRand.IntN(5) == 0 {
+				was := jumping.clockOffset
+				jumping.setWallClock()
+				jumping.state = jumping.state.Shift(jumping.clockOffset - was)
 			}
 			steady.step()
 			jumping.step()
 			if step%5 != 0 {
 				continue
 			}
-			want, got := steady.state.Checkpoint("boot"), jumping.state.Shift(-jumping.jumped).Checkpoint("boot")
+			want, got := steady.state.Checkpoint("boot"), jumping.state.Shift(-jumping.clockOffset).Checkpoint("boot")
 			if diff := cmp.Diff(want, got, whole); diff != "" {
-				t.Fatalf("seed %d, step %d, clock set by %v in all: %s", seed, step, jumping.jumped, diff)
+				t.Fatalf("seed %d, step %d, clock set by %v in all: %s", seed, step, jumping.clockOffset, diff)
 			}
 		}
 	}
 }
 
-// kept is the record of a GPU with an XID, two minutes after it, by an agent that knows when the machine booted.
-func kept(t *testing.T) (*life, core.Checkpoint) {
-	l := live(t, coretest.GPUs(2))
-	l.state = core.Restore(l.cfg, core.Checkpoint{BootID: "a", BootTime: dawn.Add(-time.Hour)}, "a")
+// checkpointWithXID is the record of a GPU with an XID, two minutes after it, by an agent that knows when the machine booted.
+func checkpointWithXID(t *testing.T) (*restartFixture, core.Checkpoint) {
+	l := newRestartFixture(t, coretest.GPUs(2))
+	l.state = core.Restore(l.cfg, core.Checkpoint{BootID: "a", BootTime: testStart.Add(-time.Hour)}, "a")
 	l.read(1)
-	l.see(xidEvent(gpu(1), 119))
+	l.observe(xidEvent(gpu(1), 119))
 	l.read(12)
 	return l, l.state.Checkpoint("a")
 }
 
-func TestRecordIsMovedToThePresentClock(t *testing.T) {
-	l, r := kept(t)
+func TestRebase(t *testing.T) {
+	l, r := checkpointWithXID(t)
 	booted, at := r.BootTime, r.Conditions[0].Last // the latest event in it
 	in := func(d time.Duration) time.Time { return l.now.Add(d) }
 	for _, tc := range []struct {
@@ -97,9 +97,9 @@ func TestRecordIsMovedToThePresentClock(t *testing.T) {
 }
 
 // A GPU that is gone is listed as lost for a day. How long the machine was off is unknown: its clock may be wrong at boot.
-func TestLostGPUIsNotForgottenByAClockThatIsAheadAtBoot(t *testing.T) {
-	l, _ := kept(t)
-	l.machine = coretest.GPUs(1)
+func TestForgetWithWrongClockAtBoot(t *testing.T) {
+	l, _ := checkpointWithXID(t)
+	l.host = coretest.GPUs(1)
 	l.read(2)
 	r := l.state.Checkpoint("a")
 	l.now = l.now.Add(25 * time.Hour) // of which two minutes are real
@@ -114,8 +114,8 @@ func TestLostGPUIsNotForgottenByAClockThatIsAheadAtBoot(t *testing.T) {
 
 // Another process takes over after a reboot, before the driver was there, as after a change of the configuration. Both
 // are of the new boot.
-func TestRecordIsOfThePresentBootBeforeTheDriverIsRead(t *testing.T) {
-	l := live(t, coretest.GPUs(2))
+func TestCheckpointBeforeFirstSnapshot(t *testing.T) {
+	l := newRestartFixture(t, coretest.GPUs(2))
 	l.restart("a", "b")
 	l.noDriver(core.DriverAbsent)
 	if r := l.state.Checkpoint("b"); r.BootID != "b" || !r.NotReadSinceBoot {
@@ -128,7 +128,7 @@ func TestRecordIsOfThePresentBootBeforeTheDriverIsRead(t *testing.T) {
 	if r := l.state.Checkpoint("b"); r.NotReadSinceBoot {
 		t.Error("unread")
 	}
-	l.see(xidEvent(gpu(1), 119))
+	l.observe(xidEvent(gpu(1), 119))
 	l.restart("b", "b")
 	l.read(1)
 	l.expect("restarted", map[core.DeviceID]string{coretest.GPU(0): "healthy ", coretest.GPU(1): "unhealthy XID_119"})

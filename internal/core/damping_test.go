@@ -7,24 +7,24 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 )
 
-// unlatched has no latch, so that only the dwell damps.
-func unlatched(p *core.HealthPolicy) { p.MaxRecoveries = 1000 }
+// noServiceLimit has no latch, so that only the dwell damps.
+func noServiceLimit(p *core.HealthPolicy) { p.MaxRecoveries = 1000 }
 
 // Each bad spell within six hours makes the next recovery take twice as long, up to the maximum.
 func TestDwellDoubles(t *testing.T) {
-	s := tell(t, unlatched)
+	s := newLedgerFixture(t, noServiceLimit)
 	for _, dwell := range []time.Duration{1, 2, 4, 8, 16, 32, 60, 60} {
-		s.xid(95)
+		s.reportXIDs(95)
 		if got := s.ledger.Dwell(s.policy, s.now, s.condition("XID_95")); got != dwell*time.Minute {
 			t.Errorf("dwell %v, want %v", got, dwell*time.Minute)
 		}
 		s.expectRecovery("by the verdict", 30*time.Second+dwell*time.Minute)
 	}
-	s.step(4 * time.Hour)
-	s.xid(95)
+	s.checkFor(4 * time.Hour)
+	s.reportXIDs(95)
 	s.expectRecovery("with the last spell but one six hours ago", 30*time.Second+2*time.Minute)
-	s.step(6 * time.Hour)
-	s.xid(95)
+	s.checkFor(6 * time.Hour)
+	s.reportXIDs(95)
 	s.expectRecovery("after six good hours", 90*time.Second)
 }
 
@@ -34,9 +34,9 @@ func TestDwellBounds(t *testing.T) {
 		{2 * time.Hour, time.Hour, 2 * time.Hour}, // a maximum below the minimum is none
 		{time.Second, 3 * time.Second, 3 * time.Second},
 	} {
-		s := tell(t, unlatched, func(p *core.HealthPolicy) { p.Dwell, p.MaxDwell = tc.dwell, tc.most })
+		s := newLedgerFixture(t, noServiceLimit, func(p *core.HealthPolicy) { p.Dwell, p.MaxDwell = tc.dwell, tc.most })
 		for i := range 3 {
-			s.xid(95)
+			s.reportXIDs(95)
 			if i == 2 {
 				if got := s.ledger.Dwell(s.policy, s.now, s.condition("XID_95")); got != tc.third {
 					t.Errorf("%v up to %v: the third is %v, want %v", tc.dwell, tc.most, got, tc.third)
@@ -51,12 +51,12 @@ func TestDwellBounds(t *testing.T) {
 
 // What only degrades is no bad spell, and has its dwell alone.
 func TestDwellOfDegraded(t *testing.T) {
-	s := tell(t)
+	s := newLedgerFixture(t)
 	for range 6 {
-		s.xid(94)
+		s.reportXIDs(94)
 		s.expectRecovery("degraded", 90*time.Second)
 	}
-	if c := s.chart(); len(c.UnhealthyEpisodes) != 0 || len(c.Recoveries) != 0 {
+	if c := s.history(); len(c.UnhealthyEpisodes) != 0 || len(c.Recoveries) != 0 {
 		t.Errorf("remembered: %+v", c)
 	}
 }
@@ -66,37 +66,39 @@ func TestCleanChecks(t *testing.T) {
 	for _, n := range []int{1, 3, 10} {
 		s := guest(t)
 		s.policy.CleanChecks, s.policy.Dwell = n, time.Second
-		s.xid(119)
-		s.see(core.Observation{At: a, Kind: core.DriverRebound})
-		s.pass(time.Second)
-		s.see(core.Observation{At: a, Kind: core.DriverRebound})
-		s.expectRecovery("clean checks", time.Duration(n)*pace)
+		s.reportXIDs(119)
+		s.observe(core.Observation{At: a, Kind: core.DriverRebound})
+		s.wait(time.Second)
+		s.observe(core.Observation{At: a, Kind: core.DriverRebound})
+		s.expectRecovery("clean checks", time.Duration(n)*checkInterval)
 	}
-	for name, bad := range map[string]func(*story){
-		"half an answer": func(s *story) {
-			s.say(func(v *core.HealthSample) { v.Partial = true })
+	for name, bad := range map[string]func(*ledgerFixture){
+		"half an answer": func(s *ledgerFixture) {
+			s.setSample(func(v *core.HealthSample) { v.Partial = true })
 			s.check(1)
-			s.say(func(v *core.HealthSample) { v.Partial = false })
+			s.setSample(func(v *core.HealthSample) { v.Partial = false })
 		},
-		"no answer yet":   func(s *story) { s.mute[a.GPU] = core.CallPending; s.check(1); delete(s.mute, a.GPU) },
-		"an error":        func(s *story) { s.mute[a.GPU] = core.ProbeFailed; s.check(1); delete(s.mute, a.GPU) },
-		"the driver away": func(s *story) { s.see(core.Observation{At: core.Node, Kind: core.DriverUnavailable}, answered("580")) },
-		"the same XID": func(s *story) {
-			s.xid(119)
-			s.pass(time.Second)
-			s.see(core.Observation{At: a, Kind: core.DriverRebound})
+		"no answer yet": func(s *ledgerFixture) { s.failing[a.GPU] = core.CallPending; s.check(1); delete(s.failing, a.GPU) },
+		"an error":      func(s *ledgerFixture) { s.failing[a.GPU] = core.ProbeFailed; s.check(1); delete(s.failing, a.GPU) },
+		"the driver away": func(s *ledgerFixture) {
+			s.observe(core.Observation{At: core.Node, Kind: core.DriverUnavailable}, driverAvailable("580"))
 		},
-		"an error and an answer in one reading": func(s *story) {
-			s.see(core.Observation{At: a, Kind: core.ProbeFailed}, core.Observation{At: a, Kind: core.Checked, Sample: *s.says[a.GPU]})
+		"the same XID": func(s *ledgerFixture) {
+			s.reportXIDs(119)
+			s.wait(time.Second)
+			s.observe(core.Observation{At: a, Kind: core.DriverRebound})
 		},
-		"no answer in time": func(s *story) { s.see(core.Observation{At: a, Kind: core.Unresponsive}) },
+		"an error and an answer in one reading": func(s *ledgerFixture) {
+			s.observe(core.Observation{At: a, Kind: core.ProbeFailed}, core.Observation{At: a, Kind: core.Checked, Sample: *s.samples[a.GPU]})
+		},
+		"no answer in time": func(s *ledgerFixture) { s.observe(core.Observation{At: a, Kind: core.Unresponsive}) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := guest(t)
 			s.policy.Dwell = time.Second
-			s.xid(119)
-			s.pass(time.Second)
-			s.see(core.Observation{At: a, Kind: core.DriverRebound})
+			s.reportXIDs(119)
+			s.wait(time.Second)
+			s.observe(core.Observation{At: a, Kind: core.DriverRebound})
 			s.check(2)
 			bad(s)
 			s.check(2)
@@ -109,31 +111,31 @@ func TestCleanChecks(t *testing.T) {
 	}
 	t.Run("another fault", func(t *testing.T) {
 		s := trusted(t)
-		s.xid(119)
+		s.reportXIDs(119)
 		s.reset()
 		s.check(2)
-		s.xid(94) // independent: it holds nothing up
-		s.step(40 * time.Second)
+		s.reportXIDs(94) // independent: it holds nothing up
+		s.checkFor(40 * time.Second)
 		s.expect("119 is over", core.Degraded, "XID_94")
 	})
 }
 
-// mend makes a bad and gets it well by a reset.
-func (s *story) mend(codes ...uint64) {
+// faultAndReset makes a bad and gets it well by a reset.
+func (s *ledgerFixture) faultAndReset(codes ...uint64) {
 	s.Helper()
-	s.xid(codes...)
+	s.reportXIDs(codes...)
 	s.reset()
-	s.step(20 * time.Minute)
+	s.checkFor(20 * time.Minute)
 }
 
 // The third recovery within a day from something severe is one too many: an operator has to look.
 func TestTooManyRecoveries(t *testing.T) {
-	s := tell(t)
+	s := newLedgerFixture(t)
 	for _, code := range []uint64{46, 119} {
-		s.mend(code)
+		s.faultAndReset(code)
 		s.expect("recovered", core.Healthy, "")
 	}
-	s.xid(140)
+	s.reportXIDs(140)
 	s.reset()
 	for range 600 {
 		s.check(1)
@@ -143,8 +145,8 @@ func TestTooManyRecoveries(t *testing.T) {
 	}
 	s.expect("the third", core.Unhealthy, "NEEDS_SERVICE")
 	s.reset()
-	s.see(core.Observation{At: a, Kind: core.DriverRebound})
-	s.step(48 * time.Hour)
+	s.observe(core.Observation{At: a, Kind: core.DriverRebound})
+	s.checkFor(48 * time.Hour)
 	s.expect("it does not pass", core.Unhealthy, "NEEDS_SERVICE")
 	ledger, cleared, err := s.ledger.Clear(s.policy, s.now, core.Command{GPU: a.GPU, Cause: "needs_service"})
 	if err != nil || len(cleared) != 1 {
@@ -152,72 +154,72 @@ func TestTooManyRecoveries(t *testing.T) {
 	}
 	s.ledger = ledger
 	s.expect("an operator has looked", core.Healthy, "")
-	s.mend(46)
-	s.mend(119)
+	s.faultAndReset(46)
+	s.faultAndReset(119)
 	s.expect("the count began anew", core.Healthy, "")
 }
 
 func TestRecoveriesThatDoNotCount(t *testing.T) {
 	t.Run("three in more than a day", func(t *testing.T) {
-		s := tell(t)
+		s := newLedgerFixture(t)
 		for i := range uint64(6) {
-			s.mend([]uint64{46, 119, 140}[i%3])
-			s.step(12 * time.Hour)
+			s.faultAndReset([]uint64{46, 119, 140}[i%3])
+			s.checkFor(12 * time.Hour)
 			s.expect("recovered", core.Healthy, "")
 		}
 	})
-	for name, happen := range map[string]func(*story){
-		"degraded": func(s *story) { s.xid(94) },
-		"contained, withdrawn by the policy": func(s *story) {
+	for name, happen := range map[string]func(*ledgerFixture){
+		"degraded": func(s *ledgerFixture) { s.reportXIDs(94) },
+		"contained, withdrawn by the policy": func(s *ledgerFixture) {
 			s.policy.DegradedTakesNoWork = true
-			s.xid(94)
+			s.reportXIDs(94)
 		},
-		"errors":  func(s *story) { s.mute[a.GPU] = core.ProbeFailed; s.check(3); delete(s.mute, a.GPU) },
-		"hangs":   func(s *story) { s.see(core.Observation{At: a, Kind: core.Unresponsive}) },
-		"suspect": func(s *story) { s.xid(109, 500) },
+		"errors":  func(s *ledgerFixture) { s.failing[a.GPU] = core.ProbeFailed; s.check(3); delete(s.failing, a.GPU) },
+		"hangs":   func(s *ledgerFixture) { s.observe(core.Observation{At: a, Kind: core.Unresponsive}) },
+		"suspect": func(s *ledgerFixture) { s.reportXIDs(109, 500) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := tell(t)
+			s := newLedgerFixture(t)
 			for range 8 {
 				happen(s)
 				if s.recovery() == never {
 					t.Fatal(s.ledger.Health(a))
 				}
 			}
-			if n := len(s.chart().Recoveries); n != 0 {
+			if n := len(s.history().Recoveries); n != 0 {
 				t.Errorf("%d recoveries count", n)
 			}
 		})
 	}
 	t.Run("together", func(t *testing.T) {
-		s := tell(t)
-		s.mend(46, 119, 140, 120)
+		s := newLedgerFixture(t)
+		s.faultAndReset(46, 119, 140, 120)
 		s.expect("all at once", core.Healthy, "")
-		if c := s.chart(); len(c.Recoveries) != 1 || len(c.UnhealthyEpisodes) != 1 || len(c.ClearedByReset) != 4 {
+		if c := s.history(); len(c.Recoveries) != 1 || len(c.UnhealthyEpisodes) != 1 || len(c.ClearedByReset) != 4 {
 			t.Errorf("counted: %+v", c)
 		}
 	})
 	t.Run("one after the other in one bad spell", func(t *testing.T) {
-		s := tell(t)
-		s.xid(95)
-		s.step(time.Minute)
-		s.xid(119) // 95 gets well by the verdict meanwhile
-		s.step(time.Minute)
+		s := newLedgerFixture(t)
+		s.reportXIDs(95)
+		s.checkFor(time.Minute)
+		s.reportXIDs(119) // 95 gets well by the verdict meanwhile
+		s.checkFor(time.Minute)
 		s.reset()
-		s.step(5 * time.Minute)
-		if c := s.chart(); len(c.Recoveries) != 1 || len(c.UnhealthyEpisodes) != 1 {
+		s.checkFor(5 * time.Minute)
+		if c := s.history(); len(c.Recoveries) != 1 || len(c.UnhealthyEpisodes) != 1 {
 			t.Errorf("counted: %+v", c)
 		}
 	})
 	t.Run("a spell that becomes severe counts", func(t *testing.T) {
-		s := tell(t)
-		s.mute[a.GPU] = core.ProbeFailed
+		s := newLedgerFixture(t)
+		s.failing[a.GPU] = core.ProbeFailed
 		s.check(3)
-		s.xid(119)
-		delete(s.mute, a.GPU)
+		s.reportXIDs(119)
+		delete(s.failing, a.GPU)
 		s.reset()
-		s.step(10 * time.Minute)
-		if n := len(s.chart().Recoveries); n != 1 {
+		s.checkFor(10 * time.Minute)
+		if n := len(s.history().Recoveries); n != 1 {
 			t.Errorf("%d recoveries", n)
 		}
 	})
@@ -239,17 +241,17 @@ func TestRelapse(t *testing.T) {
 		{"one that only degrades", 94, 0, 94, "XID_94"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			s := tell(t)
-			s.mend(tc.first)
-			s.step(tc.apart)
-			s.xid(tc.then)
+			s := newLedgerFixture(t)
+			s.faultAndReset(tc.first)
+			s.checkFor(tc.apart)
+			s.reportXIDs(tc.then)
 			for _, c := range s.ledger.Conditions() {
 				if (c.Cause() == "NEEDS_SERVICE") != (tc.want == "NEEDS_SERVICE") && c.Cause() != "XID_119" {
 					t.Errorf("stands: %s", c)
 				}
 			}
 			s.reset()
-			s.step(30 * time.Minute)
+			s.checkFor(30 * time.Minute)
 			if tc.want == "NEEDS_SERVICE" {
 				s.expect("after the relapse", core.Unhealthy, "NEEDS_SERVICE")
 			} else {
@@ -258,14 +260,14 @@ func TestRelapse(t *testing.T) {
 		})
 	}
 	t.Run("the driver waves it through", func(t *testing.T) {
-		s := tell(t, unlatched)
+		s := newLedgerFixture(t, noServiceLimit)
 		for range 5 {
-			s.xid(95, 74, 149)
+			s.reportXIDs(95, 74, 149)
 			if s.recovery() == never {
 				t.Fatal(s.ledger.Health(a))
 			}
 		}
-		if n := len(s.chart().ClearedByReset); n != 0 {
+		if n := len(s.history().ClearedByReset); n != 0 {
 			t.Errorf("%d mended, and never reset", n)
 		}
 	})

@@ -18,7 +18,7 @@ func devices(inv *core.Inventory) string {
 
 // A device is there once: as it is offered, and not as it was.
 func TestDevices(t *testing.T) {
-	alone, two := core.Build(coretest.GPUs(3), core.Ledger{}, core.DefaultConfig()), shared(sliced(2), false)
+	alone, two := core.Build(coretest.GPUs(3), core.Ledger{}, core.DefaultConfig()), sharedGPUs(sliced(2), false)
 	less := core.Build(without(coretest.GPUs(3), coretest.GPU(1)), core.Ledger{}, core.DefaultConfig())
 	for name, tc := range map[string]struct {
 		inv  *core.Inventory
@@ -27,10 +27,10 @@ func TestDevices(t *testing.T) {
 		"nothing":         {nil, ""},
 		"not shared":      {alone, "0 1 2"},
 		"shared":          {two, "0::0 1::0 2::0"},
-		"shared by fewer": {two.WithRetiring(shared(sliced(3), false), dawn, time.Minute), "0::0 1::0 2::0"},
-		"shared now":      {two.WithRetiring(alone, dawn, time.Minute), "0::0 1::0 2::0"},
-		"shared no more":  {alone.WithRetiring(two, dawn, time.Minute), "0 1 2"},
-		"withdrawn":       {less.WithRetiring(alone, dawn, time.Minute), "0 1 2"},
+		"shared by fewer": {two.WithRetiring(sharedGPUs(sliced(3), false), testStart, time.Minute), "0::0 1::0 2::0"},
+		"shared now":      {two.WithRetiring(alone, testStart, time.Minute), "0::0 1::0 2::0"},
+		"shared no more":  {alone.WithRetiring(two, testStart, time.Minute), "0 1 2"},
+		"withdrawn":       {less.WithRetiring(alone, testStart, time.Minute), "0 1 2"},
 	} {
 		if got := devices(tc.inv); got != tc.want {
 			t.Errorf("%s: %s, want %s", name, got, tc.want)

@@ -11,11 +11,11 @@ import (
 
 // The worlds in which a fault may happen: what the driver's verdict says, and whether it is about the fault.
 var (
-	trusted = func(t testing.TB) *story { return tell(t) } // verdict none, R580
-	guest   = func(t testing.TB) *story {                  // no verdict
-		return saying(t, "580.95.05", func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryUnknown })
+	trusted = func(t testing.TB) *ledgerFixture { return newLedgerFixture(t) } // verdict none, R580
+	guest   = func(t testing.TB) *ledgerFixture {                              // no verdict
+		return newFixtureWith(t, "580.95.05", func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryUnknown })
 	}
-	early = func(t testing.TB) *story { return saying(t, "550.163", func(*core.HealthSample) {}) } // it covers nothing yet
+	early = func(t testing.TB) *ledgerFixture { return newFixtureWith(t, "550.163", func(*core.HealthSample) {}) } // it covers nothing yet
 )
 
 // What a fault does at once, and what 40 s later, after the settle window.
@@ -72,14 +72,14 @@ func TestEffect(t *testing.T) {
 			}
 		}
 		for world, then := range map[string]struct {
-			begin func(testing.TB) *story
+			begin func(testing.TB) *ledgerFixture
 			state core.HealthState
 		}{"a verdict": {trusted, tc.trusted}, "no verdict": {guest, tc.guest}, "an early driver": {early, tc.earlier}} {
 			t.Run(fmt.Sprintf("%s %s with %s", tc.class, cause, world), func(t *testing.T) {
 				s := then.begin(t)
-				s.see(tc.o)
+				s.observe(tc.o)
 				s.expect("at once", tc.once, cause)
-				s.step(40 * time.Second)
+				s.checkFor(40 * time.Second)
 				s.expect("later", then.state, cause)
 			})
 		}
@@ -92,8 +92,8 @@ func TestEffectOfEveryXID(t *testing.T) {
 		xid.None: core.Healthy, xid.Degrades: core.Degraded, xid.Withdraws: core.Unhealthy, xid.Loses: core.GPULost,
 	}
 	for rule := range xid.XIDs() {
-		s := tell(t)
-		s.xid(rule.Code)
+		s := newLedgerFixture(t)
+		s.reportXIDs(rule.Code)
 		if h := s.ledger.Health(a); h.State != states[rule.Effect] || (h.State > core.Healthy) != (h.Action != "" && h.Clears != "") {
 			t.Errorf("XID %d: %q, the rule is %+v", rule.Code, h, rule)
 		}
@@ -142,12 +142,12 @@ func TestRecoveryUntouched(t *testing.T) {
 		{168, never, never, never},
 	} {
 		for world, want := range map[string]struct {
-			begin func(testing.TB) *story
+			begin func(testing.TB) *ledgerFixture
 			time.Duration
 		}{"a verdict": {trusted, tc.trusted}, "no verdict": {guest, tc.guest}, "an early driver": {early, tc.earlier}} {
 			t.Run(fmt.Sprintf("%d with %s", tc.xid, world), func(t *testing.T) {
 				s := want.begin(t)
-				s.xid(tc.xid)
+				s.reportXIDs(tc.xid)
 				s.expectRecovery("untouched", want.Duration)
 			})
 		}
@@ -162,9 +162,9 @@ func TestRecoveryWaitsForRepair(t *testing.T) {
 		155: func(v *core.HealthSample) { v.LinksUp.Value = 17 },
 	} {
 		s := guest(t)
-		s.xid(xid)
-		s.say(change)
-		s.step(time.Hour)
+		s.reportXIDs(xid)
+		s.setSample(change)
+		s.checkFor(time.Hour)
 		if c := s.condition(fmt.Sprint("XID_", xid)); !c.ClearingSince.IsZero() {
 			t.Errorf("XID %d recovers: %+v", xid, c)
 		}
@@ -183,22 +183,22 @@ func TestRecoveryByReset(t *testing.T) {
 		{54, never}, {151, never}, {157, never}, {164, never}, {165, never},
 	} {
 		s := trusted(t)
-		s.xid(tc.xid)
+		s.reportXIDs(tc.xid)
 		s.reset()
 		s.expectRecovery(fmt.Sprint("XID ", tc.xid, " reset"), tc.want)
 	}
 }
 
 // While the driver wants something done a fault does not go, however long that takes.
-func TestVerdictHoldsRecovery(t *testing.T) {
+func TestRecoveryActionHoldsRecovery(t *testing.T) {
 	for _, v := range []core.RecoveryAction{
 		core.RecoveryReset, core.RecoveryReboot, core.RecoveryDrainP2P, core.RecoveryDrainAndReset, core.RecoveryIMEX, core.RecoveryOther,
 	} {
 		for _, code := range []uint64{94, 95, 109, 500} {
 			s := trusted(t)
-			s.xid(code)
-			s.say(func(vitals *core.HealthSample) { vitals.RecoveryAction = v })
-			s.step(20 * time.Minute)
+			s.reportXIDs(code)
+			s.setSample(func(vitals *core.HealthSample) { vitals.RecoveryAction = v })
+			s.checkFor(20 * time.Minute)
 			if h := s.ledger.Health(a); h.State != core.Unhealthy || h.RecoveryAction != v {
 				t.Errorf("XID %d, verdict %s: %s", code, v, h)
 			}

@@ -13,8 +13,8 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 )
 
-// others is a machine with n GPUs of which coretest.GPUs(8) has none, in other slots.
-func others(n int) core.Snapshot {
+// otherGPUs is a machine with n GPUs of which coretest.GPUs(8) has none, in other slots.
+func otherGPUs(n int) core.Snapshot {
 	s := coretest.GPUs(n)
 	for i := range s.Devices {
 		s.Devices[i].ID = coretest.GPU(100 + i)
@@ -25,20 +25,20 @@ func others(n int) core.Snapshot {
 	return core.NewSnapshot(s)
 }
 
-// with adds what can't be read to a reading.
-func with(s core.Snapshot, excluded ...core.Exclusion) core.Snapshot {
+// withExcluded adds what can't be read to a reading.
+func withExcluded(s core.Snapshot, excluded ...core.Exclusion) core.Snapshot {
 	s.Excluded = append(slices.Clone(s.Excluded), excluded...)
 	return core.NewSnapshot(s)
 }
 
-// only is a reading without devices.
-func only(excluded ...core.Exclusion) core.Snapshot {
-	return with(core.Snapshot{Driver: coretest.GPUs(1).Driver}, excluded...)
+// onlyExcluded is a reading without devices.
+func onlyExcluded(excluded ...core.Exclusion) core.Snapshot {
+	return withExcluded(core.Snapshot{Driver: coretest.GPUs(1).Driver}, excluded...)
 }
 
 // A state directory that came with a cloned image or a moved disk tells of GPUs that this machine never had. They are
 // not lost. A machine whose own GPUs are lost is not mistaken for another one.
-func TestHistoryOfAnotherMachineIsDropped(t *testing.T) {
+func TestForeignHistoryIsDropped(t *testing.T) {
 	nameless := core.Exclusion{Index: 1, Failure: core.FailureError, Reason: "no UUID"}
 	slot := core.Exclusion{Index: 1, PCI: "0000:11:00.0", Failure: core.FailureLost, Reason: "no UUID"}
 	own := core.Exclusion{Index: 1, At: gpu(1), PCI: "0000:11:00.0", Failure: core.FailureLost, Reason: "lost"}
@@ -48,32 +48,32 @@ func TestHistoryOfAnotherMachineIsDropped(t *testing.T) {
 		dropped  bool
 		lost     int
 	}{
-		"other GPUs":                        {[]core.Snapshot{others(2)}, true, 0},
-		"more of them":                      {[]core.Snapshot{others(8)}, true, 0},
-		"one that names itself and no more": {[]core.Snapshot{with(others(1), strange)}, true, 0},
-		"after a driver that was not ready": {[]core.Snapshot{core.NoDriver(core.DriverAbsent, "none"), others(2)}, true, 0},
-		"after a driver that named no GPU":  {[]core.Snapshot{only(), others(2)}, true, 0},
-		"after a doubt that is over":        {[]core.Snapshot{with(others(1), nameless), others(2)}, true, 0},
-		"one of three has no UUID":          {[]core.Snapshot{with(others(2), nameless)}, true, 0},
-		"the same GPUs":                     {[]core.Snapshot{coretest.GPUs(2), others(2)}, false, 2},
-		"all have fallen off the bus":       {[]core.Snapshot{only()}, false, 2},
+		"other GPUs":                        {[]core.Snapshot{otherGPUs(2)}, true, 0},
+		"more of them":                      {[]core.Snapshot{otherGPUs(8)}, true, 0},
+		"one that names itself and no more": {[]core.Snapshot{withExcluded(otherGPUs(1), strange)}, true, 0},
+		"after a driver that was not ready": {[]core.Snapshot{core.NoDriver(core.DriverAbsent, "none"), otherGPUs(2)}, true, 0},
+		"after a driver that named no GPU":  {[]core.Snapshot{onlyExcluded(), otherGPUs(2)}, true, 0},
+		"after a doubt that is over":        {[]core.Snapshot{withExcluded(otherGPUs(1), nameless), otherGPUs(2)}, true, 0},
+		"one of three has no UUID":          {[]core.Snapshot{withExcluded(otherGPUs(2), nameless)}, true, 0},
+		"the same GPUs":                     {[]core.Snapshot{coretest.GPUs(2), otherGPUs(2)}, false, 2},
+		"all have fallen off the bus":       {[]core.Snapshot{onlyExcluded()}, false, 2},
 		"the driver is not ready":           {[]core.Snapshot{core.NoDriver(core.DriverFailed, "mismatch")}, false, 0},
 		"one is left, the other is lost":    {[]core.Snapshot{coretest.GPUs(1)}, false, 1},
-		"one is replaced, one is left":      {[]core.Snapshot{with(coretest.GPUs(1), strange)}, false, 0},
-		"one is lost but known by its UUID": {[]core.Snapshot{with(others(1), own)}, false, 2},
-		"one of two has no UUID":            {[]core.Snapshot{with(others(1), nameless)}, false, 0},
-		"one in a known slot has no UUID":   {[]core.Snapshot{with(others(1), slot)}, false, 2},
-		"none can be read, all are named":   {[]core.Snapshot{only(strange)}, false, 1},
-		"all are replaced while it runs":    {[]core.Snapshot{coretest.GPUs(2), others(1)}, false, 2},
+		"one is replaced, one is left":      {[]core.Snapshot{withExcluded(coretest.GPUs(1), strange)}, false, 0},
+		"one is lost but known by its UUID": {[]core.Snapshot{withExcluded(otherGPUs(1), own)}, false, 2},
+		"one of two has no UUID":            {[]core.Snapshot{withExcluded(otherGPUs(1), nameless)}, false, 0},
+		"one in a known slot has no UUID":   {[]core.Snapshot{withExcluded(otherGPUs(1), slot)}, false, 2},
+		"none can be read, all are named":   {[]core.Snapshot{onlyExcluded(strange)}, false, 1},
+		"all are replaced while it runs":    {[]core.Snapshot{coretest.GPUs(2), otherGPUs(1)}, false, 2},
 	} {
 		for boot, next := range map[string]string{"same boot": "boot 1", "another boot": "boot 2"} {
 			t.Run(name+", "+boot, func(t *testing.T) {
-				l := live(t, coretest.GPUs(2))
-				l.see(xidEvent(gpu(1), 95))
+				l := newRestartFixture(t, coretest.GPUs(2))
+				l.observe(xidEvent(gpu(1), 95))
 				l.restart("boot 1", next)
 				for _, reading := range tc.readings {
 					l.now = l.now.Add(time.Second)
-					l.state = l.state.Read(l.cfg, l.now, reading, checked(reading)...)
+					l.state = l.state.Read(l.cfg, l.now, reading, healthyChecks(reading)...)
 				}
 				if got := l.state.Foreign != nil; got != tc.dropped {
 					t.Fatalf("dropped: %v (%v), want %v", got, l.state.Foreign, tc.dropped)
@@ -109,11 +109,11 @@ func TestHistoryOfAnotherMachineIsDropped(t *testing.T) {
 
 // An agent ends before it can be known that the history is another machine's. The next one finds GPUs in it that are here,
 // NewHealth the first one has read them.
-func TestHistoryOfAnotherMachineIsDroppedByALaterProcess(t *testing.T) {
-	l := live(t, coretest.GPUs(3))
+func TestForeignHistoryIsDroppedByLaterProcess(t *testing.T) {
+	l := newRestartFixture(t, coretest.GPUs(3))
 	l.restart("boot", "boot")
 	nameless := core.Exclusion{Index: 1, Failure: core.FailureError, Reason: "no UUID"}
-	l.machine = with(others(1), nameless)
+	l.host = withExcluded(otherGPUs(1), nameless)
 	l.read(1)
 	l.restart("boot", "boot")
 	l.read(1)
@@ -122,7 +122,7 @@ func TestHistoryOfAnotherMachineIsDroppedByALaterProcess(t *testing.T) {
 	}
 	l.restart("boot", "boot")
 	l.restart("boot", "boot") // that process saved its state, and ended before its first reading
-	l.machine = others(2)
+	l.host = otherGPUs(2)
 	l.read(1)
 	if f := l.state.Foreign; f == nil || len(f.HistoryGPUs) != 3 {
 		t.Fatalf("dropped: %v", f)
@@ -135,44 +135,44 @@ func TestHistoryOfAnotherMachineIsDroppedByALaterProcess(t *testing.T) {
 }
 
 // A GPU that could never be read is known by what stood against it.
-func TestHistoryKnowsGPUsByTheirConditions(t *testing.T) {
+func TestForeignHistoryOfUnreadableGPU(t *testing.T) {
 	cfg := core.DefaultConfig()
 	r := core.Checkpoint{BootID: "boot", Devices: coretest.GPUs(1).Devices, Conditions: []core.Condition{{
-		At: gpu(1), Reason: core.ReasonXID, Code: 95, State: core.Unhealthy, Since: dawn, Last: dawn,
+		At: gpu(1), Reason: core.ReasonXID, Code: 95, State: core.Unhealthy, Since: testStart, Last: testStart,
 	}}}
 	reading := coretest.GPUs(2)
 	reading.Devices = reading.Devices[1:] // the first has fallen off the bus, the second answers
-	s := core.Restore(cfg, r, "boot").Read(cfg, dawn, core.NewSnapshot(reading))
+	s := core.Restore(cfg, r, "boot").Read(cfg, testStart, core.NewSnapshot(reading))
 	if s.Foreign != nil || s.Ledger.Health(gpu(0)).State != core.GPULost {
 		t.Errorf("dropped: %v; GPU 0 is %s", s.Foreign, s.Ledger.Health(gpu(0)))
 	}
 }
 
 // The agent reads some GPUs of this machine and restarts, in any order, before the history is known to be another machine's.
-func TestHistoryOfAnotherMachineIsDroppedInAnyLife(t *testing.T) {
+func TestForeignHistoryOverRandomRestarts(t *testing.T) {
 	for seed := range uint64(1000) {
 		random := rand.New(rand.NewPCG(seed, 3)) //nolint:gosec // repeatable
-		machine := others(4)
+		machine := otherGPUs(4)
 		if random.IntN(2) == 0 { // of the same model
 			for i := range machine.Devices {
 				machine.Devices[i].PCI = coretest.GPUs(4).Devices[i].PCI
 			}
 		}
-		l := live(t, coretest.GPUs(3))
-		l.see(xidEvent(gpu(0), 157), xidEvent(gpu(1), 157))
-		for _, o := range checked(machine) {
-			l.says[o.At.GPU] = &o.Sample
+		l := newRestartFixture(t, coretest.GPUs(3))
+		l.observe(xidEvent(gpu(0), 157), xidEvent(gpu(1), 157))
+		for _, o := range healthyChecks(machine) {
+			l.samples[o.At.GPU] = &o.Sample
 		}
 		boot := l.reboot("boot", random)
-		l.cfg.Policy = sharedFirst(2)
+		l.cfg.Policy = shareFirst(2)
 		sick, pools := map[core.DeviceID]bool{}, map[core.DeviceID]string{}
 		for step := range 12 {
 			switch what := random.IntN(8); {
 			case step == 11: // complete at last
-				l.machine = machine
+				l.host = machine
 				l.read(1)
 			case what < 4:
-				l.machine = partly(machine, random)
+				l.host = partialSnapshot(machine, random)
 				l.read(1)
 			case what < 5:
 				l.noDriver(core.DriverAbsent)
@@ -186,17 +186,17 @@ func TestHistoryOfAnotherMachineIsDroppedInAnyLife(t *testing.T) {
 			default:
 				for u := range l.state.Inventory.Units() {
 					if u.Device.ID >= coretest.GPU(100) {
-						l.see(xidEvent(u.Device.At, 157))
+						l.observe(xidEvent(u.Device.At, 157))
 						sick[u.Device.ID] = true
 					}
 				}
 			}
-			l.keepsOwn(sick, pools)
+			l.expectOwnGPUs(sick, pools)
 			if l.state.Foreign != nil {
 				break
 			}
 		}
-		l.hasNothingForeign(boot)
+		l.expectNoForeign(boot)
 		if t.Failed() {
 			t.Fatalf("seed %d", seed)
 		}
@@ -204,7 +204,7 @@ func TestHistoryOfAnotherMachineIsDroppedInAnyLife(t *testing.T) {
 }
 
 // reboot restarts the agent, and maybe the machine.
-func (l *life) reboot(boot string, random *rand.Rand) (next string) {
+func (l *restartFixture) reboot(boot string, random *rand.Rand) (next string) {
 	if next = boot; random.IntN(3) == 0 {
 		next += "'"
 	}
@@ -212,8 +212,8 @@ func (l *life) reboot(boot string, random *rand.Rand) (next string) {
 	return next
 }
 
-// partly is a reading of a machine in which some GPUs have no UUID, can't be read, or are not listed.
-func partly(machine core.Snapshot, random *rand.Rand) core.Snapshot {
+// partialSnapshot is a reading of a machine in which some GPUs have no UUID, can't be read, or are not listed.
+func partialSnapshot(machine core.Snapshot, random *rand.Rand) core.Snapshot {
 	reading := core.Snapshot{Driver: machine.Driver}
 	for i, d := range machine.Devices {
 		e := core.Exclusion{Index: i, Failure: core.FailureError, Reason: "error"}
@@ -235,8 +235,8 @@ func partly(machine core.Snapshot, random *rand.Rand) core.Snapshot {
 	return core.NewSnapshot(reading)
 }
 
-// keepsOwn checks that this machine's sick GPUs stay sick, and that its GPUs stay in their pools.
-func (l *life) keepsOwn(sick map[core.DeviceID]bool, pools map[core.DeviceID]string) {
+// expectOwnGPUs checks that this machine's sick GPUs stay sick, and that its GPUs stay in their pools.
+func (l *restartFixture) expectOwnGPUs(sick map[core.DeviceID]bool, pools map[core.DeviceID]string) {
 	l.Helper()
 	for id := range sick {
 		if !slices.ContainsFunc(l.state.Ledger.Conditions(), func(c core.Condition) bool { return c.At.GPU == id && c.Code == 157 }) {
@@ -255,8 +255,8 @@ func (l *life) keepsOwn(sick map[core.DeviceID]bool, pools map[core.DeviceID]str
 	}
 }
 
-// hasNothingForeign checks that nothing is left of the GPUs of the other machine.
-func (l *life) hasNothingForeign(boot string) {
+// expectNoForeign checks that nothing is left of the GPUs of the other machine.
+func (l *restartFixture) expectNoForeign(boot string) {
 	l.Helper()
 	for u := range l.state.Inventory.Units() {
 		if u.Device.ID < coretest.GPU(100) && u.Health.Reason != core.ReasonWithdrawn {

@@ -10,27 +10,27 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 )
 
-// reasons are those of the units that take no work, to read.
-func reasons(inv *core.Inventory) string {
+// healthReasons are those of the units that take no work, to read.
+func healthReasons(inv *core.Inventory) string {
 	var lines []string
 	for u := range inv.Units() {
 		if !u.Health.Schedulable() {
-			lines = append(lines, u.Pool+"/"+named(u.Device.ID)+" "+u.Health.Cause())
+			lines = append(lines, u.Pool+"/"+deviceName(u.Device.ID)+" "+u.Health.Cause())
 		}
 	}
 	return strings.Join(slices.Compact(lines), "; ")
 }
 
-// shelf is two pools of MPS, a GPU of its own and one with two instances.
-func shelf() (core.Snapshot, core.Config) {
+// mpsHost is two pools of MPS, a GPU of its own and one with two instances.
+func mpsHost() (core.Snapshot, core.Config) {
 	cfg := core.DefaultConfig()
 	cfg.MIG = core.MIGMixed
 	one, two := served(2), served(3)
-	cfg.Policy.Rules = []core.Rule{{Select: on(1), Sharing: &one}, {Select: on(2), Pool: "small", Sharing: &two}}
-	return coretest.WithMIG(coretest.GPUs(4), 3, "3g.40gb", "3g.40gb"), cfg
+	cfg.Policy.Rules = []core.Rule{{Select: gpuIndices(1), Sharing: &one}, {Select: gpuIndices(2), Pool: "small", Sharing: &two}}
+	return coretest.Cut(coretest.GPUs(4), 3, "3g.40gb", "3g.40gb"), cfg
 }
 
-func TestOnAHost(t *testing.T) {
+func TestWithHost(t *testing.T) {
 	both := []string{"small", "gpu.mps"}
 	whole := func(n int) core.Placement { return core.WholeGPU(coretest.GPU(n)) }
 	instance := func(n, gi int) core.Placement {
@@ -81,10 +81,10 @@ func TestOnAHost(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s, cfg := shelf()
-			l := core.Ledger{}.Apply(cfg.Health, dawn, tc.sick...)
+			s, cfg := mpsHost()
+			l := core.Ledger{}.Apply(cfg.Health, testStart, tc.sick...)
 			inv := core.Build(s, l, cfg).WithHost(tc.host, tc.overlap)
-			if got := reasons(inv); got != tc.reasons {
+			if got := healthReasons(inv); got != tc.reasons {
 				t.Errorf("take no work: %q, want %q", got, tc.reasons)
 			}
 			var contests []string
@@ -92,7 +92,7 @@ func TestOnAHost(t *testing.T) {
 				if c.Agent != "nomad-gpu" || c.String() != string(c.Device)+" is also offered by nomad-gpu" {
 					t.Errorf("contest %q by %q", c, c.Agent)
 				}
-				contests = append(contests, named(c.Device))
+				contests = append(contests, deviceName(c.Device))
 			}
 			if got := strings.Join(contests, " "); got != tc.contests {
 				t.Errorf("contests %q, want %q", got, tc.contests)
@@ -102,26 +102,26 @@ func TestOnAHost(t *testing.T) {
 }
 
 // What the host lacks is said in full, and nothing of it stays when the host has it again.
-func TestTheHostChanges(t *testing.T) {
-	s, cfg := shelf()
-	state := core.NewState(cfg).Read(cfg, dawn, s)
+func TestHostChanges(t *testing.T) {
+	s, cfg := mpsHost()
+	state := core.NewState(cfg).Read(cfg, testStart, s)
 	u, _ := state.Inventory.Unit(core.UnitID(coretest.GPU(1)) + "::1")
 	want := "unhealthy: MPS control daemon does not answer (pool gpu.mps); action: start the pool's MPS control daemon; clears: daemon answers"
 	if got := u.Health.String(); got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
-	well := state.WithHost(cfg, dawn, core.Host{MPS: []string{"gpu.mps", "small"}})
-	if got := reasons(well.Inventory); got != "" || well.Inventory.Equal(state.Inventory) {
+	well := state.WithHost(cfg, testStart, core.Host{MPS: []string{"gpu.mps", "small"}})
+	if got := healthReasons(well.Inventory); got != "" || well.Inventory.Equal(state.Inventory) {
 		t.Errorf("the daemons answer: %s", got)
 	}
-	if got := reasons(well.Observe(cfg, dawn.Add(time.Second)).Read(cfg, dawn.Add(time.Minute), s).Inventory); got != "" {
+	if got := healthReasons(well.Observe(cfg, testStart.Add(time.Second)).Read(cfg, testStart.Add(time.Minute), s).Inventory); got != "" {
 		t.Errorf("what is known of the host is forgotten: %s", got)
 	}
-	claimed := well.WithHost(cfg, dawn, core.Host{MPS: well.Host.MPS, Claims: []core.Claim{{Agent: "nomad-gpu", At: core.WholeGPU(coretest.GPU(0))}}})
+	claimed := well.WithHost(cfg, testStart, core.Host{MPS: well.Host.MPS, Claims: []core.Claim{{Agent: "nomad-gpu", At: core.WholeGPU(coretest.GPU(0))}}})
 	if claimed.Inventory.Equal(well.Inventory) || len(claimed.Inventory.Overlaps()) != 1 {
 		t.Errorf("contests %v", claimed.Inventory.Overlaps())
 	}
-	if again := claimed.WithHost(cfg, dawn, well.Host); !again.Inventory.Equal(well.Inventory) || !claimed.WithHost(cfg, dawn, state.Host).Inventory.Equal(state.Inventory) {
+	if again := claimed.WithHost(cfg, testStart, well.Host); !again.Inventory.Equal(well.Inventory) || !claimed.WithHost(cfg, testStart, state.Host).Inventory.Equal(state.Inventory) {
 		t.Errorf("contests stay: %v", again.Inventory.Overlaps())
 	}
 	twice := claimed.Inventory.WithHost(claimed.Host, cfg.Overlap)

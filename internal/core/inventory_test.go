@@ -82,7 +82,7 @@ func TestBuildExcludesByID(t *testing.T) {
 }
 
 // One GPU of eight answers every call with an error: seven are offered, the eighth is named.
-func TestBuildNamesTheUnreadable(t *testing.T) {
+func TestBuildListsUnreadableGPUs(t *testing.T) {
 	s := without(coretest.GPUs(8), coretest.GPU(7))
 	s.Excluded = []core.Exclusion{{Index: 7, Failure: core.FailureError, Reason: "nvmlDeviceGetHandleByIndex: Unknown Error"}}
 	s, _ = core.Reconcile(core.Snapshot{}, s)
@@ -95,7 +95,7 @@ func TestBuildNamesTheUnreadable(t *testing.T) {
 	}
 }
 
-func TestSucceedRetiresUnitsThroughUnhealthy(t *testing.T) {
+func TestWithRetiring(t *testing.T) {
 	cfg := core.DefaultConfig()
 	cfg.MIG = core.MIGMixed
 	before := core.Build(migMachine(), core.Ledger{}, cfg)

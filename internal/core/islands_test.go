@@ -12,8 +12,8 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 )
 
-// linked is a machine whose GPUs are joined by these pairs.
-func linked(pairs ...string) *core.Inventory {
+// nvlinkHost is a machine whose GPUs are joined by these pairs.
+func nvlinkHost(pairs ...string) *core.Inventory {
 	var links []core.Link
 	for _, p := range pairs {
 		links = append(links, core.Link{A: core.DeviceID(p[:1]), B: core.DeviceID(p[1:]), NVLinks: 4})
@@ -36,7 +36,7 @@ func TestIslands(t *testing.T) {
 	} {
 		for range 10 {
 			rand.Shuffle(len(tc.pairs), func(i, j int) { tc.pairs[i], tc.pairs[j] = tc.pairs[j], tc.pairs[i] })
-			if diff := cmp.Diff(tc.want, linked(tc.pairs...).Islands()); diff != "" {
+			if diff := cmp.Diff(tc.want, nvlinkHost(tc.pairs...).Islands()); diff != "" {
 				t.Errorf("%s, %v (-want +got):\n%s", name, tc.pairs, diff)
 			}
 		}
@@ -48,7 +48,7 @@ func TestIslands(t *testing.T) {
 
 // Against the definition, on random machines: two GPUs are in one island if and only if links lead from one to the
 // other.
-func TestIslandsOnAnyMachine(t *testing.T) {
+func TestIslandsOnRandomHosts(t *testing.T) {
 	for range 500 {
 		var pairs []string
 		reach := [8][8]bool{}
@@ -67,7 +67,7 @@ func TestIslandsOnAnyMachine(t *testing.T) {
 				}
 			}
 		}
-		islands := linked(pairs...).Islands()
+		islands := nvlinkHost(pairs...).Islands()
 		of := func(i int) int {
 			return slices.IndexFunc(islands, func(s []core.DeviceID) bool { return slices.Contains(s, core.DeviceID(rune('a'+i))) })
 		}
@@ -83,7 +83,7 @@ func TestIslandsOnAnyMachine(t *testing.T) {
 
 // A GPU that fell silent is still of its island, also for an agent that starts while it is silent; one that is gone
 // for good is not.
-func TestIslandsKeepTheSilent(t *testing.T) {
+func TestIslandsKeepUnresponsiveGPUs(t *testing.T) {
 	cfg := core.DefaultConfig()
 	whole := coretest.GPUs(4)
 	of := func(s core.State) [][]core.DeviceID { return s.Inventory.Islands() }

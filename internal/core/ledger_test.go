@@ -57,7 +57,7 @@ func TestLedger(t *testing.T) {
 	}
 }
 
-func TestLedgerRemembersSinceAndCount(t *testing.T) {
+func TestSinceAndCount(t *testing.T) {
 	xid := core.Observation{At: core.WholeGPU("GPU-a"), Kind: core.XID, Code: 48}
 	var l core.Ledger
 	for i := range 3 {
@@ -70,7 +70,7 @@ func TestLedgerRemembersSinceAndCount(t *testing.T) {
 }
 
 // A lost GPU is met by another call in each reading; the words must not change with it.
-func TestStandingConditionKeepsItsWords(t *testing.T) {
+func TestConditionTextIsStable(t *testing.T) {
 	p, a := core.DefaultHealthPolicy(), core.WholeGPU("GPU-a")
 	l := core.Ledger{}.Apply(p, time.Unix(0, 0), core.Observation{At: a, Kind: core.Lost, Detail: "nvmlDeviceGetUUID: GPU is lost"})
 	first := l.Health(a)
@@ -98,7 +98,7 @@ func TestPolicyOff(t *testing.T) {
 }
 
 // What is remembered of a GPU beside its conditions is part of the value, too.
-func TestChartIsImmutable(t *testing.T) {
+func TestHistoryIsImmutable(t *testing.T) {
 	p, a := core.DefaultHealthPolicy(), core.WholeGPU("GPU-a")
 	look := func(l core.Ledger) string { c, _ := l.History(a.GPU); return fmt.Sprintf("%+v", c) }
 	happen := func(l core.Ledger, at int) core.Ledger {

@@ -48,8 +48,8 @@ func levelReasons() []level {
 func TestLevels(t *testing.T) {
 	for _, l := range levelReasons() {
 		t.Run(l.cause, func(t *testing.T) {
-			s := tell(t)
-			s.say(l.set)
+			s := newLedgerFixture(t)
+			s.setSample(l.set)
 			for range l.checks - 1 {
 				s.check(1)
 				s.expect("too early", core.Healthy, "")
@@ -57,15 +57,15 @@ func TestLevels(t *testing.T) {
 			s.check(1)
 			s.expect("after its checks", l.state, l.cause)
 			first := s.ledger.Health(a)
-			s.step(5 * time.Minute)
+			s.checkFor(5 * time.Minute)
 			if h := s.ledger.Health(a); h != first {
 				t.Errorf("was %q, is %q", first, h)
 			}
-			s.say(l.unset)
+			s.setSample(l.unset)
 			s.check(1)
 			s.expectRecovery("once gone", l.over)
 			if l.over == never && l.state == core.Unhealthy { // an operator has to look
-				s.say(func(v *core.HealthSample) { *v = core.HealthSample{} })
+				s.setSample(func(v *core.HealthSample) { *v = core.HealthSample{} })
 				s.reset()
 				s.expect("whatever comes", l.state, l.cause)
 			}
@@ -74,11 +74,11 @@ func TestLevels(t *testing.T) {
 			if l.checks == 1 {
 				return // it has counted by then
 			}
-			s := tell(t)
+			s := newLedgerFixture(t)
 			for range 4 { // never often enough in a row
-				s.say(l.set)
+				s.setSample(l.set)
 				s.check(l.checks - 1)
-				s.say(l.unset)
+				s.setSample(l.unset)
 				s.check(1)
 			}
 			if cs := s.ledger.Conditions(); len(cs) != 0 {
@@ -86,18 +86,18 @@ func TestLevels(t *testing.T) {
 			}
 		})
 		t.Run(l.cause+" when nothing is said", func(t *testing.T) {
-			s := tell(t)
-			s.say(l.set)
+			s := newLedgerFixture(t)
+			s.setSample(l.set)
 			s.check(l.checks)
-			s.say(func(v *core.HealthSample) { *v = core.HealthSample{} })
+			s.setSample(func(v *core.HealthSample) { *v = core.HealthSample{} })
 			s.check(20)
 			s.expect("silence about it is no sign", l.state, l.cause)
 		})
 		t.Run(l.cause+" from the start", func(t *testing.T) {
-			s := untold(t, "580")
-			s.say(func(v *core.HealthSample) { v.Fabric, v.LinksUp.Value = core.FabricHealthy, 18 })
+			s := newUncheckedFixture(t, "580")
+			s.setSample(func(v *core.HealthSample) { v.Fabric, v.LinksUp.Value = core.FabricHealthy, 18 })
 			s.check(1)
-			s.say(l.set)
+			s.setSample(l.set)
 			s.check(l.checks)
 			s.expect("a fault of before the agent", l.state, l.cause)
 		})
@@ -105,19 +105,19 @@ func TestLevels(t *testing.T) {
 }
 
 // A GPU that says nothing about a signal does not have it, which is never a fault.
-func TestNothingSaidIsNoFault(t *testing.T) {
-	s := untold(t, "470.1")
-	s.say(func(v *core.HealthSample) { *v = core.HealthSample{} })
-	s.step(30 * time.Minute)
+func TestNotReportedIsNoFault(t *testing.T) {
+	s := newUncheckedFixture(t, "470.1")
+	s.setSample(func(v *core.HealthSample) { *v = core.HealthSample{} })
+	s.checkFor(30 * time.Minute)
 	if cs := s.ledger.Conditions(); len(cs) != 0 {
 		t.Errorf("stands: %v", cs)
 	}
 }
 
 // A verdict that changes is one cause in other words: it stays bad in between, and says what is wanted now.
-func TestVerdictChanges(t *testing.T) {
-	s := tell(t)
-	s.say(func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryReset })
+func TestRecoveryActionChanges(t *testing.T) {
+	s := newLedgerFixture(t)
+	s.setSample(func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryReset })
 	s.check(1)
 	since := s.ledger.Health(a).Since
 	for _, step := range []struct {
@@ -126,7 +126,7 @@ func TestVerdictChanges(t *testing.T) {
 	}{
 		{core.RecoveryDrainP2P, "VERDICT_DRAIN_P2P"}, {core.RecoveryReboot, "VERDICT_NODE_REBOOT"}, {core.RecoveryOther, "VERDICT_UNKNOWN_ACTION"},
 	} {
-		s.say(func(v *core.HealthSample) { v.RecoveryAction = step.verdict })
+		s.setSample(func(v *core.HealthSample) { v.RecoveryAction = step.verdict })
 		s.check(1)
 		s.expect("changed", core.Unhealthy, step.cause)
 		if h := s.ledger.Health(a); !h.Since.Equal(since) || h.Detail != step.verdict.String() || h.Action == "" {
@@ -143,70 +143,70 @@ func TestFabric(t *testing.T) {
 	starting := func(v *core.HealthSample) { v.Fabric = core.FabricStarting }
 	well := func(v *core.HealthSample) { v.Fabric = core.FabricHealthy }
 	t.Run("up in time", func(t *testing.T) {
-		s := untold(t, "580")
-		s.say(starting)
+		s := newUncheckedFixture(t, "580")
+		s.setSample(starting)
 		s.check(1)
 		s.expect("not yet", core.Unknown, "FABRIC_STARTING")
-		s.step(9 * time.Minute)
+		s.checkFor(9 * time.Minute)
 		s.expect("not yet", core.Unknown, "FABRIC_STARTING")
-		s.say(well)
+		s.setSample(well)
 		s.check(1)
 		s.expect("up", core.Healthy, "")
 	})
 	t.Run("too late", func(t *testing.T) {
-		s := untold(t, "580")
-		s.say(starting)
+		s := newUncheckedFixture(t, "580")
+		s.setSample(starting)
 		s.check(1)
-		s.step(10*time.Minute - pace)
+		s.checkFor(10*time.Minute - checkInterval)
 		s.expect("in time", core.Unknown, "FABRIC_STARTING")
 		s.check(1)
 		s.expect("too late", core.Unhealthy, "FABRIC_STARTING")
-		s.say(well)
+		s.setSample(well)
 		s.check(1)
 		s.expectRecovery("up at last", time.Minute)
 	})
 	t.Run("a GPU of a virtual machine", func(t *testing.T) {
-		s := untold(t, "580")
-		delete(s.says, b.GPU)
-		o := core.Observation{At: a, Kind: core.Checked, Sample: fit()}
+		s := newUncheckedFixture(t, "580")
+		delete(s.samples, b.GPU)
+		o := core.Observation{At: a, Kind: core.Checked, Sample: healthySample()}
 		o.Sample.Fabric = core.FabricStarting
-		s.see(o)
+		s.observe(o)
 		s.expect("alone it needs none", core.Healthy, "")
 		o.Sample.Fabric = core.FabricHealthy
-		s.see(o)
+		s.observe(o)
 		o.Sample.Fabric = core.FabricStarting
-		s.see(o)
+		s.observe(o)
 		s.expect("unless it was in one", core.Unknown, "FABRIC_STARTING")
 	})
 	t.Run("worse and better", func(t *testing.T) {
-		s := tell(t)
+		s := newLedgerFixture(t)
 		for _, step := range []struct {
 			fabric core.Fabric
 			state  core.HealthState
 		}{
 			{core.FabricLimited, core.Degraded}, {core.FabricUnhealthy, core.Unhealthy}, {core.FabricLimited, core.Unhealthy}, {core.FabricNotReported, core.Unhealthy},
 		} {
-			s.say(func(v *core.HealthSample) { v.Fabric = step.fabric })
+			s.setSample(func(v *core.HealthSample) { v.Fabric = step.fabric })
 			s.check(3)
 			if h := s.ledger.Health(a); h.State != step.state {
 				t.Errorf("fabric %d: %s", step.fabric, h)
 			}
 		}
-		s.say(func(v *core.HealthSample) { v.Fabric = core.FabricLimited })
-		s.step(5 * time.Minute)
+		s.setSample(func(v *core.HealthSample) { v.Fabric = core.FabricLimited })
+		s.checkFor(5 * time.Minute)
 		s.expect("no longer unhealthy", core.Degraded, "FABRIC_LIMITED")
 	})
 }
 
 // Links that were never up are not missed; those that were are, even by an agent that began anew.
 func TestLinks(t *testing.T) {
-	s := untold(t, "580")
+	s := newUncheckedFixture(t, "580")
 	for _, n := range []uint64{0, 6, 18} {
-		s.say(func(v *core.HealthSample) { v.LinksUp.Value = n })
+		s.setSample(func(v *core.HealthSample) { v.LinksUp.Value = n })
 		s.check(5)
 		s.expect("coming up", core.Healthy, "")
 	}
-	s.say(func(v *core.HealthSample) { v.LinksUp.Value = 0 })
+	s.setSample(func(v *core.HealthSample) { v.LinksUp.Value = 0 })
 	s.check(3)
 	s.expect("down", core.Degraded, "NVLINK_DOWN")
 }
@@ -216,22 +216,22 @@ func TestECC(t *testing.T) {
 	more := func(v *core.HealthSample) { v.Uncorrectable.Value++ }
 	t.Run("no XID", func(t *testing.T) {
 		s := guest(t)
-		s.say(more)
+		s.setSample(more)
 		s.check(1)
 		s.expect("at once", core.Degraded, "ECC_UNCORRECTABLE")
 		s.expectRecovery("quiet", 11*time.Minute)
 	})
 	t.Run("the driver is content", func(t *testing.T) {
 		s := trusted(t)
-		s.say(more)
+		s.setSample(more)
 		s.check(1)
 		s.expectRecovery("with a verdict", 90*time.Second)
 	})
 	t.Run("and again", func(t *testing.T) {
 		s := guest(t)
 		for range 20 {
-			s.say(more)
-			s.step(time.Minute)
+			s.setSample(more)
+			s.checkFor(time.Minute)
 		}
 		s.expect("it goes on", core.Degraded, "ECC_UNCORRECTABLE")
 		if c := s.condition("ECC_UNCORRECTABLE"); c.Count != 20 {
@@ -240,8 +240,8 @@ func TestECC(t *testing.T) {
 	})
 	for code, want := range map[uint64]string{95: "XID_95", 94: "XID_94", 48: "XID_48"} {
 		s := trusted(t)
-		s.xid(code)
-		s.say(more)
+		s.reportXIDs(code)
+		s.setSample(more)
 		s.check(1)
 		if cs := s.ledger.Conditions(); len(cs) != 1 || cs[0].Cause() != want {
 			t.Errorf("XID %d explains it: %v", code, cs)
@@ -249,8 +249,8 @@ func TestECC(t *testing.T) {
 	}
 	for _, code := range []uint64{13, 31, 43, 45, 38, 154} {
 		s := trusted(t)
-		s.xid(code)
-		s.say(more)
+		s.reportXIDs(code)
+		s.setSample(more)
 		s.check(1)
 		s.expect("an application's XID explains nothing", core.Degraded, "ECC_UNCORRECTABLE")
 	}
@@ -260,14 +260,14 @@ func TestECC(t *testing.T) {
 		"no news": func(*core.HealthSample) {},
 	} {
 		s := trusted(t)
-		s.say(change)
+		s.setSample(change)
 		s.check(2)
 		s.expect(name, core.Healthy, "")
 	}
 	s := trusted(t)
-	s.say(func(v *core.HealthSample) { v.Uncorrectable = core.OptionalUint64{} })
+	s.setSample(func(v *core.HealthSample) { v.Uncorrectable = core.OptionalUint64{} })
 	s.check(1)
-	s.say(func(v *core.HealthSample) { v.Uncorrectable = core.OptionalUint64{Value: 100, OK: true} })
+	s.setSample(func(v *core.HealthSample) { v.Uncorrectable = core.OptionalUint64{Value: 100, OK: true} })
 	s.check(1)
 	s.expect("nobody knows since when", core.Healthy, "")
 }

@@ -9,23 +9,23 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 )
 
-// life is a machine over restarts of its agent. Its GPUs say what they are set to when it is read.
-type life struct {
+// restartFixture is a machine over restarts of its agent. Its GPUs say what they are set to when it is read.
+type restartFixture struct {
 	testing.TB
 	cfg     core.Config
 	now     time.Time
-	machine core.Snapshot
-	says    map[core.DeviceID]*core.HealthSample
+	host    core.Snapshot
+	samples map[core.DeviceID]*core.HealthSample
 	state   core.State
 }
 
-// live begins a life with n GPUs that are well.
-func live(t testing.TB, machine core.Snapshot) *life {
+// newRestartFixture begins a life with n GPUs that are well.
+func newRestartFixture(t testing.TB, machine core.Snapshot) *restartFixture {
 	t.Helper()
-	l := &life{TB: t, cfg: core.DefaultConfig(), now: dawn, machine: machine, says: map[core.DeviceID]*core.HealthSample{}}
+	l := &restartFixture{TB: t, cfg: core.DefaultConfig(), now: testStart, host: machine, samples: map[core.DeviceID]*core.HealthSample{}}
 	l.cfg.MIG = core.MIGMixed
-	for _, o := range checked(machine) {
-		l.says[o.At.GPU] = &o.Sample
+	for _, o := range healthyChecks(machine) {
+		l.samples[o.At.GPU] = &o.Sample
 	}
 	l.state = core.NewState(l.cfg)
 	l.read(1)
@@ -36,29 +36,31 @@ func live(t testing.TB, machine core.Snapshot) *life {
 func gpu(n int) core.Placement { return core.WholeGPU(coretest.GPU(n)) }
 
 // read reads the machine n times, a pace apart, with its checks.
-func (l *life) read(n int) {
+func (l *restartFixture) read(n int) {
 	for range n {
-		l.now = l.now.Add(pace)
+		l.now = l.now.Add(checkInterval)
 		var checks []core.Observation
-		for _, d := range l.machine.Devices {
-			if v, ok := l.says[d.ID]; ok {
+		for _, d := range l.host.Devices {
+			if v, ok := l.samples[d.ID]; ok {
 				checks = append(checks, core.Observation{At: d.At, Kind: core.Checked, Sample: *v})
 			}
 		}
-		l.state = l.state.Read(l.cfg, l.now, l.machine, checks...)
+		l.state = l.state.Read(l.cfg, l.now, l.host, checks...)
 	}
 }
 
-func (l *life) see(obs ...core.Observation) { l.state = l.state.Observe(l.cfg, l.now, obs...) }
+func (l *restartFixture) observe(obs ...core.Observation) {
+	l.state = l.state.Observe(l.cfg, l.now, obs...)
+}
 
 // noDriver is a reading by a driver that can't be asked.
-func (l *life) noDriver(state core.DriverState) {
-	l.now = l.now.Add(pace)
+func (l *restartFixture) noDriver(state core.DriverState) {
+	l.now = l.now.Add(checkInterval)
 	l.state = l.state.Read(l.cfg, l.now, core.NoDriver(state, "not there"))
 }
 
 // restart ends the agent and begins another, under the same boot or another.
-func (l *life) restart(boot, next string) {
+func (l *restartFixture) restart(boot, next string) {
 	l.Helper()
 	text, err := json.Marshal(l.state.Checkpoint(boot))
 	if err != nil {
@@ -75,7 +77,7 @@ func (l *life) restart(boot, next string) {
 }
 
 // expect compares what is offered: state and cause by device.
-func (l *life) expect(when string, want map[core.DeviceID]string) {
+func (l *restartFixture) expect(when string, want map[core.DeviceID]string) {
 	l.Helper()
 	got := map[core.DeviceID]string{}
 	for u := range l.state.Inventory.Units() {

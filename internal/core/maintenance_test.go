@@ -13,7 +13,7 @@ import (
 func TestMaintenance(t *testing.T) {
 	for _, mode := range []core.HealthMode{core.ModeEnforce, core.ModeObserve, core.ModeOff} {
 		t.Run(string(mode), func(t *testing.T) {
-			l := live(t, coretest.GPUs(2))
+			l := newRestartFixture(t, coretest.GPUs(2))
 			l.cfg.Health.Mode = mode
 			l.read(1)
 			l.state = l.state.EnterMaintenance(l.cfg, l.now, core.Maintenance{Since: l.now})
@@ -40,19 +40,19 @@ func TestMaintenance(t *testing.T) {
 }
 
 // What was wrong before is still wrong afterwards, unless there is evidence.
-func TestMaintenanceHealsNothing(t *testing.T) {
-	l := live(t, coretest.GPUs(2))
-	l.see(xidEvent(gpu(0), 95))
-	l.says[coretest.GPU(0)].RecoveryAction = core.RecoveryUnknown
+func TestMaintenanceKeepsConditions(t *testing.T) {
+	l := newRestartFixture(t, coretest.GPUs(2))
+	l.observe(xidEvent(gpu(0), 95))
+	l.samples[coretest.GPU(0)].RecoveryAction = core.RecoveryUnknown
 	l.state = l.state.EnterMaintenance(l.cfg, l.now, core.Maintenance{Since: l.now})
 	l.state = l.state.ExitMaintenance()
 	l.read(20)
 	l.expect("afterwards", map[core.DeviceID]string{coretest.GPU(0): "unhealthy XID_95", coretest.GPU(1): "healthy "})
 }
 
-func TestMaintenanceOutlivesTheAgentAndNoReboot(t *testing.T) {
+func TestMaintenanceOverRestartAndReboot(t *testing.T) {
 	for next, want := range map[string]bool{"one": true, "two": false} {
-		l := live(t, coretest.GPUs(1))
+		l := newRestartFixture(t, coretest.GPUs(1))
 		away := core.Maintenance{Since: l.now.UTC(), Until: l.now.Add(time.Hour).UTC()}
 		l.state = l.state.EnterMaintenance(l.cfg, l.now, away)
 		l.restart("one", next)
@@ -66,14 +66,14 @@ func TestMaintenanceOutlivesTheAgentAndNoReboot(t *testing.T) {
 }
 
 // A driver of another version needs a new process of the agent, and has been loaded anew all the same.
-func TestAnotherDriverAfterARestartIsEvidence(t *testing.T) {
+func TestDriverVersionChangedOverRestart(t *testing.T) {
 	for version, want := range map[string]string{"580.95.05": "unhealthy XID_119", "590.1": "healthy "} {
-		l := live(t, coretest.GPUs(1))
-		l.machine.Driver.Version = "580.95.05"
+		l := newRestartFixture(t, coretest.GPUs(1))
+		l.host.Driver.Version = "580.95.05"
 		l.read(1)
-		l.see(xidEvent(gpu(0), 119))
+		l.observe(xidEvent(gpu(0), 119))
 		l.restart("boot", "boot")
-		l.machine.Driver.Version = version
+		l.host.Driver.Version = version
 		l.read(200)
 		l.expect("driver "+version, map[core.DeviceID]string{coretest.GPU(0): want})
 	}

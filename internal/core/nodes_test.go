@@ -37,9 +37,9 @@ func healthLines(inv *core.Inventory) string {
 	return strings.Join(lines, "; ")
 }
 
-func TestMissingDeviceNodeIsAWarningWithTheCommandThatCreatesIt(t *testing.T) {
-	instances := coretest.WithMIG(coretest.GPUs(1), 0, "1g.10gb")
-	unnumbered := coretest.WithMIG(coretest.GPUs(1), 0, "1g.10gb")
+func TestMissingDeviceNodeWarning(t *testing.T) {
+	instances := coretest.Cut(coretest.GPUs(1), 0, "1g.10gb")
+	unnumbered := coretest.Cut(coretest.GPUs(1), 0, "1g.10gb")
 	unnumbered.Devices[1].GICap, unnumbered.Devices[1].CICap, unnumbered.Devices[1].Minor = 0, 0, -1
 	for name, tc := range map[string]struct {
 		reading core.Snapshot
@@ -84,7 +84,7 @@ func TestMissingDeviceNodeIsAWarningWithTheCommandThatCreatesIt(t *testing.T) {
 }
 
 // A container gets a node from the moment when it is there; the warning ends with it, and begins with a reading only.
-func TestDeviceNodesChangeBetweenReadings(t *testing.T) {
+func TestWithNodes(t *testing.T) {
 	cfg, now := passingNodes(), time.Unix(0, 0)
 	all, without := coretest.GPUs(1), lacking(coretest.GPUs(1), "/dev/nvidia-uvm")
 	s := core.NewState(cfg).Read(cfg, now, without)

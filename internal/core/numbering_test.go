@@ -9,13 +9,13 @@ import (
 )
 
 // divided are two agents that divide a machine by index, and share what they number.
-func divided(t *testing.T) (nomad, kube *life) {
-	half := func(reserved ...int) *life {
-		l := live(t, renumbered(seq(0, 7)...))
+func divided(t *testing.T) (nomad, kube *restartFixture) {
+	half := func(reserved ...int) *restartFixture {
+		l := newRestartFixture(t, reindexed(seq(0, 7)...))
 		l.cfg.Policy = core.Policy{Rules: []core.Rule{{Select: byIndex("policy", reserved...), Reserve: "for another"}}}
 		l.state = core.Restore(l.cfg, core.Checkpoint{BootID: "a"}, "a").WithHost(l.cfg, l.now, core.Host{SharesNumbers: true})
 		l.read(1)
-		l.offers("before the numbers are shared", "")
+		l.expectPools("before the numbers are shared", "")
 		if !l.state.Inventory.Provisional() {
 			t.Error("before the numbers are shared, that nothing is offered counts")
 		}
@@ -23,8 +23,8 @@ func divided(t *testing.T) (nomad, kube *life) {
 	}
 	nomad, kube = half(4, 5, 6, 7), half(0, 1, 2, 3)
 	share(nomad.state.Inventory.Proposed(), nomad, kube)
-	nomad.offers("nomad", "gpu 0,1,2,3")
-	kube.offers("kubernetes", "gpu 4,5,6,7")
+	nomad.expectPools("nomad", "gpu 0,1,2,3")
+	kube.expectPools("kubernetes", "gpu 4,5,6,7")
 	if nomad.state.Inventory.Provisional() {
 		t.Error("after the numbers are shared, what is offered does not count")
 	}
@@ -32,66 +32,66 @@ func divided(t *testing.T) (nomad, kube *life) {
 }
 
 // share tells agents what was written down for all of them.
-func share(n core.Numbering, agents ...*life) {
+func share(n core.Numbering, agents ...*restartFixture) {
 	for _, a := range agents {
 		a.state = a.state.WithHost(a.cfg, a.now, core.Host{SharesNumbers: true, Numbering: n})
 	}
 }
 
 // Between the readings of two agents another GPU comes, so that they see a new one at different indices.
-func TestNewGPUIsOfferedWhenItsNumberIsShared(t *testing.T) {
+func TestNewGPUWaitsForSharedNumber(t *testing.T) {
 	nomad, kube := divided(t)
-	for _, l := range []*life{nomad, kube} {
-		l.machine = renumbered(seq(4, 7)...)
+	for _, l := range []*restartFixture{nomad, kube} {
+		l.host = reindexed(seq(4, 7)...)
 		l.read(1)
 		l.now = l.now.Add(l.cfg.Health.Forget)
 		l.read(1)
 	}
 	share(kube.state.Inventory.Proposed(), nomad, kube)
-	nomad.machine, kube.machine = renumbered(4, 5, 6, 8, 7), renumbered(4, 5, 9, 6, 8, 7)
+	nomad.host, kube.host = reindexed(4, 5, 6, 8, 7), reindexed(4, 5, 9, 6, 8, 7)
 	nomad.read(1)
 	kube.read(1)
-	nomad.offers("nomad, which has proposed 3", "")
-	kube.offers("kubernetes, which could not", "gpu 4,5,6,7")
+	nomad.expectPools("nomad, which has proposed 3", "")
+	kube.expectPools("kubernetes, which could not", "gpu 4,5,6,7")
 	share(nomad.state.Inventory.Proposed(), nomad, kube)
-	nomad.offers("nomad", "gpu 8")
-	kube.offers("kubernetes", "gpu 4,5,6,7")
+	nomad.expectPools("nomad", "gpu 8")
+	kube.expectPools("kubernetes", "gpu 4,5,6,7")
 }
 
 // An agent was killed before its history was written, and has written down its numbers for the others.
-func TestSharedNumberCountsMoreThanThatOfTheHistory(t *testing.T) {
+func TestSharedNumberOverridesHistory(t *testing.T) {
 	nomad, _ := divided(t)
 	nomad.restart("a", "a")
 	share(core.NewNumbering(0, []core.Number{
 		{ID: coretest.GPU(0), Index: core.DeviceIndex{GPU: 5, Instance: -1}}, {ID: coretest.GPU(5), Index: core.DeviceIndex{GPU: 0, Instance: -1}},
 	}), nomad)
 	nomad.read(1)
-	nomad.offers("GPUs 0 and 5 have each other's number", "gpu 1,2,3,5")
+	nomad.expectPools("GPUs 0 and 5 have each other's number", "gpu 1,2,3,5")
 }
 
 // The history is lost while a GPU does not say its UUID. Its number must not be given up.
-func TestNumberIsKeptWhileAGPUIsNameless(t *testing.T) {
+func TestNumberWithUnidentifiedGPU(t *testing.T) {
 	nomad, _ := divided(t)
 	shared := nomad.state.Inventory.Proposed()
-	nomad.machine = renumbered(append([]int{0, 1}, seq(3, 7)...)...)
-	nomad.machine.Excluded = []core.Exclusion{{Index: 2, Failure: core.FailureError, Reason: "no UUID"}}
+	nomad.host = reindexed(append([]int{0, 1}, seq(3, 7)...)...)
+	nomad.host.Excluded = []core.Exclusion{{Index: 2, Failure: core.FailureError, Reason: "no UUID"}}
 	nomad.state = core.Restore(nomad.cfg, core.Checkpoint{BootID: "a"}, "a")
 	share(shared, nomad)
 	nomad.read(1)
 	if at, ok := nomad.state.Inventory.Proposed().Of(coretest.GPU(2)); !ok || at.GPU != 2 {
 		t.Errorf("GPU 2 has number %v, %v", at, ok)
 	}
-	nomad.machine = renumbered(append(seq(3, 7), 0, 1, 2)...)
+	nomad.host = reindexed(append(seq(3, 7), 0, 1, 2)...)
 	share(nomad.state.Inventory.Proposed(), nomad)
 	nomad.read(1)
-	nomad.offers("it says its UUID again", "gpu 0,1,2,3")
+	nomad.expectPools("it says its UUID again", "gpu 0,1,2,3")
 }
 
 // The other machine was bound anew more often: its numbers must replace none of this machine's, here or at other agents.
-func TestHistoryOfAnotherMachineNumbersNothing(t *testing.T) {
+func TestForeignHistoryAssignsNoNumbers(t *testing.T) {
 	nomad, kube := divided(t)
 	shared := nomad.state.Inventory.Proposed()
-	r := core.Checkpoint{BootID: "a", Devices: others(3).Devices}
+	r := core.Checkpoint{BootID: "a", Devices: otherGPUs(3).Devices}
 	for _, d := range r.Devices {
 		r.Binding.Numbering.Numbers = append(r.Binding.Numbering.Numbers, core.Number{ID: d.ID, Index: core.DeviceIndex{GPU: d.Index, Instance: -1}})
 	}
@@ -108,27 +108,27 @@ func TestHistoryOfAnotherMachineNumbersNothing(t *testing.T) {
 	tells("with a history that may be of this machine")
 	kube.noDriver(core.DriverAbsent)
 	tells("without a driver")
-	machine := kube.machine
-	kube.machine = only(core.Exclusion{Index: 0, Failure: core.FailureError, Reason: "no UUID"})
+	machine := kube.host
+	kube.host = onlyExcluded(core.Exclusion{Index: 0, Failure: core.FailureError, Reason: "no UUID"})
 	kube.read(1)
 	tells("with a GPU that does not say its UUID")
-	kube.machine = machine
+	kube.host = machine
 	kube.read(1)
-	kube.offers("with its own numbers", "gpu 4,5,6,7")
+	kube.expectPools("with its own numbers", "gpu 4,5,6,7")
 }
 
 // What was decided on while the history was in doubt stays so when it turns out to be another machine's.
-func TestNumberOfDevicesStaysWhenTheDoubtIsOver(t *testing.T) {
-	l := policed(t, core.Policy{})
+func TestNumbersWhenHistoryIsConfirmed(t *testing.T) {
+	l := newPolicyFixture(t, core.Policy{})
 	l.restart("a", "a")
-	l.cfg.Policy = sharedFirst(1)
-	machine := others(3)
-	l.machine = machine
-	l.machine.Devices = slices.Clone(machine.Devices[1:2])
-	l.machine = with(l.machine, core.Exclusion{Index: 0, Failure: core.FailureLost, Reason: "no UUID"})
+	l.cfg.Policy = shareFirst(1)
+	machine := otherGPUs(3)
+	l.host = machine
+	l.host.Devices = slices.Clone(machine.Devices[1:2])
+	l.host = withExcluded(l.host, core.Exclusion{Index: 0, Failure: core.FailureLost, Reason: "no UUID"})
 	l.read(1)
 	was, _ := l.state.Inventory.Unit(core.UnitID(coretest.GPU(101) + "::0"))
-	l.machine = machine
+	l.host = machine
 	l.read(1)
 	is, _ := l.state.Inventory.Unit(core.UnitID(coretest.GPU(101) + "::0"))
 	if l.state.Foreign == nil || was.Pool != "gpu.shared" || is.Pool != was.Pool {
@@ -137,12 +137,12 @@ func TestNumberOfDevicesStaysWhenTheDoubtIsOver(t *testing.T) {
 }
 
 // An agent that was killed goes by an older history: since then the GPU was forgotten, and another one has its number.
-func TestNumberOfTheHistoryIsGivenUpIfItIsSharedForAnother(t *testing.T) {
+func TestNumberIsDroppedIfSharedForAnother(t *testing.T) {
 	nomad, _ := divided(t)
 	nomad.restart("a", "a")
 	share(core.NewNumbering(0, []core.Number{{ID: coretest.GPU(9), Index: core.DeviceIndex{GPU: 3, Instance: -1}}}), nomad)
-	nomad.machine = renumbered(0, 1, 2, 9, 4, 5, 6, 7, 3)
+	nomad.host = reindexed(0, 1, 2, 9, 4, 5, 6, 7, 3)
 	nomad.read(1)
 	share(nomad.state.Inventory.Proposed(), nomad)
-	nomad.offers("GPU 9 has the number of GPU 3, which is the last one now", "gpu 0,1,2,3,9")
+	nomad.expectPools("GPU 9 has the number of GPU 3, which is the last one now", "gpu 0,1,2,3,9")
 }

@@ -38,24 +38,24 @@ func TestPolicies(t *testing.T) {
 	}{
 		"none": {core.Policy{}, "gpu: 0 1 2; mig-1g.10gb: 3:0 3:1; mig-3g.40gb.me: 3:2", "", ""},
 		"the first rule decides": {
-			core.Policy{Rules: []core.Rule{{Select: on(0), Pool: "a"}, {Select: on(0, 1), Pool: "b"}, {Select: l40, Pool: "c"}}},
+			core.Policy{Rules: []core.Rule{{Select: gpuIndices(0), Pool: "a"}, {Select: gpuIndices(0, 1), Pool: "b"}, {Select: l40, Pool: "c"}}},
 			"a: 0; b: 1; c: 2; mig-1g.10gb: 3:0 3:1; mig-3g.40gb.me: 3:2", "", "",
 		},
 		"a rule about a GPU is about its instances": {
-			core.Policy{Rules: []core.Rule{{Select: on(3), Sharing: by(sliced(2))}}},
+			core.Policy{Rules: []core.Rule{{Select: gpuIndices(3), Sharing: by(sliced(2))}}},
 			"gpu: 0 1 2; mig-1g.10gb.shared: 3:0::0 3:0::1 3:1::0 3:1::1; mig-3g.40gb.me.shared: 3:2::0 3:2::1", "", "",
 		},
 		"a name of a rule's own has no suffix": {
-			core.Policy{Rules: []core.Rule{{Select: on(0), Pool: "ours", Sharing: by(served(2))}, {Select: ones, Sharing: by(served(2))}}},
+			core.Policy{Rules: []core.Rule{{Select: gpuIndices(0), Pool: "ours", Sharing: by(served(2))}, {Select: ones, Sharing: by(served(2))}}},
 			"ours: 0::0 0::1; gpu: 1 2; mig-1g.10gb.mps: 3:0::0 3:0::1 3:1::0 3:1::1; mig-3g.40gb.me: 3:2", "", "",
 		},
 		"reserved": {
-			core.Policy{Rules: []core.Rule{{Select: on(3), Reserve: "kept"}, {Select: l40, Reserve: "left to nomad"}}},
+			core.Policy{Rules: []core.Rule{{Select: gpuIndices(3), Reserve: "kept"}, {Select: l40, Reserve: "left to nomad"}}},
 			"gpu: 0 1", "2 left to nomad; 3:0 kept; 3:1 kept; 3:2 kept", "",
 		},
 		"an exclusive rule before a share": {
 			core.Policy{
-				Rules:  []core.Rule{{Select: on(0), Sharing: &core.Sharing{}}},
+				Rules:  []core.Rule{{Select: gpuIndices(0), Sharing: &core.Sharing{}}},
 				Shares: []core.Share{{Pool: "gpu", Rename: "gpu.shared", Sharing: sliced(2)}},
 			},
 			"gpu: 0; gpu.shared: 1::0 1::1 2::0 2::1; mig-1g.10gb: 3:0 3:1; mig-3g.40gb.me: 3:2", "", "",
@@ -65,11 +65,11 @@ func TestPolicies(t *testing.T) {
 			"big: 0 1; l40s: 2; small: 3:0 3:1; mig-3g.40gb.me: 3:2", "", "",
 		},
 		"a rule's name before a name": {
-			core.Policy{Rules: []core.Rule{{Select: on(0), Pool: "mine"}}, Names: []core.Naming{{Select: full, Pool: "big"}}},
+			core.Policy{Rules: []core.Rule{{Select: gpuIndices(0), Pool: "mine"}}, Names: []core.Naming{{Select: full, Pool: "big"}}},
 			"mine: 0; big: 1 2; mig-1g.10gb: 3:0 3:1; mig-3g.40gb.me: 3:2", "", "",
 		},
 		"a rule that shares what has a name": {
-			core.Policy{Rules: []core.Rule{{Select: on(0), Sharing: by(sliced(2))}}, Names: []core.Naming{{Select: full, Pool: "big"}}},
+			core.Policy{Rules: []core.Rule{{Select: gpuIndices(0), Sharing: by(sliced(2))}}, Names: []core.Naming{{Select: full, Pool: "big"}}},
 			"big.shared: 0::0 0::1; big: 1 2; mig-1g.10gb: 3:0 3:1; mig-3g.40gb.me: 3:2", "", "",
 		},
 		"shares, by pool": {
@@ -93,24 +93,24 @@ func TestPolicies(t *testing.T) {
 			"big.shared: 0::0 0::1 1::0 1::1 2::0 2::1; mig-1g.10gb: 3:0 3:1; mig-3g.40gb.me: 3:2", "", "",
 		},
 		"included": {
-			core.Policy{Include: []core.Selector{on(0), ones}},
+			core.Policy{Include: []core.Selector{gpuIndices(0), ones}},
 			"gpu: 0; mig-1g.10gb: 3:0 3:1",
 			"1 not among those that the policy includes; 2 not among those that the policy includes; 3:2 not among those that the policy includes", "",
 		},
 		"included, and kept by a rule": {
-			core.Policy{Include: []core.Selector{on(0, 1)}, Rules: []core.Rule{{Select: on(1, 2), Reserve: "kept"}, {Select: on(3), Reserve: "kept"}}},
+			core.Policy{Include: []core.Selector{gpuIndices(0, 1)}, Rules: []core.Rule{{Select: gpuIndices(1, 2), Reserve: "kept"}, {Select: gpuIndices(3), Reserve: "kept"}}},
 			"gpu: 0", "1 kept; 2 not among those that the policy includes; 3:0 not among those that the policy includes; " +
 				"3:1 not among those that the policy includes; 3:2 not among those that the policy includes", "",
 		},
 		"nothing is included": {
-			core.Policy{Include: []core.Selector{{At: "p:1", IDs: []core.DeviceID{"GPU-x"}}}, Rules: []core.Rule{{Select: on(0), Pool: "a"}}},
+			core.Policy{Include: []core.Selector{{At: "p:1", IDs: []core.DeviceID{"GPU-x"}}}, Rules: []core.Rule{{Select: gpuIndices(0), Pool: "a"}}},
 			"", strings.Join([]string{"0", "1", "2", "3:0", "3:1", "3:2 not among those that the policy includes"}, " not among those that the policy includes; "),
 			"p:1: selects no device of this machine",
 		},
 		"idle parts are said in their order": {
 			core.Policy{
 				Include: []core.Selector{{}, {At: "p:1", IDs: []core.DeviceID{"GPU-x"}}},
-				Rules:   []core.Rule{{Select: on(0)}, {Select: core.Selector{At: "p:2", Indices: on(0).Indices}}},
+				Rules:   []core.Rule{{Select: gpuIndices(0)}, {Select: core.Selector{At: "p:2", Indices: gpuIndices(0).Indices}}},
 				Names:   []core.Naming{{Select: full, Pool: "big"}, {Select: core.Selector{At: "p:3", Models: []string{"*L40*"}}, Pool: "l40s"}},
 				Shares:  []core.Share{{Pool: "gpu", Select: core.Selector{At: "p:4"}, Sharing: sliced(2)}},
 			},
@@ -119,17 +119,17 @@ func TestPolicies(t *testing.T) {
 				"p:3: selects no device of this machine, or only such as have a name already; p:4: there is no gpu on this machine to share",
 		},
 		"one pool, differing shares": {
-			core.Policy{Rules: []core.Rule{{Select: on(0), Pool: "p", Sharing: by(sliced(2))}, {Select: on(1), Pool: "p"}, {Select: on(2), Pool: "p", Sharing: by(served(2))}}},
+			core.Policy{Rules: []core.Rule{{Select: gpuIndices(0), Pool: "p", Sharing: by(sliced(2))}, {Select: gpuIndices(1), Pool: "p"}, {Select: gpuIndices(2), Pool: "p", Sharing: by(served(2))}}},
 			"p: 0::0 0::1 1 2::0 2::1; mig-1g.10gb: 3:0 3:1; mig-3g.40gb.me: 3:2", "",
 			"pool p has units that are shared differently (time-slicing by 2 and exclusive): give them different names",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inv := under(machine, tc.policy)
-			if diff := cmp.Diff(tc.units, offered(inv)); diff != "" {
+			if diff := cmp.Diff(tc.units, offerText(inv)); diff != "" {
 				t.Errorf("offered: %s", diff)
 			}
-			if diff := cmp.Diff(tc.refused, refused(inv)); diff != "" {
+			if diff := cmp.Diff(tc.refused, excludedText(inv)); diff != "" {
 				t.Errorf("refused: %s", diff)
 			}
 			if diff := cmp.Diff(tc.findings, strings.Join(inv.PolicyWarnings(), "; ")); diff != "" {
@@ -140,7 +140,7 @@ func TestPolicies(t *testing.T) {
 }
 
 // A part of the policy is called idle only when every device could be read: who can't be read may be who is meant.
-func TestFindingsWaitForEveryDevice(t *testing.T) {
+func TestPolicyWarningsNeedCompleteSnapshot(t *testing.T) {
 	cfg := core.DefaultConfig()
 	cfg.Policy.Rules = []core.Rule{{Select: core.Selector{At: "p:1", IDs: []core.DeviceID{coretest.GPU(2)}}, Pool: "third"}}
 	now := time.Unix(0, 0)
@@ -174,7 +174,7 @@ func TestFindingsWaitForEveryDevice(t *testing.T) {
 	}
 }
 
-func TestSharingInWords(t *testing.T) {
+func TestSharingText(t *testing.T) {
 	for want, s := range map[string]core.Sharing{"exclusive": {}, "time-slicing by 4": sliced(4), "mps by 2": served(2)} {
 		if s.String() != want || s.Terms() != want {
 			t.Errorf("%q and %q, want %q", s, s.Terms(), want)

@@ -10,14 +10,14 @@ import (
 )
 
 // clear and ignore are an operator's orders about a, now.
-func (s *story) clear(o core.Command) ([]core.Condition, error) {
+func (s *ledgerFixture) clear(o core.Command) ([]core.Condition, error) {
 	o.GPU = a.GPU
 	ledger, cleared, err := s.ledger.Clear(s.policy, s.now, o)
 	s.ledger = ledger
 	return cleared, err
 }
 
-func (s *story) ignore(d time.Duration, cause string) {
+func (s *ledgerFixture) ignore(d time.Duration, cause string) {
 	s.Helper()
 	ledger, ignored, err := s.ledger.Ignore(s.policy, s.now, core.Command{GPU: a.GPU, Cause: cause}, s.now.Add(d))
 	if err != nil || len(ignored) == 0 {
@@ -35,11 +35,11 @@ func TestClear(t *testing.T) {
 		{"everything", core.Command{}, nil},
 		{"one cause", core.Command{Cause: "XID_119"}, []string{"XID_54", "XID_94"}},
 		{"however it is spelled", core.Command{Cause: "xid_54"}, []string{"XID_94", "XID_119"}},
-		{"verified just then", core.Command{VerifiedAt: dawn.Add(pace)}, nil},
+		{"verified just then", core.Command{VerifiedAt: testStart.Add(checkInterval)}, nil},
 	} {
-		s := tell(t)
-		s.see(xidEvent(b, 119))
-		s.xid(119, 94, 54)
+		s := newLedgerFixture(t)
+		s.observe(xidEvent(b, 119))
+		s.reportXIDs(119, 94, 54)
 		cleared, err := s.clear(tc.order)
 		if err != nil {
 			t.Errorf("%s: %v", tc.name, err)
@@ -58,26 +58,26 @@ func TestClear(t *testing.T) {
 }
 
 // An order that can't be followed changes nothing.
-func TestRefusedOrders(t *testing.T) {
-	later := dawn.Add(pace).Add(time.Hour)
+func TestFailedCommands(t *testing.T) {
+	later := testStart.Add(checkInterval).Add(time.Hour)
 	for _, tc := range []struct {
 		name  string
 		order core.Command
 		want  any
 	}{
-		{"verified before the fault", core.Command{GPU: a.GPU, VerifiedAt: dawn}, new(*core.NewerFaultError)},
-		{"verified before one of the faults", core.Command{GPU: a.GPU, Cause: "XID_95", VerifiedAt: dawn.Add(pace)}, new(*core.NewerFaultError)},
+		{"verified before the fault", core.Command{GPU: a.GPU, VerifiedAt: testStart}, new(*core.NewerFaultError)},
+		{"verified before one of the faults", core.Command{GPU: a.GPU, Cause: "XID_95", VerifiedAt: testStart.Add(checkInterval)}, new(*core.NewerFaultError)},
 		{"verified in the future", core.Command{GPU: a.GPU, VerifiedAt: later.Add(time.Minute)}, new(*core.ConfigError)},
 		{"no such cause", core.Command{GPU: a.GPU, Cause: "XID_96"}, new(*core.NoConditionError)},
 		{"no such GPU", core.Command{GPU: "GPU-z"}, new(*core.NoConditionError)},
 		{"a GPU that is well", core.Command{GPU: b.GPU}, new(*core.NoConditionError)},
 		{"the node", core.Command{}, new(*core.NoConditionError)},
 	} {
-		s := tell(t)
-		s.xid(119)
-		s.pass(later.Sub(s.now))
-		s.xid(95)
-		s.see(core.Observation{At: core.Node, Kind: core.DriverUnavailable})
+		s := newLedgerFixture(t)
+		s.reportXIDs(119)
+		s.wait(later.Sub(s.now))
+		s.reportXIDs(95)
+		s.observe(core.Observation{At: core.Node, Kind: core.DriverUnavailable})
 		before := s.ledger.Conditions()
 		cleared, _, clearErr := s.ledger.Clear(s.policy, later, tc.order)
 		ignored, _, ignoreErr := s.ledger.Ignore(s.policy, later, tc.order, later.Add(time.Hour))
@@ -92,8 +92,8 @@ func TestRefusedOrders(t *testing.T) {
 			}
 		}
 	}
-	s := tell(t)
-	s.xid(119)
+	s := newLedgerFixture(t)
+	s.reportXIDs(119)
 	for _, d := range []time.Duration{0, -time.Hour} {
 		if _, _, err := s.ledger.Ignore(s.policy, s.now, core.Command{GPU: a.GPU}, s.now.Add(d)); err == nil {
 			t.Errorf("ignored until %v from now", d)
@@ -102,12 +102,12 @@ func TestRefusedOrders(t *testing.T) {
 }
 
 // What a GPU lacks that does not answer is an answer and not an order.
-func TestOrdersAboutASilentGPU(t *testing.T) {
+func TestCommandsOnUnresponsiveGPU(t *testing.T) {
 	for kind, checks := range map[core.ObservationKind]int{core.Lost: 1, core.ProbeFailed: 3, core.Unresponsive: 1, core.CallPending: 1} {
-		s := untold(t, "580")
-		s.mute[a.GPU] = kind
+		s := newUncheckedFixture(t, "580")
+		s.failing[a.GPU] = kind
 		s.check(checks)
-		s.xid(119)
+		s.reportXIDs(119)
 		_, _, clearErr := s.ledger.Clear(s.policy, s.now, core.Command{GPU: a.GPU})
 		_, _, ignoreErr := s.ledger.Ignore(s.policy, s.now, core.Command{GPU: a.GPU}, s.now.Add(time.Hour))
 		for _, err := range []error{clearErr, ignoreErr} {
@@ -118,7 +118,7 @@ func TestOrdersAboutASilentGPU(t *testing.T) {
 		if _, err := s.clear(core.Command{Cause: "XID_119"}); err != nil {
 			t.Errorf("its other faults: %v", err)
 		}
-		delete(s.mute, a.GPU)
+		delete(s.failing, a.GPU)
 		s.check(1)
 		if kind == core.CallPending {
 			continue // it was only never asked
@@ -131,101 +131,101 @@ func TestOrdersAboutASilentGPU(t *testing.T) {
 }
 
 // A level that is still there is disregarded until it goes; when it comes back it is another.
-func TestClearOfAStandingLevel(t *testing.T) {
+func TestClearOfPresentLevel(t *testing.T) {
 	for _, l := range levelReasons() {
-		s := tell(t)
-		s.say(l.set)
+		s := newLedgerFixture(t)
+		s.setSample(l.set)
 		s.check(l.checks)
 		if _, err := s.clear(core.Command{}); err != nil {
 			t.Errorf("%s: %v", l.cause, err)
 		}
-		s.step(20 * time.Minute)
+		s.checkFor(20 * time.Minute)
 		s.expect(l.cause+" is ignored", core.Healthy, "")
-		s.say(l.unset)
+		s.setSample(l.unset)
 		s.check(1)
 		if cs := s.ledger.Conditions(); len(cs) != 0 {
 			t.Errorf("%s is gone, and stands: %v", l.cause, cs)
 		}
-		s.say(l.set)
+		s.setSample(l.set)
 		s.check(l.checks)
 		s.expect("and is back", l.state, l.cause)
 	}
-	s := tell(t)
-	s.say(func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryDrainP2P })
+	s := newLedgerFixture(t)
+	s.setSample(func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryDrainP2P })
 	s.check(2)
 	if _, err := s.clear(core.Command{}); err != nil {
 		t.Error(err)
 	}
-	s.say(func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryReset })
+	s.setSample(func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryReset })
 	s.check(1)
 	s.expect("the driver wants something else now", core.Unhealthy, "VERDICT_GPU_RESET")
 }
 
 func TestIgnore(t *testing.T) {
 	t.Run("until a time", func(t *testing.T) {
-		s := tell(t)
-		s.xid(119)
+		s := newLedgerFixture(t)
+		s.reportXIDs(119)
 		s.ignore(time.Hour, "")
-		s.step(time.Hour - pace)
+		s.checkFor(time.Hour - checkInterval)
 		s.expect("within the hour", core.Healthy, "")
 		s.check(1)
 		s.expect("after it", core.Unhealthy, "XID_119")
 	})
 	t.Run("until it happens again", func(t *testing.T) {
-		s := tell(t)
-		s.xid(119)
+		s := newLedgerFixture(t)
+		s.reportXIDs(119)
 		s.ignore(time.Hour, "XID_119")
-		s.xid(46)
+		s.reportXIDs(46)
 		s.expect("another", core.Unhealthy, "XID_46")
 		s.ignore(time.Hour, "")
 		s.expect("ignored, too", core.Healthy, "")
-		s.xid(119)
+		s.reportXIDs(119)
 		s.expect("the same", core.Unhealthy, "XID_119")
 	})
 	t.Run("until it is over", func(t *testing.T) {
-		s := tell(t)
-		s.xid(119)
+		s := newLedgerFixture(t)
+		s.reportXIDs(119)
 		s.ignore(24*time.Hour, "")
 		s.reset()
 		s.ignore(24*time.Hour, "VERDICT_GPU_RESET")
-		s.step(10 * time.Minute)
+		s.checkFor(10 * time.Minute)
 		if cs := s.ledger.Conditions(); len(cs) != 0 {
 			t.Errorf("stands: %v", cs)
 		}
-		s.xid(119)
+		s.reportXIDs(119)
 		s.expect("a new one", core.Unhealthy, "XID_119")
 	})
 	t.Run("until it is lost again", func(t *testing.T) {
-		s := tell(t)
-		s.mute[a.GPU] = core.Lost
+		s := newLedgerFixture(t)
+		s.failing[a.GPU] = core.Lost
 		s.check(1)
-		delete(s.mute, a.GPU)
+		delete(s.failing, a.GPU)
 		s.check(1)
 		s.ignore(24*time.Hour, "LOST")
 		s.expect("it answers", core.Healthy, "")
-		s.mute[a.GPU] = core.Lost
+		s.failing[a.GPU] = core.Lost
 		s.check(1)
 		s.expect("lost again", core.GPULost, "LOST")
 	})
 	t.Run("until the driver wants something else", func(t *testing.T) {
-		s := tell(t)
-		s.say(func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryDrainP2P })
+		s := newLedgerFixture(t)
+		s.setSample(func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryDrainP2P })
 		s.check(2)
 		s.ignore(24*time.Hour, "")
 		s.check(10)
 		s.expect("ignored", core.Healthy, "")
-		s.say(func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryReboot })
+		s.setSample(func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryReboot })
 		s.check(1)
 		s.expect("changed", core.Unhealthy, "VERDICT_NODE_REBOOT")
 	})
 	t.Run("is no recovery", func(t *testing.T) {
-		s := tell(t)
+		s := newLedgerFixture(t)
 		for range 5 {
-			s.xid(119)
+			s.reportXIDs(119)
 			s.ignore(time.Minute, "")
-			s.step(2 * time.Minute)
+			s.checkFor(2 * time.Minute)
 		}
-		if n := len(s.chart().Recoveries); n != 0 {
+		if n := len(s.history().Recoveries); n != 0 {
 			t.Errorf("%d recoveries", n)
 		}
 	})
@@ -233,20 +233,20 @@ func TestIgnore(t *testing.T) {
 
 // Who has looked at a GPU has looked at its past, too.
 func TestClearForgetsHistory(t *testing.T) {
-	s := tell(t)
-	s.mend(46)
-	s.mend(119)
-	s.xid(119)
-	if c := s.chart(); len(c.UnhealthyEpisodes) != 3 || len(c.ClearedByReset) != 2 || len(c.Recoveries) != 2 {
+	s := newLedgerFixture(t)
+	s.faultAndReset(46)
+	s.faultAndReset(119)
+	s.reportXIDs(119)
+	if c := s.history(); len(c.UnhealthyEpisodes) != 3 || len(c.ClearedByReset) != 2 || len(c.Recoveries) != 2 {
 		t.Errorf("before: %+v", c)
 	}
 	if _, err := s.clear(core.Command{}); err != nil {
 		t.Fatal(err)
 	}
-	if c := s.chart(); len(c.UnhealthyEpisodes) != 0 || len(c.ClearedByReset) != 0 || len(c.Recoveries) != 0 || !c.UnhealthySince.IsZero() {
+	if c := s.history(); len(c.UnhealthyEpisodes) != 0 || len(c.ClearedByReset) != 0 || len(c.Recoveries) != 0 || !c.UnhealthySince.IsZero() {
 		t.Errorf("after: %+v", c)
 	}
-	if c := s.chart(); len(c.FaultCounts) == 0 || c.LastReset.IsZero() {
+	if c := s.history(); len(c.FaultCounts) == 0 || c.LastReset.IsZero() {
 		t.Errorf("what was counted is no history of recovery: %+v", c)
 	}
 }

@@ -37,10 +37,10 @@ func TestOverrides(t *testing.T) {
 	} {
 		for verdict, over := range map[core.RecoveryAction]time.Duration{core.RecoveryNone: tc.over, core.RecoveryUnknown: tc.guest} {
 			t.Run(tc.name+" with "+verdict.String(), func(t *testing.T) {
-				s := untold(t, "580", func(p *core.HealthPolicy) { p.XIDs, p.AllXIDs = tc.xids, tc.rest })
-				s.say(func(v *core.HealthSample) { v.RecoveryAction = verdict })
+				s := newUncheckedFixture(t, "580", func(p *core.HealthPolicy) { p.XIDs, p.AllXIDs = tc.xids, tc.rest })
+				s.setSample(func(v *core.HealthSample) { v.RecoveryAction = verdict })
 				s.check(1)
-				s.xid(tc.xid)
+				s.reportXIDs(tc.xid)
 				if h := s.ledger.Health(a); h.State != tc.want {
 					t.Errorf("at once %s, want %s", h, tc.want)
 				}
@@ -53,36 +53,42 @@ func TestOverrides(t *testing.T) {
 }
 
 // What is overridden escalates no more, and is still overruled by the driver.
-func TestOverrideIsTheLastWord(t *testing.T) {
+func TestOverrideDisablesEscalation(t *testing.T) {
 	p := func(p *core.HealthPolicy) { p.XIDs = map[uint64]xid.Effect{109: xid.Degrades, 95: xid.None} }
-	s := untold(t, "580", p)
-	s.say(func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryUnknown })
+	s := newUncheckedFixture(t, "580", p)
+	s.setSample(func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryUnknown })
 	s.check(1)
-	s.xid(109, 109, 109)
+	s.reportXIDs(109, 109, 109)
 	s.expect("three times 109", core.Degraded, "XID_109")
-	s = tell(t, p)
-	s.xid(95)
-	s.say(func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryReset })
+	s = newLedgerFixture(t, p)
+	s.reportXIDs(95)
+	s.setSample(func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryReset })
 	s.check(1)
 	s.expect("the driver wants a reset", core.Unhealthy, "VERDICT_GPU_RESET")
-	if n := s.chart().FaultCounts[0].Count; n != 1 {
+	if n := s.history().FaultCounts[0].Count; n != 1 {
 		t.Errorf("what is ignored is counted %d times", n)
 	}
 }
 
 func TestDegradedTakesNoWork(t *testing.T) {
 	strict := func(p *core.HealthPolicy) { p.DegradedTakesNoWork = true }
-	for cause, happen := range map[string]func(*story){
-		"XID_94":            func(s *story) { s.xid(94) },
-		"ROW_REMAP_PENDING": func(s *story) { s.say(func(v *core.HealthSample) { v.RemapPending = core.Yes }); s.check(2) },
-		"ECC_UNCORRECTABLE": func(s *story) { s.say(func(v *core.HealthSample) { v.Uncorrectable.Value++ }); s.check(1) },
-		"WORKLOADS_FAILING": func(s *story) {
+	for cause, happen := range map[string]func(*ledgerFixture){
+		"XID_94": func(s *ledgerFixture) { s.reportXIDs(94) },
+		"ROW_REMAP_PENDING": func(s *ledgerFixture) {
+			s.setSample(func(v *core.HealthSample) { v.RemapPending = core.Yes })
+			s.check(2)
+		},
+		"ECC_UNCORRECTABLE": func(s *ledgerFixture) {
+			s.setSample(func(v *core.HealthSample) { v.Uncorrectable.Value++ })
+			s.check(1)
+		},
+		"WORKLOADS_FAILING": func(s *ledgerFixture) {
 			for range 3 {
-				s.see(core.Observation{At: a, Kind: core.Reserved}, xidEvent(a, 13))
+				s.observe(core.Observation{At: a, Kind: core.Reserved}, xidEvent(a, 13))
 			}
 		},
 	} {
-		s := tell(t, strict)
+		s := newLedgerFixture(t, strict)
 		happen(s)
 		s.expect("strictly", core.Unhealthy, cause)
 	}
@@ -91,8 +97,8 @@ func TestDegradedTakesNoWork(t *testing.T) {
 // Only an operator makes an unhealthy GPU well again; what only degrades it has its own ways still.
 func TestManual(t *testing.T) {
 	manual := func(p *core.HealthPolicy) { p.Manual = true }
-	s := tell(t, manual)
-	s.xid(95)
+	s := newLedgerFixture(t, manual)
+	s.reportXIDs(95)
 	s.reset()
 	s.expectRecovery("whatever the driver says", never)
 	if h := s.ledger.Health(a); h.Clears != "operator" {
@@ -101,13 +107,13 @@ func TestManual(t *testing.T) {
 	if _, _, err := s.ledger.Clear(s.policy, s.now, core.Command{GPU: a.GPU}); err != nil {
 		t.Error(err)
 	}
-	s = tell(t, manual)
-	s.xid(94)
+	s = newLedgerFixture(t, manual)
+	s.reportXIDs(94)
 	s.expectRecovery("degraded", 90*time.Second)
-	s = tell(t, manual)
-	s.say(func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryDrainAndReset })
+	s = newLedgerFixture(t, manual)
+	s.setSample(func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryDrainAndReset })
 	s.check(1)
-	s.say(func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryNone })
+	s.setSample(func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryNone })
 	s.expectRecovery("a verdict that is gone", never)
 	if h := s.ledger.Health(a); h.Clears != "operator" {
 		t.Errorf("clears: %s", h.Clears)
@@ -116,9 +122,9 @@ func TestManual(t *testing.T) {
 
 // A reboot is no operator either, but it ends what takes nobody out of service.
 func TestManualReboot(t *testing.T) {
-	l := live(t, coretest.GPUs(1))
+	l := newRestartFixture(t, coretest.GPUs(1))
 	l.cfg.Health.Manual = true
-	l.see(xidEvent(gpu(0), 95), xidEvent(gpu(0), 94))
+	l.observe(xidEvent(gpu(0), 95), xidEvent(gpu(0), 94))
 	l.restart("boot 1", "boot 2")
 	if cs := l.state.Ledger.Conditions(); len(cs) != 1 || cs[0].Code != 95 {
 		t.Errorf("stands: %v", cs)
@@ -129,12 +135,12 @@ func TestManualReboot(t *testing.T) {
 func TestModeOff(t *testing.T) {
 	off := core.DefaultConfig()
 	off.Health.Mode = core.ModeOff
-	s := tell(t)
-	s.xid(95)
+	s := newLedgerFixture(t)
+	s.reportXIDs(95)
 	s.policy.Mode = core.ModeOff
-	s.xid(79, 13)
-	s.see(core.Observation{At: a, Kind: core.Event, Code: 0x2000})
-	s.say(func(v *core.HealthSample) {
+	s.reportXIDs(79, 13)
+	s.observe(core.Observation{At: a, Kind: core.Event, Code: 0x2000})
+	s.setSample(func(v *core.HealthSample) {
 		v.RecoveryAction, v.RemapFailed, v.Uncorrectable.Value = core.RecoveryReset, core.Yes, 9
 	})
 	s.check(5)
@@ -155,18 +161,18 @@ func TestModeOff(t *testing.T) {
 		want   string
 	}{{core.Lost, 1, "LOST"}, {core.ProbeFailed, 3, "PROBE_FAILED"}, {core.Unresponsive, 1, "NOT_ANSWERING"}} {
 		before := *s
-		s.mute = map[core.DeviceID]core.ObservationKind{a.GPU: tc.kind}
+		s.failing = map[core.DeviceID]core.ObservationKind{a.GPU: tc.kind}
 		s.check(tc.checks)
 		if h := offered(); h.Cause() != tc.want || h.Schedulable() {
 			t.Errorf("%s, want %s", h, tc.want)
 		}
 		*s = before
 	}
-	s.see(core.Observation{At: core.Node, Kind: core.DriverUnavailable, Detail: "gone"})
+	s.observe(core.Observation{At: core.Node, Kind: core.DriverUnavailable, Detail: "gone"})
 	if h := offered(); h.Cause() != "NVML_UNAVAILABLE" {
 		t.Errorf("without a driver: %s", h)
 	}
-	s.see(answered("580"))
+	s.observe(driverAvailable("580"))
 	s.policy.Mode = core.ModeEnforce
 	s.check(1)
 	s.expect("back in force", core.Unhealthy, "XID_95")
@@ -180,8 +186,8 @@ func TestModeObserve(t *testing.T) {
 	cfg := core.DefaultConfig()
 	cfg.Health.Mode = core.ModeObserve
 	machine := coretest.GPUs(2)
-	state := core.NewState(cfg).Read(cfg, dawn, machine, checked(machine)...)
-	state = state.Observe(cfg, dawn, xidEvent(core.WholeGPU(coretest.GPU(0)), 95), xidEvent(core.WholeGPU(coretest.GPU(1)), 94))
+	state := core.NewState(cfg).Read(cfg, testStart, machine, healthyChecks(machine)...)
+	state = state.Observe(cfg, testStart, xidEvent(core.WholeGPU(coretest.GPU(0)), 95), xidEvent(core.WholeGPU(coretest.GPU(1)), 94))
 	one, _ := state.Inventory.Unit(core.UnitID(coretest.GPU(0)))
 	if h := one.Health; h.State != core.Unhealthy || !h.Schedulable() || !strings.HasPrefix(h.String(), "observed, not enforced: unhealthy: XID 95") {
 		t.Error(h)

@@ -9,14 +9,14 @@ import (
 )
 
 // A lost GPU that answers is not well yet: unhealthy first, then as all others.
-func TestLostAndBack(t *testing.T) {
-	s := tell(t)
-	s.mute[a.GPU] = core.Lost
+func TestLostGPUResponds(t *testing.T) {
+	s := newLedgerFixture(t)
+	s.failing[a.GPU] = core.Lost
 	s.check(1)
 	s.expect("at once", core.GPULost, "LOST")
-	s.step(time.Hour)
+	s.checkFor(time.Hour)
 	s.expect("for an hour", core.GPULost, "LOST")
-	delete(s.mute, a.GPU)
+	delete(s.failing, a.GPU)
 	s.check(2)
 	s.expect("an answer or two", core.GPULost, "LOST")
 	s.check(1)
@@ -28,14 +28,14 @@ func TestLostAndBack(t *testing.T) {
 }
 
 // Coming back means that it was initialised anew.
-func TestLostAndBackIsAReset(t *testing.T) {
+func TestLostGPUWasReset(t *testing.T) {
 	s := guest(t)
-	s.xid(79, 119)
+	s.reportXIDs(79, 119)
 	s.expect("fallen off the bus", core.GPULost, "XID_79")
-	s.mute[a.GPU] = core.Lost
+	s.failing[a.GPU] = core.Lost
 	s.check(6)
 	s.expect("fallen off the bus", core.GPULost, "XID_79")
-	delete(s.mute, a.GPU)
+	delete(s.failing, a.GPU)
 	s.check(3)
 	s.expect("back", core.Unhealthy, "XID_79")
 	s.expectRecovery("since then", time.Minute)
@@ -43,14 +43,14 @@ func TestLostAndBackIsAReset(t *testing.T) {
 
 // Lost again is news, whatever stands already.
 func TestLostAgain(t *testing.T) {
-	s := tell(t)
-	s.mute[a.GPU] = core.Lost
+	s := newLedgerFixture(t)
+	s.failing[a.GPU] = core.Lost
 	s.check(3)
 	for range 3 {
-		delete(s.mute, a.GPU)
+		delete(s.failing, a.GPU)
 		s.check(5)
 		s.expect("back", core.Unhealthy, "LOST")
-		s.mute[a.GPU] = core.Lost
+		s.failing[a.GPU] = core.Lost
 		s.check(1)
 		s.expect("lost again", core.GPULost, "LOST")
 	}
@@ -61,25 +61,25 @@ func TestLostAgain(t *testing.T) {
 
 // A GPU that came back and is slow, or says half of it, is not lost again.
 func TestSlowAfterLoss(t *testing.T) {
-	s := tell(t)
-	s.mute[a.GPU] = core.Lost
+	s := newLedgerFixture(t)
+	s.failing[a.GPU] = core.Lost
 	s.check(1)
-	delete(s.mute, a.GPU)
+	delete(s.failing, a.GPU)
 	s.check(3)
 	s.expect("back", core.Unhealthy, "LOST")
-	s.mute[a.GPU] = core.CallPending
+	s.failing[a.GPU] = core.CallPending
 	s.check(3)
 	s.expect("slow", core.Unhealthy, "LOST")
-	delete(s.mute, a.GPU)
-	s.say(func(v *core.HealthSample) { v.Partial = true })
+	delete(s.failing, a.GPU)
+	s.setSample(func(v *core.HealthSample) { v.Partial = true })
 	s.check(3)
 	s.expect("half of it", core.Unhealthy, "LOST")
 }
 
 // What the kernel log says of a loss may come while the GPU still seems to answer.
-func TestFallenOffTheBusAndAnswering(t *testing.T) {
-	s := tell(t)
-	s.xid(79)
+func TestXID79WhileGPUResponds(t *testing.T) {
+	s := newLedgerFixture(t)
+	s.reportXIDs(79)
 	s.check(2)
 	s.expect("answers may be old", core.GPULost, "XID_79")
 	s.check(1)
@@ -88,21 +88,21 @@ func TestFallenOffTheBusAndAnswering(t *testing.T) {
 
 func TestProbeFailures(t *testing.T) {
 	for _, n := range []int{1, 3, 5} {
-		s := tell(t, func(p *core.HealthPolicy) { p.ProbeFailures = n })
+		s := newLedgerFixture(t, func(p *core.HealthPolicy) { p.ProbeFailures = n })
 		for range 4 { // never in a row
-			s.mute[a.GPU] = core.ProbeFailed
+			s.failing[a.GPU] = core.ProbeFailed
 			s.check(n - 1)
 			s.expect("too few", core.Healthy, "")
-			delete(s.mute, a.GPU)
+			delete(s.failing, a.GPU)
 			s.check(1)
 		}
 		if cs := s.ledger.Conditions(); len(cs) != 0 {
 			t.Errorf("an answer leaves a note: %v", cs)
 		}
-		s.mute[a.GPU] = core.ProbeFailed
+		s.failing[a.GPU] = core.ProbeFailed
 		s.check(n)
 		s.expect("in a row", core.Unhealthy, "PROBE_FAILED")
-		delete(s.mute, a.GPU)
+		delete(s.failing, a.GPU)
 		s.check(1)
 		s.expect("an answer alone", core.Unhealthy, "PROBE_FAILED")
 		s.expectRecovery("after the answer", time.Minute)
@@ -111,23 +111,23 @@ func TestProbeFailures(t *testing.T) {
 
 // A call that does not return is waited for a moment only; what it was about is noted when it is overdue.
 func TestHang(t *testing.T) {
-	s := tell(t)
-	s.xid(119)
-	s.mute[a.GPU] = core.CallPending
-	s.step(50 * time.Second)
+	s := newLedgerFixture(t)
+	s.reportXIDs(119)
+	s.failing[a.GPU] = core.CallPending
+	s.checkFor(50 * time.Second)
 	s.expect("slow is no fault of its own", core.Unhealthy, "XID_119")
 	overdue := core.Observation{At: a, Kind: core.Unresponsive, Detail: "nvmlDeviceGetFieldValues"}
-	s.see(overdue)
+	s.observe(overdue)
 	s.condition("NOT_ANSWERING")
 	for range 120 {
-		s.pass(500 * time.Millisecond)
-		s.see(overdue)
+		s.wait(500 * time.Millisecond)
+		s.observe(overdue)
 	}
 	if cs := s.ledger.Conditions(); len(cs) != 2 {
 		t.Errorf("stands: %v", cs)
 	}
-	delete(s.mute, a.GPU)
-	s.step(3 * time.Minute)
+	delete(s.failing, a.GPU)
+	s.checkFor(3 * time.Minute)
 	s.expect("the call came back, the fault stays", core.Unhealthy, "XID_119")
 	if cs := s.ledger.Conditions(); len(cs) != 1 {
 		t.Errorf("stands: %v", cs)
@@ -136,68 +136,68 @@ func TestHang(t *testing.T) {
 
 // A hang of one GPU is nobody else's, a hang of the driver is everybody's and says nothing about any.
 func TestHangOfTheDriver(t *testing.T) {
-	s := tell(t)
-	s.see(core.Observation{At: core.Node, Kind: core.Unresponsive, Detail: "nvmlInit"})
+	s := newLedgerFixture(t)
+	s.observe(core.Observation{At: core.Node, Kind: core.Unresponsive, Detail: "nvmlInit"})
 	for _, at := range []core.Placement{a, b, ci(1, 0)} {
 		s.expectAt("all wait", at, core.Unknown, "NOT_ANSWERING")
 	}
-	s.see(answered("580"))
+	s.observe(driverAvailable("580"))
 	s.expect("it came back", core.Healthy, "")
 }
 
 // Slow checks hold a recovery up and set nothing back; whoever was never asked is not well.
 func TestUnchecked(t *testing.T) {
-	s := untold(t, "580")
-	s.mute[a.GPU] = core.CallPending
+	s := newUncheckedFixture(t, "580")
+	s.failing[a.GPU] = core.CallPending
 	s.check(1)
 	s.expect("never asked", core.Unknown, "UNCHECKED")
-	s.step(10 * time.Minute)
+	s.checkFor(10 * time.Minute)
 	s.expect("never asked", core.Unknown, "UNCHECKED")
-	delete(s.mute, a.GPU)
-	s.say(func(v *core.HealthSample) { v.Partial = true })
+	delete(s.failing, a.GPU)
+	s.setSample(func(v *core.HealthSample) { v.Partial = true })
 	s.check(3)
 	s.expect("half an answer", core.Unknown, "UNCHECKED")
-	s.say(func(v *core.HealthSample) { v.Partial = false })
+	s.setSample(func(v *core.HealthSample) { v.Partial = false })
 	s.check(1)
 	s.expect("the first complete one", core.Healthy, "")
-	s.mute[a.GPU] = core.CallPending
-	s.step(10 * time.Minute)
+	s.failing[a.GPU] = core.CallPending
+	s.checkFor(10 * time.Minute)
 	s.expect("slow later", core.Healthy, "")
-	s.see(core.Observation{At: core.Node, Kind: core.DriverUnavailable, Detail: "gone"})
-	s.see(answered("580"))
+	s.observe(core.Observation{At: core.Node, Kind: core.DriverUnavailable, Detail: "gone"})
+	s.observe(driverAvailable("580"))
 	s.check(1)
 	s.expect("slow after the driver was away", core.Unknown, "UNCHECKED")
 }
 
 // A driver that is away makes nobody ill, and nobody well.
-func TestDriverLost(t *testing.T) {
-	s := tell(t)
-	s.xid(95)
-	s.see(core.Observation{At: core.Node, Kind: core.DriverUnavailable, Detail: "versions differ"})
+func TestDriverUnavailable(t *testing.T) {
+	s := newLedgerFixture(t)
+	s.reportXIDs(95)
+	s.observe(core.Observation{At: core.Node, Kind: core.DriverUnavailable, Detail: "versions differ"})
 	s.expectAt("the neighbour", b, core.Unknown, "NVML_UNAVAILABLE")
 	s.expectAt("the sick one", a, core.Unhealthy, "XID_95")
 	began := s.condition("XID_95")
-	s.pass(24 * time.Hour)
+	s.wait(24 * time.Hour)
 	if c := s.condition("XID_95"); c != began {
 		t.Errorf("time alone made it %+v", c)
 	}
-	s.see(answered("580"))
+	s.observe(driverAvailable("580"))
 	s.check(1)
 	s.expect("the driver is back", core.Unhealthy, "XID_95")
 }
 
 // A GPU that hangs may be cut up anew meanwhile: its instances are not offered again before they were read.
-func TestInstancesAfterAHangAreReadFirst(t *testing.T) {
-	l := live(t, migMachine())
+func TestInstancesAfterHang(t *testing.T) {
+	l := newRestartFixture(t, migMachine())
 	at := core.WholeGPU("GPU-m")
-	l.see(core.Observation{At: at, Kind: core.Unresponsive, Detail: "nvmlDeviceGetUUID"})
+	l.observe(core.Observation{At: at, Kind: core.Unresponsive, Detail: "nvmlDeviceGetUUID"})
 	hung := map[core.DeviceID]string{coretest.GPU(0): "healthy ", "MIG-1": "unhealthy NOT_ANSWERING", "MIG-2": "unhealthy NOT_ANSWERING"}
 	l.expect("while it hangs", hung)
-	l.see(core.Observation{At: at, Kind: core.Checked, Sample: *l.says[at.GPU]})
+	l.observe(core.Observation{At: at, Kind: core.Checked, Sample: *l.samples[at.GPU]})
 	l.now = l.now.Add(10 * time.Minute)
-	l.see(core.Observation{At: at, Kind: core.Checked, Sample: *l.says[at.GPU]})
+	l.observe(core.Observation{At: at, Kind: core.Checked, Sample: *l.samples[at.GPU]})
 	l.expect("it answers, and nobody knows what instances it has", hung)
-	l.machine = without(l.machine, "MIG-1")
+	l.host = without(l.host, "MIG-1")
 	l.read(2)
 	l.now = l.now.Add(time.Minute)
 	l.read(1)

@@ -11,48 +11,48 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 )
 
-func (f *fate) loseDriver() {
-	state := matchesAny(f, core.DriverAbsent, core.DriverFailed)
+func (f *randomSim) loseDriver() {
+	state := oneOf(f, core.DriverAbsent, core.DriverFailed)
 	gone := core.NoDriver(state, "gone")
 	gone.Unloaded = state == core.DriverAbsent && f.oneIn(2)
 	f.note("the driver is %s, unloaded: %t", state, gone.Unloaded)
-	f.driver = false
+	f.driverReady = false
 	f.state = f.state.Read(f.cfg, f.now, gone)
-	for _, p := range f.patients {
+	for _, p := range f.gpus {
 		p.reloaded = p.reloaded || gone.Unloaded
 	}
 }
 
 // restart ends the agent, or the machine with it.
-func (f *fate) restart(reboot bool) {
+func (f *randomSim) restart(reboot bool) {
 	f.note("a restart; of the machine: %t", reboot)
 	record := f.state.Checkpoint(string(rune('a' + f.boot)))
-	if f.jumps != nil && !reboot {
-		f.jump()
+	if f.clockRand != nil && !reboot {
+		f.setWallClock()
 	}
 	if reboot {
 		f.boot++
-		f.booted = f.now
-		for _, p := range f.patients {
-			p.renew()
-			p.mute, p.demand, p.lost, p.reloaded, p.renewed = 0, 0, false, false, false
+		f.bootTime = f.now
+		for _, p := range f.gpus {
+			p.reset()
+			p.failing, p.actionChecks, p.lost, p.reloaded, p.wasReset = 0, 0, false, false, false
 		}
 	}
-	boot := core.Boot{ID: string(rune('a' + f.boot)), Time: f.booted}
+	boot := core.Boot{ID: string(rune('a' + f.boot)), Time: f.bootTime}
 	f.state = core.Restore(f.cfg, record.Rebase(boot, f.now), boot.ID)
-	f.driver, f.read = true, time.Time{}
-	f.look(pace)
+	f.driverReady, f.lastRead = true, time.Time{}
+	f.checkAll(checkInterval)
 }
 
-// order is an operator's.
-func (f *fate) order(p *patient) {
+// runCommand is an operator's.
+func (f *randomSim) runCommand(p *simGPU) {
 	o := core.Command{GPU: p.at.GPU, VerifiedAt: f.now.Add(-time.Duration(f.IntN(2)) * time.Minute)}
 	var causes []string
 	for _, c := range f.state.Ledger.Conditions() {
 		causes = append(causes, c.Cause())
 	}
 	if len(causes) > 0 && f.oneIn(2) {
-		o.Cause = matchesAny(f, causes...)
+		o.Cause = oneOf(f, causes...)
 	}
 	f.note("order %+v", o)
 	before := f.state.Ledger.Conditions()
@@ -64,23 +64,23 @@ func (f *fate) order(p *patient) {
 	}
 	next, cleared, err := f.state.Clear(f.cfg, f.now, o)
 	if err != nil && !slices.Equal(before, next.Ledger.Conditions()) {
-		f.bug = "a refused order changed something"
+		f.failure = "a refused order changed something"
 	}
 	f.state = next
 	for _, c := range cleared {
-		p.broken = slices.DeleteFunc(p.broken, func(cause string) bool { return cause == c.Cause() })
+		p.needsReset = slices.DeleteFunc(p.needsReset, func(cause string) bool { return cause == c.Cause() })
 	}
 }
 
-// layOut takes a MIG instance away, or gives it back.
-func (f *fate) layOut() {
-	whole := newFate(0).machine
-	if len(f.machine.Devices) == len(whole.Devices) {
+// repartition takes a MIG instance away, or gives it back.
+func (f *randomSim) repartition() {
+	whole := newRandomSim(0).host
+	if len(f.host.Devices) == len(whole.Devices) {
 		whole = without(whole, "MIG-1")
 	}
 	f.note("MIG has %d devices", len(whole.Devices))
-	f.machine, f.read = whole, time.Time{}
-	f.look(pace)
+	f.host, f.lastRead = whole, time.Time{}
+	f.checkAll(checkInterval)
 }
 
 // ignored reports whether an operator disregards a cause.
@@ -99,13 +99,13 @@ func TestInvariants(t *testing.T) {
 		t.Run("", func(t *testing.T) {
 			t.Parallel()
 			for seed := worker; seed < lives && !t.Failed(); seed += 2 {
-				f := newFate(seed)
+				f := newRandomSim(seed)
 				was := map[core.DeviceID]core.HealthState{}
 				for step := range steps {
 					intervened := f.step()
-					f.testify(t, was, intervened)
+					f.verifyPublished(t, was, intervened)
 					if step%10 == 0 {
-						f.pure(t)
+						f.verifyPurity(t)
 					}
 					if t.Failed() {
 						for _, what := range f.log[max(0, len(f.log)-25):] {
@@ -115,31 +115,31 @@ func TestInvariants(t *testing.T) {
 					}
 				}
 				if seed%200 < 2 {
-					f.wayBack(t, seed)
+					f.verifyRecovery(t, seed)
 				}
 			}
 		})
 	}
 }
 
-// testify holds what is published against the truth.
-func (f *fate) testify(t *testing.T, was map[core.DeviceID]core.HealthState, intervened bool) {
+// verifyPublished holds what is published against the truth.
+func (f *randomSim) verifyPublished(t *testing.T, was map[core.DeviceID]core.HealthState, intervened bool) {
 	l := f.state.Ledger
-	for _, p := range f.patients {
+	for _, p := range f.gpus {
 		h := l.Health(p.at)
 		needed := 1
-		if p.vitals.RecoveryAction == core.RecoveryDrainP2P || p.vitals.RecoveryAction == core.RecoveryIMEX {
+		if p.sample.RecoveryAction == core.RecoveryDrainP2P || p.sample.RecoveryAction == core.RecoveryIMEX {
 			needed = 2
 		}
-		if p.vitals.RecoveryAction > core.RecoveryNone && p.demand >= needed && h.Schedulable() && !ignored(l, p.at, "VERDICT_") {
-			t.Errorf("%s takes work, and its driver wants %s: %s", p.at, p.vitals.RecoveryAction, h)
+		if p.sample.RecoveryAction > core.RecoveryNone && p.actionChecks >= needed && h.Schedulable() && !ignored(l, p.at, "VERDICT_") {
+			t.Errorf("%s takes work, and its driver wants %s: %s", p.at, p.sample.RecoveryAction, h)
 		}
-		for _, cause := range p.broken {
+		for _, cause := range p.needsReset {
 			if h.Schedulable() && !ignored(l, p.at, cause) {
 				t.Errorf("%s takes work with %s, and was not reset: %s", p.at, cause, h)
 			}
 		}
-		if p.lost && p.mute == core.Lost && h.Schedulable() {
+		if p.lost && p.failing == core.Lost && h.Schedulable() {
 			t.Errorf("%s takes work, and is lost: %s", p.at, h)
 		}
 	}
@@ -161,20 +161,20 @@ func (f *fate) testify(t *testing.T, was map[core.DeviceID]core.HealthState, int
 	}
 	cs := l.Conditions()
 	for i, c := range cs {
-		if i > 0 && !before(cs[i-1], c) {
+		if i > 0 && !conditionBefore(cs[i-1], c) {
 			t.Errorf("not in order, or twice: %+v, %+v", cs[i-1], c)
 		}
 		if c.Since.After(c.Last) || c.Last.After(f.now) || c.Count < 1 {
 			t.Errorf("impossible: %+v", c)
 		}
 	}
-	if f.bug != "" {
-		t.Error(f.bug)
+	if f.failure != "" {
+		t.Error(f.failure)
 	}
 }
 
-// before is the canonical order, spelled out once more.
-func before(a, b core.Condition) bool {
+// conditionBefore is the canonical order, spelled out once more.
+func conditionBefore(a, b core.Condition) bool {
 	for _, part := range [][2]string{{sortable(a.Simulated), sortable(b.Simulated)}, {string(a.At.GPU), string(b.At.GPU)}} {
 		if part[0] != part[1] {
 			return part[0] < part[1]
@@ -198,13 +198,13 @@ func sortable(b bool) string {
 	return "0"
 }
 
-// pure holds that equal arguments give equal results, and that what is observed of one GPU is nobody else's.
-func (f *fate) pure(t *testing.T) {
-	l, p := f.state.Ledger, matchesAny(f, f.patients...)
+// verifyPurity holds that equal arguments give equal results, and that what is observed of one GPU is nobody else's.
+func (f *randomSim) verifyPurity(t *testing.T) {
+	l, p := f.state.Ledger, oneOf(f, f.gpus...)
 	was := l.Conditions()
 	o := core.Observation{
-		At: f.place(p), Kind: matchesAny(f, core.XID, core.Event, core.Lost, core.ProbeFailed, core.CallPending, core.Unresponsive, core.Checked, core.DriverRebound, core.Reserved),
-		Code: matchesAny[uint64](f, 13, 79, 94, 95, 0x2000), Sample: p.vitals,
+		At: f.randomPlacement(p), Kind: oneOf(f, core.XID, core.Event, core.Lost, core.ProbeFailed, core.CallPending, core.Unresponsive, core.Checked, core.DriverRebound, core.Reserved),
+		Code: oneOf[uint64](f, 13, 79, 94, 95, 0x2000), Sample: p.sample,
 	}
 	now := f.now.Add(time.Duration(f.IntN(100)) * time.Second)
 	with, again, without := l.Apply(f.cfg.Health, now, o), l.Apply(f.cfg.Health, now, o), l.Apply(f.cfg.Health, now)
@@ -214,40 +214,40 @@ func (f *fate) pure(t *testing.T) {
 	if !slices.Equal(was, l.Conditions()) {
 		t.Errorf("%+v has changed the past: %v, was %v", o, l.Conditions(), was)
 	}
-	for _, at := range f.patients {
+	for _, at := range f.gpus {
 		if text := with.Health(at.at).String(); len(text) > 200 {
 			t.Errorf("%d bytes: %s", len(text), text)
 		}
 	}
-	for _, other := range f.patients {
+	for _, other := range f.gpus {
 		if other != p && with.Health(other.at) != without.Health(other.at) {
 			t.Errorf("%+v touches %s: %s", o, other.at, with.Health(other.at))
 		}
 	}
 }
 
-// wayBack holds that there always is one: resets, time, and an operator for what neither ends.
-func (f *fate) wayBack(t *testing.T, seed uint64) {
-	f.driver, f.read = true, time.Time{}
-	for _, p := range f.patients {
-		p.mute, p.vitals.Busy = 0, true
+// verifyRecovery holds that there always is one: resets, time, and an operator for what neither ends.
+func (f *randomSim) verifyRecovery(t *testing.T, seed uint64) {
+	f.driverReady, f.lastRead = true, time.Time{}
+	for _, p := range f.gpus {
+		p.failing, p.sample.Busy = 0, true
 	}
 	for range 3 {
-		for _, p := range f.patients {
-			p.wants(core.RecoveryReset)
-			p.vitals.Replays.Value++ // in a guest a reset shows by nothing but its counters
-			p.vitals.Uncorrectable.Value++
+		for _, p := range f.gpus {
+			p.setRecoveryAction(core.RecoveryReset)
+			p.sample.Replays.Value++ // in a guest a reset shows by nothing but its counters
+			p.sample.Uncorrectable.Value++
 		}
-		f.look(pace)
-		for _, p := range f.patients {
-			p.renew()
+		f.checkAll(checkInterval)
+		for _, p := range f.gpus {
+			p.reset()
 		}
-		f.look(pace)
+		f.checkAll(checkInterval)
 	}
 	for range 600 {
-		f.look(pace)
+		f.checkAll(checkInterval)
 	}
-	for _, p := range f.patients {
+	for _, p := range f.gpus {
 		for _, c := range f.state.Ledger.Conditions() {
 			if c.At.GPU == p.at.GPU && c.Evidence != 0 && !c.Simulated && c.State >= core.Unhealthy && c.IgnoredUntil.IsZero() {
 				t.Errorf("seed %d: nothing ends %s", seed, c)

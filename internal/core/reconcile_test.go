@@ -17,7 +17,7 @@ func without(s core.Snapshot, ids ...core.DeviceID) core.Snapshot {
 	return core.NewSnapshot(s)
 }
 
-func joinIDs(s core.Snapshot) []core.DeviceID {
+func deviceIDs(s core.Snapshot) []core.DeviceID {
 	var out []core.DeviceID
 	for _, d := range s.Devices {
 		out = append(out, d.ID)
@@ -25,7 +25,7 @@ func joinIDs(s core.Snapshot) []core.DeviceID {
 	return out
 }
 
-func find(obs []core.Observation, at core.Placement) []core.ObservationKind {
+func kindsAt(obs []core.Observation, at core.Placement) []core.ObservationKind {
 	var out []core.ObservationKind
 	for _, o := range obs {
 		if o.At == at {
@@ -35,7 +35,7 @@ func find(obs []core.Observation, at core.Placement) []core.ObservationKind {
 	return out
 }
 
-func TestReconcileKeepsWhatFellSilent(t *testing.T) {
+func TestReconcileKeepsUnresponsiveDevices(t *testing.T) {
 	prev := coretest.GPUs(3)
 	gone := core.WholeGPU(coretest.GPU(1))
 
@@ -44,7 +44,7 @@ func TestReconcileKeepsWhatFellSilent(t *testing.T) {
 		if diff := cmp.Diff(prev.Devices, got.Devices); diff != "" {
 			t.Errorf("devices changed: %s", diff)
 		}
-		if kinds := find(obs, gone); !slices.Equal(kinds, []core.ObservationKind{core.Lost}) {
+		if kinds := kindsAt(obs, gone); !slices.Equal(kinds, []core.ObservationKind{core.Lost}) {
 			t.Errorf("observations of the silent GPU: %v", kinds)
 		}
 	})
@@ -53,9 +53,9 @@ func TestReconcileKeepsWhatFellSilent(t *testing.T) {
 		reading.Excluded = []core.Exclusion{{Index: 1, At: gone, Failure: core.FailureError, Reason: "Unknown Error"}}
 		got, obs := core.Reconcile(prev, reading)
 		if len(got.Devices) != 3 || len(got.Excluded) != 0 {
-			t.Errorf("want it as a device and not as an exclusion: %v, %v", joinIDs(got), got.Excluded)
+			t.Errorf("want it as a device and not as an exclusion: %v, %v", deviceIDs(got), got.Excluded)
 		}
-		if kinds := find(obs, gone); !slices.Equal(kinds, []core.ObservationKind{core.ProbeFailed}) {
+		if kinds := kindsAt(obs, gone); !slices.Equal(kinds, []core.ObservationKind{core.ProbeFailed}) {
 			t.Errorf("observations: %v", kinds)
 		}
 	})
@@ -63,8 +63,8 @@ func TestReconcileKeepsWhatFellSilent(t *testing.T) {
 		reading := without(prev, coretest.GPU(1))
 		reading.Excluded = []core.Exclusion{{Index: 1, PCI: prev.Devices[1].PCI, Failure: core.FailureLost}}
 		got, obs := core.Reconcile(prev, reading)
-		if len(got.Devices) != 3 || len(find(obs, gone)) != 1 {
-			t.Errorf("want the GPU kept and observed: %v, %v", joinIDs(got), obs)
+		if len(got.Devices) != 3 || len(kindsAt(obs, gone)) != 1 {
+			t.Errorf("want the GPU kept and observed: %v, %v", deviceIDs(got), obs)
 		}
 	})
 	// Indices move when a GPU is pulled, so who is silent at one may be any of those that are missing.
@@ -72,8 +72,8 @@ func TestReconcileKeepsWhatFellSilent(t *testing.T) {
 		reading := without(prev, coretest.GPU(1))
 		reading.Excluded = []core.Exclusion{{Index: 2, Failure: core.FailurePending, Reason: "the driver does not answer"}}
 		got, obs := core.Reconcile(prev, reading)
-		if kinds := find(obs, gone); len(got.Devices) != 3 || !slices.Equal(kinds, []core.ObservationKind{core.CallPending}) {
-			t.Errorf("want it kept, and not lost: %v, %v", joinIDs(got), kinds)
+		if kinds := kindsAt(obs, gone); len(got.Devices) != 3 || !slices.Equal(kinds, []core.ObservationKind{core.CallPending}) {
+			t.Errorf("want it kept, and not lost: %v, %v", deviceIDs(got), kinds)
 		}
 	})
 	t.Run("another GPU that does not answer is in its slot", func(t *testing.T) {
@@ -83,8 +83,8 @@ func TestReconcileKeepsWhatFellSilent(t *testing.T) {
 			{Index: 2, Failure: core.FailurePending, Reason: "the driver does not answer"},
 		}
 		got, obs := core.Reconcile(prev, reading)
-		if kinds := find(obs, gone); len(got.Devices) != 2 || len(kinds) != 0 || len(got.Excluded) != 2 {
-			t.Errorf("want it gone: %v, %v, %v", joinIDs(got), kinds, got.Excluded)
+		if kinds := kindsAt(obs, gone); len(got.Devices) != 2 || len(kinds) != 0 || len(got.Excluded) != 2 {
+			t.Errorf("want it gone: %v, %v, %v", deviceIDs(got), kinds, got.Excluded)
 		}
 	})
 	t.Run("the whole driver", func(t *testing.T) {
@@ -99,12 +99,12 @@ func TestReconcileKeepsWhatFellSilent(t *testing.T) {
 	})
 }
 
-func TestReconcileForgetsWhatWentByIntent(t *testing.T) {
+func TestReconcileDropsRemovedDevices(t *testing.T) {
 	mig := migMachine()
 	t.Run("MIG instance removed, its GPU answers", func(t *testing.T) {
 		got, obs := core.Reconcile(mig, without(mig, "MIG-1"))
-		if slices.Contains(joinIDs(got), "MIG-1") {
-			t.Errorf("kept: %v", joinIDs(got))
+		if slices.Contains(deviceIDs(got), "MIG-1") {
+			t.Errorf("kept: %v", deviceIDs(got))
 		}
 		if slices.ContainsFunc(obs, func(o core.Observation) bool { return o.Kind == core.Lost }) {
 			t.Errorf("somebody is called lost: %v", obs)
@@ -115,16 +115,16 @@ func TestReconcileForgetsWhatWentByIntent(t *testing.T) {
 		reading := coretest.GPUs(2)
 		reading.Devices[1].ID, reading.Devices[1].At = "GPU-new", core.WholeGPU("GPU-new")
 		got, _ := core.Reconcile(prev, reading)
-		if want := []core.DeviceID{coretest.GPU(0), "GPU-new"}; !slices.Equal(joinIDs(got), want) {
-			t.Errorf("got %v, want %v", joinIDs(got), want)
+		if want := []core.DeviceID{coretest.GPU(0), "GPU-new"}; !slices.Equal(deviceIDs(got), want) {
+			t.Errorf("got %v, want %v", deviceIDs(got), want)
 		}
 	})
 	t.Run("the GPU with all its instances is lost, not removed", func(t *testing.T) {
 		got, obs := core.Reconcile(mig, without(mig, "GPU-m", "MIG-1", "MIG-2"))
 		if len(got.Devices) != len(mig.Devices) {
-			t.Errorf("kept only %v", joinIDs(got))
+			t.Errorf("kept only %v", deviceIDs(got))
 		}
-		if kinds := find(obs, core.WholeGPU("GPU-m")); !slices.Contains(kinds, core.Lost) {
+		if kinds := kindsAt(obs, core.WholeGPU("GPU-m")); !slices.Contains(kinds, core.Lost) {
 			t.Errorf("observations: %v", kinds)
 		}
 	})
@@ -132,8 +132,8 @@ func TestReconcileForgetsWhatWentByIntent(t *testing.T) {
 		reading := without(mig, "MIG-1")
 		reading.Excluded = []core.Exclusion{{At: core.Placement{GPU: "GPU-m", GI: 1, CI: 0}, Failure: core.FailureError}}
 		got, obs := core.Reconcile(mig, reading)
-		if !slices.Contains(joinIDs(got), "MIG-1") {
-			t.Errorf("forgotten: %v", joinIDs(got))
+		if !slices.Contains(deviceIDs(got), "MIG-1") {
+			t.Errorf("forgotten: %v", deviceIDs(got))
 		}
 		l := core.Ledger{}
 		for range 3 {
@@ -162,7 +162,7 @@ func migMachine() core.Snapshot {
 	return core.NewSnapshot(s)
 }
 
-func TestLocateNeverLosesAnEvent(t *testing.T) {
+func TestLocate(t *testing.T) {
 	s := migMachine()
 	for _, tc := range []struct {
 		name     string

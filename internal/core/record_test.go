@@ -11,19 +11,19 @@ import (
 
 // A restart neither heals nor forgets; a reboot is evidence for what it ends, and for nothing else.
 func TestRestartAndReboot(t *testing.T) {
-	say := func(change func(*core.HealthSample), checks int) func(*life) {
-		return func(l *life) { change(l.says[coretest.GPU(0)]); l.read(checks) }
+	say := func(change func(*core.HealthSample), checks int) func(*restartFixture) {
+		return func(l *restartFixture) { change(l.samples[coretest.GPU(0)]); l.read(checks) }
 	}
-	codes := func(codes ...uint64) func(*life) {
-		return func(l *life) {
+	codes := func(codes ...uint64) func(*restartFixture) {
+		return func(l *restartFixture) {
 			for _, code := range codes {
-				l.see(xidEvent(gpu(0), code))
+				l.observe(xidEvent(gpu(0), code))
 			}
 		}
 	}
 	type story struct {
 		name    string
-		happen  func(*life)
+		happen  func(*restartFixture)
 		kept    string
 		outlive bool // the reboot
 	}
@@ -34,28 +34,28 @@ func TestRestartAndReboot(t *testing.T) {
 		{"node", codes(54), "unhealthy XID_54", false},
 		{"fabric", codes(74), "degraded XID_74", false},
 		{"suspect", codes(500), "degraded XID_500", false},
-		{"event", func(l *life) { l.see(core.Observation{At: gpu(0), Kind: core.Event, Code: 0x2000}) }, "unhealthy EVENT_0x2000", false},
+		{"event", func(l *restartFixture) { l.observe(core.Observation{At: gpu(0), Kind: core.Event, Code: 0x2000}) }, "unhealthy EVENT_0x2000", false},
 		{"worn out", codes(157), "degraded XID_157", true},
 		{"worn out", codes(164), "degraded XID_164", true},
-		{"workloads", func(l *life) {
+		{"workloads", func(l *restartFixture) {
 			for range 3 {
-				l.see(core.Observation{At: gpu(0), Kind: core.Reserved}, xidEvent(gpu(0), 31))
+				l.observe(core.Observation{At: gpu(0), Kind: core.Reserved}, xidEvent(gpu(0), 31))
 			}
 		}, "degraded WORKLOADS_FAILING", false},
 		{"ECC", say(func(v *core.HealthSample) { v.Uncorrectable.Value++ }, 1), "degraded ECC_UNCORRECTABLE", false},
-		{"errors", func(l *life) {
+		{"errors", func(l *restartFixture) {
 			for range 3 {
-				l.see(core.Observation{At: gpu(0), Kind: core.ProbeFailed})
+				l.observe(core.Observation{At: gpu(0), Kind: core.ProbeFailed})
 			}
 		}, "unhealthy PROBE_FAILED", false},
-		{"hang", func(l *life) { l.see(core.Observation{At: gpu(0), Kind: core.Unresponsive}) }, "unhealthy NOT_ANSWERING", false},
-		{"lost", func(l *life) { l.see(core.Observation{At: gpu(0), Kind: core.Lost}) }, "lost LOST", false},
-		{"service", func(l *life) {
+		{"hang", func(l *restartFixture) { l.observe(core.Observation{At: gpu(0), Kind: core.Unresponsive}) }, "unhealthy NOT_ANSWERING", false},
+		{"lost", func(l *restartFixture) { l.observe(core.Observation{At: gpu(0), Kind: core.Lost}) }, "lost LOST", false},
+		{"service", func(l *restartFixture) {
 			for _, code := range []uint64{46, 119, 140} {
 				codes(code)(l)
-				l.see(core.Observation{At: gpu(0), Kind: core.DriverRebound})
+				l.observe(core.Observation{At: gpu(0), Kind: core.DriverRebound})
 				l.now = l.now.Add(time.Second)
-				l.see(core.Observation{At: gpu(0), Kind: core.DriverRebound})
+				l.observe(core.Observation{At: gpu(0), Kind: core.DriverRebound})
 				l.read(40)
 			}
 		}, "unhealthy NEEDS_SERVICE", true},
@@ -66,7 +66,7 @@ func TestRestartAndReboot(t *testing.T) {
 	for _, tc := range stories {
 		t.Run(tc.name, func(t *testing.T) {
 			for _, reboot := range []bool{false, true} {
-				l := live(t, coretest.GPUs(2))
+				l := newRestartFixture(t, coretest.GPUs(2))
 				tc.happen(l)
 				l.expect("before", map[core.DeviceID]string{coretest.GPU(0): tc.kept, coretest.GPU(1): "healthy "})
 				next := "boot 1"
@@ -90,7 +90,7 @@ func TestRestartAndReboot(t *testing.T) {
 					}
 				}
 				if reboot && !tc.outlive {
-					*l.says[coretest.GPU(0)] = fit()
+					*l.samples[coretest.GPU(0)] = healthySample()
 					l.read(1)
 					l.expect("after the reboot", map[core.DeviceID]string{coretest.GPU(0): "healthy ", coretest.GPU(1): "healthy "})
 				}
@@ -100,13 +100,13 @@ func TestRestartAndReboot(t *testing.T) {
 }
 
 // What only this process can know is not for the next.
-func TestNotRecorded(t *testing.T) {
-	l := live(t, coretest.GPUs(2))
+func TestCheckpointLeavesOut(t *testing.T) {
+	l := newRestartFixture(t, coretest.GPUs(2))
 	rehearsal := xidEvent(gpu(0), 95)
 	rehearsal.Simulated = true
-	l.see(rehearsal, core.Observation{At: core.Node, Kind: core.Unresponsive})
+	l.observe(rehearsal, core.Observation{At: core.Node, Kind: core.Unresponsive})
 	l.noDriver(core.DriverFailed)
-	l.see(core.Observation{At: gpu(1), Kind: core.CallPending})
+	l.observe(core.Observation{At: gpu(1), Kind: core.CallPending})
 	if n := len(l.state.Ledger.Conditions()); n != 4 {
 		t.Fatalf("%d conditions", n)
 	}
@@ -117,8 +117,8 @@ func TestNotRecorded(t *testing.T) {
 
 // Progress on the way back begins anew, what was counted and what an operator said does not.
 func TestRestartKeepsHistory(t *testing.T) {
-	l := live(t, coretest.GPUs(2))
-	l.see(xidEvent(gpu(0), 95), xidEvent(gpu(1), 119))
+	l := newRestartFixture(t, coretest.GPUs(2))
+	l.observe(xidEvent(gpu(0), 95), xidEvent(gpu(1), 119))
 	l.read(7)
 	if c := l.state.Ledger.Conditions()[0]; c.CleanChecks < 3 {
 		t.Fatalf("not on its way back: %+v", c)
@@ -150,37 +150,37 @@ func TestRestartKeepsHistory(t *testing.T) {
 // A reset while no agent ran is seen by the next, by the same signs.
 func TestResetDuringAbsence(t *testing.T) {
 	signs := map[string]struct {
-		signs []sign
+		signs []resetSign
 		want  string
 	}{
 		"nothing": {none[:1], "unhealthy XID_119"}, "one counter": {weak[:1], "unhealthy XID_119"}, "two counters": {weak[:2], "healthy "},
 	}
 	for _, s := range strong {
 		signs[s.name] = struct {
-			signs []sign
+			signs []resetSign
 			want  string
-		}{[]sign{s}, "healthy "}
+		}{[]resetSign{s}, "healthy "}
 	}
 	for name, tc := range signs {
-		l := live(t, coretest.GPUs(1))
+		l := newRestartFixture(t, coretest.GPUs(1))
 		for _, s := range tc.signs {
 			if s.before != nil {
-				s.before(l.says[coretest.GPU(0)])
+				s.before(l.samples[coretest.GPU(0)])
 			}
 		}
 		l.read(1)
-		l.see(xidEvent(gpu(0), 119))
+		l.observe(xidEvent(gpu(0), 119))
 		l.restart("boot", "boot")
 		l.now = l.now.Add(time.Hour)
 		for _, s := range tc.signs {
-			s.after(l.says[coretest.GPU(0)])
+			s.after(l.samples[coretest.GPU(0)])
 		}
 		l.read(8)
 		l.expect(name, map[core.DeviceID]string{coretest.GPU(0): tc.want})
 	}
 	t.Run("lost, and back without a witness", func(t *testing.T) {
-		l := live(t, coretest.GPUs(1))
-		l.see(xidEvent(gpu(0), 119), core.Observation{At: gpu(0), Kind: core.Lost})
+		l := newRestartFixture(t, coretest.GPUs(1))
+		l.observe(xidEvent(gpu(0), 119), core.Observation{At: gpu(0), Kind: core.Lost})
 		l.restart("boot", "boot")
 		l.read(1)
 		l.expect("at the first answer", map[core.DeviceID]string{coretest.GPU(0): "lost LOST"})
@@ -188,39 +188,39 @@ func TestResetDuringAbsence(t *testing.T) {
 		l.expect("in the end", map[core.DeviceID]string{coretest.GPU(0): "healthy "})
 	})
 	t.Run("back before the restart", func(t *testing.T) {
-		l := live(t, coretest.GPUs(1))
-		l.see(core.Observation{At: gpu(0), Kind: core.Lost})
+		l := newRestartFixture(t, coretest.GPUs(1))
+		l.observe(core.Observation{At: gpu(0), Kind: core.Lost})
 		l.read(1)
-		l.see(xidEvent(gpu(0), 119))
+		l.observe(xidEvent(gpu(0), 119))
 		l.restart("boot", "boot")
 		l.read(30)
 		l.expect("it came back before the fault", map[core.DeviceID]string{coretest.GPU(0): "unhealthy XID_119"})
 	})
 	t.Run("errors that nobody saw", func(t *testing.T) {
-		l := live(t, coretest.GPUs(1))
+		l := newRestartFixture(t, coretest.GPUs(1))
 		l.restart("boot", "boot")
-		l.says[coretest.GPU(0)].Uncorrectable.Value += 3
+		l.samples[coretest.GPU(0)].Uncorrectable.Value += 3
 		l.read(1)
 		l.expect("counted on", map[core.DeviceID]string{coretest.GPU(0): "degraded ECC_UNCORRECTABLE"})
 		l.restart("boot", "other boot")
-		l.says[coretest.GPU(0)].Uncorrectable.Value += 3
+		l.samples[coretest.GPU(0)].Uncorrectable.Value += 3
 		l.read(1)
 		l.expect("counted from zero", map[core.DeviceID]string{coretest.GPU(0): "healthy "})
 	})
 }
 
 // A file may hold what no agent wrote.
-func TestRestoreOfAnythingAtAll(t *testing.T) {
-	c := core.Condition{At: gpu(1), Reason: core.ReasonXID, Code: 95, State: core.Unhealthy, Since: dawn, Last: dawn, Count: 1}
+func TestRestoreDamagedCheckpoint(t *testing.T) {
+	c := core.Condition{At: gpu(1), Reason: core.ReasonXID, Code: 95, State: core.Unhealthy, Since: testStart, Last: testStart, Count: 1}
 	later, other := c, c
-	later.Last, later.Count = dawn.Add(time.Hour), 2
+	later.Last, later.Count = testStart.Add(time.Hour), 2
 	other.At = gpu(0)
 	s := core.Restore(core.DefaultConfig(), core.Checkpoint{BootID: "boot", Conditions: []core.Condition{later, c, other}}, "boot")
 	cs := s.Ledger.Conditions()
-	if len(cs) != 2 || cs[0].At != other.At || !cs[1].Since.Equal(dawn) || !cs[1].Last.Equal(later.Last) || cs[1].Count != 3 {
+	if len(cs) != 2 || cs[0].At != other.At || !cs[1].Since.Equal(testStart) || !cs[1].Last.Equal(later.Last) || cs[1].Count != 3 {
 		t.Errorf("restored: %+v", cs)
 	}
-	s = s.Read(core.DefaultConfig(), dawn.Add(2*time.Hour), coretest.GPUs(2), checked(coretest.GPUs(2))...)
+	s = s.Read(core.DefaultConfig(), testStart.Add(2*time.Hour), coretest.GPUs(2), healthyChecks(coretest.GPUs(2))...)
 	for u := range s.Inventory.Units() {
 		if u.Health.State != core.Unhealthy {
 			t.Errorf("%s: %s", u.ID, u.Health)

@@ -8,31 +8,31 @@ import (
 )
 
 // A second XID soon after the first says more than one.
-func TestAgain(t *testing.T) {
-	r565 := func(t testing.TB) *story { return saying(t, "565.57.01", func(*core.HealthSample) {}) }
+func TestRepeatRule(t *testing.T) {
+	r565 := func(t testing.TB) *ledgerFixture { return newFixtureWith(t, "565.57.01", func(*core.HealthSample) {}) }
 	for _, tc := range []struct {
 		name          string
-		begin         func(testing.TB) *story
+		begin         func(testing.TB) *ledgerFixture
 		xid           uint64
 		apart         time.Duration
 		first, second core.HealthState
 	}{
 		{"109 within ten minutes", guest, 109, 10 * time.Minute, core.Degraded, core.Unhealthy},
-		{"109 after them", guest, 109, 10*time.Minute + pace, core.Degraded, core.Degraded},
+		{"109 after them", guest, 109, 10*time.Minute + checkInterval, core.Degraded, core.Degraded},
 		{"109, and the driver is content", trusted, 109, time.Minute, core.Degraded, core.Degraded},
 		{"109, the driver says nothing about it before R570", r565, 109, time.Minute, core.Degraded, core.Unhealthy},
 		{"80 within an hour", trusted, 80, time.Hour, core.Healthy, core.Degraded},
-		{"80 after it", trusted, 80, time.Hour + pace, core.Healthy, core.Healthy},
+		{"80 after it", trusted, 80, time.Hour + checkInterval, core.Healthy, core.Healthy},
 		{"80 without a verdict", guest, 80, time.Minute, core.Healthy, core.Degraded},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			s := tc.begin(t)
-			s.xid(tc.xid)
+			s.reportXIDs(tc.xid)
 			if h := s.ledger.Health(a); h.State != tc.first {
 				t.Errorf("the first: %s", h)
 			}
-			s.step(tc.apart)
-			s.xid(tc.xid)
+			s.checkFor(tc.apart)
+			s.reportXIDs(tc.xid)
 			if h := s.ledger.Health(a); h.State != tc.second {
 				t.Errorf("the second: %s", h)
 			}
@@ -40,49 +40,49 @@ func TestAgain(t *testing.T) {
 	}
 	t.Run("on two GPUs", func(t *testing.T) {
 		s := guest(t)
-		s.see(xidEvent(a, 109), xidEvent(b, 109), xidEvent(a, 80), xidEvent(b, 80))
+		s.observe(xidEvent(a, 109), xidEvent(b, 109), xidEvent(a, 80), xidEvent(b, 80))
 		for _, at := range []core.Placement{a, b} {
 			s.expectAt("with one each", at, core.Degraded, "XID_109")
 		}
 	})
 	t.Run("on two instances", func(t *testing.T) {
 		s := guest(t)
-		s.see(xidEvent(gi(1), 109), xidEvent(gi(2), 109))
+		s.observe(xidEvent(gi(1), 109), xidEvent(gi(2), 109))
 		for _, at := range []core.Placement{gi(1), gi(2)} {
 			s.expectAt("with one each", at, core.Degraded, "XID_109")
 		}
 	})
 	t.Run("after a reset", func(t *testing.T) {
 		s := guest(t)
-		s.xid(109)
-		s.pass(time.Second)
-		s.see(core.Observation{At: a, Kind: core.DriverRebound})
+		s.reportXIDs(109)
+		s.wait(time.Second)
+		s.observe(core.Observation{At: a, Kind: core.DriverRebound})
 		s.expectRecovery("by the reset", time.Minute)
-		s.xid(109)
+		s.reportXIDs(109)
 		s.expect("it is the first since", core.Degraded, "XID_109")
 	})
 	t.Run("a note is forgotten", func(t *testing.T) {
 		s := trusted(t)
-		s.xid(80)
-		s.step(time.Hour)
+		s.reportXIDs(80)
+		s.checkFor(time.Hour)
 		if n := len(s.ledger.Conditions()); n != 1 {
 			t.Errorf("%d conditions within the hour", n)
 		}
-		s.step(pace)
+		s.checkFor(checkInterval)
 		if cs := s.ledger.Conditions(); len(cs) != 0 || s.ledger.NeedsTick() {
 			t.Errorf("still noted: %v", cs)
 		}
 	})
 	t.Run("80 twice, then quiet", func(t *testing.T) {
 		s := trusted(t)
-		s.xid(80, 80)
+		s.reportXIDs(80, 80)
 		s.expect("at once", core.Degraded, "XID_80")
 		s.expectRecovery("after the second", 11*time.Minute)
 	})
 }
 
 // An XID 74 on a GPU without NVLinks concerns nobody but itself.
-func TestLinkedOnly(t *testing.T) {
+func TestNVLinkOnly(t *testing.T) {
 	for _, tc := range []struct {
 		name  string
 		links core.OptionalUint64
@@ -93,26 +93,26 @@ func TestLinkedOnly(t *testing.T) {
 		{"no such thing", core.OptionalUint64{}, core.Degraded},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			s := saying(t, "580", func(v *core.HealthSample) { v.RecoveryAction, v.LinksUp = core.RecoveryUnknown, tc.links })
-			s.xid(74)
+			s := newFixtureWith(t, "580", func(v *core.HealthSample) { v.RecoveryAction, v.LinksUp = core.RecoveryUnknown, tc.links })
+			s.reportXIDs(74)
 			s.expect("at once", core.Degraded, "XID_74")
-			s.pass(29 * time.Second)
+			s.wait(29 * time.Second)
 			s.expect("before it is settled", core.Degraded, "XID_74")
-			s.pass(time.Second)
+			s.wait(time.Second)
 			s.expect("settled", tc.want, "XID_74")
 		})
 	}
 	t.Run("links that went down with it", func(t *testing.T) {
 		s := guest(t)
-		s.xid(74)
-		s.say(func(v *core.HealthSample) { v.LinksUp.Value = 0 })
-		s.step(time.Minute)
+		s.reportXIDs(74)
+		s.setSample(func(v *core.HealthSample) { v.LinksUp.Value = 0 })
+		s.checkFor(time.Minute)
 		s.expect("settled", core.Unhealthy, "XID_74")
 	})
 }
 
 // The verdict overrides a rule from the driver branch on that the catalogue names, in both directions.
-func TestVerdictSince(t *testing.T) {
+func TestRecoveryActionSince(t *testing.T) {
 	for _, tc := range []struct {
 		driver string
 		xid    uint64
@@ -128,10 +128,10 @@ func TestVerdictSince(t *testing.T) {
 		{"580.95.05", 119, core.Unhealthy, never},
 		{"unheard of", 120, core.Unhealthy, never},
 	} {
-		s := saying(t, tc.driver, func(*core.HealthSample) {})
-		s.xid(tc.xid)
+		s := newFixtureWith(t, tc.driver, func(*core.HealthSample) {})
+		s.reportXIDs(tc.xid)
 		begun := *s
-		s.step(40 * time.Second)
+		s.checkFor(40 * time.Second)
 		if h := s.ledger.Health(a); h.State != tc.want {
 			t.Errorf("driver %s: %s", tc.driver, h)
 		}
@@ -159,10 +159,10 @@ func TestEcho(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			s := guest(t)
-			s.see(tc.first)
-			s.pass(tc.apart)
-			s.see(tc.second)
-			if tallies := s.chart().FaultCounts; len(tallies) != 1 || tallies[0].Count != tc.count {
+			s.observe(tc.first)
+			s.wait(tc.apart)
+			s.observe(tc.second)
+			if tallies := s.history().FaultCounts; len(tallies) != 1 || tallies[0].Count != tc.count {
 				t.Errorf("counted %+v, want %d", tallies, tc.count)
 			}
 			if cs := s.ledger.Conditions(); tc.count == 1 && (len(cs) != 1 || cs[0].Count != 1 || cs[0].Repeated) {
@@ -173,10 +173,10 @@ func TestEcho(t *testing.T) {
 	t.Run("pairs", func(t *testing.T) {
 		s := guest(t)
 		for range 5 {
-			s.see(told, logged)
-			s.pass(time.Second)
+			s.observe(told, logged)
+			s.wait(time.Second)
 		}
-		if n := s.chart().FaultCounts[0].Count; n != 5 {
+		if n := s.history().FaultCounts[0].Count; n != 5 {
 			t.Errorf("counted %d", n)
 		}
 	})
@@ -184,7 +184,7 @@ func TestEcho(t *testing.T) {
 		s := guest(t)
 		other, neighbour := logged, logged
 		other.Code, neighbour.At = 110, b
-		s.see(told, other, neighbour)
+		s.observe(told, other, neighbour)
 		if n := len(s.ledger.Conditions()); n != 3 {
 			t.Errorf("%d conditions", n)
 		}

@@ -14,16 +14,16 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 )
 
-// shared is three GPUs, each offered n times in the way of s.
-func shared(s core.Sharing, packed bool) *core.Inventory {
+// sharedGPUs is three GPUs, each offered n times in the way of s.
+func sharedGPUs(s core.Sharing, packed bool) *core.Inventory {
 	cfg := core.DefaultConfig()
 	cfg.Packed = packed
 	cfg.Policy.Rules = []core.Rule{{Sharing: &s}}
 	return core.Build(coretest.GPUs(3), core.Ledger{}, cfg)
 }
 
-// units reads "0::1 2::0" as the IDs of units; "2" is a GPU that is not shared.
-func units(text string) (ids []core.UnitID) {
+// parseUnits reads "0::1 2::0" as the IDs of units; "2" is a GPU that is not shared.
+func parseUnits(text string) (ids []core.UnitID) {
 	for _, word := range strings.Fields(text) {
 		gpu, replica, isShared := strings.Cut(word, "::")
 		id := string(coretest.GPU(int(gpu[0] - '0')))
@@ -40,7 +40,7 @@ func unitNames(ids []core.UnitID) string {
 	var names []string
 	for _, id := range ids {
 		gpu, replica, isShared := strings.Cut(string(id), "::")
-		name := named(core.DeviceID(gpu))
+		name := deviceName(core.DeviceID(gpu))
 		if isShared {
 			name += "::" + replica
 		}
@@ -56,7 +56,7 @@ func TestReserveShares(t *testing.T) {
 	strict.OnePerRequest = true
 	visible := func(gpus string) core.EnvVar {
 		var ids []string
-		for _, id := range units(gpus) {
+		for _, id := range parseUnits(gpus) {
 			ids = append(ids, string(id))
 		}
 		return core.EnvVar{Name: core.VisibleDevices, Value: strings.Join(ids, ",")}
@@ -89,8 +89,8 @@ func TestReserveShares(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			cfg := core.Host{MPS: []string{"gpu.mps"}}
-			inv := shared(tc.sharing, false).WithHost(cfg, core.OverlapWarn)
-			asked := units(tc.ids)
+			inv := sharedGPUs(tc.sharing, false).WithHost(cfg, core.OverlapWarn)
+			asked := parseUnits(tc.ids)
 			p, err := inv.Reserve(asked...)
 			if text := fmt.Sprint(err); err != nil && text != tc.err || err == nil && tc.err != "" {
 				t.Fatalf("error %q, want %q", text, tc.err)
@@ -114,9 +114,9 @@ func TestReserveShares(t *testing.T) {
 }
 
 // What is wrong with the units is said before that they are too many.
-func TestReserveSharesThatAreSick(t *testing.T) {
-	down := shared(served(2), false).WithHost(core.Host{}, core.OverlapWarn)
-	_, err := down.Reserve(units("0::0 0::1 1::7")...)
+func TestReserveUnhealthyShares(t *testing.T) {
+	down := sharedGPUs(served(2), false).WithHost(core.Host{}, core.OverlapWarn)
+	_, err := down.Reserve(parseUnits("0::0 0::1 1::7")...)
 	var sick *core.UnhealthyUnitsError
 	var unknown *core.UnknownUnitsError
 	if !errors.As(err, &sick) || len(sick.Units) != 2 || !errors.As(err, &unknown) || len(unknown.IDs) != 1 {
@@ -151,10 +151,10 @@ func TestPreferShares(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			for packed, want := range map[bool]string{false: tc.distributed, true: tc.packed} {
-				inv, available := shared(sliced(4), packed), units(tc.available)
+				inv, available := sharedGPUs(sliced(4), packed), parseUnits(tc.available)
 				for range 5 {
 					rand.Shuffle(len(available), func(i, j int) { available[i], available[j] = available[j], available[i] })
-					if got := unitNames(inv.Prefer(available, units(tc.required), tc.n)); got != want {
+					if got := unitNames(inv.Prefer(available, parseUnits(tc.required), tc.n)); got != want {
 						t.Fatalf("packed %t: %q, want %q", packed, got, want)
 					}
 				}
@@ -165,7 +165,7 @@ func TestPreferShares(t *testing.T) {
 
 // Fewer replicas than before: those that are left serve on, the others take no work and go after the grace.
 func TestFewerReplicas(t *testing.T) {
-	four, two, none := shared(sliced(4), false), shared(sliced(2), false), core.Build(coretest.GPUs(3), core.Ledger{}, core.DefaultConfig())
+	four, two, none := sharedGPUs(sliced(4), false), sharedGPUs(sliced(2), false), core.Build(coretest.GPUs(3), core.Ledger{}, core.DefaultConfig())
 	t0 := time.Unix(1000, 0)
 	grace := 2 * time.Second
 	next := two.WithRetiring(four, t0, grace)
@@ -177,10 +177,10 @@ func TestFewerReplicas(t *testing.T) {
 			t.Errorf("%s is %s", u.ID, u.Health)
 		}
 	}
-	if p, err := next.Reserve(units("1::0 1::1")...); err != nil || len(p.Devices) != 1 {
+	if p, err := next.Reserve(parseUnits("1::0 1::1")...); err != nil || len(p.Devices) != 1 {
 		t.Errorf("what is left: %v, %v", p.Devices, err)
 	}
-	if _, err := next.Reserve(units("1::0 1::2")...); !strings.Contains(fmt.Sprint(err), "WITHDRAWN") && !strings.Contains(fmt.Sprint(err), "no longer offered") {
+	if _, err := next.Reserve(parseUnits("1::0 1::2")...); !strings.Contains(fmt.Sprint(err), "WITHDRAWN") && !strings.Contains(fmt.Sprint(err), "no longer offered") {
 		t.Errorf("what is not: %v", err)
 	}
 	if gone := two.WithRetiring(next, t0.Add(grace), grace); gone.Retiring() || !gone.Equal(two) {
@@ -197,7 +197,7 @@ func TestFewerReplicas(t *testing.T) {
 	if got := unitNames(unitIDs(again)); got != "0 0::0 0::1 1 1::0 1::1 2 2::0 2::1" {
 		t.Errorf("shared again: %s", got)
 	}
-	if u, _ := again.Unit(units("0")[0]); u.Health.Schedulable() {
+	if u, _ := again.Unit(parseUnits("0")[0]); u.Health.Schedulable() {
 		t.Error("a GPU takes work, and its shares do")
 	}
 }
@@ -208,12 +208,12 @@ func TestEqual(t *testing.T) {
 	build := func(change func(*core.Config)) *core.Inventory {
 		cfg := core.DefaultConfig()
 		one := served(2)
-		cfg.Policy.Rules = []core.Rule{{Select: on(0), Pool: "p", Sharing: &one}}
+		cfg.Policy.Rules = []core.Rule{{Select: gpuIndices(0), Pool: "p", Sharing: &one}}
 		change(&cfg)
 		return core.Build(machine, core.Ledger{}, cfg).WithHost(core.Host{MPS: []string{"p", "q"}}, cfg.Overlap)
 	}
 	same := func(*core.Config) {}
-	if !build(same).Equal(build(same)) || !build(same).WithRetiring(nil, dawn, time.Second).Equal(build(same)) {
+	if !build(same).Equal(build(same)) || !build(same).WithRetiring(nil, testStart, time.Second).Equal(build(same)) {
 		t.Error("equal arguments, differing inventories")
 	}
 	rule := func(c *core.Config) *core.Rule { return &c.Policy.Rules[0] }
@@ -225,7 +225,7 @@ func TestEqual(t *testing.T) {
 		"memory":          func(c *core.Config) { rule(c).Sharing.Memory = 1 << 30 },
 		"threads":         func(c *core.Config) { rule(c).Sharing.Threads = 50 },
 		"reserved":        func(c *core.Config) { rule(c).Reserve = "kept" },
-		"finding":         func(c *core.Config) { c.Policy.Rules = append(c.Policy.Rules, core.Rule{Select: on(7)}) },
+		"finding":         func(c *core.Config) { c.Policy.Rules = append(c.Policy.Rules, core.Rule{Select: gpuIndices(7)}) },
 		"packed":          func(c *core.Config) { c.Packed = true },
 		"device nodes":    func(c *core.Config) { c.DeviceNodes = true },
 	} {

@@ -8,14 +8,14 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 )
 
-// sign is something that may show that a GPU was initialised anew.
-type sign struct {
+// resetSign is something that may show that a GPU was initialised anew.
+type resetSign struct {
 	name   string
 	before func(*core.HealthSample) // what the GPU said until then; nil = nothing special
 	after  func(*core.HealthSample)
 }
 
-var strong = []sign{
+var strong = []resetSign{
 	{"reset wanted, then nothing", func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryReset }, func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryNone }},
 	{"drain and reset wanted, then nothing", func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryDrainAndReset }, func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryNone }},
 	{"a row remap no longer pending", func(v *core.HealthSample) { v.RemapPending = core.Yes }, func(v *core.HealthSample) { v.RemapPending = core.No }},
@@ -23,13 +23,13 @@ var strong = []sign{
 	{"a repair no longer pending", func(v *core.HealthSample) { v.RepairPending = core.Yes }, func(v *core.HealthSample) { v.RepairPending = core.No }},
 }
 
-var weak = []sign{
+var weak = []resetSign{
 	{"less energy", nil, func(v *core.HealthSample) { v.Energy.Value = 1 }},
 	{"fewer replays", nil, func(v *core.HealthSample) { v.Replays.Value = 1 }},
 	{"fewer errors", nil, func(v *core.HealthSample) { v.Uncorrectable.Value = 1 }},
 }
 
-var none = []sign{
+var none = []resetSign{
 	{"nothing", nil, func(*core.HealthSample) {}},
 	{"a remap never pending", func(v *core.HealthSample) { v.RemapPending = core.NotReported }, func(v *core.HealthSample) { v.RemapPending = core.No }},
 	{"a remap not readable", func(v *core.HealthSample) { v.RemapPending = core.Yes }, func(v *core.HealthSample) { v.RemapPending = core.NotReported }},
@@ -40,26 +40,26 @@ var none = []sign{
 	{"more of everything", nil, func(v *core.HealthSample) { v.Energy.Value, v.Replays.Value = 9e9, 50 }},
 }
 
-// proves reports whether signs, one check after the other at a distance, mend what only a reset does.
-func proves(t *testing.T, apart time.Duration, signs ...sign) bool {
+// showsReset reports whether signs, one check after the other at a distance, mend what only a reset does.
+func showsReset(t *testing.T, apart time.Duration, signs ...resetSign) bool {
 	t.Helper()
-	s := untold(t, "580")
+	s := newUncheckedFixture(t, "580")
 	for _, sign := range signs {
 		if sign.before != nil {
-			s.say(sign.before)
+			s.setSample(sign.before)
 		}
 	}
 	s.check(1)
-	s.xid(119)
+	s.reportXIDs(119)
 	s.check(1)
 	for i, sign := range signs {
 		if i > 0 {
-			s.step(apart - pace)
+			s.checkFor(apart - checkInterval)
 		}
-		s.say(sign.after)
+		s.setSample(sign.after)
 		s.check(1)
 	}
-	seen := s.chart().LastReset
+	seen := s.history().LastReset
 	if is := !s.condition("XID_119").ClearingSince.IsZero(); is != !seen.IsZero() {
 		t.Errorf("the reset was seen at %v, but recovery began: %t", seen, is)
 	}
@@ -68,12 +68,12 @@ func proves(t *testing.T, apart time.Duration, signs ...sign) bool {
 
 func TestStrongSignsOfAReset(t *testing.T) {
 	for _, sign := range strong {
-		if !proves(t, pace, sign) {
+		if !showsReset(t, checkInterval, sign) {
 			t.Errorf("%s: no reset", sign.name)
 		}
 	}
 	for _, sign := range slices.Concat(none, weak) {
-		if proves(t, pace, sign) {
+		if showsReset(t, checkInterval, sign) {
 			t.Errorf("%s: a reset", sign.name)
 		}
 	}
@@ -85,60 +85,60 @@ func TestWeakSignsOfAReset(t *testing.T) {
 			if i == j {
 				continue
 			}
-			for apart, want := range map[time.Duration]bool{pace: true, 5 * time.Minute: true, 5*time.Minute + pace: false, time.Hour: false} {
-				if proves(t, apart, one, two) != want {
+			for apart, want := range map[time.Duration]bool{checkInterval: true, 5 * time.Minute: true, 5*time.Minute + checkInterval: false, time.Hour: false} {
+				if showsReset(t, apart, one, two) != want {
 					t.Errorf("%s and, %v later, %s: want %t", one.name, apart, two.name, want)
 				}
 			}
 		}
 	}
-	if proves(t, time.Minute, weak[0], sign{after: func(v *core.HealthSample) { v.Energy.Value = 0 }}) {
+	if showsReset(t, time.Minute, weak[0], resetSign{after: func(v *core.HealthSample) { v.Energy.Value = 0 }}) {
 		t.Error("one counter twice is one sign")
 	}
 }
 
 // A sign is spent with the reset that it proved.
 func TestSignsProveOneReset(t *testing.T) {
-	s := tell(t)
-	s.say(weak[0].after)
-	s.say(weak[1].after)
+	s := newLedgerFixture(t)
+	s.setSample(weak[0].after)
+	s.setSample(weak[1].after)
 	s.check(1)
-	first := s.chart().LastReset
+	first := s.history().LastReset
 	if !first.Equal(s.now) {
 		t.Fatalf("no reset: %v", first)
 	}
-	s.xid(119)
-	s.say(func(v *core.HealthSample) { v.Uncorrectable.Value = 0 })
+	s.reportXIDs(119)
+	s.setSample(func(v *core.HealthSample) { v.Uncorrectable.Value = 0 })
 	s.check(1)
-	if again := s.chart().LastReset; !again.Equal(first) {
+	if again := s.history().LastReset; !again.Equal(first) {
 		t.Errorf("a third counter proves another reset at %v", again)
 	}
 }
 
 // A sign counts for what happened before it.
 func TestResetBeforeTheFault(t *testing.T) {
-	s := tell(t)
+	s := newLedgerFixture(t)
 	s.reset()
-	s.xid(119)
-	s.step(time.Hour)
+	s.reportXIDs(119)
+	s.checkFor(time.Hour)
 	s.expect("the reset came first", core.Unhealthy, "XID_119")
-	s.see(core.Observation{At: a, Kind: core.DriverRebound})
+	s.observe(core.Observation{At: a, Kind: core.DriverRebound})
 	s.expect("at the same moment", core.Unhealthy, "XID_119")
 	if c := s.condition("XID_119"); c.ClearingSince.IsZero() {
 		t.Error("unbound and bound is no reset")
 	}
-	s.xid(119)
-	s.step(time.Hour)
+	s.reportXIDs(119)
+	s.checkFor(time.Hour)
 	s.expect("and again after that", core.Unhealthy, "XID_119")
 }
 
 // Another GPU's reset is its own.
-func TestResetOfANeighbour(t *testing.T) {
-	s := tell(t)
-	s.see(xidEvent(b, 119))
-	s.xid(119)
+func TestResetOfAnotherGPU(t *testing.T) {
+	s := newLedgerFixture(t)
+	s.observe(xidEvent(b, 119))
+	s.reportXIDs(119)
 	s.reset()
-	s.step(5 * time.Minute)
+	s.checkFor(5 * time.Minute)
 	s.expectAt("a", a, core.Healthy, "")
 	s.expectAt("b", b, core.Unhealthy, "XID_119")
 }
@@ -167,27 +167,27 @@ func TestReload(t *testing.T) {
 		{"it only could not be asked", core.DriverFailed, false, "580", func(*core.HealthSample) {}, core.Unhealthy},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			s := untold(t, "580")
-			s.say(func(v *core.HealthSample) { v.RemapPending = core.Yes })
+			s := newUncheckedFixture(t, "580")
+			s.setSample(func(v *core.HealthSample) { v.RemapPending = core.Yes })
 			s.check(1)
-			s.xid(119)
-			s.see(core.Observation{At: core.Node, Kind: core.DriverUnavailable, Code: uint64(tc.gone), Detail: "gone"})
+			s.reportXIDs(119)
+			s.observe(core.Observation{At: core.Node, Kind: core.DriverUnavailable, Code: uint64(tc.gone), Detail: "gone"})
 			if tc.unloaded {
-				s.see(core.Observation{At: core.Node, Kind: core.DriverUnloaded})
+				s.observe(core.Observation{At: core.Node, Kind: core.DriverUnloaded})
 			}
 			for _, at := range []core.Placement{a, b} {
 				if h := s.ledger.Health(at); h.Schedulable() {
 					t.Errorf("without a driver %v is %s", at, h)
 				}
 			}
-			s.pass(time.Minute)
-			s.see(answered(tc.as))
-			s.say(tc.back)
+			s.wait(time.Minute)
+			s.observe(driverAvailable(tc.as))
+			s.setSample(tc.back)
 			s.check(1)
 			if h := s.ledger.Health(a); h.State != core.Unhealthy {
 				t.Errorf("when it is back: %s", h)
 			}
-			s.step(10 * time.Minute)
+			s.checkFor(10 * time.Minute)
 			if h := s.ledger.Health(a); h.State != tc.want && (h.State != core.Degraded || tc.want != core.Healthy) {
 				t.Errorf("%s, want %s", h, tc.want)
 			}

@@ -25,8 +25,8 @@ func TestScope(t *testing.T) {
 		{"event of class reset", core.Observation{At: gi(1), Kind: core.Event, Code: 0x2000}, map[core.Placement]bool{a: true, ci(1, 0): true, ci(1, 1): true, ci(2, 0): true}},
 		{"application", xidEvent(ci(1, 0), 31), nil},
 	} {
-		s := tell(t)
-		s.see(tc.o)
+		s := newLedgerFixture(t)
+		s.observe(tc.o)
 		for _, at := range []core.Placement{a, ci(1, 0), ci(1, 1), ci(2, 0)} {
 			if h := s.ledger.Health(at); (h.State > core.Healthy) != tc.want[at] {
 				t.Errorf("%s: %v is %s", tc.name, at, h)
@@ -41,17 +41,17 @@ func TestScope(t *testing.T) {
 // Conditions are independent: one that goes takes no other with it.
 func TestIndependence(t *testing.T) {
 	s := trusted(t)
-	s.xid(94, 119)
-	s.see(xidEvent(gi(1), 94))
-	s.step(5 * time.Minute)
+	s.reportXIDs(94, 119)
+	s.observe(xidEvent(gi(1), 94))
+	s.checkFor(5 * time.Minute)
 	s.expect("94 is over", core.Unhealthy, "XID_119")
 	if cs := s.ledger.Conditions(); len(cs) != 1 {
 		t.Errorf("stands: %v", cs)
 	}
 }
 
-// migRig is a MIG machine, read once; "GPU-m" has the instances GI 1 and 2.
-func migRig(t *testing.T, tune ...func(*core.HealthPolicy)) (core.State, core.Config, core.Snapshot) {
+// newMIGState is a MIG machine, read once; "GPU-m" has the instances GI 1 and 2.
+func newMIGState(t *testing.T, tune ...func(*core.HealthPolicy)) (core.State, core.Config, core.Snapshot) {
 	t.Helper()
 	cfg := core.DefaultConfig()
 	cfg.MIG = core.MIGMixed
@@ -59,31 +59,31 @@ func migRig(t *testing.T, tune ...func(*core.HealthPolicy)) (core.State, core.Co
 		f(&cfg.Health)
 	}
 	machine := migMachine()
-	return core.NewState(cfg).Read(cfg, dawn, machine, checked(machine)...), cfg, machine
+	return core.NewState(cfg).Read(cfg, testStart, machine, healthyChecks(machine)...), cfg, machine
 }
 
 // Taking an instance away repairs nothing, and its successor did nothing wrong.
-func TestInstanceGone(t *testing.T) {
+func TestRemovedInstance(t *testing.T) {
 	gpu, one, two := core.WholeGPU("GPU-m"), core.Placement{GPU: "GPU-m", GI: 1, CI: 0}, core.Placement{GPU: "GPU-m", GI: 2, CI: 0}
 	severe := func(p *core.HealthPolicy) { p.XIDs = map[uint64]xid.Effect{94: xid.Withdraws} }
-	state, cfg, machine := migRig(t, severe)
-	state = state.Observe(cfg, dawn, xidEvent(one, 94))
+	state, cfg, machine := newMIGState(t, severe)
+	state = state.Observe(cfg, testStart, xidEvent(one, 94))
 	if h := state.Ledger.Health(one); h.State != core.Unhealthy || state.Ledger.Health(two).State != core.Healthy {
 		t.Fatalf("before: %s", h)
 	}
-	now := dawn.Add(pace)
+	now := testStart.Add(checkInterval)
 	for range 3 {
-		now = now.Add(pace)
-		state = state.Read(cfg, now, without(machine, "MIG-1"), checked(machine, func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryUnknown })...)
+		now = now.Add(checkInterval)
+		state = state.Read(cfg, now, without(machine, "MIG-1"), healthyChecks(machine, func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryUnknown })...)
 		if h := state.Ledger.Health(two); h.State != core.Degraded || h.Cause() != "XID_94" || state.Ledger.Health(gpu) != h {
 			t.Errorf("the GPU after its instance went: %s", h)
 		}
 	}
-	if c := state.Ledger.Conditions()[0]; !c.Since.Equal(dawn) || !c.FromRemovedInstance {
+	if c := state.Ledger.Conditions()[0]; !c.Since.Equal(testStart) || !c.FromRemovedInstance {
 		t.Errorf("it has forgotten its past: %+v", c)
 	}
 	record := state.Checkpoint("boot")
-	again := core.Restore(cfg, record, "boot").Read(cfg, now, without(machine, "MIG-1"), checked(machine)...)
+	again := core.Restore(cfg, record, "boot").Read(cfg, now, without(machine, "MIG-1"), healthyChecks(machine)...)
 	if h := again.Ledger.Health(gpu); h.State != core.Degraded {
 		t.Errorf("after a restart: %s", h)
 	}
@@ -94,18 +94,18 @@ func TestInstanceGone(t *testing.T) {
 }
 
 // Two conditions that become one keep the later time: what happened last is not over by what came before it.
-func TestInstanceGoneMeetsTheSameFault(t *testing.T) {
+func TestRemovedInstanceMergesCondition(t *testing.T) {
 	gpu, one := core.WholeGPU("GPU-m"), core.Placement{GPU: "GPU-m", GI: 1, CI: 0}
 	for name, order := range map[string][2]core.Placement{"the instance first": {one, gpu}, "the GPU first": {gpu, one}} {
 		t.Run(name, func(t *testing.T) {
-			state, cfg, machine := migRig(t)
-			state = state.Observe(cfg, dawn, xidEvent(order[0], 94))
-			state = state.Observe(cfg, dawn.Add(time.Second), core.Observation{At: gpu, Kind: core.DriverRebound})
-			state = state.Observe(cfg, dawn.Add(2*time.Second), xidEvent(order[1], 94))
-			state = state.Read(cfg, dawn.Add(3*time.Second), without(machine, "MIG-1"),
-				checked(machine, func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryUnknown })...)
+			state, cfg, machine := newMIGState(t)
+			state = state.Observe(cfg, testStart, xidEvent(order[0], 94))
+			state = state.Observe(cfg, testStart.Add(time.Second), core.Observation{At: gpu, Kind: core.DriverRebound})
+			state = state.Observe(cfg, testStart.Add(2*time.Second), xidEvent(order[1], 94))
+			state = state.Read(cfg, testStart.Add(3*time.Second), without(machine, "MIG-1"),
+				healthyChecks(machine, func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryUnknown })...)
 			cs := state.Ledger.Conditions()
-			if len(cs) != 1 || !cs[0].Since.Equal(dawn) || !cs[0].Last.Equal(dawn.Add(2*time.Second)) || cs[0].Count != 2 || cs[0].FromRemovedInstance {
+			if len(cs) != 1 || !cs[0].Since.Equal(testStart) || !cs[0].Last.Equal(testStart.Add(2*time.Second)) || cs[0].Count != 2 || cs[0].FromRemovedInstance {
 				t.Errorf("stands: %+v", cs)
 			}
 			if len(cs) > 0 && !cs[0].ClearingSince.IsZero() {
@@ -116,17 +116,17 @@ func TestInstanceGoneMeetsTheSameFault(t *testing.T) {
 }
 
 // Who disregards one of two conditions that become one need not know the other.
-func TestInstanceGoneMeetsAnIgnoredFault(t *testing.T) {
+func TestRemovedInstanceMergesIgnoredCondition(t *testing.T) {
 	gpu, one := core.WholeGPU("GPU-m"), core.Placement{GPU: "GPU-m", GI: 1, CI: 0}
 	for _, again := range []core.Placement{gpu, one} {
-		state, cfg, machine := migRig(t)
-		state = state.Observe(cfg, dawn, xidEvent(one, 94), xidEvent(gpu, 94))
-		state, _, err := state.Ignore(cfg, dawn, core.Command{GPU: gpu.GPU}, dawn.Add(time.Hour))
+		state, cfg, machine := newMIGState(t)
+		state = state.Observe(cfg, testStart, xidEvent(one, 94), xidEvent(gpu, 94))
+		state, _, err := state.Ignore(cfg, testStart, core.Command{GPU: gpu.GPU}, testStart.Add(time.Hour))
 		if err != nil {
 			t.Fatal(err)
 		}
-		state = state.Observe(cfg, dawn.Add(time.Second), xidEvent(again, 94))
-		state = state.Read(cfg, dawn.Add(2*time.Second), without(machine, "MIG-1"), checked(machine)...)
+		state = state.Observe(cfg, testStart.Add(time.Second), xidEvent(again, 94))
+		state = state.Read(cfg, testStart.Add(2*time.Second), without(machine, "MIG-1"), healthyChecks(machine)...)
 		if h := state.Ledger.Health(gpu); h.State != core.Degraded {
 			t.Errorf("another on %v: %s", again, h)
 		}
@@ -135,8 +135,8 @@ func TestInstanceGoneMeetsAnIgnoredFault(t *testing.T) {
 
 // A fault of an instance that nobody knows counts against its GPU, never against nothing.
 func TestUnknownInstance(t *testing.T) {
-	state, cfg, _ := migRig(t)
-	state = state.Observe(cfg, dawn, xidEvent(core.Placement{GPU: "GPU-m", GI: 9, CI: 0}, 94))
+	state, cfg, _ := newMIGState(t)
+	state = state.Observe(cfg, testStart, xidEvent(core.Placement{GPU: "GPU-m", GI: 9, CI: 0}, 94))
 	for u := range state.Inventory.Units() {
 		if want := u.Device.At.GPU == "GPU-m"; (u.Health.State == core.Degraded) != want {
 			t.Errorf("%s is %s", u.ID, u.Health)
@@ -145,39 +145,39 @@ func TestUnknownInstance(t *testing.T) {
 }
 
 // A GPU that is seen and can't be read keeps what stands against it.
-func TestExcludedGPUKeepsItsConditions(t *testing.T) {
-	state, cfg, machine := migRig(t)
+func TestExcludedGPUKeepsConditions(t *testing.T) {
+	state, cfg, machine := newMIGState(t)
 	machine.Excluded = []core.Exclusion{{Index: 5, At: core.WholeGPU("GPU-x"), Failure: core.FailureError, Reason: "Unknown Error"}}
-	state = state.Read(cfg, dawn, machine, checked(machine)...)
-	state = state.Observe(cfg, dawn, xidEvent(core.WholeGPU("GPU-x"), 119))
-	state = state.Read(cfg, dawn.Add(time.Minute), machine, checked(machine)...)
+	state = state.Read(cfg, testStart, machine, healthyChecks(machine)...)
+	state = state.Observe(cfg, testStart, xidEvent(core.WholeGPU("GPU-x"), 119))
+	state = state.Read(cfg, testStart.Add(time.Minute), machine, healthyChecks(machine)...)
 	if cs := state.Ledger.Conditions(); len(cs) != 1 || cs[0].Code != 119 {
 		t.Errorf("excluded: %v", cs)
 	}
 	machine.Excluded = nil
-	state = state.Read(cfg, dawn.Add(2*time.Minute), machine, checked(machine)...)
+	state = state.Read(cfg, testStart.Add(2*time.Minute), machine, healthyChecks(machine)...)
 	if cs := state.Ledger.Conditions(); len(cs) != 0 {
 		t.Errorf("gone: %v", cs)
 	}
 }
 
 // An instance that can't be read speaks for itself: it is well when it is read, not when its GPU is.
-func TestInstanceSpeaksForItself(t *testing.T) {
+func TestUnreadableInstance(t *testing.T) {
 	one := core.Placement{GPU: "GPU-m", GI: 1, CI: 0}
-	state, cfg, machine := migRig(t)
+	state, cfg, machine := newMIGState(t)
 	reading := without(machine, "MIG-1")
 	reading.Excluded = []core.Exclusion{{At: one, Failure: core.FailureError, Reason: "Unknown Error"}}
-	now := dawn
+	now := testStart
 	read := func(s core.Snapshot) {
 		now = now.Add(time.Minute)
-		state = state.Read(cfg, now, s, checked(machine)...)
+		state = state.Read(cfg, now, s, healthyChecks(machine)...)
 	}
 	for range 3 {
 		read(reading)
 	}
 	for range 60 { // its GPU is asked much more often
-		now = now.Add(pace)
-		state = state.Observe(cfg, now, checked(machine)...)
+		now = now.Add(checkInterval)
+		state = state.Observe(cfg, now, healthyChecks(machine)...)
 		for u := range state.Inventory.Units() {
 			if want := u.ID != "MIG-1"; u.Health.Schedulable() != want {
 				t.Fatalf("%s is %s", u.ID, u.Health)
@@ -190,11 +190,11 @@ func TestInstanceSpeaksForItself(t *testing.T) {
 	}
 }
 
-// checked are the checks that come with a reading of a machine that is well.
-func checked(s core.Snapshot, changes ...func(*core.HealthSample)) (obs []core.Observation) {
+// healthyChecks are the checks that come with a reading of a machine that is well.
+func healthyChecks(s core.Snapshot, changes ...func(*core.HealthSample)) (obs []core.Observation) {
 	for _, d := range s.Devices {
 		if d.At == core.WholeGPU(d.ID) {
-			v := fit()
+			v := healthySample()
 			for _, change := range changes {
 				change(&v)
 			}

@@ -9,20 +9,20 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 )
 
-// named gives devices names to read: "0" is the first GPU, "1:0" the first MIG instance of the second.
-func named(id core.DeviceID) string {
+// deviceName gives devices names to read: "0" is the first GPU, "1:0" the first MIG instance of the second.
+func deviceName(id core.DeviceID) string {
 	if tail, ok := strings.CutPrefix(string(id), "MIG-00000000-0000-4000-8000-"); ok {
 		return strings.TrimLeft(tail[:8], "0") + tail[8:9] + ":" + tail[11:]
 	}
 	return string(id[len(id)-1:])
 }
 
-// selected names the devices that a selector means.
-func selected(s core.Selector, machine core.Snapshot) string {
+// selectedNames names the devices that a selector means.
+func selectedNames(s core.Selector, machine core.Snapshot) string {
 	var names []string
 	for _, d := range machine.Devices {
 		if s.Selects(&d, core.DeviceIndex{GPU: d.Index, Instance: d.Instance}) {
-			names = append(names, named(d.ID))
+			names = append(names, deviceName(d.ID))
 		}
 	}
 	return strings.Join(names, " ")
@@ -66,7 +66,7 @@ func TestSelector(t *testing.T) {
 		"where it was written is no condition": {core.Selector{At: "policy.yaml:3"}, "0 1 1:0 1:1 1:2 2"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := selected(tc.s, machine); got != tc.want {
+			if got := selectedNames(tc.s, machine); got != tc.want {
 				t.Errorf("selects %q, want %q", got, tc.want)
 			}
 		})
@@ -120,7 +120,7 @@ func FuzzPatterns(f *testing.F) {
 		if !wild {
 			return pattern == s
 		}
-		return strings.HasPrefix(s, head) && slices.ContainsFunc(tails(s[len(head):]), func(tail string) bool { return fits(rest, tail) })
+		return strings.HasPrefix(s, head) && slices.ContainsFunc(suffixes(s[len(head):]), func(tail string) bool { return fits(rest, tail) })
 	}
 	f.Fuzz(func(t *testing.T, pattern, s string) {
 		if len(pattern) > 12 || len(s) > 12 || strings.Contains(s, " MIG ") {
@@ -132,7 +132,7 @@ func FuzzPatterns(f *testing.F) {
 	})
 }
 
-func tails(s string) (all []string) {
+func suffixes(s string) (all []string) {
 	for i := range len(s) + 1 {
 		all = append(all, s[i:])
 	}

@@ -11,24 +11,24 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 )
 
-// crowd is a machine of 16 GPUs whose devices are shared.
-type crowd struct {
+// sharedHost is a machine of 16 GPUs whose devices are shared.
+type sharedHost struct {
 	name     string
-	machine  core.Snapshot
+	snapshot core.Snapshot
 	replicas int // 0 = not shared
 }
 
-// crowds are as large as it gets: 112 instances, those by 10, and 16 GPUs by 100.
-func crowds() []crowd {
+// sharedHosts are as large as it gets: 112 instances, those by 10, and 16 GPUs by 100.
+func sharedHosts() []sharedHost {
 	whole := coretest.GPUs(16)
 	cut := whole
 	for n := range 16 {
 		cut = coretest.WithMIG(cut, n, slices.Repeat([]string{"1g.10gb"}, 7)...)
 	}
-	return []crowd{{"16x7", cut, 0}, {"16x7x10", cut, 10}, {"16x100", whole, 100}}
+	return []sharedHost{{"16x7", cut, 0}, {"16x7x10", cut, 10}, {"16x100", whole, 100}}
 }
 
-func (c crowd) config() core.Config {
+func (c sharedHost) config() core.Config {
 	cfg := core.DefaultConfig()
 	cfg.MIG = core.MIGMixed
 	if c.replicas > 0 {
@@ -37,12 +37,12 @@ func (c crowd) config() core.Config {
 	return cfg
 }
 
-func (c crowd) build() *core.Inventory { return core.Build(c.machine, core.Ledger{}, c.config()) }
+func (c sharedHost) build() *core.Inventory { return core.Build(c.snapshot, core.Ledger{}, c.config()) }
 
-// eachCrowd measures f, which is made once for each machine.
-func eachCrowd(b *testing.B, make func(crowd) (f func())) {
+// benchmarkHosts measures f, which is made once for each machine.
+func benchmarkHosts(b *testing.B, make func(sharedHost) (f func())) {
 	b.Helper()
-	for _, c := range crowds() {
+	for _, c := range sharedHosts() {
 		b.Run(c.name, func(b *testing.B) {
 			f := make(c)
 			b.ReportAllocs()
@@ -54,19 +54,19 @@ func eachCrowd(b *testing.B, make func(crowd) (f func())) {
 }
 
 func BenchmarkCrowdBuild(b *testing.B) {
-	eachCrowd(b, func(c crowd) func() { return func() { c.build() } })
+	benchmarkHosts(b, func(c sharedHost) func() { return func() { c.build() } })
 }
 
 // What each observation costs between the ledger and the adapters.
 func BenchmarkCrowdOffer(b *testing.B) {
-	eachCrowd(b, func(c crowd) func() {
+	benchmarkHosts(b, func(c sharedHost) func() {
 		prev, now := c.build(), time.Now()
 		return func() { c.build().WithHost(core.Host{}, core.OverlapWarn).WithRetiring(prev, now, time.Second) }
 	})
 }
 
 func BenchmarkCrowdEqual(b *testing.B) {
-	eachCrowd(b, func(c crowd) func() {
+	benchmarkHosts(b, func(c sharedHost) func() {
 		one, two := c.build(), c.build()
 		return func() {
 			if !one.Equal(two) {
@@ -79,7 +79,7 @@ func BenchmarkCrowdEqual(b *testing.B) {
 func BenchmarkCrowdPrefer(b *testing.B) {
 	for _, n := range []int{1, 8, 56} {
 		b.Run(map[int]string{1: "1", 8: "8", 56: "56"}[n], func(b *testing.B) {
-			eachCrowd(b, func(c crowd) func() {
+			benchmarkHosts(b, func(c sharedHost) func() {
 				inv := c.build()
 				ids := unitIDs(inv)
 				return func() {
@@ -93,7 +93,7 @@ func BenchmarkCrowdPrefer(b *testing.B) {
 }
 
 func BenchmarkCrowdReserve(b *testing.B) {
-	eachCrowd(b, func(c crowd) func() {
+	benchmarkHosts(b, func(c sharedHost) func() {
 		inv := c.build()
 		ids := unitIDs(inv)
 		return func() {
@@ -106,16 +106,16 @@ func BenchmarkCrowdReserve(b *testing.B) {
 
 // What a published inventory keeps, per unit.
 func BenchmarkCrowdMemory(b *testing.B) {
-	for _, c := range crowds() {
+	for _, c := range sharedHosts() {
 		b.Run(c.name, func(b *testing.B) {
 			const keep = 20
 			var kept [keep]*core.Inventory
 			for b.Loop() {
-				before := heap()
+				before := heapBytes()
 				for i := range kept {
 					kept[i] = c.build()
 				}
-				grown := heap() - before
+				grown := heapBytes() - before
 				b.ReportMetric(float64(grown)/float64(keep*kept[0].Len()), "B/unit")
 				b.ReportMetric(float64(unsafe.Sizeof(core.Unit{})), "B/Unit{}")
 				clear(kept[:])
@@ -124,7 +124,7 @@ func BenchmarkCrowdMemory(b *testing.B) {
 	}
 }
 
-func heap() uint64 {
+func heapBytes() uint64 {
 	var m runtime.MemStats
 	runtime.GC()
 	runtime.ReadMemStats(&m)

@@ -9,23 +9,23 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 )
 
-// on selects GPUs by index, with their instances.
-func on(indices ...int) (s core.Selector) {
+// gpuIndices selects GPUs by index, with their instances.
+func gpuIndices(indices ...int) (s core.Selector) {
 	for _, i := range indices {
 		s.Indices = append(s.Indices, core.DeviceIndex{GPU: i, Instance: -1})
 	}
 	return s
 }
 
-// offered is what a machine offers under a policy, to read: "gpu: 0 1::0 1::1", a pool after the other as they come.
-func offered(inv *core.Inventory) string {
+// offerText is what a machine offers under a policy, to read: "gpu: 0 1::0 1::1", a pool after the other as they come.
+func offerText(inv *core.Inventory) string {
 	var order []string
 	names := map[string][]string{}
 	for u := range inv.Units() {
 		if names[u.Pool] == nil {
 			order = append(order, u.Pool)
 		}
-		name := named(u.Device.ID)
+		name := deviceName(u.Device.ID)
 		if u.Sharing.Mode != core.Exclusive {
 			name += fmt.Sprintf("::%d", u.Replica)
 		}
@@ -38,8 +38,8 @@ func offered(inv *core.Inventory) string {
 	return strings.Join(lines, "; ")
 }
 
-// refused is what is not offered and why.
-func refused(inv *core.Inventory) string {
+// excludedText is what is not offered and why.
+func excludedText(inv *core.Inventory) string {
 	var lines []string
 	for _, e := range inv.Excluded() {
 		name := fmt.Sprint(e.Index)
@@ -62,8 +62,8 @@ func TestMIGStrategyPerGPU(t *testing.T) {
 		return func(s core.Snapshot) core.Snapshot { return coretest.WithMIG(s, n, profiles...) }
 	}
 	type machine []func(core.Snapshot) core.Snapshot
-	rule := func(m core.MIGStrategy, gpus ...int) core.Rule { return core.Rule{Select: on(gpus...), MIG: m} }
-	reserve := func(gpus ...int) core.Rule { return core.Rule{Select: on(gpus...), Reserve: "kept"} }
+	rule := func(m core.MIGStrategy, gpus ...int) core.Rule { return core.Rule{Select: gpuIndices(gpus...), MIG: m} }
+	reserve := func(gpus ...int) core.Rule { return core.Rule{Select: gpuIndices(gpus...), Reserve: "kept"} }
 	for name, tc := range map[string]struct {
 		machine       machine
 		mig           core.MIGStrategy
@@ -111,7 +111,7 @@ func TestMIGStrategyPerGPU(t *testing.T) {
 			machine{cut(0, ones, ones)}, core.MIGSingle, []core.Rule{reserve(0)}, "gpu: 1 2", "0:0 kept; 0:1 kept",
 		},
 		"the first rule decides on MIG, too": {
-			machine{cut(0, ones)}, core.MIGNone, []core.Rule{{Select: on(0), Pool: "first"}, rule(core.MIGMixed, 0)}, "first: 0; gpu: 1 2", "",
+			machine{cut(0, ones)}, core.MIGNone, []core.Rule{{Select: gpuIndices(0), Pool: "first"}, rule(core.MIGMixed, 0)}, "first: 0; gpu: 1 2", "",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -122,10 +122,10 @@ func TestMIGStrategyPerGPU(t *testing.T) {
 			cfg := core.DefaultConfig()
 			cfg.MIG, cfg.Policy.Rules = tc.mig, tc.rules
 			inv := core.Build(s, core.Ledger{}, cfg)
-			if got := offered(inv); got != tc.units {
+			if got := offerText(inv); got != tc.units {
 				t.Errorf("offered %q, want %q", got, tc.units)
 			}
-			if got := refused(inv); got != tc.refuse {
+			if got := excludedText(inv); got != tc.refuse {
 				t.Errorf("refused %q, want %q", got, tc.refuse)
 			}
 		})
@@ -133,28 +133,28 @@ func TestMIGStrategyPerGPU(t *testing.T) {
 }
 
 // What is kept from this node by an ID or by what the policy includes has no say in its profile either.
-func TestProfileOfWhatIsOffered(t *testing.T) {
-	s := coretest.WithMIG(coretest.WithMIG(coretest.GPUs(2), 0, "3g.40gb", "3g.40gb"), 1, "1g.10gb")
+func TestCommonProfileOfOfferedDevices(t *testing.T) {
+	s := coretest.Cut(coretest.Cut(coretest.GPUs(2), 0, "3g.40gb", "3g.40gb"), 1, "1g.10gb")
 	cfg := core.DefaultConfig()
 	cfg.MIG = core.MIGSingle
 	for name, change := range map[string]func(*core.Config){
 		"excluded by ID": func(c *core.Config) { c.Exclude = []core.DeviceID{coretest.Instance(0, 0), coretest.Instance(0, 1)} },
-		"not included":   func(c *core.Config) { c.Policy.Include = []core.Selector{on(1)} },
+		"not included":   func(c *core.Config) { c.Policy.Include = []core.Selector{gpuIndices(1)} },
 	} {
 		c := cfg
 		change(&c)
-		if got := offered(core.Build(s, core.Ledger{}, c)); got != "gpu: 1:0" {
+		if got := offerText(core.Build(s, core.Ledger{}, c)); got != "gpu: 1:0" {
 			t.Errorf("%s: %s", name, got)
 		}
 	}
 }
 
 // A rule that selects only what stands behind another view decides nothing, unless it is the strategy that it says.
-func TestRulesThatDecideNothing(t *testing.T) {
+func TestRulesWithoutEffect(t *testing.T) {
 	const idle = "p:1: selects no device of this machine, or only such as earlier rules select"
 	s := coretest.WithMIG(coretest.GPUs(2), 0, "1g.10gb", "1g.10gb")
 	ones := core.Selector{At: "p:1", Profiles: []string{"1g.*"}}
-	big := core.Selector{At: "p:1", Memory: core.Range{Min: 40 << 30}, Indices: on(0).Indices}
+	big := core.Selector{At: "p:1", Memory: core.Range{Min: 40 << 30}, Indices: gpuIndices(0).Indices}
 	for name, tc := range map[string]struct {
 		mig  core.MIGStrategy
 		rule core.Rule
@@ -165,8 +165,8 @@ func TestRulesThatDecideNothing(t *testing.T) {
 		"a GPU that is cut, itself":           {core.MIGMixed, core.Rule{Select: big, Pool: "big"}, idle},
 		"a GPU that is cut, and its strategy": {core.MIGMixed, core.Rule{Select: big, MIG: core.MIGMixed}, ""},
 		"a GPU that is cut, offered whole":    {core.MIGNone, core.Rule{Select: big, Pool: "big"}, ""},
-		"a GPU with its instances":            {core.MIGMixed, core.Rule{Select: on(0), Pool: "small"}, ""},
-		"a GPU that does not fit":             {core.MIGSingle, core.Rule{Select: on(1), Pool: "one"}, ""},
+		"a GPU with its instances":            {core.MIGMixed, core.Rule{Select: gpuIndices(0), Pool: "small"}, ""},
+		"a GPU that does not fit":             {core.MIGSingle, core.Rule{Select: gpuIndices(1), Pool: "one"}, ""},
 	} {
 		cfg := core.DefaultConfig()
 		cfg.MIG, cfg.Policy.Rules = tc.mig, []core.Rule{tc.rule}

@@ -10,10 +10,10 @@ import (
 // Counters of time and of replays are held against ten minutes.
 func TestWindows(t *testing.T) {
 	thermal := func(share float64) func(*core.HealthSample) {
-		return func(v *core.HealthSample) { v.ThermalSlowdown.Value += uint64(share * float64(pace)) }
+		return func(v *core.HealthSample) { v.ThermalSlowdown.Value += uint64(share * float64(checkInterval)) }
 	}
 	brake := func(share float64) func(*core.HealthSample) {
-		return func(v *core.HealthSample) { v.PowerBrake.Value += uint64(share * float64(pace)) }
+		return func(v *core.HealthSample) { v.PowerBrake.Value += uint64(share * float64(checkInterval)) }
 	}
 	replays := func(perMinute uint64) func(*core.HealthSample) {
 		return func(v *core.HealthSample) { v.Replays.Value += perMinute / 6 }
@@ -40,16 +40,16 @@ func TestWindows(t *testing.T) {
 		{"of an unknown generation", gen(0, replays(12)), "PCIE_REPLAYS"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			s := tell(t)
+			s := newLedgerFixture(t)
 			run := func(d time.Duration, tick func(*core.HealthSample)) {
-				for range int(d / pace) {
-					s.say(tick)
+				for range int(d / checkInterval) {
+					s.setSample(tick)
 					s.check(1)
 				}
 			}
-			run(10*time.Minute-pace, tc.tick)
+			run(10*time.Minute-checkInterval, tc.tick)
 			s.expect("within the window", core.Healthy, "")
-			run(pace, tc.tick)
+			run(checkInterval, tc.tick)
 			if tc.cause == "" {
 				run(time.Hour, tc.tick)
 				s.expect("for an hour", core.Healthy, "")
@@ -67,36 +67,36 @@ func TestWindows(t *testing.T) {
 }
 
 // A counter that is not there, or that fell, says nothing about its window.
-func TestWindowsOfBrokenCounters(t *testing.T) {
+func TestWindowsOfMissingCounters(t *testing.T) {
 	for name, at := range map[string]func(v *core.HealthSample){
 		"gone": func(v *core.HealthSample) {
 			v.ThermalSlowdown, v.PowerBrake, v.Replays = core.OptionalUint64{}, core.OptionalUint64{}, core.OptionalUint64{}
 		},
 		"fell": func(v *core.HealthSample) { v.ThermalSlowdown.Value, v.PowerBrake.Value, v.Replays.Value = 0, 0, 0 },
 	} {
-		s := saying(t, "580", func(v *core.HealthSample) {
+		s := newFixtureWith(t, "580", func(v *core.HealthSample) {
 			v.ThermalSlowdown.Value, v.PowerBrake.Value, v.Replays.Value = uint64(time.Hour), uint64(time.Hour), 1e6
 		})
 		for range 58 {
-			s.say(func(v *core.HealthSample) {
-				v.ThermalSlowdown.Value += uint64(pace)
-				v.PowerBrake.Value += uint64(pace)
+			s.setSample(func(v *core.HealthSample) {
+				v.ThermalSlowdown.Value += uint64(checkInterval)
+				v.PowerBrake.Value += uint64(checkInterval)
 				v.Replays.Value += 1000
 			})
 			s.check(1)
 		}
-		s.say(at)
+		s.setSample(at)
 		s.check(5)
 		s.expect(name, core.Healthy, "")
 	}
 	t.Run("a gap", func(t *testing.T) { // the driver was away for an hour: the window is as long as that
-		s := tell(t)
+		s := newLedgerFixture(t)
 		s.now = s.now.Add(time.Hour)
-		s.say(func(v *core.HealthSample) { v.ThermalSlowdown.Value += uint64(30 * time.Minute) })
+		s.setSample(func(v *core.HealthSample) { v.ThermalSlowdown.Value += uint64(30 * time.Minute) })
 		s.check(1)
 		s.expect("half of it", core.Healthy, "")
 		s.now = s.now.Add(time.Hour)
-		s.say(func(v *core.HealthSample) { v.ThermalSlowdown.Value += uint64(50 * time.Minute) })
+		s.setSample(func(v *core.HealthSample) { v.ThermalSlowdown.Value += uint64(50 * time.Minute) })
 		s.check(1)
 		s.expect("most of it", core.Degraded, "SLOWDOWN_THERMAL")
 	})
@@ -117,17 +117,17 @@ func TestPCIeWidth(t *testing.T) {
 		{"maximum unknown", func(v *core.HealthSample) { v.Busy, v.PCIeWidth, v.PCIeMaxWidth = true, 8, 0 }, ""},
 		{"a slot with eight lanes", func(v *core.HealthSample) { v.Busy, v.PCIeWidth, v.PCIeMaxWidth = true, 8, 8 }, ""},
 	} {
-		s := tell(t)
-		s.say(tc.set)
+		s := newLedgerFixture(t)
+		s.setSample(tc.set)
 		s.check(5)
 		if h := s.ledger.Health(a); h.Cause() != tc.want {
 			t.Errorf("%s: %s", tc.name, h)
 		}
 	}
-	s := tell(t)
-	s.say(func(v *core.HealthSample) { v.Busy, v.PCIeWidth = true, 8 })
+	s := newLedgerFixture(t)
+	s.setSample(func(v *core.HealthSample) { v.Busy, v.PCIeWidth = true, 8 })
 	s.check(3)
-	s.say(func(v *core.HealthSample) { v.Busy, v.PCIeWidth = false, 16 })
-	s.step(time.Hour)
+	s.setSample(func(v *core.HealthSample) { v.Busy, v.PCIeWidth = false, 16 })
+	s.checkFor(time.Hour)
 	s.expect("idle again, which says nothing", core.Degraded, "PCIE_WIDTH")
 }

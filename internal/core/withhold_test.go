@@ -9,9 +9,9 @@ import (
 
 // A unit that is withheld is unhealthy with the reason and is not reserved; another reason stays; the others and the
 // inventory that it was made from are as they were.
-func TestUnitsOfADeviceThatIsHeldAreWithheld(t *testing.T) {
+func TestWithhold(t *testing.T) {
 	lost := core.Observation{At: core.WholeGPU(coretest.GPU(1)), Kind: core.Lost}
-	inv := core.Build(coretest.GPUs(3), core.Ledger{}.Apply(core.DefaultHealthPolicy(), dawn, lost), core.DefaultConfig())
+	inv := core.Build(coretest.GPUs(3), core.Ledger{}.Apply(core.DefaultHealthPolicy(), testStart, lost), core.DefaultConfig())
 	id := func(n int) core.UnitID { return core.UnitID(coretest.GPU(n)) }
 	got := inv.Withhold(map[core.UnitID]string{id(0): "by pod a/b under nvidia.com/gpu", id(1): "by pod a/c under nvidia.com/gpu"})
 	for n, want := range []core.Reason{core.ReasonHeld, core.ReasonLost, core.ReasonNone} {
@@ -34,7 +34,7 @@ func TestUnitsOfADeviceThatIsHeldAreWithheld(t *testing.T) {
 	}
 }
 
-func TestUnitIDIsTakenApart(t *testing.T) {
+func TestUnitIDSplit(t *testing.T) {
 	for id, want := range map[core.UnitID]struct {
 		device core.DeviceID
 		shared bool

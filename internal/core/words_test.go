@@ -17,68 +17,79 @@ import (
 
 var update = flag.Bool("update", false, "write testdata anew")
 
-// scene is a fault that stands. Each look goes on with it.
-type scene struct {
+// faultCase is a fault that stands. Each look goes on with it.
+type faultCase struct {
 	name  string
-	begin func(*story)
-	look  func(*story)
+	begin func(*ledgerFixture)
+	look  func(*ledgerFixture)
 }
 
-// scenes are one for every reason, and some more.
-func scenes() []scene {
-	say := func(change func(*core.HealthSample)) func(*story) { return func(s *story) { s.say(change) } }
-	mute := func(kind core.ObservationKind) func(*story) { return func(s *story) { s.mute[a.GPU] = kind } }
-	codes := func(codes ...uint64) func(*story) { return func(s *story) { s.xid(codes...) } }
-	each := func(change func(*core.HealthSample)) func(*story) {
-		return func(s *story) { s.say(change); s.check(60) }
+// faultCases are one for every reason, and some more.
+func faultCases() []faultCase {
+	say := func(change func(*core.HealthSample)) func(*ledgerFixture) {
+		return func(s *ledgerFixture) { s.setSample(change) }
 	}
-	event := func(s *story) { s.see(core.Observation{At: a, Kind: core.Event, Code: 0x2000}) }
-	logged := func(s *story) {
+	mute := func(kind core.ObservationKind) func(*ledgerFixture) {
+		return func(s *ledgerFixture) { s.failing[a.GPU] = kind }
+	}
+	codes := func(codes ...uint64) func(*ledgerFixture) { return func(s *ledgerFixture) { s.reportXIDs(codes...) } }
+	each := func(change func(*core.HealthSample)) func(*ledgerFixture) {
+		return func(s *ledgerFixture) { s.setSample(change); s.check(60) }
+	}
+	event := func(s *ledgerFixture) { s.observe(core.Observation{At: a, Kind: core.Event, Code: 0x2000}) }
+	logged := func(s *ledgerFixture) {
 		o := xidEvent(a, 149)
 		o.FromKernelLog = true
 		o.Detail = fmt.Sprintf("NETIR_LINK_EVT Fatal XC0 i0 Link %02d (0x004505c6 0x00000000 0x00000000 0x00000000)", s.now.Minute()%18)
-		s.see(o)
+		s.observe(o)
 	}
-	all := []scene{
-		{"healthy", func(*story) {}, nil},
+	all := []faultCase{
+		{"healthy", func(*ledgerFixture) {}, nil},
 		{"lost", mute(core.Lost), nil},
-		{"lost and back", func(s *story) { mute(core.Lost)(s); s.check(1); delete(s.mute, a.GPU) }, nil},
+		{"lost and back", func(s *ledgerFixture) { mute(core.Lost)(s); s.check(1); delete(s.failing, a.GPU) }, nil},
 		{"errors", mute(core.ProbeFailed), nil},
-		{"hang", func(s *story) {
-			s.see(core.Observation{At: a, Kind: core.Unresponsive, Detail: "nvmlDeviceGetFieldValues"})
-		}, func(s *story) { mute(core.CallPending)(s) }},
-		{"hang of the driver", func(s *story) { s.see(core.Observation{At: core.Node, Kind: core.Unresponsive, Detail: "nvmlInit"}) }, nil},
-		{"not checked", func(s *story) {
-			s.see(core.Observation{At: core.Node, Kind: core.DriverUnavailable}, answered("580"))
+		{"hang", func(s *ledgerFixture) {
+			s.observe(core.Observation{At: a, Kind: core.Unresponsive, Detail: "nvmlDeviceGetFieldValues"})
+		}, func(s *ledgerFixture) { mute(core.CallPending)(s) }},
+		{"hang of the driver", func(s *ledgerFixture) {
+			s.observe(core.Observation{At: core.Node, Kind: core.Unresponsive, Detail: "nvmlInit"})
+		}, nil},
+		{"not checked", func(s *ledgerFixture) {
+			s.observe(core.Observation{At: core.Node, Kind: core.DriverUnavailable}, driverAvailable("580"))
 			mute(core.CallPending)(s)
 		}, nil},
-		{"no driver", func(*story) {}, func(s *story) {
-			s.see(core.Observation{At: core.Node, Kind: core.DriverUnavailable, Detail: "driver and library versions differ; reboot"})
+		{"no driver", func(*ledgerFixture) {}, func(s *ledgerFixture) {
+			s.observe(core.Observation{At: core.Node, Kind: core.DriverUnavailable, Detail: "driver and library versions differ; reboot"})
 		}},
 		{"ECC", say(func(v *core.HealthSample) { v.Uncorrectable.Value++ }), say(func(v *core.HealthSample) { v.Uncorrectable.Value++ })},
-		{"heat", each(func(v *core.HealthSample) { v.ThermalSlowdown.Value += uint64(10 * time.Minute) }), say(func(v *core.HealthSample) { v.ThermalSlowdown.Value += uint64(pace) })},
-		{"brake", each(func(v *core.HealthSample) { v.PowerBrake.Value += uint64(10 * time.Minute) }), say(func(v *core.HealthSample) { v.PowerBrake.Value += uint64(pace) })},
+		{"heat", each(func(v *core.HealthSample) { v.ThermalSlowdown.Value += uint64(10 * time.Minute) }), say(func(v *core.HealthSample) { v.ThermalSlowdown.Value += uint64(checkInterval) })},
+		{"brake", each(func(v *core.HealthSample) { v.PowerBrake.Value += uint64(10 * time.Minute) }), say(func(v *core.HealthSample) { v.PowerBrake.Value += uint64(checkInterval) })},
 		{"replays", each(func(v *core.HealthSample) { v.Replays.Value += 1000 }), say(func(v *core.HealthSample) { v.Replays.Value += 20 })},
-		{"workloads", func(s *story) {
+		{"workloads", func(s *ledgerFixture) {
 			for range 3 {
-				s.handOut(a)
-				s.xid(31)
+				s.allocate(a)
+				s.reportXIDs(31)
 			}
 		}, codes(13)},
-		{"service after three", func(s *story) { s.mend(46); s.mend(119); s.mend(140) }, nil},
-		{"service after a relapse", func(s *story) { s.mend(119); s.xid(119); s.reset(); s.step(10 * time.Minute) }, nil},
-		{"fabric too late", func(s *story) {
+		{"service after three", func(s *ledgerFixture) { s.faultAndReset(46); s.faultAndReset(119); s.faultAndReset(140) }, nil},
+		{"service after a relapse", func(s *ledgerFixture) {
+			s.faultAndReset(119)
+			s.reportXIDs(119)
+			s.reset()
+			s.checkFor(10 * time.Minute)
+		}, nil},
+		{"fabric too late", func(s *ledgerFixture) {
 			say(func(v *core.HealthSample) { v.Fabric = core.FabricStarting })(s)
-			s.step(11 * time.Minute)
+			s.checkFor(11 * time.Minute)
 		}, nil},
 		{"of class contained", codes(94), codes(94)},
 		{"of class reset", codes(95), codes(95)},
-		{"reset, the driver agrees", func(s *story) {
+		{"reset, the driver agrees", func(s *ledgerFixture) {
 			codes(95)(s)
 			say(func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryReset })(s)
 		}, nil},
 		{"of class node", codes(54), codes(54)},
-		{"fallen off the bus", func(s *story) { codes(79)(s); mute(core.Lost)(s) }, nil},
+		{"fallen off the bus", func(s *ledgerFixture) { codes(79)(s); mute(core.Lost)(s) }, nil},
 		{"of class fabric", codes(144), codes(144)},
 		{"of class suspect", codes(109), codes(109)},
 		{"unknown", codes(500), codes(500)},
@@ -86,50 +97,50 @@ func scenes() []scene {
 		{"worn out", codes(161), codes(161)},
 		{"an event", event, event},
 		{"from the kernel log", logged, logged},
-		{"a rehearsal", func(s *story) { s.rehearse(95) }, func(s *story) { s.rehearse(95) }},
-		{"no verdict, no events", func(s *story) {
+		{"a rehearsal", func(s *ledgerFixture) { s.simulate(95) }, func(s *ledgerFixture) { s.simulate(95) }},
+		{"no verdict, no events", func(s *ledgerFixture) {
 			say(func(v *core.HealthSample) { v.RecoveryAction, v.Events = core.RecoveryUnknown, core.No })(s)
 			codes(110)(s)
 		}, nil},
-		{"maintenance", func(s *story) {
-			s.see(core.Observation{At: core.Node, Kind: core.DriverUnavailable, Code: uint64(core.DriverReleased), Detail: core.Maintenance{}.String()})
+		{"maintenance", func(s *ledgerFixture) {
+			s.observe(core.Observation{At: core.Node, Kind: core.DriverUnavailable, Code: uint64(core.DriverReleased), Detail: core.Maintenance{}.String()})
 		}, nil},
-		{"maintenance with an end", func(s *story) {
+		{"maintenance with an end", func(s *ledgerFixture) {
 			until := core.Maintenance{Since: s.now, Until: s.now.Add(time.Hour)}
-			s.see(core.Observation{At: core.Node, Kind: core.DriverUnavailable, Code: uint64(core.DriverReleased), Detail: until.String()})
+			s.observe(core.Observation{At: core.Node, Kind: core.DriverUnavailable, Code: uint64(core.DriverReleased), Detail: until.String()})
 		}, nil},
-		{"manual", func(s *story) { s.policy.Manual = true; codes(48)(s) }, nil},
+		{"manual", func(s *ledgerFixture) { s.policy.Manual = true; codes(48)(s) }, nil},
 	}
 	for _, l := range levelReasons() {
-		all = append(all, scene{"level " + l.cause, func(s *story) { s.say(l.set); s.check(l.checks) }, nil})
+		all = append(all, faultCase{"level " + l.cause, func(s *ledgerFixture) { s.setSample(l.set); s.check(l.checks) }, nil})
 	}
 	return all
 }
 
-// play begins a scene.
-func (sc scene) play(t testing.TB) *story {
-	s := tell(t)
+// start begins a scene.
+func (sc faultCase) start(t testing.TB) *ledgerFixture {
+	s := newLedgerFixture(t)
 	sc.begin(s)
 	for range 3 {
-		sc.goOn(s)
+		sc.repeat(s)
 	}
 	return s
 }
 
-// goOn is one more look at what stands.
-func (sc scene) goOn(s *story) {
+// repeat is one more look at what stands.
+func (sc faultCase) repeat(s *ledgerFixture) {
 	if sc.look != nil {
 		sc.look(s)
 	}
-	s.says[a.GPU].Energy.Value += 7000 // a live GPU's numbers change
+	s.samples[a.GPU].Energy.Value += 7000 // a live GPU's numbers change
 	s.check(1)
 }
 
 func TestHealthText(t *testing.T) {
 	var b strings.Builder
 	reasons := map[core.Reason]bool{core.ReasonWithdrawn: true} // an inventory's, not the ledger's
-	for _, sc := range scenes() {
-		h := sc.play(t).ledger.Health(a)
+	for _, sc := range faultCases() {
+		h := sc.start(t).ledger.Health(a)
 		reasons[h.Reason] = true
 		fmt.Fprintf(&b, "%-34s %-26s %s\n", sc.name, h.Cause(), h)
 	}
@@ -155,17 +166,17 @@ func TestHealthText(t *testing.T) {
 
 // Each change of a text is an update to an orchestrator: an hour of one fault is one text.
 func TestHealthTextIsStable(t *testing.T) {
-	for _, sc := range scenes() {
+	for _, sc := range faultCases() {
 		t.Run(sc.name, func(t *testing.T) {
-			s := sc.play(t)
+			s := sc.start(t)
 			first := s.ledger.Health(a)
 			if first.State == core.Unknown {
 				s.policy.FabricGrace = 2 * time.Hour // too late is another fault
 			}
 			for range 360 {
-				sc.goOn(s)
+				sc.repeat(s)
 				if h := s.ledger.Health(a); h != first && sc.name != "lost and back" {
-					t.Fatalf("after %v: %q, was %q", s.now.Sub(dawn), h, first)
+					t.Fatalf("after %v: %q, was %q", s.now.Sub(testStart), h, first)
 				}
 			}
 		})
@@ -179,7 +190,7 @@ func TestHealthTextIsShort(t *testing.T) {
 		for i, detail := range details {
 			h := core.Health{
 				State: core.Unhealthy, Reason: core.ReasonXID, Code: code, Detail: xid.XID(code).Meaning + " " + detail,
-				Since: dawn, RecoveryAction: core.RecoveryDrainAndReset, Action: xid.XID(code).Action, Clears: xid.Evidence(0xff).String(),
+				Since: testStart, RecoveryAction: core.RecoveryDrainAndReset, Action: xid.XID(code).Action, Clears: xid.Evidence(0xff).String(),
 				Limitations: "no XID events, no driver verdict, row remapping not visible under MIG", Simulated: i%2 == 0, Advisory: i%3 == 0,
 			}
 			text := h.String()
@@ -191,8 +202,8 @@ func TestHealthTextIsShort(t *testing.T) {
 			}
 		}
 	}
-	for _, sc := range scenes() {
-		if text := sc.play(t).ledger.Health(a).String(); len(text) > 200 {
+	for _, sc := range faultCases() {
+		if text := sc.start(t).ledger.Health(a).String(); len(text) > 200 {
 			t.Errorf("%d bytes: %q", len(text), text)
 		}
 	}
@@ -213,8 +224,8 @@ func TestLimits(t *testing.T) {
 		{func(v *core.HealthSample) { v.RemapPending = core.NotReported }, ci(1, 0), "healthy (health limited: row remapping not visible under MIG)"},
 		{func(*core.HealthSample) {}, core.WholeGPU("GPU-never-asked"), "healthy"},
 	} {
-		s := tell(t)
-		s.say(tc.set)
+		s := newLedgerFixture(t)
+		s.setSample(tc.set)
 		s.check(1)
 		if got := s.ledger.Health(tc.at).String(); got != tc.want {
 			t.Errorf("%q, want %q", got, tc.want)

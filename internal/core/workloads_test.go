@@ -8,41 +8,43 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/health/xid"
 )
 
-// handOut gives a placement to new work.
-func (s *story) handOut(at core.Placement) { s.see(core.Observation{At: at, Kind: core.Reserved}) }
+// allocate gives a placement to new work.
+func (s *ledgerFixture) allocate(at core.Placement) {
+	s.observe(core.Observation{At: at, Kind: core.Reserved})
+}
 
 func TestWorkloads(t *testing.T) {
-	fail := func(n int, apart time.Duration, xids ...uint64) func(*story) {
-		return func(s *story) {
+	fail := func(n int, apart time.Duration, xids ...uint64) func(*ledgerFixture) {
+		return func(s *ledgerFixture) {
 			for range n {
-				s.handOut(a)
+				s.allocate(a)
 				for range 20 { // one program, over and over
-					s.xid(xids...)
+					s.reportXIDs(xids...)
 				}
-				s.pass(apart)
+				s.wait(apart)
 			}
 		}
 	}
 	for _, tc := range []struct {
 		name   string
 		effect xid.Effect
-		happen func(*story)
+		happen func(*ledgerFixture)
 		want   core.HealthState
 	}{
 		{"one in a loop", xid.Degrades, fail(1, 0, 31), core.Healthy},
-		{"nobody knows whose", xid.Degrades, func(s *story) { s.xid(31, 31, 31, 31) }, core.Healthy},
+		{"nobody knows whose", xid.Degrades, func(s *ledgerFixture) { s.reportXIDs(31, 31, 31, 31) }, core.Healthy},
 		{"two", xid.Degrades, fail(2, 0, 31), core.Healthy},
 		{"three", xid.Degrades, fail(3, 0, 31), core.Degraded},
-		{"three with different faults", xid.Degrades, func(s *story) { fail(1, 0, 13)(s); fail(1, 0, 31)(s); fail(1, 0, 43)(s) }, core.Degraded},
+		{"three with different faults", xid.Degrades, func(s *ledgerFixture) { fail(1, 0, 13)(s); fail(1, 0, 31)(s); fail(1, 0, 43)(s) }, core.Degraded},
 		{"three within an hour", xid.Degrades, fail(3, 30*time.Minute, 31), core.Degraded},
 		{"three in more", xid.Degrades, fail(3, 31*time.Minute, 31), core.Healthy},
 		{"three that only tell", xid.Degrades, fail(3, 0, 38, 154), core.Healthy},
 		{"three, and nobody minds", xid.None, fail(3, 0, 31), core.Healthy},
 		{"three, taken seriously", xid.Withdraws, fail(3, 0, 31), core.Unhealthy},
-		{"one before it was handed out, two since", xid.Degrades, func(s *story) { s.xid(31); fail(2, 0, 31)(s) }, core.Degraded},
+		{"one before it was handed out, two since", xid.Degrades, func(s *ledgerFixture) { s.reportXIDs(31); fail(2, 0, 31)(s) }, core.Degraded},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			s := tell(t, func(p *core.HealthPolicy) { p.Workloads = tc.effect })
+			s := newLedgerFixture(t, func(p *core.HealthPolicy) { p.Workloads = tc.effect })
 			tc.happen(s)
 			cause := ""
 			if tc.want > core.Healthy {
@@ -52,14 +54,14 @@ func TestWorkloads(t *testing.T) {
 		})
 	}
 	t.Run("an hour without", func(t *testing.T) {
-		s := tell(t)
+		s := newLedgerFixture(t)
 		fail(3, 0, 31)(s)
-		s.step(30 * time.Minute)
-		s.xid(31)
+		s.checkFor(30 * time.Minute)
+		s.reportXIDs(31)
 		s.expectRecovery("since the last", time.Hour+time.Minute)
 	})
 	t.Run("one text however many", func(t *testing.T) {
-		s := tell(t)
+		s := newLedgerFixture(t)
 		fail(3, 0, 31)(s)
 		first := s.ledger.Health(a)
 		fail(10, time.Minute, 13)(s)
@@ -74,38 +76,38 @@ func TestWorkloadsOfInstances(t *testing.T) {
 	one, two, three := ci(1, 0), ci(2, 0), ci(3, 0)
 	for _, tc := range []struct {
 		name   string
-		happen func(*story)
+		happen func(*ledgerFixture)
 		want   core.HealthState
 	}{
-		{"one in a loop while others come and go", func(s *story) {
-			s.handOut(one)
+		{"one in a loop while others come and go", func(s *ledgerFixture) {
+			s.allocate(one)
 			for range 20 {
-				s.handOut(two)
-				s.handOut(three)
-				s.see(xidEvent(one, 31))
+				s.allocate(two)
+				s.allocate(three)
+				s.observe(xidEvent(one, 31))
 			}
 		}, core.Healthy},
-		{"three on one instance", func(s *story) {
+		{"three on one instance", func(s *ledgerFixture) {
 			for range 3 {
-				s.handOut(one)
-				s.see(xidEvent(one, 31))
+				s.allocate(one)
+				s.observe(xidEvent(one, 31))
 			}
 		}, core.Degraded},
-		{"one on each of three", func(s *story) {
+		{"one on each of three", func(s *ledgerFixture) {
 			for _, at := range []core.Placement{one, two, three} {
-				s.handOut(at)
+				s.allocate(at)
 			}
-			s.see(xidEvent(one, 31), xidEvent(two, 31), xidEvent(gi(3), 31))
+			s.observe(xidEvent(one, 31), xidEvent(two, 31), xidEvent(gi(3), 31))
 		}, core.Degraded},
-		{"nobody knows which", func(s *story) {
+		{"nobody knows which", func(s *ledgerFixture) {
 			for range 5 {
-				s.handOut(one)
-				s.handOut(two)
-				s.see(xidEvent(a, 31))
+				s.allocate(one)
+				s.allocate(two)
+				s.observe(xidEvent(a, 31))
 			}
 		}, core.Healthy},
 	} {
-		s := tell(t)
+		s := newLedgerFixture(t)
 		tc.happen(s)
 		if h := s.ledger.Health(a); h.State != tc.want {
 			t.Errorf("%s: %s", tc.name, h)
