@@ -8,7 +8,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 )
 
-// What became of the devices while no agent looked.
+// The first snapshot after a restart shows which devices still exist.
 func TestDevicesAfterRestart(t *testing.T) {
 	t.Run("one died", func(t *testing.T) {
 		for _, next := range []string{"boot", "other boot"} {
@@ -51,7 +51,7 @@ func TestDevicesAfterRestart(t *testing.T) {
 	})
 }
 
-// A driver that can't be asked says nothing about the devices: they stay, unless the machine is another by now.
+// A driver that is not ready gives no information on devices: they stay, unless the host was rebooted.
 func TestDevicesWithoutADriver(t *testing.T) {
 	unknown := map[core.DeviceID]string{coretest.GPU(0): "unknown NVML_UNAVAILABLE", coretest.GPU(1): "unknown NVML_UNAVAILABLE"}
 	well := map[core.DeviceID]string{coretest.GPU(0): "healthy ", coretest.GPU(1): "healthy "}
@@ -64,7 +64,7 @@ func TestDevicesWithoutADriver(t *testing.T) {
 
 	l.observe(xidEvent(gpu(0), 157))
 	l.restart("boot 1", "boot 2")
-	for range 2 { // the agent is restarted once more before anybody could be asked
+	for range 2 { // a second restart before the driver was ready
 		l.noDriver(core.DriverAbsent)
 		l.expect("another boot", nil)
 		l.restart("boot 2", "boot 2")
@@ -79,7 +79,7 @@ func TestDevicesWithoutADriver(t *testing.T) {
 	l.expect("that boot again", map[core.DeviceID]string{coretest.GPU(0): "unknown NVML_UNAVAILABLE", coretest.GPU(1): "lost LOST"})
 }
 
-// A GPU that the driver has not listed for a day is not coming back.
+// A GPU that the driver has not listed for a day is dropped.
 func TestForget(t *testing.T) {
 	gone := func(l *restartFixture) { l.host = without(l.host, coretest.GPU(1)) }
 	both := map[core.DeviceID]string{coretest.GPU(0): "healthy ", coretest.GPU(1): "lost LOST"}

@@ -13,14 +13,14 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 )
 
-// generator is a machine and what is wanted of it, by chance.
+// generator makes random hosts, policies and requests.
 type generator struct{ *rand.Rand }
 
 func pick[T any](d generator, of ...T) T { return of[d.IntN(len(of))] }
 
 func (d generator) oneIn(n int) bool { return d.IntN(n) == 0 }
 
-// fewOf are of them, none to three, with repetitions.
+// fewOf returns none to three of the values, possibly with repetitions.
 func fewOf[T any](d generator, of ...T) (few []T) {
 	for range d.IntN(4) {
 		few = append(few, pick(d, of...))
@@ -51,7 +51,7 @@ func (d generator) ids(s core.Snapshot) (few []core.DeviceID) {
 	return few
 }
 
-// selector says nothing of most things, so that it selects something.
+// selector sets few conditions, so that it selects some devices.
 func (d generator) selector(s core.Snapshot) (sel core.Selector) {
 	sel.At = fmt.Sprintf("p:%d", d.IntN(100))
 	switch d.IntN(8) {
@@ -120,7 +120,7 @@ func (d generator) host(s core.Snapshot) (h core.Host) {
 	return h
 }
 
-// Whatever the policy, the machine and its health: these hold.
+// Invariants of every policy, host and health state.
 func TestAnyPolicy(t *testing.T) {
 	const draws = 1000
 	for seed := range uint64(draws) {
@@ -149,8 +149,8 @@ func TestAnyPolicy(t *testing.T) {
 	}
 }
 
-// verifyDevicesOnce holds that a device is offered, refused with a reason, or stands behind its other view: never two
-// of these, and never none.
+// verifyDevicesOnce: each device is either offered, excluded with a reason, or hidden because its GPU or its
+// instances are offered.
 func verifyDevicesOnce(t *testing.T, s core.Snapshot, inv *core.Inventory) {
 	t.Helper()
 	ways, offered := map[core.Placement]int{}, map[core.Placement]bool{}
@@ -180,7 +180,7 @@ func verifyDevicesOnce(t *testing.T, s core.Snapshot, inv *core.Inventory) {
 	}
 }
 
-// verifyUnits holds what the units of a device have in common, and what not.
+// verifyUnits: the units of a device differ only in ID, replica and health.
 func verifyUnits(t *testing.T, l core.Ledger, inv *core.Inventory) {
 	t.Helper()
 	var prev core.Unit
@@ -197,7 +197,7 @@ func verifyUnits(t *testing.T, l core.Ledger, inv *core.Inventory) {
 		if found, ok := inv.Unit(u.ID); !ok || found != u {
 			t.Errorf("%s is not found by its ID", u.ID)
 		}
-		if u.Replica > 0 { // all of a device are alike
+		if u.Replica > 0 { // the units of a device are equal
 			same := prev
 			if same.ID, same.Replica = u.ID, prev.Replica+1; same != u {
 				t.Errorf("units of a device differ: %+v, %+v", prev, u)
@@ -212,7 +212,7 @@ func verifyUnits(t *testing.T, l core.Ledger, inv *core.Inventory) {
 	}
 }
 
-// verifyReserveAndPrefer holds what Reserve and Prefer promise.
+// verifyReserveAndPrefer checks the contracts of Reserve and Prefer.
 func verifyReserveAndPrefer(t *testing.T, d generator, inv *core.Inventory) {
 	t.Helper()
 	all := unitIDs(inv)
@@ -244,12 +244,12 @@ func verifyReserveAndPrefer(t *testing.T, d generator, inv *core.Inventory) {
 	}
 }
 
-// verifyIsolation holds that what befalls a GPU touches nobody else's units, and what befalls an instance no sibling's.
+// verifyIsolation: a fault of a GPU affects only its own units, and a fault of an instance no other instance.
 func verifyIsolation(t *testing.T, d generator, s core.Snapshot, build func(core.Ledger) *core.Inventory, cfg core.Config, l core.Ledger) {
 	t.Helper()
 	at, code := pick(d, s.Devices...).At, pick[uint64](d, 94, 95)
 	scope := at
-	if code == 95 { // of the whole GPU, wherever it is said to be
+	if code == 95 { // counts for the whole GPU, whatever its placement
 		scope = core.WholeGPU(at.GPU)
 	}
 	before, after := build(l), build(l.Apply(cfg.Health, testStart, xidEvent(at, code)))

@@ -9,13 +9,13 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 )
 
-// healthyGPUs is the ledger of n GPUs that are well, and what their checks say.
+// healthyGPUs returns the ledger of n healthy GPUs, and the observations of one check of each.
 func healthyGPUs(n int) (core.Ledger, []core.Observation) {
 	checks := healthyChecks(coretest.GPUs(n))
 	return core.Ledger{}.Apply(core.DefaultHealthPolicy(), testStart, append(checks, driverAvailable("580"))...), checks
 }
 
-// faultyGPUs has a condition against each GPU, and a few against the first.
+// faultyGPUs returns a ledger with a condition on each GPU, and several on the first.
 func faultyGPUs(n int) (core.Ledger, []core.Observation) {
 	l, checks := healthyGPUs(n)
 	var obs []core.Observation
@@ -49,7 +49,7 @@ func BenchmarkApplyChecks(b *testing.B) {
 	}
 }
 
-// Time passes twice a second, whatever happens.
+// Time passes twice a second, also without observations.
 func BenchmarkApplyNothing(b *testing.B) {
 	p, now := core.DefaultHealthPolicy(), testStart.Add(time.Minute)
 	for name, begin := range map[string]func(int) (core.Ledger, []core.Observation){"well": healthyGPUs, "troubled": faultyGPUs} {
@@ -75,7 +75,7 @@ func BenchmarkHealth(b *testing.B) {
 	}
 }
 
-// What stands still costs next to nothing: an agent at rest is at rest.
+// Without conditions, Apply without observations allocates nothing.
 func TestApplyWithoutConditionsDoesNotAllocate(t *testing.T) {
 	p := core.DefaultHealthPolicy()
 	l, _ := healthyGPUs(64)

@@ -12,7 +12,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 )
 
-// reindexed is a machine as the driver lists it: the GPUs of coretest.GPUs with those numbers, in their order.
+// reindexed returns the snapshot of a host with the given GPUs of coretest.GPUs, in the order of their indices.
 func reindexed(gpus ...int) core.Snapshot {
 	s := coretest.GPUs(16)
 	var devices []core.Device
@@ -39,7 +39,7 @@ func byIndex(at string, indices ...int) core.Selector {
 	return s
 }
 
-// newPolicyFixture is a machine of 8 GPUs under a policy.
+// newPolicyFixture returns a host of 8 GPUs under a policy.
 func newPolicyFixture(t *testing.T, p core.Policy) *restartFixture {
 	l := newRestartFixture(t, reindexed(seq(0, 7)...))
 	l.cfg.Policy = p
@@ -48,7 +48,7 @@ func newPolicyFixture(t *testing.T, p core.Policy) *restartFixture {
 	return l
 }
 
-// pools are the GPUs that take new work, by pool: "gpu 1,2 gpu.shared 5,6".
+// pools returns the GPUs that take new work, by pool: "gpu 1,2 gpu.shared 5,6".
 func (l *restartFixture) pools() string {
 	by := map[string][]string{}
 	var pools []string
@@ -78,7 +78,7 @@ func (l *restartFixture) expectPools(when, want string) {
 	}
 }
 
-// expectWarnings holds that the findings are as many as the texts, each of which one has.
+// expectWarnings: there is one warning for each of the texts, which contains it.
 func (l *restartFixture) expectWarnings(when string, texts ...string) {
 	l.Helper()
 	findings := append(l.state.Inventory.PolicyWarnings(), l.state.Inventory.OutdatedBindings()...)
@@ -143,7 +143,7 @@ func TestIndexBindingWhenGPUIsAdded(t *testing.T) {
 	l.expectPools("no rule goes by index", "all 0,1,2,3,4,5,6,7,8")
 }
 
-// A GPU in the place of one that is gone for good has its number: nothing was ever on it.
+// A new GPU gets the number of a removed GPU, because no work used it before.
 func TestReplacedGPUGetsFreeNumber(t *testing.T) {
 	l := newPolicyFixture(t, reservedAndShared)
 	l.host = reindexed(0, 1, 2, 3, 4, 9, 6, 7)
@@ -152,7 +152,7 @@ func TestReplacedGPUGetsFreeNumber(t *testing.T) {
 	l.expectPools("another GPU in the slot of GPU 5", "gpu 0,1,2,3,4 gpu.shared 6,9")
 }
 
-// Two agents divide a machine by index. One of them is started for the first time when a GPU has gone.
+// Two agents divide a host by index. One of them starts for the first time after a GPU was removed.
 func TestAgentsShareNumbers(t *testing.T) {
 	rule := func(reserve bool, indices ...int) core.Rule {
 		return core.Rule{Select: byIndex("policy", indices...), Reserve: map[bool]string{true: "for another"}[reserve]}
@@ -205,7 +205,7 @@ func TestCountBinding(t *testing.T) {
 	l.expectPools("an operator wants one", "gpu 2,3,4,5,6,7,8 gpu.shared 1")
 }
 
-// Instances of a GPU that was not touched stay on offer, whatever another GPU is cut into.
+// The instances of a GPU stay offered when another GPU is partitioned differently.
 func TestCommonProfileBinding(t *testing.T) {
 	l := newRestartFixture(t, reindexed())
 	l.cfg.MIG = core.MIGSingle
@@ -269,8 +269,8 @@ func TestRebindNeedsTheDriver(t *testing.T) {
 	}
 }
 
-// However GPUs come and go, no GPU that takes work is ever offered as something else than before, and none to two agents
-// whose rules divide the machine.
+// Whenever GPUs are added and removed: no GPU that takes work changes its pool, and no GPU is offered by two
+// agents whose rules divide the host.
 func TestBindingInvariants(t *testing.T) {
 	for seed := range uint64(100) {
 		r := newRandomSim(seed)

@@ -10,7 +10,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 )
 
-// Whatever a driver makes up, the memory of it is bounded, and no code with a name is lost in the noise.
+// The memory for codes that a driver invents is bounded, and codes with a name are still counted.
 func TestBoundedUnderRandomCodes(t *testing.T) {
 	const gpus, total, batch = 4, 1_000_000, 1000
 	random := rand.New(rand.NewPCG(1, 2))
@@ -45,7 +45,7 @@ func TestBoundedUnderRandomCodes(t *testing.T) {
 	}
 }
 
-// A year of trouble takes no more memory than a day of it.
+// A year of faults takes no more memory than a day.
 func TestBoundedOverUptime(t *testing.T) {
 	s := newLedgerFixture(t)
 	size := func() int {

@@ -13,10 +13,10 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 )
 
-// whole compares everything, also what is not exported.
+// whole compares unexported fields too.
 var whole = cmp.Exporter(func(reflect.Type) bool { return true })
 
-// setWallClock sets the wall clock, and with it the boot moment as it is computed from the uptime.
+// setWallClock sets the wall clock and thereby the boot time, which is computed from the uptime.
 func (f *randomSim) setWallClock() {
 	d := time.Duration(f.clockRand.Int64N(int64(96*time.Hour))-int64(48*time.Hour)) / time.Second * time.Second
 	if f.clockRand.IntN(4) == 0 {
@@ -25,8 +25,8 @@ func (f *randomSim) setWallClock() {
 	f.now, f.bootTime, f.lastRead, f.clockOffset = f.now.Add(d), f.bootTime.Add(d), f.lastRead.Add(d), f.clockOffset+d
 }
 
-// Two machines live through the same random faults, recoveries, orders and restarts. The wall clock of one of them jumps
-// by days, in both directions, while its agent runs and while it does not. What is known of both is the same throughout.
+// Two hosts have the same random faults, recoveries, commands and restarts. The wall clock of one of them is set
+// by days, forward and back, while its agent runs and while it does not. The states of both stay equal.
 func TestClockChangesHaveNoEffect(t *testing.T) {
 	for seed := range uint64(60) {
 		steady, jumping := newRandomSim(seed), newRandomSim(seed)
@@ -50,7 +50,7 @@ func TestClockChangesHaveNoEffect(t *testing.T) {
 	}
 }
 
-// checkpointWithXID is the record of a GPU with an XID, two minutes after it, by an agent that knows when the machine booted.
+// checkpointWithXID returns the checkpoint of a GPU with an XID, two minutes after it, with a known boot time.
 func checkpointWithXID(t *testing.T) (*restartFixture, core.Checkpoint) {
 	l := newRestartFixture(t, coretest.GPUs(2))
 	l.state = core.Restore(l.cfg, core.Checkpoint{BootID: "a", BootTime: testStart.Add(-time.Hour)}, "a")
@@ -62,7 +62,7 @@ func checkpointWithXID(t *testing.T) (*restartFixture, core.Checkpoint) {
 
 func TestRebase(t *testing.T) {
 	l, r := checkpointWithXID(t)
-	booted, at := r.BootTime, r.Conditions[0].Last // the latest event in it
+	booted, at := r.BootTime, r.Conditions[0].Last // the time of the latest occurrence in it
 	in := func(d time.Duration) time.Time { return l.now.Add(d) }
 	for _, tc := range []struct {
 		name       string
@@ -96,13 +96,14 @@ func TestRebase(t *testing.T) {
 	}
 }
 
-// A GPU that is gone is listed as lost for a day. How long the machine was off is unknown: its clock may be wrong at boot.
+// A removed GPU is listed as lost for a day. How long the host was off is unknown, because its clock may be wrong
+// at boot.
 func TestForgetWithWrongClockAtBoot(t *testing.T) {
 	l, _ := checkpointWithXID(t)
 	l.host = coretest.GPUs(1)
 	l.read(2)
 	r := l.state.Checkpoint("a")
-	l.now = l.now.Add(25 * time.Hour) // of which two minutes are real
+	l.now = l.now.Add(25 * time.Hour) // two minutes of it have really passed
 	boot := core.Boot{ID: "b", Time: l.now.Add(-time.Minute)}
 	l.state = core.Restore(l.cfg, r.Rebase(boot, l.now), boot.ID)
 	l.read(1)
@@ -112,8 +113,8 @@ func TestForgetWithWrongClockAtBoot(t *testing.T) {
 	l.expect("a day later", map[core.DeviceID]string{coretest.GPU(0): "healthy "})
 }
 
-// Another process takes over after a reboot, before the driver was there, as after a change of the configuration. Both
-// are of the new boot.
+// A second process starts after a reboot, before the driver is ready, as after a change of the configuration. Both
+// checkpoints are of the new boot.
 func TestCheckpointBeforeFirstSnapshot(t *testing.T) {
 	l := newRestartFixture(t, coretest.GPUs(2))
 	l.restart("a", "b")

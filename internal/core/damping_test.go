@@ -7,10 +7,10 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 )
 
-// noServiceLimit has no latch, so that only the dwell damps.
+// noServiceLimit turns the limit on recoveries off, so that only the dwell time delays recovery.
 func noServiceLimit(p *core.HealthPolicy) { p.MaxRecoveries = 1000 }
 
-// Each bad spell within six hours makes the next recovery take twice as long, up to the maximum.
+// Each unhealthy episode within six hours doubles the next dwell time, up to the maximum.
 func TestDwellDoubles(t *testing.T) {
 	s := newLedgerFixture(t, noServiceLimit)
 	for _, dwell := range []time.Duration{1, 2, 4, 8, 16, 32, 60, 60} {
@@ -31,7 +31,7 @@ func TestDwellDoubles(t *testing.T) {
 func TestDwellBounds(t *testing.T) {
 	for _, tc := range []struct{ dwell, most, third time.Duration }{
 		{time.Minute, 90 * time.Second, 90 * time.Second},
-		{2 * time.Hour, time.Hour, 2 * time.Hour}, // a maximum below the minimum is none
+		{2 * time.Hour, time.Hour, 2 * time.Hour}, // a maximum below the minimum has no effect
 		{time.Second, 3 * time.Second, 3 * time.Second},
 	} {
 		s := newLedgerFixture(t, noServiceLimit, func(p *core.HealthPolicy) { p.Dwell, p.MaxDwell = tc.dwell, tc.most })
@@ -49,7 +49,7 @@ func TestDwellBounds(t *testing.T) {
 	}
 }
 
-// What only degrades is no bad spell, and has its dwell alone.
+// A degraded GPU has no unhealthy episode, so its dwell time does not grow.
 func TestDwellOfDegraded(t *testing.T) {
 	s := newLedgerFixture(t)
 	for range 6 {
@@ -61,7 +61,7 @@ func TestDwellOfDegraded(t *testing.T) {
 	}
 }
 
-// Recovery takes complete checks in a row beside evidence, and evidence that holds all the while.
+// Recovery requires consecutive complete checks, and evidence that holds all the time.
 func TestCleanChecks(t *testing.T) {
 	for _, n := range []int{1, 3, 10} {
 		s := guest(t)
@@ -114,13 +114,13 @@ func TestCleanChecks(t *testing.T) {
 		s.reportXIDs(119)
 		s.reset()
 		s.check(2)
-		s.reportXIDs(94) // independent: it holds nothing up
+		s.reportXIDs(94) // an independent condition, which delays nothing
 		s.checkFor(40 * time.Second)
 		s.expect("119 is over", core.Degraded, "XID_94")
 	})
 }
 
-// faultAndReset makes a bad and gets it well by a reset.
+// faultAndReset makes GPU a unhealthy, and resets it.
 func (s *ledgerFixture) faultAndReset(codes ...uint64) {
 	s.Helper()
 	s.reportXIDs(codes...)
@@ -128,7 +128,7 @@ func (s *ledgerFixture) faultAndReset(codes ...uint64) {
 	s.checkFor(20 * time.Minute)
 }
 
-// The third recovery within a day from something severe is one too many: an operator has to look.
+// After the third recovery within a day from a severe cause, the GPU needs service.
 func TestTooManyRecoveries(t *testing.T) {
 	s := newLedgerFixture(t)
 	for _, code := range []uint64{46, 119} {
@@ -203,7 +203,7 @@ func TestRecoveriesThatDoNotCount(t *testing.T) {
 		s := newLedgerFixture(t)
 		s.reportXIDs(95)
 		s.checkFor(time.Minute)
-		s.reportXIDs(119) // 95 gets well by the verdict meanwhile
+		s.reportXIDs(119) // 95 is cleared by the recovery action meanwhile
 		s.checkFor(time.Minute)
 		s.reset()
 		s.checkFor(5 * time.Minute)
@@ -225,7 +225,7 @@ func TestRecoveriesThatDoNotCount(t *testing.T) {
 	})
 }
 
-// The same XID soon after the reset that was to mend it.
+// The same XID again, soon after the reset that cleared it.
 func TestRelapse(t *testing.T) {
 	for _, tc := range []struct {
 		name  string

@@ -36,7 +36,7 @@ func TestPlacementCovers(t *testing.T) {
 
 func TestParsePCIAddress(t *testing.T) {
 	for in, want := range map[string]core.PCIAddress{
-		"00000000:3B:00.0\x00\x00": "0000:3b:00.0", // as NVML's busId, NULs and all
+		"00000000:3B:00.0\x00\x00": "0000:3b:00.0", // NVML's busId, with trailing NULs
 		"0000:3b:00.0":             "0000:3b:00.0",
 		"3b:00.0":                  "0000:3b:00.0",
 		"00010000:E1:1F.7":         "10000:e1:1f.7", // VMD: sysfs prints five digits
@@ -53,7 +53,7 @@ func TestParsePCIAddress(t *testing.T) {
 	}
 }
 
-// What parses must be a fixed point: parsing the canonical form changes nothing.
+// Parsing the canonical form of an address returns it unchanged.
 func FuzzParsePCIAddress(f *testing.F) {
 	for _, s := range []string{"00000000:3B:00.0\x00", "3b:00.0", "10000:e1:00.0", ":::.", "0000:3b:00."} {
 		f.Add(s)

@@ -16,7 +16,7 @@ func devices(inv *core.Inventory) string {
 	return unitNames(ids)
 }
 
-// A device is there once: as it is offered, and not as it was.
+// Devices yields each device once: as it is offered now, not as it was.
 func TestDevices(t *testing.T) {
 	alone, two := core.Build(coretest.GPUs(3), core.Ledger{}, core.DefaultConfig()), sharedGPUs(sliced(2), false)
 	less := core.Build(without(coretest.GPUs(3), coretest.GPU(1)), core.Ledger{}, core.DefaultConfig())
@@ -40,6 +40,6 @@ func TestDevices(t *testing.T) {
 		if u.Replica != 0 {
 			t.Error(u.ID)
 		}
-		break // asked for one only
+		break // stop after the first
 	}
 }

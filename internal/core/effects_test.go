@@ -9,16 +9,17 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/health/xid"
 )
 
-// The worlds in which a fault may happen: what the driver's verdict says, and whether it is about the fault.
+// Kinds of drivers: with a recovery action that covers the fault, without one, and with one that does not cover
+// it.
 var (
-	trusted = func(t testing.TB) *ledgerFixture { return newLedgerFixture(t) } // verdict none, R580
-	guest   = func(t testing.TB) *ledgerFixture {                              // no verdict
+	trusted = func(t testing.TB) *ledgerFixture { return newLedgerFixture(t) } // recovery action None, R580
+	guest   = func(t testing.TB) *ledgerFixture {                              // no recovery action
 		return newFixtureWith(t, "580.95.05", func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryUnknown })
 	}
-	early = func(t testing.TB) *ledgerFixture { return newFixtureWith(t, "550.163", func(*core.HealthSample) {}) } // it covers nothing yet
+	early = func(t testing.TB) *ledgerFixture { return newFixtureWith(t, "550.163", func(*core.HealthSample) {}) } // covers no code yet
 )
 
-// What a fault does at once, and what 40 s later, after the settle window.
+// The effect of a fault immediately, and 40 s later, after the settle window.
 func TestEffect(t *testing.T) {
 	const (
 		h, d, u, l = core.Healthy, core.Degraded, core.Unhealthy, core.GPULost
@@ -43,9 +44,9 @@ func TestEffect(t *testing.T) {
 		{"reset", xidEvent(a, 48), u, u, u, u},
 		{"reset", xidEvent(a, 95), u, u, u, u},
 		{"reset", xidEvent(a, 119), u, u, u, u},
-		{"reset, in doubt", xidEvent(a, 159), d, d, u, d}, // every branch that has it has a verdict on it
+		{"reset, in doubt", xidEvent(a, 159), d, d, u, d}, // covered by every branch that has the code
 		{"node", xidEvent(a, 54), u, u, u, u},
-		{"node", xidEvent(a, 79), l, u, u, u}, // it answers all the time
+		{"node", xidEvent(a, 79), l, u, u, u}, // the GPU responds all the time
 		{"fabric", xidEvent(a, 74), d, d, u, u},
 		{"fabric", xidEvent(a, 144), d, d, u, u},
 		{"fabric", xidEvent(a, 149), d, d, u, u},
@@ -86,7 +87,7 @@ func TestEffect(t *testing.T) {
 	}
 }
 
-// No code in any table does worse than its rule says, or nothing where its rule says something.
+// No code has a worse effect than its rule, and none without a rule has an effect.
 func TestEffectOfEveryXID(t *testing.T) {
 	states := map[xid.Effect]core.HealthState{
 		xid.None: core.Healthy, xid.Degrades: core.Degraded, xid.Withdraws: core.Unhealthy, xid.Loses: core.GPULost,
@@ -103,12 +104,12 @@ func TestEffectOfEveryXID(t *testing.T) {
 	}
 }
 
-// How long it takes to get well without anybody doing anything: when evidence begins to hold, and a dwell of
-// a minute from then on.
+// How long recovery takes without an operator: until evidence begins to hold, and a dwell time of a minute from
+// then on.
 func TestRecoveryUntouched(t *testing.T) {
 	const (
-		verdict = 90 * time.Second  // settled after 30
-		level   = 70 * time.Second  // the first check says that there is nothing pending
+		verdict = 90 * time.Second  // the recovery action counts after 30 s
+		level   = 70 * time.Second  // the first check shows that nothing is pending
 		quiet   = 660 * time.Second // ten minutes
 	)
 	for _, tc := range []struct {
@@ -117,7 +118,7 @@ func TestRecoveryUntouched(t *testing.T) {
 	}{
 		{95, verdict, never, verdict},
 		{48, verdict, never, verdict},
-		{62, verdict, never, never}, // the verdict covers it from R565 on
+		{62, verdict, never, never}, // covered from R565 on
 		{158, verdict, never, verdict},
 		{119, never, never, never},
 		{46, never, never, never},
@@ -154,7 +155,7 @@ func TestRecoveryUntouched(t *testing.T) {
 	}
 }
 
-// A repair that is pending, of whichever kind, is what a reset is needed for.
+// A pending repair of any kind requires a reset.
 func TestRecoveryWaitsForRepair(t *testing.T) {
 	for xid, change := range map[uint64]func(*core.HealthSample){
 		63:  func(v *core.HealthSample) { v.RemapPending, v.RetirementPending = core.Yes, core.No },
@@ -171,7 +172,7 @@ func TestRecoveryWaitsForRepair(t *testing.T) {
 	}
 }
 
-// What a reset mends, and what even that does not.
+// What a reset clears, and what it does not clear.
 func TestRecoveryByReset(t *testing.T) {
 	for _, tc := range []struct {
 		xid  uint64
@@ -189,7 +190,7 @@ func TestRecoveryByReset(t *testing.T) {
 	}
 }
 
-// While the driver wants something done a fault does not go, however long that takes.
+// While the driver reports a recovery action, no fault is cleared, for any time.
 func TestRecoveryActionHoldsRecovery(t *testing.T) {
 	for _, v := range []core.RecoveryAction{
 		core.RecoveryReset, core.RecoveryReboot, core.RecoveryDrainP2P, core.RecoveryDrainAndReset, core.RecoveryIMEX, core.RecoveryOther,

@@ -9,24 +9,24 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 )
 
-// simGPU is a GPU of a random life, and the truth about it.
+// simGPU is a simulated GPU with random faults, and its true state.
 type simGPU struct {
 	at      core.Placement
-	guest   bool // its driver gives no verdict
+	guest   bool // its driver reports no recovery action
 	sample  core.HealthSample
-	failing core.ObservationKind // what is observed of it instead of a check; 0 = it answers
+	failing core.ObservationKind // observed instead of a check; 0 = it responds
 
-	needsReset   []string // causes that nothing but a reset mends, and that none has
-	actionChecks int      // checks in a row that showed the present verdict
-	lost         bool     // it was seen to be lost, and not to be back
+	needsReset   []string // causes that only a reset clears
+	actionChecks int      // consecutive checks that showed the present recovery action
+	lost         bool     // it was observed as lost, and has not responded since
 	wasReset     bool     // it was reset, and not checked since
-	reloaded     bool     // its driver was loaded anew, and it was not checked since
+	reloaded     bool     // its driver was loaded again, and it was not checked since
 }
 
-// ambiguous reports whether a fault now could not be told from one before something that mends.
+// ambiguous reports whether a fault now can't be distinguished from one before a reset.
 func (p *simGPU) ambiguous() bool { return p.lost || p.wasReset || p.reloaded }
 
-// randomSim is a life of chance: what happens to three GPUs, one of them in MIG mode and one in a guest.
+// randomSim simulates random events on three GPUs, one of them in MIG mode and one in a vGPU guest.
 type randomSim struct {
 	*rand.Rand
 	cfg         core.Config
@@ -34,14 +34,14 @@ type randomSim struct {
 	state       core.State
 	host        core.Snapshot
 	gpus        []*simGPU
-	driverReady bool // it can be asked
+	driverReady bool // it can be called
 	boot        int
 	bootTime    time.Time
 	lastRead    time.Time
-	clockRand   *rand.Rand      // by which the wall clock jumps at times; nil = it does not
-	clockOffset time.Duration   // by how much in all
-	log         []func() string // what happened, for who has to find out why
-	failure     string          // what must not have happened
+	clockRand   *rand.Rand      // sets the wall clock at random; nil = never
+	clockOffset time.Duration   // sum of these changes
+	log         []func() string // what happened, for the message of a failure
+	failure     string          // invariant that was violated
 }
 
 func newRandomSim(seed uint64) *randomSim {
@@ -79,7 +79,7 @@ func (f *randomSim) note(format string, args ...any) {
 	f.log = append(f.log, func() string { return at.String() + " " + fmt.Sprintf(format, args...) })
 }
 
-// observe folds observations as State.Observe does, but offers nothing: nobody looks.
+// observe applies observations as State.Observe does, but does not build the inventory.
 func (f *randomSim) observe(obs ...core.Observation) {
 	for i, o := range obs {
 		obs[i], _ = core.Locate(f.state.Snapshot, o)
@@ -87,7 +87,7 @@ func (f *randomSim) observe(obs ...core.Observation) {
 	f.state.Ledger = f.state.Ledger.Apply(f.cfg.Health, f.now, obs...)
 }
 
-// checkAll checks all GPUs after a while, and reads the machine now and then.
+// checkAll checks all GPUs after a time, and reads a snapshot if one is due.
 func (f *randomSim) checkAll(after time.Duration) {
 	f.now = f.now.Add(after)
 	if !f.driverReady {
@@ -106,7 +106,7 @@ func (f *randomSim) checkAll(after time.Duration) {
 	f.observe(obs...)
 }
 
-// check is what a check of the GPU observes.
+// check returns the observation of a check.
 func (p *simGPU) check(partial bool) core.Observation {
 	p.sample.Energy.Value += 1000
 	if p.failing != 0 {
@@ -123,14 +123,14 @@ func (p *simGPU) check(partial bool) core.Observation {
 	return core.Observation{At: p.at, Kind: core.Checked, Sample: v}
 }
 
-// setRecoveryAction sets the verdict.
+// setRecoveryAction sets the recovery action.
 func (p *simGPU) setRecoveryAction(v core.RecoveryAction) {
 	if !p.guest && p.sample.RecoveryAction != v {
 		p.sample.RecoveryAction, p.actionChecks = v, 0
 	}
 }
 
-// reset is what a reset leaves of a GPU.
+// reset resets the GPU.
 func (p *simGPU) reset() {
 	v := &p.sample
 	p.setRecoveryAction(core.RecoveryNone)
@@ -139,7 +139,8 @@ func (p *simGPU) reset() {
 	p.needsReset, p.wasReset = nil, true
 }
 
-// step is what happens next. It reports whether somebody intervened who may: an operator, or a reboot.
+// step does one random thing. It reports whether it was an operator's command or a restart, after which a unit may
+// recover.
 func (f *randomSim) step() (intervened bool) {
 	p := oneOf(f, f.gpus...)
 	switch n := f.IntN(40); {
@@ -189,7 +190,7 @@ func (f *randomSim) step() (intervened bool) {
 	return false
 }
 
-// randomPlacement is somewhere on a GPU.
+// randomPlacement returns the GPU or one of its instances.
 func (f *randomSim) randomPlacement(p *simGPU) core.Placement {
 	if p.at.GPU != "GPU-m" || f.oneIn(2) {
 		return p.at
@@ -197,7 +198,7 @@ func (f *randomSim) randomPlacement(p *simGPU) core.Placement {
 	return core.Placement{GPU: p.at.GPU, GI: uint32(1 + f.IntN(3)), CI: oneOf(f, 0, core.Whole)}
 }
 
-// fault has the driver report something, or an operator rehearse it.
+// fault reports a random fault, real or simulated.
 func (f *randomSim) fault(p *simGPU) {
 	if !f.driverReady || p.ambiguous() {
 		return
@@ -219,7 +220,7 @@ func (f *randomSim) fault(p *simGPU) {
 	}
 }
 
-// changeSample changes what a GPU says. Nothing gets better here but what needs no reset for that.
+// changeSample changes the GPU's samples. It clears only what needs no reset.
 func (f *randomSim) changeSample(p *simGPU) {
 	v := &p.sample
 	switch f.IntN(12) {

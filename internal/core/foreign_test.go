@@ -13,7 +13,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 )
 
-// otherGPUs is a machine with n GPUs of which coretest.GPUs(8) has none, in other slots.
+// otherGPUs returns a host with n GPUs, none of which is in coretest.GPUs(8), at other PCI addresses.
 func otherGPUs(n int) core.Snapshot {
 	s := coretest.GPUs(n)
 	for i := range s.Devices {
@@ -25,19 +25,19 @@ func otherGPUs(n int) core.Snapshot {
 	return core.NewSnapshot(s)
 }
 
-// withExcluded adds what can't be read to a reading.
+// withExcluded adds unreadable devices to a snapshot.
 func withExcluded(s core.Snapshot, excluded ...core.Exclusion) core.Snapshot {
 	s.Excluded = append(slices.Clone(s.Excluded), excluded...)
 	return core.NewSnapshot(s)
 }
 
-// onlyExcluded is a reading without devices.
+// onlyExcluded returns a snapshot without readable devices.
 func onlyExcluded(excluded ...core.Exclusion) core.Snapshot {
 	return withExcluded(core.Snapshot{Driver: coretest.GPUs(1).Driver}, excluded...)
 }
 
-// A state directory that came with a cloned image or a moved disk tells of GPUs that this machine never had. They are
-// not lost. A machine whose own GPUs are lost is not mistaken for another one.
+// A state directory from a cloned image or a moved disk contains GPUs of another host. They are dropped, and not
+// lost. A host whose own GPUs are lost keeps its history.
 func TestForeignHistoryIsDropped(t *testing.T) {
 	nameless := core.Exclusion{Index: 1, Failure: core.FailureError, Reason: "no UUID"}
 	slot := core.Exclusion{Index: 1, PCI: "0000:11:00.0", Failure: core.FailureLost, Reason: "no UUID"}
@@ -107,8 +107,8 @@ func TestForeignHistoryIsDropped(t *testing.T) {
 	}
 }
 
-// An agent ends before it can be known that the history is another machine's. The next one finds GPUs in it that are here,
-// NewHealth the first one has read them.
+// An agent ends before it can detect that the history is another host's. The next one finds GPUs of this host in
+// it, because the first one has read them.
 func TestForeignHistoryIsDroppedByLaterProcess(t *testing.T) {
 	l := newRestartFixture(t, coretest.GPUs(3))
 	l.restart("boot", "boot")
@@ -121,7 +121,7 @@ func TestForeignHistoryIsDroppedByLaterProcess(t *testing.T) {
 		t.Errorf("dropped while it may be of this machine: %v", l.state.Foreign)
 	}
 	l.restart("boot", "boot")
-	l.restart("boot", "boot") // that process saved its state, and ended before its first reading
+	l.restart("boot", "boot") // that process saved its state, and ended before its first snapshot
 	l.host = otherGPUs(2)
 	l.read(1)
 	if f := l.state.Foreign; f == nil || len(f.HistoryGPUs) != 3 {
@@ -134,21 +134,22 @@ func TestForeignHistoryIsDroppedByLaterProcess(t *testing.T) {
 	}
 }
 
-// A GPU that could never be read is known by what stood against it.
+// A GPU that could never be read is known by its conditions.
 func TestForeignHistoryOfUnreadableGPU(t *testing.T) {
 	cfg := core.DefaultConfig()
 	r := core.Checkpoint{BootID: "boot", Devices: coretest.GPUs(1).Devices, Conditions: []core.Condition{{
 		At: gpu(1), Reason: core.ReasonXID, Code: 95, State: core.Unhealthy, Since: testStart, Last: testStart,
 	}}}
 	reading := coretest.GPUs(2)
-	reading.Devices = reading.Devices[1:] // the first has fallen off the bus, the second answers
+	reading.Devices = reading.Devices[1:] // the first has fallen off the bus, the second responds
 	s := core.Restore(cfg, r, "boot").Read(cfg, testStart, core.NewSnapshot(reading))
 	if s.Foreign != nil || s.Ledger.Health(gpu(0)).State != core.GPULost {
 		t.Errorf("dropped: %v; GPU 0 is %s", s.Foreign, s.Ledger.Health(gpu(0)))
 	}
 }
 
-// The agent reads some GPUs of this machine and restarts, in any order, before the history is known to be another machine's.
+// The agent reads some GPUs of this host and restarts, in any order, before it can detect that the history is
+// another host's.
 func TestForeignHistoryOverRandomRestarts(t *testing.T) {
 	for seed := range uint64(1000) {
 		random := rand.New(rand.NewPCG(seed, 3)) //nolint:gosec // repeatable
@@ -168,7 +169,7 @@ func TestForeignHistoryOverRandomRestarts(t *testing.T) {
 		sick, pools := map[core.DeviceID]bool{}, map[core.DeviceID]string{}
 		for step := range 12 {
 			switch what := random.IntN(8); {
-			case step == 11: // complete at last
+			case step == 11: // the last snapshot is complete
 				l.host = machine
 				l.read(1)
 			case what < 4:
@@ -179,7 +180,7 @@ func TestForeignHistoryOverRandomRestarts(t *testing.T) {
 			case what < 7:
 				next := l.reboot(boot, random)
 				if next != boot {
-					clear(pools) // what is bound ends with the boot
+					clear(pools) // bindings end with the boot
 				}
 				boot = next
 				continue
@@ -203,7 +204,7 @@ func TestForeignHistoryOverRandomRestarts(t *testing.T) {
 	}
 }
 
-// reboot restarts the agent, and maybe the machine.
+// reboot restarts the agent, and at random the host.
 func (l *restartFixture) reboot(boot string, random *rand.Rand) (next string) {
 	if next = boot; random.IntN(3) == 0 {
 		next += "'"
@@ -212,7 +213,7 @@ func (l *restartFixture) reboot(boot string, random *rand.Rand) (next string) {
 	return next
 }
 
-// partialSnapshot is a reading of a machine in which some GPUs have no UUID, can't be read, or are not listed.
+// partialSnapshot returns a snapshot in which some GPUs have no UUID, can't be read, or are not listed.
 func partialSnapshot(machine core.Snapshot, random *rand.Rand) core.Snapshot {
 	reading := core.Snapshot{Driver: machine.Driver}
 	for i, d := range machine.Devices {
@@ -235,7 +236,7 @@ func partialSnapshot(machine core.Snapshot, random *rand.Rand) core.Snapshot {
 	return core.NewSnapshot(reading)
 }
 
-// expectOwnGPUs checks that this machine's sick GPUs stay sick, and that its GPUs stay in their pools.
+// expectOwnGPUs: unhealthy GPUs of this host stay unhealthy, and its GPUs stay in their pools.
 func (l *restartFixture) expectOwnGPUs(sick map[core.DeviceID]bool, pools map[core.DeviceID]string) {
 	l.Helper()
 	for id := range sick {
@@ -255,7 +256,7 @@ func (l *restartFixture) expectOwnGPUs(sick map[core.DeviceID]bool, pools map[co
 	}
 }
 
-// expectNoForeign checks that nothing is left of the GPUs of the other machine.
+// expectNoForeign: nothing of the other host's GPUs is left.
 func (l *restartFixture) expectNoForeign(boot string) {
 	l.Helper()
 	for u := range l.state.Inventory.Units() {

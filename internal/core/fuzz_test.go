@@ -13,8 +13,8 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 )
 
-// FuzzRestore: from whatever a record says follows a state that offers nothing before the driver was asked, that can be
-// kept again, and that is no worse for being kept twice.
+// FuzzRestore: the state from any checkpoint offers nothing before the first snapshot, can be written again, and
+// does not change by being written twice.
 func FuzzRestore(f *testing.F) {
 	cfg, now := core.DefaultConfig(), time.Unix(1_800_000_000, 0)
 	full := core.NewState(cfg).Read(cfg, now, coretest.GPUs(3)).Observe(cfg, now,
@@ -65,7 +65,7 @@ func FuzzRestore(f *testing.F) {
 	})
 }
 
-// FuzzUnitIDs: whatever a unit is called, who asks for it gets it, and nobody else.
+// FuzzUnitIDs: any unit ID reserves exactly its own unit.
 func FuzzUnitIDs(f *testing.F) {
 	f.Add("GPU-a", "MIG-b", "GPU-a")
 	f.Add("", "\x00", "a,b")

@@ -10,7 +10,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 )
 
-// healthReasons are those of the units that take no work, to read.
+// healthReasons lists the units that take no work, with their reasons.
 func healthReasons(inv *core.Inventory) string {
 	var lines []string
 	for u := range inv.Units() {
@@ -21,7 +21,7 @@ func healthReasons(inv *core.Inventory) string {
 	return strings.Join(slices.Compact(lines), "; ")
 }
 
-// mpsHost is two pools of MPS, a GPU of its own and one with two instances.
+// mpsHost has two MPS pools: a full GPU, and one with two instances.
 func mpsHost() (core.Snapshot, core.Config) {
 	cfg := core.DefaultConfig()
 	cfg.MIG = core.MIGMixed
@@ -101,7 +101,7 @@ func TestWithHost(t *testing.T) {
 	}
 }
 
-// What the host lacks is said in full, and nothing of it stays when the host has it again.
+// A change of the host takes effect completely, and is undone completely.
 func TestHostChanges(t *testing.T) {
 	s, cfg := mpsHost()
 	state := core.NewState(cfg).Read(cfg, testStart, s)

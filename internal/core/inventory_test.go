@@ -63,7 +63,7 @@ func TestBuildMIGStrategies(t *testing.T) {
 	}
 }
 
-// short turns a UUID of coretest.GPU into "GPU-0".
+// short shortens a UUID of coretest.GPU to "GPU-0".
 func short(id string) string {
 	if !strings.HasPrefix(id, "GPU-0000") {
 		return id
@@ -81,7 +81,7 @@ func TestBuildExcludesByID(t *testing.T) {
 	}
 }
 
-// One GPU of eight answers every call with an error: seven are offered, the eighth is named.
+// One GPU of eight returns an error for every call: seven are offered, the eighth is listed with the reason.
 func TestBuildListsUnreadableGPUs(t *testing.T) {
 	s := without(coretest.GPUs(8), coretest.GPU(7))
 	s.Excluded = []core.Exclusion{{Index: 7, Failure: core.FailureError, Reason: "nvmlDeviceGetHandleByIndex: Unknown Error"}}
@@ -152,7 +152,7 @@ func TestReserve(t *testing.T) {
 		for _, n := range got.Nodes {
 			nodes = append(nodes, n.Path+" "+n.Permissions)
 		}
-		// No nvidia-modeset on this machine, so none in the plan.
+		// There is no nvidia-modeset on this host, so none in the plan.
 		if want := []string{"/dev/nvidia-uvm rw", "/dev/nvidia-uvm-tools rw", "/dev/nvidia0 rw", "/dev/nvidia2 rw", "/dev/nvidiactl rw"}; !slices.Equal(nodes, want) {
 			t.Errorf("nodes %v, want %v", nodes, want)
 		}
@@ -204,7 +204,7 @@ func TestReserve(t *testing.T) {
 }
 
 func TestPrefer(t *testing.T) {
-	// Two islands of four: 0-3 and 4-7 have NVLinks inside, a NUMA node each.
+	// Two islands of four: 0-3 and 4-7 have NVLinks to each other, and are on one NUMA node each.
 	s := coretest.GPUs(8)
 	for i, l := range s.Links {
 		if slices.IndexFunc(s.Devices, func(d core.Device) bool { return d.ID == l.A })/4 !=

@@ -12,13 +12,13 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 )
 
-// nvlinkHost is a machine whose GPUs are joined by these pairs.
+// nvlinkHost returns a host with NVLinks between the given pairs of GPUs.
 func nvlinkHost(pairs ...string) *core.Inventory {
 	var links []core.Link
 	for _, p := range pairs {
 		links = append(links, core.Link{A: core.DeviceID(p[:1]), B: core.DeviceID(p[1:]), NVLinks: 4})
 	}
-	links = append(links, core.Link{A: "a", B: "z", Path: core.PathSingleSwitch}) // near, but not by NVLink
+	links = append(links, core.Link{A: "a", B: "z", Path: core.PathSingleSwitch}) // close over PCIe, but without NVLink
 	return core.Build(core.NewSnapshot(core.Snapshot{Links: links}), core.Ledger{}, core.DefaultConfig())
 }
 
@@ -46,8 +46,7 @@ func TestIslands(t *testing.T) {
 	}
 }
 
-// Against the definition, on random machines: two GPUs are in one island if and only if links lead from one to the
-// other.
+// On random hosts: two GPUs are in one island if and only if there is a path of links between them.
 func TestIslandsOnRandomHosts(t *testing.T) {
 	for range 500 {
 		var pairs []string
@@ -81,8 +80,8 @@ func TestIslandsOnRandomHosts(t *testing.T) {
 	}
 }
 
-// A GPU that fell silent is still of its island, also for an agent that starts while it is silent; one that is gone
-// for good is not.
+// A GPU that stops responding stays in its island, also after a restart of the agent. One that was removed does
+// not.
 func TestIslandsKeepUnresponsiveGPUs(t *testing.T) {
 	cfg := core.DefaultConfig()
 	whole := coretest.GPUs(4)

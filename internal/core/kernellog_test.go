@@ -10,27 +10,27 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 )
 
-// pciSlot is the PCI address of the n-th GPU of coretest.GPUs.
+// pciSlot returns the PCI address of the n-th GPU of coretest.GPUs.
 func pciSlot(n int) core.PCIAddress { return core.PCIAddress(fmt.Sprintf("0000:%02x:00.0", 0x10+n)) }
 
-// logLine is a line of the kernel log about a GPU, with the number of the next one.
+// logLine is a line of the kernel log about a GPU; next is the sequence number after it.
 func logLine(n int, code, next uint64) core.Observation {
 	return core.Observation{PCI: pciSlot(n), Kind: core.XID, Code: code, FromKernelLog: true, NextSequence: next}
 }
 
-// backlogLine is one that the log had before the agent followed it.
+// backlogLine is a line that was in the log before the agent started to follow it.
 func backlogLine(n int, code, next uint64) core.Observation {
 	o := logLine(n, code, next)
 	o.Backlog = true
 	return o
 }
 
-// logPosition says that the log was read up to a number.
+// logPosition is the observation that the log was read up to a number.
 func logPosition(next uint64) core.Observation {
 	return core.Observation{Kind: core.KernelLogRead, NextSequence: next}
 }
 
-// count is how often a GPU has reported an XID.
+// count returns how often a GPU has reported an XID.
 func (l *restartFixture) count(n int, code uint64) uint64 {
 	chart, _ := l.state.Ledger.History(coretest.GPU(n))
 	for _, t := range chart.FaultCounts {
@@ -56,7 +56,7 @@ func allHealthy(n int) map[core.DeviceID]string {
 	return want
 }
 
-// An XID that a reset healed is before the number that the record has, so that it is not read again.
+// An XID that a reset cleared is before the position in the checkpoint, so it is not read again.
 func TestCheckpointHasLogPosition(t *testing.T) {
 	l := newRestartFixture(t, coretest.GPUs(2))
 	l.expectLog("the first start", 0, false)
@@ -75,7 +75,8 @@ func TestCheckpointHasLogPosition(t *testing.T) {
 	l.expectLog("after a reboot", 0, true)
 }
 
-// The line of an XID that NVML told of is that XID, however long the agent was away; the next line is another one.
+// The line of an XID that NVML reported counts as that XID, however long the agent was not running; the next line
+// counts as another one.
 func TestLogLineOfReportedEvent(t *testing.T) {
 	l := newRestartFixture(t, coretest.GPUs(2))
 	l.observe(logPosition(10))
@@ -103,7 +104,7 @@ func TestLogLineOfReportedEvent(t *testing.T) {
 	l.expect("another one", map[core.DeviceID]string{coretest.GPU(0): "unhealthy XID_95", coretest.GPU(1): "healthy "})
 }
 
-// A line that came to the agent before it ended is not taken for an event that NVML told of after that.
+// A line that was read before the agent ended is not the echo of an event after it.
 func TestLogLineReportedByBothSources(t *testing.T) {
 	l := newRestartFixture(t, coretest.GPUs(1))
 	l.observe(xidEvent(gpu(0), 95))
@@ -117,7 +118,7 @@ func TestLogLineReportedByBothSources(t *testing.T) {
 	}
 }
 
-// What was logged while no agent ran counts before anything is offered, as the GPU is known.
+// Lines from the time when no agent was running count before anything is offered, because the GPU is known.
 func TestLogLineOfKnownGPU(t *testing.T) {
 	l := newRestartFixture(t, coretest.GPUs(2))
 	l.observe(logPosition(10))
@@ -131,11 +132,12 @@ func TestLogLineOfKnownGPU(t *testing.T) {
 	l.expect("at once", map[core.DeviceID]string{coretest.GPU(0): "healthy ", coretest.GPU(1): "unhealthy XID_119"})
 }
 
-// After a reboot everything in the log is news: it waits until the machine was read, and the record says so until then.
+// After a reboot all lines of the log are new: they wait for the first snapshot, and the checkpoint has no
+// position until then.
 func TestLogLinesAfterReboot(t *testing.T) {
 	l := newRestartFixture(t, coretest.GPUs(2))
 	l.observe(logPosition(500))
-	l.observe(xidEvent(gpu(1), 119)) // whose line no agent saw: there was a reboot
+	l.observe(xidEvent(gpu(1), 119)) // no agent read its line, because the host was rebooted
 	l.restart("a", "b")
 	l.observe(backlogLine(1, 119, 31), logPosition(40))
 	l.noDriver(core.DriverAbsent)
@@ -153,7 +155,7 @@ func TestLogLinesAfterReboot(t *testing.T) {
 	}
 }
 
-// Without a history a line waits for the first reading, and is offered to no GPU in between.
+// Without a checkpoint, a line waits for the first snapshot, and its GPU is not offered as healthy before.
 func TestLogLinesBeforeFirstSnapshot(t *testing.T) {
 	l := &restartFixture{TB: t, cfg: core.DefaultConfig(), now: testStart, host: coretest.GPUs(2), samples: map[core.DeviceID]*core.HealthSample{}}
 	for _, o := range healthyChecks(l.host) {
@@ -163,7 +165,7 @@ func TestLogLinesBeforeFirstSnapshot(t *testing.T) {
 	l.observe(logPosition(10))
 	l.noDriver(core.DriverFailed)
 	l.observe(logLine(1, 79, 12), logLine(7, 31, 13))
-	for next := range uint64(5000) { // more than can wait
+	for next := range uint64(5000) { // more than the bound
 		l.observe(logLine(6, next, 14+next))
 	}
 	l.expectLog("they have had no effect", 10, true)
@@ -181,7 +183,7 @@ func TestLogLinesBeforeFirstSnapshot(t *testing.T) {
 	}
 }
 
-// An XID of a PCI address where no GPU is listed is noted once; that of a GPU that is excluded is its own.
+// An XID at a PCI address without a listed GPU is recorded once; an XID of an excluded GPU counts for that GPU.
 func TestLogLinesOfUnlistedGPUs(t *testing.T) {
 	l := newRestartFixture(t, coretest.GPUs(2))
 	l.observe(logLine(5, 79, 1), logLine(5, 79, 2), logLine(5, 119, 3))
@@ -207,7 +209,7 @@ func TestLogLinesOfUnlistedGPUs(t *testing.T) {
 	l.samples[coretest.GPU(5)], l.samples[coretest.GPU(7)] = l.samples[coretest.GPU(0)], l.samples[coretest.GPU(0)]
 	l.read(1)
 	want := allHealthy(2)
-	want[coretest.GPU(5)] = "healthy " // it was away, and is initialised anew
+	want[coretest.GPU(5)] = "healthy " // it was not listed, and is reset
 	want[coretest.GPU(7)] = "lost XID_79"
 	l.expect("the one that was excluded all the time has its XID", want)
 	if each, _ := l.state.UnlistedXIDs(); len(each) != 2 {

@@ -69,7 +69,7 @@ func TestSinceAndCount(t *testing.T) {
 	}
 }
 
-// A lost GPU is met by another call in each reading; the words must not change with it.
+// Each snapshot may find a lost GPU in another call; the text of the condition must not change.
 func TestConditionTextIsStable(t *testing.T) {
 	p, a := core.DefaultHealthPolicy(), core.WholeGPU("GPU-a")
 	l := core.Ledger{}.Apply(p, time.Unix(0, 0), core.Observation{At: a, Kind: core.Lost, Detail: "nvmlDeviceGetUUID: GPU is lost"})
@@ -97,12 +97,12 @@ func TestPolicyOff(t *testing.T) {
 	}
 }
 
-// What is remembered of a GPU beside its conditions is part of the value, too.
+// The history of a GPU is immutable too.
 func TestHistoryIsImmutable(t *testing.T) {
 	p, a := core.DefaultHealthPolicy(), core.WholeGPU("GPU-a")
 	look := func(l core.Ledger) string { c, _ := l.History(a.GPU); return fmt.Sprintf("%+v", c) }
 	happen := func(l core.Ledger, at int) core.Ledger {
-		now := time.Unix(int64(at)*100_000, 0) // more than a day, so that nothing latches
+		now := time.Unix(int64(at)*100_000, 0) // more than a day apart, so that the limit on recoveries is not reached
 		return l.Apply(p, now, core.Observation{At: a, Kind: core.Reserved}, core.Observation{At: a, Kind: core.XID, Code: 119},
 			core.Observation{At: a, Kind: core.XID, Code: 13}).
 			Apply(p, now.Add(time.Second), core.Observation{At: a, Kind: core.DriverRebound}, core.Observation{At: a, Kind: core.Checked}).
@@ -126,7 +126,7 @@ func TestHistoryIsImmutable(t *testing.T) {
 	}
 }
 
-// Apply is pure: the receiver and a ledger derived from the same one never see each other.
+// Apply is pure: ledgers derived from the same one do not affect each other.
 func TestLedgerIsImmutable(t *testing.T) {
 	p, a, b := core.DefaultHealthPolicy(), core.WholeGPU("GPU-a"), core.WholeGPU("GPU-b")
 	base := core.Ledger{}.Apply(p, time.Unix(0, 0), core.Observation{At: a, Kind: core.Lost})

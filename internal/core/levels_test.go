@@ -7,14 +7,14 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 )
 
-// level is a signal that is a fault as long as it is there.
+// level is a persistent state that is a fault as long as it is present.
 type level struct {
 	cause  string
 	state  core.HealthState
-	checks int // for how many checks it must be there before it counts
+	checks int // consecutive checks that must show it before it has an effect
 	set    func(*core.HealthSample)
 	unset  func(*core.HealthSample)
-	over   time.Duration // from the first check without it until a is well
+	over   time.Duration // from the first check without it until a is healthy
 }
 
 func levelReasons() []level {
@@ -64,7 +64,7 @@ func TestLevels(t *testing.T) {
 			s.setSample(l.unset)
 			s.check(1)
 			s.expectRecovery("once gone", l.over)
-			if l.over == never && l.state == core.Unhealthy { // an operator has to look
+			if l.over == never && l.state == core.Unhealthy { // only an operator clears it
 				s.setSample(func(v *core.HealthSample) { *v = core.HealthSample{} })
 				s.reset()
 				s.expect("whatever comes", l.state, l.cause)
@@ -72,10 +72,10 @@ func TestLevels(t *testing.T) {
 		})
 		t.Run(l.cause+" for a moment", func(t *testing.T) {
 			if l.checks == 1 {
-				return // it has counted by then
+				return // it has an effect by then
 			}
 			s := newLedgerFixture(t)
-			for range 4 { // never often enough in a row
+			for range 4 { // never in enough consecutive checks
 				s.setSample(l.set)
 				s.check(l.checks - 1)
 				s.setSample(l.unset)
@@ -104,7 +104,7 @@ func TestLevels(t *testing.T) {
 	}
 }
 
-// A GPU that says nothing about a signal does not have it, which is never a fault.
+// A GPU that does not report a signal does not support it, which is never a fault.
 func TestNotReportedIsNoFault(t *testing.T) {
 	s := newUncheckedFixture(t, "470.1")
 	s.setSample(func(v *core.HealthSample) { *v = core.HealthSample{} })
@@ -114,7 +114,8 @@ func TestNotReportedIsNoFault(t *testing.T) {
 	}
 }
 
-// A verdict that changes is one cause in other words: it stays bad in between, and says what is wanted now.
+// Different recovery actions are one condition: the GPU stays unhealthy, and the text is that of the latest
+// action.
 func TestRecoveryActionChanges(t *testing.T) {
 	s := newLedgerFixture(t)
 	s.setSample(func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryReset })
@@ -138,7 +139,7 @@ func TestRecoveryActionChanges(t *testing.T) {
 	}
 }
 
-// The fabric comes up in its own time; until then the GPU is of no use, and after too long it is a fault.
+// A fabric takes some time to complete. Until then the GPU can't be used, and after FabricGrace this is a fault.
 func TestFabric(t *testing.T) {
 	starting := func(v *core.HealthSample) { v.Fabric = core.FabricStarting }
 	well := func(v *core.HealthSample) { v.Fabric = core.FabricHealthy }
@@ -198,7 +199,7 @@ func TestFabric(t *testing.T) {
 	})
 }
 
-// Links that were never up are not missed; those that were are, even by an agent that began anew.
+// Links that were never up are not missing. Links that were up are, also after a restart of the agent.
 func TestLinks(t *testing.T) {
 	s := newUncheckedFixture(t, "580")
 	for _, n := range []uint64{0, 6, 18} {
@@ -211,7 +212,7 @@ func TestLinks(t *testing.T) {
 	s.expect("down", core.Degraded, "NVLINK_DOWN")
 }
 
-// An error that no XID told of.
+// An uncorrectable error that no XID reported.
 func TestECC(t *testing.T) {
 	more := func(v *core.HealthSample) { v.Uncorrectable.Value++ }
 	t.Run("no XID", func(t *testing.T) {

@@ -9,7 +9,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 )
 
-// restartFixture is a machine over restarts of its agent. Its GPUs say what they are set to when it is read.
+// restartFixture is a host over restarts of its agent. The samples of its GPUs can be set.
 type restartFixture struct {
 	testing.TB
 	cfg     core.Config
@@ -19,7 +19,7 @@ type restartFixture struct {
 	state   core.State
 }
 
-// newRestartFixture begins a life with n GPUs that are well.
+// newRestartFixture begins with healthy GPUs and one snapshot.
 func newRestartFixture(t testing.TB, machine core.Snapshot) *restartFixture {
 	t.Helper()
 	l := &restartFixture{TB: t, cfg: core.DefaultConfig(), now: testStart, host: machine, samples: map[core.DeviceID]*core.HealthSample{}}
@@ -32,10 +32,10 @@ func newRestartFixture(t testing.TB, machine core.Snapshot) *restartFixture {
 	return l
 }
 
-// gpu is the whole of the n-th GPU of coretest.GPUs.
+// gpu returns the placement of the n-th GPU of coretest.GPUs.
 func gpu(n int) core.Placement { return core.WholeGPU(coretest.GPU(n)) }
 
-// read reads the machine n times, a pace apart, with its checks.
+// read reads n snapshots with health checks, one per checkInterval.
 func (l *restartFixture) read(n int) {
 	for range n {
 		l.now = l.now.Add(checkInterval)
@@ -53,13 +53,13 @@ func (l *restartFixture) observe(obs ...core.Observation) {
 	l.state = l.state.Observe(l.cfg, l.now, obs...)
 }
 
-// noDriver is a reading by a driver that can't be asked.
+// noDriver reads a snapshot of a driver that is not ready.
 func (l *restartFixture) noDriver(state core.DriverState) {
 	l.now = l.now.Add(checkInterval)
 	l.state = l.state.Read(l.cfg, l.now, core.NoDriver(state, "not there"))
 }
 
-// restart ends the agent and begins another, under the same boot or another.
+// restart ends the agent and starts another one, under the same boot ID or a new one.
 func (l *restartFixture) restart(boot, next string) {
 	l.Helper()
 	text, err := json.Marshal(l.state.Checkpoint(boot))
@@ -76,7 +76,7 @@ func (l *restartFixture) restart(boot, next string) {
 	}
 }
 
-// expect compares what is offered: state and cause by device.
+// expect compares the offered devices: state and cause of each.
 func (l *restartFixture) expect(when string, want map[core.DeviceID]string) {
 	l.Helper()
 	got := map[core.DeviceID]string{}

@@ -9,7 +9,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 )
 
-// While the driver is left alone nothing takes work, whatever the mode: a mode is about verdicts, this is an order.
+// During maintenance no unit takes work, in any health mode.
 func TestMaintenance(t *testing.T) {
 	for _, mode := range []core.HealthMode{core.ModeEnforce, core.ModeObserve, core.ModeOff} {
 		t.Run(string(mode), func(t *testing.T) {
@@ -39,7 +39,7 @@ func TestMaintenance(t *testing.T) {
 	}
 }
 
-// What was wrong before is still wrong afterwards, unless there is evidence.
+// Conditions from before maintenance remain, unless there is evidence for recovery.
 func TestMaintenanceKeepsConditions(t *testing.T) {
 	l := newRestartFixture(t, coretest.GPUs(2))
 	l.observe(xidEvent(gpu(0), 95))
@@ -65,7 +65,7 @@ func TestMaintenanceOverRestartAndReboot(t *testing.T) {
 	}
 }
 
-// A driver of another version needs a new process of the agent, and has been loaded anew all the same.
+// A driver of another version requires a new process of the agent, which detects that the driver was loaded again.
 func TestDriverVersionChangedOverRestart(t *testing.T) {
 	for version, want := range map[string]string{"580.95.05": "unhealthy XID_119", "590.1": "healthy "} {
 		l := newRestartFixture(t, coretest.GPUs(1))

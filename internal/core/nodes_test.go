@@ -10,20 +10,20 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 )
 
-// passingNodes is a configuration whose plans carry device nodes.
+// passingNodes returns a configuration whose plans contain device nodes.
 func passingNodes() core.Config {
 	cfg := core.DefaultConfig()
 	cfg.MIG, cfg.DeviceNodes = core.MIGMixed, true
 	return cfg
 }
 
-// lacking is a reading without some device nodes.
+// lacking removes device nodes from a snapshot.
 func lacking(s core.Snapshot, nodes ...string) core.Snapshot {
 	s.Nodes = slices.DeleteFunc(slices.Clone(s.Nodes), func(n string) bool { return slices.Contains(nodes, n) })
 	return s
 }
 
-// healthLines are the lines of health of the units, each once.
+// healthLines returns the health texts of the units, each once.
 func healthLines(inv *core.Inventory) string {
 	var lines []string
 	for u := range inv.Units() {
@@ -83,7 +83,7 @@ func TestMissingDeviceNodeWarning(t *testing.T) {
 	}
 }
 
-// A container gets a node from the moment when it is there; the warning ends with it, and begins with a reading only.
+// A plan contains a node as soon as it exists. The warning ends immediately, but begins only with a snapshot.
 func TestWithNodes(t *testing.T) {
 	cfg, now := passingNodes(), time.Unix(0, 0)
 	all, without := coretest.GPUs(1), lacking(coretest.GPUs(1), "/dev/nvidia-uvm")

@@ -8,7 +8,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 )
 
-// divided are two agents that divide a machine by index, and share what they number.
+// divided are two agents that divide a host by index, and share the numbers of devices.
 func divided(t *testing.T) (nomad, kube *restartFixture) {
 	half := func(reserved ...int) *restartFixture {
 		l := newRestartFixture(t, reindexed(seq(0, 7)...))
@@ -31,14 +31,14 @@ func divided(t *testing.T) (nomad, kube *restartFixture) {
 	return nomad, kube
 }
 
-// share tells agents what was written down for all of them.
+// share gives both agents the shared numbering.
 func share(n core.Numbering, agents ...*restartFixture) {
 	for _, a := range agents {
 		a.state = a.state.WithHost(a.cfg, a.now, core.Host{SharesNumbers: true, Numbering: n})
 	}
 }
 
-// Between the readings of two agents another GPU comes, so that they see a new one at different indices.
+// A GPU is added between the snapshots of two agents, so that they find a new GPU at different indices.
 func TestNewGPUWaitsForSharedNumber(t *testing.T) {
 	nomad, kube := divided(t)
 	for _, l := range []*restartFixture{nomad, kube} {
@@ -58,7 +58,7 @@ func TestNewGPUWaitsForSharedNumber(t *testing.T) {
 	kube.expectPools("kubernetes", "gpu 4,5,6,7")
 }
 
-// An agent was killed before its history was written, and has written down its numbers for the others.
+// An agent was killed before it wrote its checkpoint, but after it shared its numbers.
 func TestSharedNumberOverridesHistory(t *testing.T) {
 	nomad, _ := divided(t)
 	nomad.restart("a", "a")
@@ -69,7 +69,7 @@ func TestSharedNumberOverridesHistory(t *testing.T) {
 	nomad.expectPools("GPUs 0 and 5 have each other's number", "gpu 1,2,3,5")
 }
 
-// The history is lost while a GPU does not say its UUID. Its number must not be given up.
+// The checkpoint is lost while a GPU has no UUID. Its number must not be given to another GPU.
 func TestNumberWithUnidentifiedGPU(t *testing.T) {
 	nomad, _ := divided(t)
 	shared := nomad.state.Inventory.Proposed()
@@ -87,7 +87,8 @@ func TestNumberWithUnidentifiedGPU(t *testing.T) {
 	nomad.expectPools("it says its UUID again", "gpu 0,1,2,3")
 }
 
-// The other machine was bound anew more often: its numbers must replace none of this machine's, here or at other agents.
+// The other host has a higher generation: its numbers must not replace those of this host, here or at other
+// agents.
 func TestForeignHistoryAssignsNoNumbers(t *testing.T) {
 	nomad, kube := divided(t)
 	shared := nomad.state.Inventory.Proposed()
@@ -117,7 +118,7 @@ func TestForeignHistoryAssignsNoNumbers(t *testing.T) {
 	kube.expectPools("with its own numbers", "gpu 4,5,6,7")
 }
 
-// What was decided on while the history was in doubt stays so when it turns out to be another machine's.
+// A decision while the history was unconfirmed remains when the history turns out to be another host's.
 func TestNumbersWhenHistoryIsConfirmed(t *testing.T) {
 	l := newPolicyFixture(t, core.Policy{})
 	l.restart("a", "a")
@@ -136,7 +137,7 @@ func TestNumbersWhenHistoryIsConfirmed(t *testing.T) {
 	}
 }
 
-// An agent that was killed goes by an older history: since then the GPU was forgotten, and another one has its number.
+// A killed agent has an older checkpoint: since then its GPU was dropped, and another GPU has the number.
 func TestNumberIsDroppedIfSharedForAnother(t *testing.T) {
 	nomad, _ := divided(t)
 	nomad.restart("a", "a")

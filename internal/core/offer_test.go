@@ -17,7 +17,7 @@ func pools(inv *core.Inventory) map[string]int {
 	return count
 }
 
-// The node: two GPUs for one workload each, three shared by four, two with MPS by two, one kept back.
+// A node with two GPUs for one workload each, three shared by four, two with MPS by two, and one reserved.
 func TestRulesOnEightGPUs(t *testing.T) {
 	gpus := func(indices ...int) (s core.Selector) {
 		for _, i := range indices {

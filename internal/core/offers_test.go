@@ -18,7 +18,7 @@ func served(n int) core.Sharing {
 	return core.Sharing{Mode: core.MPS, Replicas: n, OnePerRequest: true}
 }
 
-// under is the inventory of a machine under a policy, MIG being mixed.
+// under returns the inventory of a host under a policy, with the MIG strategy mixed.
 func under(s core.Snapshot, p core.Policy) *core.Inventory {
 	cfg := core.DefaultConfig()
 	cfg.MIG, cfg.Policy = core.MIGMixed, p
@@ -139,7 +139,8 @@ func TestPolicies(t *testing.T) {
 	}
 }
 
-// A part of the policy is called idle only when every device could be read: who can't be read may be who is meant.
+// A part of the policy is reported as unmatched only if every device could be read, because an unreadable device
+// may match it.
 func TestPolicyWarningsNeedCompleteSnapshot(t *testing.T) {
 	cfg := core.DefaultConfig()
 	cfg.Policy.Rules = []core.Rule{{Select: core.Selector{At: "p:1", IDs: []core.DeviceID{coretest.GPU(2)}}, Pool: "third"}}

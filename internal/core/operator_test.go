@@ -9,7 +9,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 )
 
-// clear and ignore are an operator's orders about a, now.
+// clear and ignore are an operator's commands on a, now.
 func (s *ledgerFixture) clear(o core.Command) ([]core.Condition, error) {
 	o.GPU = a.GPU
 	ledger, cleared, err := s.ledger.Clear(s.policy, s.now, o)
@@ -57,7 +57,7 @@ func TestClear(t *testing.T) {
 	}
 }
 
-// An order that can't be followed changes nothing.
+// A command that fails changes nothing.
 func TestFailedCommands(t *testing.T) {
 	later := testStart.Add(checkInterval).Add(time.Hour)
 	for _, tc := range []struct {
@@ -101,7 +101,7 @@ func TestFailedCommands(t *testing.T) {
 	}
 }
 
-// What a GPU lacks that does not answer is an answer and not an order.
+// Conditions of a GPU that does not respond can't be cleared or ignored.
 func TestCommandsOnUnresponsiveGPU(t *testing.T) {
 	for kind, checks := range map[core.ObservationKind]int{core.Lost: 1, core.ProbeFailed: 3, core.Unresponsive: 1, core.CallPending: 1} {
 		s := newUncheckedFixture(t, "580")
@@ -121,7 +121,7 @@ func TestCommandsOnUnresponsiveGPU(t *testing.T) {
 		delete(s.failing, a.GPU)
 		s.check(1)
 		if kind == core.CallPending {
-			continue // it was only never asked
+			continue // it was only not checked yet
 		}
 		if _, err := s.clear(core.Command{}); err != nil {
 			t.Errorf("kind %d, now that it answers: %v", kind, err)
@@ -130,7 +130,7 @@ func TestCommandsOnUnresponsiveGPU(t *testing.T) {
 	}
 }
 
-// A level that is still there is disregarded until it goes; when it comes back it is another.
+// A level that is still present is ignored until it is gone. When it is present again, it is a new condition.
 func TestClearOfPresentLevel(t *testing.T) {
 	for _, l := range levelReasons() {
 		s := newLedgerFixture(t)
@@ -231,7 +231,7 @@ func TestIgnore(t *testing.T) {
 	})
 }
 
-// Who has looked at a GPU has looked at its past, too.
+// A cleared GPU has no recoveries and episodes any more.
 func TestClearForgetsHistory(t *testing.T) {
 	s := newLedgerFixture(t)
 	s.faultAndReset(46)

@@ -19,7 +19,7 @@ func TestOverrides(t *testing.T) {
 		rest  *xid.Effect
 		xid   uint64
 		want  core.HealthState
-		over  time.Duration // with a verdict
+		over  time.Duration // with a recovery action
 		guest time.Duration // without
 	}{
 		{"ignore a reset", map[uint64]xid.Effect{95: xid.None}, nil, 95, core.Healthy, 0, 0},
@@ -52,7 +52,7 @@ func TestOverrides(t *testing.T) {
 	}
 }
 
-// What is overridden escalates no more, and is still overruled by the driver.
+// An overridden code does not escalate, and the recovery action still applies to it.
 func TestOverrideDisablesEscalation(t *testing.T) {
 	p := func(p *core.HealthPolicy) { p.XIDs = map[uint64]xid.Effect{109: xid.Degrades, 95: xid.None} }
 	s := newUncheckedFixture(t, "580", p)
@@ -94,7 +94,7 @@ func TestDegradedTakesNoWork(t *testing.T) {
 	}
 }
 
-// Only an operator makes an unhealthy GPU well again; what only degrades it has its own ways still.
+// Only an operator clears an unhealthy GPU; a degraded one recovers by evidence.
 func TestManual(t *testing.T) {
 	manual := func(p *core.HealthPolicy) { p.Manual = true }
 	s := newLedgerFixture(t, manual)
@@ -120,7 +120,7 @@ func TestManual(t *testing.T) {
 	}
 }
 
-// A reboot is no operator either, but it ends what takes nobody out of service.
+// A reboot does not clear an unhealthy GPU either, but it clears a degraded one.
 func TestManualReboot(t *testing.T) {
 	l := newRestartFixture(t, coretest.GPUs(1))
 	l.cfg.Health.Manual = true
@@ -131,7 +131,7 @@ func TestManualReboot(t *testing.T) {
 	}
 }
 
-// Off judges nothing but presence, and forgets nothing.
+// ModeOff evaluates only whether GPUs respond, and drops no condition.
 func TestModeOff(t *testing.T) {
 	off := core.DefaultConfig()
 	off.Health.Mode = core.ModeOff
@@ -181,7 +181,7 @@ func TestModeOff(t *testing.T) {
 	}
 }
 
-// Observe reports everything and withdraws nothing.
+// ModeObserve reports everything, and every unit takes work.
 func TestModeObserve(t *testing.T) {
 	cfg := core.DefaultConfig()
 	cfg.Health.Mode = core.ModeObserve
@@ -198,7 +198,7 @@ func TestModeObserve(t *testing.T) {
 	}
 }
 
-// Every problem at once, each with what to write instead.
+// All problems are reported, each with a remedy.
 func TestPolicyProblems(t *testing.T) {
 	cfg := core.DefaultConfig()
 	if err := cfg.Validate(); err != nil {

@@ -8,7 +8,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 )
 
-// A lost GPU that answers is not well yet: unhealthy first, then as all others.
+// A lost GPU that responds again is unhealthy first, then it recovers as any other.
 func TestLostGPUResponds(t *testing.T) {
 	s := newLedgerFixture(t)
 	s.failing[a.GPU] = core.Lost
@@ -27,7 +27,7 @@ func TestLostGPUResponds(t *testing.T) {
 	s.expectRecovery("since it passed its checks", time.Minute)
 }
 
-// Coming back means that it was initialised anew.
+// A lost GPU that responds again was reset.
 func TestLostGPUWasReset(t *testing.T) {
 	s := guest(t)
 	s.reportXIDs(79, 119)
@@ -41,7 +41,7 @@ func TestLostGPUWasReset(t *testing.T) {
 	s.expectRecovery("since then", time.Minute)
 }
 
-// Lost again is news, whatever stands already.
+// A GPU that is lost again is a new occurrence, also for existing conditions.
 func TestLostAgain(t *testing.T) {
 	s := newLedgerFixture(t)
 	s.failing[a.GPU] = core.Lost
@@ -59,7 +59,7 @@ func TestLostAgain(t *testing.T) {
 	}
 }
 
-// A GPU that came back and is slow, or says half of it, is not lost again.
+// A GPU that responds again stays so when a check is slow or incomplete.
 func TestSlowAfterLoss(t *testing.T) {
 	s := newLedgerFixture(t)
 	s.failing[a.GPU] = core.Lost
@@ -76,7 +76,7 @@ func TestSlowAfterLoss(t *testing.T) {
 	s.expect("half of it", core.Unhealthy, "LOST")
 }
 
-// What the kernel log says of a loss may come while the GPU still seems to answer.
+// XID 79 may be in the kernel log while the GPU still seems to respond.
 func TestXID79WhileGPUResponds(t *testing.T) {
 	s := newLedgerFixture(t)
 	s.reportXIDs(79)
@@ -89,7 +89,7 @@ func TestXID79WhileGPUResponds(t *testing.T) {
 func TestProbeFailures(t *testing.T) {
 	for _, n := range []int{1, 3, 5} {
 		s := newLedgerFixture(t, func(p *core.HealthPolicy) { p.ProbeFailures = n })
-		for range 4 { // never in a row
+		for range 4 { // never consecutive
 			s.failing[a.GPU] = core.ProbeFailed
 			s.check(n - 1)
 			s.expect("too few", core.Healthy, "")
@@ -109,7 +109,7 @@ func TestProbeFailures(t *testing.T) {
 	}
 }
 
-// A call that does not return is waited for a moment only; what it was about is noted when it is overdue.
+// A call that does not return is waited for briefly. It results in a condition when it is overdue.
 func TestHang(t *testing.T) {
 	s := newLedgerFixture(t)
 	s.reportXIDs(119)
@@ -134,7 +134,7 @@ func TestHang(t *testing.T) {
 	}
 }
 
-// A hang of one GPU is nobody else's, a hang of the driver is everybody's and says nothing about any.
+// A hang of one GPU affects only that GPU. A hang of the driver makes the health of all GPUs unknown.
 func TestHangOfTheDriver(t *testing.T) {
 	s := newLedgerFixture(t)
 	s.observe(core.Observation{At: core.Node, Kind: core.Unresponsive, Detail: "nvmlInit"})
@@ -145,7 +145,7 @@ func TestHangOfTheDriver(t *testing.T) {
 	s.expect("it came back", core.Healthy, "")
 }
 
-// Slow checks hold a recovery up and set nothing back; whoever was never asked is not well.
+// Slow checks delay a recovery, but do not restart it. A GPU that was never checked is not healthy.
 func TestUnchecked(t *testing.T) {
 	s := newUncheckedFixture(t, "580")
 	s.failing[a.GPU] = core.CallPending
@@ -169,7 +169,7 @@ func TestUnchecked(t *testing.T) {
 	s.expect("slow after the driver was away", core.Unknown, "UNCHECKED")
 }
 
-// A driver that is away makes nobody ill, and nobody well.
+// A driver that is unavailable changes no condition of a GPU.
 func TestDriverUnavailable(t *testing.T) {
 	s := newLedgerFixture(t)
 	s.reportXIDs(95)
@@ -186,7 +186,7 @@ func TestDriverUnavailable(t *testing.T) {
 	s.expect("the driver is back", core.Unhealthy, "XID_95")
 }
 
-// A GPU that hangs may be cut up anew meanwhile: its instances are not offered again before they were read.
+// A GPU that hangs may be partitioned again meanwhile: its instances are not offered before they were read.
 func TestInstancesAfterHang(t *testing.T) {
 	l := newRestartFixture(t, migMachine())
 	at := core.WholeGPU("GPU-m")

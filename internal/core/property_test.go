@@ -23,7 +23,7 @@ func (f *randomSim) loseDriver() {
 	}
 }
 
-// restart ends the agent, or the machine with it.
+// restart restarts the agent, or the host.
 func (f *randomSim) restart(reboot bool) {
 	f.note("a restart; of the machine: %t", reboot)
 	record := f.state.Checkpoint(string(rune('a' + f.boot)))
@@ -44,7 +44,7 @@ func (f *randomSim) restart(reboot bool) {
 	f.checkAll(checkInterval)
 }
 
-// runCommand is an operator's.
+// runCommand is a random command of an operator.
 func (f *randomSim) runCommand(p *simGPU) {
 	o := core.Command{GPU: p.at.GPU, VerifiedAt: f.now.Add(-time.Duration(f.IntN(2)) * time.Minute)}
 	var causes []string
@@ -72,7 +72,7 @@ func (f *randomSim) runCommand(p *simGPU) {
 	}
 }
 
-// repartition takes a MIG instance away, or gives it back.
+// repartition removes a MIG instance, or adds it again.
 func (f *randomSim) repartition() {
 	whole := newRandomSim(0).host
 	if len(f.host.Devices) == len(whole.Devices) {
@@ -83,17 +83,17 @@ func (f *randomSim) repartition() {
 	f.checkAll(checkInterval)
 }
 
-// ignored reports whether an operator disregards a cause.
+// ignored reports whether an operator ignores a cause.
 func ignored(l core.Ledger, at core.Placement, prefix string) bool {
 	return slices.ContainsFunc(l.Conditions(), func(c core.Condition) bool {
 		return c.At == at && strings.HasPrefix(c.Cause(), prefix) && !c.Simulated && !c.IgnoredUntil.IsZero()
 	})
 }
 
-// Whatever happens in whatever order, these hold.
+// Invariants for any order of events.
 func TestInvariants(t *testing.T) {
 	const lives, steps = 2000, 200
-	percent := debug.SetGCPercent(800) // lives are short, and there are many
+	percent := debug.SetGCPercent(800) // many short-lived objects
 	t.Cleanup(func() { debug.SetGCPercent(percent) })
 	for worker := range uint64(2) {
 		t.Run("", func(t *testing.T) {
@@ -122,7 +122,7 @@ func TestInvariants(t *testing.T) {
 	}
 }
 
-// verifyPublished holds what is published against the truth.
+// verifyPublished compares the published health with the true state.
 func (f *randomSim) verifyPublished(t *testing.T, was map[core.DeviceID]core.HealthState, intervened bool) {
 	l := f.state.Ledger
 	for _, p := range f.gpus {
@@ -143,7 +143,7 @@ func (f *randomSim) verifyPublished(t *testing.T, was map[core.DeviceID]core.Hea
 			t.Errorf("%s takes work, and is lost: %s", p.at, h)
 		}
 	}
-	maps.DeleteFunc(was, func(id core.DeviceID, _ core.HealthState) bool { // who comes anew has no past
+	maps.DeleteFunc(was, func(id core.DeviceID, _ core.HealthState) bool { // a new GPU has no previous state
 		return !slices.ContainsFunc(f.state.Snapshot.Devices, func(d core.Device) bool { return d.ID == id })
 	})
 	for _, d := range f.state.Snapshot.Devices {
@@ -173,7 +173,7 @@ func (f *randomSim) verifyPublished(t *testing.T, was map[core.DeviceID]core.Hea
 	}
 }
 
-// conditionBefore is the canonical order, spelled out once more.
+// conditionBefore is the canonical order of conditions, implemented independently.
 func conditionBefore(a, b core.Condition) bool {
 	for _, part := range [][2]string{{sortable(a.Simulated), sortable(b.Simulated)}, {string(a.At.GPU), string(b.At.GPU)}} {
 		if part[0] != part[1] {
@@ -198,7 +198,7 @@ func sortable(b bool) string {
 	return "0"
 }
 
-// verifyPurity holds that equal arguments give equal results, and that what is observed of one GPU is nobody else's.
+// verifyPurity: equal arguments give equal results, and an observation affects only its own GPU.
 func (f *randomSim) verifyPurity(t *testing.T) {
 	l, p := f.state.Ledger, oneOf(f, f.gpus...)
 	was := l.Conditions()
@@ -226,7 +226,7 @@ func (f *randomSim) verifyPurity(t *testing.T) {
 	}
 }
 
-// verifyRecovery holds that there always is one: resets, time, and an operator for what neither ends.
+// verifyRecovery: every GPU can recover, by resets, time and an operator's command.
 func (f *randomSim) verifyRecovery(t *testing.T, seed uint64) {
 	f.driverReady, f.lastRead = true, time.Time{}
 	for _, p := range f.gpus {
@@ -235,7 +235,7 @@ func (f *randomSim) verifyRecovery(t *testing.T, seed uint64) {
 	for range 3 {
 		for _, p := range f.gpus {
 			p.setRecoveryAction(core.RecoveryReset)
-			p.sample.Replays.Value++ // in a guest a reset shows by nothing but its counters
+			p.sample.Replays.Value++ // in a guest, only counters show a reset
 			p.sample.Uncorrectable.Value++
 		}
 		f.checkAll(checkInterval)

@@ -11,7 +11,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 )
 
-// without returns a reading in which the devices are not listed.
+// without returns a snapshot without the given devices.
 func without(s core.Snapshot, ids ...core.DeviceID) core.Snapshot {
 	s.Devices = slices.DeleteFunc(slices.Clone(s.Devices), func(d core.Device) bool { return slices.Contains(ids, d.ID) })
 	return core.NewSnapshot(s)
@@ -67,7 +67,7 @@ func TestReconcileKeepsUnresponsiveDevices(t *testing.T) {
 			t.Errorf("want the GPU kept and observed: %v, %v", deviceIDs(got), obs)
 		}
 	})
-	// Indices move when a GPU is pulled, so who is silent at one may be any of those that are missing.
+	// Indices change when a GPU is removed, so an unidentified GPU may be any of the missing ones.
 	t.Run("somebody does not say who it is", func(t *testing.T) {
 		reading := without(prev, coretest.GPU(1))
 		reading.Excluded = []core.Exclusion{{Index: 2, Failure: core.FailurePending, Reason: "the driver does not answer"}}
@@ -147,7 +147,7 @@ func TestReconcileDropsRemovedDevices(t *testing.T) {
 	})
 }
 
-// migMachine is a GPU in MIG mode with two instances, beside a full GPU.
+// migMachine is a GPU in MIG mode with two instances, and a full GPU.
 func migMachine() core.Snapshot {
 	s := coretest.GPUs(1)
 	gpu := s.Devices[0]

@@ -9,7 +9,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 )
 
-// A restart neither heals nor forgets; a reboot is evidence for what it ends, and for nothing else.
+// A restart neither clears nor drops a condition. A reboot clears exactly those that it is evidence for.
 func TestRestartAndReboot(t *testing.T) {
 	say := func(change func(*core.HealthSample), checks int) func(*restartFixture) {
 		return func(l *restartFixture) { change(l.samples[coretest.GPU(0)]); l.read(checks) }
@@ -25,7 +25,7 @@ func TestRestartAndReboot(t *testing.T) {
 		name    string
 		happen  func(*restartFixture)
 		kept    string
-		outlive bool // the reboot
+		outlive bool // the condition remains after a reboot
 	}
 	stories := []story{
 		{"contained", codes(94), "degraded XID_94", false},
@@ -99,7 +99,7 @@ func TestRestartAndReboot(t *testing.T) {
 	}
 }
 
-// What only this process can know is not for the next.
+// What is valid only within a process is not in the checkpoint.
 func TestCheckpointLeavesOut(t *testing.T) {
 	l := newRestartFixture(t, coretest.GPUs(2))
 	rehearsal := xidEvent(gpu(0), 95)
@@ -115,7 +115,7 @@ func TestCheckpointLeavesOut(t *testing.T) {
 	}
 }
 
-// Progress on the way back begins anew, what was counted and what an operator said does not.
+// Progress of a recovery starts again; counts and ignored conditions are kept.
 func TestRestartKeepsHistory(t *testing.T) {
 	l := newRestartFixture(t, coretest.GPUs(2))
 	l.observe(xidEvent(gpu(0), 95), xidEvent(gpu(1), 119))
@@ -147,7 +147,7 @@ func TestRestartKeepsHistory(t *testing.T) {
 	}
 }
 
-// A reset while no agent ran is seen by the next, by the same signs.
+// A reset while no agent was running is detected by the next agent, by the same signs.
 func TestResetDuringAbsence(t *testing.T) {
 	signs := map[string]struct {
 		signs []resetSign
@@ -209,7 +209,7 @@ func TestResetDuringAbsence(t *testing.T) {
 	})
 }
 
-// A file may hold what no agent wrote.
+// A checkpoint can contain values that no agent wrote.
 func TestRestoreDamagedCheckpoint(t *testing.T) {
 	c := core.Condition{At: gpu(1), Reason: core.ReasonXID, Code: 95, State: core.Unhealthy, Since: testStart, Last: testStart, Count: 1}
 	later, other := c, c

@@ -7,7 +7,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 )
 
-// A second XID soon after the first says more than one.
+// The effect of a second XID soon after the first.
 func TestRepeatRule(t *testing.T) {
 	r565 := func(t testing.TB) *ledgerFixture { return newFixtureWith(t, "565.57.01", func(*core.HealthSample) {}) }
 	for _, tc := range []struct {
@@ -81,7 +81,7 @@ func TestRepeatRule(t *testing.T) {
 	})
 }
 
-// An XID 74 on a GPU without NVLinks concerns nobody but itself.
+// XID 74 on a GPU without NVLinks is no reason to withdraw it.
 func TestNVLinkOnly(t *testing.T) {
 	for _, tc := range []struct {
 		name  string
@@ -111,12 +111,12 @@ func TestNVLinkOnly(t *testing.T) {
 	})
 }
 
-// The verdict overrides a rule from the driver branch on that the catalogue names, in both directions.
+// From the driver branch in the catalogue on, the recovery action overrides a rule, in both directions.
 func TestRecoveryActionSince(t *testing.T) {
 	for _, tc := range []struct {
 		driver string
 		xid    uint64
-		want   core.HealthState // with the verdict none, once settled
+		want   core.HealthState // with the recovery action None, after the settle window
 		over   time.Duration
 	}{
 		{"564.99", 144, core.Unhealthy, 90 * time.Second},
@@ -139,7 +139,7 @@ func TestRecoveryActionSince(t *testing.T) {
 	}
 }
 
-// The kernel log and NVML tell of one XID; it happened once, whoever is first.
+// The kernel log and NVML report the same XID, in any order: it counts once.
 func TestEcho(t *testing.T) {
 	logged := xidEvent(a, 109)
 	logged.FromKernelLog, logged.Detail = true, "Ch 00000008"

@@ -14,7 +14,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 )
 
-// sharedGPUs is three GPUs, each offered n times in the way of s.
+// sharedGPUs returns three GPUs, all shared as in s.
 func sharedGPUs(s core.Sharing, packed bool) *core.Inventory {
 	cfg := core.DefaultConfig()
 	cfg.Packed = packed
@@ -22,7 +22,7 @@ func sharedGPUs(s core.Sharing, packed bool) *core.Inventory {
 	return core.Build(coretest.GPUs(3), core.Ledger{}, cfg)
 }
 
-// parseUnits reads "0::1 2::0" as the IDs of units; "2" is a GPU that is not shared.
+// parseUnits parses "0::1 2::0" as unit IDs; "2" is a GPU that is not shared.
 func parseUnits(text string) (ids []core.UnitID) {
 	for _, word := range strings.Fields(text) {
 		gpu, replica, isShared := strings.Cut(word, "::")
@@ -35,7 +35,7 @@ func parseUnits(text string) (ids []core.UnitID) {
 	return ids
 }
 
-// unitNames writes what units reads.
+// unitNames is the inverse of parseUnits.
 func unitNames(ids []core.UnitID) string {
 	var names []string
 	for _, id := range ids {
@@ -113,7 +113,7 @@ func TestReserveShares(t *testing.T) {
 	}
 }
 
-// What is wrong with the units is said before that they are too many.
+// Errors of single units come before the error that there are too many.
 func TestReserveUnhealthyShares(t *testing.T) {
 	down := sharedGPUs(served(2), false).WithHost(core.Host{}, core.OverlapWarn)
 	_, err := down.Reserve(parseUnits("0::0 0::1 1::7")...)
@@ -163,7 +163,8 @@ func TestPreferShares(t *testing.T) {
 	}
 }
 
-// Fewer replicas than before: those that are left serve on, the others take no work and go after the grace.
+// Fewer replicas than before: the remaining ones continue, the others take no work and are removed after the
+// grace.
 func TestFewerReplicas(t *testing.T) {
 	four, two, none := sharedGPUs(sliced(4), false), sharedGPUs(sliced(2), false), core.Build(coretest.GPUs(3), core.Ledger{}, core.DefaultConfig())
 	t0 := time.Unix(1000, 0)
@@ -202,7 +203,7 @@ func TestFewerReplicas(t *testing.T) {
 	}
 }
 
-// Whatever an operator changes about how devices are offered makes another inventory.
+// Every change of the offer makes the inventory unequal.
 func TestEqual(t *testing.T) {
 	machine := coretest.GPUs(2)
 	build := func(change func(*core.Config)) *core.Inventory {

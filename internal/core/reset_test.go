@@ -8,10 +8,10 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 )
 
-// resetSign is something that may show that a GPU was initialised anew.
+// resetSign is a change of a sample that may show a reset.
 type resetSign struct {
 	name   string
-	before func(*core.HealthSample) // what the GPU said until then; nil = nothing special
+	before func(*core.HealthSample) // the sample until then; nil = healthySample
 	after  func(*core.HealthSample)
 }
 
@@ -40,7 +40,8 @@ var none = []resetSign{
 	{"more of everything", nil, func(v *core.HealthSample) { v.Energy.Value, v.Replays.Value = 9e9, 50 }},
 }
 
-// showsReset reports whether signs, one check after the other at a distance, mend what only a reset does.
+// showsReset reports whether signs, in checks with the given time between them, clear a condition that needs a
+// reset.
 func showsReset(t *testing.T, apart time.Duration, signs ...resetSign) bool {
 	t.Helper()
 	s := newUncheckedFixture(t, "580")
@@ -97,7 +98,7 @@ func TestWeakSignsOfAReset(t *testing.T) {
 	}
 }
 
-// A sign is spent with the reset that it proved.
+// A sign counts for one reset only.
 func TestSignsProveOneReset(t *testing.T) {
 	s := newLedgerFixture(t)
 	s.setSample(weak[0].after)
@@ -115,7 +116,7 @@ func TestSignsProveOneReset(t *testing.T) {
 	}
 }
 
-// A sign counts for what happened before it.
+// A sign counts for events before it.
 func TestResetBeforeTheFault(t *testing.T) {
 	s := newLedgerFixture(t)
 	s.reset()
@@ -132,7 +133,7 @@ func TestResetBeforeTheFault(t *testing.T) {
 	s.expect("and again after that", core.Unhealthy, "XID_119")
 }
 
-// Another GPU's reset is its own.
+// A reset of one GPU has no effect on another.
 func TestResetOfAnotherGPU(t *testing.T) {
 	s := newLedgerFixture(t)
 	s.observe(xidEvent(b, 119))
@@ -143,15 +144,15 @@ func TestResetOfAnotherGPU(t *testing.T) {
 	s.expectAt("b", b, core.Unhealthy, "XID_119")
 }
 
-// A driver that is loaded anew mends what it says is mended, and by that alone nothing else: its counters begin
-// at zero each time.
+// A driver that was loaded again clears what its recovery action shows to be cleared, but nothing else: its
+// counters start at zero each time.
 func TestReload(t *testing.T) {
 	fallen := func(v *core.HealthSample) { v.Energy.Value, v.Uncorrectable.Value = 0, 0 }
 	for _, tc := range []struct {
 		name     string
 		gone     core.DriverState
 		unloaded bool
-		as       string // the version that is back
+		as       string // the version that responds
 		back     func(*core.HealthSample)
 		want     core.HealthState
 	}{

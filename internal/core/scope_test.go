@@ -8,12 +8,13 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/health/xid"
 )
 
-// Where a fault counts: a reset takes all instances, and so does what needs one; the rest stays where it is.
+// The placement that a fault affects: a reset, and a fault that requires one, affects all instances; others affect
+// their own placement.
 func TestScope(t *testing.T) {
 	for _, tc := range []struct {
 		name string
 		o    core.Observation
-		want map[core.Placement]bool // who is hit
+		want map[core.Placement]bool // the affected placements
 	}{
 		{"contained on a GI", xidEvent(gi(1), 94), map[core.Placement]bool{ci(1, 0): true, ci(1, 1): true}},
 		{"contained on a CI", xidEvent(ci(1, 0), 94), map[core.Placement]bool{ci(1, 0): true}},
@@ -38,7 +39,7 @@ func TestScope(t *testing.T) {
 	}
 }
 
-// Conditions are independent: one that goes takes no other with it.
+// Conditions are independent: removing one does not remove another.
 func TestIndependence(t *testing.T) {
 	s := trusted(t)
 	s.reportXIDs(94, 119)
@@ -50,7 +51,7 @@ func TestIndependence(t *testing.T) {
 	}
 }
 
-// newMIGState is a MIG machine, read once; "GPU-m" has the instances GI 1 and 2.
+// newMIGState returns a MIG host after one snapshot; "GPU-m" has the instances GI 1 and 2.
 func newMIGState(t *testing.T, tune ...func(*core.HealthPolicy)) (core.State, core.Config, core.Snapshot) {
 	t.Helper()
 	cfg := core.DefaultConfig()
@@ -62,7 +63,7 @@ func newMIGState(t *testing.T, tune ...func(*core.HealthPolicy)) (core.State, co
 	return core.NewState(cfg).Read(cfg, testStart, machine, healthyChecks(machine)...), cfg, machine
 }
 
-// Taking an instance away repairs nothing, and its successor did nothing wrong.
+// Removing an instance repairs nothing, and the next instance is not faulty.
 func TestRemovedInstance(t *testing.T) {
 	gpu, one, two := core.WholeGPU("GPU-m"), core.Placement{GPU: "GPU-m", GI: 1, CI: 0}, core.Placement{GPU: "GPU-m", GI: 2, CI: 0}
 	severe := func(p *core.HealthPolicy) { p.XIDs = map[uint64]xid.Effect{94: xid.Withdraws} }
@@ -93,7 +94,7 @@ func TestRemovedInstance(t *testing.T) {
 	}
 }
 
-// Two conditions that become one keep the later time: what happened last is not over by what came before it.
+// Two conditions that are merged keep the later time, so that older evidence does not clear them.
 func TestRemovedInstanceMergesCondition(t *testing.T) {
 	gpu, one := core.WholeGPU("GPU-m"), core.Placement{GPU: "GPU-m", GI: 1, CI: 0}
 	for name, order := range map[string][2]core.Placement{"the instance first": {one, gpu}, "the GPU first": {gpu, one}} {
@@ -115,7 +116,7 @@ func TestRemovedInstanceMergesCondition(t *testing.T) {
 	}
 }
 
-// Who disregards one of two conditions that become one need not know the other.
+// Of two merged conditions, one that is ignored does not make the other ignored.
 func TestRemovedInstanceMergesIgnoredCondition(t *testing.T) {
 	gpu, one := core.WholeGPU("GPU-m"), core.Placement{GPU: "GPU-m", GI: 1, CI: 0}
 	for _, again := range []core.Placement{gpu, one} {
@@ -133,7 +134,7 @@ func TestRemovedInstanceMergesIgnoredCondition(t *testing.T) {
 	}
 }
 
-// A fault of an instance that nobody knows counts against its GPU, never against nothing.
+// A fault of an unknown instance counts against its GPU.
 func TestUnknownInstance(t *testing.T) {
 	state, cfg, _ := newMIGState(t)
 	state = state.Observe(cfg, testStart, xidEvent(core.Placement{GPU: "GPU-m", GI: 9, CI: 0}, 94))
@@ -144,7 +145,7 @@ func TestUnknownInstance(t *testing.T) {
 	}
 }
 
-// A GPU that is seen and can't be read keeps what stands against it.
+// A GPU that is listed but can't be read keeps its conditions.
 func TestExcludedGPUKeepsConditions(t *testing.T) {
 	state, cfg, machine := newMIGState(t)
 	machine.Excluded = []core.Exclusion{{Index: 5, At: core.WholeGPU("GPU-x"), Failure: core.FailureError, Reason: "Unknown Error"}}
@@ -161,7 +162,7 @@ func TestExcludedGPUKeepsConditions(t *testing.T) {
 	}
 }
 
-// An instance that can't be read speaks for itself: it is well when it is read, not when its GPU is.
+// An instance that can't be read recovers when it is read, not when its GPU is checked.
 func TestUnreadableInstance(t *testing.T) {
 	one := core.Placement{GPU: "GPU-m", GI: 1, CI: 0}
 	state, cfg, machine := newMIGState(t)
@@ -175,7 +176,7 @@ func TestUnreadableInstance(t *testing.T) {
 	for range 3 {
 		read(reading)
 	}
-	for range 60 { // its GPU is asked much more often
+	for range 60 { // its GPU is checked much more often
 		now = now.Add(checkInterval)
 		state = state.Observe(cfg, now, healthyChecks(machine)...)
 		for u := range state.Inventory.Units() {
@@ -190,7 +191,7 @@ func TestUnreadableInstance(t *testing.T) {
 	}
 }
 
-// healthyChecks are the checks that come with a reading of a machine that is well.
+// healthyChecks returns the checks of a snapshot whose GPUs are healthy.
 func healthyChecks(s core.Snapshot, changes ...func(*core.HealthSample)) (obs []core.Observation) {
 	for _, d := range s.Devices {
 		if d.At == core.WholeGPU(d.ID) {

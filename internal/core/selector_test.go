@@ -9,7 +9,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 )
 
-// deviceName gives devices names to read: "0" is the first GPU, "1:0" the first MIG instance of the second.
+// deviceName shortens an ID: "0" is the first GPU, "1:0" the first MIG instance of the second.
 func deviceName(id core.DeviceID) string {
 	if tail, ok := strings.CutPrefix(string(id), "MIG-00000000-0000-4000-8000-"); ok {
 		return strings.TrimLeft(tail[:8], "0") + tail[8:9] + ":" + tail[11:]
@@ -17,7 +17,7 @@ func deviceName(id core.DeviceID) string {
 	return string(id[len(id)-1:])
 }
 
-// selectedNames names the devices that a selector means.
+// selectedNames lists the devices that a selector selects.
 func selectedNames(s core.Selector, machine core.Snapshot) string {
 	var names []string
 	for _, d := range machine.Devices {
@@ -109,7 +109,7 @@ func TestPatterns(t *testing.T) {
 	}
 }
 
-// FuzzPatterns: the matcher says what the definition says, that * is any text.
+// FuzzPatterns compares the matcher with the definition: * matches any text.
 func FuzzPatterns(f *testing.F) {
 	f.Add("a*b*c", "axbxc")
 	f.Add("*", "")
@@ -124,7 +124,7 @@ func FuzzPatterns(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, pattern, s string) {
 		if len(pattern) > 12 || len(s) > 12 || strings.Contains(s, " MIG ") {
-			return // the definition takes long
+			return // the definition is slow
 		}
 		if got := (&core.Selector{Models: []string{pattern}}).Selects(&core.Device{Model: s}, core.DeviceIndex{}); got != fits(pattern, s) {
 			t.Errorf("%q fits %q: %t", s, pattern, got)

@@ -11,14 +11,14 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 )
 
-// sharedHost is a machine of 16 GPUs whose devices are shared.
+// sharedHost is a host of 16 GPUs whose devices are shared.
 type sharedHost struct {
 	name     string
 	snapshot core.Snapshot
 	replicas int // 0 = not shared
 }
 
-// sharedHosts are as large as it gets: 112 instances, those by 10, and 16 GPUs by 100.
+// sharedHosts are the largest ones: 112 instances, the same with 10 replicas, and 16 GPUs with 100 replicas.
 func sharedHosts() []sharedHost {
 	whole := coretest.GPUs(16)
 	cut := whole
@@ -39,7 +39,7 @@ func (c sharedHost) config() core.Config {
 
 func (c sharedHost) build() *core.Inventory { return core.Build(c.snapshot, core.Ledger{}, c.config()) }
 
-// benchmarkHosts measures f, which is made once for each machine.
+// benchmarkHosts measures the function that f returns for each host.
 func benchmarkHosts(b *testing.B, make func(sharedHost) (f func())) {
 	b.Helper()
 	for _, c := range sharedHosts() {
@@ -57,7 +57,7 @@ func BenchmarkCrowdBuild(b *testing.B) {
 	benchmarkHosts(b, func(c sharedHost) func() { return func() { c.build() } })
 }
 
-// What each observation costs between the ledger and the adapters.
+// The cost of one observation between ledger and adapters.
 func BenchmarkCrowdOffer(b *testing.B) {
 	benchmarkHosts(b, func(c sharedHost) func() {
 		prev, now := c.build(), time.Now()
@@ -104,7 +104,7 @@ func BenchmarkCrowdReserve(b *testing.B) {
 	})
 }
 
-// What a published inventory keeps, per unit.
+// The memory of a published inventory, per unit.
 func BenchmarkCrowdMemory(b *testing.B) {
 	for _, c := range sharedHosts() {
 		b.Run(c.name, func(b *testing.B) {

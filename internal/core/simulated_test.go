@@ -17,7 +17,7 @@ func (s *ledgerFixture) simulate(codes ...uint64) {
 	}
 }
 
-// A rehearsal has the effect of the real thing, says what it is, and leaves no trace.
+// A simulated fault has the effect of a real one, is marked as simulated, and leaves nothing behind.
 func TestSimulatedFault(t *testing.T) {
 	s := newLedgerFixture(t)
 	for range 4 {
@@ -46,7 +46,7 @@ func TestSimulatedFault(t *testing.T) {
 	}
 }
 
-// A past that makes a GPU's recovery slow has nothing to do with a rehearsal.
+// Earlier unhealthy episodes do not delay the recovery from a simulated fault.
 func TestSimulatedFaultAfterEpisodes(t *testing.T) {
 	s := newLedgerFixture(t, noServiceLimit)
 	s.faultAndReset(46)
@@ -57,7 +57,7 @@ func TestSimulatedFaultAfterEpisodes(t *testing.T) {
 	s.expectRecovery("the real thing", 30*time.Second+4*time.Minute)
 }
 
-// A rehearsal and the real thing are two, and the real one is the one that is told.
+// A simulated and a real fault are separate conditions, and the real one is shown.
 func TestSimulatedAndRealFault(t *testing.T) {
 	s := newLedgerFixture(t)
 	s.simulate(95)

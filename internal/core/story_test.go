@@ -7,31 +7,31 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 )
 
-// The GPUs of most stories. What is told happens to a; b is the neighbour whom it is none of the business.
+// The GPUs of most tests. Faults happen on a; b must not be affected.
 var (
 	a = core.WholeGPU("GPU-a")
 	b = core.WholeGPU("GPU-b")
 )
 
-// testStart is when every story begins.
+// testStart is the time at which every test begins.
 var testStart = time.Date(2026, time.November, 20, 10, 31, 0, 0, time.UTC)
 
 const (
 	checkInterval = 10 * time.Second // between checks
-	never         = time.Duration(0) // how long a recovery takes that does not come
+	never         = time.Duration(0) // as the duration of a recovery that does not happen
 )
 
-// ledgerFixture folds what happens to two GPUs into a ledger. Its clock stands still but in check, step and pass.
+// ledgerFixture applies observations of two GPUs to a ledger. Its clock advances in check, checkFor and wait only.
 type ledgerFixture struct {
 	testing.TB
 	policy  core.HealthPolicy
 	now     time.Time
 	ledger  core.Ledger
-	samples map[core.DeviceID]*core.HealthSample   // what a GPU says when it is checked
-	failing map[core.DeviceID]core.ObservationKind // what is observed of it instead
+	samples map[core.DeviceID]*core.HealthSample   // result of the next check
+	failing map[core.DeviceID]core.ObservationKind // observed instead of a check
 }
 
-// newLedgerFixture begins a story: driver 580, two GPUs that were checked and are well.
+// newLedgerFixture returns a ledger with driver 580 and two GPUs that were checked and are healthy.
 func newLedgerFixture(t testing.TB, tune ...func(*core.HealthPolicy)) *ledgerFixture {
 	t.Helper()
 	s := newUncheckedFixture(t, "580.95.05", tune...)
@@ -40,7 +40,7 @@ func newLedgerFixture(t testing.TB, tune ...func(*core.HealthPolicy)) *ledgerFix
 	return s
 }
 
-// newUncheckedFixture is a story before the first check.
+// newUncheckedFixture returns a ledger before the first check.
 func newUncheckedFixture(t testing.TB, driver string, tune ...func(*core.HealthPolicy)) *ledgerFixture {
 	t.Helper()
 	va, vb := healthySample(), healthySample()
@@ -56,7 +56,7 @@ func newUncheckedFixture(t testing.TB, driver string, tune ...func(*core.HealthP
 	return s
 }
 
-// healthySample are the vitals of a GPU that says everything, and is well.
+// healthySample is the sample of a healthy GPU that reports every value.
 func healthySample() core.HealthSample {
 	gauge := func(v uint64) core.OptionalUint64 { return core.OptionalUint64{Value: v, OK: true} }
 	return core.HealthSample{
@@ -81,10 +81,10 @@ func gi(n uint32) core.Placement { return core.Placement{GPU: a.GPU, GI: n, CI: 
 
 func ci(g, c uint32) core.Placement { return core.Placement{GPU: a.GPU, GI: g, CI: c} }
 
-// setSample changes what a says from the next check on.
+// setSample changes the sample of a from the next check on.
 func (s *ledgerFixture) setSample(change func(*core.HealthSample)) { change(s.samples[a.GPU]) }
 
-// newFixtureWith is a story in which a says something else from the beginning.
+// newFixtureWith returns a ledger with another sample of a from the beginning.
 func newFixtureWith(t testing.TB, driver string, change func(*core.HealthSample)) *ledgerFixture {
 	t.Helper()
 	s := newUncheckedFixture(t, driver)
@@ -93,19 +93,19 @@ func newFixtureWith(t testing.TB, driver string, change func(*core.HealthSample)
 	return s
 }
 
-// observe folds observations now.
+// observe applies observations now.
 func (s *ledgerFixture) observe(obs ...core.Observation) {
 	s.ledger = s.ledger.Apply(s.policy, s.now, obs...)
 }
 
-// reportXIDs has the driver report XIDs of a, now.
+// reportXIDs reports XIDs of a, now.
 func (s *ledgerFixture) reportXIDs(codes ...uint64) {
 	for _, code := range codes {
 		s.observe(xidEvent(a, code))
 	}
 }
 
-// check lets a pace pass and asks both GPUs, n times.
+// check waits for checkInterval and checks both GPUs, n times.
 func (s *ledgerFixture) check(n int) {
 	for range n {
 		s.now = s.now.Add(checkInterval)
@@ -121,16 +121,16 @@ func (s *ledgerFixture) check(n int) {
 	}
 }
 
-// checkFor is check for as long as d.
+// checkFor checks for as long as d.
 func (s *ledgerFixture) checkFor(d time.Duration) { s.check(int(d / checkInterval)) }
 
-// wait lets time pass in which nobody asks anything.
+// wait advances the clock by d without a check.
 func (s *ledgerFixture) wait(d time.Duration) {
 	s.now = s.now.Add(d)
 	s.observe()
 }
 
-// reset is a reset of a that the driver asked for: the strongest sign there is.
+// reset resets a as the recovery action required: the strongest sign of a reset.
 func (s *ledgerFixture) reset() {
 	s.setSample(func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryReset })
 	s.check(1)
@@ -138,7 +138,7 @@ func (s *ledgerFixture) reset() {
 	s.check(1)
 }
 
-// recovery checks until a is healthy and returns how long that took; never if it does not within two hours.
+// recovery checks until a is healthy and returns how long that took; never after two hours.
 func (s *ledgerFixture) recovery() time.Duration {
 	began := s.now
 	for s.now.Sub(began) < 2*time.Hour {
@@ -150,7 +150,7 @@ func (s *ledgerFixture) recovery() time.Duration {
 	return never
 }
 
-// expect compares the health of a, and has b healthy.
+// expect compares the health of a, and requires that b is healthy.
 func (s *ledgerFixture) expect(when string, state core.HealthState, cause string) {
 	s.Helper()
 	s.expectAt(when, a, state, cause)
@@ -166,7 +166,7 @@ func (s *ledgerFixture) expectAt(when string, at core.Placement, state core.Heal
 	}
 }
 
-// expectRecovery compares how long it takes until a is healthy.
+// expectRecovery compares the time until a is healthy.
 func (s *ledgerFixture) expectRecovery(when string, want time.Duration) {
 	s.Helper()
 	if got := s.recovery(); got != want {
@@ -174,7 +174,7 @@ func (s *ledgerFixture) expectRecovery(when string, want time.Duration) {
 	}
 }
 
-// condition is the standing one with that cause against a or an instance of it.
+// condition returns the condition with that cause on a or one of its instances.
 func (s *ledgerFixture) condition(cause string) core.Condition {
 	s.Helper()
 	for _, c := range s.ledger.Conditions() {
@@ -186,7 +186,7 @@ func (s *ledgerFixture) condition(cause string) core.Condition {
 	return core.Condition{}
 }
 
-// history is what is remembered of a.
+// history returns the history of a.
 func (s *ledgerFixture) history() core.GPUHistory {
 	s.Helper()
 	c, ok := s.ledger.History(a.GPU)

@@ -17,7 +17,7 @@ func gpuIndices(indices ...int) (s core.Selector) {
 	return s
 }
 
-// offerText is what a machine offers under a policy, to read: "gpu: 0 1::0 1::1", a pool after the other as they come.
+// offerText formats an inventory: "gpu: 0 1::0 1::1", one pool after the other.
 func offerText(inv *core.Inventory) string {
 	var order []string
 	names := map[string][]string{}
@@ -38,7 +38,7 @@ func offerText(inv *core.Inventory) string {
 	return strings.Join(lines, "; ")
 }
 
-// excludedText is what is not offered and why.
+// excludedText lists the excluded devices with reasons.
 func excludedText(inv *core.Inventory) string {
 	var lines []string
 	for _, e := range inv.Excluded() {
@@ -132,7 +132,7 @@ func TestMIGStrategyPerGPU(t *testing.T) {
 	}
 }
 
-// What is kept from this node by an ID or by what the policy includes has no say in its profile either.
+// Devices that are excluded, or not included, do not count for the common profile.
 func TestCommonProfileOfOfferedDevices(t *testing.T) {
 	s := coretest.Cut(coretest.Cut(coretest.GPUs(2), 0, "3g.40gb", "3g.40gb"), 1, "1g.10gb")
 	cfg := core.DefaultConfig()
@@ -149,7 +149,7 @@ func TestCommonProfileOfOfferedDevices(t *testing.T) {
 	}
 }
 
-// A rule that selects only what stands behind another view decides nothing, unless it is the strategy that it says.
+// A rule that selects only hidden devices has no effect, unless it sets the strategy.
 func TestRulesWithoutEffect(t *testing.T) {
 	const idle = "p:1: selects no device of this machine, or only such as earlier rules select"
 	s := coretest.WithMIG(coretest.GPUs(2), 0, "1g.10gb", "1g.10gb")

@@ -7,7 +7,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 )
 
-// Counters of time and of replays are held against ten minutes.
+// Counters of time and of replays are compared over ten minutes.
 func TestWindows(t *testing.T) {
 	thermal := func(share float64) func(*core.HealthSample) {
 		return func(v *core.HealthSample) { v.ThermalSlowdown.Value += uint64(share * float64(checkInterval)) }
@@ -66,7 +66,7 @@ func TestWindows(t *testing.T) {
 	}
 }
 
-// A counter that is not there, or that fell, says nothing about its window.
+// A counter that is missing or that decreased gives no information on its window.
 func TestWindowsOfMissingCounters(t *testing.T) {
 	for name, at := range map[string]func(v *core.HealthSample){
 		"gone": func(v *core.HealthSample) {
@@ -89,7 +89,7 @@ func TestWindowsOfMissingCounters(t *testing.T) {
 		s.check(5)
 		s.expect(name, core.Healthy, "")
 	}
-	t.Run("a gap", func(t *testing.T) { // the driver was away for an hour: the window is as long as that
+	t.Run("a gap", func(t *testing.T) { // the driver was unavailable for an hour: the window is as long
 		s := newLedgerFixture(t)
 		s.now = s.now.Add(time.Hour)
 		s.setSample(func(v *core.HealthSample) { v.ThermalSlowdown.Value += uint64(30 * time.Minute) })
@@ -102,7 +102,7 @@ func TestWindowsOfMissingCounters(t *testing.T) {
 	})
 }
 
-// An idle link saves lanes, and lanes that nobody has can't be missed.
+// An idle link uses fewer lanes, and lanes that are not supported are not missing.
 func TestPCIeWidth(t *testing.T) {
 	for _, tc := range []struct {
 		name string

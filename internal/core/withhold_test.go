@@ -7,8 +7,8 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 )
 
-// A unit that is withheld is unhealthy with the reason and is not reserved; another reason stays; the others and the
-// inventory that it was made from are as they were.
+// A withheld unit is unhealthy with the reason, and can't be reserved. A unit with another reason keeps it. Other
+// units and the original inventory are unchanged.
 func TestWithhold(t *testing.T) {
 	lost := core.Observation{At: core.WholeGPU(coretest.GPU(1)), Kind: core.Lost}
 	inv := core.Build(coretest.GPUs(3), core.Ledger{}.Apply(core.DefaultHealthPolicy(), testStart, lost), core.DefaultConfig())

@@ -17,14 +17,14 @@ import (
 
 var update = flag.Bool("update", false, "write testdata anew")
 
-// faultCase is a fault that stands. Each look goes on with it.
+// faultCase is a fault that persists.
 type faultCase struct {
 	name  string
 	begin func(*ledgerFixture)
 	look  func(*ledgerFixture)
 }
 
-// faultCases are one for every reason, and some more.
+// faultCases has at least one for every reason.
 func faultCases() []faultCase {
 	say := func(change func(*core.HealthSample)) func(*ledgerFixture) {
 		return func(s *ledgerFixture) { s.setSample(change) }
@@ -117,7 +117,7 @@ func faultCases() []faultCase {
 	return all
 }
 
-// start begins a scene.
+// start begins the fault.
 func (sc faultCase) start(t testing.TB) *ledgerFixture {
 	s := newLedgerFixture(t)
 	sc.begin(s)
@@ -127,18 +127,18 @@ func (sc faultCase) start(t testing.TB) *ledgerFixture {
 	return s
 }
 
-// repeat is one more look at what stands.
+// repeat is one more check of the fault.
 func (sc faultCase) repeat(s *ledgerFixture) {
 	if sc.look != nil {
 		sc.look(s)
 	}
-	s.samples[a.GPU].Energy.Value += 7000 // a live GPU's numbers change
+	s.samples[a.GPU].Energy.Value += 7000 // counters of a healthy GPU change
 	s.check(1)
 }
 
 func TestHealthText(t *testing.T) {
 	var b strings.Builder
-	reasons := map[core.Reason]bool{core.ReasonWithdrawn: true} // an inventory's, not the ledger's
+	reasons := map[core.Reason]bool{core.ReasonWithdrawn: true} // of an inventory, not of the ledger
 	for _, sc := range faultCases() {
 		h := sc.start(t).ledger.Health(a)
 		reasons[h.Reason] = true
@@ -164,14 +164,14 @@ func TestHealthText(t *testing.T) {
 	}
 }
 
-// Each change of a text is an update to an orchestrator: an hour of one fault is one text.
+// Each change of a text is published to an orchestrator: the text of a fault does not change within an hour.
 func TestHealthTextIsStable(t *testing.T) {
 	for _, sc := range faultCases() {
 		t.Run(sc.name, func(t *testing.T) {
 			s := sc.start(t)
 			first := s.ledger.Health(a)
 			if first.State == core.Unknown {
-				s.policy.FabricGrace = 2 * time.Hour // too late is another fault
+				s.policy.FabricGrace = 2 * time.Hour // otherwise it becomes another fault
 			}
 			for range 360 {
 				sc.repeat(s)
@@ -183,7 +183,7 @@ func TestHealthTextIsStable(t *testing.T) {
 	}
 }
 
-// Whatever comes together, the text is one line of at most 200 bytes, and says first what is wrong.
+// For any combination of conditions, the text is one line of at most 200 bytes, and the cause comes first.
 func TestHealthTextIsShort(t *testing.T) {
 	details := []string{"", strings.Repeat("detail ", 60), strings.Repeat("ü", 200), "cut \xff in two"}
 	for code := range uint64(190) {
@@ -209,7 +209,7 @@ func TestHealthTextIsShort(t *testing.T) {
 	}
 }
 
-// What can't be seen of a GPU belongs to its health, even when it is well.
+// What can't be monitored on a GPU is part of its health text, also if it is healthy.
 func TestLimits(t *testing.T) {
 	for _, tc := range []struct {
 		set  func(*core.HealthSample)
@@ -233,7 +233,7 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-// Names are for programs: each is there, once, and they don't change.
+// Names for programs exist for each value, are unique, and do not change.
 func TestCauses(t *testing.T) {
 	seen := map[string]bool{}
 	for r := core.ReasonXID; r <= core.ReasonHeld; r++ {

@@ -8,7 +8,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/health/xid"
 )
 
-// allocate gives a placement to new work.
+// allocate allocates a placement to a new workload.
 func (s *ledgerFixture) allocate(at core.Placement) {
 	s.observe(core.Observation{At: at, Kind: core.Reserved})
 }
@@ -18,7 +18,7 @@ func TestWorkloads(t *testing.T) {
 		return func(s *ledgerFixture) {
 			for range n {
 				s.allocate(a)
-				for range 20 { // one program, over and over
+				for range 20 { // one program that fails repeatedly
 					s.reportXIDs(xids...)
 				}
 				s.wait(apart)
@@ -71,7 +71,8 @@ func TestWorkloads(t *testing.T) {
 	})
 }
 
-// Instances are handed out each for itself: who shares a GPU with a program in a loop is not three of them.
+// Instances are allocated separately: a workload that shares a GPU with a failing program does not count as
+// failing.
 func TestWorkloadsOfInstances(t *testing.T) {
 	one, two, three := ci(1, 0), ci(2, 0), ci(3, 0)
 	for _, tc := range []struct {
