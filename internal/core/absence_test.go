@@ -33,7 +33,7 @@ func TestDevicesAfterRestart(t *testing.T) {
 			t.Errorf("the old one is not forgotten: %v", l.state.Ledger.Conditions())
 		}
 	})
-	t.Run("MIG was laid out anew", func(t *testing.T) {
+	t.Run("MIG instances changed", func(t *testing.T) {
 		l := newRestartFixture(t, migMachine())
 		l.restart("boot", "boot")
 		l.host = without(l.host, "MIG-1")
@@ -102,7 +102,7 @@ func TestForget(t *testing.T) {
 			t.Errorf("something is left of it: %v", l.state.Ledger.Conditions())
 		}
 	})
-	t.Run("whatever else stands against it", func(t *testing.T) {
+	t.Run("with other conditions", func(t *testing.T) {
 		l := newRestartFixture(t, coretest.GPUs(2))
 		l.observe(xidEvent(gpu(1), 79))
 		gone(l)
@@ -134,7 +134,7 @@ func TestForget(t *testing.T) {
 		hours(l, 48)
 		l.expect("after two days", both)
 	})
-	t.Run("nor while nobody can be asked", func(t *testing.T) {
+	t.Run("nor while the driver is not ready", func(t *testing.T) {
 		l := newRestartFixture(t, coretest.GPUs(2))
 		gone(l)
 		l.read(1)

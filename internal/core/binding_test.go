@@ -117,7 +117,7 @@ func TestIndexBindingWhenGPUIsRemoved(t *testing.T) {
 	l.expectPools("GPU 0 is forgotten", "gpu 1,2,3,4 gpu.shared 5,6")
 	l.restart("a", "b")
 	l.read(1)
-	l.expectPools("a reboot numbers the GPUs anew", "gpu 1,2,3,4,5 gpu.shared 6,7")
+	l.expectPools("a reboot assigns new numbers", "gpu 1,2,3,4,5 gpu.shared 6,7")
 }
 
 func TestIndexBindingWhenGPUIsAdded(t *testing.T) {
@@ -196,7 +196,7 @@ func TestCountBinding(t *testing.T) {
 	l.expectPools("GPU 0 is forgotten", "gpu 2,3,4,5,6,7 gpu.shared 1")
 	l.host = reindexed(append(seq(1, 7), 8)...)
 	l.read(1)
-	l.expectPools("a GPU that nobody had takes the place", "gpu 2,3,4,5,6,7 gpu.shared 1,8")
+	l.expectPools("a new GPU gets the number", "gpu 2,3,4,5,6,7 gpu.shared 1,8")
 	l.cfg.Policy = shareFirst(3)
 	l.read(1)
 	l.expectPools("an operator wants three", "gpu 3,4,5,6,7 gpu.shared 1,2,8")

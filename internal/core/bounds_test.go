@@ -28,11 +28,11 @@ func TestBoundedUnderRandomCodes(t *testing.T) {
 	}
 	var counted uint64
 	for i := range gpus {
-		chart, _ := l.History(core.DeviceID(fmt.Sprint("GPU-", i)))
-		if n := len(chart.FaultCounts); n > 70 {
+		history, _ := l.History(core.DeviceID(fmt.Sprint("GPU-", i)))
+		if n := len(history.FaultCounts); n > 70 {
 			t.Errorf("%d tallies", n)
 		}
-		for _, tally := range chart.FaultCounts {
+		for _, tally := range history.FaultCounts {
 			counted += tally.Count
 		}
 	}

@@ -18,11 +18,11 @@ func TestDwellDoubles(t *testing.T) {
 		if got := s.ledger.Dwell(s.policy, s.now, s.condition("XID_95")); got != dwell*time.Minute {
 			t.Errorf("dwell %v, want %v", got, dwell*time.Minute)
 		}
-		s.expectRecovery("by the verdict", 30*time.Second+dwell*time.Minute)
+		s.expectRecovery("by the recovery action", 30*time.Second+dwell*time.Minute)
 	}
 	s.checkFor(4 * time.Hour)
 	s.reportXIDs(95)
-	s.expectRecovery("with the last spell but one six hours ago", 30*time.Second+2*time.Minute)
+	s.expectRecovery("with the last but one episode six hours ago", 30*time.Second+2*time.Minute)
 	s.checkFor(6 * time.Hour)
 	s.reportXIDs(95)
 	s.expectRecovery("after six good hours", 90*time.Second)
@@ -153,10 +153,10 @@ func TestTooManyRecoveries(t *testing.T) {
 		t.Fatal(cleared, err)
 	}
 	s.ledger = ledger
-	s.expect("an operator has looked", core.Healthy, "")
+	s.expect("cleared by an operator", core.Healthy, "")
 	s.faultAndReset(46)
 	s.faultAndReset(119)
-	s.expect("the count began anew", core.Healthy, "")
+	s.expect("the count starts again", core.Healthy, "")
 }
 
 func TestRecoveriesThatDoNotCount(t *testing.T) {
@@ -194,12 +194,12 @@ func TestRecoveriesThatDoNotCount(t *testing.T) {
 	t.Run("together", func(t *testing.T) {
 		s := newLedgerFixture(t)
 		s.faultAndReset(46, 119, 140, 120)
-		s.expect("all at once", core.Healthy, "")
+		s.expect("all together", core.Healthy, "")
 		if c := s.history(); len(c.Recoveries) != 1 || len(c.UnhealthyEpisodes) != 1 || len(c.ClearedByReset) != 4 {
 			t.Errorf("counted: %+v", c)
 		}
 	})
-	t.Run("one after the other in one bad spell", func(t *testing.T) {
+	t.Run("one after the other in one episode", func(t *testing.T) {
 		s := newLedgerFixture(t)
 		s.reportXIDs(95)
 		s.checkFor(time.Minute)
@@ -211,7 +211,7 @@ func TestRecoveriesThatDoNotCount(t *testing.T) {
 			t.Errorf("counted: %+v", c)
 		}
 	})
-	t.Run("a spell that becomes severe counts", func(t *testing.T) {
+	t.Run("an episode that becomes severe counts", func(t *testing.T) {
 		s := newLedgerFixture(t)
 		s.failing[a.GPU] = core.ProbeFailed
 		s.check(3)
@@ -234,7 +234,7 @@ func TestRelapse(t *testing.T) {
 		then  uint64
 		want  string
 	}{
-		{"the same at once", 119, 0, 119, "NEEDS_SERVICE"},
+		{"the same immediately", 119, 0, 119, "NEEDS_SERVICE"},
 		{"the same within an hour", 119, 30 * time.Minute, 119, "NEEDS_SERVICE"},
 		{"the same later", 119, 2 * time.Hour, 119, "XID_119"},
 		{"another", 119, 0, 120, "XID_120"},
@@ -247,7 +247,7 @@ func TestRelapse(t *testing.T) {
 			s.reportXIDs(tc.then)
 			for _, c := range s.ledger.Conditions() {
 				if (c.Cause() == "NEEDS_SERVICE") != (tc.want == "NEEDS_SERVICE") && c.Cause() != "XID_119" {
-					t.Errorf("stands: %s", c)
+					t.Errorf("conditions: %s", c)
 				}
 			}
 			s.reset()
@@ -268,7 +268,7 @@ func TestRelapse(t *testing.T) {
 			}
 		}
 		if n := len(s.history().ClearedByReset); n != 0 {
-			t.Errorf("%d mended, and never reset", n)
+			t.Errorf("%d cleared without a reset", n)
 		}
 	})
 }

@@ -75,11 +75,11 @@ func TestEffect(t *testing.T) {
 		for world, then := range map[string]struct {
 			begin func(testing.TB) *ledgerFixture
 			state core.HealthState
-		}{"a verdict": {trusted, tc.trusted}, "no verdict": {guest, tc.guest}, "an early driver": {early, tc.earlier}} {
+		}{"recovery action": {trusted, tc.trusted}, "no recovery action": {guest, tc.guest}, "an early driver": {early, tc.earlier}} {
 			t.Run(fmt.Sprintf("%s %s with %s", tc.class, cause, world), func(t *testing.T) {
 				s := then.begin(t)
 				s.observe(tc.o)
-				s.expect("at once", tc.once, cause)
+				s.expect("immediately", tc.once, cause)
 				s.checkFor(40 * time.Second)
 				s.expect("later", then.state, cause)
 			})
@@ -99,7 +99,7 @@ func TestEffectOfEveryXID(t *testing.T) {
 			t.Errorf("XID %d: %q, the rule is %+v", rule.Code, h, rule)
 		}
 		if h := s.ledger.Health(a); h.Action != rule.Action && h.State > core.Healthy {
-			t.Errorf("XID %d: action %q, the rule says %q", rule.Code, h.Action, rule.Action)
+			t.Errorf("XID %d: action %q, want %q", rule.Code, h.Action, rule.Action)
 		}
 	}
 }
@@ -108,35 +108,35 @@ func TestEffectOfEveryXID(t *testing.T) {
 // then on.
 func TestRecoveryUntouched(t *testing.T) {
 	const (
-		verdict = 90 * time.Second  // the recovery action counts after 30 s
-		level   = 70 * time.Second  // the first check shows that nothing is pending
-		quiet   = 660 * time.Second // ten minutes
+		action = 90 * time.Second  // the recovery action counts after 30 s
+		level  = 70 * time.Second  // the first check shows that nothing is pending
+		quiet  = 660 * time.Second // ten minutes
 	)
 	for _, tc := range []struct {
 		xid                     uint64
 		trusted, guest, earlier time.Duration
 	}{
-		{95, verdict, never, verdict},
-		{48, verdict, never, verdict},
-		{62, verdict, never, never}, // covered from R565 on
-		{158, verdict, never, verdict},
+		{95, action, never, action},
+		{48, action, never, action},
+		{62, action, never, never}, // covered from R565 on
+		{158, action, never, action},
 		{119, never, never, never},
 		{46, never, never, never},
 		{54, never, never, never},
 		{151, never, never, never},
-		{79, verdict, never, never},
-		{94, verdict, never, verdict},
+		{79, action, never, never},
+		{94, action, never, action},
 		{63, level, level, level},
 		{160, level, level, level},
 		{155, level, level, level},
-		{74, verdict, never, verdict},
-		{149, verdict, never, verdict},
-		{109, verdict, never, verdict},
+		{74, action, never, action},
+		{149, action, never, action},
+		{109, action, never, action},
 		{92, quiet, quiet, quiet},
 		{121, quiet, quiet, quiet},
 		{176, quiet, quiet, quiet},
-		{500, verdict, quiet, verdict},
-		{999, verdict, quiet, verdict},
+		{500, action, quiet, action},
+		{999, action, quiet, action},
 		{157, never, never, never},
 		{161, never, never, never},
 		{164, never, never, never},
@@ -145,7 +145,7 @@ func TestRecoveryUntouched(t *testing.T) {
 		for world, want := range map[string]struct {
 			begin func(testing.TB) *ledgerFixture
 			time.Duration
-		}{"a verdict": {trusted, tc.trusted}, "no verdict": {guest, tc.guest}, "an early driver": {early, tc.earlier}} {
+		}{"recovery action": {trusted, tc.trusted}, "no recovery action": {guest, tc.guest}, "an early driver": {early, tc.earlier}} {
 			t.Run(fmt.Sprintf("%d with %s", tc.xid, world), func(t *testing.T) {
 				s := want.begin(t)
 				s.reportXIDs(tc.xid)
@@ -201,10 +201,10 @@ func TestRecoveryActionHoldsRecovery(t *testing.T) {
 			s.setSample(func(vitals *core.HealthSample) { vitals.RecoveryAction = v })
 			s.checkFor(20 * time.Minute)
 			if h := s.ledger.Health(a); h.State != core.Unhealthy || h.RecoveryAction != v {
-				t.Errorf("XID %d, verdict %s: %s", code, v, h)
+				t.Errorf("XID %d, recovery action %s: %s", code, v, h)
 			}
 			if c := s.condition(fmt.Sprint("XID_", code)); !c.ClearingSince.IsZero() {
-				t.Errorf("XID %d recovers against the verdict %s", code, v)
+				t.Errorf("XID %d recovers against the recovery action %s", code, v)
 			}
 		}
 	}

@@ -150,10 +150,10 @@ func (f *randomSim) step() (intervened bool) {
 		f.fault(p)
 	case n < 26:
 		f.changeSample(p)
-		f.note("%v says %+v", p.at, p.sample)
+		f.note("%v has sample %+v", p.at, p.sample)
 	case n == 26:
 		p.failing = oneOf(f, core.Lost, core.ProbeFailed, core.CallPending, core.Unresponsive)
-		f.note("%s falls silent: %d", p.at, p.failing)
+		f.note("%s stops responding: %d", p.at, p.failing)
 		f.checkAll(checkInterval)
 	case n < 29:
 		p.failing = 0
@@ -171,7 +171,7 @@ func (f *randomSim) step() (intervened bool) {
 		f.restart(f.oneIn(4))
 		return true
 	case n == 35:
-		f.note("%s is bound anew", p.at)
+		f.note("%s is bound again", p.at)
 		f.now = f.now.Add(time.Millisecond)
 		f.observe(core.Observation{At: p.at, Kind: core.DriverRebound})
 		p.needsReset = nil

@@ -166,7 +166,7 @@ func TestForeignHistoryOverRandomRestarts(t *testing.T) {
 		}
 		boot := l.reboot("boot", random)
 		l.cfg.Policy = shareFirst(2)
-		sick, pools := map[core.DeviceID]bool{}, map[core.DeviceID]string{}
+		unhealthy, pools := map[core.DeviceID]bool{}, map[core.DeviceID]string{}
 		for step := range 12 {
 			switch what := random.IntN(8); {
 			case step == 11: // the last snapshot is complete
@@ -188,11 +188,11 @@ func TestForeignHistoryOverRandomRestarts(t *testing.T) {
 				for u := range l.state.Inventory.Units() {
 					if u.Device.ID >= coretest.GPU(100) {
 						l.observe(xidEvent(u.Device.At, 157))
-						sick[u.Device.ID] = true
+						unhealthy[u.Device.ID] = true
 					}
 				}
 			}
-			l.expectOwnGPUs(sick, pools)
+			l.expectOwnGPUs(unhealthy, pools)
 			if l.state.Foreign != nil {
 				break
 			}
@@ -237,11 +237,11 @@ func partialSnapshot(machine core.Snapshot, random *rand.Rand) core.Snapshot {
 }
 
 // expectOwnGPUs: unhealthy GPUs of this host stay unhealthy, and its GPUs stay in their pools.
-func (l *restartFixture) expectOwnGPUs(sick map[core.DeviceID]bool, pools map[core.DeviceID]string) {
+func (l *restartFixture) expectOwnGPUs(unhealthy map[core.DeviceID]bool, pools map[core.DeviceID]string) {
 	l.Helper()
-	for id := range sick {
+	for id := range unhealthy {
 		if !slices.ContainsFunc(l.state.Ledger.Conditions(), func(c core.Condition) bool { return c.At.GPU == id && c.Code == 157 }) {
-			l.Errorf("%s is no longer sick", id)
+			l.Errorf("%s is not unhealthy any more", id)
 		}
 	}
 	for u := range l.state.Inventory.Units() {

@@ -40,15 +40,15 @@ func TestWithHost(t *testing.T) {
 		return core.Claim{Agent: "nomad-gpu", At: at, Prior: prior}
 	}
 	for name, tc := range map[string]struct {
-		host     core.Host
-		overlap  core.OverlapMode
-		sick     []core.Observation
-		reasons  string
-		contests string
+		host      core.Host
+		overlap   core.OverlapMode
+		unhealthy []core.Observation
+		reasons   string
+		overlaps  string
 	}{
-		"both daemons answer":   {core.Host{MPS: both}, core.OverlapWarn, nil, "", ""},
-		"nobody has looked yet": {core.Host{}, core.OverlapWarn, nil, "gpu.mps/1 MPS_DAEMON_DOWN; small/2 MPS_DAEMON_DOWN", ""},
-		"one daemon is down":    {core.Host{MPS: both[:1]}, core.OverlapWarn, nil, "gpu.mps/1 MPS_DAEMON_DOWN", ""},
+		"both daemons answer": {core.Host{MPS: both}, core.OverlapWarn, nil, "", ""},
+		"host not read yet":   {core.Host{}, core.OverlapWarn, nil, "gpu.mps/1 MPS_DAEMON_DOWN; small/2 MPS_DAEMON_DOWN", ""},
+		"one daemon is down":  {core.Host{MPS: both[:1]}, core.OverlapWarn, nil, "gpu.mps/1 MPS_DAEMON_DOWN", ""},
 		"warn": {
 			core.Host{MPS: both, Claims: []core.Claim{claim(whole(0), true), claim(whole(1), false)}}, core.OverlapWarn, nil, "", "0 1",
 		},
@@ -71,7 +71,7 @@ func TestWithHost(t *testing.T) {
 		"of several claims the prior one counts": {
 			core.Host{MPS: both, Claims: []core.Claim{{Agent: "a third", At: instance(0, 0)}, claim(whole(0), true)}}, core.OverlapRefuse, nil, "gpu/0 CLAIMED", "0",
 		},
-		"somebody else's GPU": {core.Host{MPS: both, Claims: []core.Claim{claim(core.WholeGPU("GPU-x"), true)}}, core.OverlapRefuse, nil, "", ""},
+		"GPU that is not offered": {core.Host{MPS: both, Claims: []core.Claim{claim(core.WholeGPU("GPU-x"), true)}}, core.OverlapRefuse, nil, "", ""},
 		"the driver's faults come first": {
 			core.Host{Claims: []core.Claim{claim(whole(0), true)}}, core.OverlapRefuse, []core.Observation{xidEvent(gpu(0), 95), xidEvent(gpu(2), 95)},
 			"gpu/0 XID_95; gpu.mps/1 MPS_DAEMON_DOWN; small/2 XID_95", "0",
@@ -82,7 +82,7 @@ func TestWithHost(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s, cfg := mpsHost()
-			l := core.Ledger{}.Apply(cfg.Health, testStart, tc.sick...)
+			l := core.Ledger{}.Apply(cfg.Health, testStart, tc.unhealthy...)
 			inv := core.Build(s, l, cfg).WithHost(tc.host, tc.overlap)
 			if got := healthReasons(inv); got != tc.reasons {
 				t.Errorf("take no work: %q, want %q", got, tc.reasons)
@@ -94,8 +94,8 @@ func TestWithHost(t *testing.T) {
 				}
 				contests = append(contests, deviceName(c.Device))
 			}
-			if got := strings.Join(contests, " "); got != tc.contests {
-				t.Errorf("contests %q, want %q", got, tc.contests)
+			if got := strings.Join(contests, " "); got != tc.overlaps {
+				t.Errorf("contests %q, want %q", got, tc.overlaps)
 			}
 		})
 	}

@@ -125,11 +125,11 @@ func TestWithRetiring(t *testing.T) {
 }
 
 func TestReserve(t *testing.T) {
-	sick := core.Ledger{}.Apply(core.DefaultHealthPolicy(), time.Unix(0, 0),
+	unhealthy := core.Ledger{}.Apply(core.DefaultHealthPolicy(), time.Unix(0, 0),
 		core.Observation{At: core.WholeGPU(coretest.GPU(3)), Kind: core.Lost, Detail: "GPU is lost"})
 	cfg := core.DefaultConfig()
 	cfg.DeviceNodes = true
-	inv := core.Build(coretest.GPUs(4), sick, cfg)
+	inv := core.Build(coretest.GPUs(4), unhealthy, cfg)
 	id := func(n int) core.UnitID { return core.UnitID(coretest.GPU(n)) }
 
 	t.Run("any order, repeated", func(t *testing.T) {

@@ -32,8 +32,8 @@ func logPosition(next uint64) core.Observation {
 
 // count returns how often a GPU has reported an XID.
 func (l *restartFixture) count(n int, code uint64) uint64 {
-	chart, _ := l.state.Ledger.History(coretest.GPU(n))
-	for _, t := range chart.FaultCounts {
+	history, _ := l.state.Ledger.History(coretest.GPU(n))
+	for _, t := range history.FaultCounts {
 		if t.Code == code {
 			return t.Count
 		}
@@ -68,7 +68,7 @@ func TestCheckpointHasLogPosition(t *testing.T) {
 	l.read(1)
 	l.observe(core.Observation{At: gpu(0), Kind: core.DriverRebound})
 	l.read(60)
-	l.expect("a reset healed it", allHealthy(2))
+	l.expect("cleared by a reset", allHealthy(2))
 	l.restart("b", "b")
 	l.expectLog("the next agent", 12, true)
 	l.restart("b", "c")
@@ -90,7 +90,7 @@ func TestLogLineOfReportedEvent(t *testing.T) {
 	l.now = l.now.Add(10 * time.Minute)
 	l.observe(backlogLine(0, 95, 11))
 	l.read(1)
-	l.expect("told again", allHealthy(2))
+	l.expect("reported again", allHealthy(2))
 	if n := l.count(0, 95); n != 1 {
 		t.Errorf("counted %d times", n)
 	}
@@ -129,7 +129,7 @@ func TestLogLineOfKnownGPU(t *testing.T) {
 	}
 	l.noDriver(core.DriverFailed)
 	l.read(1)
-	l.expect("at once", map[core.DeviceID]string{coretest.GPU(0): "healthy ", coretest.GPU(1): "unhealthy XID_119"})
+	l.expect("immediately", map[core.DeviceID]string{coretest.GPU(0): "healthy ", coretest.GPU(1): "unhealthy XID_119"})
 }
 
 // After a reboot all lines of the log are new: they wait for the first snapshot, and the checkpoint has no
@@ -146,7 +146,7 @@ func TestLogLinesAfterReboot(t *testing.T) {
 	}
 	l.expectLog("nothing had an effect", 0, true)
 	l.read(1)
-	l.expect("at once", map[core.DeviceID]string{coretest.GPU(0): "healthy ", coretest.GPU(1): "unhealthy XID_119"})
+	l.expect("immediately", map[core.DeviceID]string{coretest.GPU(0): "healthy ", coretest.GPU(1): "unhealthy XID_119"})
 	if n := l.count(1, 119); n != 2 {
 		t.Errorf("counted %d times", n)
 	}

@@ -25,7 +25,7 @@ func TestLedger(t *testing.T) {
 		want core.Health
 	}{
 		{"nothing", nil, a, core.Health{}},
-		{"lost at once", []core.Observation{at(a, core.Lost)}, a, core.Health{State: core.GPULost, Reason: core.ReasonLost}},
+		{"lost immediately", []core.Observation{at(a, core.Lost)}, a, core.Health{State: core.GPULost, Reason: core.ReasonLost}},
 		{"a neighbour's loss", []core.Observation{at(a, core.Lost)}, b, core.Health{}},
 		{"an answer alone does not bring it back", []core.Observation{at(a, core.Lost), at(a, core.Checked)}, a, core.Health{State: core.GPULost, Reason: core.ReasonLost}},
 		{"another GPU's answer", []core.Observation{at(a, core.Lost), at(b, core.Checked)}, a, core.Health{State: core.GPULost, Reason: core.ReasonLost}},
@@ -120,7 +120,7 @@ func TestHistoryIsImmutable(t *testing.T) {
 		}
 		happen(base, i+1000)
 		if look(base) != before || look(one) != after {
-			t.Fatalf("life %d is seen by another:\n%s\n%s", i, after, look(one))
+			t.Fatalf("ledger %d was changed by another:\n%s\n%s", i, after, look(one))
 		}
 		base = one
 	}

@@ -18,17 +18,17 @@ type level struct {
 }
 
 func levelReasons() []level {
-	verdict := func(v core.RecoveryAction) func(*core.HealthSample) {
+	action := func(v core.RecoveryAction) func(*core.HealthSample) {
 		return func(o *core.HealthSample) { o.RecoveryAction = v }
 	}
 	fabric := func(f core.Fabric) func(*core.HealthSample) { return func(o *core.HealthSample) { o.Fabric = f } }
 	return []level{
-		{"VERDICT_GPU_RESET", core.Unhealthy, 1, verdict(core.RecoveryReset), verdict(core.RecoveryNone), time.Minute},
-		{"VERDICT_NODE_REBOOT", core.Unhealthy, 1, verdict(core.RecoveryReboot), verdict(core.RecoveryNone), time.Minute},
-		{"VERDICT_DRAIN_AND_RESET", core.Unhealthy, 1, verdict(core.RecoveryDrainAndReset), verdict(core.RecoveryNone), time.Minute},
-		{"VERDICT_UNKNOWN_ACTION", core.Unhealthy, 1, verdict(core.RecoveryOther), verdict(core.RecoveryNone), time.Minute},
-		{"VERDICT_DRAIN_P2P", core.Unhealthy, 2, verdict(core.RecoveryDrainP2P), verdict(core.RecoveryNone), time.Minute},
-		{"VERDICT_RECOVER_IMEX_DOMAIN", core.Unhealthy, 2, verdict(core.RecoveryIMEX), verdict(core.RecoveryNone), time.Minute},
+		{"VERDICT_GPU_RESET", core.Unhealthy, 1, action(core.RecoveryReset), action(core.RecoveryNone), time.Minute},
+		{"VERDICT_NODE_REBOOT", core.Unhealthy, 1, action(core.RecoveryReboot), action(core.RecoveryNone), time.Minute},
+		{"VERDICT_DRAIN_AND_RESET", core.Unhealthy, 1, action(core.RecoveryDrainAndReset), action(core.RecoveryNone), time.Minute},
+		{"VERDICT_UNKNOWN_ACTION", core.Unhealthy, 1, action(core.RecoveryOther), action(core.RecoveryNone), time.Minute},
+		{"VERDICT_DRAIN_P2P", core.Unhealthy, 2, action(core.RecoveryDrainP2P), action(core.RecoveryNone), time.Minute},
+		{"VERDICT_RECOVER_IMEX_DOMAIN", core.Unhealthy, 2, action(core.RecoveryIMEX), action(core.RecoveryNone), time.Minute},
 		{"ROW_REMAP_FAILED", core.Unhealthy, 2, func(v *core.HealthSample) { v.RemapFailed = core.Yes }, func(v *core.HealthSample) { v.RemapFailed = core.No }, never},
 		{"MEMORY_UNREPAIRABLE", core.Unhealthy, 2, func(v *core.HealthSample) { v.Unrepairable = core.Yes }, func(v *core.HealthSample) { v.Unrepairable = core.No }, never},
 		{"SRAM_THRESHOLD", core.Unhealthy, 2, func(v *core.HealthSample) { v.SRAMThreshold = core.Yes }, func(v *core.HealthSample) { v.SRAMThreshold = core.No }, never},
@@ -85,13 +85,13 @@ func TestLevels(t *testing.T) {
 				t.Errorf("not forgotten: %v", cs)
 			}
 		})
-		t.Run(l.cause+" when nothing is said", func(t *testing.T) {
+		t.Run(l.cause+" when it is not reported", func(t *testing.T) {
 			s := newLedgerFixture(t)
 			s.setSample(l.set)
 			s.check(l.checks)
 			s.setSample(func(v *core.HealthSample) { *v = core.HealthSample{} })
 			s.check(20)
-			s.expect("silence about it is no sign", l.state, l.cause)
+			s.expect("no report is no evidence", l.state, l.cause)
 		})
 		t.Run(l.cause+" from the start", func(t *testing.T) {
 			s := newUncheckedFixture(t, "580")
@@ -110,7 +110,7 @@ func TestNotReportedIsNoFault(t *testing.T) {
 	s.setSample(func(v *core.HealthSample) { *v = core.HealthSample{} })
 	s.checkFor(30 * time.Minute)
 	if cs := s.ledger.Conditions(); len(cs) != 0 {
-		t.Errorf("stands: %v", cs)
+		t.Errorf("conditions: %v", cs)
 	}
 }
 
@@ -122,16 +122,16 @@ func TestRecoveryActionChanges(t *testing.T) {
 	s.check(1)
 	since := s.ledger.Health(a).Since
 	for _, step := range []struct {
-		verdict core.RecoveryAction
-		cause   string
+		action core.RecoveryAction
+		cause  string
 	}{
 		{core.RecoveryDrainP2P, "VERDICT_DRAIN_P2P"}, {core.RecoveryReboot, "VERDICT_NODE_REBOOT"}, {core.RecoveryOther, "VERDICT_UNKNOWN_ACTION"},
 	} {
-		s.setSample(func(v *core.HealthSample) { v.RecoveryAction = step.verdict })
+		s.setSample(func(v *core.HealthSample) { v.RecoveryAction = step.action })
 		s.check(1)
 		s.expect("changed", core.Unhealthy, step.cause)
-		if h := s.ledger.Health(a); !h.Since.Equal(since) || h.Detail != step.verdict.String() || h.Action == "" {
-			t.Errorf("changed to %q: %+v", step.verdict, h)
+		if h := s.ledger.Health(a); !h.Since.Equal(since) || h.Detail != step.action.String() || h.Action == "" {
+			t.Errorf("changed to %q: %+v", step.action, h)
 		}
 	}
 	if n := len(s.ledger.Conditions()); n != 1 {
@@ -219,14 +219,14 @@ func TestECC(t *testing.T) {
 		s := guest(t)
 		s.setSample(more)
 		s.check(1)
-		s.expect("at once", core.Degraded, "ECC_UNCORRECTABLE")
+		s.expect("immediately", core.Degraded, "ECC_UNCORRECTABLE")
 		s.expectRecovery("quiet", 11*time.Minute)
 	})
 	t.Run("the driver is content", func(t *testing.T) {
 		s := trusted(t)
 		s.setSample(more)
 		s.check(1)
-		s.expectRecovery("with a verdict", 90*time.Second)
+		s.expectRecovery("with a recovery action", 90*time.Second)
 	})
 	t.Run("and again", func(t *testing.T) {
 		s := guest(t)
@@ -270,5 +270,5 @@ func TestECC(t *testing.T) {
 	s.check(1)
 	s.setSample(func(v *core.HealthSample) { v.Uncorrectable = core.OptionalUint64{Value: 100, OK: true} })
 	s.check(1)
-	s.expect("nobody knows since when", core.Healthy, "")
+	s.expect("counts from this check on", core.Healthy, "")
 }

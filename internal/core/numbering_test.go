@@ -84,7 +84,7 @@ func TestNumberWithUnidentifiedGPU(t *testing.T) {
 	nomad.host = reindexed(append(seq(3, 7), 0, 1, 2)...)
 	share(nomad.state.Inventory.Proposed(), nomad)
 	nomad.read(1)
-	nomad.expectPools("it says its UUID again", "gpu 0,1,2,3")
+	nomad.expectPools("its UUID is known again", "gpu 0,1,2,3")
 }
 
 // The other host has a higher generation: its numbers must not replace those of this host, here or at other
@@ -98,21 +98,21 @@ func TestForeignHistoryAssignsNoNumbers(t *testing.T) {
 	}
 	r.Binding.Numbering.Generation = 7
 	kube.state = core.Restore(kube.cfg, r, "a")
-	tells := func(when string) {
+	expectShared := func(when string) {
 		t.Helper()
 		if n := kube.state.Inventory.Proposed(); n.Generation > 0 || len(n.Numbers) > 0 {
-			t.Errorf("%s it tells the others %+v", when, n)
+			t.Errorf("%s it shares %+v", when, n)
 		}
 	}
-	tells("at its start")
+	expectShared("at its start")
 	share(shared, kube)
-	tells("with a history that may be of this machine")
+	expectShared("with a history that may be of this machine")
 	kube.noDriver(core.DriverAbsent)
-	tells("without a driver")
+	expectShared("without a driver")
 	machine := kube.host
 	kube.host = onlyExcluded(core.Exclusion{Index: 0, Failure: core.FailureError, Reason: "no UUID"})
 	kube.read(1)
-	tells("with a GPU that does not say its UUID")
+	expectShared("with a GPU without UUID")
 	kube.host = machine
 	kube.read(1)
 	kube.expectPools("with its own numbers", "gpu 4,5,6,7")

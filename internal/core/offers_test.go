@@ -107,7 +107,7 @@ func TestPolicies(t *testing.T) {
 			"", strings.Join([]string{"0", "1", "2", "3:0", "3:1", "3:2 not among those that the policy includes"}, " not among those that the policy includes; "),
 			"p:1: selects no device of this machine",
 		},
-		"idle parts are said in their order": {
+		"unmatched parts in their order": {
 			core.Policy{
 				Include: []core.Selector{{}, {At: "p:1", IDs: []core.DeviceID{"GPU-x"}}},
 				Rules:   []core.Rule{{Select: gpuIndices(0)}, {Select: core.Selector{At: "p:2", Indices: gpuIndices(0).Indices}}},

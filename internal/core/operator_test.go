@@ -70,7 +70,7 @@ func TestFailedCommands(t *testing.T) {
 		{"verified in the future", core.Command{GPU: a.GPU, VerifiedAt: later.Add(time.Minute)}, new(*core.ConfigError)},
 		{"no such cause", core.Command{GPU: a.GPU, Cause: "XID_96"}, new(*core.NoConditionError)},
 		{"no such GPU", core.Command{GPU: "GPU-z"}, new(*core.NoConditionError)},
-		{"a GPU that is well", core.Command{GPU: b.GPU}, new(*core.NoConditionError)},
+		{"healthy GPU", core.Command{GPU: b.GPU}, new(*core.NoConditionError)},
 		{"the node", core.Command{}, new(*core.NoConditionError)},
 	} {
 		s := newLedgerFixture(t)
@@ -144,7 +144,7 @@ func TestClearOfPresentLevel(t *testing.T) {
 		s.setSample(l.unset)
 		s.check(1)
 		if cs := s.ledger.Conditions(); len(cs) != 0 {
-			t.Errorf("%s is gone, and stands: %v", l.cause, cs)
+			t.Errorf("%s is gone, and conditions: %v", l.cause, cs)
 		}
 		s.setSample(l.set)
 		s.check(l.checks)
@@ -190,7 +190,7 @@ func TestIgnore(t *testing.T) {
 		s.ignore(24*time.Hour, "VERDICT_GPU_RESET")
 		s.checkFor(10 * time.Minute)
 		if cs := s.ledger.Conditions(); len(cs) != 0 {
-			t.Errorf("stands: %v", cs)
+			t.Errorf("conditions: %v", cs)
 		}
 		s.reportXIDs(119)
 		s.expect("a new one", core.Unhealthy, "XID_119")

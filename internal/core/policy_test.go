@@ -35,14 +35,14 @@ func TestOverrides(t *testing.T) {
 		{"all but one withdraw", map[uint64]xid.Effect{31: xid.None}, all(xid.Withdraws), 31, core.Healthy, 0, 0},
 		{"another code", map[uint64]xid.Effect{94: xid.None}, nil, 95, core.Unhealthy, 90 * time.Second, never},
 	} {
-		for verdict, over := range map[core.RecoveryAction]time.Duration{core.RecoveryNone: tc.over, core.RecoveryUnknown: tc.guest} {
-			t.Run(tc.name+" with "+verdict.String(), func(t *testing.T) {
+		for action, over := range map[core.RecoveryAction]time.Duration{core.RecoveryNone: tc.over, core.RecoveryUnknown: tc.guest} {
+			t.Run(tc.name+" with "+action.String(), func(t *testing.T) {
 				s := newUncheckedFixture(t, "580", func(p *core.HealthPolicy) { p.XIDs, p.AllXIDs = tc.xids, tc.rest })
-				s.setSample(func(v *core.HealthSample) { v.RecoveryAction = verdict })
+				s.setSample(func(v *core.HealthSample) { v.RecoveryAction = action })
 				s.check(1)
 				s.reportXIDs(tc.xid)
 				if h := s.ledger.Health(a); h.State != tc.want {
-					t.Errorf("at once %s, want %s", h, tc.want)
+					t.Errorf("immediately %s, want %s", h, tc.want)
 				}
 				if tc.want > core.Healthy {
 					s.expectRecovery("untouched", over)
@@ -100,7 +100,7 @@ func TestManual(t *testing.T) {
 	s := newLedgerFixture(t, manual)
 	s.reportXIDs(95)
 	s.reset()
-	s.expectRecovery("whatever the driver says", never)
+	s.expectRecovery("whatever the recovery action", never)
 	if h := s.ledger.Health(a); h.Clears != "operator" {
 		t.Errorf("clears: %s", h.Clears)
 	}
@@ -114,7 +114,7 @@ func TestManual(t *testing.T) {
 	s.setSample(func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryDrainAndReset })
 	s.check(1)
 	s.setSample(func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryNone })
-	s.expectRecovery("a verdict that is gone", never)
+	s.expectRecovery("recovery action None", never)
 	if h := s.ledger.Health(a); h.Clears != "operator" {
 		t.Errorf("clears: %s", h.Clears)
 	}
@@ -127,7 +127,7 @@ func TestManualReboot(t *testing.T) {
 	l.observe(xidEvent(gpu(0), 95), xidEvent(gpu(0), 94))
 	l.restart("boot 1", "boot 2")
 	if cs := l.state.Ledger.Conditions(); len(cs) != 1 || cs[0].Code != 95 {
-		t.Errorf("stands: %v", cs)
+		t.Errorf("conditions: %v", cs)
 	}
 }
 
@@ -145,7 +145,7 @@ func TestModeOff(t *testing.T) {
 	})
 	s.check(5)
 	if cs := s.ledger.Conditions(); len(cs) != 1 || cs[0].Cause() != "XID_95" {
-		t.Errorf("stands: %v", cs)
+		t.Errorf("conditions: %v", cs)
 	}
 	machine := core.NewSnapshot(core.Snapshot{Devices: []core.Device{{ID: a.GPU, At: a}}})
 	offered := func() core.Health {

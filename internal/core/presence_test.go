@@ -13,7 +13,7 @@ func TestLostGPUResponds(t *testing.T) {
 	s := newLedgerFixture(t)
 	s.failing[a.GPU] = core.Lost
 	s.check(1)
-	s.expect("at once", core.GPULost, "LOST")
+	s.expect("immediately", core.GPULost, "LOST")
 	s.checkFor(time.Hour)
 	s.expect("for an hour", core.GPULost, "LOST")
 	delete(s.failing, a.GPU)
@@ -124,13 +124,13 @@ func TestHang(t *testing.T) {
 		s.observe(overdue)
 	}
 	if cs := s.ledger.Conditions(); len(cs) != 2 {
-		t.Errorf("stands: %v", cs)
+		t.Errorf("conditions: %v", cs)
 	}
 	delete(s.failing, a.GPU)
 	s.checkFor(3 * time.Minute)
 	s.expect("the call came back, the fault stays", core.Unhealthy, "XID_119")
 	if cs := s.ledger.Conditions(); len(cs) != 1 {
-		t.Errorf("stands: %v", cs)
+		t.Errorf("conditions: %v", cs)
 	}
 }
 
@@ -175,7 +175,7 @@ func TestDriverUnavailable(t *testing.T) {
 	s.reportXIDs(95)
 	s.observe(core.Observation{At: core.Node, Kind: core.DriverUnavailable, Detail: "versions differ"})
 	s.expectAt("the neighbour", b, core.Unknown, "NVML_UNAVAILABLE")
-	s.expectAt("the sick one", a, core.Unhealthy, "XID_95")
+	s.expectAt("the unhealthy GPU", a, core.Unhealthy, "XID_95")
 	began := s.condition("XID_95")
 	s.wait(24 * time.Hour)
 	if c := s.condition("XID_95"); c != began {
@@ -196,7 +196,7 @@ func TestInstancesAfterHang(t *testing.T) {
 	l.observe(core.Observation{At: at, Kind: core.Checked, Sample: *l.samples[at.GPU]})
 	l.now = l.now.Add(10 * time.Minute)
 	l.observe(core.Observation{At: at, Kind: core.Checked, Sample: *l.samples[at.GPU]})
-	l.expect("it answers, and nobody knows what instances it has", hung)
+	l.expect("it responds, its instances were not read", hung)
 	l.host = without(l.host, "MIG-1")
 	l.read(2)
 	l.now = l.now.Add(time.Minute)

@@ -64,7 +64,7 @@ func (f *randomSim) runCommand(p *simGPU) {
 	}
 	next, cleared, err := f.state.Clear(f.cfg, f.now, o)
 	if err != nil && !slices.Equal(before, next.Ledger.Conditions()) {
-		f.failure = "a refused order changed something"
+		f.failure = "a failed command changed the state"
 	}
 	f.state = next
 	for _, c := range cleared {
@@ -111,7 +111,7 @@ func TestInvariants(t *testing.T) {
 						for _, what := range f.log[max(0, len(f.log)-25):] {
 							t.Log(what())
 						}
-						t.Fatalf("seed %d: stands %v", seed, f.state.Ledger.Conditions())
+						t.Fatalf("seed %d: conditions %v", seed, f.state.Ledger.Conditions())
 					}
 				}
 				if seed%200 < 2 {

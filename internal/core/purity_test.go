@@ -20,10 +20,10 @@ func TestPurity(t *testing.T) {
 		l := core.Ledger{}.Apply(core.DefaultHealthPolicy(), time.Unix(0, 0), append(seen, obs)...)
 		cfg := core.DefaultConfig()
 		cfg.MIG = core.MIGMixed
-		chart, _ := l.History("GPU-m")
+		history, _ := l.History("GPU-m")
 		inv := core.Build(snapshot, l, cfg)
 		plan, err := inv.Reserve("MIG-2", core.UnitID(coretest.GPU(0)))
-		return fmt.Sprint(snapshot, seen, l.Conditions(), chart, unitIDs(inv), inv.Excluded(), plan, err, inv.Prefer(unitIDs(inv), nil, 2))
+		return fmt.Sprint(snapshot, seen, l.Conditions(), history, unitIDs(inv), inv.Excluded(), plan, err, inv.Prefer(unitIDs(inv), nil, 2))
 	}
 	first := run()
 	for range 100 {

@@ -45,7 +45,7 @@ func TestReconcileKeepsUnresponsiveDevices(t *testing.T) {
 			t.Errorf("devices changed: %s", diff)
 		}
 		if kinds := kindsAt(obs, gone); !slices.Equal(kinds, []core.ObservationKind{core.Lost}) {
-			t.Errorf("observations of the silent GPU: %v", kinds)
+			t.Errorf("observations of the unresponsive GPU: %v", kinds)
 		}
 	})
 	t.Run("excluded with its UUID", func(t *testing.T) {
@@ -68,7 +68,7 @@ func TestReconcileKeepsUnresponsiveDevices(t *testing.T) {
 		}
 	})
 	// Indices change when a GPU is removed, so an unidentified GPU may be any of the missing ones.
-	t.Run("somebody does not say who it is", func(t *testing.T) {
+	t.Run("GPU without UUID", func(t *testing.T) {
 		reading := without(prev, coretest.GPU(1))
 		reading.Excluded = []core.Exclusion{{Index: 2, Failure: core.FailurePending, Reason: "the driver does not answer"}}
 		got, obs := core.Reconcile(prev, reading)
@@ -107,7 +107,7 @@ func TestReconcileDropsRemovedDevices(t *testing.T) {
 			t.Errorf("kept: %v", deviceIDs(got))
 		}
 		if slices.ContainsFunc(obs, func(o core.Observation) bool { return o.Kind == core.Lost }) {
-			t.Errorf("somebody is called lost: %v", obs)
+			t.Errorf("lost: %v", obs)
 		}
 	})
 	t.Run("another GPU in the slot", func(t *testing.T) {

@@ -11,7 +11,7 @@ import (
 
 // A restart neither clears nor drops a condition. A reboot clears exactly those that it is evidence for.
 func TestRestartAndReboot(t *testing.T) {
-	say := func(change func(*core.HealthSample), checks int) func(*restartFixture) {
+	set := func(change func(*core.HealthSample), checks int) func(*restartFixture) {
 		return func(l *restartFixture) { change(l.samples[coretest.GPU(0)]); l.read(checks) }
 	}
 	codes := func(codes ...uint64) func(*restartFixture) {
@@ -21,13 +21,13 @@ func TestRestartAndReboot(t *testing.T) {
 			}
 		}
 	}
-	type story struct {
+	type restartCase struct {
 		name    string
 		happen  func(*restartFixture)
 		kept    string
 		outlive bool // the condition remains after a reboot
 	}
-	stories := []story{
+	cases := []restartCase{
 		{"contained", codes(94), "degraded XID_94", false},
 		{"reset", codes(95), "unhealthy XID_95", false},
 		{"reset, no verdict", codes(119), "unhealthy XID_119", false},
@@ -42,7 +42,7 @@ func TestRestartAndReboot(t *testing.T) {
 				l.observe(core.Observation{At: gpu(0), Kind: core.Reserved}, xidEvent(gpu(0), 31))
 			}
 		}, "degraded WORKLOADS_FAILING", false},
-		{"ECC", say(func(v *core.HealthSample) { v.Uncorrectable.Value++ }, 1), "degraded ECC_UNCORRECTABLE", false},
+		{"ECC", set(func(v *core.HealthSample) { v.Uncorrectable.Value++ }, 1), "degraded ECC_UNCORRECTABLE", false},
 		{"errors", func(l *restartFixture) {
 			for range 3 {
 				l.observe(core.Observation{At: gpu(0), Kind: core.ProbeFailed})
@@ -61,9 +61,9 @@ func TestRestartAndReboot(t *testing.T) {
 		}, "unhealthy NEEDS_SERVICE", true},
 	}
 	for _, level := range levelReasons() {
-		stories = append(stories, story{level.cause, say(level.set, level.checks), level.state.String() + " " + level.cause, level.over == never && level.state == core.Unhealthy})
+		cases = append(cases, restartCase{level.cause, set(level.set, level.checks), level.state.String() + " " + level.cause, level.over == never && level.state == core.Unhealthy})
 	}
-	for _, tc := range stories {
+	for _, tc := range cases {
 		t.Run(tc.name, func(t *testing.T) {
 			for _, reboot := range []bool{false, true} {
 				l := newRestartFixture(t, coretest.GPUs(2))
@@ -79,10 +79,10 @@ func TestRestartAndReboot(t *testing.T) {
 				switch {
 				case reboot && !tc.outlive:
 					if len(after) != 0 {
-						t.Errorf("after a reboot stands %v", after)
+						t.Errorf("after a reboot conditions %v", after)
 					}
 				case len(after) != len(before):
-					t.Errorf("stood %v, stands %v", before, after)
+					t.Errorf("stood %v, conditions %v", before, after)
 				}
 				for i, c := range after {
 					if b := before[i]; c.Cause() != b.Cause() || !c.Since.Equal(b.Since) || !c.Last.Equal(b.Last) || c.Count != b.Count || c.State != b.State {
@@ -102,9 +102,9 @@ func TestRestartAndReboot(t *testing.T) {
 // What is valid only within a process is not in the checkpoint.
 func TestCheckpointLeavesOut(t *testing.T) {
 	l := newRestartFixture(t, coretest.GPUs(2))
-	rehearsal := xidEvent(gpu(0), 95)
-	rehearsal.Simulated = true
-	l.observe(rehearsal, core.Observation{At: core.Node, Kind: core.Unresponsive})
+	simulated := xidEvent(gpu(0), 95)
+	simulated.Simulated = true
+	l.observe(simulated, core.Observation{At: core.Node, Kind: core.Unresponsive})
 	l.noDriver(core.DriverFailed)
 	l.observe(core.Observation{At: gpu(1), Kind: core.CallPending})
 	if n := len(l.state.Ledger.Conditions()); n != 4 {
@@ -132,18 +132,18 @@ func TestRestartKeepsHistory(t *testing.T) {
 	if c := l.state.Ledger.Conditions()[0]; c.CleanChecks != 0 || !c.ClearingSince.IsZero() {
 		t.Errorf("progress: %+v", c)
 	}
-	chart, _ := l.state.Ledger.History(coretest.GPU(0))
-	if len(chart.FaultCounts) != 1 || len(chart.UnhealthyEpisodes) != 1 || chart.UnhealthySince.IsZero() || !chart.SevereCause || chart.MaxNVLinks != 18 {
-		t.Errorf("remembered: %+v", chart)
+	history, _ := l.state.Ledger.History(coretest.GPU(0))
+	if len(history.FaultCounts) != 1 || len(history.UnhealthyEpisodes) != 1 || history.UnhealthySince.IsZero() || !history.SevereCause || history.MaxNVLinks != 18 {
+		t.Errorf("remembered: %+v", history)
 	}
 	l.read(6)
-	l.expect("the dwell began anew", map[core.DeviceID]string{coretest.GPU(0): "unhealthy XID_95", coretest.GPU(1): "healthy "})
+	l.expect("the dwell time started again", map[core.DeviceID]string{coretest.GPU(0): "unhealthy XID_95", coretest.GPU(1): "healthy "})
 	l.read(1)
 	l.expect("and is over", map[core.DeviceID]string{coretest.GPU(0): "healthy ", coretest.GPU(1): "healthy "})
 	l.read(360)
 	l.expect("ignored for an hour", map[core.DeviceID]string{coretest.GPU(0): "healthy ", coretest.GPU(1): "unhealthy XID_119"})
-	if chart, _ := l.state.Ledger.History(coretest.GPU(0)); len(chart.Recoveries) != 1 || len(chart.UnhealthyEpisodes) != 1 {
-		t.Errorf("one spell over a restart: %+v", chart)
+	if history, _ := l.state.Ledger.History(coretest.GPU(0)); len(history.Recoveries) != 1 || len(history.UnhealthyEpisodes) != 1 {
+		t.Errorf("one episode over a restart: %+v", history)
 	}
 }
 
@@ -196,7 +196,7 @@ func TestResetDuringAbsence(t *testing.T) {
 		l.read(30)
 		l.expect("it came back before the fault", map[core.DeviceID]string{coretest.GPU(0): "unhealthy XID_119"})
 	})
-	t.Run("errors that nobody saw", func(t *testing.T) {
+	t.Run("errors while no agent was running", func(t *testing.T) {
 		l := newRestartFixture(t, coretest.GPUs(1))
 		l.restart("boot", "boot")
 		l.samples[coretest.GPU(0)].Uncorrectable.Value += 3

@@ -20,10 +20,10 @@ func TestRepeatRule(t *testing.T) {
 		{"109 within ten minutes", guest, 109, 10 * time.Minute, core.Degraded, core.Unhealthy},
 		{"109 after them", guest, 109, 10*time.Minute + checkInterval, core.Degraded, core.Degraded},
 		{"109, and the driver is content", trusted, 109, time.Minute, core.Degraded, core.Degraded},
-		{"109, the driver says nothing about it before R570", r565, 109, time.Minute, core.Degraded, core.Unhealthy},
+		{"109, not covered before R570", r565, 109, time.Minute, core.Degraded, core.Unhealthy},
 		{"80 within an hour", trusted, 80, time.Hour, core.Healthy, core.Degraded},
 		{"80 after it", trusted, 80, time.Hour + checkInterval, core.Healthy, core.Healthy},
-		{"80 without a verdict", guest, 80, time.Minute, core.Healthy, core.Degraded},
+		{"80 without a recovery action", guest, 80, time.Minute, core.Healthy, core.Degraded},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			s := tc.begin(t)
@@ -76,7 +76,7 @@ func TestRepeatRule(t *testing.T) {
 	t.Run("80 twice, then quiet", func(t *testing.T) {
 		s := trusted(t)
 		s.reportXIDs(80, 80)
-		s.expect("at once", core.Degraded, "XID_80")
+		s.expect("immediately", core.Degraded, "XID_80")
 		s.expectRecovery("after the second", 11*time.Minute)
 	})
 }
@@ -95,7 +95,7 @@ func TestNVLinkOnly(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			s := newFixtureWith(t, "580", func(v *core.HealthSample) { v.RecoveryAction, v.LinksUp = core.RecoveryUnknown, tc.links })
 			s.reportXIDs(74)
-			s.expect("at once", core.Degraded, "XID_74")
+			s.expect("immediately", core.Degraded, "XID_74")
 			s.wait(29 * time.Second)
 			s.expect("before it is settled", core.Degraded, "XID_74")
 			s.wait(time.Second)
@@ -143,7 +143,7 @@ func TestRecoveryActionSince(t *testing.T) {
 func TestEcho(t *testing.T) {
 	logged := xidEvent(a, 109)
 	logged.FromKernelLog, logged.Detail = true, "Ch 00000008"
-	told := xidEvent(gi(1), 109)
+	event := xidEvent(gi(1), 109)
 	for _, tc := range []struct {
 		name   string
 		first  core.Observation
@@ -151,10 +151,10 @@ func TestEcho(t *testing.T) {
 		second core.Observation
 		count  uint64
 	}{
-		{"the log after NVML", told, 9 * time.Second, logged, 1},
-		{"NVML after the log", logged, 9 * time.Second, told, 1},
-		{"too late", told, 10 * time.Second, logged, 2},
-		{"NVML twice", told, time.Second, told, 2},
+		{"the log after NVML", event, 9 * time.Second, logged, 1},
+		{"NVML after the log", logged, 9 * time.Second, event, 1},
+		{"too late", event, 10 * time.Second, logged, 2},
+		{"NVML twice", event, time.Second, event, 2},
 		{"the log twice", logged, time.Second, logged, 2},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -173,7 +173,7 @@ func TestEcho(t *testing.T) {
 	t.Run("pairs", func(t *testing.T) {
 		s := guest(t)
 		for range 5 {
-			s.observe(told, logged)
+			s.observe(event, logged)
 			s.wait(time.Second)
 		}
 		if n := s.history().FaultCounts[0].Count; n != 5 {
@@ -184,7 +184,7 @@ func TestEcho(t *testing.T) {
 		s := guest(t)
 		other, neighbour := logged, logged
 		other.Code, neighbour.At = 110, b
-		s.observe(told, other, neighbour)
+		s.observe(event, other, neighbour)
 		if n := len(s.ledger.Conditions()); n != 3 {
 			t.Errorf("%d conditions", n)
 		}

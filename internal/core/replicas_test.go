@@ -117,9 +117,9 @@ func TestReserveShares(t *testing.T) {
 func TestReserveUnhealthyShares(t *testing.T) {
 	down := sharedGPUs(served(2), false).WithHost(core.Host{}, core.OverlapWarn)
 	_, err := down.Reserve(parseUnits("0::0 0::1 1::7")...)
-	var sick *core.UnhealthyUnitsError
+	var unhealthy *core.UnhealthyUnitsError
 	var unknown *core.UnknownUnitsError
-	if !errors.As(err, &sick) || len(sick.Units) != 2 || !errors.As(err, &unknown) || len(unknown.IDs) != 1 {
+	if !errors.As(err, &unhealthy) || len(unhealthy.Units) != 2 || !errors.As(err, &unknown) || len(unknown.IDs) != 1 {
 		t.Errorf("%v", err)
 	}
 }
@@ -145,7 +145,7 @@ func TestPreferShares(t *testing.T) {
 		"unknown ones":            {"0 0::9 1 1::0 1::0", "", 2, "1::0", "1::0"},
 		"unknown and required":    {"1::0 1::1", "0::9", 2, "1::0 1::1", "1::0 1::1"},
 		"nothing there":           {"", "", 2, "", ""},
-		"only what nobody has":    {"0 1", "2", 2, "", ""},
+		"only unknown units":      {"0 1", "2", 2, "", ""},
 		"as much taken of each":   {"0::1 0::2 0::3 1::0 1::1 1::2", "0::0", 2, "0::0 1::0", "0::0 1::0"},
 		"three, and one is spent": {"0::0 0::1 1::3", "", 3, "0::0 0::1 1::3", "0::0 0::1 1::3"},
 	} {

@@ -156,9 +156,9 @@ func TestReload(t *testing.T) {
 		back     func(*core.HealthSample)
 		want     core.HealthState
 	}{
-		{"the verdict is none", core.DriverAbsent, true, "580", func(*core.HealthSample) {}, core.Healthy},
-		{"no verdict", core.DriverAbsent, true, "580", func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryUnknown }, core.Unhealthy},
-		{"no verdict, counters fell", core.DriverAbsent, true, "580", func(v *core.HealthSample) { fallen(v); v.RecoveryAction = core.RecoveryUnknown }, core.Unhealthy},
+		{"recovery action None", core.DriverAbsent, true, "580", func(*core.HealthSample) {}, core.Healthy},
+		{"no recovery action", core.DriverAbsent, true, "580", func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryUnknown }, core.Unhealthy},
+		{"no recovery action, counters fell", core.DriverAbsent, true, "580", func(v *core.HealthSample) { fallen(v); v.RecoveryAction = core.RecoveryUnknown }, core.Unhealthy},
 		{"a reset is wanted", core.DriverAbsent, true, "580", func(v *core.HealthSample) { fallen(v); v.RecoveryAction = core.RecoveryReset }, core.Unhealthy},
 		{"a remap is no longer pending", core.DriverAbsent, true, "580", func(v *core.HealthSample) { v.RecoveryAction, v.RemapPending = core.RecoveryUnknown, core.No }, core.Healthy},
 		{"only the library was missing", core.DriverAbsent, false, "580", func(*core.HealthSample) {}, core.Unhealthy},

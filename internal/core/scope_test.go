@@ -47,7 +47,7 @@ func TestIndependence(t *testing.T) {
 	s.checkFor(5 * time.Minute)
 	s.expect("94 is over", core.Unhealthy, "XID_119")
 	if cs := s.ledger.Conditions(); len(cs) != 1 {
-		t.Errorf("stands: %v", cs)
+		t.Errorf("conditions: %v", cs)
 	}
 }
 
@@ -107,7 +107,7 @@ func TestRemovedInstanceMergesCondition(t *testing.T) {
 				healthyChecks(machine, func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryUnknown })...)
 			cs := state.Ledger.Conditions()
 			if len(cs) != 1 || !cs[0].Since.Equal(testStart) || !cs[0].Last.Equal(testStart.Add(2*time.Second)) || cs[0].Count != 2 || cs[0].FromRemovedInstance {
-				t.Errorf("stands: %+v", cs)
+				t.Errorf("conditions: %+v", cs)
 			}
 			if len(cs) > 0 && !cs[0].ClearingSince.IsZero() {
 				t.Error("the reset between the two counts for both")

@@ -37,7 +37,7 @@ func TestSelector(t *testing.T) {
 		s    core.Selector
 		want string
 	}{
-		"nothing said":                         {core.Selector{}, "0 1 1:0 1:1 1:2 2"},
+		"no condition":                         {core.Selector{}, "0 1 1:0 1:1 1:2 2"},
 		"UUID of a GPU":                        {core.Selector{IDs: []core.DeviceID{coretest.GPU(0)}}, "0"},
 		"UUID of a GPU with instances":         {core.Selector{IDs: []core.DeviceID{coretest.GPU(1)}}, "1 1:0 1:1 1:2"},
 		"UUID of an instance":                  {core.Selector{IDs: []core.DeviceID{coretest.Instance(1, 1)}}, "1:1"},

@@ -38,11 +38,11 @@ func TestSimulatedFault(t *testing.T) {
 	}
 	for _, c := range s.ledger.Conditions() {
 		if !c.Simulated {
-			t.Errorf("a rehearsal brought about %s", c)
+			t.Errorf("a simulated fault caused %s", c)
 		}
 	}
 	if c := s.condition("XID_109"); c.Repeated || c.State != core.Degraded {
-		t.Errorf("a rehearsal repeats itself: %+v", c)
+		t.Errorf("a simulated fault was repeated: %+v", c)
 	}
 }
 
@@ -52,7 +52,7 @@ func TestSimulatedFaultAfterEpisodes(t *testing.T) {
 	s.faultAndReset(46)
 	s.faultAndReset(119)
 	s.simulate(95)
-	s.expectRecovery("a rehearsal", 90*time.Second)
+	s.expectRecovery("a simulated fault", 90*time.Second)
 	s.reportXIDs(95)
 	s.expectRecovery("the real thing", 30*time.Second+4*time.Minute)
 }
@@ -64,10 +64,10 @@ func TestSimulatedAndRealFault(t *testing.T) {
 	s.wait(time.Minute)
 	s.reportXIDs(95)
 	if cs := s.ledger.Conditions(); len(cs) != 2 || cs[0].Simulated || !cs[1].Simulated {
-		t.Errorf("stands: %+v", cs)
+		t.Errorf("conditions: %+v", cs)
 	}
 	if h := s.ledger.Health(a); h.Simulated {
-		t.Errorf("the rehearsal began first: %s", h)
+		t.Errorf("the simulated fault began first: %s", h)
 	}
 	s = newLedgerFixture(t)
 	s.faultAndReset(46)
@@ -81,6 +81,6 @@ func TestSimulatedAndRealFault(t *testing.T) {
 	}
 	s.expect("the fault is left", core.Degraded, "XID_94")
 	if c := s.history(); len(c.UnhealthyEpisodes) != 1 || len(c.ClearedByReset) != 1 || len(c.Recoveries) != 1 {
-		t.Errorf("an order about a rehearsal forgets what was real: %+v", c)
+		t.Errorf("a command on a simulated fault changed the history: %+v", c)
 	}
 }

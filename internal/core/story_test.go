@@ -112,8 +112,8 @@ func (s *ledgerFixture) check(n int) {
 		var obs []core.Observation
 		for _, at := range []core.Placement{a, b} {
 			o := core.Observation{At: at, Kind: core.Checked, Sample: *s.samples[at.GPU]}
-			if kind, silent := s.failing[at.GPU]; silent {
-				o = core.Observation{At: at, Kind: kind, Detail: "the driver says so"}
+			if kind, failed := s.failing[at.GPU]; failed {
+				o = core.Observation{At: at, Kind: kind, Detail: "reported by the driver"}
 			}
 			obs = append(obs, o)
 		}
@@ -191,7 +191,7 @@ func (s *ledgerFixture) history() core.GPUHistory {
 	s.Helper()
 	c, ok := s.ledger.History(a.GPU)
 	if !ok {
-		s.Fatal("nothing is remembered")
+		s.Fatal("no history")
 	}
 	return c
 }

@@ -56,10 +56,10 @@ func TestWindows(t *testing.T) {
 				return
 			}
 			s.expect("after a window", core.Degraded, tc.cause)
-			said := s.ledger.Health(a)
+			previous := s.ledger.Health(a)
 			run(time.Hour, tc.tick)
-			if h := s.ledger.Health(a); h != said {
-				t.Errorf("was %q, is %q", said, h)
+			if h := s.ledger.Health(a); h != previous {
+				t.Errorf("was %q, is %q", previous, h)
 			}
 			s.expectRecovery("without", 11*time.Minute)
 		})
@@ -129,5 +129,5 @@ func TestPCIeWidth(t *testing.T) {
 	s.check(3)
 	s.setSample(func(v *core.HealthSample) { v.Busy, v.PCIeWidth = false, 16 })
 	s.checkFor(time.Hour)
-	s.expect("idle again, which says nothing", core.Degraded, "PCIE_WIDTH")
+	s.expect("idle again", core.Degraded, "PCIE_WIDTH")
 }

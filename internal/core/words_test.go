@@ -15,18 +15,18 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/health/xid"
 )
 
-var update = flag.Bool("update", false, "write testdata anew")
+var update = flag.Bool("update", false, "write testdata")
 
 // faultCase is a fault that persists.
 type faultCase struct {
 	name  string
 	begin func(*ledgerFixture)
-	look  func(*ledgerFixture)
+	again func(*ledgerFixture)
 }
 
 // faultCases has at least one for every reason.
 func faultCases() []faultCase {
-	say := func(change func(*core.HealthSample)) func(*ledgerFixture) {
+	set := func(change func(*core.HealthSample)) func(*ledgerFixture) {
 		return func(s *ledgerFixture) { s.setSample(change) }
 	}
 	mute := func(kind core.ObservationKind) func(*ledgerFixture) {
@@ -61,10 +61,10 @@ func faultCases() []faultCase {
 		{"no driver", func(*ledgerFixture) {}, func(s *ledgerFixture) {
 			s.observe(core.Observation{At: core.Node, Kind: core.DriverUnavailable, Detail: "driver and library versions differ; reboot"})
 		}},
-		{"ECC", say(func(v *core.HealthSample) { v.Uncorrectable.Value++ }), say(func(v *core.HealthSample) { v.Uncorrectable.Value++ })},
-		{"heat", each(func(v *core.HealthSample) { v.ThermalSlowdown.Value += uint64(10 * time.Minute) }), say(func(v *core.HealthSample) { v.ThermalSlowdown.Value += uint64(checkInterval) })},
-		{"brake", each(func(v *core.HealthSample) { v.PowerBrake.Value += uint64(10 * time.Minute) }), say(func(v *core.HealthSample) { v.PowerBrake.Value += uint64(checkInterval) })},
-		{"replays", each(func(v *core.HealthSample) { v.Replays.Value += 1000 }), say(func(v *core.HealthSample) { v.Replays.Value += 20 })},
+		{"ECC", set(func(v *core.HealthSample) { v.Uncorrectable.Value++ }), set(func(v *core.HealthSample) { v.Uncorrectable.Value++ })},
+		{"heat", each(func(v *core.HealthSample) { v.ThermalSlowdown.Value += uint64(10 * time.Minute) }), set(func(v *core.HealthSample) { v.ThermalSlowdown.Value += uint64(checkInterval) })},
+		{"brake", each(func(v *core.HealthSample) { v.PowerBrake.Value += uint64(10 * time.Minute) }), set(func(v *core.HealthSample) { v.PowerBrake.Value += uint64(checkInterval) })},
+		{"replays", each(func(v *core.HealthSample) { v.Replays.Value += 1000 }), set(func(v *core.HealthSample) { v.Replays.Value += 20 })},
 		{"workloads", func(s *ledgerFixture) {
 			for range 3 {
 				s.allocate(a)
@@ -79,14 +79,14 @@ func faultCases() []faultCase {
 			s.checkFor(10 * time.Minute)
 		}, nil},
 		{"fabric too late", func(s *ledgerFixture) {
-			say(func(v *core.HealthSample) { v.Fabric = core.FabricStarting })(s)
+			set(func(v *core.HealthSample) { v.Fabric = core.FabricStarting })(s)
 			s.checkFor(11 * time.Minute)
 		}, nil},
 		{"of class contained", codes(94), codes(94)},
 		{"of class reset", codes(95), codes(95)},
 		{"reset, the driver agrees", func(s *ledgerFixture) {
 			codes(95)(s)
-			say(func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryReset })(s)
+			set(func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryReset })(s)
 		}, nil},
 		{"of class node", codes(54), codes(54)},
 		{"fallen off the bus", func(s *ledgerFixture) { codes(79)(s); mute(core.Lost)(s) }, nil},
@@ -97,9 +97,9 @@ func faultCases() []faultCase {
 		{"worn out", codes(161), codes(161)},
 		{"an event", event, event},
 		{"from the kernel log", logged, logged},
-		{"a rehearsal", func(s *ledgerFixture) { s.simulate(95) }, func(s *ledgerFixture) { s.simulate(95) }},
-		{"no verdict, no events", func(s *ledgerFixture) {
-			say(func(v *core.HealthSample) { v.RecoveryAction, v.Events = core.RecoveryUnknown, core.No })(s)
+		{"a simulated fault", func(s *ledgerFixture) { s.simulate(95) }, func(s *ledgerFixture) { s.simulate(95) }},
+		{"no recovery action, no events", func(s *ledgerFixture) {
+			set(func(v *core.HealthSample) { v.RecoveryAction, v.Events = core.RecoveryUnknown, core.No })(s)
 			codes(110)(s)
 		}, nil},
 		{"maintenance", func(s *ledgerFixture) {
@@ -129,8 +129,8 @@ func (sc faultCase) start(t testing.TB) *ledgerFixture {
 
 // repeat is one more check of the fault.
 func (sc faultCase) repeat(s *ledgerFixture) {
-	if sc.look != nil {
-		sc.look(s)
+	if sc.again != nil {
+		sc.again(s)
 	}
 	s.samples[a.GPU].Energy.Value += 7000 // counters of a healthy GPU change
 	s.check(1)
@@ -160,7 +160,7 @@ func TestHealthText(t *testing.T) {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(strings.Split(string(want), "\n"), strings.Split(b.String(), "\n")); diff != "" {
-		t.Errorf("the words have changed (go test -update writes them): %s", diff)
+		t.Errorf("the texts have changed (go test -update writes them): %s", diff)
 	}
 }
 

@@ -32,14 +32,14 @@ func TestWorkloads(t *testing.T) {
 		want   core.HealthState
 	}{
 		{"one in a loop", xid.Degrades, fail(1, 0, 31), core.Healthy},
-		{"nobody knows whose", xid.Degrades, func(s *ledgerFixture) { s.reportXIDs(31, 31, 31, 31) }, core.Healthy},
+		{"unknown workload", xid.Degrades, func(s *ledgerFixture) { s.reportXIDs(31, 31, 31, 31) }, core.Healthy},
 		{"two", xid.Degrades, fail(2, 0, 31), core.Healthy},
 		{"three", xid.Degrades, fail(3, 0, 31), core.Degraded},
 		{"three with different faults", xid.Degrades, func(s *ledgerFixture) { fail(1, 0, 13)(s); fail(1, 0, 31)(s); fail(1, 0, 43)(s) }, core.Degraded},
 		{"three within an hour", xid.Degrades, fail(3, 30*time.Minute, 31), core.Degraded},
 		{"three in more", xid.Degrades, fail(3, 31*time.Minute, 31), core.Healthy},
-		{"three that only tell", xid.Degrades, fail(3, 0, 38, 154), core.Healthy},
-		{"three, and nobody minds", xid.None, fail(3, 0, 31), core.Healthy},
+		{"three of class Info and Trigger", xid.Degrades, fail(3, 0, 38, 154), core.Healthy},
+		{"three, policy None", xid.None, fail(3, 0, 31), core.Healthy},
 		{"three, taken seriously", xid.Withdraws, fail(3, 0, 31), core.Unhealthy},
 		{"one before it was handed out, two since", xid.Degrades, func(s *ledgerFixture) { s.reportXIDs(31); fail(2, 0, 31)(s) }, core.Degraded},
 	} {
@@ -100,7 +100,7 @@ func TestWorkloadsOfInstances(t *testing.T) {
 			}
 			s.observe(xidEvent(one, 31), xidEvent(two, 31), xidEvent(gi(3), 31))
 		}, core.Degraded},
-		{"nobody knows which", func(s *ledgerFixture) {
+		{"unknown instance", func(s *ledgerFixture) {
 			for range 5 {
 				s.allocate(one)
 				s.allocate(two)
