@@ -143,38 +143,6 @@ func TestIndexBindingWhenGPUIsAdded(t *testing.T) {
 	l.expectPools("no rule goes by index", "all 0,1,2,3,4,5,6,7,8")
 }
 
-// A new GPU gets the number of a removed GPU, because no work used it before.
-func TestReplacedGPUGetsFreeNumber(t *testing.T) {
-	l := newPolicyFixture(t, reservedAndShared)
-	l.host = reindexed(0, 1, 2, 3, 4, 9, 6, 7)
-	l.host.Devices[5].PCI = coretest.GPUs(8).Devices[5].PCI
-	l.read(1)
-	l.expectPools("another GPU in the slot of GPU 5", "gpu 0,1,2,3,4 gpu.shared 6,9")
-}
-
-// Two agents divide a host by index. One of them starts for the first time after a GPU was removed.
-func TestAgentsShareNumbers(t *testing.T) {
-	rule := func(reserve bool, indices ...int) core.Rule {
-		return core.Rule{Select: byIndex("policy", indices...), Reserve: map[bool]string{true: "for another"}[reserve]}
-	}
-	nomad := newPolicyFixture(t, core.Policy{Rules: []core.Rule{rule(false, seq(0, 3)...), rule(true, seq(4, 7)...)}})
-	nomad.host = reindexed(seq(1, 7)...)
-	nomad.read(1)
-	nomad.expectPools("nomad", "gpu 1,2,3")
-	kube := newRestartFixture(t, reindexed())
-	kube.cfg.Policy = core.Policy{Rules: []core.Rule{rule(true, seq(0, 3)...), rule(false, seq(4, 7)...)}}
-	kube.state = core.Restore(kube.cfg, core.Checkpoint{BootID: "a"}, "a").
-		WithHost(kube.cfg, kube.now, core.Host{Numbering: nomad.state.Inventory.Numbering()})
-	kube.host = nomad.host
-	kube.read(1)
-	kube.expectPools("kubernetes", "gpu 4,5,6,7")
-
-	kube.state, _ = kube.state.Rebind(kube.cfg, kube.now)
-	kube.expectPools("kubernetes after rebind", "gpu 5,6,7")
-	nomad.state = nomad.state.WithHost(nomad.cfg, nomad.now, core.Host{Numbering: kube.state.Inventory.Numbering()})
-	nomad.expectPools("nomad after the rebind of the other", "gpu 1,2,3,4")
-}
-
 func shareFirst(n int) core.Policy {
 	return core.Policy{Shares: []core.Share{{
 		Pool: "gpu", Select: core.Selector{At: "config.yaml:7"}, First: n, Rename: "gpu.shared",
@@ -235,7 +203,7 @@ func TestInstanceIndexBinding(t *testing.T) {
 		Select:  core.Selector{At: "rule", Indices: []core.DeviceIndex{{GPU: 0, Instance: 1}}},
 		Reserve: "tests",
 	}}}
-	l.host = coretest.Cut(coretest.GPUs(1), 0, "1g.10gb", "1g.10gb", "1g.10gb")
+	l.host = coretest.WithMIG(coretest.GPUs(1), 0, "1g.10gb", "1g.10gb", "1g.10gb")
 	l.read(1)
 	reserved := func(when string, want core.DeviceID) {
 		t.Helper()

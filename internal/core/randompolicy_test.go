@@ -33,7 +33,7 @@ func (d generator) snapshot() core.Snapshot {
 	for n := range s.Devices {
 		switch s.Devices[n].Model = pick(d, "NVIDIA H100 80GB HBM3", "NVIDIA L40S", "NVIDIA A100-SXM4-40GB"); d.IntN(3) {
 		case 0:
-			s = coretest.Cut(s, n, fewOf(d, "1g.10gb", "1g.10gb+me", "3g.40gb")...)
+			s = coretest.WithMIG(s, n, fewOf(d, "1g.10gb", "1g.10gb+me", "3g.40gb")...)
 		case 1:
 			s = coretest.WithMIG(s, n, slices.Repeat([]string{"1g.10gb"}, 7)...)
 		}

@@ -12,6 +12,80 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 )
 
+// A withheld unit is unhealthy with the reason, and can't be reserved. A unit with another reason keeps it. Other
+// units and the original inventory are unchanged.
+func TestWithhold(t *testing.T) {
+	lost := core.Observation{At: core.WholeGPU(coretest.GPU(1)), Kind: core.Lost}
+	inv := core.Build(coretest.GPUs(3), core.Ledger{}.Apply(core.DefaultHealthPolicy(), testStart, lost), core.DefaultConfig())
+	id := func(n int) core.UnitID { return core.UnitID(coretest.GPU(n)) }
+	got := inv.Withhold(map[core.UnitID]string{id(0): "by pod a/b under nvidia.com/gpu", id(1): "by pod a/c under nvidia.com/gpu"})
+	for n, want := range []core.Reason{core.ReasonHeld, core.ReasonLost, core.ReasonNone} {
+		if u, _ := got.Unit(id(n)); u.Health.Reason != want {
+			t.Errorf("GPU %d: %s, want %s", n, u.Health, want)
+		}
+	}
+	u, _ := got.Unit(id(0))
+	if text, want := u.Health.String(), "unhealthy: held (by pod a/b under nvidia.com/gpu); clears: the workload ends"; text != want {
+		t.Errorf("%q, want %q", text, want)
+	}
+	if _, err := got.Reserve(id(0)); err == nil {
+		t.Error("a device that is held is reserved")
+	}
+	if _, err := inv.Reserve(id(0)); err != nil {
+		t.Errorf("the original has changed: %v", err)
+	}
+	if got := inv.Withhold(nil); got != inv {
+		t.Error("withholding nothing makes another inventory")
+	}
+}
+
+func TestUnitIDSplit(t *testing.T) {
+	for id, want := range map[core.UnitID]struct {
+		device core.DeviceID
+		shared bool
+	}{"GPU-1": {"GPU-1", false}, "GPU-1::12": {"GPU-1", true}, "MIG-2::0": {"MIG-2", true}, "": {"", false}} {
+		if device, shared := id.Split(); device != want.device || shared != want.shared {
+			t.Errorf("%q: %q %t", id, device, shared)
+		}
+	}
+}
+
+func devices(inv *core.Inventory) string {
+	var ids []core.UnitID
+	for u := range inv.Devices() {
+		ids = append(ids, u.ID)
+	}
+	return unitNames(ids)
+}
+
+// Devices yields each device once: as it is offered now, not as it was.
+func TestDevices(t *testing.T) {
+	alone, two := core.Build(coretest.GPUs(3), core.Ledger{}, core.DefaultConfig()), sharedGPUs(sliced(2), false)
+	less := core.Build(without(coretest.GPUs(3), coretest.GPU(1)), core.Ledger{}, core.DefaultConfig())
+	for name, tc := range map[string]struct {
+		inv  *core.Inventory
+		want string
+	}{
+		"nothing":         {nil, ""},
+		"not shared":      {alone, "0 1 2"},
+		"shared":          {two, "0::0 1::0 2::0"},
+		"shared by fewer": {two.WithRetiring(sharedGPUs(sliced(3), false), testStart, time.Minute), "0::0 1::0 2::0"},
+		"shared now":      {two.WithRetiring(alone, testStart, time.Minute), "0::0 1::0 2::0"},
+		"shared no more":  {alone.WithRetiring(two, testStart, time.Minute), "0 1 2"},
+		"withdrawn":       {less.WithRetiring(alone, testStart, time.Minute), "0 1 2"},
+	} {
+		if got := devices(tc.inv); got != tc.want {
+			t.Errorf("%s: %s, want %s", name, got, tc.want)
+		}
+	}
+	for u := range two.Devices() {
+		if u.Replica != 0 {
+			t.Error(u.ID)
+		}
+		break // stop after the first
+	}
+}
+
 // nvlinkHost returns a host with NVLinks between the given pairs of GPUs.
 func nvlinkHost(pairs ...string) *core.Inventory {
 	var links []core.Link
