@@ -68,7 +68,7 @@ func (o *offerBuilder) assign(i int, d *Device) bool {
 }
 
 // restoreAssignments prepares the assignments of the shares from the previous ones.
-func (o *offerBuilder) restoreAssignments(s Snapshot, was []ShareAssignment) {
+func (o *offerBuilder) restoreAssignments(s Snapshot, previous []ShareAssignment) {
 	gone := func(id DeviceID) bool {
 		return s.Driver.State == DriverReady && !slices.ContainsFunc(s.Devices, func(d Device) bool { return d.ID == id })
 	}
@@ -79,7 +79,7 @@ func (o *offerBuilder) restoreAssignments(s Snapshot, was []ShareAssignment) {
 		if used[c.Share]++; used[c.Share] > 1 {
 			c.Share += fmt.Sprint(" ", used[c.Share])
 		}
-		for _, b := range was {
+		for _, b := range previous {
 			if b.Share != c.Share || share.First == 0 {
 				continue
 			}

@@ -30,7 +30,7 @@ type GPUHistory struct {
 	driverAbsent   bool      // the driver was absent since the latest check, so it may have been loaded again
 	weakResetSigns [3]time.Time
 	window         window
-	exceeded       [3]Tristate  // by counter: thermal slowdown, power brake, PCIe replays
+	exceeded       windowResult // of the latest complete window
 	allocations    int          // how often the GPU or an instance of it was allocated
 	allocated      []allocation // latest allocation of each placement
 	appFaults      []appFault
@@ -76,6 +76,9 @@ type window struct {
 	since                   time.Time
 	thermal, brake, replays OptionalUint64
 }
+
+// windowResult is which counters increased more than is allowed in a window.
+type windowResult struct{ thermal, brake, replays Tristate }
 
 // Bounds of a GPUHistory, so that its size does not grow with uptime.
 const (

@@ -43,13 +43,13 @@ type offerBuilder struct {
 
 // newOfferBuilder prepares the offers of the devices of s, some of which are lost. Positions that are bound stay bound.
 // Every device has its number already.
-func newOfferBuilder(s Snapshot, c InventoryConfig, was Binding, lost map[DeviceID]bool) *offerBuilder {
+func newOfferBuilder(s Snapshot, c InventoryConfig, previous Binding, lost map[DeviceID]bool) *offerBuilder {
 	o := &offerBuilder{
 		InventoryConfig: c, strategy: map[DeviceID]MIGStrategy{}, partitioned: map[DeviceID]bool{},
 		matched: map[*Selector]bool{}, chosen: map[*Selector][]DeviceID{}, lost: lost,
-		numbering: was.Numbering, proposed: was.Proposed, unconfirmed: was.Unconfirmed, indexed: c.Policy.indexed(),
+		numbering: previous.Numbering, proposed: previous.Proposed, unconfirmed: previous.Unconfirmed, indexed: c.Policy.indexed(),
 	}
-	o.restoreAssignments(s, was.Counts)
+	o.restoreAssignments(s, previous.Counts)
 	for i := range s.Devices {
 		d := &s.Devices[i]
 		if d.At.GI == Whole {
@@ -61,7 +61,7 @@ func newOfferBuilder(s Snapshot, c InventoryConfig, was Binding, lost map[Device
 			o.partitioned[d.At.GPU] = true
 		}
 	}
-	o.profile = o.chooseProfile(s.Devices, was.Profile, s.Driver.State == DriverReady)
+	o.profile = o.chooseProfile(s.Devices, previous.Profile, s.Driver.State == DriverReady)
 	return o
 }
 
@@ -223,7 +223,7 @@ func (o *offerBuilder) parentVisibility(parent *Device) (visibility, string) {
 // chooseProfile returns the profile that is offered under the strategy "single": the previous one while there is an
 // instance of it, else the one with the most instances (of several the first by name); "" if there is none. Excluded
 // instances do not count.
-func (o *offerBuilder) chooseProfile(devices []Device, was string, ready bool) string {
+func (o *offerBuilder) chooseProfile(devices []Device, previous string, ready bool) string {
 	count := map[string]int{}
 	best := ""
 	for i := range devices {
@@ -232,8 +232,8 @@ func (o *offerBuilder) chooseProfile(devices []Device, was string, ready bool) s
 			count[d.Profile]++
 		}
 	}
-	if count[was] > 0 || !ready && len(count) == 0 {
-		return was
+	if count[previous] > 0 || !ready && len(count) == 0 {
+		return previous
 	}
 	for p, n := range count {
 		if best == "" || n > count[best] || n == count[best] && p < best {

@@ -195,13 +195,13 @@ func (b *ledgerBuilder) updateEpisode(id DeviceID) {
 			ignored = true
 		}
 	}
-	was := b.readHistory(id)
-	switch began := !was.UnhealthySince.IsZero(); {
+	previous := b.readHistory(id)
+	switch began := !previous.UnhealthySince.IsZero(); {
 	case bad && !began:
 		history := b.history(id)
 		history.UnhealthySince, history.SevereCause = b.now, severe
 		history.UnhealthyEpisodes = appendBounded(history.UnhealthyEpisodes, b.now)
-	case bad && severe && !was.SevereCause:
+	case bad && severe && !previous.SevereCause:
 		b.history(id).SevereCause = true
 	case !bad && began:
 		history := b.history(id)

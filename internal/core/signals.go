@@ -62,11 +62,11 @@ func (h *GPUHistory) level(r Reason) Tristate {
 	case ReasonLinks:
 		return is(v.LinksUp.OK, v.LinksUp.Value < h.MaxNVLinks)
 	case ReasonThermal:
-		return h.exceeded[0]
+		return h.exceeded.thermal
 	case ReasonPowerBrake:
-		return h.exceeded[1]
+		return h.exceeded.brake
 	case ReasonReplays:
-		return h.exceeded[2]
+		return h.exceeded.replays
 	case ReasonPCIeWidth: // an idle link uses fewer lanes to save power
 		return is(v.Busy && v.PCIeWidth > 0 && v.PCIeMaxWidth > 0, v.PCIeWidth < v.PCIeMaxWidth)
 	default:
@@ -171,13 +171,13 @@ func (b *ledgerBuilder) applyLevel(at Placement, r Reason, history *GPUHistory) 
 // Counters also decrease when the driver is loaded again, which is not a reset.
 func (h *GPUHistory) wasReset(v HealthSample, now time.Time) bool {
 	old := h.Sample
-	gone := func(before, after Tristate) bool { return before == Yes && after == No }
+	cleared := func(before, after Tristate) bool { return before == Yes && after == No }
 	wanted := old.RecoveryAction == RecoveryReset || old.RecoveryAction == RecoveryDrainAndReset || old.RecoveryAction == RecoveryReboot
 	switch {
 	case h.lost,
 		wanted && v.RecoveryAction == RecoveryNone,
 		h.reloading && v.RecoveryAction == RecoveryNone,
-		gone(old.RemapPending, v.RemapPending), gone(old.RetirementPending, v.RetirementPending), gone(old.RepairPending, v.RepairPending):
+		cleared(old.RemapPending, v.RemapPending), cleared(old.RetirementPending, v.RetirementPending), cleared(old.RepairPending, v.RepairPending):
 		h.weakResetSigns = [3]time.Time{}
 		return true
 	}
@@ -203,17 +203,16 @@ func (h *GPUHistory) updateWindow(now time.Time) {
 	if passed := now.Sub(w.since); !w.since.IsZero() && passed < windowSpan {
 		return
 	} else if !w.since.IsZero() {
-		share := func(from, to OptionalUint64) Tristate {
+		throttled := func(from, to OptionalUint64) Tristate {
 			if !from.OK || !to.OK || to.Value < from.Value {
 				return NotReported
 			}
 			return TristateOf(float64(to.Value-from.Value) > throttleShare*float64(passed))
 		}
-		h.exceeded[0], h.exceeded[1] = share(w.thermal, v.ThermalSlowdown), share(w.brake, v.PowerBrake)
-		h.exceeded[2] = NotReported
+		h.exceeded = windowResult{thermal: throttled(w.thermal, v.ThermalSlowdown), brake: throttled(w.brake, v.PowerBrake)}
 		if w.replays.OK && v.Replays.OK && v.Replays.Value >= w.replays.Value {
 			perMinute := float64(v.Replays.Value-w.replays.Value) / passed.Minutes()
-			h.exceeded[2] = TristateOf(perMinute > replayLimit(v.PCIeGen, v.PCIeMaxWidth))
+			h.exceeded.replays = TristateOf(perMinute > replayLimit(v.PCIeGen, v.PCIeMaxWidth))
 		}
 	}
 	h.window = window{now, v.ThermalSlowdown, v.PowerBrake, v.Replays}
