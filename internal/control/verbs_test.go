@@ -165,7 +165,7 @@ func TestRefusals(t *testing.T) {
 		want   string // joined lines, all of them
 	}{
 		"a newer fault": {clearing(control.ClearArgs{GPU: "0", VerifiedAt: longAgo}), http.StatusConflict, "newer than the verification: XID_95 happened at "},
-		"silence":       {clearing(control.ClearArgs{GPU: "1"}), http.StatusConflict, string(coretest.GPU(1)) + " does not answer"},
+		"silence":       {clearing(control.ClearArgs{GPU: "1"}), http.StatusConflict, string(coretest.GPU(1)) + " does not respond"},
 		"nothing there": {clearing(control.ClearArgs{GPU: "0", Cause: "xid 48"}), http.StatusNotFound, "no condition XID_48 on GPU " + string(coretest.GPU(0))},
 		"no GPU":        {clearing(control.ClearArgs{}), http.StatusBadRequest, `gpu = "": want a UUID`},
 		"no such GPU":   {clearing(control.ClearArgs{GPU: "7"}), http.StatusBadRequest, `gpu = "7": there is no such GPU`},

@@ -25,9 +25,9 @@ func faultyGPUs(n int) (core.Ledger, []core.Observation) {
 	l, checks := healthyGPUs(n)
 	var obs []core.Observation
 	for i := range n {
-		obs = append(obs, xidEvent(gpu(i), 119))
+		obs = append(obs, xidEvent(gpuAt(i), 119))
 	}
-	return l.Apply(core.DefaultHealthPolicy(), testStart, append(obs, xidEvent(gpu(0), 94), xidEvent(gpu(0), 54))...), checks
+	return l.Apply(core.DefaultHealthPolicy(), testStart, append(obs, xidEvent(gpuAt(0), 94), xidEvent(gpuAt(0), 54))...), checks
 }
 
 func BenchmarkApplyXID(b *testing.B) {
@@ -35,7 +35,7 @@ func BenchmarkApplyXID(b *testing.B) {
 	l, _ := healthyGPUs(8)
 	b.ReportAllocs()
 	for b.Loop() {
-		l.Apply(p, testStart, xidEvent(gpu(3), 95))
+		l.Apply(p, testStart, xidEvent(gpuAt(3), 95))
 	}
 }
 
@@ -74,7 +74,7 @@ func BenchmarkHealth(b *testing.B) {
 		b.Run(name, func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
-				l.Health(gpu(63))
+				l.Health(gpuAt(63))
 			}
 		})
 	}

@@ -125,7 +125,7 @@ func TestIndexBindingWhenGPUIsAdded(t *testing.T) {
 	l.host = reindexed(append([]int{8}, seq(0, 7)...)...)
 	l.read(1)
 	l.expectPools("a ninth GPU comes first in the driver's order", "gpu 0,1,2,3,4 gpu.shared 5,6")
-	if e := l.state.Inventory.Excluded(); len(e) != 2 || e[0].At != gpu(8) || !strings.Contains(e[0].Reason, "rebind") {
+	if e := l.state.Inventory.Excluded(); len(e) != 2 || e[0].At != gpuAt(8) || !strings.Contains(e[0].Reason, "rebind") {
 		t.Errorf("excluded is %v", e)
 	}
 	next, err := l.state.Rebind(l.cfg, l.now)

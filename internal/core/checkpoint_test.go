@@ -17,7 +17,7 @@ func TestRestartAndReboot(t *testing.T) {
 	codes := func(codes ...uint64) func(*restartFixture) {
 		return func(l *restartFixture) {
 			for _, code := range codes {
-				l.observe(xidEvent(gpu(0), code))
+				l.observe(xidEvent(gpuAt(0), code))
 			}
 		}
 	}
@@ -34,28 +34,28 @@ func TestRestartAndReboot(t *testing.T) {
 		{"node", codes(54), "unhealthy XID_54", false},
 		{"fabric", codes(74), "degraded XID_74", false},
 		{"suspect", codes(500), "degraded XID_500", false},
-		{"event", func(l *restartFixture) { l.observe(core.Observation{At: gpu(0), Kind: core.Event, Code: 0x2000}) }, "unhealthy EVENT_0x2000", false},
+		{"event", func(l *restartFixture) { l.observe(core.Observation{At: gpuAt(0), Kind: core.Event, Code: 0x2000}) }, "unhealthy EVENT_0x2000", false},
 		{"worn out", codes(157), "degraded XID_157", true},
 		{"worn out", codes(164), "degraded XID_164", true},
 		{"workloads", func(l *restartFixture) {
 			for range 3 {
-				l.observe(core.Observation{At: gpu(0), Kind: core.Reserved}, xidEvent(gpu(0), 31))
+				l.observe(core.Observation{At: gpuAt(0), Kind: core.Reserved}, xidEvent(gpuAt(0), 31))
 			}
 		}, "degraded WORKLOADS_FAILING", false},
 		{"ECC", set(func(v *core.HealthSample) { v.Uncorrectable.Value++ }, 1), "degraded ECC_UNCORRECTABLE", false},
 		{"errors", func(l *restartFixture) {
 			for range 3 {
-				l.observe(core.Observation{At: gpu(0), Kind: core.ProbeFailed})
+				l.observe(core.Observation{At: gpuAt(0), Kind: core.ProbeFailed})
 			}
 		}, "unhealthy PROBE_FAILED", false},
-		{"hang", func(l *restartFixture) { l.observe(core.Observation{At: gpu(0), Kind: core.Unresponsive}) }, "unhealthy NOT_ANSWERING", false},
-		{"lost", func(l *restartFixture) { l.observe(core.Observation{At: gpu(0), Kind: core.Lost}) }, "lost LOST", false},
+		{"hang", func(l *restartFixture) { l.observe(core.Observation{At: gpuAt(0), Kind: core.Unresponsive}) }, "unhealthy NOT_ANSWERING", false},
+		{"lost", func(l *restartFixture) { l.observe(core.Observation{At: gpuAt(0), Kind: core.Lost}) }, "lost LOST", false},
 		{"service", func(l *restartFixture) {
 			for _, code := range []uint64{46, 119, 140} {
 				codes(code)(l)
-				l.observe(core.Observation{At: gpu(0), Kind: core.DriverRebound})
+				l.observe(core.Observation{At: gpuAt(0), Kind: core.DriverRebound})
 				l.now = l.now.Add(time.Second)
-				l.observe(core.Observation{At: gpu(0), Kind: core.DriverRebound})
+				l.observe(core.Observation{At: gpuAt(0), Kind: core.DriverRebound})
 				l.read(40)
 			}
 		}, "unhealthy NEEDS_SERVICE", true},
@@ -102,11 +102,11 @@ func TestRestartAndReboot(t *testing.T) {
 // What is valid only within a process is not in the checkpoint.
 func TestCheckpointLeavesOut(t *testing.T) {
 	l := newRestartFixture(t, coretest.GPUs(2))
-	simulated := xidEvent(gpu(0), 95)
+	simulated := xidEvent(gpuAt(0), 95)
 	simulated.Simulated = true
 	l.observe(simulated, core.Observation{At: core.Node, Kind: core.Unresponsive})
 	l.noDriver(core.DriverFailed)
-	l.observe(core.Observation{At: gpu(1), Kind: core.CallPending})
+	l.observe(core.Observation{At: gpuAt(1), Kind: core.CallPending})
 	if n := len(l.state.Ledger.Conditions()); n != 4 {
 		t.Fatalf("%d conditions", n)
 	}
@@ -118,7 +118,7 @@ func TestCheckpointLeavesOut(t *testing.T) {
 // Progress of a recovery starts again; counts and ignored conditions are kept.
 func TestRestartKeepsHistory(t *testing.T) {
 	l := newRestartFixture(t, coretest.GPUs(2))
-	l.observe(xidEvent(gpu(0), 95), xidEvent(gpu(1), 119))
+	l.observe(xidEvent(gpuAt(0), 95), xidEvent(gpuAt(1), 119))
 	l.read(7)
 	if c := l.state.Ledger.Conditions()[0]; c.CleanChecks < 3 {
 		t.Fatalf("not on its way back: %+v", c)
@@ -169,7 +169,7 @@ func TestResetDuringAbsence(t *testing.T) {
 			}
 		}
 		l.read(1)
-		l.observe(xidEvent(gpu(0), 119))
+		l.observe(xidEvent(gpuAt(0), 119))
 		l.restart("boot", "boot")
 		l.now = l.now.Add(time.Hour)
 		for _, s := range tc.signs {
@@ -180,7 +180,7 @@ func TestResetDuringAbsence(t *testing.T) {
 	}
 	t.Run("lost, and back without a witness", func(t *testing.T) {
 		l := newRestartFixture(t, coretest.GPUs(1))
-		l.observe(xidEvent(gpu(0), 119), core.Observation{At: gpu(0), Kind: core.Lost})
+		l.observe(xidEvent(gpuAt(0), 119), core.Observation{At: gpuAt(0), Kind: core.Lost})
 		l.restart("boot", "boot")
 		l.read(1)
 		l.expect("at the first answer", map[core.DeviceID]string{coretest.GPU(0): "lost LOST"})
@@ -189,9 +189,9 @@ func TestResetDuringAbsence(t *testing.T) {
 	})
 	t.Run("back before the restart", func(t *testing.T) {
 		l := newRestartFixture(t, coretest.GPUs(1))
-		l.observe(core.Observation{At: gpu(0), Kind: core.Lost})
+		l.observe(core.Observation{At: gpuAt(0), Kind: core.Lost})
 		l.read(1)
-		l.observe(xidEvent(gpu(0), 119))
+		l.observe(xidEvent(gpuAt(0), 119))
 		l.restart("boot", "boot")
 		l.read(30)
 		l.expect("it came back before the fault", map[core.DeviceID]string{coretest.GPU(0): "unhealthy XID_119"})
@@ -211,10 +211,10 @@ func TestResetDuringAbsence(t *testing.T) {
 
 // A checkpoint can contain values that no agent wrote.
 func TestRestoreDamagedCheckpoint(t *testing.T) {
-	c := core.Condition{At: gpu(1), Reason: core.ReasonXID, Code: 95, State: core.Unhealthy, Since: testStart, Last: testStart, Count: 1}
+	c := core.Condition{At: gpuAt(1), Reason: core.ReasonXID, Code: 95, State: core.Unhealthy, Since: testStart, Last: testStart, Count: 1}
 	later, other := c, c
 	later.Last, later.Count = testStart.Add(time.Hour), 2
-	other.At = gpu(0)
+	other.At = gpuAt(0)
 	s := core.Restore(core.DefaultConfig(), core.Checkpoint{BootID: "boot", Conditions: []core.Condition{later, c, other}}, "boot")
 	cs := s.Ledger.Conditions()
 	if len(cs) != 2 || cs[0].At != other.At || !cs[1].Since.Equal(testStart) || !cs[1].Last.Equal(later.Last) || cs[1].Count != 3 {

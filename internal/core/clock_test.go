@@ -57,7 +57,7 @@ func checkpointWithXID(t *testing.T) (*restartFixture, core.Checkpoint) {
 	l := newRestartFixture(t, coretest.GPUs(2))
 	l.state = core.Restore(l.cfg, core.Checkpoint{BootID: "a", BootTime: testStart.Add(-time.Hour)}, "a")
 	l.read(1)
-	l.observe(xidEvent(gpu(1), 119))
+	l.observe(xidEvent(gpuAt(1), 119))
 	l.read(12)
 	return l, l.state.Checkpoint("a")
 }
@@ -131,7 +131,7 @@ func TestCheckpointBeforeFirstSnapshot(t *testing.T) {
 	if r := l.state.Checkpoint("b"); r.NotReadSinceBoot {
 		t.Error("unread")
 	}
-	l.observe(xidEvent(gpu(1), 119))
+	l.observe(xidEvent(gpuAt(1), 119))
 	l.restart("b", "b")
 	l.read(1)
 	l.expect("restarted", map[core.DeviceID]string{coretest.GPU(0): "healthy ", coretest.GPU(1): "unhealthy XID_119"})

@@ -7,7 +7,7 @@ import (
 )
 
 func TestPlacementCovers(t *testing.T) {
-	gpu := core.WholeGPU("GPU-a")
+	whole := core.WholeGPU("GPU-a")
 	gi := core.Placement{GPU: "GPU-a", GI: 3, CI: core.Whole}
 	ci := core.Placement{GPU: "GPU-a", GI: 3, CI: 1}
 	other := core.Placement{GPU: "GPU-b", GI: 3, CI: 1}
@@ -16,17 +16,17 @@ func TestPlacementCovers(t *testing.T) {
 		p, q core.Placement
 		want bool
 	}{
-		{"node covers GPU", core.Node, gpu, true},
+		{"node covers GPU", core.Node, whole, true},
 		{"node covers CI", core.Node, ci, true},
-		{"GPU covers itself", gpu, gpu, true},
-		{"GPU covers its GI", gpu, gi, true},
-		{"GPU covers its CI", gpu, ci, true},
+		{"GPU covers itself", whole, whole, true},
+		{"GPU covers its GI", whole, gi, true},
+		{"GPU covers its CI", whole, ci, true},
 		{"GI covers its CI", gi, ci, true},
-		{"GI does not cover its GPU", gi, gpu, false},
+		{"GI does not cover its GPU", gi, whole, false},
 		{"CI does not cover its GI", ci, gi, false},
-		{"GPU does not cover another GPU's CI", gpu, other, false},
+		{"GPU does not cover another GPU's CI", whole, other, false},
 		{"CI does not cover the same numbers elsewhere", ci, other, false},
-		{"GPU does not cover the node", gpu, core.Node, false},
+		{"GPU does not cover the node", whole, core.Node, false},
 	} {
 		if got := tc.p.Covers(tc.q); got != tc.want {
 			t.Errorf("%s: %v.Covers(%v) = %v", tc.name, tc.p, tc.q, got)

@@ -113,7 +113,7 @@ func TestRecoveryUntouched(t *testing.T) {
 		quiet  = 660 * time.Second // ten minutes
 	)
 	for _, tc := range []struct {
-		xid                     uint64
+		code                    uint64
 		trusted, guest, earlier time.Duration
 	}{
 		{95, action, never, action},
@@ -146,9 +146,9 @@ func TestRecoveryUntouched(t *testing.T) {
 			begin func(testing.TB) *ledgerFixture
 			time.Duration
 		}{"recovery action": {trusted, tc.trusted}, "no recovery action": {guest, tc.guest}, "an early driver": {early, tc.earlier}} {
-			t.Run(fmt.Sprintf("%d with %s", tc.xid, world), func(t *testing.T) {
+			t.Run(fmt.Sprintf("%d with %s", tc.code, world), func(t *testing.T) {
 				s := want.begin(t)
-				s.reportXIDs(tc.xid)
+				s.reportXIDs(tc.code)
 				s.expectRecovery("untouched", want.Duration)
 			})
 		}
@@ -157,17 +157,17 @@ func TestRecoveryUntouched(t *testing.T) {
 
 // A pending repair of any kind requires a reset.
 func TestRecoveryWaitsForRepair(t *testing.T) {
-	for xid, change := range map[uint64]func(*core.HealthSample){
+	for code, change := range map[uint64]func(*core.HealthSample){
 		63:  func(v *core.HealthSample) { v.RemapPending, v.RetirementPending = core.Yes, core.No },
 		160: func(v *core.HealthSample) { v.RepairPending = core.Yes },
 		155: func(v *core.HealthSample) { v.LinksUp.Value = 17 },
 	} {
 		s := guest(t)
-		s.reportXIDs(xid)
+		s.reportXIDs(code)
 		s.setSample(change)
 		s.checkFor(time.Hour)
-		if c := s.condition(fmt.Sprint("XID_", xid)); !c.ClearingSince.IsZero() {
-			t.Errorf("XID %d recovers: %+v", xid, c)
+		if c := s.condition(fmt.Sprint("XID_", code)); !c.ClearingSince.IsZero() {
+			t.Errorf("XID %d recovers: %+v", code, c)
 		}
 	}
 }
@@ -175,7 +175,7 @@ func TestRecoveryWaitsForRepair(t *testing.T) {
 // What a reset clears, and what it does not clear.
 func TestRecoveryByReset(t *testing.T) {
 	for _, tc := range []struct {
-		xid  uint64
+		code uint64
 		want time.Duration // from the check that shows the reset
 	}{
 		{46, time.Minute}, {48, time.Minute}, {62, time.Minute}, {64, time.Minute}, {94, time.Minute}, {95, time.Minute},
@@ -184,9 +184,9 @@ func TestRecoveryByReset(t *testing.T) {
 		{54, never}, {151, never}, {157, never}, {164, never}, {165, never},
 	} {
 		s := trusted(t)
-		s.reportXIDs(tc.xid)
+		s.reportXIDs(tc.code)
 		s.reset()
-		s.expectRecovery(fmt.Sprint("XID ", tc.xid, " reset"), tc.want)
+		s.expectRecovery(fmt.Sprint("XID ", tc.code, " reset"), tc.want)
 	}
 }
 

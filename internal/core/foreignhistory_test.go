@@ -41,7 +41,7 @@ func onlyExcluded(excluded ...core.Exclusion) core.Snapshot {
 func TestForeignHistoryIsDropped(t *testing.T) {
 	nameless := core.Exclusion{Index: 1, Failure: core.FailureError, Reason: "no UUID"}
 	slot := core.Exclusion{Index: 1, PCI: "0000:11:00.0", Failure: core.FailureLost, Reason: "no UUID"}
-	own := core.Exclusion{Index: 1, At: gpu(1), PCI: "0000:11:00.0", Failure: core.FailureLost, Reason: "lost"}
+	own := core.Exclusion{Index: 1, At: gpuAt(1), PCI: "0000:11:00.0", Failure: core.FailureLost, Reason: "lost"}
 	strange := core.Exclusion{Index: 1, At: core.WholeGPU(coretest.GPU(101)), PCI: "0000:11:00.0", Failure: core.FailureError, Reason: "error"}
 	for name, tc := range map[string]struct {
 		readings []core.Snapshot
@@ -69,7 +69,7 @@ func TestForeignHistoryIsDropped(t *testing.T) {
 		for boot, next := range map[string]string{"same boot": "boot 1", "another boot": "boot 2"} {
 			t.Run(name+", "+boot, func(t *testing.T) {
 				l := newRestartFixture(t, coretest.GPUs(2))
-				l.observe(xidEvent(gpu(1), 95))
+				l.observe(xidEvent(gpuAt(1), 95))
 				l.restart("boot 1", next)
 				for _, reading := range tc.readings {
 					l.now = l.now.Add(time.Second)
@@ -138,13 +138,13 @@ func TestForeignHistoryIsDroppedByLaterProcess(t *testing.T) {
 func TestForeignHistoryOfUnreadableGPU(t *testing.T) {
 	cfg := core.DefaultConfig()
 	r := core.Checkpoint{BootID: "boot", Devices: coretest.GPUs(1).Devices, Conditions: []core.Condition{{
-		At: gpu(1), Reason: core.ReasonXID, Code: 95, State: core.Unhealthy, Since: testStart, Last: testStart,
+		At: gpuAt(1), Reason: core.ReasonXID, Code: 95, State: core.Unhealthy, Since: testStart, Last: testStart,
 	}}}
 	reading := coretest.GPUs(2)
 	reading.Devices = reading.Devices[1:] // the first has fallen off the bus, the second responds
 	s := core.Restore(cfg, r, "boot").Read(cfg, testStart, core.NewSnapshot(reading))
-	if s.Foreign != nil || s.Ledger.Health(gpu(0)).State != core.GPULost {
-		t.Errorf("dropped: %v; GPU 0 is %s", s.Foreign, s.Ledger.Health(gpu(0)))
+	if s.Foreign != nil || s.Ledger.Health(gpuAt(0)).State != core.GPULost {
+		t.Errorf("dropped: %v; GPU 0 is %s", s.Foreign, s.Ledger.Health(gpuAt(0)))
 	}
 }
 
@@ -160,7 +160,7 @@ func TestForeignHistoryOverRandomRestarts(t *testing.T) {
 			}
 		}
 		l := newRestartFixture(t, coretest.GPUs(3))
-		l.observe(xidEvent(gpu(0), 157), xidEvent(gpu(1), 157))
+		l.observe(xidEvent(gpuAt(0), 157), xidEvent(gpuAt(1), 157))
 		for _, o := range healthyChecks(machine) {
 			l.samples[o.At.GPU] = &o.Sample
 		}

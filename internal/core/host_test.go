@@ -73,11 +73,11 @@ func TestWithHost(t *testing.T) {
 		},
 		"GPU that is not offered": {core.Host{MPS: both, Claims: []core.Claim{claim(core.WholeGPU("GPU-x"), true)}}, core.OverlapRefuse, nil, "", ""},
 		"the driver's faults come first": {
-			core.Host{Claims: []core.Claim{claim(whole(0), true)}}, core.OverlapRefuse, []core.Observation{xidEvent(gpu(0), 95), xidEvent(gpu(2), 95)},
+			core.Host{Claims: []core.Claim{claim(whole(0), true)}}, core.OverlapRefuse, []core.Observation{xidEvent(gpuAt(0), 95), xidEvent(gpuAt(2), 95)},
 			"gpu/0 XID_95; gpu.mps/1 MPS_DAEMON_DOWN; small/2 XID_95", "0",
 		},
 		"what is degraded is worse without its daemon": {
-			core.Host{MPS: both[:1]}, core.OverlapWarn, []core.Observation{xidEvent(gpu(1), 94)}, "gpu.mps/1 MPS_DAEMON_DOWN", "",
+			core.Host{MPS: both[:1]}, core.OverlapWarn, []core.Observation{xidEvent(gpuAt(1), 94)}, "gpu.mps/1 MPS_DAEMON_DOWN", "",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -66,7 +66,7 @@ func TestCheckpointHasLogPosition(t *testing.T) {
 		t.Errorf("the record has %d and %v", r.KernelLog, r.Conditions)
 	}
 	l.read(1)
-	l.observe(core.Observation{At: gpu(0), Kind: core.DriverRebound})
+	l.observe(core.Observation{At: gpuAt(0), Kind: core.DriverRebound})
 	l.read(60)
 	l.expect("cleared by a reset", allHealthy(2))
 	l.restart("b", "b")
@@ -80,7 +80,7 @@ func TestCheckpointHasLogPosition(t *testing.T) {
 func TestLogLineOfReportedEvent(t *testing.T) {
 	l := newRestartFixture(t, coretest.GPUs(2))
 	l.observe(logPosition(10))
-	l.observe(xidEvent(gpu(0), 95))
+	l.observe(xidEvent(gpuAt(0), 95))
 	cleared, _, err := l.state.Clear(l.cfg, l.now, core.Command{GPU: coretest.GPU(0)})
 	if err != nil {
 		t.Fatal(err)
@@ -107,7 +107,7 @@ func TestLogLineOfReportedEvent(t *testing.T) {
 // A line that was read before the agent ended is not the echo of an event after it.
 func TestLogLineReportedByBothSources(t *testing.T) {
 	l := newRestartFixture(t, coretest.GPUs(1))
-	l.observe(xidEvent(gpu(0), 95))
+	l.observe(xidEvent(gpuAt(0), 95))
 	l.now = l.now.Add(2 * time.Second)
 	l.observe(logLine(0, 95, 11))
 	l.restart("b", "b")
@@ -137,7 +137,7 @@ func TestLogLineOfKnownGPU(t *testing.T) {
 func TestLogLinesAfterReboot(t *testing.T) {
 	l := newRestartFixture(t, coretest.GPUs(2))
 	l.observe(logPosition(500))
-	l.observe(xidEvent(gpu(1), 119)) // no agent read its line, because the host was rebooted
+	l.observe(xidEvent(gpuAt(1), 119)) // no agent read its line, because the host was rebooted
 	l.restart("a", "b")
 	l.observe(backlogLine(1, 119, 31), logPosition(40))
 	l.noDriver(core.DriverAbsent)

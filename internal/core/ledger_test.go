@@ -15,7 +15,7 @@ func TestLedger(t *testing.T) {
 	at := func(p core.Placement, k core.ObservationKind) core.Observation {
 		return core.Observation{At: p, Kind: k}
 	}
-	xid := func(p core.Placement, code uint64) core.Observation {
+	event := func(p core.Placement, code uint64) core.Observation {
 		return core.Observation{At: p, Kind: core.XID, Code: code}
 	}
 	for _, tc := range []struct {
@@ -32,13 +32,13 @@ func TestLedger(t *testing.T) {
 		{"one failed probe", []core.Observation{at(a, core.ProbeFailed)}, a, core.Health{}},
 		{"three failed probes", []core.Observation{at(a, core.ProbeFailed), at(a, core.ProbeFailed), at(a, core.ProbeFailed)}, a, core.Health{State: core.Unhealthy, Reason: core.ReasonProbe}},
 		{"not in a row", []core.Observation{at(a, core.ProbeFailed), at(a, core.ProbeFailed), at(a, core.Checked), at(a, core.ProbeFailed)}, a, core.Health{}},
-		{"critical XID", []core.Observation{xid(a, 48)}, a, core.Health{State: core.Unhealthy, Reason: core.ReasonXID, Code: 48}},
-		{"an answer does not clear an XID", []core.Observation{xid(a, 48), at(a, core.Checked)}, a, core.Health{State: core.Unhealthy, Reason: core.ReasonXID, Code: 48}},
-		{"application XID", []core.Observation{xid(a, 31)}, a, core.Health{}},
-		{"XID on the GPU reaches an instance", []core.Observation{xid(a, 48)}, inGI, core.Health{State: core.Unhealthy, Reason: core.ReasonXID, Code: 48}},
-		{"XID on a GI reaches its own", []core.Observation{xid(gi, 94)}, inGI, core.Health{State: core.Degraded, Reason: core.ReasonXID, Code: 94}},
-		{"XID on a GI spares its sibling", []core.Observation{xid(gi, 94)}, otherGI, core.Health{}},
-		{"the worst counts", []core.Observation{at(a, core.Lost), xid(a, 48)}, a, core.Health{State: core.GPULost, Reason: core.ReasonLost}},
+		{"critical XID", []core.Observation{event(a, 48)}, a, core.Health{State: core.Unhealthy, Reason: core.ReasonXID, Code: 48}},
+		{"an answer does not clear an XID", []core.Observation{event(a, 48), at(a, core.Checked)}, a, core.Health{State: core.Unhealthy, Reason: core.ReasonXID, Code: 48}},
+		{"application XID", []core.Observation{event(a, 31)}, a, core.Health{}},
+		{"XID on the GPU reaches an instance", []core.Observation{event(a, 48)}, inGI, core.Health{State: core.Unhealthy, Reason: core.ReasonXID, Code: 48}},
+		{"XID on a GI reaches its own", []core.Observation{event(gi, 94)}, inGI, core.Health{State: core.Degraded, Reason: core.ReasonXID, Code: 94}},
+		{"XID on a GI spares its sibling", []core.Observation{event(gi, 94)}, otherGI, core.Health{}},
+		{"the worst counts", []core.Observation{at(a, core.Lost), event(a, 48)}, a, core.Health{State: core.GPULost, Reason: core.ReasonLost}},
 		{"driver gone reaches all", []core.Observation{at(core.Node, core.DriverUnavailable)}, b, core.Health{State: core.Unknown, Reason: core.ReasonDriver}},
 		{"driver back", []core.Observation{at(core.Node, core.DriverUnavailable), at(core.Node, core.DriverAvailable)}, b, core.Health{}},
 		{"stuck call", []core.Observation{at(a, core.Unresponsive)}, a, core.Health{State: core.Unhealthy, Reason: core.ReasonUnresponsive}},
@@ -58,10 +58,10 @@ func TestLedger(t *testing.T) {
 }
 
 func TestSinceAndCount(t *testing.T) {
-	xid := core.Observation{At: core.WholeGPU("GPU-a"), Kind: core.XID, Code: 48}
+	event := core.Observation{At: core.WholeGPU("GPU-a"), Kind: core.XID, Code: 48}
 	var l core.Ledger
 	for i := range 3 {
-		l = l.Apply(core.DefaultHealthPolicy(), time.Unix(int64(100+i), 0), xid)
+		l = l.Apply(core.DefaultHealthPolicy(), time.Unix(int64(100+i), 0), event)
 	}
 	cs := l.Conditions()
 	if len(cs) != 1 || !cs[0].Since.Equal(time.Unix(100, 0)) || cs[0].Count != 3 {

@@ -17,7 +17,7 @@ func TestOverrides(t *testing.T) {
 		name  string
 		xids  map[uint64]xid.Effect
 		rest  *xid.Effect
-		xid   uint64
+		code  uint64
 		want  core.HealthState
 		over  time.Duration // with a recovery action
 		guest time.Duration // without
@@ -40,7 +40,7 @@ func TestOverrides(t *testing.T) {
 				s := newUncheckedFixture(t, "580", func(p *core.HealthPolicy) { p.XIDs, p.AllXIDs = tc.xids, tc.rest })
 				s.setSample(func(v *core.HealthSample) { v.RecoveryAction = action })
 				s.check(1)
-				s.reportXIDs(tc.xid)
+				s.reportXIDs(tc.code)
 				if h := s.ledger.Health(a); h.State != tc.want {
 					t.Errorf("immediately %s, want %s", h, tc.want)
 				}
@@ -124,7 +124,7 @@ func TestManual(t *testing.T) {
 func TestManualReboot(t *testing.T) {
 	l := newRestartFixture(t, coretest.GPUs(1))
 	l.cfg.Health.Manual = true
-	l.observe(xidEvent(gpu(0), 95), xidEvent(gpu(0), 94))
+	l.observe(xidEvent(gpuAt(0), 95), xidEvent(gpuAt(0), 94))
 	l.restart("boot 1", "boot 2")
 	if cs := l.state.Ledger.Conditions(); len(cs) != 1 || cs[0].Code != 95 {
 		t.Errorf("conditions: %v", cs)

@@ -241,7 +241,7 @@ func TestMaintenance(t *testing.T) {
 // Conditions from before maintenance remain, unless there is evidence for recovery.
 func TestMaintenanceKeepsConditions(t *testing.T) {
 	l := newRestartFixture(t, coretest.GPUs(2))
-	l.observe(xidEvent(gpu(0), 95))
+	l.observe(xidEvent(gpuAt(0), 95))
 	l.samples[coretest.GPU(0)].RecoveryAction = core.RecoveryUnknown
 	l.state = l.state.EnterMaintenance(l.cfg, l.now, core.Maintenance{Since: l.now})
 	l.state = l.state.ExitMaintenance()
@@ -270,7 +270,7 @@ func TestDriverVersionChangedOverRestart(t *testing.T) {
 		l := newRestartFixture(t, coretest.GPUs(1))
 		l.host.Driver.Version = "580.95.05"
 		l.read(1)
-		l.observe(xidEvent(gpu(0), 119))
+		l.observe(xidEvent(gpuAt(0), 119))
 		l.restart("boot", "boot")
 		l.host.Driver.Version = version
 		l.read(200)

@@ -174,7 +174,7 @@ func verifyDevicesOnce(t *testing.T, s core.Snapshot, inv *core.Inventory) {
 		if n := ways[d.At]; n > 1 || n == 0 && !behind {
 			t.Errorf("%s is offered or refused %d times, behind another view %t", d.ID, n, behind)
 		}
-		if gpu := core.WholeGPU(d.At.GPU); d.At != gpu && offered[gpu] && offered[d.At] {
+		if whole := core.WholeGPU(d.At.GPU); d.At != whole && offered[whole] && offered[d.At] {
 			t.Errorf("%s and its GPU are both offered", d.ID)
 		}
 	}

@@ -150,14 +150,14 @@ func TestReconcileDropsRemovedDevices(t *testing.T) {
 // migMachine is a GPU in MIG mode with two instances, and a full GPU.
 func migMachine() core.Snapshot {
 	s := coretest.GPUs(1)
-	gpu := s.Devices[0]
-	gpu.Index, gpu.ID, gpu.At, gpu.PCI, gpu.MIG, gpu.Minor = 1, "GPU-m", core.WholeGPU("GPU-m"), "0000:20:00.0", true, 1
-	one, two := gpu, gpu
+	parent := s.Devices[0]
+	parent.Index, parent.ID, parent.At, parent.PCI, parent.MIG, parent.Minor = 1, "GPU-m", core.WholeGPU("GPU-m"), "0000:20:00.0", true, 1
+	one, two := parent, parent
 	one.ID, one.At, one.Profile, one.MIG = "MIG-1", core.Placement{GPU: "GPU-m", GI: 1, CI: 0}, "1g.10gb", false
 	one.GICap, one.CICap = 12, 13
 	two.ID, two.At, two.Profile, two.MIG = "MIG-2", core.Placement{GPU: "GPU-m", GI: 2, CI: 0}, "3g.40gb", false
 	two.GICap, two.CICap = 21, 22
-	s.Devices = append(s.Devices, gpu, one, two)
+	s.Devices = append(s.Devices, parent, one, two)
 	s.Nodes = append(s.Nodes, "/dev/nvidia1", "/dev/nvidia-caps/nvidia-cap12", "/dev/nvidia-caps/nvidia-cap13")
 	return core.NewSnapshot(s)
 }

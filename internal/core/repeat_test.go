@@ -14,7 +14,7 @@ func TestRepeatRule(t *testing.T) {
 	for _, tc := range []struct {
 		name          string
 		begin         func(testing.TB) *ledgerFixture
-		xid           uint64
+		code          uint64
 		apart         time.Duration
 		first, second core.HealthState
 	}{
@@ -28,12 +28,12 @@ func TestRepeatRule(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			s := tc.begin(t)
-			s.reportXIDs(tc.xid)
+			s.reportXIDs(tc.code)
 			if h := s.ledger.Health(a); h.State != tc.first {
 				t.Errorf("the first: %s", h)
 			}
 			s.checkFor(tc.apart)
-			s.reportXIDs(tc.xid)
+			s.reportXIDs(tc.code)
 			if h := s.ledger.Health(a); h.State != tc.second {
 				t.Errorf("the second: %s", h)
 			}
@@ -116,7 +116,7 @@ func TestNVLinkOnly(t *testing.T) {
 func TestRecoveryActionSince(t *testing.T) {
 	for _, tc := range []struct {
 		driver string
-		xid    uint64
+		code   uint64
 		want   core.HealthState // with the recovery action None, after the settle window
 		over   time.Duration
 	}{
@@ -130,7 +130,7 @@ func TestRecoveryActionSince(t *testing.T) {
 		{"unheard of", 120, core.Unhealthy, never},
 	} {
 		s := newFixtureWith(t, tc.driver, func(*core.HealthSample) {})
-		s.reportXIDs(tc.xid)
+		s.reportXIDs(tc.code)
 		begun := *s
 		s.checkFor(40 * time.Second)
 		if h := s.ledger.Health(a); h.State != tc.want {

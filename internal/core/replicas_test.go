@@ -25,8 +25,8 @@ func sharedGPUs(s core.Sharing, packed bool) *core.Inventory {
 // parseUnits parses "0::1 2::0" as unit IDs; "2" is a GPU that is not shared.
 func parseUnits(text string) (ids []core.UnitID) {
 	for _, word := range strings.Fields(text) {
-		gpu, replica, isShared := strings.Cut(word, "::")
-		id := string(coretest.GPU(int(gpu[0] - '0')))
+		device, replica, isShared := strings.Cut(word, "::")
+		id := string(coretest.GPU(int(device[0] - '0')))
 		if isShared {
 			id += "::" + replica
 		}
@@ -39,8 +39,8 @@ func parseUnits(text string) (ids []core.UnitID) {
 func unitNames(ids []core.UnitID) string {
 	var names []string
 	for _, id := range ids {
-		gpu, replica, isShared := strings.Cut(string(id), "::")
-		name := deviceName(core.DeviceID(gpu))
+		device, replica, isShared := strings.Cut(string(id), "::")
+		name := deviceName(core.DeviceID(device))
 		if isShared {
 			name += "::" + replica
 		}
@@ -234,7 +234,7 @@ func TestEqual(t *testing.T) {
 			t.Errorf("%s: no difference", name)
 		}
 	}
-	claimed := build(same).WithHost(core.Host{MPS: []string{"p"}, Claims: []core.Claim{{Agent: "nomad-gpu", At: gpu(1)}}}, core.OverlapWarn)
+	claimed := build(same).WithHost(core.Host{MPS: []string{"p"}, Claims: []core.Claim{{Agent: "nomad-gpu", At: gpuAt(1)}}}, core.OverlapWarn)
 	if claimed.Equal(build(same)) {
 		t.Error("a contest: no difference")
 	}

@@ -32,8 +32,8 @@ func newRestartFixture(t testing.TB, machine core.Snapshot) *restartFixture {
 	return l
 }
 
-// gpu returns the placement of the n-th GPU of coretest.GPUs.
-func gpu(n int) core.Placement { return core.WholeGPU(coretest.GPU(n)) }
+// gpuAt returns the placement of the n-th GPU of coretest.GPUs.
+func gpuAt(n int) core.Placement { return core.WholeGPU(coretest.GPU(n)) }
 
 // read reads n snapshots with health checks, one per checkInterval.
 func (l *restartFixture) read(n int) {
@@ -106,7 +106,7 @@ func TestDevicesAfterRestart(t *testing.T) {
 	})
 	t.Run("one was replaced", func(t *testing.T) {
 		l := newRestartFixture(t, coretest.GPUs(2))
-		l.observe(xidEvent(gpu(1), 119))
+		l.observe(xidEvent(gpuAt(1), 119))
 		l.restart("boot", "boot")
 		l.host = coretest.GPUs(2)
 		l.host.Devices[1].ID, l.host.Devices[1].At = "GPU-new", core.WholeGPU("GPU-new")
@@ -147,7 +147,7 @@ func TestDevicesWithoutADriver(t *testing.T) {
 	l.read(1)
 	l.expect("the driver is back", well)
 
-	l.observe(xidEvent(gpu(0), 157))
+	l.observe(xidEvent(gpuAt(0), 157))
 	l.restart("boot 1", "boot 2")
 	for range 2 { // a second restart before the driver was ready
 		l.noDriver(core.DriverAbsent)
@@ -189,7 +189,7 @@ func TestForget(t *testing.T) {
 	})
 	t.Run("with other conditions", func(t *testing.T) {
 		l := newRestartFixture(t, coretest.GPUs(2))
-		l.observe(xidEvent(gpu(1), 79))
+		l.observe(xidEvent(gpuAt(1), 79))
 		gone(l)
 		l.read(1)
 		hours(l, 24)

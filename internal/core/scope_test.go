@@ -65,7 +65,7 @@ func newMIGState(t *testing.T, tune ...func(*core.HealthPolicy)) (core.State, co
 
 // Removing an instance repairs nothing, and the next instance is not faulty.
 func TestRemovedInstance(t *testing.T) {
-	gpu, one, two := core.WholeGPU("GPU-m"), core.Placement{GPU: "GPU-m", GI: 1, CI: 0}, core.Placement{GPU: "GPU-m", GI: 2, CI: 0}
+	whole, one, two := core.WholeGPU("GPU-m"), core.Placement{GPU: "GPU-m", GI: 1, CI: 0}, core.Placement{GPU: "GPU-m", GI: 2, CI: 0}
 	severe := func(p *core.HealthPolicy) { p.XIDs = map[uint64]xid.Effect{94: xid.Withdraws} }
 	state, cfg, machine := newMIGState(t, severe)
 	state = state.Observe(cfg, testStart, xidEvent(one, 94))
@@ -76,7 +76,7 @@ func TestRemovedInstance(t *testing.T) {
 	for range 3 {
 		now = now.Add(checkInterval)
 		state = state.Read(cfg, now, without(machine, "MIG-1"), healthyChecks(machine, func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryUnknown })...)
-		if h := state.Ledger.Health(two); h.State != core.Degraded || h.Cause() != "XID_94" || state.Ledger.Health(gpu) != h {
+		if h := state.Ledger.Health(two); h.State != core.Degraded || h.Cause() != "XID_94" || state.Ledger.Health(whole) != h {
 			t.Errorf("the GPU after its instance went: %s", h)
 		}
 	}
@@ -85,10 +85,10 @@ func TestRemovedInstance(t *testing.T) {
 	}
 	record := state.Checkpoint("boot")
 	again := core.Restore(cfg, record, "boot").Read(cfg, now, without(machine, "MIG-1"), healthyChecks(machine)...)
-	if h := again.Ledger.Health(gpu); h.State != core.Degraded {
+	if h := again.Ledger.Health(whole); h.State != core.Degraded {
 		t.Errorf("after a restart: %s", h)
 	}
-	state = state.Observe(cfg, now, xidEvent(gpu, 94))
+	state = state.Observe(cfg, now, xidEvent(whole, 94))
 	if h := state.Ledger.Health(two); h.State != core.Unhealthy {
 		t.Errorf("the GPU itself after another: %s", h)
 	}
@@ -96,12 +96,12 @@ func TestRemovedInstance(t *testing.T) {
 
 // Two conditions that are merged keep the later time, so that older evidence does not clear them.
 func TestRemovedInstanceMergesCondition(t *testing.T) {
-	gpu, one := core.WholeGPU("GPU-m"), core.Placement{GPU: "GPU-m", GI: 1, CI: 0}
-	for name, order := range map[string][2]core.Placement{"the instance first": {one, gpu}, "the GPU first": {gpu, one}} {
+	whole, one := core.WholeGPU("GPU-m"), core.Placement{GPU: "GPU-m", GI: 1, CI: 0}
+	for name, order := range map[string][2]core.Placement{"the instance first": {one, whole}, "the GPU first": {whole, one}} {
 		t.Run(name, func(t *testing.T) {
 			state, cfg, machine := newMIGState(t)
 			state = state.Observe(cfg, testStart, xidEvent(order[0], 94))
-			state = state.Observe(cfg, testStart.Add(time.Second), core.Observation{At: gpu, Kind: core.DriverRebound})
+			state = state.Observe(cfg, testStart.Add(time.Second), core.Observation{At: whole, Kind: core.DriverRebound})
 			state = state.Observe(cfg, testStart.Add(2*time.Second), xidEvent(order[1], 94))
 			state = state.Read(cfg, testStart.Add(3*time.Second), without(machine, "MIG-1"),
 				healthyChecks(machine, func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryUnknown })...)
@@ -118,17 +118,17 @@ func TestRemovedInstanceMergesCondition(t *testing.T) {
 
 // Of two merged conditions, one that is ignored does not make the other ignored.
 func TestRemovedInstanceMergesIgnoredCondition(t *testing.T) {
-	gpu, one := core.WholeGPU("GPU-m"), core.Placement{GPU: "GPU-m", GI: 1, CI: 0}
-	for _, again := range []core.Placement{gpu, one} {
+	whole, one := core.WholeGPU("GPU-m"), core.Placement{GPU: "GPU-m", GI: 1, CI: 0}
+	for _, again := range []core.Placement{whole, one} {
 		state, cfg, machine := newMIGState(t)
-		state = state.Observe(cfg, testStart, xidEvent(one, 94), xidEvent(gpu, 94))
-		state, _, err := state.Ignore(cfg, testStart, core.Command{GPU: gpu.GPU}, testStart.Add(time.Hour))
+		state = state.Observe(cfg, testStart, xidEvent(one, 94), xidEvent(whole, 94))
+		state, _, err := state.Ignore(cfg, testStart, core.Command{GPU: whole.GPU}, testStart.Add(time.Hour))
 		if err != nil {
 			t.Fatal(err)
 		}
 		state = state.Observe(cfg, testStart.Add(time.Second), xidEvent(again, 94))
 		state = state.Read(cfg, testStart.Add(2*time.Second), without(machine, "MIG-1"), healthyChecks(machine)...)
-		if h := state.Ledger.Health(gpu); h.State != core.Degraded {
+		if h := state.Ledger.Health(whole); h.State != core.Degraded {
 			t.Errorf("another on %v: %s", again, h)
 		}
 	}
