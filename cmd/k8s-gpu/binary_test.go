@@ -209,7 +209,7 @@ func TestMisconfigurationIsOneLineAndAFailure(t *testing.T) {
 		"verb":            {args: []string{"inspct"}, want: "unknown command inspct: did you mean inspect?"},
 		"verb's argument": {args: []string{"clear", "GPU-0"}, want: `clear: unexpected argument "GPU-0": see k8s-gpu clear --help`},
 		"no fault":        {args: []string{"simulate", "79"}, want: "simulate: want a fault, such as xid 79 or event 0x2000"},
-		"no agent":        {args: []string{"ignore", "--state-dir=/nowhere"}, want: "no agent is running: nobody serves /nowhere/k8s-gpu.sock"},
+		"no agent":        {args: []string{"ignore", "--state-dir=/nowhere"}, want: "no agent is running: no process serves /nowhere/k8s-gpu.sock"},
 		"duration":        {args: []string{"--rescan=soon"}, want: `--rescan = "soon": want a positive duration such as 30s`},
 		"environment":     {env: "MIG_STRATEGY=some", want: `MIG_STRATEGY = "some": want none, single or mixed`},
 		"unsupported":     {env: "GDS_ENABLED=true", want: `GDS_ENABLED = "true": not supported by this version: want false`},

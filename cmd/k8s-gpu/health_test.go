@@ -139,10 +139,10 @@ func TestWorksWithoutItsSources(t *testing.T) {
 	a := start(t, append(on(m.Root, k), "--state-dir="+filepath.Join(file, "state"), "--kernel-log="+file+"/kmsg")...)
 	a.awaitHealthy(k, 1)
 	a.said(`level=WARN msg="XIDs that only the kernel log has are not seen"`)
-	a.said(`level=WARN msg="no operator can give orders"`)
+	a.said(`level=WARN msg="control socket unavailable"`)
 	a.metrics(`tandem_health_source_up{source="history"} 0`, `tandem_health_source_up{source="kernel_log"} 0`)
-	if _, page := a.get("/inventory"); !strings.Contains(page, `"notes"`) {
-		t.Errorf("/inventory has no note on what is missing:\n%s", page)
+	if _, page := a.get("/inventory"); !strings.Contains(page, `"warnings"`) {
+		t.Errorf("/inventory has no warning:\n%s", page)
 	}
 }
 

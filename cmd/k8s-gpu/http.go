@@ -54,8 +54,8 @@ func (s *status) endpoints() []report.Endpoint {
 	var endpoints []report.Endpoint
 	for _, r := range s.adapter.Stats() {
 		endpoints = append(endpoints, report.Endpoint{
-			Resource: r.Resource, Status: cmp.Or(r.Reason, "watched"), Since: r.Since, Socket: r.Socket,
-			Registrations: r.Registrations, Lists: r.Lists, LastError: r.LastError, LastErrorAt: r.LastErrorAt,
+			Resource: r.Resource, Status: cmp.Or(r.Reason, "connected"), Since: r.Since, Socket: r.Socket,
+			Registrations: r.Registrations, Responses: r.Lists, LastError: r.LastError, LastErrorAt: r.LastErrorAt,
 		})
 	}
 	return endpoints

@@ -157,8 +157,8 @@ func TestCommands(t *testing.T) {
 		"relative folder": {binary, []string{"clear", "--state-dir=state"}, 2, "", `nomad-gpu clear: invalid value "state" for flag -state-dir: want an absolute path; try: nomad-gpu help` + "\n"},
 		"no fault":        {binary, []string{"simulate", "xid"}, 2, "", `nomad-gpu simulate: want a fault, such as xid 79 or event 0x2000; try: nomad-gpu help` + "\n"},
 		"too many faults": {binary, []string{"simulate", "xid", "79", "80"}, 2, "", `nomad-gpu simulate: unexpected argument "80"; try: nomad-gpu help` + "\n"},
-		"nobody to order": {binary, []string{"clear", "--gpu=0", "--state-dir=/nowhere"}, 1, "", "nomad-gpu clear: no agent is running: nobody serves /nowhere/nomad-gpu.sock\n"},
-		"nowhere to ask":  {binary, []string{"ignore", "--gpu=0", "--until=1h", "--state-dir="}, 1, "", "nomad-gpu ignore: no agent is running that can be asked: no state_dir is set"},
+		"nobody to order": {binary, []string{"clear", "--gpu=0", "--state-dir=/nowhere"}, 1, "", "nomad-gpu clear: no agent is running: no process serves /nowhere/nomad-gpu.sock\n"},
+		"nowhere to ask":  {binary, []string{"ignore", "--gpu=0", "--until=1h", "--state-dir="}, 1, "", "nomad-gpu ignore: no agent is running with a control socket: no state_dir is set"},
 		"no driver":       {binary, []string{"inspect", "--state-dir=", "--driver-root", "/nowhere"}, 0, "driver absent: no NVIDIA driver", ""},
 		"no driver, JSON": {binary, []string{"inspect", "--state-dir=", "--json", "--driver-root", "/nowhere"}, 0, `"state": "absent"`, ""},
 	} {

@@ -45,13 +45,13 @@ func TestOperatorsVerbs(t *testing.T) {
 	if out, err := a.ask("clear", "--gpu=x", "--verified-at=y"); err == nil || strings.Count(out, "nomad-gpu clear: ") != 2 {
 		t.Errorf("two mistakes: %v: %s", err, out)
 	}
-	a.said("operator cleared", id)
+	a.said("condition cleared by operator", id)
 	a.client.Kill()
 	left, err := filepath.Glob(a.dir + "/*.sock")
 	if err != nil || len(left) > 0 {
 		t.Errorf("left behind: %v, %v", left, err)
 	}
-	a.says("no agent is running: this is what one would offer", append(flags(m), "--state-dir="+a.dir)...)
+	a.says("no agent is running: this is what an agent that starts now would offer", append(flags(m), "--state-dir="+a.dir)...)
 }
 
 func TestSimulationMustBeAllowed(t *testing.T) {
@@ -157,7 +157,7 @@ func TestWorksWithoutItsSources(t *testing.T) {
 	a := run(t, simdriver.Start(t, "t4"), filepath.Join(file, "state"), map[string]any{"kernel_log": file + "/kmsg"})
 	a.healthy(1, 1)
 	a.said("[WARN]", "XIDs that only the kernel log has are not seen")
-	a.said("[WARN]", "no operator can give orders")
+	a.said("[WARN]", "control socket unavailable")
 	a.said("[WARN]", "health history not saved")
 }
 
@@ -183,10 +183,10 @@ func TestNextProcessTakesOrders(t *testing.T) {
 	await(t, "an answer", patience, func() bool { return reportOf(a).Source == report.FromAgent })
 	b := run(t, m, dir, nil)
 	b.healthy(1, 1)
-	b.said("[INFO]", "no operator can give orders yet")
+	b.said("[INFO]", "control socket unavailable")
 	a.kill() // and its socket stays
 	await(t, "an answer of the second process", patience, func() bool { return reportOf(b).Source == report.FromAgent })
-	if n := strings.Count(b.log.String(), "no operator can give orders"); n != 1 {
+	if n := strings.Count(b.log.String(), "control socket unavailable"); n != 1 {
 		t.Errorf("said %d times that it waits", n)
 	}
 }

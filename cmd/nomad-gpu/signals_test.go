@@ -63,7 +63,7 @@ func TestQuiesceBySignal(t *testing.T) {
 	}
 	order(control.QuiesceSignal)
 	a.healthy(8, 0)
-	a.said("[WARN]", "signal obeyed", "quiesce")
+	a.said("[WARN]", "command by signal executed", "quiesce")
 	if held, err := m.HeldBy(a.cmd.Process.Pid); err != nil || len(held) > 0 {
 		t.Errorf("%v, held: %v", err, held)
 	}

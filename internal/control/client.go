@@ -19,66 +19,45 @@ import (
 )
 
 const (
-	answerAtMost = 10 * time.Second // more than the agent gives itself
-	maxAnswer    = 16 << 20         // bytes
+	clientTimeout = 10 * time.Second // more than the agent's requestTimeout
+	maxResponse   = 16 << 20         // bytes
 )
 
-// Client asks a running agent. Its methods are safe for concurrent use and answer within ten seconds. They fail
-// with ErrNotRunning if there is no agent, with *NotServedError if one has no socket, and with *RefusedError if it does
-// not obey.
+// Client sends requests to a running agent. It is safe for concurrent use. Requests take at most ten seconds; they fail
+// with ErrNotRunning if no agent runs, with *NotServedError if it does not serve its socket, and with *RefusedError if it
+// rejects the command.
 type Client struct {
 	path string
 	http http.Client
 }
 
-// Dial returns the client of the agent at path. It connects when it is asked something.
+// Dial returns the client of the agent at path. It connects with the first request.
 func Dial(path string) *Client {
 	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "unix", path)
 	}
 	return &Client{path, http.Client{
-		Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}, Timeout: answerAtMost,
+		Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}, Timeout: clientTimeout,
 	}}
 }
 
-// Report is what the agent offers, and what stands against it.
+// Report returns the state of the agent.
 func (c *Client) Report(ctx context.Context) (r report.Report, err error) {
-	return r, c.ask(ctx, http.MethodGet, reportURL, nil, &r)
+	return r, c.do(ctx, http.MethodGet, reportURL, nil, &r)
 }
 
-// Clear drops conditions: see core.Ledger.Clear.
-func (c *Client) Clear(ctx context.Context, args ClearArgs) (a Response, err error) {
-	return a, c.ask(ctx, http.MethodPost, clearURL, args, &a)
+// call sends a request to the agent at path and returns its result; without args it is a GET request.
+func call[R any](ctx context.Context, path, url string, args any) (result R, err error) {
+	method := http.MethodPost
+	if args == nil {
+		method = http.MethodGet
+	}
+	return result, Dial(path).do(ctx, method, url, args, &result)
 }
 
-// Ignore disregards conditions: see core.Ledger.Ignore.
-func (c *Client) Ignore(ctx context.Context, args IgnoreArgs) (a Response, err error) {
-	return a, c.ask(ctx, http.MethodPost, ignoreURL, args, &a)
-}
-
-// Simulate rehearses a fault. No conditions in the answer mean that none follows from it.
-func (c *Client) Simulate(ctx context.Context, args SimulateArgs) (a Response, err error) {
-	return a, c.ask(ctx, http.MethodPost, simulateURL, args, &a)
-}
-
-// Quiesce has the agent leave the driver alone: see monitor.Quiesce.
-func (c *Client) Quiesce(ctx context.Context, args QuiesceArgs) (s DriverStatus, err error) {
-	return s, c.ask(ctx, http.MethodPost, quiesceURL, args, &s)
-}
-
-// Resume has the agent take the driver back: see monitor.Resume.
-func (c *Client) Resume(ctx context.Context) (s DriverStatus, err error) {
-	return s, c.ask(ctx, http.MethodPost, resumeURL, struct{}{}, &s)
-}
-
-// Debug is the agent from the inside.
-func (c *Client) Debug(ctx context.Context) (d report.Debug, err error) {
-	return d, c.ask(ctx, http.MethodGet, debugURL, nil, &d)
-}
-
-func (c *Client) ask(ctx context.Context, method, path string, args, answer any) error {
+func (c *Client) do(ctx context.Context, method, path string, args, result any) error {
 	if c.path == "" {
-		return fmt.Errorf("%w that can be asked: no state_dir is set, and its socket would be there", ErrNotRunning)
+		return fmt.Errorf("%w with a control socket: no state_dir is set", ErrNotRunning)
 	}
 	if err := checkPath(c.path); err != nil {
 		return err
@@ -91,39 +70,39 @@ func (c *Client) ask(ctx context.Context, method, path string, args, answer any)
 	if err != nil {
 		return err
 	}
-	response, err := c.http.Do(r)
+	resp, err := c.http.Do(r)
 	if err != nil {
-		return c.failed(err)
+		return c.dialError(err)
 	}
-	defer func() { _ = response.Body.Close() }()
-	text, err := io.ReadAll(io.LimitReader(response.Body, maxAnswer))
+	defer func() { _ = resp.Body.Close() }()
+	body, err = io.ReadAll(io.LimitReader(resp.Body, maxResponse))
 	if err != nil {
 		return fmt.Errorf("%s: %w", c.path, err)
 	}
-	if response.StatusCode != http.StatusOK {
-		var why refusal
-		if json.Unmarshal(text, &why) != nil || why.Error == "" {
-			why.Error = fmt.Sprintf("%s: %s: %s", c.path, response.Status, strings.TrimSpace(string(text)))
+	if resp.StatusCode != http.StatusOK {
+		var e errorBody
+		if json.Unmarshal(body, &e) != nil || e.Error == "" {
+			e.Error = fmt.Sprintf("%s: %s: %s", c.path, resp.Status, strings.TrimSpace(string(body)))
 		}
-		return &RefusedError{response.StatusCode, why.Error}
+		return &RefusedError{resp.StatusCode, e.Error}
 	}
-	if err := json.Unmarshal(text, answer); err != nil {
+	if err := json.Unmarshal(body, result); err != nil {
 		return fmt.Errorf("%s: %w", c.path, err)
 	}
 	return nil
 }
 
-// failed says why there was no answer, in fewer words than net/http.
-func (c *Client) failed(err error) error {
-	for _, nobody := range []error{syscall.ENOENT, syscall.ENOTDIR, syscall.ECONNREFUSED} {
-		if errors.Is(err, nobody) && filelock.IsHeld(lockPath(c.path)) {
+// dialError replaces an error of net/http by a shorter one with the remedy.
+func (c *Client) dialError(err error) error {
+	for _, noListener := range []error{syscall.ENOENT, syscall.ENOTDIR, syscall.ECONNREFUSED} {
+		if errors.Is(err, noListener) && filelock.IsHeld(lockPath(c.path)) {
 			return &NotServedError{c.path}
-		} else if errors.Is(err, nobody) {
-			return fmt.Errorf("%w: nobody serves %s", ErrNotRunning, c.path)
+		} else if errors.Is(err, noListener) {
+			return fmt.Errorf("%w: no process serves %s", ErrNotRunning, c.path)
 		}
 	}
 	if errors.Is(err, syscall.EACCES) {
-		return fmt.Errorf("%s: %w; ask as the user that the agent runs as", c.path, syscall.EACCES)
+		return fmt.Errorf("%s: %w: run the command as the agent's user", c.path, syscall.EACCES)
 	}
 	if wrapped := (*url.Error)(nil); errors.As(err, &wrapped) {
 		err = wrapped.Err

@@ -1,6 +1,7 @@
-// Package control is the local socket of a running agent: an operator asks there what stands against a device
-// and says what was verified, and the agent obeys. It is HTTP with JSON over a unix socket that only the
-// agent's own user can open. The verbs of both commands are here too, so that they are the same.
+// Package control is the local socket of a running agent. Over it an operator reads the agent's report and sends
+// commands: clear or ignore a condition, simulate a fault, quiesce and resume the driver, rebind the policy. It is HTTP
+// with JSON over a unix socket that only the agent's own user can open. The commands of both binaries are here too, so
+// that they are the same.
 package control
 
 import (
@@ -14,7 +15,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/watchdog"
 )
 
-// Agent is what a running agent can be asked and told. *monitor.Monitor is one; see there.
+// Agent is what this package needs of a running agent. *monitor.Monitor implements it; its methods are described there.
 type Agent interface {
 	State() core.State
 	Clear(context.Context, core.Command) ([]core.Condition, error)
@@ -30,63 +31,64 @@ type Agent interface {
 
 var _ Agent = (*monitor.Monitor)(nil)
 
-// Options say how an agent is served.
+// Options configure how an agent is served.
 type Options struct {
-	Config     core.Config              // as the agent has it: what recovery waits for
-	Simulation bool                     // an operator may rehearse faults
+	Config     core.Config              // of the agent: the report has its recovery periods
+	Simulation bool                     // an operator may simulate faults
 	Warnings   func() []string          // about the agent itself, for every report; nil = none
 	Endpoints  func() []report.Endpoint // for the debug view; nil = none
-	Log        *slog.Logger             // of every order, with who gave it; never nil
+	Log        *slog.Logger             // of every command, with the client; never nil
 }
 
-// ClearArgs say which conditions are over, in an operator's words.
+// ClearArgs select the conditions to clear.
 type ClearArgs struct {
-	GPU        string `json:"gpu"`        // UUID, the beginning of one, a unit's ID, PCI address or index ("0:1" = of an instance)
+	GPU        string `json:"gpu"`        // UUID, a prefix of one, a unit's ID, PCI address or index ("0:1" = the GPU of an instance)
 	Cause      string `json:"cause"`      // "XID_95", also as "xid 95" or "95"; "" = all of the GPU
 	VerifiedAt string `json:"verifiedAt"` // RFC 3339; "" = now
 }
 
-// IgnoreArgs say which conditions to disregard, in an operator's words.
+// IgnoreArgs select the conditions to ignore.
 type IgnoreArgs struct {
-	GPU        string `json:"gpu"`
-	Cause      string `json:"cause"`
-	VerifiedAt string `json:"verifiedAt"`
-	Until      string `json:"until"` // a duration such as 4h, or RFC 3339
+	GPU        string `json:"gpu"`        // as in ClearArgs
+	Cause      string `json:"cause"`      // as in ClearArgs
+	VerifiedAt string `json:"verifiedAt"` // as in ClearArgs
+	Until      string `json:"until"`      // a duration such as 4h, or RFC 3339
 }
 
-// SimulateArgs say which fault to rehearse, in an operator's words.
+// SimulateArgs describe the fault to simulate.
 type SimulateArgs struct {
 	Kind string `json:"kind"` // "xid" or "event"; "" = xid
 	Code string `json:"code"` // of an XID its number, of an event its NVML type or name
-	GPU  string `json:"gpu"`
-	GI   string `json:"gi"` // of a GPU instance; "" = the whole GPU
-	CI   string `json:"ci"` // of a compute instance; "" = the whole instance
+	GPU  string `json:"gpu"`  // as in ClearArgs
+	GI   string `json:"gi"`   // ID of a GPU instance; "" = the whole GPU
+	CI   string `json:"ci"`   // ID of a compute instance; "" = the whole GPU instance
 }
 
-// QuiesceArgs say for how long the driver is to be left alone, in an operator's words.
+// QuiesceArgs limit a maintenance of the driver.
 type QuiesceArgs struct {
 	For string `json:"for"` // a duration such as 2h, or RFC 3339; "" = until resumed
 }
 
-// DriverStatus is where the agent is after it was told to leave the driver alone, or to take it back.
-type DriverStatus struct {
-	Driver  report.Driver            `json:"driver"`
-	Devices map[core.HealthState]int `json:"devices"`           // by state
-	Kept    bool                     `json:"kept"`              // a restart of the agent changes nothing about it
-	NotKept string                   `json:"notKept,omitempty"` // why a restart of the agent does
+// driverStatus is the state of the driver and its devices after Quiesce or Resume.
+type driverStatus struct {
+	Driver           report.Driver            `json:"driver"`
+	Devices          map[core.HealthState]int `json:"devices"`                    // number by state
+	Persisted        bool                     `json:"persisted"`                  // the command outlasts a restart of the agent
+	PersistenceError string                   `json:"persistenceError,omitempty"` // why it does not
 }
 
-// Response is what became of an order.
-type Response struct {
-	Conditions []report.Condition `json:"conditions"`        // that were cleared, ignored, or brought about
-	Driver     []report.Condition `json:"standing"`          // others of that GPU that have an effect now
-	NotKept    string             `json:"notKept,omitempty"` // why a restart of the agent undoes it; "" = it does not
+// response is the result of Clear, Ignore and Simulate.
+type response struct {
+	Conditions       []report.Condition `json:"conditions"`                 // that were cleared, ignored or caused
+	OtherConditions  []report.Condition `json:"otherConditions"`            // of that GPU that have an effect now
+	PersistenceError string             `json:"persistenceError,omitempty"` // why the command does not outlast a restart of the agent; "" = it does
 }
 
-// RefusedError is the agent's own word on why it did not obey.
+// RefusedError is the agent's reason for rejecting a command.
 type RefusedError struct {
-	Status int    // as in HTTP
-	Text   string // one line per reason
+	Status int    // of HTTP
+	Text   string // one line for each reason
 }
 
+// Error returns the reasons.
 func (e *RefusedError) Error() string { return e.Text }

@@ -19,14 +19,14 @@ import (
 	"github.com/tandem-gpu/tandem/internal/watchdog"
 )
 
-// book is an agent that does what it is told, and counts it.
-type book struct {
-	cfg   core.Config
-	state core.State
-	done  int
+// fakeAgent executes commands, and counts them.
+type fakeAgent struct {
+	cfg      core.Config
+	state    core.State
+	executed int
 }
 
-func newBook() *book {
+func newFakeAgent() *fakeAgent {
 	cfg, now := core.DefaultConfig(), time.Now()
 	cfg.MIG = core.MIGMixed
 	s := coretest.GPUs(3)
@@ -36,63 +36,63 @@ func newBook() *book {
 	state := core.NewState(cfg).Read(cfg, now, core.NewSnapshot(s)).Observe(cfg, now,
 		core.Observation{At: core.WholeGPU(coretest.GPU(0)), Kind: core.XID, Code: 95},
 		core.Observation{At: core.WholeGPU(coretest.GPU(1)), Kind: core.Lost})
-	return &book{cfg: cfg, state: state}
+	return &fakeAgent{cfg: cfg, state: state}
 }
 
-func (b *book) State() core.State            { return b.state }
-func (b *book) Stats() monitor.Stats         { return monitor.Stats{} }
-func (b *book) Watchdog() *watchdog.Registry { return nil }
-func (b *book) enter(s core.State)           { b.state, b.done = s, b.done+1 }
-func (b *book) Report(obs ...core.Observation) bool {
-	b.enter(b.state.Observe(b.cfg, time.Now(), obs...))
+func (b *fakeAgent) State() core.State            { return b.state }
+func (b *fakeAgent) Stats() monitor.Stats         { return monitor.Stats{} }
+func (b *fakeAgent) Watchdog() *watchdog.Registry { return nil }
+func (b *fakeAgent) set(s core.State)             { b.state, b.executed = s, b.executed+1 }
+func (b *fakeAgent) Report(obs ...core.Observation) bool {
+	b.set(b.state.Observe(b.cfg, time.Now(), obs...))
 	return true
 }
 
-func (b *book) Clear(_ context.Context, o core.Command) ([]core.Condition, error) {
+func (b *fakeAgent) Clear(_ context.Context, o core.Command) ([]core.Condition, error) {
 	s, cleared, err := b.state.Clear(b.cfg, time.Now(), o)
 	if err == nil {
-		b.enter(s)
+		b.set(s)
 	}
 	return cleared, err
 }
 
-func (b *book) Ignore(_ context.Context, o core.Command, until time.Time) ([]core.Condition, error) {
+func (b *fakeAgent) Ignore(_ context.Context, o core.Command, until time.Time) ([]core.Condition, error) {
 	s, ignored, err := b.state.Ignore(b.cfg, time.Now(), o, until)
 	if err == nil {
-		b.enter(s)
+		b.set(s)
 	}
 	return ignored, err
 }
 
-func (b *book) Quiesce(_ context.Context, until time.Time) error {
+func (b *fakeAgent) Quiesce(_ context.Context, until time.Time) error {
 	m := core.Maintenance{Since: time.Now(), Until: until}
 	if !m.Active(time.Now()) {
 		return &core.ConfigError{Key: "until", Remedy: "want a time to come"}
 	}
-	b.enter(b.state.EnterMaintenance(b.cfg, time.Now(), m))
+	b.set(b.state.EnterMaintenance(b.cfg, time.Now(), m))
 	return nil
 }
 
-func (b *book) Save(context.Context) error { return nil }
-func (b *book) Rebind(context.Context) (was, is []core.PositionBinding, err error) {
+func (b *fakeAgent) Save(context.Context) error { return nil }
+func (b *fakeAgent) Rebind(context.Context) (was, is []core.PositionBinding, err error) {
 	next, err := b.state.Rebind(b.cfg, time.Now())
 	if err != nil {
 		return nil, nil, err
 	}
-	b.enter(next)
+	b.set(next)
 	return was, next.Inventory.PositionBindings(), nil
 }
 
-func (b *book) Resume(context.Context) error {
+func (b *fakeAgent) Resume(context.Context) error {
 	if !b.state.Maintenance.Active(time.Now()) {
 		return monitor.ErrNotQuiesced
 	}
-	b.enter(b.state.ExitMaintenance().Read(b.cfg, time.Now(), coretest.GPUs(3)))
+	b.set(b.state.ExitMaintenance().Read(b.cfg, time.Now(), coretest.GPUs(3)))
 	return nil
 }
 
-// FuzzOrders: an order is carried out or refused with a reason, in JSON and once; a refused one changes nothing.
-func FuzzOrders(f *testing.F) {
+// FuzzCommands: a command is executed once, or rejected with a reason, in JSON; a rejected one changes nothing.
+func FuzzCommands(f *testing.F) {
 	urls := []string{clearURL, ignoreURL, simulateURL, quiesceURL, resumeURL}
 	for i := range urls {
 		for _, body := range []string{
@@ -104,27 +104,27 @@ func FuzzOrders(f *testing.F) {
 		}
 	}
 	f.Fuzz(func(t *testing.T, which uint8, body []byte, simulation bool) {
-		b := newBook()
+		b := newFakeAgent()
 		before := b.state
-		handler := routes(b, Options{Config: b.cfg, Simulation: simulation, Log: slog.New(slog.DiscardHandler)})
-		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond) // a rehearsal may have no consequences to wait for
+		handler := newHandler(b, Options{Config: b.cfg, Simulation: simulation, Log: slog.New(slog.DiscardHandler)})
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond) // a simulated fault may cause no condition
 		defer cancel()
 		url := urls[int(which)%len(urls)]
 		w := httptest.NewRecorder()
 		handler.ServeHTTP(w, httptest.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(body)))
 
-		var answer struct {
+		var result struct {
 			Error      string
 			Conditions []struct{ GPU, Cause string }
 		}
-		if err := json.Unmarshal(w.Body.Bytes(), &answer); err != nil {
+		if err := json.Unmarshal(w.Body.Bytes(), &result); err != nil {
 			t.Fatalf("%s %q: %v: %s", url, body, err, w.Body)
 		}
 		if w.Code == http.StatusOK {
-			if b.done != 1 || answer.Error != "" {
-				t.Errorf("%s %q was obeyed %d times: %s", url, body, b.done, w.Body)
+			if b.executed != 1 || result.Error != "" {
+				t.Errorf("%s %q was executed %d times: %s", url, body, b.executed, w.Body)
 			}
-			for _, c := range answer.Conditions {
+			for _, c := range result.Conditions {
 				if c.GPU == "" || c.Cause == "" {
 					t.Errorf("%s %q: %s", url, body, w.Body)
 				}
@@ -132,28 +132,27 @@ func FuzzOrders(f *testing.F) {
 			return
 		}
 		known := []int{http.StatusBadRequest, http.StatusForbidden, http.StatusNotFound, http.StatusConflict}
-		if !slices.Contains(known, w.Code) || strings.TrimSpace(answer.Error) == "" {
+		if !slices.Contains(known, w.Code) || strings.TrimSpace(result.Error) == "" {
 			t.Errorf("%s %q: %d %s", url, body, w.Code, w.Body)
 		}
-		if b.done != 0 || !b.state.Inventory.Equal(before.Inventory) {
-			t.Errorf("%s %q was refused, and obeyed: %s", url, body, w.Body)
+		if b.executed != 0 || !b.state.Inventory.Equal(before.Inventory) {
+			t.Errorf("%s %q was rejected, and executed: %s", url, body, w.Body)
 		}
 	})
 }
 
-// FuzzGPUWord: a word means one GPU that is there, which is called so, or there is an error; what a GPU is called
-// in full means it.
-func FuzzGPUWord(f *testing.F) {
-	for _, word := range []string{"0", "2", "3", "-1", "+1", "00000000:10:00.0", "11:00.0", "gpu-00000000-0000-4000-8000-000000000001", "MIG-1", "mig-", "GPU-", " 1 ", "G"} {
-		f.Add(word)
+// FuzzGPUArg: an argument selects one known GPU or is an error; the full names of that GPU select it too.
+func FuzzGPUArg(f *testing.F) {
+	for _, arg := range []string{"0", "2", "3", "-1", "+1", "00000000:10:00.0", "11:00.0", "gpu-00000000-0000-4000-8000-000000000001", "MIG-1", "mig-", "GPU-", " 1 ", "G"} {
+		f.Add(arg)
 	}
-	state := newBook().state
-	said := words{state, time.Now()}
-	f.Fuzz(func(t *testing.T, word string) {
-		id, err := said.gpu(word)
+	state := newFakeAgent().state
+	p := argParser{state, time.Now()}
+	f.Fuzz(func(t *testing.T, arg string) {
+		id, err := p.physicalGPU(arg)
 		if err != nil {
 			if problem, ok := errors.AsType[*core.ConfigError](err); !ok || problem.Key != "gpu" || id != "" {
-				t.Errorf("%q: %q, %v", word, id, err)
+				t.Errorf("%q: %q, %v", arg, id, err)
 			}
 			return
 		}
@@ -162,28 +161,28 @@ func FuzzGPUWord(f *testing.F) {
 				continue
 			}
 			for _, name := range []string{string(d.ID), string(d.PCI), strings.ToLower(string(d.ID))} {
-				if again, err := said.gpu(name); err != nil || again != id {
-					t.Errorf("%q is %s, and %q is %s, %v", word, id, name, again, err)
+				if again, err := p.physicalGPU(name); err != nil || again != id {
+					t.Errorf("%q is %s, and %q is %s, %v", arg, id, name, again, err)
 				}
 			}
 			return
 		}
-		t.Errorf("%q is %s, which is not there", word, id)
+		t.Errorf("%q is %s, which is not known", arg, id)
 	})
 }
 
-// FuzzCauseWord: a cause in any spelling has one, which is its own.
-func FuzzCauseWord(f *testing.F) {
-	for _, word := range []string{"xid 95", "XID_95", "95", "xid-095", "row remap failed", "EVENT_0x2000", "xid", "xid 99999999999999999999", "ﬀ", "xid xid 1"} {
-		f.Add(word)
+// FuzzCauseArg: the canonical form of a cause is its own canonical form.
+func FuzzCauseArg(f *testing.F) {
+	for _, arg := range []string{"xid 95", "XID_95", "95", "xid-095", "row remap failed", "EVENT_0x2000", "xid", "xid 99999999999999999999", "ﬀ", "xid xid 1"} {
+		f.Add(arg)
 	}
-	f.Fuzz(func(t *testing.T, word string) {
-		cause := causeOf(word)
-		if again := causeOf(cause); again != cause {
-			t.Errorf("%q is %q, and that is %q", word, cause, again)
+	f.Fuzz(func(t *testing.T, arg string) {
+		cause := parseCause(arg)
+		if again := parseCause(cause); again != cause {
+			t.Errorf("%q is %q, and that is %q", arg, cause, again)
 		}
-		if code, err := xidCode(word); err == nil && (code == 0 || code >= 1<<32) {
-			t.Errorf("%q is XID %d", word, code)
+		if code, err := parseXID(arg); err == nil && (code == 0 || code >= 1<<32) {
+			t.Errorf("%q is XID %d", arg, code)
 		}
 	})
 }

@@ -5,9 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
-	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
@@ -16,116 +13,111 @@ import (
 	"github.com/tandem-gpu/tandem/internal/report"
 )
 
-// resumeAtMost is how long a resumed agent is given for its first reading before it answers; a driver may take
-// longer.
-const resumeAtMost = 3 * time.Second
+const (
+	resumeTimeout = 3 * time.Second // for the first enumeration after Resume; a driver may take longer
+	saveTimeout   = time.Second     // for the disk
+)
 
-// OpenFilesError says that the driver's library left files open when it was shut down.
-type OpenFilesError struct{ Paths []string }
-
-func (e *OpenFilesError) Error() string {
-	return "maintenance has begun, but the driver's library has left open " + strings.Join(e.Paths, ", ") +
-		": stop the process if that must not be"
-}
-
-// keepAtMost is how long an answer waits for the disk.
-const keepAtMost = time.Second
-
-// quiesce leaves the driver alone, until a time if that is not zero, and checks that nothing of it is open. It is on
-// disk before the answer: the operator who unloads the driver next may well end the agent, too. If the maintenance has
-// begun and is not on disk, notKept says why; it is in err as well, if there is one.
-func quiesce(ctx context.Context, a Agent, until time.Time) (notKept, err error) {
+// quiesce releases the driver, until a time if that is not zero, and checks that its library has closed all device nodes. It
+// waits until the maintenance is on disk: the operator who unloads the driver next may restart the agent. If the
+// maintenance has begun and is not on disk, saveErr is the reason; err contains it too, if err is not nil.
+func quiesce(ctx context.Context, a Agent, until time.Time) (saveErr, err error) {
 	err = a.Quiesce(ctx, until)
-	if open := driverFiles(); err == nil && len(open) > 0 {
-		err = &OpenFilesError{open}
+	if open := openDeviceNodes(); err == nil && len(open) > 0 {
+		err = fmt.Errorf("maintenance has begun, but the driver's library has left open %s: stop the process to unload the driver",
+			strings.Join(open, ", "))
 	}
 	if !a.State().Maintenance.Active(time.Now()) {
 		return nil, err
 	}
-	if notKept = keep(ctx, a); notKept != nil && err != nil {
-		// In words: that the disk is slow must not make of it an order that was given up for lack of time.
-		err = errors.Join(err, errors.New("a restart of the agent ends the maintenance: "+notKept.Error()))
+	if saveErr = save(ctx, a); saveErr != nil && err != nil {
+		// Its text only: a slow disk must not make this a context.DeadlineExceeded.
+		err = errors.Join(err, errors.New("a restart of the agent ends the maintenance: "+saveErr.Error()))
 	}
-	return notKept, err
+	return saveErr, err
 }
 
-// keep waits until what was ordered is on disk.
-func keep(ctx context.Context, a Agent) error {
-	ctx, cancel := context.WithTimeout(ctx, keepAtMost)
+// save waits until the effect of a command is on disk.
+func save(ctx context.Context, a Agent) error {
+	ctx, cancel := context.WithTimeout(ctx, saveTimeout)
 	defer cancel()
 	return a.Save(ctx)
 }
 
-// resume takes the driver back, which is on disk, too, before the answer.
-func resume(ctx context.Context, a Agent) (notKept, err error) {
+// resume opens the driver again, and waits until the end of the maintenance is on disk.
+func resume(ctx context.Context, a Agent) (saveErr, err error) {
 	if err := a.Resume(ctx); err != nil {
 		return nil, err
 	}
-	return keepEnd(ctx, a), nil
+	return saveEnd(ctx, a), nil
 }
 
-// keepEnd is keep for something that is over. Where there is no store nothing of it can come back.
-func keepEnd(ctx context.Context, a Agent) error {
-	err := keep(ctx, a)
+// saveEnd is save for a command that removes something: without a store no restart can restore it.
+func saveEnd(ctx context.Context, a Agent) error {
+	err := save(ctx, a)
 	if errors.Is(err, monitor.ErrNoStore) {
 		return nil
 	}
 	return err
 }
 
-func (d desk) quiesce(ctx context.Context, args QuiesceArgs) (DriverStatus, error) {
+func (h handler) quiesce(ctx context.Context, args QuiesceArgs) (driverStatus, error) {
 	var until time.Time
 	if strings.TrimSpace(args.For) != "" {
 		var err error
-		if until, err = (words{d.State(), time.Now()}).until(args.For); err != nil {
-			if wrong, ok := errors.AsType[*core.ConfigError](err); ok {
-				wrong.Key = "for"
-			}
-			return DriverStatus{}, err
+		if until, err = (argParser{h.State(), time.Now()}).until("for", args.For); err != nil {
+			return driverStatus{}, err
 		}
 	}
-	notKept, err := quiesce(ctx, d, until)
-	return standing(d.State(), notKept), err
+	saveErr, err := quiesce(ctx, h, until)
+	return newDriverStatus(h.State(), saveErr), err
 }
 
-// resume answers when the driver was asked again.
-func (d desk) resume(ctx context.Context, _ struct{}) (DriverStatus, error) {
-	notKept, err := resume(ctx, d)
+// resume returns after the first enumeration, or after resumeTimeout: the agent continues by itself.
+func (h handler) resume(ctx context.Context, _ struct{}) (driverStatus, error) {
+	saveErr, err := resume(ctx, h)
 	if err != nil {
-		return DriverStatus{}, err
+		return driverStatus{}, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, resumeAtMost)
+	ctx, cancel := context.WithTimeout(ctx, resumeTimeout)
 	defer cancel()
-	look := time.NewTicker(10 * time.Millisecond)
-	defer look.Stop()
-	for d.State().Snapshot.Driver.State == core.DriverReleased {
+	tick := time.NewTicker(pollInterval)
+	defer tick.Stop()
+	for ctx.Err() == nil && h.State().Snapshot.Driver.State == core.DriverReleased {
 		select {
-		case <-look.C:
+		case <-tick.C:
 		case <-ctx.Done():
-			return standing(d.State(), notKept), nil // it goes on by itself
 		}
 	}
-	return standing(d.State(), notKept), nil
+	return newDriverStatus(h.State(), saveErr), nil
 }
 
-func standing(s core.State, notKept error) DriverStatus {
-	st := DriverStatus{Driver: report.Describe(s.Inventory).Driver, Devices: map[core.HealthState]int{}, Kept: notKept == nil}
-	if notKept != nil {
-		st.NotKept = notKept.Error()
+func newDriverStatus(s core.State, saveErr error) driverStatus {
+	d := driverStatus{
+		Driver: report.DescribeDriver(s.Inventory), Devices: map[core.HealthState]int{},
+		Persisted: saveErr == nil, PersistenceError: text(saveErr),
 	}
 	for u := range s.Inventory.Devices() {
-		st.Devices[u.Health.State]++
+		d.Devices[u.Health.State]++
 	}
-	return st
+	return d
 }
 
-// String is the standing in a line: "driver ready 580.95.05; devices: 7 healthy, 1 unhealthy".
-func (s DriverStatus) String() string {
-	text := "driver " + s.Driver.State
+// text is the error as text; "" = none.
+func text(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
+// String describes the status in one line: "driver ready 580.95.05; devices: 7 healthy, 1 unhealthy".
+func (s driverStatus) String() string {
+	line := "driver " + s.Driver.State
 	if s.Driver.Reason != "" {
-		text += " (" + s.Driver.Reason + ")"
+		line += " (" + s.Driver.Reason + ")"
 	} else if s.Driver.Version != "" {
-		text += " " + s.Driver.Version
+		line += " " + s.Driver.Version
 	}
 	var counts []string
 	for state := core.Healthy; state <= core.GPULost; state++ {
@@ -136,27 +128,10 @@ func (s DriverStatus) String() string {
 	if counts == nil {
 		counts = []string{"none"}
 	}
-	return text + "; devices: " + strings.Join(counts, ", ")
+	return line + "; devices: " + strings.Join(counts, ", ")
 }
 
-func (s DriverStatus) log(log *slog.Logger, order string, by slog.Attr) {
-	said := map[string]string{quiesceURL: "operator quiesced the driver", resumeURL: "operator resumed the driver"}[order]
-	args := []any{"driver", s.Driver.State, "kept", s.Kept}
-	if !s.Kept {
-		args = append(args, "reason", s.NotKept)
-	}
-	log.Warn(said, append(args, by)...)
-}
-
-// driverFiles are NVIDIA's device nodes that this process has open (proc(5): /proc/self/fd).
-func driverFiles() []string {
-	links, _ := filepath.Glob("/proc/self/fd/*") // its only error is a bad pattern
-	var open []string
-	for _, link := range links {
-		if path, err := os.Readlink(link); err == nil && strings.Contains(path, "/dev/nvidia") {
-			open = append(open, path)
-		}
-	}
-	slices.Sort(open)
-	return slices.Compact(open)
+func (s driverStatus) log(log *slog.Logger, command string, peer slog.Attr) {
+	message := map[string]string{quiesceURL: "driver quiesced by operator", resumeURL: "driver resumed by operator"}[command]
+	log.Warn(message, "driver", s.Driver.State, "persisted", s.Persisted, "persistence_error", s.PersistenceError, peer)
 }

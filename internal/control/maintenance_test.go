@@ -3,6 +3,7 @@ package control_test
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"log/slog"
 	"net/http"
@@ -30,7 +31,7 @@ func resume(ctx context.Context, path string, out *bytes.Buffer) error {
 
 func TestQuiesceAndResume(t *testing.T) {
 	r := start(t, coretest.GPUs(8))
-	wants(t, r.says(quiesce(control.QuiesceArgs{})), "driver released (driver released by order); devices: 8 unknown;", "not on disk", "resume")
+	contains(t, r.output(quiesce(control.QuiesceArgs{})), "driver released (driver released by order); devices: 8 unknown;", "not on disk", "resume")
 	if n := r.machine.Sessions(); n != 0 {
 		t.Errorf("%d sessions are open", n)
 	}
@@ -38,33 +39,33 @@ func TestQuiesceAndResume(t *testing.T) {
 	if err != nil || report.Driver.State != "released" || report.Devices[0].Cause != "MAINTENANCE" || report.Devices[0].Schedulable {
 		t.Errorf("%v, driver %+v, device %+v", err, report.Driver, report.Devices[0])
 	}
-	if got := r.says(resume); got != "driver ready 580.95.05; devices: 8 healthy\n" {
-		t.Errorf("resume says %q", got)
+	if got := r.output(resume); got != "driver ready 580.95.05; devices: 8 healthy\n" {
+		t.Errorf("resume writes %q", got)
 	}
 	var out bytes.Buffer
 	refused, ok := errors.AsType[*control.RefusedError](resume(t.Context(), r.path, &out))
 	if !ok || refused.Status != http.StatusConflict {
 		t.Errorf("resume twice: %v", refused)
 	}
-	wants(t, r.log.String(), "operator quiesced the driver", "operator resumed the driver", "uid=")
+	contains(t, r.log.String(), "driver quiesced by operator", "driver resumed by operator", "uid=")
 }
 
-func TestQuiesceForATime(t *testing.T) {
+func TestQuiesceUntilATime(t *testing.T) {
 	r := start(t, coretest.GPUs(1))
-	for _, word := range []string{"soon", "-1h", "2020-01-01T00:00:00Z"} {
-		refused, ok := errors.AsType[*control.RefusedError](quiesce(control.QuiesceArgs{For: word})(t.Context(), r.path, &bytes.Buffer{}))
+	for _, arg := range []string{"soon", "-1h", "2020-01-01T00:00:00Z"} {
+		refused, ok := errors.AsType[*control.RefusedError](quiesce(control.QuiesceArgs{For: arg})(t.Context(), r.path, &bytes.Buffer{}))
 		if !ok || refused.Status != http.StatusBadRequest {
-			t.Errorf("%q: %v", word, refused)
+			t.Errorf("%q: %v", arg, refused)
 		}
 	}
 	if r.cause(0) != "" {
-		t.Error("a refused order had an effect")
+		t.Error("a rejected command had an effect")
 	}
-	wants(t, r.says(quiesce(control.QuiesceArgs{For: "3s"})), "until 20")
+	contains(t, r.output(quiesce(control.QuiesceArgs{For: "3s"})), "until 20")
 	r.await("the end", func() bool { return r.cause(0) == "" })
 }
 
-// The driver is free when the verb says so, and not before.
+// Quiesce fails while a driver call hangs.
 func TestQuiesceWhileACallHangs(t *testing.T) {
 	r := start(t, coretest.GPUs(2))
 	release := r.machine.Hang("Probe", core.WholeGPU(coretest.GPU(1)))
@@ -73,15 +74,15 @@ func TestQuiesceWhileACallHangs(t *testing.T) {
 	err := quiesce(control.QuiesceArgs{})(t.Context(), r.path, &bytes.Buffer{})
 	refused, ok := errors.AsType[*control.RefusedError](err)
 	if !ok || !strings.Contains(refused.Text, "nvmlProbe") || !strings.Contains(refused.Text, "has begun") {
-		t.Fatalf("says %v", err)
+		t.Fatalf("got %v", err)
 	}
 	if r.cause(0) != "MAINTENANCE" {
 		t.Errorf("GPU 0: %s", r.cause(0))
 	}
 }
 
-// What the library leaves open is noticed: the driver could not be unloaded.
-func TestQuiesceLooksForOpenFiles(t *testing.T) {
+// Quiesce fails if a device node is still open: the driver could not be unloaded.
+func TestQuiesceChecksOpenFiles(t *testing.T) {
 	r := start(t, coretest.GPUs(1))
 	path := filepath.Join(t.TempDir(), "dev/nvidia0")
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
@@ -93,12 +94,12 @@ func TestQuiesceLooksForOpenFiles(t *testing.T) {
 	}
 	err = quiesce(control.QuiesceArgs{})(t.Context(), r.path, &bytes.Buffer{})
 	if refused, ok := errors.AsType[*control.RefusedError](err); !ok || !strings.Contains(refused.Text, path) {
-		t.Errorf("says %v", err)
+		t.Errorf("got %v", err)
 	}
 	if err := left.Close(); err != nil {
 		t.Fatal(err)
 	}
-	r.says(quiesce(control.QuiesceArgs{}))
+	r.output(quiesce(control.QuiesceArgs{}))
 }
 
 func TestSignals(t *testing.T) {
@@ -115,7 +116,7 @@ func TestSignals(t *testing.T) {
 	signals <- control.ResumeSignal
 	r.await("its end", func() bool { return r.cause(0) == "" })
 	signals <- control.ResumeSignal
-	r.await("the refusal", func() bool { return strings.Contains(r.log.String(), "nothing to resume") })
+	r.await("the rejection", func() bool { return strings.Contains(r.log.String(), "nothing to resume") })
 	cancel()
 	<-ended
 }
@@ -125,7 +126,7 @@ func TestDebug(t *testing.T) {
 	r := start(t, coretest.GPUs(2), func(o *control.Options) {
 		o.Endpoints = func() []report.Endpoint {
 			return []report.Endpoint{{
-				Resource: "nvidia.com/gpu", Status: "watched", Since: since, Registrations: 3, Lists: 7,
+				Resource: "nvidia.com/gpu", Status: "connected", Since: since, Registrations: 3, Responses: 7,
 				LastError: "the kubelet's stream ended", LastErrorAt: since,
 			}}
 		}
@@ -133,17 +134,20 @@ func TestDebug(t *testing.T) {
 	release := r.machine.Hang("Probe", core.WholeGPU(coretest.GPU(1)))
 	defer release()
 	r.await("the call", func() bool { return len(r.monitor.Stats().Calls) > 0 })
-	wants(t, r.says(func(ctx context.Context, path string, out *bytes.Buffer) error {
+	contains(t, r.output(func(ctx context.Context, path string, out *bytes.Buffer) error {
 		return control.Debug(ctx, path, out, false)
-	}), "pid ", "driver's files open: none", "monitor ", "event wait ", "nvmlProbe", "2026-11-21T15:00:00.000Z the kubelet's stream ended",
-		"control_test.TestDebug", "goroutines: 1\n")
-	d, err := control.Dial(r.path).Debug(t.Context())
-	if err != nil || d.PID != os.Getpid() || d.Threads == 0 || d.Descriptors == 0 || d.HeapBytes == 0 || d.Checks == 0 || len(d.Tasks) < 2 {
+	}), "pid ", "open device nodes: none", "monitor ", "event wait ", "nvmlProbe", "2026-11-21T15:00:00.000Z the kubelet's stream ended",
+		"control_test.TestDebug", "goroutine ")
+	var d report.Debug
+	err := json.Unmarshal([]byte(r.output(func(ctx context.Context, path string, out *bytes.Buffer) error {
+		return control.Debug(ctx, path, out, true)
+	})), &d)
+	if err != nil || d.PID != os.Getpid() || d.Threads == 0 || d.FileDescriptors == 0 || d.HeapBytes == 0 || d.HealthChecks == 0 || len(d.Tasks) < 2 {
 		t.Errorf("%v: %+v", err, d)
 	}
 	for _, p := range d.Tasks {
-		if p.Late {
-			t.Errorf("late: %+v", p)
+		if p.Overdue {
+			t.Errorf("overdue: %+v", p)
 		}
 	}
 }

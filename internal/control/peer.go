@@ -7,10 +7,10 @@ import (
 	"syscall"
 )
 
-// peerKey is where the context of a request has who sent it.
+// peerKey is the context key of a client's credentials.
 type peerKey struct{}
 
-// withPeer notes who is at the other end (unix(7): SO_PEERCRED).
+// withPeer adds the credentials of the client to the context of its connection (unix(7): SO_PEERCRED).
 func withPeer(ctx context.Context, c net.Conn) context.Context {
 	conn, ok := c.(*net.UnixConn)
 	if !ok {
@@ -20,18 +20,19 @@ func withPeer(ctx context.Context, c net.Conn) context.Context {
 	if err != nil {
 		return ctx
 	}
-	var who *syscall.Ucred
-	if raw.Control(func(fd uintptr) { who, _ = syscall.GetsockoptUcred(int(fd), syscall.SOL_SOCKET, syscall.SO_PEERCRED) }) != nil || who == nil {
+	var creds *syscall.Ucred
+	get := func(fd uintptr) { creds, _ = syscall.GetsockoptUcred(int(fd), syscall.SOL_SOCKET, syscall.SO_PEERCRED) }
+	if raw.Control(get) != nil || creds == nil {
 		return ctx
 	}
-	return context.WithValue(ctx, peerKey{}, *who)
+	return context.WithValue(ctx, peerKey{}, *creds)
 }
 
-// peer is who sent a request, for the log.
+// peer is the client of a request, for the log.
 func peer(ctx context.Context) slog.Attr {
-	who, ok := ctx.Value(peerKey{}).(syscall.Ucred)
+	creds, ok := ctx.Value(peerKey{}).(syscall.Ucred)
 	if !ok {
-		return slog.String("by", "unknown")
+		return slog.String("peer", "unknown")
 	}
-	return slog.Group("by", "uid", who.Uid, "pid", who.Pid)
+	return slog.Group("peer", "uid", creds.Uid, "pid", creds.Pid)
 }

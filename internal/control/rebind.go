@@ -5,75 +5,60 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net/http"
 	"slices"
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/report"
 )
 
-// RebindResult is what the positions of the policy were bound to before an operator's order, and are after it.
-type RebindResult struct {
-	Was     []report.Binding `json:"was"`
-	Is      []report.Binding `json:"is"`
-	NotKept string           `json:"notKept,omitempty"` // why a restart of the agent undoes it; "" = it does not
+// rebindResult has the bindings of the policy before and after Rebind.
+type rebindResult struct {
+	Previous         []report.Binding `json:"previous"`
+	Current          []report.Binding `json:"current"`
+	PersistenceError string           `json:"persistenceError,omitempty"` // why the command does not outlast a restart of the agent; "" = it does
 }
 
-// rebind binds the positions of the policy anew: see monitor.Rebind.
-func (d desk) rebind(ctx context.Context, _ struct{}) (RebindResult, error) {
-	was, is, err := d.Rebind(ctx)
+func (h handler) rebind(ctx context.Context, _ struct{}) (rebindResult, error) {
+	previous, current, err := h.Rebind(ctx)
 	if err != nil {
-		return RebindResult{}, err
+		return rebindResult{}, err
 	}
-	r := RebindResult{Was: report.DescribeBindings(was), Is: report.DescribeBindings(is)}
-	if err := keepEnd(ctx, d); err != nil {
-		r.NotKept = err.Error()
-	}
-	return r, nil
+	return rebindResult{report.DescribeBindings(previous), report.DescribeBindings(current), text(saveEnd(ctx, h))}, nil
 }
 
-func (r RebindResult) log(log *slog.Logger, order string, by slog.Attr) {
-	for i, b := range r.Is {
-		log.Warn("operator bound a position of the policy anew", "at", b.At, "position", b.Position, "was", r.before(i), "is", b.Devices, by)
+func (r rebindResult) log(log *slog.Logger, command string, peer slog.Attr) {
+	for i, b := range r.Current {
+		log.Warn("policy position rebound by operator", "location", b.Location, "position", b.Position,
+			"previous", r.previous(i), "current", b.Devices, peer)
 	}
-	if len(r.Is) == 0 {
-		log.Warn("operator numbered the devices anew", by)
+	if len(r.Current) == 0 {
+		log.Warn("devices renumbered by operator", peer)
 	}
-	if r.NotKept != "" {
-		log.Warn("a restart of the agent undoes the operator's order", "order", order, "reason", r.NotKept)
-	}
+	logPersistence(log, command, r.PersistenceError)
 }
 
-// before are the devices that the i-th position was bound to.
-func (r RebindResult) before(i int) []core.DeviceID {
-	if i < len(r.Was) && r.Was[i].At == r.Is[i].At {
-		return r.Was[i].Devices
+// previous are the devices that the i-th position was bound to.
+func (r rebindResult) previous(i int) []core.DeviceID {
+	if i < len(r.Previous) && r.Previous[i].Location == r.Current[i].Location {
+		return r.Previous[i].Devices
 	}
 	return nil
 }
 
-// Rebind has the agent bind the positions of its policy anew: see monitor.Rebind.
-func (c *Client) Rebind(ctx context.Context) (r RebindResult, err error) {
-	return r, c.ask(ctx, http.MethodPost, rebindURL, struct{}{}, &r)
-}
-
 // Rebind has the agent at path bind the indices, the numbers of devices and the common MIG profile of its policy to the
-// devices that they mean by the driver's present order, and writes what changed.
+// devices that they select in the driver's present order, and writes the changes.
 func Rebind(ctx context.Context, path string, out io.Writer) error {
-	r, err := Dial(path).Rebind(ctx)
+	r, err := call[rebindResult](ctx, path, rebindURL, struct{}{})
 	if err != nil {
 		return err
 	}
 	fmt.Fprintln(out, "devices are numbered as the driver lists them now, for all agents of this host that use this state directory")
-	for i, b := range r.Is {
-		if was := r.before(i); slices.Equal(was, b.Devices) {
+	for i, b := range r.Current {
+		if previous := r.previous(i); slices.Equal(previous, b.Devices) {
 			fmt.Fprintf(out, "%s: unchanged\n", b)
 		} else {
-			fmt.Fprintf(out, "%s; it was %s\n", b, report.IDs(was))
+			fmt.Fprintf(out, "%s, previously to %s\n", b, report.IDs(previous))
 		}
 	}
-	if r.NotKept != "" {
-		_, err = fmt.Fprintf(out, "in force, but a restart of the agent undoes it: %s\n", r.NotKept)
-	}
-	return err
+	return writePersistence(out, r.PersistenceError)
 }

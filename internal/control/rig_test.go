@@ -17,7 +17,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 )
 
-// rig is a monitor of a scripted machine, served at a socket.
+// rig is a monitor of a simulated host, served at a socket.
 type rig struct {
 	*testing.T
 	machine *coretest.Machine
@@ -29,7 +29,7 @@ type rig struct {
 	stop    func() // ends the agent and waits for it
 }
 
-// record is a log to be read while it is written.
+// record is a log that can be read while it is written.
 type record struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -47,7 +47,7 @@ func (r *record) String() string {
 	return r.text.String()
 }
 
-// shortDir is a folder in which the path of a socket is short enough, whatever the test is called.
+// shortDir is a directory whose path is short enough for a socket: t.TempDir contains the name of the test.
 func shortDir(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "ctl")
@@ -58,13 +58,13 @@ func shortDir(t *testing.T) string {
 	return dir
 }
 
-// start runs an agent on a machine, whose GPUs are checked often and get well slowly.
+// start runs an agent that checks its GPUs every 10 ms and has a dwell of an hour.
 func start(t *testing.T, s core.Snapshot, change ...func(*control.Options)) *rig {
 	t.Helper()
 	return startWith(t, s, nil, change...)
 }
 
-// startWith is start for an agent with a history.
+// startWith is start for an agent with a store.
 func startWith(t *testing.T, s core.Snapshot, store monitor.Store, change ...func(*control.Options)) *rig {
 	t.Helper()
 	cfg := core.DefaultConfig()
@@ -94,14 +94,14 @@ func startWith(t *testing.T, s core.Snapshot, store monitor.Store, change ...fun
 		agent.Wait()
 	})
 	t.Cleanup(r.stop)
-	r.await("an answer", func() bool {
+	r.await("a report", func() bool {
 		report, err := control.Dial(r.path).Report(t.Context())
 		return err == nil && report.Driver.State == "ready"
 	})
 	return r
 }
 
-// await polls for what comes by itself.
+// await polls a condition for 30 s at most.
 func (r *rig) await(what string, is func() bool) {
 	r.Helper()
 	await(r.T, what, is)
@@ -116,35 +116,35 @@ func await(t *testing.T, what string, is func() bool) {
 		select {
 		case <-tick.C:
 		case <-deadline:
-			t.Fatalf("never came: %s", what)
+			t.Fatalf("timeout: %s", what)
 		}
 	}
 }
 
-// xid has a GPU report an XID, and waits until that counts.
+// xid has a GPU report an XID, and waits until it has an effect.
 func (r *rig) xid(gpu int, code uint64) {
 	r.Helper()
 	r.machine.SendEvent(core.Observation{At: core.WholeGPU(coretest.GPU(gpu)), Kind: core.XID, Code: code})
 	r.await("the XID", func() bool { return r.cause(gpu) != "" })
 }
 
-// cause is what is behind the health of a GPU.
+// cause is the cause of the health of a GPU.
 func (r *rig) cause(gpu int) string {
 	return r.monitor.State().Ledger.Health(core.WholeGPU(coretest.GPU(gpu))).Cause()
 }
 
-// says runs a verb and returns what it writes.
-func (r *rig) says(verb func(ctx context.Context, path string, out *bytes.Buffer) error) string {
+// output runs a command and returns its output.
+func (r *rig) output(verb func(ctx context.Context, path string, out *bytes.Buffer) error) string {
 	r.Helper()
 	var out bytes.Buffer
 	if err := verb(r.Context(), r.path, &out); err != nil {
-		r.Errorf("refused: %v", err)
+		r.Errorf("rejected: %v", err)
 	}
 	return out.String()
 }
 
-// wants checks that a text has all the parts.
-func wants(t *testing.T, text string, parts ...string) {
+// contains checks that a text has all the parts.
+func contains(t *testing.T, text string, parts ...string) {
 	t.Helper()
 	for _, part := range parts {
 		if !strings.Contains(text, part) {

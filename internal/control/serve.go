@@ -14,14 +14,13 @@ import (
 )
 
 const (
-	requestAtMost = 5 * time.Second        // for one order, from its first byte
-	stopAtMost    = 500 * time.Millisecond // for orders under way when the agent ends
-	lookEvery     = 2 * time.Second        // between looks whether the socket is still there
+	requestTimeout  = 5 * time.Second        // for one command, from its first byte
+	shutdownTimeout = 500 * time.Millisecond // for commands in progress when the agent ends
+	checkInterval   = 2 * time.Second        // between checks that the socket file still exists
 )
 
-// serve answers at the socket until ctx ends, and then removes it. It makes the folder if it is missing and takes the
-// place of a socket that a dead process left. It fails with errSocketGone if the socket was removed or replaced; the
-// agent's lock must be held.
+// serve serves the socket until ctx ends, and then removes it. It replaces a socket on which no process listens. It fails
+// with errSocketGone if the file was removed or replaced. The caller holds the agent's lock.
 func serve(ctx context.Context, path string, handler http.Handler, o Options, ready func()) error {
 	listener, err := listen(ctx, path)
 	if err != nil {
@@ -32,13 +31,13 @@ func serve(ctx context.Context, path string, handler http.Handler, o Options, re
 		return errors.Join(errSocketGone, listener.Close())
 	}
 	defer func() {
-		if isStill(own, path) {
+		if sameFile(own, path) {
 			_ = os.Remove(path) // if it stays, the next agent replaces it
 		}
 	}()
 	server := &http.Server{
 		Handler:     handler,
-		ReadTimeout: requestAtMost, WriteTimeout: 2 * requestAtMost, MaxHeaderBytes: 8 << 10,
+		ReadTimeout: requestTimeout, WriteTimeout: 2 * requestTimeout, MaxHeaderBytes: 8 << 10,
 		BaseContext: func(net.Listener) context.Context { return ctx },
 		ConnContext: withPeer,
 		ErrorLog:    slog.NewLogLogger(o.Log.Handler(), slog.LevelDebug),
@@ -47,21 +46,21 @@ func serve(ctx context.Context, path string, handler http.Handler, o Options, re
 	ended := make(chan error, 1)
 	go func() { ended <- server.Serve(listener) }()
 	ready()
-	look := time.NewTicker(lookEvery)
-	defer look.Stop()
+	check := time.NewTicker(checkInterval)
+	defer check.Stop()
 	for gone := false; !gone && ctx.Err() == nil; {
 		select {
 		case err := <-ended:
 			return errors.Join(err, server.Close())
-		case <-look.C:
-			gone = !isStill(own, path)
+		case <-check.C:
+			gone = !sameFile(own, path)
 		case <-ctx.Done():
 		}
 	}
-	patient, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopAtMost)
+	stopping, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
 	defer cancel()
-	if server.Shutdown(patient) != nil {
-		_ = server.Close() // who is still connected has said nothing
+	if server.Shutdown(stopping) != nil {
+		_ = server.Close() // the remaining connections have sent no complete request
 	}
 	if err := <-ended; !errors.Is(err, http.ErrServerClosed) {
 		return err
@@ -72,19 +71,19 @@ func serve(ctx context.Context, path string, handler http.Handler, o Options, re
 	return nil
 }
 
-// isStill reports whether the file at path is the given one. Inode numbers are used again at once, so the time of
-// making belongs to it.
-func isStill(own fs.FileInfo, path string) bool {
+// sameFile reports whether the file at path is the given one. A new file may get the inode number of a removed one, so
+// the modification times are compared too.
+func sameFile(own fs.FileInfo, path string) bool {
 	now, err := os.Lstat(path)
 	return err == nil && os.SameFile(own, now) && own.ModTime().Equal(now.ModTime())
 }
 
-// listen makes the socket, for the owner alone.
+// listen creates the socket with mode 0600.
 func listen(ctx context.Context, path string) (net.Listener, error) {
 	if err := removeStale(ctx, path); err != nil {
 		return nil, err
 	}
-	// The file gets the mode that the socket has when it is bound.
+	// bind(2) creates the file with the mode of the socket.
 	private := func(_, _ string, c syscall.RawConn) error {
 		var chmodErr error
 		err := c.Control(func(fd uintptr) { chmodErr = syscall.Fchmod(int(fd), 0o600) })
@@ -95,12 +94,12 @@ func listen(ctx context.Context, path string) (net.Listener, error) {
 		return nil, err
 	}
 	if unix, ok := listener.(*net.UnixListener); ok {
-		unix.SetUnlinkOnClose(false) // it may not be this one any more
+		unix.SetUnlinkOnClose(false) // the file may be another one by then
 	}
 	return listener, nil
 }
 
-// removeStale removes a socket behind which there is nobody.
+// removeStale removes a socket on which no process listens. It fails with *InUseError if one does.
 func removeStale(ctx context.Context, path string) error {
 	file, err := os.Lstat(path)
 	switch {
@@ -109,7 +108,7 @@ func removeStale(ctx context.Context, path string) error {
 	case err != nil:
 		return err
 	case file.Mode().Type() != fs.ModeSocket:
-		return fmt.Errorf("%s is in the way: it is no socket", path)
+		return fmt.Errorf("%s exists and is not a socket: remove it", path)
 	}
 	dialer := net.Dialer{Timeout: time.Second}
 	conn, err := dialer.DialContext(ctx, "unix", path)

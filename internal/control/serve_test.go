@@ -32,25 +32,25 @@ func TestSocketIsPrivateAndRemoved(t *testing.T) {
 	if err != nil || file.Mode() != fs.ModeSocket|0o600 {
 		t.Errorf("mode %v, %v", file.Mode(), err)
 	}
-	silent, err := net.Dial("unix", r.path) // who says nothing holds nobody up
+	silent, err := net.Dial("unix", r.path) // a silent client does not delay the shutdown
 	if err != nil {
 		t.Fatal(err)
 	}
 	began := time.Now()
 	r.stop()
 	if took := time.Since(began); took > 2*time.Second {
-		t.Errorf("the end took %v", took)
+		t.Errorf("the shutdown took %v", took)
 	}
 	if err := silent.Close(); err != nil {
 		t.Error(err)
 	}
 	if _, err := os.Stat(r.path); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("the socket stays: %v", err)
+		t.Errorf("the socket still exists: %v", err)
 	}
 	await(t, "the end of all goroutines", func() bool { return runtime.NumGoroutine() <= before })
 }
 
-// The socket of a process that was killed is replaced, that of a living one is not.
+// The socket of a killed process is replaced, that of a running one is not.
 func TestStaleSocketIsReplaced(t *testing.T) {
 	t.Parallel()
 	path := control.Path(shortDir(t), "nomad-gpu")
@@ -63,7 +63,7 @@ func TestStaleSocketIsReplaced(t *testing.T) {
 		t.Fatal(err)
 	}
 	m := monitor.New(coretest.NewMachine(coretest.GPUs(1)).Open, core.DefaultConfig(), slog.New(slog.DiscardHandler), nil)
-	// Of several that start at once over it, one gets it, and the others go on trying.
+	// Of several agents that start together one serves the socket and the others retry.
 	ctx, cancel := context.WithCancel(t.Context())
 	var all sync.WaitGroup
 	sockets := make([]*control.Socket, 8)
@@ -71,7 +71,7 @@ func TestStaleSocketIsReplaced(t *testing.T) {
 		sockets[i] = control.NewSocket(path)
 		all.Go(func() { sockets[i].Serve(ctx, m, quiet()) })
 	}
-	await(t, "one to serve it, and the others to know", func() bool {
+	await(t, "one server and seven warnings", func() bool {
 		waiting := 0
 		for _, s := range sockets {
 			if strings.Contains(strings.Join(s.Warnings(), " "), "another process serves "+path) {
@@ -85,8 +85,8 @@ func TestStaleSocketIsReplaced(t *testing.T) {
 	all.Wait()
 }
 
-// An agent that ends leaves the socket alone that another has put in the place of its own.
-func TestSocketOfAnotherStays(t *testing.T) {
+// An agent that ends does not remove a socket that another process has created at its path.
+func TestSocketOfAnotherProcessIsNotRemoved(t *testing.T) {
 	t.Parallel()
 	r := start(t, coretest.GPUs(1))
 	if err := os.Remove(r.path); err != nil {
@@ -114,7 +114,7 @@ func TestSocketThatCannotBeServed(t *testing.T) {
 	}
 	for name, c := range map[string]struct{ path, want string }{
 		"too long":    {control.Path(filepath.Join(dir, strings.Repeat("x", 100)), "k8s-gpu"), "want at most 107"},
-		"no socket":   {inTheWay, "it is no socket"},
+		"no socket":   {inTheWay, "is not a socket"},
 		"no folder":   {control.Path(inTheWay, "k8s-gpu"), "not a directory"},
 		"no such one": {"/proc/none/k8s-gpu.sock", "/proc/none"},
 	} {
@@ -127,13 +127,13 @@ func TestSocketThatCannotBeServed(t *testing.T) {
 			var serving sync.WaitGroup
 			serving.Go(func() { socket.Serve(ctx, nil, o) })
 			await(t, "the reason", func() bool { return len(socket.Warnings()) > 0 })
-			time.Sleep(1500 * time.Millisecond) // and some tries more, which log nothing
+			time.Sleep(1500 * time.Millisecond) // for some retries, which log nothing
 			cancel()
 			serving.Wait()
-			if notes := socket.Warnings(); len(notes) != 1 || !strings.Contains(notes[0], c.want) {
-				t.Errorf("notes %q, want %q", notes, c.want)
+			if warnings := socket.Warnings(); len(warnings) != 1 || !strings.Contains(warnings[0], c.want) {
+				t.Errorf("warnings %q, want %q", warnings, c.want)
 			}
-			if n := strings.Count(log.String(), "no operator can give orders"); n != 1 {
+			if n := strings.Count(log.String(), "control socket unavailable"); n != 1 {
 				t.Errorf("logged %d times:\n%s", n, log)
 			}
 		})
@@ -143,11 +143,11 @@ func TestSocketThatCannotBeServed(t *testing.T) {
 	}
 	var wrong *core.ConfigError
 	if _, err := control.Dial(control.Path(strings.Repeat("x", 100), "k8s-gpu")).Report(t.Context()); !errors.As(err, &wrong) || wrong.Key != "state_dir" {
-		t.Errorf("asking at a path that is too long: %v", err)
+		t.Errorf("a path that is too long: %v", err)
 	}
 }
 
-func TestRequestsThatAreNoOrders(t *testing.T) {
+func TestInvalidRequests(t *testing.T) {
 	t.Parallel()
 	r := start(t, coretest.GPUs(1))
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true,

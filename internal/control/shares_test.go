@@ -11,53 +11,53 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 )
 
-// shared offers each device a hundred times.
+// shared gives each device a hundred replicas.
 func shared(o *control.Options) {
 	o.Config.Policy.Rules = []core.Rule{{Sharing: &core.Sharing{Mode: core.TimeSlicing, Replicas: 100}}}
 }
 
-// An operator may name what the orchestrators name, and means the GPU behind it.
-func TestUnitsMeanTheirGPU(t *testing.T) {
+// The ID of a unit, as the orchestrators show it, selects its GPU.
+func TestUnitsSelectTheirGPU(t *testing.T) {
 	t.Parallel()
 	r := start(t, coretest.WithMIG(coretest.GPUs(3), 1, "1g.10gb", "3g.40gb"), shared)
-	for _, word := range []string{
+	for _, arg := range []string{
 		string(coretest.Instance(1, 1)) + "::7", string(coretest.Instance(1, 1)) + "::99", string(coretest.GPU(1)) + "::0",
 		strings.ToLower(string(coretest.Instance(1, 0))) + "::1", " 1:0 ", "1:1", "1",
 	} {
 		r.xid(1, 95)
-		out := r.says(func(ctx context.Context, path string, out *bytes.Buffer) error {
-			return control.Clear(ctx, path, control.ClearArgs{GPU: word}, out)
+		out := r.output(func(ctx context.Context, path string, out *bytes.Buffer) error {
+			return control.Clear(ctx, path, control.ClearArgs{GPU: arg}, out)
 		})
 		if !strings.HasPrefix(out, "GPU 1 XID_95 (") || !strings.HasSuffix(out, "): cleared\n") {
-			t.Errorf("%q: %s", word, out)
+			t.Errorf("%q: %s", arg, out)
 		}
 	}
-	for word, remedy := range map[string]string{
-		"GPU-00000000::1":               "there is no such GPU", // the beginning of several, and a share has one GPU
-		string(coretest.GPU(7)) + "::1": "there is no such GPU",
+	for arg, remedy := range map[string]string{
+		"GPU-00000000::1":               "no such GPU", // a prefix of several UUIDs
+		string(coretest.GPU(7)) + "::1": "no such GPU",
 		string(coretest.GPU(1)) + "::":  "want a UUID",
 		string(coretest.GPU(1)) + "::a": "want a UUID",
 		string(coretest.GPU(1)) + "::-": "want a UUID",
-		"1:2":                           "there is no such GPU",
-		"0:0":                           "there is no such GPU",
+		"1:2":                           "no such GPU",
+		"0:0":                           "no such GPU",
 		"1:":                            "want a UUID",
 		"1:0:0":                         "want a UUID",
 	} {
-		err := control.Clear(t.Context(), r.path, control.ClearArgs{GPU: word}, &bytes.Buffer{})
-		if err == nil || !strings.Contains(err.Error(), `gpu = "`+word+`": `) || !strings.Contains(err.Error(), remedy) {
-			t.Errorf("%q: %v, want %q", word, err, remedy)
+		err := control.Clear(t.Context(), r.path, control.ClearArgs{GPU: arg}, &bytes.Buffer{})
+		if err == nil || !strings.Contains(err.Error(), `gpu = "`+arg+`": `) || !strings.Contains(err.Error(), remedy) {
+			t.Errorf("%q: %v, want %q", arg, err, remedy)
 		}
 	}
 }
 
-// What is counted for an operator are devices.
-func TestShareIsNoDevice(t *testing.T) {
+// Reports count devices, not units.
+func TestReportsCountDevices(t *testing.T) {
 	t.Parallel()
 	r := start(t, coretest.GPUs(2), shared)
-	wants(t, r.says(func(ctx context.Context, path string, out *bytes.Buffer) error {
+	contains(t, r.output(func(ctx context.Context, path string, out *bytes.Buffer) error {
 		return control.Quiesce(ctx, path, control.QuiesceArgs{}, out)
 	}), "devices: 2 unknown")
-	wants(t, r.says(func(ctx context.Context, path string, out *bytes.Buffer) error {
+	contains(t, r.output(func(ctx context.Context, path string, out *bytes.Buffer) error {
 		return control.Inspect(ctx, path, nil, out, false)
 	}), "gpu.shared, time-slicing by 100")
 	report, err := control.Dial(r.path).Report(t.Context())

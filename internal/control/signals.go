@@ -8,24 +8,25 @@ import (
 	"time"
 )
 
-// Quiesce and Resume by signal, where nobody can reach the agent's socket.
+// Signals for Quiesce and Resume, for use where the control socket can't be reached.
 const (
 	QuiesceSignal = syscall.SIGUSR1
 	ResumeSignal  = syscall.SIGUSR2
 )
 
-// Follow obeys signals, which the caller has asked for, until ctx ends. Others than the two above it ignores.
+// Follow executes the commands of the two signals above until ctx ends, and ignores other signals. The caller has
+// registered the channel with signal.Notify.
 func Follow(ctx context.Context, signals <-chan os.Signal, a Agent, log *slog.Logger) {
 	for {
 		select {
 		case s := <-signals:
 			switch s {
 			case QuiesceSignal:
-				notKept, err := quiesce(ctx, a, time.Time{})
-				signalled(log, "quiesce", notKept, err)
+				saveErr, err := quiesce(ctx, a, time.Time{})
+				logSignal(log, "quiesce", saveErr, err)
 			case ResumeSignal:
-				notKept, err := resume(ctx, a)
-				signalled(log, "resume", notKept, err)
+				saveErr, err := resume(ctx, a)
+				logSignal(log, "resume", saveErr, err)
 			}
 		case <-ctx.Done():
 			return
@@ -33,14 +34,10 @@ func Follow(ctx context.Context, signals <-chan os.Signal, a Agent, log *slog.Lo
 	}
 }
 
-func signalled(log *slog.Logger, order string, notKept, err error) {
+func logSignal(log *slog.Logger, command string, saveErr, err error) {
 	if err != nil {
-		log.Warn("signal not obeyed", "order", order, "error", err)
+		log.Warn("command by signal failed", "command", command, "error", err)
 		return
 	}
-	args := []any{"order", order, "kept", notKept == nil}
-	if notKept != nil {
-		args = append(args, "reason", notKept)
-	}
-	log.Warn("signal obeyed", args...)
+	log.Warn("command by signal executed", "command", command, "persisted", saveErr == nil, "persistence_error", text(saveErr))
 }

@@ -18,60 +18,60 @@ import (
 )
 
 const (
-	retryFirst = 500 * time.Millisecond // where Nomad has just started an agent, the one before is about to end
-	retryMax   = 5 * time.Second
-	stableFor  = time.Minute // for which a socket was served, until trouble counts as new
+	retryMin  = 500 * time.Millisecond // short: after Nomad has started a new agent the previous one ends soon
+	retryMax  = 5 * time.Second
+	stableFor = time.Minute // after which the next failure is retried from retryMin
 )
 
-// errSocketGone ends the serving of a socket that no client can reach any more.
+// errSocketGone ends serve: clients can no longer reach its socket.
 var errSocketGone = errors.New("the control socket was removed or replaced")
 
-// Socket is the control socket of an agent in its state directory. Beside it is a lock file, locked as long as the
-// agent runs. Both are open to the agent's own user only:
+// Socket is the control socket of an agent in its state directory. Beside it is a lock file that is locked as long as
+// the agent runs. Only the agent's own user can open either:
 //
 //	<state_dir>/                     0755
-//	            <agent>.sock         0600  made again if it is removed
+//	            <agent>.sock         0600  created again if it is removed
 //	            <agent>.sock.lock    0600
-//	            <agent>.json         0600  see package statefile
-//	            claims/              0700  see package host
+//	            <agent>.json         0600  see package checkpoint
+//	            claims/              0700  see package hostwatch
 type Socket struct {
 	path string
 
 	mu      sync.Mutex
-	problem string // why the socket is not served; "" = it is, or not yet tried
+	problem string // why the socket is not served; "" = it is, or Serve has not tried yet
 }
 
-// NewSocket names a socket: see Path. Without a path there is none.
+// NewSocket returns the socket at path, see Path. With an empty path Serve does nothing.
 func NewSocket(path string) *Socket { return &Socket{path: path} }
 
-// Serve answers at the socket until ctx ends. While that can't be done it is tried again, less and less often: the
-// agent works without. Call it once.
+// Serve serves the socket until ctx ends. A failure is logged and retried with exponential back-off: the agent works
+// without its socket. Call it once.
 func (s *Socket) Serve(ctx context.Context, a Agent, o Options) {
 	if s.path == "" {
 		return
 	}
 	if err := checkPath(s.path); err != nil {
-		s.failed(err, o.Log)
+		s.setProblem(err, o.Log)
 		return
 	}
-	handler := routes(a, o)
+	h := newHandler(a, o)
 	retry := backoff.NewExponentialBackOff()
-	retry.InitialInterval, retry.MaxInterval = retryFirst, retryMax
+	retry.InitialInterval, retry.MaxInterval = retryMin, retryMax
 	var lock *os.File
 	defer func() { filelock.Release(lock, lockPath(s.path)) }()
 	for {
 		var served time.Time
 		var err error
-		if lock, err = hold(lock, s.path); err == nil {
-			err = serve(ctx, s.path, handler, o, func() {
+		if lock, err = acquireLock(lock, s.path); err == nil {
+			err = serve(ctx, s.path, h, o, func() {
 				served = time.Now()
-				s.working(o.Log)
+				s.setServed(o.Log)
 			})
 		}
 		if ctx.Err() != nil {
 			return
 		}
-		s.failed(err, o.Log)
+		s.setProblem(err, o.Log)
 		if !served.IsZero() && time.Since(served) > stableFor {
 			retry.Reset()
 		}
@@ -83,7 +83,7 @@ func (s *Socket) Serve(ctx context.Context, a Agent, o Options) {
 	}
 }
 
-// Warnings say in a line why an operator can't reach the agent.
+// Warnings returns one line with the reason if the socket is not served.
 func (s *Socket) Warnings() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -93,40 +93,41 @@ func (s *Socket) Warnings() []string {
 	return []string{"control socket: " + s.problem}
 }
 
-// failed notes why the socket is not served. It is logged once, until it changes.
-func (s *Socket) failed(err error, log *slog.Logger) {
+// setProblem stores why the socket is not served, and logs it if it has changed.
+func (s *Socket) setProblem(err error, log *slog.Logger) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	text := strings.ReplaceAll(err.Error(), "\n", "; ")
-	if text == s.problem {
+	problem := strings.ReplaceAll(err.Error(), "\n", "; ")
+	if problem == s.problem {
 		return
 	}
-	s.problem = text
-	if _, taken := errors.AsType[*InUseError](err); taken {
-		log.Info("no operator can give orders yet", "error", text)
-		return
+	s.problem = problem
+	level := slog.LevelWarn
+	if _, inUse := errors.AsType[*InUseError](err); inUse {
+		level = slog.LevelInfo
 	}
-	log.Warn("no operator can give orders", "error", text)
+	log.Log(context.Background(), level, "control socket unavailable", "error", problem)
 }
 
-func (s *Socket) working(log *slog.Logger) {
+func (s *Socket) setServed(log *slog.Logger) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.problem != "" {
-		log.Info("operators can give orders", "socket", s.path)
+		log.Info("control socket available", "socket", s.path)
 	}
 	s.problem = ""
 }
 
 func lockPath(socket string) string { return socket + ".lock" }
 
-// hold takes the lock of a socket, unless it is the one given. It fails with *InUseError if a living process has it.
-func hold(have *os.File, socket string) (*os.File, error) {
+// acquireLock locks the lock file of a socket, unless held is that lock. It fails with *InUseError if another process has
+// it.
+func acquireLock(held *os.File, socket string) (*os.File, error) {
 	path := lockPath(socket)
-	if have != nil && filelock.IsAt(have, path) {
-		return have, nil
+	if held != nil && filelock.IsAt(held, path) {
+		return held, nil
 	}
-	filelock.Release(have, path)
+	filelock.Release(held, path)
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, err
 	}
@@ -137,27 +138,29 @@ func hold(have *os.File, socket string) (*os.File, error) {
 	return f, err
 }
 
-// ErrNotRunning says that nobody serves the socket.
+// ErrNotRunning means that no process holds the lock of the socket.
 var ErrNotRunning = errors.New("no agent is running")
 
-// NotServedError says that an agent is running, and can't be reached.
+// NotServedError means that the agent runs and does not serve its socket.
 type NotServedError struct{ Path string }
 
+// Error names the socket.
 func (e *NotServedError) Error() string {
-	return fmt.Sprintf("an agent is running and does not serve %s: its log says why; it tries again", e.Path)
+	return fmt.Sprintf("an agent is running and does not serve %s: see its log for the reason; it retries", e.Path)
 }
 
-// InUseError says that somebody else serves the socket.
+// InUseError means that another process serves the socket.
 type InUseError struct{ Path string }
 
+// Error names the socket and the remedy.
 func (e *InUseError) Error() string {
-	return fmt.Sprintf("another process serves %s: give each agent a state_dir of its own", e.Path)
+	return fmt.Sprintf("another process serves %s: give each agent its own state_dir", e.Path)
 }
 
-// maxPath is the longest path of a socket, in bytes (unix(7): sun_path, with its NUL).
+// maxPath is the maximal length of a socket's path, in bytes (unix(7): sun_path has 108 with the final NUL).
 const maxPath = 107
 
-// Path is where an agent's socket is; "" without a state directory, which means that there is none.
+// Path returns the path of an agent's socket; "" = none, without a state directory.
 func Path(stateDir, agent string) string {
 	if stateDir == "" {
 		return ""
@@ -168,7 +171,7 @@ func Path(stateDir, agent string) string {
 func checkPath(path string) error {
 	if len(path) > maxPath {
 		return &core.ConfigError{Key: "state_dir", Value: filepath.Dir(path), Remedy: fmt.Sprintf(
-			"the socket in it would have a path of %d bytes, want at most %d", len(path), maxPath)}
+			"the path of the socket in it has %d bytes, want at most %d", len(path), maxPath)}
 	}
 	return nil
 }

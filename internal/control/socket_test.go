@@ -17,27 +17,27 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 )
 
-// Any local user can open a folder of mode 0755, and lock it for ever. The socket is made all the same.
-func TestLockOnTheStateFolderKeepsNoSocketAway(t *testing.T) {
+// Any local user can open a directory of mode 0755 and lock it. The socket is created nevertheless.
+func TestLockOnTheStateDirectoryDoesNotPreventTheSocket(t *testing.T) {
 	t.Parallel()
 	dir := shortDir(t)
-	folder, err := os.Open(dir)
+	stateDir, err := os.Open(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = folder.Close() }()
-	if err := errors.Join(os.Chmod(dir, 0o755), syscall.Flock(int(folder.Fd()), syscall.LOCK_EX)); err != nil {
+	defer func() { _ = stateDir.Close() }()
+	if err := errors.Join(os.Chmod(dir, 0o755), syscall.Flock(int(stateDir.Fd()), syscall.LOCK_EX)); err != nil {
 		t.Fatal(err)
 	}
 	path := serveAt(t, dir, newAgent())
-	await(t, "an answer", func() bool { return answers(t, path) })
+	await(t, "a report", func() bool { return answers(t, path) })
 	file, err := os.Stat(path + ".lock")
 	if err != nil || file.Mode() != 0o600 {
-		t.Errorf("the lock file, which nobody else may open, has mode %v, %v", file.Mode(), err)
+		t.Errorf("the lock file, which only its owner may open, has mode %v, %v", file.Mode(), err)
 	}
 }
 
-// serveAt serves a socket in a folder for as long as the test lasts.
+// serveAt serves a socket in a directory until the test ends.
 func serveAt(t *testing.T, dir string, a control.Agent) (path string) {
 	t.Helper()
 	path = control.Path(dir, "k8s-gpu")
@@ -57,22 +57,22 @@ func answers(t *testing.T, path string) bool {
 	return err == nil
 }
 
-func TestRemovedSocketIsMadeAgain(t *testing.T) {
+func TestRemovedSocketIsCreatedAgain(t *testing.T) {
 	t.Parallel()
 	r := start(t, coretest.GPUs(1))
 	if err := os.Remove(r.path); err != nil {
 		t.Fatal(err)
 	}
-	r.await("an answer at a new socket", func() bool { return answers(t, r.path) })
+	r.await("a report at a new socket", func() bool { return answers(t, r.path) })
 	if err := os.RemoveAll(filepath.Dir(r.path)); err != nil { // with the lock file
 		t.Fatal(err)
 	}
-	r.await("an answer in a new folder", func() bool { return answers(t, r.path) })
-	r.await("no note any more", func() bool { return len(r.socket.Warnings()) == 0 })
+	r.await("a report in a new directory", func() bool { return answers(t, r.path) })
+	r.await("no warning", func() bool { return len(r.socket.Warnings()) == 0 })
 }
 
-// A socket in the place of the agent's, behind which nothing listens, is replaced.
-func TestReplacedSocketIsMadeAgain(t *testing.T) {
+// A socket at the agent's path on which no process listens is replaced.
+func TestReplacedSocketIsCreatedAgain(t *testing.T) {
 	t.Parallel()
 	r := start(t, coretest.GPUs(1))
 	other, err := net.ListenUnix("unix", &net.UnixAddr{Name: r.path + ".new", Net: "unix"})
@@ -83,11 +83,11 @@ func TestReplacedSocketIsMadeAgain(t *testing.T) {
 	if err := errors.Join(other.Close(), os.Rename(r.path+".new", r.path)); err != nil {
 		t.Fatal(err)
 	}
-	r.await("an answer", func() bool { return answers(t, r.path) })
+	r.await("a report", func() bool { return answers(t, r.path) })
 }
 
-// What keeps an agent from its socket is told to the one who asks it, and tried again.
-func TestSocketComesWhenNothingIsInItsWay(t *testing.T) {
+// A client gets an error while the agent can not create its socket; the agent retries.
+func TestSocketIsCreatedWhenItsPathIsFree(t *testing.T) {
 	t.Parallel()
 	dir := shortDir(t)
 	inTheWay := control.Path(dir, "k8s-gpu")
@@ -101,10 +101,10 @@ func TestSocketComesWhenNothingIsInItsWay(t *testing.T) {
 	})
 	var unserved *control.NotServedError
 	if _, err := control.Dial(path).Report(t.Context()); !errors.As(err, &unserved) || !strings.Contains(err.Error(), "an agent is running") {
-		t.Errorf("asking an agent that has no socket: %v", err)
+		t.Errorf("an agent without a socket: %v", err)
 	}
 	if err := os.Remove(inTheWay); err != nil {
 		t.Fatal(err)
 	}
-	await(t, "an answer", func() bool { return answers(t, path) })
+	await(t, "a report", func() bool { return answers(t, path) })
 }

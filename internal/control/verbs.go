@@ -10,21 +10,22 @@ import (
 	"github.com/tandem-gpu/tandem/internal/report"
 )
 
-// Inspect writes what the running agent at path offers. If none answers it writes what read finds, and says so
-// first: in a line, or as "source" in JSON.
+// Inspect writes the report of the running agent at path. If no agent answers it writes the report that read returns and
+// the reason: on the first line, or among the "warnings" in JSON.
 func Inspect(ctx context.Context, path string, read func(context.Context) report.Report, out io.Writer, asJSON bool) error {
 	r, err := Dial(path).Report(ctx)
 	if err != nil {
 		r = read(ctx)
-		r.Source = report.FromReading
-		why := ErrNotRunning.Error()
+		r.Source = report.FromDriver
+		reason := ErrNotRunning.Error()
 		if !errors.Is(err, ErrNotRunning) {
-			why = "the agent does not answer (" + err.Error() + ")"
+			reason = "the agent does not answer (" + err.Error() + ")"
 		}
-		if why += ": this is what one would offer"; asJSON {
-			r.Warnings = append(r.Warnings, why)
+		reason += ": this is what an agent that starts now would offer"
+		if asJSON {
+			r.Warnings = append(r.Warnings, reason)
 		} else {
-			fmt.Fprintln(out, why)
+			fmt.Fprintln(out, reason)
 		}
 	}
 	if asJSON {
@@ -33,77 +34,77 @@ func Inspect(ctx context.Context, path string, read func(context.Context) report
 	return r.WriteTable(out)
 }
 
-// Clear has the agent at path drop conditions that an operator has verified to be over, and writes which.
+// Clear has the agent at path clear conditions that an operator has verified to be over, and writes them.
 func Clear(ctx context.Context, path string, args ClearArgs, out io.Writer) error {
-	a, err := Dial(path).Clear(ctx, args)
+	r, err := call[response](ctx, path, clearURL, args)
 	if err != nil {
 		return err
 	}
-	return a.write(out, func(c report.Condition) string {
-		if c.Disregarded {
+	return r.write(out, func(c report.Condition) string {
+		if c.IgnoredUntilGone {
 			return "cleared, and ignored until it is gone"
 		}
 		return "cleared"
 	})
 }
 
-// Ignore has the agent at path disregard conditions for a while, and writes which.
+// Ignore has the agent at path ignore conditions until a time, and writes them.
 func Ignore(ctx context.Context, path string, args IgnoreArgs, out io.Writer) error {
-	a, err := Dial(path).Ignore(ctx, args)
+	r, err := call[response](ctx, path, ignoreURL, args)
 	if err != nil {
 		return err
 	}
-	return a.write(out, func(c report.Condition) string {
+	return r.write(out, func(c report.Condition) string {
 		return "ignored until " + c.IgnoredUntil.UTC().Format("2006-01-02T15:04:05Z") + " or until it happens again"
 	})
 }
 
-// Simulate has the agent at path rehearse a fault, and writes what follows from it. The agent must allow it.
+// Simulate has the agent at path simulate a fault, and writes the conditions that it causes. The agent must allow it.
 func Simulate(ctx context.Context, path string, args SimulateArgs, out io.Writer) error {
-	a, err := Dial(path).Simulate(ctx, args)
+	r, err := call[response](ctx, path, simulateURL, args)
 	if err != nil {
 		return err
 	}
-	if len(a.Conditions) == 0 {
-		fmt.Fprintln(out, "simulated: nothing follows from this fault alone")
+	if len(r.Conditions) == 0 {
+		fmt.Fprintln(out, "simulated: this fault alone causes no condition")
 	}
-	return a.write(out, func(c report.Condition) string {
-		if c.Noted {
-			return "noted, no effect yet"
+	return r.write(out, func(c report.Condition) string {
+		if c.RecordedOnly {
+			return "recorded, no effect yet"
 		}
-		return c.State.String() + "; clears: " + c.Clears + ", or an order to clear it"
+		return c.State.String() + "; clears: " + c.Clears + ", or the command clear"
 	})
 }
 
-// Quiesce has the agent at path give the driver back, and writes what it says then.
+// Quiesce has the agent at path release the driver, and writes the state after it.
 func Quiesce(ctx context.Context, path string, args QuiesceArgs, out io.Writer) error {
-	s, err := Dial(path).Quiesce(ctx, args)
+	s, err := call[driverStatus](ctx, path, quiesceURL, args)
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(out, "%s; running work keeps its devices and is not stopped\n", s)
-	if !s.Kept {
-		fmt.Fprintf(out, "the maintenance is in force, but a restart of the agent ends it: %s\n", s.NotKept)
+	fmt.Fprintf(out, "%s; running workloads keep their devices and are not stopped\n", s)
+	if !s.Persisted {
+		fmt.Fprintf(out, "maintenance is active, but a restart of the agent ends it: %s\n", s.PersistenceError)
 	}
-	_, err = fmt.Fprintln(out, "when the work is done: resume")
+	_, err = fmt.Fprintln(out, "to end the maintenance: resume")
 	return err
 }
 
-// Resume has the agent at path take the driver back, and writes what it found.
+// Resume has the agent at path open the driver again, and writes the state after it.
 func Resume(ctx context.Context, path string, out io.Writer) error {
-	s, err := Dial(path).Resume(ctx)
+	s, err := call[driverStatus](ctx, path, resumeURL, struct{}{})
 	if err != nil {
 		return err
 	}
-	if _, err = fmt.Fprintln(out, s); err == nil && !s.Kept {
-		_, err = fmt.Fprintf(out, "the maintenance is over, but after a restart of the agent it may be in force again: %s\n", s.NotKept)
+	if _, err = fmt.Fprintln(out, s); err == nil && !s.Persisted {
+		_, err = fmt.Fprintf(out, "maintenance has ended, but a restart of the agent may begin it again: %s\n", s.PersistenceError)
 	}
 	return err
 }
 
-// Debug writes the inside of the agent at path.
+// Debug writes the internal state of the agent at path.
 func Debug(ctx context.Context, path string, out io.Writer, asJSON bool) error {
-	d, err := Dial(path).Debug(ctx)
+	d, err := call[report.Debug](ctx, path, debugURL, nil)
 	if err != nil {
 		return err
 	}
@@ -115,20 +116,23 @@ func Debug(ctx context.Context, path string, out io.Writer, asJSON bool) error {
 	return e.Encode(d)
 }
 
-// write writes a line per condition.
-func (a Response) write(out io.Writer, say func(report.Condition) string) error {
-	for _, c := range a.Conditions {
-		fmt.Fprintf(out, "%s: %s\n", c, say(c))
+// write writes a line for each condition; suffix is its end.
+func (r response) write(out io.Writer, suffix func(report.Condition) string) error {
+	for _, c := range r.Conditions {
+		fmt.Fprintf(out, "%s: %s\n", c, suffix(c))
 	}
-	for _, c := range a.Driver {
-		if _, err := fmt.Fprintf(out, "still standing: %s\n", c); err != nil {
+	for _, c := range r.OtherConditions {
+		if _, err := fmt.Fprintf(out, "still active: %s\n", c); err != nil {
 			return err
 		}
 	}
-	if a.NotKept != "" {
-		if _, err := fmt.Fprintf(out, "in force, but a restart of the agent undoes it: %s\n", a.NotKept); err != nil {
-			return err
-		}
+	return writePersistence(out, r.PersistenceError)
+}
+
+func writePersistence(out io.Writer, persistenceError string) error {
+	if persistenceError == "" {
+		return nil
 	}
-	return nil
+	_, err := fmt.Fprintf(out, "done, but a restart of the agent reverts it: %s\n", persistenceError)
+	return err
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"io"
 	"net"
 	"net/http"
 	"strings"
@@ -19,23 +20,23 @@ import (
 
 func simulation(o *control.Options) { o.Simulation = true }
 
-func TestInspectAsksTheAgent(t *testing.T) {
+func TestInspectReadsTheAgent(t *testing.T) {
 	t.Parallel()
 	r := start(t, coretest.GPUs(2), func(o *control.Options) {
 		o.Warnings = func() []string { return []string{"health history is not kept: the disk is full"} }
 	})
 	r.xid(1, 95)
 	read := func(context.Context) report.Report {
-		t.Error("the driver is asked though an agent runs")
+		t.Error("the driver is read although an agent runs")
 		return report.Report{}
 	}
-	wants(t, r.says(func(ctx context.Context, path string, out *bytes.Buffer) error {
+	contains(t, r.output(func(ctx context.Context, path string, out *bytes.Buffer) error {
 		return control.Inspect(ctx, path, read, out, false)
-	}), "driver ready", "note: health history is not kept: the disk is full\n", "  unhealthy  ", "CONDITIONS\nGPU 1  XID_95  unhealthy  since ")
+	}), "driver ready", "warning: health history is not kept: the disk is full\n", "  unhealthy  ", "CONDITIONS\nGPU 1  XID_95  unhealthy  since ")
 	var got report.Report
-	if err := json.Unmarshal([]byte(r.says(func(ctx context.Context, path string, out *bytes.Buffer) error {
+	if err := json.Unmarshal([]byte(r.output(func(ctx context.Context, path string, out *bytes.Buffer) error {
 		return control.Inspect(ctx, path, read, out, true)
-	})), &r); err != nil {
+	})), &got); err != nil {
 		t.Fatal(err)
 	}
 	if got.Source != report.FromAgent || len(got.Conditions) != 1 || got.Conditions[0].Cause != "XID_95" || len(got.Warnings) != 1 {
@@ -46,7 +47,7 @@ func TestInspectAsksTheAgent(t *testing.T) {
 func TestInspectWithoutAgent(t *testing.T) {
 	t.Parallel()
 	dir := shortDir(t)
-	mute := control.Path(dir, "mute") // listens and never answers
+	mute := control.Path(dir, "mute") // accepts connections and never responds
 	listener, err := net.Listen("unix", mute)
 	if err != nil {
 		t.Fatal(err)
@@ -54,13 +55,13 @@ func TestInspectWithoutAgent(t *testing.T) {
 	defer func() { _ = listener.Close() }()
 	cfg := core.DefaultConfig()
 	machine := coretest.NewMachine(coretest.GPUs(1))
-	reading := report.DescribeState(report.ReadState(t.Context(), machine.Open, cfg), cfg)
+	reading := report.DescribeState(report.Read(t.Context(), machine.Open, cfg, nil), cfg)
 	read := func(context.Context) report.Report { return reading }
 	for path, first := range map[string]string{
-		control.Path(dir, "none"):            "no agent is running: this is what one would offer\n",
-		control.Path(dir+"/none", "k8s-gpu"): "no agent is running: this is what one would offer\n",
-		"":                                   "no agent is running: this is what one would offer\n",
-		mute:                                 "the agent does not answer (" + mute + ": context deadline exceeded): this is what one would offer\n",
+		control.Path(dir, "none"):            "no agent is running: this is what an agent that starts now would offer\n",
+		control.Path(dir+"/none", "k8s-gpu"): "no agent is running: this is what an agent that starts now would offer\n",
+		"":                                   "no agent is running: this is what an agent that starts now would offer\n",
+		mute:                                 "the agent does not answer (" + mute + ": context deadline exceeded): this is what an agent that starts now would offer\n",
 	} {
 		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 		defer cancel()
@@ -72,13 +73,13 @@ func TestInspectWithoutAgent(t *testing.T) {
 			t.Errorf("at %q: %s", path, table.String())
 		}
 		var r report.Report
-		if err := json.Unmarshal(text.Bytes(), &r); err != nil || r.Source != report.FromReading || len(r.Devices) != 1 {
+		if err := json.Unmarshal(text.Bytes(), &r); err != nil || r.Source != report.FromDriver || len(r.Devices) != 1 {
 			t.Errorf("at %q: %v, %+v", path, err, r)
 		}
 	}
 }
 
-func TestOrdersNeedAnAgent(t *testing.T) {
+func TestCommandsNeedAnAgent(t *testing.T) {
 	t.Parallel()
 	path := control.Path(shortDir(t), "k8s-gpu")
 	for name, err := range map[string]error{
@@ -97,28 +98,28 @@ func TestClear(t *testing.T) {
 	t.Parallel()
 	r := start(t, coretest.GPUs(2))
 	pci := string(coretest.GPUs(2).Devices[1].PCI)
-	for _, words := range []control.ClearArgs{
+	for _, args := range []control.ClearArgs{
 		{GPU: "1", Cause: "xid 95"}, {GPU: " 1 ", Cause: "XID-95"}, {GPU: pci, Cause: "95"}, {GPU: strings.TrimPrefix(pci, "0000:"), Cause: "xid95"},
 		{GPU: string(coretest.GPU(1)), Cause: "Xid_95"}, {GPU: strings.ToLower(string(coretest.GPU(1))), Cause: " XID_95\n"}, {GPU: "1"},
 	} {
 		r.xid(1, 95)
-		out := r.says(func(ctx context.Context, path string, out *bytes.Buffer) error {
-			return control.Clear(ctx, path, words, out)
+		out := r.output(func(ctx context.Context, path string, out *bytes.Buffer) error {
+			return control.Clear(ctx, path, args, out)
 		})
 		if !strings.HasPrefix(out, "GPU 1 XID_95 (") || !strings.HasSuffix(out, "): cleared\n") || strings.Count(out, "\n") != 1 {
-			t.Errorf("%+v: %s", words, out)
+			t.Errorf("%+v: %s", args, out)
 		}
 		if c := r.cause(1); c != "" {
-			t.Errorf("%+v leaves %s", words, c)
+			t.Errorf("%+v leaves %s", args, c)
 		}
 	}
-	wants(t, r.log.String(), `level=WARN msg="operator cleared"`, "cause=XID_95", "by.uid=", "by.pid=")
+	contains(t, r.log.String(), `level=WARN msg="condition cleared by operator"`, "cause=XID_95", "peer.uid=", "peer.pid=")
 
 	r.xid(1, 95)
 	r.xid(1, 79)
-	wants(t, r.says(func(ctx context.Context, path string, out *bytes.Buffer) error {
+	contains(t, r.output(func(ctx context.Context, path string, out *bytes.Buffer) error {
 		return control.Clear(ctx, path, control.ClearArgs{GPU: "1", Cause: "95"}, out)
-	}), "GPU 1 XID_95 (", "still standing: GPU 1 XID_79 (")
+	}), "GPU 1 XID_95 (", "still active: GPU 1 XID_79 (")
 }
 
 func TestIgnore(t *testing.T) {
@@ -127,11 +128,11 @@ func TestIgnore(t *testing.T) {
 	r.xid(0, 95)
 	until := time.Now().Add(4 * time.Hour).UTC().Truncate(time.Second)
 	ignore := func(args control.IgnoreArgs) string {
-		return r.says(func(ctx context.Context, path string, out *bytes.Buffer) error {
+		return r.output(func(ctx context.Context, path string, out *bytes.Buffer) error {
 			return control.Ignore(ctx, path, args, out)
 		})
 	}
-	wants(t, ignore(control.IgnoreArgs{GPU: "0", Cause: "95", Until: until.Format(time.RFC3339)}),
+	contains(t, ignore(control.IgnoreArgs{GPU: "0", Cause: "95", Until: until.Format(time.RFC3339)}),
 		"GPU 0 XID_95 (", "): ignored until "+until.Format("2006-01-02T15:04:05Z"))
 	if c := r.cause(0); c != "" {
 		t.Errorf("still %s", c)
@@ -144,21 +145,20 @@ func TestIgnore(t *testing.T) {
 	if left := time.Until(got.Conditions[0].IgnoredUntil); left > 30*time.Minute || left < 29*time.Minute {
 		t.Errorf("ignored for %v", left)
 	}
-	r.xid(0, 95) // again: of this one the operator knew nothing
-	wants(t, r.log.String(), `msg="operator ignores"`)
+	r.xid(0, 95) // a new occurrence ends the ignoring
+	contains(t, r.log.String(), `msg="condition ignored by operator"`)
 }
 
-func TestRefusals(t *testing.T) {
+func TestRejectedCommands(t *testing.T) {
 	t.Parallel()
 	r := start(t, coretest.GPUs(2), simulation)
 	longAgo := time.Now().Add(-time.Hour).UTC().Format(time.RFC3339)
 	r.xid(0, 95)
 	r.machine.FailGPU(coretest.GPU(1), core.Lost)
 	r.await("the loss", func() bool { return r.cause(1) == "LOST" })
-	client := control.Dial(r.path)
-	clearing := func(a control.ClearArgs) error { _, err := client.Clear(t.Context(), a); return err }
-	ignoring := func(a control.IgnoreArgs) error { _, err := client.Ignore(t.Context(), a); return err }
-	simulating := func(a control.SimulateArgs) error { _, err := client.Simulate(t.Context(), a); return err }
+	clearing := func(a control.ClearArgs) error { return control.Clear(t.Context(), r.path, a, io.Discard) }
+	ignoring := func(a control.IgnoreArgs) error { return control.Ignore(t.Context(), r.path, a, io.Discard) }
+	simulating := func(a control.SimulateArgs) error { return control.Simulate(t.Context(), r.path, a, io.Discard) }
 	for name, c := range map[string]struct {
 		err    error
 		status int
@@ -168,9 +168,9 @@ func TestRefusals(t *testing.T) {
 		"silence":       {clearing(control.ClearArgs{GPU: "1"}), http.StatusConflict, string(coretest.GPU(1)) + " does not respond"},
 		"nothing there": {clearing(control.ClearArgs{GPU: "0", Cause: "xid 48"}), http.StatusNotFound, "no condition XID_48 on GPU " + string(coretest.GPU(0))},
 		"no GPU":        {clearing(control.ClearArgs{}), http.StatusBadRequest, `gpu = "": want a UUID`},
-		"no such GPU":   {clearing(control.ClearArgs{GPU: "7"}), http.StatusBadRequest, `gpu = "7": there is no such GPU`},
+		"no such GPU":   {clearing(control.ClearArgs{GPU: "7"}), http.StatusBadRequest, `gpu = "7": no such GPU`},
 		"no index":      {clearing(control.ClearArgs{GPU: "-1"}), http.StatusBadRequest, `gpu = "-1": want a UUID`},
-		"two GPUs":      {clearing(control.ClearArgs{GPU: "GPU-0000"}), http.StatusBadRequest, "write more of it"},
+		"two GPUs":      {clearing(control.ClearArgs{GPU: "GPU-0000"}), http.StatusBadRequest, "write more of the UUID"},
 		"not yet": {clearing(control.ClearArgs{GPU: "0", VerifiedAt: time.Now().Add(time.Hour).Format(time.RFC3339)}),
 			http.StatusBadRequest, "not in the future"},
 		"all at once": {ignoring(control.IgnoreArgs{GPU: "first", VerifiedAt: "noon", Until: "later"}), http.StatusBadRequest,
@@ -190,7 +190,7 @@ func TestRefusals(t *testing.T) {
 			continue
 		}
 		parts := strings.Split(c.want, "|")
-		wants(t, refused.Text, parts...)
+		contains(t, refused.Text, parts...)
 		if n := strings.Count(refused.Text, "\n") + 1; n != len(parts) {
 			t.Errorf("%s: %d reasons in %q", name, n, refused.Text)
 		}
@@ -198,7 +198,7 @@ func TestRefusals(t *testing.T) {
 	if c := r.cause(0); c != "XID_95" {
 		t.Errorf("GPU 0 has %q now", c)
 	}
-	wants(t, r.log.String(), `level=WARN msg="operator's order refused" order=/v1/clear`)
+	contains(t, r.log.String(), `level=WARN msg="command rejected" command=/v1/clear`)
 }
 
 func TestSimulate(t *testing.T) {
@@ -210,7 +210,7 @@ func TestSimulate(t *testing.T) {
 	s.Devices = append(s.Devices, instance)
 	r := start(t, s, simulation)
 	simulate := func(args control.SimulateArgs) string {
-		return r.says(func(ctx context.Context, path string, out *bytes.Buffer) error {
+		return r.output(func(ctx context.Context, path string, out *bytes.Buffer) error {
 			return control.Simulate(ctx, path, args, out)
 		})
 	}
@@ -218,17 +218,17 @@ func TestSimulate(t *testing.T) {
 		u, _ := r.monitor.Current().Unit("MIG-1")
 		return u.Health
 	}
-	wants(t, simulate(control.SimulateArgs{GPU: "MIG-1", Code: "XID 95"}), "simulated: GPU 0 XID_95 (", "): unhealthy; clears: reset seen or reboot, or an order to clear it\n")
+	contains(t, simulate(control.SimulateArgs{GPU: "MIG-1", Code: "XID 95"}), "simulated: GPU 0 XID_95 (", "): unhealthy; clears: reset seen or reboot, or the command clear\n")
 	if h := health(); !h.Simulated || h.State != core.Unhealthy {
 		t.Errorf("health is %s", h)
 	}
-	wants(t, simulate(control.SimulateArgs{GPU: "0", Kind: "event", Code: "gpuUnavailableError"}), "simulated: GPU 0 EVENT_0x4000 (")
-	wants(t, simulate(control.SimulateArgs{GPU: "0", GI: "3", CI: "0", Code: "94"}), "simulated: GPU 0 GI 3 CI 0 XID_94 (", "still standing: simulated: GPU 0 XID_95")
-	wants(t, simulate(control.SimulateArgs{GPU: "0", Code: "31"}), "simulated: nothing follows from this fault alone\n")
+	contains(t, simulate(control.SimulateArgs{GPU: "0", Kind: "event", Code: "gpuUnavailableError"}), "simulated: GPU 0 EVENT_0x4000 (")
+	contains(t, simulate(control.SimulateArgs{GPU: "0", GI: "3", CI: "0", Code: "94"}), "simulated: GPU 0 GI 3 CI 0 XID_94 (", "still active: simulated: GPU 0 XID_95")
+	contains(t, simulate(control.SimulateArgs{GPU: "0", Code: "31"}), "simulated: this fault alone causes no condition\n")
 	for line := range strings.Lines(r.log.String()) {
-		wants(t, line, `msg="operator simulates"`, "simulated=true")
+		contains(t, line, `msg="fault simulated by operator"`, "simulated=true")
 	}
-	r.says(func(ctx context.Context, path string, out *bytes.Buffer) error {
+	r.output(func(ctx context.Context, path string, out *bytes.Buffer) error {
 		return control.Clear(ctx, path, control.ClearArgs{GPU: "0"}, out)
 	})
 	if h := health(); h.State != core.Healthy {
@@ -239,7 +239,7 @@ func TestSimulate(t *testing.T) {
 func TestSimulationIsOffUnlessAllowed(t *testing.T) {
 	t.Parallel()
 	r := start(t, coretest.GPUs(1))
-	_, err := control.Dial(r.path).Simulate(t.Context(), control.SimulateArgs{GPU: "0", Code: "95"})
+	err := control.Simulate(t.Context(), r.path, control.SimulateArgs{GPU: "0", Code: "95"}, io.Discard)
 	refused := (*control.RefusedError)(nil)
 	if !errors.As(err, &refused) || refused.Status != http.StatusForbidden || !strings.HasPrefix(refused.Text, "simulation is off: ") {
 		t.Errorf("got %v", err)
@@ -249,21 +249,21 @@ func TestSimulationIsOffUnlessAllowed(t *testing.T) {
 	}
 }
 
-// An order that the agent has no time for is given up on.
+// A command that the agent does not execute in time fails.
 func TestBusyAgent(t *testing.T) {
 	t.Parallel()
 	r := start(t, coretest.GPUs(1))
 	r.xid(0, 95)
 	path := serveAt(t, shortDir(t), stalled{r.monitor})
-	r.await("an answer", func() bool { _, err := control.Dial(path).Report(t.Context()); return err == nil })
-	_, err := control.Dial(path).Clear(t.Context(), control.ClearArgs{GPU: "0"})
+	r.await("a report", func() bool { _, err := control.Dial(path).Report(t.Context()); return err == nil })
+	err := control.Clear(t.Context(), path, control.ClearArgs{GPU: "0"}, io.Discard)
 	refused := (*control.RefusedError)(nil)
 	if !errors.As(err, &refused) || refused.Status != http.StatusServiceUnavailable || !strings.Contains(refused.Text, "try again") {
 		t.Errorf("got %v", err)
 	}
 }
 
-// stalled is an agent that obeys nothing.
+// stalled is an agent that does not execute Clear.
 type stalled struct{ control.Agent }
 
 func (stalled) Clear(ctx context.Context, _ core.Command) ([]core.Condition, error) {

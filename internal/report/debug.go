@@ -3,86 +3,83 @@ package report
 import (
 	"fmt"
 	"io"
-	"runtime"
-	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
 )
 
-// Debug is the inside of a running agent, for the one who has to find out why it does what it does. Its JSON is no
-// promise: keys may change with the agent.
+// Debug is the internal state of a running agent. Unlike Report its JSON is not an interface: keys may change.
 type Debug struct {
-	PID         int      `json:"pid"`
-	Goroutines  int      `json:"goroutines"`
-	Threads     int      `json:"threads"` // a driver call that hangs holds one
-	Descriptors int      `json:"descriptors"`
-	DriverFiles []string `json:"driverFiles"` // NVIDIA's device nodes that the process has open
-	HeapBytes   uint64   `json:"heapBytes"`
+	PID             int      `json:"pid"`
+	Goroutines      int      `json:"goroutines"`
+	Threads         int      `json:"threads"` // a driver call that hangs occupies one
+	FileDescriptors int      `json:"fileDescriptors"`
+	OpenDeviceNodes []string `json:"openDeviceNodes"` // NVIDIA's, that the process has open
+	HeapBytes       uint64   `json:"heapBytes"`
 
-	Tasks     []Task     `json:"parts"`     // the agent's loops
-	Calls     []Call     `json:"calls"`     // driver calls in progress, the event wait excepted
-	Endpoints []Endpoint `json:"endpoints"` // sockets for the kubelet; none under Nomad
-	Checks    uint64     `json:"checks"`    // rounds of checks since the start
-	LastCheck time.Time  `json:"lastCheck,omitzero"`
-	Stacks    string     `json:"stacks"` // of all goroutines, equal ones once
+	Tasks           []Task     `json:"tasks"`        // registered with the watchdog
+	Calls           []Call     `json:"driverCalls"`  // in progress, except the event wait
+	Endpoints       []Endpoint `json:"endpoints"`    // sockets for the kubelet; none under Nomad
+	HealthChecks    uint64     `json:"healthChecks"` // rounds since the start
+	LastHealthCheck time.Time  `json:"lastHealthCheck,omitzero"`
+	Stacks          string     `json:"stacks"` // of all goroutines
 }
 
 // Task is one loop of the agent.
 type Task struct {
-	Name  string    `json:"name"`
-	Last  time.Time `json:"last"` // when it came round last
-	Turns uint64    `json:"turns"`
-	Late  bool      `json:"late"` // it should have come round again by now
+	Name          string    `json:"name"`
+	LastHeartbeat time.Time `json:"lastHeartbeat"`
+	Heartbeats    uint64    `json:"heartbeats"`
+	Overdue       bool      `json:"overdue"` // the next heartbeat is late
 }
 
 // Call is a driver call in progress.
 type Call struct {
 	Name  string    `json:"name"`
-	Index int       `json:"index"` // NVML index of the GPU that it is about; -1 = none
+	Index int       `json:"index"` // NVML index of the GPU; -1 = none
 	Since time.Time `json:"since"`
 }
 
-// Endpoint is one resource's socket for the kubelet.
+// Endpoint is the socket of one resource for the kubelet.
 type Endpoint struct {
 	Resource      string    `json:"resource"`
-	Status        string    `json:"standing"` // "watched", or why it is not
-	Since         time.Time `json:"since"`
+	Status        string    `json:"status"`
+	Since         time.Time `json:"since"` // of the status
 	Socket        string    `json:"socket,omitempty"`
 	Registrations uint64    `json:"registrations"`
-	Lists         uint64    `json:"lists"` // sent
+	Responses     uint64    `json:"responses"` // of ListAndWatch
 	LastError     string    `json:"lastError,omitempty"`
 	LastErrorAt   time.Time `json:"lastErrorAt,omitzero"`
 }
 
-// Write writes it for people; the stacks come last.
+// Write writes it as text for operators, the stacks last.
 func (d Debug) Write(w io.Writer) error {
-	fmt.Fprintf(w, "pid %d, %d goroutines, %d threads, %d descriptors, heap %d KiB\n",
-		d.PID, d.Goroutines, d.Threads, d.Descriptors, d.HeapBytes>>10)
-	files := "none"
-	if len(d.DriverFiles) > 0 {
-		files = strings.Join(d.DriverFiles, " ")
+	fmt.Fprintf(w, "pid %d, %d goroutines, %d threads, %d file descriptors, heap %d KiB\n",
+		d.PID, d.Goroutines, d.Threads, d.FileDescriptors, d.HeapBytes>>10)
+	nodes := "none"
+	if len(d.OpenDeviceNodes) > 0 {
+		nodes = strings.Join(d.OpenDeviceNodes, " ")
 	}
-	fmt.Fprintf(w, "driver's files open: %s\n", files)
-	fmt.Fprintf(w, "checks: %d, last %s\n", d.Checks, moment(d.LastCheck))
+	fmt.Fprintf(w, "open device nodes: %s\n", nodes)
+	fmt.Fprintf(w, "health checks: %d, last %s\n", d.HealthChecks, moment(d.LastHealthCheck))
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "\nPART\tCAME ROUND\tTIMES\t")
+	fmt.Fprintln(t, "\nTASK\tLAST HEARTBEAT\tHEARTBEATS\tSTATE")
 	for _, p := range d.Tasks {
-		late := ""
-		if p.Late {
-			late = "LATE"
+		state := "ok"
+		if p.Overdue {
+			state = "OVERDUE"
 		}
-		fmt.Fprintf(t, "%s\t%s\t%d\t%s\n", p.Name, moment(p.Last), p.Turns, late)
+		fmt.Fprintf(t, "%s\t%s\t%d\t%s\n", p.Name, moment(p.LastHeartbeat), p.Heartbeats, state)
 	}
 	if len(d.Endpoints) > 0 {
-		fmt.Fprintln(t, "\nRESOURCE\tSTANDING\tSINCE\tREGISTERED\tLISTS\tLAST ERROR")
+		fmt.Fprintln(t, "\nRESOURCE\tSTATUS\tSINCE\tREGISTRATIONS\tRESPONSES\tLAST ERROR")
 	}
 	for _, e := range d.Endpoints {
-		trouble := "none"
+		lastError := "none"
 		if e.LastError != "" {
-			trouble = moment(e.LastErrorAt) + " " + e.LastError
+			lastError = moment(e.LastErrorAt) + " " + e.LastError
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%d\t%s\n", e.Resource, e.Status, moment(e.Since), e.Registrations, e.Lists, trouble)
+		fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%d\t%s\n", e.Resource, e.Status, moment(e.Since), e.Registrations, e.Responses, lastError)
 	}
 	if len(d.Calls) > 0 {
 		fmt.Fprintln(t, "\nDRIVER CALL\tGPU\tSINCE")
@@ -102,34 +99,4 @@ func moment(t time.Time) string {
 		return "never"
 	}
 	return t.UTC().Format("2006-01-02T15:04:05.000Z")
-}
-
-// Stacks are those of all goroutines. Equal ones are there once, with their number.
-func Stacks() string {
-	profile := make([]runtime.StackRecord, runtime.NumGoroutine()+64)
-	n, ok := runtime.GoroutineProfile(profile)
-	if !ok {
-		return "too many goroutines at once\n"
-	}
-	counts := map[string]int{}
-	for _, r := range profile[:n] {
-		counts[stack(r.Stack())]++
-	}
-	each := make([]string, 0, len(counts))
-	for s, n := range counts {
-		each = append(each, fmt.Sprintf("goroutines: %d\n%s\n", n, s))
-	}
-	slices.Sort(each)
-	return strings.Join(each, "")
-}
-
-func stack(pcs []uintptr) string {
-	var b strings.Builder
-	for frames := runtime.CallersFrames(pcs); ; {
-		f, more := frames.Next()
-		fmt.Fprintf(&b, "    %s %s:%d\n", f.Function, f.File, f.Line)
-		if !more {
-			return b.String()
-		}
-	}
 }

@@ -10,18 +10,46 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 )
 
-// Describe puts an inventory into words.
-func Describe(inv *core.Inventory) Report {
+// DescribeState describes a state: the devices on offer, the conditions and how often each GPU has reported which
+// event. The warnings are about the agent itself.
+func DescribeState(s core.State, cfg core.Config, warnings ...string) Report {
+	r := describeInventory(s.Inventory)
+	r.Warnings = slices.Concat(warnings, describeUnlisted(s, r.Excluded))
+	r.Conditions = append(r.Conditions, DescribeConditions(s, cfg, s.Ledger.Conditions())...)
+	counted := map[core.DeviceID]bool{}
+	for _, d := range s.Snapshot.Devices {
+		history, ok := s.Ledger.History(d.At.GPU)
+		if !ok || counted[d.At.GPU] {
+			continue
+		}
+		counted[d.At.GPU] = true
+		for _, t := range slices.SortedFunc(slices.Values(history.FaultCounts), func(a, b core.FaultCount) int {
+			return cmp.Or(cmp.Compare(a.Reason, b.Reason), cmp.Compare(a.Code, b.Code))
+		}) {
+			cause := core.Condition{Reason: t.Reason, Code: t.Code}.Cause()
+			r.Counts = append(r.Counts, Count{GPU: d.At.GPU, Index: d.Index, Cause: cause, Count: t.Count, LastSeen: t.Last})
+		}
+	}
+	return r
+}
+
+// DescribeDriver describes the state of the driver.
+func DescribeDriver(inv *core.Inventory) Driver {
 	d := inv.Driver()
+	return Driver{State: d.State.String(), Version: d.Version, CUDA: d.CUDA, Reason: d.Reason}
+}
+
+// describeInventory has empty lists where there is nothing: JSON has [] there and not null.
+func describeInventory(inv *core.Inventory) Report {
 	r := Report{
-		Driver:  Driver{State: d.State.String(), Version: d.Version, CUDA: d.CUDA, Reason: d.Reason},
-		Devices: describeDevices(inv), Excluded: []Excluded{}, Conditions: []Condition{}, Counts: []Count{},
-		PolicyWarnings: append(append([]string{}, inv.PolicyWarnings()...), inv.OutdatedBindings()...), Overlaps: []Overlap{}, Bindings: DescribeBindings(inv.PositionBindings()),
+		Driver: DescribeDriver(inv), Devices: describeDevices(inv),
+		Excluded: []Excluded{}, Conditions: []Condition{}, Counts: []Count{}, Overlaps: []Overlap{},
+		PolicyWarnings: append(append([]string{}, inv.PolicyWarnings()...), inv.OutdatedBindings()...), Bindings: DescribeBindings(inv.PositionBindings()),
 	}
 	for i := range r.Devices {
 		d := &r.Devices[i]
 		if at, ok := inv.Numbering().Of(d.ID); ok && at.String() != d.index() {
-			d.Number = at.String()
+			d.PolicyIndex = at.String()
 		}
 	}
 	for _, e := range inv.Excluded() {
@@ -33,15 +61,15 @@ func Describe(inv *core.Inventory) Report {
 	}
 	for _, c := range inv.Overlaps() {
 		i := slices.IndexFunc(r.Devices, func(d Device) bool { return d.ID == c.Device })
-		r.Overlaps = append(r.Overlaps, Overlap{ID: c.Device, Index: r.Devices[i].Index, By: c.Agent})
+		r.Overlaps = append(r.Overlaps, Overlap{c.Device, r.Devices[i].Index, c.Agent})
 	}
 	return r
 }
 
-// describeDevices has a device once for all of its units that are alike.
+// describeDevices merges the equal units of a device into one Device.
 func describeDevices(inv *core.Inventory) []Device {
 	devices := []Device{}
-	var first core.Unit // of the latest device
+	var first core.Unit // of the last device
 	for u := range inv.Units() {
 		if u.Device.ID == first.Device.ID && u.Pool == first.Pool && u.Sharing == first.Sharing && u.Health == first.Health {
 			devices[len(devices)-1].Replicas++
@@ -49,7 +77,7 @@ func describeDevices(inv *core.Inventory) []Device {
 		}
 		d := describeUnit(u)
 		if missing, _ := inv.MissingNodes(u.Device); len(missing) > 0 {
-			d.MissingNodes, d.CreateNodes = missing, u.Device.CreateNodesCommand(missing)
+			d.MissingNodes, d.CreateNodesCommand = missing, u.Device.CreateNodesCommand(missing)
 		}
 		devices, first = append(devices, d), u
 	}
@@ -62,9 +90,9 @@ func describeUnit(u core.Unit) Device {
 		PCI: u.Device.PCI, NUMANode: u.Device.NUMANode, MemoryBytes: u.Device.Memory,
 		Schedulable: u.Health.Schedulable(), Health: u.Health.String(),
 		State: u.Health.State, Cause: u.Health.Cause(), Since: u.Health.Since, Action: u.Health.Action,
-		Clears: u.Health.Clears, Limits: u.Health.Limitations, Simulated: u.Health.Simulated, Advisory: u.Health.Advisory,
+		Clears: u.Health.Clears, HealthLimitations: u.Health.Limitations, Simulated: u.Health.Simulated, Advisory: u.Health.Advisory,
 		Pool: u.Pool, Sharing: u.Sharing.Mode.String(), OnePerRequest: u.Sharing.OnePerRequest,
-		ClientMemory: u.Sharing.Memory, ClientThreads: u.Sharing.Threads,
+		MPSMemoryBytes: u.Sharing.Memory, MPSThreadPercent: u.Sharing.Threads,
 		Serial: u.Device.Serial, Architecture: u.Device.Architecture, Brand: u.Device.Brand,
 		ECC: u.Device.ECC.String(), NVLinks: u.Device.NVLinks,
 	}
@@ -78,37 +106,14 @@ func describeUnit(u core.Unit) Device {
 		d.ComputeCapability = u.Device.Compute.String()
 	}
 	if u.Health.RecoveryAction > core.RecoveryNone {
-		d.Asks = u.Health.RecoveryAction.String()
+		d.RecoveryAction = u.Health.RecoveryAction.String()
 	}
 	return d
 }
 
-// DescribeState puts a state into words: what is offered, what stands against it and since when, and how often
-// each GPU has reported what. Notes are about the agent itself.
-func DescribeState(s core.State, cfg core.Config, notes ...string) Report {
-	r := Describe(s.Inventory)
-	r.Warnings = slices.Concat(notes, describeUnlisted(s, r.Excluded))
-	r.Conditions = append(r.Conditions, DescribeConditions(s, cfg, s.Ledger.Conditions())...)
-	counted := map[core.DeviceID]bool{}
-	for _, d := range s.Snapshot.Devices {
-		chart, ok := s.Ledger.History(d.At.GPU)
-		if !ok || counted[d.At.GPU] {
-			continue
-		}
-		counted[d.At.GPU] = true
-		for _, t := range slices.SortedFunc(slices.Values(chart.FaultCounts), func(a, b core.FaultCount) int {
-			return cmp.Or(cmp.Compare(a.Reason, b.Reason), cmp.Compare(a.Code, b.Code))
-		}) {
-			cause := core.Condition{Reason: t.Reason, Code: t.Code}.Cause()
-			r.Counts = append(r.Counts, Count{GPU: d.At.GPU, Index: d.Index, Cause: cause, Count: t.Count, Last: t.Last})
-		}
-	}
-	return r
-}
-
-// describeUnlisted says what the kernel log has of PCI addresses where no GPU is listed: with the exclusion of a GPU that
-// is there, else in a note.
-func describeUnlisted(s core.State, excluded []Excluded) (notes []string) {
+// describeUnlisted reports XIDs of the kernel log at PCI addresses where no GPU is listed: in the reason of an excluded
+// GPU at that address, else in a warning.
+func describeUnlisted(s core.State, excluded []Excluded) (warnings []string) {
 	codes := map[core.PCIAddress]string{}
 	each, _ := s.UnlistedXIDs()
 	for _, x := range each {
@@ -121,43 +126,52 @@ func describeUnlisted(s core.State, excluded []Excluded) (notes []string) {
 		}
 	}
 	for _, pci := range slices.Sorted(maps.Keys(codes)) {
-		notes = append(notes, fmt.Sprintf("the kernel log has XID %s of %s, where no GPU is listed", codes[pci][len(", "):], pci))
+		warnings = append(warnings, fmt.Sprintf("the kernel log has XID %s of %s, where no GPU is listed", codes[pci][len(", "):], pci))
 	}
-	return notes
+	return warnings
 }
 
-// DescribeConditions puts conditions of a state into words, the node's first and then by GPU.
+// DescribeConditions describes conditions of a state: those of the node first, then by GPU index.
 func DescribeConditions(s core.State, cfg core.Config, conditions []core.Condition) []Condition {
 	now := time.Now()
-	words := make([]Condition, 0, len(conditions))
+	described := make([]Condition, 0, len(conditions))
 	for _, c := range conditions {
-		w := Condition{
-			At: c.At.String(), GPU: c.At.GPU, Index: index(s, c.At.GPU), Cause: c.Cause(), State: c.State,
-			Noted: c.State == core.Healthy, Detail: c.Detail, Since: c.Since, Last: c.Last, Count: c.Count,
+		d := Condition{
+			Placement: c.At.String(), GPU: c.At.GPU, Index: index(s, c.At.GPU), Cause: c.Cause(), State: c.State,
+			RecordedOnly: c.State == core.Healthy, Detail: c.Detail, Since: c.Since, LastSeen: c.Last, Count: c.Count,
 			Action: c.Action(), Clears: c.Clears(), Simulated: c.Simulated,
 		}
 		switch {
 		case c.IgnoredUntil.Equal(core.IgnoredForever):
-			w.Disregarded = true
+			d.IgnoredUntilGone = true
 		case !c.IgnoredUntil.IsZero():
-			w.IgnoredUntil = c.IgnoredUntil
-		case !c.ClearingSince.IsZero() && !w.Noted:
+			d.IgnoredUntil = c.IgnoredUntil
+		case !c.ClearingSince.IsZero() && !d.RecordedOnly:
 			dwell := s.Ledger.Dwell(cfg.Health, now, c)
-			w.Recovering = &Recovery{
-				Since: c.ClearingSince, Checks: min(c.CleanChecks, cfg.Health.CleanChecks), ChecksWanted: cfg.Health.CleanChecks,
-				Held: int(min(now.Sub(c.ClearingSince), dwell).Seconds()), HeldWanted: int(dwell.Seconds()),
+			d.Recovery = &Recovery{
+				Since: c.ClearingSince, ChecksPassed: min(c.CleanChecks, cfg.Health.CleanChecks), ChecksRequired: cfg.Health.CleanChecks,
+				SecondsElapsed: int(min(now.Sub(c.ClearingSince), dwell).Seconds()), SecondsRequired: int(dwell.Seconds()),
 			}
 		}
-		words = append(words, w)
+		described = append(described, d)
 	}
-	slices.SortStableFunc(words, func(a, b Condition) int { return cmp.Compare(a.Index, b.Index) })
-	return words
+	slices.SortStableFunc(described, func(a, b Condition) int { return cmp.Compare(a.Index, b.Index) })
+	return described
+}
+
+// DescribeBindings describes bindings; the result is never nil.
+func DescribeBindings(bound []core.PositionBinding) []Binding {
+	bindings := []Binding{}
+	for _, b := range bound {
+		bindings = append(bindings, Binding{b.At, b.Position, append([]core.DeviceID{}, b.Devices...)})
+	}
+	return bindings
 }
 
 // index is that of a physical GPU; -1 if it has none.
-func index(s core.State, gpu core.DeviceID) int {
+func index(s core.State, id core.DeviceID) int {
 	for _, d := range s.Snapshot.Devices {
-		if d.At.GPU == gpu {
+		if d.At.GPU == id {
 			return d.Index
 		}
 	}

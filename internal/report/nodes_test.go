@@ -12,12 +12,12 @@ import (
 	"github.com/tandem-gpu/tandem/internal/report"
 )
 
-func TestMissingDeviceNodesAreShownWithTheCommandThatCreatesThem(t *testing.T) {
+func TestMissingDeviceNodes(t *testing.T) {
 	cfg := core.DefaultConfig()
 	cfg.DeviceNodes = true
 	reading := coretest.GPUs(3)
 	reading.Nodes = slices.DeleteFunc(reading.Nodes, func(n string) bool { return n == "/dev/nvidia-uvm" || n == "/dev/nvidia2" })
-	r := report.Describe(report.Read(t.Context(), coretest.NewMachine(reading).Open, cfg))
+	r := report.DescribeState(report.Read(t.Context(), coretest.NewMachine(reading).Open, cfg, nil), cfg)
 	var table, text bytes.Buffer
 	if err := r.WriteTable(&table); err != nil {
 		t.Fatal(err)
@@ -38,7 +38,7 @@ func TestMissingDeviceNodesAreShownWithTheCommandThatCreatesThem(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i, d := range back.Devices {
-		if want := 1 + i/2; len(d.MissingNodes) != want || d.CreateNodes == "" || !d.Schedulable || !strings.Contains(d.Health, "missing /dev/nvidia-uvm") {
+		if want := 1 + i/2; len(d.MissingNodes) != want || d.CreateNodesCommand == "" || !d.Schedulable || !strings.Contains(d.Health, "missing /dev/nvidia-uvm") {
 			t.Errorf("%+v", d)
 		}
 	}

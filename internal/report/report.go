@@ -1,76 +1,78 @@
+// Package report describes the state of an agent for operators: as a table and as JSON, the same for both agents.
 package report
 
 import (
+	"encoding/json"
+	"io"
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core"
 )
 
-// Where a report comes from.
+// Values of Report.Source.
 const (
-	FromAgent   = "agent"   // the running agent
-	FromReading = "reading" // a reading of the driver, as no agent answered
+	FromAgent  = "agent"  // the running agent
+	FromDriver = "driver" // one enumeration of the driver by the command itself: no agent answered
 )
 
-// Report is a state in an operator's words. Its JSON is a promise to scripts: keys are added, never
-// changed.
+// Report is the state of an agent. Its JSON is an interface for scripts: keys are added, never changed.
 type Report struct {
-	Source         string      `json:"source,omitempty"` // FromAgent, FromReading; "" = not said
+	Source         string      `json:"source,omitempty"` // FromAgent, FromDriver
 	Driver         Driver      `json:"driver"`
 	Devices        []Device    `json:"devices"`
 	Excluded       []Excluded  `json:"excluded"`
 	Conditions     []Condition `json:"conditions"`
 	Counts         []Count     `json:"counts"`
-	PolicyWarnings []string    `json:"findings"` // parts of the policy that concern no device or whose order has changed, pools that are mixed
-	Bindings       []Binding   `json:"bindings"` // what the positions of the policy mean
-	Overlaps       []Overlap   `json:"contests"`
-	Warnings       []string    `json:"notes,omitempty"` // about the agent itself
+	PolicyWarnings []string    `json:"policyWarnings"` // rules that select no device, positions that changed, pools of mixed sharing
+	Bindings       []Binding   `json:"bindings"`
+	Overlaps       []Overlap   `json:"overlaps"`
+	Warnings       []string    `json:"warnings,omitempty"` // about the agent itself
 }
 
 // Driver is the state of the driver.
 type Driver struct {
-	State   string `json:"state"` // pending, absent, failed, ready
+	State   string `json:"state"` // pending, absent, failed, ready, released
 	Version string `json:"version,omitempty"`
 	CUDA    string `json:"cuda,omitempty"`
 	Reason  string `json:"reason,omitempty"`
 }
 
-// Device is one device on offer, well or not: a GPU or a MIG instance, however many units it is offered as. While a
-// change of the policy takes effect it may be there twice, with units that come and units that go.
+// Device is one offered device, a GPU or a MIG instance, however many units it is offered as. While a change of the
+// policy takes effect it may be listed twice: with the new units and with the withdrawn ones.
 type Device struct {
-	ID          core.DeviceID   `json:"id"`                    // its UUID; the ID of its unit, if it has one only
+	ID          core.DeviceID   `json:"id"`                    // UUID; also the ID of its unit if it is not shared
 	GPU         core.DeviceID   `json:"gpu"`                   // the physical GPU, also of a MIG instance
-	Index       int             `json:"index"`                 // the driver's, now
-	Number      string          `json:"policyIndex,omitempty"` // by which a policy selects it, if that is another: "5", "0:1"
+	Index       int             `json:"index"`                 // NVML index of the GPU, now
+	PolicyIndex string          `json:"policyIndex,omitempty"` // by which a policy selects it, if that differs: "5", "0:1"
 	Model       string          `json:"model"`
 	Profile     string          `json:"profile,omitempty"` // of a MIG instance
 	PCI         core.PCIAddress `json:"pci"`
 	NUMANode    int             `json:"numaNode"` // -1 = none
 	MemoryBytes uint64          `json:"memoryBytes"`
 	Schedulable bool            `json:"schedulable"`
-	Health      string          `json:"health"` // the line that both orchestrators' operators see
+	Health      string          `json:"health"` // one line, as both orchestrators show it
 
-	State     core.HealthState `json:"state"` // healthy, degraded, unknown, unhealthy, lost
-	Cause     string           `json:"cause,omitempty"`
-	Since     time.Time        `json:"since,omitzero"`
-	Asks      string           `json:"driverAsks,omitempty"` // the driver's verdict, if it wants something
-	Action    string           `json:"action,omitempty"`
-	Clears    string           `json:"clears,omitempty"`
-	Limits    string           `json:"limits,omitempty"` // what can't be seen of it
-	Simulated bool             `json:"simulated,omitempty"`
-	Advisory  bool             `json:"advisory,omitempty"` // judged, but takes work all the same
+	State             core.HealthState `json:"state"` // healthy, degraded, unknown, unhealthy, lost
+	Cause             string           `json:"cause,omitempty"`
+	Since             time.Time        `json:"since,omitzero"`
+	RecoveryAction    string           `json:"recoveryAction,omitempty"`    // that the driver reports (NVML_GPU_RECOVERY_ACTION_*), unless none
+	Action            string           `json:"action,omitempty"`            // for the operator
+	Clears            string           `json:"clears,omitempty"`            // what clears the cause
+	HealthLimitations string           `json:"healthLimitations,omitempty"` // what the driver does not report about its health
+	Simulated         bool             `json:"simulated,omitempty"`
+	Advisory          bool             `json:"advisory,omitempty"` // the state is reported and not enforced
 
-	// Device nodes that a container of the device needs and the host lacks, and the command that creates them. The
-	// device takes work all the same.
-	MissingNodes []string `json:"missingNodes,omitempty"`
-	CreateNodes  string   `json:"createNodes,omitempty"`
+	// Device nodes that a container of the device needs and the host lacks, and the command that creates them. They
+	// do not change whether the device is schedulable.
+	MissingNodes       []string `json:"missingNodes,omitempty"`
+	CreateNodesCommand string   `json:"createNodesCommand,omitempty"`
 
-	Pool          string `json:"pool"`                    // what a request names
-	Sharing       string `json:"sharing"`                 // exclusive, time-slicing, mps
-	Replicas      int    `json:"replicas,omitempty"`      // units of a device that is shared: "UUID::0" and so on
-	OnePerRequest bool   `json:"onePerRequest,omitempty"` // a request for two of its units is refused
-	ClientMemory  uint64 `json:"mpsMemoryBytes,omitempty"`
-	ClientThreads int    `json:"mpsThreadPercent,omitempty"`
+	Pool             string `json:"pool"`                    // that a request names
+	Sharing          string `json:"sharing"`                 // exclusive, time-slicing, mps
+	Replicas         int    `json:"replicas,omitempty"`      // number of units of a shared device: "UUID::0" and so on
+	OnePerRequest    bool   `json:"onePerRequest,omitempty"` // a request for two of its units is refused
+	MPSMemoryBytes   uint64 `json:"mpsMemoryBytes,omitempty"`
+	MPSThreadPercent int    `json:"mpsThreadPercent,omitempty"`
 
 	Instance          *int   `json:"instance,omitempty"` // number of a MIG instance on its GPU, from 0
 	Serial            string `json:"serial,omitempty"`
@@ -81,14 +83,22 @@ type Device struct {
 	NVLinks           int    `json:"nvLinks,omitempty"`
 }
 
+// Binding is a position in the policy (an index, a number of devices, the common MIG profile) and the devices that it
+// selects until a reboot or the command rebind.
+type Binding struct {
+	Location string          `json:"location"` // in the policy: "policy.yaml:3: rules[0].select"
+	Position string          `json:"position"` // "index 5, 6", "the first 2", "profile 1g.10gb"
+	Devices  []core.DeviceID `json:"devices"`
+}
+
 // Overlap is a device that another agent on this host offers too.
 type Overlap struct {
 	ID    core.DeviceID `json:"id"`
 	Index int           `json:"index"` // of the GPU
-	By    string        `json:"by"`
+	Agent string        `json:"agent"` // the other one
 }
 
-// Excluded is a device that was seen and is not offered.
+// Excluded is a device that is present and not offered.
 type Excluded struct {
 	Index  int             `json:"index"`
 	ID     string          `json:"id,omitempty"`
@@ -96,40 +106,47 @@ type Excluded struct {
 	Reason string          `json:"reason"`
 }
 
-// Condition is one standing cause.
+// Condition is one health condition of the ledger.
 type Condition struct {
-	At           string           `json:"at"`            // "node", "GPU-...", "GPU-... GI 1 CI 0"
-	GPU          core.DeviceID    `json:"gpu,omitempty"` // "" = the node
-	Index        int              `json:"index"`         // of the GPU; -1 = the node, or a GPU without one
-	Cause        string           `json:"cause"`
-	State        core.HealthState `json:"state"`           // its effect
-	Noted        bool             `json:"noted,omitempty"` // it has none yet
-	Detail       string           `json:"detail,omitempty"`
-	Since        time.Time        `json:"since"` // first seen
-	Last         time.Time        `json:"last"`  // last happened
-	Count        int              `json:"count"`
-	Action       string           `json:"action,omitempty"`
-	Clears       string           `json:"clears,omitempty"`
-	Recovering   *Recovery        `json:"recovering,omitempty"`
-	IgnoredUntil time.Time        `json:"ignoredUntil,omitzero"`
-	Disregarded  bool             `json:"disregarded,omitempty"` // an operator cleared it, and it is still there
-	Simulated    bool             `json:"simulated,omitempty"`
+	Placement        string           `json:"placement"`     // "node", "GPU-...", "GPU-... GI 1 CI 0"
+	GPU              core.DeviceID    `json:"gpu,omitempty"` // "" = the node
+	Index            int              `json:"index"`         // of the GPU; -1 = the node, or a GPU without one
+	Cause            string           `json:"cause"`
+	State            core.HealthState `json:"state"`                  // its effect
+	RecordedOnly     bool             `json:"recordedOnly,omitempty"` // it has no effect yet
+	Detail           string           `json:"detail,omitempty"`
+	Since            time.Time        `json:"since"`    // first occurrence
+	LastSeen         time.Time        `json:"lastSeen"` // last occurrence
+	Count            int              `json:"count"`
+	Action           string           `json:"action,omitempty"`
+	Clears           string           `json:"clears,omitempty"`
+	Recovery         *Recovery        `json:"recovery,omitempty"` // nil = it has not begun
+	IgnoredUntil     time.Time        `json:"ignoredUntil,omitzero"`
+	IgnoredUntilGone bool             `json:"ignoredUntilGone,omitempty"` // an operator cleared it, and its level is still present
+	Simulated        bool             `json:"simulated,omitempty"`
 }
 
-// Recovery is how far a condition is on its way back.
+// Recovery is the progress of a condition towards its end.
 type Recovery struct {
-	Since        time.Time `json:"since"` // from then on the evidence holds
-	Checks       int       `json:"checks"`
-	ChecksWanted int       `json:"checksWanted"`
-	Held         int       `json:"heldSeconds"`
-	HeldWanted   int       `json:"heldSecondsWanted"`
+	Since           time.Time `json:"since"` // of the evidence
+	ChecksPassed    int       `json:"checksPassed"`
+	ChecksRequired  int       `json:"checksRequired"`
+	SecondsElapsed  int       `json:"secondsElapsed"`
+	SecondsRequired int       `json:"secondsRequired"`
 }
 
 // Count is how often a GPU has reported an XID or another event since its history began.
 type Count struct {
-	GPU   core.DeviceID `json:"gpu"`
-	Index int           `json:"index"` // -1 = the GPU has none
-	Cause string        `json:"cause"`
-	Count uint64        `json:"count"`
-	Last  time.Time     `json:"last"`
+	GPU      core.DeviceID `json:"gpu"`
+	Index    int           `json:"index"` // -1 = the GPU has none
+	Cause    string        `json:"cause"`
+	Count    uint64        `json:"count"`
+	LastSeen time.Time     `json:"lastSeen"`
+}
+
+// WriteJSON writes the report for programs.
+func (r Report) WriteJSON(w io.Writer) error {
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	return e.Encode(r)
 }

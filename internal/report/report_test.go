@@ -14,15 +14,22 @@ import (
 	"github.com/tandem-gpu/tandem/internal/report"
 )
 
-func machine() core.Snapshot {
+func host() core.Snapshot {
 	s := coretest.GPUs(2)
 	s.Excluded = []core.Exclusion{{Index: 7, Failure: core.FailureError, Reason: "nvmlDeviceGetHandleByIndex: Unknown Error"}}
 	return s
 }
 
-func TestTableAndJSONSayTheSame(t *testing.T) {
-	m := coretest.NewMachine(machine())
-	r := report.Describe(report.Read(t.Context(), m.Open, core.DefaultConfig()))
+// read describes the state of a host without a history.
+func read(t *testing.T, m *coretest.Machine) report.Report {
+	t.Helper()
+	cfg := core.DefaultConfig()
+	return report.DescribeState(report.Read(t.Context(), m.Open, cfg, nil), cfg)
+}
+
+func TestTableAndJSONAgree(t *testing.T) {
+	m := coretest.NewMachine(host())
+	r := read(t, m)
 	var table, text bytes.Buffer
 	if err := r.WriteTable(&table); err != nil {
 		t.Fatal(err)
@@ -47,42 +54,46 @@ func TestTableAndJSONSayTheSame(t *testing.T) {
 	}
 }
 
-func TestNoDriverIsAnAnswer(t *testing.T) {
-	m := coretest.NewMachine(machine())
+func TestNoDriver(t *testing.T) {
+	m := coretest.NewMachine(host())
 	m.FailOpen(fmt.Errorf("%w: no libnvidia-ml.so.1", core.ErrNoDriver))
-	r := report.Describe(report.Read(t.Context(), m.Open, core.DefaultConfig()))
+	r := read(t, m)
 	var table bytes.Buffer
 	if err := r.WriteTable(&table); err != nil {
 		t.Fatal(err)
 	}
-	if got := table.String(); got != "driver absent: no NVIDIA driver: no libnvidia-ml.so.1\n" {
+	got, conditions, _ := strings.Cut(table.String(), "\nCONDITIONS\n")
+	if got != "driver absent: no NVIDIA driver: no libnvidia-ml.so.1\n" {
 		t.Errorf("got %q", got)
+	}
+	if len(r.Conditions) != 1 || !strings.HasPrefix(conditions, "node  NVML_UNAVAILABLE  unknown  since ") {
+		t.Errorf("conditions: %q", conditions)
 	}
 }
 
-// history is one that an agent left.
+// history is the checkpoint of an earlier agent.
 type history struct{ record core.Checkpoint }
 
 func (h history) Load() (core.Checkpoint, string) { return h.record, h.record.BootID }
 func (h history) SetAside(error)                  {}
 func (h history) Save(core.Checkpoint) error      { return nil }
 
-func TestReadingKnowsTheHistory(t *testing.T) {
-	m, cfg := coretest.NewMachine(machine()), core.DefaultConfig()
-	sick := core.NewState(cfg).Read(cfg, time.Now(), machine()).
+func TestReadAppliesTheHistory(t *testing.T) {
+	m, cfg := coretest.NewMachine(host()), core.DefaultConfig()
+	state := core.NewState(cfg).Read(cfg, time.Now(), host()).
 		Observe(cfg, time.Now(), core.Observation{At: core.WholeGPU(coretest.GPU(1)), Kind: core.XID, Code: 95})
-	r := report.DescribeState(report.ReadAfter(t.Context(), m.Open, cfg, history{sick.Checkpoint("b00t")}), cfg)
+	r := report.DescribeState(report.Read(t.Context(), m.Open, cfg, history{state.Checkpoint("b00t")}), cfg)
 	if len(r.Devices) != 2 || r.Devices[1].Cause != "XID_95" || r.Devices[1].Schedulable || r.Driver.State != "ready" {
 		t.Errorf("%+v", r)
 	}
 }
 
-func TestHungDriverIsGivenUpOn(t *testing.T) {
+func TestHungDriver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m := coretest.NewMachine(machine())
+		m := coretest.NewMachine(host())
 		release := m.Hang("Open", core.Node)
 		start := time.Now()
-		r := report.Describe(report.Read(t.Context(), m.Open, core.DefaultConfig()))
+		r := read(t, m)
 		if d := time.Since(start); d > 63*time.Second {
 			t.Errorf("took %v", d)
 		}

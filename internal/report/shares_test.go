@@ -20,7 +20,7 @@ func on(indices ...int) (s core.Selector) {
 	return s
 }
 
-// shared is a machine with one of everything that a policy can do.
+// shared is a host with each kind of rule that a policy can have.
 func shared() (core.State, core.Config) {
 	cfg := core.DefaultConfig()
 	cfg.MIG, cfg.Overlap = core.MIGMixed, core.OverlapRefuse
@@ -31,7 +31,7 @@ func shared() (core.State, core.Config) {
 		{Select: on(3), Sharing: &core.Sharing{Mode: core.MPS, Replicas: 4, OnePerRequest: true}, Pool: "small"},
 		{Select: on(4), Sharing: &core.Sharing{Mode: core.TimeSlicing, Replicas: 4}},
 		{Select: on(5), Reserve: "reserved by policy.yaml:12"},
-		{Select: core.Selector{At: "policy.yaml:20: rules[6].select", IDs: []core.DeviceID{"GPU-x"}}, Pool: "nobody"},
+		{Select: core.Selector{At: "policy.yaml:20: rules[6].select", IDs: []core.DeviceID{"GPU-x"}}, Pool: "unused"},
 	}
 	reading := coretest.WithMIG(coretest.GPUs(8), 6, "1g.10gb", "3g.40gb+me")
 	for i := range reading.Devices {
@@ -51,8 +51,8 @@ func shared() (core.State, core.Config) {
 	return s.Observe(cfg, time.Now(), core.Observation{At: core.WholeGPU(coretest.GPU(1)), Kind: core.XID, Code: 95}), cfg
 }
 
-// A device is one row however many units it is offered as.
-func TestSharedMachine(t *testing.T) {
+// A device is one row however many units it has.
+func TestSharedHost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, cfg := shared()
 		r := report.DescribeState(s, cfg)
@@ -68,7 +68,7 @@ func TestSharedMachine(t *testing.T) {
 	})
 }
 
-// While the policy changes a device may be there as what it was and as what it is.
+// While a change of the policy takes effect a device may be listed with its old and its new units.
 func TestSharesThatChange(t *testing.T) {
 	s, cfg := shared()
 	cfg.Policy.Rules[4].Sharing = &core.Sharing{Mode: core.TimeSlicing, Replicas: 2}
@@ -84,17 +84,17 @@ func TestSharesThatChange(t *testing.T) {
 	}
 }
 
-// Scripts find lists where lists are, also if there is nothing in them.
-func TestNothingIsAList(t *testing.T) {
+// An empty list is [] in JSON, not null.
+func TestEmptyLists(t *testing.T) {
 	var text bytes.Buffer
-	if err := report.Describe(nil).WriteJSON(&text); err != nil {
+	if err := report.DescribeState(core.State{}, core.DefaultConfig()).WriteJSON(&text); err != nil {
 		t.Fatal(err)
 	}
 	var keys map[string]any
 	if err := json.Unmarshal(text.Bytes(), &keys); err != nil {
 		t.Fatal(err)
 	}
-	for _, key := range []string{"devices", "excluded", "conditions", "counts", "findings", "contests"} {
+	for _, key := range []string{"devices", "excluded", "conditions", "counts", "policyWarnings", "bindings", "overlaps"} {
 		if list, ok := keys[key].([]any); !ok || len(list) > 0 {
 			t.Errorf("%s is %v", key, keys[key])
 		}

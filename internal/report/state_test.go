@@ -16,10 +16,10 @@ import (
 	"github.com/tandem-gpu/tandem/internal/report"
 )
 
-var update = flag.Bool("update", false, "write the golden files anew")
+var update = flag.Bool("update", false, "update the golden files")
 
-// troubled is a machine with one of everything that inspect has words for, as it is two minutes later. It wants
-// a bubble, so that its times are always the same.
+// troubled is a host with each kind of condition, two minutes after the first one. It needs a synctest bubble, so that
+// its times are always the same.
 func troubled(t *testing.T) (core.State, core.Config) {
 	t.Helper()
 	cfg := core.DefaultConfig()
@@ -34,16 +34,16 @@ func troubled(t *testing.T) (core.State, core.Config) {
 	reading.Devices = append(reading.Devices, instance)
 	reading.Excluded = []core.Exclusion{{Index: 8, Failure: core.FailureError, Reason: "nvmlDeviceGetHandleByIndex: Unknown Error"}}
 
-	well := core.HealthSample{RecoveryAction: core.RecoveryNone, Events: core.Yes, RemapPending: core.No}
-	vitals := map[int]core.HealthSample{}
+	healthy := core.HealthSample{RecoveryAction: core.RecoveryNone, Events: core.Yes, RemapPending: core.No}
+	samples := map[int]core.HealthSample{}
 	for i := range 8 {
-		vitals[i] = well
+		samples[i] = healthy
 	}
 	check := func(except ...int) (obs []core.Observation) {
 		for i := range 8 {
-			o := core.Observation{At: core.WholeGPU(coretest.GPU(i)), Kind: core.Checked, Sample: vitals[i]}
-			for _, silent := range except {
-				if i == silent {
+			o := core.Observation{At: core.WholeGPU(coretest.GPU(i)), Kind: core.Checked, Sample: samples[i]}
+			for _, failing := range except {
+				if i == failing {
 					o = core.Observation{At: o.At, Kind: core.ProbeFailed, Detail: "nvmlDeviceGetTemperature: Unknown Error"}
 				}
 			}
@@ -59,26 +59,26 @@ func troubled(t *testing.T) (core.State, core.Config) {
 		time.Sleep(20 * time.Second)
 		s = s.Observe(cfg, time.Now(), obs...)
 	}
-	order := func(next core.State, _ []core.Condition, err error) {
+	command := func(next core.State, _ []core.Condition, err error) {
 		t.Helper()
 		if err != nil {
 			t.Fatal(err)
 		}
 		s = next
 	}
-	rehearsed := xid(4, 79)
-	rehearsed.Simulated = true
+	simulated := xid(4, 79)
+	simulated.Simulated = true
 	contained := xid(7, 94)
 	contained.At.GI, contained.At.CI = 3, 0
-	asked, remap, deaf := well, well, well
-	asked.RecoveryAction, remap.RemapPending, deaf.Events = core.RecoveryReset, core.Yes, core.No
-	vitals[1], vitals[2], vitals[5] = asked, remap, deaf
-	observe(xid(1, 95), xid(1, 31), xid(1, 31), rehearsed, contained, xid(6, 48), xid(0, 80))
+	reset, remap, silent := healthy, healthy, healthy
+	reset.RecoveryAction, remap.RemapPending, silent.Events = core.RecoveryReset, core.Yes, core.No
+	samples[1], samples[2], samples[5] = reset, remap, silent
+	observe(xid(1, 95), xid(1, 31), xid(1, 31), simulated, contained, xid(6, 48), xid(0, 80))
 	observe(check(3)...)
 	observe(check(3)...)
 	observe(check(3)...)
-	order(s.Clear(cfg, time.Now(), core.Command{GPU: coretest.GPU(2), Cause: "ROW_REMAP_PENDING"}))
-	order(s.Ignore(cfg, time.Now(), core.Command{GPU: coretest.GPU(6)}, time.Now().Add(4*time.Hour)))
+	command(s.Clear(cfg, time.Now(), core.Command{GPU: coretest.GPU(2), Cause: "ROW_REMAP_PENDING"}))
+	command(s.Ignore(cfg, time.Now(), core.Command{GPU: coretest.GPU(6)}, time.Now().Add(4*time.Hour)))
 	observe(append(check(), xid(1, 95))...)
 	observe(check()...)
 	return s, cfg
@@ -100,8 +100,8 @@ func golden(t *testing.T, name string, got []byte) {
 	}
 }
 
-// What people and scripts are shown of a troubled machine. Keys of the JSON are added, never changed.
-func TestTroubledMachine(t *testing.T) {
+// The text and the JSON of a host with conditions. Keys of the JSON are added, never changed.
+func TestTroubledHost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, cfg := troubled(t)
 		r := report.DescribeState(s, cfg, "health history is not kept: the disk is full")
@@ -116,7 +116,7 @@ func TestTroubledMachine(t *testing.T) {
 		golden(t, "testdata/troubled.txt", table.Bytes())
 		golden(t, "testdata/troubled.json", text.Bytes())
 		for line := range strings.Lines(table.String()) {
-			if model := strings.LastIndex(line, "  H100"); model > 0 { // pool and model are last, and may run over
+			if model := strings.LastIndex(line, "  H100"); model > 0 { // pool and model are last, and may be longer
 				line = line[:model]
 			}
 			if len(strings.TrimSpace(line)) > 120 {
@@ -126,8 +126,8 @@ func TestTroubledMachine(t *testing.T) {
 	})
 }
 
-// Where nothing is wrong nothing is said of it.
-func TestWellMachine(t *testing.T) {
+// The report of a healthy host has only its devices.
+func TestHealthyHost(t *testing.T) {
 	cfg := core.DefaultConfig()
 	s := core.NewState(cfg).Read(cfg, time.Now(), coretest.GPUs(1), core.Observation{At: core.WholeGPU(coretest.GPU(0)), Kind: core.Checked})
 	r := report.DescribeState(s, cfg)
@@ -138,7 +138,7 @@ func TestWellMachine(t *testing.T) {
 	if n := strings.Count(table.String(), "\n"); n != 3 || len(r.Conditions)+len(r.Counts)+len(r.Warnings) > 0 {
 		t.Errorf("%d lines:\n%s", n, table.String())
 	}
-	// What counts is looked at, and left alone.
+	// DescribeState does not change the state.
 	before := s.Ledger.Conditions()
 	report.DescribeState(s, cfg)
 	if diff := cmp.Diff(before, s.Ledger.Conditions()); diff != "" {

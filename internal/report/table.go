@@ -8,9 +8,11 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core"
 )
 
-// WriteTable writes the report for people.
+// WriteTable writes the report as text for operators.
 func (r Report) WriteTable(w io.Writer) error {
 	if r.Driver.Reason != "" {
 		fmt.Fprintf(w, "driver %s: %s\n", r.Driver.State, r.Driver.Reason)
@@ -18,19 +20,19 @@ func (r Report) WriteTable(w io.Writer) error {
 		fmt.Fprintf(w, "driver %s %s, CUDA %s, %d devices%s, %d excluded\n",
 			r.Driver.State, r.Driver.Version, r.Driver.CUDA, len(r.Devices), r.units(), len(r.Excluded))
 	}
-	for _, note := range r.Warnings {
-		fmt.Fprintf(w, "note: %s\n", note)
+	for _, warning := range r.Warnings {
+		fmt.Fprintf(w, "warning: %s\n", warning)
 	}
-	for _, finding := range r.PolicyWarnings {
-		fmt.Fprintf(w, "policy: %s\n", finding)
+	for _, warning := range r.PolicyWarnings {
+		fmt.Fprintf(w, "policy warning: %s\n", warning)
 	}
 	if err := r.writeDevices(w); err != nil {
 		return err
 	}
 	for _, b := range r.Bindings {
-		fmt.Fprintf(w, "bound: %s\n", b)
+		fmt.Fprintf(w, "binding: %s\n", b)
 	}
-	r.writeWarnings(w)
+	r.writeLimits(w)
 	if len(r.Conditions) > 0 {
 		fmt.Fprint(w, "\nCONDITIONS\n")
 	}
@@ -52,7 +54,7 @@ func (r Report) writeDevices(w io.Writer) error {
 		if d.NUMANode >= 0 {
 			numa = strconv.Itoa(d.NUMANode)
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d MiB\t%s\t%s\t%s\n", d.number(), d.ID, d.PCI, numa, d.MemoryBytes>>20, r.standing(d),
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d MiB\t%s\t%s\t%s\n", d.number(), d.ID, d.PCI, numa, d.MemoryBytes>>20, r.state(d),
 			d.pool(), strings.TrimPrefix(d.Model, "NVIDIA "))
 	}
 	if err := t.Flush(); err != nil {
@@ -63,15 +65,15 @@ func (r Report) writeDevices(w io.Writer) error {
 		if name == "" {
 			name = string(e.PCI)
 		}
-		fmt.Fprintf(w, "not offered: %s: %s\n", strings.TrimSpace(fmt.Sprintf("GPU %d %s", e.Index, name)), e.Reason)
+		fmt.Fprintf(w, "excluded: %s: %s\n", strings.TrimSpace(fmt.Sprintf("GPU %d %s", e.Index, name)), e.Reason)
 	}
 	for _, c := range r.Overlaps {
-		fmt.Fprintf(w, "contested: GPU %d %s: also offered by %s\n", c.Index, c.ID, c.By)
+		fmt.Fprintf(w, "overlap: GPU %d %s: also offered by %s\n", c.Index, c.ID, c.Agent)
 	}
 	return nil
 }
 
-// units says how many there are, if not one to each device.
+// units is the number of units, if it differs from the number of devices.
 func (r Report) units() string {
 	n := 0
 	for _, d := range r.Devices {
@@ -83,15 +85,15 @@ func (r Report) units() string {
 	return fmt.Sprintf(" as %d units", n)
 }
 
-// number is the index of the device, with the one by which a policy selects it if that is another.
+// number is the index of the device, with the one by which a policy selects it if that differs.
 func (d Device) number() string {
-	if d.Number == "" {
+	if d.PolicyIndex == "" {
 		return d.index()
 	}
-	return d.index() + " (policy: " + d.Number + ")"
+	return d.index() + " (policy: " + d.PolicyIndex + ")"
 }
 
-// index is the device as the driver numbers it: "0", or "0:1" for a MIG instance.
+// index is the NVML index: "0", or "0:1" for a MIG instance.
 func (d Device) index() string {
 	if d.Instance == nil {
 		return strconv.Itoa(d.Index)
@@ -99,7 +101,7 @@ func (d Device) index() string {
 	return fmt.Sprintf("%d:%d", d.Index, *d.Instance)
 }
 
-// pool is what a request names, and how the device is shared: "gpu.shared, time-slicing by 4".
+// pool is the pool, and how the device is shared: "gpu.shared, time-slicing by 4".
 func (d Device) pool() string {
 	if d.Replicas == 0 {
 		return d.Pool
@@ -107,8 +109,8 @@ func (d Device) pool() string {
 	return fmt.Sprintf("%s, %s by %d", d.Pool, d.Sharing, d.Replicas)
 }
 
-// standing is the health of a device in few words: with its cause only where no condition tells more of it.
-func (r Report) standing(d Device) string {
+// state is the health state of a device, with the cause only if no condition in the report has it.
+func (r Report) state(d Device) string {
 	text := d.State.String()
 	if d.Cause != "" && !slices.ContainsFunc(r.Conditions, func(c Condition) bool {
 		return c.Cause == d.Cause && (c.GPU == d.GPU || c.GPU == "")
@@ -124,18 +126,18 @@ func (r Report) standing(d Device) string {
 	return text
 }
 
-// writeWarnings says what can't be seen of devices and which nodes they lack, once for all GPUs of which it is the same.
-func (r Report) writeWarnings(w io.Writer) {
-	r.writeOnce(w, "health limited", func(d Device) string { return d.Limits })
+// writeLimits writes which health data the driver does not report and which device nodes are missing.
+func (r Report) writeLimits(w io.Writer) {
+	r.writeOnce(w, "health limited", func(d Device) string { return d.HealthLimitations })
 	r.writeOnce(w, "device nodes missing", func(d Device) string {
 		if len(d.MissingNodes) == 0 {
 			return ""
 		}
-		return strings.Join(d.MissingNodes, ", ") + ": run " + d.CreateNodes
+		return strings.Join(d.MissingNodes, ", ") + ": run " + d.CreateNodesCommand
 	})
 }
 
-// writeOnce writes a line for each text that devices have, with their GPUs: "health limited (GPU 0, 1): no XID events".
+// writeOnce writes one line for each distinct text, with the GPUs that have it: "health limited (GPU 0, 1): no XID events".
 func (r Report) writeOnce(w io.Writer, head string, text func(Device) string) {
 	var texts []string
 	gpus := map[string][]string{} // by text
@@ -161,26 +163,26 @@ func (r Report) writeCounts(w io.Writer) error {
 		return nil
 	}
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "\nGPU\tREPORTED\tTIMES\tLAST")
+	fmt.Fprintln(t, "\nGPU\tCAUSE\tCOUNT\tLAST SEEN")
 	for _, c := range r.Counts {
-		fmt.Fprintf(t, "%d\t%s\t%d\t%s\n", c.Index, c.Cause, c.Count, stamp(c.Last))
+		fmt.Fprintf(t, "%d\t%s\t%d\t%s\n", c.Index, c.Cause, c.Count, stamp(c.LastSeen))
 	}
 	return t.Flush()
 }
 
-// Text is the condition for people: a line that names it, and indented ones that say more.
+// Text describes the condition: a line that names it, and indented lines with details.
 func (c Condition) Text() string {
 	var b strings.Builder
 	effect := c.State.String()
-	if c.Noted {
-		effect = "noted, no effect yet"
+	if c.RecordedOnly {
+		effect = "recorded, no effect yet"
 	}
 	if c.Simulated {
 		effect = "simulated: " + effect
 	}
 	fmt.Fprintf(&b, "%s  %s  %s  since %s", c.where(), c.Cause, effect, stamp(c.Since))
-	if c.Last.After(c.Since) {
-		fmt.Fprintf(&b, ", %d times, last %s", c.Count, stamp(c.Last))
+	if c.LastSeen.After(c.Since) {
+		fmt.Fprintf(&b, ", %d times, last %s", c.Count, stamp(c.LastSeen))
 	}
 	b.WriteByte('\n')
 	for _, line := range []struct{ head, text string }{
@@ -193,30 +195,30 @@ func (c Condition) Text() string {
 	return b.String()
 }
 
-// where is the placement with the GPU's index in front of its UUID, as the table has it.
+// where is the placement, with the index of the GPU instead of its UUID.
 func (c Condition) where() string {
 	if c.Index < 0 {
-		return c.At
+		return c.Placement
 	}
-	return fmt.Sprintf("GPU %d%s", c.Index, strings.TrimPrefix(c.At, string(c.GPU)))
+	return fmt.Sprintf("GPU %d%s", c.Index, strings.TrimPrefix(c.Placement, string(c.GPU)))
 }
 
-// progress says what stands between the condition and its end.
+// progress is how far the condition has recovered, or until when it is ignored.
 func (c Condition) progress() string {
 	switch {
-	case c.Disregarded:
+	case c.IgnoredUntilGone:
 		return "cleared by an operator: ignored until it is gone"
 	case !c.IgnoredUntil.IsZero():
 		return "ignored until " + stamp(c.IgnoredUntil)
-	case c.Recovering != nil:
-		return c.Recovering.String()
+	case c.Recovery != nil:
+		return c.Recovery.String()
 	}
 	return ""
 }
 
-// String is the progress in words: "recovering: 2 of 3 checks, 40 s of 60 s".
+// String describes the progress: "recovering: 2 of 3 checks, 40 s of 60 s".
 func (r Recovery) String() string {
-	return fmt.Sprintf("recovering: %d of %d checks, %d s of %d s", r.Checks, r.ChecksWanted, r.Held, r.HeldWanted)
+	return fmt.Sprintf("recovering: %d of %d checks, %d s of %d s", r.ChecksPassed, r.ChecksRequired, r.SecondsElapsed, r.SecondsRequired)
 }
 
 func stamp(t time.Time) string { return t.UTC().Format("2006-01-02T15:04:05Z") }
@@ -231,4 +233,21 @@ func (c Condition) String() string {
 		text = "simulated: " + text
 	}
 	return text
+}
+
+// String describes the binding in one line.
+func (b Binding) String() string {
+	return strings.TrimPrefix(fmt.Sprintf("%s: %s is bound to %s", b.Location, b.Position, IDs(b.Devices)), ": ")
+}
+
+// IDs lists devices, separated by commas.
+func IDs(devices []core.DeviceID) string {
+	if len(devices) == 0 {
+		return "no device"
+	}
+	var texts []string
+	for _, id := range devices {
+		texts = append(texts, string(id))
+	}
+	return strings.Join(texts, ", ")
 }

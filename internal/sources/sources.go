@@ -165,14 +165,13 @@ func (s *Sources) Up() map[string]bool {
 // Reading is what an agent that starts now would offer, with the history and on the host that it would find. A machine
 // without a driver is an answer, not a failure; a driver that does not answer is given up on in time.
 func Reading(ctx context.Context, open func() (monitor.Session, error), cfg core.Config, mpsRoot, stateDir, agent string) report.Report {
-	var state core.State
 	var history *checkpoint.File
-	if stateDir == "" {
-		state = report.ReadState(ctx, open, cfg)
-	} else {
+	var store monitor.Store
+	if stateDir != "" {
 		history = checkpoint.OpenReadOnly(stateDir, agent, cfg.Roots.Proc)
-		state = report.ReadAfter(ctx, open, cfg, history)
+		store = history
 	}
+	state := report.Read(ctx, open, cfg, store)
 	boot, _ := checkpoint.ReadBoot(cfg.Roots.Proc) // the history says it if that fails
 	found := hostwatch.ReadOnce(hostwatch.Options{Agent: agent, StateDir: stateDir, BootID: boot.ID, MPSRoot: mpsRoot, Config: cfg}, state.Inventory)
 	return report.DescribeState(state.WithHost(cfg, time.Now(), found), cfg, historyNotes(history)...)

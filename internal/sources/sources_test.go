@@ -85,7 +85,7 @@ func TestReadingKnowsTheHost(t *testing.T) {
 		t.Fatal(err)
 	}
 	report := sources.Reading(t.Context(), m.Open, cfg, "", dir, "agent")
-	if len(report.Overlaps) != 1 || report.Overlaps[0].By != "other" || report.Devices[0].Cause != "" || report.Devices[1].Cause != "CLAIMED" {
+	if len(report.Overlaps) != 1 || report.Overlaps[0].Agent != "other" || report.Devices[0].Cause != "" || report.Devices[1].Cause != "CLAIMED" {
 		t.Errorf("%+v", report)
 	}
 	if files, err := os.ReadDir(claims); err != nil || len(files) != 1 {

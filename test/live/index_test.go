@@ -70,7 +70,7 @@ func TestAHostThatIsDividedByIndexLosesAGPU(t *testing.T) {
 	a.divided("killed, one without its history", all, []int{1, 2, 3}, []int{4, 5, 6, 7})
 	text, err := a.order(nomadGPU, "rebind")
 	must(t, err)
-	if !strings.Contains(text, "index 0, 1, 2, 3 is bound to") || !strings.Contains(text, "; it was ") {
+	if !strings.Contains(text, "index 0, 1, 2, 3 is bound to") || !strings.Contains(text, ", previously to ") {
 		t.Errorf("rebind answers %q", text)
 	}
 	a.divided("after rebind", all, []int{1, 2, 3, 4}, []int{5, 6, 7})

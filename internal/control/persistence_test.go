@@ -14,7 +14,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 )
 
-// disk is a history that takes what it is given, or fails. It is safe for concurrent use.
+// disk is a store that discards what it saves, or fails. It is safe for concurrent use.
 type disk struct {
 	mu   sync.Mutex
 	err  error
@@ -41,8 +41,8 @@ func (d *disk) fail(err error) {
 
 const full = "no space left on device"
 
-// An operator who is about to unload the driver has to know that a restart of the agent takes it back.
-func TestVerbsTellWhatIsNotOnDisk(t *testing.T) {
+// The output of a command tells whether a restart of the agent reverts it.
+func TestCommandsThatAreNotOnDisk(t *testing.T) {
 	d := &disk{}
 	r := startWith(t, coretest.GPUs(8), d)
 	r.xid(1, 95)
@@ -55,15 +55,15 @@ func TestVerbsTellWhatIsNotOnDisk(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		verb func(context.Context, string, *bytes.Buffer) error
-		want string // beside why; nothing of it is said if all is on disk
+		want string // before the reason; not in the output if the command is on disk
 	}{
-		{"ignore", ignore, "a restart of the agent undoes it: "},
-		{"clear", clearAll, "a restart of the agent undoes it: "},
-		{"quiesce", quiesce(control.QuiesceArgs{}), "the maintenance is in force, but a restart of the agent ends it: "},
-		{"resume", resume, "after a restart of the agent it may be in force again: "},
+		{"ignore", ignore, "a restart of the agent reverts it: "},
+		{"clear", clearAll, "a restart of the agent reverts it: "},
+		{"quiesce", quiesce(control.QuiesceArgs{}), "maintenance is active, but a restart of the agent ends it: "},
+		{"resume", resume, "a restart of the agent may begin it again: "},
 	} {
 		d.fail(errors.New(full))
-		if got := r.says(c.verb); !strings.Contains(got, c.want+"not on disk: "+full) {
+		if got := r.output(c.verb); !strings.Contains(got, c.want+"not on disk: "+full) {
 			t.Errorf("%s, which is not on disk: %q", c.name, got)
 		}
 		d.fail(nil)
@@ -71,29 +71,28 @@ func TestVerbsTellWhatIsNotOnDisk(t *testing.T) {
 			r.xid(1, 95)
 		}
 		if c.name == "resume" {
-			r.says(quiesce(control.QuiesceArgs{}))
+			r.output(quiesce(control.QuiesceArgs{}))
 		}
-		if got := r.says(c.verb); strings.Contains(got, c.want) || strings.Contains(got, "disk") {
+		if got := r.output(c.verb); strings.Contains(got, c.want) || strings.Contains(got, "disk") {
 			t.Errorf("%s, which is on disk: %q", c.name, got)
 		}
 	}
-	wants(t, r.log.String(), "kept=false", "kept=true", full)
-	s, err := control.Dial(r.path).Quiesce(t.Context(), control.QuiesceArgs{})
-	if err != nil || !s.Kept || s.NotKept != "" {
-		t.Errorf("%+v, %v", s, err)
+	contains(t, r.log.String(), "persisted=false", "persisted=true", full)
+	if got := r.output(quiesce(control.QuiesceArgs{})); !strings.HasPrefix(got, "driver released") || strings.Contains(got, "disk") {
+		t.Errorf("quiesce, which is on disk: %q", got)
 	}
 }
 
-// A disk that hangs keeps the operator waiting for a second, and the answer says so.
+// A disk that hangs delays the command by a second.
 func TestQuiesceWithADiskThatHangs(t *testing.T) {
 	hang := make(chan struct{})
 	r := startWith(t, coretest.GPUs(1), &disk{hang: hang})
 	defer close(hang)
-	wants(t, r.says(quiesce(control.QuiesceArgs{})), "driver released", "a restart of the agent ends it: not on disk yet")
+	contains(t, r.output(quiesce(control.QuiesceArgs{})), "driver released", "a restart of the agent ends it: not on disk yet")
 }
 
-// Where a call keeps the driver, the maintenance is in force nevertheless: whether it lasts is said, too.
-func TestHeldMaintenanceThatIsNotOnDisk(t *testing.T) {
+// Maintenance that a hanging call delays is active nevertheless: the error names both.
+func TestDelayedMaintenanceThatIsNotOnDisk(t *testing.T) {
 	d := &disk{err: errors.New(full)}
 	r := startWith(t, coretest.GPUs(2), d)
 	release := r.machine.Hang("Probe", core.WholeGPU(coretest.GPU(1)))
@@ -103,21 +102,21 @@ func TestHeldMaintenanceThatIsNotOnDisk(t *testing.T) {
 	refused, ok := errors.AsType[*control.RefusedError](err)
 	if !ok || refused.Status != http.StatusConflict || !strings.Contains(refused.Text, "nvmlProbe") ||
 		!strings.Contains(refused.Text, "a restart of the agent ends the maintenance: not on disk: "+full) {
-		t.Errorf("says %v", err)
+		t.Errorf("got %v", err)
 	}
 }
 
-// Without a state directory a restart forgets the maintenance, and what was cleared with the rest.
-func TestVerbsWithoutAStateDirectory(t *testing.T) {
+// Without a state directory a restart ends the maintenance; it also drops the conditions that were cleared.
+func TestCommandsWithoutAStateDirectory(t *testing.T) {
 	r := start(t, coretest.GPUs(2))
 	r.xid(1, 95)
-	if got := r.says(func(ctx context.Context, path string, out *bytes.Buffer) error {
+	if got := r.output(func(ctx context.Context, path string, out *bytes.Buffer) error {
 		return control.Ignore(ctx, path, control.IgnoreArgs{GPU: "1", Until: "4h"}, out)
 	}); strings.Contains(got, "restart") {
 		t.Errorf("ignore: %q", got)
 	}
-	wants(t, r.says(quiesce(control.QuiesceArgs{})), "a restart of the agent ends it: not on disk: no state directory is set")
-	if got := r.says(resume); strings.Contains(got, "restart") {
+	contains(t, r.output(quiesce(control.QuiesceArgs{})), "a restart of the agent ends it: not on disk: no state directory is set")
+	if got := r.output(resume); strings.Contains(got, "restart") {
 		t.Errorf("resume: %q", got)
 	}
 }
