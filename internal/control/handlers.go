@@ -114,6 +114,14 @@ func logPersistence(log *slog.Logger, command, persistenceError string) {
 	}
 }
 
+func persistenceAttrs(persistenceError string) []any {
+	attrs := []any{"persisted", persistenceError == ""}
+	if persistenceError != "" {
+		attrs = append(attrs, "error", persistenceError)
+	}
+	return attrs
+}
+
 func (h handler) clear(ctx context.Context, args ClearArgs) (response, error) {
 	c, err := argParser{h.State(), time.Now()}.command(args.GPU, args.Cause, args.VerifiedAt)
 	if err != nil {

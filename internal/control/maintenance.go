@@ -133,5 +133,5 @@ func (s driverStatus) String() string {
 
 func (s driverStatus) log(log *slog.Logger, command string, peer slog.Attr) {
 	message := map[string]string{quiesceURL: "driver quiesced by operator", resumeURL: "driver resumed by operator"}[command]
-	log.Warn(message, "driver", s.Driver.State, "persisted", s.Persisted, "persistence_error", s.PersistenceError, peer)
+	log.Warn(message, append(persistenceAttrs(s.PersistenceError), "driver", s.Driver.State, peer)...)
 }

@@ -39,5 +39,5 @@ func logSignal(log *slog.Logger, command string, saveErr, err error) {
 		log.Warn("command by signal failed", "command", command, "error", err)
 		return
 	}
-	log.Warn("command by signal executed", "command", command, "persisted", saveErr == nil, "persistence_error", text(saveErr))
+	log.Warn("command by signal executed", append(persistenceAttrs(text(saveErr)), "command", command)...)
 }

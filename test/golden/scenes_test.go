@@ -28,7 +28,7 @@ var scenes = []struct {
 	{name: "gb200", machine: "gb200", steps: start(`"index": 1`)},
 	{
 		name: "consumer, one state directory", machine: "consumer",
-		prepare: func(h *host) error { h.shared = true; return nil }, steps: start(`"by": `),
+		prepare: func(h *host) error { h.shared = true; return nil }, steps: start(`"agent": `),
 	},
 	{name: "no GPUs", machine: "none", steps: start(`"ready"`)},
 	{name: "no driver", machine: "t4", prepare: func(h *host) error { return h.Hide() }, steps: start(`"absent"`)},
@@ -45,7 +45,7 @@ var scenes = []struct {
 				func(h *host) error { return errors.Join(h.XID(1, 95), h.XID(2, 94, simdriver.At{GI: 3, CI: 0})) },
 				[]string{"XID_95", "XID_94"},
 			},
-			{func(h *host) error { return h.Set(1, "recovery_action", "1") }, []string{"VERDICT_GPU_RESET", `"driverAsks"`}},
+			{func(h *host) error { return h.Set(1, "recovery_action", "1") }, []string{"VERDICT_GPU_RESET", `"recoveryAction"`}},
 			{func(h *host) error { return h.Lose(0) }, []string{`"lost"`}},
 		},
 	},
@@ -133,6 +133,6 @@ func foldedMetrics(page string) (series, comments string) {
 
 // foldedDebug is the view without goroutines and numbers.
 func foldedDebug(view string) string {
-	view, _, _ = strings.Cut(view, "\ngoroutines:")
+	view, _, _ = strings.Cut(view, "\ngoroutine ")
 	return spaces.ReplaceAllString(numbers.ReplaceAllString(view, "N"), "  ") + "\n"
 }
