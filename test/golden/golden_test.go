@@ -22,6 +22,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/tandem-gpu/tandem/test/binaries"
 )
 
 var (
@@ -44,18 +46,12 @@ func TestMain(m *testing.M) {
 		_ = f.Value.Set("12") // the tests wait more than they compute
 	}
 	os.Exit(func() int {
-		dir, err := os.MkdirTemp("", "golden-bin-")
+		dir, err := binaries.Dir()
 		if err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			return 1
 		}
-		defer func() { _ = os.RemoveAll(dir) }()
 		bin = dir
-		build := exec.Command("go", "build", "-ldflags", "-s -w -X main.version=2.0.0", "-o", dir+"/", "../../cmd/nomad-gpu", "../../cmd/k8s-gpu")
-		if out, err := build.CombinedOutput(); err != nil {
-			fmt.Fprintf(os.Stderr, "build: %v\n%s", err, out)
-			return 1
-		}
 		return m.Run()
 	}())
 }

@@ -16,21 +16,9 @@ import (
 	"github.com/hashicorp/go-hclog"
 
 	"github.com/tandem-gpu/tandem/internal/nomadadapter/nomadtest"
+	"github.com/tandem-gpu/tandem/test/binaries"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
-
-// binaries is the folder of the built agents.
-var binaries = sync.OnceValues(func() (string, error) {
-	dir, err := os.MkdirTemp("", "live-bin-")
-	if err != nil {
-		return "", err
-	}
-	out, err := exec.Command("go", "build", "-o", dir+"/", "../../cmd/nomad-gpu", "../../cmd/k8s-gpu").CombinedOutput()
-	if err != nil {
-		return dir, fmt.Errorf("go build: %w\n%s", err, out)
-	}
-	return dir, nil
-})
 
 // shortWaits are the settings that make an agent decide in moments, by their names in Nomad's block.
 var shortWaits = map[string]string{
@@ -74,7 +62,7 @@ func launchUnder(t *testing.T, policy, machine string, prepare ...func(*simdrive
 // launchWith starts them with settings beside shortWaits.
 func launchWith(t *testing.T, settings map[string]string, policy, machine string, prepare ...func(*simdriver.Machine) error) *agents {
 	t.Helper()
-	_, err := binaries()
+	_, err := binaries.Dir()
 	must(t, err)
 	dir, err := os.MkdirTemp("", "live") // t.TempDir's names are too long for a socket
 	must(t, err)
@@ -196,7 +184,7 @@ func (a *agents) liveNomad(log *os.File) error {
 }
 
 func (a *agents) binary(name string) string {
-	dir, _ := binaries()
+	dir, _ := binaries.Dir()
 	return filepath.Join(dir, name)
 }
 

@@ -26,13 +26,7 @@ func TestMain(m *testing.M) {
 	if f := flag.Lookup("test.parallel"); f != nil && f.Value.String() == f.DefValue {
 		_ = f.Value.Set("6") // a number
 	}
-	code := m.Run()
-	if os.Getenv(apartIn) == "" {
-		if dir, _ := binaries(); dir != "" { // built by now, if anybody wanted it
-			_ = os.RemoveAll(dir)
-		}
-	}
-	os.Exit(code)
+	os.Exit(m.Run())
 }
 
 // takesLong skips a test that takes minutes, unless that is asked for.

@@ -18,15 +18,33 @@ var shared = sync.OnceValues(func() (string, error) { return buildCached(context
 // m.Root to a child process. Tests that use it cannot run in parallel.
 func Start(t testing.TB, nameOrFile string) *Machine {
 	t.Helper()
+	return start(t, nameOrFile, StartText)
+}
+
+// StartParallel is Start for a test that gives m.Root to child processes only: it can run in parallel with others.
+func StartParallel(t testing.TB, nameOrFile string) *Machine {
+	t.Helper()
+	return start(t, nameOrFile, install)
+}
+
+func start(t testing.TB, nameOrFile string, with func(testing.TB, string) *Machine) *Machine {
+	t.Helper()
 	text, err := Text(nameOrFile)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return StartText(t, text)
+	return with(t, text)
 }
 
 // StartText is Start for a machine.conf given as text.
 func StartText(t testing.TB, text string) *Machine {
+	t.Helper()
+	m := install(t, text)
+	t.Setenv("SIMDRIVER_MACHINE", m.Root)
+	return m
+}
+
+func install(t testing.TB, text string) *Machine {
 	t.Helper()
 	library, err := shared()
 	if errors.Is(err, ErrNoCompiler) {
@@ -42,7 +60,6 @@ func StartText(t testing.TB, text string) *Machine {
 	if err := m.share(library); err != nil {
 		t.Fatal(err)
 	}
-	t.Setenv("SIMDRIVER_MACHINE", m.Root)
 	t.Cleanup(func() {
 		violations, err := m.Violations()
 		if err != nil {
