@@ -18,30 +18,29 @@ import (
 	"github.com/hashicorp/go-plugin"
 	"github.com/hashicorp/nomad/plugins/base"
 	"github.com/hashicorp/nomad/plugins/device"
+
+	"github.com/tandem-gpu/tandem/test/binaries"
 )
 
-// binary is the program as it is shipped, built once.
+// binary is the program as "make build" builds it.
 var binary string
 
 func TestMain(m *testing.M) {
 	flag.Parse()
+	if f := flag.Lookup("test.parallel"); f != nil && f.Value.String() == f.DefValue {
+		_ = f.Value.Set("8") // the tests wait more than they compute
+	}
 	os.Exit(func() int {
 		if block := os.Getenv(asAgent); block != "" {
 			fmt.Fprintln(os.Stderr, beAgent(block))
 			return 1
 		}
-		dir, err := os.MkdirTemp("", "nomad-gpu")
+		dir, err := binaries.Dir()
 		if err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			return 1
 		}
-		defer func() { _ = os.RemoveAll(dir) }()
 		binary = filepath.Join(dir, "nomad-gpu")
-		build := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w -X main.version=2.0.0", "-o", binary, ".")
-		if out, err := build.CombinedOutput(); err != nil {
-			fmt.Fprintf(os.Stderr, "build: %v\n%s", err, out)
-			return 1
-		}
 		return m.Run()
 	}())
 }
@@ -64,14 +63,15 @@ func await(t testing.TB, what string, within time.Duration, holds func() bool) {
 }
 
 // start launches the binary as Nomad does, with the environment of this test.
-func start(t testing.TB) (device.DevicePlugin, *plugin.Client, *exec.Cmd) {
-	return launch(t, hclog.NewNullLogger())
+func start(t testing.TB, env ...string) (device.DevicePlugin, *plugin.Client, *exec.Cmd) {
+	return launch(t, hclog.NewNullLogger(), env...)
 }
 
-// launch is start with a log.
-func launch(t testing.TB, log hclog.Logger) (device.DevicePlugin, *plugin.Client, *exec.Cmd) {
+// launch is start with a log. It adds env to the environment of this test.
+func launch(t testing.TB, log hclog.Logger, env ...string) (device.DevicePlugin, *plugin.Client, *exec.Cmd) {
 	t.Helper()
 	cmd := exec.Command(binary)
+	cmd.Env = append(os.Environ(), env...)
 	client := newClient(cmd, log)
 	t.Cleanup(client.Kill)
 	p, err := dispense(client)
@@ -84,6 +84,7 @@ func launch(t testing.TB, log hclog.Logger) (device.DevicePlugin, *plugin.Client
 func newClient(cmd *exec.Cmd, log hclog.Logger) *plugin.Client {
 	return plugin.NewClient(&plugin.ClientConfig{
 		Cmd:              cmd,
+		SkipHostEnv:      cmd.Env != nil, // else the client appends os.Environ, which has precedence
 		HandshakeConfig:  base.Handshake,
 		Plugins:          map[string]plugin.Plugin{base.PluginTypeDevice: &device.PluginDevice{}},
 		AllowedProtocols: []plugin.Protocol{plugin.ProtocolGRPC},
@@ -241,6 +242,7 @@ func TestWithoutDriver(t *testing.T) {
 
 // The one that started the plugin is killed. The plugin follows, and takes its socket along.
 func TestParentDeath(t *testing.T) {
+	t.Parallel()
 	tmp := t.TempDir()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()

@@ -51,6 +51,7 @@ func flags(m *simdriver.Machine, more ...string) []string {
 }
 
 func TestInspect(t *testing.T) {
+	t.Parallel()
 	m := install(t, "h100x8")
 	if err := m.Fail(simdriver.GPU(3), "*", "UNKNOWN", 0); err != nil {
 		t.Fatal(err)
@@ -81,7 +82,7 @@ func TestInspect(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"driver ready ", string(got.Devices[6].ID), "not offered", got.Excluded[0].Reason} {
+	for _, want := range []string{"driver ready ", string(got.Devices[6].ID), "excluded: ", got.Excluded[0].Reason} {
 		if !strings.Contains(string(table), want) {
 			t.Errorf("%q is not in\n%s", want, table)
 		}

@@ -23,6 +23,7 @@ type plug struct {
 	cmd     *exec.Cmd
 	machine *simdriver.Machine
 	dir     string // the state directory
+	tmp     string // TMPDIR
 }
 
 // states are what a plugin can be doing when its end comes. Each function brings it there.
@@ -130,8 +131,10 @@ func (p *plug) follow(t *testing.T, read bool) {
 // Nomad kills what has not ended two seconds after it was asked to. Whatever the plugin is doing, it ends by
 // itself, in time, and takes its sockets along.
 func TestEndsInTime(t *testing.T) {
+	t.Parallel()
 	for name, bring := range states {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			p := plugged(t)
 			bring(t, p)
 			p.childless(t)
@@ -148,8 +151,10 @@ func TestEndsInTime(t *testing.T) {
 
 // SIGTERM is an end in order, too.
 func TestSIGTERM(t *testing.T) {
+	t.Parallel()
 	for name, bring := range states {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			p := plugged(t)
 			bring(t, p)
 			p.childless(t)
@@ -178,9 +183,8 @@ func plugged(t *testing.T) *plug {
 // pluggedOn starts the plugin on a machine. Its TMPDIR is its own.
 func pluggedOn(t *testing.T, m *simdriver.Machine, dir string) *plug {
 	t.Helper()
-	p := &plug{machine: m, dir: dir}
-	t.Setenv("TMPDIR", shortDir(t))
-	p.DevicePlugin, p.client, p.cmd = start(t)
+	p := &plug{machine: m, dir: dir, tmp: shortDir(t)}
+	p.DevicePlugin, p.client, p.cmd = start(t, "TMPDIR="+p.tmp)
 	return p
 }
 
@@ -210,7 +214,7 @@ func (p *plug) childless(t *testing.T) {
 // leftNothing checks that no socket and no half-written file is left.
 func (p *plug) leftNothing(t *testing.T) {
 	t.Helper()
-	if left := entries(t, os.TempDir()); len(left) > 0 {
+	if left := entries(t, p.tmp); len(left) > 0 {
 		t.Errorf("left in TMPDIR: %v", left)
 	}
 	for _, name := range entries(t, p.dir) {

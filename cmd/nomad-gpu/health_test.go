@@ -14,7 +14,8 @@ import (
 
 // From a rehearsed fault to Nomad and back, by an operator's hand.
 func TestOperatorsVerbs(t *testing.T) {
-	m := simdriver.Start(t, "h100x8")
+	t.Parallel()
+	m := simdriver.StartParallel(t, "h100x8")
 	a := run(t, m, shortDir(t), map[string]any{"simulation": true})
 	a.healthy(8, 8)
 	id := m.UUID(3)
@@ -64,6 +65,7 @@ func TestSimulationMustBeAllowed(t *testing.T) {
 
 // A restart heals nothing.
 func TestHistoryOutlivesTheProcess(t *testing.T) {
+	t.Parallel()
 	for name, end := range map[string]func(*agent){
 		"asked to end": func(a *agent) { a.client.Kill() },
 		"killed": func(a *agent) {
@@ -75,7 +77,7 @@ func TestHistoryOutlivesTheProcess(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			m, dir := simdriver.Start(t, "h100x8"), shortDir(t)
+			m, dir := simdriver.StartParallel(t, "h100x8"), shortDir(t)
 			a := run(t, m, dir, nil)
 			a.healthy(8, 8)
 			if err := m.XID(2, 95); err != nil {
@@ -125,7 +127,8 @@ func TestLastWord(t *testing.T) {
 
 // XIDs that NVML keeps to itself come from the kernel log.
 func TestKernelLog(t *testing.T) {
-	m := simdriver.Start(t, "h100x8")
+	t.Parallel()
+	m := simdriver.StartParallel(t, "h100x8")
 	path := filepath.Join(t.TempDir(), "kmsg")
 	if err := os.WriteFile(path, nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -193,7 +196,8 @@ func TestNextProcessTakesOrders(t *testing.T) {
 
 // Observed faults are told and withdraw nothing.
 func TestObserveMode(t *testing.T) {
-	m := simdriver.Start(t, "h100x8")
+	t.Parallel()
+	m := simdriver.StartParallel(t, "h100x8")
 	a := run(t, m, shortDir(t), map[string]any{"health_mode": "observe"})
 	a.healthy(8, 8)
 	if err := m.XID(1, 95); err != nil {

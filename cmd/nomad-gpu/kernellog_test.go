@@ -13,12 +13,14 @@ import (
 // What the kernel logs while no agent runs, or in its last moments, counts once, when the next one starts; what was there
 // before the first start, and what an operator has cleared, does not count again.
 func TestXIDsLoggedWhileNoAgentRuns(t *testing.T) {
+	t.Parallel()
 	for name, end := range map[string]func(*agent){
 		"asked to end": func(a *agent) { a.client.Kill() },
 		"killed":       (*agent).kill,
 	} {
 		t.Run(name, func(t *testing.T) {
-			m, dir, path := simdriver.Start(t, "h100x8"), shortDir(t), filepath.Join(t.TempDir(), "kmsg")
+			t.Parallel()
+			m, dir, path := simdriver.StartParallel(t, "h100x8"), shortDir(t), filepath.Join(t.TempDir(), "kmsg")
 			seq := 70
 			xid := func(slot, code int) {
 				t.Helper()

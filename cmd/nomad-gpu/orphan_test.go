@@ -56,6 +56,7 @@ func beAgent(block string) error {
 // The agent is killed. Its plugin follows whatever it is doing, and takes its sockets along, although nobody
 // reads its log any more.
 func TestAgentIsKilled(t *testing.T) {
+	t.Parallel()
 	for name, hang := range map[string]string{"well": "", "nvmlInit hangs": "nvmlInit", "everything hangs": "*"} {
 		t.Run(name, func(t *testing.T) {
 			m, dir, tmp := install(t, "h100x8"), shortDir(t), shortDir(t)

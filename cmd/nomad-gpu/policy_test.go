@@ -82,6 +82,7 @@ func TestValidate(t *testing.T) {
 
 // Without a plugin that runs, inspect says what one would offer under a policy.
 func TestInspectUnderAPolicy(t *testing.T) {
+	t.Parallel()
 	m := install(t, "h100x8")
 	out, err := exec.Command(binary, flags(m, "--json", "--policy-file", policyFile(t, divided))...).Output()
 	if err != nil {
@@ -120,7 +121,8 @@ func (a *agent) kinds() (gpus, shares int) {
 // A policy that changes takes effect in place, one that is wrong not at all: no session is opened anew, and who is
 // sick stays sick.
 func TestHangupReadsThePolicy(t *testing.T) {
-	m := simdriver.Start(t, "h100x8")
+	t.Parallel()
+	m := simdriver.StartParallel(t, "h100x8")
 	path := policyFile(t, "version: v1\n")
 	a := run(t, m, shortDir(t), map[string]any{"policy_file": path})
 	a.healthy(8, 8)

@@ -13,7 +13,8 @@ import (
 // What reaches the agent's whole process group from its terminal is not the plugin's business; nor is a log
 // that nobody reads.
 func TestSignalsThatDoNotEndIt(t *testing.T) {
-	m := simdriver.Start(t, "h100x8")
+	t.Parallel()
+	m := simdriver.StartParallel(t, "h100x8")
 	a := run(t, m, shortDir(t), nil)
 	a.healthy(8, 8)
 	for _, s := range []syscall.Signal{syscall.SIGINT, syscall.SIGHUP, syscall.SIGPIPE} {
@@ -38,7 +39,8 @@ func TestSignalsThatDoNotEndIt(t *testing.T) {
 
 // A GPU that is plugged in raises no event: the next reading finds it, and SIGHUP brings that forward.
 func TestHangupReadsTheMachine(t *testing.T) {
-	m := simdriver.Start(t, "h100x8")
+	t.Parallel()
+	m := simdriver.StartParallel(t, "h100x8")
 	a := run(t, m, shortDir(t), nil)
 	a.healthy(8, 8)
 	if err := m.Add(8, "uuid = GPU-00000000-0000-0000-0000-000000000008", "pci = 0000:ef:00.0", "minor = 8"); err != nil {
@@ -52,7 +54,8 @@ func TestHangupReadsTheMachine(t *testing.T) {
 
 // Nothing of the driver is held between the two signals, and Nomad is told why.
 func TestQuiesceBySignal(t *testing.T) {
-	m := simdriver.Start(t, "h100x8")
+	t.Parallel()
+	m := simdriver.StartParallel(t, "h100x8")
 	a := run(t, m, shortDir(t), nil)
 	a.healthy(8, 8)
 	order := func(s os.Signal) {

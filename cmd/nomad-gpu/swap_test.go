@@ -23,7 +23,8 @@ func size(t *testing.T, pid int, list string) int {
 // Nomad may set a configuration as often as it likes, the same or another. The streams stay, what is offered
 // follows, and nothing of the former configurations stays.
 func TestManyConfigurations(t *testing.T) {
-	m := simdriver.Start(t, "h100x8")
+	t.Parallel()
+	m := simdriver.StartParallel(t, "h100x8")
 	a := run(t, m, shortDir(t), nil)
 	a.healthy(8, 8)
 	other := keys(m, a.dir)
@@ -54,7 +55,8 @@ func TestManyConfigurations(t *testing.T) {
 // A disk that hangs keeps the history and so the devices, and nobody else: the agent starts, and when the
 // disk is back so are the devices.
 func TestDiskHangs(t *testing.T) {
-	m, dir := simdriver.Start(t, "h100x8"), shortDir(t)
+	t.Parallel()
+	m, dir := simdriver.StartParallel(t, "h100x8"), shortDir(t)
 	history := filepath.Join(dir, "nomad-gpu.json")
 	if err := syscall.Mkfifo(history, 0o600); err != nil { // who opens a pipe waits for who writes to it
 		t.Fatal(err)
@@ -80,7 +82,8 @@ func TestDiskHangs(t *testing.T) {
 // A new process is what helps when the library on disk is not the one that this process has: it ends in time
 // for the next, with a word about it, and one that is young waits a moment.
 func TestStaleDriverEndsTheProcess(t *testing.T) {
-	m := simdriver.Start(t, "h100x8")
+	t.Parallel()
+	m := simdriver.StartParallel(t, "h100x8")
 	a := run(t, m, shortDir(t), nil)
 	a.healthy(8, 8)
 	began := time.Now()
