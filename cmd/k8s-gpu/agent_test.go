@@ -3,7 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
-	"fmt"
+	"flag"
 	"io"
 	"net/http"
 	"os"
@@ -18,41 +18,25 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/kubeadapter"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
+	"github.com/tandem-gpu/tandem/test/binaries"
 )
 
-// The tests in this file run the program as it is shipped: without the parts of gRPC and of the command
-// line's library that pull in text/template, with which the linker keeps 3 MB that nobody calls.
-const shippedTags = "grpcnotrace,urfave_cli_no_template,nethttpomithttp2"
-
-var buildOnce = sync.OnceValues(func() (string, error) {
-	dir, err := os.MkdirTemp("", "k8s-gpu")
-	if err != nil {
-		return "", err
-	}
-	path := filepath.Join(dir, "k8s-gpu")
-	out, err := exec.Command("go", "build", "-trimpath", "-tags", shippedTags,
-		"-ldflags", "-s -w -X main.version=test", "-o", path, ".").CombinedOutput()
-	if err != nil {
-		err = fmt.Errorf("%w\n%s", err, out)
-	}
-	return path, err
-})
-
 func TestMain(m *testing.M) {
-	code := m.Run()
-	if path, err := buildOnce(); err == nil { // built by now, or not needed
-		_ = os.RemoveAll(filepath.Dir(path))
+	flag.Parse()
+	if f := flag.Lookup("test.parallel"); f != nil && f.Value.String() == f.DefValue {
+		_ = f.Value.Set("8") // the tests wait more than they compute
 	}
-	os.Exit(code)
+	os.Exit(m.Run())
 }
 
+// binary is the program as "make build" builds it.
 func binary(t *testing.T) string {
 	t.Helper()
-	path, err := buildOnce()
+	dir, err := binaries.Dir()
 	if err != nil {
 		t.Fatal(err)
 	}
-	return path
+	return filepath.Join(dir, "k8s-gpu")
 }
 
 // agent is a running k8s-gpu.

@@ -17,7 +17,8 @@ import (
 )
 
 func TestEightGPUs(t *testing.T) {
-	m, k := simdriver.Start(t, "h100x8"), startKubelet(t)
+	t.Parallel()
+	m, k := simdriver.StartParallel(t, "h100x8"), startKubelet(t)
 	a := start(t, append(on(m.Root, k), "--health-period=200ms", "--recovery-dwell=200ms")...)
 	a.awaitHealthy(k, 8)
 	a.awaitReady("offered to the kubelet: nvidia.com/gpu")
@@ -60,7 +61,8 @@ func TestEightGPUs(t *testing.T) {
 }
 
 func TestHungDriverDelaysNoAnswers(t *testing.T) {
-	m, k := simdriver.Start(t, "h100x8"), startKubelet(t)
+	t.Parallel()
+	m, k := simdriver.StartParallel(t, "h100x8"), startKubelet(t)
 	a := start(t, append(on(m.Root, k), "--health-period=200ms", "--call-deadline=1s")...)
 	a.awaitHealthy(k, 8)
 	if err := m.Hang(simdriver.GPU(3), "*"); err != nil {
@@ -169,7 +171,8 @@ func TestMixedMIG(t *testing.T) {
 }
 
 func TestInspectPrintsTheMachine(t *testing.T) {
-	m := simdriver.Start(t, "h100x8")
+	t.Parallel()
+	m := simdriver.StartParallel(t, "h100x8")
 	if err := m.Fail(simdriver.GPU(2), "*", "UNKNOWN", simdriver.Always); err != nil {
 		t.Fatal(err)
 	}
@@ -238,7 +241,8 @@ func TestMisconfigurationIsOneLineAndAFailure(t *testing.T) {
 
 // A port that another process has is no reason to offer no GPUs.
 func TestTakenPortIsTriedForAgain(t *testing.T) {
-	m, first, second := simdriver.Start(t, "t4"), startKubelet(t), startKubelet(t)
+	t.Parallel()
+	m, first, second := simdriver.StartParallel(t, "t4"), startKubelet(t), startKubelet(t)
 	a, dir := start(t, on(m.Root, first)...), shortDir(t)
 	address := a.said(`http=(\S+)`)
 	began := time.Now()

@@ -33,7 +33,8 @@ func says(t *testing.T, stateDir, want string, args ...string) {
 
 // From a rehearsed fault to the kubelet and back, by an operator's hand.
 func TestOperatorsVerbs(t *testing.T) {
-	m, k, dir := simdriver.Start(t, "h100x8"), startKubelet(t), shortDir(t)
+	t.Parallel()
+	m, k, dir := simdriver.StartParallel(t, "h100x8"), startKubelet(t), shortDir(t)
 	a := start(t, append(on(m.Root, k), "--state-dir="+dir, "--simulation")...)
 	a.awaitHealthy(k, 8)
 	a.said(`registered`)
@@ -76,7 +77,8 @@ func TestSimulationMustBeAllowed(t *testing.T) {
 
 // A restart heals nothing, and tells nothing twice.
 func TestHistoryOutlivesTheAgent(t *testing.T) {
-	m, k, dir := simdriver.Start(t, "h100x8"), startKubelet(t), shortDir(t)
+	t.Parallel()
+	m, k, dir := simdriver.StartParallel(t, "h100x8"), startKubelet(t), shortDir(t)
 	args := append(on(m.Root, k), "--state-dir="+dir)
 	a := start(t, args...)
 	a.awaitHealthy(k, 8)
@@ -106,7 +108,8 @@ func TestHistoryOutlivesTheAgent(t *testing.T) {
 
 // XIDs that NVML keeps to itself come from the kernel log.
 func TestKernelLog(t *testing.T) {
-	m, k := simdriver.Start(t, "h100x8"), startKubelet(t)
+	t.Parallel()
+	m, k := simdriver.StartParallel(t, "h100x8"), startKubelet(t)
 	path := filepath.Join(t.TempDir(), "kmsg")
 	if err := os.WriteFile(path, nil, 0o600); err != nil {
 		t.Fatal(err)

@@ -20,7 +20,8 @@ import (
 // Whoever reaches the port can open connections. The DaemonSet's limit of memory is 96 MiB, and a probe that is not
 // answered in three seconds counts as failed: neither may end the agent.
 func TestClientsThatHoldThePortDoNotEndIt(t *testing.T) {
-	m, k := simdriver.Start(t, "a100x16-mig"), startKubelet(t)
+	t.Parallel()
+	m, k := simdriver.StartParallel(t, "a100x16-mig"), startKubelet(t)
 	a := start(t, append(on(m.Root, k), "--mig-strategy=mixed")...)
 	a.awaitReady("offered to the kubelet")
 	address := a.said(`http=(\S+)`)

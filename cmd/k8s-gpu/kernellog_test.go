@@ -66,7 +66,8 @@ func (a *agent) end() {
 // What the kernel logs while no agent runs counts once, when the next one starts; what was there before the first
 // start, and what an operator has cleared, does not count again.
 func TestXIDsLoggedWhileNoAgentRuns(t *testing.T) {
-	m, k, dir := simdriver.Start(t, "h100x8"), startKubelet(t), shortDir(t)
+	t.Parallel()
+	m, k, dir := simdriver.StartParallel(t, "h100x8"), startKubelet(t), shortDir(t)
 	log := newKernelLog(t, m)
 	log.xid(1, 119)
 	args := append(on(m.Root, k), "--state-dir="+dir, "--kernel-log="+log.path)
@@ -101,7 +102,8 @@ func TestXIDsLoggedWhileNoAgentRuns(t *testing.T) {
 
 // A line that waits for NVML's event when the agent ends is read by the next one, and counts once if NVML told of it.
 func TestXIDsLoggedRightBeforeTheEnd(t *testing.T) {
-	m, k, dir := simdriver.Start(t, "h100x8"), startKubelet(t), shortDir(t)
+	t.Parallel()
+	m, k, dir := simdriver.StartParallel(t, "h100x8"), startKubelet(t), shortDir(t)
 	log := newKernelLog(t, m)
 	args := append(on(m.Root, k), "--state-dir="+dir, "--kernel-log="+log.path)
 	a := start(t, args...)
@@ -120,8 +122,9 @@ func TestXIDsLoggedRightBeforeTheEnd(t *testing.T) {
 
 // A reload that starts the agent anew in the same process loses no line, with a state directory or without.
 func TestXIDsLoggedDuringAReload(t *testing.T) {
+	t.Parallel()
 	for _, dir := range []string{shortDir(t), ""} {
-		m, k, c := simdriver.Start(t, "h100x8"), startKubelet(t), newConfigFile(t, header)
+		m, k, c := simdriver.StartParallel(t, "h100x8"), startKubelet(t), newConfigFile(t, header)
 		log := newKernelLog(t, m)
 		log.xid(1, 119)
 		a := start(t, append(on(m.Root, k), "--config-file="+c.path, "--state-dir="+dir, "--kernel-log="+log.path)...)
@@ -138,7 +141,8 @@ func TestXIDsLoggedDuringAReload(t *testing.T) {
 // What the kernel logs of a GPU before the driver can be asked counts with the first reading, and what it logs of no GPU
 // that is listed is said once and counted.
 func TestXIDsOfGPUsThatAreNotListed(t *testing.T) {
-	m, k, dir := simdriver.Start(t, "h100x8"), startKubelet(t), shortDir(t)
+	t.Parallel()
+	m, k, dir := simdriver.StartParallel(t, "h100x8"), startKubelet(t), shortDir(t)
 	log := newKernelLog(t, m)
 	if err := m.Unload(); err != nil {
 		t.Fatal(err)

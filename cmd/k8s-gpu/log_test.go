@@ -12,6 +12,7 @@ import (
 
 // A log that nobody reads keeps nobody: no GPU that is lost, no answer and no end. Nor does the end of who read it.
 func TestNobodyReadsTheLog(t *testing.T) {
+	t.Parallel()
 	for name, leave := range map[string]func(*testing.T, *os.File, *os.File){
 		"full": func(t *testing.T, _, in *os.File) {
 			raw, err := in.SyscallConn()
@@ -32,7 +33,7 @@ func TestNobodyReadsTheLog(t *testing.T) {
 		"closed": func(_ *testing.T, out, _ *os.File) { _ = out.Close() },
 	} {
 		t.Run(name, func(t *testing.T) {
-			m, k, dir := simdriver.Start(t, "h100x8"), startKubelet(t), shortDir(t)
+			m, k, dir := simdriver.StartParallel(t, "h100x8"), startKubelet(t), shortDir(t)
 			out, in, err := os.Pipe()
 			if err != nil {
 				t.Fatal(err)

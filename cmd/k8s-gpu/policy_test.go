@@ -48,7 +48,8 @@ func TestValidate(t *testing.T) {
 
 // A changed policy is adopted, and what it leaves as it is is not disturbed; a bad one changes nothing.
 func TestReloadChangesShares(t *testing.T) {
-	m, k, dir, c := simdriver.Start(t, "h100x8"), startKubelet(t), shortDir(t), newConfigFile(t, header)
+	t.Parallel()
+	m, k, dir, c := simdriver.StartParallel(t, "h100x8"), startKubelet(t), shortDir(t), newConfigFile(t, header)
 	a := start(t, append(on(m.Root, k), "--config-file="+c.path, "--state-dir="+dir)...)
 	a.awaitHealthy(k, 8)
 	a.said("msg=registered")

@@ -71,7 +71,8 @@ func own(t *testing.T, k *kubelettest.Kubelet) []string {
 // Another offer ends no life: the driver stays open and the endpoints that there are stay registered, whatever
 // becomes of their units.
 func TestReloadRenamesResources(t *testing.T) {
-	m, k, dir, c := simdriver.Start(t, "a100-mig"), startKubelet(t), shortDir(t), newConfigFile(t, header)
+	t.Parallel()
+	m, k, dir, c := simdriver.StartParallel(t, "a100-mig"), startKubelet(t), shortDir(t), newConfigFile(t, header)
 	a := start(t, append(on(m.Root, k), "--config-file="+c.path, "--state-dir="+dir)...)
 	a.awaitReady("offered to the kubelet: nvidia.com/gpu\n")
 	a.awaitHealthy(k, 8)
@@ -182,7 +183,8 @@ func TestReloadOfTheSameDisturbsNobody(t *testing.T) {
 // What an old life knew, the new one knows: also without a disk, also of a driver that hangs, and on a kubelet
 // that takes the end of the old stream for that of the new one.
 func TestReloadHealsNothing(t *testing.T) {
-	m, k, c := simdriver.Start(t, "h100x8"), startKubelet(t), newConfigFile(t, header)
+	t.Parallel()
+	m, k, c := simdriver.StartParallel(t, "h100x8"), startKubelet(t), newConfigFile(t, header)
 	k.Behave(kubelettest.Behaviour{OneClientPerResource: true})
 	a := start(t, append(on(m.Root, k), "--config-file="+c.path, "--state-dir=", "--health-period=200ms", "--call-deadline=500ms", "--recovery-dwell=200ms", "--health-settle=1h", "--rescan=1s")...)
 	a.awaitHealthy(k, 8)
@@ -221,7 +223,8 @@ func TestReloadHealsNothing(t *testing.T) {
 
 // A process can't let go of the driver's library.
 func TestAnotherDriverRootTakesAnotherProcess(t *testing.T) {
-	m, other, k, dir := simdriver.Start(t, "t4"), simdriver.Start(t, "t4"), startKubelet(t), shortDir(t)
+	t.Parallel()
+	m, other, k, dir := simdriver.StartParallel(t, "t4"), simdriver.StartParallel(t, "t4"), startKubelet(t), shortDir(t)
 	roots := func(m *simdriver.Machine) string { return header + "flags: {nvidiaDriverRoot: " + m.Root + "}" }
 	c := newConfigFile(t, roots(m))
 	args := append(slices.Clone(on(m.Root, k)[1:]), "--config-file="+c.path, "--state-dir="+dir, "--driver-root-ctr-path=/nowhere")
@@ -240,7 +243,8 @@ func TestAnotherDriverRootTakesAnotherProcess(t *testing.T) {
 
 // However often the configuration changes, nothing piles up.
 func TestReloadsLeaveNothingBehind(t *testing.T) {
-	m, k, c := simdriver.Start(t, "t4"), startKubelet(t), newConfigFile(t, header)
+	t.Parallel()
+	m, k, c := simdriver.StartParallel(t, "t4"), startKubelet(t), newConfigFile(t, header)
 	a := start(t, append(on(m.Root, k), "--config-file="+c.path)...)
 	a.awaitHealthy(k, 1)
 	a.said("msg=registered")

@@ -12,7 +12,8 @@ import (
 
 // Who has let the driver go for maintenance does not take it back because the configuration changes.
 func TestMaintenanceOutlivesAReload(t *testing.T) {
-	m, k, c := simdriver.Start(t, "t4"), startKubelet(t), newConfigFile(t, header)
+	t.Parallel()
+	m, k, c := simdriver.StartParallel(t, "t4"), startKubelet(t), newConfigFile(t, header)
 	a := start(t, append(on(m.Root, k), "--config-file="+c.path, "--state-dir=")...)
 	a.awaitHealthy(k, 1)
 	a.said("msg=registered")
@@ -31,7 +32,8 @@ func TestMaintenanceOutlivesAReload(t *testing.T) {
 
 // Where the configuration is may hang: then nothing changes until it is there, and the end does not wait for it.
 func TestConfigurationThatHangs(t *testing.T) {
-	m, k, dir, c := simdriver.Start(t, "t4"), startKubelet(t), shortDir(t), newConfigFile(t, header)
+	t.Parallel()
+	m, k, dir, c := simdriver.StartParallel(t, "t4"), startKubelet(t), shortDir(t), newConfigFile(t, header)
 	a := start(t, append(on(m.Root, k), "--config-file="+c.path, "--state-dir="+dir)...)
 	a.awaitHealthy(k, 1)
 	fifo := func() { // opening it waits for one who writes (fifo(7))

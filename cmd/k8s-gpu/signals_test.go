@@ -101,6 +101,7 @@ var states = map[string]state{
 
 // In whatever state it is, the agent stops soon when it is told to, and leaves nothing behind but its history.
 func TestSignalsEndItInEveryState(t *testing.T) {
+	t.Parallel()
 	sigs := []syscall.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGQUIT}
 	turn := 0
 	for name, s := range states {
@@ -109,7 +110,8 @@ func TestSignalsEndItInEveryState(t *testing.T) {
 				continue
 			}
 			t.Run(name+"/"+sig.String(), func(t *testing.T) {
-				m, k, dir := simdriver.Start(t, s.machine), startKubelet(t), shortDir(t)
+				t.Parallel()
+				m, k, dir := simdriver.StartParallel(t, s.machine), startKubelet(t), shortDir(t)
 				if s.before != nil {
 					s.before(t, m, k, dir)
 				}
@@ -163,7 +165,8 @@ func (a *agent) awaitStanding(want string) {
 
 // What happened last is in the history, although it is written once a second only.
 func TestTheLastFaultIsRemembered(t *testing.T) {
-	m, k, dir := simdriver.Start(t, "h100x8"), startKubelet(t), shortDir(t)
+	t.Parallel()
+	m, k, dir := simdriver.StartParallel(t, "h100x8"), startKubelet(t), shortDir(t)
 	a := start(t, append(on(m.Root, k), "--state-dir="+dir)...)
 	a.awaitHealthy(k, 8)
 	for n, slot := range []int{1, 2, 3} {
@@ -229,9 +232,10 @@ func line(page, name string) string {
 
 // Signals with another meaning end nothing, in no state: not at the start, not in the end.
 func TestOtherSignalsEndNothing(t *testing.T) {
+	t.Parallel()
 	others := []syscall.Signal{syscall.SIGUSR1, syscall.SIGHUP, syscall.SIGUSR2, syscall.SIGHUP}
 	t.Run("watched", func(t *testing.T) {
-		m, k := simdriver.Start(t, "t4"), startKubelet(t)
+		m, k := simdriver.StartParallel(t, "t4"), startKubelet(t)
 		a := start(t, on(m.Root, k)...)
 		a.awaitHealthy(k, 1)
 		a.signal(syscall.SIGUSR1)
@@ -249,7 +253,7 @@ func TestOtherSignalsEndNothing(t *testing.T) {
 	})
 	for _, name := range []string{"state disk hangs", "driver hangs in init"} {
 		t.Run(name, func(t *testing.T) {
-			m, k, dir := simdriver.Start(t, "t4"), startKubelet(t), shortDir(t)
+			m, k, dir := simdriver.StartParallel(t, "t4"), startKubelet(t), shortDir(t)
 			states[name].before(t, m, k, dir)
 			a := start(t, append(on(m.Root, k), "--state-dir="+dir, "--call-deadline=500ms")...)
 			states[name].reached(a, m, k)

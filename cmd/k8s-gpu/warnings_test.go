@@ -61,6 +61,7 @@ sharing:
 
 // The three fields that NVIDIA's plugin ignores are named by "validate", with exit code 0, and by the agent.
 func TestAFileThatMovesOverIsWarnedOf(t *testing.T) {
+	t.Parallel()
 	fields := []string{":3: resources.gpus: ", ":8: sharing.timeSlicing.resources[0].rename: ", ":9: sharing.timeSlicing.resources[0].devices: "}
 	path := filepath.Join(t.TempDir(), "moved.yaml")
 	if err := os.WriteFile(path, []byte(moved), 0o600); err != nil {
@@ -75,7 +76,7 @@ func TestAFileThatMovesOverIsWarnedOf(t *testing.T) {
 			t.Errorf("%s in:\n%s", field, out)
 		}
 	}
-	m, k, dir := simdriver.Start(t, "h100x8"), startKubelet(t), shortDir(t)
+	m, k, dir := simdriver.StartParallel(t, "h100x8"), startKubelet(t), shortDir(t)
 	a := start(t, append(on(m.Root, k), "--config-file="+path, "--state-dir="+dir)...)
 	for resource, n := range map[string]int{"nvidia.com/h100": 5, "nvidia.com/shared-h100": 6} {
 		if err := k.AwaitHealthy(a.ctx, resource, n); err != nil {
