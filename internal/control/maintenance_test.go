@@ -30,6 +30,7 @@ func resume(ctx context.Context, path string, out *bytes.Buffer) error {
 }
 
 func TestQuiesceAndResume(t *testing.T) {
+	t.Parallel()
 	r := start(t, coretest.GPUs(8))
 	contains(t, r.output(quiesce(control.QuiesceArgs{})), "driver released (driver released by order); devices: 8 unknown;", "not on disk", "resume")
 	if n := r.machine.Sessions(); n != 0 {
@@ -51,6 +52,7 @@ func TestQuiesceAndResume(t *testing.T) {
 }
 
 func TestQuiesceUntilATime(t *testing.T) {
+	t.Parallel()
 	r := start(t, coretest.GPUs(1))
 	for _, arg := range []string{"soon", "-1h", "2020-01-01T00:00:00Z"} {
 		refused, ok := errors.AsType[*control.RefusedError](quiesce(control.QuiesceArgs{For: arg})(t.Context(), r.path, &bytes.Buffer{}))
@@ -67,6 +69,7 @@ func TestQuiesceUntilATime(t *testing.T) {
 
 // Quiesce fails while a driver call hangs.
 func TestQuiesceWhileACallHangs(t *testing.T) {
+	t.Parallel()
 	r := start(t, coretest.GPUs(2))
 	release := r.machine.Hang("Probe", core.WholeGPU(coretest.GPU(1)))
 	defer release()
@@ -103,6 +106,7 @@ func TestQuiesceChecksOpenFiles(t *testing.T) {
 }
 
 func TestSignals(t *testing.T) {
+	t.Parallel()
 	r := start(t, coretest.GPUs(1))
 	signals := make(chan os.Signal, 1)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -122,6 +126,7 @@ func TestSignals(t *testing.T) {
 }
 
 func TestDebug(t *testing.T) {
+	t.Parallel()
 	since := time.Date(2026, 11, 21, 15, 0, 0, 0, time.UTC)
 	r := start(t, coretest.GPUs(2), func(o *control.Options) {
 		o.Endpoints = func() []report.Endpoint {

@@ -43,6 +43,7 @@ const full = "no space left on device"
 
 // The output of a command tells whether a restart of the agent reverts it.
 func TestCommandsThatAreNotOnDisk(t *testing.T) {
+	t.Parallel()
 	d := &disk{}
 	r := startWith(t, coretest.GPUs(8), d)
 	r.xid(1, 95)
@@ -85,6 +86,7 @@ func TestCommandsThatAreNotOnDisk(t *testing.T) {
 
 // A disk that hangs delays the command by a second.
 func TestQuiesceWithADiskThatHangs(t *testing.T) {
+	t.Parallel()
 	hang := make(chan struct{})
 	r := startWith(t, coretest.GPUs(1), &disk{hang: hang})
 	defer close(hang)
@@ -93,6 +95,7 @@ func TestQuiesceWithADiskThatHangs(t *testing.T) {
 
 // Maintenance that a hanging call delays is active nevertheless: the error names both.
 func TestDelayedMaintenanceThatIsNotOnDisk(t *testing.T) {
+	t.Parallel()
 	d := &disk{err: errors.New(full)}
 	r := startWith(t, coretest.GPUs(2), d)
 	release := r.machine.Hang("Probe", core.WholeGPU(coretest.GPU(1)))
@@ -108,6 +111,7 @@ func TestDelayedMaintenanceThatIsNotOnDisk(t *testing.T) {
 
 // Without a state directory a restart ends the maintenance; it also drops the conditions that were cleared.
 func TestCommandsWithoutAStateDirectory(t *testing.T) {
+	t.Parallel()
 	r := start(t, coretest.GPUs(2))
 	r.xid(1, 95)
 	if got := r.output(func(ctx context.Context, path string, out *bytes.Buffer) error {

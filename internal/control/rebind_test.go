@@ -19,6 +19,7 @@ func rebind(ctx context.Context, path string, out *bytes.Buffer) error {
 
 // A GPU is removed. The rule selects the same GPU until the command rebind.
 func TestRebind(t *testing.T) {
+	t.Parallel()
 	r := start(t, coretest.GPUs(3), func(o *control.Options) {
 		o.Config.Policy.Rules = []core.Rule{{
 			Select:  core.Selector{At: "policy.yaml:3: rules[0].select", Indices: []core.DeviceIndex{{GPU: 1, Instance: -1}}},
