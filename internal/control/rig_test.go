@@ -79,7 +79,7 @@ func startWith(t *testing.T, s core.Snapshot, store monitor.Store, change ...fun
 	for _, c := range change {
 		c(&r.options)
 	}
-	r.monitor = monitor.New(r.machine.Open, r.options.Config, slog.New(slog.DiscardHandler), store)
+	r.monitor = monitor.New(r.open, r.options.Config, slog.New(slog.DiscardHandler), store)
 	ctx, cancel := context.WithCancel(context.Background())
 	var agent sync.WaitGroup
 	agent.Go(func() {
@@ -99,6 +99,21 @@ func startWith(t *testing.T, s core.Snapshot, store monitor.Store, change ...fun
 		return err == nil && report.Driver.State == "ready"
 	})
 	return r
+}
+
+// shortWaits is a session whose event waits take 20 ms instead of a second: the monitor ends when the wait has.
+type shortWaits struct{ monitor.Session }
+
+func (s shortWaits) Wait(most time.Duration) ([]core.Observation, error) {
+	return s.Session.Wait(min(most, 20*time.Millisecond))
+}
+
+func (r *rig) open() (monitor.Session, error) {
+	s, err := r.machine.Open()
+	if err != nil {
+		return nil, err
+	}
+	return shortWaits{s}, nil
 }
 
 // await polls a condition for 30 s at most.

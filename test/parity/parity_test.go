@@ -36,6 +36,13 @@ type both struct {
 	monitor *monitor.Monitor
 }
 
+// shortWaits is a session whose event waits take 50 ms instead of a second: the monitor ends when the wait has.
+type shortWaits struct{ *nvidia.Session }
+
+func (s shortWaits) Wait(most time.Duration) ([]core.Observation, error) {
+	return s.Session.Wait(min(most, 50*time.Millisecond))
+}
+
 // start follows a simulated machine, scripted by prepare, with a monitor and serves it to both. Its every wait
 // is short, so that a test sees recovery.
 func start(t testing.TB, machine string, prepare ...func(*simdriver.Machine) error) *both {
@@ -56,7 +63,11 @@ func startUnder(t testing.TB, p core.HealthPolicy, machine string, prepare ...fu
 	cfg.Health = p
 	cfg.Roots = core.Roots{Driver: b.Root, Dev: b.Root, Sys: b.Root + "/sys", Proc: b.Root + "/proc"}
 	m := monitor.New(func() (monitor.Session, error) {
-		return nvidia.Open(nvidia.Options{Roots: cfg.Roots})
+		s, err := nvidia.Open(nvidia.Options{Roots: cfg.Roots})
+		if err != nil {
+			return nil, err
+		}
+		return shortWaits{s}, nil
 	}, cfg, slog.New(slog.DiscardHandler), nil)
 	b.monitor = m
 
