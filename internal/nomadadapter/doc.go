@@ -30,8 +30,9 @@
 //     requests "nvidia/gpu" with count = 4 gets four of one node or island. Since these names are longer, a job selects
 //     the model by a constraint on ${device.attr.product}.
 //
-// Allocations are recorded under a group's name and lost under another one, so a name outlives its devices and the
-// process: names, and the NUMA nodes or islands of GPUs, are saved in the state directory (see Plugin.PersistGroups).
+// Nomad records allocations under a group's name and loses them under another one, so a name stays the same while devices
+// are absent and after a restart: names, and the NUMA nodes or islands of GPUs, are saved in the state directory (see
+// Plugin.PersistGroups).
 //
 // # MPS
 //
