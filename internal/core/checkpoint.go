@@ -11,7 +11,7 @@ type Checkpoint struct {
 	BootID           string      `json:"Boot"`             // /proc/sys/kernel/random/boot_id
 	BootTime         time.Time   `json:"Booted,omitzero"`  // when the host booted, on the clock of the times below; zero = unknown
 	NotReadSinceBoot bool        `json:"Unread,omitempty"` // devices and links are those of an earlier boot: the driver has not been read in this one
-	Driver           string      // version of the driver in the latest snapshot
+	Driver           string      // version of the driver when it was last ready
 	Maintenance      Maintenance `json:"Away,omitzero"`
 	Binding          Binding     `json:",omitzero"`
 	Devices          []Device

@@ -11,8 +11,8 @@ import (
 // driver upgrades. An NVML index is not, and therefore never identifies a device.
 type DeviceID string
 
-// Whole is the GPU instance ID or compute instance ID of a placement that is not limited to one instance
-// (0xFFFFFFFF, which NVML uses for "not applicable").
+// Whole is the GPU instance ID or compute instance ID of a placement that is not limited to one instance. NVML has
+// the same value, 0xFFFFFFFF, in an event that can't be attributed to an instance (nvmlEventData_t).
 const Whole = ^uint32(0)
 
 // Placement is a location on a host: the node, a GPU, a GPU instance (GI) or a compute instance (CI). A Placement

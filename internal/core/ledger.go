@@ -73,8 +73,8 @@ func (l Ledger) Health(at Placement) Health {
 	return h
 }
 
-// ForMode returns the ledger as it counts in a mode. Under ModeOff, conditions from before the mode was set are
-// kept but have no effect, except that a GPU does not respond.
+// ForMode returns the ledger as it counts in a mode. Under ModeOff only two kinds of conditions have an effect: those
+// of the driver, and those that mean that a GPU does not respond. The others are kept without effect.
 func (l Ledger) ForMode(m HealthMode) Ledger {
 	if m != ModeOff {
 		return l

@@ -9,7 +9,7 @@ import (
 
 // LedgerCheckpoint is the part of a Ledger that is kept over a restart of the agent.
 type LedgerCheckpoint struct {
-	Driver     string // version of the driver in the latest snapshot
+	Driver     string // version of the driver when it was last ready
 	Conditions []Condition
 	GPUs       map[DeviceID]GPUHistory
 }

@@ -46,7 +46,7 @@ type Exclusion struct {
 	Index   int // NVML index of the physical GPU
 	At      Placement
 	PCI     PCIAddress
-	Failure Failure // why it can't be read; NotFailed = excluded by configuration
+	Failure Failure // why it can't be read; NotFailed = excluded on purpose
 	Reason  string
 }
 
