@@ -38,8 +38,8 @@ const (
 
 	// Reasons of units in an inventory, which the ledger does not use.
 
-	ReasonWithdrawn // no longer offered: MIG configuration, policy or replacement changed
-	ReasonNoMPS     // the MPS control daemon of the unit's pool does not answer
+	ReasonWithdrawn // no longer offered, after a change of MIG configuration, policy or hardware
+	ReasonNoMPS     // the MPS control daemon of the unit's pool does not respond
 	ReasonClaimed   // another agent on this host offers the device
 	ReasonHeld      // a workload holds the device under another name than that of its present offer
 )
