@@ -68,7 +68,7 @@ func Restore(cfg Config, r Checkpoint, boot string) State {
 			s.Binding.Numbering = s.Binding.Numbering.Initial(known) // a checkpoint of an agent that did not number devices
 		}
 		s.Binding.Unconfirmed = len(s.unconfirmedGPUs) > 0
-		s.Inventory = BuildInventory(s.Snapshot, s.Ledger, cfg.InventoryConfig, cfg.Health.Mode, s.Binding)
+		s.Inventory = BuildInventory(s.buildInput(cfg))
 	}
 	s.kernelLog = restoreKernelLog(r, rebooted || r.NotReadSinceBoot && r.KernelLog == 0)
 	return s

@@ -44,22 +44,31 @@ type Inventory struct {
 	retiring         map[UnitID]time.Time // since when
 }
 
-// BuildInventory returns the inventory of a snapshot and a ledger under a configuration. The argument previous
-// binds positions of the policy; each device must have its number already. BuildInventory never fails: devices
-// that can't be offered are in Excluded, with the reason.
-func BuildInventory(s Snapshot, l Ledger, c InventoryConfig, mode HealthMode, previous Binding) *Inventory {
+// BuildInput is what an inventory is built from.
+type BuildInput struct {
+	Snapshot Snapshot
+	Ledger   Ledger
+	Config   InventoryConfig
+	Mode     HealthMode
+	Binding  Binding // what is bound already; each device must have its number
+}
+
+// BuildInventory returns the inventory of a snapshot and a ledger under a configuration. It never fails: devices that
+// can't be offered are in Excluded, with the reason.
+func BuildInventory(in BuildInput) *Inventory {
+	s, c := in.Snapshot, in.Config
 	inv := &Inventory{
 		driver: s.Driver, excluded: slices.Clone(s.Excluded), links: s.Links, nodes: s.Nodes,
 		deviceNodes: c.DeviceNodes, packed: c.Packed,
 	}
-	lost := l.Lost(s.Devices)
-	all := newOfferBuilder(s, c, previous, lost)
-	l = l.ForMode(mode)
+	lost := in.Ledger.Lost(s.Devices)
+	all := newOfferBuilder(s, c, in.Binding, lost)
+	l := in.Ledger.ForMode(in.Mode)
 	for i := range s.Devices {
 		d := &s.Devices[i]
 		switch o := all.decide(d); o.visibility {
 		case visible:
-			inv.units = appendUnits(inv.units, *d, o, applyMode(mode, l.Health(d.At)))
+			inv.units = appendUnits(inv.units, *d, o, applyMode(in.Mode, l.Health(d.At)))
 		case excluded:
 			inv.excluded = append(inv.excluded, Exclusion{Index: d.Index, At: d.At, PCI: d.PCI, Reason: o.reason})
 		case hidden:

@@ -104,7 +104,7 @@ func (s State) rebuild(cfg Config, now time.Time) State {
 		s.Binding.Numbering, s.Binding.Proposed = s.Binding.Numbering.Update(s.Snapshot, s.Host)
 	}
 	s.Binding.Unconfirmed = doubtful
-	inv := BuildInventory(s.Snapshot, s.Ledger, cfg.InventoryConfig, cfg.Health.Mode, s.Binding)
+	inv := BuildInventory(s.buildInput(cfg))
 	s.Binding = inv.Binding()
 	s.Inventory = inv.WithHost(s.Host, cfg.Overlap).WithNodeWarnings(s.nodesSeen).WithRetiring(s.Inventory, now, cfg.Retire)
 	return s
@@ -161,10 +161,17 @@ func (s State) WithNodes(cfg Config, now time.Time, nodes []string) State {
 	return s.rebuild(cfg, now)
 }
 
+func (s State) buildInput(cfg Config) BuildInput {
+	return BuildInput{
+		Snapshot: s.Snapshot, Ledger: s.Ledger, Config: cfg.InventoryConfig, Mode: cfg.Health.Mode, Binding: s.Binding,
+	}
+}
+
 // Build returns the inventory of a host that is read for the first time: positions in the policy mean the present
 // order of devices.
 func Build(s Snapshot, l Ledger, c Config) *Inventory {
-	return BuildInventory(s, l, c.InventoryConfig, c.Health.Mode, Binding{Numbering: Numbering{}.Initial(s)})
+	state := State{Snapshot: s, Ledger: l, Binding: Binding{Numbering: Numbering{}.Initial(s)}}
+	return BuildInventory(state.buildInput(c))
 }
 
 // EnterMaintenance records that the driver is not called from now on. Units stay in the inventory, but take no
