@@ -48,10 +48,10 @@ func TestValidate(t *testing.T) {
 	}
 	for _, want := range []string{
 		"MIG strategy: mixed\n", "MPS root: /srv/mps\n",
-		":7: policy.include[0]: these are offered", ":8: policy.exclude[0]: not offered: excluded by",
+		":7: policy.include[0]: offered; devices that no include selects are not\n", ":8: policy.exclude[0]: not offered: excluded by",
 		":10: policy.rules[0].select: not offered: left to kubernetes", ":11: policy.rules[1].select: time-slicing by 3\n",
 		":12: policy.rules[2].select: exclusive, MIG strategy none, named mine\n",
-		":3: resources.gpus[0]: named h100\n", ":5: sharing.timeSlicing.resources[0]: h100 is offered by time-slicing by 4, named h100.shared\n",
+		":3: resources.gpus[0]: named h100\n", ":5: sharing.timeSlicing.resources[0]: pool h100, time-slicing by 4, named h100.shared\n",
 		"warning: " + path + ":3: resources.gpus: NVIDIA's k8s-device-plugin ignores this field", "\nno problem\n",
 	} {
 		if !strings.Contains(out.String(), want) {

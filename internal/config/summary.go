@@ -40,7 +40,7 @@ func (f File) Summary() (lines []string) {
 		add(n.Select.At, "named "+n.Pool)
 	}
 	for _, s := range f.Policy.Shares {
-		parts := []string{s.Pool + " is offered by " + s.Sharing.Terms()}
+		parts := []string{"pool " + s.Pool, s.Sharing.Terms()}
 		if s.First > 0 {
 			parts = append(parts, fmt.Sprintf("%d of its devices", s.First))
 		}
