@@ -1,72 +1,71 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"os"
+	"slices"
 
-	"golang.org/x/sync/errgroup"
-
-	"github.com/tandem-gpu/tandem/internal/control"
+	"github.com/tandem-gpu/tandem/internal/agent"
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
-	"github.com/tandem-gpu/tandem/internal/core/nvidia"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/allocationfile"
-	"github.com/tandem-gpu/tandem/internal/sources"
+	"github.com/tandem-gpu/tandem/internal/report"
+	"github.com/tandem-gpu/tandem/internal/status"
 )
 
 // agentName names the agent's files in the state directory.
 const agentName = "k8s-gpu"
 
-// shared is what the lives of a process share.
-type shared struct {
-	config *configStatus
-	past   *past
-	asked  <-chan os.Signal // to quiesce and to resume; what is asked between two lives waits for the next
+// runner runs the agents of this process, one after another.
+type runner struct {
+	reload  agent.ReloadStatus
+	history agent.Handover
+	kubelet kubeletHandover
+	signals <-chan os.Signal // quiesce and resume; those between two runs wait for the next
 }
 
-// live is one life of the agent: it lasts until ctx ends. Of the settings that come from offers it takes over what
-// they say about the offer.
-func (a *shared) live(ctx context.Context, s settings, offers <-chan settings, log *slog.Logger) error {
-	from := sources.Open(s.Health, s.Core, s.MPSMount, agentName, log)
-	machine := monitor.New(opener(s), s.Core, log, a.past.on(from.Store(), from.Boot))
-	machine.SetDriverProbe(func() string { return nvidia.DriverFingerprint(s.Core.Roots) })
-	machine.AwaitLog() // from.Follow reports it
-	adapter := kubeadapter.New(machine, kubeadapter.Options{
-		KubeletSocket: s.KubeletSocket, DevRoot: s.DevRoot, MPSRoot: s.MPSRoot, Log: log,
-		Reserved: machine.Reserved, Offered: a.past.resources(), Watchdog: machine.Watchdog(),
-		PodResourcesSocket: s.PodResourcesSocket, AllocationStore: a.past.grantsOn(grantStore(s, log)),
-	})
-	socket := control.NewSocket(socketPath(s))
-	status := &status{
-		machine: asOffered{machine, adapter}, adapter: adapter, cfg: s.Core, from: from, config: a.config,
-		socket: socket, port: &port{address: s.HTTPAddress},
+// agentOptions are what the settings mean for an agent.
+func agentOptions(s settings) agent.Options {
+	return agent.Options{
+		Name: agentName, Core: s.Core, Health: s.Health, MPSRoot: s.MPSMount, Open: agent.OpenDriver(s.Core.Roots, s.FallbackDriver),
 	}
-	log.Info("k8s-gpu "+versionText(), "kubelet", s.KubeletSocket, "driver-root", s.Core.Roots.Driver,
-		"mig-strategy", s.Core.MIG, "health-mode", s.Core.Health.Mode)
-	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { from.Host().Run(ctx, machine); return nil })
-	group.Go(func() error {
-		from.Host().AwaitFirst(ctx)
-		return machine.Run(ctx)
-	})
-	group.Go(func() error { return adapter.Run(ctx) })
-	group.Go(func() error { from.Follow(ctx, machine); return nil })
-	group.Go(func() error { adopt(ctx, machine, offers); return nil })
-	group.Go(func() error {
-		socket.Serve(ctx, status.machine, control.Options{
-			Config: s.Core, Simulation: s.Health.Simulation, Warnings: status.notes, Endpoints: status.endpoints, Log: log,
+}
+
+// run runs an agent until ctx ends. It applies the policies that come.
+func (r *runner) run(ctx context.Context, s settings, policies <-chan settings, log *slog.Logger) error {
+	var adapter *kubeadapter.Adapter
+	o := agentOptions(s)
+	o.Handover, o.Reload, o.Signals, o.Log = &r.history, &r.reload, r.signals, log
+	o.Adapter = func(a *agent.Agent) agent.Adapter {
+		adapter = kubeadapter.New(a.Monitor, kubeadapter.Options{
+			KubeletSocket: s.KubeletSocket, DevRoot: s.DevRoot, MPSRoot: s.MPSRoot, Log: log,
+			Reserved: a.Reserved, Offered: r.kubelet.offered(), Watchdog: a.Watchdog(),
+			PodResourcesSocket: s.PodResourcesSocket, AllocationStore: r.kubelet.next(grantFile(s, log)),
 		})
-		return nil
-	})
-	group.Go(func() error { control.Follow(ctx, a.asked, machine, log); return nil })
-	group.Go(func() error { return machine.Watchdog().Watch(ctx, log, monitor.TaskName) })
-	group.Go(func() error { status.port.serve(ctx, status.handler(), log); return nil })
-	err := group.Wait()
-	a.past.offers(adapter.Offered())
+		server := status.New(status.Options{
+			Address: s.HTTPAddress, Version: versionText(), Agent: a, Adapter: adapter, Reload: &r.reload, Config: s.Core,
+			Sources: a.SourcesUp, Warnings: a.Warnings, Log: log,
+		})
+		return agent.Adapter{
+			Tasks: []func(context.Context) error{
+				adapter.Run,
+				func(ctx context.Context) error { server.Run(ctx); return nil },
+				func(ctx context.Context) error { applyPolicies(ctx, a.Monitor, policies); return nil },
+			},
+			View:      adapter.Withhold,
+			Warnings:  func() []string { return slices.Concat(server.ListenWarnings(), adapter.Warnings()) },
+			Endpoints: func() []report.Endpoint { return endpoints(adapter) },
+		}
+	}
+	log.Info("starting", "version", versionText(), "kubelet", s.KubeletSocket, "driver-root", s.Core.Roots.Driver,
+		"mig-strategy", s.Core.MIG, "health-mode", s.Core.Health.Mode)
+	err := agent.New(o).Run(ctx)
+	r.kubelet.setOffered(adapter.Offered())
 	if errors.Is(err, core.ErrDriverStale) {
 		return fmt.Errorf("%w; a new process is needed, and the DaemonSet starts one", err)
 	}
@@ -74,57 +73,70 @@ func (a *shared) live(ctx context.Context, s settings, offers <-chan settings, l
 	return err
 }
 
-// asOffered is the machine as the kubelet is told of it: operators see what is withheld, and why.
-type asOffered struct {
-	*monitor.Monitor
-	adapter *kubeadapter.Adapter
-}
-
-// State implements control.Agent.
-func (m asOffered) State() core.State {
-	s := m.Monitor.State()
-	s.Inventory = m.adapter.Withhold(s.Inventory)
-	return s
-}
-
-// grantStore keeps which device IDs were handed out; nil without a state directory.
-func grantStore(s settings, log *slog.Logger) kubeadapter.AllocationStore {
+// grantFile is the file of allocated device IDs; nil without a state directory.
+func grantFile(s settings, log *slog.Logger) kubeadapter.AllocationStore {
 	if s.Health.StateDir == "" {
-		return nil // not a nil *File: that would be a GrantStore
+		return nil // not a nil *File: in an interface that is not nil
 	}
 	return allocationfile.Open(s.Health.StateDir, agentName, log)
 }
 
-// adopt has the machine offer what the latest settings say, until ctx ends.
-func adopt(ctx context.Context, machine *monitor.Monitor, offers <-chan settings) {
+// applyPolicies applies the policy of each of the settings that come, until ctx ends.
+func applyPolicies(ctx context.Context, m *monitor.Monitor, policies <-chan settings) {
 	for {
 		select {
-		case s := <-offers:
-			_ = machine.ApplyPolicy(ctx, s.Core) // it fails when ctx ends, and with it the life
+		case s := <-policies:
+			_ = m.ApplyPolicy(ctx, s.Core) // it fails only when ctx ends
 		case <-ctx.Done():
 			return
 		}
 	}
 }
 
-func socketPath(s settings) string { return control.Path(s.Health.StateDir, agentName) }
-
-// opener returns how a session is opened: beneath the mounted driver root, else where NVIDIA's
-// container runtime puts the library.
-func opener(s settings) func() (monitor.Session, error) {
-	return func() (monitor.Session, error) {
-		session, err := nvidia.Open(nvidia.Options{Roots: s.Core.Roots})
-		if s.FallbackDriver && errors.Is(err, core.ErrNoDriver) {
-			roots := s.Core.Roots
-			roots.Driver = ""
-			other, otherErr := nvidia.Open(nvidia.Options{Roots: roots})
-			if !errors.Is(otherErr, core.ErrNoDriver) || errors.Is(otherErr, core.ErrUnloaded) && !errors.Is(err, core.ErrUnloaded) {
-				session, err = other, otherErr
-			}
-		}
-		if err != nil {
-			return nil, err // not session: a nil *Session would be a Session
-		}
-		return session, nil
+// endpoints are the kubelet's endpoints, for the debug view.
+func endpoints(adapter *kubeadapter.Adapter) (all []report.Endpoint) {
+	for _, r := range adapter.Stats() {
+		all = append(all, report.Endpoint{
+			Resource: r.Resource, Status: cmp.Or(r.Reason, "connected"), Since: r.Since, Socket: r.Socket,
+			Registrations: r.Registrations, Responses: r.Lists, LastError: r.LastError, LastErrorAt: r.LastErrorAt,
+		})
 	}
+	return all
+}
+
+// newReloader returns what runs agents with the settings that read returns.
+func newReloader(r *runner, read func() (settings, error), hangup <-chan os.Signal, newLog func(settings) *slog.Logger) *agent.Reloader[settings] {
+	var warned string // text of the configuration file whose warnings were logged
+	return &agent.Reloader[settings]{
+		Read: read, Run: r.run, Compare: compare, Hangup: hangup, Status: &r.reload,
+		NewLog: func(s settings) *slog.Logger {
+			log := newLog(s)
+			for _, note := range s.Notes {
+				log.Info(note)
+			}
+			return log
+		},
+		Announce: func(s settings, log *slog.Logger) {
+			if s.File.Text == warned {
+				return
+			}
+			warned = s.File.Text
+			for _, w := range s.File.Warnings {
+				log.Warn("configuration differs in effect from NVIDIA's k8s-device-plugin", "warning", w)
+			}
+		},
+	}
+}
+
+// compare returns what a change of the settings requires, and the settings that changed.
+func compare(was, is settings) (agent.Change, []string) {
+	switch {
+	case is.Equal(was):
+		return agent.Unchanged, nil
+	case is.DiffersInPolicyOnly(was):
+		return agent.PolicyChanged, is.Changes(was)
+	case is.Core.Roots.Driver != was.Core.Roots.Driver || is.FallbackDriver != was.FallbackDriver: // see nvidia.Open
+		return agent.LibraryChanged, is.Changes(was)
+	}
+	return agent.RunChanged, is.Changes(was)
 }

@@ -39,8 +39,8 @@ func binary(t *testing.T) string {
 	return filepath.Join(dir, "k8s-gpu")
 }
 
-// agent is a running k8s-gpu.
-type agent struct {
+// testAgent is a running k8s-gpu.
+type testAgent struct {
 	*testing.T
 	ctx    context.Context
 	cmd    *exec.Cmd
@@ -70,17 +70,17 @@ func (l *log) state() (string, <-chan struct{}) {
 }
 
 // start runs an agent that knows nothing of this machine but what args say.
-func start(t *testing.T, args ...string) *agent {
+func start(t *testing.T, args ...string) *testAgent {
 	t.Helper()
 	return startOn(t, nil, args...)
 }
 
 // startOn runs an agent whose log goes to a file, if there is one.
-func startOn(t *testing.T, stderr *os.File, args ...string) *agent {
+func startOn(t *testing.T, stderr *os.File, args ...string) *testAgent {
 	t.Helper()
 	apart := []string{"--http-address=127.0.0.1:0", "--state-dir=" + shortDir(t), "--kernel-log=off"}
 	ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
-	a := &agent{T: t, ctx: ctx, exited: make(chan struct{}), log: &log{wrote: make(chan struct{})}}
+	a := &testAgent{T: t, ctx: ctx, exited: make(chan struct{}), log: &log{wrote: make(chan struct{})}}
 	a.cmd = exec.CommandContext(ctx, binary(t), append(apart, args...)...)
 	a.cmd.Stderr = a.log
 	if stderr != nil {
@@ -105,7 +105,7 @@ func startOn(t *testing.T, stderr *os.File, args ...string) *agent {
 }
 
 // said waits for a match in the log and returns its first group.
-func (a *agent) said(pattern string) string {
+func (a *testAgent) said(pattern string) string {
 	a.Helper()
 	re := regexp.MustCompile(pattern)
 	for {
@@ -122,7 +122,7 @@ func (a *agent) said(pattern string) string {
 }
 
 // saidLast waits for a match in the log and returns the first group of the last one.
-func (a *agent) saidLast(pattern string) string {
+func (a *testAgent) saidLast(pattern string) string {
 	a.Helper()
 	a.said(pattern)
 	text, _ := a.log.state()
@@ -131,13 +131,13 @@ func (a *agent) saidLast(pattern string) string {
 }
 
 // times counts the matches in the log.
-func (a *agent) times(pattern string) int {
+func (a *testAgent) times(pattern string) int {
 	text, _ := a.log.state()
 	return len(regexp.MustCompile(pattern).FindAllString(text, -1))
 }
 
 // signal sends one to the agent.
-func (a *agent) signal(s syscall.Signal) {
+func (a *testAgent) signal(s syscall.Signal) {
 	a.Helper()
 	if err := a.cmd.Process.Signal(s); err != nil {
 		a.Fatal(err)
@@ -145,7 +145,7 @@ func (a *agent) signal(s syscall.Signal) {
 }
 
 // await polls for what comes by itself.
-func (a *agent) await(what string, is func() bool) {
+func (a *testAgent) await(what string, is func() bool) {
 	a.Helper()
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
@@ -159,7 +159,7 @@ func (a *agent) await(what string, is func() bool) {
 }
 
 // ended waits for the end and returns the exit code.
-func (a *agent) ended() int {
+func (a *testAgent) ended() int {
 	a.Helper()
 	select {
 	case <-a.exited:
@@ -171,7 +171,7 @@ func (a *agent) ended() int {
 }
 
 // get fetches a page of the agent.
-func (a *agent) get(path string) (int, string) {
+func (a *testAgent) get(path string) (int, string) {
 	a.Helper()
 	r, err := http.NewRequestWithContext(a.ctx, http.MethodGet, "http://"+a.saidLast(`http=(\S+)`)+path, nil)
 	if err != nil {
@@ -190,7 +190,7 @@ func (a *agent) get(path string) (int, string) {
 }
 
 // awaitReady polls /readyz, as its reader would.
-func (a *agent) awaitReady(want string) {
+func (a *testAgent) awaitReady(want string) {
 	a.Helper()
 	a.await("/readyz with "+want, func() bool {
 		code, text := a.get("/readyz")
@@ -230,7 +230,7 @@ func on(root string, k *kubelettest.Kubelet) []string {
 
 const gpu = kubeadapter.GPUResource
 
-func (a *agent) awaitHealthy(k *kubelettest.Kubelet, n int) {
+func (a *testAgent) awaitHealthy(k *kubelettest.Kubelet, n int) {
 	a.Helper()
 	if err := k.AwaitHealthy(a.ctx, gpu, n); err != nil {
 		a.Fatal(err)

@@ -11,6 +11,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
+	"github.com/tandem-gpu/tandem/internal/agent"
 	"github.com/tandem-gpu/tandem/internal/config"
 )
 
@@ -88,10 +89,10 @@ func TestDaemonSet(t *testing.T) {
 	if !mounts["/var/lib/kubelet/device-plugins"] || !mounts[s.ContainerRoot+"/usr"] || !mounts[s.Health.StateDir] {
 		t.Errorf("mounts %v", mounts)
 	}
-	if grace := time.Duration(d.Spec.Template.Spec.Grace) * time.Second; grace < 2*stopAtMost || c.Lifecycle != nil {
-		t.Errorf("%v to stop in, lifecycle %v; it takes %v and needs no help", grace, c.Lifecycle, stopAtMost)
+	if grace := time.Duration(d.Spec.Template.Spec.Grace) * time.Second; grace < 2*shutdownTimeout || c.Lifecycle != nil {
+		t.Errorf("%v to stop in, lifecycle %v; it takes %v and needs no help", grace, c.Lifecycle, shutdownTimeout)
 	}
-	probe, reload := c.LivenessProbe, stopAtMost+between
+	probe, reload := c.LivenessProbe, shutdownTimeout+agent.RestartPause
 	if unheard := reload + time.Duration(probe.TimeoutSeconds)*time.Second; time.Duration(probe.PeriodSeconds*(probe.FailureThreshold-1))*time.Second < unheard {
 		t.Errorf("liveness probe %+v ends an agent that reloads, which takes %v", probe, reload)
 	}

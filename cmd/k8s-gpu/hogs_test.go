@@ -84,7 +84,7 @@ func hold(ctx context.Context, address, request string) {
 }
 
 // peak is the most memory that the agent has had, in bytes.
-func (a *agent) peak() int {
+func (a *testAgent) peak() int {
 	a.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", a.cmd.Process.Pid))
 	if err != nil {

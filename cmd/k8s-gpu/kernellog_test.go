@@ -9,8 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
-
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
@@ -55,49 +53,12 @@ func (l *kernelLog) write(message string) {
 }
 
 // end ends the agent with SIGTERM.
-func (a *agent) end() {
+func (a *testAgent) end() {
 	a.Helper()
 	a.signal(syscall.SIGTERM)
 	if code := a.ended(); code != 0 {
 		a.Fatalf("exit code %d", code)
 	}
-}
-
-// What the kernel logs while no agent runs counts once, when the next one starts; what was there before the first
-// start, and what an operator has cleared, does not count again.
-func TestXIDsLoggedWhileNoAgentRuns(t *testing.T) {
-	t.Parallel()
-	m, k, dir := simdriver.StartParallel(t, "h100x8"), startKubelet(t), shortDir(t)
-	log := newKernelLog(t, m)
-	log.xid(1, 119)
-	args := append(on(m.Root, k), "--state-dir="+dir, "--kernel-log="+log.path)
-	a := start(t, args...)
-	a.awaitHealthy(k, 8)
-	log.xid(4, 119)
-	a.awaitHealthy(k, 7)
-	says(t, dir, "cleared", "clear", "--gpu=4")
-	a.awaitHealthy(k, 8)
-	a.end()
-
-	log.xid(5, 119)
-	lists := len(k.Lists(gpu))
-	a = start(t, args...)
-	if err := k.Await(a.ctx, "a list of the next agent", func() bool { return len(k.Lists(gpu)) > lists }); err != nil {
-		t.Fatal(err)
-	}
-	for _, d := range k.Lists(gpu)[lists] {
-		if sick := d.GetHealth() != v1beta1.Healthy; sick != (d.GetID() == m.UUID(5)) {
-			t.Errorf("the first list of the next agent: %s is %s", d.GetID(), d.GetHealth())
-		}
-	}
-	a.metrics(`tandem_xids_total{gpu="`+m.UUID(1)+`",xid="119"} 0`, `tandem_xids_total{gpu="`+m.UUID(4)+`",xid="119"} 1`,
-		`tandem_xids_total{gpu="`+m.UUID(5)+`",xid="119"} 1`)
-	a.end()
-
-	a = start(t, args...)
-	log.xid(6, 119)
-	a.awaitHealthy(k, 6)
-	a.metrics(`tandem_xids_total{gpu="`+m.UUID(4)+`",xid="119"} 1`, `tandem_xids_total{gpu="`+m.UUID(5)+`",xid="119"} 1`)
 }
 
 // A line that waits for NVML's event when the agent ends is read by the next one, and counts once if NVML told of it.
@@ -117,7 +78,7 @@ func TestXIDsLoggedRightBeforeTheEnd(t *testing.T) {
 	a.end()
 	a = start(t, args...)
 	a.awaitHealthy(k, 6)
-	a.metrics(`tandem_xids_total{gpu="`+m.UUID(3)+`",xid="95"} 1`, `tandem_xids_total{gpu="`+m.UUID(4)+`",xid="119"} 1`)
+	a.metrics(`tandem_xid_errors_total{gpu="`+m.UUID(3)+`",xid="95"} 1`, `tandem_xid_errors_total{gpu="`+m.UUID(4)+`",xid="119"} 1`)
 }
 
 // A reload that starts the agent anew in the same process loses no line, with a state directory or without.
@@ -134,7 +95,7 @@ func TestXIDsLoggedDuringAReload(t *testing.T) {
 		a.said("stopped")
 		log.xid(5, 119)
 		a.awaitHealthy(k, 7)
-		a.metrics(`tandem_xids_total{gpu="`+m.UUID(1)+`",xid="119"} 0`, `tandem_xids_total{gpu="`+m.UUID(5)+`",xid="119"} 1`)
+		a.metrics(`tandem_xid_errors_total{gpu="`+m.UUID(1)+`",xid="119"} 0`, `tandem_xid_errors_total{gpu="`+m.UUID(5)+`",xid="119"} 1`)
 	}
 }
 
@@ -160,9 +121,9 @@ func TestXIDsOfGPUsThatAreNotListed(t *testing.T) {
 		log.write("NVRM: Xid (PCI:0000:fe:00): 79, GPU has fallen off the bus.")
 		time.Sleep(2500 * time.Millisecond)
 	}
-	a.metrics(`tandem_xids_unlisted_total 3`, `tandem_xids_total{gpu="`+m.UUID(2)+`",xid="119"} 1`)
+	a.metrics(`tandem_xids_unlisted_total 3`, `tandem_xid_errors_total{gpu="`+m.UUID(2)+`",xid="119"} 1`)
 	says(t, dir, "the kernel log has XID 79 of 0000:fe:00.0, where no GPU is listed", "inspect")
-	if n := a.times(`no GPU is listed" pci=0000:fe:00.0 xid=79`); n != 1 {
+	if n := a.times(`without a listed GPU" pci=0000:fe:00.0 xid=79`); n != 1 {
 		t.Errorf("said %d times", n)
 	}
 }

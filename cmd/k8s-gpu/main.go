@@ -1,7 +1,7 @@
-// Command k8s-gpu offers this machine's NVIDIA GPUs to the kubelet, as its device plugin.
+// Command k8s-gpu offers the NVIDIA GPUs of a node to the kubelet, as its device plugin.
 //
-// It takes the place of NVIDIA's k8s-device-plugin: the same flags, environment, configuration file,
-// resource names and responses, for what this version supports; what it does not is refused by name.
+// It replaces NVIDIA's k8s-device-plugin: the same flags, environment variables, configuration file, resource names and responses.
+// A setting that this version does not support is an error that names it.
 package main
 
 import (
@@ -14,43 +14,42 @@ import (
 	"os"
 	"os/signal"
 	"runtime/debug"
-	"strings"
 	"syscall"
 	"time"
 
+	"github.com/tandem-gpu/tandem/internal/agent"
 	"github.com/tandem-gpu/tandem/internal/asynclog"
+	"github.com/tandem-gpu/tandem/internal/cli"
+	"github.com/tandem-gpu/tandem/internal/config"
+	"github.com/tandem-gpu/tandem/internal/control"
 )
 
-// version is set by the linker; "go install ...@v2.0.0" has it from the module instead.
+// version is set by the linker; a build by "go install ...@v2.0.0" has it from the module instead.
 var version string
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGQUIT)
-	context.AfterFunc(ctx, stop) // a second signal kills
-	stderr := asynclog.New(os.Stderr, missing)
-	err := inTime(ctx, func() error {
-		return run(ctx, world{args: os.Args, lookupEnv: os.LookupEnv, stdout: os.Stdout, stderr: stderr})
+	context.AfterFunc(ctx, stop) // a second signal ends the process
+	stderr := asynclog.New(os.Stderr, lostLines)
+	err := runUntil(ctx, func() error {
+		return run(ctx, environment{args: os.Args, lookupEnv: os.LookupEnv, stdout: os.Stdout, stderr: stderr})
 	})
-	if err != nil {
-		for line := range strings.Lines(err.Error()) {
-			fmt.Fprintln(stderr, "k8s-gpu:", strings.TrimSuffix(line, "\n"))
-		}
-	}
+	cli.WriteError(stderr, agentName, err)
 	stderr.Flush()
-	if err != nil && !errors.Is(err, errLeft) {
-		os.Exit(1)
+	if err != nil && !errors.Is(err, errShutdownTimeout) {
+		os.Exit(cli.ExitCode(err))
 	}
 }
 
-// stopAtMost is how long the end may take: a little more than what a hung driver call is given. A disk or a
-// mount that hangs is given no more, as nothing here can end a wait for one.
-const stopAtMost = 1800 * time.Millisecond
+// shutdownTimeout is the time between a signal and the end of the process: a little more than a driver call that hangs is given.
+// A disk that hangs is given no more, as nothing in this process can end the wait for it.
+const shutdownTimeout = 1800 * time.Millisecond
 
-// errLeft says that something did not end in time. The process ends all the same, and as it was told to.
-var errLeft = fmt.Errorf("not all has ended after %v: the rest is left to the kernel", stopAtMost)
+// errShutdownTimeout ends the process as requested, although a task has not returned.
+var errShutdownTimeout = fmt.Errorf("not everything stopped within %v: the process exits without it", shutdownTimeout)
 
-// inTime does something until ctx ends, and then waits for it, but not for ever.
-func inTime(ctx context.Context, do func() error) error {
+// runUntil calls do, and returns its result or, if do has not returned shutdownTimeout after ctx ended, errShutdownTimeout.
+func runUntil(ctx context.Context, do func() error) error {
 	done := make(chan error, 1)
 	go func() { done <- do() }()
 	select {
@@ -61,29 +60,71 @@ func inTime(ctx context.Context, do func() error) error {
 	select {
 	case err := <-done:
 		return err
-	case <-time.After(stopAtMost):
-		return errLeft
+	case <-time.After(shutdownTimeout):
+		return errShutdownTimeout
 	}
 }
 
-// missing is a line of the log about those that are not in it.
-func missing(lines int64) []byte {
+// lostLines is a line of the log about the lines that are missing from it.
+func lostLines(lines int64) []byte {
 	var line bytes.Buffer
-	slog.New(slog.NewTextHandler(&line, nil)).Warn("lines of this log are lost: nobody read it", "lines", lines)
+	slog.New(slog.NewTextHandler(&line, nil)).Warn("log lines lost: the reader is too slow", "lines", lines)
 	return line.Bytes()
 }
 
-// world is what a process is given.
-type world struct {
+// environment is what the operating system gives a process.
+type environment struct {
 	args           []string
 	lookupEnv      func(string) (string, bool)
 	stdout, stderr io.Writer
 }
 
-func run(ctx context.Context, w world) error {
-	return newCommand(w).Run(ctx, w.args)
+// run runs the command line of a process.
+func run(ctx context.Context, env environment) error {
+	values := config.NewFlags()
+	read := func() (settings, error) {
+		return config.ReadKubernetes(values, config.Environment{LookupEnv: env.lookupEnv, CheckAddress: checkAddress})
+	}
+	return cli.Program{
+		Name: agentName, Usage: "offer the NVIDIA GPUs of this node to the kubelet", Version: agentName + " " + versionText(),
+		Description: "A flag takes precedence over its environment variable, and that over the configuration file.\n" +
+			"DP_DISABLE_HEALTHCHECKS and DP_ENABLE_HEALTHCHECKS have the meaning of NVIDIA's plugin for XIDs that --xids does not name.",
+		Flags: cliFlags(values),
+		Serve: func(ctx context.Context) error { return serve(ctx, read, env.stderr) },
+		Options: func() (agent.Options, error) {
+			s, err := read()
+			return agentOptions(s), err
+		},
+		Validate: func() ([]string, error) {
+			s, err := read()
+			return s.Summary(), err
+		},
+		Stdout: env.stdout, Stderr: env.stderr,
+	}.Run(ctx, env.args)
 }
 
+// serve runs the agent until ctx ends.
+func serve(ctx context.Context, read func() (settings, error), stderr io.Writer) error {
+	hangup, signals := notify()
+	agent.ReduceMemory()
+	newLog := func(s settings) *slog.Logger {
+		return slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: s.LogLevel}))
+	}
+	return newReloader(&runner{signals: signals}, read, hangup, newLog).Serve(ctx)
+}
+
+// notify subscribes to the signals that do not end the agent: SIGHUP, and those for quiesce and resume. The subscription lasts
+// until the process ends, so that none of them ends it. One SIGHUP that is pending stands for all, as each makes the whole
+// configuration be read.
+func notify() (hangup, signals <-chan os.Signal) {
+	h, s := make(chan os.Signal, 1), make(chan os.Signal, 4)
+	signal.Ignore(syscall.SIGPIPE) // the reader of the log has ended; the agent goes on
+	signal.Notify(h, syscall.SIGHUP)
+	signal.Notify(s, control.QuiesceSignal, control.ResumeSignal)
+	return h, s
+}
+
+// versionText is the version of this build.
 func versionText() string {
 	if version != "" {
 		return version

@@ -28,7 +28,7 @@ func TestValidate(t *testing.T) {
 		"good":     {[]string{"validate", write("policy: {rules: [{select: {index: 0}, use: reserved}]}\n")}, 0, "MIG strategy: none\nc.yaml:1: policy.rules[0].select: not offered: reserved by c.yaml:1\nno problem\n", ""},
 		"notes":    {[]string{"--fail-on-init-error", "validate"}, 0, "--fail-on-init-error has no effect: without a driver this agent waits for one\nMIG strategy: none\nno problem\n", ""},
 		"bad":      {[]string{"validate", write("policy: {rules: [{use: reserved}, {select: {index: -}}]}\nsharing: 1\n")}, 1, "", "c.yaml:1: policy.rules[0].select = \"\": want a selector such as {index: 0}, or {model: \"*\"} for every device\nc.yaml:1: policy.rules[1].select.index = \"-\": want the number of a GPU, a range or GPU:instance, up to 255: 0, \"2-4\" or \"0:1\"\nc.yaml:2: sharing = \"1\": want a mapping with timeSlicing or mps\n"},
-		"argument": {[]string{"validate", "c.yaml"}, 1, "", "validate: unexpected argument \"c.yaml\": the file is named by --config-file\n"},
+		"argument": {[]string{"validate", strings.TrimPrefix(write("version: v1\n"), "--config-file=")}, 0, "MIG strategy: none\nno problem\n", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var stdout, stderr strings.Builder

@@ -43,7 +43,7 @@ func (c configFile) write(text string) {
 const header = "version: v1\n"
 
 // reload changes the file, sends HUP and waits for what the agent says to that, for the nth time.
-func (a *agent) reload(c configFile, text, says string) {
+func (a *testAgent) reload(c configFile, text, says string) {
 	a.Helper()
 	c.write(text)
 	before := a.times(says)
@@ -52,8 +52,8 @@ func (a *agent) reload(c configFile, text, says string) {
 }
 
 const (
-	startsAnew  = "configuration reloaded: starting anew"
-	adopted     = "configuration reloaded: what is offered changes"
+	restarts    = "configuration reloaded: agent restarts in this process"
+	adopted     = "configuration reloaded: policy applied"
 	unchanged   = "configuration reloaded: nothing changed"
 	notReloaded = "configuration not reloaded: the old one stays"
 )
@@ -113,7 +113,7 @@ func TestReloadRenamesResources(t *testing.T) {
 }
 
 // awaitMany waits until the log has so many matches.
-func (a *agent) awaitMany(pattern string, n int) {
+func (a *testAgent) awaitMany(pattern string, n int) {
 	a.Helper()
 	a.await(strconv.Itoa(n)+" times "+pattern, func() bool { return a.times(pattern) >= n })
 }
@@ -141,7 +141,7 @@ func TestBadConfigurationChangesNothing(t *testing.T) {
 	}
 	a.metrics("tandem_config_last_reload_successful 0")
 	says(t, dir, "configuration not reloaded at", "inspect", "--config-file="+c.path)
-	says(t, dir, "not what the running agent uses", "inspect", "--config-file="+c.path)
+	says(t, dir, "not used by the running agent", "inspect", "--config-file="+c.path)
 	if out, err := ask(t, shortDir(t), "inspect", "--config-file="+c.path); err == nil || !strings.Contains(out, "config.yaml:3") {
 		t.Errorf("inspect without an agent takes a bad file: %v\n%s", err, out)
 	}
@@ -199,7 +199,7 @@ func TestReloadHealsNothing(t *testing.T) {
 	a.awaitHealthy(k, 6)
 	lists := len(k.Lists(gpu))
 
-	a.reload(c, header+"flags: {plugin: {passDeviceSpecs: true}}", startsAnew)
+	a.reload(c, header+"flags: {plugin: {passDeviceSpecs: true}}", restarts)
 	a.awaitMany("msg=registered", 2)
 	a.awaitHealthy(k, 6)
 	for _, list := range k.Lists(gpu)[lists:] {
@@ -230,7 +230,7 @@ func TestAnotherDriverRootTakesAnotherProcess(t *testing.T) {
 	args := append(slices.Clone(on(m.Root, k)[1:]), "--config-file="+c.path, "--state-dir="+dir, "--driver-root-ctr-path=/nowhere")
 	a := start(t, args...)
 	a.awaitHealthy(k, 1)
-	a.reload(c, roots(other), "the driver root changed")
+	a.reload(c, roots(other), "driver library changed")
 	if code := a.ended(); code != 0 {
 		t.Errorf("ended with %v", a.cmd.ProcessState)
 	}
@@ -258,7 +258,7 @@ func TestReloadsLeaveNothingBehind(t *testing.T) {
 	}
 	var goroutines, files int
 	for n := range 4 {
-		a.reload(c, header+"flags: {plugin: {passDeviceSpecs: "+strconv.FormatBool(n%2 == 0)+"}}", startsAnew)
+		a.reload(c, header+"flags: {plugin: {passDeviceSpecs: "+strconv.FormatBool(n%2 == 0)+"}}", restarts)
 		a.awaitMany("msg=listening", n+2)
 		a.awaitMany("msg=registered", n+2)
 		a.awaitHealthy(k, 1)
@@ -278,7 +278,7 @@ func TestReloadReadsTheFileOfTheEnvironment(t *testing.T) {
 	t.Setenv("CONFIG_FILE", c.path)
 	a := start(t, on(m.Root, k)...)
 	a.awaitHealthy(k, 1)
-	a.reload(c, header+"health: {healthMode: observe}", startsAnew)
+	a.reload(c, header+"health: {healthMode: observe}", restarts)
 	a.awaitMany("health-mode=observe", 1)
 	if out, err := exec.CommandContext(t.Context(), binary(t), "version").CombinedOutput(); err != nil {
 		t.Errorf("%v: %s", err, out)

@@ -19,7 +19,7 @@ func TestMaintenanceOutlivesAReload(t *testing.T) {
 	a.said("msg=registered")
 	a.signal(control.QuiesceSignal)
 	a.awaitHealthy(k, 0)
-	a.reload(c, header+"flags: {plugin: {passDeviceSpecs: true}}", startsAnew)
+	a.reload(c, header+"flags: {plugin: {passDeviceSpecs: true}}", restarts)
 	a.awaitMany("msg=listening", 2)
 	a.awaitMany("msg=registered", 2)
 	a.metrics(`state="released"`)

@@ -24,30 +24,30 @@ const stopLimit = 6 * time.Second
 type state struct {
 	machine string
 	before  func(*testing.T, *simdriver.Machine, *kubelettest.Kubelet, string) // the start; also gets the state directory
-	reached func(*agent, *simdriver.Machine, *kubelettest.Kubelet)
+	reached func(*testAgent, *simdriver.Machine, *kubelettest.Kubelet)
 	nothing bool // is on disk in the end
 }
 
 var states = map[string]state{
-	"watched": {machine: "t4", reached: func(a *agent, _ *simdriver.Machine, k *kubelettest.Kubelet) { a.awaitHealthy(k, 1) }},
+	"watched": {machine: "t4", reached: func(a *testAgent, _ *simdriver.Machine, k *kubelettest.Kubelet) { a.awaitHealthy(k, 1) }},
 	"no kubelet": {
 		machine: "t4",
 		before:  func(_ *testing.T, _ *simdriver.Machine, k *kubelettest.Kubelet, _ string) { k.Stop() },
-		reached: func(a *agent, _ *simdriver.Machine, _ *kubelettest.Kubelet) { a.said("waiting for the kubelet") },
+		reached: func(a *testAgent, _ *simdriver.Machine, _ *kubelettest.Kubelet) { a.said("waiting for the kubelet") },
 	},
 	"registering": {
 		machine: "t4",
 		before: func(_ *testing.T, _ *simdriver.Machine, k *kubelettest.Kubelet, _ string) {
 			k.Behave(kubelettest.Behaviour{Delay: time.Minute})
 		},
-		reached: func(a *agent, _ *simdriver.Machine, _ *kubelettest.Kubelet) { a.awaitStanding("registering") },
+		reached: func(a *testAgent, _ *simdriver.Machine, _ *kubelettest.Kubelet) { a.awaitStanding("registering") },
 	},
 	"registered and not watched": {
 		machine: "t4",
 		before: func(_ *testing.T, _ *simdriver.Machine, k *kubelettest.Kubelet, _ string) {
 			k.Behave(kubelettest.Behaviour{NoStream: true})
 		},
-		reached: func(a *agent, _ *simdriver.Machine, _ *kubelettest.Kubelet) { a.said("msg=registered") },
+		reached: func(a *testAgent, _ *simdriver.Machine, _ *kubelettest.Kubelet) { a.said("msg=registered") },
 	},
 	"no driver": {
 		machine: "t4",
@@ -56,7 +56,7 @@ var states = map[string]state{
 				t.Fatal(err)
 			}
 		},
-		reached: func(a *agent, _ *simdriver.Machine, _ *kubelettest.Kubelet) { a.awaitStanding("no driver") },
+		reached: func(a *testAgent, _ *simdriver.Machine, _ *kubelettest.Kubelet) { a.awaitStanding("no driver") },
 	},
 	"driver hangs in init": {
 		machine: "t4",
@@ -65,11 +65,11 @@ var states = map[string]state{
 				t.Fatal(err)
 			}
 		},
-		reached: func(a *agent, _ *simdriver.Machine, _ *kubelettest.Kubelet) { a.awaitStanding("nvmlInit") },
+		reached: func(a *testAgent, _ *simdriver.Machine, _ *kubelettest.Kubelet) { a.awaitStanding("nvmlInit") },
 	},
 	"driver hangs in a call": {
 		machine: "h100x8",
-		reached: func(a *agent, m *simdriver.Machine, k *kubelettest.Kubelet) {
+		reached: func(a *testAgent, m *simdriver.Machine, k *kubelettest.Kubelet) {
 			a.awaitHealthy(k, 8)
 			if err := m.Hang(simdriver.GPU(3), "*"); err != nil {
 				a.Fatal(err)
@@ -79,7 +79,7 @@ var states = map[string]state{
 	},
 	"driver hangs altogether": {
 		machine: "t4",
-		reached: func(a *agent, m *simdriver.Machine, k *kubelettest.Kubelet) {
+		reached: func(a *testAgent, m *simdriver.Machine, k *kubelettest.Kubelet) {
 			a.awaitHealthy(k, 1)
 			if err := m.Hang("all", "*"); err != nil {
 				a.Fatal(err)
@@ -95,7 +95,7 @@ var states = map[string]state{
 				t.Fatal(err)
 			}
 		},
-		reached: func(a *agent, _ *simdriver.Machine, _ *kubelettest.Kubelet) { a.said("does the disk hang") },
+		reached: func(a *testAgent, _ *simdriver.Machine, _ *kubelettest.Kubelet) { a.said("does the disk hang") },
 	},
 }
 
@@ -124,7 +124,7 @@ func TestSignalsEndItInEveryState(t *testing.T) {
 }
 
 // endsWith tells the agent to stop and looks at what is left.
-func (a *agent) endsWith(sig syscall.Signal, k *kubelettest.Kubelet, dir string, nothing bool) {
+func (a *testAgent) endsWith(sig syscall.Signal, k *kubelettest.Kubelet, dir string, nothing bool) {
 	a.Helper()
 	lists, began := len(k.Lists(gpu)), time.Now()
 	a.signal(sig)
@@ -149,13 +149,13 @@ func (a *agent) endsWith(sig syscall.Signal, k *kubelettest.Kubelet, dir string,
 			a.Errorf("history: %v: %s", err, text)
 		}
 	}
-	if a.times("not all has ended") > 0 {
+	if a.times("not everything stopped within") > 0 {
 		a.Error("the kernel had to end what ends by itself")
 	}
 }
 
 // awaitStanding polls /readyz for a text, whatever the verdict.
-func (a *agent) awaitStanding(want string) {
+func (a *testAgent) awaitStanding(want string) {
 	a.Helper()
 	a.await("/readyz with "+want, func() bool {
 		_, text := a.get("/readyz")
@@ -173,7 +173,7 @@ func TestTheLastFaultIsRemembered(t *testing.T) {
 		if err := m.XID(slot, 95); err != nil {
 			t.Fatal(err)
 		}
-		a.metrics(`tandem_xids_total{gpu="` + m.UUID(slot) + `",xid="95"} 1`)
+		a.metrics(`tandem_xid_errors_total{gpu="` + m.UUID(slot) + `",xid="95"} 1`)
 		if n < 2 {
 			continue
 		}
@@ -199,7 +199,7 @@ func TestSecondSignalKills(t *testing.T) {
 	calls := func() string { _, page := a.get("/metrics"); return page }
 	before := ""
 	a.await("a hung check", func() bool { // no check ends any more
-		now := line(calls(), "tandem_probe_seconds_count")
+		now := line(calls(), "tandem_health_check_duration_seconds_count")
 		same := now == before
 		before = now
 		return same && now != ""
@@ -271,15 +271,15 @@ func TestOtherSignalsEndNothing(t *testing.T) {
 	}
 }
 
-func TestTheEndIsNotWaitedForForEver(t *testing.T) {
+func TestShutdownTimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		stuck := make(chan struct{})
 		defer close(stuck)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 		defer cancel()
 		began := time.Now()
-		err := inTime(ctx, func() error { <-stuck; return nil })
-		if took := time.Since(began) - time.Hour; !errors.Is(err, errLeft) || took != stopAtMost || took >= 2*time.Second {
+		err := runUntil(ctx, func() error { <-stuck; return nil })
+		if took := time.Since(began) - time.Hour; !errors.Is(err, errShutdownTimeout) || took != shutdownTimeout || took >= 2*time.Second {
 			t.Errorf("%v after %v", err, took)
 		}
 	})

@@ -1,50 +1,45 @@
 package main
 
 import (
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
-	"testing/synctest"
-	"time"
 
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
-// What a file means otherwise than to NVIDIA's plugin is logged at the start and when the file has changed, and not with
-// every HUP or life.
+// The warnings of a configuration file are logged once for each text of the file.
 func TestWarningsAreLoggedOncePerFile(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newScript()
-		s.written.File.Text, s.written.File.Warnings = "one", []string{"c.yaml:1: a", "c.yaml:2: b"}
-		count := func(of string) int { return strings.Count(s.said.String(), `warning="`+of) }
-		expect := func(when string, a, b, c int) {
-			t.Helper()
-			time.Sleep(time.Minute)
-			synctest.Wait()
-			if count("c.yaml:1: a") != a || count("c.yaml:2: b") != b || count("c.yaml:9: c") != c {
-				t.Errorf("%s:\n%s", when, &s.said)
-			}
+	var text strings.Builder
+	log := slog.New(slog.NewTextHandler(&text, nil))
+	r := newReloader(&runner{}, nil, nil, nil)
+	one, two := []string{"c.yaml:1: a", "c.yaml:2: b"}, []string{"c.yaml:9: c"}
+	for _, step := range []struct {
+		name    string
+		s       settings
+		a, b, c int // how often each was logged so far
+	}{
+		{"at the start", withFile("one", one), 1, 1, 0},
+		{"the same file", withFile("one", one), 1, 1, 0},
+		{"another text with the same meaning", withFile("# one", one), 2, 2, 0},
+		{"another file", withFile("two", two), 2, 2, 1},
+	} {
+		r.Announce(step.s, log)
+		count := func(of string) int { return strings.Count(text.String(), `warning="`+of) }
+		if count("c.yaml:1: a") != step.a || count("c.yaml:2: b") != step.b || count("c.yaml:9: c") != step.c {
+			t.Errorf("%s:\n%s", step.name, text.String())
 		}
-		_, err := s.play(t, func() {
-			expect("at the start", 1, 1, 0)
-			s.change(func(*settings) {}, nil)
-			expect("the same file", 1, 1, 0)
-			s.write("another", nil) // by the environment
-			expect("another life", 1, 1, 0)
-			s.change(func(now *settings) { now.File.Text = "# one" }, nil)
-			expect("another file that means the same", 2, 2, 0)
-			s.change(func(now *settings) { now.File.Text, now.File.Warnings = "two", []string{"c.yaml:9: c"} }, os.ErrInvalid)
-			expect("a bad file", 2, 2, 0)
-			s.change(func(*settings) {}, nil)
-			expect("which is good now", 2, 2, 1)
-		})
-		if err != nil {
-			t.Error(err)
-		}
-	})
+	}
+}
+
+// withFile are settings by a file with that text and those warnings.
+func withFile(text string, warnings []string) (s settings) {
+	s.File.Text, s.File.Warnings = text, warnings
+	return s
 }
 
 const moved = `version: v1

@@ -6,10 +6,9 @@ import (
 	"github.com/hashicorp/go-hclog"
 )
 
-// missing says, as a line of the log that Nomad reads, how many lines of it are missing.
-func missing(lines int64) []byte {
+// lostLines is a line of the log, in the format that Nomad reads, about the lines that are missing from it.
+func lostLines(lines int64) []byte {
 	var line bytes.Buffer
-	hclog.New(&hclog.LoggerOptions{Output: &line, JSONFormat: true}).
-		Warn("lines of this log are lost: nobody read it", "lines", lines)
+	hclog.New(&hclog.LoggerOptions{Output: &line, JSONFormat: true}).Warn("log lines lost: the reader is too slow", "lines", lines)
 	return line.Bytes()
 }

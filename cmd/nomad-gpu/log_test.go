@@ -22,30 +22,30 @@ import (
 )
 
 // What stands for lost lines is a line as Nomad reads them.
-func TestMissing(t *testing.T) {
+func TestLostLines(t *testing.T) {
 	var line struct {
 		Level   string `json:"@level"`
 		Message string `json:"@message"`
 		At      string `json:"@timestamp"`
 		Lines   int    `json:"lines"`
 	}
-	if err := json.Unmarshal(missing(7), &line); err != nil {
+	if err := json.Unmarshal(lostLines(7), &line); err != nil {
 		t.Fatal(err)
 	}
-	if line.Level != "warn" || line.Lines != 7 || line.At == "" || !strings.Contains(line.Message, "are lost") {
+	if line.Level != "warn" || line.Lines != 7 || line.At == "" || !strings.Contains(line.Message, "lines lost") {
 		t.Errorf("%+v", line)
 	}
 }
 
 // A Nomad that does not read its plugin's log has a plugin that works, hears signals, and ends when it is asked.
 func TestNobodyReadsTheLog(t *testing.T) {
-	for name, end := range map[string]func(*agent){
-		"asked by Nomad": func(a *agent) { a.client.Kill() },
-		"SIGTERM":        func(a *agent) { _ = a.cmd.Process.Signal(syscall.SIGTERM) }, // Wait fails if this does
+	for name, end := range map[string]func(*testAgent){
+		"asked by Nomad": func(a *testAgent) { a.client.Kill() },
+		"SIGTERM":        func(a *testAgent) { _ = a.cmd.Process.Signal(syscall.SIGTERM) }, // Wait fails if this does
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := simdriver.Start(t, "h100x8")
-			a := &agent{TB: t, dir: shortDir(t), log: &buffer{}}
+			a := &testAgent{TB: t, dir: shortDir(t), log: &buffer{}}
 			t.Setenv("TMPDIR", shortDir(t))
 			a.DevicePlugin, a.client, a.cmd = unheard(t)
 			ended := make(chan error, 1)

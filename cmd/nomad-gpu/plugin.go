@@ -8,60 +8,59 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 
+	"github.com/tandem-gpu/tandem/internal/agent"
 	"github.com/tandem-gpu/tandem/internal/asynclog"
 	"github.com/tandem-gpu/tandem/internal/checkpoint"
+	"github.com/tandem-gpu/tandem/internal/cli"
 	"github.com/tandem-gpu/tandem/internal/core"
-	"github.com/tandem-gpu/tandem/internal/core/monitor"
-	"github.com/tandem-gpu/tandem/internal/core/nvidia"
-	"github.com/tandem-gpu/tandem/internal/footprint"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter"
 	"github.com/tandem-gpu/tandem/internal/watchdog"
 )
 
-// serve answers Nomad until it wants no more, the agent is gone or a new process is needed, and returns
-// the exit code. It ends in time even while the driver, the disk or the agent's log hangs.
+// serve serves Nomad until it stops the plugin, the Nomad agent ends or a new process is needed, and returns the exit code. It
+// returns in time even while the driver, the disk or the reader of the log hangs.
 func serve(stderr io.Writer) int {
 	parent := os.Getppid()
 	ctx, end := context.WithCancelCause(context.Background())
 	defer end(nil)
-	lines := asynclog.New(stderr, missing)
+	lines := asynclog.New(stderr, lostLines)
 	defer lines.Flush()
 	log := hclog.New(&hclog.LoggerOptions{Level: hclog.Trace, Output: lines, JSONFormat: true})
-	f := newFollower(end)
-	p := nomadadapter.New(ctx, version, f.start, log)
-	p.PersistPolicy(lifeOf(parent))
+	sup := newSupervisor(end)
+	p := nomadadapter.New(ctx, version, sup.start, log)
+	p.PersistPolicy(incarnation(parent))
 	p.PersistGroups(checkpoint.BootID)
 	hangups := make(chan struct{}, 1)
-	pluginReactions(end, func() { f.onHangup(log); note(hangups) }, f.order).heed(ctx)
-	footprint.Reduce()
+	newHandlers(end, func() { sup.rescan(log); notify(hangups) }, sup.forward).handle(ctx)
+	agent.ReduceMemory()
 	defer ownSocketDir()()
 
 	go watchParent(ctx, parent, end)
-	go reread(ctx, p, hangups)
+	go reload(ctx, p, hangups)
 	nomadadapter.Serve(ctx, p, log)
 
-	// The driver ends with the process. It is not waited for: a session needs up to a second to leave the
-	// driver's event wait, a hanging driver never lets go, and after two Nomad would kill us.
+	// The driver session ends with the process and is not waited for: it needs up to a second to leave the driver's event wait, a
+	// call that hangs never returns, and Nomad kills the plugin after two seconds.
 	end(nil)
-	f.part(p.Flushed())
+	sup.awaitFiles(p.Flushed())
 	cause := context.Cause(ctx)
 	if _, stuck := errors.AsType[*watchdog.StuckError](cause); stuck || errors.Is(cause, core.ErrDriverStale) {
-		return exitFailed
+		return cli.ExitFailed
 	}
-	return exitOK
+	return cli.ExitOK
 }
 
-// note has a hang-up attended to. One that waits stands for all, as each has the whole policy read.
-func note(hangups chan<- struct{}) {
+// notify requests a read of the policy file. One request that is pending stands for all.
+func notify(hangups chan<- struct{}) {
 	select {
 	case hangups <- struct{}{}:
 	default:
 	}
 }
 
-// reread has the policy file read again at each hang-up until ctx ends. Where the file is may hang, so signals do
-// not wait for it.
-func reread(ctx context.Context, p *nomadadapter.Plugin, hangups <-chan struct{}) {
+// reload reads the policy file again at each SIGHUP until ctx ends. It is a goroutine of its own, because reading the file may
+// hang.
+func reload(ctx context.Context, p *nomadadapter.Plugin, hangups <-chan struct{}) {
 	for {
 		select {
 		case <-hangups:
@@ -69,16 +68,5 @@ func reread(ctx context.Context, p *nomadadapter.Plugin, hangups <-chan struct{}
 		case <-ctx.Done():
 			return
 		}
-	}
-}
-
-// opener opens the driver of this machine.
-func opener(roots core.Roots) func() (monitor.Session, error) {
-	return func() (monitor.Session, error) {
-		s, err := nvidia.Open(nvidia.Options{Roots: roots})
-		if err != nil {
-			return nil, err // not s: a nil *Session is no nil monitor.Session
-		}
-		return s, nil
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/tandem-gpu/tandem/internal/cli"
 	"github.com/tandem-gpu/tandem/internal/report"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
@@ -43,7 +44,7 @@ func policyFile(t *testing.T, text string) string {
 func TestValidate(t *testing.T) {
 	path := policyFile(t, divided)
 	var out, errs strings.Builder
-	if code := command("nomad-gpu", []string{"validate", path}, &out, &errs); code != exitOK {
+	if code := command("nomad-gpu", []string{"validate", path}, &out, &errs); code != cli.ExitOK {
 		t.Errorf("exit code %d: %s", code, errs.String())
 	}
 	for _, want := range []string{
@@ -63,10 +64,9 @@ func TestValidate(t *testing.T) {
 		code int
 		want []string
 	}{
-		"problems":  {[]string{policyFile(t, undecided)}, exitFailed, []string{"policy.yaml:4", `"zero"`, "\nnomad-gpu validate: ", "policy.yaml:5", `"quartered"`}},
-		"no file":   {[]string{"/nowhere/policy.yaml"}, exitFailed, []string{"no such file"}},
-		"no word":   {nil, exitUsage, []string{"want a policy file; try: nomad-gpu help"}},
-		"two words": {[]string{path, path}, exitUsage, []string{"unexpected argument"}},
+		"problems": {[]string{policyFile(t, undecided)}, cli.ExitFailed, []string{"policy.yaml:4", `"zero"`, "\nnomad-gpu: ", "policy.yaml:5", `"quartered"`}},
+		"no file":  {[]string{"/nowhere/policy.yaml"}, cli.ExitFailed, []string{"no such file"}},
+		"no word":  {nil, cli.ExitUsage, []string{"validate: want a policy file"}},
 	} {
 		var out, errs strings.Builder
 		if code := command("nomad-gpu", append([]string{"validate"}, tc.args...), &out, &errs); code != tc.code || out.Len() > 0 {
@@ -84,7 +84,7 @@ func TestValidate(t *testing.T) {
 func TestInspectUnderAPolicy(t *testing.T) {
 	t.Parallel()
 	m := install(t, "h100x8")
-	out, err := exec.Command(binary, flags(m, "--json", "--policy-file", policyFile(t, divided))...).Output()
+	out, err := exec.Command(binary, inspectArgs(m, "--json", "--policy-file", policyFile(t, divided))...).Output()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -100,14 +100,14 @@ func TestInspectUnderAPolicy(t *testing.T) {
 		t.Errorf("excluded: %v", excluded)
 	}
 	for _, tc := range [][]string{{"--policy-file", policyFile(t, undecided)}, {"--mig-strategy", "double"}} {
-		if out, err := exec.Command(binary, flags(m, tc...)...).CombinedOutput(); err == nil {
+		if out, err := exec.Command(binary, inspectArgs(m, tc...)...).CombinedOutput(); err == nil {
 			t.Errorf("%v: accepted\n%s", tc, out)
 		}
 	}
 }
 
 // kinds counts the devices of the latest fingerprint that are whole GPUs and shares.
-func (a *agent) kinds() (gpus, shares int) {
+func (a *testAgent) kinds() (gpus, shares int) {
 	for id := range a.devices() {
 		if strings.Contains(id, "::") {
 			shares++

@@ -11,19 +11,18 @@ import (
 	"github.com/tandem-gpu/tandem/internal/checkpoint"
 )
 
-var errOrphaned = errors.New("the Nomad agent is gone")
+var errOrphaned = errors.New("the Nomad agent has ended")
 
-// parentEvery is how often the parent is looked for.
-const parentEvery = time.Second
+// parentInterval is how often the parent process is checked.
+const parentInterval = time.Second
 
-// watchParent calls end when this process has another parent than it had at the start: an agent that is
-// killed does not stop its plugins, and a -dev agent never finds them again. It returns when ctx ends.
+// watchParent calls end when this process has another parent than at its start: a Nomad agent that is killed does not stop its
+// plugins, and a -dev agent does not reattach to them. It returns when ctx ends.
 //
-// Not PR_SET_PDEATHSIG: it fires when the *thread* that started us exits, and which thread of the agent
-// that was is up to its Go runtime. The parent is compared with the first one and not with 1, because
-// in a container the agent may well be process 1.
+// PR_SET_PDEATHSIG is no alternative: it fires when the thread that started this process exits, and the agent's Go runtime
+// chooses that thread. The parent is compared with the first one, not with 1, because in a container the agent may be process 1.
 func watchParent(ctx context.Context, parent int, end context.CancelCauseFunc) {
-	t := time.NewTicker(parentEvery)
+	t := time.NewTicker(parentInterval)
 	defer t.Stop()
 	for {
 		select {
@@ -38,9 +37,9 @@ func watchParent(ctx context.Context, parent int, end context.CancelCauseFunc) {
 	}
 }
 
-// lifeOf tells the life of a process from those of others that had its number, by when it began (proc(5), field 22 of
-// stat) and the boot; "" if that can't be known.
-func lifeOf(pid int) string {
+// incarnation distinguishes a process from others with the same number, by its start time (proc(5), field 22 of stat) and the
+// boot; "" if they can't be read.
+func incarnation(pid int) string {
 	boot, err := checkpoint.BootID("/proc")
 	stat, errStat := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	_, rest, ok := strings.Cut(string(stat[strings.LastIndexByte(string(stat), ')')+1:]), " ")

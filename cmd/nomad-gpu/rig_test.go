@@ -16,8 +16,8 @@ import (
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
-// agent is the plugin under a Nomad that follows its fingerprints.
-type agent struct {
+// testAgent is the plugin under a Nomad that follows its fingerprints.
+type testAgent struct {
 	testing.TB
 	device.DevicePlugin
 	client *plugin.Client
@@ -30,9 +30,9 @@ type agent struct {
 }
 
 // run starts the plugin on a machine, with more keys.
-func run(t testing.TB, m *simdriver.Machine, dir string, more map[string]any) *agent {
+func run(t testing.TB, m *simdriver.Machine, dir string, more map[string]any) *testAgent {
 	t.Helper()
-	a := &agent{TB: t, dir: dir, log: &buffer{}}
+	a := &testAgent{TB: t, dir: dir, log: &buffer{}}
 	a.DevicePlugin, a.client, a.cmd = launch(t, hclog.New(&hclog.LoggerOptions{Level: hclog.Info, Output: a.log}))
 	t.Cleanup(func() {
 		if t.Failed() {
@@ -49,7 +49,7 @@ func run(t testing.TB, m *simdriver.Machine, dir string, more map[string]any) *a
 }
 
 // listen follows the fingerprints of a plugin that is configured.
-func (a *agent) listen() {
+func (a *testAgent) listen() {
 	a.Helper()
 	ch, err := a.Fingerprint(a.Context())
 	if err != nil {
@@ -70,7 +70,7 @@ func (a *agent) listen() {
 }
 
 // kill is the end without a last word.
-func (a *agent) kill() {
+func (a *testAgent) kill() {
 	a.Helper()
 	if err := a.cmd.Process.Kill(); err != nil {
 		a.Fatal(err)
@@ -78,14 +78,14 @@ func (a *agent) kill() {
 }
 
 // devices are those of the latest fingerprint.
-func (a *agent) devices() map[string]*device.Device {
+func (a *testAgent) devices() map[string]*device.Device {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.last
 }
 
 // healthy waits until of all devices so many take work.
-func (a *agent) healthy(all, well int) {
+func (a *testAgent) healthy(all, well int) {
 	a.Helper()
 	await(a, "devices that take work", patience, func() bool {
 		devices := a.devices()
@@ -100,7 +100,7 @@ func (a *agent) healthy(all, well int) {
 }
 
 // said waits until the log has a line with all of want.
-func (a *agent) said(want ...string) {
+func (a *testAgent) said(want ...string) {
 	a.Helper()
 	await(a, "a line of the log", patience, func() bool {
 		for line := range strings.Lines(a.log.String()) {
@@ -119,14 +119,14 @@ func (a *agent) said(want ...string) {
 }
 
 // ask runs a verb beside the plugin.
-func (a *agent) ask(args ...string) (string, error) {
+func (a *testAgent) ask(args ...string) (string, error) {
 	a.Helper()
 	out, err := exec.CommandContext(a.Context(), binary, append(args, "--state-dir="+a.dir)...).CombinedOutput()
 	return string(out), err
 }
 
 // says fails unless a verb succeeds and says want.
-func (a *agent) says(want string, args ...string) {
+func (a *testAgent) says(want string, args ...string) {
 	a.Helper()
 	if out, err := a.ask(args...); err != nil || !strings.Contains(out, want) {
 		a.Errorf("%v: %v, want %q:\n%s", args, err, want, out)
@@ -134,7 +134,7 @@ func (a *agent) says(want string, args ...string) {
 }
 
 // report is what inspect says now.
-func reportOf(a *agent) (r report.Report) {
+func reportOf(a *testAgent) (r report.Report) {
 	a.Helper()
 	out, err := a.ask("inspect", "--json")
 	if err != nil || json.Unmarshal([]byte(out), &r) != nil {

@@ -12,42 +12,42 @@ import (
 	"github.com/tandem-gpu/tandem/internal/control"
 )
 
-var errTerminated = errors.New("asked to end by SIGTERM")
+var errTerminated = errors.New("terminated by SIGTERM")
 
-// reactions say what a signal asks of the plugin. They are called one at a time and must not block.
-type reactions map[os.Signal]func()
+// handlers are the reactions of the plugin to signals. They are called one at a time and must not block.
+type handlers map[os.Signal]func()
 
-// pluginReactions are those of a plugin under Nomad.
+// newHandlers returns the handlers of a plugin that Nomad started.
 //
 //	SIGTERM  ends the plugin in order.
-//	SIGINT   is the agent's: Ctrl-C at its terminal reaches its whole process group, and it ends its plugins
+//	SIGINT   is ignored: Ctrl-C at the Nomad agent's terminal reaches its whole process group, and the agent ends its plugins
 //	         itself. go-plugin ignores it, too, but later.
-//	SIGHUP   comes from the agent's terminal when that closes, and from who wants a configuration read again.
-//	SIGUSR1  has the driver left alone (quiesce), SIGUSR2 taken back (resume).
-//	SIGPIPE  is what a line of the log gives when the agent is dead. The end in order is watchParent's.
-func pluginReactions(end context.CancelCauseFunc, onHangup func(), order func(os.Signal)) reactions {
-	nothing := func() {}
-	return reactions{
+//	SIGHUP   makes the devices and the policy file be read again. It also comes from the agent's terminal when that closes.
+//	SIGUSR1  quiesces the driver, SIGUSR2 resumes it.
+//	SIGPIPE  is ignored: a line of the log causes it when the agent has ended. watchParent ends the plugin in order.
+func newHandlers(end context.CancelCauseFunc, onHangup func(), forward func(os.Signal)) handlers {
+	ignore := func() {}
+	return handlers{
 		syscall.SIGTERM: func() { end(errTerminated) },
-		syscall.SIGINT:  nothing,
+		syscall.SIGINT:  ignore,
 		syscall.SIGHUP:  onHangup,
-		syscall.SIGPIPE: nothing,
+		syscall.SIGPIPE: ignore,
 
-		control.QuiesceSignal: func() { order(control.QuiesceSignal) },
-		control.ResumeSignal:  func() { order(control.ResumeSignal) },
+		control.QuiesceSignal: func() { forward(control.QuiesceSignal) },
+		control.ResumeSignal:  func() { forward(control.ResumeSignal) },
 	}
 }
 
-// heed has the process react to signals as r says until ctx ends. From then on SIGINT and SIGTERM do what
-// they do to any process: who asks a second time does not want to wait.
-func (r reactions) heed(ctx context.Context) {
+// handle calls the handlers until ctx ends. From then on SIGINT and SIGTERM have their default effect, so that a second signal
+// ends a process that does not stop.
+func (h handlers) handle(ctx context.Context) {
 	signals := make(chan os.Signal, 8)
-	signal.Notify(signals, slices.Collect(maps.Keys(r))...)
+	signal.Notify(signals, slices.Collect(maps.Keys(h))...)
 	go func() {
 		for {
 			select {
 			case s := <-signals:
-				r[s]()
+				h[s]()
 			case <-ctx.Done():
 				signal.Reset(syscall.SIGINT, syscall.SIGTERM)
 				return

@@ -12,36 +12,35 @@ import (
 	"github.com/hashicorp/go-plugin"
 )
 
-// socketDirs is the beginning of the folders in which each process has its socket; the pid follows.
+// socketDirs is the prefix of the folders in which each process has its socket; the pid follows.
 const socketDirs = "nomad-gpu-"
 
-// maxSocketPath is the longest path of a socket: sun_path in unix(7) is 108 bytes with the 0 at its end.
+// maxSocketPath is the longest path of a socket: sun_path of unix(7) has 108 bytes, the terminating 0 included.
 const maxSocketPath = 107
 
-// ownSocketDir has go-plugin make its socket in a folder of this process's own, and removes the folders of
-// processes that are gone: one that is killed leaves its socket behind, and Nomad starts the next as often
-// as that happens. Where there can be no such folder the socket is where go-plugin puts it. Call remove when
-// the socket is not needed any more.
+// ownSocketDir makes go-plugin create its socket in a folder of this process, and removes the folders of processes that have
+// ended: a process that is killed leaves its socket, and Nomad starts the next. Where no such folder can be made, go-plugin uses
+// its default. Call remove after the socket's last use.
 func ownSocketDir() (remove func()) {
 	base := os.Getenv(plugin.EnvUnixSocketDir)
 	if base == "" {
 		base = os.TempDir()
 	}
-	sweep(base)
+	removeStaleDirs(base)
 	dir := filepath.Join(base, socketDirs+strconv.Itoa(os.Getpid()))
-	if os.Getenv(plugin.EnvUnixSocketGroup) != "" { // it could not enter
+	if os.Getenv(plugin.EnvUnixSocketGroup) != "" { // the group could not enter the folder
 		return func() {}
 	}
-	name := fmt.Sprintf("/plugin%d", ^uint32(0)) // the longest that os.CreateTemp makes of what go-plugin asks for
+	name := fmt.Sprintf("/plugin%d", ^uint32(0)) // the longest name that os.CreateTemp makes of the pattern of go-plugin
 	if len(dir)+len(name) > maxSocketPath || os.Mkdir(dir, 0o700) != nil || os.Setenv(plugin.EnvUnixSocketDir, dir) != nil {
 		return func() {}
 	}
 	return func() { removeSocketDir(dir) }
 }
 
-// sweep removes the folders of processes that are gone, and of the one that had our pid before.
-func sweep(base string) {
-	dirs, _ := filepath.Glob(filepath.Join(base, socketDirs+"[0-9]*")) // its only error is a bad pattern
+// removeStaleDirs removes the folders of processes that have ended, and that of an earlier process with the pid of this one.
+func removeStaleDirs(base string) {
+	dirs, _ := filepath.Glob(filepath.Join(base, socketDirs+"[0-9]*")) // the pattern is valid, which is the only error
 	for _, dir := range dirs {
 		pid, err := strconv.Atoi(strings.TrimPrefix(filepath.Base(dir), socketDirs))
 		if err != nil || pid <= 0 {
@@ -53,7 +52,7 @@ func sweep(base string) {
 	}
 }
 
-// removeSocketDir removes a folder of ours with its sockets. What else somebody put there keeps it.
+// removeSocketDir removes a folder of this user with the sockets in it. It does not remove a folder with other files.
 func removeSocketDir(dir string) {
 	info, err := os.Lstat(dir)
 	if err != nil || !info.IsDir() {
@@ -62,11 +61,11 @@ func removeSocketDir(dir string) {
 	if stat, ok := info.Sys().(*syscall.Stat_t); !ok || int(stat.Uid) != os.Geteuid() {
 		return
 	}
-	files, _ := os.ReadDir(dir) // what can't be read can't be removed
+	files, _ := os.ReadDir(dir) // a folder that can't be read can't be removed
 	for _, f := range files {
 		if f.Type() == fs.ModeSocket {
 			_ = os.Remove(filepath.Join(dir, f.Name()))
 		}
 	}
-	_ = os.Remove(dir) // if it stays, the next process tries again
+	_ = os.Remove(dir) // if this fails, the next process tries again
 }

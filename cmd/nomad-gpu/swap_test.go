@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tandem-gpu/tandem/internal/cli"
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
@@ -103,8 +104,8 @@ func TestStaleDriverEndsTheProcess(t *testing.T) {
 	t.Logf("ended after %s", time.Since(began))
 	a.said("[ERROR]", "a new process is needed", core.ErrDriverStale.Error())
 	a.client.Kill() // waits for the process
-	if code := a.cmd.ProcessState.ExitCode(); code != exitFailed {
-		t.Errorf("ended with %s, want %d", a.cmd.ProcessState, exitFailed)
+	if code := a.cmd.ProcessState.ExitCode(); code != cli.ExitFailed {
+		t.Errorf("ended with %s, want %d", a.cmd.ProcessState, cli.ExitFailed)
 	}
 }
 

@@ -38,7 +38,7 @@ func TestResizeAfterADeviceMovedToAnotherResource(t *testing.T) {
 	n.must(n.allocate(p))
 	n.must(os.WriteFile(strings.TrimPrefix(option, configFile), []byte(lastInAnotherPool), 0o600))
 	n.must(a.cmd.Process.Signal(syscall.SIGHUP))
-	n.awaitLog(a, "what is offered changes")
+	n.awaitLog(a, "policy applied")
 	n.await("GPU 7 under its new name", func() bool { c, _ := n.capacity("nvidia.com/special"); return c == 1 })
 	n.await("the IDs that no longer take work", func() bool { _, healthy := n.capacity(gpus); return healthy == 7 })
 	pause := time.NewTimer(3 * time.Second) // longer than any ID that nobody holds stays listed

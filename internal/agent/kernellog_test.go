@@ -1,9 +1,8 @@
-package sources_test
+package agent
 
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -15,23 +14,22 @@ import (
 	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
-	"github.com/tandem-gpu/tandem/internal/sources"
 )
 
-// machine notes what is reported to it.
-type machine struct {
+// fakeMonitor records what is reported to it.
+type fakeMonitor struct {
 	state core.State
-	busy  int // so often it takes nothing
+	busy  int // number of reports to refuse
 
 	mu  sync.Mutex
 	obs []core.Observation
 }
 
-func (m *machine) Restored(ctx context.Context) bool { return ctx.Err() == nil }
+func (m *fakeMonitor) Restored(ctx context.Context) bool { return ctx.Err() == nil }
 
-func (m *machine) State() core.State { return m.state }
+func (m *fakeMonitor) State() core.State { return m.state }
 
-func (m *machine) Report(obs ...core.Observation) bool {
+func (m *fakeMonitor) Report(obs ...core.Observation) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.busy > 0 {
@@ -42,8 +40,8 @@ func (m *machine) Report(obs ...core.Observation) bool {
 	return true
 }
 
-// told compares what was reported: "{PCI XID next}", with "past" for what was there before.
-func (m *machine) told(t *testing.T, want string) {
+// reported compares what was reported: "{PCI XID next}", with "past" for lines from before the start.
+func (m *fakeMonitor) reported(t *testing.T, want string) {
 	t.Helper()
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -63,7 +61,7 @@ func (m *machine) told(t *testing.T, want string) {
 	}
 }
 
-func TestWhereTheKernelLogIsReadFrom(t *testing.T) {
+func TestKernelLogPosition(t *testing.T) {
 	cfg := core.DefaultConfig()
 	history := func(next uint64) core.Checkpoint { return core.Checkpoint{BootID: "this", KernelLog: next} }
 	for _, c := range []struct {
@@ -72,10 +70,10 @@ func TestWhereTheKernelLogIsReadFrom(t *testing.T) {
 		want  string
 	}{
 		{"the first start", core.NewState(cfg), "{ - 12}"},
-		{"a history that knows nothing of the log", core.Restore(cfg, history(0), "this"), "{ - 12}"},
+		{"a history without a position", core.Restore(cfg, history(0), "this"), "{ - 12}"},
 		{"the same boot", core.Restore(cfg, history(10), "this"), "{0000:02:00.0 past 119 12} { - 12}"},
 		{"a reboot", core.Restore(cfg, history(500), "next"), "{0000:01:00.0 past 79 11} {0000:02:00.0 past 119 12} { - 12}"},
-		{"a reboot that was not noticed", core.Restore(cfg, history(500), "this"), "{0000:01:00.0 past 79 11} {0000:02:00.0 past 119 12} { - 12}"},
+		{"an undetected reboot", core.Restore(cfg, history(500), "this"), "{0000:01:00.0 past 79 11} {0000:02:00.0 past 119 12} { - 12}"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -91,18 +89,18 @@ func TestWhereTheKernelLogIsReadFrom(t *testing.T) {
 					}
 				}
 				write("4,9,1000,-;NVRM: Xid (PCI:0000:01:00): 79, x\n4,11,5000000,-;NVRM: Xid (PCI:0000:02:00): 119, x\n")
-				from := sources.Open(config.Health{KernelLog: path}, cfg, "", "agent", slog.New(slog.DiscardHandler))
+				from := newSources(options(config.Health{KernelLog: path}, cfg))
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
-				m, done := &machine{state: c.state, busy: 3}, make(chan struct{})
-				go func() { defer close(done); from.Follow(ctx, m) }()
+				m, done := &fakeMonitor{state: c.state, busy: 3}, make(chan struct{})
+				go func() { defer close(done); from.follow(ctx, m) }()
 				time.Sleep(time.Second)
 				synctest.Wait()
-				m.told(t, c.want)
+				m.reported(t, c.want)
 				write("4,12,9000000,-;NVRM: Xid (PCI:0000:03:00): 48, x\n")
 				time.Sleep(5 * time.Second)
 				synctest.Wait()
-				m.told(t, c.want+" {0000:03:00.0 48 13}")
+				m.reported(t, c.want+" {0000:03:00.0 48 13}")
 				cancel()
 				<-done
 			})
@@ -110,14 +108,14 @@ func TestWhereTheKernelLogIsReadFrom(t *testing.T) {
 	}
 }
 
-// A life that does not read the log leaves nothing to go on with, so that a later one begins anew.
-func TestALogThatIsNotReadIsForgotten(t *testing.T) {
+// A run that does not read the log leaves no position, so that a later run reads the log from its end.
+func TestUnreadLogLeavesNoPosition(t *testing.T) {
 	cfg := core.DefaultConfig()
 	s := core.Restore(cfg, core.Checkpoint{BootID: "this", KernelLog: 10}, "this").Read(cfg, now, coretest.GPUs(1))
-	m := &machine{state: s}
-	sources.Open(config.Health{}, cfg, "", "agent", slog.New(slog.DiscardHandler)).Follow(t.Context(), m)
+	m := &fakeMonitor{state: s}
+	newSources(options(config.Health{}, cfg)).follow(t.Context(), m)
 	s = s.Observe(cfg, now, m.obs...)
 	if next := s.Checkpoint("this").KernelLog; next != 0 {
-		t.Errorf("the record says %d", next)
+		t.Errorf("the record has position %d", next)
 	}
 }

@@ -1,4 +1,4 @@
-package main
+package status
 
 import (
 	"context"
@@ -17,28 +17,37 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/health/xid"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter"
-	"github.com/tandem-gpu/tandem/internal/sources"
 )
 
-// still is a machine that stands still.
-type still struct {
-	control.Agent // nobody asks for more
+// fixedAgent is an agent whose state never changes.
+type fixedAgent struct {
+	control.Agent // no other method is called
 	state         core.State
 	stats         monitor.Stats
 }
 
-func (s still) State() core.State    { return s.state }
-func (s still) Stats() monitor.Stats { return s.stats }
+func (a fixedAgent) State() core.State    { return a.state }
+func (a fixedAgent) Stats() monitor.Stats { return a.stats }
 
-// idle is an adapter that has nothing to do.
-type idle struct{}
+// idleAdapter is an adapter without resources.
+type idleAdapter struct{}
 
-func (idle) Alive(context.Context) error        { return nil }
-func (idle) Ready() error                       { return nil }
-func (idle) Stats() []kubeadapter.ResourceStats { return nil }
-func (idle) Warnings() []string                 { return nil }
+func (idleAdapter) Alive(context.Context) error        { return nil }
+func (idleAdapter) Ready() error                       { return nil }
+func (idleAdapter) Stats() []kubeadapter.ResourceStats { return nil }
 
-// read is a machine after a first reading in which every GPU was checked.
+func newTestServer(o Options) *Server {
+	o.Reload, o.Sources = loaded{}, func() map[string]bool { return map[string]bool{} }
+	return New(o)
+}
+
+// loaded is a configuration that was read without a problem.
+type loaded struct{}
+
+func (loaded) Last() (bool, time.Time) { return true, time.Unix(1, 0) }
+func (loaded) Warnings() []string      { return nil }
+
+// read is a state after the first reading, in which every GPU was checked.
 func read(cfg core.Config, s core.Snapshot) core.State {
 	var checks []core.Observation
 	for _, d := range s.Devices {
@@ -50,11 +59,11 @@ func read(cfg core.Config, s core.Snapshot) core.State {
 	return core.NewState(cfg).Read(cfg, time.Unix(0, 0), s, checks...)
 }
 
-// scrape is what /metrics says of health, line by line.
-func scrape(t *testing.T, s *status) []string {
+// scrape returns the lines of /metrics about this agent.
+func scrape(t *testing.T, o Options) []string {
 	t.Helper()
 	w := httptest.NewRecorder()
-	s.handler().ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+	newTestServer(o).handler().ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
 	if w.Code != http.StatusOK {
 		t.Fatalf("%d: %s", w.Code, w.Body)
 	}
@@ -79,21 +88,21 @@ func has(t *testing.T, lines []string, want ...string) {
 // What an alert watches is there before anything happens, with a 0.
 func TestSeriesExistBeforeTheFirstFault(t *testing.T) {
 	cfg := core.DefaultConfig()
-	s := &status{from: &sources.Sources{}, machine: still{state: read(cfg, coretest.GPUs(2))}, adapter: idle{}, cfg: cfg}
-	gpu := string(coretest.GPU(1))
-	lines := scrape(t, s)
+	o := Options{Agent: fixedAgent{state: read(cfg, coretest.GPUs(2))}, Adapter: idleAdapter{}, Config: cfg}
+	id := string(coretest.GPU(1))
+	lines := scrape(t, o)
 	has(t, lines,
-		`tandem_device_health{device="`+gpu+`",model="NVIDIA H100 80GB HBM3",state="healthy"} 1`,
-		`tandem_device_health{device="`+gpu+`",model="NVIDIA H100 80GB HBM3",state="lost"} 0`,
-		`tandem_health_transitions_total{device="`+gpu+`"} 0`,
-		`tandem_driver_verdict{gpu="`+gpu+`",verdict="none"} 1`,
-		`tandem_driver_verdict{gpu="`+gpu+`",verdict="gpu_reset"} 0`,
-		`tandem_xids_total{gpu="`+gpu+`",xid="79"} 0`,
-		`tandem_xids_total{gpu="`+gpu+`",xid="other"} 0`,
-		`tandem_events_total{event="FatalPoisonError",gpu="`+gpu+`"} 0`,
-		`tandem_probe_seconds_sum 0`, `tandem_probe_seconds_count 0`,
+		`tandem_device_health{device="`+id+`",model="NVIDIA H100 80GB HBM3",state="healthy"} 1`,
+		`tandem_device_health{device="`+id+`",model="NVIDIA H100 80GB HBM3",state="lost"} 0`,
+		`tandem_health_transitions_total{device="`+id+`"} 0`,
+		`tandem_gpu_recovery_action{action="none",gpu="`+id+`"} 1`,
+		`tandem_gpu_recovery_action{action="gpu_reset",gpu="`+id+`"} 0`,
+		`tandem_xid_errors_total{gpu="`+id+`",xid="79"} 0`,
+		`tandem_xid_errors_total{gpu="`+id+`",xid="other"} 0`,
+		`tandem_events_total{event="FatalPoisonError",gpu="`+id+`"} 0`,
+		`tandem_health_check_duration_seconds_sum 0`, `tandem_health_check_duration_seconds_count 0`,
 		`tandem_last_probe_timestamp_seconds 0`, `tandem_driver_calls_stuck 0`,
-		`tandem_health_source_up{source="events"} 1`, `tandem_health_source_up{source="verdict"} 1`,
+		`tandem_health_source_up{source="events"} 1`, `tandem_health_source_up{source="recovery_action"} 1`,
 	)
 	for _, line := range lines {
 		if strings.Contains(line, "tandem_device_condition{") || strings.Contains(line, `source="history"`) || strings.Contains(line, `source="kernel_log"`) {
@@ -127,38 +136,38 @@ func TestFaultsAreShown(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &status{from: &sources.Sources{}, adapter: idle{}, cfg: cfg, machine: still{state: state, stats: monitor.Stats{
+	o := Options{Adapter: idleAdapter{}, Config: cfg, Agent: fixedAgent{state: state, stats: monitor.Stats{
 		Checks: 3, CheckTime: 1500 * time.Millisecond, LastCheck: time.UnixMilli(1_700_000_000_250), Stuck: 2, EventsFail: true,
 		Transitions: map[core.DeviceID]uint64{coretest.GPU(0): 7},
 	}}}
 	a, b := string(coretest.GPU(0)), string(coretest.GPU(1))
-	has(t, scrape(t, s),
+	has(t, scrape(t, o),
 		`tandem_device_condition{cause="XID_94",ci="0",gi="0",gpu="`+b+`",simulated="false",state="degraded"} 1`,
 		`tandem_device_condition{cause="XID_94",ci="0",gi="1",gpu="`+b+`",simulated="false",state="degraded"} 1`,
 		`tandem_device_condition{cause="XID_999",ci="",gi="",gpu="`+a+`",simulated="false",state="unhealthy"} 0`,
 		`tandem_device_condition{cause="PROBE_FAILED",ci="",gi="",gpu="`+b+`",simulated="false",state="healthy"} 0`,
 		`tandem_device_condition{cause="XID_79",ci="",gi="",gpu="`+b+`",simulated="true",state="lost"} 1`,
 		`tandem_device_condition{cause="EVENT_0x2000",ci="",gi="",gpu="`+a+`",simulated="false",state="unhealthy"} 1`,
-		`tandem_xids_total{gpu="`+b+`",xid="94"} 2`,
-		`tandem_xids_total{gpu="`+a+`",xid="13"} 1`,
-		`tandem_xids_total{gpu="`+a+`",xid="999"} 1`,
-		`tandem_xids_total{gpu="`+a+`",xid="other"} 2`,
-		`tandem_xids_total{gpu="`+b+`",xid="79"} 0`,
+		`tandem_xid_errors_total{gpu="`+b+`",xid="94"} 2`,
+		`tandem_xid_errors_total{gpu="`+a+`",xid="13"} 1`,
+		`tandem_xid_errors_total{gpu="`+a+`",xid="999"} 1`,
+		`tandem_xid_errors_total{gpu="`+a+`",xid="other"} 2`,
+		`tandem_xid_errors_total{gpu="`+b+`",xid="79"} 0`,
 		`tandem_events_total{event="FatalPoisonError",gpu="`+a+`"} 1`,
 		`tandem_health_transitions_total{device="`+a+`"} 7`,
 		`tandem_device_health{device="`+b+`",model="NVIDIA H100 80GB HBM3",state="lost"} 1`,
-		`tandem_probe_seconds_sum 1.5`, `tandem_probe_seconds_count 3`,
+		`tandem_health_check_duration_seconds_sum 1.5`, `tandem_health_check_duration_seconds_count 3`,
 		`tandem_last_probe_timestamp_seconds 1.70000000025e+09`, `tandem_driver_calls_stuck 2`,
-		`tandem_health_source_up{source="events"} 0`, `tandem_health_source_up{source="verdict"} 1`,
+		`tandem_health_source_up{source="events"} 0`, `tandem_health_source_up{source="recovery_action"} 1`,
 	)
 }
 
 // A driver that makes codes up makes no series of its own but of what stands.
-func TestMadeUpCodesMakeNoSeries(t *testing.T) {
+func TestUnknownCodesMakeNoSeries(t *testing.T) {
 	cfg := core.DefaultConfig()
 	state := read(cfg, coretest.GPUs(1))
 	count := func(state core.State) (n int) {
-		for _, line := range scrape(t, &status{from: &sources.Sources{}, machine: still{state: state}, adapter: idle{}, cfg: cfg}) {
+		for _, line := range scrape(t, Options{Agent: fixedAgent{state: state}, Adapter: idleAdapter{}, Config: cfg}) {
 			if !strings.HasPrefix(line, "tandem_device_condition{") {
 				n++
 			}
@@ -176,20 +185,20 @@ func TestMadeUpCodesMakeNoSeries(t *testing.T) {
 
 func TestSourcesOfTheDriver(t *testing.T) {
 	cfg := core.DefaultConfig()
-	gpu := core.WholeGPU(coretest.GPU(0))
-	deaf := read(cfg, coretest.GPUs(2)).Observe(cfg, time.Unix(1, 0), core.Observation{At: gpu, Kind: core.Checked, Sample: core.HealthSample{Events: core.No}})
+	at := core.WholeGPU(coretest.GPU(0))
+	withoutEvents := read(cfg, coretest.GPUs(2)).Observe(cfg, time.Unix(1, 0), core.Observation{At: at, Kind: core.Checked, Sample: core.HealthSample{Events: core.No}})
 	for name, c := range map[string]struct {
 		state core.State
 		stats monitor.Stats
 		want  map[string]bool
 	}{
-		"well":          {state: read(cfg, coretest.GPUs(2)), want: map[string]bool{"events": true, "verdict": true}},
-		"not asked yet": {state: core.NewState(cfg), want: map[string]bool{"events": false, "verdict": false}},
-		"no GPU":        {state: read(cfg, coretest.GPUs(0)), want: map[string]bool{"events": true, "verdict": true}},
-		"wait fails":    {state: read(cfg, coretest.GPUs(2)), stats: monitor.Stats{EventsFail: true}, want: map[string]bool{"events": false, "verdict": true}},
-		"one GPU":       {state: deaf, want: map[string]bool{"events": false, "verdict": false}},
+		"healthy":       {state: read(cfg, coretest.GPUs(2)), want: map[string]bool{"events": true, "recovery_action": true}},
+		"not asked yet": {state: core.NewState(cfg), want: map[string]bool{"events": false, "recovery_action": false}},
+		"no GPU":        {state: read(cfg, coretest.GPUs(0)), want: map[string]bool{"events": true, "recovery_action": true}},
+		"wait fails":    {state: read(cfg, coretest.GPUs(2)), stats: monitor.Stats{EventsFail: true}, want: map[string]bool{"events": false, "recovery_action": true}},
+		"one GPU":       {state: withoutEvents, want: map[string]bool{"events": false, "recovery_action": false}},
 	} {
-		if diff := cmp.Diff(c.want, upOf(map[string]bool{}, c.state, c.stats)); diff != "" {
+		if diff := cmp.Diff(c.want, withDriverSources(map[string]bool{}, c.state, c.stats)); diff != "" {
 			t.Errorf("%s: %s", name, diff)
 		}
 	}

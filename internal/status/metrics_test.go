@@ -1,4 +1,4 @@
-package main
+package status
 
 import (
 	"slices"
@@ -9,12 +9,11 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter"
-	"github.com/tandem-gpu/tandem/internal/sources"
 )
 
 // offering is an adapter that offers what an inventory has.
 type offering struct {
-	idle
+	idleAdapter
 	inv *core.Inventory
 }
 
@@ -38,7 +37,7 @@ func replicated(n int, gpus ...int) core.Config {
 
 func scraped(t *testing.T, cfg core.Config, state core.State) []string {
 	t.Helper()
-	return scrape(t, &status{from: &sources.Sources{}, machine: still{state: state}, adapter: offering{inv: state.Inventory}, cfg: cfg})
+	return scrape(t, Options{Agent: fixedAgent{state: state}, Adapter: offering{inv: state.Inventory}, Config: cfg})
 }
 
 // A device is a series, however many share it; what counts units says so.
@@ -52,11 +51,10 @@ func TestSharesMakeNoSeries(t *testing.T) {
 	id := string(coretest.GPU(3))
 	has(t, lines,
 		`tandem_device_units{device="`+id+`",resource="nvidia.com/gpu.shared",sharing="time-slicing"} 100`,
-		`tandem_device_healthy{device="`+id+`",health="healthy",model="NVIDIA H100 80GB HBM3",reason=""} 1`,
 		`tandem_device_health{device="`+id+`",model="NVIDIA H100 80GB HBM3",state="healthy"} 1`,
 		`tandem_health_transitions_total{device="`+id+`"} 0`,
 		`tandem_devices{health="healthy",resource="nvidia.com/gpu.shared"} 1600`,
-		`tandem_policy_findings 0`, `tandem_devices_contested 0`,
+		`tandem_policy_warnings 0`, `tandem_device_overlaps 0`,
 	)
 	for _, line := range lines {
 		if strings.Contains(line, "::") {
@@ -72,7 +70,7 @@ func TestPolicyInMetrics(t *testing.T) {
 		Claims: []core.Claim{{Agent: "nomad-gpu", At: core.WholeGPU(coretest.GPU(1))}},
 	})
 	has(t, scraped(t, cfg, state),
-		`tandem_policy_findings 1`, `tandem_devices_contested 1`,
+		`tandem_policy_warnings 1`, `tandem_device_overlaps 1`,
 		`tandem_device_units{device="`+string(coretest.GPU(0))+`",resource="nvidia.com/gpu.shared",sharing="time-slicing"} 4`,
 		`tandem_device_units{device="`+string(coretest.GPU(1))+`",resource="nvidia.com/gpu",sharing="exclusive"} 1`,
 	)
@@ -88,7 +86,6 @@ func TestScrapeWhileThePolicyChanges(t *testing.T) {
 	has(t, lines,
 		`tandem_device_units{device="`+id+`",resource="nvidia.com/gpu",sharing="exclusive"} 1`,
 		`tandem_device_units{device="`+id+`",resource="nvidia.com/gpu.shared",sharing="time-slicing"} 2`,
-		`tandem_device_healthy{device="`+id+`",health="healthy",model="NVIDIA H100 80GB HBM3",reason=""} 1`,
 		`tandem_devices{health="unhealthy",resource="nvidia.com/gpu"} 1`,
 	)
 	after := scraped(t, is, state.Observe(is, now.Add(time.Minute)))

@@ -1,4 +1,4 @@
-package main
+package status
 
 import (
 	"compress/gzip"
@@ -16,30 +16,29 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
-	"github.com/tandem-gpu/tandem/internal/sources"
 )
 
-// listening is a crowd on addresses of the loopback, of which each client may choose one.
-func listening(t *testing.T, most int) *crowd {
+// listening is a limiter on addresses of the loopback, of which each client may choose one.
+func listening(t *testing.T, most int) *limiter {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = l.Close() })
-	return newCrowd(l, most, 0)
+	return newLimiter(l, most, 0)
 }
 
-// enter connects from an address and returns both ends.
-func (c *crowd) enter(t *testing.T, from string) (client, server net.Conn) {
+// connect connects from an address and returns both ends.
+func (l *limiter) connect(t *testing.T, from string) (client, server net.Conn) {
 	t.Helper()
 	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}
-	client, err := dialer.Dial("tcp", c.Addr().String())
+	client, err := dialer.Dial("tcp", l.Addr().String())
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = client.Close() })
-	if server, err = c.Accept(); err != nil {
+	if server, err = l.Accept(); err != nil {
 		t.Fatal(err)
 	}
 	return client, server
@@ -53,15 +52,15 @@ func isOpen(c net.Conn) bool {
 	return ok && timeout.Timeout()
 }
 
-func TestTheAddressWithMostConnectionsLosesItsOldest(t *testing.T) {
-	c := listening(t, 4)
-	scraper, _ := c.enter(t, "127.0.0.2")
+func TestLimiterClosesTheOldestOfTheBusiestAddress(t *testing.T) {
+	l := listening(t, 4)
+	scraper, _ := l.connect(t, "127.0.0.2")
 	var hogs []net.Conn
 	for range 6 {
-		hog, _ := c.enter(t, "127.0.0.3")
+		hog, _ := l.connect(t, "127.0.0.3")
 		hogs = append(hogs, hog)
 	}
-	probe, server := c.enter(t, "127.0.0.4")
+	probe, server := l.connect(t, "127.0.0.4")
 	if !isOpen(scraper) || !isOpen(probe) {
 		t.Error("a client with one connection was cut off")
 	}
@@ -73,16 +72,16 @@ func TestTheAddressWithMostConnectionsLosesItsOldest(t *testing.T) {
 	if err := server.Close(); err != nil {
 		t.Error(err)
 	}
-	last, _ := c.enter(t, "127.0.0.3")
+	last, _ := l.connect(t, "127.0.0.3")
 	if !isOpen(last) || !isOpen(hogs[4]) {
 		t.Error("a connection that has ended is counted")
 	}
 }
 
-func TestManyClientsCostOneAnswer(t *testing.T) {
+func TestManyClientsShareOneResponse(t *testing.T) {
 	var made atomic.Int32
 	begun, release := make(chan struct{}), make(chan struct{})
-	p := newSharedPage(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	p := newPage(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if made.Add(1) == 1 {
 			close(begun)
 			<-release
@@ -123,9 +122,9 @@ func TestManyClientsCostOneAnswer(t *testing.T) {
 	}
 }
 
-func TestMetricsAreZippedForWhoeverTakesThat(t *testing.T) {
+func TestMetricsAreCompressedOnRequest(t *testing.T) {
 	cfg := core.DefaultConfig()
-	handler := (&status{from: &sources.Sources{}, machine: still{state: read(cfg, coretest.GPUs(2))}, adapter: idle{}, cfg: cfg}).handler()
+	handler := newTestServer(Options{Agent: fixedAgent{state: read(cfg, coretest.GPUs(2))}, Adapter: idleAdapter{}, Config: cfg}).handler()
 	for header, zipped := range map[string]bool{"": false, "gzip": true, "deflate, GZIP;q=0.5": true, "gzip;q=0": false, "identity": false} {
 		w, r := httptest.NewRecorder(), httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/metrics", nil)
 		r.Header.Set("Accept-Encoding", header)

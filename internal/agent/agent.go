@@ -1,0 +1,171 @@
+// Package agent composes an agent: driver session, monitor, sources of health information beside the driver, control socket and
+// watchdog. Both commands run the same composition; each adds its orchestrator's adapter.
+package agent
+
+import (
+	"context"
+	"log/slog"
+	"os"
+	"runtime"
+	"runtime/debug"
+	"slices"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/tandem-gpu/tandem/internal/config"
+	"github.com/tandem-gpu/tandem/internal/control"
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/monitor"
+	"github.com/tandem-gpu/tandem/internal/core/nvidia"
+	"github.com/tandem-gpu/tandem/internal/report"
+)
+
+// Options are what an agent is composed from. A nil field of a pointer, channel or function type is not used.
+type Options struct {
+	Name    string        // of the agent's files in the state directory
+	Core    core.Config   // with the settings of Health applied
+	Health  config.Health // state directory, kernel log and simulation included
+	MPSRoot string        // folder of the MPS control daemons, as this process sees it; "" = none
+
+	// Open opens a session with the driver: OpenDriver, but in tests.
+	Open func() (monitor.Session, error)
+
+	Handover  *Handover                    // of the history between runs of this process
+	After     <-chan struct{}              // the driver is not opened before this is closed: a process has one NVML
+	Signals   <-chan os.Signal             // quiesce and resume: see control.Follow
+	Reload    *ReloadStatus                // of the configuration, for Warnings
+	OnFailure func(context.Context, error) // called when the monitor or the watchdog fails, before the other tasks are stopped
+	Adapter   func(*Agent) Adapter         // called once by New
+	Log       *slog.Logger                 // required
+}
+
+// Adapter is what an orchestrator's adapter adds to an agent. Every field may be nil.
+type Adapter struct {
+	Tasks     []func(context.Context) error         // run beside the agent's own; each returns when its context ends
+	View      func(*core.Inventory) *core.Inventory // the inventory as the orchestrator sees it, for operators
+	Warnings  func() []string                       // about the adapter, one line each
+	Endpoints func() []report.Endpoint              // for the debug view
+}
+
+// Agent is a composed agent. Its methods are safe for concurrent use. It implements control.Agent.
+type Agent struct {
+	*monitor.Monitor
+	opts    Options
+	sources *sources
+	socket  *control.Socket
+	adapter Adapter
+	flush   *flushNotifier
+
+	monitorDone, socketDone, hostDone chan struct{}
+}
+
+// New composes an agent. It reads the boot ID of the node and nothing else; Run starts the work.
+func New(o Options) *Agent {
+	a := &Agent{
+		opts: o, sources: newSources(o), socket: control.NewSocket(control.Path(o.Health.StateDir, o.Name)),
+		monitorDone: make(chan struct{}), socketDone: make(chan struct{}), hostDone: make(chan struct{}),
+	}
+	store := a.sources.store()
+	if o.Handover != nil {
+		store = o.Handover.next(store, a.sources.boot)
+	}
+	if store != nil {
+		a.flush = &flushNotifier{Store: store, flushed: make(chan struct{})}
+		store = a.flush
+	}
+	a.Monitor = monitor.New(o.Open, o.Core, o.Log, store)
+	a.SetDriverProbe(func() string { return nvidia.DriverFingerprint(o.Core.Roots) })
+	a.AwaitLog() // sources.follow reports it
+	if o.Adapter != nil {
+		a.adapter = o.Adapter(a)
+	}
+	return a
+}
+
+// Run runs every task of the agent until ctx ends or one of them fails, waits for all of them and returns the first failure. A
+// monitor whose driver call hangs is abandoned by monitor.Run itself.
+func (a *Agent) Run(ctx context.Context) error {
+	group, ctx := errgroup.WithContext(ctx)
+	if a.flush != nil {
+		a.flush.stopping = ctx.Done()
+	}
+	start := func(task func()) { group.Go(func() error { task(); return nil }) }
+	start(func() { defer close(a.hostDone); a.sources.host.Run(ctx, a.Monitor) })
+	start(func() { a.sources.follow(ctx, a.Monitor) })
+	start(func() { control.Follow(ctx, a.opts.Signals, a.Monitor, a.opts.Log) })
+	start(func() {
+		defer close(a.socketDone)
+		a.socket.Serve(ctx, a, control.Options{
+			Config: a.opts.Core, Simulation: a.opts.Health.Simulation, Warnings: a.Warnings, Endpoints: a.adapter.Endpoints, Log: a.opts.Log,
+		})
+	})
+	group.Go(func() error { return a.failed(ctx, a.Watchdog().Watch(ctx, a.opts.Log, monitor.TaskName)) })
+	group.Go(func() error {
+		defer close(a.monitorDone)
+		if a.opts.After != nil {
+			<-a.opts.After
+		}
+		a.sources.host.AwaitFirst(ctx)
+		return a.failed(ctx, a.Monitor.Run(ctx))
+	})
+	for _, task := range a.adapter.Tasks {
+		group.Go(func() error { return task(ctx) })
+	}
+	return group.Wait()
+}
+
+func (a *Agent) failed(ctx context.Context, err error) error {
+	if err != nil && a.opts.OnFailure != nil {
+		a.opts.OnFailure(ctx, err)
+	}
+	return err
+}
+
+// MonitorDone is closed when the monitor of a run has closed its driver session, or abandoned it.
+func (a *Agent) MonitorDone() <-chan struct{} { return a.monitorDone }
+
+// FilesDone returns channels which are all closed when, after the context of Run ended, the agent has written its history for
+// the last time and has removed its socket and its claims.
+func (a *Agent) FilesDone() []<-chan struct{} {
+	done := []<-chan struct{}{a.socketDone, a.hostDone}
+	if a.flush != nil {
+		done = append(done, a.flush.flushed)
+	}
+	return done
+}
+
+// State is the monitor's state with the inventory as the orchestrator sees it.
+func (a *Agent) State() core.State {
+	s := a.Monitor.State()
+	if a.adapter.View != nil {
+		s.Inventory = a.adapter.View(s.Inventory)
+	}
+	return s
+}
+
+// Warnings are about the agent itself, one line each: configuration, sources, socket, adapter.
+func (a *Agent) Warnings() []string {
+	var reload, adapter []string
+	if a.opts.Reload != nil {
+		reload = a.opts.Reload.Warnings()
+	}
+	if a.adapter.Warnings != nil {
+		adapter = a.adapter.Warnings()
+	}
+	return slices.Concat(reload, a.sources.warnings(), a.socket.Warnings(), adapter)
+}
+
+// SourcesUp reports for each source of health information beside the driver ("kernel_log", "history") whether it works. A source
+// that is switched off is missing.
+func (a *Agent) SourcesUp() map[string]bool { return a.sources.up() }
+
+// ReduceMemory trades collection time for memory: an agent serves a few requests a minute and holds a few hundred kB. GOMAXPROCS
+// and GOGC in the environment take precedence. Call it once, at the start of the process.
+func ReduceMemory() {
+	if os.Getenv("GOMAXPROCS") == "" {
+		runtime.GOMAXPROCS(min(2, runtime.NumCPU())) // each P has caches; one thread may be in the driver
+	}
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(40)
+	}
+}

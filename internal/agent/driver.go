@@ -1,0 +1,29 @@
+package agent
+
+import (
+	"errors"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/monitor"
+	"github.com/tandem-gpu/tandem/internal/core/nvidia"
+)
+
+// OpenDriver returns a function that opens a session with the driver beneath the roots. With fallback, a driver that is not
+// there is also searched where the dynamic linker finds libraries: NVIDIA's container runtime puts it there.
+func OpenDriver(roots core.Roots, fallback bool) func() (monitor.Session, error) {
+	return func() (monitor.Session, error) {
+		session, err := nvidia.Open(nvidia.Options{Roots: roots})
+		if fallback && errors.Is(err, core.ErrNoDriver) {
+			roots := roots
+			roots.Driver = ""
+			other, otherErr := nvidia.Open(nvidia.Options{Roots: roots})
+			if !errors.Is(otherErr, core.ErrNoDriver) || errors.Is(otherErr, core.ErrUnloaded) && !errors.Is(err, core.ErrUnloaded) {
+				session, err = other, otherErr
+			}
+		}
+		if err != nil {
+			return nil, err // not session: a nil *Session in an interface is not nil
+		}
+		return session, nil
+	}
+}

@@ -1,0 +1,174 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/checkpoint"
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/monitor"
+	"github.com/tandem-gpu/tandem/internal/hostwatch"
+	"github.com/tandem-gpu/tandem/internal/kmsg"
+	"github.com/tandem-gpu/tandem/internal/report"
+)
+
+// sources are the sources of health information beside the driver: kernel log, own history, host. The agent works without any of
+// them. All methods but follow are safe for concurrent use.
+type sources struct {
+	log      *slog.Logger
+	procRoot string
+	kmsgPath string // "" = the kernel log is not read
+	optional bool   // the configuration does not name the kernel log
+	failure  atomic.Pointer[error]
+	history  *checkpoint.File // nil = no history is kept
+	host     *hostwatch.Watcher
+}
+
+// newSources reads the node's boot ID and nothing else.
+func newSources(o Options) *sources {
+	s := &sources{log: o.Log, procRoot: o.Core.Roots.Proc, kmsgPath: o.Health.KernelLog, optional: o.Health.KernelLogOptional}
+	if o.Health.StateDir != "" {
+		s.history = checkpoint.Open(o.Health.StateDir, o.Name, o.Core.Roots.Proc, o.Log)
+	}
+	s.host = hostwatch.New(hostOptions(o))
+	return s
+}
+
+func hostOptions(o Options) hostwatch.Options {
+	boot, _ := checkpoint.ReadBoot(o.Core.Roots.Proc) // the history's warnings have the error
+	return hostwatch.Options{
+		Agent: o.Name, StateDir: o.Health.StateDir, BootID: boot.ID, MPSRoot: o.MPSRoot, Config: o.Core, Log: o.Log,
+	}
+}
+
+// boot reads the present boot of the node; the zero value is unknown.
+func (s *sources) boot() core.Boot {
+	boot, _ := checkpoint.ReadBoot(s.procRoot) // the history's warnings have the error
+	return boot
+}
+
+// store is the agent's history on disk; nil if none is kept.
+func (s *sources) store() monitor.Store {
+	if s.history == nil {
+		return nil // not s.history: a nil *File in an interface is not nil
+	}
+	return s.history
+}
+
+// logReader is what receives the kernel log: a monitor.
+type logReader interface {
+	Restored(ctx context.Context) bool // waits until State has the history
+	State() core.State
+	Report(obs ...core.Observation) bool // false = the queue is full
+}
+
+const (
+	reportRetry    = 100 * time.Millisecond // after a full queue
+	logUnavailable = "kernel log unavailable: XIDs that NVML does not report are missed"
+)
+
+// follow reports the lines of the kernel log that the history does not cover, then a LogRead observation, then new lines, until
+// ctx ends or the log can't be read. A LogRead without a number means that the log is not read.
+func (s *sources) follow(ctx context.Context, m logReader) {
+	if !m.Restored(ctx) {
+		return
+	}
+	if s.kmsgPath == "" {
+		s.report(ctx, m, core.Observation{Kind: core.KernelLogRead})
+		return
+	}
+	err := s.followLog(ctx, m)
+	if ctx.Err() != nil {
+		return
+	}
+	s.report(ctx, m, core.Observation{Kind: core.KernelLogRead})
+	s.failure.Store(&err)
+	level := slog.LevelWarn
+	if s.optional && errors.Is(err, kmsg.ErrUnavailable) {
+		level = slog.LevelInfo
+	}
+	s.log.Log(ctx, level, logUnavailable, "error", err)
+}
+
+func (s *sources) followLog(ctx context.Context, m logReader) error {
+	first, known := m.State().KernelLog()
+	log, err := kmsg.Read(ctx, s.kmsgPath, first)
+	if err != nil {
+		return err
+	}
+	if log.Older {
+		s.log.Warn("kernel log ends before the last line read: it is of another boot, and is read from its start",
+			"next", log.Next, "expected", first)
+	}
+	if known {
+		for _, l := range log.Lines { // NVML does not report these any more, so they wait for no event
+			o := l.Observation()
+			o.Backlog = true
+			s.report(ctx, m, o)
+		}
+	}
+	s.report(ctx, m, core.Observation{Kind: core.KernelLogRead, NextSequence: log.Next})
+	return kmsg.Follow(ctx, s.kmsgPath, log.Next, func(l kmsg.Line) { s.report(ctx, m, l.Observation()) })
+}
+
+// report reports one observation, and repeats that until it is accepted or ctx ends: if a later one were accepted first, this
+// one would never be reported. The kernel keeps its log meanwhile.
+func (s *sources) report(ctx context.Context, m logReader, o core.Observation) {
+	for !m.Report(o) {
+		select {
+		case <-time.After(reportRetry):
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// warnings are the problems of the sources, one line each.
+func (s *sources) warnings() []string {
+	var lines []string
+	if err := s.failure.Load(); err != nil {
+		lines = append(lines, logUnavailable+": "+(*err).Error())
+	}
+	return slices.Concat(lines, historyWarnings(s.history), s.host.Warnings())
+}
+
+// historyWarnings are the problems of a history; none if none is kept.
+func historyWarnings(history *checkpoint.File) []string {
+	if history == nil {
+		return nil
+	}
+	lines := history.Warnings()
+	for i := range lines {
+		lines[i] = "health history: " + lines[i]
+	}
+	return lines
+}
+
+func (s *sources) up() map[string]bool {
+	up := map[string]bool{}
+	if s.kmsgPath != "" {
+		up["kernel_log"] = s.failure.Load() == nil
+	}
+	if s.history != nil {
+		up["history"] = s.history.Problem() == ""
+	}
+	return up
+}
+
+// ReadOnce is the report of an agent with these options that would start now, with the history and on the host that it would
+// find. A node without a driver is not an error. It returns in time even if the driver does not answer.
+func ReadOnce(ctx context.Context, o Options) report.Report {
+	var history *checkpoint.File
+	var store monitor.Store
+	if o.Health.StateDir != "" {
+		history = checkpoint.OpenReadOnly(o.Health.StateDir, o.Name, o.Core.Roots.Proc)
+		store = history
+	}
+	state := report.Read(ctx, o.Open, o.Core, store)
+	host := hostwatch.ReadOnce(hostOptions(o), state.Inventory)
+	return report.DescribeState(state.WithHost(o.Core, time.Now(), host), o.Core, historyWarnings(history)...)
+}

@@ -1,0 +1,150 @@
+// Package cli is the command line of both agents: the same verbs with the same arguments.
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"github.com/urfave/cli/v3"
+
+	"github.com/tandem-gpu/tandem/internal/agent"
+	"github.com/tandem-gpu/tandem/internal/control"
+)
+
+// Exit codes of a process.
+const (
+	ExitOK     = 0
+	ExitFailed = 1
+	ExitUsage  = 2
+)
+
+// UsageError is a command line that can't be understood.
+type UsageError struct{ Text string }
+
+func (e *UsageError) Error() string { return e.Text }
+
+// Usagef returns a *UsageError.
+func Usagef(format string, args ...any) error { return &UsageError{fmt.Sprintf(format, args...)} }
+
+// Program is the command line of one agent. Flags are parsed before the functions are called.
+type Program struct {
+	Name, Usage, Description string
+	Version                  string // what "version" prints, in one line
+
+	Flags    []cli.Flag                    // of the agent, config.FlagConfigFile among them; the verbs accept them, too
+	Serve    func(context.Context) error   // what the program does without a verb; nil = a verb is required
+	Options  func() (agent.Options, error) // of the agent that the verbs refer to; with an error, as far as they are valid
+	Validate func() ([]string, error)      // reads the configuration, and returns what it means and its warnings, line by line
+
+	Stdout, Stderr io.Writer
+}
+
+// Run runs a command line; args[0] is the name of the program. It returns a *UsageError if it can't be understood.
+func (p Program) Run(ctx context.Context, args []string) error {
+	args = slices.Clone(args)
+	if len(args) > 1 {
+		switch args[1] {
+		case "-version", "--version":
+			args[1] = "version"
+		case "-help":
+			args[1] = "--help"
+		}
+	}
+	return p.command().Run(ctx, args)
+}
+
+// ExitCode is the exit code of a process whose command line returned err.
+func ExitCode(err error) int {
+	switch {
+	case err == nil:
+		return ExitOK
+	case isUsage(err):
+		return ExitUsage
+	}
+	return ExitFailed
+}
+
+func isUsage(err error) bool {
+	_, usage := errors.AsType[*UsageError](err)
+	return usage
+}
+
+// WriteError writes an error, each of its lines with a prefix.
+func WriteError(w io.Writer, prefix string, err error) {
+	if err == nil {
+		return
+	}
+	for line := range strings.Lines(err.Error()) {
+		fmt.Fprintf(w, "%s: %s\n", prefix, strings.TrimSuffix(line, "\n"))
+	}
+}
+
+func (p Program) command() *cli.Command {
+	root := &cli.Command{
+		Name: p.Name, Usage: p.Usage, Description: p.Description, Flags: p.Flags, HideHelpCommand: true,
+		Writer: p.Stdout, ErrWriter: p.Stderr, Commands: p.verbs(),
+		OnUsageError: usageError, ExitErrHandler: func(context.Context, *cli.Command, error) {},
+	}
+	root.Action = func(ctx context.Context, c *cli.Command) error {
+		switch {
+		case c.Args().Present():
+			return unknownCommand(c, c.Args().First())
+		case p.Serve == nil:
+			return Usagef("want a command: see %s help", p.Name)
+		}
+		return p.Serve(ctx)
+	}
+	return root
+}
+
+// options returns the options of the agent that a verb refers to. A configuration that is invalid is no error while an agent
+// runs: the agent uses an older one, and the verb does not depend on the file.
+func (p Program) options(ctx context.Context) (agent.Options, error) {
+	o, err := p.Options()
+	if err == nil || isUsage(err) {
+		return o, err
+	}
+	if _, unavailable := control.Dial(socket(o)).Report(ctx); unavailable != nil {
+		return agent.Options{}, err
+	}
+	WriteError(p.Stderr, p.Name+": not used by the running agent", err)
+	return o, nil
+}
+
+func socket(o agent.Options) string { return control.Path(o.Health.StateDir, o.Name) }
+
+// unknownCommand is the error for a word that is no command.
+func unknownCommand(root *cli.Command, written string) error {
+	var names []string
+	for _, c := range root.Commands {
+		names = append(names, c.Name)
+	}
+	return Usagef("unknown command %s: did you mean %s?", written, nearest(written, names))
+}
+
+// usageError replaces the page of help that the library prints by one line.
+func usageError(_ context.Context, c *cli.Command, err error, _ bool) error {
+	name, ok := strings.CutPrefix(err.Error(), "flag provided but not defined: -")
+	if !ok {
+		return &UsageError{strings.Replace(err.Error(), " for flag -", " for flag --", 1)}
+	}
+	var names []string
+	for _, f := range slices.Concat(c.Flags, c.Root().Flags) {
+		names = append(names, f.Names()...)
+	}
+	name = strings.TrimLeft(name, "-")
+	return Usagef("unknown flag --%s: did you mean --%s?", name, nearest(name, names))
+}
+
+// nearest returns the name that is most similar to the one written.
+func nearest(written string, names []string) string {
+	flags := make([]cli.Flag, len(names))
+	for i, n := range names {
+		flags[i] = &cli.StringFlag{Name: n}
+	}
+	return strings.TrimLeft(cli.SuggestFlag(flags, written, true), "-")
+}

@@ -1,0 +1,149 @@
+package cli_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/tandem-gpu/tandem/internal/report"
+	"github.com/tandem-gpu/tandem/test/binaries"
+	"github.com/tandem-gpu/tandem/test/simdriver"
+)
+
+// programs are both agents: what is tested here holds for each.
+var programs = []string{"nomad-gpu", "k8s-gpu"}
+
+// run runs a program with an environment of its own.
+func run(t *testing.T, program string, args ...string) (code int, stdout, stderr string) {
+	t.Helper()
+	dir, err := binaries.Dir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), filepath.Join(dir, program), args...)
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH")}
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	if exit := (*exec.ExitError)(nil); !errors.As(cmd.Run(), &exit) && cmd.ProcessState == nil {
+		t.Fatalf("%s did not run", program)
+	}
+	return cmd.ProcessState.ExitCode(), out.String(), errs.String()
+}
+
+func TestCommandLine(t *testing.T) {
+	const absent = "--state-dir= --driver-root /nowhere"
+	for name, tc := range map[string]struct {
+		args           string
+		code           int
+		stdout, stderr string // a part of it, with $ for the program; "" = nothing
+	}{
+		"version":               {"version", 0, "$ ", ""},
+		"--version":             {"--version", 0, "$ ", ""},
+		"-version":              {"-version", 0, "$ ", ""},
+		"help":                  {"help", 0, "\n   quiesce ", ""},
+		"--help":                {"--help", 0, "\n   quiesce ", ""},
+		"-help":                 {"-help", 0, "\n   quiesce ", ""},
+		"help has the flags":    {"help", 0, "--state-dir ", ""},
+		"help on a verb":        {"help simulate", 0, "$ simulate [options] xid|event CODE", ""},
+		"help of a verb":        {"clear -h", 0, "--verified-at ", ""},
+		"help on no verb":       {"help inspct", 2, "", "$: unknown command inspct: did you mean inspect?\n"},
+		"unknown verb":          {"inspct", 2, "", "$: unknown command inspct: did you mean inspect?\n"},
+		"unknown flag":          {"--driver-rot=/", 2, "", "$: unknown flag --driver-rot: did you mean --driver-root?\n"},
+		"unknown flag of verb":  {"inspect --jsn", 2, "", "$: unknown flag --jsn: did you mean --json?\n"},
+		"no value":              {"--state-dir", 2, "", "$: flag needs an argument: --state-dir\n"},
+		"argument of a verb":    {"clear GPU-0", 2, "", `$: clear: unexpected argument "GPU-0": see $ clear --help` + "\n"},
+		"no fault":              {"simulate 79", 2, "", "$: simulate: want a fault, such as xid 79 or event 0x2000\n"},
+		"too many faults":       {"simulate xid 79 80", 2, "", `$: simulate: unexpected argument "80": see $ simulate --help` + "\n"},
+		"no agent":              {"clear --gpu=0 --state-dir=/nowhere", 1, "", "$: no agent is running"},
+		"no state directory":    {"ignore --gpu=0 --until=1h --state-dir=", 1, "", "$: no agent is running"},
+		"no driver":             {"inspect " + absent, 0, "driver absent: no NVIDIA driver", ""},
+		"no driver, JSON":       {"inspect --json " + absent, 0, `"state": "absent"`, ""},
+		"no file to validate":   {"validate /nowhere/c.yaml", 1, "", "$: configuration file: open /nowhere/c.yaml: no such file or directory\n"},
+		"no file, by flag":      {"validate --config-file /nowhere/c.yaml", 1, "", "$: configuration file: open /nowhere/c.yaml: no such file or directory\n"},
+		"two files to validate": {"validate c.yaml d.yaml", 2, "", `$: validate: unexpected argument "d.yaml": see $ validate --help` + "\n"},
+		"a file twice":          {"validate c.yaml --config-file=c.yaml", 2, "", "$: validate: want FILE or --config-file, not both\n"},
+	} {
+		for _, program := range programs {
+			t.Run(program+"/"+name, func(t *testing.T) {
+				code, stdout, stderr := run(t, program, strings.Fields(tc.args)...)
+				if code != tc.code {
+					t.Errorf("exit code %d, want %d", code, tc.code)
+				}
+				for _, s := range []struct{ name, got, want string }{{"stdout", stdout, tc.stdout}, {"stderr", stderr, tc.stderr}} {
+					want := strings.ReplaceAll(s.want, "$", program)
+					if !strings.Contains(s.got, want) || want == "" && s.got != "" || strings.HasSuffix(want, "\n") && s.got != want {
+						t.Errorf("%s is %q, want %q", s.name, s.got, want)
+					}
+				}
+			})
+		}
+	}
+}
+
+// FILE and --config-file are the same to validate, for a valid file and for one with problems, each of which is a line.
+func TestValidateFile(t *testing.T) {
+	write := func(text string) string {
+		path := filepath.Join(t.TempDir(), "c.yaml")
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	valid := write("version: v1\npolicy:\n  rules:\n  - {select: {index: 0}, use: reserved}\n")
+	invalid := write("version: v1\npolicy:\n  rules:\n  - {select: {index: zero}, use: reserved}\n  - {select: {index: 1}, use: quartered}\n")
+	for _, program := range programs {
+		for _, args := range [][]string{{"validate", valid}, {"validate", "--config-file", valid}, {"--config-file", valid, "validate"}} {
+			code, stdout, stderr := run(t, program, args...)
+			if code != 0 || !strings.HasSuffix(stdout, "c.yaml:4: policy.rules[0].select: not offered: reserved by c.yaml:4\nno problem\n") || stderr != "" {
+				t.Errorf("%s %v: exit code %d, %q, %q", program, args, code, stdout, stderr)
+			}
+		}
+		for _, args := range [][]string{{"validate", invalid}, {"validate", "--config-file", invalid}} {
+			code, stdout, stderr := run(t, program, args...)
+			if code != 1 || stdout != "" || strings.Count(stderr, program+": "+invalid+":") != 2 || strings.Count(stderr, "\n") != 2 {
+				t.Errorf("%s %v: exit code %d, %q, %q", program, args, code, stdout, stderr)
+			}
+		}
+	}
+}
+
+// Without a running agent, inspect reads the devices itself.
+func TestInspect(t *testing.T) {
+	m, err := simdriver.Install(t.Context(), t.TempDir(), "h100x8")
+	if err != nil {
+		t.Skip("SKIPPED: no simulated driver: ", err)
+	}
+	if err := m.Fail(simdriver.GPU(3), "*", "UNKNOWN", simdriver.Always); err != nil {
+		t.Fatal(err)
+	}
+	for _, program := range programs {
+		args := []string{"inspect", "--driver-root=" + m.Root, "--sysfs-root=" + m.Root + "/sys", "--procfs-root=" + m.Root + "/proc", "--state-dir="}
+		_, out, errs := run(t, program, append(args, "--json")...)
+		var got report.Report
+		if err := json.Unmarshal([]byte(out), &got); err != nil {
+			t.Fatalf("%s: %v\n%s%s", program, err, out, errs)
+		}
+		if got.Driver.State != "ready" || len(got.Devices) != 7 || len(got.Excluded) != 1 || got.Excluded[0].Index != 3 || got.Excluded[0].Reason == "" {
+			t.Fatalf("%s: %+v, want 7 devices and GPU 3 excluded", program, got)
+		}
+		for _, d := range got.Devices {
+			if !d.Schedulable || d.MemoryBytes == 0 || d.Model == "" || d.NUMANode < 0 || string(d.ID) == m.UUID(3) {
+				t.Errorf("%s: %+v", program, d)
+			}
+			if _, err := os.Stat(filepath.Join(m.Root, "sys/bus/pci/devices", string(d.PCI))); err != nil {
+				t.Error(err)
+			}
+		}
+		_, table, _ := run(t, program, args...)
+		for _, want := range []string{"driver ready ", string(got.Devices[6].ID), "excluded: ", got.Excluded[0].Reason} {
+			if !strings.Contains(table, want) {
+				t.Errorf("%s: %q is not in\n%s", program, want, table)
+			}
+		}
+	}
+}

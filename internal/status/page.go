@@ -1,0 +1,126 @@
+package status
+
+import (
+	"bytes"
+	"context"
+	"maps"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// minInterval is the least time between two responses that a page makes, whatever the number of clients.
+const minInterval = 100 * time.Millisecond
+
+// page makes one response for all clients that wait for one. No client gets a response older than its request. So many clients
+// cost a connection each, not a response each.
+type page struct {
+	handler  http.Handler
+	encoding string        // Accept-Encoding of the requests to handler; "" = none
+	sem      chan struct{} // of capacity 1; its holder reads and writes latest
+	latest   *response
+}
+
+// response is a complete response. It is immutable.
+type response struct {
+	status  int
+	header  http.Header
+	body    []byte
+	started time.Time // when the handler was called
+}
+
+func newPage(handler http.Handler, encoding string) *page {
+	return &page{handler: handler, encoding: encoding, sem: make(chan struct{}, 1)}
+}
+
+// ServeHTTP implements http.Handler.
+func (p *page) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	a, err := p.get(r.Context())
+	if err != nil {
+		return // the client has disconnected
+	}
+	maps.Copy(w.Header(), a.header)
+	w.Header().Set("Content-Length", strconv.Itoa(len(a.body)))
+	w.WriteHeader(a.status)
+	_, _ = w.Write(a.body) // a client that does not read is disconnected after writeTimeout
+}
+
+// get returns the latest response if its making started after the call, else a new one.
+func (p *page) get(ctx context.Context) (*response, error) {
+	requested := time.Now()
+	select {
+	case p.sem <- struct{}{}:
+		defer func() { <-p.sem }()
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	if p.latest != nil {
+		if p.latest.started.After(requested) {
+			return p.latest, nil
+		}
+		select {
+		case <-time.After(minInterval - time.Since(p.latest.started)):
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+	// The response is also for other clients: it does not end with this one, and ignores the rest of its request.
+	a, err := p.call(context.WithoutCancel(ctx))
+	if err == nil {
+		p.latest = a
+	}
+	return a, err
+}
+
+func (p *page) call(ctx context.Context) (*response, error) {
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "/", http.NoBody)
+	if err != nil {
+		return nil, err
+	}
+	if p.encoding != "" {
+		r.Header.Set("Accept-Encoding", p.encoding)
+	}
+	w, started := &recorder{header: http.Header{}}, time.Now()
+	if p.latest != nil {
+		w.body.Grow(len(p.latest.body) + 1<<10) // one allocation of about the size needed
+	}
+	p.handler.ServeHTTP(w, r)
+	return &response{max(w.status, http.StatusOK), w.header, w.body.Bytes(), started}, nil
+}
+
+// recorder is a ResponseWriter that keeps the response.
+type recorder struct {
+	status int // 0 = not set: 200
+	header http.Header
+	body   bytes.Buffer
+}
+
+func (r *recorder) Header() http.Header         { return r.header }
+func (r *recorder) WriteHeader(status int)      { r.status = status }
+func (r *recorder) Write(b []byte) (int, error) { return r.body.Write(b) }
+
+// negotiated is a page in two encodings.
+func negotiated(handler http.Handler) http.Handler {
+	plain, zipped := newPage(handler, ""), newPage(handler, "gzip")
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Vary", "Accept-Encoding")
+		if acceptsGzip(r.Header.Get("Accept-Encoding")) {
+			zipped.ServeHTTP(w, r)
+			return
+		}
+		plain.ServeHTTP(w, r)
+	})
+}
+
+// acceptsGzip reads the header Accept-Encoding (RFC 9110, 12.5.3).
+func acceptsGzip(header string) bool {
+	for item := range strings.SplitSeq(header, ",") {
+		name, weight, _ := strings.Cut(item, ";")
+		refused := strings.Trim(strings.TrimPrefix(strings.TrimSpace(weight), "q="), "0.") == "" && weight != ""
+		if strings.EqualFold(strings.TrimSpace(name), "gzip") && !refused {
+			return true
+		}
+	}
+	return false
+}
