@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -33,10 +34,15 @@ func StartKubelet(dir, binary string, s Setup, log io.Writer) (*Kubelet, error) 
 	if err != nil {
 		return nil, err
 	}
-	k := &Kubelet{Kubelet: kubelettest.New(filepath.Join(dir, "device-plugins")), http: address, done: make(chan error, 1)}
+	k := &Kubelet{Kubelet: kubelettest.New(filepath.Join(dir, "device-plugins")), http: address}
 	if err := k.Start(); err != nil {
 		return nil, fmt.Errorf("kubelet: %w", err)
 	}
+	return k, k.StartAgent(binary, s, log)
+}
+
+// StartAgent starts a k8s-gpu binary beside the kubelet, after the one before has ended.
+func (k *Kubelet) StartAgent(binary string, s Setup, log io.Writer) error {
 	args := []string{
 		"--kubelet-socket", k.Socket(), "--driver-root", s.Driver, "--dev-root", s.Dev,
 		"--sysfs-root", s.Sysfs, "--procfs-root", s.Procfs, "--mig-strategy", "mixed",
@@ -48,13 +54,16 @@ func StartKubelet(dir, binary string, s Setup, log io.Writer) (*Kubelet, error) 
 	if s.Hasty {
 		args = append(args, "--health-period=500ms", "--health-settle=2s", "--recovery-dwell=2s")
 	}
-	k.agent = exec.Command(binary, args...)
+	for key, value := range s.Settings {
+		args = append(args, "--"+strings.ReplaceAll(key, "_", "-")+"="+value)
+	}
+	k.agent, k.done = exec.Command(binary, args...), make(chan error, 1)
 	k.agent.Stdout, k.agent.Stderr = log, log
 	if err := k.agent.Start(); err != nil {
-		return nil, fmt.Errorf("k8s-gpu: %w", err)
+		return fmt.Errorf("k8s-gpu: %w", err)
 	}
 	go func() { k.done <- k.agent.Wait() }()
-	return k, nil
+	return nil
 }
 
 // freeAddress is a loopback address that nobody listens on.
@@ -88,19 +97,10 @@ func (k *Kubelet) View(ctx context.Context) map[string]View {
 // reasons asks the agent for each device's health.
 func (k *Kubelet) reasons(ctx context.Context) map[string]string {
 	found := map[string]string{}
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+k.http+"/inventory", nil)
-	if err != nil {
-		return found
-	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return found
-	}
-	defer func() { _ = resp.Body.Close() }()
 	var inventory struct {
 		Devices []struct{ ID, Health string }
 	}
-	if err := json.NewDecoder(resp.Body).Decode(&inventory); err != nil {
+	if err := json.Unmarshal([]byte(k.Page(ctx, "/inventory")), &inventory); err != nil {
 		return found
 	}
 	for _, d := range inventory.Devices {
@@ -127,17 +127,40 @@ func (k *Kubelet) Grant(ctx context.Context, resource string, ids ...string) (Gr
 	return g, nil
 }
 
+// Page returns a page of the agent's HTTP server; "" if it does not answer.
+func (k *Kubelet) Page(ctx context.Context, path string) string {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+k.http+path, nil)
+	if err != nil {
+		return ""
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return ""
+	}
+	defer func() { _ = resp.Body.Close() }()
+	text, _ := io.ReadAll(resp.Body) // what came
+	return string(text)
+}
+
 // PID is the agent's process.
 func (k *Kubelet) PID() int { return k.agent.Process.Pid }
 
 // End stops the agent as Kubernetes does, and the kubelet after it.
 func (k *Kubelet) End() error {
 	defer k.Stop()
-	if err := k.agent.Process.Signal(syscall.SIGTERM); err != nil {
+	return k.StopAgent(syscall.SIGTERM)
+}
+
+// StopAgent sends a signal to the agent and waits for its end. After SIGKILL its exit code is no error.
+func (k *Kubelet) StopAgent(sig syscall.Signal) error {
+	if err := k.agent.Process.Signal(sig); err != nil {
 		return err
 	}
 	select {
 	case err := <-k.done:
+		if sig == syscall.SIGKILL {
+			return nil
+		}
 		return err
 	case <-time.After(5 * time.Second):
 		_ = k.agent.Process.Kill()

@@ -33,6 +33,8 @@ type Setup struct {
 	StateDir string // health history and local socket; "" = none
 	Policy   string // file; "" = none
 	Hasty    bool   // check and recover in seconds instead of a minute
+
+	Settings map[string]string // others, by their names in Nomad's config block
 }
 
 // Machine is what the agents run on.

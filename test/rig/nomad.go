@@ -8,8 +8,11 @@ import (
 	"io"
 	"os/exec"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
+	"syscall"
+	"time"
 
 	"github.com/hashicorp/go-hclog"
 	"github.com/hashicorp/go-plugin"
@@ -26,34 +29,25 @@ type Nomad struct {
 
 	mu      sync.Mutex
 	groups  []*device.DeviceGroup
+	first   []*device.DeviceGroup // of the first fingerprint
 	err     error
 	changed chan struct{} // closed and replaced with each fingerprint
 }
 
 // nomadConfig is the config block that the operator would write.
-type nomadConfig struct {
-	Enabled           bool     `codec:"enabled"`
-	IgnoredGPUIDs     []string `codec:"ignored_gpu_ids"`
-	FingerprintPeriod string   `codec:"fingerprint_period"`
-	DriverRoot        string   `codec:"driver_root"`
-	DevRoot           string   `codec:"dev_root"`
-	SysfsRoot         string   `codec:"sysfs_root"`
-	ProcfsRoot        string   `codec:"procfs_root"`
-	StateDir          string   `codec:"state_dir"`
-	PolicyFile        string   `codec:"policy_file"`
-	HealthPeriod      string   `codec:"health_period"`
-	HealthSettle      string   `codec:"health_settle"`
-	RecoveryDwell     string   `codec:"recovery_dwell"`
-}
-
-func (s Setup) nomadConfig() nomadConfig {
-	c := nomadConfig{
-		Enabled: true, FingerprintPeriod: "1m",
-		DriverRoot: s.Driver, DevRoot: s.Dev, SysfsRoot: s.Sysfs, ProcfsRoot: s.Procfs, StateDir: s.StateDir, PolicyFile: s.Policy,
-		HealthPeriod: "10s", HealthSettle: "30s", RecoveryDwell: "1m",
+func (s Setup) nomadConfig() map[string]any {
+	c := map[string]any{
+		"driver_root": s.Driver, "dev_root": s.Dev, "sysfs_root": s.Sysfs, "procfs_root": s.Procfs,
+		"state_dir": s.StateDir, "policy_file": s.Policy,
 	}
 	if s.Hasty {
-		c.FingerprintPeriod, c.HealthPeriod, c.HealthSettle, c.RecoveryDwell = "2s", "500ms", "2s", "2s"
+		c["fingerprint_period"], c["health_period"], c["health_settle"], c["recovery_dwell"] = "2s", "500ms", "2s", "2s"
+	}
+	for key, value := range s.Settings {
+		c[key] = value
+		if b, err := strconv.ParseBool(value); err == nil {
+			c[key] = b
+		}
 	}
 	return c
 }
@@ -92,6 +86,9 @@ func (n *Nomad) follow(stream <-chan *device.FingerprintResponse) {
 	for r := range stream {
 		n.mu.Lock()
 		n.groups, n.err = r.Devices, r.Error
+		if n.first == nil {
+			n.first = n.groups
+		}
 		close(n.changed)
 		n.changed = make(chan struct{})
 		n.mu.Unlock()
@@ -122,8 +119,19 @@ func (n *Nomad) Await(ctx context.Context, what string, ok func(map[string]View)
 func (n *Nomad) Devices() map[string]View {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	return views(n.groups)
+}
+
+// First is what the scheduler saw first.
+func (n *Nomad) First() map[string]View {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return views(n.first)
+}
+
+func views(groups []*device.DeviceGroup) map[string]View {
 	seen := map[string]View{}
-	for _, g := range n.groups {
+	for _, g := range groups {
 		for _, d := range g.Devices {
 			v := View{ID: d.ID, Name: strings.Join([]string{g.Vendor, g.Type, g.Name}, "/"), Healthy: d.Healthy, Reason: d.HealthDesc}
 			if d.HwLocality != nil {
@@ -173,6 +181,22 @@ func (n *Nomad) Ping() error {
 
 // PID is the plugin's process.
 func (n *Nomad) PID() string { return n.client.ID() }
+
+// Stats returns the plugin's statistics.
+func (n *Nomad) Stats(ctx context.Context, interval time.Duration) (<-chan *device.StatsResponse, error) {
+	return n.device.Stats(ctx, interval)
+}
+
+// Kill ends the plugin with SIGKILL.
+func (n *Nomad) Kill() error {
+	pid, err := strconv.Atoi(n.client.ID())
+	if err != nil {
+		return err
+	}
+	err = syscall.Kill(pid, syscall.SIGKILL)
+	n.client.Kill() // waits for the end
+	return err
+}
 
 // Stop ends the plugin as an agent does.
 func (n *Nomad) Stop() { n.client.Kill() }
