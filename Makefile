@@ -35,12 +35,12 @@ demo: build ## run both agents side by side on this machine's GPUs, or on a simu
 	go run ./test/demo -bin $(BIN)
 
 # The tests wait more than they compute, so more packages run at the same time than there are CPUs. Their many small files
-# are in memory if /dev/shm has 2 GB free and allows libraries and device nodes (only root creates some); go's own are not.
+# are in memory if /dev/shm has 4 GB free and allows libraries and device nodes.
 test_dir = $(shell test/tmpdir)
 
 .PHONY: test
 test: tools-present ## run the tests (the simulated driver stands in for a GPU)
-	GOTMPDIR="$${TMPDIR:-/tmp}" TMPDIR="$(test_dir)" go test -p $$((2 * $$(nproc))) ./...
+	TMPDIR="$(test_dir)" go test -p $$((2 * $$(nproc))) ./...
 
 .PHONY: race
 race: tools-present ## run the tests under the race detector
