@@ -10,7 +10,7 @@ import (
 	"slices"
 
 	"github.com/tandem-gpu/tandem/internal/agent"
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/allocationfile"
@@ -66,7 +66,7 @@ func (r *runner) run(ctx context.Context, s settings, policies <-chan settings, 
 		"mig-strategy", s.Core.MIG, "health-mode", s.Core.Health.Mode)
 	err := agent.New(o).Run(ctx)
 	r.kubelet.setOffered(adapter.Offered())
-	if errors.Is(err, core.ErrDriverStale) {
+	if errors.Is(err, gpu.ErrDriverStale) {
 		return fmt.Errorf("%w; a new process is needed, and the DaemonSet starts one", err)
 	}
 	log.Info("stopped")

@@ -228,11 +228,11 @@ func on(root string, k *kubelettest.Kubelet) []string {
 	}
 }
 
-const gpu = kubeadapter.GPUResource
+const gpuResource = kubeadapter.GPUResource
 
 func (a *testAgent) awaitHealthy(k *kubelettest.Kubelet, n int) {
 	a.Helper()
-	if err := k.AwaitHealthy(a.ctx, gpu, n); err != nil {
+	if err := k.AwaitHealthy(a.ctx, gpuResource, n); err != nil {
 		a.Fatal(err)
 	}
 }

@@ -24,14 +24,14 @@ func TestEightGPUs(t *testing.T) {
 	a.awaitReady("offered to the kubelet: nvidia.com/gpu")
 
 	want := m.UUID(2) + "," + m.UUID(5)
-	if r, err := k.Allocate(a.ctx, gpu, m.UUID(5), m.UUID(2)); err != nil || r.GetEnvs()["NVIDIA_VISIBLE_DEVICES"] != want {
+	if r, err := k.Allocate(a.ctx, gpuResource, m.UUID(5), m.UUID(2)); err != nil || r.GetEnvs()["NVIDIA_VISIBLE_DEVICES"] != want {
 		t.Errorf("Allocate: %v, %v; want %s", r, err, want)
 	}
 	if err := m.Lose(5); err != nil {
 		t.Fatal(err)
 	}
 	a.awaitHealthy(k, 7)
-	if r, err := k.Allocate(a.ctx, gpu, m.UUID(5)); err == nil {
+	if r, err := k.Allocate(a.ctx, gpuResource, m.UUID(5)); err == nil {
 		t.Errorf("Allocate of a lost GPU: %v", r)
 	}
 	_, metrics := a.get("/metrics")
@@ -68,7 +68,7 @@ func TestHungDriverDelaysNoAnswers(t *testing.T) {
 		t.Fatal(err)
 	}
 	a.awaitHealthy(k, 7)
-	if _, err := k.Allocate(a.ctx, gpu, m.UUID(0)); err != nil {
+	if _, err := k.Allocate(a.ctx, gpuResource, m.UUID(0)); err != nil {
 		t.Error(err)
 	}
 	if code, text := a.get("/healthz"); code != http.StatusOK {

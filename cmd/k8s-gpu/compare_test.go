@@ -5,6 +5,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/agent"
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
 func TestCompare(t *testing.T) {
@@ -13,7 +14,7 @@ func TestCompare(t *testing.T) {
 		want   agent.Change
 	}{
 		"nothing":                    {func(*settings) {}, agent.Unchanged},
-		"MIG strategy":               {func(s *settings) { s.Core.MIG = core.MIGMixed }, agent.PolicyChanged},
+		"MIG strategy":               {func(s *settings) { s.Core.MIG = inventory.MIGMixed }, agent.PolicyChanged},
 		"kubelet socket":             {func(s *settings) { s.KubeletSocket = "other" }, agent.RunChanged},
 		"another driver root":        {func(s *settings) { s.Core.Roots.Driver = "/run/nvidia/driver" }, agent.LibraryChanged},
 		"another way to the library": {func(s *settings) { s.FallbackDriver = true }, agent.LibraryChanged},

@@ -46,7 +46,7 @@ func TestNobodyReadsTheLog(t *testing.T) {
 				t.Fatal(err)
 			}
 			a.awaitHealthy(k, 7)
-			if _, err := k.Allocate(a.ctx, gpu, m.UUID(0)); err != nil {
+			if _, err := k.Allocate(a.ctx, gpuResource, m.UUID(0)); err != nil {
 				t.Error(err)
 			}
 			a.signal(syscall.SIGHUP)

@@ -8,7 +8,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
@@ -65,7 +65,7 @@ func TestReloadChangesShares(t *testing.T) {
 		t.Fatal(err)
 	}
 	r, err := k.Allocate(a.ctx, shared, m.UUID(0)+"::0", m.UUID(0)+"::3")
-	if err != nil || r.GetEnvs()[core.VisibleDevices] != m.UUID(0) {
+	if err != nil || r.GetEnvs()[inventory.VisibleDevices] != m.UUID(0) {
 		t.Errorf("%v, %v", r, err)
 	}
 	a.reload(c, "# as before\n"+shares, unchanged)

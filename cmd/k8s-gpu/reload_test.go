@@ -100,7 +100,7 @@ func TestReloadRenamesResources(t *testing.T) {
 	a.reload(c, header, adopted)
 	a.awaitHealthy(k, 8)
 	for _, r := range mixed { // what is no longer offered is an empty list: the kubelet would keep a number
-		has(r.Resource, r.Resource == gpu)
+		has(r.Resource, r.Resource == gpuResource)
 	}
 	a.reload(c, header+"flags: {migStrategy: mixed}", adopted)
 	for _, r := range mixed {
@@ -126,7 +126,7 @@ func TestBadConfigurationChangesNothing(t *testing.T) {
 	a.awaitHealthy(k, 8)
 	a.said("msg=registered")
 	a.awaitReady("offered")
-	sockets, lists := own(t, k), len(k.Lists(gpu))
+	sockets, lists := own(t, k), len(k.Lists(gpuResource))
 
 	bad := header + "flags:\n  migStrategy: some\n  migStratgy: mixed\nhealth: {recoveryDwell: soon}\n"
 	a.reload(c, bad, notReloaded)
@@ -152,7 +152,7 @@ func TestBadConfigurationChangesNothing(t *testing.T) {
 	a.signal(syscall.SIGHUP)
 	a.said(`problem="configuration file: open .*config.yaml: no such file`)
 
-	if _, err := k.Allocate(a.ctx, gpu, m.UUID(0)); err != nil {
+	if _, err := k.Allocate(a.ctx, gpuResource, m.UUID(0)); err != nil {
 		t.Error(err)
 	}
 	a.reload(c, header, unchanged)
@@ -160,8 +160,8 @@ func TestBadConfigurationChangesNothing(t *testing.T) {
 	if _, text := a.get("/readyz"); strings.Contains(text, "not reloaded") {
 		t.Errorf("/readyz: %s", text)
 	}
-	if now := own(t, k); !slices.Equal(now, sockets) || len(k.Registrations()) != 1 || len(k.Lists(gpu)) != lists {
-		t.Errorf("sockets %v, were %v; %d registrations, %d lists, were %d", now, sockets, len(k.Registrations()), len(k.Lists(gpu)), lists)
+	if now := own(t, k); !slices.Equal(now, sockets) || len(k.Registrations()) != 1 || len(k.Lists(gpuResource)) != lists {
+		t.Errorf("sockets %v, were %v; %d registrations, %d lists, were %d", now, sockets, len(k.Registrations()), len(k.Lists(gpuResource)), lists)
 	}
 }
 
@@ -197,19 +197,19 @@ func TestReloadHealsNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	a.awaitHealthy(k, 6)
-	lists := len(k.Lists(gpu))
+	lists := len(k.Lists(gpuResource))
 
 	a.reload(c, header+"flags: {plugin: {passDeviceSpecs: true}}", restarts)
 	a.awaitMany("msg=registered", 2)
 	a.awaitHealthy(k, 6)
-	for _, list := range k.Lists(gpu)[lists:] {
+	for _, list := range k.Lists(gpuResource)[lists:] {
 		for _, d := range list {
 			if id := d.GetID(); d.GetHealth() == v1beta1.Healthy && (id == m.UUID(2) || id == m.UUID(5)) {
 				t.Errorf("%s is offered as healthy by the new life", id)
 			}
 		}
 	}
-	if r, err := k.Allocate(a.ctx, gpu, m.UUID(0)); err != nil || len(r.GetDevices()) == 0 {
+	if r, err := k.Allocate(a.ctx, gpuResource, m.UUID(0)); err != nil || len(r.GetDevices()) == 0 {
 		t.Errorf("no device nodes: %v, %v", r, err)
 	}
 	if err := m.Heal(); err != nil {

@@ -23,7 +23,7 @@ func TestMaintenanceOutlivesAReload(t *testing.T) {
 	a.awaitMany("msg=listening", 2)
 	a.awaitMany("msg=registered", 2)
 	a.metrics(`state="released"`)
-	if all, healthy := k.Capacity(gpu); all != 1 || healthy != 0 {
+	if all, healthy := k.Capacity(gpuResource); all != 1 || healthy != 0 {
 		t.Errorf("%d GPUs are listed, %d of them as healthy", all, healthy)
 	}
 	a.signal(control.ResumeSignal)
@@ -43,7 +43,7 @@ func TestConfigurationThatHangs(t *testing.T) {
 	}
 	fifo()
 	a.signal(syscall.SIGHUP)
-	if _, err := k.Allocate(a.ctx, gpu, m.UUID(0)); err != nil {
+	if _, err := k.Allocate(a.ctx, gpuResource, m.UUID(0)); err != nil {
 		t.Error(err)
 	}
 	if err := os.WriteFile(c.path, []byte(header), 0); err != nil { // comes back when it is read

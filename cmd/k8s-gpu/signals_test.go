@@ -126,7 +126,7 @@ func TestSignalsEndItInEveryState(t *testing.T) {
 // endsWith tells the agent to stop and looks at what is left.
 func (a *testAgent) endsWith(sig syscall.Signal, k *kubelettest.Kubelet, dir string, nothing bool) {
 	a.Helper()
-	lists, began := len(k.Lists(gpu)), time.Now()
+	lists, began := len(k.Lists(gpuResource)), time.Now()
 	a.signal(sig)
 	if code := a.ended(); code != 0 {
 		a.Errorf("exit code %d: %v", code, a.cmd.ProcessState)
@@ -141,7 +141,7 @@ func (a *testAgent) endsWith(sig syscall.Signal, k *kubelettest.Kubelet, dir str
 			a.Errorf("sockets left: %v", left)
 		}
 	}
-	if n := len(k.Lists(gpu)); n != lists {
+	if n := len(k.Lists(gpuResource)); n != lists {
 		a.Errorf("%d farewell lists", n-lists)
 	}
 	if !nothing {

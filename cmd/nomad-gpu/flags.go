@@ -14,6 +14,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/config/policy"
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
 // flags are the flags of the commands: where the running plugin's socket is, and what a plugin that started now would be
@@ -69,7 +70,7 @@ func (f *flags) options() (agent.Options, error) {
 			return o, err
 		}
 	}
-	cfg.Policy, cfg.MIG = file.Policy, cmp.Or(core.MIGStrategy(f.migStrategy), file.MIG, core.MIGMixed)
+	cfg.Policy, cfg.MIG = file.Policy, cmp.Or(inventory.MIGStrategy(f.migStrategy), file.MIG, inventory.MIGMixed)
 	o.Core, o.MPSRoot = cfg, file.MPSRoot
 	return o, cfg.Validate()
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/asynclog"
 	"github.com/tandem-gpu/tandem/internal/checkpoint"
 	"github.com/tandem-gpu/tandem/internal/cli"
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter"
 	"github.com/tandem-gpu/tandem/internal/watchdog"
 )
@@ -44,7 +44,7 @@ func serve(stderr io.Writer) int {
 	end(nil)
 	sup.awaitFiles(p.Flushed())
 	cause := context.Cause(ctx)
-	if _, stuck := errors.AsType[*watchdog.StuckError](cause); stuck || errors.Is(cause, core.ErrDriverStale) {
+	if _, stuck := errors.AsType[*watchdog.StuckError](cause); stuck || errors.Is(cause, gpu.ErrDriverStale) {
 		return cli.ExitFailed
 	}
 	return cli.ExitOK

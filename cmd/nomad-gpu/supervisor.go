@@ -10,7 +10,8 @@ import (
 	"github.com/hashicorp/go-hclog"
 
 	"github.com/tandem-gpu/tandem/internal/agent"
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter"
 )
 
@@ -81,7 +82,7 @@ func (s *supervisor) rescan(log hclog.Logger) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.latest != nil {
-		s.latest.Report(core.Observation{At: core.Node, Detail: "SIGHUP"})
+		s.latest.Report(health.Observation{At: gpu.Node, Detail: "SIGHUP"})
 	}
 }
 

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/cli"
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
@@ -102,7 +102,7 @@ func TestStaleDriverEndsTheProcess(t *testing.T) {
 	}
 	await(t, "the end", patience, a.client.Exited)
 	t.Logf("ended after %s", time.Since(began))
-	a.said("[ERROR]", "a new process is needed", core.ErrDriverStale.Error())
+	a.said("[ERROR]", "a new process is needed", gpu.ErrDriverStale.Error())
 	a.client.Kill() // waits for the process
 	if code := a.cmd.ProcessState.ExitCode(); code != cli.ExitFailed {
 		t.Errorf("ended with %s, want %d", a.cmd.ProcessState, cli.ExitFailed)

@@ -15,6 +15,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/control"
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/internal/core/nvidia"
 	"github.com/tandem-gpu/tandem/internal/report"
@@ -41,10 +42,10 @@ type Options struct {
 
 // Adapter is what an orchestrator's adapter adds to an agent. Every field may be nil.
 type Adapter struct {
-	Tasks     []func(context.Context) error         // run beside the agent's own; each returns when its context ends
-	View      func(*core.Inventory) *core.Inventory // the inventory as the orchestrator sees it, for operators
-	Warnings  func() []string                       // about the adapter, one line each
-	Endpoints func() []report.Endpoint              // for the debug view
+	Tasks     []func(context.Context) error                   // run beside the agent's own; each returns when its context ends
+	View      func(*inventory.Inventory) *inventory.Inventory // the inventory as the orchestrator sees it, for operators
+	Warnings  func() []string                                 // about the adapter, one line each
+	Endpoints func() []report.Endpoint                        // for the debug view
 }
 
 // Agent is a composed agent. Its methods are safe for concurrent use. It implements control.Agent.

@@ -4,6 +4,7 @@ import (
 	"errors"
 
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/internal/core/nvidia"
 )
@@ -13,11 +14,11 @@ import (
 func OpenDriver(roots core.Roots, fallback bool) func() (monitor.Session, error) {
 	return func() (monitor.Session, error) {
 		session, err := nvidia.Open(nvidia.Options{Roots: roots})
-		if fallback && errors.Is(err, core.ErrNoDriver) {
+		if fallback && errors.Is(err, gpu.ErrNoDriver) {
 			roots := roots
 			roots.Driver = ""
 			other, otherErr := nvidia.Open(nvidia.Options{Roots: roots})
-			if !errors.Is(otherErr, core.ErrNoDriver) || errors.Is(otherErr, core.ErrUnloaded) && !errors.Is(err, core.ErrUnloaded) {
+			if !errors.Is(otherErr, gpu.ErrNoDriver) || errors.Is(otherErr, gpu.ErrUnloaded) && !errors.Is(err, gpu.ErrUnloaded) {
 				session, err = other, otherErr
 			}
 		}

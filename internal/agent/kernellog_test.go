@@ -14,6 +14,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 )
 
 // fakeMonitor records what is reported to it.
@@ -22,14 +23,14 @@ type fakeMonitor struct {
 	busy  int // number of reports to refuse
 
 	mu  sync.Mutex
-	obs []core.Observation
+	obs []health.Observation
 }
 
 func (m *fakeMonitor) Restored(ctx context.Context) bool { return ctx.Err() == nil }
 
 func (m *fakeMonitor) State() core.State { return m.state }
 
-func (m *fakeMonitor) Report(obs ...core.Observation) bool {
+func (m *fakeMonitor) Report(obs ...health.Observation) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.busy > 0 {
@@ -48,7 +49,7 @@ func (m *fakeMonitor) reported(t *testing.T, want string) {
 	var got []string
 	for _, o := range m.obs {
 		what := "-"
-		if o.Kind != core.KernelLogRead {
+		if o.Kind != health.KernelLogRead {
 			what = fmt.Sprint(o.Code)
 		}
 		if o.Backlog {

@@ -14,7 +14,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 )
 
 // testConfig is a configuration of three settings.
@@ -168,8 +168,8 @@ func TestReloader(t *testing.T) {
 			p.lasts = time.Minute
 			p.socket("mixed", nil)
 		}},
-		"a run that fails as it ends": {runs: "none", err: core.ErrDriverStale, short: true, during: func(p *testProcess) {
-			p.fails = core.ErrDriverStale
+		"a run that fails as it ends": {runs: "none", err: gpu.ErrDriverStale, short: true, during: func(p *testProcess) {
+			p.fails = gpu.ErrDriverStale
 			p.socket("mixed", nil)
 		}},
 		"another library": {runs: "none", short: true, during: func(p *testProcess) {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/checkpoint"
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/internal/hostwatch"
 	"github.com/tandem-gpu/tandem/internal/kmsg"
@@ -63,7 +64,7 @@ func (s *sources) store() monitor.Store {
 type logReader interface {
 	Restored(ctx context.Context) bool // waits until State has the history
 	State() core.State
-	Report(obs ...core.Observation) bool // false = the queue is full
+	Report(obs ...health.Observation) bool // false = the queue is full
 }
 
 const (
@@ -78,14 +79,14 @@ func (s *sources) follow(ctx context.Context, m logReader) {
 		return
 	}
 	if s.kmsgPath == "" {
-		s.report(ctx, m, core.Observation{Kind: core.KernelLogRead})
+		s.report(ctx, m, health.Observation{Kind: health.KernelLogRead})
 		return
 	}
 	err := s.followLog(ctx, m)
 	if ctx.Err() != nil {
 		return
 	}
-	s.report(ctx, m, core.Observation{Kind: core.KernelLogRead})
+	s.report(ctx, m, health.Observation{Kind: health.KernelLogRead})
 	s.failure.Store(&err)
 	level := slog.LevelWarn
 	if s.optional && errors.Is(err, kmsg.ErrUnavailable) {
@@ -111,13 +112,13 @@ func (s *sources) followLog(ctx context.Context, m logReader) error {
 			s.report(ctx, m, o)
 		}
 	}
-	s.report(ctx, m, core.Observation{Kind: core.KernelLogRead, NextSequence: log.Next})
+	s.report(ctx, m, health.Observation{Kind: health.KernelLogRead, NextSequence: log.Next})
 	return kmsg.Follow(ctx, s.kmsgPath, log.Next, func(l kmsg.Line) { s.report(ctx, m, l.Observation()) })
 }
 
 // report reports one observation, and repeats that until it is accepted or ctx ends: if a later one were accepted first, this
 // one would never be reported. The kernel keeps its log meanwhile.
-func (s *sources) report(ctx context.Context, m logReader, o core.Observation) {
+func (s *sources) report(ctx context.Context, m logReader, o health.Observation) {
 	for !m.Report(o) {
 		select {
 		case <-time.After(reportRetry):

@@ -13,6 +13,9 @@ import (
 	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
 var now = time.Now()
@@ -56,13 +59,13 @@ func TestSourcesSwitchedOff(t *testing.T) {
 
 // Without a running agent, a report has the history that the next one starts from.
 func TestReadOnceHasTheHistory(t *testing.T) {
-	dir, at := t.TempDir(), core.WholeGPU(coretest.GPU(1))
+	dir, at := t.TempDir(), gpu.WholeGPU(coretest.GPU(1))
 	m := coretest.NewMachine(coretest.GPUs(2))
 	cfg := core.DefaultConfig()
 	history := checkpoint.Open(dir, "agent", "", slog.New(slog.DiscardHandler))
 	record, boot := history.Load()
 	state := core.Restore(cfg, record, boot).Read(cfg, now, coretest.GPUs(2)).
-		Observe(cfg, now, core.Observation{At: at, Kind: core.XID, Code: 46})
+		Observe(cfg, now, health.Observation{At: at, Kind: health.XID, Code: 46})
 	if err := history.Save(state.Checkpoint(boot)); err != nil {
 		t.Fatal(err)
 	}
@@ -81,7 +84,7 @@ func TestReadOnceHasTheHistory(t *testing.T) {
 func TestReadOnceHasTheHost(t *testing.T) {
 	dir := t.TempDir()
 	cfg := core.DefaultConfig()
-	cfg.Overlap = core.OverlapRefuse
+	cfg.Overlap = inventory.OverlapRefuse
 	m := coretest.NewMachine(coretest.GPUs(2))
 	claims := filepath.Join(dir, "claims")
 	if err := os.Mkdir(claims, 0o700); err != nil {

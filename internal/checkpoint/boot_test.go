@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 )
 
 func TestBoot(t *testing.T) {
@@ -48,7 +50,7 @@ func TestHistoryFollowsTheWallClock(t *testing.T) {
 	r, boot := d.open().Load()
 	r.BootID, r.Driver = boot, "580"
 	lost := time.Now().Add(-100 * time.Minute)
-	r.Conditions = []core.Condition{{At: core.WholeGPU("GPU-a"), Reason: core.ReasonLost, State: core.GPULost, Since: lost, Last: lost, Count: 1}}
+	r.Conditions = []health.Condition{{At: gpu.WholeGPU("GPU-a"), Reason: health.ReasonLost, State: health.GPULost, Since: lost, Last: lost, Count: 1}}
 	d.save(d.open(), r)
 	for _, since := range []time.Duration{2 * time.Hour, 26 * time.Hour, time.Hour} { // the clock is right, 24 h behind, 1 h ahead
 		uptime(since)

@@ -16,6 +16,8 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/checkpoint"
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 )
 
 var update = flag.Bool("update", false, "write the golden file")
@@ -103,7 +105,7 @@ func (d *disk) logged(text string) int { return strings.Count(d.log.String(), te
 
 // diff compares records without what a file does not hold.
 func diff(want, got core.Checkpoint) string {
-	return cmp.Diff(want, got, cmpopts.IgnoreUnexported(core.GPUHistory{}), cmpopts.EquateEmpty())
+	return cmp.Diff(want, got, cmpopts.IgnoreUnexported(health.GPUHistory{}), cmpopts.EquateEmpty())
 }
 
 // fill sets every exported field beneath v to something that is not zero, so that a new one is seen here.
@@ -153,7 +155,7 @@ func fill(v reflect.Value) {
 func full() (r core.Checkpoint) {
 	fill(reflect.ValueOf(&r).Elem())
 	for i := range r.Devices {
-		r.Devices[i].ID = core.DeviceID([]string{"GPU-a", "GPU-b"}[i])
+		r.Devices[i].ID = gpu.DeviceID([]string{"GPU-a", "GPU-b"}[i])
 	}
 	return r
 }
@@ -186,7 +188,7 @@ func TestFormatOfOlderAgents(t *testing.T) {
 		t.Fatalf("%+v, log %s", r, d.log.String())
 	}
 	for _, of := range r.Devices {
-		if of.ID == "" || of.Profile == "" || of.DisplayState != core.Disabled || of.Slices != (core.Slices{}) || of.Serial != "" {
+		if of.ID == "" || of.Profile == "" || of.DisplayState != gpu.Disabled || of.Slices != (gpu.Slices{}) || of.Serial != "" {
 			t.Errorf("%+v", of)
 		}
 	}
@@ -195,12 +197,12 @@ func TestFormatOfOlderAgents(t *testing.T) {
 // The golden file has one value of each enumeration. These are all.
 func TestEnumerations(t *testing.T) {
 	for _, c := range []struct{ got, want string }{
-		{values[core.HealthState](t, 0, 4), "healthy degraded unknown unhealthy lost"},
-		{values[core.Tristate](t, 0, 2), "unsaid no yes"},
-		{values[core.RecoveryAction](t, 0, 7), "unsaid none reset reboot drain-p2p drain-and-reset recover-imex other"},
-		{values[core.Fabric](t, 0, 5), "unsaid starting well limited unhealthy misconfigured"},
-		{values[core.Toggle](t, 0, 2), "unknown disabled enabled"},
-		{values[core.Reason](t, core.ReasonXID, core.ReasonWithdrawn), "XID EVENT VERDICT LOST PROBE_FAILED NOT_ANSWERING UNCHECKED NVML_UNAVAILABLE MAINTENANCE " +
+		{values[health.State](t, 0, 4), "healthy degraded unknown unhealthy lost"},
+		{values[health.Tristate](t, 0, 2), "unsaid no yes"},
+		{values[health.RecoveryAction](t, 0, 7), "unsaid none reset reboot drain-p2p drain-and-reset recover-imex other"},
+		{values[health.Fabric](t, 0, 5), "unsaid starting well limited unhealthy misconfigured"},
+		{values[gpu.Toggle](t, 0, 2), "unknown disabled enabled"},
+		{values[health.Reason](t, health.ReasonXID, health.ReasonWithdrawn), "XID EVENT VERDICT LOST PROBE_FAILED NOT_ANSWERING UNCHECKED NVML_UNAVAILABLE MAINTENANCE " +
 			"ROW_REMAP_FAILED MEMORY_UNREPAIRABLE SRAM_THRESHOLD ROW_REMAP_PENDING PAGE_RETIREMENT_PENDING REPAIR_PENDING INFOROM_CORRUPT " +
 			"ECC_UNCORRECTABLE FABRIC_STARTING FABRIC_UNHEALTHY FABRIC_LIMITED NVLINK_DOWN SLOWDOWN_THERMAL SLOWDOWN_POWER PCIE_REPLAYS " +
 			"PCIE_WIDTH WORKLOADS_FAILING NEEDS_SERVICE WITHDRAWN"},

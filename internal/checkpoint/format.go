@@ -8,6 +8,8 @@ import (
 	"slices"
 
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 )
 
 // version is that of the format. A change that an older agent would misread needs another.
@@ -36,7 +38,7 @@ type rawEnvelope struct {
 		Devices    []json.RawMessage
 		Links      []json.RawMessage
 		Conditions []json.RawMessage
-		Charts     map[core.DeviceID]json.RawMessage
+		Charts     map[gpu.DeviceID]json.RawMessage
 		KernelLog  json.RawMessage
 	}
 }
@@ -81,8 +83,8 @@ func decode(text []byte, agent string) (r core.Checkpoint, skipped []error, err 
 	part("GPUs inherited", e.Record.Inherited, &r.UnconfirmedGPUs)
 	part("binding", e.Record.Binding, &r.Binding)
 	part("kernel log", e.Record.KernelLog, &r.KernelLog)
-	known := map[core.DeviceID]bool{}
-	r.Devices = decodeAll(e.Record.Devices, func(text []byte) (core.Device, error) {
+	known := map[gpu.DeviceID]bool{}
+	r.Devices = decodeAll(e.Record.Devices, func(text []byte) (gpu.Device, error) {
 		d, err := decodeDevice(text)
 		if err != nil {
 			return d, err
@@ -93,16 +95,16 @@ func decode(text []byte, agent string) (r core.Checkpoint, skipped []error, err 
 		known[d.ID] = true
 		return d, nil
 	}, func(i int, err error) { skip("device", i, err) })
-	r.Links = decodeAll(e.Record.Links, func(text []byte) (l core.Link, err error) {
+	r.Links = decodeAll(e.Record.Links, func(text []byte) (l gpu.Link, err error) {
 		err = json.Unmarshal(text, &l)
 		return l, err
 	}, func(i int, err error) { skip("link", i, err) })
 	r.Conditions = decodeAll(e.Record.Conditions, decodeCondition, func(i int, err error) { skip("condition", i, err) })
 	if e.Record.Charts != nil {
-		r.GPUs = make(map[core.DeviceID]core.GPUHistory, len(e.Record.Charts))
+		r.GPUs = make(map[gpu.DeviceID]health.GPUHistory, len(e.Record.Charts))
 	}
 	for _, id := range slices.Sorted(maps.Keys(e.Record.Charts)) {
-		var history core.GPUHistory
+		var history health.GPUHistory
 		if err := json.Unmarshal(e.Record.Charts[id], &history); err != nil {
 			skip("GPU history", id, err)
 			continue
@@ -125,7 +127,7 @@ func decodeAll[T any](texts []json.RawMessage, decode func([]byte) (T, error), s
 	return all
 }
 
-func decodeDevice(text []byte) (d core.Device, err error) {
+func decodeDevice(text []byte) (d gpu.Device, err error) {
 	if err := json.Unmarshal(text, &d); err != nil {
 		return d, err
 	}
@@ -136,16 +138,16 @@ func decodeDevice(text []byte) (d core.Device, err error) {
 }
 
 // decodeCondition refuses what the core would never have written and could not format.
-func decodeCondition(text []byte) (c core.Condition, err error) {
+func decodeCondition(text []byte) (c health.Condition, err error) {
 	if err := json.Unmarshal(text, &c); err != nil {
 		return c, err
 	}
 	switch {
 	case c.At.GPU == "":
 		return c, fmt.Errorf("no GPU")
-	case c.Reason == core.ReasonNone:
+	case c.Reason == health.ReasonNone:
 		return c, fmt.Errorf("no reason")
-	case c.Reason == core.ReasonRecoveryAction && c.Code > uint64(core.RecoveryOther):
+	case c.Reason == health.ReasonRecoveryAction && c.Code > uint64(health.RecoveryOther):
 		return c, fmt.Errorf("no recovery action %d", c.Code)
 	}
 	return c, nil

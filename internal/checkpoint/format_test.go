@@ -10,6 +10,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 )
 
 // FuzzLoad checks that an agent starts with any file, and that the valid parts of it are saved unchanged.
@@ -29,7 +30,7 @@ func FuzzLoad(f *testing.F) {
 		cfg, now := core.DefaultConfig(), time.Now()
 		s := core.Restore(cfg, r, r.BootID).Read(cfg, now, coretest.GPUs(1)).Observe(cfg, now.Add(time.Hour))
 		for u := range s.Inventory.Units() {
-			if line := u.Health.String(); len(line) > 200 || u.Health.State > core.Healthy && u.Health.Cause() == "" {
+			if line := u.Health.String(); len(line) > 200 || u.Health.State > health.Healthy && u.Health.Cause() == "" {
 				t.Errorf("health %q, cause %q", line, u.Health.Cause())
 			}
 		}
@@ -47,7 +48,7 @@ func FuzzLoad(f *testing.F) {
 			if err != nil || len(skipped) > 0 {
 				t.Errorf("%v, %v", err, skipped)
 			}
-			if diff := cmp.Diff(record, again, cmpopts.IgnoreUnexported(core.GPUHistory{}), cmpopts.EquateEmpty()); diff != "" {
+			if diff := cmp.Diff(record, again, cmpopts.IgnoreUnexported(health.GPUHistory{}), cmpopts.EquateEmpty()); diff != "" {
 				t.Error(diff)
 			}
 		}

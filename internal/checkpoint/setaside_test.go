@@ -13,6 +13,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 )
 
@@ -125,11 +126,11 @@ func TestHistoryOfAnotherNodeIsSetAside(t *testing.T) {
 			s := coretest.GPUs(2)
 			for i := range s.Devices {
 				s.Devices[i].ID = coretest.GPU(first + i)
-				s.Devices[i].At = core.WholeGPU(s.Devices[i].ID)
-				s.Devices[i].PCI = core.PCIAddress(fmt.Sprintf("0000:%02x:00.0", 0x20+first+i))
+				s.Devices[i].At = gpu.WholeGPU(s.Devices[i].ID)
+				s.Devices[i].PCI = gpu.PCIAddress(fmt.Sprintf("0000:%02x:00.0", 0x20+first+i))
 			}
 			s.Links = nil
-			return coretest.NewMachine(core.NewSnapshot(s))
+			return coretest.NewMachine(gpu.NewSnapshot(s))
 		}
 		units := func(m *coretest.Machine) (all []string) {
 			d.run(m, func(agent *monitor.Monitor) {

@@ -9,6 +9,9 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 )
 
@@ -33,26 +36,26 @@ func TestHistoryOutlivesTheAgent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDisk(t)
 		machine := coretest.NewMachine(coretest.GPUs(3))
-		healthOf := func(m *monitor.Monitor, n int) core.Health {
-			u, _ := m.Current().Unit(core.UnitID(coretest.GPU(n)))
+		healthOf := func(m *monitor.Monitor, n int) health.Health {
+			u, _ := m.Current().Unit(inventory.UnitID(coretest.GPU(n)))
 			return u.Health
 		}
-		var before core.Health
+		var before health.Health
 		d.run(machine, func(m *monitor.Monitor) {
-			machine.SendEvent(core.Observation{At: core.WholeGPU(coretest.GPU(1)), Kind: core.XID, Code: 79})
-			machine.FailGPU(coretest.GPU(2), core.Lost)
+			machine.SendEvent(health.Observation{At: gpu.WholeGPU(coretest.GPU(1)), Kind: health.XID, Code: 79})
+			machine.FailGPU(coretest.GPU(2), health.Lost)
 			time.Sleep(time.Minute)
 			synctest.Wait()
 			before = healthOf(m, 1)
 		})
 		d.run(machine, func(m *monitor.Monitor) {
-			if got := healthOf(m, 1); got.Cause() != "XID_79" || got.State < core.Unhealthy || !got.Since.Equal(before.Since) {
+			if got := healthOf(m, 1); got.Cause() != "XID_79" || got.State < health.Unhealthy || !got.Since.Equal(before.Since) {
 				t.Errorf("GPU 1 was %s and is %s", before, got)
 			}
-			if got := healthOf(m, 2); got.State != core.GPULost {
+			if got := healthOf(m, 2); got.State != health.GPULost {
 				t.Errorf("GPU 2 is %s", got)
 			}
-			if got := healthOf(m, 0); got.State != core.Healthy {
+			if got := healthOf(m, 0); got.State != health.Healthy {
 				t.Errorf("GPU 0 is %s", got)
 			}
 			if h, _ := m.State().Ledger.History(coretest.GPU(1)); len(h.FaultCounts) != 1 || h.FaultCounts[0].Count != 1 {
@@ -61,7 +64,7 @@ func TestHistoryOutlivesTheAgent(t *testing.T) {
 		})
 		d.boot("another")
 		d.run(machine, func(m *monitor.Monitor) {
-			if got := healthOf(m, 1); got.State != core.Healthy {
+			if got := healthOf(m, 1); got.State != health.Healthy {
 				t.Errorf("GPU 1 after a reboot: %s", got)
 			}
 		})

@@ -6,7 +6,7 @@ package config
 import (
 	"strings"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/setting"
 )
 
 // Kind is the kind of an option's value.
@@ -70,7 +70,7 @@ type setter func(Value) error
 func (s Spec) apply(v Value) (problems []error) {
 	check := func(value string, err error) {
 		if err != nil {
-			problems = append(problems, &core.ConfigError{Key: v.Where, Value: value, Remedy: err.Error()})
+			problems = append(problems, &setting.Error{Key: v.Where, Value: value, Remedy: err.Error()})
 		}
 	}
 	if s.setItem == nil {

@@ -9,7 +9,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/config/document"
 	"github.com/tandem-gpu/tandem/internal/config/policy"
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
 // version is the only version of the file, and the default.
@@ -25,15 +25,15 @@ const (
 // extensions; unlike there, an unknown key is an error.
 type File struct {
 	policy.Result
-	MIG     core.MIGStrategy // flags.migStrategy; "" = absent
-	MPSRoot string           // flags.mpsRoot, an absolute path on the host; "" = absent
-	Text    string           // of the file, as it was read; "" = there is no file
+	MIG     inventory.MIGStrategy // flags.migStrategy; "" = absent
+	MPSRoot string                // flags.mpsRoot, an absolute path on the host; "" = absent
+	Text    string                // of the file, as it was read; "" = there is no file
 
 	values map[string]Value // the other values by key
 }
 
 // ReadFile reads the file at path for the agent of an orchestrator. Keys that do not concern devices must be known, but are
-// not read. It returns every problem (errors.Join of *core.ConfigError with line and path of the key), or the error with
+// not read. It returns every problem (errors.Join of *setting.Error with line and path of the key), or the error with
 // which the file can't be read.
 func ReadFile(path string, to policy.Orchestrator) (File, error) {
 	text, err := readText(path)

@@ -15,7 +15,9 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/config/policy"
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/health/xid"
+	"github.com/tandem-gpu/tandem/internal/setting"
 )
 
 // FuzzConfigFile: a file is understood, or every problem names it in one line. What is understood means the
@@ -95,7 +97,7 @@ func FuzzSetting(f *testing.F) {
 			if err == nil && s.Core.Validate() != nil {
 				t.Errorf("%s = %q is accepted: %v", where, value, s.Core.Validate())
 			}
-			var problem *core.ConfigError
+			var problem *setting.Error
 			if err != nil && (!errors.As(err, &problem) || !strings.HasSuffix(problem.Key, where) || problem.Value != value || problem.Remedy == "") {
 				t.Errorf("%s = %q: %v", where, value, err)
 			}
@@ -133,7 +135,7 @@ func resolveOne(t *testing.T, values Flags, env, file map[string]string) (Kubern
 		var err error
 		read, err = parseFile("/c.yaml", written(t, map[string]Value{key: {Text: value}}), policy.Kubernetes, fileKinds(func(s Spec) Kind { return s.Kind }))
 		if err != nil {
-			return Kubernetes{}, &core.ConfigError{Key: key, Value: value, Remedy: err.Error()}
+			return Kubernetes{}, &setting.Error{Key: key, Value: value, Remedy: err.Error()}
 		}
 	}
 	return resolve(values, environment(env), read)
@@ -148,7 +150,7 @@ func FuzzHealthCheckVariables(f *testing.F) {
 	f.Fuzz(func(t *testing.T, disable, enable string) {
 		env := map[string]string{disableHealthChecks: disable, enableHealthChecks: enable}
 		lookup := func(name string) (string, bool) { v, ok := env[name]; return v, ok }
-		p := core.DefaultHealthPolicy()
+		p := health.DefaultPolicy()
 		if err := healthChecks(&p, lookup); err != nil {
 			if !strings.Contains(err.Error(), "DP_") {
 				t.Errorf("no variable is named: %v", err)

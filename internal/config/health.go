@@ -11,18 +11,20 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/config/document"
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/health/xid"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
 // Health are the settings of health, which both agents have.
 type Health struct {
-	Policy            core.HealthPolicy
-	Probe             time.Duration    // between health checks
-	StateDir          string           // "" = no history on disk, and no control socket
-	KernelLog         string           // path; "" = it is not read
-	KernelLogOptional bool             // a kernel log that can't be read is no warning
-	Simulation        bool             // an operator may simulate faults
-	Overlap           core.OverlapMode // for devices that another agent of the host offers, too
+	Policy            health.Policy
+	Probe             time.Duration         // between health checks
+	StateDir          string                // "" = no history on disk, and no control socket
+	KernelLog         string                // path; "" = it is not read
+	KernelLogOptional bool                  // a kernel log that can't be read is no warning
+	Simulation        bool                  // an operator may simulate faults
+	Overlap           inventory.OverlapMode // for devices that another agent of the host offers, too
 }
 
 // DefaultHealth is the default of each setting.
@@ -54,7 +56,7 @@ func healthOptions(h *Health) []Spec {
 	options := []Spec{
 		{HCL: "health_mode", Default: "enforce",
 			Usage: "enforce: unhealthy devices get no new work; observe: report only; off: check only that driver and GPU are present",
-			set:   oneOf(&p.Mode, core.ModeEnforce, core.ModeObserve, core.ModeOff)},
+			set:   oneOf(&p.Mode, health.ModeEnforce, health.ModeObserve, health.ModeOff)},
 		{HCL: XIDs, Kind: Mapping, Usage: "XIDs with another effect than the default: 63=ignore,94=degraded,999=unhealthy", set: h.setXIDs},
 		{HCL: "health_period", Default: "10s", Usage: "time between health checks of every GPU", set: duration(&h.Probe, 0)},
 		{HCL: "health_settle", Default: "30s", Usage: "time after an XID until the driver's recovery action is reliable", set: duration(&p.Settle, 0)},
@@ -74,7 +76,7 @@ func healthOptions(h *Health) []Spec {
 			set:   pathOrEmpty(&h.StateDir, defaultStateDir+", or nothing")},
 		{HCL: "overlap", Default: "warn",
 			Usage: "for a device that another agent of this host offers, too: warn; refuse: only the first of the agents offers it for new work",
-			set:   oneOf(&h.Overlap, core.OverlapWarn, core.OverlapRefuse)},
+			set:   oneOf(&h.Overlap, inventory.OverlapWarn, inventory.OverlapRefuse)},
 		{HCL: "simulation", Kind: Bool, Default: "false", Usage: "true: an operator may simulate faults on the running agent",
 			set: boolean(&h.Simulation)},
 	}

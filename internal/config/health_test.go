@@ -8,6 +8,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/health/xid"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
 // setHealth sets the key of health with this HCL name; the error is the remedy.
@@ -59,7 +60,7 @@ func TestOverlapReachesTheCore(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := core.DefaultConfig()
-	if h.Apply(&c); c.Overlap != core.OverlapRefuse {
+	if h.Apply(&c); c.Overlap != inventory.OverlapRefuse {
 		t.Errorf("%q", c.Overlap)
 	}
 }

@@ -6,8 +6,9 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/health/xid"
+	"github.com/tandem-gpu/tandem/internal/setting"
 )
 
 const (
@@ -21,7 +22,7 @@ const (
 //
 // With DP_DISABLE_HEALTHCHECKS=all, NVIDIA's comments, and the change that added DP_ENABLE_HEALTHCHECKS, promise that the
 // XIDs of the second variable have an effect. Its code ignores all XIDs in that case; here the promise holds.
-func healthChecks(p *core.HealthPolicy, lookupEnv func(string) (string, bool)) error {
+func healthChecks(p *health.Policy, lookupEnv func(string) (string, bool)) error {
 	ignored, errIgnored := readXIDs(disableHealthChecks, lookupEnv)
 	counted, errCounted := readXIDs(enableHealthChecks, lookupEnv)
 	if err := errors.Join(errIgnored, errCounted); err != nil {
@@ -39,7 +40,7 @@ func healthChecks(p *core.HealthPolicy, lookupEnv func(string) (string, bool)) e
 		p.AllXIDs = new(xid.Withdraws)
 		clear(effects)
 	case ignored.all && len(counted.some) == 0:
-		p.Mode = core.ModeOff
+		p.Mode = health.ModeOff
 	case ignored.all:
 		p.AllXIDs = new(xid.None)
 	}
@@ -64,7 +65,7 @@ func readXIDs(name string, lookupEnv func(string) (string, bool)) (xids, error) 
 		}
 		code, err := strconv.ParseUint(item, 10, 32)
 		if err != nil || code == 0 {
-			return xids{}, &core.ConfigError{Key: name, Value: text, Remedy: `want XIDs such as 48,79, or "all"`}
+			return xids{}, &setting.Error{Key: name, Value: text, Remedy: `want XIDs such as 48,79, or "all"`}
 		}
 		x.some = append(x.some, code)
 	}

@@ -8,7 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/health/xid"
 )
 
@@ -59,7 +59,7 @@ func TestHealthKeys(t *testing.T) {
 			if diff := cmp.Diff(want, s.Health); diff != "" {
 				t.Error(diff)
 			}
-			if s.Core.Health.Mode != core.ModeObserve || s.Core.Probe != 7*time.Second {
+			if s.Core.Health.Mode != health.ModeObserve || s.Core.Probe != 7*time.Second {
 				t.Errorf("core: %+v", s.Core)
 			}
 		})
@@ -121,7 +121,7 @@ func TestHealthCheckVariables(t *testing.T) {
 	type effects = map[uint64]xid.Effect
 	for name, c := range map[string]struct {
 		disable, enable, xids string
-		mode                  core.HealthMode // "" = enforce
+		mode                  health.Mode // "" = enforce
 		all                   *xid.Effect
 		want                  effects
 		err                   string
@@ -130,16 +130,16 @@ func TestHealthCheckVariables(t *testing.T) {
 		"ignore two":                 {disable: "48, 79", want: effects{48: xid.None, 79: xid.None}},
 		"count two":                  {enable: "13,,109,", want: effects{13: xid.Withdraws, 109: xid.Withdraws}},
 		"counting wins":              {disable: "13,48", enable: "13", want: effects{13: xid.Withdraws, 48: xid.None}},
-		"ignore all":                 {disable: "all", mode: core.ModeOff},
-		"ignore all, as it was once": {disable: "XIDS", mode: core.ModeOff},
-		"all anywhere":               {disable: "48,all", mode: core.ModeOff, want: effects{48: xid.None}},
+		"ignore all":                 {disable: "all", mode: health.ModeOff},
+		"ignore all, as it was once": {disable: "XIDS", mode: health.ModeOff},
+		"all anywhere":               {disable: "48,all", mode: health.ModeOff, want: effects{48: xid.None}},
 		"all but some":               {disable: "all", enable: "79,48", all: new(xid.None), want: effects{48: xid.Withdraws, 79: xid.Withdraws}},
 		"count all":                  {enable: "ALL", all: new(xid.Withdraws)},
 		"count all but none":         {disable: "48", enable: "13,all", all: new(xid.Withdraws)},
 		"both all":                   {disable: "all", enable: "all", all: new(xid.Withdraws)},
 		"--xids wins":                {disable: "48,79", enable: "13", xids: "79=degraded,13=ignore", want: effects{48: xid.None, 79: xid.Degrades, 13: xid.None}},
 		"--xids beside all":          {enable: "all", xids: "13=ignore", all: new(xid.Withdraws), want: effects{13: xid.None}},
-		"--xids is not all":          {disable: "all", xids: "79=unhealthy", mode: core.ModeOff, want: effects{79: xid.Withdraws}},
+		"--xids is not all":          {disable: "all", xids: "79=unhealthy", mode: health.ModeOff, want: effects{79: xid.Withdraws}},
 		"word":                       {disable: "48,xid", err: `DP_DISABLE_HEALTHCHECKS = "48,xid": want XIDs such as 48,79, or "all"`},
 		"zero":                       {enable: "0", err: `DP_ENABLE_HEALTHCHECKS = "0": want XIDs such as 48,79, or "all"`},
 		"negative":                   {enable: "-1", err: `DP_ENABLE_HEALTHCHECKS = "-1": want XIDs such as 48,79, or "all"`},
@@ -156,7 +156,7 @@ DP_ENABLE_HEALTHCHECKS = "z": want XIDs such as 48,79, or "all"`},
 			if err != nil {
 				return
 			}
-			want := core.DefaultHealthPolicy()
+			want := health.DefaultPolicy()
 			if want.AllXIDs, want.XIDs = c.all, c.want; c.mode != "" {
 				want.Mode = c.mode
 			}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/config/policy"
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/setting"
 )
 
 // Kubernetes are the settings of k8s-gpu.
@@ -83,7 +84,7 @@ type Environment struct {
 }
 
 // ReadKubernetes reads command line, environment and configuration file, with this precedence. It returns every problem
-// (errors.Join of *core.ConfigError and the error with which the file can't be read); the settings are then those without
+// (errors.Join of *setting.Error and the error with which the file can't be read); the settings are then those without
 // a problem.
 func ReadKubernetes(flags Flags, env Environment) (Kubernetes, error) {
 	var f File
@@ -103,7 +104,7 @@ func (s *Kubernetes) checkMPS() error {
 	if s.File.MPS == "" || s.MPSRoot != "" {
 		return nil
 	}
-	return &core.ConfigError{Key: s.File.MPS, Value: "mps", Remedy: "takes --mps-root, MPS_ROOT or flags.mpsRoot: the folder of the MPS control daemons, such as " + defaultMPSRoot}
+	return &setting.Error{Key: s.File.MPS, Value: "mps", Remedy: "takes --mps-root, MPS_ROOT or flags.mpsRoot: the folder of the MPS control daemons, such as " + defaultMPSRoot}
 }
 
 // resolve applies all options to the defaults.
@@ -165,7 +166,7 @@ func (s *Kubernetes) unsupported(o Spec, v Value) error {
 	if o.Default != "" {
 		remedy = "not supported by this version: want " + o.Default
 	}
-	return &core.ConfigError{Key: v.Where, Value: v.Text, Remedy: remedy}
+	return &setting.Error{Key: v.Where, Value: v.Text, Remedy: remedy}
 }
 
 // mpsMount is where NVIDIA's chart mounts the folder of the MPS control daemons in the plugin's container.

@@ -13,6 +13,8 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
 // resolveAll resolves flags, variables and the text of a configuration file.
@@ -67,13 +69,13 @@ func TestPrecedence(t *testing.T) {
 		args []string
 		env  map[string]string
 		file string
-		want core.MIGStrategy
+		want inventory.MIGStrategy
 	}{
-		"default":           {want: core.MIGNone},
-		"file":              {file: file, want: core.MIGSingle},
-		"environment":       {file: file, env: env, want: core.MIGMixed},
-		"flag":              {file: file, env: env, args: []string{"--mig-strategy=none"}, want: core.MIGNone},
-		"empty environment": {file: file, env: map[string]string{"MIG_STRATEGY": ""}, want: core.MIGSingle},
+		"default":           {want: inventory.MIGNone},
+		"file":              {file: file, want: inventory.MIGSingle},
+		"environment":       {file: file, env: env, want: inventory.MIGMixed},
+		"flag":              {file: file, env: env, args: []string{"--mig-strategy=none"}, want: inventory.MIGNone},
+		"empty environment": {file: file, env: map[string]string{"MIG_STRATEGY": ""}, want: inventory.MIGSingle},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s, err := resolveAll(t, c.args, c.env, c.file)
@@ -126,7 +128,7 @@ imex: {channelIDs: [], required: false}
 	if err != nil {
 		t.Fatal(err)
 	}
-	if s.Core.MIG != core.MIGMixed || !s.Core.DeviceNodes || s.Core.Rescan != 90*time.Second {
+	if s.Core.MIG != inventory.MIGMixed || !s.Core.DeviceNodes || s.Core.Rescan != 90*time.Second {
 		t.Errorf("%+v", s)
 	}
 	// A value without effect is reported, unless it is the default.
@@ -190,12 +192,12 @@ func TestConfigFileForms(t *testing.T) {
 	for name, c := range map[string]struct {
 		file string
 		want string // of the error
-		mig  core.MIGStrategy
+		mig  inventory.MIGStrategy
 	}{
-		"empty":          {file: " ", mig: core.MIGNone},
-		"null sections":  {file: "flags:\nsharing:\n", mig: core.MIGNone},
-		"JSON":           {file: `{"version": "v1", "flags": {"migStrategy": "mixed"}}`, mig: core.MIGMixed},
-		"anchors":        {file: "flags: &f\n  migStrategy: &m single\n", mig: core.MIGSingle},
+		"empty":          {file: " ", mig: inventory.MIGNone},
+		"null sections":  {file: "flags:\nsharing:\n", mig: inventory.MIGNone},
+		"JSON":           {file: `{"version": "v1", "flags": {"migStrategy": "mixed"}}`, mig: inventory.MIGMixed},
+		"anchors":        {file: "flags: &f\n  migStrategy: &m single\n", mig: inventory.MIGSingle},
 		"no mapping":     {file: "flags", want: "c.yaml:1: want a mapping"},
 		"list of lists":  {file: "imex: {channelIDs: [[0]]}", want: `c.yaml:1: imex.channelIDs[0] = "[...]": want a single value`},
 		"IMEX channel 0": {file: "imex: {channelIDs: [0]}", want: `c.yaml:1: imex.channelIDs = "0": not supported by this version: remove it`},
@@ -236,7 +238,7 @@ func TestWhatMayBeEmpty(t *testing.T) {
 
 func TestListsAddUp(t *testing.T) {
 	s, err := resolveAll(t, []string{"--exclude=GPU-a, GPU-b", "--exclude=GPU-c"}, nil, "")
-	if err != nil || !slices.Equal(s.Core.Exclude, []core.DeviceID{"GPU-a", "GPU-b", "GPU-c"}) {
+	if err != nil || !slices.Equal(s.Core.Exclude, []gpu.DeviceID{"GPU-a", "GPU-b", "GPU-c"}) {
 		t.Errorf("%v, %v", s.Core.Exclude, err)
 	}
 }

@@ -12,6 +12,9 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/config/policy"
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/setting"
 )
 
 // Nomad are the settings of nomad-gpu: those of the plugin's config block and of its policy file.
@@ -57,7 +60,7 @@ func nomadOptions(b *Block) []Spec {
 	return append([]Spec{
 		{HCL: "enabled", Kind: Bool, Default: "true", set: boolean(&b.Enabled)},
 		{HCL: "ignored_gpu_ids", Kind: List, setItem: func(id string) error {
-			s.Core.Exclude = append(s.Core.Exclude, core.DeviceID(id))
+			s.Core.Exclude = append(s.Core.Exclude, gpu.DeviceID(id))
 			if !strings.HasPrefix(id, "GPU-") && !strings.HasPrefix(id, "MIG-") {
 				return errors.New("want UUIDs (GPU-... or MIG-...) as nvidia-smi -L prints them")
 			}
@@ -92,8 +95,8 @@ func root(field *string, host string) setter {
 	}
 }
 
-func migStrategy(field *core.MIGStrategy) setter {
-	return oneOf(field, core.MIGNone, core.MIGSingle, core.MIGMixed)
+func migStrategy(field *inventory.MIGStrategy) setter {
+	return oneOf(field, inventory.MIGNone, inventory.MIGSingle, inventory.MIGMixed)
 }
 
 // NewBlock reads the keys of a config block: a bool, number, string, list or mapping each. A key that is absent or nil has
@@ -131,7 +134,7 @@ func blockValue(s Spec, given any) (Value, error) {
 		}
 		return valueOf(s.HCL, pairs), nil
 	case isList || isMapping || s.Kind == List:
-		return Value{}, &core.ConfigError{Key: s.HCL, Value: fmt.Sprint(given), Remedy: s.Kind.want()}
+		return Value{}, &setting.Error{Key: s.HCL, Value: fmt.Sprint(given), Remedy: s.Kind.want()}
 	}
 	return Value{Text: fmt.Sprint(given), Where: s.HCL}, nil
 }
@@ -140,7 +143,7 @@ func blockValue(s Spec, given any) (Value, error) {
 func (b Block) StateDir() string { return b.settings.Health.StateDir }
 
 // Read returns the settings of the block and its policy file, which it reads. A caller that stores the policy must store the
-// text of this File: the file may change. It returns every problem (errors.Join of *core.ConfigError and the error with
+// text of this File: the file may change. It returns every problem (errors.Join of *setting.Error and the error with
 // which the file can't be read).
 func (b Block) Read() (Nomad, File, error) {
 	if !filepath.IsAbs(b.PolicyFile) {
@@ -167,7 +170,7 @@ func (b Block) compile(text []byte) (s Nomad, f File, err error) {
 	}
 	s = b.settings
 	s.Core.Policy = f.Policy
-	s.Core.MIG = cmp.Or(s.Core.MIG, f.MIG, core.MIGMixed)
+	s.Core.MIG = cmp.Or(s.Core.MIG, f.MIG, inventory.MIGMixed)
 	s.MPSRoot = filepath.Clean(cmp.Or(s.MPSRoot, f.MPSRoot, defaultMPSRoot))
 	return s, f, errors.Join(slices.Concat(b.problems, []error{err})...)
 }

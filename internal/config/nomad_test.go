@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
 // The block has precedence over the policy file, and the file over the defaults.
@@ -17,12 +17,12 @@ func TestBlockAndPolicyFile(t *testing.T) {
 	}
 	for name, c := range map[string]struct {
 		block   map[string]any
-		mig     core.MIGStrategy
+		mig     inventory.MIGStrategy
 		mpsRoot string
 	}{
-		"defaults": {map[string]any{}, core.MIGMixed, defaultMPSRoot},
-		"file":     {map[string]any{"policy_file": path}, core.MIGSingle, "/file"},
-		"block":    {map[string]any{"policy_file": path, "mig_strategy": "none", "mps_root": "/block/"}, core.MIGNone, "/block"},
+		"defaults": {map[string]any{}, inventory.MIGMixed, defaultMPSRoot},
+		"file":     {map[string]any{"policy_file": path}, inventory.MIGSingle, "/file"},
+		"block":    {map[string]any{"policy_file": path, "mig_strategy": "none", "mps_root": "/block/"}, inventory.MIGNone, "/block"},
 	} {
 		s, f, err := NewBlock(c.block).Read()
 		if err != nil || s.Core.MIG != c.mig || s.MPSRoot != c.mpsRoot || (f.Text == "") != (name == "defaults") {

@@ -5,7 +5,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 )
 
 const (
@@ -112,7 +112,7 @@ func ownOptions(s *Kubernetes, checkAddress func(string) error) []Spec {
 			set: duration(&s.Core.Rescan, 0)},
 		{Flag: "exclude", Kind: List, Usage: "UUIDs of devices that are never offered",
 			setItem: func(id string) error {
-				s.Core.Exclude = append(s.Core.Exclude, core.DeviceID(id))
+				s.Core.Exclude = append(s.Core.Exclude, gpu.DeviceID(id))
 				return nil
 			}},
 		{Flag: "sysfs-root", Default: "/sys", Usage: "mount point of the host's sysfs",

@@ -5,7 +5,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
 // Summary is a line for each option without effect, each warning, and each request of the settings, whatever devices the
@@ -53,7 +53,7 @@ func (f File) Summary() (lines []string) {
 }
 
 // ruleSummary is the effect of a rule on the devices that it selects.
-func ruleSummary(r core.Rule) (parts []string) {
+func ruleSummary(r inventory.Rule) (parts []string) {
 	if r.Reserve != "" {
 		return []string{"not offered: " + r.Reserve}
 	}

@@ -10,10 +10,13 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/health/xid"
+	"github.com/tandem-gpu/tandem/internal/setting"
 )
 
-// argParser parses the arguments of commands against a state and a time. Its errors are *core.ConfigError, one for each
+// argParser parses the arguments of commands against a state and a time. Its errors are *setting.Error, one for each
 // argument that is wrong, joined.
 type argParser struct {
 	state core.State
@@ -22,29 +25,29 @@ type argParser struct {
 
 const timeExample = "a time such as 2026-11-20T10:31:00Z"
 
-func (p argParser) command(device, cause, verifiedAt string) (core.Command, error) {
+func (p argParser) command(device, cause, verifiedAt string) (health.Command, error) {
 	id, err := p.physicalGPU(device)
-	c := core.Command{GPU: id, Cause: parseCause(cause)}
+	c := health.Command{GPU: id, Cause: parseCause(cause)}
 	if verifiedAt = strings.TrimSpace(verifiedAt); verifiedAt != "" {
 		var timeErr error
 		if c.VerifiedAt, timeErr = time.Parse(time.RFC3339, verifiedAt); timeErr != nil {
-			err = errors.Join(err, &core.ConfigError{Key: "verified-at", Value: verifiedAt, Remedy: "want " + timeExample})
+			err = errors.Join(err, &setting.Error{Key: "verified-at", Value: verifiedAt, Remedy: "want " + timeExample})
 		}
 	}
 	return c, err
 }
 
 // physicalGPU returns the one physical GPU that an argument matches.
-func (p argParser) physicalGPU(arg string) (core.DeviceID, error) {
+func (p argParser) physicalGPU(arg string) (gpu.DeviceID, error) {
 	arg = strings.TrimSpace(arg)
-	fail := func(remedy string) (core.DeviceID, error) {
-		return "", &core.ConfigError{Key: "gpu", Value: arg, Remedy: remedy}
+	fail := func(remedy string) (gpu.DeviceID, error) {
+		return "", &setting.Error{Key: "gpu", Value: arg, Remedy: remedy}
 	}
 	matches, ok := deviceMatcher(arg)
 	if !ok {
 		return fail("want a UUID or the beginning of one, a PCI address or an index, as inspect shows them")
 	}
-	var found []core.DeviceID
+	var found []gpu.DeviceID
 	for _, d := range p.devices() {
 		if d.At.GPU != "" && matches(d) && !slices.Contains(found, d.At.GPU) {
 			found = append(found, d.At.GPU)
@@ -60,15 +63,15 @@ func (p argParser) physicalGPU(arg string) (core.DeviceID, error) {
 }
 
 // deviceMatcher returns the predicate for the devices that an argument names; false if it has none of the forms.
-func deviceMatcher(arg string) (func(core.Device) bool, bool) {
+func deviceMatcher(arg string) (func(gpu.Device) bool, bool) {
 	if n, err := strconv.Atoi(arg); err == nil && n >= 0 {
-		return func(d core.Device) bool { return d.Index == n }, true
+		return func(d gpu.Device) bool { return d.Index == n }, true
 	}
-	if pci, err := core.ParsePCIAddress(arg); err == nil {
-		return func(d core.Device) bool { return d.PCI == pci }, true
+	if pci, err := gpu.ParsePCIAddress(arg); err == nil {
+		return func(d gpu.Device) bool { return d.PCI == pci }, true
 	}
 	if index, instance, ok := parseInstanceIndex(arg); ok {
-		return func(d core.Device) bool { return d.Profile != "" && d.Index == index && d.Instance == instance }, true
+		return func(d gpu.Device) bool { return d.Profile != "" && d.Index == index && d.Instance == instance }, true
 	}
 	upper := strings.ToUpper(arg)
 	if !strings.HasPrefix(upper, "GPU-") && !strings.HasPrefix(upper, "MIG-") {
@@ -76,9 +79,9 @@ func deviceMatcher(arg string) (func(core.Device) bool, bool) {
 	}
 	if id, replica, ok := strings.Cut(upper, "::"); ok { // the ID of a unit of a shared device
 		_, err := strconv.ParseUint(replica, 10, 32)
-		return func(d core.Device) bool { return strings.ToUpper(string(d.ID)) == id }, err == nil
+		return func(d gpu.Device) bool { return strings.ToUpper(string(d.ID)) == id }, err == nil
 	}
-	return func(d core.Device) bool { return strings.HasPrefix(strings.ToUpper(string(d.ID)), upper) }, true
+	return func(d gpu.Device) bool { return strings.HasPrefix(strings.ToUpper(string(d.ID)), upper) }, true
 }
 
 // parseInstanceIndex parses "0:1", as inspect shows a MIG instance and a policy selects it.
@@ -90,18 +93,18 @@ func parseInstanceIndex(arg string) (index, instance int, ok bool) {
 }
 
 // devices are all that identify a GPU: enumerated devices, excluded ones and those of conditions.
-func (p argParser) devices() []core.Device {
+func (p argParser) devices() []gpu.Device {
 	devices := slices.Clone(p.state.Snapshot.Devices)
 	for _, e := range p.state.Snapshot.Excluded {
-		devices = append(devices, core.Device{ID: e.At.GPU, At: e.At, Index: e.Index, PCI: e.PCI})
+		devices = append(devices, gpu.Device{ID: e.At.GPU, At: e.At, Index: e.Index, PCI: e.PCI})
 	}
 	for _, c := range p.state.Ledger.Conditions() {
-		devices = append(devices, core.Device{ID: c.At.GPU, At: c.At, Index: -1})
+		devices = append(devices, gpu.Device{ID: c.At.GPU, At: c.At, Index: -1})
 	}
 	return devices
 }
 
-// parseCause returns a cause as core.Condition.Cause writes it: "xid 95", "xid-95" and "95" are "XID_95".
+// parseCause returns a cause as health.Condition.Cause writes it: "xid 95", "xid-95" and "95" are "XID_95".
 func parseCause(arg string) string {
 	arg = strings.ToUpper(strings.TrimSpace(arg))
 	if number := strings.TrimLeft(strings.TrimPrefix(arg, "XID"), " -_"); number != "" {
@@ -120,41 +123,41 @@ func (p argParser) until(key, arg string) (time.Time, error) {
 	}
 	t, err := time.Parse(time.RFC3339, arg)
 	if err != nil {
-		return t, &core.ConfigError{Key: key, Value: arg, Remedy: "want a duration such as 4h, or " + timeExample}
+		return t, &setting.Error{Key: key, Value: arg, Remedy: "want a duration such as 4h, or " + timeExample}
 	}
 	return t, nil
 }
 
-func (p argParser) simulatedFault(args SimulateArgs) (core.Observation, error) {
-	o := core.Observation{Simulated: true}
+func (p argParser) simulatedFault(args SimulateArgs) (health.Observation, error) {
+	o := health.Observation{Simulated: true}
 	var errs [2]error
 	o.At, errs[0] = p.placement(args)
 	switch strings.ToLower(strings.TrimSpace(args.Kind)) {
 	case "", "xid":
-		o.Kind = core.XID
+		o.Kind = health.XID
 		o.Code, errs[1] = parseXID(args.Code)
 	case "event":
-		o.Kind = core.Event
+		o.Kind = health.Event
 		o.Code, errs[1] = parseEvent(args.Code)
 	default:
-		errs[1] = &core.ConfigError{Key: "kind", Value: args.Kind, Remedy: "want xid or event"}
+		errs[1] = &setting.Error{Key: "kind", Value: args.Kind, Remedy: "want xid or event"}
 	}
 	return o, errors.Join(errs[:]...)
 }
 
-func (p argParser) placement(args SimulateArgs) (core.Placement, error) {
+func (p argParser) placement(args SimulateArgs) (gpu.Placement, error) {
 	id, err := p.physicalGPU(args.GPU)
-	at := core.WholeGPU(id)
+	at := gpu.WholeGPU(id)
 	var giErr, ciErr error
 	at.GI, giErr = parseInstanceID("gi", args.GI)
 	at.CI, ciErr = parseInstanceID("ci", args.CI)
 	err = errors.Join(err, giErr, ciErr)
 	switch {
 	case err != nil:
-	case at.GI == core.Whole && at.CI != core.Whole:
-		err = &core.ConfigError{Key: "ci", Value: args.CI, Remedy: "a compute instance belongs to a GPU instance: give gi too"}
-	case at.GI != core.Whole && !slices.ContainsFunc(p.state.Snapshot.Devices, func(d core.Device) bool { return at.Covers(d.At) }):
-		err = &core.ConfigError{Key: "gi", Value: args.GI, Remedy: fmt.Sprintf("there is no %s", at)}
+	case at.GI == gpu.Whole && at.CI != gpu.Whole:
+		err = &setting.Error{Key: "ci", Value: args.CI, Remedy: "a compute instance belongs to a GPU instance: give gi too"}
+	case at.GI != gpu.Whole && !slices.ContainsFunc(p.state.Snapshot.Devices, func(d gpu.Device) bool { return at.Covers(d.At) }):
+		err = &setting.Error{Key: "gi", Value: args.GI, Remedy: fmt.Sprintf("there is no %s", at)}
 	}
 	return at, err
 }
@@ -162,11 +165,11 @@ func (p argParser) placement(args SimulateArgs) (core.Placement, error) {
 func parseInstanceID(key, arg string) (uint32, error) {
 	arg = strings.TrimSpace(arg)
 	if arg == "" {
-		return core.Whole, nil
+		return gpu.Whole, nil
 	}
 	n, err := strconv.ParseUint(arg, 10, 32)
 	if err != nil || n == math.MaxUint32 {
-		return 0, &core.ConfigError{Key: key, Value: arg, Remedy: "want the ID of an instance, as nvidia-smi shows it"}
+		return 0, &setting.Error{Key: key, Value: arg, Remedy: "want the ID of an instance, as nvidia-smi shows it"}
 	}
 	return uint32(n), nil
 }
@@ -174,7 +177,7 @@ func parseInstanceID(key, arg string) (uint32, error) {
 func parseXID(arg string) (uint64, error) {
 	n, err := strconv.ParseUint(strings.TrimPrefix(parseCause(arg), "XID_"), 10, 32)
 	if err != nil || n == 0 {
-		return 0, &core.ConfigError{Key: "code", Value: arg, Remedy: "want the number of an XID, such as 95"}
+		return 0, &setting.Error{Key: "code", Value: arg, Remedy: "want the number of an XID, such as 95"}
 	}
 	return n, nil
 }
@@ -196,5 +199,5 @@ func parseEvent(arg string) (uint64, error) {
 		}
 		names = append(names, name)
 	}
-	return 0, &core.ConfigError{Key: "code", Value: arg, Remedy: "want one of " + strings.Join(names, ", ")}
+	return 0, &setting.Error{Key: "code", Value: arg, Remedy: "want one of " + strings.Join(names, ", ")}
 }

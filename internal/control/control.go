@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/internal/report"
 	"github.com/tandem-gpu/tandem/internal/watchdog"
@@ -18,13 +20,13 @@ import (
 // Agent is what this package needs of a running agent. *monitor.Monitor implements it; its methods are described there.
 type Agent interface {
 	State() core.State
-	Clear(context.Context, core.Command) ([]core.Condition, error)
-	Ignore(context.Context, core.Command, time.Time) ([]core.Condition, error)
-	Report(...core.Observation) bool
+	Clear(context.Context, health.Command) ([]health.Condition, error)
+	Ignore(context.Context, health.Command, time.Time) ([]health.Condition, error)
+	Report(...health.Observation) bool
 	Quiesce(ctx context.Context, until time.Time) error
 	Resume(context.Context) error
 	Save(context.Context) error
-	Rebind(context.Context) (was, is []core.PositionBinding, err error)
+	Rebind(context.Context) (was, is []inventory.PositionBinding, err error)
 	Stats() monitor.Stats
 	Watchdog() *watchdog.Registry
 }
@@ -71,10 +73,10 @@ type QuiesceArgs struct {
 
 // driverStatus is the state of the driver and its devices after Quiesce or Resume.
 type driverStatus struct {
-	Driver           report.Driver            `json:"driver"`
-	Devices          map[core.HealthState]int `json:"devices"`                    // number by state
-	Persisted        bool                     `json:"persisted"`                  // the command outlasts a restart of the agent
-	PersistenceError string                   `json:"persistenceError,omitempty"` // why it does not
+	Driver           report.Driver        `json:"driver"`
+	Devices          map[health.State]int `json:"devices"`                    // number by state
+	Persisted        bool                 `json:"persisted"`                  // the command outlasts a restart of the agent
+	PersistenceError string               `json:"persistenceError,omitempty"` // why it does not
 }
 
 // response is the result of Clear, Ignore and Simulate.

@@ -15,7 +15,11 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
+	"github.com/tandem-gpu/tandem/internal/setting"
 	"github.com/tandem-gpu/tandem/internal/watchdog"
 )
 
@@ -28,14 +32,14 @@ type fakeAgent struct {
 
 func newFakeAgent() *fakeAgent {
 	cfg, now := core.DefaultConfig(), time.Now()
-	cfg.MIG = core.MIGMixed
+	cfg.MIG = inventory.MIGMixed
 	s := coretest.GPUs(3)
 	instance := s.Devices[2]
 	instance.ID, instance.Profile, instance.At.GI, instance.At.CI = "MIG-1", "1g.10gb", 7, 0
 	s.Devices[2].MIG, s.Devices = true, append(s.Devices, instance)
-	state := core.NewState(cfg).Read(cfg, now, core.NewSnapshot(s)).Observe(cfg, now,
-		core.Observation{At: core.WholeGPU(coretest.GPU(0)), Kind: core.XID, Code: 95},
-		core.Observation{At: core.WholeGPU(coretest.GPU(1)), Kind: core.Lost})
+	state := core.NewState(cfg).Read(cfg, now, gpu.NewSnapshot(s)).Observe(cfg, now,
+		health.Observation{At: gpu.WholeGPU(coretest.GPU(0)), Kind: health.XID, Code: 95},
+		health.Observation{At: gpu.WholeGPU(coretest.GPU(1)), Kind: health.Lost})
 	return &fakeAgent{cfg: cfg, state: state}
 }
 
@@ -43,12 +47,12 @@ func (b *fakeAgent) State() core.State            { return b.state }
 func (b *fakeAgent) Stats() monitor.Stats         { return monitor.Stats{} }
 func (b *fakeAgent) Watchdog() *watchdog.Registry { return nil }
 func (b *fakeAgent) set(s core.State)             { b.state, b.executed = s, b.executed+1 }
-func (b *fakeAgent) Report(obs ...core.Observation) bool {
+func (b *fakeAgent) Report(obs ...health.Observation) bool {
 	b.set(b.state.Observe(b.cfg, time.Now(), obs...))
 	return true
 }
 
-func (b *fakeAgent) Clear(_ context.Context, o core.Command) ([]core.Condition, error) {
+func (b *fakeAgent) Clear(_ context.Context, o health.Command) ([]health.Condition, error) {
 	s, cleared, err := b.state.Clear(b.cfg, time.Now(), o)
 	if err == nil {
 		b.set(s)
@@ -56,7 +60,7 @@ func (b *fakeAgent) Clear(_ context.Context, o core.Command) ([]core.Condition, 
 	return cleared, err
 }
 
-func (b *fakeAgent) Ignore(_ context.Context, o core.Command, until time.Time) ([]core.Condition, error) {
+func (b *fakeAgent) Ignore(_ context.Context, o health.Command, until time.Time) ([]health.Condition, error) {
 	s, ignored, err := b.state.Ignore(b.cfg, time.Now(), o, until)
 	if err == nil {
 		b.set(s)
@@ -65,16 +69,16 @@ func (b *fakeAgent) Ignore(_ context.Context, o core.Command, until time.Time) (
 }
 
 func (b *fakeAgent) Quiesce(_ context.Context, until time.Time) error {
-	m := core.Maintenance{Since: time.Now(), Until: until}
+	m := health.Maintenance{Since: time.Now(), Until: until}
 	if !m.Active(time.Now()) {
-		return &core.ConfigError{Key: "until", Remedy: "want a time to come"}
+		return &setting.Error{Key: "until", Remedy: "want a time to come"}
 	}
 	b.set(b.state.EnterMaintenance(b.cfg, time.Now(), m))
 	return nil
 }
 
 func (b *fakeAgent) Save(context.Context) error { return nil }
-func (b *fakeAgent) Rebind(context.Context) (was, is []core.PositionBinding, err error) {
+func (b *fakeAgent) Rebind(context.Context) (was, is []inventory.PositionBinding, err error) {
 	next, err := b.state.Rebind(b.cfg, time.Now())
 	if err != nil {
 		return nil, nil, err
@@ -151,7 +155,7 @@ func FuzzGPUArg(f *testing.F) {
 	f.Fuzz(func(t *testing.T, arg string) {
 		id, err := p.physicalGPU(arg)
 		if err != nil {
-			if problem, ok := errors.AsType[*core.ConfigError](err); !ok || problem.Key != "gpu" || id != "" {
+			if problem, ok := errors.AsType[*setting.Error](err); !ok || problem.Key != "gpu" || id != "" {
 				t.Errorf("%q: %q, %v", arg, id, err)
 			}
 			return

@@ -10,8 +10,11 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/internal/report"
+	"github.com/tandem-gpu/tandem/internal/setting"
 )
 
 const (
@@ -75,7 +78,7 @@ func handle[Args any, Result result](h handler, execute func(context.Context, Ar
 		var res Result
 		err := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxRequestBody)).Decode(&args)
 		if err != nil {
-			err = &core.ConfigError{Key: "request body", Remedy: "want JSON: " + err.Error()}
+			err = &setting.Error{Key: "request body", Remedy: "want JSON: " + err.Error()}
 		} else {
 			res, err = execute(ctx, args)
 		}
@@ -170,16 +173,16 @@ func (h handler) simulate(ctx context.Context, args SimulateArgs) (response, err
 }
 
 // awaitConditions waits up to a second for the conditions that a simulated fault causes. There may be none.
-func (h handler) awaitConditions(ctx context.Context, before core.State, o core.Observation) []core.Condition {
+func (h handler) awaitConditions(ctx context.Context, before core.State, o health.Observation) []health.Condition {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	tick := time.NewTicker(pollInterval)
 	defer tick.Stop()
 	old := before.Ledger.Conditions()
 	for {
-		var caused []core.Condition
+		var caused []health.Condition
 		for _, c := range h.State().Ledger.Conditions() {
-			unchanged := func(e core.Condition) bool { return same(c, e) && c.Last.Equal(e.Last) && c.Count == e.Count }
+			unchanged := func(e health.Condition) bool { return same(c, e) && c.Last.Equal(e.Last) && c.Count == e.Count }
 			if c.Simulated && c.At.GPU == o.At.GPU && c.Code == o.Code && !slices.ContainsFunc(old, unchanged) {
 				caused = append(caused, c)
 			}
@@ -197,14 +200,14 @@ func (h handler) awaitConditions(ctx context.Context, before core.State, o core.
 
 // describe describes the changed conditions, in their present form if they still exist, and the other conditions of the
 // GPU that have an effect.
-func (h handler) describe(id core.DeviceID, changed []core.Condition) response {
+func (h handler) describe(id gpu.DeviceID, changed []health.Condition) response {
 	s := h.State()
 	changed = slices.Clone(changed)
-	var others []core.Condition
+	var others []health.Condition
 	for _, c := range s.Ledger.Conditions() {
-		if i := slices.IndexFunc(changed, func(o core.Condition) bool { return same(c, o) }); i >= 0 {
+		if i := slices.IndexFunc(changed, func(o health.Condition) bool { return same(c, o) }); i >= 0 {
 			changed[i] = c
-		} else if c.At.GPU == id && c.State > core.Healthy && c.IgnoredUntil.IsZero() {
+		} else if c.At.GPU == id && c.State > health.Healthy && c.IgnoredUntil.IsZero() {
 			others = append(others, c)
 		}
 	}
@@ -214,7 +217,7 @@ func (h handler) describe(id core.DeviceID, changed []core.Condition) response {
 	}
 }
 
-func same(a, b core.Condition) bool {
+func same(a, b health.Condition) bool {
 	return a.At == b.At && a.Reason == b.Reason && a.Code == b.Code && a.Simulated == b.Simulated
 }
 
@@ -225,12 +228,12 @@ type errorBody struct {
 func statusCode(err error) int {
 	is := func(target any) bool { return errors.As(err, target) }
 	switch {
-	case is(new(*core.NewerFaultError)), is(new(*core.UnresponsiveError)), is(new(*monitor.HeldError)), errors.Is(err, monitor.ErrNotQuiesced),
-		errors.Is(err, core.ErrNoDriver):
+	case is(new(*health.NewerFaultError)), is(new(*health.UnresponsiveError)), is(new(*monitor.HeldError)), errors.Is(err, monitor.ErrNotQuiesced),
+		errors.Is(err, gpu.ErrNoDriver):
 		return http.StatusConflict
-	case is(new(*core.NoConditionError)):
+	case is(new(*health.NoConditionError)):
 		return http.StatusNotFound
-	case is(new(*core.ConfigError)):
+	case is(new(*setting.Error)):
 		return http.StatusBadRequest
 	case errors.Is(err, errSimulationOff):
 		return http.StatusForbidden

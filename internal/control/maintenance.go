@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/internal/report"
 )
@@ -83,7 +85,7 @@ func (h handler) resume(ctx context.Context, _ struct{}) (driverStatus, error) {
 	defer cancel()
 	tick := time.NewTicker(pollInterval)
 	defer tick.Stop()
-	for ctx.Err() == nil && h.State().Snapshot.Driver.State == core.DriverReleased {
+	for ctx.Err() == nil && h.State().Snapshot.Driver.State == gpu.DriverReleased {
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
@@ -94,7 +96,7 @@ func (h handler) resume(ctx context.Context, _ struct{}) (driverStatus, error) {
 
 func newDriverStatus(s core.State, saveErr error) driverStatus {
 	d := driverStatus{
-		Driver: report.DescribeDriver(s.Inventory), Devices: map[core.HealthState]int{},
+		Driver: report.DescribeDriver(s.Inventory), Devices: map[health.State]int{},
 		Persisted: saveErr == nil, PersistenceError: text(saveErr),
 	}
 	for u := range s.Inventory.Devices() {
@@ -120,7 +122,7 @@ func (s driverStatus) String() string {
 		line += " " + s.Driver.Version
 	}
 	var counts []string
-	for state := core.Healthy; state <= core.GPULost; state++ {
+	for state := health.Healthy; state <= health.GPULost; state++ {
 		if n := s.Devices[state]; n > 0 {
 			counts = append(counts, fmt.Sprintf("%d %s", n, state))
 		}

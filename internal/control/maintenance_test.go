@@ -14,8 +14,8 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/control"
-	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/report"
 )
 
@@ -71,7 +71,7 @@ func TestQuiesceUntilATime(t *testing.T) {
 func TestQuiesceWhileACallHangs(t *testing.T) {
 	t.Parallel()
 	r := start(t, coretest.GPUs(2))
-	release := r.machine.Hang("Probe", core.WholeGPU(coretest.GPU(1)))
+	release := r.machine.Hang("Probe", gpu.WholeGPU(coretest.GPU(1)))
 	defer release()
 	r.await("the call", func() bool { return len(r.monitor.Stats().Calls) > 0 })
 	err := quiesce(control.QuiesceArgs{})(t.Context(), r.path, &bytes.Buffer{})
@@ -136,7 +136,7 @@ func TestDebug(t *testing.T) {
 			}}
 		}
 	})
-	release := r.machine.Hang("Probe", core.WholeGPU(coretest.GPU(1)))
+	release := r.machine.Hang("Probe", gpu.WholeGPU(coretest.GPU(1)))
 	defer release()
 	r.await("the call", func() bool { return len(r.monitor.Stats().Calls) > 0 })
 	contains(t, r.output(func(ctx context.Context, path string, out *bytes.Buffer) error {

@@ -12,6 +12,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/control"
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 )
 
 // disk is a store that discards what it saves, or fails. It is safe for concurrent use.
@@ -98,7 +99,7 @@ func TestDelayedMaintenanceThatIsNotOnDisk(t *testing.T) {
 	t.Parallel()
 	d := &disk{err: errors.New(full)}
 	r := startWith(t, coretest.GPUs(2), d)
-	release := r.machine.Hang("Probe", core.WholeGPU(coretest.GPU(1)))
+	release := r.machine.Hang("Probe", gpu.WholeGPU(coretest.GPU(1)))
 	defer release()
 	r.await("the call", func() bool { return len(r.monitor.Stats().Calls) > 0 })
 	err := quiesce(control.QuiesceArgs{})(t.Context(), r.path, &bytes.Buffer{})

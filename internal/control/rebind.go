@@ -7,7 +7,7 @@ import (
 	"log/slog"
 	"slices"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/report"
 )
 
@@ -38,7 +38,7 @@ func (r rebindResult) log(log *slog.Logger, command string, peer slog.Attr) {
 }
 
 // previous are the devices that the i-th position was bound to.
-func (r rebindResult) previous(i int) []core.DeviceID {
+func (r rebindResult) previous(i int) []gpu.DeviceID {
 	if i < len(r.Previous) && r.Previous[i].Location == r.Current[i].Location {
 		return r.Previous[i].Devices
 	}

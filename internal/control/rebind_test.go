@@ -9,8 +9,9 @@ import (
 	"testing"
 
 	"github.com/tandem-gpu/tandem/internal/control"
-	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
 func rebind(ctx context.Context, path string, out *bytes.Buffer) error {
@@ -21,8 +22,8 @@ func rebind(ctx context.Context, path string, out *bytes.Buffer) error {
 func TestRebind(t *testing.T) {
 	t.Parallel()
 	r := start(t, coretest.GPUs(3), func(o *control.Options) {
-		o.Config.Policy.Rules = []core.Rule{{
-			Select:  core.Selector{At: "policy.yaml:3: rules[0].select", Indices: []core.DeviceIndex{{GPU: 1, Instance: -1}}},
+		o.Config.Policy.Rules = []inventory.Rule{{
+			Select:  inventory.Selector{At: "policy.yaml:3: rules[0].select", Indices: []gpu.DeviceIndex{{GPU: 1, Instance: -1}}},
 			Reserve: "display",
 		}}
 	})
@@ -45,8 +46,8 @@ func TestRebind(t *testing.T) {
 		t.Errorf("drift after rebind: %q", f)
 	}
 	contains(t, r.log.String(), "policy position rebound by operator", "uid=")
-	r.machine.FailSession(core.ErrDriverLost)
-	r.await("the loss of the driver", func() bool { return r.monitor.Current().Driver().State != core.DriverReady })
+	r.machine.FailSession(gpu.ErrDriverLost)
+	r.await("the loss of the driver", func() bool { return r.monitor.Current().Driver().State != gpu.DriverReady })
 	refused, ok := errors.AsType[*control.RefusedError](rebind(t.Context(), r.path, &bytes.Buffer{}))
 	if !ok || refused.Status != http.StatusConflict || !strings.Contains(refused.Text, "present order of devices is unknown") {
 		t.Errorf("without a driver: %v", refused)

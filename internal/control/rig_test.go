@@ -14,6 +14,9 @@ import (
 	"github.com/tandem-gpu/tandem/internal/control"
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 )
 
@@ -59,16 +62,16 @@ func shortDir(t *testing.T) string {
 }
 
 // start runs an agent that checks its GPUs every 10 ms and has a dwell of an hour.
-func start(t *testing.T, s core.Snapshot, change ...func(*control.Options)) *rig {
+func start(t *testing.T, s gpu.Snapshot, change ...func(*control.Options)) *rig {
 	t.Helper()
 	return startWith(t, s, nil, change...)
 }
 
 // startWith is start for an agent with a store.
-func startWith(t *testing.T, s core.Snapshot, store monitor.Store, change ...func(*control.Options)) *rig {
+func startWith(t *testing.T, s gpu.Snapshot, store monitor.Store, change ...func(*control.Options)) *rig {
 	t.Helper()
 	cfg := core.DefaultConfig()
-	cfg.MIG = core.MIGMixed
+	cfg.MIG = inventory.MIGMixed
 	cfg.Probe, cfg.Rescan, cfg.Health.Dwell = 10*time.Millisecond, 10*time.Millisecond, time.Hour
 	r := &rig{
 		T: t, machine: coretest.NewMachine(s), log: &record{},
@@ -104,7 +107,7 @@ func startWith(t *testing.T, s core.Snapshot, store monitor.Store, change ...fun
 // shortWaits is a session whose event waits take 20 ms instead of a second: the monitor ends when the wait has.
 type shortWaits struct{ monitor.Session }
 
-func (s shortWaits) Wait(most time.Duration) ([]core.Observation, error) {
+func (s shortWaits) Wait(most time.Duration) ([]health.Observation, error) {
 	return s.Session.Wait(min(most, 20*time.Millisecond))
 }
 
@@ -137,15 +140,15 @@ func await(t *testing.T, what string, is func() bool) {
 }
 
 // xid has a GPU report an XID, and waits until it has an effect.
-func (r *rig) xid(gpu int, code uint64) {
+func (r *rig) xid(id int, code uint64) {
 	r.Helper()
-	r.machine.SendEvent(core.Observation{At: core.WholeGPU(coretest.GPU(gpu)), Kind: core.XID, Code: code})
-	r.await("the XID", func() bool { return r.cause(gpu) != "" })
+	r.machine.SendEvent(health.Observation{At: gpu.WholeGPU(coretest.GPU(id)), Kind: health.XID, Code: code})
+	r.await("the XID", func() bool { return r.cause(id) != "" })
 }
 
 // cause is the cause of the health of a GPU.
-func (r *rig) cause(gpu int) string {
-	return r.monitor.State().Ledger.Health(core.WholeGPU(coretest.GPU(gpu))).Cause()
+func (r *rig) cause(id int) string {
+	return r.monitor.State().Ledger.Health(gpu.WholeGPU(coretest.GPU(id))).Cause()
 }
 
 // output runs a command and returns its output.

@@ -19,6 +19,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
+	"github.com/tandem-gpu/tandem/internal/setting"
 )
 
 func quiet() control.Options {
@@ -141,7 +142,7 @@ func TestSocketThatCannotBeServed(t *testing.T) {
 	if text, err := os.ReadFile(inTheWay); err != nil || string(text) != "mine" {
 		t.Errorf("the file is now %q, %v", text, err)
 	}
-	var wrong *core.ConfigError
+	var wrong *setting.Error
 	if _, err := control.Dial(control.Path(strings.Repeat("x", 100), "k8s-gpu")).Report(t.Context()); !errors.As(err, &wrong) || wrong.Key != "state_dir" {
 		t.Errorf("a path that is too long: %v", err)
 	}

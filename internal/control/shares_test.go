@@ -7,13 +7,13 @@ import (
 	"testing"
 
 	"github.com/tandem-gpu/tandem/internal/control"
-	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
 // shared gives each device a hundred replicas.
 func shared(o *control.Options) {
-	o.Config.Policy.Rules = []core.Rule{{Sharing: &core.Sharing{Mode: core.TimeSlicing, Replicas: 100}}}
+	o.Config.Policy.Rules = []inventory.Rule{{Sharing: &inventory.Sharing{Mode: inventory.TimeSlicing, Replicas: 100}}}
 }
 
 // The ID of a unit, as the orchestrators show it, selects its GPU.

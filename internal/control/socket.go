@@ -13,8 +13,8 @@ import (
 
 	"github.com/cenkalti/backoff/v5"
 
-	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/filelock"
+	"github.com/tandem-gpu/tandem/internal/setting"
 )
 
 const (
@@ -170,7 +170,7 @@ func Path(stateDir, agent string) string {
 
 func checkPath(path string) error {
 	if len(path) > maxPath {
-		return &core.ConfigError{Key: "state_dir", Value: filepath.Dir(path), Remedy: fmt.Sprintf(
+		return &setting.Error{Key: "state_dir", Value: filepath.Dir(path), Remedy: fmt.Sprintf(
 			"the path of the socket in it has %d bytes, want at most %d", len(path), maxPath)}
 	}
 	return nil

@@ -15,6 +15,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/control"
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/report"
 )
 
@@ -154,7 +155,7 @@ func TestRejectedCommands(t *testing.T) {
 	r := start(t, coretest.GPUs(2), simulation)
 	longAgo := time.Now().Add(-time.Hour).UTC().Format(time.RFC3339)
 	r.xid(0, 95)
-	r.machine.FailGPU(coretest.GPU(1), core.Lost)
+	r.machine.FailGPU(coretest.GPU(1), health.Lost)
 	r.await("the loss", func() bool { return r.cause(1) == "LOST" })
 	clearing := func(a control.ClearArgs) error { return control.Clear(t.Context(), r.path, a, io.Discard) }
 	ignoring := func(a control.IgnoreArgs) error { return control.Ignore(t.Context(), r.path, a, io.Discard) }
@@ -214,12 +215,12 @@ func TestSimulate(t *testing.T) {
 			return control.Simulate(ctx, path, args, out)
 		})
 	}
-	health := func() core.Health {
+	healthID := func() health.Health {
 		u, _ := r.monitor.Current().Unit("MIG-1")
 		return u.Health
 	}
 	contains(t, simulate(control.SimulateArgs{GPU: "MIG-1", Code: "XID 95"}), "simulated: GPU 0 XID_95 (", "): unhealthy; clears: reset seen or reboot, or the command clear\n")
-	if h := health(); !h.Simulated || h.State != core.Unhealthy {
+	if h := healthID(); !h.Simulated || h.State != health.Unhealthy {
 		t.Errorf("health is %s", h)
 	}
 	contains(t, simulate(control.SimulateArgs{GPU: "0", Kind: "event", Code: "gpuUnavailableError"}), "simulated: GPU 0 EVENT_0x4000 (")
@@ -231,7 +232,7 @@ func TestSimulate(t *testing.T) {
 	r.output(func(ctx context.Context, path string, out *bytes.Buffer) error {
 		return control.Clear(ctx, path, control.ClearArgs{GPU: "0"}, out)
 	})
-	if h := health(); h.State != core.Healthy {
+	if h := healthID(); h.State != health.Healthy {
 		t.Errorf("health is %s", h)
 	}
 }
@@ -266,7 +267,7 @@ func TestBusyAgent(t *testing.T) {
 // stalled is an agent that does not execute Clear.
 type stalled struct{ control.Agent }
 
-func (stalled) Clear(ctx context.Context, _ core.Command) ([]core.Condition, error) {
+func (stalled) Clear(ctx context.Context, _ health.Command) ([]health.Condition, error) {
 	<-ctx.Done()
 	return nil, ctx.Err()
 }

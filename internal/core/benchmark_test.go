@@ -12,26 +12,29 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
 // healthyGPUs returns the ledger of n healthy GPUs, and the observations of one check of each.
-func healthyGPUs(n int) (core.Ledger, []core.Observation) {
+func healthyGPUs(n int) (health.Ledger, []health.Observation) {
 	checks := healthyChecks(coretest.GPUs(n))
-	return core.Ledger{}.Apply(core.DefaultHealthPolicy(), testStart, append(checks, driverAvailable("580"))...), checks
+	return health.Ledger{}.Apply(health.DefaultPolicy(), testStart, append(checks, driverAvailable("580"))...), checks
 }
 
 // faultyGPUs returns a ledger with a condition on each GPU, and several on the first.
-func faultyGPUs(n int) (core.Ledger, []core.Observation) {
+func faultyGPUs(n int) (health.Ledger, []health.Observation) {
 	l, checks := healthyGPUs(n)
-	var obs []core.Observation
+	var obs []health.Observation
 	for i := range n {
 		obs = append(obs, xidEvent(gpuAt(i), 119))
 	}
-	return l.Apply(core.DefaultHealthPolicy(), testStart, append(obs, xidEvent(gpuAt(0), 94), xidEvent(gpuAt(0), 54))...), checks
+	return l.Apply(health.DefaultPolicy(), testStart, append(obs, xidEvent(gpuAt(0), 94), xidEvent(gpuAt(0), 54))...), checks
 }
 
 func BenchmarkApplyXID(b *testing.B) {
-	p := core.DefaultHealthPolicy()
+	p := health.DefaultPolicy()
 	l, _ := healthyGPUs(8)
 	b.ReportAllocs()
 	for b.Loop() {
@@ -40,9 +43,9 @@ func BenchmarkApplyXID(b *testing.B) {
 }
 
 func BenchmarkApplyChecks(b *testing.B) {
-	p := core.DefaultHealthPolicy()
+	p := health.DefaultPolicy()
 	for _, n := range []int{8, 64} {
-		for name, begin := range map[string]func(int) (core.Ledger, []core.Observation){"well": healthyGPUs, "troubled": faultyGPUs} {
+		for name, begin := range map[string]func(int) (health.Ledger, []health.Observation){"well": healthyGPUs, "troubled": faultyGPUs} {
 			l, checks := begin(n)
 			b.Run(fmt.Sprintf("%s/%d", name, n), func(b *testing.B) {
 				b.ReportAllocs()
@@ -56,8 +59,8 @@ func BenchmarkApplyChecks(b *testing.B) {
 
 // Time passes twice a second, also without observations.
 func BenchmarkApplyNothing(b *testing.B) {
-	p, now := core.DefaultHealthPolicy(), testStart.Add(time.Minute)
-	for name, begin := range map[string]func(int) (core.Ledger, []core.Observation){"well": healthyGPUs, "troubled": faultyGPUs} {
+	p, now := health.DefaultPolicy(), testStart.Add(time.Minute)
+	for name, begin := range map[string]func(int) (health.Ledger, []health.Observation){"well": healthyGPUs, "troubled": faultyGPUs} {
 		l, _ := begin(8)
 		b.Run(name, func(b *testing.B) {
 			b.ReportAllocs()
@@ -69,7 +72,7 @@ func BenchmarkApplyNothing(b *testing.B) {
 }
 
 func BenchmarkHealth(b *testing.B) {
-	for name, begin := range map[string]func(int) (core.Ledger, []core.Observation){"well": healthyGPUs, "troubled": faultyGPUs} {
+	for name, begin := range map[string]func(int) (health.Ledger, []health.Observation){"well": healthyGPUs, "troubled": faultyGPUs} {
 		l, _ := begin(64)
 		b.Run(name, func(b *testing.B) {
 			b.ReportAllocs()
@@ -82,7 +85,7 @@ func BenchmarkHealth(b *testing.B) {
 
 // Without conditions, Apply without observations allocates nothing.
 func TestApplyWithoutConditionsDoesNotAllocate(t *testing.T) {
-	p := core.DefaultHealthPolicy()
+	p := health.DefaultPolicy()
 	l, _ := healthyGPUs(64)
 	if n := testing.AllocsPerRun(100, func() { l.Apply(p, testStart.Add(time.Hour)) }); n != 0 || l.NeedsTick() {
 		t.Errorf("%v allocations for nothing; restless %t", n, l.NeedsTick())
@@ -92,7 +95,7 @@ func TestApplyWithoutConditionsDoesNotAllocate(t *testing.T) {
 // sharedHost is a host of 16 GPUs whose devices are shared.
 type sharedHost struct {
 	name     string
-	snapshot core.Snapshot
+	snapshot gpu.Snapshot
 	replicas int // 0 = not shared
 }
 
@@ -108,14 +111,16 @@ func sharedHosts() []sharedHost {
 
 func (c sharedHost) config() core.Config {
 	cfg := core.DefaultConfig()
-	cfg.MIG = core.MIGMixed
+	cfg.MIG = inventory.MIGMixed
 	if c.replicas > 0 {
-		cfg.Policy.Rules = []core.Rule{{Sharing: new(sliced(c.replicas))}}
+		cfg.Policy.Rules = []inventory.Rule{{Sharing: new(sliced(c.replicas))}}
 	}
 	return cfg
 }
 
-func (c sharedHost) build() *core.Inventory { return core.Build(c.snapshot, core.Ledger{}, c.config()) }
+func (c sharedHost) build() *inventory.Inventory {
+	return core.Build(c.snapshot, health.Ledger{}, c.config())
+}
 
 // benchmarkHosts measures the function that f returns for each host.
 func benchmarkHosts(b *testing.B, make func(sharedHost) (f func())) {
@@ -139,7 +144,9 @@ func BenchmarkCrowdBuild(b *testing.B) {
 func BenchmarkCrowdOffer(b *testing.B) {
 	benchmarkHosts(b, func(c sharedHost) func() {
 		prev, now := c.build(), time.Now()
-		return func() { c.build().WithHost(core.Host{}, core.OverlapWarn).WithRetiring(prev, now, time.Second) }
+		return func() {
+			c.build().WithHost(inventory.Host{}, inventory.OverlapWarn).WithRetiring(prev, now, time.Second)
+		}
 	})
 }
 
@@ -187,7 +194,7 @@ func BenchmarkCrowdMemory(b *testing.B) {
 	for _, c := range sharedHosts() {
 		b.Run(c.name, func(b *testing.B) {
 			const keep = 20
-			var kept [keep]*core.Inventory
+			var kept [keep]*inventory.Inventory
 			for b.Loop() {
 				before := heapBytes()
 				for i := range kept {
@@ -195,7 +202,7 @@ func BenchmarkCrowdMemory(b *testing.B) {
 				}
 				grown := heapBytes() - before
 				b.ReportMetric(float64(grown)/float64(keep*kept[0].Len()), "B/unit")
-				b.ReportMetric(float64(unsafe.Sizeof(core.Unit{})), "B/Unit{}")
+				b.ReportMetric(float64(unsafe.Sizeof(inventory.Unit{})), "B/Unit{}")
 				clear(kept[:])
 			}
 		})
@@ -212,15 +219,15 @@ func heapBytes() uint64 {
 // Equal arguments give equal results, and no argument is changed.
 func TestPurity(t *testing.T) {
 	machine, pristine := migMachine(), migMachine()
-	obs := core.Observation{At: core.WholeGPU("GPU-m"), Kind: core.XID, Code: 48}
+	obs := health.Observation{At: gpu.WholeGPU("GPU-m"), Kind: health.XID, Code: 48}
 	run := func() string {
 		snapshot, seen := core.Reconcile(machine, without(machine, "MIG-1"))
-		l := core.Ledger{}.Apply(core.DefaultHealthPolicy(), time.Unix(0, 0), append(seen, obs)...)
+		l := health.Ledger{}.Apply(health.DefaultPolicy(), time.Unix(0, 0), append(seen, obs)...)
 		cfg := core.DefaultConfig()
-		cfg.MIG = core.MIGMixed
+		cfg.MIG = inventory.MIGMixed
 		history, _ := l.History("GPU-m")
 		inv := core.Build(snapshot, l, cfg)
-		plan, err := inv.Reserve("MIG-2", core.UnitID(coretest.GPU(0)))
+		plan, err := inv.Reserve("MIG-2", inventory.UnitID(coretest.GPU(0)))
 		return fmt.Sprint(snapshot, seen, l.Conditions(), history, unitIDs(inv), inv.Excluded(), plan, err, inv.Prefer(unitIDs(inv), nil, 2))
 	}
 	first := run()
@@ -240,7 +247,7 @@ func BenchmarkBuild(b *testing.B) {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
-				core.Build(s, core.Ledger{}, core.DefaultConfig())
+				core.Build(s, health.Ledger{}, core.DefaultConfig())
 			}
 		})
 	}
@@ -248,11 +255,11 @@ func BenchmarkBuild(b *testing.B) {
 
 func BenchmarkReserve(b *testing.B) {
 	for _, n := range []int{8, 64} {
-		inv := core.Build(coretest.GPUs(n), core.Ledger{}, core.DefaultConfig())
+		inv := core.Build(coretest.GPUs(n), health.Ledger{}, core.DefaultConfig())
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
-				if _, err := inv.Reserve(core.UnitID(coretest.GPU(1)), core.UnitID(coretest.GPU(5))); err != nil {
+				if _, err := inv.Reserve(inventory.UnitID(coretest.GPU(1)), inventory.UnitID(coretest.GPU(5))); err != nil {
 					b.Fatal(err)
 				}
 			}
@@ -262,7 +269,7 @@ func BenchmarkReserve(b *testing.B) {
 
 func BenchmarkPrefer(b *testing.B) {
 	for _, n := range []int{8, 64} {
-		inv := core.Build(coretest.GPUs(n), core.Ledger{}, core.DefaultConfig())
+		inv := core.Build(coretest.GPUs(n), health.Ledger{}, core.DefaultConfig())
 		ids := unitIDs(inv)
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
 			b.ReportAllocs()

@@ -10,18 +10,21 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
 // reindexed returns the snapshot of a host with the given GPUs of coretest.GPUs, in the order of their indices.
-func reindexed(gpus ...int) core.Snapshot {
+func reindexed(gpus ...int) gpu.Snapshot {
 	s := coretest.GPUs(16)
-	var devices []core.Device
+	var devices []gpu.Device
 	for i, n := range gpus {
 		d := s.Devices[n]
 		d.Index = i
 		devices = append(devices, d)
 	}
-	return core.NewSnapshot(core.Snapshot{Driver: s.Driver, Devices: devices})
+	return gpu.NewSnapshot(gpu.Snapshot{Driver: s.Driver, Devices: devices})
 }
 
 func seq(from, to int) (numbers []int) {
@@ -31,16 +34,16 @@ func seq(from, to int) (numbers []int) {
 	return numbers
 }
 
-func byIndex(at string, indices ...int) core.Selector {
-	s := core.Selector{At: at}
+func byIndex(at string, indices ...int) inventory.Selector {
+	s := inventory.Selector{At: at}
 	for _, i := range indices {
-		s.Indices = append(s.Indices, core.DeviceIndex{GPU: i, Instance: -1})
+		s.Indices = append(s.Indices, gpu.DeviceIndex{GPU: i, Instance: -1})
 	}
 	return s
 }
 
 // newPolicyFixture returns a host of 8 GPUs under a policy.
-func newPolicyFixture(t *testing.T, p core.Policy) *restartFixture {
+func newPolicyFixture(t *testing.T, p inventory.Policy) *restartFixture {
 	l := newRestartFixture(t, reindexed(seq(0, 7)...))
 	l.cfg.Policy = p
 	l.state = core.Restore(l.cfg, core.Checkpoint{BootID: "a"}, "a")
@@ -92,9 +95,9 @@ func (l *restartFixture) expectWarnings(when string, texts ...string) {
 	}
 }
 
-var reservedAndShared = core.Policy{Rules: []core.Rule{
+var reservedAndShared = inventory.Policy{Rules: []inventory.Rule{
 	{Select: byIndex("policy.yaml:3: rules[0].select", 7), Reserve: "display"},
-	{Select: byIndex("policy.yaml:5: rules[1].select", 5, 6), Sharing: &core.Sharing{Mode: core.TimeSlicing, Replicas: 4}},
+	{Select: byIndex("policy.yaml:5: rules[1].select", 5, 6), Sharing: &inventory.Sharing{Mode: inventory.TimeSlicing, Replicas: 4}},
 }}
 
 func TestIndexBindingWhenGPUIsRemoved(t *testing.T) {
@@ -137,16 +140,16 @@ func TestIndexBindingWhenGPUIsAdded(t *testing.T) {
 	l.expectPools("after rebind", "gpu 0,1,2,3,7,8 gpu.shared 4,5")
 	l.expectWarnings("after rebind")
 
-	l = newPolicyFixture(t, core.Policy{Names: []core.Naming{{Select: core.Selector{Full: true}, Pool: "all"}}})
+	l = newPolicyFixture(t, inventory.Policy{Names: []inventory.Naming{{Select: inventory.Selector{Full: true}, Pool: "all"}}})
 	l.host = reindexed(append([]int{8}, seq(0, 7)...)...)
 	l.read(1)
 	l.expectPools("no rule goes by index", "all 0,1,2,3,4,5,6,7,8")
 }
 
-func shareFirst(n int) core.Policy {
-	return core.Policy{Shares: []core.Share{{
-		Pool: "gpu", Select: core.Selector{At: "config.yaml:7"}, First: n, Rename: "gpu.shared",
-		Sharing: core.Sharing{Mode: core.TimeSlicing, Replicas: 2},
+func shareFirst(n int) inventory.Policy {
+	return inventory.Policy{Shares: []inventory.Share{{
+		Pool: "gpu", Select: inventory.Selector{At: "config.yaml:7"}, First: n, Rename: "gpu.shared",
+		Sharing: inventory.Sharing{Mode: inventory.TimeSlicing, Replicas: 2},
 	}}}
 }
 
@@ -176,7 +179,7 @@ func TestCountBinding(t *testing.T) {
 // The instances of a GPU stay offered when another GPU is partitioned differently.
 func TestCommonProfileBinding(t *testing.T) {
 	l := newRestartFixture(t, reindexed())
-	l.cfg.MIG = core.MIGSingle
+	l.cfg.MIG = inventory.MIGSingle
 	l.state = core.NewState(l.cfg)
 	cut := func(profiles ...[]string) {
 		s := coretest.GPUs(len(profiles))
@@ -199,13 +202,13 @@ func TestCommonProfileBinding(t *testing.T) {
 
 func TestInstanceIndexBinding(t *testing.T) {
 	l := newRestartFixture(t, reindexed())
-	l.cfg.Policy = core.Policy{Rules: []core.Rule{{
-		Select:  core.Selector{At: "rule", Indices: []core.DeviceIndex{{GPU: 0, Instance: 1}}},
+	l.cfg.Policy = inventory.Policy{Rules: []inventory.Rule{{
+		Select:  inventory.Selector{At: "rule", Indices: []gpu.DeviceIndex{{GPU: 0, Instance: 1}}},
 		Reserve: "tests",
 	}}}
 	l.host = coretest.WithMIG(coretest.GPUs(1), 0, "1g.10gb", "1g.10gb", "1g.10gb")
 	l.read(1)
-	reserved := func(when string, want core.DeviceID) {
+	reserved := func(when string, want gpu.DeviceID) {
 		t.Helper()
 		e := l.state.Inventory.Excluded()
 		if len(e) != 1 || e[0].Reason != "tests" {
@@ -231,8 +234,8 @@ func TestInstanceIndexBinding(t *testing.T) {
 
 func TestRebindNeedsTheDriver(t *testing.T) {
 	l := newPolicyFixture(t, reservedAndShared)
-	l.noDriver(core.DriverFailed)
-	if next, err := l.state.Rebind(l.cfg, l.now); !errors.Is(err, core.ErrNoDriver) || !next.Binding.Equal(l.state.Binding) {
+	l.noDriver(gpu.DriverFailed)
+	if next, err := l.state.Rebind(l.cfg, l.now); !errors.Is(err, gpu.ErrNoDriver) || !next.Binding.Equal(l.state.Binding) {
 		t.Errorf("%v", err)
 	}
 }
@@ -243,13 +246,13 @@ func TestBindingInvariants(t *testing.T) {
 	for seed := range uint64(100) {
 		r := newRandomSim(seed)
 		nomad := newPolicyFixture(t, reservedAndShared)
-		nomad.cfg.Policy.Rules = append([]core.Rule{{Select: byIndex("policy", 0, 1, 2), Reserve: "for another"}}, nomad.cfg.Policy.Rules...)
-		kube := newPolicyFixture(t, core.Policy{Rules: []core.Rule{{Select: byIndex("policy", 3, 4, 5, 6, 7, 8, 9, 10, 11), Reserve: "for another"}}, Shares: shareFirst(1).Shares})
+		nomad.cfg.Policy.Rules = append([]inventory.Rule{{Select: byIndex("policy", 0, 1, 2), Reserve: "for another"}}, nomad.cfg.Policy.Rules...)
+		kube := newPolicyFixture(t, inventory.Policy{Rules: []inventory.Rule{{Select: byIndex("policy", 3, 4, 5, 6, 7, 8, 9, 10, 11), Reserve: "for another"}}, Shares: shareFirst(1).Shares})
 		agents := []*restartFixture{nomad, kube}
 		for _, a := range agents {
 			a.state = core.Restore(a.cfg, core.Checkpoint{BootID: "a"}, "a")
 		}
-		there, was := seq(0, 7), [2]map[core.DeviceID]string{{}, {}}
+		there, was := seq(0, 7), [2]map[gpu.DeviceID]string{{}, {}}
 		for step := range 60 {
 			if n := r.IntN(12); slices.Contains(there, n) {
 				there = slices.DeleteFunc(there, func(m int) bool { return m == n })
@@ -264,12 +267,12 @@ func TestBindingInvariants(t *testing.T) {
 				if r.oneIn(8) {
 					a.now = a.now.Add(30 * time.Hour)
 				}
-				a.state = a.state.WithHost(a.cfg, a.now, core.Host{Numbering: agents[1-i].state.Inventory.Numbering()})
+				a.state = a.state.WithHost(a.cfg, a.now, inventory.Host{Numbering: agents[1-i].state.Inventory.Numbering()})
 				a.read(2)
 			}
-			offered := map[core.DeviceID]string{}
+			offered := map[gpu.DeviceID]string{}
 			for i, a := range agents {
-				known := map[core.DeviceID]bool{}
+				known := map[gpu.DeviceID]bool{}
 				for _, d := range a.state.Snapshot.Devices {
 					known[d.ID] = true
 				}
@@ -280,7 +283,7 @@ func TestBindingInvariants(t *testing.T) {
 				}
 				for u := range a.state.Inventory.Units() {
 					id, as := u.Device.ID, fmt.Sprint(i, u.Pool)
-					if u.Health.Reason == core.ReasonWithdrawn {
+					if u.Health.Reason == health.ReasonWithdrawn {
 						continue
 					}
 					if old, ok := was[i][id]; ok && old != as {

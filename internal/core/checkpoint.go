@@ -3,26 +3,30 @@ package core
 import (
 	"slices"
 	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
 // Checkpoint is the part of a State that is kept on disk over a restart of the agent, so that no fault is cleared
 // or forgotten by a restart. Its JSON encoding is the format of the file: names in it do not change.
 type Checkpoint struct {
-	BootID           string      `json:"Boot"`             // /proc/sys/kernel/random/boot_id
-	BootTime         time.Time   `json:"Booted,omitzero"`  // when the host booted, on the clock of the times below; zero = unknown
-	NotReadSinceBoot bool        `json:"Unread,omitempty"` // devices and links are those of an earlier boot: the driver has not been read in this one
-	Driver           string      // version of the driver when it was last ready
-	Maintenance      Maintenance `json:"Away,omitzero"`
-	Binding          Binding     `json:",omitzero"`
-	Devices          []Device
-	Links            []Link `json:",omitempty"` // NVLinks between the devices
-	Conditions       []Condition
-	GPUs             map[DeviceID]GPUHistory `json:"Charts"`
-	KernelLog        uint64                  `json:",omitempty"` // next sequence number to read from the kernel log of that boot; 0 = unknown
+	BootID           string             `json:"Boot"`             // /proc/sys/kernel/random/boot_id
+	BootTime         time.Time          `json:"Booted,omitzero"`  // when the host booted, on the clock of the times below; zero = unknown
+	NotReadSinceBoot bool               `json:"Unread,omitempty"` // devices and links are those of an earlier boot: the driver has not been read in this one
+	Driver           string             // version of the driver when it was last ready
+	Maintenance      health.Maintenance `json:"Away,omitzero"`
+	Binding          inventory.Binding  `json:",omitzero"`
+	Devices          []gpu.Device
+	Links            []gpu.Link `json:",omitempty"` // NVLinks between the devices
+	Conditions       []health.Condition
+	GPUs             map[gpu.DeviceID]health.GPUHistory `json:"Charts"`
+	KernelLog        uint64                             `json:",omitempty"` // next sequence number to read from the kernel log of that boot; 0 = unknown
 
 	// UnconfirmedGPUs are the GPUs, sorted, of a history that may belong to another host. All other GPUs in the
 	// checkpoint were read on this host.
-	UnconfirmedGPUs []DeviceID `json:"Inherited,omitempty"`
+	UnconfirmedGPUs []gpu.DeviceID `json:"Inherited,omitempty"`
 }
 
 // Checkpoint returns what to keep of the state. The boot argument is the boot ID of the host. Simulated faults,
@@ -39,11 +43,11 @@ func (s State) Checkpoint(boot string) Checkpoint {
 	return r.withLedger(s.Ledger.Checkpoint())
 }
 
-func (r Checkpoint) ledger() LedgerCheckpoint {
-	return LedgerCheckpoint{Driver: r.Driver, Conditions: r.Conditions, GPUs: r.GPUs}
+func (r Checkpoint) ledger() health.Checkpoint {
+	return health.Checkpoint{Driver: r.Driver, Conditions: r.Conditions, GPUs: r.GPUs}
 }
 
-func (r Checkpoint) withLedger(l LedgerCheckpoint) Checkpoint {
+func (r Checkpoint) withLedger(l health.Checkpoint) Checkpoint {
 	r.Driver, r.Conditions, r.GPUs = l.Driver, l.Conditions, l.GPUs
 	return r
 }
@@ -54,8 +58,8 @@ func (r Checkpoint) withLedger(l LedgerCheckpoint) Checkpoint {
 func Restore(cfg Config, r Checkpoint, boot string) State {
 	s := NewState(cfg)
 	rebooted := r.BootID != boot
-	s.Ledger = RestoreLedger(cfg.Health, r.ledger(), rebooted)
-	known := NewSnapshot(Snapshot{Devices: r.Devices, Links: r.Links})
+	s.Ledger = health.Restore(cfg.Health, r.ledger(), rebooted)
+	known := gpu.NewSnapshot(gpu.Snapshot{Devices: r.Devices, Links: r.Links})
 	s.priorDevices, s.priorLinks, s.bootTime, s.rebooted = known.Devices, known.Links, r.BootTime, rebooted || r.NotReadSinceBoot
 	if s.unconfirmedGPUs = sortedIDs(r.UnconfirmedGPUs); len(s.unconfirmedGPUs) == 0 {
 		s.unconfirmedGPUs = r.gpuIDs()
@@ -63,12 +67,12 @@ func Restore(cfg Config, r Checkpoint, boot string) State {
 	if !rebooted { // a reboot ends maintenance and loads the driver again
 		s.Maintenance = r.Maintenance
 		s.Binding = r.Binding
-		s.Binding.Numbering = NewNumbering(r.Binding.Numbering.Generation, r.Binding.Numbering.Numbers)
+		s.Binding.Numbering = inventory.NewNumbering(r.Binding.Numbering.Generation, r.Binding.Numbering.Numbers)
 		if !r.NotReadSinceBoot && len(r.Binding.Numbering.Numbers) == 0 {
 			s.Binding.Numbering = s.Binding.Numbering.Initial(known) // a checkpoint of an agent that did not number devices
 		}
 		s.Binding.Unconfirmed = len(s.unconfirmedGPUs) > 0
-		s.Inventory = BuildInventory(s.buildInput(cfg))
+		s.Inventory = inventory.Build(s.buildInput(cfg))
 	}
 	s.kernelLog = restoreKernelLog(r, rebooted || r.NotReadSinceBoot && r.KernelLog == 0)
 	return s

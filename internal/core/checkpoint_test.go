@@ -7,11 +7,13 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 )
 
 // A restart neither clears nor drops a condition. A reboot clears exactly those that it is evidence for.
 func TestRestartAndReboot(t *testing.T) {
-	set := func(change func(*core.HealthSample), checks int) func(*restartFixture) {
+	set := func(change func(*health.Sample), checks int) func(*restartFixture) {
 		return func(l *restartFixture) { change(l.samples[coretest.GPU(0)]); l.read(checks) }
 	}
 	codes := func(codes ...uint64) func(*restartFixture) {
@@ -34,41 +36,41 @@ func TestRestartAndReboot(t *testing.T) {
 		{"node", codes(54), "unhealthy XID_54", false},
 		{"fabric", codes(74), "degraded XID_74", false},
 		{"suspect", codes(500), "degraded XID_500", false},
-		{"event", func(l *restartFixture) { l.observe(core.Observation{At: gpuAt(0), Kind: core.Event, Code: 0x2000}) }, "unhealthy EVENT_0x2000", false},
+		{"event", func(l *restartFixture) { l.observe(health.Observation{At: gpuAt(0), Kind: health.Event, Code: 0x2000}) }, "unhealthy EVENT_0x2000", false},
 		{"worn out", codes(157), "degraded XID_157", true},
 		{"worn out", codes(164), "degraded XID_164", true},
 		{"workloads", func(l *restartFixture) {
 			for range 3 {
-				l.observe(core.Observation{At: gpuAt(0), Kind: core.Reserved}, xidEvent(gpuAt(0), 31))
+				l.observe(health.Observation{At: gpuAt(0), Kind: health.Reserved}, xidEvent(gpuAt(0), 31))
 			}
 		}, "degraded WORKLOADS_FAILING", false},
-		{"ECC", set(func(v *core.HealthSample) { v.Uncorrectable.Value++ }, 1), "degraded ECC_UNCORRECTABLE", false},
+		{"ECC", set(func(v *health.Sample) { v.Uncorrectable.Value++ }, 1), "degraded ECC_UNCORRECTABLE", false},
 		{"errors", func(l *restartFixture) {
 			for range 3 {
-				l.observe(core.Observation{At: gpuAt(0), Kind: core.ProbeFailed})
+				l.observe(health.Observation{At: gpuAt(0), Kind: health.ProbeFailed})
 			}
 		}, "unhealthy PROBE_FAILED", false},
-		{"hang", func(l *restartFixture) { l.observe(core.Observation{At: gpuAt(0), Kind: core.Unresponsive}) }, "unhealthy NOT_ANSWERING", false},
-		{"lost", func(l *restartFixture) { l.observe(core.Observation{At: gpuAt(0), Kind: core.Lost}) }, "lost LOST", false},
+		{"hang", func(l *restartFixture) { l.observe(health.Observation{At: gpuAt(0), Kind: health.Unresponsive}) }, "unhealthy NOT_ANSWERING", false},
+		{"lost", func(l *restartFixture) { l.observe(health.Observation{At: gpuAt(0), Kind: health.Lost}) }, "lost LOST", false},
 		{"service", func(l *restartFixture) {
 			for _, code := range []uint64{46, 119, 140} {
 				codes(code)(l)
-				l.observe(core.Observation{At: gpuAt(0), Kind: core.DriverRebound})
+				l.observe(health.Observation{At: gpuAt(0), Kind: health.DriverRebound})
 				l.now = l.now.Add(time.Second)
-				l.observe(core.Observation{At: gpuAt(0), Kind: core.DriverRebound})
+				l.observe(health.Observation{At: gpuAt(0), Kind: health.DriverRebound})
 				l.read(40)
 			}
 		}, "unhealthy NEEDS_SERVICE", true},
 	}
 	for _, level := range levelReasons() {
-		cases = append(cases, restartCase{level.cause, set(level.set, level.checks), level.state.String() + " " + level.cause, level.over == never && level.state == core.Unhealthy})
+		cases = append(cases, restartCase{level.cause, set(level.set, level.checks), level.state.String() + " " + level.cause, level.over == never && level.state == health.Unhealthy})
 	}
 	for _, tc := range cases {
 		t.Run(tc.name, func(t *testing.T) {
 			for _, reboot := range []bool{false, true} {
 				l := newRestartFixture(t, coretest.GPUs(2))
 				tc.happen(l)
-				l.expect("before", map[core.DeviceID]string{coretest.GPU(0): tc.kept, coretest.GPU(1): "healthy "})
+				l.expect("before", map[gpu.DeviceID]string{coretest.GPU(0): tc.kept, coretest.GPU(1): "healthy "})
 				next := "boot 1"
 				if reboot {
 					next = "boot 2"
@@ -92,7 +94,7 @@ func TestRestartAndReboot(t *testing.T) {
 				if reboot && !tc.outlive {
 					*l.samples[coretest.GPU(0)] = healthySample()
 					l.read(1)
-					l.expect("after the reboot", map[core.DeviceID]string{coretest.GPU(0): "healthy ", coretest.GPU(1): "healthy "})
+					l.expect("after the reboot", map[gpu.DeviceID]string{coretest.GPU(0): "healthy ", coretest.GPU(1): "healthy "})
 				}
 			}
 		})
@@ -104,9 +106,9 @@ func TestCheckpointLeavesOut(t *testing.T) {
 	l := newRestartFixture(t, coretest.GPUs(2))
 	simulated := xidEvent(gpuAt(0), 95)
 	simulated.Simulated = true
-	l.observe(simulated, core.Observation{At: core.Node, Kind: core.Unresponsive})
-	l.noDriver(core.DriverFailed)
-	l.observe(core.Observation{At: gpuAt(1), Kind: core.CallPending})
+	l.observe(simulated, health.Observation{At: gpu.Node, Kind: health.Unresponsive})
+	l.noDriver(gpu.DriverFailed)
+	l.observe(health.Observation{At: gpuAt(1), Kind: health.CallPending})
 	if n := len(l.state.Ledger.Conditions()); n != 4 {
 		t.Fatalf("%d conditions", n)
 	}
@@ -123,7 +125,7 @@ func TestRestartKeepsHistory(t *testing.T) {
 	if c := l.state.Ledger.Conditions()[0]; c.CleanChecks < 3 {
 		t.Fatalf("not on its way back: %+v", c)
 	}
-	state, _, err := l.state.Ignore(l.cfg, l.now, core.Command{GPU: coretest.GPU(1)}, l.now.Add(time.Hour))
+	state, _, err := l.state.Ignore(l.cfg, l.now, health.Command{GPU: coretest.GPU(1)}, l.now.Add(time.Hour))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -137,11 +139,11 @@ func TestRestartKeepsHistory(t *testing.T) {
 		t.Errorf("remembered: %+v", history)
 	}
 	l.read(6)
-	l.expect("the dwell time started again", map[core.DeviceID]string{coretest.GPU(0): "unhealthy XID_95", coretest.GPU(1): "healthy "})
+	l.expect("the dwell time started again", map[gpu.DeviceID]string{coretest.GPU(0): "unhealthy XID_95", coretest.GPU(1): "healthy "})
 	l.read(1)
-	l.expect("and is over", map[core.DeviceID]string{coretest.GPU(0): "healthy ", coretest.GPU(1): "healthy "})
+	l.expect("and is over", map[gpu.DeviceID]string{coretest.GPU(0): "healthy ", coretest.GPU(1): "healthy "})
 	l.read(360)
-	l.expect("ignored for an hour", map[core.DeviceID]string{coretest.GPU(0): "healthy ", coretest.GPU(1): "unhealthy XID_119"})
+	l.expect("ignored for an hour", map[gpu.DeviceID]string{coretest.GPU(0): "healthy ", coretest.GPU(1): "unhealthy XID_119"})
 	if history, _ := l.state.Ledger.History(coretest.GPU(0)); len(history.Recoveries) != 1 || len(history.UnhealthyEpisodes) != 1 {
 		t.Errorf("one episode over a restart: %+v", history)
 	}
@@ -176,53 +178,53 @@ func TestResetDuringAbsence(t *testing.T) {
 			s.after(l.samples[coretest.GPU(0)])
 		}
 		l.read(8)
-		l.expect(name, map[core.DeviceID]string{coretest.GPU(0): tc.want})
+		l.expect(name, map[gpu.DeviceID]string{coretest.GPU(0): tc.want})
 	}
 	t.Run("lost, and back without a witness", func(t *testing.T) {
 		l := newRestartFixture(t, coretest.GPUs(1))
-		l.observe(xidEvent(gpuAt(0), 119), core.Observation{At: gpuAt(0), Kind: core.Lost})
+		l.observe(xidEvent(gpuAt(0), 119), health.Observation{At: gpuAt(0), Kind: health.Lost})
 		l.restart("boot", "boot")
 		l.read(1)
-		l.expect("at the first answer", map[core.DeviceID]string{coretest.GPU(0): "lost LOST"})
+		l.expect("at the first answer", map[gpu.DeviceID]string{coretest.GPU(0): "lost LOST"})
 		l.read(8)
-		l.expect("in the end", map[core.DeviceID]string{coretest.GPU(0): "healthy "})
+		l.expect("in the end", map[gpu.DeviceID]string{coretest.GPU(0): "healthy "})
 	})
 	t.Run("back before the restart", func(t *testing.T) {
 		l := newRestartFixture(t, coretest.GPUs(1))
-		l.observe(core.Observation{At: gpuAt(0), Kind: core.Lost})
+		l.observe(health.Observation{At: gpuAt(0), Kind: health.Lost})
 		l.read(1)
 		l.observe(xidEvent(gpuAt(0), 119))
 		l.restart("boot", "boot")
 		l.read(30)
-		l.expect("it came back before the fault", map[core.DeviceID]string{coretest.GPU(0): "unhealthy XID_119"})
+		l.expect("it came back before the fault", map[gpu.DeviceID]string{coretest.GPU(0): "unhealthy XID_119"})
 	})
 	t.Run("errors while no agent was running", func(t *testing.T) {
 		l := newRestartFixture(t, coretest.GPUs(1))
 		l.restart("boot", "boot")
 		l.samples[coretest.GPU(0)].Uncorrectable.Value += 3
 		l.read(1)
-		l.expect("counted on", map[core.DeviceID]string{coretest.GPU(0): "degraded ECC_UNCORRECTABLE"})
+		l.expect("counted on", map[gpu.DeviceID]string{coretest.GPU(0): "degraded ECC_UNCORRECTABLE"})
 		l.restart("boot", "other boot")
 		l.samples[coretest.GPU(0)].Uncorrectable.Value += 3
 		l.read(1)
-		l.expect("counted from zero", map[core.DeviceID]string{coretest.GPU(0): "healthy "})
+		l.expect("counted from zero", map[gpu.DeviceID]string{coretest.GPU(0): "healthy "})
 	})
 }
 
 // A checkpoint can contain values that no agent wrote.
 func TestRestoreDamagedCheckpoint(t *testing.T) {
-	c := core.Condition{At: gpuAt(1), Reason: core.ReasonXID, Code: 95, State: core.Unhealthy, Since: testStart, Last: testStart, Count: 1}
+	c := health.Condition{At: gpuAt(1), Reason: health.ReasonXID, Code: 95, State: health.Unhealthy, Since: testStart, Last: testStart, Count: 1}
 	later, other := c, c
 	later.Last, later.Count = testStart.Add(time.Hour), 2
 	other.At = gpuAt(0)
-	s := core.Restore(core.DefaultConfig(), core.Checkpoint{BootID: "boot", Conditions: []core.Condition{later, c, other}}, "boot")
+	s := core.Restore(core.DefaultConfig(), core.Checkpoint{BootID: "boot", Conditions: []health.Condition{later, c, other}}, "boot")
 	cs := s.Ledger.Conditions()
 	if len(cs) != 2 || cs[0].At != other.At || !cs[1].Since.Equal(testStart) || !cs[1].Last.Equal(later.Last) || cs[1].Count != 3 {
 		t.Errorf("restored: %+v", cs)
 	}
 	s = s.Read(core.DefaultConfig(), testStart.Add(2*time.Hour), coretest.GPUs(2), healthyChecks(coretest.GPUs(2))...)
 	for u := range s.Inventory.Units() {
-		if u.Health.State != core.Unhealthy {
+		if u.Health.State != health.Unhealthy {
 			t.Errorf("%s: %s", u.ID, u.Health)
 		}
 	}

@@ -1,6 +1,10 @@
 package core
 
-import "time"
+import (
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core/health"
+)
 
 // All times in a State are on one steady clock: differences between them are elapsed time. When the wall clock is
 // set, by an operator or by NTP, every time is moved by the same amount (Shift), so that order and differences do
@@ -21,7 +25,7 @@ type Boot struct {
 func (s State) Shift(d time.Duration) State {
 	s.Ledger = s.Ledger.Shift(d)
 	s.Maintenance = s.Maintenance.Shift(d)
-	s.bootTime = ShiftTime(s.bootTime, d)
+	s.bootTime = health.ShiftTime(s.bootTime, d)
 	s.Inventory = s.Inventory.Shift(d)
 	return s
 }
@@ -40,8 +44,8 @@ func (r Checkpoint) Rebase(boot Boot, now time.Time) Checkpoint {
 	case r.BootID != boot.ID:
 		limit, r.BootTime = boot.Time, boot.Time
 	default:
-		if d := boot.Time.Sub(r.BootTime); d.Abs() > ClockTolerance {
-			r, latest = r.shift(d), ShiftTime(latest, d)
+		if d := boot.Time.Sub(r.BootTime); d.Abs() > health.ClockTolerance {
+			r, latest = r.shift(d), health.ShiftTime(latest, d)
 		}
 	}
 	if latest.After(limit) {
@@ -63,6 +67,6 @@ func (r Checkpoint) latest() time.Time {
 }
 
 func (r Checkpoint) shift(d time.Duration) Checkpoint {
-	r.BootTime, r.Maintenance = ShiftTime(r.BootTime, d), r.Maintenance.Shift(d)
+	r.BootTime, r.Maintenance = health.ShiftTime(r.BootTime, d), r.Maintenance.Shift(d)
 	return r.withLedger(r.ledger().Shift(d))
 }

@@ -13,6 +13,8 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 )
 
 // whole compares unexported fields too.
@@ -109,10 +111,10 @@ func TestForgetWithWrongClockAtBoot(t *testing.T) {
 	boot := core.Boot{ID: "b", Time: l.now.Add(-time.Minute)}
 	l.state = core.Restore(l.cfg, r.Rebase(boot, l.now), boot.ID)
 	l.read(1)
-	l.expect("after the boot", map[core.DeviceID]string{coretest.GPU(0): "healthy ", coretest.GPU(1): "lost LOST"})
+	l.expect("after the boot", map[gpu.DeviceID]string{coretest.GPU(0): "healthy ", coretest.GPU(1): "lost LOST"})
 	l.now = l.now.Add(l.cfg.Health.Forget)
 	l.read(2)
-	l.expect("a day later", map[core.DeviceID]string{coretest.GPU(0): "healthy "})
+	l.expect("a day later", map[gpu.DeviceID]string{coretest.GPU(0): "healthy "})
 }
 
 // A second process starts after a reboot, before the driver is ready, as after a change of the configuration. Both
@@ -120,13 +122,13 @@ func TestForgetWithWrongClockAtBoot(t *testing.T) {
 func TestCheckpointBeforeFirstSnapshot(t *testing.T) {
 	l := newRestartFixture(t, coretest.GPUs(2))
 	l.restart("a", "b")
-	l.noDriver(core.DriverAbsent)
+	l.noDriver(gpu.DriverAbsent)
 	if r := l.state.Checkpoint("b"); r.BootID != "b" || !r.NotReadSinceBoot {
 		t.Errorf("boot %q, unread %t", r.BootID, r.NotReadSinceBoot)
 	}
 	l.restart("b", "b")
-	l.noDriver(core.DriverAbsent)
-	l.expect("no driver since the reboot", map[core.DeviceID]string{})
+	l.noDriver(gpu.DriverAbsent)
+	l.expect("no driver since the reboot", map[gpu.DeviceID]string{})
 	l.read(2)
 	if r := l.state.Checkpoint("b"); r.NotReadSinceBoot {
 		t.Error("unread")
@@ -134,18 +136,18 @@ func TestCheckpointBeforeFirstSnapshot(t *testing.T) {
 	l.observe(xidEvent(gpuAt(1), 119))
 	l.restart("b", "b")
 	l.read(1)
-	l.expect("restarted", map[core.DeviceID]string{coretest.GPU(0): "healthy ", coretest.GPU(1): "unhealthy XID_119"})
+	l.expect("restarted", map[gpu.DeviceID]string{coretest.GPU(0): "healthy ", coretest.GPU(1): "unhealthy XID_119"})
 }
 
 // The memory for codes that a driver invents is bounded, and codes with a name are still counted.
 func TestBoundedUnderRandomCodes(t *testing.T) {
 	const gpus, total, batch = 4, 1_000_000, 1000
 	random := rand.New(rand.NewPCG(1, 2))
-	p, l, now := core.DefaultHealthPolicy(), core.Ledger{}, testStart
-	obs := make([]core.Observation, batch)
+	p, l, now := health.DefaultPolicy(), health.Ledger{}, testStart
+	obs := make([]health.Observation, batch)
 	for range total / batch {
 		for i := range obs {
-			obs[i] = xidEvent(core.WholeGPU(core.DeviceID(fmt.Sprint("GPU-", random.IntN(gpus)))), random.Uint64())
+			obs[i] = xidEvent(gpu.WholeGPU(gpu.DeviceID(fmt.Sprint("GPU-", random.IntN(gpus)))), random.Uint64())
 		}
 		now = now.Add(10 * time.Millisecond)
 		l = l.Apply(p, now, obs...)
@@ -155,7 +157,7 @@ func TestBoundedUnderRandomCodes(t *testing.T) {
 	}
 	var counted uint64
 	for i := range gpus {
-		history, _ := l.History(core.DeviceID(fmt.Sprint("GPU-", i)))
+		history, _ := l.History(gpu.DeviceID(fmt.Sprint("GPU-", i)))
 		if n := len(history.FaultCounts); n > 70 {
 			t.Errorf("%d tallies", n)
 		}
@@ -166,7 +168,7 @@ func TestBoundedUnderRandomCodes(t *testing.T) {
 	if counted != total {
 		t.Errorf("%d of %d XIDs were counted", counted, total)
 	}
-	lost := core.WholeGPU("GPU-0")
+	lost := gpu.WholeGPU("GPU-0")
 	if h := l.Apply(p, now, xidEvent(lost, 79)).Health(lost); h.Code != 79 {
 		t.Errorf("a known XID afterwards: %s", h)
 	}
@@ -187,15 +189,15 @@ func TestBoundedOverUptime(t *testing.T) {
 		for hour := range 24 {
 			s.allocate(a)
 			s.reportXIDs(13, 31, 80, 94, 95, 109, 500+uint64(hour))
-			s.setSample(func(v *core.HealthSample) { v.Uncorrectable.Value++ })
+			s.setSample(func(v *health.Sample) { v.Uncorrectable.Value++ })
 			s.check(3)
 			s.reset()
-			s.failing[a.GPU] = core.Lost
+			s.failing[a.GPU] = health.Lost
 			s.check(2)
 			delete(s.failing, a.GPU)
 			s.check(10)
 			s.now = s.now.Add(time.Hour)
-			_, _ = s.clear(core.Command{})
+			_, _ = s.clear(health.Command{})
 		}
 	}
 	for range 2 {

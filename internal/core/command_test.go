@@ -6,11 +6,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/setting"
 )
 
 // clear and ignore are an operator's commands on a, now.
-func (s *ledgerFixture) clear(o core.Command) ([]core.Condition, error) {
+func (s *ledgerFixture) clear(o health.Command) ([]health.Condition, error) {
 	o.GPU = a.GPU
 	ledger, cleared, err := s.ledger.Clear(s.policy, s.now, o)
 	s.ledger = ledger
@@ -19,7 +21,7 @@ func (s *ledgerFixture) clear(o core.Command) ([]core.Condition, error) {
 
 func (s *ledgerFixture) ignore(d time.Duration, cause string) {
 	s.Helper()
-	ledger, ignored, err := s.ledger.Ignore(s.policy, s.now, core.Command{GPU: a.GPU, Cause: cause}, s.now.Add(d))
+	ledger, ignored, err := s.ledger.Ignore(s.policy, s.now, health.Command{GPU: a.GPU, Cause: cause}, s.now.Add(d))
 	if err != nil || len(ignored) == 0 {
 		s.Fatalf("ignored %v: %v", ignored, err)
 	}
@@ -29,13 +31,13 @@ func (s *ledgerFixture) ignore(d time.Duration, cause string) {
 func TestClear(t *testing.T) {
 	for _, tc := range []struct {
 		name  string
-		order core.Command
+		order health.Command
 		left  []string
 	}{
-		{"everything", core.Command{}, nil},
-		{"one cause", core.Command{Cause: "XID_119"}, []string{"XID_54", "XID_94"}},
-		{"however it is spelled", core.Command{Cause: "xid_54"}, []string{"XID_94", "XID_119"}},
-		{"verified just then", core.Command{VerifiedAt: testStart.Add(checkInterval)}, nil},
+		{"everything", health.Command{}, nil},
+		{"one cause", health.Command{Cause: "XID_119"}, []string{"XID_54", "XID_94"}},
+		{"however it is spelled", health.Command{Cause: "xid_54"}, []string{"XID_94", "XID_119"}},
+		{"verified just then", health.Command{VerifiedAt: testStart.Add(checkInterval)}, nil},
 	} {
 		s := newLedgerFixture(t)
 		s.observe(xidEvent(b, 119))
@@ -53,7 +55,7 @@ func TestClear(t *testing.T) {
 		if !slices.Equal(left, tc.left) || len(cleared) != 3-len(tc.left) {
 			t.Errorf("%s: cleared %v, left %v", tc.name, cleared, left)
 		}
-		s.expectAt("the neighbour", b, core.Unhealthy, "XID_119")
+		s.expectAt("the neighbour", b, health.Unhealthy, "XID_119")
 	}
 }
 
@@ -62,22 +64,22 @@ func TestFailedCommands(t *testing.T) {
 	later := testStart.Add(checkInterval).Add(time.Hour)
 	for _, tc := range []struct {
 		name  string
-		order core.Command
+		order health.Command
 		want  any
 	}{
-		{"verified before the fault", core.Command{GPU: a.GPU, VerifiedAt: testStart}, new(*core.NewerFaultError)},
-		{"verified before one of the faults", core.Command{GPU: a.GPU, Cause: "XID_95", VerifiedAt: testStart.Add(checkInterval)}, new(*core.NewerFaultError)},
-		{"verified in the future", core.Command{GPU: a.GPU, VerifiedAt: later.Add(time.Minute)}, new(*core.ConfigError)},
-		{"no such cause", core.Command{GPU: a.GPU, Cause: "XID_96"}, new(*core.NoConditionError)},
-		{"no such GPU", core.Command{GPU: "GPU-z"}, new(*core.NoConditionError)},
-		{"healthy GPU", core.Command{GPU: b.GPU}, new(*core.NoConditionError)},
-		{"the node", core.Command{}, new(*core.NoConditionError)},
+		{"verified before the fault", health.Command{GPU: a.GPU, VerifiedAt: testStart}, new(*health.NewerFaultError)},
+		{"verified before one of the faults", health.Command{GPU: a.GPU, Cause: "XID_95", VerifiedAt: testStart.Add(checkInterval)}, new(*health.NewerFaultError)},
+		{"verified in the future", health.Command{GPU: a.GPU, VerifiedAt: later.Add(time.Minute)}, new(*setting.Error)},
+		{"no such cause", health.Command{GPU: a.GPU, Cause: "XID_96"}, new(*health.NoConditionError)},
+		{"no such GPU", health.Command{GPU: "GPU-z"}, new(*health.NoConditionError)},
+		{"healthy GPU", health.Command{GPU: b.GPU}, new(*health.NoConditionError)},
+		{"the node", health.Command{}, new(*health.NoConditionError)},
 	} {
 		s := newLedgerFixture(t)
 		s.reportXIDs(119)
 		s.wait(later.Sub(s.now))
 		s.reportXIDs(95)
-		s.observe(core.Observation{At: core.Node, Kind: core.DriverUnavailable})
+		s.observe(health.Observation{At: gpu.Node, Kind: health.DriverUnavailable})
 		before := s.ledger.Conditions()
 		cleared, _, clearErr := s.ledger.Clear(s.policy, later, tc.order)
 		ignored, _, ignoreErr := s.ledger.Ignore(s.policy, later, tc.order, later.Add(time.Hour))
@@ -86,7 +88,7 @@ func TestFailedCommands(t *testing.T) {
 				t.Errorf("%s: %v", tc.name, err)
 			}
 		}
-		for _, l := range []core.Ledger{cleared, ignored, s.ledger} {
+		for _, l := range []health.Ledger{cleared, ignored, s.ledger} {
 			if !slices.Equal(l.Conditions(), before) {
 				t.Errorf("%s: something changed", tc.name)
 			}
@@ -95,7 +97,7 @@ func TestFailedCommands(t *testing.T) {
 	s := newLedgerFixture(t)
 	s.reportXIDs(119)
 	for _, d := range []time.Duration{0, -time.Hour} {
-		if _, _, err := s.ledger.Ignore(s.policy, s.now, core.Command{GPU: a.GPU}, s.now.Add(d)); err == nil {
+		if _, _, err := s.ledger.Ignore(s.policy, s.now, health.Command{GPU: a.GPU}, s.now.Add(d)); err == nil {
 			t.Errorf("ignored until %v from now", d)
 		}
 	}
@@ -103,30 +105,30 @@ func TestFailedCommands(t *testing.T) {
 
 // Conditions of a GPU that does not respond can't be cleared or ignored.
 func TestCommandsOnUnresponsiveGPU(t *testing.T) {
-	for kind, checks := range map[core.ObservationKind]int{core.Lost: 1, core.ProbeFailed: 3, core.Unresponsive: 1, core.CallPending: 1} {
+	for kind, checks := range map[health.ObservationKind]int{health.Lost: 1, health.ProbeFailed: 3, health.Unresponsive: 1, health.CallPending: 1} {
 		s := newUncheckedFixture(t, "580")
 		s.failing[a.GPU] = kind
 		s.check(checks)
 		s.reportXIDs(119)
-		_, _, clearErr := s.ledger.Clear(s.policy, s.now, core.Command{GPU: a.GPU})
-		_, _, ignoreErr := s.ledger.Ignore(s.policy, s.now, core.Command{GPU: a.GPU}, s.now.Add(time.Hour))
+		_, _, clearErr := s.ledger.Clear(s.policy, s.now, health.Command{GPU: a.GPU})
+		_, _, ignoreErr := s.ledger.Ignore(s.policy, s.now, health.Command{GPU: a.GPU}, s.now.Add(time.Hour))
 		for _, err := range []error{clearErr, ignoreErr} {
-			if _, ok := errors.AsType[*core.UnresponsiveError](err); !ok {
+			if _, ok := errors.AsType[*health.UnresponsiveError](err); !ok {
 				t.Errorf("kind %d: %v", kind, err)
 			}
 		}
-		if _, err := s.clear(core.Command{Cause: "XID_119"}); err != nil {
+		if _, err := s.clear(health.Command{Cause: "XID_119"}); err != nil {
 			t.Errorf("its other faults: %v", err)
 		}
 		delete(s.failing, a.GPU)
 		s.check(1)
-		if kind == core.CallPending {
+		if kind == health.CallPending {
 			continue // it was only not checked yet
 		}
-		if _, err := s.clear(core.Command{}); err != nil {
+		if _, err := s.clear(health.Command{}); err != nil {
 			t.Errorf("kind %d, now that it answers: %v", kind, err)
 		}
-		s.expect("by order", core.Healthy, "")
+		s.expect("by order", health.Healthy, "")
 	}
 }
 
@@ -136,11 +138,11 @@ func TestClearOfPresentLevel(t *testing.T) {
 		s := newLedgerFixture(t)
 		s.setSample(l.set)
 		s.check(l.checks)
-		if _, err := s.clear(core.Command{}); err != nil {
+		if _, err := s.clear(health.Command{}); err != nil {
 			t.Errorf("%s: %v", l.cause, err)
 		}
 		s.checkFor(20 * time.Minute)
-		s.expect(l.cause+" is ignored", core.Healthy, "")
+		s.expect(l.cause+" is ignored", health.Healthy, "")
 		s.setSample(l.unset)
 		s.check(1)
 		if cs := s.ledger.Conditions(); len(cs) != 0 {
@@ -151,14 +153,14 @@ func TestClearOfPresentLevel(t *testing.T) {
 		s.expect("and is back", l.state, l.cause)
 	}
 	s := newLedgerFixture(t)
-	s.setSample(func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryDrainP2P })
+	s.setSample(func(v *health.Sample) { v.RecoveryAction = health.RecoveryDrainP2P })
 	s.check(2)
-	if _, err := s.clear(core.Command{}); err != nil {
+	if _, err := s.clear(health.Command{}); err != nil {
 		t.Error(err)
 	}
-	s.setSample(func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryReset })
+	s.setSample(func(v *health.Sample) { v.RecoveryAction = health.RecoveryReset })
 	s.check(1)
-	s.expect("the driver wants something else now", core.Unhealthy, "VERDICT_GPU_RESET")
+	s.expect("the driver wants something else now", health.Unhealthy, "VERDICT_GPU_RESET")
 }
 
 func TestIgnore(t *testing.T) {
@@ -167,20 +169,20 @@ func TestIgnore(t *testing.T) {
 		s.reportXIDs(119)
 		s.ignore(time.Hour, "")
 		s.checkFor(time.Hour - checkInterval)
-		s.expect("within the hour", core.Healthy, "")
+		s.expect("within the hour", health.Healthy, "")
 		s.check(1)
-		s.expect("after it", core.Unhealthy, "XID_119")
+		s.expect("after it", health.Unhealthy, "XID_119")
 	})
 	t.Run("until it happens again", func(t *testing.T) {
 		s := newLedgerFixture(t)
 		s.reportXIDs(119)
 		s.ignore(time.Hour, "XID_119")
 		s.reportXIDs(46)
-		s.expect("another", core.Unhealthy, "XID_46")
+		s.expect("another", health.Unhealthy, "XID_46")
 		s.ignore(time.Hour, "")
-		s.expect("ignored, too", core.Healthy, "")
+		s.expect("ignored, too", health.Healthy, "")
 		s.reportXIDs(119)
-		s.expect("the same", core.Unhealthy, "XID_119")
+		s.expect("the same", health.Unhealthy, "XID_119")
 	})
 	t.Run("until it is over", func(t *testing.T) {
 		s := newLedgerFixture(t)
@@ -193,30 +195,30 @@ func TestIgnore(t *testing.T) {
 			t.Errorf("conditions: %v", cs)
 		}
 		s.reportXIDs(119)
-		s.expect("a new one", core.Unhealthy, "XID_119")
+		s.expect("a new one", health.Unhealthy, "XID_119")
 	})
 	t.Run("until it is lost again", func(t *testing.T) {
 		s := newLedgerFixture(t)
-		s.failing[a.GPU] = core.Lost
+		s.failing[a.GPU] = health.Lost
 		s.check(1)
 		delete(s.failing, a.GPU)
 		s.check(1)
 		s.ignore(24*time.Hour, "LOST")
-		s.expect("it answers", core.Healthy, "")
-		s.failing[a.GPU] = core.Lost
+		s.expect("it answers", health.Healthy, "")
+		s.failing[a.GPU] = health.Lost
 		s.check(1)
-		s.expect("lost again", core.GPULost, "LOST")
+		s.expect("lost again", health.GPULost, "LOST")
 	})
 	t.Run("until the driver wants something else", func(t *testing.T) {
 		s := newLedgerFixture(t)
-		s.setSample(func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryDrainP2P })
+		s.setSample(func(v *health.Sample) { v.RecoveryAction = health.RecoveryDrainP2P })
 		s.check(2)
 		s.ignore(24*time.Hour, "")
 		s.check(10)
-		s.expect("ignored", core.Healthy, "")
-		s.setSample(func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryReboot })
+		s.expect("ignored", health.Healthy, "")
+		s.setSample(func(v *health.Sample) { v.RecoveryAction = health.RecoveryReboot })
 		s.check(1)
-		s.expect("changed", core.Unhealthy, "VERDICT_NODE_REBOOT")
+		s.expect("changed", health.Unhealthy, "VERDICT_NODE_REBOOT")
 	})
 	t.Run("is no recovery", func(t *testing.T) {
 		s := newLedgerFixture(t)
@@ -240,7 +242,7 @@ func TestClearForgetsHistory(t *testing.T) {
 	if c := s.history(); len(c.UnhealthyEpisodes) != 3 || len(c.ClearedByReset) != 2 || len(c.Recoveries) != 2 {
 		t.Errorf("before: %+v", c)
 	}
-	if _, err := s.clear(core.Command{}); err != nil {
+	if _, err := s.clear(health.Command{}); err != nil {
 		t.Fatal(err)
 	}
 	if c := s.history(); len(c.UnhealthyEpisodes) != 0 || len(c.ClearedByReset) != 0 || len(c.Recoveries) != 0 || !c.UnhealthySince.IsZero() {

@@ -4,6 +4,10 @@ import (
 	"errors"
 	"slices"
 	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/setting"
 )
 
 // Roots are where the host's file systems are mounted. Empty means the host's own path.
@@ -16,40 +20,40 @@ type Roots struct {
 
 // Config is the configuration of the core. Start from DefaultConfig.
 type Config struct {
-	InventoryConfig
+	inventory.Config
 	Rescan time.Duration // interval between complete snapshots; events cause one earlier
 	Probe  time.Duration // interval between health checks of a GPU
 	Retire time.Duration // how long a unit that is no longer offered stays listed as unhealthy
-	Health HealthPolicy
+	Health health.Policy
 	Roots  Roots
 }
 
 // DefaultConfig returns the defaults of both agents.
 func DefaultConfig() Config {
 	return Config{
-		InventoryConfig: InventoryConfig{MIG: MIGNone, Overlap: OverlapWarn},
-		Rescan:          time.Minute,
-		Probe:           10 * time.Second,
-		Retire:          2 * time.Second,
-		Health:          DefaultHealthPolicy(),
+		Config: inventory.Config{MIG: inventory.MIGNone, Overlap: inventory.OverlapWarn},
+		Rescan: time.Minute,
+		Probe:  10 * time.Second,
+		Retire: 2 * time.Second,
+		Health: health.DefaultPolicy(),
 	}
 }
 
 // Validate returns all problems joined (errors.Join of *ConfigError), or nil.
 func (c Config) Validate() error {
 	var errs []error
-	if !slices.Contains([]MIGStrategy{MIGNone, MIGSingle, MIGMixed}, c.MIG) {
-		errs = append(errs, &ConfigError{"mig strategy", string(c.MIG), "want none, single or mixed"})
+	if !slices.Contains([]inventory.MIGStrategy{inventory.MIGNone, inventory.MIGSingle, inventory.MIGMixed}, c.MIG) {
+		errs = append(errs, &setting.Error{Key: "mig strategy", Value: string(c.MIG), Remedy: "want none, single or mixed"})
 	}
-	if !slices.Contains([]OverlapMode{OverlapWarn, OverlapRefuse}, c.Overlap) {
-		errs = append(errs, &ConfigError{"overlap", string(c.Overlap), "want warn or refuse"})
+	if !slices.Contains([]inventory.OverlapMode{inventory.OverlapWarn, inventory.OverlapRefuse}, c.Overlap) {
+		errs = append(errs, &setting.Error{Key: "overlap", Value: string(c.Overlap), Remedy: "want warn or refuse"})
 	}
 	for _, d := range []struct {
 		key   string
 		value time.Duration
 	}{{"rescan", c.Rescan}, {"probe", c.Probe}} {
 		if d.value <= 0 {
-			errs = append(errs, &ConfigError{d.key, d.value.String(), "want a positive duration such as 30s"})
+			errs = append(errs, &setting.Error{Key: d.key, Value: d.value.String(), Remedy: "want a positive duration such as 30s"})
 		}
 	}
 	return errors.Join(append(errs, c.Health.Validate()...)...)

@@ -4,11 +4,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 )
 
 // noServiceLimit turns the limit on recoveries off, so that only the dwell time delays recovery.
-func noServiceLimit(p *core.HealthPolicy) { p.MaxRecoveries = 1000 }
+func noServiceLimit(p *health.Policy) { p.MaxRecoveries = 1000 }
 
 // Each unhealthy episode within six hours doubles the next dwell time, up to the maximum.
 func TestDwellDoubles(t *testing.T) {
@@ -34,7 +35,7 @@ func TestDwellBounds(t *testing.T) {
 		{2 * time.Hour, time.Hour, 2 * time.Hour}, // a maximum below the minimum has no effect
 		{time.Second, 3 * time.Second, 3 * time.Second},
 	} {
-		s := newLedgerFixture(t, noServiceLimit, func(p *core.HealthPolicy) { p.Dwell, p.MaxDwell = tc.dwell, tc.most })
+		s := newLedgerFixture(t, noServiceLimit, func(p *health.Policy) { p.Dwell, p.MaxDwell = tc.dwell, tc.most })
 		for i := range 3 {
 			s.reportXIDs(95)
 			if i == 2 {
@@ -42,7 +43,7 @@ func TestDwellBounds(t *testing.T) {
 					t.Errorf("%v up to %v: the third is %v, want %v", tc.dwell, tc.most, got, tc.third)
 				}
 			}
-			for s.ledger.Health(a).State > core.Healthy {
+			for s.ledger.Health(a).State > health.Healthy {
 				s.check(1)
 			}
 		}
@@ -67,46 +68,46 @@ func TestCleanChecks(t *testing.T) {
 		s := guest(t)
 		s.policy.CleanChecks, s.policy.Dwell = n, time.Second
 		s.reportXIDs(119)
-		s.observe(core.Observation{At: a, Kind: core.DriverRebound})
+		s.observe(health.Observation{At: a, Kind: health.DriverRebound})
 		s.wait(time.Second)
-		s.observe(core.Observation{At: a, Kind: core.DriverRebound})
+		s.observe(health.Observation{At: a, Kind: health.DriverRebound})
 		s.expectRecovery("clean checks", time.Duration(n)*checkInterval)
 	}
 	for name, bad := range map[string]func(*ledgerFixture){
 		"half an answer": func(s *ledgerFixture) {
-			s.setSample(func(v *core.HealthSample) { v.Partial = true })
+			s.setSample(func(v *health.Sample) { v.Partial = true })
 			s.check(1)
-			s.setSample(func(v *core.HealthSample) { v.Partial = false })
+			s.setSample(func(v *health.Sample) { v.Partial = false })
 		},
-		"no answer yet": func(s *ledgerFixture) { s.failing[a.GPU] = core.CallPending; s.check(1); delete(s.failing, a.GPU) },
-		"an error":      func(s *ledgerFixture) { s.failing[a.GPU] = core.ProbeFailed; s.check(1); delete(s.failing, a.GPU) },
+		"no answer yet": func(s *ledgerFixture) { s.failing[a.GPU] = health.CallPending; s.check(1); delete(s.failing, a.GPU) },
+		"an error":      func(s *ledgerFixture) { s.failing[a.GPU] = health.ProbeFailed; s.check(1); delete(s.failing, a.GPU) },
 		"the driver away": func(s *ledgerFixture) {
-			s.observe(core.Observation{At: core.Node, Kind: core.DriverUnavailable}, driverAvailable("580"))
+			s.observe(health.Observation{At: gpu.Node, Kind: health.DriverUnavailable}, driverAvailable("580"))
 		},
 		"the same XID": func(s *ledgerFixture) {
 			s.reportXIDs(119)
 			s.wait(time.Second)
-			s.observe(core.Observation{At: a, Kind: core.DriverRebound})
+			s.observe(health.Observation{At: a, Kind: health.DriverRebound})
 		},
 		"an error and an answer in one reading": func(s *ledgerFixture) {
-			s.observe(core.Observation{At: a, Kind: core.ProbeFailed}, core.Observation{At: a, Kind: core.Checked, Sample: *s.samples[a.GPU]})
+			s.observe(health.Observation{At: a, Kind: health.ProbeFailed}, health.Observation{At: a, Kind: health.Checked, Sample: *s.samples[a.GPU]})
 		},
-		"no answer in time": func(s *ledgerFixture) { s.observe(core.Observation{At: a, Kind: core.Unresponsive}) },
+		"no answer in time": func(s *ledgerFixture) { s.observe(health.Observation{At: a, Kind: health.Unresponsive}) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := guest(t)
 			s.policy.Dwell = time.Second
 			s.reportXIDs(119)
 			s.wait(time.Second)
-			s.observe(core.Observation{At: a, Kind: core.DriverRebound})
+			s.observe(health.Observation{At: a, Kind: health.DriverRebound})
 			s.check(2)
 			bad(s)
 			s.check(2)
-			if h := s.ledger.Health(a); h.State != core.Unhealthy {
+			if h := s.ledger.Health(a); h.State != health.Unhealthy {
 				t.Errorf("two good, a bad, two good: %s", h)
 			}
 			s.check(2)
-			s.expect("four good ones in a row", core.Healthy, "")
+			s.expect("four good ones in a row", health.Healthy, "")
 		})
 	}
 	t.Run("another fault", func(t *testing.T) {
@@ -116,7 +117,7 @@ func TestCleanChecks(t *testing.T) {
 		s.check(2)
 		s.reportXIDs(94) // an independent condition, which delays nothing
 		s.checkFor(40 * time.Second)
-		s.expect("119 is over", core.Degraded, "XID_94")
+		s.expect("119 is over", health.Degraded, "XID_94")
 	})
 }
 
@@ -133,7 +134,7 @@ func TestTooManyRecoveries(t *testing.T) {
 	s := newLedgerFixture(t)
 	for _, code := range []uint64{46, 119} {
 		s.faultAndReset(code)
-		s.expect("recovered", core.Healthy, "")
+		s.expect("recovered", health.Healthy, "")
 	}
 	s.reportXIDs(140)
 	s.reset()
@@ -143,20 +144,20 @@ func TestTooManyRecoveries(t *testing.T) {
 			t.Fatal("back for a moment")
 		}
 	}
-	s.expect("the third", core.Unhealthy, "NEEDS_SERVICE")
+	s.expect("the third", health.Unhealthy, "NEEDS_SERVICE")
 	s.reset()
-	s.observe(core.Observation{At: a, Kind: core.DriverRebound})
+	s.observe(health.Observation{At: a, Kind: health.DriverRebound})
 	s.checkFor(48 * time.Hour)
-	s.expect("it does not pass", core.Unhealthy, "NEEDS_SERVICE")
-	ledger, cleared, err := s.ledger.Clear(s.policy, s.now, core.Command{GPU: a.GPU, Cause: "needs_service"})
+	s.expect("it does not pass", health.Unhealthy, "NEEDS_SERVICE")
+	ledger, cleared, err := s.ledger.Clear(s.policy, s.now, health.Command{GPU: a.GPU, Cause: "needs_service"})
 	if err != nil || len(cleared) != 1 {
 		t.Fatal(cleared, err)
 	}
 	s.ledger = ledger
-	s.expect("cleared by an operator", core.Healthy, "")
+	s.expect("cleared by an operator", health.Healthy, "")
 	s.faultAndReset(46)
 	s.faultAndReset(119)
-	s.expect("the count starts again", core.Healthy, "")
+	s.expect("the count starts again", health.Healthy, "")
 }
 
 func TestRecoveriesThatDoNotCount(t *testing.T) {
@@ -165,7 +166,7 @@ func TestRecoveriesThatDoNotCount(t *testing.T) {
 		for i := range uint64(6) {
 			s.faultAndReset([]uint64{46, 119, 140}[i%3])
 			s.checkFor(12 * time.Hour)
-			s.expect("recovered", core.Healthy, "")
+			s.expect("recovered", health.Healthy, "")
 		}
 	})
 	for name, happen := range map[string]func(*ledgerFixture){
@@ -174,8 +175,8 @@ func TestRecoveriesThatDoNotCount(t *testing.T) {
 			s.policy.DegradedTakesNoWork = true
 			s.reportXIDs(94)
 		},
-		"errors":  func(s *ledgerFixture) { s.failing[a.GPU] = core.ProbeFailed; s.check(3); delete(s.failing, a.GPU) },
-		"hangs":   func(s *ledgerFixture) { s.observe(core.Observation{At: a, Kind: core.Unresponsive}) },
+		"errors":  func(s *ledgerFixture) { s.failing[a.GPU] = health.ProbeFailed; s.check(3); delete(s.failing, a.GPU) },
+		"hangs":   func(s *ledgerFixture) { s.observe(health.Observation{At: a, Kind: health.Unresponsive}) },
 		"suspect": func(s *ledgerFixture) { s.reportXIDs(109, 500) },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -194,7 +195,7 @@ func TestRecoveriesThatDoNotCount(t *testing.T) {
 	t.Run("together", func(t *testing.T) {
 		s := newLedgerFixture(t)
 		s.faultAndReset(46, 119, 140, 120)
-		s.expect("all together", core.Healthy, "")
+		s.expect("all together", health.Healthy, "")
 		if c := s.history(); len(c.Recoveries) != 1 || len(c.UnhealthyEpisodes) != 1 || len(c.ClearedByReset) != 4 {
 			t.Errorf("counted: %+v", c)
 		}
@@ -213,7 +214,7 @@ func TestRecoveriesThatDoNotCount(t *testing.T) {
 	})
 	t.Run("an episode that becomes severe counts", func(t *testing.T) {
 		s := newLedgerFixture(t)
-		s.failing[a.GPU] = core.ProbeFailed
+		s.failing[a.GPU] = health.ProbeFailed
 		s.check(3)
 		s.reportXIDs(119)
 		delete(s.failing, a.GPU)
@@ -253,9 +254,9 @@ func TestRelapse(t *testing.T) {
 			s.reset()
 			s.checkFor(30 * time.Minute)
 			if tc.want == "NEEDS_SERVICE" {
-				s.expect("after the relapse", core.Unhealthy, "NEEDS_SERVICE")
+				s.expect("after the relapse", health.Unhealthy, "NEEDS_SERVICE")
 			} else {
-				s.expect("after the second", core.Healthy, "")
+				s.expect("after the second", health.Healthy, "")
 			}
 		})
 	}

@@ -3,11 +3,11 @@
 //
 // The values, in the order in which data flows through them:
 //
-//	Device     one GPU or MIG instance, as the driver reports it
-//	Snapshot   one complete enumeration of the host's devices
-//	Ledger     the conditions (faults) of each GPU, with the evidence that clears them
-//	Inventory  the units that are offered now, with their health
-//	Plan       what one container needs to use its devices
+//	gpu.Device             one GPU or MIG instance, as the driver reports it
+//	gpu.Snapshot           one complete reading of the host
+//	health.Ledger          the conditions (faults) of each GPU, with the evidence that clears them
+//	inventory.Inventory    the units that are offered now, with their health
+//	inventory.Plan         what one container needs to use its devices
 //
 // State combines them. The monitor holds one State and replaces it with each snapshot, observation and command;
 // the adapters read its Inventory.

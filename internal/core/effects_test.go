@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/health/xid"
 )
 
@@ -14,21 +14,21 @@ import (
 var (
 	trusted = func(t testing.TB) *ledgerFixture { return newLedgerFixture(t) } // recovery action None, R580
 	guest   = func(t testing.TB) *ledgerFixture {                              // no recovery action
-		return newFixtureWith(t, "580.95.05", func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryUnknown })
+		return newFixtureWith(t, "580.95.05", func(v *health.Sample) { v.RecoveryAction = health.RecoveryUnknown })
 	}
-	early = func(t testing.TB) *ledgerFixture { return newFixtureWith(t, "550.163", func(*core.HealthSample) {}) } // covers no code yet
+	early = func(t testing.TB) *ledgerFixture { return newFixtureWith(t, "550.163", func(*health.Sample) {}) } // covers no code yet
 )
 
 // The effect of a fault immediately, and 40 s later, after the settle window.
 func TestEffect(t *testing.T) {
 	const (
-		h, d, u, l = core.Healthy, core.Degraded, core.Unhealthy, core.GPULost
+		h, d, u, l = health.Healthy, health.Degraded, health.Unhealthy, health.GPULost
 	)
-	event := func(code uint64) core.Observation { return core.Observation{At: a, Kind: core.Event, Code: code} }
+	event := func(code uint64) health.Observation { return health.Observation{At: a, Kind: health.Event, Code: code} }
 	for _, tc := range []struct {
 		class                         string
-		o                             core.Observation
-		once, trusted, guest, earlier core.HealthState
+		o                             health.Observation
+		once, trusted, guest, earlier health.State
 	}{
 		{"application", xidEvent(a, 13), h, h, h, h},
 		{"application", xidEvent(a, 31), h, h, h, h},
@@ -66,15 +66,15 @@ func TestEffect(t *testing.T) {
 		{"no fault", event(0x1), h, h, h, h},
 	} {
 		cause := ""
-		if tc.once > core.Healthy {
-			cause = core.Condition{Reason: core.ReasonXID, Code: tc.o.Code}.Cause()
-			if tc.o.Kind == core.Event {
-				cause = core.Condition{Reason: core.ReasonEvent, Code: tc.o.Code}.Cause()
+		if tc.once > health.Healthy {
+			cause = health.Condition{Reason: health.ReasonXID, Code: tc.o.Code}.Cause()
+			if tc.o.Kind == health.Event {
+				cause = health.Condition{Reason: health.ReasonEvent, Code: tc.o.Code}.Cause()
 			}
 		}
 		for world, then := range map[string]struct {
 			begin func(testing.TB) *ledgerFixture
-			state core.HealthState
+			state health.State
 		}{"recovery action": {trusted, tc.trusted}, "no recovery action": {guest, tc.guest}, "an early driver": {early, tc.earlier}} {
 			t.Run(fmt.Sprintf("%s %s with %s", tc.class, cause, world), func(t *testing.T) {
 				s := then.begin(t)
@@ -89,16 +89,16 @@ func TestEffect(t *testing.T) {
 
 // No code has a worse effect than its rule, and none without a rule has an effect.
 func TestEffectOfEveryXID(t *testing.T) {
-	states := map[xid.Effect]core.HealthState{
-		xid.None: core.Healthy, xid.Degrades: core.Degraded, xid.Withdraws: core.Unhealthy, xid.Loses: core.GPULost,
+	states := map[xid.Effect]health.State{
+		xid.None: health.Healthy, xid.Degrades: health.Degraded, xid.Withdraws: health.Unhealthy, xid.Loses: health.GPULost,
 	}
 	for rule := range xid.XIDs() {
 		s := newLedgerFixture(t)
 		s.reportXIDs(rule.Code)
-		if h := s.ledger.Health(a); h.State != states[rule.Effect] || (h.State > core.Healthy) != (h.Action != "" && h.Clears != "") {
+		if h := s.ledger.Health(a); h.State != states[rule.Effect] || (h.State > health.Healthy) != (h.Action != "" && h.Clears != "") {
 			t.Errorf("XID %d: %q, the rule is %+v", rule.Code, h, rule)
 		}
-		if h := s.ledger.Health(a); h.Action != rule.Action && h.State > core.Healthy {
+		if h := s.ledger.Health(a); h.Action != rule.Action && h.State > health.Healthy {
 			t.Errorf("XID %d: action %q, want %q", rule.Code, h.Action, rule.Action)
 		}
 	}
@@ -157,10 +157,10 @@ func TestRecoveryUntouched(t *testing.T) {
 
 // A pending repair of any kind requires a reset.
 func TestRecoveryWaitsForRepair(t *testing.T) {
-	for code, change := range map[uint64]func(*core.HealthSample){
-		63:  func(v *core.HealthSample) { v.RemapPending, v.RetirementPending = core.Yes, core.No },
-		160: func(v *core.HealthSample) { v.RepairPending = core.Yes },
-		155: func(v *core.HealthSample) { v.LinksUp.Value = 17 },
+	for code, change := range map[uint64]func(*health.Sample){
+		63:  func(v *health.Sample) { v.RemapPending, v.RetirementPending = health.Yes, health.No },
+		160: func(v *health.Sample) { v.RepairPending = health.Yes },
+		155: func(v *health.Sample) { v.LinksUp.Value = 17 },
 	} {
 		s := guest(t)
 		s.reportXIDs(code)
@@ -192,15 +192,15 @@ func TestRecoveryByReset(t *testing.T) {
 
 // While the driver reports a recovery action, no fault is cleared, for any time.
 func TestRecoveryActionHoldsRecovery(t *testing.T) {
-	for _, v := range []core.RecoveryAction{
-		core.RecoveryReset, core.RecoveryReboot, core.RecoveryDrainP2P, core.RecoveryDrainAndReset, core.RecoveryIMEX, core.RecoveryOther,
+	for _, v := range []health.RecoveryAction{
+		health.RecoveryReset, health.RecoveryReboot, health.RecoveryDrainP2P, health.RecoveryDrainAndReset, health.RecoveryIMEX, health.RecoveryOther,
 	} {
 		for _, code := range []uint64{94, 95, 109, 500} {
 			s := trusted(t)
 			s.reportXIDs(code)
-			s.setSample(func(vitals *core.HealthSample) { vitals.RecoveryAction = v })
+			s.setSample(func(vitals *health.Sample) { vitals.RecoveryAction = v })
 			s.checkFor(20 * time.Minute)
-			if h := s.ledger.Health(a); h.State != core.Unhealthy || h.RecoveryAction != v {
+			if h := s.ledger.Health(a); h.State != health.Unhealthy || h.RecoveryAction != v {
 				t.Errorf("XID %d, recovery action %s: %s", code, v, h)
 			}
 			if c := s.condition(fmt.Sprint("XID_", code)); !c.ClearingSince.IsZero() {

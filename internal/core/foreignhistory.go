@@ -3,14 +3,17 @@ package core
 import (
 	"fmt"
 	"slices"
+
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
 // ForeignHistory means that a checkpoint contains none of the GPUs that the driver lists. It belongs to another
 // host (the state directory came with a cloned image or a moved disk), or every GPU was replaced. The checkpoint's
 // history was dropped.
 type ForeignHistory struct {
-	HistoryGPUs []DeviceID // GPUs in the checkpoint, sorted
-	DriverGPUs  []DeviceID // GPUs that the driver lists, sorted
+	HistoryGPUs []gpu.DeviceID // GPUs in the checkpoint, sorted
+	DriverGPUs  []gpu.DeviceID // GPUs that the driver lists, sorted
 }
 
 // Error lists the GPUs of both.
@@ -19,8 +22,8 @@ func (f *ForeignHistory) Error() string {
 }
 
 // gpuIDs returns the GPUs in the checkpoint, sorted.
-func (r Checkpoint) gpuIDs() []DeviceID {
-	var ids []DeviceID
+func (r Checkpoint) gpuIDs() []gpu.DeviceID {
+	var ids []gpu.DeviceID
 	for _, d := range r.Devices {
 		ids = append(ids, d.At.GPU)
 	}
@@ -30,15 +33,15 @@ func (r Checkpoint) gpuIDs() []DeviceID {
 	for id := range r.GPUs {
 		ids = append(ids, id)
 	}
-	return sortedIDs(slices.DeleteFunc(ids, func(id DeviceID) bool { return id == "" })) // "" = the node
+	return sortedIDs(slices.DeleteFunc(ids, func(id gpu.DeviceID) bool { return id == "" })) // "" = the node
 }
 
 // findForeignHistory compares the GPUs of a checkpoint with a snapshot. If they have no GPU in common, the
 // checkpoint is another host's, but only if the driver reports the UUIDs of more than half of its GPUs: a GPU
 // without a UUID may be one of the checkpoint. If no device can be read (all GPUs have fallen off the bus) or the
 // driver is not ready, nothing is decided. The result known is true if a GPU of the checkpoint was found.
-func findForeignHistory(history []DeviceID, reading Snapshot) (f *ForeignHistory, known bool) {
-	var listed []DeviceID
+func findForeignHistory(history []gpu.DeviceID, reading gpu.Snapshot) (f *ForeignHistory, known bool) {
+	var listed []gpu.DeviceID
 	withoutUUID := 0
 	for _, d := range reading.Devices {
 		listed = append(listed, d.At.GPU)
@@ -56,7 +59,7 @@ func findForeignHistory(history []DeviceID, reading Snapshot) (f *ForeignHistory
 		}
 	}
 	listed = sortedIDs(listed)
-	if reading.Driver.State != DriverReady || len(reading.Devices) == 0 || len(listed) <= withoutUUID {
+	if reading.Driver.State != gpu.DriverReady || len(reading.Devices) == 0 || len(listed) <= withoutUUID {
 		return nil, false
 	}
 	return &ForeignHistory{HistoryGPUs: history, DriverGPUs: listed}, false
@@ -64,23 +67,23 @@ func findForeignHistory(history []DeviceID, reading Snapshot) (f *ForeignHistory
 
 // withoutForeign returns the state without the history of the checkpoint if the snapshot shows that it is another
 // host's. The ledger drops the conditions of GPUs that are not in the snapshot: see Ledger.Relocate.
-func (s State) withoutForeign(reading Snapshot) State {
+func (s State) withoutForeign(reading gpu.Snapshot) State {
 	if len(s.unconfirmedGPUs) == 0 {
 		return s
 	}
 	f, known := findForeignHistory(s.unconfirmedGPUs, reading)
 	if f != nil {
-		of := func(id DeviceID) bool { return slices.Contains(f.HistoryGPUs, id) }
+		of := func(id gpu.DeviceID) bool { return slices.Contains(f.HistoryGPUs, id) }
 		devices, links := &s.Snapshot.Devices, &s.Snapshot.Links
 		if s.priorDevices != nil {
 			devices, links = &s.priorDevices, &s.priorLinks
 		}
-		*devices = slices.DeleteFunc(slices.Clone(*devices), func(d Device) bool { return of(d.At.GPU) })
-		*links = slices.DeleteFunc(slices.Clone(*links), func(l Link) bool { return of(l.A) || of(l.B) })
+		*devices = slices.DeleteFunc(slices.Clone(*devices), func(d gpu.Device) bool { return of(d.At.GPU) })
+		*links = slices.DeleteFunc(slices.Clone(*links), func(l gpu.Link) bool { return of(l.A) || of(l.B) })
 		bound := s.Binding
-		s.Binding = Binding{}
+		s.Binding = inventory.Binding{}
 		if len(*devices) > 0 { // read on this host, while the history was unconfirmed
-			s.Binding = Binding{Counts: bound.Counts, Profile: bound.Profile}
+			s.Binding = inventory.Binding{Counts: bound.Counts, Profile: bound.Profile}
 		}
 		s.Foreign = f
 	}
@@ -90,6 +93,6 @@ func (s State) withoutForeign(reading Snapshot) State {
 	return s
 }
 
-func sortedIDs(ids []DeviceID) []DeviceID {
+func sortedIDs(ids []gpu.DeviceID) []gpu.DeviceID {
 	return slices.Compact(slices.Sorted(slices.Values(ids)))
 }

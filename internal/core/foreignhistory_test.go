@@ -11,60 +11,62 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 )
 
 // otherGPUs returns a host with n GPUs, none of which is in coretest.GPUs(8), at other PCI addresses.
-func otherGPUs(n int) core.Snapshot {
+func otherGPUs(n int) gpu.Snapshot {
 	s := coretest.GPUs(n)
 	for i := range s.Devices {
 		s.Devices[i].ID = coretest.GPU(100 + i)
-		s.Devices[i].At = core.WholeGPU(s.Devices[i].ID)
-		s.Devices[i].PCI = core.PCIAddress(fmt.Sprintf("0000:%02x:00.0", 0x60+i))
+		s.Devices[i].At = gpu.WholeGPU(s.Devices[i].ID)
+		s.Devices[i].PCI = gpu.PCIAddress(fmt.Sprintf("0000:%02x:00.0", 0x60+i))
 	}
 	s.Links = nil
-	return core.NewSnapshot(s)
+	return gpu.NewSnapshot(s)
 }
 
 // withExcluded adds unreadable devices to a snapshot.
-func withExcluded(s core.Snapshot, excluded ...core.Exclusion) core.Snapshot {
+func withExcluded(s gpu.Snapshot, excluded ...gpu.Exclusion) gpu.Snapshot {
 	s.Excluded = append(slices.Clone(s.Excluded), excluded...)
-	return core.NewSnapshot(s)
+	return gpu.NewSnapshot(s)
 }
 
 // onlyExcluded returns a snapshot without readable devices.
-func onlyExcluded(excluded ...core.Exclusion) core.Snapshot {
-	return withExcluded(core.Snapshot{Driver: coretest.GPUs(1).Driver}, excluded...)
+func onlyExcluded(excluded ...gpu.Exclusion) gpu.Snapshot {
+	return withExcluded(gpu.Snapshot{Driver: coretest.GPUs(1).Driver}, excluded...)
 }
 
 // A state directory from a cloned image or a moved disk contains GPUs of another host. They are dropped, and not
 // lost. A host whose own GPUs are lost keeps its history.
 func TestForeignHistoryIsDropped(t *testing.T) {
-	nameless := core.Exclusion{Index: 1, Failure: core.FailureError, Reason: "no UUID"}
-	slot := core.Exclusion{Index: 1, PCI: "0000:11:00.0", Failure: core.FailureLost, Reason: "no UUID"}
-	own := core.Exclusion{Index: 1, At: gpuAt(1), PCI: "0000:11:00.0", Failure: core.FailureLost, Reason: "lost"}
-	strange := core.Exclusion{Index: 1, At: core.WholeGPU(coretest.GPU(101)), PCI: "0000:11:00.0", Failure: core.FailureError, Reason: "error"}
+	nameless := gpu.Exclusion{Index: 1, Failure: gpu.FailureError, Reason: "no UUID"}
+	slot := gpu.Exclusion{Index: 1, PCI: "0000:11:00.0", Failure: gpu.FailureLost, Reason: "no UUID"}
+	own := gpu.Exclusion{Index: 1, At: gpuAt(1), PCI: "0000:11:00.0", Failure: gpu.FailureLost, Reason: "lost"}
+	strange := gpu.Exclusion{Index: 1, At: gpu.WholeGPU(coretest.GPU(101)), PCI: "0000:11:00.0", Failure: gpu.FailureError, Reason: "error"}
 	for name, tc := range map[string]struct {
-		readings []core.Snapshot
+		readings []gpu.Snapshot
 		dropped  bool
 		lost     int
 	}{
-		"other GPUs":                        {[]core.Snapshot{otherGPUs(2)}, true, 0},
-		"more of them":                      {[]core.Snapshot{otherGPUs(8)}, true, 0},
-		"one that names itself and no more": {[]core.Snapshot{withExcluded(otherGPUs(1), strange)}, true, 0},
-		"after a driver that was not ready": {[]core.Snapshot{core.NoDriver(core.DriverAbsent, "none"), otherGPUs(2)}, true, 0},
-		"after a driver that named no GPU":  {[]core.Snapshot{onlyExcluded(), otherGPUs(2)}, true, 0},
-		"after a doubt that is over":        {[]core.Snapshot{withExcluded(otherGPUs(1), nameless), otherGPUs(2)}, true, 0},
-		"one of three has no UUID":          {[]core.Snapshot{withExcluded(otherGPUs(2), nameless)}, true, 0},
-		"the same GPUs":                     {[]core.Snapshot{coretest.GPUs(2), otherGPUs(2)}, false, 2},
-		"all have fallen off the bus":       {[]core.Snapshot{onlyExcluded()}, false, 2},
-		"the driver is not ready":           {[]core.Snapshot{core.NoDriver(core.DriverFailed, "mismatch")}, false, 0},
-		"one is left, the other is lost":    {[]core.Snapshot{coretest.GPUs(1)}, false, 1},
-		"one is replaced, one is left":      {[]core.Snapshot{withExcluded(coretest.GPUs(1), strange)}, false, 0},
-		"one is lost but known by its UUID": {[]core.Snapshot{withExcluded(otherGPUs(1), own)}, false, 2},
-		"one of two has no UUID":            {[]core.Snapshot{withExcluded(otherGPUs(1), nameless)}, false, 0},
-		"one in a known slot has no UUID":   {[]core.Snapshot{withExcluded(otherGPUs(1), slot)}, false, 2},
-		"none can be read, all are named":   {[]core.Snapshot{onlyExcluded(strange)}, false, 1},
-		"all are replaced while it runs":    {[]core.Snapshot{coretest.GPUs(2), otherGPUs(1)}, false, 2},
+		"other GPUs":                        {[]gpu.Snapshot{otherGPUs(2)}, true, 0},
+		"more of them":                      {[]gpu.Snapshot{otherGPUs(8)}, true, 0},
+		"one that names itself and no more": {[]gpu.Snapshot{withExcluded(otherGPUs(1), strange)}, true, 0},
+		"after a driver that was not ready": {[]gpu.Snapshot{gpu.NoDriver(gpu.DriverAbsent, "none"), otherGPUs(2)}, true, 0},
+		"after a driver that named no GPU":  {[]gpu.Snapshot{onlyExcluded(), otherGPUs(2)}, true, 0},
+		"after a doubt that is over":        {[]gpu.Snapshot{withExcluded(otherGPUs(1), nameless), otherGPUs(2)}, true, 0},
+		"one of three has no UUID":          {[]gpu.Snapshot{withExcluded(otherGPUs(2), nameless)}, true, 0},
+		"the same GPUs":                     {[]gpu.Snapshot{coretest.GPUs(2), otherGPUs(2)}, false, 2},
+		"all have fallen off the bus":       {[]gpu.Snapshot{onlyExcluded()}, false, 2},
+		"the driver is not ready":           {[]gpu.Snapshot{gpu.NoDriver(gpu.DriverFailed, "mismatch")}, false, 0},
+		"one is left, the other is lost":    {[]gpu.Snapshot{coretest.GPUs(1)}, false, 1},
+		"one is replaced, one is left":      {[]gpu.Snapshot{withExcluded(coretest.GPUs(1), strange)}, false, 0},
+		"one is lost but known by its UUID": {[]gpu.Snapshot{withExcluded(otherGPUs(1), own)}, false, 2},
+		"one of two has no UUID":            {[]gpu.Snapshot{withExcluded(otherGPUs(1), nameless)}, false, 0},
+		"one in a known slot has no UUID":   {[]gpu.Snapshot{withExcluded(otherGPUs(1), slot)}, false, 2},
+		"none can be read, all are named":   {[]gpu.Snapshot{onlyExcluded(strange)}, false, 1},
+		"all are replaced while it runs":    {[]gpu.Snapshot{coretest.GPUs(2), otherGPUs(1)}, false, 2},
 	} {
 		for boot, next := range map[string]string{"same boot": "boot 1", "another boot": "boot 2"} {
 			t.Run(name+", "+boot, func(t *testing.T) {
@@ -80,7 +82,7 @@ func TestForeignHistoryIsDropped(t *testing.T) {
 				}
 				lost := 0
 				for u := range l.state.Inventory.Units() {
-					if u.Health.State == core.GPULost {
+					if u.Health.State == health.GPULost {
 						lost++
 					}
 				}
@@ -90,7 +92,7 @@ func TestForeignHistoryIsDropped(t *testing.T) {
 				if !tc.dropped {
 					return
 				}
-				if f := l.state.Foreign; !slices.Equal(f.HistoryGPUs, []core.DeviceID{coretest.GPU(0), coretest.GPU(1)}) || f.DriverGPUs[0] != coretest.GPU(100) {
+				if f := l.state.Foreign; !slices.Equal(f.HistoryGPUs, []gpu.DeviceID{coretest.GPU(0), coretest.GPU(1)}) || f.DriverGPUs[0] != coretest.GPU(100) {
 					t.Errorf("%v", f)
 				}
 				record := l.state.Checkpoint(next)
@@ -112,7 +114,7 @@ func TestForeignHistoryIsDropped(t *testing.T) {
 func TestForeignHistoryIsDroppedByLaterProcess(t *testing.T) {
 	l := newRestartFixture(t, coretest.GPUs(3))
 	l.restart("boot", "boot")
-	nameless := core.Exclusion{Index: 1, Failure: core.FailureError, Reason: "no UUID"}
+	nameless := gpu.Exclusion{Index: 1, Failure: gpu.FailureError, Reason: "no UUID"}
 	l.host = withExcluded(otherGPUs(1), nameless)
 	l.read(1)
 	l.restart("boot", "boot")
@@ -128,7 +130,7 @@ func TestForeignHistoryIsDroppedByLaterProcess(t *testing.T) {
 		t.Fatalf("dropped: %v", f)
 	}
 	for u := range l.state.Inventory.Units() {
-		if slices.Contains(l.state.Foreign.HistoryGPUs, u.Device.ID) && u.Health.Reason != core.ReasonWithdrawn {
+		if slices.Contains(l.state.Foreign.HistoryGPUs, u.Device.ID) && u.Health.Reason != health.ReasonWithdrawn {
 			t.Errorf("%s is %s", u.ID, u.Health)
 		}
 	}
@@ -137,13 +139,13 @@ func TestForeignHistoryIsDroppedByLaterProcess(t *testing.T) {
 // A GPU that could never be read is known by its conditions.
 func TestForeignHistoryOfUnreadableGPU(t *testing.T) {
 	cfg := core.DefaultConfig()
-	r := core.Checkpoint{BootID: "boot", Devices: coretest.GPUs(1).Devices, Conditions: []core.Condition{{
-		At: gpuAt(1), Reason: core.ReasonXID, Code: 95, State: core.Unhealthy, Since: testStart, Last: testStart,
+	r := core.Checkpoint{BootID: "boot", Devices: coretest.GPUs(1).Devices, Conditions: []health.Condition{{
+		At: gpuAt(1), Reason: health.ReasonXID, Code: 95, State: health.Unhealthy, Since: testStart, Last: testStart,
 	}}}
 	reading := coretest.GPUs(2)
 	reading.Devices = reading.Devices[1:] // the first has fallen off the bus, the second responds
-	s := core.Restore(cfg, r, "boot").Read(cfg, testStart, core.NewSnapshot(reading))
-	if s.Foreign != nil || s.Ledger.Health(gpuAt(0)).State != core.GPULost {
+	s := core.Restore(cfg, r, "boot").Read(cfg, testStart, gpu.NewSnapshot(reading))
+	if s.Foreign != nil || s.Ledger.Health(gpuAt(0)).State != health.GPULost {
 		t.Errorf("dropped: %v; GPU 0 is %s", s.Foreign, s.Ledger.Health(gpuAt(0)))
 	}
 }
@@ -166,7 +168,7 @@ func TestForeignHistoryOverRandomRestarts(t *testing.T) {
 		}
 		boot := l.reboot("boot", random)
 		l.cfg.Policy = shareFirst(2)
-		unhealthy, pools := map[core.DeviceID]bool{}, map[core.DeviceID]string{}
+		unhealthy, pools := map[gpu.DeviceID]bool{}, map[gpu.DeviceID]string{}
 		for step := range 12 {
 			switch what := random.IntN(8); {
 			case step == 11: // the last snapshot is complete
@@ -176,7 +178,7 @@ func TestForeignHistoryOverRandomRestarts(t *testing.T) {
 				l.host = partialSnapshot(machine, random)
 				l.read(1)
 			case what < 5:
-				l.noDriver(core.DriverAbsent)
+				l.noDriver(gpu.DriverAbsent)
 			case what < 7:
 				next := l.reboot(boot, random)
 				if next != boot {
@@ -214,16 +216,16 @@ func (l *restartFixture) reboot(boot string, random *rand.Rand) (next string) {
 }
 
 // partialSnapshot returns a snapshot in which some GPUs have no UUID, can't be read, or are not listed.
-func partialSnapshot(machine core.Snapshot, random *rand.Rand) core.Snapshot {
-	reading := core.Snapshot{Driver: machine.Driver}
+func partialSnapshot(machine gpu.Snapshot, random *rand.Rand) gpu.Snapshot {
+	reading := gpu.Snapshot{Driver: machine.Driver}
 	for i, d := range machine.Devices {
-		e := core.Exclusion{Index: i, Failure: core.FailureError, Reason: "error"}
+		e := gpu.Exclusion{Index: i, Failure: gpu.FailureError, Reason: "error"}
 		switch random.IntN(6) {
 		case 0, 1:
 			reading.Devices = append(reading.Devices, d)
 			continue
 		case 2:
-			e.Failure = core.FailureLost
+			e.Failure = gpu.FailureLost
 		case 3:
 			e.PCI = d.PCI
 		case 4:
@@ -233,20 +235,20 @@ func partialSnapshot(machine core.Snapshot, random *rand.Rand) core.Snapshot {
 		}
 		reading.Excluded = append(reading.Excluded, e)
 	}
-	return core.NewSnapshot(reading)
+	return gpu.NewSnapshot(reading)
 }
 
 // expectOwnGPUs: unhealthy GPUs of this host stay unhealthy, and its GPUs stay in their pools.
-func (l *restartFixture) expectOwnGPUs(unhealthy map[core.DeviceID]bool, pools map[core.DeviceID]string) {
+func (l *restartFixture) expectOwnGPUs(unhealthy map[gpu.DeviceID]bool, pools map[gpu.DeviceID]string) {
 	l.Helper()
 	for id := range unhealthy {
-		if !slices.ContainsFunc(l.state.Ledger.Conditions(), func(c core.Condition) bool { return c.At.GPU == id && c.Code == 157 }) {
+		if !slices.ContainsFunc(l.state.Ledger.Conditions(), func(c health.Condition) bool { return c.At.GPU == id && c.Code == 157 }) {
 			l.Errorf("%s is not unhealthy any more", id)
 		}
 	}
 	for u := range l.state.Inventory.Units() {
 		id := u.Device.ID
-		if id < coretest.GPU(100) || u.Health.Reason == core.ReasonWithdrawn {
+		if id < coretest.GPU(100) || u.Health.Reason == health.ReasonWithdrawn {
 			continue
 		}
 		if pool, decided := pools[id]; decided && pool != u.Pool {
@@ -260,7 +262,7 @@ func (l *restartFixture) expectOwnGPUs(unhealthy map[core.DeviceID]bool, pools m
 func (l *restartFixture) expectNoForeign(boot string) {
 	l.Helper()
 	for u := range l.state.Inventory.Units() {
-		if u.Device.ID < coretest.GPU(100) && u.Health.Reason != core.ReasonWithdrawn {
+		if u.Device.ID < coretest.GPU(100) && u.Health.Reason != health.ReasonWithdrawn {
 			l.Errorf("%s is listed: %s", u.ID, u.Health)
 		}
 	}

@@ -12,6 +12,9 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
 // FuzzRestore: the state from any checkpoint offers nothing before the first snapshot, can be written again, and
@@ -19,9 +22,9 @@ import (
 func FuzzRestore(f *testing.F) {
 	cfg, now := core.DefaultConfig(), time.Unix(1_800_000_000, 0)
 	full := core.NewState(cfg).Read(cfg, now, coretest.GPUs(3)).Observe(cfg, now,
-		core.Observation{At: core.WholeGPU(coretest.GPU(0)), Kind: core.XID, Code: 95},
-		core.Observation{At: core.WholeGPU(coretest.GPU(1)), Kind: core.Lost},
-		core.Observation{At: core.WholeGPU(coretest.GPU(2)), Kind: core.Event, Code: 0x2000}).EnterMaintenance(cfg, now, core.Maintenance{Since: now})
+		health.Observation{At: gpu.WholeGPU(coretest.GPU(0)), Kind: health.XID, Code: 95},
+		health.Observation{At: gpu.WholeGPU(coretest.GPU(1)), Kind: health.Lost},
+		health.Observation{At: gpu.WholeGPU(coretest.GPU(2)), Kind: health.Event, Code: 0x2000}).EnterMaintenance(cfg, now, health.Maintenance{Since: now})
 	seed, err := json.Marshal(full.Checkpoint("a"))
 	if err != nil {
 		f.Fatal(err)
@@ -34,7 +37,7 @@ func FuzzRestore(f *testing.F) {
 		f.Add([]byte(text), false)
 		f.Add([]byte(text), true)
 	}
-	same := []cmp.Option{cmpopts.IgnoreUnexported(core.GPUHistory{}), cmpopts.EquateEmpty()}
+	same := []cmp.Option{cmpopts.IgnoreUnexported(health.GPUHistory{}), cmpopts.EquateEmpty()}
 	f.Fuzz(func(t *testing.T, text []byte, rebooted bool) {
 		var r core.Checkpoint
 		if json.Unmarshal(text, &r) != nil {
@@ -45,7 +48,7 @@ func FuzzRestore(f *testing.F) {
 			boot += "'"
 		}
 		s := core.Restore(cfg, r, boot)
-		if s.Inventory.Len() > 0 || s.Inventory.Driver().State != core.DriverPending {
+		if s.Inventory.Len() > 0 || s.Inventory.Driver().State != gpu.DriverPending {
 			t.Errorf("offered before anybody asked: %d units, driver %v", s.Inventory.Len(), s.Inventory.Driver())
 		}
 		kept := s.Checkpoint(boot)
@@ -54,13 +57,13 @@ func FuzzRestore(f *testing.F) {
 			t.Errorf("kept twice:\n%s", diff)
 		}
 		read := s.ExitMaintenance().Read(cfg, now, coretest.GPUs(2)).Observe(cfg, now.Add(time.Hour),
-			core.Observation{At: core.WholeGPU(coretest.GPU(1)), Kind: core.XID, Code: 48})
+			health.Observation{At: gpu.WholeGPU(coretest.GPU(1)), Kind: health.XID, Code: 48})
 		for u := range read.Inventory.Units() {
-			if u.Health.Schedulable() && u.ID == core.UnitID(coretest.GPU(1)) {
+			if u.Health.Schedulable() && u.ID == inventory.UnitID(coretest.GPU(1)) {
 				t.Errorf("%s takes work after XID 48: %v", u.ID, u.Health)
 			}
 		}
-		if !slices.ContainsFunc(read.Checkpoint(boot).Devices, func(d core.Device) bool { return d.ID == coretest.GPU(0) }) {
+		if !slices.ContainsFunc(read.Checkpoint(boot).Devices, func(d gpu.Device) bool { return d.ID == coretest.GPU(0) }) {
 			t.Error("a GPU that was read is not kept")
 		}
 	})
@@ -75,18 +78,18 @@ func FuzzUnitIDs(f *testing.F) {
 		if a == b {
 			return
 		}
-		s := core.Snapshot{Driver: core.Driver{State: core.DriverReady}}
-		for i, id := range []core.DeviceID{core.DeviceID(a), core.DeviceID(b)} {
-			s.Devices = append(s.Devices, core.Device{ID: id, At: core.WholeGPU(id), Index: i, Minor: i})
+		s := gpu.Snapshot{Driver: gpu.Driver{State: gpu.DriverReady}}
+		for i, id := range []gpu.DeviceID{gpu.DeviceID(a), gpu.DeviceID(b)} {
+			s.Devices = append(s.Devices, gpu.Device{ID: id, At: gpu.WholeGPU(id), Index: i, Minor: i})
 		}
-		inv := core.Build(core.NewSnapshot(s), core.Ledger{}, core.DefaultConfig())
-		plan, err := inv.Reserve(core.UnitID(asked), core.UnitID(a))
+		inv := core.Build(gpu.NewSnapshot(s), health.Ledger{}, core.DefaultConfig())
+		plan, err := inv.Reserve(inventory.UnitID(asked), inventory.UnitID(a))
 		if known := asked == a || asked == b; (err == nil) != known {
 			t.Fatalf("%q of %q and %q: %v", asked, a, b, err)
-		} else if known && (!slices.ContainsFunc(plan.Devices, func(d core.Device) bool { return string(d.ID) == asked }) || (asked == a) != (len(plan.Devices) == 1)) {
+		} else if known && (!slices.ContainsFunc(plan.Devices, func(d gpu.Device) bool { return string(d.ID) == asked }) || (asked == a) != (len(plan.Devices) == 1)) {
 			t.Errorf("%q of %q and %q: %v", asked, a, b, plan.Devices)
 		}
-		if n := len(inv.Prefer([]core.UnitID{core.UnitID(asked), core.UnitID(b)}, nil, 2)); n != 1 && asked != a || n > 2 {
+		if n := len(inv.Prefer([]inventory.UnitID{inventory.UnitID(asked), inventory.UnitID(b)}, nil, 2)); n != 1 && asked != a || n > 2 {
 			t.Errorf("%d are preferred of %q and %q", n, asked, b)
 		}
 	})
@@ -109,7 +112,7 @@ func FuzzPatterns(f *testing.F) {
 		if len(pattern) > 12 || len(s) > 12 || strings.Contains(s, " MIG ") {
 			return // the definition is slow
 		}
-		if got := (&core.Selector{Models: []string{pattern}}).Selects(&core.Device{Model: s}, core.DeviceIndex{}); got != fits(pattern, s) {
+		if got := (&inventory.Selector{Models: []string{pattern}}).Selects(&gpu.Device{Model: s}, gpu.DeviceIndex{}); got != fits(pattern, s) {
 			t.Errorf("%q fits %q: %t", s, pattern, got)
 		}
 	})

@@ -11,7 +11,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/health/xid"
 )
 
@@ -26,17 +27,17 @@ type faultCase struct {
 
 // faultCases has at least one for every reason.
 func faultCases() []faultCase {
-	set := func(change func(*core.HealthSample)) func(*ledgerFixture) {
+	set := func(change func(*health.Sample)) func(*ledgerFixture) {
 		return func(s *ledgerFixture) { s.setSample(change) }
 	}
-	mute := func(kind core.ObservationKind) func(*ledgerFixture) {
+	mute := func(kind health.ObservationKind) func(*ledgerFixture) {
 		return func(s *ledgerFixture) { s.failing[a.GPU] = kind }
 	}
 	codes := func(codes ...uint64) func(*ledgerFixture) { return func(s *ledgerFixture) { s.reportXIDs(codes...) } }
-	each := func(change func(*core.HealthSample)) func(*ledgerFixture) {
+	each := func(change func(*health.Sample)) func(*ledgerFixture) {
 		return func(s *ledgerFixture) { s.setSample(change); s.check(60) }
 	}
-	event := func(s *ledgerFixture) { s.observe(core.Observation{At: a, Kind: core.Event, Code: 0x2000}) }
+	event := func(s *ledgerFixture) { s.observe(health.Observation{At: a, Kind: health.Event, Code: 0x2000}) }
 	logged := func(s *ledgerFixture) {
 		o := xidEvent(a, 149)
 		o.FromKernelLog = true
@@ -45,26 +46,26 @@ func faultCases() []faultCase {
 	}
 	all := []faultCase{
 		{"healthy", func(*ledgerFixture) {}, nil},
-		{"lost", mute(core.Lost), nil},
-		{"lost and back", func(s *ledgerFixture) { mute(core.Lost)(s); s.check(1); delete(s.failing, a.GPU) }, nil},
-		{"errors", mute(core.ProbeFailed), nil},
+		{"lost", mute(health.Lost), nil},
+		{"lost and back", func(s *ledgerFixture) { mute(health.Lost)(s); s.check(1); delete(s.failing, a.GPU) }, nil},
+		{"errors", mute(health.ProbeFailed), nil},
 		{"hang", func(s *ledgerFixture) {
-			s.observe(core.Observation{At: a, Kind: core.Unresponsive, Detail: "nvmlDeviceGetFieldValues"})
-		}, func(s *ledgerFixture) { mute(core.CallPending)(s) }},
+			s.observe(health.Observation{At: a, Kind: health.Unresponsive, Detail: "nvmlDeviceGetFieldValues"})
+		}, func(s *ledgerFixture) { mute(health.CallPending)(s) }},
 		{"hang of the driver", func(s *ledgerFixture) {
-			s.observe(core.Observation{At: core.Node, Kind: core.Unresponsive, Detail: "nvmlInit"})
+			s.observe(health.Observation{At: gpu.Node, Kind: health.Unresponsive, Detail: "nvmlInit"})
 		}, nil},
 		{"not checked", func(s *ledgerFixture) {
-			s.observe(core.Observation{At: core.Node, Kind: core.DriverUnavailable}, driverAvailable("580"))
-			mute(core.CallPending)(s)
+			s.observe(health.Observation{At: gpu.Node, Kind: health.DriverUnavailable}, driverAvailable("580"))
+			mute(health.CallPending)(s)
 		}, nil},
 		{"no driver", func(*ledgerFixture) {}, func(s *ledgerFixture) {
-			s.observe(core.Observation{At: core.Node, Kind: core.DriverUnavailable, Detail: "driver and library versions differ; reboot"})
+			s.observe(health.Observation{At: gpu.Node, Kind: health.DriverUnavailable, Detail: "driver and library versions differ; reboot"})
 		}},
-		{"ECC", set(func(v *core.HealthSample) { v.Uncorrectable.Value++ }), set(func(v *core.HealthSample) { v.Uncorrectable.Value++ })},
-		{"heat", each(func(v *core.HealthSample) { v.ThermalSlowdown.Value += uint64(10 * time.Minute) }), set(func(v *core.HealthSample) { v.ThermalSlowdown.Value += uint64(checkInterval) })},
-		{"brake", each(func(v *core.HealthSample) { v.PowerBrake.Value += uint64(10 * time.Minute) }), set(func(v *core.HealthSample) { v.PowerBrake.Value += uint64(checkInterval) })},
-		{"replays", each(func(v *core.HealthSample) { v.Replays.Value += 1000 }), set(func(v *core.HealthSample) { v.Replays.Value += 20 })},
+		{"ECC", set(func(v *health.Sample) { v.Uncorrectable.Value++ }), set(func(v *health.Sample) { v.Uncorrectable.Value++ })},
+		{"heat", each(func(v *health.Sample) { v.ThermalSlowdown.Value += uint64(10 * time.Minute) }), set(func(v *health.Sample) { v.ThermalSlowdown.Value += uint64(checkInterval) })},
+		{"brake", each(func(v *health.Sample) { v.PowerBrake.Value += uint64(10 * time.Minute) }), set(func(v *health.Sample) { v.PowerBrake.Value += uint64(checkInterval) })},
+		{"replays", each(func(v *health.Sample) { v.Replays.Value += 1000 }), set(func(v *health.Sample) { v.Replays.Value += 20 })},
 		{"workloads", func(s *ledgerFixture) {
 			for range 3 {
 				s.allocate(a)
@@ -79,17 +80,17 @@ func faultCases() []faultCase {
 			s.checkFor(10 * time.Minute)
 		}, nil},
 		{"fabric too late", func(s *ledgerFixture) {
-			set(func(v *core.HealthSample) { v.Fabric = core.FabricStarting })(s)
+			set(func(v *health.Sample) { v.Fabric = health.FabricStarting })(s)
 			s.checkFor(11 * time.Minute)
 		}, nil},
 		{"of class contained", codes(94), codes(94)},
 		{"of class reset", codes(95), codes(95)},
 		{"reset, the driver agrees", func(s *ledgerFixture) {
 			codes(95)(s)
-			set(func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryReset })(s)
+			set(func(v *health.Sample) { v.RecoveryAction = health.RecoveryReset })(s)
 		}, nil},
 		{"of class node", codes(54), codes(54)},
-		{"fallen off the bus", func(s *ledgerFixture) { codes(79)(s); mute(core.Lost)(s) }, nil},
+		{"fallen off the bus", func(s *ledgerFixture) { codes(79)(s); mute(health.Lost)(s) }, nil},
 		{"of class fabric", codes(144), codes(144)},
 		{"of class suspect", codes(109), codes(109)},
 		{"unknown", codes(500), codes(500)},
@@ -99,15 +100,15 @@ func faultCases() []faultCase {
 		{"from the kernel log", logged, logged},
 		{"a simulated fault", func(s *ledgerFixture) { s.simulate(95) }, func(s *ledgerFixture) { s.simulate(95) }},
 		{"no recovery action, no events", func(s *ledgerFixture) {
-			set(func(v *core.HealthSample) { v.RecoveryAction, v.Events = core.RecoveryUnknown, core.No })(s)
+			set(func(v *health.Sample) { v.RecoveryAction, v.Events = health.RecoveryUnknown, health.No })(s)
 			codes(110)(s)
 		}, nil},
 		{"maintenance", func(s *ledgerFixture) {
-			s.observe(core.Observation{At: core.Node, Kind: core.DriverUnavailable, Code: uint64(core.DriverReleased), Detail: core.Maintenance{}.String()})
+			s.observe(health.Observation{At: gpu.Node, Kind: health.DriverUnavailable, Code: uint64(gpu.DriverReleased), Detail: health.Maintenance{}.String()})
 		}, nil},
 		{"maintenance with an end", func(s *ledgerFixture) {
-			until := core.Maintenance{Since: s.now, Until: s.now.Add(time.Hour)}
-			s.observe(core.Observation{At: core.Node, Kind: core.DriverUnavailable, Code: uint64(core.DriverReleased), Detail: until.String()})
+			until := health.Maintenance{Since: s.now, Until: s.now.Add(time.Hour)}
+			s.observe(health.Observation{At: gpu.Node, Kind: health.DriverUnavailable, Code: uint64(gpu.DriverReleased), Detail: until.String()})
 		}, nil},
 		{"manual", func(s *ledgerFixture) { s.policy.Manual = true; codes(48)(s) }, nil},
 	}
@@ -138,13 +139,13 @@ func (sc faultCase) repeat(s *ledgerFixture) {
 
 func TestHealthText(t *testing.T) {
 	var b strings.Builder
-	reasons := map[core.Reason]bool{core.ReasonWithdrawn: true} // of an inventory, not of the ledger
+	reasons := map[health.Reason]bool{health.ReasonWithdrawn: true} // of an inventory, not of the ledger
 	for _, sc := range faultCases() {
 		h := sc.start(t).ledger.Health(a)
 		reasons[h.Reason] = true
 		fmt.Fprintf(&b, "%-34s %-26s %s\n", sc.name, h.Cause(), h)
 	}
-	for r := range core.ReasonWithdrawn {
+	for r := range health.ReasonWithdrawn {
 		if !reasons[r] {
 			t.Errorf("no scene about %s", r)
 		}
@@ -170,7 +171,7 @@ func TestHealthTextIsStable(t *testing.T) {
 		t.Run(sc.name, func(t *testing.T) {
 			s := sc.start(t)
 			first := s.ledger.Health(a)
-			if first.State == core.Unknown {
+			if first.State == health.Unknown {
 				s.policy.FabricGrace = 2 * time.Hour // otherwise it becomes another fault
 			}
 			for range 360 {
@@ -188,9 +189,9 @@ func TestHealthTextIsShort(t *testing.T) {
 	details := []string{"", strings.Repeat("detail ", 60), strings.Repeat("ü", 200), "cut \xff in two"}
 	for code := range uint64(190) {
 		for i, detail := range details {
-			h := core.Health{
-				State: core.Unhealthy, Reason: core.ReasonXID, Code: code, Detail: xid.XID(code).Meaning + " " + detail,
-				Since: testStart, RecoveryAction: core.RecoveryDrainAndReset, Action: xid.XID(code).Action, Clears: xid.Evidence(0xff).String(),
+			h := health.Health{
+				State: health.Unhealthy, Reason: health.ReasonXID, Code: code, Detail: xid.XID(code).Meaning + " " + detail,
+				Since: testStart, RecoveryAction: health.RecoveryDrainAndReset, Action: xid.XID(code).Action, Clears: xid.Evidence(0xff).String(),
 				Limitations: "no XID events, no driver verdict, row remapping not visible under MIG", Simulated: i%2 == 0, Advisory: i%3 == 0,
 			}
 			text := h.String()
@@ -212,17 +213,17 @@ func TestHealthTextIsShort(t *testing.T) {
 // What can't be monitored on a GPU is part of its health text, also if it is healthy.
 func TestLimits(t *testing.T) {
 	for _, tc := range []struct {
-		set  func(*core.HealthSample)
-		at   core.Placement
+		set  func(*health.Sample)
+		at   gpu.Placement
 		want string
 	}{
-		{func(*core.HealthSample) {}, a, "healthy"},
-		{func(v *core.HealthSample) { v.Events = core.No }, a, "healthy (health limited: no XID events)"},
-		{func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryUnknown }, a, "healthy (health limited: no driver verdict)"},
-		{func(v *core.HealthSample) { v.Events, v.RecoveryAction = core.No, core.RecoveryUnknown }, a, "healthy (health limited: no XID events, no driver verdict)"},
-		{func(v *core.HealthSample) { v.RemapPending = core.NotReported }, a, "healthy"},
-		{func(v *core.HealthSample) { v.RemapPending = core.NotReported }, ci(1, 0), "healthy (health limited: row remapping not visible under MIG)"},
-		{func(*core.HealthSample) {}, core.WholeGPU("GPU-never-asked"), "healthy"},
+		{func(*health.Sample) {}, a, "healthy"},
+		{func(v *health.Sample) { v.Events = health.No }, a, "healthy (health limited: no XID events)"},
+		{func(v *health.Sample) { v.RecoveryAction = health.RecoveryUnknown }, a, "healthy (health limited: no driver verdict)"},
+		{func(v *health.Sample) { v.Events, v.RecoveryAction = health.No, health.RecoveryUnknown }, a, "healthy (health limited: no XID events, no driver verdict)"},
+		{func(v *health.Sample) { v.RemapPending = health.NotReported }, a, "healthy"},
+		{func(v *health.Sample) { v.RemapPending = health.NotReported }, ci(1, 0), "healthy (health limited: row remapping not visible under MIG)"},
+		{func(*health.Sample) {}, gpu.WholeGPU("GPU-never-asked"), "healthy"},
 	} {
 		s := newLedgerFixture(t)
 		s.setSample(tc.set)
@@ -236,26 +237,26 @@ func TestLimits(t *testing.T) {
 // Names for programs exist for each value, are unique, and do not change.
 func TestCauses(t *testing.T) {
 	seen := map[string]bool{}
-	for r := core.ReasonXID; r <= core.ReasonHeld; r++ {
+	for r := health.ReasonXID; r <= health.ReasonHeld; r++ {
 		if name := r.String(); name == "" || seen[name] || name != strings.ToUpper(name) {
 			t.Errorf("reason %d is called %q", r, name)
 		} else {
 			seen[name] = true
 		}
 	}
-	for c, want := range map[core.Condition]string{
-		{Reason: core.ReasonXID, Code: 95}:                                    "XID_95",
-		{Reason: core.ReasonEvent, Code: 0x2000}:                              "EVENT_0x2000",
-		{Reason: core.ReasonRecoveryAction, Code: uint64(core.RecoveryOther)}: "VERDICT_UNKNOWN_ACTION",
-		{Reason: core.ReasonRecoveryAction, Code: 1 << 40}:                    "VERDICT_UNKNOWN_ACTION",
-		{Reason: core.ReasonRecoveryAction, Code: uint64(core.RecoveryIMEX)}:  "VERDICT_RECOVER_IMEX_DOMAIN",
-		{Reason: core.ReasonRemapPending}:                                     "ROW_REMAP_PENDING",
+	for c, want := range map[health.Condition]string{
+		{Reason: health.ReasonXID, Code: 95}:                                      "XID_95",
+		{Reason: health.ReasonEvent, Code: 0x2000}:                                "EVENT_0x2000",
+		{Reason: health.ReasonRecoveryAction, Code: uint64(health.RecoveryOther)}: "VERDICT_UNKNOWN_ACTION",
+		{Reason: health.ReasonRecoveryAction, Code: 1 << 40}:                      "VERDICT_UNKNOWN_ACTION",
+		{Reason: health.ReasonRecoveryAction, Code: uint64(health.RecoveryIMEX)}:  "VERDICT_RECOVER_IMEX_DOMAIN",
+		{Reason: health.ReasonRemapPending}:                                       "ROW_REMAP_PENDING",
 	} {
 		if got := c.Cause(); got != want {
 			t.Errorf("%q, want %q", got, want)
 		}
 	}
-	if cause := (core.Health{}).Cause(); cause != "" {
+	if cause := (health.Health{}).Cause(); cause != "" {
 		t.Errorf("%q is behind nothing", cause)
 	}
 }

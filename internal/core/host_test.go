@@ -8,10 +8,13 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
 // healthReasons lists the units that take no work, with their reasons.
-func healthReasons(inv *core.Inventory) string {
+func healthReasons(inv *inventory.Inventory) string {
 	var lines []string
 	for u := range inv.Units() {
 		if !u.Health.Schedulable() {
@@ -22,67 +25,67 @@ func healthReasons(inv *core.Inventory) string {
 }
 
 // mpsHost has two MPS pools: a full GPU, and one with two instances.
-func mpsHost() (core.Snapshot, core.Config) {
+func mpsHost() (gpu.Snapshot, core.Config) {
 	cfg := core.DefaultConfig()
-	cfg.MIG = core.MIGMixed
+	cfg.MIG = inventory.MIGMixed
 	one, two := served(2), served(3)
-	cfg.Policy.Rules = []core.Rule{{Select: gpuIndices(1), Sharing: &one}, {Select: gpuIndices(2), Pool: "small", Sharing: &two}}
+	cfg.Policy.Rules = []inventory.Rule{{Select: gpuIndices(1), Sharing: &one}, {Select: gpuIndices(2), Pool: "small", Sharing: &two}}
 	return coretest.WithMIG(coretest.GPUs(4), 3, "3g.40gb", "3g.40gb"), cfg
 }
 
 func TestWithHost(t *testing.T) {
 	both := []string{"small", "gpu.mps"}
-	whole := func(n int) core.Placement { return core.WholeGPU(coretest.GPU(n)) }
-	instance := func(n, gi int) core.Placement {
-		return core.Placement{GPU: coretest.GPU(n), GI: uint32(gi + 1), CI: 0} //nolint:gosec // a test's
+	whole := func(n int) gpu.Placement { return gpu.WholeGPU(coretest.GPU(n)) }
+	instance := func(n, gi int) gpu.Placement {
+		return gpu.Placement{GPU: coretest.GPU(n), GI: uint32(gi + 1), CI: 0} //nolint:gosec // a test's
 	}
-	claim := func(at core.Placement, prior bool) core.Claim {
-		return core.Claim{Agent: "nomad-gpu", At: at, Prior: prior}
+	claim := func(at gpu.Placement, prior bool) inventory.Claim {
+		return inventory.Claim{Agent: "nomad-gpu", At: at, Prior: prior}
 	}
 	for name, tc := range map[string]struct {
-		host      core.Host
-		overlap   core.OverlapMode
-		unhealthy []core.Observation
+		host      inventory.Host
+		overlap   inventory.OverlapMode
+		unhealthy []health.Observation
 		reasons   string
 		overlaps  string
 	}{
-		"both daemons answer": {core.Host{MPS: both}, core.OverlapWarn, nil, "", ""},
-		"host not read yet":   {core.Host{}, core.OverlapWarn, nil, "gpu.mps/1 MPS_DAEMON_DOWN; small/2 MPS_DAEMON_DOWN", ""},
-		"one daemon is down":  {core.Host{MPS: both[:1]}, core.OverlapWarn, nil, "gpu.mps/1 MPS_DAEMON_DOWN", ""},
+		"both daemons answer": {inventory.Host{MPS: both}, inventory.OverlapWarn, nil, "", ""},
+		"host not read yet":   {inventory.Host{}, inventory.OverlapWarn, nil, "gpu.mps/1 MPS_DAEMON_DOWN; small/2 MPS_DAEMON_DOWN", ""},
+		"one daemon is down":  {inventory.Host{MPS: both[:1]}, inventory.OverlapWarn, nil, "gpu.mps/1 MPS_DAEMON_DOWN", ""},
 		"warn": {
-			core.Host{MPS: both, Claims: []core.Claim{claim(whole(0), true), claim(whole(1), false)}}, core.OverlapWarn, nil, "", "0 1",
+			inventory.Host{MPS: both, Claims: []inventory.Claim{claim(whole(0), true), claim(whole(1), false)}}, inventory.OverlapWarn, nil, "", "0 1",
 		},
 		"refuse what was claimed before": {
-			core.Host{MPS: both, Claims: []core.Claim{claim(whole(0), true), claim(whole(1), false)}}, core.OverlapRefuse, nil, "gpu/0 CLAIMED", "0 1",
+			inventory.Host{MPS: both, Claims: []inventory.Claim{claim(whole(0), true), claim(whole(1), false)}}, inventory.OverlapRefuse, nil, "gpu/0 CLAIMED", "0 1",
 		},
-		"refuse, shared": {core.Host{MPS: both, Claims: []core.Claim{claim(whole(1), true)}}, core.OverlapRefuse, nil, "gpu.mps/1 CLAIMED", "1"},
+		"refuse, shared": {inventory.Host{MPS: both, Claims: []inventory.Claim{claim(whole(1), true)}}, inventory.OverlapRefuse, nil, "gpu.mps/1 CLAIMED", "1"},
 		"claimed comes before the daemon": {
-			core.Host{MPS: both[:1], Claims: []core.Claim{claim(whole(1), true)}}, core.OverlapRefuse, nil, "gpu.mps/1 CLAIMED", "1",
+			inventory.Host{MPS: both[:1], Claims: []inventory.Claim{claim(whole(1), true)}}, inventory.OverlapRefuse, nil, "gpu.mps/1 CLAIMED", "1",
 		},
 		"a claim on a GPU is one on its instances": {
-			core.Host{MPS: both, Claims: []core.Claim{claim(whole(3), true)}}, core.OverlapRefuse, nil, "mig-3g.40gb/3:0 CLAIMED; mig-3g.40gb/3:1 CLAIMED", "3:0 3:1",
+			inventory.Host{MPS: both, Claims: []inventory.Claim{claim(whole(3), true)}}, inventory.OverlapRefuse, nil, "mig-3g.40gb/3:0 CLAIMED; mig-3g.40gb/3:1 CLAIMED", "3:0 3:1",
 		},
 		"a claim on an instance is one on its GPU": {
-			core.Host{MPS: both, Claims: []core.Claim{claim(instance(0, 2), true)}}, core.OverlapRefuse, nil, "gpu/0 CLAIMED", "0",
+			inventory.Host{MPS: both, Claims: []inventory.Claim{claim(instance(0, 2), true)}}, inventory.OverlapRefuse, nil, "gpu/0 CLAIMED", "0",
 		},
 		"a claim on an instance is none on another": {
-			core.Host{MPS: both, Claims: []core.Claim{claim(instance(3, 1), true)}}, core.OverlapRefuse, nil, "mig-3g.40gb/3:1 CLAIMED", "3:1",
+			inventory.Host{MPS: both, Claims: []inventory.Claim{claim(instance(3, 1), true)}}, inventory.OverlapRefuse, nil, "mig-3g.40gb/3:1 CLAIMED", "3:1",
 		},
 		"of several claims the prior one counts": {
-			core.Host{MPS: both, Claims: []core.Claim{{Agent: "a third", At: instance(0, 0)}, claim(whole(0), true)}}, core.OverlapRefuse, nil, "gpu/0 CLAIMED", "0",
+			inventory.Host{MPS: both, Claims: []inventory.Claim{{Agent: "a third", At: instance(0, 0)}, claim(whole(0), true)}}, inventory.OverlapRefuse, nil, "gpu/0 CLAIMED", "0",
 		},
-		"GPU that is not offered": {core.Host{MPS: both, Claims: []core.Claim{claim(core.WholeGPU("GPU-x"), true)}}, core.OverlapRefuse, nil, "", ""},
+		"GPU that is not offered": {inventory.Host{MPS: both, Claims: []inventory.Claim{claim(gpu.WholeGPU("GPU-x"), true)}}, inventory.OverlapRefuse, nil, "", ""},
 		"the driver's faults come first": {
-			core.Host{Claims: []core.Claim{claim(whole(0), true)}}, core.OverlapRefuse, []core.Observation{xidEvent(gpuAt(0), 95), xidEvent(gpuAt(2), 95)},
+			inventory.Host{Claims: []inventory.Claim{claim(whole(0), true)}}, inventory.OverlapRefuse, []health.Observation{xidEvent(gpuAt(0), 95), xidEvent(gpuAt(2), 95)},
 			"gpu/0 XID_95; gpu.mps/1 MPS_DAEMON_DOWN; small/2 XID_95", "0",
 		},
 		"what is degraded is worse without its daemon": {
-			core.Host{MPS: both[:1]}, core.OverlapWarn, []core.Observation{xidEvent(gpuAt(1), 94)}, "gpu.mps/1 MPS_DAEMON_DOWN", "",
+			inventory.Host{MPS: both[:1]}, inventory.OverlapWarn, []health.Observation{xidEvent(gpuAt(1), 94)}, "gpu.mps/1 MPS_DAEMON_DOWN", "",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s, cfg := mpsHost()
-			l := core.Ledger{}.Apply(cfg.Health, testStart, tc.unhealthy...)
+			l := health.Ledger{}.Apply(cfg.Health, testStart, tc.unhealthy...)
 			inv := core.Build(s, l, cfg).WithHost(tc.host, tc.overlap)
 			if got := healthReasons(inv); got != tc.reasons {
 				t.Errorf("take no work: %q, want %q", got, tc.reasons)
@@ -105,19 +108,19 @@ func TestWithHost(t *testing.T) {
 func TestHostChanges(t *testing.T) {
 	s, cfg := mpsHost()
 	state := core.NewState(cfg).Read(cfg, testStart, s)
-	u, _ := state.Inventory.Unit(core.UnitID(coretest.GPU(1)) + "::1")
+	u, _ := state.Inventory.Unit(inventory.UnitID(coretest.GPU(1)) + "::1")
 	want := "unhealthy: MPS control daemon does not answer (pool gpu.mps); action: start the pool's MPS control daemon; clears: daemon answers"
 	if got := u.Health.String(); got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
-	well := state.WithHost(cfg, testStart, core.Host{MPS: []string{"gpu.mps", "small"}})
+	well := state.WithHost(cfg, testStart, inventory.Host{MPS: []string{"gpu.mps", "small"}})
 	if got := healthReasons(well.Inventory); got != "" || well.Inventory.Equal(state.Inventory) {
 		t.Errorf("the daemons answer: %s", got)
 	}
 	if got := healthReasons(well.Observe(cfg, testStart.Add(time.Second)).Read(cfg, testStart.Add(time.Minute), s).Inventory); got != "" {
 		t.Errorf("what is known of the host is forgotten: %s", got)
 	}
-	claimed := well.WithHost(cfg, testStart, core.Host{MPS: well.Host.MPS, Claims: []core.Claim{{Agent: "nomad-gpu", At: core.WholeGPU(coretest.GPU(0))}}})
+	claimed := well.WithHost(cfg, testStart, inventory.Host{MPS: well.Host.MPS, Claims: []inventory.Claim{{Agent: "nomad-gpu", At: gpu.WholeGPU(coretest.GPU(0))}}})
 	if claimed.Inventory.Equal(well.Inventory) || len(claimed.Inventory.Overlaps()) != 1 {
 		t.Errorf("contests %v", claimed.Inventory.Overlaps())
 	}
@@ -128,7 +131,7 @@ func TestHostChanges(t *testing.T) {
 	if !twice.Equal(claimed.Inventory) {
 		t.Errorf("the same host twice: %v", twice.Overlaps())
 	}
-	if n := len((*core.Inventory)(nil).Overlaps()) + len((*core.Inventory)(nil).PolicyWarnings()); n != 0 {
+	if n := len((*inventory.Inventory)(nil).Overlaps()) + len((*inventory.Inventory)(nil).PolicyWarnings()); n != 0 {
 		t.Errorf("%d of nothing", n)
 	}
 }
@@ -136,18 +139,18 @@ func TestHostChanges(t *testing.T) {
 // passingNodes returns a configuration whose plans contain device nodes.
 func passingNodes() core.Config {
 	cfg := core.DefaultConfig()
-	cfg.MIG, cfg.DeviceNodes = core.MIGMixed, true
+	cfg.MIG, cfg.DeviceNodes = inventory.MIGMixed, true
 	return cfg
 }
 
 // lacking removes device nodes from a snapshot.
-func lacking(s core.Snapshot, nodes ...string) core.Snapshot {
+func lacking(s gpu.Snapshot, nodes ...string) gpu.Snapshot {
 	s.Nodes = slices.DeleteFunc(slices.Clone(s.Nodes), func(n string) bool { return slices.Contains(nodes, n) })
 	return s
 }
 
 // healthLines returns the health texts of the units, each once.
-func healthLines(inv *core.Inventory) string {
+func healthLines(inv *inventory.Inventory) string {
 	var lines []string
 	for u := range inv.Units() {
 		if !u.Health.Schedulable() {
@@ -165,7 +168,7 @@ func TestMissingDeviceNodeWarning(t *testing.T) {
 	unnumbered := coretest.WithMIG(coretest.GPUs(1), 0, "1g.10gb")
 	unnumbered.Devices[1].GICap, unnumbered.Devices[1].CICap, unnumbered.Devices[1].Minor = 0, 0, -1
 	for name, tc := range map[string]struct {
-		reading core.Snapshot
+		reading gpu.Snapshot
 		change  func(*core.Config)
 		want    string
 	}{
@@ -213,11 +216,11 @@ func TestWithNodes(t *testing.T) {
 	s := core.NewState(cfg).Read(cfg, now, without)
 	expect := func(what string, inContainer, missing, warned bool) {
 		t.Helper()
-		plan, err := s.Inventory.Reserve(core.UnitID(coretest.GPU(0)))
+		plan, err := s.Inventory.Reserve(inventory.UnitID(coretest.GPU(0)))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := slices.ContainsFunc(plan.Nodes, func(n core.DeviceNode) bool { return n.Path == "/dev/nvidia-uvm" }); got != inContainer {
+		if got := slices.ContainsFunc(plan.Nodes, func(n inventory.DeviceNode) bool { return n.Path == "/dev/nvidia-uvm" }); got != inContainer {
 			t.Errorf("%s: a container gets the node: %t", what, got)
 		}
 		if got, _ := s.Inventory.MissingNodes(plan.Devices[0]); (len(got) > 0) != missing {
@@ -236,8 +239,8 @@ func TestWithNodes(t *testing.T) {
 	expect("a moment later", false, true, false)
 	s = s.Read(cfg, now, without)
 	expect("read again", false, true, true)
-	s = s.Read(cfg, now, core.NoDriver(core.DriverFailed, "unloaded"))
-	if u, _ := s.Inventory.Unit(core.UnitID(coretest.GPU(0))); u.Health.MissingNodes != "" {
+	s = s.Read(cfg, now, gpu.NoDriver(gpu.DriverFailed, "unloaded"))
+	if u, _ := s.Inventory.Unit(inventory.UnitID(coretest.GPU(0))); u.Health.MissingNodes != "" {
 		t.Errorf("a warning of nodes without a driver: %s", u.Health.MissingNodes)
 	}
 }

@@ -9,12 +9,14 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 )
 
 func (f *randomSim) loseDriver() {
-	state := oneOf(f, core.DriverAbsent, core.DriverFailed)
-	gone := core.NoDriver(state, "gone")
-	gone.Unloaded = state == core.DriverAbsent && f.oneIn(2)
+	state := oneOf(f, gpu.DriverAbsent, gpu.DriverFailed)
+	gone := gpu.NoDriver(state, "gone")
+	gone.Unloaded = state == gpu.DriverAbsent && f.oneIn(2)
 	f.note("the driver is %s, unloaded: %t", state, gone.Unloaded)
 	f.driverReady = false
 	f.state = f.state.Read(f.cfg, f.now, gone)
@@ -46,7 +48,7 @@ func (f *randomSim) restart(reboot bool) {
 
 // runCommand is a random command of an operator.
 func (f *randomSim) runCommand(p *simGPU) {
-	o := core.Command{GPU: p.at.GPU, VerifiedAt: f.now.Add(-time.Duration(f.IntN(2)) * time.Minute)}
+	o := health.Command{GPU: p.at.GPU, VerifiedAt: f.now.Add(-time.Duration(f.IntN(2)) * time.Minute)}
 	var causes []string
 	for _, c := range f.state.Ledger.Conditions() {
 		causes = append(causes, c.Cause())
@@ -84,8 +86,8 @@ func (f *randomSim) repartition() {
 }
 
 // ignored reports whether an operator ignores a cause.
-func ignored(l core.Ledger, at core.Placement, prefix string) bool {
-	return slices.ContainsFunc(l.Conditions(), func(c core.Condition) bool {
+func ignored(l health.Ledger, at gpu.Placement, prefix string) bool {
+	return slices.ContainsFunc(l.Conditions(), func(c health.Condition) bool {
 		return c.At == at && strings.HasPrefix(c.Cause(), prefix) && !c.Simulated && !c.IgnoredUntil.IsZero()
 	})
 }
@@ -100,7 +102,7 @@ func TestInvariants(t *testing.T) {
 			t.Parallel()
 			for seed := worker; seed < lives && !t.Failed(); seed += 2 {
 				f := newRandomSim(seed)
-				was := map[core.DeviceID]core.HealthState{}
+				was := map[gpu.DeviceID]health.State{}
 				for step := range steps {
 					intervened := f.step()
 					f.verifyPublished(t, was, intervened)
@@ -123,15 +125,15 @@ func TestInvariants(t *testing.T) {
 }
 
 // verifyPublished compares the published health with the true state.
-func (f *randomSim) verifyPublished(t *testing.T, was map[core.DeviceID]core.HealthState, intervened bool) {
+func (f *randomSim) verifyPublished(t *testing.T, was map[gpu.DeviceID]health.State, intervened bool) {
 	l := f.state.Ledger
 	for _, p := range f.gpus {
 		h := l.Health(p.at)
 		needed := 1
-		if p.sample.RecoveryAction == core.RecoveryDrainP2P || p.sample.RecoveryAction == core.RecoveryIMEX {
+		if p.sample.RecoveryAction == health.RecoveryDrainP2P || p.sample.RecoveryAction == health.RecoveryIMEX {
 			needed = 2
 		}
-		if p.sample.RecoveryAction > core.RecoveryNone && p.actionChecks >= needed && h.Schedulable() && !ignored(l, p.at, "VERDICT_") {
+		if p.sample.RecoveryAction > health.RecoveryNone && p.actionChecks >= needed && h.Schedulable() && !ignored(l, p.at, "VERDICT_") {
 			t.Errorf("%s takes work, and its driver wants %s: %s", p.at, p.sample.RecoveryAction, h)
 		}
 		for _, cause := range p.needsReset {
@@ -139,22 +141,22 @@ func (f *randomSim) verifyPublished(t *testing.T, was map[core.DeviceID]core.Hea
 				t.Errorf("%s takes work with %s, and was not reset: %s", p.at, cause, h)
 			}
 		}
-		if p.lost && p.failing == core.Lost && h.Schedulable() {
+		if p.lost && p.failing == health.Lost && h.Schedulable() {
 			t.Errorf("%s takes work, and is lost: %s", p.at, h)
 		}
 	}
-	maps.DeleteFunc(was, func(id core.DeviceID, _ core.HealthState) bool { // a new GPU has no previous state
-		return !slices.ContainsFunc(f.state.Snapshot.Devices, func(d core.Device) bool { return d.ID == id })
+	maps.DeleteFunc(was, func(id gpu.DeviceID, _ health.State) bool { // a new GPU has no previous state
+		return !slices.ContainsFunc(f.state.Snapshot.Devices, func(d gpu.Device) bool { return d.ID == id })
 	})
 	for _, d := range f.state.Snapshot.Devices {
 		h := l.Health(d.At)
-		if h.State < l.Health(core.WholeGPU(d.At.GPU)).State {
+		if h.State < l.Health(gpu.WholeGPU(d.At.GPU)).State {
 			t.Errorf("%s is better than its GPU: %s", d.ID, h)
 		}
-		if (h.State > core.Healthy) != (h.Reason != core.ReasonNone) || (h.State > core.Healthy) == h.Since.IsZero() {
+		if (h.State > health.Healthy) != (h.Reason != health.ReasonNone) || (h.State > health.Healthy) == h.Since.IsZero() {
 			t.Errorf("%s is %q, caused by %q", d.ID, h, h.Cause())
 		}
-		if was[d.ID] == core.GPULost && h.Schedulable() && !intervened {
+		if was[d.ID] == health.GPULost && h.Schedulable() && !intervened {
 			t.Errorf("%s was lost a moment ago: %s", d.ID, h)
 		}
 		was[d.ID] = h.State
@@ -174,7 +176,7 @@ func (f *randomSim) verifyPublished(t *testing.T, was map[core.DeviceID]core.Hea
 }
 
 // conditionBefore is the canonical order of conditions, implemented independently.
-func conditionBefore(a, b core.Condition) bool {
+func conditionBefore(a, b health.Condition) bool {
 	for _, part := range [][2]string{{sortable(a.Simulated), sortable(b.Simulated)}, {string(a.At.GPU), string(b.At.GPU)}} {
 		if part[0] != part[1] {
 			return part[0] < part[1]
@@ -188,7 +190,7 @@ func conditionBefore(a, b core.Condition) bool {
 	case a.Reason != b.Reason:
 		return a.Reason < b.Reason
 	}
-	return a.Code < b.Code && a.Reason != core.ReasonRecoveryAction
+	return a.Code < b.Code && a.Reason != health.ReasonRecoveryAction
 }
 
 func sortable(b bool) string {
@@ -202,8 +204,8 @@ func sortable(b bool) string {
 func (f *randomSim) verifyPurity(t *testing.T) {
 	l, p := f.state.Ledger, oneOf(f, f.gpus...)
 	was := l.Conditions()
-	o := core.Observation{
-		At: f.randomPlacement(p), Kind: oneOf(f, core.XID, core.Event, core.Lost, core.ProbeFailed, core.CallPending, core.Unresponsive, core.Checked, core.DriverRebound, core.Reserved),
+	o := health.Observation{
+		At: f.randomPlacement(p), Kind: oneOf(f, health.XID, health.Event, health.Lost, health.ProbeFailed, health.CallPending, health.Unresponsive, health.Checked, health.DriverRebound, health.Reserved),
 		Code: oneOf[uint64](f, 13, 79, 94, 95, 0x2000), Sample: p.sample,
 	}
 	now := f.now.Add(time.Duration(f.IntN(100)) * time.Second)
@@ -234,7 +236,7 @@ func (f *randomSim) verifyRecovery(t *testing.T, seed uint64) {
 	}
 	for range 3 {
 		for _, p := range f.gpus {
-			p.setRecoveryAction(core.RecoveryReset)
+			p.setRecoveryAction(health.RecoveryReset)
 			p.sample.Replays.Value++ // in a guest, only counters show a reset
 			p.sample.Uncorrectable.Value++
 		}
@@ -249,14 +251,14 @@ func (f *randomSim) verifyRecovery(t *testing.T, seed uint64) {
 	}
 	for _, p := range f.gpus {
 		for _, c := range f.state.Ledger.Conditions() {
-			if c.At.GPU == p.at.GPU && c.Evidence != 0 && !c.Simulated && c.State >= core.Unhealthy && c.IgnoredUntil.IsZero() {
+			if c.At.GPU == p.at.GPU && c.Evidence != 0 && !c.Simulated && c.State >= health.Unhealthy && c.IgnoredUntil.IsZero() {
 				t.Errorf("seed %d: nothing ends %s", seed, c)
 			}
 		}
-		if next, _, err := f.state.Clear(f.cfg, f.now, core.Command{GPU: p.at.GPU}); err == nil {
+		if next, _, err := f.state.Clear(f.cfg, f.now, health.Command{GPU: p.at.GPU}); err == nil {
 			f.state = next
 		}
-		if h := f.state.Ledger.Health(p.at); h.State != core.Healthy {
+		if h := f.state.Ledger.Health(p.at); h.State != health.Healthy {
 			t.Errorf("seed %d: an operator can't end %s", seed, h)
 		}
 	}

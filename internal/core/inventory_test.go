@@ -13,10 +13,13 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
-func unitIDs(inv *core.Inventory) []core.UnitID {
-	var out []core.UnitID
+func unitIDs(inv *inventory.Inventory) []inventory.UnitID {
+	var out []inventory.UnitID
 	for u := range inv.Units() {
 		out = append(out, u.ID)
 	}
@@ -27,28 +30,28 @@ func TestBuildMIGStrategies(t *testing.T) {
 	empty := migMachine()
 	empty = without(empty, "MIG-1", "MIG-2")
 	for _, tc := range []struct {
-		strategy core.MIGStrategy
-		machine  core.Snapshot
+		strategy inventory.MIGStrategy
+		machine  gpu.Snapshot
 		units    string
 		excluded string
 	}{
-		{core.MIGNone, migMachine(), "GPU-0 GPU-m", ""},
-		{core.MIGMixed, migMachine(), "GPU-0 MIG-1 MIG-2", ""},
-		{core.MIGSingle, migMachine(), "MIG-1", "GPU-0: mig-strategy single: MIG mode is off on this GPU; MIG-2: mig-strategy single: profile 3g.40gb differs from this node's 1g.10gb"},
-		{core.MIGSingle, coretest.GPUs(2), "GPU-0 GPU-1", ""},
-		{core.MIGMixed, empty, "GPU-0", "GPU-m: MIG mode is on and there are no MIG instances"},
+		{inventory.MIGNone, migMachine(), "GPU-0 GPU-m", ""},
+		{inventory.MIGMixed, migMachine(), "GPU-0 MIG-1 MIG-2", ""},
+		{inventory.MIGSingle, migMachine(), "MIG-1", "GPU-0: mig-strategy single: MIG mode is off on this GPU; MIG-2: mig-strategy single: profile 3g.40gb differs from this node's 1g.10gb"},
+		{inventory.MIGSingle, coretest.GPUs(2), "GPU-0 GPU-1", ""},
+		{inventory.MIGMixed, empty, "GPU-0", "GPU-m: MIG mode is on and there are no MIG instances"},
 	} {
 		t.Run(string(tc.strategy), func(t *testing.T) {
 			cfg := core.DefaultConfig()
 			cfg.MIG = tc.strategy
-			inv := core.Build(tc.machine, core.Ledger{}, cfg)
+			inv := core.Build(tc.machine, health.Ledger{}, cfg)
 			var units, excluded []string
 			for _, id := range unitIDs(inv) {
 				units = append(units, short(string(id)))
 			}
 			for _, e := range inv.Excluded() {
 				name := string(e.At.GPU)
-				if e.At.GI != core.Whole {
+				if e.At.GI != gpu.Whole {
 					name = fmt.Sprintf("MIG-%d", e.At.GI)
 				}
 				excluded = append(excluded, short(name)+": "+e.Reason)
@@ -73,10 +76,10 @@ func short(id string) string {
 
 func TestBuildExcludesByID(t *testing.T) {
 	cfg := core.DefaultConfig()
-	cfg.MIG = core.MIGMixed
-	cfg.Exclude = []core.DeviceID{"GPU-m", "MIG-2"}
-	inv := core.Build(migMachine(), core.Ledger{}, cfg)
-	if got := unitIDs(inv); !slices.Equal(got, []core.UnitID{core.UnitID(coretest.GPU(0)), "MIG-1"}) {
+	cfg.MIG = inventory.MIGMixed
+	cfg.Exclude = []gpu.DeviceID{"GPU-m", "MIG-2"}
+	inv := core.Build(migMachine(), health.Ledger{}, cfg)
+	if got := unitIDs(inv); !slices.Equal(got, []inventory.UnitID{inventory.UnitID(coretest.GPU(0)), "MIG-1"}) {
 		t.Errorf("a parent's UUID must not hide its instances (as in nomad-device-nvidia): %v", got)
 	}
 }
@@ -84,9 +87,9 @@ func TestBuildExcludesByID(t *testing.T) {
 // One GPU of eight returns an error for every call: seven are offered, the eighth is listed with the reason.
 func TestBuildListsUnreadableGPUs(t *testing.T) {
 	s := without(coretest.GPUs(8), coretest.GPU(7))
-	s.Excluded = []core.Exclusion{{Index: 7, Failure: core.FailureError, Reason: "nvmlDeviceGetHandleByIndex: Unknown Error"}}
-	s, _ = core.Reconcile(core.Snapshot{}, s)
-	inv := core.Build(s, core.Ledger{}, core.DefaultConfig())
+	s.Excluded = []gpu.Exclusion{{Index: 7, Failure: gpu.FailureError, Reason: "nvmlDeviceGetHandleByIndex: Unknown Error"}}
+	s, _ = core.Reconcile(gpu.Snapshot{}, s)
+	inv := core.Build(s, health.Ledger{}, core.DefaultConfig())
 	if inv.Len() != 7 {
 		t.Errorf("%d units", inv.Len())
 	}
@@ -97,9 +100,9 @@ func TestBuildListsUnreadableGPUs(t *testing.T) {
 
 func TestWithRetiring(t *testing.T) {
 	cfg := core.DefaultConfig()
-	cfg.MIG = core.MIGMixed
-	before := core.Build(migMachine(), core.Ledger{}, cfg)
-	after := core.Build(without(migMachine(), "MIG-1"), core.Ledger{}, cfg)
+	cfg.MIG = inventory.MIGMixed
+	before := core.Build(migMachine(), health.Ledger{}, cfg)
+	after := core.Build(without(migMachine(), "MIG-1"), health.Ledger{}, cfg)
 	t0 := time.Unix(1000, 0)
 
 	first := after.WithRetiring(before, t0, 2*time.Second)
@@ -125,12 +128,12 @@ func TestWithRetiring(t *testing.T) {
 }
 
 func TestReserve(t *testing.T) {
-	unhealthy := core.Ledger{}.Apply(core.DefaultHealthPolicy(), time.Unix(0, 0),
-		core.Observation{At: core.WholeGPU(coretest.GPU(3)), Kind: core.Lost, Detail: "GPU is lost"})
+	unhealthy := health.Ledger{}.Apply(health.DefaultPolicy(), time.Unix(0, 0),
+		health.Observation{At: gpu.WholeGPU(coretest.GPU(3)), Kind: health.Lost, Detail: "GPU is lost"})
 	cfg := core.DefaultConfig()
 	cfg.DeviceNodes = true
 	inv := core.Build(coretest.GPUs(4), unhealthy, cfg)
-	id := func(n int) core.UnitID { return core.UnitID(coretest.GPU(n)) }
+	id := func(n int) inventory.UnitID { return inventory.UnitID(coretest.GPU(n)) }
 
 	t.Run("any order, repeated", func(t *testing.T) {
 		want, err := inv.Reserve(id(0), id(2))
@@ -144,7 +147,7 @@ func TestReserve(t *testing.T) {
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Error(diff)
 		}
-		env := []core.EnvVar{{Name: "NVIDIA_VISIBLE_DEVICES", Value: string(id(0) + "," + id(2))}}
+		env := []inventory.EnvVar{{Name: "NVIDIA_VISIBLE_DEVICES", Value: string(id(0) + "," + id(2))}}
 		if diff := cmp.Diff(env, got.Env); diff != "" {
 			t.Error(diff)
 		}
@@ -159,9 +162,9 @@ func TestReserve(t *testing.T) {
 	})
 	t.Run("every bad ID is named", func(t *testing.T) {
 		_, err := inv.Reserve("GPU-x", id(3), id(0), "GPU-y")
-		var unknown *core.UnknownUnitsError
-		var unhealthy *core.UnhealthyUnitsError
-		if !errors.As(err, &unknown) || !slices.Equal(unknown.IDs, []core.UnitID{"GPU-x", "GPU-y"}) {
+		var unknown *inventory.UnknownUnitsError
+		var unhealthy *inventory.UnhealthyUnitsError
+		if !errors.As(err, &unknown) || !slices.Equal(unknown.IDs, []inventory.UnitID{"GPU-x", "GPU-y"}) {
 			t.Errorf("unknown: %v", err)
 		}
 		if !errors.As(err, &unhealthy) || len(unhealthy.Units) != 1 || unhealthy.Units[0].ID != id(3) {
@@ -175,14 +178,14 @@ func TestReserve(t *testing.T) {
 	})
 	t.Run("none", func(t *testing.T) {
 		p, err := inv.Reserve()
-		if diff := cmp.Diff(core.Plan{}, p); diff != "" || err != nil {
+		if diff := cmp.Diff(inventory.Plan{}, p); diff != "" || err != nil {
 			t.Error(diff, err)
 		}
 	})
 	t.Run("MIG instance", func(t *testing.T) {
 		cfg := cfg
-		cfg.MIG = core.MIGMixed
-		p, err := core.Build(migMachine(), core.Ledger{}, cfg).Reserve("MIG-1")
+		cfg.MIG = inventory.MIGMixed
+		p, err := core.Build(migMachine(), health.Ledger{}, cfg).Reserve("MIG-1")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -196,7 +199,7 @@ func TestReserve(t *testing.T) {
 		}
 	})
 	t.Run("nil inventory", func(t *testing.T) {
-		var none *core.Inventory
+		var none *inventory.Inventory
 		if _, err := none.Reserve("GPU-x"); err == nil {
 			t.Error("want an error")
 		}
@@ -207,24 +210,24 @@ func TestPrefer(t *testing.T) {
 	// Two islands of four: 0-3 and 4-7 have NVLinks to each other, and are on one NUMA node each.
 	s := coretest.GPUs(8)
 	for i, l := range s.Links {
-		if slices.IndexFunc(s.Devices, func(d core.Device) bool { return d.ID == l.A })/4 !=
-			slices.IndexFunc(s.Devices, func(d core.Device) bool { return d.ID == l.B })/4 {
+		if slices.IndexFunc(s.Devices, func(d gpu.Device) bool { return d.ID == l.A })/4 !=
+			slices.IndexFunc(s.Devices, func(d gpu.Device) bool { return d.ID == l.B })/4 {
 			s.Links[i].NVLinks = 0
 		}
 	}
-	inv := core.Build(s, core.Ledger{}, core.DefaultConfig())
-	pick := func(ns ...int) []core.UnitID {
-		var out []core.UnitID
+	inv := core.Build(s, health.Ledger{}, core.DefaultConfig())
+	pick := func(ns ...int) []inventory.UnitID {
+		var out []inventory.UnitID
 		for _, n := range ns {
-			out = append(out, core.UnitID(coretest.GPU(n)))
+			out = append(out, inventory.UnitID(coretest.GPU(n)))
 		}
 		return out
 	}
 	for _, tc := range []struct {
 		name                string
-		available, required []core.UnitID
+		available, required []inventory.UnitID
 		n                   int
-		want                []core.UnitID
+		want                []inventory.UnitID
 	}{
 		{"a whole island", pick(7, 6, 5, 4, 3, 2, 0), nil, 4, pick(4, 5, 6, 7)},
 		{"two of one island", pick(0, 4, 5), nil, 2, pick(4, 5)},
@@ -255,10 +258,10 @@ func TestPrefer(t *testing.T) {
 
 func TestPreferPacksInstances(t *testing.T) {
 	cfg := core.DefaultConfig()
-	cfg.MIG = core.MIGMixed
-	inv := core.Build(migMachine(), core.Ledger{}, cfg)
+	cfg.MIG = inventory.MIGMixed
+	inv := core.Build(migMachine(), health.Ledger{}, cfg)
 	got := inv.Prefer(unitIDs(inv), nil, 2)
-	if want := []core.UnitID{"MIG-1", "MIG-2"}; !slices.Equal(got, want) {
+	if want := []inventory.UnitID{"MIG-1", "MIG-2"}; !slices.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}
 }
@@ -267,7 +270,7 @@ func TestConfigValidateNamesEveryProblem(t *testing.T) {
 	if err := core.DefaultConfig().Validate(); err != nil {
 		t.Errorf("the default is not valid: %v", err)
 	}
-	err := core.Config{InventoryConfig: core.InventoryConfig{MIG: "some"}}.Validate()
+	err := core.Config{Config: inventory.Config{MIG: "some"}}.Validate()
 	for _, want := range []string{`mig strategy = "some"`, "rescan", "probe = ", "call deadline", "probe failures"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("no mention of %q in: %v", want, err)

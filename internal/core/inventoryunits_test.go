@@ -10,16 +10,19 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
 // A withheld unit is unhealthy with the reason, and can't be reserved. A unit with another reason keeps it. Other
 // units and the original inventory are unchanged.
 func TestWithhold(t *testing.T) {
-	lost := core.Observation{At: core.WholeGPU(coretest.GPU(1)), Kind: core.Lost}
-	inv := core.Build(coretest.GPUs(3), core.Ledger{}.Apply(core.DefaultHealthPolicy(), testStart, lost), core.DefaultConfig())
-	id := func(n int) core.UnitID { return core.UnitID(coretest.GPU(n)) }
-	got := inv.Withhold(map[core.UnitID]string{id(0): "by pod a/b under nvidia.com/gpu", id(1): "by pod a/c under nvidia.com/gpu"})
-	for n, want := range []core.Reason{core.ReasonHeld, core.ReasonLost, core.ReasonNone} {
+	lost := health.Observation{At: gpu.WholeGPU(coretest.GPU(1)), Kind: health.Lost}
+	inv := core.Build(coretest.GPUs(3), health.Ledger{}.Apply(health.DefaultPolicy(), testStart, lost), core.DefaultConfig())
+	id := func(n int) inventory.UnitID { return inventory.UnitID(coretest.GPU(n)) }
+	got := inv.Withhold(map[inventory.UnitID]string{id(0): "by pod a/b under nvidia.com/gpu", id(1): "by pod a/c under nvidia.com/gpu"})
+	for n, want := range []health.Reason{health.ReasonHeld, health.ReasonLost, health.ReasonNone} {
 		if u, _ := got.Unit(id(n)); u.Health.Reason != want {
 			t.Errorf("GPU %d: %s, want %s", n, u.Health, want)
 		}
@@ -40,8 +43,8 @@ func TestWithhold(t *testing.T) {
 }
 
 func TestUnitIDSplit(t *testing.T) {
-	for id, want := range map[core.UnitID]struct {
-		device core.DeviceID
+	for id, want := range map[inventory.UnitID]struct {
+		device gpu.DeviceID
 		shared bool
 	}{"GPU-1": {"GPU-1", false}, "GPU-1::12": {"GPU-1", true}, "MIG-2::0": {"MIG-2", true}, "": {"", false}} {
 		if device, shared := id.Split(); device != want.device || shared != want.shared {
@@ -50,8 +53,8 @@ func TestUnitIDSplit(t *testing.T) {
 	}
 }
 
-func devices(inv *core.Inventory) string {
-	var ids []core.UnitID
+func devices(inv *inventory.Inventory) string {
+	var ids []inventory.UnitID
 	for u := range inv.Devices() {
 		ids = append(ids, u.ID)
 	}
@@ -60,10 +63,10 @@ func devices(inv *core.Inventory) string {
 
 // Devices yields each device once: as it is offered now, not as it was.
 func TestDevices(t *testing.T) {
-	alone, two := core.Build(coretest.GPUs(3), core.Ledger{}, core.DefaultConfig()), sharedGPUs(sliced(2), false)
-	less := core.Build(without(coretest.GPUs(3), coretest.GPU(1)), core.Ledger{}, core.DefaultConfig())
+	alone, two := core.Build(coretest.GPUs(3), health.Ledger{}, core.DefaultConfig()), sharedGPUs(sliced(2), false)
+	less := core.Build(without(coretest.GPUs(3), coretest.GPU(1)), health.Ledger{}, core.DefaultConfig())
 	for name, tc := range map[string]struct {
-		inv  *core.Inventory
+		inv  *inventory.Inventory
 		want string
 	}{
 		"nothing":         {nil, ""},
@@ -87,26 +90,26 @@ func TestDevices(t *testing.T) {
 }
 
 // nvlinkHost returns a host with NVLinks between the given pairs of GPUs.
-func nvlinkHost(pairs ...string) *core.Inventory {
-	var links []core.Link
+func nvlinkHost(pairs ...string) *inventory.Inventory {
+	var links []gpu.Link
 	for _, p := range pairs {
-		links = append(links, core.Link{A: core.DeviceID(p[:1]), B: core.DeviceID(p[1:]), NVLinks: 4})
+		links = append(links, gpu.Link{A: gpu.DeviceID(p[:1]), B: gpu.DeviceID(p[1:]), NVLinks: 4})
 	}
-	links = append(links, core.Link{A: "a", B: "z", Path: core.PathSingleSwitch}) // close over PCIe, but without NVLink
-	return core.Build(core.NewSnapshot(core.Snapshot{Links: links}), core.Ledger{}, core.DefaultConfig())
+	links = append(links, gpu.Link{A: "a", B: "z", Path: gpu.PathSingleSwitch}) // close over PCIe, but without NVLink
+	return core.Build(gpu.NewSnapshot(gpu.Snapshot{Links: links}), health.Ledger{}, core.DefaultConfig())
 }
 
 func TestIslands(t *testing.T) {
 	for name, tc := range map[string]struct {
 		pairs []string
-		want  [][]core.DeviceID
+		want  [][]gpu.DeviceID
 	}{
 		"none":                 {nil, nil},
-		"bridges":              {[]string{"ab", "cd"}, [][]core.DeviceID{{"a", "b"}, {"c", "d"}}},
-		"a switch":             {[]string{"ab", "ac", "bc"}, [][]core.DeviceID{{"a", "b", "c"}}},
-		"over others":          {[]string{"ab", "bc", "cd", "xy"}, [][]core.DeviceID{{"a", "b", "c", "d"}, {"x", "y"}}},
-		"joined by the last":   {[]string{"ab", "cd", "bd"}, [][]core.DeviceID{{"a", "b", "c", "d"}}},
-		"the least comes last": {[]string{"bc", "de", "ce", "ad"}, [][]core.DeviceID{{"a", "b", "c", "d", "e"}}},
+		"bridges":              {[]string{"ab", "cd"}, [][]gpu.DeviceID{{"a", "b"}, {"c", "d"}}},
+		"a switch":             {[]string{"ab", "ac", "bc"}, [][]gpu.DeviceID{{"a", "b", "c"}}},
+		"over others":          {[]string{"ab", "bc", "cd", "xy"}, [][]gpu.DeviceID{{"a", "b", "c", "d"}, {"x", "y"}}},
+		"joined by the last":   {[]string{"ab", "cd", "bd"}, [][]gpu.DeviceID{{"a", "b", "c", "d"}}},
+		"the least comes last": {[]string{"bc", "de", "ce", "ad"}, [][]gpu.DeviceID{{"a", "b", "c", "d", "e"}}},
 	} {
 		for range 10 {
 			rand.Shuffle(len(tc.pairs), func(i, j int) { tc.pairs[i], tc.pairs[j] = tc.pairs[j], tc.pairs[i] })
@@ -115,7 +118,7 @@ func TestIslands(t *testing.T) {
 			}
 		}
 	}
-	if (*core.Inventory)(nil).Islands() != nil {
+	if (*inventory.Inventory)(nil).Islands() != nil {
 		t.Error("nothing has islands")
 	}
 }
@@ -142,7 +145,7 @@ func TestIslandsOnRandomHosts(t *testing.T) {
 		}
 		islands := nvlinkHost(pairs...).Islands()
 		of := func(i int) int {
-			return slices.IndexFunc(islands, func(s []core.DeviceID) bool { return slices.Contains(s, core.DeviceID(rune('a'+i))) })
+			return slices.IndexFunc(islands, func(s []gpu.DeviceID) bool { return slices.Contains(s, gpu.DeviceID(rune('a'+i))) })
 		}
 		for i := range 8 {
 			for j := range 8 {
@@ -159,12 +162,12 @@ func TestIslandsOnRandomHosts(t *testing.T) {
 func TestIslandsKeepUnresponsiveGPUs(t *testing.T) {
 	cfg := core.DefaultConfig()
 	whole := coretest.GPUs(4)
-	of := func(s core.State) [][]core.DeviceID { return s.Inventory.Islands() }
-	all := [][]core.DeviceID{{coretest.GPU(0), coretest.GPU(1), coretest.GPU(2), coretest.GPU(3)}}
+	of := func(s core.State) [][]gpu.DeviceID { return s.Inventory.Islands() }
+	all := [][]gpu.DeviceID{{coretest.GPU(0), coretest.GPU(1), coretest.GPU(2), coretest.GPU(3)}}
 
 	without0 := whole
 	without0.Devices = whole.Devices[1:]
-	without0.Links = slices.DeleteFunc(slices.Clone(whole.Links), func(l core.Link) bool { return l.A == coretest.GPU(0) })
+	without0.Links = slices.DeleteFunc(slices.Clone(whole.Links), func(l gpu.Link) bool { return l.A == coretest.GPU(0) })
 	at := time.Unix(0, 0)
 	s := core.NewState(cfg).Read(cfg, at, whole)
 	for range 3 {
@@ -174,7 +177,7 @@ func TestIslandsKeepUnresponsiveGPUs(t *testing.T) {
 		}
 	}
 	later := core.Restore(cfg, s.Checkpoint("boot"), "boot")
-	failed := later.Read(cfg, at, core.NoDriver(core.DriverFailed, "not yet"))
+	failed := later.Read(cfg, at, gpu.NoDriver(gpu.DriverFailed, "not yet"))
 	for name, next := range map[string]core.State{
 		"restarted": later.Read(cfg, at, without0), "restarted without a driver": failed, "and then with it": failed.Read(cfg, at, without0),
 		"restarted twice": core.Restore(cfg, later.Checkpoint("boot"), "boot").Read(cfg, at, without0),
@@ -184,8 +187,8 @@ func TestIslandsKeepUnresponsiveGPUs(t *testing.T) {
 		}
 	}
 	swapped := without0
-	swapped.Devices = append(slices.Clone(without0.Devices), core.Device{ID: "GPU-new", At: core.WholeGPU("GPU-new"), PCI: whole.Devices[0].PCI})
-	if diff := cmp.Diff([][]core.DeviceID{all[0][1:]}, of(s.Read(cfg, at, core.NewSnapshot(swapped)))); diff != "" {
+	swapped.Devices = append(slices.Clone(without0.Devices), gpu.Device{ID: "GPU-new", At: gpu.WholeGPU("GPU-new"), PCI: whole.Devices[0].PCI})
+	if diff := cmp.Diff([][]gpu.DeviceID{all[0][1:]}, of(s.Read(cfg, at, gpu.NewSnapshot(swapped)))); diff != "" {
 		t.Errorf("another GPU in its slot (-want +got):\n%s", diff)
 	}
 }

@@ -1,6 +1,11 @@
 package core
 
-import "slices"
+import (
+	"slices"
+
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+)
 
 const (
 	// maxPending bounds the lines of the kernel log that wait for the first snapshot: more than an XID of each kind
@@ -13,7 +18,7 @@ const (
 
 // UnlistedXID is an XID in the kernel log at a PCI address where the driver lists no GPU.
 type UnlistedXID struct {
-	PCI  PCIAddress
+	PCI  gpu.PCIAddress
 	Code uint64
 }
 
@@ -30,11 +35,11 @@ type kernelLogState struct {
 	nextSequence uint64 // next sequence number to read; 0 = unknown
 	fromStart    bool   // read from the beginning: the checkpoint is of another boot
 	machineRead  bool   // a snapshot was read since the agent started
-	pending      []Observation
+	pending      []health.Observation
 
-	unlisted      []UnlistedXID // in order of arrival
-	unidentified  []Observation // those at the address of a GPU whose UUID is not known yet
-	unlistedCount uint64        // XIDs at PCI addresses where no GPU is listed, since the agent started
+	unlisted      []UnlistedXID        // in order of arrival
+	unidentified  []health.Observation // those at the address of a GPU whose UUID is not known yet
+	unlistedCount uint64               // XIDs at PCI addresses where no GPU is listed, since the agent started
 }
 
 func restoreKernelLog(r Checkpoint, rebooted bool) kernelLogState {
@@ -58,20 +63,20 @@ func (s State) UnlistedXIDs() (each []UnlistedXID, count uint64) {
 
 // locate is Locate for observations of the kernel log too, and records how far the log was read. An XID of the log
 // waits for the first snapshot, unless its GPU is known from a checkpoint of the same boot.
-func (s *State) locate(o Observation) (Observation, bool) {
-	if o.Kind == KernelLogRead && o.NextSequence == 0 {
+func (s *State) locate(o health.Observation) (health.Observation, bool) {
+	if o.Kind == health.KernelLogRead && o.NextSequence == 0 {
 		s.kernelLog.stop()
 		return o, false
 	}
 	located, ok := Locate(s.Snapshot, o)
 	if !ok && !s.rebooted {
-		located, ok = Locate(Snapshot{Devices: s.priorDevices}, o)
+		located, ok = Locate(gpu.Snapshot{Devices: s.priorDevices}, o)
 	}
-	fromLog := o.Kind == KernelLogRead || o.FromKernelLog
+	fromLog := o.Kind == health.KernelLogRead || o.FromKernelLog
 	if !fromLog {
 		return located, ok
 	}
-	if !s.kernelLog.machineRead && (!ok || o.Kind == KernelLogRead && len(s.kernelLog.pending) > 0) {
+	if !s.kernelLog.machineRead && (!ok || o.Kind == health.KernelLogRead && len(s.kernelLog.pending) > 0) {
 		s.kernelLog.hold(o)
 		return o, false
 	}
@@ -79,10 +84,10 @@ func (s *State) locate(o Observation) (Observation, bool) {
 		s.kernelLog.nextSequence = max(s.kernelLog.nextSequence, o.NextSequence)
 		s.kernelLog.fromStart = s.kernelLog.fromStart && s.kernelLog.nextSequence == 0
 	}
-	if o.Kind != KernelLogRead && !ok {
+	if o.Kind != health.KernelLogRead && !ok {
 		s.kernelLog.recordUnlisted(o, s.Snapshot)
 	}
-	return located, ok && o.Kind != KernelLogRead
+	return located, ok && o.Kind != health.KernelLogRead
 }
 
 // stop records that the log is not read any more, and that the position is therefore unknown.
@@ -93,14 +98,14 @@ func (l *kernelLogState) stop() {
 	}
 }
 
-func (l *kernelLogState) hold(o Observation) {
+func (l *kernelLogState) hold(o health.Observation) {
 	if len(l.pending) < maxPending {
 		l.pending = append(slices.Clip(l.pending), o)
 	}
 }
 
 // recordUnlisted records an XID at a PCI address where no GPU is listed.
-func (l *kernelLogState) recordUnlisted(o Observation, s Snapshot) {
+func (l *kernelLogState) recordUnlisted(o health.Observation, s gpu.Snapshot) {
 	l.unlistedCount++
 	if x := (UnlistedXID{o.PCI, o.Code}); len(l.unlisted) < maxUnlisted && !slices.Contains(l.unlisted, x) {
 		l.unlisted = append(slices.Clip(l.unlisted), x)
@@ -111,10 +116,10 @@ func (l *kernelLogState) recordUnlisted(o Observation, s Snapshot) {
 }
 
 // takePending returns the observations that waited for the snapshot that was just applied.
-func (s *State) takePending() []Observation {
+func (s *State) takePending() []health.Observation {
 	waited := s.kernelLog.pending
 	s.kernelLog.pending, s.kernelLog.machineRead = nil, true
-	var still []Observation
+	var still []health.Observation
 	for _, o := range s.kernelLog.unidentified {
 		if _, listed := s.Snapshot.GPUAt(o.PCI); listed {
 			waited = append(slices.Clip(waited), o)
@@ -130,6 +135,6 @@ func (s *State) takePending() []Observation {
 }
 
 // excludesUnidentified reports whether the snapshot has a GPU at that PCI address whose UUID is not known.
-func excludesUnidentified(s Snapshot, pci PCIAddress) bool {
-	return slices.ContainsFunc(s.Excluded, func(e Exclusion) bool { return e.PCI == pci && e.At.GPU == "" })
+func excludesUnidentified(s gpu.Snapshot, pci gpu.PCIAddress) bool {
+	return slices.ContainsFunc(s.Excluded, func(e gpu.Exclusion) bool { return e.PCI == pci && e.At.GPU == "" })
 }

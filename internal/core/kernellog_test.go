@@ -8,26 +8,28 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 )
 
 // pciSlot returns the PCI address of the n-th GPU of coretest.GPUs.
-func pciSlot(n int) core.PCIAddress { return core.PCIAddress(fmt.Sprintf("0000:%02x:00.0", 0x10+n)) }
+func pciSlot(n int) gpu.PCIAddress { return gpu.PCIAddress(fmt.Sprintf("0000:%02x:00.0", 0x10+n)) }
 
 // logLine is a line of the kernel log about a GPU; next is the sequence number after it.
-func logLine(n int, code, next uint64) core.Observation {
-	return core.Observation{PCI: pciSlot(n), Kind: core.XID, Code: code, FromKernelLog: true, NextSequence: next}
+func logLine(n int, code, next uint64) health.Observation {
+	return health.Observation{PCI: pciSlot(n), Kind: health.XID, Code: code, FromKernelLog: true, NextSequence: next}
 }
 
 // backlogLine is a line that was in the log before the agent started to follow it.
-func backlogLine(n int, code, next uint64) core.Observation {
+func backlogLine(n int, code, next uint64) health.Observation {
 	o := logLine(n, code, next)
 	o.Backlog = true
 	return o
 }
 
 // logPosition is the observation that the log was read up to a number.
-func logPosition(next uint64) core.Observation {
-	return core.Observation{Kind: core.KernelLogRead, NextSequence: next}
+func logPosition(next uint64) health.Observation {
+	return health.Observation{Kind: health.KernelLogRead, NextSequence: next}
 }
 
 // count returns how often a GPU has reported an XID.
@@ -48,8 +50,8 @@ func (l *restartFixture) expectLog(when string, want uint64, known bool) {
 	}
 }
 
-func allHealthy(n int) map[core.DeviceID]string {
-	want := map[core.DeviceID]string{}
+func allHealthy(n int) map[gpu.DeviceID]string {
+	want := map[gpu.DeviceID]string{}
 	for i := range n {
 		want[coretest.GPU(i)] = "healthy "
 	}
@@ -66,7 +68,7 @@ func TestCheckpointHasLogPosition(t *testing.T) {
 		t.Errorf("the record has %d and %v", r.KernelLog, r.Conditions)
 	}
 	l.read(1)
-	l.observe(core.Observation{At: gpuAt(0), Kind: core.DriverRebound})
+	l.observe(health.Observation{At: gpuAt(0), Kind: health.DriverRebound})
 	l.read(60)
 	l.expect("cleared by a reset", allHealthy(2))
 	l.restart("b", "b")
@@ -81,7 +83,7 @@ func TestLogLineOfReportedEvent(t *testing.T) {
 	l := newRestartFixture(t, coretest.GPUs(2))
 	l.observe(logPosition(10))
 	l.observe(xidEvent(gpuAt(0), 95))
-	cleared, _, err := l.state.Clear(l.cfg, l.now, core.Command{GPU: coretest.GPU(0)})
+	cleared, _, err := l.state.Clear(l.cfg, l.now, health.Command{GPU: coretest.GPU(0)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -101,7 +103,7 @@ func TestLogLineOfReportedEvent(t *testing.T) {
 	if n := l.count(0, 95); n != 2 || l.state.Inventory.Len() != 2 {
 		t.Errorf("another one: counted %d times", n)
 	}
-	l.expect("another one", map[core.DeviceID]string{coretest.GPU(0): "unhealthy XID_95", coretest.GPU(1): "healthy "})
+	l.expect("another one", map[gpu.DeviceID]string{coretest.GPU(0): "unhealthy XID_95", coretest.GPU(1): "healthy "})
 }
 
 // A line that was read before the agent ended is not the echo of an event after it.
@@ -127,9 +129,9 @@ func TestLogLineOfKnownGPU(t *testing.T) {
 	if r := l.state.Checkpoint("b"); r.KernelLog != 15 || len(r.Conditions) != 1 {
 		t.Errorf("the record has %d and %v", r.KernelLog, r.Conditions)
 	}
-	l.noDriver(core.DriverFailed)
+	l.noDriver(gpu.DriverFailed)
 	l.read(1)
-	l.expect("immediately", map[core.DeviceID]string{coretest.GPU(0): "healthy ", coretest.GPU(1): "unhealthy XID_119"})
+	l.expect("immediately", map[gpu.DeviceID]string{coretest.GPU(0): "healthy ", coretest.GPU(1): "unhealthy XID_119"})
 }
 
 // After a reboot all lines of the log are new: they wait for the first snapshot, and the checkpoint has no
@@ -140,13 +142,13 @@ func TestLogLinesAfterReboot(t *testing.T) {
 	l.observe(xidEvent(gpuAt(1), 119)) // no agent read its line, because the host was rebooted
 	l.restart("a", "b")
 	l.observe(backlogLine(1, 119, 31), logPosition(40))
-	l.noDriver(core.DriverAbsent)
+	l.noDriver(gpu.DriverAbsent)
 	if r := l.state.Checkpoint("b"); !r.NotReadSinceBoot || r.KernelLog != 0 {
 		t.Errorf("before the driver was read: unread %t, %d", r.NotReadSinceBoot, r.KernelLog)
 	}
 	l.expectLog("nothing had an effect", 0, true)
 	l.read(1)
-	l.expect("immediately", map[core.DeviceID]string{coretest.GPU(0): "healthy ", coretest.GPU(1): "unhealthy XID_119"})
+	l.expect("immediately", map[gpu.DeviceID]string{coretest.GPU(0): "healthy ", coretest.GPU(1): "unhealthy XID_119"})
 	if n := l.count(1, 119); n != 2 {
 		t.Errorf("counted %d times", n)
 	}
@@ -157,13 +159,13 @@ func TestLogLinesAfterReboot(t *testing.T) {
 
 // Without a checkpoint, a line waits for the first snapshot, and its GPU is not offered as healthy before.
 func TestLogLinesBeforeFirstSnapshot(t *testing.T) {
-	l := &restartFixture{TB: t, cfg: core.DefaultConfig(), now: testStart, host: coretest.GPUs(2), samples: map[core.DeviceID]*core.HealthSample{}}
+	l := &restartFixture{TB: t, cfg: core.DefaultConfig(), now: testStart, host: coretest.GPUs(2), samples: map[gpu.DeviceID]*health.Sample{}}
 	for _, o := range healthyChecks(l.host) {
 		l.samples[o.At.GPU] = &o.Sample
 	}
 	l.state = core.NewState(l.cfg)
 	l.observe(logPosition(10))
-	l.noDriver(core.DriverFailed)
+	l.noDriver(gpu.DriverFailed)
 	l.observe(logLine(1, 79, 12), logLine(7, 31, 13))
 	for next := range uint64(5000) { // more than the bound
 		l.observe(logLine(6, next, 14+next))
@@ -173,7 +175,7 @@ func TestLogLinesBeforeFirstSnapshot(t *testing.T) {
 		t.Errorf("unlisted: %v", each)
 	}
 	l.read(1)
-	l.expect("with the first reading", map[core.DeviceID]string{coretest.GPU(0): "healthy ", coretest.GPU(1): "lost XID_79"})
+	l.expect("with the first reading", map[gpu.DeviceID]string{coretest.GPU(0): "healthy ", coretest.GPU(1): "lost XID_79"})
 	if next, _ := l.state.KernelLog(); next < 1000 || next > 14+5000 {
 		t.Errorf("the log is news from %d on", next)
 	}
@@ -191,9 +193,9 @@ func TestLogLinesOfUnlistedGPUs(t *testing.T) {
 	if want := []core.UnlistedXID{{PCI: pciSlot(5), Code: 79}, {PCI: pciSlot(5), Code: 119}}; !slices.Equal(each, want) || n != 3 {
 		t.Errorf("unlisted: %d, %v", n, each)
 	}
-	l.host.Excluded = []core.Exclusion{
-		{Index: 2, At: core.WholeGPU("GPU-x"), PCI: pciSlot(6), Failure: core.FailureError, Reason: "no"},
-		{Index: 3, PCI: pciSlot(7), Failure: core.FailureLost, Reason: "no"},
+	l.host.Excluded = []gpu.Exclusion{
+		{Index: 2, At: gpu.WholeGPU("GPU-x"), PCI: pciSlot(6), Failure: gpu.FailureError, Reason: "no"},
+		{Index: 3, PCI: pciSlot(7), Failure: gpu.FailureLost, Reason: "no"},
 	}
 	l.read(1)
 	l.observe(logLine(6, 79, 4), logLine(7, 79, 5))

@@ -4,13 +4,14 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 )
 
 // The GPUs of most tests. Faults happen on a; b must not be affected.
 var (
-	a = core.WholeGPU("GPU-a")
-	b = core.WholeGPU("GPU-b")
+	a = gpu.WholeGPU("GPU-a")
+	b = gpu.WholeGPU("GPU-b")
 )
 
 // testStart is the time at which every test begins.
@@ -24,30 +25,30 @@ const (
 // ledgerFixture applies observations of two GPUs to a ledger. Its clock advances in check, checkFor and wait only.
 type ledgerFixture struct {
 	testing.TB
-	policy  core.HealthPolicy
+	policy  health.Policy
 	now     time.Time
-	ledger  core.Ledger
-	samples map[core.DeviceID]*core.HealthSample   // result of the next check
-	failing map[core.DeviceID]core.ObservationKind // observed instead of a check
+	ledger  health.Ledger
+	samples map[gpu.DeviceID]*health.Sample         // result of the next check
+	failing map[gpu.DeviceID]health.ObservationKind // observed instead of a check
 }
 
 // newLedgerFixture returns a ledger with driver 580 and two GPUs that were checked and are healthy.
-func newLedgerFixture(t testing.TB, tune ...func(*core.HealthPolicy)) *ledgerFixture {
+func newLedgerFixture(t testing.TB, tune ...func(*health.Policy)) *ledgerFixture {
 	t.Helper()
 	s := newUncheckedFixture(t, "580.95.05", tune...)
 	s.check(1)
-	s.expect("at the beginning", core.Healthy, "")
+	s.expect("at the beginning", health.Healthy, "")
 	return s
 }
 
 // newUncheckedFixture returns a ledger before the first check.
-func newUncheckedFixture(t testing.TB, driver string, tune ...func(*core.HealthPolicy)) *ledgerFixture {
+func newUncheckedFixture(t testing.TB, driver string, tune ...func(*health.Policy)) *ledgerFixture {
 	t.Helper()
 	va, vb := healthySample(), healthySample()
 	s := &ledgerFixture{
-		TB: t, policy: core.DefaultHealthPolicy(), now: testStart,
-		samples: map[core.DeviceID]*core.HealthSample{a.GPU: &va, b.GPU: &vb},
-		failing: map[core.DeviceID]core.ObservationKind{},
+		TB: t, policy: health.DefaultPolicy(), now: testStart,
+		samples: map[gpu.DeviceID]*health.Sample{a.GPU: &va, b.GPU: &vb},
+		failing: map[gpu.DeviceID]health.ObservationKind{},
 	}
 	for _, f := range tune {
 		f(&s.policy)
@@ -57,35 +58,35 @@ func newUncheckedFixture(t testing.TB, driver string, tune ...func(*core.HealthP
 }
 
 // healthySample is the sample of a healthy GPU that reports every value.
-func healthySample() core.HealthSample {
-	gauge := func(v uint64) core.OptionalUint64 { return core.OptionalUint64{Value: v, OK: true} }
-	return core.HealthSample{
-		RecoveryAction: core.RecoveryNone,
-		RemapPending:   core.No, RemapFailed: core.No, RepairPending: core.No, Unrepairable: core.No,
-		SRAMThreshold: core.No, InfoROMCorrupt: core.No, Events: core.Yes,
+func healthySample() health.Sample {
+	gauge := func(v uint64) gpu.OptionalUint64 { return gpu.OptionalUint64{Value: v, OK: true} }
+	return health.Sample{
+		RecoveryAction: health.RecoveryNone,
+		RemapPending:   health.No, RemapFailed: health.No, RepairPending: health.No, Unrepairable: health.No,
+		SRAMThreshold: health.No, InfoROMCorrupt: health.No, Events: health.Yes,
 		Uncorrectable: gauge(2), Energy: gauge(5_000_000), Replays: gauge(40),
 		ThermalSlowdown: gauge(0), PowerBrake: gauge(0),
-		PCIeWidth: 16, PCIeMaxWidth: 16, PCIeGen: 5, LinksUp: gauge(18), Fabric: core.FabricHealthy,
+		PCIeWidth: 16, PCIeMaxWidth: 16, PCIeGen: 5, LinksUp: gauge(18), Fabric: health.FabricHealthy,
 	}
 }
 
-func driverAvailable(driver string) core.Observation {
-	return core.Observation{At: core.Node, Kind: core.DriverAvailable, Detail: driver}
+func driverAvailable(driver string) health.Observation {
+	return health.Observation{At: gpu.Node, Kind: health.DriverAvailable, Detail: driver}
 }
 
-func xidEvent(at core.Placement, code uint64) core.Observation {
-	return core.Observation{At: at, Kind: core.XID, Code: code}
+func xidEvent(at gpu.Placement, code uint64) health.Observation {
+	return health.Observation{At: at, Kind: health.XID, Code: code}
 }
 
-func gi(n uint32) core.Placement { return core.Placement{GPU: a.GPU, GI: n, CI: core.Whole} }
+func gi(n uint32) gpu.Placement { return gpu.Placement{GPU: a.GPU, GI: n, CI: gpu.Whole} }
 
-func ci(g, c uint32) core.Placement { return core.Placement{GPU: a.GPU, GI: g, CI: c} }
+func ci(g, c uint32) gpu.Placement { return gpu.Placement{GPU: a.GPU, GI: g, CI: c} }
 
 // setSample changes the sample of a from the next check on.
-func (s *ledgerFixture) setSample(change func(*core.HealthSample)) { change(s.samples[a.GPU]) }
+func (s *ledgerFixture) setSample(change func(*health.Sample)) { change(s.samples[a.GPU]) }
 
 // newFixtureWith returns a ledger with another sample of a from the beginning.
-func newFixtureWith(t testing.TB, driver string, change func(*core.HealthSample)) *ledgerFixture {
+func newFixtureWith(t testing.TB, driver string, change func(*health.Sample)) *ledgerFixture {
 	t.Helper()
 	s := newUncheckedFixture(t, driver)
 	s.setSample(change)
@@ -94,7 +95,7 @@ func newFixtureWith(t testing.TB, driver string, change func(*core.HealthSample)
 }
 
 // observe applies observations now.
-func (s *ledgerFixture) observe(obs ...core.Observation) {
+func (s *ledgerFixture) observe(obs ...health.Observation) {
 	s.ledger = s.ledger.Apply(s.policy, s.now, obs...)
 }
 
@@ -109,11 +110,11 @@ func (s *ledgerFixture) reportXIDs(codes ...uint64) {
 func (s *ledgerFixture) check(n int) {
 	for range n {
 		s.now = s.now.Add(checkInterval)
-		var obs []core.Observation
-		for _, at := range []core.Placement{a, b} {
-			o := core.Observation{At: at, Kind: core.Checked, Sample: *s.samples[at.GPU]}
+		var obs []health.Observation
+		for _, at := range []gpu.Placement{a, b} {
+			o := health.Observation{At: at, Kind: health.Checked, Sample: *s.samples[at.GPU]}
 			if kind, failed := s.failing[at.GPU]; failed {
-				o = core.Observation{At: at, Kind: kind, Detail: "reported by the driver"}
+				o = health.Observation{At: at, Kind: kind, Detail: "reported by the driver"}
 			}
 			obs = append(obs, o)
 		}
@@ -132,9 +133,9 @@ func (s *ledgerFixture) wait(d time.Duration) {
 
 // reset resets a as the recovery action required: the strongest sign of a reset.
 func (s *ledgerFixture) reset() {
-	s.setSample(func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryReset })
+	s.setSample(func(v *health.Sample) { v.RecoveryAction = health.RecoveryReset })
 	s.check(1)
-	s.setSample(func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryNone })
+	s.setSample(func(v *health.Sample) { v.RecoveryAction = health.RecoveryNone })
 	s.check(1)
 }
 
@@ -142,7 +143,7 @@ func (s *ledgerFixture) reset() {
 func (s *ledgerFixture) recovery() time.Duration {
 	began := s.now
 	for s.now.Sub(began) < 2*time.Hour {
-		if s.ledger.Health(a).State == core.Healthy {
+		if s.ledger.Health(a).State == health.Healthy {
 			return s.now.Sub(began)
 		}
 		s.check(1)
@@ -151,15 +152,15 @@ func (s *ledgerFixture) recovery() time.Duration {
 }
 
 // expect compares the health of a, and requires that b is healthy.
-func (s *ledgerFixture) expect(when string, state core.HealthState, cause string) {
+func (s *ledgerFixture) expect(when string, state health.State, cause string) {
 	s.Helper()
 	s.expectAt(when, a, state, cause)
-	if h := s.ledger.Health(b); h.State != core.Healthy {
+	if h := s.ledger.Health(b); h.State != health.Healthy {
 		s.Errorf("%s the neighbour is %s", when, h)
 	}
 }
 
-func (s *ledgerFixture) expectAt(when string, at core.Placement, state core.HealthState, cause string) {
+func (s *ledgerFixture) expectAt(when string, at gpu.Placement, state health.State, cause string) {
 	s.Helper()
 	if h := s.ledger.Health(at); h.State != state || h.Cause() != cause {
 		s.Errorf("%s %v is %q (%s), want %s (%s)", when, at, h, h.Cause(), state, cause)
@@ -175,7 +176,7 @@ func (s *ledgerFixture) expectRecovery(when string, want time.Duration) {
 }
 
 // condition returns the condition with that cause on a or one of its instances.
-func (s *ledgerFixture) condition(cause string) core.Condition {
+func (s *ledgerFixture) condition(cause string) health.Condition {
 	s.Helper()
 	for _, c := range s.ledger.Conditions() {
 		if c.At.GPU == a.GPU && c.Cause() == cause {
@@ -183,11 +184,11 @@ func (s *ledgerFixture) condition(cause string) core.Condition {
 		}
 	}
 	s.Fatalf("no condition %s: %v", cause, s.ledger.Conditions())
-	return core.Condition{}
+	return health.Condition{}
 }
 
 // history returns the history of a.
-func (s *ledgerFixture) history() core.GPUHistory {
+func (s *ledgerFixture) history() health.GPUHistory {
 	s.Helper()
 	c, ok := s.ledger.History(a.GPU)
 	if !ok {

@@ -6,14 +6,16 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
 // divided are two agents that divide a host by index, and share the numbers of devices.
 func divided(t *testing.T) (nomad, kube *restartFixture) {
 	half := func(reserved ...int) *restartFixture {
 		l := newRestartFixture(t, reindexed(seq(0, 7)...))
-		l.cfg.Policy = core.Policy{Rules: []core.Rule{{Select: byIndex("policy", reserved...), Reserve: "for another"}}}
-		l.state = core.Restore(l.cfg, core.Checkpoint{BootID: "a"}, "a").WithHost(l.cfg, l.now, core.Host{SharesNumbers: true})
+		l.cfg.Policy = inventory.Policy{Rules: []inventory.Rule{{Select: byIndex("policy", reserved...), Reserve: "for another"}}}
+		l.state = core.Restore(l.cfg, core.Checkpoint{BootID: "a"}, "a").WithHost(l.cfg, l.now, inventory.Host{SharesNumbers: true})
 		l.read(1)
 		l.expectPools("before the numbers are shared", "")
 		if !l.state.Inventory.Provisional() {
@@ -32,9 +34,9 @@ func divided(t *testing.T) (nomad, kube *restartFixture) {
 }
 
 // share gives both agents the shared numbering.
-func share(n core.Numbering, agents ...*restartFixture) {
+func share(n inventory.Numbering, agents ...*restartFixture) {
 	for _, a := range agents {
-		a.state = a.state.WithHost(a.cfg, a.now, core.Host{SharesNumbers: true, Numbering: n})
+		a.state = a.state.WithHost(a.cfg, a.now, inventory.Host{SharesNumbers: true, Numbering: n})
 	}
 }
 
@@ -62,8 +64,8 @@ func TestNewGPUWaitsForSharedNumber(t *testing.T) {
 func TestSharedNumberOverridesHistory(t *testing.T) {
 	nomad, _ := divided(t)
 	nomad.restart("a", "a")
-	share(core.NewNumbering(0, []core.Number{
-		{ID: coretest.GPU(0), Index: core.DeviceIndex{GPU: 5, Instance: -1}}, {ID: coretest.GPU(5), Index: core.DeviceIndex{GPU: 0, Instance: -1}},
+	share(inventory.NewNumbering(0, []inventory.Number{
+		{ID: coretest.GPU(0), Index: gpu.DeviceIndex{GPU: 5, Instance: -1}}, {ID: coretest.GPU(5), Index: gpu.DeviceIndex{GPU: 0, Instance: -1}},
 	}), nomad)
 	nomad.read(1)
 	nomad.expectPools("GPUs 0 and 5 have each other's number", "gpu 1,2,3,5")
@@ -74,7 +76,7 @@ func TestNumberWithUnidentifiedGPU(t *testing.T) {
 	nomad, _ := divided(t)
 	shared := nomad.state.Inventory.Proposed()
 	nomad.host = reindexed(append([]int{0, 1}, seq(3, 7)...)...)
-	nomad.host.Excluded = []core.Exclusion{{Index: 2, Failure: core.FailureError, Reason: "no UUID"}}
+	nomad.host.Excluded = []gpu.Exclusion{{Index: 2, Failure: gpu.FailureError, Reason: "no UUID"}}
 	nomad.state = core.Restore(nomad.cfg, core.Checkpoint{BootID: "a"}, "a")
 	share(shared, nomad)
 	nomad.read(1)
@@ -94,7 +96,7 @@ func TestForeignHistoryAssignsNoNumbers(t *testing.T) {
 	shared := nomad.state.Inventory.Proposed()
 	r := core.Checkpoint{BootID: "a", Devices: otherGPUs(3).Devices}
 	for _, d := range r.Devices {
-		r.Binding.Numbering.Numbers = append(r.Binding.Numbering.Numbers, core.Number{ID: d.ID, Index: core.DeviceIndex{GPU: d.Index, Instance: -1}})
+		r.Binding.Numbering.Numbers = append(r.Binding.Numbering.Numbers, inventory.Number{ID: d.ID, Index: gpu.DeviceIndex{GPU: d.Index, Instance: -1}})
 	}
 	r.Binding.Numbering.Generation = 7
 	kube.state = core.Restore(kube.cfg, r, "a")
@@ -107,10 +109,10 @@ func TestForeignHistoryAssignsNoNumbers(t *testing.T) {
 	expectShared("at its start")
 	share(shared, kube)
 	expectShared("with a history that may be of this machine")
-	kube.noDriver(core.DriverAbsent)
+	kube.noDriver(gpu.DriverAbsent)
 	expectShared("without a driver")
 	machine := kube.host
-	kube.host = onlyExcluded(core.Exclusion{Index: 0, Failure: core.FailureError, Reason: "no UUID"})
+	kube.host = onlyExcluded(gpu.Exclusion{Index: 0, Failure: gpu.FailureError, Reason: "no UUID"})
 	kube.read(1)
 	expectShared("with a GPU without UUID")
 	kube.host = machine
@@ -120,18 +122,18 @@ func TestForeignHistoryAssignsNoNumbers(t *testing.T) {
 
 // A decision while the history was unconfirmed remains when the history turns out to be another host's.
 func TestNumbersWhenHistoryIsConfirmed(t *testing.T) {
-	l := newPolicyFixture(t, core.Policy{})
+	l := newPolicyFixture(t, inventory.Policy{})
 	l.restart("a", "a")
 	l.cfg.Policy = shareFirst(1)
 	machine := otherGPUs(3)
 	l.host = machine
 	l.host.Devices = slices.Clone(machine.Devices[1:2])
-	l.host = withExcluded(l.host, core.Exclusion{Index: 0, Failure: core.FailureLost, Reason: "no UUID"})
+	l.host = withExcluded(l.host, gpu.Exclusion{Index: 0, Failure: gpu.FailureLost, Reason: "no UUID"})
 	l.read(1)
-	was, _ := l.state.Inventory.Unit(core.UnitID(coretest.GPU(101) + "::0"))
+	was, _ := l.state.Inventory.Unit(inventory.UnitID(coretest.GPU(101) + "::0"))
 	l.host = machine
 	l.read(1)
-	is, _ := l.state.Inventory.Unit(core.UnitID(coretest.GPU(101) + "::0"))
+	is, _ := l.state.Inventory.Unit(inventory.UnitID(coretest.GPU(101) + "::0"))
 	if l.state.Foreign == nil || was.Pool != "gpu.shared" || is.Pool != was.Pool {
 		t.Errorf("it was in %q, and is in %q; dropped: %v", was.Pool, is.Pool, l.state.Foreign)
 	}
@@ -141,7 +143,7 @@ func TestNumbersWhenHistoryIsConfirmed(t *testing.T) {
 func TestNumberIsDroppedIfSharedForAnother(t *testing.T) {
 	nomad, _ := divided(t)
 	nomad.restart("a", "a")
-	share(core.NewNumbering(0, []core.Number{{ID: coretest.GPU(9), Index: core.DeviceIndex{GPU: 3, Instance: -1}}}), nomad)
+	share(inventory.NewNumbering(0, []inventory.Number{{ID: coretest.GPU(9), Index: gpu.DeviceIndex{GPU: 3, Instance: -1}}}), nomad)
 	nomad.host = reindexed(0, 1, 2, 9, 4, 5, 6, 7, 3)
 	nomad.read(1)
 	share(nomad.state.Inventory.Proposed(), nomad)
@@ -150,24 +152,24 @@ func TestNumberIsDroppedIfSharedForAnother(t *testing.T) {
 
 // Two agents divide a host by index. One of them starts for the first time after a GPU was removed.
 func TestAgentsShareNumbers(t *testing.T) {
-	rule := func(reserve bool, indices ...int) core.Rule {
-		return core.Rule{Select: byIndex("policy", indices...), Reserve: map[bool]string{true: "for another"}[reserve]}
+	rule := func(reserve bool, indices ...int) inventory.Rule {
+		return inventory.Rule{Select: byIndex("policy", indices...), Reserve: map[bool]string{true: "for another"}[reserve]}
 	}
-	nomad := newPolicyFixture(t, core.Policy{Rules: []core.Rule{rule(false, seq(0, 3)...), rule(true, seq(4, 7)...)}})
+	nomad := newPolicyFixture(t, inventory.Policy{Rules: []inventory.Rule{rule(false, seq(0, 3)...), rule(true, seq(4, 7)...)}})
 	nomad.host = reindexed(seq(1, 7)...)
 	nomad.read(1)
 	nomad.expectPools("nomad", "gpu 1,2,3")
 	kube := newRestartFixture(t, reindexed())
-	kube.cfg.Policy = core.Policy{Rules: []core.Rule{rule(true, seq(0, 3)...), rule(false, seq(4, 7)...)}}
+	kube.cfg.Policy = inventory.Policy{Rules: []inventory.Rule{rule(true, seq(0, 3)...), rule(false, seq(4, 7)...)}}
 	kube.state = core.Restore(kube.cfg, core.Checkpoint{BootID: "a"}, "a").
-		WithHost(kube.cfg, kube.now, core.Host{Numbering: nomad.state.Inventory.Numbering()})
+		WithHost(kube.cfg, kube.now, inventory.Host{Numbering: nomad.state.Inventory.Numbering()})
 	kube.host = nomad.host
 	kube.read(1)
 	kube.expectPools("kubernetes", "gpu 4,5,6,7")
 
 	kube.state, _ = kube.state.Rebind(kube.cfg, kube.now)
 	kube.expectPools("kubernetes after rebind", "gpu 5,6,7")
-	nomad.state = nomad.state.WithHost(nomad.cfg, nomad.now, core.Host{Numbering: kube.state.Inventory.Numbering()})
+	nomad.state = nomad.state.WithHost(nomad.cfg, nomad.now, inventory.Host{Numbering: kube.state.Inventory.Numbering()})
 	nomad.expectPools("nomad after the rebind of the other", "gpu 1,2,3,4")
 }
 

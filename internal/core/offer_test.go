@@ -11,10 +11,13 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
 // pools counts units by pool and sharing.
-func pools(inv *core.Inventory) map[string]int {
+func pools(inv *inventory.Inventory) map[string]int {
 	count := map[string]int{}
 	for u := range inv.Units() {
 		count[u.Pool+" "+u.Sharing.String()]++
@@ -24,19 +27,19 @@ func pools(inv *core.Inventory) map[string]int {
 
 // A node with two GPUs for one workload each, three shared by four, two with MPS by two, and one reserved.
 func TestRulesOnEightGPUs(t *testing.T) {
-	gpus := func(indices ...int) (s core.Selector) {
+	gpus := func(indices ...int) (s inventory.Selector) {
 		for _, i := range indices {
-			s.Indices = append(s.Indices, core.DeviceIndex{GPU: i, Instance: -1})
+			s.Indices = append(s.Indices, gpu.DeviceIndex{GPU: i, Instance: -1})
 		}
 		return s
 	}
 	cfg := core.DefaultConfig()
-	cfg.Policy.Rules = []core.Rule{
+	cfg.Policy.Rules = []inventory.Rule{
 		{Select: gpus(7), Reserve: "reserved by policy.yaml:3"},
-		{Select: gpus(2, 3, 4), Sharing: &core.Sharing{Mode: core.TimeSlicing, Replicas: 4}},
-		{Select: gpus(5, 6), Sharing: &core.Sharing{Mode: core.MPS, Replicas: 2, OnePerRequest: true}},
+		{Select: gpus(2, 3, 4), Sharing: &inventory.Sharing{Mode: inventory.TimeSlicing, Replicas: 4}},
+		{Select: gpus(5, 6), Sharing: &inventory.Sharing{Mode: inventory.MPS, Replicas: 2, OnePerRequest: true}},
 	}
-	inv := core.Build(coretest.GPUs(8), core.Ledger{}, cfg)
+	inv := core.Build(coretest.GPUs(8), health.Ledger{}, cfg)
 	want := "map[gpu exclusive:2 gpu.mps mps by 2:4 gpu.shared time-slicing by 4:12]"
 	if got := fmt.Sprint(pools(inv)); got != want {
 		t.Errorf("%s; want %s", got, want)
@@ -54,120 +57,122 @@ func TestMIGPool(t *testing.T) {
 		"1g.5gb": "mig-1g.5gb", "1g.10gb+me": "mig-1g.10gb.me", "1g.24gb+gfx": "mig-1g.24gb.gfx",
 		"1g.24gb+me.all": "mig-1g.24gb.me.all", "1g.24gb-me": "mig-1g.24gb-me",
 	} {
-		if got := core.MIGPool(profile); got != want {
+		if got := inventory.MIGPool(profile); got != want {
 			t.Errorf("%q: %s, want %s", profile, got, want)
 		}
 	}
 }
 
-func sliced(n int) core.Sharing { return core.Sharing{Mode: core.TimeSlicing, Replicas: n} }
+func sliced(n int) inventory.Sharing {
+	return inventory.Sharing{Mode: inventory.TimeSlicing, Replicas: n}
+}
 
-func served(n int) core.Sharing {
-	return core.Sharing{Mode: core.MPS, Replicas: n, OnePerRequest: true}
+func served(n int) inventory.Sharing {
+	return inventory.Sharing{Mode: inventory.MPS, Replicas: n, OnePerRequest: true}
 }
 
 // under returns the inventory of a host under a policy, with the MIG strategy mixed.
-func under(s core.Snapshot, p core.Policy) *core.Inventory {
+func under(s gpu.Snapshot, p inventory.Policy) *inventory.Inventory {
 	cfg := core.DefaultConfig()
-	cfg.MIG, cfg.Policy = core.MIGMixed, p
-	return core.Build(s, core.Ledger{}, cfg)
+	cfg.MIG, cfg.Policy = inventory.MIGMixed, p
+	return core.Build(s, health.Ledger{}, cfg)
 }
 
 func TestPolicies(t *testing.T) {
 	machine := coretest.WithMIG(coretest.GPUs(4), 3, "1g.10gb", "1g.10gb", "3g.40gb+me")
 	machine.Devices[2].Model = "NVIDIA L40S"
-	l40, full := core.Selector{Models: []string{"*L40*"}}, core.Selector{Full: true}
-	ones := core.Selector{Profiles: []string{"1g.*"}}
-	by := func(s core.Sharing) *core.Sharing { return &s }
+	l40, full := inventory.Selector{Models: []string{"*L40*"}}, inventory.Selector{Full: true}
+	ones := inventory.Selector{Profiles: []string{"1g.*"}}
+	by := func(s inventory.Sharing) *inventory.Sharing { return &s }
 	for name, tc := range map[string]struct {
-		policy         core.Policy
+		policy         inventory.Policy
 		units, refused string
 		findings       string
 	}{
-		"none": {core.Policy{}, "gpu: 0 1 2; mig-1g.10gb: 3:0 3:1; mig-3g.40gb.me: 3:2", "", ""},
+		"none": {inventory.Policy{}, "gpu: 0 1 2; mig-1g.10gb: 3:0 3:1; mig-3g.40gb.me: 3:2", "", ""},
 		"the first rule decides": {
-			core.Policy{Rules: []core.Rule{{Select: gpuIndices(0), Pool: "a"}, {Select: gpuIndices(0, 1), Pool: "b"}, {Select: l40, Pool: "c"}}},
+			inventory.Policy{Rules: []inventory.Rule{{Select: gpuIndices(0), Pool: "a"}, {Select: gpuIndices(0, 1), Pool: "b"}, {Select: l40, Pool: "c"}}},
 			"a: 0; b: 1; c: 2; mig-1g.10gb: 3:0 3:1; mig-3g.40gb.me: 3:2", "", "",
 		},
 		"a rule about a GPU is about its instances": {
-			core.Policy{Rules: []core.Rule{{Select: gpuIndices(3), Sharing: by(sliced(2))}}},
+			inventory.Policy{Rules: []inventory.Rule{{Select: gpuIndices(3), Sharing: by(sliced(2))}}},
 			"gpu: 0 1 2; mig-1g.10gb.shared: 3:0::0 3:0::1 3:1::0 3:1::1; mig-3g.40gb.me.shared: 3:2::0 3:2::1", "", "",
 		},
 		"a name of a rule's own has no suffix": {
-			core.Policy{Rules: []core.Rule{{Select: gpuIndices(0), Pool: "ours", Sharing: by(served(2))}, {Select: ones, Sharing: by(served(2))}}},
+			inventory.Policy{Rules: []inventory.Rule{{Select: gpuIndices(0), Pool: "ours", Sharing: by(served(2))}, {Select: ones, Sharing: by(served(2))}}},
 			"ours: 0::0 0::1; gpu: 1 2; mig-1g.10gb.mps: 3:0::0 3:0::1 3:1::0 3:1::1; mig-3g.40gb.me: 3:2", "", "",
 		},
 		"reserved": {
-			core.Policy{Rules: []core.Rule{{Select: gpuIndices(3), Reserve: "kept"}, {Select: l40, Reserve: "left to nomad"}}},
+			inventory.Policy{Rules: []inventory.Rule{{Select: gpuIndices(3), Reserve: "kept"}, {Select: l40, Reserve: "left to nomad"}}},
 			"gpu: 0 1", "2 left to nomad; 3:0 kept; 3:1 kept; 3:2 kept", "",
 		},
 		"an exclusive rule before a share": {
-			core.Policy{
-				Rules:  []core.Rule{{Select: gpuIndices(0), Sharing: &core.Sharing{}}},
-				Shares: []core.Share{{Pool: "gpu", Rename: "gpu.shared", Sharing: sliced(2)}},
+			inventory.Policy{
+				Rules:  []inventory.Rule{{Select: gpuIndices(0), Sharing: &inventory.Sharing{}}},
+				Shares: []inventory.Share{{Pool: "gpu", Rename: "gpu.shared", Sharing: sliced(2)}},
 			},
 			"gpu: 0; gpu.shared: 1::0 1::1 2::0 2::1; mig-1g.10gb: 3:0 3:1; mig-3g.40gb.me: 3:2", "", "",
 		},
 		"names": {
-			core.Policy{Names: []core.Naming{{Select: l40, Pool: "l40s"}, {Select: full, Pool: "big"}, {Select: ones, Pool: "small"}}},
+			inventory.Policy{Names: []inventory.Naming{{Select: l40, Pool: "l40s"}, {Select: full, Pool: "big"}, {Select: ones, Pool: "small"}}},
 			"big: 0 1; l40s: 2; small: 3:0 3:1; mig-3g.40gb.me: 3:2", "", "",
 		},
 		"a rule's name before a name": {
-			core.Policy{Rules: []core.Rule{{Select: gpuIndices(0), Pool: "mine"}}, Names: []core.Naming{{Select: full, Pool: "big"}}},
+			inventory.Policy{Rules: []inventory.Rule{{Select: gpuIndices(0), Pool: "mine"}}, Names: []inventory.Naming{{Select: full, Pool: "big"}}},
 			"mine: 0; big: 1 2; mig-1g.10gb: 3:0 3:1; mig-3g.40gb.me: 3:2", "", "",
 		},
 		"a rule that shares what has a name": {
-			core.Policy{Rules: []core.Rule{{Select: gpuIndices(0), Sharing: by(sliced(2))}}, Names: []core.Naming{{Select: full, Pool: "big"}}},
+			inventory.Policy{Rules: []inventory.Rule{{Select: gpuIndices(0), Sharing: by(sliced(2))}}, Names: []inventory.Naming{{Select: full, Pool: "big"}}},
 			"big.shared: 0::0 0::1; big: 1 2; mig-1g.10gb: 3:0 3:1; mig-3g.40gb.me: 3:2", "", "",
 		},
 		"shares, by pool": {
-			core.Policy{Shares: []core.Share{{Pool: "gpu", Sharing: sliced(2)}, {Pool: "mig-3g.40gb.me", Rename: "thirds", Sharing: sliced(3)}}},
+			inventory.Policy{Shares: []inventory.Share{{Pool: "gpu", Sharing: sliced(2)}, {Pool: "mig-3g.40gb.me", Rename: "thirds", Sharing: sliced(3)}}},
 			"gpu: 0::0 0::1 1::0 1::1 2::0 2::1; mig-1g.10gb: 3:0 3:1; thirds: 3:2::0 3:2::1 3:2::2", "", "",
 		},
 		"the first two are shared": {
-			core.Policy{Shares: []core.Share{{Pool: "gpu", First: 2, Rename: "gpu.shared", Sharing: sliced(2)}}},
+			inventory.Policy{Shares: []inventory.Share{{Pool: "gpu", First: 2, Rename: "gpu.shared", Sharing: sliced(2)}}},
 			"gpu.shared: 0::0 0::1 1::0 1::1; gpu: 2; mig-1g.10gb: 3:0 3:1; mig-3g.40gb.me: 3:2", "", "",
 		},
 		"one is shared, then all that are left": {
-			core.Policy{Shares: []core.Share{{Pool: "gpu", First: 1, Rename: "two", Sharing: sliced(2)}, {Pool: "gpu", Rename: "three", Sharing: sliced(3)}}},
+			inventory.Policy{Shares: []inventory.Share{{Pool: "gpu", First: 1, Rename: "two", Sharing: sliced(2)}, {Pool: "gpu", Rename: "three", Sharing: sliced(3)}}},
 			"two: 0::0 0::1; three: 1::0 1::1 1::2 2::0 2::1 2::2; mig-1g.10gb: 3:0 3:1; mig-3g.40gb.me: 3:2", "", "",
 		},
 		"those that are selected are shared": {
-			core.Policy{Shares: []core.Share{{Pool: "mig-1g.10gb", Select: core.Selector{Indices: []core.DeviceIndex{{GPU: 3, Instance: 1}}}, Rename: "s", Sharing: sliced(2)}}},
+			inventory.Policy{Shares: []inventory.Share{{Pool: "mig-1g.10gb", Select: inventory.Selector{Indices: []gpu.DeviceIndex{{GPU: 3, Instance: 1}}}, Rename: "s", Sharing: sliced(2)}}},
 			"gpu: 0 1 2; mig-1g.10gb: 3:0; s: 3:1::0 3:1::1; mig-3g.40gb.me: 3:2", "", "",
 		},
 		"what is named is shared by that name": {
-			core.Policy{Names: []core.Naming{{Select: full, Pool: "big"}}, Shares: []core.Share{{Pool: "big", Rename: "big.shared", Sharing: sliced(2)}}},
+			inventory.Policy{Names: []inventory.Naming{{Select: full, Pool: "big"}}, Shares: []inventory.Share{{Pool: "big", Rename: "big.shared", Sharing: sliced(2)}}},
 			"big.shared: 0::0 0::1 1::0 1::1 2::0 2::1; mig-1g.10gb: 3:0 3:1; mig-3g.40gb.me: 3:2", "", "",
 		},
 		"included": {
-			core.Policy{Include: []core.Selector{gpuIndices(0), ones}},
+			inventory.Policy{Include: []inventory.Selector{gpuIndices(0), ones}},
 			"gpu: 0; mig-1g.10gb: 3:0 3:1",
 			"1 not among those that the policy includes; 2 not among those that the policy includes; 3:2 not among those that the policy includes", "",
 		},
 		"included, and kept by a rule": {
-			core.Policy{Include: []core.Selector{gpuIndices(0, 1)}, Rules: []core.Rule{{Select: gpuIndices(1, 2), Reserve: "kept"}, {Select: gpuIndices(3), Reserve: "kept"}}},
+			inventory.Policy{Include: []inventory.Selector{gpuIndices(0, 1)}, Rules: []inventory.Rule{{Select: gpuIndices(1, 2), Reserve: "kept"}, {Select: gpuIndices(3), Reserve: "kept"}}},
 			"gpu: 0", "1 kept; 2 not among those that the policy includes; 3:0 not among those that the policy includes; " +
 				"3:1 not among those that the policy includes; 3:2 not among those that the policy includes", "",
 		},
 		"nothing is included": {
-			core.Policy{Include: []core.Selector{{At: "p:1", IDs: []core.DeviceID{"GPU-x"}}}, Rules: []core.Rule{{Select: gpuIndices(0), Pool: "a"}}},
+			inventory.Policy{Include: []inventory.Selector{{At: "p:1", IDs: []gpu.DeviceID{"GPU-x"}}}, Rules: []inventory.Rule{{Select: gpuIndices(0), Pool: "a"}}},
 			"", strings.Join([]string{"0", "1", "2", "3:0", "3:1", "3:2 not among those that the policy includes"}, " not among those that the policy includes; "),
 			"p:1: selects no device of this machine",
 		},
 		"unmatched parts in their order": {
-			core.Policy{
-				Include: []core.Selector{{}, {At: "p:1", IDs: []core.DeviceID{"GPU-x"}}},
-				Rules:   []core.Rule{{Select: gpuIndices(0)}, {Select: core.Selector{At: "p:2", Indices: gpuIndices(0).Indices}}},
-				Names:   []core.Naming{{Select: full, Pool: "big"}, {Select: core.Selector{At: "p:3", Models: []string{"*L40*"}}, Pool: "l40s"}},
-				Shares:  []core.Share{{Pool: "gpu", Select: core.Selector{At: "p:4"}, Sharing: sliced(2)}},
+			inventory.Policy{
+				Include: []inventory.Selector{{}, {At: "p:1", IDs: []gpu.DeviceID{"GPU-x"}}},
+				Rules:   []inventory.Rule{{Select: gpuIndices(0)}, {Select: inventory.Selector{At: "p:2", Indices: gpuIndices(0).Indices}}},
+				Names:   []inventory.Naming{{Select: full, Pool: "big"}, {Select: inventory.Selector{At: "p:3", Models: []string{"*L40*"}}, Pool: "l40s"}},
+				Shares:  []inventory.Share{{Pool: "gpu", Select: inventory.Selector{At: "p:4"}, Sharing: sliced(2)}},
 			},
 			"big: 0 1 2; mig-1g.10gb: 3:0 3:1; mig-3g.40gb.me: 3:2", "",
 			"p:1: selects no device of this machine; p:2: selects no device of this machine, or only such as earlier rules select; " +
 				"p:3: selects no device of this machine, or only such as have a name already; p:4: there is no gpu on this machine to share",
 		},
 		"one pool, differing shares": {
-			core.Policy{Rules: []core.Rule{{Select: gpuIndices(0), Pool: "p", Sharing: by(sliced(2))}, {Select: gpuIndices(1), Pool: "p"}, {Select: gpuIndices(2), Pool: "p", Sharing: by(served(2))}}},
+			inventory.Policy{Rules: []inventory.Rule{{Select: gpuIndices(0), Pool: "p", Sharing: by(sliced(2))}, {Select: gpuIndices(1), Pool: "p"}, {Select: gpuIndices(2), Pool: "p", Sharing: by(served(2))}}},
 			"p: 0::0 0::1 1 2::0 2::1; mig-1g.10gb: 3:0 3:1; mig-3g.40gb.me: 3:2", "",
 			"pool p has units that are shared differently (time-slicing by 2 and exclusive): give them different names",
 		},
@@ -191,25 +196,25 @@ func TestPolicies(t *testing.T) {
 // may match it.
 func TestPolicyWarningsNeedCompleteSnapshot(t *testing.T) {
 	cfg := core.DefaultConfig()
-	cfg.Policy.Rules = []core.Rule{{Select: core.Selector{At: "p:1", IDs: []core.DeviceID{coretest.GPU(2)}}, Pool: "third"}}
+	cfg.Policy.Rules = []inventory.Rule{{Select: inventory.Selector{At: "p:1", IDs: []gpu.DeviceID{coretest.GPU(2)}}, Pool: "third"}}
 	now := time.Unix(0, 0)
 	three, two := coretest.GPUs(3), coretest.GPUs(2)
 	mute := two
-	mute.Excluded = []core.Exclusion{{Index: 2, Failure: core.FailureError, Reason: "Unknown Error"}}
+	mute.Excluded = []gpu.Exclusion{{Index: 2, Failure: gpu.FailureError, Reason: "Unknown Error"}}
 	idle := []string{"p:1: selects no device of this machine, or only such as earlier rules select"}
 	for name, tc := range map[string]struct {
-		readings []core.Snapshot
+		readings []gpu.Snapshot
 		want     []string
 	}{
-		"it is there":                   {[]core.Snapshot{three}, nil},
-		"it is not":                     {[]core.Snapshot{two}, idle},
+		"it is there":                   {[]gpu.Snapshot{three}, nil},
+		"it is not":                     {[]gpu.Snapshot{two}, idle},
 		"not asked yet":                 {nil, nil},
-		"no driver":                     {[]core.Snapshot{core.NoDriver(core.DriverAbsent, "none")}, nil},
-		"it can't be read":              {[]core.Snapshot{mute}, nil},
-		"it was there, and is lost":     {[]core.Snapshot{three, two}, nil},
-		"it was there, and is mute":     {[]core.Snapshot{three, mute}, nil},
-		"the driver is gone since":      {[]core.Snapshot{two, core.NoDriver(core.DriverAbsent, "none")}, nil},
-		"the driver is back, it is not": {[]core.Snapshot{core.NoDriver(core.DriverAbsent, "none"), two}, idle},
+		"no driver":                     {[]gpu.Snapshot{gpu.NoDriver(gpu.DriverAbsent, "none")}, nil},
+		"it can't be read":              {[]gpu.Snapshot{mute}, nil},
+		"it was there, and is lost":     {[]gpu.Snapshot{three, two}, nil},
+		"it was there, and is mute":     {[]gpu.Snapshot{three, mute}, nil},
+		"the driver is gone since":      {[]gpu.Snapshot{two, gpu.NoDriver(gpu.DriverAbsent, "none")}, nil},
+		"the driver is back, it is not": {[]gpu.Snapshot{gpu.NoDriver(gpu.DriverAbsent, "none"), two}, idle},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := core.NewState(cfg)
@@ -224,14 +229,14 @@ func TestPolicyWarningsNeedCompleteSnapshot(t *testing.T) {
 }
 
 func TestSharingText(t *testing.T) {
-	for want, s := range map[string]core.Sharing{"exclusive": {}, "time-slicing by 4": sliced(4), "mps by 2": served(2)} {
+	for want, s := range map[string]inventory.Sharing{"exclusive": {}, "time-slicing by 4": sliced(4), "mps by 2": served(2)} {
 		if s.String() != want || s.Terms() != want {
 			t.Errorf("%q and %q, want %q", s, s.Terms(), want)
 		}
 	}
 	strict, limited := sliced(4), served(2)
 	strict.OnePerRequest, limited.Memory, limited.Threads = true, 4<<30, 25
-	for want, s := range map[string]core.Sharing{
+	for want, s := range map[string]inventory.Sharing{
 		"time-slicing by 4, one a request": strict, "mps by 2, 4096 MiB each, 25% of the threads each": limited,
 	} {
 		if s.Terms() != want {

@@ -8,7 +8,11 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/health/xid"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/setting"
 )
 
 func TestOverrides(t *testing.T) {
@@ -18,33 +22,33 @@ func TestOverrides(t *testing.T) {
 		xids  map[uint64]xid.Effect
 		rest  *xid.Effect
 		code  uint64
-		want  core.HealthState
+		want  health.State
 		over  time.Duration // with a recovery action
 		guest time.Duration // without
 	}{
-		{"ignore a reset", map[uint64]xid.Effect{95: xid.None}, nil, 95, core.Healthy, 0, 0},
-		{"degraded at most", map[uint64]xid.Effect{95: xid.Degrades}, nil, 95, core.Degraded, 90 * time.Second, never},
-		{"an application's is taken seriously", map[uint64]xid.Effect{13: xid.Withdraws}, nil, 13, core.Unhealthy, 90 * time.Second, never},
-		{"an application's degrades", map[uint64]xid.Effect{13: xid.Degrades}, nil, 13, core.Degraded, 90 * time.Second, 660 * time.Second},
-		{"an unknown one is taken seriously", map[uint64]xid.Effect{500: xid.Withdraws}, nil, 500, core.Unhealthy, 90 * time.Second, never},
-		{"one that wears is taken seriously", map[uint64]xid.Effect{92: xid.Withdraws}, nil, 92, core.Unhealthy, never, never},
-		{"lost", map[uint64]xid.Effect{119: xid.Loses}, nil, 119, core.GPULost, never, never},
-		{"all are ignored", nil, all(xid.None), 79, core.Healthy, 0, 0},
-		{"all withdraw", nil, all(xid.Withdraws), 31, core.Unhealthy, 90 * time.Second, never},
-		{"all but one are ignored", map[uint64]xid.Effect{79: xid.Withdraws}, all(xid.None), 79, core.Unhealthy, 90 * time.Second, never},
-		{"all but one withdraw", map[uint64]xid.Effect{31: xid.None}, all(xid.Withdraws), 31, core.Healthy, 0, 0},
-		{"another code", map[uint64]xid.Effect{94: xid.None}, nil, 95, core.Unhealthy, 90 * time.Second, never},
+		{"ignore a reset", map[uint64]xid.Effect{95: xid.None}, nil, 95, health.Healthy, 0, 0},
+		{"degraded at most", map[uint64]xid.Effect{95: xid.Degrades}, nil, 95, health.Degraded, 90 * time.Second, never},
+		{"an application's is taken seriously", map[uint64]xid.Effect{13: xid.Withdraws}, nil, 13, health.Unhealthy, 90 * time.Second, never},
+		{"an application's degrades", map[uint64]xid.Effect{13: xid.Degrades}, nil, 13, health.Degraded, 90 * time.Second, 660 * time.Second},
+		{"an unknown one is taken seriously", map[uint64]xid.Effect{500: xid.Withdraws}, nil, 500, health.Unhealthy, 90 * time.Second, never},
+		{"one that wears is taken seriously", map[uint64]xid.Effect{92: xid.Withdraws}, nil, 92, health.Unhealthy, never, never},
+		{"lost", map[uint64]xid.Effect{119: xid.Loses}, nil, 119, health.GPULost, never, never},
+		{"all are ignored", nil, all(xid.None), 79, health.Healthy, 0, 0},
+		{"all withdraw", nil, all(xid.Withdraws), 31, health.Unhealthy, 90 * time.Second, never},
+		{"all but one are ignored", map[uint64]xid.Effect{79: xid.Withdraws}, all(xid.None), 79, health.Unhealthy, 90 * time.Second, never},
+		{"all but one withdraw", map[uint64]xid.Effect{31: xid.None}, all(xid.Withdraws), 31, health.Healthy, 0, 0},
+		{"another code", map[uint64]xid.Effect{94: xid.None}, nil, 95, health.Unhealthy, 90 * time.Second, never},
 	} {
-		for action, over := range map[core.RecoveryAction]time.Duration{core.RecoveryNone: tc.over, core.RecoveryUnknown: tc.guest} {
+		for action, over := range map[health.RecoveryAction]time.Duration{health.RecoveryNone: tc.over, health.RecoveryUnknown: tc.guest} {
 			t.Run(tc.name+" with "+action.String(), func(t *testing.T) {
-				s := newUncheckedFixture(t, "580", func(p *core.HealthPolicy) { p.XIDs, p.AllXIDs = tc.xids, tc.rest })
-				s.setSample(func(v *core.HealthSample) { v.RecoveryAction = action })
+				s := newUncheckedFixture(t, "580", func(p *health.Policy) { p.XIDs, p.AllXIDs = tc.xids, tc.rest })
+				s.setSample(func(v *health.Sample) { v.RecoveryAction = action })
 				s.check(1)
 				s.reportXIDs(tc.code)
 				if h := s.ledger.Health(a); h.State != tc.want {
 					t.Errorf("immediately %s, want %s", h, tc.want)
 				}
-				if tc.want > core.Healthy {
+				if tc.want > health.Healthy {
 					s.expectRecovery("untouched", over)
 				}
 			})
@@ -54,49 +58,49 @@ func TestOverrides(t *testing.T) {
 
 // An overridden code does not escalate, and the recovery action still applies to it.
 func TestOverrideDisablesEscalation(t *testing.T) {
-	p := func(p *core.HealthPolicy) { p.XIDs = map[uint64]xid.Effect{109: xid.Degrades, 95: xid.None} }
+	p := func(p *health.Policy) { p.XIDs = map[uint64]xid.Effect{109: xid.Degrades, 95: xid.None} }
 	s := newUncheckedFixture(t, "580", p)
-	s.setSample(func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryUnknown })
+	s.setSample(func(v *health.Sample) { v.RecoveryAction = health.RecoveryUnknown })
 	s.check(1)
 	s.reportXIDs(109, 109, 109)
-	s.expect("three times 109", core.Degraded, "XID_109")
+	s.expect("three times 109", health.Degraded, "XID_109")
 	s = newLedgerFixture(t, p)
 	s.reportXIDs(95)
-	s.setSample(func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryReset })
+	s.setSample(func(v *health.Sample) { v.RecoveryAction = health.RecoveryReset })
 	s.check(1)
-	s.expect("the driver wants a reset", core.Unhealthy, "VERDICT_GPU_RESET")
+	s.expect("the driver wants a reset", health.Unhealthy, "VERDICT_GPU_RESET")
 	if n := s.history().FaultCounts[0].Count; n != 1 {
 		t.Errorf("what is ignored is counted %d times", n)
 	}
 }
 
 func TestDegradedTakesNoWork(t *testing.T) {
-	strict := func(p *core.HealthPolicy) { p.DegradedTakesNoWork = true }
+	strict := func(p *health.Policy) { p.DegradedTakesNoWork = true }
 	for cause, happen := range map[string]func(*ledgerFixture){
 		"XID_94": func(s *ledgerFixture) { s.reportXIDs(94) },
 		"ROW_REMAP_PENDING": func(s *ledgerFixture) {
-			s.setSample(func(v *core.HealthSample) { v.RemapPending = core.Yes })
+			s.setSample(func(v *health.Sample) { v.RemapPending = health.Yes })
 			s.check(2)
 		},
 		"ECC_UNCORRECTABLE": func(s *ledgerFixture) {
-			s.setSample(func(v *core.HealthSample) { v.Uncorrectable.Value++ })
+			s.setSample(func(v *health.Sample) { v.Uncorrectable.Value++ })
 			s.check(1)
 		},
 		"WORKLOADS_FAILING": func(s *ledgerFixture) {
 			for range 3 {
-				s.observe(core.Observation{At: a, Kind: core.Reserved}, xidEvent(a, 13))
+				s.observe(health.Observation{At: a, Kind: health.Reserved}, xidEvent(a, 13))
 			}
 		},
 	} {
 		s := newLedgerFixture(t, strict)
 		happen(s)
-		s.expect("strictly", core.Unhealthy, cause)
+		s.expect("strictly", health.Unhealthy, cause)
 	}
 }
 
 // Only an operator clears an unhealthy GPU; a degraded one recovers by evidence.
 func TestManual(t *testing.T) {
-	manual := func(p *core.HealthPolicy) { p.Manual = true }
+	manual := func(p *health.Policy) { p.Manual = true }
 	s := newLedgerFixture(t, manual)
 	s.reportXIDs(95)
 	s.reset()
@@ -104,16 +108,16 @@ func TestManual(t *testing.T) {
 	if h := s.ledger.Health(a); h.Clears != "operator" {
 		t.Errorf("clears: %s", h.Clears)
 	}
-	if _, _, err := s.ledger.Clear(s.policy, s.now, core.Command{GPU: a.GPU}); err != nil {
+	if _, _, err := s.ledger.Clear(s.policy, s.now, health.Command{GPU: a.GPU}); err != nil {
 		t.Error(err)
 	}
 	s = newLedgerFixture(t, manual)
 	s.reportXIDs(94)
 	s.expectRecovery("degraded", 90*time.Second)
 	s = newLedgerFixture(t, manual)
-	s.setSample(func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryDrainAndReset })
+	s.setSample(func(v *health.Sample) { v.RecoveryAction = health.RecoveryDrainAndReset })
 	s.check(1)
-	s.setSample(func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryNone })
+	s.setSample(func(v *health.Sample) { v.RecoveryAction = health.RecoveryNone })
 	s.expectRecovery("recovery action None", never)
 	if h := s.ledger.Health(a); h.Clears != "operator" {
 		t.Errorf("clears: %s", h.Clears)
@@ -134,49 +138,49 @@ func TestManualReboot(t *testing.T) {
 // ModeOff evaluates only whether GPUs respond, and drops no condition.
 func TestModeOff(t *testing.T) {
 	off := core.DefaultConfig()
-	off.Health.Mode = core.ModeOff
+	off.Health.Mode = health.ModeOff
 	s := newLedgerFixture(t)
 	s.reportXIDs(95)
-	s.policy.Mode = core.ModeOff
+	s.policy.Mode = health.ModeOff
 	s.reportXIDs(79, 13)
-	s.observe(core.Observation{At: a, Kind: core.Event, Code: 0x2000})
-	s.setSample(func(v *core.HealthSample) {
-		v.RecoveryAction, v.RemapFailed, v.Uncorrectable.Value = core.RecoveryReset, core.Yes, 9
+	s.observe(health.Observation{At: a, Kind: health.Event, Code: 0x2000})
+	s.setSample(func(v *health.Sample) {
+		v.RecoveryAction, v.RemapFailed, v.Uncorrectable.Value = health.RecoveryReset, health.Yes, 9
 	})
 	s.check(5)
 	if cs := s.ledger.Conditions(); len(cs) != 1 || cs[0].Cause() != "XID_95" {
 		t.Errorf("conditions: %v", cs)
 	}
-	machine := core.NewSnapshot(core.Snapshot{Devices: []core.Device{{ID: a.GPU, At: a}}})
-	offered := func() core.Health {
-		u, _ := core.Build(machine, s.ledger, off).Unit(core.UnitID(a.GPU))
+	machine := gpu.NewSnapshot(gpu.Snapshot{Devices: []gpu.Device{{ID: a.GPU, At: a}}})
+	offered := func() health.Health {
+		u, _ := core.Build(machine, s.ledger, off).Unit(inventory.UnitID(a.GPU))
 		return u.Health
 	}
-	if h := offered(); h.State != core.Healthy {
+	if h := offered(); h.State != health.Healthy {
 		t.Errorf("an XID of before takes it out of service: %s", h)
 	}
 	for _, tc := range []struct {
-		kind   core.ObservationKind
+		kind   health.ObservationKind
 		checks int
 		want   string
-	}{{core.Lost, 1, "LOST"}, {core.ProbeFailed, 3, "PROBE_FAILED"}, {core.Unresponsive, 1, "NOT_ANSWERING"}} {
+	}{{health.Lost, 1, "LOST"}, {health.ProbeFailed, 3, "PROBE_FAILED"}, {health.Unresponsive, 1, "NOT_ANSWERING"}} {
 		before := *s
-		s.failing = map[core.DeviceID]core.ObservationKind{a.GPU: tc.kind}
+		s.failing = map[gpu.DeviceID]health.ObservationKind{a.GPU: tc.kind}
 		s.check(tc.checks)
 		if h := offered(); h.Cause() != tc.want || h.Schedulable() {
 			t.Errorf("%s, want %s", h, tc.want)
 		}
 		*s = before
 	}
-	s.observe(core.Observation{At: core.Node, Kind: core.DriverUnavailable, Detail: "gone"})
+	s.observe(health.Observation{At: gpu.Node, Kind: health.DriverUnavailable, Detail: "gone"})
 	if h := offered(); h.Cause() != "NVML_UNAVAILABLE" {
 		t.Errorf("without a driver: %s", h)
 	}
 	s.observe(driverAvailable("580"))
-	s.policy.Mode = core.ModeEnforce
+	s.policy.Mode = health.ModeEnforce
 	s.check(1)
-	s.expect("back in force", core.Unhealthy, "XID_95")
-	if c := s.condition("VERDICT_GPU_RESET"); c.State != core.Unhealthy {
+	s.expect("back in force", health.Unhealthy, "XID_95")
+	if c := s.condition("VERDICT_GPU_RESET"); c.State != health.Unhealthy {
 		t.Errorf("what was not judged is %s", c)
 	}
 }
@@ -184,16 +188,16 @@ func TestModeOff(t *testing.T) {
 // ModeObserve reports everything, and every unit takes work.
 func TestModeObserve(t *testing.T) {
 	cfg := core.DefaultConfig()
-	cfg.Health.Mode = core.ModeObserve
+	cfg.Health.Mode = health.ModeObserve
 	machine := coretest.GPUs(2)
 	state := core.NewState(cfg).Read(cfg, testStart, machine, healthyChecks(machine)...)
-	state = state.Observe(cfg, testStart, xidEvent(core.WholeGPU(coretest.GPU(0)), 95), xidEvent(core.WholeGPU(coretest.GPU(1)), 94))
-	one, _ := state.Inventory.Unit(core.UnitID(coretest.GPU(0)))
-	if h := one.Health; h.State != core.Unhealthy || !h.Schedulable() || !strings.HasPrefix(h.String(), "observed, not enforced: unhealthy: XID 95") {
+	state = state.Observe(cfg, testStart, xidEvent(gpu.WholeGPU(coretest.GPU(0)), 95), xidEvent(gpu.WholeGPU(coretest.GPU(1)), 94))
+	one, _ := state.Inventory.Unit(inventory.UnitID(coretest.GPU(0)))
+	if h := one.Health; h.State != health.Unhealthy || !h.Schedulable() || !strings.HasPrefix(h.String(), "observed, not enforced: unhealthy: XID 95") {
 		t.Error(h)
 	}
-	two, _ := state.Inventory.Unit(core.UnitID(coretest.GPU(1)))
-	if h := two.Health; h.State != core.Degraded || h.Advisory {
+	two, _ := state.Inventory.Unit(inventory.UnitID(coretest.GPU(1)))
+	if h := two.Health; h.State != health.Degraded || h.Advisory {
 		t.Errorf("degraded takes work anyway: %s", h)
 	}
 }
@@ -204,7 +208,7 @@ func TestPolicyProblems(t *testing.T) {
 	if err := cfg.Validate(); err != nil {
 		t.Error(err)
 	}
-	cfg.Health = core.HealthPolicy{Mode: "strict"}
+	cfg.Health = health.Policy{Mode: "strict"}
 	err := cfg.Validate()
 	for _, key := range []string{
 		"health mode", "call deadline", "settle", "dwell", "longest dwell", "quiet", "forget",
@@ -214,7 +218,7 @@ func TestPolicyProblems(t *testing.T) {
 			t.Errorf("no word about %s: %v", key, err)
 		}
 	}
-	if _, ok := errors.AsType[*core.ConfigError](err); !ok {
+	if _, ok := errors.AsType[*setting.Error](err); !ok {
 		t.Errorf("%T", err)
 	}
 }

@@ -5,23 +5,25 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
 // A lost GPU that responds again is unhealthy first, then it recovers as any other.
 func TestLostGPUResponds(t *testing.T) {
 	s := newLedgerFixture(t)
-	s.failing[a.GPU] = core.Lost
+	s.failing[a.GPU] = health.Lost
 	s.check(1)
-	s.expect("immediately", core.GPULost, "LOST")
+	s.expect("immediately", health.GPULost, "LOST")
 	s.checkFor(time.Hour)
-	s.expect("for an hour", core.GPULost, "LOST")
+	s.expect("for an hour", health.GPULost, "LOST")
 	delete(s.failing, a.GPU)
 	s.check(2)
-	s.expect("an answer or two", core.GPULost, "LOST")
+	s.expect("an answer or two", health.GPULost, "LOST")
 	s.check(1)
-	s.expect("three in a row", core.Unhealthy, "LOST")
+	s.expect("three in a row", health.Unhealthy, "LOST")
 	if h := s.ledger.Health(a); h.String()[:len("unhealthy: GPU was lost")] != "unhealthy: GPU was lost" {
 		t.Error(h)
 	}
@@ -32,28 +34,28 @@ func TestLostGPUResponds(t *testing.T) {
 func TestLostGPUWasReset(t *testing.T) {
 	s := guest(t)
 	s.reportXIDs(79, 119)
-	s.expect("fallen off the bus", core.GPULost, "XID_79")
-	s.failing[a.GPU] = core.Lost
+	s.expect("fallen off the bus", health.GPULost, "XID_79")
+	s.failing[a.GPU] = health.Lost
 	s.check(6)
-	s.expect("fallen off the bus", core.GPULost, "XID_79")
+	s.expect("fallen off the bus", health.GPULost, "XID_79")
 	delete(s.failing, a.GPU)
 	s.check(3)
-	s.expect("back", core.Unhealthy, "XID_79")
+	s.expect("back", health.Unhealthy, "XID_79")
 	s.expectRecovery("since then", time.Minute)
 }
 
 // A GPU that is lost again is a new occurrence, also for existing conditions.
 func TestLostAgain(t *testing.T) {
 	s := newLedgerFixture(t)
-	s.failing[a.GPU] = core.Lost
+	s.failing[a.GPU] = health.Lost
 	s.check(3)
 	for range 3 {
 		delete(s.failing, a.GPU)
 		s.check(5)
-		s.expect("back", core.Unhealthy, "LOST")
-		s.failing[a.GPU] = core.Lost
+		s.expect("back", health.Unhealthy, "LOST")
+		s.failing[a.GPU] = health.Lost
 		s.check(1)
-		s.expect("lost again", core.GPULost, "LOST")
+		s.expect("lost again", health.GPULost, "LOST")
 	}
 	if c := s.condition("LOST"); !c.Last.Equal(s.now) {
 		t.Errorf("it was lost again at %v, not at %v", s.now, c.Last)
@@ -63,18 +65,18 @@ func TestLostAgain(t *testing.T) {
 // A GPU that responds again stays so when a check is slow or incomplete.
 func TestSlowAfterLoss(t *testing.T) {
 	s := newLedgerFixture(t)
-	s.failing[a.GPU] = core.Lost
+	s.failing[a.GPU] = health.Lost
 	s.check(1)
 	delete(s.failing, a.GPU)
 	s.check(3)
-	s.expect("back", core.Unhealthy, "LOST")
-	s.failing[a.GPU] = core.CallPending
+	s.expect("back", health.Unhealthy, "LOST")
+	s.failing[a.GPU] = health.CallPending
 	s.check(3)
-	s.expect("slow", core.Unhealthy, "LOST")
+	s.expect("slow", health.Unhealthy, "LOST")
 	delete(s.failing, a.GPU)
-	s.setSample(func(v *core.HealthSample) { v.Partial = true })
+	s.setSample(func(v *health.Sample) { v.Partial = true })
 	s.check(3)
-	s.expect("half of it", core.Unhealthy, "LOST")
+	s.expect("half of it", health.Unhealthy, "LOST")
 }
 
 // XID 79 may be in the kernel log while the GPU still seems to respond.
@@ -82,30 +84,30 @@ func TestXID79WhileGPUResponds(t *testing.T) {
 	s := newLedgerFixture(t)
 	s.reportXIDs(79)
 	s.check(2)
-	s.expect("answers may be old", core.GPULost, "XID_79")
+	s.expect("answers may be old", health.GPULost, "XID_79")
 	s.check(1)
-	s.expect("they are not", core.Unhealthy, "XID_79")
+	s.expect("they are not", health.Unhealthy, "XID_79")
 }
 
 func TestProbeFailures(t *testing.T) {
 	for _, n := range []int{1, 3, 5} {
-		s := newLedgerFixture(t, func(p *core.HealthPolicy) { p.ProbeFailures = n })
+		s := newLedgerFixture(t, func(p *health.Policy) { p.ProbeFailures = n })
 		for range 4 { // never consecutive
-			s.failing[a.GPU] = core.ProbeFailed
+			s.failing[a.GPU] = health.ProbeFailed
 			s.check(n - 1)
-			s.expect("too few", core.Healthy, "")
+			s.expect("too few", health.Healthy, "")
 			delete(s.failing, a.GPU)
 			s.check(1)
 		}
 		if cs := s.ledger.Conditions(); len(cs) != 0 {
 			t.Errorf("an answer leaves a note: %v", cs)
 		}
-		s.failing[a.GPU] = core.ProbeFailed
+		s.failing[a.GPU] = health.ProbeFailed
 		s.check(n)
-		s.expect("in a row", core.Unhealthy, "PROBE_FAILED")
+		s.expect("in a row", health.Unhealthy, "PROBE_FAILED")
 		delete(s.failing, a.GPU)
 		s.check(1)
-		s.expect("an answer alone", core.Unhealthy, "PROBE_FAILED")
+		s.expect("an answer alone", health.Unhealthy, "PROBE_FAILED")
 		s.expectRecovery("after the answer", time.Minute)
 	}
 }
@@ -114,10 +116,10 @@ func TestProbeFailures(t *testing.T) {
 func TestHang(t *testing.T) {
 	s := newLedgerFixture(t)
 	s.reportXIDs(119)
-	s.failing[a.GPU] = core.CallPending
+	s.failing[a.GPU] = health.CallPending
 	s.checkFor(50 * time.Second)
-	s.expect("slow is no fault of its own", core.Unhealthy, "XID_119")
-	overdue := core.Observation{At: a, Kind: core.Unresponsive, Detail: "nvmlDeviceGetFieldValues"}
+	s.expect("slow is no fault of its own", health.Unhealthy, "XID_119")
+	overdue := health.Observation{At: a, Kind: health.Unresponsive, Detail: "nvmlDeviceGetFieldValues"}
 	s.observe(overdue)
 	s.condition("NOT_ANSWERING")
 	for range 120 {
@@ -129,7 +131,7 @@ func TestHang(t *testing.T) {
 	}
 	delete(s.failing, a.GPU)
 	s.checkFor(3 * time.Minute)
-	s.expect("the call came back, the fault stays", core.Unhealthy, "XID_119")
+	s.expect("the call came back, the fault stays", health.Unhealthy, "XID_119")
 	if cs := s.ledger.Conditions(); len(cs) != 1 {
 		t.Errorf("conditions: %v", cs)
 	}
@@ -138,45 +140,45 @@ func TestHang(t *testing.T) {
 // A hang of one GPU affects only that GPU. A hang of the driver makes the health of all GPUs unknown.
 func TestHangOfTheDriver(t *testing.T) {
 	s := newLedgerFixture(t)
-	s.observe(core.Observation{At: core.Node, Kind: core.Unresponsive, Detail: "nvmlInit"})
-	for _, at := range []core.Placement{a, b, ci(1, 0)} {
-		s.expectAt("all wait", at, core.Unknown, "NOT_ANSWERING")
+	s.observe(health.Observation{At: gpu.Node, Kind: health.Unresponsive, Detail: "nvmlInit"})
+	for _, at := range []gpu.Placement{a, b, ci(1, 0)} {
+		s.expectAt("all wait", at, health.Unknown, "NOT_ANSWERING")
 	}
 	s.observe(driverAvailable("580"))
-	s.expect("it came back", core.Healthy, "")
+	s.expect("it came back", health.Healthy, "")
 }
 
 // Slow checks delay a recovery, but do not restart it. A GPU that was never checked is not healthy.
 func TestUnchecked(t *testing.T) {
 	s := newUncheckedFixture(t, "580")
-	s.failing[a.GPU] = core.CallPending
+	s.failing[a.GPU] = health.CallPending
 	s.check(1)
-	s.expect("never asked", core.Unknown, "UNCHECKED")
+	s.expect("never asked", health.Unknown, "UNCHECKED")
 	s.checkFor(10 * time.Minute)
-	s.expect("never asked", core.Unknown, "UNCHECKED")
+	s.expect("never asked", health.Unknown, "UNCHECKED")
 	delete(s.failing, a.GPU)
-	s.setSample(func(v *core.HealthSample) { v.Partial = true })
+	s.setSample(func(v *health.Sample) { v.Partial = true })
 	s.check(3)
-	s.expect("half an answer", core.Unknown, "UNCHECKED")
-	s.setSample(func(v *core.HealthSample) { v.Partial = false })
+	s.expect("half an answer", health.Unknown, "UNCHECKED")
+	s.setSample(func(v *health.Sample) { v.Partial = false })
 	s.check(1)
-	s.expect("the first complete one", core.Healthy, "")
-	s.failing[a.GPU] = core.CallPending
+	s.expect("the first complete one", health.Healthy, "")
+	s.failing[a.GPU] = health.CallPending
 	s.checkFor(10 * time.Minute)
-	s.expect("slow later", core.Healthy, "")
-	s.observe(core.Observation{At: core.Node, Kind: core.DriverUnavailable, Detail: "gone"})
+	s.expect("slow later", health.Healthy, "")
+	s.observe(health.Observation{At: gpu.Node, Kind: health.DriverUnavailable, Detail: "gone"})
 	s.observe(driverAvailable("580"))
 	s.check(1)
-	s.expect("slow after the driver was away", core.Unknown, "UNCHECKED")
+	s.expect("slow after the driver was away", health.Unknown, "UNCHECKED")
 }
 
 // A driver that is unavailable changes no condition of a GPU.
 func TestDriverUnavailable(t *testing.T) {
 	s := newLedgerFixture(t)
 	s.reportXIDs(95)
-	s.observe(core.Observation{At: core.Node, Kind: core.DriverUnavailable, Detail: "versions differ"})
-	s.expectAt("the neighbour", b, core.Unknown, "NVML_UNAVAILABLE")
-	s.expectAt("the unhealthy GPU", a, core.Unhealthy, "XID_95")
+	s.observe(health.Observation{At: gpu.Node, Kind: health.DriverUnavailable, Detail: "versions differ"})
+	s.expectAt("the neighbour", b, health.Unknown, "NVML_UNAVAILABLE")
+	s.expectAt("the unhealthy GPU", a, health.Unhealthy, "XID_95")
 	began := s.condition("XID_95")
 	s.wait(24 * time.Hour)
 	if c := s.condition("XID_95"); c != began {
@@ -184,25 +186,25 @@ func TestDriverUnavailable(t *testing.T) {
 	}
 	s.observe(driverAvailable("580"))
 	s.check(1)
-	s.expect("the driver is back", core.Unhealthy, "XID_95")
+	s.expect("the driver is back", health.Unhealthy, "XID_95")
 }
 
 // A GPU that hangs may be partitioned again meanwhile: its instances are not offered before they were read.
 func TestInstancesAfterHang(t *testing.T) {
 	l := newRestartFixture(t, migMachine())
-	at := core.WholeGPU("GPU-m")
-	l.observe(core.Observation{At: at, Kind: core.Unresponsive, Detail: "nvmlDeviceGetUUID"})
-	hung := map[core.DeviceID]string{coretest.GPU(0): "healthy ", "MIG-1": "unhealthy NOT_ANSWERING", "MIG-2": "unhealthy NOT_ANSWERING"}
+	at := gpu.WholeGPU("GPU-m")
+	l.observe(health.Observation{At: at, Kind: health.Unresponsive, Detail: "nvmlDeviceGetUUID"})
+	hung := map[gpu.DeviceID]string{coretest.GPU(0): "healthy ", "MIG-1": "unhealthy NOT_ANSWERING", "MIG-2": "unhealthy NOT_ANSWERING"}
 	l.expect("while it hangs", hung)
-	l.observe(core.Observation{At: at, Kind: core.Checked, Sample: *l.samples[at.GPU]})
+	l.observe(health.Observation{At: at, Kind: health.Checked, Sample: *l.samples[at.GPU]})
 	l.now = l.now.Add(10 * time.Minute)
-	l.observe(core.Observation{At: at, Kind: core.Checked, Sample: *l.samples[at.GPU]})
+	l.observe(health.Observation{At: at, Kind: health.Checked, Sample: *l.samples[at.GPU]})
 	l.expect("it responds, its instances were not read", hung)
 	l.host = without(l.host, "MIG-1")
 	l.read(2)
 	l.now = l.now.Add(time.Minute)
 	l.read(1)
-	l.expect("it was read", map[core.DeviceID]string{coretest.GPU(0): "healthy ", "MIG-2": "healthy "})
+	l.expect("it was read", map[gpu.DeviceID]string{coretest.GPU(0): "healthy ", "MIG-2": "healthy "})
 	if cs := l.state.Ledger.Conditions(); len(cs) != 0 {
 		t.Errorf("left: %v", cs)
 	}
@@ -210,27 +212,27 @@ func TestInstancesAfterHang(t *testing.T) {
 
 // During maintenance no unit takes work, in any health mode.
 func TestMaintenance(t *testing.T) {
-	for _, mode := range []core.HealthMode{core.ModeEnforce, core.ModeObserve, core.ModeOff} {
+	for _, mode := range []health.Mode{health.ModeEnforce, health.ModeObserve, health.ModeOff} {
 		t.Run(string(mode), func(t *testing.T) {
 			l := newRestartFixture(t, coretest.GPUs(2))
 			l.cfg.Health.Mode = mode
 			l.read(1)
-			l.state = l.state.EnterMaintenance(l.cfg, l.now, core.Maintenance{Since: l.now})
+			l.state = l.state.EnterMaintenance(l.cfg, l.now, health.Maintenance{Since: l.now})
 			for u := range l.state.Inventory.Units() {
 				if u.Health.Schedulable() || u.Health.Cause() != "MAINTENANCE" {
 					t.Errorf("%s: %s", u.ID, u.Health)
 				}
 			}
-			if d := l.state.Inventory.Driver(); d.State != core.DriverReleased || !strings.Contains(d.Reason, "released") {
+			if d := l.state.Inventory.Driver(); d.State != gpu.DriverReleased || !strings.Contains(d.Reason, "released") {
 				t.Errorf("driver: %+v", d)
 			}
-			if _, err := l.state.Inventory.Reserve(core.UnitID(coretest.GPU(0))); err == nil {
+			if _, err := l.state.Inventory.Reserve(inventory.UnitID(coretest.GPU(0))); err == nil {
 				t.Error("a unit was reserved")
 			}
 			l.state = l.state.ExitMaintenance()
 			l.read(1)
 			for u := range l.state.Inventory.Units() {
-				if u.Health.State != core.Healthy {
+				if u.Health.State != health.Healthy {
 					t.Errorf("afterwards %s: %s", u.ID, u.Health)
 				}
 			}
@@ -242,17 +244,17 @@ func TestMaintenance(t *testing.T) {
 func TestMaintenanceKeepsConditions(t *testing.T) {
 	l := newRestartFixture(t, coretest.GPUs(2))
 	l.observe(xidEvent(gpuAt(0), 95))
-	l.samples[coretest.GPU(0)].RecoveryAction = core.RecoveryUnknown
-	l.state = l.state.EnterMaintenance(l.cfg, l.now, core.Maintenance{Since: l.now})
+	l.samples[coretest.GPU(0)].RecoveryAction = health.RecoveryUnknown
+	l.state = l.state.EnterMaintenance(l.cfg, l.now, health.Maintenance{Since: l.now})
 	l.state = l.state.ExitMaintenance()
 	l.read(20)
-	l.expect("afterwards", map[core.DeviceID]string{coretest.GPU(0): "unhealthy XID_95", coretest.GPU(1): "healthy "})
+	l.expect("afterwards", map[gpu.DeviceID]string{coretest.GPU(0): "unhealthy XID_95", coretest.GPU(1): "healthy "})
 }
 
 func TestMaintenanceOverRestartAndReboot(t *testing.T) {
 	for next, want := range map[string]bool{"one": true, "two": false} {
 		l := newRestartFixture(t, coretest.GPUs(1))
-		away := core.Maintenance{Since: l.now.UTC(), Until: l.now.Add(time.Hour).UTC()}
+		away := health.Maintenance{Since: l.now.UTC(), Until: l.now.Add(time.Hour).UTC()}
 		l.state = l.state.EnterMaintenance(l.cfg, l.now, away)
 		l.restart("one", next)
 		if got := l.state.Maintenance.Active(l.now); got != want {
@@ -274,6 +276,6 @@ func TestDriverVersionChangedOverRestart(t *testing.T) {
 		l.restart("boot", "boot")
 		l.host.Driver.Version = version
 		l.read(200)
-		l.expect("driver "+version, map[core.DeviceID]string{coretest.GPU(0): want})
+		l.expect("driver "+version, map[gpu.DeviceID]string{coretest.GPU(0): want})
 	}
 }

@@ -11,6 +11,9 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
 // generator makes random hosts, policies and requests.
@@ -28,7 +31,7 @@ func fewOf[T any](d generator, of ...T) (few []T) {
 	return few
 }
 
-func (d generator) snapshot() core.Snapshot {
+func (d generator) snapshot() gpu.Snapshot {
 	s := coretest.GPUs(1 + d.IntN(6))
 	for n := range s.Devices {
 		switch s.Devices[n].Model = pick(d, "NVIDIA H100 80GB HBM3", "NVIDIA L40S", "NVIDIA A100-SXM4-40GB"); d.IntN(3) {
@@ -39,12 +42,12 @@ func (d generator) snapshot() core.Snapshot {
 		}
 	}
 	if d.oneIn(4) {
-		s.Excluded = []core.Exclusion{{Index: 9, PCI: "0000:ff:00.0", Failure: core.FailureError, Reason: "Unknown Error"}}
+		s.Excluded = []gpu.Exclusion{{Index: 9, PCI: "0000:ff:00.0", Failure: gpu.FailureError, Reason: "Unknown Error"}}
 	}
 	return s
 }
 
-func (d generator) ids(s core.Snapshot) (few []core.DeviceID) {
+func (d generator) ids(s gpu.Snapshot) (few []gpu.DeviceID) {
 	for range d.IntN(3) {
 		few = append(few, pick(d, append(deviceIDs(s), "GPU-x")...))
 	}
@@ -52,15 +55,15 @@ func (d generator) ids(s core.Snapshot) (few []core.DeviceID) {
 }
 
 // selector sets few conditions, so that it selects some devices.
-func (d generator) selector(s core.Snapshot) (sel core.Selector) {
+func (d generator) selector(s gpu.Snapshot) (sel inventory.Selector) {
 	sel.At = fmt.Sprintf("p:%d", d.IntN(100))
 	switch d.IntN(8) {
 	case 0:
 		sel.IDs = d.ids(s)
 	case 1:
-		sel.PCI = fewOf[core.PCIAddress](d, "0000:10:00.0", "0000:11:00.0")
+		sel.PCI = fewOf[gpu.PCIAddress](d, "0000:10:00.0", "0000:11:00.0")
 	case 2:
-		sel.Indices = fewOf(d, core.DeviceIndex{GPU: 0, Instance: -1}, core.DeviceIndex{GPU: 1, Instance: 2}, core.DeviceIndex{GPU: 3, Instance: -1})
+		sel.Indices = fewOf(d, gpu.DeviceIndex{GPU: 0, Instance: -1}, gpu.DeviceIndex{GPU: 1, Instance: 2}, gpu.DeviceIndex{GPU: 3, Instance: -1})
 	case 3:
 		sel.Models = fewOf(d, "*H100*", "*L40S", "NVIDIA A*", "*MIG 1g*")
 	case 4:
@@ -68,23 +71,23 @@ func (d generator) selector(s core.Snapshot) (sel core.Selector) {
 	case 5:
 		sel.Full = true
 	case 6:
-		sel.Memory = core.Range{Min: uint64(d.IntN(80)) << 30}
+		sel.Memory = inventory.Range{Min: uint64(d.IntN(80)) << 30}
 	}
 	return sel
 }
 
-func (d generator) sharing() core.Sharing {
-	return core.Sharing{
-		Mode: pick(d, core.TimeSlicing, core.MPS), Replicas: 2 + d.IntN(99), OnePerRequest: d.oneIn(2),
+func (d generator) sharing() inventory.Sharing {
+	return inventory.Sharing{
+		Mode: pick(d, inventory.TimeSlicing, inventory.MPS), Replicas: 2 + d.IntN(99), OnePerRequest: d.oneIn(2),
 		Memory: pick[uint64](d, 0, 1<<30), Threads: pick(d, 0, 10),
 	}
 }
 
-func (d generator) config(s core.Snapshot) core.Config {
+func (d generator) config(s gpu.Snapshot) core.Config {
 	cfg := core.DefaultConfig()
-	strategies := []core.MIGStrategy{core.MIGNone, core.MIGSingle, core.MIGMixed}
+	strategies := []inventory.MIGStrategy{inventory.MIGNone, inventory.MIGSingle, inventory.MIGMixed}
 	cfg.MIG, cfg.Packed, cfg.DeviceNodes = pick(d, strategies...), d.oneIn(2), d.oneIn(2)
-	cfg.Overlap = pick(d, core.OverlapWarn, core.OverlapRefuse)
+	cfg.Overlap = pick(d, inventory.OverlapWarn, inventory.OverlapRefuse)
 	if d.oneIn(3) {
 		cfg.Exclude = d.ids(s)
 	}
@@ -93,7 +96,7 @@ func (d generator) config(s core.Snapshot) core.Config {
 		p.Include = append(p.Include, d.selector(s))
 	}
 	for d.oneIn(2) {
-		r := core.Rule{Select: d.selector(s), Pool: pick(d, "", "mine"), MIG: pick(d, append(strategies, "")...)}
+		r := inventory.Rule{Select: d.selector(s), Pool: pick(d, "", "mine"), MIG: pick(d, append(strategies, "")...)}
 		if d.oneIn(2) {
 			r.Sharing = new(d.sharing())
 		} else if d.oneIn(4) {
@@ -102,20 +105,20 @@ func (d generator) config(s core.Snapshot) core.Config {
 		p.Rules = append(p.Rules, r)
 	}
 	for d.oneIn(3) {
-		p.Names = append(p.Names, core.Naming{Select: d.selector(s), Pool: pick(d, "big", "small")})
+		p.Names = append(p.Names, inventory.Naming{Select: d.selector(s), Pool: pick(d, "big", "small")})
 	}
 	for d.oneIn(3) {
-		p.Shares = append(p.Shares, core.Share{
+		p.Shares = append(p.Shares, inventory.Share{
 			Pool: pick(d, "gpu", "big", "mig-1g.10gb"), Select: d.selector(s), First: d.IntN(3), Rename: pick(d, "", "x.shared"), Sharing: d.sharing(),
 		})
 	}
 	return cfg
 }
 
-func (d generator) host(s core.Snapshot) (h core.Host) {
+func (d generator) host(s gpu.Snapshot) (h inventory.Host) {
 	h.MPS = fewOf(d, "gpu.mps", "gpu", "mine", "x.shared")
 	for d.oneIn(3) {
-		h.Claims = append(h.Claims, core.Claim{Agent: "nomad-gpu", At: pick(d, s.Devices...).At, Prior: d.oneIn(2)})
+		h.Claims = append(h.Claims, inventory.Claim{Agent: "nomad-gpu", At: pick(d, s.Devices...).At, Prior: d.oneIn(2)})
 	}
 	return h
 }
@@ -127,21 +130,21 @@ func TestAnyPolicy(t *testing.T) {
 		d := generator{rand.New(rand.NewPCG(seed, 5))} //nolint:gosec // repeatable
 		s := d.snapshot()
 		cfg := d.config(s)
-		var obs []core.Observation
+		var obs []health.Observation
 		for d.oneIn(2) {
 			obs = append(obs, xidEvent(pick(d, s.Devices...).At, pick[uint64](d, 95, 94, 79, 48)))
 		}
-		l, h := core.Ledger{}.Apply(cfg.Health, testStart, obs...), d.host(s)
+		l, h := health.Ledger{}.Apply(cfg.Health, testStart, obs...), d.host(s)
 		inv := core.Build(s, l, cfg).WithHost(h, cfg.Overlap)
 		verifyDevicesOnce(t, s, inv)
 		verifyUnits(t, l, inv)
 		verifyReserveAndPrefer(t, d, inv)
 		d.Shuffle(len(s.Devices), func(i, j int) { s.Devices[i], s.Devices[j] = s.Devices[j], s.Devices[i] })
-		if again := core.Build(core.NewSnapshot(s), l, cfg).WithHost(h, cfg.Overlap); !again.Equal(inv) {
+		if again := core.Build(gpu.NewSnapshot(s), l, cfg).WithHost(h, cfg.Overlap); !again.Equal(inv) {
 			t.Error("equal arguments, differing inventories")
 		}
-		verifyIsolation(t, d, s, func(l core.Ledger) *core.Inventory {
-			return core.Build(core.NewSnapshot(s), l, cfg).WithHost(h, cfg.Overlap)
+		verifyIsolation(t, d, s, func(l health.Ledger) *inventory.Inventory {
+			return core.Build(gpu.NewSnapshot(s), l, cfg).WithHost(h, cfg.Overlap)
 		}, cfg, l)
 		if t.Failed() {
 			t.Fatalf("seed %d: %d devices, policy %+v", seed, len(s.Devices), cfg.Policy)
@@ -151,10 +154,10 @@ func TestAnyPolicy(t *testing.T) {
 
 // verifyDevicesOnce: each device is either offered, excluded with a reason, or hidden because its GPU or its
 // instances are offered.
-func verifyDevicesOnce(t *testing.T, s core.Snapshot, inv *core.Inventory) {
+func verifyDevicesOnce(t *testing.T, s gpu.Snapshot, inv *inventory.Inventory) {
 	t.Helper()
-	ways, offered := map[core.Placement]int{}, map[core.Placement]bool{}
-	var last core.DeviceID
+	ways, offered := map[gpu.Placement]int{}, map[gpu.Placement]bool{}
+	var last gpu.DeviceID
 	for u := range inv.Units() {
 		if u.Device.ID != last {
 			ways[u.Device.At]++
@@ -168,27 +171,27 @@ func verifyDevicesOnce(t *testing.T, s core.Snapshot, inv *core.Inventory) {
 		}
 	}
 	for _, d := range s.Devices {
-		behind := slices.ContainsFunc(s.Devices, func(o core.Device) bool {
-			return o.At != d.At && o.At.GPU == d.At.GPU && (o.At.GI == core.Whole) != (d.At.GI == core.Whole) && ways[o.At] > 0
+		behind := slices.ContainsFunc(s.Devices, func(o gpu.Device) bool {
+			return o.At != d.At && o.At.GPU == d.At.GPU && (o.At.GI == gpu.Whole) != (d.At.GI == gpu.Whole) && ways[o.At] > 0
 		})
 		if n := ways[d.At]; n > 1 || n == 0 && !behind {
 			t.Errorf("%s is offered or refused %d times, behind another view %t", d.ID, n, behind)
 		}
-		if whole := core.WholeGPU(d.At.GPU); d.At != whole && offered[whole] && offered[d.At] {
+		if whole := gpu.WholeGPU(d.At.GPU); d.At != whole && offered[whole] && offered[d.At] {
 			t.Errorf("%s and its GPU are both offered", d.ID)
 		}
 	}
 }
 
 // verifyUnits: the units of a device differ only in ID, replica and health.
-func verifyUnits(t *testing.T, l core.Ledger, inv *core.Inventory) {
+func verifyUnits(t *testing.T, l health.Ledger, inv *inventory.Inventory) {
 	t.Helper()
-	var prev core.Unit
-	seen := map[core.UnitID]bool{}
+	var prev inventory.Unit
+	seen := map[inventory.UnitID]bool{}
 	for u := range inv.Units() {
-		id := core.UnitID(u.Device.ID)
-		if u.Sharing.Mode != core.Exclusive {
-			id += core.UnitID(fmt.Sprintf("::%d", u.Replica))
+		id := inventory.UnitID(u.Device.ID)
+		if u.Sharing.Mode != inventory.Exclusive {
+			id += inventory.UnitID(fmt.Sprintf("::%d", u.Replica))
 		}
 		if u.ID != id || len(id) > 63 || seen[id] || u.Pool == "" {
 			t.Errorf("unit %q of pool %q, want %q, once", u.ID, u.Pool, id)
@@ -202,7 +205,7 @@ func verifyUnits(t *testing.T, l core.Ledger, inv *core.Inventory) {
 			if same.ID, same.Replica = u.ID, prev.Replica+1; same != u {
 				t.Errorf("units of a device differ: %+v, %+v", prev, u)
 			}
-		} else if prev.Sharing.Mode != core.Exclusive && prev.Replica != prev.Sharing.Replicas-1 {
+		} else if prev.Sharing.Mode != inventory.Exclusive && prev.Replica != prev.Sharing.Replicas-1 {
 			t.Errorf("%s is the last of %d", prev.ID, prev.Sharing.Replicas)
 		}
 		if was := l.Health(u.Device.At); u.Health != was && !was.Schedulable() {
@@ -213,7 +216,7 @@ func verifyUnits(t *testing.T, l core.Ledger, inv *core.Inventory) {
 }
 
 // verifyReserveAndPrefer checks the contracts of Reserve and Prefer.
-func verifyReserveAndPrefer(t *testing.T, d generator, inv *core.Inventory) {
+func verifyReserveAndPrefer(t *testing.T, d generator, inv *inventory.Inventory) {
 	t.Helper()
 	all := unitIDs(inv)
 	if len(all) == 0 {
@@ -239,18 +242,18 @@ func verifyReserveAndPrefer(t *testing.T, d generator, inv *core.Inventory) {
 		}
 	}
 	env := p.Env[len(p.Env)-1]
-	if diff := cmp.Diff(core.EnvVar{Name: core.VisibleDevices, Value: strings.Join(once, ",")}, env); diff != "" {
+	if diff := cmp.Diff(inventory.EnvVar{Name: inventory.VisibleDevices, Value: strings.Join(once, ",")}, env); diff != "" {
 		t.Errorf("%v: %s", preferred, diff)
 	}
 }
 
 // verifyIsolation: a fault of a GPU affects only its own units, and a fault of an instance no other instance.
-func verifyIsolation(t *testing.T, d generator, s core.Snapshot, build func(core.Ledger) *core.Inventory, cfg core.Config, l core.Ledger) {
+func verifyIsolation(t *testing.T, d generator, s gpu.Snapshot, build func(health.Ledger) *inventory.Inventory, cfg core.Config, l health.Ledger) {
 	t.Helper()
 	at, code := pick(d, s.Devices...).At, pick[uint64](d, 94, 95)
 	scope := at
 	if code == 95 { // counts for the whole GPU, whatever its placement
-		scope = core.WholeGPU(at.GPU)
+		scope = gpu.WholeGPU(at.GPU)
 	}
 	before, after := build(l), build(l.Apply(cfg.Health, testStart, xidEvent(at, code)))
 	if before.Len() != after.Len() {
@@ -260,7 +263,7 @@ func verifyIsolation(t *testing.T, d generator, s core.Snapshot, build func(core
 		switch was, _ := before.Unit(u.ID); {
 		case !scope.Covers(u.Device.At) && u != was:
 			t.Errorf("%s is touched by XID %d on %s: %s, was %s", u.ID, code, scope, u.Health, was.Health)
-		case scope.Covers(u.Device.At) && (u.Health.State < core.Degraded || u.Health.State < was.Health.State):
+		case scope.Covers(u.Device.At) && (u.Health.State < health.Degraded || u.Health.State < was.Health.State):
 			t.Errorf("%s is %s after XID %d on %s, was %s", u.ID, u.Health, code, scope, was.Health)
 		}
 	}

@@ -7,14 +7,17 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
 // simGPU is a simulated GPU with random faults, and its true state.
 type simGPU struct {
-	at      core.Placement
+	at      gpu.Placement
 	guest   bool // its driver reports no recovery action
-	sample  core.HealthSample
-	failing core.ObservationKind // observed instead of a check; 0 = it responds
+	sample  health.Sample
+	failing health.ObservationKind // observed instead of a check; 0 = it responds
 
 	needsReset   []string // causes that only a reset clears
 	actionChecks int      // consecutive checks that showed the present recovery action
@@ -32,7 +35,7 @@ type randomSim struct {
 	cfg         core.Config
 	now         time.Time
 	state       core.State
-	host        core.Snapshot
+	host        gpu.Snapshot
 	gpus        []*simGPU
 	driverReady bool // it can be called
 	boot        int
@@ -46,15 +49,15 @@ type randomSim struct {
 
 func newRandomSim(seed uint64) *randomSim {
 	f := &randomSim{Rand: rand.New(rand.NewPCG(seed, 32)), cfg: core.DefaultConfig(), now: testStart, host: migMachine(), driverReady: true}
-	f.cfg.MIG = core.MIGMixed
+	f.cfg.MIG = inventory.MIGMixed
 	extra := f.host.Devices[0]
-	extra.ID, extra.At, extra.Index, extra.PCI = "GPU-guest", core.WholeGPU("GPU-guest"), 2, "0000:30:00.0"
-	f.host = core.NewSnapshot(core.Snapshot{Driver: f.host.Driver, Devices: append(f.host.Devices, extra)})
+	extra.ID, extra.At, extra.Index, extra.PCI = "GPU-guest", gpu.WholeGPU("GPU-guest"), 2, "0000:30:00.0"
+	f.host = gpu.NewSnapshot(gpu.Snapshot{Driver: f.host.Driver, Devices: append(f.host.Devices, extra)})
 	for _, d := range f.host.Devices {
-		if d.At == core.WholeGPU(d.ID) {
+		if d.At == gpu.WholeGPU(d.ID) {
 			p := &simGPU{at: d.At, guest: d.ID == "GPU-guest", sample: healthySample()}
 			if p.guest {
-				p.sample.RecoveryAction = core.RecoveryUnknown
+				p.sample.RecoveryAction = health.RecoveryUnknown
 			}
 			f.gpus = append(f.gpus, p)
 		}
@@ -80,7 +83,7 @@ func (f *randomSim) note(format string, args ...any) {
 }
 
 // observe applies observations as State.Observe does, but does not build the inventory.
-func (f *randomSim) observe(obs ...core.Observation) {
+func (f *randomSim) observe(obs ...health.Observation) {
 	for i, o := range obs {
 		obs[i], _ = core.Locate(f.state.Snapshot, o)
 	}
@@ -94,7 +97,7 @@ func (f *randomSim) checkAll(after time.Duration) {
 		f.observe()
 		return
 	}
-	var obs []core.Observation
+	var obs []health.Observation
 	for _, p := range f.gpus {
 		obs = append(obs, p.check(f.oneIn(20)))
 	}
@@ -107,24 +110,24 @@ func (f *randomSim) checkAll(after time.Duration) {
 }
 
 // check returns the observation of a check.
-func (p *simGPU) check(partial bool) core.Observation {
+func (p *simGPU) check(partial bool) health.Observation {
 	p.sample.Energy.Value += 1000
 	if p.failing != 0 {
-		p.lost = p.lost || p.failing == core.Lost
-		return core.Observation{At: p.at, Kind: p.failing, Detail: "no answer"}
+		p.lost = p.lost || p.failing == health.Lost
+		return health.Observation{At: p.at, Kind: p.failing, Detail: "no answer"}
 	}
-	if p.lost || p.reloaded && p.sample.RecoveryAction == core.RecoveryNone {
+	if p.lost || p.reloaded && p.sample.RecoveryAction == health.RecoveryNone {
 		p.needsReset = nil
 	}
 	p.actionChecks++
 	p.lost, p.wasReset, p.reloaded = false, false, false
 	v := p.sample
 	v.Partial = partial
-	return core.Observation{At: p.at, Kind: core.Checked, Sample: v}
+	return health.Observation{At: p.at, Kind: health.Checked, Sample: v}
 }
 
 // setRecoveryAction sets the recovery action.
-func (p *simGPU) setRecoveryAction(v core.RecoveryAction) {
+func (p *simGPU) setRecoveryAction(v health.RecoveryAction) {
 	if !p.guest && p.sample.RecoveryAction != v {
 		p.sample.RecoveryAction, p.actionChecks = v, 0
 	}
@@ -133,8 +136,8 @@ func (p *simGPU) setRecoveryAction(v core.RecoveryAction) {
 // reset resets the GPU.
 func (p *simGPU) reset() {
 	v := &p.sample
-	p.setRecoveryAction(core.RecoveryNone)
-	v.RemapPending, v.RepairPending, v.Fabric, v.LinksUp.Value, v.PCIeWidth = core.No, core.No, core.FabricHealthy, 18, 16
+	p.setRecoveryAction(health.RecoveryNone)
+	v.RemapPending, v.RepairPending, v.Fabric, v.LinksUp.Value, v.PCIeWidth = health.No, health.No, health.FabricHealthy, 18, 16
 	v.Energy.Value, v.Replays.Value, v.Uncorrectable.Value = 0, 0, 0
 	p.needsReset, p.wasReset = nil, true
 }
@@ -152,7 +155,7 @@ func (f *randomSim) step() (intervened bool) {
 		f.changeSample(p)
 		f.note("%v has sample %+v", p.at, p.sample)
 	case n == 26:
-		p.failing = oneOf(f, core.Lost, core.ProbeFailed, core.CallPending, core.Unresponsive)
+		p.failing = oneOf(f, health.Lost, health.ProbeFailed, health.CallPending, health.Unresponsive)
 		f.note("%s stops responding: %d", p.at, p.failing)
 		f.checkAll(checkInterval)
 	case n < 29:
@@ -173,7 +176,7 @@ func (f *randomSim) step() (intervened bool) {
 	case n == 35:
 		f.note("%s is bound again", p.at)
 		f.now = f.now.Add(time.Millisecond)
-		f.observe(core.Observation{At: p.at, Kind: core.DriverRebound})
+		f.observe(health.Observation{At: p.at, Kind: health.DriverRebound})
 		p.needsReset = nil
 	case n == 36:
 		f.runCommand(p)
@@ -181,7 +184,7 @@ func (f *randomSim) step() (intervened bool) {
 	case n == 37:
 		f.repartition()
 	case n == 38:
-		f.observe(core.Observation{At: f.randomPlacement(p), Kind: core.Reserved})
+		f.observe(health.Observation{At: f.randomPlacement(p), Kind: health.Reserved})
 	default:
 		f.now = f.now.Add(time.Duration(f.IntN(3*60)) * time.Minute)
 		f.note("a while later")
@@ -191,11 +194,11 @@ func (f *randomSim) step() (intervened bool) {
 }
 
 // randomPlacement returns the GPU or one of its instances.
-func (f *randomSim) randomPlacement(p *simGPU) core.Placement {
+func (f *randomSim) randomPlacement(p *simGPU) gpu.Placement {
 	if p.at.GPU != "GPU-m" || f.oneIn(2) {
 		return p.at
 	}
-	return core.Placement{GPU: p.at.GPU, GI: uint32(1 + f.IntN(3)), CI: oneOf(f, 0, core.Whole)}
+	return gpu.Placement{GPU: p.at.GPU, GI: uint32(1 + f.IntN(3)), CI: oneOf(f, 0, gpu.Whole)}
 }
 
 // fault reports a random fault, real or simulated.
@@ -206,15 +209,15 @@ func (f *randomSim) fault(p *simGPU) {
 	o := xidEvent(f.randomPlacement(p), oneOf[uint64](f, 13, 31, 45, 48, 63, 74, 79, 80, 94, 95, 109, 121, 144, 154, 155, 157, 161, 500, 999, 46, 119, 140))
 	hard := []uint64{46, 119, 140}
 	if f.oneIn(5) {
-		o.Kind, o.Code, hard = core.Event, oneOf[uint64](f, 1, 0x200, 0x400, 0x800, 0x1000, 0x2000, 0x4000), []uint64{0x4000}
+		o.Kind, o.Code, hard = health.Event, oneOf[uint64](f, 1, 0x200, 0x400, 0x800, 0x1000, 0x2000, 0x4000), []uint64{0x4000}
 	}
 	o.Simulated, o.FromKernelLog = f.oneIn(10), f.oneIn(5)
 	f.note("%v: kind %d code %d simulated %t", o.At, o.Kind, o.Code, o.Simulated)
 	f.observe(o)
 	if slices.Contains(hard, o.Code) && !o.Simulated {
-		c := core.Condition{Reason: core.ReasonXID, Code: o.Code}
-		if o.Kind == core.Event {
-			c.Reason = core.ReasonEvent
+		c := health.Condition{Reason: health.ReasonXID, Code: o.Code}
+		if o.Kind == health.Event {
+			c.Reason = health.ReasonEvent
 		}
 		p.needsReset = append(p.needsReset, c.Cause())
 	}
@@ -225,21 +228,21 @@ func (f *randomSim) changeSample(p *simGPU) {
 	v := &p.sample
 	switch f.IntN(12) {
 	case 0, 1, 2:
-		p.setRecoveryAction(oneOf(f, core.RecoveryReset, core.RecoveryReboot, core.RecoveryDrainAndReset, core.RecoveryOther))
+		p.setRecoveryAction(oneOf(f, health.RecoveryReset, health.RecoveryReboot, health.RecoveryDrainAndReset, health.RecoveryOther))
 	case 3:
-		if v.RecoveryAction == core.RecoveryNone || v.RecoveryAction == core.RecoveryDrainP2P || v.RecoveryAction == core.RecoveryIMEX {
-			p.setRecoveryAction(oneOf(f, core.RecoveryDrainP2P, core.RecoveryIMEX, core.RecoveryNone))
+		if v.RecoveryAction == health.RecoveryNone || v.RecoveryAction == health.RecoveryDrainP2P || v.RecoveryAction == health.RecoveryIMEX {
+			p.setRecoveryAction(oneOf(f, health.RecoveryDrainP2P, health.RecoveryIMEX, health.RecoveryNone))
 		}
 	case 4:
-		v.RemapPending = core.Yes
+		v.RemapPending = health.Yes
 	case 5:
-		v.RepairPending = core.Yes
+		v.RepairPending = health.Yes
 	case 6:
 		if f.oneIn(4) {
-			v.RemapFailed = core.Yes
+			v.RemapFailed = health.Yes
 		}
 	case 7:
-		v.Fabric = oneOf(f, core.FabricStarting, core.FabricHealthy, core.FabricLimited, core.FabricUnhealthy, core.FabricMisconfigured)
+		v.Fabric = oneOf(f, health.FabricStarting, health.FabricHealthy, health.FabricLimited, health.FabricUnhealthy, health.FabricMisconfigured)
 	case 8:
 		v.LinksUp.Value = uint64(f.IntN(19))
 	case 9:

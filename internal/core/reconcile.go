@@ -1,30 +1,35 @@
 package core
 
-import "slices"
+import (
+	"slices"
+
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+)
 
 // Reconcile compares a snapshot with the previous one. A device that stopped responding stays in the result,
 // because work may still use it and it may respond again. A device that was removed on purpose does not: its GPU
 // responds without that MIG instance, or another GPU is at its PCI address. The observations are what the snapshot
 // means for the health of the driver and of each device.
-func Reconcile(prev, reading Snapshot) (Snapshot, []Observation) {
-	if reading.Driver.State != DriverReady {
+func Reconcile(prev, reading gpu.Snapshot) (gpu.Snapshot, []health.Observation) {
+	if reading.Driver.State != gpu.DriverReady {
 		reading.Devices, reading.Excluded = prev.Devices, prev.Excluded
 		reading.Links, reading.Nodes = prev.Links, prev.Nodes
-		obs := []Observation{{At: Node, Kind: DriverUnavailable, Code: uint64(reading.Driver.State), Detail: reading.Driver.Reason}}
+		obs := []health.Observation{{At: gpu.Node, Kind: health.DriverUnavailable, Code: uint64(reading.Driver.State), Detail: reading.Driver.Reason}}
 		if reading.Unloaded {
-			obs = append(obs, Observation{At: Node, Kind: DriverUnloaded})
+			obs = append(obs, health.Observation{At: gpu.Node, Kind: health.DriverUnloaded})
 		}
 		return reading, obs
 	}
-	obs := []Observation{{At: Node, Kind: DriverAvailable, Detail: reading.Driver.Version}}
+	obs := []health.Observation{{At: gpu.Node, Kind: health.DriverAvailable, Detail: reading.Driver.Version}}
 	for _, d := range reading.Devices {
-		if d.At.GI != Whole { // a full GPU is observed by its health check
-			obs = append(obs, Observation{At: d.At, Kind: InstanceRead})
+		if d.At.GI != gpu.Whole { // a full GPU is observed by its health check
+			obs = append(obs, health.Observation{At: d.At, Kind: health.InstanceRead})
 		}
 	}
 	kept := slices.Clone(reading.Devices)
 	for _, d := range prev.Devices {
-		if slices.ContainsFunc(reading.Devices, func(e Device) bool { return e.ID == d.ID }) {
+		if slices.ContainsFunc(reading.Devices, func(e gpu.Device) bool { return e.ID == d.ID }) {
 			continue
 		}
 		if o, ok := missingDevice(d, reading); ok {
@@ -35,20 +40,20 @@ func Reconcile(prev, reading Snapshot) (Snapshot, []Observation) {
 	missing := kept[len(reading.Devices):]
 	reading.Links = slices.Concat(reading.Links, retainedLinks(prev.Links, missing, kept, reading.Links))
 	reading.Devices = kept
-	reading.Excluded = slices.DeleteFunc(slices.Clone(reading.Excluded), func(e Exclusion) bool {
+	reading.Excluded = slices.DeleteFunc(slices.Clone(reading.Excluded), func(e gpu.Exclusion) bool {
 		return slices.ContainsFunc(kept, e.Matches)
 	})
-	return NewSnapshot(reading), obs
+	return gpu.NewSnapshot(reading), obs
 }
 
 // retainedLinks returns the previous links between GPUs that stopped responding and GPUs that are listed, except
 // those that were read again. This keeps a lost GPU in the NVLink group of its peers.
-func retainedLinks(links []Link, missing, kept []Device, read []Link) (of []Link) {
-	has := func(devices []Device, id DeviceID) bool {
-		return slices.ContainsFunc(devices, func(d Device) bool { return d.ID == id })
+func retainedLinks(links []gpu.Link, missing, kept []gpu.Device, read []gpu.Link) (of []gpu.Link) {
+	has := func(devices []gpu.Device, id gpu.DeviceID) bool {
+		return slices.ContainsFunc(devices, func(d gpu.Device) bool { return d.ID == id })
 	}
 	for _, l := range links {
-		readAgain := slices.ContainsFunc(read, func(r Link) bool { return r.A == l.A && r.B == l.B })
+		readAgain := slices.ContainsFunc(read, func(r gpu.Link) bool { return r.A == l.A && r.B == l.B })
 		if !readAgain && (has(missing, l.A) || has(missing, l.B)) && has(kept, l.A) && has(kept, l.B) {
 			of = append(of, l)
 		}
@@ -58,55 +63,55 @@ func retainedLinks(links []Link, missing, kept []Device, read []Link) (of []Link
 
 // missingDevice returns the observation for d, which is missing from a snapshot; false if it was removed on
 // purpose.
-func missingDevice(d Device, reading Snapshot) (Observation, bool) {
+func missingDevice(d gpu.Device, reading gpu.Snapshot) (health.Observation, bool) {
 	for _, e := range reading.Excluded {
 		if e.Matches(d) {
 			at := e.At // a failure of one instance is not a failure of the others
 			if at.GPU == "" {
-				at = WholeGPU(d.At.GPU)
+				at = gpu.WholeGPU(d.At.GPU)
 			}
-			return Observation{At: at, Kind: KindOf(e.Failure), Detail: e.Reason}, true
+			return health.Observation{At: at, Kind: health.KindOf(e.Failure), Detail: e.Reason}, true
 		}
 	}
 	for _, e := range reading.Devices {
 		if e.ID == d.At.GPU || e.PCI != "" && e.PCI == d.PCI {
-			return Observation{}, false
+			return health.Observation{}, false
 		}
 	}
 	for _, e := range reading.Excluded {
 		if e.At.GPU != "" && e.At.GPU != d.At.GPU && e.PCI != "" && e.PCI == d.PCI {
-			return Observation{}, false // another GPU is at its PCI address, readable or not
+			return health.Observation{}, false // another GPU is at its PCI address, readable or not
 		}
 	}
-	at := WholeGPU(d.At.GPU)
+	at := gpu.WholeGPU(d.At.GPU)
 	for _, e := range reading.Excluded {
 		if e.Unidentified() { // possibly this GPU
-			return Observation{At: at, Kind: KindOf(e.Failure), Detail: e.Reason}, true
+			return health.Observation{At: at, Kind: health.KindOf(e.Failure), Detail: e.Reason}, true
 		}
 	}
-	return Observation{At: at, Kind: Lost, Detail: "not listed by the driver"}, true
+	return health.Observation{At: at, Kind: health.Lost, Detail: "not listed by the driver"}, true
 }
 
 // Locate returns o with a placement that is in the snapshot. A fault of a MIG instance that is not there (any
 // more) counts against its GPU. Locate returns false if the observation has only a PCI address, and no GPU of the
 // snapshot is there.
-func Locate(s Snapshot, o Observation) (Observation, bool) {
+func Locate(s gpu.Snapshot, o health.Observation) (health.Observation, bool) {
 	if o.At.GPU == "" && o.PCI != "" {
 		id, ok := s.GPUAt(o.PCI)
-		o.At = WholeGPU(id)
+		o.At = gpu.WholeGPU(id)
 		return o, ok
 	}
-	if o.At.GPU == "" || slices.ContainsFunc(s.Devices, func(d Device) bool { return o.At.Covers(d.At) }) {
+	if o.At.GPU == "" || slices.ContainsFunc(s.Devices, func(d gpu.Device) bool { return o.At.Covers(d.At) }) {
 		return o, true
 	}
-	o.At = WholeGPU(o.At.GPU)
+	o.At = gpu.WholeGPU(o.At.GPU)
 	return o, true
 }
 
 // expandToInstances returns an observation for each MIG instance of a GPU that does not respond. Instances may be
 // created or destroyed before it responds again, so each is offered again only after it was read.
-func expandToInstances(s Snapshot, o Observation) (obs []Observation) {
-	if o.Kind != Unresponsive || o.At.GPU == "" || o.At.GI != Whole {
+func expandToInstances(s gpu.Snapshot, o health.Observation) (obs []health.Observation) {
+	if o.Kind != health.Unresponsive || o.At.GPU == "" || o.At.GI != gpu.Whole {
 		return nil
 	}
 	for _, d := range s.Devices {

@@ -9,24 +9,26 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 )
 
 // without returns a snapshot without the given devices.
-func without(s core.Snapshot, ids ...core.DeviceID) core.Snapshot {
-	s.Devices = slices.DeleteFunc(slices.Clone(s.Devices), func(d core.Device) bool { return slices.Contains(ids, d.ID) })
-	return core.NewSnapshot(s)
+func without(s gpu.Snapshot, ids ...gpu.DeviceID) gpu.Snapshot {
+	s.Devices = slices.DeleteFunc(slices.Clone(s.Devices), func(d gpu.Device) bool { return slices.Contains(ids, d.ID) })
+	return gpu.NewSnapshot(s)
 }
 
-func deviceIDs(s core.Snapshot) []core.DeviceID {
-	var out []core.DeviceID
+func deviceIDs(s gpu.Snapshot) []gpu.DeviceID {
+	var out []gpu.DeviceID
 	for _, d := range s.Devices {
 		out = append(out, d.ID)
 	}
 	return out
 }
 
-func kindsAt(obs []core.Observation, at core.Placement) []core.ObservationKind {
-	var out []core.ObservationKind
+func kindsAt(obs []health.Observation, at gpu.Placement) []health.ObservationKind {
+	var out []health.ObservationKind
 	for _, o := range obs {
 		if o.At == at {
 			out = append(out, o.Kind)
@@ -37,31 +39,31 @@ func kindsAt(obs []core.Observation, at core.Placement) []core.ObservationKind {
 
 func TestReconcileKeepsUnresponsiveDevices(t *testing.T) {
 	prev := coretest.GPUs(3)
-	gone := core.WholeGPU(coretest.GPU(1))
+	gone := gpu.WholeGPU(coretest.GPU(1))
 
 	t.Run("not listed", func(t *testing.T) {
 		got, obs := core.Reconcile(prev, without(prev, coretest.GPU(1)))
 		if diff := cmp.Diff(prev.Devices, got.Devices); diff != "" {
 			t.Errorf("devices changed: %s", diff)
 		}
-		if kinds := kindsAt(obs, gone); !slices.Equal(kinds, []core.ObservationKind{core.Lost}) {
+		if kinds := kindsAt(obs, gone); !slices.Equal(kinds, []health.ObservationKind{health.Lost}) {
 			t.Errorf("observations of the unresponsive GPU: %v", kinds)
 		}
 	})
 	t.Run("excluded with its UUID", func(t *testing.T) {
 		reading := without(prev, coretest.GPU(1))
-		reading.Excluded = []core.Exclusion{{Index: 1, At: gone, Failure: core.FailureError, Reason: "Unknown Error"}}
+		reading.Excluded = []gpu.Exclusion{{Index: 1, At: gone, Failure: gpu.FailureError, Reason: "Unknown Error"}}
 		got, obs := core.Reconcile(prev, reading)
 		if len(got.Devices) != 3 || len(got.Excluded) != 0 {
 			t.Errorf("want it as a device and not as an exclusion: %v, %v", deviceIDs(got), got.Excluded)
 		}
-		if kinds := kindsAt(obs, gone); !slices.Equal(kinds, []core.ObservationKind{core.ProbeFailed}) {
+		if kinds := kindsAt(obs, gone); !slices.Equal(kinds, []health.ObservationKind{health.ProbeFailed}) {
 			t.Errorf("observations: %v", kinds)
 		}
 	})
 	t.Run("excluded, only its slot is known", func(t *testing.T) {
 		reading := without(prev, coretest.GPU(1))
-		reading.Excluded = []core.Exclusion{{Index: 1, PCI: prev.Devices[1].PCI, Failure: core.FailureLost}}
+		reading.Excluded = []gpu.Exclusion{{Index: 1, PCI: prev.Devices[1].PCI, Failure: gpu.FailureLost}}
 		got, obs := core.Reconcile(prev, reading)
 		if len(got.Devices) != 3 || len(kindsAt(obs, gone)) != 1 {
 			t.Errorf("want the GPU kept and observed: %v, %v", deviceIDs(got), obs)
@@ -70,17 +72,17 @@ func TestReconcileKeepsUnresponsiveDevices(t *testing.T) {
 	// Indices change when a GPU is removed, so an unidentified GPU may be any of the missing ones.
 	t.Run("GPU without UUID", func(t *testing.T) {
 		reading := without(prev, coretest.GPU(1))
-		reading.Excluded = []core.Exclusion{{Index: 2, Failure: core.FailurePending, Reason: "the driver does not answer"}}
+		reading.Excluded = []gpu.Exclusion{{Index: 2, Failure: gpu.FailurePending, Reason: "the driver does not answer"}}
 		got, obs := core.Reconcile(prev, reading)
-		if kinds := kindsAt(obs, gone); len(got.Devices) != 3 || !slices.Equal(kinds, []core.ObservationKind{core.CallPending}) {
+		if kinds := kindsAt(obs, gone); len(got.Devices) != 3 || !slices.Equal(kinds, []health.ObservationKind{health.CallPending}) {
 			t.Errorf("want it kept, and not lost: %v, %v", deviceIDs(got), kinds)
 		}
 	})
 	t.Run("another GPU that does not answer is in its slot", func(t *testing.T) {
 		reading := without(prev, coretest.GPU(1))
-		reading.Excluded = []core.Exclusion{
-			{Index: 1, At: core.WholeGPU("GPU-new"), PCI: prev.Devices[1].PCI, Failure: core.FailurePending, Reason: "the driver does not answer"},
-			{Index: 2, Failure: core.FailurePending, Reason: "the driver does not answer"},
+		reading.Excluded = []gpu.Exclusion{
+			{Index: 1, At: gpu.WholeGPU("GPU-new"), PCI: prev.Devices[1].PCI, Failure: gpu.FailurePending, Reason: "the driver does not answer"},
+			{Index: 2, Failure: gpu.FailurePending, Reason: "the driver does not answer"},
 		}
 		got, obs := core.Reconcile(prev, reading)
 		if kinds := kindsAt(obs, gone); len(got.Devices) != 2 || len(kinds) != 0 || len(got.Excluded) != 2 {
@@ -88,11 +90,11 @@ func TestReconcileKeepsUnresponsiveDevices(t *testing.T) {
 		}
 	})
 	t.Run("the whole driver", func(t *testing.T) {
-		got, obs := core.Reconcile(prev, core.NoDriver(core.DriverFailed, "gone"))
+		got, obs := core.Reconcile(prev, gpu.NoDriver(gpu.DriverFailed, "gone"))
 		if len(got.Devices) != 3 || len(got.Links) != len(prev.Links) || len(got.Nodes) != len(prev.Nodes) {
 			t.Errorf("want everything kept: %+v", got)
 		}
-		want := []core.Observation{{At: core.Node, Kind: core.DriverUnavailable, Code: uint64(core.DriverFailed), Detail: "gone"}}
+		want := []health.Observation{{At: gpu.Node, Kind: health.DriverUnavailable, Code: uint64(gpu.DriverFailed), Detail: "gone"}}
 		if diff := cmp.Diff(want, obs); diff != "" {
 			t.Error(diff)
 		}
@@ -106,16 +108,16 @@ func TestReconcileDropsRemovedDevices(t *testing.T) {
 		if slices.Contains(deviceIDs(got), "MIG-1") {
 			t.Errorf("kept: %v", deviceIDs(got))
 		}
-		if slices.ContainsFunc(obs, func(o core.Observation) bool { return o.Kind == core.Lost }) {
+		if slices.ContainsFunc(obs, func(o health.Observation) bool { return o.Kind == health.Lost }) {
 			t.Errorf("lost: %v", obs)
 		}
 	})
 	t.Run("another GPU in the slot", func(t *testing.T) {
 		prev := coretest.GPUs(2)
 		reading := coretest.GPUs(2)
-		reading.Devices[1].ID, reading.Devices[1].At = "GPU-new", core.WholeGPU("GPU-new")
+		reading.Devices[1].ID, reading.Devices[1].At = "GPU-new", gpu.WholeGPU("GPU-new")
 		got, _ := core.Reconcile(prev, reading)
-		if want := []core.DeviceID{coretest.GPU(0), "GPU-new"}; !slices.Equal(deviceIDs(got), want) {
+		if want := []gpu.DeviceID{coretest.GPU(0), "GPU-new"}; !slices.Equal(deviceIDs(got), want) {
 			t.Errorf("got %v, want %v", deviceIDs(got), want)
 		}
 	})
@@ -124,20 +126,20 @@ func TestReconcileDropsRemovedDevices(t *testing.T) {
 		if len(got.Devices) != len(mig.Devices) {
 			t.Errorf("kept only %v", deviceIDs(got))
 		}
-		if kinds := kindsAt(obs, core.WholeGPU("GPU-m")); !slices.Contains(kinds, core.Lost) {
+		if kinds := kindsAt(obs, gpu.WholeGPU("GPU-m")); !slices.Contains(kinds, health.Lost) {
 			t.Errorf("observations: %v", kinds)
 		}
 	})
 	t.Run("one instance can't be read", func(t *testing.T) {
 		reading := without(mig, "MIG-1")
-		reading.Excluded = []core.Exclusion{{At: core.Placement{GPU: "GPU-m", GI: 1, CI: 0}, Failure: core.FailureError}}
+		reading.Excluded = []gpu.Exclusion{{At: gpu.Placement{GPU: "GPU-m", GI: 1, CI: 0}, Failure: gpu.FailureError}}
 		got, obs := core.Reconcile(mig, reading)
 		if !slices.Contains(deviceIDs(got), "MIG-1") {
 			t.Errorf("forgotten: %v", deviceIDs(got))
 		}
-		l := core.Ledger{}
+		l := health.Ledger{}
 		for range 3 {
-			l = l.Apply(core.DefaultHealthPolicy(), time.Unix(0, 0), obs...)
+			l = l.Apply(health.DefaultPolicy(), time.Unix(0, 0), obs...)
 		}
 		for _, d := range got.Devices {
 			if want := d.ID != "MIG-1"; l.Health(d.At).Schedulable() != want {
@@ -148,33 +150,33 @@ func TestReconcileDropsRemovedDevices(t *testing.T) {
 }
 
 // migMachine is a GPU in MIG mode with two instances, and a full GPU.
-func migMachine() core.Snapshot {
+func migMachine() gpu.Snapshot {
 	s := coretest.GPUs(1)
 	parent := s.Devices[0]
-	parent.Index, parent.ID, parent.At, parent.PCI, parent.MIG, parent.Minor = 1, "GPU-m", core.WholeGPU("GPU-m"), "0000:20:00.0", true, 1
+	parent.Index, parent.ID, parent.At, parent.PCI, parent.MIG, parent.Minor = 1, "GPU-m", gpu.WholeGPU("GPU-m"), "0000:20:00.0", true, 1
 	one, two := parent, parent
-	one.ID, one.At, one.Profile, one.MIG = "MIG-1", core.Placement{GPU: "GPU-m", GI: 1, CI: 0}, "1g.10gb", false
+	one.ID, one.At, one.Profile, one.MIG = "MIG-1", gpu.Placement{GPU: "GPU-m", GI: 1, CI: 0}, "1g.10gb", false
 	one.GICap, one.CICap = 12, 13
-	two.ID, two.At, two.Profile, two.MIG = "MIG-2", core.Placement{GPU: "GPU-m", GI: 2, CI: 0}, "3g.40gb", false
+	two.ID, two.At, two.Profile, two.MIG = "MIG-2", gpu.Placement{GPU: "GPU-m", GI: 2, CI: 0}, "3g.40gb", false
 	two.GICap, two.CICap = 21, 22
 	s.Devices = append(s.Devices, parent, one, two)
 	s.Nodes = append(s.Nodes, "/dev/nvidia1", "/dev/nvidia-caps/nvidia-cap12", "/dev/nvidia-caps/nvidia-cap13")
-	return core.NewSnapshot(s)
+	return gpu.NewSnapshot(s)
 }
 
 func TestLocate(t *testing.T) {
 	s := migMachine()
 	for _, tc := range []struct {
 		name     string
-		at, want core.Placement
+		at, want gpu.Placement
 	}{
-		{"known instance", core.Placement{GPU: "GPU-m", GI: 1, CI: 0}, core.Placement{GPU: "GPU-m", GI: 1, CI: 0}},
-		{"known GI", core.Placement{GPU: "GPU-m", GI: 2, CI: core.Whole}, core.Placement{GPU: "GPU-m", GI: 2, CI: core.Whole}},
-		{"unknown GI", core.Placement{GPU: "GPU-m", GI: 9, CI: 0}, core.WholeGPU("GPU-m")},
-		{"whole GPU", core.WholeGPU("GPU-m"), core.WholeGPU("GPU-m")},
-		{"node", core.Node, core.Node},
+		{"known instance", gpu.Placement{GPU: "GPU-m", GI: 1, CI: 0}, gpu.Placement{GPU: "GPU-m", GI: 1, CI: 0}},
+		{"known GI", gpu.Placement{GPU: "GPU-m", GI: 2, CI: gpu.Whole}, gpu.Placement{GPU: "GPU-m", GI: 2, CI: gpu.Whole}},
+		{"unknown GI", gpu.Placement{GPU: "GPU-m", GI: 9, CI: 0}, gpu.WholeGPU("GPU-m")},
+		{"whole GPU", gpu.WholeGPU("GPU-m"), gpu.WholeGPU("GPU-m")},
+		{"node", gpu.Node, gpu.Node},
 	} {
-		got, ok := core.Locate(s, core.Observation{At: tc.at})
+		got, ok := core.Locate(s, health.Observation{At: tc.at})
 		if !ok || got.At != tc.want {
 			t.Errorf("%s: %v, want %v", tc.name, got.At, tc.want)
 		}

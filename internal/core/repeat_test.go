@@ -4,27 +4,28 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/health/xid"
 )
 
 // The effect of a second XID soon after the first.
 func TestRepeatRule(t *testing.T) {
-	r565 := func(t testing.TB) *ledgerFixture { return newFixtureWith(t, "565.57.01", func(*core.HealthSample) {}) }
+	r565 := func(t testing.TB) *ledgerFixture { return newFixtureWith(t, "565.57.01", func(*health.Sample) {}) }
 	for _, tc := range []struct {
 		name          string
 		begin         func(testing.TB) *ledgerFixture
 		code          uint64
 		apart         time.Duration
-		first, second core.HealthState
+		first, second health.State
 	}{
-		{"109 within ten minutes", guest, 109, 10 * time.Minute, core.Degraded, core.Unhealthy},
-		{"109 after them", guest, 109, 10*time.Minute + checkInterval, core.Degraded, core.Degraded},
-		{"109, and the driver is content", trusted, 109, time.Minute, core.Degraded, core.Degraded},
-		{"109, not covered before R570", r565, 109, time.Minute, core.Degraded, core.Unhealthy},
-		{"80 within an hour", trusted, 80, time.Hour, core.Healthy, core.Degraded},
-		{"80 after it", trusted, 80, time.Hour + checkInterval, core.Healthy, core.Healthy},
-		{"80 without a recovery action", guest, 80, time.Minute, core.Healthy, core.Degraded},
+		{"109 within ten minutes", guest, 109, 10 * time.Minute, health.Degraded, health.Unhealthy},
+		{"109 after them", guest, 109, 10*time.Minute + checkInterval, health.Degraded, health.Degraded},
+		{"109, and the driver is content", trusted, 109, time.Minute, health.Degraded, health.Degraded},
+		{"109, not covered before R570", r565, 109, time.Minute, health.Degraded, health.Unhealthy},
+		{"80 within an hour", trusted, 80, time.Hour, health.Healthy, health.Degraded},
+		{"80 after it", trusted, 80, time.Hour + checkInterval, health.Healthy, health.Healthy},
+		{"80 without a recovery action", guest, 80, time.Minute, health.Healthy, health.Degraded},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			s := tc.begin(t)
@@ -42,25 +43,25 @@ func TestRepeatRule(t *testing.T) {
 	t.Run("on two GPUs", func(t *testing.T) {
 		s := guest(t)
 		s.observe(xidEvent(a, 109), xidEvent(b, 109), xidEvent(a, 80), xidEvent(b, 80))
-		for _, at := range []core.Placement{a, b} {
-			s.expectAt("with one each", at, core.Degraded, "XID_109")
+		for _, at := range []gpu.Placement{a, b} {
+			s.expectAt("with one each", at, health.Degraded, "XID_109")
 		}
 	})
 	t.Run("on two instances", func(t *testing.T) {
 		s := guest(t)
 		s.observe(xidEvent(gi(1), 109), xidEvent(gi(2), 109))
-		for _, at := range []core.Placement{gi(1), gi(2)} {
-			s.expectAt("with one each", at, core.Degraded, "XID_109")
+		for _, at := range []gpu.Placement{gi(1), gi(2)} {
+			s.expectAt("with one each", at, health.Degraded, "XID_109")
 		}
 	})
 	t.Run("after a reset", func(t *testing.T) {
 		s := guest(t)
 		s.reportXIDs(109)
 		s.wait(time.Second)
-		s.observe(core.Observation{At: a, Kind: core.DriverRebound})
+		s.observe(health.Observation{At: a, Kind: health.DriverRebound})
 		s.expectRecovery("by the reset", time.Minute)
 		s.reportXIDs(109)
-		s.expect("it is the first since", core.Degraded, "XID_109")
+		s.expect("it is the first since", health.Degraded, "XID_109")
 	})
 	t.Run("a note is forgotten", func(t *testing.T) {
 		s := trusted(t)
@@ -77,7 +78,7 @@ func TestRepeatRule(t *testing.T) {
 	t.Run("80 twice, then quiet", func(t *testing.T) {
 		s := trusted(t)
 		s.reportXIDs(80, 80)
-		s.expect("immediately", core.Degraded, "XID_80")
+		s.expect("immediately", health.Degraded, "XID_80")
 		s.expectRecovery("after the second", 11*time.Minute)
 	})
 }
@@ -86,19 +87,19 @@ func TestRepeatRule(t *testing.T) {
 func TestNVLinkOnly(t *testing.T) {
 	for _, tc := range []struct {
 		name  string
-		links core.OptionalUint64
-		want  core.HealthState
+		links gpu.OptionalUint64
+		want  health.State
 	}{
-		{"18 links", core.OptionalUint64{Value: 18, OK: true}, core.Unhealthy},
-		{"none active", core.OptionalUint64{OK: true}, core.Degraded},
-		{"no such thing", core.OptionalUint64{}, core.Degraded},
+		{"18 links", gpu.OptionalUint64{Value: 18, OK: true}, health.Unhealthy},
+		{"none active", gpu.OptionalUint64{OK: true}, health.Degraded},
+		{"no such thing", gpu.OptionalUint64{}, health.Degraded},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			s := newFixtureWith(t, "580", func(v *core.HealthSample) { v.RecoveryAction, v.LinksUp = core.RecoveryUnknown, tc.links })
+			s := newFixtureWith(t, "580", func(v *health.Sample) { v.RecoveryAction, v.LinksUp = health.RecoveryUnknown, tc.links })
 			s.reportXIDs(74)
-			s.expect("immediately", core.Degraded, "XID_74")
+			s.expect("immediately", health.Degraded, "XID_74")
 			s.wait(29 * time.Second)
-			s.expect("before it is settled", core.Degraded, "XID_74")
+			s.expect("before it is settled", health.Degraded, "XID_74")
 			s.wait(time.Second)
 			s.expect("settled", tc.want, "XID_74")
 		})
@@ -106,9 +107,9 @@ func TestNVLinkOnly(t *testing.T) {
 	t.Run("links that went down with it", func(t *testing.T) {
 		s := guest(t)
 		s.reportXIDs(74)
-		s.setSample(func(v *core.HealthSample) { v.LinksUp.Value = 0 })
+		s.setSample(func(v *health.Sample) { v.LinksUp.Value = 0 })
 		s.checkFor(time.Minute)
-		s.expect("settled", core.Unhealthy, "XID_74")
+		s.expect("settled", health.Unhealthy, "XID_74")
 	})
 }
 
@@ -117,19 +118,19 @@ func TestRecoveryActionSince(t *testing.T) {
 	for _, tc := range []struct {
 		driver string
 		code   uint64
-		want   core.HealthState // with the recovery action None, after the settle window
+		want   health.State // with the recovery action None, after the settle window
 		over   time.Duration
 	}{
-		{"564.99", 144, core.Unhealthy, 90 * time.Second},
-		{"565.01", 144, core.Degraded, 90 * time.Second},
-		{"565.01", 143, core.Unhealthy, never},
-		{"575.01", 143, core.Unhealthy, 90 * time.Second},
-		{"565.01", 120, core.Unhealthy, 90 * time.Second},
-		{"550.01", 120, core.Unhealthy, never},
-		{"580.95.05", 119, core.Unhealthy, never},
-		{"unheard of", 120, core.Unhealthy, never},
+		{"564.99", 144, health.Unhealthy, 90 * time.Second},
+		{"565.01", 144, health.Degraded, 90 * time.Second},
+		{"565.01", 143, health.Unhealthy, never},
+		{"575.01", 143, health.Unhealthy, 90 * time.Second},
+		{"565.01", 120, health.Unhealthy, 90 * time.Second},
+		{"550.01", 120, health.Unhealthy, never},
+		{"580.95.05", 119, health.Unhealthy, never},
+		{"unheard of", 120, health.Unhealthy, never},
 	} {
-		s := newFixtureWith(t, tc.driver, func(*core.HealthSample) {})
+		s := newFixtureWith(t, tc.driver, func(*health.Sample) {})
 		s.reportXIDs(tc.code)
 		begun := *s
 		s.checkFor(40 * time.Second)
@@ -147,9 +148,9 @@ func TestEcho(t *testing.T) {
 	event := xidEvent(gi(1), 109)
 	for _, tc := range []struct {
 		name   string
-		first  core.Observation
+		first  health.Observation
 		apart  time.Duration
-		second core.Observation
+		second health.Observation
 		count  uint64
 	}{
 		{"the log after NVML", event, 9 * time.Second, logged, 1},
@@ -193,8 +194,8 @@ func TestEcho(t *testing.T) {
 }
 
 // allocate allocates a placement to a new workload.
-func (s *ledgerFixture) allocate(at core.Placement) {
-	s.observe(core.Observation{At: at, Kind: core.Reserved})
+func (s *ledgerFixture) allocate(at gpu.Placement) {
+	s.observe(health.Observation{At: at, Kind: health.Reserved})
 }
 
 func TestWorkloads(t *testing.T) {
@@ -213,25 +214,25 @@ func TestWorkloads(t *testing.T) {
 		name   string
 		effect xid.Effect
 		happen func(*ledgerFixture)
-		want   core.HealthState
+		want   health.State
 	}{
-		{"one in a loop", xid.Degrades, fail(1, 0, 31), core.Healthy},
-		{"unknown workload", xid.Degrades, func(s *ledgerFixture) { s.reportXIDs(31, 31, 31, 31) }, core.Healthy},
-		{"two", xid.Degrades, fail(2, 0, 31), core.Healthy},
-		{"three", xid.Degrades, fail(3, 0, 31), core.Degraded},
-		{"three with different faults", xid.Degrades, func(s *ledgerFixture) { fail(1, 0, 13)(s); fail(1, 0, 31)(s); fail(1, 0, 43)(s) }, core.Degraded},
-		{"three within an hour", xid.Degrades, fail(3, 30*time.Minute, 31), core.Degraded},
-		{"three in more", xid.Degrades, fail(3, 31*time.Minute, 31), core.Healthy},
-		{"three of class Info and Trigger", xid.Degrades, fail(3, 0, 38, 154), core.Healthy},
-		{"three, policy None", xid.None, fail(3, 0, 31), core.Healthy},
-		{"three, taken seriously", xid.Withdraws, fail(3, 0, 31), core.Unhealthy},
-		{"one before the allocation, two after", xid.Degrades, func(s *ledgerFixture) { s.reportXIDs(31); fail(2, 0, 31)(s) }, core.Degraded},
+		{"one in a loop", xid.Degrades, fail(1, 0, 31), health.Healthy},
+		{"unknown workload", xid.Degrades, func(s *ledgerFixture) { s.reportXIDs(31, 31, 31, 31) }, health.Healthy},
+		{"two", xid.Degrades, fail(2, 0, 31), health.Healthy},
+		{"three", xid.Degrades, fail(3, 0, 31), health.Degraded},
+		{"three with different faults", xid.Degrades, func(s *ledgerFixture) { fail(1, 0, 13)(s); fail(1, 0, 31)(s); fail(1, 0, 43)(s) }, health.Degraded},
+		{"three within an hour", xid.Degrades, fail(3, 30*time.Minute, 31), health.Degraded},
+		{"three in more", xid.Degrades, fail(3, 31*time.Minute, 31), health.Healthy},
+		{"three of class Info and Trigger", xid.Degrades, fail(3, 0, 38, 154), health.Healthy},
+		{"three, policy None", xid.None, fail(3, 0, 31), health.Healthy},
+		{"three, taken seriously", xid.Withdraws, fail(3, 0, 31), health.Unhealthy},
+		{"one before the allocation, two after", xid.Degrades, func(s *ledgerFixture) { s.reportXIDs(31); fail(2, 0, 31)(s) }, health.Degraded},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			s := newLedgerFixture(t, func(p *core.HealthPolicy) { p.Workloads = tc.effect })
+			s := newLedgerFixture(t, func(p *health.Policy) { p.Workloads = tc.effect })
 			tc.happen(s)
 			cause := ""
-			if tc.want > core.Healthy {
+			if tc.want > health.Healthy {
 				cause = "WORKLOADS_FAILING"
 			}
 			s.expect("then", tc.want, cause)
@@ -261,7 +262,7 @@ func TestWorkloadsOfInstances(t *testing.T) {
 	for _, tc := range []struct {
 		name   string
 		happen func(*ledgerFixture)
-		want   core.HealthState
+		want   health.State
 	}{
 		{"one in a loop while others come and go", func(s *ledgerFixture) {
 			s.allocate(one)
@@ -270,26 +271,26 @@ func TestWorkloadsOfInstances(t *testing.T) {
 				s.allocate(three)
 				s.observe(xidEvent(one, 31))
 			}
-		}, core.Healthy},
+		}, health.Healthy},
 		{"three on one instance", func(s *ledgerFixture) {
 			for range 3 {
 				s.allocate(one)
 				s.observe(xidEvent(one, 31))
 			}
-		}, core.Degraded},
+		}, health.Degraded},
 		{"one on each of three", func(s *ledgerFixture) {
-			for _, at := range []core.Placement{one, two, three} {
+			for _, at := range []gpu.Placement{one, two, three} {
 				s.allocate(at)
 			}
 			s.observe(xidEvent(one, 31), xidEvent(two, 31), xidEvent(gi(3), 31))
-		}, core.Degraded},
+		}, health.Degraded},
 		{"unknown instance", func(s *ledgerFixture) {
 			for range 5 {
 				s.allocate(one)
 				s.allocate(two)
 				s.observe(xidEvent(a, 31))
 			}
-		}, core.Healthy},
+		}, health.Healthy},
 	} {
 		s := newLedgerFixture(t)
 		tc.happen(s)

@@ -6,39 +6,40 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 )
 
 // resetSign is a change of a sample that may show a reset.
 type resetSign struct {
 	name   string
-	before func(*core.HealthSample) // the sample until then; nil = healthySample
-	after  func(*core.HealthSample)
+	before func(*health.Sample) // the sample until then; nil = healthySample
+	after  func(*health.Sample)
 }
 
 var strong = []resetSign{
-	{"reset wanted, then nothing", func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryReset }, func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryNone }},
-	{"drain and reset wanted, then nothing", func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryDrainAndReset }, func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryNone }},
-	{"a row remap no longer pending", func(v *core.HealthSample) { v.RemapPending = core.Yes }, func(v *core.HealthSample) { v.RemapPending = core.No }},
-	{"a page retirement no longer pending", func(v *core.HealthSample) { v.RetirementPending = core.Yes }, func(v *core.HealthSample) { v.RetirementPending = core.No }},
-	{"a repair no longer pending", func(v *core.HealthSample) { v.RepairPending = core.Yes }, func(v *core.HealthSample) { v.RepairPending = core.No }},
+	{"reset wanted, then nothing", func(v *health.Sample) { v.RecoveryAction = health.RecoveryReset }, func(v *health.Sample) { v.RecoveryAction = health.RecoveryNone }},
+	{"drain and reset wanted, then nothing", func(v *health.Sample) { v.RecoveryAction = health.RecoveryDrainAndReset }, func(v *health.Sample) { v.RecoveryAction = health.RecoveryNone }},
+	{"a row remap no longer pending", func(v *health.Sample) { v.RemapPending = health.Yes }, func(v *health.Sample) { v.RemapPending = health.No }},
+	{"a page retirement no longer pending", func(v *health.Sample) { v.RetirementPending = health.Yes }, func(v *health.Sample) { v.RetirementPending = health.No }},
+	{"a repair no longer pending", func(v *health.Sample) { v.RepairPending = health.Yes }, func(v *health.Sample) { v.RepairPending = health.No }},
 }
 
 var weak = []resetSign{
-	{"less energy", nil, func(v *core.HealthSample) { v.Energy.Value = 1 }},
-	{"fewer replays", nil, func(v *core.HealthSample) { v.Replays.Value = 1 }},
-	{"fewer errors", nil, func(v *core.HealthSample) { v.Uncorrectable.Value = 1 }},
+	{"less energy", nil, func(v *health.Sample) { v.Energy.Value = 1 }},
+	{"fewer replays", nil, func(v *health.Sample) { v.Replays.Value = 1 }},
+	{"fewer errors", nil, func(v *health.Sample) { v.Uncorrectable.Value = 1 }},
 }
 
 var none = []resetSign{
-	{"nothing", nil, func(*core.HealthSample) {}},
-	{"a remap never pending", func(v *core.HealthSample) { v.RemapPending = core.NotReported }, func(v *core.HealthSample) { v.RemapPending = core.No }},
-	{"a remap not readable", func(v *core.HealthSample) { v.RemapPending = core.Yes }, func(v *core.HealthSample) { v.RemapPending = core.NotReported }},
-	{"peer-to-peer drained, then nothing", func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryDrainP2P }, func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryNone }},
-	{"one demand, then another", func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryReset }, func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryReboot }},
-	{"a demand not readable", func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryReset }, func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryUnknown }},
-	{"energy unread", nil, func(v *core.HealthSample) { v.Energy, v.Replays = core.OptionalUint64{}, core.OptionalUint64{} }},
-	{"more of everything", nil, func(v *core.HealthSample) { v.Energy.Value, v.Replays.Value = 9e9, 50 }},
+	{"nothing", nil, func(*health.Sample) {}},
+	{"a remap never pending", func(v *health.Sample) { v.RemapPending = health.NotReported }, func(v *health.Sample) { v.RemapPending = health.No }},
+	{"a remap not readable", func(v *health.Sample) { v.RemapPending = health.Yes }, func(v *health.Sample) { v.RemapPending = health.NotReported }},
+	{"peer-to-peer drained, then nothing", func(v *health.Sample) { v.RecoveryAction = health.RecoveryDrainP2P }, func(v *health.Sample) { v.RecoveryAction = health.RecoveryNone }},
+	{"one demand, then another", func(v *health.Sample) { v.RecoveryAction = health.RecoveryReset }, func(v *health.Sample) { v.RecoveryAction = health.RecoveryReboot }},
+	{"a demand not readable", func(v *health.Sample) { v.RecoveryAction = health.RecoveryReset }, func(v *health.Sample) { v.RecoveryAction = health.RecoveryUnknown }},
+	{"energy unread", nil, func(v *health.Sample) { v.Energy, v.Replays = gpu.OptionalUint64{}, gpu.OptionalUint64{} }},
+	{"more of everything", nil, func(v *health.Sample) { v.Energy.Value, v.Replays.Value = 9e9, 50 }},
 }
 
 // showsReset reports whether signs, in checks with the given time between them, clear a condition that needs a
@@ -94,7 +95,7 @@ func TestWeakSignsOfAReset(t *testing.T) {
 			}
 		}
 	}
-	if showsReset(t, time.Minute, weak[0], resetSign{after: func(v *core.HealthSample) { v.Energy.Value = 0 }}) {
+	if showsReset(t, time.Minute, weak[0], resetSign{after: func(v *health.Sample) { v.Energy.Value = 0 }}) {
 		t.Error("one counter twice is one sign")
 	}
 }
@@ -110,7 +111,7 @@ func TestSignsProveOneReset(t *testing.T) {
 		t.Fatalf("no reset: %v", first)
 	}
 	s.reportXIDs(119)
-	s.setSample(func(v *core.HealthSample) { v.Uncorrectable.Value = 0 })
+	s.setSample(func(v *health.Sample) { v.Uncorrectable.Value = 0 })
 	s.check(1)
 	if again := s.history().LastReset; !again.Equal(first) {
 		t.Errorf("a third counter proves another reset at %v", again)
@@ -123,15 +124,15 @@ func TestResetBeforeTheFault(t *testing.T) {
 	s.reset()
 	s.reportXIDs(119)
 	s.checkFor(time.Hour)
-	s.expect("the reset came first", core.Unhealthy, "XID_119")
-	s.observe(core.Observation{At: a, Kind: core.DriverRebound})
-	s.expect("at the same moment", core.Unhealthy, "XID_119")
+	s.expect("the reset came first", health.Unhealthy, "XID_119")
+	s.observe(health.Observation{At: a, Kind: health.DriverRebound})
+	s.expect("at the same moment", health.Unhealthy, "XID_119")
 	if c := s.condition("XID_119"); c.ClearingSince.IsZero() {
 		t.Error("unbound and bound is no reset")
 	}
 	s.reportXIDs(119)
 	s.checkFor(time.Hour)
-	s.expect("and again after that", core.Unhealthy, "XID_119")
+	s.expect("and again after that", health.Unhealthy, "XID_119")
 }
 
 // A reset of one GPU has no effect on another.
@@ -141,43 +142,43 @@ func TestResetOfAnotherGPU(t *testing.T) {
 	s.reportXIDs(119)
 	s.reset()
 	s.checkFor(5 * time.Minute)
-	s.expectAt("a", a, core.Healthy, "")
-	s.expectAt("b", b, core.Unhealthy, "XID_119")
+	s.expectAt("a", a, health.Healthy, "")
+	s.expectAt("b", b, health.Unhealthy, "XID_119")
 }
 
 // A driver that was loaded again clears what its recovery action shows to be cleared, but nothing else: its
 // counters start at zero each time.
 func TestReload(t *testing.T) {
-	fallen := func(v *core.HealthSample) { v.Energy.Value, v.Uncorrectable.Value = 0, 0 }
+	fallen := func(v *health.Sample) { v.Energy.Value, v.Uncorrectable.Value = 0, 0 }
 	for _, tc := range []struct {
 		name     string
-		gone     core.DriverState
+		gone     gpu.DriverState
 		unloaded bool
 		as       string // the version that responds
-		back     func(*core.HealthSample)
-		want     core.HealthState
+		back     func(*health.Sample)
+		want     health.State
 	}{
-		{"recovery action None", core.DriverAbsent, true, "580", func(*core.HealthSample) {}, core.Healthy},
-		{"no recovery action", core.DriverAbsent, true, "580", func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryUnknown }, core.Unhealthy},
-		{"no recovery action, counters fell", core.DriverAbsent, true, "580", func(v *core.HealthSample) { fallen(v); v.RecoveryAction = core.RecoveryUnknown }, core.Unhealthy},
-		{"a reset is wanted", core.DriverAbsent, true, "580", func(v *core.HealthSample) { fallen(v); v.RecoveryAction = core.RecoveryReset }, core.Unhealthy},
-		{"a remap is no longer pending", core.DriverAbsent, true, "580", func(v *core.HealthSample) { v.RecoveryAction, v.RemapPending = core.RecoveryUnknown, core.No }, core.Healthy},
-		{"only the library was missing", core.DriverAbsent, false, "580", func(*core.HealthSample) {}, core.Unhealthy},
-		{"only the library was missing, counters fell", core.DriverAbsent, false, "580", fallen, core.Unhealthy},
-		{"only the library was missing, another version", core.DriverAbsent, false, "585.1", func(*core.HealthSample) {}, core.Healthy},
-		{"another version", core.DriverFailed, false, "585.1", func(*core.HealthSample) {}, core.Healthy},
-		{"it only could not be asked", core.DriverFailed, false, "580", func(*core.HealthSample) {}, core.Unhealthy},
+		{"recovery action None", gpu.DriverAbsent, true, "580", func(*health.Sample) {}, health.Healthy},
+		{"no recovery action", gpu.DriverAbsent, true, "580", func(v *health.Sample) { v.RecoveryAction = health.RecoveryUnknown }, health.Unhealthy},
+		{"no recovery action, counters fell", gpu.DriverAbsent, true, "580", func(v *health.Sample) { fallen(v); v.RecoveryAction = health.RecoveryUnknown }, health.Unhealthy},
+		{"a reset is wanted", gpu.DriverAbsent, true, "580", func(v *health.Sample) { fallen(v); v.RecoveryAction = health.RecoveryReset }, health.Unhealthy},
+		{"a remap is no longer pending", gpu.DriverAbsent, true, "580", func(v *health.Sample) { v.RecoveryAction, v.RemapPending = health.RecoveryUnknown, health.No }, health.Healthy},
+		{"only the library was missing", gpu.DriverAbsent, false, "580", func(*health.Sample) {}, health.Unhealthy},
+		{"only the library was missing, counters fell", gpu.DriverAbsent, false, "580", fallen, health.Unhealthy},
+		{"only the library was missing, another version", gpu.DriverAbsent, false, "585.1", func(*health.Sample) {}, health.Healthy},
+		{"another version", gpu.DriverFailed, false, "585.1", func(*health.Sample) {}, health.Healthy},
+		{"it only could not be asked", gpu.DriverFailed, false, "580", func(*health.Sample) {}, health.Unhealthy},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			s := newUncheckedFixture(t, "580")
-			s.setSample(func(v *core.HealthSample) { v.RemapPending = core.Yes })
+			s.setSample(func(v *health.Sample) { v.RemapPending = health.Yes })
 			s.check(1)
 			s.reportXIDs(119)
-			s.observe(core.Observation{At: core.Node, Kind: core.DriverUnavailable, Code: uint64(tc.gone), Detail: "gone"})
+			s.observe(health.Observation{At: gpu.Node, Kind: health.DriverUnavailable, Code: uint64(tc.gone), Detail: "gone"})
 			if tc.unloaded {
-				s.observe(core.Observation{At: core.Node, Kind: core.DriverUnloaded})
+				s.observe(health.Observation{At: gpu.Node, Kind: health.DriverUnloaded})
 			}
-			for _, at := range []core.Placement{a, b} {
+			for _, at := range []gpu.Placement{a, b} {
 				if h := s.ledger.Health(at); h.Schedulable() {
 					t.Errorf("without a driver %v is %s", at, h)
 				}
@@ -186,11 +187,11 @@ func TestReload(t *testing.T) {
 			s.observe(driverAvailable(tc.as))
 			s.setSample(tc.back)
 			s.check(1)
-			if h := s.ledger.Health(a); h.State != core.Unhealthy {
+			if h := s.ledger.Health(a); h.State != health.Unhealthy {
 				t.Errorf("when it is back: %s", h)
 			}
 			s.checkFor(10 * time.Minute)
-			if h := s.ledger.Health(a); h.State != tc.want && (h.State != core.Degraded || tc.want != core.Healthy) {
+			if h := s.ledger.Health(a); h.State != tc.want && (h.State != health.Degraded || tc.want != health.Healthy) {
 				t.Errorf("%s, want %s", h, tc.want)
 			}
 		})
@@ -211,7 +212,7 @@ func TestSimulatedFault(t *testing.T) {
 	s := newLedgerFixture(t)
 	for range 4 {
 		s.simulate(95)
-		s.expect("like the real one", core.Unhealthy, "XID_95")
+		s.expect("like the real one", health.Unhealthy, "XID_95")
 		if h := s.ledger.Health(a); !h.Simulated || !strings.HasPrefix(h.String(), "simulated: unhealthy: XID 95") {
 			t.Error(h)
 		}
@@ -230,7 +231,7 @@ func TestSimulatedFault(t *testing.T) {
 			t.Errorf("a simulated fault caused %s", c)
 		}
 	}
-	if c := s.condition("XID_109"); c.Repeated || c.State != core.Degraded {
+	if c := s.condition("XID_109"); c.Repeated || c.State != health.Degraded {
 		t.Errorf("a simulated fault was repeated: %+v", c)
 	}
 }
@@ -265,10 +266,10 @@ func TestSimulatedAndRealFault(t *testing.T) {
 	if h := s.ledger.Health(a); !h.Simulated || h.Code != 119 {
 		t.Errorf("the worse counts: %s", h)
 	}
-	if _, err := s.clear(core.Command{Cause: "XID_119"}); err != nil {
+	if _, err := s.clear(health.Command{Cause: "XID_119"}); err != nil {
 		t.Fatal(err)
 	}
-	s.expect("the fault is left", core.Degraded, "XID_94")
+	s.expect("the fault is left", health.Degraded, "XID_94")
 	if c := s.history(); len(c.UnhealthyEpisodes) != 1 || len(c.ClearedByReset) != 1 || len(c.Recoveries) != 1 {
 		t.Errorf("a command on a simulated fault changed the history: %+v", c)
 	}

@@ -7,6 +7,9 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
 // restartFixture is a host over restarts of its agent. The samples of its GPUs can be set.
@@ -14,16 +17,16 @@ type restartFixture struct {
 	testing.TB
 	cfg     core.Config
 	now     time.Time
-	host    core.Snapshot
-	samples map[core.DeviceID]*core.HealthSample
+	host    gpu.Snapshot
+	samples map[gpu.DeviceID]*health.Sample
 	state   core.State
 }
 
 // newRestartFixture begins with healthy GPUs and one snapshot.
-func newRestartFixture(t testing.TB, machine core.Snapshot) *restartFixture {
+func newRestartFixture(t testing.TB, machine gpu.Snapshot) *restartFixture {
 	t.Helper()
-	l := &restartFixture{TB: t, cfg: core.DefaultConfig(), now: testStart, host: machine, samples: map[core.DeviceID]*core.HealthSample{}}
-	l.cfg.MIG = core.MIGMixed
+	l := &restartFixture{TB: t, cfg: core.DefaultConfig(), now: testStart, host: machine, samples: map[gpu.DeviceID]*health.Sample{}}
+	l.cfg.MIG = inventory.MIGMixed
 	for _, o := range healthyChecks(machine) {
 		l.samples[o.At.GPU] = &o.Sample
 	}
@@ -33,30 +36,30 @@ func newRestartFixture(t testing.TB, machine core.Snapshot) *restartFixture {
 }
 
 // gpuAt returns the placement of the n-th GPU of coretest.GPUs.
-func gpuAt(n int) core.Placement { return core.WholeGPU(coretest.GPU(n)) }
+func gpuAt(n int) gpu.Placement { return gpu.WholeGPU(coretest.GPU(n)) }
 
 // read reads n snapshots with health checks, one per checkInterval.
 func (l *restartFixture) read(n int) {
 	for range n {
 		l.now = l.now.Add(checkInterval)
-		var checks []core.Observation
+		var checks []health.Observation
 		for _, d := range l.host.Devices {
 			if v, ok := l.samples[d.ID]; ok {
-				checks = append(checks, core.Observation{At: d.At, Kind: core.Checked, Sample: *v})
+				checks = append(checks, health.Observation{At: d.At, Kind: health.Checked, Sample: *v})
 			}
 		}
 		l.state = l.state.Read(l.cfg, l.now, l.host, checks...)
 	}
 }
 
-func (l *restartFixture) observe(obs ...core.Observation) {
+func (l *restartFixture) observe(obs ...health.Observation) {
 	l.state = l.state.Observe(l.cfg, l.now, obs...)
 }
 
 // noDriver reads a snapshot of a driver that is not ready.
-func (l *restartFixture) noDriver(state core.DriverState) {
+func (l *restartFixture) noDriver(state gpu.DriverState) {
 	l.now = l.now.Add(checkInterval)
-	l.state = l.state.Read(l.cfg, l.now, core.NoDriver(state, "not there"))
+	l.state = l.state.Read(l.cfg, l.now, gpu.NoDriver(state, "not there"))
 }
 
 // restart ends the agent and starts another one, under the same boot ID or a new one.
@@ -77,9 +80,9 @@ func (l *restartFixture) restart(boot, next string) {
 }
 
 // expect compares the offered devices: state and cause of each.
-func (l *restartFixture) expect(when string, want map[core.DeviceID]string) {
+func (l *restartFixture) expect(when string, want map[gpu.DeviceID]string) {
 	l.Helper()
-	got := map[core.DeviceID]string{}
+	got := map[gpu.DeviceID]string{}
 	for u := range l.state.Inventory.Units() {
 		got[u.Device.ID] = u.Health.State.String() + " " + u.Health.Cause()
 	}
@@ -101,7 +104,7 @@ func TestDevicesAfterRestart(t *testing.T) {
 			l.restart("boot", next)
 			l.host = without(l.host, coretest.GPU(1))
 			l.read(1)
-			l.expect("in the first reading", map[core.DeviceID]string{coretest.GPU(0): "healthy ", coretest.GPU(1): "lost LOST"})
+			l.expect("in the first reading", map[gpu.DeviceID]string{coretest.GPU(0): "healthy ", coretest.GPU(1): "lost LOST"})
 		}
 	})
 	t.Run("one was replaced", func(t *testing.T) {
@@ -109,11 +112,11 @@ func TestDevicesAfterRestart(t *testing.T) {
 		l.observe(xidEvent(gpuAt(1), 119))
 		l.restart("boot", "boot")
 		l.host = coretest.GPUs(2)
-		l.host.Devices[1].ID, l.host.Devices[1].At = "GPU-new", core.WholeGPU("GPU-new")
+		l.host.Devices[1].ID, l.host.Devices[1].At = "GPU-new", gpu.WholeGPU("GPU-new")
 		fresh := healthySample()
 		l.samples["GPU-new"] = &fresh
 		l.read(1)
-		l.expect("in the first reading", map[core.DeviceID]string{coretest.GPU(0): "healthy ", "GPU-new": "healthy "})
+		l.expect("in the first reading", map[gpu.DeviceID]string{coretest.GPU(0): "healthy ", "GPU-new": "healthy "})
 		if _, ok := l.state.Ledger.History(coretest.GPU(1)); ok || len(l.state.Ledger.Conditions()) != 0 {
 			t.Errorf("the old one is not forgotten: %v", l.state.Ledger.Conditions())
 		}
@@ -123,7 +126,7 @@ func TestDevicesAfterRestart(t *testing.T) {
 		l.restart("boot", "boot")
 		l.host = without(l.host, "MIG-1")
 		l.read(1)
-		l.expect("in the first reading", map[core.DeviceID]string{coretest.GPU(0): "healthy ", "MIG-2": "healthy "})
+		l.expect("in the first reading", map[gpu.DeviceID]string{coretest.GPU(0): "healthy ", "MIG-2": "healthy "})
 	})
 	t.Run("over restarts without a reading", func(t *testing.T) {
 		l := newRestartFixture(t, coretest.GPUs(2))
@@ -132,17 +135,17 @@ func TestDevicesAfterRestart(t *testing.T) {
 		}
 		l.host = without(l.host, coretest.GPU(1))
 		l.read(1)
-		l.expect("in the first reading", map[core.DeviceID]string{coretest.GPU(0): "healthy ", coretest.GPU(1): "lost LOST"})
+		l.expect("in the first reading", map[gpu.DeviceID]string{coretest.GPU(0): "healthy ", coretest.GPU(1): "lost LOST"})
 	})
 }
 
 // A driver that is not ready gives no information on devices: they stay, unless the host was rebooted.
 func TestDevicesWithoutADriver(t *testing.T) {
-	unknown := map[core.DeviceID]string{coretest.GPU(0): "unknown NVML_UNAVAILABLE", coretest.GPU(1): "unknown NVML_UNAVAILABLE"}
-	well := map[core.DeviceID]string{coretest.GPU(0): "healthy ", coretest.GPU(1): "healthy "}
+	unknown := map[gpu.DeviceID]string{coretest.GPU(0): "unknown NVML_UNAVAILABLE", coretest.GPU(1): "unknown NVML_UNAVAILABLE"}
+	well := map[gpu.DeviceID]string{coretest.GPU(0): "healthy ", coretest.GPU(1): "healthy "}
 	l := newRestartFixture(t, coretest.GPUs(2))
 	l.restart("boot 1", "boot 1")
-	l.noDriver(core.DriverFailed)
+	l.noDriver(gpu.DriverFailed)
 	l.expect("the same boot", unknown)
 	l.read(1)
 	l.expect("the driver is back", well)
@@ -150,25 +153,25 @@ func TestDevicesWithoutADriver(t *testing.T) {
 	l.observe(xidEvent(gpuAt(0), 157))
 	l.restart("boot 1", "boot 2")
 	for range 2 { // a second restart before the driver was ready
-		l.noDriver(core.DriverAbsent)
+		l.noDriver(gpu.DriverAbsent)
 		l.expect("another boot", nil)
 		l.restart("boot 2", "boot 2")
 	}
-	l.noDriver(core.DriverAbsent)
+	l.noDriver(gpu.DriverAbsent)
 	l.expect("another boot", nil)
 	l.host = without(l.host, coretest.GPU(1))
 	l.read(1)
-	l.expect("a driver at last", map[core.DeviceID]string{coretest.GPU(0): "degraded XID_157", coretest.GPU(1): "lost LOST"})
+	l.expect("a driver at last", map[gpu.DeviceID]string{coretest.GPU(0): "degraded XID_157", coretest.GPU(1): "lost LOST"})
 	l.restart("boot 2", "boot 2")
-	l.noDriver(core.DriverFailed)
-	l.expect("that boot again", map[core.DeviceID]string{coretest.GPU(0): "unknown NVML_UNAVAILABLE", coretest.GPU(1): "lost LOST"})
+	l.noDriver(gpu.DriverFailed)
+	l.expect("that boot again", map[gpu.DeviceID]string{coretest.GPU(0): "unknown NVML_UNAVAILABLE", coretest.GPU(1): "lost LOST"})
 }
 
 // A GPU that the driver has not listed for a day is dropped.
 func TestForget(t *testing.T) {
 	gone := func(l *restartFixture) { l.host = without(l.host, coretest.GPU(1)) }
-	both := map[core.DeviceID]string{coretest.GPU(0): "healthy ", coretest.GPU(1): "lost LOST"}
-	one := map[core.DeviceID]string{coretest.GPU(0): "healthy "}
+	both := map[gpu.DeviceID]string{coretest.GPU(0): "healthy ", coretest.GPU(1): "lost LOST"}
+	one := map[gpu.DeviceID]string{coretest.GPU(0): "healthy "}
 	hours := func(l *restartFixture, n int) {
 		l.now = l.now.Add(time.Duration(n)*time.Hour - checkInterval)
 		l.read(1)
@@ -214,7 +217,7 @@ func TestForget(t *testing.T) {
 		l := newRestartFixture(t, coretest.GPUs(2))
 		slot := l.host.Devices[1].PCI
 		gone(l)
-		l.host.Excluded = []core.Exclusion{{Index: 1, PCI: slot, Failure: core.FailureLost, Reason: "GPU is lost"}}
+		l.host.Excluded = []gpu.Exclusion{{Index: 1, PCI: slot, Failure: gpu.FailureLost, Reason: "GPU is lost"}}
 		l.read(1)
 		hours(l, 48)
 		l.expect("after two days", both)
@@ -224,8 +227,8 @@ func TestForget(t *testing.T) {
 		gone(l)
 		l.read(1)
 		l.now = l.now.Add(48 * time.Hour)
-		l.noDriver(core.DriverFailed)
-		l.expect("after two days", map[core.DeviceID]string{coretest.GPU(0): "unknown NVML_UNAVAILABLE", coretest.GPU(1): "lost LOST"})
+		l.noDriver(gpu.DriverFailed)
+		l.expect("after two days", map[gpu.DeviceID]string{coretest.GPU(0): "unknown NVML_UNAVAILABLE", coretest.GPU(1): "lost LOST"})
 	})
 	t.Run("counted from the last loss", func(t *testing.T) {
 		l := newRestartFixture(t, coretest.GPUs(2))

@@ -4,44 +4,45 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 )
 
 // level is a persistent state that is a fault as long as it is present.
 type level struct {
 	cause  string
-	state  core.HealthState
+	state  health.State
 	checks int // consecutive checks that must show it before it has an effect
-	set    func(*core.HealthSample)
-	unset  func(*core.HealthSample)
+	set    func(*health.Sample)
+	unset  func(*health.Sample)
 	over   time.Duration // from the first check without it until a is healthy
 }
 
 func levelReasons() []level {
-	action := func(v core.RecoveryAction) func(*core.HealthSample) {
-		return func(o *core.HealthSample) { o.RecoveryAction = v }
+	action := func(v health.RecoveryAction) func(*health.Sample) {
+		return func(o *health.Sample) { o.RecoveryAction = v }
 	}
-	fabric := func(f core.Fabric) func(*core.HealthSample) { return func(o *core.HealthSample) { o.Fabric = f } }
+	fabric := func(f health.Fabric) func(*health.Sample) { return func(o *health.Sample) { o.Fabric = f } }
 	return []level{
-		{"VERDICT_GPU_RESET", core.Unhealthy, 1, action(core.RecoveryReset), action(core.RecoveryNone), time.Minute},
-		{"VERDICT_NODE_REBOOT", core.Unhealthy, 1, action(core.RecoveryReboot), action(core.RecoveryNone), time.Minute},
-		{"VERDICT_DRAIN_AND_RESET", core.Unhealthy, 1, action(core.RecoveryDrainAndReset), action(core.RecoveryNone), time.Minute},
-		{"VERDICT_UNKNOWN_ACTION", core.Unhealthy, 1, action(core.RecoveryOther), action(core.RecoveryNone), time.Minute},
-		{"VERDICT_DRAIN_P2P", core.Unhealthy, 2, action(core.RecoveryDrainP2P), action(core.RecoveryNone), time.Minute},
-		{"VERDICT_RECOVER_IMEX_DOMAIN", core.Unhealthy, 2, action(core.RecoveryIMEX), action(core.RecoveryNone), time.Minute},
-		{"ROW_REMAP_FAILED", core.Unhealthy, 2, func(v *core.HealthSample) { v.RemapFailed = core.Yes }, func(v *core.HealthSample) { v.RemapFailed = core.No }, never},
-		{"MEMORY_UNREPAIRABLE", core.Unhealthy, 2, func(v *core.HealthSample) { v.Unrepairable = core.Yes }, func(v *core.HealthSample) { v.Unrepairable = core.No }, never},
-		{"SRAM_THRESHOLD", core.Unhealthy, 2, func(v *core.HealthSample) { v.SRAMThreshold = core.Yes }, func(v *core.HealthSample) { v.SRAMThreshold = core.No }, never},
-		{"ROW_REMAP_PENDING", core.Degraded, 2, func(v *core.HealthSample) { v.RemapPending = core.Yes }, func(v *core.HealthSample) { v.RemapPending = core.No }, time.Minute},
-		{"PAGE_RETIREMENT_PENDING", core.Degraded, 2, func(v *core.HealthSample) { v.RetirementPending = core.Yes }, func(v *core.HealthSample) { v.RetirementPending = core.No }, time.Minute},
-		{"REPAIR_PENDING", core.Degraded, 2, func(v *core.HealthSample) { v.RepairPending = core.Yes }, func(v *core.HealthSample) { v.RepairPending = core.No }, time.Minute},
-		{"INFOROM_CORRUPT", core.Degraded, 1, func(v *core.HealthSample) { v.InfoROMCorrupt = core.Yes }, func(v *core.HealthSample) { v.InfoROMCorrupt = core.No }, time.Minute},
-		{"FABRIC_STARTING", core.Unknown, 1, fabric(core.FabricStarting), fabric(core.FabricHealthy), 0},
-		{"FABRIC_UNHEALTHY", core.Unhealthy, 3, fabric(core.FabricUnhealthy), fabric(core.FabricHealthy), time.Minute},
-		{"FABRIC_UNHEALTHY", core.Unhealthy, 3, fabric(core.FabricMisconfigured), fabric(core.FabricHealthy), time.Minute},
-		{"FABRIC_LIMITED", core.Degraded, 3, fabric(core.FabricLimited), fabric(core.FabricHealthy), time.Minute},
-		{"NVLINK_DOWN", core.Degraded, 3, func(v *core.HealthSample) { v.LinksUp.Value = 17 }, func(v *core.HealthSample) { v.LinksUp.Value = 18 }, time.Minute},
-		{"PCIE_WIDTH", core.Degraded, 3, func(v *core.HealthSample) { v.Busy, v.PCIeWidth = true, 8 }, func(v *core.HealthSample) { v.PCIeWidth = 16 }, time.Minute},
+		{"VERDICT_GPU_RESET", health.Unhealthy, 1, action(health.RecoveryReset), action(health.RecoveryNone), time.Minute},
+		{"VERDICT_NODE_REBOOT", health.Unhealthy, 1, action(health.RecoveryReboot), action(health.RecoveryNone), time.Minute},
+		{"VERDICT_DRAIN_AND_RESET", health.Unhealthy, 1, action(health.RecoveryDrainAndReset), action(health.RecoveryNone), time.Minute},
+		{"VERDICT_UNKNOWN_ACTION", health.Unhealthy, 1, action(health.RecoveryOther), action(health.RecoveryNone), time.Minute},
+		{"VERDICT_DRAIN_P2P", health.Unhealthy, 2, action(health.RecoveryDrainP2P), action(health.RecoveryNone), time.Minute},
+		{"VERDICT_RECOVER_IMEX_DOMAIN", health.Unhealthy, 2, action(health.RecoveryIMEX), action(health.RecoveryNone), time.Minute},
+		{"ROW_REMAP_FAILED", health.Unhealthy, 2, func(v *health.Sample) { v.RemapFailed = health.Yes }, func(v *health.Sample) { v.RemapFailed = health.No }, never},
+		{"MEMORY_UNREPAIRABLE", health.Unhealthy, 2, func(v *health.Sample) { v.Unrepairable = health.Yes }, func(v *health.Sample) { v.Unrepairable = health.No }, never},
+		{"SRAM_THRESHOLD", health.Unhealthy, 2, func(v *health.Sample) { v.SRAMThreshold = health.Yes }, func(v *health.Sample) { v.SRAMThreshold = health.No }, never},
+		{"ROW_REMAP_PENDING", health.Degraded, 2, func(v *health.Sample) { v.RemapPending = health.Yes }, func(v *health.Sample) { v.RemapPending = health.No }, time.Minute},
+		{"PAGE_RETIREMENT_PENDING", health.Degraded, 2, func(v *health.Sample) { v.RetirementPending = health.Yes }, func(v *health.Sample) { v.RetirementPending = health.No }, time.Minute},
+		{"REPAIR_PENDING", health.Degraded, 2, func(v *health.Sample) { v.RepairPending = health.Yes }, func(v *health.Sample) { v.RepairPending = health.No }, time.Minute},
+		{"INFOROM_CORRUPT", health.Degraded, 1, func(v *health.Sample) { v.InfoROMCorrupt = health.Yes }, func(v *health.Sample) { v.InfoROMCorrupt = health.No }, time.Minute},
+		{"FABRIC_STARTING", health.Unknown, 1, fabric(health.FabricStarting), fabric(health.FabricHealthy), 0},
+		{"FABRIC_UNHEALTHY", health.Unhealthy, 3, fabric(health.FabricUnhealthy), fabric(health.FabricHealthy), time.Minute},
+		{"FABRIC_UNHEALTHY", health.Unhealthy, 3, fabric(health.FabricMisconfigured), fabric(health.FabricHealthy), time.Minute},
+		{"FABRIC_LIMITED", health.Degraded, 3, fabric(health.FabricLimited), fabric(health.FabricHealthy), time.Minute},
+		{"NVLINK_DOWN", health.Degraded, 3, func(v *health.Sample) { v.LinksUp.Value = 17 }, func(v *health.Sample) { v.LinksUp.Value = 18 }, time.Minute},
+		{"PCIE_WIDTH", health.Degraded, 3, func(v *health.Sample) { v.Busy, v.PCIeWidth = true, 8 }, func(v *health.Sample) { v.PCIeWidth = 16 }, time.Minute},
 	}
 }
 
@@ -52,7 +53,7 @@ func TestLevels(t *testing.T) {
 			s.setSample(l.set)
 			for range l.checks - 1 {
 				s.check(1)
-				s.expect("too early", core.Healthy, "")
+				s.expect("too early", health.Healthy, "")
 			}
 			s.check(1)
 			s.expect("after its checks", l.state, l.cause)
@@ -64,8 +65,8 @@ func TestLevels(t *testing.T) {
 			s.setSample(l.unset)
 			s.check(1)
 			s.expectRecovery("once gone", l.over)
-			if l.over == never && l.state == core.Unhealthy { // only an operator clears it
-				s.setSample(func(v *core.HealthSample) { *v = core.HealthSample{} })
+			if l.over == never && l.state == health.Unhealthy { // only an operator clears it
+				s.setSample(func(v *health.Sample) { *v = health.Sample{} })
 				s.reset()
 				s.expect("whatever comes", l.state, l.cause)
 			}
@@ -89,13 +90,13 @@ func TestLevels(t *testing.T) {
 			s := newLedgerFixture(t)
 			s.setSample(l.set)
 			s.check(l.checks)
-			s.setSample(func(v *core.HealthSample) { *v = core.HealthSample{} })
+			s.setSample(func(v *health.Sample) { *v = health.Sample{} })
 			s.check(20)
 			s.expect("no report is no evidence", l.state, l.cause)
 		})
 		t.Run(l.cause+" from the start", func(t *testing.T) {
 			s := newUncheckedFixture(t, "580")
-			s.setSample(func(v *core.HealthSample) { v.Fabric, v.LinksUp.Value = core.FabricHealthy, 18 })
+			s.setSample(func(v *health.Sample) { v.Fabric, v.LinksUp.Value = health.FabricHealthy, 18 })
 			s.check(1)
 			s.setSample(l.set)
 			s.check(l.checks)
@@ -107,7 +108,7 @@ func TestLevels(t *testing.T) {
 // A GPU that does not report a signal does not support it, which is never a fault.
 func TestNotReportedIsNoFault(t *testing.T) {
 	s := newUncheckedFixture(t, "470.1")
-	s.setSample(func(v *core.HealthSample) { *v = core.HealthSample{} })
+	s.setSample(func(v *health.Sample) { *v = health.Sample{} })
 	s.checkFor(30 * time.Minute)
 	if cs := s.ledger.Conditions(); len(cs) != 0 {
 		t.Errorf("conditions: %v", cs)
@@ -118,18 +119,18 @@ func TestNotReportedIsNoFault(t *testing.T) {
 // action.
 func TestRecoveryActionChanges(t *testing.T) {
 	s := newLedgerFixture(t)
-	s.setSample(func(v *core.HealthSample) { v.RecoveryAction = core.RecoveryReset })
+	s.setSample(func(v *health.Sample) { v.RecoveryAction = health.RecoveryReset })
 	s.check(1)
 	since := s.ledger.Health(a).Since
 	for _, step := range []struct {
-		action core.RecoveryAction
+		action health.RecoveryAction
 		cause  string
 	}{
-		{core.RecoveryDrainP2P, "VERDICT_DRAIN_P2P"}, {core.RecoveryReboot, "VERDICT_NODE_REBOOT"}, {core.RecoveryOther, "VERDICT_UNKNOWN_ACTION"},
+		{health.RecoveryDrainP2P, "VERDICT_DRAIN_P2P"}, {health.RecoveryReboot, "VERDICT_NODE_REBOOT"}, {health.RecoveryOther, "VERDICT_UNKNOWN_ACTION"},
 	} {
-		s.setSample(func(v *core.HealthSample) { v.RecoveryAction = step.action })
+		s.setSample(func(v *health.Sample) { v.RecoveryAction = step.action })
 		s.check(1)
-		s.expect("changed", core.Unhealthy, step.cause)
+		s.expect("changed", health.Unhealthy, step.cause)
 		if h := s.ledger.Health(a); !h.Since.Equal(since) || h.Detail != step.action.String() || h.Action == "" {
 			t.Errorf("changed to %q: %+v", step.action, h)
 		}
@@ -141,27 +142,27 @@ func TestRecoveryActionChanges(t *testing.T) {
 
 // A fabric takes some time to complete. Until then the GPU can't be used, and after FabricGrace this is a fault.
 func TestFabric(t *testing.T) {
-	starting := func(v *core.HealthSample) { v.Fabric = core.FabricStarting }
-	well := func(v *core.HealthSample) { v.Fabric = core.FabricHealthy }
+	starting := func(v *health.Sample) { v.Fabric = health.FabricStarting }
+	well := func(v *health.Sample) { v.Fabric = health.FabricHealthy }
 	t.Run("up in time", func(t *testing.T) {
 		s := newUncheckedFixture(t, "580")
 		s.setSample(starting)
 		s.check(1)
-		s.expect("not yet", core.Unknown, "FABRIC_STARTING")
+		s.expect("not yet", health.Unknown, "FABRIC_STARTING")
 		s.checkFor(9 * time.Minute)
-		s.expect("not yet", core.Unknown, "FABRIC_STARTING")
+		s.expect("not yet", health.Unknown, "FABRIC_STARTING")
 		s.setSample(well)
 		s.check(1)
-		s.expect("up", core.Healthy, "")
+		s.expect("up", health.Healthy, "")
 	})
 	t.Run("too late", func(t *testing.T) {
 		s := newUncheckedFixture(t, "580")
 		s.setSample(starting)
 		s.check(1)
 		s.checkFor(10*time.Minute - checkInterval)
-		s.expect("in time", core.Unknown, "FABRIC_STARTING")
+		s.expect("in time", health.Unknown, "FABRIC_STARTING")
 		s.check(1)
-		s.expect("too late", core.Unhealthy, "FABRIC_STARTING")
+		s.expect("too late", health.Unhealthy, "FABRIC_STARTING")
 		s.setSample(well)
 		s.check(1)
 		s.expectRecovery("up at last", time.Minute)
@@ -169,33 +170,33 @@ func TestFabric(t *testing.T) {
 	t.Run("a GPU of a virtual machine", func(t *testing.T) {
 		s := newUncheckedFixture(t, "580")
 		delete(s.samples, b.GPU)
-		o := core.Observation{At: a, Kind: core.Checked, Sample: healthySample()}
-		o.Sample.Fabric = core.FabricStarting
+		o := health.Observation{At: a, Kind: health.Checked, Sample: healthySample()}
+		o.Sample.Fabric = health.FabricStarting
 		s.observe(o)
-		s.expect("alone it needs none", core.Healthy, "")
-		o.Sample.Fabric = core.FabricHealthy
+		s.expect("alone it needs none", health.Healthy, "")
+		o.Sample.Fabric = health.FabricHealthy
 		s.observe(o)
-		o.Sample.Fabric = core.FabricStarting
+		o.Sample.Fabric = health.FabricStarting
 		s.observe(o)
-		s.expect("unless it was in one", core.Unknown, "FABRIC_STARTING")
+		s.expect("unless it was in one", health.Unknown, "FABRIC_STARTING")
 	})
 	t.Run("worse and better", func(t *testing.T) {
 		s := newLedgerFixture(t)
 		for _, step := range []struct {
-			fabric core.Fabric
-			state  core.HealthState
+			fabric health.Fabric
+			state  health.State
 		}{
-			{core.FabricLimited, core.Degraded}, {core.FabricUnhealthy, core.Unhealthy}, {core.FabricLimited, core.Unhealthy}, {core.FabricNotReported, core.Unhealthy},
+			{health.FabricLimited, health.Degraded}, {health.FabricUnhealthy, health.Unhealthy}, {health.FabricLimited, health.Unhealthy}, {health.FabricNotReported, health.Unhealthy},
 		} {
-			s.setSample(func(v *core.HealthSample) { v.Fabric = step.fabric })
+			s.setSample(func(v *health.Sample) { v.Fabric = step.fabric })
 			s.check(3)
 			if h := s.ledger.Health(a); h.State != step.state {
 				t.Errorf("fabric %d: %s", step.fabric, h)
 			}
 		}
-		s.setSample(func(v *core.HealthSample) { v.Fabric = core.FabricLimited })
+		s.setSample(func(v *health.Sample) { v.Fabric = health.FabricLimited })
 		s.checkFor(5 * time.Minute)
-		s.expect("no longer unhealthy", core.Degraded, "FABRIC_LIMITED")
+		s.expect("no longer unhealthy", health.Degraded, "FABRIC_LIMITED")
 	})
 }
 
@@ -203,23 +204,23 @@ func TestFabric(t *testing.T) {
 func TestLinks(t *testing.T) {
 	s := newUncheckedFixture(t, "580")
 	for _, n := range []uint64{0, 6, 18} {
-		s.setSample(func(v *core.HealthSample) { v.LinksUp.Value = n })
+		s.setSample(func(v *health.Sample) { v.LinksUp.Value = n })
 		s.check(5)
-		s.expect("coming up", core.Healthy, "")
+		s.expect("coming up", health.Healthy, "")
 	}
-	s.setSample(func(v *core.HealthSample) { v.LinksUp.Value = 0 })
+	s.setSample(func(v *health.Sample) { v.LinksUp.Value = 0 })
 	s.check(3)
-	s.expect("down", core.Degraded, "NVLINK_DOWN")
+	s.expect("down", health.Degraded, "NVLINK_DOWN")
 }
 
 // An uncorrectable error that no XID reported.
 func TestECC(t *testing.T) {
-	more := func(v *core.HealthSample) { v.Uncorrectable.Value++ }
+	more := func(v *health.Sample) { v.Uncorrectable.Value++ }
 	t.Run("no XID", func(t *testing.T) {
 		s := guest(t)
 		s.setSample(more)
 		s.check(1)
-		s.expect("immediately", core.Degraded, "ECC_UNCORRECTABLE")
+		s.expect("immediately", health.Degraded, "ECC_UNCORRECTABLE")
 		s.expectRecovery("quiet", 11*time.Minute)
 	})
 	t.Run("the driver is content", func(t *testing.T) {
@@ -234,7 +235,7 @@ func TestECC(t *testing.T) {
 			s.setSample(more)
 			s.checkFor(time.Minute)
 		}
-		s.expect("it goes on", core.Degraded, "ECC_UNCORRECTABLE")
+		s.expect("it goes on", health.Degraded, "ECC_UNCORRECTABLE")
 		if c := s.condition("ECC_UNCORRECTABLE"); c.Count != 20 {
 			t.Errorf("counted %d", c.Count)
 		}
@@ -253,22 +254,22 @@ func TestECC(t *testing.T) {
 		s.reportXIDs(code)
 		s.setSample(more)
 		s.check(1)
-		s.expect("an application's XID explains nothing", core.Degraded, "ECC_UNCORRECTABLE")
+		s.expect("an application's XID explains nothing", health.Degraded, "ECC_UNCORRECTABLE")
 	}
-	for name, change := range map[string]func(*core.HealthSample){
-		"unread":  func(v *core.HealthSample) { v.Uncorrectable = core.OptionalUint64{} },
-		"reset":   func(v *core.HealthSample) { v.Uncorrectable.Value = 0 },
-		"no news": func(*core.HealthSample) {},
+	for name, change := range map[string]func(*health.Sample){
+		"unread":  func(v *health.Sample) { v.Uncorrectable = gpu.OptionalUint64{} },
+		"reset":   func(v *health.Sample) { v.Uncorrectable.Value = 0 },
+		"no news": func(*health.Sample) {},
 	} {
 		s := trusted(t)
 		s.setSample(change)
 		s.check(2)
-		s.expect(name, core.Healthy, "")
+		s.expect(name, health.Healthy, "")
 	}
 	s := trusted(t)
-	s.setSample(func(v *core.HealthSample) { v.Uncorrectable = core.OptionalUint64{} })
+	s.setSample(func(v *health.Sample) { v.Uncorrectable = gpu.OptionalUint64{} })
 	s.check(1)
-	s.setSample(func(v *core.HealthSample) { v.Uncorrectable = core.OptionalUint64{Value: 100, OK: true} })
+	s.setSample(func(v *health.Sample) { v.Uncorrectable = gpu.OptionalUint64{Value: 100, OK: true} })
 	s.check(1)
-	s.expect("counts from this check on", core.Healthy, "")
+	s.expect("counts from this check on", health.Healthy, "")
 }

@@ -4,28 +4,32 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
 // State is all that is known of a host: the latest snapshot (including devices that stopped responding), the
 // ledger of conditions, and the inventory that follows from both. It is immutable: each method returns another
 // State. NewState and Restore make one.
 type State struct {
-	Snapshot    Snapshot
-	Ledger      Ledger
-	Inventory   *Inventory
-	Host        Host
-	Binding     Binding
-	Maintenance Maintenance     // the zero value while the driver may be called
-	Foreign     *ForeignHistory // the health history that was dropped because it belongs to another host; nil = none was
+	Snapshot    gpu.Snapshot
+	Ledger      health.Ledger
+	Inventory   *inventory.Inventory
+	Host        inventory.Host
+	Binding     inventory.Binding
+	Maintenance health.Maintenance // the zero value while the driver may be called
+	Foreign     *ForeignHistory    // the health history that was dropped because it belongs to another host; nil = none was
 
 	// priorDevices are the devices of the checkpoint, until the first snapshot shows which of them exist. If
 	// rebooted, they are those of an earlier boot.
-	priorDevices []Device
-	priorLinks   []Link // links between priorDevices
+	priorDevices []gpu.Device
+	priorLinks   []gpu.Link // links between priorDevices
 	rebooted     bool
 	bootTime     time.Time // when the host booted; zero = unknown
 
-	unconfirmedGPUs []DeviceID // GPUs of the checkpoint, sorted, until one of them is found or the checkpoint proves to be another host's
+	unconfirmedGPUs []gpu.DeviceID // GPUs of the checkpoint, sorted, until one of them is found or the checkpoint proves to be another host's
 
 	nodesSeen []string // device nodes of the latest snapshot and those added since, sorted
 
@@ -34,17 +38,17 @@ type State struct {
 
 // NewState returns the state before the first snapshot.
 func NewState(cfg Config) State {
-	s := State{Snapshot: NoDriver(DriverPending, "not asked yet")}
+	s := State{Snapshot: gpu.NoDriver(gpu.DriverPending, "not asked yet")}
 	s.Inventory = Build(s.Snapshot, s.Ledger, cfg)
 	return s
 }
 
 // Read applies a snapshot and the health checks that were made with it. If the host was rebooted and the driver is
 // not ready, the devices of the checkpoint stay pending until it is.
-func (s State) Read(cfg Config, now time.Time, reading Snapshot, checks ...Observation) State {
+func (s State) Read(cfg Config, now time.Time, reading gpu.Snapshot, checks ...health.Observation) State {
 	s = s.withoutForeign(reading)
 	prev := s.Snapshot
-	if s.priorDevices != nil && (reading.Driver.State == DriverReady || !s.rebooted) {
+	if s.priorDevices != nil && (reading.Driver.State == gpu.DriverReady || !s.rebooted) {
 		prev.Devices, prev.Links = s.priorDevices, s.priorLinks
 		s.priorDevices, s.priorLinks = nil, nil
 	}
@@ -52,15 +56,15 @@ func (s State) Read(cfg Config, now time.Time, reading Snapshot, checks ...Obser
 	snapshot, obs := Reconcile(prev, reading)
 	s.Snapshot, s.nodesSeen = snapshot, snapshot.Nodes
 	s.Ledger = s.Ledger.Relocate(s.Snapshot)
-	if reading.Driver.State == DriverReady {
+	if reading.Driver.State == gpu.DriverReady {
 		obs = append(obs, s.takePending()...)
 	}
 	return s.Observe(cfg, now, slices.Concat(obs, checks)...)
 }
 
 // Observe applies observations. Without any it applies the passage of time.
-func (s State) Observe(cfg Config, now time.Time, obs ...Observation) State {
-	located := make([]Observation, 0, len(obs))
+func (s State) Observe(cfg Config, now time.Time, obs ...health.Observation) State {
+	located := make([]health.Observation, 0, len(obs))
 	for _, o := range obs {
 		if o, ok := s.locate(o); ok {
 			located = append(append(located, o), expandToInstances(s.Snapshot, o)...)
@@ -71,13 +75,13 @@ func (s State) Observe(cfg Config, now time.Time, obs ...Observation) State {
 }
 
 // WithHost applies the state of the host beside the driver.
-func (s State) WithHost(cfg Config, now time.Time, h Host) State {
+func (s State) WithHost(cfg Config, now time.Time, h inventory.Host) State {
 	s.Host = h
 	return s.rebuild(cfg, now)
 }
 
 // Clear removes conditions by an operator's command: see Ledger.Clear.
-func (s State) Clear(cfg Config, now time.Time, o Command) (State, []Condition, error) {
+func (s State) Clear(cfg Config, now time.Time, o health.Command) (State, []health.Condition, error) {
 	ledger, cleared, err := s.Ledger.Clear(cfg.Health, now, o)
 	if err != nil {
 		return s, nil, err
@@ -87,7 +91,7 @@ func (s State) Clear(cfg Config, now time.Time, o Command) (State, []Condition, 
 }
 
 // Ignore ignores conditions by an operator's command: see Ledger.Ignore.
-func (s State) Ignore(cfg Config, now time.Time, o Command, until time.Time) (State, []Condition, error) {
+func (s State) Ignore(cfg Config, now time.Time, o health.Command, until time.Time) (State, []health.Condition, error) {
 	ledger, ignored, err := s.Ledger.Ignore(cfg.Health, now, o, until)
 	if err != nil {
 		return s, nil, err
@@ -100,11 +104,11 @@ func (s State) rebuild(cfg Config, now time.Time) State {
 	// Until a GPU of the checkpoint is found, the numbers in it may be another host's: no number is added, none is
 	// shared.
 	doubtful := len(s.unconfirmedGPUs) > 0
-	if !doubtful || s.Snapshot.Driver.State != DriverReady {
+	if !doubtful || s.Snapshot.Driver.State != gpu.DriverReady {
 		s.Binding.Numbering, s.Binding.Proposed = s.Binding.Numbering.Update(s.Snapshot, s.Host)
 	}
 	s.Binding.Unconfirmed = doubtful
-	inv := BuildInventory(s.buildInput(cfg))
+	inv := inventory.Build(s.buildInput(cfg))
 	s.Binding = inv.Binding()
 	s.Inventory = inv.WithHost(s.Host, cfg.Overlap).WithNodeWarnings(s.nodesSeen).WithRetiring(s.Inventory, now, cfg.Retire)
 	return s
@@ -115,13 +119,13 @@ func (s State) rebuild(cfg Config, now time.Time) State {
 // list gets a number only if no listed GPU has that number. Rebind returns ErrNoDriver, and does not change the
 // state, unless the driver is ready.
 func (s State) Rebind(cfg Config, now time.Time) (State, error) {
-	if s.Snapshot.Driver.State != DriverReady {
-		return s, fmt.Errorf("the present order of devices is unknown: %w", ErrNoDriver)
+	if s.Snapshot.Driver.State != gpu.DriverReady {
+		return s, fmt.Errorf("the present order of devices is unknown: %w", gpu.ErrNoDriver)
 	}
 	lost, present := s.Ledger.Lost(s.Snapshot.Devices), s.Snapshot
-	present.Devices = slices.DeleteFunc(slices.Clone(present.Devices), func(d Device) bool { return lost[d.ID] })
-	next := Numbering{Generation: s.Binding.Numbering.Generation + 1}
-	s.Binding = Binding{Numbering: next.Initial(present)}
+	present.Devices = slices.DeleteFunc(slices.Clone(present.Devices), func(d gpu.Device) bool { return lost[d.ID] })
+	next := inventory.Numbering{Generation: s.Binding.Numbering.Generation + 1}
+	s.Binding = inventory.Binding{Numbering: next.Initial(present)}
 	return s.rebuild(cfg, now), nil
 }
 
@@ -129,25 +133,25 @@ func (s State) Rebind(cfg Config, now time.Time) (State, error) {
 func (s State) NeedsTick() bool { return s.Ledger.NeedsTick() || s.Inventory.Retiring() }
 
 // withoutForgotten returns the devices without those that the driver has not listed for HealthPolicy.Forget.
-func (s State) withoutForgotten(p HealthPolicy, now time.Time, devices []Device, reading Snapshot) []Device {
-	if reading.Driver.State != DriverReady {
+func (s State) withoutForgotten(p health.Policy, now time.Time, devices []gpu.Device, reading gpu.Snapshot) []gpu.Device {
+	if reading.Driver.State != gpu.DriverReady {
 		return devices
 	}
-	listed := func(d Device) bool {
-		return slices.ContainsFunc(reading.Devices, func(e Device) bool { return e.At.GPU == d.At.GPU }) ||
-			slices.ContainsFunc(reading.Excluded, func(e Exclusion) bool { return e.Matches(d) })
+	listed := func(d gpu.Device) bool {
+		return slices.ContainsFunc(reading.Devices, func(e gpu.Device) bool { return e.At.GPU == d.At.GPU }) ||
+			slices.ContainsFunc(reading.Excluded, func(e gpu.Exclusion) bool { return e.Matches(d) })
 	}
 	conditions := s.Ledger.Conditions()
-	lost := func(d Device) bool {
-		return slices.ContainsFunc(conditions, func(c Condition) bool {
+	lost := func(d gpu.Device) bool {
+		return slices.ContainsFunc(conditions, func(c health.Condition) bool {
 			since := c.Last
 			if s.bootTime.After(since) {
 				since = s.bootTime // how long the host was off is unknown: the wall clock may have changed at the boot
 			}
-			return c.At == WholeGPU(d.At.GPU) && c.Reason == ReasonLost && now.Sub(since) >= p.Forget
+			return c.At == gpu.WholeGPU(d.At.GPU) && c.Reason == health.ReasonLost && now.Sub(since) >= p.Forget
 		})
 	}
-	return slices.DeleteFunc(slices.Clone(devices), func(d Device) bool { return lost(d) && !listed(d) })
+	return slices.DeleteFunc(slices.Clone(devices), func(d gpu.Device) bool { return lost(d) && !listed(d) })
 }
 
 // WithNodes applies a new list of the host's device nodes, in sorted order.
@@ -161,28 +165,28 @@ func (s State) WithNodes(cfg Config, now time.Time, nodes []string) State {
 	return s.rebuild(cfg, now)
 }
 
-func (s State) buildInput(cfg Config) BuildInput {
-	return BuildInput{
-		Snapshot: s.Snapshot, Ledger: s.Ledger, Config: cfg.InventoryConfig, Mode: cfg.Health.Mode, Binding: s.Binding,
+func (s State) buildInput(cfg Config) inventory.Input {
+	return inventory.Input{
+		Snapshot: s.Snapshot, Ledger: s.Ledger, Config: cfg.Config, Mode: cfg.Health.Mode, Binding: s.Binding,
 	}
 }
 
 // Build returns the inventory of a host that is read for the first time: positions in the policy mean the present
 // order of devices.
-func Build(s Snapshot, l Ledger, c Config) *Inventory {
-	state := State{Snapshot: s, Ledger: l, Binding: Binding{Numbering: Numbering{}.Initial(s)}}
-	return BuildInventory(state.buildInput(c))
+func Build(s gpu.Snapshot, l health.Ledger, c Config) *inventory.Inventory {
+	state := State{Snapshot: s, Ledger: l, Binding: inventory.Binding{Numbering: inventory.Numbering{}.Initial(s)}}
+	return inventory.Build(state.buildInput(c))
 }
 
 // EnterMaintenance records that the driver is not called from now on. Units stay in the inventory, but take no
 // work.
-func (s State) EnterMaintenance(cfg Config, now time.Time, m Maintenance) State {
+func (s State) EnterMaintenance(cfg Config, now time.Time, m health.Maintenance) State {
 	s.Maintenance = m
-	return s.Read(cfg, now, NoDriver(DriverReleased, m.String()))
+	return s.Read(cfg, now, gpu.NoDriver(gpu.DriverReleased, m.String()))
 }
 
 // ExitMaintenance records that the driver may be called again. The inventory changes with the next snapshot.
 func (s State) ExitMaintenance() State {
-	s.Maintenance = Maintenance{}
+	s.Maintenance = health.Maintenance{}
 	return s
 }

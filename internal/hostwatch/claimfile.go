@@ -14,7 +14,8 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
 // The format of <agent>.json. A file of another version is ignored, as its meaning is unknown.
@@ -27,7 +28,7 @@ const (
 
 // claim is hardware that an agent offers.
 type claim struct {
-	at    core.Placement
+	at    gpu.Placement
 	turn  uint64    // position in the order in which claims were first made on this host
 	since time.Time // the time of that, for operators
 }
@@ -39,7 +40,7 @@ type claimFile struct {
 	started time.Time
 	claims  []claim // by placement
 
-	numbering core.Numbering // of devices, for policies that select by index
+	numbering inventory.Numbering // of devices, for policies that select by index
 }
 
 func (f claimFile) equal(o claimFile) bool {
@@ -62,18 +63,18 @@ type jsonFile struct {
 }
 
 type jsonClaim struct {
-	GPU   core.DeviceID `json:"gpu"`
-	GI    *uint32       `json:"gi,omitempty"`
-	CI    *uint32       `json:"ci,omitempty"`
-	Turn  uint64        `json:"turn"`
-	Since time.Time     `json:"since"`
+	GPU   gpu.DeviceID `json:"gpu"`
+	GI    *uint32      `json:"gi,omitempty"`
+	CI    *uint32      `json:"ci,omitempty"`
+	Turn  uint64       `json:"turn"`
+	Since time.Time    `json:"since"`
 }
 
 // jsonNumber is the number by which policies select a GPU or a MIG instance.
 type jsonNumber struct {
-	ID       core.DeviceID `json:"id"`
-	GPU      int           `json:"gpu"`
-	Instance *int          `json:"instance,omitempty"`
+	ID       gpu.DeviceID `json:"id"`
+	GPU      int          `json:"gpu"`
+	Instance *int         `json:"instance,omitempty"`
 }
 
 func (f claimFile) encode() ([]byte, error) {
@@ -94,7 +95,7 @@ func (f claimFile) encode() ([]byte, error) {
 }
 
 func unlessWhole(id uint32) *uint32 {
-	if id == core.Whole {
+	if id == gpu.Whole {
 		return nil
 	}
 	return &id
@@ -102,7 +103,7 @@ func unlessWhole(id uint32) *uint32 {
 
 func orWhole(id *uint32) uint32 {
 	if id == nil {
-		return core.Whole
+		return gpu.Whole
 	}
 	return *id
 }
@@ -131,8 +132,8 @@ func decode(text []byte, agent string) (claimFile, error) {
 	}
 	f := claimFile{agent: agent, boot: j.Boot, started: j.Started}
 	for _, c := range j.Claims {
-		at := core.Placement{GPU: c.GPU, GI: orWhole(c.GI), CI: orWhole(c.CI)}
-		if !deviceNames.MatchString(string(c.GPU)) || at.GI == core.Whole && at.CI != core.Whole || c.Turn > maxTurn {
+		at := gpu.Placement{GPU: c.GPU, GI: orWhole(c.GI), CI: orWhole(c.CI)}
+		if !deviceNames.MatchString(string(c.GPU)) || at.GI == gpu.Whole && at.CI != gpu.Whole || c.Turn > maxTurn {
 			return claimFile{}, fmt.Errorf("%w: %.80q, turn %d", errFormat, c.GPU, c.Turn)
 		}
 		f.claims = append(f.claims, claim{at: at, turn: c.Turn, since: c.Since})
@@ -144,22 +145,22 @@ func decode(text []byte, agent string) (claimFile, error) {
 }
 
 // numbering decodes the numbers of devices.
-func (j jsonFile) numbering() (core.Numbering, error) {
+func (j jsonFile) numbering() (inventory.Numbering, error) {
 	if len(j.Numbers) > maxClaims || j.Generation < 0 {
-		return core.Numbering{}, fmt.Errorf("%w: %d numbers, at most %d are read; generation %d", errFormat, len(j.Numbers), maxClaims, j.Generation)
+		return inventory.Numbering{}, fmt.Errorf("%w: %d numbers, at most %d are read; generation %d", errFormat, len(j.Numbers), maxClaims, j.Generation)
 	}
-	var numbers []core.Number
+	var numbers []inventory.Number
 	for _, n := range j.Numbers {
-		at := core.DeviceIndex{GPU: n.GPU, Instance: -1}
+		at := gpu.DeviceIndex{GPU: n.GPU, Instance: -1}
 		if n.Instance != nil {
 			at.Instance = *n.Instance
 		}
 		if !deviceNames.MatchString(string(n.ID)) || at.GPU < 0 || n.Instance != nil && at.Instance < 0 {
-			return core.Numbering{}, fmt.Errorf("%w: %.80q has number %d:%d", errFormat, n.ID, at.GPU, at.Instance)
+			return inventory.Numbering{}, fmt.Errorf("%w: %.80q has number %d:%d", errFormat, n.ID, at.GPU, at.Instance)
 		}
-		numbers = append(numbers, core.Number{ID: n.ID, Index: at})
+		numbers = append(numbers, inventory.Number{ID: n.ID, Index: at})
 	}
-	return core.NewNumbering(j.Generation, numbers), nil
+	return inventory.NewNumbering(j.Generation, numbers), nil
 }
 
 // normalized are the claims by placement, each placement once: with its first turn.
@@ -170,8 +171,8 @@ func normalized(claims []claim) []claim {
 	return slices.CompactFunc(claims, func(a, b claim) bool { return a.at == b.at })
 }
 
-func comparePlacements(a, b core.Placement) int {
-	return cmp.Or(cmp.Compare(a.GPU, b.GPU), cmp.Compare(a.GI+1, b.GI+1), cmp.Compare(a.CI+1, b.CI+1)) // core.Whole first
+func comparePlacements(a, b gpu.Placement) int {
+	return cmp.Or(cmp.Compare(a.GPU, b.GPU), cmp.Compare(a.GI+1, b.GI+1), cmp.Compare(a.CI+1, b.CI+1)) // gpu.Whole first
 }
 
 // readRegular reads a regular file of at most maxSize. It never blocks on a FIFO.

@@ -4,34 +4,36 @@ import (
 	"slices"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
 // offer is what an agent wants to claim.
 type offer struct {
-	at []core.Placement // of the devices of its units, each once
+	at []gpu.Placement // of the devices of its units, each once
 
-	numbering core.Numbering
+	numbering inventory.Numbering
 
 	// unsure reports whether the agent may offer a placement that is not in at because it could not be read. An earlier claim
 	// of it stays, as workloads may run there.
-	unsure func(core.Placement) bool
+	unsure func(gpu.Placement) bool
 }
 
 // offerOf is what an inventory offers.
-func offerOf(inv *core.Inventory) offer {
+func offerOf(inv *inventory.Inventory) offer {
 	o := offer{numbering: inv.Proposed()}
-	identified, unreadable, unidentified := map[core.DeviceID]bool{}, map[core.DeviceID]bool{}, false
+	identified, unreadable, unidentified := map[gpu.DeviceID]bool{}, map[gpu.DeviceID]bool{}, false
 	for u := range inv.Units() {
 		identified[u.Device.At.GPU] = true
-		if u.Health.Reason != core.ReasonWithdrawn { // such a unit is listed for a moment, but not offered
+		if u.Health.Reason != health.ReasonWithdrawn { // such a unit is listed for a moment, but not offered
 			o.at = append(o.at, u.Device.At)
 		}
 	}
 	o.at = sortedPlacements(o.at)
 	for _, e := range inv.Excluded() {
 		switch {
-		case e.Failure == core.NotFailed: // excluded by the configuration
+		case e.Failure == gpu.NotFailed: // excluded by the configuration
 			identified[e.At.GPU] = true
 		case e.At.GPU == "":
 			unidentified = true
@@ -39,13 +41,13 @@ func offerOf(inv *core.Inventory) offer {
 			unreadable[e.At.GPU] = true
 		}
 	}
-	ready := inv.Driver().State == core.DriverReady
-	o.unsure = func(p core.Placement) bool { return !ready || unreadable[p.GPU] || unidentified && !identified[p.GPU] }
+	ready := inv.Driver().State == gpu.DriverReady
+	o.unsure = func(p gpu.Placement) bool { return !ready || unreadable[p.GPU] || unidentified && !identified[p.GPU] }
 	return o
 }
 
 // sortedPlacements sorts placements and removes duplicates.
-func sortedPlacements(at []core.Placement) []core.Placement {
+func sortedPlacements(at []gpu.Placement) []gpu.Placement {
 	slices.SortFunc(at, comparePlacements)
 	return slices.Compact(at)
 }
@@ -94,7 +96,7 @@ func claimedBefore(c claim, agent string, others []claimFile) bool {
 }
 
 // oldestClaim is the oldest claim that covers a placement; nil if there is none.
-func (f claimFile) oldestClaim(p core.Placement) (oldest *claim) {
+func (f claimFile) oldestClaim(p gpu.Placement) (oldest *claim) {
 	for i, c := range f.claims {
 		if c.at.Covers(p) && (oldest == nil || c.turn < oldest.turn) {
 			oldest = &f.claims[i]
@@ -104,7 +106,7 @@ func (f claimFile) oldestClaim(p core.Placement) (oldest *claim) {
 }
 
 // placementsOf are the placements that an agent claims or wants to claim, each once.
-func placementsOf(mine claimFile, o offer) []core.Placement {
+func placementsOf(mine claimFile, o offer) []gpu.Placement {
 	all := slices.Clone(o.at)
 	for _, c := range mine.claims {
 		all = append(all, c.at)
@@ -125,7 +127,7 @@ func countOverlaps(mine, other claimFile, o offer) (n int) {
 // coreClaims are the claims of the others as the core applies them: one for each overlap with a placement that this agent claims
 // or wants, as it differs from one to the next which claim is older; and one for each claim without an overlap, in case this
 // agent reads that hardware later. It has no claim there, so the other one is prior.
-func coreClaims(mine claimFile, others []claimFile, o offer) (claims []core.Claim) {
+func coreClaims(mine claimFile, others []claimFile, o offer) (claims []inventory.Claim) {
 	ours := placementsOf(mine, o)
 	for _, f := range others {
 		for _, c := range f.claims {
@@ -133,12 +135,12 @@ func coreClaims(mine claimFile, others []claimFile, o offer) (claims []core.Clai
 			for _, p := range ours {
 				if p.Overlaps(c.at) {
 					m := mine.oldestClaim(p)
-					claims = append(claims, core.Claim{Agent: f.agent, At: p, Prior: m == nil || before(c, f.agent, *m, mine.agent)})
+					claims = append(claims, inventory.Claim{Agent: f.agent, At: p, Prior: m == nil || before(c, f.agent, *m, mine.agent)})
 					overlaps = true
 				}
 			}
 			if !overlaps {
-				claims = append(claims, core.Claim{Agent: f.agent, At: c.at, Prior: true})
+				claims = append(claims, inventory.Claim{Agent: f.agent, At: c.at, Prior: true})
 			}
 		}
 	}
@@ -146,9 +148,9 @@ func coreClaims(mine claimFile, others []claimFile, o offer) (claims []core.Clai
 }
 
 // numberingOf is the numbering in files at the highest generation. Where two files differ the first one counts.
-func numberingOf(files []claimFile) core.Numbering {
+func numberingOf(files []claimFile) inventory.Numbering {
 	generation := 0
-	var numbers []core.Number
+	var numbers []inventory.Number
 	for _, f := range files {
 		if f.numbering.Generation > generation {
 			generation, numbers = f.numbering.Generation, nil
@@ -157,30 +159,30 @@ func numberingOf(files []claimFile) core.Numbering {
 			numbers = append(numbers, f.numbering.Numbers...)
 		}
 	}
-	return core.SharedNumbering(generation, numbers)
+	return inventory.SharedNumbering(generation, numbers)
 }
 
 // mergeNumbering is a numbering as it may be written: a device that another agent has numbered first keeps that number, and a
 // number that another device has by now is left out.
-func mergeNumbering(n, written core.Numbering, others []claimFile) core.Numbering {
+func mergeNumbering(n, written inventory.Numbering, others []claimFile) inventory.Numbering {
 	shared := numberingOf(others)
 	if shared.Generation != n.Generation {
 		return n
 	}
-	taken := map[core.DeviceIndex]bool{}
+	taken := map[gpu.DeviceIndex]bool{}
 	for _, each := range shared.Numbers {
 		taken[each.Index] = true
 	}
-	var numbers []core.Number
+	var numbers []inventory.Number
 	for _, each := range n.Numbers {
 		at, theirs := shared.Of(each.ID)
 		was, ours := written.Of(each.ID)
 		switch {
 		case theirs:
-			numbers = append(numbers, core.Number{ID: each.ID, Index: at})
+			numbers = append(numbers, inventory.Number{ID: each.ID, Index: at})
 		case !taken[each.Index], ours && written.Generation == n.Generation && was == each.Index:
 			numbers = append(numbers, each)
 		}
 	}
-	return core.NewNumbering(n.Generation, numbers)
+	return inventory.NewNumbering(n.Generation, numbers)
 }

@@ -9,22 +9,24 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
 var now = time.Date(2026, 11, 21, 18, 0, 0, 0, time.UTC)
 
-func whole(n int) core.Placement { return core.WholeGPU(coretest.GPU(n)) }
+func whole(n int) gpu.Placement { return gpu.WholeGPU(coretest.GPU(n)) }
 
-func instance(n int, gi uint32) core.Placement {
-	return core.Placement{GPU: coretest.GPU(n), GI: gi, CI: 0}
+func instance(n int, gi uint32) gpu.Placement {
+	return gpu.Placement{GPU: coretest.GPU(n), GI: gi, CI: 0}
 }
 
 // want is an offer of a node where every GPU was read.
-func want(at ...core.Placement) offer {
-	return offer{at: sortedPlacements(at), unsure: func(core.Placement) bool { return false }}
+func want(at ...gpu.Placement) offer {
+	return offer{at: sortedPlacements(at), unsure: func(gpu.Placement) bool { return false }}
 }
 
-func claimed(agent string, turn uint64, at ...core.Placement) claimFile {
+func claimed(agent string, turn uint64, at ...gpu.Placement) claimFile {
 	e := claimFile{agent: agent}
 	for _, p := range at {
 		e.claims = append(e.claims, claim{at: p, turn: turn, since: now})
@@ -32,7 +34,7 @@ func claimed(agent string, turn uint64, at ...core.Placement) claimFile {
 	return e
 }
 
-func placements(claims []claim) (at []core.Placement) {
+func placements(claims []claim) (at []gpu.Placement) {
 	for _, c := range claims {
 		at = append(at, c.at)
 	}
@@ -62,7 +64,7 @@ func TestNextClaims(t *testing.T) {
 		{"equal turns: by name", claimed("k8s-gpu", 5, whole(1)), []claimFile{nomad}, want(whole(1)), true, []claim{{whole(1), 5, now}}},
 		{"equal turns: the other's name is less", claimed("z", 5, whole(1)), []claimFile{nomad}, want(whole(1)), true, nil},
 		{"unreadable: the claim stays", claimed("k8s-gpu", 2, whole(3)), nil,
-			offer{unsure: func(core.Placement) bool { return true }}, true, []claim{{whole(3), 2, now}}},
+			offer{unsure: func(gpu.Placement) bool { return true }}, true, []claim{{whole(3), 2, now}}},
 		{"the highest turn", claimed("k8s-gpu", maxTurn, whole(3)), nil, want(whole(3), whole(4)), true,
 			[]claim{{whole(3), maxTurn, now}, {whole(4), maxTurn, now}}},
 	} {
@@ -79,7 +81,7 @@ func TestNextClaims(t *testing.T) {
 func TestCoreAndClaimsAgree(t *testing.T) {
 	random := rand.New(rand.NewPCG(7, 1))
 	cfg := core.DefaultConfig()
-	cfg.Overlap = core.OverlapRefuse
+	cfg.Overlap = inventory.OverlapRefuse
 	state := core.NewState(cfg).Read(cfg, now, coretest.GPUs(8))
 	for range 2000 {
 		mine, other := claimFile{agent: "k8s-gpu"}, claimFile{agent: "nomad-gpu"}
@@ -96,7 +98,7 @@ func TestCoreAndClaimsAgree(t *testing.T) {
 		}
 		o := offerOf(state.Inventory)
 		mine.claims = nextClaims(mine, []claimFile{other}, o, true, now)
-		inv := state.WithHost(cfg, now, core.Host{Claims: coreClaims(mine, []claimFile{other}, o)}).Inventory
+		inv := state.WithHost(cfg, now, inventory.Host{Claims: coreClaims(mine, []claimFile{other}, o)}).Inventory
 		for u := range inv.Units() {
 			if ours := mine.oldestClaim(u.Device.At) != nil; ours != u.Health.Schedulable() {
 				t.Fatalf("%v: claimed %v, health %v\nmine %v\nother %v", u.Device.At, ours, u.Health, mine.claims, other.claims)
@@ -109,8 +111,8 @@ func TestCoreAndClaimsAgree(t *testing.T) {
 func TestNewHardwareBelongsToTheOther(t *testing.T) {
 	claims := coreClaims(claimed("k8s-gpu", 1, whole(0)), []claimFile{claimed("nomad-gpu", 2, whole(0), whole(5))}, want(whole(0)))
 	cfg := core.DefaultConfig()
-	cfg.Overlap = core.OverlapRefuse
-	state := core.NewState(cfg).WithHost(cfg, now, core.Host{Claims: claims}).Read(cfg, now, coretest.GPUs(8))
+	cfg.Overlap = inventory.OverlapRefuse
+	state := core.NewState(cfg).WithHost(cfg, now, inventory.Host{Claims: claims}).Read(cfg, now, coretest.GPUs(8))
 	for u := range state.Inventory.Units() {
 		if want := u.Device.At != whole(5); u.Health.Schedulable() != want {
 			t.Errorf("%v: %v", u.Device.At, u.Health)
@@ -123,8 +125,8 @@ func TestNewHardwareBelongsToTheOther(t *testing.T) {
 
 func TestOffer(t *testing.T) {
 	cfg := core.DefaultConfig()
-	cfg.Exclude = []core.DeviceID{coretest.GPU(2)}
-	cfg.Policy.Rules = []core.Rule{{Sharing: &core.Sharing{Mode: core.TimeSlicing, Replicas: 4}}}
+	cfg.Exclude = []gpu.DeviceID{coretest.GPU(2)}
+	cfg.Policy.Rules = []inventory.Rule{{Sharing: &inventory.Sharing{Mode: inventory.TimeSlicing, Replicas: 4}}}
 	s := core.NewState(cfg)
 	if o := offerOf(s.Inventory); len(o.at) != 0 || !o.unsure(whole(0)) {
 		t.Errorf("before the first reading: %v", o.at)
@@ -132,18 +134,18 @@ func TestOffer(t *testing.T) {
 	reading := coretest.GPUs(3)
 	s = s.Read(cfg, now, reading)
 	o := offerOf(s.Inventory)
-	if !slices.Equal(o.at, []core.Placement{whole(0), whole(1)}) || o.unsure(whole(2)) || o.unsure(whole(7)) {
+	if !slices.Equal(o.at, []gpu.Placement{whole(0), whole(1)}) || o.unsure(whole(2)) || o.unsure(whole(7)) {
 		t.Errorf("offered: %v", o.at)
 	}
-	reading.Excluded = []core.Exclusion{{Index: 7, At: whole(7), Failure: core.FailureError, Reason: "Unknown Error"}}
+	reading.Excluded = []gpu.Exclusion{{Index: 7, At: whole(7), Failure: gpu.FailureError, Reason: "Unknown Error"}}
 	if o := offerOf(core.NewState(cfg).Read(cfg, now, reading).Inventory); !o.unsure(whole(7)) || o.unsure(whole(2)) || o.unsure(whole(6)) {
 		t.Error("a GPU that can't be read stays claimed, an excluded one does not")
 	}
-	reading.Excluded = []core.Exclusion{{Index: 7, Failure: core.FailureError, Reason: "Unknown Error"}}
+	reading.Excluded = []gpu.Exclusion{{Index: 7, Failure: gpu.FailureError, Reason: "Unknown Error"}}
 	if o := offerOf(core.NewState(cfg).Read(cfg, now, reading).Inventory); !o.unsure(whole(7)) || o.unsure(whole(2)) || o.unsure(whole(0)) {
 		t.Error("an unidentified GPU is none of those that answer")
 	}
-	s = s.Read(cfg, now, core.NoDriver(core.DriverFailed, "lost"))
+	s = s.Read(cfg, now, gpu.NoDriver(gpu.DriverFailed, "lost"))
 	if o := offerOf(s.Inventory); len(o.at) != 2 || !o.unsure(whole(2)) {
 		t.Errorf("without a driver: %v", o.at)
 	}
@@ -152,7 +154,7 @@ func TestOffer(t *testing.T) {
 func TestFormat(t *testing.T) {
 	e := claimFile{agent: "k8s-gpu", boot: "b00t", started: now, claims: normalized([]claim{
 		{instance(1, 2), 4, now}, {whole(1), 3, now}, {whole(0), 1, now}, {whole(0), 2, now},
-		{core.Placement{GPU: "MIG-x", GI: 0, CI: core.Whole}, 7, now},
+		{gpu.Placement{GPU: "MIG-x", GI: 0, CI: gpu.Whole}, 7, now},
 	})}
 	text, err := e.encode()
 	if err != nil {

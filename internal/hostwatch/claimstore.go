@@ -15,7 +15,7 @@ import (
 
 	"github.com/google/renameio/v2"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/filelock"
 )
 
@@ -60,9 +60,9 @@ type decodedFile struct {
 
 // view is what an agent reads from the claims.
 type view struct {
-	claims    []core.Claim
-	numbering core.Numbering // of all agents
-	others    []otherAgent   // by name
+	claims    []inventory.Claim
+	numbering inventory.Numbering // of all agents
+	others    []otherAgent        // by name
 }
 
 type otherAgent struct {

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 )
 
 func newStore(t *testing.T, folder, agent string, refuse bool) (*claimStore, *bytes.Buffer) {
@@ -25,7 +25,7 @@ func newStore(t *testing.T, folder, agent string, refuse bool) (*claimStore, *by
 }
 
 // update updates the claims, which must succeed.
-func update(t *testing.T, r *claimStore, at ...core.Placement) view {
+func update(t *testing.T, r *claimStore, at ...gpu.Placement) view {
 	t.Helper()
 	v, err := r.update(t.Context(), want(at...))
 	if err != nil {
@@ -40,7 +40,7 @@ func (v view) stopped() []otherAgent {
 }
 
 // inFile are the placements in the file of an agent.
-func inFile(t *testing.T, folder, agent string) []core.Placement {
+func inFile(t *testing.T, folder, agent string) []gpu.Placement {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(folder, agent+".json"))
 	if err != nil {
@@ -69,7 +69,7 @@ func TestClaimsOutliveTheAgent(t *testing.T) {
 	}
 
 	again, _ := newStore(t, folder, "nomad-gpu", true)
-	unread := offer{unsure: func(core.Placement) bool { return true }}
+	unread := offer{unsure: func(gpu.Placement) bool { return true }}
 	if _, err := again.update(t.Context(), unread); err != nil {
 		t.Fatal(err)
 	}
@@ -168,7 +168,7 @@ func TestFilesThatCannotBeUsed(t *testing.T) {
 // One update of the claims of two agents, each with 16 GPUs of 7 instances.
 func BenchmarkRound(b *testing.B) {
 	folder := b.TempDir()
-	var all []core.Placement
+	var all []gpu.Placement
 	for n := range 16 {
 		for gi := range 7 {
 			all = append(all, instance(n, uint32(gi)))

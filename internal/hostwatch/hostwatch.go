@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/watch"
 	"github.com/tandem-gpu/tandem/internal/watchdog"
 )
@@ -26,9 +27,9 @@ const (
 
 // Monitor receives the host that a Watcher finds, and has the inventory that it claims. *monitor.Monitor is one.
 type Monitor interface {
-	SetHost(core.Host)
-	Current() *core.Inventory
-	Watch(context.Context) iter.Seq[*core.Inventory]
+	SetHost(inventory.Host)
+	Current() *inventory.Inventory
+	Watch(context.Context) iter.Seq[*inventory.Inventory]
 	Watchdog() *watchdog.Registry
 }
 
@@ -54,7 +55,7 @@ type Watcher struct {
 	first  chan struct{}  // closed after those
 
 	mu      sync.Mutex
-	host    core.Host
+	host    inventory.Host
 	problem string       // why overlaps are not seen completely; "" = they are
 	stopped []otherAgent // that claim devices offered here and have not run for long
 }
@@ -62,7 +63,7 @@ type Watcher struct {
 // New returns a watcher. It reads nothing yet.
 func New(o Options) *Watcher {
 	w := &Watcher{
-		log: o.Log, refuse: o.Config.Overlap == core.OverlapRefuse,
+		log: o.Log, refuse: o.Config.Overlap == inventory.OverlapRefuse,
 		daemons: daemonsOf(o.Config.Policy, cmp.Or(o.MPSRoot, DefaultMPSRoot)), first: make(chan struct{}),
 	}
 	if o.StateDir != "" {
@@ -76,10 +77,10 @@ func New(o Options) *Watcher {
 
 // ReadOnce reads the host for a process that is not the agent, and claims, locks and changes nothing. The inventory is that of
 // an agent that would start now.
-func ReadOnce(o Options, inv *core.Inventory) core.Host {
+func ReadOnce(o Options, inv *inventory.Inventory) inventory.Host {
 	o.Log = slog.New(slog.DiscardHandler)
 	w := New(o)
-	var h core.Host
+	var h inventory.Host
 	for _, pool := range w.daemons.pools(inv) {
 		if w.daemons.check(pool) == nil {
 			h.MPS = append(h.MPS, pool)
@@ -124,7 +125,7 @@ func (w *Watcher) Run(ctx context.Context, m Monitor) {
 }
 
 // update changes a part of the host, and passes it on if that differs.
-func (w *Watcher) update(m Monitor, change func(*core.Host)) {
+func (w *Watcher) update(m Monitor, change func(*inventory.Host)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	next := w.host

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
 func TestTwoAgentsOnOneHost(t *testing.T) {
@@ -20,11 +21,11 @@ func TestTwoAgentsOnOneHost(t *testing.T) {
 		first, second []int // schedulable GPUs
 		overlaps      []int // of each
 	}{
-		{"disjoint", on(core.OverlapRefuse, 0, 1, 2, 3), on(core.OverlapRefuse, 4, 5, 6, 7), []int{0, 1, 2, 3}, []int{4, 5, 6, 7}, []int{0, 0}},
-		{"overlapping, both warn", on(core.OverlapWarn, 0, 1, 2), on(core.OverlapWarn, 2, 3), []int{0, 1, 2}, []int{2, 3}, []int{1, 1}},
-		{"overlapping, both refuse", on(core.OverlapRefuse, 0, 1, 2), on(core.OverlapRefuse, 2, 3), []int{0, 1, 2}, []int{3}, []int{0, 1}},
-		{"overlapping, the second refuses", on(core.OverlapWarn, 0, 1, 2), on(core.OverlapRefuse, 2, 3), []int{0, 1, 2}, []int{3}, []int{0, 1}},
-		{"overlapping, the first refuses", on(core.OverlapRefuse, 0, 1, 2), on(core.OverlapWarn, 2, 3), []int{0, 1, 2}, []int{2, 3}, []int{1, 1}},
+		{"disjoint", on(inventory.OverlapRefuse, 0, 1, 2, 3), on(inventory.OverlapRefuse, 4, 5, 6, 7), []int{0, 1, 2, 3}, []int{4, 5, 6, 7}, []int{0, 0}},
+		{"overlapping, both warn", on(inventory.OverlapWarn, 0, 1, 2), on(inventory.OverlapWarn, 2, 3), []int{0, 1, 2}, []int{2, 3}, []int{1, 1}},
+		{"overlapping, both refuse", on(inventory.OverlapRefuse, 0, 1, 2), on(inventory.OverlapRefuse, 2, 3), []int{0, 1, 2}, []int{3}, []int{0, 1}},
+		{"overlapping, the second refuses", on(inventory.OverlapWarn, 0, 1, 2), on(inventory.OverlapRefuse, 2, 3), []int{0, 1, 2}, []int{3}, []int{0, 1}},
+		{"overlapping, the first refuses", on(inventory.OverlapRefuse, 0, 1, 2), on(inventory.OverlapWarn, 2, 3), []int{0, 1, 2}, []int{2, 3}, []int{1, 1}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -56,8 +57,8 @@ func TestTwoAgentsOnOneHost(t *testing.T) {
 func TestRebindReachesTheOtherAgent(t *testing.T) {
 	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
-		nomad := start(t, setup{name: "nomad-gpu", stateDir: dir, cfg: on(core.OverlapWarn, 0, 1)})
-		kube := start(t, setup{name: "k8s-gpu", stateDir: dir, cfg: on(core.OverlapWarn, 2, 3)})
+		nomad := start(t, setup{name: "nomad-gpu", stateDir: dir, cfg: on(inventory.OverlapWarn, 0, 1)})
+		kube := start(t, setup{name: "k8s-gpu", stateDir: dir, cfg: on(inventory.OverlapWarn, 2, 3)})
 		pass(5 * time.Second)
 		if _, _, err := nomad.Rebind(t.Context()); err != nil {
 			t.Fatal(err)
@@ -74,8 +75,8 @@ func TestTwoAgentsStartTogether(t *testing.T) {
 	for range 10 {
 		dir := t.TempDir()
 		synctest.Test(t, func(t *testing.T) {
-			nomad := start(t, setup{name: "nomad-gpu", stateDir: dir, cfg: on(core.OverlapRefuse, 0, 1, 2, 3)})
-			kube := start(t, setup{name: "k8s-gpu", stateDir: dir, cfg: on(core.OverlapRefuse, 2, 3, 4, 5)})
+			nomad := start(t, setup{name: "nomad-gpu", stateDir: dir, cfg: on(inventory.OverlapRefuse, 0, 1, 2, 3)})
+			kube := start(t, setup{name: "k8s-gpu", stateDir: dir, cfg: on(inventory.OverlapRefuse, 2, 3, 4, 5)})
 			for range 5 {
 				pass(2 * time.Second)
 				all := slices.Sorted(slices.Values(slices.Concat(nomad.schedulable(), kube.schedulable())))
@@ -91,16 +92,16 @@ func TestTwoAgentsStartTogether(t *testing.T) {
 func TestClaimsMoveBetweenAgents(t *testing.T) {
 	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
-		nomad := start(t, setup{name: "nomad-gpu", stateDir: dir, cfg: on(core.OverlapRefuse, 0, 1)})
+		nomad := start(t, setup{name: "nomad-gpu", stateDir: dir, cfg: on(inventory.OverlapRefuse, 0, 1)})
 		pass(time.Second)
-		kube := start(t, setup{name: "k8s-gpu", stateDir: dir, cfg: on(core.OverlapRefuse, 1, 2)})
+		kube := start(t, setup{name: "k8s-gpu", stateDir: dir, cfg: on(inventory.OverlapRefuse, 1, 2)})
 		pass(5 * time.Second)
-		must(t, nomad.ApplyPolicy(t.Context(), on(core.OverlapRefuse, 0)))
+		must(t, nomad.ApplyPolicy(t.Context(), on(inventory.OverlapRefuse, 0)))
 		pass(2 * time.Second)
 		if got := kube.schedulable(); !slices.Equal(got, []int{1, 2}) {
 			t.Errorf("not claimed by the other agent: %v", got)
 		}
-		must(t, nomad.ApplyPolicy(t.Context(), on(core.OverlapRefuse, 0, 1)))
+		must(t, nomad.ApplyPolicy(t.Context(), on(inventory.OverlapRefuse, 0, 1)))
 		pass(2 * time.Second)
 		if got := nomad.schedulable(); !slices.Equal(got, []int{0}) {
 			t.Errorf("it is the other's now: %v", got)
@@ -115,7 +116,7 @@ func TestClaimsMoveBetweenAgents(t *testing.T) {
 		if notes := nomad.watcher.Warnings(); len(notes) != 1 || !strings.Contains(notes[0], file) || nomad.logged("agent not running, its claims stay") != 1 {
 			t.Errorf("%q\n%s", notes, nomad.log)
 		}
-		again := start(t, setup{name: "k8s-gpu", stateDir: dir, cfg: on(core.OverlapRefuse, 1, 2)})
+		again := start(t, setup{name: "k8s-gpu", stateDir: dir, cfg: on(inventory.OverlapRefuse, 1, 2)})
 		pass(2 * time.Second)
 		if got := again.schedulable(); !slices.Equal(got, []int{1, 2}) || len(nomad.watcher.Warnings()) != 0 {
 			t.Errorf("it runs again: %v; %q", got, nomad.watcher.Warnings())
@@ -133,7 +134,7 @@ func TestMPSDaemonsComeAndGo(t *testing.T) {
 	for name, pool := range map[string]string{"named by the policy": "few", "named by default": ""} {
 		t.Run(name, func(t *testing.T) {
 			cfg := core.DefaultConfig()
-			cfg.Policy.Rules = []core.Rule{{Pool: pool, Sharing: &core.Sharing{Mode: core.MPS, Replicas: 2, OnePerRequest: true}}}
+			cfg.Policy.Rules = []inventory.Rule{{Pool: pool, Sharing: &inventory.Sharing{Mode: inventory.MPS, Replicas: 2, OnePerRequest: true}}}
 			folder := pool
 			if folder == "" {
 				folder = "gpu.mps"
@@ -185,7 +186,7 @@ func TestNoDaemonToCheck(t *testing.T) {
 func TestFolderThatCannotBeUsed(t *testing.T) {
 	blocked := filepath.Join(t.TempDir(), "file")
 	must(t, os.WriteFile(blocked, nil, 0o600))
-	for dir, overlap := range map[string]core.OverlapMode{"": core.OverlapRefuse, blocked: core.OverlapWarn, "/proc/nothing": core.OverlapRefuse} {
+	for dir, overlap := range map[string]inventory.OverlapMode{"": inventory.OverlapRefuse, blocked: inventory.OverlapWarn, "/proc/nothing": inventory.OverlapRefuse} {
 		t.Run(fmt.Sprintf("%q", dir), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				a := start(t, setup{name: "k8s-gpu", stateDir: dir, cfg: on(overlap, 0, 1)})
@@ -205,7 +206,7 @@ func TestFolderThatCannotBeUsed(t *testing.T) {
 func TestDuplicateAgentsAreReported(t *testing.T) {
 	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
-		cfg := on(core.OverlapWarn, 0, 1)
+		cfg := on(inventory.OverlapWarn, 0, 1)
 		first := start(t, setup{name: "nomad-gpu", stateDir: dir, cfg: cfg})
 		pass(time.Second)
 		second := start(t, setup{name: "nomad-gpu", stateDir: dir, cfg: cfg})
@@ -234,7 +235,7 @@ func TestFolderThatStaysLocked(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		a := start(t, setup{name: "nomad-gpu", stateDir: dir, cfg: on(core.OverlapRefuse, 0, 1)})
+		a := start(t, setup{name: "nomad-gpu", stateDir: dir, cfg: on(inventory.OverlapRefuse, 0, 1)})
 		pass(firstAtMost)
 		if got := a.schedulable(); len(got) != 2 {
 			t.Errorf("it has %v schedulable", got)

@@ -10,7 +10,8 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
 // DefaultMPSRoot is where NVIDIA's mps-control-daemon keeps its folders on the host (k8s-device-plugin: values.yaml,
@@ -32,11 +33,11 @@ type daemons struct {
 }
 
 // daemonsOf are the daemons of a policy.
-func daemonsOf(p core.Policy, root string) daemons {
+func daemonsOf(p inventory.Policy, root string) daemons {
 	d := daemons{root: root}
 	for _, r := range p.Rules {
 		switch {
-		case r.Sharing == nil || r.Sharing.Mode != core.MPS || r.Reserve != "":
+		case r.Sharing == nil || r.Sharing.Mode != inventory.MPS || r.Reserve != "":
 		case r.Pool != "":
 			d.named = append(d.named, r.Pool)
 		default:
@@ -44,7 +45,7 @@ func daemonsOf(p core.Policy, root string) daemons {
 		}
 	}
 	for _, s := range p.Shares {
-		if s.Sharing.Mode == core.MPS {
+		if s.Sharing.Mode == inventory.MPS {
 			d.named = append(d.named, cmp.Or(s.Rename, s.Pool))
 		}
 	}
@@ -53,19 +54,19 @@ func daemonsOf(p core.Policy, root string) daemons {
 
 // pools are the pools whose daemons are checked, sorted: those of the inventory, and while the driver is not ready, those that
 // the policy may select, so that the result is known when the first GPU is read.
-func (d daemons) pools(inv *core.Inventory) []string {
+func (d daemons) pools(inv *inventory.Inventory) []string {
 	var pools []string
 	for u := range inv.Units() {
-		if n := len(pools); u.Sharing.Mode == core.MPS && (n == 0 || pools[n-1] != u.Pool) {
+		if n := len(pools); u.Sharing.Mode == inventory.MPS && (n == 0 || pools[n-1] != u.Pool) {
 			pools = append(pools, u.Pool)
 		}
 	}
-	if inv.Driver().State != core.DriverReady {
+	if inv.Driver().State != gpu.DriverReady {
 		pools = append(pools, d.named...)
 		if d.defaults {
 			folders, _ := os.ReadDir(filepath.Join(d.root, domain)) // a folder that can't be read has no daemons
 			for _, f := range folders {
-				if strings.HasSuffix(f.Name(), core.MPS.Suffix()) {
+				if strings.HasSuffix(f.Name(), inventory.MPS.Suffix()) {
 					pools = append(pools, f.Name())
 				}
 			}

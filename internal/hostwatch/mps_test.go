@@ -13,6 +13,8 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
 // shortDir is a folder whose path leaves room for the name of a socket (unix(7): 107 bytes).
@@ -94,17 +96,17 @@ func TestCheckFIFO(t *testing.T) {
 
 // Before the GPUs are known the pools are those that the policy may select; then those of the inventory, and no others.
 func TestPoolsOfDaemons(t *testing.T) {
-	mps := core.Sharing{Mode: core.MPS, Replicas: 2, OnePerRequest: true}
-	slices3 := core.Sharing{Mode: core.TimeSlicing, Replicas: 3}
+	mps := inventory.Sharing{Mode: inventory.MPS, Replicas: 2, OnePerRequest: true}
+	slices3 := inventory.Sharing{Mode: inventory.TimeSlicing, Replicas: 3}
 	cfg := core.DefaultConfig()
-	cfg.Policy = core.Policy{
-		Rules: []core.Rule{
-			{Select: core.Selector{IDs: []core.DeviceID{coretest.GPU(0)}}, Pool: "named", Sharing: &mps},
-			{Select: core.Selector{IDs: []core.DeviceID{coretest.GPU(1)}}, Pool: "others", Sharing: &mps, Reserve: "left to nomad"},
-			{Select: core.Selector{IDs: []core.DeviceID{coretest.GPU(2)}}, Sharing: &slices3},
-			{Select: core.Selector{IDs: []core.DeviceID{coretest.GPU(3)}}, Sharing: &mps},
+	cfg.Policy = inventory.Policy{
+		Rules: []inventory.Rule{
+			{Select: inventory.Selector{IDs: []gpu.DeviceID{coretest.GPU(0)}}, Pool: "named", Sharing: &mps},
+			{Select: inventory.Selector{IDs: []gpu.DeviceID{coretest.GPU(1)}}, Pool: "others", Sharing: &mps, Reserve: "left to nomad"},
+			{Select: inventory.Selector{IDs: []gpu.DeviceID{coretest.GPU(2)}}, Sharing: &slices3},
+			{Select: inventory.Selector{IDs: []gpu.DeviceID{coretest.GPU(3)}}, Sharing: &mps},
 		},
-		Shares: []core.Share{{Pool: "gpu", Rename: "gpu.few", Sharing: mps}, {Pool: "mig-1g.10gb", Sharing: mps}, {Pool: "x", Sharing: slices3}},
+		Shares: []inventory.Share{{Pool: "gpu", Rename: "gpu.few", Sharing: mps}, {Pool: "mig-1g.10gb", Sharing: mps}, {Pool: "x", Sharing: slices3}},
 	}
 	root := shortDir(t)
 	startDaemon(t, root, "mig-2g.20gb.mps")
@@ -117,7 +119,7 @@ func TestPoolsOfDaemons(t *testing.T) {
 	if got := d.pools(state.Read(cfg, now, coretest.GPUs(4)).Inventory); !slices.Equal(got, []string{"gpu.mps", "named"}) {
 		t.Errorf("after: %v", got)
 	}
-	if got := daemonsOf(core.Policy{}, root).pools(state.Inventory); len(got) != 0 {
+	if got := daemonsOf(inventory.Policy{}, root).pools(state.Inventory); len(got) != 0 {
 		t.Errorf("nothing is shared, but the pools are %v", got)
 	}
 }

@@ -8,13 +8,15 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
 // numbered updates the claims of an agent that has a number for a GPU.
-func numbered(t *testing.T, r *claimStore, id core.DeviceID, number int) view {
+func numbered(t *testing.T, r *claimStore, id gpu.DeviceID, number int) view {
 	t.Helper()
 	o := want()
-	o.numbering = core.NewNumbering(0, []core.Number{{ID: id, Index: core.DeviceIndex{GPU: number, Instance: -1}}})
+	o.numbering = inventory.NewNumbering(0, []inventory.Number{{ID: id, Index: gpu.DeviceIndex{GPU: number, Instance: -1}}})
 	v, err := r.update(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
@@ -22,7 +24,7 @@ func numbered(t *testing.T, r *claimStore, id core.DeviceID, number int) view {
 	return v
 }
 
-func (v view) number(id core.DeviceID) int {
+func (v view) number(id gpu.DeviceID) int {
 	at, ok := v.numbering.Of(id)
 	if !ok {
 		return -1
@@ -33,7 +35,7 @@ func (v view) number(id core.DeviceID) int {
 // Both agents have numbered GPUs before they read the other one's file: the first number in a file counts.
 func TestFirstWrittenNumberCounts(t *testing.T) {
 	for name, tc := range map[string]struct {
-		first, second               core.DeviceID
+		first, second               gpu.DeviceID
 		firstNumber, secondNumber   int
 		wantInFirst, wantedBySecond int
 	}{
@@ -71,7 +73,7 @@ func TestNumbersOutliveTheHistory(t *testing.T) {
 // byIndex offers the first two GPUs.
 func byIndex() core.Config {
 	cfg := core.DefaultConfig()
-	cfg.Policy.Include = []core.Selector{{Indices: []core.DeviceIndex{{GPU: 0, Instance: -1}, {GPU: 1, Instance: -1}}}}
+	cfg.Policy.Include = []inventory.Selector{{Indices: []gpu.DeviceIndex{{GPU: 0, Instance: -1}, {GPU: 1, Instance: -1}}}}
 	return cfg
 }
 

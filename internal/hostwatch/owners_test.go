@@ -9,11 +9,12 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
 // owners reads the claims under the lock and fails if hardware has two owners.
-func owners(t *testing.T, folder string) map[string][]core.Placement {
+func owners(t *testing.T, folder string) map[string][]gpu.Placement {
 	unlock, err := lockFolder(t.Context(), folder)
 	if err != nil {
 		t.Error(err)
@@ -24,7 +25,7 @@ func owners(t *testing.T, folder string) map[string][]core.Placement {
 	if err != nil {
 		t.Error(err)
 	}
-	found := map[string][]core.Placement{}
+	found := map[string][]gpu.Placement{}
 	for i, a := range all {
 		found[a.agent] = placements(a.claims)
 		for _, b := range all[:i] {
@@ -41,7 +42,7 @@ func owners(t *testing.T, folder string) map[string][]core.Placement {
 }
 
 // some are random GPUs and MIG instances of eight GPUs, of which two are sometimes partitioned.
-func some(random *rand.Rand) (at []core.Placement) {
+func some(random *rand.Rand) (at []gpu.Placement) {
 	for n := range 8 {
 		switch {
 		case random.IntN(2) == 0:
@@ -72,7 +73,7 @@ func TestNeverTwoOwners(t *testing.T) {
 				}
 				mine := owners(t, folder)[agent]
 				for _, p := range wanted {
-					lost := slices.ContainsFunc(v.claims, func(c core.Claim) bool { return c.Prior && c.At.Overlaps(p) })
+					lost := slices.ContainsFunc(v.claims, func(c inventory.Claim) bool { return c.Prior && c.At.Overlaps(p) })
 					if has := slices.Contains(mine, p); has == lost {
 						t.Errorf("%s and %v: claimed %v, another's %v", agent, p, has, lost)
 					}
@@ -106,7 +107,7 @@ func TestSimultaneousStart(t *testing.T) {
 		found := owners(t, folder)
 		for i, v := range views {
 			owns := len(found[fmt.Sprintf("agent-%d", i)]) == 1
-			if lost := slices.ContainsFunc(v.claims, func(c core.Claim) bool { return c.Prior }); owns == lost {
+			if lost := slices.ContainsFunc(v.claims, func(c inventory.Claim) bool { return c.Prior }); owns == lost {
 				t.Errorf("agent-%d: owner %v, though it sees %v", i, owns, v.claims)
 			}
 		}

@@ -7,7 +7,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/watch"
 )
 
@@ -35,7 +35,7 @@ func (w *Watcher) watchDaemons(ctx context.Context, m Monitor) {
 				w.log.Info("MPS control daemon does not answer", "pool", pool, "folder", folder, "error", text)
 			}
 		}
-		w.update(m, func(h *core.Host) { h.MPS = answering })
+		w.update(m, func(h *inventory.Host) { h.MPS = answering })
 		return len(pools) > 0
 	})
 }
@@ -44,8 +44,8 @@ func (w *Watcher) watchDaemons(ctx context.Context, m Monitor) {
 func (w *Watcher) watchClaims(ctx context.Context, m Monitor) {
 	defer w.claims.close()
 	var duplicate, unread grace
-	stopped := map[string]grace{}                              // by agent
-	w.update(m, func(h *core.Host) { h.SharesNumbers = true }) // until the first poll
+	stopped := map[string]grace{}                                   // by agent
+	w.update(m, func(h *inventory.Host) { h.SharesNumbers = true }) // until the first poll
 	w.poll(ctx, m, "claims", func() (again bool) {
 		v, err := w.claim(ctx, m)
 		if ctx.Err() != nil {
@@ -59,7 +59,7 @@ func (w *Watcher) watchClaims(ctx context.Context, m Monitor) {
 		if read := err == nil || notWritten || isDuplicate; !read {
 			// The claims last read stay in force. New devices wait for their numbers if the failure can be short.
 			over := unread.over(true)
-			w.update(m, func(h *core.Host) {
+			w.update(m, func(h *inventory.Host) {
 				h.SharesNumbers = (tooManyFiles(err) || errors.Is(err, context.DeadlineExceeded)) && !over
 			})
 			return true
@@ -74,7 +74,7 @@ func (w *Watcher) watchClaims(ctx context.Context, m Monitor) {
 			stopped[o.agent] = g
 		}
 		w.setStopped(long)
-		w.update(m, func(h *core.Host) { h.Claims, h.Numbering, h.SharesNumbers = v.claims, v.numbering, err == nil })
+		w.update(m, func(h *inventory.Host) { h.Claims, h.Numbering, h.SharesNumbers = v.claims, v.numbering, err == nil })
 		return true
 	})
 }

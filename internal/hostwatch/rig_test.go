@@ -12,6 +12,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 )
 
@@ -51,14 +52,14 @@ func start(t *testing.T, s setup) *agent {
 }
 
 // on offers only some GPUs.
-func on(overlap core.OverlapMode, gpus ...int) core.Config {
+func on(overlap inventory.OverlapMode, gpus ...int) core.Config {
 	cfg := core.DefaultConfig()
 	cfg.Overlap = overlap
-	var only core.Selector
+	var only inventory.Selector
 	for _, n := range gpus {
 		only.IDs = append(only.IDs, coretest.GPU(n))
 	}
-	cfg.Policy.Include = []core.Selector{only}
+	cfg.Policy.Include = []inventory.Selector{only}
 	return cfg
 }
 

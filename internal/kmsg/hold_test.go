@@ -14,7 +14,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 )
 
 func TestStorm(t *testing.T) {
@@ -39,7 +39,7 @@ func TestOverflow(t *testing.T) {
 		lines, emitted := make(chan Line), make(chan Line, 3*maxHeld)
 		go hold(t.Context(), lines, func(l Line) { emitted <- l })
 		for i := range uint64(3 * maxHeld) {
-			lines <- Line{PCI: core.PCIAddress(fmt.Sprintf("0000:%02x:00.0", i%256)), XID: i / 256, Seq: i}
+			lines <- Line{PCI: gpu.PCIAddress(fmt.Sprintf("0000:%02x:00.0", i%256)), XID: i / 256, Seq: i}
 		}
 		synctest.Wait()
 		if n := len(emitted); n != 2*maxHeld {

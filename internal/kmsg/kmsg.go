@@ -8,22 +8,23 @@ import (
 	"strings"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 )
 
 // Line is one XID in the kernel log.
 type Line struct {
-	PCI  core.PCIAddress // function 0 of the GPU; the log does not name the function
-	XID  uint64          // fits 32 bits
-	Text string          // the driver's text after the number: one line of printable ASCII, may be empty
-	Seq  uint64          // the record's sequence number; counts from 0 at boot
-	Next uint64          // the sequence number to continue at: all lines before it were emitted; 0 = unknown
+	PCI  gpu.PCIAddress // function 0 of the GPU; the log does not name the function
+	XID  uint64         // fits 32 bits
+	Text string         // the driver's text after the number: one line of printable ASCII, may be empty
+	Seq  uint64         // the record's sequence number; counts from 0 at boot
+	Next uint64         // the sequence number to continue at: all lines before it were emitted; 0 = unknown
 }
 
 // Observation is the line as an observation of a GPU, without the process that the driver names: orchestrators must not store
 // the names of users' processes.
-func (l Line) Observation() core.Observation {
-	return core.Observation{PCI: l.PCI, Kind: core.XID, Code: l.XID, Detail: withoutProcess(l.Text), FromKernelLog: true, NextSequence: l.Next}
+func (l Line) Observation() health.Observation {
+	return health.Observation{PCI: l.PCI, Kind: health.XID, Code: l.XID, Detail: withoutProcess(l.Text), FromKernelLog: true, NextSequence: l.Next}
 }
 
 // withoutProcess removes "pid=30393, name=Media, " or "pid=2763, " from a text.
@@ -98,7 +99,7 @@ func parseMessage(message string) (Line, bool) {
 	if !strings.Contains(address, ".") {
 		address += ".0"
 	}
-	pci, err := core.ParsePCIAddress(address)
+	pci, err := gpu.ParsePCIAddress(address)
 	if err != nil {
 		return Line{}, false
 	}

@@ -6,7 +6,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/kmsg"
 )
 
@@ -119,7 +120,7 @@ func TestObservation(t *testing.T) {
 		"caused by pid=7, name=a, and so on":                                       "caused by pid=7, name=a, and so on",
 	} {
 		got := kmsg.Line{PCI: "0000:01:00.0", XID: 79, Text: text, Seq: 7}.Observation()
-		if diff := cmp.Diff(core.Observation{PCI: "0000:01:00.0", Kind: core.XID, Code: 79, Detail: want, FromKernelLog: true}, got); diff != "" {
+		if diff := cmp.Diff(health.Observation{PCI: "0000:01:00.0", Kind: health.XID, Code: 79, Detail: want, FromKernelLog: true}, got); diff != "" {
 			t.Errorf("%q: %s", text, diff)
 		}
 	}
@@ -135,7 +136,7 @@ func FuzzParse(f *testing.F) {
 		if !ok {
 			return
 		}
-		if again, err := core.ParsePCIAddress(string(line.PCI)); err != nil || again != line.PCI {
+		if again, err := gpu.ParsePCIAddress(string(line.PCI)); err != nil || again != line.PCI {
 			t.Errorf("PCI %q reads as %q, %v", line.PCI, again, err)
 		}
 		if line.XID >= 1<<32 {

@@ -9,7 +9,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 )
 
 // maxRead is the maximum number of lines that Read returns: the latest ones.
@@ -77,7 +77,7 @@ type burst struct {
 }
 
 type fault struct {
-	pci core.PCIAddress
+	pci gpu.PCIAddress
 	xid uint64
 }
 

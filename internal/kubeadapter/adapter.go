@@ -16,14 +16,15 @@ import (
 
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/watchdog"
 )
 
 // Source is the inventory of the node. Watch yields the present inventory and then each newer one until ctx ends.
 type Source interface {
-	Current() *core.Inventory
-	Watch(context.Context) iter.Seq[*core.Inventory]
+	Current() *inventory.Inventory
+	Watch(context.Context) iter.Seq[*inventory.Inventory]
 }
 
 // Options configure an Adapter.
@@ -35,7 +36,7 @@ type Options struct {
 
 	// Reserved is called with the devices of each Allocate, while the kubelet waits. It must be safe for concurrent use and
 	// must not block; nil = no calls.
-	Reserved func([]core.Device)
+	Reserved func([]gpu.Device)
 
 	// Offered are the resources that an earlier Adapter offered. One without units is offered as an empty list: the
 	// kubelet counts the devices of a plugin that is gone for five more minutes.
@@ -122,7 +123,9 @@ func (a *Adapter) Run(ctx context.Context) error {
 }
 
 // Withhold returns inv with units as unhealthy whose device a pod holds under another resource, as the kubelet sees it.
-func (a *Adapter) Withhold(inv *core.Inventory) *core.Inventory { return a.tracker.withhold(inv) }
+func (a *Adapter) Withhold(inv *inventory.Inventory) *inventory.Inventory {
+	return a.tracker.withhold(inv)
+}
 
 // Warnings returns a line for each resource with device IDs that are listed only because pods may hold them.
 func (a *Adapter) Warnings() []string { return a.tracker.offers.Load().warnings() }
@@ -184,17 +187,17 @@ func (a *Adapter) Ready() error {
 	return errors.Join(errs...)
 }
 
-func idle(inv *core.Inventory) error {
+func idle(inv *inventory.Inventory) error {
 	switch d := inv.Driver(); d.State {
-	case core.DriverPending:
+	case gpu.DriverPending:
 		return errors.New("the driver has not answered yet")
-	case core.DriverAbsent:
-		return &IdleError{"no driver: " + strings.TrimPrefix(d.Reason, core.ErrNoDriver.Error()+": ")}
-	case core.DriverFailed:
+	case gpu.DriverAbsent:
+		return &IdleError{"no driver: " + strings.TrimPrefix(d.Reason, gpu.ErrNoDriver.Error()+": ")}
+	case gpu.DriverFailed:
 		return &IdleError{"driver not usable: " + d.Reason}
-	case core.DriverReleased:
+	case gpu.DriverReleased:
 		return &IdleError{d.Reason}
-	case core.DriverReady:
+	case gpu.DriverReady:
 	}
 	reasons := []string{}
 	for _, e := range inv.Excluded() {

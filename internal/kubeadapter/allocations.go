@@ -7,17 +7,18 @@ import (
 	"slices"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
 )
 
 // deviceKey is a device ID of a resource, as the kubelet's checkpoint names it.
 type deviceKey struct {
 	resource string
-	id       core.UnitID
+	id       inventory.UnitID
 }
 
-func keyOf(u core.Unit) deviceKey { return deviceKey{ResourceOf(u), u.ID} }
+func keyOf(u inventory.Unit) deviceKey { return deviceKey{ResourceOf(u), u.ID} }
 
 func compareKeys(a, b deviceKey) int {
 	return cmp.Or(cmp.Compare(a.resource, b.resource), cmp.Compare(a.id, b.id))
@@ -25,10 +26,10 @@ func compareKeys(a, b deviceKey) int {
 
 // conflicts reports whether u must not be allocated while a pod holds k: both are the same hardware, offered in different
 // ways. Units that share a device in one resource do not conflict.
-func (k deviceKey) conflicts(u core.Unit) bool {
+func (k deviceKey) conflicts(u inventory.Unit) bool {
 	switch device, shared := k.id.Split(); device {
 	case u.Device.ID:
-		return k.resource != ResourceOf(u) || shared != (u.Sharing.Mode != core.Exclusive)
+		return k.resource != ResourceOf(u) || shared != (u.Sharing.Mode != inventory.Exclusive)
 	case u.Device.At.GPU: // u is an instance of the GPU that the pod holds
 		return true
 	default:
@@ -79,7 +80,7 @@ func (a *allocations) apply(u update, t trackerTimings) *allocations {
 			next.verified = u.offered
 		}
 		for _, d := range u.answer.Devices {
-			k := deviceKey{d.Resource, core.UnitID(d.ID)}
+			k := deviceKey{d.Resource, inventory.UnitID(d.ID)}
 			next.pods[k] = d.Pod
 			if _, known := next.byKey[k]; !known && u.served[d.Resource] {
 				next.byKey[k] = allocation{numaNode: d.NUMANode}
@@ -129,7 +130,7 @@ func (a *allocations) limit() {
 }
 
 // with returns the allocations after an Allocate of units.
-func (a *allocations) with(now time.Time, units []core.Unit) *allocations {
+func (a *allocations) with(now time.Time, units []inventory.Unit) *allocations {
 	next := *a
 	next.byKey = maps.Clone(a.byKey)
 	for _, u := range units {
@@ -140,12 +141,12 @@ func (a *allocations) with(now time.Time, units []core.Unit) *allocations {
 
 // withheld returns the units of an inventory that must not be allocated, with the reason: a pod holds their device under
 // another resource, or may hold it until the kubelet has answered.
-func (a *allocations) withheld(inv *core.Inventory) map[core.UnitID]string {
+func (a *allocations) withheld(inv *inventory.Inventory) map[inventory.UnitID]string {
 	if a.pods == nil && a.verified == nil {
 		return nil
 	}
-	held, unverified := byDevice(maps.Keys(a.pods)), map[core.DeviceID][]deviceKey(nil)
-	reasons := map[core.UnitID]string{}
+	held, unverified := byDevice(maps.Keys(a.pods)), map[gpu.DeviceID][]deviceKey(nil)
+	reasons := map[inventory.UnitID]string{}
 	for u := range inv.Units() {
 		if k, ok := conflictOf(held, u); ok {
 			reasons[u.ID] = "by pod " + a.pods[k] + " under " + k.resource
@@ -169,7 +170,7 @@ func (a *allocations) withheld(inv *core.Inventory) map[core.UnitID]string {
 }
 
 // retained returns the allocations whose IDs are not in an inventory, as unhealthy devices by resource.
-func (a *allocations) retained(inv *core.Inventory) map[string][]listedDevice {
+func (a *allocations) retained(inv *inventory.Inventory) map[string][]listedDevice {
 	retained := map[string][]listedDevice{}
 	for _, k := range slices.SortedFunc(maps.Keys(a.byKey), compareKeys) {
 		if u, ok := inv.Unit(k.id); !ok || ResourceOf(u) != k.resource {
@@ -187,8 +188,8 @@ func (a *allocations) equivalent(b *allocations) bool {
 }
 
 // byDevice groups keys by device, those of a device in order.
-func byDevice(keys iter.Seq[deviceKey]) map[core.DeviceID][]deviceKey {
-	groups := map[core.DeviceID][]deviceKey{}
+func byDevice(keys iter.Seq[deviceKey]) map[gpu.DeviceID][]deviceKey {
+	groups := map[gpu.DeviceID][]deviceKey{}
 	for _, k := range slices.SortedFunc(keys, compareKeys) {
 		device, _ := k.id.Split()
 		groups[device] = append(groups[device], k)
@@ -197,8 +198,8 @@ func byDevice(keys iter.Seq[deviceKey]) map[core.DeviceID][]deviceKey {
 }
 
 // conflictOf returns the first key that conflicts with a unit.
-func conflictOf(groups map[core.DeviceID][]deviceKey, u core.Unit) (deviceKey, bool) {
-	for _, device := range []core.DeviceID{u.Device.ID, u.Device.At.GPU} {
+func conflictOf(groups map[gpu.DeviceID][]deviceKey, u inventory.Unit) (deviceKey, bool) {
+	for _, device := range []gpu.DeviceID{u.Device.ID, u.Device.At.GPU} {
 		for _, k := range groups[device] {
 			if k.conflicts(u) {
 				return k, true

@@ -10,6 +10,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
 	"github.com/tandem-gpu/tandem/internal/watch"
 )
@@ -72,7 +73,7 @@ func TestAllocationsAreRestored(t *testing.T) {
 
 			r.src = coretest.NewSource()
 			all := core.DefaultConfig()
-			all.Policy.Rules = []core.Rule{{Pool: "h100"}}
+			all.Policy.Rules = []inventory.Rule{{Pool: "h100"}}
 			r.src.Set(buildInventory(coretest.GPUs(2), all))
 			r.startTracking(keep)
 			r.awaitHealthy(h100, map[bool]int{true: 1, false: 2}[readable]) // without the API the pod may have ended
@@ -97,7 +98,7 @@ func TestRetentionWithoutPodResources(t *testing.T) {
 	_, err := r.kubelet.Allocate(r.ctx, GPUResource, id[1])
 	r.must(err)
 	c := core.DefaultConfig()
-	c.Policy.Rules = []core.Rule{{Pool: "h100"}}
+	c.Policy.Rules = []inventory.Rule{{Pool: "h100"}}
 	began := time.Now()
 	r.src.Set(buildInventory(coretest.GPUs(2), c))
 	r.awaitHealthy(h100, 2)
@@ -136,7 +137,7 @@ func TestLimitOfAllocations(t *testing.T) {
 	a := &allocations{byKey: map[deviceKey]allocation{}, pods: map[deviceKey]string{}}
 	old := time.Now().Add(-time.Hour)
 	for i := range maxAllocations + 10 {
-		k := deviceKey{GPUResource, core.UnitID(coretest.GPU(i))}
+		k := deviceKey{GPUResource, inventory.UnitID(coretest.GPU(i))}
 		a.byKey[k] = allocation{withdrawnAt: old.Add(time.Duration(i))}
 		if i < 5 {
 			a.pods[k] = "a/b"
@@ -147,7 +148,7 @@ func TestLimitOfAllocations(t *testing.T) {
 		t.Errorf("%d allocations", len(next.byKey))
 	}
 	for i, want := range map[int]bool{0: true, 4: true, 5: false, 14: false, 15: true} {
-		if _, ok := next.byKey[deviceKey{GPUResource, core.UnitID(coretest.GPU(i))}]; ok != want {
+		if _, ok := next.byKey[deviceKey{GPUResource, inventory.UnitID(coretest.GPU(i))}]; ok != want {
 			t.Errorf("allocation of ID %d: %t", i, ok)
 		}
 	}
@@ -155,7 +156,7 @@ func TestLimitOfAllocations(t *testing.T) {
 
 // Before the driver was read no unit counts as withdrawn.
 func TestNothingIsWithdrawnBeforeTheDriverIsRead(t *testing.T) {
-	store := &memory{saved: []StoredAllocation{{Resource: GPUResource, ID: core.UnitID(coretest.GPU(0))}}}
+	store := &memory{saved: []StoredAllocation{{Resource: GPUResource, ID: inventory.UnitID(coretest.GPU(0))}}}
 	r := newRig(t)
 	r.startKubelet()
 	r.startTracking(func(t *tracker) { t.store = store })
@@ -175,23 +176,23 @@ func TestConflicts(t *testing.T) {
 	renamed := renamedShares(2)
 	for _, c := range []struct {
 		name, resource, held string
-		now                  *core.Inventory
+		now                  *inventory.Inventory
 		want                 int // units withheld
 	}{
 		{"the same", GPUResource, whole, buildInventory(coretest.GPUs(2), core.DefaultConfig()), 0},
 		{"another pool", GPUResource, whole, buildInventory(coretest.GPUs(2), oneElsewhere()), 1},
 		{"another plugin's name", "nvidia.com/theirs", whole, buildInventory(coretest.GPUs(2), core.DefaultConfig()), 1},
-		{"shared now", GPUResource, whole, buildInventory(coretest.GPUs(2), shared(core.TimeSlicing, 3)), 3},
+		{"shared now", GPUResource, whole, buildInventory(coretest.GPUs(2), shared(inventory.TimeSlicing, 3)), 3},
 		{"shared under another name", GPUResource, whole, buildInventory(coretest.GPUs(2), renamed), 2},
 		{"no longer shared", GPUResource, whole + "::1", buildInventory(coretest.GPUs(2), core.DefaultConfig()), 1},
-		{"shared by more", GPUResource, whole + "::1", buildInventory(coretest.GPUs(2), shared(core.TimeSlicing, 4)), 0},
-		{"shared by fewer", GPUResource, whole + "::3", buildInventory(coretest.GPUs(2), shared(core.TimeSlicing, 2)), 0},
+		{"shared by more", GPUResource, whole + "::1", buildInventory(coretest.GPUs(2), shared(inventory.TimeSlicing, 4)), 0},
+		{"shared by fewer", GPUResource, whole + "::3", buildInventory(coretest.GPUs(2), shared(inventory.TimeSlicing, 2)), 0},
 		{"cut into instances", GPUResource, whole, buildInventory(cut, mixedConfig()), 2},
 		{"the same instance", "nvidia.com/mig-3g.40gb", instance, buildInventory(cut, mixedConfig()), 0},
 		{"an instance that is no more", "nvidia.com/mig-1g.10gb", "MIG-gone", buildInventory(cut, mixedConfig()), 0},
 		{"the other GPU", GPUResource, gpuIDs(0)[0], buildInventory(cut, mixedConfig()), 0},
 	} {
-		a := allocations{pods: map[deviceKey]string{{c.resource, core.UnitID(c.held)}: "a/b"}}
+		a := allocations{pods: map[deviceKey]string{{c.resource, inventory.UnitID(c.held)}: "a/b"}}
 		if got := a.withheld(c.now); len(got) != c.want {
 			t.Errorf("%s: withheld %v, want %d", c.name, got, c.want)
 		}

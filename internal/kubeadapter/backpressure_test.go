@@ -13,6 +13,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
 	"github.com/tandem-gpu/tandem/internal/watch"
 )
@@ -35,10 +36,10 @@ func (r *rig) many(lost int) {
 	s.Devices = nil
 	for i := range 1000 {
 		d := template
-		d.ID, d.At, d.Index = coretest.GPU(i), core.WholeGPU(coretest.GPU(i)), i
+		d.ID, d.At, d.Index = coretest.GPU(i), gpu.WholeGPU(coretest.GPU(i)), i
 		s.Devices = append(s.Devices, d)
 	}
-	r.offer(core.NewSnapshot(s), lost%7)
+	r.offer(gpu.NewSnapshot(s), lost%7)
 }
 
 // block starts an adapter whose only stream is not read, and returns when Send blocks. The flow control window is 64 KiB, about the
@@ -135,7 +136,7 @@ func TestStopWhileSendBlocks(t *testing.T) {
 func TestCanceledRequests(t *testing.T) {
 	reserved := 0
 	s := newTestServer(GPUResource, buildInventory(coretest.GPUs(8), core.DefaultConfig()))
-	s.opts.Reserved = func([]core.Device) { reserved++ }
+	s.opts.Reserved = func([]gpu.Device) { reserved++ }
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	_, err := s.Allocate(ctx, allocateRequest(gpuIDs(1)))

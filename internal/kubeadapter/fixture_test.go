@@ -15,6 +15,9 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
 )
 
@@ -43,7 +46,7 @@ func newRig(t *testing.T) *rig {
 }
 
 // startRig returns a rig with a running kubelet and a running adapter of an inventory.
-func startRig(t *testing.T, inv *core.Inventory, change ...func(*Adapter)) *rig {
+func startRig(t *testing.T, inv *inventory.Inventory, change ...func(*Adapter)) *rig {
 	t.Helper()
 	r := newRig(t)
 	r.startKubelet()
@@ -124,20 +127,20 @@ func (r *rig) must(err error) {
 }
 
 // offer publishes the inventory of a snapshot in which some GPUs are lost.
-func (r *rig) offer(s core.Snapshot, lost ...int) {
+func (r *rig) offer(s gpu.Snapshot, lost ...int) {
 	r.src.Set(buildInventory(s, core.DefaultConfig(), lost...))
 }
 
-func buildInventory(s core.Snapshot, c core.Config, lost ...int) *core.Inventory {
-	var l core.Ledger
+func buildInventory(s gpu.Snapshot, c core.Config, lost ...int) *inventory.Inventory {
+	var l health.Ledger
 	for _, n := range lost {
-		l = l.Apply(c.Health, time.Unix(0, 0), core.Observation{At: core.WholeGPU(coretest.GPU(n)), Kind: core.Lost})
+		l = l.Apply(c.Health, time.Unix(0, 0), health.Observation{At: gpu.WholeGPU(coretest.GPU(n)), Kind: health.Lost})
 	}
 	return core.Build(s, l, c)
 }
 
 // newTestServer returns the service of a resource over an inventory.
-func newTestServer(resource string, inv *core.Inventory) *server {
+func newTestServer(resource string, inv *inventory.Inventory) *server {
 	src := coretest.NewSource()
 	src.Set(inv)
 	e := &endpoint{resource: resource, timings: defaultTimings, tracker: newTracker(src, Options{})}
@@ -230,24 +233,24 @@ func firstIDs(n int) (names []string) {
 }
 
 // migGPU is a full GPU, and one with three MIG instances of two profiles.
-func migGPU() core.Snapshot {
+func migGPU() gpu.Snapshot {
 	s := coretest.GPUs(2)
 	s.Devices = slices.Clone(s.Devices)
 	s.Devices[1].MIG = true
 	for i, profile := range []string{"1g.10gb", "1g.10gb+me", "1g.10gb"} {
-		at := core.WholeGPU(coretest.GPU(1))
+		at := gpu.WholeGPU(coretest.GPU(1))
 		at.GI, at.CI = uint32(i+1), 0
-		s.Devices = append(s.Devices, core.Device{
-			ID: core.DeviceID(fmt.Sprintf("MIG-00000000-0000-4000-8000-%012d", i)), At: at, Index: 1,
+		s.Devices = append(s.Devices, gpu.Device{
+			ID: gpu.DeviceID(fmt.Sprintf("MIG-00000000-0000-4000-8000-%012d", i)), At: at, Index: 1,
 			Profile: profile, Minor: 1, GICap: 10 + i, CICap: 20 + i, NUMANode: -1,
 		})
 	}
-	return core.NewSnapshot(s)
+	return gpu.NewSnapshot(s)
 }
 
 func mixedConfig() core.Config {
 	c := core.DefaultConfig()
-	c.MIG = core.MIGMixed
+	c.MIG = inventory.MIGMixed
 	return c
 }
 

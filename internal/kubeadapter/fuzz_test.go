@@ -11,18 +11,21 @@ import (
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
 // fewUnits returns a server of units with names that a fuzzer finds: a to d are healthy, x is lost.
 func fewUnits() *server {
-	s := core.Snapshot{Driver: core.Driver{State: core.DriverReady}}
-	for i, id := range []core.DeviceID{"a", "b", "c", "d", "x"} {
-		s.Devices = append(s.Devices, core.Device{ID: id, At: core.WholeGPU(id), Index: i, NUMANode: i % 2, Minor: i})
+	s := gpu.Snapshot{Driver: gpu.Driver{State: gpu.DriverReady}}
+	for i, id := range []gpu.DeviceID{"a", "b", "c", "d", "x"} {
+		s.Devices = append(s.Devices, gpu.Device{ID: id, At: gpu.WholeGPU(id), Index: i, NUMANode: i % 2, Minor: i})
 	}
-	s.Links = []core.Link{{A: "a", B: "d", Path: core.PathBoard, NVLinks: 4}}
+	s.Links = []gpu.Link{{A: "a", B: "d", Path: gpu.PathBoard, NVLinks: 4}}
 	cfg := core.DefaultConfig()
-	l := core.Ledger{}.Apply(cfg.Health, time.Unix(0, 0), core.Observation{At: core.WholeGPU("x"), Kind: core.Lost})
-	return newTestServer(GPUResource, core.Build(core.NewSnapshot(s), l, cfg))
+	l := health.Ledger{}.Apply(cfg.Health, time.Unix(0, 0), health.Observation{At: gpu.WholeGPU("x"), Kind: health.Lost})
+	return newTestServer(GPUResource, core.Build(gpu.NewSnapshot(s), l, cfg))
 }
 
 // wire returns the encoding of a message.
@@ -51,7 +54,7 @@ func FuzzAllocate(f *testing.F) {
 			return // refused by gRPC
 		}
 		can := func(id string) bool {
-			u, ok := s.tracker.offers.Load().inventory.Unit(core.UnitID(id))
+			u, ok := s.tracker.offers.Load().inventory.Unit(inventory.UnitID(id))
 			return ok && u.Health.Schedulable()
 		}
 		response, err := s.Allocate(t.Context(), r)
@@ -70,7 +73,7 @@ func FuzzAllocate(f *testing.F) {
 		}
 		for i, c := range r.GetContainerRequests() {
 			want := slices.Compact(slices.Sorted(slices.Values(c.GetDevicesIds())))
-			got := strings.FieldsFunc(response.GetContainerResponses()[i].GetEnvs()[core.VisibleDevices], func(r rune) bool { return r == ',' })
+			got := strings.FieldsFunc(response.GetContainerResponses()[i].GetEnvs()[inventory.VisibleDevices], func(r rune) bool { return r == ',' })
 			if slices.Sort(got); !slices.Equal(got, want) {
 				t.Errorf("%v: container %d got %v", r, i, got)
 			}
@@ -89,18 +92,18 @@ func FuzzAllocateShares(f *testing.F) {
 	for _, ids := range [][]string{{"a::2", "a::0"}, {"b::1"}, {"b::0", "b::1"}, {"c", "a::1"}, {"c", "b::2"}, {"a::3"}, {"a"}, {"a::"}, {"::0"}} {
 		f.Add(wire(f, allocateRequest(ids)))
 	}
-	machine := core.Snapshot{Driver: core.Driver{State: core.DriverReady}}
-	for i, id := range []core.DeviceID{"a", "b", "c"} {
-		machine.Devices = append(machine.Devices, core.Device{ID: id, At: core.WholeGPU(id), Index: i, Minor: i})
+	machine := gpu.Snapshot{Driver: gpu.Driver{State: gpu.DriverReady}}
+	for i, id := range []gpu.DeviceID{"a", "b", "c"} {
+		machine.Devices = append(machine.Devices, gpu.Device{ID: id, At: gpu.WholeGPU(id), Index: i, Minor: i})
 	}
 	cfg := core.DefaultConfig()
-	for _, id := range []core.DeviceID{"a", "b"} {
-		cfg.Policy.Rules = append(cfg.Policy.Rules, core.Rule{
-			Pool: core.DefaultPool, Select: core.Selector{IDs: []core.DeviceID{id}},
-			Sharing: &core.Sharing{Mode: core.TimeSlicing, Replicas: 3, OnePerRequest: id == "b"},
+	for _, id := range []gpu.DeviceID{"a", "b"} {
+		cfg.Policy.Rules = append(cfg.Policy.Rules, inventory.Rule{
+			Pool: inventory.DefaultPool, Select: inventory.Selector{IDs: []gpu.DeviceID{id}},
+			Sharing: &inventory.Sharing{Mode: inventory.TimeSlicing, Replicas: 3, OnePerRequest: id == "b"},
 		})
 	}
-	s := newTestServer(GPUResource, core.Build(core.NewSnapshot(machine), core.Ledger{}, cfg))
+	s := newTestServer(GPUResource, core.Build(gpu.NewSnapshot(machine), health.Ledger{}, cfg))
 	all := []string{"a::0", "a::1", "a::2", "b::0", "b::1", "b::2", "c"}
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		r := &v1beta1.AllocateRequest{}
@@ -120,7 +123,7 @@ func FuzzAllocateShares(f *testing.F) {
 				for _, id := range ids {
 					want = append(want, id[:1])
 				}
-				got := response.GetContainerResponses()[i].GetEnvs()[core.VisibleDevices]
+				got := response.GetContainerResponses()[i].GetEnvs()[inventory.VisibleDevices]
 				if got != strings.Join(slices.Compact(want), ",") {
 					t.Errorf("%v sees %q", ids, got)
 				}
@@ -158,7 +161,7 @@ func FuzzPreferredAllocation(f *testing.F) {
 			got := response.GetContainerResponses()[i].GetDeviceIDs()
 			known := func(ids []string) []string {
 				return slices.DeleteFunc(slices.Compact(slices.Sorted(slices.Values(ids))), func(id string) bool {
-					_, ok := s.tracker.offers.Load().inventory.Unit(core.UnitID(id))
+					_, ok := s.tracker.offers.Load().inventory.Unit(inventory.UnitID(id))
 					return !ok
 				})
 			}

@@ -9,6 +9,8 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
 // largest are the largest nodes that are supported: a resource and its number of units.
@@ -16,27 +18,27 @@ var largest = []struct {
 	name     string
 	resource string
 	units    int
-	make     func(lost ...int) *core.Inventory
+	make     func(lost ...int) *inventory.Inventory
 }{
-	{"16GPUsBy100", GPUResource, 1600, func(lost ...int) *core.Inventory {
-		return buildInventory(coretest.GPUs(16), shared(core.TimeSlicing, 100), lost...)
+	{"16GPUsBy100", GPUResource, 1600, func(lost ...int) *inventory.Inventory {
+		return buildInventory(coretest.GPUs(16), shared(inventory.TimeSlicing, 100), lost...)
 	}},
-	{"16GPUsBy7InstancesBy10", "nvidia.com/mig-1g.10gb", 1120, func(lost ...int) *core.Inventory {
-		c := shared(core.TimeSlicing, 10)
-		c.MIG = core.MIGMixed
+	{"16GPUsBy7InstancesBy10", "nvidia.com/mig-1g.10gb", 1120, func(lost ...int) *inventory.Inventory {
+		c := shared(inventory.TimeSlicing, 10)
+		c.MIG = inventory.MIGMixed
 		return buildInventory(cutInSeven(16), c, lost...)
 	}},
-	{"16GPUsBy7Instances", "nvidia.com/mig-1g.10gb", 112, func(lost ...int) *core.Inventory {
+	{"16GPUsBy7Instances", "nvidia.com/mig-1g.10gb", 112, func(lost ...int) *inventory.Inventory {
 		return buildInventory(cutInSeven(16), mixedConfig(), lost...)
 	}},
 }
 
 // shared shares each device among replicas units of the same resource.
-func shared(mode core.SharingMode, replicas int) core.Config {
+func shared(mode inventory.SharingMode, replicas int) core.Config {
 	c := core.DefaultConfig()
-	for _, pool := range []string{core.DefaultPool, core.MIGPool("1g.10gb")} {
-		c.Policy.Shares = append(c.Policy.Shares, core.Share{
-			Pool: pool, Sharing: core.Sharing{Mode: mode, Replicas: replicas, OnePerRequest: mode == core.MPS},
+	for _, pool := range []string{inventory.DefaultPool, inventory.MIGPool("1g.10gb")} {
+		c.Policy.Shares = append(c.Policy.Shares, inventory.Share{
+			Pool: pool, Sharing: inventory.Sharing{Mode: mode, Replicas: replicas, OnePerRequest: mode == inventory.MPS},
 		})
 	}
 	return c
@@ -44,26 +46,26 @@ func shared(mode core.SharingMode, replicas int) core.Config {
 
 // renamedShares shares each GPU among replicas units of nvidia.com/gpu.shared.
 func renamedShares(replicas int) core.Config {
-	c := shared(core.TimeSlicing, replicas)
+	c := shared(inventory.TimeSlicing, replicas)
 	c.Policy.Shares[0].Rename = "gpu.shared"
 	return c
 }
 
 // cutInSeven returns n GPUs with seven MIG instances each.
-func cutInSeven(n int) core.Snapshot {
+func cutInSeven(n int) gpu.Snapshot {
 	s := coretest.GPUs(n)
 	for i := range n {
 		s.Devices[i].MIG = true
 		for j := range 7 {
-			at := core.WholeGPU(coretest.GPU(i))
+			at := gpu.WholeGPU(coretest.GPU(i))
 			at.GI, at.CI = uint32(7+j), 0
-			s.Devices = append(s.Devices, core.Device{
-				ID: core.DeviceID(fmt.Sprintf("MIG-00000000-0000-4000-8000-%06d%06d", i, j)), At: at, Index: i, Instance: j,
+			s.Devices = append(s.Devices, gpu.Device{
+				ID: gpu.DeviceID(fmt.Sprintf("MIG-00000000-0000-4000-8000-%06d%06d", i, j)), At: at, Index: i, Instance: j,
 				Profile: "1g.10gb", Minor: i, GICap: 10 + i*16 + j, CICap: 500 + i*16 + j, NUMANode: i * 2 / n,
 			})
 		}
 	}
-	return core.NewSnapshot(s)
+	return gpu.NewSnapshot(s)
 }
 
 // A response may have 4 MiB, the limit of the kubelet's gRPC client (the default of grpc for a received message).
@@ -164,7 +166,7 @@ func BenchmarkLargePreference(b *testing.B) {
 	}
 }
 
-func largeServer(inv *core.Inventory, resource string) (*server, []string) {
+func largeServer(inv *inventory.Inventory, resource string) (*server, []string) {
 	var ids []string
 	for _, l := range listDevices(inv)[resource] {
 		ids = append(ids, string(l.id))

@@ -6,26 +6,26 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
 // listedDevice is a device of a ListAndWatch response. It is comparable, so that equal lists are not sent twice.
 type listedDevice struct {
-	id       core.UnitID
+	id       inventory.UnitID
 	healthy  bool
 	numaNode int // -1 = no affinity
 }
 
 // offer is what the kubelet is sent and may allocate: an inventory, corrected by what pods hold. It is immutable.
 type offer struct {
-	inventory   *core.Inventory           // with units as unhealthy whose device a pod holds under another resource
+	inventory   *inventory.Inventory      // with units as unhealthy whose device a pod holds under another resource
 	allocations *allocations              // what inventory was corrected by
 	lists       map[string][]listedDevice // by resource: the units in canonical order, then the retained IDs
 	retained    map[string][]listedDevice // by resource: IDs that are not in the inventory, and that pods may hold
 	withheld    bool                      // inventory differs from that of the source
 }
 
-func newOffer(inv *core.Inventory, a *allocations) *offer {
+func newOffer(inv *inventory.Inventory, a *allocations) *offer {
 	withheld := a.withheld(inv)
 	o := &offer{inventory: inv.Withhold(withheld), allocations: a, withheld: len(withheld) > 0}
 	o.lists = listDevices(o.inventory)
@@ -39,7 +39,7 @@ func newOffer(inv *core.Inventory, a *allocations) *offer {
 }
 
 // listDevices returns the units of an inventory by resource, in canonical order.
-func listDevices(inv *core.Inventory) map[string][]listedDevice {
+func listDevices(inv *inventory.Inventory) map[string][]listedDevice {
 	size := map[string]int{} // by pool
 	for u := range inv.Units() {
 		size[u.Pool]++
@@ -101,7 +101,7 @@ func markRemoved(sent, next []listedDevice) (list []listedDevice, removing bool)
 	if slices.EqualFunc(sent, next, func(a, b listedDevice) bool { return a.id == b.id }) {
 		return next, false
 	}
-	stays := make(map[core.UnitID]bool, len(next))
+	stays := make(map[inventory.UnitID]bool, len(next))
 	for _, d := range next {
 		stays[d.id] = true
 	}

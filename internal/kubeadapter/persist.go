@@ -7,16 +7,16 @@ import (
 	"strings"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/watch"
 )
 
 // StoredAllocation is a device ID that was allocated to a pod, which may still hold it, as it is stored.
 type StoredAllocation struct {
-	Resource    string      `json:"resource"`
-	ID          core.UnitID `json:"id"`
-	NUMANode    int         `json:"numaNode"`      // -1 = no affinity
-	WithdrawnAt time.Time   `json:"gone,omitzero"` // since when the ID is not offered; zero = it was when this was written
+	Resource    string           `json:"resource"`
+	ID          inventory.UnitID `json:"id"`
+	NUMANode    int              `json:"numaNode"`      // -1 = no affinity
+	WithdrawnAt time.Time        `json:"gone,omitzero"` // since when the ID is not offered; zero = it was when this was written
 }
 
 // AllocationStore stores allocations across restarts of the agent. Load is called first, and both are called from one goroutine.

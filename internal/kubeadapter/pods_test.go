@@ -12,6 +12,9 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
 	"github.com/tandem-gpu/tandem/internal/watch"
 )
@@ -63,7 +66,7 @@ func newTracking(t *testing.T, change ...func(*tracker)) (*rig, *kubelettest.Pod
 // oneElsewhere puts GPU 1 into another pool.
 func oneElsewhere() core.Config {
 	c := core.DefaultConfig()
-	c.Policy.Rules = []core.Rule{{Select: core.Selector{IDs: []core.DeviceID{coretest.GPU(1)}}, Pool: "h100"}}
+	c.Policy.Rules = []inventory.Rule{{Select: inventory.Selector{IDs: []gpu.DeviceID{coretest.GPU(1)}}, Pool: "h100"}}
 	return c
 }
 
@@ -103,7 +106,7 @@ func TestHeldIDStaysListed(t *testing.T) {
 	gone := gpuIDs(1)[0]
 	for _, c := range []struct {
 		name string
-		then *core.Inventory
+		then *inventory.Inventory
 	}{
 		{"GPU removed", buildInventory(onlyFirst(), core.DefaultConfig())},
 		{"GPU in another pool", buildInventory(coretest.GPUs(2), oneElsewhere())},
@@ -132,10 +135,10 @@ func TestHeldIDStaysListed(t *testing.T) {
 }
 
 // onlyFirst is the first of two GPUs.
-func onlyFirst() core.Snapshot {
+func onlyFirst() gpu.Snapshot {
 	s := coretest.GPUs(2)
 	s.Devices, s.Links = s.Devices[:1], nil
-	return core.NewSnapshot(s)
+	return gpu.NewSnapshot(s)
 }
 
 // A device that a pod holds under one resource is never allocated under another one, until the pod ends.
@@ -150,7 +153,7 @@ func TestHeldDeviceIsWithheld(t *testing.T) {
 	if _, err := r.kubelet.Allocate(r.ctx, h100, id); err == nil || !strings.Contains(err.Error(), "by pod default/holder under "+GPUResource) {
 		t.Errorf("allocated twice: %v", err)
 	}
-	if u, _ := r.adapter.Withhold(then).Unit(core.UnitID(id)); u.Health.Reason != core.ReasonHeld {
+	if u, _ := r.adapter.Withhold(then).Unit(inventory.UnitID(id)); u.Health.Reason != health.ReasonHeld {
 		t.Errorf("reported as %s", u.Health)
 	}
 	for _, list := range r.kubelet.Lists(h100) {

@@ -10,10 +10,11 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
 // prefer calls GetPreferredAllocation for n of the available units.
-func prefer(t *testing.T, inv *core.Inventory, available, required []string, n int) []string {
+func prefer(t *testing.T, inv *inventory.Inventory, available, required []string, n int) []string {
 	t.Helper()
 	s := newTestServer(GPUResource, inv)
 	got, err := s.GetPreferredAllocation(t.Context(), preferRequest(available, required, n))
@@ -84,7 +85,7 @@ func TestPreferredShares(t *testing.T) {
 		{"all", []int{4, 2}, nil, 6, []int{4, 2}, []int{4, 2}},
 	} {
 		for _, packed := range []bool{false, true} {
-			cfg, want, name := shared(core.TimeSlicing, 4), c.distributed, c.name+", distributed"
+			cfg, want, name := shared(inventory.TimeSlicing, 4), c.distributed, c.name+", distributed"
 			if cfg.Packed = packed; packed {
 				want, name = c.packed, c.name+", packed"
 			}
@@ -104,7 +105,7 @@ func TestPreferredShares(t *testing.T) {
 // A pool of exclusive and shared GPUs, of which the core warns: unused GPUs come first.
 func TestPreferredOverMixedUnits(t *testing.T) {
 	c := core.DefaultConfig()
-	c.Policy.Shares = []core.Share{{Pool: core.DefaultPool, First: 2, Sharing: core.Sharing{Mode: core.TimeSlicing, Replicas: 4}}}
+	c.Policy.Shares = []inventory.Share{{Pool: inventory.DefaultPool, First: 2, Sharing: inventory.Sharing{Mode: inventory.TimeSlicing, Replicas: 4}}}
 	inv := buildInventory(coretest.GPUs(3), c)
 	if len(inv.PolicyWarnings()) != 1 {
 		t.Errorf("warnings %q", inv.PolicyWarnings())
@@ -123,7 +124,7 @@ func TestPreferredSharesAtRandom(t *testing.T) {
 	seed := rand.Uint64()
 	random := rand.New(rand.NewPCG(seed, 0))
 	for range 2000 {
-		c := shared(core.TimeSlicing, replicas)
+		c := shared(inventory.TimeSlicing, replicas)
 		c.Packed = random.IntN(2) == 0
 		var available, required []string
 		for i := range gpus {
@@ -182,7 +183,7 @@ func TestPreferredInstances(t *testing.T) {
 	for n, want := range map[int]string{1: "map[0:1]", 2: "map[0:2]", 7: "map[1:7]", 9: "map[0:2 1:7]"} {
 		count := map[int]int{}
 		for _, id := range prefer(t, inv, all, nil, n) {
-			u, _ := inv.Unit(core.UnitID(id))
+			u, _ := inv.Unit(inventory.UnitID(id))
 			count[u.Device.Index]++
 		}
 		if got := fmt.Sprint(count); got != want {

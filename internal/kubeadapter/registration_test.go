@@ -11,8 +11,8 @@ import (
 
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
-	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
 )
 
@@ -23,12 +23,12 @@ func TestNothingIsRegisteredBeforeAUnitExists(t *testing.T) {
 	if err := r.adapter.Ready(); err == nil || isIdle(err) {
 		t.Errorf("pending driver: Ready = %v, want an error that is not an IdleError", err)
 	}
-	r.offer(core.NoDriver(core.DriverAbsent, "libnvidia-ml.so.1 not found"))
+	r.offer(gpu.NoDriver(gpu.DriverAbsent, "libnvidia-ml.so.1 not found"))
 	if err := r.adapter.Ready(); !isIdle(err) || err.Error() != "no driver: libnvidia-ml.so.1 not found" {
 		t.Errorf("absent driver: Ready = %v", err)
 	}
-	r.offer(core.Snapshot{Driver: core.Driver{State: core.DriverReady},
-		Excluded: []core.Exclusion{{Index: 3, Reason: "GPU is lost"}}})
+	r.offer(gpu.Snapshot{Driver: gpu.Driver{State: gpu.DriverReady},
+		Excluded: []gpu.Exclusion{{Index: 3, Reason: "GPU is lost"}}})
 	if err := r.adapter.Ready(); !isIdle(err) || err.Error() != "no GPU to offer: GPU 3: GPU is lost" {
 		t.Errorf("only excluded GPUs: Ready = %v", err)
 	}

@@ -12,7 +12,8 @@ import (
 	"google.golang.org/grpc/status"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/watch"
 )
 
@@ -97,12 +98,12 @@ func (s *server) GetPreferredAllocation(_ context.Context, r *v1beta1.PreferredA
 func (s *server) Allocate(ctx context.Context, r *v1beta1.AllocateRequest) (*v1beta1.AllocateResponse, error) {
 	inv := s.tracker.offers.Load().inventory
 	response := &v1beta1.AllocateResponse{}
-	var devices []core.Device
-	var units []core.Unit
+	var devices []gpu.Device
+	var units []inventory.Unit
 	for _, c := range r.GetContainerRequests() {
 		ids := unitIDs(c.GetDevicesIds())
 		plan, err := inv.Reserve(ids...)
-		var of []core.Unit
+		var of []inventory.Unit
 		if err == nil {
 			of, err = s.checkResource(inv, ids)
 		}
@@ -128,8 +129,8 @@ func (s *server) Allocate(ctx context.Context, r *v1beta1.AllocateRequest) (*v1b
 // checkResource returns the units of ids, which inv has. It fails if one belongs to another resource than this: a MIG instance
 // can have the ID of the one that was in its place, a GPU in another pool has the same ID, and the kubelet may not have the
 // latest list.
-func (s *server) checkResource(inv *core.Inventory, ids []core.UnitID) ([]core.Unit, error) {
-	units := make([]core.Unit, len(ids))
+func (s *server) checkResource(inv *inventory.Inventory, ids []inventory.UnitID) ([]inventory.Unit, error) {
+	units := make([]inventory.Unit, len(ids))
 	var errs []error
 	for i, id := range ids {
 		units[i], _ = inv.Unit(id)

@@ -14,6 +14,8 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
 func TestFirstListWithinASecond(t *testing.T) {
@@ -124,7 +126,7 @@ func TestAllocateWithDeviceNodes(t *testing.T) {
 	c.DeviceNodes = true
 	s := migGPU()
 	s.Nodes = append(slices.Clone(s.Nodes), "/dev/nvidia-caps/nvidia-cap10", "/dev/nvidia-caps/nvidia-cap20")
-	inv := buildInventory(core.NewSnapshot(s), c)
+	inv := buildInventory(gpu.NewSnapshot(s), c)
 	plan, err := inv.Reserve("MIG-00000000-0000-4000-8000-000000000000")
 	if err != nil {
 		t.Fatal(err)
@@ -159,8 +161,8 @@ func TestOptions(t *testing.T) {
 
 func TestResources(t *testing.T) {
 	single := mixedConfig()
-	single.MIG = core.MIGSingle
-	for want, inv := range map[string]*core.Inventory{
+	single.MIG = inventory.MIGSingle
+	for want, inv := range map[string]*inventory.Inventory{
 		"map[nvidia.com/gpu:map[healthy:1] nvidia.com/mig-1g.10gb:map[lost:2] nvidia.com/mig-1g.10gb.me:map[lost:1]]": buildInventory(migGPU(), mixedConfig(), 1),
 		"map[nvidia.com/gpu:map[healthy:2]]": buildInventory(migGPU(), single), // the profile with more instances
 	} {

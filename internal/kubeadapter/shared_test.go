@@ -14,6 +14,8 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
 // replica returns the ID of the n-th unit of GPU i.
@@ -21,7 +23,7 @@ func replica(i, n int) string { return fmt.Sprintf("%s::%d", coretest.GPU(i), n)
 
 // A container with units of a GPU sees it once, in any order of the units.
 func TestAllocateReplicas(t *testing.T) {
-	r := startRig(t, buildInventory(coretest.GPUs(3), shared(core.TimeSlicing, 4), 2))
+	r := startRig(t, buildInventory(coretest.GPUs(3), shared(inventory.TimeSlicing, 4), 2))
 	r.awaitHealthy(GPUResource, 8)
 	id := gpuIDs(0, 1, 2)
 	for _, c := range []struct {
@@ -39,7 +41,7 @@ func TestAllocateReplicas(t *testing.T) {
 				c.ids = append(c.ids[1:], c.ids[0])
 				got, err := r.kubelet.Allocate(r.ctx, GPUResource, c.ids...)
 				r.must(err)
-				want := &v1beta1.ContainerAllocateResponse{Envs: map[string]string{core.VisibleDevices: c.want}}
+				want := &v1beta1.ContainerAllocateResponse{Envs: map[string]string{inventory.VisibleDevices: c.want}}
 				if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" {
 					t.Error(diff)
 				}
@@ -83,17 +85,17 @@ func TestSeveralSharedUnits(t *testing.T) {
 // The paths are those of NVIDIA's k8s-device-plugin (plugin/mps.go, mps/root.go).
 func TestMPSClient(t *testing.T) {
 	c := core.DefaultConfig()
-	c.Policy.Rules = []core.Rule{{Sharing: &core.Sharing{
-		Mode: core.MPS, Replicas: 2, OnePerRequest: true, Memory: 30 << 30, Threads: 50,
+	c.Policy.Rules = []inventory.Rule{{Sharing: &inventory.Sharing{
+		Mode: inventory.MPS, Replicas: 2, OnePerRequest: true, Memory: 30 << 30, Threads: 50,
 	}}}
 	built := buildInventory(coretest.GPUs(2), c)
-	plan, err := built.Reserve(core.UnitID(replica(1, 1)))
+	plan, err := built.Reserve(inventory.UnitID(replica(1, 1)))
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := &v1beta1.ContainerAllocateResponse{
 		Envs: map[string]string{
-			core.VisibleDevices:                 gpuIDs(1)[0],
+			inventory.VisibleDevices:            gpuIDs(1)[0],
 			"CUDA_MPS_PIPE_DIRECTORY":           "/mps/nvidia.com/gpu.mps/pipe",
 			"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "50",
 			"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT":  "0=30720M",
@@ -114,9 +116,9 @@ func TestMPSDaemon(t *testing.T) {
 	r := newRig(t)
 	r.startKubelet()
 	c := core.DefaultConfig()
-	c.Policy.Rules = []core.Rule{{Sharing: &core.Sharing{Mode: core.MPS, Replicas: 2, OnePerRequest: true}}}
+	c.Policy.Rules = []inventory.Rule{{Sharing: &inventory.Sharing{Mode: inventory.MPS, Replicas: 2, OnePerRequest: true}}}
 	built := buildInventory(coretest.GPUs(2), c)
-	r.src.Set(built.WithHost(core.Host{}, core.OverlapWarn))
+	r.src.Set(built.WithHost(inventory.Host{}, inventory.OverlapWarn))
 	r.start()
 	r.await("unhealthy units", func() bool {
 		capacity, allocatable := r.kubelet.Capacity(resource)
@@ -126,7 +128,7 @@ func TestMPSDaemon(t *testing.T) {
 		!strings.Contains(err.Error(), "pool gpu.mps") {
 		t.Errorf("without a daemon: %v", err)
 	}
-	r.src.Set(built.WithHost(core.Host{MPS: []string{"gpu.mps"}}, core.OverlapWarn))
+	r.src.Set(built.WithHost(inventory.Host{MPS: []string{"gpu.mps"}}, inventory.OverlapWarn))
 	r.awaitHealthy(resource, 4)
 	_, err := r.kubelet.Allocate(r.ctx, resource, replica(0, 0))
 	r.must(err)
@@ -143,7 +145,7 @@ func TestSameIDInAnotherResource(t *testing.T) {
 	instance := string(reconfigured.Devices[3].ID)
 	for _, c := range []struct {
 		name, was, is, id string
-		before, after     *core.Inventory
+		before, after     *inventory.Inventory
 		left              []string // of the old resource
 	}{
 		{"another profile", "nvidia.com/mig-1g.10gb.me", "nvidia.com/mig-2g.20gb", instance,
@@ -178,7 +180,7 @@ func TestSameIDInAnotherResource(t *testing.T) {
 // list.
 func TestSharesInPlaceOfGPUs(t *testing.T) {
 	r := newRunning(t, 2)
-	r.src.Set(buildInventory(coretest.GPUs(2), shared(core.TimeSlicing, 3)))
+	r.src.Set(buildInventory(coretest.GPUs(2), shared(inventory.TimeSlicing, 3)))
 	r.awaitHealthy(GPUResource, 6)
 	r.await("shared units only", func() bool { n, _ := r.kubelet.Capacity(GPUResource); return n == 6 })
 
@@ -229,16 +231,16 @@ func TestResourceNamesOfProfiles(t *testing.T) {
 				s.Devices[i].Profile = profile
 			}
 		}
-		lists := listDevices(buildInventory(core.NewSnapshot(s), mixedConfig()))
+		lists := listDevices(buildInventory(gpu.NewSnapshot(s), mixedConfig()))
 		if len(lists[want]) != 7 || len(lists) != 1 || len(want) > 63 {
 			t.Errorf("%s: %v, want 7 %s", profile, lists, want)
 		}
 		c := mixedConfig()
-		c.Policy.Shares = []core.Share{{
-			Pool: core.MIGPool(profile), Rename: core.MIGPool(profile) + ".shared",
-			Sharing: core.Sharing{Mode: core.TimeSlicing, Replicas: 2},
+		c.Policy.Shares = []inventory.Share{{
+			Pool: inventory.MIGPool(profile), Rename: inventory.MIGPool(profile) + ".shared",
+			Sharing: inventory.Sharing{Mode: inventory.TimeSlicing, Replicas: 2},
 		}}
-		if lists := listDevices(buildInventory(core.NewSnapshot(s), c)); len(lists[want+".shared"]) != 14 {
+		if lists := listDevices(buildInventory(gpu.NewSnapshot(s), c)); len(lists[want+".shared"]) != 14 {
 			t.Errorf("%s shared: %v", profile, lists)
 		}
 	}

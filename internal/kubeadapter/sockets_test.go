@@ -12,6 +12,8 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
 func TestStaleSocketsAreRemoved(t *testing.T) {
@@ -69,8 +71,8 @@ func TestLongestResourceNames(t *testing.T) {
 	for i, end := range []string{"a", "b"} {
 		pool := strings.Repeat("x", 63-len(vendor)-1) + end
 		resources = append(resources, vendor+pool)
-		c.Policy.Rules = append(c.Policy.Rules, core.Rule{
-			Select: core.Selector{IDs: []core.DeviceID{coretest.GPU(i)}}, Pool: pool,
+		c.Policy.Rules = append(c.Policy.Rules, inventory.Rule{
+			Select: inventory.Selector{IDs: []gpu.DeviceID{coretest.GPU(i)}}, Pool: pool,
 		})
 	}
 	r.src.Set(buildInventory(coretest.GPUs(2), c))

@@ -29,7 +29,7 @@ import (
 //	TANDEM_STORM_SEED=7   the same incidents again
 //	TANDEM_STORM_P99=1s   fail if the first list takes longer
 func TestStorm(t *testing.T) {
-	starts, err := strconv.Atoi(setting("TANDEM_STORM", "6"))
+	starts, err := strconv.Atoi(envOr("TANDEM_STORM", "6"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -48,7 +48,7 @@ func TestStorm(t *testing.T) {
 	}
 }
 
-func setting(name, otherwise string) string {
+func envOr(name, otherwise string) string {
 	if v := os.Getenv(name); v != "" {
 		return v
 	}
@@ -70,7 +70,7 @@ type storm struct {
 type affected map[string]string
 
 func newStorm(t *testing.T, normal kubelettest.Behaviour, events bool) *storm {
-	seed, err := strconv.ParseUint(setting("TANDEM_STORM_SEED", strconv.FormatInt(time.Now().UnixNano(), 10)), 10, 64)
+	seed, err := strconv.ParseUint(envOr("TANDEM_STORM_SEED", strconv.FormatInt(time.Now().UnixNano(), 10)), 10, 64)
 	if err != nil {
 		t.Fatal(err)
 	}

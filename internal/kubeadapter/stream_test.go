@@ -12,6 +12,9 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
 // stream is a ListAndWatch stream in a synctest bubble.
@@ -130,9 +133,9 @@ func TestRateOfResponses(t *testing.T) {
 // A change that ListAndWatch can't express is not sent.
 func TestReasonIsNotSent(t *testing.T) {
 	c := core.DefaultConfig()
-	lost := core.Observation{At: core.WholeGPU(coretest.GPU(0)), Kind: core.Lost}
-	l := core.Ledger{}.Apply(c.Health, time.Unix(0, 0), lost)
-	other := core.Ledger{}.Apply(c.Health, time.Unix(900, 0), lost)
+	lost := health.Observation{At: gpu.WholeGPU(coretest.GPU(0)), Kind: health.Lost}
+	l := health.Ledger{}.Apply(c.Health, time.Unix(0, 0), lost)
+	other := health.Ledger{}.Apply(c.Health, time.Unix(900, 0), lost)
 	a, b := core.Build(coretest.GPUs(1), l, c), core.Build(coretest.GPUs(1), other, c)
 	if a.Equal(b) || !slices.Equal(listDevices(a)[GPUResource], listDevices(b)[GPUResource]) {
 		t.Error("want inventories that differ and equal lists")
@@ -147,10 +150,10 @@ func TestHeartbeat(t *testing.T) {
 // Under ModeObserve a lost GPU is listed as healthy.
 func TestModeObserve(t *testing.T) {
 	c := core.DefaultConfig()
-	c.Health.Mode = core.ModeObserve
+	c.Health.Mode = health.ModeObserve
 	inv := buildInventory(coretest.GPUs(2), c, 1)
-	u, _ := inv.Unit(core.UnitID(coretest.GPU(1)))
-	if u.Health.State != core.GPULost {
+	u, _ := inv.Unit(inventory.UnitID(coretest.GPU(1)))
+	if u.Health.State != health.GPULost {
 		t.Fatalf("health %v: want lost", u.Health)
 	}
 	for _, d := range listResponse(listDevices(inv)[GPUResource]).GetDevices() {
@@ -158,16 +161,16 @@ func TestModeObserve(t *testing.T) {
 			t.Errorf("%s is %s", d.GetID(), d.GetHealth())
 		}
 	}
-	if n := Resources(inv)[GPUResource][core.GPULost]; n != 1 {
+	if n := Resources(inv)[GPUResource][health.GPULost]; n != 1 {
 		t.Errorf("%d lost in the count, want 1", n)
 	}
 }
 
 // Reserved is called once for each Allocate with devices that succeeds.
 func TestReserved(t *testing.T) {
-	var calls [][]core.Device
+	var calls [][]gpu.Device
 	s := newTestServer(GPUResource, buildInventory(coretest.GPUs(4), core.DefaultConfig()))
-	s.opts.Reserved = func(devices []core.Device) { calls = append(calls, devices) }
+	s.opts.Reserved = func(devices []gpu.Device) { calls = append(calls, devices) }
 	for _, c := range []struct {
 		containers [][]string
 		refused    bool
@@ -180,11 +183,11 @@ func TestReserved(t *testing.T) {
 			t.Fatalf("%v: %v", c.containers, err)
 		}
 	}
-	var ids []core.DeviceID
+	var ids []gpu.DeviceID
 	for _, d := range slices.Concat(calls...) {
 		ids = append(ids, d.ID)
 	}
-	if want := []core.DeviceID{coretest.GPU(0), coretest.GPU(2), coretest.GPU(3)}; len(calls) != 1 || !slices.Equal(ids, want) {
+	if want := []gpu.DeviceID{coretest.GPU(0), coretest.GPU(2), coretest.GPU(3)}; len(calls) != 1 || !slices.Equal(ids, want) {
 		t.Errorf("%d calls with %v, want one with %v", len(calls), ids, want)
 	}
 }

@@ -8,7 +8,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
 	"github.com/tandem-gpu/tandem/internal/watch"
 	"github.com/tandem-gpu/tandem/internal/watchdog"
@@ -51,8 +52,8 @@ type tracker struct {
 	logged  map[string]string // retained IDs in the log; of the goroutine that queries
 
 	mu          sync.Mutex
-	inventory   *core.Inventory   // of the source, the latest
-	units       map[deviceKey]int // NUMA nodes of the units of inventory; never changed
+	inventory   *inventory.Inventory // of the source, the latest
+	units       map[deviceKey]int    // NUMA nodes of the units of inventory; never changed
 	allocations *allocations
 	served      map[string]bool // resources that this agent has offered
 	started     time.Time
@@ -92,7 +93,7 @@ func notify(c chan<- struct{}) {
 func (t *tracker) publish() { t.offers.Store(newOffer(t.inventory, t.allocations)) }
 
 // withhold returns an inventory with the units as unhealthy that must not be allocated because of pods.
-func (t *tracker) withhold(inv *core.Inventory) *core.Inventory {
+func (t *tracker) withhold(inv *inventory.Inventory) *inventory.Inventory {
 	t.mu.Lock()
 	a := t.allocations
 	t.mu.Unlock()
@@ -100,7 +101,7 @@ func (t *tracker) withhold(inv *core.Inventory) *core.Inventory {
 }
 
 // allocated records an Allocate of units. The kubelet waits for it, so it does not wait for the store.
-func (t *tracker) allocated(units []core.Unit) {
+func (t *tracker) allocated(units []inventory.Unit) {
 	if len(units) == 0 {
 		return
 	}
@@ -147,7 +148,7 @@ func (t *tracker) follow(ctx context.Context) {
 }
 
 // setInventory publishes an offer of inv. It requests a query if the units or their resources differ from those before.
-func (t *tracker) setInventory(inv *core.Inventory) {
+func (t *tracker) setInventory(inv *inventory.Inventory) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	units := make(map[deviceKey]int, inv.Len())
@@ -204,7 +205,7 @@ func (t *tracker) untilQuery(sinceRequest time.Duration) time.Duration {
 // query queries the kubelet for what pods hold and updates the allocations. Without a socket only time has passed for them.
 func (t *tracker) query(ctx context.Context) {
 	t.mu.Lock()
-	u := update{offered: t.units, driverReady: t.inventory.Driver().State == core.DriverReady}
+	u := update{offered: t.units, driverReady: t.inventory.Driver().State == gpu.DriverReady}
 	t.mu.Unlock()
 	if t.socket == "" {
 		u.now = time.Now()

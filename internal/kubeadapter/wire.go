@@ -8,7 +8,8 @@ import (
 	"google.golang.org/grpc/status"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/hostwatch"
 )
 
@@ -17,19 +18,19 @@ const (
 	vendor = "nvidia.com/"
 
 	// GPUResource is the resource of full GPUs, and of every unit under the MIG strategy "single".
-	GPUResource = vendor + core.DefaultPool
+	GPUResource = vendor + inventory.DefaultPool
 )
 
 // ResourceOf returns the extended resource of a unit: its pool in NVIDIA's domain.
-func ResourceOf(u core.Unit) string { return vendor + u.Pool }
+func ResourceOf(u inventory.Unit) string { return vendor + u.Pool }
 
 // Resources counts the units of an inventory by resource name and health.
-func Resources(inv *core.Inventory) map[string]map[core.HealthState]int {
-	count := map[string]map[core.HealthState]int{}
+func Resources(inv *inventory.Inventory) map[string]map[health.State]int {
+	count := map[string]map[health.State]int{}
 	for u := range inv.Units() {
 		r := ResourceOf(u)
 		if count[r] == nil {
-			count[r] = map[core.HealthState]int{}
+			count[r] = map[health.State]int{}
 		}
 		count[r][u.Health.State]++
 	}
@@ -59,7 +60,7 @@ func listResponse(list []listedDevice) *v1beta1.ListAndWatchResponse {
 
 // allocateResponse returns the Allocate response of a plan. The kubelet stores it with the pod and uses it again after
 // restarts and reboots, so it contains only what remains valid.
-func allocateResponse(p core.Plan, o Options) *v1beta1.ContainerAllocateResponse {
+func allocateResponse(p inventory.Plan, o Options) *v1beta1.ContainerAllocateResponse {
 	r := &v1beta1.ContainerAllocateResponse{Envs: make(map[string]string, len(p.Env))}
 	for _, e := range p.Env {
 		r.Envs[e.Name] = e.Value
@@ -89,21 +90,21 @@ func addMPSClient(r *v1beta1.ContainerAllocateResponse, pool, root string) {
 // allocateError returns an error of Reserve as a gRPC status. The kubelet puts its text into the pod's message. The text for
 // several shared units is that of NVIDIA's k8s-device-plugin, so that its documentation can be found.
 func allocateError(resource string, err error) error {
-	if shared, ok := errors.AsType[*core.SharedUnitsError](err); ok {
+	if shared, ok := errors.AsType[*inventory.SharedUnitsError](err); ok {
 		return status.Errorf(codes.InvalidArgument,
 			"invalid allocation request for %q: invalid request: maximum request size for shared resources is 1; found %d",
 			resource, shared.N)
 	}
-	if _, ok := errors.AsType[*core.UnknownUnitsError](err); ok {
+	if _, ok := errors.AsType[*inventory.UnknownUnitsError](err); ok {
 		return status.Error(codes.NotFound, err.Error())
 	}
 	return status.Error(codes.FailedPrecondition, err.Error())
 }
 
-func unitIDs(ids []string) []core.UnitID {
-	units := make([]core.UnitID, len(ids))
+func unitIDs(ids []string) []inventory.UnitID {
+	units := make([]inventory.UnitID, len(ids))
 	for i, id := range ids {
-		units[i] = core.UnitID(id)
+		units[i] = inventory.UnitID(id)
 	}
 	return units
 }

@@ -9,8 +9,9 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/config"
-	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter/nomadtest"
 )
 
@@ -39,8 +40,8 @@ func BenchmarkReserve(b *testing.B) {
 }
 
 // benchInventories returns inventories by their number of units.
-func benchInventories() map[int]*core.Inventory {
-	return map[int]*core.Inventory{8: nodeInventory(coretest.GPUs(8)), 64: nodeInventory(coretest.GPUs(64)), 1120: sharedInstances(10), 1600: sharedGPUs(16, 100)}
+func benchInventories() map[int]*inventory.Inventory {
+	return map[int]*inventory.Inventory{8: nodeInventory(coretest.GPUs(8)), 64: nodeInventory(coretest.GPUs(64)), 1120: sharedInstances(10), 1600: sharedGPUs(16, 100)}
 }
 
 // BenchmarkGroups measures an update of the fingerprint.
@@ -68,7 +69,7 @@ func BenchmarkStats(b *testing.B) {
 	for _, n := range slices.Sorted(maps.Keys(all)) {
 		inv := all[n]
 		_, all := assignment{}.groups(inv)
-		var used []core.Usage
+		var used []gpu.Usage
 		for u := range inv.Units() {
 			one := usage(0)
 			if one.Device = u.Device.ID; used == nil || used[len(used)-1].Device != one.Device {

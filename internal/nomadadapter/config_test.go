@@ -12,13 +12,17 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/health/xid"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/hostwatch"
+	"github.com/tandem-gpu/tandem/internal/setting"
 )
 
 func defaultSettings() Settings {
 	cfg := core.DefaultConfig()
-	cfg.MIG, cfg.DeviceNodes, cfg.Rescan = core.MIGMixed, true, time.Minute
+	cfg.MIG, cfg.DeviceNodes, cfg.Rescan = inventory.MIGMixed, true, time.Minute
 	return Settings{Core: cfg, Health: config.DefaultHealth(), GroupBy: config.GroupByNone, MPSRoot: hostwatch.DefaultMPSRoot}
 }
 
@@ -46,7 +50,7 @@ func TestSettings(t *testing.T) {
 			"ignored_gpu_ids": []string{"GPU-1", "MIG-2"}, "fingerprint_period": "90s",
 			"driver_root": "/run/nvidia/driver/", "sysfs_root": "/host/sys", "procfs_root": "/host/proc",
 		}, func(s *Settings) {
-			s.Core.Rescan, s.Core.Exclude = 90*time.Second, []core.DeviceID{"GPU-1", "MIG-2"}
+			s.Core.Rescan, s.Core.Exclude = 90*time.Second, []gpu.DeviceID{"GPU-1", "MIG-2"}
 			s.Core.Roots = core.Roots{
 				Driver: "/run/nvidia/driver", Dev: "/run/nvidia/driver", // dev_root is driver_root by default
 				Sys: "/host/sys", Proc: "/host/proc",
@@ -59,22 +63,22 @@ func TestSettings(t *testing.T) {
 			"degraded": "unhealthy", "application_faults": "ignore",
 			"kernel_log": "/host/kmsg", "state_dir": "", "simulation": true, "overlap": "refuse",
 		}, func(s *Settings) {
-			p := core.DefaultHealthPolicy()
-			p.Mode, p.Settle, p.Deadline = core.ModeObserve, 20*time.Second, 2*time.Minute
+			p := health.DefaultPolicy()
+			p.Mode, p.Settle, p.Deadline = health.ModeObserve, 20*time.Second, 2*time.Minute
 			p.XIDs = map[uint64]xid.Effect{63: xid.None, 999: xid.Withdraws}
 			p.Manual, p.Dwell, p.CleanChecks, p.MaxRecoveries = true, 3*time.Minute, 4, 5
 			p.DegradedTakesNoWork, p.Workloads = true, xid.None
-			s.Health = config.Health{Policy: p, Probe: 5 * time.Second, KernelLog: "/host/kmsg", Simulation: true, Overlap: core.OverlapRefuse}
-			s.Core.Health, s.Core.Probe, s.Core.Overlap = p, 5*time.Second, core.OverlapRefuse
+			s.Health = config.Health{Policy: p, Probe: 5 * time.Second, KernelLog: "/host/kmsg", Simulation: true, Overlap: inventory.OverlapRefuse}
+			s.Core.Health, s.Core.Probe, s.Core.Overlap = p, 5*time.Second, inventory.OverlapRefuse
 		}},
 		"numbers as text": {map[string]any{"recovery_checks": "7", "simulation": "true"}, func(s *Settings) { // as Nomad's decoder may encode them
 			s.Health.Policy.CleanChecks, s.Core.Health.CleanChecks, s.Health.Simulation = 7, 7, true
 		}},
 		"the block": {map[string]any{"mig_strategy": "none", "group_by": "nvlink", "mps_root": "/run/mps/"}, func(s *Settings) {
-			s.Core.MIG, s.GroupBy, s.MPSRoot = core.MIGNone, config.GroupByNVLink, "/run/mps"
+			s.Core.MIG, s.GroupBy, s.MPSRoot = inventory.MIGNone, config.GroupByNVLink, "/run/mps"
 		}},
 		"the file": {map[string]any{"policy_file": flags, "group_by": "numa"}, func(s *Settings) {
-			s.Core.MIG, s.GroupBy, s.MPSRoot = core.MIGSingle, config.GroupByNUMA, "/srv/mps"
+			s.Core.MIG, s.GroupBy, s.MPSRoot = inventory.MIGSingle, config.GroupByNUMA, "/srv/mps"
 		}},
 		"block and file":  {map[string]any{"policy_file": flags, "mig_strategy": "mixed", "mps_root": "/mps"}, func(s *Settings) { s.MPSRoot = "/mps" }},
 		"an empty file":   {map[string]any{"policy_file": policyFile(t, "version: v1\n")}, unchanged},
@@ -145,29 +149,29 @@ func TestPolicyFile(t *testing.T) {
 func TestConfigErrors(t *testing.T) {
 	for name, tc := range map[string]struct {
 		keys map[string]any
-		want []core.ConfigError // in the order reported; Remedy is a part of it
+		want []setting.Error // in the order reported; Remedy is a part of it
 	}{
 		"not a duration": {
 			map[string]any{"fingerprint_period": "often"},
-			[]core.ConfigError{{Key: "fingerprint_period", Value: "often", Remedy: "30s"}},
+			[]setting.Error{{Key: "fingerprint_period", Value: "often", Remedy: "30s"}},
 		},
 		"a number without unit": {
 			map[string]any{"fingerprint_period": "60"},
-			[]core.ConfigError{{Key: "fingerprint_period", Value: "60", Remedy: "30s"}},
+			[]setting.Error{{Key: "fingerprint_period", Value: "60", Remedy: "30s"}},
 		},
-		"zero period":     {map[string]any{"fingerprint_period": "0s"}, []core.ConfigError{{Key: "fingerprint_period", Value: "0s", Remedy: "1s or more"}}},
-		"negative period": {map[string]any{"fingerprint_period": "-1m"}, []core.ConfigError{{Key: "fingerprint_period", Value: "-1m", Remedy: "1s or more"}}},
-		"short period":    {map[string]any{"fingerprint_period": "999ms"}, []core.ConfigError{{Key: "fingerprint_period", Value: "999ms", Remedy: "1s or more"}}},
+		"zero period":     {map[string]any{"fingerprint_period": "0s"}, []setting.Error{{Key: "fingerprint_period", Value: "0s", Remedy: "1s or more"}}},
+		"negative period": {map[string]any{"fingerprint_period": "-1m"}, []setting.Error{{Key: "fingerprint_period", Value: "-1m", Remedy: "1s or more"}}},
+		"short period":    {map[string]any{"fingerprint_period": "999ms"}, []setting.Error{{Key: "fingerprint_period", Value: "999ms", Remedy: "1s or more"}}},
 		"an index": {
 			map[string]any{"ignored_gpu_ids": []string{"GPU-1", "0"}},
-			[]core.ConfigError{{Key: "ignored_gpu_ids", Value: "0", Remedy: "nvidia-smi -L"}},
+			[]setting.Error{{Key: "ignored_gpu_ids", Value: "0", Remedy: "nvidia-smi -L"}},
 		},
 		"all errors": {
 			map[string]any{
 				"ignored_gpu_ids": []string{"gpu-1", ""}, "fingerprint_period": "x",
 				"driver_root": "run/nvidia", "sysfs_root": "sys", "procfs_root": "",
 			},
-			[]core.ConfigError{
+			[]setting.Error{
 				{Key: "ignored_gpu_ids", Value: "gpu-1", Remedy: "GPU-"},
 				{Key: "ignored_gpu_ids", Value: "", Remedy: "GPU-"},
 				{Key: "fingerprint_period", Value: "x", Remedy: "duration"},
@@ -181,14 +185,14 @@ func TestConfigErrors(t *testing.T) {
 				"fingerprint_period": "often", "health_mode": "strict", "xids": map[string]string{"999": "fatal", "63": "ignore"},
 				"recovery_checks": 0, "recovery_limit": 2.5, "recovery": []string{"auto"}, "kernel_log": "kmsg",
 			},
-			[]core.ConfigError{
+			[]setting.Error{
 				{Key: "fingerprint_period", Value: "often"}, {Key: "health_mode", Value: "strict"}, {Key: "xids", Value: "63=ignore,999=fatal"},
 				{Key: "recovery", Value: "[auto]"}, {Key: "recovery_checks", Value: "0"}, {Key: "recovery_limit", Value: "2.5"}, {Key: "kernel_log", Value: "kmsg"},
 			},
 		},
 		"also when disabled": {
 			map[string]any{"enabled": false, "fingerprint_period": "x"},
-			[]core.ConfigError{{Key: "fingerprint_period", Value: "x", Remedy: "duration"}},
+			[]setting.Error{{Key: "fingerprint_period", Value: "x", Remedy: "duration"}},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -202,7 +206,7 @@ func TestConfigErrors(t *testing.T) {
 				t.Fatalf("got %q, want %d problems", err, len(tc.want))
 			}
 			for i, e := range joined.Unwrap() {
-				var got *core.ConfigError
+				var got *setting.Error
 				if !errors.As(e, &got) {
 					t.Fatalf("%v is not a *core.ConfigError", e)
 				}
@@ -248,7 +252,7 @@ func TestPolicyErrors(t *testing.T) {
 			}
 		}
 		s.currentRun()
-		if diff := cmp.Diff(core.Policy{}, s.Started()[0].Core.Policy); diff != "" {
+		if diff := cmp.Diff(inventory.Policy{}, s.Started()[0].Core.Policy); diff != "" {
 			t.Errorf("%s: a refused policy is in effect:\n%s", name, diff)
 		}
 	}

@@ -10,7 +10,8 @@ import (
 	"github.com/hashicorp/nomad/plugins/device"
 
 	"github.com/tandem-gpu/tandem/internal/config"
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
 // firstFingerprintTimeout is how long the first fingerprint waits for a driver that is loaded and has not answered yet. A
@@ -83,7 +84,7 @@ type fingerprinter struct {
 // follow sends the groups of src until ctx ends. While Nomad does not read, a newer fingerprint replaces the one to be
 // sent.
 func (f *fingerprinter) follow(ctx context.Context, src Source) {
-	latest := make(chan *core.Inventory)
+	latest := make(chan *inventory.Inventory)
 	var watcher sync.WaitGroup
 	defer watcher.Wait()
 	watcher.Go(func() {
@@ -97,7 +98,7 @@ func (f *fingerprinter) follow(ctx context.Context, src Source) {
 	task := watchdogOf(src).Register("fingerprint")
 	defer task.Done()
 	f.next = nil
-	var inv *core.Inventory // the latest
+	var inv *inventory.Inventory // the latest
 	loaded := f.names.loading()
 	for {
 		task.Heartbeat(0) // no timeout: Nomad may not read, and nothing may change
@@ -130,9 +131,9 @@ func (f *fingerprinter) follow(ctx context.Context, src Source) {
 // update sets what is to be sent: nothing if the groups of inv were sent last, or if the driver has not answered yet and
 // devices were sent before. No devices are sent until the names of earlier processes are loaded: under another name Nomad
 // would take an allocated device for a free one.
-func (f *fingerprinter) update(inv *core.Inventory) {
+func (f *fingerprinter) update(inv *inventory.Inventory) {
 	f.next = nil
-	if f.sent != nil && inv.Driver().State == core.DriverPending {
+	if f.sent != nil && inv.Driver().State == gpu.DriverPending {
 		return
 	}
 	next := []listing{}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter/nomadtest"
 )
 
@@ -58,14 +59,14 @@ func TestDriverLossIsNoError(t *testing.T) {
 	s.Source.Set(nodeInventory(coretest.GPUs(2)))
 	next := openFingerprint(t, nomadtest.Serve(t, s.Plugin))
 	next()
-	gone, obs := core.Reconcile(coretest.GPUs(2), core.NoDriver(core.DriverFailed, "ERROR_GPU_IS_LOST"))
+	gone, obs := core.Reconcile(coretest.GPUs(2), gpu.NoDriver(gpu.DriverFailed, "ERROR_GPU_IS_LOST"))
 	s.Source.Set(nodeInventory(gone, obs...))
 	for _, d := range next()[0].Devices {
 		if d.Healthy || !strings.HasPrefix(d.HealthDesc, "unknown: driver is not usable (ERROR_GPU_IS_LOST) since ") {
 			t.Errorf("%s: healthy %t, %q", d.ID, d.Healthy, d.HealthDesc)
 		}
 	}
-	s.Source.Set(nodeInventory(core.NoDriver(core.DriverAbsent, "no library")))
+	s.Source.Set(nodeInventory(gpu.NoDriver(gpu.DriverAbsent, "no library")))
 	if gs := next(); len(gs) != 0 {
 		t.Errorf("without devices: %v", gs)
 	}

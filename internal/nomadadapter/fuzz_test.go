@@ -12,8 +12,9 @@ import (
 	"github.com/hashicorp/nomad/plugins/base"
 
 	"github.com/tandem-gpu/tandem/internal/config"
-	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/setting"
 )
 
 // FuzzConfigBlock: a block that is accepted gives valid settings, the same each time it is read; each error of a refused block
@@ -53,7 +54,7 @@ func FuzzConfigBlock(f *testing.F) {
 				t.Fatalf("%v: want joined errors", err)
 			}
 			for _, e := range joined.Unwrap() {
-				if problem, ok := errors.AsType[*core.ConfigError](e); !ok || problem.Key == "" || problem.Remedy == "" {
+				if problem, ok := errors.AsType[*setting.Error](e); !ok || problem.Key == "" || problem.Remedy == "" {
 					t.Errorf("%v", e)
 				}
 			}
@@ -101,7 +102,7 @@ func FuzzReserve(f *testing.F) {
 		case err != nil:
 			t.Errorf("%q: %v", ids, err)
 		default:
-			got := slices.Sorted(slices.Values(strings.Split(r.Envs[core.VisibleDevices], ",")))
+			got := slices.Sorted(slices.Values(strings.Split(r.Envs[inventory.VisibleDevices], ",")))
 			if !slices.Equal(got, slices.Sorted(maps.Keys(want))) || len(r.Mounts) > 0 {
 				t.Errorf("%q: %+v", ids, r)
 			}

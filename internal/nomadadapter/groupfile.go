@@ -17,7 +17,7 @@ import (
 	"github.com/google/renameio/v2"
 
 	"github.com/tandem-gpu/tandem/internal/config"
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 )
 
 const (
@@ -105,7 +105,7 @@ type groupFileText struct {
 // topologyText is the topology group of a GPU under one value of group_by.
 type topologyText struct {
 	By        config.GroupBy `json:"by"`
-	GPU       core.DeviceID  `json:"gpu"`
+	GPU       gpu.DeviceID   `json:"gpu"`
 	Group     topologyGroup  `json:"place"`     // "" = none
 	Announced bool           `json:"announced"` // in that boot; else before
 	Boots     int            `json:"boots"`     // see previousTopology
@@ -125,7 +125,7 @@ type nameText struct {
 }
 
 func (t nameText) key() groupKey {
-	return groupKey{groupType: t.Type, pool: t.Pool, topology: t.Topology, model: t.Model, memory: t.Memory, compute: core.Compute{Major: t.Major, Minor: t.Minor}}
+	return groupKey{groupType: t.Type, pool: t.Pool, topology: t.Topology, model: t.Model, memory: t.Memory, compute: gpu.Compute{Major: t.Major, Minor: t.Minor}}
 }
 
 // encodeGroups returns the text of the file. Equal assignments give equal texts.

@@ -5,7 +5,8 @@ import (
 	"sync"
 
 	"github.com/tandem-gpu/tandem/internal/config"
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
 // forgetAfter is the number of boots after which an unused group name, and an unconfirmed topology group, are forgotten.
@@ -32,15 +33,15 @@ type previous struct {
 	names    map[groupKey]int // boots since a unit with the key was found; 0 = found in this boot
 }
 
-func (a assignment) keyOf(u core.Unit) groupKey { return a.topology.keyOf(u, a.by) }
+func (a assignment) keyOf(u inventory.Unit) groupKey { return a.topology.keyOf(u, a.by) }
 
 // groups returns the groups of inv, each unit in one, in the order of the inventory, and the assignment with a name for
 // each of them.
-func (a assignment) groups(inv *core.Inventory) (assignment, []group) {
+func (a assignment) groups(inv *inventory.Inventory) (assignment, []group) {
 	a.topology, a.previous.topology = a.topology.with(inv, a.by, a.previous.topology)
 	var all []group
 	index, keys := map[groupKey]int{}, map[groupKey]bool{}
-	var last core.Unit
+	var last inventory.Unit
 	at := 0 // the group of last
 	for u := range inv.Units() {
 		if len(all) == 0 || u.Device != last.Device || u.Pool != last.Pool || u.Sharing.Mode != last.Sharing.Mode { // else a replica
@@ -64,14 +65,14 @@ func (a assignment) groups(inv *core.Inventory) (assignment, []group) {
 }
 
 // bounded returns a without the entries that inv does not use, if there are more than maxNames.
-func (a assignment) bounded(inv *core.Inventory, keys map[groupKey]bool) assignment {
+func (a assignment) bounded(inv *inventory.Inventory, keys map[groupKey]bool) assignment {
 	if len(a.names) > maxNames {
 		a.names = maps.Clone(a.names)
 		maps.DeleteFunc(a.names, func(k groupKey, _ string) bool { return !keys[k] })
 		a.previous.names = nil
 	}
 	if len(a.topology)+len(a.previous.topology) > 2*maxNames {
-		present := map[core.DeviceID]bool{}
+		present := map[gpu.DeviceID]bool{}
 		for u := range inv.Units() {
 			present[u.Device.At.GPU] = true
 		}
@@ -131,7 +132,7 @@ type groupNamer struct {
 }
 
 // groups returns the groups of inv. Send none to Nomad before loading is done.
-func (n *groupNamer) groups(inv *core.Inventory, by config.GroupBy) []group {
+func (n *groupNamer) groups(inv *inventory.Inventory, by config.GroupBy) []group {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.assigned.by = by

@@ -8,7 +8,9 @@ import (
 	"github.com/hashicorp/nomad/plugins/device"
 	"github.com/hashicorp/nomad/plugins/shared/structs"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
 // vendor is the vendor of every group; a job requests "gpu", "nvidia/gpu" or "nvidia/gpu/<name>".
@@ -18,7 +20,7 @@ const vendor = "nvidia"
 type group struct {
 	key   groupKey
 	name  string
-	units []core.Unit // in the order of the inventory
+	units []inventory.Unit // in the order of the inventory
 }
 
 // listing is one device group of a fingerprint. Listings are compared, so that only changes are sent.
@@ -30,10 +32,10 @@ type listing struct {
 
 // listedDevice is one device of a listing. Health is not among the attributes, which are part of the node's computed class.
 type listedDevice struct {
-	id          core.UnitID
+	id          inventory.UnitID
 	healthy     bool
-	description string          // "" = healthy without remarks
-	pci         core.PCIAddress // "" = unknown
+	description string         // "" = healthy without remarks
+	pci         gpu.PCIAddress // "" = unknown
 }
 
 // unhealthyKey is the attribute with the number of devices in a group that accept no new work; a group without such
@@ -42,7 +44,7 @@ type listedDevice struct {
 const unhealthyKey = "unhealthy"
 
 // newListings returns the fingerprint of the groups, not nil. Equal groups give equal listings.
-func newListings(driver core.Driver, groups []group) []listing {
+func newListings(driver gpu.Driver, groups []group) []listing {
 	all := make([]listing, 0, len(groups))
 	for _, g := range groups {
 		l := listing{groupType: g.key.groupType, name: g.name, attributes: commonAttributes(driver, g.units)}
@@ -52,7 +54,7 @@ func newListings(driver core.Driver, groups []group) []listing {
 			if !d.healthy {
 				unhealthy++
 			}
-			if text := u.Health.String(); text != core.Healthy.String() {
+			if text := u.Health.String(); text != health.Healthy.String() {
 				d.description = text
 			}
 			l.devices = append(l.devices, d)
@@ -128,7 +130,7 @@ func (all attributes) addText(key, text string) {
 // attributesOf returns the attributes of a unit. The first nine have the names, units and types of nomad-device-nvidia.
 //
 // Versions are texts, because Nomad's version constraint compares those; ">" would compare letters.
-func attributesOf(driver core.Driver, u core.Unit) attributes {
+func attributesOf(driver gpu.Driver, u inventory.Unit) attributes {
 	d, all := u.Device, attributes{}
 	all.addKnown("memory", d.Memory>>20, structs.UnitMiB)
 	all.addKnown("power", d.PowerLimit/1000, structs.UnitW)
@@ -141,7 +143,7 @@ func attributesOf(driver core.Driver, u core.Unit) attributes {
 	all.addText("persistence_mode", d.PersistenceMode.String())
 
 	all.addText("cuda_version", driver.CUDA)
-	if d.Compute != (core.Compute{}) {
+	if d.Compute != (gpu.Compute{}) {
 		all.addText("compute_capability", d.Compute.String())
 	}
 	all.addText("product", d.Product())
@@ -161,9 +163,9 @@ func attributesOf(driver core.Driver, u core.Unit) attributes {
 }
 
 // addMIG adds the resources of a MIG instance, of which the driver reports all or none.
-func (all attributes) addMIG(d core.Device) {
+func (all attributes) addMIG(d gpu.Device) {
 	all.addText("mig_profile", d.Profile)
-	if d.Slices == (core.Slices{}) {
+	if d.Slices == (gpu.Slices{}) {
 		return
 	}
 	all.addCount("gpu_slices", d.Slices.GPU)
@@ -177,8 +179,8 @@ func (all attributes) addMIG(d core.Device) {
 }
 
 // addSharing adds how a device is shared; the other attributes of a share are those of the whole device.
-func (all attributes) addSharing(s core.Sharing) {
-	if s.Mode == core.Exclusive {
+func (all attributes) addSharing(s inventory.Sharing) {
+	if s.Mode == inventory.Exclusive {
 		return
 	}
 	all.addText("sharing", s.Mode.String())
@@ -197,7 +199,7 @@ func serial(s string) attribute {
 }
 
 // commonAttributes returns the attributes that have the same value for all units.
-func commonAttributes(driver core.Driver, units []core.Unit) (common attributes) {
+func commonAttributes(driver gpu.Driver, units []inventory.Unit) (common attributes) {
 	for i, u := range units {
 		if i > 0 && u.Device == units[i-1].Device && u.Sharing == units[i-1].Sharing { // another replica
 			continue

@@ -13,12 +13,14 @@ import (
 	"github.com/hashicorp/nomad/plugins/device"
 
 	"github.com/tandem-gpu/tandem/internal/config"
-	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
 // firstGroups returns the groups of inv in a new plugin.
-func firstGroups(inv *core.Inventory) []*device.DeviceGroup { return groups(inv, assignment{}) }
+func firstGroups(inv *inventory.Inventory) []*device.DeviceGroup { return groups(inv, assignment{}) }
 
 var update = flag.Bool("update", false, "update the golden files")
 
@@ -58,14 +60,14 @@ func golden(t *testing.T, name, got string) {
 }
 
 // migSnapshot returns a GPU with two MIG instances of one profile and one of another, and a GPU without MIG.
-func migSnapshot() core.Snapshot {
+func migSnapshot() gpu.Snapshot {
 	s := coretest.GPUs(2)
 	s.Devices[0].MIG = true
 	for i, profile := range []string{"1g.10gb", "1g.10gb", "3g.40gb"} {
 		d := s.Devices[0]
-		d.ID, d.MIG, d.Profile = core.DeviceID(fmt.Sprintf("MIG-%d", i)), false, profile
+		d.ID, d.MIG, d.Profile = gpu.DeviceID(fmt.Sprintf("MIG-%d", i)), false, profile
 		d.Model += " MIG " + profile
-		d.At = core.Placement{GPU: s.Devices[0].ID, GI: uint32(i + 1), CI: 0}
+		d.At = gpu.Placement{GPU: s.Devices[0].ID, GI: uint32(i + 1), CI: 0}
 		d.Memory = 9856 << 20
 		if profile == "3g.40gb" {
 			d.Memory = 40320 << 20
@@ -73,7 +75,7 @@ func migSnapshot() core.Snapshot {
 		d.BAR1, d.PowerLimit = 0, 0
 		s.Devices = append(s.Devices, d)
 	}
-	return core.NewSnapshot(s)
+	return gpu.NewSnapshot(s)
 }
 
 func TestGroups(t *testing.T) {
@@ -94,8 +96,8 @@ func TestGroupsAreDeterministic(t *testing.T) {
 
 // An unknown property has no attribute: no value is 0 or "N/A".
 func TestUnknownAttributesAreAbsent(t *testing.T) {
-	d := core.Device{ID: "GPU-1", At: core.WholeGPU("GPU-1"), NUMANode: -1, Minor: -1}
-	gs := firstGroups(nodeInventory(core.Snapshot{Driver: core.Driver{State: core.DriverReady}, Devices: []core.Device{d}}))
+	d := gpu.Device{ID: "GPU-1", At: gpu.WholeGPU("GPU-1"), NUMANode: -1, Minor: -1}
+	gs := firstGroups(nodeInventory(gpu.Snapshot{Driver: gpu.Driver{State: gpu.DriverReady}, Devices: []gpu.Device{d}}))
 	want := []*device.DeviceGroup{{
 		Vendor: "nvidia", Type: "gpu", Name: "N/A",
 		Devices: []*device.Device{{ID: "GPU-1", Healthy: true}},
@@ -117,23 +119,23 @@ func TestHealthDescription(t *testing.T) {
 	}
 	plain := firstGroups(nodeInventory(coretest.GPUs(4)))[0]
 	limited := checked(0)
-	limited.Sample = core.HealthSample{Events: core.No, RecoveryAction: core.RecoveryNone}
-	withdrawn := core.Observation{At: core.WholeGPU(coretest.GPU(0)), Kind: core.XID, Code: 95}
+	limited.Sample = health.Sample{Events: health.No, RecoveryAction: health.RecoveryNone}
+	withdrawn := health.Observation{At: gpu.WholeGPU(coretest.GPU(0)), Kind: health.XID, Code: 95}
 	simulated := withdrawn
 	simulated.Simulated = true
 	for name, tc := range map[string]struct {
-		mode    core.HealthMode
-		obs     core.Observation
+		mode    health.Mode
+		obs     health.Observation
 		healthy bool
 		begins  string // the description; "" = none
 	}{
-		"healthy":        {core.ModeEnforce, checked(0), true, ""},
-		"limited checks": {core.ModeEnforce, limited, true, "healthy (health limited: no XID events)"},
-		"lost":           {core.ModeEnforce, lost(0), false, "lost: GPU is lost (not listed by the driver) since "},
-		"XID":            {core.ModeEnforce, withdrawn, false, "unhealthy: XID 95 "},
-		"simulated":      {core.ModeEnforce, simulated, false, "simulated: unhealthy: XID 95 "},
-		"observed":       {core.ModeObserve, withdrawn, true, "observed, not enforced: unhealthy: XID 95 "},
-		"mode off":       {core.ModeOff, withdrawn, true, ""},
+		"healthy":        {health.ModeEnforce, checked(0), true, ""},
+		"limited checks": {health.ModeEnforce, limited, true, "healthy (health limited: no XID events)"},
+		"lost":           {health.ModeEnforce, lost(0), false, "lost: GPU is lost (not listed by the driver) since "},
+		"XID":            {health.ModeEnforce, withdrawn, false, "unhealthy: XID 95 "},
+		"simulated":      {health.ModeEnforce, simulated, false, "simulated: unhealthy: XID 95 "},
+		"observed":       {health.ModeObserve, withdrawn, true, "observed, not enforced: unhealthy: XID 95 "},
+		"mode off":       {health.ModeOff, withdrawn, true, ""},
 	} {
 		settings.Core.Health.Mode = tc.mode
 		g := firstGroups(inventoryWith(settings.Core, coretest.GPUs(4), tc.obs))[0]
@@ -153,15 +155,15 @@ func TestHealthDescription(t *testing.T) {
 }
 
 // checked returns a clean check of the n-th GPU.
-func checked(n int) core.Observation {
-	return core.Observation{At: core.WholeGPU(coretest.GPU(n)), Kind: core.Checked, Sample: core.HealthSample{Events: core.Yes, RecoveryAction: core.RecoveryNone}}
+func checked(n int) health.Observation {
+	return health.Observation{At: gpu.WholeGPU(coretest.GPU(n)), Kind: health.Checked, Sample: health.Sample{Events: health.Yes, RecoveryAction: health.RecoveryNone}}
 }
 
 // A group has only the attributes that are the same for all its devices.
 func TestSharedAttributesOnly(t *testing.T) {
 	s := coretest.GPUs(3)
 	s.Devices[1].PowerLimit = 500_000
-	s.Devices[2].DisplayState = core.ToggleUnknown
+	s.Devices[2].DisplayState = gpu.ToggleUnknown
 	gs := firstGroups(nodeInventory(s))
 	if len(gs) != 1 {
 		t.Fatalf("%d groups", len(gs))

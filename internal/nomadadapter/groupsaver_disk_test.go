@@ -12,7 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
 // A disk that hangs during the load delays the first fingerprint for at most firstFingerprintTimeout. No devices are sent
@@ -75,7 +75,7 @@ func TestHangingSave(t *testing.T) {
 		s.Source.Set(nodeInventory(onlyGPUs(twoPairs, 0, 1)))
 		ctx, cancel := context.WithCancel(t.Context())
 		ch := fingerprints(ctx, t, s)
-		for i, inv := range []*core.Inventory{nil, nodeInventory(onlyGPUs(twoPairs, 0, 1), lost(0)), nodeInventory(twoPairs)} {
+		for i, inv := range []*inventory.Inventory{nil, nodeInventory(onlyGPUs(twoPairs, 0, 1), lost(0)), nodeInventory(twoPairs)} {
 			began := time.Now()
 			if inv != nil {
 				s.Source.Set(inv)

@@ -13,7 +13,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
 func constantBootID(string) (string, error) { return "boot 1", nil }
@@ -28,7 +29,7 @@ func newSavingFixture(t *testing.T, dir string) *fixture {
 }
 
 // firstFingerprint returns the group of each device in the first fingerprint of a process, which ends after it.
-func firstFingerprint(t *testing.T, s *fixture, inv *core.Inventory) map[string]string {
+func firstFingerprint(t *testing.T, s *fixture, inv *inventory.Inventory) map[string]string {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -56,7 +57,7 @@ var (
 // A process that starts after a link was lost announces the GPUs in the same groups.
 func TestGroupsAfterALostLink(t *testing.T) {
 	dir := t.TempDir()
-	for i, reading := range []core.Snapshot{twoPairs, onePair, linked(4), twoPairs} {
+	for i, reading := range []gpu.Snapshot{twoPairs, onePair, linked(4), twoPairs} {
 		if diff := cmp.Diff(inIslands(0, 0, 2, 2), firstFingerprint(t, newSavingFixture(t, dir), nodeInventory(reading))); diff != "" {
 			t.Errorf("process %d (-want +got):\n%s", i, diff)
 		}

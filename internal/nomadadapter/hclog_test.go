@@ -9,15 +9,16 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/hashicorp/go-hclog"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
 // Lines are hclog's JSON with the three texts that go-plugin requires.
 func TestLog(t *testing.T) {
 	out := &logBuffer{}
 	base := slog.New(hclogHandler{log: hclog.New(&hclog.LoggerOptions{Level: hclog.Trace, Output: out, JSONFormat: true})})
-	log := base.With("node", 1).WithGroup("gpu").With("id", core.UnitID("GPU-1"))
-	log.Warn("lost", "at", core.WholeGPU("GPU-1"), "error", errors.New("gone"), "pci", "", "none", nil,
+	log := base.With("node", 1).WithGroup("gpu").With("id", inventory.UnitID("GPU-1"))
+	log.Warn("lost", "at", gpu.WholeGPU("GPU-1"), "error", errors.New("gone"), "pci", "", "none", nil,
 		slog.Group("x", slog.Int("xid", 79)))
 	base.Debug("quiet", "@level", 3, "@message", true)
 	base.Error("bad")

@@ -8,7 +8,8 @@ import (
 	"strings"
 
 	"github.com/tandem-gpu/tandem/internal/config"
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
 // Group types. Nomad compares a requested type for equality (nomad/structs, DeviceIdTuple.Matches), so a request for "gpu"
@@ -28,11 +29,11 @@ type groupKey struct {
 
 	// The model, where the policy does not name the pool: a pool with a name is one group.
 	model   string
-	memory  uint64       // MiB; 0 = unknown (yet)
-	compute core.Compute // zero = unknown (yet)
+	memory  uint64      // MiB; 0 = unknown (yet)
+	compute gpu.Compute // zero = unknown (yet)
 }
 
-func (t topologyGroups) keyOf(u core.Unit, by config.GroupBy) groupKey {
+func (t topologyGroups) keyOf(u inventory.Unit, by config.GroupBy) groupKey {
 	k := groupKey{groupType: groupTypeOf(u.Sharing.Mode), pool: u.Pool, topology: t[topologyKey{by, u.Device.At.GPU}]}
 	if namedByPolicy(u) {
 		return k
@@ -44,11 +45,11 @@ func (t topologyGroups) keyOf(u core.Unit, by config.GroupBy) groupKey {
 	return k
 }
 
-func groupTypeOf(m core.SharingMode) string {
+func groupTypeOf(m inventory.SharingMode) string {
 	switch m {
-	case core.TimeSlicing:
+	case inventory.TimeSlicing:
 		return typeTimeSlicing
-	case core.MPS:
+	case inventory.MPS:
 		return typeMPS
 	default:
 		return typeExclusive
@@ -56,14 +57,14 @@ func groupTypeOf(m core.SharingMode) string {
 }
 
 // namedByPolicy reports whether the policy names the unit's pool: all other pools have one of the core's default names.
-func namedByPolicy(u core.Unit) bool {
-	pool := strings.TrimSuffix(strings.TrimSuffix(u.Pool, core.TimeSlicing.Suffix()), core.MPS.Suffix())
-	return pool != core.DefaultPool && (u.Device.Profile == "" || pool != core.MIGPool(u.Device.Profile))
+func namedByPolicy(u inventory.Unit) bool {
+	pool := strings.TrimSuffix(strings.TrimSuffix(u.Pool, inventory.TimeSlicing.Suffix()), inventory.MPS.Suffix())
+	return pool != inventory.DefaultPool && (u.Device.Profile == "" || pool != inventory.MIGPool(u.Device.Profile))
 }
 
 // complete reports whether the driver has reported all fields of the key.
 func (k groupKey) complete() bool {
-	return k.model == "" || k.memory != 0 && k.compute != core.Compute{}
+	return k.model == "" || k.memory != 0 && k.compute != gpu.Compute{}
 }
 
 // baseName is the name of the key's group if no other key conflicts.
@@ -115,7 +116,7 @@ func (k groupKey) nameBeside(first groupKey) string {
 	}
 	switch k.compute {
 	case first.compute:
-	case core.Compute{}:
+	case gpu.Compute{}:
 		differs = append(differs, "compute unknown")
 	default:
 		differs = append(differs, "compute "+k.compute.String())

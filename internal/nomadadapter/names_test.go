@@ -11,8 +11,8 @@ import (
 	"github.com/hashicorp/nomad/plugins/device"
 
 	"github.com/tandem-gpu/tandem/internal/config"
-	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 )
 
 const h100 = "NVIDIA H100 80GB HBM3"
@@ -38,31 +38,31 @@ func groupByDevice(t *testing.T, gs []*device.DeviceGroup) map[string]string {
 }
 
 // withDevice returns s with its n-th device changed.
-func withDevice(s core.Snapshot, n int, change func(*core.Device)) core.Snapshot {
+func withDevice(s gpu.Snapshot, n int, change func(*gpu.Device)) gpu.Snapshot {
 	s.Devices = slices.Clone(s.Devices)
 	change(&s.Devices[n])
 	return s
 }
 
-func memory(mib uint64) func(*core.Device) { return func(d *core.Device) { d.Memory = mib << 20 } }
+func memory(mib uint64) func(*gpu.Device) { return func(d *gpu.Device) { d.Memory = mib << 20 } }
 
 func TestGroupSplit(t *testing.T) {
 	for name, tc := range map[string]struct {
-		change func(d []core.Device)
+		change func(d []gpu.Device)
 		want   []string
 	}{
-		"alike":               {func([]core.Device) {}, []string{h100}},
-		"less than a MiB":     {func(d []core.Device) { d[1].Memory += 4096 }, []string{h100}},
-		"more memory":         {func(d []core.Device) { d[1].Memory = 97871 << 20 }, []string{h100, h100 + " (97871 MiB)"}},
-		"more in the first":   {func(d []core.Device) { d[0].Memory = 97871 << 20 }, []string{h100 + " (97871 MiB)", h100}},
-		"less memory":         {func(d []core.Device) { d[2].Memory = 40 << 30 }, []string{h100 + " (81559 MiB)", h100}},
-		"memory unknown":      {func(d []core.Device) { d[0].Memory = 0 }, []string{h100 + " (memory unknown)", h100}},
-		"all memory unknown":  {func(d []core.Device) { d[0].Memory, d[1].Memory, d[2].Memory, d[3].Memory = 0, 0, 0, 0 }, []string{h100}},
-		"compute":             {func(d []core.Device) { d[2].Compute.Minor = 1 }, []string{h100, h100 + " (compute 9.1)"}},
-		"compute unknown":     {func(d []core.Device) { d[2].Compute = core.Compute{} }, []string{h100, h100 + " (compute unknown)"}},
-		"both":                {func(d []core.Device) { d[2].Compute.Minor, d[2].Memory = 1, 1<<40 }, []string{h100, h100 + " (1048576 MiB, compute 9.1)"}},
-		"models":              {func(d []core.Device) { d[1].Model = "NVIDIA A2" }, []string{h100, "NVIDIA A2"}},
-		"nothing known twice": {func(d []core.Device) { d[0].Memory, d[1].Memory, d[1].Compute = 0, 0, core.Compute{} }, []string{h100 + " (memory unknown)", h100 + " (memory unknown, compute unknown)", h100}},
+		"alike":               {func([]gpu.Device) {}, []string{h100}},
+		"less than a MiB":     {func(d []gpu.Device) { d[1].Memory += 4096 }, []string{h100}},
+		"more memory":         {func(d []gpu.Device) { d[1].Memory = 97871 << 20 }, []string{h100, h100 + " (97871 MiB)"}},
+		"more in the first":   {func(d []gpu.Device) { d[0].Memory = 97871 << 20 }, []string{h100 + " (97871 MiB)", h100}},
+		"less memory":         {func(d []gpu.Device) { d[2].Memory = 40 << 30 }, []string{h100 + " (81559 MiB)", h100}},
+		"memory unknown":      {func(d []gpu.Device) { d[0].Memory = 0 }, []string{h100 + " (memory unknown)", h100}},
+		"all memory unknown":  {func(d []gpu.Device) { d[0].Memory, d[1].Memory, d[2].Memory, d[3].Memory = 0, 0, 0, 0 }, []string{h100}},
+		"compute":             {func(d []gpu.Device) { d[2].Compute.Minor = 1 }, []string{h100, h100 + " (compute 9.1)"}},
+		"compute unknown":     {func(d []gpu.Device) { d[2].Compute = gpu.Compute{} }, []string{h100, h100 + " (compute unknown)"}},
+		"both":                {func(d []gpu.Device) { d[2].Compute.Minor, d[2].Memory = 1, 1<<40 }, []string{h100, h100 + " (1048576 MiB, compute 9.1)"}},
+		"models":              {func(d []gpu.Device) { d[1].Model = "NVIDIA A2" }, []string{h100, "NVIDIA A2"}},
+		"nothing known twice": {func(d []gpu.Device) { d[0].Memory, d[1].Memory, d[1].Compute = 0, 0, gpu.Compute{} }, []string{h100 + " (memory unknown)", h100 + " (memory unknown, compute unknown)", h100}},
 	} {
 		s := coretest.GPUs(4)
 		tc.change(s.Devices)
@@ -84,7 +84,7 @@ func TestGroupSplit(t *testing.T) {
 func TestNamesDoNotDependOnTheOrder(t *testing.T) {
 	s := withDevice(coretest.GPUs(4), 1, memory(97871))
 	s = withDevice(withDevice(s, 2, memory(97871)), 3, memory(0))
-	want := groupByDevice(t, firstGroups(nodeInventory(core.NewSnapshot(s))))
+	want := groupByDevice(t, firstGroups(nodeInventory(gpu.NewSnapshot(s))))
 	for range 50 {
 		order := rand.Perm(4)
 		other := s
@@ -92,7 +92,7 @@ func TestNamesDoNotDependOnTheOrder(t *testing.T) {
 		for i := range other.Devices {
 			other.Devices[i].Index = order[i]
 		}
-		if diff := cmp.Diff(want, groupByDevice(t, firstGroups(nodeInventory(core.NewSnapshot(other))))); diff != "" {
+		if diff := cmp.Diff(want, groupByDevice(t, firstGroups(nodeInventory(gpu.NewSnapshot(other))))); diff != "" {
 			t.Fatalf("in order %v (-want +got):\n%s", order, diff)
 		}
 	}
@@ -132,7 +132,7 @@ func TestNamesStay(t *testing.T) {
 		},
 		"the driver is unloaded": {
 			{snapshot: mixed, want: map[string]string{gpuID(0): large, gpuID(1): h100}},
-			{snapshot: core.NoDriver(core.DriverAbsent, "unloaded"), want: map[string]string{}},
+			{snapshot: gpu.NoDriver(gpu.DriverAbsent, "unloaded"), want: map[string]string{}},
 			{snapshot: onlyGPUs(mixed, 0), want: map[string]string{gpuID(0): large}},
 		},
 	} {

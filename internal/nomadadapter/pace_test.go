@@ -11,6 +11,9 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
 // sentAt is a fingerprint that was received.
@@ -70,11 +73,11 @@ func TestFirstFingerprintWaitsForNumbers(t *testing.T) {
 		s := newFixture(t)
 		ch := fingerprints(t.Context(), t, s)
 		cfg := core.DefaultConfig()
-		cfg.Policy = core.Policy{Rules: []core.Rule{{Select: core.Selector{Indices: []core.DeviceIndex{{GPU: 1, Instance: -1}}}, Reserve: "for another"}}}
-		state := core.NewState(cfg).WithHost(cfg, time.Now(), core.Host{SharesNumbers: true}).Read(cfg, time.Now(), coretest.GPUs(2))
+		cfg.Policy = inventory.Policy{Rules: []inventory.Rule{{Select: inventory.Selector{Indices: []gpu.DeviceIndex{{GPU: 1, Instance: -1}}}, Reserve: "for another"}}}
+		state := core.NewState(cfg).WithHost(cfg, time.Now(), inventory.Host{SharesNumbers: true}).Read(cfg, time.Now(), coretest.GPUs(2))
 		s.Source.Set(state.Inventory)
 		time.Sleep(time.Second / 10)
-		shared := core.Host{SharesNumbers: true, Numbering: state.Inventory.Proposed()}
+		shared := inventory.Host{SharesNumbers: true, Numbering: state.Inventory.Proposed()}
 		s.Source.Set(state.WithHost(cfg, time.Now(), shared).Inventory)
 		if first := <-ch; len(first.Devices) != 1 || len(first.Devices[0].Devices) != 1 {
 			t.Errorf("first fingerprint: %v, want the GPU that is not reserved", first.Devices)
@@ -145,7 +148,7 @@ func TestFingerprintPace(t *testing.T) {
 				ch := fingerprints(ctx, t, s)
 				<-ch
 				for _, c := range tc.changes {
-					var obs []core.Observation
+					var obs []health.Observation
 					for n := range c.lost {
 						obs = append(obs, lost(n))
 					}
@@ -162,10 +165,10 @@ func TestFingerprintPace(t *testing.T) {
 // A Nomad that does not read for an hour blocks neither reservations nor other streams, and then gets the latest inventory.
 func TestSlowReader(t *testing.T) {
 	for name, tc := range map[string]struct {
-		last []core.Observation // when it reads again
-		want int                // unhealthy devices; -1 = nothing is sent
+		last []health.Observation // when it reads again
+		want int                  // unhealthy devices; -1 = nothing is sent
 	}{
-		"other health": {[]core.Observation{lost(0), lost(1), lost(2)}, 3},
+		"other health": {[]health.Observation{lost(0), lost(1), lost(2)}, 3},
 		"no change":    {nil, -1},
 	} {
 		t.Run(name, func(t *testing.T) {

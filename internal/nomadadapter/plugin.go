@@ -18,6 +18,9 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/watchdog"
 )
 
@@ -28,9 +31,9 @@ const Name = "nvidia-gpu"
 // Source is the inventories and the usage of a node; a *monitor.Monitor is one. Its methods are called concurrently. It may
 // also be a PolicyApplier and a ReservationObserver.
 type Source interface {
-	Current() *core.Inventory
-	Watch(context.Context) iter.Seq[*core.Inventory]
-	Usage(context.Context) ([]core.Usage, error)
+	Current() *inventory.Inventory
+	Watch(context.Context) iter.Seq[*inventory.Inventory]
+	Usage(context.Context) ([]gpu.Usage, error)
 }
 
 // StartFunc starts a Source that runs until ctx ends. It must not block.
@@ -188,19 +191,19 @@ func (p *Plugin) logWarnings() {
 // disabledSource is the source of a disabled plugin: a node without a driver.
 type disabledSource struct{}
 
-var disabledInventory = core.Build(core.NoDriver(core.DriverAbsent, "disabled by configuration"), core.Ledger{}, core.DefaultConfig())
+var disabledInventory = core.Build(gpu.NoDriver(gpu.DriverAbsent, "disabled by configuration"), health.Ledger{}, core.DefaultConfig())
 
-func (disabledSource) Current() *core.Inventory { return disabledInventory }
+func (disabledSource) Current() *inventory.Inventory { return disabledInventory }
 
-func (disabledSource) Watch(ctx context.Context) iter.Seq[*core.Inventory] {
-	return func(yield func(*core.Inventory) bool) {
+func (disabledSource) Watch(ctx context.Context) iter.Seq[*inventory.Inventory] {
+	return func(yield func(*inventory.Inventory) bool) {
 		if yield(disabledInventory) {
 			<-ctx.Done()
 		}
 	}
 }
 
-func (disabledSource) Usage(context.Context) ([]core.Usage, error) { return nil, nil }
+func (disabledSource) Usage(context.Context) ([]gpu.Usage, error) { return nil, nil }
 
 // watchdogOf returns the watchdog of the source, with which the loops that read it are registered; nil = none.
 func watchdogOf(src Source) *watchdog.Registry {
@@ -224,7 +227,7 @@ func withDone(ctx context.Context, done <-chan struct{}) (context.Context, conte
 }
 
 // awaitFirstSnapshot returns the first inventory that is not provisional, or the current one when ctx ends.
-func awaitFirstSnapshot(ctx context.Context, src Source) *core.Inventory {
+func awaitFirstSnapshot(ctx context.Context, src Source) *inventory.Inventory {
 	for inv := range src.Watch(ctx) {
 		if !inv.Provisional() {
 			return inv

@@ -8,26 +8,27 @@ import (
 	"testing"
 
 	"github.com/tandem-gpu/tandem/internal/config"
-	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
 // randomInventory returns an inventory of up to six GPUs with random links, models and properties, under a random policy.
-func randomInventory(random *rand.Rand) *core.Inventory {
+func randomInventory(random *rand.Rand) *inventory.Inventory {
 	s := onlyGPUs(coretest.GPUs(6), random.Perm(6)[:1+random.IntN(6)]...)
-	s.Links = slices.DeleteFunc(slices.Clone(s.Links), func(core.Link) bool { return random.IntN(4) > 0 })
+	s.Links = slices.DeleteFunc(slices.Clone(s.Links), func(gpu.Link) bool { return random.IntN(4) > 0 })
 	for i := range s.Devices {
 		d := &s.Devices[i]
 		d.Model = []string{"A", "B"}[random.IntN(2)]
 		d.Memory = []uint64{0, 40 << 30, 80 << 30, 96 << 30}[random.IntN(4)]
-		d.Compute = []core.Compute{{}, {Major: 8}, {Major: 9}}[random.IntN(3)]
+		d.Compute = []gpu.Compute{{}, {Major: 8}, {Major: 9}}[random.IntN(3)]
 		d.NUMANode = random.IntN(3) - 1
 	}
-	ways := []*core.Sharing{nil, timeSlicing(2), timeSlicing(3), mps(2)}
+	ways := []*inventory.Sharing{nil, timeSlicing(2), timeSlicing(3), mps(2)}
 	pools := []string{"", "gpu", "gpu.shared", "gpu.mps", "fast", "A"}
-	var p core.Policy
+	var p inventory.Policy
 	for range random.IntN(3) {
-		p.Rules = append(p.Rules, core.Rule{Select: selectGPUs(random.IntN(6), random.IntN(6)), Pool: pools[random.IntN(6)], Sharing: ways[random.IntN(4)]})
+		p.Rules = append(p.Rules, inventory.Rule{Select: selectGPUs(random.IntN(6), random.IntN(6)), Pool: pools[random.IntN(6)], Sharing: ways[random.IntN(4)]})
 	}
 	return inventoryUnder(p, s)
 }
@@ -52,7 +53,7 @@ func TestGroupsOfRandomInventories(t *testing.T) {
 
 // placed is a unit with all that determines its group.
 type placed struct {
-	id  core.UnitID
+	id  inventory.UnitID
 	key groupKey
 }
 
@@ -77,7 +78,7 @@ func checkRandomNode(t *testing.T, random *rand.Rand, restarts bool) {
 		given = next
 		units := checkGroups(t, inv, given)
 		for id, group := range units {
-			u, _ := inv.Unit(core.UnitID(id))
+			u, _ := inv.Unit(inventory.UnitID(id))
 			k := given.keyOf(u)
 			if !k.complete() {
 				continue
@@ -103,7 +104,7 @@ func checkRandomNode(t *testing.T, random *rand.Rand, restarts bool) {
 }
 
 // checkGroups returns the group of each unit, as type/name.
-func checkGroups(t *testing.T, inv *core.Inventory, given assignment) map[string]string {
+func checkGroups(t *testing.T, inv *inventory.Inventory, given assignment) map[string]string {
 	t.Helper()
 	of, pools, taken := map[string]string{}, map[string]string{}, map[string]groupKey{}
 	for _, g := range groups(inv, given) {
@@ -115,7 +116,7 @@ func checkGroups(t *testing.T, inv *core.Inventory, given assignment) map[string
 			t.Errorf("two groups are named %q", name)
 		}
 		for _, d := range g.Devices {
-			u, _ := inv.Unit(core.UnitID(d.ID))
+			u, _ := inv.Unit(inventory.UnitID(d.ID))
 			if of[d.ID] != "" {
 				t.Errorf("%s is in %s and in %s", d.ID, of[d.ID], name)
 			}
@@ -157,14 +158,14 @@ func TestUnusedNamesAreForgotten(t *testing.T) {
 			t.Errorf("forgotten after %d boots: %v", n, given)
 		}
 		given = afterRestart(t, given, fmt.Sprint(n), fmt.Sprint(n+1))
-		given = given.with(nodeInventory(onlyGPUs(withDevice(coretest.GPUs(3), 2, func(d *core.Device) { d.Model = "NVIDIA A2" }), 2)))
+		given = given.with(nodeInventory(onlyGPUs(withDevice(coretest.GPUs(3), 2, func(d *gpu.Device) { d.Model = "NVIDIA A2" }), 2)))
 	}
 	if len(given.topology) != 1 || len(given.previous.topology) != 0 || len(given.names) != 1 {
 		t.Errorf("not forgotten: %+v", given)
 	}
 	for n := range 3 * maxNames {
 		name := fmt.Sprint("pool", n)
-		next, all := given.groups(inventoryUnder(core.Policy{Rules: []core.Rule{{Select: selectGPUs(0), Pool: name}}}, coretest.GPUs(1)))
+		next, all := given.groups(inventoryUnder(inventory.Policy{Rules: []inventory.Rule{{Select: selectGPUs(0), Pool: name}}}, coretest.GPUs(1)))
 		if given = next; len(given.names) > maxNames+1 || all[0].name != name {
 			t.Fatalf("%d names", len(given.names))
 		}

@@ -8,7 +8,8 @@ import (
 
 	"github.com/hashicorp/nomad/plugins/device"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/hostwatch"
 )
 
@@ -20,7 +21,7 @@ const reserveWait = 9 * time.Second
 type ReservationObserver interface {
 	// Reserved is called with the devices of each reservation, while Nomad waits, from several goroutines. It must not
 	// block.
-	Reserved([]core.Device)
+	Reserved([]gpu.Device)
 }
 
 // Reserve returns what a task needs to use the devices: environment and device nodes. It allocates nothing and calls no
@@ -37,13 +38,13 @@ func (p *Plugin) Reserve(ids []string) (*device.ContainerReservation, error) {
 	if !r.enabled {
 		return nil, device.ErrPluginDisabled
 	}
-	units := make([]core.UnitID, len(ids))
+	units := make([]inventory.UnitID, len(ids))
 	for i, id := range ids {
-		units[i] = core.UnitID(id)
+		units[i] = inventory.UnitID(id)
 	}
 	inv := r.inventory()
 	plan, err := inv.Reserve(units...)
-	if d := inv.Driver(); err != nil && d.State != core.DriverReady {
+	if d := inv.Driver(); err != nil && d.State != gpu.DriverReady {
 		err = fmt.Errorf("%w (driver %s: %s)", err, d.State, d.Reason)
 	}
 	if err != nil {
@@ -62,7 +63,7 @@ func (p *Plugin) Reserve(ids []string) (*device.ContainerReservation, error) {
 //	plugin  crashes . started again .................^ .... driver answers
 //
 // In the new process GPU-1 is not unknown: the driver was not read yet.
-func (r *run) inventory() *core.Inventory {
+func (r *run) inventory() *inventory.Inventory {
 	if inv := r.source.Current(); !inv.Provisional() {
 		return inv
 	}
@@ -78,7 +79,7 @@ const mpsPipeEnv = "CUDA_MPS_PIPE_DIRECTORY"
 
 // newReservation returns a plan as Nomad's type. The pipe directory has its path on the host: a job whose driver isolates
 // the file system mounts it under that path (see the package's documentation).
-func newReservation(plan core.Plan, s Settings) *device.ContainerReservation {
+func newReservation(plan inventory.Plan, s Settings) *device.ContainerReservation {
 	r := &device.ContainerReservation{Envs: make(map[string]string, len(plan.Env)+1)}
 	for _, e := range plan.Env {
 		r.Envs[e.Name] = e.Value

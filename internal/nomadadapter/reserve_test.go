@@ -14,6 +14,8 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter/nomadtest"
 )
 
@@ -33,13 +35,13 @@ func TestReserve(t *testing.T) {
 		},
 	}
 	for name, tc := range map[string]struct {
-		inv     *core.Inventory
+		inv     *inventory.Inventory
 		ids     [][]string
 		unknown []string
 	}{
 		"exclusive": {nodeInventory(coretest.GPUs(4)), [][]string{{gpuID(1), gpuID(2)}, {gpuID(2), gpuID(1)}, {gpuID(2), gpuID(1), gpuID(2)}}, []string{shareID(1, 0)}},
 		"shares": {
-			inventoryUnder(core.Policy{Rules: []core.Rule{{Sharing: timeSlicing(4)}}}, coretest.GPUs(3)),
+			inventoryUnder(inventory.Policy{Rules: []inventory.Rule{{Sharing: timeSlicing(4)}}}, coretest.GPUs(3)),
 			[][]string{{shareID(1, 0), shareID(2, 3)}, {shareID(2, 0), shareID(1, 1), shareID(2, 1), shareID(1, 3)}, {shareID(2, 2), shareID(2, 2), shareID(1, 0)}},
 			[]string{gpuID(1), shareID(1, 4), gpuID(1) + "::", shareID(1, -1)},
 		},
@@ -70,10 +72,10 @@ func TestReserve(t *testing.T) {
 type observingSource struct {
 	*coretest.Source
 	mu       sync.Mutex
-	reserved [][]core.Device
+	reserved [][]gpu.Device
 }
 
-func (l *observingSource) Reserved(devices []core.Device) {
+func (l *observingSource) Reserved(devices []gpu.Device) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.reserved = append(l.reserved, devices)
@@ -91,7 +93,7 @@ func TestReservationObserver(t *testing.T) {
 			t.Errorf("%v: %v", ids, err)
 		}
 	}
-	want := [][]core.Device{{snapshot.Devices[0], snapshot.Devices[2]}, {snapshot.Devices[2]}}
+	want := [][]gpu.Device{{snapshot.Devices[0], snapshot.Devices[2]}, {snapshot.Devices[2]}}
 	if diff := cmp.Diff(want, src.reserved); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
@@ -108,7 +110,7 @@ func TestReserveWithoutEnforcedHealth(t *testing.T) {
 	if !d.Healthy || !strings.HasPrefix(d.HealthDesc, "observed, not enforced: lost: GPU is lost (") {
 		t.Errorf("%+v", d)
 	}
-	if r, err := p.Reserve([]string{gpuID(1)}); err != nil || r.Envs[core.VisibleDevices] != gpuID(1) {
+	if r, err := p.Reserve([]string{gpuID(1)}); err != nil || r.Envs[inventory.VisibleDevices] != gpuID(1) {
 		t.Errorf("%+v, %v", r, err)
 	}
 }
@@ -135,9 +137,9 @@ func TestReserveNothing(t *testing.T) {
 
 func TestReserveRefuses(t *testing.T) {
 	ready := nodeInventory(coretest.GPUs(4), lost(1), lost(2))
-	gone, obs := core.Reconcile(coretest.GPUs(1), core.NoDriver(core.DriverFailed, "no answer"))
+	gone, obs := core.Reconcile(coretest.GPUs(1), gpu.NoDriver(gpu.DriverFailed, "no answer"))
 	for name, tc := range map[string]struct {
-		inv  *core.Inventory
+		inv  *inventory.Inventory
 		ids  []string
 		want string
 	}{
@@ -145,7 +147,7 @@ func TestReserveRefuses(t *testing.T) {
 		"an empty id": {ready, []string{""}, "unknown device IDs: "},
 		"unhealthy":   {ready, []string{gpuID(0), gpuID(2), gpuID(1)}, "unhealthy devices: " + gpuID(1) + " is " + lostText + "; " + gpuID(2) + " is lost"},
 		"both":        {ready, []string{gpuID(1), "GPU-a"}, "unknown device IDs: GPU-a; unhealthy devices: " + gpuID(1)},
-		"no driver":   {nodeInventory(core.NoDriver(core.DriverAbsent, "no library")), []string{gpuID(0)}, "unknown device IDs: " + gpuID(0) + " (driver absent: no library)"},
+		"no driver":   {nodeInventory(gpu.NoDriver(gpu.DriverAbsent, "no library")), []string{gpuID(0)}, "unknown device IDs: " + gpuID(0) + " (driver absent: no library)"},
 		"lost driver": {nodeInventory(gone, obs...), []string{gpuID(0)}, "is unknown: driver is not usable (no answer)"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -196,7 +198,7 @@ func TestReserveInParallel(t *testing.T) {
 				t.Error(err)
 				return
 			}
-			if n := strings.Count(r.Envs[core.VisibleDevices], "GPU-"); n != 2 {
+			if n := strings.Count(r.Envs[inventory.VisibleDevices], "GPU-"); n != 2 {
 				t.Errorf("%d: got %v", i, r.Envs)
 			}
 		})

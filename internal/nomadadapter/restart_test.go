@@ -8,8 +8,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/tandem-gpu/tandem/internal/config"
-	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 )
 
 // afterRestart returns the assignment of a process that starts in boot to after one with assignment n in boot from.
@@ -42,8 +43,8 @@ const (
 // step is an inventory and the expected group of each device.
 type step struct {
 	restart  int
-	snapshot core.Snapshot
-	obs      []core.Observation
+	snapshot gpu.Snapshot
+	obs      []health.Observation
 	want     map[string]string
 }
 
@@ -126,7 +127,7 @@ func TestIslandsStayOverARestart(t *testing.T) {
 func TestIslandsAfterABoot(t *testing.T) {
 	two := linked(4, [2]int{0, 1}, [2]int{2, 3})
 	one := linked(4, [2]int{0, 1}, [2]int{1, 2}, [2]int{2, 3})
-	gone := func(n int, s core.Snapshot, want map[string]string) []step {
+	gone := func(n int, s gpu.Snapshot, want map[string]string) []step {
 		return slices.Repeat([]step{{hostBoot, s, nil, want}}, n)
 	}
 	for name, steps := range map[string][]step{
@@ -180,8 +181,8 @@ func TestIslandsAfterABoot(t *testing.T) {
 
 func TestNUMANodesStayOverARestart(t *testing.T) {
 	s := coretest.GPUs(4)
-	moved := withDevice(s, 3, func(d *core.Device) { d.NUMANode = 0 })
-	unknown := withDevice(s, 3, func(d *core.Device) { d.NUMANode = -1 })
+	moved := withDevice(s, 3, func(d *gpu.Device) { d.NUMANode = 0 })
+	unknown := withDevice(s, 3, func(d *gpu.Device) { d.NUMANode = -1 })
 	numa := func(nodes ...int) map[string]string {
 		of := map[string]string{}
 		for i, n := range nodes {

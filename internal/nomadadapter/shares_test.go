@@ -14,8 +14,10 @@ import (
 	protobuf "google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/protoadapt"
 
-	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter/nomadtest"
 )
 
@@ -63,8 +65,8 @@ func TestReserveMPS(t *testing.T) {
 }
 
 // sharedGPUs returns n GPUs with this number of replicas each.
-func sharedGPUs(n, replicas int, obs ...core.Observation) *core.Inventory {
-	return inventoryUnder(core.Policy{Rules: []core.Rule{{Sharing: timeSlicing(replicas)}}}, withDetails(coretest.GPUs(n)), obs...)
+func sharedGPUs(n, replicas int, obs ...health.Observation) *inventory.Inventory {
+	return inventoryUnder(inventory.Policy{Rules: []inventory.Rule{{Sharing: timeSlicing(replicas)}}}, withDetails(coretest.GPUs(n)), obs...)
 }
 
 // When a GPU with 100 replicas becomes unhealthy, all its shares and no others do, in one fingerprint.
@@ -76,7 +78,7 @@ func TestHealthOfSharesIsOneUpdate(t *testing.T) {
 		<-ch
 		time.Sleep(fingerprintInterval)
 		for _, unhealthy := range []bool{true, false} {
-			var obs []core.Observation
+			var obs []health.Observation
 			if unhealthy {
 				obs = append(obs, lost(1))
 			}
@@ -120,9 +122,9 @@ func wireSize(gs []*device.DeviceGroup) int {
 }
 
 // xidOfEach returns a fault of each of n GPUs.
-func xidOfEach(n int) (obs []core.Observation) {
+func xidOfEach(n int) (obs []health.Observation) {
 	for i := range n {
-		obs = append(obs, core.Observation{At: core.WholeGPU(coretest.GPU(i)), Kind: core.XID, Code: 95})
+		obs = append(obs, health.Observation{At: gpu.WholeGPU(coretest.GPU(i)), Kind: health.XID, Code: 95})
 	}
 	return obs
 }
@@ -130,7 +132,7 @@ func xidOfEach(n int) (obs []core.Observation) {
 // The limit of gRPC for a message is 4 MiB, and Nomad's servers get the whole fingerprint with each change.
 func TestFingerprintsAreSmall(t *testing.T) {
 	for name, tc := range map[string]struct {
-		inv *core.Inventory
+		inv *inventory.Inventory
 		n   int
 	}{
 		"16 GPUs by 7 by 10":            {sharedInstances(10), 1120},
@@ -151,26 +153,26 @@ func TestFingerprintsAreSmall(t *testing.T) {
 }
 
 // sharedInstances returns 16 GPUs with seven MIG instances each, all with this number of replicas.
-func sharedInstances(replicas int, obs ...core.Observation) *core.Inventory {
+func sharedInstances(replicas int, obs ...health.Observation) *inventory.Inventory {
 	s := coretest.GPUs(16)
 	for n := range 16 {
 		s.Devices[n].MIG = true
 		for gi := range 7 {
 			d := s.Devices[n]
-			d.ID = core.DeviceID(fmt.Sprintf("MIG-%08d-0000-4000-8000-%012d", n, gi))
-			d.At, d.MIG, d.Profile = core.Placement{GPU: coretest.GPU(n), GI: uint32(gi + 1)}, false, "1g.10gb"
+			d.ID = gpu.DeviceID(fmt.Sprintf("MIG-%08d-0000-4000-8000-%012d", n, gi))
+			d.At, d.MIG, d.Profile = gpu.Placement{GPU: coretest.GPU(n), GI: uint32(gi + 1)}, false, "1g.10gb"
 			d.Model, d.Memory, d.Instance = d.Model+" MIG 1g.10gb", 9856<<20, gi
 			s.Devices = append(s.Devices, d)
 		}
 	}
-	return inventoryUnder(core.Policy{Rules: []core.Rule{{Sharing: timeSlicing(replicas)}}}, withDetails(core.NewSnapshot(s)), obs...)
+	return inventoryUnder(inventory.Policy{Rules: []inventory.Rule{{Sharing: timeSlicing(replicas)}}}, withDetails(gpu.NewSnapshot(s)), obs...)
 }
 
 // The shares of a GPU have the usage and the health of the GPU.
 func TestStatsOfShares(t *testing.T) {
 	s := newFixture(t)
-	s.Source.Set(inventoryUnder(core.Policy{Rules: []core.Rule{{Sharing: timeSlicing(3)}}}, coretest.GPUs(2), lost(1)))
-	s.Source.SetUsage([]core.Usage{usage(0)}, nil)
+	s.Source.Set(inventoryUnder(inventory.Policy{Rules: []inventory.Rule{{Sharing: timeSlicing(3)}}}, coretest.GPUs(2), lost(1)))
+	s.Source.SetUsage([]gpu.Usage{usage(0)}, nil)
 	ch := openStats(t.Context(), t, nomadtest.Serve(t, s.Plugin), time.Hour)
 	r := receive(t, ch)
 	if len(r.Groups) != 1 || r.Groups[0].Type != typeTimeSlicing || r.Groups[0].Name != h100 {

@@ -10,8 +10,8 @@ import (
 
 	"github.com/hashicorp/nomad/plugins/device"
 
-	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 )
 
 // slowSource is a source whose Usage takes a while.
@@ -32,7 +32,7 @@ func (s *slowSource) maxConcurrent() int {
 	return s.most
 }
 
-func (s *slowSource) Usage(ctx context.Context) ([]core.Usage, error) {
+func (s *slowSource) Usage(ctx context.Context) ([]gpu.Usage, error) {
 	s.mu.Lock()
 	began, takes := time.Now(), s.takes
 	s.pending++
@@ -49,7 +49,7 @@ func (s *slowSource) Usage(ctx context.Context) ([]core.Usage, error) {
 	s.read[began] = true
 	u := usage(0)
 	u.At = began
-	return []core.Usage{u}, nil
+	return []gpu.Usage{u}, nil
 }
 
 func (s *slowSource) setDuration(d time.Duration) {

@@ -9,7 +9,8 @@ import (
 	"github.com/hashicorp/nomad/plugins/device"
 	"github.com/hashicorp/nomad/plugins/shared/structs"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 )
 
 // Bounds of the stats stream.
@@ -68,7 +69,7 @@ func (p *Plugin) stats(ctx context.Context, interval time.Duration, out chan<- *
 // usageResult is the result of Source.Usage.
 type usageResult struct {
 	run   *run // whose source was read
-	usage []core.Usage
+	usage []gpu.Usage
 	err   error
 	at    time.Time // the end of the read
 }
@@ -102,7 +103,7 @@ func (s *statsStream) read(ctx context.Context) {
 var errUsageTimeout = errors.New("usage: driver has not answered")
 
 // usage returns the last usage of r, unless it is too old.
-func (s *statsStream) usage(r *run) ([]core.Usage, error) {
+func (s *statsStream) usage(r *run) ([]gpu.Usage, error) {
 	switch {
 	case s.last.run == nil, s.reading && time.Since(s.last.at) > maxUsageAge:
 		return nil, errUsageTimeout
@@ -144,11 +145,11 @@ const (
 // measure is the unit and description of a statistic.
 type measure struct {
 	unit, desc string
-	scale      uint64 // units of core.Usage in one unit of the statistic
+	scale      uint64 // units of gpu.Usage in one unit of the statistic
 }
 
 // number returns the statistic of one device, "N/A" if v is unknown.
-func (m measure) number(v core.OptionalUint64) *structs.StatValue {
+func (m measure) number(v gpu.OptionalUint64) *structs.StatValue {
 	stat := &structs.StatValue{Unit: m.unit, Desc: m.desc}
 	if v.OK {
 		stat.IntNumeratorVal = new(int64(v.Value / m.scale))
@@ -159,7 +160,7 @@ func (m measure) number(v core.OptionalUint64) *structs.StatValue {
 }
 
 // fraction returns the statistic of one device, "N/A" if part or whole is unknown.
-func (m measure) fraction(part, whole core.OptionalUint64) *structs.StatValue {
+func (m measure) fraction(part, whole gpu.OptionalUint64) *structs.StatValue {
 	if !whole.OK {
 		part.OK = false
 	}
@@ -172,7 +173,7 @@ func (m measure) fraction(part, whole core.OptionalUint64) *structs.StatValue {
 
 // statistics returns the lines of `nomad node status -stats` for one device. All but the health have the keys, units and
 // descriptions of nomad-device-nvidia.
-func statistics(h core.Health, u core.Usage) map[string]*structs.StatValue {
+func statistics(h health.Health, u gpu.Usage) map[string]*structs.StatValue {
 	return map[string]*structs.StatValue{
 		healthKey:             {StringVal: new(h.String()), Desc: "Health of the device, with what is wrong and what to do"},
 		"Power usage":         measure{"W", "Power usage for this GPU in watts and its associated circuitry (e.g. memory) / Maximum GPU Power", 1000}.fraction(u.Power, u.PowerLimit),
@@ -190,8 +191,8 @@ func statistics(h core.Health, u core.Usage) map[string]*structs.StatValue {
 }
 
 // groupStats returns the statistics of every unit. The units of a shared device have those of the device.
-func groupStats(groups []group, usage []core.Usage, now time.Time) []*device.DeviceGroupStats {
-	byDevice := make(map[core.DeviceID]core.Usage, len(usage))
+func groupStats(groups []group, usage []gpu.Usage, now time.Time) []*device.DeviceGroupStats {
+	byDevice := make(map[gpu.DeviceID]gpu.Usage, len(usage))
 	for _, u := range usage {
 		byDevice[u.Device] = u
 	}
@@ -219,7 +220,7 @@ func newGroupStats(groupType, name string) *device.DeviceGroupStats {
 
 // deviceStats sets every field: the nomad command panics at a device without statistics or timestamp. The timestamp is the
 // time at which the usage was read, or now if there is none.
-func deviceStats(h core.Health, u core.Usage, now time.Time) *device.DeviceStats {
+func deviceStats(h health.Health, u gpu.Usage, now time.Time) *device.DeviceStats {
 	at := u.At
 	if at.IsZero() {
 		at = now

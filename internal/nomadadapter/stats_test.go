@@ -15,14 +15,16 @@ import (
 	"github.com/hashicorp/nomad/plugins/device"
 	"github.com/hashicorp/nomad/plugins/shared/structs"
 
-	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter/nomadtest"
 )
 
-func usage(n int) core.Usage {
-	g := core.OptionalUint64Of
-	return core.Usage{
+func usage(n int) gpu.Usage {
+	g := gpu.OptionalUint64Of
+	return gpu.Usage{
 		Device: coretest.GPU(n),
 		Power:  g(123_456), PowerLimit: g(700_000), GPU: g(97), Memory: g(41), Encoder: g(1), Decoder: g(2),
 		Temperature: g(63), MemoryUsed: g(1024 << 20), MemoryTotal: g(81559 << 20),
@@ -54,7 +56,7 @@ func instances(t *testing.T, r *device.StatsResponse) map[string]*device.DeviceS
 func TestStats(t *testing.T) {
 	s := newFixture(t)
 	s.Source.Set(nodeInventory(coretest.GPUs(2), lost(1)))
-	s.Source.SetUsage([]core.Usage{usage(0)}, nil)
+	s.Source.SetUsage([]gpu.Usage{usage(0)}, nil)
 	before := time.Now()
 	ch := openStats(t.Context(), t, nomadtest.Serve(t, s.Plugin), time.Hour)
 	r := receive(t, ch)
@@ -101,8 +103,8 @@ func TestStats(t *testing.T) {
 }
 
 func TestHalfKnownFractionIsNotAvailable(t *testing.T) {
-	for _, u := range []core.Usage{{Power: core.OptionalUint64Of(1)}, {PowerLimit: core.OptionalUint64Of(1)}} {
-		if v := statistics(core.Health{}, u)["Power usage"]; v.StringVal == nil || *v.StringVal != "N/A" || v.IntNumeratorVal != nil || v.IntDenominatorVal != nil {
+	for _, u := range []gpu.Usage{{Power: gpu.OptionalUint64Of(1)}, {PowerLimit: gpu.OptionalUint64Of(1)}} {
+		if v := statistics(health.Health{}, u)["Power usage"]; v.StringVal == nil || *v.StringVal != "N/A" || v.IntNumeratorVal != nil || v.IntDenominatorVal != nil {
 			t.Errorf("%+v: %+v", u, v)
 		}
 	}
@@ -111,7 +113,7 @@ func TestHalfKnownFractionIsNotAvailable(t *testing.T) {
 // hangingSource is a source whose Usage does not return.
 type hangingSource struct{ *coretest.Source }
 
-func (hangingSource) Usage(ctx context.Context) ([]core.Usage, error) {
+func (hangingSource) Usage(ctx context.Context) ([]gpu.Usage, error) {
 	<-ctx.Done()
 	return nil, ctx.Err()
 }
@@ -167,7 +169,7 @@ func TestStatsSurviveFailures(t *testing.T) {
 				t.Errorf("got %+v without usage", v)
 			}
 		}
-		s.Source.SetUsage([]core.Usage{usage(0)}, nil)
+		s.Source.SetUsage([]gpu.Usage{usage(0)}, nil)
 		<-ch
 		if v := instances(t, <-ch)[gpuID(0)].Summary; v.IntNumeratorVal == nil {
 			t.Errorf("not resumed: %+v", v)
@@ -183,10 +185,10 @@ func TestStatsOfRemovedDevices(t *testing.T) {
 	two := coretest.GPUs(2)
 	two.Devices[1].Model = "NVIDIA A2"
 	type step struct {
-		inv  *core.Inventory
+		inv  *inventory.Inventory
 		want []string // type/name:devices
 	}
-	unloaded := nodeInventory(core.NoDriver(core.DriverAbsent, "unloaded"))
+	unloaded := nodeInventory(gpu.NoDriver(gpu.DriverAbsent, "unloaded"))
 	for name, steps := range map[string][]step{
 		"models": {
 			{nodeInventory(two), []string{"gpu/" + h100 + ":1", "gpu/NVIDIA A2:1"}},

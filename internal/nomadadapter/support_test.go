@@ -17,6 +17,9 @@ import (
 	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter/nomadtest"
 )
 
@@ -181,7 +184,7 @@ const (
 )
 
 // nodeInventory returns the inventory that the monitor would publish with the default configuration.
-func nodeInventory(s core.Snapshot, obs ...core.Observation) *core.Inventory {
+func nodeInventory(s gpu.Snapshot, obs ...health.Observation) *inventory.Inventory {
 	settings, _, err := config.NewBlock(nil).Read()
 	if err != nil {
 		panic(err)
@@ -190,12 +193,12 @@ func nodeInventory(s core.Snapshot, obs ...core.Observation) *core.Inventory {
 }
 
 // inventoryWith is nodeInventory with another configuration.
-func inventoryWith(cfg core.Config, s core.Snapshot, obs ...core.Observation) *core.Inventory {
-	return core.Build(s, core.Ledger{}.Apply(cfg.Health, time.Unix(0, 0), obs...), cfg)
+func inventoryWith(cfg core.Config, s gpu.Snapshot, obs ...health.Observation) *inventory.Inventory {
+	return core.Build(s, health.Ledger{}.Apply(cfg.Health, time.Unix(0, 0), obs...), cfg)
 }
 
-func lost(n int) core.Observation {
-	return core.Observation{At: core.WholeGPU(coretest.GPU(n)), Kind: core.Lost, Detail: "not listed by the driver"}
+func lost(n int) health.Observation {
+	return health.Observation{At: gpu.WholeGPU(coretest.GPU(n)), Kind: health.Lost, Detail: "not listed by the driver"}
 }
 
 // lostText is the health of a GPU that was lost at time 0.
@@ -225,13 +228,13 @@ func (b *logBuffer) Lines() []string {
 }
 
 // with returns the assignment after inv.
-func (a assignment) with(inv *core.Inventory) assignment {
+func (a assignment) with(inv *inventory.Inventory) assignment {
 	next, _ := a.groups(inv)
 	return next
 }
 
 // deviceGroups returns groups as Nomad's type.
-func deviceGroups(driver core.Driver, groups []group) (all []*device.DeviceGroup) {
+func deviceGroups(driver gpu.Driver, groups []group) (all []*device.DeviceGroup) {
 	for _, l := range newListings(driver, groups) {
 		all = append(all, l.wire())
 	}
@@ -239,7 +242,7 @@ func deviceGroups(driver core.Driver, groups []group) (all []*device.DeviceGroup
 }
 
 // groups returns the groups of inv under an assignment, as Nomad's type.
-func groups(inv *core.Inventory, a assignment) []*device.DeviceGroup {
+func groups(inv *inventory.Inventory, a assignment) []*device.DeviceGroup {
 	_, all := a.groups(inv)
 	return deviceGroups(inv.Driver(), all)
 }

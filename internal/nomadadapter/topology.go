@@ -7,7 +7,8 @@ import (
 	"slices"
 
 	"github.com/tandem-gpu/tandem/internal/config"
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
 // topologyGroup is the NUMA node or NVLink island of a GPU, as the group's name ends; "" = none.
@@ -16,7 +17,7 @@ type topologyGroup string
 // topologyKey is a GPU under one value of group_by.
 type topologyKey struct {
 	by     config.GroupBy
-	device core.DeviceID
+	device gpu.DeviceID
 }
 
 // topologyGroups are the NUMA nodes and islands in which GPUs were first found. It is immutable; nil has none. A GPU stays
@@ -40,11 +41,11 @@ type previousTopology struct {
 //	before a boot   A = B = C in "NVLink A", D in none
 //	after it        A = B, C   D    the same: missing links move no GPU
 //	or              A = B, C = D    D in "NVLink A", too: present links do
-func (t topologyGroups) with(inv *core.Inventory, by config.GroupBy, previous map[topologyKey]previousTopology) (topologyGroups, map[topologyKey]previousTopology) {
+func (t topologyGroups) with(inv *inventory.Inventory, by config.GroupBy, previous map[topologyKey]previousTopology) (topologyGroups, map[topologyKey]previousTopology) {
 	if by != config.GroupByNUMA && by != config.GroupByNVLink {
 		return t, previous
 	}
-	open := map[core.DeviceID]core.Unit{} // a unit of each GPU that is not assigned or not confirmed: a schedulable one if there is one
+	open := map[gpu.DeviceID]inventory.Unit{} // a unit of each GPU that is not assigned or not confirmed: a schedulable one if there is one
 	for u := range inv.Units() {
 		k := topologyKey{by, u.Device.At.GPU}
 		_, assigned := t[k]
@@ -85,21 +86,21 @@ func (t topologyGroups) with(inv *core.Inventory, by config.GroupBy, previous ma
 
 // assign returns the topology group of a GPU without links (or NUMA node): the previous one, or none. None is final once
 // the GPU accepts work; until then its links may still appear. A GPU in MIG mode has no island: its NVLinks are disabled.
-func (p previousTopology) assign(u core.Unit, by config.GroupBy, driver core.Driver) (group topologyGroup, assigned bool) {
+func (p previousTopology) assign(u inventory.Unit, by config.GroupBy, driver gpu.Driver) (group topologyGroup, assigned bool) {
 	if p.group != "" && (by == config.GroupByNUMA || u.Device.Profile == "") {
 		return p.group, true
 	}
-	return "", driver.State == core.DriverReady && u.Health.Schedulable()
+	return "", driver.State == gpu.DriverReady && u.Health.Schedulable()
 }
 
 // presentTopology is the topology groups of GPUs by one inventory.
 type presentTopology struct {
-	groups    map[core.DeviceID]topologyGroup
-	confirmed map[core.DeviceID]topologyGroup // those of groups that the links (or NUMA nodes) of this inventory show
+	groups    map[gpu.DeviceID]topologyGroup
+	confirmed map[gpu.DeviceID]topologyGroup // those of groups that the links (or NUMA nodes) of this inventory show
 }
 
-func numaNodes(inv *core.Inventory) presentTopology {
-	nodes := map[core.DeviceID]topologyGroup{}
+func numaNodes(inv *inventory.Inventory) presentTopology {
+	nodes := map[gpu.DeviceID]topologyGroup{}
 	for u := range inv.Units() {
 		if n := u.Device.NUMANode; n >= 0 {
 			nodes[u.Device.At.GPU] = topologyGroup(fmt.Sprintf("NUMA %d", n))
@@ -111,8 +112,8 @@ func numaNodes(inv *core.Inventory) presentTopology {
 // islands returns the islands of GPUs by their NVLinks: the island that a linked GPU has, the one in which most of them
 // were previously, or a new one. GPUs in MIG mode have none. If an island was split, its largest part confirms the name;
 // the other parts keep it unconfirmed.
-func (t topologyGroups) islands(inv *core.Inventory, previous map[topologyKey]previousTopology) presentTopology {
-	slots := map[core.DeviceID]core.PCIAddress{}
+func (t topologyGroups) islands(inv *inventory.Inventory, previous map[topologyKey]previousTopology) presentTopology {
+	slots := map[gpu.DeviceID]gpu.PCIAddress{}
 	for u := range inv.Units() {
 		if u.Device.Profile == "" {
 			slots[u.Device.ID] = u.Device.PCI
@@ -125,10 +126,10 @@ func (t topologyGroups) islands(inv *core.Inventory, previous map[topologyKey]pr
 	for k, p := range previous {
 		taken[p.group] = taken[p.group] || k.by == config.GroupByNVLink
 	}
-	present := presentTopology{map[core.DeviceID]topologyGroup{}, map[core.DeviceID]topologyGroup{}}
-	largest := map[topologyGroup][]core.DeviceID{}
+	present := presentTopology{map[gpu.DeviceID]topologyGroup{}, map[gpu.DeviceID]topologyGroup{}}
+	largest := map[topologyGroup][]gpu.DeviceID{}
 	for _, ids := range inv.Islands() {
-		ids = slices.DeleteFunc(ids, func(id core.DeviceID) bool { _, offered := slots[id]; return !offered })
+		ids = slices.DeleteFunc(ids, func(id gpu.DeviceID) bool { _, offered := slots[id]; return !offered })
 		group := cmp.Or(t.islandOf(ids), previousIsland(ids, previous))
 		for _, name := range islandNames(ids, slots) {
 			if group == "" && !taken[name] {
@@ -152,7 +153,7 @@ func (t topologyGroups) islands(inv *core.Inventory, previous map[topologyKey]pr
 }
 
 // islandOf returns the island of the first of these GPUs that has one; "" if none has.
-func (t topologyGroups) islandOf(ids []core.DeviceID) topologyGroup {
+func (t topologyGroups) islandOf(ids []gpu.DeviceID) topologyGroup {
 	for _, id := range ids {
 		if group := t[topologyKey{config.GroupByNVLink, id}]; group != "" {
 			return group
@@ -162,7 +163,7 @@ func (t topologyGroups) islandOf(ids []core.DeviceID) topologyGroup {
 }
 
 // previousIsland returns the island in which most of these GPUs were; "" if none was in one.
-func previousIsland(ids []core.DeviceID, previous map[topologyKey]previousTopology) (most topologyGroup) {
+func previousIsland(ids []gpu.DeviceID, previous map[topologyKey]previousTopology) (most topologyGroup) {
 	count := map[topologyGroup]int{}
 	for _, id := range ids {
 		if p := previous[topologyKey{config.GroupByNVLink, id}]; p.group != "" {
@@ -179,7 +180,7 @@ func previousIsland(ids []core.DeviceID, previous map[topologyKey]previousTopolo
 
 // islandNames returns the possible names of an island, the preferred first: PCI addresses are the same on all hosts of a
 // model, and stay when a GPU is replaced.
-func islandNames(ids []core.DeviceID, slots map[core.DeviceID]core.PCIAddress) (names []topologyGroup) {
+func islandNames(ids []gpu.DeviceID, slots map[gpu.DeviceID]gpu.PCIAddress) (names []topologyGroup) {
 	for _, id := range ids {
 		if slots[id] != "" {
 			names = append(names, topologyGroup("NVLink "+slots[id]))

@@ -7,23 +7,25 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/tandem-gpu/tandem/internal/config"
-	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
 // linked returns n GPUs with NVLinks between these pairs only.
-func linked(n int, pairs ...[2]int) core.Snapshot {
+func linked(n int, pairs ...[2]int) gpu.Snapshot {
 	s := coretest.GPUs(n)
 	s.Links = nil
 	for _, p := range pairs {
-		s.Links = append(s.Links, core.Link{A: coretest.GPU(p[0]), B: coretest.GPU(p[1]), NVLinks: 4})
+		s.Links = append(s.Links, gpu.Link{A: coretest.GPU(p[0]), B: coretest.GPU(p[1]), NVLinks: 4})
 	}
-	return core.NewSnapshot(s)
+	return gpu.NewSnapshot(s)
 }
 
 // onlyGPUs returns s with these GPUs only.
-func onlyGPUs(s core.Snapshot, n ...int) core.Snapshot {
-	s.Devices = slices.DeleteFunc(slices.Clone(s.Devices), func(d core.Device) bool {
+func onlyGPUs(s gpu.Snapshot, n ...int) gpu.Snapshot {
+	s.Devices = slices.DeleteFunc(slices.Clone(s.Devices), func(d gpu.Device) bool {
 		return !slices.ContainsFunc(n, func(i int) bool { return coretest.GPU(i) == d.At.GPU })
 	})
 	return s
@@ -45,7 +47,7 @@ func TestIslandsStay(t *testing.T) {
 		"a GPU is removed and returns": {
 			{noRestart, linked(4, pairs...), nil, four},
 			{noRestart, onlyGPUs(linked(4, pairs[1]), 1, 2, 3), nil, map[string]string{gpuID(1): a, gpuID(2): b, gpuID(3): b}},
-			{noRestart, linked(4, pairs[1]), []core.Observation{lost(0)}, four},
+			{noRestart, linked(4, pairs[1]), []health.Observation{lost(0)}, four},
 		},
 		"a GPU is added, also at a lower PCI address": {
 			{noRestart, onlyGPUs(linked(4, [2]int{1, 2}), 1, 2), nil, map[string]string{gpuID(1): h100 + " NVLink 0000:11:00.0", gpuID(2): h100 + " NVLink 0000:11:00.0"}},
@@ -56,20 +58,20 @@ func TestIslandsStay(t *testing.T) {
 			{noRestart, linked(2, [2]int{0, 1}), nil, map[string]string{gpuID(0): h100, gpuID(1): h100}},
 		},
 		"links that appear before the GPU accepted work": {
-			{noRestart, linked(2), []core.Observation{lost(0), lost(1)}, map[string]string{gpuID(0): h100, gpuID(1): h100}},
+			{noRestart, linked(2), []health.Observation{lost(0), lost(1)}, map[string]string{gpuID(0): h100, gpuID(1): h100}},
 			{noRestart, linked(2, [2]int{0, 1}), nil, map[string]string{gpuID(0): a, gpuID(1): a}},
 		},
 		"a driver that is ready later": {
-			{noRestart, core.Snapshot{Driver: core.Driver{State: core.DriverFailed}, Devices: coretest.GPUs(2).Devices}, nil, map[string]string{gpuID(0): h100, gpuID(1): h100}},
+			{noRestart, gpu.Snapshot{Driver: gpu.Driver{State: gpu.DriverFailed}, Devices: coretest.GPUs(2).Devices}, nil, map[string]string{gpuID(0): h100, gpuID(1): h100}},
 			{noRestart, linked(2, [2]int{0, 1}), nil, map[string]string{gpuID(0): a, gpuID(1): a}},
 		},
 		"another GPU at the PCI address in an island's name": {
 			{noRestart, onlyGPUs(linked(4, [2]int{0, 1}), 0, 1), nil, map[string]string{gpuID(0): a, gpuID(1): a}},
-			{noRestart, withDevice(onlyGPUs(linked(4, [2]int{2, 3}), 1, 2, 3), 1, func(d *core.Device) { d.PCI = "0000:10:00.0" }), nil,
+			{noRestart, withDevice(onlyGPUs(linked(4, [2]int{2, 3}), 1, 2, 3), 1, func(d *gpu.Device) { d.PCI = "0000:10:00.0" }), nil,
 				map[string]string{gpuID(1): a, gpuID(2): h100 + " NVLink 0000:13:00.0", gpuID(3): h100 + " NVLink 0000:13:00.0"}},
 		},
 		"no PCI addresses": {
-			{noRestart, withDevice(withDevice(linked(2, [2]int{0, 1}), 0, func(d *core.Device) { d.PCI = "" }), 1, func(d *core.Device) { d.PCI = "" }), nil,
+			{noRestart, withDevice(withDevice(linked(2, [2]int{0, 1}), 0, func(d *gpu.Device) { d.PCI = "" }), 1, func(d *gpu.Device) { d.PCI = "" }), nil,
 				map[string]string{gpuID(0): h100 + " NVLink " + gpuID(0), gpuID(1): h100 + " NVLink " + gpuID(0)}},
 		},
 		"a GPU in MIG mode has no links": {
@@ -81,14 +83,14 @@ func TestIslandsStay(t *testing.T) {
 }
 
 func TestNUMANodes(t *testing.T) {
-	s := withDevice(coretest.GPUs(4), 1, func(d *core.Device) { d.NUMANode = -1 })
+	s := withDevice(coretest.GPUs(4), 1, func(d *gpu.Device) { d.NUMANode = -1 })
 	want := map[string]string{gpuID(0): h100 + " NUMA 0", gpuID(1): h100, gpuID(2): h100 + " NUMA 1", gpuID(3): h100 + " NUMA 1"}
 	runSteps(t, config.GroupByNUMA, []step{
 		{snapshot: s, want: want},
 		{snapshot: coretest.GPUs(4), want: want},
-		{snapshot: withDevice(s, 3, func(d *core.Device) { d.NUMANode = 0 }), want: want},
+		{snapshot: withDevice(s, 3, func(d *gpu.Device) { d.NUMANode = 0 }), want: want},
 	})
-	cut := inventoryUnder(core.Policy{Rules: []core.Rule{{Select: core.Selector{Profiles: []string{"1g*"}}, Pool: "small"}}}, migSnapshot())
+	cut := inventoryUnder(inventory.Policy{Rules: []inventory.Rule{{Select: inventory.Selector{Profiles: []string{"1g*"}}, Pool: "small"}}}, migSnapshot())
 	want = map[string]string{gpuID(1): h100 + " NUMA 1", "MIG-0": "small NUMA 0", "MIG-1": "small NUMA 0", "MIG-2": h100 + " MIG 3g.40gb NUMA 0"}
 	if diff := cmp.Diff(want, groupByDevice(t, groups(cut, assignment{by: config.GroupByNUMA}))); diff != "" {
 		t.Errorf("MIG (-want +got):\n%s", diff)

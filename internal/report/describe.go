@@ -8,6 +8,9 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
 // DescribeState describes a state: the devices on offer, the conditions and how often each GPU has reported which
@@ -16,17 +19,17 @@ func DescribeState(s core.State, cfg core.Config, warnings ...string) Report {
 	r := describeInventory(s.Inventory)
 	r.Warnings = slices.Concat(warnings, describeUnlisted(s, r.Excluded))
 	r.Conditions = append(r.Conditions, DescribeConditions(s, cfg, s.Ledger.Conditions())...)
-	counted := map[core.DeviceID]bool{}
+	counted := map[gpu.DeviceID]bool{}
 	for _, d := range s.Snapshot.Devices {
 		history, ok := s.Ledger.History(d.At.GPU)
 		if !ok || counted[d.At.GPU] {
 			continue
 		}
 		counted[d.At.GPU] = true
-		for _, t := range slices.SortedFunc(slices.Values(history.FaultCounts), func(a, b core.FaultCount) int {
+		for _, t := range slices.SortedFunc(slices.Values(history.FaultCounts), func(a, b health.FaultCount) int {
 			return cmp.Or(cmp.Compare(a.Reason, b.Reason), cmp.Compare(a.Code, b.Code))
 		}) {
-			cause := core.Condition{Reason: t.Reason, Code: t.Code}.Cause()
+			cause := health.Condition{Reason: t.Reason, Code: t.Code}.Cause()
 			r.Counts = append(r.Counts, Count{GPU: d.At.GPU, Index: d.Index, Cause: cause, Count: t.Count, LastSeen: t.Last})
 		}
 	}
@@ -34,13 +37,13 @@ func DescribeState(s core.State, cfg core.Config, warnings ...string) Report {
 }
 
 // DescribeDriver describes the state of the driver.
-func DescribeDriver(inv *core.Inventory) Driver {
+func DescribeDriver(inv *inventory.Inventory) Driver {
 	d := inv.Driver()
 	return Driver{State: d.State.String(), Version: d.Version, CUDA: d.CUDA, Reason: d.Reason}
 }
 
 // describeInventory has empty lists where there is nothing: JSON has [] there and not null.
-func describeInventory(inv *core.Inventory) Report {
+func describeInventory(inv *inventory.Inventory) Report {
 	r := Report{
 		Driver: DescribeDriver(inv), Devices: describeDevices(inv),
 		Excluded: []Excluded{}, Conditions: []Condition{}, Counts: []Count{}, Overlaps: []Overlap{},
@@ -67,9 +70,9 @@ func describeInventory(inv *core.Inventory) Report {
 }
 
 // describeDevices merges the equal units of a device into one Device.
-func describeDevices(inv *core.Inventory) []Device {
+func describeDevices(inv *inventory.Inventory) []Device {
 	devices := []Device{}
-	var first core.Unit // of the last device
+	var first inventory.Unit // of the last device
 	for u := range inv.Units() {
 		if u.Device.ID == first.Device.ID && u.Pool == first.Pool && u.Sharing == first.Sharing && u.Health == first.Health {
 			devices[len(devices)-1].Replicas++
@@ -84,7 +87,7 @@ func describeDevices(inv *core.Inventory) []Device {
 	return devices
 }
 
-func describeUnit(u core.Unit) Device {
+func describeUnit(u inventory.Unit) Device {
 	d := Device{
 		ID: u.Device.ID, GPU: u.Device.At.GPU, Index: u.Device.Index, Model: u.Device.Model, Profile: u.Device.Profile,
 		PCI: u.Device.PCI, NUMANode: u.Device.NUMANode, MemoryBytes: u.Device.Memory,
@@ -96,16 +99,16 @@ func describeUnit(u core.Unit) Device {
 		Serial: u.Device.Serial, Architecture: u.Device.Architecture, Brand: u.Device.Brand,
 		ECC: u.Device.ECC.String(), NVLinks: u.Device.NVLinks,
 	}
-	if u.Sharing.Mode != core.Exclusive {
+	if u.Sharing.Mode != inventory.Exclusive {
 		d.Replicas = 1
 	}
 	if u.Device.Profile != "" {
 		d.Instance = new(u.Device.Instance)
 	}
-	if u.Device.Compute != (core.Compute{}) {
+	if u.Device.Compute != (gpu.Compute{}) {
 		d.ComputeCapability = u.Device.Compute.String()
 	}
-	if u.Health.RecoveryAction > core.RecoveryNone {
+	if u.Health.RecoveryAction > health.RecoveryNone {
 		d.RecoveryAction = u.Health.RecoveryAction.String()
 	}
 	return d
@@ -114,7 +117,7 @@ func describeUnit(u core.Unit) Device {
 // describeUnlisted reports XIDs of the kernel log at PCI addresses where no GPU is listed: in the reason of an excluded
 // GPU at that address, else in a warning.
 func describeUnlisted(s core.State, excluded []Excluded) (warnings []string) {
-	codes := map[core.PCIAddress]string{}
+	codes := map[gpu.PCIAddress]string{}
 	each, _ := s.UnlistedXIDs()
 	for _, x := range each {
 		codes[x.PCI] += fmt.Sprintf(", %d", x.Code)
@@ -132,17 +135,17 @@ func describeUnlisted(s core.State, excluded []Excluded) (warnings []string) {
 }
 
 // DescribeConditions describes conditions of a state: those of the node first, then by GPU index.
-func DescribeConditions(s core.State, cfg core.Config, conditions []core.Condition) []Condition {
+func DescribeConditions(s core.State, cfg core.Config, conditions []health.Condition) []Condition {
 	now := time.Now()
 	described := make([]Condition, 0, len(conditions))
 	for _, c := range conditions {
 		d := Condition{
 			Placement: c.At.String(), GPU: c.At.GPU, Index: index(s, c.At.GPU), Cause: c.Cause(), State: c.State,
-			RecordedOnly: c.State == core.Healthy, Detail: c.Detail, Since: c.Since, LastSeen: c.Last, Count: c.Count,
+			RecordedOnly: c.State == health.Healthy, Detail: c.Detail, Since: c.Since, LastSeen: c.Last, Count: c.Count,
 			Action: c.Action(), Clears: c.Clears(), Simulated: c.Simulated,
 		}
 		switch {
-		case c.IgnoredUntil.Equal(core.IgnoredForever):
+		case c.IgnoredUntil.Equal(health.IgnoredForever):
 			d.IgnoredUntilGone = true
 		case !c.IgnoredUntil.IsZero():
 			d.IgnoredUntil = c.IgnoredUntil
@@ -160,16 +163,16 @@ func DescribeConditions(s core.State, cfg core.Config, conditions []core.Conditi
 }
 
 // DescribeBindings describes bindings; the result is never nil.
-func DescribeBindings(bound []core.PositionBinding) []Binding {
+func DescribeBindings(bound []inventory.PositionBinding) []Binding {
 	bindings := []Binding{}
 	for _, b := range bound {
-		bindings = append(bindings, Binding{b.At, b.Position, append([]core.DeviceID{}, b.Devices...)})
+		bindings = append(bindings, Binding{b.At, b.Position, append([]gpu.DeviceID{}, b.Devices...)})
 	}
 	return bindings
 }
 
 // index is that of a physical GPU; -1 if it has none.
-func index(s core.State, id core.DeviceID) int {
+func index(s core.State, id gpu.DeviceID) int {
 	for _, d := range s.Snapshot.Devices {
 		if d.At.GPU == id {
 			return d.Index

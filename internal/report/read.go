@@ -5,6 +5,7 @@ import (
 	"log/slog"
 
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 )
 
@@ -24,7 +25,7 @@ func Read(ctx context.Context, open func() (monitor.Session, error), cfg core.Co
 		<-ended
 	}()
 	for inv := range m.Watch(ctx) {
-		if inv.Driver().State != core.DriverPending {
+		if inv.Driver().State != gpu.DriverPending {
 			break
 		}
 	}

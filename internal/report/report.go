@@ -6,7 +6,8 @@ import (
 	"io"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 )
 
 // Values of Report.Source.
@@ -40,27 +41,27 @@ type Driver struct {
 // Device is one offered device, a GPU or a MIG instance, however many units it is offered as. While a change of the
 // policy takes effect it may be listed twice: with the new units and with the withdrawn ones.
 type Device struct {
-	ID          core.DeviceID   `json:"id"`                    // UUID; also the ID of its unit if it is not shared
-	GPU         core.DeviceID   `json:"gpu"`                   // the physical GPU, also of a MIG instance
-	Index       int             `json:"index"`                 // NVML index of the GPU, now
-	PolicyIndex string          `json:"policyIndex,omitempty"` // by which a policy selects it, if that differs: "5", "0:1"
-	Model       string          `json:"model"`
-	Profile     string          `json:"profile,omitempty"` // of a MIG instance
-	PCI         core.PCIAddress `json:"pci"`
-	NUMANode    int             `json:"numaNode"` // -1 = none
-	MemoryBytes uint64          `json:"memoryBytes"`
-	Schedulable bool            `json:"schedulable"`
-	Health      string          `json:"health"` // one line, as both orchestrators show it
+	ID          gpu.DeviceID   `json:"id"`                    // UUID; also the ID of its unit if it is not shared
+	GPU         gpu.DeviceID   `json:"gpu"`                   // the physical GPU, also of a MIG instance
+	Index       int            `json:"index"`                 // NVML index of the GPU, now
+	PolicyIndex string         `json:"policyIndex,omitempty"` // by which a policy selects it, if that differs: "5", "0:1"
+	Model       string         `json:"model"`
+	Profile     string         `json:"profile,omitempty"` // of a MIG instance
+	PCI         gpu.PCIAddress `json:"pci"`
+	NUMANode    int            `json:"numaNode"` // -1 = none
+	MemoryBytes uint64         `json:"memoryBytes"`
+	Schedulable bool           `json:"schedulable"`
+	Health      string         `json:"health"` // one line, as both orchestrators show it
 
-	State             core.HealthState `json:"state"` // healthy, degraded, unknown, unhealthy, lost
-	Cause             string           `json:"cause,omitempty"`
-	Since             time.Time        `json:"since,omitzero"`
-	RecoveryAction    string           `json:"recoveryAction,omitempty"`    // that the driver reports (NVML_GPU_RECOVERY_ACTION_*), unless none
-	Action            string           `json:"action,omitempty"`            // for the operator
-	Clears            string           `json:"clears,omitempty"`            // what clears the cause
-	HealthLimitations string           `json:"healthLimitations,omitempty"` // what the driver does not report about its health
-	Simulated         bool             `json:"simulated,omitempty"`
-	Advisory          bool             `json:"advisory,omitempty"` // the state is reported and not enforced
+	State             health.State `json:"state"` // healthy, degraded, unknown, unhealthy, lost
+	Cause             string       `json:"cause,omitempty"`
+	Since             time.Time    `json:"since,omitzero"`
+	RecoveryAction    string       `json:"recoveryAction,omitempty"`    // that the driver reports (NVML_GPU_RECOVERY_ACTION_*), unless none
+	Action            string       `json:"action,omitempty"`            // for the operator
+	Clears            string       `json:"clears,omitempty"`            // what clears the cause
+	HealthLimitations string       `json:"healthLimitations,omitempty"` // what the driver does not report about its health
+	Simulated         bool         `json:"simulated,omitempty"`
+	Advisory          bool         `json:"advisory,omitempty"` // the state is reported and not enforced
 
 	// Device nodes that a container of the device needs and the host lacks, and the command that creates them. They
 	// do not change whether the device is schedulable.
@@ -86,44 +87,44 @@ type Device struct {
 // Binding is a position in the policy (an index, a number of devices, the common MIG profile) and the devices that it
 // selects until a reboot or the command rebind.
 type Binding struct {
-	Location string          `json:"location"` // in the policy: "policy.yaml:3: rules[0].select"
-	Position string          `json:"position"` // "index 5, 6", "the first 2", "profile 1g.10gb"
-	Devices  []core.DeviceID `json:"devices"`
+	Location string         `json:"location"` // in the policy: "policy.yaml:3: rules[0].select"
+	Position string         `json:"position"` // "index 5, 6", "the first 2", "profile 1g.10gb"
+	Devices  []gpu.DeviceID `json:"devices"`
 }
 
 // Overlap is a device that another agent on this host offers too.
 type Overlap struct {
-	ID    core.DeviceID `json:"id"`
-	Index int           `json:"index"` // of the GPU
-	Agent string        `json:"agent"` // the other one
+	ID    gpu.DeviceID `json:"id"`
+	Index int          `json:"index"` // of the GPU
+	Agent string       `json:"agent"` // the other one
 }
 
 // Excluded is a device that is present and not offered.
 type Excluded struct {
-	Index  int             `json:"index"`
-	ID     string          `json:"id,omitempty"`
-	PCI    core.PCIAddress `json:"pci,omitempty"`
-	Reason string          `json:"reason"`
+	Index  int            `json:"index"`
+	ID     string         `json:"id,omitempty"`
+	PCI    gpu.PCIAddress `json:"pci,omitempty"`
+	Reason string         `json:"reason"`
 }
 
 // Condition is one health condition of the ledger.
 type Condition struct {
-	Placement        string           `json:"placement"`     // "node", "GPU-...", "GPU-... GI 1 CI 0"
-	GPU              core.DeviceID    `json:"gpu,omitempty"` // "" = the node
-	Index            int              `json:"index"`         // of the GPU; -1 = the node, or a GPU without one
-	Cause            string           `json:"cause"`
-	State            core.HealthState `json:"state"`                  // its effect
-	RecordedOnly     bool             `json:"recordedOnly,omitempty"` // it has no effect yet
-	Detail           string           `json:"detail,omitempty"`
-	Since            time.Time        `json:"since"`    // first occurrence
-	LastSeen         time.Time        `json:"lastSeen"` // last occurrence
-	Count            int              `json:"count"`
-	Action           string           `json:"action,omitempty"`
-	Clears           string           `json:"clears,omitempty"`
-	Recovery         *Recovery        `json:"recovery,omitempty"` // nil = it has not begun
-	IgnoredUntil     time.Time        `json:"ignoredUntil,omitzero"`
-	IgnoredUntilGone bool             `json:"ignoredUntilGone,omitempty"` // an operator cleared it, and its level is still present
-	Simulated        bool             `json:"simulated,omitempty"`
+	Placement        string       `json:"placement"`     // "node", "GPU-...", "GPU-... GI 1 CI 0"
+	GPU              gpu.DeviceID `json:"gpu,omitempty"` // "" = the node
+	Index            int          `json:"index"`         // of the GPU; -1 = the node, or a GPU without one
+	Cause            string       `json:"cause"`
+	State            health.State `json:"state"`                  // its effect
+	RecordedOnly     bool         `json:"recordedOnly,omitempty"` // it has no effect yet
+	Detail           string       `json:"detail,omitempty"`
+	Since            time.Time    `json:"since"`    // first occurrence
+	LastSeen         time.Time    `json:"lastSeen"` // last occurrence
+	Count            int          `json:"count"`
+	Action           string       `json:"action,omitempty"`
+	Clears           string       `json:"clears,omitempty"`
+	Recovery         *Recovery    `json:"recovery,omitempty"` // nil = it has not begun
+	IgnoredUntil     time.Time    `json:"ignoredUntil,omitzero"`
+	IgnoredUntilGone bool         `json:"ignoredUntilGone,omitempty"` // an operator cleared it, and its level is still present
+	Simulated        bool         `json:"simulated,omitempty"`
 }
 
 // Recovery is the progress of a condition towards its end.
@@ -137,11 +138,11 @@ type Recovery struct {
 
 // Count is how often a GPU has reported an XID or another event since its history began.
 type Count struct {
-	GPU      core.DeviceID `json:"gpu"`
-	Index    int           `json:"index"` // -1 = the GPU has none
-	Cause    string        `json:"cause"`
-	Count    uint64        `json:"count"`
-	LastSeen time.Time     `json:"lastSeen"`
+	GPU      gpu.DeviceID `json:"gpu"`
+	Index    int          `json:"index"` // -1 = the GPU has none
+	Cause    string       `json:"cause"`
+	Count    uint64       `json:"count"`
+	LastSeen time.Time    `json:"lastSeen"`
 }
 
 // WriteJSON writes the report for programs.

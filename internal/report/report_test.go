@@ -11,12 +11,14 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/report"
 )
 
-func host() core.Snapshot {
+func host() gpu.Snapshot {
 	s := coretest.GPUs(2)
-	s.Excluded = []core.Exclusion{{Index: 7, Failure: core.FailureError, Reason: "nvmlDeviceGetHandleByIndex: Unknown Error"}}
+	s.Excluded = []gpu.Exclusion{{Index: 7, Failure: gpu.FailureError, Reason: "nvmlDeviceGetHandleByIndex: Unknown Error"}}
 	return s
 }
 
@@ -56,7 +58,7 @@ func TestTableAndJSONAgree(t *testing.T) {
 
 func TestNoDriver(t *testing.T) {
 	m := coretest.NewMachine(host())
-	m.FailOpen(fmt.Errorf("%w: no libnvidia-ml.so.1", core.ErrNoDriver))
+	m.FailOpen(fmt.Errorf("%w: no libnvidia-ml.so.1", gpu.ErrNoDriver))
 	r := read(t, m)
 	var table bytes.Buffer
 	if err := r.WriteTable(&table); err != nil {
@@ -81,7 +83,7 @@ func (h history) Save(core.Checkpoint) error      { return nil }
 func TestReadAppliesTheHistory(t *testing.T) {
 	m, cfg := coretest.NewMachine(host()), core.DefaultConfig()
 	state := core.NewState(cfg).Read(cfg, time.Now(), host()).
-		Observe(cfg, time.Now(), core.Observation{At: core.WholeGPU(coretest.GPU(1)), Kind: core.XID, Code: 95})
+		Observe(cfg, time.Now(), health.Observation{At: gpu.WholeGPU(coretest.GPU(1)), Kind: health.XID, Code: 95})
 	r := report.DescribeState(report.Read(t.Context(), m.Open, cfg, history{state.Checkpoint("b00t")}), cfg)
 	if len(r.Devices) != 2 || r.Devices[1].Cause != "XID_95" || r.Devices[1].Schedulable || r.Driver.State != "ready" {
 		t.Errorf("%+v", r)
@@ -91,7 +93,7 @@ func TestReadAppliesTheHistory(t *testing.T) {
 func TestHungDriver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := coretest.NewMachine(host())
-		release := m.Hang("Open", core.Node)
+		release := m.Hang("Open", gpu.Node)
 		start := time.Now()
 		r := read(t, m)
 		if d := time.Since(start); d > 63*time.Second {

@@ -9,13 +9,16 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/report"
 )
 
 // on selects GPUs by index.
-func on(indices ...int) (s core.Selector) {
+func on(indices ...int) (s inventory.Selector) {
 	for _, i := range indices {
-		s.Indices = append(s.Indices, core.DeviceIndex{GPU: i, Instance: -1})
+		s.Indices = append(s.Indices, gpu.DeviceIndex{GPU: i, Instance: -1})
 	}
 	return s
 }
@@ -23,32 +26,32 @@ func on(indices ...int) (s core.Selector) {
 // shared is a host with each kind of rule that a policy can have.
 func shared() (core.State, core.Config) {
 	cfg := core.DefaultConfig()
-	cfg.MIG, cfg.Overlap = core.MIGMixed, core.OverlapRefuse
-	cfg.Policy.Rules = []core.Rule{
+	cfg.MIG, cfg.Overlap = inventory.MIGMixed, inventory.OverlapRefuse
+	cfg.Policy.Rules = []inventory.Rule{
 		{Select: on(0), Pool: "h100"},
-		{Select: on(1), Sharing: &core.Sharing{Mode: core.TimeSlicing, Replicas: 100, OnePerRequest: true}},
-		{Select: on(2), Sharing: &core.Sharing{Mode: core.MPS, Replicas: 2, OnePerRequest: true, Memory: 30 << 30, Threads: 50}},
-		{Select: on(3), Sharing: &core.Sharing{Mode: core.MPS, Replicas: 4, OnePerRequest: true}, Pool: "small"},
-		{Select: on(4), Sharing: &core.Sharing{Mode: core.TimeSlicing, Replicas: 4}},
+		{Select: on(1), Sharing: &inventory.Sharing{Mode: inventory.TimeSlicing, Replicas: 100, OnePerRequest: true}},
+		{Select: on(2), Sharing: &inventory.Sharing{Mode: inventory.MPS, Replicas: 2, OnePerRequest: true, Memory: 30 << 30, Threads: 50}},
+		{Select: on(3), Sharing: &inventory.Sharing{Mode: inventory.MPS, Replicas: 4, OnePerRequest: true}, Pool: "small"},
+		{Select: on(4), Sharing: &inventory.Sharing{Mode: inventory.TimeSlicing, Replicas: 4}},
 		{Select: on(5), Reserve: "reserved by policy.yaml:12"},
-		{Select: core.Selector{At: "policy.yaml:20: rules[6].select", IDs: []core.DeviceID{"GPU-x"}}, Pool: "unused"},
+		{Select: inventory.Selector{At: "policy.yaml:20: rules[6].select", IDs: []gpu.DeviceID{"GPU-x"}}, Pool: "unused"},
 	}
 	reading := coretest.WithMIG(coretest.GPUs(8), 6, "1g.10gb", "3g.40gb+me")
 	for i := range reading.Devices {
 		d := &reading.Devices[i]
-		d.Serial, d.Architecture, d.Brand, d.ECC, d.NVLinks = "1650924", "Hopper", "NVIDIA", core.Enabled, 18
+		d.Serial, d.Architecture, d.Brand, d.ECC, d.NVLinks = "1650924", "Hopper", "NVIDIA", gpu.Enabled, 18
 	}
-	var checks []core.Observation
+	var checks []health.Observation
 	for n := range 8 {
-		checks = append(checks, core.Observation{At: core.WholeGPU(coretest.GPU(n)), Kind: core.Checked, Sample: core.HealthSample{RecoveryAction: core.RecoveryNone, Events: core.Yes}})
+		checks = append(checks, health.Observation{At: gpu.WholeGPU(coretest.GPU(n)), Kind: health.Checked, Sample: health.Sample{RecoveryAction: health.RecoveryNone, Events: health.Yes}})
 	}
-	s := core.NewState(cfg).WithHost(cfg, time.Now(), core.Host{
+	s := core.NewState(cfg).WithHost(cfg, time.Now(), inventory.Host{
 		MPS: []string{"small"},
-		Claims: []core.Claim{
-			{Agent: "nomad-gpu", At: core.WholeGPU(coretest.GPU(4))}, {Agent: "nomad-gpu", At: core.WholeGPU(coretest.GPU(7)), Prior: true},
+		Claims: []inventory.Claim{
+			{Agent: "nomad-gpu", At: gpu.WholeGPU(coretest.GPU(4))}, {Agent: "nomad-gpu", At: gpu.WholeGPU(coretest.GPU(7)), Prior: true},
 		},
 	}).Read(cfg, time.Now(), reading, checks...)
-	return s.Observe(cfg, time.Now(), core.Observation{At: core.WholeGPU(coretest.GPU(1)), Kind: core.XID, Code: 95}), cfg
+	return s.Observe(cfg, time.Now(), health.Observation{At: gpu.WholeGPU(coretest.GPU(1)), Kind: health.XID, Code: 95}), cfg
 }
 
 // A device is one row however many units it has.
@@ -71,7 +74,7 @@ func TestSharedHost(t *testing.T) {
 // While a change of the policy takes effect a device may be listed with its old and its new units.
 func TestSharesThatChange(t *testing.T) {
 	s, cfg := shared()
-	cfg.Policy.Rules[4].Sharing = &core.Sharing{Mode: core.TimeSlicing, Replicas: 2}
+	cfg.Policy.Rules[4].Sharing = &inventory.Sharing{Mode: inventory.TimeSlicing, Replicas: 2}
 	s = s.Observe(cfg, time.Now())
 	var rows []report.Device
 	for _, d := range report.DescribeState(s, cfg).Devices {

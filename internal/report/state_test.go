@@ -13,6 +13,9 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/report"
 )
 
@@ -23,7 +26,7 @@ var update = flag.Bool("update", false, "update the golden files")
 func troubled(t *testing.T) (core.State, core.Config) {
 	t.Helper()
 	cfg := core.DefaultConfig()
-	cfg.MIG = core.MIGMixed
+	cfg.MIG = inventory.MIGMixed
 	cfg.Health.Dwell = 10 * time.Minute
 	reading := coretest.GPUs(8)
 	reading.Devices[7].MIG = true
@@ -32,34 +35,34 @@ func troubled(t *testing.T) (core.State, core.Config) {
 	instance.Model, instance.Profile, instance.MIG = "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "1g.10gb", false
 	instance.NUMANode, instance.Memory = -1, 9984<<20
 	reading.Devices = append(reading.Devices, instance)
-	reading.Excluded = []core.Exclusion{{Index: 8, Failure: core.FailureError, Reason: "nvmlDeviceGetHandleByIndex: Unknown Error"}}
+	reading.Excluded = []gpu.Exclusion{{Index: 8, Failure: gpu.FailureError, Reason: "nvmlDeviceGetHandleByIndex: Unknown Error"}}
 
-	healthy := core.HealthSample{RecoveryAction: core.RecoveryNone, Events: core.Yes, RemapPending: core.No}
-	samples := map[int]core.HealthSample{}
+	healthy := health.Sample{RecoveryAction: health.RecoveryNone, Events: health.Yes, RemapPending: health.No}
+	samples := map[int]health.Sample{}
 	for i := range 8 {
 		samples[i] = healthy
 	}
-	check := func(except ...int) (obs []core.Observation) {
+	check := func(except ...int) (obs []health.Observation) {
 		for i := range 8 {
-			o := core.Observation{At: core.WholeGPU(coretest.GPU(i)), Kind: core.Checked, Sample: samples[i]}
+			o := health.Observation{At: gpu.WholeGPU(coretest.GPU(i)), Kind: health.Checked, Sample: samples[i]}
 			for _, failing := range except {
 				if i == failing {
-					o = core.Observation{At: o.At, Kind: core.ProbeFailed, Detail: "nvmlDeviceGetTemperature: Unknown Error"}
+					o = health.Observation{At: o.At, Kind: health.ProbeFailed, Detail: "nvmlDeviceGetTemperature: Unknown Error"}
 				}
 			}
 			obs = append(obs, o)
 		}
 		return obs
 	}
-	xid := func(gpu int, code uint64) core.Observation {
-		return core.Observation{At: core.WholeGPU(coretest.GPU(gpu)), Kind: core.XID, Code: code}
+	xid := func(id int, code uint64) health.Observation {
+		return health.Observation{At: gpu.WholeGPU(coretest.GPU(id)), Kind: health.XID, Code: code}
 	}
 	s := core.NewState(cfg).Read(cfg, time.Now(), reading, check()...)
-	observe := func(obs ...core.Observation) {
+	observe := func(obs ...health.Observation) {
 		time.Sleep(20 * time.Second)
 		s = s.Observe(cfg, time.Now(), obs...)
 	}
-	command := func(next core.State, _ []core.Condition, err error) {
+	command := func(next core.State, _ []health.Condition, err error) {
 		t.Helper()
 		if err != nil {
 			t.Fatal(err)
@@ -71,14 +74,14 @@ func troubled(t *testing.T) (core.State, core.Config) {
 	contained := xid(7, 94)
 	contained.At.GI, contained.At.CI = 3, 0
 	reset, remap, silent := healthy, healthy, healthy
-	reset.RecoveryAction, remap.RemapPending, silent.Events = core.RecoveryReset, core.Yes, core.No
+	reset.RecoveryAction, remap.RemapPending, silent.Events = health.RecoveryReset, health.Yes, health.No
 	samples[1], samples[2], samples[5] = reset, remap, silent
 	observe(xid(1, 95), xid(1, 31), xid(1, 31), simulated, contained, xid(6, 48), xid(0, 80))
 	observe(check(3)...)
 	observe(check(3)...)
 	observe(check(3)...)
-	command(s.Clear(cfg, time.Now(), core.Command{GPU: coretest.GPU(2), Cause: "ROW_REMAP_PENDING"}))
-	command(s.Ignore(cfg, time.Now(), core.Command{GPU: coretest.GPU(6)}, time.Now().Add(4*time.Hour)))
+	command(s.Clear(cfg, time.Now(), health.Command{GPU: coretest.GPU(2), Cause: "ROW_REMAP_PENDING"}))
+	command(s.Ignore(cfg, time.Now(), health.Command{GPU: coretest.GPU(6)}, time.Now().Add(4*time.Hour)))
 	observe(append(check(), xid(1, 95))...)
 	observe(check()...)
 	return s, cfg
@@ -129,7 +132,7 @@ func TestTroubledHost(t *testing.T) {
 // The report of a healthy host has only its devices.
 func TestHealthyHost(t *testing.T) {
 	cfg := core.DefaultConfig()
-	s := core.NewState(cfg).Read(cfg, time.Now(), coretest.GPUs(1), core.Observation{At: core.WholeGPU(coretest.GPU(0)), Kind: core.Checked})
+	s := core.NewState(cfg).Read(cfg, time.Now(), coretest.GPUs(1), health.Observation{At: gpu.WholeGPU(coretest.GPU(0)), Kind: health.Checked})
 	r := report.DescribeState(s, cfg)
 	var table bytes.Buffer
 	if err := r.WriteTable(&table); err != nil {

@@ -9,7 +9,7 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 )
 
 // WriteTable writes the report as text for operators.
@@ -241,7 +241,7 @@ func (b Binding) String() string {
 }
 
 // IDs lists devices, separated by commas.
-func IDs(devices []core.DeviceID) string {
+func IDs(devices []gpu.DeviceID) string {
 	if len(devices) == 0 {
 		return "no device"
 	}

@@ -7,6 +7,8 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/report"
 )
 
@@ -14,11 +16,11 @@ import (
 // warning.
 func TestXIDsOfGPUsThatAreNotListed(t *testing.T) {
 	cfg, reading := core.DefaultConfig(), coretest.GPUs(1)
-	reading.Excluded = []core.Exclusion{{Index: 1, PCI: "0000:5a:00.0", Failure: core.FailureLost, Reason: "GPU is lost"}}
+	reading.Excluded = []gpu.Exclusion{{Index: 1, PCI: "0000:5a:00.0", Failure: gpu.FailureLost, Reason: "GPU is lost"}}
 	s := core.NewState(cfg).Read(cfg, time.Now(), reading)
-	for _, pci := range []core.PCIAddress{"0000:5a:00.0", "0000:fe:00.0"} {
+	for _, pci := range []gpu.PCIAddress{"0000:5a:00.0", "0000:fe:00.0"} {
 		for _, code := range []uint64{79, 154, 79} {
-			s = s.Observe(cfg, time.Now(), core.Observation{PCI: pci, Kind: core.XID, Code: code, FromKernelLog: true})
+			s = s.Observe(cfg, time.Now(), health.Observation{PCI: pci, Kind: health.XID, Code: code, FromKernelLog: true})
 		}
 	}
 	r := report.DescribeState(s, cfg, "a warning")

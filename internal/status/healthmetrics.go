@@ -8,6 +8,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/health/xid"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 )
@@ -44,17 +46,17 @@ func (s *Server) collectHealth(metrics chan<- prometheus.Metric, state core.Stat
 	stats := s.Agent.Stats()
 	for u := range state.Inventory.Devices() {
 		id := string(u.Device.ID)
-		for h := core.Healthy; h <= core.GPULost; h++ {
+		for h := health.Healthy; h <= health.GPULost; h++ {
 			gauge(stateDesc, boolValue(u.Health.State == h), id, u.Device.Model, h.String())
 		}
 		count(transitionsDesc, float64(stats.Transitions[u.Device.ID]), id)
 	}
 	for _, c := range state.Ledger.Conditions() {
-		gauge(conditionDesc, boolValue(c.State > core.Healthy && c.IgnoredUntil.IsZero()),
+		gauge(conditionDesc, boolValue(c.State > health.Healthy && c.IgnoredUntil.IsZero()),
 			string(c.At.GPU), instanceLabel(c.At.GI), instanceLabel(c.At.CI), c.Cause(), c.State.String(), strconv.FormatBool(c.Simulated))
 	}
 	for id, history := range histories(state) {
-		for a := core.RecoveryUnknown; a <= core.RecoveryOther; a++ {
+		for a := health.RecoveryUnknown; a <= health.RecoveryOther; a++ {
 			gauge(actionDesc, boolValue(history.Sample.RecoveryAction == a), id, actionLabel(a))
 		}
 		xids, events := faultCounts(history, s.Config.Health)
@@ -82,20 +84,20 @@ func (s *Server) collectHealth(metrics chan<- prometheus.Metric, state core.Stat
 // withDriverSources adds the driver's own sources to those beside it.
 func withDriverSources(up map[string]bool, state core.State, stats monitor.Stats) map[string]bool {
 	const events, action = "events", "recovery_action"
-	ready := state.Snapshot.Driver.State == core.DriverReady
+	ready := state.Snapshot.Driver.State == gpu.DriverReady
 	up[events], up[action] = ready && !stats.EventsFail, ready
 	for _, history := range histories(state) {
-		up[events] = up[events] && history.Sample.Events != core.No
-		up[action] = up[action] && history.Sample.RecoveryAction != core.RecoveryUnknown
+		up[events] = up[events] && history.Sample.Events != health.No
+		up[action] = up[action] && history.Sample.RecoveryAction != health.RecoveryUnknown
 	}
 	return up
 }
 
 // histories yields the history of each physical GPU that is in the latest snapshot.
-func histories(state core.State) iter.Seq2[string, core.GPUHistory] {
-	return func(yield func(string, core.GPUHistory) bool) {
-		seen := map[core.DeviceID]bool{"": true} // a GPU whose UUID can't be read has no history
-		var ids []core.DeviceID
+func histories(state core.State) iter.Seq2[string, health.GPUHistory] {
+	return func(yield func(string, health.GPUHistory) bool) {
+		seen := map[gpu.DeviceID]bool{"": true} // a GPU whose UUID can't be read has no history
+		var ids []gpu.DeviceID
 		for _, d := range state.Snapshot.Devices {
 			ids = append(ids, d.At.GPU)
 		}
@@ -118,7 +120,7 @@ func histories(state core.State) iter.Seq2[string, core.GPUHistory] {
 const otherXIDs = "other"
 
 // faultCounts counts the XIDs and events of a GPU by label.
-func faultCounts(history core.GPUHistory, p core.HealthPolicy) (xids, events map[string]uint64) {
+func faultCounts(history health.GPUHistory, p health.Policy) (xids, events map[string]uint64) {
 	xids, events = map[string]uint64{otherXIDs: 0}, map[string]uint64{}
 	known := map[uint64]bool{}
 	add := func(code uint64, worst xid.Effect) {
@@ -137,9 +139,9 @@ func faultCounts(history core.GPUHistory, p core.HealthPolicy) (xids, events map
 	}
 	for _, t := range history.FaultCounts {
 		switch event, isEvent := xid.Event(t.Code); {
-		case t.Reason == core.ReasonXID && known[t.Code]:
+		case t.Reason == health.ReasonXID && known[t.Code]:
 			xids[xidLabel(t.Code)] += t.Count
-		case t.Reason == core.ReasonXID:
+		case t.Reason == health.ReasonXID:
 			xids[otherXIDs] += t.Count
 		case isEvent:
 			events[eventLabel(event)] += t.Count
@@ -154,13 +156,13 @@ func xidLabel(code uint64) string { return strconv.FormatUint(code, 10) }
 func eventLabel(r xid.Rule) string { return strings.TrimPrefix(r.Name, "nvmlEventType") }
 
 // actionLabel is a recovery action as a label value: "gpu_reset".
-func actionLabel(a core.RecoveryAction) string {
+func actionLabel(a health.RecoveryAction) string {
 	return strings.ToLower(strings.ReplaceAll(a.String(), " ", "_"))
 }
 
 // instanceLabel is the number of a MIG instance; "" for the whole GPU, which Prometheus treats like no label.
 func instanceLabel(n uint32) string {
-	if n == core.Whole {
+	if n == gpu.Whole {
 		return ""
 	}
 	return strconv.FormatUint(uint64(n), 10)

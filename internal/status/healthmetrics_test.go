@@ -14,6 +14,8 @@ import (
 	"github.com/tandem-gpu/tandem/internal/control"
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/health/xid"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter"
@@ -48,12 +50,12 @@ func (loaded) Last() (bool, time.Time) { return true, time.Unix(1, 0) }
 func (loaded) Warnings() []string      { return nil }
 
 // read is a state after the first reading, in which every GPU was checked.
-func read(cfg core.Config, s core.Snapshot) core.State {
-	var checks []core.Observation
+func read(cfg core.Config, s gpu.Snapshot) core.State {
+	var checks []health.Observation
 	for _, d := range s.Devices {
 		if d.Profile == "" {
-			checks = append(checks, core.Observation{At: d.At, Kind: core.Checked,
-				Sample: core.HealthSample{RecoveryAction: core.RecoveryNone, Events: core.Yes}})
+			checks = append(checks, health.Observation{At: d.At, Kind: health.Checked,
+				Sample: health.Sample{RecoveryAction: health.RecoveryNone, Events: health.Yes}})
 		}
 	}
 	return core.NewState(cfg).Read(cfg, time.Unix(0, 0), s, checks...)
@@ -115,30 +117,30 @@ func TestFaultsAreShown(t *testing.T) {
 	cfg := core.DefaultConfig()
 	cfg.Health.XIDs = map[uint64]xid.Effect{999: xid.Withdraws}
 	now := time.Unix(1000, 0)
-	at := func(gi uint32) core.Placement { return core.Placement{GPU: coretest.GPU(1), GI: gi, CI: 0} }
+	at := func(gi uint32) gpu.Placement { return gpu.Placement{GPU: coretest.GPU(1), GI: gi, CI: 0} }
 	snapshot := coretest.GPUs(2)
 	for gi := range uint32(2) {
-		id := core.DeviceID("MIG-" + string(rune('a'+gi)))
-		snapshot.Devices = append(snapshot.Devices, core.Device{ID: id, At: at(gi), Index: 1, Profile: "3g.40gb"})
+		id := gpu.DeviceID("MIG-" + string(rune('a'+gi)))
+		snapshot.Devices = append(snapshot.Devices, gpu.Device{ID: id, At: at(gi), Index: 1, Profile: "3g.40gb"})
 	}
-	state := read(cfg, core.NewSnapshot(snapshot)).Observe(cfg, now,
-		core.Observation{At: at(0), Kind: core.XID, Code: 94},
-		core.Observation{At: at(1), Kind: core.XID, Code: 94},
-		core.Observation{At: core.WholeGPU(coretest.GPU(0)), Kind: core.XID, Code: 999},
-		core.Observation{At: core.WholeGPU(coretest.GPU(0)), Kind: core.XID, Code: 998},
-		core.Observation{At: core.WholeGPU(coretest.GPU(0)), Kind: core.XID, Code: 997},
-		core.Observation{At: core.WholeGPU(coretest.GPU(0)), Kind: core.XID, Code: 13},
-		core.Observation{At: core.WholeGPU(coretest.GPU(0)), Kind: core.Event, Code: 0x2000},
-		core.Observation{At: core.WholeGPU(coretest.GPU(1)), Kind: core.ProbeFailed},
-		core.Observation{At: core.WholeGPU(coretest.GPU(1)), Kind: core.XID, Code: 79, Simulated: true},
+	state := read(cfg, gpu.NewSnapshot(snapshot)).Observe(cfg, now,
+		health.Observation{At: at(0), Kind: health.XID, Code: 94},
+		health.Observation{At: at(1), Kind: health.XID, Code: 94},
+		health.Observation{At: gpu.WholeGPU(coretest.GPU(0)), Kind: health.XID, Code: 999},
+		health.Observation{At: gpu.WholeGPU(coretest.GPU(0)), Kind: health.XID, Code: 998},
+		health.Observation{At: gpu.WholeGPU(coretest.GPU(0)), Kind: health.XID, Code: 997},
+		health.Observation{At: gpu.WholeGPU(coretest.GPU(0)), Kind: health.XID, Code: 13},
+		health.Observation{At: gpu.WholeGPU(coretest.GPU(0)), Kind: health.Event, Code: 0x2000},
+		health.Observation{At: gpu.WholeGPU(coretest.GPU(1)), Kind: health.ProbeFailed},
+		health.Observation{At: gpu.WholeGPU(coretest.GPU(1)), Kind: health.XID, Code: 79, Simulated: true},
 	)
-	state, _, err := state.Ignore(cfg, now, core.Command{GPU: coretest.GPU(0), Cause: "XID_999"}, now.Add(time.Hour))
+	state, _, err := state.Ignore(cfg, now, health.Command{GPU: coretest.GPU(0), Cause: "XID_999"}, now.Add(time.Hour))
 	if err != nil {
 		t.Fatal(err)
 	}
 	o := Options{Adapter: idleAdapter{}, Config: cfg, Agent: fixedAgent{state: state, stats: monitor.Stats{
 		Checks: 3, CheckTime: 1500 * time.Millisecond, LastCheck: time.UnixMilli(1_700_000_000_250), Stuck: 2, EventsFail: true,
-		Transitions: map[core.DeviceID]uint64{coretest.GPU(0): 7},
+		Transitions: map[gpu.DeviceID]uint64{coretest.GPU(0): 7},
 	}}}
 	a, b := string(coretest.GPU(0)), string(coretest.GPU(1))
 	has(t, scrape(t, o),
@@ -176,7 +178,7 @@ func TestUnknownCodesMakeNoSeries(t *testing.T) {
 	}
 	before := count(state)
 	for code := range uint64(500) {
-		state = state.Observe(cfg, time.Unix(1, 0), core.Observation{At: core.WholeGPU(coretest.GPU(0)), Kind: core.XID, Code: 10_000 + code})
+		state = state.Observe(cfg, time.Unix(1, 0), health.Observation{At: gpu.WholeGPU(coretest.GPU(0)), Kind: health.XID, Code: 10_000 + code})
 	}
 	if after := count(state); after != before {
 		t.Errorf("%d series, were %d", after, before)
@@ -185,8 +187,8 @@ func TestUnknownCodesMakeNoSeries(t *testing.T) {
 
 func TestSourcesOfTheDriver(t *testing.T) {
 	cfg := core.DefaultConfig()
-	at := core.WholeGPU(coretest.GPU(0))
-	withoutEvents := read(cfg, coretest.GPUs(2)).Observe(cfg, time.Unix(1, 0), core.Observation{At: at, Kind: core.Checked, Sample: core.HealthSample{Events: core.No}})
+	at := gpu.WholeGPU(coretest.GPU(0))
+	withoutEvents := read(cfg, coretest.GPUs(2)).Observe(cfg, time.Unix(1, 0), health.Observation{At: at, Kind: health.Checked, Sample: health.Sample{Events: health.No}})
 	for name, c := range map[string]struct {
 		state core.State
 		stats monitor.Stats

@@ -6,7 +6,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter"
 )
 
@@ -111,7 +113,7 @@ func (s *Server) Collect(metrics chan<- prometheus.Metric) {
 	}
 	byState := kubeadapter.Resources(inv)
 	for _, r := range s.resources() {
-		for h := core.Healthy; h <= core.GPULost; h++ {
+		for h := health.Healthy; h <= health.GPULost; h++ {
 			gauge(devicesDesc, float64(byState[r.Resource][h]), r.Resource, h.String())
 		}
 		gauge(connectedDesc, boolValue(r.Connected), r.Resource)
@@ -123,13 +125,13 @@ func (s *Server) Collect(metrics chan<- prometheus.Metric) {
 
 // unitKey is a way in which a device is offered: while a policy changes, a device has two.
 type unitKey struct {
-	device   core.DeviceID
+	device   gpu.DeviceID
 	resource string
-	mode     core.SharingMode
+	mode     inventory.SharingMode
 }
 
 // unitCounts counts units. The number of series is that of devices, not of shares.
-func unitCounts(inv *core.Inventory) map[unitKey]int {
+func unitCounts(inv *inventory.Inventory) map[unitKey]int {
 	count := map[unitKey]int{}
 	for u := range inv.Units() {
 		count[unitKey{u.Device.ID, kubeadapter.ResourceOf(u), u.Sharing.Mode}]++

@@ -8,13 +8,15 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter"
 )
 
 // offering is an adapter that offers what an inventory has.
 type offering struct {
 	idleAdapter
-	inv *core.Inventory
+	inv *inventory.Inventory
 }
 
 func (o offering) Stats() (stats []kubeadapter.ResourceStats) {
@@ -27,11 +29,11 @@ func (o offering) Stats() (stats []kubeadapter.ResourceStats) {
 // replicated is a configuration that shares GPUs.
 func replicated(n int, gpus ...int) core.Config {
 	cfg := core.DefaultConfig()
-	var s core.Selector
+	var s inventory.Selector
 	for _, i := range gpus {
-		s.Indices = append(s.Indices, core.DeviceIndex{GPU: i, Instance: -1})
+		s.Indices = append(s.Indices, gpu.DeviceIndex{GPU: i, Instance: -1})
 	}
-	cfg.Policy.Rules = []core.Rule{{Select: s, Sharing: &core.Sharing{Mode: core.TimeSlicing, Replicas: n}}}
+	cfg.Policy.Rules = []inventory.Rule{{Select: s, Sharing: &inventory.Sharing{Mode: inventory.TimeSlicing, Replicas: n}}}
 	return cfg
 }
 
@@ -65,9 +67,9 @@ func TestSharesMakeNoSeries(t *testing.T) {
 
 func TestPolicyInMetrics(t *testing.T) {
 	cfg := replicated(4, 0, 9)
-	cfg.Policy.Rules = append(cfg.Policy.Rules, core.Rule{Select: core.Selector{IDs: []core.DeviceID{"GPU-x"}}})
-	state := read(cfg, coretest.GPUs(2)).WithHost(cfg, time.Unix(1, 0), core.Host{
-		Claims: []core.Claim{{Agent: "nomad-gpu", At: core.WholeGPU(coretest.GPU(1))}},
+	cfg.Policy.Rules = append(cfg.Policy.Rules, inventory.Rule{Select: inventory.Selector{IDs: []gpu.DeviceID{"GPU-x"}}})
+	state := read(cfg, coretest.GPUs(2)).WithHost(cfg, time.Unix(1, 0), inventory.Host{
+		Claims: []inventory.Claim{{Agent: "nomad-gpu", At: gpu.WholeGPU(coretest.GPU(1))}},
 	})
 	has(t, scraped(t, cfg, state),
 		`tandem_policy_warnings 1`, `tandem_device_overlaps 1`,

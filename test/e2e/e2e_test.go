@@ -43,7 +43,7 @@ func TestBothOrchestrators(t *testing.T) {
 	nomad := launchNomad(t, "nomad", onMachine(m))
 	kube := startCluster(t, pluginImage(t))
 	kube.deployPlugin(t, m.Root)
-	var offered []gpu
+	var offered []gpuUse
 	var held []string // by Nomad's job "holder"
 	var first pod
 
@@ -178,13 +178,13 @@ func slotOf(t *testing.T, m *simdriver.Machine, id string) int {
 }
 
 // checkIDs fails unless ids are count different ones of the offered.
-func checkIDs(t *testing.T, offered []gpu, ids []string, count int) {
+func checkIDs(t *testing.T, offered []gpuUse, ids []string, count int) {
 	t.Helper()
 	if got := len(slices.Compact(slices.Clone(ids))); got != count { // ids are sorted
 		t.Errorf("got %q, want %d devices", ids, count)
 	}
 	for _, id := range ids {
-		if !slices.ContainsFunc(offered, func(g gpu) bool { return g.ID == id }) {
+		if !slices.ContainsFunc(offered, func(g gpuUse) bool { return g.ID == id }) {
 			t.Errorf("%s is none of the machine's GPUs", id)
 		}
 	}

@@ -69,7 +69,7 @@ func breakAndReset(t *testing.T, m *simdriver.Machine, nomad *agent, kube *clust
 }
 
 // checkReason fails unless just the one device is unhealthy, for the reason.
-func checkReason(t *testing.T, gpus []gpu, bad, reason string) {
+func checkReason(t *testing.T, gpus []gpuUse, bad, reason string) {
 	t.Helper()
 	for _, g := range gpus {
 		if !g.Healthy {

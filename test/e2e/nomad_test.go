@@ -75,8 +75,8 @@ func onMachineUnder(m *simdriver.Machine, history, more string) string {
     fingerprint_period = "5s"` + hasty + "\n    " + more
 }
 
-// gpu is one device as the Nomad node shows it.
-type gpu struct {
+// gpuUse is one device as the Nomad node shows it.
+type gpuUse struct {
 	ID                string
 	Healthy           bool
 	HealthDescription string
@@ -86,7 +86,7 @@ type gpu struct {
 // group is one device group of the Nomad node.
 type group struct {
 	Vendor, Type, Name string
-	Instances          []gpu
+	Instances          []gpuUse
 }
 
 type node struct {
@@ -109,12 +109,12 @@ func (a *agent) node() (node, error) {
 }
 
 // gpus gives every device of the node, in order of id.
-func (n node) gpus() []gpu {
-	var all []gpu
+func (n node) gpus() []gpuUse {
+	var all []gpuUse
 	for _, g := range n.NodeResources.Devices {
 		all = append(all, g.Instances...)
 	}
-	slices.SortFunc(all, func(x, y gpu) int { return strings.Compare(x.ID, y.ID) })
+	slices.SortFunc(all, func(x, y gpuUse) int { return strings.Compare(x.ID, y.ID) })
 	return all
 }
 
@@ -141,9 +141,9 @@ func (a *agent) awaitReady(t *testing.T) {
 }
 
 // awaitGPUs waits until the node has this many devices and healthy ones among them, and gives them all.
-func (a *agent) awaitGPUs(t *testing.T, all, healthy int) []gpu {
+func (a *agent) awaitGPUs(t *testing.T, all, healthy int) []gpuUse {
 	t.Helper()
-	var gpus []gpu
+	var gpus []gpuUse
 	await(t, fmt.Sprintf("%d devices of which %d healthy", all, healthy), 60*time.Second, func() error {
 		n, err := a.node()
 		if gpus = n.gpus(); err == nil && (len(gpus) != all || n.healthy() != healthy) {

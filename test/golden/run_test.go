@@ -88,7 +88,9 @@ func script(h *host, agent string) {
 	reload := func(policy, step string, want ...string) {
 		t.Helper()
 		must(t, os.WriteFile(h.policy, []byte(policy), 0o600), syscall.Kill(p.pid, syscall.SIGHUP))
-		p.await(step, func() string { return strings.ReplaceAll(p.logged(), "stays in force", "remains in effect") + inspect() }, want...)
+		p.await(step, func() string {
+			return strings.ReplaceAll(p.logged(), "stays in force", "remains in effect") + inspect()
+		}, want...)
 	}
 	reload(broken, "a policy with errors", "time-sharing", "remains in effect")
 	reload(shares, "a policy with shares", `"time-slicing"`)

@@ -12,14 +12,15 @@ import (
 	"github.com/hashicorp/go-hclog"
 	"github.com/hashicorp/nomad/plugins/device"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/nvidia"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
 // all is every GPU of the eight-GPU machine in one state, but for some.
-func all(state core.HealthState, but map[int]core.HealthState) map[int]core.HealthState {
+func all(state health.State, but map[int]health.State) map[int]health.State {
 	states := sick(state, 0, 1, 2, 3, 4, 5, 6, 7)
 	maps.Copy(states, but)
 	return states
@@ -31,7 +32,7 @@ func TestCase23DriverReload(t *testing.T) {
 		m := well(t, "h100x8")
 		must(t, m.Unload())
 		m.step(10 * time.Minute)
-		m.expect("unloaded", all(core.Unknown, nil))
+		m.expect("unloaded", all(health.Unknown, nil))
 		must(t, m.Load())
 		m.step(20 * time.Second)
 		m.expect("loaded", nil)
@@ -42,15 +43,15 @@ func TestCase23DriverReload(t *testing.T) {
 			m.restore()
 			m.look()
 			m.step(20 * time.Second)
-			m.expect("another process, the same history", sick(core.Degraded, 5))
+			m.expect("another process, the same history", sick(health.Degraded, 5))
 			return
 		}
 		m := well(t, "h100x8")
 		m.xid(5, 157) // which only an operator clears
 		must(t, m.SetDriver("575.57.08"))
 		m.step(10 * time.Second)
-		m.expect("replaced under this process", all(core.Unknown, nil))
-		if _, err := nvidia.Open(nvidia.Options{Roots: m.cfg.Roots}); !errors.Is(err, core.ErrDriverStale) {
+		m.expect("replaced under this process", all(health.Unknown, nil))
+		if _, err := nvidia.Open(nvidia.Options{Roots: m.cfg.Roots}); !errors.Is(err, gpu.ErrDriverStale) {
 			t.Errorf("another session in this process: %v", err)
 		}
 		m.end()
@@ -76,16 +77,16 @@ func TestCase29UnbindAndBind(t *testing.T) {
 		m.set(3, "recovery_action = 1")
 		m.xid(3, 46)
 		m.step(time.Hour)
-		m.expect("nothing happened", sick(core.Unhealthy, 2, 3))
+		m.expect("nothing happened", sick(health.Unhealthy, 2, 3))
 		must(t, m.Unload())
 		m.step(time.Minute)
-		m.expect("released", all(core.Unknown, sick(core.Unhealthy, 2, 3)))
+		m.expect("released", all(health.Unknown, sick(health.Unhealthy, 2, 3)))
 		if closed := m.calls("nvmlShutdown"); closed != 1 || m.session != nil {
 			t.Errorf("%d sessions closed", closed)
 		}
 		must(t, m.Load())
 		m.step(10 * time.Minute)
-		m.expect("the driver still asks for a reset of GPU 3", sick(core.Unhealthy, 3))
+		m.expect("the driver still asks for a reset of GPU 3", sick(health.Unhealthy, 3))
 	})
 	t.Run("the driver was only not to be asked", func(t *testing.T) {
 		m := well(t, "h100x8")
@@ -94,7 +95,7 @@ func TestCase29UnbindAndBind(t *testing.T) {
 		must(t, m.Fail(simdriver.All, "nvmlInit", "UNKNOWN", 3))
 		m.restart()
 		m.step(time.Hour)
-		m.expect("nothing was reloaded", sick(core.Unhealthy, 2))
+		m.expect("nothing was reloaded", sick(health.Unhealthy, 2))
 	})
 	t.Run("only the library was missing", func(t *testing.T) {
 		m := well(t, "h100x8")
@@ -103,20 +104,20 @@ func TestCase29UnbindAndBind(t *testing.T) {
 		must(t, m.Hide()) // as a driver root that is mounted anew
 		m.restart()
 		m.step(time.Minute)
-		m.expect("no library", all(core.Unknown, sick(core.Unhealthy, 2)))
-		if d := m.state.Inventory.Driver(); d.State != core.DriverAbsent {
+		m.expect("no library", all(health.Unknown, sick(health.Unhealthy, 2)))
+		if d := m.state.Inventory.Driver(); d.State != gpu.DriverAbsent {
 			t.Errorf("the driver is %s", d.State)
 		}
 		must(t, m.Unhide())
 		m.step(time.Hour)
-		m.expect("nothing was reloaded", sick(core.Unhealthy, 2))
+		m.expect("nothing was reloaded", sick(health.Unhealthy, 2))
 	})
 	t.Run("the library was missing, and the module was unloaded", func(t *testing.T) {
 		m := well(t, "h100x8")
 		m.xid(2, 119)
 		must(t, m.Hide(), m.Unload())
 		m.step(time.Minute)
-		m.expect("no library and no module", all(core.Unknown, sick(core.Unhealthy, 2)))
+		m.expect("no library and no module", all(health.Unknown, sick(health.Unhealthy, 2)))
 		must(t, m.Load())
 		m.step(time.Minute)
 		must(t, m.Unhide())
@@ -130,17 +131,17 @@ func TestCase29UnbindAndBind(t *testing.T) {
 		m.step(time.Hour)
 		must(t, m.Unbind(2), m.Bind(2))
 		m.step(3 * time.Minute)
-		m.expect("rebound", sick(core.Unhealthy, 3))
+		m.expect("rebound", sick(health.Unhealthy, 3))
 		must(t, m.Bind(3))
 		m.step(3 * time.Minute)
-		m.expect("bound, which it may always have been", sick(core.Unhealthy, 3))
+		m.expect("bound, which it may always have been", sick(health.Unhealthy, 3))
 	})
 	t.Run("slowly", func(t *testing.T) {
 		m := well(t, "h100x8")
 		m.xid(2, 46)
 		must(t, m.Unbind(2))
 		m.step(time.Hour)
-		m.expect("unbound", sick(core.GPULost, 2))
+		m.expect("unbound", sick(health.GPULost, 2))
 		must(t, m.Bind(2))
 		m.step(3 * time.Minute)
 		m.expect("bound", nil)

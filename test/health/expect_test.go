@@ -7,22 +7,24 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
 // id is the GPU in a slot.
-func (m *rig) id(slot int) core.DeviceID { return core.DeviceID(m.UUID(slot)) }
+func (m *rig) id(slot int) gpu.DeviceID { return gpu.DeviceID(m.UUID(slot)) }
 
 // health is what is published of the GPU in a slot.
-func (m *rig) health(slot int) core.Health {
+func (m *rig) health(slot int) health.Health {
 	m.t.Helper()
 	return m.unit(m.id(slot)).Health
 }
 
 // unit is what is published of a GPU or a MIG instance.
-func (m *rig) unit(id core.DeviceID) core.Unit {
+func (m *rig) unit(id gpu.DeviceID) inventory.Unit {
 	m.t.Helper()
-	u, ok := m.state.Inventory.Unit(core.UnitID(id))
+	u, ok := m.state.Inventory.Unit(inventory.UnitID(id))
 	if !ok {
 		m.t.Fatalf("%s is not listed", id)
 	}
@@ -30,7 +32,7 @@ func (m *rig) unit(id core.DeviceID) core.Unit {
 }
 
 // expect checks the state of every GPU of the machine: those that want does not name are healthy.
-func (m *rig) expect(what string, want map[int]core.HealthState) {
+func (m *rig) expect(what string, want map[int]health.State) {
 	m.t.Helper()
 	slots, err := m.Slots()
 	must(m.t, err)
@@ -48,17 +50,17 @@ func (m *rig) expect(what string, want map[int]core.HealthState) {
 func (m *rig) neverHealthy(slot int) {
 	m.t.Helper()
 	for _, p := range m.published {
-		if u, ok := p.inventory.Unit(core.UnitID(m.id(slot))); ok && u.Health.State == core.Healthy {
+		if u, ok := p.inventory.Unit(inventory.UnitID(m.id(slot))); ok && u.Health.State == health.Healthy {
 			m.t.Errorf("GPU %d was published as healthy %v in", slot, p.at.Sub(begin))
 		}
 	}
 }
 
 // about counts the changes of a unit's health in publications; well before the first, it is taken for well.
-func about(told []publication, id core.DeviceID) (changes int) {
-	var last core.Health
+func about(told []publication, id gpu.DeviceID) (changes int) {
+	var last health.Health
 	for _, p := range told {
-		if u, ok := p.inventory.Unit(core.UnitID(id)); ok && u.Health != last {
+		if u, ok := p.inventory.Unit(inventory.UnitID(id)); ok && u.Health != last {
 			changes, last = changes+1, u.Health
 		}
 	}
@@ -76,7 +78,7 @@ func (m *rig) since(t time.Time) []publication {
 
 // clear is an operator's order about a cause, verified at a time.
 func (m *rig) clear(slot int, cause string, verified time.Time) error {
-	next, _, err := m.state.Clear(m.cfg, m.now, core.Command{GPU: m.id(slot), Cause: cause, VerifiedAt: verified})
+	next, _, err := m.state.Clear(m.cfg, m.now, health.Command{GPU: m.id(slot), Cause: cause, VerifiedAt: verified})
 	if err == nil {
 		m.publish(next)
 	}
@@ -84,7 +86,7 @@ func (m *rig) clear(slot int, cause string, verified time.Time) error {
 }
 
 // chart is what is remembered of the GPU in a slot.
-func (m *rig) chart(slot int) core.GPUHistory {
+func (m *rig) chart(slot int) health.GPUHistory {
 	c, _ := m.state.Ledger.History(m.id(slot))
 	return c
 }
@@ -92,7 +94,7 @@ func (m *rig) chart(slot int) core.GPUHistory {
 // count is how often an XID of the GPU in a slot was counted.
 func (m *rig) count(slot int, code uint64) (n uint64) {
 	for _, t := range m.chart(slot).FaultCounts {
-		if t.Reason == core.ReasonXID && t.Code == code {
+		if t.Reason == health.ReasonXID && t.Code == code {
 			n = t.Count
 		}
 	}
@@ -100,8 +102,8 @@ func (m *rig) count(slot int, code uint64) (n uint64) {
 }
 
 // sick are slots in one state.
-func sick(state core.HealthState, slots ...int) map[int]core.HealthState {
-	return maps.Collect(func(yield func(int, core.HealthState) bool) {
+func sick(state health.State, slots ...int) map[int]health.State {
+	return maps.Collect(func(yield func(int, health.State) bool) {
 		for _, slot := range slots {
 			if !yield(slot, state) {
 				return

@@ -9,6 +9,9 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
 	"github.com/tandem-gpu/tandem/test/simdriver"
@@ -19,20 +22,20 @@ import (
 func TestCase13Hang(t *testing.T) {
 	t.Run("only GPU 0", func(t *testing.T) {
 		f := follow(t, simdriver.Start(t, "h100x8"), hasty, func(c *core.Config) { c.Health.Deadline = time.Second })
-		f.until("eight healthy GPUs", f.all(core.Healthy, 8))
+		f.until("eight healthy GPUs", f.all(health.Healthy, 8))
 		hung := time.Now()
 		must(t, f.Hang(simdriver.GPU(0), "*"))
-		f.until("GPU 0 does not answer", f.only(0, core.Unhealthy, "NOT_ANSWERING"))
+		f.until("GPU 0 does not answer", f.only(0, health.Unhealthy, "NOT_ANSWERING"))
 		if took := time.Since(hung); took < time.Second || took > 5*time.Second {
 			t.Errorf("unhealthy after %v", took)
 		}
-		busy := slices.DeleteFunc(f.session.Load().Busy(), func(c core.Call) bool { return c.Index != 0 })
+		busy := slices.DeleteFunc(f.session.Load().Busy(), func(c gpu.Call) bool { return c.Index != 0 })
 		if len(busy) != 1 {
 			t.Errorf("in the driver: %+v", busy)
 		}
 		must(t, f.XID(0, 119), f.XID(3, 13), f.Set(4, "recovery_action", "1"))
-		f.until("GPU 4 is still looked at", func(inv *core.Inventory) bool {
-			u, _ := inv.Unit(core.UnitID(f.UUID(4)))
+		f.until("GPU 4 is still looked at", func(inv *inventory.Inventory) bool {
+			u, _ := inv.Unit(inventory.UnitID(f.UUID(4)))
 			return u.Health.Cause() == "VERDICT_GPU_RESET"
 		})
 		began := time.Now()
@@ -49,29 +52,29 @@ func TestCase13Hang(t *testing.T) {
 		if _, err := kubelet.Allocate(t.Context(), resource, f.UUID(0)); err == nil || time.Since(began) > time.Second {
 			t.Errorf("GPU 0 is given away: %v, after %v", err, time.Since(began))
 		}
-		if n := about(f.since(hung), core.DeviceID(f.UUID(0))); n != 1 {
+		if n := about(f.since(hung), gpu.DeviceID(f.UUID(0))); n != 1 {
 			t.Errorf("%d publications about GPU 0", n)
 		}
 	})
 	t.Run("the driver as a whole", func(t *testing.T) {
 		f := follow(t, simdriver.Start(t, "h100x8"), hasty)
-		f.until("eight healthy GPUs", f.all(core.Healthy, 8))
+		f.until("eight healthy GPUs", f.all(health.Healthy, 8))
 		must(t, f.Hang(simdriver.All, "nvmlDeviceGetCount"))
-		f.until("nobody knows", f.all(core.Unknown, 8))
+		f.until("nobody knows", f.all(health.Unknown, 8))
 		must(t, f.Heal())
-		f.until("eight healthy GPUs again", f.all(core.Healthy, 8))
+		f.until("eight healthy GPUs again", f.all(health.Healthy, 8))
 	})
 	t.Run("the default deadline", func(t *testing.T) {
-		if d := core.DefaultHealthPolicy().Deadline; d != time.Minute {
+		if d := health.DefaultPolicy().Deadline; d != time.Minute {
 			t.Error(d)
 		}
 	})
 	t.Run("the agent can end", func(t *testing.T) {
 		if m, ok := inChild(t); ok {
 			f := follow(t, m, hasty)
-			f.until("eight healthy GPUs", f.all(core.Healthy, 8))
+			f.until("eight healthy GPUs", f.all(health.Healthy, 8))
 			must(t, m.Hang(simdriver.GPU(0), "*"))
-			f.until("GPU 0 does not answer", f.only(0, core.Unhealthy, "NOT_ANSWERING"))
+			f.until("GPU 0 does not answer", f.only(0, health.Unhealthy, "NOT_ANSWERING"))
 			began := time.Now()
 			err := f.stop()
 			if took := time.Since(began); err != nil || took > 2*time.Second {
@@ -108,15 +111,15 @@ func TestCase14HangEnds(t *testing.T) {
 	m.xid(0, 119)
 	must(t, m.Hang(simdriver.GPU(0), "*"))
 	m.step(2 * time.Minute)
-	m.expect("hanging", sick(core.Unhealthy, 0))
+	m.expect("hanging", sick(health.Unhealthy, 0))
 	m.heal()
 	m.set(0, "recovery_action = 1")
 	m.step(10 * time.Second)
-	if h := m.health(0); h.Cause() != "XID_119" || h.RecoveryAction != core.RecoveryReset {
+	if h := m.health(0); h.Cause() != "XID_119" || h.RecoveryAction != health.RecoveryReset {
 		t.Errorf("the GPU was not asked anew: %s", h)
 	}
 	m.step(time.Hour)
-	m.expect("it answers, and was not reset", sick(core.Unhealthy, 0))
+	m.expect("it answers, and was not reset", sick(health.Unhealthy, 0))
 	m.reset(0)
 	m.step(3 * time.Minute)
 	m.expect("reset", nil)

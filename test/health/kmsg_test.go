@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/health/xid"
 	"github.com/tandem-gpu/tandem/internal/kmsg"
 )
@@ -28,8 +28,8 @@ func (m *rig) kernelLog() string {
 }
 
 // logged is a line as the agents report it.
-func logged(l kmsg.Line) core.Observation {
-	return core.Observation{PCI: l.PCI, Kind: core.XID, Code: l.XID, Detail: l.Text, FromKernelLog: true}
+func logged(l kmsg.Line) health.Observation {
+	return health.Observation{PCI: l.PCI, Kind: health.XID, Code: l.XID, Detail: l.Text, FromKernelLog: true}
 }
 
 // told folds the XIDs of a log, as the agents do.
@@ -51,7 +51,7 @@ func TestCase31KernelLog(t *testing.T) {
 		if lines := m.told(m.kernelLog()); len(lines) != 5 {
 			t.Errorf("%d XIDs", len(lines))
 		}
-		m.expect("as the table has it", map[int]core.HealthState{0: core.GPULost, 1: core.Degraded, 2: core.Unhealthy})
+		m.expect("as the table has it", map[int]health.State{0: health.GPULost, 1: health.Degraded, 2: health.Unhealthy})
 		for slot, code := range map[int]uint64{0: 79, 1: 149, 2: 119} {
 			h := m.health(slot)
 			if h.Code != code || !strings.Contains(h.Detail, xid.XID(code).Meaning) {
@@ -102,6 +102,6 @@ func TestCase31KernelLog(t *testing.T) {
 				cancel()
 			}
 		})
-		m.expect("from a sequence number on", map[int]core.HealthState{1: core.Degraded, 2: core.Unhealthy})
+		m.expect("from a sequence number on", map[int]health.State{1: health.Degraded, 2: health.Unhealthy})
 	})
 }

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/internal/core/nvidia"
 	"github.com/tandem-gpu/tandem/test/simdriver"
@@ -38,7 +40,7 @@ func hasty(c *core.Config) {
 func follow(t testing.TB, m *simdriver.Machine, tune ...func(*core.Config)) *live {
 	t.Helper()
 	cfg := core.DefaultConfig()
-	cfg.MIG, cfg.Roots = core.MIGMixed, rootsOf(m)
+	cfg.MIG, cfg.Roots = inventory.MIGMixed, rootsOf(m)
 	for _, f := range tune {
 		f(&cfg)
 	}
@@ -76,7 +78,7 @@ func follow(t testing.TB, m *simdriver.Machine, tune ...func(*core.Config)) *liv
 }
 
 // until waits for an inventory.
-func (f *live) until(what string, ok func(*core.Inventory) bool) {
+func (f *live) until(what string, ok func(*inventory.Inventory) bool) {
 	f.t.Helper()
 	ctx, cancel := context.WithTimeout(f.t.Context(), 20*time.Second)
 	defer cancel()
@@ -93,8 +95,8 @@ func (f *live) until(what string, ok func(*core.Inventory) bool) {
 }
 
 // all says whether there are n units, all in a state.
-func (f *live) all(state core.HealthState, n int) func(*core.Inventory) bool {
-	return func(inv *core.Inventory) bool {
+func (f *live) all(state health.State, n int) func(*inventory.Inventory) bool {
+	return func(inv *inventory.Inventory) bool {
 		for u := range inv.Units() {
 			if u.Health.State != state {
 				return false
@@ -105,15 +107,15 @@ func (f *live) all(state core.HealthState, n int) func(*core.Inventory) bool {
 }
 
 // only says whether the GPU in a slot has a state and a cause, and all others are well.
-func (f *live) only(slot int, state core.HealthState, cause string) func(*core.Inventory) bool {
-	id := core.UnitID(f.UUID(slot))
-	return func(inv *core.Inventory) bool {
+func (f *live) only(slot int, state health.State, cause string) func(*inventory.Inventory) bool {
+	id := inventory.UnitID(f.UUID(slot))
+	return func(inv *inventory.Inventory) bool {
 		found := false
 		for u := range inv.Units() {
 			switch {
 			case u.ID == id:
 				found = u.Health.State == state && u.Health.Cause() == cause
-			case u.Health.State != core.Healthy:
+			case u.Health.State != health.Healthy:
 				return false
 			}
 		}

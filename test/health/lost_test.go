@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
@@ -29,22 +31,22 @@ func TestCase10FallenOffTheBus(t *testing.T) {
 		m := well(t, rude(t))
 		must(t, m.Lose(2))
 		m.xid(2, 79)
-		m.expect("at once", sick(core.GPULost, 2))
+		m.expect("at once", sick(health.GPULost, 2))
 		m.step(time.Minute)
 		made := m.calls("nvmlEventSetCreate")
 		m.step(time.Hour)
-		m.expect("an hour later", sick(core.GPULost, 2))
+		m.expect("an hour later", sick(health.GPULost, 2))
 		if n := m.calls("nvmlEventSetCreate") - made; n > 0 {
 			t.Errorf("%d more event sets in an hour", n)
 		}
 		m.xid(3, 48)
-		m.expect("the others are heard", map[int]core.HealthState{2: core.GPULost, 3: core.Unhealthy})
+		m.expect("the others are heard", map[int]health.State{2: health.GPULost, 3: health.Unhealthy})
 	})
 	t.Run("no busy loop", func(t *testing.T) {
 		f := follow(t, simdriver.Start(t, rude(t)))
-		f.until("eight healthy GPUs", f.all(core.Healthy, 8))
+		f.until("eight healthy GPUs", f.all(health.Healthy, 8))
 		must(t, f.XID(2, 79), f.Lose(2))
-		f.until("GPU 2 lost", f.only(2, core.GPULost, "XID_79"))
+		f.until("GPU 2 lost", f.only(2, health.GPULost, "XID_79"))
 		before, began := f.work(), time.Now()
 		<-time.After(2 * time.Second) // this is about what happens while nothing does
 		if n, limit := f.work()-before, 500*time.Since(began).Seconds(); float64(n) > limit {
@@ -81,10 +83,10 @@ func TestCase11LookupBlamesTheWrongGPU(t *testing.T) {
 	m := well(t, "h100x8")
 	must(t, m.Lose(2), m.Fail(simdriver.GPU(4), "nvmlDeviceGetHandleByUUID", "GPU_IS_LOST", simdriver.Always))
 	m.step(5 * time.Minute)
-	m.expect("a neighbour is lost", sick(core.GPULost, 2))
+	m.expect("a neighbour is lost", sick(health.GPULost, 2))
 	m.restart()
 	m.look()
-	m.expect("a session begins", sick(core.GPULost, 2))
+	m.expect("a session begins", sick(health.GPULost, 2))
 }
 
 // A GPU that comes back is unhealthy first and gets well by evidence; another GPU in its place is another.
@@ -94,14 +96,14 @@ func TestCase12LostAndBack(t *testing.T) {
 		must(t, m.Lose(2))
 		m.xid(2, 79)
 		m.step(10 * time.Minute)
-		m.expect("lost", sick(core.GPULost, 2))
+		m.expect("lost", sick(health.GPULost, 2))
 		must(t, m.Restore(2))
 		m.step(10 * time.Second)
-		m.expect("it answered once", sick(core.GPULost, 2))
+		m.expect("it answered once", sick(health.GPULost, 2))
 		m.step(20 * time.Second)
-		m.expect("it answers again", sick(core.Unhealthy, 2))
+		m.expect("it answers again", sick(health.Unhealthy, 2))
 		m.step(30 * time.Second)
-		m.expect("not yet for the dwell", sick(core.Unhealthy, 2))
+		m.expect("not yet for the dwell", sick(health.Unhealthy, 2))
 		m.step(30 * time.Second)
 		m.expect("it was initialised anew", nil)
 	})
@@ -126,11 +128,11 @@ func TestCase12LostAndBack(t *testing.T) {
 		gone := m.id(7)
 		must(t, m.Remove(7))
 		m.step(2 * time.Minute)
-		if h := m.unit(gone).Health; h.State != core.GPULost {
+		if h := m.unit(gone).Health; h.State != health.GPULost {
 			t.Error(h)
 		}
 		m.step(time.Hour)
-		if _, ok := m.state.Inventory.Unit(core.UnitID(gone)); ok || m.state.Inventory.Len() != 7 {
+		if _, ok := m.state.Inventory.Unit(inventory.UnitID(gone)); ok || m.state.Inventory.Len() != 7 {
 			t.Errorf("%d GPUs are listed", m.state.Inventory.Len())
 		}
 		m.expect("forgotten", nil)

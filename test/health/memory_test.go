@@ -11,6 +11,9 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/checkpoint"
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/setting"
 )
 
 // store is what an agent writes down.
@@ -56,9 +59,9 @@ func TestCase08RowRemap(t *testing.T) {
 		m := well(t, "h100x8")
 		m.set(6, "remapped_uncorrectable = 1", "remapped_pending = yes")
 		m.xid(6, 63)
-		m.expect("at once", sick(core.Degraded, 6))
+		m.expect("at once", sick(health.Degraded, 6))
 		m.step(time.Hour)
-		m.expect("pending", sick(core.Degraded, 6))
+		m.expect("pending", sick(health.Degraded, 6))
 		if h := m.health(6); h.Cause() != "ROW_REMAP_PENDING" || !h.Schedulable() {
 			t.Error(h)
 		}
@@ -70,19 +73,19 @@ func TestCase08RowRemap(t *testing.T) {
 		m := well(t, "h100x8")
 		m.set(6, "remapped_pending = yes")
 		m.step(20 * time.Second)
-		m.expect("two checks", sick(core.Degraded, 6))
+		m.expect("two checks", sick(health.Degraded, 6))
 	})
 	t.Run("as an event of its own", func(t *testing.T) {
 		m := well(t, "h100x8")
 		m.event(6, 0x400) // nvmlEventTypeDramRetirementEvent
-		m.expect("at once", sick(core.Degraded, 6))
+		m.expect("at once", sick(health.Degraded, 6))
 	})
 	t.Run("before Ampere", func(t *testing.T) {
 		m := well(t, "t4")
 		m.set(0, "retired_dbe = 1", "retired_pending = yes")
 		m.xid(0, 63)
 		m.step(time.Hour)
-		m.expect("retirement pending", sick(core.Degraded, 0))
+		m.expect("retirement pending", sick(health.Degraded, 0))
 		m.reset(0)
 		m.step(80 * time.Second)
 		m.expect("reset", nil)
@@ -92,7 +95,7 @@ func TestCase08RowRemap(t *testing.T) {
 		m.look()
 		ids, err := m.Instances(cut)
 		must(t, err)
-		if text := m.unit(core.DeviceID(ids[0])).Health.String(); text != "healthy (health limited: row remapping not visible under MIG)" {
+		if text := m.unit(gpu.DeviceID(ids[0])).Health.String(); text != "healthy (health limited: row remapping not visible under MIG)" {
 			t.Error(text)
 		}
 		if text := m.health(0).String(); text != "healthy" {
@@ -106,7 +109,7 @@ func TestCase09RemapFailure(t *testing.T) {
 	m := well(t, "h100x8")
 	m.set(6, "remapped_failed = yes")
 	m.xid(6, 64)
-	m.expect("at once", sick(core.Unhealthy, 6))
+	m.expect("at once", sick(health.Unhealthy, 6))
 	m.step(10 * time.Second)
 	before := m.now
 	m.step(10 * time.Minute)
@@ -114,19 +117,19 @@ func TestCase09RemapFailure(t *testing.T) {
 	m.step(time.Minute)
 	m.reset(6)
 	m.step(time.Hour)
-	m.expect("a reset that leaves the failure", sick(core.Unhealthy, 6))
+	m.expect("a reset that leaves the failure", sick(health.Unhealthy, 6))
 	if h := m.health(6); h.Cause() != "ROW_REMAP_FAILED" {
 		t.Error(h)
 	}
-	var newer *core.NewerFaultError
+	var newer *health.NewerFaultError
 	if err := m.clear(6, "", begin.Add(-time.Minute)); !errors.As(err, &newer) {
 		t.Errorf("verified before it failed: %v", err)
 	}
-	var future *core.ConfigError
+	var future *setting.Error
 	if err := m.clear(6, "", m.now.Add(time.Hour)); !errors.As(err, &future) {
 		t.Errorf("verified in the future: %v", err)
 	}
-	m.expect("refused", sick(core.Unhealthy, 6))
+	m.expect("refused", sick(health.Unhealthy, 6))
 	m.xid(6, 64)
 	if err := m.clear(6, "", before); !errors.As(err, &newer) {
 		t.Errorf("verified before it failed again: %v", err)
@@ -139,10 +142,10 @@ func TestCase09RemapFailure(t *testing.T) {
 	m.step(time.Minute)
 	m.set(6, "remapped_failed = yes")
 	m.step(time.Minute)
-	m.expect("it fails anew, of which the operator knew nothing", sick(core.Unhealthy, 6))
+	m.expect("it fails anew, of which the operator knew nothing", sick(health.Unhealthy, 6))
 	m.set(6, "remapped_failed = no")
 	m.step(time.Hour)
-	m.expect("the flag alone does not clear it", sick(core.Unhealthy, 6))
+	m.expect("the flag alone does not clear it", sick(health.Unhealthy, 6))
 }
 
 // What stood before the agent was restarted still stands; a reboot clears what a reboot clears.
@@ -154,7 +157,7 @@ func TestCase21Restart(t *testing.T) {
 		m.xid(3, 157)
 		must(t, m.Lose(4))
 		m.step(time.Minute)
-		m.expect("faults", map[int]core.HealthState{1: core.Unhealthy, 2: core.Unhealthy, 3: core.Degraded, 4: core.GPULost})
+		m.expect("faults", map[int]health.State{1: health.Unhealthy, 2: health.Unhealthy, 3: health.Degraded, 4: health.GPULost})
 		return m
 	}
 	t.Run("the same boot", func(t *testing.T) {
@@ -164,16 +167,16 @@ func TestCase21Restart(t *testing.T) {
 			t.Errorf("%d devices before anybody has asked", n)
 		}
 		m.look()
-		m.expect("first look", map[int]core.HealthState{1: core.Unhealthy, 2: core.Unhealthy, 3: core.Degraded, 4: core.GPULost})
+		m.expect("first look", map[int]health.State{1: health.Unhealthy, 2: health.Unhealthy, 3: health.Degraded, 4: health.GPULost})
 		m.step(2 * time.Hour)
-		m.expect("later", map[int]core.HealthState{1: core.Unhealthy, 2: core.Unhealthy, 3: core.Degraded, 4: core.GPULost})
+		m.expect("later", map[int]health.State{1: health.Unhealthy, 2: health.Unhealthy, 3: health.Degraded, 4: health.GPULost})
 	})
 	t.Run("another boot", func(t *testing.T) {
 		m := faulty(t)
 		m.reboot()
 		m.look()
 		m.step(2 * time.Minute)
-		m.expect("what a reboot does not mend", map[int]core.HealthState{1: core.Unhealthy, 3: core.Degraded})
+		m.expect("what a reboot does not mend", map[int]health.State{1: health.Unhealthy, 3: health.Degraded})
 	})
 	t.Run("reset while the agent was away", func(t *testing.T) {
 		m := faulty(t)
@@ -183,7 +186,7 @@ func TestCase21Restart(t *testing.T) {
 		m.restart()
 		m.look()
 		m.step(3 * time.Minute)
-		m.expect("the verdict of before is gone", map[int]core.HealthState{1: core.Unhealthy, 3: core.Degraded, 4: core.GPULost})
+		m.expect("the verdict of before is gone", map[int]health.State{1: health.Unhealthy, 3: health.Degraded, 4: health.GPULost})
 	})
 	t.Run("corrupt file", func(t *testing.T) {
 		m := faulty(t)
@@ -194,7 +197,7 @@ func TestCase21Restart(t *testing.T) {
 		m.restore()
 		m.look()
 		m.step(time.Minute)
-		m.expect("what can still be seen", map[int]core.HealthState{1: core.Unhealthy})
+		m.expect("what can still be seen", map[int]health.State{1: health.Unhealthy})
 		if _, err := os.Stat(file + ".broken"); err != nil {
 			t.Error(err)
 		}
@@ -208,7 +211,7 @@ func TestCase21Restart(t *testing.T) {
 			t.Error("nothing is said")
 		}
 		m.step(time.Minute)
-		m.expect("works on", map[int]core.HealthState{1: core.Unhealthy, 2: core.Unhealthy, 3: core.Degraded, 4: core.GPULost})
+		m.expect("works on", map[int]health.State{1: health.Unhealthy, 2: health.Unhealthy, 3: health.Degraded, 4: health.GPULost})
 	})
 }
 
@@ -220,7 +223,7 @@ func TestCase22WeakSigns(t *testing.T) {
 	m.step(10 * time.Minute)
 	m.set(0, "energy = 1000")
 	m.step(time.Hour)
-	m.expect("the energy counter fell", sick(core.Unhealthy, 0))
+	m.expect("the energy counter fell", sick(health.Unhealthy, 0))
 	m.set(0, "energy = 500", "pcie_replays = 0")
 	m.step(10 * time.Minute)
 	m.expect("so did the replays", nil)
@@ -231,7 +234,7 @@ func TestCase24NeedsService(t *testing.T) {
 	cycle := func(m *rig, code uint64) {
 		m.set(0, "recovery_action = 1")
 		m.xid(0, code)
-		m.expect("failed", sick(core.Unhealthy, 0))
+		m.expect("failed", sick(health.Unhealthy, 0))
 		m.step(time.Minute)
 		m.reset(0)
 		m.step(20 * time.Minute)
@@ -245,13 +248,13 @@ func TestCase24NeedsService(t *testing.T) {
 		m.expect("second reset", nil)
 		m.step(4 * time.Hour)
 		cycle(m, 48)
-		m.expect("third reset", sick(core.Unhealthy, 0))
-		if h := m.health(0); h.Reason != core.ReasonService {
+		m.expect("third reset", sick(health.Unhealthy, 0))
+		if h := m.health(0); h.Reason != health.ReasonService {
 			t.Error(h)
 		}
 		cycle(m, 48)
 		m.step(24 * time.Hour)
-		m.expect("fourth reset and a day", sick(core.Unhealthy, 0))
+		m.expect("fourth reset and a day", sick(health.Unhealthy, 0))
 		must(t, m.clear(0, "", m.now))
 		m.step(time.Minute)
 		m.expect("an operator has looked", nil)
@@ -261,7 +264,7 @@ func TestCase24NeedsService(t *testing.T) {
 		cycle(m, 48)
 		m.expect("first reset", nil)
 		cycle(m, 48)
-		m.expect("second", sick(core.Unhealthy, 0))
+		m.expect("second", sick(health.Unhealthy, 0))
 		if !strings.Contains(m.health(0).String(), "needs service") {
 			t.Error(m.health(0))
 		}
@@ -273,7 +276,7 @@ func TestCase24NeedsService(t *testing.T) {
 		m.xid(0, 62)
 		m.reset(0)
 		m.step(110 * time.Second)
-		m.expect("one minute is not enough any more", sick(core.Unhealthy, 0))
+		m.expect("one minute is not enough any more", sick(health.Unhealthy, 0))
 		m.step(30 * time.Second)
 		m.expect("two minutes", nil)
 	})

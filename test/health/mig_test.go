@@ -8,7 +8,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
@@ -36,13 +37,13 @@ instance = 1g.10gb gi=9 ci=0 start=2 uuid=MIG-60b1e6f2-6635-54b4-8b54-9876499ea4
 const cut = 5 // the slot of the GPU that is cut up
 
 // instances checks the states of the MIG instances of a GPU, in the order of the machine file.
-func (m *rig) instances(what string, slot int, want ...core.HealthState) {
+func (m *rig) instances(what string, slot int, want ...health.State) {
 	m.t.Helper()
 	ids, err := m.Instances(slot)
 	must(m.t, err)
-	var got []core.HealthState
+	var got []health.State
 	for _, id := range ids {
-		got = append(got, m.unit(core.DeviceID(id)).Health.State)
+		got = append(got, m.unit(gpu.DeviceID(id)).Health.State)
 	}
 	if !slices.Equal(got, want) {
 		m.t.Errorf("%s (%v in): %v, want %v", what, m.now.Sub(begin), got, want)
@@ -52,21 +53,21 @@ func (m *rig) instances(what string, slot int, want ...core.HealthState) {
 // What the driver attributes to an instance concerns that instance; but no instance can be reset on its own,
 // and nothing is dropped because its instance is not there.
 func TestCase17MIGScopes(t *testing.T) {
-	const h, d, u = core.Healthy, core.Degraded, core.Unhealthy
+	const h, d, u = health.Healthy, health.Degraded, health.Unhealthy
 	for _, c := range []struct {
 		name string
 		code uint64
 		at   []simdriver.At
-		want []core.HealthState
+		want []health.State
 	}{
-		{"compute instance", 94, []simdriver.At{{GI: 1, CI: 1}}, []core.HealthState{h, d, h}},
-		{"GPU instance", 94, []simdriver.At{{GI: 1, CI: simdriver.WholeInstance}}, []core.HealthState{d, d, h}},
-		{"whole GPU", 94, nil, []core.HealthState{d, d, d}},
-		{"a reset is nobody's own", 95, []simdriver.At{{GI: 1, CI: 1}}, []core.HealthState{u, u, u}},
-		{"nor is a link", 136, []simdriver.At{{GI: 1, CI: 1}}, []core.HealthState{u, u, u}},
-		{"unknown GPU instance", 94, []simdriver.At{{GI: 12, CI: 0}}, []core.HealthState{d, d, d}},
-		{"unknown compute instance", 94, []simdriver.At{{GI: 9, CI: 3}}, []core.HealthState{d, d, d}},
-		{"an application's", 31, []simdriver.At{{GI: 1, CI: 1}}, []core.HealthState{h, h, h}},
+		{"compute instance", 94, []simdriver.At{{GI: 1, CI: 1}}, []health.State{h, d, h}},
+		{"GPU instance", 94, []simdriver.At{{GI: 1, CI: simdriver.WholeInstance}}, []health.State{d, d, h}},
+		{"whole GPU", 94, nil, []health.State{d, d, d}},
+		{"a reset is nobody's own", 95, []simdriver.At{{GI: 1, CI: 1}}, []health.State{u, u, u}},
+		{"nor is a link", 136, []simdriver.At{{GI: 1, CI: 1}}, []health.State{u, u, u}},
+		{"unknown GPU instance", 94, []simdriver.At{{GI: 12, CI: 0}}, []health.State{d, d, d}},
+		{"unknown compute instance", 94, []simdriver.At{{GI: 9, CI: 3}}, []health.State{d, d, d}},
+		{"an application's", 31, []simdriver.At{{GI: 1, CI: 1}}, []health.State{h, h, h}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			m := newRig(t, views(t))
@@ -102,7 +103,7 @@ func TestCase17MIGScopes(t *testing.T) {
 func TestCase18SharedGPU(t *testing.T) {
 	m := newRig(t, "a100-mig")
 	m.look()
-	const h, u = core.Healthy, core.Unhealthy
+	const h, u = health.Healthy, health.Unhealthy
 	m.instances("at the start", cut, h, h, h, h)
 	quiet := m.now
 	m.step(10 * time.Second)
@@ -115,7 +116,7 @@ func TestCase18SharedGPU(t *testing.T) {
 	ids, err := m.Instances(cut)
 	must(t, err)
 	for _, id := range ids {
-		if got, want := m.unit(core.DeviceID(id)).Health.String(), m.unit(core.DeviceID(ids[0])).Health.String(); got != want {
+		if got, want := m.unit(gpu.DeviceID(id)).Health.String(), m.unit(gpu.DeviceID(ids[0])).Health.String(); got != want {
 			t.Errorf("%q and %q", got, want)
 		}
 	}
@@ -127,7 +128,7 @@ func TestCase20EventWaitWithoutAttribution(t *testing.T) {
 		m := rigOn(t, machine)
 		m.look()
 		m.xid(cut, 94, simdriver.At{GI: 1, CI: 1})
-		m.instances("XID 94 of one instance", cut, core.Degraded, core.Degraded, core.Degraded)
+		m.instances("XID 94 of one instance", cut, health.Degraded, health.Degraded, health.Degraded)
 		return
 	}
 	text, err := os.ReadFile(views(t))

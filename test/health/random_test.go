@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
 // witness watches one GPU of a random story and knows what must not be.
@@ -46,7 +48,7 @@ func TestCase32RandomStories(t *testing.T) {
 			m.step(10 * time.Minute)
 			for _, w := range witnesses {
 				w.history()
-				if w.health(w.slot).Reason == core.ReasonService { // the same XID within an hour of a reset
+				if w.health(w.slot).Reason == health.ReasonService { // the same XID within an hour of a reset
 					must(t, m.clear(w.slot, "", m.now))
 				}
 			}
@@ -95,7 +97,7 @@ func (w *witness) testify() {
 	h := w.health(w.slot)
 	what := fmt.Sprintf("%v in, GPU %d: %s", w.now.Sub(begin), w.slot, h)
 	switch {
-	case h.State > core.Degraded:
+	case h.State > health.Degraded:
 	case w.verdict != 0:
 		w.t.Errorf("%s: the verdict is %d", what, w.verdict)
 	case w.lost:
@@ -108,17 +110,17 @@ func (w *witness) testify() {
 // history checks all that was ever published.
 func (w *witness) history() {
 	w.t.Helper()
-	var was core.Health
+	var was health.Health
 	for _, p := range w.published {
-		u, ok := p.inventory.Unit(core.UnitID(w.id(w.slot)))
+		u, ok := p.inventory.Unit(inventory.UnitID(w.id(w.slot)))
 		if !ok {
 			continue
 		}
 		what := fmt.Sprintf("%v in, GPU %d: %s", p.at.Sub(begin), w.slot, u.Health)
-		if u.Health.State <= core.Degraded && was.State == core.GPULost {
+		if u.Health.State <= health.Degraded && was.State == health.GPULost {
 			w.t.Errorf("%s: it was lost a moment ago", what)
 		}
-		if (u.Health.State == core.Healthy) != (u.Health.Cause() == "") {
+		if (u.Health.State == health.Healthy) != (u.Health.Cause() == "") {
 			w.t.Errorf("%s: cause %q", what, u.Health.Cause())
 		}
 		was = u.Health

@@ -12,13 +12,16 @@ import (
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
 // byFour shares every device by four. What is degraded takes no work, so that orchestrators hear of it.
 func byFour(c *core.Config) {
-	c.Policy.Rules = []core.Rule{{Sharing: &core.Sharing{Mode: core.TimeSlicing, Replicas: 4}}}
+	c.Policy.Rules = []inventory.Rule{{Sharing: &inventory.Sharing{Mode: inventory.TimeSlicing, Replicas: 4}}}
 	c.Health.DegradedTakesNoWork = true
 }
 
@@ -41,7 +44,7 @@ func replicas(ids ...string) (units []string) {
 }
 
 // ill are the units that take no work.
-func ill(inv *core.Inventory) (units []string) {
+func ill(inv *inventory.Inventory) (units []string) {
 	for u := range inv.Units() {
 		if !u.Health.Schedulable() {
 			units = append(units, string(u.ID))
@@ -56,7 +59,7 @@ func (m *rig) shares(what string, want []string) {
 	if got := ill(m.state.Inventory); !slices.Equal(got, want) {
 		m.t.Errorf("%s (%v in): take no work:\n%s\nwant\n%s", what, m.now.Sub(begin), strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
-	said := map[core.DeviceID]core.Health{}
+	said := map[gpu.DeviceID]health.Health{}
 	for u := range m.state.Inventory.Units() {
 		if h, ok := said[u.Device.ID]; ok && h != u.Health {
 			m.t.Errorf("%s: %s is %q, another share of it %q", what, u.ID, u.Health, h)
@@ -148,10 +151,10 @@ func (f *live) keep() *books {
 }
 
 // word waits until the agent has heard what the driver wants done about a GPU.
-func (f *live) word(slot int, want core.RecoveryAction) {
+func (f *live) word(slot int, want health.RecoveryAction) {
 	f.t.Helper()
 	until(f.t, "the driver's word", func() bool {
-		chart, _ := f.State().Ledger.History(core.DeviceID(f.UUID(slot)))
+		chart, _ := f.State().Ledger.History(gpu.DeviceID(f.UUID(slot)))
 		return chart.Sample.RecoveryAction == want
 	})
 }
@@ -196,7 +199,7 @@ func (b *books) agree(t *testing.T, what string, all, want []string) {
 func TestCase35BothSidesAgree(t *testing.T) {
 	linger := func(c *core.Config) { c.Health.Settle = 4 * time.Second } // else the driver's word mends an instance before it is seen
 	f := follow(t, simdriver.Start(t, "a100-mig"), hasty, byFour, linger)
-	f.until("the machine is read", func(inv *core.Inventory) bool { return inv.Len() > 0 })
+	f.until("the machine is read", func(inv *inventory.Inventory) bool { return inv.Len() > 0 })
 	var all []string
 	for u := range f.Current().Units() {
 		all = append(all, string(u.ID))
@@ -215,7 +218,7 @@ func TestCase35BothSidesAgree(t *testing.T) {
 	b.agree(t, "and one with instances", all, replicas(append(instances, f.UUID(0))...))
 	for _, slot := range []int{0, sevenths} {
 		must(t, f.Change(slot, "recovery_action = 1"))
-		f.word(slot, core.RecoveryReset)
+		f.word(slot, health.RecoveryReset)
 		must(t, f.Reset(slot))
 	}
 	b.agree(t, "all is well again", all, nil)

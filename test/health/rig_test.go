@@ -7,6 +7,9 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/nvidia"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
@@ -31,11 +34,11 @@ type rig struct {
 // publication is an inventory whose units differ from those before.
 type publication struct {
 	at        time.Time
-	inventory *core.Inventory
+	inventory *inventory.Inventory
 }
 
 // tells reports whether an orchestrator hears of the second inventory: it knows units, not links.
-func tells(prev, next *core.Inventory) bool {
+func tells(prev, next *inventory.Inventory) bool {
 	return !slices.Equal(slices.Collect(prev.Units()), slices.Collect(next.Units()))
 }
 
@@ -52,7 +55,7 @@ func newRig(t testing.TB, machine string, tune ...func(*core.Config)) *rig {
 func rigOn(t testing.TB, machine *simdriver.Machine, tune ...func(*core.Config)) *rig {
 	t.Helper()
 	m := &rig{Machine: machine, t: t, cfg: core.DefaultConfig(), now: begin}
-	m.cfg.MIG, m.cfg.Roots = core.MIGMixed, rootsOf(m.Machine)
+	m.cfg.MIG, m.cfg.Roots = inventory.MIGMixed, rootsOf(m.Machine)
 	for _, f := range tune {
 		f(&m.cfg)
 	}
@@ -120,7 +123,7 @@ func (m *rig) noDriver(err error) {
 	if m.session != nil {
 		m.close()
 	}
-	m.publish(m.state.Read(m.cfg, m.now, core.Unavailable(err)))
+	m.publish(m.state.Read(m.cfg, m.now, gpu.Unavailable(err)))
 }
 
 // hear folds all events that wait, and reports whether one of them says that the machine changed.
@@ -131,7 +134,7 @@ func (m *rig) hear() (hint bool) {
 		if err != nil || len(obs) == 0 {
 			return hint // why there are no events, the check shows
 		}
-		hint = hint || slices.ContainsFunc(obs, func(o core.Observation) bool { return o.Kind == 0 })
+		hint = hint || slices.ContainsFunc(obs, func(o health.Observation) bool { return o.Kind == 0 })
 		m.observe(obs...)
 	}
 }
@@ -164,7 +167,7 @@ func (m *rig) check() (changed bool) {
 	return m.observe(obs...)
 }
 
-func (m *rig) observe(obs ...core.Observation) (changed bool) {
+func (m *rig) observe(obs ...health.Observation) (changed bool) {
 	return m.publish(m.state.Observe(m.cfg, m.now, obs...))
 }
 
@@ -199,7 +202,7 @@ func (m *rig) heal() {
 	until(m.t, "nobody is waited for", func() bool {
 		snap, err := m.session.Snapshot()
 		must(m.t, err)
-		return !slices.ContainsFunc(snap.Excluded, func(e core.Exclusion) bool { return e.Failure == core.FailurePending })
+		return !slices.ContainsFunc(snap.Excluded, func(e gpu.Exclusion) bool { return e.Failure == gpu.FailurePending })
 	})
 }
 

@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
@@ -23,7 +23,7 @@ func TestCase19NoEvents(t *testing.T) {
 		m.expect("nobody hears", nil)
 		m.set(0, "recovery_action = 1")
 		m.step(10 * time.Second)
-		m.expect("the poll sees", sick(core.Unhealthy, 0))
+		m.expect("the poll sees", sick(health.Unhealthy, 0))
 		if text := m.health(0).String(); !strings.HasSuffix(text, "(health limited: no XID events)") {
 			t.Error(text)
 		}
@@ -40,14 +40,14 @@ func TestCase19NoEvents(t *testing.T) {
 			t.Error(text)
 		}
 		m.xid(0, 95)
-		m.expect("heard", sick(core.Unhealthy, 0))
+		m.expect("heard", sick(health.Unhealthy, 0))
 	})
 	t.Run("waiting fails", func(t *testing.T) {
 		m := well(t, "h200")
 		must(t, m.Fail(simdriver.All, "nvmlEventSetWait", "UNKNOWN", 1))
 		m.step(20 * time.Second)
 		m.xid(0, 95)
-		m.expect("heard", sick(core.Unhealthy, 0))
+		m.expect("heard", sick(health.Unhealthy, 0))
 	})
 }
 
@@ -63,12 +63,12 @@ func TestCase26Fabric(t *testing.T) {
 		m := newRig(t, "h100x8")
 		m.set(1, "fabric_state = 1")
 		m.look()
-		m.expect("not started", sick(core.Unknown, 1))
+		m.expect("not started", sick(health.Unknown, 1))
 		if text := m.health(1).String(); !strings.Contains(text, "waiting for the NVLink fabric") {
 			t.Error(text)
 		}
 		state(m, inProgress, unsaid)
-		m.expect("in progress", sick(core.Unknown, 1))
+		m.expect("in progress", sick(health.Unknown, 1))
 		state(m, completed, unsaid)
 		m.expect("completed", nil)
 	})
@@ -77,19 +77,19 @@ func TestCase26Fabric(t *testing.T) {
 		m.set(1, "fabric_state = 1")
 		m.look()
 		m.step(9 * time.Minute)
-		m.expect("waiting", sick(core.Unknown, 1))
+		m.expect("waiting", sick(health.Unknown, 1))
 		m.step(2 * time.Minute)
-		m.expect("that is too long", sick(core.Unhealthy, 1))
+		m.expect("that is too long", sick(health.Unhealthy, 1))
 	})
 	t.Run("summary", func(t *testing.T) {
 		m := well(t, "h100x8")
 		state(m, completed, healthy)
 		m.expect("healthy", nil)
 		state(m, completed, unhealthy)
-		m.expect("unhealthy", sick(core.Unhealthy, 1))
+		m.expect("unhealthy", sick(health.Unhealthy, 1))
 		state(m, completed, limited)
 		m.step(2 * time.Minute)
-		m.expect("limited", sick(core.Degraded, 1))
+		m.expect("limited", sick(health.Degraded, 1))
 		state(m, completed, unsaid)
 		m.step(2 * time.Minute)
 		m.expect("an H100 gives no summary", nil)
@@ -98,13 +98,13 @@ func TestCase26Fabric(t *testing.T) {
 		m := well(t, "h100x8")
 		m.set(1, "fabric_status = 999")
 		m.step(2 * time.Minute)
-		m.expect("status unknown", sick(core.Unhealthy, 1))
+		m.expect("status unknown", sick(health.Unhealthy, 1))
 	})
 	t.Run("what the health mask says", func(t *testing.T) {
-		for mask, want := range map[string]core.HealthState{
-			"0x11aa": core.Healthy,
-			"0x11a9": core.Degraded,  // bandwidth is degraded
-			"0x12aa": core.Unhealthy, // the system's GUID is wrong
+		for mask, want := range map[string]health.State{
+			"0x11aa": health.Healthy,
+			"0x11a9": health.Degraded,  // bandwidth is degraded
+			"0x12aa": health.Unhealthy, // the system's GUID is wrong
 		} {
 			m := newRig(t, "gb200")
 			m.set(1, "fabric_health_mask = "+mask, "fabric_health_summary = 0")
@@ -135,7 +135,7 @@ func TestCase27Slowdown(t *testing.T) {
 			throttled(0.5, 30*time.Minute)
 			m.expect("half of the time", nil)
 			throttled(0.7, 30*time.Minute)
-			m.expect("70 % of the time", sick(core.Degraded, 0))
+			m.expect("70 % of the time", sick(health.Degraded, 0))
 			if h := m.health(0); h.Cause() != cause {
 				t.Error(h)
 			}
@@ -153,13 +153,13 @@ func TestCase28PCIeWidth(t *testing.T) {
 	m.expect("idle", nil)
 	m.set(0, "pcie_gen = 5", "utilization_gpu = 95")
 	m.step(10 * time.Minute)
-	m.expect("busy and narrow", sick(core.Degraded, 0))
-	if h := m.health(0); h.Reason != core.ReasonPCIeWidth {
+	m.expect("busy and narrow", sick(health.Degraded, 0))
+	if h := m.health(0); h.Reason != health.ReasonPCIeWidth {
 		t.Error(h)
 	}
 	m.set(0, "utilization_gpu = 0")
 	m.step(10 * time.Minute)
-	m.expect("idle again says nothing", sick(core.Degraded, 0))
+	m.expect("idle again says nothing", sick(health.Degraded, 0))
 	m.set(0, "pcie_width = 16", "utilization_gpu = 95")
 	m.step(10 * time.Minute)
 	m.expect("busy and wide", nil)

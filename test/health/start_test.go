@@ -4,7 +4,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
@@ -15,9 +17,9 @@ func TestCase01FirstProbeBlocked(t *testing.T) {
 		m.patience = 50 * time.Millisecond
 		must(t, m.Hang(simdriver.GPU(2), "nvmlDeviceGetFieldValues"))
 		m.look()
-		m.expect("blocked", sick(core.Unknown, 2))
+		m.expect("blocked", sick(health.Unknown, 2))
 		m.step(30 * time.Second)
-		m.expect("still blocked", sick(core.Unknown, 2))
+		m.expect("still blocked", sick(health.Unknown, 2))
 		m.neverHealthy(2)
 		m.heal()
 		m.step(20 * time.Second)
@@ -41,11 +43,11 @@ func TestCase01FirstProbeBlocked(t *testing.T) {
 		m := simdriver.Start(t, "h100x8")
 		must(t, m.Hang(simdriver.All, "nvmlInit"))
 		f := follow(t, m, hasty)
-		f.until("the driver does not answer", func(inv *core.Inventory) bool {
-			return inv.Driver().State == core.DriverFailed && inv.Len() == 0
+		f.until("the driver does not answer", func(inv *inventory.Inventory) bool {
+			return inv.Driver().State == gpu.DriverFailed && inv.Len() == 0
 		})
 		must(t, m.Heal())
-		f.until("eight healthy GPUs", f.all(core.Healthy, 8))
+		f.until("eight healthy GPUs", f.all(health.Healthy, 8))
 	})
 }
 
@@ -54,7 +56,7 @@ func TestCase02VerdictBeforeTheStart(t *testing.T) {
 	m := newRig(t, "h100x8")
 	m.set(2, "recovery_action = 1")
 	m.look()
-	m.expect("first check", sick(core.Unhealthy, 2))
+	m.expect("first check", sick(health.Unhealthy, 2))
 	m.neverHealthy(2)
 	if h := m.health(2); h.Cause() != "VERDICT_GPU_RESET" {
 		t.Error(h)

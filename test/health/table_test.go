@@ -5,14 +5,14 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/health/xid"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
 // effects are what a fault makes of a healthy GPU.
-var effects = map[xid.Effect]core.HealthState{
-	xid.None: core.Healthy, xid.Degrades: core.Degraded, xid.Withdraws: core.Unhealthy, xid.Loses: core.GPULost,
+var effects = map[xid.Effect]health.State{
+	xid.None: health.Healthy, xid.Degrades: health.Degraded, xid.Withdraws: health.Unhealthy, xid.Loses: health.GPULost,
 }
 
 // Every XID there may be, once through the driver. That the table is NVIDIA's, and the documents the table's,
@@ -32,13 +32,13 @@ func TestCase33EveryCode(t *testing.T) {
 		m.heard(slot, simdriver.EventXID, code)
 		m.expect(fmt.Sprintf("XID %d", code), sick(effects[rule.Effect], slot))
 		h := m.health(slot)
-		if h.State != core.Healthy && h.Cause() != fmt.Sprintf("XID_%d", code) {
+		if h.State != health.Healthy && h.Cause() != fmt.Sprintf("XID_%d", code) {
 			t.Errorf("XID %d: %s", code, h)
 		}
 		if m.count(slot, code) != 1 {
 			t.Errorf("XID %d was counted %d times", code, m.count(slot, code))
 		}
-		if code > 185 && (rule.Class != xid.Suspect || h.State != core.Degraded) {
+		if code > 185 && (rule.Class != xid.Suspect || h.State != health.Degraded) {
 			t.Errorf("XID %d: %+v: %s", code, rule, h)
 		}
 		m.forget(slot)

@@ -5,7 +5,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
@@ -13,7 +15,7 @@ import (
 func TestCase25Storm(t *testing.T) {
 	const perSecond, seconds = 10_000, 3
 	f := follow(t, simdriver.Start(t, "h100x8"), hasty)
-	f.until("eight healthy GPUs", f.all(core.Healthy, 8))
+	f.until("eight healthy GPUs", f.all(health.Healthy, 8))
 	heap := heapInUse()
 	started := time.Now()
 	for batch := range seconds * 10 {
@@ -23,16 +25,16 @@ func TestCase25Storm(t *testing.T) {
 		}
 		<-time.After(time.Until(started.Add(time.Duration(batch+1) * time.Second / 10)))
 	}
-	f.until("GPU 3 is sick, and so was GPU 5", func(inv *core.Inventory) bool {
-		u, _ := inv.Unit(core.UnitID(f.UUID(3)))
+	f.until("GPU 3 is sick, and so was GPU 5", func(inv *inventory.Inventory) bool {
+		u, _ := inv.Unit(inventory.UnitID(f.UUID(3)))
 		return u.Health.Cause() == "XID_95"
 	})
 	until(t, "all are counted", func() bool {
-		chart, _ := f.State().Ledger.History(core.DeviceID(f.UUID(5)))
+		chart, _ := f.State().Ledger.History(gpu.DeviceID(f.UUID(5)))
 		return len(chart.FaultCounts) == 1
 	})
 	told := f.since(started)
-	if n := about(told, core.DeviceID(f.UUID(3))); n != 1 {
+	if n := about(told, gpu.DeviceID(f.UUID(3))); n != 1 {
 		t.Errorf("%d publications about GPU 3", n)
 	}
 	if most := int(time.Since(started).Seconds()) + 1; len(told) > most {
@@ -44,7 +46,7 @@ func TestCase25Storm(t *testing.T) {
 	if grown := int64(heapInUse()) - int64(heap); grown > 16<<20 {
 		t.Errorf("the heap has grown by %d bytes", grown)
 	}
-	f.until("all is well in the end", f.all(core.Healthy, 8))
+	f.until("all is well in the end", f.all(health.Healthy, 8))
 }
 
 func heapInUse() uint64 {
@@ -70,7 +72,7 @@ func TestCase30OnePublication(t *testing.T) {
 			quiet := m.now
 			script(m)
 			m.step(time.Hour)
-			if h := m.health(3); h.State == core.Healthy {
+			if h := m.health(3); h.State == health.Healthy {
 				t.Error(h)
 			}
 			m.toldOnce(quiet)
@@ -94,7 +96,7 @@ func TestCase30OnePublication(t *testing.T) {
 		m.step(20 * time.Second) // lost first, and then known to be unloaded
 		quiet := m.now
 		m.step(time.Hour)
-		m.expect("unloaded", all(core.Unknown, nil))
+		m.expect("unloaded", all(health.Unknown, nil))
 		if p := m.since(quiet); len(p) > 0 {
 			t.Errorf("%d publications", len(p))
 		}
@@ -122,7 +124,7 @@ func (m *rig) toldOnce(since time.Time) {
 	if p := m.since(since); len(p) != 1 {
 		m.t.Errorf("%d publications", len(p))
 		for _, p := range p[:min(len(p), 5)] {
-			u, _ := p.inventory.Unit(core.UnitID(m.id(3)))
+			u, _ := p.inventory.Unit(inventory.UnitID(m.id(3)))
 			m.t.Logf("%v in: %s", p.at.Sub(begin), u.Health)
 		}
 	}

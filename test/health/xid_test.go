@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/health/xid"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
@@ -34,11 +36,11 @@ func TestCase03ApplicationXIDs(t *testing.T) {
 
 // One workload that fails over and over says nothing about the GPU; three different ones within an hour do.
 func TestCase04ThreeWorkloads(t *testing.T) {
-	const gpu = 1
+	const id = 1
 	work := func(m *rig) {
-		m.observe(core.Observation{At: core.WholeGPU(m.id(gpu)), Kind: core.Reserved})
-		m.xid(gpu, 31)
-		m.xid(gpu, 31)
+		m.observe(health.Observation{At: gpu.WholeGPU(m.id(id)), Kind: health.Reserved})
+		m.xid(id, 31)
+		m.xid(id, 31)
 	}
 	t.Run("within an hour", func(t *testing.T) {
 		m := well(t, "h100x8")
@@ -50,15 +52,15 @@ func TestCase04ThreeWorkloads(t *testing.T) {
 		}
 		m.step(10 * time.Minute)
 		work(m)
-		m.expect("the third workload", sick(core.Degraded, gpu))
-		if h := m.health(gpu); h.Reason != core.ReasonWorkloads || !h.Schedulable() {
+		m.expect("the third workload", sick(health.Degraded, id))
+		if h := m.health(id); h.Reason != health.ReasonWorkloads || !h.Schedulable() {
 			t.Error(h)
 		}
 		if p := m.since(quiet); len(p) != 1 {
 			t.Errorf("%d publications", len(p))
 		}
 		m.step(time.Hour)
-		m.expect("an hour later, still under the dwell", sick(core.Degraded, gpu))
+		m.expect("an hour later, still under the dwell", sick(health.Degraded, id))
 		m.step(2 * time.Minute)
 		m.expect("an hour without", nil)
 	})
@@ -75,7 +77,7 @@ func TestCase04ThreeWorkloads(t *testing.T) {
 		for range 3 {
 			work(m)
 		}
-		m.expect("three workloads", sick(core.Unhealthy, gpu))
+		m.expect("three workloads", sick(health.Unhealthy, id))
 	})
 }
 
@@ -84,15 +86,15 @@ func TestCase05ResetHeals(t *testing.T) {
 	m := well(t, "h100x8")
 	m.set(2, "recovery_action = 1")
 	m.xid(2, 95)
-	m.expect("at once", sick(core.Unhealthy, 2))
-	if h := m.health(2); h.Cause() != "XID_95" || h.RecoveryAction != core.RecoveryReset {
+	m.expect("at once", sick(health.Unhealthy, 2))
+	if h := m.health(2); h.Cause() != "XID_95" || h.RecoveryAction != health.RecoveryReset {
 		t.Error(h)
 	}
 	m.step(time.Hour)
-	m.expect("an hour of clean checks", sick(core.Unhealthy, 2))
+	m.expect("an hour of clean checks", sick(health.Unhealthy, 2))
 	m.reset(2)
 	m.step(50 * time.Second)
-	m.expect("reset, but that has not stood long enough", sick(core.Unhealthy, 2))
+	m.expect("reset, but that has not stood long enough", sick(health.Unhealthy, 2))
 	m.step(30 * time.Second)
 	m.expect("reset, three checks and the dwell", nil)
 
@@ -109,7 +111,7 @@ func TestCase06VerdictHeals(t *testing.T) {
 	m := well(t, "h100x8")
 	m.xid(2, 95)
 	m.step(80 * time.Second)
-	m.expect("settled, but the verdict has not held for the dwell", sick(core.Unhealthy, 2))
+	m.expect("settled, but the verdict has not held for the dwell", sick(health.Unhealthy, 2))
 	m.step(20 * time.Second)
 	m.expect("settle and dwell are over", nil)
 }
@@ -119,9 +121,9 @@ func TestCase07ContainedError(t *testing.T) {
 	t.Run("verdict none", func(t *testing.T) {
 		m := well(t, "h100x8")
 		m.xid(5, 94)
-		m.expect("at once", sick(core.Degraded, 5))
+		m.expect("at once", sick(health.Degraded, 5))
 		m.step(80 * time.Second)
-		m.expect("not yet", sick(core.Degraded, 5))
+		m.expect("not yet", sick(health.Degraded, 5))
 		m.step(20 * time.Second)
 		m.expect("verdict none for the dwell", nil)
 	})
@@ -129,9 +131,9 @@ func TestCase07ContainedError(t *testing.T) {
 		m := well(t, "h100x8")
 		m.set(5, "recovery_action = 4")
 		m.xid(5, 94)
-		m.expect("at once", sick(core.Unhealthy, 5))
+		m.expect("at once", sick(health.Unhealthy, 5))
 		m.step(time.Hour)
-		m.expect("an hour later", sick(core.Unhealthy, 5))
+		m.expect("an hour later", sick(health.Unhealthy, 5))
 		m.reset(5)
 		m.step(80 * time.Second)
 		m.expect("reset", nil)
@@ -140,10 +142,10 @@ func TestCase07ContainedError(t *testing.T) {
 		m := well(t, "h100x8")
 		m.xid(5, 94)
 		m.step(20 * time.Second)
-		m.expect("no verdict yet", sick(core.Degraded, 5))
+		m.expect("no verdict yet", sick(health.Degraded, 5))
 		m.set(5, "recovery_action = 4")
 		m.step(10 * time.Second)
-		m.expect("drain and reset", sick(core.Unhealthy, 5))
+		m.expect("drain and reset", sick(health.Unhealthy, 5))
 	})
 }
 
@@ -154,7 +156,7 @@ func TestCase07VerdictIsAskedForInTime(t *testing.T) {
 	for name, script := range map[string]func(*live){
 		"after an XID": func(f *live) {
 			must(t, f.XID(5, 94))
-			f.until("degraded", f.only(5, core.Degraded, "XID_94"))
+			f.until("degraded", f.only(5, health.Degraded, "XID_94"))
 			must(t, verdict(f))
 		},
 		"an event tells of it":     func(f *live) { must(t, verdict(f), f.Event(5, simdriver.EventRecoveryAction, 0)) },
@@ -162,9 +164,9 @@ func TestCase07VerdictIsAskedForInTime(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := follow(t, simdriver.Start(t, "h100x8"), patient)
-			f.until("eight healthy GPUs", f.all(core.Healthy, 8))
+			f.until("eight healthy GPUs", f.all(health.Healthy, 8))
 			script(f)
-			f.until("unhealthy", f.only(5, core.Unhealthy, "VERDICT_DRAIN_AND_RESET"))
+			f.until("unhealthy", f.only(5, health.Unhealthy, "VERDICT_DRAIN_AND_RESET"))
 		})
 	}
 }
@@ -183,7 +185,7 @@ func TestCase15Verdicts(t *testing.T) {
 				m.expect("one check may meet a planned change", nil)
 				m.step(10 * time.Second)
 			}
-			m.expect("verdict "+value, sick(core.Unhealthy, 4))
+			m.expect("verdict "+value, sick(health.Unhealthy, 4))
 			if text := m.health(4).String(); !strings.Contains(text, want) {
 				t.Errorf("%q does not say %q", text, want)
 			}
@@ -203,7 +205,7 @@ func TestCase16Guest(t *testing.T) {
 		m.expect("at the start", nil)
 		m.xid(0, 95)
 		m.step(2 * time.Hour)
-		m.expect("two hours of verdict none", sick(core.Unhealthy, 0))
+		m.expect("two hours of verdict none", sick(health.Unhealthy, 0))
 		if text := m.health(0).String(); !strings.Contains(text, "no driver verdict") {
 			t.Errorf("%q does not say that there is no verdict", text)
 		}
@@ -225,14 +227,14 @@ func TestCase16Guest(t *testing.T) {
 		m := guest(t)
 		m.restart()
 		m.step(time.Hour)
-		m.expect("after a restart", sick(core.Unhealthy, 0))
+		m.expect("after a restart", sick(health.Unhealthy, 0))
 	})
 	t.Run("operator", func(t *testing.T) {
 		m := guest(t)
 		must(t, m.clear(0, "XID_95", m.now))
 		m.step(10 * time.Second)
 		m.expect("cleared", nil)
-		var none *core.NoConditionError
+		var none *health.NoConditionError
 		if err := m.clear(0, "XID_95", m.now); !errors.As(err, &none) {
 			t.Errorf("cleared twice: %v", err)
 		}

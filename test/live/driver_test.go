@@ -48,7 +48,7 @@ func TestDriverComesAndGoes(t *testing.T) {
 	a.until("both have a session of the new driver", func() bool { return a.calls("nvmlInit_v2") >= inits+2 })
 	a.until("work can start", func() bool { // the streams may not have said that it could not
 		_, nomad := a.nomad.reserve(all...)
-		_, kubelet := a.kubelet.Allocate(t.Context(), gpu, all...)
+		_, kubelet := a.kubelet.Allocate(t.Context(), gpuResource, all...)
 		return nomad == nil && kubelet == nil
 	})
 	a.settles("reloaded at once", began, all)

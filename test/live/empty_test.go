@@ -4,7 +4,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
@@ -21,7 +21,7 @@ func TestFirstGPUComesLater(t *testing.T) {
 	}
 	s := stage(t, m, hasty)
 	s.settles("no GPU", time.Now(), nil)
-	if d := s.monitor.Current().Driver(); d.State != core.DriverReady {
+	if d := s.monitor.Current().Driver(); d.State != gpu.DriverReady {
 		t.Errorf("driver %+v", d)
 	}
 	if n := len(s.kubelet.Registrations()); n != 0 {
@@ -46,14 +46,14 @@ func TestResourceRunsEmpty(t *testing.T) {
 	must(t, m.MIGOff(sevenths))
 	s := stage(t, m)
 	s.settles("start", time.Now(), s.units())
-	s.capacity("start", gpu, 1)
+	s.capacity("start", gpuResource, 1)
 	s.capacity("start", mig7g, 1)
 	whole, large := s.UUID(sevenths), s.unitsOf(busy)[0]
 
 	began := time.Now()
 	must(t, m.SetMIG(sevenths), m.SetMIG(busy)) // MIG mode on, no instance
 	s.settles("MIG mode on, without instances", began, nil)
-	s.capacity("empty", gpu, 0)
+	s.capacity("empty", gpuResource, 0)
 	s.capacity("empty", mig7g, 0)
 	for _, id := range []string{whole, large} {
 		if _, err := s.nomad.reserve(id); err == nil {
@@ -64,7 +64,7 @@ func TestResourceRunsEmpty(t *testing.T) {
 	began = time.Now()
 	must(t, m.MIGOff(sevenths), m.SetMIG(busy, "7g.80gb"))
 	s.settles("back", began, s.units())
-	s.capacity("filled again", gpu, 1)
+	s.capacity("filled again", gpuResource, 1)
 	s.capacity("filled again", mig7g, 1)
 	s.granted("filled again", s.units()...)
 }

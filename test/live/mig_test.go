@@ -18,10 +18,10 @@ const (
 )
 
 const (
-	mig1g = "nvidia.com/mig-1g.10gb"
-	mig2g = "nvidia.com/mig-2g.20gb"
-	mig7g = "nvidia.com/mig-7g.80gb"
-	gpu   = "nvidia.com/gpu"
+	mig1g       = "nvidia.com/mig-1g.10gb"
+	mig2g       = "nvidia.com/mig-2g.20gb"
+	mig7g       = "nvidia.com/mig-7g.80gb"
+	gpuResource = "nvidia.com/gpu"
 )
 
 func seven(profile string) []string { return slices.Repeat([]string{profile}, 7) }
@@ -80,18 +80,18 @@ func TestMIGLayouts(t *testing.T) {
 	r.load, stop = s.press(t, r.rest, s.unitsOf(sevenths))
 	defer stop()
 
-	r.change("7 x 1g.10gb to 3 x 2g.20gb", func() error { return m.SetMIG(sevenths, three("2g.20gb")...) }, gpu, mig7g)
+	r.change("7 x 1g.10gb to 3 x 2g.20gb", func() error { return m.SetMIG(sevenths, three("2g.20gb")...) }, gpuResource, mig7g)
 	r.capacity("cut in 3", mig1g, 0)
 	r.capacity("cut in 3", mig2g, 3)
-	r.change("and back", func() error { return m.SetMIG(sevenths, seven("1g.10gb")...) }, gpu, mig7g)
+	r.change("and back", func() error { return m.SetMIG(sevenths, seven("1g.10gb")...) }, gpuResource, mig7g)
 	r.capacity("cut in 7", mig1g, 7)
 	r.capacity("cut in 7", mig2g, 0)
 	r.change("MIG mode off", func() error { return m.MIGOff(sevenths) }, mig2g, mig7g)
 	r.capacity("whole", mig1g, 0)
-	r.capacity("whole", gpu, 6)
+	r.capacity("whole", gpuResource, 6)
 	r.change("MIG mode on", func() error { return m.SetMIG(sevenths, seven("1g.10gb")...) }, mig2g, mig7g)
 	r.capacity("cut in 7 again", mig1g, 7)
-	r.capacity("cut in 7 again", gpu, 5)
+	r.capacity("cut in 7 again", gpuResource, 5)
 
 	for _, said := range r.load.texts() {
 		if !strings.Contains(said, "ID") {

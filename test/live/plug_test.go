@@ -143,7 +143,7 @@ func TestGPUIsTakenOut(t *testing.T) {
 	s.settles("it is forgotten", began, rest)
 	s.undisturbed("taken out", since, rest)
 	s.granted("taken out", rest...)
-	s.capacity("taken out", gpu, 7)
+	s.capacity("taken out", gpuResource, 7)
 	if _, err := s.nomad.reserve(gone); err == nil || !strings.Contains(err.Error(), gone) {
 		t.Errorf("Reserve of what is gone: %v", err)
 	}

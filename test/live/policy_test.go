@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
@@ -27,25 +29,25 @@ func shares(by int, devices ...string) (ids []string) {
 }
 
 // sharing is a rule: the devices that a selector selects are shared by so many.
-func sharing(by int, devices core.Selector) core.Rule {
-	return core.Rule{Select: devices, Sharing: &core.Sharing{Mode: core.TimeSlicing, Replicas: by}}
+func sharing(by int, devices inventory.Selector) inventory.Rule {
+	return inventory.Rule{Select: devices, Sharing: &inventory.Sharing{Mode: inventory.TimeSlicing, Replicas: by}}
 }
 
 // slots selects GPUs by number, which is their slot on a machine that nobody has changed.
-func slots(numbers ...int) (s core.Selector) {
+func slots(numbers ...int) (s inventory.Selector) {
 	for _, n := range numbers {
-		s.Indices = append(s.Indices, core.DeviceIndex{GPU: n, Instance: -1})
+		s.Indices = append(s.Indices, gpu.DeviceIndex{GPU: n, Instance: -1})
 	}
 	return s
 }
 
 // rules is a configuration with a policy.
-func rules(all ...core.Rule) func(*core.Config) {
-	return func(c *core.Config) { c.Policy = core.Policy{Rules: all} }
+func rules(all ...inventory.Rule) func(*core.Config) {
+	return func(c *core.Config) { c.Policy = inventory.Policy{Rules: all} }
 }
 
 // adopt has the agents of the scene go on with another policy.
-func (s *scene) adopt(all ...core.Rule) {
+func (s *scene) adopt(all ...inventory.Rule) {
 	s.t.Helper()
 	rules(all...)(&s.cfg)
 	must(s.t, s.monitor.ApplyPolicy(s.t.Context(), s.cfg))
@@ -65,7 +67,7 @@ func TestSharesBecomeOthers(t *testing.T) {
 	works := s.UUID(2) + "::3"
 	s.granted("work starts", works)
 
-	change := func(what string, units []string, silent []string, all ...core.Rule) {
+	change := func(what string, units []string, silent []string, all ...inventory.Rule) {
 		t.Helper()
 		since, began := s.mark(), time.Now()
 		s.adopt(all...)
@@ -75,16 +77,16 @@ func TestSharesBecomeOthers(t *testing.T) {
 		s.granted(what, units...)
 	}
 	since := s.mark()
-	change("4 shares to 2", shares(2, two...), []string{gpu}, sharing(2, slots(2, 3)), sharing(3, slots(4)))
+	change("4 shares to 2", shares(2, two...), []string{gpuResource}, sharing(2, slots(2, 3)), sharing(3, slots(4)))
 	s.undisturbed("4 shares to 2", since, shares(2, two...))
 	if _, err := s.nomad.reserve(works); err == nil || !strings.Contains(err.Error(), "unknown device IDs: "+works) {
 		t.Errorf("Reserve(%s): %v", works, err)
 	}
-	change("2 shares to 5", shares(5, two...), []string{gpu}, sharing(5, slots(2, 3)), sharing(3, slots(4)))
+	change("2 shares to 5", shares(5, two...), []string{gpuResource}, sharing(5, slots(2, 3)), sharing(3, slots(4)))
 	change("no share, but a GPU", two, nil, sharing(3, slots(4)))
-	change("kept back", nil, []string{shared}, core.Rule{Select: slots(2, 3), Reserve: "reserved"}, sharing(3, slots(4)))
-	change("4 shares again", shares(4, two...), []string{gpu}, sharing(4, slots(2, 3)), sharing(3, slots(4)))
-	change("nothing new", shares(4, two...), []string{gpu, shared}, sharing(4, slots(2, 3)), sharing(3, slots(4)))
+	change("kept back", nil, []string{shared}, inventory.Rule{Select: slots(2, 3), Reserve: "reserved"}, sharing(3, slots(4)))
+	change("4 shares again", shares(4, two...), []string{gpuResource}, sharing(4, slots(2, 3)), sharing(3, slots(4)))
+	change("nothing new", shares(4, two...), []string{gpuResource, shared}, sharing(4, slots(2, 3)), sharing(3, slots(4)))
 }
 
 // One GPU is cut into instances and made whole again, beside some that are exclusive and some that are shared. What
@@ -95,7 +97,7 @@ func TestMIGBesideShares(t *testing.T) {
 	}
 	const cut = 7
 	m := simdriver.Start(t, "h100x8")
-	small := sharing(3, core.Selector{Profiles: []string{"1g.*"}})
+	small := sharing(3, inventory.Selector{Profiles: []string{"1g.*"}})
 	s := stage(t, m, hasty, rules(small, sharing(4, slots(2, 3))))
 	rest := append(s.uuids(0, 1, 4, 5, 6), shares(4, s.uuids(2, 3)...)...)
 	s.settles("start", time.Now(), append(s.uuids(cut), rest...))

@@ -167,8 +167,8 @@ func TestQuiesceOutlastsTheAgents(t *testing.T) {
 	took := a.until("both are started again", func() bool { return len(a.pids(nomadGPU)) == 2 && len(a.pids(k8sGPU)) == 2 })
 	t.Logf("both agents are started again after %v", took)
 	a.until("both orchestrators hear the new ones", func() bool {
-		_, connected := a.kubelet.Devices(gpu)
-		return a.nomad.last().stream == 2 && connected && a.registered()[gpu] == 2
+		_, connected := a.kubelet.Devices(gpuResource)
+		return a.nomad.last().stream == 2 && connected && a.registered()[gpuResource] == 2
 	})
 	a.settles("killed in maintenance, and started again", time.Now(), all, all...)
 	a.released("started again", all)

@@ -40,7 +40,7 @@ func TestBusyInstanceStays(t *testing.T) {
 	must(t, m.Event(sevenths, simdriver.EventMIGConfigChange, 0))
 	s.settles("6 x 1g.10gb to 3 x 2g.20gb beside the one that works", began, s.units())
 	s.undisturbed("re-layout", since, append(rest, works))
-	s.silent("re-layout", since, gpu, mig7g, "nvidia.com/mig-3g.40gb", "nvidia.com/mig-1g.10gb.me")
+	s.silent("re-layout", since, gpuResource, mig7g, "nvidia.com/mig-3g.40gb", "nvidia.com/mig-1g.10gb.me")
 	s.granted("work starts again", append(s.unitsOf(sevenths), works)...)
 }
 

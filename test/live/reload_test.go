@@ -55,7 +55,7 @@ func TestPolicyIsReadAgain(t *testing.T) {
 	}
 	a.settles("a bad policy: nothing", time.Now(), append(shares(4, two...), rest...))
 	a.undisturbed("a bad policy", since, append(shares(4, two...), rest...))
-	a.silent("a bad policy", since, gpu, shared)
+	a.silent("a bad policy", since, gpuResource, shared)
 
 	began, prints := time.Now(), len(a.nomad.told())
 	a.hup(sharedBy(2))

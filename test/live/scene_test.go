@@ -16,6 +16,8 @@ import (
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/internal/core/nvidia"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter"
@@ -57,7 +59,7 @@ func hasty(c *core.Config) {
 func stage(t testing.TB, m *simdriver.Machine, tune ...func(*core.Config)) *scene {
 	t.Helper()
 	cfg := core.DefaultConfig()
-	cfg.MIG, cfg.DeviceNodes = core.MIGMixed, true
+	cfg.MIG, cfg.DeviceNodes = inventory.MIGMixed, true
 	cfg.Roots = core.Roots{Driver: m.Root, Dev: m.Root, Sys: m.Root + "/sys", Proc: m.Root + "/proc"}
 	for _, f := range tune {
 		f(&cfg)
@@ -86,7 +88,7 @@ func stage(t testing.TB, m *simdriver.Machine, tune ...func(*core.Config)) *scen
 	s.serveNomad(ctx)
 	t.Cleanup(s.keepsItsWord) // before anything ends
 	for inv := range s.monitor.Watch(ctx) {
-		if inv.Driver().State != core.DriverPending {
+		if inv.Driver().State != gpu.DriverPending {
 			break
 		}
 	}

@@ -6,8 +6,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/health/xid"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
@@ -39,8 +41,8 @@ func (b *both) nomadReason(id string) string {
 
 // told reports whether the ledger has counted the XID.
 func (b *both) told(id string, code uint64) bool {
-	chart, _ := b.monitor.State().Ledger.History(core.DeviceID(id))
-	return slices.ContainsFunc(chart.FaultCounts, func(t core.FaultCount) bool { return t.Reason == core.ReasonXID && t.Code == code })
+	chart, _ := b.monitor.State().Ledger.History(gpu.DeviceID(id))
+	return slices.ContainsFunc(chart.FaultCounts, func(t health.FaultCount) bool { return t.Reason == health.ReasonXID && t.Code == code })
 }
 
 // crowd is the 8-GPU machine with as many GPUs as it takes to try many faults at once.
@@ -56,7 +58,7 @@ func crowd(m *simdriver.Machine) error {
 // Every XID of the table, and some of no table, injected once: the two streams agree on each GPU's health,
 // and on the reason where there is one.
 func TestEveryXIDOnBothStreams(t *testing.T) {
-	b := startUnder(t, core.DefaultHealthPolicy(), "h100x8", crowd)
+	b := startUnder(t, health.DefaultPolicy(), "h100x8", crowd)
 	all := b.units(t)
 	b.await(t, "start", len(all))
 	until(t, "events of all GPUs", func() bool { return b.heard(all) })
@@ -78,9 +80,9 @@ func TestEveryXIDOnBothStreams(t *testing.T) {
 		}
 		b.await(t, fmt.Sprintf("XIDs %d", batch), len(all), sick...)
 		for slot, code := range batch {
-			u, _ := b.monitor.Current().Unit(core.UnitID(all[slot]))
+			u, _ := b.monitor.Current().Unit(inventory.UnitID(all[slot]))
 			want := u.Health.String()
-			if u.Health.State == core.Healthy {
+			if u.Health.State == health.Healthy {
 				want = ""
 			} else if u.Health.Cause() != fmt.Sprintf("XID_%d", code) {
 				t.Errorf("XID %d: the reason is %s", code, u.Health)
@@ -91,7 +93,7 @@ func TestEveryXIDOnBothStreams(t *testing.T) {
 			}
 		}
 		for slot := range batch {
-			_, err := b.monitor.Clear(t.Context(), core.Command{GPU: core.DeviceID(all[slot])})
+			_, err := b.monitor.Clear(t.Context(), health.Command{GPU: gpu.DeviceID(all[slot])})
 			if standing := xid.XID(batch[slot]).Effect > xid.None; standing && err != nil {
 				t.Errorf("XID %d: clear: %v", batch[slot], err)
 			}
@@ -104,21 +106,21 @@ func TestEveryXIDOnBothStreams(t *testing.T) {
 func (b *both) heard(ids []string) bool {
 	ledger := b.monitor.State().Ledger
 	return !slices.ContainsFunc(ids, func(id string) bool {
-		chart, ok := ledger.History(core.DeviceID(id))
-		return !ok || chart.Sample.Events != core.Yes
+		chart, ok := ledger.History(gpu.DeviceID(id))
+		return !ok || chart.Sample.Events != health.Yes
 	})
 }
 
 // A GPU in MIG mode: a fault of the whole GPU turns all of its instances, one of an instance turns that one.
 func TestMIGScopes(t *testing.T) {
-	b := startUnder(t, core.DefaultHealthPolicy(), "a100-mig")
+	b := startUnder(t, health.DefaultPolicy(), "a100-mig")
 	all := b.units(t)
 	b.await(t, "start", len(all))
 	slot, instances := b.mostCut(t)
-	gpu := core.DeviceID(b.UUID(slot))
+	gpu := gpu.DeviceID(b.UUID(slot))
 	until(t, "events", func() bool { return b.heard([]string{string(gpu)}) })
 	clear := func() {
-		if _, err := b.monitor.Clear(t.Context(), core.Command{GPU: gpu}); err != nil {
+		if _, err := b.monitor.Clear(t.Context(), health.Command{GPU: gpu}); err != nil {
 			t.Error(err)
 		}
 		b.await(t, "cleared", len(all))
@@ -139,9 +141,9 @@ func TestMIGScopes(t *testing.T) {
 
 	// What is contained concerns the instance: degraded, and its siblings are well.
 	must(t, b.XID(slot, 94, simdriver.At{GI: int(at.GI), CI: simdriver.WholeInstance}))
-	until(t, "the instance is degraded", func() bool { return b.state(instances[2]) == core.Degraded })
+	until(t, "the instance is degraded", func() bool { return b.state(instances[2]) == health.Degraded })
 	for i, id := range instances {
-		if i != 2 && b.state(id) != core.Healthy {
+		if i != 2 && b.state(id) != health.Healthy {
 			t.Errorf("sibling %s is %v", id, b.state(id))
 		}
 	}
@@ -163,20 +165,20 @@ func (b *both) mostCut(t *testing.T) (slot int, instances []string) {
 	return slot, instances
 }
 
-func (b *both) placement(id string) core.Placement {
-	u, _ := b.monitor.Current().Unit(core.UnitID(id))
+func (b *both) placement(id string) gpu.Placement {
+	u, _ := b.monitor.Current().Unit(inventory.UnitID(id))
 	return u.Device.At
 }
 
-func (b *both) state(id string) core.HealthState {
-	u, _ := b.monitor.Current().Unit(core.UnitID(id))
+func (b *both) state(id string) health.State {
+	u, _ := b.monitor.Current().Unit(inventory.UnitID(id))
 	return u.Health.State
 }
 
 // BenchmarkEventToBothStreams is the time from a raised XID until Nomad's fingerprint and the kubelet's list
 // both show it, at most once a second as orchestrators want it.
 func BenchmarkEventToBothStreams(b *testing.B) {
-	m := startUnder(b, core.DefaultHealthPolicy(), "h100x8")
+	m := startUnder(b, health.DefaultPolicy(), "h100x8")
 	all := m.units(b)
 	m.await(b, "start", len(all))
 	until(b, "events", func() bool { return m.heard(all) })
@@ -191,7 +193,7 @@ func BenchmarkEventToBothStreams(b *testing.B) {
 		took = append(took, time.Since(raised))
 		if slot == len(all)-1 {
 			for _, id := range all {
-				_, err := m.monitor.Clear(b.Context(), core.Command{GPU: core.DeviceID(id)})
+				_, err := m.monitor.Clear(b.Context(), health.Command{GPU: gpu.DeviceID(id)})
 				must(b, err)
 			}
 			m.await(b, "cleared", len(all))

@@ -8,7 +8,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 )
 
 // incumbent is what NVIDIA's k8s-device-plugin v0.20.0 makes of a file and a machine, by its own rules: written from
@@ -24,7 +24,7 @@ type incumbent struct {
 			MPS         replicated
 		}
 	}
-	byID      map[string]core.Device
+	byID      map[string]gpu.Device
 	resources map[string][]string // IDs by resource, sorted
 }
 
@@ -39,8 +39,8 @@ type replicated struct {
 }
 
 // newIncumbent is an error if the plugin would not start.
-func newIncumbent(file []byte, devices []core.Device) (*incumbent, error) {
-	p := &incumbent{byID: map[string]core.Device{}, resources: map[string][]string{}}
+func newIncumbent(file []byte, devices []gpu.Device) (*incumbent, error) {
+	p := &incumbent{byID: map[string]gpu.Device{}, resources: map[string][]string{}}
 	if err := yaml.Unmarshal(file, &p.file); err != nil {
 		return nil, err
 	}
@@ -90,7 +90,7 @@ func (p *incumbent) sharing() replicated {
 func (p *incumbent) mps() bool { return len(p.file.Sharing.MPS.Resources) > 0 }
 
 // plain are the devices by resource before any is shared.
-func (p *incumbent) plain(devices []core.Device) (map[string][]string, error) {
+func (p *incumbent) plain(devices []gpu.Device) (map[string][]string, error) {
 	resources := map[string][]string{}
 	strategy := p.file.Flags.MIGStrategy
 	profiles, full := map[string]bool{}, false
@@ -98,7 +98,7 @@ func (p *incumbent) plain(devices []core.Device) (map[string][]string, error) {
 		name := "nvidia.com/gpu"
 		switch {
 		case d.Profile == "" && d.MIG && strategy != "" && strategy != "none":
-			if !slices.ContainsFunc(devices, func(i core.Device) bool { return i.Profile != "" && i.At.GPU == d.ID }) {
+			if !slices.ContainsFunc(devices, func(i gpu.Device) bool { return i.Profile != "" && i.At.GPU == d.ID }) {
 				return nil, errors.New("at least one device with migEnabled=true was not configured correctly")
 			}
 			continue
@@ -160,7 +160,7 @@ func (p *incumbent) allocate(resource string, ids ...string) (answer, error) {
 }
 
 // nodes are those of a device alone; four more are for every container.
-func nodes(d core.Device) []string {
+func nodes(d gpu.Device) []string {
 	paths := []string{fmt.Sprintf("/dev/nvidia%d", d.Minor)}
 	if d.Profile != "" {
 		paths = append(paths, fmt.Sprintf("/dev/nvidia-caps/nvidia-cap%d", d.GICap), fmt.Sprintf("/dev/nvidia-caps/nvidia-cap%d", d.CICap))

@@ -20,6 +20,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/internal/core/nvidia"
 	"github.com/tandem-gpu/tandem/test/simdriver"
@@ -39,26 +42,26 @@ type both struct {
 // shortWaits is a session whose event waits take 50 ms instead of a second: the monitor ends when the wait has.
 type shortWaits struct{ *nvidia.Session }
 
-func (s shortWaits) Wait(most time.Duration) ([]core.Observation, error) {
+func (s shortWaits) Wait(most time.Duration) ([]health.Observation, error) {
 	return s.Session.Wait(min(most, 50*time.Millisecond))
 }
 
 // start follows a simulated machine, scripted by prepare, with a monitor and serves it to both. Its every wait
 // is short, so that a test sees recovery.
 func start(t testing.TB, machine string, prepare ...func(*simdriver.Machine) error) *both {
-	p := core.DefaultHealthPolicy()
+	p := health.DefaultPolicy()
 	p.Settle, p.Dwell, p.MaxDwell, p.MaxRecoveries = 200*time.Millisecond, 300*time.Millisecond, 300*time.Millisecond, 100
 	return startUnder(t, p, machine, prepare...)
 }
 
 // startUnder is start under another policy.
-func startUnder(t testing.TB, p core.HealthPolicy, machine string, prepare ...func(*simdriver.Machine) error) *both {
+func startUnder(t testing.TB, p health.Policy, machine string, prepare ...func(*simdriver.Machine) error) *both {
 	b := &both{Machine: simdriver.Start(t, machine)}
 	for _, script := range prepare {
 		must(t, script(b.Machine))
 	}
 	cfg := core.DefaultConfig()
-	cfg.MIG, cfg.DeviceNodes = core.MIGMixed, true
+	cfg.MIG, cfg.DeviceNodes = inventory.MIGMixed, true
 	cfg.Probe, cfg.Rescan = 100*time.Millisecond, 500*time.Millisecond
 	cfg.Health = p
 	cfg.Roots = core.Roots{Driver: b.Root, Dev: b.Root, Sys: b.Root + "/sys", Proc: b.Root + "/proc"}
@@ -81,7 +84,7 @@ func startUnder(t testing.TB, p core.HealthPolicy, machine string, prepare ...fu
 	})
 	b.orchestrators = serve(ctx, t, m, m, &running)
 	for inv := range m.Watch(ctx) { // else "no devices" would be right before anybody has looked
-		if inv.Driver().State != core.DriverPending {
+		if inv.Driver().State != gpu.DriverPending {
 			break
 		}
 	}

@@ -16,6 +16,9 @@ import (
 	"github.com/tandem-gpu/tandem/internal/config/policy"
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/nvidia"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
@@ -109,7 +112,7 @@ func warns(t *testing.T, path string, ignored bool) {
 }
 
 // read is a reading of a machine that comes with the simulated driver.
-func read(t *testing.T, machine string, prepare func(*simdriver.Machine) error) core.Snapshot {
+func read(t *testing.T, machine string, prepare func(*simdriver.Machine) error) gpu.Snapshot {
 	t.Helper()
 	m := simdriver.Start(t, machine)
 	if prepare != nil {
@@ -123,43 +126,43 @@ func read(t *testing.T, machine string, prepare func(*simdriver.Machine) error) 
 }
 
 // named gives MIG instances that were made just now, by chance, IDs that are the same every time.
-func named(t *testing.T, machine string, s core.Snapshot) core.Snapshot {
+func named(t *testing.T, machine string, s gpu.Snapshot) gpu.Snapshot {
 	t.Helper()
 	known, err := simdriver.Text(machine)
 	must(t, err)
 	for i, d := range s.Devices {
 		if !strings.Contains(known, string(d.ID)) {
-			s.Devices[i].ID = core.DeviceID(fmt.Sprintf("MIG-00000000-0000-4000-8000-%06d%06d", d.Index, d.At.GI))
+			s.Devices[i].ID = gpu.DeviceID(fmt.Sprintf("MIG-00000000-0000-4000-8000-%06d%06d", d.Index, d.At.GI))
 		}
 	}
-	return core.NewSnapshot(s)
+	return gpu.NewSnapshot(s)
 }
 
 // offer is what an agent makes of a file on a machine on which every MPS daemon answers.
-func offer(t *testing.T, machine core.Snapshot, path string, to policy.Orchestrator) *core.Inventory {
+func offer(t *testing.T, machine gpu.Snapshot, path string, to policy.Orchestrator) *inventory.Inventory {
 	t.Helper()
 	r, err := config.ReadFile(path, to)
 	must(t, err)
 	cfg := core.DefaultConfig()
 	cfg.Policy, cfg.DeviceNodes = r.Policy, true
 	if cfg.MIG = r.MIG; r.MIG == "" {
-		cfg.MIG = map[policy.Orchestrator]core.MIGStrategy{policy.Kubernetes: core.MIGNone, policy.Nomad: core.MIGMixed}[to]
+		cfg.MIG = map[policy.Orchestrator]inventory.MIGStrategy{policy.Kubernetes: inventory.MIGNone, policy.Nomad: inventory.MIGMixed}[to]
 	}
-	inv := core.Build(machine, core.Ledger{}, cfg)
+	inv := core.Build(machine, health.Ledger{}, cfg)
 	if f := inv.PolicyWarnings(); len(f) > 0 {
 		t.Errorf("%s: findings %q", to, f)
 	}
-	var daemons core.Host
+	var daemons inventory.Host
 	for u := range inv.Units() {
-		if u.Sharing.Mode == core.MPS && !slices.Contains(daemons.MPS, u.Pool) {
+		if u.Sharing.Mode == inventory.MPS && !slices.Contains(daemons.MPS, u.Pool) {
 			daemons.MPS = append(daemons.MPS, u.Pool)
 		}
 	}
-	return inv.WithHost(daemons, core.OverlapWarn)
+	return inv.WithHost(daemons, inventory.OverlapWarn)
 }
 
 // view serves two inventories and waits until both orchestrators have all of theirs.
-func view(t *testing.T, toKubelet, toNomad *core.Inventory) *views {
+func view(t *testing.T, toKubelet, toNomad *inventory.Inventory) *views {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup

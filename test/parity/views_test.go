@@ -10,14 +10,15 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc/status"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
 // views are what the two orchestrators have of one machine, as they would write it down.
 type views struct {
 	kubelet []pool // by resource
 	nomad   []pool // by group
-	refused map[string][]core.Exclusion
+	refused map[string][]gpu.Exclusion
 }
 
 // pool is a resource or a group: what a request can name.
@@ -54,9 +55,9 @@ func (p pool) requests() []asked {
 	return all
 }
 
-func newViews(t *testing.T, o *orchestrators, toKubelet, toNomad *core.Inventory) *views {
+func newViews(t *testing.T, o *orchestrators, toKubelet, toNomad *inventory.Inventory) *views {
 	t.Helper()
-	v := &views{refused: map[string][]core.Exclusion{"kubelet": toKubelet.Excluded(), "nomad": toNomad.Excluded()}}
+	v := &views{refused: map[string][]gpu.Exclusion{"kubelet": toKubelet.Excluded(), "nomad": toNomad.Excluded()}}
 	for _, r := range o.kubelet.Registrations() {
 		p := pool{name: r.Resource}
 		devices, _ := o.kubelet.Devices(r.Resource)
@@ -206,7 +207,7 @@ func (v *views) haveNothingInCommon(t *testing.T) {
 
 // differs says where the incumbent would have sent something else; "" = nowhere. Its device nodes are compared as a
 // set, and without the four for every container: the order is chance, and a node can be there twice.
-func (v *views) differs(t *testing.T, file []byte, devices []core.Device) string {
+func (v *views) differs(t *testing.T, file []byte, devices []gpu.Device) string {
 	t.Helper()
 	other, err := newIncumbent(file, devices)
 	if err != nil {

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/nvidia"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
@@ -72,7 +73,7 @@ func FindMachine(ctx context.Context, dir, name string) (Machine, error) {
 func realGPUs() (int, error) {
 	s, err := nvidia.Open(nvidia.Options{Roots: core.Roots{}})
 	if err != nil {
-		if errors.Is(err, core.ErrNoDriver) {
+		if errors.Is(err, gpu.ErrNoDriver) {
 			return 0, nil
 		}
 		return 0, err

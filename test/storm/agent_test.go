@@ -14,7 +14,9 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/checkpoint"
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/internal/core/nvidia"
 	"github.com/tandem-gpu/tandem/internal/hostwatch"
@@ -56,13 +58,13 @@ type offered struct {
 	Ready      bool // the driver answers
 	Nameless   bool // a GPU is listed that does not say its UUID
 	Generation int
-	Numbers    map[core.DeviceID]core.DeviceIndex
+	Numbers    map[gpu.DeviceID]gpu.DeviceIndex
 	Units      []offeredUnit
 }
 
 type offeredUnit struct {
-	ID          core.UnitID
-	Device, GPU core.DeviceID
+	ID          inventory.UnitID
+	Device, GPU gpu.DeviceID
 	Index       int // the driver's own, of the GPU
 	Pool        string
 	Well        bool // it takes new work
@@ -78,7 +80,7 @@ type process struct {
 
 	mu   sync.Mutex
 	out  *json.Encoder
-	last *core.Inventory
+	last *inventory.Inventory
 	told int // generation of the numbering that was told last
 }
 
@@ -165,7 +167,7 @@ func (p *process) tell() {
 		return
 	}
 	p.last, p.told = inv, n.Generation
-	o := &offered{Ready: inv.Driver().State == core.DriverReady, Generation: n.Generation, Numbers: map[core.DeviceID]core.DeviceIndex{}}
+	o := &offered{Ready: inv.Driver().State == gpu.DriverReady, Generation: n.Generation, Numbers: map[gpu.DeviceID]gpu.DeviceIndex{}}
 	for _, each := range n.Numbers {
 		o.Numbers[each.ID] = each.Index
 	}
@@ -173,7 +175,7 @@ func (p *process) tell() {
 		o.Nameless = o.Nameless || e.At.GPU == ""
 	}
 	for u := range inv.Units() {
-		if u.Health.Reason == core.ReasonWithdrawn { // listed for a moment, and not offered any more
+		if u.Health.Reason == health.ReasonWithdrawn { // listed for a moment, and not offered any more
 			continue
 		}
 		o.Units = append(o.Units, offeredUnit{

@@ -6,7 +6,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
 )
 
@@ -109,7 +111,7 @@ func (w *storm) amiss(excused func(id string, slot int) bool) (lines []string) {
 		if inNomad && inKubelet && (a.healthy && b.healthy || a.healthy == b.healthy && excused(id, n)) {
 			continue
 		}
-		u, _ := w.monitor.Current().Unit(core.UnitID(id))
+		u, _ := w.monitor.Current().Unit(inventory.UnitID(id))
 		lines = append(lines, fmt.Sprintf("GPU %d (%s): Nomad has it %v, healthy %v; kubelet %v, %v; %s", n, id, inNomad, a.healthy, inKubelet, b.healthy, u.Health))
 	}
 	for _, view := range []map[string]unit{fromNomad, fromKubelet} {
@@ -126,21 +128,21 @@ func (w *storm) amiss(excused func(id string, slot int) bool) (lines []string) {
 // operate does what an operator does with GPUs that do not get well by themselves: a reset, of which the driver
 // tells before and after, and an order where the agent wants somebody to have looked.
 func (w *storm) operate() {
-	sick := map[int]core.DeviceID{}
+	sick := map[int]gpu.DeviceID{}
 	for id, n := range w.truth.units() {
-		if u, ok := w.monitor.Current().Unit(core.UnitID(id)); ok && !u.Health.Schedulable() {
+		if u, ok := w.monitor.Current().Unit(inventory.UnitID(id)); ok && !u.Health.Schedulable() {
 			sick[n] = u.Device.At.GPU
 		}
 	}
 	for n := range sick {
 		must(w.t, w.Set(n, "recovery_action", "1"))
 	}
-	chart := func(gpu core.DeviceID) core.GPUHistory {
+	chart := func(gpu gpu.DeviceID) health.GPUHistory {
 		c, _ := w.monitor.State().Ledger.History(gpu)
 		return c
 	}
 	for n, gpu := range sick {
-		if !w.until(recovery, func() bool { return chart(gpu).Sample.RecoveryAction == core.RecoveryReset }) && w.ctx.Err() == nil {
+		if !w.until(recovery, func() bool { return chart(gpu).Sample.RecoveryAction == health.RecoveryReset }) && w.ctx.Err() == nil {
 			w.wrong("GPU %d: the agent does not hear that the driver wants a reset", n)
 		}
 		w.truth.change(n, func(s *slot) { s.want(false) })
@@ -160,8 +162,8 @@ func (w *storm) operate() {
 const service = "NEEDS_SERVICE"
 
 // cause is what keeps a GPU from being offered; "" if nothing does.
-func (w *storm) cause(gpu core.DeviceID) string {
-	if h := w.monitor.State().Ledger.Health(core.WholeGPU(gpu)); !h.Schedulable() {
+func (w *storm) cause(id gpu.DeviceID) string {
+	if h := w.monitor.State().Ledger.Health(gpu.WholeGPU(id)); !h.Schedulable() {
 		return h.Cause()
 	}
 	return ""
@@ -169,7 +171,7 @@ func (w *storm) cause(gpu core.DeviceID) string {
 
 // look is an operator's word that a GPU which had the same XID again after a reset is well. No other may be
 // called for.
-func (w *storm) look(n int, gpu core.DeviceID) {
+func (w *storm) look(n int, gpu gpu.DeviceID) {
 	again := false
 	for s, times := range w.raised {
 		again = again || s.slot == n && times > 1
@@ -177,7 +179,7 @@ func (w *storm) look(n int, gpu core.DeviceID) {
 	if !again {
 		w.wrong("GPU %d needs service, and had no XID twice", n)
 	}
-	if _, err := w.monitor.Clear(w.ctx, core.Command{GPU: gpu, Cause: service}); err != nil && w.ctx.Err() == nil {
+	if _, err := w.monitor.Clear(w.ctx, health.Command{GPU: gpu, Cause: service}); err != nil && w.ctx.Err() == nil {
 		w.wrong("GPU %d: clear: %w", n, err)
 	}
 }

@@ -6,7 +6,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 )
 
 // era is a time within which no device may change its pool or its agent, as a workload may hold it.
@@ -28,25 +28,25 @@ type deals struct {
 	mu        sync.Mutex
 	bindings  int
 	histories map[string]int // by agent: how often its history was replaced
-	known     map[core.DeviceID]bool
-	forgotten map[core.DeviceID]time.Time // GPUs that agents may have forgotten, and when each came back
-	of        map[era]map[core.DeviceID]deal
-	numbers   map[[2]int]map[core.DeviceID]core.DeviceIndex // by bindings and generation
-	indices   map[string]map[core.DeviceID]int              // by agent: the driver's, as seen last
-	sick      map[string]map[core.DeviceID]bool             // by agent: GPUs whose fault is in its history
+	known     map[gpu.DeviceID]bool
+	forgotten map[gpu.DeviceID]time.Time // GPUs that agents may have forgotten, and when each came back
+	of        map[era]map[gpu.DeviceID]deal
+	numbers   map[[2]int]map[gpu.DeviceID]gpu.DeviceIndex // by bindings and generation
+	indices   map[string]map[gpu.DeviceID]int             // by agent: the driver's, as seen last
+	sick      map[string]map[gpu.DeviceID]bool            // by agent: GPUs whose fault is in its history
 
-	latest map[string]map[core.DeviceID]int // by agent: number of the policy under which each device is offered; the process runs
-	both   map[core.DeviceID]time.Time      // devices that both offer, since when
+	latest map[string]map[gpu.DeviceID]int // by agent: number of the policy under which each device is offered; the process runs
+	both   map[gpu.DeviceID]time.Time      // devices that both offer, since when
 
 	seen, moved int // inventories; how often the driver's index of a GPU that is offered changed
 }
 
 func newDeals() *deals {
 	return &deals{
-		histories: map[string]int{}, known: map[core.DeviceID]bool{}, forgotten: map[core.DeviceID]time.Time{}, of: map[era]map[core.DeviceID]deal{},
-		numbers: map[[2]int]map[core.DeviceID]core.DeviceIndex{}, indices: map[string]map[core.DeviceID]int{},
-		sick:   map[string]map[core.DeviceID]bool{forNomad: {}, forKubernetes: {}},
-		latest: map[string]map[core.DeviceID]int{}, both: map[core.DeviceID]time.Time{},
+		histories: map[string]int{}, known: map[gpu.DeviceID]bool{}, forgotten: map[gpu.DeviceID]time.Time{}, of: map[era]map[gpu.DeviceID]deal{},
+		numbers: map[[2]int]map[gpu.DeviceID]gpu.DeviceIndex{}, indices: map[string]map[gpu.DeviceID]int{},
+		sick:   map[string]map[gpu.DeviceID]bool{forNomad: {}, forKubernetes: {}},
+		latest: map[string]map[gpu.DeviceID]int{}, both: map[gpu.DeviceID]time.Time{},
 	}
 }
 
@@ -58,7 +58,7 @@ func (d *deals) see(agent string, o *offered) error {
 	if err := d.number(agent, o); err != nil {
 		return err
 	}
-	pools := map[core.DeviceID]string{}
+	pools := map[gpu.DeviceID]string{}
 	for _, u := range o.Units {
 		switch was, again := pools[u.Device]; {
 		case again && was != u.Pool:
@@ -80,7 +80,7 @@ func (d *deals) see(agent string, o *offered) error {
 
 // compare notes which devices both agents offer now.
 func (d *deals) compare(agent string, o *offered) {
-	latest := map[core.DeviceID]int{}
+	latest := map[gpu.DeviceID]int{}
 	for _, u := range o.Units {
 		latest[u.Device] = numberOf(u.Pool)
 	}
@@ -115,7 +115,7 @@ func (d *deals) contested(slack float64) error {
 func (d *deals) deal(agent string, generation int, u offeredUnit) error {
 	at := era{d.bindings, generation, numberOf(u.Pool)}
 	if d.of[at] == nil {
-		d.of[at] = map[core.DeviceID]deal{}
+		d.of[at] = map[gpu.DeviceID]deal{}
 	}
 	now := deal{agent, u.Pool, d.histories[agent]}
 	was, again := d.of[at][u.Device]
@@ -134,7 +134,7 @@ func (d *deals) deal(agent string, generation int, u offeredUnit) error {
 func (d *deals) number(agent string, o *offered) error {
 	at := [2]int{d.bindings, o.Generation}
 	if d.numbers[at] == nil {
-		d.numbers[at] = map[core.DeviceID]core.DeviceIndex{}
+		d.numbers[at] = map[gpu.DeviceID]gpu.DeviceIndex{}
 	}
 	for id, n := range o.Numbers {
 		if was, again := d.numbers[at][id]; again && was != n && d.known[id] && !d.returning(id) {
@@ -148,7 +148,7 @@ func (d *deals) number(agent string, o *offered) error {
 // follow counts how often the driver's index of a GPU changed.
 func (d *deals) follow(agent string, u offeredUnit) {
 	if d.indices[agent] == nil {
-		d.indices[agent] = map[core.DeviceID]int{}
+		d.indices[agent] = map[gpu.DeviceID]int{}
 	}
 	if was, again := d.indices[agent][u.Device]; again && was != u.Index {
 		d.moved++
@@ -158,7 +158,7 @@ func (d *deals) follow(agent string, u offeredUnit) {
 
 // plug enters a GPU that is about to be in the machine. One that was out of it for so long that agents have forgotten it may
 // be offered as something else.
-func (d *deals) plug(gpu core.DeviceID, forgotten bool) {
+func (d *deals) plug(gpu gpu.DeviceID, forgotten bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.known[gpu] = true
@@ -170,9 +170,9 @@ func (d *deals) plug(gpu core.DeviceID, forgotten bool) {
 
 // returning reports whether a GPU came back only now that an agent may have forgotten: what the other has of it in its
 // history is void when it reads the machine.
-func (d *deals) returning(gpu core.DeviceID) bool { return time.Since(d.forgotten[gpu]) < settled }
+func (d *deals) returning(gpu gpu.DeviceID) bool { return time.Since(d.forgotten[gpu]) < settled }
 
-func (d *deals) forget(gpu core.DeviceID) {
+func (d *deals) forget(gpu gpu.DeviceID) {
 	for _, of := range d.of {
 		delete(of, gpu)
 	}
@@ -190,7 +190,7 @@ func (d *deals) lose(agent string) {
 }
 
 // die enters that an agent has ended: numbers that are not kept, and decisions of a share, are made anew.
-func (d *deals) die(agent string, numbered, decided func(core.DeviceID) bool) {
+func (d *deals) die(agent string, numbered, decided func(gpu.DeviceID) bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for gpu := range d.known {
@@ -225,14 +225,14 @@ func (d *deals) loseAll() {
 }
 
 // fail enters that the fault of a GPU is in an agent's history.
-func (d *deals) fail(agent string, gpu core.DeviceID) {
+func (d *deals) fail(agent string, gpu gpu.DeviceID) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.sick[agent][gpu] = true
 }
 
 // repair enters that a GPU may look repaired from now on; "" means all.
-func (d *deals) repair(gpu core.DeviceID) {
+func (d *deals) repair(gpu gpu.DeviceID) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, sick := range d.sick {
@@ -247,6 +247,6 @@ func (d *deals) repair(gpu core.DeviceID) {
 func (d *deals) clean(generation int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	maps.DeleteFunc(d.of, func(e era, _ map[core.DeviceID]deal) bool { return e.generation != generation })
-	maps.DeleteFunc(d.numbers, func(at [2]int, _ map[core.DeviceID]core.DeviceIndex) bool { return at[1] != generation })
+	maps.DeleteFunc(d.of, func(e era, _ map[gpu.DeviceID]deal) bool { return e.generation != generation })
+	maps.DeleteFunc(d.numbers, func(at [2]int, _ map[gpu.DeviceID]gpu.DeviceIndex) bool { return at[1] != generation })
 }

@@ -8,7 +8,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
@@ -21,7 +22,7 @@ import (
 func fatalXID(w *storm, f *fault) error {
 	var heard uint64
 	var resets int
-	uuid := core.DeviceID(w.UUID(f.slot))
+	uuid := gpu.DeviceID(w.UUID(f.slot))
 	heard = w.heard(uuid, f.count)
 	w.truth.change(f.slot, func(s *slot) { s.blamed, resets = true, s.resets })
 	w.note(f)
@@ -51,10 +52,10 @@ func jumpClock(w *storm, f *fault) error {
 func (w *storm) wall() time.Time { return time.Now().Add(time.Duration(w.ahead.Load())) }
 
 // heard is how often the agent has heard an XID of a GPU.
-func (w *storm) heard(gpu core.DeviceID, code int) uint64 {
+func (w *storm) heard(gpu gpu.DeviceID, code int) uint64 {
 	chart, _ := w.monitor.State().Ledger.History(gpu)
 	for _, t := range chart.FaultCounts {
-		if t.Reason == core.ReasonXID && t.Code == uint64(code) {
+		if t.Reason == health.ReasonXID && t.Code == uint64(code) {
 			return t.Count
 		}
 	}

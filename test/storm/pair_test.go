@@ -16,7 +16,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
@@ -54,7 +54,7 @@ type pair struct {
 // unplugged is a GPU out of its slot.
 type unplugged struct {
 	lines []string
-	uuid  core.DeviceID
+	uuid  gpu.DeviceID
 }
 
 // agent is one of the two, of which one process after another runs.
@@ -87,7 +87,7 @@ func newPair(t testing.TB, o options) *pair {
 	}
 	must(t, os.Symlink("/proc/uptime", filepath.Join(p.Root, "proc/uptime")))
 	for n := range gpus {
-		p.deals.plug(core.DeviceID(p.UUID(n)), false)
+		p.deals.plug(gpu.DeviceID(p.UUID(n)), false)
 	}
 	for _, name := range []string{forNomad, forKubernetes} {
 		p.agents[name] = &agent{name: name, p: p}
@@ -195,7 +195,7 @@ func (a *agent) follow(l *life, out io.Reader) {
 }
 
 // numbersText is each GPU by the start of its UUID, and its number.
-func numbersText(numbers map[core.DeviceID]core.DeviceIndex) string {
+func numbersText(numbers map[gpu.DeviceID]gpu.DeviceIndex) string {
 	var words []string
 	for id, at := range numbers {
 		words = append(words, fmt.Sprintf("%d=%.8s", at.GPU, id))

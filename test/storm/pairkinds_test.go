@@ -5,7 +5,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 )
 
 // lift is the end of a fault, and when it is due.
@@ -70,7 +70,7 @@ func (p *pair) away() time.Duration {
 }
 
 // slot draws a GPU that no lasting fault concerns, and its UUID.
-func (p *pair) slot() (int, core.DeviceID, bool) {
+func (p *pair) slot() (int, gpu.DeviceID, bool) {
 	var free []int
 	for n := range gpus {
 		if _, out := p.out[n]; !out && !p.touched[n] {
@@ -81,5 +81,5 @@ func (p *pair) slot() (int, core.DeviceID, bool) {
 		return 0, "", false
 	}
 	n := one(p.random, free...)
-	return n, core.DeviceID(p.UUID(n)), true
+	return n, gpu.DeviceID(p.UUID(n)), true
 }

@@ -6,11 +6,11 @@ import (
 	"slices"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 )
 
 // renew enters that a GPU may look repaired.
-func (p *pair) renew(n int, gpu core.DeviceID) {
+func (p *pair) renew(n int, gpu gpu.DeviceID) {
 	p.renewed[n] = time.Now()
 	p.deals.repair(gpu)
 }
@@ -29,7 +29,7 @@ func (p *pair) begin(n int) {
 
 // end enters that a GPU is to be read again. One that was not for so long that an agent may have forgotten it may be offered
 // as something else.
-func (p *pair) end(n int, gpu core.DeviceID) {
+func (p *pair) end(n int, gpu gpu.DeviceID) {
 	t := p.troubles[n]
 	t.ended = time.Now()
 	p.troubles[n] = t
@@ -37,7 +37,7 @@ func (p *pair) end(n int, gpu core.DeviceID) {
 }
 
 // takeOut takes a GPU out of its slot: those behind it get other indices.
-func (p *pair) takeOut(n int, gpu core.DeviceID) error {
+func (p *pair) takeOut(n int, gpu gpu.DeviceID) error {
 	u := unplugged{uuid: gpu}
 	for _, key := range []string{"uuid", "pci", "numa", "minor", "module_id", "board_id", "serial"} {
 		v, err := p.Get(n, key)
@@ -75,7 +75,7 @@ func (p *pair) putAnother(n int) error {
 	p.renewed[n] = time.Now()
 	p.journal.note("%.8s is put into slot %d", uuid, n)
 	p.troubles[n] = trouble{began: time.Now(), ended: time.Now()}
-	p.deals.plug(core.DeviceID(uuid), false)
+	p.deals.plug(gpu.DeviceID(uuid), false)
 	return p.Add(n, lines...)
 }
 
@@ -119,8 +119,8 @@ func (p *pair) lasting(n int, name string, end func() error) {
 	p.begin(n)
 	p.later(p.between(50*time.Millisecond, time.Second), fmt.Sprintf("%s GPU %d", name, n), func() error {
 		delete(p.touched, n)
-		p.renew(n, core.DeviceID(p.UUID(n)))
-		p.end(n, core.DeviceID(p.UUID(n)))
+		p.renew(n, gpu.DeviceID(p.UUID(n)))
+		p.end(n, gpu.DeviceID(p.UUID(n)))
 		return end()
 	})
 }

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
@@ -136,7 +136,7 @@ func (p *pair) calm() {
 // operate replaces the GPUs that do not get well by themselves, and has one of the agents bind anew.
 func (p *pair) operate() error {
 	for n := range gpus {
-		gpu := core.DeviceID(p.UUID(n))
+		gpu := gpu.DeviceID(p.UUID(n))
 		if p.ctx.Err() != nil || !p.broken(gpu) {
 			continue
 		}
@@ -157,7 +157,7 @@ func (p *pair) operate() error {
 }
 
 // broken reports whether an agent does not get a GPU well in the time that this takes.
-func (p *pair) broken(gpu core.DeviceID) bool {
+func (p *pair) broken(gpu gpu.DeviceID) bool {
 	well := func() bool {
 		for _, a := range p.agents {
 			o := a.life.offer()
@@ -172,9 +172,9 @@ func (p *pair) broken(gpu core.DeviceID) bool {
 
 // forgotten reports whether agents have dropped all that is gone.
 func (p *pair) forgotten() bool {
-	there := map[core.DeviceID]bool{}
+	there := map[gpu.DeviceID]bool{}
 	for n := range gpus {
-		there[core.DeviceID(p.UUID(n))] = true
+		there[gpu.DeviceID(p.UUID(n))] = true
 	}
 	for _, a := range p.agents {
 		o := a.life.offer()
@@ -197,7 +197,7 @@ func (p *pair) amiss() (lines []string) {
 		return []string{fmt.Sprintf("there are %d GPUs: %v", len(slots), err)}
 	}
 	for _, a := range p.agents {
-		offers := map[core.DeviceID]offeredUnit{}
+		offers := map[gpu.DeviceID]offeredUnit{}
 		o := a.life.offer()
 		if o == nil || !o.Ready {
 			return append(lines, a.name+" has not read the driver")
@@ -206,7 +206,7 @@ func (p *pair) amiss() (lines []string) {
 			offers[u.Device] = u
 		}
 		for index, n := range slots {
-			gpu := core.DeviceID(p.UUID(n))
+			gpu := gpu.DeviceID(p.UUID(n))
 			u, listed := offers[gpu]
 			if mine := p.split.owner(index) == a.name; mine != listed || listed && !u.Well || o.Numbers[gpu].GPU != index || listed && numberOf(u.Pool) != p.split.Number {
 				lines = append(lines, fmt.Sprintf("%s: GPU %d (%s, number %v, generation %d): listed %v, %+v", a.name, index, gpu, o.Numbers[gpu], o.Generation, listed, u))

@@ -12,6 +12,9 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/internal/core/nvidia"
 	"github.com/tandem-gpu/tandem/test/simdriver"
@@ -51,7 +54,7 @@ type storm struct {
 	failure error
 	fail    context.CancelFunc
 
-	addresses map[int]core.PCIAddress // of slots
+	addresses map[int]gpu.PCIAddress // of slots
 
 	// of the runner
 	raised map[sighting]int // XIDs that only a reset mends, in the whole run
@@ -76,7 +79,7 @@ func newStorm(t testing.TB, o options, machine string, terms map[int]terms, prep
 		Machine: simdriver.Start(t, machine), t: t, ctx: ctx, fail: cancel, o: o, terms: terms,
 		random: rand.New(rand.NewPCG(o.seed, 0)), journal: newJournal(),
 		truth:  newTruth(o.patient(pause+probe+2300*time.Millisecond), o.patient(deadline)),
-		raised: map[sighting]int{}, done: map[string]int{}, fatals: map[int]bool{}, pulled: map[int]pulled{}, addresses: map[int]core.PCIAddress{},
+		raised: map[sighting]int{}, done: map[string]int{}, fatals: map[int]bool{}, pulled: map[int]pulled{}, addresses: map[int]gpu.PCIAddress{},
 	}
 	must(t, prepare(w.Machine))
 	slots, err := w.Slots()
@@ -84,7 +87,7 @@ func newStorm(t testing.TB, o options, machine string, terms map[int]terms, prep
 	for _, n := range slots {
 		pci, err := w.Get(n, "pci")
 		must(t, err, w.own(n))
-		w.addresses[n], err = core.ParsePCIAddress(pci)
+		w.addresses[n], err = gpu.ParsePCIAddress(pci)
 		must(t, err)
 	}
 	var running sync.WaitGroup
@@ -98,7 +101,7 @@ func newStorm(t testing.TB, o options, machine string, terms map[int]terms, prep
 	w.kubelet = newKubelet(t, w, &running)
 	w.nomad = newNomad(ctx, t, w)
 	for inv := range w.monitor.Watch(ctx) { // else "no devices" would be right before anybody has looked
-		if inv.Driver().State == core.DriverReady {
+		if inv.Driver().State == gpu.DriverReady {
 			break
 		}
 	}
@@ -110,7 +113,7 @@ func newStorm(t testing.TB, o options, machine string, terms map[int]terms, prep
 // follow starts the monitor.
 func (w *storm) follow(ctx context.Context, running *sync.WaitGroup) {
 	cfg := core.DefaultConfig()
-	cfg.MIG, cfg.DeviceNodes, cfg.Probe, cfg.Rescan = core.MIGMixed, true, probe, rescan
+	cfg.MIG, cfg.DeviceNodes, cfg.Probe, cfg.Rescan = inventory.MIGMixed, true, probe, rescan
 	cfg.Roots = core.Roots{Driver: w.Root, Dev: w.Root, Sys: w.Root + "/sys", Proc: w.Root + "/proc"}
 	p := &cfg.Health
 	p.Deadline, p.Settle, p.Dwell, p.MaxDwell, p.Quiet = deadline, settle, dwell, dwell, time.Second
@@ -139,13 +142,13 @@ func (w *storm) follow(ctx context.Context, running *sync.WaitGroup) {
 }
 
 // onePool says which device an inventory offers in two pools.
-func onePool(inv *core.Inventory) error {
-	pools := map[core.DeviceID]string{}
+func onePool(inv *inventory.Inventory) error {
+	pools := map[gpu.DeviceID]string{}
 	for u := range inv.Units() {
-		if was, again := pools[u.Device.ID]; again && was != u.Pool && u.Health.Reason != core.ReasonWithdrawn {
+		if was, again := pools[u.Device.ID]; again && was != u.Pool && u.Health.Reason != health.ReasonWithdrawn {
 			return fmt.Errorf("%s is offered in two pools: %s and %s", u.Device.ID, was, u.Pool)
 		}
-		if u.Health.Reason != core.ReasonWithdrawn {
+		if u.Health.Reason != health.ReasonWithdrawn {
 			pools[u.Device.ID] = u.Pool
 		}
 	}

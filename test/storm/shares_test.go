@@ -8,11 +8,13 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
 // terms are how whatever sits in a slot is offered, the GPU or its instances. Zero is as without a policy.
 type terms struct {
-	mode     core.SharingMode
+	mode     inventory.SharingMode
 	replicas int    // units of a device that is shared
 	pool     string // one for each slot, so that no resource comes or goes with a layout
 	kept     bool   // it is not offered
@@ -20,11 +22,11 @@ type terms struct {
 
 // terms of the storm with a policy, by slot. Those of slots 2, 4 and 6 are of MIG instances.
 var shares = map[int]terms{
-	1: {mode: core.TimeSlicing, replicas: 4, pool: "s1"},
+	1: {mode: inventory.TimeSlicing, replicas: 4, pool: "s1"},
 	2: {pool: "c2"},
-	3: {mode: core.MPS, replicas: 3, pool: "m3"},
-	4: {mode: core.TimeSlicing, replicas: 2, pool: "s4"},
-	6: {mode: core.MPS, replicas: 2, pool: "m6"},
+	3: {mode: inventory.MPS, replicas: 3, pool: "m3"},
+	4: {mode: inventory.TimeSlicing, replicas: 2, pool: "s4"},
+	6: {mode: inventory.MPS, replicas: 2, pool: "m6"},
 	7: {kept: true},
 }
 
@@ -33,7 +35,7 @@ func (t terms) units(devices ...string) (units []string) {
 	for _, id := range devices {
 		switch {
 		case t.kept:
-		case t.mode == core.Exclusive:
+		case t.mode == inventory.Exclusive:
 			units = append(units, id)
 		default:
 			for n := range t.replicas {
@@ -45,13 +47,13 @@ func (t terms) units(devices ...string) (units []string) {
 }
 
 // rule says the terms to the agent, by the slot's address: an index moves.
-func (t terms) rule(slot core.PCIAddress) core.Rule {
-	r := core.Rule{Select: core.Selector{PCI: []core.PCIAddress{slot}}, Pool: t.pool}
+func (t terms) rule(slot gpu.PCIAddress) inventory.Rule {
+	r := inventory.Rule{Select: inventory.Selector{PCI: []gpu.PCIAddress{slot}}, Pool: t.pool}
 	switch {
 	case t.kept:
 		r.Reserve = "kept"
-	case t.mode != core.Exclusive:
-		r.Sharing = &core.Sharing{Mode: t.mode, Replicas: t.replicas, OnePerRequest: t.mode == core.MPS}
+	case t.mode != inventory.Exclusive:
+		r.Sharing = &inventory.Sharing{Mode: t.mode, Replicas: t.replicas, OnePerRequest: t.mode == inventory.MPS}
 	}
 	return r
 }
@@ -59,14 +61,14 @@ func (t terms) rule(slot core.PCIAddress) core.Rule {
 // other are terms for the same pool: what is shared by MPS stays so.
 func (t terms) other(r int) terms {
 	switch {
-	case t.mode == core.MPS:
-		return terms{mode: core.MPS, replicas: 1 + r, pool: t.pool}
+	case t.mode == inventory.MPS:
+		return terms{mode: inventory.MPS, replicas: 1 + r, pool: t.pool}
 	case r == 1:
 		return terms{pool: t.pool, kept: true}
 	case r == 2:
 		return terms{pool: t.pool}
 	}
-	return terms{mode: core.TimeSlicing, replicas: r, pool: t.pool}
+	return terms{mode: inventory.TimeSlicing, replicas: r, pool: t.pool}
 }
 
 func drawTerms(r *rand.Rand, f *fault) { f.count = 1 + r.IntN(4) }
@@ -84,11 +86,11 @@ func changePolicy(w *storm, f *fault) error {
 	if err := w.own(f.slot); err != nil { // before, as of units that go the truth must know first
 		return err
 	}
-	return w.monitor.ApplyPolicy(w.ctx, core.Config{InventoryConfig: core.InventoryConfig{MIG: core.MIGMixed, Policy: w.policy()}})
+	return w.monitor.ApplyPolicy(w.ctx, core.Config{Config: inventory.Config{MIG: inventory.MIGMixed, Policy: w.policy()}})
 }
 
 // policy is what the agent is told of all terms.
-func (w *storm) policy() (p core.Policy) {
+func (w *storm) policy() (p inventory.Policy) {
 	for n, t := range w.terms {
 		p.Rules = append(p.Rules, t.rule(w.addresses[n]))
 	}
@@ -96,9 +98,9 @@ func (w *storm) policy() (p core.Policy) {
 }
 
 // daemons is the host while the MPS control daemons of all pools answer.
-func (w *storm) daemons() (h core.Host) {
+func (w *storm) daemons() (h inventory.Host) {
 	for _, t := range w.terms {
-		if t.mode == core.MPS {
+		if t.mode == inventory.MPS {
 			h.MPS = append(h.MPS, t.pool)
 		}
 	}
@@ -108,7 +110,7 @@ func (w *storm) daemons() (h core.Host) {
 // clients changes what is true of the slots that are shared by MPS.
 func (w *storm) clients(how func(*slot)) {
 	for n, t := range w.terms {
-		if t.mode == core.MPS {
+		if t.mode == inventory.MPS {
 			w.truth.change(n, how)
 		}
 	}
@@ -117,7 +119,7 @@ func (w *storm) clients(how func(*slot)) {
 // stopDaemons ends all MPS control daemons.
 func stopDaemons(w *storm, _ *fault) error {
 	w.clients(blame)
-	w.monitor.SetHost(core.Host{})
+	w.monitor.SetHost(inventory.Host{})
 	w.clients(func(s *slot) { s.begin(daemon) })
 	return nil
 }

@@ -7,6 +7,8 @@ import (
 	"strings"
 
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
 // The two agents, by the names of their files.
@@ -49,34 +51,34 @@ func numberOf(pool string) int {
 const shareFirst = 2
 
 // policy is what an agent is told.
-func (s split) policy(agent string) core.Policy {
-	all := core.Naming{Pool: s.pool("gpu")}
+func (s split) policy(agent string) inventory.Policy {
+	all := inventory.Naming{Pool: s.pool("gpu")}
 	if agent == forKubernetes {
 		others := s.kubernetes()
-		return core.Policy{
-			Include: []core.Selector{byIndex(others...)},
-			Rules:   []core.Rule{{Select: byIndex(others[0]), Pool: s.pool("first")}},
-			Names:   []core.Naming{all},
+		return inventory.Policy{
+			Include: []inventory.Selector{byIndex(others...)},
+			Rules:   []inventory.Rule{{Select: byIndex(others[0]), Pool: s.pool("first")}},
+			Names:   []inventory.Naming{all},
 		}
 	}
 	kept := s.Nomad[len(s.Nomad)-1]
-	return core.Policy{
-		Rules: []core.Rule{
+	return inventory.Policy{
+		Rules: []inventory.Rule{
 			{Select: byIndex(s.kubernetes()...), Reserve: "offered to Kubernetes"},
 			{Select: byIndex(kept), Reserve: "kept"},
 		},
-		Names: []core.Naming{all},
-		Shares: []core.Share{{
+		Names: []inventory.Naming{all},
+		Shares: []inventory.Share{{
 			Pool: all.Pool, First: shareFirst, Rename: s.pool("shared"),
-			Sharing: core.Sharing{Mode: core.TimeSlicing, Replicas: 2},
+			Sharing: inventory.Sharing{Mode: inventory.TimeSlicing, Replicas: 2},
 		}},
 	}
 }
 
-func byIndex(indices ...int) (s core.Selector) {
+func byIndex(indices ...int) (s inventory.Selector) {
 	s.At = "the storm's policy"
 	for _, n := range indices {
-		s.Indices = append(s.Indices, core.DeviceIndex{GPU: n, Instance: -1})
+		s.Indices = append(s.Indices, gpu.DeviceIndex{GPU: n, Instance: -1})
 	}
 	return s
 }

@@ -61,7 +61,7 @@ func (d *Document) AddProblem(line int, err error) {
 	d.problems = append(d.problems, problem{line, err})
 }
 
-// Err is errors.Join of all problems found so far in the order of their lines, each a *core.ConfigError or, if the text
+// Err is errors.Join of all problems found so far in the order of their lines, each a *setting.Error or, if the text
 // can't be parsed, the reason; nil if there is none.
 func (d *Document) Err() error {
 	slices.SortStableFunc(d.problems, func(a, b problem) int { return cmp.Compare(a.line, b.line) })

@@ -10,7 +10,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/setting"
 )
 
 // Value is a value of a document with its place. A method that can't read the value adds a problem to the document. null
@@ -39,7 +39,7 @@ func (v Value) Where() string {
 // Failf adds a problem with the value; the text is the remedy.
 func (v Value) Failf(format string, args ...any) {
 	remedy := fmt.Sprintf(format, args...)
-	var err error = &core.ConfigError{Key: v.Where(), Value: v.Text(), Remedy: remedy}
+	var err error = &setting.Error{Key: v.Where(), Value: v.Text(), Remedy: remedy}
 	if v.path == "" {
 		err = errors.New(v.Where() + ": " + remedy)
 	}

@@ -5,16 +5,16 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
 // readRange reads {min: 40GiB, max: 80GiB}.
-func readRange(v value) core.Range {
+func readRange(v value) inventory.Range {
 	f := v.Fields("min", "max")
 	if v.IsMapping() && len(v.Pairs()) == 0 {
 		v.Failf("want {min: 40GiB}, {max: 80GiB} or both")
 	}
-	r := core.Range{Min: readSize(f.At("min")), Max: readSize(f.At("max"))}
+	r := inventory.Range{Min: readSize(f.At("min")), Max: readSize(f.At("max"))}
 	if r.Max > 0 && r.Min > r.Max {
 		f.At("min").Failf("want no more than max, which is %s", f.At("max").Text())
 	}
@@ -62,8 +62,8 @@ const (
 )
 
 // readReplicas reads the number of units of a shared device.
-func readReplicas(v value, mode core.SharingMode) int {
-	if mode == core.MPS {
+func readReplicas(v value, mode inventory.SharingMode) int {
+	if mode == inventory.MPS {
 		return v.Int(2, maxClients, "2 or more, up to 48 (so many clients fit an MPS server)")
 	}
 	return v.Int(2, maxReplicas, "2 or more, up to 1000 (so many units of 16 GPUs fit one message to the orchestrator)")

@@ -5,7 +5,7 @@ import (
 	"path/filepath"
 
 	"github.com/tandem-gpu/tandem/internal/config/document"
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
 // Sections are the keys of a file that Compile reads.
@@ -16,8 +16,8 @@ func Sections() []string { return []string{"resources", "sharing", "policy"} }
 func Compile(d *document.Document, root document.Fields, to Orchestrator) Result {
 	before := d.Problems()
 	c := &compiler{
-		doc: d, to: to, selectedBy: map[string]string{}, pools: []string{core.DefaultPool},
-		sharedBy: map[string]value{}, sharesOf: map[string][]core.Share{},
+		doc: d, to: to, selectedBy: map[string]string{}, pools: []string{inventory.DefaultPool},
+		sharedBy: map[string]value{}, sharesOf: map[string][]inventory.Share{},
 	}
 	c.readPolicy(root.At("policy"))
 	c.readResources(root.At("resources"))
@@ -40,7 +40,7 @@ type (
 type compiler struct {
 	doc    *document.Document
 	to     Orchestrator
-	policy core.Policy
+	policy inventory.Policy
 
 	mps        string            // the first place that uses MPS
 	selectedBy map[string]string // devices that an earlier rule selects without a condition, and the place of that rule
@@ -50,7 +50,7 @@ type compiler struct {
 	suffix     string            // the longest suffix that core appends, for rules that share without a name
 
 	sharedBy    map[string]value // the item in "sharing" by pool
-	sharesOf    map[string][]core.Share
+	sharesOf    map[string][]inventory.Share
 	renamesGPUs bool // "resources" gives full GPUs another pool
 
 	warnings []warning
@@ -69,8 +69,8 @@ func (c *compiler) line(v value) string {
 }
 
 // noteMPS records the first place that uses MPS.
-func (c *compiler) noteMPS(v value, mode core.SharingMode) {
-	if mode == core.MPS && c.mps == "" {
+func (c *compiler) noteMPS(v value, mode inventory.SharingMode) {
+	if mode == inventory.MPS && c.mps == "" {
 		c.mps = v.Where()
 	}
 }

@@ -6,13 +6,14 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/setting"
 )
 
 // effectivePool is the pool of some devices after they are shared, and how they are shared.
 type effectivePool struct {
 	name    string
-	sharing core.Sharing
+	sharing inventory.Sharing
 	at      string // "tandem.yaml:12: policy.rules[0]"
 }
 
@@ -32,7 +33,7 @@ func (c *compiler) findConflicts(complete bool) {
 			first[p.name] = p
 		case f.sharing != p.sharing && !reported[p.name]:
 			reported[p.name] = true
-			c.doc.AddProblem(math.MaxInt, &core.ConfigError{
+			c.doc.AddProblem(math.MaxInt, &setting.Error{
 				Key: strings.TrimSuffix(c.doc.Path, filepath.Base(c.doc.Path)) + p.at, Value: domain + p.name,
 				Remedy: fmt.Sprintf("would be %s, but by %s it is %s: want another name for one of them", p.sharing.Terms(), f.at, f.sharing.Terms()),
 			})
@@ -63,7 +64,7 @@ func (c *compiler) effectivePools(complete bool) (pools []effectivePool) {
 		return pools
 	}
 	if !c.renamesGPUs {
-		pools = append(pools, c.shared(core.DefaultPool, filepath.Base(c.doc.Path)+": devices that no rule selects")...)
+		pools = append(pools, c.shared(inventory.DefaultPool, filepath.Base(c.doc.Path)+": devices that no rule selects")...)
 	}
 	for _, n := range c.policy.Names {
 		pools = append(pools, c.shared(n.Pool, n.Select.At)...)
@@ -75,16 +76,16 @@ func (c *compiler) effectivePools(complete bool) (pools []effectivePool) {
 }
 
 // poolsOf are the pools of a rule's devices before they are shared, unless they depend on the node.
-func (c *compiler) poolsOf(r core.Rule) []string {
+func (c *compiler) poolsOf(r inventory.Rule) []string {
 	switch {
 	case r.Pool != "":
 		return []string{r.Pool}
 	case !selectsInstancesOnly(r.Select) && !c.renamesGPUs:
-		return []string{core.DefaultPool}
+		return []string{inventory.DefaultPool}
 	}
 	var pools []string
 	for _, p := range r.Select.Profiles {
-		pools = append(pools, core.MIGPool(p))
+		pools = append(pools, inventory.MIGPool(p))
 	}
 	return pools
 }
@@ -101,5 +102,5 @@ func (c *compiler) shared(pool, at string) (pools []effectivePool) {
 			return pools
 		}
 	}
-	return append(pools, effectivePool{pool, core.Sharing{}, at})
+	return append(pools, effectivePool{pool, inventory.Sharing{}, at})
 }

@@ -11,6 +11,9 @@ import (
 	"github.com/tandem-gpu/tandem/internal/config/policy"
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
 // FuzzPolicy: a file is refused, with every problem in one line that names the file, or gives the units of a node, each once
@@ -47,7 +50,7 @@ func FuzzPolicy(f *testing.F) {
 				continue
 			}
 			sound(t, r, machine)
-			if again, err := config.ParseFile("/etc/c.yaml", text, to); err != nil || !core.Build(machine, core.Ledger{}, under(again.Policy)).Equal(core.Build(machine, core.Ledger{}, under(r.Policy))) {
+			if again, err := config.ParseFile("/etc/c.yaml", text, to); err != nil || !core.Build(machine, health.Ledger{}, under(again.Policy)).Equal(core.Build(machine, health.Ledger{}, under(r.Policy))) {
 				t.Errorf("read again: %+v, %v", again, err)
 			}
 		}
@@ -61,20 +64,20 @@ func problemLines(err error) []string {
 	return strings.Split(err.Error(), "\n")
 }
 
-func under(p core.Policy) core.Config {
+func under(p inventory.Policy) core.Config {
 	c := core.DefaultConfig()
-	c.MIG, c.Policy = core.MIGMixed, p
+	c.MIG, c.Policy = inventory.MIGMixed, p
 	return c
 }
 
 var resourceName = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$`)
 
 // sound checks that the orchestrators accept the units of a policy.
-func sound(t *testing.T, r config.File, machine core.Snapshot) {
+func sound(t *testing.T, r config.File, machine gpu.Snapshot) {
 	shared := false
-	for _, p := range []core.Policy{r.Policy, r.Normalized} {
-		units := map[core.UnitID]bool{}
-		for u := range core.Build(machine, core.Ledger{}, under(p)).Units() {
+	for _, p := range []inventory.Policy{r.Policy, r.Normalized} {
+		units := map[inventory.UnitID]bool{}
+		for u := range core.Build(machine, health.Ledger{}, under(p)).Units() {
 			if units[u.ID] || len(u.ID) > 63 {
 				t.Errorf("unit %s", u.ID)
 			}
@@ -84,17 +87,17 @@ func sound(t *testing.T, r config.File, machine core.Snapshot) {
 			}
 			s := u.Sharing
 			switch s.Mode {
-			case core.Exclusive:
-				if s != (core.Sharing{}) {
+			case inventory.Exclusive:
+				if s != (inventory.Sharing{}) {
 					t.Errorf("%s is %+v", u.ID, s)
 				}
-			case core.MPS:
+			case inventory.MPS:
 				shared = true
 				if !s.OnePerRequest || u.Device.Profile != "" || s.Threads > 100 || s.Replicas > 48 {
 					t.Errorf("%s is %+v", u.ID, s)
 				}
 				fallthrough
-			case core.TimeSlicing:
+			case inventory.TimeSlicing:
 				if s.Replicas < 2 || s.Replicas > 1000 {
 					t.Errorf("%s is %+v", u.ID, s)
 				}

@@ -6,7 +6,7 @@ import (
 	"strings"
 
 	"github.com/tandem-gpu/tandem/internal/config/document"
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
 // domain is that of all resource names.
@@ -63,16 +63,16 @@ func (c *compiler) unknownPools() {
 // readResources reads the section "resources" of NVIDIA's plugin: pools by product name and by MIG profile.
 func (c *compiler) readResources(v value) {
 	f := v.Fields("gpus", "mig")
-	c.readNames(f.At("gpus"), wantModel, func(pattern string) core.Selector {
-		return core.Selector{Full: true, Models: []string{pattern}}
+	c.readNames(f.At("gpus"), wantModel, func(pattern string) inventory.Selector {
+		return inventory.Selector{Full: true, Models: []string{pattern}}
 	})
-	c.readNames(f.At("mig"), wantProfile, func(pattern string) core.Selector {
-		return core.Selector{Profiles: []string{pattern}}
+	c.readNames(f.At("mig"), wantProfile, func(pattern string) inventory.Selector {
+		return inventory.Selector{Profiles: []string{pattern}}
 	})
 	c.warnNames(f)
 }
 
-func (c *compiler) readNames(v value, want string, selector func(pattern string) core.Selector) {
+func (c *compiler) readNames(v value, want string, selector func(pattern string) inventory.Selector) {
 	earlier := map[string]value{}
 	for _, item := range v.Items() {
 		before := c.problems()
@@ -102,8 +102,8 @@ func (c *compiler) readNames(v value, want string, selector func(pattern string)
 		if c.problems() == before {
 			s := selector(text)
 			s.At = c.at(item)
-			c.renamesGPUs = c.renamesGPUs || s.Full && name != core.DefaultPool
-			c.policy.Names = append(c.policy.Names, core.Naming{Select: s, Pool: name})
+			c.renamesGPUs = c.renamesGPUs || s.Full && name != inventory.DefaultPool
+			c.policy.Names = append(c.policy.Names, inventory.Naming{Select: s, Pool: name})
 		}
 	}
 }

@@ -1,4 +1,4 @@
-// Package policy compiles the sections "resources", "sharing" and "policy" of a configuration file into a core.Policy. The
+// Package policy compiles the sections "resources", "sharing" and "policy" of a configuration file into a inventory.Policy. The
 // first two are those of NVIDIA's k8s-device-plugin (api/config/v1), with its meaning unless a warning states otherwise;
 // "policy" is an extension.
 package policy
@@ -7,7 +7,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
 // Orchestrator is the one for which an agent offers devices.
@@ -21,9 +21,9 @@ const (
 
 // Result is what a file requests from the agent of one orchestrator.
 type Result struct {
-	Policy     core.Policy
-	Normalized core.Policy // Policy without lines: equal for two files with the same meaning
-	MPS        string      // the first place that uses MPS, as the Key of a core.ConfigError; "" = none
+	Policy     inventory.Policy
+	Normalized inventory.Policy // Policy without lines: equal for two files with the same meaning
+	MPS        string           // the first place that uses MPS, as the Key of a setting.Error; "" = none
 
 	// Warnings has a line for each field that NVIDIA's k8s-device-plugin ignores and that has an effect here, so that the
 	// same file gives other resources: "/etc/tandem.yaml:7: sharing.timeSlicing.resources[0].rename: NVIDIA's ...".
@@ -31,7 +31,7 @@ type Result struct {
 }
 
 // normalized is a policy without the lines of the file, so that a policy that moved within the file is equal.
-func normalized(p core.Policy) core.Policy {
+func normalized(p inventory.Policy) inventory.Policy {
 	p.Include, p.Rules, p.Names, p.Shares = slices.Clone(p.Include), slices.Clone(p.Rules), slices.Clone(p.Names), slices.Clone(p.Shares)
 	for i := range p.Include {
 		withoutLine(&p.Include[i])
@@ -50,4 +50,4 @@ func normalized(p core.Policy) core.Policy {
 }
 
 // withoutLine leaves the path in "tandem.yaml:12: policy.rules[0].select".
-func withoutLine(s *core.Selector) { s.At = s.At[strings.LastIndex(s.At, " ")+1:] }
+func withoutLine(s *inventory.Selector) { s.At = s.At[strings.LastIndex(s.At, " ")+1:] }

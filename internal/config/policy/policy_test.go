@@ -15,6 +15,9 @@ import (
 	"github.com/tandem-gpu/tandem/internal/config/policy"
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
 // read reads a file with this text.
@@ -35,15 +38,15 @@ func read(t *testing.T, text string, to policy.Orchestrator) (config.File, error
 var machine = coretest.WithMIG(coretest.GPUs(8), 6, "1g.10gb", "1g.10gb+me", "3g.40gb")
 
 // offered is what a machine offers, a line for each pool: its units, their devices by index, and how they are shared.
-func offered(c core.Config, s core.Snapshot) []string {
+func offered(c core.Config, s gpu.Snapshot) []string {
 	type pool struct {
 		units   int
 		devices []string
-		sharing core.Sharing
+		sharing inventory.Sharing
 	}
 	pools := map[string]*pool{}
 	var names []string
-	for u := range core.Build(s, core.Ledger{}, c).Units() {
+	for u := range core.Build(s, health.Ledger{}, c).Units() {
 		p := pools[u.Pool]
 		if p == nil {
 			p = &pool{sharing: u.Sharing}
@@ -90,7 +93,7 @@ func TestOffers(t *testing.T) {
 			if diff := cmp.Diff(tc.want, offered(c, machine)); diff != "" {
 				t.Error(diff)
 			}
-			if findings := core.Build(machine, core.Ledger{}, c).PolicyWarnings(); len(findings) != tc.findings {
+			if findings := core.Build(machine, health.Ledger{}, c).PolicyWarnings(); len(findings) != tc.findings {
 				t.Errorf("findings: %v", findings)
 			}
 		})
@@ -211,7 +214,7 @@ sharing: {timeSlicing: {resources: [{name: mig-7g.80gb, replicas: 2}]}}
 	}
 	c := core.DefaultConfig()
 	c.MIG, c.Policy = r.MIG, r.Policy
-	inv := core.Build(machine, core.Ledger{}, c)
+	inv := core.Build(machine, health.Ledger{}, c)
 	var reasons []string
 	for _, e := range inv.Excluded() {
 		reasons = append(reasons, e.Reason)
@@ -255,7 +258,7 @@ policy:
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n.MIG != core.MIGSingle || n.MPSRoot != "/run/nvidia/mps" || !strings.HasSuffix(n.MPS, "/c.yaml:13: policy.rules[0].use") {
+	if n.MIG != inventory.MIGSingle || n.MPSRoot != "/run/nvidia/mps" || !strings.HasSuffix(n.MPS, "/c.yaml:13: policy.rules[0].use") {
 		t.Errorf("%+v", n)
 	}
 	k, err := read(t, file, policy.Kubernetes)

@@ -4,10 +4,10 @@ import (
 	"cmp"
 	"strings"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
-// by is between the reason and the line in core.Rule.Reserve: "excluded by tandem.yaml:12".
+// by is between the reason and the line in inventory.Rule.Reserve: "excluded by tandem.yaml:12".
 const by = " by "
 
 // readPolicy reads the section "policy".
@@ -25,7 +25,7 @@ func (c *compiler) readPolicy(v value) {
 	}
 	for _, item := range f.At("exclude").Items() {
 		if s, ok := c.readSelector(item); ok {
-			c.add(item, core.Rule{Select: s, Reserve: "excluded" + by + c.line(item)})
+			c.add(item, inventory.Rule{Select: s, Reserve: "excluded" + by + c.line(item)})
 		}
 	}
 	for _, item := range f.At("rules").Items() {
@@ -36,7 +36,7 @@ func (c *compiler) readPolicy(v value) {
 }
 
 // add adds a rule, unless an earlier one selects its devices.
-func (c *compiler) add(v value, r core.Rule) {
+func (c *compiler) add(v value, r inventory.Rule) {
 	if c.everything != "" {
 		v.Failf("has no effect: %s selects every device", c.everything)
 		return
@@ -69,13 +69,13 @@ const (
 )
 
 // readRule reads one rule; false if it has a problem.
-func (c *compiler) readRule(v value) (core.Rule, bool) {
+func (c *compiler) readRule(v value) (inventory.Rule, bool) {
 	before := c.problems()
 	f := v.Fields("select", "for", "use", "replicas", "failRequestsGreaterThanOne", "memory", "threads", "migStrategy", "name")
 	if !f.At("select").Given() && c.problems() == before {
 		f.At("select").Failf(`want a selector such as {index: 0}, or {model: "*"} for every device`)
 	}
-	r := core.Rule{}
+	r := inventory.Rule{}
 	r.Select, _ = c.readSelector(f.At("select"))
 	if c.problems() == before && len(f.Given("for", "use", "migStrategy", "name")) == 0 {
 		v.Failf("does nothing: want use, for, name or migStrategy")
@@ -84,7 +84,7 @@ func (c *compiler) readRule(v value) (core.Rule, bool) {
 	r.Sharing = readUse(f)
 	r.MIG = readMIGStrategy(f.At("migStrategy"), r.Select)
 	r.Reserve = c.readReserve(v, f)
-	if r.Sharing != nil && r.Sharing.Mode == core.MPS {
+	if r.Sharing != nil && r.Sharing.Mode == inventory.MPS {
 		// A pool has one MPS control daemon, and a CUDA process sees one MIG instance. NVIDIA's plugin starts no daemon
 		// for instances (cmd/mps-control-daemon/mps/manager.go), and refuses MPS under the MIG strategy mixed altogether
 		// (cmd/nvidia-device-plugin/main.go), full GPUs included; here full GPUs are shared, and later rules apply to
@@ -121,7 +121,7 @@ func (c *compiler) readReserve(v value, f fields) string {
 }
 
 // readUse reads how the devices of a rule are shared; nil if it does not specify it, or they are reserved.
-func readUse(f fields) *core.Sharing {
+func readUse(f fields) *inventory.Sharing {
 	use, text := f.At("use"), ""
 	if use.Given() {
 		var ok bool
@@ -134,15 +134,15 @@ func readUse(f fields) *core.Sharing {
 		for _, w := range f.Given("memory", "threads") {
 			w.Failf("time-slicing has no limits: want use: mps, or remove it")
 		}
-		return &core.Sharing{
-			Mode:          core.TimeSlicing,
-			Replicas:      readReplicas(f.At("replicas"), core.TimeSlicing),
+		return &inventory.Sharing{
+			Mode:          inventory.TimeSlicing,
+			Replicas:      readReplicas(f.At("replicas"), inventory.TimeSlicing),
 			OnePerRequest: f.At("failRequestsGreaterThanOne").Bool(false),
 		}
 	case useMPS:
 		checkOnePerRequest(f.At("failRequestsGreaterThanOne"))
-		s := &core.Sharing{Mode: core.MPS, OnePerRequest: true}
-		s.Replicas = readReplicas(f.At("replicas"), core.MPS)
+		s := &inventory.Sharing{Mode: inventory.MPS, OnePerRequest: true}
+		s.Replicas = readReplicas(f.At("replicas"), inventory.MPS)
 		s.Memory = readSize(f.At("memory"))
 		if threads := f.At("threads"); threads.Given() {
 			s.Threads = threads.Int(1, 100, "the percent of a GPU's threads for one client, 1 to 100")
@@ -153,19 +153,19 @@ func readUse(f fields) *core.Sharing {
 		w.Failf("applies to shared devices only: want use: time-slicing or use: mps, or remove it")
 	}
 	if text == useExclusive {
-		return &core.Sharing{}
+		return &inventory.Sharing{}
 	}
 	return nil
 }
 
 // readMIGStrategy reads the strategy for the GPUs that a selector selects; "" if it is absent or a problem.
-func readMIGStrategy(v value, s core.Selector) core.MIGStrategy {
+func readMIGStrategy(v value, s inventory.Selector) inventory.MIGStrategy {
 	if !v.Given() {
 		return ""
 	}
-	text, ok := v.OneOf(string(core.MIGNone), string(core.MIGSingle), string(core.MIGMixed))
+	text, ok := v.OneOf(string(inventory.MIGNone), string(inventory.MIGSingle), string(inventory.MIGMixed))
 	if ok && selectsInstancesOnly(s) {
 		v.Failf("applies to GPUs, and this rule selects MIG instances: select their GPU")
 	}
-	return core.MIGStrategy(text)
+	return inventory.MIGStrategy(text)
 }

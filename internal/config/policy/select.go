@@ -7,15 +7,16 @@ import (
 	"strings"
 
 	"github.com/tandem-gpu/tandem/internal/config/document"
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
 var selectorKeys = []string{"uuid", "pci", "index", "model", "migProfile", "memory"}
 
 // readSelector reads a selector; false if it is absent or has a problem.
-func (c *compiler) readSelector(v value) (core.Selector, bool) {
+func (c *compiler) readSelector(v value) (inventory.Selector, bool) {
 	before := c.problems()
-	s := core.Selector{At: c.at(v)}
+	s := inventory.Selector{At: c.at(v)}
 	f := v.Fields(selectorKeys...)
 	if v.Given() && c.problems() == before && len(f.Given(selectorKeys...)) == 0 {
 		v.Failf("selects nothing: want %s", document.Choice(selectorKeys))
@@ -26,7 +27,7 @@ func (c *compiler) readSelector(v value) (core.Selector, bool) {
 		}
 	}
 	for _, w := range f.At("pci").Scalars() {
-		a, err := core.ParsePCIAddress(w.Text())
+		a, err := gpu.ParsePCIAddress(w.Text())
 		if err != nil {
 			w.Failf("want an address as under /sys/bus/pci/devices, such as 0000:3b:00.0")
 		}
@@ -47,7 +48,7 @@ const (
 )
 
 // readUUID reads the UUID of a GPU or a MIG instance from a scalar.
-func readUUID(v value) (core.DeviceID, bool) {
+func readUUID(v value) (gpu.DeviceID, bool) {
 	text := v.Text()
 	rest, ok := strings.CutPrefix(text, "GPU-")
 	if !ok {
@@ -57,14 +58,14 @@ func readUUID(v value) (core.DeviceID, bool) {
 		v.Failf("want a UUID as nvidia-smi -L prints it: GPU-... or MIG-...")
 		return "", false
 	}
-	return core.DeviceID(text), true
+	return gpu.DeviceID(text), true
 }
 
 // maxIndex limits indices, and with them the length of a range. No host has so many GPUs.
 const maxIndex = 255
 
 // readIndices reads "0", "2-4" or "0:1" from a scalar.
-func readIndices(v value) []core.DeviceIndex {
+func readIndices(v value) []gpu.DeviceIndex {
 	const want = `want the number of a GPU, a range or GPU:instance, up to 255: 0, "2-4" or "0:1"`
 	if device, instance, ok := strings.Cut(v.Text(), ":"); ok {
 		d, ok1 := parseIndex(device)
@@ -73,7 +74,7 @@ func readIndices(v value) []core.DeviceIndex {
 			v.Failf(want)
 			return nil
 		}
-		return []core.DeviceIndex{{GPU: d, Instance: i}}
+		return []gpu.DeviceIndex{{GPU: d, Instance: i}}
 	}
 	from, to, isRange := strings.Cut(v.Text(), "-")
 	if !isRange {
@@ -85,9 +86,9 @@ func readIndices(v value) []core.DeviceIndex {
 		v.Failf(want)
 		return nil
 	}
-	var all []core.DeviceIndex
+	var all []gpu.DeviceIndex
 	for i := first; i <= last; i++ {
-		all = append(all, core.DeviceIndex{GPU: i, Instance: -1})
+		all = append(all, gpu.DeviceIndex{GPU: i, Instance: -1})
 	}
 	return all
 }
@@ -111,21 +112,21 @@ func readPatterns(v value, want string) []string {
 }
 
 // selectsEverything reports whether a selector selects every device.
-func selectsEverything(s core.Selector) bool {
+func selectsEverything(s inventory.Selector) bool {
 	all := slices.ContainsFunc(s.Models, func(p string) bool { return strings.Trim(p, "*") == "" })
 	s.At, s.Models = "", nil
-	return all && reflect.DeepEqual(s, core.Selector{})
+	return all && reflect.DeepEqual(s, inventory.Selector{})
 }
 
 // selectsInstancesOnly reports whether a selector selects no full GPU on any node.
-func selectsInstancesOnly(s core.Selector) bool {
+func selectsInstancesOnly(s inventory.Selector) bool {
 	return s.Profiles != nil ||
-		s.IDs != nil && !slices.ContainsFunc(s.IDs, func(id core.DeviceID) bool { return strings.HasPrefix(string(id), "GPU-") }) ||
-		s.Indices != nil && !slices.ContainsFunc(s.Indices, func(i core.DeviceIndex) bool { return i.Instance < 0 })
+		s.IDs != nil && !slices.ContainsFunc(s.IDs, func(id gpu.DeviceID) bool { return strings.HasPrefix(string(id), "GPU-") }) ||
+		s.Indices != nil && !slices.ContainsFunc(s.Indices, func(i gpu.DeviceIndex) bool { return i.Instance < 0 })
 }
 
 // namedDevices are the devices that a selector names by UUID, PCI address or index.
-func namedDevices(s core.Selector) (names []string) {
+func namedDevices(s inventory.Selector) (names []string) {
 	for _, id := range s.IDs {
 		names = append(names, string(id))
 	}
@@ -139,7 +140,7 @@ func namedDevices(s core.Selector) (names []string) {
 }
 
 // namesOnly reports whether a selector selects each device that it names, without a further condition.
-func namesOnly(s core.Selector) bool {
+func namesOnly(s inventory.Selector) bool {
 	kinds := 0
 	for _, given := range []bool{s.IDs != nil, s.PCI != nil, s.Indices != nil} {
 		if given {
@@ -147,5 +148,5 @@ func namesOnly(s core.Selector) bool {
 		}
 	}
 	s.At, s.IDs, s.PCI, s.Indices = "", nil, nil, nil
-	return kinds == 1 && reflect.DeepEqual(s, core.Selector{})
+	return kinds == 1 && reflect.DeepEqual(s, inventory.Selector{})
 }

@@ -3,7 +3,7 @@ package policy
 import (
 	"strings"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
 // sharedSuffix is what "renameByDefault" appends.
@@ -12,22 +12,22 @@ const sharedSuffix = ".shared"
 // readSharing reads the section "sharing" of NVIDIA's plugin.
 func (c *compiler) readSharing(v value) {
 	f := v.Fields("timeSlicing", "mps")
-	c.readMode(f.At("timeSlicing"), core.TimeSlicing)
+	c.readMode(f.At("timeSlicing"), inventory.TimeSlicing)
 	sliced := len(c.policy.Shares)
-	c.readMode(f.At("mps"), core.MPS)
+	c.readMode(f.At("mps"), inventory.MPS)
 	if sliced > 0 && len(c.policy.Shares) > sliced {
 		c.warnBesideMPS(f.At("timeSlicing"))
 	}
 }
 
 // readMode reads which resources are shared in a mode, and how.
-func (c *compiler) readMode(v value, mode core.SharingMode) {
+func (c *compiler) readMode(v value, mode inventory.SharingMode) {
 	f := v.Fields("renameByDefault", "failRequestsGreaterThanOne", "resources")
 	one := f.At("failRequestsGreaterThanOne")
-	if mode == core.MPS {
+	if mode == inventory.MPS {
 		checkOnePerRequest(one)
 	}
-	s := core.Share{Sharing: core.Sharing{Mode: mode, OnePerRequest: one.Bool(mode == core.MPS)}}
+	s := inventory.Share{Sharing: inventory.Sharing{Mode: mode, OnePerRequest: one.Bool(mode == inventory.MPS)}}
 	rename := f.At("renameByDefault").Bool(false)
 	for _, item := range f.At("resources").Items() {
 		before := c.problems()
@@ -39,7 +39,7 @@ func (c *compiler) readMode(v value, mode core.SharingMode) {
 }
 
 // readShare reads how one resource is shared. s has what all resources of the mode have in common.
-func (c *compiler) readShare(v value, s core.Share, rename bool) []core.Share {
+func (c *compiler) readShare(v value, s inventory.Share, rename bool) []inventory.Share {
 	before := c.problems()
 	f := v.Fields("name", "replicas", "rename", "devices")
 	if c.problems() > before {
@@ -47,7 +47,7 @@ func (c *compiler) readShare(v value, s core.Share, rename bool) []core.Share {
 	}
 	name, devices := f.At("name"), f.At("devices")
 	s.Pool = c.readSharedPool(v, name)
-	if s.Sharing.Mode == core.MPS && strings.HasPrefix(s.Pool, "mig-") {
+	if s.Sharing.Mode == inventory.MPS && strings.HasPrefix(s.Pool, "mig-") {
 		name.Failf("MPS shares full GPUs only: want timeSlicing for MIG instances")
 	}
 	s.Sharing.Replicas = readReplicas(f.At("replicas"), s.Sharing.Mode)
@@ -57,7 +57,7 @@ func (c *compiler) readShare(v value, s core.Share, rename bool) []core.Share {
 			name.Failf("want %d characters or less: %s%s is too long a name for a resource", maxName-len(domain+sharedSuffix), domain, s.Rename)
 		}
 	}
-	s.Select = core.Selector{At: c.at(v), Full: s.Sharing.Mode == core.MPS}
+	s.Select = inventory.Selector{At: c.at(v), Full: s.Sharing.Mode == inventory.MPS}
 	c.warnRename(f.At("rename"), s, rename)
 	c.warnDevices(devices, s.Pool)
 	parts := readDevices(devices, s)
@@ -85,13 +85,13 @@ func (c *compiler) readSharedPool(item, name value) string {
 
 // readDevices reads which devices of a pool are shared: "all", a number of them, or a list of indices and UUIDs. A list of
 // both gives two shares, because a device must fulfil all conditions of a selector.
-func readDevices(v value, s core.Share) []core.Share {
+func readDevices(v value, s inventory.Share) []inventory.Share {
 	const want = `all, a number, or a list of indices and UUIDs: [0, "0:1", GPU-...]`
 	if !v.Given() || v.IsScalar() {
 		if isSubset(v) {
 			s.First = v.Int(1, maxReplicas, want)
 		}
-		return []core.Share{s}
+		return []inventory.Share{s}
 	}
 	byID, byIndex := s, s
 	for _, w := range v.Scalars() {
@@ -103,7 +103,7 @@ func readDevices(v value, s core.Share) []core.Share {
 			byIndex.Select.Indices = append(byIndex.Select.Indices, readIndices(w)...)
 		}
 	}
-	var parts []core.Share
+	var parts []inventory.Share
 	if byID.Select.IDs != nil {
 		parts = append(parts, byID)
 	}

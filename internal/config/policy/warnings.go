@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
 // warning is a field that NVIDIA's k8s-device-plugin reads and drops, with a line in its log (v0.20.0:
@@ -30,7 +30,7 @@ func (c *compiler) sortedWarnings() (lines []string) {
 }
 
 // warnRename is about "rename" of a shared resource, unless NVIDIA's plugin gives the same name.
-func (c *compiler) warnRename(v value, s core.Share, byDefault bool) {
+func (c *compiler) warnRename(v value, s inventory.Share, byDefault bool) {
 	there := s.Pool
 	if byDefault {
 		there += sharedSuffix
@@ -52,13 +52,13 @@ func (c *compiler) warnNames(f fields) {
 	gpus, instances := false, false
 	for _, n := range c.policy.Names {
 		if n.Select.Full {
-			gpus = gpus || n.Pool != core.DefaultPool
+			gpus = gpus || n.Pool != inventory.DefaultPool
 		} else {
-			instances = instances || n.Pool != core.MIGPool(n.Select.Profiles[0])
+			instances = instances || n.Pool != inventory.MIGPool(n.Select.Profiles[0])
 		}
 	}
 	if gpus {
-		c.warn(f.At("gpus"), "offers every full GPU as "+domain+core.DefaultPool, "GPUs have the names that it gives")
+		c.warn(f.At("gpus"), "offers every full GPU as "+domain+inventory.DefaultPool, "GPUs have the names that it gives")
 	}
 	if instances {
 		c.warn(f.At("mig"), "names MIG instances by its MIG strategy and their profile", "MIG instances have the names that it gives")

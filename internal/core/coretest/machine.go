@@ -6,7 +6,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 )
 
@@ -14,39 +15,39 @@ import (
 // concurrent use and work inside a testing/synctest bubble.
 type Machine struct {
 	mu       sync.Mutex
-	snapshot core.Snapshot
+	snapshot gpu.Snapshot
 	openErr  error
-	fault    error                                  // of every call of an open session
-	failed   map[core.DeviceID]core.ObservationKind // GPUs that do not answer
+	fault    error                                   // of every call of an open session
+	failed   map[gpu.DeviceID]health.ObservationKind // GPUs that do not answer
 	hang     map[string]hang
 	delay    map[string]time.Duration
-	busy     core.Call
-	events   chan core.Observation
+	busy     gpu.Call
+	events   chan health.Observation
 	waitErr  error
 	calls    map[string]int
 	open     int
 }
 
 type hang struct {
-	at      core.Placement
+	at      gpu.Placement
 	release chan struct{}
 	late    bool // the call hangs at its end
 }
 
 // NewMachine returns a machine whose snapshot is s.
-func NewMachine(s core.Snapshot) *Machine {
+func NewMachine(s gpu.Snapshot) *Machine {
 	return &Machine{
 		snapshot: s,
-		failed:   map[core.DeviceID]core.ObservationKind{},
+		failed:   map[gpu.DeviceID]health.ObservationKind{},
 		hang:     map[string]hang{},
 		delay:    map[string]time.Duration{},
-		events:   make(chan core.Observation, 1024),
+		events:   make(chan health.Observation, 1024),
 		calls:    map[string]int{},
 	}
 }
 
 // Set replaces the snapshot.
-func (m *Machine) Set(s core.Snapshot) { m.locked(func() { m.snapshot = s }) }
+func (m *Machine) Set(s gpu.Snapshot) { m.locked(func() { m.snapshot = s }) }
 
 // FailOpen makes Open fail with err; nil ends that.
 func (m *Machine) FailOpen(err error) { m.locked(func() { m.openErr = err }) }
@@ -58,28 +59,28 @@ func (m *Machine) FailSession(err error) { m.locked(func() { m.fault = err }) }
 func (m *Machine) FailWait(err error) { m.locked(func() { m.waitErr = err }) }
 
 // FailGPU makes every call about a GPU fail with kind (Lost or ProbeFailed), until RecoverGPU.
-func (m *Machine) FailGPU(id core.DeviceID, kind core.ObservationKind) {
+func (m *Machine) FailGPU(id gpu.DeviceID, kind health.ObservationKind) {
 	m.locked(func() { m.failed[id] = kind })
 }
 
 // RecoverGPU ends FailGPU.
-func (m *Machine) RecoverGPU(id core.DeviceID) { m.locked(func() { delete(m.failed, id) }) }
+func (m *Machine) RecoverGPU(id gpu.DeviceID) { m.locked(func() { delete(m.failed, id) }) }
 
 // SendEvent queues an event for the event wait.
-func (m *Machine) SendEvent(o core.Observation) { m.events <- o }
+func (m *Machine) SendEvent(o health.Observation) { m.events <- o }
 
 // Hang makes the next and every later call of a session method ("Open", "Snapshot", "Probe", "Usage",
 // "Wait", "Close") block, until the returned function is called.
-func (m *Machine) Hang(method string, at core.Placement) (release func()) {
+func (m *Machine) Hang(method string, at gpu.Placement) (release func()) {
 	return m.setHang(method, at, false)
 }
 
 // HangAfter is Hang for "Snapshot", which blocks at the end of the call.
-func (m *Machine) HangAfter(method string, at core.Placement) (release func()) {
+func (m *Machine) HangAfter(method string, at gpu.Placement) (release func()) {
 	return m.setHang(method, at, true)
 }
 
-func (m *Machine) setHang(method string, at core.Placement, late bool) (release func()) {
+func (m *Machine) setHang(method string, at gpu.Placement, late bool) (release func()) {
 	h := hang{at, make(chan struct{}), late}
 	m.locked(func() { m.hang[method] = h })
 	return func() {
@@ -137,61 +138,61 @@ func (m *Machine) block(method string, late bool) {
 	h, stuck := m.hang[method]
 	stuck = stuck && h.late == late
 	if stuck && method != "Wait" {
-		m.busy = core.Call{Name: "nvml" + method, At: h.at, Index: -1, Since: time.Now()}
+		m.busy = gpu.Call{Name: "nvml" + method, At: h.at, Index: -1, Since: time.Now()}
 	}
 	m.mu.Unlock()
 	if stuck {
 		<-h.release
-		m.locked(func() { m.busy = core.Call{} })
+		m.locked(func() { m.busy = gpu.Call{} })
 	}
 }
 
 // session implements monitor.Session.
 type session struct{ m *Machine }
 
-func (s *session) Snapshot() (core.Snapshot, error) {
+func (s *session) Snapshot() (gpu.Snapshot, error) {
 	s.m.enter("Snapshot")
 	read, err := s.read()
 	s.m.block("Snapshot", true)
 	return read, err
 }
 
-func (s *session) read() (core.Snapshot, error) {
+func (s *session) read() (gpu.Snapshot, error) {
 	s.m.mu.Lock()
 	defer s.m.mu.Unlock()
 	read := s.m.snapshot
-	read.Devices = slices.DeleteFunc(slices.Clone(read.Devices), func(d core.Device) bool {
+	read.Devices = slices.DeleteFunc(slices.Clone(read.Devices), func(d gpu.Device) bool {
 		_, failed := s.m.failed[d.At.GPU]
 		return failed
 	})
 	read.Excluded = slices.Clone(read.Excluded)
 	for _, d := range s.m.snapshot.Devices {
 		if kind, failed := s.m.failed[d.ID]; failed {
-			read.Excluded = append(read.Excluded, core.Exclusion{Index: d.Index, At: d.At, PCI: d.PCI, Failure: failure[kind], Reason: "scripted"})
+			read.Excluded = append(read.Excluded, gpu.Exclusion{Index: d.Index, At: d.At, PCI: d.PCI, Failure: failure[kind], Reason: "scripted"})
 		}
 	}
-	return core.NewSnapshot(read), s.m.fault
+	return gpu.NewSnapshot(read), s.m.fault
 }
 
-func (s *session) Probe() ([]core.Observation, error) {
+func (s *session) Probe() ([]health.Observation, error) {
 	s.m.enter("Probe")
 	s.m.mu.Lock()
 	defer s.m.mu.Unlock()
-	var obs []core.Observation
+	var obs []health.Observation
 	for _, d := range s.m.snapshot.Devices {
 		if d.Profile != "" {
 			continue
 		}
-		kind := core.Checked
+		kind := health.Checked
 		if k, failed := s.m.failed[d.ID]; failed {
 			kind = k
 		}
-		obs = append(obs, core.Observation{At: core.WholeGPU(d.ID), Kind: kind, Detail: map[bool]string{true: "scripted"}[kind != core.Checked]})
+		obs = append(obs, health.Observation{At: gpu.WholeGPU(d.ID), Kind: kind, Detail: map[bool]string{true: "scripted"}[kind != health.Checked]})
 	}
 	return obs, s.m.fault
 }
 
-func (s *session) Wait(most time.Duration) ([]core.Observation, error) {
+func (s *session) Wait(most time.Duration) ([]health.Observation, error) {
 	s.m.enter("Wait")
 	s.m.mu.Lock()
 	err := s.m.waitErr
@@ -201,20 +202,20 @@ func (s *session) Wait(most time.Duration) ([]core.Observation, error) {
 	}
 	select {
 	case o := <-s.m.events:
-		return []core.Observation{o}, nil
+		return []health.Observation{o}, nil
 	case <-time.After(most):
 		return nil, nil
 	}
 }
 
-func (s *session) Usage() ([]core.Usage, error) {
+func (s *session) Usage() ([]gpu.Usage, error) {
 	began := time.Now()
 	s.m.enter("Usage")
 	s.m.mu.Lock()
 	defer s.m.mu.Unlock()
-	var usage []core.Usage
+	var usage []gpu.Usage
 	for _, d := range s.m.snapshot.Devices {
-		usage = append(usage, core.Usage{Device: d.ID, At: began, MemoryTotal: core.OptionalUint64Of(d.Memory)})
+		usage = append(usage, gpu.Usage{Device: d.ID, At: began, MemoryTotal: gpu.OptionalUint64Of(d.Memory)})
 	}
 	return usage, s.m.fault
 }
@@ -225,13 +226,13 @@ func (s *session) Nodes() []string {
 	return slices.Sorted(slices.Values(s.m.snapshot.Nodes))
 }
 
-func (s *session) Busy() []core.Call {
+func (s *session) Busy() []gpu.Call {
 	s.m.mu.Lock()
 	defer s.m.mu.Unlock()
 	if s.m.busy.Since.IsZero() {
 		return nil
 	}
-	return []core.Call{s.m.busy}
+	return []gpu.Call{s.m.busy}
 }
 
 func (s *session) Close() error {
@@ -241,6 +242,6 @@ func (s *session) Close() error {
 }
 
 // failure is the Failure of an excluded GPU whose check makes an observation.
-var failure = map[core.ObservationKind]core.Failure{
-	core.Lost: core.FailureLost, core.ProbeFailed: core.FailureError, core.CallPending: core.FailurePending, core.Unresponsive: core.FailureHung,
+var failure = map[health.ObservationKind]gpu.Failure{
+	health.Lost: gpu.FailureLost, health.ProbeFailed: gpu.FailureError, health.CallPending: gpu.FailurePending, health.Unresponsive: gpu.FailureHung,
 }

@@ -8,69 +8,74 @@ import (
 	"sync"
 
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/watch"
 )
 
 // Source is a fake monitor, as the adapters need one: its inventory is set by the test.
 type Source struct {
-	inventory *watch.Value[*core.Inventory]
+	inventory *watch.Value[*inventory.Inventory]
 
 	mu    sync.Mutex
-	usage []core.Usage
+	usage []gpu.Usage
 	err   error
 }
 
 // NewSource returns a source whose driver is pending.
 func NewSource() *Source {
-	pending := core.NoDriver(core.DriverPending, "not asked yet")
-	return &Source{inventory: watch.NewValue(core.Build(pending, core.Ledger{}, core.DefaultConfig()))}
+	pending := gpu.NoDriver(gpu.DriverPending, "not asked yet")
+	return &Source{inventory: watch.NewValue(core.Build(pending, health.Ledger{}, core.DefaultConfig()))}
 }
 
 // Set publishes an inventory.
-func (s *Source) Set(inv *core.Inventory) { s.inventory.Store(inv) }
+func (s *Source) Set(inv *inventory.Inventory) { s.inventory.Store(inv) }
 
 // SetUsage sets the result of Usage.
-func (s *Source) SetUsage(usage []core.Usage, err error) {
+func (s *Source) SetUsage(usage []gpu.Usage, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.usage, s.err = usage, err
 }
 
 // Current is the inventory that was set last.
-func (s *Source) Current() *core.Inventory { return s.inventory.Load() }
+func (s *Source) Current() *inventory.Inventory { return s.inventory.Load() }
 
 // Watch yields the present inventory and each later one.
-func (s *Source) Watch(ctx context.Context) iter.Seq[*core.Inventory] { return s.inventory.Watch(ctx) }
+func (s *Source) Watch(ctx context.Context) iter.Seq[*inventory.Inventory] {
+	return s.inventory.Watch(ctx)
+}
 
 // Usage returns the result set by SetUsage.
-func (s *Source) Usage(ctx context.Context) ([]core.Usage, error) {
+func (s *Source) Usage(ctx context.Context) ([]gpu.Usage, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.usage, s.err
 }
 
 // GPUs is a snapshot of n H100s without MIG on two NUMA nodes, every pair connected by 18 NVLinks.
-func GPUs(n int) core.Snapshot {
-	s := core.Snapshot{Driver: core.Driver{State: core.DriverReady, Version: "580.95.05", CUDA: "13.0"}}
+func GPUs(n int) gpu.Snapshot {
+	s := gpu.Snapshot{Driver: gpu.Driver{State: gpu.DriverReady, Version: "580.95.05", CUDA: "13.0"}}
 	for i := range n {
 		id := GPU(i)
-		s.Devices = append(s.Devices, core.Device{
-			ID: id, At: core.WholeGPU(id), Index: i, Model: "NVIDIA H100 80GB HBM3",
-			PCI: core.PCIAddress(fmt.Sprintf("0000:%02x:00.0", 0x10+i)), NUMANode: i * 2 / max(n, 1), Minor: i,
+		s.Devices = append(s.Devices, gpu.Device{
+			ID: id, At: gpu.WholeGPU(id), Index: i, Model: "NVIDIA H100 80GB HBM3",
+			PCI: gpu.PCIAddress(fmt.Sprintf("0000:%02x:00.0", 0x10+i)), NUMANode: i * 2 / max(n, 1), Minor: i,
 			Memory: 81559 << 20, BAR1: 131072 << 20, PowerLimit: 700_000, CoreClock: 1980, MemoryClock: 2619,
-			PCIeGen: 5, PCIeWidth: 16, Compute: core.Compute{Major: 9},
-			DisplayState: core.Disabled, PersistenceMode: core.Enabled,
+			PCIeGen: 5, PCIeWidth: 16, Compute: gpu.Compute{Major: 9},
+			DisplayState: gpu.Disabled, PersistenceMode: gpu.Enabled,
 		})
 		for j := range i {
-			s.Links = append(s.Links, core.Link{A: GPU(j), B: id, Path: core.PathSystem, NVLinks: 18})
+			s.Links = append(s.Links, gpu.Link{A: GPU(j), B: id, Path: gpu.PathSystem, NVLinks: 18})
 		}
 		s.Nodes = append(s.Nodes, fmt.Sprintf("/dev/nvidia%d", i))
 	}
 	s.Nodes = append(s.Nodes, "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
-	return core.NewSnapshot(s)
+	return gpu.NewSnapshot(s)
 }
 
 // GPU is the UUID of the n-th GPU of GPUs.
-func GPU(n int) core.DeviceID {
-	return core.DeviceID(fmt.Sprintf("GPU-00000000-0000-4000-8000-%012d", n))
+func GPU(n int) gpu.DeviceID {
+	return gpu.DeviceID(fmt.Sprintf("GPU-00000000-0000-4000-8000-%012d", n))
 }

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/watch"
 )
 
@@ -51,7 +53,7 @@ func wake(c chan<- struct{}) {
 }
 
 // equalButProgress reports whether two conditions differ in nothing but progress, which begins again after a restart.
-func equalButProgress(a, b core.Condition) bool {
+func equalButProgress(a, b health.Condition) bool {
 	a.Count, a.CleanChecks, a.ClearingSince = b.Count, b.CleanChecks, b.ClearingSince
 	return a == b
 }
@@ -190,7 +192,7 @@ func (m *Monitor) restore(ctx context.Context) {
 			return
 		case <-slow.C:
 			m.log.Error("health history not read in time, no device is offered without it: check the disk of the state directory")
-			m.readNothing(core.NoDriver(core.DriverPending, "the health history is not read yet: does the disk hang?"))
+			m.readNothing(gpu.NoDriver(gpu.DriverPending, "the health history is not read yet: does the disk hang?"))
 		case <-ctx.Done():
 			m.store = nil
 			return

@@ -11,6 +11,8 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 )
 
@@ -53,7 +55,7 @@ func TestNoDeviceIsOfferedBeforeTheHistoryIsRead(t *testing.T) {
 		h := &hung{answer: make(chan struct{})}
 		h.saved = unhealthy(95)
 		r := runWith(t, coretest.NewMachine(coretest.GPUs(2)), h).after(time.Minute)
-		if d := r.Current().Driver(); r.Current().Len() != 0 || d.State != core.DriverPending || !strings.Contains(d.Reason, "disk") {
+		if d := r.Current().Driver(); r.Current().Len() != 0 || d.State != gpu.DriverPending || !strings.Contains(d.Reason, "disk") {
 			t.Errorf("%d units are offered without the history, driver: %+v", r.Current().Len(), d)
 		}
 		late := r.Watchdog().Late(time.Now())
@@ -61,7 +63,7 @@ func TestNoDeviceIsOfferedBeforeTheHistoryIsRead(t *testing.T) {
 			t.Errorf("late: %v", late)
 		}
 		close(h.answer)
-		r.after(time.Second).expect("with its history", map[int]core.HealthState{1: core.Unhealthy})
+		r.after(time.Second).expect("with its history", map[int]health.State{1: health.Unhealthy})
 	})
 }
 
@@ -84,7 +86,7 @@ func TestStopsWhileTheDiskHangs(t *testing.T) {
 func unhealthy(xid uint64) []core.Checkpoint {
 	cfg := core.DefaultConfig()
 	s := core.NewState(cfg).Read(cfg, time.Now(), coretest.GPUs(2)).
-		Observe(cfg, time.Now(), core.Observation{At: core.WholeGPU(coretest.GPU(1)), Kind: core.XID, Code: xid})
+		Observe(cfg, time.Now(), health.Observation{At: gpu.WholeGPU(coretest.GPU(1)), Kind: health.XID, Code: xid})
 	return []core.Checkpoint{s.Checkpoint("boot")}
 }
 
@@ -94,13 +96,13 @@ func TestLastFaultIsSaved(t *testing.T) {
 		m, s := coretest.NewMachine(coretest.GPUs(2)), &store{}
 		r := runWith(t, m, s).after(time.Minute)
 		for _, xid := range []uint64{95, 79} {
-			m.SendEvent(core.Observation{At: core.WholeGPU(coretest.GPU(1)), Kind: core.XID, Code: xid})
+			m.SendEvent(health.Observation{At: gpu.WholeGPU(coretest.GPU(1)), Kind: health.XID, Code: xid})
 			synctest.Wait()
 		}
 		must(t, r.stop())
 		last := s.saved[len(s.saved)-1]
 		for _, cause := range []string{"XID_95", "XID_79"} {
-			if !slices.ContainsFunc(last.Conditions, func(c core.Condition) bool { return c.Cause() == cause }) {
+			if !slices.ContainsFunc(last.Conditions, func(c health.Condition) bool { return c.Cause() == cause }) {
 				t.Errorf("%s is not in the last record: %v", cause, last.Conditions)
 			}
 		}

@@ -4,10 +4,11 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 )
 
 // clock is the steady clock of the times in a core.State: it runs with the monotonic clock and agrees with the wall clock to
-// within core.ClockTolerance. It is used by one goroutine.
+// within health.ClockTolerance. It is used by one goroutine.
 type clock struct {
 	wall    func() time.Time
 	started time.Time // with its monotonic reading
@@ -23,7 +24,7 @@ func (c *clock) now() time.Time { return c.read.Add(time.Since(c.started)) }
 // adjust follows the wall clock if that has jumped, and returns by how much.
 func (c *clock) adjust() time.Duration {
 	d := c.wall().Round(0).Sub(c.now())
-	if d.Abs() < core.ClockTolerance {
+	if d.Abs() < health.ClockTolerance {
 		return 0
 	}
 	c.read = c.read.Add(d)

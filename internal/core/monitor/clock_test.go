@@ -8,6 +8,9 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 )
 
@@ -31,16 +34,16 @@ func runBy(t *testing.T, m *coretest.Machine) (*running, *wall) {
 // Waits last as long as without a jump of the wall clock in either direction.
 func TestWaitsIgnoreJumpsOfTheWallClock(t *testing.T) {
 	fault := func(r *running, m *coretest.Machine) {
-		m.SendEvent(core.Observation{At: core.WholeGPU(coretest.GPU(1)), Kind: core.XID, Code: 119})
+		m.SendEvent(health.Observation{At: gpu.WholeGPU(coretest.GPU(1)), Kind: health.XID, Code: 119})
 		r.after(time.Second)
 	}
 	reset := func(r *running, m *coretest.Machine) {
-		m.SendEvent(core.Observation{At: core.WholeGPU(coretest.GPU(1)), Kind: core.DriverRebound})
+		m.SendEvent(health.Observation{At: gpu.WholeGPU(coretest.GPU(1)), Kind: health.DriverRebound})
 		r.after(time.Second)
 	}
-	is := func(state core.HealthState) func(*running) bool {
+	is := func(state health.State) func(*running) bool {
 		return func(r *running) bool {
-			u, ok := r.Current().Unit(core.UnitID(coretest.GPU(1)))
+			u, ok := r.Current().Unit(inventory.UnitID(coretest.GPU(1)))
 			return ok && u.Health.State == state
 		}
 	}
@@ -50,16 +53,16 @@ func TestWaitsIgnoreJumpsOfTheWallClock(t *testing.T) {
 		most  time.Duration
 		least time.Duration
 	}{
-		"recovery after a reset": {func(r *running, m *coretest.Machine) { fault(r, m); reset(r, m) }, is(core.Healthy), 2 * time.Minute, 50 * time.Second},
+		"recovery after a reset": {func(r *running, m *coretest.Machine) { fault(r, m); reset(r, m) }, is(health.Healthy), 2 * time.Minute, 50 * time.Second},
 		"maintenance with an end": {func(r *running, _ *coretest.Machine) {
 			must(r.t, r.quiesce(time.Now().Add(10*time.Minute)))
-		}, is(core.Healthy), 11 * time.Minute, 9 * time.Minute},
+		}, is(health.Healthy), 11 * time.Minute, 9 * time.Minute},
 		"a fault that is ignored for a time": {func(r *running, m *coretest.Machine) {
 			fault(r, m)
-			if _, err := r.Ignore(r.t.Context(), core.Command{GPU: coretest.GPU(1)}, time.Now().Add(20*time.Second)); err != nil {
+			if _, err := r.Ignore(r.t.Context(), health.Command{GPU: coretest.GPU(1)}, time.Now().Add(20*time.Second)); err != nil {
 				r.t.Error(err)
 			}
-		}, is(core.Unhealthy), 25 * time.Second, 15 * time.Second},
+		}, is(health.Unhealthy), 25 * time.Second, 15 * time.Second},
 		"a unit that was withdrawn": {func(r *running, m *coretest.Machine) {
 			m.Set(coretest.GPUs(1))
 			must(r.t, r.ApplyPolicy(r.t.Context(), excluding(coretest.GPU(1))))
@@ -88,7 +91,7 @@ func TestWaitsIgnoreJumpsOfTheWallClock(t *testing.T) {
 	}
 }
 
-func excluding(ids ...core.DeviceID) core.Config {
+func excluding(ids ...gpu.DeviceID) core.Config {
 	cfg := core.DefaultConfig()
 	cfg.Exclude = ids
 	return cfg
@@ -100,10 +103,10 @@ func TestClearAfterTheClockWasSetBack(t *testing.T) {
 		m := coretest.NewMachine(coretest.GPUs(2))
 		r, w := runBy(t, m)
 		r.after(time.Minute)
-		m.SendEvent(core.Observation{At: core.WholeGPU(coretest.GPU(1)), Kind: core.XID, Code: 119})
+		m.SendEvent(health.Observation{At: gpu.WholeGPU(coretest.GPU(1)), Kind: health.XID, Code: 119})
 		r.after(time.Second)
 		w.jump(-2 * time.Hour)
-		if _, err := r.Clear(t.Context(), core.Command{GPU: coretest.GPU(1), VerifiedAt: w.now()}); err != nil {
+		if _, err := r.Clear(t.Context(), health.Command{GPU: coretest.GPU(1), VerifiedAt: w.now()}); err != nil {
 			t.Error(err)
 		}
 		r.expect("cleared", nil)

@@ -5,6 +5,9 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
 // change returns the state that follows from the present one at a time.
@@ -37,9 +40,9 @@ func (m *Monitor) apply(c command) {
 	c.reply <- err
 }
 
-// Clear removes conditions by an operator's command and returns them: see core.Ledger.Clear for its errors. It takes effect
+// Clear removes conditions by an operator's command and returns them: see health.Ledger.Clear for its errors. It takes effect
 // whether or not a session is open.
-func (m *Monitor) Clear(ctx context.Context, c core.Command) (cleared []core.Condition, err error) {
+func (m *Monitor) Clear(ctx context.Context, c health.Command) (cleared []health.Condition, err error) {
 	err = m.do(ctx, func(s core.State, now time.Time) (next core.State, err error) {
 		next, cleared, err = s.Clear(m.cfg, now, c)
 		return next, err
@@ -47,8 +50,8 @@ func (m *Monitor) Clear(ctx context.Context, c core.Command) (cleared []core.Con
 	return cleared, err
 }
 
-// Ignore disregards conditions until a time and returns them: see core.Ledger.Ignore for its errors.
-func (m *Monitor) Ignore(ctx context.Context, c core.Command, until time.Time) (ignored []core.Condition, err error) {
+// Ignore disregards conditions until a time and returns them: see health.Ledger.Ignore for its errors.
+func (m *Monitor) Ignore(ctx context.Context, c health.Command, until time.Time) (ignored []health.Condition, err error) {
 	err = m.do(ctx, func(s core.State, now time.Time) (next core.State, err error) {
 		next, ignored, err = s.Ignore(m.cfg, now, c, until)
 		return next, err
@@ -59,7 +62,7 @@ func (m *Monitor) Ignore(ctx context.Context, c core.Command, until time.Time) (
 // Rebind binds the positions of the policy (indices, numbers of devices, the common MIG profile) to the devices that they
 // select by the driver's present order: see core.State.Rebind for its error. It returns what was bound before and what is
 // bound now. It takes effect on every agent of this host that shares the state directory, as for the numbers of devices.
-func (m *Monitor) Rebind(ctx context.Context) (was, is []core.PositionBinding, err error) {
+func (m *Monitor) Rebind(ctx context.Context) (was, is []inventory.PositionBinding, err error) {
 	err = m.do(ctx, func(s core.State, now time.Time) (core.State, error) {
 		next, err := s.Rebind(m.cfg, now)
 		was, is = s.Inventory.PositionBindings(), next.Inventory.PositionBindings()
@@ -80,7 +83,7 @@ func (m *Monitor) ApplyPolicy(ctx context.Context, offer core.Config) error {
 
 // Report adds observations that did not come from the driver's session: from the kernel log, a simulated fault, a reservation.
 // It never blocks. It reports false if its queue is full, and drops what found no room.
-func (m *Monitor) Report(obs ...core.Observation) bool {
+func (m *Monitor) Report(obs ...health.Observation) bool {
 	for _, o := range obs {
 		select {
 		case m.reported <- o:
@@ -92,19 +95,19 @@ func (m *Monitor) Report(obs ...core.Observation) bool {
 }
 
 // Reserved reports that units were reserved for new work. It never blocks.
-func (m *Monitor) Reserved(devices []core.Device) {
+func (m *Monitor) Reserved(devices []gpu.Device) {
 	for _, d := range devices {
-		m.Report(core.Observation{At: d.At, Kind: core.Reserved})
+		m.Report(health.Observation{At: d.At, Kind: health.Reserved})
 	}
 }
 
 // SetHost sets what the host has beside the driver and replaces all that was set before. It never blocks; values that are
 // replaced before Run's goroutine has read them are skipped. A value set before Run counts from the first reading on.
-func (m *Monitor) SetHost(h core.Host) { m.host.Store(h) }
+func (m *Monitor) SetHost(h inventory.Host) { m.host.Store(h) }
 
 // applyHost applies the latest host. Only Run's goroutine calls it.
 func (m *Monitor) applyHost() {
-	var h core.Host
+	var h inventory.Host
 	h, m.hostChanged = m.host.LoadNext()
 	m.update(func(s core.State, now time.Time) core.State { return s.WithHost(m.cfg, now, h) })
 }

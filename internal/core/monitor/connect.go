@@ -5,7 +5,7 @@ import (
 	"errors"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/watch"
 )
 
@@ -80,7 +80,7 @@ func serveWithoutSession[T any](ctx context.Context, m *Monitor, until <-chan T)
 		case v = <-until:
 			return v, nil
 		case <-m.usage.requested:
-			m.usage.finish(nil, core.ErrNoDriver)
+			m.usage.finish(nil, gpu.ErrNoDriver)
 		case c := <-m.commands:
 			m.apply(c)
 		case o := <-m.reported:

@@ -7,19 +7,21 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
 // A hung call: that GPU is unhealthy, the others are not, reservations and shutdown go on.
 func TestHungCall(t *testing.T) {
 	onGPUs(t, 4, func(t *testing.T, m *coretest.Machine, r *running) {
-		release := m.Hang("Probe", core.WholeGPU(coretest.GPU(2)))
-		r.after(71*time.Second).expect("hung", map[int]core.HealthState{2: core.Unhealthy})
-		if h := r.healthOf(2); h.Reason != core.ReasonUnresponsive || h.Detail != "nvmlProbe" {
+		release := m.Hang("Probe", gpu.WholeGPU(coretest.GPU(2)))
+		r.after(71*time.Second).expect("hung", map[int]health.State{2: health.Unhealthy})
+		if h := r.healthOf(2); h.Reason != health.ReasonUnresponsive || h.Detail != "nvmlProbe" {
 			t.Errorf("health: %v", h)
 		}
-		if _, err := r.Current().Reserve(core.UnitID(coretest.GPU(0))); err != nil {
+		if _, err := r.Current().Reserve(inventory.UnitID(coretest.GPU(0))); err != nil {
 			t.Errorf("neighbour: %v", err)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -27,11 +29,11 @@ func TestHungCall(t *testing.T) {
 		if _, err := r.Usage(ctx); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("Usage: %v", err)
 		}
-		m.SendEvent(core.Observation{At: core.WholeGPU(coretest.GPU(0)), Kind: core.XID, Code: 79})
+		m.SendEvent(health.Observation{At: gpu.WholeGPU(coretest.GPU(0)), Kind: health.XID, Code: 79})
 		synctest.Wait()
-		r.expect("events arrive all the same", map[int]core.HealthState{0: core.GPULost, 2: core.Unhealthy})
+		r.expect("events arrive all the same", map[int]health.State{0: health.GPULost, 2: health.Unhealthy})
 		release()
-		r.after(2*time.Minute).expect("released", map[int]core.HealthState{0: core.Unhealthy})
+		r.after(2*time.Minute).expect("released", map[int]health.State{0: health.Unhealthy})
 	})
 }
 
@@ -40,7 +42,7 @@ func TestStopsInTimeWhateverHangs(t *testing.T) {
 		t.Run(method, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				m := coretest.NewMachine(coretest.GPUs(2))
-				release := m.Hang(method, core.Node)
+				release := m.Hang(method, gpu.Node)
 				r := run(t, m)
 				r.after(time.Minute)
 				start := time.Now()
@@ -61,7 +63,7 @@ func TestStopsInTimeWhateverHangs(t *testing.T) {
 func TestLateSessionIsClosed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := coretest.NewMachine(coretest.GPUs(2))
-		release := m.Hang("Open", core.Node)
+		release := m.Hang("Open", gpu.Node)
 		r := run(t, m)
 		go func() {
 			time.Sleep(time.Second)
@@ -87,7 +89,7 @@ func TestFailingEventWaitDoesNotSpin(t *testing.T) {
 			t.Errorf("calls in a minute: %v", calls)
 		}
 		m.FailWait(nil)
-		m.SendEvent(core.Observation{At: core.WholeGPU(coretest.GPU(1)), Kind: core.XID, Code: 48})
-		r.after(time.Second).expect("events again", map[int]core.HealthState{1: core.Unhealthy})
+		m.SendEvent(health.Observation{At: gpu.WholeGPU(coretest.GPU(1)), Kind: health.XID, Code: 48})
+		r.after(time.Second).expect("events again", map[int]health.State{1: health.Unhealthy})
 	})
 }

@@ -5,7 +5,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 )
 
 // logAtMost is how long the first reading waits for the kernel log: to read all of it takes milliseconds.
@@ -26,8 +26,8 @@ func (m *Monitor) awaitLog(ctx context.Context) {
 }
 
 // noteLogRead ends awaitLog if observations include LogRead.
-func (m *Monitor) noteLogRead(obs []core.Observation) {
-	if slices.ContainsFunc(obs, func(o core.Observation) bool { return o.Kind == core.KernelLogRead }) {
+func (m *Monitor) noteLogRead(obs []health.Observation) {
+	if slices.ContainsFunc(obs, func(o health.Observation) bool { return o.Kind == health.KernelLogRead }) {
 		wake(m.logRead)
 	}
 }

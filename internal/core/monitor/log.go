@@ -3,14 +3,16 @@ package monitor
 import (
 	"log/slog"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
 // logChange writes one line per device for each difference between two inventories, whatever the number of its units.
-func logChange(log *slog.Logger, prev, next *core.Inventory) {
+func logChange(log *slog.Logger, prev, next *inventory.Inventory) {
 	switch d := next.Driver(); {
 	case d == prev.Driver():
-	case d.State == core.DriverReady:
+	case d.State == gpu.DriverReady:
 		log.Info("driver ready", "version", d.Version, "cuda", d.CUDA)
 	default:
 		log.Info("driver "+d.State.String(), "reason", d.Reason)
@@ -48,9 +50,9 @@ func logChange(log *slog.Logger, prev, next *core.Inventory) {
 
 // logTransition writes the new health of a device with its cause, the driver's recovery action, the remedy and what clears it;
 // or, when the device recovered, the health and cause before, and what cleared them.
-func logTransition(log *slog.Logger, u core.Unit, old core.Health) {
+func logTransition(log *slog.Logger, u inventory.Unit, old health.Health) {
 	line := log.With("id", u.Device.ID, "pci", u.Device.PCI)
-	if u.Health.State == core.Healthy {
+	if u.Health.State == health.Healthy {
 		line.Info("device healthy", "was", old.String(), "cause", old.Cause(), "clears", old.Clears)
 		return
 	}

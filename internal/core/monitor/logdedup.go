@@ -5,6 +5,8 @@ import (
 	"slices"
 
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
 // logDedup holds the warnings that were logged about the policy, other agents, device nodes and the kernel log, so that each
@@ -12,7 +14,7 @@ import (
 type logDedup struct {
 	warnings []string // of the policy
 	drift    []string
-	overlaps []core.Overlap
+	overlaps []inventory.Overlap
 	nodes    []string // missing device nodes
 	unlisted []core.UnlistedXID
 }
@@ -22,7 +24,7 @@ type logDedup struct {
 // A warning of the policy ends only if all GPUs were read: while a GPU or the driver does not answer, it is not known which
 // devices the policy selects, and the same warning would end and begin with each such reading.
 func (l *logDedup) log(log *slog.Logger, state core.State) {
-	ready := state.Snapshot.Driver.State == core.DriverReady
+	ready := state.Snapshot.Driver.State == gpu.DriverReady
 	warnings, drift := state.Inventory.PolicyWarnings(), state.Inventory.OutdatedBindings()
 	if !ready || len(state.Snapshot.Excluded) > 0 {
 		warnings, drift = union(l.warnings, warnings), union(l.drift, drift)
@@ -37,9 +39,9 @@ func (l *logDedup) log(log *slog.Logger, state core.State) {
 	}, func(w string) {
 		log.Info("the policy matches this node again", "warning", w)
 	})
-	difference(&l.overlaps, state.Inventory.Overlaps(), func(o core.Overlap) {
+	difference(&l.overlaps, state.Inventory.Overlaps(), func(o inventory.Overlap) {
 		log.Warn("device is also offered by another agent", "id", o.Device, "other", o.Agent, "action", "give the agents different GPUs")
-	}, func(o core.Overlap) {
+	}, func(o inventory.Overlap) {
 		log.Info("device is no longer offered by another agent", "id", o.Device, "other", o.Agent)
 	})
 	if ready { // without a driver the nodes are unknown
@@ -67,7 +69,7 @@ func difference[T comparable](logged *[]T, present []T, begin, end func(T)) {
 }
 
 // nodeWarnings are the warnings of missing device nodes in the health of any device, each once.
-func nodeWarnings(inv *core.Inventory) (warnings []string) {
+func nodeWarnings(inv *inventory.Inventory) (warnings []string) {
 	for u := range inv.Devices() {
 		if w := u.Health.MissingNodes; w != "" && !slices.Contains(warnings, w) {
 			warnings = append(warnings, w)

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/setting"
 	"github.com/tandem-gpu/tandem/internal/watch"
 )
 
@@ -29,12 +31,12 @@ func (e *HeldError) Error() string {
 // survives a restart of the agent, not a reboot.
 func (m *Monitor) Quiesce(ctx context.Context, until time.Time) error {
 	err := m.do(ctx, func(s core.State, now time.Time) (core.State, error) {
-		next := core.Maintenance{Since: now.UTC(), Until: until.UTC()}
+		next := health.Maintenance{Since: now.UTC(), Until: until.UTC()}
 		if until.IsZero() {
 			next.Until = time.Time{}
 		}
 		if !next.Active(now) {
-			return s, &core.ConfigError{Key: "until", Value: until.Format(time.RFC3339), Remedy: "want a time to come"}
+			return s, &setting.Error{Key: "until", Value: until.Format(time.RFC3339), Remedy: "want a time to come"}
 		}
 		if s.Maintenance.Active(now) {
 			next.Since = s.Maintenance.Since

@@ -8,9 +8,11 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
+	"github.com/tandem-gpu/tandem/internal/setting"
 )
 
 func (r *running) quiesce(until time.Time) error {
@@ -26,7 +28,7 @@ func (r *running) expectMaintenance(when string, n int) {
 		r.t.Errorf("%s: %d units, want %d", when, r.Current().Len(), n)
 	}
 	for u := range r.Current().Units() {
-		if u.Health.Reason != core.ReasonMaintenance || u.Health.Schedulable() {
+		if u.Health.Reason != health.ReasonMaintenance || u.Health.Schedulable() {
 			r.t.Errorf("%s: %s: %s", when, u.ID, u.Health)
 		}
 	}
@@ -61,13 +63,13 @@ func TestQuiesceReleasesTheDriver(t *testing.T) {
 func TestMaintenanceEndsAtItsTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := run(t, coretest.NewMachine(coretest.GPUs(1)))
-		if _, ok := errors.AsType[*core.ConfigError](r.quiesce(time.Now().Add(-time.Second))); !ok {
+		if _, ok := errors.AsType[*setting.Error](r.quiesce(time.Now().Add(-time.Second))); !ok {
 			t.Error("a time in the past was accepted")
 		}
 		must(t, r.quiesce(time.Now().Add(time.Hour)))
 		r.after(59*time.Minute).expectMaintenance("for an hour", 1)
 		r.after(2*time.Minute).expect("after the hour", nil)
-		if now := r.State().Maintenance; now != (core.Maintenance{}) {
+		if now := r.State().Maintenance; now != (health.Maintenance{}) {
 			t.Errorf("still recorded: %+v", now)
 		}
 	})
@@ -80,7 +82,7 @@ func TestQuiesceWhileACallHangs(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				m := coretest.NewMachine(coretest.GPUs(2))
 				r := run(t, m)
-				release := m.Hang(method, core.WholeGPU(coretest.GPU(1)))
+				release := m.Hang(method, gpu.WholeGPU(coretest.GPU(1)))
 				r.after(2 * time.Minute)
 				if _, ok := errors.AsType[*monitor.HeldError](r.quiesce(time.Time{})); !ok {
 					t.Error("no HeldError")
@@ -106,7 +108,7 @@ func TestQuiesceWhileACallHangs(t *testing.T) {
 func TestQuiesceWithoutADriver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := coretest.NewMachine(coretest.GPUs(2))
-		m.FailOpen(core.ErrNoDriver)
+		m.FailOpen(gpu.ErrNoDriver)
 		r := run(t, m).after(time.Minute)
 		must(t, r.quiesce(time.Time{}))
 		opened := m.Calls()["Open"]
@@ -125,7 +127,7 @@ func TestQuiesceWithoutADriver(t *testing.T) {
 func TestQuiesceWhileTheDriverIsOpened(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := coretest.NewMachine(coretest.GPUs(2))
-		release := m.Hang("Open", core.Node)
+		release := m.Hang("Open", gpu.Node)
 		r := run(t, m)
 		if _, ok := errors.AsType[*monitor.HeldError](r.quiesce(time.Time{})); !ok {
 			t.Error("no HeldError")
@@ -163,7 +165,7 @@ func TestMaintenanceOutlivesTheAgent(t *testing.T) {
 func TestEventWaitThatHangsIsDetected(t *testing.T) {
 	onGPUs(t, 1, func(t *testing.T, m *coretest.Machine, r *running) {
 		r.after(time.Minute)
-		release := m.Hang("Wait", core.Node)
+		release := m.Hang("Wait", gpu.Node)
 		r.after(20*time.Second).expect("checks go on", nil)
 		late := r.Watchdog().Late(time.Now())
 		if !r.Stats().EventsFail || len(late) != 1 || late[0].Name != "event wait" {

@@ -16,6 +16,9 @@ import (
 	"github.com/cenkalti/backoff/v5"
 
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/watch"
 	"github.com/tandem-gpu/tandem/internal/watchdog"
 )
@@ -26,27 +29,27 @@ const TaskName = "monitor"
 // Session is an open driver. Wait is called from one goroutine, Busy and Nodes from any, the other methods from a second one.
 // A call may hang forever; Busy then returns it.
 type Session interface {
-	// Snapshot reads all GPUs. A device that can't be read is excluded, not an error; an error (core.ErrDriverLost,
-	// core.ErrDriverStale) means that the session is of no more use.
-	Snapshot() (core.Snapshot, error)
+	// Snapshot reads all GPUs. A device that can't be read is excluded, not an error; an error (gpu.ErrDriverLost,
+	// gpu.ErrDriverStale) means that the session is of no more use.
+	Snapshot() (gpu.Snapshot, error)
 
 	// Probe checks the health of every known GPU and returns an observation each: Checked with the sample unless something is
 	// wrong. A GPU that does not answer in time is Waiting; its call goes on and delays no other. Errors are as for Snapshot.
-	Probe() ([]core.Observation, error)
+	Probe() ([]health.Observation, error)
 
 	// Wait returns the events since the last call and blocks for at most max. An error means that events are unavailable
 	// at present; it is a reason to probe, not a fault.
-	Wait(max time.Duration) ([]core.Observation, error)
+	Wait(max time.Duration) ([]health.Observation, error)
 
 	// Usage reads the usage of every device that answers.
-	Usage() ([]core.Usage, error)
+	Usage() ([]gpu.Usage, error)
 
 	// Nodes lists the present device nodes of the host, sorted. It makes no driver call and returns immediately;
 	// Snapshot.Nodes is the same list at the time of the reading. Neither side changes the slice.
 	Nodes() []string
 
 	// Busy are the calls in progress without the event wait, the oldest first.
-	Busy() []core.Call
+	Busy() []gpu.Call
 
 	// Close ends the session: no handle and no descriptor remains. After an error, which means that a call is still in the
 	// driver, it may be called again.
@@ -92,8 +95,8 @@ type Monitor struct {
 	state             *watch.Value[core.State]
 	usage             *usageReadings
 	commands          chan command
-	reported          chan core.Observation // by Report
-	host              *watch.Value[core.Host]
+	reported          chan health.Observation // by Report
+	host              *watch.Value[inventory.Host]
 	hostChanged       <-chan struct{} // Run's own: closed when host has a newer value than the applied one
 	logged            logDedup
 	logRead           chan struct{}                 // capacity 1: the kernel log was read; nil = Run does not wait for it
@@ -112,7 +115,7 @@ func New(open func() (Session, error), cfg core.Config, log *slog.Logger, store 
 	m := &Monitor{
 		open: open, driverFingerprint: func() string { return "" }, cfg: cfg, log: log, store: store,
 		state: watch.NewValue(core.NewState(cfg)), usage: newUsageReadings(),
-		commands: make(chan command), reported: make(chan core.Observation, 256), host: watch.NewValue(core.Host{}),
+		commands: make(chan command), reported: make(chan health.Observation, 256), host: watch.NewValue(inventory.Host{}),
 		restored: make(chan struct{}), released: watch.NewValue[<-chan struct{}](nil),
 		checkpoints: newCheckpointer(store), clock: newClock(time.Now), tasks: watchdog.NewRegistry(),
 	}
@@ -131,12 +134,12 @@ func (m *Monitor) Watchdog() *watchdog.Registry { return m.tasks }
 func (m *Monitor) State() core.State { return m.state.Load() }
 
 // Current is the latest inventory; never nil.
-func (m *Monitor) Current() *core.Inventory { return m.state.Load().Inventory }
+func (m *Monitor) Current() *inventory.Inventory { return m.state.Load().Inventory }
 
 // Watch yields the present inventory and then each newer one that differs from its predecessor, until ctx ends. A slow caller
 // skips to the latest, which may be equal to the one that it has.
-func (m *Monitor) Watch(ctx context.Context) iter.Seq[*core.Inventory] {
-	return func(yield func(*core.Inventory) bool) {
+func (m *Monitor) Watch(ctx context.Context) iter.Seq[*inventory.Inventory] {
+	return func(yield func(*inventory.Inventory) bool) {
 		for s := range m.state.Watch(ctx) {
 			if !yield(s.Inventory) {
 				return
@@ -145,7 +148,7 @@ func (m *Monitor) Watch(ctx context.Context) iter.Seq[*core.Inventory] {
 	}
 }
 
-// Run follows the GPUs until ctx ends (nil) or a new process is needed (core.ErrDriverStale). It returns within two seconds of
+// Run follows the GPUs until ctx ends (nil) or a new process is needed (gpu.ErrDriverStale). It returns within two seconds of
 // the end of ctx even if the driver hangs; a hung call is abandoned.
 func (m *Monitor) Run(ctx context.Context) error {
 	m.task = m.tasks.Register(TaskName)
@@ -167,7 +170,7 @@ func (m *Monitor) Run(ctx context.Context) error {
 			continue
 		}
 		m.noDriver(err)
-		if errors.Is(err, core.ErrDriverStale) {
+		if errors.Is(err, gpu.ErrDriverStale) {
 			return err
 		}
 		if time.Since(began) >= openInterval { // a session that fails right after it opened does not reset the back-off
@@ -181,15 +184,15 @@ func (m *Monitor) Run(ctx context.Context) error {
 }
 
 // noDriver records that there is no session, and why. Devices that were read stay listed, unhealthy.
-func (m *Monitor) noDriver(err error) { m.readNothing(core.Unavailable(err)) }
+func (m *Monitor) noDriver(err error) { m.readNothing(gpu.Unavailable(err)) }
 
 // readNothing records that the driver can't be read, and why.
-func (m *Monitor) readNothing(reading core.Snapshot) {
+func (m *Monitor) readNothing(reading gpu.Snapshot) {
 	m.update(func(s core.State, now time.Time) core.State { return s.Read(m.cfg, now, reading) })
 }
 
 // observe applies observations; without any it lets time pass.
-func (m *Monitor) observe(obs ...core.Observation) (changed bool) {
+func (m *Monitor) observe(obs ...health.Observation) (changed bool) {
 	changed = m.update(func(s core.State, now time.Time) core.State { return s.Observe(m.cfg, now, obs...) })
 	m.noteLogRead(obs)
 	return changed

@@ -12,17 +12,20 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 )
 
 func TestLostGPUTurnsUnhealthyAloneAndComesBack(t *testing.T) {
 	onGPUs(t, 8, func(t *testing.T, m *coretest.Machine, r *running) {
 		r.expect("start", nil)
-		m.FailGPU(coretest.GPU(3), core.Lost)
-		r.after(10*time.Second).expect("one probe later", map[int]core.HealthState{3: core.GPULost})
-		r.after(10*time.Minute).expect("later", map[int]core.HealthState{3: core.GPULost})
+		m.FailGPU(coretest.GPU(3), health.Lost)
+		r.after(10*time.Second).expect("one probe later", map[int]health.State{3: health.GPULost})
+		r.after(10*time.Minute).expect("later", map[int]health.State{3: health.GPULost})
 		m.RecoverGPU(coretest.GPU(3))
-		r.after(50*time.Second).expect("it answers, but not for long enough", map[int]core.HealthState{3: core.Unhealthy})
+		r.after(50*time.Second).expect("it answers, but not for long enough", map[int]health.State{3: health.Unhealthy})
 		r.after(time.Minute).expect("restored", nil)
 		if n := len(r.seen); n > 5 {
 			t.Errorf("%d inventories published, want pending, ready, lost, unhealthy, back", n)
@@ -43,11 +46,11 @@ func TestNothingIsPublishedWhileNothingChanges(t *testing.T) {
 
 func TestXIDCountsImmediately(t *testing.T) {
 	onGPUs(t, 2, func(t *testing.T, m *coretest.Machine, r *running) {
-		m.SendEvent(core.Observation{At: core.WholeGPU(coretest.GPU(1)), Kind: core.XID, Code: 48})
-		m.SendEvent(core.Observation{At: core.WholeGPU(coretest.GPU(0)), Kind: core.XID, Code: 31})
+		m.SendEvent(health.Observation{At: gpu.WholeGPU(coretest.GPU(1)), Kind: health.XID, Code: 48})
+		m.SendEvent(health.Observation{At: gpu.WholeGPU(coretest.GPU(0)), Kind: health.XID, Code: 31})
 		synctest.Wait() // no time passes
-		r.expect("XID 48 on 1, application XID 31 on 0", map[int]core.HealthState{1: core.Unhealthy})
-		if h := r.healthOf(1); h.Reason != core.ReasonXID || h.Code != 48 {
+		r.expect("XID 48 on 1, application XID 31 on 0", map[int]health.State{1: health.Unhealthy})
+		if h := r.healthOf(1); h.Reason != health.ReasonXID || h.Code != 48 {
 			t.Errorf("health: %v", h)
 		}
 	})
@@ -56,12 +59,12 @@ func TestXIDCountsImmediately(t *testing.T) {
 func TestDriverComesLateGoesAndReturns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := coretest.NewMachine(coretest.GPUs(2))
-		m.FailOpen(fmt.Errorf("libnvidia-ml.so.1 not found: %w", core.ErrNoDriver))
+		m.FailOpen(fmt.Errorf("libnvidia-ml.so.1 not found: %w", gpu.ErrNoDriver))
 		r := run(t, m)
-		if d := r.Current().Driver(); d.State != core.DriverAbsent || r.Current().Len() != 0 {
+		if d := r.Current().Driver(); d.State != gpu.DriverAbsent || r.Current().Len() != 0 {
 			t.Fatalf("without a library: %+v", d)
 		}
-		if _, err := r.Usage(t.Context()); !errors.Is(err, core.ErrNoDriver) {
+		if _, err := r.Usage(t.Context()); !errors.Is(err, gpu.ErrNoDriver) {
 			t.Errorf("Usage without a driver: %v", err)
 		}
 		r.after(24 * time.Hour)
@@ -74,9 +77,9 @@ func TestDriverComesLateGoesAndReturns(t *testing.T) {
 			t.Fatalf("%d units", r.Current().Len())
 		}
 
-		m.FailOpen(core.ErrNoDriver)
-		m.FailSession(core.ErrDriverLost)
-		r.after(11*time.Second).expect("driver gone: units stay", map[int]core.HealthState{0: core.Unknown, 1: core.Unknown})
+		m.FailOpen(gpu.ErrNoDriver)
+		m.FailSession(gpu.ErrDriverLost)
+		r.after(11*time.Second).expect("driver gone: units stay", map[int]health.State{0: health.Unknown, 1: health.Unknown})
 		r.after(2 * time.Second)
 		if r.Current().Len() != 2 || m.Sessions() != 0 {
 			t.Errorf("%d units, %d sessions", r.Current().Len(), m.Sessions())
@@ -91,7 +94,7 @@ func TestDriverComesLateGoesAndReturns(t *testing.T) {
 func TestDriverThatAppearsIsOpenedImmediately(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := coretest.NewMachine(coretest.GPUs(2))
-		m.FailOpen(core.ErrNoDriver)
+		m.FailOpen(gpu.ErrNoDriver)
 		fingerprint := atomic.Pointer[string]{}
 		fingerprint.Store(new("none"))
 		r := start(t, m, setup{before: func(m *monitor.Monitor) {
@@ -110,7 +113,7 @@ func TestDriverThatAppearsIsOpenedImmediately(t *testing.T) {
 func TestDriverThatFailsAfterItOpenedIsRetriedRarely(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := coretest.NewMachine(coretest.GPUs(1))
-		m.FailSession(core.ErrDriverLost)
+		m.FailSession(gpu.ErrDriverLost)
 		r := run(t, m)
 		r.after(time.Hour)
 		if calls := m.Calls()["Open"]; calls > 3600/5 {
@@ -128,11 +131,11 @@ func TestStaleDriverEndsRun(t *testing.T) {
 		done := make(chan error, 1)
 		go func() { done <- mon.Run(t.Context()) }()
 		synctest.Wait()
-		m.FailSession(core.ErrDriverStale)
-		if err := <-done; !errors.Is(err, core.ErrDriverStale) {
+		m.FailSession(gpu.ErrDriverStale)
+		if err := <-done; !errors.Is(err, gpu.ErrDriverStale) {
 			t.Errorf("Run returned %v", err)
 		}
-		if u, _ := mon.Current().Unit(core.UnitID(coretest.GPU(0))); u.Health.Schedulable() {
+		if u, _ := mon.Current().Unit(inventory.UnitID(coretest.GPU(0))); u.Health.Schedulable() {
 			t.Errorf("offered with a stale driver: %v", u.Health)
 		}
 	})
@@ -141,16 +144,16 @@ func TestStaleDriverEndsRun(t *testing.T) {
 // Callers of Usage that wait when the session ends get an error, with or without a deadline of their own.
 func TestUsageIsAnsweredWhenTheSessionEnds(t *testing.T) {
 	onGPUs(t, 1, func(t *testing.T, m *coretest.Machine, r *running) {
-		release := m.Hang("Usage", core.Node)
+		release := m.Hang("Usage", gpu.Node)
 		answered := make(chan error, 2)
 		for range 2 { // one reading is in progress, one waits
 			go func() { _, err := r.Usage(context.Background()); answered <- err }()
 			synctest.Wait()
 		}
-		m.FailOpen(core.ErrNoDriver)
+		m.FailOpen(gpu.ErrNoDriver)
 		go func() { _ = r.stop() }()
 		for range 2 {
-			if err := <-answered; !errors.Is(err, core.ErrNoDriver) {
+			if err := <-answered; !errors.Is(err, gpu.ErrNoDriver) {
 				t.Error(err)
 			}
 		}
@@ -163,14 +166,14 @@ func TestUsageIsAnsweredWhenTheSessionEnds(t *testing.T) {
 func TestRetiredUnitIsRemovedAfterItsGrace(t *testing.T) {
 	onGPUs(t, 2, func(t *testing.T, m *coretest.Machine, r *running) {
 		replaced := coretest.GPUs(2)
-		replaced.Devices[1].ID, replaced.Devices[1].At = "GPU-new", core.WholeGPU("GPU-new")
+		replaced.Devices[1].ID, replaced.Devices[1].At = "GPU-new", gpu.WholeGPU("GPU-new")
 		m.Set(replaced)
 		r.after(time.Minute)
-		if h := r.healthOf(1); r.Current().Len() != 3 || h.Reason != core.ReasonWithdrawn {
+		if h := r.healthOf(1); r.Current().Len() != 3 || h.Reason != health.ReasonWithdrawn {
 			t.Fatalf("%d units, old one %v", r.Current().Len(), h)
 		}
 		r.after(3 * time.Second)
-		if _, ok := r.Current().Unit(core.UnitID(coretest.GPU(1))); ok {
+		if _, ok := r.Current().Unit(inventory.UnitID(coretest.GPU(1))); ok {
 			t.Error("still listed")
 		}
 	})
@@ -179,15 +182,15 @@ func TestRetiredUnitIsRemovedAfterItsGrace(t *testing.T) {
 // A GPU that is lost and returns a hundred times a minute causes few updates of an orchestrator, and takes no work.
 func TestFlapsAreDamped(t *testing.T) {
 	onGPUs(t, 2, func(t *testing.T, m *coretest.Machine, r *running) {
-		flap := core.WholeGPU(coretest.GPU(1))
+		flap := gpu.WholeGPU(coretest.GPU(1))
 		for minute := range 10 {
 			before := len(r.seen)
 			for range 100 {
-				m.FailGPU(flap.GPU, core.Lost)
-				m.SendEvent(core.Observation{At: flap}) // an event, so that the GPU is checked
+				m.FailGPU(flap.GPU, health.Lost)
+				m.SendEvent(health.Observation{At: flap}) // an event, so that the GPU is checked
 				r.after(300 * time.Millisecond)
 				m.RecoverGPU(flap.GPU)
-				m.SendEvent(core.Observation{At: flap})
+				m.SendEvent(health.Observation{At: flap})
 				r.after(300 * time.Millisecond)
 				if r.healthOf(1).Schedulable() {
 					t.Fatal("a GPU that flaps takes work")
@@ -213,7 +216,7 @@ func TestUsageIsNoHealthCheck(t *testing.T) {
 		}()
 		r.after(5500 * time.Millisecond) // between two checks
 		before := m.Calls()["Probe"]
-		m.SendEvent(core.Observation{At: core.WholeGPU(coretest.GPU(1)), Kind: core.XID, Code: 95})
+		m.SendEvent(health.Observation{At: gpu.WholeGPU(coretest.GPU(1)), Kind: health.XID, Code: 95})
 		synctest.Wait()
 		if n := m.Calls()["Probe"] - before; n != 1 {
 			t.Errorf("%d checks immediately after an XID, want 1", n)

@@ -9,6 +9,8 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
 const uvm = "/dev/nvidia-uvm"
@@ -16,7 +18,7 @@ const uvm = "/dev/nvidia-uvm"
 func passNodes(c *core.Config) { c.DeviceNodes = true }
 
 // withoutUVM is a snapshot of GPUs on a node where no CUDA program has run yet.
-func withoutUVM(n int) core.Snapshot {
+func withoutUVM(n int) gpu.Snapshot {
 	s := coretest.GPUs(n)
 	s.Nodes = slices.DeleteFunc(s.Nodes, func(path string) bool { return path == uvm })
 	return s
@@ -25,11 +27,11 @@ func withoutUVM(n int) core.Snapshot {
 // inContainer reports whether a container of GPU 0 gets a node.
 func (r *running) inContainer(path string) bool {
 	r.t.Helper()
-	plan, err := r.Current().Reserve(core.UnitID(coretest.GPU(0)))
+	plan, err := r.Current().Reserve(inventory.UnitID(coretest.GPU(0)))
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	return slices.ContainsFunc(plan.Nodes, func(n core.DeviceNode) bool { return n.Path == path })
+	return slices.ContainsFunc(plan.Nodes, func(n inventory.DeviceNode) bool { return n.Path == path })
 }
 
 func TestNodeChangeCountsWithinASecondWithoutADriverCall(t *testing.T) {
@@ -40,7 +42,7 @@ func TestNodeChangeCountsWithinASecondWithoutADriverCall(t *testing.T) {
 		if r.inContainer(uvm) || !strings.Contains(r.healthOf(0).String(), "missing "+uvm) {
 			t.Errorf("without the node: %s", r.healthOf(0))
 		}
-		release := m.Hang("Snapshot", core.Node) // without the driver
+		release := m.Hang("Snapshot", gpu.Node) // without the driver
 		defer release()
 		before := m.Calls()
 		m.Set(coretest.GPUs(2))
@@ -68,7 +70,7 @@ func TestSlowReadingDoesNotRemoveANode(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := coretest.NewMachine(withoutUVM(1))
 		r := run(t, m, passNodes)
-		release := m.HangAfter("Snapshot", core.Node)
+		release := m.HangAfter("Snapshot", gpu.Node)
 		r.after(61 * time.Second)
 		m.Set(coretest.GPUs(1))
 		r.after(time.Second)

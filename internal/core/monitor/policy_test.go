@@ -9,25 +9,28 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
 // Another policy applies to the present state: no session is opened again, and an unhealthy GPU stays unhealthy.
 func TestApplyPolicy(t *testing.T) {
 	onGPUs(t, 4, func(t *testing.T, m *coretest.Machine, r *running) {
-		m.SendEvent(core.Observation{At: core.WholeGPU(coretest.GPU(1)), Kind: core.XID, Code: 79})
+		m.SendEvent(health.Observation{At: gpu.WholeGPU(coretest.GPU(1)), Kind: health.XID, Code: 79})
 		r.after(time.Second)
 		opened := m.Calls()["Open"]
 		next := core.DefaultConfig()
-		next.Health.Mode = core.ModeOff // which ApplyPolicy ignores
-		next.Policy.Rules = []core.Rule{
-			{Select: core.Selector{IDs: []core.DeviceID{coretest.GPU(0)}}, Reserve: "reserved"},
-			{Sharing: &core.Sharing{Mode: core.TimeSlicing, Replicas: 3}},
+		next.Health.Mode = health.ModeOff // which ApplyPolicy ignores
+		next.Policy.Rules = []inventory.Rule{
+			{Select: inventory.Selector{IDs: []gpu.DeviceID{coretest.GPU(0)}}, Reserve: "reserved"},
+			{Sharing: &inventory.Sharing{Mode: inventory.TimeSlicing, Replicas: 3}},
 		}
 		must(t, r.ApplyPolicy(t.Context(), next))
 		for range 2 { // immediately, and with the next readings
 			pools := map[string]int{}
 			for u := range r.Current().Units() {
-				if u.Health.Reason != core.ReasonWithdrawn {
+				if u.Health.Reason != health.ReasonWithdrawn {
 					pools[u.Pool]++
 				}
 				if u.Device.ID == coretest.GPU(1) && u.Health.Schedulable() {
@@ -49,10 +52,10 @@ func TestApplyPolicy(t *testing.T) {
 func TestApplyPolicyWithoutASession(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := coretest.NewMachine(coretest.GPUs(2))
-		m.FailOpen(core.ErrNoDriver)
+		m.FailOpen(gpu.ErrNoDriver)
 		r := run(t, m).after(time.Minute)
 		next := core.DefaultConfig()
-		next.Exclude = []core.DeviceID{coretest.GPU(0)}
+		next.Exclude = []gpu.DeviceID{coretest.GPU(0)}
 		must(t, r.ApplyPolicy(t.Context(), next))
 		m.FailOpen(nil)
 		if r.after(time.Minute); r.Current().Len() != 1 {

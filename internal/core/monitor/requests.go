@@ -3,7 +3,8 @@ package monitor
 import (
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 )
 
 // request is work for the reader, which returns a result.
@@ -17,9 +18,9 @@ const (
 
 type result struct {
 	request  request
-	snapshot core.Snapshot
-	obs      []core.Observation
-	usage    []core.Usage
+	snapshot gpu.Snapshot
+	obs      []health.Observation
+	usage    []gpu.Usage
 	err      error
 }
 

@@ -13,6 +13,8 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 )
 
@@ -21,7 +23,7 @@ type running struct {
 	t *testing.T
 	*monitor.Monitor
 	stop func() error
-	seen []*core.Inventory // every inventory that Watch yielded
+	seen []*inventory.Inventory // every inventory that Watch yielded
 	log  bytes.Buffer
 }
 
@@ -100,16 +102,16 @@ func (r *running) after(d time.Duration) *running {
 	return r
 }
 
-func (r *running) healthOf(n int) core.Health {
+func (r *running) healthOf(n int) health.Health {
 	r.t.Helper()
-	u, ok := r.Current().Unit(core.UnitID(coretest.GPU(n)))
+	u, ok := r.Current().Unit(inventory.UnitID(coretest.GPU(n)))
 	if !ok {
 		r.t.Fatalf("GPU %d is not listed", n)
 	}
 	return u.Health
 }
 
-func (r *running) expect(what string, states map[int]core.HealthState) {
+func (r *running) expect(what string, states map[int]health.State) {
 	r.t.Helper()
 	for n := range r.Current().Len() {
 		if got := r.healthOf(n).State; got != states[n] {
@@ -127,7 +129,7 @@ func must(t testing.TB, err error) {
 }
 
 // updates counts the changes that an orchestrator gets: whether a unit takes work, and its health.
-func updates(seen []*core.Inventory) (n int) {
+func updates(seen []*inventory.Inventory) (n int) {
 	var last string
 	for _, inv := range seen {
 		var now string

@@ -7,13 +7,15 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/watch"
 	"github.com/tandem-gpu/tandem/internal/watchdog"
 )
 
 // eventBatch is the result of one event wait.
 type eventBatch struct {
-	obs []core.Observation
+	obs []health.Observation
 	err error
 }
 
@@ -51,7 +53,7 @@ func (m *Monitor) followSession(ctx context.Context, s Session, released chan<- 
 	defer tick.Stop()
 
 	pending := pendingRequests{snapshot: true, usage: m.usage}
-	defer m.usage.finish(nil, core.ErrNoDriver) // for the callers that still wait
+	defer m.usage.finish(nil, gpu.ErrNoDriver) // for the callers that still wait
 	var scheduler probeScheduler
 	eventsFail := false
 	for {
@@ -87,7 +89,7 @@ func (m *Monitor) followSession(ctx context.Context, s Session, released chan<- 
 			m.stats.set(func(s *Stats) { s.EventsFail = eventsFail || waiter.Late(time.Now()) })
 			pending.probe = pending.probe || scheduler.due(time.Now())
 		case o := <-m.reported:
-			m.handleEvents([]core.Observation{o}, &pending, &scheduler)
+			m.handleEvents([]health.Observation{o}, &pending, &scheduler)
 		case <-m.hostChanged:
 			m.applyHost()
 		case c := <-m.commands:
@@ -120,32 +122,32 @@ func (m *Monitor) handleResult(s Session, r result) bool {
 }
 
 // handleEvents applies events immediately and requests the reading or check that they call for.
-func (m *Monitor) handleEvents(obs []core.Observation, pending *pendingRequests, scheduler *probeScheduler) {
+func (m *Monitor) handleEvents(obs []health.Observation, pending *pendingRequests, scheduler *probeScheduler) {
 	if len(obs) == 0 {
 		return
 	}
 	m.observe(obs...)
 	pending.snapshot = pending.snapshot || slices.ContainsFunc(obs, isHint)
-	if slices.ContainsFunc(obs, func(o core.Observation) bool { return o.Kind != core.Reserved && o.Kind != core.KernelLogRead }) {
+	if slices.ContainsFunc(obs, func(o health.Observation) bool { return o.Kind != health.Reserved && o.Kind != health.KernelLogRead }) {
 		pending.probe = pending.probe || scheduler.event(time.Now())
 	}
 }
 
 // isHint reports whether an event names no fault, but shows that the GPUs or their layout may have changed.
-func isHint(o core.Observation) bool { return o.Kind == 0 }
+func isHint(o health.Observation) bool { return o.Kind == 0 }
 
 // checkCalls records an overdue call against its GPU and lets time pass in the ledger. A call about a GPU whose UUID was
 // never read counts against none.
 func (m *Monitor) checkCalls(s Session) {
-	var overdue []core.Observation
+	var overdue []health.Observation
 	stuck, calls := 0, s.Busy()
 	for _, call := range calls {
 		if time.Since(call.Since) < m.cfg.Health.Deadline {
 			continue
 		}
 		stuck++
-		if unidentified := call.At == core.Node && call.Index >= 0; !unidentified {
-			overdue = append(overdue, core.Observation{At: call.At, Kind: core.Unresponsive, Detail: call.Name})
+		if unidentified := call.At == gpu.Node && call.Index >= 0; !unidentified {
+			overdue = append(overdue, health.Observation{At: call.At, Kind: health.Unresponsive, Detail: call.Name})
 		}
 	}
 	m.stats.set(func(s *Stats) { s.Stuck, s.Calls = stuck, calls })
@@ -159,7 +161,7 @@ func (m *Monitor) checkCalls(s Session) {
 // slow. /dev is a tmpfs, so listing it waits for no disk.
 func (m *Monitor) checkNodes(s Session) {
 	state := m.State()
-	if nodes := s.Nodes(); state.Snapshot.Driver.State == core.DriverReady && !slices.Equal(nodes, state.Snapshot.Nodes) {
+	if nodes := s.Nodes(); state.Snapshot.Driver.State == gpu.DriverReady && !slices.Equal(nodes, state.Snapshot.Nodes) {
 		m.update(func(s core.State, now time.Time) core.State { return s.WithNodes(m.cfg, now, nodes) })
 	}
 }
@@ -208,7 +210,7 @@ func (m *Monitor) runReader(ctx context.Context, s Session, requests <-chan requ
 }
 
 // probe checks the health of all GPUs and measures how long that takes.
-func (m *Monitor) probe(s Session) ([]core.Observation, error) {
+func (m *Monitor) probe(s Session) ([]health.Observation, error) {
 	began := time.Now()
 	obs, err := s.Probe()
 	m.stats.checked(time.Since(began))
@@ -238,7 +240,7 @@ func runWaiter(ctx context.Context, s Session, events chan<- eventBatch, task *w
 }
 
 // oldestCall is the name of the oldest call in progress; "" if there is none.
-func oldestCall(calls []core.Call) string {
+func oldestCall(calls []gpu.Call) string {
 	if len(calls) == 0 {
 		return ""
 	}

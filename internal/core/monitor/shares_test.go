@@ -6,6 +6,9 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
 // A device is logged and counted once, whatever the number of its shares.
@@ -13,7 +16,7 @@ func TestSharesAreOneDevice(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		share := func(n int) func(*core.Config) {
 			return func(c *core.Config) {
-				c.Policy.Rules = []core.Rule{{Sharing: &core.Sharing{Mode: core.TimeSlicing, Replicas: n}}}
+				c.Policy.Rules = []inventory.Rule{{Sharing: &inventory.Sharing{Mode: inventory.TimeSlicing, Replicas: n}}}
 			}
 		}
 		transitions := func(r *running) {
@@ -29,7 +32,7 @@ func TestSharesAreOneDevice(t *testing.T) {
 		}
 		r.logged(`msg="device found"`, 2)
 		r.logged(`pool=gpu.shared sharing="time-slicing by 100"`, 2)
-		machine.SendEvent(core.Observation{At: core.WholeGPU(coretest.GPU(1)), Kind: core.XID, Code: 95})
+		machine.SendEvent(health.Observation{At: gpu.WholeGPU(coretest.GPU(1)), Kind: health.XID, Code: 95})
 		synctest.Wait()
 		r.logged(`msg="device unhealthy" id=`+string(coretest.GPU(1))+" ", 1)
 		transitions(r)

@@ -6,18 +6,19 @@ import (
 	"sync"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
 // Stats are counters and gauges of the monitor since New.
 type Stats struct {
-	Checks      uint64                   // rounds of checks of all GPUs
-	CheckTime   time.Duration            // spent in them
-	LastCheck   time.Time                // end of the latest; zero = none yet
-	Stuck       int                      // driver calls that are past their deadline now
-	Calls       []core.Call              // driver calls in progress a moment ago, the event wait excepted
-	Transitions map[core.DeviceID]uint64 // changes of health
-	EventsFail  bool                     // the latest event wait failed, or has not come back
+	Checks      uint64                  // rounds of checks of all GPUs
+	CheckTime   time.Duration           // spent in them
+	LastCheck   time.Time               // end of the latest; zero = none yet
+	Stuck       int                     // driver calls that are past their deadline now
+	Calls       []gpu.Call              // driver calls in progress a moment ago, the event wait excepted
+	Transitions map[gpu.DeviceID]uint64 // changes of health
+	EventsFail  bool                    // the latest event wait failed, or has not come back
 }
 
 // Stats returns the present values.
@@ -49,10 +50,10 @@ func (r *statsRecorder) checked(took time.Duration) {
 }
 
 // transitions counts the changes of health between two inventories. The counter of a device that is gone is removed.
-func (r *statsRecorder) transitions(prev, next *core.Inventory) {
+func (r *statsRecorder) transitions(prev, next *inventory.Inventory) {
 	was := byDevice(prev)
 	r.set(func(s *Stats) {
-		counts := make(map[core.DeviceID]uint64, len(was))
+		counts := make(map[gpu.DeviceID]uint64, len(was))
 		for u := range next.Devices() {
 			counts[u.Device.ID] = s.Transitions[u.Device.ID]
 			if old, ok := was[u.Device.ID]; ok && old.Health.State != u.Health.State {
@@ -64,8 +65,8 @@ func (r *statsRecorder) transitions(prev, next *core.Inventory) {
 }
 
 // byDevice maps each device to one of its units.
-func byDevice(inv *core.Inventory) map[core.DeviceID]core.Unit {
-	units := map[core.DeviceID]core.Unit{}
+func byDevice(inv *inventory.Inventory) map[gpu.DeviceID]inventory.Unit {
+	units := map[gpu.DeviceID]inventory.Unit{}
 	for u := range inv.Devices() {
 		units[u.Device.ID] = u
 	}

@@ -5,7 +5,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 )
 
 // usageFresh is the maximum age of a finished reading, since its beginning, that is still returned. It is less than the
@@ -27,19 +27,19 @@ type usageReading struct {
 	callers int       // that wait for it
 	began   time.Time // zero = not yet
 	done    chan struct{}
-	usage   []core.Usage
+	usage   []gpu.Usage
 	err     error
 }
 
 func newUsageReadings() *usageReadings { return &usageReadings{requested: make(chan struct{}, 1)} }
 
-// Usage reads the usage of all devices. It fails with core.ErrNoDriver while no session is open, and with the context's error
+// Usage reads the usage of all devices. It fails with gpu.ErrNoDriver while no session is open, and with the context's error
 // when the driver does not answer in time.
 //
 // Callers share a reading: a call returns the reading that is in progress, or one that began less than usageFresh (500 ms) ago;
-// otherwise a new one begins after a health check that is due. So a value was read (core.Usage.At) after the call, or before
+// otherwise a new one begins after a health check that is due. So a value was read (gpu.Usage.At) after the call, or before
 // it by at most 500 ms or the duration of the reading, whichever is longer. The slice is shared, too, and must not be changed.
-func (m *Monitor) Usage(ctx context.Context) ([]core.Usage, error) {
+func (m *Monitor) Usage(ctx context.Context) ([]gpu.Usage, error) {
 	r := m.usage.join()
 	select {
 	case <-r.done:
@@ -92,7 +92,7 @@ func (u *usageReadings) begin() {
 }
 
 // finish answers all callers that wait.
-func (u *usageReadings) finish(usage []core.Usage, err error) {
+func (u *usageReadings) finish(usage []gpu.Usage, err error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	r := u.next

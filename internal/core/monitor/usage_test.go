@@ -8,8 +8,9 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 )
 
 // caller calls Usage every second and waits for at most a second, as Nomad does.
@@ -65,7 +66,7 @@ func TestHealthCheckGoesBeforeUsage(t *testing.T) {
 	onGPUs(t, 2, func(t *testing.T, m *coretest.Machine, r *running) {
 		r.after(3 * time.Second)
 		m.Delay("Probe", 2*time.Second)
-		xid := core.Observation{At: core.WholeGPU(coretest.GPU(1)), Kind: core.XID, Code: 95}
+		xid := health.Observation{At: gpu.WholeGPU(coretest.GPU(1)), Kind: health.XID, Code: 95}
 		before := m.Calls()
 		m.SendEvent(xid)
 		r.after(time.Second) // a check is in progress
@@ -90,7 +91,7 @@ func TestStreamOfEventsDoesNotStarveUsage(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		go func() {
 			for ctx.Err() == nil {
-				m.SendEvent(core.Observation{At: core.WholeGPU(coretest.GPU(0))}) // requests a reading and a check
+				m.SendEvent(health.Observation{At: gpu.WholeGPU(coretest.GPU(0))}) // requests a reading and a check
 				time.Sleep(100 * time.Millisecond)
 			}
 		}()
@@ -154,7 +155,7 @@ func TestCallersShareAReading(t *testing.T) {
 // nothing is read for former callers.
 func TestFormerCallersNeedNoMemory(t *testing.T) {
 	onGPUs(t, 1, func(t *testing.T, m *coretest.Machine, r *running) {
-		release := m.Hang("Probe", core.Node)
+		release := m.Hang("Probe", gpu.Node)
 		r.after(time.Minute)
 		heap := func() uint64 {
 			runtime.GC()

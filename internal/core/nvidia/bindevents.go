@@ -6,7 +6,8 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 )
 
 // This file reads NVML's system events (nvmlSystemEventSet..., nvmlSystemRegisterEvents), on the waiter.
@@ -21,13 +22,13 @@ type bindEvents struct {
 }
 
 // readBindEvents returns the system events so far, without waiting. An unbind is of kind 0; a bind after it is
-// core.DriverRebound: the driver has initialised the GPU again.
-func (s *Session) readBindEvents() []core.Observation {
+// health.DriverRebound: the driver has initialised the GPU again.
+func (s *Session) readBindEvents() []health.Observation {
 	if !s.bindEvents.tried {
 		s.bindEvents.tried, s.bindEvents.unbound = true, map[uint32]bool{}
 		s.openBindEvents()
 	}
-	var obs []core.Observation
+	var obs []health.Observation
 	for s.bindEvents.open {
 		events, err := s.nextBindEvents()
 		if err != nil && returnCode(err) != nvml.ERROR_TIMEOUT {
@@ -52,7 +53,7 @@ func (s *Session) openBindEvents() {
 	}
 	create := nvml.SystemEventSetCreateRequest{}
 	create.Version = nvml.STRUCT_VERSION(create, 1)
-	err := do(&s.waiter, "nvmlSystemEventSetCreate", core.Node, func() nvml.Return { return s.lib.SystemEventSetCreate(&create) })
+	err := do(&s.waiter, "nvmlSystemEventSetCreate", gpu.Node, func() nvml.Return { return s.lib.SystemEventSetCreate(&create) })
 	if err != nil {
 		return
 	}
@@ -61,7 +62,7 @@ func (s *Session) openBindEvents() {
 		EventTypes: nvml.SystemEventTypeGpuDriverUnbind | nvml.SystemEventTypeGpuDriverBind, Set: create.Set,
 	}
 	register.Version = nvml.STRUCT_VERSION(register, 1)
-	err = do(&s.waiter, "nvmlSystemRegisterEvents", core.Node, func() nvml.Return { return s.lib.SystemRegisterEvents(&register) })
+	err = do(&s.waiter, "nvmlSystemRegisterEvents", gpu.Node, func() nvml.Return { return s.lib.SystemRegisterEvents(&register) })
 	if err != nil {
 		s.closeBindEvents()
 	}
@@ -76,7 +77,7 @@ func (s *Session) nextBindEvents() ([]nvml.SystemEventData_v1, error) {
 	defer pinner.Unpin()
 	r := nvml.SystemEventSetWaitRequest{Set: s.bindEvents.set, Data: &data[0], DataSize: uint32(len(data))}
 	r.Version = nvml.STRUCT_VERSION(r, 1)
-	err := do(&s.waiter, "nvmlSystemEventSetWait", core.Node, func() nvml.Return { return s.lib.SystemEventSetWait(&r) })
+	err := do(&s.waiter, "nvmlSystemEventSetWait", gpu.Node, func() nvml.Return { return s.lib.SystemEventSetWait(&r) })
 	if err != nil {
 		return nil, err
 	}
@@ -85,22 +86,22 @@ func (s *Session) nextBindEvents() ([]nvml.SystemEventData_v1, error) {
 
 // bindObservation converts a system event. The event has the GPU's PCI domain, bus and device in one number. If the GPU
 // is not in the event set, the observation has the PCI address in place of the UUID.
-func (s *Session) bindObservation(e nvml.SystemEventData_v1) core.Observation {
-	pci := core.PCIAddress(fmt.Sprintf("%04x:%02x:%02x.0", e.GpuId>>16, e.GpuId>>8&0xff, e.GpuId&0xff))
-	o := core.Observation{At: core.Node, PCI: pci, Detail: "driver bound"}
+func (s *Session) bindObservation(e nvml.SystemEventData_v1) health.Observation {
+	pci := gpu.PCIAddress(fmt.Sprintf("%04x:%02x:%02x.0", e.GpuId>>16, e.GpuId>>8&0xff, e.GpuId&0xff))
+	o := health.Observation{At: gpu.Node, PCI: pci, Detail: "driver bound"}
 	switch {
 	case e.EventType == nvml.SystemEventTypeGpuDriverUnbind:
 		s.bindEvents.unbound[e.GpuId] = true
 		o.Detail = "driver unbound"
 	case s.bindEvents.unbound[e.GpuId]:
 		delete(s.bindEvents.unbound, e.GpuId)
-		o.Kind, o.Detail = core.DriverRebound, ""
+		o.Kind, o.Detail = health.DriverRebound, ""
 	}
 	for _, g := range s.eventSet.gpus {
 		if g.device.PCI == pci {
-			o.At, o.PCI = core.WholeGPU(g.device.ID), ""
+			o.At, o.PCI = gpu.WholeGPU(g.device.ID), ""
 			g.worker.eventPending.Store(true)
-			if o.Kind == core.DriverRebound {
+			if o.Kind == health.DriverRebound {
 				g.worker.rebound.Store(true)
 			}
 		}
@@ -116,5 +117,5 @@ func (s *Session) closeBindEvents() {
 	s.bindEvents.open = false
 	free := nvml.SystemEventSetFreeRequest{Set: s.bindEvents.set}
 	free.Version = nvml.STRUCT_VERSION(free, 1)
-	_ = do(&s.waiter, "nvmlSystemEventSetFree", core.Node, func() nvml.Return { return s.lib.SystemEventSetFree(&free) })
+	_ = do(&s.waiter, "nvmlSystemEventSetFree", gpu.Node, func() nvml.Return { return s.lib.SystemEventSetFree(&free) })
 }

@@ -8,7 +8,8 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
@@ -20,10 +21,10 @@ func TestRebound(t *testing.T) {
 	}
 	must(t, m.Unbind(3), m.Bind(3), m.Bind(4))
 	obs, err := s.Wait(10 * time.Second)
-	want := []core.Observation{
-		{At: core.WholeGPU(h100ID), Detail: "driver unbound"},
-		{At: core.WholeGPU(h100ID), Kind: core.DriverRebound},
-		{At: core.WholeGPU(core.DeviceID(m.UUID(4))), Detail: "driver bound"},
+	want := []health.Observation{
+		{At: gpu.WholeGPU(h100ID), Detail: "driver unbound"},
+		{At: gpu.WholeGPU(h100ID), Kind: health.DriverRebound},
+		{At: gpu.WholeGPU(gpu.DeviceID(m.UUID(4))), Detail: "driver bound"},
 	}
 	if err != nil || !slices.Equal(obs, want) {
 		t.Errorf("%+v, %v", obs, err)
@@ -50,7 +51,7 @@ func TestReboundOfUnregisteredGPU(t *testing.T) {
 	}
 	must(t, m.Unbind(3), m.Bind(3))
 	obs, err := s.Wait(10 * time.Second)
-	want := core.Observation{At: core.Node, PCI: h100PCI, Kind: core.DriverRebound}
+	want := health.Observation{At: gpu.Node, PCI: h100PCI, Kind: health.DriverRebound}
 	if err != nil || len(obs) != 2 || obs[1] != want {
 		t.Errorf("%+v, %v", obs, err)
 	}
@@ -117,7 +118,7 @@ func TestMIGLayoutChangeWithoutEvent(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return obs, slices.ContainsFunc(obs, func(o core.Observation) bool { return o.At == core.Node && o.Kind == 0 })
+		return obs, slices.ContainsFunc(obs, func(o health.Observation) bool { return o.At == gpu.Node && o.Kind == 0 })
 	}
 	for end := time.Now().Add(2 * procfsInterval); time.Now().Before(end); {
 		if obs, ok := hint(); ok {

@@ -8,7 +8,7 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 )
 
 // This file makes every NVML call of the package, on the goroutine that it runs on: the reader, the waiter, or a
@@ -20,23 +20,23 @@ type callSlot struct {
 	available map[string]bool // see library.available
 
 	mu         sync.Mutex
-	index      int       // NVML index of the GPU that the calls are about, -1 for none
-	last       core.Call // the latest call
-	inProgress bool      // last has not returned
-	abandoned  bool      // the result is not awaited any more: no further call may begin
+	index      int      // NVML index of the GPU that the calls are about, -1 for none
+	last       gpu.Call // the latest call
+	inProgress bool     // last has not returned
+	abandoned  bool     // the result is not awaited any more: no further call may begin
 }
 
 // errQueryAbandoned ends a query whose result is not awaited any more. It is never reported.
 var errQueryAbandoned = errors.New("query abandoned")
 
 // begin records the begin of a call; false if it may not be made.
-func (l *callSlot) begin(name string, at core.Placement) bool {
+func (l *callSlot) begin(name string, at gpu.Placement) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.abandoned {
 		return false
 	}
-	l.last = core.Call{Name: name, At: at, Index: l.index, Since: time.Now()}
+	l.last = gpu.Call{Name: name, At: at, Index: l.index, Since: time.Now()}
 	l.inProgress = true
 	return true
 }
@@ -50,7 +50,7 @@ func (l *callSlot) end() bool {
 }
 
 // current is the call in progress; false if there is none.
-func (l *callSlot) current() (core.Call, bool) {
+func (l *callSlot) current() (gpu.Call, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.last, l.inProgress
@@ -58,7 +58,7 @@ func (l *callSlot) current() (core.Call, bool) {
 
 // call makes one NVML call about a placement. The name must be in the table functions. A call that the library
 // lacks fails with ERROR_FUNCTION_NOT_FOUND.
-func call[T any](l *callSlot, name string, at core.Placement, f func() (T, nvml.Return)) (T, error) {
+func call[T any](l *callSlot, name string, at gpu.Placement, f func() (T, nvml.Return)) (T, error) {
 	var zero T
 	if !l.available[name] {
 		return zero, &nvmlError{Call: name, Return: nvml.ERROR_FUNCTION_NOT_FOUND, text: "not in this driver"}
@@ -87,7 +87,7 @@ func (l *callSlot) newError(name string, ret nvml.Return) error {
 }
 
 // do is call for a function that returns only a code.
-func do(l *callSlot, name string, at core.Placement, f func() nvml.Return) error {
+func do(l *callSlot, name string, at gpu.Placement, f func() nvml.Return) error {
 	_, err := call(l, name, at, func() (struct{}, nvml.Return) { return struct{}{}, f() })
 	return err
 }
@@ -104,13 +104,13 @@ func converted[T, U any](f func() (T, nvml.Return), convert func(T) U) func() (U
 // skipped.
 type caller struct {
 	slot     *callSlot
-	at       core.Placement
+	at       gpu.Placement
 	err      error
 	fellBack bool // an optional call failed, and its previous value was used
 }
 
 // withPlacement is a caller for another placement on the same slot, with an error of its own.
-func (c *caller) withPlacement(at core.Placement) *caller { return &caller{slot: c.slot, at: at} }
+func (c *caller) withPlacement(at gpu.Placement) *caller { return &caller{slot: c.slot, at: at} }
 
 // required reads a value without which the device can't be offered. Any error is the caller's.
 func required[T any](c *caller, name string, f func() (T, nvml.Return)) (v T) {

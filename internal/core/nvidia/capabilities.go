@@ -5,12 +5,12 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 )
 
 // This file reads which device nodes MIG instances have, from procfs, on the reader. It makes no NVML call.
 
-// migCapability is the permission to use a GPU instance (ci is core.Whole) or a compute instance of the GPU with a
+// migCapability is the permission to use a GPU instance (ci is gpu.Whole) or a compute instance of the GPU with a
 // minor number.
 type migCapability struct {
 	minor  int
@@ -21,8 +21,8 @@ type migCapability struct {
 type migCapabilities map[migCapability]int
 
 // of returns the numbers for an instance, 0 where the kernel module lists none.
-func (m migCapabilities) of(minor int, at core.Placement) (gi, ci int) {
-	return m[migCapability{minor, at.GI, core.Whole}], m[migCapability{minor, at.GI, at.CI}]
+func (m migCapabilities) of(minor int, at gpu.Placement) (gi, ci int) {
+	return m[migCapability{minor, at.GI, gpu.Whole}], m[migCapability{minor, at.GI, at.CI}]
 }
 
 // capabilities is the kernel module's list. The list has every possible instance from when the module is loaded, so a
@@ -68,7 +68,7 @@ func parseCapability(path string) (migCapability, bool) {
 		ok = ok && found && err == nil
 		return uint32(n)
 	}
-	c := migCapability{minor: int(number(parts[0], "gpu")), gi: number(parts[1], "gi"), ci: core.Whole}
+	c := migCapability{minor: int(number(parts[0], "gpu")), gi: number(parts[1], "gi"), ci: gpu.Whole}
 	if len(parts) == 4 {
 		c.ci = number(parts[2], "ci")
 	}

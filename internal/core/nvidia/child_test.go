@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
@@ -84,11 +84,11 @@ func tryOpen(m *simdriver.Machine, root string, want outcome, texts ...string) e
 		switch {
 		case err == nil:
 			err = useSession(s)
-		case errors.Is(err, core.ErrDriverStale):
+		case errors.Is(err, gpu.ErrDriverStale):
 			got = exits
-		case errors.Is(err, core.ErrNoDriver):
+		case errors.Is(err, gpu.ErrNoDriver):
 			got = absent
-		case errors.Is(err, core.ErrDriverLost):
+		case errors.Is(err, gpu.ErrDriverLost):
 			got = "driver lost before it was opened"
 		default:
 			got = fails

@@ -8,13 +8,15 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
 // slotsOf are the slots of the GPUs in a snapshot, of those in all.
-func slotsOf(snap core.Snapshot, all map[core.DeviceID]int) (slots []int) {
+func slotsOf(snap gpu.Snapshot, all map[gpu.DeviceID]int) (slots []int) {
 	for _, d := range snap.Devices {
-		if slot, ok := all[d.ID]; ok && d.At.GI == core.Whole {
+		if slot, ok := all[d.ID]; ok && d.At.GI == gpu.Whole {
 			slots = append(slots, slot)
 		}
 	}
@@ -23,12 +25,12 @@ func slotsOf(snap core.Snapshot, all map[core.DeviceID]int) (slots []int) {
 }
 
 // h100x8 is a machine with eight GPUs, and the slots of its GPUs.
-func h100x8(t testing.TB) (*simdriver.Machine, map[core.DeviceID]int) {
+func h100x8(t testing.TB) (*simdriver.Machine, map[gpu.DeviceID]int) {
 	t.Helper()
 	m := simdriver.Start(t, "h100x8")
-	slots := map[core.DeviceID]int{}
+	slots := map[gpu.DeviceID]int{}
 	for slot := range 8 {
-		slots[core.DeviceID(m.UUID(slot))] = slot
+		slots[gpu.DeviceID(m.UUID(slot))] = slot
 	}
 	return m, slots
 }
@@ -46,10 +48,10 @@ func TestRemovalWhileAnotherGPUHangs(t *testing.T) {
 			must(t, m.Hang(simdriver.GPU(5), call))
 			probe(t, s)
 			snapshot(t, s)
-			removed, hung := core.DeviceID(m.UUID(2)), core.DeviceID(m.UUID(5))
+			removed, hung := gpu.DeviceID(m.UUID(2)), gpu.DeviceID(m.UUID(5))
 			must(t, m.Remove(2))
-			lost := core.Exclusion{
-				Index: 2, At: core.WholeGPU(removed), PCI: first.Devices[2].PCI, Failure: core.FailureLost, Reason: "not listed by the driver",
+			lost := gpu.Exclusion{
+				Index: 2, At: gpu.WholeGPU(removed), PCI: first.Devices[2].PCI, Failure: gpu.FailureLost, Reason: "not listed by the driver",
 			}
 			if snap := snapshot(t, s); !slices.Contains(snap.Excluded, lost) {
 				t.Errorf("excluded %+v", snap.Excluded)
@@ -58,9 +60,9 @@ func TestRemovalWhileAnotherGPUHangs(t *testing.T) {
 				must(t, m.Lose(6))
 				obs := probe(t, s)
 				for id, slot := range slots {
-					want := map[int]core.ObservationKind{2: 0, 5: core.CallPending, 6: core.Lost}
+					want := map[int]health.ObservationKind{2: 0, 5: health.CallPending, 6: health.Lost}
 					kind, special := want[slot]
-					if got := obs[id].Kind; special && got != kind || !special && got != core.Checked {
+					if got := obs[id].Kind; special && got != kind || !special && got != health.Checked {
 						t.Errorf("GPU %d: %+v", slot, obs[id])
 					}
 				}
@@ -93,7 +95,7 @@ func TestRemovalWhileALookupHangs(t *testing.T) {
 				t.Helper()
 				for range 2 {
 					snap := snapshot(t, s)
-					waits := slices.IndexFunc(snap.Excluded, func(e core.Exclusion) bool { return e.Failure == core.FailurePending })
+					waits := slices.IndexFunc(snap.Excluded, func(e gpu.Exclusion) bool { return e.Failure == gpu.FailurePending })
 					if got := slotsOf(snap, slots); !slices.Equal(got, want) || waits < 0 || snap.Excluded[waits].Index != index {
 						t.Errorf("%s: GPUs %v, want %v, excluded %+v", what, got, want, snap.Excluded)
 					}
@@ -106,10 +108,10 @@ func TestRemovalWhileALookupHangs(t *testing.T) {
 			must(t, m.Remove(0))
 			expectHang("removed", 3, 1, 2, 3, 5, 6, 7)
 			must(t, m.Add(8))
-			slots[core.DeviceID(m.UUID(8))] = 8
+			slots[gpu.DeviceID(m.UUID(8))] = 8
 			expectHang("added", 3, 1, 2, 3, 5, 6, 7, 8)
 			must(t, m.Remove(3), m.Remove(1), m.Add(9))
-			slots[core.DeviceID(m.UUID(9))] = 9
+			slots[gpu.DeviceID(m.UUID(9))] = 9
 			expectHang("more changes", 1, 2, 5, 6, 7, 8, 9)
 			must(t, m.Heal())
 			waitUntilIdle(t, s)
@@ -128,14 +130,14 @@ func TestNoLookupWhereAGPUMayHang(t *testing.T) {
 	must(t, m.Hang(simdriver.GPU(7), "nvmlDeviceGetUUID"))
 	probe(t, s)
 	must(t, m.Remove(6), m.Add(8))
-	slots[core.DeviceID(m.UUID(8))] = 8
+	slots[gpu.DeviceID(m.UUID(8))] = 8
 	before := calls(t, m)["nvmlDeviceGetHandleByIndex_v2"]
 	for range 2 {
 		snap := snapshot(t, s)
 		if got := slotsOf(snap, slots); !slices.Equal(got, []int{0, 1, 2, 3, 4, 5}) {
 			t.Errorf("GPUs %v, excluded %+v", got, snap.Excluded)
 		}
-		nameless := slices.ContainsFunc(snap.Excluded, func(e core.Exclusion) bool { return e.At == core.Node && e.Failure == core.FailurePending })
+		nameless := slices.ContainsFunc(snap.Excluded, func(e gpu.Exclusion) bool { return e.At == gpu.Node && e.Failure == gpu.FailurePending })
 		if !nameless {
 			t.Errorf("no exclusion of an unidentified GPU: %+v", snap.Excluded)
 		}
@@ -163,7 +165,7 @@ func TestRemovalDuringSnapshot(t *testing.T) {
 			}
 			before := calls(t, m)[counted]
 			must(t, m.Slow(simdriver.GPU(1), call, 200*time.Millisecond))
-			read := make(chan core.Snapshot)
+			read := make(chan gpu.Snapshot)
 			go func() {
 				snap, err := s.Snapshot()
 				if err != nil {
@@ -236,18 +238,18 @@ func TestUnstableEnumeration(t *testing.T) {
 			}
 		}
 	})
-	eventually(t, func() ([]core.Exclusion, bool) {
+	eventually(t, func() ([]gpu.Exclusion, bool) {
 		snap := snapshot(t, s)
 		if got := slotsOf(snap, slots); len(got) != 8 {
 			t.Errorf("GPUs %v, excluded %+v", got, snap.Excluded)
 		}
-		return snap.Excluded, slices.ContainsFunc(snap.Excluded, func(e core.Exclusion) bool { return e.Reason == enumerationUnstable })
+		return snap.Excluded, slices.ContainsFunc(snap.Excluded, func(e gpu.Exclusion) bool { return e.Reason == enumerationUnstable })
 	})
-	awaitEvent(t, s, core.Observation{At: core.Node, Detail: enumerationUnstable})
+	awaitEvent(t, s, health.Observation{At: gpu.Node, Detail: enumerationUnstable})
 	close(stop)
 	changing.Wait()
 	must(t, m.Heal())
-	if snap := snapshot(t, s); len(snap.Devices) != 8 || slices.ContainsFunc(snap.Excluded, func(e core.Exclusion) bool {
+	if snap := snapshot(t, s); len(snap.Devices) != 8 || slices.ContainsFunc(snap.Excluded, func(e gpu.Exclusion) bool {
 		return !strings.Contains(e.Reason, "not listed")
 	}) {
 		t.Errorf("%d devices, excluded %+v", len(snap.Devices), snap.Excluded)
@@ -273,7 +275,7 @@ func TestInvalidHandleAfterRemoval(t *testing.T) {
 	if got := slotsOf(snap, slots); !slices.Equal(got, []int{1, 2, 3, 4, 5, 6, 7}) || len(snap.Excluded) != 1 {
 		t.Errorf("GPUs %v, excluded %+v", got, snap.Excluded)
 	}
-	if o := probe(t, s)[h100ID]; o.Kind != core.Checked {
+	if o := probe(t, s)[h100ID]; o.Kind != health.Checked {
 		t.Errorf("%+v", o)
 	}
 }

@@ -10,7 +10,7 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
@@ -160,7 +160,7 @@ func TestCloseAgain(t *testing.T) {
 		t.Errorf("%q are open, %d shutdowns", nodes, calls(t, m)["nvmlShutdown"])
 	}
 	must(t, m.TryUnload())
-	if _, err := Open(Options{Roots: roots(m)}); !errors.Is(err, core.ErrNoDriver) {
+	if _, err := Open(Options{Roots: roots(m)}); !errors.Is(err, gpu.ErrNoDriver) {
 		t.Error(err)
 	}
 }

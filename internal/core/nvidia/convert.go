@@ -7,7 +7,7 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 )
 
 // This file converts NVML's strings and numbers to core's values.
@@ -25,12 +25,12 @@ func cString(b []int8) string {
 }
 
 // pciAddress parses the PCI address in busId, or in busIdLegacy, which is all that nvmlDeviceGetPciInfo (v1) fills.
-func pciAddress(p nvml.PciInfo) (core.PCIAddress, error) {
+func pciAddress(p nvml.PciInfo) (gpu.PCIAddress, error) {
 	s := cString(p.BusId[:])
 	if s == "" {
 		s = cString(p.BusIdLegacy[:])
 	}
-	return core.ParsePCIAddress(s)
+	return gpu.ParsePCIAddress(s)
 }
 
 // cudaVersion formats NVML's 12080 as "12.8"; "" for 0.
@@ -47,11 +47,11 @@ func bar1Total(m nvml.BAR1Memory) uint64            { return m.Bar1Total }
 func brand(b nvml.BrandType) string                 { return brands[b] }
 func architecture(a nvml.DeviceArchitecture) string { return architectures[a] }
 
-func toggle(e nvml.EnableState) core.Toggle {
+func toggle(e nvml.EnableState) gpu.Toggle {
 	if e == nvml.FEATURE_ENABLED {
-		return core.Enabled
+		return gpu.Enabled
 	}
-	return core.Disabled
+	return gpu.Disabled
 }
 
 // architectures are nvidia-smi's names of nvmlDeviceArchitecture_t; a value that nvml.h of this version does not name has
@@ -73,11 +73,11 @@ var brands = map[nvml.BrandType]string{
 	nvml.BRAND_GEFORCE_RTX: "GeForce RTX", nvml.BRAND_TITAN_RTX: "Titan RTX",
 }
 
-// pciePath is the path between two GPUs by NVML's nearest common ancestor; a level that is not listed is core.PathUnknown.
-var pciePath = map[nvml.GpuTopologyLevel]core.PCIePath{
-	nvml.TOPOLOGY_INTERNAL: core.PathBoard, nvml.TOPOLOGY_SINGLE: core.PathSingleSwitch,
-	nvml.TOPOLOGY_MULTIPLE: core.PathMultiSwitch, nvml.TOPOLOGY_HOSTBRIDGE: core.PathHostBridge,
-	nvml.TOPOLOGY_NODE: core.PathNUMA, nvml.TOPOLOGY_SYSTEM: core.PathSystem,
+// pciePath is the path between two GPUs by NVML's nearest common ancestor; a level that is not listed is gpu.PathUnknown.
+var pciePath = map[nvml.GpuTopologyLevel]gpu.PCIePath{
+	nvml.TOPOLOGY_INTERNAL: gpu.PathBoard, nvml.TOPOLOGY_SINGLE: gpu.PathSingleSwitch,
+	nvml.TOPOLOGY_MULTIPLE: gpu.PathMultiSwitch, nvml.TOPOLOGY_HOSTBRIDGE: gpu.PathHostBridge,
+	nvml.TOPOLOGY_NODE: gpu.PathNUMA, nvml.TOPOLOGY_SYSTEM: gpu.PathSystem,
 }
 
 var migName = regexp.MustCompile(` MIG ((?:[1-9]\d?c\.)?[1-9]\d?g\.[1-9]\d*gb(?:[+-][a-z][a-z.,]*)?)$`)

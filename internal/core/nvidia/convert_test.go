@@ -5,7 +5,7 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 )
 
 func chars(s string) (b [32]int8) {
@@ -22,7 +22,7 @@ func TestPCIAddress(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		info nvml.PciInfo
-		want core.PCIAddress
+		want gpu.PCIAddress
 	}{
 		{"v3", nvml.PciInfo{BusId: chars("00000000:3B:00.0"), BusIdLegacy: short}, "0000:3b:00.0"},
 		{"wide domain", nvml.PciInfo{BusId: chars("00010000:E1:00.0")}, "10000:e1:00.0"},
@@ -112,11 +112,11 @@ func TestPCIePathsAreOrdered(t *testing.T) {
 		nvml.TOPOLOGY_SINGLE, nvml.TOPOLOGY_INTERNAL,
 	}
 	for i, level := range far {
-		if got := pciePath[level]; got != core.PCIePath(i+1) {
+		if got := pciePath[level]; got != gpu.PCIePath(i+1) {
 			t.Errorf("%d: %d", level, got)
 		}
 	}
-	if got := pciePath[99]; got != core.PathUnknown {
+	if got := pciePath[99]; got != gpu.PathUnknown {
 		t.Errorf("99: %d", got)
 	}
 }

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
@@ -22,14 +24,14 @@ func TestDriverUnloadedAndLoaded(t *testing.T) {
 	_, probeErr := s.Probe()
 	_, usageErr := s.Usage()
 	for _, err := range []error{snapErr, probeErr, usageErr} {
-		if !errors.Is(err, core.ErrDriverLost) || strings.Contains(err.Error(), "\n") {
+		if !errors.Is(err, gpu.ErrDriverLost) || strings.Contains(err.Error(), "\n") {
 			t.Errorf("unloaded: %v", err)
 		}
 	}
 	must(t, s.Close(), s.Close())
 	_, err := Open(Options{Roots: roots(m)})
 	_, again := Open(Options{Roots: roots(m)})
-	if !errors.Is(err, core.ErrNoDriver) || err.Error() != again.Error() {
+	if !errors.Is(err, gpu.ErrNoDriver) || err.Error() != again.Error() {
 		t.Errorf("open: %v, then %v", err, again)
 	}
 	must(t, m.Load())
@@ -43,19 +45,19 @@ func TestDriverReplaced(t *testing.T) {
 	s := open(t, m)
 	snapshot(t, s)
 	must(t, m.SetDriver("580.95.05"))
-	if _, err := s.Snapshot(); !errors.Is(err, core.ErrDriverLost) && !errors.Is(err, core.ErrDriverStale) {
+	if _, err := s.Snapshot(); !errors.Is(err, gpu.ErrDriverLost) && !errors.Is(err, gpu.ErrDriverStale) {
 		t.Errorf("snapshot: %v", err)
 	}
 	must(t, s.Close())
-	if _, err := Open(Options{Roots: roots(m)}); !errors.Is(err, core.ErrDriverStale) {
+	if _, err := Open(Options{Roots: roots(m)}); !errors.Is(err, gpu.ErrDriverStale) {
 		t.Errorf("open: %v", err)
 	}
 }
 
 func TestDriverWideCodes(t *testing.T) {
 	for code, want := range map[string]error{
-		"UNINITIALIZED": core.ErrDriverLost, "DRIVER_NOT_LOADED": core.ErrDriverLost,
-		"LIB_RM_VERSION_MISMATCH": core.ErrDriverLost, // the library on disk is the loaded one
+		"UNINITIALIZED": gpu.ErrDriverLost, "DRIVER_NOT_LOADED": gpu.ErrDriverLost,
+		"LIB_RM_VERSION_MISMATCH": gpu.ErrDriverLost, // the library on disk is the loaded one
 	} {
 		for _, call := range []string{
 			"nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex", "nvmlDeviceGetPciInfo", "nvmlDeviceGetMemoryInfo",
@@ -64,7 +66,7 @@ func TestDriverWideCodes(t *testing.T) {
 			m := simdriver.Start(t, "a100-mig")
 			s := open(t, m)
 			must(t, m.Fail(simdriver.All, call, code, simdriver.Always))
-			if _, err := s.Snapshot(); !errors.Is(err, want) || errors.Is(err, core.ErrDriverStale) {
+			if _, err := s.Snapshot(); !errors.Is(err, want) || errors.Is(err, gpu.ErrDriverStale) {
 				t.Errorf("%s, %s: %v", call, code, err)
 			}
 			must(t, s.Close())
@@ -73,10 +75,10 @@ func TestDriverWideCodes(t *testing.T) {
 	m := simdriver.Start(t, "t4")
 	s := open(t, m)
 	must(t, m.Fail(simdriver.All, "nvmlDeviceGetCount", "UNKNOWN", simdriver.Always))
-	if _, err := s.Snapshot(); !errors.Is(err, core.ErrDriverLost) {
+	if _, err := s.Snapshot(); !errors.Is(err, gpu.ErrDriverLost) {
 		t.Errorf("count: %v", err)
 	}
-	if _, err := s.Probe(); !errors.Is(err, core.ErrDriverLost) {
+	if _, err := s.Probe(); !errors.Is(err, gpu.ErrDriverLost) {
 		t.Errorf("probe without a reading: %v", err)
 	}
 }
@@ -99,15 +101,15 @@ func TestMonitorReportsFailingCalls(t *testing.T) {
 	defer cancel()
 	ended := make(chan error, 1)
 	go func() { ended <- mon.Run(ctx) }()
-	await := func(what string, state core.HealthState, reason core.Reason) {
+	await := func(what string, state health.State, reason health.Reason) {
 		t.Helper()
 		for inv := range mon.Watch(ctx) {
-			states := map[core.DeviceID]core.HealthState{}
+			states := map[gpu.DeviceID]health.State{}
 			others := 0
 			for u := range inv.Units() {
 				if u.Device.ID == h100ID && u.Health.Reason == reason {
 					states[h100ID] = u.Health.State
-				} else if u.Health.State == core.Healthy {
+				} else if u.Health.State == health.Healthy {
 					others++
 				}
 			}
@@ -117,11 +119,11 @@ func TestMonitorReportsFailingCalls(t *testing.T) {
 		}
 		t.Fatalf("never %s; driver %+v", what, mon.Current().Driver())
 	}
-	await("healthy", core.Healthy, core.ReasonNone)
+	await("healthy", health.Healthy, health.ReasonNone)
 	must(t, m.Fail(simdriver.GPU(3), "nvml*", "UNKNOWN", simdriver.Always))
-	await("unhealthy", core.Unhealthy, core.ReasonProbe)
+	await("unhealthy", health.Unhealthy, health.ReasonProbe)
 	must(t, m.Heal())
-	await("healthy again", core.Healthy, core.ReasonNone)
+	await("healthy again", health.Healthy, health.ReasonNone)
 	cancel()
 	if err := <-ended; err != nil && !errors.Is(err, context.Canceled) {
 		t.Error(err)

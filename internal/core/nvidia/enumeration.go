@@ -7,7 +7,7 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 )
 
 // This file enumerates the GPUs, first the known ones by their handles (nvmlDeviceGetUUID, PciInfo, Index,
@@ -19,8 +19,8 @@ type identity struct {
 	index        int  // NVML index; of a GPU that does not answer, the latest known
 	indexUnknown bool // it does not answer, and its index has changed in a way that is not known
 	handle       nvml.Device
-	id           core.DeviceID // "" if unknown
-	pci          core.PCIAddress
+	id           gpu.DeviceID // "" if unknown
+	pci          gpu.PCIAddress
 	err          error      // why it does not answer
 	handleStale  bool       // it was identified and then lost: its handle may be from before a reset
 	lookupWorker *gpuWorker // whose call about it has not returned, if id is unknown
@@ -47,7 +47,7 @@ var errNotListed = errors.New("not listed by the driver")
 func (s *Session) enumerate(count int) (gone []identity, stable bool, err error) {
 	for n := 0; n < maxPasses && !stable; n++ {
 		if n > 0 {
-			if count, err = call(&s.reader, "nvmlDeviceGetCount", core.Node, s.lib.DeviceGetCount); err != nil {
+			if count, err = call(&s.reader, "nvmlDeviceGetCount", gpu.Node, s.lib.DeviceGetCount); err != nil {
 				return nil, false, err
 			}
 		}
@@ -106,7 +106,7 @@ func (s *Session) refreshKnown() (found relocations, unresponsive, gone []identi
 		switch {
 		case k.id != "":
 			known = append(known, k)
-			targets = append(targets, target{s.worker(k.id), k.index, core.WholeGPU(k.id)})
+			targets = append(targets, target{s.worker(k.id), k.index, gpu.WholeGPU(k.id)})
 		case k.lookupWorker != nil:
 			if k.err = k.lookupWorker.hungError(); k.err != nil {
 				unresponsive = append(unresponsive, k)
@@ -133,8 +133,8 @@ func (s *Session) refreshKnown() (found relocations, unresponsive, gone []identi
 }
 
 // handles are those of the known GPUs.
-func (e enumeration) handles() map[nvml.Device]core.DeviceID {
-	handles := map[nvml.Device]core.DeviceID{}
+func (e enumeration) handles() map[nvml.Device]gpu.DeviceID {
+	handles := map[nvml.Device]gpu.DeviceID{}
 	for _, i := range e.gpus {
 		if i.id != "" {
 			handles[i.handle] = i.id
@@ -148,7 +148,7 @@ func compareIndices(i, j identity) int { return cmp.Compare(i.index, j.index) }
 // refresh reads where a known GPU is now. If it is lost, or its handle is unusable, its handle is looked up by its
 // PCI address, which identifies no other GPU. A handle that turns out to be another GPU's is not used, as that GPU may
 // hang.
-func (i identity) refresh(c *caller, lib nvml.Interface, handles map[nvml.Device]core.DeviceID) identity {
+func (i identity) refresh(c *caller, lib nvml.Interface, handles map[nvml.Device]gpu.DeviceID) identity {
 	now := i
 	if !i.handleStale || !c.slot.available[handleByPCI] {
 		if now = i.readLocation(c); !isLost(c.err) && !isUnsupported(c.err) || !c.slot.available[handleByPCI] {
@@ -176,7 +176,7 @@ func (i identity) refresh(c *caller, lib nvml.Interface, handles map[nvml.Device
 // readLocation verifies that a handle is still this GPU's, and reads its PCI address and index.
 func (i identity) readLocation(c *caller) identity {
 	id := required(c, "nvmlDeviceGetUUID", i.handle.GetUUID)
-	if c.err == nil && core.DeviceID(id) != i.id {
+	if c.err == nil && gpu.DeviceID(id) != i.id {
 		c.err = errNotListed
 	}
 	i.pci = readPCI(c, i.handle)

@@ -6,12 +6,12 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 )
 
 // This file defines the errors of the package, and what NVML's return codes mean.
 
-// nvmlError is an NVML call that returned an error code. It unwraps to core.ErrDriverLost if the code concerns the
+// nvmlError is an NVML call that returned an error code. It unwraps to gpu.ErrDriverLost if the code concerns the
 // whole driver.
 type nvmlError struct {
 	Call   string // "nvmlDeviceGetUUID"
@@ -22,11 +22,11 @@ type nvmlError struct {
 
 func (e *nvmlError) Error() string { return e.Call + ": " + e.text }
 
-// Unwrap returns core.ErrDriverLost for a code that concerns the whole driver, else nil.
+// Unwrap returns gpu.ErrDriverLost for a code that concerns the whole driver, else nil.
 func (e *nvmlError) Unwrap() error {
 	switch e.Return {
 	case nvml.ERROR_UNINITIALIZED, nvml.ERROR_DRIVER_NOT_LOADED, nvml.ERROR_LIB_RM_VERSION_MISMATCH:
-		return core.ErrDriverLost
+		return gpu.ErrDriverLost
 	default:
 		return nil
 	}
@@ -35,7 +35,7 @@ func (e *nvmlError) Unwrap() error {
 // hungError means that no call about a GPU is made at present, because an earlier one has not returned.
 type hungError struct {
 	Call string // the call that has not returned: "nvmlDeviceGetMemoryInfo"
-	At   core.Placement
+	At   gpu.Placement
 }
 
 func (e *hungError) Error() string { return "the driver does not answer (" + e.Call + ")" }
@@ -67,32 +67,32 @@ func isUnsupported(err error) bool {
 func isLost(err error) bool { return returnCode(err) == nvml.ERROR_GPU_IS_LOST }
 
 // isDriverLost reports whether the whole driver is unusable.
-func isDriverLost(err error) bool { return errors.Is(err, core.ErrDriverLost) }
+func isDriverLost(err error) bool { return errors.Is(err, gpu.ErrDriverLost) }
 
 func isHung(err error) bool {
 	_, ok := errors.AsType[*hungError](err)
 	return ok
 }
 
-// driverLost wraps an error that ends the session: in core.ErrDriverStale if it also ends the process (see
-// versionMismatch), else in core.ErrDriverLost.
+// driverLost wraps an error that ends the session: in gpu.ErrDriverStale if it also ends the process (see
+// versionMismatch), else in gpu.ErrDriverLost.
 func (s *Session) driverLost(err error) error {
 	if returnCode(err) == nvml.ERROR_LIB_RM_VERSION_MISMATCH {
-		if err := s.versionMismatch(err); errors.Is(err, core.ErrDriverStale) {
+		if err := s.versionMismatch(err); errors.Is(err, gpu.ErrDriverStale) {
 			return err
 		}
 	}
-	return fmt.Errorf("%w (%w)", core.ErrDriverLost, err)
+	return fmt.Errorf("%w (%w)", gpu.ErrDriverLost, err)
 }
 
 // failureOf classifies the error of a call about a GPU.
-func failureOf(err error) core.Failure {
+func failureOf(err error) gpu.Failure {
 	switch {
 	case isLost(err), errors.Is(err, errNotListed):
-		return core.FailureLost
+		return gpu.FailureLost
 	case isHung(err):
-		return core.FailurePending
+		return gpu.FailurePending
 	default:
-		return core.FailureError
+		return gpu.FailureError
 	}
 }

@@ -8,39 +8,40 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
-// An XID is an observation at the instance that the driver reports, another event that names a fault is of kind core.Event at
+// An XID is an observation at the instance that the driver reports, another event that names a fault is of kind health.Event at
 // its GPU, and any other event is of kind 0.
 func TestEvents(t *testing.T) {
 	m := simdriver.Start(t, "h100x8")
 	must(t, m.SetMIG(3, "1g.10gb", "1g.10gb"))
 	s := openWithEvents(t, m)
-	at := core.WholeGPU(h100ID)
-	in := func(gi, ci uint32) core.Placement { return core.Placement{GPU: at.GPU, GI: gi, CI: ci} }
+	at := gpu.WholeGPU(h100ID)
+	in := func(gi, ci uint32) gpu.Placement { return gpu.Placement{GPU: at.GPU, GI: gi, CI: ci} }
 	event := func(kind uint64) func() error { return func() error { return m.Event(3, kind, 0) } }
 	for _, c := range []struct {
 		raise func() error
-		want  core.Observation
+		want  health.Observation
 	}{
-		{func() error { return m.XID(3, 79) }, core.Observation{At: at, Kind: core.XID, Code: 79}},
-		{func() error { return m.XID(3, 94, simdriver.At{GI: 9, CI: 0}) }, core.Observation{At: in(9, 0), Kind: core.XID, Code: 94}},
+		{func() error { return m.XID(3, 79) }, health.Observation{At: at, Kind: health.XID, Code: 79}},
+		{func() error { return m.XID(3, 94, simdriver.At{GI: 9, CI: 0}) }, health.Observation{At: in(9, 0), Kind: health.XID, Code: 94}},
 		{func() error { return m.XID(3, 95, simdriver.At{GI: 9, CI: simdriver.WholeInstance}) },
-			core.Observation{At: in(9, core.Whole), Kind: core.XID, Code: 95}},
-		{event(simdriver.EventDoubleBitECC), core.Observation{At: at, Kind: core.Event, Code: 0x2}},
-		{event(simdriver.EventSingleBitECCStorm), core.Observation{At: at, Kind: core.Event, Code: 0x200}},
-		{event(simdriver.EventDRAMRetirement), core.Observation{At: at, Kind: core.Event, Code: 0x400}},
-		{event(simdriver.EventDRAMRetirementFailure), core.Observation{At: at, Kind: core.Event, Code: 0x800}},
-		{event(simdriver.EventNonFatalPoison), core.Observation{At: at, Kind: core.Event, Code: 0x1000}},
-		{event(simdriver.EventFatalPoison), core.Observation{At: at, Kind: core.Event, Code: 0x2000}},
-		{event(simdriver.EventGPUUnavailable), core.Observation{At: at, Kind: core.Event, Code: 0x4000}},
-		{event(simdriver.EventRecoveryAction), core.Observation{At: at, Detail: "event 0x8000"}},
-		{event(simdriver.EventMIGConfigChange), core.Observation{At: at, Detail: "event 0x100"}},
+			health.Observation{At: in(9, gpu.Whole), Kind: health.XID, Code: 95}},
+		{event(simdriver.EventDoubleBitECC), health.Observation{At: at, Kind: health.Event, Code: 0x2}},
+		{event(simdriver.EventSingleBitECCStorm), health.Observation{At: at, Kind: health.Event, Code: 0x200}},
+		{event(simdriver.EventDRAMRetirement), health.Observation{At: at, Kind: health.Event, Code: 0x400}},
+		{event(simdriver.EventDRAMRetirementFailure), health.Observation{At: at, Kind: health.Event, Code: 0x800}},
+		{event(simdriver.EventNonFatalPoison), health.Observation{At: at, Kind: health.Event, Code: 0x1000}},
+		{event(simdriver.EventFatalPoison), health.Observation{At: at, Kind: health.Event, Code: 0x2000}},
+		{event(simdriver.EventGPUUnavailable), health.Observation{At: at, Kind: health.Event, Code: 0x4000}},
+		{event(simdriver.EventRecoveryAction), health.Observation{At: at, Detail: "event 0x8000"}},
+		{event(simdriver.EventMIGConfigChange), health.Observation{At: at, Detail: "event 0x100"}},
 	} {
 		must(t, c.raise())
-		if obs, err := s.Wait(10 * time.Second); err != nil || !slices.Equal(obs, []core.Observation{c.want}) {
+		if obs, err := s.Wait(10 * time.Second); err != nil || !slices.Equal(obs, []health.Observation{c.want}) {
 			t.Errorf("%+v, %v, want %+v", obs, err, c.want)
 		}
 	}
@@ -50,9 +51,9 @@ func TestEvents(t *testing.T) {
 func TestStormIsOneObservation(t *testing.T) {
 	m := simdriver.Start(t, "a100-mig")
 	s := openWithEvents(t, m)
-	id := core.DeviceID(m.UUID(5))
+	id := gpu.DeviceID(m.UUID(5))
 	must(t, m.Storm(5, 31, maxDrain), m.Storm(5, 31, 500, simdriver.At{GI: 9, CI: 0}), m.Storm(4, 31, 300), m.XID(5, 95))
-	all := map[core.Observation]int{}
+	all := map[health.Observation]int{}
 	waits := 0
 	for ; ; waits++ {
 		obs, err := s.Wait(0)
@@ -64,9 +65,9 @@ func TestStormIsOneObservation(t *testing.T) {
 			all[o]++
 		}
 	}
-	want := []core.Observation{
-		{At: core.WholeGPU(id), Kind: core.XID, Code: 31}, {At: core.Placement{GPU: id, GI: 9, CI: 0}, Kind: core.XID, Code: 31},
-		{At: core.WholeGPU(core.DeviceID(m.UUID(4))), Kind: core.XID, Code: 31}, {At: core.WholeGPU(id), Kind: core.XID, Code: 95},
+	want := []health.Observation{
+		{At: gpu.WholeGPU(id), Kind: health.XID, Code: 31}, {At: gpu.Placement{GPU: id, GI: 9, CI: 0}, Kind: health.XID, Code: 31},
+		{At: gpu.WholeGPU(gpu.DeviceID(m.UUID(4))), Kind: health.XID, Code: 31}, {At: gpu.WholeGPU(id), Kind: health.XID, Code: 95},
 	}
 	if len(all) != len(want) || waits != 2 {
 		t.Errorf("after %d waits: %+v", waits, all)
@@ -86,8 +87,8 @@ func TestEarlyTimeout(t *testing.T) {
 	if obs, err := s.Wait(10 * time.Second); err != nil || len(obs) > 0 {
 		t.Errorf("%+v, %v", obs, err)
 	}
-	want := core.Observation{At: core.WholeGPU(h100ID), Kind: core.XID, Code: 999}
-	if obs, err := s.Wait(10 * time.Second); err != nil || !slices.Equal(obs, []core.Observation{want}) {
+	want := health.Observation{At: gpu.WholeGPU(h100ID), Kind: health.XID, Code: 999}
+	if obs, err := s.Wait(10 * time.Second); err != nil || !slices.Equal(obs, []health.Observation{want}) {
 		t.Errorf("%+v, %v", obs, err)
 	}
 }
@@ -100,8 +101,8 @@ func TestLostGPULeavesTheSet(t *testing.T) {
 	m := simdriver.StartText(t, strings.Replace(text, "[machine]", "[machine]\nwait_lost_once = no", 1))
 	s := openWithEvents(t, m)
 	must(t, m.XID(2, 79), m.Lose(2))
-	lost := core.Observation{At: core.WholeGPU(core.DeviceID(m.UUID(2))), Kind: core.XID, Code: 79}
-	if obs, err := s.Wait(10 * time.Second); err != nil || !slices.Equal(obs, []core.Observation{lost}) {
+	lost := health.Observation{At: gpu.WholeGPU(gpu.DeviceID(m.UUID(2))), Kind: health.XID, Code: 79}
+	if obs, err := s.Wait(10 * time.Second); err != nil || !slices.Equal(obs, []health.Observation{lost}) {
 		t.Errorf("%+v, %v", obs, err)
 	}
 	n := counted(t, m, func() {
@@ -109,7 +110,7 @@ func TestLostGPULeavesTheSet(t *testing.T) {
 			t.Errorf("%+v, %v", obs, err)
 		}
 		for range 10 {
-			if o := probe(t, s)[lost.At.GPU]; o.Kind != core.Lost {
+			if o := probe(t, s)[lost.At.GPU]; o.Kind != health.Lost {
 				t.Errorf("%+v", o)
 			}
 			if obs, err := s.Wait(time.Millisecond); err != nil || len(obs) > 0 {
@@ -121,10 +122,10 @@ func TestLostGPULeavesTheSet(t *testing.T) {
 		t.Errorf("%v", n)
 	}
 	must(t, m.XID(3, 48))
-	awaitEvent(t, s, core.Observation{At: core.WholeGPU(h100ID), Kind: core.XID, Code: 48})
+	awaitEvent(t, s, health.Observation{At: gpu.WholeGPU(h100ID), Kind: health.XID, Code: 48})
 	must(t, m.Restore(2))
 	snapshot(t, s)
-	if o := probe(t, s)[lost.At.GPU]; o.Sample.Events != core.Yes {
+	if o := probe(t, s)[lost.At.GPU]; o.Sample.Events != health.Yes {
 		t.Errorf("%+v", o)
 	}
 	must(t, m.XID(2, 62))
@@ -157,5 +158,5 @@ func TestFreeFails(t *testing.T) {
 		t.Errorf("%d descriptors, before %d", after, before)
 	}
 	must(t, m.XID(3, 62))
-	awaitEvent(t, s, core.Observation{At: core.WholeGPU(h100ID), Kind: core.XID, Code: 62})
+	awaitEvent(t, s, health.Observation{At: gpu.WholeGPU(h100ID), Kind: health.XID, Code: 62})
 }

@@ -6,7 +6,8 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 )
 
 // This file is the reader's side of NVML events: it creates the sets that the waiter waits on (nvmlEventSetCreate and
@@ -107,8 +108,8 @@ type registeredGPU struct {
 // registration is a GPU that should be registered in the latest set.
 type registration struct {
 	nvmlDevice
-	events core.Tristate // whether its XID events are in the set; NotReported until it was tried
-	failed bool          // it could not be registered, and may be another time
+	events health.Tristate // whether its XID events are in the set; NotReported until it was tried
+	failed bool            // it could not be registered, and may be another time
 }
 
 // unfreedSet is an unused event set whose nvmlEventSetFree failed, or which can't be freed yet, because worker's registration
@@ -148,16 +149,16 @@ func (s *Session) renewEventSet() {
 }
 
 // xidEvents reports whether the XID events of a GPU are received at present.
-func (s *Session) xidEvents(id core.DeviceID) core.Tristate {
+func (s *Session) xidEvents(id gpu.DeviceID) health.Tristate {
 	if _, hangs := s.hungWait(); hangs || s.eventSets.eventsUnavailable() {
-		return core.NotReported
+		return health.NotReported
 	}
 	for _, r := range s.registeredGPUs {
 		if r.device.ID == id {
 			return r.events
 		}
 	}
-	return core.NotReported
+	return health.NotReported
 }
 
 // makeEventSet creates a set of the GPUs whose registration has not failed. It returns an empty one if no GPU could be
@@ -167,7 +168,7 @@ func (s *Session) makeEventSet() (e eventSet, retry bool) {
 		if !slices.ContainsFunc(s.registeredGPUs, func(r registration) bool { return !r.failed }) {
 			return eventSet{}, len(s.registeredGPUs) > 0
 		}
-		set, err := call(&s.reader, "nvmlEventSetCreate", core.Node, s.lib.EventSetCreate)
+		set, err := call(&s.reader, "nvmlEventSetCreate", gpu.Node, s.lib.EventSetCreate)
 		if err != nil {
 			return eventSet{}, !isUnsupported(err)
 		}
@@ -181,7 +182,7 @@ func (s *Session) makeEventSet() (e eventSet, retry bool) {
 		return eventSet{}, slices.ContainsFunc(s.registeredGPUs, func(r registration) bool { return r.failed })
 	}
 	for i := range s.registeredGPUs {
-		s.registeredGPUs[i].events = core.No
+		s.registeredGPUs[i].events = health.No
 	}
 	return eventSet{}, false
 }
@@ -195,7 +196,7 @@ func (s *Session) registerAll(e *eventSet) bool {
 			continue
 		}
 		mask, err := s.register(r.nvmlDevice, e.set)
-		r.events = core.TristateOf(err == nil && mask&nvml.EventTypeXidCriticalError != 0)
+		r.events = health.TristateOf(err == nil && mask&nvml.EventTypeXidCriticalError != 0)
 		r.failed = err != nil && !isUnsupported(err)
 		w := s.worker(r.device.ID)
 		switch {
@@ -217,7 +218,7 @@ func (s *Session) registerAll(e *eventSet) bool {
 // register registers a GPU in a set and returns its events. Only supported events are requested, as one that is not
 // supported would make the call fail.
 func (s *Session) register(d nvmlDevice, set nvml.EventSet) (mask uint64, err error) {
-	at := core.WholeGPU(d.device.ID)
+	at := gpu.WholeGPU(d.device.ID)
 	return query(s, s.targetOf(d.device), func(c *caller) uint64 {
 		mask := required(c, "nvmlDeviceGetSupportedEventTypes", d.handle.GetSupportedEventTypes) & subscribedEvents
 		if c.err == nil && mask == 0 {
@@ -259,7 +260,7 @@ func (s *Session) freeEventSet(l *callSlot, e eventSet) {
 	if e.set == nil {
 		return
 	}
-	if err := do(l, "nvmlEventSetFree", core.Node, e.set.Free); err != nil && !isDriverLost(err) {
+	if err := do(l, "nvmlEventSetFree", gpu.Node, e.set.Free); err != nil && !isDriverLost(err) {
 		s.eventSets.keepUnfreed(unfreedSet{set: e.set})
 	}
 }

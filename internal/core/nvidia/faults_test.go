@@ -7,25 +7,26 @@ import (
 
 	gocmp "github.com/google/go-cmp/cmp"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
 // The UUID and PCI address of GPU 3 of the machine h100x8.
 const (
-	h100ID  = core.DeviceID("GPU-94b996fc-c2a1-5f89-9d90-44189fb7fcc9")
-	h100PCI = core.PCIAddress("0000:61:00.0")
+	h100ID  = gpu.DeviceID("GPU-94b996fc-c2a1-5f89-9d90-44189fb7fcc9")
+	h100PCI = gpu.PCIAddress("0000:61:00.0")
 )
 
 func TestGPUThatFailsEveryCall(t *testing.T) {
 	m := simdriver.Start(t, "h100x8")
 	s := open(t, m)
 	must(t, m.Fail(simdriver.GPU(3), "nvml*", "UNKNOWN", simdriver.Always))
-	unknown := core.Exclusion{
-		Index: 3, At: core.Node, Failure: core.FailureError, Reason: "nvmlDeviceGetHandleByIndex: Unknown Error",
+	unknown := gpu.Exclusion{
+		Index: 3, At: gpu.Node, Failure: gpu.FailureError, Reason: "nvmlDeviceGetHandleByIndex: Unknown Error",
 	}
 	snap := snapshot(t, s)
-	if len(snap.Devices) != 7 || !slices.Equal(snap.Excluded, []core.Exclusion{unknown}) {
+	if len(snap.Devices) != 7 || !slices.Equal(snap.Excluded, []gpu.Exclusion{unknown}) {
 		t.Errorf("%d devices, excluded %+v", len(snap.Devices), snap.Excluded)
 	}
 
@@ -35,16 +36,16 @@ func TestGPUThatFailsEveryCall(t *testing.T) {
 	}
 	must(t, m.Fail(simdriver.GPU(3), "nvml*", "UNKNOWN", simdriver.Always))
 	known := unknown
-	known.At, known.PCI, known.Reason = core.WholeGPU(h100ID), h100PCI, "nvmlDeviceGetUUID: Unknown Error"
-	if snap := snapshot(t, s); !slices.Equal(snap.Excluded, []core.Exclusion{known}) {
+	known.At, known.PCI, known.Reason = gpu.WholeGPU(h100ID), h100PCI, "nvmlDeviceGetUUID: Unknown Error"
+	if snap := snapshot(t, s); !slices.Equal(snap.Excluded, []gpu.Exclusion{known}) {
 		t.Errorf("once known: %+v", snap.Excluded)
 	}
 	obs, err := s.Probe()
 	must(t, err)
 	for _, o := range obs {
-		want := core.Observation{At: o.At, Kind: core.Checked, Sample: healthyH100}
-		if o.At == core.WholeGPU(h100ID) {
-			want = core.Observation{At: o.At, Kind: core.ProbeFailed, Detail: "nvmlDeviceGetUUID: Unknown Error"}
+		want := health.Observation{At: o.At, Kind: health.Checked, Sample: healthyH100}
+		if o.At == gpu.WholeGPU(h100ID) {
+			want = health.Observation{At: o.At, Kind: health.ProbeFailed, Detail: "nvmlDeviceGetUUID: Unknown Error"}
 		}
 		if o != want {
 			t.Errorf("probe: %+v, want %+v", o, want)
@@ -63,13 +64,13 @@ func TestGPULostAndRestored(t *testing.T) {
 
 	obs, err := s.Probe()
 	must(t, err)
-	lost := core.Observation{At: core.WholeGPU(h100ID), Kind: core.Lost, Detail: "nvmlDeviceGetUUID: GPU is lost"}
+	lost := health.Observation{At: gpu.WholeGPU(h100ID), Kind: health.Lost, Detail: "nvmlDeviceGetUUID: GPU is lost"}
 	if !slices.Contains(obs, lost) || len(obs) != 8 {
 		t.Errorf("probe before the reading: %+v", obs)
 	}
 	snap := snapshot(t, s)
-	want := []core.Exclusion{{
-		Index: 3, At: core.WholeGPU(h100ID), PCI: h100PCI, Failure: core.FailureLost,
+	want := []gpu.Exclusion{{
+		Index: 3, At: gpu.WholeGPU(h100ID), PCI: h100PCI, Failure: gpu.FailureLost,
 		Reason: "nvmlDeviceGetUUID: GPU is lost",
 	}}
 	if len(snap.Devices) != 7 || !slices.Equal(snap.Excluded, want) {
@@ -79,13 +80,13 @@ func TestGPULostAndRestored(t *testing.T) {
 		t.Errorf("probe after the reading: %+v, %v", obs, err)
 	}
 	usage, err := s.Usage()
-	if err != nil || len(usage) != 8 || !slices.Contains(usage, core.Usage{Device: h100ID}) {
+	if err != nil || len(usage) != 8 || !slices.Contains(usage, gpu.Usage{Device: h100ID}) {
 		t.Errorf("usage: %+v, %v", usage, err)
 	}
 
 	must(t, m.Restore(3))
-	healthy := core.Observation{At: lost.At, Kind: core.Checked, Sample: healthyH100}
-	healthy.Sample.Events = core.NotReported // until it is read
+	healthy := health.Observation{At: lost.At, Kind: health.Checked, Sample: healthyH100}
+	healthy.Sample.Events = health.NotReported // until it is read
 	if obs, err = s.Probe(); err != nil || !slices.Contains(obs, healthy) {
 		t.Errorf("probe after the return: %+v, %v", obs, err)
 	}
@@ -99,7 +100,7 @@ func TestGPULostBeforeStart(t *testing.T) {
 	must(t, m.Lose(3))
 	s := open(t, m)
 	snap := snapshot(t, s)
-	want := []core.Exclusion{{Index: 3, At: core.Node, Failure: core.FailureLost, Reason: "nvmlDeviceGetHandleByIndex: GPU is lost"}}
+	want := []gpu.Exclusion{{Index: 3, At: gpu.Node, Failure: gpu.FailureLost, Reason: "nvmlDeviceGetHandleByIndex: GPU is lost"}}
 	if len(snap.Devices) != 7 || !slices.Equal(snap.Excluded, want) {
 		t.Errorf("%d devices, excluded %+v", len(snap.Devices), snap.Excluded)
 	}
@@ -127,17 +128,17 @@ func TestNothingSupported(t *testing.T) {
 		for _, call := range optionalCalls() {
 			must(t, m.Fail(simdriver.GPU(0), call, code, simdriver.Always))
 		}
-		id := core.DeviceID(m.UUID(0))
+		id := gpu.DeviceID(m.UUID(0))
 		snap := snapshot(t, s)
-		want := core.Device{ID: id, At: core.WholeGPU(id), PCI: "0000:04:00.0", NUMANode: 0, Minor: -1}
-		if diff := gocmp.Diff([]core.Device{want}, snap.Devices); diff != "" || len(snap.Excluded) > 0 {
+		want := gpu.Device{ID: id, At: gpu.WholeGPU(id), PCI: "0000:04:00.0", NUMANode: 0, Minor: -1}
+		if diff := gocmp.Diff([]gpu.Device{want}, snap.Devices); diff != "" || len(snap.Excluded) > 0 {
 			t.Errorf("%s: excluded %+v\n%s", code, snap.Excluded, diff)
 		}
-		checked := core.Observation{At: want.At, Kind: core.Checked, Sample: core.HealthSample{Events: core.No}}
-		if obs, err := s.Probe(); err != nil || !slices.Equal(obs, []core.Observation{checked}) {
+		checked := health.Observation{At: want.At, Kind: health.Checked, Sample: health.Sample{Events: health.No}}
+		if obs, err := s.Probe(); err != nil || !slices.Equal(obs, []health.Observation{checked}) {
 			t.Errorf("%s: probe: %+v, %v", code, obs, err)
 		}
-		if usage, err := s.Usage(); err != nil || len(usage) != 1 || usage[0] != (core.Usage{Device: id, At: usage[0].At}) {
+		if usage, err := s.Usage(); err != nil || len(usage) != 1 || usage[0] != (gpu.Usage{Device: id, At: usage[0].At}) {
 			t.Errorf("%s: usage: %+v, %v", code, usage, err)
 		}
 		if obs, err := s.Wait(0); len(obs) > 0 || err != nil {
@@ -155,7 +156,7 @@ func TestEachCallFails(t *testing.T) {
 	s := open(t, m)
 	before := snapshot(t, s)
 	const index = 5 // four instances
-	others := slices.DeleteFunc(slices.Clone(before.Devices), func(d core.Device) bool { return d.Index == index })
+	others := slices.DeleteFunc(slices.Clone(before.Devices), func(d gpu.Device) bool { return d.Index == index })
 	for _, code := range []string{"UNKNOWN", "TIMEOUT", "RESET_REQUIRED", "GPU_IS_LOST"} {
 		for _, call := range optionalCalls() {
 			must(t, m.Fail(simdriver.GPU(index), call, code, simdriver.Always))
@@ -163,13 +164,13 @@ func TestEachCallFails(t *testing.T) {
 				must(t, m.Invalidate(index)) // so that the call is made
 			}
 			snap := snapshot(t, s)
-			rest := slices.DeleteFunc(slices.Clone(snap.Devices), func(d core.Device) bool { return d.Index == index })
+			rest := slices.DeleteFunc(slices.Clone(snap.Devices), func(d gpu.Device) bool { return d.Index == index })
 			if diff := gocmp.Diff(others, rest); diff != "" {
 				t.Errorf("%s, %s: other GPUs: %s", call, code, diff)
 			}
 			for _, e := range snap.Excluded {
-				if e.Index != index || e.At.GPU != core.DeviceID(m.UUID(index)) || !strings.HasPrefix(e.Reason, call+": ") ||
-					(e.Failure == core.FailureLost) != (code == "GPU_IS_LOST") {
+				if e.Index != index || e.At.GPU != gpu.DeviceID(m.UUID(index)) || !strings.HasPrefix(e.Reason, call+": ") ||
+					(e.Failure == gpu.FailureLost) != (code == "GPU_IS_LOST") {
 					t.Errorf("%s, %s: %+v", call, code, e)
 				}
 			}

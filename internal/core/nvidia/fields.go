@@ -6,7 +6,8 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 )
 
 // This file reads the health signals that nvmlDeviceGetFieldValues gives together, on the GPU's worker.
@@ -15,45 +16,45 @@ import (
 // the GPU does not support the field.
 type field struct {
 	id  uint32
-	set func(*core.HealthSample, core.OptionalUint64)
+	set func(*health.Sample, gpu.OptionalUint64)
 }
 
 // The first field is the recovery action: if it can't be read, the check has failed.
 var fields = [...]field{
-	{nvml.FI_DEV_GET_GPU_RECOVERY_ACTION, func(s *core.HealthSample, v core.OptionalUint64) { s.RecoveryAction = recoveryAction(v) }},
-	{nvml.FI_DEV_REMAPPED_PENDING, func(s *core.HealthSample, v core.OptionalUint64) { s.RemapPending = tristateOf(v) }},
-	{nvml.FI_DEV_REMAPPED_FAILURE, func(s *core.HealthSample, v core.OptionalUint64) { s.RemapFailed = tristateOf(v) }},
-	{nvml.FI_DEV_RETIRED_PENDING, func(s *core.HealthSample, v core.OptionalUint64) { s.RetirementPending = tristateOf(v) }},
-	{nvml.FI_DEV_CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN, func(s *core.HealthSample, v core.OptionalUint64) { s.ThermalSlowdown = v }},
-	{nvml.FI_DEV_CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN, func(s *core.HealthSample, v core.OptionalUint64) { s.PowerBrake = v }},
-	{nvml.FI_DEV_PCIE_REPLAY_COUNTER, func(s *core.HealthSample, v core.OptionalUint64) { s.Replays = v }},
-	{nvml.FI_DEV_TOTAL_ENERGY_CONSUMPTION, func(s *core.HealthSample, v core.OptionalUint64) { s.Energy = v }},
+	{nvml.FI_DEV_GET_GPU_RECOVERY_ACTION, func(s *health.Sample, v gpu.OptionalUint64) { s.RecoveryAction = recoveryAction(v) }},
+	{nvml.FI_DEV_REMAPPED_PENDING, func(s *health.Sample, v gpu.OptionalUint64) { s.RemapPending = tristateOf(v) }},
+	{nvml.FI_DEV_REMAPPED_FAILURE, func(s *health.Sample, v gpu.OptionalUint64) { s.RemapFailed = tristateOf(v) }},
+	{nvml.FI_DEV_RETIRED_PENDING, func(s *health.Sample, v gpu.OptionalUint64) { s.RetirementPending = tristateOf(v) }},
+	{nvml.FI_DEV_CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN, func(s *health.Sample, v gpu.OptionalUint64) { s.ThermalSlowdown = v }},
+	{nvml.FI_DEV_CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN, func(s *health.Sample, v gpu.OptionalUint64) { s.PowerBrake = v }},
+	{nvml.FI_DEV_PCIE_REPLAY_COUNTER, func(s *health.Sample, v gpu.OptionalUint64) { s.Replays = v }},
+	{nvml.FI_DEV_TOTAL_ENERGY_CONSUMPTION, func(s *health.Sample, v gpu.OptionalUint64) { s.Energy = v }},
 }
 
-func tristateOf(v core.OptionalUint64) core.Tristate {
+func tristateOf(v gpu.OptionalUint64) health.Tristate {
 	if !v.OK {
-		return core.NotReported
+		return health.NotReported
 	}
-	return core.TristateOf(v.Value != 0)
+	return health.TristateOf(v.Value != 0)
 }
 
-// recoveryAction converts nvmlDeviceGpuRecoveryAction_t. A value of a later driver is core.RecoveryOther.
-func recoveryAction(v core.OptionalUint64) core.RecoveryAction {
-	known := [...]core.RecoveryAction{
-		nvml.GPU_RECOVERY_ACTION_NONE:                core.RecoveryNone,
-		nvml.GPU_RECOVERY_ACTION_GPU_RESET:           core.RecoveryReset,
-		nvml.GPU_RECOVERY_ACTION_NODE_REBOOT:         core.RecoveryReboot,
-		nvml.GPU_RECOVERY_ACTION_DRAIN_P2P:           core.RecoveryDrainP2P,
-		nvml.GPU_RECOVERY_ACTION_DRAIN_AND_RESET:     core.RecoveryDrainAndReset,
-		nvml.GPU_RECOVERY_ACTION_RECOVER_IMEX_DOMAIN: core.RecoveryIMEX,
+// recoveryAction converts nvmlDeviceGpuRecoveryAction_t. A value of a later driver is health.RecoveryOther.
+func recoveryAction(v gpu.OptionalUint64) health.RecoveryAction {
+	known := [...]health.RecoveryAction{
+		nvml.GPU_RECOVERY_ACTION_NONE:                health.RecoveryNone,
+		nvml.GPU_RECOVERY_ACTION_GPU_RESET:           health.RecoveryReset,
+		nvml.GPU_RECOVERY_ACTION_NODE_REBOOT:         health.RecoveryReboot,
+		nvml.GPU_RECOVERY_ACTION_DRAIN_P2P:           health.RecoveryDrainP2P,
+		nvml.GPU_RECOVERY_ACTION_DRAIN_AND_RESET:     health.RecoveryDrainAndReset,
+		nvml.GPU_RECOVERY_ACTION_RECOVER_IMEX_DOMAIN: health.RecoveryIMEX,
 	}
 	switch {
 	case !v.OK:
-		return core.RecoveryUnknown
+		return health.RecoveryUnknown
 	case v.Value < uint64(len(known)):
 		return known[v.Value]
 	default:
-		return core.RecoveryOther
+		return health.RecoveryOther
 	}
 }
 
@@ -61,10 +62,10 @@ func recoveryAction(v core.OptionalUint64) core.RecoveryAction {
 type fieldBatch struct {
 	values  []nvml.FieldValue
 	support []*signalSupport
-	set     []func(core.OptionalUint64)
+	set     []func(gpu.OptionalUint64)
 }
 
-func (b *fieldBatch) add(v nvml.FieldValue, y *signalSupport, set func(core.OptionalUint64)) {
+func (b *fieldBatch) add(v nvml.FieldValue, y *signalSupport, set func(gpu.OptionalUint64)) {
 	if !y.unsupported {
 		b.values, b.support, b.set = append(b.values, v), append(b.support, y), append(b.set, set)
 	}
@@ -78,15 +79,15 @@ func (r *healthRecord) readFields(c *caller, h nvml.Device, links bool) (answere
 	}
 	var b fieldBatch
 	for i, f := range fields {
-		b.add(nvml.FieldValue{FieldId: f.id}, &r.fields[i], func(v core.OptionalUint64) { f.set(&r.sample, v) })
+		b.add(nvml.FieldValue{FieldId: f.id}, &r.fields[i], func(v gpu.OptionalUint64) { f.set(&r.sample, v) })
 	}
 	links = links || slices.ContainsFunc(r.links[:], func(y signalSupport) bool { return y.failed })
 	links = links && !r.mig // MIG mode disables NVLinks to other GPUs
-	var up core.OptionalUint64
+	var up gpu.OptionalUint64
 	for link := range r.links {
 		if links {
 			b.add(nvml.FieldValue{FieldId: nvml.FI_DEV_NVLINK_GET_STATE, ScopeId: uint32(link)}, &r.links[link],
-				func(v core.OptionalUint64) { up.Value, up.OK = up.Value+v.Value, up.OK || v.OK })
+				func(v gpu.OptionalUint64) { up.Value, up.OK = up.Value+v.Value, up.OK || v.OK })
 		}
 	}
 	if len(b.values) == 0 {
@@ -121,7 +122,7 @@ func (r *healthRecord) readBatch(c *caller, h nvml.Device, b fieldBatch) (answer
 			return false
 		}
 		if counts {
-			b.set[i](core.OptionalUint64{Value: fieldValue(v), OK: err == nil})
+			b.set[i](gpu.OptionalUint64{Value: fieldValue(v), OK: err == nil})
 		}
 		answered = answered || err == nil
 	}

@@ -11,7 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 )
 
 // FuzzKernelFiles: whatever sysfs, procfs and /dev contain, a NUMA node is the number in its file or -1, the minor numbers of
@@ -31,14 +31,14 @@ func FuzzKernelFiles(f *testing.F) {
 		}
 		s := &Session{sys: sys, dev: dev, proc: fstest.MapFS{"driver/nvidia-caps/mig-minors": {Data: []byte(minors)}}}
 
-		if got := s.numaNode(core.PCIAddress(pci)); got < -1 || got >= 0 {
+		if got := s.numaNode(gpu.PCIAddress(pci)); got < -1 || got >= 0 {
 			if n, err := strconv.Atoi(strings.TrimSpace(numa)); err != nil || n != got {
 				t.Errorf("NUMA node %d of %q", got, numa)
 			}
 		}
 		for c, n := range s.capabilities() {
-			gi, ci := s.capabilities().of(c.minor, core.Placement{GPU: "GPU-a", GI: c.gi, CI: c.ci})
-			if (c.ci == core.Whole && gi != n) || (c.ci != core.Whole && ci != n) || n < 0 || n >= 1<<20 {
+			gi, ci := s.capabilities().of(c.minor, gpu.Placement{GPU: "GPU-a", GI: c.gi, CI: c.ci})
+			if (c.ci == gpu.Whole && gi != n) || (c.ci != gpu.Whole && ci != n) || n < 0 || n >= 1<<20 {
 				t.Errorf("%+v is %d: %d, %d", c, n, gi, ci)
 			}
 		}
@@ -87,12 +87,12 @@ func FuzzParseMIGMinors(f *testing.F) {
 		got := parseMIGMinors(text)
 		var again strings.Builder
 		for c, n := range got {
-			if c.ci == core.Whole {
+			if c.ci == gpu.Whole {
 				fmt.Fprintf(&again, "gpu%d/gi%d/access %d\n", c.minor, c.gi, n)
 			} else {
 				fmt.Fprintf(&again, "gpu%d/gi%d/ci%d/access %d\n", c.minor, c.gi, c.ci, n)
 			}
-			if c.minor < 0 || n < 0 || c.gi == core.Whole {
+			if c.minor < 0 || n < 0 || c.gi == gpu.Whole {
 				t.Errorf("%+v: %d", c, n)
 			}
 		}

@@ -10,7 +10,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 )
 
 // These tests need a GPU: go test -tags gpu -run Hardware ./internal/core/nvidia
@@ -59,7 +60,7 @@ func TestHardwareAgreesWithNvidiaSMI(t *testing.T) {
 		}
 	}
 	for i, text := range smi(t, "pci.bus_id") {
-		if want, err := core.ParsePCIAddress(text); err != nil || string(want) != addresses[i] {
+		if want, err := gpu.ParsePCIAddress(text); err != nil || string(want) != addresses[i] {
 			t.Errorf("GPU %d: %s, nvidia-smi reports %s (%v)", i, addresses[i], text, err)
 		}
 	}
@@ -96,7 +97,7 @@ func TestHardwareFacts(t *testing.T) {
 	must(t, err)
 	var want smiReport
 	must(t, xml.Unmarshal(out, &want))
-	devices := map[core.Placement]core.Device{}
+	devices := map[gpu.Placement]gpu.Device{}
 	for _, d := range snapshot(t, hardware(t)).Devices {
 		devices[d.At] = d
 	}
@@ -107,7 +108,7 @@ func TestHardwareFacts(t *testing.T) {
 		return text
 	}
 	for _, g := range want.GPUs {
-		at := core.WholeGPU(core.DeviceID(g.UUID))
+		at := gpu.WholeGPU(gpu.DeviceID(g.UUID))
 		d := devices[at]
 		got := []string{d.Serial, d.Architecture, d.Brand, d.ECC.String()}
 		want := []string{known(g.Serial), known(g.Architecture), known(g.Brand), known(g.ECC)}
@@ -121,7 +122,7 @@ func TestHardwareFacts(t *testing.T) {
 		for _, i := range g.Instances {
 			at.GI, at.CI = i.GI, i.CI
 			d := devices[at]
-			want := core.Slices{
+			want := gpu.Slices{
 				GPU: d.Slices.GPU, Compute: d.Slices.Compute, Multiprocessors: i.Multiprocessors, CopyEngines: i.CopyEngines,
 				Decoders: i.Decoders, Encoders: i.Encoders, JPEGDecoders: i.JPEGDecoders, OFAs: i.OFAs,
 			}
@@ -141,7 +142,7 @@ func TestHardwareProbeUsageAndWait(t *testing.T) {
 	obs, err := s.Probe()
 	must(t, err)
 	for _, o := range obs {
-		if o.Kind != core.Checked {
+		if o.Kind != health.Checked {
 			t.Errorf("%+v", o)
 		}
 		t.Logf("%+v", o.Sample)

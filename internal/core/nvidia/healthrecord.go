@@ -7,7 +7,8 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 )
 
 // This file checks the health of one GPU on its worker: nvmlDeviceGetUUID and nvmlDeviceGetFieldValues (fields.go) in
@@ -16,7 +17,7 @@ import (
 // healthRecord is the state of the health checks of one GPU: which signals it supports, and their latest values. A check
 // makes a new record, so that an abandoned check changes nothing.
 type healthRecord struct {
-	id         core.DeviceID
+	id         gpu.DeviceID
 	mig        bool // MIG mode, on which the supported signals depend
 	lastFailed bool // the GPU did not answer the last check: the next one reads everything
 	vgpuGuest  bool // nvmlDeviceGetVirtualizationMode is VGPU
@@ -27,7 +28,7 @@ type healthRecord struct {
 	signals    [len(signals)]signalSupport
 	lastRead   [intervals]time.Time // when the signals of this interval were last read
 
-	sample core.HealthSample
+	sample health.Sample
 }
 
 // signalSupport is whether a GPU has a signal, and how the last reading of it ended.
@@ -68,7 +69,7 @@ type checkPlan struct {
 }
 
 // forDevice is r, or an empty record if r is of another GPU or another MIG mode.
-func (r healthRecord) forDevice(d core.Device) healthRecord {
+func (r healthRecord) forDevice(d gpu.Device) healthRecord {
 	if r.id != d.ID || r.mig != d.MIG {
 		return healthRecord{id: d.ID, mig: d.MIG}
 	}
@@ -131,7 +132,7 @@ func (r healthRecord) checkWithRetry(c *caller, lib nvml.Interface, d nvmlDevice
 // signals that are due. RESET_REQUIRED is an answer: the recovery action is a reset.
 func (r healthRecord) check(c *caller, h nvml.Device, p checkPlan) healthRecord {
 	r = r.start(p)
-	if id := required(c, "nvmlDeviceGetUUID", h.GetUUID); c.err == nil && core.DeviceID(id) != r.id {
+	if id := required(c, "nvmlDeviceGetUUID", h.GetUUID); c.err == nil && gpu.DeviceID(id) != r.id {
 		c.err = fmt.Errorf("the handle is of another GPU: %s", id)
 	}
 	if p.due[intervalOnce] {
@@ -147,7 +148,7 @@ func (r healthRecord) check(c *caller, h nvml.Device, p checkPlan) healthRecord 
 	r.sample.Partial = r.partial()
 	if returnCode(c.err) == nvml.ERROR_RESET_REQUIRED {
 		c.err = nil
-		r.sample.RecoveryAction, r.sample.Partial, r.lastFailed = core.RecoveryReset, true, true
+		r.sample.RecoveryAction, r.sample.Partial, r.lastFailed = health.RecoveryReset, true, true
 	}
 	return r
 }

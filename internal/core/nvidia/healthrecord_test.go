@@ -11,52 +11,53 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	gocmp "github.com/google/go-cmp/cmp"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
 // healthyH100 is the sample of a healthy GPU of the machine h100x8.
-var healthyH100 = core.HealthSample{
-	RecoveryAction: core.RecoveryNone,
-	RemapPending:   core.No, RemapFailed: core.No, RepairPending: core.No, Unrepairable: core.No,
-	SRAMThreshold: core.No, InfoROMCorrupt: core.No,
-	Uncorrectable: core.OptionalUint64Of(0), Energy: core.OptionalUint64Of(1843200_000), Replays: core.OptionalUint64Of(0),
-	ThermalSlowdown: core.OptionalUint64Of(0), PowerBrake: core.OptionalUint64Of(0),
+var healthyH100 = health.Sample{
+	RecoveryAction: health.RecoveryNone,
+	RemapPending:   health.No, RemapFailed: health.No, RepairPending: health.No, Unrepairable: health.No,
+	SRAMThreshold: health.No, InfoROMCorrupt: health.No,
+	Uncorrectable: gpu.OptionalUint64Of(0), Energy: gpu.OptionalUint64Of(1843200_000), Replays: gpu.OptionalUint64Of(0),
+	ThermalSlowdown: gpu.OptionalUint64Of(0), PowerBrake: gpu.OptionalUint64Of(0),
 	PCIeWidth: 16, PCIeMaxWidth: 16, PCIeGen: 5,
-	LinksUp: core.OptionalUint64Of(18), Fabric: core.FabricHealthy, Events: core.Yes,
+	LinksUp: gpu.OptionalUint64Of(18), Fabric: health.FabricHealthy, Events: health.Yes,
 }
 
 // A signal that a GPU does not support is NotReported or unset, which is no fault.
 func TestSamplesOfMachines(t *testing.T) {
-	a100 := core.HealthSample{
-		RecoveryAction: core.RecoveryNone, RemapPending: core.No, RemapFailed: core.No, RepairPending: core.No,
-		SRAMThreshold: core.No, InfoROMCorrupt: core.No,
-		Uncorrectable: core.OptionalUint64Of(0), Energy: core.OptionalUint64Of(1843200_000), Replays: core.OptionalUint64Of(0),
-		ThermalSlowdown: core.OptionalUint64Of(0), PowerBrake: core.OptionalUint64Of(0),
-		PCIeWidth: 16, PCIeMaxWidth: 16, PCIeGen: 4, LinksUp: core.OptionalUint64Of(12), Events: core.Yes,
+	a100 := health.Sample{
+		RecoveryAction: health.RecoveryNone, RemapPending: health.No, RemapFailed: health.No, RepairPending: health.No,
+		SRAMThreshold: health.No, InfoROMCorrupt: health.No,
+		Uncorrectable: gpu.OptionalUint64Of(0), Energy: gpu.OptionalUint64Of(1843200_000), Replays: gpu.OptionalUint64Of(0),
+		ThermalSlowdown: gpu.OptionalUint64Of(0), PowerBrake: gpu.OptionalUint64Of(0),
+		PCIeWidth: 16, PCIeMaxWidth: 16, PCIeGen: 4, LinksUp: gpu.OptionalUint64Of(12), Events: health.Yes,
 	}
 	cut := a100
-	cut.RemapPending, cut.RemapFailed, cut.LinksUp = core.NotReported, core.NotReported, core.OptionalUint64{}
+	cut.RemapPending, cut.RemapFailed, cut.LinksUp = health.NotReported, health.NotReported, gpu.OptionalUint64{}
 	for _, c := range []struct {
 		machine string
 		slot    int
-		want    core.HealthSample
+		want    health.Sample
 	}{
 		{"h100x8", 7, healthyH100},
 		{"a100-mig", 0, a100},
 		{"a100-mig", 5, cut},
-		{"consumer", 0, core.HealthSample{
-			Energy: core.OptionalUint64Of(90210_000), Replays: core.OptionalUint64Of(0), PCIeWidth: 16, PCIeMaxWidth: 16, PCIeGen: 1, Events: core.Yes,
+		{"consumer", 0, health.Sample{
+			Energy: gpu.OptionalUint64Of(90210_000), Replays: gpu.OptionalUint64Of(0), PCIeWidth: 16, PCIeMaxWidth: 16, PCIeGen: 1, Events: health.Yes,
 		}},
-		{"t4", 0, core.HealthSample{
-			RetirementPending: core.No, InfoROMCorrupt: core.No, Uncorrectable: core.OptionalUint64Of(0),
-			Energy: core.OptionalUint64Of(41000_000), Replays: core.OptionalUint64Of(0), PCIeWidth: 8, PCIeMaxWidth: 16, PCIeGen: 1, Events: core.Yes,
+		{"t4", 0, health.Sample{
+			RetirementPending: health.No, InfoROMCorrupt: health.No, Uncorrectable: gpu.OptionalUint64Of(0),
+			Energy: gpu.OptionalUint64Of(41000_000), Replays: gpu.OptionalUint64Of(0), PCIeWidth: 8, PCIeMaxWidth: 16, PCIeGen: 1, Events: health.Yes,
 		}},
 	} {
 		s, at := openWithClock(t, simdriver.Start(t, c.machine))
 		for _, since := range []time.Duration{0, 10 * time.Second} { // the second check makes fewer calls and has the same result
 			o := at(since)(c.slot)
-			if diff := gocmp.Diff(c.want, o.Sample); diff != "" || o.Kind != core.Checked {
+			if diff := gocmp.Diff(c.want, o.Sample); diff != "" || o.Kind != health.Checked {
 				t.Errorf("%s %d after %v: %d %s\n%s", c.machine, c.slot, since, o.Kind, o.Detail, diff)
 			}
 		}
@@ -72,19 +73,19 @@ func TestSampleOfFaultyGPU(t *testing.T) {
 		"unrepairable_memory = yes", "sram_threshold_exceeded = yes", "inforom_corrupt = yes", "ecc_uncorrected_volatile = 7",
 		"energy = 12 J", "pcie_replays = 9", "hw_thermal_slowdown_ns = 5000000000", "hw_power_brake_ns = 6", "pcie_width = 8",
 		"pcie_gen = 4", "utilization_gpu = 97", "links_down = 0x5", "fabric_state = 2", "events = 0x2"))
-	want := core.HealthSample{
-		RecoveryAction: core.RecoveryDrainAndReset, RemapPending: core.Yes, RemapFailed: core.Yes, RepairPending: core.Yes,
-		Unrepairable: core.Yes, SRAMThreshold: core.Yes, InfoROMCorrupt: core.Yes,
-		Uncorrectable: core.OptionalUint64Of(7), Energy: core.OptionalUint64Of(12000), Replays: core.OptionalUint64Of(9),
-		ThermalSlowdown: core.OptionalUint64Of(5_000_000_000), PowerBrake: core.OptionalUint64Of(6),
-		PCIeWidth: 8, PCIeMaxWidth: 16, PCIeGen: 4, Busy: true, LinksUp: core.OptionalUint64Of(16), Fabric: core.FabricStarting,
-		Events: core.Yes,
+	want := health.Sample{
+		RecoveryAction: health.RecoveryDrainAndReset, RemapPending: health.Yes, RemapFailed: health.Yes, RepairPending: health.Yes,
+		Unrepairable: health.Yes, SRAMThreshold: health.Yes, InfoROMCorrupt: health.Yes,
+		Uncorrectable: gpu.OptionalUint64Of(7), Energy: gpu.OptionalUint64Of(12000), Replays: gpu.OptionalUint64Of(9),
+		ThermalSlowdown: gpu.OptionalUint64Of(5_000_000_000), PowerBrake: gpu.OptionalUint64Of(6),
+		PCIeWidth: 8, PCIeMaxWidth: 16, PCIeGen: 4, Busy: true, LinksUp: gpu.OptionalUint64Of(16), Fabric: health.FabricStarting,
+		Events: health.Yes,
 	}
 	if diff := gocmp.Diff(want, at(0)(3).Sample); diff != "" {
 		t.Error(diff)
 	}
 	must(t, m.Change(3, "recovery_action = 0", "tpc_repair_pending = yes", "channel_repair_pending = no"))
-	if v := at(time.Minute)(3).Sample; v.RecoveryAction != core.RecoveryNone || v.RepairPending != core.Yes {
+	if v := at(time.Minute)(3).Sample; v.RecoveryAction != health.RecoveryNone || v.RepairPending != health.Yes {
 		t.Errorf("%+v", v)
 	}
 }
@@ -92,13 +93,13 @@ func TestSampleOfFaultyGPU(t *testing.T) {
 func TestRecoveryActions(t *testing.T) {
 	m := simdriver.Start(t, "h100x8")
 	_, at := openWithClock(t, m)
-	for value, want := range map[string]core.RecoveryAction{
-		"0": core.RecoveryNone, "1": core.RecoveryReset, "2": core.RecoveryReboot, "3": core.RecoveryDrainP2P,
-		"4": core.RecoveryDrainAndReset, "5": core.RecoveryIMEX, "6": core.RecoveryOther, "7": core.RecoveryOther,
-		"99": core.RecoveryOther, "none": core.RecoveryUnknown,
+	for value, want := range map[string]health.RecoveryAction{
+		"0": health.RecoveryNone, "1": health.RecoveryReset, "2": health.RecoveryReboot, "3": health.RecoveryDrainP2P,
+		"4": health.RecoveryDrainAndReset, "5": health.RecoveryIMEX, "6": health.RecoveryOther, "7": health.RecoveryOther,
+		"99": health.RecoveryOther, "none": health.RecoveryUnknown,
 	} {
 		must(t, m.Set(2, "recovery_action", value))
-		if o := at(0)(2); o.Kind != core.Checked || o.Sample.RecoveryAction != want || o.Sample.Partial {
+		if o := at(0)(2); o.Kind != health.Checked || o.Sample.RecoveryAction != want || o.Sample.Partial {
 			t.Errorf("%s: %+v", value, o)
 		}
 		if value == "none" {
@@ -116,14 +117,14 @@ func TestUnknownRecoveryAction(t *testing.T) {
 		m := simdriver.Start(t, "h100x8")
 		must(t, m.Set(2, "virtualization", "vgpu"))
 		_, at := openWithClock(t, m)
-		if v := at(0)(2).Sample.RecoveryAction; v != core.RecoveryUnknown {
+		if v := at(0)(2).Sample.RecoveryAction; v != health.RecoveryUnknown {
 			t.Error(v)
 		}
-		if v := at(0)(3).Sample.RecoveryAction; v != core.RecoveryNone {
+		if v := at(0)(3).Sample.RecoveryAction; v != health.RecoveryNone {
 			t.Error(v)
 		}
 		must(t, m.Set(2, "recovery_action", "1"))
-		if v := at(0)(2).Sample.RecoveryAction; v != core.RecoveryReset {
+		if v := at(0)(2).Sample.RecoveryAction; v != health.RecoveryReset {
 			t.Error(v)
 		}
 	})
@@ -133,7 +134,7 @@ func TestUnknownRecoveryAction(t *testing.T) {
 		soc := filepath.Join(m.Root, "sys/devices/soc0")
 		must(t, os.MkdirAll(soc, 0o755), os.WriteFile(filepath.Join(soc, "family"), []byte("Tegra\n"), 0o644))
 		_, at := openWithClock(t, m)
-		if v := at(0)(0).Sample.RecoveryAction; v != core.RecoveryUnknown {
+		if v := at(0)(0).Sample.RecoveryAction; v != health.RecoveryUnknown {
 			t.Error(v)
 		}
 	})
@@ -141,16 +142,16 @@ func TestUnknownRecoveryAction(t *testing.T) {
 
 // What a return code means, of the whole nvmlDeviceGetFieldValues or of the recovery action in it.
 func TestReturnCodesOfCheck(t *testing.T) {
-	for code, want := range map[string]core.Observation{
-		"GPU_IS_LOST":        {Kind: core.Lost, Detail: "GPU is lost"},
-		"UNKNOWN":            {Kind: core.ProbeFailed, Detail: "Unknown Error"},
-		"TIMEOUT":            {Kind: core.ProbeFailed, Detail: "Timeout"},
-		"IRQ_ISSUE":          {Kind: core.ProbeFailed, Detail: "Interrupt Request Issue"},
-		"OPERATING_SYSTEM":   {Kind: core.ProbeFailed, Detail: "GPU access blocked by the operating system"},
-		"INSUFFICIENT_POWER": {Kind: core.ProbeFailed, Detail: "Insufficient External Power"},
-		"RESET_REQUIRED":     {Kind: core.Checked},
-		"NOT_SUPPORTED":      {Kind: core.Checked},
-		"NO_PERMISSION":      {Kind: core.Checked},
+	for code, want := range map[string]health.Observation{
+		"GPU_IS_LOST":        {Kind: health.Lost, Detail: "GPU is lost"},
+		"UNKNOWN":            {Kind: health.ProbeFailed, Detail: "Unknown Error"},
+		"TIMEOUT":            {Kind: health.ProbeFailed, Detail: "Timeout"},
+		"IRQ_ISSUE":          {Kind: health.ProbeFailed, Detail: "Interrupt Request Issue"},
+		"OPERATING_SYSTEM":   {Kind: health.ProbeFailed, Detail: "GPU access blocked by the operating system"},
+		"INSUFFICIENT_POWER": {Kind: health.ProbeFailed, Detail: "Insufficient External Power"},
+		"RESET_REQUIRED":     {Kind: health.Checked},
+		"NOT_SUPPORTED":      {Kind: health.Checked},
+		"NO_PERMISSION":      {Kind: health.Checked},
 	} {
 		for _, where := range []string{"call", "field"} {
 			m := simdriver.Start(t, "h100x8")
@@ -166,7 +167,7 @@ func TestReturnCodesOfCheck(t *testing.T) {
 				t.Errorf("%s of the %s: %+v", code, where, o)
 			}
 			reset := code == "RESET_REQUIRED"
-			if o.Kind == core.Checked && ((o.Sample.RecoveryAction == core.RecoveryReset) != reset || o.Sample.Partial != reset) {
+			if o.Kind == health.Checked && ((o.Sample.RecoveryAction == health.RecoveryReset) != reset || o.Sample.Partial != reset) {
 				t.Errorf("%s of the %s: %+v", code, where, o.Sample)
 			}
 			if o := at(20 * time.Second)(4); o.Sample != healthyH100 {
@@ -184,13 +185,13 @@ func TestReturnCodesOfCheck(t *testing.T) {
 func TestLossIsConfirmed(t *testing.T) {
 	for _, c := range []struct {
 		name, call, code string
-		want             core.ObservationKind
+		want             health.ObservationKind
 	}{
-		{"answers with another handle", "", "", core.Checked},
-		{"lost", handleByPCI, "GPU_IS_LOST", core.Lost},
-		{"not listed", handleByPCI, "NOT_FOUND", core.Lost},
-		{"lookup not permitted", handleByPCI, "NO_PERMISSION", core.Lost},
-		{"lookup fails", handleByPCI, "UNKNOWN", core.ProbeFailed},
+		{"answers with another handle", "", "", health.Checked},
+		{"lost", handleByPCI, "GPU_IS_LOST", health.Lost},
+		{"not listed", handleByPCI, "NOT_FOUND", health.Lost},
+		{"lookup not permitted", handleByPCI, "NO_PERMISSION", health.Lost},
+		{"lookup fails", handleByPCI, "UNKNOWN", health.ProbeFailed},
 	} {
 		m := simdriver.Start(t, "h100x8")
 		s, at := openWithClock(t, m)
@@ -211,7 +212,7 @@ func TestInvalidHandle(t *testing.T) {
 	s, at := openWithClock(t, m)
 	at(0)
 	must(t, m.Invalidate(3))
-	if o := at(time.Second)(3); o.Kind != core.ProbeFailed || !strings.HasPrefix(o.Detail, "nvmlDeviceGetUUID: ") {
+	if o := at(time.Second)(3); o.Kind != health.ProbeFailed || !strings.HasPrefix(o.Detail, "nvmlDeviceGetUUID: ") {
 		t.Errorf("%+v", o)
 	}
 	snapshot(t, s)
@@ -233,22 +234,22 @@ func TestFabric(t *testing.T) {
 		status  nvml.Return
 		mask    uint32
 		summary uint8
-		want    core.Fabric
+		want    health.Fabric
 	}{
-		{"no such call", nvml.ERROR_NOT_SUPPORTED, done, 0, 0, 0, core.FabricNotReported},
-		{"no part of one", 0, none, 0, 0, 0, core.FabricNotReported},
-		{"not started", 0, starting, nvml.ERROR_NOT_FOUND, 0, 0, core.FabricStarting},
-		{"in progress", 0, running, nvml.ERROR_NOT_FOUND, 0, 2, core.FabricStarting},
-		{"an H100: no summary", 0, done, 0, 0, 0, core.FabricHealthy},
-		{"healthy", 0, done, 0, 0b10 | 1<<8, 1, core.FabricHealthy},
-		{"completed with an error", 0, done, nvml.ERROR_UNKNOWN, 0, 1, core.FabricUnhealthy},
-		{"unhealthy", 0, done, 0, 0, 2, core.FabricUnhealthy},
-		{"limited capacity", 0, done, 0, 0, 3, core.FabricLimited},
-		{"degraded bandwidth", 0, done, 0, 0b01, 0, core.FabricLimited},
-		{"bandwidth not degraded", 0, done, 0, 0b10, 0, core.FabricHealthy},
-		{"wrong system GUID", 0, done, 0, 2 << 8, 2, core.FabricMisconfigured},
-		{"GPU state invalid", 0, done, 0, 8 << 8, 0, core.FabricMisconfigured},
-		{"a state of another time", 0, 9, 0, 0, 2, core.FabricNotReported},
+		{"no such call", nvml.ERROR_NOT_SUPPORTED, done, 0, 0, 0, health.FabricNotReported},
+		{"no part of one", 0, none, 0, 0, 0, health.FabricNotReported},
+		{"not started", 0, starting, nvml.ERROR_NOT_FOUND, 0, 0, health.FabricStarting},
+		{"in progress", 0, running, nvml.ERROR_NOT_FOUND, 0, 2, health.FabricStarting},
+		{"an H100: no summary", 0, done, 0, 0, 0, health.FabricHealthy},
+		{"healthy", 0, done, 0, 0b10 | 1<<8, 1, health.FabricHealthy},
+		{"completed with an error", 0, done, nvml.ERROR_UNKNOWN, 0, 1, health.FabricUnhealthy},
+		{"unhealthy", 0, done, 0, 0, 2, health.FabricUnhealthy},
+		{"limited capacity", 0, done, 0, 0, 3, health.FabricLimited},
+		{"degraded bandwidth", 0, done, 0, 0b01, 0, health.FabricLimited},
+		{"bandwidth not degraded", 0, done, 0, 0b10, 0, health.FabricHealthy},
+		{"wrong system GUID", 0, done, 0, 2 << 8, 2, health.FabricMisconfigured},
+		{"GPU state invalid", 0, done, 0, 8 << 8, 0, health.FabricMisconfigured},
+		{"a state of another time", 0, 9, 0, 0, 2, health.FabricNotReported},
 	} {
 		i := nvml.GpuFabricInfo_v3{State: c.state, Status: uint32(c.status), HealthMask: c.mask, HealthSummary: c.summary}
 		if got := fabricState(c.ret, i); got != c.want {

@@ -4,7 +4,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
@@ -21,12 +22,12 @@ func TestWaitHangs(t *testing.T) {
 				_, err := s.Wait(10 * time.Millisecond)
 				back <- err
 			}()
-			hung := eventually(t, func() (core.Call, bool) { return s.hungWait() })
-			if hung.Name != call || hung.At != core.Node || hung.Index != -1 {
+			hung := eventually(t, func() (gpu.Call, bool) { return s.hungWait() })
+			if hung.Name != call || hung.At != gpu.Node || hung.Index != -1 {
 				t.Errorf("%+v", hung)
 			}
 			for _, o := range probe(t, s) {
-				if o.Kind != core.Checked || o.Sample.Events != core.NotReported {
+				if o.Kind != health.Checked || o.Sample.Events != health.NotReported {
 					t.Errorf("%+v", o)
 				}
 			}
@@ -51,8 +52,8 @@ func TestWaitHangs(t *testing.T) {
 				t.Errorf("healed: %+v", c)
 			}
 			must(t, m.XID(3, 62))
-			awaitEvent(t, s, core.Observation{At: core.WholeGPU(h100ID), Kind: core.XID, Code: 62})
-			if o := probe(t, s)[h100ID]; o.Sample.Events != core.Yes {
+			awaitEvent(t, s, health.Observation{At: gpu.WholeGPU(h100ID), Kind: health.XID, Code: 62})
+			if o := probe(t, s)[h100ID]; o.Sample.Events != health.Yes {
 				t.Errorf("healed: %+v", o)
 			}
 		})
@@ -100,7 +101,7 @@ func TestAllHang(t *testing.T) {
 			obs, err := s.Probe()
 			n := 0
 			for _, o := range obs {
-				if o.Kind == core.CallPending {
+				if o.Kind == health.CallPending {
 					n++
 				}
 			}
@@ -110,7 +111,7 @@ func TestAllHang(t *testing.T) {
 			usage, err := s.Usage()
 			n := 0
 			for _, u := range usage {
-				if (u == core.Usage{Device: u.Device}) {
+				if (u == gpu.Usage{Device: u.Device}) {
 					n++
 				}
 			}
@@ -148,7 +149,7 @@ func TestAllHang(t *testing.T) {
 func hungInSnapshot(s *Session) (n int, err error) {
 	snap, err := s.Snapshot()
 	for _, e := range snap.Excluded {
-		if e.Failure == core.FailurePending {
+		if e.Failure == gpu.FailurePending {
 			n++
 		}
 	}

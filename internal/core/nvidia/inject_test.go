@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
@@ -81,12 +81,12 @@ func testHang(t *testing.T, m *simdriver.Machine, call string) {
 		}
 	} else {
 		s = <-opened
-		eventually(t, func() ([]core.Call, bool) {
+		eventually(t, func() ([]gpu.Call, bool) {
 			busy := s.Busy()
 			if c, hung := s.hungWait(); hung {
 				busy = append(busy, c)
 			}
-			return busy, slices.ContainsFunc(busy, func(c core.Call) bool { return c.Name == call })
+			return busy, slices.ContainsFunc(busy, func(c gpu.Call) bool { return c.Name == call })
 		})
 	}
 	must(t, m.Heal())

@@ -7,7 +7,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
@@ -58,10 +59,10 @@ func TestIntervalOfLinks(t *testing.T) {
 	_, at := openWithClock(t, m)
 	at(0)
 	must(t, m.Set(3, "links_down", "0x3"))
-	if up := at(299 * time.Second)(3).Sample.LinksUp; up != core.OptionalUint64Of(18) {
+	if up := at(299 * time.Second)(3).Sample.LinksUp; up != gpu.OptionalUint64Of(18) {
 		t.Errorf("too early: %+v", up)
 	}
-	if up := at(300 * time.Second)(3).Sample.LinksUp; up != core.OptionalUint64Of(16) {
+	if up := at(300 * time.Second)(3).Sample.LinksUp; up != gpu.OptionalUint64Of(16) {
 		t.Errorf("%+v", up)
 	}
 }
@@ -72,15 +73,15 @@ func TestEventReadsSlowSignals(t *testing.T) {
 	s, at := openWithClock(t, m)
 	at(0)
 	must(t, m.Set(3, "tpc_repair_pending", "yes"), m.Set(4, "tpc_repair_pending", "yes"), m.Event(3, simdriver.EventRecoveryAction, 0))
-	awaitEvent(t, s, core.Observation{At: core.WholeGPU(h100ID), Detail: "event 0x8000"})
-	if v := at(minEventInterval - 1)(3).Sample; v.RepairPending != core.No {
+	awaitEvent(t, s, health.Observation{At: gpu.WholeGPU(h100ID), Detail: "event 0x8000"})
+	if v := at(minEventInterval - 1)(3).Sample; v.RepairPending != health.No {
 		t.Errorf("less than a second after the last: %+v", v)
 	}
 	of := at(minEventInterval)
-	if v := of(3).Sample; v.RepairPending != core.Yes {
+	if v := of(3).Sample; v.RepairPending != health.Yes {
 		t.Errorf("%+v", v)
 	}
-	if v := of(4).Sample; v.RepairPending != core.No {
+	if v := of(4).Sample; v.RepairPending != health.No {
 		t.Errorf("another GPU: %+v", v)
 	}
 	n := counted(t, m, func() { at(3 * minEventInterval) })
@@ -98,7 +99,7 @@ func TestCheckAfterLossReadsAll(t *testing.T) {
 	at(time.Second)
 	must(t, m.Change(3, "inforom_corrupt = yes", "lost = no"))
 	n := counted(t, m, func() {
-		if v := at(2 * time.Second)(3).Sample; v.InfoROMCorrupt != core.Yes {
+		if v := at(2 * time.Second)(3).Sample; v.InfoROMCorrupt != health.Yes {
 			t.Errorf("%+v", v)
 		}
 	})
@@ -111,17 +112,17 @@ func TestCheckAfterLossReadsAll(t *testing.T) {
 func TestMIGModeChangeResetsSupport(t *testing.T) {
 	m := simdriver.Start(t, "a100-mig")
 	s, at := openWithClock(t, m)
-	if v := at(0)(0).Sample; v.RemapPending != core.No {
+	if v := at(0)(0).Sample; v.RemapPending != health.No {
 		t.Errorf("%+v", v)
 	}
 	must(t, m.SetMIG(0, "7g.80gb"))
 	snapshot(t, s)
-	if v := at(time.Second)(0).Sample; v.RemapPending != core.NotReported || v.Partial {
+	if v := at(time.Second)(0).Sample; v.RemapPending != health.NotReported || v.Partial {
 		t.Errorf("with MIG: %+v", v)
 	}
 	must(t, m.MIGOff(0))
 	snapshot(t, s)
-	if v := at(2 * time.Second)(0).Sample; v.RemapPending != core.No || v.Partial {
+	if v := at(2 * time.Second)(0).Sample; v.RemapPending != health.No || v.Partial {
 		t.Errorf("without: %+v", v)
 	}
 }
@@ -144,7 +145,7 @@ func TestUnreadableSignals(t *testing.T) {
 			must(t, m.Change(3, "pcie_replays = 5", "ecc_uncorrected_volatile = 6"))
 			_, at := openWithClock(t, m)
 			want := healthyH100
-			want.Replays, want.Uncorrectable = core.OptionalUint64Of(5), core.OptionalUint64Of(6)
+			want.Replays, want.Uncorrectable = gpu.OptionalUint64Of(5), gpu.OptionalUint64Of(6)
 			if o := at(0)(3); o.Sample != want {
 				t.Errorf("%+v", o)
 			}
@@ -152,7 +153,7 @@ func TestUnreadableSignals(t *testing.T) {
 			partial := want
 			partial.Partial = true
 			for _, since := range []time.Duration{300 * time.Second, 310 * time.Second} { // also if no slow signal is due
-				if o := at(since)(3); o.Kind != core.Checked || o.Sample != partial {
+				if o := at(since)(3); o.Kind != health.Checked || o.Sample != partial {
 					t.Errorf("after %v: %+v", since, o)
 				}
 			}
@@ -165,7 +166,7 @@ func TestUnreadableSignals(t *testing.T) {
 			m := simdriver.Start(t, "h100x8")
 			must(t, fail(t, m))
 			_, at := openWithClock(t, m)
-			if o := at(0)(3); o.Kind != core.Checked || o.Sample.Partial || o.Sample == healthyH100 {
+			if o := at(0)(3); o.Kind != health.Checked || o.Sample.Partial || o.Sample == healthyH100 {
 				t.Errorf("%+v", o)
 			}
 		})
@@ -179,8 +180,8 @@ func TestFabricOfOlderDrivers(t *testing.T) {
 		m.Change(5, "unsupported = nvmlDeviceGetGpuFabricInfoV", "fabric_status = 999"))
 	_, at := openWithClock(t, m)
 	of := at(0)
-	for slot, want := range map[int]core.Fabric{
-		2: core.FabricHealthy, 3: core.FabricMisconfigured, 4: core.FabricLimited, 5: core.FabricUnhealthy,
+	for slot, want := range map[int]health.Fabric{
+		2: health.FabricHealthy, 3: health.FabricMisconfigured, 4: health.FabricLimited, 5: health.FabricUnhealthy,
 	} {
 		if v := of(slot).Sample; v.Fabric != want || v.Partial {
 			t.Errorf("GPU %d: %+v", slot, v)
@@ -199,11 +200,11 @@ func TestChangedSignalIsReadAgain(t *testing.T) {
 	_, at := openWithClock(t, m)
 	at(0)
 	must(t, m.Set(3, "unrepairable_memory", "yes"))
-	if a := at(60 * time.Second)(3).Sample.Unrepairable; a != core.Yes {
+	if a := at(60 * time.Second)(3).Sample.Unrepairable; a != health.Yes {
 		t.Fatalf("unrepairable: %v", a)
 	}
 	must(t, m.Set(3, "unrepairable_memory", "no"))
-	if a := at(70 * time.Second)(3).Sample.Unrepairable; a != core.No {
+	if a := at(70 * time.Second)(3).Sample.Unrepairable; a != health.No {
 		t.Errorf("a check later: %v", a)
 	}
 	n := counted(t, m, func() { at(80 * time.Second) })

@@ -8,7 +8,7 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/dl"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 )
 
 // This file finds libnvidia-ml.so.1 and the NVML functions that it has (dlopen, dlsym). It calls none of them.
@@ -126,7 +126,7 @@ func findLibrary(root string) (*library, error) {
 
 func errNoLibrary(searched []string) error {
 	return fmt.Errorf("%w: %s is not in %s: install the driver, or set the driver root",
-		core.ErrNoDriver, libraryName, strings.Join(searched, ", "))
+		gpu.ErrNoDriver, libraryName, strings.Join(searched, ", "))
 }
 
 // openLibrary opens a library and notes which file it is. It starts over if the file was replaced meanwhile.

@@ -9,7 +9,7 @@ import (
 	"sync"
 	"syscall"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 )
 
 // This file determines which libnvidia-ml.so.1 a process calls, and what a version mismatch means. Its only NVML call is
@@ -127,7 +127,7 @@ func (l *library) onDisk(root string) libraryFile {
 }
 
 // versionMismatch is the error for ERROR_LIB_RM_VERSION_MISMATCH: library and kernel module differ in version. It is
-// core.ErrDriverStale if another library is on disk, which only a new process can load. Otherwise a new process would
+// gpu.ErrDriverStale if another library is on disk, which only a new process can load. Otherwise a new process would
 // get the same error, and the kernel module has to be replaced.
 func (s *Session) versionMismatch(err error) error {
 	f := s.library.onDisk(s.root)
@@ -136,14 +136,14 @@ func (s *Session) versionMismatch(err error) error {
 		return fmt.Errorf("library and kernel module of the driver are of different versions (%s): "+
 			"load the module of the library's version, or reboot", text)
 	}
-	return fmt.Errorf("%w (%s, library on disk %s)", core.ErrDriverStale, text, f.version())
+	return fmt.Errorf("%w (%s, library on disk %s)", gpu.ErrDriverStale, text, f.version())
 }
 
 // versions are those of the loaded library and of the kernel module, as far as they are known.
 func (s *Session) versions() string {
 	library, module := s.library.file.version(), "unknown"
 	// "12.570.124.06": the CUDA version, then the driver's.
-	version, err := call(&s.reader, libraryVersion, core.Node, s.lib.SystemGetNVMLVersion)
+	version, err := call(&s.reader, libraryVersion, gpu.Node, s.lib.SystemGetNVMLVersion)
 	if _, after, ok := strings.Cut(version, "."); err == nil && ok {
 		library = after
 	}

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
@@ -121,7 +121,7 @@ func sessionScenario(m *simdriver.Machine) error {
 		_, probeErr := s.Probe()
 		_, usageErr := s.Usage()
 		for _, err := range []error{snapErr, probeErr, usageErr} {
-			if !errors.Is(err, want) || errors.Is(err, core.ErrDriverLost) && errors.Is(err, core.ErrDriverStale) {
+			if !errors.Is(err, want) || errors.Is(err, gpu.ErrDriverLost) && errors.Is(err, gpu.ErrDriverStale) {
 				return fmt.Errorf("%w, want %w", err, want)
 			}
 		}
@@ -129,11 +129,11 @@ func sessionScenario(m *simdriver.Machine) error {
 	}
 	return runSteps(
 		func() error { return m.Fail(simdriver.All, "nvmlDevice*", "LIB_RM_VERSION_MISMATCH", simdriver.Always) },
-		func() error { return expectError(core.ErrDriverLost) },
+		func() error { return expectError(gpu.ErrDriverLost) },
 		m.Hide,
-		func() error { return expectError(core.ErrDriverLost) },
+		func() error { return expectError(gpu.ErrDriverLost) },
 		func() error { return m.ReplaceLibrary(older) },
-		func() error { return expectError(core.ErrDriverStale) },
+		func() error { return expectError(gpu.ErrDriverStale) },
 		func() error { return m.Heal() },
 		s.Close,
 	)

@@ -6,7 +6,7 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 )
 
 // This file identifies the GPUs at NVML indices that belong to no known GPU (nvmlDeviceGetHandleByIndex, UUID,
@@ -103,7 +103,7 @@ func (s *Session) lookUpUnassigned(e *enumeration, unassigned []int, blocked err
 	workers := s.freeLookupWorkers(len(unassigned))
 	targets := make([]target, len(unassigned))
 	for i, index := range unassigned {
-		targets[i] = target{workers[i], index, core.Node}
+		targets[i] = target{workers[i], index, gpu.Node}
 	}
 	handles := e.handles()
 	found, errs := queryAll(s, targets, func(i int, c *caller) identity { return lookUp(c, s.lib, targets[i].index, handles) })
@@ -144,7 +144,7 @@ func (e *enumeration) add(f identity) {
 
 // lookUp identifies the GPU at an index by its UUID and, also if that fails, its PCI address. A known handle
 // identifies the GPU without further calls.
-func lookUp(c *caller, lib nvml.Interface, index int, handles map[nvml.Device]core.DeviceID) (found identity) {
+func lookUp(c *caller, lib nvml.Interface, index int, handles map[nvml.Device]gpu.DeviceID) (found identity) {
 	found.handle = required(c, "nvmlDeviceGetHandleByIndex", func() (nvml.Device, nvml.Return) {
 		return lib.DeviceGetHandleByIndex(index)
 	})
@@ -154,15 +154,15 @@ func lookUp(c *caller, lib nvml.Interface, index int, handles map[nvml.Device]co
 	if found.id = handles[found.handle]; found.id != "" {
 		return found
 	}
-	found.id = core.DeviceID(required(c, "nvmlDeviceGetUUID", found.handle.GetUUID))
+	found.id = gpu.DeviceID(required(c, "nvmlDeviceGetUUID", found.handle.GetUUID))
 	if found.err, c.err = c.err, nil; found.err == nil {
-		c.at = core.WholeGPU(found.id)
+		c.at = gpu.WholeGPU(found.id)
 	}
 	found.pci = readPCI(c, found.handle)
 	return found
 }
 
-func readPCI(c *caller, h nvml.Device) (pci core.PCIAddress) {
+func readPCI(c *caller, h nvml.Device) (pci gpu.PCIAddress) {
 	info := required(c, "nvmlDeviceGetPciInfo", h.GetPciInfo)
 	if c.err == nil {
 		pci, c.err = pciAddress(info)

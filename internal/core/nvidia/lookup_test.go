@@ -4,7 +4,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 )
 
 // relocated are GPUs with the old indices 0, 1, 2 and so on, and their new indices; -1 for one that does not answer.
@@ -13,7 +13,7 @@ func relocated(now ...int) (found relocations, unresponsive []identity) {
 		if index >= 0 {
 			found = append(found, relocation{old, identity{index: index}})
 		} else {
-			unresponsive = append(unresponsive, identity{index: old, err: &hungError{Call: "nvmlDeviceGetUUID", At: core.Node}})
+			unresponsive = append(unresponsive, identity{index: old, err: &hungError{Call: "nvmlDeviceGetUUID", At: gpu.Node}})
 		}
 	}
 	return found, unresponsive

@@ -14,7 +14,7 @@ import (
 
 	gocmp "github.com/google/go-cmp/cmp"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
@@ -49,7 +49,7 @@ func TestMachines(t *testing.T) {
 }
 
 // engineText lists the engines of an instance by their names in nvidia-smi.
-func engineText(s core.Slices) string {
+func engineText(s gpu.Slices) string {
 	var all []string
 	for _, e := range []struct {
 		letters string
@@ -63,7 +63,7 @@ func engineText(s core.Slices) string {
 }
 
 // render formats a snapshot, one line per device. Missing values are "-".
-func render(s core.Snapshot) string {
+func render(s gpu.Snapshot) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "driver %s %s, CUDA %s\n\n", s.Driver.State, s.Driver.Version, s.Driver.CUDA)
 	var table strings.Builder
@@ -76,7 +76,7 @@ func render(s core.Snapshot) string {
 	}
 	for _, d := range s.Devices {
 		at := "whole"
-		if d.At.GI != core.Whole {
+		if d.At.GI != gpu.Whole {
 			at = fmt.Sprintf("gi%d/ci%d", d.At.GI, d.At.CI)
 		} else if d.MIG {
 			at = "whole, MIG"
@@ -96,9 +96,9 @@ func render(s core.Snapshot) string {
 	for _, e := range s.Excluded {
 		fmt.Fprintf(&b, "excluded %d %s %s: %s\n", e.Index, e.At, e.PCI, e.Reason)
 	}
-	index := map[core.DeviceID]int{}
+	index := map[gpu.DeviceID]int{}
 	for _, d := range s.Devices {
-		if d.At.GI == core.Whole {
+		if d.At.GI == gpu.Whole {
 			index[d.ID] = d.Index
 		}
 	}
@@ -111,11 +111,11 @@ func render(s core.Snapshot) string {
 }
 
 // checkCapabilities: every instance has two capabilities of its own, with device nodes; a GPU has none.
-func checkCapabilities(t *testing.T, snap core.Snapshot) {
+func checkCapabilities(t *testing.T, snap gpu.Snapshot) {
 	t.Helper()
-	owner := map[int]core.DeviceID{}
+	owner := map[int]gpu.DeviceID{}
 	for _, d := range snap.Devices {
-		if d.At.GI == core.Whole {
+		if d.At.GI == gpu.Whole {
 			if d.GICap != 0 || d.CICap != 0 {
 				t.Errorf("a GPU with capabilities: %+v", d)
 			}

@@ -9,7 +9,7 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 )
 
 // This file reads the MIG instances of a GPU (nvmlDeviceGetMigDeviceHandleByIndex and calls on that handle), on the
@@ -18,8 +18,8 @@ import (
 // migKey is what determines a MIG instance. A UUID alone does not: the driver may reuse it for another instance in the
 // same place.
 type migKey struct {
-	id         core.DeviceID
-	at         core.Placement
+	id         gpu.DeviceID
+	at         gpu.Placement
 	name       string
 	attributes nvml.DeviceAttributes
 }
@@ -49,7 +49,7 @@ var errNoProfile = errors.New("the driver reports no profile of this MIG instanc
 
 // read reads the MIG instances. One that can't be read becomes an exclusion, at its placement if that is known, else at
 // the GPU's. An error that concerns the whole GPU or driver is the caller's.
-func (m migReader) read(c *caller) (found []nvmlDevice, excluded []core.Exclusion) {
+func (m migReader) read(c *caller) (found []nvmlDevice, excluded []gpu.Exclusion) {
 	slots := supported(c, "nvmlDeviceGetMaxMigDeviceCount", m.parent.handle.GetMaxMigDeviceCount)
 	if c.err != nil {
 		return nil, nil
@@ -62,7 +62,7 @@ func (m migReader) read(c *caller) (found []nvmlDevice, excluded []core.Exclusio
 			c.err = err
 			return nil, nil
 		case err != nil:
-			excluded = append(excluded, core.Exclusion{
+			excluded = append(excluded, gpu.Exclusion{
 				Index: m.parent.device.Index, At: at, PCI: m.parent.device.PCI, Failure: failureOf(err), Reason: err.Error(),
 			})
 		default:
@@ -78,7 +78,7 @@ func (m migReader) read(c *caller) (found []nvmlDevice, excluded []core.Exclusio
 }
 
 // instance reads the instance with a number on its GPU. at is its placement as far as it was read.
-func (m migReader) instance(c *caller, number int) (found nvmlDevice, at core.Placement, err error) {
+func (m migReader) instance(c *caller, number int) (found nvmlDevice, at gpu.Placement, err error) {
 	parent := m.parent.device
 	at = parent.At
 	h := required(c, "nvmlDeviceGetMigDeviceHandleByIndex", func() (nvml.Device, nvml.Return) {
@@ -93,7 +93,7 @@ func (m migReader) instance(c *caller, number int) (found nvmlDevice, at core.Pl
 	if c.err == nil {
 		at.GI, at.CI = uint32(gi), uint32(ci)
 	}
-	id := core.DeviceID(required(c, "nvmlDeviceGetUUID", h.GetUUID))
+	id := gpu.DeviceID(required(c, "nvmlDeviceGetUUID", h.GetUUID))
 	found.device = instanceOf(parent)
 	d := &found.device
 	d.ID, d.At, d.Instance = id, at, number
@@ -106,8 +106,8 @@ func (m migReader) instance(c *caller, number int) (found nvmlDevice, at core.Pl
 
 // instanceOf is a MIG instance with the properties of its GPU. It has no NVLinks, and no power limit, as the GPU's
 // limit applies to all instances together.
-func instanceOf(d core.Device) core.Device {
-	return core.Device{
+func instanceOf(d gpu.Device) gpu.Device {
+	return gpu.Device{
 		Index: d.Index, PCI: d.PCI, NUMANode: d.NUMANode, Minor: d.Minor, Serial: d.Serial,
 		Compute: d.Compute, Architecture: d.Architecture, Brand: d.Brand, ECC: d.ECC,
 		CoreClock: d.CoreClock, MemoryClock: d.MemoryClock, PCIeGen: d.PCIeGen, PCIeWidth: d.PCIeWidth,
@@ -116,7 +116,7 @@ func instanceOf(d core.Device) core.Device {
 }
 
 // describe reads name, profile, memory and slices of an instance whose UUID and placement are known.
-func (m migReader) describe(c *caller, h nvml.Device, d *core.Device) {
+func (m migReader) describe(c *caller, h nvml.Device, d *gpu.Device) {
 	c.fellBack = false
 	key := migKey{id: d.ID, at: d.At}
 	key.name = strings.TrimSpace(optional(c, "nvmlDeviceGetName", "", h.GetName))
@@ -165,7 +165,7 @@ func (m migReader) readMedia(c *caller, gi uint32) string {
 	if instance == nil {
 		return ""
 	}
-	info := optional(c, "nvmlGpuInstanceGetInfo", nvml.GpuInstanceInfo{Id: core.Whole}, instance.GetInfo)
+	info := optional(c, "nvmlGpuInstanceGetInfo", nvml.GpuInstanceInfo{Id: gpu.Whole}, instance.GetInfo)
 	if info.Id != gi {
 		return ""
 	}
@@ -182,7 +182,7 @@ func (m migReader) mediaOfProfiles(c *caller) map[uint32]string {
 	before := c.fellBack
 	c.fellBack = false
 	for _, number := range slices.Sorted(maps.Keys(media)) {
-		none := nvml.GpuInstanceProfileInfo{Id: core.Whole}
+		none := nvml.GpuInstanceProfileInfo{Id: gpu.Whole}
 		profile := optional(c, "nvmlDeviceGetGpuInstanceProfileInfo", none, func() (nvml.GpuInstanceProfileInfo, nvml.Return) {
 			return m.parent.handle.GetGpuInstanceProfileInfo(number)
 		})
@@ -197,8 +197,8 @@ func (m migReader) mediaOfProfiles(c *caller) map[uint32]string {
 	return all
 }
 
-func slicesFrom(a nvml.DeviceAttributes) core.Slices {
-	return core.Slices{
+func slicesFrom(a nvml.DeviceAttributes) gpu.Slices {
+	return gpu.Slices{
 		GPU: int(a.GpuInstanceSliceCount), Compute: int(a.ComputeInstanceSliceCount),
 		Multiprocessors: int(a.MultiprocessorCount), CopyEngines: int(a.SharedCopyEngineCount),
 		Decoders: int(a.SharedDecoderCount), Encoders: int(a.SharedEncoderCount),

@@ -10,7 +10,7 @@ import (
 
 	gocmp "github.com/google/go-cmp/cmp"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
@@ -29,11 +29,11 @@ func TestUnreadableInstance(t *testing.T) {
 		if want := []string{"GPU", "2g.20gb", "1g.10gb", "1g.10gb+me"}; !slices.Equal(profiles, want) {
 			t.Errorf("%s: %q", call, profiles)
 		}
-		want := core.Exclusion{
-			Index: 5, At: core.WholeGPU(core.DeviceID(m.UUID(5))), PCI: "0000:90:00.0",
-			Failure: core.FailureError, Reason: call + ": Unknown Error",
+		want := gpu.Exclusion{
+			Index: 5, At: gpu.WholeGPU(gpu.DeviceID(m.UUID(5))), PCI: "0000:90:00.0",
+			Failure: gpu.FailureError, Reason: call + ": Unknown Error",
 		}
-		if !slices.Equal(snap.Excluded, []core.Exclusion{want}) {
+		if !slices.Equal(snap.Excluded, []gpu.Exclusion{want}) {
 			t.Errorf("%s: %+v", call, snap.Excluded)
 		}
 		must(t, s.Close())
@@ -97,15 +97,15 @@ func TestParseMIGMinors(t *testing.T) {
 		"", "gpu0/gi0/ci0/access", "gpu0/gi0/ci0/access x", "gpu0/gi0/ci0/access -1", "gpu0/gi0/ci0/config 9",
 		"gpu0/gi0/ci0/dec0/access 9", "gpu0/gi/access 9", "gpu0/gi99999/access 9", "access 9", "gpu1/gi2/access 5 6",
 	}, "\n"))
-	want := migCapabilities{{0, 0, core.Whole}: 3, {0, 0, 0}: 4, {12, 14, 7}: 1758}
+	want := migCapabilities{{0, 0, gpu.Whole}: 3, {0, 0, 0}: 4, {12, 14, 7}: 1758}
 	if diff := gocmp.Diff(want, got, gocmp.AllowUnexported(migCapability{})); diff != "" {
 		t.Error(diff)
 	}
-	gi, ci := got.of(12, core.Placement{GI: 14, CI: 7})
+	gi, ci := got.of(12, gpu.Placement{GI: 14, CI: 7})
 	if gi != 0 || ci != 1758 {
 		t.Errorf("gi %d, ci %d", gi, ci)
 	}
-	if gi, ci := migCapabilities(nil).of(0, core.Placement{}); gi != 0 || ci != 0 {
+	if gi, ci := migCapabilities(nil).of(0, gpu.Placement{}); gi != 0 || ci != 0 {
 		t.Errorf("without a list: gi %d, ci %d", gi, ci)
 	}
 }

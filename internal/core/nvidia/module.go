@@ -10,6 +10,7 @@ import (
 	"syscall"
 
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 )
 
 // This file finds out by the kernel's files whether the kernel module is loaded. It makes no driver call.
@@ -44,10 +45,10 @@ func checkModule(r core.Roots) (loaded, unloaded bool) {
 	return loaded, unloaded && !loaded
 }
 
-// unloadedError adds core.ErrUnloaded to the reason why there is no driver.
+// unloadedError adds gpu.ErrUnloaded to the reason why there is no driver.
 type unloadedError struct{ error }
 
-func (e unloadedError) Unwrap() []error { return []error{e.error, core.ErrUnloaded} }
+func (e unloadedError) Unwrap() []error { return []error{e.error, gpu.ErrUnloaded} }
 
 // DriverFingerprint identifies the driver's files without a driver call: while it is unchanged, another Open is
 // expected to end the same way. It covers the kernel module (/sys/module/nvidia and its version), the device node

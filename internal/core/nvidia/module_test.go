@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
@@ -19,8 +20,8 @@ func TestOpenFails(t *testing.T) {
 		happen func(*simdriver.Machine) error
 		before bool // a session was open before
 		hidden bool // the kernel shows no module in this container
-		want   bool // core.ErrUnloaded
-		failed bool // not core.ErrNoDriver
+		want   bool // gpu.ErrUnloaded
+		failed bool // not gpu.ErrNoDriver
 	}{
 		{name: "unloaded", happen: (*simdriver.Machine).Unload, before: true, want: true},
 		{name: "not loaded at the start", happen: (*simdriver.Machine).Unload, want: true},
@@ -50,7 +51,7 @@ func TestOpenFails(t *testing.T) {
 			}
 			must(t, c.happen(m))
 			_, err := Open(Options{Roots: r})
-			if err == nil || errors.Is(err, core.ErrUnloaded) != c.want || errors.Is(err, core.ErrNoDriver) == c.failed || strings.Contains(err.Error(), "\n") {
+			if err == nil || errors.Is(err, gpu.ErrUnloaded) != c.want || errors.Is(err, gpu.ErrNoDriver) == c.failed || strings.Contains(err.Error(), "\n") {
 				t.Errorf("unloaded %t, failed %t: %v", c.want, c.failed, err)
 			}
 			if e, ok := errors.AsType[*nvmlError](err); c.failed && (!ok || e.Call != "nvmlInit") {

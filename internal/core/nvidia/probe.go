@@ -5,7 +5,8 @@ import (
 	"io/fs"
 	"strings"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 )
 
 // This file checks the health of all GPUs: it plans the checks on the reader and runs them (healthrecord.go) on the GPUs' workers.
@@ -14,9 +15,9 @@ import (
 // not answer is an observation about it, and does not prevent the checks of the others; only an error of the whole driver
 // is returned. Every sample is complete: signals that were not due have the values that were read last. It belongs to the
 // reader.
-func (s *Session) Probe() ([]core.Observation, error) {
+func (s *Session) Probe() ([]health.Observation, error) {
 	s.renewEventSet()
-	var obs []core.Observation
+	var obs []health.Observation
 	checks := make([]check, len(s.gpus))
 	for i, g := range s.gpus {
 		checks[i] = s.prepare(g)
@@ -31,7 +32,7 @@ func (s *Session) Probe() ([]core.Observation, error) {
 		obs = append(obs, s.finish(c, records[i], errs[i]))
 	}
 	if len(obs) == 0 { // no call was made that fails if the driver is lost
-		if _, err := call(&s.reader, "nvmlDeviceGetCount", core.Node, s.lib.DeviceGetCount); err != nil {
+		if _, err := call(&s.reader, "nvmlDeviceGetCount", gpu.Node, s.lib.DeviceGetCount); err != nil {
 			return nil, s.driverLost(err)
 		}
 	}
@@ -61,8 +62,8 @@ func (s *Session) prepare(g knownGPU) check {
 }
 
 // finish stores the result of a check and converts it to an observation.
-func (s *Session) finish(c check, next healthRecord, err error) core.Observation {
-	o := core.Observation{At: c.device.device.At, Kind: core.Checked}
+func (s *Session) finish(c check, next healthRecord, err error) health.Observation {
+	o := health.Observation{At: c.device.device.At, Kind: health.Checked}
 	if err == nil {
 		c.worker.record, o.Sample = next, s.sampleOf(next)
 		return o
@@ -70,19 +71,19 @@ func (s *Session) finish(c check, next healthRecord, err error) core.Observation
 	c.last.lastFailed, c.worker.staticKnown = true, false
 	c.worker.record = c.last
 	if stuck, ok := errors.AsType[*hungError](err); ok {
-		o.Kind, o.Detail = core.CallPending, stuck.Call
+		o.Kind, o.Detail = health.CallPending, stuck.Call
 		return o
 	}
-	o.Kind, o.Detail = core.KindOf(failureOf(err)), err.Error()
+	o.Kind, o.Detail = health.KindOf(failureOf(err)), err.Error()
 	return o
 }
 
 // sampleOf is the sample of a record. A recovery action of NONE counts as unknown in a vGPU guest, whose driver can't see
 // the state of the GPU, and so does any on Tegra, whose driver never determines one.
-func (s *Session) sampleOf(r healthRecord) core.HealthSample {
+func (s *Session) sampleOf(r healthRecord) health.Sample {
 	sample := r.sample
-	if s.tegra || r.vgpuGuest && sample.RecoveryAction == core.RecoveryNone {
-		sample.RecoveryAction = core.RecoveryUnknown
+	if s.tegra || r.vgpuGuest && sample.RecoveryAction == health.RecoveryNone {
+		sample.RecoveryAction = health.RecoveryUnknown
 	}
 	sample.Events = s.xidEvents(r.id)
 	return sample

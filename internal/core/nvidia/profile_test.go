@@ -9,21 +9,22 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
 // instances are the MIG devices of a GPU in a snapshot.
-func instances(snap core.Snapshot, index int) (all []core.Device) {
+func instances(snap gpu.Snapshot, index int) (all []gpu.Device) {
 	for _, d := range snap.Devices {
-		if d.Index == index && d.At.GI != core.Whole {
+		if d.Index == index && d.At.GI != gpu.Whole {
 			all = append(all, d)
 		}
 	}
 	return all
 }
 
-func profiles(devices []core.Device) (all []string) {
+func profiles(devices []gpu.Device) (all []string) {
 	for _, d := range devices {
 		all = append(all, d.Profile)
 	}
@@ -77,7 +78,7 @@ func expectProfile(t *testing.T, m *simdriver.Machine, how, profile, pool string
 	t.Helper()
 	s := open(t, m)
 	found := instances(snapshot(t, s), 0)
-	if len(found) != 1 || found[0].Profile != profile || core.MIGPool(found[0].Profile) != pool || len(pool) > 63 {
+	if len(found) != 1 || found[0].Profile != profile || inventory.MIGPool(found[0].Profile) != pool || len(pool) > 63 {
 		t.Errorf("%s: %q, want %s in %s", how, profiles(found), profile, pool)
 	}
 	must(t, s.Close())
@@ -130,9 +131,9 @@ func TestNoProfile(t *testing.T) {
 	if len(snap.Devices) != 2 || !snap.Devices[1].MIG || len(snap.Excluded) != 3 {
 		t.Fatalf("%s", render(snap))
 	}
-	want := core.Exclusion{
-		Index: 1, At: core.Placement{GPU: core.DeviceID(m.UUID(1)), GI: 1, CI: 0}, PCI: "0000:65:00.0",
-		Failure: core.FailureError, Reason: errNoProfile.Error(),
+	want := gpu.Exclusion{
+		Index: 1, At: gpu.Placement{GPU: gpu.DeviceID(m.UUID(1)), GI: 1, CI: 0}, PCI: "0000:65:00.0",
+		Failure: gpu.FailureError, Reason: errNoProfile.Error(),
 	}
 	if snap.Excluded[0] != want {
 		t.Errorf("%+v", snap.Excluded[0])
@@ -147,7 +148,7 @@ func TestInstanceFacts(t *testing.T) {
 	s := open(t, m)
 	snap := snapshot(t, s)
 	parent := snap.Devices[2]
-	want := map[string]core.Slices{
+	want := map[string]gpu.Slices{
 		"1g.23gb":    {GPU: 1, Compute: 1, Multiprocessors: 18, CopyEngines: 2, Decoders: 1, JPEGDecoders: 1},
 		"1g.23gb+me": {GPU: 1, Compute: 1, Multiprocessors: 18, CopyEngines: 2, Decoders: 1, JPEGDecoders: 1, OFAs: 1},
 		"2g.45gb":    {GPU: 2, Compute: 2, Multiprocessors: 36, CopyEngines: 4, Decoders: 2, JPEGDecoders: 2},

@@ -4,7 +4,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 )
 
 // This file runs series of calls about GPUs on their workers. query and queryAll belong to the reader, which waits
@@ -22,12 +22,12 @@ const staggerDivisor = 40
 type target struct {
 	worker *gpuWorker
 	index  int
-	at     core.Placement
+	at     gpu.Placement
 }
 
 // targetOf is the target of a known GPU.
-func (s *Session) targetOf(d core.Device) target {
-	return target{s.worker(d.At.GPU), d.Index, core.WholeGPU(d.At.GPU)}
+func (s *Session) targetOf(d gpu.Device) target {
+	return target{s.worker(d.At.GPU), d.Index, gpu.WholeGPU(d.At.GPU)}
 }
 
 // targetsOf are the targets of known GPUs, in their order.

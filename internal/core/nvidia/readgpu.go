@@ -5,7 +5,7 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 )
 
 // This file reads what a GPU is, for a Snapshot: about 20 nvmlDeviceGet calls on the GPU's worker.
@@ -14,7 +14,7 @@ import (
 type gpuReading struct {
 	gpu, last   knownGPU // last: the reading before
 	staticKnown bool     // gpu has all static properties
-	excluded    []core.Exclusion
+	excluded    []gpu.Exclusion
 	err         error
 }
 
@@ -29,8 +29,8 @@ func (s *Session) readAll(enumerated []identity) []gpuReading {
 			continue
 		}
 		r := &all[i]
-		r.gpu.handle, r.gpu.device = found.handle, core.Device{
-			ID: found.id, At: core.WholeGPU(found.id), Index: found.index, PCI: found.pci, NUMANode: s.numaNode(found.pci),
+		r.gpu.handle, r.gpu.device = found.handle, gpu.Device{
+			ID: found.id, At: gpu.WholeGPU(found.id), Index: found.index, PCI: found.pci, NUMANode: s.numaNode(found.pci),
 		}
 		r.staticKnown = s.worker(found.id).staticKnown && r.last.handle == found.handle
 		targets, queried = append(targets, s.targetOf(r.gpu.device)), append(queried, i)
@@ -63,7 +63,7 @@ func (s *Session) readAll(enumerated []identity) []gpuReading {
 func (r *gpuReading) readGPU(c *caller) {
 	h, d, last := r.gpu.handle, &r.gpu.device, r.last.device
 	if last.ID == "" {
-		last = core.Device{Minor: -1, NUMANode: -1}
+		last = gpu.Device{Minor: -1, NUMANode: -1}
 	}
 	d.Model = strings.TrimSpace(supported(c, "nvmlDeviceGetName", h.GetName))
 	// Without the MIG mode a GPU can't be offered: one that is partitioned must not be offered as a whole.
@@ -85,7 +85,7 @@ func (r *gpuReading) readGPU(c *caller) {
 }
 
 // readSettings reads memory size, power limit and modes, which an administrator can change.
-func readSettings(c *caller, h nvml.Device, d *core.Device, last core.Device) {
+func readSettings(c *caller, h nvml.Device, d *gpu.Device, last gpu.Device) {
 	d.Memory = optional(c, "nvmlDeviceGetMemoryInfo", last.Memory, converted(h.GetMemoryInfo, memoryTotal))
 	d.PowerLimit = optional(c, "nvmlDeviceGetPowerManagementLimit", last.PowerLimit, converted(h.GetPowerManagementLimit, widen))
 	if d.PowerLimit == 0 {
@@ -93,7 +93,7 @@ func readSettings(c *caller, h nvml.Device, d *core.Device, last core.Device) {
 	}
 	d.DisplayState = optional(c, "nvmlDeviceGetDisplayMode", last.DisplayState, converted(h.GetDisplayMode, toggle))
 	d.PersistenceMode = optional(c, "nvmlDeviceGetPersistenceMode", last.PersistenceMode, converted(h.GetPersistenceMode, toggle))
-	d.ECC = optional(c, "nvmlDeviceGetEccMode", last.ECC, func() (core.Toggle, nvml.Return) {
+	d.ECC = optional(c, "nvmlDeviceGetEccMode", last.ECC, func() (gpu.Toggle, nvml.Return) {
 		current, _, ret := h.GetEccMode() // the pending mode takes effect at the next reset
 		return toggle(current), ret
 	})
@@ -102,14 +102,14 @@ func readSettings(c *caller, h nvml.Device, d *core.Device, last core.Device) {
 // readStatic reads the properties that do not change while a GPU stays in its slot and in its MIG mode. They are read
 // when a GPU is new, has not answered in between, or has another handle. It reports whether all calls succeeded;
 // otherwise the next reading makes them again.
-func readStatic(c *caller, h nvml.Device, d *core.Device, last core.Device) (complete bool) {
+func readStatic(c *caller, h nvml.Device, d *gpu.Device, last gpu.Device) (complete bool) {
 	c.fellBack = false
 	d.Serial = optional(c, "nvmlDeviceGetSerial", last.Serial, h.GetSerial)
 	d.Architecture = optional(c, "nvmlDeviceGetArchitecture", last.Architecture, converted(h.GetArchitecture, architecture))
 	d.Brand = optional(c, "nvmlDeviceGetBrand", last.Brand, converted(h.GetBrand, brand))
-	d.Compute = optional(c, "nvmlDeviceGetCudaComputeCapability", last.Compute, func() (core.Compute, nvml.Return) {
+	d.Compute = optional(c, "nvmlDeviceGetCudaComputeCapability", last.Compute, func() (gpu.Compute, nvml.Return) {
 		major, minor, ret := h.GetCudaComputeCapability()
-		return core.Compute{Major: major, Minor: minor}, ret
+		return gpu.Compute{Major: major, Minor: minor}, ret
 	})
 	d.BAR1 = optional(c, "nvmlDeviceGetBAR1MemoryInfo", last.BAR1, converted(h.GetBAR1MemoryInfo, bar1Total))
 	clock := func(kind nvml.ClockType, last uint64) uint64 {
@@ -127,7 +127,7 @@ func readStatic(c *caller, h nvml.Device, d *core.Device, last core.Device) (com
 }
 
 // copyStatic sets what readStatic reads, from the reading before.
-func copyStatic(d *core.Device, last core.Device) {
+func copyStatic(d *gpu.Device, last gpu.Device) {
 	d.Serial, d.Architecture, d.Brand, d.Compute = last.Serial, last.Architecture, last.Brand, last.Compute
 	d.BAR1, d.CoreClock, d.MemoryClock, d.PCIeGen, d.PCIeWidth = last.BAR1, last.CoreClock, last.MemoryClock, last.PCIeGen, last.PCIeWidth
 }

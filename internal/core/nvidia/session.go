@@ -14,6 +14,7 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 )
 
 // This file opens and closes a session (nvmlInit, nvmlShutdown), on the goroutine of the caller.
@@ -49,13 +50,13 @@ type Session struct {
 	nodes nodeList
 
 	mu            sync.Mutex // the reader holds it to change these
-	workers       map[core.DeviceID]*gpuWorker
+	workers       map[gpu.DeviceID]*gpuWorker
 	lookupWorkers []*gpuWorker // see gpuWorker
 	adopted       []*gpuWorker // of earlier sessions, with a call that has not returned
 
 	// These belong to the reader.
 	reader         callSlot
-	driver         core.Driver
+	driver         gpu.Driver
 	enumeration    enumeration
 	gpus           []knownGPU // by index; of a GPU that does not answer, the latest complete reading
 	capabilityList migCapabilities
@@ -80,8 +81,8 @@ type Session struct {
 }
 
 // Open initialises the driver's library (nvmlInit_v2). It fails with
-//   - core.ErrNoDriver if there is no driver, and core.ErrUnloaded too if the kernel module was unloaded;
-//   - core.ErrDriverStale if the library of this process and the kernel module differ in version, and a new process
+//   - gpu.ErrNoDriver if there is no driver, and gpu.ErrUnloaded too if the kernel module was unloaded;
+//   - gpu.ErrDriverStale if the library of this process and the kernel module differ in version, and a new process
 //     would load another library;
 //   - the driver's error otherwise.
 //
@@ -109,9 +110,9 @@ func Open(o Options) (*Session, error) {
 		now:       o.Now,
 		reader:    callSlot{available: lib.available, index: -1},
 		waiter:    callSlot{available: lib.available, index: -1},
-		driver:    core.Driver{State: core.DriverReady},
+		driver:    gpu.Driver{State: gpu.DriverReady},
 		eventSets: newEventSets(),
-		workers:   map[core.DeviceID]*gpuWorker{},
+		workers:   map[gpu.DeviceID]*gpuWorker{},
 	}
 	if s.now == nil {
 		s.now = time.Now
@@ -119,7 +120,7 @@ func Open(o Options) (*Session, error) {
 	s.tegra = isTegra(s.sys)
 	hung, _ := shutDownClosed(s) // a shutdown that fails stays pending
 	s.adoptHungCalls(hung)
-	if err := do(&s.reader, "nvmlInit", core.Node, s.lib.Init); err != nil {
+	if err := do(&s.reader, "nvmlInit", gpu.Node, s.lib.Init); err != nil {
 		return nil, withUnloaded(s.initError(err), unloaded || !loaded && returnCode(err) == nvml.ERROR_DRIVER_NOT_LOADED)
 	}
 	s.opened = time.Now()
@@ -130,10 +131,10 @@ func Open(o Options) (*Session, error) {
 // initError is the error of Open for an error of nvmlInit.
 func (s *Session) initError(err error) error {
 	switch returnCode(err) {
-	case nvml.ERROR_DRIVER_NOT_LOADED: // not wrapped: err is a core.ErrDriverLost, and no driver was in use
-		return fmt.Errorf("%w: the kernel module is not loaded (%s): run modprobe nvidia", core.ErrNoDriver, err.Error())
+	case nvml.ERROR_DRIVER_NOT_LOADED: // not wrapped: err is a gpu.ErrDriverLost, and no driver was in use
+		return fmt.Errorf("%w: the kernel module is not loaded (%s): run modprobe nvidia", gpu.ErrNoDriver, err.Error())
 	case nvml.ERROR_LIBRARY_NOT_FOUND:
-		return fmt.Errorf("%w: a part of the driver is missing (%w): reinstall the driver", core.ErrNoDriver, err)
+		return fmt.Errorf("%w: a part of the driver is missing (%w): reinstall the driver", gpu.ErrNoDriver, err)
 	case nvml.ERROR_LIB_RM_VERSION_MISMATCH:
 		return s.versionMismatch(err)
 	default:
@@ -141,10 +142,10 @@ func (s *Session) initError(err error) error {
 	}
 }
 
-// withUnloaded adds core.ErrUnloaded to an error, if the kernel module was unloaded. A missing library is no evidence
+// withUnloaded adds gpu.ErrUnloaded to an error, if the kernel module was unloaded. A missing library is no evidence
 // of that, and neither is NVML's DRIVER_NOT_LOADED while the kernel shows the module: a device node may be missing.
 func withUnloaded(err error, unloaded bool) error {
-	if unloaded && errors.Is(err, core.ErrNoDriver) {
+	if unloaded && errors.Is(err, gpu.ErrNoDriver) {
 		return unloadedError{err}
 	}
 	return err

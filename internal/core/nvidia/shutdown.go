@@ -9,7 +9,7 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 )
 
 // This file calls nvmlShutdown, on the goroutine of Open or Close.
@@ -78,7 +78,7 @@ func runPendingShutdowns(s *Session) error {
 			continue
 		}
 		activeShutdowns.Add(1)
-		err := do(&s.reader, "nvmlShutdown", core.Node, s.lib.Shutdown)
+		err := do(&s.reader, "nvmlShutdown", gpu.Node, s.lib.Shutdown)
 		activeShutdowns.Add(-1)
 		if err != nil && returnCode(err) != nvml.ERROR_UNINITIALIZED { // which means that it is shut down already
 			pendingShutdowns.Add(1)
@@ -116,7 +116,7 @@ func indexText(index int) string {
 }
 
 // abandonedCall is a call in progress whose result is not awaited any more.
-func (s *Session) abandonedCall() (core.Call, bool) {
+func (s *Session) abandonedCall() (gpu.Call, bool) {
 	closed := s.closed.Load()
 	for _, c := range s.Busy() {
 		if closed || time.Since(c.Since) >= s.deadline {

@@ -9,7 +9,7 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 )
 
 // This file reads the whole node: the driver's versions (nvmlDeviceGetCount, nvmlSystemGetDriverVersion,
@@ -24,7 +24,7 @@ type knownGPU struct {
 // nvmlDevice is a device with its NVML handle, which is valid for this session only.
 type nvmlDevice struct {
 	handle nvml.Device
-	device core.Device
+	device gpu.Device
 }
 
 // enumerationUnstable is the reason given while GPUs are added or removed during a reading. Wait reports it too, so
@@ -32,24 +32,24 @@ type nvmlDevice struct {
 const enumerationUnstable = "GPUs are being added or removed"
 
 // Snapshot reads the whole node: it enumerates the GPUs, then reads each of them. A GPU that can't be identified, or
-// is lost meanwhile, becomes an exclusion; so does a MIG instance. An error wraps core.ErrDriverLost or
-// core.ErrDriverStale and ends the session. It belongs to the reader.
-func (s *Session) Snapshot() (core.Snapshot, error) {
+// is lost meanwhile, becomes an exclusion; so does a MIG instance. An error wraps gpu.ErrDriverLost or
+// gpu.ErrDriverStale and ends the session. It belongs to the reader.
+func (s *Session) Snapshot() (gpu.Snapshot, error) {
 	count, err := s.readDriver()
 	if err != nil {
-		return core.Snapshot{}, s.driverLost(err)
+		return gpu.Snapshot{}, s.driverLost(err)
 	}
-	snap := core.Snapshot{Driver: s.driver, Nodes: s.nodes.relist(s.dev)}
+	snap := gpu.Snapshot{Driver: s.driver, Nodes: s.nodes.relist(s.dev)}
 	gone, stable, err := s.enumerate(count)
 	if err != nil {
-		return core.Snapshot{}, s.driverLost(err)
+		return gpu.Snapshot{}, s.driverLost(err)
 	}
 	for _, g := range gone {
 		snap.Excluded = append(snap.Excluded, exclusionOf(g, errNotListed))
 	}
 	if !stable { // a GPU that is missing from this reading is not lost
 		s.unstable.Store(true)
-		snap.Excluded = append(snap.Excluded, core.Exclusion{Index: count, At: core.Node, Failure: core.FailurePending, Reason: enumerationUnstable})
+		snap.Excluded = append(snap.Excluded, gpu.Exclusion{Index: count, At: gpu.Node, Failure: gpu.FailurePending, Reason: enumerationUnstable})
 	}
 	var all, answered []knownGPU
 	for i, r := range s.readAll(s.enumeration.gpus) {
@@ -57,7 +57,7 @@ func (s *Session) Snapshot() (core.Snapshot, error) {
 		snap.Excluded = append(snap.Excluded, r.excluded...)
 		switch {
 		case isDriverLost(r.err):
-			return core.Snapshot{}, s.driverLost(r.err)
+			return gpu.Snapshot{}, s.driverLost(r.err)
 		case r.err != nil:
 			snap.Excluded = append(snap.Excluded, exclusionOf(*found, r.err))
 			found.handleStale = found.err == nil && isLost(r.err)
@@ -69,7 +69,7 @@ func (s *Session) Snapshot() (core.Snapshot, error) {
 		all, answered = append(all, r.gpu), append(answered, r.gpu)
 	}
 	if snap.Links, err = s.readLinks(answered); err != nil {
-		return core.Snapshot{}, s.driverLost(err)
+		return gpu.Snapshot{}, s.driverLost(err)
 	}
 	for _, g := range answered {
 		g.device.NVLinks = s.topology.nvlinks[g.device.ID].active
@@ -80,12 +80,12 @@ func (s *Session) Snapshot() (core.Snapshot, error) {
 	}
 	s.gpus = all
 	s.updateEventSet(answered)
-	return core.NewSnapshot(snap), nil
+	return gpu.NewSnapshot(snap), nil
 }
 
 // readDriver reads the number of GPUs and the versions. Any error concerns the whole driver.
 func (s *Session) readDriver() (count int, err error) {
-	c := caller{slot: &s.reader, at: core.Node}
+	c := caller{slot: &s.reader, at: gpu.Node}
 	count = required(&c, "nvmlDeviceGetCount", s.lib.DeviceGetCount)
 	s.driver.Version = optional(&c, "nvmlSystemGetDriverVersion", s.driver.Version, s.lib.SystemGetDriverVersion)
 	s.driver.CUDA = optional(&c, "nvmlSystemGetCudaDriverVersion", s.driver.CUDA, converted(s.lib.SystemGetCudaDriverVersion_v2, cudaVersion))
@@ -93,7 +93,7 @@ func (s *Session) readDriver() (count int, err error) {
 }
 
 // lastRead is a GPU as it was read last.
-func (s *Session) lastRead(id core.DeviceID) knownGPU {
+func (s *Session) lastRead(id gpu.DeviceID) knownGPU {
 	for _, g := range s.gpus {
 		if g.device.ID == id {
 			return g
@@ -103,19 +103,19 @@ func (s *Session) lastRead(id core.DeviceID) knownGPU {
 }
 
 // exclusionOf is the exclusion of a GPU, with its identity as far as it is known.
-func exclusionOf(found identity, err error) core.Exclusion {
-	e := core.Exclusion{Index: found.index, At: core.Node, PCI: found.pci, Failure: failureOf(err), Reason: err.Error()}
+func exclusionOf(found identity, err error) gpu.Exclusion {
+	e := gpu.Exclusion{Index: found.index, At: gpu.Node, PCI: found.pci, Failure: failureOf(err), Reason: err.Error()}
 	if stuck, ok := errors.AsType[*hungError](err); ok && found.lookupWorker != nil {
 		e.At = stuck.At
 	}
 	if found.id != "" {
-		e.At = core.WholeGPU(found.id)
+		e.At = gpu.WholeGPU(found.id)
 	}
 	return e
 }
 
 // numaNode is the NUMA node nearest to a PCI function by sysfs (numa_node); -1 if it has none.
-func (s *Session) numaNode(pci core.PCIAddress) int {
+func (s *Session) numaNode(pci gpu.PCIAddress) int {
 	text, err := fs.ReadFile(s.sys, path.Join("bus/pci/devices", string(pci), "numa_node"))
 	if err != nil {
 		return -1

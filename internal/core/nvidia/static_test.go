@@ -8,7 +8,8 @@ import (
 
 	gocmp "github.com/google/go-cmp/cmp"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
@@ -74,7 +75,7 @@ func TestStaticPropertiesAreReadAgain(t *testing.T) {
 		{"driver bound again", func(t *testing.T, m *simdriver.Machine, s *Session) {
 			_, err := s.Wait(0) // takes the event set
 			must(t, err, m.Unbind(3), m.Bind(3))
-			awaitEvent(t, s, core.Observation{At: core.WholeGPU(h100ID), Kind: core.DriverRebound})
+			awaitEvent(t, s, health.Observation{At: gpu.WholeGPU(h100ID), Kind: health.DriverRebound})
 			probe(t, s)
 		}, 1},
 		{"another handle", func(t *testing.T, m *simdriver.Machine, _ *Session) { must(t, m.Invalidate(3)) }, 1},
@@ -112,7 +113,7 @@ func TestStaticPropertyThatFails(t *testing.T) {
 	m := simdriver.Start(t, "h100x8")
 	must(t, m.Fail(simdriver.GPU(3), "nvmlDeviceGetBrand", "UNKNOWN", 2))
 	s := open(t, m)
-	third := func() core.Device { return snapshot(t, s).Devices[3] }
+	third := func() gpu.Device { return snapshot(t, s).Devices[3] }
 	if d := third(); d.Brand != "" || d.Serial == "" || d.Architecture != "Hopper" {
 		t.Errorf("%+v", d)
 	}
@@ -135,28 +136,28 @@ func TestStaticPropertyThatFails(t *testing.T) {
 func TestECCMode(t *testing.T) {
 	m := simdriver.Start(t, "a100-mig")
 	s := open(t, m)
-	ecc := func(slot int) (all []core.Toggle) {
+	ecc := func(slot int) (all []gpu.Toggle) {
 		for _, d := range snapshot(t, s).Devices {
-			if d.At.GPU == core.DeviceID(m.UUID(slot)) {
+			if d.At.GPU == gpu.DeviceID(m.UUID(slot)) {
 				all = append(all, d.ECC)
 			}
 		}
 		return all
 	}
 	must(t, m.Set(6, "ecc_pending", "no"))
-	if got := ecc(6); !slices.Equal(got, []core.Toggle{core.Enabled, core.Enabled}) {
+	if got := ecc(6); !slices.Equal(got, []gpu.Toggle{gpu.Enabled, gpu.Enabled}) {
 		t.Errorf("pending: %v", got)
 	}
 	must(t, m.Set(6, "ecc", "no"))
-	if got := ecc(6); !slices.Equal(got, []core.Toggle{core.Disabled, core.Disabled}) {
+	if got := ecc(6); !slices.Equal(got, []gpu.Toggle{gpu.Disabled, gpu.Disabled}) {
 		t.Errorf("off: %v", got)
 	}
 	must(t, m.Fail(simdriver.GPU(6), "nvmlDeviceGetEccMode", "UNKNOWN", simdriver.Always))
-	if got := ecc(6); !slices.Equal(got, []core.Toggle{core.Disabled, core.Disabled}) {
+	if got := ecc(6); !slices.Equal(got, []gpu.Toggle{gpu.Disabled, gpu.Disabled}) {
 		t.Errorf("unknown: %v", got)
 	}
 	must(t, m.Heal(), m.Set(6, "ecc", "none"))
-	if got := ecc(6); !slices.Equal(got, []core.Toggle{core.ToggleUnknown, core.ToggleUnknown}) {
+	if got := ecc(6); !slices.Equal(got, []gpu.Toggle{gpu.ToggleUnknown, gpu.ToggleUnknown}) {
 		t.Errorf("not supported: %v", got)
 	}
 }

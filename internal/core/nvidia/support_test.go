@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
@@ -67,7 +69,7 @@ func calls(t testing.TB, m *simdriver.Machine) map[string]uint64 {
 	return n
 }
 
-func snapshot(t testing.TB, s *Session) core.Snapshot {
+func snapshot(t testing.TB, s *Session) gpu.Snapshot {
 	t.Helper()
 	snap, err := s.Snapshot()
 	if err != nil {
@@ -95,16 +97,16 @@ func openShortDeadline(t testing.TB, m *simdriver.Machine) *Session {
 // waitUntilIdle waits until no call of the session is in progress.
 func waitUntilIdle(t testing.TB, s *Session) {
 	t.Helper()
-	eventually(t, func() ([]core.Call, bool) {
+	eventually(t, func() ([]gpu.Call, bool) {
 		return s.Busy(), len(s.hungWorkers()) == 0
 	})
 }
 
-func probe(t testing.TB, s *Session) map[core.DeviceID]core.Observation {
+func probe(t testing.TB, s *Session) map[gpu.DeviceID]health.Observation {
 	t.Helper()
 	obs, err := s.Probe()
 	must(t, err)
-	of := map[core.DeviceID]core.Observation{}
+	of := map[gpu.DeviceID]health.Observation{}
 	for _, o := range obs {
 		of[o.At.GPU] = o
 	}
@@ -115,9 +117,9 @@ func probe(t testing.TB, s *Session) map[core.DeviceID]core.Observation {
 }
 
 // awaitEvent waits until Wait returns an observation.
-func awaitEvent(t testing.TB, s *Session, want core.Observation) {
+func awaitEvent(t testing.TB, s *Session, want health.Observation) {
 	t.Helper()
-	eventually(t, func() ([]core.Observation, bool) {
+	eventually(t, func() ([]health.Observation, bool) {
 		obs, err := s.Wait(10 * time.Millisecond)
 		must(t, err)
 		return obs, slices.Contains(obs, want)
@@ -133,16 +135,16 @@ func openWithEvents(t *testing.T, m *simdriver.Machine) *Session {
 }
 
 // openWithClock opens a session with a clock. at sets the clock, checks all GPUs and returns the observation per slot.
-func openWithClock(t *testing.T, m *simdriver.Machine) (s *Session, at func(time.Duration) func(slot int) core.Observation) {
+func openWithClock(t *testing.T, m *simdriver.Machine) (s *Session, at func(time.Duration) func(slot int) health.Observation) {
 	t.Helper()
 	var now time.Duration
 	start := time.Unix(0, 0)
 	s = openWith(t, m, Options{Now: func() time.Time { return start.Add(now) }})
 	snapshot(t, s)
-	return s, func(since time.Duration) func(int) core.Observation {
+	return s, func(since time.Duration) func(int) health.Observation {
 		now = since
 		obs := probe(t, s)
-		return func(slot int) core.Observation { return obs[core.DeviceID(m.UUID(slot))] }
+		return func(slot int) health.Observation { return obs[gpu.DeviceID(m.UUID(slot))] }
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
@@ -41,7 +42,7 @@ func useAll(machine *simdriver.Machine) error {
 	}
 	obs, err := s.Wait(0)
 	for _, o := range obs {
-		fmt.Println("event", o.At.GI == 9, o.At.GI == core.Whole)
+		fmt.Println("event", o.At.GI == 9, o.At.GI == gpu.Whole)
 	}
 	if err != nil {
 		return err
@@ -145,7 +146,7 @@ func TestNoLibrary(t *testing.T) {
 	root := t.TempDir()
 	_, err := Open(Options{Roots: core.Roots{Driver: root}})
 	_, again := Open(Options{Roots: core.Roots{Driver: root}})
-	if !errors.Is(err, core.ErrNoDriver) || err.Error() != again.Error() || strings.Contains(err.Error(), "\n") {
+	if !errors.Is(err, gpu.ErrNoDriver) || err.Error() != again.Error() || strings.Contains(err.Error(), "\n") {
 		t.Fatalf("%v, then %v", err, again)
 	}
 	for _, folder := range libraryFolders {
@@ -155,13 +156,13 @@ func TestNoLibrary(t *testing.T) {
 	}
 }
 
-// A library that exists and can't be loaded is not core.ErrNoDriver, and the error has the reason.
+// A library that exists and can't be loaded is not gpu.ErrNoDriver, and the error has the reason.
 func TestBrokenLibrary(t *testing.T) {
 	root := t.TempDir()
 	file := filepath.Join(root, "lib64", libraryName)
 	must(t, os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, []byte("not a library"), 0o644))
 	_, err := findLibrary(root) // Open uses the library that this process has loaded
-	if err == nil || errors.Is(err, core.ErrNoDriver) || !strings.Contains(err.Error(), file) || strings.Contains(err.Error(), "\n") {
+	if err == nil || errors.Is(err, gpu.ErrNoDriver) || !strings.Contains(err.Error(), file) || strings.Contains(err.Error(), "\n") {
 		t.Error(err)
 	}
 }

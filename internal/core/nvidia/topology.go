@@ -5,7 +5,7 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 )
 
 // This file reads how GPUs are connected (nvmlDeviceGetTopologyCommonAncestor, nvmlDeviceGetNvLink...), on the GPUs'
@@ -14,9 +14,9 @@ import (
 // topology is how the GPUs are connected. Reading it takes a call per pair of GPUs and several per NVLink, so it is
 // kept until the set of GPUs changes, or a health check counts a different number of NVLinks.
 type topology struct {
-	gpus    []core.DeviceID // by index; nil if it was never read completely
-	links   []core.Link
-	nvlinks map[core.DeviceID]nvlinkCount
+	gpus    []gpu.DeviceID // by index; nil if it was never read completely
+	links   []gpu.Link
+	nvlinks map[gpu.DeviceID]nvlinkCount
 }
 
 // nvlinkCount is the number of active NVLinks of a GPU by nvmlDeviceGetNvLinkState, and the number that its latest
@@ -24,14 +24,14 @@ type topology struct {
 // every time.
 type nvlinkCount struct {
 	active  int
-	checked core.OptionalUint64
+	checked gpu.OptionalUint64
 }
 
 // nvlinkEnds are the active NVLinks of one GPU by their remote ends.
 type nvlinkEnds struct {
-	active   int                     // all of them
-	direct   map[core.PCIAddress]int // to another GPU
-	toSwitch int                     // to an NVSwitch, which connects all GPUs that have links to one
+	active   int                    // all of them
+	direct   map[gpu.PCIAddress]int // to another GPU
+	toSwitch int                    // to an NVSwitch, which connects all GPUs that have links to one
 }
 
 // nvlinksChanged reports whether a health check of a GPU has counted other NVLinks than the topology has.
@@ -42,8 +42,8 @@ func (s *Session) nvlinksChanged(g knownGPU) bool {
 
 // readLinks returns a link per pair of GPUs, and updates the topology. What can't be read is unknown; only an error of
 // the whole driver is returned.
-func (s *Session) readLinks(gpus []knownGPU) ([]core.Link, error) {
-	ids := make([]core.DeviceID, len(gpus))
+func (s *Session) readLinks(gpus []knownGPU) ([]gpu.Link, error) {
+	ids := make([]gpu.DeviceID, len(gpus))
 	for i, g := range gpus {
 		ids[i] = g.device.ID
 	}
@@ -52,7 +52,7 @@ func (s *Session) readLinks(gpus []knownGPU) ([]core.Link, error) {
 	}
 	complete := true
 	ends, errs := queryAll(s, s.targetsOf(gpus), func(i int, c *caller) nvlinkEnds { return readNVLinks(c, gpus[i].handle) })
-	counts := map[core.DeviceID]nvlinkCount{}
+	counts := map[gpu.DeviceID]nvlinkCount{}
 	for i, err := range errs {
 		if isDriverLost(err) {
 			return nil, err
@@ -63,7 +63,7 @@ func (s *Session) readLinks(gpus []knownGPU) ([]core.Link, error) {
 			counts[ids[i]] = s.topology.nvlinks[ids[i]]
 		}
 	}
-	var links []core.Link
+	var links []gpu.Link
 	for i, a := range gpus {
 		p, err := s.readPCIePaths(a, gpus[i+1:])
 		if isDriverLost(err) {
@@ -71,7 +71,7 @@ func (s *Session) readLinks(gpus []knownGPU) ([]core.Link, error) {
 		}
 		complete = complete && p.complete && err == nil
 		for j, b := range gpus[i+1:] {
-			links = append(links, core.Link{
+			links = append(links, gpu.Link{
 				A: a.device.ID, B: b.device.ID, Path: p.to[j],
 				NVLinks: ends[i].direct[b.device.PCI] + min(ends[i].toSwitch, ends[i+1+j].toSwitch),
 			})
@@ -86,7 +86,7 @@ func (s *Session) readLinks(gpus []knownGPU) ([]core.Link, error) {
 
 // pciePaths are those from one GPU to others, in their order.
 type pciePaths struct {
-	to       []core.PCIePath // core.PathUnknown where it could not be read
+	to       []gpu.PCIePath // gpu.PathUnknown where it could not be read
 	complete bool
 }
 
@@ -98,11 +98,11 @@ func (s *Session) readPCIePaths(from knownGPU, others []knownGPU) (pciePaths, er
 		free[i] = s.canQuery(other.device.ID)
 	}
 	p, err := query(s, s.targetOf(from.device), func(c *caller) pciePaths {
-		p := pciePaths{to: make([]core.PCIePath, len(others)), complete: true}
+		p := pciePaths{to: make([]gpu.PCIePath, len(others)), complete: true}
 		for i, other := range others {
 			pair := c.withPlacement(c.at)
 			if free[i] {
-				p.to[i] = supported(pair, "nvmlDeviceGetTopologyCommonAncestor", func() (core.PCIePath, nvml.Return) {
+				p.to[i] = supported(pair, "nvmlDeviceGetTopologyCommonAncestor", func() (gpu.PCIePath, nvml.Return) {
 					level, ret := from.handle.GetTopologyCommonAncestor(other.handle)
 					return pciePath[level], ret
 				})
@@ -115,14 +115,14 @@ func (s *Session) readPCIePaths(from knownGPU, others []knownGPU) (pciePaths, er
 		return p
 	})
 	if err != nil {
-		p.to = make([]core.PCIePath, len(others))
+		p.to = make([]gpu.PCIePath, len(others))
 	}
 	return p, err
 }
 
 // readNVLinks reads the NVLinks of a GPU. The first link number that the GPU does not have ends the list.
 func readNVLinks(c *caller, h nvml.Device) nvlinkEnds {
-	e := nvlinkEnds{direct: map[core.PCIAddress]int{}}
+	e := nvlinkEnds{direct: map[gpu.PCIAddress]int{}}
 	for link := range nvml.NVLINK_MAX_LINKS {
 		active := required(c, "nvmlDeviceGetNvLinkState", func() (nvml.EnableState, nvml.Return) {
 			return h.GetNvLinkState(link)

@@ -3,7 +3,7 @@ package nvidia
 import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 )
 
 // This file reads utilisation, power, temperature, memory and ECC counters: about 14 calls per GPU, on its worker.
@@ -11,11 +11,11 @@ import (
 // Usage reads the utilisation, power, temperature, memory and ECC counters of every device of the latest Snapshot, on the
 // GPUs' workers. A value that a device does not report is unset; for a lost or hung GPU, all values are. Only an error of
 // the whole driver is returned. It belongs to the reader.
-func (s *Session) Usage() ([]core.Usage, error) {
+func (s *Session) Usage() ([]gpu.Usage, error) {
 	gpus := s.gpus // an abandoned query may read it after the next Snapshot
-	all, errs := queryAll(s, s.targetsOf(gpus), func(i int, c *caller) []core.Usage {
+	all, errs := queryAll(s, s.targetsOf(gpus), func(i int, c *caller) []gpu.Usage {
 		began := s.now()
-		all := []core.Usage{usageOf(c, gpus[i].nvmlDevice)}
+		all := []gpu.Usage{usageOf(c, gpus[i].nvmlDevice)}
 		for _, d := range gpus[i].instances {
 			all = append(all, usageOfInstance(c, d, all[0]))
 		}
@@ -24,15 +24,15 @@ func (s *Session) Usage() ([]core.Usage, error) {
 		}
 		return all
 	})
-	var usage []core.Usage
+	var usage []gpu.Usage
 	for i, err := range errs {
 		switch {
 		case isDriverLost(err):
 			return nil, s.driverLost(err)
 		case err != nil:
-			all[i] = []core.Usage{{Device: gpus[i].device.ID}}
+			all[i] = []gpu.Usage{{Device: gpus[i].device.ID}}
 			for _, d := range gpus[i].instances {
-				all[i] = append(all[i], core.Usage{Device: d.device.ID})
+				all[i] = append(all[i], gpu.Usage{Device: d.device.ID})
 			}
 		}
 		usage = append(usage, all[i]...)
@@ -51,15 +51,15 @@ func (s *Session) Usage() ([]core.Usage, error) {
 //
 // From Hopper on, nvmlGpmMigSampleGet can measure the utilisation of an instance. It needs two samples, which stay allocated
 // in the driver while an agent runs, and the counters that profilers use: that is the task of a monitoring agent.
-func usageOfInstance(c *caller, d nvmlDevice, parent core.Usage) core.Usage {
-	u := core.Usage{Device: d.device.ID, Temperature: parent.Temperature}
+func usageOfInstance(c *caller, d nvmlDevice, parent gpu.Usage) gpu.Usage {
+	u := gpu.Usage{Device: d.device.ID, Temperature: parent.Temperature}
 	readMemory(c, d.handle, &u)
 	return u
 }
 
 // usageOf reads the values of a GPU.
-func usageOf(c *caller, d nvmlDevice) core.Usage {
-	u := core.Usage{Device: d.device.ID}
+func usageOf(c *caller, d nvmlDevice) gpu.Usage {
+	u := gpu.Usage{Device: d.device.ID}
 	h := d.handle
 	u.Power = optionalNumber(c, "nvmlDeviceGetPowerUsage", converted(h.GetPowerUsage, widen))
 	u.PowerLimit = optionalNumber(c, "nvmlDeviceGetPowerManagementLimit", converted(h.GetPowerManagementLimit, widen))
@@ -77,7 +77,7 @@ func usageOf(c *caller, d nvmlDevice) core.Usage {
 	u.Encoder = optionalNumber(c, "nvmlDeviceGetEncoderUtilization", withoutPeriod(h.GetEncoderUtilization))
 	u.Decoder = optionalNumber(c, "nvmlDeviceGetDecoderUtilization", withoutPeriod(h.GetDecoderUtilization))
 	readMemory(c, h, &u)
-	ecc := func(where nvml.MemoryLocation) core.OptionalUint64 {
+	ecc := func(where nvml.MemoryLocation) gpu.OptionalUint64 {
 		return optionalNumber(c, "nvmlDeviceGetMemoryErrorCounter", func() (uint64, nvml.Return) {
 			return h.GetMemoryErrorCounter(nvml.MEMORY_ERROR_TYPE_CORRECTED, nvml.VOLATILE_ECC, where)
 		})
@@ -89,7 +89,7 @@ func usageOf(c *caller, d nvmlDevice) core.Usage {
 }
 
 // readMemory reads what a GPU and a MIG instance both have.
-func readMemory(c *caller, h nvml.Device, u *core.Usage) {
+func readMemory(c *caller, h nvml.Device, u *gpu.Usage) {
 	u.MemoryUsed, u.MemoryTotal = optionalNumbers(c, "nvmlDeviceGetMemoryInfo", func() (uint64, uint64, nvml.Return) {
 		m, ret := h.GetMemoryInfo()
 		return m.Used, m.Total, ret
@@ -101,15 +101,15 @@ func readMemory(c *caller, h nvml.Device, u *core.Usage) {
 }
 
 // optionalNumber is unset if the call fails.
-func optionalNumber(c *caller, name string, f func() (uint64, nvml.Return)) core.OptionalUint64 {
-	return optional(c, name, core.OptionalUint64{}, converted(f, core.OptionalUint64Of))
+func optionalNumber(c *caller, name string, f func() (uint64, nvml.Return)) gpu.OptionalUint64 {
+	return optional(c, name, gpu.OptionalUint64{}, converted(f, gpu.OptionalUint64Of))
 }
 
 // optionalNumbers are two numbers that one call returns.
-func optionalNumbers(c *caller, name string, f func() (v, w uint64, ret nvml.Return)) (core.OptionalUint64, core.OptionalUint64) {
-	both := optional(c, name, [2]core.OptionalUint64{}, func() ([2]core.OptionalUint64, nvml.Return) {
+func optionalNumbers(c *caller, name string, f func() (v, w uint64, ret nvml.Return)) (gpu.OptionalUint64, gpu.OptionalUint64) {
+	both := optional(c, name, [2]gpu.OptionalUint64{}, func() ([2]gpu.OptionalUint64, nvml.Return) {
 		v, w, ret := f()
-		return [2]core.OptionalUint64{core.OptionalUint64Of(v), core.OptionalUint64Of(w)}, ret
+		return [2]gpu.OptionalUint64{gpu.OptionalUint64Of(v), gpu.OptionalUint64Of(w)}, ret
 	})
 	return both[0], both[1]
 }

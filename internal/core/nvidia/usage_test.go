@@ -6,7 +6,7 @@ import (
 
 	gocmp "github.com/google/go-cmp/cmp"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
@@ -23,16 +23,16 @@ func TestUsage(t *testing.T) {
 	usage, err := s.Usage()
 	must(t, err)
 	const mib = 1 << 20
-	want := core.Usage{
-		Device: core.DeviceID(m.UUID(5)),
-		Power:  core.OptionalUint64Of(301500), PowerLimit: core.OptionalUint64Of(400000), Temperature: core.OptionalUint64Of(63),
-		GPU: core.OptionalUint64Of(97), Memory: core.OptionalUint64Of(41), Encoder: core.OptionalUint64Of(3), Decoder: core.OptionalUint64Of(4),
+	want := gpu.Usage{
+		Device: gpu.DeviceID(m.UUID(5)),
+		Power:  gpu.OptionalUint64Of(301500), PowerLimit: gpu.OptionalUint64Of(400000), Temperature: gpu.OptionalUint64Of(63),
+		GPU: gpu.OptionalUint64Of(97), Memory: gpu.OptionalUint64Of(41), Encoder: gpu.OptionalUint64Of(3), Decoder: gpu.OptionalUint64Of(4),
 		// Memory that the driver reserves counts as used.
-		MemoryUsed: core.OptionalUint64Of((1024 + 615) * mib), MemoryTotal: core.OptionalUint64Of(81920 * mib),
-		BAR1Used: core.OptionalUint64Of(7 * mib), BAR1Total: core.OptionalUint64Of(131072 * mib),
-		ECCL1: core.OptionalUint64Of(1), ECCL2: core.OptionalUint64Of(2), ECCMemory: core.OptionalUint64Of(3),
+		MemoryUsed: gpu.OptionalUint64Of((1024 + 615) * mib), MemoryTotal: gpu.OptionalUint64Of(81920 * mib),
+		BAR1Used: gpu.OptionalUint64Of(7 * mib), BAR1Total: gpu.OptionalUint64Of(131072 * mib),
+		ECCL1: gpu.OptionalUint64Of(1), ECCL2: gpu.OptionalUint64Of(2), ECCMemory: gpu.OptionalUint64Of(3),
 	}
-	got := map[core.DeviceID]core.Usage{}
+	got := map[gpu.DeviceID]gpu.Usage{}
 	for _, u := range usage {
 		got[u.Device] = u
 	}
@@ -43,7 +43,7 @@ func TestUsage(t *testing.T) {
 	parent := got[want.Device]
 	want.At = parent.At
 	if !parent.GPU.OK {
-		want.GPU, want.Memory, want.Encoder, want.Decoder = core.OptionalUint64{}, core.OptionalUint64{}, core.OptionalUint64{}, core.OptionalUint64{}
+		want.GPU, want.Memory, want.Encoder, want.Decoder = gpu.OptionalUint64{}, gpu.OptionalUint64{}, gpu.OptionalUint64{}, gpu.OptionalUint64{}
 	}
 	if diff := gocmp.Diff(want, parent); diff != "" {
 		t.Error(diff)
@@ -58,14 +58,14 @@ func TestUsageOfInstances(t *testing.T) {
 	s := open(t, m)
 	snapshot(t, s)
 	const mib = 1 << 20
-	want := map[core.DeviceID]core.Usage{
-		core.DeviceID(ids[0]): {
-			Temperature: core.OptionalUint64Of(63), MemoryUsed: core.OptionalUint64Of(4096 * mib), MemoryTotal: core.OptionalUint64Of(40192 * mib),
-			BAR1Used: core.OptionalUint64Of(12 * mib), BAR1Total: core.OptionalUint64Of(65536 * mib),
+	want := map[gpu.DeviceID]gpu.Usage{
+		gpu.DeviceID(ids[0]): {
+			Temperature: gpu.OptionalUint64Of(63), MemoryUsed: gpu.OptionalUint64Of(4096 * mib), MemoryTotal: gpu.OptionalUint64Of(40192 * mib),
+			BAR1Used: gpu.OptionalUint64Of(12 * mib), BAR1Total: gpu.OptionalUint64Of(65536 * mib),
 		},
-		core.DeviceID(ids[2]): {
-			Temperature: core.OptionalUint64Of(63), MemoryUsed: core.OptionalUint64Of(0), MemoryTotal: core.OptionalUint64Of(9728 * mib),
-			BAR1Used: core.OptionalUint64Of(0), BAR1Total: core.OptionalUint64Of(16384 * mib),
+		gpu.DeviceID(ids[2]): {
+			Temperature: gpu.OptionalUint64Of(63), MemoryUsed: gpu.OptionalUint64Of(0), MemoryTotal: gpu.OptionalUint64Of(9728 * mib),
+			BAR1Used: gpu.OptionalUint64Of(0), BAR1Total: gpu.OptionalUint64Of(16384 * mib),
 		},
 	}
 	check := func(what string) {
@@ -80,7 +80,7 @@ func TestUsageOfInstances(t *testing.T) {
 				continue
 			}
 			seen++
-			if read := u != (core.Usage{}); read != (got.At.After(began) && got.At.Before(time.Now())) {
+			if read := u != (gpu.Usage{}); read != (got.At.After(began) && got.At.Before(time.Now())) {
 				t.Errorf("%s: read at %v", what, got.At)
 			}
 			u.Device, u.At = got.Device, got.At
@@ -96,12 +96,12 @@ func TestUsageOfInstances(t *testing.T) {
 	must(t, m.Fail(simdriver.GPU(5), "nvmlDeviceGetMemoryInfo", "UNKNOWN", simdriver.Always),
 		m.Fail(simdriver.GPU(5), "nvmlDeviceGetTemperature", "NOT_SUPPORTED", simdriver.Always))
 	for id, u := range want {
-		u.MemoryUsed, u.MemoryTotal, u.Temperature = core.OptionalUint64{}, core.OptionalUint64{}, core.OptionalUint64{}
+		u.MemoryUsed, u.MemoryTotal, u.Temperature = gpu.OptionalUint64{}, gpu.OptionalUint64{}, gpu.OptionalUint64{}
 		want[id] = u
 	}
 	check("some calls fail")
 	must(t, m.Lose(5))
-	want = map[core.DeviceID]core.Usage{core.DeviceID(ids[0]): {}, core.DeviceID(ids[2]): {}}
+	want = map[gpu.DeviceID]gpu.Usage{gpu.DeviceID(ids[0]): {}, gpu.DeviceID(ids[2]): {}}
 	check("the GPU is lost")
 }
 

@@ -7,7 +7,8 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 )
 
 // This file is the waiter's side of NVML events: nvmlEventSetWait and nvmlEventSetFree, on the waiter.
@@ -16,21 +17,21 @@ import (
 const maxDrain = 1024
 
 // Wait returns what happened since the last call, each observation once, and waits for at most max.
-//   - An XID event is of kind core.XID, at a MIG instance if the driver reports one.
-//   - Another event that names a fault is of kind core.Event; Code is its nvmlEventType.
-//   - A GPU that the kernel driver was unbound from and bound to again is of kind core.DriverRebound.
+//   - An XID event is of kind health.XID, at a MIG instance if the driver reports one.
+//   - Another event that names a fault is of kind health.Event; Code is its nvmlEventType.
+//   - A GPU that the kernel driver was unbound from and bound to again is of kind health.DriverRebound.
 //   - Anything else is of kind 0 and changes no health: a Snapshot or Probe has to show what changed.
 //
 // On a node without events it only waits. After an error there are no events until the reader has created another event
 // set, which Probe and Snapshot do; the caller pauses meanwhile. It belongs to the waiter.
-func (s *Session) Wait(max time.Duration) ([]core.Observation, error) {
+func (s *Session) Wait(max time.Duration) ([]health.Observation, error) {
 	s.waitLimit.Store(int64(max))
 	obs := s.readBindEvents()
 	if s.unstable.Swap(false) {
-		obs = append(obs, core.Observation{At: core.Node, Detail: enumerationUnstable})
+		obs = append(obs, health.Observation{At: gpu.Node, Detail: enumerationUnstable})
 	}
 	if s.procfs.changed(s.proc) {
-		obs = append(obs, core.Observation{At: core.Node, Detail: "GPUs or MIG instances were added or removed"})
+		obs = append(obs, health.Observation{At: gpu.Node, Detail: "GPUs or MIG instances were added or removed"})
 	}
 	for _, next := range s.eventSets.takePending() {
 		obs, _ = s.drain(s.eventSet, obs)
@@ -46,9 +47,9 @@ func (s *Session) Wait(max time.Duration) ([]core.Observation, error) {
 	}
 	err := s.waitErr
 	if err == nil {
-		var first core.Observation
+		var first health.Observation
 		if first, err = s.next(s.eventSet, max); err == nil {
-			obs, s.waitErr = s.drain(s.eventSet, []core.Observation{first})
+			obs, s.waitErr = s.drain(s.eventSet, []health.Observation{first})
 			return obs, nil
 		}
 	}
@@ -64,27 +65,27 @@ func (s *Session) Wait(max time.Duration) ([]core.Observation, error) {
 
 // hungWait is the call in which Wait hangs: it exceeds the time that it was to wait by the session's deadline. No events
 // are received meanwhile; calls about GPUs are not affected. It is safe for concurrent use.
-func (s *Session) hungWait() (core.Call, bool) {
+func (s *Session) hungWait() (gpu.Call, bool) {
 	c, inProgress := s.waiter.current()
 	if !inProgress || time.Since(c.Since) < time.Duration(s.waitLimit.Load())+s.deadline {
-		return core.Call{}, false
+		return gpu.Call{}, false
 	}
 	return c, true
 }
 
 // next waits for one event of a set.
-func (s *Session) next(e eventSet, max time.Duration) (core.Observation, error) {
-	event, err := call(&s.waiter, "nvmlEventSetWait", core.Node, func() (nvml.EventData, nvml.Return) {
+func (s *Session) next(e eventSet, max time.Duration) (health.Observation, error) {
+	event, err := call(&s.waiter, "nvmlEventSetWait", gpu.Node, func() (nvml.EventData, nvml.Return) {
 		return e.set.Wait(uint32(max.Milliseconds()))
 	})
 	if err != nil {
-		return core.Observation{}, err
+		return health.Observation{}, err
 	}
 	return s.observationOf(e, event), nil
 }
 
 // drain adds the events that a set has already to obs, each observation once. The error is why the set is unusable.
-func (s *Session) drain(e eventSet, obs []core.Observation) ([]core.Observation, error) {
+func (s *Session) drain(e eventSet, obs []health.Observation) ([]health.Observation, error) {
 	for n := 0; e.set != nil && n < maxDrain; n++ {
 		o, err := s.next(e, 0)
 		switch {
@@ -115,24 +116,24 @@ const faultEvents = nvml.EventTypeDoubleBitEccError | nvml.EventTypeSingleBitEcc
 
 // observationOf converts an event. The GPU is found by its handle: the UUID of a lost GPU can't be read, and an
 // observation without a GPU counts against all of them.
-func (s *Session) observationOf(e eventSet, event nvml.EventData) core.Observation {
-	o := core.Observation{At: core.Node}
+func (s *Session) observationOf(e eventSet, event nvml.EventData) health.Observation {
+	o := health.Observation{At: gpu.Node}
 	for _, g := range e.gpus {
 		if g.handle == event.Device {
-			o.At = core.WholeGPU(g.device.ID)
+			o.At = gpu.WholeGPU(g.device.ID)
 			g.worker.eventPending.Store(true)
 		}
 	}
 	switch {
-	case o.At == core.Node, event.EventType&(nvml.EventTypeXidCriticalError|faultEvents) == 0:
+	case o.At == gpu.Node, event.EventType&(nvml.EventTypeXidCriticalError|faultEvents) == 0:
 		o.Detail = fmt.Sprintf("event 0x%x", event.EventType)
 	case event.EventType == nvml.EventTypeXidCriticalError:
-		o.Kind, o.Code = core.XID, event.EventData
+		o.Kind, o.Code = health.XID, event.EventData
 		if s.waiter.available[eventWaitV2] {
 			o.At.GI, o.At.CI = event.GpuInstanceId, event.ComputeInstanceId
 		}
 	default:
-		o.Kind, o.Code = core.Event, event.EventType
+		o.Kind, o.Code = health.Event, event.EventType
 	}
 	return o
 }

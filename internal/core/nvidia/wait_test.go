@@ -5,7 +5,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
@@ -47,12 +48,12 @@ func TestFirstGPUIsRegistered(t *testing.T) {
 	must(t, m.Add(1, "name = Tesla T4", "events = 0x8"))
 	snapshot(t, s)
 	must(t, m.XID(1, 48))
-	obs := eventually(t, func() ([]core.Observation, bool) {
+	obs := eventually(t, func() ([]health.Observation, bool) {
 		obs, err := s.Wait(time.Second)
 		must(t, err)
 		return obs, len(obs) > 0
 	})
-	if want := (core.Observation{At: core.WholeGPU(core.DeviceID(m.UUID(1))), Kind: core.XID, Code: 48}); obs[0] != want {
+	if want := (health.Observation{At: gpu.WholeGPU(gpu.DeviceID(m.UUID(1))), Kind: health.XID, Code: 48}); obs[0] != want {
 		t.Errorf("%+v", obs)
 	}
 }
@@ -85,7 +86,7 @@ func TestRegistrationFails(t *testing.T) {
 		s := openWithEvents(t, m)
 		must(t, m.XID(3, 48), m.XID(4, 48))
 		obs, err := s.Wait(10 * time.Second)
-		if err != nil || len(obs) != 1 || obs[0].At != core.WholeGPU(core.DeviceID(m.UUID(4))) {
+		if err != nil || len(obs) != 1 || obs[0].At != gpu.WholeGPU(gpu.DeviceID(m.UUID(4))) {
 			t.Errorf("%s: %+v, %v", code, obs, err)
 		}
 		must(t, s.Close())
@@ -118,7 +119,7 @@ func TestSetFollowsTheGPUs(t *testing.T) {
 	must(t, m.XID(4, 48), m.Lose(3))
 	snapshot(t, s)
 	obs, err := s.Wait(0) // the event is in the old set, and a new one was created
-	if err != nil || len(obs) == 0 || obs[0].At != core.WholeGPU(core.DeviceID(m.UUID(4))) {
+	if err != nil || len(obs) == 0 || obs[0].At != gpu.WholeGPU(gpu.DeviceID(m.UUID(4))) {
 		t.Errorf("%+v, %v", obs, err)
 	}
 	eventually(t, func() (int, bool) { // NVML may first report the loss
@@ -133,7 +134,7 @@ func TestSetFollowsTheGPUs(t *testing.T) {
 	})
 	must(t, m.XID(3, 48))
 	obs, err = s.Wait(10 * time.Second)
-	if err != nil || len(obs) != 1 || obs[0].At != core.WholeGPU(h100ID) {
+	if err != nil || len(obs) != 1 || obs[0].At != gpu.WholeGPU(h100ID) {
 		t.Errorf("%+v, %v", obs, err)
 	}
 }
@@ -144,8 +145,8 @@ func TestEventsOfReplacedSet(t *testing.T) {
 	s := openWithEvents(t, m)
 	must(t, m.XID(0, 79), m.Lose(0))
 	snapshot(t, s)
-	want := core.Observation{At: core.WholeGPU(core.DeviceID(m.UUID(0))), Kind: core.XID, Code: 79}
-	if obs, err := s.Wait(0); err != nil || !slices.Equal(obs, []core.Observation{want}) {
+	want := health.Observation{At: gpu.WholeGPU(gpu.DeviceID(m.UUID(0))), Kind: health.XID, Code: 79}
+	if obs, err := s.Wait(0); err != nil || !slices.Equal(obs, []health.Observation{want}) {
 		t.Errorf("%+v, %v", obs, err)
 	}
 	if obs, err := s.Wait(0); err != nil || len(obs) > 0 || s.eventSet.set != nil {

@@ -5,7 +5,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 )
 
 // This file has the worker of each GPU, which makes the calls about it.
@@ -40,7 +40,7 @@ func (s *Session) newWorker() *gpuWorker {
 }
 
 // worker is the worker of a GPU. It belongs to the reader.
-func (s *Session) worker(id core.DeviceID) *gpuWorker {
+func (s *Session) worker(id gpu.DeviceID) *gpuWorker {
 	w, ok := s.workers[id]
 	if !ok {
 		w = s.newWorker()
@@ -93,7 +93,7 @@ func (s *Session) hungWorkers() []*gpuWorker {
 }
 
 // queriedElsewhere is an error while a lookup worker, or a worker of an earlier session, makes a call about a GPU.
-func (s *Session) queriedElsewhere(id core.DeviceID) error {
+func (s *Session) queriedElsewhere(id gpu.DeviceID) error {
 	for _, w := range slices.Concat(s.lookupWorkers, s.adopted) {
 		if err := w.errorIfQuerying(id); err != nil {
 			return err
@@ -103,7 +103,7 @@ func (s *Session) queriedElsewhere(id core.DeviceID) error {
 }
 
 // canQuery reports whether no call about a GPU is in progress.
-func (s *Session) canQuery(id core.DeviceID) bool {
+func (s *Session) canQuery(id gpu.DeviceID) bool {
 	return s.queriedElsewhere(id) == nil && !s.worker(id).isHung()
 }
 
@@ -121,7 +121,7 @@ func (s *Session) acquire(t target) error {
 		return w.currentCallError()
 	}
 	w.running, w.index = true, t.index
-	w.last = core.Call{At: t.at, Index: t.index}
+	w.last = gpu.Call{At: t.at, Index: t.index}
 	return nil
 }
 
@@ -172,7 +172,7 @@ func (w *gpuWorker) isRunning() bool {
 }
 
 // errorIfQuerying is an error while a query about a GPU is running.
-func (w *gpuWorker) errorIfQuerying(id core.DeviceID) error {
+func (w *gpuWorker) errorIfQuerying(id gpu.DeviceID) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.running && w.last.At.GPU == id {
@@ -187,19 +187,19 @@ func (w *gpuWorker) currentCallError() error {
 }
 
 // Busy returns every driver call in progress except those of Wait, oldest first. It is safe for concurrent use.
-func (s *Session) Busy() []core.Call {
+func (s *Session) Busy() []gpu.Call {
 	s.mu.Lock()
 	slots := []*callSlot{&s.reader}
 	for _, w := range append(s.ownWorkers(), s.adopted...) {
 		slots = append(slots, &w.callSlot)
 	}
 	s.mu.Unlock()
-	var calls []core.Call
+	var calls []gpu.Call
 	for _, l := range slots {
 		if c, ok := l.current(); ok {
 			calls = append(calls, c)
 		}
 	}
-	slices.SortStableFunc(calls, func(a, b core.Call) int { return a.Since.Compare(b.Since) })
+	slices.SortStableFunc(calls, func(a, b gpu.Call) int { return a.Since.Compare(b.Since) })
 	return calls
 }

@@ -10,7 +10,8 @@ import (
 
 	gocmp "github.com/google/go-cmp/cmp"
 
-	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
@@ -18,8 +19,8 @@ func TestHangAtFirstSnapshot(t *testing.T) {
 	m := simdriver.Start(t, "h100x8")
 	s := openShortDeadline(t, m)
 	must(t, m.Hang(simdriver.GPU(3), "*"))
-	want := []core.Exclusion{{
-		Index: 3, At: core.Node, Failure: core.FailurePending, Reason: "the driver does not answer (nvmlDeviceGetHandleByIndex)",
+	want := []gpu.Exclusion{{
+		Index: 3, At: gpu.Node, Failure: gpu.FailurePending, Reason: "the driver does not answer (nvmlDeviceGetHandleByIndex)",
 	}}
 	for _, upTo := range []time.Duration{10 * testDeadline, testDeadline} { // the second Snapshot does not wait
 		began := time.Now()
@@ -31,7 +32,7 @@ func TestHangAtFirstSnapshot(t *testing.T) {
 			t.Errorf("%d devices, %d links, excluded %+v", len(snap.Devices), len(snap.Links), snap.Excluded)
 		}
 	}
-	if busy := s.Busy(); len(busy) != 1 || busy[0].Index != 3 || busy[0].At != core.Node ||
+	if busy := s.Busy(); len(busy) != 1 || busy[0].Index != 3 || busy[0].At != gpu.Node ||
 		busy[0].Name != "nvmlDeviceGetHandleByIndex" || time.Since(busy[0].Since) < testDeadline {
 		t.Errorf("busy: %+v", busy)
 	}
@@ -55,7 +56,7 @@ func TestHangAnywhere(t *testing.T) {
 		{"slow part of a check", "nvmlDeviceGetRepairStatus", func(t *testing.T, s *Session) { probe(t, s) }},
 		{"usage", "nvmlDeviceGetPowerUsage", func(t *testing.T, s *Session) {
 			usage, err := s.Usage()
-			unset := slices.Index(usage, core.Usage{Device: h100ID})
+			unset := slices.Index(usage, gpu.Usage{Device: h100ID})
 			if err != nil || len(usage) != 8 || unset != 3 {
 				t.Errorf("%+v, %v", usage, err)
 			}
@@ -73,40 +74,40 @@ func TestHangAnywhere(t *testing.T) {
 			must(t, m.Hang(simdriver.GPU(3), c.call))
 			c.do(t, s)
 
-			waiting := core.Observation{At: core.WholeGPU(h100ID), Kind: core.CallPending, Detail: c.call}
+			waiting := health.Observation{At: gpu.WholeGPU(h100ID), Kind: health.CallPending, Detail: c.call}
 			obs := probe(t, s)
 			if got := obs[h100ID]; got != waiting || len(obs) != 8 {
 				t.Errorf("%+v", got)
 			}
 			delete(obs, h100ID)
 			for o := range maps.Values(obs) {
-				if o.Kind != core.Checked || o.Sample.RecoveryAction != core.RecoveryNone || o.Sample.Events != core.Yes {
+				if o.Kind != health.Checked || o.Sample.RecoveryAction != health.RecoveryNone || o.Sample.Events != health.Yes {
 					t.Errorf("%+v", o)
 				}
 			}
 			snap := snapshot(t, s)
-			e := core.Exclusion{
-				Index: 3, At: waiting.At, PCI: h100PCI, Failure: core.FailurePending, Reason: "the driver does not answer (" + c.call + ")",
+			e := gpu.Exclusion{
+				Index: 3, At: waiting.At, PCI: h100PCI, Failure: gpu.FailurePending, Reason: "the driver does not answer (" + c.call + ")",
 			}
-			if len(snap.Devices) != 7 || !slices.Equal(snap.Excluded, []core.Exclusion{e}) {
+			if len(snap.Devices) != 7 || !slices.Equal(snap.Excluded, []gpu.Exclusion{e}) {
 				t.Errorf("%d devices, excluded %+v", len(snap.Devices), snap.Excluded)
 			}
 			if busy := s.Busy(); len(busy) != 1 || busy[0].At != waiting.At || busy[0].Index != 3 {
 				t.Errorf("busy: %+v", busy)
 			}
 			must(t, m.XID(4, 62))
-			awaitEvent(t, s, core.Observation{At: core.WholeGPU(core.DeviceID(m.UUID(4))), Kind: core.XID, Code: 62})
+			awaitEvent(t, s, health.Observation{At: gpu.WholeGPU(gpu.DeviceID(m.UUID(4))), Kind: health.XID, Code: 62})
 
 			must(t, m.Heal())
 			waitUntilIdle(t, s)
 			if after := snapshot(t, s); !after.Equal(before) {
 				t.Error(gocmp.Diff(before, after))
 			}
-			if got := probe(t, s)[h100ID]; got.Kind != core.Checked || got.Sample.Events != core.Yes {
+			if got := probe(t, s)[h100ID]; got.Kind != health.Checked || got.Sample.Events != health.Yes {
 				t.Errorf("healed: %+v", got)
 			}
 			must(t, m.XID(3, 62))
-			awaitEvent(t, s, core.Observation{At: waiting.At, Kind: core.XID, Code: 62})
+			awaitEvent(t, s, health.Observation{At: waiting.At, Kind: health.XID, Code: 62})
 		})
 	}
 }
@@ -157,7 +158,7 @@ func TestSlowGPU(t *testing.T) {
 	if took := time.Since(began); took > 3*maxQueryDeadlines*testDeadline {
 		t.Errorf("took %v", took)
 	}
-	if len(snap.Devices) != 7 || len(snap.Excluded) != 1 || snap.Excluded[0].Failure != core.FailurePending {
+	if len(snap.Devices) != 7 || len(snap.Excluded) != 1 || snap.Excluded[0].Failure != gpu.FailurePending {
 		t.Errorf("slower: %d devices, excluded %+v", len(snap.Devices), snap.Excluded)
 	}
 	must(t, m.Heal())
@@ -176,10 +177,10 @@ func TestAbandonedSession(t *testing.T) {
 	}
 	next := openShortDeadline(t, m)
 	snap := snapshot(t, next)
-	want := core.Exclusion{
-		Index: 3, At: core.WholeGPU(h100ID), PCI: h100PCI, Failure: core.FailurePending, Reason: "the driver does not answer (nvmlDeviceGetUUID)",
+	want := gpu.Exclusion{
+		Index: 3, At: gpu.WholeGPU(h100ID), PCI: h100PCI, Failure: gpu.FailurePending, Reason: "the driver does not answer (nvmlDeviceGetUUID)",
 	}
-	if len(snap.Devices) != 7 || !slices.Equal(snap.Excluded, []core.Exclusion{want}) {
+	if len(snap.Devices) != 7 || !slices.Equal(snap.Excluded, []gpu.Exclusion{want}) {
 		t.Errorf("%d devices, excluded %+v", len(snap.Devices), snap.Excluded)
 	}
 	if busy := next.Busy(); len(busy) != 1 || busy[0].Index != 3 {

@@ -1,0 +1,67 @@
+package gpu
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Device nodes of which a host has one each.
+const (
+	controlNodePath = "/dev/nvidiactl"
+	uvmNodePath     = "/dev/nvidia-uvm" // unified memory, which CUDA requires; often created by the first CUDA program on the host
+)
+
+// gpuNode returns "/dev/nvidia0"; "" if the minor number is not known.
+func (d Device) gpuNode() string {
+	if d.Minor < 0 {
+		return ""
+	}
+	return "/dev/nvidia" + strconv.Itoa(d.Minor)
+}
+
+// capabilityNode returns "/dev/nvidia-caps/nvidia-cap12"; "" if the number is not known. A kernel module may
+// control access to instances by files under /proc alone.
+func capabilityNode(number int) string {
+	if number <= 0 {
+		return ""
+	}
+	return "/dev/nvidia-caps/nvidia-cap" + strconv.Itoa(number)
+}
+
+// RequiredNodes returns the known device nodes without which no CUDA program can use the device.
+func (d Device) RequiredNodes() []string {
+	nodes := []string{controlNodePath, uvmNodePath, d.gpuNode()}
+	if d.Profile != "" {
+		nodes = append(nodes, capabilityNode(d.GICap), capabilityNode(d.CICap))
+	}
+	return slices.DeleteFunc(nodes, func(path string) bool { return path == "" })
+}
+
+// CreateNodesCommand returns the command that creates the given device nodes of the device: "nvidia-modprobe -c0
+// -u". The command also loads the kernel module of a node. Options are those of nvidia-modprobe(1): -u selects the
+// nodes of unified memory instead of those of GPUs.
+func (d Device) CreateNodesCommand(nodes []string) string {
+	var create string
+	var commands []string
+	capabilities := fmt.Sprintf(" -f /proc/driver/nvidia/capabilities/gpu%d/mig/gi%d", d.Minor, d.At.GI)
+	for _, path := range nodes {
+		switch path {
+		case uvmNodePath:
+			commands = append(commands, "nvidia-modprobe -c0 -u")
+		case controlNodePath:
+			create += " -c255" // minor number of /dev/nvidiactl
+		case d.gpuNode():
+			create += fmt.Sprintf(" -c%d", d.Minor)
+		case capabilityNode(d.GICap):
+			create += capabilities + "/access"
+		case capabilityNode(d.CICap):
+			create += fmt.Sprintf("%s/ci%d/access", capabilities, d.At.CI)
+		}
+	}
+	if create != "" {
+		commands = append(commands, "nvidia-modprobe"+create)
+	}
+	return strings.Join(commands, " && ")
+}

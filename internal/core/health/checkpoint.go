@@ -1,0 +1,118 @@
+package health
+
+import (
+	"slices"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health/xid"
+)
+
+// Checkpoint is the part of a Ledger that is kept over a restart of the agent.
+type Checkpoint struct {
+	Driver     string // version of the driver when it was last ready
+	Conditions []Condition
+	GPUs       map[gpu.DeviceID]GPUHistory
+}
+
+// Checkpoint returns the part of l to keep. Simulated faults, and what is valid only within this process, are left
+// out.
+func (l Ledger) Checkpoint() Checkpoint {
+	c := Checkpoint{Driver: l.driver, GPUs: map[gpu.DeviceID]GPUHistory{}}
+	for _, each := range l.conditions {
+		if each.At.GPU != "" && !each.Simulated && each.Reason != ReasonUnchecked {
+			c.Conditions = append(c.Conditions, each)
+		}
+	}
+	for id, history := range l.histories {
+		c.GPUs[id] = *history
+	}
+	return c
+}
+
+// Restore returns the ledger that follows from a checkpoint. A reboot removes the conditions that it clears;
+// those that only an operator can clear remain.
+func Restore(p Policy, c Checkpoint, rebooted bool) Ledger {
+	l := Ledger{histories: make(map[gpu.DeviceID]*GPUHistory, len(c.GPUs))}
+	if !rebooted { // a reboot loads the driver again
+		l.driver = c.Driver
+	}
+	for id, history := range c.GPUs {
+		if rebooted {
+			history.Sample, history.MaxNVLinks, history.JoinedFabric = Sample{}, 0, false
+			history.FaultCounts = withoutEcho(history.FaultCounts)
+		}
+		l.histories[id] = history.clone()
+	}
+	for _, each := range c.Conditions {
+		if rebooted && clearedByReboot(p, each) {
+			continue
+		}
+		history := l.histories[each.At.GPU]
+		if history != nil && each.At.GI == gpu.Whole && each.Reason == ReasonLost && !history.LastReset.After(each.Last) {
+			history.lost = true // when it responds again, it was reset
+		}
+		each.ClearingSince, each.CleanChecks = time.Time{}, 0
+		l.conditions = append(l.conditions, each)
+	}
+	l.conditions = merged(l.conditions)
+	return l
+}
+
+// withoutEcho returns the fault counts of an earlier boot, so that no line of this boot's kernel log counts as
+// their echo.
+func withoutEcho(tallies []FaultCount) []FaultCount {
+	tallies = slices.Clone(tallies)
+	for i := range tallies {
+		tallies[i].BothSources = true
+	}
+	return tallies
+}
+
+func clearedByReboot(p Policy, c Condition) bool {
+	clears := c.Reason.meaning().clears
+	if rule := c.rule(p); rule.Class != 0 {
+		clears = rule.Clears
+	}
+	return clears&xid.Reboot != 0 && (!p.Manual || c.State < Unhealthy)
+}
+
+// Latest returns the latest time of an occurrence in the checkpoint; zero if there is none.
+func (c Checkpoint) Latest() (t time.Time) {
+	later := func(times ...time.Time) {
+		for _, o := range times {
+			if o.After(t) {
+				t = o
+			}
+		}
+	}
+	for _, each := range c.Conditions {
+		later(each.Since, each.Last)
+	}
+	for _, h := range c.GPUs {
+		later(h.LastReset, h.UnhealthySince)
+		later(h.UnhealthyEpisodes...)
+		later(h.Recoveries...)
+		for _, cleared := range h.ClearedByReset {
+			later(cleared.At)
+		}
+		for _, tally := range h.FaultCounts {
+			later(tally.Last)
+		}
+	}
+	return t
+}
+
+// Shift returns c with every time moved by d.
+func (c Checkpoint) Shift(d time.Duration) Checkpoint {
+	c.Conditions = slices.Clone(c.Conditions)
+	for i, each := range c.Conditions {
+		c.Conditions[i] = each.shift(d)
+	}
+	histories := make(map[gpu.DeviceID]GPUHistory, len(c.GPUs))
+	for id, h := range c.GPUs {
+		histories[id] = *h.shift(d)
+	}
+	c.GPUs = histories
+	return c
+}

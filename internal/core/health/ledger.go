@@ -1,0 +1,247 @@
+package health
+
+import (
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+)
+
+// Ledger holds the conditions of all GPUs, and the history that is needed to detect recovery. The zero value is an
+// empty ledger. It is immutable: Apply, Clear and Ignore return another.
+type Ledger struct {
+	conditions []Condition                  // sorted
+	histories  map[gpu.DeviceID]*GPUHistory // by GPU; a history is never changed, only replaced
+	driver     string                       // version: "570.124.06"
+}
+
+// Lost returns those of the devices whose GPU the driver does not list any more.
+func (l Ledger) Lost(devices []gpu.Device) map[gpu.DeviceID]bool {
+	var lost map[gpu.DeviceID]bool
+	for _, c := range l.conditions {
+		if c.Reason != ReasonLost || c.State != GPULost {
+			continue
+		}
+		for _, d := range devices {
+			if c.At.Covers(d.At) {
+				if lost == nil {
+					lost = map[gpu.DeviceID]bool{}
+				}
+				lost[d.ID] = true
+			}
+		}
+	}
+	return lost
+}
+
+// Conditions returns the conditions in canonical order, including those without effect (State Healthy).
+func (l Ledger) Conditions() []Condition { return slices.Clone(l.conditions) }
+
+// History returns the history of a GPU; false if there is none.
+func (l Ledger) History(id gpu.DeviceID) (GPUHistory, bool) {
+	c, ok := l.histories[id]
+	if !ok {
+		return GPUHistory{}, false
+	}
+	return *c, true
+}
+
+// NeedsTick reports whether the passage of time can change a condition. If so, call Apply periodically.
+func (l Ledger) NeedsTick() bool { return len(l.conditions) > 0 }
+
+// Health returns the health of a placement: the worst condition that covers it. Of equally bad conditions the
+// first one counts, because later ones may be consequences. A simulated condition does not hide a real one.
+func (l Ledger) Health(at gpu.Placement) Health {
+	var worst Condition
+	for _, c := range l.conditions {
+		if c.isEffective() && c.At.Covers(at) && (c.State > worst.State ||
+			c.State == worst.State && c.Simulated == worst.Simulated && c.Since.Before(worst.Since)) {
+			worst = c
+		}
+	}
+	var h Health
+	if worst.State > Healthy {
+		h = worst.health()
+	}
+	if history := l.histories[at.GPU]; history != nil {
+		h.Limitations = history.Sample.limits(at)
+		if h.State > Healthy {
+			h.RecoveryAction = history.Sample.RecoveryAction
+		}
+	}
+	return h
+}
+
+// ForMode returns the ledger as it counts in a mode. Under ModeOff only two kinds of conditions have an effect: those
+// of the driver, and those that mean that a GPU does not respond. The others are kept without effect.
+func (l Ledger) ForMode(m Mode) Ledger {
+	if m != ModeOff {
+		return l
+	}
+	l.conditions = slices.DeleteFunc(l.Conditions(), func(c Condition) bool {
+		return c.At != gpu.Node && !c.Reason.isUnresponsive()
+	})
+	return l
+}
+
+// Apply returns a ledger with the observations, and with the passage of time until now. Without observations only
+// time passes.
+func (l Ledger) Apply(p Policy, now time.Time, obs ...Observation) Ledger {
+	if len(obs) == 0 && !l.NeedsTick() {
+		return l
+	}
+	b := l.builder(p, now)
+	for _, o := range obs {
+		if o.Kind == Checked {
+			b.history(o.At.GPU) // before the first check is applied, so that it finds out whether other GPUs exist
+		}
+	}
+	for _, o := range obs {
+		b.observe(o)
+	}
+	b.advance()
+	return b.ledger()
+}
+
+// Relocate moves the conditions of a removed MIG instance to its GPU, as degraded: removing an instance does not
+// repair hardware, and the next instance at its place is not faulty. Conditions that mean "the instance does not
+// respond" are dropped. The history of a GPU that is neither listed nor known is dropped too.
+func (l Ledger) Relocate(s gpu.Snapshot) Ledger {
+	there := map[gpu.Placement]bool{gpu.Node: true}
+	for _, d := range s.Devices {
+		there[d.At], there[gpu.Placement{GPU: d.At.GPU, GI: d.At.GI, CI: gpu.Whole}], there[gpu.WholeGPU(d.At.GPU)] = true, true, true
+	}
+	for _, e := range s.Excluded {
+		there[gpu.WholeGPU(e.At.GPU)] = true
+	}
+	moved := slices.Clone(l.conditions)
+	histories := l.histories
+	if s.Driver.State == gpu.DriverReady {
+		moved = slices.DeleteFunc(moved, func(c Condition) bool { return !there[gpu.WholeGPU(c.At.GPU)] })
+		histories = maps.Clone(l.histories)
+		maps.DeleteFunc(histories, func(id gpu.DeviceID, _ *GPUHistory) bool { return !there[gpu.WholeGPU(id)] })
+	}
+	moved = slices.DeleteFunc(moved, func(c Condition) bool { return !there[c.At] && c.At.GI != gpu.Whole && c.Reason.isUnresponsive() })
+	for i, c := range moved {
+		if c.At.GPU != "" && !there[c.At] && c.At.GI != gpu.Whole {
+			moved[i].At, moved[i].FromRemovedInstance = gpu.WholeGPU(c.At.GPU), true
+		}
+	}
+	return Ledger{merged(moved), histories, l.driver}
+}
+
+// ledgerBuilder is a mutable copy of a Ledger.
+type ledgerBuilder struct {
+	policy     Policy
+	now        time.Time
+	conditions []Condition
+	histories  map[gpu.DeviceID]*GPUHistory
+	owned      map[gpu.DeviceID]bool // histories that were cloned for this builder
+	driver     string
+}
+
+func (l Ledger) builder(p Policy, now time.Time) *ledgerBuilder {
+	return &ledgerBuilder{
+		policy: p, now: now.UTC().Truncate(time.Millisecond), // in milliseconds: seconds would order a reset before its own cause
+		conditions: slices.Clone(l.conditions),
+		histories:  maps.Clone(l.histories),
+		owned:      map[gpu.DeviceID]bool{},
+		driver:     l.driver,
+	}
+}
+
+func (b *ledgerBuilder) ledger() Ledger {
+	slices.SortStableFunc(b.conditions, compareConditions)
+	return Ledger{b.conditions, b.histories, b.driver}
+}
+
+// history returns the GPU's history, for changes.
+func (b *ledgerBuilder) history(id gpu.DeviceID) *GPUHistory {
+	if !b.owned[id] {
+		if b.histories == nil {
+			b.histories = map[gpu.DeviceID]*GPUHistory{}
+		}
+		b.histories[id], b.owned[id] = b.histories[id].clone(), true
+	}
+	return b.histories[id]
+}
+
+// readHistory returns the GPU's history, for reading only; an empty one if there is none.
+func (b *ledgerBuilder) readHistory(id gpu.DeviceID) *GPUHistory {
+	if c := b.histories[id]; c != nil {
+		return c
+	}
+	return &GPUHistory{}
+}
+
+// find returns the condition of the same cause; nil if there is none.
+func (b *ledgerBuilder) find(c Condition) *Condition {
+	for i := range b.conditions {
+		if b.conditions[i].same(c) {
+			return &b.conditions[i]
+		}
+	}
+	return nil
+}
+
+// remove removes conditions.
+func (b *ledgerBuilder) remove(which func(Condition) bool) {
+	b.conditions = slices.DeleteFunc(b.conditions, which)
+}
+
+// recordEvent records an occurrence of a cause, which ends a recovery in progress and a time for which an operator
+// ignored the cause. The text of the first occurrence stays: snapshots may find a fault in different calls, and
+// each new text would be published to an orchestrator.
+func (b *ledgerBuilder) recordEvent(c Condition) *Condition {
+	old := b.find(c)
+	if old == nil {
+		c.Since, c.Last, c.Count = b.now, b.now, 1
+		b.conditions = append(b.conditions, c)
+		return &b.conditions[len(b.conditions)-1]
+	}
+	old.Count++
+	old.Last, old.ClearingSince, old.CleanChecks, old.IgnoredUntil, old.FromRemovedInstance = b.now, time.Time{}, 0, time.Time{}, false
+	return old
+}
+
+// setLevel records that a persistent state (a level, in contrast to an event) is present. As long as it stays
+// present, neither Last nor IgnoredUntil changes, except if the recovery action changed, or if a GPU stopped
+// responding again after a check. The condition has an effect from the given number of checks on.
+func (b *ledgerBuilder) setLevel(c Condition, checks int) {
+	state := c.State
+	if old := b.find(c); old != nil {
+		if old.Count < checks {
+			old.Count++
+		}
+		old.ClearingSince, old.CleanChecks, old.FromRemovedInstance = time.Time{}, 0, false
+		answered := c.Reason.isUnresponsive() && c.At.GI == gpu.Whole && b.readHistory(c.At.GPU).checked.After(old.Last)
+		if old.Code != c.Code || answered {
+			old.Last, old.IgnoredUntil = b.now, time.Time{}
+		}
+		if old.Code != c.Code || c.Reason == ReasonDriver {
+			old.Code, old.Detail = c.Code, c.Detail // the latest recovery action, or the latest reason why the driver is unavailable
+		}
+		if old.Count >= checks {
+			old.State = state
+		}
+		return
+	}
+	c.Since, c.Last, c.Count = b.now, b.now, 1
+	if checks > 1 {
+		c.State = Healthy
+	}
+	b.conditions = append(b.conditions, c)
+}
+
+// branchOf returns the major number of a driver version such as "570.124.06"; 0 if there is none.
+func branchOf(version string) int {
+	major, _, _ := strings.Cut(version, ".")
+	n, err := strconv.Atoi(major)
+	if err != nil {
+		return 0
+	}
+	return n
+}

@@ -1,0 +1,53 @@
+package health
+
+import (
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+)
+
+// ObservationKind is the kind of an observation.
+type ObservationKind uint8
+
+// Kinds of observations. The zero value has no effect: something happened at the placement, and the next health
+// check shows what.
+const (
+	_                 ObservationKind = iota
+	XID                               // the driver reported an XID; Code is its number
+	Event                             // the driver raised another NVML event; Code is its type
+	Lost                              // NVML_ERROR_GPU_IS_LOST, or the driver does not list the GPU any more
+	ProbeFailed                       // a call about the GPU returned another error
+	CallPending                       // a call about the GPU has not returned, and the agent stopped waiting for it
+	Unresponsive                      // a call about the placement has not returned by its deadline
+	InstanceRead                      // a MIG instance was read completely
+	Checked                           // the health check of a GPU returned; Sample is its result
+	DriverRebound                     // the GPU was unbound from the kernel driver and bound again
+	DriverUnavailable                 // the driver can't be called; Code is its DriverState
+	DriverUnloaded                    // the kernel module was unloaded: a driver that responds later was loaded again
+	DriverAvailable                   // the driver responds; Detail is its version
+	Reserved                          // the placement was allocated to a new workload
+	KernelLogRead                     // the kernel log was read up to NextSequence; 0 = it is not read
+)
+
+// KindOf returns the kind of observation for a failure to read a device; 0 for NotFailed.
+func KindOf(f gpu.Failure) ObservationKind {
+	return [...]ObservationKind{gpu.NotFailed: 0, gpu.FailureLost: Lost, gpu.FailureError: ProbeFailed, gpu.FailurePending: CallPending, gpu.FailureHung: Unresponsive}[f]
+}
+
+// Observation is an occurrence at a placement.
+type Observation struct {
+	At     gpu.Placement
+	PCI    gpu.PCIAddress // identifies the GPU if At does not: the kernel log has no UUIDs
+	Kind   ObservationKind
+	Code   uint64
+	Detail string
+	Sample Sample // of Checked
+
+	// FromKernelLog marks an XID from the kernel log, which NVML may have reported as an event too.
+	FromKernelLog bool
+	// Backlog marks an XID that was in the kernel log before this agent started to follow it. NVML reported its
+	// event to an earlier process, or to none.
+	Backlog bool
+	// NextSequence is the sequence number after that of the line, for KernelLogRead and FromKernelLog; 0 = unknown.
+	NextSequence uint64
+	// Simulated marks a fault that an operator simulates.
+	Simulated bool
+}

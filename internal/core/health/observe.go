@@ -1,0 +1,187 @@
+package health
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health/xid"
+)
+
+const (
+	// echoSpan is the longest time between the reports of one XID by the kernel log and by NVML.
+	echoSpan = 10 * time.Second
+
+	// relapseSpan is the time after a reset within which the same XID puts the GPU out of service.
+	relapseSpan = time.Hour
+
+	// Application faults of suspectWorkloads different workloads within workloadSpan indicate a hardware fault, as
+	// in NVIDIA's workflow for XID 13 and 31.
+	workloadSpan     = time.Hour
+	suspectWorkloads = 3
+
+	// unidentifiedXID is the XID that NVML reports for a fault that it can't identify.
+	unidentifiedXID = 999
+)
+
+// observe applies one observation.
+func (b *ledgerBuilder) observe(o Observation) {
+	id := o.At.GPU
+	switch o.Kind {
+	case XID:
+		b.recordFault(o, ReasonXID, b.policy.xid(o.Code))
+	case Event:
+		if rule, ok := xid.Event(o.Code); ok {
+			b.recordFault(o, ReasonEvent, rule)
+		}
+	case Lost:
+		b.interruptRecovery(o.At)
+		if o.At.GI == gpu.Whole {
+			b.history(id).lost = true
+		}
+		b.setLevel(Condition{At: o.At, Reason: ReasonLost, State: GPULost, Detail: o.Detail}, 1)
+	case ProbeFailed:
+		b.interruptRecovery(o.At)
+		b.setLevel(Condition{At: o.At, Reason: ReasonProbe, State: Unhealthy, Detail: o.Detail}, b.policy.ProbeFailures)
+	case CallPending:
+		b.interruptRecovery(o.At)
+	case Unresponsive:
+		b.interruptRecovery(o.At)
+		state := Unhealthy
+		if id == "" {
+			state = Unknown
+		}
+		b.setLevel(Condition{At: o.At, Reason: ReasonUnresponsive, State: state, Detail: o.Detail}, 1)
+	case InstanceRead:
+		b.remove(func(c Condition) bool { return c.At == o.At && c.Reason.isUnresponsive() })
+	case Checked:
+		b.check(id, o.Sample)
+	case DriverRebound:
+		b.history(id).LastReset = b.now
+	case DriverUnavailable:
+		b.driverLost(o)
+	case DriverUnloaded:
+		b.markReloading()
+	case DriverAvailable:
+		b.driverAnswered(o)
+	case Reserved:
+		b.history(id).recordAllocation(o.At)
+	case KernelLogRead: // State handles it
+	}
+}
+
+// interruptRecovery records that a GPU did not respond: no recovery continues, and the health is unknown if no
+// check completed since the agent started. A MIG instance that does not respond has no effect on its GPU.
+func (b *ledgerBuilder) interruptRecovery(at gpu.Placement) {
+	id := at.GPU
+	if id == "" || at.GI != gpu.Whole {
+		return
+	}
+	history := b.history(id)
+	history.responding, history.completeChecks = false, 0
+	if history.checked.IsZero() {
+		b.setLevel(Condition{At: gpu.WholeGPU(id), Reason: ReasonUnchecked, State: Unknown}, 1)
+	}
+	for i := range b.conditions {
+		if c := &b.conditions[i]; c.At.GPU == id {
+			c.ClearingSince, c.CleanChecks = time.Time{}, 0
+		}
+	}
+}
+
+// driverAnswered records that the driver responds. If its version changed, it was loaded again.
+func (b *ledgerBuilder) driverAnswered(o Observation) {
+	if b.driver != "" && o.Detail != "" && o.Detail != b.driver {
+		b.markReloading()
+	}
+	b.driver = o.Detail
+	b.remove(func(c Condition) bool { return c.At == gpu.Node })
+}
+
+// markReloading records that the driver was, or is being, loaded again before it reports the next recovery action.
+func (b *ledgerBuilder) markReloading() {
+	for id := range b.histories {
+		b.history(id).reloading = true
+	}
+}
+
+// driverLost records that the driver can't be called. The same driver may respond later, also if its library was
+// missing: that it was unloaded is the separate observation DriverUnloaded.
+func (b *ledgerBuilder) driverLost(o Observation) {
+	reason, other := ReasonDriver, ReasonMaintenance
+	if gpu.DriverState(o.Code) == gpu.DriverReleased {
+		reason, other = other, reason
+	}
+	b.remove(func(c Condition) bool { return c.At == gpu.Node && c.Reason == other })
+	b.setLevel(Condition{At: gpu.Node, Reason: reason, State: Unknown, Detail: o.Detail}, 1)
+	for id := range b.histories {
+		history := b.history(id)
+		history.responding, history.completeChecks, history.checked = false, 0, time.Time{}
+		history.driverAbsent = history.driverAbsent || gpu.DriverState(o.Code) == gpu.DriverAbsent
+	}
+}
+
+// recordFault records an XID or another NVML event.
+func (b *ledgerBuilder) recordFault(o Observation, reason Reason, rule xid.Rule) {
+	if b.policy.Mode == ModeOff {
+		return
+	}
+	before := time.Time{}
+	if !o.Simulated {
+		history := b.history(o.At.GPU)
+		if rule.Name == "" && history.countsFull(o.Code) {
+			o.Code, rule = unidentifiedXID, b.policy.xid(unidentifiedXID)
+		}
+		if t := history.faultCount(reason, o.Code); t != nil && t.isEcho(o, b.now) {
+			t.BothSources = true
+			return // the other source reported this occurrence before
+		}
+		before = history.countFault(reason, o.Code, o.FromKernelLog, b.now)
+	}
+	if rule.Class == xid.Application && !o.Simulated {
+		b.recordApplicationFault(o)
+	}
+	if rule.Effect == xid.None && rule.SettledEffect == xid.None && rule.RepeatWindow == 0 {
+		return
+	}
+	at := o.At
+	if rule.WholeGPU() {
+		at = gpu.WholeGPU(at.GPU)
+	}
+	c := b.recordEvent(Condition{At: at, Reason: reason, Code: o.Code, Detail: detailOf(rule, o), Simulated: o.Simulated})
+	c.Repeated = c.Repeated || c.Count > 1 && rule.RepeatWindow > 0 && !before.IsZero() && b.now.Sub(before) <= rule.RepeatWindow
+	if c.severe(b.policy) && reason == ReasonXID {
+		for _, m := range b.readHistory(at.GPU).ClearedByReset {
+			if m.Code == o.Code && b.now.Sub(m.At) <= relapseSpan {
+				b.requireService(at.GPU, fmt.Sprintf("XID %d again within an hour of a reset", o.Code))
+			}
+		}
+	}
+}
+
+// detailOf returns the meaning of a fault from the table, with the text of the kernel log if there is one.
+func detailOf(rule xid.Rule, o Observation) string {
+	if o.Detail == "" {
+		return rule.Meaning
+	}
+	return rule.Meaning + " (" + truncated(o.Detail, 60) + ")"
+}
+
+// recordApplicationFault records an application fault. Repeated faults of one workload do not indicate a fault of
+// the GPU.
+func (b *ledgerBuilder) recordApplicationFault(o Observation) {
+	history := b.history(o.At.GPU)
+	n := history.recordAppFault(history.workload(o.At), b.now, workloadSpan)
+	if b.policy.Workloads != xid.None && n >= suspectWorkloads {
+		c := b.recordEvent(Condition{
+			At: gpu.WholeGPU(o.At.GPU), Reason: ReasonWorkloads, State: b.policy.state(b.policy.Workloads),
+			Detail: "application faults of several workloads within an hour",
+		})
+		c.State = b.policy.state(b.policy.Workloads)
+	}
+}
+
+// requireService takes the GPU out of service until an operator clears the condition.
+func (b *ledgerBuilder) requireService(id gpu.DeviceID, why string) {
+	b.setLevel(Condition{At: gpu.WholeGPU(id), Reason: ReasonService, State: Unhealthy, Detail: why}, 1)
+}

@@ -1,0 +1,125 @@
+package health
+
+import (
+	"github.com/tandem-gpu/tandem/internal/core/health/xid"
+
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+)
+
+// Reason is the kind of cause of a condition.
+type Reason uint8
+
+// Reasons. The zero value is the reason of a healthy unit.
+const (
+	ReasonNone           Reason = iota
+	ReasonXID                   // the driver reported an XID; Code is its number
+	ReasonEvent                 // the driver raised another event; Code is its NVML type
+	ReasonRecoveryAction        // the driver reports a recovery action other than None; Detail is its text
+	ReasonLost                  // the GPU can't be reached, or is not listed
+	ReasonProbe                 // calls about this GPU return errors
+	ReasonUnresponsive          // a call about this GPU does not return
+	ReasonUnchecked             // no check of the GPU was complete yet
+	ReasonDriver                // the driver can't be called
+	ReasonMaintenance           // the driver is not called, by an operator's command
+	ReasonRemapFailed           // remapping a memory row failed
+	ReasonUnrepairable          // memory that can't be repaired
+	ReasonSRAM                  // SRAM errors above the driver's threshold
+	ReasonRemapPending          // a row remap is pending until the next reset
+	ReasonRetirement            // a page retirement is pending until the next reset
+	ReasonRepair                // a channel or TPC repair is pending until the next reset
+	ReasonInfoROM               // the InfoROM is corrupt
+	ReasonECC                   // uncorrectable errors were counted that no XID reported
+	ReasonFabricWait            // the fabric has not completed yet
+	ReasonFabric                // the fabric is unhealthy or misconfigured
+	ReasonFabricLimits          // the fabric has reduced capacity or bandwidth
+	ReasonLinks                 // fewer NVLinks are active than before
+	ReasonThermal               // the hardware throttles for heat most of the time
+	ReasonPowerBrake            // an external power brake throttles most of the time
+	ReasonReplays               // the PCIe link replays more packets than a sound link does
+	ReasonPCIeWidth             // the PCIe link is narrower under load than it can be
+	ReasonWorkloads             // several workloads had application faults on this GPU
+	ReasonService               // too many recoveries, or the same severe XID soon after a reset
+
+	// Reasons of units in an inventory, which the ledger does not use.
+
+	ReasonWithdrawn // no longer offered, after a change of MIG configuration, policy or hardware
+	ReasonNoMPS     // the MPS control daemon of the unit's pool does not respond
+	ReasonClaimed   // another agent on this host offers the device
+	ReasonHeld      // a workload holds the device under another name than that of its present offer
+)
+
+// meaning is what a reason results in. XIDs and NVML events have their own rules in package xid.
+type meaning struct {
+	name       string // for programs and metrics; never changes
+	text       string // for operators
+	state      State
+	checks     int          // consecutive checks until it has an effect; 0 = one
+	clears     xid.Evidence // LevelClear = the state itself is gone
+	clearsText string       // text of the evidence, if more exact than that of clears
+	action     string
+	severe     bool // HealthPolicy.MaxRecoveries limits recoveries from it
+}
+
+const (
+	level   = xid.LevelClear | xid.Reboot
+	service = "run field diagnostics, replace the GPU if they fail"
+)
+
+var meanings = [...]meaning{
+	ReasonNone:           {},
+	ReasonXID:            {name: "XID"},
+	ReasonEvent:          {name: "EVENT"},
+	ReasonRecoveryAction: {name: "VERDICT", text: "driver asks", state: Unhealthy, clears: level, clearsText: "driver verdict None", severe: true},
+	ReasonLost:           {name: "LOST", text: "GPU is lost", state: GPULost, clears: level, clearsText: "GPU answers again, or reboot", action: "check slot and power, reboot the host", severe: true},
+	ReasonProbe:          {name: "PROBE_FAILED", text: "GPU answers with an error", state: Unhealthy, clears: level, clearsText: "clean checks", action: "see the driver's log, reset the GPU"},
+	ReasonUnresponsive:   {name: "NOT_ANSWERING", text: "driver does not answer", state: Unhealthy, clears: level, clearsText: "the call returns, then clean checks", action: "reset the GPU, reboot if it persists"},
+	ReasonUnchecked:      {name: "UNCHECKED", text: "not checked yet", state: Unknown, clears: level, clearsText: "first complete check"},
+	ReasonDriver:         {name: "NVML_UNAVAILABLE", text: "driver is not usable", state: Unknown, clears: level, clearsText: "driver answers"},
+	ReasonMaintenance:    {name: "MAINTENANCE", text: "maintenance", state: Unknown, clears: level, clearsText: "resume", action: "resume when the work is done"},
+	ReasonRemapFailed:    {name: "ROW_REMAP_FAILED", text: "row remapping failed", state: Unhealthy, checks: 2, action: service},
+	ReasonUnrepairable:   {name: "MEMORY_UNREPAIRABLE", text: "memory can't be repaired", state: Unhealthy, checks: 2, action: service},
+	ReasonSRAM:           {name: "SRAM_THRESHOLD", text: "SRAM errors above the threshold", state: Unhealthy, checks: 2, action: service},
+	ReasonRemapPending:   {name: "ROW_REMAP_PENDING", text: "row remap pending", state: Degraded, checks: 2, clears: level, clearsText: "pending flag gone after reset", action: "reset the GPU when idle"},
+	ReasonRetirement:     {name: "PAGE_RETIREMENT_PENDING", text: "page retirement pending", state: Degraded, checks: 2, clears: level, clearsText: "pending flag gone after reset", action: "reset the GPU when idle"},
+	ReasonRepair:         {name: "REPAIR_PENDING", text: "channel or TPC repair pending", state: Degraded, checks: 2, clears: level, clearsText: "pending flag gone after reset", action: "reset the GPU when idle"},
+	ReasonInfoROM:        {name: "INFOROM_CORRUPT", text: "InfoROM is corrupt", state: Degraded, clears: level, clearsText: "InfoROM valid", action: "run field diagnostics"},
+	ReasonECC:            {name: "ECC_UNCORRECTABLE", text: "uncorrectable ECC errors", state: Degraded, clears: xid.NoRecoveryAction | xid.ResetSeen | xid.Reboot | xid.Quiet, action: "drain and reset the GPU if they recur"},
+	ReasonFabricWait:     {name: "FABRIC_STARTING", text: "waiting for the NVLink fabric", state: Unknown, clears: level, clearsText: "fabric completed", action: "check the fabric manager"},
+	ReasonFabric:         {name: "FABRIC_UNHEALTHY", text: "NVLink fabric unhealthy", state: Unhealthy, checks: 3, clears: level, clearsText: "fabric healthy", action: "check the fabric manager", severe: true},
+	ReasonFabricLimits:   {name: "FABRIC_LIMITED", text: "NVLink fabric limited", state: Degraded, checks: 3, clears: level, clearsText: "fabric at full capacity", action: "check the fabric manager"},
+	ReasonLinks:          {name: "NVLINK_DOWN", text: "NVLinks down", state: Degraded, checks: 3, clears: level, clearsText: "links up", action: "reset the GPU when idle, check the links"},
+	ReasonThermal:        {name: "SLOWDOWN_THERMAL", text: "throttled for heat most of the time", state: Degraded, clears: level, clearsText: "ten minutes with less", action: "check cooling"},
+	ReasonPowerBrake:     {name: "SLOWDOWN_POWER", text: "power brake on most of the time", state: Degraded, clears: level, clearsText: "ten minutes with less", action: "check the power supply"},
+	ReasonReplays:        {name: "PCIE_REPLAYS", text: "PCIe link replays packets", state: Degraded, clears: level, clearsText: "ten minutes with less", action: "check slot, riser and cable"},
+	ReasonPCIeWidth:      {name: "PCIE_WIDTH", text: "PCIe link narrow under load", state: Degraded, checks: 3, clears: level, clearsText: "full width under load", action: "check slot, riser and cable"},
+	ReasonWorkloads:      {name: "WORKLOADS_FAILING", text: "possible hardware fault", state: Degraded, clears: xid.Quiet | xid.Reboot, clearsText: "an hour without", action: "check the workloads, then run diagnostics"},
+	ReasonService:        {name: "NEEDS_SERVICE", text: "needs service", state: Unhealthy, action: service},
+	ReasonNoMPS:          {name: "MPS_DAEMON_DOWN", text: "MPS control daemon does not answer", state: Unhealthy, clearsText: "daemon answers", action: "start the pool's MPS control daemon"},
+	ReasonClaimed:        {name: "CLAIMED", text: "offered by another agent", state: Unhealthy, clearsText: "the other agent no longer claims it", action: "give the agents different GPUs"},
+	ReasonHeld:           {name: "HELD", text: "held", state: Unhealthy, clearsText: "the workload ends"},
+	ReasonWithdrawn:      {name: "WITHDRAWN", text: "no longer offered", state: Unhealthy},
+}
+
+func (r Reason) meaning() meaning { return meanings[r] }
+
+func (r Reason) text() string { return meanings[r].text }
+
+// isUnresponsive reports whether the reason is that the GPU or instance does not respond.
+func (r Reason) isUnresponsive() bool {
+	return r == ReasonLost || r == ReasonProbe || r == ReasonUnresponsive || r == ReasonUnchecked
+}
+
+// String returns the name of the reason for programs: "XID", "ROW_REMAP_PENDING"; "" for ReasonNone.
+func (r Reason) String() string { return meanings[r].name }
+
+// MarshalText returns the name of the reason.
+func (r Reason) MarshalText() ([]byte, error) { return []byte(r.String()), nil }
+
+// UnmarshalText parses the output of MarshalText.
+func (r *Reason) UnmarshalText(text []byte) error {
+	names := make([]string, len(meanings))
+	for i, m := range meanings {
+		names[i] = m.name
+	}
+	return gpu.UnmarshalName(r, names, string(text), "reason")
+}

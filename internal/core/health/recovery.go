@@ -1,0 +1,218 @@
+package health
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health/xid"
+)
+
+// advance applies the passage of time: it updates the effect of each condition, and removes conditions that have
+// recovered.
+//
+// Absence of new errors is not evidence, except where the rule has xid.Quiet. A condition is removed when its
+// evidence (of the kinds in its rule) has held for the dwell time, and the required number of complete checks was
+// made meanwhile:
+//
+//	XID 95 ... action "GPU reset" ... reset, action "none" ... check, check, check ... dwell over: removed
+//	           no evidence yet        evidence begins to hold  (a failed check starts it again)
+func (b *ledgerBuilder) advance() {
+	for i := range b.conditions {
+		c := &b.conditions[i]
+		if !c.IgnoredUntil.IsZero() && !b.now.Before(c.IgnoredUntil) {
+			c.IgnoredUntil = time.Time{}
+		}
+		if c.State = b.effectiveState(*c); c.FromRemovedInstance {
+			c.State = min(c.State, b.policy.state(xid.Degrades))
+		}
+		c.Evidence = b.clearingEvidence(*c)
+		switch holds := b.evidenceHolds(*c); {
+		case !holds:
+			c.ClearingSince, c.CleanChecks = time.Time{}, 0
+		case c.ClearingSince.IsZero():
+			c.ClearingSince, c.CleanChecks = b.now, 0
+		}
+	}
+	b.remove(func(c Condition) bool {
+		if over := b.expired(c); over || !b.recovered(c) {
+			return over
+		}
+		history := b.history(c.At.GPU)
+		if c.Reason == ReasonXID && c.State >= Unhealthy && c.severe(b.policy) && history.LastReset.After(c.Last) {
+			history.ClearedByReset = appendBounded(history.ClearedByReset, ClearedXID{c.Code, b.now})
+		}
+		return true
+	})
+	for id := range b.histories {
+		b.updateEpisode(id)
+	}
+}
+
+// effectiveState returns the present state that a condition results in.
+func (b *ledgerBuilder) effectiveState(c Condition) State {
+	history := b.readHistory(c.At.GPU)
+	switch c.Reason {
+	case ReasonFabricWait:
+		if b.now.Sub(c.Since) >= b.policy.FabricGrace {
+			return Unhealthy
+		}
+		return Unknown
+	case ReasonLost:
+		if c.At.GI == gpu.Whole && b.answersAgain(c, history) {
+			return Unhealthy
+		}
+		return GPULost
+	case ReasonXID, ReasonEvent:
+	default:
+		return c.State
+	}
+	rule := c.rule(b.policy)
+	effect := rule.Effect
+	if history.Sample.RecoveryAction == RecoveryUnknown || !b.recoveryActionCovers(rule) {
+		if b.now.Sub(c.Since) >= b.policy.Settle {
+			effect = max(effect, rule.SettledEffect)
+			if rule.NVLinkOnly && history.MaxNVLinks == 0 {
+				effect = min(effect, max(rule.Effect, xid.Degrades))
+			}
+		}
+		if c.Repeated {
+			effect = max(effect, rule.RepeatEffect)
+		}
+	}
+	if effect == xid.Loses && b.now.Sub(c.Last) >= b.policy.Settle && b.answersAgain(c, history) {
+		effect = xid.Withdraws
+	}
+	return b.policy.state(effect)
+}
+
+// answersAgain reports whether a lost GPU responds reliably again, so that it is unhealthy instead of lost. After
+// that, an incomplete check does not make it lost again.
+func (b *ledgerBuilder) answersAgain(c Condition, history *GPUHistory) bool {
+	return c.State == Unhealthy || history.completeChecks >= b.policy.CleanChecks
+}
+
+// expired reports whether a condition without effect can be removed, because the fault was not repeated in time.
+func (b *ledgerBuilder) expired(c Condition) bool {
+	return c.State == Healthy && (c.Reason == ReasonXID || c.Reason == ReasonEvent) &&
+		b.now.Sub(c.Last) > c.rule(b.policy).RepeatWindow
+}
+
+// recovered reports whether the evidence has held long enough.
+func (b *ledgerBuilder) recovered(c Condition) bool {
+	if c.State == Healthy || c.ClearingSince.IsZero() || c.CleanChecks < b.policy.CleanChecks {
+		return false // conditions without effect expire instead
+	}
+	return b.now.Sub(c.ClearingSince) >= b.dwell(c)
+}
+
+// dwell returns how long the evidence must hold.
+func (b *ledgerBuilder) dwell(c Condition) time.Duration {
+	if c.State >= Unhealthy && !c.Simulated {
+		return b.readHistory(c.At.GPU).dwell(b.policy, b.now)
+	}
+	return b.policy.Dwell
+}
+
+// Dwell returns how long the evidence for recovery must hold until the condition is removed.
+func (l Ledger) Dwell(p Policy, now time.Time, c Condition) time.Duration {
+	return l.builder(p, now).dwell(c)
+}
+
+// evidenceHolds reports whether there is evidence that a condition is over.
+func (b *ledgerBuilder) evidenceHolds(c Condition) bool {
+	history := b.readHistory(c.At.GPU)
+	if !history.responding || c.Evidence == 0 || c.State == GPULost {
+		return false // a lost GPU must respond reliably first
+	}
+	switch c.Reason {
+	case ReasonLost, ReasonProbe, ReasonUnresponsive:
+		return c.At.GI == gpu.Whole // the GPU responds; an instance is observed by InstanceRead
+	case ReasonXID, ReasonEvent, ReasonECC, ReasonWorkloads:
+		return b.eventOver(c, history)
+	default:
+		return history.level(c.Reason) == No
+	}
+}
+
+// recoveryActionCovers reports whether the recovery action of this driver's version covers the code of a rule.
+func (b *ledgerBuilder) recoveryActionCovers(rule xid.Rule) bool {
+	return rule.RecoveryActionSince > 0 && branchOf(b.driver) >= rule.RecoveryActionSince
+}
+
+// clearingEvidence returns the evidence that clears a condition under this policy and driver. The driver may
+// report no recovery action, or its version may cover more codes than the rule assumes.
+func (b *ledgerBuilder) clearingEvidence(c Condition) xid.Evidence {
+	rule, signs := c.rule(b.policy), c.Reason.meaning().clears
+	switch {
+	case b.policy.Manual && c.State >= Unhealthy:
+		return 0
+	case rule.Clears != 0 && b.recoveryActionCovers(rule):
+		signs = rule.Clears | xid.NoRecoveryAction
+	case rule.Class != 0: // permanent damage is not cleared by the recovery action
+		signs = rule.Clears
+	}
+	if b.readHistory(c.At.GPU).Sample.RecoveryAction == RecoveryUnknown {
+		return signs &^ xid.NoRecoveryAction
+	} else if rule.Class == xid.Suspect {
+		return signs &^ xid.Quiet // for an unknown code, absence of repeats counts only if the driver reports no recovery action
+	}
+	return signs
+}
+
+// eventOver reports whether one kind of evidence shows that an event is over. Evidence must be later than the
+// event.
+func (b *ledgerBuilder) eventOver(c Condition, history *GPUHistory) bool {
+	has := func(sign xid.Evidence) bool { return c.Evidence&sign != 0 }
+	since := b.now.Sub(c.Last)
+	quiet := b.policy.Quiet
+	if c.Reason == ReasonWorkloads {
+		quiet = workloadSpan
+	}
+	switch {
+	case has(xid.ResetSeen) && history.LastReset.After(c.Last):
+		return true
+	case !history.checked.After(c.Last):
+		return false
+	case has(xid.NoRecoveryAction) && history.Sample.RecoveryAction == RecoveryNone && since >= b.policy.Settle:
+		return true
+	case has(xid.LevelClear) && history.levelCleared(c.rule(b.policy).Level):
+		return true
+	default:
+		return has(xid.Quiet) && since >= quiet
+	}
+}
+
+// updateEpisode tracks the unhealthy episodes of a GPU. Each one makes the next dwell time longer, and too many
+// recoveries from severe causes put the GPU out of service.
+func (b *ledgerBuilder) updateEpisode(id gpu.DeviceID) {
+	bad, severe, ignored := false, false, false
+	for _, c := range b.conditions {
+		switch {
+		case c.At.GPU != id || c.State < Unhealthy || c.Simulated:
+		case c.isEffective():
+			bad, severe = true, severe || c.severe(b.policy)
+		default:
+			ignored = true
+		}
+	}
+	previous := b.readHistory(id)
+	switch began := !previous.UnhealthySince.IsZero(); {
+	case bad && !began:
+		history := b.history(id)
+		history.UnhealthySince, history.SevereCause = b.now, severe
+		history.UnhealthyEpisodes = appendBounded(history.UnhealthyEpisodes, b.now)
+	case bad && severe && !previous.SevereCause:
+		b.history(id).SevereCause = true
+	case !bad && began:
+		history := b.history(id)
+		if history.SevereCause && !ignored { // ignored by an operator is not recovered
+			history.Recoveries = appendBounded(history.Recoveries, b.now)
+			if n := countWithin(history.Recoveries, b.now, 24*time.Hour); n >= b.policy.MaxRecoveries {
+				b.requireService(id, fmt.Sprintf("%d recoveries within a day", n))
+				return
+			}
+		}
+		history.UnhealthySince, history.SevereCause = time.Time{}, false
+	}
+}

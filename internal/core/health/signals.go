@@ -1,0 +1,248 @@
+package health
+
+import (
+	"strings"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health/xid"
+)
+
+const (
+	windowSpan = 10 * time.Minute
+
+	// throttleShare is the share of a window for which a GPU may be throttled without a condition.
+	throttleShare = 0.6
+
+	// minReplayLimit is the number of PCIe replays per minute that is allowed on every link.
+	minReplayLimit = 8
+
+	// weakSignSpan is how far apart two weak signs of a reset may be: counters are read at different times.
+	weakSignSpan = 5 * time.Minute
+)
+
+// levelReasons are the persistent states that a health check reads.
+var levelReasons = []Reason{
+	ReasonRecoveryAction, ReasonRemapFailed, ReasonUnrepairable, ReasonSRAM, ReasonRemapPending, ReasonRetirement,
+	ReasonRepair, ReasonInfoROM, ReasonFabricWait, ReasonFabric, ReasonFabricLimits, ReasonLinks, ReasonThermal,
+	ReasonPowerBrake, ReasonReplays, ReasonPCIeWidth,
+}
+
+// level reports whether the latest sample shows the state of a reason.
+func (h *GPUHistory) level(r Reason) Tristate {
+	v := h.Sample
+	is := func(reported, present bool) Tristate {
+		if !reported {
+			return NotReported
+		}
+		return TristateOf(present)
+	}
+	switch r {
+	case ReasonRecoveryAction:
+		return is(v.RecoveryAction != RecoveryUnknown, v.RecoveryAction != RecoveryNone)
+	case ReasonRemapFailed:
+		return v.RemapFailed
+	case ReasonUnrepairable:
+		return v.Unrepairable
+	case ReasonSRAM:
+		return v.SRAMThreshold
+	case ReasonRemapPending:
+		return v.RemapPending
+	case ReasonRetirement:
+		return v.RetirementPending
+	case ReasonRepair:
+		return v.RepairPending
+	case ReasonInfoROM:
+		return v.InfoROMCorrupt
+	case ReasonFabricWait: // a single GPU that is passed through to a virtual machine may never join a fabric, and needs none
+		return is(v.Fabric != FabricNotReported, v.Fabric == FabricStarting && (h.JoinedFabric || !h.onlyGPU))
+	case ReasonFabric:
+		return is(v.Fabric > FabricStarting, v.Fabric >= FabricUnhealthy)
+	case ReasonFabricLimits:
+		return is(v.Fabric > FabricStarting, v.Fabric == FabricLimited)
+	case ReasonLinks:
+		return is(v.LinksUp.OK, v.LinksUp.Value < h.MaxNVLinks)
+	case ReasonThermal:
+		return h.exceeded.thermal
+	case ReasonPowerBrake:
+		return h.exceeded.brake
+	case ReasonReplays:
+		return h.exceeded.replays
+	case ReasonPCIeWidth: // an idle link uses fewer lanes to save power
+		return is(v.Busy && v.PCIeWidth > 0 && v.PCIeMaxWidth > 0, v.PCIeWidth < v.PCIeMaxWidth)
+	default:
+		return NotReported
+	}
+}
+
+// levelCleared reports whether the latest sample shows that the state which clears an XID is gone.
+func (h *GPUHistory) levelCleared(l xid.Level) bool {
+	switch l {
+	case xid.LevelMemoryRepair:
+		return max(h.Sample.RemapPending, h.Sample.RetirementPending) == No // a GPU supports one of the two
+	case xid.LevelResourceRepair:
+		return h.Sample.RepairPending == No
+	case xid.LevelLinks:
+		return h.level(ReasonLinks) == No
+	default:
+		return false
+	}
+}
+
+// check applies the sample of a health check.
+func (b *ledgerBuilder) check(id gpu.DeviceID, v Sample) {
+	history := b.history(id)
+	old := history.Sample
+	if history.wasReset(v, b.now) {
+		history.LastReset = b.now
+	}
+	history.Sample, history.responding, history.lost, history.reloading, history.driverAbsent = v, true, false, false, false
+	history.onlyGPU, history.JoinedFabric = len(b.histories) == 1, history.JoinedFabric || v.Fabric > FabricStarting
+	if v.LinksUp.OK {
+		history.MaxNVLinks = max(history.MaxNVLinks, v.LinksUp.Value)
+	}
+	history.updateWindow(b.now)
+	at := gpu.WholeGPU(id)
+	b.remove(func(c Condition) bool { return c.At == at && c.Reason == ReasonProbe && c.State == Healthy })
+	if b.countCleanCheck(id, !v.Partial); v.Partial {
+		history.completeChecks = 0
+	} else {
+		history.completeChecks, history.checked = min(history.completeChecks+1, b.policy.CleanChecks), b.now
+		b.remove(func(c Condition) bool { return c.At == at && c.Reason == ReasonUnchecked })
+	}
+	if b.policy.Mode == ModeOff {
+		return
+	}
+	if old.Uncorrectable.OK && v.Uncorrectable.Value > old.Uncorrectable.Value && !history.faultWithin(b.now, time.Minute) {
+		b.recordEvent(Condition{At: at, Reason: ReasonECC}).State = b.policy.state(xid.Degrades)
+	}
+	for _, r := range levelReasons {
+		b.applyLevel(at, r, history)
+	}
+}
+
+// countCleanCheck counts consecutive complete checks for conditions whose evidence holds. An incomplete check
+// starts the count again.
+func (b *ledgerBuilder) countCleanCheck(id gpu.DeviceID, complete bool) {
+	for i := range b.conditions {
+		switch c := &b.conditions[i]; {
+		case c.At.GPU != id || c.ClearingSince.IsZero():
+		case complete:
+			c.CleanChecks++
+		default:
+			c.CleanChecks = 0
+		}
+	}
+}
+
+// applyLevel records or removes the condition of one persistent state. A condition without effect, or one that
+// only waits, is removed as soon as the state is gone.
+func (b *ledgerBuilder) applyLevel(at gpu.Placement, r Reason, history *GPUHistory) {
+	m := r.meaning()
+	c := Condition{At: at, Reason: r, State: m.state}
+	if m.state == Degraded {
+		c.State = b.policy.state(xid.Degrades)
+	}
+	checks := max(m.checks, 1)
+	switch r {
+	case ReasonRecoveryAction:
+		c.Code, c.Detail = uint64(history.Sample.RecoveryAction), history.Sample.RecoveryAction.String()
+		if v := history.Sample.RecoveryAction; v == RecoveryDrainP2P || v == RecoveryIMEX {
+			checks = 2
+		}
+	case ReasonFabric:
+		if history.Sample.Fabric == FabricMisconfigured {
+			c.Detail = "incorrect configuration"
+		}
+	default:
+	}
+	switch history.level(r) {
+	case Yes:
+		b.setLevel(c, checks)
+	case No:
+		b.remove(func(o Condition) bool {
+			return o.same(c) && (o.State == Healthy || o.State == Unknown || !o.IgnoredUntil.IsZero())
+		})
+	case NotReported: // unchanged
+	}
+}
+
+// wasReset reports whether v, compared with the latest sample, shows that the GPU was reset: by one strong sign,
+// or by two weak ones. A weak sign is a counter that decreased, which one counter can do for other reasons.
+// Counters also decrease when the driver is loaded again, which is not a reset.
+func (h *GPUHistory) wasReset(v Sample, now time.Time) bool {
+	old := h.Sample
+	cleared := func(before, after Tristate) bool { return before == Yes && after == No }
+	wanted := old.RecoveryAction == RecoveryReset || old.RecoveryAction == RecoveryDrainAndReset || old.RecoveryAction == RecoveryReboot
+	switch {
+	case h.lost,
+		wanted && v.RecoveryAction == RecoveryNone,
+		h.reloading && v.RecoveryAction == RecoveryNone,
+		cleared(old.RemapPending, v.RemapPending), cleared(old.RetirementPending, v.RetirementPending), cleared(old.RepairPending, v.RepairPending):
+		h.weakResetSigns = [3]time.Time{}
+		return true
+	}
+	signs := 0
+	for i, counter := range [3][2]gpu.OptionalUint64{{old.Energy, v.Energy}, {old.Replays, v.Replays}, {old.Uncorrectable, v.Uncorrectable}} {
+		if counter[0].OK && counter[1].OK && counter[1].Value < counter[0].Value && !h.reloading && !h.driverAbsent {
+			h.weakResetSigns[i] = now
+		}
+		if !h.weakResetSigns[i].IsZero() && now.Sub(h.weakResetSigns[i]) <= weakSignSpan {
+			signs++
+		}
+	}
+	if signs < 2 {
+		return false
+	}
+	h.weakResetSigns = [3]time.Time{}
+	return true
+}
+
+// updateWindow compares the counters at the end of each window with those at its beginning.
+func (h *GPUHistory) updateWindow(now time.Time) {
+	w, v := h.window, h.Sample
+	if passed := now.Sub(w.since); !w.since.IsZero() && passed < windowSpan {
+		return
+	} else if !w.since.IsZero() {
+		throttled := func(from, to gpu.OptionalUint64) Tristate {
+			if !from.OK || !to.OK || to.Value < from.Value {
+				return NotReported
+			}
+			return TristateOf(float64(to.Value-from.Value) > throttleShare*float64(passed))
+		}
+		h.exceeded = windowResult{thermal: throttled(w.thermal, v.ThermalSlowdown), brake: throttled(w.brake, v.PowerBrake)}
+		if w.replays.OK && v.Replays.OK && v.Replays.Value >= w.replays.Value {
+			perMinute := float64(v.Replays.Value-w.replays.Value) / passed.Minutes()
+			h.exceeded.replays = TristateOf(perMinute > replayLimit(v.PCIeGen, v.PCIeMaxWidth))
+		}
+	}
+	h.window = window{now, v.ThermalSlowdown, v.PowerBrake, v.Replays}
+}
+
+// replayLimit returns the number of PCIe replays per minute that a sound link may have. The allowed bit error
+// ratio is 1 in 10^12 (PCI Express Base Specification), and each error costs a replay.
+func replayLimit(gen, width int) float64 {
+	gigatransfers := [...]float64{0, 2.5, 5, 8, 16, 32, 64}
+	if gen < 0 || gen >= len(gigatransfers) {
+		return minReplayLimit
+	}
+	return max(minReplayLimit, gigatransfers[gen]*1e9*float64(width)*60*1e-12)
+}
+
+// limits returns what can't be monitored on a GPU or MIG instance.
+func (v Sample) limits(at gpu.Placement) string {
+	if v == (Sample{}) {
+		return "" // not checked yet
+	}
+	var limits []string
+	if v.Events == No {
+		limits = append(limits, "no XID events")
+	}
+	if v.RecoveryAction == RecoveryUnknown {
+		limits = append(limits, "no driver verdict")
+	}
+	if at.GI != gpu.Whole && v.RemapPending == NotReported {
+		limits = append(limits, "row remapping not visible under MIG")
+	}
+	return strings.Join(limits, ", ")
+}

@@ -1,0 +1,198 @@
+package inventory
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+)
+
+// A policy may select devices by position: by index, by count ("the first 2"), or, under the MIG strategy
+// "single", by the most common profile. Positions change whenever a device is added or removed, but a device that
+// a workload may use must not change what it is offered as. So each position is bound to devices when they are
+// first seen, and stays bound until a reboot or an operator's command (State.Rebind).
+//
+//	GPUs   a b c d     rule "index 3: reserved" selects d
+//	       b c d       a was removed; NVML now has b at index 0 and d at index 2: the rule still selects d
+//	       e b c d     e was added at NVML index 0: number 0 is free again, so e gets it
+
+// Binding is which positions of a policy are bound to which devices. The zero value binds nothing. It is
+// immutable. It is written to the checkpoint.
+type Binding struct {
+	Numbering Numbering         `json:",omitzero"`
+	Profile   string            `json:",omitempty"` // of the MIG strategy "single"
+	Counts    []ShareAssignment `json:",omitempty"` // of the shares with a First
+
+	Unconfirmed bool      `json:"-"` // read from a checkpoint that may be another host's
+	Proposed    Numbering `json:"-"` // Numbering plus the numbers that are not shared yet: see Numbering.Update
+}
+
+// ShareAssignment is which devices a share with a First includes.
+type ShareAssignment struct {
+	Share    string // its pool and selector
+	First    int    // as in the policy
+	Taken    []gpu.DeviceID
+	Rejected []gpu.DeviceID `json:"Left"`
+}
+
+// PositionBinding is one position in a policy and the devices that it is bound to.
+type PositionBinding struct {
+	At       string // place in the configuration: "policy.yaml:12: rules[0].select"
+	Position string // "index 5, 6", "the first 2", "profile 1g.10gb"
+	Devices  []gpu.DeviceID
+}
+
+// Equal reports whether the numbers, the profile and the assignments are equal.
+func (b Binding) Equal(o Binding) bool {
+	return b.Numbering.Equal(o.Numbering) && b.Profile == o.Profile &&
+		slices.EqualFunc(b.Counts, o.Counts, func(c, d ShareAssignment) bool {
+			return c.Share == d.Share && c.First == d.First && slices.Equal(c.Taken, d.Taken) && slices.Equal(c.Rejected, d.Rejected)
+		})
+}
+
+// assign reports whether a share with a First includes a device. The decision for a device is made once. The place
+// of a device that was removed is given only to a device without a decision. When First changes, devices that were
+// included come first.
+func (o *offerBuilder) assign(i int, d *gpu.Device) bool {
+	c := &o.assignments[i]
+	taken := slices.Contains(c.Taken, d.ID)
+	if !taken && !slices.Contains(c.Rejected, d.ID) {
+		taken = len(c.Taken) < c.First && !o.lost[d.ID]
+		if taken {
+			c.Taken = append(c.Taken, d.ID)
+		} else {
+			c.Rejected = append(c.Rejected, d.ID)
+		}
+	}
+	return taken
+}
+
+// restoreAssignments prepares the assignments of the shares from the previous ones.
+func (o *offerBuilder) restoreAssignments(s gpu.Snapshot, previous []ShareAssignment) {
+	gone := func(id gpu.DeviceID) bool {
+		return s.Driver.State == gpu.DriverReady && !slices.ContainsFunc(s.Devices, func(d gpu.Device) bool { return d.ID == id })
+	}
+	used := map[string]int{}
+	for i := range o.Policy.Shares {
+		share := &o.Policy.Shares[i]
+		c := ShareAssignment{Share: share.key(), First: share.First}
+		if used[c.Share]++; used[c.Share] > 1 {
+			c.Share += fmt.Sprint(" ", used[c.Share])
+		}
+		for _, b := range previous {
+			if b.Share != c.Share || share.First == 0 {
+				continue
+			}
+			c.Taken, c.Rejected = slices.DeleteFunc(slices.Clone(b.Taken), gone), slices.DeleteFunc(slices.Clone(b.Rejected), gone)
+			if b.First != c.First {
+				c.Taken, c.Rejected = c.Taken[:min(len(c.Taken), c.First)], nil
+			}
+		}
+		o.assignments = append(o.assignments, c)
+	}
+}
+
+// key identifies a share, so that the assignment remains when only its line, Rename or Sharing changes. It is
+// written to the checkpoint: names of Selector's fields do not change.
+func (s Share) key() string {
+	sel := s.Select
+	sel.At = ""
+	return fmt.Sprintf("%s %+v", s.Pool, sel)
+}
+
+// binding returns what is bound after all devices were decided.
+func (o *offerBuilder) binding() Binding {
+	b := Binding{Numbering: o.numbering, Profile: o.profile, Proposed: o.proposed, Unconfirmed: o.unconfirmed}
+	for _, c := range o.assignments {
+		if c.First > 0 {
+			b.Counts = append(b.Counts, c)
+		}
+	}
+	return b
+}
+
+// positionBindings returns the positions of the policy with their devices, in the policy's order.
+func (o *offerBuilder) positionBindings() []PositionBinding {
+	bound := o.selectorBindings()
+	if o.profile != "" {
+		bound = append(bound, o.profileBinding())
+	}
+	return bound
+}
+
+// profileBinding returns the profile of the MIG strategy "single" with its devices.
+func (o *offerBuilder) profileBinding() PositionBinding {
+	slices.Sort(o.singleDevices)
+	return PositionBinding{"MIG strategy single", "profile " + o.profile, o.singleDevices}
+}
+
+// selectorBindings returns the selectors of the policy that use an index or a First, in the policy's order.
+func (o *offerBuilder) selectorBindings() (bound []PositionBinding) {
+	add := func(s *Selector, first int) {
+		what := s.positionText()
+		if first > 0 {
+			what = strings.TrimPrefix(what+", the first "+strconv.Itoa(first), ", ")
+		}
+		if what != "" {
+			bound = append(bound, PositionBinding{s.At, what, slices.Sorted(slices.Values(o.chosen[s]))})
+		}
+	}
+	for i := range o.Policy.Include {
+		add(&o.Policy.Include[i], 0)
+	}
+	for i := range o.Policy.Rules {
+		add(&o.Policy.Rules[i].Select, 0)
+	}
+	for i := range o.Policy.Names {
+		add(&o.Policy.Names[i].Select, 0)
+	}
+	for i := range o.Policy.Shares {
+		add(&o.Policy.Shares[i].Select, o.Policy.Shares[i].First)
+	}
+	return bound
+}
+
+// positionText returns the part of the selector that depends on the order of devices; "" if none does.
+func (s Selector) positionText() string {
+	var texts []string
+	for _, i := range s.Indices {
+		texts = append(texts, i.String())
+	}
+	if texts == nil {
+		return ""
+	}
+	return "index " + strings.Join(texts, ", ")
+}
+
+// outdatedBindings returns a line for each position that would be bound to other devices by the present order of
+// devices.
+func (o *offerBuilder) outdatedBindings(present *offerBuilder) (lines []string) {
+	differ := func(b, now PositionBinding) {
+		if b.Position == now.Position && slices.Equal(b.Devices, now.Devices) {
+			return
+		}
+		lines = append(lines, fmt.Sprintf("%s: %s is bound to %s; by the present order of devices %s would be %s; to apply that, end the work on these devices and run the command rebind",
+			b.At, b.Position, joinIDs(b.Devices), now.Position, joinIDs(now.Devices)))
+	}
+	now := present.selectorBindings()
+	for i, b := range o.selectorBindings() {
+		differ(b, now[i])
+	}
+	if o.profile != "" {
+		differ(o.profileBinding(), present.profileBinding())
+	}
+	return lines
+}
+
+func joinIDs(devices []gpu.DeviceID) string {
+	if len(devices) == 0 {
+		return "no device"
+	}
+	var texts []string
+	for _, id := range devices {
+		texts = append(texts, string(id))
+	}
+	return strings.Join(texts, ", ")
+}

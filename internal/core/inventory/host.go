@@ -1,0 +1,88 @@
+package inventory
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+)
+
+// Host is the state of the host beside the driver. It is always replaced as a whole.
+type Host struct {
+	MPS    []string // pools whose MPS control daemon responds
+	Claims []Claim  // of other agents on this host
+
+	// SharesNumbers means that Numbering is updated: a number that this agent proposes is in it shortly after.
+	SharesNumbers bool
+	Numbering     Numbering // of all agents on this host, including earlier processes of this one; that of the highest generation
+}
+
+// Claim is a device that another agent offers.
+type Claim struct {
+	Agent string // "nomad-gpu"
+	At    gpu.Placement
+	Prior bool // it is older than the claim of this agent
+}
+
+// OverlapMode configures what happens to a device that another agent on this host offers too.
+type OverlapMode string
+
+// The overlap modes.
+const (
+	OverlapWarn   OverlapMode = "warn"   // both agents offer it, with a warning
+	OverlapRefuse OverlapMode = "refuse" // only the agent with the older claim offers it for new work
+)
+
+// Overlap is a device that this agent and another agent offer.
+type Overlap struct {
+	Device gpu.DeviceID
+	Agent  string
+}
+
+// WithHost returns the inventory as limited by the host: units whose MPS daemon does not respond, or that another
+// agent claims, are unhealthy. A unit that is unhealthy already keeps its reason.
+func (inv *Inventory) WithHost(h Host, o OverlapMode) *Inventory {
+	next := *inv
+	next.units, next.overlaps = slices.Clone(inv.units), nil
+	var against *Claim
+	for i := range next.units {
+		u := &next.units[i]
+		if i == 0 || u.Device.ID != next.units[i-1].Device.ID {
+			if against = h.overlappingClaim(u.Device); against != nil {
+				next.overlaps = append(next.overlaps, Overlap{Device: u.Device.ID, Agent: against.Agent})
+			}
+		}
+		switch {
+		case !u.Health.Schedulable():
+		case against != nil && against.Prior && o == OverlapRefuse:
+			u.Health = health.New(health.ReasonClaimed, against.Agent)
+		case u.Sharing.Mode == MPS && !slices.Contains(h.MPS, u.Pool):
+			u.Health = health.New(health.ReasonNoMPS, "pool "+u.Pool)
+		}
+	}
+	return &next
+}
+
+// overlappingClaim returns a claim on the hardware of a device, preferably one with Prior set; nil if there is
+// none. A GPU shares hardware with its instances, but two instances do not.
+func (h Host) overlappingClaim(d gpu.Device) (found *Claim) {
+	for i := range h.Claims {
+		c := &h.Claims[i]
+		if c.At.Overlaps(d.At) && (found == nil || c.Prior && !found.Prior) {
+			found = c
+		}
+	}
+	return found
+}
+
+// Overlaps returns the offered devices that other agents on this host offer too, in canonical order.
+func (inv *Inventory) Overlaps() []Overlap {
+	if inv == nil {
+		return nil
+	}
+	return slices.Clone(inv.overlaps)
+}
+
+// String returns the overlap as one line for operators.
+func (c Overlap) String() string { return fmt.Sprintf("%s is also offered by %s", c.Device, c.Agent) }

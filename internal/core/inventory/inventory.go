@@ -1,0 +1,274 @@
+package inventory
+
+import (
+	"cmp"
+	"iter"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+)
+
+// UnitID identifies a unit to the orchestrators: the device's ID, followed for a shared device by "::" and the
+// number of the replica. It has at most 63 characters, the kubelet's limit.
+type UnitID string
+
+// replicaID returns the ID of the n-th unit of a shared device, in the format of NVIDIA's k8s-device-plugin.
+func replicaID(id gpu.DeviceID, n int) UnitID { return UnitID(string(id) + "::" + strconv.Itoa(n)) }
+
+// Unit is what an orchestrator allocates: a device, or one replica of a shared device.
+type Unit struct {
+	ID      UnitID
+	Device  gpu.Device
+	Pool    string  // name of the resource in a request; units of a pool are interchangeable
+	Sharing Sharing // how the device is shared among its units
+	Replica int     // number of the unit among those of its device, from 0
+	Health  health.Health
+}
+
+// Inventory is what a host offers now. It is immutable; a nil *Inventory offers nothing.
+type Inventory struct {
+	driver           gpu.Driver
+	units            []Unit // in canonical order
+	excluded         []gpu.Exclusion
+	links            []gpu.Link
+	nodes            []string
+	deviceNodes      bool
+	packed           bool
+	policyWarnings   []string
+	outdatedBindings []string
+	binding          Binding
+	positionBindings []PositionBinding
+	awaitsNumber     bool // a device is not offered yet, because it waits for its number
+	overlaps         []Overlap
+	byID             map[UnitID]int       // index into units
+	retiring         map[UnitID]time.Time // since when
+}
+
+// Input is what an inventory is built from.
+type Input struct {
+	Snapshot gpu.Snapshot
+	Ledger   health.Ledger
+	Config   Config
+	Mode     health.Mode
+	Binding  Binding // what is bound already; each device must have its number
+}
+
+// Build returns the inventory of a snapshot and a ledger under a configuration. It never fails: devices that
+// can't be offered are in Excluded, with the reason.
+func Build(in Input) *Inventory {
+	s, c := in.Snapshot, in.Config
+	inv := &Inventory{
+		driver: s.Driver, excluded: slices.Clone(s.Excluded), links: s.Links, nodes: s.Nodes,
+		deviceNodes: c.DeviceNodes, packed: c.Packed,
+	}
+	lost := in.Ledger.Lost(s.Devices)
+	all := newOfferBuilder(s, c, in.Binding, lost)
+	l := in.Ledger.ForMode(in.Mode)
+	for i := range s.Devices {
+		d := &s.Devices[i]
+		switch o := all.decide(d); o.visibility {
+		case visible:
+			inv.units = appendUnits(inv.units, *d, o, applyMode(in.Mode, l.Health(d.At)))
+		case excluded:
+			inv.excluded = append(inv.excluded, gpu.Exclusion{Index: d.Index, At: d.At, PCI: d.PCI, Reason: o.reason})
+		case hidden:
+		}
+	}
+	inv.binding, inv.positionBindings, inv.awaitsNumber = all.binding(), all.positionBindings(), all.awaitsNumber
+	if s.Driver.State == gpu.DriverReady && len(s.Excluded) == 0 && !all.awaitsNumber { // otherwise the selected device may be missing
+		inv.policyWarnings = all.unmatchedRules()
+		if len(inv.positionBindings) > 0 {
+			inv.outdatedBindings = all.outdatedBindings(presentOrder(s, c, lost))
+		}
+	}
+	inv.policyWarnings = append(inv.policyWarnings, mixedPoolWarnings(inv.units)...)
+	slices.SortFunc(inv.excluded, gpu.CompareExclusions)
+	return inv.withIndex()
+}
+
+// presentOrder returns the offers as if all devices except the lost ones were seen for the first time.
+func presentOrder(s gpu.Snapshot, c Config, lost map[gpu.DeviceID]bool) *offerBuilder {
+	s.Devices = slices.DeleteFunc(slices.Clone(s.Devices), func(d gpu.Device) bool { return lost[d.ID] })
+	fresh := newOfferBuilder(s, c, Binding{Numbering: Numbering{}.Initial(s)}, nil)
+	for i := range s.Devices {
+		fresh.decide(&s.Devices[i])
+	}
+	return fresh
+}
+
+// appendUnits appends the units of a device: one, or one for each replica.
+func appendUnits(units []Unit, d gpu.Device, o offer, h health.Health) []Unit {
+	u := Unit{ID: UnitID(d.ID), Device: d, Pool: o.pool, Sharing: o.sharing, Health: h}
+	if o.sharing.Mode == Exclusive {
+		return append(units, u)
+	}
+	for u.Replica = range o.sharing.Replicas {
+		u.ID = replicaID(d.ID, u.Replica)
+		units = append(units, u)
+	}
+	return units
+}
+
+// compareUnits is the canonical order of units: that of their devices, then by replica.
+func compareUnits(a, b Unit) int {
+	return cmp.Or(gpu.CompareDevices(a.Device, b.Device), cmp.Compare(a.Replica, b.Replica), cmp.Compare(a.ID, b.ID))
+}
+
+// applyMode sets Advisory for unhealthy units under ModeObserve. Maintenance is not advisory: the driver can't be
+// used.
+func applyMode(mode health.Mode, h health.Health) health.Health {
+	h.Advisory = mode == health.ModeObserve && h.State > health.Degraded && h.Reason != health.ReasonMaintenance
+	return h
+}
+
+func (inv *Inventory) withIndex() *Inventory {
+	inv.byID = make(map[UnitID]int, len(inv.units))
+	for i, u := range inv.units {
+		inv.byID[u.ID] = i
+	}
+	return inv
+}
+
+// Driver returns the state of the driver in the snapshot.
+func (inv *Inventory) Driver() gpu.Driver {
+	if inv == nil {
+		return gpu.Driver{}
+	}
+	return inv.driver
+}
+
+// Provisional reports whether devices may be missing that will be offered: until the first snapshot, or (for
+// milliseconds) until the agents of the host have shared the numbers of devices. An adapter must not treat such an
+// inventory as complete, because a missing device may be in use by a workload.
+func (inv *Inventory) Provisional() bool {
+	return inv == nil || inv.driver.State == gpu.DriverPending || inv.awaitsNumber
+}
+
+// Units yields all units in canonical order.
+func (inv *Inventory) Units() iter.Seq[Unit] {
+	return func(yield func(Unit) bool) {
+		if inv == nil {
+			return
+		}
+		for _, u := range inv.units {
+			if !yield(u) {
+				return
+			}
+		}
+	}
+}
+
+// Devices yields one unit for each device, in canonical order: one that is not withdrawn, if there is one. The
+// others of a device differ from it only in ID and Replica.
+func (inv *Inventory) Devices() iter.Seq[Unit] {
+	return func(yield func(Unit) bool) {
+		if inv == nil {
+			return
+		}
+		for i := 0; i < len(inv.units); {
+			first := i
+			for i++; i < len(inv.units) && inv.units[i].Device.ID == inv.units[first].Device.ID; i++ {
+				if inv.units[first].Health.Reason == health.ReasonWithdrawn {
+					first = i
+				}
+			}
+			if !yield(inv.units[first]) {
+				return
+			}
+		}
+	}
+}
+
+// Len returns the number of units.
+func (inv *Inventory) Len() int {
+	if inv == nil {
+		return 0
+	}
+	return len(inv.units)
+}
+
+// Unit returns the unit with an ID.
+func (inv *Inventory) Unit(id UnitID) (Unit, bool) {
+	if inv == nil {
+		return Unit{}, false
+	}
+	i, ok := inv.byID[id]
+	if !ok {
+		return Unit{}, false
+	}
+	return inv.units[i], true
+}
+
+// Excluded returns the devices that are not offered, with reasons.
+func (inv *Inventory) Excluded() []gpu.Exclusion {
+	if inv == nil {
+		return nil
+	}
+	return slices.Clone(inv.excluded)
+}
+
+// PositionBindings returns the positions in the policy (indices, counts, the common MIG profile) and the devices
+// that they are bound to until a reboot or State.Rebind.
+func (inv *Inventory) PositionBindings() []PositionBinding {
+	if inv == nil {
+		return nil
+	}
+	return slices.Clone(inv.positionBindings)
+}
+
+// Binding returns which positions of the policy are bound to which devices.
+func (inv *Inventory) Binding() Binding { return inv.binding }
+
+// Numbering returns the numbers of the devices. It is empty while they may be those of another host.
+func (inv *Inventory) Numbering() Numbering {
+	if inv == nil || inv.binding.Unconfirmed {
+		return Numbering{}
+	}
+	return inv.binding.Numbering
+}
+
+// Proposed returns Numbering with the numbers that new devices will have when the agents of the host have shared
+// them.
+func (inv *Inventory) Proposed() Numbering {
+	if inv == nil || inv.binding.Unconfirmed {
+		return Numbering{}
+	}
+	return inv.binding.Proposed
+}
+
+// OutdatedBindings returns a line for each position in the policy that would be bound to other devices by their
+// present order. State.Rebind binds it to those.
+func (inv *Inventory) OutdatedBindings() []string {
+	if inv == nil {
+		return nil
+	}
+	return slices.Clone(inv.outdatedBindings)
+}
+
+// PolicyWarnings returns the problems of the policy on this host: parts that apply to no device, and pools with
+// units that are shared differently. They do not prevent any device from being offered.
+func (inv *Inventory) PolicyWarnings() []string {
+	if inv == nil {
+		return nil
+	}
+	return slices.Clone(inv.policyWarnings)
+}
+
+// Equal reports whether two inventories offer the same, so that the second one need not be published.
+func (inv *Inventory) Equal(other *Inventory) bool {
+	if inv == nil || other == nil {
+		return inv == other
+	}
+	return inv.driver == other.driver &&
+		slices.Equal(inv.units, other.units) &&
+		slices.Equal(inv.excluded, other.excluded) &&
+		slices.Equal(inv.links, other.links) &&
+		slices.Equal(inv.nodes, other.nodes) &&
+		slices.Equal(inv.policyWarnings, other.policyWarnings) &&
+		slices.Equal(inv.outdatedBindings, other.outdatedBindings) &&
+		slices.Equal(inv.overlaps, other.overlaps) &&
+		inv.deviceNodes == other.deviceNodes && inv.packed == other.packed
+}

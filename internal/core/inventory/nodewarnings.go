@@ -1,0 +1,56 @@
+package inventory
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+)
+
+// optionalNodes are given to a container if the host has them. CUDA works without them.
+var optionalNodes = []string{"/dev/nvidia-modeset", "/dev/nvidia-uvm-tools"}
+
+// MissingNodes returns the required device nodes of a device that the host does not have. The device still takes
+// work, but a container that is created without a node never gets it.
+//
+// It returns false where no warning is due:
+//
+//   - Plans have no device nodes (InventoryConfig.DeviceNodes is off, the default of k8s-gpu). NVIDIA's container runtime or
+//     CDI provides them then, and creates those that are missing.
+//   - The driver is not ready.
+//   - No device node of NVIDIA's is visible, although the driver works: this process runs in a container in which the host's
+//     /dev is not mounted under Roots.Dev, or the platform has no device nodes (WSL).
+func (inv *Inventory) MissingNodes(d gpu.Device) (missing []string, known bool) {
+	if inv == nil || !inv.deviceNodes || inv.driver.State != gpu.DriverReady || len(inv.nodes) == 0 {
+		return nil, false
+	}
+	return slices.DeleteFunc(d.RequiredNodes(), func(path string) bool {
+		_, present := slices.BinarySearch(inv.nodes, path)
+		return present
+	}), true
+}
+
+// WithNodeWarnings returns the inventory with missing device nodes in the health of its units. There is no warning
+// about nodes in seen, which were there at some time since the latest complete snapshot: see State.WithNodes.
+func (inv *Inventory) WithNodeWarnings(seen []string) *Inventory {
+	next := *inv
+	next.units = slices.Clone(inv.units)
+	var last string // warning of the previous unit
+	for i := range next.units {
+		u := &next.units[i]
+		if i == 0 || u.Device != next.units[i-1].Device {
+			last = inv.nodeWarning(u.Device, seen)
+		}
+		u.Health.MissingNodes = last
+	}
+	return &next
+}
+
+func (inv *Inventory) nodeWarning(d gpu.Device, seen []string) string {
+	missing, _ := inv.MissingNodes(d)
+	missing = slices.DeleteFunc(missing, func(path string) bool { return slices.Contains(seen, path) })
+	if len(missing) == 0 {
+		return ""
+	}
+	return strings.Join(missing, ", ") + ": run " + d.CreateNodesCommand(missing)
+}

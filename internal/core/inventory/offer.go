@@ -1,0 +1,269 @@
+package inventory
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+)
+
+// visibility is whether a device is part of the inventory.
+type visibility uint8
+
+const (
+	visible  visibility = iota // offered
+	hidden                     // not offered, as another device of the same hardware is: the GPU or its MIG instances
+	excluded                   // not offered, and listed with the reason
+)
+
+// offer is how one device is offered.
+type offer struct {
+	visibility visibility
+	reason     string // of excluded
+	pool       string
+	sharing    Sharing
+}
+
+// offerBuilder determines the offers of the devices of one snapshot, in canonical order.
+type offerBuilder struct {
+	Config
+	strategy      map[gpu.DeviceID]MIGStrategy // by GPU
+	partitioned   map[gpu.DeviceID]bool        // GPUs that have MIG instances
+	profile       string                       // of the MIG strategy "single"
+	singleDevices []gpu.DeviceID               // the instances of that profile
+	matched       map[*Selector]bool           // selectors that apply to a device
+	chosen        map[*Selector][]gpu.DeviceID // devices of the selectors that depend on positions
+
+	numbering    Numbering
+	proposed     Numbering
+	unconfirmed  bool
+	awaitsNumber bool                  // a device has no number yet
+	indexed      bool                  // a selector uses an index
+	assignments  []ShareAssignment     // by share
+	lost         map[gpu.DeviceID]bool // devices that the driver does not list any more
+}
+
+// newOfferBuilder prepares the offers of the devices of s, some of which are lost. Positions that are bound stay bound.
+// Every device has its number already.
+func newOfferBuilder(s gpu.Snapshot, c Config, previous Binding, lost map[gpu.DeviceID]bool) *offerBuilder {
+	o := &offerBuilder{
+		Config: c, strategy: map[gpu.DeviceID]MIGStrategy{}, partitioned: map[gpu.DeviceID]bool{},
+		matched: map[*Selector]bool{}, chosen: map[*Selector][]gpu.DeviceID{}, lost: lost,
+		numbering: previous.Numbering, proposed: previous.Proposed, unconfirmed: previous.Unconfirmed, indexed: c.Policy.indexed(),
+	}
+	o.restoreAssignments(s, previous.Counts)
+	for i := range s.Devices {
+		d := &s.Devices[i]
+		if d.At.GI == gpu.Whole {
+			o.strategy[d.ID] = c.MIG
+			if r := o.rule(d); r != nil && r.MIG != "" {
+				o.strategy[d.ID] = r.MIG
+			}
+		} else {
+			o.partitioned[d.At.GPU] = true
+		}
+	}
+	o.profile = o.chooseProfile(s.Devices, previous.Profile, s.Driver.State == gpu.DriverReady)
+	return o
+}
+
+// strategyOf returns the MIG strategy of a GPU and its instances.
+func (o *offerBuilder) strategyOf(d *gpu.Device) MIGStrategy {
+	if s, ok := o.strategy[d.At.GPU]; ok {
+		return s
+	}
+	return o.MIG
+}
+
+// decide returns the offer of a device.
+func (o *offerBuilder) decide(d *gpu.Device) offer {
+	rule := o.rule(d)
+	seen, why := o.migVisibility(d)
+	if rule != nil && (seen != hidden || rule.MIG != "") { // otherwise the rule has no effect on d
+		o.recordMatch(&rule.Select, d, false)
+	}
+	if reason := o.excludedReason(d, rule, seen == hidden); reason != "" {
+		return offer{visibility: excluded, reason: reason}
+	}
+	if seen != visible {
+		return offer{visibility: seen, reason: why}
+	}
+	if rule == nil {
+		rule = &Rule{}
+	}
+	pool := rule.Pool
+	if pool == "" {
+		pool = o.poolName(d)
+	}
+	switch {
+	case rule.Sharing == nil:
+		return o.sharedOffer(d, pool)
+	case rule.Pool == "":
+		pool += rule.Sharing.Mode.Suffix()
+	}
+	return offer{pool: pool, sharing: *rule.Sharing}
+}
+
+// excludedReason returns why the configuration or the policy excludes a device; "" if neither does. A hidden device can
+// only be excluded by its ID.
+func (o *offerBuilder) excludedReason(d *gpu.Device, rule *Rule, isHidden bool) string {
+	switch {
+	case slices.Contains(o.Exclude, d.ID):
+		return "ignored by configuration"
+	case isHidden:
+	case o.hasProposedNumber(d):
+		o.awaitsNumber = true
+		return "waits for its number, which the agents of this host share"
+	case o.indexed && o.number(d).GPU < 0:
+		return "has no number, because its index belongs to another GPU; the command rebind assigns new numbers"
+	case o.Policy.Include != nil && !o.isIncluded(d):
+		return "not among those that the policy includes"
+	case rule != nil:
+		return rule.Reserve
+	}
+	return ""
+}
+
+// rule returns the rule that applies to a device; nil = none.
+func (o *offerBuilder) rule(d *gpu.Device) *Rule {
+	for i := range o.Policy.Rules {
+		if r := &o.Policy.Rules[i]; r.Select.Selects(d, o.number(d)) {
+			return r
+		}
+	}
+	return nil
+}
+
+// selects reports whether a selector selects a device, and records it.
+func (o *offerBuilder) selects(s *Selector, d *gpu.Device) bool {
+	if !s.Selects(d, o.number(d)) {
+		return false
+	}
+	o.recordMatch(s, d, false)
+	return true
+}
+
+// recordMatch records that a selector applies to a device. The devices are kept for selectors that depend on positions.
+func (o *offerBuilder) recordMatch(s *Selector, d *gpu.Device, counted bool) {
+	o.matched[s] = true
+	if (counted || len(s.Indices) > 0) && !slices.Contains(o.chosen[s], d.ID) {
+		o.chosen[s] = append(o.chosen[s], d.ID)
+	}
+}
+
+// isIncluded reports whether Policy.Include selects a device.
+func (o *offerBuilder) isIncluded(d *gpu.Device) (ok bool) {
+	for i := range o.Policy.Include {
+		ok = o.selects(&o.Policy.Include[i], d) || ok
+	}
+	return ok
+}
+
+// poolName returns the pool of a device before it is shared.
+func (o *offerBuilder) poolName(d *gpu.Device) string {
+	for i := range o.Policy.Names {
+		if n := &o.Policy.Names[i]; o.selects(&n.Select, d) {
+			return n.Pool
+		}
+	}
+	if d.Profile != "" && o.strategyOf(d) == MIGMixed {
+		return MIGPool(d.Profile)
+	}
+	return DefaultPool
+}
+
+// sharedOffer returns the offer of a device of a pool, shared if the policy shares it.
+func (o *offerBuilder) sharedOffer(d *gpu.Device, pool string) offer {
+	for i := range o.Policy.Shares {
+		s := &o.Policy.Shares[i]
+		if s.Pool != pool || !s.Select.Selects(d, o.number(d)) || s.First > 0 && !o.assign(i, d) {
+			continue
+		}
+		o.recordMatch(&s.Select, d, s.First > 0)
+		if s.Rename != "" {
+			pool = s.Rename
+		}
+		return offer{pool: pool, sharing: s.Sharing}
+	}
+	return offer{pool: pool}
+}
+
+// migVisibility returns the visibility of a device under its MIG strategy, and the reason if it is excluded.
+func (o *offerBuilder) migVisibility(d *gpu.Device) (visibility, string) {
+	switch o.strategyOf(d) {
+	case MIGMixed:
+		if d.MIG {
+			return o.parentVisibility(d)
+		}
+	case MIGSingle:
+		switch {
+		case d.MIG:
+			return o.parentVisibility(d)
+		case d.Profile == o.profile:
+			o.singleDevices = append(o.singleDevices, d.ID)
+		case d.Profile == "":
+			return excluded, "mig-strategy single: MIG mode is off on this GPU"
+		default:
+			return excluded, "mig-strategy single: profile " + d.Profile + " differs from this node's " + o.profile
+		}
+	default: // MIGNone
+		if d.Profile != "" {
+			return hidden, ""
+		}
+	}
+	return visible, ""
+}
+
+// parentVisibility returns the visibility of a GPU in MIG mode whose instances are offered.
+func (o *offerBuilder) parentVisibility(parent *gpu.Device) (visibility, string) {
+	if o.partitioned[parent.ID] {
+		return hidden, ""
+	}
+	return excluded, "MIG mode is on and there are no MIG instances"
+}
+
+// chooseProfile returns the profile that is offered under the strategy "single": the previous one while there is an
+// instance of it, else the one with the most instances (of several the first by name); "" if there is none. Excluded
+// instances do not count.
+func (o *offerBuilder) chooseProfile(devices []gpu.Device, previous string, ready bool) string {
+	count := map[string]int{}
+	best := ""
+	for i := range devices {
+		d := &devices[i]
+		if d.Profile != "" && o.strategyOf(d) == MIGSingle && o.excludedReason(d, o.rule(d), false) == "" {
+			count[d.Profile]++
+		}
+	}
+	if count[previous] > 0 || !ready && len(count) == 0 {
+		return previous
+	}
+	for p, n := range count {
+		if best == "" || n > count[best] || n == count[best] && p < best {
+			best = p
+		}
+	}
+	return best
+}
+
+// unmatchedRules returns a warning for each part of the policy that applies to no device, in their order.
+func (o *offerBuilder) unmatchedRules() (warnings []string) {
+	check := func(s *Selector, what string) {
+		if !o.matched[s] {
+			warnings = append(warnings, fmt.Sprintf("%s: %s", s.At, what))
+		}
+	}
+	for i := range o.Policy.Include {
+		check(&o.Policy.Include[i], "selects no device of this machine")
+	}
+	for i := range o.Policy.Rules {
+		check(&o.Policy.Rules[i].Select, "selects no device of this machine, or only such as earlier rules select")
+	}
+	for i := range o.Policy.Names {
+		check(&o.Policy.Names[i].Select, "selects no device of this machine, or only such as have a name already")
+	}
+	for i := range o.Policy.Shares {
+		s := &o.Policy.Shares[i]
+		check(&s.Select, "there is no "+s.Pool+" on this machine to share")
+	}
+	return warnings
+}

@@ -1,0 +1,56 @@
+package inventory
+
+import (
+	"slices"
+	"strings"
+)
+
+// Policy configures which devices are offered, in which pools, and how they are shared. The zero value offers every
+// device once, in its default pool.
+type Policy struct {
+	Include []Selector // only devices that one of them selects are offered; none = all
+	Rules   []Rule
+	Names   []Naming
+	Shares  []Share
+}
+
+// Rule configures the devices that it selects. Of the rules that select a device, the first one applies. What it does
+// not set is as for devices without a rule.
+type Rule struct {
+	Select  Selector
+	Reserve string      // reason for which the devices are not offered; "" = they are
+	MIG     MIGStrategy // of the selected GPUs; "" = InventoryConfig.MIG
+	Pool    string      // "" = the default pool, with a suffix if the devices are shared
+	Sharing *Sharing    // nil = as in Policy.Shares
+}
+
+// Naming assigns a pool to the devices that it selects. Of those that select a device, the first one applies.
+type Naming struct {
+	Select Selector
+	Pool   string
+}
+
+// Share configures how the devices of a pool are shared. Of those that select a device, the first one applies.
+type Share struct {
+	Pool    string
+	Select  Selector
+	First   int    // number of devices to share, the first in canonical order; 0 = all
+	Rename  string // pool of the shared units; "" = Pool
+	Sharing Sharing
+}
+
+// DefaultPool is the pool of full GPUs, and of all units under the MIG strategy "single".
+const DefaultPool = "gpu"
+
+// MIGPool returns the pool of the instances of a profile under the MIG strategy "mixed": "mig-1g.10gb.me" for
+// "1g.10gb+me", because a resource name has no '+'.
+func MIGPool(profile string) string { return "mig-" + strings.ReplaceAll(profile, "+", ".") }
+
+// indexed reports whether a selector uses an index.
+func (p Policy) indexed() bool {
+	by := func(s Selector) bool { return len(s.Indices) > 0 }
+	return slices.ContainsFunc(p.Include, by) ||
+		slices.ContainsFunc(p.Rules, func(r Rule) bool { return by(r.Select) }) ||
+		slices.ContainsFunc(p.Names, func(n Naming) bool { return by(n.Select) }) ||
+		slices.ContainsFunc(p.Shares, func(s Share) bool { return by(s.Select) })
+}

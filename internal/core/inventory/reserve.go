@@ -1,0 +1,151 @@
+package inventory
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+)
+
+// Plan is what one container needs to use its devices.
+type Plan struct {
+	Devices []gpu.Device // distinct, in canonical order
+	Env     []EnvVar     // sorted by name
+	Nodes   []DeviceNode
+	MPS     string // pool whose MPS control daemon the container connects to; "" = none
+}
+
+// EnvVar is one environment variable of a container.
+type EnvVar struct{ Name, Value string }
+
+// DeviceNode is a device node that a container may open. Its path is the same as on the host.
+type DeviceNode struct {
+	Path        string // "/dev/nvidia0"
+	Permissions string // "rw"
+}
+
+// VisibleDevices is the environment variable of NVIDIA's container runtime: UUIDs, separated by commas.
+const VisibleDevices = "NVIDIA_VISIBLE_DEVICES"
+
+// UnknownUnitsError has the requested IDs that are not in the inventory.
+type UnknownUnitsError struct{ IDs []UnitID }
+
+// Error lists the IDs.
+func (e *UnknownUnitsError) Error() string {
+	ids := make([]string, len(e.IDs))
+	for i, id := range e.IDs {
+		ids[i] = string(id)
+	}
+	return "unknown device IDs: " + strings.Join(ids, ",")
+}
+
+// UnhealthyUnitsError has the requested units that take no new work.
+type UnhealthyUnitsError struct{ Units []Unit }
+
+// Error lists the units with their health.
+func (e *UnhealthyUnitsError) Error() string {
+	texts := make([]string, len(e.Units))
+	for i, u := range e.Units {
+		texts[i] = fmt.Sprintf("%s is %s", u.ID, u.Health)
+	}
+	return "unhealthy devices: " + strings.Join(texts, "; ")
+}
+
+// SharedUnitsError means that a request has several units of a pool with Sharing.OnePerRequest.
+type SharedUnitsError struct {
+	Pool string
+	N    int // number of requested units
+}
+
+// Error names the pool and the limit.
+func (e *SharedUnitsError) Error() string {
+	return fmt.Sprintf("%d units of %s, whose devices are shared: maximum request size for shared resources is 1", e.N, e.Pool)
+}
+
+// Reserve returns the plan for a container that uses the units. Order and repetitions of ids do not matter.
+// Nothing is marked as in use, because the orchestrator keeps the record of allocations: a second call returns an
+// equal plan. The error contains every invalid ID in one line (*UnknownUnitsError, *UnhealthyUnitsError, or both
+// wrapped), or is a *SharedUnitsError. Several units of one device give that device once. No ID gives an empty
+// plan.
+func (inv *Inventory) Reserve(ids ...UnitID) (Plan, error) {
+	var units []Unit
+	var unknown UnknownUnitsError
+	var unhealthy UnhealthyUnitsError
+	for _, id := range slices.Compact(slices.Sorted(slices.Values(ids))) {
+		u, ok := inv.Unit(id)
+		switch {
+		case !ok:
+			unknown.IDs = append(unknown.IDs, id)
+		case !u.Health.Schedulable():
+			unhealthy.Units = append(unhealthy.Units, u)
+		default:
+			units = append(units, u)
+		}
+	}
+	switch {
+	case len(unknown.IDs) > 0 && len(unhealthy.Units) > 0:
+		return Plan{}, fmt.Errorf("%w; %w", &unknown, &unhealthy)
+	case len(unknown.IDs) > 0:
+		return Plan{}, &unknown
+	case len(unhealthy.Units) > 0:
+		return Plan{}, &unhealthy
+	case len(units) == 0:
+		return Plan{}, nil
+	}
+	for _, u := range units {
+		if u.Sharing.OnePerRequest && len(units) > 1 {
+			return Plan{}, &SharedUnitsError{Pool: u.Pool, N: len(units)}
+		}
+	}
+	return inv.plan(units), nil
+}
+
+func (inv *Inventory) plan(units []Unit) Plan {
+	var p Plan
+	for _, u := range units {
+		p.Devices = append(p.Devices, u.Device)
+	}
+	slices.SortFunc(p.Devices, gpu.CompareDevices)
+	p.Devices = slices.Compact(p.Devices)
+	ids := make([]string, len(p.Devices))
+	for i, d := range p.Devices {
+		ids[i] = string(d.ID)
+	}
+	p.Env = []EnvVar{{VisibleDevices, strings.Join(ids, ",")}}
+	if u := units[0]; u.Sharing.Mode == MPS {
+		p.MPS, p.Env = u.Pool, append(u.Sharing.mpsLimits(), p.Env...)
+	}
+	if inv.deviceNodes {
+		p.Nodes = inv.deviceNodesOf(p.Devices)
+	}
+	return p
+}
+
+// mpsLimits returns the limits that CUDA reads in an MPS client. The client sees one device, as device 0.
+func (s Sharing) mpsLimits() (env []EnvVar) {
+	if s.Threads > 0 {
+		env = append(env, EnvVar{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", strconv.Itoa(s.Threads)})
+	}
+	if s.Memory > 0 {
+		env = append(env, EnvVar{"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", fmt.Sprintf("0=%dM", s.Memory>>20)})
+	}
+	return env
+}
+
+// deviceNodesOf returns the device nodes for devices that exist on the host, each once and sorted.
+func (inv *Inventory) deviceNodesOf(devices []gpu.Device) []DeviceNode {
+	paths := slices.Clone(optionalNodes)
+	for _, d := range devices {
+		paths = append(paths, d.RequiredNodes()...)
+	}
+	slices.Sort(paths)
+	var nodes []DeviceNode
+	for _, path := range slices.Compact(paths) {
+		if _, ok := slices.BinarySearch(inv.nodes, path); ok {
+			nodes = append(nodes, DeviceNode{Path: path, Permissions: "rw"})
+		}
+	}
+	return nodes
+}

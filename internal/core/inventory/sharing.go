@@ -1,0 +1,72 @@
+package inventory
+
+import "fmt"
+
+// Sharing is how a device is shared by several units. The zero value is a device with one unit.
+type Sharing struct {
+	Mode          SharingMode
+	Replicas      int    // units per device, 2 or more
+	OnePerRequest bool   // refuse a request for more than one unit, which would not get more of a GPU
+	Memory        uint64 // bytes of device memory for each MPS client; 0 = the daemon's setting
+	Threads       int    // percent of a GPU's threads for each MPS client; 0 = the daemon's setting
+}
+
+// SharingMode is the mechanism by which workloads share a device.
+type SharingMode uint8
+
+// The sharing modes. Neither TimeSlicing nor MPS isolates workloads as MIG does.
+const (
+	Exclusive   SharingMode = iota // not shared
+	TimeSlicing                    // CUDA time-slicing; memory is not limited
+	MPS                            // CUDA Multi-Process Service, with a control daemon for each pool
+)
+
+var sharingModeNames = [...]string{"exclusive", "time-slicing", "mps"}
+
+// String returns the name of the mode: "time-slicing".
+func (m SharingMode) String() string { return sharingModeNames[m] }
+
+// Suffix returns the suffix of the default name of a shared pool, so that a request for a GPU never gets a
+// replica.
+func (m SharingMode) Suffix() string { return [...]string{"", ".shared", ".mps"}[m] }
+
+// String returns the mode and the number of replicas: "time-slicing by 4".
+func (s Sharing) String() string {
+	if s.Mode == Exclusive {
+		return s.Mode.String()
+	}
+	return fmt.Sprintf("%s by %d", s.Mode, s.Replicas)
+}
+
+// Terms returns everything that distinguishes one kind of sharing from another, as text.
+func (s Sharing) Terms() string {
+	text := s.String()
+	if s.Mode == TimeSlicing && s.OnePerRequest {
+		text += ", one a request"
+	}
+	if s.Memory > 0 {
+		text += fmt.Sprintf(", %d MiB each", s.Memory>>20)
+	}
+	if s.Threads > 0 {
+		text += fmt.Sprintf(", %d%% of the threads each", s.Threads)
+	}
+	return text
+}
+
+// mixedPoolWarnings returns a warning for each pool with units that are shared differently, because a request
+// can't distinguish them.
+func mixedPoolWarnings(units []Unit) (warnings []string) {
+	first := map[string]Sharing{}
+	reported := map[string]bool{}
+	for _, u := range units {
+		s, ok := first[u.Pool]
+		if !ok {
+			first[u.Pool] = u.Sharing
+		} else if s != u.Sharing && !reported[u.Pool] {
+			reported[u.Pool] = true
+			warnings = append(warnings, fmt.Sprintf("pool %s has units that are shared differently (%s and %s): give them different names",
+				u.Pool, s.Terms(), u.Sharing.Terms()))
+		}
+	}
+	return warnings
+}
