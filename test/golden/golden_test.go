@@ -128,7 +128,7 @@ var variable = []struct {
 
 // masked is text without what differs between two runs.
 func masked(dir, text string) string {
-	text = strings.NewReplacer(dir, "$DIR", os.TempDir(), "$TMP").Replace(text)
+	text = strings.NewReplacer(dir, "$DIR", os.TempDir()+"/", "$TMP/").Replace(text)
 	for _, v := range variable {
 		text = v.pattern.ReplaceAllString(text, v.mask)
 	}

@@ -24,7 +24,7 @@ const (
 func TestMain(m *testing.M) {
 	flag.Parse()
 	if f := flag.Lookup("test.parallel"); f != nil && f.Value.String() == f.DefValue {
-		_ = f.Value.Set("6") // a number
+		_ = f.Value.Set("12") // a number
 	}
 	os.Exit(m.Run())
 }
