@@ -125,14 +125,6 @@ func (a *testAgent) ask(args ...string) (string, error) {
 	return string(out), err
 }
 
-// says fails unless a verb succeeds and says want.
-func (a *testAgent) says(want string, args ...string) {
-	a.Helper()
-	if out, err := a.ask(args...); err != nil || !strings.Contains(out, want) {
-		a.Errorf("%v: %v, want %q:\n%s", args, err, want, out)
-	}
-}
-
 // report is what inspect says now.
 func reportOf(a *testAgent) (r report.Report) {
 	a.Helper()
