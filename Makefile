@@ -44,7 +44,7 @@ test: tools-present ## run the tests (the simulated driver stands in for a GPU)
 
 .PHONY: race
 race: tools-present ## run the tests under the race detector
-	go test -race ./...
+	TMPDIR="$(test_dir)" go test -race -p $$((2 * $$(nproc))) ./...
 
 .PHONY: lint
 lint: tools-present ## check style, import walls and tidiness
