@@ -47,10 +47,15 @@ race: tools-present ## run the tests under the race detector
 	TMPDIR="$(test_dir)" go test -race -p $$((2 * $$(nproc))) ./...
 
 .PHONY: lint
-lint: tools-present ## check style, import walls and tidiness
+lint: tools-present ## check style, import rules and tidiness
 	cd tools && go build -o $(BIN)/golangci-lint github.com/golangci/golangci-lint/v2/cmd/golangci-lint
 	$(BIN)/golangci-lint run ./...
 	for dir in . tools test/conformance/nomad test/conformance/kubelet; do (cd $$dir && go mod tidy -diff) || exit 1; done
+
+.PHONY: goldens
+goldens: tools-present ## write every golden file again: git diff shows what changed
+	go test ./internal/core -run Health -update
+	go test ./internal/core/health/xid ./internal/core/nvidia ./internal/nomadadapter ./internal/checkpoint ./internal/report ./test/parity ./test/golden ./test/walls -update
 
 .PHONY: fmt
 fmt: ## format the code
@@ -70,7 +75,7 @@ fuzz: tools-present ## fuzz everything that parses, for FUZZTIME in all (default
 	test/fuzz $(or $(FUZZTIME),10m)
 
 .PHONY: storm
-storm: tools-present ## the long runs: 1,000 restarts of either kubelet, 10,000 faults in half an hour (about an hour)
+storm: tools-present ## the long runs: 1,000 restarts of either kubelet, 10,000 faults in half an hour (1 to 1.5 hours)
 	LIVE_LONG=1 go test ./test/live -count=1 -v -timeout 30m
 	TANDEM_STORM=1000 TANDEM_STORM_P99=1s go test ./internal/kubeadapter -count=1 -run '^TestStorm$$' -v -timeout 60m
 	TANDEM_STORM_FAULTS=10000 TANDEM_STORM_FOR=30m go test -race ./test/storm -count=1 -v -timeout 3h
@@ -80,7 +85,7 @@ bench: tools-present ## run the benchmarks
 	go test -run '^$$' -bench . -benchmem ./internal/... ./test/...
 
 .PHONY: numbers
-numbers: build ## measure size, memory and latency of the built binaries, as in the README
+numbers: build ## measure size, memory and latency of the built binaries, as in docs/performance.md
 	go run ./test/numbers -bin $(BIN)
 
 .PHONY: clean

@@ -1,4 +1,3 @@
-// Package agent composes an agent: driver session, monitor, sources of health information, control socket and watchdog.
 package agent
 
 import (

@@ -72,8 +72,8 @@ const (
 	logUnavailable = "kernel log unavailable: XIDs that NVML does not report are missed"
 )
 
-// follow reports the lines of the kernel log that the history does not cover, then a LogRead observation, then new lines, until
-// ctx ends or the log can't be read. A LogRead without a number means that the log is not read.
+// follow reports the lines of the kernel log that the history does not cover, then a KernelLogRead observation, then new lines, until
+// ctx ends or the log can't be read. A KernelLogRead without a number means that the log is not read.
 func (s *sources) follow(ctx context.Context, m logReader) {
 	if !m.Restored(ctx) {
 		return

@@ -72,7 +72,7 @@ func startWith(t *testing.T, s gpu.Snapshot, store monitor.Store, change ...func
 	t.Helper()
 	cfg := core.DefaultConfig()
 	cfg.MIG = inventory.MIGMixed
-	cfg.Probe, cfg.Rescan, cfg.Health.Dwell = 10*time.Millisecond, 10*time.Millisecond, time.Hour
+	cfg.Probe, cfg.Rescan, cfg.Health.RecoveryDwell = 10*time.Millisecond, 10*time.Millisecond, time.Hour
 	r := &rig{
 		T: t, machine: coretest.NewMachine(s), log: &record{},
 		path: control.Path(filepath.Join(shortDir(t), "tandem"), "k8s-gpu"),

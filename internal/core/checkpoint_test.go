@@ -32,7 +32,7 @@ func TestRestartAndReboot(t *testing.T) {
 	cases := []restartCase{
 		{"contained", codes(94), "degraded XID_94", false},
 		{"reset", codes(95), "unhealthy XID_95", false},
-		{"reset, no verdict", codes(119), "unhealthy XID_119", false},
+		{"reset, recovery action not reported", codes(119), "unhealthy XID_119", false},
 		{"node", codes(54), "unhealthy XID_54", false},
 		{"fabric", codes(74), "degraded XID_74", false},
 		{"suspect", codes(500), "degraded XID_500", false},

@@ -112,7 +112,7 @@ func TestForgetWithWrongClockAtBoot(t *testing.T) {
 	l.state = core.Restore(l.cfg, r.Rebase(boot, l.now), boot.ID)
 	l.read(1)
 	l.expect("after the boot", map[gpu.DeviceID]string{coretest.GPU(0): "healthy ", coretest.GPU(1): "lost LOST"})
-	l.now = l.now.Add(l.cfg.Health.Forget)
+	l.now = l.now.Add(l.cfg.Health.RemoveLostAfter)
 	l.read(2)
 	l.expect("a day later", map[gpu.DeviceID]string{coretest.GPU(0): "healthy "})
 }

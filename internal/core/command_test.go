@@ -160,7 +160,7 @@ func TestClearOfPresentLevel(t *testing.T) {
 	}
 	s.setSample(func(v *health.Sample) { v.RecoveryAction = health.RecoveryReset })
 	s.check(1)
-	s.expect("the driver wants something else now", health.Unhealthy, "VERDICT_GPU_RESET")
+	s.expect("the driver wants something else now", health.Unhealthy, "RECOVERY_ACTION_GPU_RESET")
 }
 
 func TestIgnore(t *testing.T) {
@@ -189,7 +189,7 @@ func TestIgnore(t *testing.T) {
 		s.reportXIDs(119)
 		s.ignore(24*time.Hour, "")
 		s.reset()
-		s.ignore(24*time.Hour, "VERDICT_GPU_RESET")
+		s.ignore(24*time.Hour, "RECOVERY_ACTION_GPU_RESET")
 		s.checkFor(10 * time.Minute)
 		if cs := s.ledger.Conditions(); len(cs) != 0 {
 			t.Errorf("conditions: %v", cs)
@@ -218,7 +218,7 @@ func TestIgnore(t *testing.T) {
 		s.expect("ignored", health.Healthy, "")
 		s.setSample(func(v *health.Sample) { v.RecoveryAction = health.RecoveryReboot })
 		s.check(1)
-		s.expect("changed", health.Unhealthy, "VERDICT_NODE_REBOOT")
+		s.expect("changed", health.Unhealthy, "RECOVERY_ACTION_NODE_REBOOT")
 	})
 	t.Run("is no recovery", func(t *testing.T) {
 		s := newLedgerFixture(t)

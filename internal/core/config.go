@@ -39,7 +39,7 @@ func DefaultConfig() Config {
 	}
 }
 
-// Validate returns all problems joined (errors.Join of *ConfigError), or nil.
+// Validate returns all problems joined (errors.Join of *setting.Error), or nil.
 func (c Config) Validate() error {
 	var errs []error
 	if !slices.Contains([]inventory.MIGStrategy{inventory.MIGNone, inventory.MIGSingle, inventory.MIGMixed}, c.MIG) {

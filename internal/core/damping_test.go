@@ -35,7 +35,7 @@ func TestDwellBounds(t *testing.T) {
 		{2 * time.Hour, time.Hour, 2 * time.Hour}, // a maximum below the minimum has no effect
 		{time.Second, 3 * time.Second, 3 * time.Second},
 	} {
-		s := newLedgerFixture(t, noServiceLimit, func(p *health.Policy) { p.Dwell, p.MaxDwell = tc.dwell, tc.most })
+		s := newLedgerFixture(t, noServiceLimit, func(p *health.Policy) { p.RecoveryDwell, p.MaxRecoveryDwell = tc.dwell, tc.most })
 		for i := range 3 {
 			s.reportXIDs(95)
 			if i == 2 {
@@ -66,7 +66,7 @@ func TestDwellOfDegraded(t *testing.T) {
 func TestCleanChecks(t *testing.T) {
 	for _, n := range []int{1, 3, 10} {
 		s := guest(t)
-		s.policy.CleanChecks, s.policy.Dwell = n, time.Second
+		s.policy.CleanChecks, s.policy.RecoveryDwell = n, time.Second
 		s.reportXIDs(119)
 		s.observe(health.Observation{At: a, Kind: health.DriverRebound})
 		s.wait(time.Second)
@@ -96,7 +96,7 @@ func TestCleanChecks(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := guest(t)
-			s.policy.Dwell = time.Second
+			s.policy.RecoveryDwell = time.Second
 			s.reportXIDs(119)
 			s.wait(time.Second)
 			s.observe(health.Observation{At: a, Kind: health.DriverRebound})

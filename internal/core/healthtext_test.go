@@ -110,7 +110,7 @@ func faultCases() []faultCase {
 			until := health.Maintenance{Since: s.now, Until: s.now.Add(time.Hour)}
 			s.observe(health.Observation{At: gpu.Node, Kind: health.DriverUnavailable, Code: uint64(gpu.DriverReleased), Detail: until.String()})
 		}, nil},
-		{"manual", func(s *ledgerFixture) { s.policy.Manual = true; codes(48)(s) }, nil},
+		{"manual", func(s *ledgerFixture) { s.policy.ManualRecovery = true; codes(48)(s) }, nil},
 	}
 	for _, l := range levelReasons() {
 		all = append(all, faultCase{"level " + l.cause, func(s *ledgerFixture) { s.setSample(l.set); s.check(l.checks) }, nil})
@@ -172,7 +172,7 @@ func TestHealthTextIsStable(t *testing.T) {
 			s := sc.start(t)
 			first := s.ledger.Health(a)
 			if first.State == health.Unknown {
-				s.policy.FabricGrace = 2 * time.Hour // otherwise it becomes another fault
+				s.policy.FabricTimeout = 2 * time.Hour // otherwise it becomes another fault
 			}
 			for range 360 {
 				sc.repeat(s)
@@ -192,7 +192,7 @@ func TestHealthTextIsShort(t *testing.T) {
 			h := health.Health{
 				State: health.Unhealthy, Reason: health.ReasonXID, Code: code, Detail: xid.XID(code).Meaning + " " + detail,
 				Since: testStart, RecoveryAction: health.RecoveryDrainAndReset, Action: xid.XID(code).Action, Clears: xid.Evidence(0xff).String(),
-				Limitations: "no XID events, no driver verdict, row remapping not visible under MIG", Simulated: i%2 == 0, Advisory: i%3 == 0,
+				Limitations: "no XID events, recovery action not reported, row remapping not visible under MIG", Simulated: i%2 == 0, Advisory: i%3 == 0,
 			}
 			text := h.String()
 			if len(text) > 200 || strings.ContainsAny(text, "\n\t") || !utf8.ValidString(strings.ReplaceAll(text, "\xff", "")) {
@@ -219,8 +219,8 @@ func TestLimits(t *testing.T) {
 	}{
 		{func(*health.Sample) {}, a, "healthy"},
 		{func(v *health.Sample) { v.Events = health.No }, a, "healthy (health limited: no XID events)"},
-		{func(v *health.Sample) { v.RecoveryAction = health.RecoveryUnknown }, a, "healthy (health limited: no driver verdict)"},
-		{func(v *health.Sample) { v.Events, v.RecoveryAction = health.No, health.RecoveryUnknown }, a, "healthy (health limited: no XID events, no driver verdict)"},
+		{func(v *health.Sample) { v.RecoveryAction = health.RecoveryUnknown }, a, "healthy (health limited: recovery action not reported)"},
+		{func(v *health.Sample) { v.Events, v.RecoveryAction = health.No, health.RecoveryUnknown }, a, "healthy (health limited: no XID events, recovery action not reported)"},
 		{func(v *health.Sample) { v.RemapPending = health.NotReported }, a, "healthy"},
 		{func(v *health.Sample) { v.RemapPending = health.NotReported }, ci(1, 0), "healthy (health limited: row remapping not visible under MIG)"},
 		{func(*health.Sample) {}, gpu.WholeGPU("GPU-never-asked"), "healthy"},
@@ -247,9 +247,9 @@ func TestCauses(t *testing.T) {
 	for c, want := range map[health.Condition]string{
 		{Reason: health.ReasonXID, Code: 95}:                                      "XID_95",
 		{Reason: health.ReasonEvent, Code: 0x2000}:                                "EVENT_0x2000",
-		{Reason: health.ReasonRecoveryAction, Code: uint64(health.RecoveryOther)}: "VERDICT_UNKNOWN_ACTION",
-		{Reason: health.ReasonRecoveryAction, Code: 1 << 40}:                      "VERDICT_UNKNOWN_ACTION",
-		{Reason: health.ReasonRecoveryAction, Code: uint64(health.RecoveryIMEX)}:  "VERDICT_RECOVER_IMEX_DOMAIN",
+		{Reason: health.ReasonRecoveryAction, Code: uint64(health.RecoveryOther)}: "RECOVERY_ACTION_UNKNOWN_ACTION",
+		{Reason: health.ReasonRecoveryAction, Code: 1 << 40}:                      "RECOVERY_ACTION_UNKNOWN_ACTION",
+		{Reason: health.ReasonRecoveryAction, Code: uint64(health.RecoveryIMEX)}:  "RECOVERY_ACTION_RECOVER_IMEX_DOMAIN",
 		{Reason: health.ReasonRemapPending}:                                       "ROW_REMAP_PENDING",
 	} {
 		if got := c.Cause(); got != want {

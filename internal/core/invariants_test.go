@@ -133,7 +133,7 @@ func (f *randomSim) verifyPublished(t *testing.T, was map[gpu.DeviceID]health.St
 		if p.sample.RecoveryAction == health.RecoveryDrainP2P || p.sample.RecoveryAction == health.RecoveryIMEX {
 			needed = 2
 		}
-		if p.sample.RecoveryAction > health.RecoveryNone && p.actionChecks >= needed && h.Schedulable() && !ignored(l, p.at, "VERDICT_") {
+		if p.sample.RecoveryAction > health.RecoveryNone && p.actionChecks >= needed && h.Schedulable() && !ignored(l, p.at, "RECOVERY_ACTION_") {
 			t.Errorf("%s takes work, and its driver wants %s: %s", p.at, p.sample.RecoveryAction, h)
 		}
 		for _, cause := range p.needsReset {

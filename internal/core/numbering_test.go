@@ -46,7 +46,7 @@ func TestNewGPUWaitsForSharedNumber(t *testing.T) {
 	for _, l := range []*restartFixture{nomad, kube} {
 		l.host = reindexed(seq(4, 7)...)
 		l.read(1)
-		l.now = l.now.Add(l.cfg.Health.Forget)
+		l.now = l.now.Add(l.cfg.Health.RemoveLostAfter)
 		l.read(1)
 	}
 	share(kube.state.Inventory.Proposed(), nomad, kube)

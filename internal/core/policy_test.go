@@ -68,7 +68,7 @@ func TestOverrideDisablesEscalation(t *testing.T) {
 	s.reportXIDs(95)
 	s.setSample(func(v *health.Sample) { v.RecoveryAction = health.RecoveryReset })
 	s.check(1)
-	s.expect("the driver wants a reset", health.Unhealthy, "VERDICT_GPU_RESET")
+	s.expect("the driver wants a reset", health.Unhealthy, "RECOVERY_ACTION_GPU_RESET")
 	if n := s.history().FaultCounts[0].Count; n != 1 {
 		t.Errorf("what is ignored is counted %d times", n)
 	}
@@ -100,7 +100,7 @@ func TestDegradedTakesNoWork(t *testing.T) {
 
 // Only an operator clears an unhealthy GPU; a degraded one recovers by evidence.
 func TestManual(t *testing.T) {
-	manual := func(p *health.Policy) { p.Manual = true }
+	manual := func(p *health.Policy) { p.ManualRecovery = true }
 	s := newLedgerFixture(t, manual)
 	s.reportXIDs(95)
 	s.reset()
@@ -127,7 +127,7 @@ func TestManual(t *testing.T) {
 // A reboot does not clear an unhealthy GPU either, but it clears a degraded one.
 func TestManualReboot(t *testing.T) {
 	l := newRestartFixture(t, coretest.GPUs(1))
-	l.cfg.Health.Manual = true
+	l.cfg.Health.ManualRecovery = true
 	l.observe(xidEvent(gpuAt(0), 95), xidEvent(gpuAt(0), 94))
 	l.restart("boot 1", "boot 2")
 	if cs := l.state.Ledger.Conditions(); len(cs) != 1 || cs[0].Code != 95 {
@@ -180,7 +180,7 @@ func TestModeOff(t *testing.T) {
 	s.policy.Mode = health.ModeEnforce
 	s.check(1)
 	s.expect("back in force", health.Unhealthy, "XID_95")
-	if c := s.condition("VERDICT_GPU_RESET"); c.State != health.Unhealthy {
+	if c := s.condition("RECOVERY_ACTION_GPU_RESET"); c.State != health.Unhealthy {
 		t.Errorf("what was not judged is %s", c)
 	}
 }

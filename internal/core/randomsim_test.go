@@ -62,7 +62,7 @@ func newRandomSim(seed uint64) *randomSim {
 			f.gpus = append(f.gpus, p)
 		}
 	}
-	f.cfg.Health.Manual = f.oneIn(10)
+	f.cfg.Health.ManualRecovery = f.oneIn(10)
 	f.cfg.Health.DegradedTakesNoWork = f.oneIn(5)
 	if f.oneIn(2) {
 		f.cfg.Health.MaxRecoveries = 1000

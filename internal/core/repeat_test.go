@@ -229,7 +229,7 @@ func TestWorkloads(t *testing.T) {
 		{"one before the allocation, two after", xid.Degrades, func(s *ledgerFixture) { s.reportXIDs(31); fail(2, 0, 31)(s) }, health.Degraded},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			s := newLedgerFixture(t, func(p *health.Policy) { p.Workloads = tc.effect })
+			s := newLedgerFixture(t, func(p *health.Policy) { p.ApplicationFaults = tc.effect })
 			tc.happen(s)
 			cause := ""
 			if tc.want > health.Healthy {

@@ -24,12 +24,12 @@ func levelReasons() []level {
 	}
 	fabric := func(f health.Fabric) func(*health.Sample) { return func(o *health.Sample) { o.Fabric = f } }
 	return []level{
-		{"VERDICT_GPU_RESET", health.Unhealthy, 1, action(health.RecoveryReset), action(health.RecoveryNone), time.Minute},
-		{"VERDICT_NODE_REBOOT", health.Unhealthy, 1, action(health.RecoveryReboot), action(health.RecoveryNone), time.Minute},
-		{"VERDICT_DRAIN_AND_RESET", health.Unhealthy, 1, action(health.RecoveryDrainAndReset), action(health.RecoveryNone), time.Minute},
-		{"VERDICT_UNKNOWN_ACTION", health.Unhealthy, 1, action(health.RecoveryOther), action(health.RecoveryNone), time.Minute},
-		{"VERDICT_DRAIN_P2P", health.Unhealthy, 2, action(health.RecoveryDrainP2P), action(health.RecoveryNone), time.Minute},
-		{"VERDICT_RECOVER_IMEX_DOMAIN", health.Unhealthy, 2, action(health.RecoveryIMEX), action(health.RecoveryNone), time.Minute},
+		{"RECOVERY_ACTION_GPU_RESET", health.Unhealthy, 1, action(health.RecoveryReset), action(health.RecoveryNone), time.Minute},
+		{"RECOVERY_ACTION_NODE_REBOOT", health.Unhealthy, 1, action(health.RecoveryReboot), action(health.RecoveryNone), time.Minute},
+		{"RECOVERY_ACTION_DRAIN_AND_RESET", health.Unhealthy, 1, action(health.RecoveryDrainAndReset), action(health.RecoveryNone), time.Minute},
+		{"RECOVERY_ACTION_UNKNOWN_ACTION", health.Unhealthy, 1, action(health.RecoveryOther), action(health.RecoveryNone), time.Minute},
+		{"RECOVERY_ACTION_DRAIN_P2P", health.Unhealthy, 2, action(health.RecoveryDrainP2P), action(health.RecoveryNone), time.Minute},
+		{"RECOVERY_ACTION_RECOVER_IMEX_DOMAIN", health.Unhealthy, 2, action(health.RecoveryIMEX), action(health.RecoveryNone), time.Minute},
 		{"ROW_REMAP_FAILED", health.Unhealthy, 2, func(v *health.Sample) { v.RemapFailed = health.Yes }, func(v *health.Sample) { v.RemapFailed = health.No }, never},
 		{"MEMORY_UNREPAIRABLE", health.Unhealthy, 2, func(v *health.Sample) { v.Unrepairable = health.Yes }, func(v *health.Sample) { v.Unrepairable = health.No }, never},
 		{"SRAM_THRESHOLD", health.Unhealthy, 2, func(v *health.Sample) { v.SRAMThreshold = health.Yes }, func(v *health.Sample) { v.SRAMThreshold = health.No }, never},
@@ -126,7 +126,7 @@ func TestRecoveryActionChanges(t *testing.T) {
 		action health.RecoveryAction
 		cause  string
 	}{
-		{health.RecoveryDrainP2P, "VERDICT_DRAIN_P2P"}, {health.RecoveryReboot, "VERDICT_NODE_REBOOT"}, {health.RecoveryOther, "VERDICT_UNKNOWN_ACTION"},
+		{health.RecoveryDrainP2P, "RECOVERY_ACTION_DRAIN_P2P"}, {health.RecoveryReboot, "RECOVERY_ACTION_NODE_REBOOT"}, {health.RecoveryOther, "RECOVERY_ACTION_UNKNOWN_ACTION"},
 	} {
 		s.setSample(func(v *health.Sample) { v.RecoveryAction = step.action })
 		s.check(1)

@@ -132,7 +132,7 @@ func (s State) Rebind(cfg Config, now time.Time) (State, error) {
 // NeedsTick reports whether the passage of time can change the state. If so, call Observe periodically.
 func (s State) NeedsTick() bool { return s.Ledger.NeedsTick() || s.Inventory.Retiring() }
 
-// withoutForgotten returns the devices without those that the driver has not listed for HealthPolicy.Forget.
+// withoutForgotten returns the devices without those that the driver has not listed for health.Policy.RemoveLostAfter.
 func (s State) withoutForgotten(p health.Policy, now time.Time, devices []gpu.Device, reading gpu.Snapshot) []gpu.Device {
 	if reading.Driver.State != gpu.DriverReady {
 		return devices
@@ -148,7 +148,7 @@ func (s State) withoutForgotten(p health.Policy, now time.Time, devices []gpu.De
 			if s.bootTime.After(since) {
 				since = s.bootTime // how long the host was off is unknown: the wall clock may have changed at the boot
 			}
-			return c.At == gpu.WholeGPU(d.At.GPU) && c.Reason == health.ReasonLost && now.Sub(since) >= p.Forget
+			return c.At == gpu.WholeGPU(d.At.GPU) && c.Reason == health.ReasonLost && now.Sub(since) >= p.RemoveLostAfter
 		})
 	}
 	return slices.DeleteFunc(slices.Clone(devices), func(d gpu.Device) bool { return lost(d) && !listed(d) })

@@ -64,10 +64,10 @@ func TestSettings(t *testing.T) {
 			"kernel_log": "/host/kmsg", "state_dir": "", "simulation": true, "overlap": "refuse",
 		}, func(s *Settings) {
 			p := health.DefaultPolicy()
-			p.Mode, p.Settle, p.Deadline = health.ModeObserve, 20*time.Second, 2*time.Minute
+			p.Mode, p.SettleTime, p.CallDeadline = health.ModeObserve, 20*time.Second, 2*time.Minute
 			p.XIDs = map[uint64]xid.Effect{63: xid.None, 999: xid.Withdraws}
-			p.Manual, p.Dwell, p.CleanChecks, p.MaxRecoveries = true, 3*time.Minute, 4, 5
-			p.DegradedTakesNoWork, p.Workloads = true, xid.None
+			p.ManualRecovery, p.RecoveryDwell, p.CleanChecks, p.MaxRecoveries = true, 3*time.Minute, 4, 5
+			p.DegradedTakesNoWork, p.ApplicationFaults = true, xid.None
 			s.Health = config.Health{Policy: p, Probe: 5 * time.Second, KernelLog: "/host/kmsg", Simulation: true, Overlap: inventory.OverlapRefuse}
 			s.Core.Health, s.Core.Probe, s.Core.Overlap = p, 5*time.Second, inventory.OverlapRefuse
 		}},
@@ -208,7 +208,7 @@ func TestConfigErrors(t *testing.T) {
 			for i, e := range joined.Unwrap() {
 				var got *setting.Error
 				if !errors.As(e, &got) {
-					t.Fatalf("%v is not a *core.ConfigError", e)
+					t.Fatalf("%v is not a *setting.Error", e)
 				}
 				want := tc.want[i]
 				if got.Remedy == "" || got.Key != want.Key || got.Value != want.Value || !strings.Contains(got.Remedy, want.Remedy) {

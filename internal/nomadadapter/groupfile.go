@@ -199,7 +199,7 @@ func (a assignment) addTopology(t topologyText, booted int) error {
 	if t.Announced && booted == 0 {
 		a.topology[k] = t.Group
 	}
-	if boots := t.Boots + booted; boots > 0 && boots <= forgetAfter && t.Group != "" {
+	if boots := t.Boots + booted; boots > 0 && boots <= unusedBoots && t.Group != "" {
 		a.previous.topology[k] = previousTopology{t.Group, boots}
 	}
 	return nil
@@ -213,7 +213,7 @@ func (a assignment) addName(t nameText, booted int) error {
 	if !known || t.Name == "" || t.Boots < 0 || a.names[k] != "" || a.names.taken(t.Type, t.Name) {
 		return fmt.Errorf("invalid or duplicate name %q of type %q", t.Name, t.Type)
 	}
-	if boots := t.Boots + booted; boots <= forgetAfter {
+	if boots := t.Boots + booted; boots <= unusedBoots {
 		a.names[k], a.previous.names[k] = t.Name, boots
 	}
 	return nil

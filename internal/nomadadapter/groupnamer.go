@@ -9,10 +9,10 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
-// forgetAfter is the number of boots after which an unused group name, and an unconfirmed topology group, are forgotten.
+// unusedBoots is the number of boots after which an unused group name, and an unconfirmed topology group, are forgotten.
 // Hardware that returns from a repair gets its names again; an NVLink bridge that was removed does not stay in the names
 // of groups.
-const forgetAfter = 8
+const unusedBoots = 8
 
 // maxNames bounds the group names that are remembered, and the topology groups. A host has some tens of each; a program
 // that changes the policy could create any number of names.

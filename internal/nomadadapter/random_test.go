@@ -153,8 +153,8 @@ func nameReassigned(a assignment, name string, k groupKey) bool {
 // Names and topology groups that are unused for forgetAfter boots are forgotten, and their number is bounded.
 func TestUnusedNamesAreForgotten(t *testing.T) {
 	given := assignment{by: config.GroupByNVLink}.with(nodeInventory(linked(2, [2]int{0, 1})))
-	for n := range forgetAfter + 1 {
-		if n == forgetAfter-1 && (len(given.names) < 2 || len(given.topology)+len(given.previous.topology) < 3) {
+	for n := range unusedBoots + 1 {
+		if n == unusedBoots-1 && (len(given.names) < 2 || len(given.topology)+len(given.previous.topology) < 3) {
 			t.Errorf("forgotten after %d boots: %v", n, given)
 		}
 		given = afterRestart(t, given, fmt.Sprint(n), fmt.Sprint(n+1))

@@ -166,12 +166,12 @@ func TestIslandsAfterABoot(t *testing.T) {
 		},
 		"an NVLink bridge was removed permanently": slices.Concat(
 			[]step{{noRestart, two, nil, inIslands(0, 0, 2, 2)}},
-			gone(forgetAfter, linked(4, [2]int{0, 1}), inIslands(0, 0, 2, 2)),
+			gone(unusedBoots, linked(4, [2]int{0, 1}), inIslands(0, 0, 2, 2)),
 			gone(1, linked(4, [2]int{0, 1}), inIslands(0, 0, -1, -1)),
 		),
 		"an island was split permanently": slices.Concat(
 			[]step{{noRestart, linked(5, [2]int{0, 1}, [2]int{1, 2}, [2]int{2, 3}, [2]int{3, 4}), nil, inIslands(0, 0, 0, 0, 0)}},
-			gone(forgetAfter, linked(5, [2]int{0, 1}, [2]int{1, 2}, [2]int{3, 4}), inIslands(0, 0, 0, 0, 0)),
+			gone(unusedBoots, linked(5, [2]int{0, 1}, [2]int{1, 2}, [2]int{3, 4}), inIslands(0, 0, 0, 0, 0)),
 			gone(1, linked(5, [2]int{0, 1}, [2]int{1, 2}, [2]int{3, 4}), inIslands(0, 0, 0, 3, 3)),
 		),
 	} {

@@ -27,7 +27,7 @@ func troubled(t *testing.T) (core.State, core.Config) {
 	t.Helper()
 	cfg := core.DefaultConfig()
 	cfg.MIG = inventory.MIGMixed
-	cfg.Health.Dwell = 10 * time.Minute
+	cfg.Health.RecoveryDwell = 10 * time.Minute
 	reading := coretest.GPUs(8)
 	reading.Devices[7].MIG = true
 	instance := reading.Devices[7]

@@ -49,7 +49,7 @@ func (d *demo) breakOne() error {
 	}
 	m := d.machine.Simulated
 	if v, err := m.Get(slot, "recovery_action"); err != nil || v == "" || v == "none" {
-		return err // this machine's driver gives no verdict
+		return err // this machine's driver reports no recovery action
 	}
 	time.Sleep(1100 * time.Millisecond) // each agent leaves its orchestrator a second between two updates
 	if err := m.Set(slot, "recovery_action", "1"); err != nil {
@@ -62,7 +62,7 @@ func (d *demo) breakOne() error {
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(d.out, "\nGPU %d reports XID 95, and the driver asks for a reset; both know after %.3f s\n", slot, took.Seconds())
+	fmt.Fprintf(d.out, "\nGPU %d reports XID 95 and the recovery action reset; both know after %.3f s\n", slot, took.Seconds())
 	if err := d.agreed(concerned); err != nil {
 		return err
 	}

@@ -242,7 +242,7 @@ func TestMisconfiguration(t *testing.T) {
 	badUse := policy + `:4: policy.rules[0].use = "time-sharing": want`
 	for _, c := range []struct{ name, config, message string }{
 		{"nomad-key", `fingerprint_perod = "1m"`, `"fingerprint_perod". Did you mean "fingerprint_period"?`},
-		{"nomad-duration", `fingerprint_period = "soon"`, `fingerprint_period = "soon": want a duration`},
+		{"nomad-duration", `fingerprint_period = "soon"`, `fingerprint_period = "soon": want a positive duration`},
 		{"nomad-policy", `policy_file = "` + policy + `"`, badUse},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -26,7 +26,7 @@ func breakAndReset(t *testing.T, m *simdriver.Machine, nomad *agent, kube *clust
 	}
 	slot := slotOf(t, m, bad)
 
-	step(t, "a GPU reports XID 95, and the driver asks for a reset", func(t *testing.T) {
+	step(t, "a GPU reports XID 95 and the recovery action reset", func(t *testing.T) {
 		if err := errors.Join(m.Set(slot, "recovery_action", "1"), m.XID(slot, 95)); err != nil {
 			t.Fatal(err)
 		}

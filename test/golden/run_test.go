@@ -49,9 +49,9 @@ func script(h *host, agent string) {
 
 	must(t, h.XID(0, 48))
 	logged("XID 48", "device unhealthy", h.UUID(0))
-	logged("the driver asks for nothing", "device healthy", h.UUID(0))
+	logged("the recovery action for nothing", "device healthy", h.UUID(0))
 	must(t, h.Set(1, "recovery_action", "1"))
-	logged("the driver asks for a reset", "device unhealthy", h.UUID(1))
+	logged("the recovery action for a reset", "device unhealthy", h.UUID(1))
 	must(t, h.Reset(1))
 	logged("it was reset", "device healthy", h.UUID(1))
 	must(t, h.Lose(3))
@@ -62,7 +62,7 @@ func script(h *host, agent string) {
 	var verbs []string
 	do := func(args ...string) { verbs = append(verbs, p.verb(args...)) }
 	must(t, h.Set(2, "recovery_action", "1")) // so that it does not recover meanwhile
-	p.await("the driver asks for a reset", inspect, "VERDICT_GPU_RESET")
+	p.await("the recovery action for a reset", inspect, "RECOVERY_ACTION_GPU_RESET")
 	do("simulate", "xid", "48", "--gpu=2")
 	p.await("simulated XID", inspect, "XID_48")
 	do("inspect")

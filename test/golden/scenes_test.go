@@ -45,7 +45,7 @@ var scenes = []struct {
 				func(h *host) error { return errors.Join(h.XID(1, 95), h.XID(2, 94, simdriver.At{GI: 3, CI: 0})) },
 				[]string{"XID_95", "XID_94"},
 			},
-			{func(h *host) error { return h.Set(1, "recovery_action", "1") }, []string{"VERDICT_GPU_RESET", `"recoveryAction"`}},
+			{func(h *host) error { return h.Set(1, "recovery_action", "1") }, []string{"RECOVERY_ACTION_GPU_RESET", `"recoveryAction"`}},
 			{func(h *host) error { return h.Lose(0) }, []string{`"lost"`}},
 		},
 	},

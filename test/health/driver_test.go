@@ -69,7 +69,7 @@ func TestCase23DriverReload(t *testing.T) {
 }
 
 // The kernel driver was unbound from one GPU and bound again: whatever a reset mends is mended, once the
-// driver asks for nothing more.
+// recovery action is None again.
 func TestCase29UnbindAndBind(t *testing.T) {
 	t.Run("the driver was reloaded", func(t *testing.T) {
 		m := well(t, "h100x8")
@@ -99,7 +99,7 @@ func TestCase29UnbindAndBind(t *testing.T) {
 	})
 	t.Run("only the library was missing", func(t *testing.T) {
 		m := well(t, "h100x8")
-		m.xid(2, 119) // which no verdict clears
+		m.xid(2, 119) // which is not cleared without a recovery action
 		m.step(time.Minute)
 		must(t, m.Hide()) // as a driver root that is mounted anew
 		m.restart()

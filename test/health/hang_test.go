@@ -21,7 +21,7 @@ import (
 // nobody: not the other GPUs, not who asks the agent, not its end.
 func TestCase13Hang(t *testing.T) {
 	t.Run("only GPU 0", func(t *testing.T) {
-		f := follow(t, simdriver.Start(t, "h100x8"), hasty, func(c *core.Config) { c.Health.Deadline = time.Second })
+		f := follow(t, simdriver.Start(t, "h100x8"), hasty, func(c *core.Config) { c.Health.CallDeadline = time.Second })
 		f.until("eight healthy GPUs", f.all(health.Healthy, 8))
 		hung := time.Now()
 		must(t, f.Hang(simdriver.GPU(0), "*"))
@@ -36,7 +36,7 @@ func TestCase13Hang(t *testing.T) {
 		must(t, f.XID(0, 119), f.XID(3, 13), f.Set(4, "recovery_action", "1"))
 		f.until("GPU 4 is still looked at", func(inv *inventory.Inventory) bool {
 			u, _ := inv.Unit(inventory.UnitID(f.UUID(4)))
-			return u.Health.Cause() == "VERDICT_GPU_RESET"
+			return u.Health.Cause() == "RECOVERY_ACTION_GPU_RESET"
 		})
 		began := time.Now()
 		if usage, err := f.Usage(t.Context()); err != nil || len(usage) != 8 || time.Since(began) > time.Second {
@@ -65,7 +65,7 @@ func TestCase13Hang(t *testing.T) {
 		f.until("eight healthy GPUs again", f.all(health.Healthy, 8))
 	})
 	t.Run("the default deadline", func(t *testing.T) {
-		if d := health.DefaultPolicy().Deadline; d != time.Minute {
+		if d := health.DefaultPolicy().CallDeadline; d != time.Minute {
 			t.Error(d)
 		}
 	})

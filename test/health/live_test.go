@@ -32,7 +32,7 @@ type live struct {
 func hasty(c *core.Config) {
 	c.Probe, c.Rescan = 50*time.Millisecond, 500*time.Millisecond
 	p := &c.Health
-	p.Deadline, p.Settle, p.Dwell, p.MaxDwell = 500*time.Millisecond, 200*time.Millisecond, 200*time.Millisecond, 200*time.Millisecond
+	p.CallDeadline, p.SettleTime, p.RecoveryDwell, p.MaxRecoveryDwell = 500*time.Millisecond, 200*time.Millisecond, 200*time.Millisecond, 200*time.Millisecond
 	p.MaxRecoveries = 100
 }
 

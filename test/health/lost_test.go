@@ -124,7 +124,7 @@ func TestCase12LostAndBack(t *testing.T) {
 		}
 	})
 	t.Run("no longer listed", func(t *testing.T) {
-		m := well(t, "h100x8", func(c *core.Config) { c.Health.Forget = time.Hour })
+		m := well(t, "h100x8", func(c *core.Config) { c.Health.RemoveLostAfter = time.Hour })
 		gone := m.id(7)
 		must(t, m.Remove(7))
 		m.step(2 * time.Minute)

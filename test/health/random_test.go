@@ -27,7 +27,7 @@ func TestCase32RandomStories(t *testing.T) {
 	for seed := range uint64(8) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			random := rand.New(rand.NewPCG(seed, 32))
-			m := well(t, "h100x8", func(c *core.Config) { c.Health.MaxRecoveries, c.Health.MaxDwell = 1000, 2*time.Minute })
+			m := well(t, "h100x8", func(c *core.Config) { c.Health.MaxRecoveries, c.Health.MaxRecoveryDwell = 1000, 2*time.Minute })
 			var witnesses []*witness
 			for _, slot := range []int{1, 4, 6} {
 				witnesses = append(witnesses, &witness{rig: m, slot: slot})

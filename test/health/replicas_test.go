@@ -197,7 +197,7 @@ func (b *books) agree(t *testing.T, what string, all, want []string) {
 
 // Both orchestrators are told the same of every share.
 func TestCase35BothSidesAgree(t *testing.T) {
-	linger := func(c *core.Config) { c.Health.Settle = 4 * time.Second } // else the driver's word mends an instance before it is seen
+	linger := func(c *core.Config) { c.Health.SettleTime = 4 * time.Second } // else the driver's word mends an instance before it is seen
 	f := follow(t, simdriver.Start(t, "a100-mig"), hasty, byFour, linger)
 	f.until("the machine is read", func(inv *inventory.Inventory) bool { return inv.Len() > 0 })
 	var all []string

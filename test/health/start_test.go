@@ -58,7 +58,7 @@ func TestCase02VerdictBeforeTheStart(t *testing.T) {
 	m.look()
 	m.expect("first check", sick(health.Unhealthy, 2))
 	m.neverHealthy(2)
-	if h := m.health(2); h.Cause() != "VERDICT_GPU_RESET" {
+	if h := m.health(2); h.Cause() != "RECOVERY_ACTION_GPU_RESET" {
 		t.Error(h)
 	}
 	m.reset(2)

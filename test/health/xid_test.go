@@ -73,7 +73,7 @@ func TestCase04ThreeWorkloads(t *testing.T) {
 		}
 	})
 	t.Run("and the operator says that is unhealthy", func(t *testing.T) {
-		m := well(t, "h100x8", func(c *core.Config) { c.Health.Workloads = xid.Withdraws })
+		m := well(t, "h100x8", func(c *core.Config) { c.Health.ApplicationFaults = xid.Withdraws })
 		for range 3 {
 			work(m)
 		}
@@ -142,7 +142,7 @@ func TestCase07ContainedError(t *testing.T) {
 		m := well(t, "h100x8")
 		m.xid(5, 94)
 		m.step(20 * time.Second)
-		m.expect("no verdict yet", sick(health.Degraded, 5))
+		m.expect("recovery action not reported yet", sick(health.Degraded, 5))
 		m.set(5, "recovery_action = 4")
 		m.step(10 * time.Second)
 		m.expect("drain and reset", sick(health.Unhealthy, 5))
@@ -166,7 +166,7 @@ func TestCase07VerdictIsAskedForInTime(t *testing.T) {
 			f := follow(t, simdriver.Start(t, "h100x8"), patient)
 			f.until("eight healthy GPUs", f.all(health.Healthy, 8))
 			script(f)
-			f.until("unhealthy", f.only(5, health.Unhealthy, "VERDICT_DRAIN_AND_RESET"))
+			f.until("unhealthy", f.only(5, health.Unhealthy, "RECOVERY_ACTION_DRAIN_AND_RESET"))
 		})
 	}
 }
@@ -206,8 +206,8 @@ func TestCase16Guest(t *testing.T) {
 		m.xid(0, 95)
 		m.step(2 * time.Hour)
 		m.expect("two hours of verdict none", sick(health.Unhealthy, 0))
-		if text := m.health(0).String(); !strings.Contains(text, "no driver verdict") {
-			t.Errorf("%q does not say that there is no verdict", text)
+		if text := m.health(0).String(); !strings.Contains(text, "recovery action not reported") {
+			t.Errorf("%q lacks: recovery action not reported", text)
 		}
 		return m
 	}

@@ -45,7 +45,7 @@ func TestFirstKindGoes(t *testing.T) {
 	for slot := 1; slot < 8; slot++ {
 		must(t, m.Remove(slot))
 	}
-	s := stage(t, m, hasty, func(c *core.Config) { c.Health.Forget = 500 * time.Millisecond })
+	s := stage(t, m, hasty, func(c *core.Config) { c.Health.RemoveLostAfter = 500 * time.Millisecond })
 	s.settles("start", time.Now(), s.units())
 	first := s.UUID(0)
 	plain := s.nomad.last().names()[first]

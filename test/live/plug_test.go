@@ -132,7 +132,7 @@ func TestGPUIsTakenOut(t *testing.T) {
 	if !apart(t) {
 		return
 	}
-	s := fleet(t, func(c *core.Config) { c.Health.Forget = 2 * time.Second })
+	s := fleet(t, func(c *core.Config) { c.Health.RemoveLostAfter = 2 * time.Second })
 	all := s.units()
 	gone := all[2]
 	rest := without(all, gone)

@@ -85,7 +85,7 @@ func TestQuiesceAndResume(t *testing.T) {
 	if len(a.holding()) == 0 {
 		t.Error("the agents hold nothing of a driver that they use: this test shows nothing")
 	}
-	must(t, a.Set(2, "recovery_action", "1"), a.XID(2, 95)) // the driver asks for a reset
+	must(t, a.Set(2, "recovery_action", "1"), a.XID(2, 95)) // recovery action: GPU reset
 	a.settles("XID 95 on one", time.Now(), all, all[2])
 
 	began := time.Now()

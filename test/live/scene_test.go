@@ -51,7 +51,7 @@ type scene struct {
 func hasty(c *core.Config) {
 	c.Probe, c.Rescan = 100*time.Millisecond, 500*time.Millisecond
 	p := &c.Health
-	p.Settle, p.Dwell, p.MaxDwell, p.MaxRecoveries = 200*time.Millisecond, 200*time.Millisecond, 200*time.Millisecond, 100
+	p.SettleTime, p.RecoveryDwell, p.MaxRecoveryDwell, p.MaxRecoveries = 200*time.Millisecond, 200*time.Millisecond, 200*time.Millisecond, 100
 }
 
 // stage runs both adapters on a machine in this process, under the default configuration unless tuned. It

@@ -50,7 +50,7 @@ func (s shortWaits) Wait(most time.Duration) ([]health.Observation, error) {
 // is short, so that a test sees recovery.
 func start(t testing.TB, machine string, prepare ...func(*simdriver.Machine) error) *both {
 	p := health.DefaultPolicy()
-	p.Settle, p.Dwell, p.MaxDwell, p.MaxRecoveries = 200*time.Millisecond, 300*time.Millisecond, 300*time.Millisecond, 100
+	p.SettleTime, p.RecoveryDwell, p.MaxRecoveryDwell, p.MaxRecoveries = 200*time.Millisecond, 300*time.Millisecond, 300*time.Millisecond, 100
 	return startUnder(t, p, machine, prepare...)
 }
 

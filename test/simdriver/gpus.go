@@ -78,7 +78,7 @@ func (m *Machine) Lose(slot int) error { return m.Set(slot, "lost", "yes") }
 func (m *Machine) Restore(slot int) error { return m.Set(slot, "lost", "no") }
 
 // Reset does what a reset of the GPU does to its state: it answers again, the
-// driver asks for nothing, nothing is pending, and what counts since the last
+// recovery action is None, nothing is pending, and what counts since the last
 // reset counts from zero. Handles stay as they are.
 func (m *Machine) Reset(slot int) error {
 	lines := []string{"lost = no"}

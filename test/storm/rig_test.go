@@ -116,7 +116,7 @@ func (w *storm) follow(ctx context.Context, running *sync.WaitGroup) {
 	cfg.MIG, cfg.DeviceNodes, cfg.Probe, cfg.Rescan = inventory.MIGMixed, true, probe, rescan
 	cfg.Roots = core.Roots{Driver: w.Root, Dev: w.Root, Sys: w.Root + "/sys", Proc: w.Root + "/proc"}
 	p := &cfg.Health
-	p.Deadline, p.Settle, p.Dwell, p.MaxDwell, p.Quiet = deadline, settle, dwell, dwell, time.Second
+	p.CallDeadline, p.SettleTime, p.RecoveryDwell, p.MaxRecoveryDwell, p.QuietTime = deadline, settle, dwell, dwell, time.Second
 	p.MaxRecoveries = 1 << 20
 	cfg.Policy = w.policy()
 	must(w.t, cfg.Validate())

@@ -103,7 +103,7 @@ func pairConfig(o orders) core.Config {
 	cfg.Probe, cfg.Rescan = probe, rescan/5
 	cfg.Roots = core.Roots{Driver: o.Root, Dev: o.Root, Sys: o.Root + "/sys", Proc: o.Root + "/proc"}
 	p := &cfg.Health
-	p.Deadline, p.Settle, p.Dwell, p.MaxDwell, p.Quiet, p.Forget = deadline, settle, dwell, dwell, rescan, forget
+	p.CallDeadline, p.SettleTime, p.RecoveryDwell, p.MaxRecoveryDwell, p.QuietTime, p.RemoveLostAfter = deadline, settle, dwell, dwell, rescan, forget
 	p.MaxRecoveries = 1 << 20
 	cfg.Policy = o.Split.policy(o.Agent)
 	return cfg

@@ -74,7 +74,7 @@ func clearedByReboot(p Policy, c Condition) bool {
 	if rule := c.rule(p); rule.Class != 0 {
 		clears = rule.Clears
 	}
-	return clears&xid.Reboot != 0 && (!p.Manual || c.State < Unhealthy)
+	return clears&xid.Reboot != 0 && (!p.ManualRecovery || c.State < Unhealthy)
 }
 
 // Latest returns the latest time of an occurrence in the checkpoint; zero if there is none.

@@ -51,7 +51,7 @@ func (e *UnresponsiveError) Error() string {
 
 // Clear removes the conditions that an operator has verified to be over, and returns them. A persistent state that
 // is still present is ignored until it is gone. Clear fails with *NewerFaultError, *NoConditionError,
-// *UnresponsiveError or *ConfigError, and then changes nothing.
+// *UnresponsiveError or *setting.Error, and then changes nothing.
 func (l Ledger) Clear(p Policy, now time.Time, o Command) (Ledger, []Condition, error) {
 	found, err := l.matching(now, o)
 	if err != nil {

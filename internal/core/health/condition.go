@@ -31,7 +31,7 @@ type Condition struct {
 	Simulated           bool
 }
 
-// Cause returns the name of the cause for programs: "XID_95", "LOST", "VERDICT_GPU_RESET".
+// Cause returns the name of the cause for programs: "XID_95", "LOST", "RECOVERY_ACTION_GPU_RESET".
 func (c Condition) Cause() string { return causeName(c.Reason, c.Code) }
 
 // Cause returns the name of the cause for programs; "" if the unit is healthy.
@@ -44,7 +44,7 @@ func causeName(r Reason, code uint64) string {
 	case ReasonEvent:
 		return fmt.Sprintf("EVENT_0x%X", code)
 	case ReasonRecoveryAction:
-		return "VERDICT_" + strings.ToUpper(strings.ReplaceAll(recoveryActionOf(code).String(), " ", "_"))
+		return "RECOVERY_ACTION_" + strings.ToUpper(strings.ReplaceAll(recoveryActionOf(code).String(), " ", "_"))
 	default:
 		return r.String()
 	}
@@ -102,7 +102,7 @@ func (c Condition) rule(p Policy) xid.Rule {
 	}
 }
 
-// severe reports whether recoveries from the condition are limited by HealthPolicy.MaxRecoveries.
+// severe reports whether recoveries from the condition are limited by Policy.MaxRecoveries.
 func (c Condition) severe(p Policy) bool {
 	if c.Simulated {
 		return false

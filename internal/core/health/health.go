@@ -60,7 +60,7 @@ const maxHealthText = 200
 
 // String returns the health as one line of at most 200 bytes, as both orchestrators and all logs show it:
 //
-//	unhealthy: XID 95 uncontained memory error since 2026-11-20T10:31Z; driver asks: GPU reset; action: drain and reset the GPU; clears: reset seen
+//	unhealthy: XID 95 uncontained memory error since 2026-11-20T10:31Z; recovery action: GPU reset; action: drain and reset the GPU; clears: reset seen
 func (h Health) String() string {
 	text := h.State.String()
 	if h.State == Healthy {
@@ -78,7 +78,7 @@ func (h Health) String() string {
 		rest.WriteString(" since " + h.Since.Format("2006-01-02T15:04Z"))
 	}
 	if h.RecoveryAction > RecoveryNone && h.Reason != ReasonRecoveryAction {
-		rest.WriteString("; driver asks: " + h.RecoveryAction.String())
+		rest.WriteString("; recovery action: " + h.RecoveryAction.String())
 	}
 	if h.Action != "" {
 		rest.WriteString("; action: " + h.Action)

@@ -155,10 +155,10 @@ func (h *GPUHistory) faultWithin(now time.Time, span time.Duration) bool {
 
 // dwell returns how long evidence must hold: longer with each unhealthy episode of the last six hours.
 func (h *GPUHistory) dwell(p Policy, now time.Time) time.Duration {
-	d := p.Dwell
+	d := p.RecoveryDwell
 	for range countWithin(h.UnhealthyEpisodes, now, 6*time.Hour) - 1 {
-		if d *= 2; d >= p.MaxDwell {
-			return max(p.MaxDwell, p.Dwell)
+		if d *= 2; d >= p.MaxRecoveryDwell {
+			return max(p.MaxRecoveryDwell, p.RecoveryDwell)
 		}
 	}
 	return d

@@ -172,12 +172,12 @@ func detailOf(rule xid.Rule, o Observation) string {
 func (b *ledgerBuilder) recordApplicationFault(o Observation) {
 	history := b.history(o.At.GPU)
 	n := history.recordAppFault(history.workload(o.At), b.now, workloadSpan)
-	if b.policy.Workloads != xid.None && n >= suspectWorkloads {
+	if b.policy.ApplicationFaults != xid.None && n >= suspectWorkloads {
 		c := b.recordEvent(Condition{
-			At: gpu.WholeGPU(o.At.GPU), Reason: ReasonWorkloads, State: b.policy.state(b.policy.Workloads),
+			At: gpu.WholeGPU(o.At.GPU), Reason: ReasonWorkloads, State: b.policy.state(b.policy.ApplicationFaults),
 			Detail: "application faults of several workloads within an hour",
 		})
-		c.State = b.policy.state(b.policy.Workloads)
+		c.State = b.policy.state(b.policy.ApplicationFaults)
 	}
 }
 

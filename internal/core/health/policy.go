@@ -18,7 +18,7 @@ const (
 	ModeOff     Mode = "off"     // health is not evaluated, except whether the driver and the GPU respond
 )
 
-// Policy is the configuration of health. Start from DefaultHealthPolicy.
+// Policy is the configuration of health. Start from DefaultPolicy.
 type Policy struct {
 	Mode Mode
 
@@ -28,41 +28,41 @@ type Policy struct {
 	AllXIDs *xid.Effect
 
 	DegradedTakesNoWork bool       // degraded units are unhealthy
-	Workloads           xid.Effect // of application XIDs of three different workloads within an hour
+	ApplicationFaults   xid.Effect // effect of application XIDs of three different workloads within an hour
 
 	ProbeFailures int           // consecutive failed checks until a GPU is unhealthy, at least 1
-	Deadline      time.Duration // after which a driver call counts as hung
-	Settle        time.Duration // after an XID, until the recovery action can be relied on
+	CallDeadline  time.Duration // time after which a driver call counts as hung
+	SettleTime    time.Duration // time after an XID until the recovery action can be relied on
 
-	Manual        bool          // an unhealthy GPU recovers only by an operator's command
-	CleanChecks   int           // consecutive complete checks that recovery requires beside evidence, at least 1
-	Dwell         time.Duration // for which evidence must hold; doubles with each unhealthy episode within six hours
-	MaxDwell      time.Duration
-	MaxRecoveries int           // recoveries from severe causes within a day at which a GPU needs service, at least 1
-	Quiet         time.Duration // without a repeat, for faults that the driver's recovery action does not cover
-	Forget        time.Duration // after which a GPU that the driver does not list is removed
-	FabricGrace   time.Duration // for which a fabric may take to complete
+	ManualRecovery   bool          // an unhealthy GPU recovers only by an operator's command
+	CleanChecks      int           // consecutive complete checks that recovery requires beside evidence, at least 1
+	RecoveryDwell    time.Duration // time for which evidence must hold; doubles with each unhealthy episode within six hours
+	MaxRecoveryDwell time.Duration
+	MaxRecoveries    int           // recoveries from severe causes within a day at which a GPU needs service, at least 1
+	QuietTime        time.Duration // time without a repeat that clears a fault which the driver's recovery action does not cover
+	RemoveLostAfter  time.Duration // time after which a GPU that the driver does not list is removed
+	FabricTimeout    time.Duration // time after which a fabric whose registration has not completed (nvmlGpuFabricInfo_t) counts as failed
 }
 
 // DefaultPolicy returns the defaults of both agents.
 func DefaultPolicy() Policy {
 	return Policy{
-		Mode:          ModeEnforce,
-		Workloads:     xid.Degrades,
-		ProbeFailures: 3,
-		Deadline:      time.Minute,
-		Settle:        30 * time.Second,
-		CleanChecks:   3,
-		Dwell:         time.Minute,
-		MaxDwell:      time.Hour,
-		MaxRecoveries: 3,
-		Quiet:         10 * time.Minute,
-		Forget:        24 * time.Hour,
-		FabricGrace:   10 * time.Minute,
+		Mode:              ModeEnforce,
+		ApplicationFaults: xid.Degrades,
+		ProbeFailures:     3,
+		CallDeadline:      time.Minute,
+		SettleTime:        30 * time.Second,
+		CleanChecks:       3,
+		RecoveryDwell:     time.Minute,
+		MaxRecoveryDwell:  time.Hour,
+		MaxRecoveries:     3,
+		QuietTime:         10 * time.Minute,
+		RemoveLostAfter:   24 * time.Hour,
+		FabricTimeout:     10 * time.Minute,
 	}
 }
 
-// Validate returns all problems, each a *ConfigError.
+// Validate returns all problems, each a *setting.Error.
 func (p Policy) Validate() (errs []error) {
 	switch p.Mode {
 	case ModeEnforce, ModeObserve, ModeOff:
@@ -72,7 +72,7 @@ func (p Policy) Validate() (errs []error) {
 	for _, d := range []struct {
 		key   string
 		value time.Duration
-	}{{"call deadline", p.Deadline}, {"settle", p.Settle}, {"dwell", p.Dwell}, {"longest dwell", p.MaxDwell}, {"quiet", p.Quiet}, {"forget", p.Forget}} {
+	}{{"call deadline", p.CallDeadline}, {"settle", p.SettleTime}, {"dwell", p.RecoveryDwell}, {"longest dwell", p.MaxRecoveryDwell}, {"quiet", p.QuietTime}, {"forget", p.RemoveLostAfter}} {
 		if d.value <= 0 {
 			errs = append(errs, &setting.Error{Key: d.key, Value: d.value.String(), Remedy: "want a positive duration such as 30s"})
 		}

@@ -54,7 +54,7 @@ func (b *ledgerBuilder) effectiveState(c Condition) State {
 	history := b.readHistory(c.At.GPU)
 	switch c.Reason {
 	case ReasonFabricWait:
-		if b.now.Sub(c.Since) >= b.policy.FabricGrace {
+		if b.now.Sub(c.Since) >= b.policy.FabricTimeout {
 			return Unhealthy
 		}
 		return Unknown
@@ -70,7 +70,7 @@ func (b *ledgerBuilder) effectiveState(c Condition) State {
 	rule := c.rule(b.policy)
 	effect := rule.Effect
 	if history.Sample.RecoveryAction == RecoveryUnknown || !b.recoveryActionCovers(rule) {
-		if b.now.Sub(c.Since) >= b.policy.Settle {
+		if b.now.Sub(c.Since) >= b.policy.SettleTime {
 			effect = max(effect, rule.SettledEffect)
 			if rule.NVLinkOnly && history.MaxNVLinks == 0 {
 				effect = min(effect, max(rule.Effect, xid.Degrades))
@@ -80,7 +80,7 @@ func (b *ledgerBuilder) effectiveState(c Condition) State {
 			effect = max(effect, rule.RepeatEffect)
 		}
 	}
-	if effect == xid.Loses && b.now.Sub(c.Last) >= b.policy.Settle && b.answersAgain(c, history) {
+	if effect == xid.Loses && b.now.Sub(c.Last) >= b.policy.SettleTime && b.answersAgain(c, history) {
 		effect = xid.Withdraws
 	}
 	return b.policy.state(effect)
@@ -111,7 +111,7 @@ func (b *ledgerBuilder) dwell(c Condition) time.Duration {
 	if c.State >= Unhealthy && !c.Simulated {
 		return b.readHistory(c.At.GPU).dwell(b.policy, b.now)
 	}
-	return b.policy.Dwell
+	return b.policy.RecoveryDwell
 }
 
 // Dwell returns how long the evidence for recovery must hold until the condition is removed.
@@ -145,7 +145,7 @@ func (b *ledgerBuilder) recoveryActionCovers(rule xid.Rule) bool {
 func (b *ledgerBuilder) clearingEvidence(c Condition) xid.Evidence {
 	rule, signs := c.rule(b.policy), c.Reason.meaning().clears
 	switch {
-	case b.policy.Manual && c.State >= Unhealthy:
+	case b.policy.ManualRecovery && c.State >= Unhealthy:
 		return 0
 	case rule.Clears != 0 && b.recoveryActionCovers(rule):
 		signs = rule.Clears | xid.NoRecoveryAction
@@ -165,7 +165,7 @@ func (b *ledgerBuilder) clearingEvidence(c Condition) xid.Evidence {
 func (b *ledgerBuilder) eventOver(c Condition, history *GPUHistory) bool {
 	has := func(sign xid.Evidence) bool { return c.Evidence&sign != 0 }
 	since := b.now.Sub(c.Last)
-	quiet := b.policy.Quiet
+	quiet := b.policy.QuietTime
 	if c.Reason == ReasonWorkloads {
 		quiet = workloadSpan
 	}
@@ -174,7 +174,7 @@ func (b *ledgerBuilder) eventOver(c Condition, history *GPUHistory) bool {
 		return true
 	case !history.checked.After(c.Last):
 		return false
-	case has(xid.NoRecoveryAction) && history.Sample.RecoveryAction == RecoveryNone && since >= b.policy.Settle:
+	case has(xid.NoRecoveryAction) && history.Sample.RecoveryAction == RecoveryNone && since >= b.policy.SettleTime:
 		return true
 	case has(xid.LevelClear) && history.levelCleared(c.rule(b.policy).Level):
 		return true

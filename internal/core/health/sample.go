@@ -76,7 +76,7 @@ const (
 // String returns the action as text for operators: "GPU reset".
 func (v RecoveryAction) String() string {
 	return [...]string{
-		"no verdict", "none", "GPU reset", "node reboot", "drain P2P", "drain and reset", "recover IMEX domain", "unknown action",
+		"not reported", "none", "GPU reset", "node reboot", "drain P2P", "drain and reset", "recover IMEX domain", "unknown action",
 	}[v]
 }
 

@@ -239,7 +239,7 @@ func (v Sample) limits(at gpu.Placement) string {
 		limits = append(limits, "no XID events")
 	}
 	if v.RecoveryAction == RecoveryUnknown {
-		limits = append(limits, "no driver verdict")
+		limits = append(limits, "recovery action not reported")
 	}
 	if at.GI != gpu.Whole && v.RemapPending == NotReported {
 		limits = append(limits, "row remapping not visible under MIG")

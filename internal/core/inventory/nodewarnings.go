@@ -15,7 +15,7 @@ var optionalNodes = []string{"/dev/nvidia-modeset", "/dev/nvidia-uvm-tools"}
 //
 // It returns false where no warning is due:
 //
-//   - Plans have no device nodes (InventoryConfig.DeviceNodes is off, the default of k8s-gpu). NVIDIA's container runtime or
+//   - Plans have no device nodes (Config.DeviceNodes is off, the default of k8s-gpu). NVIDIA's container runtime or
 //     CDI provides them then, and creates those that are missing.
 //   - The driver is not ready.
 //   - No device node of NVIDIA's is visible, although the driver works: this process runs in a container in which the host's

@@ -19,7 +19,7 @@ type Policy struct {
 type Rule struct {
 	Select  Selector
 	Reserve string      // reason for which the devices are not offered; "" = they are
-	MIG     MIGStrategy // of the selected GPUs; "" = InventoryConfig.MIG
+	MIG     MIGStrategy // of the selected GPUs; "" = Config.MIG
 	Pool    string      // "" = the default pool, with a suffix if the devices are shared
 	Sharing *Sharing    // nil = as in Policy.Shares
 }

@@ -9,7 +9,7 @@ import (
 
 // Prefer chooses n of the available units for one container, the required ones first. It prefers GPUs with the
 // most NVLinks between them, then those with the shortest PCIe path, then those of one NUMA node; MIG instances of
-// few GPUs; and of shared devices those with the fewest units in use, or, with InventoryConfig.Packed, those with
+// few GPUs; and of shared devices those with the fewest units in use, or, with Config.Packed, those with
 // the most. Prefer never fails: it leaves out unknown IDs, so the result may have fewer than n units. The order of
 // the arguments does not matter.
 //

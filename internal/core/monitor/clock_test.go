@@ -25,7 +25,7 @@ func runBy(t *testing.T, m *coretest.Machine) (*running, *wall) {
 	t.Helper()
 	w := &wall{}
 	r := start(t, m, setup{
-		config: func(c *core.Config) { c.Health.Forget = 30 * time.Minute },
+		config: func(c *core.Config) { c.Health.RemoveLostAfter = 30 * time.Minute },
 		before: func(m *monitor.Monitor) { m.SetWallClock(w.now) },
 	})
 	return r, w

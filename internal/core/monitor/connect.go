@@ -35,7 +35,7 @@ func (m *Monitor) connect(ctx context.Context, released chan<- struct{}) (Sessio
 			}
 		}
 	}()
-	bounded, cancel := context.WithTimeout(ctx, m.cfg.Health.Deadline)
+	bounded, cancel := context.WithTimeout(ctx, m.cfg.Health.CallDeadline)
 	defer cancel()
 	r, err := serveWithoutSession(bounded, m, opened)
 	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {

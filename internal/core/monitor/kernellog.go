@@ -12,7 +12,7 @@ import (
 const logAtMost = time.Second
 
 // AwaitLog has Run apply what the kernel log contained at the start before it reads the machine, so that no GPU with an XID in
-// the log is published as healthy. A LogRead observation ends the wait. Call it before Run.
+// the log is published as healthy. A KernelLogRead observation ends the wait. Call it before Run.
 func (m *Monitor) AwaitLog() { m.logRead = make(chan struct{}, 1) }
 
 // awaitLog waits for that for at most logAtMost: later observations count, too.
@@ -25,7 +25,7 @@ func (m *Monitor) awaitLog(ctx context.Context) {
 	_, _ = serveWithoutSession(bounded, m, m.logRead) // neither the end of maintenance nor the timeout is a failure
 }
 
-// noteLogRead ends awaitLog if observations include LogRead.
+// noteLogRead ends awaitLog if observations include KernelLogRead.
 func (m *Monitor) noteLogRead(obs []health.Observation) {
 	if slices.ContainsFunc(obs, func(o health.Observation) bool { return o.Kind == health.KernelLogRead }) {
 		wake(m.logRead)

@@ -34,7 +34,7 @@ type Session interface {
 	Snapshot() (gpu.Snapshot, error)
 
 	// Probe checks the health of every known GPU and returns an observation each: Checked with the sample unless something is
-	// wrong. A GPU that does not answer in time is Waiting; its call goes on and delays no other. Errors are as for Snapshot.
+	// wrong. A GPU that does not answer in time has a health.CallPending observation; its call goes on and delays no other. Errors are as for Snapshot.
 	Probe() ([]health.Observation, error)
 
 	// Wait returns the events since the last call and blocks for at most max. An error means that events are unavailable

@@ -142,7 +142,7 @@ func (m *Monitor) checkCalls(s Session) {
 	var overdue []health.Observation
 	stuck, calls := 0, s.Busy()
 	for _, call := range calls {
-		if time.Since(call.Since) < m.cfg.Health.Deadline {
+		if time.Since(call.Since) < m.cfg.Health.CallDeadline {
 			continue
 		}
 		stuck++

@@ -89,7 +89,7 @@ func TestMonitorReportsFailingCalls(t *testing.T) {
 	m := simdriver.Start(t, "h100x8")
 	cfg := core.DefaultConfig()
 	cfg.Probe, cfg.Rescan = 50*time.Millisecond, 200*time.Millisecond
-	cfg.Health.Dwell, cfg.Health.MaxDwell = time.Millisecond, time.Millisecond
+	cfg.Health.RecoveryDwell, cfg.Health.MaxRecoveryDwell = time.Millisecond, time.Millisecond
 	mon := monitor.New(func() (monitor.Session, error) {
 		s, err := Open(Options{Roots: roots(m), Deadline: 100 * time.Millisecond})
 		if err != nil {

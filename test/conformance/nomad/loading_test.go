@@ -125,8 +125,8 @@ func Test06Configuration(t *testing.T) {
 		"a block":                  {map[string]any{"driver_root": []map[string]any{{"a": 1}}}, []string{"driver_root"}},
 		"misspelled key":           {map[string]any{"fingerprint_periods": "1m"}, []string{"fingerprint_periods"}},
 		"a template":               {map[string]any{"driver_root": "${nowhere}"}, []string{"Variables not allowed"}},
-		"a fraction for a period":  {map[string]any{"fingerprint_period": 0.1}, []string{`fingerprint_period = "0.1": want a duration such as "30s" or "1m"`}},
-		"bad duration":             {map[string]any{"fingerprint_period": "often"}, []string{`fingerprint_period = "often": want a duration such as "30s" or "1m"`}},
+		"a fraction for a period":  {map[string]any{"fingerprint_period": 0.1}, []string{`fingerprint_period = "0.1": want a positive duration such as 30s or 1m`}},
+		"bad duration":             {map[string]any{"fingerprint_period": "often"}, []string{`fingerprint_period = "often": want a positive duration such as 30s or 1m`}},
 		"everything that is wrong": {map[string]any{"fingerprint_period": "0s", "ignored_gpu_ids": []any{"0"}, "dev_root": "dev"}, []string{`fingerprint_period = "0s": want 1s or more`, `ignored_gpu_ids = "0"`, `dev_root = "dev": want an absolute path`}},
 	} {
 		t.Run(name, func(t *testing.T) {

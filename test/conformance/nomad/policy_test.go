@@ -11,7 +11,7 @@ import (
 	"github.com/hashicorp/nomad/nomad/structs"
 )
 
-// A policy that changes is in force after a HUP, in the same process; one that is wrong leaves all as it is.
+// A policy that changes applies after a HUP, in the same process; one that is wrong leaves all as it is.
 func Test07PolicyByHangup(t *testing.T) {
 	m := install(t, "h100x8")
 	a := startAgent(t, m, m.policy(t, ""))
@@ -27,7 +27,7 @@ func Test07PolicyByHangup(t *testing.T) {
 	hup("policy: {rules: [{select: {index: nine}, use: time-slicing, replicas: 4}, {select: {index: 1}, use: halved}]}\n")
 	await(t, "both problems in the log", func() bool {
 		logs := a.logs.String()
-		return strings.Contains(logs, "nine") && strings.Contains(logs, "halved") && strings.Contains(logs, "the old one stays in force")
+		return strings.Contains(logs, "nine") && strings.Contains(logs, "halved") && strings.Contains(logs, "previous policy remains in effect")
 	})
 	if !reflect.DeepEqual(a.devices(t, 8, 8), whole) || len(a.Updates()) != updates {
 		t.Error("a policy with problems changed something")

@@ -84,6 +84,6 @@ var notes = []ruleGroup{
 		{165, "PSHC_ZERO_LIFETIME", "power-smoothing hardware worn out", 0, "", ""},
 	}},
 	{Rule: Rule{Class: Trigger}, codes: []codeEntry{
-		{154, "GPU_RECOVERY_ACTION_CHANGED", "driver's verdict changed", 0, "XID_154", "N/A (informational, regarding another XID)"},
+		{154, "GPU_RECOVERY_ACTION_CHANGED", "GPU recovery action changed", 0, "XID_154", "N/A (informational, regarding another XID)"},
 	}},
 }

@@ -14,11 +14,11 @@ func (e Effect) String() string {
 	return [...]string{"none", "degraded", "unhealthy", "lost"}[e]
 }
 
-// String lists the signs: "driver verdict None, reset seen or reboot"; "operator" for the empty set.
+// String lists the signs: "recovery action None, reset seen or reboot"; "operator" for the empty set.
 func (e Evidence) String() string {
 	var signs []string
 	for i, sign := range [...]string{
-		"driver verdict None", "reset seen", "reboot", "condition gone", "no repeat for a while",
+		"recovery action None", "reset seen", "reboot", "condition gone", "no repeat for a while",
 	} {
 		if e&(1<<i) != 0 {
 			signs = append(signs, sign)

@@ -65,7 +65,7 @@ type Rule struct {
 	Meaning string // one line for operators
 	Class   Class
 
-	// Effect counts immediately. SettledEffect counts from the end of the settle window (HealthPolicy.Settle) if
+	// Effect counts immediately. SettledEffect counts from the end of the settle window (health.Policy.SettleTime) if
 	// the driver has not reported a recovery action by then. The two are equal where waiting gives no information.
 	Effect, SettledEffect Effect
 

@@ -236,9 +236,9 @@ func TestEvidenceString(t *testing.T) {
 		0:                 "operator",
 		rb:                "reboot",
 		rv | rb:           "reset seen or reboot",
-		dv | rv | rb:      "driver verdict None, reset seen or reboot",
+		dv | rv | rb:      "recovery action None, reset seen or reboot",
 		rb | lc | qu:      "reboot, condition gone or no repeat for a while",
-		dv | rv | rb | qu: "driver verdict None, reset seen, reboot or no repeat for a while",
+		dv | rv | rb | qu: "recovery action None, reset seen, reboot or no repeat for a while",
 	} {
 		if got := set.String(); got != want {
 			t.Errorf("%#b is %q, want %q", set, got, want)
