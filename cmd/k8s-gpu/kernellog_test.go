@@ -121,7 +121,7 @@ func TestXIDsOfGPUsThatAreNotListed(t *testing.T) {
 		log.write("NVRM: Xid (PCI:0000:fe:00): 79, GPU has fallen off the bus.")
 		time.Sleep(2500 * time.Millisecond)
 	}
-	a.metrics(`tandem_xids_unlisted_total 3`, `tandem_xid_errors_total{gpu="`+m.UUID(2)+`",xid="119"} 1`)
+	a.metrics(`tandem_xid_errors_unlisted_total 3`, `tandem_xid_errors_total{gpu="`+m.UUID(2)+`",xid="119"} 1`)
 	says(t, dir, "the kernel log has XID 79 of 0000:fe:00.0, where no GPU is listed", "inspect")
 	if n := a.times(`without a listed GPU" pci=0000:fe:00.0 xid=79`); n != 1 {
 		t.Errorf("said %d times", n)

@@ -23,14 +23,14 @@ var (
 		"gpu", "gi", "ci", "cause", "state", "simulated")
 	xidsDesc = newDesc("xid_errors_total",
 		"XID errors reported. Codes that can make a GPU unhealthy have a series from the start; unknown codes share one.", "gpu", "xid")
-	unlistedDesc = newDesc("xids_unlisted_total",
+	unlistedDesc = newDesc("xid_errors_unlisted_total",
 		"XIDs in the kernel log with PCI addresses where the driver lists no GPU; inspect and the log name them.")
 	eventsDesc      = newDesc("events_total", "Faults that the driver reported as NVML events other than XIDs.", "gpu", "event")
 	transitionsDesc = newDesc("health_transitions_total", "Changes of the device's health state.", "device")
 	actionDesc      = newDesc("gpu_recovery_action",
 		"1 for the recovery action that the driver reports for the GPU, 0 for the other actions.", "gpu", "action")
 	checksDesc    = newDesc("health_check_duration_seconds", "Duration of health checks of all GPUs.")
-	lastCheckDesc = newDesc("last_probe_timestamp_seconds", "End of the latest health check; 0 = none yet.")
+	lastCheckDesc = newDesc("last_health_check_timestamp_seconds", "End of the latest health check; 0 = none yet.")
 	stuckDesc     = newDesc("driver_calls_stuck", "Driver calls that are past their deadline.")
 	sourceDesc    = newDesc("health_source_up",
 		"1 if a source of health information can be used for every GPU. A source that is switched off has no series.", "source")

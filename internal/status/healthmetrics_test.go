@@ -103,7 +103,7 @@ func TestSeriesExistBeforeTheFirstFault(t *testing.T) {
 		`tandem_xid_errors_total{gpu="`+id+`",xid="other"} 0`,
 		`tandem_events_total{event="FatalPoisonError",gpu="`+id+`"} 0`,
 		`tandem_health_check_duration_seconds_sum 0`, `tandem_health_check_duration_seconds_count 0`,
-		`tandem_last_probe_timestamp_seconds 0`, `tandem_driver_calls_stuck 0`,
+		`tandem_last_health_check_timestamp_seconds 0`, `tandem_driver_calls_stuck 0`,
 		`tandem_health_source_up{source="events"} 1`, `tandem_health_source_up{source="recovery_action"} 1`,
 	)
 	for _, line := range lines {
@@ -159,7 +159,7 @@ func TestFaultsAreShown(t *testing.T) {
 		`tandem_health_transitions_total{device="`+a+`"} 7`,
 		`tandem_device_health{device="`+b+`",model="NVIDIA H100 80GB HBM3",state="lost"} 1`,
 		`tandem_health_check_duration_seconds_sum 1.5`, `tandem_health_check_duration_seconds_count 3`,
-		`tandem_last_probe_timestamp_seconds 1.70000000025e+09`, `tandem_driver_calls_stuck 2`,
+		`tandem_last_health_check_timestamp_seconds 1.70000000025e+09`, `tandem_driver_calls_stuck 2`,
 		`tandem_health_source_up{source="events"} 0`, `tandem_health_source_up{source="recovery_action"} 1`,
 	)
 }

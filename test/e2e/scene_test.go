@@ -153,7 +153,7 @@ func (s *scene) awaitChecks(t *testing.T, m *simdriver.Machine) {
 	checks := func() (string, uint64, error) {
 		calls, err := m.CallsOf(s.plugin)
 		metrics, err2 := fetch(address)
-		_, after, _ := strings.Cut(metrics, "\ntandem_last_probe_timestamp_seconds ")
+		_, after, _ := strings.Cut(metrics, "\ntandem_last_health_check_timestamp_seconds ")
 		line, _, _ := strings.Cut(after, "\n")
 		return line, calls["nvmlDeviceGetUUID"], errors.Join(err, err2)
 	}
