@@ -1,4 +1,4 @@
-// Package agent composes an agent: driver session, monitor, sources of health information beside the driver, control socket and
+// Package agent composes an agent: driver session, monitor, sources of health information apart from the driver, control socket and
 // watchdog. Both commands run the same composition; each adds its orchestrator's adapter.
 package agent
 
@@ -156,11 +156,11 @@ func (a *Agent) Warnings() []string {
 	return slices.Concat(reload, a.sources.warnings(), a.socket.Warnings(), adapter)
 }
 
-// SourcesUp reports for each source of health information beside the driver ("kernel_log", "history") whether it works. A source
+// SourcesUp reports for each source of health information apart from the driver ("kernel_log", "history") whether it works. A source
 // that is switched off is missing.
 func (a *Agent) SourcesUp() map[string]bool { return a.sources.up() }
 
-// ReduceMemory trades collection time for memory: an agent serves a few requests a minute and holds a few hundred kB. GOMAXPROCS
+// ReduceMemory lowers GOGC and GOMAXPROCS, because an agent serves a few requests a minute and holds a few hundred kB. GOMAXPROCS
 // and GOGC in the environment take precedence. Call it once, at the start of the process.
 func ReduceMemory() {
 	if os.Getenv("GOMAXPROCS") == "" {

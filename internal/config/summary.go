@@ -40,7 +40,7 @@ func (f File) Summary() (lines []string) {
 		add(n.Select.At, "named "+n.Pool)
 	}
 	for _, s := range f.Policy.Shares {
-		parts := []string{"pool " + s.Pool, s.Sharing.Terms()}
+		parts := []string{"pool " + s.Pool, s.Sharing.Description()}
 		if s.First > 0 {
 			parts = append(parts, fmt.Sprintf("%d of its devices", s.First))
 		}
@@ -58,7 +58,7 @@ func ruleSummary(r inventory.Rule) (parts []string) {
 		return []string{"not offered: " + r.Reserve}
 	}
 	if r.Sharing != nil {
-		parts = append(parts, r.Sharing.Terms())
+		parts = append(parts, r.Sharing.Description())
 	} else {
 		parts = append(parts, "offered")
 	}

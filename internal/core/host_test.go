@@ -40,7 +40,7 @@ func TestWithHost(t *testing.T) {
 		return gpu.Placement{GPU: coretest.GPU(n), GI: uint32(gi + 1), CI: 0} //nolint:gosec // a test's
 	}
 	claim := func(at gpu.Placement, prior bool) inventory.Claim {
-		return inventory.Claim{Agent: "nomad-gpu", At: at, Prior: prior}
+		return inventory.Claim{Agent: "nomad-gpu", At: at, Older: prior}
 	}
 	for name, tc := range map[string]struct {
 		host      inventory.Host

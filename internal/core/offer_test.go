@@ -230,8 +230,8 @@ func TestPolicyWarningsNeedCompleteSnapshot(t *testing.T) {
 
 func TestSharingText(t *testing.T) {
 	for want, s := range map[string]inventory.Sharing{"exclusive": {}, "time-slicing by 4": sliced(4), "mps by 2": served(2)} {
-		if s.String() != want || s.Terms() != want {
-			t.Errorf("%q and %q, want %q", s, s.Terms(), want)
+		if s.String() != want || s.Description() != want {
+			t.Errorf("%q and %q, want %q", s, s.Description(), want)
 		}
 	}
 	strict, limited := sliced(4), served(2)
@@ -239,8 +239,8 @@ func TestSharingText(t *testing.T) {
 	for want, s := range map[string]inventory.Sharing{
 		"time-slicing by 4, one a request": strict, "mps by 2, 4096 MiB each, 25% of the threads each": limited,
 	} {
-		if s.Terms() != want {
-			t.Errorf("%q, want %q", s.Terms(), want)
+		if s.Description() != want {
+			t.Errorf("%q, want %q", s.Description(), want)
 		}
 	}
 }

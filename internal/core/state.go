@@ -74,7 +74,7 @@ func (s State) Observe(cfg Config, now time.Time, obs ...health.Observation) Sta
 	return s.rebuild(cfg, now)
 }
 
-// WithHost applies the state of the host beside the driver.
+// WithHost applies the state of the host apart from the driver.
 func (s State) WithHost(cfg Config, now time.Time, h inventory.Host) State {
 	s.Host = h
 	return s.rebuild(cfg, now)

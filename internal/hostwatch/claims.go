@@ -135,12 +135,12 @@ func coreClaims(mine claimFile, others []claimFile, o offer) (claims []inventory
 			for _, p := range ours {
 				if p.Overlaps(c.at) {
 					m := mine.oldestClaim(p)
-					claims = append(claims, inventory.Claim{Agent: f.agent, At: p, Prior: m == nil || before(c, f.agent, *m, mine.agent)})
+					claims = append(claims, inventory.Claim{Agent: f.agent, At: p, Older: m == nil || before(c, f.agent, *m, mine.agent)})
 					overlaps = true
 				}
 			}
 			if !overlaps {
-				claims = append(claims, inventory.Claim{Agent: f.agent, At: c.at, Prior: true})
+				claims = append(claims, inventory.Claim{Agent: f.agent, At: c.at, Older: true})
 			}
 		}
 	}

@@ -114,7 +114,7 @@ func TestDuplicateAgent(t *testing.T) {
 	update(t, first, whole(1))
 	update(t, other, whole(2))
 	v, err := second.update(t.Context(), want(whole(1), whole(2)))
-	if !errors.Is(err, errDuplicateAgent) || len(v.claims) != 1 || !v.claims[0].Prior {
+	if !errors.Is(err, errDuplicateAgent) || len(v.claims) != 1 || !v.claims[0].Older {
 		t.Errorf("%v, %v", v, err)
 	}
 	if got := inFile(t, folder, "nomad-gpu"); len(got) != 1 {
@@ -155,7 +155,7 @@ func TestFilesThatCannotBeUsed(t *testing.T) {
 	other, _ := newStore(t, folder, "nomad-gpu", true)
 	update(t, other, whole(1))
 	v, err := r.update(t.Context(), want(whole(0), whole(1)))
-	if _, part := errors.AsType[writeError](err); !part || len(v.claims) != 1 || !v.claims[0].Prior {
+	if _, part := errors.AsType[writeError](err); !part || len(v.claims) != 1 || !v.claims[0].Older {
 		t.Errorf("the claims of others: %v, %v", v, err)
 	}
 

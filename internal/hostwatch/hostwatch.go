@@ -1,4 +1,4 @@
-// Package hostwatch watches what a host has beside the driver: MPS control daemons that answer, and other agents that offer
+// Package hostwatch watches what a host has apart from the driver: MPS control daemons that answer, and other agents that offer
 // the same GPUs. An agent works without any of it, and warns about what it can't see.
 package hostwatch
 

@@ -42,7 +42,7 @@ type Options struct {
 	Adapter  Adapter
 	Reload   Reload
 	Config   core.Config            // what the agent runs with
-	Sources  func() map[string]bool // whether each source of health events beside the driver can be used, by name; a fresh map
+	Sources  func() map[string]bool // whether each source of health events apart from the driver can be used, by name; a fresh map
 	Warnings func() []string        // about the agent itself, one line each
 	Log      *slog.Logger
 }

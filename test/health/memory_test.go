@@ -249,7 +249,7 @@ func TestCase24NeedsService(t *testing.T) {
 		m.step(4 * time.Hour)
 		cycle(m, 48)
 		m.expect("third reset", sick(health.Unhealthy, 0))
-		if h := m.health(0); h.Reason != health.ReasonService {
+		if h := m.health(0); h.Reason != health.ReasonNeedsService {
 			t.Error(h)
 		}
 		cycle(m, 48)

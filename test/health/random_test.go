@@ -48,7 +48,7 @@ func TestCase32RandomStories(t *testing.T) {
 			m.step(10 * time.Minute)
 			for _, w := range witnesses {
 				w.history()
-				if w.health(w.slot).Reason == health.ReasonService { // the same XID within an hour of a reset
+				if w.health(w.slot).Reason == health.ReasonNeedsService { // the same XID within an hour of a reset
 					must(t, m.clear(w.slot, "", m.now))
 				}
 			}

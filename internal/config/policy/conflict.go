@@ -35,7 +35,7 @@ func (c *compiler) findConflicts(complete bool) {
 			reported[p.name] = true
 			c.doc.AddProblem(math.MaxInt, &setting.Error{
 				Key: strings.TrimSuffix(c.doc.Path, filepath.Base(c.doc.Path)) + p.at, Value: domain + p.name,
-				Remedy: fmt.Sprintf("would be %s, but by %s it is %s: want another name for one of them", p.sharing.Terms(), f.at, f.sharing.Terms()),
+				Remedy: fmt.Sprintf("would be %s, but by %s it is %s: want another name for one of them", p.sharing.Description(), f.at, f.sharing.Description()),
 			})
 		}
 	}

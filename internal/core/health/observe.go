@@ -183,5 +183,5 @@ func (b *ledgerBuilder) recordApplicationFault(o Observation) {
 
 // requireService takes the GPU out of service until an operator clears the condition.
 func (b *ledgerBuilder) requireService(id gpu.DeviceID, why string) {
-	b.setLevel(Condition{At: gpu.WholeGPU(id), Reason: ReasonService, State: Unhealthy, Detail: why}, 1)
+	b.setLevel(Condition{At: gpu.WholeGPU(id), Reason: ReasonNeedsService, State: Unhealthy, Detail: why}, 1)
 }

@@ -32,13 +32,13 @@ const (
 	ReasonFabricWait            // the fabric has not completed yet
 	ReasonFabric                // the fabric is unhealthy or misconfigured
 	ReasonFabricLimits          // the fabric has reduced capacity or bandwidth
-	ReasonLinks                 // fewer NVLinks are active than before
+	ReasonNVLinksDown           // fewer NVLinks are active than before
 	ReasonThermal               // the hardware throttles for heat most of the time
 	ReasonPowerBrake            // an external power brake throttles most of the time
 	ReasonReplays               // the PCIe link replays more packets than a sound link does
 	ReasonPCIeWidth             // the PCIe link is narrower under load than it can be
 	ReasonWorkloads             // several workloads had application faults on this GPU
-	ReasonService               // too many recoveries, or the same severe XID soon after a reset
+	ReasonNeedsService          // too many recoveries, or the same severe XID soon after a reset
 
 	// Reasons of units in an inventory, which the ledger does not use.
 
@@ -88,13 +88,13 @@ var meanings = [...]meaning{
 	ReasonFabricWait:   {name: "FABRIC_STARTING", text: "waiting for the NVLink fabric", state: Unknown, clears: level, clearsText: "fabric completed", action: "check the fabric manager"},
 	ReasonFabric:       {name: "FABRIC_UNHEALTHY", text: "NVLink fabric unhealthy", state: Unhealthy, checks: 3, clears: level, clearsText: "fabric healthy", action: "check the fabric manager", severe: true},
 	ReasonFabricLimits: {name: "FABRIC_LIMITED", text: "NVLink fabric limited", state: Degraded, checks: 3, clears: level, clearsText: "fabric at full capacity", action: "check the fabric manager"},
-	ReasonLinks:        {name: "NVLINK_DOWN", text: "NVLinks down", state: Degraded, checks: 3, clears: level, clearsText: "links up", action: "reset the GPU when idle, check the links"},
+	ReasonNVLinksDown:  {name: "NVLINK_DOWN", text: "NVLinks down", state: Degraded, checks: 3, clears: level, clearsText: "links up", action: "reset the GPU when idle, check the links"},
 	ReasonThermal:      {name: "SLOWDOWN_THERMAL", text: "throttled for heat most of the time", state: Degraded, clears: level, clearsText: "ten minutes with less", action: "check cooling"},
 	ReasonPowerBrake:   {name: "SLOWDOWN_POWER", text: "power brake on most of the time", state: Degraded, clears: level, clearsText: "ten minutes with less", action: "check the power supply"},
 	ReasonReplays:      {name: "PCIE_REPLAYS", text: "PCIe link replays packets", state: Degraded, clears: level, clearsText: "ten minutes with less", action: "check slot, riser and cable"},
 	ReasonPCIeWidth:    {name: "PCIE_WIDTH", text: "PCIe link narrow under load", state: Degraded, checks: 3, clears: level, clearsText: "full width under load", action: "check slot, riser and cable"},
 	ReasonWorkloads:    {name: "WORKLOADS_FAILING", text: "possible hardware fault", state: Degraded, clears: xid.Quiet | xid.Reboot, clearsText: "an hour without", action: "check the workloads, then run diagnostics"},
-	ReasonService:      {name: "NEEDS_SERVICE", text: "needs service", state: Unhealthy, action: service},
+	ReasonNeedsService: {name: "NEEDS_SERVICE", text: "needs service", state: Unhealthy, action: service},
 	ReasonNoMPS:        {name: "MPS_DAEMON_DOWN", text: "MPS control daemon does not answer", state: Unhealthy, clearsText: "daemon answers", action: "start the pool's MPS control daemon"},
 	ReasonClaimed:      {name: "CLAIMED", text: "offered by another agent", state: Unhealthy, clearsText: "the other agent no longer claims it", action: "give the agents different GPUs"},
 	ReasonHeld:         {name: "HELD", text: "held", state: Unhealthy, clearsText: "the workload ends"},

@@ -24,7 +24,7 @@ const (
 // levelReasons are the persistent states that a health check reads.
 var levelReasons = []Reason{
 	ReasonRecoveryAction, ReasonRemapFailed, ReasonUnrepairable, ReasonSRAM, ReasonRemapPending, ReasonRetirement,
-	ReasonRepair, ReasonInfoROM, ReasonFabricWait, ReasonFabric, ReasonFabricLimits, ReasonLinks, ReasonThermal,
+	ReasonRepair, ReasonInfoROM, ReasonFabricWait, ReasonFabric, ReasonFabricLimits, ReasonNVLinksDown, ReasonThermal,
 	ReasonPowerBrake, ReasonReplays, ReasonPCIeWidth,
 }
 
@@ -60,7 +60,7 @@ func (h *GPUHistory) level(r Reason) Tristate {
 		return is(v.Fabric > FabricStarting, v.Fabric >= FabricUnhealthy)
 	case ReasonFabricLimits:
 		return is(v.Fabric > FabricStarting, v.Fabric == FabricLimited)
-	case ReasonLinks:
+	case ReasonNVLinksDown:
 		return is(v.LinksUp.OK, v.LinksUp.Value < h.MaxNVLinks)
 	case ReasonThermal:
 		return h.exceeded.thermal
@@ -83,7 +83,7 @@ func (h *GPUHistory) levelCleared(l xid.Level) bool {
 	case xid.LevelResourceRepair:
 		return h.Sample.RepairPending == No
 	case xid.LevelLinks:
-		return h.level(ReasonLinks) == No
+		return h.level(ReasonNVLinksDown) == No
 	default:
 		return false
 	}

@@ -8,7 +8,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/health"
 )
 
-// Host is the state of the host beside the driver. It is always replaced as a whole.
+// Host is the state of the host apart from the driver. It is always replaced as a whole.
 type Host struct {
 	MPS    []string // pools whose MPS control daemon responds
 	Claims []Claim  // of other agents on this host
@@ -22,7 +22,7 @@ type Host struct {
 type Claim struct {
 	Agent string // "nomad-gpu"
 	At    gpu.Placement
-	Prior bool // it is older than the claim of this agent
+	Older bool // it is older than the claim of this agent
 }
 
 // OverlapMode configures what happens to a device that another agent on this host offers too.
@@ -55,7 +55,7 @@ func (inv *Inventory) WithHost(h Host, o OverlapMode) *Inventory {
 		}
 		switch {
 		case !u.Health.Schedulable():
-		case against != nil && against.Prior && o == OverlapRefuse:
+		case against != nil && against.Older && o == OverlapRefuse:
 			u.Health = health.New(health.ReasonClaimed, against.Agent)
 		case u.Sharing.Mode == MPS && !slices.Contains(h.MPS, u.Pool):
 			u.Health = health.New(health.ReasonNoMPS, "pool "+u.Pool)
@@ -69,7 +69,7 @@ func (inv *Inventory) WithHost(h Host, o OverlapMode) *Inventory {
 func (h Host) overlappingClaim(d gpu.Device) (found *Claim) {
 	for i := range h.Claims {
 		c := &h.Claims[i]
-		if c.At.Overlaps(d.At) && (found == nil || c.Prior && !found.Prior) {
+		if c.At.Overlaps(d.At) && (found == nil || c.Older && !found.Older) {
 			found = c
 		}
 	}

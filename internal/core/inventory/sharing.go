@@ -38,8 +38,8 @@ func (s Sharing) String() string {
 	return fmt.Sprintf("%s by %d", s.Mode, s.Replicas)
 }
 
-// Terms returns everything that distinguishes one kind of sharing from another, as text.
-func (s Sharing) Terms() string {
+// Description returns everything that distinguishes one kind of sharing from another, as text.
+func (s Sharing) Description() string {
 	text := s.String()
 	if s.Mode == TimeSlicing && s.OnePerRequest {
 		text += ", one a request"
@@ -65,7 +65,7 @@ func mixedPoolWarnings(units []Unit) (warnings []string) {
 		} else if s != u.Sharing && !reported[u.Pool] {
 			reported[u.Pool] = true
 			warnings = append(warnings, fmt.Sprintf("pool %s has units that are shared differently (%s and %s): give them different names",
-				u.Pool, s.Terms(), u.Sharing.Terms()))
+				u.Pool, s.Description(), u.Sharing.Description()))
 		}
 	}
 	return warnings

@@ -101,7 +101,7 @@ func (m *Monitor) Reserved(devices []gpu.Device) {
 	}
 }
 
-// SetHost sets what the host has beside the driver and replaces all that was set before. It never blocks; values that are
+// SetHost sets what the host has apart from the driver and replaces all that was set before. It never blocks; values that are
 // replaced before Run's goroutine has read them are skipped. A value set before Run counts from the first reading on.
 func (m *Monitor) SetHost(h inventory.Host) { m.host.Store(h) }
 
