@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"runtime/debug"
 	"slices"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -83,8 +84,12 @@ func New(o Options) *Agent {
 	return a
 }
 
+// stuckTimeout is how long Run waits for the other tasks when the monitor's own loop is stuck.
+const stuckTimeout = 2 * time.Second
+
 // Run runs every task of the agent until ctx ends or one of them fails, waits for all of them and returns the first failure. A
-// monitor whose driver call hangs is abandoned by monitor.Run itself.
+// monitor whose driver call hangs is abandoned by monitor.Run itself. If the monitor's own loop is stuck, Run abandons it and
+// returns *watchdog.StuckError: only a new process helps.
 func (a *Agent) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	if a.flush != nil {
@@ -100,7 +105,14 @@ func (a *Agent) Run(ctx context.Context) error {
 			Config: a.opts.Core, Simulation: a.opts.Health.Simulation, Warnings: a.Warnings, Endpoints: a.adapter.Endpoints, Log: a.opts.Log,
 		})
 	})
-	group.Go(func() error { return a.failed(ctx, a.Watchdog().Watch(ctx, a.opts.Log, monitor.TaskName)) })
+	stuck := make(chan error, 1)
+	group.Go(func() error {
+		err := a.failed(ctx, a.Watchdog().Watch(ctx, a.opts.Log, monitor.TaskName))
+		if err != nil {
+			stuck <- err
+		}
+		return err
+	})
 	group.Go(func() error {
 		defer close(a.monitorDone)
 		if a.opts.After != nil {
@@ -112,7 +124,18 @@ func (a *Agent) Run(ctx context.Context) error {
 	for _, task := range a.adapter.Tasks {
 		group.Go(func() error { return task(ctx) })
 	}
-	return group.Wait()
+	ended := make(chan error, 1)
+	go func() { ended <- group.Wait() }()
+	select {
+	case err := <-ended:
+		return err
+	case err := <-stuck:
+		select {
+		case <-ended:
+		case <-time.After(stuckTimeout):
+		}
+		return err
+	}
 }
 
 func (a *Agent) failed(ctx context.Context, err error) error {

@@ -1,0 +1,45 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"testing"
+	"testing/synctest"
+
+	"github.com/tandem-gpu/tandem/internal/config"
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/watchdog"
+)
+
+// blockingLog is a log handler that does not return from one message before blocked is closed.
+type blockingLog struct {
+	slog.Handler
+	message string
+	blocked chan struct{}
+}
+
+func (h blockingLog) Enabled(context.Context, slog.Level) bool { return true }
+
+func (h blockingLog) Handle(_ context.Context, r slog.Record) error {
+	if r.Message == h.message {
+		<-h.blocked
+	}
+	return nil
+}
+
+// The loop of the monitor is stuck: Run returns, so that the process ends and is started again.
+func TestRunEndsWhenTheMonitorIsStuck(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := options(config.Health{}, core.DefaultConfig())
+		o.Open = coretest.NewMachine(coretest.GPUs(1)).Open
+		h := blockingLog{Handler: slog.DiscardHandler, message: "driver ready", blocked: make(chan struct{})}
+		defer close(h.blocked)
+		o.Log = slog.New(h)
+		err := New(o).Run(t.Context())
+		if _, ok := errors.AsType[*watchdog.StuckError](err); !ok {
+			t.Errorf("Run returned %v", err)
+		}
+	})
+}
