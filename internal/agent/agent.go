@@ -131,10 +131,11 @@ func (a *Agent) Run(ctx context.Context) error {
 		return err
 	case err := <-stuck:
 		select {
-		case <-ended:
+		case err := <-ended:
+			return err
 		case <-time.After(stuckTimeout):
+			return err
 		}
-		return err
 	}
 }
 
