@@ -16,10 +16,9 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/google/renameio/v2"
-
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
+	"github.com/tandem-gpu/tandem/internal/statefile"
 )
 
 var _ monitor.Store = (*File)(nil)
@@ -86,7 +85,7 @@ func (f *File) Warnings() (warnings []string) {
 // both: an unknown boot ID is no sign of a reboot.
 func (f *File) Load() (core.Checkpoint, string) {
 	if !f.readOnly {
-		f.removeTemporary()
+		statefile.RemoveTemporary(f.path)
 	}
 	r := f.read()
 	now := f.now()
@@ -132,32 +131,12 @@ func (f *File) write(text []byte) error {
 			return nil
 		}
 	}
-	dir := filepath.Dir(f.path)
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return err
-	}
 	f.last = nil
-	pending, err := renameio.TempFile(dir, f.path) // mode 0600
-	if err != nil {
-		return err
-	}
-	defer func() { _ = pending.Cleanup() }() // the next Load removes what is left
-	if _, err := pending.Write(text); err != nil {
-		return err
-	}
-	if err := pending.CloseAtomicallyReplace(); err != nil {
+	if err := statefile.Write(f.path, text); err != nil {
 		return err
 	}
 	f.last = text
 	return nil
-}
-
-// removeTemporary removes the temporary files of writes that a crash interrupted.
-func (f *File) removeTemporary() {
-	left, _ := filepath.Glob(filepath.Join(filepath.Dir(f.path), "."+filepath.Base(f.path)+"[0-9]*")) // its only error is a bad pattern
-	for _, path := range left {
-		_ = os.Remove(path) // if it stays, it does no harm
-	}
 }
 
 // setSaveProblem records why the history is not saved, nil if it is, and logs when that begins and ends.

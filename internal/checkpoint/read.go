@@ -2,12 +2,10 @@ package checkpoint
 
 import (
 	"errors"
-	"fmt"
-	"io"
-	"os"
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/statefile"
 )
 
 const (
@@ -21,23 +19,13 @@ const (
 	longestPause = 2 * time.Second
 )
 
-// contentError means that the content is no history, however often it is read.
-type contentError struct{ error }
-
-func (e contentError) Unwrap() error { return e.error }
-
-func isContent(err error) bool {
-	_, ok := errors.AsType[contentError](err)
-	return ok
-}
-
 // read returns the record in the file.
 func (f *File) read() core.Checkpoint {
 	text, err := f.readWithRetry()
 	if isMissing(err) { // nothing was saved; Save fails if nothing can be
 		return core.Checkpoint{}
 	}
-	if err != nil && !isContent(err) {
+	if err != nil && !statefile.IsContent(err) {
 		f.startWithout(err)
 		return core.Checkpoint{}
 	}
@@ -61,40 +49,20 @@ func (f *File) read() core.Checkpoint {
 	return r
 }
 
-// readWithRetry is readText, repeated for a while if it fails: a process may have too many files open for a moment, and a disk
+// readWithRetry reads the file, repeatedly for a while if it fails: a process may have too many files open for a moment, and a disk
 // may be mounted late.
 func (f *File) readWithRetry() ([]byte, error) {
 	began := time.Now()
 	for pause := firstPause; ; pause = min(2*pause, longestPause) {
-		text, err := f.readText()
+		text, err := statefile.Read(f.path, maxSize, 0)
 		switch {
-		case err == nil || isContent(err) || f.readOnly || isMissing(err), time.Since(began)+pause > retryFor:
+		case err == nil || statefile.IsContent(err) || f.readOnly || isMissing(err), time.Since(began)+pause > retryFor:
 			return text, err
 		case pause == firstPause:
 			f.log.Warn("health history can't be read, trying again", "for", retryFor, "error", err)
 		}
 		<-time.After(pause) // without a context: a caller that does not wait leaves this goroutine behind
 	}
-}
-
-func (f *File) readText() ([]byte, error) {
-	file, err := os.Open(f.path)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = file.Close() }() // nothing was written
-	info, err := file.Stat()
-	if err != nil {
-		return nil, err
-	}
-	if !info.Mode().IsRegular() {
-		return nil, contentError{fmt.Errorf("%s is not a regular file", f.path)}
-	}
-	text, err := io.ReadAll(io.LimitReader(file, maxSize+1))
-	if err == nil && len(text) > maxSize {
-		err = contentError{fmt.Errorf("larger than %d bytes", maxSize)}
-	}
-	return text, err
 }
 
 // startWithout records that the history could not be read. The file may be intact: it is not replaced.

@@ -5,13 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"io/fs"
-	"os"
-	"path/filepath"
 	"regexp"
 	"slices"
-	"syscall"
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
@@ -173,24 +168,4 @@ func normalized(claims []claim) []claim {
 
 func comparePlacements(a, b gpu.Placement) int {
 	return cmp.Or(cmp.Compare(a.GPU, b.GPU), cmp.Compare(a.GI+1, b.GI+1), cmp.Compare(a.CI+1, b.CI+1)) // gpu.Whole first
-}
-
-// readRegular reads a regular file of at most maxSize. It never blocks on a FIFO.
-func readRegular(path string) ([]byte, error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = f.Close() }() // nothing was written
-	switch stat, err := f.Stat(); {
-	case err != nil:
-		return nil, err
-	case !stat.Mode().IsRegular():
-		return nil, &fs.PathError{Op: "read", Path: filepath.Base(path), Err: errors.New("not a regular file")}
-	}
-	text, err := io.ReadAll(io.LimitReader(f, maxSize+1))
-	if err == nil && len(text) > maxSize {
-		err = fmt.Errorf("larger than %d bytes", maxSize)
-	}
-	return text, err
 }

@@ -13,10 +13,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/google/renameio/v2"
-
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/filelock"
+	"github.com/tandem-gpu/tandem/internal/statefile"
 )
 
 const lockAtMost = 5 * time.Second // another agent holds the lock of the folder for milliseconds
@@ -194,7 +193,7 @@ func (s *claimStore) read() (mine claimFile, others []claimFile, err error) {
 
 // readFile reads the file of an agent, and decodes it unless it is the same as before.
 func (s *claimStore) readFile(name, agent string) (claimFile, error) {
-	text, err := readRegular(filepath.Join(s.folder, name))
+	text, err := statefile.Read(filepath.Join(s.folder, name), maxSize, statefile.SharedDir)
 	if err != nil {
 		return claimFile{}, err
 	}
@@ -230,17 +229,14 @@ func (s *claimStore) logOnce(name string, err error) {
 func (s *claimStore) write(f claimFile) error {
 	path := s.path(s.agent, ".json")
 	if !s.tidy {
-		left, _ := filepath.Glob(filepath.Join(s.folder, "."+s.agent+".json[0-9]*")) // its only error is a bad pattern
-		for _, path := range left {
-			_ = os.Remove(path) // if it stays, it does no harm
-		}
+		statefile.RemoveTemporary(path)
 		s.tidy = true
 	}
 	text, err := f.encode()
 	if err != nil {
 		return writeError{err}
 	}
-	if err := renameio.WriteFile(path, text, 0o600, renameio.WithTempDir(s.folder)); err != nil {
+	if err := statefile.Write(path, text); err != nil {
 		return writeError{fmt.Errorf("%s: %w", path, err)}
 	}
 	return nil

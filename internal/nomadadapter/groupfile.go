@@ -6,18 +6,15 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"log/slog"
 	"os"
-	"path/filepath"
 	"slices"
 	"syscall"
 
-	"github.com/google/renameio/v2"
-
 	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/statefile"
 )
 
 const (
@@ -34,7 +31,7 @@ const (
 type groupFile struct {
 	path string
 	boot string                            // the host's boot ID; "" = unknown
-	read func(path string) ([]byte, error) // readGroupFile; replaced in tests
+	read func(path string) ([]byte, error) // readGroupFile, but in tests
 	log  *slog.Logger
 }
 
@@ -45,16 +42,16 @@ func (f *groupFile) load() (assignment, []byte, error) {
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
 		return assignment{}, nil, nil
 	}
-	if err != nil {
+	if err != nil && !statefile.IsContent(err) {
 		return assignment{}, nil, err
 	}
-	saved, boot, err := decodeGroups(text, f.boot)
-	if len(text) > maxGroupFile {
-		err = fmt.Errorf("larger than %d bytes", maxGroupFile)
-	}
 	if err == nil {
-		f.boot = cmp.Or(f.boot, boot)
-		return saved, text, nil
+		var saved assignment
+		var boot string
+		if saved, boot, err = decodeGroups(text, f.boot); err == nil {
+			f.boot = cmp.Or(f.boot, boot)
+			return saved, text, nil
+		}
 	}
 	renamed := f.path + ".broken"
 	if failed := os.Rename(f.path, renamed); failed != nil {
@@ -70,29 +67,10 @@ func (f *groupFile) save(a assignment, previous []byte) error {
 	if err != nil || bytes.Equal(text, previous) {
 		return err
 	}
-	if err := os.MkdirAll(filepath.Dir(f.path), 0o755); err != nil {
-		return err
-	}
-	return renameio.WriteFile(f.path, text, 0o600)
+	return statefile.Write(f.path, text)
 }
 
-// removeTemporary removes the temporary files of a process that was killed during a save.
-func (f *groupFile) removeTemporary() {
-	files, _ := filepath.Glob(filepath.Join(filepath.Dir(f.path), "."+filepath.Base(f.path)+"[0-9]*")) // fails on a bad pattern only
-	for _, path := range files {
-		_ = os.Remove(path) // harmless if it remains
-	}
-}
-
-// readGroupFile is os.ReadFile, but reads at most maxGroupFile+1 bytes.
-func readGroupFile(path string) ([]byte, error) {
-	file, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = file.Close() }() // opened for reading only
-	return io.ReadAll(io.LimitReader(file, maxGroupFile+1))
-}
+func readGroupFile(path string) ([]byte, error) { return statefile.Read(path, maxGroupFile, 0) }
 
 // groupFileText is the content of the file.
 type groupFileText struct {

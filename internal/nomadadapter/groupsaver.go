@@ -4,6 +4,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/tandem-gpu/tandem/internal/statefile"
 	"github.com/tandem-gpu/tandem/internal/watchdog"
 )
 
@@ -95,7 +96,7 @@ func (s *groupSaver) run() {
 // loadAttempts, groups are named without it, and it is merged by the first save that can read it.
 func (s *groupSaver) load() bool {
 	s.task.Heartbeat(groupFileTimeout)
-	s.file.removeTemporary()
+	statefile.RemoveTemporary(s.file.path)
 	for attempt := 1; ; attempt++ {
 		s.task.Heartbeat(groupFileTimeout)
 		saved, _, err := s.file.load()

@@ -47,7 +47,7 @@ type Plugin struct {
 	names   groupNamer // for all runs: allocations remain when the configuration changes
 
 	diskWork      sync.WaitGroup                    // goroutines that read or write the state directory
-	readFile      func(path string) ([]byte, error) // readGroupFile; replaced in tests
+	readFile      func(path string) ([]byte, error) // readGroupFile, but in tests
 	policyWrite   sync.Mutex                        // held during a write of the policy
 	unsavedPolicy atomic.Pointer[[]byte]            // the latest policy to be saved
 

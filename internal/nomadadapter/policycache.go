@@ -7,9 +7,8 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/google/renameio/v2"
-
 	"github.com/tandem-gpu/tandem/internal/config"
+	"github.com/tandem-gpu/tandem/internal/statefile"
 )
 
 // policyCacheName is the copy of a policy file in the state directory: policyCacheHeader and the text.
@@ -64,11 +63,8 @@ func (p *Plugin) writePolicy(path string, content *[]byte) {
 	if present, err := os.ReadFile(path); err == nil && bytes.Equal(present, *content) {
 		return
 	}
-	err := os.MkdirAll(filepath.Dir(path), 0o755)
-	if err == nil {
-		err = renameio.WriteFile(path, *content, 0o600)
-	}
-	if err != nil {
+	statefile.RemoveTemporary(path)
+	if err := statefile.Write(path, *content); err != nil {
 		p.log.Warn("policy not saved, the next plugin process needs a valid policy file", "error", err)
 	}
 }

@@ -6,15 +6,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"log/slog"
-	"os"
 	"path/filepath"
 
-	"github.com/google/renameio/v2"
-
 	"github.com/tandem-gpu/tandem/internal/kubeadapter"
+	"github.com/tandem-gpu/tandem/internal/statefile"
 )
 
 const (
@@ -44,11 +41,7 @@ func Open(dir, agent string, log *slog.Logger) *File {
 
 // Load implements kubeadapter.AllocationStore. It returns nothing if there is no file, or none that can be read, which is logged.
 func (f *File) Load() []kubeadapter.StoredAllocation {
-	temporary := filepath.Join(filepath.Dir(f.path), "."+filepath.Base(f.path)+"[0-9]*")
-	left, _ := filepath.Glob(temporary) // the only error is a bad pattern
-	for _, path := range left {         // of a write during a crash
-		_ = os.Remove(path)
-	}
+	statefile.RemoveTemporary(f.path)
 	c, err := f.read()
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		f.log.Warn("stored allocations not loaded", "file", f.path, "error", err)
@@ -57,17 +50,9 @@ func (f *File) Load() []kubeadapter.StoredAllocation {
 }
 
 func (f *File) read() (content, error) {
-	file, err := os.Open(f.path)
+	text, err := statefile.Read(f.path, maxSize, 0)
 	if err != nil {
 		return content{}, err
-	}
-	defer func() { _ = file.Close() }() // nothing was written
-	text, err := io.ReadAll(io.LimitReader(file, maxSize+1))
-	if err != nil {
-		return content{}, err
-	}
-	if len(text) > maxSize {
-		return content{}, fmt.Errorf("larger than %d bytes", maxSize)
 	}
 	var c content
 	if err := json.Unmarshal(text, &c); err != nil {
@@ -96,8 +81,5 @@ func (f *File) write(allocations []kubeadapter.StoredAllocation) error {
 	if err != nil {
 		return err
 	}
-	if err := os.MkdirAll(filepath.Dir(f.path), 0o755); err != nil {
-		return err
-	}
-	return renameio.WriteFile(f.path, append(text, '\n'), 0o600)
+	return statefile.Write(f.path, append(text, '\n'))
 }

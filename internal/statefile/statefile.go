@@ -1,0 +1,80 @@
+// Package statefile reads and replaces the small files that an agent keeps in its state directory.
+package statefile
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"syscall"
+
+	"github.com/google/renameio/v2"
+)
+
+// ContentError means that a file has no content of an agent, however often it is read.
+type ContentError struct {
+	Path   string
+	Reason string // "not a regular file", "larger than 1024 bytes"
+}
+
+func (e *ContentError) Error() string { return e.Path + ": " + e.Reason }
+
+// IsContent reports whether err is, or wraps, a *ContentError. Other errors of Read may be gone at the next try.
+func IsContent(err error) bool {
+	_, ok := errors.AsType[*ContentError](err)
+	return ok
+}
+
+// SharedDir are the flags for Read in a directory that other processes write to: it does not follow symbolic links (ELOOP) and
+// does not block on a FIFO.
+const SharedDir = syscall.O_NOFOLLOW | syscall.O_NONBLOCK
+
+// Read returns the content of a regular file of at most limit bytes. It fails with *ContentError for anything else, and with the
+// error of the system call if the file can't be read now. It adds flags, such as SharedDir, to those of open(2).
+func Read(path string, limit, flags int) ([]byte, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|flags, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }() // opened for reading only
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() {
+		return nil, &ContentError{path, "not a regular file"}
+	}
+	text, err := io.ReadAll(io.LimitReader(f, int64(limit)+1))
+	if err == nil && len(text) > limit {
+		return nil, &ContentError{path, fmt.Sprintf("larger than %d bytes", limit)}
+	}
+	return text, err
+}
+
+// Write replaces a file atomically, with mode 0600, and creates its directory if that is missing. The content is on disk when
+// it returns nil. The temporary file is in the same directory: RemoveTemporary removes it after a crash.
+func Write(path string, text []byte) error {
+	dir := filepath.Dir(path)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	pending, err := renameio.NewPendingFile(path, renameio.WithTempDir(dir), renameio.WithStaticPermissions(0o600))
+	if err != nil {
+		return err
+	}
+	defer func() { _ = pending.Cleanup() }() // without effect after the replacement
+	if _, err := pending.Write(text); err != nil {
+		return err
+	}
+	return pending.CloseAtomicallyReplace() // after fsync
+}
+
+// RemoveTemporary removes the temporary files that processes left which were killed during Write. Call it while no other
+// process writes the file.
+func RemoveTemporary(path string) {
+	left, _ := filepath.Glob(filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+"[0-9]*")) // fails on a bad pattern only
+	for _, temporary := range left {
+		_ = os.Remove(temporary) // harmless if it remains
+	}
+}

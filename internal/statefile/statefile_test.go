@@ -1,0 +1,79 @@
+package statefile
+
+import (
+	"bytes"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+)
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestReadsWhatWasWritten(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "state", "agent.json")
+	must(t, os.Mkdir(filepath.Dir(path), 0o755))
+	must(t, os.WriteFile(path, nil, 0o644)) // the mode of an earlier file does not matter
+	for _, text := range []string{"first", "", "the second"} {
+		must(t, Write(path, []byte(text)))
+		got, err := Read(path, len(text), 0)
+		must(t, err)
+		if !bytes.Equal(got, []byte(text)) {
+			t.Errorf("%q, want %q", got, text)
+		}
+	}
+	info, err := os.Stat(path)
+	must(t, err)
+	if info.Mode() != 0o600 {
+		t.Errorf("mode %v", info.Mode())
+	}
+}
+
+func TestReadRefusesWhatNoAgentWrote(t *testing.T) {
+	dir := t.TempDir()
+	fifo, link, large := filepath.Join(dir, "fifo"), filepath.Join(dir, "link"), filepath.Join(dir, "large")
+	must(t, syscall.Mkfifo(fifo, 0o600))
+	must(t, os.Symlink("/dev/zero", link))
+	must(t, os.WriteFile(large, make([]byte, 11), 0o600))
+	for _, c := range []struct {
+		path  string
+		flags int
+	}{{fifo, SharedDir}, {link, 0}, {large, 0}, {dir, 0}} {
+		if _, err := Read(c.path, 10, c.flags); !IsContent(err) {
+			t.Errorf("%s: %v", c.path, err)
+		}
+	}
+	if _, err := Read(link, 10, SharedDir); !errors.Is(err, syscall.ELOOP) {
+		t.Errorf("a symbolic link: %v", err)
+	}
+	if _, err := Read(filepath.Join(dir, "missing"), 10, 0); !errors.Is(err, fs.ErrNotExist) || IsContent(err) {
+		t.Errorf("a missing file: %v", err)
+	}
+}
+
+// Only the temporary files of that file are removed.
+func TestRemoveTemporary(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "agent.json")
+	for _, name := range []string{".agent.json123", ".agent.json4", ".agent.json.broken", ".other.json5"} {
+		must(t, os.WriteFile(filepath.Join(dir, name), nil, 0o600))
+	}
+	must(t, Write(path, nil))
+	RemoveTemporary(path)
+	left, err := os.ReadDir(dir)
+	must(t, err)
+	var names []string
+	for _, e := range left {
+		names = append(names, e.Name())
+	}
+	if want := []string{".agent.json.broken", ".other.json5", "agent.json"}; len(names) != 3 || names[0] != want[0] || names[1] != want[1] || names[2] != want[2] {
+		t.Errorf("%q, want %q", names, want)
+	}
+}
