@@ -13,6 +13,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/agent"
 	"github.com/tandem-gpu/tandem/internal/config"
+	"github.com/tandem-gpu/tandem/internal/status"
 )
 
 // daemonSet is what the tests look at in a DaemonSet, or in a patch of it.
@@ -89,10 +90,10 @@ func TestDaemonSet(t *testing.T) {
 	if !mounts["/var/lib/kubelet/device-plugins"] || !mounts[s.ContainerRoot+"/usr"] || !mounts[s.Health.StateDir] {
 		t.Errorf("mounts %v", mounts)
 	}
-	if grace := time.Duration(d.Spec.Template.Spec.Grace) * time.Second; grace < 2*shutdownTimeout || c.Lifecycle != nil {
-		t.Errorf("%v to stop in, lifecycle %v; it takes %v and needs no help", grace, c.Lifecycle, shutdownTimeout)
+	if grace := time.Duration(d.Spec.Template.Spec.Grace) * time.Second; grace < 2*agent.ShutdownTimeout || c.Lifecycle != nil {
+		t.Errorf("%v to stop in, lifecycle %v; it takes %v and needs no help", grace, c.Lifecycle, agent.ShutdownTimeout)
 	}
-	probe, reload := c.LivenessProbe, shutdownTimeout+agent.RestartPause
+	probe, reload := c.LivenessProbe, agent.ShutdownTimeout+agent.RestartPause
 	if unheard := reload + time.Duration(probe.TimeoutSeconds)*time.Second; time.Duration(probe.PeriodSeconds*(probe.FailureThreshold-1))*time.Second < unheard {
 		t.Errorf("liveness probe %+v ends an agent that reloads, which takes %v", probe, reload)
 	}
@@ -178,7 +179,7 @@ func TestNoSocketOfTheHostIsMounted(t *testing.T) {
 // resolveAll resolves flags, variables and the text of a configuration file.
 func resolveAll(t *testing.T, args []string, env map[string]string, file string) (settings, error) {
 	t.Helper()
-	flags := config.NewFlags()
+	flags := config.NewFlags(config.KubernetesSpecs())
 	if file != "" {
 		path := filepath.Join(t.TempDir(), "c.yaml")
 		if err := os.WriteFile(path, []byte(file), 0o600); err != nil {
@@ -193,7 +194,7 @@ func resolveAll(t *testing.T, args []string, env map[string]string, file string)
 		}
 	}
 	return config.ReadKubernetes(flags, config.Environment{
-		LookupEnv: func(name string) (string, bool) { v, ok := env[name]; return v, ok }, CheckAddress: checkAddress,
+		LookupEnv: func(name string) (string, bool) { v, ok := env[name]; return v, ok }, CheckAddress: status.CheckAddress,
 	})
 }
 

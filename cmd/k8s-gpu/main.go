@@ -8,20 +8,19 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"log/slog"
 	"os"
 	"os/signal"
 	"runtime/debug"
 	"syscall"
-	"time"
 
 	"github.com/tandem-gpu/tandem/internal/agent"
 	"github.com/tandem-gpu/tandem/internal/asynclog"
 	"github.com/tandem-gpu/tandem/internal/cli"
 	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/control"
+	"github.com/tandem-gpu/tandem/internal/status"
 )
 
 // version is set by the linker; a build by "go install ...@v2.0.0" has it from the module instead.
@@ -31,37 +30,13 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGQUIT)
 	context.AfterFunc(ctx, stop) // a second signal ends the process
 	stderr := asynclog.New(os.Stderr, lostLines)
-	err := runUntil(ctx, func() error {
+	err := agent.RunUntil(ctx, func() error {
 		return run(ctx, environment{args: os.Args, lookupEnv: os.LookupEnv, stdout: os.Stdout, stderr: stderr})
 	})
 	cli.WriteError(stderr, agentName, err)
 	stderr.Flush()
-	if err != nil && !errors.Is(err, errShutdownTimeout) {
+	if err != nil && !errors.Is(err, agent.ErrShutdownTimeout) {
 		os.Exit(cli.ExitCode(err))
-	}
-}
-
-// shutdownTimeout is the time between a signal and the end of the process: a little more than a driver call that hangs is given.
-// A disk that hangs is given no more, as nothing in this process can end the wait for it.
-const shutdownTimeout = 1800 * time.Millisecond
-
-// errShutdownTimeout ends the process as requested, although a task has not returned.
-var errShutdownTimeout = fmt.Errorf("not everything stopped within %v: the process exits without it", shutdownTimeout)
-
-// runUntil calls do, and returns its result or, if do has not returned shutdownTimeout after ctx ended, errShutdownTimeout.
-func runUntil(ctx context.Context, do func() error) error {
-	done := make(chan error, 1)
-	go func() { done <- do() }()
-	select {
-	case err := <-done:
-		return err
-	case <-ctx.Done():
-	}
-	select {
-	case err := <-done:
-		return err
-	case <-time.After(shutdownTimeout):
-		return errShutdownTimeout
 	}
 }
 
@@ -72,6 +47,9 @@ func lostLines(lines int64) []byte {
 	return line.Bytes()
 }
 
+// settings are those of the agent.
+type settings = config.Kubernetes
+
 // environment is what the operating system gives a process.
 type environment struct {
 	args           []string
@@ -81,15 +59,15 @@ type environment struct {
 
 // run runs the command line of a process.
 func run(ctx context.Context, env environment) error {
-	values := config.NewFlags()
+	values := config.NewFlags(config.KubernetesSpecs())
 	read := func() (settings, error) {
-		return config.ReadKubernetes(values, config.Environment{LookupEnv: env.lookupEnv, CheckAddress: checkAddress})
+		return config.ReadKubernetes(values, config.Environment{LookupEnv: env.lookupEnv, CheckAddress: status.CheckAddress})
 	}
 	return cli.Program{
 		Name: agentName, Usage: "offer the NVIDIA GPUs of this node to the kubelet", Version: agentName + " " + versionText(),
 		Description: "A flag takes precedence over its environment variable, and that over the configuration file.\n" +
 			"DP_DISABLE_HEALTHCHECKS and DP_ENABLE_HEALTHCHECKS have the meaning of NVIDIA's plugin for XIDs that --xids does not name.",
-		Flags: cliFlags(values),
+		Flags: cli.Flags(config.KubernetesSpecs(), values),
 		Serve: func(ctx context.Context) error { return serve(ctx, read, env.stderr) },
 		Options: func() (agent.Options, error) {
 			s, err := read()

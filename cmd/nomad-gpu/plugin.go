@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"log/slog"
 	"os"
 
 	"github.com/hashicorp/go-hclog"
@@ -14,6 +15,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/cli"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter"
+	"github.com/tandem-gpu/tandem/internal/nomadadapter/process"
 	"github.com/tandem-gpu/tandem/internal/watchdog"
 )
 
@@ -26,23 +28,31 @@ func serve(stderr io.Writer) int {
 	lines := asynclog.New(stderr, lostLines)
 	defer lines.Flush()
 	log := hclog.New(&hclog.LoggerOptions{Level: hclog.Trace, Output: lines, JSONFormat: true})
-	sup := newSupervisor(end)
-	p := nomadadapter.New(ctx, version, sup.start, log)
-	p.PersistPolicy(incarnation(parent))
+	sup := agent.NewSupervisor(end)
+	p := nomadadapter.New(ctx, version, func(ctx context.Context, s nomadadapter.Settings, log *slog.Logger) nomadadapter.Source {
+		o := agentOptions(s)
+		o.Log = log
+		return sup.Start(ctx, o).Monitor
+	}, log)
+	p.PersistPolicy(process.Incarnation(parent))
 	p.PersistGroups(checkpoint.BootID)
 	hangups := make(chan struct{}, 1)
-	newHandlers(end, func() { sup.rescan(log); notify(hangups) }, sup.forward).handle(ctx)
+	onHangup := func() {
+		log.Info("SIGHUP: devices and policy file are read again; a changed plugin block needs an agent restart")
+		sup.Rescan("SIGHUP")
+		notify(hangups)
+	}
+	newHandlers(end, onHangup, sup.Forward).handle(ctx)
 	agent.ReduceMemory()
-	defer ownSocketDir()()
 
-	go watchParent(ctx, parent, end)
+	go process.WatchParent(ctx, parent, end)
 	go reload(ctx, p, hangups)
-	nomadadapter.Serve(ctx, p, log)
+	process.Serve(ctx, p, log)
 
 	// The driver session ends with the process and is not waited for: it needs up to a second to leave the driver's event wait, a
 	// call that hangs never returns, and Nomad kills the plugin after two seconds.
 	end(nil)
-	sup.awaitFiles(p.Flushed())
+	sup.AwaitFiles(p.Flushed())
 	cause := context.Cause(ctx)
 	if _, stuck := errors.AsType[*watchdog.StuckError](cause); stuck || errors.Is(cause, gpu.ErrDriverStale) {
 		return cli.ExitFailed

@@ -13,7 +13,10 @@ import (
 	"github.com/hashicorp/go-plugin"
 )
 
-// A killed process leaves its socket; the next takes it away, and nothing else.
+// socketDirs is the prefix of the folders in which each process has its socket; the pid follows.
+const socketDirs = "nomad-gpu-"
+
+// A killed process leaves its socket; the next removes it, and nothing else.
 func TestSocketsOfTheKilledAreSwept(t *testing.T) {
 	m, dir, tmp := install(t, "t4"), shortDir(t), shortDir(t)
 	dead := exec.Command("true")

@@ -12,6 +12,7 @@ import (
 	"github.com/urfave/cli/v3"
 
 	"github.com/tandem-gpu/tandem/internal/agent"
+	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/control"
 )
 
@@ -30,12 +31,27 @@ func (e *UsageError) Error() string { return e.Text }
 // Usagef returns a *UsageError.
 func Usagef(format string, args ...any) error { return &UsageError{fmt.Sprintf(format, args...)} }
 
+// Flags declares options to the command line. Hidden ones are accepted and not listed.
+func Flags(specs []config.Spec, values config.Flags) (flags []cli.Flag) {
+	for _, s := range specs {
+		if s.Flag == "" {
+			continue
+		}
+		usage := s.Usage
+		if len(s.Env) > 0 {
+			usage += " [$" + strings.Join(s.Env, ", $") + "]"
+		}
+		flags = append(flags, &cli.GenericFlag{Name: s.Flag, Aliases: s.Aliases, Value: values[s.Flag], Hidden: s.Hidden, Usage: usage})
+	}
+	return flags
+}
+
 // Program is the command line of one agent. Flags are parsed before the functions are called.
 type Program struct {
 	Name, Usage, Description string
 	Version                  string // what "version" prints, in one line
 
-	Flags    []cli.Flag                    // of the agent, config.FlagConfigFile among them; the verbs accept them, too
+	Flags    []cli.Flag                    // of the agent, config.FlagConfigFile among them; the commands accept them, too
 	Serve    func(context.Context) error   // what the program does without a verb; nil = a verb is required
 	Options  func() (agent.Options, error) // of the agent that the verbs refer to; with an error, as far as they are valid
 	Validate func() ([]string, error)      // reads the configuration, and returns what it means and its warnings, line by line

@@ -56,6 +56,7 @@ func TestCommandLine(t *testing.T) {
 		"unknown flag":          {"--driver-rot=/", 2, "", "$: unknown flag --driver-rot: did you mean --driver-root?\n"},
 		"unknown flag of verb":  {"inspect --jsn", 2, "", "$: unknown flag --jsn: did you mean --json?\n"},
 		"no value":              {"--state-dir", 2, "", "$: flag needs an argument: --state-dir\n"},
+		"relative paths":        {"inspect --dev-root dev --state-dir=state", 1, "", `$: --dev-root = "dev": want an absolute path such as /` + "\n" + `$: --state-dir = "state": want an absolute path such as /var/lib/tandem, or nothing` + "\n"},
 		"argument of a verb":    {"clear GPU-0", 2, "", `$: clear: unexpected argument "GPU-0": see $ clear --help` + "\n"},
 		"no fault":              {"simulate 79", 2, "", "$: simulate: want a fault, such as xid 79 or event 0x2000\n"},
 		"too many faults":       {"simulate xid 79 80", 2, "", `$: simulate: unexpected argument "80": see $ simulate --help` + "\n"},

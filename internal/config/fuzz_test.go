@@ -107,17 +107,17 @@ func FuzzSetting(f *testing.F) {
 			results = append(results, s)
 		}
 		if o.Flag != "" {
-			values := NewFlags()
+			values := NewFlags(KubernetesSpecs())
 			if err := values[o.Flag].Set(value); err != nil {
 				t.Fatal(err)
 			}
 			try("--"+o.Flag, values, nil, nil)
 		}
 		for _, name := range o.Env {
-			try(name, NewFlags(), map[string]string{name: value}, nil)
+			try(name, NewFlags(KubernetesSpecs()), map[string]string{name: value}, nil)
 		}
 		if o.Key != "" && utf8.ValidString(value) {
-			try(o.Key, NewFlags(), nil, map[string]string{o.Key: value})
+			try(o.Key, NewFlags(KubernetesSpecs()), nil, map[string]string{o.Key: value})
 		}
 		for _, s := range results[min(1, len(results)):] {
 			if !s.Equal(results[0]) {

@@ -66,10 +66,10 @@ func (f *Flag) String() string { return f.text }
 // IsBoolFlag reports whether the flag needs no value.
 func (f *Flag) IsBoolFlag() bool { return f.kind == Bool }
 
-// NewFlags are the flags of KubernetesSpecs, none of them set.
-func NewFlags() Flags {
+// NewFlags are the flags of the options, none of them set.
+func NewFlags(specs []Spec) Flags {
 	flags := Flags{}
-	for _, s := range KubernetesSpecs() {
+	for _, s := range specs {
 		if s.Flag != "" {
 			flags[s.Flag] = &Flag{kind: s.Kind, text: s.Default}
 		}

@@ -29,7 +29,7 @@ func resolveAll(t *testing.T, args []string, env map[string]string, file string)
 	}
 	var got Kubernetes
 	var err error
-	values := NewFlags()
+	values := NewFlags(KubernetesSpecs())
 	for _, arg := range args {
 		name, value, _ := strings.Cut(strings.TrimPrefix(arg, "--"), "=")
 		if err := values[name].Set(value); err != nil {

@@ -38,7 +38,7 @@ const (
 // Block is the plugin's config block without its policy file.
 type Block struct {
 	Enabled    bool
-	PolicyFile string // absolute path; "" = none
+	PolicyFile string // "" = none
 
 	settings Nomad // Core.MIG and MPSRoot are "" if the block has none
 	problems []error
@@ -51,37 +51,59 @@ const minFingerprintPeriod = time.Second
 // defaultMPSRoot is where NVIDIA's mps-control-daemon has its folders on the host.
 const defaultMPSRoot = "/run/nvidia/mps"
 
-// NomadSpecs are the keys of the config block. All are optional. The first three are those of nomad-device-nvidia.
+// NomadSpecs are the keys of the config block. All are optional. The first three are those of nomad-device-nvidia. Some are also
+// flags of the commands.
 func NomadSpecs() []Spec { return nomadOptions(new(Block)) }
 
 func nomadOptions(b *Block) []Spec {
 	s := &b.settings
 	roots := &s.Core.Roots
-	return append([]Spec{
-		{HCL: "enabled", Kind: Bool, Default: "true", set: boolean(&b.Enabled)},
-		{HCL: "ignored_gpu_ids", Kind: List, setItem: func(id string) error {
+	options := []Spec{
+		{HCL: "enabled", Kind: Bool, Default: "true", Usage: "false: offer nothing and do not open the driver", set: boolean(&b.Enabled)},
+		{HCL: "ignored_gpu_ids", Kind: List, Usage: "UUIDs of GPUs or MIG instances that are not offered", setItem: func(id string) error {
 			s.Core.Exclude = append(s.Core.Exclude, gpu.DeviceID(id))
 			if !strings.HasPrefix(id, "GPU-") && !strings.HasPrefix(id, "MIG-") {
 				return errors.New("want UUIDs (GPU-... or MIG-...) as nvidia-smi -L prints them")
 			}
 			return nil
 		}},
-		{HCL: "fingerprint_period", Default: "1m", set: duration(&s.Core.Rescan, minFingerprintPeriod)},
-		{HCL: "driver_root", Default: "/", set: root(&roots.Driver, "/")},
-		{HCL: "dev_root", set: func(v Value) error { // "" = driver_root, which is set by now
-			if v.Text == "" {
-				roots.Dev = roots.Driver
-				return nil
-			}
-			return root(&roots.Dev, "/")(v)
-		}},
-		{HCL: "sysfs_root", Default: "/sys", set: root(&roots.Sys, "/sys")},
-		{HCL: "procfs_root", Default: "/proc", set: root(&roots.Proc, "/proc")},
-		{HCL: "policy_file", set: pathOrEmpty(&b.PolicyFile, "/etc/tandem/policy.yaml")},
-		{HCL: "mig_strategy", set: orEmpty(&s.Core.MIG, migStrategy(&s.Core.MIG))},
-		{HCL: "group_by", Default: string(GroupByNone), set: oneOf(&s.GroupBy, GroupByNone, GroupByNUMA, GroupByNVLink)},
-		{HCL: "mps_root", set: pathOrEmpty(&s.MPSRoot, defaultMPSRoot)},
-	}, healthOptions(&s.Health)...)
+		{HCL: "fingerprint_period", Default: "1m", Usage: "time between complete enumerations; an event causes one earlier",
+			set: duration(&s.Core.Rescan, minFingerprintPeriod)},
+		{HCL: "driver_root", Flag: "driver-root", Default: "/", Usage: "root of the driver's installation", set: root(&roots.Driver, "/")},
+		{HCL: "dev_root", Flag: "dev-root", Usage: "folder that has dev/nvidia0 ...; the driver root if empty",
+			set: func(v Value) error {
+				if v.Text == "" {
+					roots.Dev = roots.Driver // set before, in the order of this list
+					return nil
+				}
+				return root(&roots.Dev, "/")(v)
+			}},
+		{HCL: "sysfs_root", Flag: "sysfs-root", Default: "/sys", Usage: "mount point of sysfs", set: root(&roots.Sys, "/sys")},
+		{HCL: "procfs_root", Flag: "procfs-root", Default: "/proc", Usage: "mount point of procfs", set: root(&roots.Proc, "/proc")},
+		{HCL: "policy_file", Flag: FlagConfigFile, Aliases: []string{"policy-file"},
+			Usage: "which GPUs are offered, under which names, for how many tasks: see docs/policy.md; read again at SIGHUP",
+			set: func(v Value) error {
+				err := pathOrEmpty(&b.PolicyFile, "/etc/tandem/policy.yaml")(v)
+				if err != nil {
+					b.PolicyFile = ""
+				}
+				return err
+			}},
+		{HCL: "mig_strategy", Flag: "mig-strategy", Usage: "none, single or mixed; if empty, that of the policy file, else mixed",
+			set: orEmpty(&s.Core.MIG, migStrategy(&s.Core.MIG))},
+		{HCL: "group_by", Default: string(GroupByNone),
+			Usage: "numa or nvlink: a device group for each NUMA node or NVLink island, so that the GPUs of a task are near each other",
+			set:   oneOf(&s.GroupBy, GroupByNone, GroupByNUMA, GroupByNVLink)},
+		{HCL: "mps_root", Usage: "folder that has nvidia.com/<pool>/pipe of MPS daemons; if empty, that of the policy file, else " + defaultMPSRoot,
+			set: pathOrEmpty(&s.MPSRoot, defaultMPSRoot)},
+	}
+	for _, o := range healthOptions(&s.Health) {
+		if o.HCL != "state_dir" {
+			o.Flag = ""
+		}
+		options = append(options, o)
+	}
+	return options
 }
 
 // root sets an absolute path; "" for the path that the host has.
@@ -102,10 +124,26 @@ func migStrategy(field *inventory.MIGStrategy) setter {
 // NewBlock reads the keys of a config block: a bool, number, string, list or mapping each. A key that is absent or nil has
 // its default. The problems are returned by Read and Compile.
 func NewBlock(keys map[string]any) Block {
+	return newBlock(func(o Spec) (Value, error) { return blockValue(o, keys[o.HCL]) })
+}
+
+// BlockOfFlags is the config block with the keys that have a flag in NomadSpecs. The path of the policy file may be relative.
+func BlockOfFlags(flags Flags) Block {
+	b := newBlock(func(o Spec) (Value, error) {
+		if f := flags[o.Flag]; f != nil && f.set && o.Flag != FlagConfigFile {
+			return Value{Text: f.text, Where: "--" + o.Flag}, nil
+		}
+		return Value{Text: o.Default}, nil
+	})
+	b.PolicyFile = flags[FlagConfigFile].text
+	return b
+}
+
+func newBlock(value func(Spec) (Value, error)) Block {
 	b := Block{settings: Nomad{Core: core.DefaultConfig(), Health: DefaultHealth()}}
 	b.settings.Core.MIG, b.settings.Core.DeviceNodes = "", true
 	for _, o := range nomadOptions(&b) {
-		if v, err := blockValue(o, keys[o.HCL]); err != nil {
+		if v, err := value(o); err != nil {
 			b.problems = append(b.problems, err)
 		} else {
 			b.problems = append(b.problems, o.apply(v)...)
@@ -146,7 +184,7 @@ func (b Block) StateDir() string { return b.settings.Health.StateDir }
 // text of this File: the file may change. It returns every problem (errors.Join of *setting.Error and the error with
 // which the file can't be read).
 func (b Block) Read() (Nomad, File, error) {
-	if !filepath.IsAbs(b.PolicyFile) {
+	if b.PolicyFile == "" {
 		return b.compile(nil)
 	}
 	text, err := readText(b.PolicyFile)
@@ -165,7 +203,7 @@ func (b Block) Compile(path string, text []byte) (Nomad, File, error) {
 // compile reads nothing. The block has precedence over the policy file. As for nomad-device-nvidia, the default MIG
 // strategy is mixed: a GPU in MIG mode is not offered, its instances are.
 func (b Block) compile(text []byte) (s Nomad, f File, err error) {
-	if filepath.IsAbs(b.PolicyFile) {
+	if b.PolicyFile != "" {
 		f, err = ParseFile(b.PolicyFile, text, policy.Nomad)
 	}
 	s = b.settings

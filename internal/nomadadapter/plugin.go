@@ -10,11 +10,9 @@ import (
 	"sync/atomic"
 
 	"github.com/hashicorp/go-hclog"
-	"github.com/hashicorp/go-plugin"
 	"github.com/hashicorp/nomad/plugins/base"
 	"github.com/hashicorp/nomad/plugins/device"
 	"github.com/hashicorp/nomad/plugins/shared/hclspec"
-	"google.golang.org/grpc"
 
 	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/core"
@@ -83,29 +81,6 @@ func New(ctx context.Context, version string, start StartFunc, log hclog.Logger)
 		return &run{source: start(ctx, s, p.log), enabled: true, settings: s, done: ctx.Done(), stop: stop}
 	}
 	return p
-}
-
-// Launched reports whether Nomad started this process, by go-plugin's handshake in its environment.
-func Launched(getenv func(string) string) bool {
-	return getenv(base.Handshake.MagicCookieKey) == base.Handshake.MagicCookieValue
-}
-
-// Serve serves p until Nomad ends it or ctx ends. It is device.Serve with ctx, whose end also removes the socket. Writes
-// to os.Stdout and os.Stderr are lost from now on: make log before.
-func Serve(ctx context.Context, p *Plugin, log hclog.Logger) {
-	plugin.Serve(&plugin.ServeConfig{
-		HandshakeConfig: base.Handshake,
-		Plugins: map[string]plugin.Plugin{
-			base.PluginTypeBase:   &base.PluginBase{Impl: p},
-			base.PluginTypeDevice: &device.PluginDevice{Impl: p},
-		},
-		GRPCServer: func(opts []grpc.ServerOption) *grpc.Server {
-			s := plugin.DefaultGRPCServer(opts)
-			context.AfterFunc(ctx, s.Stop)
-			return s
-		},
-		Logger: log,
-	})
 }
 
 // PluginInfo returns the plugin's name and versions. Nomad calls it before SetConfig.

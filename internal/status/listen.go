@@ -105,3 +105,12 @@ func limitBuffers(_, _ string, c syscall.RawConn) error {
 	})
 	return errors.Join(err, failed)
 }
+
+// CheckAddress checks the address of a TCP listener, as Options.Address is one. The port may be a name of /etc/services.
+func CheckAddress(address string) error {
+	_, port, err := net.SplitHostPort(address)
+	if err == nil {
+		_, err = net.DefaultResolver.LookupPort(context.Background(), "tcp", port)
+	}
+	return err
+}

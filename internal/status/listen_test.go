@@ -142,3 +142,12 @@ func TestMetricsAreCompressedOnRequest(t *testing.T) {
 		}
 	}
 }
+
+// The port of an address may be a name.
+func TestAddresses(t *testing.T) {
+	for address, ok := range map[string]bool{":9410": true, "127.0.0.1:http": true, "[::1]:0": true, "9410": false, ":nothing": false, ":70000": false} {
+		if err := CheckAddress(address); (err == nil) != ok {
+			t.Errorf("%s: %v", address, err)
+		}
+	}
+}

@@ -1,4 +1,4 @@
-package main
+package process
 
 import (
 	"context"
@@ -11,17 +11,18 @@ import (
 	"github.com/tandem-gpu/tandem/internal/checkpoint"
 )
 
-var errOrphaned = errors.New("the Nomad agent has ended")
+// ErrOrphaned is why a plugin ends whose Nomad agent has ended.
+var ErrOrphaned = errors.New("the Nomad agent has ended")
 
 // parentInterval is how often the parent process is checked.
 const parentInterval = time.Second
 
-// watchParent calls end when this process has another parent than at its start: a Nomad agent that is killed does not stop its
+// WatchParent calls end with ErrOrphaned when this process has another parent than at its start: a Nomad agent that is killed does not stop its
 // plugins, and a -dev agent does not reattach to them. It returns when ctx ends.
 //
 // PR_SET_PDEATHSIG is no alternative: it fires when the thread that started this process exits, and the agent's Go runtime
 // chooses that thread. The parent is compared with the first one, not with 1, because in a container the agent may be process 1.
-func watchParent(ctx context.Context, parent int, end context.CancelCauseFunc) {
+func WatchParent(ctx context.Context, parent int, end context.CancelCauseFunc) {
 	t := time.NewTicker(parentInterval)
 	defer t.Stop()
 	for {
@@ -31,15 +32,15 @@ func watchParent(ctx context.Context, parent int, end context.CancelCauseFunc) {
 			return
 		}
 		if os.Getppid() != parent {
-			end(errOrphaned)
+			end(ErrOrphaned)
 			return
 		}
 	}
 }
 
-// incarnation distinguishes a process from others with the same number, by its start time (proc(5), field 22 of stat) and the
+// Incarnation distinguishes a process from others with the same number, by its start time (proc(5), field 22 of stat) and the
 // boot; "" if they can't be read.
-func incarnation(pid int) string {
+func Incarnation(pid int) string {
 	boot, err := checkpoint.BootID("/proc")
 	stat, errStat := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	_, rest, ok := strings.Cut(string(stat[strings.LastIndexByte(string(stat), ')')+1:]), " ")

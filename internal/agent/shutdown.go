@@ -1,0 +1,31 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"time"
+)
+
+// ShutdownTimeout is the time between a signal and the end of the process: a little more than a driver call that hangs is given.
+// A disk that hangs is given no more, as nothing in this process can end the wait for it.
+const ShutdownTimeout = 1800 * time.Millisecond
+
+// ErrShutdownTimeout means that a process ends as requested, although a task has not returned.
+var ErrShutdownTimeout = fmt.Errorf("not everything stopped within %v: the process exits without it", ShutdownTimeout)
+
+// RunUntil calls do, and returns its result or, if do has not returned 1.8 s after ctx ended, ErrShutdownTimeout.
+func RunUntil(ctx context.Context, do func() error) error {
+	done := make(chan error, 1)
+	go func() { done <- do() }()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+	}
+	select {
+	case err := <-done:
+		return err
+	case <-time.After(ShutdownTimeout):
+		return ErrShutdownTimeout
+	}
+}
