@@ -101,18 +101,16 @@ func (s *server) Allocate(ctx context.Context, r *v1beta1.AllocateRequest) (*v1b
 	var devices []gpu.Device
 	var units []inventory.Unit
 	for _, c := range r.GetContainerRequests() {
-		ids := unitIDs(c.GetDevicesIds())
-		plan, err := inv.Reserve(ids...)
-		var of []inventory.Unit
+		plan, err := inv.Reserve(unitIDs(c.GetDevicesIds())...)
 		if err == nil {
-			of, err = s.checkResource(inv, ids)
+			err = s.checkResource(plan.Units)
 		}
 		if err != nil {
 			s.count(&s.current.AllocationErrors)
 			return nil, allocateError(s.resource, err)
 		}
 		response.ContainerResponses = append(response.ContainerResponses, allocateResponse(plan, s.opts))
-		devices, units = append(devices, plan.Devices...), append(units, of...)
+		devices, units = append(devices, plan.Devices...), append(units, plan.Units...)
 	}
 	if err := ctx.Err(); err != nil {
 		s.count(&s.current.AllocationErrors)
@@ -126,19 +124,16 @@ func (s *server) Allocate(ctx context.Context, r *v1beta1.AllocateRequest) (*v1b
 	return response, nil
 }
 
-// checkResource returns the units of ids, which inv has. It fails if one belongs to another resource than this: a MIG instance
-// can have the ID of the one that was in its place, a GPU in another pool has the same ID, and the kubelet may not have the
-// latest list.
-func (s *server) checkResource(inv *inventory.Inventory, ids []inventory.UnitID) ([]inventory.Unit, error) {
-	units := make([]inventory.Unit, len(ids))
+// checkResource fails if one of the units belongs to another resource than this: a MIG instance can have the ID of the one that
+// was in its place, a GPU in another pool has the same ID, and the kubelet may not have the latest list.
+func (s *server) checkResource(units []inventory.Unit) error {
 	var errs []error
-	for i, id := range ids {
-		units[i], _ = inv.Unit(id)
-		if r := ResourceOf(units[i]); r != s.resource {
-			errs = append(errs, fmt.Errorf("device ID %s: belongs to %s now, not %s", id, r, s.resource))
+	for _, u := range units {
+		if r := ResourceOf(u); r != s.resource {
+			errs = append(errs, fmt.Errorf("device ID %s: belongs to %s now, not %s", u.ID, r, s.resource))
 		}
 	}
-	return units, errors.Join(errs...)
+	return errors.Join(errs...)
 }
 
 // streams signals the start of the first stream of an incarnation and the end of the last one.

@@ -11,7 +11,8 @@ import (
 
 // Plan is what one container needs to use its devices.
 type Plan struct {
-	Devices []gpu.Device // distinct, in canonical order
+	Units   []Unit       // distinct, sorted by ID
+	Devices []gpu.Device // of the units, distinct, in canonical order
 	Env     []EnvVar     // sorted by name
 	Nodes   []DeviceNode
 	MPS     string // pool whose MPS control daemon the container connects to; "" = none
@@ -103,7 +104,7 @@ func (inv *Inventory) Reserve(ids ...UnitID) (Plan, error) {
 }
 
 func (inv *Inventory) plan(units []Unit) Plan {
-	var p Plan
+	p := Plan{Units: units}
 	for _, u := range units {
 		p.Devices = append(p.Devices, u.Device)
 	}
