@@ -35,7 +35,7 @@ type groupKey struct {
 
 func (t topologyGroups) keyOf(u inventory.Unit, by config.GroupBy) groupKey {
 	k := groupKey{groupType: groupTypeOf(u.Sharing.Mode), pool: u.Pool, topology: t[topologyKey{by, u.Device.At.GPU}]}
-	if namedByPolicy(u) {
+	if u.NamedByPolicy() {
 		return k
 	}
 	if k.model = u.Device.Model; k.model == "" {
@@ -54,12 +54,6 @@ func groupTypeOf(m inventory.SharingMode) string {
 	default:
 		return typeExclusive
 	}
-}
-
-// namedByPolicy reports whether the policy names the unit's pool: all other pools have one of the core's default names.
-func namedByPolicy(u inventory.Unit) bool {
-	pool := strings.TrimSuffix(strings.TrimSuffix(u.Pool, inventory.TimeSlicing.Suffix()), inventory.MPS.Suffix())
-	return pool != inventory.DefaultPool && (u.Device.Profile == "" || pool != inventory.MIGPool(u.Device.Profile))
 }
 
 // complete reports whether the driver has reported all fields of the key.

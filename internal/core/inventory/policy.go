@@ -46,6 +46,13 @@ const DefaultPool = "gpu"
 // "1g.10gb+me", because a resource name has no '+'.
 func MIGPool(profile string) string { return "mig-" + strings.ReplaceAll(profile, "+", ".") }
 
+// NamedByPolicy reports whether the unit's pool has a name of the policy's own: not a default one, with or without
+// the suffix of a shared pool.
+func (u Unit) NamedByPolicy() bool {
+	pool := strings.TrimSuffix(strings.TrimSuffix(u.Pool, TimeSlicing.Suffix()), MPS.Suffix())
+	return pool != DefaultPool && (u.Device.Profile == "" || pool != MIGPool(u.Device.Profile))
+}
+
 // indexed reports whether a selector uses an index.
 func (p Policy) indexed() bool {
 	by := func(s Selector) bool { return len(s.Indices) > 0 }
