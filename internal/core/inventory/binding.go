@@ -1,6 +1,7 @@
 package inventory
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strconv"
@@ -104,19 +105,15 @@ func (s Share) key() string {
 
 // binding returns what is bound after all devices were decided.
 func (o *offerBuilder) binding() Binding {
-	b := Binding{Numbering: o.numbering, Profile: o.profile, Proposed: o.proposed, Unconfirmed: o.unconfirmed}
-	for _, c := range o.assignments {
-		if c.First > 0 {
-			b.Counts = append(b.Counts, c)
-		}
-	}
+	b := o.bound
+	b.Counts = slices.DeleteFunc(slices.Clone(o.assignments), func(c ShareAssignment) bool { return c.First == 0 })
 	return b
 }
 
 // positionBindings returns the positions of the policy with their devices, in the policy's order.
 func (o *offerBuilder) positionBindings() []PositionBinding {
 	bound := o.selectorBindings()
-	if o.profile != "" {
+	if o.bound.Profile != "" {
 		bound = append(bound, o.profileBinding())
 	}
 	return bound
@@ -124,75 +121,52 @@ func (o *offerBuilder) positionBindings() []PositionBinding {
 
 // profileBinding returns the profile of the MIG strategy "single" with its devices.
 func (o *offerBuilder) profileBinding() PositionBinding {
-	slices.Sort(o.singleDevices)
-	return PositionBinding{"MIG strategy single", "profile " + o.profile, o.singleDevices}
+	return PositionBinding{"MIG strategy single", "profile " + o.bound.Profile, slices.Sorted(slices.Values(o.singleDevices))}
 }
 
 // selectorBindings returns the selectors of the policy that use an index or a First, in the policy's order.
 func (o *offerBuilder) selectorBindings() (bound []PositionBinding) {
-	add := func(s *Selector, first int) {
-		what := s.positionText()
-		if first > 0 {
-			what = strings.TrimPrefix(what+", the first "+strconv.Itoa(first), ", ")
+	for _, s := range o.selectors {
+		var positions []string
+		for _, at := range s.Indices {
+			positions = append(positions, at.String())
 		}
-		if what != "" {
-			bound = append(bound, PositionBinding{s.At, what, slices.Sorted(slices.Values(o.chosen[s]))})
+		if positions != nil {
+			positions[0] = "index " + positions[0]
 		}
-	}
-	for i := range o.Policy.Include {
-		add(&o.Policy.Include[i], 0)
-	}
-	for i := range o.Policy.Rules {
-		add(&o.Policy.Rules[i].Select, 0)
-	}
-	for i := range o.Policy.Names {
-		add(&o.Policy.Names[i].Select, 0)
-	}
-	for i := range o.Policy.Shares {
-		add(&o.Policy.Shares[i].Select, o.Policy.Shares[i].First)
+		if s.first > 0 {
+			positions = append(positions, "the first "+strconv.Itoa(s.first))
+		}
+		if positions != nil {
+			bound = append(bound, PositionBinding{s.At, strings.Join(positions, ", "), slices.Sorted(slices.Values(o.chosen[s.Selector]))})
+		}
 	}
 	return bound
-}
-
-// positionText returns the part of the selector that depends on the order of devices; "" if none does.
-func (s Selector) positionText() string {
-	var texts []string
-	for _, i := range s.Indices {
-		texts = append(texts, i.String())
-	}
-	if texts == nil {
-		return ""
-	}
-	return "index " + strings.Join(texts, ", ")
 }
 
 // outdatedBindings returns a line for each position that would be bound to other devices by the present order of
 // devices.
 func (o *offerBuilder) outdatedBindings(present *offerBuilder) (lines []string) {
-	differ := func(b, now PositionBinding) {
+	wouldBe := append(present.selectorBindings(), present.profileBinding())
+	for i, b := range o.positionBindings() {
+		now := wouldBe[i]
 		if b.Position == now.Position && slices.Equal(b.Devices, now.Devices) {
-			return
+			continue
 		}
 		lines = append(lines, fmt.Sprintf("%s: %s is bound to %s; by the present order of devices %s would be %s; to apply that, end the work on these devices and run the command rebind",
-			b.At, b.Position, joinIDs(b.Devices), now.Position, joinIDs(now.Devices)))
-	}
-	now := present.selectorBindings()
-	for i, b := range o.selectorBindings() {
-		differ(b, now[i])
-	}
-	if o.profile != "" {
-		differ(o.profileBinding(), present.profileBinding())
+			b.At, b.Position, devicesText(b.Devices), now.Position, devicesText(now.Devices)))
 	}
 	return lines
 }
 
-func joinIDs(devices []gpu.DeviceID) string {
-	if len(devices) == 0 {
-		return "no device"
+func devicesText(devices []gpu.DeviceID) string {
+	return cmp.Or(joinIDs(devices, ", "), "no device")
+}
+
+func joinIDs[T ~string](ids []T, separator string) string {
+	texts := make([]string, len(ids))
+	for i, id := range ids {
+		texts[i] = string(id)
 	}
-	var texts []string
-	for _, id := range devices {
-		texts = append(texts, string(id))
-	}
-	return strings.Join(texts, ", ")
+	return strings.Join(texts, separator)
 }

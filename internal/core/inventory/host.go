@@ -43,14 +43,12 @@ type Overlap struct {
 // WithHost returns the inventory as limited by the host: units whose MPS daemon does not respond, or that another
 // agent claims, are unhealthy. A unit that is unhealthy already keeps its reason.
 func (inv *Inventory) WithHost(h Host, o OverlapMode) *Inventory {
-	next := *inv
-	next.units, next.overlaps = slices.Clone(inv.units), nil
 	var against *Claim
-	for i := range next.units {
-		u := &next.units[i]
-		if i == 0 || u.Device.ID != next.units[i-1].Device.ID {
+	var overlaps []Overlap
+	next := inv.withUnits(func(u *Unit, first bool) {
+		if first {
 			if against = h.overlappingClaim(u.Device); against != nil {
-				next.overlaps = append(next.overlaps, Overlap{Device: u.Device.ID, Agent: against.Agent})
+				overlaps = append(overlaps, Overlap{Device: u.Device.ID, Agent: against.Agent})
 			}
 		}
 		switch {
@@ -60,11 +58,12 @@ func (inv *Inventory) WithHost(h Host, o OverlapMode) *Inventory {
 		case u.Sharing.Mode == MPS && !slices.Contains(h.MPS, u.Pool):
 			u.Health = health.New(health.ReasonNoMPS, "pool "+u.Pool)
 		}
-	}
-	return &next
+	})
+	next.overlaps = overlaps
+	return next
 }
 
-// overlappingClaim returns a claim on the hardware of a device, preferably one with Prior set; nil if there is
+// overlappingClaim returns a claim on the hardware of a device, preferably one that is older; nil if there is
 // none. A GPU shares hardware with its instances, but two instances do not.
 func (h Host) overlappingClaim(d gpu.Device) (found *Claim) {
 	for i := range h.Claims {
@@ -77,12 +76,7 @@ func (h Host) overlappingClaim(d gpu.Device) (found *Claim) {
 }
 
 // Overlaps returns the offered devices that other agents on this host offer too, in canonical order.
-func (inv *Inventory) Overlaps() []Overlap {
-	if inv == nil {
-		return nil
-	}
-	return slices.Clone(inv.overlaps)
-}
+func (inv *Inventory) Overlaps() []Overlap { return slices.Clone(inv.orEmpty().overlaps) }
 
 // String returns the overlap as one line for operators.
 func (c Overlap) String() string { return fmt.Sprintf("%s is also offered by %s", c.Device, c.Agent) }

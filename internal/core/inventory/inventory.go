@@ -124,6 +124,24 @@ func applyMode(mode health.Mode, h health.Health) health.Health {
 	return h
 }
 
+// orEmpty returns inv; an empty inventory if it is nil.
+func (inv *Inventory) orEmpty() *Inventory {
+	if inv == nil {
+		return &Inventory{}
+	}
+	return inv
+}
+
+// withUnits returns inv with each unit changed by a function, which gets whether the unit is the first of its device.
+func (inv *Inventory) withUnits(change func(u *Unit, first bool)) *Inventory {
+	next := *inv
+	next.units = slices.Clone(inv.units)
+	for i := range next.units {
+		change(&next.units[i], i == 0 || next.units[i].Device.ID != next.units[i-1].Device.ID)
+	}
+	return &next
+}
+
 func (inv *Inventory) withIndex() *Inventory {
 	inv.byID = make(map[UnitID]int, len(inv.units))
 	for i, u := range inv.units {
@@ -133,49 +151,31 @@ func (inv *Inventory) withIndex() *Inventory {
 }
 
 // Driver returns the state of the driver in the snapshot.
-func (inv *Inventory) Driver() gpu.Driver {
-	if inv == nil {
-		return gpu.Driver{}
-	}
-	return inv.driver
-}
+func (inv *Inventory) Driver() gpu.Driver { return inv.orEmpty().driver }
 
 // Provisional reports whether devices may be missing that will be offered: until the first snapshot, or (for
 // milliseconds) until the agents of the host have shared the numbers of devices. An adapter must not treat such an
 // inventory as complete, because a missing device may be in use by a workload.
 func (inv *Inventory) Provisional() bool {
-	return inv == nil || inv.driver.State == gpu.DriverPending || inv.awaitsNumber
+	return inv.Driver().State == gpu.DriverPending || inv.awaitsNumber
 }
 
 // Units yields all units in canonical order.
-func (inv *Inventory) Units() iter.Seq[Unit] {
-	return func(yield func(Unit) bool) {
-		if inv == nil {
-			return
-		}
-		for _, u := range inv.units {
-			if !yield(u) {
-				return
-			}
-		}
-	}
-}
+func (inv *Inventory) Units() iter.Seq[Unit] { return slices.Values(inv.orEmpty().units) }
 
 // Devices yields one unit for each device, in canonical order: one that is not withdrawn, if there is one. The
 // others of a device differ from it only in ID and Replica.
 func (inv *Inventory) Devices() iter.Seq[Unit] {
+	units := inv.orEmpty().units
 	return func(yield func(Unit) bool) {
-		if inv == nil {
-			return
-		}
-		for i := 0; i < len(inv.units); {
+		for i := 0; i < len(units); {
 			first := i
-			for i++; i < len(inv.units) && inv.units[i].Device.ID == inv.units[first].Device.ID; i++ {
-				if inv.units[first].Health.Reason == health.ReasonWithdrawn {
+			for i++; i < len(units) && units[i].Device.ID == units[first].Device.ID; i++ {
+				if units[first].Health.Reason == health.ReasonWithdrawn {
 					first = i
 				}
 			}
-			if !yield(inv.units[first]) {
+			if !yield(units[first]) {
 				return
 			}
 		}
@@ -183,19 +183,11 @@ func (inv *Inventory) Devices() iter.Seq[Unit] {
 }
 
 // Len returns the number of units.
-func (inv *Inventory) Len() int {
-	if inv == nil {
-		return 0
-	}
-	return len(inv.units)
-}
+func (inv *Inventory) Len() int { return len(inv.orEmpty().units) }
 
 // Unit returns the unit with an ID.
 func (inv *Inventory) Unit(id UnitID) (Unit, bool) {
-	if inv == nil {
-		return Unit{}, false
-	}
-	i, ok := inv.byID[id]
+	i, ok := inv.orEmpty().byID[id]
 	if !ok {
 		return Unit{}, false
 	}
@@ -204,57 +196,42 @@ func (inv *Inventory) Unit(id UnitID) (Unit, bool) {
 
 // Excluded returns the devices that are not offered, with reasons.
 func (inv *Inventory) Excluded() []gpu.Exclusion {
-	if inv == nil {
-		return nil
-	}
-	return slices.Clone(inv.excluded)
+	return slices.Clone(inv.orEmpty().excluded)
 }
 
 // PositionBindings returns the positions in the policy (indices, counts, the common MIG profile) and the devices
 // that they are bound to until a reboot or State.Rebind.
 func (inv *Inventory) PositionBindings() []PositionBinding {
-	if inv == nil {
-		return nil
-	}
-	return slices.Clone(inv.positionBindings)
+	return slices.Clone(inv.orEmpty().positionBindings)
 }
 
 // Binding returns which positions of the policy are bound to which devices.
 func (inv *Inventory) Binding() Binding { return inv.binding }
 
 // Numbering returns the numbers of the devices. It is empty while they may be those of another host.
-func (inv *Inventory) Numbering() Numbering {
-	if inv == nil || inv.binding.Unconfirmed {
-		return Numbering{}
-	}
-	return inv.binding.Numbering
-}
+func (inv *Inventory) Numbering() Numbering { return inv.confirmedBinding().Numbering }
 
 // Proposed returns Numbering with the numbers that new devices will have when the agents of the host have shared
 // them.
-func (inv *Inventory) Proposed() Numbering {
-	if inv == nil || inv.binding.Unconfirmed {
-		return Numbering{}
+func (inv *Inventory) Proposed() Numbering { return inv.confirmedBinding().Proposed }
+
+func (inv *Inventory) confirmedBinding() Binding {
+	if b := inv.orEmpty().binding; !b.Unconfirmed {
+		return b
 	}
-	return inv.binding.Proposed
+	return Binding{}
 }
 
 // OutdatedBindings returns a line for each position in the policy that would be bound to other devices by their
 // present order. State.Rebind binds it to those.
 func (inv *Inventory) OutdatedBindings() []string {
-	if inv == nil {
-		return nil
-	}
-	return slices.Clone(inv.outdatedBindings)
+	return slices.Clone(inv.orEmpty().outdatedBindings)
 }
 
 // PolicyWarnings returns the problems of the policy on this host: parts that apply to no device, and pools with
 // units that are shared differently. They do not prevent any device from being offered.
 func (inv *Inventory) PolicyWarnings() []string {
-	if inv == nil {
-		return nil
-	}
-	return slices.Clone(inv.policyWarnings)
+	return slices.Clone(inv.orEmpty().policyWarnings)
 }
 
 // Equal reports whether two inventories offer the same, so that the second one need not be published.

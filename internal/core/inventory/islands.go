@@ -11,11 +11,8 @@ import (
 // Islands returns the sets of GPUs that are connected by NVLinks, directly or over other GPUs. The sets and their
 // members are sorted. A GPU without NVLinks is in none.
 func (inv *Inventory) Islands() [][]gpu.DeviceID {
-	if inv == nil {
-		return nil
-	}
 	least := map[gpu.DeviceID]gpu.DeviceID{} // by GPU: the first GPU of its island, as far as known
-	for _, l := range inv.links {
+	for _, l := range inv.orEmpty().links {
 		if l.NVLinks == 0 {
 			continue
 		}

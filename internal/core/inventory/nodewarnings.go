@@ -21,7 +21,8 @@ var optionalNodes = []string{"/dev/nvidia-modeset", "/dev/nvidia-uvm-tools"}
 //   - No device node of NVIDIA's is visible, although the driver works: this process runs in a container in which the host's
 //     /dev is not mounted under Roots.Dev, or the platform has no device nodes (WSL).
 func (inv *Inventory) MissingNodes(d gpu.Device) (missing []string, known bool) {
-	if inv == nil || !inv.deviceNodes || inv.driver.State != gpu.DriverReady || len(inv.nodes) == 0 {
+	inv = inv.orEmpty()
+	if !inv.deviceNodes || inv.driver.State != gpu.DriverReady || len(inv.nodes) == 0 {
 		return nil, false
 	}
 	return slices.DeleteFunc(d.RequiredNodes(), func(path string) bool {
@@ -33,24 +34,15 @@ func (inv *Inventory) MissingNodes(d gpu.Device) (missing []string, known bool) 
 // WithNodeWarnings returns the inventory with missing device nodes in the health of its units. There is no warning
 // about nodes in seen, which were there at some time since the latest complete snapshot: see State.WithNodes.
 func (inv *Inventory) WithNodeWarnings(seen []string) *Inventory {
-	next := *inv
-	next.units = slices.Clone(inv.units)
-	var last string // warning of the previous unit
-	for i := range next.units {
-		u := &next.units[i]
-		if i == 0 || u.Device != next.units[i-1].Device {
-			last = inv.nodeWarning(u.Device, seen)
+	var warning string
+	return inv.withUnits(func(u *Unit, first bool) {
+		if first {
+			missing, _ := inv.MissingNodes(u.Device)
+			missing = slices.DeleteFunc(missing, func(path string) bool { return slices.Contains(seen, path) })
+			if warning = ""; len(missing) > 0 {
+				warning = strings.Join(missing, ", ") + ": run " + u.Device.CreateNodesCommand(missing)
+			}
 		}
-		u.Health.MissingNodes = last
-	}
-	return &next
-}
-
-func (inv *Inventory) nodeWarning(d gpu.Device, seen []string) string {
-	missing, _ := inv.MissingNodes(d)
-	missing = slices.DeleteFunc(missing, func(path string) bool { return slices.Contains(seen, path) })
-	if len(missing) == 0 {
-		return ""
-	}
-	return strings.Join(missing, ", ") + ": run " + d.CreateNodesCommand(missing)
+		u.Health.MissingNodes = warning
+	})
 }

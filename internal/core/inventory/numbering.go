@@ -216,18 +216,14 @@ func (m numberTable) numberDevices(s gpu.Snapshot, give func(gpu.DeviceID, gpu.D
 
 // number returns the number of a device; {-1, -1} if it has none.
 func (o *offerBuilder) number(d *gpu.Device) gpu.DeviceIndex {
-	if !o.indexed {
-		return gpu.DeviceIndex{GPU: -1, Instance: -1}
+	if at, ok := o.bound.Numbering.Of(d.ID); ok && o.indexed {
+		return at
 	}
-	at, ok := o.numbering.Of(d.ID)
-	if !ok {
-		return gpu.DeviceIndex{GPU: -1, Instance: -1}
-	}
-	return at
+	return gpu.DeviceIndex{GPU: -1, Instance: -1}
 }
 
 // hasProposedNumber reports whether a device will have a number when the agents of the host have shared it.
 func (o *offerBuilder) hasProposedNumber(d *gpu.Device) bool {
-	_, proposed := o.proposed.Of(d.ID)
+	_, proposed := o.bound.Proposed.Of(d.ID)
 	return o.indexed && proposed && o.number(d).GPU < 0
 }

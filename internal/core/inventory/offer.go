@@ -1,7 +1,6 @@
 package inventory
 
 import (
-	"fmt"
 	"slices"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
@@ -27,19 +26,17 @@ type offer struct {
 // offerBuilder determines the offers of the devices of one snapshot, in canonical order.
 type offerBuilder struct {
 	Config
+	selectors     []policySelector
+	indexed       bool                         // a selector uses an index
 	strategy      map[gpu.DeviceID]MIGStrategy // by GPU
 	partitioned   map[gpu.DeviceID]bool        // GPUs that have MIG instances
-	profile       string                       // of the MIG strategy "single"
-	singleDevices []gpu.DeviceID               // the instances of that profile
+	singleDevices []gpu.DeviceID               // under the MIG strategy "single": the instances of its profile
 	matched       map[*Selector]bool           // selectors that apply to a device
 	chosen        map[*Selector][]gpu.DeviceID // devices of the selectors that depend on positions
 
-	numbering    Numbering
-	proposed     Numbering
-	unconfirmed  bool
-	awaitsNumber bool                  // a device has no number yet
-	indexed      bool                  // a selector uses an index
+	bound        Binding               // its Counts are the previous ones
 	assignments  []ShareAssignment     // by share
+	awaitsNumber bool                  // a device has no number yet
 	lost         map[gpu.DeviceID]bool // devices that the driver does not list any more
 }
 
@@ -47,10 +44,10 @@ type offerBuilder struct {
 // Every device has its number already.
 func newOfferBuilder(s gpu.Snapshot, c Config, previous Binding, lost map[gpu.DeviceID]bool) *offerBuilder {
 	o := &offerBuilder{
-		Config: c, strategy: map[gpu.DeviceID]MIGStrategy{}, partitioned: map[gpu.DeviceID]bool{},
-		matched: map[*Selector]bool{}, chosen: map[*Selector][]gpu.DeviceID{}, lost: lost,
-		numbering: previous.Numbering, proposed: previous.Proposed, unconfirmed: previous.Unconfirmed, indexed: c.Policy.indexed(),
+		Config: c, selectors: c.Policy.selectors(), strategy: map[gpu.DeviceID]MIGStrategy{}, partitioned: map[gpu.DeviceID]bool{},
+		matched: map[*Selector]bool{}, chosen: map[*Selector][]gpu.DeviceID{}, bound: previous, lost: lost,
 	}
+	o.indexed = slices.ContainsFunc(o.selectors, func(s policySelector) bool { return len(s.Indices) > 0 })
 	o.restoreAssignments(s, previous.Counts)
 	for i := range s.Devices {
 		d := &s.Devices[i]
@@ -63,7 +60,7 @@ func newOfferBuilder(s gpu.Snapshot, c Config, previous Binding, lost map[gpu.De
 			o.partitioned[d.At.GPU] = true
 		}
 	}
-	o.profile = o.chooseProfile(s.Devices, previous.Profile, s.Driver.State == gpu.DriverReady)
+	o.bound.Profile = o.chooseProfile(s)
 	return o
 }
 
@@ -199,12 +196,12 @@ func (o *offerBuilder) migVisibility(d *gpu.Device) (visibility, string) {
 		switch {
 		case d.MIG:
 			return o.parentVisibility(d)
-		case d.Profile == o.profile:
+		case d.Profile == o.bound.Profile:
 			o.singleDevices = append(o.singleDevices, d.ID)
 		case d.Profile == "":
 			return excluded, "mig-strategy single: MIG mode is off on this GPU"
 		default:
-			return excluded, "mig-strategy single: profile " + d.Profile + " differs from this node's " + o.profile
+			return excluded, "mig-strategy single: profile " + d.Profile + " differs from this node's " + o.bound.Profile
 		}
 	default: // MIGNone
 		if d.Profile != "" {
@@ -225,17 +222,17 @@ func (o *offerBuilder) parentVisibility(parent *gpu.Device) (visibility, string)
 // chooseProfile returns the profile that is offered under the strategy "single": the previous one while there is an
 // instance of it, else the one with the most instances (of several the first by name); "" if there is none. Excluded
 // instances do not count.
-func (o *offerBuilder) chooseProfile(devices []gpu.Device, previous string, ready bool) string {
+func (o *offerBuilder) chooseProfile(s gpu.Snapshot) string {
 	count := map[string]int{}
 	best := ""
-	for i := range devices {
-		d := &devices[i]
+	for i := range s.Devices {
+		d := &s.Devices[i]
 		if d.Profile != "" && o.strategyOf(d) == MIGSingle && o.excludedReason(d, o.rule(d), false) == "" {
 			count[d.Profile]++
 		}
 	}
-	if count[previous] > 0 || !ready && len(count) == 0 {
-		return previous
+	if count[o.bound.Profile] > 0 || s.Driver.State != gpu.DriverReady && len(count) == 0 {
+		return o.bound.Profile
 	}
 	for p, n := range count {
 		if best == "" || n > count[best] || n == count[best] && p < best {
@@ -247,23 +244,10 @@ func (o *offerBuilder) chooseProfile(devices []gpu.Device, previous string, read
 
 // unmatchedRules returns a warning for each part of the policy that applies to no device, in their order.
 func (o *offerBuilder) unmatchedRules() (warnings []string) {
-	check := func(s *Selector, what string) {
-		if !o.matched[s] {
-			warnings = append(warnings, fmt.Sprintf("%s: %s", s.At, what))
+	for _, s := range o.selectors {
+		if !o.matched[s.Selector] {
+			warnings = append(warnings, s.At+": "+s.unmatched)
 		}
-	}
-	for i := range o.Policy.Include {
-		check(&o.Policy.Include[i], "selects no device of this machine")
-	}
-	for i := range o.Policy.Rules {
-		check(&o.Policy.Rules[i].Select, "selects no device of this machine, or only such as earlier rules select")
-	}
-	for i := range o.Policy.Names {
-		check(&o.Policy.Names[i].Select, "selects no device of this machine, or only such as have a name already")
-	}
-	for i := range o.Policy.Shares {
-		s := &o.Policy.Shares[i]
-		check(&s.Select, "there is no "+s.Pool+" on this machine to share")
 	}
 	return warnings
 }

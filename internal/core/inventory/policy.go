@@ -1,9 +1,6 @@
 package inventory
 
-import (
-	"slices"
-	"strings"
-)
+import "strings"
 
 // Policy configures which devices are offered, in which pools, and how they are shared. The zero value offers every
 // device once, in its default pool.
@@ -53,11 +50,27 @@ func (u Unit) NamedByPolicy() bool {
 	return pool != DefaultPool && (u.Device.Profile == "" || pool != MIGPool(u.Device.Profile))
 }
 
-// indexed reports whether a selector uses an index.
-func (p Policy) indexed() bool {
-	by := func(s Selector) bool { return len(s.Indices) > 0 }
-	return slices.ContainsFunc(p.Include, by) ||
-		slices.ContainsFunc(p.Rules, func(r Rule) bool { return by(r.Select) }) ||
-		slices.ContainsFunc(p.Names, func(n Naming) bool { return by(n.Select) }) ||
-		slices.ContainsFunc(p.Shares, func(s Share) bool { return by(s.Select) })
+// policySelector is a selector of a policy.
+type policySelector struct {
+	*Selector
+	first     int    // of a Share
+	unmatched string // the warning if it applies to no device
+}
+
+// selectors returns the selectors of a policy in its order.
+func (p Policy) selectors() (all []policySelector) {
+	for i := range p.Include {
+		all = append(all, policySelector{&p.Include[i], 0, "selects no device of this machine"})
+	}
+	for i := range p.Rules {
+		all = append(all, policySelector{&p.Rules[i].Select, 0, "selects no device of this machine, or only such as earlier rules select"})
+	}
+	for i := range p.Names {
+		all = append(all, policySelector{&p.Names[i].Select, 0, "selects no device of this machine, or only such as have a name already"})
+	}
+	for i := range p.Shares {
+		s := &p.Shares[i]
+		all = append(all, policySelector{&s.Select, s.First, "there is no " + s.Pool + " on this machine to share"})
+	}
+	return all
 }

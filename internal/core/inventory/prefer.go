@@ -16,9 +16,7 @@ import (
 // The cost is O(n·a·g) for a available units of g GPUs: microseconds for 8 GPUs, a few milliseconds for half of
 // 112 MIG instances.
 func (inv *Inventory) Prefer(available, required []UnitID, n int) []UnitID {
-	if inv == nil {
-		return nil
-	}
+	inv = inv.orEmpty()
 	chosen := inv.indices(required)
 	pool := slices.DeleteFunc(inv.indices(available), func(i int) bool {
 		_, ok := slices.BinarySearch(chosen, i)

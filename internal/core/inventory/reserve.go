@@ -34,13 +34,7 @@ const VisibleDevices = "NVIDIA_VISIBLE_DEVICES"
 type UnknownUnitsError struct{ IDs []UnitID }
 
 // Error lists the IDs.
-func (e *UnknownUnitsError) Error() string {
-	ids := make([]string, len(e.IDs))
-	for i, id := range e.IDs {
-		ids[i] = string(id)
-	}
-	return "unknown device IDs: " + strings.Join(ids, ",")
-}
+func (e *UnknownUnitsError) Error() string { return "unknown device IDs: " + joinIDs(e.IDs, ",") }
 
 // UnhealthyUnitsError has the requested units that take no new work.
 type UnhealthyUnitsError struct{ Units []Unit }
@@ -110,11 +104,11 @@ func (inv *Inventory) plan(units []Unit) Plan {
 	}
 	slices.SortFunc(p.Devices, gpu.CompareDevices)
 	p.Devices = slices.Compact(p.Devices)
-	ids := make([]string, len(p.Devices))
+	ids := make([]gpu.DeviceID, len(p.Devices))
 	for i, d := range p.Devices {
-		ids[i] = string(d.ID)
+		ids[i] = d.ID
 	}
-	p.Env = []EnvVar{{VisibleDevices, strings.Join(ids, ",")}}
+	p.Env = []EnvVar{{VisibleDevices, joinIDs(ids, ",")}}
 	if u := units[0]; u.Sharing.Mode == MPS {
 		p.MPS, p.Env = u.Pool, append(u.Sharing.mpsLimits(), p.Env...)
 	}

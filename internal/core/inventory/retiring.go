@@ -12,24 +12,18 @@ import (
 // an ID is removed during an allocation).
 func (inv *Inventory) WithRetiring(prev *Inventory, now time.Time, grace time.Duration) *Inventory {
 	next := *inv
-	next.retiring = nil
+	next.retiring = map[UnitID]time.Time{}
 	var gone []Unit
 	for u := range prev.Units() {
-		if _, ok := inv.byID[u.ID]; ok {
-			continue
-		}
 		since, ok := prev.retiring[u.ID]
 		if !ok {
 			since = now
 		}
-		if now.Sub(since) >= grace {
+		if _, offered := inv.byID[u.ID]; offered || now.Sub(since) >= grace {
 			continue
 		}
 		u.Health = health.Health{State: health.Unhealthy, Reason: health.ReasonWithdrawn}
 		gone = append(gone, u)
-		if next.retiring == nil {
-			next.retiring = map[UnitID]time.Time{}
-		}
 		next.retiring[u.ID] = since
 	}
 	if gone == nil {
@@ -41,7 +35,7 @@ func (inv *Inventory) WithRetiring(prev *Inventory, now time.Time, grace time.Du
 }
 
 // Retiring reports whether units wait for removal. If so, call WithRetiring again when their grace is over.
-func (inv *Inventory) Retiring() bool { return inv != nil && len(inv.retiring) > 0 }
+func (inv *Inventory) Retiring() bool { return len(inv.orEmpty().retiring) > 0 }
 
 // Shift returns inv with the times since which units are retiring moved by d.
 func (inv *Inventory) Shift(d time.Duration) *Inventory {

@@ -1,7 +1,6 @@
 package inventory
 
 import (
-	"slices"
 	"strings"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
@@ -21,13 +20,9 @@ func (inv *Inventory) Withhold(why map[UnitID]string) *Inventory {
 	if inv == nil || len(why) == 0 {
 		return inv
 	}
-	next := *inv
-	next.units = slices.Clone(inv.units)
-	for i := range next.units {
-		u := &next.units[i]
+	return inv.withUnits(func(u *Unit, _ bool) {
 		if detail, ok := why[u.ID]; ok && u.Health.Schedulable() {
 			u.Health = health.New(health.ReasonHeld, detail)
 		}
-	}
-	return &next
+	})
 }
