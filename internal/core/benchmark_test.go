@@ -33,53 +33,29 @@ func faultyGPUs(n int) (health.Ledger, []health.Observation) {
 	return l.Apply(health.DefaultPolicy(), testStart, append(obs, xidEvent(gpuAt(0), 94), xidEvent(gpuAt(0), 54))...), checks
 }
 
-func BenchmarkApplyXID(b *testing.B) {
-	p := health.DefaultPolicy()
-	l, _ := healthyGPUs(8)
-	b.ReportAllocs()
-	for b.Loop() {
-		l.Apply(p, testStart, xidEvent(gpuAt(3), 95))
-	}
-}
-
-func BenchmarkApplyChecks(b *testing.B) {
+// The cost of an XID, of a check of each GPU, of time without observations (twice a second), and of reading a health.
+func BenchmarkLedger(b *testing.B) {
 	p := health.DefaultPolicy()
 	for _, n := range []int{8, 64} {
-		for name, begin := range map[string]func(int) (health.Ledger, []health.Observation){"well": healthyGPUs, "troubled": faultyGPUs} {
+		for name, begin := range map[string]func(int) (health.Ledger, []health.Observation){"healthy": healthyGPUs, "faulty": faultyGPUs} {
 			l, checks := begin(n)
-			b.Run(fmt.Sprintf("%s/%d", name, n), func(b *testing.B) {
-				b.ReportAllocs()
-				for b.Loop() {
-					l.Apply(p, testStart, checks...)
-				}
-			})
+			for call, f := range map[string]func(){
+				"xid":     func() { l.Apply(p, testStart, xidEvent(gpuAt(3), 95)) },
+				"checks":  func() { l.Apply(p, testStart, checks...) },
+				"nothing": func() { l.Apply(p, testStart.Add(time.Minute)) },
+				"health":  func() { l.Health(gpuAt(n - 1)) },
+			} {
+				b.Run(fmt.Sprintf("%s/%s/%d", call, name, n), func(b *testing.B) { benchmark(b, f) })
+			}
 		}
 	}
 }
 
-// Time passes twice a second, also without observations.
-func BenchmarkApplyNothing(b *testing.B) {
-	p, now := health.DefaultPolicy(), testStart.Add(time.Minute)
-	for name, begin := range map[string]func(int) (health.Ledger, []health.Observation){"well": healthyGPUs, "troubled": faultyGPUs} {
-		l, _ := begin(8)
-		b.Run(name, func(b *testing.B) {
-			b.ReportAllocs()
-			for b.Loop() {
-				l.Apply(p, now)
-			}
-		})
-	}
-}
-
-func BenchmarkHealth(b *testing.B) {
-	for name, begin := range map[string]func(int) (health.Ledger, []health.Observation){"well": healthyGPUs, "troubled": faultyGPUs} {
-		l, _ := begin(64)
-		b.Run(name, func(b *testing.B) {
-			b.ReportAllocs()
-			for b.Loop() {
-				l.Health(gpuAt(63))
-			}
-		})
+func benchmark(b *testing.B, f func()) {
+	b.Helper()
+	b.ReportAllocs()
+	for b.Loop() {
+		f()
 	}
 }
 
@@ -88,117 +64,84 @@ func TestApplyWithoutConditionsDoesNotAllocate(t *testing.T) {
 	p := health.DefaultPolicy()
 	l, _ := healthyGPUs(64)
 	if n := testing.AllocsPerRun(100, func() { l.Apply(p, testStart.Add(time.Hour)) }); n != 0 || l.NeedsTick() {
-		t.Errorf("%v allocations for nothing; restless %t", n, l.NeedsTick())
+		t.Errorf("%v allocations for nothing; needs a tick: %t", n, l.NeedsTick())
 	}
 }
 
-// sharedHost is a host of 16 GPUs whose devices are shared.
-type sharedHost struct {
+// benchmarkHost is a host whose devices are shared.
+type benchmarkHost struct {
 	name     string
 	snapshot gpu.Snapshot
 	replicas int // 0 = not shared
 }
 
-// sharedHosts are the largest ones: 112 instances, the same with 10 replicas, and 16 GPUs with 100 replicas.
-func sharedHosts() []sharedHost {
+// benchmarkHosts are 8 and 64 GPUs, and the largest ones: 112 instances, the same with 10 replicas, and 16 GPUs with 100
+// replicas.
+func benchmarkHosts() []benchmarkHost {
 	whole := coretest.GPUs(16)
 	cut := whole
 	for n := range 16 {
 		cut = coretest.WithMIG(cut, n, slices.Repeat([]string{"1g.10gb"}, 7)...)
 	}
-	return []sharedHost{{"16x7", cut, 0}, {"16x7x10", cut, 10}, {"16x100", whole, 100}}
+	return []benchmarkHost{
+		{"8", coretest.GPUs(8), 0}, {"64", coretest.GPUs(64), 0}, {"16x7", cut, 0}, {"16x7x10", cut, 10}, {"16x100", whole, 100},
+	}
 }
 
-func (c sharedHost) config() core.Config {
+func (h benchmarkHost) build() *inventory.Inventory {
 	cfg := core.DefaultConfig()
 	cfg.MIG = inventory.MIGMixed
-	if c.replicas > 0 {
-		cfg.Policy.Rules = []inventory.Rule{{Sharing: new(sliced(c.replicas))}}
+	if h.replicas > 0 {
+		cfg.Policy.Rules = []inventory.Rule{{Sharing: new(sliced(h.replicas))}}
 	}
-	return cfg
+	return core.Build(h.snapshot, health.Ledger{}, cfg)
 }
 
-func (c sharedHost) build() *inventory.Inventory {
-	return core.Build(c.snapshot, health.Ledger{}, c.config())
-}
-
-// benchmarkHosts measures the function that f returns for each host.
-func benchmarkHosts(b *testing.B, make func(sharedHost) (f func())) {
-	b.Helper()
-	for _, c := range sharedHosts() {
-		b.Run(c.name, func(b *testing.B) {
-			f := make(c)
-			b.ReportAllocs()
-			for b.Loop() {
-				f()
-			}
-		})
-	}
-}
-
-func BenchmarkCrowdBuild(b *testing.B) {
-	benchmarkHosts(b, func(c sharedHost) func() { return func() { c.build() } })
-}
-
-// The cost of one observation between ledger and adapters.
-func BenchmarkCrowdOffer(b *testing.B) {
-	benchmarkHosts(b, func(c sharedHost) func() {
-		prev, now := c.build(), time.Now()
-		return func() {
-			c.build().WithHost(inventory.Host{}, inventory.OverlapWarn).WithRetiring(prev, now, time.Second)
-		}
-	})
-}
-
-func BenchmarkCrowdEqual(b *testing.B) {
-	benchmarkHosts(b, func(c sharedHost) func() {
-		one, two := c.build(), c.build()
-		return func() {
-			if !one.Equal(two) {
-				b.Fatal("not equal")
-			}
-		}
-	})
-}
-
-func BenchmarkCrowdPrefer(b *testing.B) {
-	for _, n := range []int{1, 8, 56} {
-		b.Run(map[int]string{1: "1", 8: "8", 56: "56"}[n], func(b *testing.B) {
-			benchmarkHosts(b, func(c sharedHost) func() {
-				inv := c.build()
-				ids := unitIDs(inv)
-				return func() {
-					if got := inv.Prefer(ids, nil, n); len(got) != n {
-						b.Fatal(got)
-					}
-				}
-			})
-		})
-	}
-}
-
-func BenchmarkCrowdReserve(b *testing.B) {
-	benchmarkHosts(b, func(c sharedHost) func() {
-		inv := c.build()
+// Offer is the cost of one observation between ledger and adapters.
+func BenchmarkInventory(b *testing.B) {
+	for _, h := range benchmarkHosts() {
+		inv, again, now := h.build(), h.build(), time.Now()
 		ids := unitIDs(inv)
-		return func() {
-			if _, err := inv.Reserve(ids[3], ids[90], ids[91], ids[17]); err != nil {
-				b.Fatal(err)
+		last := len(ids) - 1
+		prefer := func(n int) func() {
+			return func() {
+				if got := inv.Prefer(ids, nil, n); len(got) != n {
+					b.Fatal(got)
+				}
 			}
 		}
-	})
+		for call, f := range map[string]func(){
+			"Build": func() { h.build() },
+			"Offer": func() {
+				h.build().WithHost(inventory.Host{}, inventory.OverlapWarn).WithRetiring(inv, now, time.Second)
+			},
+			"Equal": func() {
+				if !inv.Equal(again) {
+					b.Fatal("not equal")
+				}
+			},
+			"Prefer1": prefer(1), "Prefer4": prefer(4), "Prefer8": prefer(8), "PreferHalf": prefer(len(ids) / 2),
+			"Reserve": func() {
+				if _, err := inv.Reserve(ids[1], ids[last], ids[last/2], ids[last/3]); err != nil {
+					b.Fatal(err)
+				}
+			},
+		} {
+			b.Run(call+"/"+h.name, func(b *testing.B) { benchmark(b, f) })
+		}
+	}
 }
 
 // The memory of a published inventory, per unit.
-func BenchmarkCrowdMemory(b *testing.B) {
-	for _, c := range sharedHosts() {
-		b.Run(c.name, func(b *testing.B) {
+func BenchmarkMemory(b *testing.B) {
+	for _, h := range benchmarkHosts() {
+		b.Run(h.name, func(b *testing.B) {
 			const keep = 20
 			var kept [keep]*inventory.Inventory
 			for b.Loop() {
 				before := heapBytes()
 				for i := range kept {
-					kept[i] = c.build()
+					kept[i] = h.build()
 				}
 				grown := heapBytes() - before
 				b.ReportMetric(float64(grown)/float64(keep*kept[0].Len()), "B/unit")
@@ -238,46 +181,5 @@ func TestPurity(t *testing.T) {
 	}
 	if diff := cmp.Diff(pristine, machine); diff != "" {
 		t.Errorf("an argument was changed: %s", diff)
-	}
-}
-
-func BenchmarkBuild(b *testing.B) {
-	for _, n := range []int{8, 64} {
-		s := coretest.GPUs(n)
-		b.Run(fmt.Sprint(n), func(b *testing.B) {
-			b.ReportAllocs()
-			for b.Loop() {
-				core.Build(s, health.Ledger{}, core.DefaultConfig())
-			}
-		})
-	}
-}
-
-func BenchmarkReserve(b *testing.B) {
-	for _, n := range []int{8, 64} {
-		inv := core.Build(coretest.GPUs(n), health.Ledger{}, core.DefaultConfig())
-		b.Run(fmt.Sprint(n), func(b *testing.B) {
-			b.ReportAllocs()
-			for b.Loop() {
-				if _, err := inv.Reserve(inventory.UnitID(coretest.GPU(1)), inventory.UnitID(coretest.GPU(5))); err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
-	}
-}
-
-func BenchmarkPrefer(b *testing.B) {
-	for _, n := range []int{8, 64} {
-		inv := core.Build(coretest.GPUs(n), health.Ledger{}, core.DefaultConfig())
-		ids := unitIDs(inv)
-		b.Run(fmt.Sprint(n), func(b *testing.B) {
-			b.ReportAllocs()
-			for b.Loop() {
-				if got := inv.Prefer(ids, nil, 4); len(got) != 4 {
-					b.Fatal(got)
-				}
-			}
-		})
 	}
 }
