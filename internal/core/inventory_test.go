@@ -1,7 +1,6 @@
 package core_test
 
 import (
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -18,72 +17,6 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
-func unitIDs(inv *inventory.Inventory) []inventory.UnitID {
-	var out []inventory.UnitID
-	for u := range inv.Units() {
-		out = append(out, u.ID)
-	}
-	return out
-}
-
-func TestBuildMIGStrategies(t *testing.T) {
-	empty := migMachine()
-	empty = without(empty, "MIG-1", "MIG-2")
-	for _, tc := range []struct {
-		strategy inventory.MIGStrategy
-		machine  gpu.Snapshot
-		units    string
-		excluded string
-	}{
-		{inventory.MIGNone, migMachine(), "GPU-0 GPU-m", ""},
-		{inventory.MIGMixed, migMachine(), "GPU-0 MIG-1 MIG-2", ""},
-		{inventory.MIGSingle, migMachine(), "MIG-1", "GPU-0: mig-strategy single: MIG mode is off on this GPU; MIG-2: mig-strategy single: profile 3g.40gb differs from this node's 1g.10gb"},
-		{inventory.MIGSingle, coretest.GPUs(2), "GPU-0 GPU-1", ""},
-		{inventory.MIGMixed, empty, "GPU-0", "GPU-m: MIG mode is on and there are no MIG instances"},
-	} {
-		t.Run(string(tc.strategy), func(t *testing.T) {
-			cfg := core.DefaultConfig()
-			cfg.MIG = tc.strategy
-			inv := core.Build(tc.machine, health.Ledger{}, cfg)
-			var units, excluded []string
-			for _, id := range unitIDs(inv) {
-				units = append(units, short(string(id)))
-			}
-			for _, e := range inv.Excluded() {
-				name := string(e.At.GPU)
-				if e.At.GI != gpu.Whole {
-					name = fmt.Sprintf("MIG-%d", e.At.GI)
-				}
-				excluded = append(excluded, short(name)+": "+e.Reason)
-			}
-			if got := strings.Join(units, " "); got != tc.units {
-				t.Errorf("units %q, want %q", got, tc.units)
-			}
-			if got := strings.Join(excluded, "; "); got != tc.excluded {
-				t.Errorf("excluded %q, want %q", got, tc.excluded)
-			}
-		})
-	}
-}
-
-// short shortens a UUID of coretest.GPU to "GPU-0".
-func short(id string) string {
-	if !strings.HasPrefix(id, "GPU-0000") {
-		return id
-	}
-	return "GPU-" + id[len(id)-1:]
-}
-
-func TestBuildExcludesByID(t *testing.T) {
-	cfg := core.DefaultConfig()
-	cfg.MIG = inventory.MIGMixed
-	cfg.Exclude = []gpu.DeviceID{"GPU-m", "MIG-2"}
-	inv := core.Build(migMachine(), health.Ledger{}, cfg)
-	if got := unitIDs(inv); !slices.Equal(got, []inventory.UnitID{inventory.UnitID(coretest.GPU(0)), "MIG-1"}) {
-		t.Errorf("a parent's UUID must not hide its instances (as in nomad-device-nvidia): %v", got)
-	}
-}
-
 // One GPU of eight returns an error for every call: seven are offered, the eighth is listed with the reason.
 func TestBuildListsUnreadableGPUs(t *testing.T) {
 	s := without(coretest.GPUs(8), coretest.GPU(7))
@@ -98,171 +31,246 @@ func TestBuildListsUnreadableGPUs(t *testing.T) {
 	}
 }
 
-func TestWithRetiring(t *testing.T) {
-	cfg := core.DefaultConfig()
-	cfg.MIG = inventory.MIGMixed
-	before := core.Build(migMachine(), health.Ledger{}, cfg)
-	after := core.Build(without(migMachine(), "MIG-1"), health.Ledger{}, cfg)
-	t0 := time.Unix(1000, 0)
-
-	first := after.WithRetiring(before, t0, 2*time.Second)
-	u, ok := first.Unit("MIG-1")
-	if !ok || u.Health.Schedulable() || !first.Retiring() {
-		t.Fatalf("right after: %+v, %v", u, ok)
-	}
-	if _, err := first.Reserve("MIG-1"); err == nil {
-		t.Error("a retired unit can be reserved")
-	}
-	still := after.WithRetiring(first, t0.Add(1999*time.Millisecond), 2*time.Second)
-	if !still.Equal(first) {
-		t.Error("changed before the grace passed")
-	}
-	gone := after.WithRetiring(still, t0.Add(2*time.Second), 2*time.Second)
-	if _, ok := gone.Unit("MIG-1"); ok || gone.Retiring() {
-		t.Error("still there after the grace")
-	}
-	back := before.WithRetiring(first, t0.Add(time.Second), 2*time.Second)
-	if u, _ := back.Unit("MIG-1"); !u.Health.Schedulable() || back.Retiring() {
-		t.Errorf("came back but is %v", u.Health)
-	}
-}
-
-func TestReserve(t *testing.T) {
-	unhealthy := health.Ledger{}.Apply(health.DefaultPolicy(), time.Unix(0, 0),
-		health.Observation{At: gpu.WholeGPU(coretest.GPU(3)), Kind: health.Lost, Detail: "GPU is lost"})
-	cfg := core.DefaultConfig()
-	cfg.DeviceNodes = true
-	inv := core.Build(coretest.GPUs(4), unhealthy, cfg)
+// A withheld unit is unhealthy with the reason, and can't be reserved. A unit with another reason keeps it. Other
+// units and the original inventory are unchanged.
+func TestWithhold(t *testing.T) {
+	lost := health.Observation{At: gpu.WholeGPU(coretest.GPU(1)), Kind: health.Lost}
+	inv := core.Build(coretest.GPUs(3), health.Ledger{}.Apply(health.DefaultPolicy(), testStart, lost), core.DefaultConfig())
 	id := func(n int) inventory.UnitID { return inventory.UnitID(coretest.GPU(n)) }
-
-	t.Run("any order, repeated", func(t *testing.T) {
-		want, err := inv.Reserve(id(0), id(2))
-		if err != nil {
-			t.Fatal(err)
+	got := inv.Withhold(map[inventory.UnitID]string{id(0): "by pod a/b under nvidia.com/gpu", id(1): "by pod a/c under nvidia.com/gpu"})
+	for n, want := range []health.Reason{health.ReasonHeld, health.ReasonLost, health.ReasonNone} {
+		if u, _ := got.Unit(id(n)); u.Health.Reason != want {
+			t.Errorf("GPU %d: %s, want %s", n, u.Health, want)
 		}
-		got, err := inv.Reserve(id(2), id(0), id(2))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Error(diff)
-		}
-		env := []inventory.EnvVar{{Name: "NVIDIA_VISIBLE_DEVICES", Value: string(id(0) + "," + id(2))}}
-		if diff := cmp.Diff(env, got.Env); diff != "" {
-			t.Error(diff)
-		}
-		nodes := []string{}
-		for _, n := range got.Nodes {
-			nodes = append(nodes, n.Path+" "+n.Permissions)
-		}
-		// There is no nvidia-modeset on this host, so none in the plan.
-		if want := []string{"/dev/nvidia-uvm rw", "/dev/nvidia-uvm-tools rw", "/dev/nvidia0 rw", "/dev/nvidia2 rw", "/dev/nvidiactl rw"}; !slices.Equal(nodes, want) {
-			t.Errorf("nodes %v, want %v", nodes, want)
-		}
-	})
-	t.Run("every bad ID is named", func(t *testing.T) {
-		_, err := inv.Reserve("GPU-x", id(3), id(0), "GPU-y")
-		var unknown *inventory.UnknownUnitsError
-		var unhealthy *inventory.UnhealthyUnitsError
-		if !errors.As(err, &unknown) || !slices.Equal(unknown.IDs, []inventory.UnitID{"GPU-x", "GPU-y"}) {
-			t.Errorf("unknown: %v", err)
-		}
-		if !errors.As(err, &unhealthy) || len(unhealthy.Units) != 1 || unhealthy.Units[0].ID != id(3) {
-			t.Errorf("unhealthy: %v", err)
-		}
-		want := "unknown device IDs: GPU-x,GPU-y; unhealthy devices: " + string(id(3)) + " is lost: GPU is lost (GPU is lost)" +
-			" since 1970-01-01T00:00Z; action: check slot and power, reboot the host; clears: GPU answers again, or reboot"
-		if err.Error() != want {
-			t.Errorf("text\n%s\nwant\n%s", err, want)
-		}
-	})
-	t.Run("none", func(t *testing.T) {
-		p, err := inv.Reserve()
-		if diff := cmp.Diff(inventory.Plan{}, p); diff != "" || err != nil {
-			t.Error(diff, err)
-		}
-	})
-	t.Run("MIG instance", func(t *testing.T) {
-		cfg := cfg
-		cfg.MIG = inventory.MIGMixed
-		p, err := core.Build(migMachine(), health.Ledger{}, cfg).Reserve("MIG-1")
-		if err != nil {
-			t.Fatal(err)
-		}
-		var paths []string
-		for _, n := range p.Nodes {
-			paths = append(paths, n.Path)
-		}
-		want := []string{"/dev/nvidia-caps/nvidia-cap12", "/dev/nvidia-caps/nvidia-cap13", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia1", "/dev/nvidiactl"}
-		if !slices.Equal(paths, want) {
-			t.Errorf("nodes %v, want %v", paths, want)
-		}
-	})
-	t.Run("nil inventory", func(t *testing.T) {
-		var none *inventory.Inventory
-		if _, err := none.Reserve("GPU-x"); err == nil {
-			t.Error("want an error")
-		}
-	})
+	}
+	u, _ := got.Unit(id(0))
+	if text, want := u.Health.String(), "unhealthy: held (by pod a/b under nvidia.com/gpu); clears: the workload ends"; text != want {
+		t.Errorf("%q, want %q", text, want)
+	}
+	if _, err := got.Reserve(id(0)); err == nil {
+		t.Error("a device that is held is reserved")
+	}
+	if _, err := inv.Reserve(id(0)); err != nil {
+		t.Errorf("the original has changed: %v", err)
+	}
+	if got := inv.Withhold(nil); got != inv {
+		t.Error("withholding nothing makes another inventory")
+	}
 }
 
-func TestPrefer(t *testing.T) {
-	// Two islands of four: 0-3 and 4-7 have NVLinks to each other, and are on one NUMA node each.
-	s := coretest.GPUs(8)
-	for i, l := range s.Links {
-		if slices.IndexFunc(s.Devices, func(d gpu.Device) bool { return d.ID == l.A })/4 !=
-			slices.IndexFunc(s.Devices, func(d gpu.Device) bool { return d.ID == l.B })/4 {
-			s.Links[i].NVLinks = 0
+func TestUnitIDSplit(t *testing.T) {
+	for id, want := range map[inventory.UnitID]struct {
+		device gpu.DeviceID
+		shared bool
+	}{"GPU-1": {"GPU-1", false}, "GPU-1::12": {"GPU-1", true}, "MIG-2::0": {"MIG-2", true}, "": {"", false}} {
+		if device, shared := id.Split(); device != want.device || shared != want.shared {
+			t.Errorf("%q: %q %t", id, device, shared)
 		}
 	}
-	inv := core.Build(s, health.Ledger{}, core.DefaultConfig())
-	pick := func(ns ...int) []inventory.UnitID {
-		var out []inventory.UnitID
-		for _, n := range ns {
-			out = append(out, inventory.UnitID(coretest.GPU(n)))
-		}
-		return out
+}
+
+func devices(inv *inventory.Inventory) string {
+	var ids []inventory.UnitID
+	for u := range inv.Devices() {
+		ids = append(ids, u.ID)
 	}
-	for _, tc := range []struct {
-		name                string
-		available, required []inventory.UnitID
-		n                   int
-		want                []inventory.UnitID
+	return unitNames(ids)
+}
+
+// Devices yields each device once: as it is offered now, not as it was.
+func TestDevices(t *testing.T) {
+	alone, two := core.Build(coretest.GPUs(3), health.Ledger{}, core.DefaultConfig()), sharedGPUs(sliced(2), false)
+	less := core.Build(without(coretest.GPUs(3), coretest.GPU(1)), health.Ledger{}, core.DefaultConfig())
+	for name, tc := range map[string]struct {
+		inv  *inventory.Inventory
+		want string
 	}{
-		{"a whole island", pick(7, 6, 5, 4, 3, 2, 0), nil, 4, pick(4, 5, 6, 7)},
-		{"two of one island", pick(0, 4, 5), nil, 2, pick(4, 5)},
-		{"required decides", pick(0, 1, 2, 3, 4, 5, 6, 7), pick(6), 3, pick(4, 5, 6)},
-		{"one", pick(3, 2), nil, 1, pick(2)},
-		{"all", pick(1, 0), nil, 2, pick(0, 1)},
-		{"more than there are", pick(1, 0), nil, 5, pick(0, 1)},
-		{"none", pick(1, 0), nil, 0, nil},
-		{"negative", pick(1, 0), pick(1), -1, nil},
-		{"required beyond n", pick(0, 1, 2), pick(1, 2), 1, pick(1)},
-		{"unknown and repeated", append(pick(1, 1, 0), "GPU-x"), nil, 2, pick(0, 1)},
-		{"required not among available", pick(0), pick(5), 2, pick(0, 5)},
+		"nothing":         {nil, ""},
+		"not shared":      {alone, "0 1 2"},
+		"shared":          {two, "0::0 1::0 2::0"},
+		"shared by fewer": {two.WithRetiring(sharedGPUs(sliced(3), false), testStart, time.Minute), "0::0 1::0 2::0"},
+		"shared now":      {two.WithRetiring(alone, testStart, time.Minute), "0::0 1::0 2::0"},
+		"shared no more":  {alone.WithRetiring(two, testStart, time.Minute), "0 1 2"},
+		"withdrawn":       {less.WithRetiring(alone, testStart, time.Minute), "0 1 2"},
 	} {
-		t.Run(tc.name, func(t *testing.T) {
-			got := inv.Prefer(tc.available, tc.required, tc.n)
-			if !slices.Equal(got, tc.want) {
-				t.Errorf("got %v, want %v", got, tc.want)
-			}
-			rand.Shuffle(len(tc.available), func(i, j int) {
-				tc.available[i], tc.available[j] = tc.available[j], tc.available[i]
-			})
-			if again := inv.Prefer(tc.available, tc.required, tc.n); !slices.Equal(again, got) {
-				t.Errorf("another order gives %v, not %v", again, got)
-			}
-		})
+		if got := devices(tc.inv); got != tc.want {
+			t.Errorf("%s: %s, want %s", name, got, tc.want)
+		}
+	}
+	for u := range two.Devices() {
+		if u.Replica != 0 {
+			t.Error(u.ID)
+		}
+		break // stop after the first
 	}
 }
 
-func TestPreferPacksInstances(t *testing.T) {
+// Fewer replicas than before: the remaining ones continue, the others take no work and are removed after the
+// grace.
+func TestWithRetiring(t *testing.T) {
+	four, two, none := sharedGPUs(sliced(4), false), sharedGPUs(sliced(2), false), core.Build(coretest.GPUs(3), health.Ledger{}, core.DefaultConfig())
+	t0, grace := time.Unix(1000, 0), 2*time.Second
+	expect := func(when string, inv *inventory.Inventory, want string) {
+		t.Helper()
+		if got := unitNames(unitIDs(inv)); got != want || !inv.Retiring() {
+			t.Errorf("%s: %s, retiring: %t", when, got, inv.Retiring())
+		}
+	}
+	next := two.WithRetiring(four, t0, grace)
+	expect("right after", next, "0::0 0::1 0::2 0::3 1::0 1::1 1::2 1::3 2::0 2::1 2::2 2::3")
+	for u := range next.Units() {
+		if stays := u.Replica < 2; u.Health.Schedulable() != stays || !stays && u.Health.Reason != health.ReasonWithdrawn {
+			t.Errorf("%s is %s", u.ID, u.Health)
+		}
+	}
+	if p, err := next.Reserve(parseUnits("1::0 1::1")...); err != nil || len(p.Devices) != 1 {
+		t.Errorf("what is left: %v, %v", p.Devices, err)
+	}
+	if _, err := next.Reserve(parseUnits("1::0 1::2")...); !strings.Contains(fmt.Sprint(err), "no longer offered") {
+		t.Errorf("what is not: %v", err)
+	}
+	still := two.WithRetiring(next, t0.Add(grace-time.Millisecond), grace)
+	if !still.Retiring() || !still.Equal(next) {
+		t.Errorf("before the grace passed: %s", unitNames(unitIDs(still)))
+	}
+	if gone := two.WithRetiring(still, t0.Add(grace), grace); gone.Retiring() || !gone.Equal(two) {
+		t.Errorf("after the grace: %s", unitNames(unitIDs(gone)))
+	}
+	if back := four.WithRetiring(next, t0.Add(time.Second), grace); back.Retiring() || !back.Equal(four) {
+		t.Errorf("and back: %s", unitNames(unitIDs(back)))
+	}
+	alone := none.WithRetiring(two, t0, grace)
+	expect("no longer shared", alone, "0 0::0 0::1 1 1::0 1::1 2 2::0 2::1")
+	again := two.WithRetiring(alone, t0.Add(time.Second), grace)
+	expect("shared again", again, "0 0::0 0::1 1 1::0 1::1 2 2::0 2::1")
+	if u, _ := again.Unit(parseUnits("0")[0]); u.Health.Schedulable() {
+		t.Error("a GPU takes work, and its shares do")
+	}
+}
+
+// Every change of the offer makes the inventory unequal.
+func TestEqual(t *testing.T) {
+	machine := coretest.GPUs(2)
+	build := func(change func(*core.Config)) *inventory.Inventory {
+		cfg := core.DefaultConfig()
+		one := served(2)
+		cfg.Policy.Rules = []inventory.Rule{{Select: gpuIndices(0), Pool: "p", Sharing: &one}}
+		change(&cfg)
+		return core.Build(machine, health.Ledger{}, cfg).WithHost(inventory.Host{MPS: []string{"p", "q"}}, cfg.Overlap)
+	}
+	same := func(*core.Config) {}
+	if !build(same).Equal(build(same)) || !build(same).WithRetiring(nil, testStart, time.Second).Equal(build(same)) {
+		t.Error("equal arguments, differing inventories")
+	}
+	rule := func(c *core.Config) *inventory.Rule { return &c.Policy.Rules[0] }
+	for name, change := range map[string]func(*core.Config){
+		"pool":            func(c *core.Config) { rule(c).Pool = "q" },
+		"mode":            func(c *core.Config) { rule(c).Sharing.Mode = inventory.TimeSlicing },
+		"replicas":        func(c *core.Config) { rule(c).Sharing.Replicas = 3 },
+		"one per request": func(c *core.Config) { rule(c).Sharing.OnePerRequest = false },
+		"memory":          func(c *core.Config) { rule(c).Sharing.Memory = 1 << 30 },
+		"threads":         func(c *core.Config) { rule(c).Sharing.Threads = 50 },
+		"reserved":        func(c *core.Config) { rule(c).Reserve = "kept" },
+		"finding":         func(c *core.Config) { c.Policy.Rules = append(c.Policy.Rules, inventory.Rule{Select: gpuIndices(7)}) },
+		"packed":          func(c *core.Config) { c.Packed = true },
+		"device nodes":    func(c *core.Config) { c.DeviceNodes = true },
+	} {
+		if build(change).Equal(build(same)) {
+			t.Errorf("%s: no difference", name)
+		}
+	}
+	claimed := build(same).WithHost(inventory.Host{MPS: []string{"p"}, Claims: []inventory.Claim{{Agent: "nomad-gpu", At: gpuAt(1)}}}, inventory.OverlapWarn)
+	if claimed.Equal(build(same)) {
+		t.Error("a contest: no difference")
+	}
+}
+
+// nvlinkHost returns a host with NVLinks between the given pairs of GPUs.
+func nvlinkHost(pairs ...string) *inventory.Inventory {
+	var links []gpu.Link
+	for _, p := range pairs {
+		links = append(links, gpu.Link{A: gpu.DeviceID(p[:1]), B: gpu.DeviceID(p[1:]), NVLinks: 4})
+	}
+	links = append(links, gpu.Link{A: "a", B: "z", Path: gpu.PathSingleSwitch}) // close over PCIe, but without NVLink
+	return core.Build(gpu.NewSnapshot(gpu.Snapshot{Links: links}), health.Ledger{}, core.DefaultConfig())
+}
+
+// On random hosts: two GPUs are in one island if and only if there is a path of links between them. Islands and their
+// members are sorted.
+func TestIslandsOnRandomHosts(t *testing.T) {
+	for range 500 {
+		var pairs []string
+		reach := [8][8]bool{}
+		for i := range 8 {
+			for j := i + 1; j < 8; j++ {
+				if rand.IntN(8) == 0 {
+					pairs = append(pairs, string([]byte{byte('a' + i), byte('a' + j)}))
+					reach[i][j], reach[j][i] = true, true
+				}
+			}
+		}
+		for k := range 8 {
+			for i := range 8 {
+				for j := range 8 {
+					reach[i][j] = reach[i][j] || reach[i][k] && reach[k][j]
+				}
+			}
+		}
+		rand.Shuffle(len(pairs), func(i, j int) { pairs[i], pairs[j] = pairs[j], pairs[i] })
+		islands := nvlinkHost(pairs...).Islands()
+		unsorted := slices.ContainsFunc(islands, func(s []gpu.DeviceID) bool { return !slices.IsSorted(s) || len(s) < 2 })
+		if unsorted || !slices.IsSortedFunc(islands, slices.Compare) {
+			t.Fatalf("%v: not sorted: %v", pairs, islands)
+		}
+		of := func(i int) int {
+			return slices.IndexFunc(islands, func(s []gpu.DeviceID) bool { return slices.Contains(s, gpu.DeviceID(rune('a'+i))) })
+		}
+		for i := range 8 {
+			for j := range 8 {
+				if i != j && reach[i][j] != (of(i) >= 0 && of(i) == of(j)) {
+					t.Fatalf("%v: %v", pairs, islands)
+				}
+			}
+		}
+	}
+	if (*inventory.Inventory)(nil).Islands() != nil {
+		t.Error("nothing has islands")
+	}
+}
+
+// A GPU that stops responding stays in its island, also after a restart of the agent. One that was removed does
+// not.
+func TestIslandsKeepUnresponsiveGPUs(t *testing.T) {
 	cfg := core.DefaultConfig()
-	cfg.MIG = inventory.MIGMixed
-	inv := core.Build(migMachine(), health.Ledger{}, cfg)
-	got := inv.Prefer(unitIDs(inv), nil, 2)
-	if want := []inventory.UnitID{"MIG-1", "MIG-2"}; !slices.Equal(got, want) {
-		t.Errorf("got %v, want %v", got, want)
+	whole := coretest.GPUs(4)
+	of := func(s core.State) [][]gpu.DeviceID { return s.Inventory.Islands() }
+	all := [][]gpu.DeviceID{{coretest.GPU(0), coretest.GPU(1), coretest.GPU(2), coretest.GPU(3)}}
+
+	without0 := whole
+	without0.Devices = whole.Devices[1:]
+	without0.Links = slices.DeleteFunc(slices.Clone(whole.Links), func(l gpu.Link) bool { return l.A == coretest.GPU(0) })
+	at := time.Unix(0, 0)
+	s := core.NewState(cfg).Read(cfg, at, whole)
+	for range 3 {
+		s = s.Read(cfg, at, without0)
+		if diff := cmp.Diff(all, of(s)); diff != "" || len(s.Snapshot.Links) != 6 {
+			t.Errorf("%d links, islands (-want +got):\n%s", len(s.Snapshot.Links), diff)
+		}
+	}
+	later := core.Restore(cfg, s.Checkpoint("boot"), "boot")
+	failed := later.Read(cfg, at, gpu.NoDriver(gpu.DriverFailed, "not yet"))
+	for name, next := range map[string]core.State{
+		"restarted": later.Read(cfg, at, without0), "restarted without a driver": failed, "and then with it": failed.Read(cfg, at, without0),
+		"restarted twice": core.Restore(cfg, later.Checkpoint("boot"), "boot").Read(cfg, at, without0),
+	} {
+		if diff := cmp.Diff(all, of(next)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+	swapped := without0
+	swapped.Devices = append(slices.Clone(without0.Devices), gpu.Device{ID: "GPU-new", At: gpu.WholeGPU("GPU-new"), PCI: whole.Devices[0].PCI})
+	if diff := cmp.Diff([][]gpu.DeviceID{all[0][1:]}, of(s.Read(cfg, at, gpu.NewSnapshot(swapped)))); diff != "" {
+		t.Errorf("another GPU in its slot (-want +got):\n%s", diff)
 	}
 }
 

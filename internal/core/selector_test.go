@@ -1,7 +1,7 @@
 package core_test
 
 import (
-	"fmt"
+	"path"
 	"strings"
 	"testing"
 
@@ -76,40 +76,41 @@ func TestSelector(t *testing.T) {
 	}
 }
 
+// In a pattern * matches any text and nothing else is special. path.Match is the reference for texts without the
+// characters that are special there.
 func TestPatterns(t *testing.T) {
-	for _, tc := range []struct {
-		pattern string
-		fits    []string
-		not     []string
-	}{
-		{"", []string{""}, []string{"a"}},
-		{"a", []string{"a"}, []string{"", "A", "aa", "ab"}},
-		{"*", []string{"", "a", "*", "a b"}, nil},
-		{"**", []string{"", "a", "ab"}, nil},
-		{"a*", []string{"a", "ab", "a*"}, []string{"", "ba"}},
-		{"*a", []string{"a", "ba", "aa"}, []string{"", "ab"}},
-		{"a*a", []string{"aa", "aba", "aaa"}, []string{"a", "ab"}},
-		{"*a*", []string{"a", "bab"}, []string{"", "b"}},
-		{"a*b*c", []string{"abc", "abbc", "axbxc", "abcbc"}, []string{"ac", "acb", "abcd"}},
-		{"*ab*ab*", []string{"abab", "xabyabz"}, []string{"ab", "aab", "ab a b"}},
-		{"*ab*ab", []string{"abab", "ababab", "ab ab"}, []string{"ab", "aba", "abb"}},
-		{"*?[a].*", []string{"?[a]."}, []string{"xa."}},
-		{"é*", []string{"élan"}, []string{"e"}},
-	} {
-		fits := func(s string) bool {
-			return (&inventory.Selector{Models: []string{tc.pattern}}).Selects(&gpu.Device{Model: s}, gpu.DeviceIndex{})
-		}
-		for _, s := range tc.fits {
-			if !fits(s) {
-				t.Errorf("%q does not fit %q", s, tc.pattern)
-			}
-		}
-		for _, s := range tc.not {
-			if fits(s) {
-				t.Errorf("%q fits %q", s, tc.pattern)
+	selects := func(pattern, model string) bool {
+		return (&inventory.Selector{Models: []string{pattern}}).Selects(&gpu.Device{Model: model}, gpu.DeviceIndex{})
+	}
+	texts := words("ab", 6)
+	for _, pattern := range words("ab*", 5) {
+		for _, text := range texts {
+			if want, err := path.Match(pattern, text); selects(pattern, text) != want || err != nil {
+				t.Errorf("%q matches %q: %t, %v", pattern, text, !want, err)
 			}
 		}
 	}
+	for _, tc := range []struct {
+		pattern, text string
+		want          bool
+	}{
+		{"a", "A", false}, {"*", "*", true}, {"*", "a/b", true}, {"*?[a].*", "?[a].", true}, {"*?[a].*", "xa.", false}, {"é*", "élan", true}, {"é*", "e", false},
+	} {
+		if selects(tc.pattern, tc.text) != tc.want {
+			t.Errorf("%q matches %q: %t", tc.pattern, tc.text, !tc.want)
+		}
+	}
+}
+
+// words returns all texts of at most n letters.
+func words(letters string, n int) []string {
+	all := []string{""}
+	for done := 0; len(all[done]) < n; done++ {
+		for _, letter := range letters {
+			all = append(all, all[done]+string(letter))
+		}
+	}
+	return all
 }
 
 // gpuIndices selects GPUs by index, with their instances.
@@ -120,41 +121,7 @@ func gpuIndices(indices ...int) (s inventory.Selector) {
 	return s
 }
 
-// offerText formats an inventory: "gpu: 0 1::0 1::1", one pool after the other.
-func offerText(inv *inventory.Inventory) string {
-	var order []string
-	names := map[string][]string{}
-	for u := range inv.Units() {
-		if names[u.Pool] == nil {
-			order = append(order, u.Pool)
-		}
-		name := deviceName(u.Device.ID)
-		if u.Sharing.Mode != inventory.Exclusive {
-			name += fmt.Sprintf("::%d", u.Replica)
-		}
-		names[u.Pool] = append(names[u.Pool], name)
-	}
-	var lines []string
-	for _, pool := range order {
-		lines = append(lines, pool+": "+strings.Join(names[pool], " "))
-	}
-	return strings.Join(lines, "; ")
-}
-
-// excludedText lists the excluded devices with reasons.
-func excludedText(inv *inventory.Inventory) string {
-	var lines []string
-	for _, e := range inv.Excluded() {
-		name := fmt.Sprint(e.Index)
-		if e.At.GI != gpu.Whole {
-			name += fmt.Sprintf(":%d", e.At.GI-1)
-		}
-		lines = append(lines, name+" "+e.Reason)
-	}
-	return strings.Join(lines, "; ")
-}
-
-func TestMIGStrategyPerGPU(t *testing.T) {
+func TestMIGStrategies(t *testing.T) {
 	const (
 		ones    = "1g.10gb"
 		off     = "mig-strategy single: MIG mode is off on this GPU"
@@ -168,55 +135,69 @@ func TestMIGStrategyPerGPU(t *testing.T) {
 	rule := func(m inventory.MIGStrategy, gpus ...int) inventory.Rule {
 		return inventory.Rule{Select: gpuIndices(gpus...), MIG: m}
 	}
+	under := func(m inventory.MIGStrategy, rules ...inventory.Rule) inventory.Config {
+		return inventory.Config{MIG: m, Policy: inventory.Policy{Rules: rules}}
+	}
 	reserve := func(gpus ...int) inventory.Rule { return inventory.Rule{Select: gpuIndices(gpus...), Reserve: "kept"} }
 	for name, tc := range map[string]struct {
-		machine       machine
-		mig           inventory.MIGStrategy
-		rules         []inventory.Rule
-		units, refuse string
+		machine        machine
+		config         inventory.Config
+		units, refused string
 	}{
 		"mixed: on on one, off on another": {
-			machine{cut(1, ones, "3g.40gb")}, inventory.MIGMixed, nil, "gpu: 0 2; mig-1g.10gb: 1:0; mig-3g.40gb: 1:1", "",
+			machine{cut(1, ones, "3g.40gb")}, under(inventory.MIGMixed), "gpu: 0 2; mig-1g.10gb: 1:0; mig-3g.40gb: 1:1", "",
 		},
 		"none on one of mixed": {
-			machine{cut(0, ones), cut(1, ones)}, inventory.MIGMixed, []inventory.Rule{rule(inventory.MIGNone, 1)}, "mig-1g.10gb: 0:0; gpu: 1 2", "",
+			machine{cut(0, ones), cut(1, ones)}, under(inventory.MIGMixed, rule(inventory.MIGNone, 1)), "mig-1g.10gb: 0:0; gpu: 1 2", "",
 		},
 		"mixed on one of none": {
-			machine{cut(0, ones), cut(1, ones)}, inventory.MIGNone, []inventory.Rule{rule(inventory.MIGMixed, 1)}, "gpu: 0 2; mig-1g.10gb: 1:0", "",
+			machine{cut(0, ones), cut(1, ones)}, under(inventory.MIGNone, rule(inventory.MIGMixed, 1)), "gpu: 0 2; mig-1g.10gb: 1:0", "",
 		},
 		"single on all": {
-			machine{cut(0, ones, ones), cut(1, ones), cut(2, ones)}, inventory.MIGSingle, nil, "gpu: 0:0 0:1 1:0 2:0", "",
+			machine{cut(0, ones, ones), cut(1, ones), cut(2, ones)}, under(inventory.MIGSingle), "gpu: 0:0 0:1 1:0 2:0", "",
 		},
 		"single, and one GPU does not fit": {
-			machine{cut(0, ones, ones), cut(1, ones)}, inventory.MIGSingle, nil, "gpu: 0:0 0:1 1:0", "2 " + off,
+			machine{cut(0, ones, ones), cut(1, ones)}, under(inventory.MIGSingle), "gpu: 0:0 0:1 1:0", "2 " + off,
 		},
 		"single, and one instance does not fit": {
-			machine{cut(0, ones, ones), cut(1, ones, "3g.40gb"), cut(2, ones)}, inventory.MIGSingle, nil, "gpu: 0:0 0:1 1:0 2:0", "1:1 " + another,
+			machine{cut(0, ones, ones), cut(1, ones, "3g.40gb"), cut(2, ones)}, under(inventory.MIGSingle), "gpu: 0:0 0:1 1:0 2:0", "1:1 " + another,
 		},
 		"single, and one is bare": {
-			machine{cut(0, ones), cut(1, ones), cut(2)}, inventory.MIGSingle, nil, "gpu: 0:0 1:0", "2 " + bare,
+			machine{cut(0, ones), cut(1, ones), cut(2)}, under(inventory.MIGSingle), "gpu: 0:0 1:0", "2 " + bare,
 		},
-		"single without MIG": {nil, inventory.MIGSingle, nil, "gpu: 0 1 2", ""},
+		"single without MIG": {nil, under(inventory.MIGSingle), "gpu: 0 1 2", ""},
 		"single on two, none on the third": {
-			machine{cut(0, ones), cut(1, ones)}, inventory.MIGNone, []inventory.Rule{rule(inventory.MIGSingle, 0, 1)}, "gpu: 0:0 1:0 2", "",
+			machine{cut(0, ones), cut(1, ones)}, under(inventory.MIGNone, rule(inventory.MIGSingle, 0, 1)), "gpu: 0:0 1:0 2", "",
 		},
 		"single on one, mixed on another, none on the third": {
-			machine{cut(0, ones), cut(1, ones, "3g.40gb"), cut(2, ones)}, inventory.MIGNone,
-			[]inventory.Rule{rule(inventory.MIGSingle, 0), rule(inventory.MIGMixed, 1)}, "gpu: 0:0 2; mig-1g.10gb: 1:0; mig-3g.40gb: 1:1", "",
+			machine{cut(0, ones), cut(1, ones, "3g.40gb"), cut(2, ones)}, under(inventory.MIGNone, rule(inventory.MIGSingle, 0), rule(inventory.MIGMixed, 1)), "gpu: 0:0 2; mig-1g.10gb: 1:0; mig-3g.40gb: 1:1", "",
 		},
 		"the profile of GPUs that are mixed is not the node's": {
-			machine{cut(0, "3g.40gb", "3g.40gb"), cut(1, ones)}, inventory.MIGSingle,
-			[]inventory.Rule{rule(inventory.MIGMixed, 0), rule(inventory.MIGNone, 2)}, "mig-3g.40gb: 0:0 0:1; gpu: 1:0 2", "",
+			machine{cut(0, "3g.40gb", "3g.40gb"), cut(1, ones)}, under(inventory.MIGSingle, rule(inventory.MIGMixed, 0), rule(inventory.MIGNone, 2)), "mig-3g.40gb: 0:0 0:1; gpu: 1:0 2", "",
 		},
 		"the profile of GPUs that are kept back is not the node's": {
-			machine{cut(0, "3g.40gb", "3g.40gb"), cut(1, ones), cut(2, ones)}, inventory.MIGSingle,
-			[]inventory.Rule{reserve(0)}, "gpu: 1:0 2:0", "0:0 kept; 0:1 kept",
+			machine{cut(0, "3g.40gb", "3g.40gb"), cut(1, ones), cut(2, ones)}, under(inventory.MIGSingle, reserve(0)), "gpu: 1:0 2:0", "0:0 kept; 0:1 kept",
 		},
 		"GPUs that are kept back are cut, the others are not": {
-			machine{cut(0, ones, ones)}, inventory.MIGSingle, []inventory.Rule{reserve(0)}, "gpu: 1 2", "0:0 kept; 0:1 kept",
+			machine{cut(0, ones, ones)}, under(inventory.MIGSingle, reserve(0)), "gpu: 1 2", "0:0 kept; 0:1 kept",
+		},
+		"mixed, and one is bare": {machine{cut(0)}, under(inventory.MIGMixed), "gpu: 1 2", "0 " + bare},
+		"the UUID of a GPU does not exclude its instances": { // as in nomad-device-nvidia
+			machine{cut(0, ones, "3g.40gb")}, inventory.Config{MIG: inventory.MIGMixed, Exclude: []gpu.DeviceID{coretest.GPU(0), coretest.Instance(0, 1)}},
+			"mig-1g.10gb: 0:0; gpu: 1 2", "0:1 ignored by configuration; 0 ignored by configuration",
+		},
+		"the profile of devices that are excluded is not the node's": {
+			machine{cut(0, "3g.40gb", "3g.40gb"), cut(1, ones)},
+			inventory.Config{MIG: inventory.MIGSingle, Exclude: []gpu.DeviceID{coretest.Instance(0, 0), coretest.Instance(0, 1)}},
+			"gpu: 1:0", "0:0 ignored by configuration; 0:1 ignored by configuration; 2 " + off,
+		},
+		"the profile of devices that are not included is not the node's": {
+			machine{cut(0, "3g.40gb", "3g.40gb"), cut(1, ones)},
+			inventory.Config{MIG: inventory.MIGSingle, Policy: inventory.Policy{Include: []inventory.Selector{gpuIndices(1)}}},
+			"gpu: 1:0", "0:0 " + notIncluded + "; 0:1 " + notIncluded + "; 2 " + notIncluded,
 		},
 		"the first rule decides on MIG, too": {
-			machine{cut(0, ones)}, inventory.MIGNone, []inventory.Rule{{Select: gpuIndices(0), Pool: "first"}, rule(inventory.MIGMixed, 0)}, "first: 0; gpu: 1 2", "",
+			machine{cut(0, ones)}, under(inventory.MIGNone, inventory.Rule{Select: gpuIndices(0), Pool: "first"}, rule(inventory.MIGMixed, 0)), "first: 0; gpu: 1 2", "",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -224,33 +205,8 @@ func TestMIGStrategyPerGPU(t *testing.T) {
 			for _, change := range tc.machine {
 				s = change(s)
 			}
-			cfg := core.DefaultConfig()
-			cfg.MIG, cfg.Policy.Rules = tc.mig, tc.rules
-			inv := core.Build(s, health.Ledger{}, cfg)
-			if got := offerText(inv); got != tc.units {
-				t.Errorf("offered %q, want %q", got, tc.units)
-			}
-			if got := excludedText(inv); got != tc.refuse {
-				t.Errorf("refused %q, want %q", got, tc.refuse)
-			}
+			expectOffer(t, core.Build(s, health.Ledger{}, core.Config{Config: tc.config}), tc.units, tc.refused)
 		})
-	}
-}
-
-// Devices that are excluded, or not included, do not count for the common profile.
-func TestCommonProfileOfOfferedDevices(t *testing.T) {
-	s := coretest.WithMIG(coretest.WithMIG(coretest.GPUs(2), 0, "3g.40gb", "3g.40gb"), 1, "1g.10gb")
-	cfg := core.DefaultConfig()
-	cfg.MIG = inventory.MIGSingle
-	for name, change := range map[string]func(*core.Config){
-		"excluded by ID": func(c *core.Config) { c.Exclude = []gpu.DeviceID{coretest.Instance(0, 0), coretest.Instance(0, 1)} },
-		"not included":   func(c *core.Config) { c.Policy.Include = []inventory.Selector{gpuIndices(1)} },
-	} {
-		c := cfg
-		change(&c)
-		if got := offerText(core.Build(s, health.Ledger{}, c)); got != "gpu: 1:0" {
-			t.Errorf("%s: %s", name, got)
-		}
 	}
 }
 

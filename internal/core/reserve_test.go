@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -16,6 +17,15 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
+
+func unitIDs(inv *inventory.Inventory) []inventory.UnitID { return idsOf(slices.Collect(inv.Units())) }
+
+func idsOf(units []inventory.Unit) (ids []inventory.UnitID) {
+	for _, u := range units {
+		ids = append(ids, u.ID)
+	}
+	return ids
+}
 
 // sharedGPUs returns three GPUs, all shared as in s.
 func sharedGPUs(s inventory.Sharing, packed bool) *inventory.Inventory {
@@ -50,6 +60,58 @@ func unitNames(ids []inventory.UnitID) string {
 		names = append(names, name)
 	}
 	return strings.Join(names, " ")
+}
+
+func TestReserve(t *testing.T) {
+	cfg := core.DefaultConfig()
+	cfg.MIG, cfg.DeviceNodes = inventory.MIGMixed, true
+	lost := health.Observation{At: gpuAt(3), Kind: health.Lost, Detail: "GPU is lost"}
+	inv := core.Build(coretest.WithMIG(coretest.GPUs(4), 1, "1g.10gb"), health.Ledger{}.Apply(cfg.Health, time.Unix(0, 0), lost), cfg)
+	gpus := coretest.GPU(0) + "," + coretest.GPU(2)
+	for _, tc := range []struct {
+		ids         []inventory.UnitID
+		units       string
+		env         gpu.DeviceID
+		nodes, errs string
+	}{
+		{ // the host has no nvidia-modeset
+			parseUnits("2 0 2"), "0 2", gpus, "/dev/nvidia-uvm /dev/nvidia-uvm-tools /dev/nvidia0 /dev/nvidia2 /dev/nvidiactl", "",
+		},
+		{
+			[]inventory.UnitID{inventory.UnitID(coretest.Instance(1, 0))}, "1:0", coretest.Instance(1, 0),
+			"/dev/nvidia-caps/nvidia-cap200 /dev/nvidia-caps/nvidia-cap201 /dev/nvidia-uvm /dev/nvidia-uvm-tools /dev/nvidia1 /dev/nvidiactl", "",
+		},
+		{
+			append(parseUnits("3 0"), "GPU-y", "GPU-x"), "", "", "",
+			"unknown device IDs: GPU-x,GPU-y; unhealthy devices: " + string(coretest.GPU(3)) + " is lost: GPU is lost (GPU is lost)" +
+				" since 1970-01-01T00:00Z; action: check slot and power, reboot the host; clears: GPU answers again, or reboot",
+		},
+		{nil, "", "", "", ""},
+	} {
+		p, err := inv.Reserve(tc.ids...)
+		if text := strings.TrimPrefix(fmt.Sprint(err), "<nil>"); text != tc.errs {
+			t.Errorf("%v: error\n%s\nwant\n%s", tc.ids, text, tc.errs)
+		}
+		want := inventory.Plan{Units: p.Units, Devices: p.Devices}
+		if tc.env != "" {
+			want.Env = []inventory.EnvVar{{Name: "NVIDIA_VISIBLE_DEVICES", Value: string(tc.env)}}
+		}
+		for _, path := range strings.Fields(tc.nodes) {
+			want.Nodes = append(want.Nodes, inventory.DeviceNode{Path: path, Permissions: "rw"})
+		}
+		if diff := cmp.Diff(want, p); diff != "" || unitNames(idsOf(p.Units)) != tc.units {
+			t.Errorf("%v: units %s: %s", tc.ids, unitNames(idsOf(p.Units)), diff)
+		}
+	}
+	_, err := inv.Reserve(append(parseUnits("3 0"), "GPU-x")...)
+	var unknown *inventory.UnknownUnitsError
+	var unhealthy *inventory.UnhealthyUnitsError
+	if !errors.As(err, &unknown) || !errors.As(err, &unhealthy) || unitNames(idsOf(unhealthy.Units)) != "3" {
+		t.Errorf("%v", err)
+	}
+	if _, err := (*inventory.Inventory)(nil).Reserve("GPU-x"); err == nil {
+		t.Error("a unit of nothing is reserved")
+	}
 }
 
 func TestReserveShares(t *testing.T) {
@@ -114,16 +176,56 @@ func TestReserveShares(t *testing.T) {
 			}
 		})
 	}
-}
-
-// Errors of single units come before the error that there are too many.
-func TestReserveUnhealthyShares(t *testing.T) {
+	// Errors of single units come before the error that there are too many.
 	down := sharedGPUs(served(2), false).WithHost(inventory.Host{}, inventory.OverlapWarn)
 	_, err := down.Reserve(parseUnits("0::0 0::1 1::7")...)
 	var unhealthy *inventory.UnhealthyUnitsError
 	var unknown *inventory.UnknownUnitsError
 	if !errors.As(err, &unhealthy) || len(unhealthy.Units) != 2 || !errors.As(err, &unknown) || len(unknown.IDs) != 1 {
 		t.Errorf("%v", err)
+	}
+}
+
+func TestPrefer(t *testing.T) {
+	// Two islands of four: 0-3 and 4-7 have NVLinks to each other, and are on one NUMA node each. GPU 8 has two instances.
+	s := coretest.WithMIG(coretest.GPUs(9), 8, "1g.10gb", "1g.10gb")
+	island := map[gpu.DeviceID]int{}
+	for i := range s.Devices {
+		d := &s.Devices[i]
+		island[d.ID], d.NUMANode = d.Index/4, d.Index/4
+	}
+	for i, l := range s.Links {
+		if island[l.A] != island[l.B] {
+			s.Links[i].NVLinks = 0
+		}
+	}
+	inv := under(s, inventory.Policy{})
+	instances := []inventory.UnitID{inventory.UnitID(coretest.Instance(8, 0)), inventory.UnitID(coretest.Instance(8, 1))}
+	for _, tc := range []struct {
+		name                string
+		available, required []inventory.UnitID
+		n                   int
+		want                string
+	}{
+		{"a whole island", parseUnits("7 6 5 4 3 2 0"), nil, 4, "4 5 6 7"},
+		{"two of one island", parseUnits("0 4 5"), nil, 2, "4 5"},
+		{"required decides", parseUnits("0 1 2 3 4 5 6 7"), parseUnits("6"), 3, "4 5 6"},
+		{"one", parseUnits("3 2"), nil, 1, "2"},
+		{"all", parseUnits("1 0"), nil, 2, "0 1"},
+		{"more than there are", parseUnits("1 0"), nil, 5, "0 1"},
+		{"none", parseUnits("1 0"), nil, 0, ""},
+		{"negative", parseUnits("1 0"), parseUnits("1"), -1, ""},
+		{"required beyond n", parseUnits("0 1 2"), parseUnits("1 2"), 1, "1"},
+		{"unknown and repeated", append(parseUnits("1 1 0"), "GPU-x"), nil, 2, "0 1"},
+		{"required not among available", parseUnits("0"), parseUnits("5"), 2, "0 5"},
+		{"instances of one GPU", append(instances, parseUnits("0 1")...), nil, 2, "8:0 8:1"},
+	} {
+		for range 2 {
+			if got := unitNames(inv.Prefer(tc.available, tc.required, tc.n)); got != tc.want {
+				t.Errorf("%s: %v: got %s, want %s", tc.name, tc.available, got, tc.want)
+			}
+			rand.Shuffle(len(tc.available), func(i, j int) { tc.available[i], tc.available[j] = tc.available[j], tc.available[i] })
+		}
 	}
 }
 
@@ -163,82 +265,5 @@ func TestPreferShares(t *testing.T) {
 				}
 			}
 		})
-	}
-}
-
-// Fewer replicas than before: the remaining ones continue, the others take no work and are removed after the
-// grace.
-func TestFewerReplicas(t *testing.T) {
-	four, two, none := sharedGPUs(sliced(4), false), sharedGPUs(sliced(2), false), core.Build(coretest.GPUs(3), health.Ledger{}, core.DefaultConfig())
-	t0 := time.Unix(1000, 0)
-	grace := 2 * time.Second
-	next := two.WithRetiring(four, t0, grace)
-	if got := unitNames(unitIDs(next)); got != "0::0 0::1 0::2 0::3 1::0 1::1 1::2 1::3 2::0 2::1 2::2 2::3" || !next.Retiring() {
-		t.Errorf("right after: %s", got)
-	}
-	for u := range next.Units() {
-		if stays := u.Replica < 2; u.Health.Schedulable() != stays || !stays && u.Health.Reason != health.ReasonWithdrawn {
-			t.Errorf("%s is %s", u.ID, u.Health)
-		}
-	}
-	if p, err := next.Reserve(parseUnits("1::0 1::1")...); err != nil || len(p.Devices) != 1 {
-		t.Errorf("what is left: %v, %v", p.Devices, err)
-	}
-	if _, err := next.Reserve(parseUnits("1::0 1::2")...); !strings.Contains(fmt.Sprint(err), "WITHDRAWN") && !strings.Contains(fmt.Sprint(err), "no longer offered") {
-		t.Errorf("what is not: %v", err)
-	}
-	if gone := two.WithRetiring(next, t0.Add(grace), grace); gone.Retiring() || !gone.Equal(two) {
-		t.Errorf("after the grace: %s", unitNames(unitIDs(gone)))
-	}
-	if back := four.WithRetiring(next, t0.Add(time.Second), grace); back.Retiring() || !back.Equal(four) {
-		t.Errorf("and back: %s", unitNames(unitIDs(back)))
-	}
-	alone := none.WithRetiring(two, t0, grace)
-	if got := unitNames(unitIDs(alone)); got != "0 0::0 0::1 1 1::0 1::1 2 2::0 2::1" {
-		t.Errorf("no longer shared: %s", got)
-	}
-	again := two.WithRetiring(alone, t0.Add(time.Second), grace)
-	if got := unitNames(unitIDs(again)); got != "0 0::0 0::1 1 1::0 1::1 2 2::0 2::1" {
-		t.Errorf("shared again: %s", got)
-	}
-	if u, _ := again.Unit(parseUnits("0")[0]); u.Health.Schedulable() {
-		t.Error("a GPU takes work, and its shares do")
-	}
-}
-
-// Every change of the offer makes the inventory unequal.
-func TestEqual(t *testing.T) {
-	machine := coretest.GPUs(2)
-	build := func(change func(*core.Config)) *inventory.Inventory {
-		cfg := core.DefaultConfig()
-		one := served(2)
-		cfg.Policy.Rules = []inventory.Rule{{Select: gpuIndices(0), Pool: "p", Sharing: &one}}
-		change(&cfg)
-		return core.Build(machine, health.Ledger{}, cfg).WithHost(inventory.Host{MPS: []string{"p", "q"}}, cfg.Overlap)
-	}
-	same := func(*core.Config) {}
-	if !build(same).Equal(build(same)) || !build(same).WithRetiring(nil, testStart, time.Second).Equal(build(same)) {
-		t.Error("equal arguments, differing inventories")
-	}
-	rule := func(c *core.Config) *inventory.Rule { return &c.Policy.Rules[0] }
-	for name, change := range map[string]func(*core.Config){
-		"pool":            func(c *core.Config) { rule(c).Pool = "q" },
-		"mode":            func(c *core.Config) { rule(c).Sharing.Mode = inventory.TimeSlicing },
-		"replicas":        func(c *core.Config) { rule(c).Sharing.Replicas = 3 },
-		"one per request": func(c *core.Config) { rule(c).Sharing.OnePerRequest = false },
-		"memory":          func(c *core.Config) { rule(c).Sharing.Memory = 1 << 30 },
-		"threads":         func(c *core.Config) { rule(c).Sharing.Threads = 50 },
-		"reserved":        func(c *core.Config) { rule(c).Reserve = "kept" },
-		"finding":         func(c *core.Config) { c.Policy.Rules = append(c.Policy.Rules, inventory.Rule{Select: gpuIndices(7)}) },
-		"packed":          func(c *core.Config) { c.Packed = true },
-		"device nodes":    func(c *core.Config) { c.DeviceNodes = true },
-	} {
-		if build(change).Equal(build(same)) {
-			t.Errorf("%s: no difference", name)
-		}
-	}
-	claimed := build(same).WithHost(inventory.Host{MPS: []string{"p"}, Claims: []inventory.Claim{{Agent: "nomad-gpu", At: gpuAt(1)}}}, inventory.OverlapWarn)
-	if claimed.Equal(build(same)) {
-		t.Error("a contest: no difference")
 	}
 }
