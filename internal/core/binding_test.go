@@ -1,8 +1,10 @@
 package core_test
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -34,14 +36,6 @@ func seq(from, to int) (numbers []int) {
 	return numbers
 }
 
-func byIndex(at string, indices ...int) inventory.Selector {
-	s := inventory.Selector{At: at}
-	for _, i := range indices {
-		s.Indices = append(s.Indices, gpu.DeviceIndex{GPU: i, Instance: -1})
-	}
-	return s
-}
-
 // newPolicyFixture returns a host of 8 GPUs under a policy.
 func newPolicyFixture(t *testing.T, p inventory.Policy) *restartFixture {
 	l := newRestartFixture(t, reindexed(seq(0, 7)...))
@@ -54,20 +48,14 @@ func newPolicyFixture(t *testing.T, p inventory.Policy) *restartFixture {
 // pools returns the GPUs that take new work, by pool: "gpu 1,2 gpu.shared 5,6".
 func (l *restartFixture) pools() string {
 	by := map[string][]string{}
-	var pools []string
 	for u := range l.state.Inventory.Units() {
-		n := strings.TrimLeft(string(u.Device.At.GPU[len(u.Device.At.GPU)-12:]), "0")
-		if !u.Health.Schedulable() || slices.Contains(by[u.Pool], max(n, "0")) {
-			continue
-		}
-		by[u.Pool] = append(by[u.Pool], max(n, "0"))
-		if len(by[u.Pool]) == 1 {
-			pools = append(pools, u.Pool)
+		n := cmp.Or(strings.TrimLeft(string(u.Device.At.GPU[len(u.Device.At.GPU)-12:]), "0"), "0")
+		if u.Health.Schedulable() && !slices.Contains(by[u.Pool], n) {
+			by[u.Pool] = append(by[u.Pool], n)
 		}
 	}
-	slices.Sort(pools)
 	var texts []string
-	for _, pool := range pools {
+	for _, pool := range slices.Sorted(maps.Keys(by)) {
 		slices.Sort(by[pool])
 		texts = append(texts, pool+" "+strings.Join(by[pool], ","))
 	}
@@ -81,23 +69,18 @@ func (l *restartFixture) expectPools(when, want string) {
 	}
 }
 
-// expectWarnings: there is one warning for each of the texts, which contains it.
+// expectWarnings: there is one warning for each of the texts, which it contains, in their order.
 func (l *restartFixture) expectWarnings(when string, texts ...string) {
 	l.Helper()
-	findings := append(l.state.Inventory.PolicyWarnings(), l.state.Inventory.OutdatedBindings()...)
-	for _, text := range texts {
-		if !slices.ContainsFunc(findings, func(f string) bool { return strings.Contains(f, text) }) {
-			l.Errorf("%s: no finding has %q: %q", when, text, findings)
-		}
-	}
-	if len(findings) != len(texts) {
-		l.Errorf("%s: findings are %q", when, findings)
+	warnings := append(l.state.Inventory.PolicyWarnings(), l.state.Inventory.OutdatedBindings()...)
+	if !slices.EqualFunc(warnings, texts, strings.Contains) {
+		l.Errorf("%s: warnings are %q, want %q", when, warnings, texts)
 	}
 }
 
 var reservedAndShared = inventory.Policy{Rules: []inventory.Rule{
-	{Select: byIndex("policy.yaml:3: rules[0].select", 7), Reserve: "display"},
-	{Select: byIndex("policy.yaml:5: rules[1].select", 5, 6), Sharing: &inventory.Sharing{Mode: inventory.TimeSlicing, Replicas: 4}},
+	{Select: inventory.Selector{At: "policy.yaml:3: rules[0].select", Indices: gpuIndices(7).Indices}, Reserve: "display"},
+	{Select: inventory.Selector{At: "policy.yaml:5: rules[1].select", Indices: gpuIndices(5, 6).Indices}, Sharing: &inventory.Sharing{Mode: inventory.TimeSlicing, Replicas: 4}},
 }}
 
 func TestIndexBindingWhenGPUIsRemoved(t *testing.T) {
@@ -208,28 +191,15 @@ func TestInstanceIndexBinding(t *testing.T) {
 	}}}
 	l.host = coretest.WithMIG(coretest.GPUs(1), 0, "1g.10gb", "1g.10gb", "1g.10gb")
 	l.read(1)
-	reserved := func(when string, want gpu.DeviceID) {
-		t.Helper()
-		e := l.state.Inventory.Excluded()
-		if len(e) != 1 || e[0].Reason != "tests" {
-			t.Fatalf("%s: excluded is %v", when, e)
-		}
-		for u := range l.state.Inventory.Units() {
-			if u.Device.ID == want {
-				t.Errorf("%s: %s is offered", when, want)
-			}
-		}
-	}
-	reserved("at first", coretest.Instance(0, 1))
-	first := coretest.Instance(0, 0)
-	l.host = without(l.host, first)
+	expectOffer(t, l.state.Inventory, "mig-1g.10gb: 0:0 0:2", "0:1 tests")
+	l.host = without(l.host, coretest.Instance(0, 0))
 	for i := range l.host.Devices {
 		if d := &l.host.Devices[i]; d.Profile != "" {
 			d.Instance--
 		}
 	}
 	l.read(3)
-	reserved("the first instance is gone", coretest.Instance(0, 1))
+	expectOffer(t, l.state.Inventory, "mig-1g.10gb: 0:2", "0:1 tests")
 }
 
 func TestRebindNeedsTheDriver(t *testing.T) {
@@ -244,10 +214,10 @@ func TestRebindNeedsTheDriver(t *testing.T) {
 // agents whose rules divide the host.
 func TestBindingInvariants(t *testing.T) {
 	for seed := range uint64(100) {
-		r := newRandomSim(seed)
+		r := newGenerator(seed)
 		nomad := newPolicyFixture(t, reservedAndShared)
-		nomad.cfg.Policy.Rules = append([]inventory.Rule{{Select: byIndex("policy", 0, 1, 2), Reserve: "for another"}}, nomad.cfg.Policy.Rules...)
-		kube := newPolicyFixture(t, inventory.Policy{Rules: []inventory.Rule{{Select: byIndex("policy", 3, 4, 5, 6, 7, 8, 9, 10, 11), Reserve: "for another"}}, Shares: shareFirst(1).Shares})
+		nomad.cfg.Policy.Rules = append([]inventory.Rule{{Select: gpuIndices(0, 1, 2), Reserve: "for another"}}, nomad.cfg.Policy.Rules...)
+		kube := newPolicyFixture(t, inventory.Policy{Rules: []inventory.Rule{{Select: gpuIndices(3, 4, 5, 6, 7, 8, 9, 10, 11), Reserve: "for another"}}, Shares: shareFirst(1).Shares})
 		agents := []*restartFixture{nomad, kube}
 		for _, a := range agents {
 			a.state = core.Restore(a.cfg, core.Checkpoint{BootID: "a"}, "a")
@@ -272,15 +242,8 @@ func TestBindingInvariants(t *testing.T) {
 			}
 			offered := map[gpu.DeviceID]string{}
 			for i, a := range agents {
-				known := map[gpu.DeviceID]bool{}
-				for _, d := range a.state.Snapshot.Devices {
-					known[d.ID] = true
-				}
-				for id := range was[i] {
-					if !known[id] {
-						delete(was[i], id)
-					}
-				}
+				known := deviceIDs(a.state.Snapshot)
+				maps.DeleteFunc(was[i], func(id gpu.DeviceID, _ string) bool { return !slices.Contains(known, id) })
 				for u := range a.state.Inventory.Units() {
 					id, as := u.Device.ID, fmt.Sprint(i, u.Pool)
 					if u.Health.Reason == health.ReasonWithdrawn {

@@ -11,21 +11,27 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
+// checkAs checks n times, with kind as what is observed of a.
+func (s *ledgerFixture) checkAs(kind health.ObservationKind, n int) {
+	if s.failing[a.GPU] = kind; kind == health.Checked {
+		delete(s.failing, a.GPU)
+	}
+	s.check(n)
+}
+
 // A lost GPU that responds again is unhealthy first, then it recovers as any other.
 func TestLostGPUResponds(t *testing.T) {
 	s := newLedgerFixture(t)
-	s.failing[a.GPU] = health.Lost
-	s.check(1)
+	s.checkAs(health.Lost, 1)
 	s.expect("immediately", health.GPULost, "LOST")
 	s.checkFor(time.Hour)
 	s.expect("for an hour", health.GPULost, "LOST")
-	delete(s.failing, a.GPU)
-	s.check(2)
+	s.checkAs(health.Checked, 2)
 	s.expect("an answer or two", health.GPULost, "LOST")
 	s.check(1)
 	s.expect("three in a row", health.Unhealthy, "LOST")
-	if h := s.ledger.Health(a); h.String()[:len("unhealthy: GPU was lost")] != "unhealthy: GPU was lost" {
-		t.Error(h)
+	if text := s.ledger.Health(a).String(); !strings.HasPrefix(text, "unhealthy: GPU was lost") {
+		t.Error(text)
 	}
 	s.expectRecovery("since it passed its checks", time.Minute)
 }
@@ -35,11 +41,9 @@ func TestLostGPUWasReset(t *testing.T) {
 	s := guest(t)
 	s.reportXIDs(79, 119)
 	s.expect("fallen off the bus", health.GPULost, "XID_79")
-	s.failing[a.GPU] = health.Lost
-	s.check(6)
+	s.checkAs(health.Lost, 6)
 	s.expect("fallen off the bus", health.GPULost, "XID_79")
-	delete(s.failing, a.GPU)
-	s.check(3)
+	s.checkAs(health.Checked, 3)
 	s.expect("back", health.Unhealthy, "XID_79")
 	s.expectRecovery("since then", time.Minute)
 }
@@ -47,14 +51,11 @@ func TestLostGPUWasReset(t *testing.T) {
 // A GPU that is lost again is a new occurrence, also for existing conditions.
 func TestLostAgain(t *testing.T) {
 	s := newLedgerFixture(t)
-	s.failing[a.GPU] = health.Lost
-	s.check(3)
+	s.checkAs(health.Lost, 3)
 	for range 3 {
-		delete(s.failing, a.GPU)
-		s.check(5)
+		s.checkAs(health.Checked, 5)
 		s.expect("back", health.Unhealthy, "LOST")
-		s.failing[a.GPU] = health.Lost
-		s.check(1)
+		s.checkAs(health.Lost, 1)
 		s.expect("lost again", health.GPULost, "LOST")
 	}
 	if c := s.condition("LOST"); !c.Last.Equal(s.now) {
@@ -65,13 +66,10 @@ func TestLostAgain(t *testing.T) {
 // A GPU that responds again stays so when a check is slow or incomplete.
 func TestSlowAfterLoss(t *testing.T) {
 	s := newLedgerFixture(t)
-	s.failing[a.GPU] = health.Lost
-	s.check(1)
-	delete(s.failing, a.GPU)
-	s.check(3)
+	s.checkAs(health.Lost, 1)
+	s.checkAs(health.Checked, 3)
 	s.expect("back", health.Unhealthy, "LOST")
-	s.failing[a.GPU] = health.CallPending
-	s.check(3)
+	s.checkAs(health.CallPending, 3)
 	s.expect("slow", health.Unhealthy, "LOST")
 	delete(s.failing, a.GPU)
 	s.setSample(func(v *health.Sample) { v.Partial = true })
@@ -93,20 +91,16 @@ func TestProbeFailures(t *testing.T) {
 	for _, n := range []int{1, 3, 5} {
 		s := newLedgerFixture(t, func(p *health.Policy) { p.ProbeFailures = n })
 		for range 4 { // never consecutive
-			s.failing[a.GPU] = health.ProbeFailed
-			s.check(n - 1)
+			s.checkAs(health.ProbeFailed, n-1)
 			s.expect("too few", health.Healthy, "")
-			delete(s.failing, a.GPU)
-			s.check(1)
+			s.checkAs(health.Checked, 1)
 		}
 		if cs := s.ledger.Conditions(); len(cs) != 0 {
 			t.Errorf("an answer leaves a note: %v", cs)
 		}
-		s.failing[a.GPU] = health.ProbeFailed
-		s.check(n)
+		s.checkAs(health.ProbeFailed, n)
 		s.expect("in a row", health.Unhealthy, "PROBE_FAILED")
-		delete(s.failing, a.GPU)
-		s.check(1)
+		s.checkAs(health.Checked, 1)
 		s.expect("an answer alone", health.Unhealthy, "PROBE_FAILED")
 		s.expectRecovery("after the answer", time.Minute)
 	}
@@ -151,8 +145,7 @@ func TestHangOfTheDriver(t *testing.T) {
 // Slow checks delay a recovery, but do not restart it. A GPU that was never checked is not healthy.
 func TestUnchecked(t *testing.T) {
 	s := newUncheckedFixture(t, "580")
-	s.failing[a.GPU] = health.CallPending
-	s.check(1)
+	s.checkAs(health.CallPending, 1)
 	s.expect("never asked", health.Unknown, "UNCHECKED")
 	s.checkFor(10 * time.Minute)
 	s.expect("never asked", health.Unknown, "UNCHECKED")

@@ -19,6 +19,10 @@ import (
 // generator makes random hosts, policies and requests.
 type generator struct{ *rand.Rand }
 
+func newGenerator(seed uint64) generator {
+	return generator{rand.New(rand.NewPCG(seed, 5))} //nolint:gosec // repeatable
+}
+
 func pick[T any](d generator, of ...T) T { return of[d.IntN(len(of))] }
 
 func (d generator) oneIn(n int) bool { return d.IntN(n) == 0 }
@@ -127,7 +131,7 @@ func (d generator) host(s gpu.Snapshot) (h inventory.Host) {
 func TestAnyPolicy(t *testing.T) {
 	const draws = 1000
 	for seed := range uint64(draws) {
-		d := generator{rand.New(rand.NewPCG(seed, 5))} //nolint:gosec // repeatable
+		d := newGenerator(seed)
 		s := d.snapshot()
 		cfg := d.config(s)
 		var obs []health.Observation

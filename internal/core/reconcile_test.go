@@ -39,66 +39,44 @@ func kindsAt(obs []health.Observation, at gpu.Placement) []health.ObservationKin
 
 func TestReconcileKeepsUnresponsiveDevices(t *testing.T) {
 	prev := coretest.GPUs(3)
-	gone := gpu.WholeGPU(coretest.GPU(1))
-
-	t.Run("not listed", func(t *testing.T) {
-		got, obs := core.Reconcile(prev, without(prev, coretest.GPU(1)))
-		if diff := cmp.Diff(prev.Devices, got.Devices); diff != "" {
-			t.Errorf("devices changed: %s", diff)
-		}
-		if kinds := kindsAt(obs, gone); !slices.Equal(kinds, []health.ObservationKind{health.Lost}) {
-			t.Errorf("observations of the unresponsive GPU: %v", kinds)
-		}
-	})
-	t.Run("excluded with its UUID", func(t *testing.T) {
+	gone, slot := gpu.WholeGPU(coretest.GPU(1)), prev.Devices[1].PCI
+	const unanswered = "the driver does not answer"
+	for name, tc := range map[string]struct {
+		excluded []gpu.Exclusion
+		kind     health.ObservationKind // of the GPU that is missing; 0 = it is removed
+		left     int                    // exclusions
+	}{
+		"not listed": {nil, health.Lost, 0},
+		"excluded with its UUID": {
+			[]gpu.Exclusion{{Index: 1, At: gone, Failure: gpu.FailureError, Reason: "Unknown Error"}}, health.ProbeFailed, 0,
+		},
+		"excluded, only its slot is known": {[]gpu.Exclusion{{Index: 1, PCI: slot, Failure: gpu.FailureLost}}, health.Lost, 0},
+		// Indices change when a GPU is removed, so an unidentified GPU may be any of the missing ones.
+		"GPU without UUID": {[]gpu.Exclusion{{Index: 2, Failure: gpu.FailurePending, Reason: unanswered}}, health.CallPending, 1},
+		"another GPU that does not answer is in its slot": {[]gpu.Exclusion{
+			{Index: 1, At: gpu.WholeGPU("GPU-new"), PCI: slot, Failure: gpu.FailurePending, Reason: unanswered},
+			{Index: 2, Failure: gpu.FailurePending, Reason: unanswered},
+		}, 0, 2},
+	} {
 		reading := without(prev, coretest.GPU(1))
-		reading.Excluded = []gpu.Exclusion{{Index: 1, At: gone, Failure: gpu.FailureError, Reason: "Unknown Error"}}
+		wantDevices, wantKinds := reading.Devices, []health.ObservationKind(nil)
+		if tc.kind != 0 {
+			wantDevices, wantKinds = prev.Devices, []health.ObservationKind{tc.kind}
+		}
+		reading.Excluded = tc.excluded
 		got, obs := core.Reconcile(prev, reading)
-		if len(got.Devices) != 3 || len(got.Excluded) != 0 {
-			t.Errorf("want it as a device and not as an exclusion: %v, %v", deviceIDs(got), got.Excluded)
+		if diff := cmp.Diff(wantDevices, got.Devices); diff != "" {
+			t.Errorf("%s: devices: %s", name, diff)
 		}
-		if kinds := kindsAt(obs, gone); !slices.Equal(kinds, []health.ObservationKind{health.ProbeFailed}) {
-			t.Errorf("observations: %v", kinds)
+		if kinds := kindsAt(obs, gone); !slices.Equal(kinds, wantKinds) || len(got.Excluded) != tc.left {
+			t.Errorf("%s: observations %v, excluded %v", name, kinds, got.Excluded)
 		}
-	})
-	t.Run("excluded, only its slot is known", func(t *testing.T) {
-		reading := without(prev, coretest.GPU(1))
-		reading.Excluded = []gpu.Exclusion{{Index: 1, PCI: prev.Devices[1].PCI, Failure: gpu.FailureLost}}
-		got, obs := core.Reconcile(prev, reading)
-		if len(got.Devices) != 3 || len(kindsAt(obs, gone)) != 1 {
-			t.Errorf("want the GPU kept and observed: %v, %v", deviceIDs(got), obs)
-		}
-	})
-	// Indices change when a GPU is removed, so an unidentified GPU may be any of the missing ones.
-	t.Run("GPU without UUID", func(t *testing.T) {
-		reading := without(prev, coretest.GPU(1))
-		reading.Excluded = []gpu.Exclusion{{Index: 2, Failure: gpu.FailurePending, Reason: "the driver does not answer"}}
-		got, obs := core.Reconcile(prev, reading)
-		if kinds := kindsAt(obs, gone); len(got.Devices) != 3 || !slices.Equal(kinds, []health.ObservationKind{health.CallPending}) {
-			t.Errorf("want it kept, and not lost: %v, %v", deviceIDs(got), kinds)
-		}
-	})
-	t.Run("another GPU that does not answer is in its slot", func(t *testing.T) {
-		reading := without(prev, coretest.GPU(1))
-		reading.Excluded = []gpu.Exclusion{
-			{Index: 1, At: gpu.WholeGPU("GPU-new"), PCI: prev.Devices[1].PCI, Failure: gpu.FailurePending, Reason: "the driver does not answer"},
-			{Index: 2, Failure: gpu.FailurePending, Reason: "the driver does not answer"},
-		}
-		got, obs := core.Reconcile(prev, reading)
-		if kinds := kindsAt(obs, gone); len(got.Devices) != 2 || len(kinds) != 0 || len(got.Excluded) != 2 {
-			t.Errorf("want it gone: %v, %v, %v", deviceIDs(got), kinds, got.Excluded)
-		}
-	})
-	t.Run("the whole driver", func(t *testing.T) {
-		got, obs := core.Reconcile(prev, gpu.NoDriver(gpu.DriverFailed, "gone"))
-		if len(got.Devices) != 3 || len(got.Links) != len(prev.Links) || len(got.Nodes) != len(prev.Nodes) {
-			t.Errorf("want everything kept: %+v", got)
-		}
-		want := []health.Observation{{At: gpu.Node, Kind: health.DriverUnavailable, Code: uint64(gpu.DriverFailed), Detail: "gone"}}
-		if diff := cmp.Diff(want, obs); diff != "" {
-			t.Error(diff)
-		}
-	})
+	}
+	got, obs := core.Reconcile(prev, gpu.NoDriver(gpu.DriverFailed, "gone"))
+	want := []health.Observation{{At: gpu.Node, Kind: health.DriverUnavailable, Code: uint64(gpu.DriverFailed), Detail: "gone"}}
+	if diff := cmp.Diff(want, obs); diff != "" || len(got.Devices) != 3 || len(got.Links) != len(prev.Links) || len(got.Nodes) != len(prev.Nodes) {
+		t.Errorf("no driver: want everything kept: %+v, %s", got, diff)
+	}
 }
 
 func TestReconcileDropsRemovedDevices(t *testing.T) {
