@@ -61,16 +61,16 @@ func (s State) UnlistedXIDs() (each []UnlistedXID, count uint64) {
 	return slices.Clone(s.kernelLog.unlisted), s.kernelLog.unlistedCount
 }
 
-// locate is Locate for observations of the kernel log too, and records how far the log was read. An XID of the log
+// locate is locateIn for observations of the kernel log too, and records how far the log was read. An XID of the log
 // waits for the first snapshot, unless its GPU is known from a checkpoint of the same boot.
 func (s *State) locate(o health.Observation) (health.Observation, bool) {
 	if o.Kind == health.KernelLogRead && o.NextSequence == 0 {
 		s.kernelLog.stop()
 		return o, false
 	}
-	located, ok := Locate(s.Snapshot, o)
+	located, ok := locateIn(s.Snapshot, o)
 	if !ok && !s.rebooted {
-		located, ok = Locate(gpu.Snapshot{Devices: s.priorDevices}, o)
+		located, ok = locateIn(gpu.Snapshot{Devices: s.priorDevices}, o)
 	}
 	fromLog := o.Kind == health.KernelLogRead || o.FromKernelLog
 	if !fromLog {

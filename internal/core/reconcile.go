@@ -92,10 +92,10 @@ func missingDevice(d gpu.Device, reading gpu.Snapshot) (health.Observation, bool
 	return health.Observation{At: at, Kind: health.Lost, Detail: "not listed by the driver"}, true
 }
 
-// Locate returns o with a placement that is in the snapshot. A fault of a MIG instance that is not there (any
-// more) counts against its GPU. Locate returns false if the observation has only a PCI address, and no GPU of the
+// locateIn returns o with a placement that is in the snapshot. A fault of a MIG instance that is not there (any
+// more) counts against its GPU. It returns false if the observation has only a PCI address, and no GPU of the
 // snapshot is there.
-func Locate(s gpu.Snapshot, o health.Observation) (health.Observation, bool) {
+func locateIn(s gpu.Snapshot, o health.Observation) (health.Observation, bool) {
 	if o.At.GPU == "" && o.PCI != "" {
 		id, ok := s.GPUAt(o.PCI)
 		o.At = gpu.WholeGPU(id)

@@ -1,0 +1,4 @@
+package core
+
+// Locate is locateIn, for tests.
+var Locate = locateIn
