@@ -35,70 +35,59 @@ func mpsHost() (gpu.Snapshot, core.Config) {
 
 func TestWithHost(t *testing.T) {
 	both := []string{"small", "gpu.mps"}
-	whole := func(n int) gpu.Placement { return gpu.WholeGPU(coretest.GPU(n)) }
-	instance := func(n, gi int) gpu.Placement {
-		return gpu.Placement{GPU: coretest.GPU(n), GI: uint32(gi + 1), CI: 0} //nolint:gosec // a test's
+	claim := func(at gpu.Placement, older bool) inventory.Claim {
+		return inventory.Claim{Agent: "nomad-gpu", At: at, Older: older}
 	}
-	claim := func(at gpu.Placement, prior bool) inventory.Claim {
-		return inventory.Claim{Agent: "nomad-gpu", At: at, Older: prior}
+	instance := func(n int, gi uint32) gpu.Placement {
+		return gpu.Placement{GPU: coretest.GPU(n), GI: gi + 1, CI: 0}
 	}
+	const warn, refuse = inventory.OverlapWarn, inventory.OverlapRefuse
 	for name, tc := range map[string]struct {
-		host      inventory.Host
-		overlap   inventory.OverlapMode
-		unhealthy []health.Observation
-		reasons   string
-		overlaps  string
+		mps      []string
+		claims   []inventory.Claim
+		overlap  inventory.OverlapMode
+		xids     []health.Observation
+		reasons  string
+		overlaps string
 	}{
-		"both daemons answer": {inventory.Host{MPS: both}, inventory.OverlapWarn, nil, "", ""},
-		"host not read yet":   {inventory.Host{}, inventory.OverlapWarn, nil, "gpu.mps/1 MPS_DAEMON_DOWN; small/2 MPS_DAEMON_DOWN", ""},
-		"one daemon is down":  {inventory.Host{MPS: both[:1]}, inventory.OverlapWarn, nil, "gpu.mps/1 MPS_DAEMON_DOWN", ""},
-		"warn": {
-			inventory.Host{MPS: both, Claims: []inventory.Claim{claim(whole(0), true), claim(whole(1), false)}}, inventory.OverlapWarn, nil, "", "0 1",
-		},
-		"refuse what was claimed before": {
-			inventory.Host{MPS: both, Claims: []inventory.Claim{claim(whole(0), true), claim(whole(1), false)}}, inventory.OverlapRefuse, nil, "gpu/0 CLAIMED", "0 1",
-		},
-		"refuse, shared": {inventory.Host{MPS: both, Claims: []inventory.Claim{claim(whole(1), true)}}, inventory.OverlapRefuse, nil, "gpu.mps/1 CLAIMED", "1"},
-		"claimed comes before the daemon": {
-			inventory.Host{MPS: both[:1], Claims: []inventory.Claim{claim(whole(1), true)}}, inventory.OverlapRefuse, nil, "gpu.mps/1 CLAIMED", "1",
-		},
+		"both daemons answer":             {both, nil, warn, nil, "", ""},
+		"host not read yet":               {nil, nil, warn, nil, "gpu.mps/1 MPS_DAEMON_DOWN; small/2 MPS_DAEMON_DOWN", ""},
+		"one daemon is down":              {both[:1], nil, warn, nil, "gpu.mps/1 MPS_DAEMON_DOWN", ""},
+		"warn":                            {both, []inventory.Claim{claim(gpuAt(0), true), claim(gpuAt(1), false)}, warn, nil, "", "0 1"},
+		"refuse what was claimed before":  {both, []inventory.Claim{claim(gpuAt(0), true), claim(gpuAt(1), false)}, refuse, nil, "gpu/0 CLAIMED", "0 1"},
+		"refuse, shared":                  {both, []inventory.Claim{claim(gpuAt(1), true)}, refuse, nil, "gpu.mps/1 CLAIMED", "1"},
+		"claimed comes before the daemon": {both[:1], []inventory.Claim{claim(gpuAt(1), true)}, refuse, nil, "gpu.mps/1 CLAIMED", "1"},
 		"a claim on a GPU is one on its instances": {
-			inventory.Host{MPS: both, Claims: []inventory.Claim{claim(whole(3), true)}}, inventory.OverlapRefuse, nil, "mig-3g.40gb/3:0 CLAIMED; mig-3g.40gb/3:1 CLAIMED", "3:0 3:1",
+			both, []inventory.Claim{claim(gpuAt(3), true)}, refuse, nil, "mig-3g.40gb/3:0 CLAIMED; mig-3g.40gb/3:1 CLAIMED", "3:0 3:1",
 		},
-		"a claim on an instance is one on its GPU": {
-			inventory.Host{MPS: both, Claims: []inventory.Claim{claim(instance(0, 2), true)}}, inventory.OverlapRefuse, nil, "gpu/0 CLAIMED", "0",
-		},
-		"a claim on an instance is none on another": {
-			inventory.Host{MPS: both, Claims: []inventory.Claim{claim(instance(3, 1), true)}}, inventory.OverlapRefuse, nil, "mig-3g.40gb/3:1 CLAIMED", "3:1",
-		},
-		"of several claims the prior one counts": {
-			inventory.Host{MPS: both, Claims: []inventory.Claim{{Agent: "a third", At: instance(0, 0)}, claim(whole(0), true)}}, inventory.OverlapRefuse, nil, "gpu/0 CLAIMED", "0",
-		},
-		"GPU that is not offered": {inventory.Host{MPS: both, Claims: []inventory.Claim{claim(gpu.WholeGPU("GPU-x"), true)}}, inventory.OverlapRefuse, nil, "", ""},
+		"a claim on an instance is one on its GPU":    {both, []inventory.Claim{claim(instance(0, 2), true)}, refuse, nil, "gpu/0 CLAIMED", "0"},
+		"a claim on an instance is none on another":   {both, []inventory.Claim{claim(instance(3, 1), true)}, refuse, nil, "mig-3g.40gb/3:1 CLAIMED", "3:1"},
+		"of several claims, one that is older counts": {both, []inventory.Claim{{Agent: "a third", At: instance(0, 0)}, claim(gpuAt(0), true)}, refuse, nil, "gpu/0 CLAIMED", "0"},
+		"GPU that is not offered":                     {both, []inventory.Claim{claim(gpu.WholeGPU("GPU-x"), true)}, refuse, nil, "", ""},
 		"the driver's faults come first": {
-			inventory.Host{Claims: []inventory.Claim{claim(whole(0), true)}}, inventory.OverlapRefuse, []health.Observation{xidEvent(gpuAt(0), 95), xidEvent(gpuAt(2), 95)},
+			nil, []inventory.Claim{claim(gpuAt(0), true)}, refuse, []health.Observation{xidEvent(gpuAt(0), 95), xidEvent(gpuAt(2), 95)},
 			"gpu/0 XID_95; gpu.mps/1 MPS_DAEMON_DOWN; small/2 XID_95", "0",
 		},
 		"what is degraded is worse without its daemon": {
-			inventory.Host{MPS: both[:1]}, inventory.OverlapWarn, []health.Observation{xidEvent(gpuAt(1), 94)}, "gpu.mps/1 MPS_DAEMON_DOWN", "",
+			both[:1], nil, warn, []health.Observation{xidEvent(gpuAt(1), 94)}, "gpu.mps/1 MPS_DAEMON_DOWN", "",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s, cfg := mpsHost()
-			l := health.Ledger{}.Apply(cfg.Health, testStart, tc.unhealthy...)
-			inv := core.Build(s, l, cfg).WithHost(tc.host, tc.overlap)
+			l := health.Ledger{}.Apply(cfg.Health, testStart, tc.xids...)
+			inv := core.Build(s, l, cfg).WithHost(inventory.Host{MPS: tc.mps, Claims: tc.claims}, tc.overlap)
 			if got := healthReasons(inv); got != tc.reasons {
 				t.Errorf("take no work: %q, want %q", got, tc.reasons)
 			}
-			var contests []string
-			for _, c := range inv.Overlaps() {
-				if c.Agent != "nomad-gpu" || c.String() != string(c.Device)+" is also offered by nomad-gpu" {
-					t.Errorf("contest %q by %q", c, c.Agent)
+			var overlaps []string
+			for _, o := range inv.Overlaps() {
+				if o.Agent != "nomad-gpu" || o.String() != string(o.Device)+" is also offered by nomad-gpu" {
+					t.Errorf("overlap %q with %q", o, o.Agent)
 				}
-				contests = append(contests, deviceName(c.Device))
+				overlaps = append(overlaps, deviceName(o.Device))
 			}
-			if got := strings.Join(contests, " "); got != tc.overlaps {
-				t.Errorf("contests %q, want %q", got, tc.overlaps)
+			if got := strings.Join(overlaps, " "); got != tc.overlaps {
+				t.Errorf("overlaps %q, want %q", got, tc.overlaps)
 			}
 		})
 	}
@@ -122,10 +111,10 @@ func TestHostChanges(t *testing.T) {
 	}
 	claimed := well.WithHost(cfg, testStart, inventory.Host{MPS: well.Host.MPS, Claims: []inventory.Claim{{Agent: "nomad-gpu", At: gpu.WholeGPU(coretest.GPU(0))}}})
 	if claimed.Inventory.Equal(well.Inventory) || len(claimed.Inventory.Overlaps()) != 1 {
-		t.Errorf("contests %v", claimed.Inventory.Overlaps())
+		t.Errorf("overlaps %v", claimed.Inventory.Overlaps())
 	}
 	if again := claimed.WithHost(cfg, testStart, well.Host); !again.Inventory.Equal(well.Inventory) || !claimed.WithHost(cfg, testStart, state.Host).Inventory.Equal(state.Inventory) {
-		t.Errorf("contests stay: %v", again.Inventory.Overlaps())
+		t.Errorf("overlaps stay: %v", again.Inventory.Overlaps())
 	}
 	twice := claimed.Inventory.WithHost(claimed.Host, cfg.Overlap)
 	if !twice.Equal(claimed.Inventory) {
@@ -169,38 +158,34 @@ func TestMissingDeviceNodeWarning(t *testing.T) {
 	unnumbered.Devices[1].GICap, unnumbered.Devices[1].CICap, unnumbered.Devices[1].Minor = 0, 0, -1
 	for name, tc := range map[string]struct {
 		reading gpu.Snapshot
-		change  func(*core.Config)
+		noNodes bool // plans contain no device nodes
 		want    string
 	}{
-		"all are there": {coretest.GPUs(2), nil, "healthy"},
+		"all are there": {coretest.GPUs(2), false, "healthy"},
 		"unified memory": {
-			lacking(coretest.GPUs(2), "/dev/nvidia-uvm"), nil,
+			lacking(coretest.GPUs(2), "/dev/nvidia-uvm"), false,
 			"healthy (missing /dev/nvidia-uvm: run nvidia-modprobe -c0 -u)",
 		},
-		"optional nodes": {lacking(coretest.GPUs(2), "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset"), nil, "healthy"},
+		"optional nodes": {lacking(coretest.GPUs(2), "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset"), false, "healthy"},
 		"one GPU's": {
-			lacking(coretest.GPUs(2), "/dev/nvidia1"), nil,
+			lacking(coretest.GPUs(2), "/dev/nvidia1"), false,
 			"healthy; healthy (missing /dev/nvidia1: run nvidia-modprobe -c1)",
 		},
 		"several": {
-			lacking(coretest.GPUs(1), "/dev/nvidia-uvm", "/dev/nvidiactl"), nil,
+			lacking(coretest.GPUs(1), "/dev/nvidia-uvm", "/dev/nvidiactl"), false,
 			"healthy (missing /dev/nvidiactl, /dev/nvidia-uvm: run nvidia-modprobe -c0 -u && nvidia-modprobe -c255)",
 		},
 		"capability of a MIG instance": {
-			lacking(instances, "/dev/nvidia-caps/nvidia-cap101"), nil,
+			lacking(instances, "/dev/nvidia-caps/nvidia-cap101"), false,
 			"healthy (missing /dev/nvidia-caps/nvidia-cap101: run nvidia-modprobe -f /proc/driver/nvidia/capabilities/gpu0/mig/gi1/ci0/access)",
 		},
-		"numbers that are not known": {lacking(unnumbered, "/dev/nvidia0"), nil, "healthy"},
-		"none is visible":            {lacking(coretest.GPUs(1), coretest.GPUs(1).Nodes...), nil, "healthy"},
-		"none is passed": {
-			lacking(coretest.GPUs(1), "/dev/nvidia-uvm"), func(c *core.Config) { c.DeviceNodes = false }, "healthy",
-		},
+		"numbers that are not known": {lacking(unnumbered, "/dev/nvidia0"), false, "healthy"},
+		"none is visible":            {lacking(coretest.GPUs(1), coretest.GPUs(1).Nodes...), false, "healthy"},
+		"none is passed":             {lacking(coretest.GPUs(1), "/dev/nvidia-uvm"), true, "healthy"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cfg := passingNodes()
-			if tc.change != nil {
-				tc.change(&cfg)
-			}
+			cfg.DeviceNodes = !tc.noNodes
 			s := core.NewState(cfg).Read(cfg, time.Unix(0, 0), tc.reading)
 			if got := healthLines(s.Inventory); got != tc.want {
 				t.Errorf("got  %s\nwant %s", got, tc.want)
