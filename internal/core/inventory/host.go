@@ -80,3 +80,17 @@ func (inv *Inventory) Overlaps() []Overlap { return slices.Clone(inv.orEmpty().o
 
 // String returns the overlap as one line for operators.
 func (c Overlap) String() string { return fmt.Sprintf("%s is also offered by %s", c.Device, c.Agent) }
+
+// Withhold returns inv with the given units unhealthy (ReasonHeld), because a workload holds their device under
+// another name. The argument maps each unit to a description of the holder. A unit that is unhealthy already keeps
+// its reason.
+func (inv *Inventory) Withhold(why map[UnitID]string) *Inventory {
+	if inv == nil || len(why) == 0 {
+		return inv
+	}
+	return inv.withUnits(func(u *Unit, _ bool) {
+		if detail, ok := why[u.ID]; ok && u.Health.Schedulable() {
+			u.Health = health.New(health.ReasonHeld, detail)
+		}
+	})
+}

@@ -5,6 +5,7 @@ import (
 	"iter"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
@@ -17,6 +18,12 @@ type UnitID string
 
 // replicaID returns the ID of the n-th unit of a shared device, in the format of NVIDIA's k8s-device-plugin.
 func replicaID(id gpu.DeviceID, n int) UnitID { return UnitID(string(id) + "::" + strconv.Itoa(n)) }
+
+// Split returns the device of a unit's ID, and whether the ID is that of a replica of a shared device.
+func (id UnitID) Split() (device gpu.DeviceID, shared bool) {
+	text, _, shared := strings.Cut(string(id), "::")
+	return gpu.DeviceID(text), shared
+}
 
 // Unit is what an orchestrator allocates: a device, or one replica of a shared device.
 type Unit struct {
