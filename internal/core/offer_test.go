@@ -174,6 +174,20 @@ func TestPolicyWarningsNeedCompleteSnapshot(t *testing.T) {
 	}
 }
 
+func TestNamedByPolicy(t *testing.T) {
+	for _, tc := range []struct {
+		pool, profile string
+		want          bool
+	}{
+		{"gpu", "", false}, {"gpu.shared", "", false}, {"gpu.mps", "", false}, {"gpu", "1g.10gb", false}, {"big", "", true}, {"gpu.big", "", true},
+		{"mig-1g.10gb.me", "1g.10gb+me", false}, {"mig-1g.10gb.shared", "1g.10gb", false}, {"mig-1g.10gb", "2g.20gb", true}, {"mig-1g.10gb", "", true},
+	} {
+		if u := (inventory.Unit{Pool: tc.pool, Device: gpu.Device{Profile: tc.profile}}); u.NamedByPolicy() != tc.want {
+			t.Errorf("%s of profile %q: %t", tc.pool, tc.profile, !tc.want)
+		}
+	}
+}
+
 func TestSharingText(t *testing.T) {
 	strict, limited := sliced(4), served(2)
 	strict.OnePerRequest, limited.Memory, limited.Threads = true, 4<<30, 25

@@ -187,12 +187,12 @@ func TestReserveShares(t *testing.T) {
 }
 
 func TestPrefer(t *testing.T) {
-	// Two islands of four: 0-3 and 4-7 have NVLinks to each other, and are on one NUMA node each. GPU 8 has two instances.
+	// Two islands of four: 0-3 and 4-7 have NVLinks to each other. Odd GPUs are on another NUMA node. GPU 8 has two instances.
 	s := coretest.WithMIG(coretest.GPUs(9), 8, "1g.10gb", "1g.10gb")
 	island := map[gpu.DeviceID]int{}
 	for i := range s.Devices {
 		d := &s.Devices[i]
-		island[d.ID], d.NUMANode = d.Index/4, d.Index/4
+		island[d.ID], d.NUMANode = d.Index/4, d.Index%2
 	}
 	for i, l := range s.Links {
 		if island[l.A] != island[l.B] {
@@ -209,6 +209,7 @@ func TestPrefer(t *testing.T) {
 	}{
 		{"a whole island", parseUnits("7 6 5 4 3 2 0"), nil, 4, "4 5 6 7"},
 		{"two of one island", parseUnits("0 4 5"), nil, 2, "4 5"},
+		{"one NUMA node of an island", parseUnits("4 1 2 3"), nil, 2, "1 3"},
 		{"required decides", parseUnits("0 1 2 3 4 5 6 7"), parseUnits("6"), 3, "4 5 6"},
 		{"one", parseUnits("3 2"), nil, 1, "2"},
 		{"all", parseUnits("1 0"), nil, 2, "0 1"},
