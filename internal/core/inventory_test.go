@@ -17,20 +17,6 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
-// One GPU of eight returns an error for every call: seven are offered, the eighth is listed with the reason.
-func TestBuildListsUnreadableGPUs(t *testing.T) {
-	s := without(coretest.GPUs(8), coretest.GPU(7))
-	s.Excluded = []gpu.Exclusion{{Index: 7, Failure: gpu.FailureError, Reason: "nvmlDeviceGetHandleByIndex: Unknown Error"}}
-	s, _ = core.Reconcile(gpu.Snapshot{}, s)
-	inv := core.Build(s, health.Ledger{}, core.DefaultConfig())
-	if inv.Len() != 7 {
-		t.Errorf("%d units", inv.Len())
-	}
-	if ex := inv.Excluded(); len(ex) != 1 || ex[0].Index != 7 || !strings.Contains(ex[0].Reason, "Unknown Error") {
-		t.Errorf("excluded: %+v", ex)
-	}
-}
-
 // A withheld unit is unhealthy with the reason, and can't be reserved. A unit with another reason keeps it. Other
 // units and the original inventory are unchanged.
 func TestWithhold(t *testing.T) {
@@ -55,17 +41,6 @@ func TestWithhold(t *testing.T) {
 	}
 	if got := inv.Withhold(nil); got != inv {
 		t.Error("withholding nothing makes another inventory")
-	}
-}
-
-func TestUnitIDSplit(t *testing.T) {
-	for id, want := range map[inventory.UnitID]struct {
-		device gpu.DeviceID
-		shared bool
-	}{"GPU-1": {"GPU-1", false}, "GPU-1::12": {"GPU-1", true}, "MIG-2::0": {"MIG-2", true}, "": {"", false}} {
-		if device, shared := id.Split(); device != want.device || shared != want.shared {
-			t.Errorf("%q: %q %t", id, device, shared)
-		}
 	}
 }
 

@@ -169,6 +169,11 @@ func verifyDevicesOnce(t *testing.T, s gpu.Snapshot, inv *inventory.Inventory) {
 		}
 		last = u.Device.ID
 	}
+	for _, e := range s.Excluded { // devices that can't be read
+		if !slices.Contains(inv.Excluded(), e) {
+			t.Errorf("%v is not listed", e)
+		}
+	}
 	for _, e := range inv.Excluded() {
 		if ways[e.At]++; e.Reason == "" || e.Reason == "hidden" {
 			t.Errorf("%s is not offered because %q", e.At, e.Reason)
@@ -203,6 +208,9 @@ func verifyUnits(t *testing.T, l health.Ledger, inv *inventory.Inventory) {
 		seen[id] = true
 		if found, ok := inv.Unit(u.ID); !ok || found != u {
 			t.Errorf("%s is not found by its ID", u.ID)
+		}
+		if device, shared := u.ID.Split(); device != u.Device.ID || shared != (u.Sharing.Mode != inventory.Exclusive) {
+			t.Errorf("%s is split into %s, %t", u.ID, device, shared)
 		}
 		if u.Replica > 0 { // the units of a device are equal
 			same := prev
