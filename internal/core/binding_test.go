@@ -157,6 +157,15 @@ func TestCountBinding(t *testing.T) {
 	l.cfg.Policy = shareFirst(1)
 	l.read(1)
 	l.expectPools("an operator wants one", "gpu 2,3,4,5,6,7,8 gpu.shared 1")
+
+	twice := shareFirst(1)
+	twice.Shares = append(twice.Shares, twice.Shares[0])
+	l = newPolicyFixture(t, twice)
+	l.host = reindexed(append([]int{8}, seq(0, 7)...)...)
+	for range 2 {
+		l.read(1)
+		l.expectPools("two equal shares", "gpu 2,3,4,5,6,7,8 gpu.shared 0,1")
+	}
 }
 
 // The instances of a GPU stay offered when another GPU is partitioned differently.
