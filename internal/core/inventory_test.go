@@ -40,7 +40,7 @@ func TestWithhold(t *testing.T) {
 		t.Errorf("the original has changed: %v", err)
 	}
 	if got := inv.Withhold(nil); got != inv {
-		t.Error("withholding nothing makes another inventory")
+		t.Error("an empty Withhold returns another inventory")
 	}
 }
 
@@ -146,7 +146,7 @@ func TestEqual(t *testing.T) {
 		"memory":          func(c *core.Config) { rule(c).Sharing.Memory = 1 << 30 },
 		"threads":         func(c *core.Config) { rule(c).Sharing.Threads = 50 },
 		"reserved":        func(c *core.Config) { rule(c).Reserve = "kept" },
-		"finding":         func(c *core.Config) { c.Policy.Rules = append(c.Policy.Rules, inventory.Rule{Select: gpuIndices(7)}) },
+		"warning":         func(c *core.Config) { c.Policy.Rules = append(c.Policy.Rules, inventory.Rule{Select: gpuIndices(7)}) },
 		"packed":          func(c *core.Config) { c.Packed = true },
 		"device nodes":    func(c *core.Config) { c.DeviceNodes = true },
 	} {
@@ -156,7 +156,7 @@ func TestEqual(t *testing.T) {
 	}
 	claimed := build(same).WithHost(inventory.Host{MPS: []string{"p"}, Claims: []inventory.Claim{{Agent: "nomad-gpu", At: gpuAt(1)}}}, inventory.OverlapWarn)
 	if claimed.Equal(build(same)) {
-		t.Error("a contest: no difference")
+		t.Error("an overlap: no difference")
 	}
 }
 

@@ -145,22 +145,22 @@ func TestPolicyWarningsNeedCompleteSnapshot(t *testing.T) {
 	cfg.Policy.Rules = []inventory.Rule{{Select: inventory.Selector{At: "p:1", IDs: []gpu.DeviceID{coretest.GPU(2)}}, Pool: "third"}}
 	now := time.Unix(0, 0)
 	three, two := coretest.GPUs(3), coretest.GPUs(2)
-	mute := two
-	mute.Excluded = []gpu.Exclusion{{Index: 2, Failure: gpu.FailureError, Reason: "Unknown Error"}}
-	idle := []string{"p:1: selects no device of this machine, or only such as earlier rules select"}
+	unreadable := two
+	unreadable.Excluded = []gpu.Exclusion{{Index: 2, Failure: gpu.FailureError, Reason: "Unknown Error"}}
+	unmatched := []string{"p:1: selects no device of this machine, or only such as earlier rules select"}
 	for name, tc := range map[string]struct {
 		readings []gpu.Snapshot
 		want     []string
 	}{
-		"it is there":                   {[]gpu.Snapshot{three}, nil},
-		"it is not":                     {[]gpu.Snapshot{two}, idle},
-		"not asked yet":                 {nil, nil},
-		"no driver":                     {[]gpu.Snapshot{gpu.NoDriver(gpu.DriverAbsent, "none")}, nil},
-		"it can't be read":              {[]gpu.Snapshot{mute}, nil},
-		"it was there, and is lost":     {[]gpu.Snapshot{three, two}, nil},
-		"it was there, and is mute":     {[]gpu.Snapshot{three, mute}, nil},
-		"the driver is gone since":      {[]gpu.Snapshot{two, gpu.NoDriver(gpu.DriverAbsent, "none")}, nil},
-		"the driver is back, it is not": {[]gpu.Snapshot{gpu.NoDriver(gpu.DriverAbsent, "none"), two}, idle},
+		"listed":                         {[]gpu.Snapshot{three}, nil},
+		"not listed":                     {[]gpu.Snapshot{two}, unmatched},
+		"no snapshot yet":                {nil, nil},
+		"no driver":                      {[]gpu.Snapshot{gpu.NoDriver(gpu.DriverAbsent, "none")}, nil},
+		"unreadable":                     {[]gpu.Snapshot{unreadable}, nil},
+		"listed before, and lost":        {[]gpu.Snapshot{three, two}, nil},
+		"listed before, and unreadable":  {[]gpu.Snapshot{three, unreadable}, nil},
+		"the driver is lost":             {[]gpu.Snapshot{two, gpu.NoDriver(gpu.DriverAbsent, "none")}, nil},
+		"the driver is back, not listed": {[]gpu.Snapshot{gpu.NoDriver(gpu.DriverAbsent, "none"), two}, unmatched},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := core.NewState(cfg)

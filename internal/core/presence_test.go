@@ -27,9 +27,9 @@ func TestLostGPUResponds(t *testing.T) {
 	s.checkFor(time.Hour)
 	s.expect("for an hour", health.GPULost, "LOST")
 	s.checkAs(health.Checked, 2)
-	s.expect("an answer or two", health.GPULost, "LOST")
+	s.expect("after two checks", health.GPULost, "LOST")
 	s.check(1)
-	s.expect("three in a row", health.Unhealthy, "LOST")
+	s.expect("after three checks", health.Unhealthy, "LOST")
 	if text := s.ledger.Health(a).String(); !strings.HasPrefix(text, "unhealthy: GPU was lost") {
 		t.Error(text)
 	}
@@ -74,7 +74,7 @@ func TestSlowAfterLoss(t *testing.T) {
 	delete(s.failing, a.GPU)
 	s.setSample(func(v *health.Sample) { v.Partial = true })
 	s.check(3)
-	s.expect("half of it", health.Unhealthy, "LOST")
+	s.expect("incomplete", health.Unhealthy, "LOST")
 }
 
 // XID 79 may be in the kernel log while the GPU still seems to respond.
@@ -82,9 +82,9 @@ func TestXID79WhileGPUResponds(t *testing.T) {
 	s := newLedgerFixture(t)
 	s.reportXIDs(79)
 	s.check(2)
-	s.expect("answers may be old", health.GPULost, "XID_79")
+	s.expect("samples may be old", health.GPULost, "XID_79")
 	s.check(1)
-	s.expect("they are not", health.Unhealthy, "XID_79")
+	s.expect("after three checks", health.Unhealthy, "XID_79")
 }
 
 func TestProbeFailures(t *testing.T) {
@@ -96,13 +96,13 @@ func TestProbeFailures(t *testing.T) {
 			s.checkAs(health.Checked, 1)
 		}
 		if cs := s.ledger.Conditions(); len(cs) != 0 {
-			t.Errorf("an answer leaves a note: %v", cs)
+			t.Errorf("conditions after a check: %v", cs)
 		}
 		s.checkAs(health.ProbeFailed, n)
 		s.expect("in a row", health.Unhealthy, "PROBE_FAILED")
 		s.checkAs(health.Checked, 1)
-		s.expect("an answer alone", health.Unhealthy, "PROBE_FAILED")
-		s.expectRecovery("after the answer", time.Minute)
+		s.expect("one check", health.Unhealthy, "PROBE_FAILED")
+		s.expectRecovery("after the check", time.Minute)
 	}
 }
 
@@ -112,7 +112,7 @@ func TestHang(t *testing.T) {
 	s.reportXIDs(119)
 	s.failing[a.GPU] = health.CallPending
 	s.checkFor(50 * time.Second)
-	s.expect("slow is no fault of its own", health.Unhealthy, "XID_119")
+	s.expect("slow calls are no fault", health.Unhealthy, "XID_119")
 	overdue := health.Observation{At: a, Kind: health.Unresponsive, Detail: "nvmlDeviceGetFieldValues"}
 	s.observe(overdue)
 	s.condition("NOT_ANSWERING")
@@ -125,7 +125,7 @@ func TestHang(t *testing.T) {
 	}
 	delete(s.failing, a.GPU)
 	s.checkFor(3 * time.Minute)
-	s.expect("the call came back, the fault stays", health.Unhealthy, "XID_119")
+	s.expect("the call returned, the fault stays", health.Unhealthy, "XID_119")
 	if cs := s.ledger.Conditions(); len(cs) != 1 {
 		t.Errorf("conditions: %v", cs)
 	}
@@ -136,26 +136,26 @@ func TestHangOfTheDriver(t *testing.T) {
 	s := newLedgerFixture(t)
 	s.observe(health.Observation{At: gpu.Node, Kind: health.Unresponsive, Detail: "nvmlInit"})
 	for _, at := range []gpu.Placement{a, b, ci(1, 0)} {
-		s.expectAt("all wait", at, health.Unknown, "NOT_ANSWERING")
+		s.expectAt("the driver hangs", at, health.Unknown, "NOT_ANSWERING")
 	}
 	s.observe(driverAvailable("580"))
-	s.expect("it came back", health.Healthy, "")
+	s.expect("it responds", health.Healthy, "")
 }
 
 // Slow checks delay a recovery, but do not restart it. A GPU that was never checked is not healthy.
 func TestUnchecked(t *testing.T) {
 	s := newUncheckedFixture(t, "580")
 	s.checkAs(health.CallPending, 1)
-	s.expect("never asked", health.Unknown, "UNCHECKED")
+	s.expect("never checked", health.Unknown, "UNCHECKED")
 	s.checkFor(10 * time.Minute)
-	s.expect("never asked", health.Unknown, "UNCHECKED")
+	s.expect("never checked", health.Unknown, "UNCHECKED")
 	delete(s.failing, a.GPU)
 	s.setSample(func(v *health.Sample) { v.Partial = true })
 	s.check(3)
-	s.expect("half an answer", health.Unknown, "UNCHECKED")
+	s.expect("incomplete", health.Unknown, "UNCHECKED")
 	s.setSample(func(v *health.Sample) { v.Partial = false })
 	s.check(1)
-	s.expect("the first complete one", health.Healthy, "")
+	s.expect("first complete check", health.Healthy, "")
 	s.failing[a.GPU] = health.CallPending
 	s.checkFor(10 * time.Minute)
 	s.expect("slow later", health.Healthy, "")

@@ -212,7 +212,7 @@ func TestMIGStrategies(t *testing.T) {
 
 // A rule that selects only hidden devices has no effect, unless it sets the strategy.
 func TestRulesWithoutEffect(t *testing.T) {
-	const idle = "p:1: selects no device of this machine, or only such as earlier rules select"
+	const unmatched = "p:1: selects no device of this machine, or only such as earlier rules select"
 	s := coretest.WithMIG(coretest.GPUs(2), 0, "1g.10gb", "1g.10gb")
 	ones := inventory.Selector{At: "p:1", Profiles: []string{"1g.*"}}
 	big := inventory.Selector{At: "p:1", Memory: inventory.Range{Min: 40 << 30}, Indices: gpuIndices(0).Indices}
@@ -222,8 +222,8 @@ func TestRulesWithoutEffect(t *testing.T) {
 		want string
 	}{
 		"instances, offered":                  {inventory.MIGMixed, inventory.Rule{Select: ones, Pool: "small"}, ""},
-		"instances, not offered":              {inventory.MIGNone, inventory.Rule{Select: ones, Pool: "small"}, idle},
-		"a GPU that is cut, itself":           {inventory.MIGMixed, inventory.Rule{Select: big, Pool: "big"}, idle},
+		"instances, not offered":              {inventory.MIGNone, inventory.Rule{Select: ones, Pool: "small"}, unmatched},
+		"a GPU that is cut, itself":           {inventory.MIGMixed, inventory.Rule{Select: big, Pool: "big"}, unmatched},
 		"a GPU that is cut, and its strategy": {inventory.MIGMixed, inventory.Rule{Select: big, MIG: inventory.MIGMixed}, ""},
 		"a GPU that is cut, offered whole":    {inventory.MIGNone, inventory.Rule{Select: big, Pool: "big"}, ""},
 		"a GPU with its instances":            {inventory.MIGMixed, inventory.Rule{Select: gpuIndices(0), Pool: "small"}, ""},
