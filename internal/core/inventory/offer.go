@@ -1,6 +1,7 @@
 package inventory
 
 import (
+	"cmp"
 	"slices"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
@@ -28,7 +29,7 @@ type offerBuilder struct {
 	Config
 	selectors     []policySelector
 	indexed       bool                         // a selector uses an index
-	strategy      map[gpu.DeviceID]MIGStrategy // by GPU
+	strategy      map[gpu.DeviceID]MIGStrategy // of the GPUs whose rule sets it
 	partitioned   map[gpu.DeviceID]bool        // GPUs that have MIG instances
 	singleDevices []gpu.DeviceID               // under the MIG strategy "single": the instances of its profile
 	matched       map[*Selector]bool           // selectors that apply to a device
@@ -52,7 +53,6 @@ func newOfferBuilder(s gpu.Snapshot, c Config, previous Binding, lost map[gpu.De
 	for i := range s.Devices {
 		d := &s.Devices[i]
 		if d.At.GI == gpu.Whole {
-			o.strategy[d.ID] = c.MIG
 			if r := o.rule(d); r != nil && r.MIG != "" {
 				o.strategy[d.ID] = r.MIG
 			}
@@ -66,10 +66,7 @@ func newOfferBuilder(s gpu.Snapshot, c Config, previous Binding, lost map[gpu.De
 
 // strategyOf returns the MIG strategy of a GPU and its instances.
 func (o *offerBuilder) strategyOf(d *gpu.Device) MIGStrategy {
-	if s, ok := o.strategy[d.At.GPU]; ok {
-		return s
-	}
-	return o.MIG
+	return cmp.Or(o.strategy[d.At.GPU], o.MIG)
 }
 
 // decide returns the offer of a device.
@@ -235,7 +232,7 @@ func (o *offerBuilder) chooseProfile(s gpu.Snapshot) string {
 		return o.bound.Profile
 	}
 	for p, n := range count {
-		if best == "" || n > count[best] || n == count[best] && p < best {
+		if n > count[best] || n == count[best] && p < best {
 			best = p
 		}
 	}
