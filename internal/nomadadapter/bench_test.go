@@ -17,8 +17,7 @@ import (
 
 func BenchmarkReserve(b *testing.B) {
 	for _, n := range []int{8, 64} {
-		s := newFixture(b)
-		s.Source.Set(nodeInventory(coretest.GPUs(n)))
+		s := newFixture(b, nodeInventory(coretest.GPUs(n)))
 		remote := nomadtest.Serve(b, s.Plugin)
 		for _, bm := range []struct {
 			name string
@@ -90,10 +89,7 @@ func BenchmarkStats(b *testing.B) {
 // BenchmarkStreams measures both over gRPC and a socket.
 func BenchmarkStreams(b *testing.B) {
 	for _, n := range []int{8, 1600} {
-		inv := benchInventories()[n]
-		s := newFixture(b)
-		s.Source.Set(inv)
-		p := nomadtest.Serve(b, s.Plugin)
+		p := nomadtest.Serve(b, newFixture(b, benchInventories()[n]).Plugin)
 		for name, receive := range map[string]func(context.Context){
 			"fingerprint": func(ctx context.Context) { <-fingerprints(ctx, b, p) },
 			"stats":       func(ctx context.Context) { <-openStats(ctx, b, p, time.Hour) },

@@ -1,103 +1,230 @@
 package nomadadapter
 
 import (
-	"strings"
+	"context"
+	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/hashicorp/nomad/plugins/device"
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
-	"github.com/tandem-gpu/tandem/internal/nomadadapter/nomadtest"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
-func TestFingerprint(t *testing.T) {
-	s := newFixture(t)
-	s.Source.Set(nodeInventory(coretest.GPUs(8)))
-	next := openFingerprint(t, nomadtest.Serve(t, s.Plugin))
-	gs := next()
-	if diff := cmp.Diff(firstGroups(nodeInventory(coretest.GPUs(8))), gs); diff != "" {
-		t.Errorf("over gRPC (-sent +received):\n%s", diff)
-	}
-	if len(gs) != 1 || len(gs[0].Devices) != 8 {
-		t.Fatalf("got %v", gs)
-	}
+// sentAt is a fingerprint that was received.
+type sentAt struct {
+	at                 time.Duration
+	devices, unhealthy int
 }
 
-func TestHealthChangesOneDeviceOnly(t *testing.T) {
-	t.Parallel() // waits for fingerprintInterval
-	s := newFixture(t)
-	s.Source.Set(nodeInventory(coretest.GPUs(4)))
-	next := openFingerprint(t, nomadtest.Serve(t, s.Plugin))
-	healthy := next()
-	s.Source.Set(nodeInventory(coretest.GPUs(4), lost(2)))
-	unhealthy := next()
-	s.Source.Set(nodeInventory(coretest.GPUs(4)))
-	if diff := cmp.Diff(healthy, next()); diff != "" {
-		t.Errorf("recovery differs (-before +after):\n%s", diff)
-	}
-	d := unhealthy[0].Devices[2]
-	if d.Healthy || d.HealthDesc != lostText {
-		t.Errorf("the lost GPU is %+v", d)
-	}
-	if n := unhealthy[0].Attributes[unhealthyKey]; n == nil || *n.Int != 1 {
-		t.Errorf("unhealthy devices: %v, want 1", n)
-	}
-	d.Healthy, d.HealthDesc = true, ""
-	delete(unhealthy[0].Attributes, unhealthyKey)
-	if diff := cmp.Diff(healthy, unhealthy); diff != "" {
-		t.Errorf("more than the health changed (-before +after):\n%s", diff)
-	}
-}
-
-// The stream continues when the driver is lost, absent and ready again.
-func TestDriverLossIsNoError(t *testing.T) {
-	t.Parallel()
-	s := newFixture(t)
-	s.Source.Set(nodeInventory(coretest.GPUs(2)))
-	next := openFingerprint(t, nomadtest.Serve(t, s.Plugin))
-	next()
-	gone, obs := core.Reconcile(coretest.GPUs(2), gpu.NoDriver(gpu.DriverFailed, "ERROR_GPU_IS_LOST"))
-	s.Source.Set(nodeInventory(gone, obs...))
-	for _, d := range next()[0].Devices {
-		if d.Healthy || !strings.HasPrefix(d.HealthDesc, "unknown: driver is not usable (ERROR_GPU_IS_LOST) since ") {
-			t.Errorf("%s: healthy %t, %q", d.ID, d.Healthy, d.HealthDesc)
+// record receives fingerprints until ctx ends.
+func record(ctx context.Context, ch <-chan *device.FingerprintResponse) (all []sentAt) {
+	for began := time.Now(); ; {
+		select {
+		case r := <-ch:
+			sent := sentAt{at: time.Since(began), unhealthy: countUnhealthy(r.Devices)}
+			for _, g := range r.Devices {
+				sent.devices += len(g.Devices)
+			}
+			all = append(all, sent)
+		case <-ctx.Done():
+			return all
 		}
 	}
-	s.Source.Set(nodeInventory(gpu.NoDriver(gpu.DriverAbsent, "no library")))
-	if gs := next(); len(gs) != 0 {
-		t.Errorf("without devices: %v", gs)
-	}
-	s.Source.Set(nodeInventory(coretest.GPUs(1)))
-	if gs := next(); len(gs) != 1 || !gs[0].Devices[0].Healthy {
-		t.Errorf("not recovered: %v", gs)
+}
+
+// The first fingerprint waits for the driver, for at most firstFingerprintTimeout.
+func TestFirstFingerprint(t *testing.T) {
+	for name, tc := range map[string]struct {
+		answers time.Duration // of the driver; 0 = never
+		want    []sentAt
+	}{
+		"immediately": {1, []sentAt{{1, 2, 0}}},
+		"in time":     {4 * time.Second, []sentAt{{4 * time.Second, 2, 0}}},
+		"late":        {8 * time.Second, []sentAt{{firstFingerprintTimeout, 0, 0}, {8 * time.Second, 2, 0}}},
+		"never":       {0, []sentAt{{firstFingerprintTimeout, 0, 0}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newFixture(t, nil)
+				ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+				defer cancel()
+				ch := fingerprints(ctx, t, s)
+				if tc.answers > 0 {
+					time.AfterFunc(tc.answers, func() { s.Source.Set(nodeInventory(coretest.GPUs(2))) })
+				}
+				if got := record(ctx, ch); !slices.Equal(got, tc.want) {
+					t.Errorf("got %v, want %v", got, tc.want)
+				}
+			})
+		})
 	}
 }
 
-func TestDisabled(t *testing.T) {
-	s := newFixture(t)
-	s.mustConfigure(t, map[string]any{"enabled": false})
-	p := nomadtest.Serve(t, s.Plugin)
-	next := openFingerprint(t, p)
-	if gs := next(); len(gs) != 0 {
-		t.Errorf("disabled: %v", gs)
+// On a new host the GPUs are read some milliseconds before the agents of the host share their device numbers. A fingerprint
+// without them would remove them from the node.
+func TestFirstFingerprintWaitsForNumbers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newFixture(t, nil)
+		ch := fingerprints(t.Context(), t, s)
+		cfg := core.DefaultConfig()
+		cfg.Policy = inventory.Policy{Rules: []inventory.Rule{{Select: inventory.Selector{Indices: []gpu.DeviceIndex{{GPU: 1, Instance: -1}}}, Reserve: "for another"}}}
+		state := core.NewState(cfg).WithHost(cfg, time.Now(), inventory.Host{SharesNumbers: true}).Read(cfg, time.Now(), coretest.GPUs(2))
+		s.Source.Set(state.Inventory)
+		time.Sleep(time.Second / 10)
+		shared := inventory.Host{SharesNumbers: true, Numbering: state.Inventory.Proposed()}
+		s.Source.Set(state.WithHost(cfg, time.Now(), shared).Inventory)
+		if first := <-ch; len(first.Devices) != 1 || len(first.Devices[0].Devices) != 1 {
+			t.Errorf("first fingerprint: %v, want the GPU that is not reserved", first.Devices)
+		}
+	})
+}
+
+// An inventory that is equal for Nomad is not sent, and an inventory that was replaced before it was sent is dropped.
+func TestFingerprintSendsChangesOnly(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newFixture(t, nodeInventory(coretest.GPUs(2)))
+		ch := fingerprints(t.Context(), t, s)
+		<-ch
+		silent := func(when string) {
+			t.Helper()
+			time.Sleep(time.Minute)
+			receiveNothing(t, ch, when)
+		}
+		for range 10 {
+			s.Source.Set(nodeInventory(coretest.GPUs(2)))
+			silent("an equal inventory")
+		}
+		driver := coretest.GPUs(2)
+		driver.Links = nil
+		s.Source.Set(nodeInventory(driver))
+		silent("a change that is not in a fingerprint")
+
+		for i := range 100 { // the last has two healthy GPUs
+			s.Source.Set(nodeInventory(coretest.GPUs(2), lost(i%2)))
+		}
+		s.Source.Set(nodeInventory(coretest.GPUs(1)))
+		synctest.Wait()
+		if r := <-ch; len(r.Devices[0].Devices) != 1 {
+			t.Errorf("got %v, want the latest", r.Devices)
+		}
+		silent("afterwards")
+
+		s.Source.Set(nodeInventory(gpu.NoDriver(gpu.DriverAbsent, "no library")))
+		if r := <-ch; len(r.Devices) != 0 || r.Error != nil {
+			t.Errorf("without a driver: %+v", r)
+		}
+		s.Source.Set(nodeInventory(coretest.GPUs(1)))
+		if r := <-ch; len(r.Devices) != 1 {
+			t.Errorf("with a driver again: %+v", r)
+		}
+	})
+}
+
+// A change is sent immediately; changes within fingerprintInterval after it are sent as one at its end, and not if the last
+// one undoes the others.
+func TestFingerprintPace(t *testing.T) {
+	type change struct {
+		at   time.Duration
+		lost int // number of GPUs
 	}
-	if _, err := p.Reserve([]string{"GPU-1"}); err == nil || !errorContains(err, "device is not enabled") {
-		t.Errorf("Reserve: %v", err)
+	const ms = time.Millisecond
+	for name, tc := range map[string]struct {
+		changes []change
+		want    []sentAt
+	}{
+		"one":     {[]change{{10 * time.Second, 1}}, []sentAt{{10 * time.Second, 8, 1}}},
+		"slow":    {[]change{{2000 * ms, 1}, {4000 * ms, 2}, {6000 * ms, 3}}, []sentAt{{2000 * ms, 8, 1}, {4000 * ms, 8, 2}, {6000 * ms, 8, 3}}},
+		"fast":    {[]change{{300 * ms, 1}, {600 * ms, 2}, {900 * ms, 3}, {1200 * ms, 4}, {1500 * ms, 5}, {1800 * ms, 6}, {2100 * ms, 7}}, []sentAt{{1000 * ms, 8, 3}, {2000 * ms, 8, 6}, {3000 * ms, 8, 7}}},
+		"flicker": {[]change{{1 * ms, 1}, {500 * ms, 0}}, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newFixture(t, nodeInventory(coretest.GPUs(8)))
+				ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+				defer cancel()
+				ch := fingerprints(ctx, t, s)
+				<-ch
+				for _, c := range tc.changes {
+					var obs []health.Observation
+					for n := range c.lost {
+						obs = append(obs, lost(n))
+					}
+					time.AfterFunc(c.at, func() { s.Source.Set(nodeInventory(coretest.GPUs(8), obs...)) })
+				}
+				if got := record(ctx, ch); !slices.Equal(got, tc.want) {
+					t.Errorf("got %v, want %v", got, tc.want)
+				}
+			})
+		})
 	}
-	stats := openStats(t.Context(), t, p, time.Hour)
-	if r := receive(t, stats); r.Error != nil || len(r.Groups) != 0 {
-		t.Errorf("Stats: %+v", r)
+}
+
+// A Nomad that does not read for an hour blocks neither reservations nor other streams, and then gets the latest inventory.
+func TestSlowReader(t *testing.T) {
+	for name, tc := range map[string]struct {
+		last []health.Observation // when it reads again
+		want int                  // unhealthy devices; -1 = nothing is sent
+	}{
+		"other health": {[]health.Observation{lost(0), lost(1), lost(2)}, 3},
+		"no change":    {nil, -1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newFixture(t, nodeInventory(coretest.GPUs(4)))
+				lists := fingerprints(t.Context(), t, s)
+				<-lists
+				unread := openStats(t.Context(), t, s, time.Second)
+				numbers := openStats(t.Context(), t, s, time.Second)
+				<-numbers
+				for i := range 3600 {
+					s.Source.Set(nodeInventory(coretest.GPUs(4), lost(i%2)))
+					begin := time.Now()
+					if _, err := s.Reserve([]string{gpuID(3)}); err != nil {
+						t.Fatal(err)
+					}
+					if d := time.Since(begin); d > 0 {
+						t.Fatalf("a reservation took %s", d)
+					}
+					<-numbers
+					if d := time.Since(begin); d > time.Second {
+						t.Fatalf("a sample took %s", d)
+					}
+				}
+				s.Source.Set(nodeInventory(coretest.GPUs(4), tc.last...))
+				synctest.Wait()
+				select {
+				case r := <-lists:
+					if n := countUnhealthy(r.Devices); n != tc.want {
+						t.Errorf("%d unhealthy devices, want %d", n, tc.want)
+					}
+				default:
+					if tc.want >= 0 {
+						t.Error("nothing is sent")
+					}
+				}
+				<-unread // which was not read for an hour
+				time.Sleep(fingerprintInterval)
+				synctest.Wait()
+				receiveNothing(t, lists, "sent again")
+			})
+		})
 	}
-	if n := len(s.Started()); n != 0 {
-		t.Errorf("%d sources were started", n)
+}
+
+// countUnhealthy returns the number of unhealthy devices.
+func countUnhealthy(gs []*device.DeviceGroup) (n int) {
+	for _, g := range gs {
+		for _, d := range g.Devices {
+			if !d.Healthy {
+				n++
+			}
+		}
 	}
-	// The stream is still open.
-	s.Source.Set(nodeInventory(coretest.GPUs(1)))
-	s.mustConfigure(t, map[string]any{})
-	if gs := next(); len(gs) != 1 {
-		t.Errorf("enabled: %v", gs)
-	}
+	return n
 }

@@ -11,6 +11,10 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/hashicorp/nomad/plugins/device"
+	"github.com/hashicorp/nomad/plugins/device/proto"
+	"github.com/hashicorp/nomad/plugins/shared/structs"
+	protobuf "google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/protoadapt"
 
 	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
@@ -18,9 +22,6 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
-
-// firstGroups returns the groups of inv in a new plugin.
-func firstGroups(inv *inventory.Inventory) []*device.DeviceGroup { return groups(inv, assignment{}) }
 
 var update = flag.Bool("update", false, "update the golden files")
 
@@ -59,37 +60,30 @@ func golden(t *testing.T, name, got string) {
 	}
 }
 
-// migSnapshot returns a GPU with two MIG instances of one profile and one of another, and a GPU without MIG.
-func migSnapshot() gpu.Snapshot {
-	s := coretest.GPUs(2)
-	s.Devices[0].MIG = true
-	for i, profile := range []string{"1g.10gb", "1g.10gb", "3g.40gb"} {
-		d := s.Devices[0]
-		d.ID, d.MIG, d.Profile = gpu.DeviceID(fmt.Sprintf("MIG-%d", i)), false, profile
-		d.Model += " MIG " + profile
-		d.At = gpu.Placement{GPU: s.Devices[0].ID, GI: uint32(i + 1), CI: 0}
-		d.Memory = 9856 << 20
-		if profile == "3g.40gb" {
-			d.Memory = 40320 << 20
-		}
-		d.BAR1, d.PowerLimit = 0, 0
-		s.Devices = append(s.Devices, d)
-	}
-	return gpu.NewSnapshot(s)
-}
-
 func TestGroups(t *testing.T) {
-	golden(t, "testdata/h100x8.txt", formatGroups(firstGroups(nodeInventory(coretest.GPUs(8), lost(3)))))
-	golden(t, "testdata/mig.txt", formatGroups(firstGroups(nodeInventory(migSnapshot()))))
-}
-
-func TestGroupsAreDeterministic(t *testing.T) {
-	s := coretest.GPUs(8)
-	s.Devices[5].Model, s.Devices[2].Memory = "NVIDIA A2", 1<<30
-	want := formatGroups(firstGroups(nodeInventory(s)))
-	for range 100 {
-		if got := formatGroups(firstGroups(nodeInventory(s))); got != want {
-			t.Fatal(cmp.Diff(want, got))
+	models := withDevice(withDevice(coretest.GPUs(4), 1, memory(97871)), 2, func(d *gpu.Device) { d.Model, d.PowerLimit = "NVIDIA L40S", 350_000 })
+	small := inventory.Rule{Select: inventory.Selector{Profiles: []string{"1g.*"}}, Pool: "small", Sharing: mps(2)}
+	pairs := linked(8, [2]int{0, 1}, [2]int{2, 3}, [2]int{4, 5}, [2]int{6, 7})
+	for name, tc := range map[string]struct {
+		inv *inventory.Inventory
+		by  config.GroupBy
+	}{
+		"h100x8":  {nodeInventory(coretest.GPUs(8), lost(3)), config.GroupByNone},
+		"mig":     {nodeInventory(migSnapshot()), config.GroupByNone},
+		"shared":  {inventoryUnder(mixedPolicy, withDetails(coretest.GPUs(8)), lost(3)), config.GroupByNone},
+		"cut":     {nodeInventory(withDetails(migSnapshot())), config.GroupByNone},
+		"cutmps":  {inventoryUnder(rules(small), withDetails(migSnapshot())), config.GroupByNone},
+		"renamed": {inventoryUnder(inventory.Policy{Names: []inventory.Naming{{Select: inventory.Selector{Models: []string{"*H100*"}}, Pool: "h100"}}}, withDetails(models)), config.GroupByNone},
+		"onepool": {inventoryUnder(rules(inventory.Rule{Select: selectGPUs(0, 1, 2), Pool: "any", Sharing: timeSlicing(2)}), withDetails(models)), config.GroupByNone},
+		"numa":    {nodeInventory(withDetails(coretest.GPUs(4))), config.GroupByNUMA},
+		"nvlink":  {inventoryUnder(mixedPolicy, withDetails(pairs)), config.GroupByNVLink},
+	} {
+		gs := groups(tc.inv, assignment{by: tc.by})
+		golden(t, "testdata/"+name+".txt", formatGroups(gs))
+		for _, g := range gs {
+			if err := g.Validate(); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
 		}
 	}
 }
@@ -110,16 +104,39 @@ func TestUnknownAttributesAreAbsent(t *testing.T) {
 	}
 }
 
+// A group has only the attributes that are the same for all its devices, and unique.serial only if all are of one board.
+func TestSharedAttributesOnly(t *testing.T) {
+	s := coretest.GPUs(3)
+	s.Devices[1].PowerLimit = 500_000
+	s.Devices[2].DisplayState = gpu.ToggleUnknown
+	all := firstGroups(nodeInventory(withDetails(s)))[0].Attributes
+	for key, shared := range map[string]bool{"power": false, "display_state": false, "unique.serial": false, "memory": true, "persistence_mode": true} {
+		if _, ok := all[key]; ok != shared {
+			t.Errorf("%s: published %t, want %t", key, ok, shared)
+		}
+	}
+	for _, g := range firstGroups(inventoryUnder(rules(inventory.Rule{Sharing: timeSlicing(3)}), withDetails(migSnapshot()))) {
+		if a := g.Attributes["unique.serial"]; a == nil || a.Int == nil {
+			t.Errorf("%s: serial %#v", g.Name, a)
+		}
+	}
+	for text, want := range map[string]string{"1652922000001": "1652922000001", "0320918": "320918", "PC-7A": "PC-7A", "1e5": "1e5"} {
+		if got := serial(text).wire().GoString(); got != want {
+			t.Errorf("serial %s is %s, want %s", text, got, want)
+		}
+	}
+}
+
 // The health of a device is in its description. The attributes, which determine the node's computed class, have only the
 // number of unhealthy devices.
 func TestHealthDescription(t *testing.T) {
-	settings, _, err := config.NewBlock(nil).Read()
-	if err != nil {
-		t.Fatal(err)
-	}
 	plain := firstGroups(nodeInventory(coretest.GPUs(4)))[0]
-	limited := checked(0)
-	limited.Sample = health.Sample{Events: health.No, RecoveryAction: health.RecoveryNone}
+	checked := health.Observation{
+		At: gpu.WholeGPU(coretest.GPU(0)), Kind: health.Checked,
+		Sample: health.Sample{Events: health.Yes, RecoveryAction: health.RecoveryNone},
+	}
+	limited := checked
+	limited.Sample.Events = health.No
 	withdrawn := health.Observation{At: gpu.WholeGPU(coretest.GPU(0)), Kind: health.XID, Code: 95}
 	simulated := withdrawn
 	simulated.Simulated = true
@@ -129,16 +146,17 @@ func TestHealthDescription(t *testing.T) {
 		healthy bool
 		begins  string // the description; "" = none
 	}{
-		"healthy":        {health.ModeEnforce, checked(0), true, ""},
+		"healthy":        {health.ModeEnforce, checked, true, ""},
 		"limited checks": {health.ModeEnforce, limited, true, "healthy (health limited: no XID events)"},
-		"lost":           {health.ModeEnforce, lost(0), false, "lost: GPU is lost (not listed by the driver) since "},
+		"lost":           {health.ModeEnforce, lost(0), false, lostText},
 		"XID":            {health.ModeEnforce, withdrawn, false, "unhealthy: XID 95 "},
 		"simulated":      {health.ModeEnforce, simulated, false, "simulated: unhealthy: XID 95 "},
 		"observed":       {health.ModeObserve, withdrawn, true, "observed, not enforced: unhealthy: XID 95 "},
 		"mode off":       {health.ModeOff, withdrawn, true, ""},
 	} {
-		settings.Core.Health.Mode = tc.mode
-		g := firstGroups(inventoryWith(settings.Core, coretest.GPUs(4), tc.obs))[0]
+		cfg := defaultCore()
+		cfg.Health.Mode = tc.mode
+		g := firstGroups(inventoryWith(cfg, coretest.GPUs(4), tc.obs))[0]
 		d := g.Devices[0]
 		if d.Healthy != tc.healthy || !strings.HasPrefix(d.HealthDesc, tc.begins) || (d.HealthDesc == "") != (tc.begins == "") || len(d.HealthDesc) > 200 {
 			t.Errorf("%s: healthy %t, %q", name, d.Healthy, d.HealthDesc)
@@ -154,23 +172,42 @@ func TestHealthDescription(t *testing.T) {
 	}
 }
 
-// checked returns a clean check of the n-th GPU.
-func checked(n int) health.Observation {
-	return health.Observation{At: gpu.WholeGPU(coretest.GPU(n)), Kind: health.Checked, Sample: health.Sample{Events: health.Yes, RecoveryAction: health.RecoveryNone}}
+// wireSize returns the bytes of a fingerprint as a gRPC message.
+func wireSize(gs []*device.DeviceGroup) int {
+	var out proto.FingerprintResponse
+	for _, g := range gs {
+		group := &proto.DeviceGroup{Vendor: g.Vendor, DeviceType: g.Type, DeviceName: g.Name, Attributes: structs.ConvertStructAttributeMap(g.Attributes)}
+		for _, d := range g.Devices {
+			one := &proto.DetectedDevice{ID: d.ID, Healthy: d.Healthy, HealthDescription: d.HealthDesc}
+			if d.HwLocality != nil {
+				one.HwLocality = &proto.DeviceLocality{PciBusId: d.HwLocality.PciBusID}
+			}
+			group.Devices = append(group.Devices, one)
+		}
+		out.DeviceGroup = append(out.DeviceGroup, group)
+	}
+	return protobuf.Size(protoadapt.MessageV2Of(&out))
 }
 
-// A group has only the attributes that are the same for all its devices.
-func TestSharedAttributesOnly(t *testing.T) {
-	s := coretest.GPUs(3)
-	s.Devices[1].PowerLimit = 500_000
-	s.Devices[2].DisplayState = gpu.ToggleUnknown
-	gs := firstGroups(nodeInventory(s))
-	if len(gs) != 1 {
-		t.Fatalf("%d groups", len(gs))
+// The limit of gRPC for a message is 4 MiB, and Nomad's servers get the whole fingerprint with each change. It is largest
+// when all devices are unhealthy.
+func TestFingerprintsAreSmall(t *testing.T) {
+	var faults []health.Observation
+	for i := range 16 {
+		faults = append(faults, health.Observation{At: gpu.WholeGPU(coretest.GPU(i)), Kind: health.XID, Code: 95})
 	}
-	for key, shared := range map[string]bool{"power": false, "display_state": false, "memory": true, "persistence_mode": true} {
-		if _, ok := gs[0].Attributes[key]; ok != shared {
-			t.Errorf("%s: published %t, want %t", key, ok, shared)
+	for want, inv := range map[int]*inventory.Inventory{
+		16 * 7 * 10: sharedInstances(10, faults...),
+		16 * 100:    sharedGPUs(16, 100, faults...),
+	} {
+		gs := firstGroups(inv)
+		all, size := 0, wireSize(gs)
+		for _, n := range groupSizes(gs) {
+			all += n
 		}
+		if all != want || size > 1<<20 {
+			t.Errorf("%d devices in %d bytes, want %d", all, size, want)
+		}
+		t.Logf("%d bytes, %d each", size, size/all)
 	}
 }

@@ -19,7 +19,7 @@ import (
 // until the names are loaded, which would get other names; reservations work.
 func TestHangingLoad(t *testing.T) {
 	dir := t.TempDir()
-	firstFingerprint(t, newSavingFixture(t, dir), nodeInventory(twoPairs))
+	checkProcess(t, dir, twoPairs, inIslands(0, 0, 2, 2))
 	synctest.Test(t, func(t *testing.T) {
 		s := newSavingFixture(t, dir)
 		disk := make(chan struct{})

@@ -14,30 +14,29 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
-	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
-
-func constantBootID(string) (string, error) { return "boot 1", nil }
 
 // newSavingFixture returns a plugin with group_by = "nvlink" that saves names in dir.
 func newSavingFixture(t *testing.T, dir string) *fixture {
 	t.Helper()
-	s := newFixture(t)
-	s.PersistGroups(constantBootID)
+	s := newFixture(t, nil)
+	s.PersistGroups(func(string) (string, error) { return "boot 1", nil })
 	s.mustConfigure(t, map[string]any{"group_by": "nvlink", "state_dir": dir})
 	return s
 }
 
-// firstFingerprint returns the group of each device in the first fingerprint of a process, which ends after it.
-func firstFingerprint(t *testing.T, s *fixture, inv *inventory.Inventory) map[string]string {
+// checkProcess checks the group of each device in the first fingerprint of a process, which ends after it.
+func checkProcess(t *testing.T, dir string, snapshot gpu.Snapshot, want map[string]string) *fixture {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	s.Source.Set(inv)
-	ch := fingerprints(ctx, t, s)
-	got := groupByDevice(t, receive(t, ch).Devices)
+	s := newSavingFixture(t, dir)
+	s.Source.Set(nodeInventory(snapshot))
+	if diff := cmp.Diff(want, groupByDevice(t, receive(t, fingerprints(ctx, t, s)).Devices)); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
 	s.stopAndFlush()
-	return got
+	return s
 }
 
 func groupFileContent(t *testing.T, dir string) string {
@@ -53,20 +52,6 @@ var (
 	twoPairs = linked(4, [2]int{0, 1}, [2]int{2, 3})
 	onePair  = linked(4, [2]int{0, 1})
 )
-
-// A process that starts after a link was lost announces the GPUs in the same groups.
-func TestGroupsAfterALostLink(t *testing.T) {
-	dir := t.TempDir()
-	for i, reading := range []gpu.Snapshot{twoPairs, onePair, linked(4), twoPairs} {
-		if diff := cmp.Diff(inIslands(0, 0, 2, 2), firstFingerprint(t, newSavingFixture(t, dir), nodeInventory(reading))); diff != "" {
-			t.Errorf("process %d (-want +got):\n%s", i, diff)
-		}
-	}
-	info, err := os.Stat(filepath.Join(dir, groupFileName))
-	if err != nil || info.Mode().Perm() != 0o600 {
-		t.Errorf("%v, %v", info, err)
-	}
-}
 
 // Names are on disk before Nomad gets them: the process may be killed right after that.
 func TestNamesAreSavedBeforeTheFingerprint(t *testing.T) {
@@ -96,11 +81,9 @@ func TestNamesAreSavedBeforeTheFingerprint(t *testing.T) {
 
 // An invalid file is renamed, and the plugin works without it.
 func TestInvalidGroupFile(t *testing.T) {
-	good := func(t *testing.T) string {
-		dir := t.TempDir()
-		firstFingerprint(t, newSavingFixture(t, dir), nodeInventory(twoPairs))
-		return groupFileContent(t, dir)
-	}(t)
+	goodDir := t.TempDir()
+	checkProcess(t, goodDir, twoPairs, inIslands(0, 0, 2, 2))
+	good := groupFileContent(t, goodDir)
 	for name, text := range map[string]string{
 		"empty":           "",
 		"truncated":       good[:len(good)/2],
@@ -118,19 +101,14 @@ func TestInvalidGroupFile(t *testing.T) {
 			dir := t.TempDir()
 			path := filepath.Join(dir, groupFileName)
 			write(t, path, text)
-			s := newSavingFixture(t, dir)
-			if diff := cmp.Diff(inIslands(0, 0, -1, -1), firstFingerprint(t, s, nodeInventory(onePair))); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
+			s := checkProcess(t, dir, onePair, inIslands(0, 0, -1, -1))
 			if renamed, err := os.ReadFile(path + ".broken"); err != nil || string(renamed) != text {
 				t.Errorf("renamed: %q, %v", renamed, err)
 			}
 			if n := strings.Count(s.Log.String(), "invalid group name file, renamed"); n != 1 {
 				t.Errorf("%d lines in the log, want 1:\n%s", n, s.Log.String())
 			}
-			if diff := cmp.Diff(inIslands(0, 0, -1, -1), firstFingerprint(t, newSavingFixture(t, dir), nodeInventory(twoPairs))); diff != "" {
-				t.Errorf("the next process (-want +got):\n%s", diff)
-			}
+			checkProcess(t, dir, twoPairs, inIslands(0, 0, -1, -1))
 		})
 	}
 }
@@ -150,7 +128,7 @@ func TestUnreadableGroupFile(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel() // waits
 			dir := t.TempDir()
-			firstFingerprint(t, newSavingFixture(t, dir), nodeInventory(twoPairs))
+			checkProcess(t, dir, twoPairs, inIslands(0, 0, 2, 2))
 			good := groupFileContent(t, dir)
 			s := newSavingFixture(t, dir)
 			var reads atomic.Int64
@@ -186,9 +164,7 @@ func TestUnreadableGroupFile(t *testing.T) {
 				t.Error("the file was renamed")
 			}
 			s.stopAndFlush()
-			if diff := cmp.Diff(tc.then, firstFingerprint(t, newSavingFixture(t, dir), nodeInventory(linked(4)))); diff != "" {
-				t.Errorf("the next process (-want +got):\n%s", diff)
-			}
+			checkProcess(t, dir, linked(4), tc.then)
 		})
 	}
 }
@@ -217,10 +193,9 @@ func TestNamesAreNotSaved(t *testing.T) {
 		"no state directory": {"state_dir": ""},
 		"disabled":           {"state_dir": dir, "enabled": false},
 	} {
-		s := newFixture(t)
+		s := newFixture(t, nodeInventory(twoPairs))
 		s.PersistGroups(func(string) (string, error) { return "", errors.New("unknown") })
 		s.mustConfigure(t, keys)
-		s.Source.Set(nodeInventory(twoPairs))
 		openFingerprint(t, s.Plugin)()
 		if files, err := os.ReadDir(dir); err != nil || len(files) > 0 {
 			t.Errorf("%s: %v, %v", name, files, err)
@@ -232,7 +207,7 @@ func TestNamesAreNotSaved(t *testing.T) {
 func TestTemporaryGroupFileIsRemoved(t *testing.T) {
 	dir := t.TempDir()
 	write(t, filepath.Join(dir, "."+groupFileName+"1234"), "{")
-	firstFingerprint(t, newSavingFixture(t, dir), nodeInventory(twoPairs))
+	checkProcess(t, dir, twoPairs, inIslands(0, 0, 2, 2))
 	files, err := os.ReadDir(dir)
 	if err != nil || len(files) != 1 || files[0].Name() != groupFileName {
 		t.Errorf("%v, %v", files, err)
@@ -242,17 +217,14 @@ func TestTemporaryGroupFileIsRemoved(t *testing.T) {
 // With another state_dir in the same process the names stay, and are saved there too.
 func TestNamesAfterAChangeOfStateDir(t *testing.T) {
 	dir, other := t.TempDir(), t.TempDir()
-	firstFingerprint(t, newSavingFixture(t, other), nodeInventory(onlyGPUs(linked(6, [2]int{4, 5}), 4, 5)))
+	checkProcess(t, other, onlyGPUs(linked(6, [2]int{4, 5}), 4, 5), map[string]string{gpuID(4): islandName(4), gpuID(5): islandName(4)})
 	s := newSavingFixture(t, dir)
 	s.Source.Set(nodeInventory(twoPairs))
 	next := openFingerprint(t, s.Plugin)
 	next()
 	s.mustConfigure(t, map[string]any{"group_by": "nvlink", "state_dir": other})
 	await(t, "the next source", func() bool { return len(s.Started()) == 2 })
-	s.mu.Lock()
-	src := s.sources[1]
-	s.mu.Unlock()
-	src.Set(nodeInventory(linked(6)))
+	s.source(1).Set(nodeInventory(linked(6)))
 	want := inIslands(0, 0, 2, 2, 4, 4)
 	if diff := cmp.Diff(want, groupByDevice(t, next())); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)

@@ -4,78 +4,75 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
-	"testing/synctest"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/hashicorp/nomad/plugins/device"
 
 	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
-const h100 = "NVIDIA H100 80GB HBM3"
-
-// groupByDevice returns the group of each device. A device must not be in two groups: it could be allocated twice.
-func groupByDevice(t *testing.T, gs []*device.DeviceGroup) map[string]string {
-	t.Helper()
-	of := map[string]string{}
-	seen := map[string]bool{}
-	for _, g := range gs {
-		if seen[g.Name] {
-			t.Errorf("two groups are named %q", g.Name)
-		}
-		seen[g.Name] = true
-		for _, d := range g.Devices {
-			if of[d.ID] != "" {
-				t.Errorf("%s is in %q and in %q", d.ID, of[d.ID], g.Name)
-			}
-			of[d.ID] = g.Name
-		}
-	}
-	return of
-}
-
-// withDevice returns s with its n-th device changed.
-func withDevice(s gpu.Snapshot, n int, change func(*gpu.Device)) gpu.Snapshot {
-	s.Devices = slices.Clone(s.Devices)
-	change(&s.Devices[n])
-	return s
-}
-
-func memory(mib uint64) func(*gpu.Device) { return func(d *gpu.Device) { d.Memory = mib << 20 } }
-
-func TestGroupSplit(t *testing.T) {
+// The groups of three GPUs in a new plugin, with the number of devices.
+func TestGroupNames(t *testing.T) {
+	none := inventory.Policy{}
 	for name, tc := range map[string]struct {
+		policy inventory.Policy
 		change func(d []gpu.Device)
-		want   []string
+		want   map[string]int
 	}{
-		"alike":               {func([]gpu.Device) {}, []string{h100}},
-		"less than a MiB":     {func(d []gpu.Device) { d[1].Memory += 4096 }, []string{h100}},
-		"more memory":         {func(d []gpu.Device) { d[1].Memory = 97871 << 20 }, []string{h100, h100 + " (97871 MiB)"}},
-		"more in the first":   {func(d []gpu.Device) { d[0].Memory = 97871 << 20 }, []string{h100 + " (97871 MiB)", h100}},
-		"less memory":         {func(d []gpu.Device) { d[2].Memory = 40 << 30 }, []string{h100 + " (81559 MiB)", h100}},
-		"memory unknown":      {func(d []gpu.Device) { d[0].Memory = 0 }, []string{h100 + " (memory unknown)", h100}},
-		"all memory unknown":  {func(d []gpu.Device) { d[0].Memory, d[1].Memory, d[2].Memory, d[3].Memory = 0, 0, 0, 0 }, []string{h100}},
-		"compute":             {func(d []gpu.Device) { d[2].Compute.Minor = 1 }, []string{h100, h100 + " (compute 9.1)"}},
-		"compute unknown":     {func(d []gpu.Device) { d[2].Compute = gpu.Compute{} }, []string{h100, h100 + " (compute unknown)"}},
-		"both":                {func(d []gpu.Device) { d[2].Compute.Minor, d[2].Memory = 1, 1<<40 }, []string{h100, h100 + " (1048576 MiB, compute 9.1)"}},
-		"models":              {func(d []gpu.Device) { d[1].Model = "NVIDIA A2" }, []string{h100, "NVIDIA A2"}},
-		"nothing known twice": {func(d []gpu.Device) { d[0].Memory, d[1].Memory, d[1].Compute = 0, 0, gpu.Compute{} }, []string{h100 + " (memory unknown)", h100 + " (memory unknown, compute unknown)", h100}},
+		"alike":               {none, func([]gpu.Device) {}, map[string]int{"gpu/" + h100: 3}},
+		"less than a MiB":     {none, func(d []gpu.Device) { d[1].Memory += 4096 }, map[string]int{"gpu/" + h100: 3}},
+		"more memory":         {none, func(d []gpu.Device) { d[1].Memory = 97871 << 20 }, map[string]int{"gpu/" + h100: 2, "gpu/" + h100 + " (97871 MiB)": 1}},
+		"more in the first":   {none, func(d []gpu.Device) { d[0].Memory = 97871 << 20 }, map[string]int{"gpu/" + h100: 2, "gpu/" + h100 + " (97871 MiB)": 1}},
+		"less memory":         {none, func(d []gpu.Device) { d[2].Memory = 40 << 30 }, map[string]int{"gpu/" + h100: 1, "gpu/" + h100 + " (81559 MiB)": 2}},
+		"memory unknown":      {none, func(d []gpu.Device) { d[0].Memory = 0 }, map[string]int{"gpu/" + h100: 2, "gpu/" + h100 + " (memory unknown)": 1}},
+		"all memory unknown":  {none, func(d []gpu.Device) { d[0].Memory, d[1].Memory, d[2].Memory = 0, 0, 0 }, map[string]int{"gpu/" + h100: 3}},
+		"compute":             {none, func(d []gpu.Device) { d[2].Compute.Minor = 1 }, map[string]int{"gpu/" + h100: 2, "gpu/" + h100 + " (compute 9.1)": 1}},
+		"compute unknown":     {none, func(d []gpu.Device) { d[2].Compute = gpu.Compute{} }, map[string]int{"gpu/" + h100: 2, "gpu/" + h100 + " (compute unknown)": 1}},
+		"both":                {none, func(d []gpu.Device) { d[2].Compute.Minor, d[2].Memory = 1, 1<<40 }, map[string]int{"gpu/" + h100: 2, "gpu/" + h100 + " (1048576 MiB, compute 9.1)": 1}},
+		"models":              {none, func(d []gpu.Device) { d[1].Model = "NVIDIA A2" }, map[string]int{"gpu/" + h100: 2, "gpu/NVIDIA A2": 1}},
+		"nothing known twice": {none, func(d []gpu.Device) { d[0].Memory, d[1].Memory, d[1].Compute = 0, 0, gpu.Compute{} }, map[string]int{"gpu/" + h100: 1, "gpu/" + h100 + " (memory unknown)": 1, "gpu/" + h100 + " (memory unknown, compute unknown)": 1}},
+
+		"default pools have the model's name": {
+			rules(inventory.Rule{Select: selectGPUs(0), Pool: "gpu"}, inventory.Rule{Select: selectGPUs(1), Pool: "gpu.shared", Sharing: timeSlicing(2)}, inventory.Rule{Select: selectGPUs(2), Pool: "gpu.mps", Sharing: mps(3)}), nil,
+			map[string]int{"gpu/" + h100: 1, "gpu-shared/" + h100: 2, "gpu-mps/" + h100: 3},
+		},
+		"two default pools with time-slicing": {
+			rules(inventory.Rule{Select: selectGPUs(0), Pool: "gpu", Sharing: timeSlicing(2)}, inventory.Rule{Select: selectGPUs(1, 2), Pool: "gpu.shared", Sharing: timeSlicing(3)}), nil,
+			map[string]int{"gpu-shared/" + h100: 2, "gpu-shared/" + h100 + " (gpu.shared)": 6},
+		},
+		"two exclusive default pools": {
+			rules(inventory.Rule{Select: selectGPUs(0), Pool: "gpu.mps"}), nil,
+			map[string]int{"gpu/" + h100: 2, "gpu/" + h100 + " (gpu.mps)": 1},
+		},
+		"two exclusive default pools and other memory": {
+			rules(inventory.Rule{Select: selectGPUs(1), Pool: "gpu.mps"}), func(d []gpu.Device) { d[1].Memory = 97871 << 20 },
+			map[string]int{"gpu/" + h100: 2, "gpu/" + h100 + " (gpu.mps, 97871 MiB)": 1},
+		},
+		"a pool name for different models": {
+			inventory.Policy{Names: []inventory.Naming{{Pool: "fast"}}}, func(d []gpu.Device) { d[1].Model, d[1].Memory = "NVIDIA L4", 0 },
+			map[string]int{"gpu/fast": 3},
+		},
+		"a pool name with time-slicing": {
+			rules(inventory.Rule{Select: selectGPUs(0, 1), Pool: "fast", Sharing: timeSlicing(4)}, inventory.Rule{Pool: "whole"}), func(d []gpu.Device) { d[1].Memory = 97871 << 20 },
+			map[string]int{"gpu-shared/fast": 8, "gpu/whole": 1},
+		},
+		"one pool name, shared and exclusive": {
+			rules(inventory.Rule{Select: selectGPUs(0), Pool: "fast", Sharing: timeSlicing(4)}, inventory.Rule{Pool: "fast"}), nil,
+			map[string]int{"gpu-shared/fast": 4, "gpu/fast": 2},
+		},
+		"a pool name equal to a model": {
+			rules(inventory.Rule{Select: selectGPUs(0), Pool: "L4"}), func(d []gpu.Device) { d[1].Model = "L4" },
+			map[string]int{"gpu/L4": 1, "gpu/L4 (gpu, 81559 MiB, compute 9.0)": 1, "gpu/" + h100: 1},
+		},
 	} {
-		s := coretest.GPUs(4)
-		tc.change(s.Devices)
-		gs := firstGroups(nodeInventory(s))
-		var got []string
-		for _, g := range gs {
-			got = append(got, g.Name)
+		s := coretest.GPUs(3)
+		if tc.change != nil {
+			tc.change(s.Devices)
 		}
-		if diff := cmp.Diff(tc.want, got); diff != "" {
+		if diff := cmp.Diff(tc.want, groupSizes(firstGroups(inventoryUnder(tc.policy, s)))); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
-		}
-		if n := len(groupByDevice(t, gs)); n != 4 {
-			t.Errorf("%s: %d devices, want 4", name, n)
 		}
 	}
 }
@@ -101,78 +98,100 @@ func TestNamesDoNotDependOnTheOrder(t *testing.T) {
 // A GPU that is added or removed does not change the names of other groups.
 func TestNamesStay(t *testing.T) {
 	two, three := coretest.GPUs(2), coretest.GPUs(3)
-	large := h100 + " (97871 MiB)"
+	const large, unknown, small = " (97871 MiB)", " (memory unknown)", " (40960 MiB)"
 	mixed := withDevice(two, 0, memory(97871))
+	second := withDevice(two, 1, memory(97871))
 	for name, steps := range map[string][]step{
 		"the GPU with the model's name is removed and returns": {
-			{snapshot: withDevice(two, 1, memory(97871)), want: map[string]string{gpuID(0): h100, gpuID(1): large}},
-			{snapshot: onlyGPUs(withDevice(two, 1, memory(97871)), 1), want: map[string]string{gpuID(1): large}},
-			{snapshot: withDevice(two, 1, memory(97871)), want: map[string]string{gpuID(0): h100, gpuID(1): large}},
+			{snapshot: second, want: inGroups("", large)},
+			{snapshot: onlyGPUs(second, 1), want: inGroups(absent, large)},
+			{snapshot: second, want: inGroups("", large)},
 		},
 		"a smaller GPU is added at a lower index": {
-			{snapshot: onlyGPUs(three, 1, 2), want: map[string]string{gpuID(1): h100, gpuID(2): h100}},
-			{snapshot: withDevice(three, 0, memory(40960)), want: map[string]string{gpuID(0): h100 + " (40960 MiB)", gpuID(1): h100, gpuID(2): h100}},
-			{snapshot: onlyGPUs(withDevice(three, 0, memory(40960)), 0), want: map[string]string{gpuID(0): h100 + " (40960 MiB)"}},
+			{snapshot: onlyGPUs(three, 1, 2), want: inGroups(absent, "", "")},
+			{snapshot: withDevice(three, 0, memory(40960)), want: inGroups(small, "", "")},
+			{snapshot: onlyGPUs(withDevice(three, 0, memory(40960)), 0), want: inGroups(small)},
 		},
 		"memory that is reported later": {
-			{snapshot: withDevice(withDevice(two, 0, memory(0)), 1, memory(0)), want: map[string]string{gpuID(0): h100, gpuID(1): h100}},
-			{snapshot: withDevice(two, 1, memory(0)), want: map[string]string{gpuID(0): h100, gpuID(1): h100 + " (memory unknown)"}},
-			{snapshot: two, want: map[string]string{gpuID(0): h100, gpuID(1): h100}},
-			{snapshot: withDevice(two, 0, memory(0)), want: map[string]string{gpuID(0): h100 + " (memory unknown)", gpuID(1): h100}},
+			{snapshot: withDevice(withDevice(two, 0, memory(0)), 1, memory(0)), want: inGroups("", "")},
+			{snapshot: withDevice(two, 1, memory(0)), want: inGroups("", unknown)},
+			{snapshot: two, want: inGroups("", "")},
+			{snapshot: withDevice(two, 0, memory(0)), want: inGroups(unknown, "")},
 		},
 		"the memory of a GPU changes (ECC is disabled)": {
-			{snapshot: two, want: map[string]string{gpuID(0): h100, gpuID(1): h100}},
-			{snapshot: mixed, want: map[string]string{gpuID(0): large, gpuID(1): h100}},
-			{snapshot: withDevice(mixed, 1, memory(97871)), want: map[string]string{gpuID(0): large, gpuID(1): large}},
+			{snapshot: two, want: inGroups("", "")},
+			{snapshot: mixed, want: inGroups(large, "")},
+			{snapshot: withDevice(mixed, 1, memory(97871)), want: inGroups(large, large)},
 		},
 		"MIG mode is enabled and disabled": {
-			{snapshot: two, want: map[string]string{gpuID(0): h100, gpuID(1): h100}},
-			{snapshot: migSnapshot(), want: map[string]string{gpuID(1): h100, "MIG-0": h100 + " MIG 1g.10gb", "MIG-1": h100 + " MIG 1g.10gb", "MIG-2": h100 + " MIG 3g.40gb"}},
-			{snapshot: two, want: map[string]string{gpuID(0): h100, gpuID(1): h100}},
+			{snapshot: two, want: inGroups("", "")},
+			{snapshot: migSnapshot(), want: withInstances(inGroups(absent, ""), "")},
+			{snapshot: two, want: inGroups("", "")},
 		},
 		"the driver is unloaded": {
-			{snapshot: mixed, want: map[string]string{gpuID(0): large, gpuID(1): h100}},
-			{snapshot: gpu.NoDriver(gpu.DriverAbsent, "unloaded"), want: map[string]string{}},
-			{snapshot: onlyGPUs(mixed, 0), want: map[string]string{gpuID(0): large}},
+			{snapshot: mixed, want: inGroups(large, "")},
+			{snapshot: gpu.NoDriver(gpu.DriverAbsent, "unloaded"), want: inGroups()},
+			{snapshot: onlyGPUs(mixed, 0), want: inGroups(large)},
 		},
 	} {
 		t.Run(name, func(t *testing.T) { runSteps(t, config.GroupByNone, steps) })
 	}
 }
 
-// Another configuration starts another source: the streams continue, and the groups have the same names. Statistics have the
-// names of fingerprints.
-func TestStreamsContinueWithAnotherConfiguration(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newFixture(t)
-		s.Source.Set(nodeInventory(coretest.GPUs(2)))
-		ch := fingerprints(t.Context(), t, s.Plugin)
-		<-ch
-		s.mustConfigure(t, map[string]any{"fingerprint_period": "5m"})
-		synctest.Wait()
-		if n := len(s.Started()); n != 2 {
-			t.Fatalf("%d sources, want 2", n)
+// A changed policy does not change the names of groups that it does not concern.
+func TestNamesStayUnderAnotherPolicy(t *testing.T) {
+	var given assignment
+	s := withDevice(coretest.GPUs(4), 0, memory(97871))
+	for i, step := range []struct {
+		policy inventory.Policy
+		want   map[string]int
+	}{
+		{inventory.Policy{}, map[string]int{"gpu/" + h100: 3, "gpu/" + h100 + " (97871 MiB)": 1}},
+		{rules(inventory.Rule{Select: selectGPUs(1, 2), Sharing: timeSlicing(2)}), map[string]int{"gpu/" + h100: 1, "gpu/" + h100 + " (97871 MiB)": 1, "gpu-shared/" + h100: 4}},
+		{rules(inventory.Rule{Select: selectGPUs(1, 2, 3), Pool: "mine"}), map[string]int{"gpu/mine": 3, "gpu/" + h100 + " (97871 MiB)": 1}},
+		{rules(inventory.Rule{Sharing: timeSlicing(2)}), map[string]int{"gpu-shared/" + h100: 6, "gpu-shared/" + h100 + " (97871 MiB)": 2}},
+		{inventory.Policy{}, map[string]int{"gpu/" + h100: 3, "gpu/" + h100 + " (97871 MiB)": 1}},
+	} {
+		inv := inventoryUnder(step.policy, s)
+		given = given.with(inv)
+		if diff := cmp.Diff(step.want, groupSizes(groups(inv, given))); diff != "" {
+			t.Errorf("step %d (-want +got):\n%s", i, diff)
 		}
-		time.Sleep(time.Minute)
-		select {
-		case r := <-ch:
-			t.Fatalf("sent before the second source has an inventory: %v", r.Devices)
-		default:
-		}
-		s.source(1).Set(nodeInventory(withDevice(coretest.GPUs(3), 0, memory(40960))))
-		want := map[string]string{gpuID(0): h100 + " (40960 MiB)", gpuID(1): h100, gpuID(2): h100}
-		if diff := cmp.Diff(want, groupByDevice(t, (<-ch).Devices)); diff != "" {
-			t.Errorf("fingerprint (-want +got):\n%s", diff)
-		}
-		got := map[string]string{}
-		for _, g := range (<-openStats(t.Context(), t, s.Plugin, time.Second)).Groups {
-			for device := range g.InstanceStats {
-				got[device] = g.Name
-			}
-		}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("statistics (-want +got):\n%s", diff)
-		}
+	}
+}
+
+// The first group keeps the model's name in the next process and after a boot.
+func TestModelNameStaysOverARestart(t *testing.T) {
+	large := withDevice(withDevice(coretest.GPUs(2), 0, memory(97871)), 1, memory(97871))
+	both := withDevice(withDevice(coretest.GPUs(3), 0, memory(97871)), 1, memory(97871))
+	const smaller = " (81559 MiB)"
+	for name, began := range map[string]int{"restart": pluginRestart, "boot": hostBoot} {
+		t.Run(name, func(t *testing.T) {
+			runSteps(t, config.GroupByNone, []step{
+				{noRestart, large, nil, inGroups("", "")},
+				{noRestart, both, nil, inGroups("", "", smaller)},
+				{began, both, nil, inGroups("", "", smaller)},
+				{began, onlyGPUs(both, 1, 2), nil, inGroups(absent, "", smaller)},  // without the lowest index
+				{began, onlyGPUs(both, 2), nil, inGroups(absent, absent, smaller)}, // and the next
+				{began, both, nil, inGroups("", "", smaller)},
+			})
+		})
+	}
+}
+
+// Another driver version can report another size of the same memory: jobs still find the model's name.
+func TestModelNameAfterADriverUpdate(t *testing.T) {
+	two := coretest.GPUs(2)
+	other := withDevice(withDevice(two, 0, memory(81251)), 1, memory(81251))
+	const smaller = " (81251 MiB)"
+	runSteps(t, config.GroupByNone, []step{
+		{noRestart, two, nil, inGroups("", "")},
+		{pluginRestart, other, nil, inGroups("", "")},
+		{pluginRestart, two, nil, inGroups("", "")},
+		{noRestart, withDevice(two, 1, memory(81251)), nil, inGroups("", smaller)},
+		{pluginRestart, other, nil, inGroups(smaller, smaller)}, // keeps the name that it has
+		{pluginRestart, withDevice(other, 0, memory(0)), nil, inGroups(" (memory unknown)", smaller)},
+		{pluginRestart, two, nil, inGroups("", "")},
 	})
 }
 

@@ -26,12 +26,18 @@ import (
 // the higher version instead of fingerprinting every GPU twice.
 const Name = "nvidia-gpu"
 
-// Source is the inventories and the usage of a node; a *monitor.Monitor is one. Its methods are called concurrently. It may
-// also be a PolicyApplier and a ReservationObserver.
+// Source is the inventories and the usage of a node; a *monitor.Monitor is one. Its methods are called concurrently.
 type Source interface {
 	Current() *inventory.Inventory
 	Watch(context.Context) iter.Seq[*inventory.Inventory]
 	Usage(context.Context) ([]gpu.Usage, error)
+
+	// ApplyPolicy applies the policy and MIG strategy of another configuration without a new session. It fails only if
+	// ctx ends.
+	ApplyPolicy(ctx context.Context, c core.Config) error
+
+	// Reserved is called with the devices of each reservation, while Nomad waits. It must not block.
+	Reserved([]gpu.Device)
 }
 
 // StartFunc starts a Source that runs until ctx ends. It must not block.
@@ -178,7 +184,9 @@ func (disabledSource) Watch(ctx context.Context) iter.Seq[*inventory.Inventory] 
 	}
 }
 
-func (disabledSource) Usage(context.Context) ([]gpu.Usage, error) { return nil, nil }
+func (disabledSource) Usage(context.Context) ([]gpu.Usage, error)     { return nil, nil }
+func (disabledSource) ApplyPolicy(context.Context, core.Config) error { return nil }
+func (disabledSource) Reserved([]gpu.Device)                          {}
 
 // watchdogOf returns the watchdog of the source, with which the loops that read it are registered; nil = none.
 func watchdogOf(src Source) *watchdog.Registry {

@@ -1,214 +1,286 @@
 package nomadadapter
 
 import (
-	"fmt"
-	"slices"
+	"context"
+	"maps"
+	"os"
+	"path/filepath"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/hashicorp/nomad/plugins/device"
 
-	"github.com/tandem-gpu/tandem/internal/config"
+	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
-	"github.com/tandem-gpu/tandem/internal/core/gpu"
-	"github.com/tandem-gpu/tandem/internal/core/health"
-	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
-// inventoryUnder is nodeInventory with a policy, of which all MPS daemons answer.
-func inventoryUnder(p inventory.Policy, s gpu.Snapshot, obs ...health.Observation) *inventory.Inventory {
-	settings, _, err := config.NewBlock(nil).Read()
+// newPolicyFixture returns a plugin with a policy file.
+func newPolicyFixture(t *testing.T, text string) (s *fixture, path string) {
+	t.Helper()
+	s, path = newFixture(t, nil), policyFile(t, text)
+	s.mustConfigure(t, map[string]any{"policy_file": path})
+	return s, path
+}
+
+// A changed policy is applied to the running source; an unchanged or invalid one is not, and each error is logged.
+func TestReload(t *testing.T) {
+	s, path := newPolicyFixture(t, "version: v1\n")
+	s.currentRun()
+	s.Reload(t.Context()) // nothing changed
+	write(t, path, invalidPolicy)
+	s.Reload(t.Context())
+	if n := len(s.Source.applied); n != 0 {
+		t.Fatalf("applied %d policies", n)
+	}
+	var problems []string
+	for _, line := range s.Log.Lines() {
+		if strings.Contains(line, `"problem"`) {
+			problems = append(problems, line)
+		}
+	}
+	if all := strings.Join(problems, "\n"); len(problems) != 2 || !strings.Contains(all, "policy.yaml:4") || !strings.Contains(all, "policy.yaml:5") || !strings.Contains(all, `"@level":"error"`) {
+		t.Errorf("logged:\n%s", all)
+	}
+
+	write(t, path, validPolicy)
+	s.Reload(t.Context())
+	if len(s.Source.applied) != 1 {
+		t.Fatalf("applied %d policies", len(s.Source.applied))
+	}
+	inv := inventoryWith(s.Source.applied[0], coretest.GPUs(3))
+	if diff := cmp.Diff(map[string]int{"gpu/" + h100: 1, "gpu-shared/" + h100: 2}, groupSizes(firstGroups(inv))); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	s.mustConfigure(t, map[string]any{"policy_file": path}) // the applied policy
+	s.currentRun()
+	if n := len(s.Started()); n != 1 {
+		t.Errorf("%d sources were started", n)
+	}
+}
+
+// A change of more than the policy starts another source.
+func TestReloadOfOtherSettings(t *testing.T) {
+	s, path := newPolicyFixture(t, "version: v1\n")
+	s.currentRun()
+	write(t, path, "version: v1\nflags: {mpsRoot: /srv/mps}\n")
+	s.Reload(t.Context())
+	s.currentRun()
+	if all := s.Started(); len(all) != 2 || all[1].MPSRoot != "/srv/mps" || len(s.Source.applied) != 0 {
+		t.Errorf("%d starts, %d applied", len(all), len(s.Source.applied))
+	}
+}
+
+// Without a file, or while disabled, nothing happens. Before the first run the new policy is that of the first source.
+func TestReloadWithoutARun(t *testing.T) {
+	for name, tc := range map[string]struct {
+		keys    map[string]any
+		running bool
+		rules   []int // of each source that is started
+	}{
+		"no file":  {map[string]any{"policy_file": ""}, true, []int{0}},
+		"disabled": {map[string]any{"enabled": false}, true, nil},
+		"no run":   {nil, false, []int{2}},
+	} {
+		s := newFixture(t, nil)
+		path := policyFile(t, "version: v1\n")
+		keys := map[string]any{"policy_file": path}
+		maps.Copy(keys, tc.keys)
+		s.mustConfigure(t, keys)
+		if tc.running {
+			s.currentRun()
+		}
+		write(t, path, validPolicy)
+		s.Reload(t.Context())
+		s.currentRun()
+		var rules []int
+		for _, started := range s.Started() {
+			rules = append(rules, len(started.Core.Policy.Rules))
+		}
+		if !cmp.Equal(rules, tc.rules) || len(s.Source.applied) != 0 {
+			t.Errorf("%s: %v rules, want %v; %d applied", name, rules, tc.rules, len(s.Source.applied))
+		}
+	}
+}
+
+// Reload ends with the context of New, even if the source never applies the policy.
+func TestReloadEndsWithThePlugin(t *testing.T) {
+	ctx, end := context.WithCancel(t.Context())
+	s, path := newFixtureUntil(ctx, nil), policyFile(t, "version: v1\n")
+	s.Source.apply = func(ctx context.Context, _ core.Config) error {
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	s.mustConfigure(t, map[string]any{"policy_file": path})
+	s.currentRun()
+	write(t, path, validPolicy)
+	done := make(chan struct{})
+	go func() {
+		s.Reload(context.Background())
+		close(done)
+	}()
+	end()
+	select {
+	case <-done:
+	case <-time.After(testTimeout):
+		t.Error("timeout")
+	}
+}
+
+// Differences from NVIDIA's plugin are logged when the first run starts, and again when the file has changed, but not by
+// the process that only validates the configuration, and not by each Reload.
+func TestWarningsAreLoggedOncePerFile(t *testing.T) {
+	const renamed = "version: v1\nsharing: {timeSlicing: {resources: [{name: gpu, rename: small, replicas: 2}]}}\n"
+	s, path := newPolicyFixture(t, renamed)
+	expect := func(when string, n int) {
+		t.Helper()
+		if got := strings.Count(s.Log.String(), "sharing.timeSlicing.resources[0].rename: NVIDIA"); got != n {
+			t.Errorf("%s: %d warnings, want %d", when, got, n)
+		}
+	}
+	expect("configured", 0)
+	s.currentRun()
+	expect("first run", 1)
+	for _, step := range []struct {
+		when, text string
+		warnings   int // so far
+	}{
+		{"the same file", renamed, 1},
+		{"another file with the same policy", "# as before\n" + renamed, 2},
+		{"an invalid file", invalidPolicy, 2},
+		{"another policy", strings.ReplaceAll(renamed, "small", "tiny"), 3},
+	} {
+		write(t, path, step.text)
+		s.Reload(t.Context())
+		s.currentRun()
+		expect(step.when, step.warnings)
+	}
+}
+
+// newProcess returns a plugin process of an agent, with its configuration.
+func newProcess(t *testing.T, agent string, keys map[string]any) (*fixture, error) {
+	t.Helper()
+	s := newFixture(t, nil)
+	s.PersistPolicy(agent)
+	return s, s.configure(keys)
+}
+
+// newAgentProcess is newProcess of agent 1 with a valid configuration.
+func newAgentProcess(t *testing.T, keys map[string]any) *fixture {
+	t.Helper()
+	s, err := newProcess(t, "agent 1", keys)
 	if err != nil {
-		panic(err)
-	}
-	settings.Core.Policy = p
-	return inventoryWith(settings.Core, s, obs...).WithHost(inventory.Host{MPS: pools(p)}, inventory.OverlapWarn)
-}
-
-// pools returns the pools of a policy.
-func pools(p inventory.Policy) []string {
-	all := []string{"gpu.mps", "gpu"}
-	for _, r := range p.Rules {
-		all = append(all, r.Pool)
-	}
-	for _, n := range p.Names {
-		all = append(all, n.Pool)
-	}
-	return all
-}
-
-func selectGPUs(n ...int) (s inventory.Selector) {
-	for _, i := range n {
-		s.IDs = append(s.IDs, coretest.GPU(i))
+		t.Fatal(err)
 	}
 	return s
 }
 
-func timeSlicing(replicas int) *inventory.Sharing {
-	return &inventory.Sharing{Mode: inventory.TimeSlicing, Replicas: replicas}
+// replicas returns validPolicy with another number of replicas.
+func replicas(n string) string { return strings.ReplaceAll(validPolicy, "replicas: 2", "replicas: "+n) }
+
+// cachedPolicy returns the file in the state directory, after all writes; "" = there is none.
+func (s *fixture) cachedPolicy(dir string) string {
+	s.diskWork.Wait()
+	text, _ := os.ReadFile(filepath.Join(dir, policyCacheName))
+	return string(text)
 }
 
-func mps(replicas int) *inventory.Sharing {
-	return &inventory.Sharing{Mode: inventory.MPS, Replicas: replicas, OnePerRequest: true}
-}
-
-// mixedPolicy is a policy of eight GPUs: two exclusive, three time-sliced by four, two with MPS, one reserved.
-var mixedPolicy = inventory.Policy{Rules: []inventory.Rule{
-	{Select: selectGPUs(0, 1)},
-	{Select: selectGPUs(2, 3, 4), Sharing: timeSlicing(4)},
-	{Select: selectGPUs(5, 6), Sharing: &inventory.Sharing{Mode: inventory.MPS, Replicas: 2, OnePerRequest: true, Memory: 4 << 30, Threads: 25}},
-	{Select: selectGPUs(7), Reserve: "reserved by policy.yaml:12"},
-}}
-
-// withDetails returns s with all properties that the driver can report.
-func withDetails(s gpu.Snapshot) gpu.Snapshot {
-	s.Devices = slices.Clone(s.Devices)
-	for i := range s.Devices {
-		d := &s.Devices[i]
-		d.Architecture, d.Brand, d.ECC, d.Serial = "Hopper", "NVIDIA", gpu.Enabled, fmt.Sprintf("165292200%04d", d.Index)
-		if d.NVLinks = 18; d.Profile != "" {
-			d.NVLinks = 0
-			d.Slices = gpu.Slices{GPU: 1, Compute: 1, Multiprocessors: 16, CopyEngines: 1, Decoders: 1, JPEGDecoders: 1}
-			if d.Profile == "3g.40gb" {
-				d.Slices = gpu.Slices{GPU: 3, Compute: 3, Multiprocessors: 60, CopyEngines: 3, Decoders: 3, JPEGDecoders: 3}
-			}
+// With an invalid policy file, another plugin process of the same agent starts with the saved policy. Any other process
+// fails.
+func TestPolicyIsSaved(t *testing.T) {
+	dir, path := t.TempDir(), policyFile(t, validPolicy)
+	block := map[string]any{"policy_file": path, "state_dir": dir}
+	first := newAgentProcess(t, block)
+	if first.cachedPolicy(dir) != "" {
+		t.Error("saved by a process that only validates the configuration")
+	}
+	first.currentRun()
+	for _, text := range []string{validPolicy, replicas("5"), invalidPolicy} {
+		write(t, path, text)
+		first.Reload(t.Context())
+		if saved := first.cachedPolicy(dir); strings.HasSuffix(saved, text) == (text == invalidPolicy) {
+			t.Errorf("saved:\n%s", saved)
 		}
 	}
-	return s
-}
 
-func TestGroupsUnderAPolicy(t *testing.T) {
-	models := withDevice(withDevice(coretest.GPUs(4), 1, memory(97871)), 2, func(d *gpu.Device) { d.Model, d.PowerLimit = "NVIDIA L40S", 350_000 })
 	for name, tc := range map[string]struct {
-		inv *inventory.Inventory
-		by  config.GroupBy
+		agent string
+		keys  map[string]any
+		want  string // in the error
 	}{
-		"shared":  {inventoryUnder(mixedPolicy, withDetails(coretest.GPUs(8)), lost(3)), config.GroupByNone},
-		"cut":     {inventoryUnder(inventory.Policy{}, withDetails(migSnapshot())), config.GroupByNone},
-		"cutmps":  {inventoryUnder(inventory.Policy{Rules: []inventory.Rule{{Select: inventory.Selector{Profiles: []string{"1g.*"}}, Pool: "small", Sharing: mps(2)}}}, withDetails(migSnapshot())), config.GroupByNone},
-		"renamed": {inventoryUnder(inventory.Policy{Names: []inventory.Naming{{Select: inventory.Selector{Models: []string{"*H100*"}}, Pool: "h100"}}}, withDetails(models)), config.GroupByNone},
-		"onepool": {inventoryUnder(inventory.Policy{Rules: []inventory.Rule{{Select: selectGPUs(0, 1, 2), Pool: "any", Sharing: timeSlicing(2)}}}, withDetails(models)), config.GroupByNone},
-		"numa":    {inventoryUnder(inventory.Policy{}, withDetails(coretest.GPUs(4))), config.GroupByNUMA},
-		"nvlink":  {inventoryUnder(mixedPolicy, withDetails(pairwiseLinked(8))), config.GroupByNVLink},
+		"another agent":      {"agent 2", nil, "quartered"},
+		"no agent":           {"", nil, "quartered"},
+		"another file":       {"agent 1", map[string]any{"policy_file": policyFile(t, invalidPolicy)}, "quartered"},
+		"no state directory": {"agent 1", map[string]any{"state_dir": ""}, "quartered"},
+		"an invalid block":   {"agent 1", map[string]any{"group_by": "rack"}, `group_by = "rack"`},
 	} {
-		gs := groups(tc.inv, assignment{by: tc.by})
-		golden(t, "testdata/"+name+".txt", formatGroups(gs))
-		for _, g := range gs {
-			if err := g.Validate(); err != nil {
-				t.Errorf("%s: %v", name, err)
-			}
+		keys := maps.Clone(block)
+		maps.Copy(keys, tc.keys)
+		if _, err := newProcess(t, tc.agent, keys); !errorContains(err, tc.want) {
+			t.Errorf("%s: %v", name, err)
 		}
 	}
-}
 
-// pairwiseLinked returns n GPUs of which each even one is linked with the next.
-func pairwiseLinked(n int) gpu.Snapshot {
-	s := coretest.GPUs(n)
-	s.Links = slices.DeleteFunc(slices.Clone(s.Links), func(l gpu.Link) bool {
-		a := slices.IndexFunc(s.Devices, func(d gpu.Device) bool { return d.ID == l.A })
-		b := slices.IndexFunc(s.Devices, func(d gpu.Device) bool { return d.ID == l.B })
-		return a/2 != b/2
-	})
-	return s
-}
-
-// groupSizes returns the number of devices of each group, by type/name.
-func groupSizes(gs []*device.DeviceGroup) map[string]int {
-	n := map[string]int{}
-	for _, g := range gs {
-		n[g.Type+"/"+g.Name] += len(g.Devices)
+	next := newAgentProcess(t, block)
+	next.currentRun()
+	if got := next.Started()[0].Core.Policy.Rules; len(got) != 2 || got[1].Sharing.Replicas != 5 {
+		t.Errorf("the next process has %+v", got)
 	}
-	return n
+	if all := next.Log.String(); !strings.Contains(all, "policy.yaml:4") || !strings.Contains(all, "policy.yaml:5") {
+		t.Errorf("logged:\n%s", all)
+	}
+	write(t, path, "version: v1\n") // repaired
+	next.Reload(t.Context())
+	if got := next.Source.applied; len(got) != 1 || len(got[0].Policy.Rules) != 0 {
+		t.Errorf("the repaired file has no effect: %+v", got)
+	}
+	next.diskWork.Wait()
 }
 
-func TestNamesOfPools(t *testing.T) {
-	for name, tc := range map[string]struct {
-		policy inventory.Policy
-		change func(*gpu.Device) // of the second
-		want   map[string]int
-	}{
-		"default pools have the model's name": {
-			inventory.Policy{Rules: []inventory.Rule{{Select: selectGPUs(0), Pool: "gpu"}, {Select: selectGPUs(1), Pool: "gpu.shared", Sharing: timeSlicing(2)}, {Select: selectGPUs(2), Pool: "gpu.mps", Sharing: mps(3)}}}, nil,
-			map[string]int{"gpu/" + h100: 1, "gpu-shared/" + h100: 2, "gpu-mps/" + h100: 3},
-		},
-		"two default pools with time-slicing": {
-			inventory.Policy{Rules: []inventory.Rule{{Select: selectGPUs(0), Pool: "gpu", Sharing: timeSlicing(2)}, {Select: selectGPUs(1, 2), Pool: "gpu.shared", Sharing: timeSlicing(3)}}}, nil,
-			map[string]int{"gpu-shared/" + h100: 2, "gpu-shared/" + h100 + " (gpu.shared)": 6},
-		},
-		"two exclusive default pools": {
-			inventory.Policy{Rules: []inventory.Rule{{Select: selectGPUs(0), Pool: "gpu.mps"}}}, nil,
-			map[string]int{"gpu/" + h100: 2, "gpu/" + h100 + " (gpu.mps)": 1},
-		},
-		"two exclusive default pools and other memory": {
-			inventory.Policy{Rules: []inventory.Rule{{Select: selectGPUs(1), Pool: "gpu.mps"}}}, memory(97871),
-			map[string]int{"gpu/" + h100: 2, "gpu/" + h100 + " (gpu.mps, 97871 MiB)": 1},
-		},
-		"a pool name for different models": {
-			inventory.Policy{Names: []inventory.Naming{{Pool: "fast"}}}, func(d *gpu.Device) { d.Model, d.Memory = "NVIDIA L4", 0 },
-			map[string]int{"gpu/fast": 3},
-		},
-		"a pool name with time-slicing": {
-			inventory.Policy{Rules: []inventory.Rule{{Select: selectGPUs(0, 1), Pool: "fast", Sharing: timeSlicing(4)}, {Pool: "whole"}}}, memory(97871),
-			map[string]int{"gpu-shared/fast": 8, "gpu/whole": 1},
-		},
-		"one pool name, shared and exclusive": {
-			inventory.Policy{Rules: []inventory.Rule{{Select: selectGPUs(0), Pool: "fast", Sharing: timeSlicing(4)}, {Pool: "fast"}}}, nil,
-			map[string]int{"gpu-shared/fast": 4, "gpu/fast": 2},
-		},
-		"a pool name equal to a model": {
-			inventory.Policy{Rules: []inventory.Rule{{Select: selectGPUs(0), Pool: "L4"}}}, func(d *gpu.Device) { d.Model = "L4" },
-			map[string]int{"gpu/L4": 1, "gpu/L4 (gpu, 81559 MiB, compute 9.0)": 1, "gpu/" + h100: 1},
-		},
+// The plugin works without a writable state directory.
+func TestPolicyIsNotSaved(t *testing.T) {
+	dir := filepath.Join(policyFile(t, ""), "state") // in a regular file
+	s := newAgentProcess(t, map[string]any{"policy_file": policyFile(t, validPolicy), "state_dir": dir})
+	s.Source.Set(nodeInventory(coretest.GPUs(1)))
+	s.currentRun()
+	s.diskWork.Wait()
+	if all := s.Log.String(); !strings.Contains(all, "policy not saved") {
+		t.Errorf("logged:\n%s", all)
+	}
+	if _, err := s.Reserve([]string{gpuID(0)}); err != nil {
+		t.Error(err)
+	}
+}
+
+// The policy is saved as it was read: an edit between SetConfig and the first run, which saves it, has no effect.
+func TestPolicyIsSavedAsRead(t *testing.T) {
+	for name, edited := range map[string]string{
+		"invalid": invalidPolicy,
+		"valid":   replicas("7"),
+		"longer":  validPolicy + strings.Repeat("# a comment\n", 1000),
 	} {
-		s := coretest.GPUs(3)
-		if tc.change != nil {
-			s = withDevice(s, 1, tc.change)
-		}
-		inv := inventoryUnder(tc.policy, s)
-		if diff := cmp.Diff(tc.want, groupSizes(groups(inv, assignment{}))); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", name, diff)
-		}
-	}
-}
-
-// A changed policy does not change the names of groups that it does not concern.
-func TestNamesStayUnderAnotherPolicy(t *testing.T) {
-	var given assignment
-	s := withDevice(coretest.GPUs(4), 0, memory(97871))
-	for i, step := range []struct {
-		policy inventory.Policy
-		want   map[string]int
-	}{
-		{inventory.Policy{}, map[string]int{"gpu/" + h100: 3, "gpu/" + h100 + " (97871 MiB)": 1}},
-		{inventory.Policy{Rules: []inventory.Rule{{Select: selectGPUs(1, 2), Sharing: timeSlicing(2)}}}, map[string]int{"gpu/" + h100: 1, "gpu/" + h100 + " (97871 MiB)": 1, "gpu-shared/" + h100: 4}},
-		{inventory.Policy{Rules: []inventory.Rule{{Select: selectGPUs(1, 2, 3), Pool: "mine"}}}, map[string]int{"gpu/mine": 3, "gpu/" + h100 + " (97871 MiB)": 1}},
-		{inventory.Policy{Rules: []inventory.Rule{{Sharing: timeSlicing(2)}}}, map[string]int{"gpu-shared/" + h100: 6, "gpu-shared/" + h100 + " (97871 MiB)": 2}},
-		{inventory.Policy{}, map[string]int{"gpu/" + h100: 3, "gpu/" + h100 + " (97871 MiB)": 1}},
-	} {
-		inv := inventoryUnder(step.policy, s)
-		given = given.with(inv)
-		if diff := cmp.Diff(step.want, groupSizes(groups(inv, given))); diff != "" {
-			t.Errorf("step %d (-want +got):\n%s", i, diff)
+		dir, path := t.TempDir(), policyFile(t, validPolicy)
+		s := newAgentProcess(t, map[string]any{"policy_file": path, "state_dir": dir})
+		write(t, path, edited)
+		s.currentRun()
+		if saved := s.cachedPolicy(dir); !strings.HasSuffix(saved, "\n"+validPolicy) || strings.Count(saved, "\n") != strings.Count(validPolicy, "\n")+1 {
+			t.Errorf("%s: saved:\n%s", name, saved)
 		}
 	}
 }
 
-// A group has the attribute unique.serial only if all its devices are of one board.
-func TestSerial(t *testing.T) {
-	cut := withDetails(migSnapshot())
-	inv := inventoryUnder(inventory.Policy{Rules: []inventory.Rule{{Sharing: timeSlicing(3)}}}, cut)
-	for _, g := range groups(inv, assignment{}) {
-		if a := g.Attributes["unique.serial"]; a == nil || a.Int == nil {
-			t.Errorf("%s: serial %#v", g.Name, a)
+// The latest of several policies is saved, whatever the order of the writes.
+func TestLatestPolicyIsSaved(t *testing.T) {
+	for range 20 {
+		dir, path := t.TempDir(), policyFile(t, validPolicy)
+		s := newAgentProcess(t, map[string]any{"policy_file": path, "state_dir": dir})
+		s.currentRun()
+		for _, n := range []string{"3", "4", "5", "6"} {
+			write(t, path, replicas(n))
+			s.Reload(t.Context())
 		}
-	}
-	for text, want := range map[string]string{"1652922000001": "1652922000001", "0320918": "320918", "PC-7A": "PC-7A", "1e5": "1e5"} {
-		if got := serial(text).wire().GoString(); got != want {
-			t.Errorf("serial %s is %s, want %s", text, got, want)
+		if saved := s.cachedPolicy(dir); !strings.Contains(saved, "replicas: 6") {
+			t.Fatalf("saved:\n%s", saved)
 		}
-	}
-	inv = inventoryUnder(inventory.Policy{}, withDetails(coretest.GPUs(2)))
-	if a := groups(inv, assignment{})[0].Attributes["unique.serial"]; a != nil {
-		t.Errorf("two GPUs have the serial %#v", a)
 	}
 }

@@ -1,16 +1,22 @@
 package nomadadapter
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
+	"time"
 
+	"github.com/google/go-cmp/cmp"
+	"github.com/hashicorp/nomad/plugins/base"
 	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/setting"
 )
 
 // randomInventory returns an inventory of up to six GPUs with random links, models and properties, under a random policy.
@@ -174,4 +180,96 @@ func TestUnusedNamesAreForgotten(t *testing.T) {
 	if err != nil || len(text) > maxGroupFile {
 		t.Errorf("%d bytes, %v", len(text), err)
 	}
+}
+
+// FuzzConfigBlock: a block that is accepted gives valid settings, the same each time it is read; each error of a refused block
+// names a key.
+func FuzzConfigBlock(f *testing.F) {
+	for _, keys := range []map[string]any{
+		{},
+		{"enabled": true, "ignored_gpu_ids": []string{"GPU-1", "MIG-2"}, "fingerprint_period": "90s", "driver_root": "/run/nvidia/driver"},
+		{"xids": map[string]string{"63": "ignore", "999": "unhealthy"}, "recovery_checks": 3, "simulation": true, "state_dir": ""},
+		{"xids": []map[string]any{{"63": "ignore"}}, "recovery_limit": -1.5, "health_mode": nil},
+		{"fingerprint_period": "999ms", "dev_root": "x", "ignored_gpu_ids": []string{""}},
+		{"mig_strategy": "single", "group_by": "numa", "mps_root": "/mps/../mps"},
+		{"mig_strategy": "double", "group_by": "", "mps_root": "mps"},
+		{"enabled": 1, "xids": 7, "health_period": []string{"1m"}},
+	} {
+		var raw []byte
+		if err := base.MsgPackEncode(&raw, keys); err != nil {
+			f.Fatal(err)
+		}
+		f.Add(raw)
+	}
+	f.Add([]byte{0xdf, 0xff, 0xff, 0xff, 0xff})                                       // a map of 4294967295 keys
+	f.Add([]byte{0x81, 0xa4, 'x', 'i', 'd', 's', 0xdd, 0xff, 0xff, 0xff, 0xff, 0xc0}) // a list as long
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		b, err := decode(raw)
+		if err != nil || b.PolicyFile != "" { // files have a fuzzer of their own
+			return
+		}
+		got, _, err := b.Read()
+		again, _, errAgain := b.Read()
+		if diff := cmp.Diff(got, again); diff != "" || (err == nil) != (errAgain == nil) {
+			t.Errorf("read twice: %v, %v\n%s", err, errAgain, diff)
+		}
+		if err != nil {
+			joined, ok := err.(interface{ Unwrap() []error })
+			if !ok {
+				t.Fatalf("%v: want joined errors", err)
+			}
+			for _, e := range joined.Unwrap() {
+				if problem, ok := errors.AsType[*setting.Error](e); !ok || problem.Key == "" || problem.Remedy == "" {
+					t.Errorf("%v", e)
+				}
+			}
+			return
+		}
+		if err := got.Core.Validate(); err != nil || got.Core.Rescan < time.Second || got.MPSRoot[0] != '/' {
+			t.Errorf("%+v: %v", got, err)
+		}
+		for _, root := range []string{got.Core.Roots.Driver, got.Core.Roots.Dev, got.Core.Roots.Sys, got.Core.Roots.Proc} {
+			if root != "" && root[0] != '/' {
+				t.Errorf("root %q", root)
+			}
+		}
+	})
+}
+
+// FuzzGroupsFile: any file of group names is refused, or can be written and read again, and gives no name to two groups.
+func FuzzGroupsFile(f *testing.F) {
+	given := assignment{by: config.GroupByNVLink}.with(nodeInventory(linked(4, [2]int{0, 1})))
+	text, err := encodeGroups(given, "boot 1")
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(string(text), "boot 1")
+	f.Add(string(text), "boot 2")
+	f.Add(strings.ReplaceAll(string(text), `"announced": true`, `"announced": false`), "")
+	f.Fuzz(func(t *testing.T, text, boot string) {
+		boot = strings.ToValidUTF8(boot, "?") // a boot id is a UUID
+		n, was, err := decodeGroups([]byte(text), boot)
+		if err != nil {
+			return
+		}
+		if boot == "" {
+			boot = was
+		}
+		inv := nodeInventory(linked(4, [2]int{2, 3}))
+		n = assignment{by: config.GroupByNVLink}.merge(n).with(inv)
+		if of := groupByDevice(t, groups(inv, n)); len(of) != inv.Len() {
+			t.Errorf("%d of %d devices are in a group", len(of), inv.Len())
+		}
+		once, err := encodeGroups(n, boot)
+		if err != nil {
+			t.Fatal(err)
+		}
+		again, _, err := decodeGroups(once, boot)
+		if err != nil {
+			t.Fatalf("%v:\n%s", err, once)
+		}
+		if twice, _ := encodeGroups(again, boot); string(twice) != string(once) {
+			t.Errorf("(-once +twice):\n%s", cmp.Diff(string(once), string(twice)))
+		}
+	})
 }

@@ -6,14 +6,7 @@ import (
 	"strings"
 
 	"github.com/tandem-gpu/tandem/internal/config"
-	"github.com/tandem-gpu/tandem/internal/core"
 )
-
-// PolicyApplier is a Source that can apply the policy and MIG strategy of another configuration without a new session.
-// ApplyPolicy fails only if ctx ends.
-type PolicyApplier interface {
-	ApplyPolicy(ctx context.Context, c core.Config) error
-}
 
 // Reload reads the policy file again and applies it: sessions, streams and the health history continue. If the file is
 // invalid, all errors are logged and the previous policy remains in effect; Nomad gets no error.
@@ -36,7 +29,7 @@ func (p *Plugin) Reload(ctx context.Context) {
 	}
 	ctx, cancel := withDone(ctx, r.done)
 	defer cancel()
-	if err := r.source.(PolicyApplier).ApplyPolicy(ctx, s.Core); err != nil {
+	if err := r.source.ApplyPolicy(ctx, s.Core); err != nil {
 		p.log.Warn("policy not applied yet", "error", err)
 	}
 }
@@ -50,8 +43,7 @@ func (p *Plugin) logRefused(b config.Block, err error) {
 }
 
 // replaceSettings replaces the settings of block b, and returns the run whose source has to apply the policy: nil if
-// nothing changed, if the block was replaced meanwhile, or if another run is needed, because the source is no
-// PolicyApplier or more than the policy changed.
+// nothing changed, if the block was replaced meanwhile, or if another run is needed, because more than the policy changed.
 func (p *Plugin) replaceSettings(b config.Block, s Settings, file config.File) (applying *run, changed bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -66,11 +58,11 @@ func (p *Plugin) replaceSettings(b config.Block, s Settings, file config.File) (
 	previous := p.settings
 	p.settings = s
 	p.savePolicy()
-	if p.run == nil || !p.run.enabled {
+	if p.run == nil {
 		return nil, true
 	}
 	previous.Core.Policy, previous.Core.MIG = s.Core.Policy, s.Core.MIG
-	if _, can := p.run.source.(PolicyApplier); !can || !reflect.DeepEqual(previous, s) {
+	if !reflect.DeepEqual(previous, s) {
 		p.stopRun()
 		return nil, true
 	}

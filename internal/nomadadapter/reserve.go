@@ -17,13 +17,6 @@ import (
 // be interrupted while it does.
 const reserveWait = 9 * time.Second
 
-// ReservationObserver is a Source that is notified of reservations.
-type ReservationObserver interface {
-	// Reserved is called with the devices of each reservation, while Nomad waits, from several goroutines. It must not
-	// block.
-	Reserved([]gpu.Device)
-}
-
 // Reserve returns what a task needs to use the devices: environment and device nodes. It allocates nothing and calls no
 // driver: Nomad records allocations, and there is no release. An error, which fails the allocation permanently, names all
 // unknown and all unhealthy IDs.
@@ -51,9 +44,7 @@ func (p *Plugin) Reserve(ids []string) (*device.ContainerReservation, error) {
 		p.log.Warn("reservation refused", "error", err)
 		return nil, err
 	}
-	if o, ok := r.source.(ReservationObserver); ok {
-		o.Reserved(plan.Devices)
-	}
+	r.source.Reserved(plan.Devices)
 	return newReservation(plan, r.settings), nil
 }
 

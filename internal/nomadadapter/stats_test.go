@@ -5,8 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"log/slog"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -54,12 +54,10 @@ func instances(t *testing.T, r *device.StatsResponse) map[string]*device.DeviceS
 }
 
 func TestStats(t *testing.T) {
-	s := newFixture(t)
-	s.Source.Set(nodeInventory(coretest.GPUs(2), lost(1)))
+	s := newFixture(t, nodeInventory(coretest.GPUs(2), lost(1)))
 	s.Source.SetUsage([]gpu.Usage{usage(0)}, nil)
 	before := time.Now()
-	ch := openStats(t.Context(), t, nomadtest.Serve(t, s.Plugin), time.Hour)
-	r := receive(t, ch)
+	r := receive(t, openStats(t.Context(), t, nomadtest.Serve(t, s.Plugin), time.Hour))
 	if len(r.Groups) != 1 || r.Groups[0].Vendor != "nvidia" || r.Groups[0].Type != "gpu" || r.Groups[0].Name != "NVIDIA H100 80GB HBM3" {
 		t.Fatalf("groups: %+v", r.Groups)
 	}
@@ -110,14 +108,6 @@ func TestHalfKnownFractionIsNotAvailable(t *testing.T) {
 	}
 }
 
-// hangingSource is a source whose Usage does not return.
-type hangingSource struct{ *coretest.Source }
-
-func (hangingSource) Usage(ctx context.Context) ([]gpu.Usage, error) {
-	<-ctx.Done()
-	return nil, ctx.Err()
-}
-
 func TestStatsPace(t *testing.T) {
 	for name, tc := range map[string]struct {
 		interval, want time.Duration
@@ -132,14 +122,15 @@ func TestStatsPace(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s := newFixture(t)
-				s.Source.Set(nodeInventory(coretest.GPUs(2)))
-				p := s.Plugin
+				s := newFixture(t, nodeInventory(coretest.GPUs(2)))
 				if tc.hangs {
-					p = New(t.Context(), "2.0.0", func(context.Context, Settings, *slog.Logger) Source { return hangingSource{s.Source} }, discardLog)
+					s.Source.usage = func(ctx context.Context) ([]gpu.Usage, error) {
+						<-ctx.Done()
+						return nil, ctx.Err()
+					}
 				}
 				begin := time.Now()
-				ch := openStats(t.Context(), t, p, tc.interval)
+				ch := openStats(t.Context(), t, s, tc.interval)
 				if n := len(instances(t, <-ch)); n != 2 {
 					t.Errorf("%d devices", n)
 				}
@@ -158,8 +149,7 @@ func TestStatsPace(t *testing.T) {
 
 func TestStatsSurviveFailures(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newFixture(t)
-		s.Source.Set(nodeInventory(coretest.GPUs(1)))
+		s := newFixture(t, nodeInventory(coretest.GPUs(1)))
 		ch := openStats(t.Context(), t, s, time.Second)
 		<-ch
 		s.Source.SetUsage(nil, errors.New("broken"))
@@ -203,8 +193,7 @@ func TestStatsOfRemovedDevices(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s := newFixture(t)
-				s.Source.Set(steps[0].inv)
+				s := newFixture(t, steps[0].inv)
 				ch := openStats(t.Context(), t, s, time.Second)
 				for i, step := range steps {
 					s.Source.Set(step.inv)
@@ -225,5 +214,32 @@ func TestStatsOfRemovedDevices(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// The shares of a GPU have the usage and the health of the GPU.
+func TestStatsOfShares(t *testing.T) {
+	s := newFixture(t, sharedGPUs(2, 3, lost(1)))
+	s.Source.SetUsage([]gpu.Usage{usage(0)}, nil)
+	r := receive(t, openStats(t.Context(), t, s, time.Hour))
+	if len(r.Groups) != 1 || r.Groups[0].Type != typeTimeSlicing || r.Groups[0].Name != h100 {
+		t.Fatalf("%+v", r.Groups)
+	}
+	all := instances(t, r)
+	if len(all) != 6 {
+		t.Errorf("%d devices", len(all))
+	}
+	for n := range 3 {
+		for i, want := range map[int]*structs.StatValue{0: {IntNumeratorVal: new(int64(97))}, 1: {StringVal: new("N/A")}} {
+			d := all[shareID(i, n)]
+			got := d.Stats.Attributes["GPU utilization"]
+			got.Unit, got.Desc = "", ""
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("%s (-want +got):\n%s", shareID(i, n), diff)
+			}
+			if healthy := strings.HasPrefix(*d.Stats.Attributes[healthKey].StringVal, "healthy"); healthy != (i == 0) {
+				t.Errorf("%s: %s", shareID(i, n), *d.Stats.Attributes[healthKey].StringVal)
+			}
+		}
 	}
 }

@@ -2,35 +2,87 @@ package nomadadapter
 
 import (
 	"context"
-	"runtime"
+	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter/nomadtest"
 )
 
+// Another configuration starts another source: the streams continue, and the groups have the same names. Statistics have the
+// names of fingerprints.
+func TestStreamsContinueWithAnotherConfiguration(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newFixture(t, nodeInventory(coretest.GPUs(2)))
+		ch := fingerprints(t.Context(), t, s.Plugin)
+		<-ch
+		s.mustConfigure(t, map[string]any{"fingerprint_period": "5m"})
+		synctest.Wait()
+		if n := len(s.Started()); n != 2 {
+			t.Fatalf("%d sources, want 2", n)
+		}
+		time.Sleep(time.Minute)
+		receiveNothing(t, ch, "before the second source has an inventory")
+		s.source(1).Set(nodeInventory(withDevice(coretest.GPUs(3), 0, memory(40960))))
+		want := inGroups(" (40960 MiB)", "", "")
+		if diff := cmp.Diff(want, groupByDevice(t, (<-ch).Devices)); diff != "" {
+			t.Errorf("fingerprint (-want +got):\n%s", diff)
+		}
+		got := map[string]string{}
+		for _, g := range (<-openStats(t.Context(), t, s.Plugin, time.Second)).Groups {
+			for device := range g.InstanceStats {
+				got[device] = g.Name
+			}
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("statistics (-want +got):\n%s", diff)
+		}
+	})
+}
+
+// A disabled plugin has no devices, refuses reservations, and starts no source; its streams continue when it is enabled.
+func TestDisabled(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newFixture(t, nodeInventory(coretest.GPUs(1)))
+		s.mustConfigure(t, map[string]any{"enabled": false})
+		ch := fingerprints(t.Context(), t, s)
+		if r := <-ch; len(r.Devices) != 0 || r.Error != nil {
+			t.Errorf("disabled: %+v", r)
+		}
+		if _, err := s.Reserve([]string{"GPU-1"}); !errorContains(err, "device is not enabled") {
+			t.Errorf("Reserve: %v", err)
+		}
+		if r := <-openStats(t.Context(), t, s, time.Hour); r.Error != nil || len(r.Groups) != 0 {
+			t.Errorf("Stats: %+v", r)
+		}
+		if n := len(s.Started()); n != 0 {
+			t.Errorf("%d sources were started", n)
+		}
+		s.mustConfigure(t, map[string]any{})
+		if r := <-ch; len(r.Devices) != 1 {
+			t.Errorf("enabled: %+v", r)
+		}
+	})
+}
+
 // No goroutine remains: synctest.Test fails if one does.
 func TestStreamsEndWithTheirContext(t *testing.T) {
-	for name, settle := range map[string]func(*coretest.Source){
-		"pending": func(*coretest.Source) {},
-		"ready":   func(s *coretest.Source) { s.Set(nodeInventory(coretest.GPUs(2))) },
-	} {
+	for name, inv := range map[string]*inventory.Inventory{"pending": nil, "ready": nodeInventory(coretest.GPUs(2))} {
 		for _, read := range []bool{false, true} {
 			t.Run(name, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
-					s := newFixture(t)
-					settle(s.Source)
+					s := newFixture(t, inv)
 					ctx, cancel := context.WithCancel(t.Context())
-					f, err1 := s.Fingerprint(ctx)
-					st, err2 := s.Stats(ctx, time.Second)
-					if err1 != nil || err2 != nil {
-						t.Fatal(err1, err2)
-					}
+					lists, numbers := fingerprints(ctx, t, s), openStats(ctx, t, s, time.Second)
 					if read {
-						<-f
-						<-st
+						<-lists
+						<-numbers
 					}
 					synctest.Wait()
 					cancel()
@@ -44,91 +96,57 @@ func TestStreamsEndWithTheirContext(t *testing.T) {
 func TestStreamOutlivesThePlugin(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctxPlugin, end := context.WithCancel(t.Context())
-		s := newFixture(t)
-		p := New(ctxPlugin, "2.0.0", s.startSource, discardLog)
-		s.Source.Set(nodeInventory(coretest.GPUs(2)))
+		s := newFixtureUntil(ctxPlugin, nodeInventory(coretest.GPUs(2)))
 		ctx, cancel := context.WithCancel(t.Context())
-		ch := fingerprints(ctx, t, p)
+		ch := fingerprints(ctx, t, s)
 		<-ch
 		end()
 		synctest.Wait()
-		select {
-		case r, ok := <-ch:
-			t.Errorf("got %v, %t", r, ok)
-		default:
-		}
+		receiveNothing(t, ch, "after the end")
 		cancel()
 	})
 }
 
-// Streams that Nomad opens and cancels over gRPC, read and unread, leave no goroutines.
-func TestStreamsLeaveNothing(t *testing.T) {
-	s := newFixture(t)
-	s.Source.Set(nodeInventory(coretest.GPUs(8)))
-	p := nomadtest.Serve(t, s.Plugin)
-	open := func(read bool) {
-		ctx, cancel := context.WithCancel(t.Context())
-		f, err1 := p.Fingerprint(ctx)
-		n, err2 := p.Stats(ctx, time.Second)
-		if err1 != nil || err2 != nil {
-			t.Fatal(err1, err2)
-		}
-		if read {
-			receive(t, f)
-			receive(t, n)
-		}
-		cancel()
-		for range f { // Nomad's own goroutine blocks until its last message is read
-		}
-		for range n {
-		}
-	}
-	if _, err := p.Reserve([]string{gpuID(0)}); err != nil { // connects
-		t.Fatal(err)
-	}
-	before := runtime.NumGoroutine()
-	for i := range 500 {
-		open(i%2 == 0)
-	}
-	const slack = 4 // goroutines of gRPC
-	deadline := time.After(testTimeout)
-	for tick := time.NewTicker(10 * time.Millisecond); runtime.NumGoroutine() > before+slack; {
-		select {
-		case <-tick.C:
-		case <-deadline:
-			stacks := make([]byte, 1<<20)
-			t.Fatalf("%d goroutines before, %d after 500 pairs of streams:\n%s", before, runtime.NumGoroutine(), stacks[:runtime.Stack(stacks, true)])
-		}
-	}
-}
-
-// 25 pairs of streams that are not read block neither reservations nor other streams on the same connection.
+// 25 pairs of streams that are not read block neither reservations, many at once, nor other streams on the same connection.
 func TestUnreadStreamsBlockNothing(t *testing.T) {
-	s := newFixture(t)
-	s.Source.Set(nodeInventory(coretest.GPUs(8)))
+	s := newFixture(t, nodeInventory(coretest.GPUs(8)))
 	p := nomadtest.Serve(t, s.Plugin)
 	for range 25 {
-		if _, err := p.Fingerprint(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := p.Stats(t.Context(), time.Second); err != nil {
-			t.Fatal(err)
-		}
+		fingerprints(t.Context(), t, p)
+		openStats(t.Context(), t, p, time.Second)
 	}
 	numbers := openStats(t.Context(), t, p, time.Second)
-	var longest time.Duration
+	var reservations sync.WaitGroup
 	for range 3 { // seconds, in which the unread streams fill their buffers
 		receive(t, numbers)
 		for i := range 64 {
-			begin := time.Now()
-			if _, err := p.Reserve([]string{gpuID(i % 8)}); err != nil {
-				t.Fatal(err)
+			reservations.Go(func() {
+				want := map[string]bool{gpuID(i % 8): true, gpuID((i + 1) % 8): true}
+				r, err := p.Reserve([]string{gpuID(i % 8), gpuID((i + 1) % 8)})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				for id := range strings.SplitSeq(r.Envs[inventory.VisibleDevices], ",") {
+					delete(want, id)
+				}
+				if len(want) > 0 {
+					t.Errorf("%d: got %v", i, r.Envs)
+				}
+			})
+			if i%8 == 0 {
+				s.Source.Set(nodeInventory(coretest.GPUs(8))) // replaced during reservations
 			}
-			longest = max(longest, time.Since(begin))
 		}
 	}
-	if longest >= testTimeout {
-		t.Error("a reservation was blocked by unread streams")
+	done := make(chan struct{})
+	go func() {
+		reservations.Wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+	case <-time.After(testTimeout):
+		t.Error("reservations were blocked by unread streams")
 	}
-	t.Logf("the longest of 192 reservations took %s", longest)
 }

@@ -23,24 +23,67 @@ import (
 	"github.com/tandem-gpu/tandem/internal/nomadadapter/nomadtest"
 )
 
-// fixture is a plugin with test sources, one for each run.
+// fakeSource is a source that records the calls of the plugin.
+type fakeSource struct {
+	*coretest.Source
+	usage func(context.Context) ([]gpu.Usage, error)     // nil = as set by SetUsage
+	apply func(ctx context.Context, c core.Config) error // nil = immediately
+
+	mu       sync.Mutex
+	applied  []core.Config
+	reserved [][]gpu.Device
+}
+
+func (f *fakeSource) Usage(ctx context.Context) ([]gpu.Usage, error) {
+	if f.usage != nil {
+		return f.usage(ctx)
+	}
+	return f.Source.Usage(ctx)
+}
+
+func (f *fakeSource) ApplyPolicy(ctx context.Context, c core.Config) error {
+	f.mu.Lock()
+	f.applied = append(f.applied, c)
+	f.mu.Unlock()
+	if f.apply != nil {
+		return f.apply(ctx, c)
+	}
+	return nil
+}
+
+func (f *fakeSource) Reserved(devices []gpu.Device) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.reserved = append(f.reserved, devices)
+}
+
+// fixture is a plugin with fake sources, one for each run.
 type fixture struct {
 	*Plugin
-	Source *coretest.Source // of the first run, before it starts
+	Source *fakeSource // of the first run, before it starts
 	Log    *logBuffer
 
 	mu      sync.Mutex
-	started []Settings
-	sources []*coretest.Source
+	started []Settings // of the runs so far
+	sources []*fakeSource
 	ended   []<-chan struct{}
 }
 
-func newFixture(t testing.TB) *fixture {
+// newFixture returns a plugin whose first source has this inventory; nil = its driver is pending.
+func newFixture(t testing.TB, inv *inventory.Inventory) *fixture {
 	t.Helper()
-	s := &fixture{Source: coretest.NewSource(), Log: &logBuffer{}}
-	s.Plugin = New(t.Context(), "2.0.0", s.startSource, hclog.New(&hclog.LoggerOptions{
+	return newFixtureUntil(t.Context(), inv)
+}
+
+// newFixtureUntil is newFixture with another context of New.
+func newFixtureUntil(ctx context.Context, inv *inventory.Inventory) *fixture {
+	s := &fixture{Source: &fakeSource{Source: coretest.NewSource()}, Log: &logBuffer{}}
+	s.Plugin = New(ctx, "2.0.0", s.startSource, hclog.New(&hclog.LoggerOptions{
 		Level: hclog.Trace, Output: s.Log, JSONFormat: true,
 	}))
+	if inv != nil {
+		s.Source.Set(inv)
+	}
 	return s
 }
 
@@ -50,7 +93,7 @@ func (s *fixture) startSource(ctx context.Context, settings Settings, _ *slog.Lo
 	defer s.mu.Unlock()
 	src := s.Source
 	if len(s.started) > 0 {
-		src = coretest.NewSource()
+		src = &fakeSource{Source: coretest.NewSource()}
 	}
 	s.started, s.sources, s.ended = append(s.started, settings), append(s.sources, src), append(s.ended, ctx.Done())
 	return src
@@ -64,7 +107,7 @@ func (s *fixture) Started() []Settings {
 }
 
 // source returns the source of run n, from 0.
-func (s *fixture) source(n int) *coretest.Source {
+func (s *fixture) source(n int) *fakeSource {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.sources[n]
@@ -89,9 +132,9 @@ func (s *fixture) stopAndFlush() {
 	<-s.Flushed()
 }
 
-var discardLog = hclog.NewNullLogger()
-
-func errorContains(err error, text string) bool { return strings.Contains(err.Error(), text) }
+func errorContains(err error, text string) bool {
+	return err != nil && strings.Contains(err.Error(), text)
+}
 
 // testTimeout bounds the wait for an event that must occur. No test waits for it to show that an event does not occur.
 const testTimeout = 10 * time.Second
@@ -108,6 +151,16 @@ func receive[T any](t testing.TB, ch <-chan T) T {
 		t.Fatal("nothing was sent")
 	}
 	panic("unreachable")
+}
+
+// receiveNothing fails if something is sent now.
+func receiveNothing[T any](t testing.TB, ch <-chan T, when string) {
+	t.Helper()
+	select {
+	case v, ok := <-ch:
+		t.Errorf("%s: %+v, %t", when, v, ok)
+	default:
+	}
 }
 
 // await waits until a condition holds.
@@ -143,11 +196,6 @@ func openFingerprint(t testing.TB, p device.DevicePlugin) func() []*device.Devic
 		r := receive(t, ch)
 		if r.Error != nil {
 			t.Fatalf("the stream failed: %v", r.Error)
-		}
-		for _, g := range r.Devices {
-			if err := g.Validate(); err != nil {
-				t.Errorf("group %s: %v", g.Name, err)
-			}
 		}
 		return r.Devices
 	}
@@ -185,11 +233,15 @@ const (
 
 // nodeInventory returns the inventory that the monitor would publish with the default configuration.
 func nodeInventory(s gpu.Snapshot, obs ...health.Observation) *inventory.Inventory {
+	return inventoryWith(defaultCore(), s, obs...)
+}
+
+func defaultCore() core.Config {
 	settings, _, err := config.NewBlock(nil).Read()
 	if err != nil {
 		panic(err)
 	}
-	return inventoryWith(settings.Core, s, obs...)
+	return settings.Core
 }
 
 // inventoryWith is nodeInventory with another configuration.
@@ -225,24 +277,4 @@ func (b *logBuffer) String() string {
 // Lines returns the lines written so far.
 func (b *logBuffer) Lines() []string {
 	return strings.Split(strings.TrimSuffix(b.String(), "\n"), "\n")
-}
-
-// with returns the assignment after inv.
-func (a assignment) with(inv *inventory.Inventory) assignment {
-	next, _ := a.groups(inv)
-	return next
-}
-
-// deviceGroups returns groups as Nomad's type.
-func deviceGroups(driver gpu.Driver, groups []group) (all []*device.DeviceGroup) {
-	for _, l := range newListings(driver, groups) {
-		all = append(all, l.wire())
-	}
-	return all
-}
-
-// groups returns the groups of inv under an assignment, as Nomad's type.
-func groups(inv *inventory.Inventory, a assignment) []*device.DeviceGroup {
-	_, all := a.groups(inv)
-	return deviceGroups(inv.Driver(), all)
 }

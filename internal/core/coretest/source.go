@@ -55,6 +55,12 @@ func (s *Source) Usage(ctx context.Context) ([]gpu.Usage, error) {
 	return s.usage, s.err
 }
 
+// ApplyPolicy has no effect.
+func (s *Source) ApplyPolicy(context.Context, core.Config) error { return nil }
+
+// Reserved has no effect.
+func (s *Source) Reserved([]gpu.Device) {}
+
 // GPUs is a snapshot of n H100s without MIG on two NUMA nodes, every pair connected by 18 NVLinks.
 func GPUs(n int) gpu.Snapshot {
 	s := gpu.Snapshot{Driver: gpu.Driver{State: gpu.DriverReady, Version: "580.95.05", CUDA: "13.0"}}
