@@ -77,21 +77,15 @@ func flatten(args []any, prefix string, a slog.Attr) []any {
 		}
 		return args
 	}
-	switch x := v.Any().(type) {
-	case nil:
+	value := v.Any()
+	if value == nil || value == "" {
 		return args
-	case string:
-		if x == "" {
-			return args
-		}
-		return append(args, key(prefix, a.Key), x)
-	case error:
-		return append(args, key(prefix, a.Key), x.Error())
-	case fmt.Stringer:
-		return append(args, key(prefix, a.Key), x.String())
-	default:
-		return append(args, key(prefix, a.Key), x)
 	}
+	switch x := value.(type) {
+	case error:
+		value = x.Error()
+	case fmt.Stringer:
+		value = x.String()
+	}
+	return append(args, strings.TrimLeft(prefix+a.Key, "@"), value)
 }
-
-func key(prefix, name string) string { return strings.TrimLeft(prefix+name, "@") }

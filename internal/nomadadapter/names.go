@@ -38,9 +38,7 @@ func (t topologyGroups) keyOf(u inventory.Unit, by config.GroupBy) groupKey {
 	if u.NamedByPolicy() {
 		return k
 	}
-	if k.model = u.Device.Model; k.model == "" {
-		k.model = "N/A" // as in nomad-device-nvidia; an empty group name is invalid
-	}
+	k.model = cmp.Or(u.Device.Model, "N/A") // as in nomad-device-nvidia; an empty group name is invalid
 	k.memory, k.compute = u.Device.Memory>>20, u.Device.Compute
 	return k
 }
@@ -149,8 +147,7 @@ func (n groupNames) with(keys map[groupKey]bool, previous map[groupKey]int) grou
 //   - from a key of an earlier process that this one has not found: another driver version reports another size of the
 //     same memory, and jobs request the model's name.
 func (n groupNames) add(k groupKey, previous map[groupKey]int) groupNames {
-	next, first := groupNames{}, k
-	maps.Copy(next, n)
+	next, first := copyOf(n), k
 	for other, name := range n {
 		if k.conflicts(other) && name == k.baseName() {
 			first = other

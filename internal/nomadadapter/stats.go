@@ -122,10 +122,10 @@ func (s *statsStream) response(ctx context.Context) *device.StatsResponse {
 		s.failing = failing
 		p.log.Info("device statistics changed", "available", !failing, "error", err)
 	}
-	if p.names.loading() != nil {
-		return &device.StatsResponse{Groups: s.groups}
+	var groups []*device.DeviceGroupStats
+	if p.names.loading() == nil {
+		groups = groupStats(p.names.groups(r.source.Current(), r.settings.GroupBy), usage, time.Now())
 	}
-	groups := groupStats(p.names.groups(r.source.Current(), r.settings.GroupBy), usage, time.Now())
 	if len(groups) == 0 {
 		return &device.StatsResponse{Groups: s.groups}
 	}

@@ -61,10 +61,7 @@ func (t topologyGroups) with(inv *inventory.Inventory, by config.GroupBy, previo
 	if by == config.GroupByNVLink {
 		present = t.islands(inv, previous)
 	}
-	next, unconfirmed := maps.Clone(t), maps.Clone(previous)
-	if next == nil {
-		next = topologyGroups{}
-	}
+	next, unconfirmed := copyOf(t), maps.Clone(previous)
 	for id, u := range open {
 		k := topologyKey{by, id}
 		group, assigned := t[k]
