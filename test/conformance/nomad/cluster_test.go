@@ -1,8 +1,8 @@
 package nomad
 
 import (
-	"os"
-	"path/filepath"
+	"maps"
+	"slices"
 	"strings"
 	"testing"
 
@@ -10,6 +10,48 @@ import (
 	"github.com/hashicorp/nomad/nomad/structs"
 	"github.com/hashicorp/nomad/scheduler/feasible"
 )
+
+// node is a node of a cluster that has devices.
+func node(devices []*structs.NodeDeviceResource) *structs.Node {
+	n := mock.Node()
+	n.NodeResources.Devices = devices
+	return n
+}
+
+// classOf returns the computed class of a node with these devices.
+func classOf(t *testing.T, groups []*structs.NodeDeviceResource) string {
+	t.Helper()
+	n := node(groups)
+	if err := n.ComputeClass(); err != nil {
+		t.Fatal(err)
+	}
+	return n.ComputedClass
+}
+
+func ask(name string, count uint64, constraints ...*structs.Constraint) *structs.RequestedDevice {
+	return &structs.RequestedDevice{Name: name, Count: count, Constraints: constraints}
+}
+
+// attr is a constraint on an attribute of the device, or on another property if it contains a dot.
+func attr(name, operand, value string) *structs.Constraint {
+	if !strings.HasPrefix(name, "device.") {
+		name = "device.attr." + name
+	}
+	return &structs.Constraint{LTarget: "${" + name + "}", Operand: operand, RTarget: value}
+}
+
+// fits reports whether a job that requests this is placed on the empty node. Nomad's device checker must agree.
+func fits(t *testing.T, n *structs.Node, request *structs.RequestedDevice) bool {
+	t.Helper()
+	_, ctx := feasible.MockContext(t)
+	checker := feasible.NewDeviceChecker(ctx)
+	checker.SetTaskGroup(&structs.TaskGroup{Tasks: []*structs.Task{{Resources: &structs.Resources{Devices: []*structs.RequestedDevice{request}}}}})
+	placed := newCluster(t, n).place(t, request) != nil
+	if got := checker.Feasible(n); got != placed {
+		t.Errorf("%s: feasible %t, placed %t", request.Name, got, placed)
+	}
+	return placed
+}
 
 // cluster is Nomad's scheduler over nodes, with what it has placed so far.
 type cluster struct {
@@ -28,16 +70,20 @@ func newCluster(t *testing.T, nodes ...*structs.Node) *cluster {
 	return &cluster{ctx, nodes}
 }
 
-// place has a job placed, and returns the devices that its task is given; none if it is blocked.
+// place places a job with one task, and returns the devices of the task; nil if it is blocked.
 func (c *cluster) place(t *testing.T, asks ...*structs.RequestedDevice) []*structs.AllocatedDeviceResource {
 	t.Helper()
-	j := job(asks...)
-	j.TaskGroups[0].Tasks[0].Resources.CPU, j.TaskGroups[0].Tasks[0].Resources.MemoryMB = 20, 20
+	j := mock.Job()
+	group := j.TaskGroups[0]
+	group.Networks = nil
+	resources := group.Tasks[0].Resources
+	resources.Networks, resources.Devices = nil, asks
+	resources.CPU, resources.MemoryMB = 20, 20
 	c.ctx.Reset()
 	stack := feasible.NewGenericStack(false, c.ctx)
-	stack.SetNodes(append([]*structs.Node(nil), c.nodes...)) // it shuffles them
+	stack.SetNodes(slices.Clone(c.nodes)) // it shuffles them
 	stack.SetJob(j)
-	got := stack.Select(j.TaskGroups[0], &feasible.SelectOptions{})
+	got := stack.Select(group, &feasible.SelectOptions{})
 	if got == nil {
 		return nil
 	}
@@ -45,52 +91,19 @@ func (c *cluster) place(t *testing.T, asks ...*structs.RequestedDevice) []*struc
 	a.NodeID, a.Job, a.JobID = got.Node.ID, j, j.ID
 	a.AllocatedResources = &structs.AllocatedResources{Tasks: got.TaskResources}
 	c.ctx.Plan().AppendAlloc(a, nil)
+	devices := got.TaskResources[group.Tasks[0].Name].Devices
 	if structs.NewDeviceAccounter(got.Node).AddAllocs(c.ctx.Plan().NodeAllocation[got.Node.ID]) {
-		t.Errorf("a device is given out twice: %+v", got.TaskResources["web"].Devices)
+		t.Errorf("a device is allocated twice: %+v", devices)
 	}
-	return got.TaskResources["web"].Devices
+	return devices
 }
 
-// exhausted are the reasons of the last refusal, in Nomad's words.
+// exhausted returns the reasons of the last refusal.
 func (c *cluster) exhausted() string {
-	var all []string
-	for reason := range c.ctx.Metrics().DimensionExhausted {
-		all = append(all, reason)
-	}
-	for reason := range c.ctx.Metrics().ConstraintFiltered {
-		all = append(all, reason)
-	}
-	return strings.Join(all, "; ")
+	return strings.Join(slices.Concat(slices.Collect(maps.Keys(c.ctx.Metrics().DimensionExhausted)), slices.Collect(maps.Keys(c.ctx.Metrics().ConstraintFiltered))), "; ")
 }
 
-// policy writes a policy file for the machine, and returns the keys that name it.
-func (m machine) policy(t testing.TB, text string) map[string]any {
-	t.Helper()
-	path := filepath.Join(string(m), "policy.yaml")
-	if err := os.WriteFile(path, []byte("version: v1\n"+text), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	return map[string]any{"policy_file": path}
-}
-
-// edit changes the machine before anybody looks at it.
-func (m machine) edit(t testing.TB, old, text string) {
-	t.Helper()
-	path := filepath.Join(string(m), "machine.conf")
-	was, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	is := strings.ReplaceAll(string(was), old, text)
-	if is == string(was) {
-		t.Fatalf("%q is not in %s", old, path)
-	}
-	if err := os.WriteFile(path, []byte(is), 0o644); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// group is the one of a type and with a part of a name.
+// group returns the group of a type and with a part of a name.
 func group(t testing.TB, groups []*structs.NodeDeviceResource, kind, name string) *structs.NodeDeviceResource {
 	t.Helper()
 	for _, g := range groups {
@@ -102,7 +115,18 @@ func group(t testing.TB, groups []*structs.NodeDeviceResource, kind, name string
 	return nil
 }
 
-// gpus are the GPUs of devices, each as often as it occurs.
+// names returns the group of each device.
+func names(groups []*structs.NodeDeviceResource) map[string]string {
+	of := map[string]string{}
+	for _, g := range groups {
+		for _, d := range g.Instances {
+			of[d.ID] = g.Type + "/" + g.Name
+		}
+	}
+	return of
+}
+
+// gpus returns the GPUs of devices, each with the number of its devices.
 func gpus(ids []string) map[string]int {
 	n := map[string]int{}
 	for _, id := range ids {

@@ -33,7 +33,7 @@ func kills(t *testing.T) int {
 	return n
 }
 
-// pid is the process that Nomad has put in its state, as it does once a process has its configuration.
+// pid returns the process in Nomad's state, which has its configuration; 0 = none.
 func (a *agent) pid() int {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -43,29 +43,34 @@ func (a *agent) pid() int {
 	return a.state.ReattachConfigs["nvidia-gpu"].Pid
 }
 
-// disruptions are an agent whose plugin dies again and again, while tasks start.
+// signal sends a signal to the plugin.
+func (a *agent) signal(t *testing.T, s syscall.Signal) {
+	t.Helper()
+	if err := syscall.Kill(a.pid(), s); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// disruptions is an agent whose plugin is ended several times, while tasks start.
 type disruptions struct {
 	*agent
-	offered []*structs.NodeDeviceResource // what every fingerprint has to be
+	machine machine
+	offered []*structs.NodeDeviceResource // every fingerprint must be equal to it
+	before  int                           // updates of the node before the first end
 
-	epoch  atomic.Int64 // odd while a process is dead and the next is not there yet
-	failed atomic.Int64 // reservations that met a death
+	epoch  atomic.Int64 // odd from the end of a process to the first fingerprint of the next one
+	failed atomic.Int64 // reservations that failed
 	done   atomic.Int64 // reservations
 }
 
-// wellIDs are the devices that take work.
-func (d *disruptions) wellIDs() (ids []string) {
+// reserveAll reserves all healthy devices.
+func (d *disruptions) reserveAll() error {
+	var ids []string
 	for _, i := range instances(d.offered) {
 		if i.Healthy {
 			ids = append(ids, i.ID)
 		}
 	}
-	return ids
-}
-
-// reserveAll is one reservation of all that takes work.
-func (d *disruptions) reserveAll() error {
-	ids := d.wellIDs()
 	r, err := d.reserve(d.offered[0], ids...)
 	if err == nil && strings.Count(r.Envs["NVIDIA_VISIBLE_DEVICES"], "GPU-") != len(ids) {
 		err = fmt.Errorf("the environment is %v", r.Envs)
@@ -73,7 +78,7 @@ func (d *disruptions) reserveAll() error {
 	return err
 }
 
-// work starts tasks until stop is called. A reservation may fail if the plugin dies meanwhile, and only then.
+// work starts tasks until stop is called. A reservation may fail if the plugin ends meanwhile, and only then.
 func (d *disruptions) work(t *testing.T) (stop func()) {
 	var over atomic.Bool
 	var workers sync.WaitGroup
@@ -100,17 +105,15 @@ func (d *disruptions) work(t *testing.T) (stop func()) {
 	}
 }
 
-// disrupt sends a signal that ends the plugin, and returns how long it takes until the next one reserves. It
-// returns when Nomad has a fingerprint of that one, too: before, a death is the end of the plugin to Nomad
-// (client/devicemanager/instance.go: "dispensing plugin failed", "fingerprinting failed"), whatever the plugin.
+// disrupt sends a signal that ends the plugin, and returns how long it takes until the next one reserves. It returns when
+// Nomad has a fingerprint of that one, too: until then Nomad does not start another plugin if this one ends
+// (client/devicemanager/instance.go: "dispensing plugin failed", "fingerprinting failed").
 func (d *disruptions) disrupt(t *testing.T, s syscall.Signal) time.Duration {
 	t.Helper()
 	old, updates := d.pid(), len(d.Updates())
 	d.epoch.Add(1)
 	begin := time.Now()
-	if err := syscall.Kill(old, s); err != nil {
-		t.Fatal(err)
-	}
+	d.signal(t, s)
 	awaitEvery(t, time.Millisecond, "a reservation by the next process", func() bool { return d.pid() != old && d.reserveAll() == nil })
 	took := time.Since(begin)
 	awaitEvery(t, time.Millisecond, "a fingerprint of the next process", func() bool { return len(d.Updates()) > updates })
@@ -118,24 +121,25 @@ func (d *disruptions) disrupt(t *testing.T, s syscall.Signal) time.Duration {
 	return took
 }
 
-// disrupted is an agent whose plugin can be ended: one of its eight GPUs is sick, and its history is on disk.
-func disrupted(t *testing.T, m machine) *disruptions {
+// newDisruptions returns an agent of eight GPUs of which one is unhealthy, by the history on disk.
+func newDisruptions(t *testing.T) *disruptions {
 	t.Helper()
-	d := &disruptions{agent: startAgent(t, m, nil)}
-	d.devices(t, 8, 8)
+	m, a, _ := onMachine(t, "h100x8", nil, 8)
+	d := &disruptions{agent: a, machine: m}
 	m.ctl(t, "xid", "5", "95")
 	d.offered = d.devices(t, 8, 7)
 	await(t, "the history on disk", func() bool {
 		text, err := os.ReadFile(filepath.Join(string(m), "state", "nomad-gpu.json"))
 		return err == nil && strings.Contains(string(text), `"Code": 95`)
 	})
+	d.before = len(d.Updates())
 	return d
 }
 
-// intact checks that Nomad has noticed nothing but deaths, and that nothing of the dead is left.
-func (d *disruptions) intact(t *testing.T, m machine, before, deaths int) {
+// intact checks that Nomad got equal fingerprints, and that nothing is left of the processes that ended.
+func (d *disruptions) intact(t *testing.T, ends int) {
 	t.Helper()
-	for i, groups := range d.Updates()[before:] {
+	for i, groups := range d.Updates()[d.before:] {
 		if !reflect.DeepEqual(groups, d.offered) {
 			t.Fatalf("fingerprint %d differs: %v", i, instances(groups))
 		}
@@ -147,8 +151,8 @@ func (d *disruptions) intact(t *testing.T, m machine, before, deaths int) {
 		}
 	}
 	pids := d.launches(t)
-	if n := len(pids); n != 3+deaths {
-		t.Errorf("%d launches, want 3 and one for each of %d deaths", n, deaths)
+	if n := len(pids); n != 3+ends {
+		t.Errorf("%d launches, want 3 and one for each of %d ends", n, ends)
 	}
 	for _, pid := range pids[:len(pids)-1] {
 		if alive(pid) {
@@ -156,11 +160,11 @@ func (d *disruptions) intact(t *testing.T, m machine, before, deaths int) {
 		}
 	}
 	d.only(t, "TMPDIR", filepath.Join(d.dir, "tmp"), fmt.Sprintf("nomad-gpu-%d", pids[len(pids)-1]))
-	d.only(t, "the state directory", filepath.Join(string(m), "state"), "claims", "nomad-gpu.groups.json", "nomad-gpu.json", "nomad-gpu.sock", "nomad-gpu.sock.lock")
-	d.only(t, "the claims", filepath.Join(string(m), "state", "claims"), "nomad-gpu.json", "nomad-gpu.lock")
+	d.only(t, "the state directory", filepath.Join(string(d.machine), "state"), "claims", "nomad-gpu.groups.json", "nomad-gpu.json", "nomad-gpu.sock", "nomad-gpu.sock.lock")
+	d.only(t, "the claims", filepath.Join(string(d.machine), "state", "claims"), "nomad-gpu.json", "nomad-gpu.lock")
 }
 
-// only waits until a folder has these entries and no others: a history may just be written.
+// only waits until a folder has these entries and no others: a temporary file may just be written.
 func (d *disruptions) only(t *testing.T, what, dir string, want ...string) {
 	t.Helper()
 	await(t, fmt.Sprint("only ", want, " in ", what), func() bool {
@@ -172,96 +176,86 @@ func (d *disruptions) only(t *testing.T, what, dir string, want ...string) {
 	})
 }
 
-// size is what of a process grows if it leaks: its threads and descriptors.
-func size(t *testing.T, pid int) (threads, fds int) {
+// descriptors returns the number of open files of a process.
+func descriptors(t *testing.T, pid int) int {
 	t.Helper()
-	for _, of := range []struct {
-		list string
-		n    *int
-	}{{"task", &threads}, {"fd", &fds}} {
-		entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/%s", pid, of.list))
-		if err != nil {
-			t.Fatal(err)
-		}
-		*of.n = len(entries)
+	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
+	if err != nil {
+		t.Fatal(err)
 	}
-	return threads, fds
+	return len(entries)
 }
 
-// Killed at any moment, several times in a row and while tasks start: each time the plugin is back with the
-// same groups, devices and health, and nothing is left of the dead.
-func Test12KilledAtAnyMoment(t *testing.T) {
+// A plugin is killed at random times, several times in a row and while tasks start: each next one has the same groups,
+// devices and health, and nothing is left of the previous ones.
+func Test12KilledAtAnyTime(t *testing.T) {
 	n := kills(t)
 	seed := rand.Uint64()
 	random := rand.New(rand.NewPCG(seed, 0))
 	t.Logf("seed %d", seed)
-	m := install(t, "h100x8")
-	d := disrupted(t, m)
-	before, goroutines := len(d.Updates()), runtime.NumGoroutine()
-	_, fdsBefore := size(t, d.pid())
+	d := newDisruptions(t)
+	goroutines, files := runtime.NumGoroutine(), descriptors(t, d.pid())
 	stop := d.work(t)
 	var took []time.Duration
 	for len(took) < n && !t.Failed() {
-		time.Sleep(time.Duration(random.IntN(150)) * time.Millisecond) // the moment is anybody's guess
-		for range min(1+random.IntN(4), n-len(took)) {                 // and the next comes at once
+		time.Sleep(time.Duration(random.IntN(150)) * time.Millisecond)
+		for range min(1+random.IntN(4), n-len(took)) { // the next ones immediately
 			took = append(took, d.disrupt(t, syscall.SIGKILL))
 		}
 	}
 	stop()
-	d.intact(t, m, before, n)
-	if _, fds := size(t, d.pid()); fds > fdsBefore+8 {
-		t.Errorf("the last process has %d descriptors, the first had %d", fds, fdsBefore)
+	d.intact(t, n)
+	if now := descriptors(t, d.pid()); now > files+8 {
+		t.Errorf("the last process has %d descriptors, the first had %d", now, files)
 	}
 	slices.Sort(took)
-	t.Logf("%d kills, back after p50 %s, p99 %s, max %s; %d of %d reservations met a death; %d goroutines of Nomad's before, %d after",
+	t.Logf("%d kills, back after p50 %s, p99 %s, max %s; %d of %d reservations failed meanwhile; %d goroutines of Nomad's before, %d after",
 		n, took[n/2], took[n*99/100], took[n-1], d.failed.Load(), d.done.Load(), goroutines, runtime.NumGoroutine())
 }
 
-// An operator's kill is an end in order; Nomad starts the plugin again all the same.
+// After SIGTERM the plugin ends with its cleanup; Nomad starts another one.
 func Test12Terminated(t *testing.T) {
-	m := install(t, "h100x8")
-	d := disrupted(t, m)
-	before := len(d.Updates())
+	d := newDisruptions(t)
 	stop := d.work(t)
 	for range 3 {
 		d.disrupt(t, syscall.SIGTERM)
 	}
 	stop()
-	d.intact(t, m, before, 3)
+	d.intact(t, 3)
 }
 
-// After a death Nomad goes on with the devices that it knows. A driver that takes its time to answer the next
-// process does not take them away, also if that is killed before it has an answer.
+// When a plugin has ended, Nomad continues with the devices of its last fingerprint. A slow driver does not remove them, also
+// if the next plugin is killed before the first reading.
 func Test12KilledBeforeTheFirstReading(t *testing.T) {
-	m := install(t, "h100x8")
-	d := disrupted(t, m)
-	before := len(d.Updates())
-	m.ctl(t, "slow", "all", "nvmlDeviceGetName", "150ms")
+	d := newDisruptions(t)
+	d.machine.ctl(t, "slow", "all", "nvmlDeviceGetName", "150ms")
 	for range 3 {
 		old := d.pid()
-		if err := syscall.Kill(old, syscall.SIGKILL); err != nil {
-			t.Fatal(err)
-		}
+		d.signal(t, syscall.SIGKILL)
 		await(t, "the next process in the driver", func() bool {
 			pid := d.pid()
-			files, _ := filepath.Glob(filepath.Join(string(m), "calls", strconv.Itoa(pid)+".*"))
+			files, _ := filepath.Glob(filepath.Join(string(d.machine), "calls", strconv.Itoa(pid)+".*"))
 			return pid != old && len(files) > 0
 		})
 	}
 	if err := d.reserveAll(); err != nil {
 		t.Errorf("a reservation during the first reading: %v", err)
 	}
-	await(t, "a fingerprint", func() bool { return len(d.Updates()) > before })
-	d.intact(t, m, before, 3)
+	await(t, "a fingerprint", func() bool { return len(d.Updates()) > d.before })
+	d.intact(t, 3)
 }
 
-// A driver upgrade under the plugin: it ends, because only a new process can load the new library, and Nomad
-// has the devices again at once.
+// When the driver is upgraded, the plugin exits, because only a new process can load the new library, and Nomad starts
+// another one. A process exits at an age of 5 s or more.
 func Test12UpgradedDriver(t *testing.T) {
-	m := install(t, "h100x8")
-	a := startAgent(t, m, nil)
-	well := a.devices(t, 8, 8)
-	await(t, "an age at which nobody fears a loop", func() bool { return a.age(t) > 5*time.Second })
+	m, a, before := onMachine(t, "h100x8", nil, 8)
+	await(t, "an age of 5 s", func() bool {
+		info, err := os.Stat(fmt.Sprintf("/proc/%d", a.pid()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return time.Since(info.ModTime()) > 5*time.Second
+	})
 	m.ctl(t, "unload")
 	a.devices(t, 8, 0)
 	m.ctl(t, "library", "590.44.01")
@@ -270,7 +264,7 @@ func Test12UpgradedDriver(t *testing.T) {
 	m.ctl(t, "load")
 	back := a.devices(t, 8, 8)
 	t.Logf("back after %s", time.Since(begin))
-	if !slices.Equal(ids(back), ids(well)) || back[0].Name != well[0].Name {
+	if !slices.Equal(ids(back), ids(before)) || back[0].Name != before[0].Name {
 		t.Errorf("not the same devices: %v", back)
 	}
 	if v := back[0].Attributes["driver_version"]; v == nil || v.String == nil || *v.String != "590.44.01" {
@@ -282,14 +276,4 @@ func Test12UpgradedDriver(t *testing.T) {
 	if _, err := a.reserve(back[0], ids(back)...); err != nil {
 		t.Error(err)
 	}
-}
-
-// age is how long the plugin's process has lived.
-func (a *agent) age(t *testing.T) time.Duration {
-	t.Helper()
-	info, err := os.Stat(fmt.Sprintf("/proc/%d", a.pid()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return time.Since(info.ModTime())
 }

@@ -21,7 +21,7 @@ func Test01OneDevicePlugin(t *testing.T) {
 	if a.load != nil {
 		t.Fatal(a.load)
 	}
-	catalog := a.cat.Catalog()
+	catalog := a.catalog.Catalog()
 	if len(catalog) != 1 || len(catalog[base.PluginTypeDevice]) != 1 {
 		t.Fatalf("catalog: %+v", catalog)
 	}
@@ -34,8 +34,8 @@ func Test01OneDevicePlugin(t *testing.T) {
 	}
 }
 
-// The process that only validates the configuration leaves the driver alone.
-func Test01LoadingDoesNotTouchTheDriver(t *testing.T) {
+// The process that only validates the configuration does not call the driver.
+func Test01LoadingDoesNotCallTheDriver(t *testing.T) {
 	m := install(t, "h100x8")
 	a := newAgent(t, m.config(nil))
 	if a.load != nil {
@@ -52,8 +52,9 @@ func Test01LoadingDoesNotTouchTheDriver(t *testing.T) {
 	}
 }
 
-func Test02EndsWhenAsked(t *testing.T) {
-	for name, hang := range map[string]string{"well": "", "init hangs": "nvmlInit", "readings hang": "nvmlDeviceGetUUID"} {
+// A plugin ends in time, also while the driver hangs, and removes its socket.
+func Test02EndsInTime(t *testing.T) {
+	for name, hang := range map[string]string{"healthy": "", "init hangs": "nvmlInit", "readings hang": "nvmlDeviceGetUUID"} {
 		t.Run(name, func(t *testing.T) {
 			m := install(t, "h100x8")
 			if hang != "" {
@@ -67,7 +68,7 @@ func Test02EndsWhenAsked(t *testing.T) {
 				t.Errorf("took %s", d)
 			}
 			if alive(pid) {
-				t.Error("still there")
+				t.Error("still alive")
 			}
 			if strings.Contains(a.logs.String(), "plugin failed to exit gracefully") {
 				t.Error("had to be killed")
@@ -79,8 +80,8 @@ func Test02EndsWhenAsked(t *testing.T) {
 	}
 }
 
-// Whatever an operator writes in args, Nomad gets a plugin.
-func Test04ArgumentsDoNoHarm(t *testing.T) {
+// Arguments of the plugin block do not prevent the plugin from being served.
+func Test04ArgumentsAreIgnored(t *testing.T) {
 	for _, args := range [][]string{{"inspect", "--json"}, {"help"}, {"--nonsense"}} {
 		if a := newAgent(t, nil, args...); a.load != nil {
 			t.Errorf("%q: %v", args, a.load)
@@ -110,27 +111,74 @@ func Test05NoDriver(t *testing.T) {
 	}
 }
 
+// A config block is accepted, or the agent's error contains every problem.
 func Test06Configuration(t *testing.T) {
+	m := install(t, "t4")
+	file := m.policy(t, "policy:\n  rules:\n  - {select: {index: nine}, use: reserved}\n  - {select: {model: A}, use: halved}\n")["policy_file"]
 	for name, tc := range map[string]struct {
-		config map[string]any
+		config string   // as in the agent's configuration file
 		want   []string // in the agent's error; none = it starts
 	}{
-		"absent":                   {nil, nil},
-		"empty":                    {map[string]any{}, nil},
-		"full":                     {map[string]any{"enabled": true, "ignored_gpu_ids": []any{"GPU-1"}, "fingerprint_period": "30s", "driver_root": "/", "dev_root": "/", "sysfs_root": "/sys", "procfs_root": "/proc"}, nil},
-		"off":                      {map[string]any{"enabled": false}, nil},
-		"a list for a text":        {map[string]any{"fingerprint_period": []any{"1m"}}, []string{"fingerprint_period"}},
-		"a text for a bool":        {map[string]any{"enabled": "perhaps"}, []string{"enabled"}},
-		"a text for a list":        {map[string]any{"ignored_gpu_ids": "GPU-1"}, []string{"ignored_gpu_ids"}},
-		"a block":                  {map[string]any{"driver_root": []map[string]any{{"a": 1}}}, []string{"driver_root"}},
-		"misspelled key":           {map[string]any{"fingerprint_periods": "1m"}, []string{"fingerprint_periods"}},
-		"a template":               {map[string]any{"driver_root": "${nowhere}"}, []string{"Variables not allowed"}},
-		"a fraction for a period":  {map[string]any{"fingerprint_period": 0.1}, []string{`fingerprint_period = "0.1": want a positive duration such as 30s or 1m`}},
-		"bad duration":             {map[string]any{"fingerprint_period": "often"}, []string{`fingerprint_period = "often": want a positive duration such as 30s or 1m`}},
-		"everything that is wrong": {map[string]any{"fingerprint_period": "0s", "ignored_gpu_ids": []any{"0"}, "dev_root": "dev"}, []string{`fingerprint_period = "0s": want 1s or more`, `ignored_gpu_ids = "0"`, `dev_root = "dev": want an absolute path`}},
+		"empty":    {``, nil},
+		"disabled": {`enabled = false`, nil},
+		"all keys": {`
+			enabled = true
+			ignored_gpu_ids = ["GPU-1"]
+			fingerprint_period = "30s"
+			driver_root = "/"
+			dev_root = "/"
+			sysfs_root = "/sys"
+			procfs_root = "/proc"
+			group_by = "numa"
+			mig_strategy = "mixed"
+			mps_root = "/run/mps"
+			policy_file = ""
+			health_mode = "observe"
+			xids = { "63" = "ignore", "999" = "unhealthy" }
+			health_period = "5s"
+			health_settle = "20s"
+			call_deadline = "2m"
+			recovery = "manual"
+			recovery_dwell = "3m"
+			recovery_checks = 4
+			recovery_limit = 5
+			degraded = "unhealthy"
+			application_faults = "ignore"
+			kernel_log = "off"
+			state_dir = ""
+			overlap = "refuse"
+			simulation = true`, nil},
+		"XIDs as a block":     {`xids { "63" = "ignore" }`, nil},
+		"no XIDs":             {`xids = {}`, nil},
+		"XIDs as a text":      {`xids = "63=ignore"`, []string{`"xids" blocks`}},
+		"a list for a text":   {`fingerprint_period = ["1m"]`, []string{"fingerprint_period"}},
+		"a text for a bool":   {`enabled = "perhaps"`, []string{"enabled"}},
+		"another bool":        {`simulation = "on"`, []string{"simulation"}},
+		"a text for a list":   {`ignored_gpu_ids = "GPU-1"`, []string{"ignored_gpu_ids"}},
+		"a text for a number": {`recovery_checks = "some"`, []string{"recovery_checks"}},
+		"a block":             {`driver_root { a = 1 }`, []string{"driver_root"}},
+		"misspelled key":      {`recovery_dwel = "1m"`, []string{"recovery_dwel"}},
+		"a template":          {`driver_root = "${nowhere}"`, []string{"Variables not allowed"}},
+		"a number for a text": {`fingerprint_period = 0.1`, []string{`fingerprint_period = "0.1": want a positive duration such as 30s or 1m`}},
+		"not a duration":      {`fingerprint_period = "often"`, []string{`fingerprint_period = "often": want a positive duration such as 30s or 1m`}},
+		"all problems at once": {`
+			fingerprint_period = "0s"
+			ignored_gpu_ids = ["0"]
+			dev_root = "dev"
+			group_by = "rack"
+			health_mode = "strict"
+			xids = { "63" = "fatal" }
+			recovery_checks = 2.5
+			kernel_log = "kmsg"
+			policy_file = "` + file.(string) + `"`,
+			[]string{
+				`fingerprint_period = "0s": want 1s or more`, `ignored_gpu_ids = "0"`, `dev_root = "dev": want an absolute path`, `group_by = "rack": want none, numa or nvlink`,
+				`health_mode = "strict": want enforce, observe or off`, `xids = "63=fatal"`, `recovery_checks = "2.5": want a number`, `kernel_log = "kmsg"`,
+				"policy.yaml:4", "nine", "policy.yaml:5", "halved",
+			}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			a := newAgent(t, tc.config)
+			a := newAgent(t, block(t, tc.config))
 			if (a.load != nil) != (tc.want != nil) {
 				t.Fatalf("loading: %v", a.load)
 			}
@@ -139,22 +187,16 @@ func Test06Configuration(t *testing.T) {
 					t.Errorf("%q is not in: %v", want, a.load)
 				}
 			}
-			a.end(t)
+			for _, pid := range a.launches(t) { // Nomad does not end a plugin that refused its configuration; it ends with the agent
+				if alive(pid) {
+					_ = syscall.Kill(pid, syscall.SIGKILL)
+				}
+			}
 		})
 	}
 }
 
-// end ends what Nomad leaves behind: a process that refused its configuration. It has to go by itself once
-// the agent does, but here the agent is this test.
-func (a *agent) end(t *testing.T) {
-	t.Helper()
-	for _, pid := range a.launches(t) {
-		if alive(pid) {
-			_ = syscall.Kill(pid, syscall.SIGKILL)
-		}
-	}
-}
-
+// A disabled plugin has no devices and does not call the driver.
 func Test06DisabledOffersNothing(t *testing.T) {
 	m := install(t, "h100x8")
 	a := startAgent(t, m, map[string]any{"enabled": false})
@@ -164,7 +206,7 @@ func Test06DisabledOffersNothing(t *testing.T) {
 	}
 }
 
-func Test06IgnoredStaysOut(t *testing.T) {
+func Test06IgnoredGPUs(t *testing.T) {
 	m := install(t, "h100x8")
 	all := ids(startAgent(t, m, nil).devices(t, 8, 8))
 	a := startAgent(t, m, map[string]any{"ignored_gpu_ids": []any{all[2], all[5]}})
@@ -174,11 +216,9 @@ func Test06IgnoredStaysOut(t *testing.T) {
 }
 
 func Test22LogLines(t *testing.T) {
-	m := install(t, "h100x8")
 	t.Setenv("VAULT_TOKEN", "s.hush")
 	t.Setenv(copyStderr, "yes")
-	a := startAgent(t, m, nil)
-	a.devices(t, 8, 8)
+	m, a, _ := onMachine(t, "h100x8", nil, 8)
 	m.ctl(t, "xid", "3", "79")
 	a.devices(t, 8, 7)
 	a.dm.Shutdown()
@@ -207,20 +247,17 @@ func Test22LogLines(t *testing.T) {
 	if strings.Contains(string(text), "hush") {
 		t.Error("the environment was logged")
 	}
-	// Nomad took the lines over as what they are.
+	// Nomad logs the lines with their levels.
 	if !strings.Contains(a.logs.String(), "[WARN]") || !strings.Contains(a.logs.String(), "XID 79") {
 		t.Errorf("not in Nomad's log:\n%s", a.logs)
 	}
 }
 
-// A client that died and comes back finds the plugin of its former life by its state, and ends it, whatever
-// that is doing.
+// A client that was killed and starts again finds the previous plugin by its state, and ends it, also while the driver hangs.
 func Test23Reattach(t *testing.T) {
-	for name, hang := range map[string]string{"well": "", "the driver hangs": "*"} {
+	for name, hang := range map[string]string{"healthy": "", "the driver hangs": "*"} {
 		t.Run(name, func(t *testing.T) {
-			m := install(t, "h100x8")
-			a := startAgent(t, m, nil)
-			a.devices(t, 8, 8)
+			m, a, _ := onMachine(t, "h100x8", nil, 8)
 			old := a.pid()
 			if hang != "" {
 				m.ctl(t, "hang", "all", hang)
@@ -232,7 +269,7 @@ func Test23Reattach(t *testing.T) {
 			b.state, _ = a.GetDevicePluginState()
 			b.dm.Run()
 			defer b.dm.Shutdown()
-			await(t, "the end of the former plugin", func() bool { return !alive(old) })
+			await(t, "the end of the previous plugin", func() bool { return !alive(old) })
 			if strings.Contains(b.logs.String(), "plugin failed to exit gracefully") {
 				t.Error("had to be killed")
 			}

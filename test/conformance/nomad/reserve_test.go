@@ -1,6 +1,10 @@
 package nomad
 
 import (
+	"syscall"
+
+	"github.com/hashicorp/nomad/plugins/device"
+
 	"os"
 	"path/filepath"
 	"reflect"
@@ -13,14 +17,11 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 	"github.com/hashicorp/nomad/nomad/structs"
-	"github.com/hashicorp/nomad/plugins/device"
 )
 
 func Test14Reserve(t *testing.T) {
-	m := install(t, "h100x8")
-	a := startAgent(t, m, nil)
-	g := a.devices(t, 8, 8)[0]
-	all := ids([]*structs.NodeDeviceResource{g})
+	m, a, groups := onMachine(t, "h100x8", nil, 8)
+	g, all := groups[0], ids(groups)
 	visible := func(r *device.ContainerReservation) string { return r.Envs["NVIDIA_VISIBLE_DEVICES"] }
 	for name, tc := range map[string]struct {
 		ids  []string
@@ -72,18 +73,16 @@ func Test14Reserve(t *testing.T) {
 	}
 }
 
-// Nomad knows the ID from the former list, the plugin not any more: the last one to check is the plugin.
+// Nomad checks IDs by the last fingerprint, which may be older than what the plugin knows: the plugin checks them, too.
 func Test14ReserveUnknown(t *testing.T) {
-	m := install(t, "h100x8")
-	a := startAgent(t, m, nil)
-	g := a.devices(t, 8, 8)[0]
-	i, err := a.cat.Dispense("nvidia-gpu", "device", nil, hclog.NewNullLogger())
+	_, a, groups := onMachine(t, "h100x8", nil, 8)
+	i, err := a.catalog.Dispense("nvidia-gpu", "device", nil, hclog.NewNullLogger())
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer i.Kill()
 	p := i.Plugin().(device.DevicePlugin)
-	_, err = p.Reserve([]string{"GPU-y", g.Instances[0].ID, "GPU-x"})
+	_, err = p.Reserve([]string{"GPU-y", ids(groups)[0], "GPU-x"})
 	if err == nil || !strings.Contains(err.Error(), "unknown device IDs: GPU-x,GPU-y") {
 		t.Errorf("got %v", err)
 	}
@@ -126,5 +125,61 @@ func Test15ReservedPaths(t *testing.T) {
 				t.Errorf("%s=%s would be interpolated", k, v)
 			}
 		}
+	}
+}
+
+// A changed policy applies after SIGHUP, in the same process; an invalid one changes nothing.
+func Test07PolicyByHangup(t *testing.T) {
+	m, a, whole := underPolicy(t, "h100x8", "", 8)
+	hup := func(text string) {
+		t.Helper()
+		m.policy(t, text)
+		a.signal(t, syscall.SIGHUP)
+	}
+	pid, updates := a.pid(), len(a.Updates())
+	hup("policy: {rules: [{select: {index: nine}, use: time-slicing, replicas: 4}, {select: {index: 1}, use: halved}]}\n")
+	await(t, "both problems in the log", func() bool {
+		logs := a.logs.String()
+		return strings.Contains(logs, "nine") && strings.Contains(logs, "halved") && strings.Contains(logs, "previous policy remains in effect")
+	})
+	if !reflect.DeepEqual(a.devices(t, 8, 8), whole) || len(a.Updates()) != updates {
+		t.Error("an invalid policy changed something")
+	}
+	hup(divided)
+	groups := a.until(t, "shares", func(g []*structs.NodeDeviceResource) bool { return len(instances(g)) == 18 })
+	if got := newCluster(t, node(groups)).place(t, ask("nvidia/gpu-shared", 12)); got == nil {
+		t.Error("twelve shares are not placed")
+	}
+	hup("")
+	if back := a.until(t, "whole GPUs", func(g []*structs.NodeDeviceResource) bool { return len(instances(g)) == 8 }); !reflect.DeepEqual(back, whole) {
+		t.Error("not as before")
+	}
+	if a.pid() != pid || len(a.launches(t)) != 3 {
+		t.Error("another process was started")
+	}
+}
+
+// A plugin that is killed while the policy file is invalid is started with the previous policy. If it refused its
+// configuration, Nomad would start no other one, and allocate GPUs that can't be reserved.
+func Test12KilledUnderAnInvalidPolicy(t *testing.T) {
+	m, a, was := underPolicy(t, "h100x8", "policy: {rules: [{select: {index: [0, 1]}, use: time-slicing, replicas: 4}]}\n", 14)
+	await(t, "the saved policy", func() bool {
+		_, err := os.Stat(filepath.Join(string(m), "state", "nomad-gpu.policy.yaml"))
+		return err == nil
+	})
+	m.policy(t, "policy: {rules: [{select: {index: 1}, use: halved}]}\n")
+	for range 3 {
+		pid, updates := a.pid(), len(a.Updates())
+		a.signal(t, syscall.SIGKILL)
+		await(t, "another process and its fingerprint", func() bool { return a.pid() != pid && len(a.Updates()) > updates })
+		if !reflect.DeepEqual(a.devices(t, 14, 14), was) {
+			t.Error("not as before")
+		}
+		if _, err := a.reserve(group(t, was, "gpu-shared", "H100"), m.uuid(t, 1)+"::3"); err != nil {
+			t.Error(err)
+		}
+	}
+	if !strings.Contains(a.logs.String(), "halved") {
+		t.Error("the problem is not in the log")
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -23,8 +24,8 @@ import (
 	"github.com/hashicorp/nomad/plugins/device"
 )
 
-// patience is how long a test waits for what must happen.
-const patience = 30 * time.Second
+// timeout bounds the wait for an event that must occur.
+const timeout = 30 * time.Second
 
 var bin struct{ plugin, simctl string }
 
@@ -56,22 +57,21 @@ type manager interface {
 
 // agent is the part of a Nomad client that deals with device plugins.
 type agent struct {
-	dir  string // holds the plugin, what it wrote, and its sockets
-	logs *buffer
-	load error
-	cat  *loader.PluginLoader
-	dm   manager
+	dir     string // with the plugin, its output and its sockets
+	logs    *buffer
+	load    error
+	catalog *loader.PluginLoader
+	dm      manager
 
 	mu      sync.Mutex
 	updates [][]*structs.NodeDeviceResource
 	state   *state.PluginState
 }
 
-// copyStderr in the environment has the plugin's stderr copied into the agent's folder.
+// copyStderr in the environment makes a copy of the plugin's stderr in the agent's folder.
 const copyStderr = "CONFORMANCE_COPY_STDERR"
 
-// newAgent lays out a plugin_dir and loads it, as a starting agent does. A nil configuration is no
-// plugin block's config.
+// newAgent creates a plugin_dir and loads it, as an agent that starts. A nil configuration is a plugin block without one.
 func newAgent(t testing.TB, configuration map[string]any, args ...string) *agent {
 	t.Helper()
 	a := &agent{dir: t.TempDir(), logs: &buffer{}}
@@ -80,39 +80,35 @@ func newAgent(t testing.TB, configuration map[string]any, args ...string) *agent
 			t.Fatal(err)
 		}
 	}
-	// The plugin behind a script that notes its process. A copy of what it writes to stderr is made for who
-	// asks for it only: who makes it has the plugin's stderr a little longer than the plugin.
+	// A script that records its process and becomes the plugin. The copy of stderr is made on request only: tee keeps the
+	// plugin's stderr open a little longer than the plugin.
 	script := fmt.Sprintf("#!/bin/bash\necho $$ >>%[1]s/launches\nexport TMPDIR=%[1]s/tmp\n"+
 		"[ -z \"$%[3]s\" ] || exec %[2]s \"$@\" 2> >(exec tee -a %[1]s/stderr >&2)\nexec %[2]s \"$@\"\n", a.dir, bin.plugin, copyStderr)
 	if err := os.WriteFile(filepath.Join(a.dir, "plugins", "nomad-gpu"), []byte(script), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	a.start(configuration, args)
-	return a
-}
-
-func (a *agent) start(configuration map[string]any, args []string) {
 	log := hclog.New(&hclog.LoggerOptions{Level: hclog.Trace, Output: a.logs})
-	a.cat, a.load = loader.NewPluginLoader(&loader.PluginLoaderConfig{
+	a.catalog, a.load = loader.NewPluginLoader(&loader.PluginLoaderConfig{
 		Logger:            log,
 		PluginDir:         filepath.Join(a.dir, "plugins"),
 		Configs:           []*config.PluginConfig{{Name: "nomad-gpu", Args: args, Config: configuration}},
 		SupportedVersions: loader.AgentSupportedApiVersions,
 	})
 	if a.load != nil {
-		return
+		return a
 	}
 	a.dm = devicemanager.New(&devicemanager.Config{
 		Logger:        log,
-		Loader:        singleton.NewSingletonLoader(log, a.cat),
+		Loader:        singleton.NewSingletonLoader(log, a.catalog),
 		PluginConfig:  &base.AgentConfig{},
 		StatsInterval: time.Second,
 		Updater:       a.update,
 		State:         a,
 	})
+	return a
 }
 
-// startAgent is newAgent on a machine, running.
+// startAgent is newAgent on a machine, with a device manager that has sent its first fingerprint.
 func startAgent(t testing.TB, m machine, more map[string]any) *agent {
 	t.Helper()
 	a := newAgent(t, m.config(more))
@@ -128,7 +124,7 @@ func startAgent(t testing.TB, m machine, more map[string]any) *agent {
 	t.Cleanup(a.dm.Shutdown)
 	select {
 	case <-a.dm.WaitForFirstFingerprint(t.Context()):
-	case <-time.After(patience):
+	case <-time.After(timeout):
 		t.Fatal("no fingerprint")
 	}
 	return a
@@ -154,14 +150,14 @@ func (a *agent) PutDevicePluginState(s *state.PluginState) error {
 	return nil
 }
 
-// Updates are the lists that reached the node so far.
+// Updates returns the device groups that the node got so far.
 func (a *agent) Updates() [][]*structs.NodeDeviceResource {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.updates
 }
 
-// until waits until the node's list is as wanted and returns it.
+// until waits until a condition holds for the node's device groups, and returns them.
 func (a *agent) until(t testing.TB, what string, holds func([]*structs.NodeDeviceResource) bool) []*structs.NodeDeviceResource {
 	t.Helper()
 	var last []*structs.NodeDeviceResource
@@ -176,18 +172,29 @@ func (a *agent) until(t testing.TB, what string, holds func([]*structs.NodeDevic
 	return last
 }
 
-// devices waits for a list of n devices, healthy of them healthy.
+// onMachine is startAgent on a new machine of that name, with n devices, all healthy.
+func onMachine(t testing.TB, name string, more map[string]any, n int) (machine, *agent, []*structs.NodeDeviceResource) {
+	t.Helper()
+	m := install(t, name)
+	a := startAgent(t, m, more)
+	return m, a, a.devices(t, n, n)
+}
+
+// underPolicy is onMachine with a policy file.
+func underPolicy(t testing.TB, name, policy string, n int) (machine, *agent, []*structs.NodeDeviceResource) {
+	t.Helper()
+	m := install(t, name)
+	a := startAgent(t, m, m.policy(t, policy))
+	return m, a, a.devices(t, n, n)
+}
+
+// devices waits until the node has n devices of which so many are healthy.
 func (a *agent) devices(t testing.TB, n, healthy int) []*structs.NodeDeviceResource {
 	t.Helper()
 	return a.until(t, fmt.Sprintf("%d devices, %d healthy", n, healthy), func(groups []*structs.NodeDeviceResource) bool {
-		all, well := 0, 0
-		for _, d := range instances(groups) {
-			all++
-			if d.Healthy {
-				well++
-			}
-		}
-		return all == n && well == healthy
+		all := instances(groups)
+		unhealthy := slices.DeleteFunc(slices.Clone(all), func(d *structs.NodeDevice) bool { return d.Healthy })
+		return len(all) == n && len(all)-len(unhealthy) == healthy
 	})
 }
 
@@ -209,7 +216,7 @@ func (a *agent) reserve(g *structs.NodeDeviceResource, ids ...string) (*device.C
 	return a.dm.Reserve(&structs.AllocatedDeviceResource{Vendor: g.Vendor, Type: g.Type, Name: g.Name, DeviceIDs: ids})
 }
 
-// launches are the processes started so far.
+// launches returns the IDs of the processes started so far.
 func (a *agent) launches(t testing.TB) (pids []int) {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(a.dir, "launches"))
@@ -226,7 +233,7 @@ func (a *agent) launches(t testing.TB) (pids []int) {
 	return pids
 }
 
-// alive reports whether a process runs; one that only waits to be reaped does not.
+// alive reports whether a process runs; a zombie does not.
 func alive(pid int) bool {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	return err == nil && !strings.Contains(string(stat), ") Z ")
@@ -239,14 +246,14 @@ func await(t testing.TB, what string, holds func() bool) {
 
 func awaitEvery(t testing.TB, interval time.Duration, what string, holds func() bool) {
 	t.Helper()
-	deadline := time.After(patience)
+	deadline := time.After(timeout)
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
 	for !holds() {
 		select {
 		case <-tick.C:
 		case <-deadline:
-			t.Fatalf("waited in vain for: %s", what)
+			t.Fatalf("timeout: %s", what)
 		}
 	}
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/hashicorp/nomad/nomad/structs"
 )
 
-// divided is eight GPUs, of which two are for one job each, three shared by four, two by MPS, and one kept back.
+// divided is a policy of eight GPUs: two exclusive, three time-sliced by four, two with MPS, one reserved.
 const divided = `policy:
   rules:
   - {select: {index: 7}, use: reserved}
@@ -24,9 +24,7 @@ const divided = `policy:
 
 // Four jobs share a GPU and a fifth is blocked, until one of them ends.
 func Test19FourJobsShareAGPU(t *testing.T) {
-	m := install(t, "t4")
-	a := startAgent(t, m, m.policy(t, "policy: {rules: [{select: {model: \"*\"}, use: time-slicing, replicas: 4}]}\n"))
-	groups := a.devices(t, 4, 4)
+	_, a, groups := underPolicy(t, "t4", "policy: {rules: [{select: {model: \"*\"}, use: time-slicing, replicas: 4}]}\n", 4)
 	c := newCluster(t, node(groups))
 	taken := map[string]bool{}
 	for range 4 {
@@ -36,7 +34,7 @@ func Test19FourJobsShareAGPU(t *testing.T) {
 		}
 		id := got[0].DeviceIDs[0]
 		if taken[id] {
-			t.Errorf("%s is given out twice", id)
+			t.Errorf("%s is allocated twice", id)
 		}
 		taken[id] = true
 		r, err := a.reserve(groups[0], id)
@@ -55,25 +53,25 @@ func Test19FourJobsShareAGPU(t *testing.T) {
 	}
 }
 
-// No request for a GPU of one's own is matched by a share, nor the other way round, however it is spelled.
-func Test19NobodyGetsAShareUnasked(t *testing.T) {
+// No request for an exclusive GPU is matched by a share, and no request for a share by an exclusive GPU.
+func Test19RequestsForAGPUGetNoShare(t *testing.T) {
 	for name, policy := range map[string]string{
 		"rules":                  "policy: {rules: [{select: {model: \"*\"}, use: time-slicing, replicas: 4}]}\n",
 		"NVIDIA's, same name":    "sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}\n",
 		"NVIDIA's, another name": "sharing: {timeSlicing: {renameByDefault: true, resources: [{name: nvidia.com/gpu, replicas: 4}]}}\n",
-		"a name of one's own":    "policy: {rules: [{select: {model: \"*\"}, use: time-slicing, replicas: 4, name: fast}]}\n",
+		"a pool with a name":     "policy: {rules: [{select: {model: \"*\"}, use: time-slicing, replicas: 4, name: fast}]}\n",
 	} {
 		t.Run(name, func(t *testing.T) {
-			m := install(t, "h100x8")
-			n := node(startAgent(t, m, m.policy(t, policy)).devices(t, 32, 32))
-			for _, g := range n.NodeResources.Devices {
+			_, _, groups := underPolicy(t, "h100x8", policy, 32)
+			n := node(groups)
+			for _, g := range groups {
 				for _, request := range []string{"gpu", "nvidia/gpu", "nvidia/gpu/" + g.Name, "nvidia/gpu/NVIDIA H100 80GB HBM3", "gpu-mps", "nvidia/gpu-mps"} {
-					if g.ID().Matches(ask(request, 1).ID()) || feasibleOn(t, n, ask(request, 1)) || newCluster(t, n).place(t, ask(request, 1)) != nil {
+					if g.ID().Matches(ask(request, 1).ID()) || fits(t, n, ask(request, 1)) {
 						t.Errorf("%q gets a share", request)
 					}
 				}
 				for _, request := range []string{"gpu-shared", "nvidia/gpu-shared", "nvidia/gpu-shared/" + g.Name} {
-					if newCluster(t, n).place(t, ask(request, 1)) == nil {
+					if !fits(t, n, ask(request, 1)) {
 						t.Errorf("%q gets no share", request)
 					}
 				}
@@ -82,7 +80,7 @@ func Test19NobodyGetsAShareUnasked(t *testing.T) {
 	}
 }
 
-// Of a machine that is used in several ways each request is matched by one, to the last unit.
+// On a machine that is used in several ways each request is matched by one group, to the last unit.
 func Test19ADividedMachine(t *testing.T) {
 	m := install(t, "h100x8")
 	groups := startAgent(t, m, m.policy(t, divided)).first(t, m)
@@ -95,56 +93,32 @@ func Test19ADividedMachine(t *testing.T) {
 			}
 		}
 	}
+	c := newCluster(t, node(groups))
 	for kind, want := range map[string]int{"gpu": 2, "gpu-shared": 12, "gpu-mps": 4} {
 		if n := len(group(t, groups, kind, "H100").Instances); n != want {
 			t.Errorf("%s: %d, want %d", kind, n, want)
 		}
-	}
-	c := newCluster(t, node(groups))
-	for i := range 2 {
-		if c.place(t, ask("nvidia/gpu", 1)) == nil {
-			t.Errorf("job %d is blocked: %s", i, c.exhausted())
+		if kind == "gpu-mps" {
+			continue // without a daemon
+		}
+		for i := range want {
+			if c.place(t, ask("nvidia/"+kind, 1)) == nil {
+				t.Errorf("%s: job %d is blocked: %s", kind, i, c.exhausted())
+			}
+		}
+		if got := c.place(t, ask("nvidia/"+kind, 1)); got != nil {
+			t.Errorf("%s: one job more than units gets %v", kind, got[0])
 		}
 	}
-	if got := c.place(t, ask("nvidia/gpu", 1)); got != nil {
-		t.Errorf("a third job for two GPUs gets %v", got[0])
-	}
-	for range 12 {
-		if c.place(t, ask("nvidia/gpu-shared", 1)) == nil {
-			t.Error(c.exhausted())
-		}
-	}
-	if got := c.place(t, ask("nvidia/gpu-shared", 1)); got != nil {
-		t.Errorf("a thirteenth job for twelve shares gets %v", got[0])
-	}
-	kept := m.uuid(t, 7)
-	if slices.Contains(ids(groups), kept) {
-		t.Errorf("%s is kept back, and offered", kept)
+	if reserved := m.uuid(t, 7); slices.Contains(ids(groups), reserved) {
+		t.Errorf("%s is reserved, and offered", reserved)
 	}
 }
 
-// uuid is that of the GPU in a slot.
-func (m machine) uuid(t testing.TB, slot int) string {
-	t.Helper()
-	text, err := os.ReadFile(filepath.Join(string(m), "machine.conf"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	var all []string
-	for line := range strings.Lines(string(text)) {
-		if id, ok := strings.CutPrefix(line, "uuid = "); ok {
-			all = append(all, strings.TrimSpace(id))
-		}
-	}
-	return all[slot]
-}
-
-// Two shares are two shares, of one GPU or of two: a task that holds both sees each GPU once.
+// Two shares may be of one GPU or of two: a task that has both sees each GPU once.
 func Test19TwoShares(t *testing.T) {
-	m := install(t, "h100x8")
-	a := startAgent(t, m, m.policy(t, "policy: {rules: [{select: {index: [0, 1]}, use: time-slicing, replicas: 3}]}\n"))
-	groups := a.devices(t, 12, 12)
-	for range 20 { // Nomad picks by chance
+	_, a, groups := underPolicy(t, "h100x8", "policy: {rules: [{select: {index: [0, 1]}, use: time-slicing, replicas: 3}]}\n", 12)
+	for range 20 { // Nomad chooses at random
 		got := newCluster(t, node(groups)).place(t, ask("nvidia/gpu-shared", 2))
 		if got == nil || len(got[0].DeviceIDs) != 2 {
 			t.Fatalf("got %v", got)
@@ -154,7 +128,7 @@ func Test19TwoShares(t *testing.T) {
 			t.Fatal(err)
 		}
 		seen := strings.Split(r.Envs["NVIDIA_VISIBLE_DEVICES"], ",")
-		if want := gpus(got[0].DeviceIDs); len(seen) != len(want) || !reflect.DeepEqual(gpus(seen), gpus(slices.Compact(slices.Sorted(slices.Values(seen))))) {
+		if want := gpus(got[0].DeviceIDs); len(seen) != len(want) || len(gpus(seen)) != len(want) {
 			t.Errorf("%v are seen as %v", got[0].DeviceIDs, seen)
 		}
 		backwards := slices.Clone(got[0].DeviceIDs)
@@ -165,12 +139,10 @@ func Test19TwoShares(t *testing.T) {
 	}
 }
 
-// Where more than one share is refused, it is by the plugin: Nomad has no such rule, and shows its words.
+// failRequestsGreaterThanOne is enforced by the plugin, because Nomad has no such rule; Nomad shows the plugin's error.
 func Test19TwoSharesAreRefused(t *testing.T) {
-	m := install(t, "h100x8")
-	a := startAgent(t, m, m.policy(t, "policy: {rules: [{select: {index: [0, 1]}, use: time-slicing, replicas: 3, failRequestsGreaterThanOne: true}]}\n"))
-	a.devices(t, 12, 12)
-	got := newCluster(t, node(a.devices(t, 12, 12))).place(t, ask("nvidia/gpu-shared", 2))
+	_, a, groups := underPolicy(t, "h100x8", "policy: {rules: [{select: {index: [0, 1]}, use: time-slicing, replicas: 3, failRequestsGreaterThanOne: true}]}\n", 12)
+	got := newCluster(t, node(groups)).place(t, ask("nvidia/gpu-shared", 2))
 	if got == nil {
 		t.Fatal("not placed")
 	}
@@ -179,27 +151,25 @@ func Test19TwoSharesAreRefused(t *testing.T) {
 	}
 }
 
-// All shares of a GPU are as well as it is, and come and go in one fingerprint.
+// All shares of a GPU have its health, and change in one fingerprint.
 func Test10SharesFollowTheirGPU(t *testing.T) {
-	m := install(t, "h100x8")
-	a := startAgent(t, m, m.policy(t, "policy: {rules: [{select: {index: [0, 1]}, use: time-slicing, replicas: 50}]}\n"))
-	well := a.devices(t, 106, 106)
-	before := len(a.Updates())
+	m, a, before := underPolicy(t, "h100x8", "policy: {rules: [{select: {index: [0, 1]}, use: time-slicing, replicas: 50}]}\n", 106)
+	updates := len(a.Updates())
 	m.ctl(t, "lose", "1")
-	sick := a.devices(t, 106, 56)
-	if n := len(a.Updates()) - before; n != 1 {
+	unhealthy := a.devices(t, 106, 56)
+	if n := len(a.Updates()) - updates; n != 1 {
 		t.Errorf("%d updates", n)
 	}
-	for _, d := range instances(sick) {
+	for _, d := range instances(unhealthy) {
 		if of := strings.HasPrefix(d.ID, m.uuid(t, 1)); d.Healthy == of {
 			t.Errorf("%+v", d)
 		}
 	}
-	if newCluster(t, node(sick)).place(t, ask("nvidia/gpu-shared", 51)) != nil {
-		t.Error("shares of the lost GPU are given out")
+	if fits(t, node(unhealthy), ask("nvidia/gpu-shared", 51)) {
+		t.Error("shares of the lost GPU are allocated")
 	}
 	m.ctl(t, "restore", "1")
-	if back := a.devices(t, 106, 106); !reflect.DeepEqual(well, back) {
+	if back := a.devices(t, 106, 106); !reflect.DeepEqual(before, back) {
 		t.Error("not as before")
 	}
 }
@@ -220,7 +190,7 @@ func daemon(t *testing.T, root, pool string) (end func()) {
 	return end
 }
 
-// A pool whose MPS daemon does not answer takes no work, and says why; a task finds the daemon by its environment.
+// A pool whose MPS daemon does not answer is unhealthy; a task finds the daemon by its environment.
 func Test10MPSDaemon(t *testing.T) {
 	m := install(t, "h100x8")
 	root := filepath.Join(string(m), "mps")
@@ -229,16 +199,14 @@ func Test10MPSDaemon(t *testing.T) {
 	a := startAgent(t, m, keys)
 	a.devices(t, 8, 8)
 	m.policy(t, divided)
-	if err := syscall.Kill(a.pid(), syscall.SIGHUP); err != nil { // a pool that nobody knew of before
-		t.Fatal(err)
-	}
+	a.signal(t, syscall.SIGHUP) // the pool is new
 	groups := a.devices(t, 18, 14)
 	for _, d := range group(t, groups, "gpu-mps", "H100").Instances {
 		if d.Healthy || !strings.Contains(d.HealthDescription, "MPS") || !strings.Contains(d.HealthDescription, "gpu.mps") {
 			t.Errorf("%+v", d)
 		}
 	}
-	if newCluster(t, node(groups)).place(t, ask("nvidia/gpu-mps", 1)) != nil {
+	if fits(t, node(groups), ask("nvidia/gpu-mps", 1)) {
 		t.Error("placed without a daemon")
 	}
 	end := daemon(t, root, "gpu.mps")
