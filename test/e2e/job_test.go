@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// allocation is what of an allocation the test looks at.
+// allocation is the part of an allocation that tests use.
 type allocation struct {
 	ID, ClientStatus   string
 	AllocatedResources struct {
@@ -27,7 +27,7 @@ type allocation struct {
 	}
 }
 
-// identity gives what stays while the allocation's tasks run.
+// identity returns what stays while the allocation's tasks run.
 func (alloc allocation) identity() string {
 	text := alloc.ID + " " + alloc.ClientStatus
 	for name, task := range alloc.TaskStates {
@@ -45,7 +45,7 @@ func (a *agent) submit(t *testing.T, file string, vars ...string) {
 	must(t, append(argv, filepath.Join("testdata", file))...)
 }
 
-// allocation gives the job's only allocation.
+// allocation returns the job's only allocation.
 func (a *agent) allocation(job string) (allocation, error) {
 	var list []allocation
 	if err := a.get("/v1/job/"+job+"/allocations", &list); err != nil {
@@ -59,7 +59,7 @@ func (a *agent) allocation(job string) (allocation, error) {
 	return alloc, err
 }
 
-// devices gives the ids that Nomad's scheduler chose, in order.
+// devices returns the ids that Nomad's scheduler chose, in order.
 func (alloc allocation) devices() []string {
 	var ids []string
 	for _, task := range alloc.AllocatedResources.Tasks {
@@ -81,15 +81,15 @@ func (a *agent) checkRunning(t *testing.T, job string, ids []string) {
 }
 
 // runJob runs the job gpus.nomad.hcl under a name of its own, waits for the wanted status of its
-// allocation, checks that its task printed the devices that Nomad chose, and gives them and what it printed.
-func (a *agent) runJob(t *testing.T, name, status string, vars ...string) (ids []string, said string) {
+// allocation, checks that its task printed the devices that Nomad chose, and returns them and what it printed.
+func (a *agent) runJob(t *testing.T, name, status string, vars ...string) (ids []string, output string) {
 	t.Helper()
 	a.submit(t, "gpus.nomad.hcl", append(vars, "name="+name)...)
 	return a.awaitWork(t, name, status)
 }
 
 // awaitWork waits until the job's allocation has the status and its task has printed the devices that Nomad chose.
-func (a *agent) awaitWork(t *testing.T, name, status string) (ids []string, said string) {
+func (a *agent) awaitWork(t *testing.T, name, status string) (ids []string, output string) {
 	t.Helper()
 	var alloc allocation
 	await(t, "job "+name+" to be "+status, 60*time.Second, func() (err error) {
@@ -99,23 +99,23 @@ func (a *agent) awaitWork(t *testing.T, name, status string) (ids []string, said
 		return err
 	})
 	await(t, "the log of job "+name, 30*time.Second, func() (err error) {
-		said, err = fetch(nomadAPI + "/v1/client/fs/logs/" + alloc.ID + "?task=gpus&type=stdout&plain=true")
-		if err == nil && said == "" {
+		output, err = fetch(nomadAPI + "/v1/client/fs/logs/" + alloc.ID + "?task=gpus&type=stdout&plain=true")
+		if err == nil && output == "" {
 			err = errors.New("it is empty")
 		}
 		return err
 	})
-	said = strings.TrimSpace(said)
-	t.Logf("job %s says: %s", name, said)
+	output = strings.TrimSpace(output)
+	t.Logf("output of job %s: %s", name, output)
 	for _, id := range alloc.devices() {
-		if !strings.Contains(said, deviceOf(id)) {
-			t.Errorf("Nomad gave %s, the task says %q", id, said)
+		if !strings.Contains(output, deviceOf(id)) {
+			t.Errorf("Nomad allocated %s, the task printed %q", id, output)
 		}
 	}
-	return alloc.devices(), said
+	return alloc.devices(), output
 }
 
-// awaitBlocked waits until the scheduler has found no place for the job, and gives why.
+// awaitBlocked waits until the scheduler has found no place for the job, and returns why.
 func (a *agent) awaitBlocked(t *testing.T, job string) (why string) {
 	t.Helper()
 	await(t, "job "+job+" to be blocked", 60*time.Second, func() error {
@@ -164,8 +164,8 @@ func (a *agent) awaitRefused(t *testing.T, job, reason string) {
 			return err
 		}
 		for _, alloc := range list {
-			if said, found := alloc.said(reason); found && alloc.ClientStatus == "failed" {
-				t.Logf("job %s: %s", job, said)
+			if message, found := alloc.event(reason); found && alloc.ClientStatus == "failed" {
+				t.Logf("job %s: %s", job, message)
 				return nil
 			}
 		}
@@ -173,8 +173,8 @@ func (a *agent) awaitRefused(t *testing.T, job, reason string) {
 	})
 }
 
-// said gives what Nomad told of the allocation's tasks that holds the text.
-func (alloc allocation) said(text string) (string, bool) {
+// event returns the message of an event of the allocation's tasks that contains the text.
+func (alloc allocation) event(text string) (string, bool) {
 	for _, task := range alloc.TaskStates {
 		for _, event := range task.Events {
 			if strings.Contains(event.DisplayMessage, text) {

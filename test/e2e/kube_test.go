@@ -3,9 +3,13 @@
 package e2e
 
 import (
+	"archive/tar"
+	"bytes"
 	"crypto/rand"
 	"crypto/rsa"
+	"crypto/sha256"
 	"crypto/x509"
+	"encoding/json"
 	"encoding/pem"
 	"errors"
 	"fmt"
@@ -90,15 +94,9 @@ func (c *cluster) startControlPlane(t *testing.T) {
 		"--bind-address=127.0.0.1", "--leader-elect=false")
 }
 
-// deployPlugin deploys k8s-gpu as a user would, on the machine that lies at root, and waits until it is ready.
-func (c *cluster) deployPlugin(t *testing.T, root string) {
-	t.Helper()
-	c.deployPluginWith(t, root, "k8s-history")
-}
-
-// deployPluginWith deploys it with a folder for what it remembers, and with more parts.
-func (c *cluster) deployPluginWith(t *testing.T, root, history string, parts ...string) {
-	t.Helper()
+// deployPlugin deploys k8s-gpu as a user would, on the machine at root, with this state directory and more parts of the
+// DaemonSet, and waits until it is ready.
+func (c *cluster) deployPlugin(t *testing.T, root, history string, parts ...string) {
 	t.Helper()
 	manifest, err := os.ReadFile("../../deploy/daemonset.yaml")
 	if err != nil {
@@ -113,7 +111,7 @@ func (c *cluster) deployPluginWith(t *testing.T, root, history string, parts ...
 	t.Log(must(t, "kubectl", "get", "pods", "--namespace=kube-system"))
 }
 
-// offer gives how many GPUs the node has and how many of them are allocatable; "" is a resource that it does not
+// offer returns how many GPUs the node has and how many of them are allocatable; "" is a resource that it does not
 // know.
 func (c *cluster) offer() (capacity, allocatable string, err error) {
 	var node struct {
@@ -146,4 +144,96 @@ func (c *cluster) try(argv ...string) error {
 	}
 	_, err := command(argv...)
 	return err
+}
+
+// pluginImage returns an image archive of k8s-gpu.
+func pluginImage(t *testing.T) string {
+	t.Helper()
+	return saveImage(t, "localhost/k8s-gpu:e2e", []string{"/usr/bin/k8s-gpu"}, binary("k8s-gpu"))
+}
+
+// saveImage writes a container image as an archive that "ctr images import" reads: Debian's static busybox
+// and the given programs, each with the libraries it links. There is no registry to pull one from.
+func saveImage(t *testing.T, name string, entrypoint []string, programs ...string) string {
+	t.Helper()
+	layer := buildLayer(t, programs)
+	layerID := fmt.Sprintf("%x", sha256.Sum256(layer))
+	config := encode(t, map[string]any{
+		"architecture": "amd64", "os": "linux",
+		"config": map[string]any{"Entrypoint": entrypoint, "Env": []string{"PATH=/usr/bin:/bin"}},
+		"rootfs": map[string]any{"type": "layers", "diff_ids": []string{"sha256:" + layerID}},
+	})
+	configFile := fmt.Sprintf("%x.json", sha256.Sum256(config))
+	manifest := encode(t, []map[string]any{{
+		"Config": configFile, "RepoTags": []string{name}, "Layers": []string{layerID + ".tar"},
+	}})
+	var image bytes.Buffer
+	w := tar.NewWriter(&image)
+	addFile(t, w, configFile, config)
+	addFile(t, w, layerID+".tar", layer)
+	addFile(t, w, "manifest.json", manifest)
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return write(t, "images/"+strings.NewReplacer("/", "_", ":", "_").Replace(name)+".tar", image.Bytes())
+}
+
+func buildLayer(t *testing.T, programs []string) []byte {
+	t.Helper()
+	var layer bytes.Buffer
+	w := tar.NewWriter(&layer)
+	add := func(h tar.Header) {
+		if err := w.WriteHeader(&h); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, dir := range []string{"bin", "dev", "etc", "proc", "sys", "tmp", "usr", "usr/bin", "var"} {
+		add(tar.Header{Typeflag: tar.TypeDir, Name: dir, Mode: 0o755})
+	}
+	addFrom(t, w, "/bin/busybox", "bin/busybox")
+	for _, applet := range []string{"sh", "sleep", "env", "cat"} {
+		add(tar.Header{Typeflag: tar.TypeSymlink, Name: "bin/" + applet, Linkname: "busybox", Mode: 0o777})
+	}
+	seen := map[string]bool{}
+	for _, program := range programs {
+		addFrom(t, w, program, "usr/bin/"+filepath.Base(program))
+		for _, field := range strings.Fields(must(t, "ldd", program)) {
+			if strings.HasPrefix(field, "/") && !seen[field] {
+				seen[field] = true
+				addFrom(t, w, field, strings.TrimPrefix(field, "/"))
+			}
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return layer.Bytes()
+}
+
+func addFrom(t *testing.T, w *tar.Writer, source, target string) {
+	t.Helper()
+	data, err := os.ReadFile(source)
+	if err != nil {
+		t.Fatal(err)
+	}
+	addFile(t, w, target, data)
+}
+
+func addFile(t *testing.T, w *tar.Writer, name string, data []byte) {
+	t.Helper()
+	if err := w.WriteHeader(&tar.Header{Name: name, Mode: 0o755, Size: int64(len(data))}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.Write(data); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func encode(t *testing.T, v any) []byte {
+	t.Helper()
+	data, err := json.Marshal(v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data
 }

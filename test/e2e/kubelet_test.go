@@ -40,11 +40,9 @@ func (c *cluster) restartKubelet(t *testing.T, signal syscall.Signal) {
 	c.awaitRegistration(t, 0, 8)
 }
 
-// killPlugin kills k8s-gpu and waits until kubelet has started another one, and that has registered.
-func (c *cluster) killPlugin(t *testing.T) { c.killPluginWith(t, 8) }
-
-// killPluginWith is killPlugin where this many GPUs are allocatable afterwards.
-func (c *cluster) killPluginWith(t *testing.T, allocatable int) {
+// killPlugin kills k8s-gpu and waits until kubelet has started another one, that has registered, and this many GPUs are
+// allocatable.
+func (c *cluster) killPlugin(t *testing.T, allocatable int) {
 	t.Helper()
 	before, err := c.registrations()
 	if err != nil {
@@ -72,7 +70,7 @@ func (c *cluster) awaitRegistration(t *testing.T, before, allocatable int) {
 	c.awaitGPUs(t, 8, allocatable)
 }
 
-// registrations gives kubelet's own count, which starts at nothing in every kubelet process.
+// registrations returns kubelet's own count, which starts at nothing in every kubelet process.
 func (c *cluster) registrations() (int, error) {
 	metrics, err := fetch("http://" + nodeAddress + ":10255/metrics")
 	if err != nil {
@@ -86,12 +84,8 @@ func (c *cluster) registrations() (int, error) {
 	return strconv.Atoi(strings.TrimSpace(strings.TrimPrefix(line, counter)))
 }
 
-// healthy gives the GPUs that this kubelet has been told of and takes for healthy, in order. Its node status says the
-// same later.
-func (c *cluster) healthy() ([]string, error) { return c.healthyOf(gpuResource) }
-
-// healthyOf gives the units of a resource likewise.
-func (c *cluster) healthyOf(resource string) (ids []string, err error) {
+// healthy returns the units of a resource that this kubelet got as healthy, in order. Its node status shows the same later.
+func (c *cluster) healthy(resource string) (ids []string, err error) {
 	err = askKubelet(func(ctx context.Context, kubelet podresources.PodResourcesListerClient) error {
 		answer, err := kubelet.GetAllocatableResources(ctx, &podresources.AllocatableResourcesRequest{})
 		ids = idsOf(resource, answer.GetDevices())
@@ -100,7 +94,7 @@ func (c *cluster) healthyOf(resource string) (ids []string, err error) {
 	return ids, err
 }
 
-// held gives the GPUs that kubelet holds for each pod in the namespace default, in order.
+// held returns the GPUs that kubelet holds for each pod in the namespace default, in order.
 func (c *cluster) held() (map[string][]string, error) {
 	pods := map[string][]string{}
 	err := askKubelet(func(ctx context.Context, kubelet podresources.PodResourcesListerClient) error {
@@ -140,8 +134,8 @@ func askKubelet(ask func(context.Context, podresources.PodResourcesListerClient)
 	return ask(ctx, podresources.NewPodResourcesListerClient(conn))
 }
 
-// knock reports whether anybody listens on a socket.
-func knock(socket string) error {
+// dial returns nil if a process listens on a socket.
+func dial(socket string) error {
 	conn, err := (&net.Dialer{}).DialContext(context.Background(), "unix", socket)
 	if err != nil {
 		return err
@@ -159,13 +153,13 @@ func (c *cluster) awaitOneSocket(t *testing.T) {
 			err = fmt.Errorf("the sockets are %q", sockets)
 		}
 		for _, socket := range sockets {
-			err = errors.Join(err, knock(socket))
+			err = errors.Join(err, dial(socket))
 		}
 		return err
 	})
 }
 
-// tasks gives the process id and the state of every container that containerd runs, by the container's id.
+// tasks returns the process id and the state of every container that containerd runs, by the container's id.
 func (c *cluster) tasks() (map[string]string, error) {
 	text, err := command("ctr", "--address", stateDir()+"/containerd.sock", "--namespace", "k8s.io", "tasks", "list")
 	tasks := map[string]string{}

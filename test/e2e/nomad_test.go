@@ -61,11 +61,9 @@ func (a *agent) start() {
 	a.process = start(a.owner, a.name, []string{"AWS_CA_BUNDLE=", "TMPDIR=" + stateDir()}, a.argv...)
 }
 
-// onMachine is the configuration of nomad-gpu on a machine that changes in seconds.
-func onMachine(m *simdriver.Machine) string { return onMachineUnder(m, "nomad-history", "") }
-
-// onMachineUnder is the same with a folder for what nomad-gpu remembers, and more settings.
-func onMachineUnder(m *simdriver.Machine, history, more string) string {
+// onMachine is the configuration of nomad-gpu on a machine that changes in seconds, with a folder of stateDir for its
+// history, and more settings.
+func onMachine(m *simdriver.Machine, history, more string) string {
 	return `
     driver_root        = "` + m.Root + `"
     dev_root           = "` + m.Root + `"
@@ -94,7 +92,7 @@ type node struct {
 	NodeResources struct{ Devices []group }
 }
 
-// node gives the agent's only node.
+// node returns the agent's only node.
 func (a *agent) node() (node, error) {
 	var list []struct{ ID string }
 	if err := a.get("/v1/nodes", &list); err != nil {
@@ -108,7 +106,7 @@ func (a *agent) node() (node, error) {
 	return n, err
 }
 
-// gpus gives every device of the node, in order of id.
+// gpus returns every device of the node, in order of id.
 func (n node) gpus() []gpuUse {
 	var all []gpuUse
 	for _, g := range n.NodeResources.Devices {
@@ -140,7 +138,7 @@ func (a *agent) awaitReady(t *testing.T) {
 	})
 }
 
-// awaitGPUs waits until the node has this many devices and healthy ones among them, and gives them all.
+// awaitGPUs waits until the node has this many devices and healthy ones among them, and returns them all.
 func (a *agent) awaitGPUs(t *testing.T, all, healthy int) []gpuUse {
 	t.Helper()
 	var gpus []gpuUse

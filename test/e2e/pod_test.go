@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// pod is what of a pod's status the test looks at.
+// pod is the part of a pod's status that tests use.
 type pod struct {
 	Metadata struct{ Name string }
 	Status   struct {
@@ -32,7 +32,7 @@ type pod struct {
 	}
 }
 
-// health gives the pod's GPUs and their health as kubelet reports them.
+// health returns the pod's GPUs and their health as kubelet reports them.
 func (p pod) health() map[string]string {
 	health := map[string]string{}
 	for _, container := range p.Status.ContainerStatuses {
@@ -45,10 +45,10 @@ func (p pod) health() map[string]string {
 	return health
 }
 
-// ids gives the pod's GPUs in order.
+// ids returns the pod's GPUs in order.
 func (p pod) ids() []string { return slices.Sorted(maps.Keys(p.health())) }
 
-// identity gives what stays while the pod's container runs.
+// identity returns what stays while the pod's container runs.
 func (p pod) identity() string {
 	text := p.Status.Phase
 	for _, container := range p.Status.ContainerStatuses {
@@ -57,7 +57,7 @@ func (p pod) identity() string {
 	return fmt.Sprintf("%s, devices %s", text, p.ids())
 }
 
-// containers gives the ids of the pod's containers, as containerd knows them.
+// containers returns the ids of the pod's containers, as containerd knows them.
 func (p pod) containers() []string {
 	var ids []string
 	for _, container := range p.Status.ContainerStatuses {
@@ -72,7 +72,7 @@ func (c *cluster) pod(name string) (pod, error) {
 	return p, err
 }
 
-// plugin gives the pod of the DaemonSet.
+// plugin returns the pod of the DaemonSet.
 func (c *cluster) plugin(t *testing.T) pod {
 	t.Helper()
 	var list struct{ Items []pod }
@@ -83,7 +83,7 @@ func (c *cluster) plugin(t *testing.T) pod {
 	return list.Items[0]
 }
 
-// pluginLog gives what the DaemonSet's containers have printed so far.
+// pluginLog returns what the DaemonSet's containers have printed so far.
 func (c *cluster) pluginLog(t *testing.T) string {
 	t.Helper()
 	files, err := filepath.Glob(logDir() + "/pods/kube-system_*/k8s-gpu/*.log")
@@ -101,12 +101,6 @@ func (c *cluster) pluginLog(t *testing.T) string {
 	return text.String()
 }
 
-// submit creates a pod that asks for count GPUs.
-func (c *cluster) submit(t *testing.T, name string, count int) {
-	t.Helper()
-	c.request(t, name, gpuResource, count)
-}
-
 // request creates a pod that asks for count of a resource.
 func (c *cluster) request(t *testing.T, name, resource string, count int) {
 	t.Helper()
@@ -114,16 +108,16 @@ func (c *cluster) request(t *testing.T, name, resource string, count int) {
 		map[string]string{"NAME": name, "RESOURCE": resource, "COUNT": fmt.Sprint(count)}))
 }
 
-// runPod starts a pod that asks for count GPUs, waits until it has said which it got, and gives it.
+// runPod starts a pod that asks for count GPUs, waits until it has printed which it got, and returns it.
 func (c *cluster) runPod(t *testing.T, name string, count int) pod {
 	t.Helper()
-	c.submit(t, name, count)
+	c.request(t, name, gpuResource, count)
 	p, _ := c.awaitWork(t, name, count)
 	return p
 }
 
-// awaitWork waits until the pod runs and has said which of its count devices it got, and gives it and what it said.
-func (c *cluster) awaitWork(t *testing.T, name string, count int) (p pod, said string) {
+// awaitWork waits until the pod runs and has printed which of its count devices it got, and returns it and its output.
+func (c *cluster) awaitWork(t *testing.T, name string, count int) (p pod, output string) {
 	t.Helper()
 	c.awaitRunning(t, name)
 	await(t, "the devices in the status of pod "+name, 30*time.Second, func() (err error) {
@@ -133,18 +127,18 @@ func (c *cluster) awaitWork(t *testing.T, name string, count int) (p pod, said s
 		return err
 	})
 	await(t, "the log of pod "+name, 30*time.Second, func() (err error) {
-		if said, err = command("kubectl", "logs", name); err == nil && said == "" {
+		if output, err = command("kubectl", "logs", name); err == nil && output == "" {
 			err = errors.New("it is empty")
 		}
 		return err
 	})
-	t.Logf("pod %s says: %s; kubelet says: %v", name, said, p.health())
+	t.Logf("output of pod %s: %s; kubelet has %v", name, output, p.health())
 	for id, health := range p.health() {
-		if health != "Healthy" || !strings.Contains(said, deviceOf(id)) {
-			t.Errorf("kubelet gave %s, %s, the pod says %q", id, health, said)
+		if health != "Healthy" || !strings.Contains(output, deviceOf(id)) {
+			t.Errorf("kubelet allocated %s, %s, the pod printed %q", id, health, output)
 		}
 	}
-	return p, said
+	return p, output
 }
 
 // awaitRunning waits until the pod runs.
@@ -157,12 +151,6 @@ func (c *cluster) awaitRunning(t *testing.T, name string) {
 		}
 		return err
 	})
-}
-
-// awaitUnschedulable waits until the scheduler has found no GPU for the pod.
-func (c *cluster) awaitUnschedulable(t *testing.T, name string) {
-	t.Helper()
-	c.awaitInsufficient(t, name, gpuResource)
 }
 
 // awaitInsufficient waits until the scheduler has found too little of the resource for the pod.

@@ -22,7 +22,7 @@ const model = "NVIDIA H100 80GB HBM3"
 // noDaemon is why a unit of MPS takes no work.
 const noDaemon = "MPS control daemon does not answer"
 
-// sharedHistory is the one state directory of two agents that know of each other.
+// sharedHistory is the state directory of two agents on one host.
 const sharedHistory = "history"
 
 func policyDir() string { return filepath.Join(stateDir(), "policy") }
@@ -56,15 +56,15 @@ func (s *scene) hup(t *testing.T) {
 	}
 }
 
-// TestOnePolicy gives one policy file to both agents, twice another one while they run.
+// TestOnePolicy returns one policy file to both agents, twice another one while they run.
 func TestOnePolicy(t *testing.T) {
 	m := install(t, "h100x8")
 	s := startSceneUnder(t, m, "shared")
 	p := policied{scene: s, Machine: m, top: t}
-	step(t, "both offer what the policy says, but for what an MPS daemon is missing for", p.offered)
+	step(t, "both offer the units of the policy; those without an MPS daemon are unhealthy", p.offered)
 	step(t, "either warns that the other offers the same", p.contested)
-	step(t, "units of MPS are well while a daemon answers", p.mps)
-	step(t, "who wants a GPU gets no share of one", p.exclusive)
+	step(t, "units of MPS are healthy while a daemon answers", p.mps)
+	step(t, "a request for a GPU gets no share", p.exclusive)
 	step(t, "an XID on a shared GPU takes all of its units and no other", p.xid)
 	step(t, "the policy is another one", p.recut)
 	step(t, "four jobs share one GPU, the fifth waits", p.fourJobs)
@@ -72,7 +72,7 @@ func TestOnePolicy(t *testing.T) {
 	step(t, "work lands on the MIG instance that it wants", p.instances)
 	step(t, "two shares at once are refused where they should be", p.refused)
 	step(t, "a policy with a mistake changes nothing, even if Nomad's plugin is killed", p.spoil)
-	step(t, "the policy gives either its own GPUs", p.split)
+	step(t, "the policy has separate GPUs for each", p.split)
 	s.sameProcesses(t)
 	checkDriver(t, m)
 }
@@ -114,11 +114,11 @@ func (p *policied) offered(t *testing.T) {
 		case deviceOf(g.ID) == p.UUID(7):
 			t.Errorf("Nomad has %s, which is reserved", g.ID)
 		case slices.Contains(p.uuids(5, 6), deviceOf(g.ID)) && !strings.Contains(g.HealthDescription, noDaemon):
-			t.Errorf("%s lacks an MPS daemon, Nomad says %q", g.ID, g.HealthDescription)
+			t.Errorf("%s has no MPS daemon, Nomad's description is %q", g.ID, g.HealthDescription)
 		}
 	}
 	for _, resource := range []string{"nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/gpu.mps"} {
-		if ids, err := p.kube.healthyOf(resource); err != nil || slices.Contains(devicesOf(ids), p.UUID(7)) {
+		if ids, err := p.kube.healthy(resource); err != nil || slices.Contains(devicesOf(ids), p.UUID(7)) {
 			t.Errorf("kubelet has %q, error %v; %s is reserved", ids, err, p.UUID(7))
 		}
 	}
@@ -174,17 +174,17 @@ func (p *policied) mps(t *testing.T) {
 	daemon := startMPS(p.top, "nvidia.com/gpu.mps")
 	p.awaitOffers(t, p.units(12, 4)...)
 	p.kube.request(t, "client", "nvidia.com/gpu.mps", 1)
-	ids, said := p.nomad.runJob(t, "client", "complete", "device=nvidia/gpu-mps", "count=1",
+	ids, output := p.nomad.runJob(t, "client", "complete", "device=nvidia/gpu-mps", "count=1",
 		"then=echo at $CUDA_MPS_PIPE_DIRECTORY, at most $CUDA_MPS_PINNED_DEVICE_MEM_LIMIT")
 	limit := fmt.Sprintf("0=%dM", 30<<10)
 	want := fmt.Sprintf("%s\nat %s/nvidia.com/gpu.mps/pipe, at most %s", deviceOf(ids[0]), mpsRoot(), limit)
-	if !strings.HasSuffix(said, want) {
-		t.Errorf("a job that is a client of MPS says %q, want %q", said, want)
+	if !strings.HasSuffix(output, want) {
+		t.Errorf("a job that is a client of MPS prints %q, want %q", output, want)
 	}
-	p.pod, said = p.kube.awaitWork(t, "client", 1)
+	p.pod, output = p.kube.awaitWork(t, "client", 1)
 	want = fmt.Sprintf("%s, MPS: /mps/nvidia.com/gpu.mps/pipe there %s", deviceOf(p.pod.ids()[0]), limit)
-	if !strings.Contains(said, want) {
-		t.Errorf("a pod that is a client of MPS says %q, want %q", said, want)
+	if !strings.Contains(output, want) {
+		t.Errorf("a pod that is a client of MPS prints %q, want %q", output, want)
 	}
 	daemon.kill()
 	p.awaitOffers(t, p.units(12, 0)...)
@@ -194,16 +194,16 @@ func (p *policied) mps(t *testing.T) {
 }
 
 func (p *policied) exclusive(t *testing.T) {
-	p.kube.submit(t, "pair", 2)
+	p.kube.request(t, "pair", gpuResource, 2)
 	ids, _ := p.nomad.runJob(t, "pair", "running", "count=2", "then=exec sleep 1000000")
 	p.nomad.submit(t, "gpus.nomad.hcl", "name=third", "count=1", "device=gpu")
 	pod, _ := p.kube.awaitWork(t, "pair", 2)
-	p.kube.submit(t, "third", 1)
+	p.kube.request(t, "third", gpuResource, 1)
 	if want := p.uuids(0, 1); !slices.Equal(ids, want) || !slices.Equal(pod.ids(), want) {
 		t.Errorf("a job has %q, a pod %q, want %q", ids, pod.ids(), want)
 	}
 	p.nomad.awaitBlocked(t, "third")
-	p.kube.awaitUnschedulable(t, "third")
+	p.kube.awaitInsufficient(t, "third", gpuResource)
 	p.nomad.remove(t, "pair", "third")
 	p.kube.remove(t, "pair", "third")
 }
@@ -219,11 +219,11 @@ func (p *policied) xid(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, g := range node.gpus() {
-		if sick := deviceOf(g.ID) == p.UUID(slot); g.Healthy == sick || sick && !strings.Contains(g.HealthDescription, "XID 95") {
-			t.Errorf("%s has XID 95, Nomad says %+v", p.UUID(slot), g)
+		if bad := deviceOf(g.ID) == p.UUID(slot); g.Healthy == bad || bad && !strings.Contains(g.HealthDescription, "XID 95") {
+			t.Errorf("%s has XID 95, Nomad has %+v", p.UUID(slot), g)
 		}
 	}
-	if ids, err := p.kube.healthyOf("nvidia.com/gpu.shared"); err != nil || !slices.Equal(devicesOf(ids), p.uuids(2, 4)) {
+	if ids, err := p.kube.healthy("nvidia.com/gpu.shared"); err != nil || !slices.Equal(devicesOf(ids), p.uuids(2, 4)) {
 		t.Errorf("kubelet has %q, error %v; want units of %q", ids, err, p.uuids(2, 4))
 	}
 	if err := p.Reset(slot); err != nil {
@@ -239,7 +239,7 @@ func (p *policied) split(t *testing.T) {
 	p.changePolicy(t, "split")
 	p.awaitOffers(t, pool{"gpu/" + model, "", 4, 4}, pool{"", "gpu", 4, 4})
 	node, err := p.nomad.node()
-	kubelets, err2 := p.kube.healthy()
+	kubelets, err2 := p.kube.healthy(gpuResource)
 	var nomads []string
 	for _, g := range node.gpus() {
 		nomads = append(nomads, g.ID)

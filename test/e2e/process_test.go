@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"encoding/json"
@@ -19,7 +20,7 @@ import (
 	"time"
 )
 
-// errEnded is a program that ended although nobody asked it to: nothing is worth waiting for then.
+// errEnded is the error of a program that ended unexpectedly: waits for it end immediately.
 var errEnded = errors.New("ended")
 
 // process is a program in the background. Its output is appended to logs/<name>.log, so that a restarted
@@ -79,7 +80,7 @@ func (p *process) alive() error {
 	}
 }
 
-// running gives the processes of the named program, each with its parent.
+// running returns the processes of the named program, each with its parent.
 func running(program string) map[int]int {
 	parents := map[int]int{}
 	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
@@ -97,11 +98,11 @@ func running(program string) map[int]int {
 // commandLimit bounds one question to an orchestrator; importing an image takes the longest.
 const commandLimit = 30 * time.Second
 
-// client asks the orchestrators; what they serve over TLS has a certificate that nobody signed.
+// client is for the APIs of the orchestrators, whose certificates are self-signed.
 var client = &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
 
-// fetch gives the body of a page that answers with status 200. The token is the one of testdata/tokens.csv;
-// who needs none does not mind.
+// fetch returns the body of a page that answers with status 200. The token is that of testdata/tokens.csv;
+// servers without authentication ignore it.
 func fetch(url string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), commandLimit)
 	defer cancel()
@@ -178,7 +179,7 @@ func stateDir() string           { return filepath.Join(os.Getenv("E2E_DIR"), "s
 func logDir() string             { return filepath.Join(os.Getenv("E2E_DIR"), "logs") }
 func logPath(name string) string { return filepath.Join(logDir(), name+".log") }
 
-// readLog gives what a program has printed so far.
+// readLog returns what a program has printed so far.
 func readLog(t *testing.T, name string) string {
 	t.Helper()
 	text, err := os.ReadFile(logPath(name))
@@ -188,7 +189,7 @@ func readLog(t *testing.T, name string) string {
 	return string(text)
 }
 
-// tail gives the last n lines of a file.
+// tail returns the last n lines of a file.
 func tail(path string, n int) string {
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -198,7 +199,7 @@ func tail(path string, n int) string {
 	return strings.Join(lines[max(0, len(lines)-n):], "\n")
 }
 
-// lineWith gives the first line that holds the text.
+// lineWith returns the first line that holds the text.
 func lineWith(text, wanted string) (string, bool) {
 	for line := range strings.Lines(text) {
 		if strings.Contains(line, wanted) {
@@ -206,4 +207,29 @@ func lineWith(text, wanted string) (string, bool) {
 		}
 	}
 	return "", false
+}
+
+// render copies testdata/<name> into the state folder, with every @KEY@ replaced, and returns its path.
+func render(t *testing.T, name string, values map[string]string) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("testdata", name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for key, value := range values {
+		text = bytes.ReplaceAll(text, []byte("@"+key+"@"), []byte(value))
+	}
+	return write(t, name, text)
+}
+
+func write(t *testing.T, name string, data []byte) string {
+	t.Helper()
+	path := filepath.Join(stateDir(), name)
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, data, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return path
 }

@@ -20,7 +20,7 @@ func TestKubeletRestarts(t *testing.T) {
 	random := seeded(t)
 	m := install(t, "h100x8")
 	kube := startCluster(t, pluginImage(t))
-	kube.deployPlugin(t, m.Root)
+	kube.deployPlugin(t, m.Root, "k8s-history")
 	kube.awaitGPUs(t, 8, 8)
 	story := restarts{cluster: kube, held: kube.runPod(t, "held", 1), agent: kube.plugin(t)}
 	story.tasks = story.look(t)
@@ -55,7 +55,7 @@ func TestKubeletRestarts(t *testing.T) {
 	t.Logf("pods whose admission a restart fell into: %v", story.caught)
 }
 
-// seeded gives a source of random moments, and says how to have the same again.
+// seeded returns a source of random times, and logs its seed.
 func seeded(t *testing.T) *rand.Rand {
 	t.Helper()
 	seed, err := strconv.ParseUint(os.Getenv("E2E_SEED"), 10, 64)
@@ -84,7 +84,7 @@ func (o outage) String() string {
 	return fmt.Sprintf("%s, %v", text, o.signal)
 }
 
-// outages gives 20 restarts and five kills in random order, every third after one or two hurried ones and every
+// outages returns 20 restarts and five kills in random order, every third after one or two hurried ones and every
 // third while a pod is admitted.
 func outages(random *rand.Rand) []outage {
 	all := make([]outage, 25)
@@ -118,7 +118,7 @@ type restarts struct {
 func (r *restarts) survive(t *testing.T, number int, o outage, random *rand.Rand) {
 	admitted := fmt.Sprintf("admitted-%d", number)
 	if o.admitting {
-		r.submit(t, admitted, 1)
+		r.request(t, admitted, gpuResource, 1)
 	}
 	pause(random, 400*time.Millisecond)
 	for range o.hurried {
@@ -135,7 +135,7 @@ func (r *restarts) survive(t *testing.T, number int, o outage, random *rand.Rand
 	r.startKubelet()
 	accepted := r.awaitAccept(t)
 	await(t, "kubelet to know of eight healthy GPUs", 60*time.Second, func() error {
-		ids, err := r.healthy()
+		ids, err := r.healthy(gpuResource)
 		if err == nil && len(ids) != 8 {
 			err = fmt.Errorf("it knows of %q", ids)
 		}
@@ -157,7 +157,7 @@ func (r *restarts) checkSame(t *testing.T) {
 	if now := r.look(t); now != r.tasks {
 		t.Errorf("containerd ran %s, it runs %s", r.tasks, now)
 	}
-	await(t, "the GPU of the pod held", 30*time.Second, func() error { // kubelet lists pods after it has heard of them
+	await(t, "the GPU of the pod held", 30*time.Second, func() error { // kubelet lists pods after it has read them from the API server
 		pods, err := r.cluster.held()
 		if err == nil && !slices.Equal(pods["held"], r.held.ids()) {
 			err = fmt.Errorf("kubelet holds %q, want %q for the pod held", pods, r.held.ids())
@@ -166,7 +166,7 @@ func (r *restarts) checkSame(t *testing.T) {
 	})
 }
 
-// look gives the containers of the pod and of the agent with their process and state.
+// look returns the containers of the pod and of the agent with their process and state.
 func (r *restarts) look(t *testing.T) string {
 	t.Helper()
 	tasks, err := r.cluster.tasks()
@@ -208,11 +208,11 @@ func (r *restarts) settle(t *testing.T, name string) {
 	must(t, "kubectl", "delete", "pod", name, "--force", "--grace-period=0", "--wait=false")
 }
 
-// awaitAccept gives when kubelet's registration socket accepts connections.
+// awaitAccept returns when kubelet's registration socket accepts connections.
 func (r *restarts) awaitAccept(t *testing.T) time.Time {
 	t.Helper()
 	for deadline := time.Now().Add(60 * time.Second); ; {
-		err := knock(registration)
+		err := dial(registration)
 		if err == nil {
 			return time.Now()
 		}
@@ -223,7 +223,7 @@ func (r *restarts) awaitAccept(t *testing.T) time.Time {
 	}
 }
 
-// loggedAt gives when kubelet logged a line about our resource with the text for the first time.
+// loggedAt returns when kubelet logged a line about our resource with the text for the first time.
 func loggedAt(t *testing.T, log, text string) time.Time {
 	t.Helper()
 	for line := range strings.Lines(log) {
@@ -245,15 +245,9 @@ func pause(random *rand.Rand, limit time.Duration) {
 	time.Sleep(time.Duration(random.Int64N(int64(limit))))
 }
 
-// spread gives the median and the greatest.
+// spread returns the median and the greatest.
 func spread(took []time.Duration) string {
 	slices.Sort(took)
 	return fmt.Sprintf("p50 %v, max %v, %d times", took[len(took)/2].Round(time.Millisecond),
 		took[len(took)-1].Round(time.Millisecond), len(took))
-}
-
-// pluginImage gives an image archive of k8s-gpu.
-func pluginImage(t *testing.T) string {
-	t.Helper()
-	return saveImage(t, "localhost/k8s-gpu:e2e", []string{"/usr/bin/k8s-gpu"}, binary("k8s-gpu"))
 }

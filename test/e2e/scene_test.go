@@ -29,40 +29,34 @@ type scene struct {
 	agents map[int]int // the processes of k8s-gpu, and their parents
 }
 
-// startScene starts both orchestrators and both agents.
+// startScene starts both orchestrators and both agents, each with its own state directory.
 func startScene(t *testing.T, m *simdriver.Machine) *scene {
 	t.Helper()
-	s := &scene{}
-	s.nomad = launchNomad(t, "nomad", onMachine(m))
-	s.kube = startCluster(t, pluginImage(t))
-	s.kube.deployPlugin(t, m.Root)
-	s.watch(t)
-	return s
+	return startAgents(t, m, onMachine(m, "nomad-history", ""), "k8s-history")
 }
 
-// startSceneUnder starts them with a policy, and one folder for what they remember.
+// startSceneUnder starts them with a policy, and one state directory for both.
 func startSceneUnder(t *testing.T, m *simdriver.Machine, policy string) *scene {
 	t.Helper()
-	s := &scene{}
 	writePolicy(t, policy)
-	s.nomad = launchNomad(t, "nomad", onMachineUnder(m, sharedHistory, `policy_file = "`+policyDir()+`/policy.yaml"`))
-	s.kube = startCluster(t, pluginImage(t))
 	mps, err := os.ReadFile("../../deploy/mps/kustomization.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}
 	write(t, "parts/mps/kustomization.yaml", mps)
 	render(t, "parts/policy/kustomization.yaml", map[string]string{"POLICY": policyDir(), "MPS": mpsRoot()})
-	s.kube.deployPluginWith(t, m.Root, sharedHistory, "parts/mps", "parts/policy")
-	s.watch(t)
-	return s
+	config := onMachine(m, sharedHistory, `policy_file = "`+policyDir()+`/policy.yaml"`)
+	return startAgents(t, m, config, sharedHistory, "parts/mps", "parts/policy")
 }
 
-func (s *scene) watch(t *testing.T) {
+func startAgents(t *testing.T, m *simdriver.Machine, nomadConfig, history string, parts ...string) *scene {
 	t.Helper()
+	s := &scene{nomad: launchNomad(t, "nomad", nomadConfig), kube: startCluster(t, pluginImage(t))}
+	s.kube.deployPlugin(t, m.Root, history, parts...)
 	s.nomad.awaitReady(t)
 	s.nomadNode, s.kubeNode, s.kubelet = followNomad(t, s.nomad), followNode(t, s.kube), followKubelet(t, s.kube)
 	s.began = time.Now()
+	return s
 }
 
 // do does it all and gives when that began.
@@ -77,7 +71,7 @@ func (s *scene) do(t *testing.T, all ...func() error) time.Time {
 	return began
 }
 
-// expect waits until all three say what the patterns want.
+// expect waits until all three views match the patterns.
 func (s *scene) expect(t *testing.T, since time.Time, nomadNode, kubeNode, kubelet string) {
 	t.Helper()
 	s.kubelet.await(t, since, kubelet)
@@ -94,7 +88,7 @@ func (s *scene) learn(t *testing.T) {
 	}
 }
 
-// processes gives the processes of both agents, in order.
+// processes returns the processes of both agents, in order.
 func (s *scene) processes() []int {
 	pids := append(slices.Collect(maps.Keys(s.agents)), s.plugin)
 	slices.Sort(pids)
@@ -139,7 +133,7 @@ func (s *scene) nothingChanged(t *testing.T) {
 	}
 }
 
-// opened gives how often each agent has found the driver.
+// opened returns how often each agent has found the driver.
 func (s *scene) opened(t *testing.T) (plugin, agent int) {
 	t.Helper()
 	const found = "driver ready"
@@ -164,7 +158,7 @@ func (s *scene) awaitChecks(t *testing.T, m *simdriver.Machine) {
 	await(t, "both agents to check the GPUs", 60*time.Second, func() error {
 		a, p, err := checks()
 		if err == nil && (a == agent || p == plugin) {
-			err = fmt.Errorf("k8s-gpu says %q as before, or nomad-gpu has asked %v times as before", a, p)
+			err = fmt.Errorf("k8s-gpu has %q as before, or nomad-gpu has called %v times as before", a, p)
 		}
 		return err
 	})

@@ -6,6 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -36,7 +39,7 @@ func (p *policied) recut(t *testing.T) {
 	p.awaitOffers(t, underCut...)
 }
 
-// five gives five names.
+// five returns five names.
 func five(what string) (names []string) {
 	for i := range 5 {
 		names = append(names, fmt.Sprintf("%s-%d", what, i+1))
@@ -46,16 +49,16 @@ func five(what string) (names []string) {
 
 func (p *policied) fourJobs(t *testing.T) {
 	on := "device=nvidia/gpu-shared/" + model
-	ids, said := p.nomad.runJob(t, "two", "complete", on, "count=2")
-	checkShares(t, "a job", p.UUID(2), 2, ids, said)
+	ids, output := p.nomad.runJob(t, "two", "complete", on, "count=2")
+	checkShares(t, "a job", p.UUID(2), 2, ids, output)
 	jobs := five("share")
 	for _, name := range jobs[:4] {
 		p.nomad.submit(t, "gpus.nomad.hcl", "name="+name, on, "count=1", "then=exec sleep 1000000")
 	}
 	units := map[string]bool{}
 	for _, name := range jobs[:4] {
-		ids, said := p.nomad.awaitWork(t, name, "running")
-		checkShares(t, "job "+name, p.UUID(2), 1, ids, said)
+		ids, output := p.nomad.awaitWork(t, name, "running")
+		checkShares(t, "job "+name, p.UUID(2), 1, ids, output)
 		units[ids[0]] = true
 	}
 	if len(units) != 4 {
@@ -66,38 +69,38 @@ func (p *policied) fourJobs(t *testing.T) {
 		t.Errorf("%s is blocked because of %s", jobs[4], why)
 	}
 	p.nomad.remove(t, jobs[0])
-	ids, said = p.nomad.awaitWork(t, jobs[4], "running")
-	checkShares(t, "job "+jobs[4], p.UUID(2), 1, ids, said)
+	ids, output = p.nomad.awaitWork(t, jobs[4], "running")
+	checkShares(t, "job "+jobs[4], p.UUID(2), 1, ids, output)
 	p.nomad.remove(t, jobs[1:]...)
 }
 
-// checkShares fails unless somebody has count shares of a GPU, and sees that GPU once.
-func checkShares(t *testing.T, who, device string, count int, units []string, said string) {
+// checkShares fails unless a job or pod has count shares of a GPU, and its output names that GPU once.
+func checkShares(t *testing.T, who, device string, count int, units []string, output string) {
 	t.Helper()
-	if !slices.Equal(devicesOf(units), []string{device}) || len(units) != count || strings.Count(said, device) != 1 {
-		t.Errorf("%s has %q and says %q; want %d share(s) of %s, named once", who, units, said, count, device)
+	if !slices.Equal(devicesOf(units), []string{device}) || len(units) != count || strings.Count(output, device) != 1 {
+		t.Errorf("%s has %q and prints %q; want %d share(s) of %s, named once", who, units, output, count, device)
 	}
 }
 
 func (p *policied) fourPods(t *testing.T) {
 	const resource = "nvidia.com/gpu.shared"
 	p.kube.request(t, "two", resource, 2)
-	two, said := p.kube.awaitWork(t, "two", 2)
-	checkShares(t, "pod two", p.UUID(2), 2, two.ids(), said)
+	two, output := p.kube.awaitWork(t, "two", 2)
+	checkShares(t, "pod two", p.UUID(2), 2, two.ids(), output)
 	p.kube.remove(t, "two")
 	pods := five("share")
 	for _, name := range pods[:4] {
 		p.kube.request(t, name, resource, 1)
 	}
 	for _, name := range pods[:4] {
-		pod, said := p.kube.awaitWork(t, name, 1)
-		checkShares(t, "pod "+name, p.UUID(2), 1, pod.ids(), said)
+		pod, output := p.kube.awaitWork(t, name, 1)
+		checkShares(t, "pod "+name, p.UUID(2), 1, pod.ids(), output)
 	}
 	p.kube.request(t, pods[4], resource, 1)
 	p.kube.awaitInsufficient(t, pods[4], resource)
 	p.kube.remove(t, pods[0])
-	pod, said := p.kube.awaitWork(t, pods[4], 1)
-	checkShares(t, "pod "+pods[4], p.UUID(2), 1, pod.ids(), said)
+	pod, output := p.kube.awaitWork(t, pods[4], 1)
+	checkShares(t, "pod "+pods[4], p.UUID(2), 1, pod.ids(), output)
 	p.kube.remove(t, pods[1:]...)
 }
 
@@ -150,3 +153,42 @@ func (p *policied) spoil(t *testing.T) {
 	p.nomad.runJob(t, "after", "complete", "count=1")
 	p.learn(t)
 }
+
+// mpsRoot is where the MPS control daemons have their folders.
+func mpsRoot() string { return filepath.Join(stateDir(), "mps") }
+
+// mpsDaemon is a stand-in for the MPS control daemon of a resource: it answers at the socket that NVIDIA's has.
+type mpsDaemon struct{ listener net.Listener }
+
+// startMPS starts a daemon where NVIDIA's k8s-device-plugin starts it.
+func startMPS(t *testing.T, resource string) *mpsDaemon {
+	t.Helper()
+	pipe := filepath.Join(mpsRoot(), resource, "pipe")
+	control := filepath.Join(pipe, "control")
+	for _, dir := range []string{pipe, filepath.Join(mpsRoot(), "shm")} {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_ = os.Remove(control) // of one that was killed
+	l, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", control)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.(*net.UnixListener).SetUnlinkOnClose(false)
+	d := &mpsDaemon{l}
+	t.Cleanup(d.kill)
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return // killed
+			}
+			_ = conn.Close()
+		}
+	}()
+	return d
+}
+
+// kill leaves the socket behind, as a killed process does. It may be called again.
+func (d *mpsDaemon) kill() { _ = d.listener.Close() }

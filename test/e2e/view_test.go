@@ -6,30 +6,31 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 )
 
-// view is what one program says of the GPUs, from the start of the view to the end of its test.
+// view records what one program shows of the GPUs, until the end of the test.
 type view struct {
 	name string
 
-	mu   sync.Mutex
-	said []saying // each differs from the one before
-	err  error    // of the last look
+	mu    sync.Mutex
+	shown []change // each differs from the one before
+	err   error    // of the last look
 }
 
-type saying struct {
+type change struct {
 	at   time.Time
 	what string
 }
 
-// lookEvery is how exact the times of a view are.
+// lookEvery is the resolution of the times of a view.
 const lookEvery = 50 * time.Millisecond
 
-// follow asks again and again. Looks that fail say nothing.
+// follow reads every lookEvery. Failed reads are not recorded.
 func follow(t *testing.T, name string, ask func() (string, error)) *view {
 	t.Helper()
 	v := &view{name: name}
@@ -51,24 +52,24 @@ func (v *view) note(what string, err error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.err = err
-	if err == nil && (len(v.said) == 0 || v.said[len(v.said)-1].what != what) {
-		v.said = append(v.said, saying{time.Now(), what})
+	if err == nil && (len(v.shown) == 0 || v.shown[len(v.shown)-1].what != what) {
+		v.shown = append(v.shown, change{time.Now(), what})
 	}
 }
 
-// await waits until what is said matches the pattern, and gives how long after since that began to be said.
+// await waits until the program shows what matches the pattern, and returns how long after since it began to.
 func (v *view) await(t *testing.T, since time.Time, pattern string) time.Duration {
 	t.Helper()
 	wanted := regexp.MustCompile(pattern)
-	var last saying
-	await(t, v.name+" to say "+pattern, 90*time.Second, func() error {
+	var last change
+	await(t, v.name+" to show "+pattern, 90*time.Second, func() error {
 		v.mu.Lock()
 		defer v.mu.Unlock()
-		if len(v.said) == 0 {
-			return errors.Join(errors.New("it says nothing"), v.err)
+		if len(v.shown) == 0 {
+			return errors.Join(errors.New("it shows nothing"), v.err)
 		}
-		if last = v.said[len(v.said)-1]; !wanted.MatchString(last.what) {
-			return errors.Join(fmt.Errorf("it says %q", last.what), v.err)
+		if last = v.shown[len(v.shown)-1]; !wanted.MatchString(last.what) {
+			return errors.Join(fmt.Errorf("it shows %q", last.what), v.err)
 		}
 		return nil
 	})
@@ -77,13 +78,13 @@ func (v *view) await(t *testing.T, since time.Time, pattern string) time.Duratio
 	return took
 }
 
-// since gives what was said at the time and after.
+// since returns what was shown at the time and after.
 func (v *view) since(at time.Time) []string {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	var all []string
-	for i, s := range v.said {
-		if s.at.Before(at) && i+1 < len(v.said) && !v.said[i+1].at.After(at) {
+	for i, s := range v.shown {
+		if s.at.Before(at) && i+1 < len(v.shown) && !v.shown[i+1].at.After(at) {
 			continue // was over by then
 		}
 		all = append(all, s.what)
@@ -121,7 +122,99 @@ func followNode(t *testing.T, c *cluster) *view {
 func followKubelet(t *testing.T, c *cluster) *view {
 	t.Helper()
 	return follow(t, "kubelet", func() (string, error) {
-		ids, err := c.healthy()
+		ids, err := c.healthy(gpuResource)
 		return fmt.Sprintf("%d healthy", len(ids)), err
 	})
+}
+
+// pool is what both nodes should show of interchangeable units.
+type pool struct {
+	group       string // on Nomad, without the vendor: "gpu-shared/NVIDIA H100 80GB HBM3"; "" = not there
+	resource    string // on Kubernetes, without the domain: "gpu.shared"; "" = not there
+	healthy, of int
+}
+
+// deviceOf is the UUID in a unit's id: "GPU-..." of "GPU-...::3".
+func deviceOf(unit string) string {
+	uuid, _, _ := strings.Cut(unit, "::")
+	return uuid
+}
+
+// devicesOf are those of units, each once and in order.
+func devicesOf(units []string) []string {
+	var devices []string
+	for _, id := range units {
+		devices = append(devices, deviceOf(id))
+	}
+	slices.Sort(devices)
+	return slices.Compact(devices)
+}
+
+// offers returns what the node shows: "2 of 4 nvidia/gpu-mps/..." is four units of which two are healthy.
+func (a *agent) offers() (string, error) {
+	n, err := a.node()
+	var lines []string
+	for _, g := range n.NodeResources.Devices {
+		one := node{}
+		one.NodeResources.Devices = []group{g}
+		lines = append(lines, fmt.Sprintf("%d of %d %s/%s/%s", one.healthy(), len(g.Instances), g.Vendor, g.Type, g.Name))
+	}
+	return sorted(lines), err
+}
+
+// offers returns what the node shows: "2 of 4 nvidia.com/gpu.mps" is four units of which two are allocatable. A resource
+// that has been taken away stays on a node for a while, as none of none.
+func (c *cluster) offers() (string, error) {
+	var node struct {
+		Status struct{ Capacity, Allocatable map[string]string }
+	}
+	err := c.get("/api/v1/nodes/"+nodeName, &node)
+	var lines []string
+	for name, all := range node.Status.Capacity {
+		if strings.HasPrefix(name, "nvidia.com/") && all != "0" {
+			lines = append(lines, fmt.Sprintf("%s of %s %s", node.Status.Allocatable[name], all, name))
+		}
+	}
+	return sorted(lines), err
+}
+
+// offersAtMost is how long a node may take to show what is offered. A device that a pod held is free when a kubelet that has
+// been running for two minutes no longer lists the pod: until then its pod-resources API may lack pods.
+const offersAtMost = 3 * time.Minute
+
+// awaitOffers waits until both nodes show just these pools.
+func (s *scene) awaitOffers(t *testing.T, pools ...pool) {
+	t.Helper()
+	var groups, resources []string
+	for _, p := range pools {
+		if p.group != "" {
+			groups = append(groups, fmt.Sprintf("%d of %d nvidia/%s", p.healthy, p.of, p.group))
+		}
+		if p.resource != "" {
+			resources = append(resources, fmt.Sprintf("%d of %d nvidia.com/%s", p.healthy, p.of, p.resource))
+		}
+	}
+	for _, side := range []struct {
+		name, want string
+		offers     func() (string, error)
+		alive      func() error
+	}{
+		{"the Nomad node", sorted(groups), s.nomad.offers, s.nomad.process.alive},
+		{"the Kubernetes node", sorted(resources), s.kube.offers, s.kube.kubelet.alive},
+	} {
+		began := time.Now()
+		await(t, side.name+" to show\n"+side.want, offersAtMost, func() error {
+			got, err := side.offers()
+			if err == nil && got != side.want {
+				err = fmt.Errorf("it shows\n%s", got)
+			}
+			return errors.Join(err, side.alive())
+		})
+		t.Logf("%s after %.1f s:\n%s", side.name, time.Since(began).Seconds(), side.want)
+	}
+}
+
+func sorted(lines []string) string {
+	slices.Sort(lines)
+	return strings.Join(lines, "\n")
 }
