@@ -4,14 +4,12 @@ import (
 	"encoding/json"
 	"errors"
 	"log/slog"
-
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/hashicorp/go-hclog"
-
 	"github.com/google/go-cmp/cmp"
+	"github.com/hashicorp/go-hclog"
 	"github.com/hashicorp/nomad/plugins/base"
 
 	"github.com/tandem-gpu/tandem/internal/config"

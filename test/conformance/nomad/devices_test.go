@@ -2,20 +2,18 @@ package nomad
 
 import (
 	"encoding/json"
-	"math"
-	"time"
-
-	"github.com/hashicorp/nomad/plugins/device"
-
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/hashicorp/nomad/nomad/structs"
+	"github.com/hashicorp/nomad/plugins/device"
 )
 
 var machines = []string{"a100-mig", "consumer", "gb200", "h100x8", "h200", "none", "t4"}

@@ -6,11 +6,15 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/hashicorp/hcl"
+	"github.com/hashicorp/nomad/nomad/mock"
+	"github.com/hashicorp/nomad/nomad/structs"
 	"github.com/hashicorp/nomad/nomad/structs/config"
+	"github.com/hashicorp/nomad/scheduler/feasible"
 )
 
 // machine is a simulated machine; "" is one without a driver.
@@ -118,4 +122,129 @@ func block(t *testing.T, text string) map[string]any {
 		t.Fatal(err)
 	}
 	return agent.Plugins[0].Config
+}
+
+// node is a node of a cluster that has devices.
+func node(devices []*structs.NodeDeviceResource) *structs.Node {
+	n := mock.Node()
+	n.NodeResources.Devices = devices
+	return n
+}
+
+// classOf returns the computed class of a node with these devices.
+func classOf(t *testing.T, groups []*structs.NodeDeviceResource) string {
+	t.Helper()
+	n := node(groups)
+	if err := n.ComputeClass(); err != nil {
+		t.Fatal(err)
+	}
+	return n.ComputedClass
+}
+
+func ask(name string, count uint64, constraints ...*structs.Constraint) *structs.RequestedDevice {
+	return &structs.RequestedDevice{Name: name, Count: count, Constraints: constraints}
+}
+
+// attr is a constraint on an attribute of the device, or on another property if it contains a dot.
+func attr(name, operand, value string) *structs.Constraint {
+	if !strings.HasPrefix(name, "device.") {
+		name = "device.attr." + name
+	}
+	return &structs.Constraint{LTarget: "${" + name + "}", Operand: operand, RTarget: value}
+}
+
+// fits reports whether a job that requests this is placed on the empty node. Nomad's device checker must agree.
+func fits(t *testing.T, n *structs.Node, request *structs.RequestedDevice) bool {
+	t.Helper()
+	_, ctx := feasible.MockContext(t)
+	checker := feasible.NewDeviceChecker(ctx)
+	checker.SetTaskGroup(&structs.TaskGroup{Tasks: []*structs.Task{{Resources: &structs.Resources{Devices: []*structs.RequestedDevice{request}}}}})
+	placed := newCluster(t, n).place(t, request) != nil
+	if got := checker.Feasible(n); got != placed {
+		t.Errorf("%s: feasible %t, placed %t", request.Name, got, placed)
+	}
+	return placed
+}
+
+// cluster is Nomad's scheduler over nodes, with what it has placed so far.
+type cluster struct {
+	ctx   *feasible.EvalContext
+	nodes []*structs.Node
+}
+
+func newCluster(t *testing.T, nodes ...*structs.Node) *cluster {
+	t.Helper()
+	for _, n := range nodes {
+		if err := n.ComputeClass(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, ctx := feasible.MockContext(t)
+	return &cluster{ctx, nodes}
+}
+
+// place places a job with one task, and returns the devices of the task; nil if it is blocked.
+func (c *cluster) place(t *testing.T, asks ...*structs.RequestedDevice) []*structs.AllocatedDeviceResource {
+	t.Helper()
+	j := mock.Job()
+	group := j.TaskGroups[0]
+	group.Networks = nil
+	resources := group.Tasks[0].Resources
+	resources.Networks, resources.Devices = nil, asks
+	resources.CPU, resources.MemoryMB = 20, 20
+	c.ctx.Reset()
+	stack := feasible.NewGenericStack(false, c.ctx)
+	stack.SetNodes(slices.Clone(c.nodes)) // it shuffles them
+	stack.SetJob(j)
+	got := stack.Select(group, &feasible.SelectOptions{})
+	if got == nil {
+		return nil
+	}
+	a := mock.Alloc()
+	a.NodeID, a.Job, a.JobID = got.Node.ID, j, j.ID
+	a.AllocatedResources = &structs.AllocatedResources{Tasks: got.TaskResources}
+	c.ctx.Plan().AppendAlloc(a, nil)
+	devices := got.TaskResources[group.Tasks[0].Name].Devices
+	if structs.NewDeviceAccounter(got.Node).AddAllocs(c.ctx.Plan().NodeAllocation[got.Node.ID]) {
+		t.Errorf("a device is allocated twice: %+v", devices)
+	}
+	return devices
+}
+
+// exhausted returns the reasons of the last refusal.
+func (c *cluster) exhausted() string {
+	return strings.Join(slices.Concat(slices.Collect(maps.Keys(c.ctx.Metrics().DimensionExhausted)), slices.Collect(maps.Keys(c.ctx.Metrics().ConstraintFiltered))), "; ")
+}
+
+// group returns the group of a type and with a part of a name.
+func group(t testing.TB, groups []*structs.NodeDeviceResource, kind, name string) *structs.NodeDeviceResource {
+	t.Helper()
+	for _, g := range groups {
+		if g.Type == kind && strings.Contains(g.Name, name) {
+			return g
+		}
+	}
+	t.Fatalf("no %s group %q among %v", kind, name, groups)
+	return nil
+}
+
+// names returns the group of each device.
+func names(groups []*structs.NodeDeviceResource) map[string]string {
+	of := map[string]string{}
+	for _, g := range groups {
+		for _, d := range g.Instances {
+			of[d.ID] = g.Type + "/" + g.Name
+		}
+	}
+	return of
+}
+
+// gpus returns the GPUs of devices, each with the number of its devices.
+func gpus(ids []string) map[string]int {
+	n := map[string]int{}
+	for _, id := range ids {
+		gpu, _, _ := strings.Cut(id, "::")
+		n[gpu]++
+	}
+	return n
 }

@@ -1,10 +1,6 @@
 package nomad
 
 import (
-	"syscall"
-
-	"github.com/hashicorp/nomad/plugins/device"
-
 	"os"
 	"path/filepath"
 	"reflect"
@@ -12,11 +8,13 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
 	"github.com/hashicorp/nomad/nomad/structs"
+	"github.com/hashicorp/nomad/plugins/device"
 )
 
 func Test14Reserve(t *testing.T) {
