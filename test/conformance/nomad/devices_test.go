@@ -26,34 +26,40 @@ func (a *agent) first(t testing.TB, m machine) []*structs.NodeDeviceResource {
 	return all[len(all)-1]
 }
 
-func Test08GroupsAndIDsAreUniqueAndStable(t *testing.T) {
+// Groups and IDs are unique, the same in each process, and PCI addresses are names in sysfs.
+func Test08GroupsAndIDs(t *testing.T) {
 	for _, name := range machines {
 		t.Run(name, func(t *testing.T) {
 			m := install(t, name)
 			groups := startAgent(t, m, nil).first(t, m)
-			names, seen := map[string]bool{}, map[string]bool{}
+			if (len(groups) == 0) != (name == "none") {
+				t.Errorf("%d groups", len(groups))
+			}
+			seen := map[string]bool{}
 			for _, g := range groups {
-				if n := fmt.Sprint(g.ID()); names[n] {
+				if n := fmt.Sprint(g.ID()); seen[n] {
 					t.Errorf("group %s twice", n)
 				} else {
-					names[n] = true
+					seen[n] = true
 				}
 			}
-			for _, id := range ids(groups) {
-				if seen[id] {
-					t.Errorf("%s twice", id)
+			for _, d := range instances(groups) {
+				if seen[d.ID] {
+					t.Errorf("%s twice", d.ID)
 				}
-				seen[id] = true
+				seen[d.ID] = true
+				if d.Locality == nil || d.Locality.PciBusID == "" {
+					t.Errorf("%s has no locality", d.ID)
+				} else if _, err := os.Stat(filepath.Join(string(m), "sys/bus/pci/devices", d.Locality.PciBusID)); err != nil {
+					t.Error(err)
+				}
 			}
 			for range 2 {
 				m.ctl(t, "sync")
-				again := startAgent(t, m, nil).until(t, "the same list", func(g []*structs.NodeDeviceResource) bool { return len(g) == len(groups) })
+				again := startAgent(t, m, nil).until(t, "the same groups", func(g []*structs.NodeDeviceResource) bool { return len(g) == len(groups) })
 				if !reflect.DeepEqual(again, groups) {
-					t.Error("another process gives another list")
+					t.Error("another process has other groups")
 				}
-			}
-			if name != "none" && len(groups) == 0 {
-				t.Error("no devices")
 			}
 		})
 	}
@@ -162,21 +168,6 @@ func Test11OneBadGPU(t *testing.T) {
 	})
 	m.ctl(t, "heal")
 	a.devices(t, 8, 8)
-}
-
-func Test18PCIAddressesAreSysfsNames(t *testing.T) {
-	for _, name := range machines {
-		m := install(t, name)
-		for _, d := range instances(startAgent(t, m, nil).first(t, m)) {
-			if d.Locality == nil {
-				t.Errorf("%s: %s has no locality", name, d.ID)
-				continue
-			}
-			if _, err := os.Stat(filepath.Join(string(m), "sys/bus/pci/devices", d.Locality.PciBusID)); err != nil || d.Locality.PciBusID == "" {
-				t.Errorf("%s: %v", name, err)
-			}
-		}
-	}
 }
 
 // stats waits until a condition holds for the statistics of the devices, and returns them.
