@@ -189,25 +189,30 @@ func wireSize(gs []*device.DeviceGroup) int {
 	return protobuf.Size(protoadapt.MessageV2Of(&out))
 }
 
-// The limit of gRPC for a message is 4 MiB, and Nomad's servers get the whole fingerprint with each change. It is largest
-// when all devices are unhealthy.
+// The limit of gRPC for a message is 4 MiB, and Nomad's servers get the whole fingerprint with each change. The log has the
+// sizes for docs/performance.md.
 func TestFingerprintsAreSmall(t *testing.T) {
 	var faults []health.Observation
 	for i := range 16 {
 		faults = append(faults, health.Observation{At: gpu.WholeGPU(coretest.GPU(i)), Kind: health.XID, Code: 95})
 	}
-	for want, inv := range map[int]*inventory.Inventory{
-		16 * 7 * 10: sharedInstances(10, faults...),
-		16 * 100:    sharedGPUs(16, 100, faults...),
+	for name, tc := range map[string]struct {
+		inv *inventory.Inventory
+		n   int
+	}{
+		"16 GPUs by 7 by 10":            {sharedInstances(10), 1120},
+		"16 GPUs by 100":                {sharedGPUs(16, 100), 1600},
+		"16 GPUs by 7 by 10, unhealthy": {sharedInstances(10, faults...), 1120},
+		"16 GPUs by 100, unhealthy":     {sharedGPUs(16, 100, faults...), 1600},
 	} {
-		gs := firstGroups(inv)
+		gs := firstGroups(tc.inv)
 		all, size := 0, wireSize(gs)
 		for _, n := range groupSizes(gs) {
 			all += n
 		}
-		if all != want || size > 1<<20 {
-			t.Errorf("%d devices in %d bytes, want %d", all, size, want)
+		if all != tc.n || size > 1<<20 {
+			t.Errorf("%s: %d devices in %d bytes", name, all, size)
 		}
-		t.Logf("%d bytes, %d each", size, size/all)
+		t.Logf("%s: %d bytes, %d each", name, size, size/all)
 	}
 }

@@ -40,15 +40,11 @@ func step(t *testing.T, name string, run func(*testing.T)) {
 // intended: it shows each by itself, and that they agree.
 func TestBothOrchestrators(t *testing.T) {
 	m := install(t, "h100x8")
-	nomad := launchNomad(t, "nomad", onMachine(m, "nomad-history", ""))
-	kube := startCluster(t, pluginImage(t))
-	kube.deployPlugin(t, m.Root, "k8s-history")
+	s := startScene(t, m)
+	nomad, kube := s.nomad, s.kube
 	var offered []gpuUse
-	var held []string // by Nomad's job "holder"
-	var first pod
 
 	step(t, "both offer eight GPUs", func(t *testing.T) {
-		nomad.awaitReady(t)
 		offered = nomad.awaitGPUs(t, 8, 8)
 		for _, g := range offered {
 			t.Logf("%s at %s", g.ID, g.Locality.PciBusID)
@@ -81,21 +77,21 @@ func TestBothOrchestrators(t *testing.T) {
 		nomad.awaitBlocked(t, "greedy")
 	})
 	step(t, "a pod gets two GPUs", func(t *testing.T) {
-		first = kube.runPod(t, "first", 2)
-		checkIDs(t, offered, first.ids(), 2)
+		s.pod = kube.runPod(t, "first", 2)
+		checkIDs(t, offered, s.pod.ids(), 2)
 	})
 	step(t, "Nomad's plugin is killed under a running job", func(t *testing.T) {
-		held, _ = nomad.runJob(t, "holder", "running", "count=1", "then=exec sleep 1000000")
+		s.job = hold(t, nomad)
 		nomad.killPlugin(t)
 		if again := nomad.awaitGPUs(t, 8, 8); !slices.Equal(again, offered) {
 			t.Errorf("the node offered %+v, now %+v", offered, again)
 		}
 		ids, _ := nomad.runJob(t, "successor", "complete")
 		checkIDs(t, offered, ids, 2)
-		if slices.ContainsFunc(ids, func(id string) bool { return slices.Contains(held, id) }) {
-			t.Errorf("job holder has %q, job successor got %q", held, ids)
+		if slices.Contains(ids, s.job.ids[0]) {
+			t.Errorf("job holder has %q, job successor got %q", s.job.ids, ids)
 		}
-		nomad.checkRunning(t, "holder", held)
+		s.job.check(t)
 	})
 	for _, c := range []struct {
 		what string
@@ -109,14 +105,14 @@ func TestBothOrchestrators(t *testing.T) {
 			c.do(t)
 			next := kube.runPod(t, "after-"+c.what, 1)
 			checkIDs(t, offered, next.ids(), 1)
-			if slices.Contains(first.ids(), next.ids()[0]) {
-				t.Errorf("pod first has %q, the next pod got %q", first.ids(), next.ids())
+			if slices.Contains(s.pod.ids(), next.ids()[0]) {
+				t.Errorf("pod first has %q, the next pod got %q", s.pod.ids(), next.ids())
 			}
-			kube.awaitUnchanged(t, "first", first)
+			kube.awaitUnchanged(t, "first", s.pod)
 		})
 	}
 	step(t, "a GPU is lost", func(t *testing.T) {
-		lost := first.ids()[0]
+		lost := s.pod.ids()[0]
 		if err := m.Lose(slotOf(t, m, lost)); err != nil {
 			t.Fatal(err)
 		}
@@ -132,17 +128,17 @@ func TestBothOrchestrators(t *testing.T) {
 		kube.awaitHealth(t, "first", lost, "Unhealthy")
 	})
 	step(t, "the GPU is back", func(t *testing.T) {
-		if err := m.Restore(slotOf(t, m, first.ids()[0])); err != nil {
+		if err := m.Restore(slotOf(t, m, s.pod.ids()[0])); err != nil {
 			t.Fatal(err)
 		}
 		nomad.awaitGPUs(t, 8, 8)
 		kube.awaitGPUs(t, 8, 8)
-		kube.awaitHealth(t, "first", first.ids()[0], "Healthy")
-		nomad.checkRunning(t, "holder", held)
-		kube.awaitUnchanged(t, "first", first)
+		kube.awaitHealth(t, "first", s.pod.ids()[0], "Healthy")
+		s.job.check(t)
+		kube.awaitUnchanged(t, "first", s.pod)
 	})
 	step(t, "a GPU answers every call with an error", func(t *testing.T) {
-		bad := first.ids()[1]
+		bad := s.pod.ids()[1]
 		if err := m.Fail(simdriver.GPU(slotOf(t, m, bad)), "*", "UNKNOWN", simdriver.Always); err != nil {
 			t.Fatal(err)
 		}
@@ -159,7 +155,7 @@ func TestBothOrchestrators(t *testing.T) {
 		nomad.awaitGPUs(t, 8, 8)
 		kube.awaitGPUs(t, 8, 8)
 	})
-	breakAndReset(t, m, nomad, kube, first, held)
+	s.breakAndReset(t, m)
 	checkDriver(t, m)
 }
 
@@ -211,9 +207,10 @@ const hasty = `
     recovery_dwell     = "3s"`
 
 // breakAndReset has a GPU report an uncontained error while a pod holds it, and resets it in the end.
-func breakAndReset(t *testing.T, m *simdriver.Machine, nomad *agent, kube *cluster, first pod, held []string) {
+func (s *scene) breakAndReset(t *testing.T, m *simdriver.Machine) {
+	nomad, kube, first := s.nomad, s.kube, s.pod
 	bad := first.ids()[0]
-	if slices.Contains(held, bad) { // then the job that waits would not be short of it
+	if slices.Contains(s.job.ids, bad) { // then the job that waits would not be short of it
 		bad = first.ids()[1]
 	}
 	slot := slotOf(t, m, bad)
@@ -226,7 +223,7 @@ func breakAndReset(t *testing.T, m *simdriver.Machine, nomad *agent, kube *clust
 		kube.awaitGPUs(t, 8, 7)
 		kube.awaitHealth(t, "first", bad, "Unhealthy")
 		nomad.awaitShown(t, "XID 95")
-		nomad.checkRunning(t, "holder", held)
+		s.job.check(t)
 		kube.awaitUnchanged(t, "first", first)
 	})
 	step(t, "both agents are killed, and the history remains", func(t *testing.T) {
@@ -255,7 +252,7 @@ func breakAndReset(t *testing.T, m *simdriver.Machine, nomad *agent, kube *clust
 		kube.awaitHealth(t, "first", bad, "Healthy")
 		nomad.awaitComplete(t, "waiter", 7)
 		kube.awaitRunning(t, "waiter")
-		nomad.checkRunning(t, "holder", held)
+		s.job.check(t)
 		kube.awaitUnchanged(t, "first", first)
 	})
 }

@@ -71,15 +71,6 @@ func (alloc allocation) devices() []string {
 	return ids
 }
 
-// checkRunning fails unless the job's first allocation still runs and holds ids.
-func (a *agent) checkRunning(t *testing.T, job string, ids []string) {
-	t.Helper()
-	alloc, err := a.allocation(job)
-	if err != nil || alloc.ClientStatus != "running" || !slices.Equal(alloc.devices(), ids) {
-		t.Errorf("job %s: %+v, error %v; want it running on %q", job, alloc, err, ids)
-	}
-}
-
 // runJob runs the job gpus.nomad.hcl under a name of its own, waits for the wanted status of its
 // allocation, checks that its task printed the devices that Nomad chose, and returns them and what it printed.
 func (a *agent) runJob(t *testing.T, name, status string, vars ...string) (ids []string, output string) {

@@ -5,7 +5,6 @@ package e2e
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"net"
 	"os"
 	"path/filepath"
@@ -39,69 +38,34 @@ func (p *policied) recut(t *testing.T) {
 	p.awaitOffers(t, underCut...)
 }
 
-// five returns five names.
-func five(what string) (names []string) {
-	for i := range 5 {
-		names = append(names, fmt.Sprintf("%s-%d", what, i+1))
-	}
-	return names
-}
-
-func (p *policied) fourJobs(t *testing.T) {
-	on := "device=nvidia/gpu-shared/" + model
-	ids, output := p.nomad.runJob(t, "two", "complete", on, "count=2")
-	checkShares(t, "a job", p.UUID(2), 2, ids, output)
-	jobs := five("share")
-	for _, name := range jobs[:4] {
-		p.nomad.submit(t, "gpus.nomad.hcl", "name="+name, on, "count=1", "then=exec sleep 1000000")
-	}
-	units := map[string]bool{}
-	for _, name := range jobs[:4] {
-		ids, output := p.nomad.awaitWork(t, name, "running")
-		checkShares(t, "job "+name, p.UUID(2), 1, ids, output)
-		units[ids[0]] = true
-	}
-	if len(units) != 4 {
-		t.Errorf("four jobs have %q", slices.Sorted(maps.Keys(units)))
-	}
-	p.nomad.submit(t, "gpus.nomad.hcl", "name="+jobs[4], on, "count=1", "then=exec sleep 1000000")
-	if why := p.nomad.awaitBlocked(t, jobs[4]); !strings.Contains(why, "devices: no devices match request") {
-		t.Errorf("%s is blocked because of %s", jobs[4], why)
-	}
-	p.nomad.remove(t, jobs[0])
-	ids, output = p.nomad.awaitWork(t, jobs[4], "running")
-	checkShares(t, "job "+jobs[4], p.UUID(2), 1, ids, output)
-	p.nomad.remove(t, jobs[1:]...)
-}
-
-// checkShares fails unless a job or pod has count shares of a GPU, and its output names that GPU once.
-func checkShares(t *testing.T, who, device string, count int, units []string, output string) {
-	t.Helper()
-	if !slices.Equal(devicesOf(units), []string{device}) || len(units) != count || strings.Count(output, device) != 1 {
-		t.Errorf("%s has %q and prints %q; want %d share(s) of %s, named once", who, units, output, count, device)
-	}
-}
-
-func (p *policied) fourPods(t *testing.T) {
+// shares has a job and a pod use two shares of one GPU each, then four pods one share each; a fifth waits for one of them.
+func (p *policied) shares(t *testing.T) {
 	const resource = "nvidia.com/gpu.shared"
+	check := func(name string, units []string, output string, count int) {
+		t.Helper()
+		if gpu := p.UUID(2); !slices.Equal(devicesOf(units), []string{gpu}) || len(units) != count || strings.Count(output, gpu) != 1 {
+			t.Errorf("%s has %q and prints %q; want %d share(s) of %s, named once", name, units, output, count, gpu)
+		}
+	}
+	ids, output := p.nomad.runJob(t, "two", "complete", "device=nvidia/gpu-shared/"+model, "count=2")
+	check("job two", ids, output, 2)
 	p.kube.request(t, "two", resource, 2)
 	two, output := p.kube.awaitWork(t, "two", 2)
-	checkShares(t, "pod two", p.UUID(2), 2, two.ids(), output)
+	check("pod two", two.ids(), output, 2)
 	p.kube.remove(t, "two")
-	pods := five("share")
-	for _, name := range pods[:4] {
-		p.kube.request(t, name, resource, 1)
+	for n := range 4 {
+		p.kube.request(t, fmt.Sprint("share-", n), resource, 1)
 	}
-	for _, name := range pods[:4] {
-		pod, output := p.kube.awaitWork(t, name, 1)
-		checkShares(t, "pod "+name, p.UUID(2), 1, pod.ids(), output)
+	for n := range 4 {
+		pod, output := p.kube.awaitWork(t, fmt.Sprint("share-", n), 1)
+		check(pod.Metadata.Name, pod.ids(), output, 1)
 	}
-	p.kube.request(t, pods[4], resource, 1)
-	p.kube.awaitInsufficient(t, pods[4], resource)
-	p.kube.remove(t, pods[0])
-	pod, output := p.kube.awaitWork(t, pods[4], 1)
-	checkShares(t, "pod "+pods[4], p.UUID(2), 1, pod.ids(), output)
-	p.kube.remove(t, pods[1:]...)
+	p.kube.request(t, "fifth", resource, 1)
+	p.kube.awaitInsufficient(t, "fifth", resource)
+	p.kube.remove(t, "share-0")
+	fifth, output := p.kube.awaitWork(t, "fifth", 1)
+	check("pod fifth", fifth.ids(), output, 1)
+	p.kube.remove(t, "share-1", "share-2", "share-3", "fifth")
 }
 
 func (p *policied) instances(t *testing.T) {
