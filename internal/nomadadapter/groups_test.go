@@ -55,9 +55,7 @@ func golden(t *testing.T, name, got string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(string(want), got); diff != "" {
-		t.Errorf("%s (-want +got):\n%s", name, diff)
-	}
+	checkEqual(t, name, string(want), got)
 }
 
 func TestGroups(t *testing.T) {
@@ -96,9 +94,7 @@ func TestUnknownAttributesAreAbsent(t *testing.T) {
 		Vendor: "nvidia", Type: "gpu", Name: "N/A",
 		Devices: []*device.Device{{ID: "GPU-1", Healthy: true}},
 	}}
-	if diff := cmp.Diff(formatGroups(want), formatGroups(gs)); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	checkEqual(t, "groups", formatGroups(want), formatGroups(gs))
 	if err := gs[0].Validate(); err != nil {
 		t.Error(err)
 	}

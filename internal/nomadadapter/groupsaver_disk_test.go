@@ -10,8 +10,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
@@ -34,9 +32,7 @@ func TestHangingLoad(t *testing.T) {
 		if r := <-ch; len(r.Devices) != 0 || r.Error != nil || time.Since(began) > firstFingerprintTimeout {
 			t.Errorf("first after %v: %+v", time.Since(began), r)
 		}
-		if all := s.Log.String(); !strings.Contains(all, "check whether the disk hangs") {
-			t.Errorf("logged:\n%s", all)
-		}
+		checkContains(t, s.Log.String(), "check whether the disk hangs")
 		stats := openStats(ctx, t, s, time.Second)
 		if r := <-stats; len(r.Groups) != 0 {
 			t.Errorf("statistics: %+v", r.Groups)
@@ -51,9 +47,7 @@ func TestHangingLoad(t *testing.T) {
 		case <-time.After(time.Minute):
 		}
 		close(disk)
-		if diff := cmp.Diff(inIslands(0, 0, 2, 2), groupByDevice(t, (<-ch).Devices)); diff != "" {
-			t.Errorf("(-want +got):\n%s", diff)
-		}
+		checkEqual(t, "groups", inIslands(0, 0, 2, 2), groupByDevice(t, (<-ch).Devices))
 		cancel()
 		s.stopAndFlush()
 	})
@@ -88,9 +82,7 @@ func TestHangingSave(t *testing.T) {
 		synctest.Wait()
 		cancel()
 		s.stopAndFlush()
-		if text := groupFileContent(t, dir); !strings.Contains(text, islandName(2)) {
-			t.Errorf("not saved when the disk works again:\n%s", text)
-		}
+		checkContains(t, groupFileContent(t, dir), islandName(2))
 	})
 }
 
@@ -103,9 +95,7 @@ func TestSaveRetry(t *testing.T) {
 		s.Source.Set(nodeInventory(twoPairs))
 		ctx, cancel := context.WithCancel(t.Context())
 		ch := fingerprints(ctx, t, s)
-		if diff := cmp.Diff(inIslands(0, 0, 2, 2), groupByDevice(t, (<-ch).Devices)); diff != "" {
-			t.Errorf("(-want +got):\n%s", diff)
-		}
+		checkEqual(t, "groups", inIslands(0, 0, 2, 2), groupByDevice(t, (<-ch).Devices))
 		time.Sleep(3 * saveRetry)
 		if n := strings.Count(s.Log.String(), "group names not saved,"); n != 1 {
 			t.Errorf("logged %d times:\n%s", n, s.Log.String())
@@ -114,12 +104,8 @@ func TestSaveRetry(t *testing.T) {
 			t.Fatal(err)
 		}
 		time.Sleep(2 * saveRetry)
-		if text := groupFileContent(t, dir); !strings.Contains(text, islandName(2)) {
-			t.Errorf("not saved later:\n%s", text)
-		}
-		if all := s.Log.String(); !strings.Contains(all, "group names saved again") {
-			t.Errorf("logged:\n%s", all)
-		}
+		checkContains(t, groupFileContent(t, dir), islandName(2))
+		checkContains(t, s.Log.String(), "group names saved again")
 		cancel()
 		s.stopAndFlush()
 	})

@@ -11,8 +11,6 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 )
 
@@ -32,9 +30,7 @@ func checkProcess(t *testing.T, dir string, snapshot gpu.Snapshot, want map[stri
 	defer cancel()
 	s := newSavingFixture(t, dir)
 	s.Source.Set(nodeInventory(snapshot))
-	if diff := cmp.Diff(want, groupByDevice(t, receive(t, fingerprints(ctx, t, s)).Devices)); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	checkEqual(t, "groups", want, groupByDevice(t, receive(t, fingerprints(ctx, t, s)).Devices))
 	s.stopAndFlush()
 	return s
 }
@@ -60,14 +56,10 @@ func TestNamesAreSavedBeforeTheFingerprint(t *testing.T) {
 	s.Source.Set(nodeInventory(onlyGPUs(twoPairs, 0, 1)))
 	next := openFingerprint(t, s.Plugin)
 	next()
-	if text := groupFileContent(t, dir); !strings.Contains(text, islandName(0)) {
-		t.Errorf("not on disk:\n%s", text)
-	}
+	checkContains(t, groupFileContent(t, dir), islandName(0))
 	s.Source.Set(nodeInventory(twoPairs))
 	next()
-	if text := groupFileContent(t, dir); !strings.Contains(text, islandName(2)) {
-		t.Errorf("not on disk:\n%s", text)
-	}
+	checkContains(t, groupFileContent(t, dir), islandName(2))
 	was, err := os.Stat(filepath.Join(dir, groupFileName))
 	if err != nil {
 		t.Fatal(err)
@@ -140,9 +132,7 @@ func TestUnreadableGroupFile(t *testing.T) {
 			}
 			s.Source.Set(nodeInventory(onePair))
 			next := openFingerprint(t, s.Plugin)
-			if diff := cmp.Diff(tc.want, groupByDevice(t, next())); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
+			checkEqual(t, "groups", tc.want, groupByDevice(t, next()))
 			if tc.failures > loadAttempts {
 				if text := groupFileContent(t, dir); text != good {
 					t.Errorf("the file was replaced without being read:\n%s", text)
@@ -156,9 +146,7 @@ func TestUnreadableGroupFile(t *testing.T) {
 				if got := groupByDevice(t, next()); got[gpuID(4)] != islandName(2) {
 					t.Errorf("a GPU that was added: %v", got)
 				}
-				if text := groupFileContent(t, dir); !strings.Contains(text, gpuID(4)) {
-					t.Errorf("not written:\n%s", text)
-				}
+				checkContains(t, groupFileContent(t, dir), gpuID(4))
 			}
 			if _, err := os.Stat(filepath.Join(dir, groupFileName+".broken")); err == nil {
 				t.Error("the file was renamed")
@@ -181,9 +169,7 @@ func TestTwoProcessesSaveNames(t *testing.T) {
 	await(t, "a GPU that only the older process found", func() bool {
 		return strings.Contains(groupFileContent(t, dir), fmt.Sprintf("%q", gpuID(4)))
 	})
-	if text := groupFileContent(t, dir); !strings.Contains(text, islandName(2)) {
-		t.Errorf("the names of the other process were removed:\n%s", text)
-	}
+	checkContains(t, groupFileContent(t, dir), islandName(2))
 }
 
 // Without a state directory, and while the plugin is disabled, names are not saved.
@@ -226,10 +212,6 @@ func TestNamesAfterAChangeOfStateDir(t *testing.T) {
 	await(t, "the next source", func() bool { return len(s.Started()) == 2 })
 	s.source(1).Set(nodeInventory(linked(6)))
 	want := inIslands(0, 0, 2, 2, 4, 4)
-	if diff := cmp.Diff(want, groupByDevice(t, next())); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
-	if text := groupFileContent(t, other); !strings.Contains(text, islandName(0)) || !strings.Contains(text, islandName(4)) {
-		t.Errorf("not written:\n%s", text)
-	}
+	checkEqual(t, "groups", want, groupByDevice(t, next()))
+	checkContains(t, groupFileContent(t, other), islandName(0), islandName(4))
 }

@@ -1,6 +1,7 @@
 package nomadadapter
 
 import (
+	"fmt"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -71,9 +72,7 @@ func TestGroupNames(t *testing.T) {
 		if tc.change != nil {
 			tc.change(s.Devices)
 		}
-		if diff := cmp.Diff(tc.want, groupSizes(firstGroups(inventoryUnder(tc.policy, s)))); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", name, diff)
-		}
+		checkEqual(t, name, tc.want, groupSizes(firstGroups(inventoryUnder(tc.policy, s))))
 	}
 }
 
@@ -154,9 +153,7 @@ func TestNamesStayUnderAnotherPolicy(t *testing.T) {
 	} {
 		inv := inventoryUnder(step.policy, s)
 		given = given.with(inv)
-		if diff := cmp.Diff(step.want, groupSizes(groups(inv, given))); diff != "" {
-			t.Errorf("step %d (-want +got):\n%s", i, diff)
-		}
+		checkEqual(t, fmt.Sprintf("step %d", i), step.want, groupSizes(groups(inv, given)))
 	}
 }
 

@@ -90,9 +90,7 @@ func TestSettings(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.currentRun()
-	if diff := cmp.Diff([]Settings{defaultSettings()}, s.Started()); diff != "" {
-		t.Errorf("no block (-want +got):\n%s", diff)
-	}
+	checkEqual(t, "no block", []Settings{defaultSettings()}, s.Started())
 }
 
 // All errors of block and policy file are reported together, also when the plugin is disabled, and the settings do not change.
@@ -236,9 +234,7 @@ func TestLog(t *testing.T) {
 		delete(fields, "@timestamp")
 		got = append(got, fields)
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	checkEqual(t, "log", want, got)
 }
 
 func TestLogLevel(t *testing.T) {

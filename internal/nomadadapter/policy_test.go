@@ -49,9 +49,7 @@ func TestReload(t *testing.T) {
 		t.Fatalf("applied %d policies", len(s.Source.applied))
 	}
 	inv := inventoryWith(s.Source.applied[0], coretest.GPUs(3))
-	if diff := cmp.Diff(map[string]int{"gpu/" + h100: 1, "gpu-shared/" + h100: 2}, groupSizes(firstGroups(inv))); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	checkEqual(t, "groups", map[string]int{"gpu/" + h100: 1, "gpu-shared/" + h100: 2}, groupSizes(firstGroups(inv)))
 	s.mustConfigure(t, map[string]any{"policy_file": path}) // the applied policy
 	s.currentRun()
 	if n := len(s.Started()); n != 1 {
@@ -226,9 +224,7 @@ func TestPolicyIsSaved(t *testing.T) {
 	if got := next.Started()[0].Core.Policy.Rules; len(got) != 2 || got[1].Sharing.Replicas != 5 {
 		t.Errorf("the next process has %+v", got)
 	}
-	if all := next.Log.String(); !strings.Contains(all, "policy.yaml:4") || !strings.Contains(all, "policy.yaml:5") {
-		t.Errorf("logged:\n%s", all)
-	}
+	checkContains(t, next.Log.String(), "policy.yaml:4", "policy.yaml:5")
 	write(t, path, "version: v1\n") // repaired
 	next.Reload(t.Context())
 	if got := next.Source.applied; len(got) != 1 || len(got[0].Policy.Rules) != 0 {
@@ -244,9 +240,7 @@ func TestPolicyIsNotSaved(t *testing.T) {
 	s.Source.Set(nodeInventory(coretest.GPUs(1)))
 	s.currentRun()
 	s.diskWork.Wait()
-	if all := s.Log.String(); !strings.Contains(all, "policy not saved") {
-		t.Errorf("logged:\n%s", all)
-	}
+	checkContains(t, s.Log.String(), "policy not saved")
 	if _, err := s.Reserve([]string{gpuID(0)}); err != nil {
 		t.Error(err)
 	}
@@ -279,8 +273,6 @@ func TestLatestPolicyIsSaved(t *testing.T) {
 			write(t, path, replicas(n))
 			s.Reload(t.Context())
 		}
-		if saved := s.cachedPolicy(dir); !strings.Contains(saved, "replicas: 6") {
-			t.Fatalf("saved:\n%s", saved)
-		}
+		checkContains(t, s.cachedPolicy(dir), "replicas: 6")
 	}
 }

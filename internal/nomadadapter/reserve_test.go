@@ -1,12 +1,12 @@
 package nomadadapter
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/hashicorp/nomad/plugins/device"
 
 	"github.com/tandem-gpu/tandem/internal/core"
@@ -46,9 +46,7 @@ func TestReserve(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if diff := cmp.Diff(want, got); diff != "" {
-					t.Errorf("%v (-want +got):\n%s", ids, diff)
-				}
+				checkEqual(t, fmt.Sprint(ids), want, got)
 				if r := s.Source.reserved[i]; len(r) != 2 || r[0].ID != coretest.GPU(1) || r[1].ID != coretest.GPU(2) {
 					t.Errorf("%v: the source got %v", ids, r)
 				}

@@ -1,6 +1,7 @@
 package nomadadapter
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -10,7 +11,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/hashicorp/nomad/plugins/device"
 	"github.com/hashicorp/nomad/plugins/shared/structs"
 
@@ -82,20 +82,14 @@ func TestStats(t *testing.T) {
 		"ECC memory errors":   {Unit: "#", IntNumeratorVal: n(7), Desc: "Requested memory error counter for the device"},
 		"Health":              {StringVal: new("healthy"), Desc: "Health of the device, with what is wrong and what to do"},
 	}
-	if diff := cmp.Diff(want, got[gpuID(0)].Stats.Attributes); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
-	if diff := cmp.Diff(want["Memory state"], got[gpuID(0)].Summary); diff != "" {
-		t.Errorf("summary (-want +got):\n%s", diff)
-	}
+	checkEqual(t, "statistics", want, got[gpuID(0)].Stats.Attributes)
+	checkEqual(t, "summary", want["Memory state"], got[gpuID(0)].Summary)
 	for key, v := range got[gpuID(1)].Stats.Attributes { // without usage
 		text := "N/A"
 		if key == "Health" {
 			text = lostText
 		}
-		if diff := cmp.Diff(&structs.StatValue{Unit: want[key].Unit, Desc: want[key].Desc, StringVal: &text}, v); diff != "" {
-			t.Errorf("%s of the GPU without usage (-want +got):\n%s", key, diff)
-		}
+		checkEqual(t, key+" of the GPU without usage", &structs.StatValue{Unit: want[key].Unit, Desc: want[key].Desc, StringVal: &text}, v)
 	}
 }
 
@@ -107,24 +101,36 @@ func TestHalfKnownFractionIsNotAvailable(t *testing.T) {
 	}
 }
 
-// The interval of responses; that of a slow or hanging driver is in TestUsageSlowerThanTheInterval.
+// The times of the first responses. While the driver hangs, the first one is sent after maxStatsDelay at the latest.
 func TestStatsPace(t *testing.T) {
-	for interval, want := range map[time.Duration]time.Duration{
-		10 * time.Second: 10 * time.Second,
-		time.Hour:        time.Hour,
-		time.Millisecond: time.Second,
-		0:                time.Second,
+	for _, tc := range []struct {
+		interval time.Duration
+		hangs    bool
+		want     [3]time.Duration
+	}{
+		{10 * time.Second, false, [3]time.Duration{0, 10 * time.Second, 20 * time.Second}},
+		{time.Hour, false, [3]time.Duration{0, time.Hour, 2 * time.Hour}},
+		{time.Millisecond, false, [3]time.Duration{0, time.Second, 2 * time.Second}},
+		{0, false, [3]time.Duration{0, time.Second, 2 * time.Second}},
+		{0, true, [3]time.Duration{time.Second, 2 * time.Second, 3 * time.Second}},
+		{time.Hour, true, [3]time.Duration{maxStatsDelay, time.Hour + maxStatsDelay, 2*time.Hour + maxStatsDelay}},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			s := newFixture(t, nodeInventory(coretest.GPUs(2)))
+			if tc.hangs {
+				s.Source.usage = func(ctx context.Context) ([]gpu.Usage, error) {
+					<-ctx.Done()
+					return nil, ctx.Err()
+				}
+			}
 			began := time.Now()
-			ch := openStats(t.Context(), t, s, interval)
-			for i := range 3 {
+			ch := openStats(t.Context(), t, s, tc.interval)
+			for i, want := range tc.want {
 				if n := len(instances(t, <-ch)); n != 2 {
 					t.Errorf("%d devices", n)
 				}
-				if at := time.Since(began); at != time.Duration(i)*want {
-					t.Errorf("interval %v: response %d after %v", interval, i, at)
+				if at := time.Since(began); at != want {
+					t.Errorf("interval %v, hangs %t: response %d after %v, want %v", tc.interval, tc.hangs, i, at, want)
 				}
 			}
 		})
@@ -218,9 +224,7 @@ func TestStatsOfShares(t *testing.T) {
 			d := all[shareID(i, n)]
 			got := d.Stats.Attributes["GPU utilization"]
 			got.Unit, got.Desc = "", ""
-			if diff := cmp.Diff(want, got); diff != "" {
-				t.Errorf("%s (-want +got):\n%s", shareID(i, n), diff)
-			}
+			checkEqual(t, shareID(i, n), want, got)
 			if healthy := strings.HasPrefix(*d.Stats.Attributes[healthKey].StringVal, "healthy"); healthy != (i == 0) {
 				t.Errorf("%s: %s", shareID(i, n), *d.Stats.Attributes[healthKey].StringVal)
 			}

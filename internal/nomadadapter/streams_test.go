@@ -8,8 +8,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter/nomadtest"
@@ -31,18 +29,14 @@ func TestStreamsContinueWithAnotherConfiguration(t *testing.T) {
 		receiveNothing(t, ch, "before the second source has an inventory")
 		s.source(1).Set(nodeInventory(withDevice(coretest.GPUs(3), 0, memory(40960))))
 		want := inGroups(" (40960 MiB)", "", "")
-		if diff := cmp.Diff(want, groupByDevice(t, (<-ch).Devices)); diff != "" {
-			t.Errorf("fingerprint (-want +got):\n%s", diff)
-		}
+		checkEqual(t, "fingerprint", want, groupByDevice(t, (<-ch).Devices))
 		got := map[string]string{}
 		for _, g := range (<-openStats(t.Context(), t, s.Plugin, time.Second)).Groups {
 			for device := range g.InstanceStats {
 				got[device] = g.Name
 			}
 		}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("statistics (-want +got):\n%s", diff)
-		}
+		checkEqual(t, "statistics", want, got)
 	})
 }
 

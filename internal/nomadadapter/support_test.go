@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/hashicorp/go-hclog"
 	"github.com/hashicorp/nomad/plugins/device"
 
@@ -134,6 +135,24 @@ func (s *fixture) stopAndFlush() {
 
 func errorContains(err error, text string) bool {
 	return err != nil && strings.Contains(err.Error(), text)
+}
+
+// checkEqual fails if got is not as wanted.
+func checkEqual[T any](t testing.TB, what string, want, got T) {
+	t.Helper()
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", what, diff)
+	}
+}
+
+// checkContains fails if a text does not contain all parts.
+func checkContains(t testing.TB, text string, parts ...string) {
+	t.Helper()
+	for _, part := range parts {
+		if !strings.Contains(text, part) {
+			t.Errorf("%q is not in:\n%s", part, text)
+		}
+	}
 }
 
 // testTimeout bounds the wait for an event that must occur. No test waits for it to show that an event does not occur.

@@ -63,9 +63,7 @@ func runSteps(t *testing.T, by config.GroupBy, steps []step) {
 		}
 		inv := nodeInventory(s.snapshot, s.obs...)
 		given = given.with(inv)
-		if diff := cmp.Diff(s.want, groupByDevice(t, groups(inv, given))); diff != "" {
-			t.Errorf("step %d (-want +got):\n%s", i, diff)
-		}
+		checkEqual(t, fmt.Sprintf("step %d", i), s.want, groupByDevice(t, groups(inv, given)))
 	}
 }
 
@@ -252,9 +250,7 @@ func TestNUMANodes(t *testing.T) {
 	}
 	pool := inventoryUnder(rules(inventory.Rule{Pool: "small"}), onlyGPUs(migSnapshot(), 0))
 	want := map[string]string{"MIG-0": "small NUMA 0", "MIG-1": "small NUMA 0", "MIG-2": "small NUMA 0"}
-	if diff := cmp.Diff(want, groupByDevice(t, groups(pool, assignment{by: config.GroupByNUMA}))); diff != "" {
-		t.Errorf("a pool with a name (-want +got):\n%s", diff)
-	}
+	checkEqual(t, "a pool with a name", want, groupByDevice(t, groups(pool, assignment{by: config.GroupByNUMA})))
 }
 
 // The groups of one value of group_by do not depend on those of another.
@@ -270,8 +266,6 @@ func TestGroupByChanges(t *testing.T) {
 		{config.GroupByNUMA, inGroups(" NUMA 0", " NUMA 1")},
 		{config.GroupByNVLink, inIslands(0, 0)},
 	} {
-		if diff := cmp.Diff(step.want, groupByDevice(t, deviceGroups(inv.Driver(), r.groups(inv, step.by)))); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", step.by, diff)
-		}
+		checkEqual(t, fmt.Sprint(step.by), step.want, groupByDevice(t, deviceGroups(inv.Driver(), r.groups(inv, step.by))))
 	}
 }
