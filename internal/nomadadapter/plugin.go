@@ -22,9 +22,9 @@ import (
 	"github.com/tandem-gpu/tandem/internal/watchdog"
 )
 
-// Name is the plugin's name in Nomad, the same as nomad-device-nvidia's: if both are installed, Nomad uses the one with
+// pluginName is the plugin's name in Nomad, the same as nomad-device-nvidia's: if both are installed, Nomad uses the one with
 // the higher version instead of fingerprinting every GPU twice.
-const Name = "nvidia-gpu"
+const pluginName = "nvidia-gpu"
 
 // Source is the inventories and the usage of a node; a *monitor.Monitor is one. Its methods are called concurrently.
 type Source interface {
@@ -95,7 +95,7 @@ func (p *Plugin) PluginInfo() (*base.PluginInfoResponse, error) {
 		Type:              base.PluginTypeDevice,
 		PluginApiVersions: []string{device.ApiVersion010},
 		PluginVersion:     p.version,
-		Name:              Name,
+		Name:              pluginName,
 	}, nil
 }
 
