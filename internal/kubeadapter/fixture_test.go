@@ -2,7 +2,6 @@ package kubeadapter
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -19,6 +18,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
+	"github.com/tandem-gpu/tandem/internal/watch"
 )
 
 // fastTimings are short, in the same order as defaultTimings.
@@ -39,29 +39,10 @@ type rig struct {
 	stop    func()
 }
 
-// newRig returns a rig without a running kubelet or adapter.
+// newRig returns a rig without a running kubelet or adapter, for 30 s.
 func newRig(t *testing.T) *rig {
 	t.Helper()
 	return newRigFor(t, 30*time.Second)
-}
-
-// startRig returns a rig with a running kubelet and a running adapter of an inventory.
-func startRig(t *testing.T, inv *inventory.Inventory, change ...func(*Adapter)) *rig {
-	t.Helper()
-	r := newRig(t)
-	r.startKubelet()
-	r.src.Set(inv)
-	r.start(change...)
-	return r
-}
-
-// newRunning returns a rig with an adapter that offers n GPUs to a kubelet.
-func newRunning(t *testing.T, n int, change ...func(*Adapter)) *rig {
-	t.Helper()
-	r := startRig(t, buildInventory(coretest.GPUs(n), core.DefaultConfig()), change...)
-	r.awaitHealthy(GPUResource, n)
-	r.awaitReady()
-	return r
 }
 
 func newRigFor(t *testing.T, limit time.Duration) *rig {
@@ -81,12 +62,27 @@ func newRigFor(t *testing.T, limit time.Duration) *rig {
 	return r
 }
 
-// start runs an adapter until stop or the end of the test.
-func (r *rig) start(change ...func(*Adapter)) {
-	r.adapter, r.stop = r.another(change...)
+// startRig returns a rig with a running kubelet and a running adapter of an inventory.
+func startRig(t *testing.T, inv *inventory.Inventory, change ...func(*Adapter)) *rig {
+	t.Helper()
+	r := newRig(t)
+	r.startKubelet()
+	r.start(inv, change...)
+	return r
 }
 
-func (r *rig) another(change ...func(*Adapter)) (*Adapter, func()) {
+// newRunning returns a rig with an adapter that offers n GPUs to a kubelet.
+func newRunning(t *testing.T, n int, change ...func(*Adapter)) *rig {
+	t.Helper()
+	r := startRig(t, gpus(n), change...)
+	r.awaitHealthy(GPUResource, n)
+	r.awaitReady()
+	return r
+}
+
+// start runs an adapter of an inventory until stop or the end of the test.
+func (r *rig) start(inv *inventory.Inventory, change ...func(*Adapter)) {
+	r.src.Set(inv)
 	a := New(r.src, Options{KubeletSocket: r.kubelet.Socket()})
 	a.timings = fastTimings
 	for _, c := range change {
@@ -95,12 +91,25 @@ func (r *rig) another(change ...func(*Adapter)) (*Adapter, func()) {
 	ctx, cancel := context.WithCancel(r.ctx)
 	done := make(chan error, 1)
 	go func() { done <- a.Run(ctx) }()
-	return a, sync.OnceFunc(func() {
+	r.adapter, r.stop = a, sync.OnceFunc(func() {
 		cancel()
 		if err := <-done; err != nil {
 			r.Errorf("Run: %v", err)
 		}
 	})
+}
+
+// stopInTime fails if the adapter has not stopped in 10 s, or leaves a socket.
+func (r *rig) stopInTime() {
+	r.Helper()
+	stopped := make(chan struct{})
+	go func() { defer close(stopped); r.stop() }()
+	if !watch.Await(r.ctx, stopped, 10*time.Second) {
+		r.Fatal("still running after 10 s")
+	}
+	if s := r.sockets(); len(s) > 0 {
+		r.Errorf("sockets left: %v", s)
+	}
 }
 
 func (r *rig) startKubelet() {
@@ -126,27 +135,6 @@ func (r *rig) must(err error) {
 	}
 }
 
-// offer publishes the inventory of a snapshot in which some GPUs are lost.
-func (r *rig) offer(s gpu.Snapshot, lost ...int) {
-	r.src.Set(buildInventory(s, core.DefaultConfig(), lost...))
-}
-
-func buildInventory(s gpu.Snapshot, c core.Config, lost ...int) *inventory.Inventory {
-	var l health.Ledger
-	for _, n := range lost {
-		l = l.Apply(c.Health, time.Unix(0, 0), health.Observation{At: gpu.WholeGPU(coretest.GPU(n)), Kind: health.Lost})
-	}
-	return core.Build(s, l, c)
-}
-
-// newTestServer returns the service of a resource over an inventory.
-func newTestServer(resource string, inv *inventory.Inventory) *server {
-	src := coretest.NewSource()
-	src.Set(inv)
-	e := &endpoint{resource: resource, timings: defaultTimings, tracker: newTracker(src, Options{})}
-	return &server{endpoint: e, streams: newStreams()}
-}
-
 func (r *rig) awaitHealthy(resource string, n int) {
 	r.Helper()
 	r.must(r.kubelet.AwaitHealthy(r.ctx, resource, n))
@@ -157,7 +145,7 @@ func (r *rig) awaitEmpty(resource string) {
 	r.Helper()
 	r.await("an empty list of "+resource, func() bool {
 		devices, connected := r.kubelet.Devices(resource)
-		return connected && len(devices) == 0
+		return connected && len(devices) == 0 && !r.kubelet.Listed(resource).IsZero()
 	})
 }
 
@@ -165,6 +153,12 @@ func (r *rig) awaitEmpty(resource string) {
 func (r *rig) awaitReady() {
 	r.Helper()
 	r.await("ready", func() bool { return r.adapter.Ready() == nil })
+}
+
+// awaitRegistrations waits until the kubelet has accepted n registrations.
+func (r *rig) awaitRegistrations(n int) {
+	r.Helper()
+	r.must(r.kubelet.Await(r.ctx, fmt.Sprint(n, " registrations"), func() bool { return len(r.kubelet.Registrations()) >= n }))
 }
 
 // await polls a condition.
@@ -181,6 +175,14 @@ func (r *rig) await(what string, ok func() bool) {
 	}
 }
 
+// stats returns the statistics of the first resource; zero if there is none.
+func (r *rig) stats() ResourceStats {
+	if all := r.adapter.Stats(); len(all) > 0 {
+		return all[0]
+	}
+	return ResourceStats{}
+}
+
 // sockets returns the names of the plugin sockets in the directory.
 func (r *rig) sockets() []string {
 	r.Helper()
@@ -192,6 +194,66 @@ func (r *rig) sockets() []string {
 	return paths
 }
 
+// buildInventory returns the inventory of a snapshot in which some GPUs are lost.
+func buildInventory(s gpu.Snapshot, c core.Config, lost ...int) *inventory.Inventory {
+	var l health.Ledger
+	for _, n := range lost {
+		l = l.Apply(c.Health, time.Unix(0, 0), health.Observation{At: gpu.WholeGPU(coretest.GPU(n)), Kind: health.Lost})
+	}
+	return core.Build(s, l, c)
+}
+
+// gpus is the inventory of n GPUs, some of which are lost, with the default policy.
+func gpus(n int, lost ...int) *inventory.Inventory {
+	return buildInventory(coretest.GPUs(n), core.DefaultConfig(), lost...)
+}
+
+// migGPU is a full GPU, and one with three MIG instances of two profiles.
+func migGPU(lost ...int) *inventory.Inventory {
+	return buildInventory(coretest.WithMIG(coretest.GPUs(2), 1, "1g.10gb", "1g.10gb+me", "1g.10gb"), mixedConfig(), lost...)
+}
+
+func mixedConfig() core.Config {
+	c := core.DefaultConfig()
+	c.MIG = inventory.MIGMixed
+	return c
+}
+
+// cutInSeven is n GPUs with seven MIG instances each.
+func cutInSeven(n int) gpu.Snapshot {
+	s := coretest.GPUs(n)
+	for i := range n {
+		s = coretest.WithMIG(s, i, slices.Repeat([]string{"1g.10gb"}, 7)...)
+	}
+	return s
+}
+
+// shared shares each device, also MIG instances, among replicas units of the same resource.
+func shared(replicas int) core.Config {
+	c := mixedConfig()
+	for _, pool := range []string{inventory.DefaultPool, inventory.MIGPool("1g.10gb")} {
+		c.Policy.Shares = append(c.Policy.Shares, inventory.Share{
+			Pool: pool, Sharing: inventory.Sharing{Mode: inventory.TimeSlicing, Replicas: replicas},
+		})
+	}
+	return c
+}
+
+// renamedShares shares each GPU among replicas units of nvidia.com/gpu.shared.
+func renamedShares(replicas int) core.Config {
+	c := shared(replicas)
+	c.Policy.Shares[0].Rename = "gpu.shared"
+	return c
+}
+
+// newTestServer returns the service of a resource over an inventory.
+func newTestServer(resource string, inv *inventory.Inventory) *server {
+	src := coretest.NewSource()
+	src.Set(inv)
+	e := &endpoint{resource: resource, timings: defaultTimings, tracker: newTracker(src, Options{})}
+	return &server{endpoint: e, streams: newStreams()}
+}
+
 // allocateRequest requests the device IDs of each container.
 func allocateRequest(containers ...[]string) *v1beta1.AllocateRequest {
 	r := &v1beta1.AllocateRequest{}
@@ -199,12 +261,6 @@ func allocateRequest(containers ...[]string) *v1beta1.AllocateRequest {
 		r.ContainerRequests = append(r.ContainerRequests, &v1beta1.ContainerAllocateRequest{DevicesIds: ids})
 	}
 	return r
-}
-
-func preferRequest(available, required []string, n int) *v1beta1.PreferredAllocationRequest {
-	return &v1beta1.PreferredAllocationRequest{ContainerRequests: []*v1beta1.ContainerPreferredAllocationRequest{
-		{AvailableDeviceIDs: available, MustIncludeDeviceIDs: required, AllocationSize: int32(n)},
-	}}
 }
 
 func ids(devices []*v1beta1.Device) []string {
@@ -224,37 +280,5 @@ func gpuIDs(numbers ...int) []string {
 	return names
 }
 
-// firstIDs returns the IDs of the first n GPUs.
-func firstIDs(n int) (names []string) {
-	for i := range n {
-		names = append(names, gpuIDs(i)...)
-	}
-	return names
-}
-
-// migGPU is a full GPU, and one with three MIG instances of two profiles.
-func migGPU() gpu.Snapshot {
-	s := coretest.GPUs(2)
-	s.Devices = slices.Clone(s.Devices)
-	s.Devices[1].MIG = true
-	for i, profile := range []string{"1g.10gb", "1g.10gb+me", "1g.10gb"} {
-		at := gpu.WholeGPU(coretest.GPU(1))
-		at.GI, at.CI = uint32(i+1), 0
-		s.Devices = append(s.Devices, gpu.Device{
-			ID: gpu.DeviceID(fmt.Sprintf("MIG-00000000-0000-4000-8000-%012d", i)), At: at, Index: 1,
-			Profile: profile, Minor: 1, GICap: 10 + i, CICap: 20 + i, NUMANode: -1,
-		})
-	}
-	return gpu.NewSnapshot(s)
-}
-
-func mixedConfig() core.Config {
-	c := core.DefaultConfig()
-	c.MIG = inventory.MIGMixed
-	return c
-}
-
-func isIdle(err error) bool {
-	idle := (*IdleError)(nil)
-	return errors.As(err, &idle)
-}
+// replica returns the ID of the n-th unit of GPU i.
+func replica(i, n int) string { return fmt.Sprintf("%s::%d", coretest.GPU(i), n) }

@@ -13,23 +13,8 @@ import (
 
 	"github.com/fsnotify/fsnotify"
 
-	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/watch"
 )
-
-// An event may arrive after the registration with the same socket (measured: 38 µs): only another file is a restart.
-func TestLateEvents(t *testing.T) {
-	r := newRunning(t, 1, func(a *Adapter) { a.timings.pollInterval = time.Hour })
-	for range 50 {
-		if !r.event(10 * time.Second) {
-			t.Fatal("no event of kubelet.sock")
-		}
-	}
-	r.must(r.adapter.Alive(r.ctx))
-	if n := len(r.kubelet.Attempts()); n != 1 || r.adapter.Ready() != nil {
-		t.Errorf("%d registrations, ready: %v", n, r.adapter.Ready())
-	}
-}
 
 // event changes the mode of kubelet.sock and reports whether that is noticed within d.
 func (r *rig) event(d time.Duration) bool {
@@ -95,30 +80,20 @@ func TestStaleKubeletSocket(t *testing.T) {
 	}
 }
 
-// noEvents are the ways in which inotify is unavailable.
-var noEvents = map[string]func() (*fsnotify.Watcher, error){
-	"no instance": func() (*fsnotify.Watcher, error) { return nil, syscall.EMFILE },
-	"file system without events": func() (*fsnotify.Watcher, error) {
-		w, err := fsnotify.NewWatcher()
-		w.Events = nil
-		return w, err
-	},
-}
-
-func TestRestartsWithoutInotify(t *testing.T) {
-	for name, events := range noEvents {
-		t.Run(name, func(t *testing.T) {
-			r := newRig(t)
-			r.restarts(func(a *Adapter) { a.kubelet.newWatcher = events })
-		})
-	}
+func TestRestartsOnAFileSystemWithoutEvents(t *testing.T) {
+	newRig(t).restarts(func(a *Adapter) {
+		a.kubelet.newWatcher = func() (*fsnotify.Watcher, error) {
+			w, err := fsnotify.NewWatcher()
+			w.Events = nil
+			return w, err
+		}
+	})
 }
 
 // restarts starts a kubelet, restarts it three times and removes a plugin socket.
 func (r *rig) restarts(change func(*Adapter)) {
 	r.Helper()
-	r.offer(coretest.GPUs(1))
-	r.start(change)
+	r.start(gpus(1), change)
 	r.startKubelet()
 	r.awaitReady()
 	for i := range 3 {
@@ -126,19 +101,16 @@ func (r *rig) restarts(change func(*Adapter)) {
 		r.awaitHealthy(GPUResource, 1)
 		r.awaitReady()
 	}
-	r.must(os.Remove(r.adapter.Stats()[0].Socket))
-	r.must(r.kubelet.Await(r.ctx, "another socket", func() bool { return len(r.kubelet.Registrations()) == 5 }))
+	r.must(os.Remove(r.stats().Socket))
+	r.awaitRegistrations(5)
 	r.awaitHealthy(GPUResource, 1)
 	r.awaitReady()
 }
 
 // Events are used as soon as inotify is available.
 func TestInotifyBecomesAvailable(t *testing.T) {
-	r := newRig(t)
 	tries := 0
-	r.startKubelet()
-	r.offer(coretest.GPUs(1))
-	r.start(func(a *Adapter) {
+	r := startRig(t, gpus(1), func(a *Adapter) {
 		a.timings.pollInterval = time.Hour // without an event
 		a.kubelet.newWatcher = func() (*fsnotify.Watcher, error) {
 			if tries++; tries <= 3 {
@@ -171,8 +143,7 @@ func TestRestartsAtInotifyLimits(t *testing.T) {
 		if !errors.Is(want, syscall.EMFILE) && !errors.Is(want, syscall.ENOSPC) {
 			t.Fatalf("%s is not in force: %v", limit, want)
 		}
-		r := newRig(t)
-		r.restarts(func(*Adapter) {})
+		newRig(t).restarts(func(*Adapter) {})
 		return
 	}
 	for _, limit := range []string{"/proc/sys/user/max_inotify_instances", "/proc/sys/user/max_inotify_watches"} {
@@ -195,29 +166,20 @@ func TestRestartsAtInotifyLimits(t *testing.T) {
 	}
 }
 
-// A new plugin directory is watched, also if the old one still exists under another name.
+// A new plugin directory is watched, although the old one still exists under another name.
 func TestDirectoryIsReplaced(t *testing.T) {
-	for name, away := range map[string]func(string) error{
-		"removed": os.RemoveAll,
-		"renamed": func(dir string) error { return os.Rename(dir, dir+"-old") },
-	} {
-		t.Run(name, func(t *testing.T) {
-			r := newRig(t)
-			defer func() { _ = os.RemoveAll(r.dir + "-old") }()
-			r.startKubelet()
-			r.offer(coretest.GPUs(1))
-			r.start()
-			r.awaitReady()
-			for range 3 {
-				r.must(away(r.dir))
-				r.restartKubelet(true)
-				r.awaitHealthy(GPUResource, 1)
-				r.awaitReady()
-				_ = os.RemoveAll(r.dir + "-old")
-			}
-			if s := r.sockets(); len(s) != 1 {
-				t.Errorf("sockets %v, want one", s)
-			}
-		})
+	r := startRig(t, gpus(1))
+	old := r.dir + "-old"
+	defer func() { _ = os.RemoveAll(old) }()
+	r.awaitReady()
+	for range 3 {
+		r.must(os.RemoveAll(old))
+		r.must(os.Rename(r.dir, old))
+		r.restartKubelet(true)
+		r.awaitHealthy(GPUResource, 1)
+		r.awaitReady()
+	}
+	if s := r.sockets(); len(s) != 1 {
+		t.Errorf("sockets %v, want one", s)
 	}
 }

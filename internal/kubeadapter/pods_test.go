@@ -21,6 +21,20 @@ import (
 
 const h100 = "nvidia.com/h100"
 
+// oneElsewhere is two GPUs, of which GPU 1 is in the pool h100.
+func oneElsewhere() *inventory.Inventory {
+	c := core.DefaultConfig()
+	c.Policy.Rules = []inventory.Rule{{Select: inventory.Selector{IDs: []gpu.DeviceID{coretest.GPU(1)}}, Pool: "h100"}}
+	return buildInventory(coretest.GPUs(2), c)
+}
+
+// allElsewhere is two GPUs in the pool h100.
+func allElsewhere() *inventory.Inventory {
+	c := core.DefaultConfig()
+	c.Policy.Rules = []inventory.Rule{{Pool: "h100"}}
+	return buildInventory(coretest.GPUs(2), c)
+}
+
 // fastTrackerTimings are short, in the same order as defaultTrackerTimings, except retention.
 var fastTrackerTimings = trackerTimings{
 	queryTimeout: 500 * time.Millisecond, loadTimeout: time.Second,
@@ -28,20 +42,22 @@ var fastTrackerTimings = trackerTimings{
 	stale: time.Second, allocateToList: 300 * time.Millisecond, retention: 24 * time.Hour,
 }
 
-// pods serves the kubelet's pod-resources API until the end of the test.
-func (r *rig) pods() *kubelettest.PodResources {
-	r.Helper()
+// newPodRig returns a rig with a running kubelet and its pod-resources API.
+func newPodRig(t *testing.T) (*rig, *kubelettest.PodResources) {
+	t.Helper()
+	r := newRig(t)
+	r.startKubelet()
 	p, err := kubelettest.ServePodResources(r.podSocket())
 	r.must(err)
-	r.Cleanup(p.Close)
-	return p
+	t.Cleanup(p.Close)
+	return r, p
 }
 
 func (r *rig) podSocket() string { return filepath.Join(r.dir, "pod-resources", "kubelet.sock") }
 
 // startTracking runs an adapter that queries the pod-resources API.
-func (r *rig) startTracking(change ...func(*tracker)) {
-	r.start(func(a *Adapter) {
+func (r *rig) startTracking(inv *inventory.Inventory, change ...func(*tracker)) {
+	r.start(inv, func(a *Adapter) {
 		a.opts.PodResourcesSocket = r.podSocket()
 		a.tracker = newTracker(a.src, a.opts)
 		a.tracker.timings = fastTrackerTimings
@@ -54,20 +70,10 @@ func (r *rig) startTracking(change ...func(*tracker)) {
 // newTracking returns a rig with an adapter that offers two GPUs to a kubelet, and queries its pod-resources API.
 func newTracking(t *testing.T, change ...func(*tracker)) (*rig, *kubelettest.PodResources) {
 	t.Helper()
-	r := newRig(t)
-	r.startKubelet()
-	pods := r.pods()
-	r.offer(coretest.GPUs(2))
-	r.startTracking(change...)
+	r, pods := newPodRig(t)
+	r.startTracking(gpus(2), change...)
 	r.awaitHealthy(GPUResource, 2)
 	return r, pods
-}
-
-// oneElsewhere puts GPU 1 into another pool.
-func oneElsewhere() core.Config {
-	c := core.DefaultConfig()
-	c.Policy.Rules = []inventory.Rule{{Select: inventory.Selector{IDs: []gpu.DeviceID{coretest.GPU(1)}}, Pool: "h100"}}
-	return c
 }
 
 // allocate allocates devices to a pod, which the pod-resources API lists.
@@ -104,18 +110,17 @@ func (r *rig) awaitQueries(p *kubelettest.PodResources) {
 // dereferences nil when it makes topology hints for a pod with an ID that is not in the list.
 func TestHeldIDStaysListed(t *testing.T) {
 	gone := gpuIDs(1)[0]
-	for _, c := range []struct {
-		name string
-		then *inventory.Inventory
-	}{
-		{"GPU removed", buildInventory(onlyFirst(), core.DefaultConfig())},
-		{"GPU in another pool", buildInventory(coretest.GPUs(2), oneElsewhere())},
-		{"GPU cut into instances", buildInventory(coretest.WithMIG(coretest.GPUs(2), 1, "3g.40gb", "3g.40gb"), mixedConfig())},
+	onlyFirst := coretest.GPUs(2)
+	onlyFirst.Devices, onlyFirst.Links = onlyFirst.Devices[:1], nil
+	for name, then := range map[string]*inventory.Inventory{
+		"GPU removed":            buildInventory(gpu.NewSnapshot(onlyFirst), core.DefaultConfig()),
+		"GPU in another pool":    oneElsewhere(),
+		"GPU cut into instances": migGPU(),
 	} {
-		t.Run(c.name, func(t *testing.T) {
+		t.Run(name, func(t *testing.T) {
 			r, pods := newTracking(t)
 			r.allocate(pods, "default/holder", GPUResource, gone)
-			r.src.Set(c.then)
+			r.src.Set(then)
 			r.awaitListed(GPUResource, gone, v1beta1.Unhealthy)
 			r.awaitQueries(pods)
 			r.awaitListed(GPUResource, gone, v1beta1.Unhealthy)
@@ -134,19 +139,13 @@ func TestHeldIDStaysListed(t *testing.T) {
 	}
 }
 
-// onlyFirst is the first of two GPUs.
-func onlyFirst() gpu.Snapshot {
-	s := coretest.GPUs(2)
-	s.Devices, s.Links = s.Devices[:1], nil
-	return gpu.NewSnapshot(s)
-}
-
-// A device that a pod holds under one resource is never allocated under another one, until the pod ends.
+// A device that a pod holds under one resource is never allocated under another one, until the pod ends. An error of the API
+// does not mean that it has.
 func TestHeldDeviceIsWithheld(t *testing.T) {
-	r, pods := newTracking(t)
+	r, pods := newTracking(t, func(t *tracker) { t.timings.stale = time.Hour })
 	id := gpuIDs(1)[0]
 	r.allocate(pods, "default/holder", GPUResource, id)
-	then := buildInventory(coretest.GPUs(2), oneElsewhere())
+	then := oneElsewhere()
 	r.src.Set(then)
 	r.awaitListed(h100, id, v1beta1.Unhealthy)
 	r.awaitQueries(pods)
@@ -156,12 +155,16 @@ func TestHeldDeviceIsWithheld(t *testing.T) {
 	if u, _ := r.adapter.Withhold(then).Unit(inventory.UnitID(id)); u.Health.Reason != health.ReasonHeld {
 		t.Errorf("reported as %s", u.Health)
 	}
+	pods.Fail(errors.New("unavailable"))
+	r.awaitQueries(pods)
+	pods.Forget("default/holder")
+	r.awaitQueries(pods)
 	for _, list := range r.kubelet.Lists(h100) {
 		if list[0].GetHealth() == v1beta1.Healthy {
 			t.Error("listed as healthy while a pod held it")
 		}
 	}
-	pods.Forget("default/holder")
+	pods.Fail(nil)
 	r.awaitListed(h100, id, v1beta1.Healthy)
 	_, err := r.kubelet.Allocate(r.ctx, h100, id)
 	r.must(err)
@@ -170,7 +173,7 @@ func TestHeldDeviceIsWithheld(t *testing.T) {
 // A device that no pod holds changes its resource immediately.
 func TestFreeDeviceChangesResource(t *testing.T) {
 	r, _ := newTracking(t, func(t *tracker) { t.timings.maxInterval, t.timings.active = time.Hour, time.Hour })
-	r.src.Set(buildInventory(coretest.GPUs(2), oneElsewhere()))
+	r.src.Set(oneElsewhere())
 	r.awaitHealthy(h100, 1)
 	r.await("one GPU less", func() bool { n, _ := r.kubelet.Capacity(GPUResource); return n == 1 })
 }
@@ -178,12 +181,9 @@ func TestFreeDeviceChangesResource(t *testing.T) {
 // An API that never answers delays neither the start nor Allocate. A device that changes its resource is withheld until no
 // answer is expected.
 func TestPodResourcesHang(t *testing.T) {
-	r := newRig(t)
-	r.startKubelet()
-	pods := r.pods()
+	r, pods := newPodRig(t)
 	pods.Hang(true)
-	r.offer(coretest.GPUs(2))
-	r.startTracking()
+	r.startTracking(gpus(2))
 	r.awaitHealthy(GPUResource, 2)
 	began := time.Now()
 	_, err := r.kubelet.Allocate(r.ctx, GPUResource, gpuIDs(1)[0])
@@ -191,24 +191,9 @@ func TestPodResourcesHang(t *testing.T) {
 	if took := time.Since(began); took > 10*time.Second {
 		t.Errorf("Allocate took %v", took)
 	}
-	r.src.Set(buildInventory(coretest.GPUs(2), oneElsewhere()))
+	r.src.Set(oneElsewhere())
 	r.awaitHealthy(h100, 1)
 	r.awaitListed(GPUResource, gpuIDs(1)[0], v1beta1.Unhealthy)
-}
-
-// An error of the API does not mean that a pod has ended.
-func TestPodResourcesError(t *testing.T) {
-	r, pods := newTracking(t, func(t *tracker) { t.timings.stale = time.Hour })
-	id := gpuIDs(1)[0]
-	r.allocate(pods, "default/holder", GPUResource, id)
-	pods.Fail(errors.New("unavailable"))
-	r.src.Set(buildInventory(coretest.GPUs(2), oneElsewhere()))
-	r.awaitListed(h100, id, v1beta1.Unhealthy)
-	r.awaitQueries(pods)
-	r.awaitListed(h100, id, v1beta1.Unhealthy)
-	pods.Forget("default/holder")
-	pods.Fail(nil)
-	r.awaitListed(h100, id, v1beta1.Healthy)
 }
 
 // A kubelet that has just started, or that lists no pod, may not have received the pods from the API server.
@@ -222,12 +207,9 @@ func TestIncompletePodResources(t *testing.T) {
 		{"no pod at all", 0, []string{"default/holder", "kube-system/agent"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			r := newRig(t)
-			r.startKubelet()
-			pods := r.pods()
+			r, pods := newPodRig(t)
 			pods.Hold("default/holder", GPUResource, gpuIDs(1)[0])
-			r.src.Set(buildInventory(coretest.GPUs(2), oneElsewhere()))
-			r.startTracking(func(t *tracker) { t.timings.startup = c.young })
+			r.startTracking(oneElsewhere(), func(t *tracker) { t.timings.startup = c.young })
 			r.awaitListed(h100, gpuIDs(1)[0], v1beta1.Unhealthy)
 			pods.Forget(c.gone...)
 			r.awaitQueries(pods)
@@ -238,13 +220,10 @@ func TestIncompletePodResources(t *testing.T) {
 
 // Resources of other plugins are not registered, although pods hold devices of them.
 func TestResourcesOfOtherPlugins(t *testing.T) {
-	r := newRig(t)
-	r.startKubelet()
-	pods := r.pods()
+	r, pods := newPodRig(t)
 	pods.Hold("default/vm", "nvidia.com/GH100_H100L_80GB", "47", gpuIDs(1)[0])
 	pods.Hold("default/nic", "nvidia.com/hostdev", "0000:3b:00.0")
-	r.offer(coretest.GPUs(2))
-	r.startTracking()
+	r.startTracking(gpus(2))
 	r.awaitListed(GPUResource, gpuIDs(1)[0], v1beta1.Unhealthy) // the same GPU, allocated by another plugin
 	r.awaitHealthy(GPUResource, 1)
 	r.awaitQueries(pods)
@@ -266,12 +245,12 @@ func TestQueriesNeedAReason(t *testing.T) {
 		return n
 	}
 	before := quiet()
-	r.offer(coretest.GPUs(2), 1) // lost: the same units
+	r.src.Set(gpus(2, 1)) // lost: the same units
 	r.awaitHealthy(GPUResource, 1)
 	if n := quiet(); n != before {
 		t.Errorf("%d queries because a GPU is lost", n-before)
 	}
-	r.offer(coretest.GPUs(3))
+	r.src.Set(gpus(3))
 	r.awaitHealthy(GPUResource, 3)
 	if n := quiet(); n == before {
 		t.Error("no query after a change")

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
@@ -16,8 +18,11 @@ import (
 // prefer calls GetPreferredAllocation for n of the available units.
 func prefer(t *testing.T, inv *inventory.Inventory, available, required []string, n int) []string {
 	t.Helper()
-	s := newTestServer(GPUResource, inv)
-	got, err := s.GetPreferredAllocation(t.Context(), preferRequest(available, required, n))
+	got, err := newTestServer(GPUResource, inv).GetPreferredAllocation(t.Context(), &v1beta1.PreferredAllocationRequest{
+		ContainerRequests: []*v1beta1.ContainerPreferredAllocationRequest{
+			{AvailableDeviceIDs: available, MustIncludeDeviceIDs: required, AllocationSize: int32(n)},
+		},
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -44,26 +49,6 @@ func perGPU(units []string, gpus int) []int {
 	return counts
 }
 
-// GetPreferredAllocation never fails, because the kubelet would reject the pod. The core's tests have more cases.
-func TestPreferredGPUs(t *testing.T) {
-	inv := buildInventory(coretest.GPUs(8), core.DefaultConfig())
-	for _, c := range []struct {
-		name                string
-		available, required []string
-		n                   int
-		want                []string
-	}{
-		{"one NUMA node", gpuIDs(7, 6, 5, 4, 3, 2, 1, 0), nil, 4, gpuIDs(0, 1, 2, 3)},
-		{"near the required one", firstIDs(8), gpuIDs(6), 2, gpuIDs(4, 6)},
-		{"negative", firstIDs(8), nil, -1, nil},
-		{"unknown", []string{"GPU-x"}, []string{"GPU-y"}, 1, nil},
-	} {
-		if got := prefer(t, inv, c.available, c.required, c.n); !slices.Equal(got, c.want) {
-			t.Errorf("%s: got %v, want %v", c.name, got, c.want)
-		}
-	}
-}
-
 // What NVIDIA's k8s-device-plugin v0.20.0 chooses with either policy (rm/allocate.go, greedyAlloc), where that is
 // not random.
 func TestPreferredShares(t *testing.T) {
@@ -84,18 +69,16 @@ func TestPreferredShares(t *testing.T) {
 		{"required alone", []int{4, 4}, []string{replica(1, 2)}, 1, []int{0, 1}, []int{0, 1}},
 		{"all", []int{4, 2}, nil, 6, []int{4, 2}, []int{4, 2}},
 	} {
-		for _, packed := range []bool{false, true} {
-			cfg, want, name := shared(inventory.TimeSlicing, 4), c.distributed, c.name+", distributed"
-			if cfg.Packed = packed; packed {
-				want, name = c.packed, c.name+", packed"
-			}
+		for packed, want := range map[bool][]int{false: c.distributed, true: c.packed} {
+			cfg := shared(4)
+			cfg.Packed = packed
 			got := prefer(t, buildInventory(coretest.GPUs(len(c.free)), cfg), free(4, c.free...), c.required, c.n)
 			if counts := perGPU(got, len(c.free)); !slices.Equal(counts, want) {
-				t.Errorf("%s: %v, want %v", name, counts, want)
+				t.Errorf("%s, packed %t: %v, want %v", c.name, packed, counts, want)
 			}
 			for _, must := range c.required {
 				if !slices.Contains(got, must) {
-					t.Errorf("%s: %v lacks %s", name, got, must)
+					t.Errorf("%s, packed %t: %v lacks %s", c.name, packed, got, must)
 				}
 			}
 		}
@@ -124,7 +107,7 @@ func TestPreferredSharesAtRandom(t *testing.T) {
 	seed := rand.Uint64()
 	random := rand.New(rand.NewPCG(seed, 0))
 	for range 2000 {
-		c := shared(inventory.TimeSlicing, replicas)
+		c := shared(replicas)
 		c.Packed = random.IntN(2) == 0
 		var available, required []string
 		for i := range gpus {

@@ -3,39 +3,47 @@ package kubeadapter
 import (
 	"context"
 	"errors"
+	"net"
 	"os"
-	"runtime"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
+	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
+	"github.com/tandem-gpu/tandem/internal/watchdog"
 )
 
 func TestNothingIsRegisteredBeforeAUnitExists(t *testing.T) {
-	r := newRig(t)
-	r.startKubelet()
-	r.start()
-	if err := r.adapter.Ready(); err == nil || isIdle(err) {
-		t.Errorf("pending driver: Ready = %v, want an error that is not an IdleError", err)
-	}
-	r.offer(gpu.NoDriver(gpu.DriverAbsent, "libnvidia-ml.so.1 not found"))
-	if err := r.adapter.Ready(); !isIdle(err) || err.Error() != "no driver: libnvidia-ml.so.1 not found" {
-		t.Errorf("absent driver: Ready = %v", err)
-	}
-	r.offer(gpu.Snapshot{Driver: gpu.Driver{State: gpu.DriverReady},
-		Excluded: []gpu.Exclusion{{Index: 3, Reason: "GPU is lost"}}})
-	if err := r.adapter.Ready(); !isIdle(err) || err.Error() != "no GPU to offer: GPU 3: GPU is lost" {
-		t.Errorf("only excluded GPUs: Ready = %v", err)
+	r := startRig(t, coretest.NewSource().Current())
+	for _, c := range []struct {
+		snapshot gpu.Snapshot
+		idle     bool
+		want     string
+	}{
+		{gpu.NoDriver(gpu.DriverPending, ""), false, "the driver has not answered yet"},
+		{gpu.NoDriver(gpu.DriverAbsent, "libnvidia-ml.so.1 not found"), true, "no driver: libnvidia-ml.so.1 not found"},
+		{gpu.Snapshot{Driver: gpu.Driver{State: gpu.DriverReady}, Excluded: []gpu.Exclusion{{Index: 3, Reason: "GPU is lost"}}}, true,
+			"no GPU to offer: GPU 3: GPU is lost"},
+	} {
+		r.src.Set(core.Build(c.snapshot, health.Ledger{}, core.DefaultConfig()))
+		err := r.adapter.Ready()
+		if _, idle := errors.AsType[*IdleError](err); idle != c.idle || err == nil || err.Error() != c.want {
+			t.Errorf("Ready = %v, want %s", err, c.want)
+		}
 	}
 	if s := r.sockets(); len(s) > 0 {
 		t.Errorf("sockets without a unit: %v", s)
 	}
-	r.offer(coretest.GPUs(1)) // a driver that is loaded later
+	r.src.Set(gpus(1)) // a driver that is loaded later
 	r.awaitHealthy(GPUResource, 1)
 	r.awaitReady()
 }
@@ -54,14 +62,10 @@ func TestFailedRegistrationIsRetried(t *testing.T) {
 			r := newRig(t)
 			r.kubelet.Behave(c.kubelet)
 			r.startKubelet()
-			r.offer(coretest.GPUs(1))
-			r.start(func(a *Adapter) { a.timings.register = c.timeout })
-			r.await("three attempts", func() bool {
-				s := r.adapter.Stats()
-				return len(s) == 1 && s[0].RegistrationErrors+s[0].Registrations >= 3
-			})
-			if err := r.adapter.Ready(); err == nil || isIdle(err) {
-				t.Errorf("Ready = %v", err)
+			r.start(gpus(1), func(a *Adapter) { a.timings.register = c.timeout })
+			r.await("three attempts", func() bool { return r.stats().RegistrationErrors+r.stats().Registrations >= 3 })
+			if err := r.adapter.Ready(); err == nil {
+				t.Error("ready")
 			}
 			r.kubelet.Behave(kubelettest.Behaviour{})
 			r.awaitReady()
@@ -71,35 +75,6 @@ func TestFailedRegistrationIsRetried(t *testing.T) {
 			assertFreshSockets(t, r.kubelet)
 		})
 	}
-}
-
-func TestSlowKubelet(t *testing.T) {
-	r := newRig(t)
-	r.kubelet.Behave(kubelettest.Behaviour{Delay: 500 * time.Millisecond})
-	r.startKubelet()
-	r.offer(coretest.GPUs(1))
-	r.start()
-	r.awaitReady()
-	if n := len(r.kubelet.Registrations()); n != 1 {
-		t.Errorf("%d registrations with a slow kubelet, want 1", n)
-	}
-}
-
-func TestKubeletRestarts20Times(t *testing.T) {
-	r := newRunning(t, 2)
-	for i := range 20 {
-		before := len(r.kubelet.Registrations())
-		r.restartKubelet(i%2 == 1)
-		r.awaitHealthy(GPUResource, 2)
-		r.awaitReady()
-		if n := len(r.kubelet.Registrations()) - before; n != 1 {
-			t.Errorf("restart %d: %d registrations, want 1", i, n)
-		}
-	}
-	if s := r.sockets(); len(s) != 1 {
-		t.Errorf("sockets: %v, want one", s)
-	}
-	assertFreshSockets(t, r.kubelet)
 }
 
 // assertFreshSockets fails if a socket was registered twice: kubelet 1.37 corrupts its records then.
@@ -114,30 +89,6 @@ func assertFreshSockets(t *testing.T, k *kubelettest.Kubelet) {
 	}
 }
 
-func TestKubeletRestartsBeforeTheStreamOpens(t *testing.T) {
-	for name, c := range map[string]struct {
-		kubelet kubelettest.Behaviour
-		reached func(*kubelettest.Kubelet) []kubelettest.Registration
-	}{
-		"during Register": {kubelettest.Behaviour{Delay: time.Hour}, (*kubelettest.Kubelet).Attempts},
-		"after Register":  {kubelettest.Behaviour{StreamDelay: time.Hour}, (*kubelettest.Kubelet).Registrations},
-	} {
-		t.Run(name, func(t *testing.T) {
-			r := newRig(t)
-			r.kubelet.Behave(c.kubelet)
-			r.startKubelet()
-			r.offer(coretest.GPUs(1))
-			r.start(func(a *Adapter) { a.timings.openStream = time.Hour })
-			r.must(r.kubelet.Await(r.ctx, name, func() bool { return len(c.reached(r.kubelet)) == 1 }))
-			r.kubelet.Crash()
-			r.kubelet.Behave(kubelettest.Behaviour{})
-			r.startKubelet()
-			r.awaitHealthy(GPUResource, 1)
-			r.awaitReady()
-		})
-	}
-}
-
 func TestAdapterWaitsForTheKubelet(t *testing.T) {
 	for name, c := range map[string]struct {
 		prepare func(*rig)
@@ -149,8 +100,7 @@ func TestAdapterWaitsForTheKubelet(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t)
 			c.prepare(r)
-			r.offer(coretest.GPUs(1))
-			r.start()
+			r.start(gpus(1))
 			r.await("the reason", func() bool {
 				err := r.adapter.Ready()
 				return err != nil && strings.Contains(err.Error(), c.reason)
@@ -164,62 +114,38 @@ func TestAdapterWaitsForTheKubelet(t *testing.T) {
 	}
 }
 
-// A rolling update with maxSurge: the new pod registers while the old one still runs. If the newer one ends, the older one is
-// called again (kubelet 1.37).
-func TestTwoProcesses(t *testing.T) {
-	r := newRunning(t, 2)
-	next, stopNext := r.another()
-	r.await("the next is ready", func() bool { return next.Ready() == nil })
-	stopNext()
-	r.await("a call of the older one", func() bool {
-		_, err := r.kubelet.Allocate(r.ctx, GPUResource, gpuIDs(1)...)
-		return err == nil && r.adapter.Stats()[0].Allocations > 0
-	})
-	r.awaitHealthy(GPUResource, 2)
-	if n := len(r.kubelet.Attempts()); n != 2 {
-		t.Errorf("%d registrations, want one of each", n)
+func TestStaleSocketsAreRemoved(t *testing.T) {
+	r := newRig(t)
+	r.startKubelet() // removes all sockets
+	listen := func(name string) *net.UnixListener {
+		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(r.dir, name), Net: "unix"})
+		r.must(err)
+		l.SetUnlinkOnClose(false)
+		return l
 	}
-	lists := len(r.kubelet.Lists(GPUResource))
-	next, stopNext = r.another()
-	defer stopNext()
-	r.await("the next is ready", func() bool { return next.Ready() == nil })
-	if r.adapter.Ready() != nil || len(r.sockets()) != 2 {
-		t.Errorf("the next process disturbed the first: ready %v, sockets %v", r.adapter.Ready(), r.sockets())
-	}
-	r.stop()
-	if capacity, allocatable := r.kubelet.Capacity(GPUResource); capacity != 2 || allocatable != 2 {
-		t.Errorf("capacity %d, allocatable %d after the old process ended, want 2 and 2", capacity, allocatable)
-	}
-	for _, l := range r.kubelet.Lists(GPUResource)[lists:] {
-		if len(l) != 2 || l[0].GetHealth() != v1beta1.Healthy {
-			t.Errorf("a list during the stop: %v", l)
+	r.must(listen("tandem-gpu-dead.sock").Close())
+	r.must(listen("nvidia-gpu.sock").Close())
+	running := listen("tandem-gpu-running.sock")
+	defer func() { _ = running.Close() }()
+	r.must(os.WriteFile(filepath.Join(r.dir, "tandem-notes"), nil, 0o600))
+	r.start(gpus(1))
+	r.awaitReady()
+	for name, want := range map[string]bool{
+		"tandem-gpu-dead.sock": false, "nvidia-gpu.sock": true, "tandem-gpu-running.sock": true, "tandem-notes": true,
+	} {
+		if _, err := os.Stat(filepath.Join(r.dir, name)); (err == nil) != want {
+			t.Errorf("%s: %v, want a file: %v", name, err, want)
 		}
 	}
 }
 
-func TestStopIsQuickAndSendsNoList(t *testing.T) {
-	r := startRig(t, buildInventory(migGPU(), mixedConfig()))
+func TestServesWithoutAKubelet(t *testing.T) {
+	r := newRig(t)
+	r.start(gpus(1), func(a *Adapter) { a.opts.KubeletSocket, a.kubelet.socket = "", "" })
 	r.awaitReady()
-	r.awaitHealthy(GPUResource, 1)
-	r.awaitHealthy("nvidia.com/mig-1g.10gb", 2)
-	r.awaitHealthy("nvidia.com/mig-1g.10gb.me", 1)
-	lists := len(r.kubelet.Lists(GPUResource))
-	began := time.Now()
-	r.stop()
-	if took := time.Since(began); took > time.Second {
-		t.Errorf("stopping took %v", took)
+	if s := r.sockets(); !slices.Equal(s, []string{"tandem-gpu.sock"}) {
+		t.Errorf("sockets %v, want a constant name", s)
 	}
-	if s := r.sockets(); len(s) > 0 {
-		t.Errorf("sockets left: %v", s)
-	}
-	r.must(r.kubelet.Await(r.ctx, "disconnected", func() bool { _, ok := r.kubelet.Devices(GPUResource); return !ok }))
-	if n := len(r.kubelet.Lists(GPUResource)); n != lists {
-		t.Errorf("%d lists sent during the stop", n-lists)
-	}
-}
-
-func TestAliveCallsItsOwnSockets(t *testing.T) {
-	r := newRunning(t, 1, func(a *Adapter) { a.timings.pollInterval = time.Hour })
 	r.must(r.adapter.Alive(r.ctx))
 	ctx, cancel := context.WithCancel(r.ctx)
 	cancel()
@@ -228,24 +154,62 @@ func TestAliveCallsItsOwnSockets(t *testing.T) {
 	}
 }
 
-func TestStreamsLeakNoGoroutine(t *testing.T) {
-	r := newRunning(t, 1)
-	plugin, err := r.kubelet.Plugin(GPUResource)
-	r.must(err)
-	before := runtime.NumGoroutine()
-	for range 100 { // a second stream, opened and closed
-		ctx, cancel := context.WithCancel(r.ctx)
-		stream, err := plugin.ListAndWatch(ctx, &v1beta1.Empty{})
-		r.must(err)
-		list, err := stream.Recv()
-		r.must(err)
-		if len(list.GetDevices()) != 1 {
-			t.Fatalf("second stream: %v", list)
-		}
-		cancel()
+func TestSocketPathTooLong(t *testing.T) {
+	r := startRig(t, gpus(1), func(a *Adapter) { a.kubelet.dir = filepath.Join(a.kubelet.dir, strings.Repeat("d", 90)) })
+	r.await("a reason", func() bool {
+		err := r.adapter.Ready()
+		return err != nil && strings.Contains(err.Error(), "longer than 107 bytes")
+	})
+}
+
+// Two resource names of 63 characters differ in the last one. The paths of their sockets differ and are short enough for the
+// kubelet's default directory, also after many incarnations.
+func TestLongestResourceNames(t *testing.T) {
+	c := core.DefaultConfig()
+	var resources []string
+	for i, end := range []string{"a", "b"} {
+		pool := strings.Repeat("x", 63-len(vendor)-1) + end
+		resources = append(resources, vendor+pool)
+		c.Policy.Rules = append(c.Policy.Rules, inventory.Rule{
+			Select: inventory.Selector{IDs: []gpu.DeviceID{coretest.GPU(i)}}, Pool: pool,
+		})
 	}
-	r.await("no more goroutines than before", func() bool { return runtime.NumGoroutine() <= before })
-	if n := len(r.kubelet.Registrations()); n != 1 || r.adapter.Ready() != nil {
-		t.Errorf("a second stream that ended disturbed the first: %d registrations, %v", n, r.adapter.Ready())
+	r := startRig(t, buildInventory(coretest.GPUs(2), c))
+	for _, resource := range resources {
+		r.awaitHealthy(resource, 1)
+	}
+	names := r.sockets()
+	if len(names) != 2 || names[0] == names[1] {
+		t.Errorf("sockets %v", names)
+	}
+	for _, name := range names {
+		if n := len(v1beta1.DevicePluginPath + name); n+len("999999") > maxSocketPath {
+			t.Errorf("%s: a path of %d characters", name, n)
+		}
+	}
+}
+
+// Each goroutine of the adapter is registered while it runs, and is not late without a fault.
+func TestWatchdogTasks(t *testing.T) {
+	registry := watchdog.NewRegistry()
+	r := newRunning(t, 2, func(a *Adapter) { a.opts.Watchdog = registry })
+	names := func() (names []string) {
+		for _, s := range registry.Tasks() {
+			names = append(names, s.Name)
+		}
+		return names
+	}
+	want := []string{"ListAndWatch " + GPUResource, "endpoint " + GPUResource, "plugin directory", "pod resources"}
+	if got := names(); !slices.Equal(got, want) {
+		t.Errorf("registered: %v, want %v", got, want)
+	}
+	if late := registry.Late(time.Now()); len(late) != 0 {
+		t.Errorf("late: %v", late)
+	}
+	r.kubelet.Stop()
+	r.await("the end of the stream", func() bool { return !slices.Contains(names(), want[0]) })
+	r.stop()
+	if got := names(); len(got) != 0 {
+		t.Errorf("still registered: %v", got)
 	}
 }

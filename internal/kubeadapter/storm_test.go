@@ -79,7 +79,7 @@ func newStorm(t *testing.T, normal kubelettest.Behaviour, events bool) *storm {
 		rig: newRigFor(t, time.Hour), rnd: rand.New(rand.NewPCG(seed, 0)), normal: normal, took: map[string][]time.Duration{},
 	}
 	s.startAgent = func() {
-		s.start(func(a *Adapter) {
+		s.start(s.src.Current(), func(a *Adapter) {
 			a.timings = defaultTimings
 			if !events {
 				a.kubelet.newWatcher = func() (*fsnotify.Watcher, error) { return nil, syscall.EMFILE }
@@ -240,7 +240,7 @@ func (s *storm) changeHealth() {
 	if n := s.rnd.IntN(3); n < 2 {
 		lost = append(lost, n)
 	}
-	s.src.Set(buildInventory(migGPU(), mixedConfig(), lost...))
+	s.src.Set(migGPU(lost...))
 }
 
 // up starts the kubelet and returns when.

@@ -1,7 +1,6 @@
 package kubeadapter
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -13,7 +12,6 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
 )
 
@@ -24,8 +22,7 @@ func TestResourcesAreIndependent(t *testing.T) {
 	r.kubelet.BehaveTo(refused, kubelettest.Behaviour{Refuse: errors.New("refused")})
 	r.kubelet.BehaveTo(hanging, kubelettest.Behaviour{Delay: time.Hour})
 	r.startKubelet()
-	r.src.Set(buildInventory(migGPU(), mixedConfig()))
-	r.start()
+	r.start(migGPU())
 	for i := range 3 {
 		attempts := len(r.kubelet.Attempts())
 		if i > 0 {
@@ -73,17 +70,16 @@ func TestNextIncarnationWaits(t *testing.T) {
 	r := newRig(t)
 	r.kubelet.Behave(kubelettest.Behaviour{OneClientPerResource: true, Lag: 50 * time.Millisecond})
 	r.startKubelet()
-	r.offer(coretest.GPUs(1))
-	r.start(func(a *Adapter) { a.timings.restart = 500 * time.Millisecond })
+	r.start(gpus(1), func(a *Adapter) { a.timings.restart = 500 * time.Millisecond })
 	r.awaitReady()
 	for i := range 2 {
 		from := time.Now()
 		if i == 0 {
 			r.kubelet.EndStream(GPUResource)
 		} else {
-			r.must(os.Remove(r.adapter.Stats()[0].Socket))
+			r.must(os.Remove(r.stats().Socket))
 		}
-		r.must(r.kubelet.Await(r.ctx, "another", func() bool { return len(r.kubelet.Registrations()) == i+2 }))
+		r.awaitRegistrations(i + 2)
 		if took := time.Since(from); took < 500*time.Millisecond {
 			t.Errorf("registered again after %v, before the kubelet has disconnected the previous one", took)
 		}
@@ -99,22 +95,35 @@ func TestNextIncarnationWaits(t *testing.T) {
 // The wait before the next incarnation ends when another kubelet starts, whenever the previous one ended: during Register,
 // immediately after it, or later.
 func TestWaitEndsWithAnotherKubelet(t *testing.T) {
-	r := startRig(t, buildInventory(migGPU(), mixedConfig()), func(a *Adapter) { a.timings.restart = time.Hour })
+	r := startRig(t, migGPU(), func(a *Adapter) { a.timings.restart = time.Hour })
 	r.await("three resources", func() bool { return len(r.adapter.Stats()) == 3 })
 	for i := range 100 {
 		registered := len(r.kubelet.Registrations())
 		r.restartKubelet(i%2 == 1)
-		r.must(r.kubelet.Await(r.ctx, "some", func() bool { return len(r.kubelet.Registrations()) > registered+i%3 }))
+		r.awaitRegistrations(registered + i%3 + 1)
 	}
 	r.awaitReady()
 	assertFreshSockets(t, r.kubelet)
+}
+
+// A kubelet that restarts before it opens the stream is noticed without its end.
+func TestKubeletRestartsBeforeTheStreamOpens(t *testing.T) {
+	r := newRig(t)
+	r.kubelet.Behave(kubelettest.Behaviour{StreamDelay: time.Hour})
+	r.startKubelet()
+	r.start(gpus(1), func(a *Adapter) { a.timings.openStream = time.Hour })
+	r.awaitRegistrations(1)
+	r.kubelet.Crash()
+	r.kubelet.Behave(kubelettest.Behaviour{})
+	r.startKubelet()
+	r.awaitHealthy(GPUResource, 1)
+	r.awaitReady()
 }
 
 // A kubelet that starts may remove a socket immediately after its creation. Then it is not registered.
 func TestSocketIsRemovedDuringListen(t *testing.T) {
 	r := newRig(t)
 	r.startKubelet()
-	r.offer(coretest.GPUs(1))
 	var stop atomic.Bool
 	stopped := make(chan struct{})
 	go func() {
@@ -125,11 +134,8 @@ func TestSocketIsRemovedDuringListen(t *testing.T) {
 			}
 		}
 	}()
-	r.start(func(a *Adapter) { a.timings.retryMax = a.timings.retry })
-	r.await("incarnations", func() bool {
-		s := r.adapter.Stats()
-		return len(s) == 1 && s[0].Incarnations > 20
-	})
+	r.start(gpus(1), func(a *Adapter) { a.timings.retryMax = a.timings.retry })
+	r.await("incarnations", func() bool { return r.stats().Incarnations > 20 })
 	stop.Store(true)
 	<-stopped
 	began := time.Now()
@@ -141,13 +147,9 @@ func TestSocketIsRemovedDuringListen(t *testing.T) {
 }
 
 func TestStatsHaveTheLastError(t *testing.T) {
-	r := newRig(t)
-	r.startKubelet()
-	r.offer(coretest.GPUs(1))
 	began := time.Now()
-	r.start()
-	r.awaitReady()
-	s := r.adapter.Stats()[0]
+	r := newRunning(t, 1)
+	s := r.stats()
 	if s.LastError != "" || !s.LastErrorAt.IsZero() || !s.Connected || s.Reason != "" || s.Incarnations != 1 || s.Since.Before(began) {
 		t.Errorf("first incarnation: %+v", s)
 	}
@@ -155,58 +157,46 @@ func TestStatsHaveTheLastError(t *testing.T) {
 		t.Error(err)
 	}
 	r.kubelet.EndStream(GPUResource)
-	r.must(r.kubelet.Await(r.ctx, "another", func() bool { return len(r.kubelet.Registrations()) == 2 }))
+	r.awaitRegistrations(2)
 	r.awaitReady()
-	next := r.adapter.Stats()[0]
+	next := r.stats()
 	if next.LastError != errStreamEnded.Error() || next.LastErrorAt.Before(s.Since) || next.Since.Before(next.LastErrorAt) ||
 		next.Incarnations != 2 || next.Socket == s.Socket {
 		t.Errorf("second incarnation: %+v", next)
 	}
 	r.kubelet.Crash()
-	r.await("a reason", func() bool { return !r.adapter.Stats()[0].Connected })
-	if s := r.adapter.Stats()[0]; s.Reason == "" || s.Socket != "" {
+	r.await("a reason", func() bool { return !r.stats().Connected })
+	if s := r.stats(); s.Reason == "" || s.Socket != "" {
 		t.Errorf("without a kubelet: %+v", s)
 	}
 }
 
-// Run returns when its context ends, whatever it waits for.
+// Run returns when its context ends, whatever it waits for, and leaves no socket.
 func TestStopWhileWaiting(t *testing.T) {
-	for name, prepare := range map[string]func(*rig){
-		"for a kubelet": func(*rig) {},
-		"for an answer": func(r *rig) {
-			r.kubelet.Behave(kubelettest.Behaviour{Delay: time.Hour})
-			r.startKubelet()
-		},
-		"for the stream": func(r *rig) {
-			r.kubelet.Behave(kubelettest.Behaviour{NoStream: true})
-			r.startKubelet()
-		},
-		"for the next try": func(r *rig) {
-			r.kubelet.Behave(kubelettest.Behaviour{Refuse: errors.New("no")})
-			r.startKubelet()
-		},
+	for name, c := range map[string]struct {
+		kubelet kubelettest.Behaviour
+		waits   func(ResourceStats) bool
+	}{
+		"for a kubelet":    {waits: func(s ResourceStats) bool { return s.Reason != "" && s.Reason != "starting" }},
+		"for an answer":    {kubelettest.Behaviour{Delay: time.Hour}, func(s ResourceStats) bool { return s.Reason == "registering" }},
+		"for the stream":   {kubelettest.Behaviour{NoStream: true}, func(s ResourceStats) bool { return s.Registrations == 1 }},
+		"for the next try": {kubelettest.Behaviour{Refuse: errors.New("no")}, func(s ResourceStats) bool { return s.LastError != "" }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t)
-			prepare(r)
-			r.offer(coretest.GPUs(1))
-			r.start(func(a *Adapter) {
+			if r.kubelet.Behave(c.kubelet); name != "for a kubelet" {
+				r.startKubelet()
+			}
+			r.start(gpus(1), func(a *Adapter) {
 				a.timings.openStream, a.timings.retry, a.timings.retryMax = time.Hour, time.Hour, time.Hour
 			})
-			r.await("it waits", func() bool {
-				s := r.adapter.Stats()
-				return len(s) == 1 && s[0].Reason != "starting" && (name != "for the next try" || s[0].LastError != "")
-			})
-			ctx, cancel := context.WithTimeout(r.ctx, 10*time.Second)
-			defer cancel()
-			go func() { r.stop(); cancel() }()
-			<-ctx.Done()
-			if !errors.Is(ctx.Err(), context.Canceled) {
-				t.Error("still running after 10 s")
-			}
-			if s := r.sockets(); len(s) > 0 {
-				t.Errorf("sockets left: %v", s)
-			}
+			r.await("it waits", func() bool { return c.waits(r.stats()) })
+			r.stopInTime()
 		})
 	}
+	t.Run("for a stream that is not read", func(t *testing.T) {
+		r := newRig(t)
+		defer r.block()()
+		r.stopInTime()
+	})
 }
