@@ -2,7 +2,6 @@ package kubelet
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -75,7 +74,7 @@ func (n *node) sim(args ...string) string {
 	return string(out)
 }
 
-// startKubelet starts a device manager as a kubelet that starts does, on the folder as it is.
+// startKubelet starts a device manager as a kubelet does, on the directory as it is.
 func (n *node) startKubelet(policy ...string) {
 	n.Helper()
 	nodes := []cadvisor.Node{{Id: 0}, {Id: 1}}
@@ -179,7 +178,7 @@ func (n *node) awaitCapacity(name string, capacity, allocatable int64) {
 	})
 }
 
-// await polls, since the device manager tells nobody.
+// await polls: the device manager has no notification.
 func (n *node) await(what string, ok func() bool) {
 	n.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), plenty)
@@ -190,17 +189,17 @@ func (n *node) await(what string, ok func() bool) {
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			n.Fatalf("%s: never", what)
+			n.Fatalf("%s: not in time", what)
 		}
 	}
 }
 
 func (n *node) awaitLog(a *agent, text string) {
 	n.Helper()
-	n.await(fmt.Sprintf("the agent says %q", text), func() bool { return strings.Contains(n.read(a.log), text) })
+	n.await(fmt.Sprintf("log of the agent with %q", text), func() bool { return strings.Contains(n.read(a.log), text) })
 }
 
-// sockets are the agents' sockets in the kubelet's folder.
+// sockets are the agents' sockets in the kubelet's directory.
 func (n *node) sockets() []string {
 	paths, err := filepath.Glob(filepath.Join(pluginDir, "tandem-*.sock"))
 	n.must(err)
@@ -276,16 +275,13 @@ func (n *node) options(p *v1.Pod, i int) *devicemanager.DeviceRunContainerOption
 	o, err := n.manager.GetDeviceRunContainerOptions(n.Context(), p, &p.Spec.Containers[i])
 	n.must(err)
 	if o == nil {
-		n.Fatal(errors.New("no options for the container"))
+		n.Fatal("no options for the container")
 	}
 	return o
 }
 
 // visible is the value of NVIDIA_VISIBLE_DEVICES for an app container.
-func (n *node) visible(p *v1.Pod, i int) string {
-	n.Helper()
-	return n.env(p, i)["NVIDIA_VISIBLE_DEVICES"]
-}
+func (n *node) visible(p *v1.Pod, i int) string { return n.env(p, i)["NVIDIA_VISIBLE_DEVICES"] }
 
 // env is the environment that the kubelet gives an app container because of its devices.
 func (n *node) env(p *v1.Pod, i int) map[string]string {

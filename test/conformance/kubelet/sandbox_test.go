@@ -1,24 +1,33 @@
-// Package kubelet runs the built k8s-gpu under kubelet's own device manager, in process: the code that
-// registers plugins, keeps the books and admits pods on a node. It is a module of its own, since
-// k8s.io/kubernetes is no library: nothing else of the project builds against it.
+// Package kubelet runs the built k8s-gpu under the kubelet's own device manager, in process: the code that registers plugins,
+// records devices and admits pods on a node. It is a module of its own, since k8s.io/kubernetes is not a library: nothing else
+// of the project builds against it.
 //
-// The tests are named by the cases of the kubelet contract's checklist. The device manager insists on
-// /var/lib/kubelet/device-plugins: the tests run as root, in a mount namespace with an empty folder there.
+// The tests are named by the cases of the kubelet contract's checklist. The device manager has a constant directory,
+// /var/lib/kubelet/device-plugins: the tests run as root, in a mount namespace with an empty directory there.
 package kubelet
 
 import (
+	"context"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"syscall"
 	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/klog/v2"
+	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
+	"k8s.io/kubernetes/pkg/kubelet/apis/podresources"
 )
 
 const (
 	pluginDir = "/var/lib/kubelet/device-plugins"
 	project   = "../../.."                   // the project's module
-	inside    = "TANDEM_CONFORMANCE_SANDBOX" // holds the folder of the built programs
+	inside    = "TANDEM_CONFORMANCE_SANDBOX" // the directory of the built programs
 )
 
 func TestMain(m *testing.M) {
@@ -63,7 +72,7 @@ func runInSandbox() (int, error) {
 	return 0, nil
 }
 
-// hideKubelet mounts an empty folder over the node's /var/lib/kubelet, for this process and its children.
+// hideKubelet mounts an empty directory over the node's /var/lib/kubelet, for this process and its children.
 func hideKubelet() error {
 	if err := syscall.Mount("", "/", "", syscall.MS_REC|syscall.MS_PRIVATE, ""); err != nil {
 		return err
@@ -73,4 +82,73 @@ func hideKubelet() error {
 		return err
 	}
 	return syscall.Mount("tmpfs", home, "tmpfs", 0, "")
+}
+
+// servePodResources serves the kubelet's API over this node's device manager, as a kubelet that started an hour ago.
+func (n *node) servePodResources() {
+	n.Helper()
+	socket := filepath.Join(filepath.Dir(pluginDir), "pod-resources", "kubelet.sock")
+	n.must(os.MkdirAll(filepath.Dir(socket), 0o750))
+	l, err := net.Listen("unix", socket)
+	n.must(err)
+	began := time.Now().Add(-time.Hour)
+	n.must(os.Chtimes(socket, began, began))
+	server := grpc.NewServer()
+	podresourcesapi.RegisterPodResourcesListerServer(server, podresources.NewV1PodResourcesServer(context.Background(), podresources.PodResourcesProviders{
+		Pods: nodePods{n}, Devices: nodeDevices{n}, Cpus: noCPUs{}, Memory: noMemory{}, DynamicResources: noClaims{},
+	}))
+	n.mu.Lock()
+	n.pods = append(n.pods, n.pod("agent", nil, 0)) // a node has pods
+	n.mu.Unlock()
+	go func() { _ = server.Serve(l) }()
+	n.Cleanup(func() {
+		server.Stop()
+		_ = os.RemoveAll(filepath.Dir(socket)) // without the directory no answer is expected
+	})
+}
+
+type nodePods struct{ n *node }
+
+func (p nodePods) GetActivePods() []*v1.Pod                    { return p.n.activePods() }
+func (p nodePods) GetPods() []*v1.Pod                          { return p.n.activePods() }
+func (p nodePods) GetPodByName(string, string) (*v1.Pod, bool) { return nil, false }
+
+// nodeDevices is what pkg/kubelet/cm/container_manager.go makes of the device manager.
+type nodeDevices struct{ n *node }
+
+func (d nodeDevices) UpdateAllocatedDevices(logger klog.Logger) {
+	d.n.manager.UpdateAllocatedDevices(logger)
+}
+
+func (d nodeDevices) GetDevices(pod, container string) (all []*podresourcesapi.ContainerDevices) {
+	for resource, devices := range d.n.manager.GetDevices(pod, container) {
+		for id := range devices {
+			all = append(all, &podresourcesapi.ContainerDevices{ResourceName: resource, DeviceIds: []string{id}})
+		}
+	}
+	return all
+}
+
+func (d nodeDevices) GetAllocatableDevices(klog.Logger) []*podresourcesapi.ContainerDevices {
+	return nil
+}
+
+type noCPUs struct{}
+
+func (noCPUs) GetCPUs(*v1.Pod, *v1.Container) []int64 { return nil }
+func (noCPUs) GetPodCPUs(string) []int64              { return nil }
+func (noCPUs) GetAllocatableCPUs() []int64            { return nil }
+
+type noMemory struct{}
+
+func (noMemory) GetMemory(klog.Logger, *v1.Pod, *v1.Container) []*podresourcesapi.ContainerMemory {
+	return nil
+}
+func (noMemory) GetPodMemory(klog.Logger, string) []*podresourcesapi.ContainerMemory { return nil }
+func (noMemory) GetAllocatableMemory(klog.Logger) []*podresourcesapi.ContainerMemory { return nil }
+
+type noClaims struct{}
+
+func (noClaims) GetDynamicResources(klog.Logger, *v1.Pod, *v1.Container) []*podresourcesapi.DynamicResource {
+	return nil
 }

@@ -9,36 +9,55 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/kubernetes/pkg/kubelet/lifecycle"
 )
 
 // The tests of this file have no case in the kubelet contract's checklist: they are about policies.
 
-// policy writes a configuration file and returns the option that has the agent read it.
-func (n *node) policy(text string) string {
-	n.Helper()
-	path := filepath.Join(n.TempDir(), "policy.yaml")
-	n.must(os.WriteFile(path, []byte(text), 0o600))
-	return configFile + path
-}
+const (
+	shares  v1.ResourceName = "nvidia.com/gpu.shared"
+	special v1.ResourceName = "nvidia.com/special"
 
-const configFile = "--config-file="
-
-const byFour = `
+	byFour = `
 version: v1
 sharing:
   timeSlicing:
     renameByDefault: true
     resources: [{name: nvidia.com/gpu, replicas: 4}]
 `
+	lastInAnotherPool = `
+version: v1
+policy:
+  rules:
+    - {select: {index: 7}, name: nvidia.com/special}
+`
+	configFile = "--config-file="
+)
 
-const shares v1.ResourceName = "nvidia.com/gpu.shared"
+// newPolicy writes a configuration file and returns the agent's option for it.
+func newPolicy(t *testing.T, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "policy.yaml")
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return configFile + path
+}
+
+// reload changes the file of policy and has an agent read it.
+func (n *node) reload(a *agent, option, text string) {
+	n.Helper()
+	n.must(os.WriteFile(strings.TrimPrefix(option, configFile), []byte(text), 0o600))
+	n.must(a.cmd.Process.Signal(syscall.SIGHUP))
+}
 
 func TestFourPodsShareAGPU(t *testing.T) {
 	n := newNode(t, "t4")
 	n.startKubelet()
-	n.startAgent(n.policy(byFour))
+	n.startAgent(newPolicy(t, byFour))
 	n.awaitCapacity(string(shares), 4, 4)
 	gpu := n.uuids()[0]
 	var first *v1.Pod
@@ -63,39 +82,22 @@ func TestFourPodsShareAGPU(t *testing.T) {
 	if c, _ := n.capacity(gpus); c != 0 {
 		t.Errorf("%d GPUs beside their shares", c)
 	}
-}
-
-// Two shares of one GPU are that GPU once; where the file says so they are refused, with NVIDIA's words.
-func TestTwoSharesForOneContainer(t *testing.T) {
-	n := newNode(t, "t4")
-	n.startKubelet()
-	n.startAgent(n.policy(byFour))
-	n.awaitCapacity(string(shares), 4, 4)
-	p := podOf(shares, "two", nil, 2)
-	n.must(n.allocate(p))
-	if held, seen := n.held(p, "app0"), n.visible(p, 0); len(held) != 2 || seen != n.uuids()[0] {
+	n.mu.Lock()
+	n.pods = nil // all have ended
+	n.mu.Unlock()
+	two := podOf(shares, "two", nil, 2)
+	n.must(n.allocate(two))
+	if held, seen := n.held(two, "app0"), n.visible(two, 0); len(held) != 2 || seen != gpu {
 		t.Errorf("holds %v, sees %q", held, seen)
 	}
 }
 
-func TestTwoSharesAreRefused(t *testing.T) {
-	n := newNode(t, "t4")
-	n.startKubelet()
-	n.startAgent(n.policy(strings.Replace(byFour, "renameByDefault", "failRequestsGreaterThanOne: true\n    renameByDefault", 1)))
-	n.awaitCapacity(string(shares), 4, 4)
-	err := n.allocate(podOf(shares, "two", nil, 2))
-	if err == nil || !strings.Contains(err.Error(), "maximum request size for shared resources is 1; found 2") {
-		t.Errorf("two shares: %v", err)
-	}
-	n.must(n.allocate(podOf(shares, "one", nil, 1)))
-}
-
-// The issue's node: each kind of GPU under its own name, the load spread over those that are shared.
+// Each kind of GPU has its own resource, and pods are spread over the shared ones.
 func TestRulesOnEightGPUs(t *testing.T) {
 	n := newNode(t, "h100x8")
 	root := n.mpsDaemon("gpu.mps")
 	n.startKubelet()
-	n.startAgent("--mps-root="+root, n.policy(`
+	n.startAgent("--mps-root="+root, newPolicy(t, `
 version: v1
 policy:
   rules:
@@ -119,7 +121,7 @@ policy:
 	both := n.pod("whole", nil, 2)
 	n.must(n.allocate(both))
 	if got := n.visible(both, 0); got != ids[0]+","+ids[1] {
-		t.Errorf("GPUs of one's own: %s", got)
+		t.Errorf("exclusive GPUs: %s", got)
 	}
 	client := podOf("nvidia.com/gpu.mps", "client", nil, 1)
 	n.must(n.allocate(client))
@@ -135,12 +137,13 @@ policy:
 	if mounts["/mps/nvidia.com/gpu.mps/pipe"] != root+"/nvidia.com/gpu.mps/pipe" || mounts["/dev/shm"] != root+"/shm" {
 		t.Errorf("a client of MPS has mounts %v", mounts)
 	}
-	if err := n.allocate(podOf("nvidia.com/gpu.mps", "clients", nil, 2)); err == nil {
-		t.Error("a container is two clients of MPS")
+	err := n.allocate(podOf("nvidia.com/gpu.mps", "clients", nil, 2))
+	if err == nil || !strings.Contains(err.Error(), "maximum request size for shared resources is 1; found 2") {
+		t.Errorf("two clients of MPS: %v", err)
 	}
 }
 
-// mpsDaemon stands in for the control daemon of a pool: somebody listens where it would. The root is returned.
+// mpsDaemon listens in place of a pool's control daemon and returns the root of its pipe.
 func (n *node) mpsDaemon(pool string) string {
 	n.Helper()
 	root, err := os.MkdirTemp("", "mps") // short enough for a socket
@@ -156,26 +159,11 @@ func (n *node) mpsDaemon(pool string) string {
 	return root
 }
 
-// Without its daemon a pool is there, and nobody gets in.
-func TestMPSDaemonDown(t *testing.T) {
-	n := newNode(t, "t4")
-	n.startKubelet()
-	a := n.startAgent("--mps-root="+n.TempDir(), n.policy(`
-version: v1
-sharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}
-`))
-	n.awaitCapacity(gpus, 2, 0)
-	n.awaitLog(a, "MPS")
-	if err := n.allocate(n.pod("client", nil, 1)); err == nil {
-		t.Error("a client without a daemon")
-	}
-}
-
 // Full GPUs, MIG instances and shares of either on one node.
 func TestMixedMIGAndShares(t *testing.T) {
 	n := newNode(t, "a100-mig")
 	n.startKubelet()
-	n.startAgent(n.policy(`
+	n.startAgent(newPolicy(t, `
 version: v1
 flags: {migStrategy: mixed}
 sharing:
@@ -199,7 +187,7 @@ sharing:
 		}
 	}
 	if n.visible(p, 0) == n.visible(p, 1) {
-		t.Error("two shares of one instance, while others are free")
+		t.Error("two shares of one instance, although others are free")
 	}
 	// A fault of the GPU takes all shares of its seven instances, and no others.
 	n.sim("xid", "4", "79")
@@ -207,46 +195,57 @@ sharing:
 	n.awaitCapacity(gpus, 8, 8)
 }
 
-func TestRenamedResources(t *testing.T) {
-	n := newNode(t, "a100-mig")
-	n.startKubelet()
-	n.startAgent(n.policy(`
-version: v1
-flags: {migStrategy: mixed}
-resources:
-  gpus: [{pattern: "*A100*", name: a100}]
-  mig: [{pattern: "1g.*", name: nvidia.com/small}, {pattern: "*", name: large}]
-`))
-	for resource, want := range map[string]int64{
-		"nvidia.com/a100": 4, "nvidia.com/small": 9, "nvidia.com/large": 3, gpus: 0, "nvidia.com/mig-1g.10gb": 0,
-	} {
-		n.awaitCapacity(resource, want, want)
-	}
-	n.must(n.allocate(podOf("nvidia.com/a100", "a100", nil, 4)))
-}
-
-// Another policy, read on HUP: the old name takes no work at once, and counts only for what pods got under it, pods keep
-// what they have, and nothing is given twice over by what is left of the old plugin.
+// Another policy, read on HUP: the resource of before is no longer allocatable, and has only what pods hold, which keep it.
 func TestAnotherPolicy(t *testing.T) {
-	n := newNode(t, "h100x8")
-	n.startKubelet()
-	option := n.policy("version: v1\n")
-	a := n.startAgent(option)
-	n.awaitCapacity(gpus, 8, 8)
+	option := newPolicy(t, "version: v1\n")
+	n, a := newReady(t, option)
 	p := n.pod("holder", nil, 2)
 	n.must(n.allocate(p))
 	before := n.visible(p, 0)
-	n.must(os.WriteFile(strings.TrimPrefix(option, configFile), []byte(byFour), 0o600))
-	n.must(a.cmd.Process.Signal(syscall.SIGHUP))
+	n.reload(a, option, byFour)
 	n.awaitCapacity(string(shares), 32, 32)
 	n.awaitCapacity(gpus, 2, 0) // what the pod holds: without it the kubelet would panic if the pod is admitted again
 	if got := n.visible(p, 0); got != before {
 		t.Errorf("the pod saw %s, and sees %s", before, got)
 	}
 	if err := n.allocate(n.pod("late", nil, 1)); err == nil {
-		t.Error("a GPU of one's own, of a pool that is no more")
+		t.Error("a GPU of a pool without units is allocated")
 	}
 	n.must(n.allocate(podOf(shares, "share", nil, 1)))
+}
+
+// A pod holds eight GPUs when a policy moves one of them to another resource. By the kubelet's own pod-resources API it is
+// withheld there until the pod ends, and stays listed where it was allocated: kubelet 1.37 dereferences nil when such a pod is
+// resized in place or admitted again.
+func TestADeviceThatAPodHoldsMovesToAnotherResource(t *testing.T) {
+	n := newNode(t, "h100x8")
+	n.startKubelet("best-effort")
+	n.servePodResources()
+	option := newPolicy(t, "version: v1\n")
+	a := n.startAgent(option)
+	n.awaitCapacity(gpus, 8, 8)
+	p := n.pod("holder", nil, 8)
+	n.must(n.allocate(p))
+	n.reload(a, option, lastInAnotherPool)
+	n.awaitLog(a, "still listed as unhealthy because pods may hold them")
+	n.awaitCapacity(string(special), 1, 0)
+	n.awaitCapacity(gpus, 8, 7)
+	if err := n.allocate(podOf(special, "thief", nil, 1)); err == nil {
+		t.Error("a GPU that a pod holds is allocated to another")
+	}
+	pause := time.NewTimer(3 * time.Second) // longer than an ID that no pod holds stays listed
+	<-pause.C
+	r := n.admit.Admit(n.Context(), &lifecycle.PodAdmitAttributes{Pod: p, Operation: lifecycle.ResizeOperation})
+	if !r.Admit {
+		t.Errorf("resize in place is refused: %s %s", r.Reason, r.Message)
+	}
+	if got := n.held(p, "app0"); !slices.Equal(got, slices.Sorted(slices.Values(n.uuids()))) {
+		t.Errorf("the pod holds %v", got)
+	}
+	n.remove(p)
+	n.awaitCapacity(string(special), 1, 1)
+	n.awaitCapacity(gpus, 7, 7)
+	n.must(n.allocate(podOf(special, "next", nil, 1)))
 }
 
 // 16 GPUs with seven instances each, ten shares of an instance: the kubelet has all 1,120, and one that goes.
@@ -254,7 +253,7 @@ func TestElevenHundredShares(t *testing.T) {
 	const resource v1.ResourceName = "nvidia.com/mig-1g.5gb"
 	n := newNode(t, "a100x16-mig")
 	n.startKubelet()
-	n.startAgent(n.policy(`
+	n.startAgent(newPolicy(t, `
 version: v1
 flags: {migStrategy: mixed}
 sharing: {timeSlicing: {resources: [{name: nvidia.com/mig-1g.5gb, replicas: 10}]}}
@@ -267,7 +266,7 @@ sharing: {timeSlicing: {resources: [{name: nvidia.com/mig-1g.5gb, replicas: 10}]
 		seen[n.visible(p, 0)]++
 	}
 	if len(seen) != 112 {
-		t.Errorf("112 pods share %d instances, while others are free", len(seen))
+		t.Errorf("112 pods share %d instances, although others are free", len(seen))
 	}
 	n.sim("lose", "11")
 	n.awaitCapacity(string(resource), 1120, 1050)
