@@ -2,7 +2,9 @@ package parity
 
 import (
 	"fmt"
+	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -13,23 +15,34 @@ import (
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
-// until waits for something that neither stream has to show.
-func until(t testing.TB, what string, ok func() bool) {
-	t.Helper()
-	deadline := time.Now().Add(patience)
-	for !ok() {
-		if time.Now().After(deadline) {
-			t.Fatal("never:", what)
-		}
-		time.Sleep(time.Millisecond)
+func TestEveryMachineLooksTheSame(t *testing.T) {
+	for _, name := range simdriver.Names() {
+		t.Run(name, func(t *testing.T) {
+			b := start(t, name)
+			b.await(t, "all healthy", len(b.units(t)))
+			compareGolden(t, filepath.Join("testdata", name+".golden"), b.dump(t))
+		})
 	}
 }
 
-// nomadReason is what Nomad says of a device.
+// One GPU of eight answers every call with an error, from the start: seven are offered on both sides, and the eighth is
+// excluded with the reason.
+func TestOneOfEightCanNotBeRead(t *testing.T) {
+	b := start(t, "h100x8", func(m *simdriver.Machine) error {
+		return m.Fail(simdriver.GPU(7), "*", "UNKNOWN", simdriver.Always)
+	})
+	b.await(t, "seven of eight", 7)
+	excluded := b.monitor.Current().Excluded()
+	if len(excluded) != 1 || excluded[0].Index != 7 || !strings.Contains(excluded[0].Reason, "Unknown Error") {
+		t.Errorf("excluded: %+v", excluded)
+	}
+	must(t, b.Heal())
+	b.await(t, "healed", 8)
+}
+
+// nomadReason is the health description of a device in Nomad.
 func (b *both) nomadReason(id string) string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	for _, g := range b.groups {
+	for _, g := range b.groups.Load() {
 		for _, d := range g.Devices {
 			if d.ID == id {
 				return d.HealthDesc
@@ -39,14 +52,14 @@ func (b *both) nomadReason(id string) string {
 	return "not listed"
 }
 
-// told reports whether the ledger has counted the XID.
-func (b *both) told(id string, code uint64) bool {
-	chart, _ := b.monitor.State().Ledger.History(gpu.DeviceID(id))
-	return slices.ContainsFunc(chart.FaultCounts, func(t health.FaultCount) bool { return t.Reason == health.ReasonXID && t.Code == code })
+// counted reports whether the ledger has counted the XID.
+func (b *both) counted(id string, code uint64) bool {
+	history, _ := b.monitor.State().Ledger.History(gpu.DeviceID(id))
+	return slices.ContainsFunc(history.FaultCounts, func(t health.FaultCount) bool { return t.Reason == health.ReasonXID && t.Code == code })
 }
 
-// crowd is the 8-GPU machine with as many GPUs as it takes to try many faults at once.
-func crowd(m *simdriver.Machine) error {
+// upTo32 adds GPUs to the 8-GPU machine, to have many faults at once.
+func upTo32(m *simdriver.Machine) error {
 	for slot := 8; slot < 32; slot++ {
 		if err := m.Add(slot, fmt.Sprintf("minor = %d", slot)); err != nil {
 			return err
@@ -58,10 +71,10 @@ func crowd(m *simdriver.Machine) error {
 // Every XID of the table, and some of no table, injected once: the two streams agree on each GPU's health,
 // and on the reason where there is one.
 func TestEveryXIDOnBothStreams(t *testing.T) {
-	b := startUnder(t, health.DefaultPolicy(), "h100x8", crowd)
+	b := start(t, "h100x8", upTo32)
 	all := b.units(t)
 	b.await(t, "start", len(all))
-	until(t, "events of all GPUs", func() bool { return b.heard(all) })
+	until(t, "events of all GPUs", func() bool { return b.eventsRegistered(all) })
 
 	codes := []uint64{178, 200, 999}
 	for rule := range xid.XIDs() {
@@ -76,7 +89,7 @@ func TestEveryXIDOnBothStreams(t *testing.T) {
 			}
 		}
 		for slot, code := range batch {
-			until(t, fmt.Sprintf("XID %d is counted", code), func() bool { return b.told(all[slot], code) })
+			until(t, fmt.Sprintf("XID %d is counted", code), func() bool { return b.counted(all[slot], code) })
 		}
 		b.await(t, fmt.Sprintf("XIDs %d", batch), len(all), sick...)
 		for slot, code := range batch {
@@ -87,7 +100,7 @@ func TestEveryXIDOnBothStreams(t *testing.T) {
 			} else if u.Health.Cause() != fmt.Sprintf("XID_%d", code) {
 				t.Errorf("XID %d: the reason is %s", code, u.Health)
 			}
-			until(t, fmt.Sprintf("XID %d: Nomad says %q", code, want), func() bool { return b.nomadReason(all[slot]) == want })
+			until(t, fmt.Sprintf("XID %d: %q in Nomad", code, want), func() bool { return b.nomadReason(all[slot]) == want })
 			if schedulable := xid.XID(code).Effect < xid.Withdraws; u.Health.Schedulable() != schedulable {
 				t.Errorf("XID %d: %s", code, u.Health)
 			}
@@ -102,23 +115,23 @@ func TestEveryXIDOnBothStreams(t *testing.T) {
 	}
 }
 
-// heard reports whether the driver's events of all GPUs are listened to.
-func (b *both) heard(ids []string) bool {
+// eventsRegistered reports whether the driver sends events of all GPUs.
+func (b *both) eventsRegistered(ids []string) bool {
 	ledger := b.monitor.State().Ledger
 	return !slices.ContainsFunc(ids, func(id string) bool {
-		chart, ok := ledger.History(gpu.DeviceID(id))
-		return !ok || chart.Sample.Events != health.Yes
+		history, ok := ledger.History(gpu.DeviceID(id))
+		return !ok || history.Sample.Events != health.Yes
 	})
 }
 
-// A GPU in MIG mode: a fault of the whole GPU turns all of its instances, one of an instance turns that one.
+// A GPU in MIG mode: a fault of the whole GPU concerns all of its instances, one of an instance that instance.
 func TestMIGScopes(t *testing.T) {
-	b := startUnder(t, health.DefaultPolicy(), "a100-mig")
+	b := start(t, "a100-mig")
 	all := b.units(t)
 	b.await(t, "start", len(all))
-	slot, instances := b.mostCut(t)
+	slot, instances := b.mostInstances(t)
 	gpu := gpu.DeviceID(b.UUID(slot))
-	until(t, "events", func() bool { return b.heard([]string{string(gpu)}) })
+	until(t, "events", func() bool { return b.eventsRegistered([]string{string(gpu)}) })
 	clear := func() {
 		if _, err := b.monitor.Clear(t.Context(), health.Command{GPU: gpu}); err != nil {
 			t.Error(err)
@@ -139,7 +152,7 @@ func TestMIGScopes(t *testing.T) {
 	b.await(t, "an uncontained error in one instance", len(all), instances...)
 	clear()
 
-	// What is contained concerns the instance: degraded, and its siblings are well.
+	// A contained error concerns the instance: it is degraded, and its siblings are healthy.
 	must(t, b.XID(slot, 94, simdriver.At{GI: int(at.GI), CI: simdriver.WholeInstance}))
 	until(t, "the instance is degraded", func() bool { return b.state(instances[2]) == health.Degraded })
 	for i, id := range instances {
@@ -149,9 +162,12 @@ func TestMIGScopes(t *testing.T) {
 	}
 	b.await(t, "degraded takes work", len(all))
 	clear()
+
+	must(t, b.Lose(slot))
+	b.await(t, "a lost GPU", len(all), instances...)
 }
 
-func (b *both) mostCut(t *testing.T) (slot int, instances []string) {
+func (b *both) mostInstances(t *testing.T) (slot int, instances []string) {
 	t.Helper()
 	slots, err := b.Slots()
 	must(t, err)
@@ -178,15 +194,15 @@ func (b *both) state(id string) health.State {
 // BenchmarkEventToBothStreams is the time from a raised XID until Nomad's fingerprint and the kubelet's list
 // both show it, at most once a second as orchestrators want it.
 func BenchmarkEventToBothStreams(b *testing.B) {
-	m := startUnder(b, health.DefaultPolicy(), "h100x8")
+	m := start(b, "h100x8")
 	all := m.units(b)
 	m.await(b, "start", len(all))
-	until(b, "events", func() bool { return m.heard(all) })
+	until(b, "events", func() bool { return m.eventsRegistered(all) })
 	var took []time.Duration
 	b.ResetTimer()
 	for i := range b.N {
 		slot := i % len(all)
-		time.Sleep(1100 * time.Millisecond) // the streams are quiet for a second after each message
+		time.Sleep(1100 * time.Millisecond) // each stream waits for a second after a message
 		raised := time.Now()
 		must(b, m.XID(slot, 95))
 		m.await(b, "XID 95", len(all), all[:slot+1]...)

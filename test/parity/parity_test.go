@@ -1,5 +1,5 @@
-// Package parity holds the two adapters against each other: one machine, one core, both orchestrators'
-// real protocols. They must offer the same units, agree on health, and hand out the same devices.
+// Package parity compares the two adapters: one machine, one core, both orchestrators' real protocols. They must offer the same
+// units, agree on health, and allocate the same devices.
 package parity
 
 import (
@@ -10,7 +10,6 @@ import (
 	"log/slog"
 	"maps"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -18,6 +17,9 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/hashicorp/go-hclog"
+	"github.com/hashicorp/nomad/plugins/device"
+	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
@@ -25,12 +27,17 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/internal/core/nvidia"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
+	"github.com/tandem-gpu/tandem/internal/nomadadapter"
+	"github.com/tandem-gpu/tandem/internal/nomadadapter/nomadtest"
+	"github.com/tandem-gpu/tandem/internal/watch"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
-var update = flag.Bool("update", false, "write the golden files anew")
+var update = flag.Bool("update", false, "write the golden files again")
 
-const patience = 30 * time.Second
+const limit = 30 * time.Second // of each wait
 
 // both are the two orchestrators' views of one monitor.
 type both struct {
@@ -46,16 +53,8 @@ func (s shortWaits) Wait(most time.Duration) ([]health.Observation, error) {
 	return s.Session.Wait(min(most, 50*time.Millisecond))
 }
 
-// start follows a simulated machine, scripted by prepare, with a monitor and serves it to both. Its every wait
-// is short, so that a test sees recovery.
+// start runs a monitor of a simulated machine, changed by prepare, and serves it to both.
 func start(t testing.TB, machine string, prepare ...func(*simdriver.Machine) error) *both {
-	p := health.DefaultPolicy()
-	p.SettleTime, p.RecoveryDwell, p.MaxRecoveryDwell, p.MaxRecoveries = 200*time.Millisecond, 300*time.Millisecond, 300*time.Millisecond, 100
-	return startUnder(t, p, machine, prepare...)
-}
-
-// startUnder is start under another policy.
-func startUnder(t testing.TB, p health.Policy, machine string, prepare ...func(*simdriver.Machine) error) *both {
 	b := &both{Machine: simdriver.Start(t, machine)}
 	for _, script := range prepare {
 		must(t, script(b.Machine))
@@ -63,7 +62,6 @@ func startUnder(t testing.TB, p health.Policy, machine string, prepare ...func(*
 	cfg := core.DefaultConfig()
 	cfg.MIG, cfg.DeviceNodes = inventory.MIGMixed, true
 	cfg.Probe, cfg.Rescan = 100*time.Millisecond, 500*time.Millisecond
-	cfg.Health = p
 	cfg.Roots = core.Roots{Driver: b.Root, Dev: b.Root, Sys: b.Root + "/sys", Proc: b.Root + "/proc"}
 	m := monitor.New(func() (monitor.Session, error) {
 		s, err := nvidia.Open(nvidia.Options{Roots: cfg.Roots})
@@ -83,7 +81,7 @@ func startUnder(t testing.TB, p health.Policy, machine string, prepare ...func(*
 		}
 	})
 	b.orchestrators = serve(ctx, t, m, m, &running)
-	for inv := range m.Watch(ctx) { // else "no devices" would be right before anybody has looked
+	for inv := range m.Watch(ctx) { // else "no devices" would be right before the first reading
 		if inv.Driver().State != gpu.DriverPending {
 			break
 		}
@@ -91,11 +89,9 @@ func startUnder(t testing.TB, p health.Policy, machine string, prepare ...func(*
 	return b
 }
 
-// await waits until both sides say want of the devices that there are.
+// await waits until both sides have n devices, of which those of sick are unhealthy.
 func (b *both) await(t testing.TB, what string, n int, sick ...string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
 	right := func(health map[string]bool) bool {
 		if len(health) != n {
 			return false
@@ -107,34 +103,36 @@ func (b *both) await(t testing.TB, what string, n int, sick ...string) {
 		}
 		return true
 	}
-	for {
-		b.mu.Lock()
-		changed := b.changed
-		b.mu.Unlock()
-		if right(b.nomadHealth()) {
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	defer cancel()
+	inNomad := false
+	for range b.groups.Watch(ctx) {
+		if inNomad = right(b.nomadHealth()); inNomad {
 			break
 		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			t.Fatalf("%s: Nomad sees %v", what, b.nomadHealth())
-		}
 	}
-	if err := b.kubelet.Await(ctx, what, func() bool { h, _ := b.kubeletHealth(); return right(h) }); err != nil {
-		h, _ := b.kubeletHealth()
-		t.Fatalf("%v: kubelet sees %v", err, h)
+	err := b.kubelet.Await(ctx, what, func() bool { h, _ := b.kubeletHealth(); return right(h) })
+	if k, _ := b.kubeletHealth(); err != nil || !inNomad {
+		t.Fatalf("%s: %v: Nomad has %v, the kubelet has %v", what, err, b.nomadHealth(), k)
 	}
 }
 
-// dump writes what both see and what they would hand out.
+// until polls a condition.
+func until(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(limit); !ok(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("not in time:", what)
+		}
+	}
+}
+
+// dump writes what both list and allocate.
 func (b *both) dump(t *testing.T) string {
 	t.Helper()
 	var out strings.Builder
 	_, resource := b.kubeletHealth()
-	b.mu.Lock()
-	groups := b.groups
-	b.mu.Unlock()
-	for _, g := range groups {
+	for _, g := range b.groups.Load() {
 		fmt.Fprintf(&out, "nomad group %s/%s/%s\n", g.Vendor, g.Type, g.Name)
 		for _, key := range slices.Sorted(maps.Keys(g.Attributes)) {
 			a := g.Attributes[key]
@@ -179,18 +177,12 @@ func (b *both) granted(t *testing.T, id, resource string) string {
 func (b *both) units(t testing.TB) (ids []string) {
 	t.Helper()
 	slots, err := b.Slots()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, slot := range slots {
 		instances, err := b.Instances(slot)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		mig, err := b.Get(slot, "mig")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if mig != "yes" {
 			instances = []string{b.UUID(slot)}
 		}
@@ -199,111 +191,16 @@ func (b *both) units(t testing.TB) (ids []string) {
 	return ids
 }
 
-func TestEveryMachineLooksTheSame(t *testing.T) {
-	for _, name := range simdriver.Names() {
-		t.Run(name, func(t *testing.T) {
-			b := start(t, name)
-			units := b.units(t)
-			b.await(t, "all healthy", len(units))
-			got := b.dump(t)
-			golden := filepath.Join("testdata", name+".golden")
-			if *update {
-				if err := errors.Join(os.MkdirAll("testdata", 0o755), os.WriteFile(golden, []byte(got), 0o644)); err != nil {
-					t.Fatal(err)
-				}
-			}
-			want, err := os.ReadFile(golden)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(strings.Split(string(want), "\n"), strings.Split(got, "\n")); diff != "" {
-				t.Error("go test -update writes the files anew\n", diff)
-			}
-		})
+func compareGolden(t *testing.T, path, got string) {
+	t.Helper()
+	if *update {
+		must(t, os.WriteFile(path, []byte(got), 0o644))
 	}
-}
-
-func TestBothAgreeWhateverHappens(t *testing.T) {
-	b := start(t, "h100x8")
-	all := b.units(t)
-	b.await(t, "start", 8)
-
-	must(t, b.Lose(3))
-	b.await(t, "GPU 3 lost", 8, all[3])
-	must(t, b.Fail(simdriver.GPU(5), "*", "UNKNOWN", 0))
-	b.await(t, "GPU 5 answers with errors too", 8, all[3], all[5])
-	must(t, b.Restore(3), b.Heal())
-	b.await(t, "both back", 8)
-
-	must(t, b.Unload())
-	b.await(t, "driver unloaded", 8, all...)
-	must(t, b.Load())
-	b.await(t, "driver loaded", 8)
-
-	must(t, b.Set(1, "recovery_action", "1"), b.Set(6, "recovery_action", "2"))
-	stop := b.raise(t, 6, 79)
-	b.await(t, "XID 79 on GPU 6, GPU 1 wants a reset", 8, all[1], all[6])
-	stop()
-	must(t, b.XID(2, 31), b.XID(1, 48))
-	until(t, "XID 48 is counted", func() bool { return b.told(all[1], 48) })
-	b.await(t, "XID 48 on GPU 1, an application's XID 31 on GPU 2", 8, all[1], all[6])
-	must(t, b.Reset(1))
-	b.await(t, "GPU 1 was reset", 8, all[6])
-}
-
-// One GPU of eight answers every call with an error, from the start: seven are offered on both sides, the
-// eighth is named with its reason.
-func TestOneOfEightCanNotBeRead(t *testing.T) {
-	b := start(t, "h100x8", func(m *simdriver.Machine) error {
-		return m.Fail(simdriver.GPU(7), "*", "UNKNOWN", simdriver.Always)
-	})
-	b.await(t, "seven of eight", 7)
-	excluded := b.monitor.Current().Excluded()
-	if len(excluded) != 1 || excluded[0].Index != 7 || !strings.Contains(excluded[0].Reason, "Unknown Error") {
-		t.Errorf("excluded: %+v", excluded)
-	}
-	must(t, b.Heal())
-	b.await(t, "healed", 8)
-}
-
-func TestBothAgreeOnMIG(t *testing.T) {
-	b := start(t, "a100-mig")
-	all := b.units(t)
-	b.await(t, "start", len(all))
-	slots, err := b.Slots()
+	want, err := os.ReadFile(path)
 	must(t, err)
-	cut := slices.IndexFunc(slots, func(slot int) bool { ids, _ := b.Instances(slot); return len(ids) >= 3 })
-	if cut < 0 {
-		t.Fatal("this machine has no GPU with three instances")
+	if diff := cmp.Diff(strings.Split(string(want), "\n"), strings.Split(got, "\n")); diff != "" {
+		t.Error("go test -update writes the files again\n", diff)
 	}
-	instances, err := b.Instances(slots[cut])
-	must(t, err)
-
-	must(t, b.Lose(slots[cut]))
-	b.await(t, "a GPU with MIG instances is lost: all of them, no other", len(all), instances...)
-	must(t, b.Restore(slots[cut]))
-	b.await(t, "back", len(all))
-	defer b.raise(t, slots[cut], 48)()
-	b.await(t, "an XID of the whole GPU", len(all), instances...)
-}
-
-// raise repeats an XID until stopped: one that comes before the driver's event set is made is not heard,
-// which is NVML's way and not what these tests are about.
-func (b *both) raise(t *testing.T, slot int, code uint64) (stop func()) {
-	ctx, cancel := context.WithCancel(t.Context())
-	var running sync.WaitGroup
-	running.Go(func() {
-		for every := time.NewTicker(100 * time.Millisecond); ctx.Err() == nil; {
-			if err := b.XID(slot, code); err != nil {
-				t.Error(err)
-			}
-			select {
-			case <-every.C:
-			case <-ctx.Done():
-			}
-		}
-	})
-	return func() { cancel(); running.Wait() }
 }
 
 func must(t testing.TB, errs ...error) {
@@ -311,4 +208,64 @@ func must(t testing.TB, errs ...error) {
 	if err := errors.Join(errs...); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// orchestrators are a kubelet and a Nomad client, on their side of the plugin protocol.
+type orchestrators struct {
+	kubelet *kubelettest.Kubelet
+	nomad   device.DevicePlugin
+	groups  *watch.Value[[]*device.DeviceGroup] // of Nomad's latest fingerprint
+}
+
+// serve offers one source to a kubelet and one to Nomad, over their protocols.
+func serve(ctx context.Context, t testing.TB, toKubelet kubeadapter.Source, toNomad nomadadapter.Source, running *sync.WaitGroup) *orchestrators {
+	o := &orchestrators{groups: watch.NewValue[[]*device.DeviceGroup](nil)}
+	o.serveKubelet(ctx, t, toKubelet, running)
+	o.serveNomad(ctx, t, toNomad)
+	return o
+}
+
+func (o *orchestrators) serveKubelet(ctx context.Context, t testing.TB, src kubeadapter.Source, running *sync.WaitGroup) {
+	dir, err := os.MkdirTemp("", "parity") // t.TempDir's names are too long for a socket
+	must(t, err)
+	o.kubelet = kubelettest.New(dir)
+	must(t, o.kubelet.Start())
+	t.Cleanup(func() { o.kubelet.Stop(); _ = os.RemoveAll(dir) })
+	adapter := kubeadapter.New(src, kubeadapter.Options{KubeletSocket: o.kubelet.Socket(), MPSRoot: "/run/nvidia/mps"})
+	running.Go(func() { _ = adapter.Run(ctx) })
+}
+
+func (o *orchestrators) serveNomad(ctx context.Context, t testing.TB, src nomadadapter.Source) {
+	source := func(context.Context, nomadadapter.Settings, *slog.Logger) nomadadapter.Source { return src }
+	o.nomad = nomadtest.Serve(t, nomadadapter.New(ctx, "2.0.0", source, hclog.NewNullLogger()))
+	stream, err := o.nomad.Fingerprint(ctx)
+	must(t, err)
+	go func() {
+		for r := range stream {
+			o.groups.Store(r.Devices)
+		}
+	}()
+}
+
+// nomadHealth is each device's health by Nomad's stream.
+func (o *orchestrators) nomadHealth() map[string]bool {
+	health := map[string]bool{}
+	for _, g := range o.groups.Load() {
+		for _, d := range g.Devices {
+			health[d.ID] = d.Healthy
+		}
+	}
+	return health
+}
+
+// kubeletHealth is each device's health by kubelet's streams, and its resource.
+func (o *orchestrators) kubeletHealth() (health map[string]bool, resource map[string]string) {
+	health, resource = map[string]bool{}, map[string]string{}
+	for _, r := range o.kubelet.Registrations() {
+		devices, _ := o.kubelet.Devices(r.Resource)
+		for _, d := range devices {
+			health[d.GetID()], resource[d.GetID()] = d.GetHealth() == v1beta1.Healthy, r.Resource
+		}
+	}
+	return health, resource
 }

@@ -10,8 +10,6 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/config/policy"
 	"github.com/tandem-gpu/tandem/internal/core"
@@ -177,16 +175,4 @@ func view(t *testing.T, toKubelet, toNomad *inventory.Inventory) *views {
 	}))
 	until(t, "all groups", func() bool { return len(o.nomadHealth()) == toNomad.Len() })
 	return newViews(t, o, toKubelet, toNomad)
-}
-
-func compareGolden(t *testing.T, path, got string) {
-	t.Helper()
-	if *update {
-		must(t, os.WriteFile(path, []byte(got), 0o644))
-	}
-	want, err := os.ReadFile(path)
-	must(t, err)
-	if diff := cmp.Diff(strings.Split(string(want), "\n"), strings.Split(got, "\n")); diff != "" {
-		t.Error("go test -update writes the files anew\n", diff)
-	}
 }

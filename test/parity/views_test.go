@@ -14,7 +14,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
-// views are what the two orchestrators have of one machine, as they would write it down.
+// views are what the two orchestrators have of one machine.
 type views struct {
 	kubelet []pool // by resource
 	nomad   []pool // by group
@@ -44,7 +44,7 @@ type answer struct {
 	Mounts, Nodes []string
 }
 
-// requests are those that show how a pool is handed out: one unit, two beside each other (of one GPU, if that is
+// requests are those that show how a pool is allocated: one unit, two beside each other (of one GPU, if that is
 // shared), and two of different GPUs.
 func (p pool) requests() []asked {
 	first, last := p.units[0].id, p.units[len(p.units)-1].id
@@ -84,10 +84,7 @@ func newViews(t *testing.T, o *orchestrators, toKubelet, toNomad *inventory.Inve
 		v.kubelet = append(v.kubelet, p)
 	}
 	slices.SortFunc(v.kubelet, func(a, b pool) int { return strings.Compare(a.name, b.name) })
-	o.mu.Lock()
-	groups := o.groups
-	o.mu.Unlock()
-	for _, g := range groups {
+	for _, g := range o.groups.Load() {
 		p := pool{name: g.Vendor + "/" + g.Type + "/" + g.Name}
 		for _, d := range g.Devices {
 			p.units = append(p.units, unit{d.ID, "PCI " + d.HwLocality.PciBusID})
@@ -172,7 +169,7 @@ func ids(pools []pool) map[string]string {
 	return of
 }
 
-// meanTheSame: both sides have the same units, a group is of one resource, and what is kept from one is kept from the other.
+// meanTheSame fails unless both sides have the same units, a group is of one resource, and both exclude the same devices.
 func (v *views) meanTheSame(t *testing.T) {
 	t.Helper()
 	resources, groups := ids(v.kubelet), ids(v.nomad)
@@ -205,8 +202,8 @@ func (v *views) haveNothingInCommon(t *testing.T) {
 	}
 }
 
-// differs says where the incumbent would have sent something else; "" = nowhere. Its device nodes are compared as a
-// set, and without the four for every container: the order is chance, and a node can be there twice.
+// differs returns where the incumbent would have sent something else; "" = nowhere. Its device nodes are compared as a
+// set, and without the four of every container: the order is random, and a node can be there twice.
 func (v *views) differs(t *testing.T, file []byte, devices []gpu.Device) string {
 	t.Helper()
 	other, err := newIncumbent(file, devices)
