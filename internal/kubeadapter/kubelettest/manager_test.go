@@ -99,6 +99,15 @@ func (b *bench) register(name string) error {
 	return err
 }
 
+// connect starts a plugin on a socket, registers it and waits for its device.
+func (b *bench) connect(name, device string) *plugin {
+	b.Helper()
+	p := b.serve(name, device)
+	b.must(b.register(name))
+	b.has(device, true, true)
+	return p
+}
+
 // has waits until the kubelet has one device, healthy or not, from a plugin that is connected or not.
 func (b *bench) has(device string, healthy, connected bool) {
 	b.Helper()
@@ -123,9 +132,7 @@ func (b *bench) must(err error) {
 func TestEndOfStreamMakesDevicesUnhealthy(t *testing.T) {
 	for _, old := range []bool{false, true} {
 		b := newBench(t, Behaviour{OneClientPerResource: old})
-		p := b.serve("a.sock", "A")
-		b.must(b.register("a.sock"))
-		b.has("A", true, true)
+		p := b.connect("a.sock", "A")
 		p.endings <- struct{}{}
 		b.has("A", false, false)
 		if c := b.kubelet.Connected(resource); len(c) > 0 {
@@ -137,12 +144,8 @@ func TestEndOfStreamMakesDevicesUnhealthy(t *testing.T) {
 // 1.37: two paths of a resource are connected. The latest list is used, and the end of one stream does not change the devices.
 func TestTwoPathsOfOneResource(t *testing.T) {
 	b := newBench(t, Behaviour{})
-	b.serve("a.sock", "A")
-	next := b.serve("b.sock", "B")
-	b.must(b.register("a.sock"))
-	b.has("A", true, true)
-	b.must(b.register("b.sock"))
-	b.has("B", true, true)
+	b.connect("a.sock", "A")
+	next := b.connect("b.sock", "B")
 	next.endings <- struct{}{}
 	b.must(b.kubelet.Await(b.ctx, "b is gone", func() bool {
 		return slices.Equal(b.kubelet.Connected(resource), []string{"a.sock"})
@@ -153,9 +156,7 @@ func TestTwoPathsOfOneResource(t *testing.T) {
 // 1.37: a path that registers again corrupts the records until the kubelet restarts.
 func TestOnePathTwice(t *testing.T) {
 	b := newBench(t, Behaviour{})
-	p := b.serve("a.sock", "A")
-	b.must(b.register("a.sock"))
-	b.has("A", true, true)
+	p := b.connect("a.sock", "A")
 	if err := b.register("a.sock"); err == nil {
 		t.Fatal("registered twice")
 	}
@@ -163,29 +164,21 @@ func TestOnePathTwice(t *testing.T) {
 		t.Errorf("clients %v, want the first deleted, too", c)
 	}
 	p.server.Stop() // the end of the plugin is not noticed
-	b.serve("a2.sock", "A2")
-	b.must(b.register("a2.sock"))
-	b.has("A2", true, true)
+	b.connect("a2.sock", "A2")
 	b.serve("a.sock", "A")
 	if err := b.register("a.sock"); err == nil {
 		t.Error("the path works again without a restart")
 	}
 	b.kubelet.Crash()
 	b.must(b.kubelet.Start())
-	b.serve("a.sock", "A")
-	b.must(b.register("a.sock"))
-	b.has("A", true, true)
+	b.connect("a.sock", "A")
 }
 
 // 1.34 to 1.36: the end of the older stream disconnects the newer plugin.
 func TestOldStreamEndsNewPlugin(t *testing.T) {
 	b := newBench(t, Behaviour{OneClientPerResource: true})
-	old := b.serve("a.sock", "A")
-	b.serve("b.sock", "B")
-	b.must(b.register("a.sock"))
-	b.has("A", true, true)
-	b.must(b.register("b.sock"))
-	b.has("B", true, true)
+	old := b.connect("a.sock", "A")
+	b.connect("b.sock", "B")
 	old.endings <- struct{}{}
 	b.has("B", false, false)
 }
@@ -195,9 +188,7 @@ func TestOldStreamEndsNewPlugin(t *testing.T) {
 func TestFailedRegistration(t *testing.T) {
 	for _, old := range []bool{false, true} {
 		b := newBench(t, Behaviour{OneClientPerResource: old})
-		first := b.serve("a.sock", "A")
-		b.must(b.register("a.sock"))
-		b.has("A", true, true)
+		first := b.connect("a.sock", "A")
 		b.serve("b.sock", "B").refuse = errors.New("not yet")
 		if err := b.register("b.sock"); err == nil {
 			t.Fatal("registered without options")
@@ -218,9 +209,7 @@ func TestFailedRegistration(t *testing.T) {
 
 func TestKubeletStartsWithoutRecords(t *testing.T) {
 	b := newBench(t, Behaviour{})
-	b.serve("a.sock", "A")
-	b.must(b.register("a.sock"))
-	b.has("A", true, true)
+	b.connect("a.sock", "A")
 	b.kubelet.Stop()
 	if _, err := os.Stat(b.kubelet.Socket()); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("kubelet.sock after a stop: %v", err)
