@@ -18,6 +18,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/watch"
 	"github.com/tandem-gpu/tandem/internal/watchdog"
 )
 
@@ -57,7 +58,7 @@ type Adapter struct {
 	tracker *tracker
 
 	mu        sync.Mutex
-	endpoints []*endpoint // by resource name; never removed: a resource without units is an empty list
+	endpoints map[string]*endpoint // by resource; never removed: a resource without units is an empty list
 }
 
 // timings are the durations of an adapter. They are not configurable.
@@ -93,6 +94,7 @@ func New(src Source, o Options) *Adapter {
 	}
 	return &Adapter{
 		src: src, opts: o, timings: defaultTimings, kubelet: newKubelet(dir, o.KubeletSocket, o.Log), tracker: newTracker(src, o),
+		endpoints: map[string]*endpoint{},
 	}
 }
 
@@ -104,7 +106,10 @@ func (a *Adapter) Run(ctx context.Context) error {
 	var running sync.WaitGroup
 	defer running.Wait()
 	saved := a.tracker.start(ctx)
-	defer finish(cancel, saved)
+	defer func() {
+		cancel()
+		watch.Await(context.Background(), saved, finalSaveTimeout)
+	}()
 	running.Go(func() { a.kubelet.watch(ctx, a.timings, a.opts.Watchdog.Register("plugin directory")) })
 	running.Go(func() { a.tracker.run(ctx, a.opts.Watchdog.Register("pod resources")) })
 	running.Go(func() { a.tracker.follow(ctx) })
@@ -144,10 +149,7 @@ func (a *Adapter) Offered() []string {
 func (a *Adapter) add(resource string) (*endpoint, bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	i, known := slices.BinarySearchFunc(a.endpoints, resource, func(e *endpoint, r string) int {
-		return cmp.Compare(e.resource, r)
-	})
-	if known {
+	if a.endpoints[resource] != nil {
 		return nil, false
 	}
 	e := &endpoint{
@@ -155,14 +157,15 @@ func (a *Adapter) add(resource string) (*endpoint, bool) {
 		log: a.opts.Log.With("resource", resource),
 	}
 	e.setStatus("", "starting")
-	a.endpoints = slices.Insert(a.endpoints, i, e)
+	a.endpoints[resource] = e
 	return e, true
 }
 
+// list returns the endpoints by the name of their resource.
 func (a *Adapter) list() []*endpoint {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return slices.Clone(a.endpoints)
+	return slices.SortedFunc(maps.Values(a.endpoints), func(x, y *endpoint) int { return cmp.Compare(x.resource, y.resource) })
 }
 
 // IdleError is the reason why a node has nothing to offer, which is not a failure of the agent.

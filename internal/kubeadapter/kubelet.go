@@ -70,9 +70,10 @@ func (k *kubelet) waitForKubelet(ctx context.Context, waiting func(error)) (file
 		switch {
 		case ctx.Err() != nil:
 			return id, ctx.Err()
-		case err == nil && id == (fileID{}): // created after the stat
-			return fileIDOf(k.socket), nil
 		case err == nil:
+			if id == (fileID{}) { // created after the stat
+				id = fileIDOf(k.socket)
+			}
 			return id, nil
 		}
 		waiting(err)
@@ -88,7 +89,6 @@ func (k *kubelet) waitForKubelet(ctx context.Context, waiting func(error)) (file
 		case <-changed:
 		case <-due:
 		case <-ctx.Done():
-			return id, ctx.Err()
 		}
 	}
 }

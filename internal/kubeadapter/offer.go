@@ -40,20 +40,13 @@ func newOffer(inv *inventory.Inventory, a *allocations) *offer {
 
 // listDevices returns the units of an inventory by resource, in canonical order.
 func listDevices(inv *inventory.Inventory) map[string][]listedDevice {
-	size := map[string]int{} // by pool
+	byPool := map[string][]listedDevice{}
 	for u := range inv.Units() {
-		size[u.Pool]++
+		byPool[u.Pool] = append(byPool[u.Pool], listedDevice{u.ID, u.Health.Schedulable(), u.Device.NUMANode})
 	}
-	lists := make(map[string][]listedDevice, len(size))
-	var pool, resource string
-	for u := range inv.Units() {
-		if u.Pool != pool || resource == "" { // not for each unit: this allocates
-			pool, resource = u.Pool, ResourceOf(u)
-			if lists[resource] == nil {
-				lists[resource] = make([]listedDevice, 0, size[pool])
-			}
-		}
-		lists[resource] = append(lists[resource], listedDevice{u.ID, u.Health.Schedulable(), u.Device.NUMANode})
+	lists := make(map[string][]listedDevice, len(byPool))
+	for pool, list := range byPool {
+		lists[vendor+pool] = list
 	}
 	return lists
 }

@@ -57,8 +57,8 @@ func (t *tracker) persist(ctx context.Context) {
 
 // restore adds what an earlier agent stored; an allocation of this agent takes precedence. If the clock was set back, an ID
 // counts as withdrawn since now, not later.
-func (t *tracker) restore(grants []StoredAllocation) {
-	if len(grants) == 0 {
+func (t *tracker) restore(stored []StoredAllocation) {
+	if len(stored) == 0 {
 		return
 	}
 	now := time.Now()
@@ -66,20 +66,18 @@ func (t *tracker) restore(grants []StoredAllocation) {
 	defer t.mu.Unlock()
 	next := *t.allocations
 	next.byKey = map[deviceKey]allocation{}
-	for _, g := range grants {
-		if !strings.HasPrefix(g.Resource, vendor) || g.ID == "" {
+	for _, s := range stored {
+		if !strings.HasPrefix(s.Resource, vendor) || s.ID == "" {
 			continue // not written by an agent
 		}
-		a := allocation{numaNode: g.NUMANode}
-		if !g.WithdrawnAt.IsZero() {
-			a.withdrawnAt = now.Add(-max(now.Sub(g.WithdrawnAt), 0))
+		a := allocation{numaNode: s.NUMANode}
+		if !s.WithdrawnAt.IsZero() {
+			a.withdrawnAt = now.Add(-max(now.Sub(s.WithdrawnAt), 0))
 		}
-		next.byKey[deviceKey{g.Resource, g.ID}] = a
+		next.byKey[deviceKey{s.Resource, s.ID}] = a
+		t.served[s.Resource] = true
 	}
 	maps.Copy(next.byKey, t.allocations.byKey)
-	for k := range next.byKey {
-		t.served[k.resource] = true
-	}
 	t.allocations = &next
 	t.publish()
 	t.requestQuery()
@@ -96,10 +94,4 @@ func (t *tracker) stored() []StoredAllocation {
 		all = append(all, StoredAllocation{Resource: k.resource, ID: k.id, NUMANode: one.numaNode, WithdrawnAt: one.withdrawnAt.UTC().Round(time.Second)})
 	}
 	return all
-}
-
-// finish ends persist by cancel and waits for its last write, for as long as finalSaveTimeout.
-func finish(cancel func(), saved <-chan struct{}) {
-	cancel()
-	watch.Await(context.Background(), saved, finalSaveTimeout)
 }
