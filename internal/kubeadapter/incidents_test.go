@@ -1,6 +1,7 @@
 package kubeadapter
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -167,7 +168,7 @@ func (s *storm) logTimes() {
 		s.Log(figures(i.name, s.took[i.name]))
 	}
 	s.Log(figures("all restarts", restarts))
-	limit, err := time.ParseDuration(envOr("TANDEM_STORM_P99", "0s"))
+	limit, err := time.ParseDuration(cmp.Or(os.Getenv("TANDEM_STORM_P99"), "0s"))
 	if err != nil {
 		s.Fatal(err)
 	}

@@ -1,6 +1,7 @@
 package kubeadapter
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math/rand/v2"
@@ -29,7 +30,7 @@ import (
 //	TANDEM_STORM_SEED=7   the same incidents again
 //	TANDEM_STORM_P99=1s   fail if the first list takes longer
 func TestStorm(t *testing.T) {
-	starts, err := strconv.Atoi(envOr("TANDEM_STORM", "6"))
+	starts, err := strconv.Atoi(cmp.Or(os.Getenv("TANDEM_STORM"), "6"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -48,13 +49,6 @@ func TestStorm(t *testing.T) {
 	}
 }
 
-func envOr(name, otherwise string) string {
-	if v := os.Getenv(name); v != "" {
-		return v
-	}
-	return otherwise
-}
-
 // storm is a rig with random incidents and the times of recovery.
 type storm struct {
 	*rig
@@ -70,7 +64,7 @@ type storm struct {
 type affected map[string]string
 
 func newStorm(t *testing.T, normal kubelettest.Behaviour, events bool) *storm {
-	seed, err := strconv.ParseUint(envOr("TANDEM_STORM_SEED", strconv.FormatInt(time.Now().UnixNano(), 10)), 10, 64)
+	seed, err := strconv.ParseUint(cmp.Or(os.Getenv("TANDEM_STORM_SEED"), fmt.Sprint(time.Now().UnixNano())), 10, 64)
 	if err != nil {
 		t.Fatal(err)
 	}

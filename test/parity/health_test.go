@@ -93,7 +93,7 @@ func TestEveryXIDOnBothStreams(t *testing.T) {
 		}
 		b.await(t, fmt.Sprintf("XIDs %d", batch), len(all), sick...)
 		for slot, code := range batch {
-			u, _ := b.monitor.Current().Unit(inventory.UnitID(all[slot]))
+			u := b.unit(all[slot])
 			want := u.Health.String()
 			if u.Health.State == health.Healthy {
 				want = ""
@@ -147,17 +147,17 @@ func TestMIGScopes(t *testing.T) {
 	clear()
 
 	// A reset takes the whole GPU, whatever instance the driver names.
-	at := b.placement(instances[2])
+	at := b.unit(instances[2]).Device.At
 	must(t, b.XID(slot, 95, simdriver.At{GI: int(at.GI), CI: int(at.CI)}))
 	b.await(t, "an uncontained error in one instance", len(all), instances...)
 	clear()
 
 	// A contained error concerns the instance: it is degraded, and its siblings are healthy.
 	must(t, b.XID(slot, 94, simdriver.At{GI: int(at.GI), CI: simdriver.WholeInstance}))
-	until(t, "the instance is degraded", func() bool { return b.state(instances[2]) == health.Degraded })
+	until(t, "the instance is degraded", func() bool { return b.unit(instances[2]).Health.State == health.Degraded })
 	for i, id := range instances {
-		if i != 2 && b.state(id) != health.Healthy {
-			t.Errorf("sibling %s is %v", id, b.state(id))
+		if i != 2 && b.unit(id).Health.State != health.Healthy {
+			t.Errorf("sibling %s is %v", id, b.unit(id).Health)
 		}
 	}
 	b.await(t, "degraded takes work", len(all))
@@ -181,14 +181,9 @@ func (b *both) mostInstances(t *testing.T) (slot int, instances []string) {
 	return slot, instances
 }
 
-func (b *both) placement(id string) gpu.Placement {
+func (b *both) unit(id string) inventory.Unit {
 	u, _ := b.monitor.Current().Unit(inventory.UnitID(id))
-	return u.Device.At
-}
-
-func (b *both) state(id string) health.State {
-	u, _ := b.monitor.Current().Unit(inventory.UnitID(id))
-	return u.Health.State
+	return u
 }
 
 // BenchmarkEventToBothStreams is the time from a raised XID until Nomad's fingerprint and the kubelet's list

@@ -21,12 +21,12 @@ import (
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
-// examples are files as users of NVIDIA's k8s-device-plugin have them, the last ones with a section of ours. Each is
-// read by both agents for one machine.
+// examples are files of users of NVIDIA's k8s-device-plugin, the last ones with our sections. Both agents read each of them
+// for one machine.
 var examples = []struct {
 	file, machine string
 	prepare       func(*simdriver.Machine) error
-	beyond        bool // the incumbent does otherwise: testdata/policies/incumbent.md says how and why
+	beyond        bool // the incumbent does otherwise: testdata/policies/incumbent.md has the differences and reasons
 	ignored       bool // the incumbent ignores a field that counts here: the agents warn of it
 	split         bool // nothing is offered to both
 }{
@@ -78,7 +78,11 @@ func TestPolicies(t *testing.T) {
 		t.Run(c.file, func(t *testing.T) {
 			machine := read(t, c.machine, c.prepare)
 			path := filepath.Join("testdata/policies", c.file+".yaml")
-			toKubelet, toNomad := offer(t, machine, path, policy.Kubernetes), offer(t, machine, path, policy.Nomad)
+			toKubelet, warnings := offer(t, machine, path, policy.Kubernetes)
+			toNomad, inNomad := offer(t, machine, path, policy.Nomad)
+			if len(warnings) > 0 != c.ignored || !slices.Equal(warnings, inNomad) {
+				t.Errorf("ignored by the incumbent: %t, warnings %q and %q", c.ignored, warnings, inNomad)
+			}
 			v := view(t, toKubelet, toNomad)
 			compareGolden(t, filepath.Join("testdata/policies", c.file+".golden"), v.text())
 			if c.split {
@@ -86,7 +90,6 @@ func TestPolicies(t *testing.T) {
 			} else {
 				v.meanTheSame(t)
 			}
-			warns(t, path, c.ignored)
 			file, err := os.ReadFile(path)
 			must(t, err)
 			differs := v.differs(t, file, machine.Devices)
@@ -94,18 +97,6 @@ func TestPolicies(t *testing.T) {
 				t.Errorf("beyond the incumbent: %t, listed: %t, and differs in:\n%s", c.beyond, listed, differs)
 			}
 		})
-	}
-}
-
-// warns checks that both agents warn alike of what the incumbent ignores in a file, and only if it ignores something.
-func warns(t *testing.T, path string, ignored bool) {
-	t.Helper()
-	toKubelet, err := config.ReadFile(path, policy.Kubernetes)
-	must(t, err)
-	toNomad, err := config.ReadFile(path, policy.Nomad)
-	must(t, err)
-	if got := toKubelet.Warnings; len(got) > 0 != ignored || !slices.Equal(got, toNomad.Warnings) {
-		t.Errorf("ignored by the incumbent: %t, warnings %q and %q", ignored, got, toNomad.Warnings)
 	}
 }
 
@@ -136,8 +127,8 @@ func named(t *testing.T, machine string, s gpu.Snapshot) gpu.Snapshot {
 	return gpu.NewSnapshot(s)
 }
 
-// offer is what an agent makes of a file on a machine on which every MPS daemon answers.
-func offer(t *testing.T, machine gpu.Snapshot, path string, to policy.Orchestrator) *inventory.Inventory {
+// offer returns the inventory of a machine on which every MPS daemon answers, by a file, and the warnings about the file.
+func offer(t *testing.T, machine gpu.Snapshot, path string, to policy.Orchestrator) (*inventory.Inventory, []string) {
 	t.Helper()
 	r, err := config.ReadFile(path, to)
 	must(t, err)
@@ -148,7 +139,7 @@ func offer(t *testing.T, machine gpu.Snapshot, path string, to policy.Orchestrat
 	}
 	inv := core.Build(machine, health.Ledger{}, cfg)
 	if f := inv.PolicyWarnings(); len(f) > 0 {
-		t.Errorf("%s: findings %q", to, f)
+		t.Errorf("%s: warnings %q", to, f)
 	}
 	var daemons inventory.Host
 	for u := range inv.Units() {
@@ -156,7 +147,7 @@ func offer(t *testing.T, machine gpu.Snapshot, path string, to policy.Orchestrat
 			daemons.MPS = append(daemons.MPS, u.Pool)
 		}
 	}
-	return inv.WithHost(daemons, inventory.OverlapWarn)
+	return inv.WithHost(daemons, inventory.OverlapWarn), r.Warnings
 }
 
 // view serves two inventories and waits until both orchestrators have all of theirs.
