@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc/codes"
@@ -17,6 +18,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/watch"
 )
 
 // Which units an Allocate gets is in the core's tests and in FuzzAllocate; here are the responses and the errors.
@@ -228,7 +230,7 @@ func TestResourcesOfAnEarlierAdapter(t *testing.T) {
 
 	r.src = coretest.NewSource() // the driver has not been read yet
 	r.start(r.src.Current(), func(a *Adapter) { a.opts.Offered = before })
-	r.await("a reason", func() bool { return r.adapter.Ready() != nil })
+	watch.Sleep(r.ctx, 100*time.Millisecond)
 	if n, _ := r.kubelet.Capacity(GPUResource); n != 2 || len(r.sockets()) > 0 {
 		t.Errorf("%d GPUs, sockets %v before the driver was read", n, r.sockets())
 	}

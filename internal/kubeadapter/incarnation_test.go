@@ -112,7 +112,7 @@ func TestKubeletRestartsBeforeTheStreamOpens(t *testing.T) {
 	r.kubelet.Behave(kubelettest.Behaviour{StreamDelay: time.Hour})
 	r.startKubelet()
 	r.start(gpus(1), func(a *Adapter) { a.timings.openStream = time.Hour })
-	r.awaitRegistrations(1)
+	r.await("an answer", func() bool { return r.stats().Registrations == 1 })
 	r.kubelet.Crash()
 	r.kubelet.Behave(kubelettest.Behaviour{})
 	r.startKubelet()
