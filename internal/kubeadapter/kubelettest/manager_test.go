@@ -184,7 +184,7 @@ func TestOldStreamEndsNewPlugin(t *testing.T) {
 }
 
 // 1.34 to 1.36: a registration that fails deletes the record of the connected plugin, whose end is then not noticed. In 1.37 it
-// does not affect others. Either leaks a connection.
+// does not affect others.
 func TestFailedRegistration(t *testing.T) {
 	for _, old := range []bool{false, true} {
 		b := newBench(t, Behaviour{OneClientPerResource: old})
@@ -192,9 +192,6 @@ func TestFailedRegistration(t *testing.T) {
 		b.serve("b.sock", "B").refuse = errors.New("not yet")
 		if err := b.register("b.sock"); err == nil {
 			t.Fatal("registered without options")
-		}
-		if n := b.kubelet.Leaked(); (n == 1) != !old {
-			t.Errorf("old %v: %d connections leaked", old, n)
 		}
 		first.server.Stop()
 		if old {

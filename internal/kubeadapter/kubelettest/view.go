@@ -54,21 +54,6 @@ func (k *Kubelet) Listed(resource string) time.Time {
 	return time.Time{}
 }
 
-// Leaked returns the number of open connections of which the running kubelet has no record, such as one for each registration
-// that failed.
-func (k *Kubelet) Leaked() int {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.process == nil {
-		return 0
-	}
-	recorded := 0
-	for _, clients := range k.process.manager.clients {
-		recorded += len(clients)
-	}
-	return len(k.process.open) - recorded
-}
-
 // Devices returns the devices of a resource, and whether a plugin is connected. Otherwise they are unhealthy.
 func (k *Kubelet) Devices(resource string) ([]*v1beta1.Device, bool) {
 	k.mu.Lock()
