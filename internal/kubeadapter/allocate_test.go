@@ -11,14 +11,15 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/testing/protocmp"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
-	"github.com/tandem-gpu/tandem/internal/watch"
 )
 
 // Which units an Allocate gets is in the core's tests and in FuzzAllocate; here are the responses and the errors.
@@ -148,98 +149,82 @@ func TestAllocateResponse(t *testing.T) {
 	}
 }
 
-// A MIG instance may get the ID of the one that was in its place, and a GPU in another pool has the same ID. The plugin of
-// the old resource does not allocate it, and lists it as unhealthy before it is removed.
-func TestSameIDInAnotherResource(t *testing.T) {
-	reconfigured := coretest.WithMIG(coretest.GPUs(2), 1, "1g.10gb", "2g.20gb", "1g.10gb")
-	for _, c := range []struct {
-		name, was, is, id string
-		before, after     *inventory.Inventory
-		left              []string // of the old resource
-	}{
-		{"another profile", "nvidia.com/mig-1g.10gb.me", "nvidia.com/mig-2g.20gb", string(coretest.Instance(1, 1)),
-			migGPU(), buildInventory(reconfigured, mixedConfig()), []string{}},
-		{"another pool", GPUResource, h100, gpuIDs(1)[0], gpus(2), oneElsewhere(), gpuIDs(0)},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			r := startRig(t, c.before)
-			r.awaitListed(c.was, c.id, v1beta1.Healthy)
-			old, err := r.kubelet.Plugin(c.was)
-			r.must(err)
-			r.src.Set(c.after)
-			r.awaitHealthy(c.is, 1)
-			_, err = old.Allocate(r.ctx, allocateRequest([]string{c.id}))
-			if err == nil || !strings.Contains(err.Error(), c.id+": belongs to "+c.is+" now, not "+c.was) {
-				t.Errorf("the old resource allocates it: %v", err)
-			}
-			r.await("the old resource without it", func() bool {
-				devices, connected := r.kubelet.Devices(c.was)
-				return connected && slices.Equal(ids(devices), c.left)
-			})
-			r.assertUnhealthyBeforeRemoval(c.was)
-			if _, err := r.kubelet.Allocate(r.ctx, c.is, c.id); err != nil {
-				t.Errorf("the new resource: %v", err)
-			}
+// fewUnits returns a server of devices with names that a fuzzer finds: a to d are healthy, x is lost. The devices of share have
+// three units each, those of b one per request.
+func fewUnits(share ...gpu.DeviceID) *server {
+	s := gpu.Snapshot{Driver: gpu.Driver{State: gpu.DriverReady}}
+	for i, id := range []gpu.DeviceID{"a", "b", "c", "d", "x"} {
+		s.Devices = append(s.Devices, gpu.Device{ID: id, At: gpu.WholeGPU(id), Index: i, NUMANode: i % 2, Minor: i})
+	}
+	s.Links = []gpu.Link{{A: "a", B: "d", Path: gpu.PathBoard, NVLinks: 4}}
+	cfg := core.DefaultConfig()
+	for _, id := range share {
+		cfg.Policy.Rules = append(cfg.Policy.Rules, inventory.Rule{
+			Pool: inventory.DefaultPool, Select: inventory.Selector{IDs: []gpu.DeviceID{id}},
+			Sharing: &inventory.Sharing{Mode: inventory.TimeSlicing, Replicas: 3, OnePerRequest: id == "b"},
 		})
 	}
+	l := health.Ledger{}.Apply(cfg.Health, time.Unix(0, 0), health.Observation{At: gpu.WholeGPU("x"), Kind: health.Lost})
+	return newTestServer(GPUResource, core.Build(gpu.NewSnapshot(s), l, cfg))
 }
 
-// GPUs become shared, in the same pool or another: no ID is removed while it is healthy, and a pool without units is an empty
-// list, also for the next kubelet, whose checkpoint may have pods with such a unit.
-func TestSharesInPlaceOfGPUs(t *testing.T) {
-	r := newRunning(t, 2)
-	r.src.Set(buildInventory(coretest.GPUs(2), shared(3)))
-	r.awaitHealthy(GPUResource, 6)
-	r.await("shared units only", func() bool { n, _ := r.kubelet.Capacity(GPUResource); return n == 6 })
-
-	r.src.Set(buildInventory(coretest.GPUs(2), renamedShares(3)))
-	r.awaitHealthy("nvidia.com/gpu.shared", 6)
-	r.awaitEmpty(GPUResource)
-	r.assertUnhealthyBeforeRemoval(GPUResource)
-	if _, err := r.kubelet.Allocate(r.ctx, GPUResource, replica(0, 0)); err == nil {
-		t.Error("the old resource allocates what is in another pool")
+// wire returns the encoding of a message.
+func wire(f *testing.F, m proto.Message) []byte {
+	f.Helper()
+	raw, err := proto.Marshal(m)
+	if err != nil {
+		f.Fatal(err)
 	}
-	if n := len(r.kubelet.Registrations()); n != 2 {
-		t.Errorf("%d registrations, want 2", n)
-	}
-	r.restartKubelet(true)
-	r.awaitHealthy("nvidia.com/gpu.shared", 6)
-	r.awaitEmpty(GPUResource)
+	return raw
 }
 
-// assertUnhealthyBeforeRemoval fails if a unit was removed from the lists of a resource while it was healthy.
-func (r *rig) assertUnhealthyBeforeRemoval(resource string) {
-	r.Helper()
-	var before []*v1beta1.Device
-	for _, list := range r.kubelet.Lists(resource) {
-		now := ids(list)
-		for _, d := range before {
-			if d.GetHealth() == v1beta1.Healthy && !slices.Contains(now, d.GetID()) {
-				r.Errorf("%s was dropped while it was healthy", d.GetID())
-			}
+// Each container sees each GPU of its request once, in order, and no others. A request for units that can't be allocated is
+// refused with the ID of one, a request for more units than allowed is refused, and no other is.
+func FuzzAllocate(f *testing.F) {
+	for _, containers := range [][][]string{
+		{}, {{}}, {{"c"}}, {{"d", "c", "c"}, {"c"}}, {{"x"}}, {{"unknown"}, {"d"}}, {{""}}, {{"c,d"}}, {{"a::2", "a::0"}}, {{"b::1"}},
+		{{"b::0", "b::1"}}, {{"c", "a::1"}}, {{"c", "b::2"}}, {{"a::3"}}, {{"a"}}, {{"a::"}}, {{"::0"}}, {{"b::0"}, {"b::1"}},
+	} {
+		f.Add(wire(f, allocateRequest(containers...)))
+	}
+	s := fewUnits("a", "b")
+	all := []string{"a::0", "a::1", "a::2", "b::0", "b::1", "b::2", "c", "d"}
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		r := &v1beta1.AllocateRequest{}
+		if proto.Unmarshal(raw, r) != nil {
+			return // refused by gRPC
 		}
-		before = list
-	}
-}
-
-// The next adapter offers resources without units as empty lists, after the driver was read.
-func TestResourcesOfAnEarlierAdapter(t *testing.T) {
-	r := newRunning(t, 2)
-	before := r.adapter.Offered()
-	r.stop()
-
-	r.src = coretest.NewSource() // the driver has not been read yet
-	r.start(r.src.Current(), func(a *Adapter) { a.opts.Offered = before })
-	watch.Sleep(r.ctx, 100*time.Millisecond)
-	if n, _ := r.kubelet.Capacity(GPUResource); n != 2 || len(r.sockets()) > 0 {
-		t.Errorf("%d GPUs, sockets %v before the driver was read", n, r.sockets())
-	}
-	r.src.Set(buildInventory(coretest.GPUs(2), renamedShares(2)))
-	r.awaitHealthy("nvidia.com/gpu.shared", 4)
-	r.awaitEmpty(GPUResource)
-	if got, want := fmt.Sprint(r.adapter.Offered()), "[nvidia.com/gpu nvidia.com/gpu.shared]"; got != want {
-		t.Errorf("offered: %s, want %s", got, want)
-	}
+		var bad, want []string
+		tooMany := false
+		for _, c := range r.GetContainerRequests() {
+			ids := slices.Compact(slices.Sorted(slices.Values(c.GetDevicesIds())))
+			var visible []string
+			for _, id := range ids {
+				device, _, _ := strings.Cut(id, "::")
+				visible = append(visible, device)
+				if !slices.Contains(all, id) {
+					bad = append(bad, id)
+				}
+				tooMany = tooMany || device == "b" && len(ids) > 1
+			}
+			want = append(want, strings.Join(slices.Compact(visible), ","))
+		}
+		response, err := s.Allocate(t.Context(), r)
+		if err != nil {
+			text := status.Convert(err).Message()
+			if !tooMany && !slices.ContainsFunc(bad, func(id string) bool { return strings.Contains(text, id) }) {
+				t.Errorf("%v: %v", r, err)
+			}
+			return
+		}
+		var got []string
+		for _, c := range response.GetContainerResponses() {
+			got = append(got, c.GetEnvs()[inventory.VisibleDevices])
+		}
+		if len(bad) > 0 || tooMany || !slices.Equal(got, want) {
+			t.Errorf("%v: %q; want %q; not to be allocated: %q, more than allowed: %t", r, got, want, bad, tooMany)
+		}
+	})
 }
 
 // BenchmarkAllocate allocates a quarter of the GPUs or an eighth of the units of the largest nodes, without the socket.

@@ -2,8 +2,11 @@ package kubeadapter
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -175,5 +178,99 @@ func TestConflicts(t *testing.T) {
 		if got := a.withheld(c.now); len(got) != c.want {
 			t.Errorf("%s: withheld %v, want %d", c.name, got, c.want)
 		}
+	}
+}
+
+// A MIG instance may get the ID of the one that was in its place, and a GPU in another pool has the same ID. The plugin of
+// the old resource does not allocate it, and lists it as unhealthy before it is removed.
+func TestSameIDInAnotherResource(t *testing.T) {
+	reconfigured := coretest.WithMIG(coretest.GPUs(2), 1, "1g.10gb", "2g.20gb", "1g.10gb")
+	for _, c := range []struct {
+		name, was, is, id string
+		before, after     *inventory.Inventory
+		left              []string // of the old resource
+	}{
+		{"another profile", "nvidia.com/mig-1g.10gb.me", "nvidia.com/mig-2g.20gb", string(coretest.Instance(1, 1)),
+			migGPU(), buildInventory(reconfigured, mixedConfig()), []string{}},
+		{"another pool", GPUResource, h100, gpuIDs(1)[0], gpus(2), oneElsewhere(), gpuIDs(0)},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := startRig(t, c.before)
+			r.awaitListed(c.was, c.id, v1beta1.Healthy)
+			old, err := r.kubelet.Plugin(c.was)
+			r.must(err)
+			r.src.Set(c.after)
+			r.awaitHealthy(c.is, 1)
+			_, err = old.Allocate(r.ctx, allocateRequest([]string{c.id}))
+			if err == nil || !strings.Contains(err.Error(), c.id+": belongs to "+c.is+" now, not "+c.was) {
+				t.Errorf("the old resource allocates it: %v", err)
+			}
+			r.await("the old resource without it", func() bool {
+				devices, connected := r.kubelet.Devices(c.was)
+				return connected && slices.Equal(ids(devices), c.left)
+			})
+			r.assertUnhealthyBeforeRemoval(c.was)
+			if _, err := r.kubelet.Allocate(r.ctx, c.is, c.id); err != nil {
+				t.Errorf("the new resource: %v", err)
+			}
+		})
+	}
+}
+
+// GPUs become shared, in the same pool or another: no ID is removed while it is healthy, and a pool without units is an empty
+// list, also for the next kubelet, whose checkpoint may have pods with such a unit.
+func TestSharesInPlaceOfGPUs(t *testing.T) {
+	r := newRunning(t, 2)
+	r.src.Set(buildInventory(coretest.GPUs(2), shared(3)))
+	r.awaitHealthy(GPUResource, 6)
+	r.await("shared units only", func() bool { n, _ := r.kubelet.Capacity(GPUResource); return n == 6 })
+
+	r.src.Set(buildInventory(coretest.GPUs(2), renamedShares(3)))
+	r.awaitHealthy("nvidia.com/gpu.shared", 6)
+	r.awaitEmpty(GPUResource)
+	r.assertUnhealthyBeforeRemoval(GPUResource)
+	if _, err := r.kubelet.Allocate(r.ctx, GPUResource, replica(0, 0)); err == nil {
+		t.Error("the old resource allocates what is in another pool")
+	}
+	if n := len(r.kubelet.Registrations()); n != 2 {
+		t.Errorf("%d registrations, want 2", n)
+	}
+	r.restartKubelet(true)
+	r.awaitHealthy("nvidia.com/gpu.shared", 6)
+	r.awaitEmpty(GPUResource)
+}
+
+// assertUnhealthyBeforeRemoval fails if a unit was removed from the lists of a resource while it was healthy.
+func (r *rig) assertUnhealthyBeforeRemoval(resource string) {
+	r.Helper()
+	var before []*v1beta1.Device
+	for _, list := range r.kubelet.Lists(resource) {
+		now := ids(list)
+		for _, d := range before {
+			if d.GetHealth() == v1beta1.Healthy && !slices.Contains(now, d.GetID()) {
+				r.Errorf("%s was dropped while it was healthy", d.GetID())
+			}
+		}
+		before = list
+	}
+}
+
+// The next adapter offers resources without units as empty lists, after the driver was read.
+func TestResourcesOfAnEarlierAdapter(t *testing.T) {
+	r := newRunning(t, 2)
+	before := r.adapter.Offered()
+	r.stop()
+
+	r.src = coretest.NewSource() // the driver has not been read yet
+	r.start(r.src.Current(), func(a *Adapter) { a.opts.Offered = before })
+	watch.Sleep(r.ctx, 100*time.Millisecond)
+	if n, _ := r.kubelet.Capacity(GPUResource); n != 2 || len(r.sockets()) > 0 {
+		t.Errorf("%d GPUs, sockets %v before the driver was read", n, r.sockets())
+	}
+	r.src.Set(buildInventory(coretest.GPUs(2), renamedShares(2)))
+	r.awaitHealthy("nvidia.com/gpu.shared", 4)
+	r.awaitEmpty(GPUResource)
+	if got, want := fmt.Sprint(r.adapter.Offered()), "[nvidia.com/gpu nvidia.com/gpu.shared]"; got != want {
+		t.Errorf("offered: %s, want %s", got, want)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"google.golang.org/protobuf/proto"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/tandem-gpu/tandem/internal/core"
@@ -173,4 +174,53 @@ func TestPreferredInstances(t *testing.T) {
 			t.Errorf("%d: %s, want %s", n, got, want)
 		}
 	}
+}
+
+// Each container gets as many of the available units as requested, the required ones first, and no unknown ones.
+func FuzzPreferredAllocation(f *testing.F) {
+	for _, c := range []*v1beta1.ContainerPreferredAllocationRequest{
+		{},
+		{AvailableDeviceIDs: []string{"a", "b", "c", "d", "x"}, AllocationSize: 2},
+		{AvailableDeviceIDs: []string{"b", "d"}, MustIncludeDeviceIDs: []string{"d"}, AllocationSize: 1},
+		{AvailableDeviceIDs: []string{"a", "a", "unknown"}, MustIncludeDeviceIDs: []string{"unknown", "c"}, AllocationSize: 9},
+		{AvailableDeviceIDs: []string{"a"}, AllocationSize: -1},
+		{AvailableDeviceIDs: []string{"a", "b"}, MustIncludeDeviceIDs: []string{"a", "b"}, AllocationSize: 1},
+	} {
+		f.Add(wire(f, &v1beta1.PreferredAllocationRequest{ContainerRequests: []*v1beta1.ContainerPreferredAllocationRequest{c, c}}))
+	}
+	s := fewUnits()
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		r := &v1beta1.PreferredAllocationRequest{}
+		if proto.Unmarshal(raw, r) != nil {
+			return
+		}
+		response, err := s.GetPreferredAllocation(t.Context(), r)
+		if err != nil || len(response.GetContainerResponses()) != len(r.GetContainerRequests()) {
+			t.Fatalf("%v: %v, %v", r, response, err)
+		}
+		for i, c := range r.GetContainerRequests() {
+			got := response.GetContainerResponses()[i].GetDeviceIDs()
+			known := func(ids []string) []string {
+				return slices.DeleteFunc(slices.Compact(slices.Sorted(slices.Values(ids))), func(id string) bool {
+					return !slices.Contains([]string{"a", "b", "c", "d", "x"}, id)
+				})
+			}
+			must := known(c.GetMustIncludeDeviceIDs())
+			all := known(slices.Concat(c.GetAvailableDeviceIDs(), must))
+			want := max(0, min(int(c.GetAllocationSize()), len(all)))
+			if len(got) != want || len(known(got)) != want {
+				t.Errorf("%v: got %v, want %d different units", c, got, want)
+			}
+			for _, id := range got {
+				if !slices.Contains(all, id) || want <= len(must) && !slices.Contains(must, id) {
+					t.Errorf("%v: %s is not wanted", c, id)
+				}
+			}
+			for _, id := range must {
+				if want >= len(must) && !slices.Contains(got, id) {
+					t.Errorf("%v: %s is missing in %v", c, id, got)
+				}
+			}
+		}
+	})
 }

@@ -1,16 +1,23 @@
 package parity
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc/status"
 
+	"github.com/tandem-gpu/tandem/internal/config"
+	"github.com/tandem-gpu/tandem/internal/config/policy"
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
@@ -234,4 +241,45 @@ func (v *views) differs(t *testing.T, file []byte, devices []gpu.Device) string 
 		}
 	}
 	return diff
+}
+
+// offer returns the inventory of a machine on which every MPS daemon answers, by a file, and the warnings about the file.
+func offer(t *testing.T, machine gpu.Snapshot, path string, to policy.Orchestrator) (*inventory.Inventory, []string) {
+	t.Helper()
+	r, err := config.ReadFile(path, to)
+	must(t, err)
+	cfg := core.DefaultConfig()
+	cfg.Policy, cfg.DeviceNodes = r.Policy, true
+	if cfg.MIG = r.MIG; r.MIG == "" {
+		cfg.MIG = map[policy.Orchestrator]inventory.MIGStrategy{policy.Kubernetes: inventory.MIGNone, policy.Nomad: inventory.MIGMixed}[to]
+	}
+	inv := core.Build(machine, health.Ledger{}, cfg)
+	if f := inv.PolicyWarnings(); len(f) > 0 {
+		t.Errorf("%s: warnings %q", to, f)
+	}
+	var daemons inventory.Host
+	for u := range inv.Units() {
+		if u.Sharing.Mode == inventory.MPS && !slices.Contains(daemons.MPS, u.Pool) {
+			daemons.MPS = append(daemons.MPS, u.Pool)
+		}
+	}
+	return inv.WithHost(daemons, inventory.OverlapWarn), r.Warnings
+}
+
+// view serves two inventories and waits until both orchestrators have all of theirs.
+func view(t *testing.T, toKubelet, toNomad *inventory.Inventory) *views {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	t.Cleanup(func() { cancel(); running.Wait() })
+	k, n := coretest.NewSource(), coretest.NewSource()
+	k.Set(toKubelet)
+	n.Set(toNomad)
+	o := serve(ctx, t, k, n, &running)
+	must(t, o.kubelet.Await(ctx, "all resources", func() bool {
+		health, _ := o.kubeletHealth()
+		return len(health) == toKubelet.Len()
+	}))
+	until(t, "all groups", func() bool { return len(o.nomadHealth()) == toNomad.Len() })
+	return newViews(t, o, toKubelet, toNomad)
 }

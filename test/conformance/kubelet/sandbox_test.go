@@ -84,6 +84,16 @@ func hideKubelet() error {
 	return syscall.Mount("tmpfs", home, "tmpfs", 0, "")
 }
 
+// newReady returns a node with a kubelet that lists the eight GPUs of an agent.
+func newReady(t *testing.T, args ...string) (*node, *agent) {
+	t.Helper()
+	n := newNode(t, "h100x8")
+	n.startKubelet()
+	a := n.startAgent(args...)
+	n.awaitCapacity(gpus, 8, 8)
+	return n, a
+}
+
 // servePodResources serves the kubelet's API over this node's device manager, as a kubelet that started an hour ago.
 func (n *node) servePodResources() {
 	n.Helper()
