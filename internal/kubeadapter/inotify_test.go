@@ -125,14 +125,15 @@ func TestInotifyBecomesAvailable(t *testing.T) {
 	r.restartKubelet(true)
 	r.awaitHealthy(GPUResource, 1)
 	r.awaitReady()
+	before := len(r.kubelet.Attempts())
 	for range 50 {
 		if !r.event(10 * time.Second) {
 			t.Fatal("no event of kubelet.sock")
 		}
 	}
 	r.must(r.adapter.Alive(r.ctx))
-	if n := len(r.kubelet.Attempts()); n != 2 || r.adapter.Ready() != nil {
-		t.Errorf("%d registrations with two kubelets, ready: %v", n, r.adapter.Ready())
+	if n := len(r.kubelet.Attempts()); n != before || r.adapter.Ready() != nil {
+		t.Errorf("%d registrations because of late events, ready: %v", n-before, r.adapter.Ready())
 	}
 }
 
