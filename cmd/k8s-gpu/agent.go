@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -25,7 +24,7 @@ const agentName = "k8s-gpu"
 type runner struct {
 	reload  agent.ReloadStatus
 	history agent.Handover
-	kubelet kubeletHandover
+	kubelet kubeadapter.Handover
 	signals <-chan os.Signal // quiesce and resume; those between two runs wait for the next
 }
 
@@ -44,8 +43,8 @@ func (r *runner) run(ctx context.Context, s settings, policies <-chan settings, 
 	o.Adapter = func(a *agent.Agent) agent.Adapter {
 		adapter = kubeadapter.New(a.Monitor, kubeadapter.Options{
 			KubeletSocket: s.KubeletSocket, DevRoot: s.DevRoot, MPSRoot: s.MPSRoot, Log: log,
-			Reserved: a.Reserved, Offered: r.kubelet.offered(), Watchdog: a.Watchdog(),
-			PodResourcesSocket: s.PodResourcesSocket, AllocationStore: r.kubelet.next(grantFile(s, log)),
+			Reserved: a.Reserved, Watchdog: a.Watchdog(), PodResourcesSocket: s.PodResourcesSocket,
+			AllocationStore: allocationStore(s, log), Handover: &r.kubelet,
 		})
 		server := status.New(status.Options{
 			Address: s.HTTPAddress, Version: versionText(), Agent: a, Adapter: adapter, Reload: &r.reload, Config: s.Core,
@@ -59,13 +58,12 @@ func (r *runner) run(ctx context.Context, s settings, policies <-chan settings, 
 			},
 			View:      adapter.Withhold,
 			Warnings:  func() []string { return slices.Concat(server.ListenWarnings(), adapter.Warnings()) },
-			Endpoints: func() []report.Endpoint { return endpoints(adapter) },
+			Endpoints: func() []report.Endpoint { return status.Endpoints(adapter) },
 		}
 	}
 	log.Info("starting", "version", versionText(), "kubelet", s.KubeletSocket, "driver-root", s.Core.Roots.Driver,
 		"mig-strategy", s.Core.MIG, "health-mode", s.Core.Health.Mode)
 	err := agent.New(o).Run(ctx)
-	r.kubelet.setOffered(adapter.Offered())
 	if errors.Is(err, gpu.ErrDriverStale) {
 		return fmt.Errorf("%w; a new process is needed, and the DaemonSet starts one", err)
 	}
@@ -73,8 +71,8 @@ func (r *runner) run(ctx context.Context, s settings, policies <-chan settings, 
 	return err
 }
 
-// grantFile is the file of allocated device IDs; nil without a state directory.
-func grantFile(s settings, log *slog.Logger) kubeadapter.AllocationStore {
+// allocationStore is the file of allocated device IDs; nil without a state directory.
+func allocationStore(s settings, log *slog.Logger) kubeadapter.AllocationStore {
 	if s.Health.StateDir == "" {
 		return nil // not a nil *File: in an interface that is not nil
 	}
@@ -91,17 +89,6 @@ func applyPolicies(ctx context.Context, m *monitor.Monitor, policies <-chan sett
 			return
 		}
 	}
-}
-
-// endpoints are the kubelet's endpoints, for the debug view.
-func endpoints(adapter *kubeadapter.Adapter) (all []report.Endpoint) {
-	for _, r := range adapter.Stats() {
-		all = append(all, report.Endpoint{
-			Resource: r.Resource, Status: cmp.Or(r.Reason, "connected"), Since: r.Since, Socket: r.Socket,
-			Registrations: r.Registrations, Responses: r.Lists, LastError: r.LastError, LastErrorAt: r.LastErrorAt,
-		})
-	}
-	return all
 }
 
 // newReloader returns what runs agents with the settings that read returns.

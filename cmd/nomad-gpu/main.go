@@ -3,10 +3,16 @@
 package main
 
 import (
+	"context"
+	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
 
+	"github.com/tandem-gpu/tandem/internal/agent"
+	"github.com/tandem-gpu/tandem/internal/cli"
+	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter/process"
 )
 
@@ -23,4 +29,71 @@ func main() {
 	}
 	name := strings.TrimSuffix(filepath.Base(os.Args[0]), ".exe")
 	os.Exit(command(name, os.Args[1:], os.Stdout, os.Stderr))
+}
+
+// agentOptions are what the settings mean for an agent.
+func agentOptions(s config.Nomad) agent.Options {
+	return agent.Options{Name: agentName, Core: s.Core, Health: s.Health, MPSRoot: s.MPSRoot, Open: agent.OpenDriver(s.Core.Roots, false)}
+}
+
+// command runs a command line and returns the exit code. A plugin block names the plugin by the name of its file. The flags are
+// keys of the block: with them, the commands read the configuration that a plugin would have which started now.
+func command(name string, args []string, stdout, stderr io.Writer) int {
+	if len(args) == 0 {
+		fmt.Fprintf(stderr, introduction, name, version)
+		return cli.ExitUsage
+	}
+	values := config.NewFlags(config.NomadSpecs())
+	err := cli.Program{
+		Name: name, Usage: "offer the NVIDIA GPUs of this node to Nomad", Version: agentName + " " + version, Description: description(name),
+		Flags: cli.Flags(config.NomadSpecs(), values),
+		Options: func() (agent.Options, error) {
+			s, _, err := config.BlockOfFlags(values).Read()
+			return agentOptions(s), err
+		},
+		Validate: func() ([]string, error) {
+			block := config.BlockOfFlags(values)
+			if block.PolicyFile == "" {
+				return nil, cli.Usagef("validate: want a policy file")
+			}
+			_, file, err := block.Read()
+			return file.Summary(), err
+		},
+		Stdout: stdout, Stderr: stderr,
+	}.Run(context.Background(), append([]string{name}, args...))
+	cli.WriteError(stderr, name, err)
+	return cli.ExitCode(err)
+}
+
+// introduction is printed to a person who starts the plugin: %[1]s is the name of the file, %[2]s the version.
+const introduction = `%[1]s (nomad-gpu %[2]s) is a Nomad device plugin, which Nomad starts.
+
+ 1. Put this file into the plugin_dir of the Nomad client (by default <data_dir>/plugins).
+ 2. Name the file in the client's configuration, and restart the client:
+
+        plugin "%[1]s" {
+          config {}
+        }
+
+ 3. List the GPUs with "nomad node status -self -verbose", request one with: device "nvidia/gpu" {}
+
+To print what it offers, or would offer: %[1]s inspect. All commands: %[1]s help
+`
+
+// description is the text of the help.
+func description(name string) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, introduction, name, version)
+	fmt.Fprint(&b, "\nKeys of the config block, all optional:\n")
+	for _, s := range config.NomadSpecs() {
+		usage := s.Usage
+		switch {
+		case s.HCL == config.XIDs:
+			usage = `effects of single XIDs: xids = { "63" = "ignore", "94" = "degraded", "999" = "unhealthy" }`
+		case s.Default != "":
+			usage += " (" + s.Default + ")"
+		}
+		fmt.Fprintf(&b, "  %-18s  %s\n", s.HCL, usage)
+	}
+	return strings.TrimSuffix(b.String(), "\n")
 }

@@ -39,12 +39,9 @@ type Options struct {
 	// must not block; nil = no calls.
 	Reserved func([]gpu.Device)
 
-	// Offered are the resources that an earlier Adapter offered. One without units is offered as an empty list: the
-	// kubelet counts the devices of a plugin that is gone for five more minutes.
-	Offered []string
-
 	PodResourcesSocket string             // of the kubelet's pod-resources API; "" = no queries
-	AllocationStore    AllocationStore    // nil = allocations are not stored across restarts
+	AllocationStore    AllocationStore    // nil = allocations are not stored across restarts of the process
+	Handover           *Handover          // from the Adapter before in this process; nil = none
 	Watchdog           *watchdog.Registry // of the adapter's goroutines; nil = none
 }
 
@@ -88,6 +85,10 @@ func New(src Source, o Options) *Adapter {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
+	if o.Handover == nil {
+		o.Handover = &Handover{}
+	}
+	o.AllocationStore = o.Handover.next(o.AllocationStore)
 	dir := v1beta1.DevicePluginPath
 	if o.KubeletSocket != "" {
 		dir = filepath.Dir(o.KubeletSocket)
@@ -98,13 +99,16 @@ func New(src Source, o Options) *Adapter {
 	}
 }
 
-// Run offers each resource from when it first has a unit, those of Options.Offered, and those of which pods hold device IDs.
+// Run offers each resource from when it first has a unit, those of Options.Handover, and those of which pods hold device IDs.
 // It returns nil when ctx has ended and all sockets are removed. Without a driver or a kubelet it waits.
 func (a *Adapter) Run(ctx context.Context) error {
 	a.kubelet.removeStaleSockets()
 	ctx, cancel := context.WithCancel(ctx)
 	var running sync.WaitGroup
-	defer running.Wait()
+	defer func() {
+		running.Wait()
+		a.opts.Handover.setOffered(a.resources())
+	}()
 	saved := a.tracker.start(ctx)
 	defer func() {
 		cancel()
@@ -116,7 +120,7 @@ func (a *Adapter) Run(ctx context.Context) error {
 	for latest := range a.tracker.offers.Watch(ctx) {
 		resources := slices.Sorted(maps.Keys(latest.lists))
 		if !latest.inventory.Provisional() { // else an empty list would remove units that may follow
-			resources = append(resources, a.opts.Offered...)
+			resources = append(resources, a.opts.Handover.offered()...)
 		}
 		for _, resource := range resources {
 			if e, ok := a.add(resource); ok {
@@ -135,9 +139,9 @@ func (a *Adapter) Withhold(inv *inventory.Inventory) *inventory.Inventory {
 // Warnings returns a line for each resource with device IDs that are listed only because pods may hold them.
 func (a *Adapter) Warnings() []string { return a.tracker.offers.Load().warnings() }
 
-// Offered returns the resources that this adapter or an earlier one offered, sorted: the Options.Offered of the next one.
-func (a *Adapter) Offered() []string {
-	names := slices.Clone(a.opts.Offered)
+// resources returns those that this adapter or an earlier one offered, sorted.
+func (a *Adapter) resources() []string {
+	names := slices.Clone(a.opts.Handover.offered())
 	for _, e := range a.list() {
 		names = append(names, e.resource)
 	}

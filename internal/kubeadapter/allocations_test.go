@@ -258,11 +258,11 @@ func (r *rig) assertUnhealthyBeforeRemoval(resource string) {
 // The next adapter offers resources without units as empty lists, after the driver was read.
 func TestResourcesOfAnEarlierAdapter(t *testing.T) {
 	r := newRunning(t, 2)
-	before := r.adapter.Offered()
+	before := r.adapter.opts.Handover
 	r.stop()
 
 	r.src = coretest.NewSource() // the driver has not been read yet
-	r.start(r.src.Current(), func(a *Adapter) { a.opts.Offered = before })
+	r.start(r.src.Current(), func(a *Adapter) { a.opts.Handover = before })
 	watch.Sleep(r.ctx, 100*time.Millisecond)
 	if n, _ := r.kubelet.Capacity(GPUResource); n != 2 || len(r.sockets()) > 0 {
 		t.Errorf("%d GPUs, sockets %v before the driver was read", n, r.sockets())
@@ -270,7 +270,7 @@ func TestResourcesOfAnEarlierAdapter(t *testing.T) {
 	r.src.Set(buildInventory(coretest.GPUs(2), renamedShares(2)))
 	r.awaitHealthy("nvidia.com/gpu.shared", 4)
 	r.awaitEmpty(GPUResource)
-	if got, want := fmt.Sprint(r.adapter.Offered()), "[nvidia.com/gpu nvidia.com/gpu.shared]"; got != want {
+	if got, want := fmt.Sprint(r.adapter.resources()), "[nvidia.com/gpu nvidia.com/gpu.shared]"; got != want {
 		t.Errorf("offered: %s, want %s", got, want)
 	}
 }

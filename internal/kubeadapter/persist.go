@@ -33,10 +33,6 @@ const (
 
 // persist loads the stored allocations, and then stores each change until ctx ends. It may block on a disk.
 func (t *tracker) persist(ctx context.Context) {
-	if t.store == nil {
-		close(t.loaded)
-		return
-	}
 	t.restore(t.store.Load())
 	close(t.loaded)
 	for {

@@ -71,7 +71,7 @@ func newTracker(src Source, o Options) *tracker {
 	if t.socket != "" { // stored allocations may conflict until the kubelet has answered
 		t.allocations.verified = map[deviceKey]int{}
 	}
-	for _, resource := range o.Offered {
+	for _, resource := range o.Handover.offered() {
 		t.served[resource] = true
 	}
 	t.offers = watch.NewValue(newOffer(t.inventory, t.allocations))

@@ -3,6 +3,7 @@
 package status
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -113,4 +114,15 @@ func writeText(w http.ResponseWriter, err error, text string, notes ...string) {
 		text = err.Error()
 	}
 	fmt.Fprintln(w, strings.Join(append([]string{text}, notes...), "\n"))
+}
+
+// Endpoints are the kubelet's endpoints, for the debug view.
+func Endpoints(adapter *kubeadapter.Adapter) (all []report.Endpoint) {
+	for _, r := range adapter.Stats() {
+		all = append(all, report.Endpoint{
+			Resource: r.Resource, Status: cmp.Or(r.Reason, "connected"), Since: r.Since, Socket: r.Socket,
+			Registrations: r.Registrations, Responses: r.Lists, LastError: r.LastError, LastErrorAt: r.LastErrorAt,
+		})
+	}
+	return all
 }
