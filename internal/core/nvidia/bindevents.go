@@ -47,7 +47,7 @@ func (s *Session) readBindEvents() []health.Observation {
 // openBindEvents creates the set, if the library has all functions for it.
 func (s *Session) openBindEvents() {
 	for _, name := range []string{"nvmlSystemEventSetCreate", "nvmlSystemRegisterEvents", "nvmlSystemEventSetWait", "nvmlSystemEventSetFree"} {
-		if !s.waiter.available[name] {
+		if !s.library.has(name) {
 			return
 		}
 	}

@@ -17,7 +17,7 @@ import (
 // callSlot makes calls one at a time and records the one in progress. The reader has one for calls about no GPU,
 // the waiter has one, and each gpuWorker has one.
 type callSlot struct {
-	available map[string]bool // see library.available
+	library *library
 
 	mu         sync.Mutex
 	index      int      // NVML index of the GPU that the calls are about, -1 for none
@@ -56,11 +56,11 @@ func (l *callSlot) current() (gpu.Call, bool) {
 	return l.last, l.inProgress
 }
 
-// call makes one NVML call about a placement. The name must be in the table functions. A call that the library
-// lacks fails with ERROR_FUNCTION_NOT_FOUND.
+// call makes one NVML call about a placement; name is the function in nvml.h, without the version if it is in the table
+// versions. A call that the library lacks fails with ERROR_FUNCTION_NOT_FOUND.
 func call[T any](l *callSlot, name string, at gpu.Placement, f func() (T, nvml.Return)) (T, error) {
 	var zero T
-	if !l.available[name] {
+	if !l.library.has(name) {
 		return zero, &nvmlError{Call: name, Return: nvml.ERROR_FUNCTION_NOT_FOUND, text: "not in this driver"}
 	}
 	if !l.begin(name, at) {
@@ -80,7 +80,7 @@ func call[T any](l *callSlot, name string, at gpu.Placement, f func() (T, nvml.R
 // newError is an error with nvmlErrorString's text for a code.
 func (l *callSlot) newError(name string, ret nvml.Return) error {
 	text := fmt.Sprintf("error %d", int(ret))
-	if l.available["nvmlErrorString"] {
+	if l.library.has("nvmlErrorString") {
 		text = ret.Error()
 	}
 	return &nvmlError{Call: name, Return: ret, text: text}

@@ -35,5 +35,5 @@
 //	errors.go          errors, and what NVML's codes mean
 //
 // go-nvml binds functions when they are first called, for the whole process, and a call of a function that the library lacks
-// ends the process. So every call is made by call, which checks library.available first.
+// ends the process. So every call is made by call, which checks library.has first.
 package nvidia

@@ -150,8 +150,8 @@ func compareIndices(i, j identity) int { return cmp.Compare(i.index, j.index) }
 // hang.
 func (i identity) refresh(c *caller, lib nvml.Interface, handles map[nvml.Device]gpu.DeviceID) identity {
 	now := i
-	if !i.handleStale || !c.slot.available[handleByPCI] {
-		if now = i.readLocation(c); !isLost(c.err) && !isUnsupported(c.err) || !c.slot.available[handleByPCI] {
+	if !i.handleStale || !c.slot.library.has(handleByPCI) {
+		if now = i.readLocation(c); !isLost(c.err) && !isUnsupported(c.err) || !c.slot.library.has(handleByPCI) {
 			return now
 		}
 	}

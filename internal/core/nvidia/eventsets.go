@@ -164,7 +164,7 @@ func (s *Session) xidEvents(id gpu.DeviceID) health.Tristate {
 // makeEventSet creates a set of the GPUs whose registration has not failed. It returns an empty one if no GPU could be
 // registered; retry then reports whether another attempt may succeed.
 func (s *Session) makeEventSet() (e eventSet, retry bool) {
-	for s.reader.available["nvmlEventSetWait"] {
+	for s.library.has("nvmlEventSetWait") {
 		if !slices.ContainsFunc(s.registeredGPUs, func(r registration) bool { return !r.failed }) {
 			return eventSet{}, len(s.registeredGPUs) > 0
 		}

@@ -113,7 +113,7 @@ func (r healthRecord) start(p checkPlan) healthRecord {
 // no other GPU, and differs from d.handle after a reset. A lookup by UUID may fail because another GPU is lost.
 func (r healthRecord) checkWithRetry(c *caller, lib nvml.Interface, d nvmlDevice, p checkPlan) healthRecord {
 	next := r.check(c, d.handle, p)
-	if !isLost(c.err) || !c.slot.available[handleByPCI] {
+	if !isLost(c.err) || !c.slot.library.has(handleByPCI) {
 		return next
 	}
 	lost := c.err

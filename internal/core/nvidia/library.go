@@ -4,7 +4,9 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
 
 	"github.com/NVIDIA/go-nvml/pkg/dl"
 
@@ -21,54 +23,27 @@ var libraryFolders = []string{
 	"lib64", "lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu",
 }
 
-// unversioned are the calls for which NVML has one function, of the same name.
-var unversioned = []string{
-	"nvmlShutdown", "nvmlErrorString", "nvmlSystemGetDriverVersion", libraryVersion, "nvmlDeviceGetUUID",
-	"nvmlDeviceGetIndex", "nvmlDeviceGetName", "nvmlDeviceGetSerial", "nvmlDeviceGetArchitecture",
-	"nvmlDeviceGetBrand", "nvmlDeviceGetEccMode", "nvmlDeviceGetMinorNumber", "nvmlDeviceGetMemoryInfo",
-	"nvmlDeviceGetBAR1MemoryInfo", "nvmlDeviceGetPowerManagementLimit", "nvmlDeviceGetEnforcedPowerLimit",
-	"nvmlDeviceGetPowerUsage", "nvmlDeviceGetMaxClockInfo", "nvmlDeviceGetMaxPcieLinkGeneration",
-	"nvmlDeviceGetMaxPcieLinkWidth", "nvmlDeviceGetCudaComputeCapability", "nvmlDeviceGetDisplayMode",
-	"nvmlDeviceGetPersistenceMode", "nvmlDeviceGetUtilizationRates", "nvmlDeviceGetEncoderUtilization",
-	"nvmlDeviceGetDecoderUtilization", "nvmlDeviceGetTemperature", "nvmlDeviceGetMemoryErrorCounter",
-	"nvmlDeviceGetFieldValues",
-
-	"nvmlDeviceGetVirtualizationMode", "nvmlDeviceGetTotalEccErrors", "nvmlDeviceGetRepairStatus",
-	"nvmlDeviceGetUnrepairableMemoryFlag_v1", "nvmlDeviceGetSramEccErrorStatus",
-	"nvmlDeviceGetCurrPcieLinkGeneration", "nvmlDeviceGetCurrPcieLinkWidth", "nvmlDeviceGetGpuFabricInfoV",
-	"nvmlDeviceGetGpuFabricInfo", "nvmlDeviceValidateInforom",
-
-	"nvmlDeviceGetMigMode", "nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetMigDeviceHandleByIndex",
-	"nvmlDeviceGetGpuInstanceId", "nvmlDeviceGetComputeInstanceId", "nvmlDeviceGetGpuInstanceById",
-	"nvmlGpuInstanceGetInfo", "nvmlDeviceGetGpuInstanceProfileInfo",
-
-	"nvmlDeviceGetTopologyCommonAncestor", "nvmlDeviceGetNvLinkState", "nvmlDeviceGetNvLinkRemoteDeviceType",
-
-	"nvmlEventSetCreate", "nvmlEventSetFree", eventWaitV2, "nvmlDeviceGetSupportedEventTypes",
-	"nvmlDeviceRegisterEvents",
-
-	"nvmlSystemEventSetCreate", "nvmlSystemRegisterEvents", "nvmlSystemEventSetWait", "nvmlSystemEventSetFree",
+// versions are the NVML functions that go-nvml may use for a call, newest first, where that is not the one function of the
+// call's name.
+var versions = map[string][]string{
+	"nvmlInit":                         {"nvmlInit_v2", "nvmlInit"},
+	"nvmlSystemGetCudaDriverVersion":   {"nvmlSystemGetCudaDriverVersion_v2"},
+	"nvmlDeviceGetCount":               {"nvmlDeviceGetCount_v2", "nvmlDeviceGetCount"},
+	"nvmlDeviceGetHandleByIndex":       {"nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetHandleByIndex"},
+	"nvmlDeviceGetPciInfo":             {"nvmlDeviceGetPciInfo_v3", "nvmlDeviceGetPciInfo_v2", "nvmlDeviceGetPciInfo"},
+	handleByPCI:                        {"nvmlDeviceGetHandleByPciBusId_v2", "nvmlDeviceGetHandleByPciBusId"},
+	"nvmlDeviceGetAttributes":          {"nvmlDeviceGetAttributes_v2", "nvmlDeviceGetAttributes"},
+	"nvmlDeviceGetNvLinkRemotePciInfo": {"nvmlDeviceGetNvLinkRemotePciInfo_v2", "nvmlDeviceGetNvLinkRemotePciInfo"},
+	"nvmlEventSetWait":                 {"nvmlEventSetWait_v2", "nvmlEventSetWait"},
 }
 
-// functions lists for every call of this package the NVML functions that go-nvml may use for it, newest first; the
-// library needs one of them. A call that is not in this table can't be made.
-var functions = func() map[string][]string {
-	all := map[string][]string{
-		"nvmlInit":                         {"nvmlInit_v2", "nvmlInit"},
-		"nvmlSystemGetCudaDriverVersion":   {"nvmlSystemGetCudaDriverVersion_v2"},
-		"nvmlDeviceGetCount":               {"nvmlDeviceGetCount_v2", "nvmlDeviceGetCount"},
-		"nvmlDeviceGetHandleByIndex":       {"nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetHandleByIndex"},
-		"nvmlDeviceGetPciInfo":             {"nvmlDeviceGetPciInfo_v3", "nvmlDeviceGetPciInfo_v2", "nvmlDeviceGetPciInfo"},
-		handleByPCI:                        {"nvmlDeviceGetHandleByPciBusId_v2", "nvmlDeviceGetHandleByPciBusId"},
-		"nvmlDeviceGetAttributes":          {"nvmlDeviceGetAttributes_v2", "nvmlDeviceGetAttributes"},
-		"nvmlDeviceGetNvLinkRemotePciInfo": {"nvmlDeviceGetNvLinkRemotePciInfo_v2", "nvmlDeviceGetNvLinkRemotePciInfo"},
-		"nvmlEventSetWait":                 {"nvmlEventSetWait_v2", "nvmlEventSetWait"},
+// functionsOf are the NVML functions for a call; the library needs one of them.
+func functionsOf(call string) []string {
+	if names, ok := versions[call]; ok {
+		return names
 	}
-	for _, name := range unversioned {
-		all[name] = []string{name}
-	}
-	return all
-}()
+	return []string{call}
+}
 
 // eventWaitV2 is the event wait that reports the MIG instance of an event. The older nvmlEventSetWait leaves the
 // instance numbers zero, which are valid ones.
@@ -88,10 +63,20 @@ var mandatory = []string{
 
 // library is an opened libnvidia-ml.so.1.
 type library struct {
-	path      string          // as given to dlopen
-	available map[string]bool // by call: whether the library has a function for it; immutable
-	handle    *dl.DynamicLibrary
-	file      libraryFile // that was opened
+	path   string // as given to dlopen
+	handle *dl.DynamicLibrary
+	file   libraryFile // that was opened
+	found  sync.Map    // results of has, by call
+}
+
+// has reports whether the library has a function for a call. It is safe for concurrent use.
+func (l *library) has(call string) bool {
+	found, known := l.found.Load(call)
+	if !known {
+		found = slices.ContainsFunc(functionsOf(call), func(name string) bool { return l.handle.Lookup(name) == nil })
+		l.found.Store(call, found)
+	}
+	return found.(bool)
 }
 
 // findLibrary opens the driver's library beneath root; if root is "/", first the one that the dynamic linker finds.
@@ -112,7 +97,7 @@ func findLibrary(root string) (*library, error) {
 	for _, path := range candidates {
 		l, err := openLibrary(path)
 		if err == nil {
-			return l, l.findFunctions()
+			return l, l.checkMandatory()
 		}
 		if path != libraryName || !strings.Contains(err.Error(), "No such file") {
 			loadErr = fmt.Errorf("the driver's library can't be loaded: %w", err)
@@ -149,16 +134,10 @@ func openLibrary(path string) (*library, error) {
 	}
 }
 
-// findFunctions fills l.available. If a mandatory call is missing, it closes the library.
-func (l *library) findFunctions() error {
-	l.available = make(map[string]bool, len(functions))
-	for call, versions := range functions {
-		for _, name := range versions {
-			l.available[call] = l.available[call] || l.handle.Lookup(name) == nil
-		}
-	}
+// checkMandatory closes a library that lacks a mandatory call.
+func (l *library) checkMandatory() error {
 	for _, call := range mandatory {
-		if !l.available[call] {
+		if !l.has(call) {
 			_ = l.handle.Close()
 			return fmt.Errorf("the driver's library %s lacks %s: install a newer driver", l.path, call)
 		}

@@ -129,7 +129,7 @@ func (s *Session) observationOf(e eventSet, event nvml.EventData) health.Observa
 		o.Detail = fmt.Sprintf("event 0x%x", event.EventType)
 	case event.EventType == nvml.EventTypeXidCriticalError:
 		o.Kind, o.Code = health.XID, event.EventData
-		if s.waiter.available[eventWaitV2] {
+		if s.library.has(eventWaitV2) {
 			o.At.GI, o.At.CI = event.GpuInstanceId, event.ComputeInstanceId
 		}
 	default:

@@ -36,7 +36,7 @@ type gpuWorker struct {
 }
 
 func (s *Session) newWorker() *gpuWorker {
-	return &gpuWorker{callSlot: callSlot{available: s.reader.available, index: -1}}
+	return &gpuWorker{callSlot: callSlot{library: s.library, index: -1}}
 }
 
 // worker is the worker of a GPU. It belongs to the reader.
