@@ -3,13 +3,13 @@ package live
 import (
 	"context"
 	"fmt"
-	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -20,26 +20,29 @@ import (
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
-// shortWaits are the settings that make an agent decide in moments, by their names in Nomad's block.
-var shortWaits = map[string]string{
+// shortSettings are short intervals, by their names in Nomad's block.
+var shortSettings = map[string]string{
 	"health_period": "200ms", "health_settle": "200ms", "recovery_dwell": "200ms", "recovery_limit": "100",
 }
 
-// agents are the built agents of a scene, beside each other on one machine. One that ends is started again, as
-// Nomad and the DaemonSet do.
+// agents are the built agents, both on one machine. One that ends is started again, as Nomad and the DaemonSet do.
 type agents struct {
 	*scene
-	state  string // folder of both
-	log    string // file of both
-	policy string // file of both; "" = none
-
-	settings map[string]string // of both, by their names in Nomad's block
+	options
+	stateDir, log, policyFile string // of both
 
 	ctx context.Context
-	end context.CancelFunc
 
-	mu    sync.Mutex
-	lives map[string][]int // the processes so far, by agent
+	mu        sync.Mutex
+	processes map[string][]int // so far, by agent
+}
+
+// options are those of both agents and of their machine.
+type options struct {
+	machine  string
+	prepare  func(*simdriver.Machine) error // before the agents start; nil = nothing
+	policy   string                         // content of the policy file; "" = none
+	settings map[string]string              // beside shortSettings
 }
 
 const (
@@ -47,74 +50,64 @@ const (
 	k8sGPU   = "k8s-gpu"
 )
 
-// launch lays out a machine, scripted by prepare, and starts both agents.
-func launch(t *testing.T, machine string, prepare ...func(*simdriver.Machine) error) *agents {
-	t.Helper()
-	return launchUnder(t, "", machine, prepare...)
-}
+var bothAgents = []string{nomadGPU, k8sGPU}
 
-// launchUnder starts them with a policy; "" is none, and no file for one.
-func launchUnder(t *testing.T, policy, machine string, prepare ...func(*simdriver.Machine) error) *agents {
-	t.Helper()
-	return launchWith(t, nil, policy, machine, prepare...)
-}
-
-// launchWith starts them with settings beside shortWaits.
-func launchWith(t *testing.T, settings map[string]string, policy, machine string, prepare ...func(*simdriver.Machine) error) *agents {
+// startAgents starts both agents on a machine.
+func startAgents(t *testing.T, o options) *agents {
 	t.Helper()
 	_, err := binaries.Dir()
 	must(t, err)
 	dir, err := os.MkdirTemp("", "live") // t.TempDir's names are too long for a socket
 	must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	m, err := simdriver.Install(t.Context(), filepath.Join(dir, "m"), machine)
+	m, err := simdriver.Install(t.Context(), filepath.Join(dir, "m"), o.machine)
 	must(t, err)
-	for _, script := range prepare {
-		must(t, script(m))
+	if o.prepare != nil {
+		must(t, o.prepare(m))
 	}
 	a := &agents{
-		scene: &scene{Machine: m, t: t, nomad: newNomad()},
-		state: filepath.Join(dir, "s"), log: filepath.Join(dir, "log"), lives: map[string][]int{}, settings: maps.Clone(shortWaits),
+		scene: &scene{Machine: m, t: t, nomad: newNomad()}, options: o,
+		stateDir: filepath.Join(dir, "s"), log: filepath.Join(dir, "log"), processes: map[string][]int{},
 	}
-	maps.Copy(a.settings, settings)
-	if policy != "" {
-		a.policy = filepath.Join(dir, "policy.yaml")
-		must(t, os.WriteFile(a.policy, []byte(policy), 0o600))
+	if o.policy != "" {
+		a.policyFile = filepath.Join(dir, "policy.yaml")
+		must(t, os.WriteFile(a.policyFile, []byte(o.policy), 0o600))
 	}
 	a.startKubelet()
-	a.ctx, a.end = context.WithCancel(context.Background())
+	var end context.CancelFunc
+	a.ctx, end = context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	t.Cleanup(func() {
-		a.end()
+		end()
 		running.Wait()
 		if log, err := os.ReadFile(a.log); t.Failed() && err == nil {
 			t.Logf("log of the agents:\n%s", log)
 		}
 	})
-	running.Go(func() { a.supervise(nomadGPU, a.liveNomad) })
-	running.Go(func() { a.supervise(k8sGPU, a.liveKubelet) })
+	running.Go(func() { a.supervise(nomadGPU, a.runNomadGPU) })
+	running.Go(func() { a.supervise(k8sGPU, a.runK8sGPU) })
 	t.Cleanup(func() {
-		a.nomadKeepsItsWord()
+		a.checkNomadInvariants()
 		violations, err := m.Violations()
 		must(t, err)
 		for _, v := range violations {
-			t.Error("NVML misused:", v)
+			t.Error("NVML was misused:", v)
 		}
 	})
 	return a
 }
 
-// supervise runs one life after another, up to a number that says that something is wrong.
-func (a *agents) supervise(name string, live func(log *os.File) error) {
-	for lives := 0; a.ctx.Err() == nil; lives++ {
-		if lives == 20 {
-			a.t.Errorf("%s has ended %d times", name, lives)
+// supervise runs one process after another, at most 20.
+func (a *agents) supervise(name string, run func(log *os.File) error) {
+	for n := 0; a.ctx.Err() == nil; n++ {
+		if n == 20 {
+			a.t.Errorf("%s has ended %d times", name, n)
 			return
 		}
 		log, err := os.OpenFile(a.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 		if err == nil {
-			err = live(log)
-			fmt.Fprintf(log, "%s: a life of %s ends: %v\n", time.Now().Format(time.StampMilli), name, err)
+			err = run(log)
+			fmt.Fprintf(log, "%s: a process of %s has ended: %v\n", time.Now().Format(time.StampMilli), name, err)
 			_ = log.Close()
 		}
 		select {
@@ -124,33 +117,35 @@ func (a *agents) supervise(name string, live func(log *os.File) error) {
 	}
 }
 
-// liveKubelet is a life of k8s-gpu, from its start to its end.
-func (a *agents) liveKubelet(log *os.File) error {
+// runK8sGPU runs a process of k8s-gpu until it ends.
+func (a *agents) runK8sGPU(log *os.File) error {
 	args := []string{
 		"--kubelet-socket", a.kubelet.Socket(), "--pod-resources-socket", a.pods, "--driver-root", a.Root, "--dev-root", a.Root,
 		"--sysfs-root", a.Root + "/sys", "--procfs-root", a.Root + "/proc", "--mig-strategy", "mixed",
-		"--pass-device-specs", "--http-address=", "--state-dir", a.state, "--kernel-log=off",
+		"--pass-device-specs", "--http-address=", "--state-dir", a.stateDir, "--kernel-log=off",
 	}
-	if a.policy != "" {
-		args = append(args, "--config-file", a.policy)
+	if a.policyFile != "" {
+		args = append(args, "--config-file", a.policyFile)
 	}
-	for _, key := range slices.Sorted(maps.Keys(a.settings)) {
-		args = append(args, "--"+strings.ReplaceAll(key, "_", "-")+"="+a.settings[key])
+	for _, settings := range []map[string]string{shortSettings, a.settings} {
+		for key, value := range settings {
+			args = append(args, "--"+strings.ReplaceAll(key, "_", "-")+"="+value)
+		}
 	}
-	cmd := exec.CommandContext(a.ctx, a.binary(k8sGPU), args...)
+	cmd := exec.CommandContext(a.ctx, binary(k8sGPU), args...)
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	cmd.WaitDelay = 5 * time.Second
 	cmd.Stdout, cmd.Stderr = log, log
 	if err := cmd.Start(); err != nil {
 		return err
 	}
-	a.born(k8sGPU, cmd.Process.Pid)
+	a.started(k8sGPU, cmd.Process.Pid)
 	return cmd.Wait()
 }
 
-// liveNomad is a life of nomad-gpu, from its launch until its process is gone.
-func (a *agents) liveNomad(log *os.File) error {
-	cmd := exec.Command(a.binary(nomadGPU))
+// runNomadGPU runs a process of nomad-gpu until it ends.
+func (a *agents) runNomadGPU(log *os.File) error {
+	cmd := exec.Command(binary(nomadGPU))
 	client := nomadtest.NewClient(cmd, hclog.New(&hclog.LoggerOptions{Name: "nomad", Level: hclog.Info, Output: log}))
 	defer client.Kill()
 	p, err := nomadtest.Dispense(client)
@@ -159,10 +154,12 @@ func (a *agents) liveNomad(log *os.File) error {
 	}
 	block := map[string]any{
 		"driver_root": a.Root, "dev_root": a.Root, "sysfs_root": a.Root + "/sys", "procfs_root": a.Root + "/proc",
-		"state_dir": a.state, "fingerprint_period": "1s", "kernel_log": "off", "policy_file": a.policy,
+		"state_dir": a.stateDir, "fingerprint_period": "1s", "kernel_log": "off", "policy_file": a.policyFile,
 	}
-	for key, value := range a.settings {
-		block[key] = value
+	for _, settings := range []map[string]string{shortSettings, a.settings} {
+		for key, value := range settings {
+			block[key] = value
+		}
 	}
 	if err := nomadtest.SetConfig(p, block); err != nil {
 		return err
@@ -172,8 +169,8 @@ func (a *agents) liveNomad(log *os.File) error {
 	if err := a.nomad.follow(ctx, p); err != nil {
 		return err
 	}
-	a.born(nomadGPU, cmd.Process.Pid)
-	for next := time.NewTicker(10 * tick); !client.Exited(); {
+	a.started(nomadGPU, cmd.Process.Pid)
+	for next := time.NewTicker(10 * interval); !client.Exited(); {
 		select {
 		case <-next.C:
 		case <-a.ctx.Done():
@@ -183,34 +180,76 @@ func (a *agents) liveNomad(log *os.File) error {
 	return nil
 }
 
-func (a *agents) binary(name string) string {
+func binary(name string) string {
 	dir, _ := binaries.Dir()
 	return filepath.Join(dir, name)
 }
 
-func (a *agents) born(name string, pid int) {
+func (a *agents) started(name string, pid int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.lives[name] = append(a.lives[name], pid)
+	a.processes[name] = append(a.processes[name], pid)
 }
 
-// pids are the processes of an agent so far, the one that lives last.
+// pids are the processes of an agent so far, the current one last.
 func (a *agents) pids(name string) []int {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return slices.Clone(a.lives[name])
+	return slices.Clone(a.processes[name])
 }
 
-// sameProcesses checks that no agent was started again since.
-func (a *agents) sameProcesses(what string, since map[string][]int) {
+// signal sends a signal to both agents.
+func (a *agents) signal(s syscall.Signal) {
 	a.t.Helper()
-	for _, name := range []string{nomadGPU, k8sGPU} {
-		if now := a.pids(name); !slices.Equal(now, since[name]) {
-			a.t.Errorf("%s: the processes of %s were %v and are %v", what, name, since[name], now)
-		}
+	for _, name := range bothAgents {
+		pids := a.pids(name)
+		must(a.t, syscall.Kill(pids[len(pids)-1], s))
 	}
 }
 
-func (a *agents) processes() map[string][]int {
-	return map[string][]int{nomadGPU: a.pids(nomadGPU), k8sGPU: a.pids(k8sGPU)}
+// awaitRestart waits until each agent has another process than before.
+func (a *agents) awaitRestart(before map[string]int) {
+	a.t.Helper()
+	a.eventually("both agents have another process", func() bool {
+		now := a.processCounts()
+		return now[nomadGPU] > before[nomadGPU] && now[k8sGPU] > before[k8sGPU]
+	})
+}
+
+// processCounts are the numbers of processes so far, by agent.
+func (a *agents) processCounts() map[string]int {
+	return map[string]int{nomadGPU: len(a.pids(nomadGPU)), k8sGPU: len(a.pids(k8sGPU))}
+}
+
+// checkNotRestarted checks that both agents are in their first processes, with their first streams.
+func (a *agents) checkNotRestarted() {
+	a.t.Helper()
+	if n := a.processCounts(); n[nomadGPU] != 1 || n[k8sGPU] != 1 {
+		a.t.Errorf("processes: %v", n)
+	}
+	a.checkRegisteredOnce()
+}
+
+// command runs a command of an agent, as an operator does.
+func (a *agents) command(name string, args ...string) (output string, err error) {
+	args = append([]string{args[0], "--state-dir=" + a.stateDir}, args[1:]...)
+	out, err := exec.CommandContext(a.t.Context(), binary(name), args...).CombinedOutput()
+	if err != nil {
+		err = fmt.Errorf("%s %s: %w: %s", name, args[0], err, out)
+	}
+	return string(out), err
+}
+
+// commands runs a command of both agents at once.
+func (a *agents) commands(verb string) {
+	a.t.Helper()
+	var running sync.WaitGroup
+	var errs [2]error
+	began := time.Now()
+	for i, name := range bothAgents {
+		running.Go(func() { _, errs[i] = a.command(name, verb) })
+	}
+	running.Wait()
+	must(a.t, errs[:]...)
+	a.t.Logf("%-55s %5.3f s", "both commands "+verb, time.Since(began).Seconds())
 }

@@ -1,8 +1,8 @@
-// Package live changes machines under both orchestrators while they work: MIG layouts, GPUs that come, go and
-// change places, drivers that come late and go. What must hold whatever happens is checked at the end of each
-// scene (see keep_test.go), over everything that either orchestrator was told.
+// Package live changes machines while both orchestrators use them: MIG layouts, GPUs that are added, removed and moved,
+// policies, and drivers that are installed, unloaded and upgraded. At the end of each test invariants of everything that
+// either orchestrator received are checked (invariants_test.go).
 //
-// Most scenes run both adapters in one process over one monitor, with the real driver session on a simulated
-// machine. Where a process may have to end, the built agents run as processes. How long a change takes to be
-// seen is printed; LIVE_LONG=1 also measures what takes a minute with the default settings.
+// Most tests run both adapters in one process over one monitor, with a session of the real driver package on a simulated
+// machine. If a process may have to end, the built agents run as processes. The tests print how long a change takes to
+// reach each orchestrator.
 package live

@@ -2,7 +2,6 @@ package live
 
 import (
 	"context"
-	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -13,56 +12,56 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// load is work that starts all the time: a hundred times a second an Allocate and a Reserve, of devices that
-// are left alone and of devices that may be withdrawn at any moment, in turn.
+// load makes an Allocate and a Reserve every requestInterval, in turn of devices that never change and of devices that may be
+// removed at any time.
 type load struct {
-	scene *scene
+	scene    *scene
+	constant []string // devices that never change
 
-	mu      sync.Mutex
-	alone   []string          // devices that nobody touches
-	wanted  []string          // devices that come and go
-	known   map[string]string // the resource of each
-	asked   int
-	longest time.Duration
-	refused map[string]int // of the wanted: how often, by what was said, without the IDs
+	mu       sync.Mutex
+	changing []string          // the others
+	resource map[string]string // of each device
+	requests int
+	longest  time.Duration
+	refused  map[string]int // of changing: how often, by the error without the ID
 }
 
-const everyRequest = 10 * time.Millisecond
+const requestInterval = 10 * time.Millisecond
 
-// press starts asking. stop ends it and says what it was like.
-func (s *scene) press(t *testing.T, alone, wanted []string) (l *load, stop func()) {
-	l = &load{scene: s, alone: alone, known: map[string]string{}, refused: map[string]int{}}
-	l.learn(wanted)
+// startLoad starts the requests. stop ends them and logs their number.
+func (s *scene) startLoad(t *testing.T, constant, changing []string) (l *load, stop func()) {
+	l = &load{scene: s, constant: constant, resource: map[string]string{}, refused: map[string]int{}}
+	l.add(changing)
 	ctx, cancel := context.WithCancel(context.Background())
 	began := time.Now()
-	var asking sync.WaitGroup
-	asking.Go(func() { l.run(ctx, t) })
+	var running sync.WaitGroup
+	running.Go(func() { l.run(ctx, t) })
 	return l, func() {
 		cancel()
-		asking.Wait()
-		t.Logf("%d Allocate and as many Reserve, %.0f a second each; the longest took %v; refused of what was withdrawn: %v",
-			l.asked, float64(l.asked)/time.Since(began).Seconds(), l.longest, l.refused)
-		if l.asked == 0 {
-			t.Error("nobody asked")
+		running.Wait()
+		t.Logf("%d Allocate and as many Reserve, %.0f a second each; the longest took %v; refused of removed devices: %v",
+			l.requests, float64(l.requests)/time.Since(began).Seconds(), l.longest, l.refused)
+		if l.requests == 0 {
+			t.Error("no requests")
 		}
 	}
 }
 
-// learn adds devices that come and go, as the orchestrators know them now.
-func (l *load) learn(ids []string) {
+// add adds changing devices, with the resources that they have now.
+func (l *load) add(ids []string) {
 	resource, _ := l.scene.resources()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for _, id := range slices.Concat(l.alone, ids) {
+	for _, id := range slices.Concat(l.constant, ids) {
 		if resource[id] != "" {
-			l.known[id] = resource[id]
+			l.resource[id] = resource[id]
 		}
 	}
-	l.wanted = slices.Compact(slices.Sorted(slices.Values(slices.Concat(l.wanted, ids))))
+	l.changing = slices.Compact(slices.Sorted(slices.Values(slices.Concat(l.changing, ids))))
 }
 
 func (l *load) run(ctx context.Context, t *testing.T) {
-	next := time.NewTicker(everyRequest)
+	next := time.NewTicker(requestInterval)
 	defer next.Stop()
 	for n := 0; ; n++ {
 		select {
@@ -71,41 +70,41 @@ func (l *load) run(ctx context.Context, t *testing.T) {
 			return
 		}
 		l.mu.Lock()
-		of, mayFail := l.alone, n%2 == 1
+		devices, mayFail := l.constant, n%2 == 1
 		if mayFail {
-			of = l.wanted
+			devices = l.changing
 		}
-		id := of[n/2%len(of)]
-		resource := l.known[id]
+		id := devices[n/2%len(devices)]
+		resource := l.resource[id]
 		l.mu.Unlock()
-		l.ask(ctx, t, resource, id, mayFail)
+		l.request(ctx, t, resource, id, mayFail)
 	}
 }
 
-func (l *load) ask(ctx context.Context, t *testing.T, resource, id string, mayFail bool) {
+func (l *load) request(ctx context.Context, t *testing.T, resource, id string, mayFail bool) {
 	began := time.Now()
-	_, kubelet := l.scene.kubelet.Allocate(context.WithoutCancel(ctx), resource, id)
-	_, nomad := l.scene.nomad.reserve(id)
+	_, allocateErr := l.scene.kubelet.Allocate(context.WithoutCancel(ctx), resource, id)
+	_, reserveErr := l.scene.nomad.reserve(id)
 	took := time.Since(began)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.asked++
+	l.requests++
 	l.longest = max(l.longest, took)
-	for side, err := range map[string]error{"Allocate": kubelet, "Reserve": nomad} {
+	for call, err := range map[string]error{"Allocate": allocateErr, "Reserve": reserveErr} {
 		switch {
 		case err == nil:
 		case !mayFail:
-			t.Errorf("%s of %s, which nobody touches: %v", side, id, err)
-		case !isClear(err, id):
-			t.Errorf("%s of %s: not a clear refusal: %v", side, id, err)
+			t.Errorf("%s of %s, which has not changed: %v", call, id, err)
+		case !isRefusal(err, id):
+			t.Errorf("%s of %s: %v", call, id, err)
 		default:
-			l.refused[side+": "+strings.ReplaceAll(status.Convert(err).Message(), id, "ID")]++
+			l.refused[call+": "+strings.ReplaceAll(status.Convert(err).Message(), id, "ID")]++
 		}
 	}
 }
 
-// isClear reports whether an error names the device and says that it is no longer there.
-func isClear(err error, id string) bool {
+// isRefusal reports whether an error names the device and states that it was removed.
+func isRefusal(err error, id string) bool {
 	text := err.Error()
 	code := status.Code(err)
 	return strings.Contains(text, id) &&
@@ -113,9 +112,12 @@ func isClear(err error, id string) bool {
 		(code == codes.NotFound || code == codes.FailedPrecondition || code == codes.Unknown) // Nomad's plugins have no codes
 }
 
-// texts are what the refusals said.
-func (l *load) texts() []string {
+// refusals counts the refused requests.
+func (l *load) refusals() (n int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return slices.Sorted(maps.Keys(l.refused))
+	for _, count := range l.refused {
+		n += count
+	}
+	return n
 }

@@ -1,6 +1,8 @@
 package live
 
 import (
+	"errors"
+	"fmt"
 	"reflect"
 	"slices"
 	"strings"
@@ -10,11 +12,10 @@ import (
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
-// The GPUs of the machine a100-mig that these tests change.
+// GPUs of the machine a100-mig.
 const (
 	sevenths = 4 // seven times 1g.10gb
-	mixed    = 5
-	busy     = 6 // one 7g.80gb
+	mixed    = 5 // several profiles
 )
 
 const (
@@ -28,77 +29,122 @@ func seven(profile string) []string { return slices.Repeat([]string{profile}, 7)
 
 func three(profile string) []string { return slices.Repeat([]string{profile}, 3) }
 
-// relaid is a machine under load whose GPU 4 is laid out anew again and again, with the default configuration.
-type relaid struct {
+// layoutTest is a machine under load, with the default configuration, the layout of whose GPU 4 changes several times.
+type layoutTest struct {
 	*scene
 	t    *testing.T
 	load *load
-	rest []string // the devices of all other GPUs
+	rest []string // the units of all other GPUs
 }
 
-// change makes a change of the layout and checks what came of it. untouched are resources of which nothing
-// may be said meanwhile.
-func (r *relaid) change(what string, do func() error, untouched ...string) {
+// relayout changes the layout. silent are resources without an update.
+func (r *layoutTest) relayout(what string, do func() error, silent ...string) {
 	r.t.Helper()
-	old, since, attributes := r.unitsOf(sevenths), r.mark(), r.groupsOf(r.rest)
-	began := time.Now()
-	must(r.t, do())
-	r.offers(what+": offered", began, r.unitsOf(sevenths))
-	d := r.settles(what, began, r.units())
-	promised(r.t, what, d.most(), 5*time.Second)
-	r.undisturbed(what, since, r.rest)
-	r.silent(what, since, untouched...)
-	if now := r.groupsOf(r.rest); !reflect.DeepEqual(now, attributes) {
-		r.t.Errorf("%s: the groups of other GPUs were %v and are %v", what, attributes, now)
+	before, attributes := r.unitsOf(sevenths), r.groupsOf(r.rest)
+	took := r.change(change{what: what, do: do, unchanged: r.rest, silent: silent})
+	checkTime(r.t, what, took, 5*time.Second)
+	if groups := r.groupsOf(r.rest); !reflect.DeepEqual(groups, attributes) {
+		r.t.Errorf("%s: the groups of other GPUs were %v and are %v", what, attributes, groups)
 	}
 	now := r.unitsOf(sevenths)
-	r.granted(what, now...)
-	r.load.learn(now)
-	for _, id := range without(old, now...) {
-		if _, err := r.nomad.reserve(id); err == nil || !strings.Contains(err.Error(), "unknown device IDs: "+id) {
-			r.t.Errorf("%s: Reserve(%s): %v", what, id, err)
-		}
-	}
+	r.load.add(now)
+	r.checkNotReservable(what, without(before, now...)...)
 }
 
-// A GPU is cut up in another way while work starts all around, and one of its old instances is on the books of
-// both orchestrators. Everything else goes on as if nothing happened; with the default configuration it takes
-// less than 5 s until both have the new layout, and nothing is dropped that was healthy a moment ago.
+// The layout of a GPU changes while work starts, also on one of its instances. With the default configuration both
+// orchestrators have the new layout within 5 s, and nothing else changes.
 func TestMIGLayouts(t *testing.T) {
-	if !apart(t) {
+	if !inOwnProcess(t) {
 		return
 	}
 	m := simdriver.Start(t, "a100-mig")
-	must(t, m.MIGOff(mixed)) // else its instances are of the resources that shall come and go
-	s := stage(t, m)
-	r := &relaid{scene: s, t: t}
-	s.settles("start", time.Now(), s.units())
-	r.rest = without(s.units(), s.unitsOf(sevenths)...)
-	booked := s.unitsOf(sevenths)[2]
-	s.granted("before", booked)
+	must(t, m.MIGOff(mixed)) // its instances have the resources that are to become empty
+	s := startScene(t, m)
+	r := &layoutTest{scene: s, t: t, rest: without(s.units(), s.unitsOf(sevenths)...)}
+	s.checkAllocatable("before", s.unitsOf(sevenths)[2])
 	var stop func()
-	r.load, stop = s.press(t, r.rest, s.unitsOf(sevenths))
+	r.load, stop = s.startLoad(t, r.rest, s.unitsOf(sevenths))
 	defer stop()
+	layout := func(profiles []string) func() error { return func() error { return m.SetMIG(sevenths, profiles...) } }
 
-	r.change("7 x 1g.10gb to 3 x 2g.20gb", func() error { return m.SetMIG(sevenths, three("2g.20gb")...) }, gpuResource, mig7g)
-	r.capacity("cut in 3", mig1g, 0)
-	r.capacity("cut in 3", mig2g, 3)
-	r.change("and back", func() error { return m.SetMIG(sevenths, seven("1g.10gb")...) }, gpuResource, mig7g)
-	r.capacity("cut in 7", mig1g, 7)
-	r.capacity("cut in 7", mig2g, 0)
-	r.change("MIG mode off", func() error { return m.MIGOff(sevenths) }, mig2g, mig7g)
-	r.capacity("whole", mig1g, 0)
-	r.capacity("whole", gpuResource, 6)
-	r.change("MIG mode on", func() error { return m.SetMIG(sevenths, seven("1g.10gb")...) }, mig2g, mig7g)
-	r.capacity("cut in 7 again", mig1g, 7)
-	r.capacity("cut in 7 again", gpuResource, 5)
+	r.relayout("7 x 1g.10gb to 3 x 2g.20gb", layout(three("2g.20gb")), gpuResource, mig7g)
+	s.checkCapacity("three", mig1g, 0)
+	s.checkCapacity("three", mig2g, 3)
+	r.relayout("and back", layout(seven("1g.10gb")), gpuResource, mig7g)
+	s.checkCapacity("seven", mig1g, 7)
+	s.checkCapacity("seven", mig2g, 0)
+	r.relayout("MIG mode disabled", func() error { return m.MIGOff(sevenths) }, mig2g, mig7g)
+	s.checkCapacity("without MIG", mig1g, 0)
+	s.checkCapacity("without MIG", gpuResource, 6)
+	r.relayout("MIG mode enabled", layout(seven("1g.10gb")), mig2g, mig7g)
+	s.checkCapacity("seven again", mig1g, 7)
+	s.checkCapacity("seven again", gpuResource, 5)
+	if r.load.refusals() == 0 {
+		t.Error("no request for a removed device was refused")
+	}
+}
 
-	for _, said := range r.load.texts() {
-		if !strings.Contains(said, "ID") {
-			t.Errorf("refusal without the ID: %s", said)
-		}
+// An instance in use can't be destroyed: it stays, and the layout of the rest of its GPU changes.
+func TestInstanceInUseStays(t *testing.T) {
+	if !inOwnProcess(t) {
+		return
 	}
-	if len(r.load.texts()) == 0 {
-		t.Error("no request for a withdrawn device was refused")
+	m := simdriver.Start(t, "a100-mig")
+	s := startScene(t, m)
+	rest := without(s.units(), s.unitsOf(sevenths)...)
+	used := s.unitsOf(sevenths)[6] // in the seventh slice: there is room for three times two before it
+	s.checkAllocatable("work starts", used)
+	relayout := func(text string) string {
+		return editGPU(text, sevenths, func(lines []string) []string {
+			lines = slices.DeleteFunc(lines, func(line string) bool {
+				return strings.HasPrefix(line, "instance") && !strings.Contains(line, used)
+			})
+			for i := range 3 {
+				lines = append(lines, fmt.Sprintf("instance = 2g.20gb gi=%d ci=0 start=%d uuid=MIG-11111111-2222-4333-8444-00000000000%d", 3+i, 2*i, i))
+			}
+			return lines
+		})
 	}
+	s.change(change{
+		what: "6 x 1g.10gb to 3 x 2g.20gb beside the one in use",
+		do: func() error {
+			return errors.Join(s.rewrite(relayout), m.Event(sevenths, simdriver.EventMIGConfigChange, 0))
+		},
+		unchanged: append(rest, used), silent: []string{gpuResource, mig7g, "nvidia.com/mig-3g.40gb", "nvidia.com/mig-1g.10gb.me"},
+	})
+}
+
+// With the default configuration, changes without an event of the driver reach both orchestrators within 5 s: the kernel
+// module's folders under /proc/driver/nvidia show them.
+func TestChangesWithoutEvents(t *testing.T) {
+	if !inOwnProcess(t) {
+		return
+	}
+	m := simdriver.Start(t, "a100-mig")
+	must(t, m.Change(sevenths, "events = 0x3e9f")) // without nvmlEventMigConfigChange
+	s := startScene(t, m)
+	rest := without(s.units(), s.unitsOf(sevenths)...)
+	for _, c := range []change{
+		{what: "another layout", do: func() error { return m.SetMIG(sevenths, three("2g.20gb")...) }, unchanged: rest},
+		{what: "a GPU is added", do: func() error { return m.Add(8) }, unchanged: rest},
+	} {
+		checkTime(t, c.what, s.change(c), 5*time.Second)
+	}
+	c := change{what: "the GPU is removed", units: s.units(), unhealthy: []string{s.UUID(8)}, do: func() error { return m.Remove(8) }, unchanged: rest}
+	checkTime(t, c.what, s.change(c), 5*time.Second)
+}
+
+// editGPU changes the lines of a GPU's section.
+func editGPU(text string, slot int, change func(lines []string) []string) string {
+	head := fmt.Sprintf("[gpu %d]\n", slot)
+	before, rest, found := strings.Cut(text, head)
+	if !found {
+		return text
+	}
+	section, after, more := strings.Cut(rest, "\n[")
+	if more {
+		after = "\n[" + after
+	}
+	lines := change(strings.Split(strings.TrimRight(section, "\n"), "\n"))
+	return before + head + strings.Join(lines, "\n") + "\n" + after
 }

@@ -10,13 +10,13 @@ import (
 	"github.com/hashicorp/nomad/plugins/device"
 )
 
-// nomad is a Nomad client that keeps everything it was told. A plugin may end and another take its place.
+// nomad is a Nomad client that records what it receives. A plugin may end and be started again.
 type nomad struct {
-	mu      sync.Mutex
-	plugin  device.DevicePlugin
-	streams int // opened so far
-	prints  []fingerprint
-	changed chan struct{} // closed and replaced with each fingerprint
+	mu       sync.Mutex
+	plugin   device.DevicePlugin
+	streams  int // opened so far
+	received []fingerprint
+	changed  chan struct{} // closed and replaced with each fingerprint
 }
 
 // fingerprint is one message of a stream.
@@ -28,7 +28,7 @@ type fingerprint struct {
 
 func newNomad() *nomad { return &nomad{changed: make(chan struct{})} }
 
-// follow opens the stream of a plugin, which calls go to from now on.
+// follow opens the stream of a plugin, which gets the calls from now on.
 func (n *nomad) follow(ctx context.Context, p device.DevicePlugin) error {
 	stream, err := p.Fingerprint(ctx)
 	if err != nil {
@@ -42,7 +42,7 @@ func (n *nomad) follow(ctx context.Context, p device.DevicePlugin) error {
 	go func() {
 		for r := range stream {
 			n.mu.Lock()
-			n.prints = append(n.prints, fingerprint{number, r.Devices, r.Error})
+			n.received = append(n.received, fingerprint{number, r.Devices, r.Error})
 			close(n.changed)
 			n.changed = make(chan struct{})
 			n.mu.Unlock()
@@ -51,20 +51,19 @@ func (n *nomad) follow(ctx context.Context, p device.DevicePlugin) error {
 	return nil
 }
 
-// told is everything so far, oldest first.
-func (n *nomad) told() []fingerprint {
+// fingerprints are all so far, oldest first.
+func (n *nomad) fingerprints() []fingerprint {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return slices.Clone(n.prints)
+	return slices.Clone(n.received)
 }
 
-// last is what Nomad believes now.
-func (n *nomad) last() fingerprint {
-	all := n.told()
-	if len(all) == 0 {
-		return fingerprint{}
+// last is the latest fingerprint; zero if there is none.
+func (n *nomad) last() (f fingerprint) {
+	if all := n.fingerprints(); len(all) > 0 {
+		f = all[len(all)-1]
 	}
-	return all[len(all)-1]
+	return f
 }
 
 // await waits until ok holds for the latest fingerprint.
@@ -113,7 +112,7 @@ func (f fingerprint) names() map[string]string {
 	return names
 }
 
-// group is the group that a device is in.
+// group is the group of a device.
 func (f fingerprint) group(t testing.TB, id string) *device.DeviceGroup {
 	t.Helper()
 	for _, g := range f.groups {
@@ -121,18 +120,17 @@ func (f fingerprint) group(t testing.TB, id string) *device.DeviceGroup {
 			return g
 		}
 	}
-	t.Fatalf("Nomad does not know %s", id)
+	t.Fatalf("Nomad does not have %s", id)
 	return nil
 }
 
-// device is a device as Nomad was told of it.
 func (f fingerprint) device(t testing.TB, id string) *device.Device {
 	t.Helper()
 	g := f.group(t, id)
 	return g.Devices[slices.IndexFunc(g.Devices, func(d *device.Device) bool { return d.ID == id })]
 }
 
-// check holds a fingerprint against what Nomad's client does with it.
+// check makes the checks of Nomad's client.
 func (f fingerprint) check() error {
 	if f.err != nil {
 		return f.err
@@ -150,9 +148,4 @@ func (f fingerprint) check() error {
 		}
 	}
 	return nil
-}
-
-// lastOfStream reports whether a message was the last of its stream: the end of a process is an error there.
-func (f fingerprint) lastOfStream(after []fingerprint) bool {
-	return len(after) > 0 && after[0].stream > f.stream
 }

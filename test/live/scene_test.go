@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -28,11 +27,8 @@ import (
 )
 
 const (
-	// patience is for what must happen at all, on a machine with no time.
-	patience = 60 * time.Second
-
-	// tick is how often a machine looks again where nobody tells it.
-	tick = 5 * time.Millisecond
+	timeout  = 60 * time.Second // of anything that has to happen, on a machine under load
+	interval = 5 * time.Millisecond
 )
 
 // scene is a simulated machine with both orchestrators.
@@ -40,28 +36,27 @@ type scene struct {
 	*simdriver.Machine
 	t       testing.TB
 	kubelet *kubelettest.Kubelet
-	pods    string // socket where the kubelet says what pods hold
+	pods    string // socket of kubelet's pod-resources API
 	nomad   *nomad
-	monitor *monitor.Monitor // nil where agents run as processes
-	cfg     core.Config      // likewise none
-	renamed []string         // devices that may change their group on Nomad, being no longer what they were
+	monitor *monitor.Monitor // nil where the agents are processes
+	cfg     core.Config      // of monitor
 }
 
-// hasty is a configuration whose every wait is short.
-func hasty(c *core.Config) {
+// shortIntervals is a configuration with short intervals.
+func shortIntervals(c *core.Config) {
 	c.Probe, c.Rescan = 100*time.Millisecond, 500*time.Millisecond
 	p := &c.Health
 	p.SettleTime, p.RecoveryDwell, p.MaxRecoveryDwell, p.MaxRecoveries = 200*time.Millisecond, 200*time.Millisecond, 200*time.Millisecond, 100
 }
 
-// stage runs both adapters on a machine in this process, under the default configuration unless tuned. It
-// returns when the driver was asked.
-func stage(t testing.TB, m *simdriver.Machine, tune ...func(*core.Config)) *scene {
+// startScene runs both adapters on a machine in this process, with the default configuration unless it is changed. It
+// returns after the first reading of the driver.
+func startScene(t testing.TB, m *simdriver.Machine, change ...func(*core.Config)) *scene {
 	t.Helper()
 	cfg := core.DefaultConfig()
 	cfg.MIG, cfg.DeviceNodes = inventory.MIGMixed, true
 	cfg.Roots = core.Roots{Driver: m.Root, Dev: m.Root, Sys: m.Root + "/sys", Proc: m.Root + "/proc"}
-	for _, f := range tune {
+	for _, f := range change {
 		f(&cfg)
 	}
 	must(t, cfg.Validate())
@@ -74,7 +69,7 @@ func stage(t testing.TB, m *simdriver.Machine, tune ...func(*core.Config)) *scen
 		return session, nil
 	}, cfg, slog.New(slog.DiscardHandler), nil)
 
-	ctx, cancel := context.WithCancel(context.Background()) // t's ends before what is checked in the end
+	ctx, cancel := context.WithCancel(context.Background()) // t's ends before checkInvariants
 	var running sync.WaitGroup
 	t.Cleanup(func() { cancel(); running.Wait() })
 	running.Go(func() {
@@ -83,19 +78,24 @@ func stage(t testing.TB, m *simdriver.Machine, tune ...func(*core.Config)) *scen
 		}
 	})
 	s.startKubelet()
-	adapter := kubeadapter.New(s.monitor, kubeadapter.Options{KubeletSocket: s.kubelet.Socket(), PodResourcesSocket: s.pods})
-	running.Go(func() { _ = adapter.Run(ctx) })
-	s.serveNomad(ctx)
-	t.Cleanup(s.keepsItsWord) // before anything ends
+	kube := kubeadapter.New(s.monitor, kubeadapter.Options{KubeletSocket: s.kubelet.Socket(), PodResourcesSocket: s.pods})
+	running.Go(func() { _ = kube.Run(ctx) })
+	source := func(context.Context, nomadadapter.Settings, *slog.Logger) nomadadapter.Source { return s.monitor }
+	plugin := nomadtest.Serve(t, nomadadapter.New(ctx, "2.0.0", source, hclog.NewNullLogger()))
+	must(t, s.nomad.follow(ctx, plugin))
+	t.Cleanup(s.checkInvariants) // before anything ends
 	for inv := range s.monitor.Watch(ctx) {
 		if inv.Driver().State != gpu.DriverPending {
 			break
 		}
 	}
+	if len(cfg.Policy.Rules) == 0 {
+		s.awaitUnits("start", time.Now(), s.units())
+	}
 	return s
 }
 
-// startKubelet starts a kubelet without plugins. Its pods hold no device for longer than a moment.
+// startKubelet starts a kubelet without plugins, whose pods hold no device.
 func (s *scene) startKubelet() {
 	s.t.Helper()
 	dir, err := os.MkdirTemp("", "live") // t.TempDir's names are too long for a socket
@@ -108,15 +108,7 @@ func (s *scene) startKubelet() {
 	s.t.Cleanup(func() { s.kubelet.Stop(); pods.Close(); _ = os.RemoveAll(dir) })
 }
 
-// serveNomad has this process be the plugin, over gRPC.
-func (s *scene) serveNomad(ctx context.Context) {
-	s.t.Helper()
-	source := func(context.Context, nomadadapter.Settings, *slog.Logger) nomadadapter.Source { return s.monitor }
-	adapter := nomadadapter.New(ctx, "2.0.0", source, hclog.NewNullLogger())
-	must(s.t, s.nomad.follow(ctx, nomadtest.Serve(s.t, adapter)))
-}
-
-// units are the devices that the machine should offer: GPUs that are not in MIG mode, and instances.
+// units are those of the machine without a policy: GPUs that are not in MIG mode, and instances.
 func (s *scene) units() (ids []string) {
 	s.t.Helper()
 	slots, err := s.Slots()
@@ -140,7 +132,7 @@ func (s *scene) unitsOf(slot int) []string {
 	return ids
 }
 
-// resources is the resource of each device that the kubelet has now; healthy is its health.
+// resources are the resource and the health of each device that the kubelet has now.
 func (s *scene) resources() (resource map[string]string, healthy map[string]bool) {
 	resource, healthy = map[string]string{}, map[string]bool{}
 	for _, r := range s.kubelet.Registrations() {
@@ -152,105 +144,89 @@ func (s *scene) resources() (resource map[string]string, healthy map[string]bool
 	return resource, healthy
 }
 
-// took says how long each orchestrator took to be told.
-type took struct{ kubelet, nomad time.Duration }
+// change is a change of the machine or the policy, with its effect.
+type change struct {
+	what      string
+	do        func() error
+	units     []string // afterwards; nil = those of the machine
+	unhealthy []string // of units
+	unchanged []string // units that are listed as healthy all the time
+	silent    []string // resources without an update
+}
 
-func (d took) most() time.Duration { return max(d.kubelet, d.nomad) }
+// change makes a change, checks its effect, and returns how long it took to reach both orchestrators.
+func (s *scene) change(c change) time.Duration {
+	s.t.Helper()
+	since, began := s.mark(), time.Now()
+	must(s.t, c.do())
+	if c.units == nil {
+		c.units = s.units()
+	}
+	took := s.awaitUnits(c.what, began, c.units, c.unhealthy...)
+	s.checkUndisturbed(c.what, since, c.unchanged)
+	s.checkNoUpdate(c.what, since, c.silent...)
+	s.checkAllocatable(c.what, without(c.units, c.unhealthy...)...)
+	return took
+}
 
-// settles waits until both orchestrators have just these devices, well but for the sick. It prints how long
-// that took since began.
-func (s *scene) settles(what string, began time.Time, devices []string, sick ...string) took {
+// awaitUnits waits until both orchestrators have exactly these units, all healthy except some.
+func (s *scene) awaitUnits(what string, began time.Time, units []string, unhealthy ...string) time.Duration {
 	s.t.Helper()
 	return s.await(what, began, func(health map[string]bool) bool {
 		for id, ok := range health {
-			if !slices.Contains(devices, id) || ok == slices.Contains(sick, id) {
+			if !slices.Contains(units, id) || ok == slices.Contains(unhealthy, id) {
 				return false
 			}
 		}
-		return len(health) == len(devices)
+		return len(health) == len(units)
 	})
 }
 
-// offers waits until both orchestrators have the devices as healthy, whatever else they have.
-func (s *scene) offers(what string, began time.Time, devices []string) took {
+// await waits until ok holds for the health by ID that each orchestrator has, and logs and returns how long that took.
+func (s *scene) await(what string, began time.Time, ok func(map[string]bool) bool) time.Duration {
 	s.t.Helper()
-	return s.await(what, began, func(health map[string]bool) bool {
-		return !slices.ContainsFunc(devices, func(id string) bool { return !health[id] })
-	})
-}
-
-// refuses waits until both orchestrators know that the devices take no work, whether listed or not.
-func (s *scene) refuses(what string, began time.Time, devices []string) took {
-	s.t.Helper()
-	return s.await(what, began, func(health map[string]bool) bool {
-		return !slices.ContainsFunc(devices, func(id string) bool { return health[id] })
-	})
-}
-
-// await waits until what both orchestrators were told is right, as health by ID.
-func (s *scene) await(what string, began time.Time, right func(map[string]bool) bool) (d took) {
-	s.t.Helper()
-	ctx, cancel := context.WithTimeout(s.t.Context(), patience)
+	ctx, cancel := context.WithTimeout(s.t.Context(), timeout)
 	defer cancel()
 	var waiting sync.WaitGroup
-	var kubelet, nomad error
+	var kubeletErr, nomadErr error
+	var kubeletTook, nomadTook time.Duration
 	waiting.Go(func() {
-		kubelet = s.kubelet.Await(ctx, what, func() bool { _, healthy := s.resources(); return right(healthy) })
-		d.kubelet = time.Since(began)
+		kubeletErr = s.kubelet.Await(ctx, what, func() bool { _, healthy := s.resources(); return ok(healthy) })
+		kubeletTook = time.Since(began)
 	})
 	waiting.Go(func() {
-		nomad = s.nomad.await(ctx, func(f fingerprint) bool { return f.stream > 0 && right(f.health()) })
-		d.nomad = time.Since(began)
+		nomadErr = s.nomad.await(ctx, func(f fingerprint) bool { return f.stream > 0 && ok(f.health()) })
+		nomadTook = time.Since(began)
 	})
 	waiting.Wait()
-	if err := errors.Join(kubelet, nomad); err != nil {
+	if err := errors.Join(kubeletErr, nomadErr); err != nil {
 		_, healthy := s.resources()
-		s.t.Fatalf("%s: %v\nkubelet %v\nNomad %v\nthe machine %v", what, err, healthy, s.nomad.last().health(), s.units())
+		s.t.Fatalf("%s: %v\nkubelet %v\nNomad %v\nmachine %v", what, err, healthy, s.nomad.last().health(), s.units())
 	}
-	s.t.Logf("%-55s kubelet %7.3f s   Nomad %7.3f s", what, d.kubelet.Seconds(), d.nomad.Seconds())
-	return d
+	s.t.Logf("%-55s kubelet %7.3f s   Nomad %7.3f s", what, kubeletTook.Seconds(), nomadTook.Seconds())
+	return max(kubeletTook, nomadTook)
 }
 
-// until waits for something that neither stream has to show, and says how long that took.
-func (s *scene) until(what string, ok func() bool) time.Duration {
+// eventually waits until ok returns true.
+func (s *scene) eventually(what string, ok func() bool) {
 	s.t.Helper()
-	began := time.Now()
-	for !ok() {
-		if time.Since(began) > 2*patience {
-			s.t.Fatal("never:", what)
+	for began := time.Now(); !ok(); time.Sleep(interval) {
+		if time.Since(began) > 2*timeout {
+			s.t.Fatal("not in time:", what)
 		}
-		time.Sleep(tick)
 	}
-	return time.Since(began)
 }
 
-// rewrite changes machine.conf as an editor would: at once, for what no control function does.
-func (s *scene) rewrite(change func(text string) string) {
-	s.t.Helper()
+// rewrite replaces machine.conf atomically, for changes that no control function makes.
+func (s *scene) rewrite(change func(text string) string) error {
 	path := s.Root + "/machine.conf"
 	text, err := os.ReadFile(path)
-	must(s.t, err)
+	if err != nil {
+		return err
+	}
 	changed := change(string(text))
 	if changed == string(text) {
-		s.t.Fatal("machine.conf is laid out otherwise now")
+		return errors.New("machine.conf has another format")
 	}
-	must(s.t, os.WriteFile(path+".edited", []byte(changed), 0o644), os.Rename(path+".edited", path), s.Sync())
-}
-
-// without is s without some of its elements.
-func without(s []string, gone ...string) []string {
-	return slices.DeleteFunc(slices.Clone(s), func(e string) bool { return slices.Contains(gone, e) })
-}
-
-// swapped exchanges two words wherever they stand.
-func swapped(text, a, b string) string {
-	const none = "\x00"
-	return strings.NewReplacer(none, b).Replace(strings.ReplaceAll(strings.ReplaceAll(text, a, none), b, a))
-}
-
-func must(t testing.TB, errs ...error) {
-	t.Helper()
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
+	return errors.Join(os.WriteFile(path+".edited", []byte(changed), 0o644), os.Rename(path+".edited", path), s.Sync())
 }
