@@ -1,6 +1,9 @@
 package nvidia
 
 import (
+	"slices"
+	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -119,4 +122,29 @@ func TestPCIePathsAreOrdered(t *testing.T) {
 	if got := pciePath[99]; got != gpu.PathUnknown {
 		t.Errorf("99: %d", got)
 	}
+}
+
+// FuzzDriversText: any contents of NVML's fixed arrays give a string or an error, never a panic.
+func FuzzDriversText(f *testing.F) {
+	f.Add([]byte("00000000:3B:00.0\x00junk"), 12080)
+	f.Add([]byte(""), -1)
+	f.Add([]byte("\xff\xfe"), 1<<31-1)
+	f.Fuzz(func(t *testing.T, text []byte, cuda int) {
+		chars := make([]int8, len(text))
+		for i, b := range text {
+			chars[i] = int8(b)
+		}
+		want, _, _ := strings.Cut(string(text), "\x00")
+		if got := cString(chars); got != want {
+			t.Errorf("%q of %q", got, text)
+		}
+		if v := cudaVersion(cuda); v != "" {
+			major, minor, ok := strings.Cut(v, ".")
+			a, errA := strconv.Atoi(major)
+			b, errB := strconv.Atoi(minor)
+			if !ok || errA != nil || errB != nil || a*1000+b*10 > cuda || slices.Contains([]int{a, b}, -1) {
+				t.Errorf("CUDA %q of %d", v, cuda)
+			}
+		}
+	})
 }

@@ -1,7 +1,6 @@
 package nvidia
 
 import (
-	"bytes"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -10,8 +9,6 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/dl"
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
-
-	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
 // These tests show how the dynamic linker treats a library that is replaced while a process uses it (docs/adr/0004). If one
@@ -20,89 +17,56 @@ import (
 // removedFunction is a function that one of two libraries lacks.
 const removedFunction = "nvmlDeviceGetRepairStatus"
 
-func init() {
-	scenarios["linker: path"] = func(m *simdriver.Machine) error { return reopen(m, m.Library, m.Library) }
-	scenarios["linker: name"] = func(m *simdriver.Machine) error { return reopen(m, libraryName, libraryName) }
-	scenarios["linker: another path"] = func(m *simdriver.Machine) error {
-		other := filepath.Join(m.Root, "other", libraryName)
-		if err := os.MkdirAll(filepath.Dir(other), 0o755); err != nil {
-			return err
-		}
-		return reopen(m, m.Library, other)
-	}
-	scenarios["linker: two libraries"] = twoLibraries
-	scenarios["linker: not called"] = func(m *simdriver.Machine) error {
-		library := dl.New(m.Library, dl.RTLD_LAZY|dl.RTLD_GLOBAL)
-		if err := library.Open(); err != nil {
-			return err
-		}
+var linkerScenarios = map[string]func(*child){
+	"linker: path": func(c *child) { c.reopen(c.Library, c.Library) },
+	"linker: name": func(c *child) { c.reopen(libraryName, libraryName) },
+	"linker: another path": func(c *child) {
+		other := filepath.Join(c.Root, "other", libraryName)
+		c.check(os.MkdirAll(filepath.Dir(other), 0o755))
+		c.reopen(c.Library, other)
+	},
+	"linker: two libraries": twoLibraries,
+	"linker: not called": func(c *child) {
+		library := dl.New(c.Library, dl.RTLD_LAZY|dl.RTLD_GLOBAL)
+		c.check(library.Open())
 		found := library.Lookup("nvmlInit_v2")
-		if err := library.Close(); err != nil {
-			return err
-		}
+		c.check(library.Close())
 		fmt.Println("found", found == nil, "and closed; mapped", inodes())
-		return reopen(m, "", m.Library)
-	}
+		c.reopen("", c.Library)
+	},
 }
 
 // reopen opens the library, calls it and closes it, replaces the file, and does the same again, perhaps under another path.
-func reopen(m *simdriver.Machine, first, second string) error {
+func (c *child) reopen(first, second string) {
 	if first != "" {
 		fmt.Println("before:", describeLoaded(first))
 	}
-	library, err := os.ReadFile(m.Library)
-	if err != nil {
-		return err
-	}
-	was := m.Library
-	successor := was + ".successor"
-	if err := os.WriteFile(successor, bytes.ReplaceAll(library, []byte("\x00"+removedFunction+"\x00"), []byte("\x00x"+removedFunction[1:]+"\x00")), 0o755); err != nil {
-		return err
-	}
-	if err := os.Rename(successor, was); err != nil {
-		return err
-	}
-	if err := m.ReplaceLibrary(newer); err != nil {
-		return err
-	}
+	library, err := os.ReadFile(c.Library)
+	successor := c.Library + ".successor"
+	c.check(err, os.WriteFile(successor, withoutFunction(library, removedFunction), 0o755), os.Rename(successor, c.Library), c.ReplaceLibrary(newer))
 	if second != first && first != "" {
-		if err := os.Rename(was, second); err != nil {
-			return err
-		}
+		c.check(os.Rename(c.Library, second))
 	}
 	fmt.Println("library replaced:", describeLoaded(second))
-	if err := m.SetModule(newer); err != nil {
-		return err
-	}
+	c.check(c.SetModule(newer))
 	fmt.Println("module replaced:", describeLoaded(second))
-	return nil
 }
 
 // twoLibraries opens a library that lacks a function, then one under another path that has it, and calls it
 // with a handle from the first.
-func twoLibraries(m *simdriver.Machine) error {
-	library, err := os.ReadFile(m.Library)
-	if err != nil {
-		return err
-	}
-	other := m.Library + ".other"
-	if err := os.Rename(m.Library, other); err != nil {
-		return err
-	}
-	without := bytes.ReplaceAll(library, []byte("\x00"+removedFunction+"\x00"), []byte("\x00x"+removedFunction[1:]+"\x00"))
-	if err := os.WriteFile(m.Library, without, 0o755); err != nil {
-		return err
-	}
-	first, second := nvml.New(nvml.WithLibraryPath(m.Library)), nvml.New(nvml.WithLibraryPath(other))
+func twoLibraries(c *child) {
+	library, err := os.ReadFile(c.Library)
+	other := c.Library + ".other"
+	c.check(err, os.Rename(c.Library, other), os.WriteFile(c.Library, withoutFunction(library, removedFunction), 0o755))
+	first, second := nvml.New(nvml.WithLibraryPath(c.Library)), nvml.New(nvml.WithLibraryPath(other))
 	fmt.Println("init", first.Init(), second.Init())
 	device, ret := second.DeviceGetHandleByIndex(0)
 	fmt.Println("handle", ret)
 	_, ret = device.GetRepairStatus()
 	fmt.Println("new function", ret)
-	return nil
 }
 
-// describeLoaded opens a session as go-nvml does and prints which library's code runs, what dlsym finds, and how many libraries
+// describeLoaded opens a session as go-nvml does and returns which library's code runs, what dlsym finds, and how many libraries
 // are mapped.
 func describeLoaded(path string) string {
 	lib := nvml.New(nvml.WithLibraryPath(path))

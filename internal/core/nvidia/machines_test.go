@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 	"text/tabwriter"
+	"time"
 
 	gocmp "github.com/google/go-cmp/cmp"
 
@@ -126,6 +127,121 @@ func checkCapabilities(t *testing.T, snap gpu.Snapshot) {
 				t.Errorf("%s has capability %d of %q", d.ID, n, owner[n])
 			}
 			owner[n] = d.ID
+		}
+	}
+}
+
+func TestUsage(t *testing.T) {
+	m := simdriver.Start(t, "a100-mig")
+	for key, value := range map[string]string{
+		"power_usage": "301500 mW", "utilization_gpu": "97", "utilization_memory": "41", "encoder": "3", "decoder": "4",
+		"temperature": "63 C", "memory_used": "1024 MiB", "bar1_used": "7 MiB", "ecc_l1": "1", "ecc_l2": "2", "ecc_device": "3",
+	} {
+		must(t, m.Set(5, key, value))
+	}
+	s := open(t, m)
+	snapshot(t, s)
+	usage, err := s.Usage()
+	must(t, err)
+	const mib = 1 << 20
+	want := gpu.Usage{
+		Device: gpu.DeviceID(m.UUID(5)),
+		Power:  gpu.OptionalUint64Of(301500), PowerLimit: gpu.OptionalUint64Of(400000), Temperature: gpu.OptionalUint64Of(63),
+		GPU: gpu.OptionalUint64Of(97), Memory: gpu.OptionalUint64Of(41), Encoder: gpu.OptionalUint64Of(3), Decoder: gpu.OptionalUint64Of(4),
+		// Memory that the driver reserves counts as used.
+		MemoryUsed: gpu.OptionalUint64Of((1024 + 615) * mib), MemoryTotal: gpu.OptionalUint64Of(81920 * mib),
+		BAR1Used: gpu.OptionalUint64Of(7 * mib), BAR1Total: gpu.OptionalUint64Of(131072 * mib),
+		ECCL1: gpu.OptionalUint64Of(1), ECCL2: gpu.OptionalUint64Of(2), ECCMemory: gpu.OptionalUint64Of(3),
+	}
+	got := map[gpu.DeviceID]gpu.Usage{}
+	for _, u := range usage {
+		got[u.Device] = u
+	}
+	if len(usage) != 20 || len(got) != 20 {
+		t.Errorf("%d entries for %d devices, want 20", len(usage), len(got))
+	}
+	// In MIG mode NVIDIA's driver reports all values except the utilisation; the simulated one may report that too.
+	parent := got[want.Device]
+	want.At = parent.At
+	if !parent.GPU.OK {
+		want.GPU, want.Memory, want.Encoder, want.Decoder = gpu.OptionalUint64{}, gpu.OptionalUint64{}, gpu.OptionalUint64{}, gpu.OptionalUint64{}
+	}
+	if diff := gocmp.Diff(want, parent); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// An instance has memory and BAR1 of its own, and the temperature of its GPU. Other values are unset, not zero.
+func TestUsageOfInstances(t *testing.T) {
+	m := simdriver.Start(t, "a100-mig")
+	ids, err := m.Instances(5)
+	must(t, err, m.SetInstance(ids[0], "used=4096MiB", "bar1_used=12MiB"), m.Set(5, "temperature", "63 C"))
+	s := open(t, m)
+	snapshot(t, s)
+	const mib = 1 << 20
+	want := map[gpu.DeviceID]gpu.Usage{
+		gpu.DeviceID(ids[0]): {
+			Temperature: gpu.OptionalUint64Of(63), MemoryUsed: gpu.OptionalUint64Of(4096 * mib), MemoryTotal: gpu.OptionalUint64Of(40192 * mib),
+			BAR1Used: gpu.OptionalUint64Of(12 * mib), BAR1Total: gpu.OptionalUint64Of(65536 * mib),
+		},
+		gpu.DeviceID(ids[2]): {
+			Temperature: gpu.OptionalUint64Of(63), MemoryUsed: gpu.OptionalUint64Of(0), MemoryTotal: gpu.OptionalUint64Of(9728 * mib),
+			BAR1Used: gpu.OptionalUint64Of(0), BAR1Total: gpu.OptionalUint64Of(16384 * mib),
+		},
+	}
+	check := func(what string) {
+		t.Helper()
+		began := time.Now()
+		usage, err := s.Usage()
+		must(t, err)
+		seen := 0
+		for _, got := range usage {
+			u, ok := want[got.Device]
+			if !ok {
+				continue
+			}
+			seen++
+			if read := u != (gpu.Usage{}); read != (got.At.After(began) && got.At.Before(time.Now())) {
+				t.Errorf("%s: read at %v", what, got.At)
+			}
+			u.Device, u.At = got.Device, got.At
+			if diff := gocmp.Diff(u, got); diff != "" {
+				t.Errorf("%s: %s", what, diff)
+			}
+		}
+		if seen != 2 {
+			t.Errorf("%s: %d instances", what, seen)
+		}
+	}
+	check("all calls succeed")
+	must(t, m.Fail(simdriver.GPU(5), "nvmlDeviceGetMemoryInfo", "UNKNOWN", simdriver.Always),
+		m.Fail(simdriver.GPU(5), "nvmlDeviceGetTemperature", "NOT_SUPPORTED", simdriver.Always))
+	for id, u := range want {
+		u.MemoryUsed, u.MemoryTotal, u.Temperature = gpu.OptionalUint64{}, gpu.OptionalUint64{}, gpu.OptionalUint64{}
+		want[id] = u
+	}
+	check("some calls fail")
+	must(t, m.Lose(5))
+	want = map[gpu.DeviceID]gpu.Usage{gpu.DeviceID(ids[0]): {}, gpu.DeviceID(ids[2]): {}}
+	check("the GPU is lost")
+}
+
+// No call is made about an instance that nvml.h excludes.
+func TestCallsOfUsage(t *testing.T) {
+	m := simdriver.Start(t, "a100x16-mig")
+	s := open(t, m)
+	snapshot(t, s)
+	n := counted(t, m, func() {
+		if usage, err := s.Usage(); err != nil || len(usage) != 128 {
+			t.Errorf("%d, %v", len(usage), err)
+		}
+	})
+	for call, want := range map[string]uint64{
+		"nvmlDeviceGetMemoryInfo": 16 + 112, "nvmlDeviceGetBAR1MemoryInfo": 16 + 112,
+		"nvmlDeviceGetPowerUsage": 16, "nvmlDeviceGetTemperature": 16, "nvmlDeviceGetUtilizationRates": 16, "nvmlDeviceGetMemoryErrorCounter": 48,
+	} {
+		if n[call] != want {
+			t.Errorf("%d %s, want %d", n[call], call, want)
 		}
 	}
 }

@@ -97,36 +97,79 @@ func TestSystemEventsTakePinnedMemory(t *testing.T) {
 	t.Error("without a pin:", s.lib.SystemEventSetWait(&r))
 }
 
-// A driver may raise no event for a changed MIG layout: the kernel's folders show it.
-func TestMIGLayoutChangeWithoutEvent(t *testing.T) {
-	m := simdriver.Start(t, "a100-mig")
-	slots, err := m.Slots()
-	if err != nil {
-		t.Fatal(err)
+// A hung wait is reported; meanwhile GPUs are checked, Sample.Events is NotReported, and sets do not accumulate.
+func TestWaitHangs(t *testing.T) {
+	for _, call := range []string{"nvmlEventSetWait", "nvmlSystemEventSetWait", "nvmlSystemEventSetCreate"} {
+		t.Run(call, func(t *testing.T) {
+			m := simdriver.Start(t, "h100x8")
+			s := openShortDeadline(t, m)
+			snapshot(t, s)
+			must(t, m.Hang(simdriver.All, call))
+			back := make(chan error)
+			go func() {
+				_, err := s.Wait(10 * time.Millisecond)
+				back <- err
+			}()
+			hung := eventually(t, func() (gpu.Call, bool) { return s.hungWait() })
+			if hung.Name != call || hung.At != gpu.Node || hung.Index != -1 {
+				t.Errorf("%+v", hung)
+			}
+			for _, o := range probe(t, s) {
+				if o.Kind != health.Checked || o.Sample.Events != health.NotReported {
+					t.Errorf("%+v", o)
+				}
+			}
+			if busy := s.Busy(); len(busy) > 0 {
+				t.Errorf("busy: %+v", busy)
+			}
+			before := descriptors(t)
+			for range 20 { // each creates another event set
+				must(t, m.Lose(3))
+				snapshot(t, s)
+				must(t, m.Restore(3))
+				snapshot(t, s)
+			}
+			if after := descriptors(t); after > before+2*maxPendingSets {
+				t.Errorf("%d descriptors, before %d", after, before)
+			}
+			must(t, m.Heal())
+			if err := <-back; err != nil {
+				t.Error(err)
+			}
+			if c, hung := s.hungWait(); hung {
+				t.Errorf("healed: %+v", c)
+			}
+			must(t, m.XID(3, 62))
+			awaitEvent(t, s, health.Observation{At: gpu.WholeGPU(h100ID), Kind: health.XID, Code: 62})
+			if o := probe(t, s)[h100ID]; o.Sample.Events != health.Yes {
+				t.Errorf("healed: %+v", o)
+			}
+		})
 	}
-	for _, slot := range slots {
-		if err := m.Set(slot, "events", "0x8"); err != nil { // nvmlEventTypeXidCriticalError alone
-			t.Fatal(err)
+}
+
+// A wait within the time that it was given is not hung.
+func TestLongWaitIsNotHung(t *testing.T) {
+	m := simdriver.Start(t, "t4")
+	s := openShortDeadline(t, m)
+	snapshot(t, s)
+	back := make(chan error)
+	go func() {
+		_, err := s.Wait(5 * testDeadline)
+		back <- err
+	}()
+	late := false
+	for wait := true; wait; {
+		select {
+		case err := <-back:
+			must(t, err)
+			wait = false
+		case <-time.After(testDeadline / 10):
+			c, hung := s.hungWait()
+			late = late || hung && time.Since(c.Since) < 5*testDeadline
 		}
 	}
-	s := open(t, m)
-	if _, err := s.Snapshot(); err != nil {
-		t.Fatal(err)
+	if late {
+		t.Error("reported as hung within its time")
 	}
-	hint := func() (any, bool) {
-		obs, err := s.Wait(10 * time.Millisecond)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return obs, slices.ContainsFunc(obs, func(o health.Observation) bool { return o.At == gpu.Node && o.Kind == 0 })
-	}
-	for end := time.Now().Add(2 * procfsInterval); time.Now().Before(end); {
-		if obs, ok := hint(); ok {
-			t.Fatalf("nothing happened: %v", obs)
-		}
-	}
-	if err := m.SetMIG(slots[0], "3g.40gb", "3g.40gb"); err != nil {
-		t.Fatal(err)
-	}
-	eventually(t, hint)
 }
