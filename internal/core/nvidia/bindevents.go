@@ -10,8 +10,6 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/health"
 )
 
-// This file reads NVML's system events (nvmlSystemEventSet..., nvmlSystemRegisterEvents), on the waiter.
-
 // bindEvents is the set of system events: the kernel driver was unbound from a GPU, or bound to one. A driver that has no
 // such events gives none.
 type bindEvents struct {

@@ -11,9 +11,6 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 )
 
-// This file makes every NVML call of the package, on the goroutine that it runs on: the reader, the waiter, or a
-// GPU's worker.
-
 // callSlot makes calls one at a time and records the one in progress. The reader has one for calls about no GPU,
 // the waiter has one, and each gpuWorker has one.
 type callSlot struct {

@@ -10,8 +10,6 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 )
 
-// This file converts NVML's strings and numbers to core's values.
-
 // cString is the text of a C array up to its first NUL.
 func cString(b []int8) string {
 	var s strings.Builder

@@ -5,32 +5,29 @@
 // call can hang and can't be cancelled. So calls about a GPU run on a worker goroutine of that GPU, and the reader waits for
 // it until a deadline. Calls about no GPU run on the reader or the waiter itself; Session.Busy reports calls that hang.
 //
-//	file               contents                                                runs on
-//	session.go         Open, Close (nvmlInit, nvmlShutdown)                    caller
-//	shutdown.go        nvmlShutdown of sessions closed with a hung call        caller
-//	call.go            how each NVML call is made
-//	worker.go          one worker per GPU
-//	query.go           calls on workers, with a deadline
-//	library.go         libnvidia-ml.so.1 and the functions that it has         caller of Open
-//	loadedlibrary.go   why a process keeps one library, version mismatch
-//	module.go          the kernel module, DriverFingerprint                    caller; no NVML
-//	snapshot.go        Snapshot                                                reader
-//	enumeration.go     which GPUs there are: the known ones                    workers
-//	lookup.go          which GPUs there are: unassigned NVML indices           workers
-//	readgpu.go         properties of a GPU                                     worker
-//	mig.go             MIG instances of a GPU                                  worker
-//	capabilities.go    device nodes of MIG instances                           reader; procfs
-//	topology.go        PCIe paths and NVLinks between GPUs                     workers
-//	nodes.go           device nodes                                            any; /dev
-//	probe.go           Probe                                                   reader
-//	healthrecord.go    health check of a GPU                                   worker
-//	fields.go          health signals of nvmlDeviceGetFieldValues              worker
-//	signals.go         health signals with calls of their own                  worker
-//	usage.go           Usage                                                   workers
-//	eventsets.go       creation of NVML event sets                             reader, workers
-//	wait.go            Wait                                                    waiter
-//	bindevents.go      system events: kernel driver bound and unbound          waiter
-//	procfswatch.go     added and removed GPUs and MIG instances                waiter; procfs
+//	file               contents                                                     runs on
+//	session.go         Open, Close (nvmlInit, nvmlShutdown)                         caller
+//	shutdown.go        nvmlShutdown of sessions closed with a hung call             caller
+//	call.go            how each NVML call is made                                   any
+//	worker.go          one worker per GPU                                           reader
+//	query.go           calls on workers, with a deadline                            reader
+//	library.go         libnvidia-ml.so.1 and the functions that it has              any; no NVML
+//	loadedlibrary.go   why a process keeps one library, version mismatch            reader
+//	module.go          the kernel module, DriverFingerprint                         caller; no NVML
+//	snapshot.go        Snapshot                                                     reader
+//	enumeration.go     which GPUs there are: the known ones, by their handles       workers
+//	lookup.go          which GPUs there are: unassigned NVML indices                workers
+//	readgpu.go         properties of a GPU                                          worker
+//	mig.go             MIG instances of a GPU                                       worker
+//	topology.go        PCIe paths and NVLinks between GPUs                          workers
+//	kernelfiles.go     /dev, procfs, sysfs: device nodes, MIG instances, NUMA       any; no NVML
+//	probe.go           Probe                                                        reader
+//	healthrecord.go    health check of a GPU                                        worker
+//	signals.go         health signals: nvmlDeviceGetFieldValues, calls of their own worker
+//	usage.go           Usage                                                        workers
+//	eventsets.go       creation of NVML event sets                                  reader, workers
+//	wait.go            Wait                                                         waiter
+//	bindevents.go      system events: kernel driver bound and unbound               waiter
 //	convert.go         NVML's strings and numbers as core's values
 //	errors.go          errors, and what NVML's codes mean
 //

@@ -10,13 +10,10 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 )
 
-// This file enumerates the GPUs, first the known ones by their handles (nvmlDeviceGetUUID, PciInfo, Index,
-// HandleByPciBusId), then the remaining NVML indices (lookup.go). The calls run on the GPUs' workers, nvmlDeviceGetCount
-// on the reader.
-
 // identity is a GPU as the enumeration found it, or an NVML index whose GPU could not be identified.
 type identity struct {
 	index        int  // NVML index; of a GPU that does not answer, the latest known
+	oldIndex     int  // of a known GPU that answers: its index in the pass before
 	indexUnknown bool // it does not answer, and its index has changed in a way that is not known
 	handle       nvml.Device
 	id           gpu.DeviceID // "" if unknown
@@ -86,11 +83,11 @@ func (s *Session) enumerateOnce(count int) (next enumeration, gone []identity, e
 		return enumeration{}, nil, err
 	}
 	moved := count != s.enumeration.count || len(gone) > 0
-	for _, r := range found {
-		moved = moved || r.oldIndex != r.now.index
+	for _, f := range found {
+		moved = moved || f.oldIndex != f.index
 	}
 	unassigned, blocked := unassignedIndices(count, moved, found, unresponsive)
-	next = enumeration{count: count, gpus: append(found.identities(), unresponsive...)}
+	next = enumeration{count: count, gpus: slices.Concat(found, unresponsive)}
 	if err := s.lookUpUnassigned(&next, unassigned, blocked); err != nil {
 		return enumeration{}, nil, err
 	}
@@ -99,7 +96,7 @@ func (s *Session) enumerateOnce(count int) (next enumeration, gone []identity, e
 }
 
 // refreshKnown queries the GPUs of the previous pass: those found, those that do not answer, and those gone.
-func (s *Session) refreshKnown() (found relocations, unresponsive, gone []identity, err error) {
+func (s *Session) refreshKnown() (found, unresponsive, gone []identity, err error) {
 	var known []identity
 	var targets []target
 	for _, k := range s.enumeration.gpus {
@@ -118,7 +115,8 @@ func (s *Session) refreshKnown() (found relocations, unresponsive, gone []identi
 	for i, k := range known {
 		switch err := errs[i]; {
 		case err == nil:
-			found = append(found, relocation{k.index, results[i]})
+			results[i].oldIndex = k.index
+			found = append(found, results[i])
 		case isDriverLost(err):
 			return nil, nil, nil, err
 		case errors.Is(err, errNotListed):

@@ -9,8 +9,6 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 )
 
-// This file defines the errors of the package, and what NVML's return codes mean.
-
 // nvmlError is an NVML call that returned an error code. It unwraps to gpu.ErrDriverLost if the code concerns the
 // whole driver.
 type nvmlError struct {

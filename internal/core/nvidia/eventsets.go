@@ -10,9 +10,6 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/health"
 )
 
-// This file is the reader's side of NVML events: it creates the sets that the waiter waits on (nvmlEventSetCreate and
-// Free on the reader, nvmlDeviceRegisterEvents on the GPU's worker).
-
 // subscribedEvents are the events that concern health or the MIG layout. Single-bit ECC errors are excluded, as a GPU
 // with failing memory raises thousands a second; so are clock and power state changes, which are normal.
 const subscribedEvents = nvml.EventTypeXidCriticalError | nvml.EventTypeDoubleBitEccError |

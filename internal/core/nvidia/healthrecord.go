@@ -11,9 +11,6 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/health"
 )
 
-// This file checks the health of one GPU on its worker: nvmlDeviceGetUUID and nvmlDeviceGetFieldValues (fields.go) in
-// every check, other calls (signals.go) at their intervals.
-
 // healthRecord is the state of the health checks of one GPU: which signals it supports, and their latest values. A check
 // makes a new record, so that an abandoned check changes nothing.
 type healthRecord struct {

@@ -13,8 +13,6 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 )
 
-// This file finds libnvidia-ml.so.1 and the NVML functions that it has (dlopen, dlsym). It calls none of them.
-
 const libraryName = "libnvidia-ml.so.1"
 
 // libraryFolders are where Linux distributions and NVIDIA's driver container install the library.

@@ -12,9 +12,6 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 )
 
-// This file determines which libnvidia-ml.so.1 a process calls, and what a version mismatch means. Its only NVML call is
-// nvmlSystemGetNVMLVersion, on the reader.
-
 // loadedLibrary is the library whose functions this process calls: the first that was loaded, until the process ends.
 //
 // glibc binds a symbol of the executable to the first definition that it finds, and never unloads a library that the

@@ -9,34 +9,16 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 )
 
-// This file identifies the GPUs at NVML indices that belong to no known GPU (nvmlDeviceGetHandleByIndex, UUID,
-// PciInfo). Each index is looked up on a lookup worker of its own.
-
-// relocation is a GPU that has answered, with its index before.
-type relocation struct {
-	oldIndex int
-	now      identity
-}
-
-type relocations []relocation
-
-func (r relocations) identities() []identity {
-	all := make([]identity, len(r))
-	for i := range r {
-		all[i] = r[i].now
-	}
-	return all
-}
-
-// indexRange is where a GPU can be that was at an index: from low to below high, between its former neighbours.
-func (r relocations) indexRange(oldIndex, count int) (low, high int) {
+// indexRange is where a GPU can be that was at an index: from low to below high, between its former neighbours, which were
+// found.
+func indexRange(oldIndex, count int, found []identity) (low, high int) {
 	high = count
-	for _, n := range r {
+	for _, f := range found {
 		switch {
-		case n.oldIndex < oldIndex:
-			low = max(low, n.now.index+1)
-		case n.oldIndex > oldIndex:
-			high = min(high, n.now.index)
+		case f.oldIndex < oldIndex:
+			low = max(low, f.index+1)
+		case f.oldIndex > oldIndex:
+			high = min(high, f.index)
 		}
 	}
 	return low, high
@@ -51,15 +33,15 @@ func (r relocations) indexRange(oldIndex, count int) (low, high int) {
 // unassigned index: blocked is its error, and none may be looked up.
 //
 // unresponsive is sorted by index; its elements get the indices that are determined here.
-func unassignedIndices(count int, moved bool, found relocations, unresponsive []identity) (free []int, blocked error) {
+func unassignedIndices(count int, moved bool, found, unresponsive []identity) (free []int, blocked error) {
 	for index := range count {
-		if !slices.ContainsFunc(found, func(r relocation) bool { return r.now.index == index }) {
+		if !slices.ContainsFunc(found, func(f identity) bool { return f.index == index }) {
 			free = append(free, index)
 		}
 	}
 	candidates := func(i identity) (low, high int) {
 		if moved {
-			return found.indexRange(i.index, count)
+			return indexRange(i.index, count, found)
 		}
 		return i.index, i.index + 1
 	}

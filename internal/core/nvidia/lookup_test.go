@@ -8,10 +8,10 @@ import (
 )
 
 // relocated are GPUs with the old indices 0, 1, 2 and so on, and their new indices; -1 for one that does not answer.
-func relocated(now ...int) (found relocations, unresponsive []identity) {
+func relocated(now ...int) (found, unresponsive []identity) {
 	for old, index := range now {
 		if index >= 0 {
-			found = append(found, relocation{old, identity{index: index}})
+			found = append(found, identity{oldIndex: old, index: index})
 		} else {
 			unresponsive = append(unresponsive, identity{index: old, err: &hungError{Call: "nvmlDeviceGetUUID", At: gpu.Node}})
 		}

@@ -12,9 +12,6 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 )
 
-// This file reads the MIG instances of a GPU (nvmlDeviceGetMigDeviceHandleByIndex and calls on that handle), on the
-// GPU's worker.
-
 // migKey is what determines a MIG instance. A UUID alone does not: the driver may reuse it for another instance in the
 // same place.
 type migKey struct {

@@ -13,8 +13,6 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 )
 
-// This file finds out by the kernel's files whether the kernel module is loaded. It makes no driver call.
-
 // moduleSeen holds the paths of moduleFiles that existed before. Not every container has both, or any: a file that
 // never existed is no evidence that the module was unloaded.
 var moduleSeen = struct {

@@ -2,14 +2,10 @@ package nvidia
 
 import (
 	"errors"
-	"io/fs"
-	"strings"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
 )
-
-// This file checks the health of all GPUs: it plans the checks on the reader and runs them (healthrecord.go) on the GPUs' workers.
 
 // Probe checks the health of every GPU of the latest Snapshot, and of those that did not answer then. A GPU that does
 // not answer is an observation about it, and does not prevent the checks of the others; only an error of the whole driver
@@ -87,10 +83,4 @@ func (s *Session) sampleOf(r healthRecord) health.Sample {
 	}
 	sample.Events = s.xidEvents(r.id)
 	return sample
-}
-
-// isTegra reports whether the GPU is a part of an NVIDIA system on chip.
-func isTegra(sys fs.FS) bool {
-	family, _ := fs.ReadFile(sys, "devices/soc0/family") // missing on other hosts
-	return strings.HasPrefix(strings.ToLower(string(family)), "tegra")
 }

@@ -7,9 +7,6 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 )
 
-// This file runs series of calls about GPUs on their workers. query and queryAll belong to the reader, which waits
-// for the results until the session's deadline.
-
 // maxQueryDeadlines bounds a query all of whose calls return in time, in units of the session's deadline.
 const maxQueryDeadlines = 5
 

@@ -8,8 +8,6 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 )
 
-// This file reads what a GPU is, for a Snapshot: about 20 nvmlDeviceGet calls on the GPU's worker.
-
 // gpuReading is one reading of a GPU and its MIG instances, or the error of it.
 type gpuReading struct {
 	gpu, last   knownGPU // last: the reading before

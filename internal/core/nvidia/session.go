@@ -17,8 +17,6 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 )
 
-// This file opens and closes a session (nvmlInit, nvmlShutdown), on the goroutine of the caller.
-
 // Options configure a Session. The zero value is the driver of the host that this process runs on, with the
 // defaults of a node agent.
 type Options struct {

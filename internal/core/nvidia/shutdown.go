@@ -12,8 +12,6 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 )
 
-// This file calls nvmlShutdown, on the goroutine of Open or Close.
-//
 // NVML counts initialisations per process: the last nvmlShutdown closes the device nodes, and until then the kernel
 // module can't be unloaded. So each session needs its nvmlShutdown, also if that has to wait for a hung call:
 //

@@ -1,13 +1,143 @@
 package nvidia
 
 import (
+	"encoding/binary"
+	"slices"
+
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
 )
 
-// This file reads the health signals that need a call each (nvmlDeviceGetTotalEccErrors, ...), on the GPU's worker.
+// field is a health signal that is read with the one nvmlDeviceGetFieldValues of each check. set gets an unset value if
+// the GPU does not support the field.
+type field struct {
+	id  uint32
+	set func(*health.Sample, gpu.OptionalUint64)
+}
+
+// The first field is the recovery action: if it can't be read, the check has failed.
+var fields = [...]field{
+	{nvml.FI_DEV_GET_GPU_RECOVERY_ACTION, func(s *health.Sample, v gpu.OptionalUint64) { s.RecoveryAction = recoveryAction(v) }},
+	{nvml.FI_DEV_REMAPPED_PENDING, func(s *health.Sample, v gpu.OptionalUint64) { s.RemapPending = tristateOf(v) }},
+	{nvml.FI_DEV_REMAPPED_FAILURE, func(s *health.Sample, v gpu.OptionalUint64) { s.RemapFailed = tristateOf(v) }},
+	{nvml.FI_DEV_RETIRED_PENDING, func(s *health.Sample, v gpu.OptionalUint64) { s.RetirementPending = tristateOf(v) }},
+	{nvml.FI_DEV_CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN, func(s *health.Sample, v gpu.OptionalUint64) { s.ThermalSlowdown = v }},
+	{nvml.FI_DEV_CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN, func(s *health.Sample, v gpu.OptionalUint64) { s.PowerBrake = v }},
+	{nvml.FI_DEV_PCIE_REPLAY_COUNTER, func(s *health.Sample, v gpu.OptionalUint64) { s.Replays = v }},
+	{nvml.FI_DEV_TOTAL_ENERGY_CONSUMPTION, func(s *health.Sample, v gpu.OptionalUint64) { s.Energy = v }},
+}
+
+func tristateOf(v gpu.OptionalUint64) health.Tristate {
+	if !v.OK {
+		return health.NotReported
+	}
+	return health.TristateOf(v.Value != 0)
+}
+
+// recoveryAction converts nvmlDeviceGpuRecoveryAction_t. A value of a later driver is health.RecoveryOther.
+func recoveryAction(v gpu.OptionalUint64) health.RecoveryAction {
+	known := [...]health.RecoveryAction{
+		nvml.GPU_RECOVERY_ACTION_NONE:                health.RecoveryNone,
+		nvml.GPU_RECOVERY_ACTION_GPU_RESET:           health.RecoveryReset,
+		nvml.GPU_RECOVERY_ACTION_NODE_REBOOT:         health.RecoveryReboot,
+		nvml.GPU_RECOVERY_ACTION_DRAIN_P2P:           health.RecoveryDrainP2P,
+		nvml.GPU_RECOVERY_ACTION_DRAIN_AND_RESET:     health.RecoveryDrainAndReset,
+		nvml.GPU_RECOVERY_ACTION_RECOVER_IMEX_DOMAIN: health.RecoveryIMEX,
+	}
+	switch {
+	case !v.OK:
+		return health.RecoveryUnknown
+	case v.Value < uint64(len(known)):
+		return known[v.Value]
+	default:
+		return health.RecoveryOther
+	}
+}
+
+// fieldBatch is one nvmlDeviceGetFieldValues: the fields, and for each where its support and its value are stored.
+type fieldBatch struct {
+	values  []nvml.FieldValue
+	support []*signalSupport
+	set     []func(gpu.OptionalUint64)
+}
+
+func (b *fieldBatch) add(v nvml.FieldValue, y *signalSupport, set func(gpu.OptionalUint64)) {
+	if !y.unsupported {
+		b.values, b.support, b.set = append(b.values, v), append(b.support, y), append(b.set, set)
+	}
+}
+
+// readFields reads all supported fields in one call, with the state of the GPU's NVLinks if that is due. It reports
+// whether at least one field was read.
+func (r *healthRecord) readFields(c *caller, h nvml.Device, links bool) (answered bool) {
+	if c.err != nil || r.fieldsCall.unsupported {
+		return false
+	}
+	var b fieldBatch
+	for i, f := range fields {
+		b.add(nvml.FieldValue{FieldId: f.id}, &r.fields[i], func(v gpu.OptionalUint64) { f.set(&r.sample, v) })
+	}
+	links = links || slices.ContainsFunc(r.links[:], func(y signalSupport) bool { return y.failed })
+	links = links && !r.mig // MIG mode disables NVLinks to other GPUs
+	var up gpu.OptionalUint64
+	for link := range r.links {
+		if links {
+			b.add(nvml.FieldValue{FieldId: nvml.FI_DEV_NVLINK_GET_STATE, ScopeId: uint32(link)}, &r.links[link],
+				func(v gpu.OptionalUint64) { up.Value, up.OK = up.Value+v.Value, up.OK || v.OK })
+		}
+	}
+	if len(b.values) == 0 {
+		return false
+	}
+	if answered = r.readBatch(c, h, b); c.err != nil {
+		return false
+	}
+	if links && !slices.ContainsFunc(r.links[:], func(y signalSupport) bool { return y.failed }) {
+		r.sample.LinksUp = up
+	}
+	return answered
+}
+
+// readBatch makes the call and stores the values. The error is the caller's if the whole call fails, or the recovery
+// action, or if the code of a field concerns the whole GPU.
+func (r *healthRecord) readBatch(c *caller, h nvml.Device, b fieldBatch) (answered bool) {
+	const name = "nvmlDeviceGetFieldValues"
+	callErr := do(c.slot, name, c.at, func() nvml.Return { return h.GetFieldValues(b.values) })
+	if !r.fieldsCall.update(callErr) {
+		c.err = callErr
+		return false
+	}
+	for i, y := range b.support {
+		v, err := b.values[i], callErr
+		if ret := nvml.Return(v.NvmlReturn); err == nil && ret != nvml.SUCCESS {
+			err = c.slot.newError(name, ret)
+		}
+		counts := y.update(err)
+		if endsCheck(err) || y.failed && y == &r.fields[0] {
+			c.err = err
+			return false
+		}
+		if counts {
+			b.set[i](gpu.OptionalUint64{Value: fieldValue(v), OK: err == nil})
+		}
+		answered = answered || err == nil
+	}
+	return answered
+}
+
+// fieldValue is the number in nvmlValue_t, for the types of counters and flags.
+func fieldValue(v nvml.FieldValue) uint64 {
+	switch nvml.ValueType(v.ValueType) {
+	case nvml.VALUE_TYPE_UNSIGNED_INT, nvml.VALUE_TYPE_SIGNED_INT:
+		return uint64(binary.NativeEndian.Uint32(v.Value[:]))
+	case nvml.VALUE_TYPE_UNSIGNED_SHORT:
+		return uint64(binary.NativeEndian.Uint16(v.Value[:]))
+	default:
+		return binary.NativeEndian.Uint64(v.Value[:])
+	}
+}
 
 // signal is a health signal that is read by a call of its own.
 type signal struct {

@@ -2,18 +2,11 @@ package nvidia
 
 import (
 	"errors"
-	"io/fs"
-	"path"
-	"strconv"
-	"strings"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 )
-
-// This file reads the whole node: the driver's versions (nvmlDeviceGetCount, nvmlSystemGetDriverVersion,
-// nvmlSystemGetCudaDriverVersion_v2) on the reader, then the GPUs (enumeration.go, readgpu.go, topology.go) on their workers.
 
 // knownGPU is a GPU and its MIG instances; the zero value is a GPU that was never read.
 type knownGPU struct {
@@ -112,17 +105,4 @@ func exclusionOf(found identity, err error) gpu.Exclusion {
 		e.At = gpu.WholeGPU(found.id)
 	}
 	return e
-}
-
-// numaNode is the NUMA node nearest to a PCI function by sysfs (numa_node); -1 if it has none.
-func (s *Session) numaNode(pci gpu.PCIAddress) int {
-	text, err := fs.ReadFile(s.sys, path.Join("bus/pci/devices", string(pci), "numa_node"))
-	if err != nil {
-		return -1
-	}
-	node, err := strconv.Atoi(strings.TrimSpace(string(text)))
-	if err != nil {
-		return -1
-	}
-	return max(node, -1)
 }

@@ -8,9 +8,6 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 )
 
-// This file reads how GPUs are connected (nvmlDeviceGetTopologyCommonAncestor, nvmlDeviceGetNvLink...), on the GPUs'
-// workers.
-
 // topology is how the GPUs are connected. Reading it takes a call per pair of GPUs and several per NVLink, so it is
 // kept until the set of GPUs changes, or a health check counts a different number of NVLinks.
 type topology struct {

@@ -6,8 +6,6 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 )
 
-// This file reads utilisation, power, temperature, memory and ECC counters: about 14 calls per GPU, on its worker.
-
 // Usage reads the utilisation, power, temperature, memory and ECC counters of every device of the latest Snapshot, on the
 // GPUs' workers. A value that a device does not report is unset; for a lost or hung GPU, all values are. Only an error of
 // the whole driver is returned. It belongs to the reader.

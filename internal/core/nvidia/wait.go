@@ -11,8 +11,6 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/health"
 )
 
-// This file is the waiter's side of NVML events: nvmlEventSetWait and nvmlEventSetFree, on the waiter.
-
 // maxDrain is the maximum number of events that one Wait reads from a set without waiting. Only a storm has more.
 const maxDrain = 1024
 

@@ -8,8 +8,6 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 )
 
-// This file has the worker of each GPU, which makes the calls about it.
-
 // gpuWorker makes the calls about one GPU, identified by UUID, as NVML indices change when a GPU is removed. It runs
 // one query at a time, on a goroutine that lasts as long as the query. If a call does not return in time, the reader
 // abandons the query and continues without this GPU, and no other query of it begins until the call has returned:

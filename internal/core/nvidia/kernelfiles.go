@@ -1,0 +1,193 @@
+package nvidia
+
+import (
+	"io/fs"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+)
+
+// nodeFolders are the folders of NVIDIA's device nodes under /dev, with the pattern of their names.
+var nodeFolders = [...]struct{ path, names string }{{".", "nvidia*"}, {"nvidia-caps", "nvidia-cap*"}}
+
+// mtimeGranularity is how far a folder's modification time may lag behind a change, with a margin: the kernel takes the
+// time from a clock that advances with its timer interrupt, every 1 to 10 ms (current_time in fs/inode.c).
+const mtimeGranularity = time.Second
+
+// nodeList is the list of device nodes as it was read last. It is valid while the modification times of the folders,
+// which change with every node that is created or removed, are the same: a check costs two stat calls and lists no
+// folder, of which /dev has hundreds of names. The zero value was never read.
+type nodeList struct {
+	mu          sync.Mutex
+	nodes       []string
+	read        bool
+	mtimes      mtimes    // from before the list was read
+	relistUntil time.Time // until then mtimes may not show a change, and every check lists the folders
+}
+
+// mtimes are the modification times of nodeFolders in nanoseconds since 1970; 0 = no such folder.
+type mtimes [len(nodeFolders)]int64
+
+// Nodes returns NVIDIA's device nodes by their paths in a container ("/dev/nvidia0"), sorted. It makes no driver call
+// and is safe for concurrent use. The caller must not change the slice.
+func (s *Session) Nodes() []string { return s.nodes.current(s.dev) }
+
+// current is the list, read again if a folder has changed.
+func (l *nodeList) current(dev fs.FS) []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if now := readMTimes(dev); !l.read || now != l.mtimes || time.Now().Before(l.relistUntil) {
+		l.list(dev, now)
+	}
+	return l.nodes
+}
+
+// relist reads the list in any case: on a file system without modification times it is as old as the latest Snapshot.
+func (l *nodeList) relist(dev fs.FS) []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.list(dev, readMTimes(dev))
+	return l.nodes
+}
+
+func (l *nodeList) list(dev fs.FS, now mtimes) {
+	l.read, l.mtimes, l.nodes = true, now, nil
+	l.relistUntil = time.Unix(0, slices.Max(now[:])).Add(mtimeGranularity)
+	for _, folder := range nodeFolders {
+		names, _ := fs.Glob(dev, path.Join(folder.path, folder.names)) // fails only for a malformed pattern
+		for _, name := range names {
+			if info, err := fs.Stat(dev, name); err == nil && !info.IsDir() {
+				l.nodes = append(l.nodes, "/dev/"+name)
+			}
+		}
+	}
+	slices.Sort(l.nodes)
+}
+
+func readMTimes(dev fs.FS) (m mtimes) {
+	for i, folder := range nodeFolders {
+		if info, err := fs.Stat(dev, folder.path); err == nil {
+			m[i] = info.ModTime().UnixNano()
+		}
+	}
+	return m
+}
+
+// migCapability is the permission to use a GPU instance (ci is gpu.Whole) or a compute instance of the GPU with a
+// minor number.
+type migCapability struct {
+	minor  int
+	gi, ci uint32
+}
+
+// migCapabilities maps each to N of /dev/nvidia-caps/nvidia-capN.
+type migCapabilities map[migCapability]int
+
+// of returns the numbers for an instance, 0 where the kernel module lists none.
+func (m migCapabilities) of(minor int, at gpu.Placement) (gi, ci int) {
+	return m[migCapability{minor, at.GI, gpu.Whole}], m[migCapability{minor, at.GI, at.CI}]
+}
+
+// capabilities is the kernel module's list. The list has every possible instance from when the module is loaded, so a
+// session reads it once.
+func (s *Session) capabilities() migCapabilities {
+	if s.capabilityList == nil {
+		if text, err := fs.ReadFile(s.proc, "driver/nvidia-caps/mig-minors"); err == nil {
+			s.capabilityList = parseMIGMinors(string(text))
+		}
+	}
+	return s.capabilityList
+}
+
+// parseMIGMinors parses /proc/driver/nvidia-caps/mig-minors:
+//
+//	config 1
+//	gpu0/gi1/access 12
+//	gpu0/gi1/ci0/access 13
+//
+// It ignores lines of any other form (config, monitor, later additions).
+func parseMIGMinors(text string) migCapabilities {
+	all := migCapabilities{}
+	for line := range strings.Lines(text) {
+		path, number, _ := strings.Cut(strings.TrimSpace(line), " ")
+		n, err := strconv.ParseUint(number, 10, 20) // Linux has 20 bits of minor number
+		capability, ok := parseCapability(path)
+		if err == nil && ok {
+			all[capability] = int(n)
+		}
+	}
+	return all
+}
+
+func parseCapability(path string) (migCapability, bool) {
+	parts := strings.Split(path, "/")
+	if n := len(parts); n < 3 || n > 4 || parts[n-1] != "access" {
+		return migCapability{}, false
+	}
+	ok := true
+	number := func(part, prefix string) uint32 {
+		digits, found := strings.CutPrefix(part, prefix)
+		n, err := strconv.ParseUint(digits, 10, 16)
+		ok = ok && found && err == nil
+		return uint32(n)
+	}
+	c := migCapability{minor: int(number(parts[0], "gpu")), gi: number(parts[1], "gi"), ci: gpu.Whole}
+	if len(parts) == 4 {
+		c.ci = number(parts[2], "ci")
+	}
+	return c, ok
+}
+
+// procfsWatch detects added and removed GPUs and MIG instances by the folders that the kernel module has for them under
+// /proc (nv-procfs.c, nv-caps.c). Not every driver raises an event for a changed MIG layout (nvmlEventMigConfigChange),
+// or for a GPU that it was bound to. Listing the folders makes no NVML call, takes 0.1 ms and can't hang; procfs has no
+// inotify events. In a container without these folders nothing is detected, and only the periodic Snapshot shows
+// changes.
+type procfsWatch struct {
+	names []string // nil = not listed yet
+	at    time.Time
+}
+
+var procfsPatterns = []string{"driver/nvidia/gpus/*", "driver/nvidia/capabilities/gpu*/mig/gi*", "driver/nvidia/capabilities/gpu*/mig/gi*/ci*"}
+
+// procfsInterval is the least time between two listings.
+const procfsInterval = time.Second
+
+// changed reports whether GPUs or instances were added or removed since the last listing.
+func (w *procfsWatch) changed(proc fs.FS) bool {
+	if w.names != nil && time.Since(w.at) < procfsInterval {
+		return false
+	}
+	now := []string{}
+	for _, pattern := range procfsPatterns {
+		names, _ := fs.Glob(proc, pattern) // fails only for a malformed pattern
+		now = append(now, names...)
+	}
+	before := w.names
+	w.names, w.at = now, time.Now()
+	return before != nil && !slices.Equal(before, now)
+}
+
+// numaNode is the NUMA node nearest to a PCI function by sysfs (numa_node); -1 if it has none.
+func (s *Session) numaNode(pci gpu.PCIAddress) int {
+	text, err := fs.ReadFile(s.sys, path.Join("bus/pci/devices", string(pci), "numa_node"))
+	if err != nil {
+		return -1
+	}
+	node, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	if err != nil {
+		return -1
+	}
+	return max(node, -1)
+}
+
+// isTegra reports whether the GPU is a part of an NVIDIA system on chip.
+func isTegra(sys fs.FS) bool {
+	family, _ := fs.ReadFile(sys, "devices/soc0/family") // missing on other hosts
+	return strings.HasPrefix(strings.ToLower(string(family)), "tegra")
+}
