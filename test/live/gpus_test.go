@@ -4,6 +4,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
@@ -48,6 +49,7 @@ func TestGPUsAreAddedAndRemoved(t *testing.T) {
 		s.awaitReading()
 		return err
 	}})
+	s.awaitUnits("former units are removed", time.Now(), all)
 }
 
 // reversed is a machine with the reverse order of GPUs. Slots are in the sections that move.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
@@ -178,7 +179,8 @@ func (s *scene) checkAllocatable(what string, ids ...string) {
 func (s *scene) checkNotReservable(what string, ids ...string) {
 	s.t.Helper()
 	for _, id := range ids {
-		if _, err := s.nomad.reserve(id); err == nil || !strings.Contains(err.Error(), "unknown device IDs: "+id) {
+		_, err := s.nomad.reserve(id)
+		if err == nil || !strings.Contains(err.Error(), "unknown device IDs: "+id) && !strings.Contains(err.Error(), id+" is unhealthy: no longer offered") {
 			s.t.Errorf("%s: Reserve(%s): %v", what, id, err)
 		}
 	}
@@ -199,11 +201,20 @@ func (s *scene) groupsOf(devices []string) map[string]string {
 	return groups
 }
 
-// checkCapacity checks how many devices of a resource the kubelet has.
+// checkCapacity checks how many devices of a resource the kubelet can allocate.
 func (s *scene) checkCapacity(what, resource string, want int) {
 	s.t.Helper()
-	capacity, allocatable := s.kubelet.Capacity(resource)
-	if _, connected := s.kubelet.Devices(resource); capacity != want || allocatable != want || !connected {
-		s.t.Errorf("%s: %s: capacity %d, allocatable %d, connected %t; want %d", what, resource, capacity, allocatable, connected, want)
+	_, allocatable := s.kubelet.Capacity(resource)
+	if _, connected := s.kubelet.Devices(resource); allocatable != want || !connected {
+		s.t.Errorf("%s: %s: allocatable %d, connected %t; want %d", what, resource, allocatable, connected, want)
+	}
+}
+
+// awaitEmpty waits until nothing but the machine's units is listed, and checks that the kubelet has no capacity of a resource.
+func (s *scene) awaitEmpty(resource string) {
+	s.t.Helper()
+	s.awaitUnits("former units are removed", time.Now(), s.units())
+	if capacity, _ := s.kubelet.Capacity(resource); capacity != 0 {
+		s.t.Errorf("%s: capacity %d", resource, capacity)
 	}
 }

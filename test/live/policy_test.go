@@ -75,6 +75,7 @@ func TestSharesChange(t *testing.T) {
 			s.checkNotReservable(c.what, used)
 		}
 	}
+	s.awaitUnits("former units are removed", time.Now(), slices.Concat(shares(4, shared...), rest))
 }
 
 // uuids are those of the GPUs in slots.

@@ -154,7 +154,8 @@ type change struct {
 	silent    []string // resources without an update
 }
 
-// change makes a change, checks its effect, and returns how long it took to reach both orchestrators.
+// change makes a change, checks its effect, and returns how long it took to reach both orchestrators. Former units may still be
+// listed as unhealthy: the kubelet keeps one for 10 s after its last Allocate.
 func (s *scene) change(c change) time.Duration {
 	s.t.Helper()
 	since, began := s.mark(), time.Now()
@@ -162,7 +163,17 @@ func (s *scene) change(c change) time.Duration {
 	if c.units == nil {
 		c.units = s.units()
 	}
-	took := s.awaitUnits(c.what, began, c.units, c.unhealthy...)
+	took := s.await(c.what, began, func(health map[string]bool) bool {
+		for id, ok := range health {
+			if ok && !slices.Contains(c.units, id) {
+				return false
+			}
+		}
+		return !slices.ContainsFunc(c.units, func(id string) bool {
+			ok, listed := health[id]
+			return !listed || ok == slices.Contains(c.unhealthy, id)
+		})
+	})
 	s.checkUndisturbed(c.what, since, c.unchanged)
 	s.checkNoUpdate(c.what, since, c.silent...)
 	s.checkAllocatable(c.what, without(c.units, c.unhealthy...)...)

@@ -20,25 +20,44 @@ func machine64(b *testing.B) *simdriver.Machine {
 	return m
 }
 
-func benchmarkSnapshot(b *testing.B, m *simdriver.Machine, devices int) {
+// The benchmarks use the simulated driver: they measure this package and go-nvml, not NVIDIA's driver. benchmarkReading makes
+// one reading of a machine per operation.
+func benchmarkReading(b *testing.B, m *simdriver.Machine, devices int, read func(*Session) (n int, err error)) {
 	s := open(b, m)
-	if n := len(snapshot(b, s).Devices); n != devices {
-		b.Fatalf("%d devices", n)
-	}
+	snapshot(b, s)
 	before := total(calls(b, m))
 	b.ReportAllocs()
 	for b.Loop() {
-		snapshot(b, s)
+		if n, err := read(s); err != nil || n != devices {
+			b.Fatal(n, err)
+		}
 	}
 	b.ReportMetric(float64(total(calls(b, m))-before)/float64(b.N), "calls/op")
 }
 
-// The benchmarks use the simulated driver: they measure this package and go-nvml, not NVIDIA's driver.
-func BenchmarkSnapshot8(b *testing.B)  { benchmarkSnapshot(b, simdriver.Start(b, "h100x8"), 8) }
-func BenchmarkSnapshot64(b *testing.B) { benchmarkSnapshot(b, machine64(b), 64) }
+func readSnapshot(s *Session) (int, error) {
+	snap, err := s.Snapshot()
+	return len(snap.Devices), err
+}
 
-// BenchmarkSnapshot128 has sixteen GPUs and 112 instances.
-func BenchmarkSnapshot128(b *testing.B) { benchmarkSnapshot(b, simdriver.Start(b, "a100x16-mig"), 128) }
+func readUsage(s *Session) (int, error) {
+	usage, err := s.Usage()
+	return len(usage), err
+}
+
+// 128 devices are sixteen GPUs and 112 instances.
+func BenchmarkSnapshot8(b *testing.B) {
+	benchmarkReading(b, simdriver.Start(b, "h100x8"), 8, readSnapshot)
+}
+func BenchmarkSnapshot64(b *testing.B) { benchmarkReading(b, machine64(b), 64, readSnapshot) }
+func BenchmarkSnapshot128(b *testing.B) {
+	benchmarkReading(b, simdriver.Start(b, "a100x16-mig"), 128, readSnapshot)
+}
+func BenchmarkUsage8(b *testing.B)  { benchmarkReading(b, simdriver.Start(b, "h100x8"), 8, readUsage) }
+func BenchmarkUsage64(b *testing.B) { benchmarkReading(b, machine64(b), 64, readUsage) }
+func BenchmarkUsage128(b *testing.B) {
+	benchmarkReading(b, simdriver.Start(b, "a100x16-mig"), 128, readUsage)
+}
 
 // BenchmarkOpen opens a session and makes its first Snapshot, links included.
 func BenchmarkOpen(b *testing.B) {
@@ -83,22 +102,3 @@ func cpuTime(b *testing.B) time.Duration {
 	must(b, syscall.Getrusage(syscall.RUSAGE_SELF, &u))
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
-
-// benchmarkUsage reads the usage of all devices once per operation.
-func benchmarkUsage(b *testing.B, m *simdriver.Machine, devices int) {
-	s := open(b, m)
-	snapshot(b, s)
-	before := total(calls(b, m))
-	b.ReportAllocs()
-	for b.Loop() {
-		if usage, err := s.Usage(); err != nil || len(usage) != devices {
-			b.Fatal(len(usage), err)
-		}
-	}
-	b.ReportMetric(float64(total(calls(b, m))-before)/float64(b.N), "calls/op")
-}
-
-func BenchmarkUsage8(b *testing.B)  { benchmarkUsage(b, simdriver.Start(b, "h100x8"), 8) }
-func BenchmarkUsage64(b *testing.B) { benchmarkUsage(b, machine64(b), 64) }
-
-func BenchmarkUsage128(b *testing.B) { benchmarkUsage(b, simdriver.Start(b, "a100x16-mig"), 128) }

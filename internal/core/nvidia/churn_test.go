@@ -93,14 +93,23 @@ func TestRemovalWhileALookupHangs(t *testing.T) {
 			s := openShortDeadline(t, m)
 			expectHang := func(what string, index int, want ...int) {
 				t.Helper()
-				for range 2 {
+				pending := gpu.Exclusion{Index: index, At: gpu.Node, Failure: gpu.FailurePending, Reason: "the driver does not answer (" + call + ")"}
+				for n := range 2 {
+					began := time.Now()
 					snap := snapshot(t, s)
-					waits := slices.IndexFunc(snap.Excluded, func(e gpu.Exclusion) bool { return e.Failure == gpu.FailurePending })
-					if got := slotsOf(snap, slots); !slices.Equal(got, want) || waits < 0 || snap.Excluded[waits].Index != index {
-						t.Errorf("%s: GPUs %v, want %v, excluded %+v", what, got, want, snap.Excluded)
+					got := slotsOf(snap, slots)
+					hangs := slices.ContainsFunc(snap.Excluded, func(e gpu.Exclusion) bool {
+						pending.At = e.At // call may be made when the UUID is known
+						return e == pending && (e.At == gpu.Node) == (call != "nvmlDeviceGetPciInfo")
+					})
+					if !slices.Equal(got, want) || !hangs || len(snap.Links) != len(want)*(len(want)-1)/2 {
+						t.Errorf("%s: GPUs %v, want %v, %d links, excluded %+v", what, got, want, len(snap.Links), snap.Excluded)
+					}
+					if took := time.Since(began); n > 0 && took > testDeadline {
+						t.Errorf("%s: another Snapshot took %v", what, took)
 					}
 				}
-				if busy := s.Busy(); len(busy) != 1 {
+				if busy := s.Busy(); len(busy) != 1 || busy[0].Name != call {
 					t.Errorf("%s: busy: %+v", what, busy)
 				}
 			}

@@ -52,8 +52,7 @@ func TestEvents(t *testing.T) {
 
 // A repeated event is one observation per Wait, and no other event is lost.
 func TestStormIsOneObservation(t *testing.T) {
-	m := simdriver.Start(t, "a100-mig")
-	s := openWithEvents(t, m)
+	m, s := start(t, "a100-mig", openWithEvents)
 	id := gpu.DeviceID(m.UUID(5))
 	must(t, m.Storm(5, 31, maxDrain), m.Storm(5, 31, 500, simdriver.At{GI: 9, CI: 0}), m.Storm(4, 31, 300), m.XID(5, 95))
 	all := map[health.Observation]int{}
@@ -84,8 +83,7 @@ func TestStormIsOneObservation(t *testing.T) {
 
 // An nvmlEventSetWait that returns TIMEOUT early, as at an interrupt, is no error.
 func TestEarlyTimeout(t *testing.T) {
-	m := simdriver.Start(t, "h100x8")
-	s := openWithEvents(t, m)
+	m, s := start(t, "h100x8", openWithEvents)
 	must(t, m.Fail(simdriver.All, "nvmlEventSetWait", "TIMEOUT", 1), m.XID(3, 999))
 	if obs, err := s.Wait(10 * time.Second); err != nil || len(obs) > 0 {
 		t.Errorf("%+v, %v", obs, err)
@@ -138,8 +136,7 @@ func TestLostGPULeavesTheSet(t *testing.T) {
 
 // If nvmlEventSetFree fails, it is called again by the next check, or by Close.
 func TestFreeFails(t *testing.T) {
-	m := simdriver.Start(t, "h100x8")
-	s := openWithEvents(t, m)
+	m, s := start(t, "h100x8", openWithEvents)
 	_, err := s.Wait(0)
 	must(t, err)
 	before := descriptors(t)
@@ -165,8 +162,7 @@ func TestFreeFails(t *testing.T) {
 }
 
 func TestWaitReturnsInTime(t *testing.T) {
-	m := simdriver.Start(t, "h100x8")
-	s := open(t, m)
+	_, s := start(t, "h100x8", open)
 	for _, when := range []string{"before the first reading", "with an event set", "again"} {
 		started := time.Now()
 		obs, err := s.Wait(50 * time.Millisecond)
@@ -239,8 +235,7 @@ func TestRegistrationFails(t *testing.T) {
 
 // A failed wait is an error immediately; the next Probe creates another event set.
 func TestWaitFails(t *testing.T) {
-	m := simdriver.Start(t, "h100x8")
-	s := openWithEvents(t, m)
+	m, s := start(t, "h100x8", openWithEvents)
 	for _, code := range []string{"GPU_IS_LOST", "UNKNOWN"} {
 		must(t, m.Fail(simdriver.All, "nvmlEventSetWait", code, 1))
 		if obs, err := s.Wait(10 * time.Second); err == nil {
@@ -258,8 +253,7 @@ func TestWaitFails(t *testing.T) {
 
 // The events of a set are read although there is no other set: here, of the only GPU, which is lost.
 func TestEventsOfReplacedSet(t *testing.T) {
-	m := simdriver.Start(t, "t4")
-	s := openWithEvents(t, m)
+	m, s := start(t, "t4", openWithEvents)
 	must(t, m.XID(0, 79), m.Lose(0))
 	snapshot(t, s)
 	want := health.Observation{At: gpu.WholeGPU(gpu.DeviceID(m.UUID(0))), Kind: health.XID, Code: 79}

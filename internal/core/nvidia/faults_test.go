@@ -20,8 +20,7 @@ const (
 )
 
 func TestGPUThatFailsEveryCall(t *testing.T) {
-	m := simdriver.Start(t, "h100x8")
-	s := open(t, m)
+	m, s := start(t, "h100x8", open)
 	must(t, m.Fail(simdriver.GPU(3), "nvml*", "UNKNOWN", simdriver.Always))
 	unknown := gpu.Exclusion{
 		Index: 3, At: gpu.Node, Failure: gpu.FailureError, Reason: "nvmlDeviceGetHandleByIndex: Unknown Error",
@@ -58,8 +57,7 @@ func TestGPUThatFailsEveryCall(t *testing.T) {
 }
 
 func TestGPULostAndRestored(t *testing.T) {
-	m := simdriver.Start(t, "h100x8")
-	s := open(t, m)
+	m, s := start(t, "h100x8", open)
 	before := snapshot(t, s)
 	must(t, m.Lose(3))
 
@@ -119,8 +117,7 @@ func optionalCalls() []string {
 
 func TestNothingSupported(t *testing.T) {
 	for _, code := range []string{"NOT_SUPPORTED", "NO_PERMISSION", "FUNCTION_NOT_FOUND"} {
-		m := simdriver.Start(t, "h200")
-		s := open(t, m)
+		m, s := start(t, "h200", open)
 		for _, call := range optionalCalls() {
 			must(t, m.Fail(simdriver.GPU(0), call, code, simdriver.Always))
 		}
@@ -148,8 +145,7 @@ func TestNothingSupported(t *testing.T) {
 // GPU never affects another.
 func TestEachCallFails(t *testing.T) {
 	identity := []string{"nvmlDeviceGetName", "nvmlDeviceGetMigMode"}
-	m := simdriver.Start(t, "a100-mig")
-	s := open(t, m)
+	m, s := start(t, "a100-mig", open)
 	before := snapshot(t, s)
 	const index = 5 // four instances
 	others := slices.DeleteFunc(slices.Clone(before.Devices), func(d gpu.Device) bool { return d.Index == index })
@@ -195,8 +191,7 @@ func TestEachCallFails(t *testing.T) {
 
 // Links need many calls: they are read when the set of GPUs changes.
 func TestLinksAreReadOnce(t *testing.T) {
-	m := simdriver.Start(t, "h100x8")
-	s := open(t, m)
+	m, s := start(t, "h100x8", open)
 	pathCalls := func() uint64 {
 		snapshot(t, s)
 		calls, err := m.Calls()
@@ -217,8 +212,7 @@ func TestLinksAreReadOnce(t *testing.T) {
 }
 
 func TestDriverUnloadedAndLoaded(t *testing.T) {
-	m := simdriver.Start(t, "t4")
-	s := open(t, m)
+	m, s := start(t, "t4", open)
 	snapshot(t, s)
 	must(t, m.Unload())
 	_, snapErr := s.Snapshot()
@@ -242,8 +236,7 @@ func TestDriverUnloadedAndLoaded(t *testing.T) {
 }
 
 func TestDriverReplaced(t *testing.T) {
-	m := simdriver.Start(t, "t4")
-	s := open(t, m)
+	m, s := start(t, "t4", open)
 	snapshot(t, s)
 	must(t, m.SetDriver("580.95.05"))
 	if _, err := s.Snapshot(); !errors.Is(err, gpu.ErrDriverLost) && !errors.Is(err, gpu.ErrDriverStale) {
@@ -264,8 +257,7 @@ func TestDriverWideCodes(t *testing.T) {
 			"nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex", "nvmlDeviceGetPciInfo", "nvmlDeviceGetMemoryInfo",
 			"nvmlDeviceGetMigDeviceHandleByIndex", "nvmlDeviceGetTopologyCommonAncestor", "nvmlDeviceGetNvLinkState",
 		} {
-			m := simdriver.Start(t, "a100-mig")
-			s := open(t, m)
+			m, s := start(t, "a100-mig", open)
 			must(t, m.Fail(simdriver.All, call, code, simdriver.Always))
 			if _, err := s.Snapshot(); !errors.Is(err, want) || errors.Is(err, gpu.ErrDriverStale) {
 				t.Errorf("%s, %s: %v", call, code, err)
@@ -273,8 +265,7 @@ func TestDriverWideCodes(t *testing.T) {
 			must(t, s.Close())
 		}
 	}
-	m := simdriver.Start(t, "t4")
-	s := open(t, m)
+	m, s := start(t, "t4", open)
 	must(t, m.Fail(simdriver.All, "nvmlDeviceGetCount", "UNKNOWN", simdriver.Always))
 	if _, err := s.Snapshot(); !errors.Is(err, gpu.ErrDriverLost) {
 		t.Errorf("count: %v", err)

@@ -29,8 +29,7 @@ func create(t testing.TB, paths ...string) {
 }
 
 func TestNodesWithoutDriverCall(t *testing.T) {
-	m := simdriver.Start(t, "a100-mig")
-	s := open(t, m)
+	m, s := start(t, "a100-mig", open)
 	first := snapshot(t, s).Nodes
 	before := total(calls(t, m))
 	for _, name := range []string{"nvidia-uvm", "nvidia-caps/nvidia-cap9999", "nvidia9"} {

@@ -228,8 +228,7 @@ func TestUsageOfInstances(t *testing.T) {
 
 // No call is made about an instance that nvml.h excludes.
 func TestCallsOfUsage(t *testing.T) {
-	m := simdriver.Start(t, "a100x16-mig")
-	s := open(t, m)
+	m, s := start(t, "a100x16-mig", open)
 	snapshot(t, s)
 	n := counted(t, m, func() {
 		if usage, err := s.Usage(); err != nil || len(usage) != 128 {

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
@@ -219,8 +220,7 @@ func TestOldUUIDs(t *testing.T) {
 
 func TestUnreadableInstance(t *testing.T) {
 	for _, call := range []string{"nvmlDeviceGetMigDeviceHandleByIndex", "nvmlDeviceGetGpuInstanceId", "nvmlDeviceGetComputeInstanceId"} {
-		m := simdriver.Start(t, "a100-mig")
-		s := open(t, m)
+		m, s := start(t, "a100-mig", open)
 		must(t, m.Fail(simdriver.GPU(5), call, "UNKNOWN", 1))
 		snap := snapshot(t, s)
 		var profiles []string
@@ -244,10 +244,11 @@ func TestUnreadableInstance(t *testing.T) {
 }
 
 func TestMIGLayoutChanges(t *testing.T) {
-	m := simdriver.Start(t, "a100-mig")
-	s := open(t, m)
+	m, s := start(t, "a100-mig", open)
 	snapshot(t, s)
-	must(t, m.SetMIG(5, "7g.80gb"), m.SetMIG(0, "1g.20gb"), m.MIGOff(4))
+	_, err := s.Wait(0)
+	must(t, err, m.SetMIG(5, "7g.80gb"), m.SetMIG(0, "1g.20gb"), m.MIGOff(4))
+	awaitEvent(t, s, health.Observation{At: gpu.Node, Detail: "GPUs or MIG instances were added or removed"})
 	// The handles of the old layout are used once more before the next Snapshot.
 	if _, err := s.Usage(); err != nil {
 		t.Error(err)

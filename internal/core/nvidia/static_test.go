@@ -29,8 +29,7 @@ func countStatic(t *testing.T, m *simdriver.Machine, read func()) map[string]uin
 
 // The calls of a Snapshot of eight known GPUs. The two calls about clocks have one name.
 func TestCallsOfSnapshot(t *testing.T) {
-	m := simdriver.Start(t, "h100x8")
-	s := open(t, m)
+	m, s := start(t, "h100x8", open)
 	first := countStatic(t, m, func() { snapshot(t, s) })
 	want := map[string]uint64{}
 	for _, name := range staticCalls {
@@ -87,8 +86,7 @@ func TestStaticPropertiesAreReadAgain(t *testing.T) {
 		}, 8},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			m := simdriver.Start(t, "h100x8")
-			s := openWithEvents(t, m)
+			m, s := start(t, "h100x8", openWithEvents)
 			probe(t, s)
 			must(t, m.Change(3, "serial = 42", "max_clock_graphics = 1000 MHz"))
 			c.do(t, m, s)
@@ -134,8 +132,7 @@ func TestStaticPropertyThatFails(t *testing.T) {
 
 // The ECC mode changes at a reset, after which the handle may be the same.
 func TestECCMode(t *testing.T) {
-	m := simdriver.Start(t, "a100-mig")
-	s := open(t, m)
+	m, s := start(t, "a100-mig", open)
 	ecc := func(slot int) (all []gpu.Toggle) {
 		for _, d := range snapshot(t, s).Devices {
 			if d.At.GPU == gpu.DeviceID(m.UUID(slot)) {

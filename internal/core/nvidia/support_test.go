@@ -30,6 +30,13 @@ func roots(m *simdriver.Machine) core.Roots {
 	}
 }
 
+// start starts a simulated machine and opens a session on it.
+func start(t *testing.T, machine string, open func(testing.TB, *simdriver.Machine) *Session) (*simdriver.Machine, *Session) {
+	t.Helper()
+	m := simdriver.Start(t, machine)
+	return m, open(t, m)
+}
+
 // open opens a session on a simulated machine and closes it when the test ends.
 func open(t testing.TB, m *simdriver.Machine) *Session {
 	t.Helper()
@@ -130,7 +137,7 @@ func awaitEvent(t testing.TB, s *Session, want health.Observation) {
 }
 
 // openWithEvents opens a session and makes a Snapshot, which registers the events of every GPU. Only later events are reported.
-func openWithEvents(t *testing.T, m *simdriver.Machine) *Session {
+func openWithEvents(t testing.TB, m *simdriver.Machine) *Session {
 	t.Helper()
 	s := open(t, m)
 	snapshot(t, s)

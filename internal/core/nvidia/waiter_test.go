@@ -14,8 +14,7 @@ import (
 )
 
 func TestRebound(t *testing.T) {
-	m := simdriver.Start(t, "h100x8")
-	s := openWithEvents(t, m)
+	m, s := start(t, "h100x8", openWithEvents)
 	if _, err := s.Wait(0); err != nil { // takes the event set
 		t.Fatal(err)
 	}
@@ -82,8 +81,7 @@ func TestNoSystemEvents(t *testing.T) {
 
 // go-nvml passes the request to C as it is, with a pointer to Go memory in it.
 func TestSystemEventsTakePinnedMemory(t *testing.T) {
-	m := simdriver.Start(t, "t4")
-	s := openWithEvents(t, m)
+	_, s := start(t, "t4", openWithEvents)
 	if _, err := s.Wait(0); err != nil || !s.bindEvents.open {
 		t.Fatal(err)
 	}
@@ -101,8 +99,7 @@ func TestSystemEventsTakePinnedMemory(t *testing.T) {
 func TestWaitHangs(t *testing.T) {
 	for _, call := range []string{"nvmlEventSetWait", "nvmlSystemEventSetWait", "nvmlSystemEventSetCreate"} {
 		t.Run(call, func(t *testing.T) {
-			m := simdriver.Start(t, "h100x8")
-			s := openShortDeadline(t, m)
+			m, s := start(t, "h100x8", openShortDeadline)
 			snapshot(t, s)
 			must(t, m.Hang(simdriver.All, call))
 			back := make(chan error)
@@ -150,8 +147,7 @@ func TestWaitHangs(t *testing.T) {
 
 // A wait within the time that it was given is not hung.
 func TestLongWaitIsNotHung(t *testing.T) {
-	m := simdriver.Start(t, "t4")
-	s := openShortDeadline(t, m)
+	_, s := start(t, "t4", openShortDeadline)
 	snapshot(t, s)
 	back := make(chan error)
 	go func() {

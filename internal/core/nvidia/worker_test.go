@@ -15,37 +15,6 @@ import (
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
-func TestHangAtFirstSnapshot(t *testing.T) {
-	m := simdriver.Start(t, "h100x8")
-	s := openShortDeadline(t, m)
-	must(t, m.Hang(simdriver.GPU(3), "*"))
-	want := []gpu.Exclusion{{
-		Index: 3, At: gpu.Node, Failure: gpu.FailurePending, Reason: "the driver does not answer (nvmlDeviceGetHandleByIndex)",
-	}}
-	for _, upTo := range []time.Duration{10 * testDeadline, testDeadline} { // the second Snapshot does not wait
-		began := time.Now()
-		snap := snapshot(t, s)
-		if took := time.Since(began); took > upTo {
-			t.Errorf("took %v", took)
-		}
-		if len(snap.Devices) != 7 || !slices.Equal(snap.Excluded, want) || len(snap.Links) != 21 {
-			t.Errorf("%d devices, %d links, excluded %+v", len(snap.Devices), len(snap.Links), snap.Excluded)
-		}
-	}
-	if busy := s.Busy(); len(busy) != 1 || busy[0].Index != 3 || busy[0].At != gpu.Node ||
-		busy[0].Name != "nvmlDeviceGetHandleByIndex" || time.Since(busy[0].Since) < testDeadline {
-		t.Errorf("busy: %+v", busy)
-	}
-	if obs := probe(t, s); len(obs) != 7 {
-		t.Errorf("%+v", obs)
-	}
-	must(t, m.Heal())
-	waitUntilIdle(t, s)
-	if snap := snapshot(t, s); len(snap.Devices) != 8 || len(snap.Excluded) != 0 || len(snap.Links) != 28 {
-		t.Errorf("healed: %d devices, excluded %+v", len(snap.Devices), snap.Excluded)
-	}
-}
-
 // In whichever call a GPU hangs, the others are read and checked, and their events reported.
 func TestHangAnywhere(t *testing.T) {
 	for _, c := range []struct {
@@ -68,8 +37,7 @@ func TestHangAnywhere(t *testing.T) {
 		{"registration", "nvmlDeviceRegisterEvents", func(t *testing.T, s *Session) { s.registeredGPUs = nil; snapshot(t, s) }},
 	} {
 		t.Run(c.where, func(t *testing.T) {
-			m := simdriver.Start(t, "h100x8")
-			s := openShortDeadline(t, m)
+			m, s := start(t, "h100x8", openShortDeadline)
 			before := snapshot(t, s)
 			must(t, m.Hang(simdriver.GPU(3), c.call))
 			c.do(t, s)
@@ -114,8 +82,7 @@ func TestHangAnywhere(t *testing.T) {
 
 // A hang costs one call and one goroutine, however long it lasts, and the query makes no further call.
 func TestHangCostsOneCall(t *testing.T) {
-	m := simdriver.Start(t, "h100x8")
-	s := openShortDeadline(t, m)
+	m, s := start(t, "h100x8", openShortDeadline)
 	snapshot(t, s)
 	probe(t, s)
 	must(t, m.Hang(simdriver.GPU(3), "nvmlDeviceGetUUID"))
@@ -146,8 +113,7 @@ func TestHangCostsOneCall(t *testing.T) {
 
 // A slow GPU is waited for while its calls return, up to maxQueryDeadlines.
 func TestSlowGPU(t *testing.T) {
-	m := simdriver.Start(t, "h100x8")
-	s := openShortDeadline(t, m)
+	m, s := start(t, "h100x8", openShortDeadline)
 	must(t, m.Slow(simdriver.GPU(3), "nvmlDeviceGetM*", testDeadline/4))
 	if snap := snapshot(t, s); len(snap.Devices) != 8 {
 		t.Errorf("slow: excluded %+v", snap.Excluded)
