@@ -220,8 +220,8 @@ func TestNoEvents(t *testing.T) {
 // A GPU without events, or whose registration fails, does not affect the events of others. That it is registered later is in
 // test/health (case 19).
 func TestRegistrationFails(t *testing.T) {
+	m := simdriver.Start(t, "h100x8")
 	for _, code := range []string{"NOT_SUPPORTED", "UNKNOWN", "GPU_IS_LOST", "IRQ_ISSUE"} {
-		m := simdriver.Start(t, "h100x8")
 		must(t, m.Fail(simdriver.GPU(3), "nvmlDeviceRegisterEvents", code, simdriver.Always))
 		s := openWithEvents(t, m)
 		must(t, m.XID(3, 48), m.XID(4, 48))
@@ -229,7 +229,7 @@ func TestRegistrationFails(t *testing.T) {
 		if err != nil || len(obs) != 1 || obs[0].At != gpu.WholeGPU(gpu.DeviceID(m.UUID(4))) {
 			t.Errorf("%s: %+v, %v", code, obs, err)
 		}
-		must(t, s.Close())
+		must(t, m.Heal(), s.Close())
 	}
 }
 

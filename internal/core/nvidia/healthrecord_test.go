@@ -142,6 +142,7 @@ func TestUnknownRecoveryAction(t *testing.T) {
 
 // What a return code means, of the whole nvmlDeviceGetFieldValues or of the recovery action in it.
 func TestReturnCodesOfCheck(t *testing.T) {
+	m := simdriver.Start(t, "h100x8")
 	for code, want := range map[string]health.Observation{
 		"GPU_IS_LOST":        {Kind: health.Lost, Detail: "GPU is lost"},
 		"UNKNOWN":            {Kind: health.ProbeFailed, Detail: "Unknown Error"},
@@ -154,7 +155,6 @@ func TestReturnCodesOfCheck(t *testing.T) {
 		"NO_PERMISSION":      {Kind: health.Checked},
 	} {
 		for _, where := range []string{"call", "field"} {
-			m := simdriver.Start(t, "h100x8")
 			s, at := openWithClock(t, m)
 			at(0)
 			if where == "call" {
@@ -176,13 +176,14 @@ func TestReturnCodesOfCheck(t *testing.T) {
 			if n := calls(t, m)["nvmlDeviceGetHandleByUUID"]; n > 0 {
 				t.Errorf("%s of the %s: looked up by UUID", code, where)
 			}
-			must(t, s.Close())
+			must(t, m.Heal(), m.Set(3, "field.230", "0"), s.Close())
 		}
 	}
 }
 
 // A loss is confirmed through the PCI address: with another handle the GPU may answer.
 func TestLossIsConfirmed(t *testing.T) {
+	m := simdriver.Start(t, "h100x8")
 	for _, c := range []struct {
 		name, call, code string
 		want             health.ObservationKind
@@ -193,7 +194,6 @@ func TestLossIsConfirmed(t *testing.T) {
 		{"lookup not permitted", handleByPCI, "NO_PERMISSION", health.Lost},
 		{"lookup fails", handleByPCI, "UNKNOWN", health.ProbeFailed},
 	} {
-		m := simdriver.Start(t, "h100x8")
 		s, at := openWithClock(t, m)
 		must(t, m.Fail(simdriver.GPU(3), "nvmlDeviceGetFieldValues", "GPU_IS_LOST", 1))
 		if c.call != "" {

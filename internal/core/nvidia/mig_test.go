@@ -219,8 +219,9 @@ func TestOldUUIDs(t *testing.T) {
 }
 
 func TestUnreadableInstance(t *testing.T) {
+	m := simdriver.Start(t, "a100-mig")
 	for _, call := range []string{"nvmlDeviceGetMigDeviceHandleByIndex", "nvmlDeviceGetGpuInstanceId", "nvmlDeviceGetComputeInstanceId"} {
-		m, s := start(t, "a100-mig", open)
+		s := open(t, m)
 		must(t, m.Fail(simdriver.GPU(5), call, "UNKNOWN", 1))
 		snap := snapshot(t, s)
 		var profiles []string
