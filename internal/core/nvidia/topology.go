@@ -92,7 +92,7 @@ type pciePaths struct {
 func (s *Session) readPCIePaths(from knownGPU, others []knownGPU) (pciePaths, error) {
 	free := make([]bool, len(others))
 	for i, other := range others {
-		free[i] = s.canQuery(other.device.ID)
+		free[i] = s.queriedElsewhere(other.device.ID) == nil && !s.worker(other.device.ID).isHung()
 	}
 	p, err := query(s, s.targetOf(from.device), func(c *caller) pciePaths {
 		p := pciePaths{to: make([]gpu.PCIePath, len(others)), complete: true}

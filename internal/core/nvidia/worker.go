@@ -100,11 +100,6 @@ func (s *Session) queriedElsewhere(id gpu.DeviceID) error {
 	return nil
 }
 
-// canQuery reports whether no call about a GPU is in progress.
-func (s *Session) canQuery(id gpu.DeviceID) bool {
-	return s.queriedElsewhere(id) == nil && !s.worker(id).isHung()
-}
-
 // acquire reserves the worker of a target for a query. It fails while a call about the GPU is in progress.
 func (s *Session) acquire(t target) error {
 	if t.at.GPU != "" {
