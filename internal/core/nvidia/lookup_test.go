@@ -39,6 +39,7 @@ func TestUnassignedIndices(t *testing.T) {
 		{"one removed before the unresponsive last one", 2, []int{0, 1, -1}, true, nil, []int{-1}},
 		{"one added at the end", 4, []int{0, -1, 2}, true, []int{3}, []int{1}},
 		{"one added behind the unresponsive last one", 4, []int{0, 1, -1}, true, []int{2, 3}, []int{-1}},
+		{"one added before all, the last one unresponsive", 3, []int{1, -1}, true, []int{0}, []int{2}},
 		{"two unresponsive neighbours", 4, []int{0, -1, -1, 3}, true, nil, []int{1, 2}},
 		{"two unresponsive neighbours, one removed", 3, []int{0, -1, -1, 2}, true, []int{1}, []int{-1, -1}},
 	} {
