@@ -59,3 +59,19 @@ func TestUnassignedIndices(t *testing.T) {
 		})
 	}
 }
+
+// A GPU that has moved since it was queried is identified by its handle, without a call about it, and stays as it was found.
+func TestLookupOfKnownGPU(t *testing.T) {
+	m, s := start(t, "h100x8", openWithEvents)
+	e := enumeration{s.enumeration.count, slices.Clone(s.enumeration.gpus)}
+	n := counted(t, m, func() {
+		found, err := query(s, target{s.newWorker(), 3, gpu.Node}, func(c *caller) identity { return lookUp(c, s.lib, 3, e.handles()) })
+		if must(t, err); found.id != h100ID {
+			t.Errorf("%+v", found)
+		}
+		e.add(identity{id: found.id, handle: found.handle, index: 7})
+	})
+	if total(n) != 1 || !e.equal(s.enumeration) {
+		t.Errorf("%v, %+v", n, e.gpus)
+	}
+}
