@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 )
 
 // relocated are GPUs with the old indices 0, 1, 2 and so on, and their new indices; -1 for one that does not answer.
@@ -73,5 +74,33 @@ func TestLookupOfKnownGPU(t *testing.T) {
 	})
 	if total(n) != 1 || !e.equal(s.enumeration) {
 		t.Errorf("%v, %+v", n, e.gpus)
+	}
+}
+
+// A GPU whose handle is invalid is found by its PCI address, also if its index has changed.
+func TestInvalidHandleAfterRemoval(t *testing.T) {
+	m, slots := h100x8(t)
+	s := open(t, m)
+	snapshot(t, s)
+	must(t, m.Remove(0), m.Invalidate(3))
+	snap := snapshot(t, s)
+	if got := slotsOf(snap, slots); !slices.Equal(got, []int{1, 2, 3, 4, 5, 6, 7}) || len(snap.Excluded) != 1 {
+		t.Errorf("GPUs %v, excluded %+v", got, snap.Excluded)
+	}
+	if o := probe(t, s)[h100ID]; o.Kind != health.Checked {
+		t.Errorf("%+v", o)
+	}
+}
+
+// Two GPUs swap their slots: they are identified by UUID.
+func TestTwoGPUsSwapSlots(t *testing.T) {
+	m, slots := h100x8(t)
+	s := open(t, m)
+	before := snapshot(t, s)
+	a, b := before.Devices[1].PCI, before.Devices[6].PCI
+	must(t, m.Set(1, "pci", string(b)), m.Set(6, "pci", string(a)))
+	snap := snapshot(t, s)
+	if got := slotsOf(snap, slots); len(got) != 8 || len(snap.Excluded) > 0 || snap.Devices[1].PCI != b || snap.Devices[6].PCI != a {
+		t.Errorf("GPUs %v, excluded %+v, in slots %s and %s", got, snap.Excluded, snap.Devices[1].PCI, snap.Devices[6].PCI)
 	}
 }
