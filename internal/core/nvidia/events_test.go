@@ -218,7 +218,7 @@ func TestNoEvents(t *testing.T) {
 }
 
 // A GPU without events, or whose registration fails, does not affect the events of others. That it is registered later is in
-// test/health (case 19).
+// test/health.
 func TestRegistrationFails(t *testing.T) {
 	m := simdriver.Start(t, "h100x8")
 	for _, code := range []string{"NOT_SUPPORTED", "UNKNOWN", "GPU_IS_LOST", "IRQ_ISSUE"} {
