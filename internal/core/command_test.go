@@ -42,9 +42,13 @@ func TestClear(t *testing.T) {
 		s := newLedgerFixture(t)
 		s.observe(xidEvent(b, 119))
 		s.reportXIDs(119, 94, 54)
+		previous, before := s.ledger, s.ledger.Conditions()
 		cleared, err := s.clear(tc.order)
 		if err != nil {
 			t.Errorf("%s: %v", tc.name, err)
+		}
+		if !slices.Equal(previous.Conditions(), before) {
+			t.Errorf("%s: the previous ledger has changed: %v", tc.name, previous.Conditions())
 		}
 		var left []string
 		for _, c := range s.ledger.Conditions() {

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/health/xid"
 )
@@ -31,35 +32,21 @@ func TestEffect(t *testing.T) {
 		once, trusted, guest, earlier health.State
 	}{
 		{"application", xidEvent(a, 13), h, h, h, h},
-		{"application", xidEvent(a, 31), h, h, h, h},
-		{"application", xidEvent(a, 45), h, h, h, h},
 		{"info", xidEvent(a, 38), h, h, h, h},
-		{"info", xidEvent(a, 147), h, h, h, h},
 		{"info", xidEvent(a, 121), d, d, d, d},
 		{"trigger", xidEvent(a, 154), h, h, h, h},
 		{"contained", xidEvent(a, 94), d, d, d, d},
-		{"contained", xidEvent(a, 63), d, d, d, d},
-		{"contained", xidEvent(a, 157), d, d, d, d},
-		{"reset", xidEvent(a, 46), u, u, u, u},
-		{"reset", xidEvent(a, 48), u, u, u, u},
 		{"reset", xidEvent(a, 95), u, u, u, u},
 		{"reset", xidEvent(a, 119), u, u, u, u},
 		{"reset, in doubt", xidEvent(a, 159), d, d, u, d}, // covered by every branch that has the code
 		{"node", xidEvent(a, 54), u, u, u, u},
 		{"node", xidEvent(a, 79), l, u, u, u}, // the GPU responds all the time
 		{"fabric", xidEvent(a, 74), d, d, u, u},
-		{"fabric", xidEvent(a, 144), d, d, u, u},
-		{"fabric", xidEvent(a, 149), d, d, u, u},
 		{"fabric", xidEvent(a, 155), d, d, d, d},
 		{"fabric", xidEvent(a, 136), u, u, u, u},
-		{"fabric", xidEvent(a, 173), u, u, u, u},
 		{"suspect", xidEvent(a, 109), d, d, d, d},
-		{"suspect", xidEvent(a, 1), d, d, d, d},
-		{"suspect", xidEvent(a, 500), d, d, d, d},
 		{"suspect", xidEvent(a, 999), d, d, d, d},
 		{"storm", event(0x200), d, d, d, d},
-		{"retirement", event(0x400), d, d, d, d},
-		{"retirement failure", event(0x800), u, u, u, u},
 		{"non-fatal poison", event(0x1000), d, d, d, d},
 		{"fatal poison", event(0x2000), u, u, u, u},
 		{"unavailable", event(0x4000), u, u, u, u},
@@ -117,30 +104,21 @@ func TestRecoveryUntouched(t *testing.T) {
 		trusted, guest, earlier time.Duration
 	}{
 		{95, action, never, action},
-		{48, action, never, action},
 		{62, action, never, never}, // covered from R565 on
 		{158, action, never, action},
 		{119, never, never, never},
-		{46, never, never, never},
 		{54, never, never, never},
-		{151, never, never, never},
 		{79, action, never, never},
 		{94, action, never, action},
 		{63, level, level, level},
 		{160, level, level, level},
 		{155, level, level, level},
-		{74, action, never, action},
 		{149, action, never, action},
 		{109, action, never, action},
 		{92, quiet, quiet, quiet},
 		{121, quiet, quiet, quiet},
-		{176, quiet, quiet, quiet},
 		{500, action, quiet, action},
-		{999, action, quiet, action},
 		{157, never, never, never},
-		{161, never, never, never},
-		{164, never, never, never},
-		{168, never, never, never},
 	} {
 		for world, want := range map[string]struct {
 			begin func(testing.TB) *ledgerFixture
@@ -152,41 +130,6 @@ func TestRecoveryUntouched(t *testing.T) {
 				s.expectRecovery("untouched", want.Duration)
 			})
 		}
-	}
-}
-
-// A pending repair of any kind requires a reset.
-func TestRecoveryWaitsForRepair(t *testing.T) {
-	for code, change := range map[uint64]func(*health.Sample){
-		63:  func(v *health.Sample) { v.RemapPending, v.RetirementPending = health.Yes, health.No },
-		160: func(v *health.Sample) { v.RepairPending = health.Yes },
-		155: func(v *health.Sample) { v.LinksUp.Value = 17 },
-	} {
-		s := guest(t)
-		s.reportXIDs(code)
-		s.setSample(change)
-		s.checkFor(time.Hour)
-		if c := s.condition(fmt.Sprint("XID_", code)); !c.ClearingSince.IsZero() {
-			t.Errorf("XID %d recovers: %+v", code, c)
-		}
-	}
-}
-
-// What a reset clears, and what it does not clear.
-func TestRecoveryByReset(t *testing.T) {
-	for _, tc := range []struct {
-		code uint64
-		want time.Duration // from the check that shows the reset
-	}{
-		{46, time.Minute}, {48, time.Minute}, {62, time.Minute}, {64, time.Minute}, {94, time.Minute}, {95, time.Minute},
-		{109, time.Minute}, {110, time.Minute}, {119, time.Minute}, {120, time.Minute}, {136, time.Minute}, {140, time.Minute},
-		{159, time.Minute}, {167, time.Minute}, {168, time.Minute}, {175, time.Minute}, {177, time.Minute}, {185, time.Minute},
-		{54, never}, {151, never}, {157, never}, {164, never}, {165, never},
-	} {
-		s := trusted(t)
-		s.reportXIDs(tc.code)
-		s.reset()
-		s.expectRecovery(fmt.Sprint("XID ", tc.code, " reset"), tc.want)
 	}
 }
 
@@ -207,5 +150,137 @@ func TestRecoveryActionHoldsRecovery(t *testing.T) {
 				t.Errorf("XID %d recovers against the recovery action %s", code, v)
 			}
 		}
+	}
+}
+
+// The effect of a second XID soon after the first.
+func TestRepeatRule(t *testing.T) {
+	r565 := func(t testing.TB) *ledgerFixture { return newFixtureWith(t, "565.57.01", func(*health.Sample) {}) }
+	for _, tc := range []struct {
+		name          string
+		begin         func(testing.TB) *ledgerFixture
+		code          uint64
+		apart         time.Duration
+		first, second health.State
+	}{
+		{"109 within ten minutes", guest, 109, 10 * time.Minute, health.Degraded, health.Unhealthy},
+		{"109 after them", guest, 109, 10*time.Minute + checkInterval, health.Degraded, health.Degraded},
+		{"109, and the driver is content", trusted, 109, time.Minute, health.Degraded, health.Degraded},
+		{"109, not covered before R570", r565, 109, time.Minute, health.Degraded, health.Unhealthy},
+		{"80 within an hour", trusted, 80, time.Hour, health.Healthy, health.Degraded},
+		{"80 after it", trusted, 80, time.Hour + checkInterval, health.Healthy, health.Healthy},
+		{"80 without a recovery action", guest, 80, time.Minute, health.Healthy, health.Degraded},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			s := tc.begin(t)
+			s.reportXIDs(tc.code)
+			if h := s.ledger.Health(a); h.State != tc.first {
+				t.Errorf("the first: %s", h)
+			}
+			s.checkFor(tc.apart)
+			s.reportXIDs(tc.code)
+			if h := s.ledger.Health(a); h.State != tc.second {
+				t.Errorf("the second: %s", h)
+			}
+		})
+	}
+	t.Run("on two GPUs", func(t *testing.T) {
+		s := guest(t)
+		s.observe(xidEvent(a, 109), xidEvent(b, 109), xidEvent(a, 80), xidEvent(b, 80))
+		for _, at := range []gpu.Placement{a, b} {
+			s.expectAt("with one each", at, health.Degraded, "XID_109")
+		}
+	})
+	t.Run("on two instances", func(t *testing.T) {
+		s := guest(t)
+		s.observe(xidEvent(gi(1), 109), xidEvent(gi(2), 109))
+		for _, at := range []gpu.Placement{gi(1), gi(2)} {
+			s.expectAt("with one each", at, health.Degraded, "XID_109")
+		}
+	})
+	t.Run("after a reset", func(t *testing.T) {
+		s := guest(t)
+		s.reportXIDs(109)
+		s.wait(time.Second)
+		s.observe(health.Observation{At: a, Kind: health.DriverRebound})
+		s.expectRecovery("by the reset", time.Minute)
+		s.reportXIDs(109)
+		s.expect("it is the first since", health.Degraded, "XID_109")
+	})
+	t.Run("a note is forgotten", func(t *testing.T) {
+		s := trusted(t)
+		s.reportXIDs(80)
+		s.checkFor(time.Hour)
+		if n := len(s.ledger.Conditions()); n != 1 {
+			t.Errorf("%d conditions within the hour", n)
+		}
+		s.checkFor(checkInterval)
+		if cs := s.ledger.Conditions(); len(cs) != 0 || s.ledger.NeedsTick() {
+			t.Errorf("still noted: %v", cs)
+		}
+	})
+	t.Run("80 twice, then quiet", func(t *testing.T) {
+		s := trusted(t)
+		s.reportXIDs(80, 80)
+		s.expect("immediately", health.Degraded, "XID_80")
+		s.expectRecovery("after the second", 11*time.Minute)
+	})
+}
+
+// XID 74 on a GPU without NVLinks is no reason to withdraw it.
+func TestNVLinkOnly(t *testing.T) {
+	for _, tc := range []struct {
+		name  string
+		links gpu.OptionalUint64
+		want  health.State
+	}{
+		{"18 links", gpu.OptionalUint64{Value: 18, OK: true}, health.Unhealthy},
+		{"none active", gpu.OptionalUint64{OK: true}, health.Degraded},
+		{"no such thing", gpu.OptionalUint64{}, health.Degraded},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			s := newFixtureWith(t, "580", func(v *health.Sample) { v.RecoveryAction, v.LinksUp = health.RecoveryUnknown, tc.links })
+			s.reportXIDs(74)
+			s.expect("immediately", health.Degraded, "XID_74")
+			s.wait(29 * time.Second)
+			s.expect("before it is settled", health.Degraded, "XID_74")
+			s.wait(time.Second)
+			s.expect("settled", tc.want, "XID_74")
+		})
+	}
+	t.Run("links that went down with it", func(t *testing.T) {
+		s := guest(t)
+		s.reportXIDs(74)
+		s.setSample(func(v *health.Sample) { v.LinksUp.Value = 0 })
+		s.checkFor(time.Minute)
+		s.expect("settled", health.Unhealthy, "XID_74")
+	})
+}
+
+// From the driver branch in the catalogue on, the recovery action overrides a rule, in both directions.
+func TestRecoveryActionSince(t *testing.T) {
+	for _, tc := range []struct {
+		driver string
+		code   uint64
+		want   health.State // with the recovery action None, after the settle window
+		over   time.Duration
+	}{
+		{"564.99", 144, health.Unhealthy, 90 * time.Second},
+		{"565.01", 144, health.Degraded, 90 * time.Second},
+		{"565.01", 143, health.Unhealthy, never},
+		{"575.01", 143, health.Unhealthy, 90 * time.Second},
+		{"565.01", 120, health.Unhealthy, 90 * time.Second},
+		{"550.01", 120, health.Unhealthy, never},
+		{"580.95.05", 119, health.Unhealthy, never},
+		{"unheard of", 120, health.Unhealthy, never},
+	} {
+		s := newFixtureWith(t, tc.driver, func(*health.Sample) {})
+		s.reportXIDs(tc.code)
+		begun := *s
+		s.checkFor(40 * time.Second)
+		if h := s.ledger.Health(a); h.State != tc.want {
+			t.Errorf("driver %s: %s", tc.driver, h)
+		}
+		begun.expectRecovery("driver "+tc.driver, tc.over)
 	}
 }

@@ -1,6 +1,7 @@
 package core_test
 
 import (
+	"cmp"
 	"maps"
 	"runtime/debug"
 	"slices"
@@ -175,29 +176,12 @@ func (f *randomSim) verifyPublished(t *testing.T, was map[gpu.DeviceID]health.St
 	}
 }
 
-// conditionBefore is the canonical order of conditions, implemented independently.
+// conditionBefore is the canonical order of conditions.
 func conditionBefore(a, b health.Condition) bool {
-	for _, part := range [][2]string{{sortable(a.Simulated), sortable(b.Simulated)}, {string(a.At.GPU), string(b.At.GPU)}} {
-		if part[0] != part[1] {
-			return part[0] < part[1]
-		}
-	}
-	switch {
-	case a.At.GI != b.At.GI:
-		return a.At.GI < b.At.GI
-	case a.At.CI != b.At.CI:
-		return a.At.CI < b.At.CI
-	case a.Reason != b.Reason:
-		return a.Reason < b.Reason
-	}
-	return a.Code < b.Code && a.Reason != health.ReasonRecoveryAction
-}
-
-func sortable(b bool) string {
-	if b {
-		return "1"
-	}
-	return "0"
+	simulated := map[bool]int{true: 1}
+	order := cmp.Or(cmp.Compare(simulated[a.Simulated], simulated[b.Simulated]), cmp.Compare(a.At.GPU, b.At.GPU),
+		cmp.Compare(a.At.GI, b.At.GI), cmp.Compare(a.At.CI, b.At.CI), cmp.Compare(a.Reason, b.Reason))
+	return order < 0 || order == 0 && a.Code < b.Code && a.Reason != health.ReasonRecoveryAction
 }
 
 // verifyPurity: equal arguments give equal results, and an observation affects only its own GPU.

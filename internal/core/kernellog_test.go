@@ -152,7 +152,7 @@ func TestLogLinesAfterReboot(t *testing.T) {
 	if n := l.count(1, 119); n != 2 {
 		t.Errorf("counted %d times", n)
 	}
-	if r := l.state.Checkpoint("b"); r.BootID != "b" || r.KernelLog != 40 {
+	if r := l.state.Checkpoint("b"); r.BootID != "b" || r.NotReadSinceBoot || r.KernelLog != 40 {
 		t.Errorf("the record is of boot %s, %d", r.BootID, r.KernelLog)
 	}
 }
@@ -217,4 +217,56 @@ func TestLogLinesOfUnlistedGPUs(t *testing.T) {
 	if each, _ := l.state.UnlistedXIDs(); len(each) != 2 {
 		t.Errorf("unlisted: %v", each)
 	}
+}
+
+// The kernel log and NVML report the same XID, in any order: it counts once.
+func TestEcho(t *testing.T) {
+	logged := xidEvent(a, 109)
+	logged.FromKernelLog, logged.Detail = true, "Ch 00000008"
+	event := xidEvent(gi(1), 109)
+	for _, tc := range []struct {
+		name   string
+		first  health.Observation
+		apart  time.Duration
+		second health.Observation
+		count  uint64
+	}{
+		{"the log after NVML", event, 9 * time.Second, logged, 1},
+		{"NVML after the log", logged, 9 * time.Second, event, 1},
+		{"too late", event, 10 * time.Second, logged, 2},
+		{"NVML twice", event, time.Second, event, 2},
+		{"the log twice", logged, time.Second, logged, 2},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			s := guest(t)
+			s.observe(tc.first)
+			s.wait(tc.apart)
+			s.observe(tc.second)
+			if tallies := s.history().FaultCounts; len(tallies) != 1 || tallies[0].Count != tc.count {
+				t.Errorf("counted %+v, want %d", tallies, tc.count)
+			}
+			if cs := s.ledger.Conditions(); tc.count == 1 && (len(cs) != 1 || cs[0].Count != 1 || cs[0].Repeated) {
+				t.Errorf("conditions: %+v", cs)
+			}
+		})
+	}
+	t.Run("pairs", func(t *testing.T) {
+		s := guest(t)
+		for range 5 {
+			s.observe(event, logged)
+			s.wait(time.Second)
+		}
+		if n := s.history().FaultCounts[0].Count; n != 5 {
+			t.Errorf("counted %d", n)
+		}
+	})
+	t.Run("another XID, another GPU", func(t *testing.T) {
+		s := guest(t)
+		other, neighbour := logged, logged
+		other.Code, neighbour.At = 110, b
+		s.observe(event, other, neighbour)
+		if n := len(s.ledger.Conditions()); n != 3 {
+			t.Errorf("%d conditions", n)
+		}
+	})
 }

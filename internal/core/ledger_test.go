@@ -7,68 +7,8 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/health/xid"
 )
-
-func TestLedger(t *testing.T) {
-	a, b := gpu.WholeGPU("GPU-a"), gpu.WholeGPU("GPU-b")
-	gi := gpu.Placement{GPU: "GPU-a", GI: 1, CI: gpu.Whole}
-	inGI, otherGI := gpu.Placement{GPU: "GPU-a", GI: 1, CI: 0}, gpu.Placement{GPU: "GPU-a", GI: 2, CI: 0}
-	at := func(p gpu.Placement, k health.ObservationKind) health.Observation {
-		return health.Observation{At: p, Kind: k}
-	}
-	event := func(p gpu.Placement, code uint64) health.Observation {
-		return health.Observation{At: p, Kind: health.XID, Code: code}
-	}
-	for _, tc := range []struct {
-		name string
-		obs  []health.Observation
-		look gpu.Placement
-		want health.Health
-	}{
-		{"nothing", nil, a, health.Health{}},
-		{"lost immediately", []health.Observation{at(a, health.Lost)}, a, health.Health{State: health.GPULost, Reason: health.ReasonLost}},
-		{"a neighbour's loss", []health.Observation{at(a, health.Lost)}, b, health.Health{}},
-		{"an answer alone does not bring it back", []health.Observation{at(a, health.Lost), at(a, health.Checked)}, a, health.Health{State: health.GPULost, Reason: health.ReasonLost}},
-		{"another GPU's answer", []health.Observation{at(a, health.Lost), at(b, health.Checked)}, a, health.Health{State: health.GPULost, Reason: health.ReasonLost}},
-		{"one failed probe", []health.Observation{at(a, health.ProbeFailed)}, a, health.Health{}},
-		{"three failed probes", []health.Observation{at(a, health.ProbeFailed), at(a, health.ProbeFailed), at(a, health.ProbeFailed)}, a, health.Health{State: health.Unhealthy, Reason: health.ReasonProbe}},
-		{"not in a row", []health.Observation{at(a, health.ProbeFailed), at(a, health.ProbeFailed), at(a, health.Checked), at(a, health.ProbeFailed)}, a, health.Health{}},
-		{"critical XID", []health.Observation{event(a, 48)}, a, health.Health{State: health.Unhealthy, Reason: health.ReasonXID, Code: 48}},
-		{"an answer does not clear an XID", []health.Observation{event(a, 48), at(a, health.Checked)}, a, health.Health{State: health.Unhealthy, Reason: health.ReasonXID, Code: 48}},
-		{"application XID", []health.Observation{event(a, 31)}, a, health.Health{}},
-		{"XID on the GPU reaches an instance", []health.Observation{event(a, 48)}, inGI, health.Health{State: health.Unhealthy, Reason: health.ReasonXID, Code: 48}},
-		{"XID on a GI reaches its own", []health.Observation{event(gi, 94)}, inGI, health.Health{State: health.Degraded, Reason: health.ReasonXID, Code: 94}},
-		{"XID on a GI spares its sibling", []health.Observation{event(gi, 94)}, otherGI, health.Health{}},
-		{"the worst counts", []health.Observation{at(a, health.Lost), event(a, 48)}, a, health.Health{State: health.GPULost, Reason: health.ReasonLost}},
-		{"driver gone reaches all", []health.Observation{at(gpu.Node, health.DriverUnavailable)}, b, health.Health{State: health.Unknown, Reason: health.ReasonDriver}},
-		{"driver back", []health.Observation{at(gpu.Node, health.DriverUnavailable), at(gpu.Node, health.DriverAvailable)}, b, health.Health{}},
-		{"stuck call", []health.Observation{at(a, health.Unresponsive)}, a, health.Health{State: health.Unhealthy, Reason: health.ReasonUnresponsive}},
-		{"stuck call of the driver", []health.Observation{at(gpu.Node, health.Unresponsive), at(gpu.Node, health.DriverAvailable)}, a, health.Health{}},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
-			l := health.Ledger{}.Apply(health.DefaultPolicy(), time.Unix(0, 0), at(a, health.Checked), at(b, health.Checked))
-			for i, o := range tc.obs {
-				l = l.Apply(health.DefaultPolicy(), time.Unix(int64(i), 0), o)
-			}
-			got := l.Health(tc.look)
-			if got := (health.Health{State: got.State, Reason: got.Reason, Code: got.Code}); got != tc.want {
-				t.Errorf("got %v, want %v", got, tc.want)
-			}
-		})
-	}
-}
-
-func TestSinceAndCount(t *testing.T) {
-	event := health.Observation{At: gpu.WholeGPU("GPU-a"), Kind: health.XID, Code: 48}
-	var l health.Ledger
-	for i := range 3 {
-		l = l.Apply(health.DefaultPolicy(), time.Unix(int64(100+i), 0), event)
-	}
-	cs := l.Conditions()
-	if len(cs) != 1 || !cs[0].Since.Equal(time.Unix(100, 0)) || cs[0].Count != 3 {
-		t.Errorf("conditions: %+v", cs)
-	}
-}
 
 // Each snapshot may find a lost GPU in another call; the text of the condition must not change.
 func TestConditionTextIsStable(t *testing.T) {
@@ -82,19 +22,6 @@ func TestConditionTextIsStable(t *testing.T) {
 		health.Observation{Kind: health.DriverUnavailable, Detail: "versions differ"})
 	if got := l.Health(a).Detail; got != "versions differ" {
 		t.Errorf("the driver's reason is %q", got)
-	}
-}
-
-func TestPolicyOff(t *testing.T) {
-	p := health.DefaultPolicy()
-	p.Mode = health.ModeOff
-	a := gpu.WholeGPU("GPU-a")
-	l := health.Ledger{}.Apply(p, time.Unix(0, 0), health.Observation{At: a, Kind: health.XID, Code: 79})
-	if h := l.Health(a); h.State != health.Healthy {
-		t.Errorf("an XID counts although health is off: %v", h)
-	}
-	if h := l.Apply(p, time.Unix(0, 0), health.Observation{At: a, Kind: health.Lost}).Health(a); h.State != health.GPULost {
-		t.Errorf("a lost GPU is offered: %v", h)
 	}
 }
 
@@ -124,23 +51,6 @@ func TestHistoryIsImmutable(t *testing.T) {
 			t.Fatalf("ledger %d was changed by another:\n%s\n%s", i, after, look(one))
 		}
 		base = one
-	}
-}
-
-// Apply is pure: ledgers derived from the same one do not affect each other.
-func TestLedgerIsImmutable(t *testing.T) {
-	p, a, b := health.DefaultPolicy(), gpu.WholeGPU("GPU-a"), gpu.WholeGPU("GPU-b")
-	base := health.Ledger{}.Apply(p, time.Unix(0, 0), health.Observation{At: a, Kind: health.Lost})
-	cleared, _, err := base.Apply(p, time.Unix(1, 0), health.Observation{At: a, Kind: health.Checked}).Clear(p, time.Unix(2, 0), health.Command{GPU: a.GPU})
-	if err != nil {
-		t.Fatal(err)
-	}
-	more := base.Apply(p, time.Unix(1, 0), health.Observation{At: b, Kind: health.Lost})
-	if base.Health(a).State != health.GPULost || base.Health(b).State != health.Healthy {
-		t.Errorf("base changed: %+v", base.Conditions())
-	}
-	if len(cleared.Conditions()) != 0 || len(more.Conditions()) != 4 {
-		t.Errorf("cleared %+v, more %+v", cleared.Conditions(), more.Conditions())
 	}
 }
 
@@ -267,4 +177,111 @@ func TestPCIeWidth(t *testing.T) {
 	s.setSample(func(v *health.Sample) { v.Busy, v.PCIeWidth = false, 16 })
 	s.checkFor(time.Hour)
 	s.expect("idle again", health.Degraded, "PCIE_WIDTH")
+}
+
+// allocate allocates a placement to a new workload.
+func (s *ledgerFixture) allocate(at gpu.Placement) {
+	s.observe(health.Observation{At: at, Kind: health.Reserved})
+}
+
+func TestWorkloads(t *testing.T) {
+	fail := func(n int, apart time.Duration, xids ...uint64) func(*ledgerFixture) {
+		return func(s *ledgerFixture) {
+			for range n {
+				s.allocate(a)
+				for range 20 { // one program that fails repeatedly
+					s.reportXIDs(xids...)
+				}
+				s.wait(apart)
+			}
+		}
+	}
+	for _, tc := range []struct {
+		name   string
+		effect xid.Effect
+		happen func(*ledgerFixture)
+		want   health.State
+	}{
+		{"one in a loop", xid.Degrades, fail(1, 0, 31), health.Healthy},
+		{"unknown workload", xid.Degrades, func(s *ledgerFixture) { s.reportXIDs(31, 31, 31, 31) }, health.Healthy},
+		{"two", xid.Degrades, fail(2, 0, 31), health.Healthy},
+		{"three", xid.Degrades, fail(3, 0, 31), health.Degraded},
+		{"three with different faults", xid.Degrades, func(s *ledgerFixture) { fail(1, 0, 13)(s); fail(1, 0, 31)(s); fail(1, 0, 43)(s) }, health.Degraded},
+		{"three within an hour", xid.Degrades, fail(3, 30*time.Minute, 31), health.Degraded},
+		{"three in more", xid.Degrades, fail(3, 31*time.Minute, 31), health.Healthy},
+		{"three of class Info and Trigger", xid.Degrades, fail(3, 0, 38, 154), health.Healthy},
+		{"three, policy None", xid.None, fail(3, 0, 31), health.Healthy},
+		{"three, taken seriously", xid.Withdraws, fail(3, 0, 31), health.Unhealthy},
+		{"one before the allocation, two after", xid.Degrades, func(s *ledgerFixture) { s.reportXIDs(31); fail(2, 0, 31)(s) }, health.Degraded},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			s := newLedgerFixture(t, func(p *health.Policy) { p.ApplicationFaults = tc.effect })
+			tc.happen(s)
+			cause := ""
+			if tc.want > health.Healthy {
+				cause = "WORKLOADS_FAILING"
+			}
+			s.expect("then", tc.want, cause)
+		})
+	}
+	t.Run("an hour without", func(t *testing.T) {
+		s := newLedgerFixture(t)
+		fail(3, 0, 31)(s)
+		s.checkFor(30 * time.Minute)
+		s.reportXIDs(31)
+		s.expectRecovery("since the last", time.Hour+time.Minute)
+	})
+	t.Run("one text however many", func(t *testing.T) {
+		s := newLedgerFixture(t)
+		fail(3, 0, 31)(s)
+		first := s.ledger.Health(a)
+		fail(10, time.Minute, 13)(s)
+		if h := s.ledger.Health(a); h != first {
+			t.Errorf("was %q, is %q", first, h)
+		}
+	})
+}
+
+// Instances are allocated separately: a workload that shares a GPU with a failing program does not count.
+func TestWorkloadsOfInstances(t *testing.T) {
+	one, two, three := ci(1, 0), ci(2, 0), ci(3, 0)
+	for _, tc := range []struct {
+		name   string
+		happen func(*ledgerFixture)
+		want   health.State
+	}{
+		{"one in a loop while others come and go", func(s *ledgerFixture) {
+			s.allocate(one)
+			for range 20 {
+				s.allocate(two)
+				s.allocate(three)
+				s.observe(xidEvent(one, 31))
+			}
+		}, health.Healthy},
+		{"three on one instance", func(s *ledgerFixture) {
+			for range 3 {
+				s.allocate(one)
+				s.observe(xidEvent(one, 31))
+			}
+		}, health.Degraded},
+		{"one on each of three", func(s *ledgerFixture) {
+			for _, at := range []gpu.Placement{one, two, three} {
+				s.allocate(at)
+			}
+			s.observe(xidEvent(one, 31), xidEvent(two, 31), xidEvent(gi(3), 31))
+		}, health.Degraded},
+		{"unknown instance", func(s *ledgerFixture) {
+			for range 5 {
+				s.allocate(one)
+				s.allocate(two)
+				s.observe(xidEvent(a, 31))
+			}
+		}, health.Healthy},
+	} {
+		s := newLedgerFixture(t)
+		tc.happen(s)
+		if h := s.ledger.Health(a); h.State != tc.want {
+			t.Errorf("%s: %s", tc.name, h)
+		}
+	}
 }

@@ -1,11 +1,15 @@
 package core_test
 
 import (
+	"encoding/json"
 	"testing"
 	"time"
 
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
 // The GPUs of most tests. Faults happen on a; b must not be affected.
@@ -195,4 +199,88 @@ func (s *ledgerFixture) history() health.GPUHistory {
 		s.Fatal("no history")
 	}
 	return c
+}
+
+// restartFixture is a host over restarts of its agent. The samples of its GPUs can be set.
+type restartFixture struct {
+	testing.TB
+	cfg     core.Config
+	now     time.Time
+	host    gpu.Snapshot
+	samples map[gpu.DeviceID]*health.Sample
+	state   core.State
+}
+
+// newRestartFixture begins with healthy GPUs and one snapshot.
+func newRestartFixture(t testing.TB, machine gpu.Snapshot) *restartFixture {
+	t.Helper()
+	l := &restartFixture{TB: t, cfg: core.DefaultConfig(), now: testStart, host: machine, samples: map[gpu.DeviceID]*health.Sample{}}
+	l.cfg.MIG = inventory.MIGMixed
+	for _, o := range healthyChecks(machine) {
+		l.samples[o.At.GPU] = &o.Sample
+	}
+	l.state = core.NewState(l.cfg)
+	l.read(1)
+	return l
+}
+
+// gpuAt returns the placement of the n-th GPU of coretest.GPUs.
+func gpuAt(n int) gpu.Placement { return gpu.WholeGPU(coretest.GPU(n)) }
+
+// read reads n snapshots with health checks, one per checkInterval.
+func (l *restartFixture) read(n int) {
+	for range n {
+		l.now = l.now.Add(checkInterval)
+		var checks []health.Observation
+		for _, d := range l.host.Devices {
+			if v, ok := l.samples[d.ID]; ok {
+				checks = append(checks, health.Observation{At: d.At, Kind: health.Checked, Sample: *v})
+			}
+		}
+		l.state = l.state.Read(l.cfg, l.now, l.host, checks...)
+	}
+}
+
+func (l *restartFixture) observe(obs ...health.Observation) {
+	l.state = l.state.Observe(l.cfg, l.now, obs...)
+}
+
+// noDriver reads a snapshot of a driver that is not ready.
+func (l *restartFixture) noDriver(state gpu.DriverState) {
+	l.now = l.now.Add(checkInterval)
+	l.state = l.state.Read(l.cfg, l.now, gpu.NoDriver(state, "not there"))
+}
+
+// restart ends the agent and starts another one, under the same boot ID or a new one.
+func (l *restartFixture) restart(boot, next string) {
+	l.Helper()
+	text, err := json.Marshal(l.state.Checkpoint(boot))
+	if err != nil {
+		l.Fatal(err)
+	}
+	var record core.Checkpoint
+	if err := json.Unmarshal(text, &record); err != nil {
+		l.Fatal(err)
+	}
+	l.state = core.Restore(l.cfg, record, next)
+	if n := l.state.Inventory.Len(); n != 0 {
+		l.Errorf("%d units are offered before the driver was asked", n)
+	}
+}
+
+// expect compares the offered devices: state and cause of each.
+func (l *restartFixture) expect(when string, want map[gpu.DeviceID]string) {
+	l.Helper()
+	got := map[gpu.DeviceID]string{}
+	for u := range l.state.Inventory.Units() {
+		got[u.Device.ID] = u.Health.State.String() + " " + u.Health.Cause()
+	}
+	for id := range want {
+		if got[id] != want[id] {
+			l.Errorf("%s: %s is %q, want %q", when, id, got[id], want[id])
+		}
+	}
+	if len(got) != len(want) {
+		l.Errorf("%s: offered %v, want %v", when, got, want)
+	}
 }

@@ -1,6 +1,7 @@
 package core_test
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -118,6 +119,24 @@ func TestSignsProveOneReset(t *testing.T) {
 	}
 }
 
+// What a reset clears, and what it does not clear.
+func TestRecoveryByReset(t *testing.T) {
+	for _, tc := range []struct {
+		code uint64
+		want time.Duration // from the check that shows the reset
+	}{
+		{46, time.Minute}, {48, time.Minute}, {62, time.Minute}, {64, time.Minute}, {94, time.Minute}, {95, time.Minute},
+		{109, time.Minute}, {110, time.Minute}, {119, time.Minute}, {120, time.Minute}, {136, time.Minute}, {140, time.Minute},
+		{159, time.Minute}, {167, time.Minute}, {168, time.Minute}, {175, time.Minute}, {177, time.Minute}, {185, time.Minute},
+		{54, never}, {151, never}, {157, never}, {164, never}, {165, never},
+	} {
+		s := trusted(t)
+		s.reportXIDs(tc.code)
+		s.reset()
+		s.expectRecovery(fmt.Sprint("XID ", tc.code, " reset"), tc.want)
+	}
+}
+
 // A sign counts for events before it.
 func TestResetBeforeTheFault(t *testing.T) {
 	s := newLedgerFixture(t)
@@ -133,17 +152,6 @@ func TestResetBeforeTheFault(t *testing.T) {
 	s.reportXIDs(119)
 	s.checkFor(time.Hour)
 	s.expect("and again after that", health.Unhealthy, "XID_119")
-}
-
-// A reset of one GPU has no effect on another.
-func TestResetOfAnotherGPU(t *testing.T) {
-	s := newLedgerFixture(t)
-	s.observe(xidEvent(b, 119))
-	s.reportXIDs(119)
-	s.reset()
-	s.checkFor(5 * time.Minute)
-	s.expectAt("a", a, health.Healthy, "")
-	s.expectAt("b", b, health.Unhealthy, "XID_119")
 }
 
 // A driver that was loaded again clears what its recovery action shows to be cleared, but nothing else: its

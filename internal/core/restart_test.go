@@ -1,100 +1,17 @@
 package core_test
 
 import (
-	"encoding/json"
+	"math/rand/v2"
+	"reflect"
 	"testing"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
-	"github.com/tandem-gpu/tandem/internal/core/health"
-	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
-
-// restartFixture is a host over restarts of its agent. The samples of its GPUs can be set.
-type restartFixture struct {
-	testing.TB
-	cfg     core.Config
-	now     time.Time
-	host    gpu.Snapshot
-	samples map[gpu.DeviceID]*health.Sample
-	state   core.State
-}
-
-// newRestartFixture begins with healthy GPUs and one snapshot.
-func newRestartFixture(t testing.TB, machine gpu.Snapshot) *restartFixture {
-	t.Helper()
-	l := &restartFixture{TB: t, cfg: core.DefaultConfig(), now: testStart, host: machine, samples: map[gpu.DeviceID]*health.Sample{}}
-	l.cfg.MIG = inventory.MIGMixed
-	for _, o := range healthyChecks(machine) {
-		l.samples[o.At.GPU] = &o.Sample
-	}
-	l.state = core.NewState(l.cfg)
-	l.read(1)
-	return l
-}
-
-// gpuAt returns the placement of the n-th GPU of coretest.GPUs.
-func gpuAt(n int) gpu.Placement { return gpu.WholeGPU(coretest.GPU(n)) }
-
-// read reads n snapshots with health checks, one per checkInterval.
-func (l *restartFixture) read(n int) {
-	for range n {
-		l.now = l.now.Add(checkInterval)
-		var checks []health.Observation
-		for _, d := range l.host.Devices {
-			if v, ok := l.samples[d.ID]; ok {
-				checks = append(checks, health.Observation{At: d.At, Kind: health.Checked, Sample: *v})
-			}
-		}
-		l.state = l.state.Read(l.cfg, l.now, l.host, checks...)
-	}
-}
-
-func (l *restartFixture) observe(obs ...health.Observation) {
-	l.state = l.state.Observe(l.cfg, l.now, obs...)
-}
-
-// noDriver reads a snapshot of a driver that is not ready.
-func (l *restartFixture) noDriver(state gpu.DriverState) {
-	l.now = l.now.Add(checkInterval)
-	l.state = l.state.Read(l.cfg, l.now, gpu.NoDriver(state, "not there"))
-}
-
-// restart ends the agent and starts another one, under the same boot ID or a new one.
-func (l *restartFixture) restart(boot, next string) {
-	l.Helper()
-	text, err := json.Marshal(l.state.Checkpoint(boot))
-	if err != nil {
-		l.Fatal(err)
-	}
-	var record core.Checkpoint
-	if err := json.Unmarshal(text, &record); err != nil {
-		l.Fatal(err)
-	}
-	l.state = core.Restore(l.cfg, record, next)
-	if n := l.state.Inventory.Len(); n != 0 {
-		l.Errorf("%d units are offered before the driver was asked", n)
-	}
-}
-
-// expect compares the offered devices: state and cause of each.
-func (l *restartFixture) expect(when string, want map[gpu.DeviceID]string) {
-	l.Helper()
-	got := map[gpu.DeviceID]string{}
-	for u := range l.state.Inventory.Units() {
-		got[u.Device.ID] = u.Health.State.String() + " " + u.Health.Cause()
-	}
-	for id := range want {
-		if got[id] != want[id] {
-			l.Errorf("%s: %s is %q, want %q", when, id, got[id], want[id])
-		}
-	}
-	if len(got) != len(want) {
-		l.Errorf("%s: offered %v, want %v", when, got, want)
-	}
-}
 
 // The first snapshot after a restart shows which devices still exist.
 func TestDevicesAfterRestart(t *testing.T) {
@@ -243,4 +160,106 @@ func TestForget(t *testing.T) {
 		hours(l, 23)
 		l.expect("it was there in between", both)
 	})
+}
+
+// whole compares unexported fields too.
+var whole = cmp.Exporter(func(reflect.Type) bool { return true })
+
+// setWallClock sets the wall clock and thereby the boot time, which is computed from the uptime.
+func (f *randomSim) setWallClock() {
+	d := time.Duration(f.clockRand.Int64N(int64(96*time.Hour))-int64(48*time.Hour)) / time.Second * time.Second
+	if f.clockRand.IntN(4) == 0 {
+		d = time.Duration(f.clockRand.IntN(2)-1) * 365 * 24 * time.Hour
+	}
+	f.now, f.bootTime, f.lastRead, f.clockOffset = f.now.Add(d), f.bootTime.Add(d), f.lastRead.Add(d), f.clockOffset+d
+}
+
+// Two hosts have the same random faults, recoveries, commands and restarts. The wall clock of one of them is set
+// by days, forward and back, while its agent runs and while it does not. The states of both stay equal.
+func TestClockChangesHaveNoEffect(t *testing.T) {
+	for seed := range uint64(60) {
+		steady, jumping := newRandomSim(seed), newRandomSim(seed)
+		jumping.clockRand = rand.New(rand.NewPCG(seed, 7))
+		for step := range 200 {
+			if jumping.clockRand.IntN(5) == 0 {
+				was := jumping.clockOffset
+				jumping.setWallClock()
+				jumping.state = jumping.state.Shift(jumping.clockOffset - was)
+			}
+			steady.step()
+			jumping.step()
+			if step%5 != 0 {
+				continue
+			}
+			want, got := steady.state.Checkpoint("boot"), jumping.state.Shift(-jumping.clockOffset).Checkpoint("boot")
+			if diff := cmp.Diff(want, got, whole); diff != "" {
+				t.Fatalf("seed %d, step %d, clock set by %v in all: %s", seed, step, jumping.clockOffset, diff)
+			}
+		}
+	}
+}
+
+// checkpointWithXID returns the checkpoint of a GPU with an XID, two minutes after it, with a known boot time.
+func checkpointWithXID(t *testing.T) (*restartFixture, core.Checkpoint) {
+	l := newRestartFixture(t, coretest.GPUs(2))
+	l.state = core.Restore(l.cfg, core.Checkpoint{BootID: "a", BootTime: testStart.Add(-time.Hour)}, "a")
+	l.read(1)
+	l.observe(xidEvent(gpuAt(1), 119))
+	l.read(12)
+	return l, l.state.Checkpoint("a")
+}
+
+func TestRebase(t *testing.T) {
+	l, r := checkpointWithXID(t)
+	booted, at := r.BootTime, r.Conditions[0].Last // the time of the latest occurrence in it
+	in := func(d time.Duration) time.Time { return l.now.Add(d) }
+	for _, tc := range []struct {
+		name       string
+		boot       core.Boot
+		now        time.Time // by the wall clock
+		want       time.Time // of the XID
+		wantBooted time.Time
+	}{
+		{"nothing jumped", core.Boot{ID: "a", Time: booted}, in(time.Minute), at, booted},
+		{"slewed by NTP", core.Boot{ID: "a", Time: booted.Add(time.Second / 2)}, in(time.Minute), at, booted},
+		{"forward", core.Boot{ID: "a", Time: booted.Add(26 * time.Hour)}, in(27 * time.Hour), at.Add(26 * time.Hour), booted.Add(26 * time.Hour)},
+		{"back", core.Boot{ID: "a", Time: booted.Add(-26 * time.Hour)}, in(-25 * time.Hour), at.Add(-26 * time.Hour), booted.Add(-26 * time.Hour)},
+		{"back, uptime unknown", core.Boot{ID: "a"}, in(-2 * time.Hour), in(-2 * time.Hour), booted.Add(in(-2 * time.Hour).Sub(at))},
+		{"back, boot id unknown", core.Boot{Time: booted.Add(-2 * time.Hour)}, in(-2 * time.Hour), in(-2 * time.Hour), booted.Add(-2 * time.Hour)},
+		{"a reboot", core.Boot{ID: "b", Time: in(time.Minute)}, in(2 * time.Minute), at, in(time.Minute)},
+		{"a reboot, clock behind", core.Boot{ID: "b", Time: in(-time.Hour)}, in(-time.Minute), in(-time.Hour), in(-time.Hour)},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			got := r.Rebase(tc.boot, tc.now)
+			if c := got.Conditions[0]; !c.Last.Equal(tc.want) || !c.Since.Equal(tc.want) {
+				t.Errorf("the XID is at %v, want %v", c.Last, tc.want)
+			}
+			if !got.BootTime.Equal(tc.wantBooted) {
+				t.Errorf("booted at %v, want %v", got.BootTime, tc.wantBooted)
+			}
+			if tc.boot.ID != "" {
+				got.BootID = tc.boot.ID
+			}
+			if diff := cmp.Diff(got, got.Rebase(tc.boot, tc.now), whole); diff != "" {
+				t.Errorf("a second time changes it again: %s", diff)
+			}
+		})
+	}
+}
+
+// A removed GPU is listed as lost for a day. How long the host was off is unknown, because its clock may be wrong
+// at boot.
+func TestForgetWithWrongClockAtBoot(t *testing.T) {
+	l, _ := checkpointWithXID(t)
+	l.host = coretest.GPUs(1)
+	l.read(2)
+	r := l.state.Checkpoint("a")
+	l.now = l.now.Add(25 * time.Hour) // two minutes of it have really passed
+	boot := core.Boot{ID: "b", Time: l.now.Add(-time.Minute)}
+	l.state = core.Restore(l.cfg, r.Rebase(boot, l.now), boot.ID)
+	l.read(1)
+	l.expect("after the boot", map[gpu.DeviceID]string{coretest.GPU(0): "healthy ", coretest.GPU(1): "lost LOST"})
+	l.now = l.now.Add(l.cfg.Health.RemoveLostAfter)
+	l.read(2)
+	l.expect("a day later", map[gpu.DeviceID]string{coretest.GPU(0): "healthy "})
 }

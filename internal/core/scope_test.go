@@ -42,18 +42,6 @@ func TestScope(t *testing.T) {
 	}
 }
 
-// Conditions are independent: removing one does not remove another.
-func TestIndependence(t *testing.T) {
-	s := trusted(t)
-	s.reportXIDs(94, 119)
-	s.observe(xidEvent(gi(1), 94))
-	s.checkFor(5 * time.Minute)
-	s.expect("94 is over", health.Unhealthy, "XID_119")
-	if cs := s.ledger.Conditions(); len(cs) != 1 {
-		t.Errorf("conditions: %v", cs)
-	}
-}
-
 // newMIGState returns a MIG host after one snapshot; "GPU-m" has the instances GI 1 and 2.
 func newMIGState(t *testing.T, tune ...func(*health.Policy)) (core.State, core.Config, gpu.Snapshot) {
 	t.Helper()

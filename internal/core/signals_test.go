@@ -1,6 +1,7 @@
 package core_test
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -137,6 +138,23 @@ func TestRecoveryActionChanges(t *testing.T) {
 	}
 	if n := len(s.ledger.Conditions()); n != 1 {
 		t.Errorf("%d conditions", n)
+	}
+}
+
+// A pending repair of any kind requires a reset.
+func TestRecoveryWaitsForRepair(t *testing.T) {
+	for code, change := range map[uint64]func(*health.Sample){
+		63:  func(v *health.Sample) { v.RemapPending, v.RetirementPending = health.Yes, health.No },
+		160: func(v *health.Sample) { v.RepairPending = health.Yes },
+		155: func(v *health.Sample) { v.LinksUp.Value = 17 },
+	} {
+		s := guest(t)
+		s.reportXIDs(code)
+		s.setSample(change)
+		s.checkFor(time.Hour)
+		if c := s.condition(fmt.Sprint("XID_", code)); !c.ClearingSince.IsZero() {
+			t.Errorf("XID %d recovers: %+v", code, c)
+		}
 	}
 }
 

@@ -6,134 +6,119 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 	"unicode"
 
 	"github.com/tandem-gpu/tandem/internal/core/health/xid"
 )
 
-// Short names of evidence for the table below.
-const (
-	dv = xid.NoRecoveryAction
-	rv = xid.ResetSeen
-	rb = xid.Reboot
-	lc = xid.LevelClear
-	qu = xid.Quiet
-)
+// operatorOnly are the faults with an effect that only an operator can clear: permanent damage.
+var operatorOnly = []uint64{157, 161, 164, 165}
 
-// all yields every rule: those of XIDs, of events, and of codes that are not in the table.
-func all(yield func(xid.Rule) bool) {
-	rules := slices.Collect(xid.XIDs())
-	rules = slices.AppendSeq(rules, xid.Events())
-	rules = append(rules, xid.XID(0), xid.XID(180), xid.XID(999), xid.XID(math.MaxUint64))
-	for _, r := range rules {
-		if !yield(r) {
-			return
-		}
-	}
+// buckets are the resolution buckets of NVIDIA's catalogue.
+var buckets = []string{
+	"", "CHECK_APP/CUDA", "CHECK_MECHANICALS", "CHECK_UVM", "CONTACT_SUPPORT", "IGNORE", "IGNORE (sympathetic)",
+	"INVESTIGATE_LINK_SI", "INVESTIGATE_SW", "INVESTIGATE_SW_USER", "N/A (informational, regarding another XID)",
+	"RESET_GPU", "RESTART_APP", "RESTART_BM", "RESTART_VM", "SYMPATHETIC_REPORT_SOLO",
+	"Solo: RESTART_FM; not solo: IGNORE (follow other XID)", "UPDATE_SWFW", "WORKFLOW_NVLINK5_ERR",
+	"WORKFLOW_NVLINK_ERR", "WORKFLOW_XID_13", "WORKFLOW_XID_31", "WORKFLOW_XID_45", "WORKFLOW_XID_48",
+	"XID_137_FLOW", "XID_154",
 }
+
+// all has every rule: those of XIDs, of events, and of codes that are not in the table.
+var all = slices.Values(slices.Concat(slices.Collect(xid.XIDs()), slices.Collect(xid.Events()),
+	[]xid.Rule{xid.XID(0), xid.XID(180), xid.XID(999), xid.XID(math.MaxUint64)}))
 
 func name(r xid.Rule) string { return fmt.Sprintf("%#x/%d %s", r.Code, r.Code, r.Name) }
 
-// TestRules compares the most important rows with a copy, so that a mistake in a shared rule is found.
-func TestRules(t *testing.T) {
-	for _, tc := range []struct {
-		xid             uint64
-		class           xid.Class
-		effect, settled xid.Effect
-		since           int
-		clears          xid.Evidence
-		immediate       string
-	}{
-		{1, xid.Suspect, xid.Degrades, xid.Degrades, 0, dv | rv | rb | qu, "CONTACT_SUPPORT"},
-		{8, xid.Application, xid.None, xid.None, 0, 0, "RESTART_APP"},
-		{13, xid.Application, xid.None, xid.None, 0, 0, "RESTART_APP"},
-		{31, xid.Application, xid.None, xid.None, 0, 0, "RESTART_APP"},
-		{32, xid.Application, xid.None, xid.None, 0, qu | rb, "RESTART_APP"},
-		{38, xid.Info, xid.None, xid.None, 0, 0, "IGNORE"},
-		{43, xid.Application, xid.None, xid.None, 0, 0, "IGNORE"},
-		{45, xid.Application, xid.None, xid.None, 0, 0, "WORKFLOW_XID_45"},
-		{46, xid.Reset, xid.Withdraws, xid.Withdraws, 0, rv | rb, "RESET_GPU"},
-		{48, xid.Reset, xid.Withdraws, xid.Withdraws, 565, dv | rv | rb, "WORKFLOW_XID_48"},
-		{54, xid.Node, xid.Withdraws, xid.Withdraws, 0, rb, "CHECK_MECHANICALS"},
-		{62, xid.Reset, xid.Withdraws, xid.Withdraws, 565, rv | rb, "RESET_GPU"},
-		{63, xid.Contained, xid.Degrades, xid.Degrades, 565, lc | dv | rv | rb, "IGNORE"},
-		{64, xid.Reset, xid.Withdraws, xid.Withdraws, 565, rv | rb, "RESET_GPU"},
-		{74, xid.Fabric, xid.Degrades, xid.Withdraws, 565, dv | rv | rb, "WORKFLOW_NVLINK_ERR"},
-		{78, xid.Info, xid.None, xid.None, 0, 0, "UPDATE_SWFW"},
-		{79, xid.Node, xid.Loses, xid.Loses, 565, rv | rb, "RESTART_BM"},
-		{80, xid.Application, xid.None, xid.None, 0, qu | rb, "RESTART_APP"},
-		{92, xid.Contained, xid.Degrades, xid.Degrades, 0, qu | rb, "IGNORE"},
-		{94, xid.Contained, xid.Degrades, xid.Degrades, 565, dv | rv | rb, "RESTART_APP"},
-		{95, xid.Reset, xid.Withdraws, xid.Withdraws, 565, dv | rv | rb, "RESET_GPU"},
-		{109, xid.Suspect, xid.Degrades, xid.Degrades, 570, dv | rv | rb, "RESET_GPU"},
-		{110, xid.Reset, xid.Withdraws, xid.Withdraws, 565, rv | rb, "RESET_GPU"},
-		{119, xid.Reset, xid.Withdraws, xid.Withdraws, 0, rv | rb, "RESET_GPU"},
-		{120, xid.Reset, xid.Withdraws, xid.Withdraws, 565, rv | rb, "RESET_GPU"},
-		{121, xid.Info, xid.Degrades, xid.Degrades, 0, rv | rb | qu, "IGNORE"},
-		{136, xid.Fabric, xid.Withdraws, xid.Withdraws, 565, rv | rb, "RESET_GPU"},
-		{140, xid.Reset, xid.Withdraws, xid.Withdraws, 0, rv | rb, "RESET_GPU"},
-		{143, xid.Reset, xid.Withdraws, xid.Withdraws, 575, rv | rb, "RESET_GPU"},
-		{144, xid.Fabric, xid.Degrades, xid.Withdraws, 565, dv | rv | rb, "WORKFLOW_NVLINK5_ERR"},
-		{147, xid.Info, xid.None, xid.None, 565, 0, "WORKFLOW_NVLINK5_ERR"},
-		{149, xid.Fabric, xid.Degrades, xid.Withdraws, 565, dv | rv | rb, "WORKFLOW_NVLINK5_ERR"},
-		{151, xid.Node, xid.Withdraws, xid.Withdraws, 0, rb, "RESTART_VM"},
-		{154, xid.Trigger, xid.None, xid.None, 0, 0, "XID_154"},
-		{155, xid.Fabric, xid.Degrades, xid.Degrades, 565, dv | lc | rb, "RESET_GPU"},
-		{156, xid.Reset, xid.Withdraws, xid.Withdraws, 565, dv | rv | rb, "RESET_GPU"},
-		{157, xid.Contained, xid.Degrades, xid.Degrades, 0, 0, "IGNORE"},
-		{158, xid.Reset, xid.Withdraws, xid.Withdraws, 1, rv | rb, "RESET_GPU"},
-		{159, xid.Reset, xid.Degrades, xid.Withdraws, 1, dv | rv | rb, "CHECK_UVM"},
-		{160, xid.Contained, xid.Degrades, xid.Degrades, 575, lc | rv | rb, "IGNORE"},
-		{161, xid.Contained, xid.Degrades, xid.Degrades, 575, 0, "IGNORE"},
-		{165, xid.Info, xid.Degrades, xid.Degrades, 0, 0, ""},
-		{166, xid.Fabric, xid.Degrades, xid.Degrades, 0, dv | rv | rb, ""},
-		{167, xid.Reset, xid.Withdraws, xid.Withdraws, 0, rv | rb, ""},
-		{168, xid.Contained, xid.Degrades, xid.Degrades, 0, rv | rb, ""},
-		{171, xid.Reset, xid.Withdraws, xid.Withdraws, 0, dv | rv | rb, ""},
-		{173, xid.Fabric, xid.Withdraws, xid.Withdraws, 0, rv | rb, ""},
-		{175, xid.Reset, xid.Withdraws, xid.Withdraws, 0, rv | rb, ""},
-		{176, xid.Contained, xid.Degrades, xid.Degrades, 0, qu | rb, ""},
-		{177, xid.Contained, xid.Degrades, xid.Degrades, 0, rv | rb, ""},
-		{178, xid.Suspect, xid.Degrades, xid.Degrades, 0, dv | rv | rb | qu, ""},
-		{185, xid.Contained, xid.Degrades, xid.Degrades, 0, rv | rb, ""},
-		{999, xid.Suspect, xid.Degrades, xid.Degrades, 0, dv | rv | rb | qu, ""},
-	} {
-		r := xid.XID(tc.xid)
-		if r.Code != tc.xid || r.Class != tc.class || r.Effect != tc.effect || r.SettledEffect != tc.settled ||
-			r.RecoveryActionSince != tc.since || r.Clears != tc.clears || r.Immediate != tc.immediate {
-			t.Errorf("XID %d = %+v, want %+v", tc.xid, r, tc)
+// worst is the greatest effect of the rule without a recovery action.
+func worst(r xid.Rule) xid.Effect { return max(r.Effect, r.SettledEffect, r.RepeatEffect) }
+
+func TestClasses(t *testing.T) {
+	for r := range all {
+		switch r.Class {
+		case xid.Application, xid.Info:
+			if worst(r) > xid.Degrades {
+				t.Errorf("%s (%s) withdraws", name(r), r.Class)
+			}
+		case xid.Contained:
+			if r.Effect != xid.Degrades || worst(r) != xid.Degrades {
+				t.Errorf("%s (%s) does %s", name(r), r.Class, worst(r))
+			}
+		case xid.Reset, xid.Node:
+			if r.SettledEffect < xid.Withdraws {
+				t.Errorf("%s (%s) does no more than %s", name(r), r.Class, r.SettledEffect)
+			}
+		case xid.Fabric, xid.Suspect:
+			if r.Effect < xid.Degrades {
+				t.Errorf("%s (%s) does nothing", name(r), r.Class)
+			}
+		case xid.Trigger:
+			if worst(r) != xid.None || r.Clears != 0 {
+				t.Errorf("%s (%s) is no fault", name(r), r.Class)
+			}
+		default:
+			t.Errorf("%s has class %d", name(r), r.Class)
 		}
 	}
 }
 
-func TestRareColumns(t *testing.T) {
+func TestEffects(t *testing.T) {
 	for r := range all {
-		var want xid.Rule
-		switch {
-		case r.Name == "NVLINK_ERROR":
-			want.NVLinkOnly = true
-		case r.Name == "PBDMA_PUSHBUFFER_CRC_MISMATCH":
-			want.RepeatWindow, want.RepeatEffect = time.Hour, xid.Degrades
-		case r.Name == "ROBUST_CHANNEL_CTXSW_TIMEOUT_ERROR":
-			want.RepeatWindow, want.RepeatEffect = 10*time.Minute, xid.Withdraws
-		case r.Code == 63, r.Name == "nvmlEventTypeDramRetirementEvent":
-			want.Level = xid.LevelMemoryRepair
-		case r.Code == 160:
-			want.Level = xid.LevelResourceRepair
-		case r.Code == 155:
-			want.Level = xid.LevelLinks
+		if r.SettledEffect < r.Effect {
+			t.Errorf("%s is better without a recovery action (%s) than immediately (%s)", name(r), r.SettledEffect, r.Effect)
 		}
-		got := xid.Rule{NVLinkOnly: r.NVLinkOnly, RepeatWindow: r.RepeatWindow, RepeatEffect: r.RepeatEffect, Level: r.Level}
-		if got != want {
-			t.Errorf("%s: %+v, want %+v", name(r), got, want)
+		if (r.RepeatWindow > 0) != (r.RepeatEffect > r.SettledEffect) {
+			t.Errorf("%s: a second one within %s does %s, the first %s", name(r), r.RepeatWindow, r.RepeatEffect, r.SettledEffect)
+		}
+		if r.NVLinkOnly && r.SettledEffect == r.Effect {
+			t.Errorf("%s: links make no difference", name(r))
+		}
+		if worst(r) > xid.None && r.Action == "" {
+			t.Errorf("%s: no action for the operator", name(r))
+		}
+		if !slices.Contains([]int{0, 1, 565, 570, 575}, r.RecoveryActionSince) {
+			t.Errorf("%s: no branch %d in the catalogue", name(r), r.RecoveryActionSince)
+		}
+	}
+}
+
+func TestEvidence(t *testing.T) {
+	const rest = xid.NoRecoveryAction | xid.ResetSeen | xid.LevelClear | xid.Quiet
+	for r := range all {
+		if r.Clears&rest != 0 && r.Clears&xid.Reboot == 0 {
+			t.Errorf("%s: a reboot is no evidence, but %s is", name(r), r.Clears)
+		}
+		if r.Clears&xid.Quiet != 0 && worst(r) > xid.Degrades {
+			t.Errorf("%s: absence of repeats is no evidence that a GPU works", name(r))
+		}
+		if (r.Clears&xid.LevelClear != 0) != (r.Level != xid.LevelNone) {
+			t.Errorf("%s: cleared by %s, level %s", name(r), r.Clears, r.Level)
+		}
+		if r.Level != xid.LevelNone && worst(r) > xid.Degrades {
+			t.Errorf("%s: a level that was never seen set may not return a GPU to service", name(r))
+		}
+		if only := slices.Contains(operatorOnly, r.Code); only != (worst(r) > xid.None && r.Clears == 0) {
+			t.Errorf("%s: does %s, cleared by %s", name(r), worst(r), r.Clears)
+		}
+		if worst(r) > xid.Degrades && r.Clears&(xid.ResetSeen|xid.Reboot) == 0 {
+			t.Errorf("%s: withdrawn, and neither a reset nor a reboot clears it", name(r))
+		}
+	}
+}
+
+func TestBuckets(t *testing.T) {
+	for r := range all {
+		for _, b := range []string{r.Immediate, r.Investigatory} {
+			if !slices.Contains(buckets, b) {
+				t.Errorf("%s: %q is not in the catalogue", name(r), b)
+			}
 		}
 	}
 }
 
 // TestTableIsComplete requires each code once: 1 to 172 of the catalogue, 173 to 177 and 185 of the driver's sources.
 func TestTableIsComplete(t *testing.T) {
-	want := uint64(1)
+	want, names := uint64(1), map[string]uint64{}
 	for r := range xid.XIDs() {
 		if r.Code != want {
 			t.Fatalf("%s follows %d", name(r), want-1)
@@ -147,16 +132,13 @@ func TestTableIsComplete(t *testing.T) {
 		if r.Name == "" || strings.ContainsAny(r.Name, " %|") {
 			t.Errorf("%s: no mnemonic", name(r))
 		}
-	}
-	if want != 186 {
-		t.Errorf("the table ends before %d", want)
-	}
-	names := make(map[string]uint64)
-	for r := range xid.XIDs() {
 		if other, taken := names[r.Name]; taken {
 			t.Errorf("%s is also %d", name(r), other)
 		}
 		names[r.Name] = r.Code
+	}
+	if want != 186 {
+		t.Errorf("the table ends before %d", want)
 	}
 }
 
@@ -175,39 +157,7 @@ func TestUnknownCodes(t *testing.T) {
 	}
 }
 
-func TestEngineNumbers(t *testing.T) {
-	for code, want := range map[uint64]string{
-		39: "CE0", 41: "CE2", 70: "CE3", 72: "CE5", 75: "CE6", 77: "CE8", 85: "CE9", 126: "CE10", 135: "CE19",
-		68: "NVDEC0", 83: "NVDEC1", 84: "NVDEC2", 88: "NVDEC3", 89: "NVDEC4", 96: "NVDEC5", 98: "NVDEC7",
-		82: "NVJPG0", 99: "NVJPG1", 105: "NVJPG7", 86: "OFA0", 139: "OFA1",
-	} {
-		if got := xid.XID(code); got.Name != "ROBUST_CHANNEL_"+want+"_ERROR" || got.Class != xid.Application {
-			t.Errorf("XID %d is %+v, want %s", code, got, want)
-		}
-	}
-}
-
 func TestEvents(t *testing.T) {
-	for _, tc := range []struct {
-		kind   uint64
-		class  xid.Class
-		effect xid.Effect
-		since  int
-		clears xid.Evidence
-	}{
-		{0x200, xid.Contained, xid.Degrades, 0, qu | rb},
-		{0x400, xid.Contained, xid.Degrades, 565, lc | dv | rv | rb},
-		{0x800, xid.Reset, xid.Withdraws, 565, rv | rb},
-		{0x1000, xid.Contained, xid.Degrades, 565, dv | rv | rb},
-		{0x2000, xid.Reset, xid.Withdraws, 565, dv | rv | rb},
-		{0x4000, xid.Reset, xid.Withdraws, 0, rv | rb},
-	} {
-		r, is := xid.Event(tc.kind)
-		if !is || r.Code != tc.kind || r.Class != tc.class || r.Effect != tc.effect || r.SettledEffect != tc.effect ||
-			r.RecoveryActionSince != tc.since || r.Clears != tc.clears {
-			t.Errorf("Event(%#x) = %+v, %t, want %+v", tc.kind, r, is, tc)
-		}
-	}
 	for _, hint := range []uint64{0, 0x1, 0x2, 0x4, 0x8, 0x10, 0x80, 0x100, 0x8000, 0x600} {
 		if r, is := xid.Event(hint); is {
 			t.Errorf("Event(%#x) = %+v, want none", hint, r)
@@ -222,39 +172,6 @@ func TestEvents(t *testing.T) {
 	}
 }
 
-func TestWholeGPU(t *testing.T) {
-	for r := range all {
-		want := map[xid.Class]bool{xid.Reset: true, xid.Node: true, xid.Fabric: true}[r.Class]
-		if got := r.WholeGPU(); got != want {
-			t.Errorf("%s (%s) concerns the whole GPU: %t", name(r), r.Class, got)
-		}
-	}
-}
-
-func TestEvidenceString(t *testing.T) {
-	for set, want := range map[xid.Evidence]string{
-		0:                 "operator",
-		rb:                "reboot",
-		rv | rb:           "reset seen or reboot",
-		dv | rv | rb:      "recovery action None, reset seen or reboot",
-		rb | lc | qu:      "reboot, condition gone or no repeat for a while",
-		dv | rv | rb | qu: "recovery action None, reset seen, reboot or no repeat for a while",
-	} {
-		if got := set.String(); got != want {
-			t.Errorf("%#b is %q, want %q", set, got, want)
-		}
-	}
-	if got := fmt.Sprint(xid.Application, xid.Contained, xid.Reset, xid.Node, xid.Fabric, xid.Info, xid.Suspect, xid.Trigger); got != "application contained reset node fabric info suspect trigger" {
-		t.Error(got)
-	}
-	if got := fmt.Sprint(xid.None, xid.Degrades, xid.Withdraws, xid.Loses); got != "none degraded unhealthy lost" {
-		t.Error(got)
-	}
-	if got := fmt.Sprintf("%s/%s/%s/%s", xid.LevelNone, xid.LevelMemoryRepair, xid.LevelResourceRepair, xid.LevelLinks); got != "/memory repair pending/resource repair pending/link down" {
-		t.Error(got)
-	}
-}
-
 // TestTexts: meaning and action are shown on one line with the name of a GPU.
 func TestTexts(t *testing.T) {
 	for r := range all {
@@ -265,9 +182,9 @@ func TestTexts(t *testing.T) {
 			case len(text) > 50:
 				t.Errorf("%s: %q has %d characters", name(r), text, len(text))
 			case strings.HasSuffix(text, "."), strings.TrimSpace(text) != text:
-				t.Errorf("%s: %q ends badly", name(r), text)
+				t.Errorf("%s: %q ends with a full stop or a space", name(r), text)
 			case text != "" && unicode.IsUpper(rune(text[0])) && !acronym:
-				t.Errorf("%s: %q begins like a sentence", name(r), text)
+				t.Errorf("%s: %q begins with a capital letter", name(r), text)
 			}
 		}
 		if r.Meaning == "" {
