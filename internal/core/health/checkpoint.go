@@ -40,12 +40,15 @@ func Restore(p Policy, c Checkpoint, rebooted bool) Ledger {
 	for id, history := range c.GPUs {
 		if rebooted {
 			history.Sample, history.MaxNVLinks, history.JoinedFabric = Sample{}, 0, false
-			history.FaultCounts = withoutEcho(history.FaultCounts)
+			history.FaultCounts = slices.Clone(history.FaultCounts)
+			for i := range history.FaultCounts {
+				history.FaultCounts[i].BothSources = true // no line of this boot's kernel log is its echo
+			}
 		}
 		l.histories[id] = history.clone()
 	}
 	for _, each := range c.Conditions {
-		if rebooted && clearedByReboot(p, each) {
+		if rebooted && each.clearedBy(p)&xid.Reboot != 0 {
 			continue
 		}
 		history := l.histories[each.At.GPU]
@@ -57,24 +60,6 @@ func Restore(p Policy, c Checkpoint, rebooted bool) Ledger {
 	}
 	l.conditions = merged(l.conditions)
 	return l
-}
-
-// withoutEcho returns the fault counts of an earlier boot, so that no line of this boot's kernel log counts as
-// their echo.
-func withoutEcho(tallies []FaultCount) []FaultCount {
-	tallies = slices.Clone(tallies)
-	for i := range tallies {
-		tallies[i].BothSources = true
-	}
-	return tallies
-}
-
-func clearedByReboot(p Policy, c Condition) bool {
-	clears := c.Reason.meaning().clears
-	if rule := c.rule(p); rule.Class != 0 {
-		clears = rule.Clears
-	}
-	return clears&xid.Reboot != 0 && (!p.ManualRecovery || c.State < Unhealthy)
 }
 
 // Latest returns the latest time of an occurrence in the checkpoint; zero if there is none.
@@ -105,10 +90,7 @@ func (c Checkpoint) Latest() (t time.Time) {
 
 // Shift returns c with every time moved by d.
 func (c Checkpoint) Shift(d time.Duration) Checkpoint {
-	c.Conditions = slices.Clone(c.Conditions)
-	for i, each := range c.Conditions {
-		c.Conditions[i] = each.shift(d)
-	}
+	c.Conditions = shiftConditions(c.Conditions, d)
 	histories := make(map[gpu.DeviceID]GPUHistory, len(c.GPUs))
 	for id, h := range c.GPUs {
 		histories[id] = *h.shift(d)

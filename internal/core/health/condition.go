@@ -102,6 +102,17 @@ func (c Condition) rule(p Policy) xid.Rule {
 	}
 }
 
+// clearedBy returns the evidence that clears the condition under a policy, whatever the driver reports.
+func (c Condition) clearedBy(p Policy) xid.Evidence {
+	if p.ManualRecovery && c.State >= Unhealthy {
+		return 0
+	}
+	if rule := c.rule(p); rule.Class != 0 {
+		return rule.Clears
+	}
+	return c.Reason.meaning().clears
+}
+
 // severe reports whether recoveries from the condition are limited by Policy.MaxRecoveries.
 func (c Condition) severe(p Policy) bool {
 	if c.Simulated {

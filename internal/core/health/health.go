@@ -105,7 +105,7 @@ func (h Health) limits() (text string) {
 
 // cause returns the cause as text.
 func (h Health) cause() string {
-	text := h.Reason.text()
+	text := h.Reason.meaning().text
 	switch h.Reason {
 	case ReasonXID:
 		text = fmt.Sprintf("XID %d", h.Code)

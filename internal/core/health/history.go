@@ -153,9 +153,13 @@ func (h *GPUHistory) faultWithin(now time.Time, span time.Duration) bool {
 	})
 }
 
-// dwell returns how long evidence must hold: longer with each unhealthy episode of the last six hours.
-func (h *GPUHistory) dwell(p Policy, now time.Time) time.Duration {
+// dwell returns how long the evidence against a condition must hold: if it is unhealthy, longer with each unhealthy
+// episode of the last six hours.
+func (h *GPUHistory) dwell(p Policy, now time.Time, c Condition) time.Duration {
 	d := p.RecoveryDwell
+	if c.State < Unhealthy || c.Simulated {
+		return d
+	}
 	for range countWithin(h.UnhealthyEpisodes, now, 6*time.Hour) - 1 {
 		if d *= 2; d >= p.MaxRecoveryDwell {
 			return max(p.MaxRecoveryDwell, p.RecoveryDwell)

@@ -211,7 +211,6 @@ func (b *ledgerBuilder) recordEvent(c Condition) *Condition {
 // present, neither Last nor IgnoredUntil changes, except if the recovery action changed, or if a GPU stopped
 // responding again after a check. The condition has an effect from the given number of checks on.
 func (b *ledgerBuilder) setLevel(c Condition, checks int) {
-	state := c.State
 	if old := b.find(c); old != nil {
 		if old.Count < checks {
 			old.Count++
@@ -225,7 +224,7 @@ func (b *ledgerBuilder) setLevel(c Condition, checks int) {
 			old.Code, old.Detail = c.Code, c.Detail // the latest recovery action, or the latest reason why the driver is unavailable
 		}
 		if old.Count >= checks {
-			old.State = state
+			old.State = c.State
 		}
 		return
 	}
@@ -239,9 +238,6 @@ func (b *ledgerBuilder) setLevel(c Condition, checks int) {
 // branchOf returns the major number of a driver version such as "570.124.06"; 0 if there is none.
 func branchOf(version string) int {
 	major, _, _ := strings.Cut(version, ".")
-	n, err := strconv.Atoi(major)
-	if err != nil {
-		return 0
-	}
+	n, _ := strconv.Atoi(major)
 	return n
 }

@@ -1,9 +1,8 @@
 package health
 
 import (
-	"github.com/tandem-gpu/tandem/internal/core/health/xid"
-
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health/xid"
 )
 
 // Reason is the kind of cause of a condition.
@@ -102,8 +101,6 @@ var meanings = [...]meaning{
 }
 
 func (r Reason) meaning() meaning { return meanings[r] }
-
-func (r Reason) text() string { return meanings[r].text }
 
 // isUnresponsive reports whether the reason is that the GPU or instance does not respond.
 func (r Reason) isUnresponsive() bool {

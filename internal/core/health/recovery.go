@@ -103,20 +103,13 @@ func (b *ledgerBuilder) recovered(c Condition) bool {
 	if c.State == Healthy || c.ClearingSince.IsZero() || c.CleanChecks < b.policy.CleanChecks {
 		return false // conditions without effect expire instead
 	}
-	return b.now.Sub(c.ClearingSince) >= b.dwell(c)
-}
-
-// dwell returns how long the evidence must hold.
-func (b *ledgerBuilder) dwell(c Condition) time.Duration {
-	if c.State >= Unhealthy && !c.Simulated {
-		return b.readHistory(c.At.GPU).dwell(b.policy, b.now)
-	}
-	return b.policy.RecoveryDwell
+	return b.now.Sub(c.ClearingSince) >= b.readHistory(c.At.GPU).dwell(b.policy, b.now, c)
 }
 
 // Dwell returns how long the evidence for recovery must hold until the condition is removed.
 func (l Ledger) Dwell(p Policy, now time.Time, c Condition) time.Duration {
-	return l.builder(p, now).dwell(c)
+	history, _ := l.History(c.At.GPU)
+	return history.dwell(p, now, c)
 }
 
 // evidenceHolds reports whether there is evidence that a condition is over.
@@ -143,14 +136,9 @@ func (b *ledgerBuilder) recoveryActionCovers(rule xid.Rule) bool {
 // clearingEvidence returns the evidence that clears a condition under this policy and driver. The driver may
 // report no recovery action, or its version may cover more codes than the rule assumes.
 func (b *ledgerBuilder) clearingEvidence(c Condition) xid.Evidence {
-	rule, signs := c.rule(b.policy), c.Reason.meaning().clears
-	switch {
-	case b.policy.ManualRecovery && c.State >= Unhealthy:
-		return 0
-	case rule.Clears != 0 && b.recoveryActionCovers(rule):
-		signs = rule.Clears | xid.NoRecoveryAction
-	case rule.Class != 0: // permanent damage is not cleared by the recovery action
-		signs = rule.Clears
+	rule, signs := c.rule(b.policy), c.clearedBy(b.policy)
+	if signs != 0 && b.recoveryActionCovers(rule) { // permanent damage is not cleared by the recovery action
+		signs |= xid.NoRecoveryAction
 	}
 	if b.readHistory(c.At.GPU).Sample.RecoveryAction == RecoveryUnknown {
 		return signs &^ xid.NoRecoveryAction

@@ -13,10 +13,7 @@ const ClockTolerance = time.Second
 
 // Shift returns l with every time moved by d.
 func (l Ledger) Shift(d time.Duration) Ledger {
-	l.conditions = slices.Clone(l.conditions)
-	for i, c := range l.conditions {
-		l.conditions[i] = c.shift(d)
-	}
+	l.conditions = shiftConditions(l.conditions, d)
 	histories := make(map[gpu.DeviceID]*GPUHistory, len(l.histories))
 	for id, c := range l.histories {
 		histories[id] = c.shift(d)
@@ -25,12 +22,16 @@ func (l Ledger) Shift(d time.Duration) Ledger {
 	return l
 }
 
-func (c Condition) shift(d time.Duration) Condition {
-	c.Since, c.Last, c.ClearingSince = ShiftTime(c.Since, d), ShiftTime(c.Last, d), ShiftTime(c.ClearingSince, d)
-	if !c.IgnoredUntil.Equal(IgnoredForever) {
-		c.IgnoredUntil = ShiftTime(c.IgnoredUntil, d)
+func shiftConditions(conditions []Condition, d time.Duration) []Condition {
+	conditions = slices.Clone(conditions)
+	for i := range conditions {
+		c := &conditions[i]
+		c.Since, c.Last, c.ClearingSince = ShiftTime(c.Since, d), ShiftTime(c.Last, d), ShiftTime(c.ClearingSince, d)
+		if !c.IgnoredUntil.Equal(IgnoredForever) {
+			c.IgnoredUntil = ShiftTime(c.IgnoredUntil, d)
+		}
 	}
-	return c
+	return conditions
 }
 
 func (h *GPUHistory) shift(d time.Duration) *GPUHistory {

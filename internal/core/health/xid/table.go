@@ -48,10 +48,7 @@ func rules(tables ...[]ruleGroup) []Rule {
 	return rules
 }
 
-var (
-	xids   = rules(applications, notes, contained, resets, nodes, fabric, suspects, unused)
-	events = eventRules()
-)
+var xids = rules(applications, notes, contained, resets, nodes, fabric, suspects, unused)
 
 // XID returns the rule for an XID. A code that is not in the table has the rule for unknown codes, of class
 // Suspect.
