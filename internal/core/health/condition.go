@@ -115,15 +115,7 @@ func (c Condition) clearedBy(p Policy) xid.Evidence {
 
 // severe reports whether recoveries from the condition are limited by Policy.MaxRecoveries.
 func (c Condition) severe(p Policy) bool {
-	if c.Simulated {
-		return false
-	}
-	switch c.rule(p).Class {
-	case xid.Reset, xid.Node, xid.Fabric:
-		return true
-	default:
-		return c.Reason.meaning().severe
-	}
+	return !c.Simulated && (c.rule(p).WholeGPU() || c.Reason.meaning().severe)
 }
 
 // health returns the health of a unit whose worst condition is c.
@@ -132,15 +124,10 @@ func (c Condition) health() Health {
 		State: c.State, Reason: c.Reason, Code: c.Code, Detail: c.Detail, Since: c.Since, Simulated: c.Simulated,
 		Action: c.Reason.meaning().action, Clears: c.Clears(),
 	}
-	switch c.Reason {
-	case ReasonXID:
-		h.Action = xid.XID(c.Code).Action
-	case ReasonEvent:
-		r, _ := xid.Event(c.Code)
-		h.Action = r.Action
-	case ReasonRecoveryAction:
+	if rule := c.rule(Policy{}); rule.Class != 0 {
+		h.Action = rule.Action
+	} else if c.Reason == ReasonRecoveryAction {
 		h.Action = recoveryActionOf(c.Code).action()
-	default:
 	}
 	return h
 }
