@@ -37,8 +37,8 @@ func TestRestartAndReboot(t *testing.T) {
 		{"fabric", codes(74), "degraded XID_74", false},
 		{"suspect", codes(500), "degraded XID_500", false},
 		{"event", func(l *restartFixture) { l.observe(health.Observation{At: gpuAt(0), Kind: health.Event, Code: 0x2000}) }, "unhealthy EVENT_0x2000", false},
-		{"worn out", codes(157), "degraded XID_157", true},
-		{"worn out", codes(164), "degraded XID_164", true},
+		{"permanent damage", codes(157), "degraded XID_157", true},
+		{"end of life", codes(164), "degraded XID_164", true},
 		{"workloads", func(l *restartFixture) {
 			for range 3 {
 				l.observe(health.Observation{At: gpuAt(0), Kind: health.Reserved}, xidEvent(gpuAt(0), 31))
@@ -84,7 +84,7 @@ func TestRestartAndReboot(t *testing.T) {
 						t.Errorf("after a reboot conditions %v", after)
 					}
 				case len(after) != len(before):
-					t.Errorf("stood %v, conditions %v", before, after)
+					t.Errorf("before %v, after %v", before, after)
 				}
 				for i, c := range after {
 					if b := before[i]; c.Cause() != b.Cause() || !c.Since.Equal(b.Since) || !c.Last.Equal(b.Last) || c.Count != b.Count || c.State != b.State {
@@ -123,7 +123,7 @@ func TestRestartKeepsHistory(t *testing.T) {
 	l.observe(xidEvent(gpuAt(0), 95), xidEvent(gpuAt(1), 119))
 	l.read(7)
 	if c := l.state.Ledger.Conditions()[0]; c.CleanChecks < 3 {
-		t.Fatalf("not on its way back: %+v", c)
+		t.Fatalf("recovery has not begun: %+v", c)
 	}
 	state, _, err := l.state.Ignore(l.cfg, l.now, health.Command{GPU: coretest.GPU(1)}, l.now.Add(time.Hour))
 	if err != nil {
@@ -136,7 +136,7 @@ func TestRestartKeepsHistory(t *testing.T) {
 	}
 	history, _ := l.state.Ledger.History(coretest.GPU(0))
 	if len(history.FaultCounts) != 1 || len(history.UnhealthyEpisodes) != 1 || history.UnhealthySince.IsZero() || !history.SevereCause || history.MaxNVLinks != 18 {
-		t.Errorf("remembered: %+v", history)
+		t.Errorf("history: %+v", history)
 	}
 	l.read(6)
 	l.expect("the dwell time started again", map[gpu.DeviceID]string{coretest.GPU(0): "unhealthy XID_95", coretest.GPU(1): "healthy "})
@@ -180,12 +180,12 @@ func TestResetDuringAbsence(t *testing.T) {
 		l.read(8)
 		l.expect(name, map[gpu.DeviceID]string{coretest.GPU(0): tc.want})
 	}
-	t.Run("lost, and back without a witness", func(t *testing.T) {
+	t.Run("lost before, responding after it", func(t *testing.T) {
 		l := newRestartFixture(t, coretest.GPUs(1))
 		l.observe(xidEvent(gpuAt(0), 119), health.Observation{At: gpuAt(0), Kind: health.Lost})
 		l.restart("boot", "boot")
 		l.read(1)
-		l.expect("at the first answer", map[gpu.DeviceID]string{coretest.GPU(0): "lost LOST"})
+		l.expect("at the first check", map[gpu.DeviceID]string{coretest.GPU(0): "lost LOST"})
 		l.read(8)
 		l.expect("in the end", map[gpu.DeviceID]string{coretest.GPU(0): "healthy "})
 	})
@@ -196,7 +196,7 @@ func TestResetDuringAbsence(t *testing.T) {
 		l.observe(xidEvent(gpuAt(0), 119))
 		l.restart("boot", "boot")
 		l.read(30)
-		l.expect("it came back before the fault", map[gpu.DeviceID]string{coretest.GPU(0): "unhealthy XID_119"})
+		l.expect("it responded before the fault", map[gpu.DeviceID]string{coretest.GPU(0): "unhealthy XID_119"})
 	})
 	t.Run("errors while no agent was running", func(t *testing.T) {
 		l := newRestartFixture(t, coretest.GPUs(1))
@@ -229,6 +229,6 @@ func TestRestoreDamagedCheckpoint(t *testing.T) {
 		}
 	}
 	if s := core.Restore(core.DefaultConfig(), core.Checkpoint{}, "boot"); s.NeedsTick() || len(slices.Collect(s.Inventory.Units())) != 0 {
-		t.Error("something comes of nothing")
+		t.Error("an empty checkpoint has an effect")
 	}
 }

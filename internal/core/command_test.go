@@ -36,7 +36,7 @@ func TestClear(t *testing.T) {
 	}{
 		{"everything", health.Command{}, nil},
 		{"one cause", health.Command{Cause: "XID_119"}, []string{"XID_54", "XID_94"}},
-		{"however it is spelled", health.Command{Cause: "xid_54"}, []string{"XID_94", "XID_119"}},
+		{"in lower case", health.Command{Cause: "xid_54"}, []string{"XID_94", "XID_119"}},
 		{"verified just then", health.Command{VerifiedAt: testStart.Add(checkInterval)}, nil},
 	} {
 		s := newLedgerFixture(t)
@@ -130,9 +130,9 @@ func TestCommandsOnUnresponsiveGPU(t *testing.T) {
 			continue // it was only not checked yet
 		}
 		if _, err := s.clear(health.Command{}); err != nil {
-			t.Errorf("kind %d, now that it answers: %v", kind, err)
+			t.Errorf("kind %d, after it responded: %v", kind, err)
 		}
-		s.expect("by order", health.Healthy, "")
+		s.expect("cleared", health.Healthy, "")
 	}
 }
 
@@ -150,11 +150,11 @@ func TestClearOfPresentLevel(t *testing.T) {
 		s.setSample(l.unset)
 		s.check(1)
 		if cs := s.ledger.Conditions(); len(cs) != 0 {
-			t.Errorf("%s is gone, and conditions: %v", l.cause, cs)
+			t.Errorf("%s is gone, but conditions: %v", l.cause, cs)
 		}
 		s.setSample(l.set)
 		s.check(l.checks)
-		s.expect("and is back", l.state, l.cause)
+		s.expect("present again", l.state, l.cause)
 	}
 	s := newLedgerFixture(t)
 	s.setSample(func(v *health.Sample) { v.RecoveryAction = health.RecoveryDrainP2P })
@@ -164,7 +164,7 @@ func TestClearOfPresentLevel(t *testing.T) {
 	}
 	s.setSample(func(v *health.Sample) { v.RecoveryAction = health.RecoveryReset })
 	s.check(1)
-	s.expect("the driver wants something else now", health.Unhealthy, "RECOVERY_ACTION_GPU_RESET")
+	s.expect("another recovery action", health.Unhealthy, "RECOVERY_ACTION_GPU_RESET")
 }
 
 func TestIgnore(t *testing.T) {
@@ -208,12 +208,12 @@ func TestIgnore(t *testing.T) {
 		delete(s.failing, a.GPU)
 		s.check(1)
 		s.ignore(24*time.Hour, "LOST")
-		s.expect("it answers", health.Healthy, "")
+		s.expect("it responds", health.Healthy, "")
 		s.failing[a.GPU] = health.Lost
 		s.check(1)
 		s.expect("lost again", health.GPULost, "LOST")
 	})
-	t.Run("until the driver wants something else", func(t *testing.T) {
+	t.Run("until the recovery action changes", func(t *testing.T) {
 		s := newLedgerFixture(t)
 		s.setSample(func(v *health.Sample) { v.RecoveryAction = health.RecoveryDrainP2P })
 		s.check(2)
@@ -253,6 +253,6 @@ func TestClearForgetsHistory(t *testing.T) {
 		t.Errorf("after: %+v", c)
 	}
 	if c := s.history(); len(c.FaultCounts) == 0 || c.LastReset.IsZero() {
-		t.Errorf("what was counted is no history of recovery: %+v", c)
+		t.Errorf("a command cleared the counts: %+v", c)
 	}
 }

@@ -26,7 +26,7 @@ func TestDwellDoubles(t *testing.T) {
 	s.expectRecovery("with the last but one episode six hours ago", 30*time.Second+2*time.Minute)
 	s.checkFor(6 * time.Hour)
 	s.reportXIDs(95)
-	s.expectRecovery("after six good hours", 90*time.Second)
+	s.expectRecovery("after six hours without an episode", 90*time.Second)
 }
 
 func TestDwellBounds(t *testing.T) {
@@ -58,7 +58,7 @@ func TestDwellOfDegraded(t *testing.T) {
 		s.expectRecovery("degraded", 90*time.Second)
 	}
 	if c := s.history(); len(c.UnhealthyEpisodes) != 0 || len(c.Recoveries) != 0 {
-		t.Errorf("remembered: %+v", c)
+		t.Errorf("history: %+v", c)
 	}
 }
 
@@ -74,14 +74,14 @@ func TestCleanChecks(t *testing.T) {
 		s.expectRecovery("clean checks", time.Duration(n)*checkInterval)
 	}
 	for name, bad := range map[string]func(*ledgerFixture){
-		"half an answer": func(s *ledgerFixture) {
+		"a partial check": func(s *ledgerFixture) {
 			s.setSample(func(v *health.Sample) { v.Partial = true })
 			s.check(1)
 			s.setSample(func(v *health.Sample) { v.Partial = false })
 		},
-		"no answer yet": func(s *ledgerFixture) { s.failing[a.GPU] = health.CallPending; s.check(1); delete(s.failing, a.GPU) },
-		"an error":      func(s *ledgerFixture) { s.failing[a.GPU] = health.ProbeFailed; s.check(1); delete(s.failing, a.GPU) },
-		"the driver away": func(s *ledgerFixture) {
+		"a pending call": func(s *ledgerFixture) { s.failing[a.GPU] = health.CallPending; s.check(1); delete(s.failing, a.GPU) },
+		"an error":       func(s *ledgerFixture) { s.failing[a.GPU] = health.ProbeFailed; s.check(1); delete(s.failing, a.GPU) },
+		"the driver unavailable": func(s *ledgerFixture) {
 			s.observe(health.Observation{At: gpu.Node, Kind: health.DriverUnavailable}, driverAvailable("580"))
 		},
 		"the same XID": func(s *ledgerFixture) {
@@ -89,10 +89,10 @@ func TestCleanChecks(t *testing.T) {
 			s.wait(time.Second)
 			s.observe(health.Observation{At: a, Kind: health.DriverRebound})
 		},
-		"an error and an answer in one reading": func(s *ledgerFixture) {
+		"an error and a check in one reading": func(s *ledgerFixture) {
 			s.observe(health.Observation{At: a, Kind: health.ProbeFailed}, health.Observation{At: a, Kind: health.Checked, Sample: *s.samples[a.GPU]})
 		},
-		"no answer in time": func(s *ledgerFixture) { s.observe(health.Observation{At: a, Kind: health.Unresponsive}) },
+		"a hung call": func(s *ledgerFixture) { s.observe(health.Observation{At: a, Kind: health.Unresponsive}) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := guest(t)
@@ -104,10 +104,10 @@ func TestCleanChecks(t *testing.T) {
 			bad(s)
 			s.check(2)
 			if h := s.ledger.Health(a); h.State != health.Unhealthy {
-				t.Errorf("two good, a bad, two good: %s", h)
+				t.Errorf("two clean checks, a bad one, two clean ones: %s", h)
 			}
 			s.check(2)
-			s.expect("four good ones in a row", health.Healthy, "")
+			s.expect("four clean checks in a row", health.Healthy, "")
 		})
 	}
 	t.Run("another fault", func(t *testing.T) {
@@ -260,7 +260,7 @@ func TestRelapse(t *testing.T) {
 			}
 		})
 	}
-	t.Run("the driver waves it through", func(t *testing.T) {
+	t.Run("cleared by the recovery action", func(t *testing.T) {
 		s := newLedgerFixture(t, noServiceLimit)
 		for range 5 {
 			s.reportXIDs(95, 74, 149)

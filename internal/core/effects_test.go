@@ -165,7 +165,7 @@ func TestRepeatRule(t *testing.T) {
 	}{
 		{"109 within ten minutes", guest, 109, 10 * time.Minute, health.Degraded, health.Unhealthy},
 		{"109 after them", guest, 109, 10*time.Minute + checkInterval, health.Degraded, health.Degraded},
-		{"109, and the driver is content", trusted, 109, time.Minute, health.Degraded, health.Degraded},
+		{"109 with a recovery action", trusted, 109, time.Minute, health.Degraded, health.Degraded},
 		{"109, not covered before R570", r565, 109, time.Minute, health.Degraded, health.Unhealthy},
 		{"80 within an hour", trusted, 80, time.Hour, health.Healthy, health.Degraded},
 		{"80 after it", trusted, 80, time.Hour + checkInterval, health.Healthy, health.Healthy},
@@ -207,7 +207,7 @@ func TestRepeatRule(t *testing.T) {
 		s.reportXIDs(109)
 		s.expect("it is the first since", health.Degraded, "XID_109")
 	})
-	t.Run("a note is forgotten", func(t *testing.T) {
+	t.Run("a condition without effect expires", func(t *testing.T) {
 		s := trusted(t)
 		s.reportXIDs(80)
 		s.checkFor(time.Hour)
@@ -216,7 +216,7 @@ func TestRepeatRule(t *testing.T) {
 		}
 		s.checkFor(checkInterval)
 		if cs := s.ledger.Conditions(); len(cs) != 0 || s.ledger.NeedsTick() {
-			t.Errorf("still noted: %v", cs)
+			t.Errorf("conditions after the hour: %v", cs)
 		}
 	})
 	t.Run("80 twice, then quiet", func(t *testing.T) {
@@ -236,7 +236,7 @@ func TestNVLinkOnly(t *testing.T) {
 	}{
 		{"18 links", gpu.OptionalUint64{Value: 18, OK: true}, health.Unhealthy},
 		{"none active", gpu.OptionalUint64{OK: true}, health.Degraded},
-		{"no such thing", gpu.OptionalUint64{}, health.Degraded},
+		{"not supported", gpu.OptionalUint64{}, health.Degraded},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			s := newFixtureWith(t, "580", func(v *health.Sample) { v.RecoveryAction, v.LinksUp = health.RecoveryUnknown, tc.links })
@@ -272,7 +272,7 @@ func TestRecoveryActionSince(t *testing.T) {
 		{"565.01", 120, health.Unhealthy, 90 * time.Second},
 		{"550.01", 120, health.Unhealthy, never},
 		{"580.95.05", 119, health.Unhealthy, never},
-		{"unheard of", 120, health.Unhealthy, never},
+		{"no number", 120, health.Unhealthy, never},
 	} {
 		s := newFixtureWith(t, tc.driver, func(*health.Sample) {})
 		s.reportXIDs(tc.code)

@@ -51,12 +51,12 @@ func FuzzRestore(f *testing.F) {
 		}
 		s := core.Restore(cfg, r, boot)
 		if s.Inventory.Len() > 0 || s.Inventory.Driver().State != gpu.DriverPending {
-			t.Errorf("offered before anybody asked: %d units, driver %v", s.Inventory.Len(), s.Inventory.Driver())
+			t.Errorf("offered before the first snapshot: %d units, driver %v", s.Inventory.Len(), s.Inventory.Driver())
 		}
 		kept := s.Checkpoint(boot)
 		again := core.Restore(cfg, kept, boot).Checkpoint(boot)
 		if diff := cmp.Diff(kept, again, same...); diff != "" {
-			t.Errorf("kept twice:\n%s", diff)
+			t.Errorf("written twice:\n%s", diff)
 		}
 		read := s.ExitMaintenance().Read(cfg, now, coretest.GPUs(2)).Observe(cfg, now.Add(time.Hour),
 			health.Observation{At: gpu.WholeGPU(coretest.GPU(1)), Kind: health.XID, Code: 48})
@@ -66,7 +66,7 @@ func FuzzRestore(f *testing.F) {
 			}
 		}
 		if !slices.ContainsFunc(read.Checkpoint(boot).Devices, func(d gpu.Device) bool { return d.ID == coretest.GPU(0) }) {
-			t.Error("a GPU that was read is not kept")
+			t.Error("a GPU that was read is not in the checkpoint")
 		}
 	})
 }
@@ -147,10 +147,10 @@ func TestBoundedUnderRandomCodes(t *testing.T) {
 	for i := range gpus {
 		history, _ := l.History(gpu.DeviceID(fmt.Sprint("GPU-", i)))
 		if n := len(history.FaultCounts); n > 70 {
-			t.Errorf("%d tallies", n)
+			t.Errorf("%d fault counts", n)
 		}
-		for _, tally := range history.FaultCounts {
-			counted += tally.Count
+		for _, count := range history.FaultCounts {
+			counted += count.Count
 		}
 	}
 	if counted != total {

@@ -142,12 +142,15 @@ func TestHealthText(t *testing.T) {
 	reasons := map[health.Reason]bool{health.ReasonWithdrawn: true} // of an inventory, not of the ledger
 	for _, sc := range faultCases() {
 		h := sc.start(t).ledger.Health(a)
+		if text := h.String(); len(text) > 200 {
+			t.Errorf("%d bytes: %q", len(text), text)
+		}
 		reasons[h.Reason] = true
 		fmt.Fprintf(&b, "%-34s %-26s %s\n", sc.name, h.Cause(), h)
 	}
 	for r := range health.ReasonWithdrawn {
 		if !reasons[r] {
-			t.Errorf("no scene about %s", r)
+			t.Errorf("no case of %s", r)
 		}
 	}
 	const golden = "testdata/health.golden"
@@ -203,11 +206,6 @@ func TestHealthTextIsShort(t *testing.T) {
 			}
 		}
 	}
-	for _, sc := range faultCases() {
-		if text := sc.start(t).ledger.Health(a).String(); len(text) > 200 {
-			t.Errorf("%d bytes: %q", len(text), text)
-		}
-	}
 }
 
 // What can't be monitored on a GPU is part of its health text, also if it is healthy.
@@ -223,7 +221,7 @@ func TestLimits(t *testing.T) {
 		{func(v *health.Sample) { v.Events, v.RecoveryAction = health.No, health.RecoveryUnknown }, a, "healthy (health limited: no XID events, recovery action not reported)"},
 		{func(v *health.Sample) { v.RemapPending = health.NotReported }, a, "healthy"},
 		{func(v *health.Sample) { v.RemapPending = health.NotReported }, ci(1, 0), "healthy (health limited: row remapping not visible under MIG)"},
-		{func(*health.Sample) {}, gpu.WholeGPU("GPU-never-asked"), "healthy"},
+		{func(*health.Sample) {}, gpu.WholeGPU("GPU-not-checked"), "healthy"},
 	} {
 		s := newLedgerFixture(t)
 		s.setSample(tc.set)
@@ -257,6 +255,6 @@ func TestCauses(t *testing.T) {
 		}
 	}
 	if cause := (health.Health{}).Cause(); cause != "" {
-		t.Errorf("%q is behind nothing", cause)
+		t.Errorf("%q is the cause of a healthy unit", cause)
 	}
 }

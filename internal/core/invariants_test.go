@@ -95,13 +95,13 @@ func ignored(l health.Ledger, at gpu.Placement, prefix string) bool {
 
 // Invariants for any order of events.
 func TestInvariants(t *testing.T) {
-	const lives, steps = 2000, 200
+	const seeds, steps = 2000, 200
 	percent := debug.SetGCPercent(800) // many short-lived objects
 	t.Cleanup(func() { debug.SetGCPercent(percent) })
 	for worker := range uint64(2) {
 		t.Run("", func(t *testing.T) {
 			t.Parallel()
-			for seed := worker; seed < lives && !t.Failed(); seed += 2 {
+			for seed := worker; seed < seeds && !t.Failed(); seed += 2 {
 				f := newRandomSim(seed)
 				was := map[gpu.DeviceID]health.State{}
 				for step := range steps {
@@ -135,7 +135,7 @@ func (f *randomSim) verifyPublished(t *testing.T, was map[gpu.DeviceID]health.St
 			needed = 2
 		}
 		if p.sample.RecoveryAction > health.RecoveryNone && p.actionChecks >= needed && h.Schedulable() && !ignored(l, p.at, "RECOVERY_ACTION_") {
-			t.Errorf("%s takes work, and its driver wants %s: %s", p.at, p.sample.RecoveryAction, h)
+			t.Errorf("%s takes work, and its recovery action is %s: %s", p.at, p.sample.RecoveryAction, h)
 		}
 		for _, cause := range p.needsReset {
 			if h.Schedulable() && !ignored(l, p.at, cause) {
@@ -198,7 +198,7 @@ func (f *randomSim) verifyPurity(t *testing.T) {
 		t.Errorf("%+v: once %v, once %v", o, with.Conditions(), again.Conditions())
 	}
 	if !slices.Equal(was, l.Conditions()) {
-		t.Errorf("%+v has changed the past: %v, was %v", o, l.Conditions(), was)
+		t.Errorf("%+v has changed the previous ledger: %v, was %v", o, l.Conditions(), was)
 	}
 	for _, at := range f.gpus {
 		if text := with.Health(at.at).String(); len(text) > 200 {
@@ -236,14 +236,14 @@ func (f *randomSim) verifyRecovery(t *testing.T, seed uint64) {
 	for _, p := range f.gpus {
 		for _, c := range f.state.Ledger.Conditions() {
 			if c.At.GPU == p.at.GPU && c.Evidence != 0 && !c.Simulated && c.State >= health.Unhealthy && c.IgnoredUntil.IsZero() {
-				t.Errorf("seed %d: nothing ends %s", seed, c)
+				t.Errorf("seed %d: no evidence cleared %s", seed, c)
 			}
 		}
 		if next, _, err := f.state.Clear(f.cfg, f.now, health.Command{GPU: p.at.GPU}); err == nil {
 			f.state = next
 		}
 		if h := f.state.Ledger.Health(p.at); h.State != health.Healthy {
-			t.Errorf("seed %d: an operator can't end %s", seed, h)
+			t.Errorf("seed %d: a command does not clear %s", seed, h)
 		}
 	}
 }

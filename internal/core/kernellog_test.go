@@ -46,7 +46,7 @@ func (l *restartFixture) count(n int, code uint64) uint64 {
 func (l *restartFixture) expectLog(when string, want uint64, known bool) {
 	l.Helper()
 	if next, ok := l.state.KernelLog(); next != want || ok != known {
-		l.Errorf("%s: the log is news from %d on (known: %t), want %d (%t)", when, next, ok, want, known)
+		l.Errorf("%s: the log is read from %d on (known: %t), want %d (%t)", when, next, ok, want, known)
 	}
 }
 
@@ -177,7 +177,7 @@ func TestLogLinesBeforeFirstSnapshot(t *testing.T) {
 	l.read(1)
 	l.expect("with the first reading", map[gpu.DeviceID]string{coretest.GPU(0): "healthy ", coretest.GPU(1): "lost XID_79"})
 	if next, _ := l.state.KernelLog(); next < 1000 || next > 14+5000 {
-		t.Errorf("the log is news from %d on", next)
+		t.Errorf("the log is read from %d on", next)
 	}
 	each, n := l.state.UnlistedXIDs()
 	if len(each) != 64 || n < 100 || each[0] != (core.UnlistedXID{PCI: pciSlot(7), Code: 31}) {
@@ -242,8 +242,8 @@ func TestEcho(t *testing.T) {
 			s.observe(tc.first)
 			s.wait(tc.apart)
 			s.observe(tc.second)
-			if tallies := s.history().FaultCounts; len(tallies) != 1 || tallies[0].Count != tc.count {
-				t.Errorf("counted %+v, want %d", tallies, tc.count)
+			if counts := s.history().FaultCounts; len(counts) != 1 || counts[0].Count != tc.count {
+				t.Errorf("counted %+v, want %d", counts, tc.count)
 			}
 			if cs := s.ledger.Conditions(); tc.count == 1 && (len(cs) != 1 || cs[0].Count != 1 || cs[0].Repeated) {
 				t.Errorf("conditions: %+v", cs)

@@ -44,7 +44,7 @@ func TestHistoryIsImmutable(t *testing.T) {
 		one := happen(base, i)
 		after := look(one)
 		if c, _ := one.History(a.GPU); i > 0 && (len(c.ClearedByReset) == 0 || len(c.UnhealthyEpisodes) == 0 || len(c.FaultCounts) != 2) {
-			t.Fatalf("nothing to see: %s", after)
+			t.Fatalf("no history: %s", after)
 		}
 		happen(base, i+1000)
 		if look(base) != before || look(one) != after {
@@ -211,7 +211,7 @@ func TestWorkloads(t *testing.T) {
 		{"three in more", xid.Degrades, fail(3, 31*time.Minute, 31), health.Healthy},
 		{"three of class Info and Trigger", xid.Degrades, fail(3, 0, 38, 154), health.Healthy},
 		{"three, policy None", xid.None, fail(3, 0, 31), health.Healthy},
-		{"three, taken seriously", xid.Withdraws, fail(3, 0, 31), health.Unhealthy},
+		{"three, policy Withdraws", xid.Withdraws, fail(3, 0, 31), health.Unhealthy},
 		{"one before the allocation, two after", xid.Degrades, func(s *ledgerFixture) { s.reportXIDs(31); fail(2, 0, 31)(s) }, health.Degraded},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

@@ -264,7 +264,7 @@ func (l *restartFixture) restart(boot, next string) {
 	}
 	l.state = core.Restore(l.cfg, record, next)
 	if n := l.state.Inventory.Len(); n != 0 {
-		l.Errorf("%d units are offered before the driver was asked", n)
+		l.Errorf("%d units are offered before the first snapshot", n)
 	}
 }
 

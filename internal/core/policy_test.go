@@ -28,10 +28,10 @@ func TestOverrides(t *testing.T) {
 	}{
 		{"ignore a reset", map[uint64]xid.Effect{95: xid.None}, nil, 95, health.Healthy, 0, 0},
 		{"degraded at most", map[uint64]xid.Effect{95: xid.Degrades}, nil, 95, health.Degraded, 90 * time.Second, never},
-		{"an application's is taken seriously", map[uint64]xid.Effect{13: xid.Withdraws}, nil, 13, health.Unhealthy, 90 * time.Second, never},
+		{"an application's withdraws", map[uint64]xid.Effect{13: xid.Withdraws}, nil, 13, health.Unhealthy, 90 * time.Second, never},
 		{"an application's degrades", map[uint64]xid.Effect{13: xid.Degrades}, nil, 13, health.Degraded, 90 * time.Second, 660 * time.Second},
-		{"an unknown one is taken seriously", map[uint64]xid.Effect{500: xid.Withdraws}, nil, 500, health.Unhealthy, 90 * time.Second, never},
-		{"one that wears is taken seriously", map[uint64]xid.Effect{92: xid.Withdraws}, nil, 92, health.Unhealthy, never, never},
+		{"an unknown one withdraws", map[uint64]xid.Effect{500: xid.Withdraws}, nil, 500, health.Unhealthy, 90 * time.Second, never},
+		{"a contained one withdraws", map[uint64]xid.Effect{92: xid.Withdraws}, nil, 92, health.Unhealthy, never, never},
 		{"lost", map[uint64]xid.Effect{119: xid.Loses}, nil, 119, health.GPULost, never, never},
 		{"all are ignored", nil, all(xid.None), 79, health.Healthy, 0, 0},
 		{"all withdraw", nil, all(xid.Withdraws), 31, health.Unhealthy, 90 * time.Second, never},
@@ -68,9 +68,9 @@ func TestOverrideDisablesEscalation(t *testing.T) {
 	s.reportXIDs(95)
 	s.setSample(func(v *health.Sample) { v.RecoveryAction = health.RecoveryReset })
 	s.check(1)
-	s.expect("the driver wants a reset", health.Unhealthy, "RECOVERY_ACTION_GPU_RESET")
+	s.expect("with a recovery action", health.Unhealthy, "RECOVERY_ACTION_GPU_RESET")
 	if n := s.history().FaultCounts[0].Count; n != 1 {
-		t.Errorf("what is ignored is counted %d times", n)
+		t.Errorf("an ignored XID is counted %d times", n)
 	}
 }
 
@@ -94,7 +94,7 @@ func TestDegradedTakesNoWork(t *testing.T) {
 	} {
 		s := newLedgerFixture(t, strict)
 		happen(s)
-		s.expect("strictly", health.Unhealthy, cause)
+		s.expect("degraded takes no work", health.Unhealthy, cause)
 	}
 }
 
@@ -104,7 +104,7 @@ func TestManual(t *testing.T) {
 	s := newLedgerFixture(t, manual)
 	s.reportXIDs(95)
 	s.reset()
-	s.expectRecovery("whatever the recovery action", never)
+	s.expectRecovery("after a reset", never)
 	if h := s.ledger.Health(a); h.Clears != "operator" {
 		t.Errorf("clears: %s", h.Clears)
 	}
@@ -157,7 +157,7 @@ func TestModeOff(t *testing.T) {
 		return u.Health
 	}
 	if h := offered(); h.State != health.Healthy {
-		t.Errorf("an XID of before takes it out of service: %s", h)
+		t.Errorf("an earlier XID has an effect: %s", h)
 	}
 	for _, tc := range []struct {
 		kind   health.ObservationKind
@@ -179,9 +179,9 @@ func TestModeOff(t *testing.T) {
 	s.observe(driverAvailable("580"))
 	s.policy.Mode = health.ModeEnforce
 	s.check(1)
-	s.expect("back in force", health.Unhealthy, "XID_95")
+	s.expect("enforced again", health.Unhealthy, "XID_95")
 	if c := s.condition("RECOVERY_ACTION_GPU_RESET"); c.State != health.Unhealthy {
-		t.Errorf("what was not judged is %s", c)
+		t.Errorf("the recovery action is %s", c)
 	}
 }
 
@@ -215,7 +215,7 @@ func TestPolicyProblems(t *testing.T) {
 		"probe failures", "clean checks", "recoveries a day",
 	} {
 		if err == nil || !strings.Contains(err.Error(), key+" = ") {
-			t.Errorf("no word about %s: %v", key, err)
+			t.Errorf("%s is not in the error: %v", key, err)
 		}
 	}
 	if _, ok := errors.AsType[*setting.Error](err); !ok {

@@ -114,7 +114,7 @@ func (p *simGPU) check(partial bool) health.Observation {
 	p.sample.Energy.Value += 1000
 	if p.failing != 0 {
 		p.lost = p.lost || p.failing == health.Lost
-		return health.Observation{At: p.at, Kind: p.failing, Detail: "no answer"}
+		return health.Observation{At: p.at, Kind: p.failing, Detail: "no response"}
 	}
 	if p.lost || p.reloaded && p.sample.RecoveryAction == health.RecoveryNone {
 		p.needsReset = nil
@@ -160,7 +160,7 @@ func (f *randomSim) step() (intervened bool) {
 		f.checkAll(checkInterval)
 	case n < 29:
 		p.failing = 0
-		f.note("%s answers", p.at)
+		f.note("%s responds", p.at)
 	case n < 31:
 		f.note("%s is reset", p.at)
 		p.reset()
@@ -169,7 +169,7 @@ func (f *randomSim) step() (intervened bool) {
 		f.loseDriver()
 	case n < 34:
 		f.driverReady, f.lastRead = true, time.Time{}
-		f.note("the driver answers")
+		f.note("the driver responds")
 	case n == 34:
 		f.restart(f.oneIn(4))
 		return true

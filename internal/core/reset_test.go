@@ -19,8 +19,8 @@ type resetSign struct {
 }
 
 var strong = []resetSign{
-	{"reset wanted, then nothing", func(v *health.Sample) { v.RecoveryAction = health.RecoveryReset }, func(v *health.Sample) { v.RecoveryAction = health.RecoveryNone }},
-	{"drain and reset wanted, then nothing", func(v *health.Sample) { v.RecoveryAction = health.RecoveryDrainAndReset }, func(v *health.Sample) { v.RecoveryAction = health.RecoveryNone }},
+	{"reset, then None", func(v *health.Sample) { v.RecoveryAction = health.RecoveryReset }, func(v *health.Sample) { v.RecoveryAction = health.RecoveryNone }},
+	{"drain and reset, then None", func(v *health.Sample) { v.RecoveryAction = health.RecoveryDrainAndReset }, func(v *health.Sample) { v.RecoveryAction = health.RecoveryNone }},
 	{"a row remap no longer pending", func(v *health.Sample) { v.RemapPending = health.Yes }, func(v *health.Sample) { v.RemapPending = health.No }},
 	{"a page retirement no longer pending", func(v *health.Sample) { v.RetirementPending = health.Yes }, func(v *health.Sample) { v.RetirementPending = health.No }},
 	{"a repair no longer pending", func(v *health.Sample) { v.RepairPending = health.Yes }, func(v *health.Sample) { v.RepairPending = health.No }},
@@ -36,9 +36,9 @@ var none = []resetSign{
 	{"nothing", nil, func(*health.Sample) {}},
 	{"a remap never pending", func(v *health.Sample) { v.RemapPending = health.NotReported }, func(v *health.Sample) { v.RemapPending = health.No }},
 	{"a remap not readable", func(v *health.Sample) { v.RemapPending = health.Yes }, func(v *health.Sample) { v.RemapPending = health.NotReported }},
-	{"peer-to-peer drained, then nothing", func(v *health.Sample) { v.RecoveryAction = health.RecoveryDrainP2P }, func(v *health.Sample) { v.RecoveryAction = health.RecoveryNone }},
-	{"one demand, then another", func(v *health.Sample) { v.RecoveryAction = health.RecoveryReset }, func(v *health.Sample) { v.RecoveryAction = health.RecoveryReboot }},
-	{"a demand not readable", func(v *health.Sample) { v.RecoveryAction = health.RecoveryReset }, func(v *health.Sample) { v.RecoveryAction = health.RecoveryUnknown }},
+	{"drain peer-to-peer, then None", func(v *health.Sample) { v.RecoveryAction = health.RecoveryDrainP2P }, func(v *health.Sample) { v.RecoveryAction = health.RecoveryNone }},
+	{"one recovery action, then another", func(v *health.Sample) { v.RecoveryAction = health.RecoveryReset }, func(v *health.Sample) { v.RecoveryAction = health.RecoveryReboot }},
+	{"a recovery action not readable", func(v *health.Sample) { v.RecoveryAction = health.RecoveryReset }, func(v *health.Sample) { v.RecoveryAction = health.RecoveryUnknown }},
 	{"energy unread", nil, func(v *health.Sample) { v.Energy, v.Replays = gpu.OptionalUint64{}, gpu.OptionalUint64{} }},
 	{"more of everything", nil, func(v *health.Sample) { v.Energy.Value, v.Replays.Value = 9e9, 50 }},
 }
@@ -97,7 +97,7 @@ func TestWeakSignsOfAReset(t *testing.T) {
 		}
 	}
 	if showsReset(t, time.Minute, weak[0], resetSign{after: func(v *health.Sample) { v.Energy.Value = 0 }}) {
-		t.Error("one counter twice is one sign")
+		t.Error("one counter twice is two signs")
 	}
 }
 
@@ -147,7 +147,7 @@ func TestResetBeforeTheFault(t *testing.T) {
 	s.observe(health.Observation{At: a, Kind: health.DriverRebound})
 	s.expect("at the same moment", health.Unhealthy, "XID_119")
 	if c := s.condition("XID_119"); c.ClearingSince.IsZero() {
-		t.Error("unbound and bound is no reset")
+		t.Error("recovery did not begin")
 	}
 	s.reportXIDs(119)
 	s.checkFor(time.Hour)
@@ -169,13 +169,13 @@ func TestReload(t *testing.T) {
 		{"recovery action None", gpu.DriverAbsent, true, "580", func(*health.Sample) {}, health.Healthy},
 		{"no recovery action", gpu.DriverAbsent, true, "580", func(v *health.Sample) { v.RecoveryAction = health.RecoveryUnknown }, health.Unhealthy},
 		{"no recovery action, counters fell", gpu.DriverAbsent, true, "580", func(v *health.Sample) { fallen(v); v.RecoveryAction = health.RecoveryUnknown }, health.Unhealthy},
-		{"a reset is wanted", gpu.DriverAbsent, true, "580", func(v *health.Sample) { fallen(v); v.RecoveryAction = health.RecoveryReset }, health.Unhealthy},
+		{"a recovery action", gpu.DriverAbsent, true, "580", func(v *health.Sample) { fallen(v); v.RecoveryAction = health.RecoveryReset }, health.Unhealthy},
 		{"a remap is no longer pending", gpu.DriverAbsent, true, "580", func(v *health.Sample) { v.RecoveryAction, v.RemapPending = health.RecoveryUnknown, health.No }, health.Healthy},
 		{"only the library was missing", gpu.DriverAbsent, false, "580", func(*health.Sample) {}, health.Unhealthy},
 		{"only the library was missing, counters fell", gpu.DriverAbsent, false, "580", fallen, health.Unhealthy},
 		{"only the library was missing, another version", gpu.DriverAbsent, false, "585.1", func(*health.Sample) {}, health.Healthy},
 		{"another version", gpu.DriverFailed, false, "585.1", func(*health.Sample) {}, health.Healthy},
-		{"it only could not be asked", gpu.DriverFailed, false, "580", func(*health.Sample) {}, health.Unhealthy},
+		{"the driver only could not be called", gpu.DriverFailed, false, "580", func(*health.Sample) {}, health.Unhealthy},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			s := newUncheckedFixture(t, "580")
@@ -220,7 +220,7 @@ func TestSimulatedFault(t *testing.T) {
 	s := newLedgerFixture(t)
 	for range 4 {
 		s.simulate(95)
-		s.expect("like the real one", health.Unhealthy, "XID_95")
+		s.expect("as a real one", health.Unhealthy, "XID_95")
 		if h := s.ledger.Health(a); !h.Simulated || !strings.HasPrefix(h.String(), "simulated: unhealthy: XID 95") {
 			t.Error(h)
 		}
@@ -232,7 +232,7 @@ func TestSimulatedFault(t *testing.T) {
 	}
 	s.simulate(109, 109, 119)
 	if c := s.history(); len(c.FaultCounts)+len(c.UnhealthyEpisodes)+len(c.Recoveries)+len(c.ClearedByReset) != 0 || !c.UnhealthySince.IsZero() {
-		t.Errorf("remembered: %+v", c)
+		t.Errorf("history: %+v", c)
 	}
 	for _, c := range s.ledger.Conditions() {
 		if !c.Simulated {
@@ -252,7 +252,7 @@ func TestSimulatedFaultAfterEpisodes(t *testing.T) {
 	s.simulate(95)
 	s.expectRecovery("a simulated fault", 90*time.Second)
 	s.reportXIDs(95)
-	s.expectRecovery("the real thing", 30*time.Second+4*time.Minute)
+	s.expectRecovery("a real fault", 30*time.Second+4*time.Minute)
 }
 
 // A simulated and a real fault are separate conditions, and the real one is shown.

@@ -35,7 +35,7 @@ func TestDevicesAfterRestart(t *testing.T) {
 		l.read(1)
 		l.expect("in the first reading", map[gpu.DeviceID]string{coretest.GPU(0): "healthy ", "GPU-new": "healthy "})
 		if _, ok := l.state.Ledger.History(coretest.GPU(1)); ok || len(l.state.Ledger.Conditions()) != 0 {
-			t.Errorf("the old one is not forgotten: %v", l.state.Ledger.Conditions())
+			t.Errorf("the history of the old one is kept: %v", l.state.Ledger.Conditions())
 		}
 	})
 	t.Run("MIG instances changed", func(t *testing.T) {
@@ -78,7 +78,7 @@ func TestDevicesWithoutADriver(t *testing.T) {
 	l.expect("another boot", nil)
 	l.host = without(l.host, coretest.GPU(1))
 	l.read(1)
-	l.expect("a driver at last", map[gpu.DeviceID]string{coretest.GPU(0): "degraded XID_157", coretest.GPU(1): "lost LOST"})
+	l.expect("the driver is ready", map[gpu.DeviceID]string{coretest.GPU(0): "degraded XID_157", coretest.GPU(1): "lost LOST"})
 	l.restart("boot 2", "boot 2")
 	l.noDriver(gpu.DriverFailed)
 	l.expect("that boot again", map[gpu.DeviceID]string{coretest.GPU(0): "unknown NVML_UNAVAILABLE", coretest.GPU(1): "lost LOST"})
@@ -220,7 +220,7 @@ func TestRebase(t *testing.T) {
 		want       time.Time // of the XID
 		wantBooted time.Time
 	}{
-		{"nothing jumped", core.Boot{ID: "a", Time: booted}, in(time.Minute), at, booted},
+		{"no change", core.Boot{ID: "a", Time: booted}, in(time.Minute), at, booted},
 		{"slewed by NTP", core.Boot{ID: "a", Time: booted.Add(time.Second / 2)}, in(time.Minute), at, booted},
 		{"forward", core.Boot{ID: "a", Time: booted.Add(26 * time.Hour)}, in(27 * time.Hour), at.Add(26 * time.Hour), booted.Add(26 * time.Hour)},
 		{"back", core.Boot{ID: "a", Time: booted.Add(-26 * time.Hour)}, in(-25 * time.Hour), at.Add(-26 * time.Hour), booted.Add(-26 * time.Hour)},

@@ -72,7 +72,7 @@ func TestRemovedInstance(t *testing.T) {
 		}
 	}
 	if c := state.Ledger.Conditions()[0]; !c.Since.Equal(testStart) || !c.FromRemovedInstance {
-		t.Errorf("it has forgotten its past: %+v", c)
+		t.Errorf("condition: %+v", c)
 	}
 	record := state.Checkpoint("boot")
 	again := core.Restore(cfg, record, "boot").Read(cfg, now, without(machine, "MIG-1"), healthyChecks(machine)...)

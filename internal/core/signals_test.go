@@ -65,11 +65,11 @@ func TestLevels(t *testing.T) {
 			}
 			s.setSample(l.unset)
 			s.check(1)
-			s.expectRecovery("once gone", l.over)
+			s.expectRecovery("without it", l.over)
 			if l.over == never && l.state == health.Unhealthy { // only an operator clears it
 				s.setSample(func(v *health.Sample) { *v = health.Sample{} })
 				s.reset()
-				s.expect("whatever comes", l.state, l.cause)
+				s.expect("after a reset", l.state, l.cause)
 			}
 		})
 		t.Run(l.cause+" for a moment", func(t *testing.T) {
@@ -84,7 +84,7 @@ func TestLevels(t *testing.T) {
 				s.check(1)
 			}
 			if cs := s.ledger.Conditions(); len(cs) != 0 {
-				t.Errorf("not forgotten: %v", cs)
+				t.Errorf("conditions: %v", cs)
 			}
 		})
 		t.Run(l.cause+" when it is not reported", func(t *testing.T) {
@@ -93,7 +93,7 @@ func TestLevels(t *testing.T) {
 			s.check(l.checks)
 			s.setSample(func(v *health.Sample) { *v = health.Sample{} })
 			s.check(20)
-			s.expect("no report is no evidence", l.state, l.cause)
+			s.expect("not reported", l.state, l.cause)
 		})
 		t.Run(l.cause+" from the start", func(t *testing.T) {
 			s := newUncheckedFixture(t, "580")
@@ -101,7 +101,7 @@ func TestLevels(t *testing.T) {
 			s.check(1)
 			s.setSample(l.set)
 			s.check(l.checks)
-			s.expect("a fault of before the agent", l.state, l.cause)
+			s.expect("before the first check", l.state, l.cause)
 		})
 	}
 }
@@ -161,7 +161,7 @@ func TestRecoveryWaitsForRepair(t *testing.T) {
 // A fabric takes some time to complete. Until then the GPU can't be used, and after FabricGrace this is a fault.
 func TestFabric(t *testing.T) {
 	starting := func(v *health.Sample) { v.Fabric = health.FabricStarting }
-	well := func(v *health.Sample) { v.Fabric = health.FabricHealthy }
+	up := func(v *health.Sample) { v.Fabric = health.FabricHealthy }
 	t.Run("up in time", func(t *testing.T) {
 		s := newUncheckedFixture(t, "580")
 		s.setSample(starting)
@@ -169,7 +169,7 @@ func TestFabric(t *testing.T) {
 		s.expect("not yet", health.Unknown, "FABRIC_STARTING")
 		s.checkFor(9 * time.Minute)
 		s.expect("not yet", health.Unknown, "FABRIC_STARTING")
-		s.setSample(well)
+		s.setSample(up)
 		s.check(1)
 		s.expect("up", health.Healthy, "")
 	})
@@ -181,7 +181,7 @@ func TestFabric(t *testing.T) {
 		s.expect("in time", health.Unknown, "FABRIC_STARTING")
 		s.check(1)
 		s.expect("too late", health.Unhealthy, "FABRIC_STARTING")
-		s.setSample(well)
+		s.setSample(up)
 		s.check(1)
 		s.expectRecovery("up at last", time.Minute)
 	})
@@ -241,7 +241,7 @@ func TestECC(t *testing.T) {
 		s.expect("immediately", health.Degraded, "ECC_UNCORRECTABLE")
 		s.expectRecovery("quiet", 11*time.Minute)
 	})
-	t.Run("the driver is content", func(t *testing.T) {
+	t.Run("with a recovery action", func(t *testing.T) {
 		s := trusted(t)
 		s.setSample(more)
 		s.check(1)
@@ -264,7 +264,7 @@ func TestECC(t *testing.T) {
 		s.setSample(more)
 		s.check(1)
 		if cs := s.ledger.Conditions(); len(cs) != 1 || cs[0].Cause() != want {
-			t.Errorf("XID %d explains it: %v", code, cs)
+			t.Errorf("with XID %d: %v", code, cs)
 		}
 	}
 	for _, code := range []uint64{13, 31, 43, 45, 38, 154} {
@@ -272,12 +272,12 @@ func TestECC(t *testing.T) {
 		s.reportXIDs(code)
 		s.setSample(more)
 		s.check(1)
-		s.expect("an application's XID explains nothing", health.Degraded, "ECC_UNCORRECTABLE")
+		s.expect("an application's XID is another fault", health.Degraded, "ECC_UNCORRECTABLE")
 	}
 	for name, change := range map[string]func(*health.Sample){
-		"unread":  func(v *health.Sample) { v.Uncorrectable = gpu.OptionalUint64{} },
-		"reset":   func(v *health.Sample) { v.Uncorrectable.Value = 0 },
-		"no news": func(*health.Sample) {},
+		"unread": func(v *health.Sample) { v.Uncorrectable = gpu.OptionalUint64{} },
+		"reset":  func(v *health.Sample) { v.Uncorrectable.Value = 0 },
+		"equal":  func(*health.Sample) {},
 	} {
 		s := trusted(t)
 		s.setSample(change)
