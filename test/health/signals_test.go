@@ -64,6 +64,15 @@ func TestSignals(t *testing.T) {
 	}
 }
 
+// The health mask of a fabric counts where the driver reports one.
+func TestFabricHealthMask(t *testing.T) {
+	m := newHealthyAgent(t, "gb200")
+	m.set(1, "fabric_health_mask = 0x11a9", "fabric_health_summary = 0") // bandwidth degraded
+	m.set(2, "fabric_health_mask = 0x12aa", "fabric_health_summary = 0") // incorrect system GUID
+	m.step(2 * time.Minute)
+	m.expect("then", states{1: health.Degraded, 2: health.Unhealthy})
+}
+
 // Counters of time and of replays are compared over ten minutes, the counter of errors with the previous check.
 func TestCounters(t *testing.T) {
 	m := newHealthyAgent(t, "h100x8")

@@ -1,6 +1,9 @@
 package gpu
 
-import "fmt"
+import (
+	"fmt"
+	"slices"
+)
 
 // toggleNames are the names of Toggle values in files.
 var toggleNames = [...]string{"unknown", "disabled", "enabled"}
@@ -25,11 +28,10 @@ func MarshalName[T ~uint8](v T, names []string, what string) ([]byte, error) {
 // UnmarshalName sets v to the index of text in names. It fails if text is not in names. The argument what names
 // the enumeration in the error.
 func UnmarshalName[T ~uint8](v *T, names []string, text, what string) error {
-	for i, name := range names {
-		if name == text && name != "" {
-			*v = T(i)
-			return nil
-		}
+	i := slices.Index(names, text)
+	if i < 0 || text == "" {
+		return fmt.Errorf("unknown %s %q", what, text)
 	}
-	return fmt.Errorf("unknown %s %q", what, text)
+	*v = T(i)
+	return nil
 }

@@ -63,29 +63,22 @@ func Restore(p Policy, c Checkpoint, rebooted bool) Ledger {
 }
 
 // Latest returns the latest time of an occurrence in the checkpoint; zero if there is none.
-func (c Checkpoint) Latest() (t time.Time) {
-	later := func(times ...time.Time) {
-		for _, o := range times {
-			if o.After(t) {
-				t = o
-			}
-		}
-	}
+func (c Checkpoint) Latest() time.Time {
+	times := []time.Time{{}}
 	for _, each := range c.Conditions {
-		later(each.Since, each.Last)
+		times = append(times, each.Since, each.Last)
 	}
 	for _, h := range c.GPUs {
-		later(h.LastReset, h.UnhealthySince)
-		later(h.UnhealthyEpisodes...)
-		later(h.Recoveries...)
+		times = append(times, h.LastReset, h.UnhealthySince)
+		times = slices.Concat(times, h.UnhealthyEpisodes, h.Recoveries)
 		for _, cleared := range h.ClearedByReset {
-			later(cleared.At)
+			times = append(times, cleared.At)
 		}
-		for _, tally := range h.FaultCounts {
-			later(tally.Last)
+		for _, count := range h.FaultCounts {
+			times = append(times, count.Last)
 		}
 	}
-	return t
+	return slices.MaxFunc(times, time.Time.Compare)
 }
 
 // Shift returns c with every time moved by d.

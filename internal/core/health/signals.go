@@ -21,14 +21,8 @@ const (
 	weakSignSpan = 5 * time.Minute
 )
 
-// levelReasons are the persistent states that a health check reads.
-var levelReasons = []Reason{
-	ReasonRecoveryAction, ReasonRemapFailed, ReasonUnrepairable, ReasonSRAM, ReasonRemapPending, ReasonRetirement,
-	ReasonRepair, ReasonInfoROM, ReasonFabricWait, ReasonFabric, ReasonFabricLimits, ReasonNVLinksDown, ReasonThermal,
-	ReasonPowerBrake, ReasonReplays, ReasonPCIeWidth,
-}
-
-// level reports whether the latest sample shows the state of a reason.
+// level reports whether the latest sample shows the state of a reason. For a reason that is no persistent state it is
+// NotReported.
 func (h *GPUHistory) level(r Reason) Tristate {
 	v := h.Sample
 	is := func(reported, present bool) Tristate {
@@ -116,7 +110,7 @@ func (b *ledgerBuilder) check(id gpu.DeviceID, v Sample) {
 	if old.Uncorrectable.OK && v.Uncorrectable.Value > old.Uncorrectable.Value && !history.faultWithin(b.now, time.Minute) {
 		b.recordEvent(Condition{At: at, Reason: ReasonECC}).State = b.policy.state(xid.Degrades)
 	}
-	for _, r := range levelReasons {
+	for r := range Reason(len(meanings)) {
 		b.applyLevel(at, r, history)
 	}
 }
