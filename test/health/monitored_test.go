@@ -44,7 +44,7 @@ func monitorOf(t testing.TB, m *simdriver.Machine, tune ...func(*core.Config)) *
 	f := &monitored{Machine: m, t: t}
 	cfg := configOf(m, tune...)
 	f.Monitor = monitor.New(func() (monitor.Session, error) {
-		s, err := nvidia.Open(nvidia.Options{Roots: cfg.Roots, Deadline: 50 * time.Millisecond})
+		s, err := nvidia.Open(nvidia.Options{Roots: cfg.Roots, Deadline: cfg.Probe})
 		if err != nil {
 			return nil, err // not a nil *Session in an interface
 		}
@@ -209,7 +209,7 @@ func TestRecoveryActionIsReadAfterEvents(t *testing.T) {
 // Ten thousand events of one fault in a second are one condition, and no other event is lost.
 func TestManyEvents(t *testing.T) {
 	const perSecond, seconds = 10_000, 3
-	f := monitorOf(t, simdriver.Start(t, "h100x8"), short)
+	f := monitorOf(t, simdriver.Start(t, "h100x8"), short, func(c *core.Config) { c.Health.SettleTime = 2 * time.Second }) // XID 95 lasts
 	f.awaitAll(health.Healthy)
 	heap := heapInUse()
 	start := time.Now()
