@@ -25,7 +25,7 @@ func TestConditionTextIsStable(t *testing.T) {
 	}
 }
 
-// The history of a GPU is immutable too.
+// The history of a GPU is immutable.
 func TestHistoryIsImmutable(t *testing.T) {
 	p, a := health.DefaultPolicy(), gpu.WholeGPU("GPU-a")
 	look := func(l health.Ledger) string { c, _ := l.History(a.GPU); return fmt.Sprintf("%+v", c) }

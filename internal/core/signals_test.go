@@ -158,7 +158,7 @@ func TestRecoveryWaitsForRepair(t *testing.T) {
 	}
 }
 
-// A fabric takes some time to complete. Until then the GPU can't be used, and after FabricGrace this is a fault.
+// A fabric takes some time to complete. Until then the GPU can't be used, and after FabricTimeout this is a fault.
 func TestFabric(t *testing.T) {
 	starting := func(v *health.Sample) { v.Fabric = health.FabricStarting }
 	up := func(v *health.Sample) { v.Fabric = health.FabricHealthy }
@@ -218,7 +218,7 @@ func TestFabric(t *testing.T) {
 	})
 }
 
-// Links that were never up are not missing. Links that were up are, also after a restart of the agent.
+// Links that were never up are not missing; links that were up are.
 func TestLinks(t *testing.T) {
 	s := newUncheckedFixture(t, "580")
 	for _, n := range []uint64{0, 6, 18} {
