@@ -37,15 +37,15 @@ func Restore(p Policy, c Checkpoint, rebooted bool) Ledger {
 	if !rebooted { // a reboot loads the driver again
 		l.driver = c.Driver
 	}
-	for id, history := range c.GPUs {
+	for id, kept := range c.GPUs {
+		history := kept.clone()
 		if rebooted {
 			history.Sample, history.MaxNVLinks, history.JoinedFabric = Sample{}, 0, false
-			history.FaultCounts = slices.Clone(history.FaultCounts)
 			for i := range history.FaultCounts {
 				history.FaultCounts[i].BothSources = true // no line of this boot's kernel log is its echo
 			}
 		}
-		l.histories[id] = history.clone()
+		l.histories[id] = history
 	}
 	for _, each := range c.Conditions {
 		if rebooted && each.clearedBy(p)&xid.Reboot != 0 {
