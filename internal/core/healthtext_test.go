@@ -232,7 +232,7 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-// Names for programs exist for each value, are unique, and do not change.
+// Each reason has a name for programs, which is unique. The golden file has the names that the ledger uses.
 func TestCauses(t *testing.T) {
 	seen := map[string]bool{}
 	for r := health.ReasonXID; r <= health.ReasonHeld; r++ {
@@ -242,17 +242,9 @@ func TestCauses(t *testing.T) {
 			seen[name] = true
 		}
 	}
-	for c, want := range map[health.Condition]string{
-		{Reason: health.ReasonXID, Code: 95}:                                      "XID_95",
-		{Reason: health.ReasonEvent, Code: 0x2000}:                                "EVENT_0x2000",
-		{Reason: health.ReasonRecoveryAction, Code: uint64(health.RecoveryOther)}: "RECOVERY_ACTION_UNKNOWN_ACTION",
-		{Reason: health.ReasonRecoveryAction, Code: 1 << 40}:                      "RECOVERY_ACTION_UNKNOWN_ACTION",
-		{Reason: health.ReasonRecoveryAction, Code: uint64(health.RecoveryIMEX)}:  "RECOVERY_ACTION_RECOVER_IMEX_DOMAIN",
-		{Reason: health.ReasonRemapPending}:                                       "ROW_REMAP_PENDING",
-	} {
-		if got := c.Cause(); got != want {
-			t.Errorf("%q, want %q", got, want)
-		}
+	damaged := health.Condition{Reason: health.ReasonRecoveryAction, Code: 1 << 40} // of a damaged file
+	if got := damaged.Cause(); got != "RECOVERY_ACTION_UNKNOWN_ACTION" {
+		t.Error(got)
 	}
 	if cause := (health.Health{}).Cause(); cause != "" {
 		t.Errorf("%q is the cause of a healthy unit", cause)
