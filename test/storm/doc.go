@@ -1,32 +1,32 @@
-// Package storm is one machine in a storm of random faults: calls that fail, hang or crawl, XIDs and floods of
-// events, GPUs that are lost, pulled and exchanged, a driver that is unloaded and loaded anew, kubelets that
-// crash, streams that are cancelled, MPS daemons that die. One of the two machines has a policy: exclusive GPUs and
-// instances, shares by time-slicing and by MPS, a GPU that is kept back. Both adapters serve their real protocols
-// all the while. Whatever happens, in whatever order: no stream ends by itself, no GPU that is known to be broken is
-// offered, no GPU that nothing happened to is withdrawn, both orchestrators hear the same, the shares of a device are
-// all alike, requests are answered at once, and after a calm everything is well and nothing has grown.
+// Package storm injects random faults into a simulated machine while agents run on it: calls that fail, hang or are slow, XIDs and
+// many events at once, GPUs that are lost, removed and replaced, a driver that is unloaded and reloaded, kubelets that crash, streams that
+// are cancelled, MPS daemons that end. It checks invariants all the time, whatever the order of the faults.
 //
-//	plan (from a seed) - runner -> simulated machine -> session -> monitor -> adapters -> orchestrators
-//	                       |                                                                 |
-//	                       '- truth: what is broken, since when ----- judge ----- what they were told
+// TestStorm and TestStormOnMIG have one agent, in this process, with both adapters behind their real protocols. No stream ends by
+// itself, no GPU that is known to be faulty is offered, no GPU without a fault is withdrawn, both orchestrators have the same, all shares of
+// a device have the same health, and requests are answered within a limit. TestStormOnMIG has a policy: exclusive GPUs and instances, shares
+// by time-slicing and by MPS, a reserved GPU.
 //
-// Truth is a small model of the machine with times; it knows nothing of the product's rules. A claim ("this GPU
-// must not be offered now") is made only where it is beyond doubt.
+//	plan (from a seed) -> simulated machine -> session -> monitor -> adapters -> orchestrators
+//	  |                                                                             |
+//	  '-> expectedState: faults and their times ----------> check <------------ what they have
 //
-// Another storm has both agents, each in a process of its own as they are on a host, under rules by index and count that split
-// the machine: GPUs come, go and change their order, agents end, are killed, can open no file, and find the history or the whole
-// state directory of another machine, and the wall clock jumps. What must hold: in an era, which ends when an operator orders to
-// bind anew or changes the policy, a device is in one pool of one agent; no GPU of another machine is taken for a lost one;
-// nothing of a good history is lost.
+// expectedState is a small model of the machine; it has none of the product's rules, and requires that a GPU is not offered only where
+// that is certain.
 //
-//	plan (from a seed) - runner -> simulated machine -> two agents -> each inventory -> deals: who has what, since which era
+// TestStormOfTwoAgents has both agents, each in a process of its own, with a policy by index and count that divides the machine: GPUs
+// are removed, added and reordered, agents end, are killed, can't open files, and find the history or the state directory of another
+// machine; the wall clock jumps. In a period, which a rebind or another policy ends, a device is in one pool of one agent; no GPU of
+// another machine is listed as lost; nothing of a valid history is lost.
 //
-// A run has rounds: a storm, then a calm in which everything is lifted and an operator resets what needs it. The
-// default is short. A long one is asked for by the environment:
+//	plan (from a seed) -> simulated machine -> two agents -> inventories -> assignments: who offers what, by period
+//
+// A run has rounds: faults, then a quiet period without any, in which an operator resets or replaces what does not recover by
+// itself. The default is short. Environment:
 //
 //	TANDEM_STORM_FAULTS=10000   faults of a test
-//	TANDEM_STORM_FOR=30m        for which they last, at least
-//	TANDEM_STORM_SEED=1         which faults, where and when; a run prints its seed
-//	TANDEM_STORM_SLACK=2        factor on all bounds, for a machine that is slow
-//	TANDEM_STORM_WITHOUT=lost,pulled   kinds of faults to leave out, to find out which it takes
+//	TANDEM_STORM_FOR=30m        minimum duration of a test
+//	TANDEM_STORM_SEED=1         decides which faults, where and when; a run prints its seed
+//	TANDEM_STORM_SLACK=2        factor of all time limits, for a slow machine
+//	TANDEM_STORM_WITHOUT=lost,removed   kinds of faults to leave out, to find out which are needed
 package storm

@@ -15,27 +15,27 @@ import (
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
 )
 
-// kubelet is one kubelet after another in one folder.
+// kubelet is one kubelet after another in one directory.
 type kubelet struct {
-	w   *storm
+	w   *oneAgent
 	dir string
 
 	mu        sync.Mutex
 	running   *kubelettest.Kubelet // nil while it is down
 	since     time.Time            // when it was last disturbed
 	disturbed int                  // how often
-	seen      map[string]int       // lists judged, by resource
+	seen      map[string]int       // lists that were checked, by resource
 }
 
 // newKubelet starts the adapter and a kubelet.
-func newKubelet(t testing.TB, w *storm, running *sync.WaitGroup) *kubelet {
+func newKubelet(t testing.TB, w *oneAgent, running *sync.WaitGroup) *kubelet {
 	dir, err := os.MkdirTemp("", "storm") // t.TempDir's names are too long for a socket
 	must(t, err)
 	k := &kubelet{w: w, dir: dir}
 	must(t, k.start(kubelettest.Behaviour{}))
 	t.Cleanup(func() { k.stop((*kubelettest.Kubelet).Stop); _ = os.RemoveAll(dir) })
 	podSocket := filepath.Join(dir, "pod-resources", "kubelet.sock")
-	pods, err := kubelettest.ServePodResources(podSocket) // no pod holds anything for longer than a moment
+	pods, err := kubelettest.ServePodResources(podSocket) // no pod holds a device
 	must(t, err)
 	t.Cleanup(pods.Close)
 	adapter := kubeadapter.New(w.monitor, kubeadapter.Options{
@@ -45,7 +45,7 @@ func newKubelet(t testing.TB, w *storm, running *sync.WaitGroup) *kubelet {
 	return k
 }
 
-// start starts another kubelet, which remembers nothing.
+// start starts another kubelet, without state.
 func (k *kubelet) start(b kubelettest.Behaviour) error {
 	next := kubelettest.New(k.dir)
 	next.Behave(b)
@@ -69,7 +69,7 @@ func (k *kubelet) stop(how func(*kubelettest.Kubelet)) {
 	}
 }
 
-// disturb does something to the kubelet that runs.
+// disturb changes the running kubelet.
 func (k *kubelet) disturb(how func(*kubelettest.Kubelet)) {
 	k.mu.Lock()
 	now := k.running
@@ -80,14 +80,14 @@ func (k *kubelet) disturb(how func(*kubelettest.Kubelet)) {
 	}
 }
 
-// now is the kubelet that runs, nil if none does, and how often it was disturbed.
+// now is the running kubelet, nil if there is none, and how often it was disturbed.
 func (k *kubelet) now() (running *kubelettest.Kubelet, disturbed int) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.running, k.disturbed
 }
 
-// resources are those that registered with a kubelet.
+// resources are those that are registered with a kubelet.
 func resources(running *kubelettest.Kubelet) []string {
 	if running == nil {
 		return nil
@@ -98,12 +98,6 @@ func resources(running *kubelettest.Kubelet) []string {
 	}
 	slices.Sort(names)
 	return slices.Compact(names)
-}
-
-// unit is a unit as an orchestrator sees it.
-type unit struct {
-	healthy bool
-	of      string // resource or group
 }
 
 // view is what the kubelet has now.
@@ -119,8 +113,8 @@ func (k *kubelet) view() map[string]unit {
 	return units
 }
 
-// news are the lists that came since the last look.
-func (k *kubelet) news() (units []*v1beta1.Device) {
+// newLists are the devices in the lists that arrived since the last call.
+func (k *kubelet) newLists() (units []*v1beta1.Device) {
 	running, _ := k.now()
 	for _, resource := range resources(running) {
 		lists := running.Lists(resource)
@@ -137,8 +131,7 @@ func (k *kubelet) news() (units []*v1beta1.Device) {
 	return units
 }
 
-// allocate asks for units; disturbed says that the kubelet was restarted, or had no plugin: then
-// the answer says nothing.
+// allocate requests units. disturbed: the kubelet was restarted or had no plugin, and the answer does not count.
 func (k *kubelet) allocate(ctx context.Context, resource string, ids ...string) (disturbed bool, err error) {
 	running, before := k.now()
 	if running == nil {
@@ -150,4 +143,15 @@ func (k *kubelet) allocate(ctx context.Context, resource string, ids ...string) 
 	_, err = running.Allocate(ctx, resource, ids...)
 	_, after := k.now()
 	return before != after, err
+}
+
+// registrationLimit is how long a kubelet may be without its plugins after it was disturbed: for one that registers and never
+// opens the stream the plugin waits ten seconds.
+const registrationLimit = 20 * time.Second
+
+// undisturbed reports whether the kubelet was last disturbed so long ago that it must have its plugins.
+func (k *kubelet) undisturbed(now time.Time) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.running != nil && now.Sub(k.since) > k.w.o.limit(registrationLimit)
 }

@@ -5,6 +5,7 @@ import (
 	"os"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -25,11 +26,11 @@ func (f footprint) String() string {
 		float64(f.heap)/mib, float64(f.rss)/mib, f.descriptors, f.goroutines, f.threads, f.sets)
 }
 
-// setSize is what the simulated driver keeps for ever of each event set: it is recognised by its address.
+// setSize is what the simulated driver never frees of each event set, as it recognises a set by its address.
 const setSize = 8400
 
-// measure takes the footprint in a calm, when what is on its way out has left: that takes a moment.
-func (w *storm) measure() footprint {
+// measure returns the footprint in a quiet period, after goroutines and files that are about to end.
+func (w *oneAgent) measure() footprint {
 	f := w.footprint()
 	for range 5 {
 		w.rest(50 * time.Millisecond)
@@ -40,7 +41,7 @@ func (w *storm) measure() footprint {
 	return f
 }
 
-func (w *storm) footprint() footprint {
+func (w *oneAgent) footprint() footprint {
 	debug.FreeOSMemory() // collects, too
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
@@ -50,13 +51,13 @@ func (w *storm) footprint() footprint {
 	must(w.t, err)
 	sets := calls["nvmlEventSetCreate"] + calls["nvmlSystemEventSetCreate"]
 	return footprint{
-		heap: m.HeapAlloc, rss: kernelSays(w, "VmRSS")<<10 - min(sets*setSize, kernelSays(w, "VmRSS")<<10),
-		descriptors: len(open), goroutines: runtime.NumGoroutine(), threads: int(kernelSays(w, "Threads")), sets: sets,
+		heap: m.HeapAlloc, rss: kernelNumber(w, "VmRSS")<<10 - min(sets*setSize, kernelNumber(w, "VmRSS")<<10),
+		descriptors: len(open), goroutines: runtime.NumGoroutine(), threads: int(kernelNumber(w, "Threads")), sets: sets,
 	}
 }
 
-// kernelSays is a number of /proc/self/status.
-func kernelSays(w *storm, key string) uint64 {
+// kernelNumber is a number of /proc/self/status.
+func kernelNumber(w *oneAgent, key string) uint64 {
 	text, err := os.ReadFile("/proc/self/status")
 	must(w.t, err)
 	for line := range strings.Lines(string(text)) {
@@ -70,17 +71,17 @@ func kernelSays(w *storm, key string) uint64 {
 	return 0
 }
 
-// compare fails if the process has grown, and takes its time about it: what is on its way out may take seconds.
-func (w *storm) compare(early footprint) (end footprint) {
+// compare fails the test if the process has grown. What is about to end may take seconds.
+func (w *oneAgent) compare(early footprint) (end footprint) {
 	w.until(recovery, func() bool { end = w.measure(); return end.growth(early) == "" })
 	if grown := end.growth(early); grown != "" && w.ctx.Err() == nil {
-		w.wrong("%s\n%s", grown, openFiles())
+		w.fail("%s\n%s", grown, openFiles())
 	}
 	return end
 }
 
-// growth says what is more than chance. A thread, once made, stays with the Go runtime; how many calls hung at
-// once is up to chance.
+// growth describes what has grown by more than chance; "" if nothing has. The Go runtime keeps each thread; how many calls hung at the
+// same time is random. The race detector keeps memory for every goroutine, so that only the heap counts with it.
 func (f footprint) growth(early footprint) string {
 	const mib = 1 << 20
 	for _, c := range []struct {
@@ -93,14 +94,20 @@ func (f footprint) growth(early footprint) string {
 		{"goroutines", uint64(early.goroutines), uint64(f.goroutines), 12},
 		{"threads", uint64(early.threads), uint64(f.threads), 24},
 	} {
-		if c.end > c.early+c.may && (!raced || c.what != "RSS") {
+		if c.end > c.early+c.may && (!raceDetector() || c.what != "RSS") {
 			return fmt.Sprintf("%s grew from %d to %d", c.what, c.early, c.end)
 		}
 	}
 	return ""
 }
 
-// openFiles says what is open, and how often.
+// raceDetector reports whether the test was built with -race.
+func raceDetector() bool {
+	info, ok := debug.ReadBuildInfo()
+	return ok && slices.ContainsFunc(info.Settings, func(s debug.BuildSetting) bool { return s.Key == "-race" && s.Value == "true" })
+}
+
+// openFiles are the open files by kind.
 func openFiles() string {
 	entries, err := os.ReadDir("/proc/self/fd")
 	if err != nil {

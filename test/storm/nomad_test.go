@@ -14,9 +14,9 @@ import (
 	"github.com/tandem-gpu/tandem/internal/nomadadapter/nomadtest"
 )
 
-// nomad is Nomad's side: the plugin behind real gRPC, a fingerprint stream and one of numbers.
+// nomad is Nomad's side: the plugin behind real gRPC, a stream of fingerprints and one of statistics.
 type nomad struct {
-	w      *storm
+	w      *oneAgent
 	plugin device.DevicePlugin
 
 	mu      sync.Mutex
@@ -25,15 +25,15 @@ type nomad struct {
 }
 
 // newNomad starts the adapter and opens both streams.
-func newNomad(ctx context.Context, t testing.TB, w *storm) *nomad {
+func newNomad(t testing.TB, w *oneAgent) *nomad {
 	source := func(context.Context, nomadadapter.Settings, *slog.Logger) nomadadapter.Source { return w.monitor }
-	adapter := nomadadapter.New(ctx, "2.0.0", source, hclog.NewNullLogger())
+	adapter := nomadadapter.New(w.ctx, "2.0.0", source, hclog.NewNullLogger())
 	n := &nomad{w: w, plugin: nomadtest.Serve(t, adapter), streams: map[string]context.CancelFunc{}}
 	must(t, n.fingerprint(), n.stats())
 	return n
 }
 
-// open is the context of a stream; the one before it of that name ends.
+// open returns the context of a stream, and ends the earlier stream of that name.
 func (n *nomad) open(name string) context.Context {
 	ctx, cancel := context.WithCancel(n.w.ctx)
 	n.mu.Lock()
@@ -45,7 +45,7 @@ func (n *nomad) open(name string) context.Context {
 	return ctx
 }
 
-// fingerprint opens the stream of devices anew.
+// fingerprint opens the stream of fingerprints again.
 func (n *nomad) fingerprint() error {
 	ctx := n.open("fingerprint")
 	stream, err := n.plugin.Fingerprint(ctx)
@@ -58,7 +58,7 @@ func (n *nomad) fingerprint() error {
 				continue
 			}
 			if r.Error != nil {
-				n.w.wrong("Nomad's fingerprint stream: %w", r.Error)
+				n.w.fail("Nomad's fingerprint stream: %w", r.Error)
 				continue
 			}
 			now := time.Now()
@@ -66,21 +66,21 @@ func (n *nomad) fingerprint() error {
 			n.groups = r.Devices
 			n.mu.Unlock()
 			for id, u := range viewOf(r.Devices) {
-				n.w.judge("Nomad is told", id, u.healthy, now)
+				n.w.check("Nomad received", id, u.healthy, now)
 			}
 		}
 		if ctx.Err() == nil {
-			n.w.wrong("Nomad's fingerprint stream has ended")
+			n.w.fail("Nomad's fingerprint stream has ended")
 		}
 	}()
 	return nil
 }
 
-// silent is how long a stream of numbers may be without any: it has them each second, and waits for the driver
-// no longer than that.
-const silent = 8 * time.Second
+// statsLimit is the longest time between two messages of statistics: there is one each second, and the adapter waits for the driver no
+// longer than that.
+const statsLimit = 8 * time.Second
 
-// stats opens the stream of numbers anew.
+// stats opens the stream of statistics again.
 func (n *nomad) stats() error {
 	ctx := n.open("stats")
 	stream, err := n.plugin.Stats(ctx, time.Second)
@@ -90,23 +90,23 @@ func (n *nomad) stats() error {
 	go func() {
 		tick := time.NewTicker(time.Second)
 		defer tick.Stop()
-		for late := n.w.late(silent); ; {
+		for late := n.w.late(statsLimit); ; {
 			select {
 			case r, open := <-stream:
-				late = n.w.late(silent)
+				late = n.w.late(statsLimit)
 				switch {
 				case ctx.Err() != nil && !open:
 					return
 				case ctx.Err() != nil:
 				case !open:
-					n.w.wrong("Nomad's stream of numbers has ended")
+					n.w.fail("Nomad's stream of statistics has ended")
 					return
 				case r.Error != nil:
-					n.w.wrong("Nomad's stream of numbers: %w", r.Error)
+					n.w.fail("Nomad's stream of statistics: %w", r.Error)
 				}
 			case <-tick.C:
 				if late() && ctx.Err() == nil {
-					n.w.wrong("Nomad has had no numbers for %v", n.w.o.patient(silent))
+					n.w.fail("Nomad had no statistics for %v", n.w.o.limit(statsLimit))
 				}
 			}
 		}

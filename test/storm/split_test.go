@@ -6,7 +6,6 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
@@ -17,15 +16,18 @@ const (
 	forKubernetes = "k8s-gpu"
 )
 
-// split is a policy of both agents: the GPUs of a machine of eight, by index, each offered by one of them.
+var agentNames = []string{forNomad, forKubernetes}
+
+// removeLostAfter is how long a GPU may be out of its slot and keeps its binding.
+const removeLostAfter = 6 * rescan
+
+// split is a policy of both agents: the GPUs by index, each offered by one agent at most.
 type split struct {
-	Number int   // counts the policies: names of pools begin with it, so that each inventory says which policy it follows
-	Nomad  []int // these are Nomad's, the last of them is offered to nobody; the others are Kubernetes'
+	Number int   // of the policy: names of pools begin with it, so that each inventory shows which policy it follows
+	Nomad  []int // Nomad's, of which the last one is offered by no agent; the others are Kubernetes'
 }
 
-const gpus = 8
-
-// kubernetes are the other agent's.
+// kubernetes are the GPUs of the other agent.
 func (s split) kubernetes() (others []int) {
 	for n := range gpus {
 		if !slices.Contains(s.Nomad, n) {
@@ -35,10 +37,13 @@ func (s split) kubernetes() (others []int) {
 	return others
 }
 
+// reserved is the GPU that no agent offers.
+func (s split) reserved() int { return s.Nomad[len(s.Nomad)-1] }
+
 func (s split) pool(name string) string { return fmt.Sprintf("p%d-%s", s.Number, name) }
 
-// numberOf is that of the policy which names a pool.
-func numberOf(pool string) int {
+// policyOf is the number of the policy that names a pool; -1 if none does.
+func policyOf(pool string) int {
 	number, _, _ := strings.Cut(strings.TrimPrefix(pool, "p"), "-")
 	n, err := strconv.Atoi(number)
 	if err != nil {
@@ -47,10 +52,7 @@ func numberOf(pool string) int {
 	return n
 }
 
-// shareFirst is how many of Nomad's GPUs are shared.
-const shareFirst = 2
-
-// policy is what an agent is told.
+// policy is that of one agent. Two of Nomad's GPUs are shared.
 func (s split) policy(agent string) inventory.Policy {
 	all := inventory.Naming{Pool: s.pool("gpu")}
 	if agent == forKubernetes {
@@ -61,50 +63,34 @@ func (s split) policy(agent string) inventory.Policy {
 			Names:   []inventory.Naming{all},
 		}
 	}
-	kept := s.Nomad[len(s.Nomad)-1]
 	return inventory.Policy{
 		Rules: []inventory.Rule{
 			{Select: byIndex(s.kubernetes()...), Reserve: "offered to Kubernetes"},
-			{Select: byIndex(kept), Reserve: "kept"},
+			{Select: byIndex(s.reserved()), Reserve: "reserved"},
 		},
 		Names: []inventory.Naming{all},
 		Shares: []inventory.Share{{
-			Pool: all.Pool, First: shareFirst, Rename: s.pool("shared"),
+			Pool: all.Pool, First: 2, Rename: s.pool("shared"),
 			Sharing: inventory.Sharing{Mode: inventory.TimeSlicing, Replicas: 2},
 		}},
 	}
 }
 
 func byIndex(indices ...int) (s inventory.Selector) {
-	s.At = "the storm's policy"
+	s.At = "the test's policy"
 	for _, n := range indices {
 		s.Indices = append(s.Indices, gpu.DeviceIndex{GPU: n, Instance: -1})
 	}
 	return s
 }
 
-// owner is the agent that offers the GPU of a number; "" if none does.
+// owner is the agent that offers the GPU with a number; "" if none does.
 func (s split) owner(number int) string {
 	switch {
-	case number == s.Nomad[len(s.Nomad)-1]:
+	case number == s.reserved():
 		return ""
 	case slices.Contains(s.Nomad, number):
 		return forNomad
 	}
 	return forKubernetes
-}
-
-// forget is how long a GPU may be unplugged and keeps what it is bound to.
-const forget = 6 * rescan
-
-// pairConfig is an agent's configuration.
-func pairConfig(o orders) core.Config {
-	cfg := core.DefaultConfig()
-	cfg.Probe, cfg.Rescan = probe, rescan/5
-	cfg.Roots = core.Roots{Driver: o.Root, Dev: o.Root, Sys: o.Root + "/sys", Proc: o.Root + "/proc"}
-	p := &cfg.Health
-	p.CallDeadline, p.SettleTime, p.RecoveryDwell, p.MaxRecoveryDwell, p.QuietTime, p.RemoveLostAfter = deadline, settle, dwell, dwell, rescan, forget
-	p.MaxRecoveries = 1 << 20
-	cfg.Policy = o.Split.policy(o.Agent)
-	return cfg
 }

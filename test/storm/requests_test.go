@@ -13,58 +13,57 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// work asks for devices on both sides, as if jobs came and went, until the storm ends.
-func (w *storm) work(running *sync.WaitGroup) {
-	jobs := []func(*rand.Rand){w.reserve, w.allocate, w.prefer}
-	for i, job := range jobs {
+// startRequests requests devices of both plugins, as for short workloads, until the test ends.
+func (w *oneAgent) startRequests(running *sync.WaitGroup) {
+	for i, request := range []func(*rand.Rand){w.reserve, w.allocate, w.prefer} {
 		running.Go(func() {
 			r := rand.New(rand.NewPCG(w.o.seed, uint64(i)+1))
 			for w.ctx.Err() == nil {
-				job(r)
+				request(r)
 				w.rest(time.Duration(10+r.IntN(40)) * time.Millisecond)
 			}
 		})
 	}
 }
 
-// bogus is a unit that never was.
-const bogus = "GPU-00000000-0000-0000-0000-000000000000"
+// unknownUnit is a unit that never existed.
+const unknownUnit = "GPU-00000000-0000-0000-0000-000000000000"
 
-// reserve asks Nomad's plugin for one unit, or for one that never was.
-func (w *storm) reserve(r *rand.Rand) {
+// reserve requests a unit of Nomad's plugin.
+func (w *oneAgent) reserve(r *rand.Rand) {
 	id, _ := choose(r, w.nomad.view())
-	began, late := time.Now(), w.late(slowest)
+	began, late := time.Now(), w.late(answerLimit)
 	_, err := w.nomad.plugin.Reserve([]string{id})
 	w.timed("Reserve", began, late)
 	if err != nil && !strings.Contains(err.Error(), "unhealthy devices") && !strings.Contains(err.Error(), "unknown device IDs") {
-		w.wrong("Reserve(%s): %w", id, err)
+		w.fail("Reserve(%s): %w", id, err)
 	}
-	w.answered("Reserve", id, err, began)
+	w.checkAnswer("Reserve", id, err, began)
 }
 
-// allocate asks the kubelet's plugin.
-func (w *storm) allocate(r *rand.Rand) {
+// allocate requests a unit of the kubelet's plugin.
+func (w *oneAgent) allocate(r *rand.Rand) {
 	id, u := choose(r, w.kubelet.view())
 	if u.of == "" {
 		return
 	}
-	began, late := time.Now(), w.late(slowest)
+	began, late := time.Now(), w.late(answerLimit)
 	disturbed, err := w.kubelet.allocate(w.ctx, u.of, id)
 	if disturbed {
 		return
 	}
 	w.timed("Allocate", began, late)
 	if refused := status.Code(err); refused != codes.OK && refused != codes.FailedPrecondition && refused != codes.NotFound {
-		if w.kubelet.steady(time.Now()) { // else the plugin is between two sockets
-			w.wrong("Allocate(%s): %w", id, err)
+		if w.kubelet.undisturbed(time.Now()) { // else the plugin is between two sockets
+			w.fail("Allocate(%s): %w", id, err)
 		}
 		return
 	}
-	w.answered("Allocate", id, err, began)
+	w.checkAnswer("Allocate", id, err, began)
 }
 
-// prefer asks which units to take, of all that are healthy.
-func (w *storm) prefer(r *rand.Rand) {
+// prefer requests the preferred units of all that are healthy.
+func (w *oneAgent) prefer(r *rand.Rand) {
 	view := w.kubelet.view()
 	_, u := choose(r, view)
 	var available []string
@@ -80,57 +79,56 @@ func (w *storm) prefer(r *rand.Rand) {
 	n := 1 + r.IntN(len(available))
 	ctx, cancel := context.WithTimeout(w.ctx, time.Minute)
 	defer cancel()
-	began, late := time.Now(), w.late(slowest)
+	began, late := time.Now(), w.late(answerLimit)
 	got, err := running.Prefer(ctx, u.of, available, nil, n)
-	if _, after := w.kubelet.now(); before != after || err != nil && !w.kubelet.steady(time.Now()) {
+	if _, after := w.kubelet.now(); before != after || err != nil && !w.kubelet.undisturbed(time.Now()) {
 		return
 	}
 	w.timed("GetPreferredAllocation", began, late)
-	strange := slices.ContainsFunc(got, func(id string) bool { return !slices.Contains(available, id) })
-	if err != nil || len(got) > n || strange {
-		w.wrong("GetPreferredAllocation(%d of %v): %v, %v", n, available, got, err)
+	if err != nil || len(got) > n || slices.ContainsFunc(got, func(id string) bool { return !slices.Contains(available, id) }) {
+		w.fail("GetPreferredAllocation(%d of %v): %v, %v", n, available, got, err)
 	}
 }
 
-// slowest is how long an answer may take. How long answers do take is printed.
-const slowest = 5 * time.Second
+// answerLimit is how long an answer may take. The times are printed.
+const answerLimit = 5 * time.Second
 
-// timed enters how long an answer took.
-func (w *storm) timed(call string, began time.Time, late func() bool) {
+// timed records how long an answer took.
+func (w *oneAgent) timed(call string, began time.Time, late func() bool) {
 	took := time.Since(began)
-	w.took.add(call, took)
+	w.latencies.add(call, took)
 	if !late() {
 		return
 	}
-	w.rest(2 * lookEvery) // so that it is known if everything stood still
+	w.rest(2 * checkEvery) // so that checkViews finds out whether this process did not run
 	if late() {
-		w.wrong("%s took %v", call, took)
+		w.fail("%s took %v", call, took)
 	}
 }
 
-// choose picks a unit that an orchestrator has, and now and then one that never was.
+// choose draws a unit that an orchestrator has, or sometimes one that never existed.
 func choose(r *rand.Rand, view map[string]unit) (string, unit) {
 	ids := make([]string, 0, len(view)+1)
 	for id := range view {
 		ids = append(ids, id)
 	}
 	if slices.Sort(ids); len(ids) == 0 {
-		return bogus, unit{}
+		return unknownUnit, unit{}
 	}
 	id := one(r, ids...)
 	if r.IntN(20) == 0 {
-		return bogus, view[id]
+		return unknownUnit, view[id]
 	}
 	return id, view[id]
 }
 
-// answered judges an answer.
-func (w *storm) answered(call, id string, err error, asked time.Time) {
+// checkAnswer fails the test if a unit must not, or must, be handed out.
+func (w *oneAgent) checkAnswer(call, id string, err error, asked time.Time) {
 	switch {
-	case id != bogus:
-		w.judge(call+" answers", id, err == nil, asked)
+	case id != unknownUnit:
+		w.check(call+" answers", id, err == nil, asked)
 	case err == nil:
-		w.wrong("%s hands out a device that never was", call)
+		w.fail("%s hands out a device that never existed", call)
 	}
 }
 
@@ -149,7 +147,7 @@ func (l *latencies) add(call string, took time.Duration) {
 	l.all[call] = append(l.all[call], took)
 }
 
-// String says of each call how often it was made, the 99th percentile and the longest.
+// String has, for each call, the number, the percentiles and the longest.
 func (l *latencies) String() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()

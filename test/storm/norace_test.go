@@ -1,5 +1,0 @@
-//go:build !race
-
-package storm
-
-const raced = false
