@@ -119,7 +119,7 @@ func TestNewHardwareBelongsToTheOther(t *testing.T) {
 		}
 	}
 	if c := state.Inventory.Overlaps(); len(c) != 2 {
-		t.Errorf("contests: %v", c)
+		t.Errorf("overlaps: %v", c)
 	}
 }
 

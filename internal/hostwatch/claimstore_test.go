@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
 func newStore(t *testing.T, folder, agent string, refuse bool) (*claimStore, *bytes.Buffer) {
@@ -166,7 +167,7 @@ func TestFilesThatCannotBeUsed(t *testing.T) {
 }
 
 // One update of the claims of two agents, each with 16 GPUs of 7 instances.
-func BenchmarkRound(b *testing.B) {
+func BenchmarkUpdate(b *testing.B) {
 	folder := b.TempDir()
 	var all []gpu.Placement
 	for n := range 16 {
@@ -187,5 +188,63 @@ func BenchmarkRound(b *testing.B) {
 		if _, err := agents[1].update(b.Context(), want(all...)); err != nil {
 			b.Fatal(err)
 		}
+	}
+}
+
+// numbered updates the claims of an agent that has a number for a GPU.
+func numbered(t *testing.T, r *claimStore, id gpu.DeviceID, number int) view {
+	t.Helper()
+	o := want()
+	o.numbering = inventory.NewNumbering(0, []inventory.Number{{ID: id, Index: gpu.DeviceIndex{GPU: number, Instance: -1}}})
+	v, err := r.update(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return v
+}
+
+func (v view) number(id gpu.DeviceID) int {
+	at, ok := v.numbering.Of(id)
+	if !ok {
+		return -1
+	}
+	return at.GPU
+}
+
+// Both agents have numbered GPUs before they read the other one's file: the first number in a file counts.
+func TestFirstWrittenNumberCounts(t *testing.T) {
+	for name, tc := range map[string]struct {
+		first, second               gpu.DeviceID
+		firstNumber, secondNumber   int
+		wantInFirst, wantedBySecond int
+	}{
+		"two numbers for one GPU": {"GPU-a", "GPU-a", 3, 4, 3, 3},
+		"one number for two GPUs": {"GPU-b", "GPU-a", 3, 3, 3, -1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			folder := t.TempDir()
+			a, _ := newStore(t, folder, "nomad-gpu", true)
+			b, _ := newStore(t, folder, "k8s-gpu", true)
+			for range 2 {
+				if v := numbered(t, b, tc.first, tc.firstNumber); v.number(tc.first) != tc.wantInFirst {
+					t.Errorf("the first agent has %+v", v.numbering)
+				}
+				if v := numbered(t, a, tc.second, tc.secondNumber); v.number(tc.second) != tc.wantedBySecond || v.number(tc.first) != tc.wantInFirst {
+					t.Errorf("the second agent has %+v", v.numbering)
+				}
+			}
+		})
+	}
+}
+
+// A later process of the agent reads the written numbers: its history may be lost.
+func TestNumbersOutliveTheHistory(t *testing.T) {
+	folder := t.TempDir()
+	a, _ := newStore(t, folder, "nomad-gpu", true)
+	numbered(t, a, "GPU-a", 3)
+	a.close()
+	again, _ := newStore(t, folder, "nomad-gpu", true)
+	if v := update(t, again); v.number("GPU-a") != 3 {
+		t.Errorf("it has %+v", v.numbering)
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
@@ -30,23 +31,19 @@ func TestTwoAgentsOnOneHost(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			dir := t.TempDir()
 			synctest.Test(t, func(t *testing.T) {
-				nomad := start(t, setup{name: "nomad-gpu", stateDir: dir, cfg: tc.nomad})
+				n := nomad(t, dir, tc.nomad)
 				pass(time.Minute)
-				kube := start(t, setup{name: "k8s-gpu", stateDir: dir, cfg: tc.kube})
+				k := kube(t, dir, tc.kube)
 				pass(10 * time.Minute)
-				for i, a := range []*agent{nomad, kube} {
-					if got, want := a.schedulable(), [][]int{tc.first, tc.second}[i]; !slices.Equal(got, want) {
-						t.Errorf("agent %d has %v schedulable, want %v", i, got, want)
-					}
+				for i, a := range []*agent{n, k} {
+					a.expectSchedulable(t, fmt.Sprint("agent ", i), [][]int{tc.first, tc.second}[i]...)
 					if n := len(a.Current().Overlaps()); n != tc.overlaps[i] {
 						t.Errorf("agent %d: %d overlaps, want %d: %v", i, n, tc.overlaps[i], a.Current().Overlaps())
 					}
 					if n := a.logged("is also offered by another agent"); n != tc.overlaps[i] {
 						t.Errorf("agent %d: %d warnings, want %d:\n%s", i, n, tc.overlaps[i], a.log)
 					}
-					if notes := a.watcher.Warnings(); len(notes) != 0 {
-						t.Errorf("agent %d: %q", i, notes)
-					}
+					a.expectWarnings(t, fmt.Sprint("agent ", i), 0)
 				}
 			})
 		})
@@ -57,15 +54,15 @@ func TestTwoAgentsOnOneHost(t *testing.T) {
 func TestRebindReachesTheOtherAgent(t *testing.T) {
 	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
-		nomad := start(t, setup{name: "nomad-gpu", stateDir: dir, cfg: on(inventory.OverlapWarn, 0, 1)})
-		kube := start(t, setup{name: "k8s-gpu", stateDir: dir, cfg: on(inventory.OverlapWarn, 2, 3)})
+		n := nomad(t, dir, on(inventory.OverlapWarn, 0, 1))
+		k := kube(t, dir, on(inventory.OverlapWarn, 2, 3))
 		pass(5 * time.Second)
-		if _, _, err := nomad.Rebind(t.Context()); err != nil {
+		if _, _, err := n.Rebind(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		pass(5 * time.Second)
-		if n := kube.State().Binding.Numbering; n.Generation != 1 || len(n.Numbers) != 8 {
-			t.Errorf("the other agent has %+v", n)
+		if got := k.State().Binding.Numbering; got.Generation != 1 || len(got.Numbers) != 8 {
+			t.Errorf("the other agent has %+v", got)
 		}
 	})
 }
@@ -75,13 +72,13 @@ func TestTwoAgentsStartTogether(t *testing.T) {
 	for range 10 {
 		dir := t.TempDir()
 		synctest.Test(t, func(t *testing.T) {
-			nomad := start(t, setup{name: "nomad-gpu", stateDir: dir, cfg: on(inventory.OverlapRefuse, 0, 1, 2, 3)})
-			kube := start(t, setup{name: "k8s-gpu", stateDir: dir, cfg: on(inventory.OverlapRefuse, 2, 3, 4, 5)})
+			n := nomad(t, dir, on(inventory.OverlapRefuse, 0, 1, 2, 3))
+			k := kube(t, dir, on(inventory.OverlapRefuse, 2, 3, 4, 5))
 			for range 5 {
 				pass(2 * time.Second)
-				all := slices.Sorted(slices.Values(slices.Concat(nomad.schedulable(), kube.schedulable())))
+				all := slices.Sorted(slices.Values(slices.Concat(n.schedulable(), k.schedulable())))
 				if !slices.Equal(all, []int{0, 1, 2, 3, 4, 5}) {
-					t.Errorf("%v and %v", nomad.schedulable(), kube.schedulable())
+					t.Errorf("%v and %v", n.schedulable(), k.schedulable())
 				}
 			}
 		})
@@ -92,41 +89,33 @@ func TestTwoAgentsStartTogether(t *testing.T) {
 func TestClaimsMoveBetweenAgents(t *testing.T) {
 	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
-		nomad := start(t, setup{name: "nomad-gpu", stateDir: dir, cfg: on(inventory.OverlapRefuse, 0, 1)})
+		n := nomad(t, dir, on(inventory.OverlapRefuse, 0, 1))
 		pass(time.Second)
-		kube := start(t, setup{name: "k8s-gpu", stateDir: dir, cfg: on(inventory.OverlapRefuse, 1, 2)})
+		k := kube(t, dir, on(inventory.OverlapRefuse, 1, 2))
 		pass(5 * time.Second)
-		must(t, nomad.ApplyPolicy(t.Context(), on(inventory.OverlapRefuse, 0)))
+		must(t, n.ApplyPolicy(t.Context(), on(inventory.OverlapRefuse, 0)))
 		pass(2 * time.Second)
-		if got := kube.schedulable(); !slices.Equal(got, []int{1, 2}) {
-			t.Errorf("not claimed by the other agent: %v", got)
-		}
-		must(t, nomad.ApplyPolicy(t.Context(), on(inventory.OverlapRefuse, 0, 1)))
+		k.expectSchedulable(t, "not claimed by the other agent", 1, 2)
+		must(t, n.ApplyPolicy(t.Context(), on(inventory.OverlapRefuse, 0, 1)))
 		pass(2 * time.Second)
-		if got := nomad.schedulable(); !slices.Equal(got, []int{0}) {
-			t.Errorf("it is the other's now: %v", got)
-		}
+		n.expectSchedulable(t, "it is the other's now", 0)
 
-		kube.end()
+		k.end()
 		pass(time.Minute)
-		if got := nomad.schedulable(); !slices.Equal(got, []int{0}) {
-			t.Errorf("the other's workloads may be running: %v", got)
-		}
+		n.expectSchedulable(t, "the other's workloads may be running", 0)
 		file := filepath.Join(dir, "claims", "k8s-gpu.json")
-		if notes := nomad.watcher.Warnings(); len(notes) != 1 || !strings.Contains(notes[0], file) || nomad.logged("agent not running, its claims stay") != 1 {
-			t.Errorf("%q\n%s", notes, nomad.log)
+		if notes := n.watcher.Warnings(); len(notes) != 1 || !strings.Contains(notes[0], file) || n.logged("agent not running, its claims stay") != 1 {
+			t.Errorf("%q\n%s", notes, n.log)
 		}
-		again := start(t, setup{name: "k8s-gpu", stateDir: dir, cfg: on(inventory.OverlapRefuse, 1, 2)})
+		again := kube(t, dir, on(inventory.OverlapRefuse, 1, 2))
 		pass(2 * time.Second)
-		if got := again.schedulable(); !slices.Equal(got, []int{1, 2}) || len(nomad.watcher.Warnings()) != 0 {
-			t.Errorf("it runs again: %v; %q", got, nomad.watcher.Warnings())
-		}
+		again.expectSchedulable(t, "it runs again", 1, 2)
+		n.expectWarnings(t, "it runs again", 0)
 		again.end()
 		must(t, os.Remove(file))
 		pass(2 * time.Second)
-		if got := nomad.schedulable(); !slices.Equal(got, []int{0, 1}) || len(nomad.watcher.Warnings()) != 0 {
-			t.Errorf("an operator has removed the file: %v; %q", got, nomad.watcher.Warnings())
-		}
+		n.expectSchedulable(t, "an operator has removed the file", 0, 1)
+		n.expectWarnings(t, "an operator has removed the file", 0)
 	})
 }
 
@@ -177,7 +166,7 @@ func TestNoDaemonToCheck(t *testing.T) {
 		pass(time.Hour)
 		for _, l := range a.Watchdog().Tasks() {
 			if l.Name == "MPS daemons" && l.Beats > 10 {
-				t.Errorf("%d turns", l.Beats)
+				t.Errorf("%d heartbeats", l.Beats)
 			}
 		}
 	})
@@ -189,11 +178,9 @@ func TestFolderThatCannotBeUsed(t *testing.T) {
 	for dir, overlap := range map[string]inventory.OverlapMode{"": inventory.OverlapRefuse, blocked: inventory.OverlapWarn, "/proc/nothing": inventory.OverlapRefuse} {
 		t.Run(fmt.Sprintf("%q", dir), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				a := start(t, setup{name: "k8s-gpu", stateDir: dir, cfg: on(overlap, 0, 1)})
+				a := kube(t, dir, on(overlap, 0, 1))
 				pass(time.Minute)
-				if got := a.schedulable(); !slices.Equal(got, []int{0, 1}) {
-					t.Errorf("it has %v schedulable", got)
-				}
+				a.expectSchedulable(t, "without claims", 0, 1)
 				if notes := a.watcher.Warnings(); len(notes) != 1 || a.logged("level=WARN msg=\"claims not read, overlaps with other agents are unknown") != 1 {
 					t.Errorf("%q\n%s", notes, a.log)
 				}
@@ -207,22 +194,21 @@ func TestDuplicateAgentsAreReported(t *testing.T) {
 	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
 		cfg := on(inventory.OverlapWarn, 0, 1)
-		first := start(t, setup{name: "nomad-gpu", stateDir: dir, cfg: cfg})
+		first := nomad(t, dir, cfg)
 		pass(time.Second)
-		second := start(t, setup{name: "nomad-gpu", stateDir: dir, cfg: cfg})
+		second := nomad(t, dir, cfg)
 		pass(2 * time.Second)
-		if notes := second.watcher.Warnings(); len(notes) != 0 {
-			t.Errorf("too early: %q", notes)
-		}
+		second.expectWarnings(t, "too early", 0)
 		pass(time.Minute)
-		if notes := second.watcher.Warnings(); len(notes) != 1 || second.logged("level=ERROR") != 1 || len(first.watcher.Warnings()) != 0 {
-			t.Errorf("%q\n%s", notes, second.log)
+		second.expectWarnings(t, "both run", 1)
+		first.expectWarnings(t, "both run", 0)
+		if n := second.logged("level=ERROR"); n != 1 {
+			t.Errorf("%d errors:\n%s", n, second.log)
 		}
 		first.end()
 		pass(2 * time.Second)
-		if notes := second.watcher.Warnings(); len(notes) != 0 || len(second.schedulable()) != 2 {
-			t.Errorf("%q", notes)
-		}
+		second.expectWarnings(t, "the first has ended", 0)
+		second.expectSchedulable(t, "the first has ended", 0, 1)
 	})
 }
 
@@ -235,19 +221,66 @@ func TestFolderThatStaysLocked(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		a := start(t, setup{name: "nomad-gpu", stateDir: dir, cfg: on(inventory.OverlapRefuse, 0, 1)})
+		a := nomad(t, dir, on(inventory.OverlapRefuse, 0, 1))
 		pass(firstAtMost)
-		if got := a.schedulable(); len(got) != 2 {
-			t.Errorf("it has %v schedulable", got)
-		}
+		a.expectSchedulable(t, "after a second", 0, 1)
 		pass(time.Minute)
-		if len(a.watcher.Warnings()) != 1 || len(a.Watchdog().Late(time.Now())) != 0 {
-			t.Errorf("%q, %v", a.watcher.Warnings(), a.Watchdog().Late(time.Now()))
+		a.expectWarnings(t, "after a minute", 1)
+		if late := a.Watchdog().Late(time.Now()); len(late) != 0 {
+			t.Errorf("late: %v", late)
 		}
 		unlock()
 		pass(2 * time.Second)
-		if len(a.watcher.Warnings()) != 0 || a.logged("overlaps with other agents known again") != 1 {
-			t.Errorf("%q\n%s", a.watcher.Warnings(), a.log)
+		a.expectWarnings(t, "unlocked", 0)
+		if a.logged("overlaps with other agents known again") != 1 {
+			t.Errorf("log: %s", a.log)
 		}
 	})
+}
+
+// byIndex offers the first two GPUs.
+func byIndex() core.Config {
+	cfg := core.DefaultConfig()
+	cfg.Policy.Include = []inventory.Selector{{Indices: []gpu.DeviceIndex{{GPU: 0, Instance: -1}, {GPU: 1, Instance: -1}}}}
+	return cfg
+}
+
+// While another agent may be numbering GPUs no GPU is offered by its index; but only for a while, and not where numbers can't be
+// shared at all.
+func TestNewGPUsWaitForTheClaims(t *testing.T) {
+	for name, tc := range map[string]struct {
+		folder func(t *testing.T, dir string)
+		early  int // GPUs that are offered after two seconds
+	}{
+		"free": {func(*testing.T, string) {}, 2},
+		"held": {func(t *testing.T, dir string) {
+			folder := filepath.Join(dir, "claims")
+			must(t, os.Mkdir(folder, 0o700))
+			unlock, err := lockFolder(t.Context(), folder)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(unlock)
+		}, 0},
+		"no folder": {func(t *testing.T, dir string) {
+			must(t, os.WriteFile(filepath.Join(dir, "claims"), nil, 0o600))
+		}, 2},
+		"read only": {func(t *testing.T, dir string) {
+			must(t, os.MkdirAll(filepath.Join(dir, "claims", "nomad-gpu.json"), 0o700)) // can't be replaced by a file
+		}, 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			synctest.Test(t, func(t *testing.T) {
+				tc.folder(t, dir)
+				a := nomad(t, dir, byIndex())
+				pass(2 * time.Second)
+				if got := a.schedulable(); len(got) != tc.early {
+					t.Errorf("after two seconds it has %v schedulable", got)
+				}
+				pass(time.Minute)
+				a.expectSchedulable(t, "after a minute", 0, 1)
+			})
+		})
+	}
 }

@@ -34,8 +34,7 @@ func TestLostGPUTurnsUnhealthyAloneAndComesBack(t *testing.T) {
 }
 
 func TestNothingIsPublishedWhileNothingChanges(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		r := run(t, coretest.NewMachine(coretest.GPUs(8)))
+	onGPUs(t, 8, func(t *testing.T, _ *coretest.Machine, r *running) {
 		before := len(r.seen)
 		r.after(time.Hour)
 		if len(r.seen) != before {
@@ -46,8 +45,8 @@ func TestNothingIsPublishedWhileNothingChanges(t *testing.T) {
 
 func TestXIDCountsImmediately(t *testing.T) {
 	onGPUs(t, 2, func(t *testing.T, m *coretest.Machine, r *running) {
-		m.SendEvent(health.Observation{At: gpu.WholeGPU(coretest.GPU(1)), Kind: health.XID, Code: 48})
-		m.SendEvent(health.Observation{At: gpu.WholeGPU(coretest.GPU(0)), Kind: health.XID, Code: 31})
+		m.SendEvent(xid(1, 48))
+		m.SendEvent(xid(0, 31))
 		synctest.Wait() // no time passes
 		r.expect("XID 48 on 1, application XID 31 on 0", map[int]health.State{1: health.Unhealthy})
 		if h := r.healthOf(1); h.Reason != health.ReasonXID || h.Code != 48 {
@@ -216,10 +215,44 @@ func TestUsageIsNoHealthCheck(t *testing.T) {
 		}()
 		r.after(5500 * time.Millisecond) // between two checks
 		before := m.Calls()["Probe"]
-		m.SendEvent(health.Observation{At: gpu.WholeGPU(coretest.GPU(1)), Kind: health.XID, Code: 95})
+		m.SendEvent(xid(1, 95))
 		synctest.Wait()
 		if n := m.Calls()["Probe"] - before; n != 1 {
 			t.Errorf("%d checks immediately after an XID, want 1", n)
 		}
 	})
+}
+
+// XIDs from before the start count before any device is offered. A log that is not read in time delays nothing.
+func TestKernelLogIsReadBeforeTheFirstReading(t *testing.T) {
+	for took, before := range map[time.Duration]bool{time.Second / 2: true, time.Minute: false} {
+		synctest.Test(t, func(t *testing.T) {
+			s := &store{saved: unhealthy(95)}
+			r := start(t, coretest.NewMachine(coretest.GPUs(2)), setup{store: s, before: func(m *monitor.Monitor) {
+				m.AwaitLog()
+				go func() {
+					if !m.Restored(t.Context()) {
+						t.Error("the history was not restored")
+					}
+					time.Sleep(took)
+					m.Report(health.Observation{PCI: "0000:10:00.0", Kind: health.XID, Code: 119, FromKernelLog: true, Backlog: true, NextSequence: 7},
+						health.Observation{Kind: health.KernelLogRead, NextSequence: 9})
+				}()
+			}})
+			r.after(2 * time.Second)
+			offeredHealthy := false
+			for _, inv := range r.seen {
+				u, ok := inv.Unit(inventory.UnitID(coretest.GPU(0)))
+				offeredHealthy = offeredHealthy || ok && u.Health.State == health.Healthy
+			}
+			if offeredHealthy == before || r.Current().Len() != 2 {
+				t.Errorf("read in %v: GPU 0 was offered as healthy: %t, %d units", took, offeredHealthy, r.Current().Len())
+			}
+			r.after(time.Hour).expect("in the end", map[int]health.State{0: health.Unhealthy, 1: health.Unhealthy})
+			must(t, r.stop())
+			if last := s.last(); last.KernelLog != 9 {
+				t.Errorf("the saved position in the log is %d", last.KernelLog)
+			}
+		})
+	}
 }

@@ -3,6 +3,7 @@ package monitor_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -12,12 +13,13 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/core/monitor"
 )
 
 // Another policy applies to the present state: no session is opened again, and an unhealthy GPU stays unhealthy.
 func TestApplyPolicy(t *testing.T) {
 	onGPUs(t, 4, func(t *testing.T, m *coretest.Machine, r *running) {
-		m.SendEvent(health.Observation{At: gpu.WholeGPU(coretest.GPU(1)), Kind: health.XID, Code: 79})
+		m.SendEvent(xid(1, 79))
 		r.after(time.Second)
 		opened := m.Calls()["Open"]
 		next := core.DefaultConfig()
@@ -66,6 +68,156 @@ func TestApplyPolicyWithoutASession(t *testing.T) {
 		defer cancel()
 		if err := r.ApplyPolicy(ctx, next); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("after Run: %v", err)
+		}
+	})
+}
+
+// A device is logged and counted once, whatever the number of its shares.
+func TestSharesAreOneDevice(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		share := func(n int) func(*core.Config) {
+			return func(c *core.Config) {
+				c.Policy.Rules = []inventory.Rule{{Sharing: &inventory.Sharing{Mode: inventory.TimeSlicing, Replicas: n}}}
+			}
+		}
+		transitions := func(r *running) {
+			t.Helper()
+			if n := r.Stats().Transitions; len(n) != 2 || n[coretest.GPU(0)] != 0 || n[coretest.GPU(1)] != 1 {
+				t.Errorf("transitions: %v", n)
+			}
+		}
+		machine := coretest.NewMachine(coretest.GPUs(2))
+		r := run(t, machine, share(100))
+		if n := r.Current().Len(); n != 200 {
+			t.Errorf("%d units", n)
+		}
+		r.logged(`msg="device found"`, 2)
+		r.logged(`pool=gpu.shared sharing="time-slicing by 100"`, 2)
+		machine.SendEvent(xid(1, 95))
+		synctest.Wait()
+		r.logged(`msg="device unhealthy" id=`+string(coretest.GPU(1))+" ", 1)
+		transitions(r)
+		next := core.DefaultConfig()
+		share(50)(&next)
+		must(t, r.ApplyPolicy(t.Context(), next))
+		synctest.Wait()
+		r.logged(`msg="device pool or sharing changed"`, 2)
+		r.logged(`sharing="time-slicing by 50" was="gpu.shared time-slicing by 100"`, 2)
+		r.logged(`msg="device gone"`, 0)
+		r.logged("WITHDRAWN", 0)
+		transitions(r)
+	})
+}
+
+// sharedByMPS offers every GPU twice by MPS, as pool "gpu.mps".
+func sharedByMPS(c *core.Config) {
+	c.Policy.Rules = []inventory.Rule{{Sharing: &inventory.Sharing{Mode: inventory.MPS, Replicas: 2, OnePerRequest: true}}}
+}
+
+// schedulable counts the units of an inventory that take work.
+func schedulable(inv *inventory.Inventory) (n int) {
+	for u := range inv.Units() {
+		if u.Health.Schedulable() {
+			n++
+		}
+	}
+	return n
+}
+
+// A host that is set before Run counts from the first reading on: no unit is published as unhealthy because its MPS daemon has
+// not been checked yet.
+func TestHostSetBeforeRunCountsFromTheFirstReading(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := start(t, coretest.NewMachine(coretest.GPUs(2)), setup{config: sharedByMPS, before: func(m *monitor.Monitor) {
+			m.SetHost(inventory.Host{})
+			m.SetHost(inventory.Host{MPS: []string{"gpu.mps"}})
+		}})
+		for _, inv := range r.seen {
+			if n := schedulable(inv); inv.Len() > 0 && (inv.Len() != 4 || n != 4) {
+				t.Errorf("%d of %d units take work", n, inv.Len())
+			}
+		}
+		if r.Current().Len() != 4 {
+			t.Errorf("%d units", r.Current().Len())
+		}
+	})
+}
+
+func TestHostIsPublishedOnlyIfUnitsChange(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		machine := coretest.NewMachine(coretest.GPUs(2))
+		r := run(t, machine, sharedByMPS)
+		if n := schedulable(r.Current()); n != 0 {
+			t.Errorf("%d units take work without an MPS daemon", n)
+		}
+		r.SetHost(inventory.Host{MPS: []string{"gpu.mps"}})
+		synctest.Wait()
+		if n := schedulable(r.Current()); n != 4 {
+			t.Errorf("%d units take work", n)
+		}
+		published := len(r.seen)
+		r.SetHost(inventory.Host{MPS: []string{"gpu.mps", "other.mps"}})
+		r.after(time.Minute)
+		if len(r.seen) != published || len(r.State().Host.MPS) != 2 {
+			t.Errorf("%d needless publications; host %v", len(r.seen)-published, r.State().Host)
+		}
+
+		machine.FailOpen(gpu.ErrNoDriver) // it is applied without a session, too
+		machine.FailSession(gpu.ErrDriverLost)
+		r.after(time.Minute)
+		r.SetHost(inventory.Host{})
+		synctest.Wait()
+		if len(r.State().Host.MPS) != 0 {
+			t.Errorf("host %v", r.State().Host)
+		}
+	})
+}
+
+// Of many calls of SetHost the last one counts, and none blocks, during and after Run.
+func TestSetHostNeverBlocks(t *testing.T) {
+	onGPUs(t, 1, func(t *testing.T, _ *coretest.Machine, r *running) {
+		for n := range 10_000 {
+			r.SetHost(inventory.Host{MPS: []string{fmt.Sprint(n)}})
+		}
+		synctest.Wait()
+		if got := r.State().Host.MPS; len(got) != 1 || got[0] != "9999" {
+			t.Errorf("host: %v", got)
+		}
+		must(t, r.stop())
+		r.SetHost(inventory.Host{})
+		r.SetHost(inventory.Host{})
+	})
+}
+
+// Policy warnings and overlaps are logged when they begin and when they end, whatever the driver does in between.
+func TestWarningsAreLoggedOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		machine := coretest.NewMachine(coretest.GPUs(2))
+		r := run(t, machine, func(c *core.Config) {
+			c.Policy.Rules = []inventory.Rule{{Select: inventory.Selector{At: "policy.yaml:7: rules[0].select", Models: []string{"NVIDIA B200"}}}}
+		})
+		overlap := inventory.Host{Claims: []inventory.Claim{{Agent: "nomad-gpu", At: gpu.WholeGPU(coretest.GPU(1))}}}
+		for range 3 {
+			r.SetHost(overlap)
+			r.after(5 * time.Minute) // rescans
+			machine.FailGPU(coretest.GPU(0), health.ProbeFailed)
+			r.after(5 * time.Minute)
+			machine.RecoverGPU(coretest.GPU(0))
+			machine.FailSession(gpu.ErrDriverLost)
+			r.after(5 * time.Minute)
+			machine.FailSession(nil)
+			r.after(5 * time.Minute)
+		}
+		other := coretest.GPUs(2)
+		other.Devices[0].Model = "NVIDIA B200"
+		machine.Set(other)
+		r.SetHost(inventory.Host{})
+		r.after(5 * time.Minute)
+		for _, line := range []string{
+			`level=ERROR msg="the policy does not match this node"`, `level=INFO msg="the policy matches this node again"`,
+			`level=WARN msg="device is also offered by another agent"`, `level=INFO msg="device is no longer offered by another agent"`,
+		} {
+			r.logged(line, 1)
 		}
 	})
 }

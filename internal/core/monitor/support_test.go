@@ -13,6 +13,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
@@ -118,6 +119,11 @@ func (r *running) expect(what string, states map[int]health.State) {
 			r.t.Errorf("%s: GPU %d is %v, want %v", what, n, got, states[n])
 		}
 	}
+}
+
+// xid is an XID of GPU n.
+func xid(n int, code uint64) health.Observation {
+	return health.Observation{At: gpu.WholeGPU(coretest.GPU(n)), Kind: health.XID, Code: code}
 }
 
 // must fails the test on an error.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -49,6 +50,33 @@ func start(t *testing.T, s setup) *agent {
 	a.end = func() { cancel(); parts.Wait() }
 	t.Cleanup(a.end)
 	return a
+}
+
+// nomad and kube start an agent of that name in a state directory.
+func nomad(t *testing.T, dir string, cfg core.Config) *agent {
+	t.Helper()
+	return start(t, setup{name: "nomad-gpu", stateDir: dir, cfg: cfg})
+}
+
+func kube(t *testing.T, dir string, cfg core.Config) *agent {
+	t.Helper()
+	return start(t, setup{name: "k8s-gpu", stateDir: dir, cfg: cfg})
+}
+
+// expectSchedulable checks which GPUs take new work.
+func (a *agent) expectSchedulable(t *testing.T, when string, want ...int) {
+	t.Helper()
+	if got := a.schedulable(); !slices.Equal(got, want) {
+		t.Errorf("%s: schedulable are %v, want %v", when, got, want)
+	}
+}
+
+// expectWarnings checks how many warnings an operator gets.
+func (a *agent) expectWarnings(t *testing.T, when string, want int) {
+	t.Helper()
+	if got := a.watcher.Warnings(); len(got) != want {
+		t.Errorf("%s: warnings %q, want %d\n%s", when, got, want, a.log)
+	}
 }
 
 // on offers only some GPUs.
