@@ -141,23 +141,27 @@ func (e *NotSavedError) Unwrap() error { return e.Err }
 // Save writes the state now. It returns nil if the state is on disk then, so that the next process of the agent reads it, and
 // otherwise *NotSavedError.
 func (m *Monitor) Save(ctx context.Context) error {
-	if m.checkpoints.requests == nil {
-		return &NotSavedError{ErrNoStore}
+	if err := m.checkpoints.save(ctx); err != nil {
+		return &NotSavedError{err}
+	}
+	return nil
+}
+
+func (c checkpointer) save(ctx context.Context) error {
+	if c.requests == nil {
+		return ErrNoStore
 	}
 	reply := make(chan error, 1)
 	select {
-	case m.checkpoints.requests <- reply:
+	case c.requests <- reply:
 	case <-ctx.Done():
-		return &NotSavedError{ctx.Err()}
+		return ctx.Err()
 	}
 	select {
 	case err := <-reply:
-		if err != nil {
-			return &NotSavedError{err}
-		}
-		return nil
+		return err
 	case <-ctx.Done():
-		return &NotSavedError{ctx.Err()}
+		return ctx.Err()
 	}
 }
 

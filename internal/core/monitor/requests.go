@@ -62,18 +62,9 @@ func (p *pendingRequests) start(r request) {
 	}
 }
 
-func (p *pendingRequests) done(r result) {
-	p.busy = false
-	if r.request == readUsage {
-		p.usage.finish(r.usage, r.err)
-	}
-}
-
 // probeScheduler decides when to check outside the regular interval: immediately after an event, and then at growing intervals,
 // because the driver sets its recovery action some time after the fault. During a storm of events it checks once a second.
 type probeScheduler struct{ lastEvent, lastCheck time.Time }
-
-func (s *probeScheduler) checked(now time.Time) { s.lastCheck = now }
 
 // event reports whether a check is due now.
 func (s *probeScheduler) event(now time.Time) bool {

@@ -67,17 +67,18 @@ func (m *Monitor) followSession(ctx context.Context, s Session, released chan<- 
 		case send <- next:
 			pending.start(next)
 		case r := <-results:
-			pending.done(r)
-			if r.err != nil && r.request != readUsage {
+			pending.busy = false
+			if r.request == readUsage {
+				m.usage.finish(r.usage, r.err)
+				continue
+			}
+			if r.err != nil {
 				m.noDriver(r.err) // before the session is closed, which takes time
 				return r.err
 			}
-			if m.handleResult(s, r) && r.request == readProbe {
-				pending.snapshot = true // a GPU was lost or returned: read the whole machine
-			}
-			if r.request != readUsage { // Nomad reads usage every second: that is no health check
-				scheduler.checked(time.Now())
-			}
+			changed := m.handleReading(s, r)
+			pending.snapshot = pending.snapshot || changed && r.request == readProbe // a GPU was lost or returned: read all
+			scheduler.lastCheck = time.Now()
 		case b := <-events:
 			eventsFail = b.err != nil
 			m.stats.set(func(s *Stats) { s.EventsFail = eventsFail })
@@ -108,17 +109,13 @@ func (m *Monitor) followSession(ctx context.Context, s Session, released chan<- 
 	}
 }
 
-// handleResult applies a result and reports whether that changed the inventory.
-func (m *Monitor) handleResult(s Session, r result) bool {
-	switch r.request {
-	case readSnapshot:
-		r.snapshot.Nodes = s.Nodes() // newer ones may have been published since the reading began
-		return m.update(func(s core.State, now time.Time) core.State { return s.Read(m.cfg, now, r.snapshot, r.obs...) })
-	case readProbe:
+// handleReading applies a reading of health and reports whether that changed the inventory.
+func (m *Monitor) handleReading(s Session, r result) (changed bool) {
+	if r.request == readProbe {
 		return m.observe(r.obs...)
-	case readUsage: // finished by pendingRequests.done
 	}
-	return false
+	r.snapshot.Nodes = s.Nodes() // newer ones may have been published since the reading began
+	return m.update(func(s core.State, now time.Time) core.State { return s.Read(m.cfg, now, r.snapshot, r.obs...) })
 }
 
 // handleEvents applies events immediately and requests the reading or check that they call for.
@@ -127,14 +124,12 @@ func (m *Monitor) handleEvents(obs []health.Observation, pending *pendingRequest
 		return
 	}
 	m.observe(obs...)
-	pending.snapshot = pending.snapshot || slices.ContainsFunc(obs, isHint)
+	// An event that names no fault shows that the GPUs or their layout may have changed.
+	pending.snapshot = pending.snapshot || slices.ContainsFunc(obs, func(o health.Observation) bool { return o.Kind == 0 })
 	if slices.ContainsFunc(obs, func(o health.Observation) bool { return o.Kind != health.Reserved && o.Kind != health.KernelLogRead }) {
 		pending.probe = pending.probe || scheduler.event(time.Now())
 	}
 }
-
-// isHint reports whether an event names no fault, but shows that the GPUs or their layout may have changed.
-func isHint(o health.Observation) bool { return o.Kind == 0 }
 
 // checkCalls records an overdue call against its GPU and lets time pass in the ledger. A call about a GPU whose UUID was
 // never read counts against none.
