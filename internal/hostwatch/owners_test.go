@@ -59,7 +59,7 @@ func some(random *rand.Rand) (at []gpu.Placement) {
 	return at
 }
 
-// Two agents change their claims concurrently, 500 times each: with refuse no hardware ever has two owners, and each agent knows
+// Two agents change their claims concurrently, 500 times each: with refuse no hardware ever has two owners, and each agent reads
 // which claims it has.
 func TestNeverTwoOwners(t *testing.T) {
 	folder := t.TempDir()

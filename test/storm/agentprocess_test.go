@@ -88,10 +88,10 @@ type agentProcess struct {
 	ahead   atomic.Int64 // nanoseconds
 	files   fileLimit
 
-	mu   sync.Mutex
-	out  *json.Encoder
-	sent *inventory.Inventory
-	told int // generation of the numbering that was sent last
+	mu         sync.Mutex
+	out        *json.Encoder
+	sent       *inventory.Inventory // last
+	generation int                  // of the numbering that was sent last
 }
 
 // runAgent runs until its standard input ends, or a command ends it.
@@ -167,10 +167,10 @@ func (p *agentProcess) send() {
 	defer p.mu.Unlock()
 	state := p.State()
 	inv, numbering := state.Inventory, state.Binding.Numbering
-	if inv == p.sent && numbering.Generation == p.told {
+	if inv == p.sent && numbering.Generation == p.generation {
 		return
 	}
-	p.sent, p.told = inv, numbering.Generation
+	p.sent, p.generation = inv, numbering.Generation
 	o := &offered{Ready: inv.Driver().State == gpu.DriverReady, Generation: numbering.Generation, Numbers: map[gpu.DeviceID]gpu.DeviceIndex{}}
 	for _, n := range numbering.Numbers {
 		o.Numbers[n.ID] = n.Index

@@ -96,23 +96,6 @@ func (t *expectedState) setDevices(n int, uuid string, devices []string, units f
 	t.slots[n].units, t.slots[n].all = units(devices...), all
 }
 
-// changePolicy records another policy of a slot also for devices that no longer exist: an agent that can't have noticed yet offers
-// them by the new policy.
-func (t *expectedState) changePolicy(n int, units func(devices ...string) []string) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	for device, f := range t.former {
-		if f.slot != n {
-			continue
-		}
-		for _, unit := range units(device) {
-			if _, known := t.owner[unit]; !known {
-				t.owner[unit], t.gone[unit] = n, f.left
-			}
-		}
-	}
-}
-
 // change changes the state of a slot.
 func (t *expectedState) change(n int, how func(*slot)) {
 	t.mu.Lock()
@@ -286,14 +269,6 @@ func (t *expectedState) units() map[string]int {
 		}
 	}
 	return of
-}
-
-// inTransition reports whether a unit no longer exists, though it may be listed for a while, or exists again only since a moment ago.
-func (t *expectedState) inTransition(id string, now time.Time) bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	returned, again := t.returned[id]
-	return !t.gone[id].IsZero() || again && now.Sub(returned) <= t.bound
 }
 
 // forget records that there are no faults, and forgets what no longer exists.

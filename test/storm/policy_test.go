@@ -120,3 +120,20 @@ func (w *oneAgent) startDaemons(*fault) error {
 	w.monitor.SetHost(w.daemons())
 	return nil
 }
+
+// changePolicy records another policy of a slot also for devices that no longer exist: an agent that can't have noticed yet offers
+// them by the new policy.
+func (t *expectedState) changePolicy(n int, units func(devices ...string) []string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for device, f := range t.former {
+		if f.slot != n {
+			continue
+		}
+		for _, unit := range units(device) {
+			if _, known := t.owner[unit]; !known {
+				t.owner[unit], t.gone[unit] = n, f.left
+			}
+		}
+	}
+}

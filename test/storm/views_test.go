@@ -116,3 +116,11 @@ func (w *oneAgent) checkShares(who string, view map[string]unit, now time.Time) 
 		healthy[device] = u.healthy
 	}
 }
+
+// inTransition reports whether a unit no longer exists, though it may be listed for a while, or exists again only since a moment ago.
+func (t *expectedState) inTransition(id string, now time.Time) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	returned, again := t.returned[id]
+	return !t.gone[id].IsZero() || again && now.Sub(returned) <= t.bound
+}
