@@ -41,7 +41,7 @@ type assignments struct {
 	latest map[string]map[gpu.DeviceID]int // by running agent: number of the policy with which each device is offered
 	both   map[gpu.DeviceID]time.Time      // devices that both offer, since when
 
-	inventories, moved int // moved: how often the NVML index of an offered GPU changed
+	inventories, moved int // see counts
 }
 
 func newAssignments() *assignments {
@@ -90,6 +90,13 @@ func (d *assignments) check(agent string, o *offered) error {
 	}
 	d.compare(agent, o)
 	return nil
+}
+
+// counts are the number of inventories, and how often the NVML index of an offered GPU changed.
+func (d *assignments) counts() (inventories, moved int) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.inventories, d.moved
 }
 
 // compare records which devices both agents offer now.

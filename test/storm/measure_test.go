@@ -6,8 +6,8 @@ import (
 	"runtime"
 	"runtime/debug"
 	"slices"
-	"strconv"
 	"strings"
+	"testing"
 	"time"
 )
 
@@ -45,37 +45,39 @@ func (w *oneAgent) footprint() footprint {
 	debug.FreeOSMemory() // collects, too
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
-	open, err := os.ReadDir("/proc/self/fd")
-	must(w.t, err)
 	calls, err := w.CallsOf(os.Getpid())
 	must(w.t, err)
-	sets := calls["nvmlEventSetCreate"] + calls["nvmlSystemEventSetCreate"]
+	sets, rss := calls["nvmlEventSetCreate"]+calls["nvmlSystemEventSetCreate"], residentBytes(w.t)
 	return footprint{
-		heap: m.HeapAlloc, rss: kernelNumber(w, "VmRSS")<<10 - min(sets*setSize, kernelNumber(w, "VmRSS")<<10),
-		descriptors: len(open), goroutines: runtime.NumGoroutine(), threads: int(kernelNumber(w, "Threads")), sets: sets,
+		heap: m.HeapAlloc, rss: rss - min(sets*setSize, rss),
+		descriptors: len(files(w.t, "/proc/self/fd")), goroutines: runtime.NumGoroutine(), threads: len(files(w.t, "/proc/self/task")), sets: sets,
 	}
 }
 
-// kernelNumber is a number of /proc/self/status.
-func kernelNumber(w *oneAgent, key string) uint64 {
-	text, err := os.ReadFile("/proc/self/status")
-	must(w.t, err)
-	for line := range strings.Lines(string(text)) {
-		if words := strings.Fields(line); len(words) > 1 && words[0] == key+":" {
-			n, err := strconv.ParseUint(words[1], 10, 64)
-			must(w.t, err)
-			return n
-		}
-	}
-	w.t.Fatalf("no %s in /proc/self/status", key)
-	return 0
+// files are those in a directory.
+func files(t testing.TB, dir string) []os.DirEntry {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	must(t, err)
+	return entries
+}
+
+// residentBytes is the memory that the process has (proc_pid_statm(5)).
+func residentBytes(t testing.TB) uint64 {
+	t.Helper()
+	text, err := os.ReadFile("/proc/self/statm")
+	must(t, err)
+	var size, resident uint64
+	_, err = fmt.Sscan(string(text), &size, &resident)
+	must(t, err)
+	return resident * uint64(os.Getpagesize())
 }
 
 // compare fails the test if the process has grown. What is about to end may take seconds.
 func (w *oneAgent) compare(early footprint) (end footprint) {
 	w.until(recovery, func() bool { end = w.measure(); return end.growth(early) == "" })
 	if grown := end.growth(early); grown != "" && w.ctx.Err() == nil {
-		w.fail("%s\n%s", grown, openFiles())
+		w.fail("%s\n%s", grown, openFiles(w.t))
 	}
 	return end
 }
@@ -108,14 +110,10 @@ func raceDetector() bool {
 }
 
 // openFiles are the open files by kind.
-func openFiles() string {
-	entries, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		return err.Error()
-	}
+func openFiles(t testing.TB) string {
 	count := map[string]int{}
-	for _, e := range entries {
-		to, _ := os.Readlink("/proc/self/fd/" + e.Name())
+	for _, f := range files(t, "/proc/self/fd") {
+		to, _ := os.Readlink("/proc/self/fd/" + f.Name())
 		kind, _, _ := strings.Cut(to, ":[") // "socket:[1234]"
 		count[kind]++
 	}

@@ -29,7 +29,8 @@ func (w *oneAgent) faultKinds() []kind {
 		{name: "repartitioned", weight: 5, domains: bus, gpu: true, mig: true, draw: drawLayout, begin: w.disturbing(w.repartition)},
 
 		{name: "fatal XID", weight: 4, gpu: true, draw: drawXID(fatalXIDs...), begin: w.fatalXID},
-		{name: "fatal XID and reset", noticed: true, weight: 4, domains: []string{"bus", "action"}, gpu: true, draw: drawXID(fatalXIDs...), begin: w.fatalXID, end: w.resetAfterXID},
+		{name: "fatal XID and reset", noticed: true, weight: 4, domains: []string{"bus", "action"}, gpu: true,
+			draw: drawXID(fatalXIDs...), begin: w.fatalXID, end: w.resetAfterXID},
 		{name: "severe XID", weight: 5, gpu: true, draw: drawXID(48, 62, 64, 79, 95, 120, 156, 158, 171), begin: w.disturbing(w.severeXID)},
 		{name: "application XID", weight: 7, gpu: true, draw: drawXID(13, 31, 43, 45, 69), begin: w.sendXID},
 		{name: "other XID", weight: 4, gpu: true, draw: drawXID(63, 92, 94, 7, 109, 145, 154, 999, 1234), begin: w.disturbing(w.sendXID)},
@@ -38,7 +39,8 @@ func (w *oneAgent) faultKinds() []kind {
 
 		{name: "event calls", weight: 5, domains: driver, draw: drawEventCall, begin: w.callOfAll, end: w.healAll},
 		{name: "driver call", weight: 3, domains: driver, driver: true, draw: drawDriverCall, begin: w.callOfAll, end: w.healAll},
-		{name: "slow statistics", weight: 4, domains: driver, lasts: [2]time.Duration{time.Second, 3 * time.Second}, draw: drawSlowStatistics, begin: w.callOfAll, end: w.healAll},
+		{name: "slow statistics", weight: 4, domains: driver, lasts: [2]time.Duration{time.Second, 3 * time.Second},
+			draw: drawSlowStatistics, begin: w.callOfAll, end: w.healAll},
 		{name: "clock jumps", weight: 4, draw: drawClockStep, begin: func(f *fault) error { w.ahead.Add(int64(f.took)); return nil }},
 		{name: "unloaded", noticed: true, weight: 3, domains: driver, driver: true, begin: w.unload, end: w.load},
 		{name: "reloaded", weight: 2, domains: driver, driver: true, begin: w.resetting(func() error { return w.SetDriver(version) })},
@@ -50,7 +52,8 @@ func (w *oneAgent) faultKinds() []kind {
 
 		{name: "kubelet stops", weight: 3, domains: kubelet, lasts: down, begin: w.stopKubelet((*kubelettest.Kubelet).Stop), end: w.startKubelet},
 		{name: "kubelet crashes", weight: 3, domains: kubelet, lasts: down, begin: w.stopKubelet((*kubelettest.Kubelet).Crash), end: w.startKubelet},
-		{name: "kubelet misbehaves", weight: 2, domains: kubelet, draw: drawBehaviour, begin: w.misbehave, end: w.changeKubelet(func(k *kubelettest.Kubelet) { k.Behave(kubelettest.Behaviour{}) })},
+		{name: "kubelet misbehaves", weight: 2, domains: kubelet, draw: drawBehaviour, begin: w.misbehave,
+			end: w.changeKubelet(func(k *kubelettest.Kubelet) { k.Behave(kubelettest.Behaviour{}) })},
 		{name: "stream ends", weight: 2, domains: kubelet, begin: w.changeKubelet(func(k *kubelettest.Kubelet) { k.EndStream(kubeadapter.GPUResource) })},
 		{name: "fingerprint reopened", weight: 3, begin: func(*fault) error { return w.nomad.fingerprint() }},
 		{name: "statistics reopened", weight: 3, begin: func(*fault) error { return w.nomad.stats() }},

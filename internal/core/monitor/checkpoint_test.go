@@ -23,9 +23,14 @@ type store struct {
 	saved []core.Checkpoint
 	aside []error
 	err   error // of Save
+	load  func()
+	save  func()
 }
 
 func (s *store) Load() (core.Checkpoint, string) {
+	if s.load != nil {
+		s.load()
+	}
 	if s.saved == nil {
 		return core.Checkpoint{}, "boot"
 	}
@@ -37,27 +42,19 @@ func (s *store) last() core.Checkpoint { return s.saved[len(s.saved)-1] }
 func (s *store) SetAside(why error) { s.aside = append(s.aside, why) }
 
 func (s *store) Save(r core.Checkpoint) error {
+	if s.save != nil {
+		s.save()
+	}
 	if s.err == nil {
 		s.saved = append(s.saved, r)
 	}
 	return s.err
 }
 
-// hung is a store on a disk that does not answer.
-type hung struct {
-	store
-	answer chan struct{}
-}
-
-func (h *hung) Load() (core.Checkpoint, string) {
-	<-h.answer
-	return h.store.Load()
-}
-
 func TestNoDeviceIsOfferedBeforeTheHistoryIsRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := &hung{answer: make(chan struct{})}
-		h.saved = unhealthy(95)
+		answer := make(chan struct{})
+		h := &store{saved: unhealthy(95), load: func() { <-answer }}
 		r := runWith(t, coretest.NewMachine(coretest.GPUs(2)), h).after(time.Minute)
 		if d := r.Current().Driver(); r.Current().Len() != 0 || d.State != gpu.DriverPending || !strings.Contains(d.Reason, "disk") {
 			t.Errorf("%d units are offered without the history, driver: %+v", r.Current().Len(), d)
@@ -66,14 +63,15 @@ func TestNoDeviceIsOfferedBeforeTheHistoryIsRead(t *testing.T) {
 		if len(late) != 1 || late[0].Name != "history" {
 			t.Errorf("late: %v", late)
 		}
-		close(h.answer)
+		close(answer)
 		r.after(time.Second).expect("with its history", map[int]health.State{1: health.Unhealthy})
 	})
 }
 
 func TestStopsWhileTheDiskHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := &hung{answer: make(chan struct{})}
+		answer := make(chan struct{})
+		h := &store{load: func() { <-answer }}
 		r := runWith(t, coretest.NewMachine(coretest.GPUs(2)), h)
 		began := time.Now()
 		if err := r.stop(); err != nil || time.Since(began) > time.Second {
@@ -82,7 +80,7 @@ func TestStopsWhileTheDiskHangs(t *testing.T) {
 		if len(h.saved) != 0 {
 			t.Error("the history that was not read was overwritten")
 		}
-		close(h.answer)
+		close(answer)
 	})
 }
 
@@ -151,20 +149,9 @@ func TestSaveReturnsWhyTheStateIsNotOnDisk(t *testing.T) {
 	})
 }
 
-// slow is a store on a disk whose writes take some time.
-type slow struct {
-	store
-	takes time.Duration
-}
-
-func (s *slow) Save(r core.Checkpoint) error {
-	time.Sleep(s.takes)
-	return s.store.Save(r)
-}
-
 func TestSaveDoesNotWaitForADiskThatHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := runWith(t, coretest.NewMachine(coretest.GPUs(1)), &slow{takes: time.Minute})
+		r := runWith(t, coretest.NewMachine(coretest.GPUs(1)), &store{save: func() { time.Sleep(time.Minute) }})
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		began := time.Now()
