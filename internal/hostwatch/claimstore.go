@@ -2,6 +2,7 @@ package hostwatch
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -85,10 +86,7 @@ func (s *claimStore) update(ctx context.Context, o offer) (view, error) {
 	mkdirErr := os.MkdirAll(s.folder, 0o700)
 	unlock, err := lockFolder(ctx, s.folder)
 	if err != nil {
-		if mkdirErr != nil {
-			err = mkdirErr
-		}
-		return view{}, err
+		return view{}, cmp.Or(mkdirErr, err)
 	}
 	defer unlock()
 	failed := s.acquireLiveness()

@@ -2,7 +2,9 @@ package monitor
 
 import (
 	"log/slog"
+	"slices"
 
+	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
@@ -63,3 +65,79 @@ func logTransition(log *slog.Logger, u inventory.Unit, old health.Health) {
 	write("device "+u.Health.State.String(), "health", u.Health.String(), "cause", u.Health.Cause(),
 		"action", u.Health.Action, "clears", u.Health.Clears, "was", old.State.String())
 }
+
+// logDedup holds the warnings that were logged about the policy, other agents, device nodes and the kernel log, so that each
+// is logged once when it begins and once when it ends.
+type logDedup struct {
+	warnings []string // of the policy
+	drift    []string
+	overlaps []inventory.Overlap
+	nodes    []string // missing device nodes
+	unlisted []core.UnlistedXID
+}
+
+// log writes the warnings that a state begins and ends.
+//
+// A warning of the policy ends only if all GPUs were read: while a GPU or the driver does not answer, it is not known which
+// devices the policy selects, and the same warning would end and begin with each such reading.
+func (l *logDedup) log(log *slog.Logger, state core.State) {
+	ready := state.Snapshot.Driver.State == gpu.DriverReady
+	warnings, drift := state.Inventory.PolicyWarnings(), state.Inventory.OutdatedBindings()
+	if !ready || len(state.Snapshot.Excluded) > 0 {
+		warnings, drift = union(l.warnings, warnings), union(l.drift, drift)
+	}
+	difference(&l.drift, drift, func(d string) {
+		log.Warn("device order changed, the policy still selects the same devices", "position", d)
+	}, func(d string) {
+		log.Info("the policy selects devices by the present order again", "position", d)
+	})
+	difference(&l.warnings, warnings, func(w string) {
+		log.Error("the policy does not match this node", "warning", w)
+	}, func(w string) {
+		log.Info("the policy matches this node again", "warning", w)
+	})
+	difference(&l.overlaps, state.Inventory.Overlaps(), func(o inventory.Overlap) {
+		log.Warn("device is also offered by another agent", "id", o.Device, "other", o.Agent, "action", "give the agents different GPUs")
+	}, func(o inventory.Overlap) {
+		log.Info("device is no longer offered by another agent", "id", o.Device, "other", o.Agent)
+	})
+	if ready { // without a driver the nodes are unknown
+		difference(&l.nodes, nodeWarnings(state.Inventory), func(n string) {
+			log.Warn("device nodes missing, containers that start now do not get them", "missing", n)
+		}, func(n string) {
+			log.Info("device nodes no longer missing", "missing", n)
+		})
+	}
+	unlisted, _ := state.UnlistedXIDs()
+	difference(&l.unlisted, union(l.unlisted, unlisted), func(x core.UnlistedXID) {
+		log.Warn("kernel log has an XID for a PCI address without a listed GPU", "pci", x.PCI, "xid", x.Code)
+	}, nil)
+}
+
+// difference replaces the values in logged by the present ones and calls begin and end for those that are new or gone.
+func difference[T comparable](logged *[]T, present []T, begin, end func(T)) {
+	for _, v := range without(present, *logged) {
+		begin(v)
+	}
+	for _, v := range without(*logged, present) {
+		end(v)
+	}
+	*logged = present
+}
+
+// nodeWarnings are the warnings of missing device nodes in the health of any device, each once.
+func nodeWarnings(inv *inventory.Inventory) (warnings []string) {
+	for u := range inv.Devices() {
+		if w := u.Health.MissingNodes; w != "" && !slices.Contains(warnings, w) {
+			warnings = append(warnings, w)
+		}
+	}
+	return warnings
+}
+
+// without are the elements of all that are not in others, in their order.
+func without[T comparable](all, others []T) []T {
+	return slices.DeleteFunc(slices.Clone(all), func(v T) bool { return slices.Contains(others, v) })
+}
+
+func union[T comparable](a, b []T) []T { return append(slices.Clone(a), without(b, a)...) }
