@@ -66,7 +66,7 @@ func gpuReturnCode(r *rand.Rand) string { return one(r, returnCodes[:len(returnC
 // fatalXIDs are codes after which only a reset makes the GPU healthy.
 var fatalXIDs = []int{46, 119, 140, 167, 175}
 
-// steps of the wall clock, in either direction.
+// clockSteps are those of the wall clock, in either direction.
 var clockSteps = []time.Duration{2 * time.Second, time.Minute, 2 * time.Hour, 26 * time.Hour, 400 * 24 * time.Hour}
 
 func drawClockStep(r *rand.Rand, f *fault) {
