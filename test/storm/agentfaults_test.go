@@ -20,12 +20,12 @@ func (p *twoAgents) agentKinds() (kinds []kind) {
 		a, both := p.agents[name], []string{name, name + " files"}
 		files = append(files, both[1])
 		kinds = append(kinds, []kind{
-			{name: name + " ends", weight: 7, domains: both[:1], lasts: down, begin: a.ending(a.stop), end: a.startAgain},
+			{name: name + " ends", weight: 11, domains: both[:1], lasts: down, begin: a.ending(a.stop), end: a.startAgain},
 			{name: name + " is killed", weight: 5, domains: both[:1], lasts: down, begin: a.ending(a.kill), end: a.startAgain},
-			{name: name + " can open no file", weight: 4, domains: both[1:], lasts: full, begin: a.fill, end: a.free},
-			{name: name + " starts without files", weight: 4, domains: both, lasts: full, begin: a.startFull, end: a.free},
+			{name: name + " can open no file", weight: 7, domains: both[1:], lasts: full, begin: a.fill, end: a.free},
+			{name: name + " starts without files", weight: 8, domains: both, lasts: full, begin: a.startFull, end: a.free},
 			{name: name + " has a foreign history", weight: 4, domains: both, lasts: down, begin: a.foreignHistory, end: a.startAgain},
-			{name: name + " rebinds", weight: 1, domains: both, begin: a.rebind},
+			{name: name + " rebinds", weight: 2, domains: both, begin: a.rebind},
 		}...)
 	}
 	return append(kinds,

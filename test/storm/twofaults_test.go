@@ -15,18 +15,18 @@ func (p *twoAgents) gpuKinds() []kind {
 	bus, driver := []string{"bus"}, []string{"driver"}
 	short := [2]time.Duration{50 * time.Millisecond, time.Second}
 	return []kind{
-		{name: "removed", weight: 32, domains: bus, gpu: true, draw: drawAbsence, begin: p.remove, end: p.putBack},
+		{name: "removed", weight: 40, domains: bus, gpu: true, draw: drawAbsence, begin: p.remove, end: p.putBack},
 		{name: "replaced", weight: 5, domains: bus, gpu: true, draw: drawAbsence, begin: p.remove, end: p.putAnother},
 		{name: "replaced immediately", weight: 5, domains: bus, gpu: true, begin: p.replaceNow},
 		{name: "reordered", weight: 16, domains: bus, gpu: true, begin: func(f *fault) error { return errors.Join(p.remove(f), p.putBack(f)) }},
 		{name: "lost", weight: 8, domains: bus, gpu: true, lasts: short, begin: p.breaking(p.Lose), end: p.repairing(p.Restore)},
 		{name: "call fails", weight: 12, domains: bus, gpu: true, lasts: short, draw: drawLastingFail,
 			begin: p.failCall, end: p.repairing(func(n int) error { return p.Heal(simdriver.GPU(n)) })},
-		{name: "fatal XID", weight: 10, domains: bus, gpu: true, lasts: short, draw: drawXID(fatalXIDs...), begin: p.fatalXID, end: p.repairing(p.Reset)},
+		{name: "fatal XID", weight: 20, domains: bus, gpu: true, lasts: short, draw: drawXID(fatalXIDs...), begin: p.fatalXID, end: p.repairing(p.Reset)},
 		{name: "unloaded", weight: 4, domains: driver, driver: true, lasts: short, begin: p.setLoaded(false, p.Unload), end: p.setLoaded(true, p.Load)},
 		{name: "slow statistics", weight: 8, domains: driver, lasts: [2]time.Duration{100 * time.Millisecond, 2 * time.Second},
 			draw: drawSlowStatistics, begin: p.slowStatistics, end: p.endSlowStatistics},
-		{name: "clock jumps", weight: 8, draw: drawClockStep, begin: p.jumpClock},
+		{name: "clock jumps", weight: 5, draw: drawClockStep, begin: p.jumpClock},
 	}
 }
 
