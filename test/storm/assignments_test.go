@@ -28,6 +28,8 @@ const notSaved = -1
 // assignments are what each agent has offered, and check that a device is in one pool of one agent, and has one number, within a
 // period. It is safe for concurrent use.
 type assignments struct {
+	limit time.Duration // for an agent to apply what the other one has decided: it reads the claims once a second
+
 	mu        sync.Mutex
 	bindings  int
 	histories map[string]int // by agent: how often its history was replaced
@@ -44,8 +46,9 @@ type assignments struct {
 	inventories, moved int // see counts
 }
 
-func newAssignments() *assignments {
+func newAssignments(limit time.Duration) *assignments {
 	return &assignments{
+		limit:     limit,
 		histories: map[string]int{}, known: map[gpu.DeviceID]bool{}, returned: map[gpu.DeviceID]time.Time{},
 		offered: map[period]map[gpu.DeviceID]assignment{}, numbers: map[period]map[gpu.DeviceID]gpu.DeviceIndex{},
 		indices: map[string]map[gpu.DeviceID]int{}, faulty: map[string]map[gpu.DeviceID]bool{forNomad: {}, forKubernetes: {}},
@@ -117,15 +120,12 @@ func (d *assignments) compare(agent string, o *offered) {
 	}
 }
 
-// rebindLimit is how soon the other agent applies a rebind: it reads the claims once a second.
-const rebindLimit = 3 * time.Second
-
 // checkBoth returns an error if both agents have offered a device for longer than a rebind takes.
-func (d *assignments) checkBoth(slack float64) error {
+func (d *assignments) checkBoth() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for id, since := range d.both {
-		if lasted := time.Since(since); lasted > time.Duration(slack*float64(rebindLimit)) {
+		if lasted := time.Since(since); lasted > d.limit {
 			return fmt.Errorf("both agents have offered %s for %v", id, lasted.Round(time.Millisecond))
 		}
 	}
@@ -175,7 +175,7 @@ func (d *assignments) addGPU(gpu gpu.DeviceID, forgotten bool) {
 // returning reports whether a GPU that an agent may have forgotten was added a moment ago: the other agent drops what its history has
 // of it when it reads the machine.
 func (d *assignments) returning(gpu gpu.DeviceID) bool {
-	return time.Since(d.returned[gpu]) < rebindLimit
+	return time.Since(d.returned[gpu]) < d.limit
 }
 
 func (d *assignments) forget(gpu gpu.DeviceID) {

@@ -35,7 +35,7 @@ type unreadable struct{ began, ended time.Time }
 
 func newTwoAgents(t testing.TB, o options) *twoAgents {
 	p := &twoAgents{
-		storm: newStorm(t, o), assignments: newAssignments(), stateDir: t.TempDir(), agents: map[string]*agent{},
+		storm: newStorm(t, o), assignments: newAssignments(o.limit(3 * time.Second)), stateDir: t.TempDir(), agents: map[string]*agent{},
 		repaired: map[int]time.Time{}, unreadable: map[int]unreadable{}, foreign: map[string]bool{},
 		split: split{Number: 1, Nomad: []int{0, 1, 2, 3}},
 	}
@@ -75,7 +75,7 @@ func TestStormOfTwoAgents(t *testing.T) {
 		n := min(200, o.faults)
 		in := planned{slots: p.random.Perm(gpus), faults: n, length: time.Duration(n) * 80 * time.Millisecond, driver: true}
 		p.play(p.plan(in), made, func() {
-			if err := p.assignments.checkBoth(o.slack); err != nil {
+			if err := p.assignments.checkBoth(); err != nil {
 				p.fail("%w", err)
 			}
 		})
