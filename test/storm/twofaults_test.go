@@ -2,8 +2,10 @@ package storm
 
 import (
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
@@ -117,21 +119,20 @@ func (p *twoAgents) fatalXID(f *fault) error {
 	if err := p.XID(f.slot, uint64(f.count)); err != nil {
 		return err
 	}
-	of := func(o *offered, schedulable bool) bool {
-		return slices.ContainsFunc(o.Units, func(u offeredUnit) bool { return u.GPU == p.uuid(f.slot) && (u.Schedulable || !schedulable) })
+	gpu, text := p.uuid(f.slot), fmt.Sprintf("XID %d ", f.count)
+	of := func(o *offered, health string) bool {
+		return slices.ContainsFunc(o.Units, func(u offeredUnit) bool { return u.GPU == gpu && strings.Contains(u.Health, health) })
 	}
 	for _, a := range p.agents {
-		listed := false
 		p.until(time.Second, func() bool {
 			o := a.ready()
-			listed = listed || o != nil && of(o, false)
-			return !listed || o == nil || !of(o, true)
+			return o == nil || !of(o, "") || of(o, text)
 		})
-		if o := a.ready(); !listed || o == nil || of(o, true) {
-			continue // NVML drops an XID while no process waits for events
+		if o := a.ready(); o == nil || !of(o, text) {
+			continue // NVML drops an XID while no process waits for events, and another fault may hide it
 		}
 		if a.command("save", "") == nil && a.process != nil {
-			p.assignments.setFaulty(a.name, p.uuid(f.slot))
+			p.assignments.setFaulty(a.name, gpu)
 		}
 	}
 	return nil
