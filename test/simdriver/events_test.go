@@ -19,8 +19,7 @@ func TestEventsAreNotRetroactive(t *testing.T) {
 	set := d.set(nvml.EventTypeXidCriticalError, 0)
 	ok(t, d.m.XID(1, 48)) // not registered
 	ok(t, d.m.Event(0, simdriver.EventDoubleBitECC, 0))
-	_, ret := set.Wait(0)
-	want(t, "wait", ret, nvml.ERROR_TIMEOUT)
+	of(set.Wait(0)).returns(t, "wait", nvml.ERROR_TIMEOUT)
 	ok(t, d.m.XID(0, 79))
 	ok(t, d.m.XID(0, 94, simdriver.At{GI: 3, CI: 0}))
 	ok(t, d.m.XID(0, 95, simdriver.At{GI: 4, CI: simdriver.WholeInstance}))
@@ -29,53 +28,43 @@ func TestEventsAreNotRetroactive(t *testing.T) {
 		{EventData: 94, GpuInstanceId: 3, ComputeInstanceId: 0},
 		{EventData: 95, GpuInstanceId: 4, ComputeInstanceId: nowhere},
 	} {
-		e, ret := set.Wait(1000)
-		want(t, "wait", ret, nvml.SUCCESS)
+		e := of(set.Wait(1000)).get(t, "wait")
 		expected.Device, expected.EventType = e.Device, nvml.EventTypeXidCriticalError
 		same(t, "event", e, expected)
 		same(t, "device", e.Device, d.gpu(0))
 	}
-	_, ret = set.Wait(0)
-	want(t, "wait", ret, nvml.ERROR_TIMEOUT)
+	of(set.Wait(0)).returns(t, "wait", nvml.ERROR_TIMEOUT)
 	want(t, "free", set.Free(), nvml.SUCCESS)
 }
 
 func TestRegistrationIsAllOrNothing(t *testing.T) {
 	d := open(t, "consumer")
-	mask, ret := d.gpu(0).GetSupportedEventTypes()
-	want(t, "supported", ret, nvml.SUCCESS)
-	same(t, "supported", mask, 0x18)
+	of(d.gpu(0).GetSupportedEventTypes()).is(t, "supported", 0x18)
 	set := d.set(0)
-	ret = d.gpu(0).RegisterEvents(nvml.EventTypeXidCriticalError|nvml.EventTypeDoubleBitEccError, set)
-	want(t, "register", ret, nvml.ERROR_NOT_SUPPORTED)
+	both := d.gpu(0).RegisterEvents(nvml.EventTypeXidCriticalError|nvml.EventTypeDoubleBitEccError, set)
+	want(t, "register", both, nvml.ERROR_NOT_SUPPORTED)
 	same(t, "violations", len(violations(t, d.m)), 1)
 	ok(t, d.m.XID(0, 79))
-	_, ret = set.Wait(0)
-	want(t, "wait", ret, nvml.ERROR_TIMEOUT)
+	of(set.Wait(0)).returns(t, "wait", nvml.ERROR_TIMEOUT)
 }
 
 // The wait sleeps in the kernel until the event, and wakes soon after it.
 func TestWaitWakesOnEvent(t *testing.T) {
 	d := open(t, "h100x8")
 	set := d.set(nvml.EventTypeXidCriticalError, 0, 1, 2, 3)
-	type result struct {
-		ret nvml.Return
-		at  time.Time
-	}
 	var took []time.Duration
 	for i := range uint64(20) {
-		done := make(chan result)
-		go func() { _, ret := set.Wait(10_000); done <- result{ret, time.Now()} }()
-		until(t, func() bool { // the waiter has entered
-			calls, err := d.m.Calls()
-			ok(t, err)
-			return calls["nvmlEventSetWait_v2"] > i
+		awake := make(chan time.Time, 1)
+		done := begin(func() nvml.Return {
+			_, code := set.Wait(10_000)
+			awake <- time.Now()
+			return code
 		})
+		d.entered("nvmlEventSetWait_v2", i+1)
 		start := time.Now()
 		ok(t, d.m.XID(2, 79))
-		r := <-done
-		want(t, "wait", r.ret, nvml.SUCCESS)
-		took = append(took, r.at.Sub(start)) // the append itself included
+		want(t, "wait", <-done, nvml.SUCCESS)
+		took = append(took, (<-awake).Sub(start)) // the append itself included
 	}
 	slices.Sort(took)
 	t.Logf("from before the append to awake: median %v, worst %v", took[10], took[19])
@@ -87,56 +76,41 @@ func TestWaitWakesOnEvent(t *testing.T) {
 func TestWaitEndsWithTheGPU(t *testing.T) {
 	d := open(t, "h100x8")
 	set := d.set(nvml.EventTypeXidCriticalError, 0, 3)
-	done := make(chan nvml.Return)
-	wait := func() { _, ret := set.Wait(10_000); done <- ret }
-	go wait()
+	wait := beginWait(set, 10_000)
 	ok(t, d.m.Lose(3))
-	want(t, "wait", <-done, nvml.ERROR_GPU_IS_LOST)
-	_, ret := set.Wait(1)
-	want(t, "wait again: told once", ret, nvml.ERROR_TIMEOUT)
-	dev, ret := d.DeviceGetHandleByIndex(0)
-	want(t, "handle", ret, nvml.SUCCESS)
-	_, ret = dev.GetUUID()
-	want(t, "another GPU", ret, nvml.SUCCESS)
-	go wait()
+	want(t, "wait", <-wait, nvml.ERROR_GPU_IS_LOST)
+	of(set.Wait(1)).returns(t, "wait again: reported once", nvml.ERROR_TIMEOUT)
+	of(d.gpu(0).GetUUID()).returns(t, "another GPU", nvml.SUCCESS)
+	wait = beginWait(set, 10_000)
 	ok(t, d.m.Unload())
-	want(t, "wait across an unload", <-done, nvml.ERROR_DRIVER_NOT_LOADED)
+	want(t, "wait across an unload", <-wait, nvml.ERROR_DRIVER_NOT_LOADED)
 	ok(t, d.m.Load())
 }
 
-func TestWaitFailsAndHangsAsTold(t *testing.T) {
+func TestWaitThatFailsAndHangs(t *testing.T) {
 	d := open(t, "h100x8")
 	set := d.set(nvml.EventTypeXidCriticalError, 0)
-	done := make(chan nvml.Return)
-	wait := func(ms uint32) { _, ret := set.Wait(ms); done <- ret }
-	go wait(10_000)
+	wait := beginWait(set, 10_000)
 	ok(t, d.m.Fail(simdriver.All, "nvmlEventSetWait", "UNKNOWN", 1))
-	want(t, "wait", <-done, nvml.ERROR_UNKNOWN)
+	want(t, "wait", <-wait, nvml.ERROR_UNKNOWN)
 	ok(t, d.m.Hang(simdriver.All, "nvmlEventSetWait"))
-	go wait(1)
-	until(t, func() bool {
-		calls, err := d.m.Calls()
-		ok(t, err)
-		return calls["nvmlEventSetWait_v2"] > 1
-	})
-	_, ret := d.gpu(0).GetUUID()
-	want(t, "another call meanwhile", ret, nvml.SUCCESS)
+	wait = beginWait(set, 1)
+	d.entered("nvmlEventSetWait_v2", 2)
+	of(d.gpu(0).GetUUID()).returns(t, "another call meanwhile", nvml.SUCCESS)
 	select {
-	case ret := <-done:
-		t.Errorf("did not hang: %v", ret)
+	case code := <-wait:
+		t.Errorf("did not hang: %v", code)
 	default:
 	}
 	ok(t, d.m.Heal())
-	want(t, "wait after heal", <-done, nvml.ERROR_TIMEOUT)
+	want(t, "wait after heal", <-wait, nvml.ERROR_TIMEOUT)
 }
 
 func TestMIGChangeIsAnEvent(t *testing.T) {
 	d := open(t, "a100-mig")
 	set := d.set(nvml.EventMigConfigChange, 0)
 	ok(t, d.m.SetMIG(0, "3g.40gb", "2g.20gb"))
-	e, ret := set.Wait(1000)
-	want(t, "wait", ret, nvml.SUCCESS)
-	same(t, "type", e.EventType, nvml.EventMigConfigChange)
+	same(t, "type", of(set.Wait(1000)).get(t, "wait").EventType, nvml.EventMigConfigChange)
 }
 
 func TestSystemEvents(t *testing.T) {

@@ -2,7 +2,6 @@ package simdriver_test
 
 import (
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -15,22 +14,14 @@ func TestLostGPU(t *testing.T) {
 	d := open(t, "h100x8")
 	dev, neighbour := d.gpu(3), d.gpu(4)
 	ok(t, d.m.Lose(3))
-	_, ret := dev.GetTemperature(nvml.TEMPERATURE_GPU)
-	want(t, "call", ret, nvml.ERROR_GPU_IS_LOST)
-	_, ret = d.DeviceGetHandleByIndex(3)
-	want(t, "lookup by index", ret, nvml.ERROR_GPU_IS_LOST)
-	_, ret = d.DeviceGetHandleByUUID(d.m.UUID(3))
-	want(t, "lookup by uuid", ret, nvml.ERROR_GPU_IS_LOST)
-	n, ret := d.DeviceGetCount()
-	want(t, "count", ret, nvml.SUCCESS)
-	same(t, "count", n, 8)
-	_, ret = neighbour.GetTemperature(nvml.TEMPERATURE_GPU)
-	want(t, "neighbour", ret, nvml.SUCCESS)
-	_, ret = neighbour.GetTopologyCommonAncestor(dev)
-	want(t, "topology towards it", ret, nvml.ERROR_GPU_IS_LOST)
+	of(dev.GetTemperature(nvml.TEMPERATURE_GPU)).returns(t, "call", nvml.ERROR_GPU_IS_LOST)
+	of(d.DeviceGetHandleByIndex(3)).returns(t, "lookup by index", nvml.ERROR_GPU_IS_LOST)
+	of(d.DeviceGetHandleByUUID(d.m.UUID(3))).returns(t, "lookup by uuid", nvml.ERROR_GPU_IS_LOST)
+	of(d.DeviceGetCount()).is(t, "count", 8)
+	of(neighbour.GetTemperature(nvml.TEMPERATURE_GPU)).returns(t, "neighbour", nvml.SUCCESS)
+	of(neighbour.GetTopologyCommonAncestor(dev)).returns(t, "topology towards it", nvml.ERROR_GPU_IS_LOST)
 	ok(t, d.m.Restore(3))
-	_, ret = dev.GetTemperature(nvml.TEMPERATURE_GPU)
-	want(t, "call after restore", ret, nvml.SUCCESS)
+	of(dev.GetTemperature(nvml.TEMPERATURE_GPU)).returns(t, "call after restore", nvml.SUCCESS)
 }
 
 func TestFailingCalls(t *testing.T) {
@@ -38,46 +29,35 @@ func TestFailingCalls(t *testing.T) {
 	dev := d.gpu(3)
 	ok(t, d.m.Fail(simdriver.GPU(3), "nvmlDeviceGetMemoryInfo", "GPU_IS_LOST", 2))
 	for _, expected := range []nvml.Return{nvml.ERROR_GPU_IS_LOST, nvml.ERROR_GPU_IS_LOST, nvml.SUCCESS} {
-		_, ret := dev.GetMemoryInfo()
-		want(t, "memory", ret, expected)
+		of(dev.GetMemoryInfo()).returns(t, "memory", expected)
 	}
 	ok(t, d.m.Fail(simdriver.GPU(3), "*", "UNKNOWN", simdriver.Always))
-	_, ret := dev.GetUUID()
-	want(t, "every call", ret, nvml.ERROR_UNKNOWN)
-	_, ret = d.DeviceGetHandleByIndex(3)
-	want(t, "lookup, named without its version", ret, nvml.ERROR_UNKNOWN)
-	_, ret = d.gpu(2).GetUUID()
-	want(t, "another GPU", ret, nvml.SUCCESS)
+	of(dev.GetUUID()).returns(t, "every call", nvml.ERROR_UNKNOWN)
+	of(d.DeviceGetHandleByIndex(3)).returns(t, "lookup, named without its version", nvml.ERROR_UNKNOWN)
+	of(d.gpu(2).GetUUID()).returns(t, "another GPU", nvml.SUCCESS)
 	ok(t, d.m.Heal(simdriver.GPU(3)))
-	_, ret = dev.GetUUID()
-	want(t, "healed", ret, nvml.SUCCESS)
+	of(dev.GetUUID()).returns(t, "healed", nvml.SUCCESS)
 
 	ok(t, d.m.Fail(simdriver.All, "nvmlDeviceGetCount", "DRIVER_NOT_LOADED", simdriver.Always))
-	_, ret = d.DeviceGetCount()
-	want(t, "a call without a GPU", ret, nvml.ERROR_DRIVER_NOT_LOADED)
+	of(d.DeviceGetCount()).returns(t, "a call without a GPU", nvml.ERROR_DRIVER_NOT_LOADED)
 	ok(t, d.m.Heal())
-	_, ret = d.DeviceGetCount()
-	want(t, "count", ret, nvml.SUCCESS)
+	of(d.DeviceGetCount()).returns(t, "count", nvml.SUCCESS)
 }
 
 func TestHungCallReturnsWhenHealed(t *testing.T) {
 	d := open(t, "h100x8")
 	dev := d.gpu(1)
 	ok(t, d.m.Hang(simdriver.GPU(1), "nvmlDeviceGetTemperature"))
-	var healed atomic.Bool
-	early := make(chan bool)
-	go func() {
-		_, ret := dev.GetTemperature(nvml.TEMPERATURE_GPU)
-		early <- ret != nvml.SUCCESS || !healed.Load()
-	}()
-	entered(t, d.m, "nvmlDeviceGetTemperature")
-	_, ret := d.gpu(0).GetTemperature(nvml.TEMPERATURE_GPU)
-	want(t, "another GPU", ret, nvml.SUCCESS)
-	healed.Store(true)
-	ok(t, d.m.Heal())
-	if <-early {
-		t.Error("the call returned before it was healed, or failed")
+	done := begin(func() nvml.Return { return of(dev.GetTemperature(nvml.TEMPERATURE_GPU)).code })
+	d.entered("nvmlDeviceGetTemperature", 1)
+	of(d.gpu(0).GetTemperature(nvml.TEMPERATURE_GPU)).returns(t, "another GPU", nvml.SUCCESS)
+	select {
+	case code := <-done:
+		t.Errorf("did not hang: %v", code)
+	default:
 	}
+	ok(t, d.m.Heal())
+	want(t, "after heal", <-done, nvml.SUCCESS)
 }
 
 func TestSlowCall(t *testing.T) {
@@ -85,8 +65,7 @@ func TestSlowCall(t *testing.T) {
 	dev := d.gpu(0)
 	ok(t, d.m.Slow(simdriver.GPU(0), "nvmlDeviceGetPowerUsage", 40*time.Millisecond))
 	start := time.Now()
-	_, ret := dev.GetPowerUsage()
-	want(t, "power", ret, nvml.SUCCESS)
+	of(dev.GetPowerUsage()).returns(t, "power", nvml.SUCCESS)
 	if took := time.Since(start); took < 40*time.Millisecond {
 		t.Errorf("took %v, want at least 40ms", took)
 	}
@@ -96,19 +75,13 @@ func TestAddAndRemove(t *testing.T) {
 	d := open(t, "h100x8")
 	dev := d.gpu(7)
 	ok(t, d.m.Remove(2))
-	n, _ := d.DeviceGetCount()
-	same(t, "count", n, 7)
+	of(d.DeviceGetCount()).is(t, "count", 7)
 	same(t, "the last index", d.gpu(6), dev)
-	index, ret := dev.GetIndex()
-	want(t, "index", ret, nvml.SUCCESS)
-	same(t, "index", index, 6)
+	of(dev.GetIndex()).is(t, "index", 6)
 	same(t, "links", countLinks(dev), 18)
 	ok(t, d.m.Add(9, "minor = 9", "numa = 1"))
-	n, _ = d.DeviceGetCount()
-	same(t, "count", n, 8)
-	id, ret := d.gpu(7).GetUUID()
-	want(t, "uuid", ret, nvml.SUCCESS)
-	same(t, "uuid", id, d.m.UUID(9))
+	of(d.DeviceGetCount()).is(t, "count", 8)
+	of(d.gpu(7).GetUUID()).is(t, "uuid", d.m.UUID(9))
 	same(t, "links of the new GPU", countLinks(d.gpu(7)), 18)
 	if err := d.m.Set(9, "temprature", "3"); err == nil || !strings.Contains(err.Error(), "temprature") {
 		t.Errorf("a misspelled key: %v", err)
@@ -119,16 +92,13 @@ func TestDriverReload(t *testing.T) {
 	d := open(t, "h200")
 	dev := d.gpu(0)
 	ok(t, d.m.Unload())
-	_, ret := dev.GetUUID()
-	want(t, "call while unloaded", ret, nvml.ERROR_DRIVER_NOT_LOADED)
+	of(dev.GetUUID()).returns(t, "call while unloaded", nvml.ERROR_DRIVER_NOT_LOADED)
 	want(t, "second init", d.Init(), nvml.ERROR_DRIVER_NOT_LOADED)
 	ok(t, d.m.Load())
-	_, ret = dev.GetUUID()
-	want(t, "call on the session from before", ret, nvml.ERROR_DRIVER_NOT_LOADED)
+	of(dev.GetUUID()).returns(t, "call on the session from before", nvml.ERROR_DRIVER_NOT_LOADED)
 	want(t, "shutdown", d.Shutdown(), nvml.SUCCESS)
 	want(t, "init", d.Init(), nvml.SUCCESS)
-	_, ret = d.gpu(0).GetUUID()
-	want(t, "call", ret, nvml.SUCCESS)
+	of(d.gpu(0).GetUUID()).returns(t, "call", nvml.SUCCESS)
 	ok(t, d.m.SetDriver("600.1.2"))
 	want(t, "shutdown", d.Shutdown(), nvml.SUCCESS)
 	want(t, "init with the old library", d.Init(), nvml.ERROR_LIB_RM_VERSION_MISMATCH)
@@ -140,15 +110,68 @@ func TestReset(t *testing.T) {
 	d := open(t, "h100x8")
 	dev := d.gpu(6)
 	ok(t, d.m.Change(6, "lost = yes", "recovery_action = 1", "remapped_pending = yes", "ecc_uncorrected_volatile = 3"))
-	_, ret := dev.GetUUID()
-	want(t, "call", ret, nvml.ERROR_GPU_IS_LOST)
+	of(dev.GetUUID()).returns(t, "call", nvml.ERROR_GPU_IS_LOST)
 	ok(t, d.m.Reset(6))
-	_, _, pending, _, ret := dev.GetRemappedRows()
-	want(t, "remapped rows", ret, nvml.SUCCESS)
-	same(t, "pending", pending, false)
-	count, ret := dev.GetTotalEccErrors(nvml.MEMORY_ERROR_TYPE_UNCORRECTED, nvml.VOLATILE_ECC)
-	want(t, "ecc", ret, nvml.SUCCESS)
-	same(t, "ecc", count, 0)
-	_, ret = dev.GetRetiredPagesPendingStatus()
-	want(t, "what an H100 cannot tell", ret, nvml.ERROR_NOT_SUPPORTED)
+	_, _, pending, _, code := dev.GetRemappedRows()
+	of(pending, code).is(t, "pending", false)
+	of(dev.GetTotalEccErrors(nvml.MEMORY_ERROR_TYPE_UNCORRECTED, nvml.VOLATILE_ECC)).is(t, "ecc", 0)
+	of(dev.GetRetiredPagesPendingStatus()).returns(t, "what an H100 does not report", nvml.ERROR_NOT_SUPPORTED)
+}
+
+func TestInvalidHandles(t *testing.T) {
+	d := open(t, "a100-mig")
+	dev, other := d.gpu(5), d.gpu(6)
+	instance := of(dev.GetMigDeviceHandleByIndex(0)).get(t, "instance")
+	ok(t, d.m.Invalidate(5))
+	for _, h := range []nvml.Device{dev, instance} {
+		of(h.GetUUID()).returns(t, "a handle from before", nvml.ERROR_INVALID_ARGUMENT)
+	}
+	of(other.GetUUID()).returns(t, "another GPU", nvml.SUCCESS)
+	again := d.gpu(5)
+	of(again.GetUUID()).is(t, "uuid", d.m.UUID(5))
+	if again == dev {
+		t.Error("it is the same handle")
+	}
+	of(again.GetMigDeviceHandleByIndex(0)).returns(t, "instance", nvml.SUCCESS)
+}
+
+func TestOneGPUUnbound(t *testing.T) {
+	d := open(t, "h100x8")
+	dev := d.gpu(2)
+	ok(t, d.m.Set(2, "recovery_action", "1"))
+	ok(t, d.m.Unbind(2))
+	of(dev.GetUUID()).returns(t, "unbound", nvml.ERROR_GPU_IS_LOST)
+	ok(t, d.m.Bind(2))
+	field(t, dev, nvml.FI_DEV_GET_GPU_RECOVERY_ACTION).is(t, "recovery action", 0)
+}
+
+func TestFabricVersions(t *testing.T) {
+	d := open(t, "h100x8")
+	ok(t, d.m.Change(0, "fabric_version = 2", "fabric_health_summary = 2"))
+	of(d.gpu(0).GetGpuFabricInfoV().V3()).returns(t, "v3", nvml.ERROR_ARGUMENT_VERSION_MISMATCH)
+	of(d.gpu(0).GetGpuFabricInfoV().V2()).returns(t, "v2", nvml.SUCCESS)
+	same(t, "summary of another GPU", of(d.gpu(1).GetGpuFabricInfoV().V3()).get(t, "v3").HealthSummary, 0)
+}
+
+// While there are instances the fields report no remapping, as nvmlDeviceGetRemappedRows does not.
+func TestRemappingUnderMIG(t *testing.T) {
+	d := open(t, "a100-mig")
+	for slot, expected := range map[int]nvml.Return{0: nvml.SUCCESS, 5: nvml.ERROR_NOT_SUPPORTED} {
+		field(t, d.gpu(slot), nvml.FI_DEV_REMAPPED_PENDING).returns(t, "remap pending", expected)
+	}
+}
+
+func TestStorm(t *testing.T) {
+	d := open(t, "h100x8")
+	set := d.set(nvml.EventTypeXidCriticalError, 0, 1)
+	ok(t, d.m.Storm(1, 31, 1000))
+	ok(t, d.m.XID(0, 48))
+	n := map[uint64]int{}
+	for range 1001 {
+		n[of(set.Wait(1000)).get(t, "wait").EventData]++
+	}
+	if n[31] != 1000 || n[48] != 1 {
+		t.Error(n)
+	}
+	want(t, "free", set.Free(), nvml.SUCCESS)
 }

@@ -36,34 +36,23 @@ func TestShippedMachines(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.machine, func(t *testing.T) {
 			d := open(t, tt.machine)
-			n, ret := d.DeviceGetCount()
-			want(t, "count", ret, nvml.SUCCESS)
+			n := of(d.DeviceGetCount()).get(t, "count")
 			same(t, "count", n, tt.gpus)
 			seen := map[string]bool{}
 			for i := range n {
 				dev := d.gpu(i)
-				name, ret := dev.GetName()
-				want(t, "name", ret, nvml.SUCCESS)
-				same(t, "name", name, tt.name)
-				id, ret := dev.GetUUID()
-				want(t, "uuid", ret, nvml.SUCCESS)
+				of(dev.GetName()).is(t, "name", tt.name)
+				id := of(dev.GetUUID()).get(t, "uuid")
 				if seen[id] || !strings.HasPrefix(id, "GPU-") {
 					t.Errorf("uuid %q: twice or malformed", id)
 				}
 				seen[id] = true
-				again, ret := d.DeviceGetHandleByUUID(id)
-				want(t, "handle by uuid", ret, nvml.SUCCESS)
-				same(t, "handle by uuid", again, dev)
-				pci, ret := dev.GetPciInfo()
-				want(t, "pci", ret, nvml.SUCCESS)
-				again, ret = d.DeviceGetHandleByPciBusId(chars(pci.BusId[:]))
-				want(t, "handle by pci", ret, nvml.SUCCESS)
-				same(t, "handle by pci", again, dev)
-				memory, ret := dev.GetMemoryInfo()
-				want(t, "memory", ret, nvml.SUCCESS)
+				of(d.DeviceGetHandleByUUID(id)).is(t, "handle by uuid", dev)
+				pci := of(dev.GetPciInfo()).get(t, "pci")
+				of(d.DeviceGetHandleByPciBusId(chars(pci.BusId[:]))).is(t, "handle by pci", dev)
+				memory := of(dev.GetMemoryInfo()).get(t, "memory")
 				same(t, "memory", memory.Total>>20, tt.memoryMiB)
-				v2, ret := dev.GetMemoryInfo_v2()
-				want(t, "memory v2", ret, nvml.SUCCESS)
+				v2 := of(dev.GetMemoryInfo_v2()).get(t, "memory v2")
 				same(t, "free memory", v2.Free, memory.Free)
 				same(t, "memory v2", v2.Reserved+v2.Used+v2.Free, v2.Total)
 				same(t, "links", countLinks(dev), tt.links)
@@ -96,53 +85,26 @@ func countLinks(dev nvml.Device) int {
 func TestValuesOfH100(t *testing.T) {
 	d := open(t, "h100x8")
 	dev := d.gpu(4)
-	version, ret := d.SystemGetDriverVersion()
-	want(t, "driver", ret, nvml.SUCCESS)
-	same(t, "driver", version, "570.124.06")
-	cuda, ret := d.SystemGetCudaDriverVersion_v2()
-	want(t, "cuda", ret, nvml.SUCCESS)
-	same(t, "cuda", cuda, 12080)
-	number := func(what string, get func() (uint32, nvml.Return), expected uint32) {
-		t.Helper()
-		v, ret := get()
-		want(t, what, ret, nvml.SUCCESS)
-		same(t, what, v, expected)
-	}
-	clock := func(c nvml.ClockType) func() (uint32, nvml.Return) {
-		return func() (uint32, nvml.Return) { return dev.GetMaxClockInfo(c) }
-	}
-	number("power limit, mW", dev.GetPowerManagementLimit, 700000)
-	number("enforced limit, mW", dev.GetEnforcedPowerLimit, 700000)
-	number("power, mW", dev.GetPowerUsage, 70000)
-	number("max graphics clock", clock(nvml.CLOCK_GRAPHICS), 1980)
-	number("max memory clock", clock(nvml.CLOCK_MEM), 2619)
-	number("temperature", func() (uint32, nvml.Return) { return dev.GetTemperature(nvml.TEMPERATURE_GPU) }, 31)
-	major, minor, ret := dev.GetCudaComputeCapability()
-	want(t, "compute", ret, nvml.SUCCESS)
-	same(t, "compute", fmt.Sprint(major, minor), "9 0")
-	gen, ret := dev.GetMaxPcieLinkGeneration()
-	want(t, "pcie", ret, nvml.SUCCESS)
-	same(t, "pcie", gen, 5)
-	pci, ret := dev.GetPciInfo()
-	want(t, "pci", ret, nvml.SUCCESS)
+	of(d.SystemGetDriverVersion()).is(t, "driver", "570.124.06")
+	of(d.SystemGetCudaDriverVersion_v2()).is(t, "cuda", 12080)
+	of(dev.GetPowerManagementLimit()).is(t, "power limit, mW", 700000)
+	of(dev.GetEnforcedPowerLimit()).is(t, "enforced limit, mW", 700000)
+	of(dev.GetPowerUsage()).is(t, "power, mW", 70000)
+	of(dev.GetMaxClockInfo(nvml.CLOCK_GRAPHICS)).is(t, "max graphics clock", 1980)
+	of(dev.GetMaxClockInfo(nvml.CLOCK_MEM)).is(t, "max memory clock", 2619)
+	of(dev.GetTemperature(nvml.TEMPERATURE_GPU)).is(t, "temperature", 31)
+	major, minor, code := dev.GetCudaComputeCapability()
+	of(fmt.Sprint(major, minor), code).is(t, "compute", "9 0")
+	of(dev.GetMaxPcieLinkGeneration()).is(t, "pcie", 5)
+	pci := of(dev.GetPciInfo()).get(t, "pci")
 	same(t, "pci", chars(pci.BusId[:]), "00000000:9D:00.0")
 	same(t, "legacy pci", chars(pci.BusIdLegacy[:]), "0000:9D:00.0")
 	same(t, "pci device", pci.PciDeviceId, 0x233010DE)
-	level, ret := dev.GetTopologyCommonAncestor(d.gpu(5))
-	want(t, "topology", ret, nvml.SUCCESS)
-	same(t, "topology", level, nvml.TOPOLOGY_NODE)
-	level, ret = dev.GetTopologyCommonAncestor(d.gpu(3))
-	want(t, "topology", ret, nvml.SUCCESS)
-	same(t, "topology", level, nvml.TOPOLOGY_SYSTEM)
-	p2p, ret := dev.GetP2PStatus(d.gpu(0), nvml.P2P_CAPS_INDEX_NVLINK)
-	want(t, "p2p", ret, nvml.SUCCESS)
-	same(t, "p2p", p2p, nvml.P2P_STATUS_OK)
-	kind, ret := dev.GetNvLinkRemoteDeviceType(17)
-	want(t, "remote type", ret, nvml.SUCCESS)
-	same(t, "remote type", kind, nvml.NVLINK_DEVICE_TYPE_SWITCH)
-	fabric, ret := dev.GetGpuFabricInfoV().V3()
-	want(t, "fabric", ret, nvml.SUCCESS)
-	same(t, "fabric state", fabric.State, nvml.GPU_FABRIC_STATE_COMPLETED)
+	of(dev.GetTopologyCommonAncestor(d.gpu(5))).is(t, "topology", nvml.TOPOLOGY_NODE)
+	of(dev.GetTopologyCommonAncestor(d.gpu(3))).is(t, "topology", nvml.TOPOLOGY_SYSTEM)
+	of(dev.GetP2PStatus(d.gpu(0), nvml.P2P_CAPS_INDEX_NVLINK)).is(t, "p2p", nvml.P2P_STATUS_OK)
+	of(dev.GetNvLinkRemoteDeviceType(17)).is(t, "remote type", nvml.NVLINK_DEVICE_TYPE_SWITCH)
+	same(t, "fabric state", of(dev.GetGpuFabricInfoV().V3()).get(t, "fabric").State, nvml.GPU_FABRIC_STATE_COMPLETED)
 }
 
 func TestFieldValues(t *testing.T) {
@@ -155,8 +117,8 @@ func TestFieldValues(t *testing.T) {
 	ok(t, d.m.Set(2, "links_down", "0x8"))
 	ok(t, d.m.Set(2, "field.63", "!NO_PERMISSION"))
 	want(t, "field values", d.gpu(2).GetFieldValues(values), nvml.SUCCESS)
-	same(t, "verdict", values[0].Value[0], 4)
-	same(t, "verdict type", values[0].ValueType, uint32(nvml.VALUE_TYPE_UNSIGNED_INT))
+	same(t, "recovery action", values[0].Value[0], 4)
+	same(t, "type of the recovery action", values[0].ValueType, uint32(nvml.VALUE_TYPE_UNSIGNED_INT))
 	same(t, "remap pending", values[1].Value[0], 0)
 	same(t, "link 3", values[2].Value[0], 0)
 	same(t, "links", countLinks(d.gpu(2)), 17)
@@ -164,20 +126,15 @@ func TestFieldValues(t *testing.T) {
 	same(t, "a field that fails", nvml.Return(values[4].NvmlReturn), nvml.ERROR_NO_PERMISSION)
 }
 
-func TestConsumerCardRefusesManyCalls(t *testing.T) {
+func TestCallsThatAConsumerCardLacks(t *testing.T) {
 	dev := open(t, "consumer").gpu(0)
-	_, ret := dev.GetSerial()
-	want(t, "serial", ret, nvml.ERROR_NOT_SUPPORTED)
-	_, _, ret = dev.GetEccMode()
-	want(t, "ecc", ret, nvml.ERROR_NOT_SUPPORTED)
-	_, _, ret = dev.GetMigMode()
-	want(t, "mig", ret, nvml.ERROR_NOT_SUPPORTED)
-	_, ret = dev.GetMaxMigDeviceCount()
-	want(t, "max mig, by the unsupported list", ret, nvml.ERROR_NOT_SUPPORTED)
-	_, _, _, _, ret = dev.GetRemappedRows()
-	want(t, "remapped rows", ret, nvml.ERROR_NOT_SUPPORTED)
-	procs, ret := dev.GetComputeRunningProcesses()
-	want(t, "processes", ret, nvml.SUCCESS)
+	of(dev.GetSerial()).returns(t, "serial", nvml.ERROR_NOT_SUPPORTED)
+	of2(dev.GetEccMode()).returns(t, "ecc", nvml.ERROR_NOT_SUPPORTED)
+	of2(dev.GetMigMode()).returns(t, "mig", nvml.ERROR_NOT_SUPPORTED)
+	of(dev.GetMaxMigDeviceCount()).returns(t, "max mig, by the unsupported list", nvml.ERROR_NOT_SUPPORTED)
+	_, _, _, _, code := dev.GetRemappedRows()
+	want(t, "remapped rows", code, nvml.ERROR_NOT_SUPPORTED)
+	procs := of(dev.GetComputeRunningProcesses()).get(t, "processes")
 	same(t, "process", fmt.Sprint(procs[0].Pid, procs[0].UsedGpuMemory>>20), "2114 512")
 }
 
@@ -216,21 +173,20 @@ func TestTreesOfAMachine(t *testing.T) {
 }
 
 func TestMachineFileErrorsNameTheLine(t *testing.T) {
-	tests := []struct{ text, says string }{
+	for _, tt := range []struct{ text, problem string }{
 		{"[machine]\ndriver = 1\n[gpu 0]\ncolour = x\n", `machine.conf:4: unknown key "colour"`},
 		{"[machine]\ndriver = 1\n[gpu 0]\nmemory = lots\n", `machine.conf:4: memory: cannot read "lots"`},
 		{"[machine]\ndriver = 1\n[gpu 0]\nname = x\nuuid = u\n", `[gpu 0]: name, uuid and pci are needed`},
 		{"[machine]\n[cpu]\n", `machine.conf:2: unknown section [cpu]`},
 		{"driver = 1\n", `machine.conf:1: "driver" before any section`},
 		{"[machine]\ndriver = 1\n[gpu 0]\ninstance = 9g gi=1 uuid=x\n", `machine.conf:4: no [profile 9g] above this line`},
-	}
-	for _, tt := range tests {
+	} {
 		m := simdriver.StartText(t, "[machine]\ndriver = 1\n")
 		ok(t, os.WriteFile(filepath.Join(m.Root, "machine.conf"), []byte(tt.text), 0o644))
 		out, code := scene(t, m, "init")
 		same(t, tt.text, code, int(nvml.ERROR_UNKNOWN)&0xff)
-		if !strings.Contains(out, tt.says) {
-			t.Errorf("%q: says %q, want %q", tt.text, out, tt.says)
+		if !strings.Contains(out, tt.problem) {
+			t.Errorf("%q: %q, want %q", tt.text, out, tt.problem)
 		}
 	}
 }
@@ -242,16 +198,12 @@ func TestMachineFileBrokenLater(t *testing.T) {
 	whole, err := os.ReadFile(file)
 	ok(t, err)
 	ok(t, os.WriteFile(file, append(whole, "[gpu zero]\n"...), 0o644))
-	temp, ret := d.gpu(0).GetTemperature(nvml.TEMPERATURE_GPU)
-	want(t, "temperature", ret, nvml.SUCCESS)
-	same(t, "temperature", temp, 31)
+	of(d.gpu(0).GetTemperature(nvml.TEMPERATURE_GPU)).is(t, "temperature", 31)
 	if all := violations(t, d.m); len(all) != 1 || !strings.Contains(all[0], "[gpu zero]: want a number") {
 		t.Errorf("violations %q", all)
 	}
 	ok(t, os.WriteFile(file, []byte(strings.Replace(string(whole), "temperature = 31 C", "temperature = 32 C", 1)), 0o644))
-	temp, ret = d.gpu(0).GetTemperature(nvml.TEMPERATURE_GPU)
-	want(t, "temperature", ret, nvml.SUCCESS)
-	same(t, "temperature", temp, 32)
+	of(d.gpu(0).GetTemperature(nvml.TEMPERATURE_GPU)).is(t, "temperature", 32)
 }
 
 func TestFirstGPUOfAMachine(t *testing.T) {
@@ -260,10 +212,6 @@ func TestFirstGPUOfAMachine(t *testing.T) {
 		t.Error("a GPU without a name was added")
 	}
 	ok(t, d.m.Add(0, "name = NVIDIA A10", "memory = 23028 MiB"))
-	n, ret := d.DeviceGetCount()
-	want(t, "count", ret, nvml.SUCCESS)
-	same(t, "count", n, 1)
-	memory, ret := d.gpu(0).GetMemoryInfo()
-	want(t, "memory", ret, nvml.SUCCESS)
-	same(t, "memory", memory.Total>>20, 23028)
+	of(d.DeviceGetCount()).is(t, "count", 1)
+	same(t, "memory", of(d.gpu(0).GetMemoryInfo()).get(t, "memory").Total>>20, 23028)
 }
