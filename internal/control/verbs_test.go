@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"io"
 	"net"
 	"net/http"
 	"strings"
@@ -16,10 +15,16 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/report"
 )
 
 func simulation(o *control.Options) { o.Simulation = true }
+
+// shared gives each device a hundred replicas.
+func shared(o *control.Options) {
+	o.Config.Policy.Rules = []inventory.Rule{{Sharing: &inventory.Sharing{Mode: inventory.TimeSlicing, Replicas: 100}}}
+}
 
 func TestInspectReadsTheAgent(t *testing.T) {
 	t.Parallel()
@@ -27,17 +32,10 @@ func TestInspectReadsTheAgent(t *testing.T) {
 		o.Warnings = func() []string { return []string{"health history is not kept: the disk is full"} }
 	})
 	r.xid(1, 95)
-	read := func(context.Context) report.Report {
-		t.Error("the driver is read although an agent runs")
-		return report.Report{}
-	}
-	contains(t, r.output(func(ctx context.Context, path string, out *bytes.Buffer) error {
-		return control.Inspect(ctx, path, read, out, false)
-	}), "driver ready", "warning: health history is not kept: the disk is full\n", "  unhealthy  ", "CONDITIONS\nGPU 1  XID_95  unhealthy  since ")
+	contains(t, r.output(inspect(false)),
+		"driver ready", "warning: health history is not kept: the disk is full\n", "  unhealthy  ", "CONDITIONS\nGPU 1  XID_95  unhealthy  since ")
 	var got report.Report
-	if err := json.Unmarshal([]byte(r.output(func(ctx context.Context, path string, out *bytes.Buffer) error {
-		return control.Inspect(ctx, path, read, out, true)
-	})), &got); err != nil {
+	if err := json.Unmarshal([]byte(r.output(inspect(true))), &got); err != nil {
 		t.Fatal(err)
 	}
 	if got.Source != report.FromAgent || len(got.Conditions) != 1 || got.Conditions[0].Cause != "XID_95" || len(got.Warnings) != 1 {
@@ -95,18 +93,19 @@ func TestCommandsNeedAnAgent(t *testing.T) {
 	}
 }
 
+// A GPU is named by its UUID, PCI address or index, and by the ID of an instance or of a unit, as the orchestrators show it.
 func TestClear(t *testing.T) {
 	t.Parallel()
-	r := start(t, coretest.GPUs(2))
-	pci := string(coretest.GPUs(2).Devices[1].PCI)
+	r := start(t, coretest.WithMIG(coretest.GPUs(3), 1, "1g.10gb", "3g.40gb"), shared)
+	pci, instance := string(coretest.GPUs(2).Devices[1].PCI), string(coretest.Instance(1, 1))
 	for _, args := range []control.ClearArgs{
 		{GPU: "1", Cause: "xid 95"}, {GPU: " 1 ", Cause: "XID-95"}, {GPU: pci, Cause: "95"}, {GPU: strings.TrimPrefix(pci, "0000:"), Cause: "xid95"},
 		{GPU: string(coretest.GPU(1)), Cause: "Xid_95"}, {GPU: strings.ToLower(string(coretest.GPU(1))), Cause: " XID_95\n"}, {GPU: "1"},
+		{GPU: instance + "::7"}, {GPU: instance + "::99"}, {GPU: string(coretest.GPU(1)) + "::0"}, {GPU: strings.ToLower(string(coretest.Instance(1, 0))) + "::1"},
+		{GPU: " 1:0 "}, {GPU: "1:1"},
 	} {
 		r.xid(1, 95)
-		out := r.output(func(ctx context.Context, path string, out *bytes.Buffer) error {
-			return control.Clear(ctx, path, args, out)
-		})
+		out := r.output(with(control.Clear, args))
 		if !strings.HasPrefix(out, "GPU 1 XID_95 (") || !strings.HasSuffix(out, "): cleared\n") || strings.Count(out, "\n") != 1 {
 			t.Errorf("%+v: %s", args, out)
 		}
@@ -114,13 +113,24 @@ func TestClear(t *testing.T) {
 			t.Errorf("%+v leaves %s", args, c)
 		}
 	}
+	for arg, remedy := range map[string]string{
+		"GPU-00000000::1":               "no such GPU", // a prefix of several UUIDs
+		string(coretest.GPU(7)) + "::1": "no such GPU",
+		string(coretest.GPU(1)) + "::":  "want a UUID",
+		string(coretest.GPU(1)) + "::a": "want a UUID",
+		string(coretest.GPU(1)) + "::-": "want a UUID",
+		"1:2":                           "no such GPU",
+		"0:0":                           "no such GPU",
+		"1:":                            "want a UUID",
+		"1:0:0":                         "want a UUID",
+	} {
+		r.rejects(with(control.Clear, control.ClearArgs{GPU: arg}), http.StatusBadRequest, `gpu = "`+arg+`": `, remedy)
+	}
 	contains(t, r.log.String(), `level=WARN msg="condition cleared by operator"`, "cause=XID_95", "peer.uid=", "peer.pid=")
 
 	r.xid(1, 95)
 	r.xid(1, 79)
-	contains(t, r.output(func(ctx context.Context, path string, out *bytes.Buffer) error {
-		return control.Clear(ctx, path, control.ClearArgs{GPU: "1", Cause: "95"}, out)
-	}), "GPU 1 XID_95 (", "still active: GPU 1 XID_79 (")
+	contains(t, r.output(with(control.Clear, control.ClearArgs{GPU: "1", Cause: "95"})), "GPU 1 XID_95 (", "still active: GPU 1 XID_79 (")
 }
 
 func TestIgnore(t *testing.T) {
@@ -128,22 +138,13 @@ func TestIgnore(t *testing.T) {
 	r := start(t, coretest.GPUs(1))
 	r.xid(0, 95)
 	until := time.Now().Add(4 * time.Hour).UTC().Truncate(time.Second)
-	ignore := func(args control.IgnoreArgs) string {
-		return r.output(func(ctx context.Context, path string, out *bytes.Buffer) error {
-			return control.Ignore(ctx, path, args, out)
-		})
-	}
-	contains(t, ignore(control.IgnoreArgs{GPU: "0", Cause: "95", Until: until.Format(time.RFC3339)}),
+	contains(t, r.output(with(control.Ignore, control.IgnoreArgs{GPU: "0", Cause: "95", Until: until.Format(time.RFC3339)})),
 		"GPU 0 XID_95 (", "): ignored until "+until.Format("2006-01-02T15:04:05Z"))
 	if c := r.cause(0); c != "" {
 		t.Errorf("still %s", c)
 	}
-	ignore(control.IgnoreArgs{GPU: "0", Until: "30m"})
-	got, err := control.Dial(r.path).Report(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if left := time.Until(got.Conditions[0].IgnoredUntil); left > 30*time.Minute || left < 29*time.Minute {
+	r.output(with(control.Ignore, control.IgnoreArgs{GPU: "0", Until: "30m"}))
+	if left := time.Until(r.report().Conditions[0].IgnoredUntil); left > 30*time.Minute || left < 29*time.Minute {
 		t.Errorf("ignored for %v", left)
 	}
 	r.xid(0, 95) // a new occurrence ends the ignoring
@@ -157,13 +158,12 @@ func TestRejectedCommands(t *testing.T) {
 	r.xid(0, 95)
 	r.machine.FailGPU(coretest.GPU(1), health.Lost)
 	r.await("the loss", func() bool { return r.cause(1) == "LOST" })
-	clearing := func(a control.ClearArgs) error { return control.Clear(t.Context(), r.path, a, io.Discard) }
-	ignoring := func(a control.IgnoreArgs) error { return control.Ignore(t.Context(), r.path, a, io.Discard) }
-	simulating := func(a control.SimulateArgs) error { return control.Simulate(t.Context(), r.path, a, io.Discard) }
+	clearing := func(a control.ClearArgs) command { return with(control.Clear, a) }
+	simulating := func(a control.SimulateArgs) command { return with(control.Simulate, a) }
 	for name, c := range map[string]struct {
-		err    error
-		status int
-		want   string // joined lines, all of them
+		command command
+		status  int
+		want    string // all lines, joined by |
 	}{
 		"a newer fault": {clearing(control.ClearArgs{GPU: "0", VerifiedAt: longAgo}), http.StatusConflict, "newer than the verification: XID_95 happened at "},
 		"silence":       {clearing(control.ClearArgs{GPU: "1"}), http.StatusConflict, string(coretest.GPU(1)) + " does not respond"},
@@ -174,10 +174,10 @@ func TestRejectedCommands(t *testing.T) {
 		"two GPUs":      {clearing(control.ClearArgs{GPU: "GPU-0000"}), http.StatusBadRequest, "write more of the UUID"},
 		"not yet": {clearing(control.ClearArgs{GPU: "0", VerifiedAt: time.Now().Add(time.Hour).Format(time.RFC3339)}),
 			http.StatusBadRequest, "not in the future"},
-		"all at once": {ignoring(control.IgnoreArgs{GPU: "first", VerifiedAt: "noon", Until: "later"}), http.StatusBadRequest,
+		"all at once": {with(control.Ignore, control.IgnoreArgs{GPU: "first", VerifiedAt: "noon", Until: "later"}), http.StatusBadRequest,
 			`gpu = "first": |verified-at = "noon": want a time such as|until = "later": want a duration such as 4h`},
-		"no time":    {ignoring(control.IgnoreArgs{GPU: "0"}), http.StatusBadRequest, `until = "": want a duration`},
-		"time gone":  {ignoring(control.IgnoreArgs{GPU: "0", Until: "-1h"}), http.StatusBadRequest, "want a time to come"},
+		"no time":    {with(control.Ignore, control.IgnoreArgs{GPU: "0"}), http.StatusBadRequest, `until = "": want a duration`},
+		"time gone":  {with(control.Ignore, control.IgnoreArgs{GPU: "0", Until: "-1h"}), http.StatusBadRequest, "want a time to come"},
 		"no XID":     {simulating(control.SimulateArgs{GPU: "0", Code: "zero"}), http.StatusBadRequest, `code = "zero": want the number of an XID`},
 		"no event":   {simulating(control.SimulateArgs{Kind: "event", GPU: "0", Code: "1"}), http.StatusBadRequest, "FatalPoisonError"},
 		"no kind":    {simulating(control.SimulateArgs{Kind: "lost", GPU: "0"}), http.StatusBadRequest, `kind = "lost": want xid or event`},
@@ -185,15 +185,9 @@ func TestRejectedCommands(t *testing.T) {
 		"CI alone":   {simulating(control.SimulateArgs{GPU: "0", Code: "94", CI: "0"}), http.StatusBadRequest, "give gi too"},
 		"GI no such": {simulating(control.SimulateArgs{GPU: "9", Code: "x", GI: "4294967295"}), http.StatusBadRequest, `gpu = "9"|gi = "4294967295"|code = "x"`},
 	} {
-		refused := (*control.RefusedError)(nil)
-		if !errors.As(c.err, &refused) || refused.Status != c.status {
-			t.Errorf("%s: %+v, want status %d", name, c.err, c.status)
-			continue
-		}
 		parts := strings.Split(c.want, "|")
-		contains(t, refused.Text, parts...)
-		if n := strings.Count(refused.Text, "\n") + 1; n != len(parts) {
-			t.Errorf("%s: %d reasons in %q", name, n, refused.Text)
+		if lines := strings.Split(r.rejects(c.command, c.status, parts...), "\n"); len(lines) != len(parts) {
+			t.Errorf("%s: %q", name, lines)
 		}
 	}
 	if c := r.cause(0); c != "XID_95" {
@@ -210,11 +204,7 @@ func TestSimulate(t *testing.T) {
 	instance.ID, instance.At.GI, instance.At.CI, instance.Profile, instance.MIG = "MIG-1", 3, 0, "1g.10gb", false
 	s.Devices = append(s.Devices, instance)
 	r := start(t, s, simulation)
-	simulate := func(args control.SimulateArgs) string {
-		return r.output(func(ctx context.Context, path string, out *bytes.Buffer) error {
-			return control.Simulate(ctx, path, args, out)
-		})
-	}
+	simulate := func(args control.SimulateArgs) string { return r.output(with(control.Simulate, args)) }
 	healthID := func() health.Health {
 		u, _ := r.monitor.Current().Unit("MIG-1")
 		return u.Health
@@ -229,9 +219,7 @@ func TestSimulate(t *testing.T) {
 	for line := range strings.Lines(r.log.String()) {
 		contains(t, line, `msg="fault simulated by operator"`, "simulated=true")
 	}
-	r.output(func(ctx context.Context, path string, out *bytes.Buffer) error {
-		return control.Clear(ctx, path, control.ClearArgs{GPU: "0"}, out)
-	})
+	r.output(with(control.Clear, control.ClearArgs{GPU: "0"}))
 	if h := healthID(); h.State != health.Healthy {
 		t.Errorf("health is %s", h)
 	}
@@ -240,11 +228,7 @@ func TestSimulate(t *testing.T) {
 func TestSimulationIsOffUnlessAllowed(t *testing.T) {
 	t.Parallel()
 	r := start(t, coretest.GPUs(1))
-	err := control.Simulate(t.Context(), r.path, control.SimulateArgs{GPU: "0", Code: "95"}, io.Discard)
-	refused := (*control.RefusedError)(nil)
-	if !errors.As(err, &refused) || refused.Status != http.StatusForbidden || !strings.HasPrefix(refused.Text, "simulation is off: ") {
-		t.Errorf("got %v", err)
-	}
+	r.rejects(with(control.Simulate, control.SimulateArgs{GPU: "0", Code: "95"}), http.StatusForbidden, "simulation is off: ")
 	if n := len(r.monitor.State().Ledger.Conditions()); n != 0 {
 		t.Errorf("%d conditions", n)
 	}
@@ -255,13 +239,9 @@ func TestBusyAgent(t *testing.T) {
 	t.Parallel()
 	r := start(t, coretest.GPUs(1))
 	r.xid(0, 95)
-	path := serveAt(t, shortDir(t), stalled{r.monitor})
-	r.await("a report", func() bool { _, err := control.Dial(path).Report(t.Context()); return err == nil })
-	err := control.Clear(t.Context(), path, control.ClearArgs{GPU: "0"}, io.Discard)
-	refused := (*control.RefusedError)(nil)
-	if !errors.As(err, &refused) || refused.Status != http.StatusServiceUnavailable || !strings.Contains(refused.Text, "try again") {
-		t.Errorf("got %v", err)
-	}
+	r.path = serveAt(t, shortDir(t), stalled{r.monitor})
+	r.await("a report", func() bool { return answers(t, r.path) })
+	r.rejects(with(control.Clear, control.ClearArgs{GPU: "0"}), http.StatusServiceUnavailable, "try again")
 }
 
 // stalled is an agent that does not execute Clear.
@@ -270,4 +250,15 @@ type stalled struct{ control.Agent }
 func (stalled) Clear(ctx context.Context, _ health.Command) ([]health.Condition, error) {
 	<-ctx.Done()
 	return nil, ctx.Err()
+}
+
+// Reports count devices, not units.
+func TestReportsCountDevices(t *testing.T) {
+	t.Parallel()
+	r := start(t, coretest.GPUs(2), shared)
+	contains(t, r.output(quiesce), "devices: 2 unknown")
+	contains(t, r.output(inspect(false)), "gpu.shared, time-slicing by 100")
+	if devices := r.report().Devices; len(devices) != 2 || devices[1].ID != coretest.GPU(1) || devices[1].Replicas != 100 {
+		t.Errorf("%+v", devices)
+	}
 }

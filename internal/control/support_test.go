@@ -3,6 +3,9 @@ package control_test
 import (
 	"bytes"
 	"context"
+	"errors"
+	"flag"
+	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -18,7 +21,16 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
+	"github.com/tandem-gpu/tandem/internal/report"
 )
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	if f := flag.Lookup("test.parallel"); f != nil && f.Value.String() == f.DefValue {
+		_ = f.Value.Set("16") // the tests wait more than they compute
+	}
+	os.Exit(m.Run())
+}
 
 // rig is a monitor of a simulated host, served at a socket.
 type rig struct {
@@ -151,14 +163,58 @@ func (r *rig) cause(id int) string {
 	return r.monitor.State().Ledger.Health(gpu.WholeGPU(coretest.GPU(id))).Cause()
 }
 
+// command is a command of an operator to the agent at a path, such as control.Resume.
+type command func(ctx context.Context, path string, out io.Writer) error
+
+// with gives a command its arguments.
+func with[Args any](verb func(context.Context, string, Args, io.Writer) error, args Args) command {
+	return func(ctx context.Context, path string, out io.Writer) error { return verb(ctx, path, args, out) }
+}
+
+// inspect is control.Inspect of an agent that runs.
+func inspect(asJSON bool) command {
+	return func(ctx context.Context, path string, out io.Writer) error {
+		return control.Inspect(ctx, path, nil, out, asJSON)
+	}
+}
+
 // output runs a command and returns its output.
-func (r *rig) output(verb func(ctx context.Context, path string, out *bytes.Buffer) error) string {
+func (r *rig) output(c command) string {
 	r.Helper()
 	var out bytes.Buffer
-	if err := verb(r.Context(), r.path, &out); err != nil {
+	if err := c(r.Context(), r.path, &out); err != nil {
 		r.Errorf("rejected: %v", err)
 	}
 	return out.String()
+}
+
+// rejects runs a command that the agent must reject, with this status of HTTP and a text that has all the parts.
+func (r *rig) rejects(c command, status int, parts ...string) (text string) {
+	r.Helper()
+	refused, ok := errors.AsType[*control.RefusedError](c(r.Context(), r.path, io.Discard))
+	if !ok || refused.Status != status {
+		r.Errorf("got %+v, want status %d", refused, status)
+		return ""
+	}
+	contains(r.T, refused.Error(), parts...)
+	return refused.Text
+}
+
+// report is the report of the agent.
+func (r *rig) report() report.Report {
+	r.Helper()
+	got, err := control.Dial(r.path).Report(r.Context())
+	if err != nil {
+		r.Error(err)
+	}
+	return got
+}
+
+// hang has the health check of GPU 1 hang, and waits until it does.
+func (r *rig) hang() {
+	r.Helper()
+	r.Cleanup(r.machine.Hang("Probe", gpu.WholeGPU(coretest.GPU(1))))
+	r.await("the call", func() bool { return len(r.monitor.Stats().Calls) > 0 })
 }
 
 // contains checks that a text has all the parts.
@@ -169,4 +225,28 @@ func contains(t *testing.T, text string, parts ...string) {
 			t.Errorf("no %q in:\n%s", part, text)
 		}
 	}
+}
+
+// serveAt serves a socket in a directory until the test ends.
+func serveAt(t *testing.T, dir string, a control.Agent) (path string) {
+	t.Helper()
+	path = control.Path(dir, "k8s-gpu")
+	var serving sync.WaitGroup
+	t.Cleanup(serving.Wait) // after the context of the test has ended
+	serving.Go(func() { control.NewSocket(path).Serve(t.Context(), a, quiet()) })
+	return path
+}
+
+func newAgent() control.Agent {
+	return monitor.New(coretest.NewMachine(coretest.GPUs(1)).Open, core.DefaultConfig(), slog.New(slog.DiscardHandler), nil)
+}
+
+func answers(t *testing.T, path string) bool {
+	t.Helper()
+	_, err := control.Dial(path).Report(t.Context())
+	return err == nil
+}
+
+func quiet() control.Options {
+	return control.Options{Config: core.DefaultConfig(), Log: slog.New(slog.DiscardHandler)}
 }
