@@ -1,25 +1,16 @@
 package config
 
 import (
-	"errors"
 	"reflect"
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/health/xid"
-	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
-
-// setHealth sets the key of health with this HCL name; the error is the remedy.
-func setHealth(h *Health, key, text string) error {
-	for _, o := range healthOptions(h) {
-		if o.HCL == key {
-			return o.set(Value{Text: text})
-		}
-	}
-	return errors.New("unknown key " + key)
-}
 
 // The documented default of each key is the default.
 func TestHealthDefaults(t *testing.T) {
@@ -36,43 +27,6 @@ func TestHealthDefaults(t *testing.T) {
 	h.Apply(&c)
 	if err := c.Validate(); err != nil {
 		t.Error(err)
-	}
-}
-
-func TestHealthSpellings(t *testing.T) {
-	got := map[string][]string{}
-	for _, s := range HealthSpecs() {
-		got[s.HCL] = []string{s.Flag, s.Key, variable(s.Flag)}
-	}
-	for name, want := range map[string][]string{
-		"recovery_dwell": {"recovery-dwell", "health.recoveryDwell", "RECOVERY_DWELL"},
-		XIDs:             {"xids", "health.xids", "XIDS"},
-	} {
-		if !reflect.DeepEqual(got[name], want) {
-			t.Errorf("%s: %q", name, got[name])
-		}
-	}
-}
-
-func TestOverlapReachesTheCore(t *testing.T) {
-	h := DefaultHealth()
-	if err := setHealth(&h, "overlap", "refuse"); err != nil {
-		t.Fatal(err)
-	}
-	c := core.DefaultConfig()
-	if h.Apply(&c); c.Overlap != inventory.OverlapRefuse {
-		t.Errorf("%q", c.Overlap)
-	}
-}
-
-func TestXIDs(t *testing.T) {
-	h := DefaultHealth()
-	if err := setHealth(&h, XIDs, " 63=ignore, 94=degraded,999=unhealthy,"); err != nil {
-		t.Fatal(err)
-	}
-	want := map[uint64]xid.Effect{63: xid.None, 94: xid.Degrades, 999: xid.Withdraws}
-	if !reflect.DeepEqual(h.Policy.XIDs, want) {
-		t.Errorf("%v", h.Policy.XIDs)
 	}
 }
 
@@ -95,5 +49,139 @@ func TestHealthRefusals(t *testing.T) {
 				t.Errorf("%s = %q: %v", name, value, err)
 			}
 		}
+	}
+}
+
+// different is a value other than the default for every key.
+var different = map[string]string{
+	"health_mode": "observe", "xids": "63=ignore,999=unhealthy", "health_period": "7s", "health_settle": "11s",
+	"call_deadline": "13s", "recovery": "manual", "recovery_dwell": "17s", "recovery_checks": "5",
+	"recovery_limit": "6", "degraded": "unhealthy", "application_faults": "ignore", "kernel_log": "/host/kmsg",
+	"state_dir": "/state", "simulation": "true", "overlap": "refuse",
+}
+
+// Every key has the same effect in each of its spellings, on the settings of both agents.
+func TestHealthKeys(t *testing.T) {
+	want := DefaultHealth()
+	var args, lines []string
+	env, block := map[string]string{}, map[string]any{}
+	for _, k := range HealthSpecs() {
+		value := different[k.HCL]
+		if value == "" || value == k.Default {
+			t.Fatalf("the test has no value for %s", k.HCL)
+		}
+		if err := setHealth(&want, k.HCL, value); err != nil {
+			t.Fatal(err)
+		}
+		args = append(args, "--"+k.Flag+"="+value)
+		env[variable(k.Flag)], block[k.HCL] = value, value
+		lines = append(lines, "  "+strings.TrimPrefix(k.Key, "health.")+": "+value)
+	}
+	file := "health:\n" + strings.Join(lines, "\n") + "\n"
+	block[XIDs] = map[string]any{"63": "ignore", "999": "unhealthy"}
+	kubernetes := func(args []string, env map[string]string, file string) func() (Nomad, error) {
+		return func() (Nomad, error) {
+			s, err := resolveAll(t, args, env, file)
+			return Nomad{Core: s.Core, Health: s.Health}, err
+		}
+	}
+	for name, read := range map[string]func() (Nomad, error){
+		"flags":       kubernetes(args, nil, ""),
+		"environment": kubernetes(nil, env, ""),
+		"file":        kubernetes(nil, nil, file),
+		"block":       func() (Nomad, error) { s, _, err := NewBlock(block).Read(); return s, err },
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, err := read()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(want, s.Health); diff != "" {
+				t.Error(diff)
+			}
+			if diff := cmp.Diff(want.Policy, s.Core.Health); diff != "" || s.Core.Probe != want.Probe || s.Core.Overlap != want.Overlap {
+				t.Errorf("core: %+v", s.Core)
+			}
+		})
+	}
+}
+
+func TestXIDsInTheFile(t *testing.T) {
+	for name, c := range map[string]struct {
+		file string
+		want map[uint64]xid.Effect
+		err  string
+	}{
+		"mapping": {file: "health:\n  xids:\n    63: ignore\n    999: unhealthy\n", want: map[uint64]xid.Effect{63: xid.None, 999: xid.Withdraws}},
+		"text":    {file: "health: {xids: '63=ignore, 94=degraded'}", want: map[uint64]xid.Effect{63: xid.None, 94: xid.Degrades}},
+		"anchors": {file: "health:\n  xids: {63: &i ignore, 64: *i}\n", want: map[uint64]xid.Effect{63: xid.None, 64: xid.None}},
+		"none":    {file: "health:\n  xids:\n"},
+		"empty":   {file: "health: {xids: {}}"},
+		"effect": {file: "health:\n  healthMode: enforce\n  xids: {48: degraded, 63: fine}\n",
+			err: `c.yaml:3: health.xids = "48=degraded,63=fine": "63=fine": want an XID and its effect, such as 63=ignore: degraded, ignore or unhealthy`},
+		"twice":  {file: "health: {xids: {63: ignore, 63: ignore}}", err: `c.yaml:1: health.xids = "63=ignore,63=ignore": XID 63 is given twice`},
+		"list":   {file: "health: {xids: [63, 64]}", err: `c.yaml:1: health.xids = "[...]": want a mapping`},
+		"nested": {file: "health: {xids: {63: {a: b}}}", err: `c.yaml:1: health.xids.63 = "{...}": want a single value`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, err := resolveAll(t, nil, nil, c.file)
+			if text := errorText(err); text != c.err {
+				t.Fatalf("error %q, want %q", text, c.err)
+			}
+			if diff := cmp.Diff(c.want, s.Core.Health.XIDs, cmpopts.EquateEmpty()); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+// What the variables of NVIDIA's plugin make of the rules.
+func TestHealthCheckVariables(t *testing.T) {
+	type effects = map[uint64]xid.Effect
+	for name, c := range map[string]struct {
+		disable, enable, xids string
+		mode                  health.Mode // "" = enforce
+		all                   *xid.Effect
+		want                  effects
+		err                   string
+	}{
+		"unset":                      {},
+		"ignore two":                 {disable: "48, 79", want: effects{48: xid.None, 79: xid.None}},
+		"count two":                  {enable: "13,,109,", want: effects{13: xid.Withdraws, 109: xid.Withdraws}},
+		"counting wins":              {disable: "13,48", enable: "13", want: effects{13: xid.Withdraws, 48: xid.None}},
+		"ignore all":                 {disable: "all", mode: health.ModeOff},
+		"ignore all, as it was once": {disable: "XIDS", mode: health.ModeOff},
+		"all anywhere":               {disable: "48,all", mode: health.ModeOff, want: effects{48: xid.None}},
+		"all but some":               {disable: "all", enable: "79,48", all: new(xid.None), want: effects{48: xid.Withdraws, 79: xid.Withdraws}},
+		"count all":                  {enable: "ALL", all: new(xid.Withdraws)},
+		"count all but none":         {disable: "48", enable: "13,all", all: new(xid.Withdraws)},
+		"both all":                   {disable: "all", enable: "all", all: new(xid.Withdraws)},
+		"--xids wins":                {disable: "48,79", enable: "13", xids: "79=degraded,13=ignore", want: effects{48: xid.None, 79: xid.Degrades, 13: xid.None}},
+		"--xids beside all":          {enable: "all", xids: "13=ignore", all: new(xid.Withdraws), want: effects{13: xid.None}},
+		"--xids is not all":          {disable: "all", xids: "79=unhealthy", mode: health.ModeOff, want: effects{79: xid.Withdraws}},
+		"word":                       {disable: "48,xid", err: `DP_DISABLE_HEALTHCHECKS = "48,xid": want XIDs such as 48,79, or "all"`},
+		"zero":                       {enable: "0", err: `DP_ENABLE_HEALTHCHECKS = "0": want XIDs such as 48,79, or "all"`},
+		"negative":                   {enable: "-1", err: `DP_ENABLE_HEALTHCHECKS = "-1": want XIDs such as 48,79, or "all"`},
+		"all and a word":             {disable: "all,x", err: `DP_DISABLE_HEALTHCHECKS = "all,x": want XIDs such as 48,79, or "all"`},
+		"both wrong": {disable: "x,y", enable: "z", err: `DP_DISABLE_HEALTHCHECKS = "x,y": want XIDs such as 48,79, or "all"
+DP_ENABLE_HEALTHCHECKS = "z": want XIDs such as 48,79, or "all"`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, err := resolveAll(t, []string{"--xids=" + c.xids},
+				map[string]string{disableHealthChecks: c.disable, enableHealthChecks: c.enable}, "")
+			if text := errorText(err); text != c.err {
+				t.Fatalf("error %q, want %q", text, c.err)
+			}
+			if err != nil {
+				return
+			}
+			want := health.DefaultPolicy()
+			if want.AllXIDs, want.XIDs = c.all, c.want; c.mode != "" {
+				want.Mode = c.mode
+			}
+			if diff := cmp.Diff(want, s.Core.Health, cmpopts.EquateEmpty()); diff != "" {
+				t.Error(diff)
+			}
+		})
 	}
 }

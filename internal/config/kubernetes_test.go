@@ -1,9 +1,6 @@
 package config
 
 import (
-	"net/netip"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -14,53 +11,9 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health/xid"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
-
-// resolveAll resolves flags, variables and the text of a configuration file.
-func resolveAll(t *testing.T, args []string, env map[string]string, file string) (Kubernetes, error) {
-	t.Helper()
-	if file != "" {
-		path := filepath.Join(t.TempDir(), "c.yaml")
-		if err := os.WriteFile(path, []byte(file), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		args = append(args, "--config-file="+path)
-	}
-	var got Kubernetes
-	var err error
-	values := NewFlags(KubernetesSpecs())
-	for _, arg := range args {
-		name, value, _ := strings.Cut(strings.TrimPrefix(arg, "--"), "=")
-		if err := values[name].Set(value); err != nil {
-			t.Fatal(err)
-		}
-	}
-	got, err = ReadKubernetes(values, environment(env))
-	if err != nil && file != "" {
-		return got, &pathless{err, filepath.Dir(args[len(args)-1][len("--config-file="):]) + "/"}
-	}
-	return got, err
-}
-
-// environment has these variables, and accepts addresses with a numeric port.
-func environment(env map[string]string) Environment {
-	return Environment{
-		LookupEnv: func(name string) (string, bool) { v, ok := env[name]; return v, ok },
-		CheckAddress: func(address string) error {
-			_, err := netip.ParseAddrPort("0.0.0.0" + address)
-			return err
-		},
-	}
-}
-
-// pathless is an error without the temporary folder in its text.
-type pathless struct {
-	error
-	dir string
-}
-
-func (p *pathless) Error() string { return strings.ReplaceAll(p.error.Error(), p.dir, "") }
 
 func TestPrecedence(t *testing.T) {
 	file := "version: v1\nflags:\n  migStrategy: single\n"
@@ -148,9 +101,9 @@ imex: {channelIDs: [], required: false}
 // What this version does not support is refused by name, together with all other problems.
 func TestEveryProblemIsNamed(t *testing.T) {
 	_, err := resolveAll(t,
-		[]string{"--device-id-strategy=index", "--rescan=0s", "--gdrcopy-enabled=true"},
+		[]string{"--device-id-strategy=index", "--rescan=0s", "--gdrcopy-enabled=true", "--xids=63"},
 		map[string]string{"DEVICE_LIST_STRATEGY": "envvar,cdi-cri", "PASS_DEVICE_SPECS": "yes", "DEVICE_DISCOVERY_STRATEGY": "tegra",
-			"DP_ENABLE_HEALTHCHECKS": "48,x", "KUBELET_SOCKET": "kubelet.sock"},
+			"DP_ENABLE_HEALTHCHECKS": "48,x", "KUBELET_SOCKET": "kubelet.sock", "RECOVERY": "never"},
 		`version: v2
 flags:
   migStrategy: [single]
@@ -163,11 +116,9 @@ sharing:
     resources: [{name: nvidia.com/gpu, replicas: 1}]
 imex: none
 shearing: {}
+health: {callDeadline: soon, halthMode: off}
 `)
-	if err == nil {
-		t.Fatal("accepted")
-	}
-	want := strings.Split(`c.yaml:1: version = "v2": want v1
+	sameProblems(t, err, `c.yaml:1: version = "v2": want v1
 c.yaml:3: flags.migStrategy = "[...]": want a single value
 c.yaml:5: flags.plugin.pasDeviceSpecs = "true": unknown key: did you mean passDeviceSpecs?
 c.yaml:6: flags.plugin.pasDeviceSpecs = "true": given twice
@@ -175,17 +126,18 @@ c.yaml:7: flags.plugin.deviceListStrategy = "{...}": want a list
 c.yaml:10: sharing.timeSlicing.resources[0].replicas = "1": want 2 or more, up to 1000 (so many units of 16 GPUs fit one message to the orchestrator)
 c.yaml:11: imex = "none": want a mapping with channelIDs or required
 c.yaml:12: shearing = "{...}": unknown key: did you mean sharing?
+c.yaml:13: health.halthMode = "off": unknown key: did you mean healthMode?
 PASS_DEVICE_SPECS = "yes": want true or false
 DEVICE_LIST_STRATEGY = "envvar,cdi-cri": cdi-cri is not supported by this version: want envvar
 --device-id-strategy = "index": index is not supported by this version: want uuid
 DEVICE_DISCOVERY_STRATEGY = "tegra": tegra is not supported by this version: want nvml
 KUBELET_SOCKET = "kubelet.sock": want an absolute path such as /var/lib/kubelet/device-plugins/kubelet.sock
 --rescan = "0s": want a positive duration such as 30s or 1m
+--xids = "63": "63": want an XID and its effect, such as 63=ignore: degraded, ignore or unhealthy
+c.yaml:13: health.callDeadline = "soon": want a positive duration such as 30s or 1m
+RECOVERY = "never": want auto or manual
 --gdrcopy-enabled = "true": not supported by this version: want false
-DP_ENABLE_HEALTHCHECKS = "48,x": want XIDs such as 48,79, or "all"`, "\n")
-	if diff := cmp.Diff(want, strings.Split(err.Error(), "\n")); diff != "" {
-		t.Error(diff)
-	}
+DP_ENABLE_HEALTHCHECKS = "48,x": want XIDs such as 48,79, or "all"`)
 }
 
 func TestConfigFileForms(t *testing.T) {
@@ -215,13 +167,6 @@ func TestConfigFileForms(t *testing.T) {
 	}
 }
 
-func errorText(err error) string {
-	if err == nil {
-		return ""
-	}
-	return err.Error()
-}
-
 func TestWhatMayBeEmpty(t *testing.T) {
 	for _, c := range []struct {
 		args []string
@@ -236,10 +181,14 @@ func TestWhatMayBeEmpty(t *testing.T) {
 	}
 }
 
+// A list or mapping may be given several times; a variable does not add to it.
 func TestListsAddUp(t *testing.T) {
-	s, err := resolveAll(t, []string{"--exclude=GPU-a, GPU-b", "--exclude=GPU-c"}, nil, "")
-	if err != nil || !slices.Equal(s.Core.Exclude, []gpu.DeviceID{"GPU-a", "GPU-b", "GPU-c"}) {
-		t.Errorf("%v, %v", s.Core.Exclude, err)
+	s, err := resolveAll(t, []string{"--exclude=GPU-a, GPU-b", "--exclude=GPU-c", "--xids=63=ignore", "--xids=64=unhealthy"},
+		map[string]string{"XIDS": "79=ignore", "EXCLUDE": "GPU-d"}, "")
+	want := core.DefaultConfig()
+	want.Exclude, want.Health.XIDs = []gpu.DeviceID{"GPU-a", "GPU-b", "GPU-c"}, map[uint64]xid.Effect{63: xid.None, 64: xid.Withdraws}
+	if diff := cmp.Diff(want.Exclude, s.Core.Exclude) + cmp.Diff(want.Health, s.Core.Health); diff != "" || err != nil {
+		t.Error(diff, err)
 	}
 }
 
@@ -250,22 +199,27 @@ func TestRoots(t *testing.T) {
 		driver, dev  string // for this process
 		host         string // the path on the host
 		mayBeOutside bool
+		mps          string // MPSMount: NVIDIA's chart mounts the folder of the MPS daemons at another path than that of the host
 	}{
 		"on the host": {Kubernetes{DriverRoot: "/", ContainerRoot: "/driver-root"},
-			[]string{"/dev"}, "/", "/", "/", false},
+			[]string{"/dev"}, "/", "/", "/", false, ""},
 		"in a container": {Kubernetes{DriverRoot: "/", ContainerRoot: "/driver-root"},
-			[]string{"/driver-root", "/driver-root/dev", "/dev"}, "/driver-root", "/driver-root", "/", true},
+			[]string{"/driver-root", "/driver-root/dev", "/dev"}, "/driver-root", "/driver-root", "/", true, ""},
 		"driver container": {Kubernetes{DriverRoot: "/run/nvidia/driver", ContainerRoot: "/driver-root"},
-			[]string{"/driver-root", "/driver-root/dev"}, "/driver-root", "/driver-root", "/run/nvidia/driver", true},
+			[]string{"/driver-root", "/driver-root/dev"}, "/driver-root", "/driver-root", "/run/nvidia/driver", true, ""},
 		"driver container without nodes": {Kubernetes{DriverRoot: "/run/nvidia/driver", ContainerRoot: "/driver-root", DevRoot: "/"},
-			[]string{"/driver-root", "/dev"}, "/driver-root", "/", "/", true},
+			[]string{"/driver-root", "/dev"}, "/driver-root", "/", "/", true, ""},
 		"driver root without nodes": {Kubernetes{DriverRoot: "/opt/nvidia"},
-			[]string{"/opt/nvidia", "/dev"}, "/opt/nvidia", "", "/opt/nvidia", false},
+			[]string{"/opt/nvidia", "/dev"}, "/opt/nvidia", "", "/opt/nvidia", false, ""},
+		"without a folder for MPS": {Kubernetes{DriverRoot: "/"}, []string{"/mps"}, "/", "", "/", false, ""},
+		"MPS on the host":          {Kubernetes{DriverRoot: "/", MPSRoot: "/run/nvidia/mps"}, nil, "/", "", "/", false, "/run/nvidia/mps"},
+		"MPS in a container":       {Kubernetes{DriverRoot: "/", MPSRoot: "/run/nvidia/mps"}, []string{"/mps"}, "/", "", "/", false, "/mps"},
 	} {
 		t.Run(name, func(t *testing.T) {
+			mpsRoot := c.s.MPSRoot
 			c.s.findRoots(func(path string) bool { return slices.Contains(c.folders, path) })
-			got := []string{c.s.Core.Roots.Driver, c.s.Core.Roots.Dev, c.s.DevRoot}
-			if want := []string{c.driver, c.dev, c.host}; !slices.Equal(got, want) || c.s.FallbackDriver != c.mayBeOutside {
+			got := []string{c.s.Core.Roots.Driver, c.s.Core.Roots.Dev, c.s.DevRoot, c.s.MPSMount, c.s.MPSRoot}
+			if want := []string{c.driver, c.dev, c.host, c.mps, mpsRoot}; !slices.Equal(got, want) || c.s.FallbackDriver != c.mayBeOutside {
 				t.Errorf("%v %v, want %v %v", got, c.s.FallbackDriver, want, c.mayBeOutside)
 			}
 		})
