@@ -22,8 +22,10 @@ func FuzzPolicy(f *testing.F) {
 	for _, tc := range offers {
 		f.Add([]byte(tc.file))
 	}
-	for _, tc := range problems {
-		f.Add([]byte(tc.file))
+	for _, table := range []map[string]struct{ file, want string }{problems, conflicts} {
+		for _, tc := range table {
+			f.Add([]byte(tc.file))
+		}
 	}
 	examples, err := os.ReadFile("testdata/nvidia.golden")
 	if err != nil {

@@ -1,4 +1,4 @@
-// Package policy compiles the sections "resources", "sharing" and "policy" of a configuration file into a inventory.Policy. The
+// Package policy compiles the sections "resources", "sharing" and "policy" of a configuration file into an inventory.Policy. The
 // first two are those of NVIDIA's k8s-device-plugin (api/config/v1), with its meaning unless a warning states otherwise;
 // "policy" is an extension.
 package policy

@@ -1,6 +1,7 @@
 package policy_test
 
 import (
+	gocmp "cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -32,6 +33,13 @@ func read(t *testing.T, text string, to policy.Orchestrator) (config.File, error
 		err = errors.New(strings.ReplaceAll(err.Error(), filepath.Dir(path)+"/", "/"))
 	}
 	return r, err
+}
+
+// configOf is the configuration of an agent with a file.
+func configOf(r config.File) core.Config {
+	c := core.DefaultConfig()
+	c.Policy, c.MIG = r.Policy, gocmp.Or(r.MIG, c.MIG)
+	return c
 }
 
 // machine has eight H100s. GPU 6 is cut into instances of three profiles.
@@ -77,7 +85,7 @@ func offered(c core.Config, s gpu.Snapshot) []string {
 	return lines
 }
 
-// What a file offers, on the machine.
+// What a file offers on the machine.
 func TestOffers(t *testing.T) {
 	for name, tc := range offers {
 		t.Run(name, func(t *testing.T) {
@@ -85,16 +93,12 @@ func TestOffers(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			c := core.DefaultConfig()
-			c.Policy = r.Policy
-			if r.MIG != "" {
-				c.MIG = r.MIG
-			}
+			c := configOf(r)
 			if diff := cmp.Diff(tc.want, offered(c, machine)); diff != "" {
 				t.Error(diff)
 			}
-			if findings := core.Build(machine, health.Ledger{}, c).PolicyWarnings(); len(findings) != tc.findings {
-				t.Errorf("findings: %v", findings)
+			if warnings := core.Build(machine, health.Ledger{}, c).PolicyWarnings(); len(warnings) != tc.warnings {
+				t.Errorf("warnings: %v", warnings)
 			}
 		})
 	}
@@ -105,7 +109,7 @@ const header = "version: v1\nflags: {migStrategy: mixed}\npolicy:\n"
 var offers = map[string]struct {
 	file     string
 	want     []string
-	findings int
+	warnings int
 }{
 	"empty file": {"", []string{"gpu: 8 of 0 1 2 3 4 5 6 7, exclusive"}, 0},
 	"the example of the documentation": {`
@@ -212,9 +216,7 @@ sharing: {timeSlicing: {resources: [{name: mig-7g.80gb, replicas: 2}]}}
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := core.DefaultConfig()
-	c.MIG, c.Policy = r.MIG, r.Policy
-	inv := core.Build(machine, health.Ledger{}, c)
+	inv := core.Build(machine, health.Ledger{}, configOf(r))
 	var reasons []string
 	for _, e := range inv.Excluded() {
 		reasons = append(reasons, e.Reason)

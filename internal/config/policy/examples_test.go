@@ -1,16 +1,20 @@
 package policy_test
 
 import (
+	"flag"
+	"fmt"
 	"os"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/config/policy"
-	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 )
+
+var update = flag.Bool("update", false, "write testdata/nvidia.golden")
 
 // The examples of this project's documents are valid.
 func TestOwnExamples(t *testing.T) {
@@ -45,8 +49,8 @@ func TestOwnExamples(t *testing.T) {
 }
 
 // The examples in the README of NVIDIA's k8s-device-plugin (v0.17) and in the documentation of the GPU operator are
-// taken as they are, and offer what they say there. In testdata/nvidia.golden a file stands with what it makes of
-// eight GPUs, and with what it makes of one GPU beside one that is cut up.
+// valid as they are, and offer what is written there. testdata/nvidia.golden has each file with what it offers of
+// eight GPUs, and of one GPU beside one in MIG mode.
 func TestIncumbentsExamples(t *testing.T) {
 	const path = "testdata/nvidia.golden"
 	text, err := os.ReadFile(path)
@@ -64,20 +68,39 @@ func TestIncumbentsExamples(t *testing.T) {
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
-		c := core.DefaultConfig()
-		c.Policy = r.Policy
-		if r.MIG != "" {
-			c.MIG = r.MIG
-		}
+		c := configOf(r)
 		got.WriteString("=> eight GPUs\n" + strings.Join(offered(c, eight), "\n") + "\n")
 		got.WriteString("=> GPU 0 and four instances of GPU 1\n" + strings.Join(offered(c, cut), "\n") + "\n")
 	}
 	if diff := cmp.Diff(string(text), got.String()); diff != "" {
 		t.Error(diff)
 	}
-	if os.Getenv("UPDATE_GOLDEN") != "" {
+	if *update {
 		if err := os.WriteFile(path, []byte(got.String()), 0o600); err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+// BenchmarkCompile reads a file of rules, from its text to the policy. A configuration is read at a start and at a
+// HUP, so what counts is that a large one takes no more than it is larger.
+func BenchmarkCompile(b *testing.B) {
+	for _, rules := range []int{10, 1000, 5000} {
+		b.Run(fmt.Sprintf("%d rules", rules), func(b *testing.B) {
+			var text strings.Builder
+			text.WriteString("policy:\n  rules:\n")
+			for i := range rules {
+				fmt.Fprintf(&text, "    - {select: {uuid: GPU-%d}, use: time-slicing, replicas: 4, name: pool-%d}\n", i, i)
+			}
+			text.WriteString("sharing:\n  timeSlicing:\n    resources:\n")
+			for i := range rules {
+				fmt.Fprintf(&text, "      - {name: mig-%d, replicas: 2}\n", i)
+			}
+			for b.Loop() {
+				if _, err := config.ParseFile("/c.yaml", []byte(text.String()), policy.Nomad); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
 	}
 }
