@@ -108,23 +108,22 @@ func TestManyClientsShareOneResponse(t *testing.T) {
 	for range 50 {
 		all.Go(func() { ask(t.Context(), "text") })
 	}
-	leave() // while its answer is made: that is the others', too
+	leave() // while its response is made, which is also for the others
 	close(release)
 	all.Wait()
 	if n := made.Load(); n > 10 { // two, unless it takes long until all 50 have asked
-		t.Errorf("51 clients had %d answers made", n)
+		t.Errorf("%d responses for 51 clients", n)
 	}
 	for before := made.Load(); made.Load() < before+2; {
 		n := made.Load()
 		if ask(t.Context(), "text"); made.Load() != n+1 {
-			t.Fatal("an answer is given that is older than the request")
+			t.Fatal("the response is older than the request")
 		}
 	}
 }
 
 func TestMetricsAreCompressedOnRequest(t *testing.T) {
-	cfg := core.DefaultConfig()
-	handler := newTestServer(Options{Agent: fixedAgent{state: read(cfg, coretest.GPUs(2))}, Adapter: idleAdapter{}, Config: cfg}).handler()
+	handler := read(core.DefaultConfig(), coretest.GPUs(2)).handler()
 	for header, zipped := range map[string]bool{"": false, "gzip": true, "deflate, GZIP;q=0.5": true, "gzip;q=0": false, "identity": false} {
 		w, r := httptest.NewRecorder(), httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/metrics", nil)
 		r.Header.Set("Accept-Encoding", header)

@@ -6,48 +6,109 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/health/xid"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
-	"github.com/tandem-gpu/tandem/internal/kubeadapter"
+	"github.com/tandem-gpu/tandem/internal/core/monitor"
 )
 
-// offering is an adapter that offers what an inventory has.
-type offering struct {
-	idleAdapter
-	inv *inventory.Inventory
-}
-
-func (o offering) Stats() (stats []kubeadapter.ResourceStats) {
-	for r := range kubeadapter.Resources(o.inv) {
-		stats = append(stats, kubeadapter.ResourceStats{Resource: r})
-	}
-	return stats
-}
-
-// replicated is a configuration that shares GPUs.
-func replicated(n int, gpus ...int) core.Config {
+func TestFaultsAreShown(t *testing.T) {
 	cfg := core.DefaultConfig()
-	var s inventory.Selector
-	for _, i := range gpus {
-		s.Indices = append(s.Indices, gpu.DeviceIndex{GPU: i, Instance: -1})
+	cfg.Health.XIDs = map[uint64]xid.Effect{999: xid.Withdraws}
+	now := time.Unix(1000, 0)
+	at := func(gi uint32) gpu.Placement { return gpu.Placement{GPU: coretest.GPU(1), GI: gi, CI: 0} }
+	snapshot := coretest.GPUs(2)
+	for gi := range uint32(2) {
+		id := gpu.DeviceID("MIG-" + string(rune('a'+gi)))
+		snapshot.Devices = append(snapshot.Devices, gpu.Device{ID: id, At: at(gi), Index: 1, Profile: "3g.40gb"})
 	}
-	cfg.Policy.Rules = []inventory.Rule{{Select: s, Sharing: &inventory.Sharing{Mode: inventory.TimeSlicing, Replicas: n}}}
-	return cfg
+	agent := read(cfg, gpu.NewSnapshot(snapshot)).observe(now,
+		health.Observation{At: at(0), Kind: health.XID, Code: 94},
+		health.Observation{At: at(1), Kind: health.XID, Code: 94},
+		health.Observation{At: gpu.WholeGPU(coretest.GPU(0)), Kind: health.XID, Code: 999},
+		health.Observation{At: gpu.WholeGPU(coretest.GPU(0)), Kind: health.XID, Code: 998},
+		health.Observation{At: gpu.WholeGPU(coretest.GPU(0)), Kind: health.XID, Code: 997},
+		health.Observation{At: gpu.WholeGPU(coretest.GPU(0)), Kind: health.XID, Code: 13},
+		health.Observation{At: gpu.WholeGPU(coretest.GPU(0)), Kind: health.Event, Code: 0x2000},
+		health.Observation{At: gpu.WholeGPU(coretest.GPU(1)), Kind: health.ProbeFailed},
+		health.Observation{At: gpu.WholeGPU(coretest.GPU(1)), Kind: health.XID, Code: 79, Simulated: true},
+	)
+	var err error
+	agent.state, _, err = agent.state.Ignore(cfg, now, health.Command{GPU: coretest.GPU(0), Cause: "XID_999"}, now.Add(time.Hour))
+	if err != nil {
+		t.Fatal(err)
+	}
+	agent.stats = monitor.Stats{
+		Checks: 3, CheckTime: 1500 * time.Millisecond, LastCheck: time.UnixMilli(1_700_000_000_250), Stuck: 2, EventsFail: true,
+		Transitions: map[gpu.DeviceID]uint64{coretest.GPU(0): 7},
+	}
+	a, b := string(coretest.GPU(0)), string(coretest.GPU(1))
+	has(t, agent.scrape(t),
+		`tandem_device_condition{cause="XID_94",ci="0",gi="0",gpu="`+b+`",simulated="false",state="degraded"} 1`,
+		`tandem_device_condition{cause="XID_94",ci="0",gi="1",gpu="`+b+`",simulated="false",state="degraded"} 1`,
+		`tandem_device_condition{cause="XID_999",ci="",gi="",gpu="`+a+`",simulated="false",state="unhealthy"} 0`,
+		`tandem_device_condition{cause="PROBE_FAILED",ci="",gi="",gpu="`+b+`",simulated="false",state="healthy"} 0`,
+		`tandem_device_condition{cause="XID_79",ci="",gi="",gpu="`+b+`",simulated="true",state="lost"} 1`,
+		`tandem_device_condition{cause="EVENT_0x2000",ci="",gi="",gpu="`+a+`",simulated="false",state="unhealthy"} 1`,
+		`tandem_xid_errors_total{gpu="`+b+`",xid="94"} 2`,
+		`tandem_xid_errors_total{gpu="`+a+`",xid="13"} 1`,
+		`tandem_xid_errors_total{gpu="`+a+`",xid="999"} 1`,
+		`tandem_xid_errors_total{gpu="`+a+`",xid="other"} 2`,
+		`tandem_xid_errors_total{gpu="`+b+`",xid="79"} 0`,
+		`tandem_events_total{event="FatalPoisonError",gpu="`+a+`"} 1`,
+		`tandem_health_transitions_total{device="`+a+`"} 7`,
+		`tandem_device_health{device="`+b+`",model="NVIDIA H100 80GB HBM3",state="lost"} 1`,
+		`tandem_health_check_duration_seconds_sum 1.5`, `tandem_health_check_duration_seconds_count 3`,
+		`tandem_last_health_check_timestamp_seconds 1.70000000025e+09`, `tandem_driver_calls_stuck 2`,
+		`tandem_health_source_up{source="events"} 0`, `tandem_health_source_up{source="recovery_action"} 1`,
+	)
 }
 
-func scraped(t *testing.T, cfg core.Config, state core.State) []string {
-	t.Helper()
-	return scrape(t, Options{Agent: fixedAgent{state: state}, Adapter: offering{inv: state.Inventory}, Config: cfg})
+// Unknown codes make no series but those of their conditions. Without a check the values of checks are 0.
+func TestUnknownCodesMakeNoSeries(t *testing.T) {
+	agent := read(core.DefaultConfig(), coretest.GPUs(1))
+	before := agent.scrape(t)
+	has(t, before, `tandem_health_check_duration_seconds_sum 0`, `tandem_health_check_duration_seconds_count 0`, `tandem_last_health_check_timestamp_seconds 0`)
+	for code := range uint64(500) {
+		agent = agent.observe(time.Unix(1, 0), health.Observation{At: gpu.WholeGPU(coretest.GPU(0)), Kind: health.XID, Code: 10_000 + code})
+	}
+	after := agent.scrape(t)
+	if n := len(after) - len(series(after, "tandem_device_condition")); n != len(before) {
+		t.Errorf("%d series, were %d", n, len(before))
+	}
 }
 
-// A device is a series, however many share it; what counts units says so.
+func TestSourcesOfTheDriver(t *testing.T) {
+	cfg := core.DefaultConfig()
+	two := read(cfg, coretest.GPUs(2))
+	withoutEvents := two.observe(time.Unix(1, 0),
+		health.Observation{At: gpu.WholeGPU(coretest.GPU(0)), Kind: health.Checked, Sample: health.Sample{Events: health.No}})
+	for name, c := range map[string]struct {
+		state core.State
+		stats monitor.Stats
+		want  map[string]bool
+	}{
+		"healthy":      {state: two.state, want: map[string]bool{"events": true, "recovery_action": true}},
+		"not read yet": {state: core.NewState(cfg), want: map[string]bool{"events": false, "recovery_action": false}},
+		"no GPU":       {state: read(cfg, coretest.GPUs(0)).state, want: map[string]bool{"events": true, "recovery_action": true}},
+		"wait fails":   {state: two.state, stats: monitor.Stats{EventsFail: true}, want: map[string]bool{"events": false, "recovery_action": true}},
+		"one GPU":      {state: withoutEvents.state, want: map[string]bool{"events": false, "recovery_action": false}},
+	} {
+		if diff := cmp.Diff(c.want, withDriverSources(map[string]bool{}, c.state, c.stats)); diff != "" {
+			t.Errorf("%s: %s", name, diff)
+		}
+	}
+}
+
+// A device has one series, also if it has many units.
 func TestSharesMakeNoSeries(t *testing.T) {
-	cfg := replicated(100)
-	alone, shared := core.DefaultConfig(), read(cfg, coretest.GPUs(16))
-	lines := scraped(t, cfg, shared)
-	if n, was := len(lines), len(scraped(t, alone, read(alone, coretest.GPUs(16)))); n > was+12 { // of another resource
+	lines := read(replicated(100), coretest.GPUs(16)).scrape(t)
+	if n, was := len(lines), len(read(core.DefaultConfig(), coretest.GPUs(16)).scrape(t)); n > was+12 { // of another resource
 		t.Errorf("%d lines for 1600 units, %d for 16", n, was)
 	}
 	id := string(coretest.GPU(3))
@@ -68,32 +129,54 @@ func TestSharesMakeNoSeries(t *testing.T) {
 func TestPolicyInMetrics(t *testing.T) {
 	cfg := replicated(4, 0, 9)
 	cfg.Policy.Rules = append(cfg.Policy.Rules, inventory.Rule{Select: inventory.Selector{IDs: []gpu.DeviceID{"GPU-x"}}})
-	state := read(cfg, coretest.GPUs(2)).WithHost(cfg, time.Unix(1, 0), inventory.Host{
+	agent := read(cfg, coretest.GPUs(2))
+	agent.state = agent.state.WithHost(cfg, time.Unix(1, 0), inventory.Host{
 		Claims: []inventory.Claim{{Agent: "nomad-gpu", At: gpu.WholeGPU(coretest.GPU(1))}},
 	})
-	has(t, scraped(t, cfg, state),
+	has(t, agent.scrape(t),
 		`tandem_policy_warnings 1`, `tandem_device_overlaps 1`,
 		`tandem_device_units{device="`+string(coretest.GPU(0))+`",resource="nvidia.com/gpu.shared",sharing="time-slicing"} 4`,
 		`tandem_device_units{device="`+string(coretest.GPU(1))+`",resource="nvidia.com/gpu",sharing="exclusive"} 1`,
 	)
 }
 
-// While shares come and the GPU itself goes, a scrape still has each series once.
+// While a device changes from exclusive to shared, each series is there once.
 func TestScrapeWhileThePolicyChanges(t *testing.T) {
-	was, is := core.DefaultConfig(), replicated(2, 0)
 	now := time.Unix(10, 0)
-	state := read(was, coretest.GPUs(1)).Observe(is, now)
+	agent := read(core.DefaultConfig(), coretest.GPUs(1))
+	agent.cfg = replicated(2, 0)
+	agent = agent.observe(now)
 	id := string(coretest.GPU(0))
-	lines := scraped(t, is, state)
-	has(t, lines,
+	has(t, agent.scrape(t),
 		`tandem_device_units{device="`+id+`",resource="nvidia.com/gpu",sharing="exclusive"} 1`,
 		`tandem_device_units{device="`+id+`",resource="nvidia.com/gpu.shared",sharing="time-slicing"} 2`,
 		`tandem_devices{health="unhealthy",resource="nvidia.com/gpu"} 1`,
 	)
-	after := scraped(t, is, state.Observe(is, now.Add(time.Minute)))
-	if slices.ContainsFunc(after, func(l string) bool {
-		return strings.HasPrefix(l, "tandem_device_units{") && strings.Contains(l, "exclusive")
-	}) {
-		t.Error("the GPU itself is still offered")
+	if units := series(agent.observe(now.Add(time.Minute)).scrape(t), "tandem_device_units"); len(units) != 1 || strings.Contains(units[0], "exclusive") {
+		t.Errorf("the exclusive device is still offered: %q", units)
+	}
+}
+
+// Every device has a series from the start, so that an alert has one before the first node is missing; agents that pass no
+// nodes, and hosts without any that is visible, have none.
+func TestMissingDeviceNodesInMetrics(t *testing.T) {
+	const metric = "tandem_device_nodes_missing"
+	cfg := replicated(4, 0)
+	lacking := coretest.GPUs(2)
+	lacking.Nodes = slices.DeleteFunc(lacking.Nodes, func(n string) bool { return n == "/dev/nvidia-uvm" || n == "/dev/nvidia1" })
+	if got := series(read(cfg, lacking).scrape(t), metric); len(got) > 0 {
+		t.Errorf("no nodes are passed: %q", got)
+	}
+	cfg.DeviceNodes = true
+	a, b := metric+`{device="`+string(coretest.GPU(0))+`"} `, metric+`{device="`+string(coretest.GPU(1))+`"} `
+	lines := read(cfg, lacking).scrape(t)
+	has(t, lines, `tandem_devices{health="healthy",resource="nvidia.com/gpu.shared"} 4`)
+	if got := series(lines, metric); !slices.Equal(got, []string{a + "1", b + "2"}) {
+		t.Errorf("%q", got)
+	}
+	has(t, read(cfg, coretest.GPUs(1)).scrape(t), a+"0")
+	lacking.Nodes = nil
+	if got := series(read(cfg, lacking).scrape(t), metric); len(got) > 0 {
+		t.Errorf("no node is visible: %q", got)
 	}
 }
