@@ -124,7 +124,7 @@ func (p Program) options(ctx context.Context) (agent.Options, error) {
 	if err == nil || isUsage(err) {
 		return o, err
 	}
-	if _, unavailable := control.Dial(socket(o)).Report(ctx); unavailable != nil {
+	if _, unavailable := control.Report(ctx, socket(o)); unavailable != nil {
 		return agent.Options{}, err
 	}
 	WriteError(p.Stderr, p.Name+": not used by the running agent", err)

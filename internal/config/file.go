@@ -32,17 +32,6 @@ type File struct {
 	values map[string]Value // the other values by key
 }
 
-// ReadFile reads the file at path for the agent of an orchestrator. Keys that do not concern devices must be known, but are
-// not read. It returns every problem (errors.Join of *setting.Error with line and path of the key), or the error with
-// which the file can't be read.
-func ReadFile(path string, to policy.Orchestrator) (File, error) {
-	text, err := readText(path)
-	if err != nil {
-		return File{}, err
-	}
-	return ParseFile(path, text, to)
-}
-
 func readText(path string) ([]byte, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -51,7 +40,8 @@ func readText(path string) ([]byte, error) {
 	return text, nil
 }
 
-// ParseFile is ReadFile for a text that was read before.
+// ParseFile parses the text of the file at path for the agent of an orchestrator. Keys that do not concern devices must be
+// known, but are not read. It returns every problem (errors.Join of *setting.Error with line and path of the key).
 func ParseFile(path string, text []byte, to policy.Orchestrator) (File, error) {
 	f, err := parseFile(path, text, to, fileKinds(func(s Spec) Kind {
 		if s.Key == keyMIGStrategy || s.Key == keyMPSRoot {

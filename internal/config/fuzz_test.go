@@ -3,9 +3,7 @@ package config
 import (
 	"cmp"
 	"errors"
-	"fmt"
 	"maps"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -177,28 +175,6 @@ func FuzzHealthCheckVariables(f *testing.F) {
 		cfg.Health = p
 		if err := cfg.Validate(); err != nil {
 			t.Error(err)
-		}
-	})
-}
-
-// FuzzDriverRoots: wherever the driver is installed, its path is absolute.
-func FuzzDriverRoots(f *testing.F) {
-	f.Add("/", "/driver-root", "", uint8(0))
-	f.Add("/run/nvidia/driver", "/driver-root", "/dev-root", uint8(3))
-	f.Fuzz(func(t *testing.T, root, mounted, dev string, there uint8) {
-		s := Kubernetes{DriverRoot: root, ContainerRoot: mounted, DevRoot: dev}
-		if !filepath.IsAbs(root) || mounted != "" && !filepath.IsAbs(mounted) || dev != "" && !filepath.IsAbs(dev) {
-			return
-		}
-		asked := 0
-		s.findRoots(func(string) bool { asked++; return there>>(asked-1)&1 == 1 })
-		for _, path := range []string{s.Core.Roots.Driver, s.DevRoot, cmp.Or(s.Core.Roots.Dev, "/")} {
-			if !filepath.IsAbs(path) {
-				t.Errorf("%q of %+v", path, s)
-			}
-		}
-		if s.FallbackDriver != (s.Core.Roots.Driver == mounted && mounted != "" && there&1 == 1) {
-			t.Errorf("fallback %v: %s", s.FallbackDriver, fmt.Sprint(s.Core.Roots))
 		}
 	})
 }

@@ -76,7 +76,7 @@ func TestStaleSocketIsReplaced(t *testing.T) {
 				waiting++
 			}
 		}
-		_, err := control.Dial(path).Report(t.Context())
+		_, err := control.Report(t.Context(), path)
 		return waiting == len(sockets)-1 && err == nil
 	})
 	cancel()
@@ -140,7 +140,7 @@ func TestSocketThatCannotBeServed(t *testing.T) {
 		t.Errorf("the file is now %q, %v", text, err)
 	}
 	var wrong *setting.Error
-	if _, err := control.Dial(control.Path(strings.Repeat("x", 100), "k8s-gpu")).Report(t.Context()); !errors.As(err, &wrong) || wrong.Key != "state_dir" {
+	if _, err := control.Report(t.Context(), control.Path(strings.Repeat("x", 100), "k8s-gpu")); !errors.As(err, &wrong) || wrong.Key != "state_dir" {
 		t.Errorf("a path that is too long: %v", err)
 	}
 }
@@ -246,7 +246,7 @@ func TestSocketIsCreatedWhenItsPathIsFree(t *testing.T) {
 		return err == nil
 	})
 	var unserved *control.NotServedError
-	if _, err := control.Dial(path).Report(t.Context()); !errors.As(err, &unserved) || !strings.Contains(err.Error(), "an agent is running") {
+	if _, err := control.Report(t.Context(), path); !errors.As(err, &unserved) || !strings.Contains(err.Error(), "an agent is running") {
 		t.Errorf("an agent without a socket: %v", err)
 	}
 	if err := os.Remove(inTheWay); err != nil {

@@ -110,7 +110,7 @@ func startWith(t *testing.T, s gpu.Snapshot, store monitor.Store, change ...func
 	})
 	t.Cleanup(r.stop)
 	r.await("a report", func() bool {
-		report, err := control.Dial(r.path).Report(t.Context())
+		report, err := control.Report(t.Context(), r.path)
 		return err == nil && report.Driver.State == "ready"
 	})
 	return r
@@ -203,7 +203,7 @@ func (r *rig) rejects(c command, status int, parts ...string) (text string) {
 // report is the report of the agent.
 func (r *rig) report() report.Report {
 	r.Helper()
-	got, err := control.Dial(r.path).Report(r.Context())
+	got, err := control.Report(r.Context(), r.path)
 	if err != nil {
 		r.Error(err)
 	}
@@ -243,7 +243,7 @@ func newAgent() control.Agent {
 
 func answers(t *testing.T, path string) bool {
 	t.Helper()
-	_, err := control.Dial(path).Report(t.Context())
+	_, err := control.Report(t.Context(), path)
 	return err == nil
 }
 

@@ -13,7 +13,7 @@ import (
 // Inspect writes the report of the running agent at path. If no agent answers it writes the report that read returns and
 // the reason: on the first line, or among the "warnings" in JSON.
 func Inspect(ctx context.Context, path string, read func(context.Context) report.Report, out io.Writer, asJSON bool) error {
-	r, err := Dial(path).Report(ctx)
+	r, err := Report(ctx, path)
 	if err != nil {
 		r = read(ctx)
 		r.Source = report.FromDriver

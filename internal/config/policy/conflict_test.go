@@ -145,7 +145,7 @@ sharing:
 				":2: " + mig, ":4: sharing.timeSlicing: NVIDIA's k8s-device-plugin ignores this field and shares nothing by time-slicing while there is sharing.mps; here each resource is shared as the file has it"}},
 	} {
 		for _, to := range []policy.Orchestrator{policy.Nomad, policy.Kubernetes} {
-			r, err := read(t, tc.file, to)
+			r, err := read(tc.file, to)
 			if err != nil {
 				t.Errorf("%s: %v", name, err)
 				continue

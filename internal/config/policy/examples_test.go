@@ -37,7 +37,7 @@ func TestOwnExamples(t *testing.T) {
 	}
 	for i, example := range examples {
 		for _, to := range []policy.Orchestrator{policy.Nomad, policy.Kubernetes} {
-			r, err := read(t, example, to)
+			r, err := read(example, to)
 			if err != nil {
 				t.Errorf("%v\n%s", err, example)
 			}
@@ -64,7 +64,7 @@ func TestIncumbentsExamples(t *testing.T) {
 		name, rest, _ := strings.Cut(example, "\n")
 		file, _, _ := strings.Cut(rest, "=> ")
 		got.WriteString("# " + name + "\n" + strings.TrimRight(file, "\n") + "\n")
-		r, err := read(t, file, policy.Kubernetes)
+		r, err := read(file, policy.Kubernetes)
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
 		}

@@ -19,7 +19,7 @@ func TestProblems(t *testing.T) {
 	}
 	for name, tc := range all {
 		t.Run(name, func(t *testing.T) {
-			_, err := read(t, tc.file, policy.Kubernetes)
+			_, err := read(tc.file, policy.Kubernetes)
 			var want []string
 			if tc.want != "" {
 				want = strings.Split(strings.TrimSpace(tc.want), "\n")
