@@ -21,65 +21,34 @@ const LibraryName = "libnvidia-ml.so.1"
 //go:embed lib/*.c lib/*.h lib/keys.def
 var sources embed.FS
 
-// ErrNoCompiler says that this machine has no C compiler to build the library with.
+// ErrNoCompiler means that this host has no C compiler to build the library with.
 var ErrNoCompiler = errors.New("no C compiler (cc) found")
 
-type buildOptions struct {
-	without []string
-	header  string
-}
-
-// BuildOption changes what Build makes.
-type BuildOption func(*buildOptions)
-
-// WithoutSymbols leaves exported functions out, as an older driver does. Names
-// are exact, versions included: "nvmlEventSetWait_v2".
-func WithoutSymbols(names ...string) BuildOption {
-	return func(o *buildOptions) { o.without = append(o.without, names...) }
-}
-
-// WithHeader names the folder that holds NVIDIA's nvml.h. By default it is
-// go-nvml's, found through the module of the working directory.
-func WithHeader(dir string) BuildOption {
-	return func(o *buildOptions) { o.header = dir }
-}
-
-// Build puts the library into dir and returns its path. The compiled library is
-// cached by content in the user's cache folder, so a second build costs a copy.
-func Build(ctx context.Context, dir string, opts ...BuildOption) (string, error) {
-	cached, err := buildCached(ctx, opts...)
+// Build writes the library into dir and returns its path. It leaves out exported functions, as an older driver does; their
+// names are exact, with the version: "nvmlEventSetWait_v2". The compiled library is cached by content in the user's cache
+// folder, so that another build is a copy.
+func Build(ctx context.Context, dir string, without ...string) (path string, err error) {
+	cached, err := buildCached(ctx, without)
+	if err == nil {
+		path = filepath.Join(dir, LibraryName)
+		err = errors.Join(os.MkdirAll(dir, 0o755), linkOrCopy(cached, path))
+	}
 	if err != nil {
-		return "", err
-	}
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return "", fmt.Errorf("build library: %w", err)
-	}
-	path := filepath.Join(dir, LibraryName)
-	if err := linkOrCopy(cached, path); err != nil {
 		return "", fmt.Errorf("build library: %w", err)
 	}
 	return path, nil
 }
 
-// buildCached compiles unless the very same library was compiled before.
-func buildCached(ctx context.Context, opts ...BuildOption) (string, error) {
-	var o buildOptions
-	for _, opt := range opts {
-		opt(&o)
-	}
-	slices.Sort(o.without)
-	cc, err := exec.LookPath("cc")
+// buildCached compiles the library unless the same one was compiled before.
+func buildCached(ctx context.Context, without []string) (string, error) {
+	without = slices.Sorted(slices.Values(without))
+	header, err := headerDir(ctx)
 	if err != nil {
-		return "", ErrNoCompiler
+		return "", err
 	}
-	if o.header == "" {
-		if o.header, err = headerDir(ctx); err != nil {
-			return "", err
-		}
-	}
-	key, err := o.key()
+	key, err := cacheKey(header, without)
 	if err != nil {
-		return "", fmt.Errorf("build library: %w", err)
+		return "", err
 	}
 	cache, err := os.UserCacheDir()
 	if err != nil {
@@ -91,29 +60,30 @@ func buildCached(ctx context.Context, opts ...BuildOption) (string, error) {
 		return path, nil
 	}
 	if err := os.MkdirAll(home, 0o755); err != nil {
-		return "", fmt.Errorf("build library: %w", err)
+		return "", err
 	}
 	work, err := os.MkdirTemp(home, "build-")
 	if err != nil {
-		return "", fmt.Errorf("build library: %w", err)
-	}
-	defer func() { _ = os.RemoveAll(work) }()
-	if err := compile(ctx, cc, work, o); err != nil {
 		return "", err
 	}
-	// Two processes may have built at once: the first rename wins, both are right.
-	if err := os.Rename(filepath.Join(work, "out"), filepath.Dir(path)); err != nil && !errors.Is(err, fs.ErrExist) {
-		if _, there := os.Stat(path); there != nil {
-			return "", fmt.Errorf("build library: %w", err)
+	defer func() { _ = os.RemoveAll(work) }()
+	out, err := compile(ctx, work, header, without)
+	if err != nil {
+		return "", err
+	}
+	// Of two processes that build at once the first rename succeeds; both have the same library.
+	if err := os.Rename(out, filepath.Dir(path)); err != nil {
+		if _, missing := os.Stat(path); missing != nil {
+			return "", err
 		}
 	}
 	return path, nil
 }
 
-// key names the library by everything that goes into it.
-func (o buildOptions) key() (string, error) {
+// cacheKey is a hash of everything that goes into a library.
+func cacheKey(headerDir string, without []string) (string, error) {
 	h := sha256.New()
-	header, err := os.ReadFile(filepath.Join(o.header, "nvml.h"))
+	header, err := os.ReadFile(filepath.Join(headerDir, "nvml.h"))
 	if err != nil {
 		return "", err
 	}
@@ -127,42 +97,47 @@ func (o buildOptions) key() (string, error) {
 		h.Write(text)
 		return err
 	})
-	h.Write(fmt.Appendln(nil, o.without))
+	h.Write(fmt.Appendln(nil, without))
 	return hex.EncodeToString(h.Sum(nil))[:16], err
 }
 
-func compile(ctx context.Context, cc, work string, o buildOptions) error {
+// compile compiles the library in a work folder, and returns the folder of the library.
+func compile(ctx context.Context, work, header string, without []string) (string, error) {
+	cc, err := exec.LookPath("cc")
+	if err != nil {
+		return "", ErrNoCompiler
+	}
 	if err := os.CopyFS(work, sources); err != nil {
-		return fmt.Errorf("build library: %w", err)
+		return "", err
 	}
 	out := filepath.Join(work, "out")
 	if err := os.Mkdir(out, 0o755); err != nil {
-		return fmt.Errorf("build library: %w", err)
+		return "", err
 	}
-	// An exact name wins over a pattern, so that a symbol can be withheld.
+	// An exact name has precedence over a pattern, so that a symbol can be left out.
 	script := "{ global: nvml*; local: *;"
-	for _, name := range o.without {
+	for _, name := range without {
 		script += " " + name + ";"
 	}
 	symbols := filepath.Join(work, "symbols.map")
 	if err := os.WriteFile(symbols, []byte(script+" };\n"), 0o644); err != nil {
-		return fmt.Errorf("build library: %w", err)
+		return "", err
 	}
 	files, err := filepath.Glob(filepath.Join(work, "lib", "*.c"))
 	if err != nil {
-		return fmt.Errorf("build library: %w", err)
+		return "", err
 	}
 	args := []string{"-std=gnu11", "-Wall", "-Wextra", "-Wno-deprecated-declarations", "-O2", "-g", "-shared", "-fPIC",
-		"-Wl,-soname," + LibraryName, "-Wl,--version-script=" + symbols, "-I" + o.header,
+		"-Wl,-soname," + LibraryName, "-Wl,--version-script=" + symbols, "-I" + header,
 		"-o", filepath.Join(out, LibraryName)}
 	args = append(append(args, files...), "-lpthread", "-ldl")
 	if text, err := exec.CommandContext(ctx, cc, args...).CombinedOutput(); err != nil {
-		return fmt.Errorf("build library: %w\n%s", err, text)
+		return "", fmt.Errorf("%w\n%s", err, text)
 	}
-	return nil
+	return out, nil
 }
 
-// headerDir is where go-nvml keeps the nvml.h that its bindings were made from.
+// headerDir is the folder of go-nvml with the nvml.h of its bindings.
 func headerDir(ctx context.Context) (string, error) {
 	out, err := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}", "github.com/NVIDIA/go-nvml").Output()
 	if err != nil {
@@ -171,8 +146,7 @@ func headerDir(ctx context.Context) (string, error) {
 	return filepath.Join(strings.TrimSpace(string(out)), "pkg", "nvml"), nil
 }
 
-// linkOrCopy replaces to with from's content. A hard link keeps a process that
-// has the old file mapped safe, as does the rename.
+// linkOrCopy replaces a file by a link or copy of another. A process that has the old file mapped keeps it.
 func linkOrCopy(from, to string) error {
 	temp := to + ".new"
 	_ = os.Remove(temp)

@@ -1,10 +1,7 @@
 package simdriver
 
 import (
-	"errors"
 	"fmt"
-	"io/fs"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -47,7 +44,7 @@ func (m *Machine) Slow(t Target, call string, d time.Duration) error {
 // Heal removes the faults of the targets, or all faults; hung calls go on.
 func (m *Machine) Heal(targets ...Target) error {
 	return m.locked(func() error {
-		lines, err := m.faults()
+		lines, err := m.Faults()
 		if err != nil {
 			return err
 		}
@@ -60,15 +57,7 @@ func (m *Machine) Heal(targets ...Target) error {
 }
 
 // Faults are the lines of the fault file.
-func (m *Machine) Faults() ([]string, error) { return m.faults() }
-
-func (m *Machine) faults() ([]string, error) {
-	text, err := os.ReadFile(m.path("faults"))
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, err
-	}
-	return slices.DeleteFunc(strings.Split(string(text), "\n"), func(s string) bool { return s == "" }), nil
-}
+func (m *Machine) Faults() ([]string, error) { return m.lines("faults") }
 
 // addFault gives the line an id, so that the same fault set again counts anew.
 func (m *Machine) addFault(line string) error {
@@ -76,7 +65,7 @@ func (m *Machine) addFault(line string) error {
 		return fmt.Errorf("fault %q: cannot be written", line)
 	}
 	return m.locked(func() error {
-		lines, err := m.faults()
+		lines, err := m.Faults()
 		if err != nil {
 			return err
 		}

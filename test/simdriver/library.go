@@ -74,7 +74,7 @@ func (m *Machine) Unhide() error { return os.Rename(m.hiddenPath(), m.libraryPat
 // Without builds the machine's library anew with exported functions left out,
 // as an older driver lacks them. Processes that have it loaded keep theirs.
 func (m *Machine) Without(ctx context.Context, symbols ...string) error {
-	_, err := Build(ctx, m.path(libraryDir), WithoutSymbols(symbols...))
+	_, err := Build(ctx, m.path(libraryDir), symbols...)
 	return err
 }
 

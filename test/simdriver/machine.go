@@ -53,56 +53,52 @@ func Text(nameOrFile string) (string, error) {
 }
 
 // Install lays out a machine under root: a name of Names or a machine.conf file.
-func Install(ctx context.Context, root, nameOrFile string, opts ...BuildOption) (*Machine, error) {
+func Install(ctx context.Context, root, nameOrFile string) (*Machine, error) {
 	text, err := Text(nameOrFile)
 	if err != nil {
 		return nil, fmt.Errorf("install machine: %w", err)
 	}
-	return InstallText(ctx, root, text, opts...)
+	return InstallText(ctx, root, text)
 }
 
 // InstallText lays out the machine that text describes.
-func InstallText(ctx context.Context, root, text string, opts ...BuildOption) (*Machine, error) {
-	root, err := filepath.Abs(root)
+func InstallText(ctx context.Context, root, text string) (*Machine, error) {
+	m, err := newMachine(root)
 	if err != nil {
 		return nil, fmt.Errorf("install machine: %w", err)
 	}
-	m := &Machine{Root: root, Library: filepath.Join(root, libraryDir, LibraryName)}
-	if _, err := Build(ctx, filepath.Join(root, libraryDir), opts...); err != nil {
+	if _, err := Build(ctx, m.path(libraryDir)); err != nil {
 		return nil, err
 	}
-	if err := os.MkdirAll(filepath.Join(root, "calls"), 0o777); err != nil {
-		return nil, fmt.Errorf("install machine: %w", err)
-	}
-	// Agents of any user write here, whatever the umask says.
-	if err := os.Chmod(m.path("calls"), 0o777); err != nil {
-		return nil, fmt.Errorf("install machine: %w", err)
-	}
+	// Agents of any user write these, whatever the umask is.
+	err = errors.Join(os.MkdirAll(m.path("calls"), 0o777), os.Chmod(m.path("calls"), 0o777))
 	for _, name := range []string{"faults", "events", "violations"} {
-		if err := os.WriteFile(m.path(name), nil, 0o666); err != nil {
-			return nil, fmt.Errorf("install machine: %w", err)
-		}
-		if err := os.Chmod(m.path(name), 0o666); err != nil {
-			return nil, fmt.Errorf("install machine: %w", err)
-		}
+		err = errors.Join(err, os.WriteFile(m.path(name), nil, 0o666), os.Chmod(m.path(name), 0o666))
 	}
-	if err := m.edit(func(c *conf) error { *c = *parseConf(text); return nil }); err != nil {
+	if err == nil {
+		err = m.edit(func(c *conf) error { *c = *parseConf(text); return nil })
+	}
+	if err != nil {
 		return nil, fmt.Errorf("install machine: %w", err)
 	}
 	return m, nil
 }
 
-// Open takes up a machine that was installed before.
+// Open opens a machine that was installed before.
 func Open(root string) (*Machine, error) {
-	root, err := filepath.Abs(root)
+	m, err := newMachine(root)
+	if err == nil {
+		_, err = os.Stat(m.path("machine.conf"))
+	}
 	if err != nil {
 		return nil, fmt.Errorf("open machine: %w", err)
 	}
-	m := &Machine{Root: root, Library: filepath.Join(root, libraryDir, LibraryName)}
-	if _, err := os.Stat(m.path("machine.conf")); err != nil {
-		return nil, fmt.Errorf("open machine: %w", err)
-	}
 	return m, nil
+}
+
+func newMachine(root string) (*Machine, error) {
+	root, err := filepath.Abs(root)
+	return &Machine{Root: root, Library: filepath.Join(root, libraryDir, LibraryName)}, err
 }
 
 func (m *Machine) path(parts ...string) string {

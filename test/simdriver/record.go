@@ -12,8 +12,11 @@ import (
 )
 
 // Violations are the recorded misuses of the library, oldest first.
-func (m *Machine) Violations() ([]string, error) {
-	text, err := os.ReadFile(m.path("violations"))
+func (m *Machine) Violations() ([]string, error) { return m.lines("violations") }
+
+// lines are those of a file of the machine; none if it does not exist.
+func (m *Machine) lines(file string) ([]string, error) {
+	text, err := os.ReadFile(m.path(file))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}

@@ -219,19 +219,14 @@ nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned int *index)
     return NVML_SUCCESS;
 }
 
-static void pci_text(const struct gpu *g, char *legacy, char *full)
-{
-    if (legacy) snprintf(legacy, NVML_DEVICE_PCI_BUS_ID_BUFFER_V2_SIZE, "%04X:%02X:%02X.0", g->domain & 0xffff, g->bus & 0xff, g->dev & 0xff);
-    if (full) snprintf(full, NVML_DEVICE_PCI_BUS_ID_BUFFER_SIZE, "%08X:%02X:%02X.0", g->domain, g->bus, g->dev);
-}
-
 static nvmlReturn_t pci_info(struct call *c, nvmlPciInfo_t *pci, int version)
 {
     NEED(pci);
     struct gpu *g = c->gpu;
     /* v1 and v2 end before busId: only v3's callers have room for it. */
     memset(pci, 0, version == 3 ? sizeof *pci : offsetof(nvmlPciInfo_t, busId));
-    pci_text(g, pci->busIdLegacy, version == 3 ? pci->busId : NULL);
+    snprintf(pci->busIdLegacy, sizeof pci->busIdLegacy, "%04X:%02X:%02X.0", g->domain & 0xffff, g->bus & 0xff, g->dev & 0xff);
+    if (version == 3) snprintf(pci->busId, sizeof pci->busId, "%08X:%02X:%02X.0", g->domain, g->bus, g->dev);
     pci->domain = g->domain;
     pci->bus = g->bus;
     pci->device = g->dev;

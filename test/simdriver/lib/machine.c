@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -170,9 +171,12 @@ struct parser {
     char why[256];
 };
 
-static bool fail(struct parser *p, const char *fmt, const char *a, const char *b)
+__attribute__((format(printf, 2, 3))) static bool fail(struct parser *p, const char *fmt, ...)
 {
-    snprintf(p->why, sizeof p->why, fmt, a, b);
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(p->why, sizeof p->why, fmt, args);
+    va_end(args);
     return false;
 }
 
@@ -183,7 +187,7 @@ static bool set_key(struct parser *p, const struct key *k, void *base, const cha
     unsigned major, minor;
     char tail;
     if (k->kind == K_TEXT) {
-        if (strlen(v) >= WORD) return fail(p, "%s: longer than 95 bytes", k->name, "");
+        if (strlen(v) >= WORD) return fail(p, "%s: longer than 95 bytes", k->name);
         strcpy(at, strcmp(v, "none") ? v : "");
         return true;
     }
@@ -213,7 +217,7 @@ static const struct key *find_key(const struct key *table, const char *name)
 static bool add_instance(struct parser *p, char *v)
 {
     struct gpu *g = p->gpu;
-    if (g->instances == MAX_INSTANCES) return fail(p, "%s%s", "too many instances", "");
+    if (g->instances == MAX_INSTANCES) return fail(p, "too many instances");
     struct instance *mi = &g->instance[g->instances];
     memset(mi, 0, sizeof *mi);
     mi->index = (unsigned)g->instances;
@@ -221,11 +225,11 @@ static bool add_instance(struct parser *p, char *v)
     bool known = false;
     for (int i = 0; word && i < p->m->profiles; i++)
         if (!strcmp(p->m->profile[i].name, word)) { mi->profile = p->m->profile[i]; known = true; }
-    if (!known) return fail(p, "no [profile %s] above this line%s", word ? word : "?", "");
+    if (!known) return fail(p, "no [profile %s] above this line", word ? word : "?");
     while ((word = strtok_r(NULL, " ", &save))) {
         u64 n = 0;
         char *eq = strchr(word, '=');
-        if (!eq) return fail(p, "instance: want key=value, not \"%s\"%s", word, "");
+        if (!eq) return fail(p, "instance: want key=value, not \"%s\"", word);
         *eq++ = 0;
         if (!strcmp(word, "uuid")) { snprintf(mi->uuid, sizeof mi->uuid, "%s", eq); continue; }
         if (!sim_text_number(eq, &n)) return fail(p, "instance: %s: cannot read \"%s\"", word, eq);
@@ -236,11 +240,11 @@ static bool add_instance(struct parser *p, char *v)
         else if (!strcmp(word, "used")) mi->memory_used = n;
         else if (!strcmp(word, "bar1_used")) mi->bar1_used = n;
         else if (!strcmp(word, "ecc_uncorrected")) mi->ecc_uncorrected = n;
-        else return fail(p, "instance: unknown key \"%s\"%s", word, "");
+        else return fail(p, "instance: unknown key \"%s\"", word);
     }
-    if (!*mi->uuid) return fail(p, "%s%s", "instance: uuid is missing", "");
+    if (!*mi->uuid) return fail(p, "instance: uuid is missing");
     for (int i = 0; i < g->instances; i++)
-        if (g->instance[i].index == mi->index) return fail(p, "%s%s", "instance: another one has the same index", "");
+        if (g->instance[i].index == mi->index) return fail(p, "instance: another one has the same index");
     g->instances++;
     return true;
 }
@@ -251,13 +255,13 @@ static bool add_field(struct parser *p, const char *key, const char *v)
     struct field f = {0};
     char tail;
     int n = sscanf(key, "field.%u.%u%c", &f.id, &f.scope, &tail);
-    if (n != 1 && n != 2) return fail(p, "%s: want field.ID or field.ID.SCOPE%s", key, "");
+    if (n != 1 && n != 2) return fail(p, "%s: want field.ID or field.ID.SCOPE", key);
     if (*v == '!' ? !sim_return_code(v + 1, &f.ret) : !sim_text_number(v, &f.value))
         return fail(p, "%s: cannot read \"%s\"", key, v);
     struct gpu *g = p->gpu;
     int i = 0;
     while (i < g->fields && (g->field[i].id != f.id || g->field[i].scope != f.scope)) i++;
-    if (i == MAX_FIELDS) return fail(p, "%s: too many fields%s", key, "");
+    if (i == MAX_FIELDS) return fail(p, "%s: too many fields", key);
     g->field[i] = f;
     if (i == g->fields) g->fields++;
     return true;
@@ -271,12 +275,12 @@ static bool gpu_line(struct parser *p, const char *key, char *v)
     if (!strcmp(key, "instance")) return add_instance(p, v);
     if (!strncmp(key, "field.", 6)) return add_field(p, key, v);
     if (!strcmp(key, "process")) { /* pid memory [gi ci] */
-        if (g->processes == MAX_PROCESSES) return fail(p, "%s%s", "too many processes", "");
+        if (g->processes == MAX_PROCESSES) return fail(p, "too many processes");
         struct process *q = &g->process[g->processes];
         unsigned mib;
         q->gi = q->ci = NOWHERE;
         if (sscanf(v, "%u %uMiB %u %u", &q->pid, &mib, &q->gi, &q->ci) < 2)
-            return fail(p, "process: want PID nMiB [GI CI], not \"%s\"%s", v, "");
+            return fail(p, "process: want PID nMiB [GI CI], not \"%s\"", v);
         q->memory = (u64)mib << 20;
         g->processes++;
         return true;
@@ -285,12 +289,12 @@ static bool gpu_line(struct parser *p, const char *key, char *v)
         char *save;
         for (char *w = strtok_r(v, ", ", &save); w; w = strtok_r(NULL, ", ", &save)) {
             if (g->unsupporteds == MAX_UNSUPPORTED || strlen(w) >= sizeof g->unsupported[0])
-                return fail(p, "unsupported: too many or too long: \"%s\"%s", w, "");
+                return fail(p, "unsupported: too many or too long: \"%s\"", w);
             strcpy(g->unsupported[g->unsupporteds++], w);
         }
         return true;
     }
-    return fail(p, "unknown key \"%s\"%s", key, "");
+    return fail(p, "unknown key \"%s\"", key);
 }
 
 /* SET: "all", a slot "3" or slots "0-3"; true when GPU index i is in it. */
@@ -308,10 +312,10 @@ static bool link_line(struct parser *p, const char *key, char *v)
 {
     struct machine *m = p->m;
     char *save, *first = strtok_r(v, " ", &save);
-    if (!first) return fail(p, "%s: no value%s", key, "");
+    if (!first) return fail(p, "%s: no value", key);
     if (!strcmp(key, "switches")) {
         for (; first; first = strtok_r(NULL, " ", &save)) {
-            if (m->switches == MAX_SWITCHES) return fail(p, "%s: more than 16%s", key, "");
+            if (m->switches == MAX_SWITCHES) return fail(p, "%s: more than 16", key);
             snprintf(m->switch_pci[m->switches++], WORD, "%s", first);
         }
         return true;
@@ -319,7 +323,7 @@ static bool link_line(struct parser *p, const char *key, char *v)
     char *a = strtok_r(NULL, " ", &save), *b = strtok_r(NULL, " ", &save);
     bool topology = !strcmp(key, "topology");
     u64 n;
-    if (!topology && strcmp(key, "nvlink")) return fail(p, "unknown key \"%s\"%s", key, "");
+    if (!topology && strcmp(key, "nvlink")) return fail(p, "unknown key \"%s\"", key);
     if (!a || !(topology ? find_word(levels, first, &n) : sim_text_number(first, &n)))
         return fail(p, "%s: cannot read \"%s\"", key, first);
     if (!b) b = a;
@@ -335,10 +339,10 @@ static bool open_gpu(struct parser *p, const char *arg)
 {
     struct machine *m = p->m;
     u64 slot;
-    if (!sim_text_number(arg, &slot)) return fail(p, "[gpu %s]: want a number%s", arg, "");
-    if (m->gpus == MAX_GPUS) return fail(p, "%s%s", "more than 64 GPUs", "");
+    if (!sim_text_number(arg, &slot)) return fail(p, "[gpu %s]: want a number", arg);
+    if (m->gpus == MAX_GPUS) return fail(p, "more than 64 GPUs");
     for (int i = 0; i < m->gpus; i++)
-        if (m->gpu[i].slot == slot) return fail(p, "[gpu %s] twice%s", arg, "");
+        if (m->gpu[i].slot == slot) return fail(p, "[gpu %s] twice", arg);
     m->gpu = realloc(m->gpu, sizeof *m->gpu * (size_t)(m->gpus + 1));
     p->gpu = &m->gpu[m->gpus++];
     *p->gpu = p->defaults;
@@ -356,13 +360,13 @@ static bool open_section(struct parser *p, char *head)
     if (!strcmp(head, "defaults")) { p->section = S_DEFAULTS; p->gpu = &p->defaults; return true; }
     if (!strcmp(head, "gpu")) return open_gpu(p, arg);
     if (!strcmp(head, "profile")) {
-        if (p->m->profiles == MAX_PROFILES) return fail(p, "%s%s", "more than 32 profiles", "");
+        if (p->m->profiles == MAX_PROFILES) return fail(p, "more than 32 profiles");
         p->profile = &p->m->profile[p->m->profiles++];
         snprintf(p->profile->name, WORD, "%s", arg);
         p->section = S_PROFILE;
         return true;
     }
-    return fail(p, "unknown section [%s]%s", head, "");
+    return fail(p, "unknown section [%s]", head);
 }
 
 static bool line(struct parser *p, char *s)
@@ -374,12 +378,12 @@ static bool line(struct parser *p, char *s)
     if (!*s) return true;
     if (*s == '[') {
         char *end = strchr(s, ']');
-        if (!end || end[1]) return fail(p, "section line \"%s\" does not end with ]%s", s, "");
+        if (!end || end[1]) return fail(p, "section line \"%s\" does not end with ]", s);
         *end = 0;
         return open_section(p, s + 1);
     }
     char *eq = strchr(s, '=');
-    if (!eq) return fail(p, "neither a section nor key = value: \"%s\"%s", s, "");
+    if (!eq) return fail(p, "neither a section nor key = value: \"%s\"", s);
     char *v = eq + 1;
     do *eq-- = 0; while (eq > s && isspace((unsigned char)*eq));
     while (isspace((unsigned char)*v)) v++;
@@ -393,32 +397,31 @@ static bool line(struct parser *p, char *s)
             return true;
         }
         k = find_key(machine_keys, s);
-        return k ? set_key(p, k, p->m, v) : fail(p, "unknown key \"%s\"%s", s, "");
+        return k ? set_key(p, k, p->m, v) : fail(p, "unknown key \"%s\"", s);
     case S_PROFILE:
         k = find_key(profile_keys, s);
-        return k ? set_key(p, k, p->profile, v) : fail(p, "unknown key \"%s\"%s", s, "");
+        return k ? set_key(p, k, p->profile, v) : fail(p, "unknown key \"%s\"", s);
     case S_DEFAULTS: case S_GPU: return gpu_line(p, s, v);
     case S_LINKS: return link_line(p, s, v);
-    default: return fail(p, "\"%s\" before any section%s", s, "");
+    default: return fail(p, "\"%s\" before any section", s);
     }
 }
 
 static bool complete(struct parser *p)
 {
     struct machine *m = p->m;
-    char tail, slot[16];
+    char tail;
     unsigned function;
-    if (!*m->driver) return fail(p, "%s%s", "[machine] driver is missing", "");
+    if (!*m->driver) return fail(p, "[machine] driver is missing");
     if (!*m->library) strcpy(m->library, m->driver);
     for (int i = 0; i < m->gpus; i++) {
         struct gpu *g = &m->gpu[i];
-        snprintf(slot, sizeof slot, "%u", g->slot);
-        if (!*g->uuid || !*g->pci || !*g->name) return fail(p, "[gpu %s]: name, uuid and pci are needed%s", slot, "");
+        if (!*g->uuid || !*g->pci || !*g->name) return fail(p, "[gpu %u]: name, uuid and pci are needed", g->slot);
         if (sscanf(g->pci, "%x:%x:%x.%u%c", &g->domain, &g->bus, &g->dev, &function, &tail) != 4)
-            return fail(p, "[gpu %s]: pci \"%s\" is not like 0000:3b:00.0", slot, g->pci);
+            return fail(p, "[gpu %u]: pci \"%s\" is not like 0000:3b:00.0", g->slot, g->pci);
         for (int j = 0; j < i; j++)
             if (!strcmp(m->gpu[j].uuid, g->uuid) || !strcmp(m->gpu[j].pci, g->pci))
-                return fail(p, "[gpu %s]: another GPU has the same uuid or pci%s", slot, "");
+                return fail(p, "[gpu %u]: another GPU has the same uuid or pci", g->slot);
         if (g->minor == UNSET) g->minor = g->slot;
     }
     return true;
@@ -442,7 +445,7 @@ struct machine *sim_parse(const char *dir, char *why, size_t size)
     memset(p->m->topology, NVML_TOPOLOGY_SYSTEM, sizeof p->m->topology);
     for (const struct key *k = gpu_keys; k->name; k++)
         if (k->kind != K_TEXT) *(u64 *)((char *)&p->defaults + k->at) = UNSET;
-    if (!text) ok = fail(p, "%s%s", "cannot be read: ", strerror(errno));
+    if (!text) ok = fail(p, "cannot be read: %s", strerror(errno));
     char *rest = text;
     for (char *s; ok && rest && (s = strsep(&rest, "\n"));) { number++; ok = line(p, s); }
     ok = ok && complete(p);
