@@ -34,10 +34,6 @@ var (
 	stuckDesc     = newDesc("driver_calls_stuck", "Driver calls that are past their deadline.")
 	sourceDesc    = newDesc("health_source_up",
 		"1 if a source of health information can be used for every GPU. A source that is switched off has no series.", "source")
-
-	healthDescs = []*prometheus.Desc{
-		stateDesc, conditionDesc, xidsDesc, unlistedDesc, eventsDesc, transitionsDesc, actionDesc, checksDesc, lastCheckDesc, stuckDesc, sourceDesc,
-	}
 )
 
 // collectHealth sends the metrics of health. The devices and the table of XIDs bound their number.

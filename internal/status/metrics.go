@@ -28,11 +28,6 @@ var (
 	// The names are Prometheus' own for the same values.
 	reloadedDesc   = newDesc("config_last_reload_successful", "0 if the latest read of the configuration failed: an older one is in force.")
 	reloadTimeDesc = newDesc("config_last_reload_success_timestamp_seconds", "When the configuration was last read without a problem.")
-
-	descs = []*prometheus.Desc{
-		devicesDesc, unitsDesc, policyDesc, overlapDesc, nodesDesc, excludedDesc, driverDesc, buildDesc, connectedDesc,
-		reloadedDesc, reloadTimeDesc,
-	}
 )
 
 func newDesc(name, help string, labels ...string) *prometheus.Desc {
@@ -66,18 +61,8 @@ func (s *Server) registry() *prometheus.Registry {
 	return r
 }
 
-// Describe implements prometheus.Collector.
-func (s *Server) Describe(c chan<- *prometheus.Desc) {
-	for _, d := range descs {
-		c <- d
-	}
-	for _, d := range healthDescs {
-		c <- d
-	}
-	for _, r := range counters {
-		c <- r.desc
-	}
-}
+// Describe implements prometheus.Collector: without descriptions the registry checks each scrape instead.
+func (s *Server) Describe(chan<- *prometheus.Desc) {}
 
 // sender sends one sample.
 type sender func(d *prometheus.Desc, v float64, labels ...string)

@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 
@@ -19,19 +18,20 @@ import (
 	"github.com/hashicorp/nomad/plugins/device"
 
 	"github.com/tandem-gpu/tandem/internal/nomadadapter/nomadtest"
+	"github.com/tandem-gpu/tandem/internal/watch"
 )
 
-// Nomad is a small Nomad client: it launches the plugin as an agent does, over go-plugin, and holds the
-// fingerprint that came last.
+// Nomad is a small Nomad client: it launches the plugin as an agent does, over go-plugin, and has its fingerprints.
 type Nomad struct {
 	client *plugin.Client
 	device device.DevicePlugin
+	seen   *watch.Value[fingerprints]
+}
 
-	mu      sync.Mutex
-	groups  []*device.DeviceGroup
-	first   []*device.DeviceGroup // of the first fingerprint
-	err     error
-	changed chan struct{} // closed and replaced with each fingerprint
+// fingerprints are what the plugin has sent.
+type fingerprints struct {
+	first, latest []*device.DeviceGroup
+	err           error
 }
 
 // nomadConfig is the config block that the operator would write.
@@ -55,8 +55,8 @@ func (s Setup) nomadConfig() map[string]any {
 // StartNomad launches a nomad-gpu binary, whose log goes to log.
 func StartNomad(ctx context.Context, binary string, s Setup, log io.Writer) (*Nomad, error) {
 	n := &Nomad{
-		client:  nomadtest.NewClient(exec.Command(binary), hclog.New(&hclog.LoggerOptions{Name: "nomad", Level: hclog.Debug, Output: log})),
-		changed: make(chan struct{}),
+		client: nomadtest.NewClient(exec.Command(binary), hclog.New(&hclog.LoggerOptions{Name: "nomad", Level: hclog.Debug, Output: log})),
+		seen:   watch.NewValue(fingerprints{}),
 	}
 	if err := n.connect(ctx, s); err != nil {
 		n.client.Kill()
@@ -84,50 +84,33 @@ func (n *Nomad) connect(ctx context.Context, s Setup) error {
 // follow ends when the plugin does.
 func (n *Nomad) follow(stream <-chan *device.FingerprintResponse) {
 	for r := range stream {
-		n.mu.Lock()
-		n.groups, n.err = r.Devices, r.Error
-		if n.first == nil {
-			n.first = n.groups
+		f := n.seen.Load()
+		f.latest, f.err = r.Devices, r.Error
+		if f.first == nil {
+			f.first = f.latest
 		}
-		close(n.changed)
-		n.changed = make(chan struct{})
-		n.mu.Unlock()
+		n.seen.Store(f)
 	}
 }
 
 // Await waits until ok holds for the devices by ID.
 func (n *Nomad) Await(ctx context.Context, what string, ok func(map[string]View) bool) error {
-	for {
-		n.mu.Lock()
-		changed, err := n.changed, n.err
-		n.mu.Unlock()
-		if err != nil {
-			return fmt.Errorf("nomad's stream ended, and with it its devices: %w", err)
+	for f := range n.seen.Watch(ctx) {
+		if f.err != nil {
+			return fmt.Errorf("nomad's stream ended, and with it its devices: %w", f.err)
 		}
-		if ok(n.Devices()) {
+		if ok(views(f.latest)) {
 			return nil
 		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return fmt.Errorf("nomad: %s: %w", what, ctx.Err())
-		}
 	}
+	return fmt.Errorf("nomad: %s: %w", what, ctx.Err())
 }
 
 // Devices is what the scheduler sees now, by device ID.
-func (n *Nomad) Devices() map[string]View {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return views(n.groups)
-}
+func (n *Nomad) Devices() map[string]View { return views(n.seen.Load().latest) }
 
 // First is what the scheduler saw first.
-func (n *Nomad) First() map[string]View {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return views(n.first)
-}
+func (n *Nomad) First() map[string]View { return views(n.seen.Load().first) }
 
 func views(groups []*device.DeviceGroup) map[string]View {
 	seen := map[string]View{}
@@ -145,10 +128,8 @@ func views(groups []*device.DeviceGroup) map[string]View {
 
 // Attributes are those of each group, a line each, sorted.
 func (n *Nomad) Attributes() []string {
-	n.mu.Lock()
-	defer n.mu.Unlock()
 	var lines []string
-	for _, g := range n.groups {
+	for _, g := range n.seen.Load().latest {
 		var attrs []string
 		for key, a := range g.Attributes {
 			attrs = append(attrs, key+"="+strings.TrimSpace(a.GoString()))
