@@ -88,7 +88,6 @@ type Value struct {
 	Text  string // as on the command line: "a,b" for a list, "63=ignore,94=degraded" for a mapping
 	Where string // "--flag", "VARIABLE", "/etc/tandem.yaml:3: flags.x" or a key of Nomad's block; "" = the default
 
-	null  bool   // the file has the key without a value
 	pairs []pair // of a list (without values) or a mapping; nil = they are in Text
 }
 

@@ -29,7 +29,7 @@ type File struct {
 	MPSRoot string                // flags.mpsRoot, an absolute path on the host; "" = absent
 	Text    string                // of the file, as it was read; "" = there is no file
 
-	values map[string]Value // the other values by key
+	values map[string]Value // the other values that are not null, by key
 }
 
 func readText(path string) ([]byte, error) {
@@ -43,16 +43,12 @@ func readText(path string) ([]byte, error) {
 // ParseFile parses the text of the file at path for the agent of an orchestrator. Keys that do not concern devices must be
 // known, but are not read. It returns every problem (errors.Join of *setting.Error with line and path of the key).
 func ParseFile(path string, text []byte, to policy.Orchestrator) (File, error) {
-	f, err := parseFile(path, text, to, fileKinds(func(s Spec) Kind {
-		if s.Key == keyMIGStrategy || s.Key == keyMPSRoot {
-			return s.Kind
-		}
-		return Opaque
-	}))
+	kinds := fileKinds(false)
+	f, err := parseFile(path, text, to, kinds)
 	var s Kubernetes
 	errs := []error{err}
 	for _, o := range kubernetesOptions(&s, nil) {
-		if v := f.values[o.Key]; (o.Key == keyMIGStrategy || o.Key == keyMPSRoot) && v.Text != "" {
+		if v := f.values[o.Key]; v.Text != "" && kinds[o.Key] != Opaque {
 			errs = append(errs, o.apply(v)...)
 		}
 	}
@@ -63,12 +59,17 @@ func ParseFile(path string, text []byte, to policy.Orchestrator) (File, error) {
 	return f, nil
 }
 
-// fileKinds are the keys of the file, beside the sections of package policy, and how each is read.
-func fileKinds(kind func(Spec) Kind) map[string]Kind {
+// fileKinds are the keys of the file, beside the sections of package policy, and how each is read: all, or only those that
+// both agents read.
+func fileKinds(all bool) map[string]Kind {
 	kinds := map[string]Kind{}
 	for _, s := range KubernetesSpecs() {
-		if s.Key != "" {
-			kinds[s.Key] = kind(s)
+		switch {
+		case s.Key == "":
+		case all || s.Key == keyMIGStrategy || s.Key == keyMPSRoot:
+			kinds[s.Key] = s.Kind
+		default:
+			kinds[s.Key] = Opaque
 		}
 	}
 	return kinds
@@ -96,7 +97,7 @@ func (f *File) readValues(fields document.Fields, prefix string, kinds map[strin
 		key, v := prefix+name, fields.At(name)
 		if kind, ok := kinds[key]; !ok {
 			f.readValues(v.Fields(names(kinds, key+".")...), key+".", kinds)
-		} else if fields.Has(name) {
+		} else if v.Given() {
 			if value, ok := readValue(v, kind); ok {
 				f.values[key] = value
 			}
@@ -118,7 +119,7 @@ func names(kinds map[string]Kind, prefix string) (names []string) {
 
 // readValue reads a value; false if it is of another kind. A list or mapping may be a scalar as on the command line.
 func readValue(v document.Value, kind Kind) (value Value, ok bool) {
-	value, ok = Value{Where: v.Where(), null: !v.Given()}, true
+	value, ok = Value{Where: v.Where()}, true
 	pairs := []pair{}
 	switch {
 	case kind == Opaque:

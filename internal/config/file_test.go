@@ -64,7 +64,7 @@ func sameInBoth(t *testing.T, text, other string) {
 // A key without a value is the default to both agents, as to NVIDIA's plugin: whichever it is, and a whole section too.
 func TestBlankKeysAreTheDefaultToBothAgents(t *testing.T) {
 	keys := map[string]bool{"version": true, "resources": true, "sharing": true, "policy": true}
-	for key := range fileKinds(func(s Spec) Kind { return s.Kind }) {
+	for key := range fileKinds(true) {
 		for ; key != "" && !keys[key]; key = key[:max(strings.LastIndex(key, "."), 0)] {
 			keys[key] = true
 		}

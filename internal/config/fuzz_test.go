@@ -33,9 +33,9 @@ func FuzzConfigFile(f *testing.F) {
 	} {
 		f.Add([]byte(text))
 	}
-	keys := func() map[string]Kind { return fileKinds(func(s Spec) Kind { return s.Kind }) }
+	keys := fileKinds(true)
 	f.Fuzz(func(t *testing.T, text []byte) {
-		file, err := parseFile("/c.yaml", text, policy.Kubernetes, keys())
+		file, err := parseFile("/c.yaml", text, policy.Kubernetes, keys)
 		if err != nil {
 			for line := range strings.SplitSeq(err.Error(), "\n") {
 				if !strings.HasPrefix(line, "/c.yaml:") {
@@ -44,7 +44,7 @@ func FuzzConfigFile(f *testing.F) {
 			}
 			return
 		}
-		again, err := parseFile("/d.yaml", written(t, file.values), policy.Kubernetes, keys())
+		again, err := parseFile("/d.yaml", written(t, file.values), policy.Kubernetes, keys)
 		if err != nil || !maps.EqualFunc(file.values, again.values, func(a, b Value) bool { return a.Text == b.Text }) {
 			t.Errorf("%v\n%v\n%v", err, file.values, again.values)
 		}
@@ -131,7 +131,7 @@ func resolveOne(t *testing.T, values Flags, env, file map[string]string) (Kubern
 	var read File
 	for key, value := range file {
 		var err error
-		read, err = parseFile("/c.yaml", written(t, map[string]Value{key: {Text: value}}), policy.Kubernetes, fileKinds(func(s Spec) Kind { return s.Kind }))
+		read, err = parseFile("/c.yaml", written(t, map[string]Value{key: {Text: value}}), policy.Kubernetes, fileKinds(true))
 		if err != nil {
 			return Kubernetes{}, &setting.Error{Key: key, Value: value, Remedy: err.Error()}
 		}

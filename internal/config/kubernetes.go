@@ -92,7 +92,7 @@ func ReadKubernetes(flags Flags, env Environment) (Kubernetes, error) {
 	if path := lookup(Spec{Flag: FlagConfigFile, Env: []string{variable(FlagConfigFile)}}, flags, env, nil); path.Text != "" {
 		var text []byte
 		if text, unreadable = readText(path.Text); unreadable == nil {
-			f, problems = parseFile(path.Text, text, policy.Kubernetes, fileKinds(func(s Spec) Kind { return s.Kind }))
+			f, problems = parseFile(path.Text, text, policy.Kubernetes, fileKinds(true))
 		}
 	}
 	s, err := resolve(flags, env, f)
@@ -133,8 +133,7 @@ func resolve(flags Flags, env Environment, f File) (Kubernetes, error) {
 	return s, s.Core.Validate()
 }
 
-// lookup finds the value of an option. An empty text counts only for Spec.Empty; a flag always counts, and a key of the file
-// without a value never does.
+// lookup finds the value of an option. An empty text counts only for Spec.Empty; a flag always counts.
 func lookup(o Spec, flags Flags, env Environment, file map[string]Value) Value {
 	if f := flags[o.Flag]; f != nil && f.set {
 		return Value{Text: f.text, Where: "--" + o.Flag}
@@ -144,7 +143,7 @@ func lookup(o Spec, flags Flags, env Environment, file map[string]Value) Value {
 			return Value{Text: text, Where: name}
 		}
 	}
-	if v, ok := file[o.Key]; ok && !v.null && (v.Text != "" || o.Empty || o.Kind != Scalar) {
+	if v, ok := file[o.Key]; ok && (v.Text != "" || o.Empty || o.Kind != Scalar) {
 		return v
 	}
 	return Value{Text: o.Default}

@@ -21,18 +21,18 @@ const (
 
 // serve serves the socket until ctx ends, and then removes it. It replaces a socket on which no process listens. It fails
 // with errSocketGone if the file was removed or replaced. The caller holds the agent's lock.
-func serve(ctx context.Context, path string, handler http.Handler, o Options, ready func()) error {
-	listener, err := listen(ctx, path)
+func (s *Socket) serve(ctx context.Context, handler http.Handler, log *slog.Logger) error {
+	listener, err := listen(ctx, s.path)
 	if err != nil {
 		return err
 	}
-	own, err := os.Lstat(path)
+	own, err := os.Lstat(s.path)
 	if err != nil {
 		return errors.Join(errSocketGone, listener.Close())
 	}
 	defer func() {
-		if sameFile(own, path) {
-			_ = os.Remove(path) // if it stays, the next agent replaces it
+		if sameFile(own, s.path) {
+			_ = os.Remove(s.path) // if it stays, the next agent replaces it
 		}
 	}()
 	server := &http.Server{
@@ -40,12 +40,12 @@ func serve(ctx context.Context, path string, handler http.Handler, o Options, re
 		ReadTimeout: requestTimeout, WriteTimeout: 2 * requestTimeout, MaxHeaderBytes: 8 << 10,
 		BaseContext: func(net.Listener) context.Context { return ctx },
 		ConnContext: withPeer,
-		ErrorLog:    slog.NewLogLogger(o.Log.Handler(), slog.LevelDebug),
+		ErrorLog:    slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 	}
 	server.SetKeepAlivesEnabled(false)
 	ended := make(chan error, 1)
 	go func() { ended <- server.Serve(listener) }()
-	ready()
+	s.setServed(log)
 	check := time.NewTicker(checkInterval)
 	defer check.Stop()
 	for gone := false; !gone && ctx.Err() == nil; {
@@ -53,7 +53,7 @@ func serve(ctx context.Context, path string, handler http.Handler, o Options, re
 		case err := <-ended:
 			return errors.Join(err, server.Close())
 		case <-check.C:
-			gone = !sameFile(own, path)
+			gone = !sameFile(own, s.path)
 		case <-ctx.Done():
 		}
 	}

@@ -60,19 +60,16 @@ func (s *Socket) Serve(ctx context.Context, a Agent, o Options) {
 	var lock *os.File
 	defer func() { filelock.Release(lock, lockPath(s.path)) }()
 	for {
-		var served time.Time
+		began := time.Now()
 		var err error
 		if lock, err = acquireLock(lock, s.path); err == nil {
-			err = serve(ctx, s.path, h, o, func() {
-				served = time.Now()
-				s.setServed(o.Log)
-			})
+			err = s.serve(ctx, h, o.Log)
 		}
 		if ctx.Err() != nil {
 			return
 		}
 		s.setProblem(err, o.Log)
-		if !served.IsZero() && time.Since(served) > stableFor {
+		if time.Since(began) > stableFor { // it was served
 			retry.Reset()
 		}
 		select {

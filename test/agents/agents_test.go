@@ -19,6 +19,7 @@ import (
 
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
+	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/report"
 	"github.com/tandem-gpu/tandem/test/binaries"
 	"github.com/tandem-gpu/tandem/test/rig"
@@ -89,7 +90,7 @@ func both(t *testing.T, node string, settings map[string]string, test func(*agen
 				}
 			})
 			a := &agent{T: t, program: program, driver: m, ctx: t.Context(), setup: rig.Setup{
-				Roots:    rig.Roots{Driver: m.Root, Dev: m.Root, Sysfs: m.Root + "/sys", Procfs: m.Root + "/proc"},
+				Roots:    core.Roots{Driver: m.Root, Dev: m.Root, Sys: m.Root + "/sys", Proc: m.Root + "/proc"},
 				StateDir: filepath.Join(dir, "state"), Settings: map[string]string{"kernel_log": "off"},
 			}}
 			for key, value := range settings {

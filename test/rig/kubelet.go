@@ -45,7 +45,7 @@ func StartKubelet(dir, binary string, s Setup, log io.Writer) (*Kubelet, error) 
 func (k *Kubelet) StartAgent(binary string, s Setup, log io.Writer) error {
 	args := []string{
 		"--kubelet-socket", k.Socket(), "--driver-root", s.Driver, "--dev-root", s.Dev,
-		"--sysfs-root", s.Sysfs, "--procfs-root", s.Procfs, "--mig-strategy", "mixed",
+		"--sysfs-root", s.Sys, "--procfs-root", s.Proc, "--mig-strategy", "mixed",
 		"--pass-device-specs", "--http-address", k.http, "--state-dir", s.StateDir,
 	}
 	if s.Policy != "" {

@@ -2,12 +2,10 @@ package rig
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 
 	"github.com/tandem-gpu/tandem/internal/core"
-	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/nvidia"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
@@ -25,12 +23,9 @@ type Grant struct {
 	Nodes []string
 }
 
-// Roots are where an agent finds the machine, as the operator would tell it.
-type Roots struct{ Driver, Dev, Sysfs, Procfs string }
-
-// Setup is what an operator tells an agent.
+// Setup is the configuration of an agent.
 type Setup struct {
-	Roots
+	core.Roots
 	StateDir string // health history and local socket; "" = none
 	Policy   string // file; "" = none
 	Hasty    bool   // check and recover in seconds instead of a minute
@@ -40,7 +35,7 @@ type Setup struct {
 
 // Machine is what the agents run on.
 type Machine struct {
-	Roots
+	core.Roots
 	What      string
 	Simulated *simdriver.Machine // nil on a real one
 }
@@ -51,7 +46,7 @@ func FindMachine(ctx context.Context, dir, name string) (Machine, error) {
 		n, err := realGPUs()
 		if err == nil && n > 0 {
 			return Machine{
-				Roots: Roots{Driver: "/", Dev: "/", Sysfs: "/sys", Procfs: "/proc"},
+				Roots: core.Roots{Driver: "/", Dev: "/", Sys: "/sys", Proc: "/proc"},
 				What:  fmt.Sprintf("this host's %d GPU(s) and driver; nothing is taken away from it", n),
 			}, nil
 		}
@@ -63,7 +58,7 @@ func FindMachine(ctx context.Context, dir, name string) (Machine, error) {
 		return Machine{}, err
 	}
 	return Machine{
-		Roots:     Roots{Driver: sim.Root, Dev: sim.Root, Sysfs: sim.Root + "/sys", Procfs: sim.Root + "/proc"},
+		Roots:     core.Roots{Driver: sim.Root, Dev: sim.Root, Sys: sim.Root + "/sys", Proc: sim.Root + "/proc"},
 		What:      "simulated, " + name + " (this host has no NVIDIA driver)",
 		Simulated: sim,
 	}, nil
@@ -73,9 +68,6 @@ func FindMachine(ctx context.Context, dir, name string) (Machine, error) {
 func realGPUs() (int, error) {
 	s, err := nvidia.Open(nvidia.Options{Roots: core.Roots{}})
 	if err != nil {
-		if errors.Is(err, gpu.ErrNoDriver) {
-			return 0, nil
-		}
 		return 0, err
 	}
 	defer func() { _ = s.Close() }()

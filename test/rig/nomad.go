@@ -37,7 +37,7 @@ type fingerprints struct {
 // nomadConfig is the config block that the operator would write.
 func (s Setup) nomadConfig() map[string]any {
 	c := map[string]any{
-		"driver_root": s.Driver, "dev_root": s.Dev, "sysfs_root": s.Sysfs, "procfs_root": s.Procfs,
+		"driver_root": s.Driver, "dev_root": s.Dev, "sysfs_root": s.Sys, "procfs_root": s.Proc,
 		"state_dir": s.StateDir, "policy_file": s.Policy,
 	}
 	if s.Hasty {

@@ -73,12 +73,6 @@ func (f Fields) At(key string) Value {
 	return Value{doc: f.of.doc, path: f.of.join(key), line: f.of.line}
 }
 
-// Has reports whether the mapping has a key, with a value or without.
-func (f Fields) Has(key string) bool {
-	_, ok := f.values[key]
-	return ok
-}
-
 // Given are the values of those keys that have one.
 func (f Fields) Given(keys ...string) (given []Value) {
 	for _, key := range keys {
