@@ -165,9 +165,7 @@ sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2}]}}
 policy: {include: [{model: "*"}], rules: [{select: {index: 0}, use: reserved}]}
 `
 	before, err := resolveAll(t, nil, nil, was)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for name, c := range map[string]struct{ old, is, want string }{
 		"a comment":    {"\nresources", "\n# names\n\nresources", ""},
 		"another form": {"index: 0", "index: [0]", ""},
@@ -179,9 +177,7 @@ policy: {include: [{model: "*"}], rules: [{select: {index: 0}, use: reserved}]}
 	} {
 		t.Run(name, func(t *testing.T) {
 			after, err := resolveAll(t, nil, nil, strings.Replace(was, c.old, c.is, 1))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			got := ""
 			if !after.Equal(before) {
 				after.values["--"+FlagConfigFile] = before.values["--"+FlagConfigFile] // the test has many
@@ -197,9 +193,7 @@ policy: {include: [{model: "*"}], rules: [{select: {index: 0}, use: reserved}]}
 // The block has precedence over the policy file, and the file over the defaults.
 func TestBlockAndPolicyFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "policy.yaml")
-	if err := os.WriteFile(path, []byte("flags: {migStrategy: single, mpsRoot: /file}\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(path, []byte("flags: {migStrategy: single, mpsRoot: /file}\n"), 0o600))
 	for name, c := range map[string]struct {
 		block   map[string]any
 		mig     inventory.MIGStrategy

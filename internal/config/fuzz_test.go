@@ -68,9 +68,7 @@ func written(t *testing.T, values map[string]Value) []byte {
 		at[path[len(path)-1]] = v.Text
 	}
 	text, err := yaml.Marshal(root)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return text
 }
 
@@ -106,9 +104,7 @@ func FuzzSetting(f *testing.F) {
 		}
 		if o.Flag != "" {
 			values := NewFlags(KubernetesSpecs())
-			if err := values[o.Flag].Set(value); err != nil {
-				t.Fatal(err)
-			}
+			must(t, values[o.Flag].Set(value))
 			try("--"+o.Flag, values, nil, nil)
 		}
 		for _, name := range o.Env {
@@ -173,8 +169,6 @@ func FuzzHealthCheckVariables(f *testing.F) {
 		}
 		cfg := core.DefaultConfig()
 		cfg.Health = p
-		if err := cfg.Validate(); err != nil {
-			t.Error(err)
-		}
+		must(t, cfg.Validate())
 	})
 }

@@ -26,9 +26,7 @@ func TestHealthDefaults(t *testing.T) {
 	}
 	c := core.DefaultConfig()
 	h.Apply(&c)
-	if err := c.Validate(); err != nil {
-		t.Error(err)
-	}
+	must(t, c.Validate())
 }
 
 func TestHealthRefusals(t *testing.T) {
@@ -71,9 +69,7 @@ func TestHealthKeys(t *testing.T) {
 		if value == "" || value == k.Default {
 			t.Fatalf("the test has no value for %s", k.HCL)
 		}
-		if err := setHealth(&want, k.HCL, value); err != nil {
-			t.Fatal(err)
-		}
+		must(t, setHealth(&want, k.HCL, value))
 		args = append(args, "--"+k.Flag+"="+value)
 		env[variable(k.Flag)], block[k.HCL] = value, value
 		lines = append(lines, "  "+strings.TrimPrefix(k.Key, "health.")+": "+value)
@@ -94,9 +90,7 @@ func TestHealthKeys(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s, err := read()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			if diff := cmp.Diff(want, s.Health); diff != "" {
 				t.Error(diff)
 			}

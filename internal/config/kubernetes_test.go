@@ -41,9 +41,7 @@ func TestPrecedence(t *testing.T) {
 
 func TestDefaults(t *testing.T) {
 	s, err := resolveAll(t, []string{"--driver-root-ctr-path=/nowhere"}, nil, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	want := core.DefaultConfig()
 	want.Roots = core.Roots{Driver: "/", Dev: "/", Sys: "/sys", Proc: "/proc"}
 	if diff := cmp.Diff(want, s.Core, cmpopts.EquateEmpty()); diff != "" {

@@ -16,17 +16,13 @@ func resolveAll(t *testing.T, args []string, env map[string]string, file string)
 	t.Helper()
 	if file != "" {
 		path := filepath.Join(t.TempDir(), "c.yaml")
-		if err := os.WriteFile(path, []byte(file), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(path, []byte(file), 0o600))
 		args = append(args, "--config-file="+path)
 	}
 	values := NewFlags(KubernetesSpecs())
 	for _, arg := range args {
 		name, value, _ := strings.Cut(strings.TrimPrefix(arg, "--"), "=")
-		if err := values[name].Set(value); err != nil {
-			t.Fatal(err)
-		}
+		must(t, values[name].Set(value))
 	}
 	got, err := ReadKubernetes(values, environment(env))
 	if err != nil && file != "" {
@@ -77,4 +73,12 @@ func setHealth(h *Health, key, text string) error {
 		}
 	}
 	return errors.New("unknown key " + key)
+}
+
+// must fails the test if there is an error.
+func must(t *testing.T, errs ...error) {
+	t.Helper()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
 }

@@ -82,17 +82,11 @@ func TestQuiesceWhileACallHangs(t *testing.T) {
 func TestQuiesceChecksOpenFiles(t *testing.T) {
 	r := start(t, coretest.GPUs(1))
 	path := filepath.Join(t.TempDir(), "dev/nvidia0")
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.MkdirAll(filepath.Dir(path), 0o755))
 	left, err := os.Create(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	r.rejects(quiesce, http.StatusServiceUnavailable, path)
-	if err := left.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, left.Close())
 	r.output(quiesce)
 }
 

@@ -31,17 +31,13 @@ func TestSocketIsPrivateAndRemoved(t *testing.T) {
 		t.Errorf("mode %v, %v", file.Mode(), err)
 	}
 	silent, err := net.Dial("unix", r.path) // a silent client does not delay the shutdown
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	began := time.Now()
 	r.stop()
 	if took := time.Since(began); took > 2*time.Second {
 		t.Errorf("the shutdown took %v", took)
 	}
-	if err := silent.Close(); err != nil {
-		t.Error(err)
-	}
+	must(t, silent.Close())
 	if _, err := os.Stat(r.path); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("the socket still exists: %v", err)
 	}
@@ -52,14 +48,7 @@ func TestSocketIsPrivateAndRemoved(t *testing.T) {
 func TestStaleSocketIsReplaced(t *testing.T) {
 	t.Parallel()
 	path := control.Path(shortDir(t), "nomad-gpu")
-	dead, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	dead.SetUnlinkOnClose(false)
-	if err := dead.Close(); err != nil {
-		t.Fatal(err)
-	}
+	deadSocket(t, path)
 	m := monitor.New(coretest.NewMachine(coretest.GPUs(1)).Open, core.DefaultConfig(), slog.New(slog.DiscardHandler), nil)
 	// Of several agents that start together one serves the socket and the others retry.
 	ctx, cancel := context.WithCancel(t.Context())
@@ -87,29 +76,20 @@ func TestStaleSocketIsReplaced(t *testing.T) {
 func TestSocketOfAnotherProcessIsNotRemoved(t *testing.T) {
 	t.Parallel()
 	r := start(t, coretest.GPUs(1))
-	if err := os.Remove(r.path); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Remove(r.path))
 	other, err := net.Listen("unix", r.path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	r.stop()
-	if _, err := os.Stat(r.path); err != nil {
-		t.Error(err)
-	}
-	if err := other.Close(); err != nil {
-		t.Error(err)
-	}
+	_, err = os.Stat(r.path)
+	must(t, err)
+	must(t, other.Close())
 }
 
 func TestSocketThatCannotBeServed(t *testing.T) {
 	t.Parallel()
 	dir := shortDir(t)
 	inTheWay := filepath.Join(dir, "file")
-	if err := os.WriteFile(inTheWay, []byte("mine"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(inTheWay, []byte("mine"), 0o600))
 	for name, c := range map[string]struct{ path, want string }{
 		"too long":    {control.Path(filepath.Join(dir, strings.Repeat("x", 100)), "k8s-gpu"), "want at most 107"},
 		"no socket":   {inTheWay, "is not a socket"},
@@ -166,19 +146,13 @@ func TestInvalidRequests(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			q, err := http.NewRequestWithContext(t.Context(), c.method, "http://agent"+c.path, strings.NewReader(c.body))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			a, err := client.Do(q)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			if a.StatusCode != c.want {
 				t.Errorf("status %s, want %d", a.Status, c.want)
 			}
-			if err := a.Body.Close(); err != nil {
-				t.Error(err)
-			}
+			must(t, a.Body.Close())
 		})
 	}
 }
@@ -188,15 +162,11 @@ func TestLockOnTheStateDirectoryDoesNotPreventTheSocket(t *testing.T) {
 	t.Parallel()
 	dir := shortDir(t)
 	stateDir, err := os.Open(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer func() { _ = stateDir.Close() }()
-	if err := errors.Join(os.Chmod(dir, 0o755), syscall.Flock(int(stateDir.Fd()), syscall.LOCK_EX)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Chmod(dir, 0o755), syscall.Flock(int(stateDir.Fd()), syscall.LOCK_EX))
 	path := serveAt(t, dir, newAgent())
-	await(t, "a report", func() bool { return answers(t, path) })
+	awaitReport(t, path)
 	file, err := os.Stat(path + ".lock")
 	if err != nil || file.Mode() != 0o600 {
 		t.Errorf("the lock file, which only its owner may open, has mode %v, %v", file.Mode(), err)
@@ -206,14 +176,10 @@ func TestLockOnTheStateDirectoryDoesNotPreventTheSocket(t *testing.T) {
 func TestRemovedSocketIsCreatedAgain(t *testing.T) {
 	t.Parallel()
 	r := start(t, coretest.GPUs(1))
-	if err := os.Remove(r.path); err != nil {
-		t.Fatal(err)
-	}
-	r.await("a report at a new socket", func() bool { return answers(t, r.path) })
-	if err := os.RemoveAll(filepath.Dir(r.path)); err != nil { // with the lock file
-		t.Fatal(err)
-	}
-	r.await("a report in a new directory", func() bool { return answers(t, r.path) })
+	must(t, os.Remove(r.path))
+	awaitReport(t, r.path)
+	must(t, os.RemoveAll(filepath.Dir(r.path))) // with the lock file
+	awaitReport(t, r.path)
 	r.await("no warning", func() bool { return len(r.socket.Warnings()) == 0 })
 }
 
@@ -221,15 +187,9 @@ func TestRemovedSocketIsCreatedAgain(t *testing.T) {
 func TestReplacedSocketIsCreatedAgain(t *testing.T) {
 	t.Parallel()
 	r := start(t, coretest.GPUs(1))
-	other, err := net.ListenUnix("unix", &net.UnixAddr{Name: r.path + ".new", Net: "unix"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	other.SetUnlinkOnClose(false)
-	if err := errors.Join(other.Close(), os.Rename(r.path+".new", r.path)); err != nil {
-		t.Fatal(err)
-	}
-	r.await("a report", func() bool { return answers(t, r.path) })
+	deadSocket(t, r.path+".new")
+	must(t, os.Rename(r.path+".new", r.path))
+	awaitReport(t, r.path)
 }
 
 // A client gets an error while the agent can not create its socket; the agent retries.
@@ -237,9 +197,7 @@ func TestSocketIsCreatedWhenItsPathIsFree(t *testing.T) {
 	t.Parallel()
 	dir := shortDir(t)
 	inTheWay := control.Path(dir, "k8s-gpu")
-	if err := os.Mkdir(inTheWay, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Mkdir(inTheWay, 0o755))
 	path := serveAt(t, dir, newAgent())
 	await(t, "the lock of the running agent", func() bool {
 		_, err := os.Stat(path + ".lock")
@@ -249,8 +207,6 @@ func TestSocketIsCreatedWhenItsPathIsFree(t *testing.T) {
 	if _, err := control.Report(t.Context(), path); !errors.As(err, &unserved) || !strings.Contains(err.Error(), "an agent is running") {
 		t.Errorf("an agent without a socket: %v", err)
 	}
-	if err := os.Remove(inTheWay); err != nil {
-		t.Fatal(err)
-	}
-	await(t, "a report", func() bool { return answers(t, path) })
+	must(t, os.Remove(inTheWay))
+	awaitReport(t, path)
 }

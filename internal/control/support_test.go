@@ -7,6 +7,7 @@ import (
 	"flag"
 	"io"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -66,9 +67,7 @@ func (r *record) String() string {
 func shortDir(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "ctl")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	return dir
 }
@@ -98,9 +97,7 @@ func startWith(t *testing.T, s gpu.Snapshot, store monitor.Store, change ...func
 	ctx, cancel := context.WithCancel(context.Background())
 	var agent sync.WaitGroup
 	agent.Go(func() {
-		if err := r.monitor.Run(ctx); err != nil {
-			t.Error(err)
-		}
+		must(t, r.monitor.Run(ctx))
 	})
 	r.socket = control.NewSocket(r.path)
 	agent.Go(func() { r.socket.Serve(ctx, r.monitor, r.options) })
@@ -241,12 +238,32 @@ func newAgent() control.Agent {
 	return monitor.New(coretest.NewMachine(coretest.GPUs(1)).Open, core.DefaultConfig(), slog.New(slog.DiscardHandler), nil)
 }
 
-func answers(t *testing.T, path string) bool {
+// awaitReport waits until the agent at path answers.
+func awaitReport(t *testing.T, path string) {
 	t.Helper()
-	_, err := control.Report(t.Context(), path)
-	return err == nil
+	await(t, "a report", func() bool {
+		_, err := control.Report(t.Context(), path)
+		return err == nil
+	})
+}
+
+// deadSocket creates a socket on which no process listens.
+func deadSocket(t *testing.T, path string) {
+	t.Helper()
+	dead, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	must(t, err)
+	dead.SetUnlinkOnClose(false)
+	must(t, dead.Close())
 }
 
 func quiet() control.Options {
 	return control.Options{Config: core.DefaultConfig(), Log: slog.New(slog.DiscardHandler)}
+}
+
+// must fails the test if there is an error.
+func must(t *testing.T, errs ...error) {
+	t.Helper()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
 }

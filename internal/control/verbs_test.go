@@ -35,9 +35,7 @@ func TestInspectReadsTheAgent(t *testing.T) {
 	contains(t, r.output(inspect(false)),
 		"driver ready", "warning: health history is not kept: the disk is full\n", "  unhealthy  ", "CONDITIONS\nGPU 1  XID_95  unhealthy  since ")
 	var got report.Report
-	if err := json.Unmarshal([]byte(r.output(inspect(true))), &got); err != nil {
-		t.Fatal(err)
-	}
+	must(t, json.Unmarshal([]byte(r.output(inspect(true))), &got))
 	if got.Source != report.FromAgent || len(got.Conditions) != 1 || got.Conditions[0].Cause != "XID_95" || len(got.Warnings) != 1 {
 		t.Errorf("%+v", got)
 	}
@@ -48,9 +46,7 @@ func TestInspectWithoutAgent(t *testing.T) {
 	dir := shortDir(t)
 	mute := control.Path(dir, "mute") // accepts connections and never responds
 	listener, err := net.Listen("unix", mute)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer func() { _ = listener.Close() }()
 	cfg := core.DefaultConfig()
 	machine := coretest.NewMachine(coretest.GPUs(1))
@@ -65,9 +61,7 @@ func TestInspectWithoutAgent(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 		defer cancel()
 		var table, text bytes.Buffer
-		if err := errors.Join(control.Inspect(ctx, path, read, &table, false), control.Inspect(ctx, path, read, &text, true)); err != nil {
-			t.Error(err)
-		}
+		must(t, control.Inspect(ctx, path, read, &table, false), control.Inspect(ctx, path, read, &text, true))
 		if !strings.HasPrefix(table.String(), first+"driver ready") {
 			t.Errorf("at %q: %s", path, table.String())
 		}
@@ -240,7 +234,7 @@ func TestBusyAgent(t *testing.T) {
 	r := start(t, coretest.GPUs(1))
 	r.xid(0, 95)
 	r.path = serveAt(t, shortDir(t), stalled{r.monitor})
-	r.await("a report", func() bool { return answers(t, r.path) })
+	awaitReport(t, r.path)
 	r.rejects(with(control.Clear, control.ClearArgs{GPU: "0"}), http.StatusServiceUnavailable, "try again")
 }
 

@@ -101,40 +101,31 @@ func (c *conf) gpuGet(slot int, key string) string {
 // set gives a key one value: the lines that had it go.
 func (c *conf) set(head, key, value string) error { return c.setAll(head, key, []string{value}) }
 
-// setAll replaces every line of a key in a section, at the place of the first.
+// setAll replaces every line of a key in a section, at the place of the first, or else after the last pair.
 func (c *conf) setAll(head, key string, values []string) error {
 	s, ok := c.section(head)
 	if !ok {
 		return fmt.Errorf("no section [%s]", head)
 	}
-	at := s.from + 1
-	for i := s.from + 1; i < s.to; i++ { // behind the last pair, unless the key is there
-		if _, _, ok := pair(c.lines[i]); ok {
-			at = i + 1
-		}
-	}
-	kept := make([]string, 0, len(c.lines)+len(values))
-	place := -1
-	for i, line := range c.lines {
-		if k, _, ok := pair(line); ok && k == key && i > s.from && i < s.to {
-			if place < 0 {
-				place = len(kept)
+	var body []string
+	at, found := 0, false
+	for _, line := range c.lines[s.from+1 : s.to] {
+		k, _, isPair := pair(line)
+		if isPair && k == key {
+			if !found {
+				at, found = len(body), true
 			}
 			continue
 		}
-		if i == at && place < 0 {
-			place = len(kept)
+		if body = append(body, line); isPair && !found {
+			at = len(body)
 		}
-		kept = append(kept, line)
-	}
-	if place < 0 {
-		place = len(kept)
 	}
 	added := make([]string, 0, len(values))
 	for _, v := range values {
 		added = append(added, key+" = "+v)
 	}
-	c.lines = slices.Insert(kept, place, added...)
+	c.lines = slices.Concat(c.lines[:s.from+1], body[:at], added, body[at:], c.lines[s.to:])
 	return nil
 }
 

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -27,11 +28,8 @@ type tree struct {
 
 type device struct{ major, minor uint32 }
 
-// Folders that a tree owns: whatever else lies in them is removed.
-var owned = []string{
-	"sys/bus/pci/devices", "sys/module/nvidia", "proc/driver/nvidia", "proc/driver/nvidia-caps",
-	"dev/nvidia-caps",
-}
+// owned are the files and folders of a tree: other files in them are removed.
+var owned = []string{"sys/bus/pci/devices", "sys/module/nvidia", "proc/driver/nvidia*", "dev/nvidia*"}
 
 func treeOf(c *conf) tree {
 	t := tree{files: map[string]string{}, nodes: map[string]device{}}
@@ -198,66 +196,38 @@ func (d device) make(path string) error {
 	return os.Chmod(path, 0o666) // whatever the umask says
 }
 
-// prune removes what an earlier machine had and this one has not.
+// prune removes the files of an earlier machine that this one has not, and the folders that are empty then.
 func (t tree) prune(root string) error {
-	stale := func(path string) bool {
-		_, file := t.files[path]
-		_, node := t.nodes[path]
-		return !file && !node
-	}
-	nodes, err := filepath.Glob(filepath.Join(root, "dev", "nvidia*"))
-	if err != nil {
-		return err
-	}
-	for _, at := range nodes {
-		path, err := filepath.Rel(root, at)
+	var folders []string
+	visit := func(at string, e fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
-		if path != "dev/nvidia-caps" && stale(path) {
-			if err := os.Remove(at); err != nil {
-				return err
-			}
-		}
-	}
-	for _, dir := range owned {
-		if err := pruneDir(root, dir, stale); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// pruneDir removes stale files below dir, and folders that became empty.
-func pruneDir(root, dir string, stale func(string) bool) error {
-	entries, err := os.ReadDir(filepath.Join(root, dir))
-	if err != nil {
-		if errors.Is(err, fs.ErrNotExist) {
+		if e.IsDir() {
+			folders = append(folders, at)
 			return nil
 		}
-		return err
+		path, err := filepath.Rel(root, at)
+		_, isFile := t.files[path]
+		_, isNode := t.nodes[path]
+		if err != nil || isFile || isNode {
+			return err
+		}
+		return os.Remove(at)
 	}
-	left := len(entries)
-	for _, e := range entries {
-		path := filepath.Join(dir, e.Name())
-		if e.IsDir() {
-			if err := pruneDir(root, path, stale); err != nil {
+	for _, pattern := range owned {
+		found, err := filepath.Glob(filepath.Join(root, pattern))
+		if err != nil {
+			return err
+		}
+		for _, at := range found {
+			if err := filepath.WalkDir(at, visit); err != nil {
 				return err
 			}
-			if _, err := os.Stat(filepath.Join(root, path)); errors.Is(err, fs.ErrNotExist) {
-				left--
-			}
-			continue
-		}
-		if stale(path) {
-			if err := os.Remove(filepath.Join(root, path)); err != nil {
-				return err
-			}
-			left--
 		}
 	}
-	if left == 0 {
-		return os.Remove(filepath.Join(root, dir))
+	for _, at := range slices.Backward(folders) {
+		_ = os.Remove(at) // fails unless it is empty
 	}
 	return nil
 }
