@@ -6,7 +6,6 @@ import (
 	"io/fs"
 	"log/slog"
 	"net"
-	"net/http"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -122,38 +121,6 @@ func TestSocketThatCannotBeServed(t *testing.T) {
 	var wrong *setting.Error
 	if _, err := control.Report(t.Context(), control.Path(strings.Repeat("x", 100), "k8s-gpu")); !errors.As(err, &wrong) || wrong.Key != "state_dir" {
 		t.Errorf("a path that is too long: %v", err)
-	}
-}
-
-func TestInvalidRequests(t *testing.T) {
-	t.Parallel()
-	r := start(t, coretest.GPUs(1))
-	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true,
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return new(net.Dialer).DialContext(ctx, "unix", r.path)
-		}}}
-	for name, c := range map[string]struct {
-		method, path, body string
-		want               int
-	}{
-		"no JSON":     {http.MethodPost, "/v1/clear", "clear it", http.StatusBadRequest},
-		"too large":   {http.MethodPost, "/v1/clear", `{"gpu": "` + strings.Repeat("x", 20<<10) + `"}`, http.StatusBadRequest},
-		"empty":       {http.MethodPost, "/v1/ignore", "", http.StatusBadRequest},
-		"method":      {http.MethodGet, "/v1/clear", "", http.StatusMethodNotAllowed},
-		"unknown":     {http.MethodGet, "/", "", http.StatusNotFound},
-		"a reading":   {http.MethodGet, "/v1/report", "", http.StatusOK},
-		"unspecified": {http.MethodPost, "/v1/clear", "{}", http.StatusBadRequest},
-	} {
-		t.Run(name, func(t *testing.T) {
-			q, err := http.NewRequestWithContext(t.Context(), c.method, "http://agent"+c.path, strings.NewReader(c.body))
-			must(t, err)
-			a, err := client.Do(q)
-			must(t, err)
-			if a.StatusCode != c.want {
-				t.Errorf("status %s, want %d", a.Status, c.want)
-			}
-			must(t, a.Body.Close())
-		})
 	}
 }
 

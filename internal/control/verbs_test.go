@@ -192,23 +192,19 @@ func TestRejectedCommands(t *testing.T) {
 
 func TestSimulate(t *testing.T) {
 	t.Parallel()
-	s := coretest.GPUs(1)
-	s.Devices[0].MIG = true
-	instance := s.Devices[0]
-	instance.ID, instance.At.GI, instance.At.CI, instance.Profile, instance.MIG = "MIG-1", 3, 0, "1g.10gb", false
-	s.Devices = append(s.Devices, instance)
-	r := start(t, s, simulation)
+	instance := coretest.Instance(0, 0)
+	r := start(t, coretest.WithMIG(coretest.GPUs(1), 0, "1g.10gb"), simulation)
 	simulate := func(args control.SimulateArgs) string { return r.output(with(control.Simulate, args)) }
 	healthID := func() health.Health {
-		u, _ := r.monitor.Current().Unit("MIG-1")
+		u, _ := r.monitor.Current().Unit(inventory.UnitID(instance))
 		return u.Health
 	}
-	contains(t, simulate(control.SimulateArgs{GPU: "MIG-1", Code: "XID 95"}), "simulated: GPU 0 XID_95 (", "): unhealthy; clears: reset seen or reboot, or the command clear\n")
+	contains(t, simulate(control.SimulateArgs{GPU: string(instance), Code: "XID 95"}), "simulated: GPU 0 XID_95 (", "): unhealthy; clears: reset seen or reboot, or the command clear\n")
 	if h := healthID(); !h.Simulated || h.State != health.Unhealthy {
 		t.Errorf("health is %s", h)
 	}
 	contains(t, simulate(control.SimulateArgs{GPU: "0", Kind: "event", Code: "gpuUnavailableError"}), "simulated: GPU 0 EVENT_0x4000 (")
-	contains(t, simulate(control.SimulateArgs{GPU: "0", GI: "3", CI: "0", Code: "94"}), "simulated: GPU 0 GI 3 CI 0 XID_94 (", "still active: simulated: GPU 0 XID_95")
+	contains(t, simulate(control.SimulateArgs{GPU: "0", GI: "1", CI: "0", Code: "94"}), "simulated: GPU 0 GI 1 CI 0 XID_94 (", "still active: simulated: GPU 0 XID_95")
 	contains(t, simulate(control.SimulateArgs{GPU: "0", Code: "31"}), "simulated: this fault alone causes no condition\n")
 	for line := range strings.Lines(r.log.String()) {
 		contains(t, line, `msg="fault simulated by operator"`, "simulated=true")

@@ -33,11 +33,7 @@ type fakeAgent struct {
 func newFakeAgent() *fakeAgent {
 	cfg, now := core.DefaultConfig(), time.Now()
 	cfg.MIG = inventory.MIGMixed
-	s := coretest.GPUs(3)
-	instance := s.Devices[2]
-	instance.ID, instance.Profile, instance.At.GI, instance.At.CI = "MIG-1", "1g.10gb", 7, 0
-	s.Devices[2].MIG, s.Devices = true, append(s.Devices, instance)
-	state := core.NewState(cfg).Read(cfg, now, gpu.NewSnapshot(s)).Observe(cfg, now,
+	state := core.NewState(cfg).Read(cfg, now, coretest.WithMIG(coretest.GPUs(3), 2, "1g.10gb")).Observe(cfg, now,
 		health.Observation{At: gpu.WholeGPU(coretest.GPU(0)), Kind: health.XID, Code: 95},
 		health.Observation{At: gpu.WholeGPU(coretest.GPU(1)), Kind: health.Lost})
 	return &fakeAgent{cfg: cfg, state: state}
@@ -95,13 +91,35 @@ func (b *fakeAgent) Resume(context.Context) error {
 	return nil
 }
 
+func TestInvalidRequests(t *testing.T) {
+	handler := newHandler(newFakeAgent(), Options{Log: slog.New(slog.DiscardHandler)})
+	for name, c := range map[string]struct {
+		method, path, body string
+		want               int
+	}{
+		"no JSON":     {http.MethodPost, clearURL, "clear it", http.StatusBadRequest},
+		"too large":   {http.MethodPost, clearURL, `{"gpu": "` + strings.Repeat("x", 20<<10) + `"}`, http.StatusBadRequest},
+		"empty":       {http.MethodPost, ignoreURL, "", http.StatusBadRequest},
+		"method":      {http.MethodGet, clearURL, "", http.StatusMethodNotAllowed},
+		"unknown":     {http.MethodGet, "/", "", http.StatusNotFound},
+		"a reading":   {http.MethodGet, reportURL, "", http.StatusOK},
+		"unspecified": {http.MethodPost, clearURL, "{}", http.StatusBadRequest},
+	} {
+		w := httptest.NewRecorder()
+		handler.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), c.method, c.path, strings.NewReader(c.body)))
+		if w.Code != c.want {
+			t.Errorf("%s: status %d, want %d", name, w.Code, c.want)
+		}
+	}
+}
+
 // FuzzCommands: a command is executed once, or rejected with a reason, in JSON; a rejected one changes nothing.
 func FuzzCommands(f *testing.F) {
 	urls := []string{clearURL, ignoreURL, simulateURL, quiesceURL, resumeURL}
 	for i := range urls {
 		for _, body := range []string{
 			`{"gpu":"0"}`, `{"gpu":"0000:10:00.0","cause":"xid 95","verifiedAt":"2099-01-01T00:00:00Z","until":"4h"}`,
-			`{"gpu":"1","until":"-1h"}`, `{"code":"79","gpu":"2","gi":"7","ci":"0"}`, `{"kind":"event","code":"0x2000","gpu":"GPU-00000000-0000-4000-8000-000000000000"}`,
+			`{"gpu":"1","until":"-1h"}`, `{"code":"79","gpu":"2","gi":"1","ci":"0"}`, `{"kind":"event","code":"0x2000","gpu":"GPU-00000000-0000-4000-8000-000000000000"}`,
 			`{"for":"2h"}`, `{"for":"2020-01-01T00:00:00Z"}`, `{}`, ``, `[]`, `{"gpu":7}`, `{"gi":"4294967295","gpu":"mig-"}`,
 		} {
 			f.Add(uint8(i), []byte(body), true)
@@ -147,7 +165,7 @@ func FuzzCommands(f *testing.F) {
 
 // FuzzGPUArg: an argument selects one known GPU or is an error; the full names of that GPU select it too.
 func FuzzGPUArg(f *testing.F) {
-	for _, arg := range []string{"0", "2", "3", "-1", "+1", "00000000:10:00.0", "11:00.0", "gpu-00000000-0000-4000-8000-000000000001", "MIG-1", "mig-", "GPU-", " 1 ", "G"} {
+	for _, arg := range []string{"0", "2", "3", "-1", "+1", "00000000:10:00.0", "11:00.0", "gpu-00000000-0000-4000-8000-000000000001", "MIG-0", "mig-", "GPU-", " 1 ", "G"} {
 		f.Add(arg)
 	}
 	state := newFakeAgent().state
