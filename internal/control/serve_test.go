@@ -166,14 +166,11 @@ func TestSocketIsCreatedWhenItsPathIsFree(t *testing.T) {
 	inTheWay := control.Path(dir, "k8s-gpu")
 	must(t, os.Mkdir(inTheWay, 0o755))
 	path := serveAt(t, dir, newAgent())
-	await(t, "the lock of the running agent", func() bool {
-		_, err := os.Stat(path + ".lock")
-		return err == nil
+	await(t, "the error of a client", func() bool {
+		_, err := control.Report(t.Context(), path)
+		_, unserved := errors.AsType[*control.NotServedError](err)
+		return unserved && strings.Contains(err.Error(), "an agent is running")
 	})
-	var unserved *control.NotServedError
-	if _, err := control.Report(t.Context(), path); !errors.As(err, &unserved) || !strings.Contains(err.Error(), "an agent is running") {
-		t.Errorf("an agent without a socket: %v", err)
-	}
 	must(t, os.Remove(inTheWay))
 	awaitReport(t, path)
 }
