@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/tandem-gpu/tandem/internal/config/document"
 	"github.com/tandem-gpu/tandem/internal/core"
@@ -16,28 +15,18 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
-// Health are the settings of health, which both agents have.
+// Health are the settings of health, which both agents have, apart from those in core.Config.
 type Health struct {
-	Policy            health.Policy
-	Probe             time.Duration         // between health checks
-	StateDir          string                // "" = no history on disk, and no control socket
-	KernelLog         string                // path; "" = it is not read
-	KernelLogOptional bool                  // a kernel log that can't be read is no warning
-	Simulation        bool                  // an operator may simulate faults
-	Overlap           inventory.OverlapMode // for devices that another agent of the host offers, too
+	StateDir          string // "" = no history on disk, and no control socket
+	KernelLog         string // path; "" = it is not read
+	KernelLogOptional bool   // a kernel log that can't be read is no warning
+	Simulation        bool   // an operator may simulate faults
 }
 
 // DefaultHealth is the default of each setting.
 func DefaultHealth() Health {
-	c := core.DefaultConfig()
-	return Health{
-		Policy: c.Health, Probe: c.Probe, Overlap: c.Overlap,
-		StateDir: defaultStateDir, KernelLog: defaultKernelLog, KernelLogOptional: true,
-	}
+	return Health{StateDir: defaultStateDir, KernelLog: defaultKernelLog, KernelLogOptional: true}
 }
-
-// Apply copies the settings of core.
-func (h Health) Apply(c *core.Config) { c.Health, c.Probe, c.Overlap = h.Policy, h.Probe, h.Overlap }
 
 const (
 	defaultStateDir  = "/var/lib/tandem"
@@ -49,16 +38,16 @@ const XIDs = "xids"
 
 // HealthSpecs are the settings of health in the order of the documentation. A setting has one name in each spelling:
 // --recovery-dwell, RECOVERY_DWELL, health.recoveryDwell and recovery_dwell.
-func HealthSpecs() []Spec { return healthOptions(new(Health)) }
+func HealthSpecs() []Spec { return healthOptions(new(core.Config), new(Health)) }
 
-func healthOptions(h *Health) []Spec {
-	p := &h.Policy
+func healthOptions(c *core.Config, h *Health) []Spec {
+	p := &c.Health
 	options := []Spec{
 		{HCL: "health_mode", Default: "enforce",
 			Usage: "enforce: unhealthy devices get no new work; observe: report only; off: check only that driver and GPU are present",
 			set:   oneOf(&p.Mode, health.ModeEnforce, health.ModeObserve, health.ModeOff)},
-		{HCL: XIDs, Kind: Mapping, Usage: "XIDs with another effect than the default: 63=ignore,94=degraded,999=unhealthy", set: h.setXIDs},
-		{HCL: "health_period", Default: "10s", Usage: "time between health checks of every GPU", set: duration(&h.Probe, 0)},
+		{HCL: XIDs, Kind: Mapping, Usage: "XIDs with another effect than the default: 63=ignore,94=degraded,999=unhealthy", set: xidEffects(&p.XIDs)},
+		{HCL: "health_period", Default: "10s", Usage: "time between health checks of every GPU", set: duration(&c.Probe, 0)},
 		{HCL: "health_settle", Default: "30s", Usage: "time after an XID until the driver's recovery action is reliable", set: duration(&p.SettleTime, 0)},
 		{HCL: "call_deadline", Default: "1m", Usage: "time after which a driver call that has not returned makes its GPU unhealthy", set: duration(&p.CallDeadline, 0)},
 		{HCL: "recovery", Default: "auto", Usage: "auto: evidence makes a device healthy again; manual: only an operator does",
@@ -76,7 +65,7 @@ func healthOptions(h *Health) []Spec {
 			set:   pathOrEmpty(&h.StateDir, defaultStateDir+", or nothing")},
 		{HCL: "overlap", Default: "warn",
 			Usage: "for a device that another agent of this host offers, too: warn; refuse: only the first of the agents offers it for new work",
-			set:   oneOf(&h.Overlap, inventory.OverlapWarn, inventory.OverlapRefuse)},
+			set:   oneOf(&c.Overlap, inventory.OverlapWarn, inventory.OverlapRefuse)},
 		{HCL: "simulation", Kind: Bool, Default: "false", Usage: "true: an operator may simulate faults on the running agent",
 			set: boolean(&h.Simulation)},
 	}
@@ -95,25 +84,27 @@ func healthOptions(h *Health) []Spec {
 // effects are the possible effects of a single XID.
 var effects = map[string]xid.Effect{"ignore": xid.None, "degraded": xid.Degrades, "unhealthy": xid.Withdraws}
 
-// setXIDs reads {63: ignore, 999: unhealthy}.
-func (h *Health) setXIDs(v Value) error {
-	var xids map[uint64]xid.Effect // nil = none
-	for _, p := range v.entries() {
-		code, err := strconv.ParseUint(p.key, 10, 32)
-		effect, ok := effects[p.value]
-		if err != nil || code == 0 || !ok {
-			return fmt.Errorf("%q: want an XID and its effect, such as 63=ignore: %s", p, document.Choice(slices.Sorted(maps.Keys(effects))))
+// xidEffects sets {63: ignore, 999: unhealthy}; nil = none.
+func xidEffects(field *map[uint64]xid.Effect) setter {
+	return func(v Value) error {
+		var xids map[uint64]xid.Effect
+		for _, p := range v.entries() {
+			code, err := strconv.ParseUint(p.key, 10, 32)
+			effect, ok := effects[p.value]
+			if err != nil || code == 0 || !ok {
+				return fmt.Errorf("%q: want an XID and its effect, such as 63=ignore: %s", p, document.Choice(slices.Sorted(maps.Keys(effects))))
+			}
+			if _, twice := xids[code]; twice {
+				return fmt.Errorf("XID %d is given twice", code)
+			}
+			if xids == nil {
+				xids = map[uint64]xid.Effect{}
+			}
+			xids[code] = effect
 		}
-		if _, twice := xids[code]; twice {
-			return fmt.Errorf("XID %d is given twice", code)
-		}
-		if xids == nil {
-			xids = map[uint64]xid.Effect{}
-		}
-		xids[code] = effect
+		*field = xids
+		return nil
 	}
-	h.Policy.XIDs = xids
-	return nil
 }
 
 func (h *Health) setKernelLog(v Value) error {

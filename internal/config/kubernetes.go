@@ -124,8 +124,7 @@ func resolve(flags Flags, env Environment, f File) (Kubernetes, error) {
 			s.Notes = append(s.Notes, v.Where+" has no effect: without a driver this agent waits for one")
 		}
 	}
-	errs = append(errs, healthChecks(&s.Health.Policy, env.LookupEnv))
-	s.Health.Apply(&s.Core)
+	errs = append(errs, healthChecks(&s.Core.Health, env.LookupEnv))
 	s.findRoots(isFolder)
 	if err := errors.Join(errs...); err != nil {
 		return s, err

@@ -97,7 +97,7 @@ func nomadOptions(b *Block) []Spec {
 		{HCL: "mps_root", Usage: "folder that has nvidia.com/<pool>/pipe of MPS daemons; if empty, that of the policy file, else " + defaultMPSRoot,
 			set: pathOrEmpty(&s.MPSRoot, defaultMPSRoot)},
 	}
-	for _, o := range healthOptions(&s.Health) {
+	for _, o := range healthOptions(&s.Core, &s.Health) {
 		if o.HCL != "state_dir" {
 			o.Flag = ""
 		}
@@ -149,7 +149,6 @@ func newBlock(value func(Spec) (Value, error)) Block {
 			b.problems = append(b.problems, o.apply(v)...)
 		}
 	}
-	b.settings.Health.Apply(&b.settings.Core)
 	return b
 }
 

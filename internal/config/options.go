@@ -25,7 +25,7 @@ func KubernetesSpecs() []Spec { return kubernetesOptions(new(Kubernetes), nil) }
 
 // kubernetesOptions are bound to s. checkAddress reports whether a TCP listener accepts an address.
 func kubernetesOptions(s *Kubernetes, checkAddress func(string) error) []Spec {
-	options := slices.Concat(nvidiaOptions(s), ownOptions(s, checkAddress), healthOptions(&s.Health), refusedOptions(), inertOptions())
+	options := slices.Concat(nvidiaOptions(s), ownOptions(s, checkAddress), healthOptions(&s.Core, &s.Health), refusedOptions(), inertOptions())
 	for i := range options {
 		o := &options[i]
 		if o.Env == nil && o.Flag != "" {

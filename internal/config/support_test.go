@@ -66,8 +66,8 @@ func sameProblems(t *testing.T, err error, want string) {
 }
 
 // setHealth sets the key of health with this HCL name; the error is the remedy.
-func setHealth(h *Health, key, text string) error {
-	for _, o := range healthOptions(h) {
+func setHealth(s *Nomad, key, text string) error {
+	for _, o := range healthOptions(&s.Core, &s.Health) {
 		if o.HCL == key {
 			return o.set(Value{Text: text})
 		}

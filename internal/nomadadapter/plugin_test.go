@@ -67,11 +67,11 @@ func TestSettings(t *testing.T) {
 			p.XIDs = map[uint64]xid.Effect{63: xid.None, 999: xid.Withdraws}
 			p.ManualRecovery, p.RecoveryDwell, p.CleanChecks, p.MaxRecoveries = true, 3*time.Minute, 4, 5
 			p.DegradedTakesNoWork, p.ApplicationFaults = true, xid.None
-			s.Health = config.Health{Policy: p, Probe: 5 * time.Second, KernelLog: "/host/kmsg", Simulation: true, Overlap: inventory.OverlapRefuse}
+			s.Health = config.Health{KernelLog: "/host/kmsg", Simulation: true}
 			s.Core.Health, s.Core.Probe, s.Core.Overlap = p, 5*time.Second, inventory.OverlapRefuse
 		}},
 		"numbers as text": {map[string]any{"recovery_checks": "7", "simulation": "true"}, func(s *Settings) { // as Nomad's decoder may encode them
-			s.Health.Policy.CleanChecks, s.Core.Health.CleanChecks, s.Health.Simulation = 7, 7, true
+			s.Core.Health.CleanChecks, s.Health.Simulation = 7, true
 		}},
 		"the block": {map[string]any{"mig_strategy": "none", "group_by": "nvlink", "mps_root": "/run/mps/"}, func(s *Settings) {
 			s.Core.MIG, s.GroupBy, s.MPSRoot = inventory.MIGNone, config.GroupByNVLink, "/run/mps"

@@ -30,9 +30,9 @@ func FuzzSettings(f *testing.F) {
 		if key != config.XIDs {
 			return
 		}
-		again, _, err := config.NewBlock(map[string]any{key: written(s.Health.Policy.XIDs)}).Read()
-		if err != nil || !maps.Equal(again.Health.Policy.XIDs, s.Health.Policy.XIDs) {
-			t.Errorf("%q: %v, then %v, %v", text, s.Health.Policy.XIDs, again.Health.Policy.XIDs, err)
+		again, _, err := config.NewBlock(map[string]any{key: written(s.Core.Health.XIDs)}).Read()
+		if err != nil || !maps.Equal(again.Core.Health.XIDs, s.Core.Health.XIDs) {
+			t.Errorf("%q: %v, then %v, %v", text, s.Core.Health.XIDs, again.Core.Health.XIDs, err)
 		}
 	})
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -246,7 +247,9 @@ func (v *views) differs(t *testing.T, file []byte, devices []gpu.Device) string 
 // offer returns the inventory of a machine on which every MPS daemon answers, by a file, and the warnings about the file.
 func offer(t *testing.T, machine gpu.Snapshot, path string, to policy.Orchestrator) (*inventory.Inventory, []string) {
 	t.Helper()
-	r, err := config.ReadFile(path, to)
+	text, err := os.ReadFile(path)
+	must(t, err)
+	r, err := config.ParseFile(path, text, to)
 	must(t, err)
 	cfg := core.DefaultConfig()
 	cfg.Policy, cfg.DeviceNodes = r.Policy, true
