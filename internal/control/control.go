@@ -73,17 +73,17 @@ type QuiesceArgs struct {
 
 // driverStatus is the state of the driver and its devices after Quiesce or Resume.
 type driverStatus struct {
-	Driver           report.Driver        `json:"driver"`
-	Devices          map[health.State]int `json:"devices"`                    // number by state
-	Persisted        bool                 `json:"persisted"`                  // the command outlasts a restart of the agent
-	PersistenceError string               `json:"persistenceError,omitempty"` // why it does not
+	Driver    report.Driver        `json:"driver"`
+	Devices   map[health.State]int `json:"devices"`   // number by state
+	Persisted bool                 `json:"persisted"` // PersistenceError is ""
+	persistence
 }
 
 // response is the result of Clear, Ignore and Simulate.
 type response struct {
-	Conditions       []report.Condition `json:"conditions"`                 // that were cleared, ignored or caused
-	OtherConditions  []report.Condition `json:"otherConditions"`            // of that GPU that have an effect now
-	PersistenceError string             `json:"persistenceError,omitempty"` // why the command does not outlast a restart of the agent; "" = it does
+	Conditions      []report.Condition `json:"conditions"`      // that were cleared, ignored or caused
+	OtherConditions []report.Condition `json:"otherConditions"` // of that GPU that have an effect now
+	persistence
 }
 
 // RefusedError is the agent's reason for rejecting a command.

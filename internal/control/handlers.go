@@ -108,21 +108,7 @@ func (r response) log(log *slog.Logger, command string, peer slog.Attr) {
 	for _, c := range r.Conditions {
 		log.Warn(message, "condition", c.String(), "gpu", c.GPU, "cause", c.Cause, "simulated", c.Simulated, peer)
 	}
-	logPersistence(log, command, r.PersistenceError)
-}
-
-func logPersistence(log *slog.Logger, command, persistenceError string) {
-	if persistenceError != "" {
-		log.Warn("command not persisted, a restart of the agent reverts it", "command", command, "error", persistenceError)
-	}
-}
-
-func persistenceAttrs(persistenceError string) []any {
-	attrs := []any{"persisted", persistenceError == ""}
-	if persistenceError != "" {
-		attrs = append(attrs, "error", persistenceError)
-	}
-	return attrs
+	r.logReverted(log, command)
 }
 
 func (h handler) clear(ctx context.Context, args ClearArgs) (response, error) {
@@ -153,7 +139,7 @@ func (h handler) ignore(ctx context.Context, args IgnoreArgs) (response, error) 
 
 // saved waits until the command is on disk, and returns the response with the error if it is not.
 func (h handler) saved(ctx context.Context, r response) response {
-	r.PersistenceError = text(saveEnd(ctx, h))
+	r.persistence = newPersistence(saveEnd(ctx, h))
 	return r
 }
 

@@ -97,20 +97,12 @@ func (h handler) resume(ctx context.Context, _ struct{}) (driverStatus, error) {
 func newDriverStatus(s core.State, saveErr error) driverStatus {
 	d := driverStatus{
 		Driver: report.DescribeDriver(s.Inventory), Devices: map[health.State]int{},
-		Persisted: saveErr == nil, PersistenceError: text(saveErr),
+		Persisted: saveErr == nil, persistence: newPersistence(saveErr),
 	}
 	for u := range s.Inventory.Devices() {
 		d.Devices[u.Health.State]++
 	}
 	return d
-}
-
-// text is the error as text; "" = none.
-func text(err error) string {
-	if err == nil {
-		return ""
-	}
-	return err.Error()
 }
 
 // String describes the status in one line: "driver ready 580.95.05; devices: 7 healthy, 1 unhealthy".
@@ -135,5 +127,5 @@ func (s driverStatus) String() string {
 
 func (s driverStatus) log(log *slog.Logger, command string, peer slog.Attr) {
 	message := map[string]string{quiesceURL: "driver quiesced by operator", resumeURL: "driver resumed by operator"}[command]
-	log.Warn(message, append(persistenceAttrs(s.PersistenceError), "driver", s.Driver.State, peer)...)
+	log.Warn(message, append(s.attrs(), "driver", s.Driver.State, peer)...)
 }

@@ -13,9 +13,9 @@ import (
 
 // rebindResult has the bindings of the policy before and after Rebind.
 type rebindResult struct {
-	Previous         []report.Binding `json:"previous"`
-	Current          []report.Binding `json:"current"`
-	PersistenceError string           `json:"persistenceError,omitempty"` // why the command does not outlast a restart of the agent; "" = it does
+	Previous []report.Binding `json:"previous"`
+	Current  []report.Binding `json:"current"`
+	persistence
 }
 
 func (h handler) rebind(ctx context.Context, _ struct{}) (rebindResult, error) {
@@ -23,7 +23,7 @@ func (h handler) rebind(ctx context.Context, _ struct{}) (rebindResult, error) {
 	if err != nil {
 		return rebindResult{}, err
 	}
-	return rebindResult{report.DescribeBindings(previous), report.DescribeBindings(current), text(saveEnd(ctx, h))}, nil
+	return rebindResult{report.DescribeBindings(previous), report.DescribeBindings(current), newPersistence(saveEnd(ctx, h))}, nil
 }
 
 func (r rebindResult) log(log *slog.Logger, command string, peer slog.Attr) {
@@ -34,7 +34,7 @@ func (r rebindResult) log(log *slog.Logger, command string, peer slog.Attr) {
 	if len(r.Current) == 0 {
 		log.Warn("devices renumbered by operator", peer)
 	}
-	logPersistence(log, command, r.PersistenceError)
+	r.logReverted(log, command)
 }
 
 // previous are the devices that the i-th position was bound to.
@@ -60,5 +60,5 @@ func Rebind(ctx context.Context, path string, out io.Writer) error {
 			fmt.Fprintf(out, "%s, previously to %s\n", b, report.IDs(previous))
 		}
 	}
-	return writePersistence(out, r.PersistenceError)
+	return r.writeReverted(out)
 }

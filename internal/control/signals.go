@@ -39,5 +39,5 @@ func logSignal(log *slog.Logger, command string, saveErr, err error) {
 		log.Warn("command by signal failed", "command", command, "error", err)
 		return
 	}
-	log.Warn("command by signal executed", append(persistenceAttrs(text(saveErr)), "command", command)...)
+	log.Warn("command by signal executed", append(newPersistence(saveErr).attrs(), "command", command)...)
 }

@@ -126,13 +126,5 @@ func (r response) write(out io.Writer, suffix func(report.Condition) string) err
 			return err
 		}
 	}
-	return writePersistence(out, r.PersistenceError)
-}
-
-func writePersistence(out io.Writer, persistenceError string) error {
-	if persistenceError == "" {
-		return nil
-	}
-	_, err := fmt.Fprintf(out, "done, but a restart of the agent reverts it: %s\n", persistenceError)
-	return err
+	return r.writeReverted(out)
 }

@@ -44,17 +44,12 @@ func StartKubelet(dir, binary string, s Setup, log io.Writer) (*Kubelet, error) 
 // StartAgent starts a k8s-gpu binary beside the kubelet, after the one before has ended.
 func (k *Kubelet) StartAgent(binary string, s Setup, log io.Writer) error {
 	args := []string{
-		"--kubelet-socket", k.Socket(), "--driver-root", s.Driver, "--dev-root", s.Dev,
-		"--sysfs-root", s.Sys, "--procfs-root", s.Proc, "--mig-strategy", "mixed",
-		"--pass-device-specs", "--http-address", k.http, "--state-dir", s.StateDir,
+		"--kubelet-socket", k.Socket(), "--mig-strategy", "mixed", "--pass-device-specs", "--http-address", k.http,
 	}
 	if s.Policy != "" {
 		args = append(args, "--config-file", s.Policy)
 	}
-	if s.Hasty {
-		args = append(args, "--health-period=500ms", "--health-settle=2s", "--recovery-dwell=2s")
-	}
-	for key, value := range s.Settings {
+	for key, value := range s.settings() {
 		args = append(args, "--"+strings.ReplaceAll(key, "_", "-")+"="+value)
 	}
 	k.agent, k.done = exec.Command(binary, args...), make(chan error, 1)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/nvidia"
@@ -31,6 +32,16 @@ type Setup struct {
 	Hasty    bool   // check and recover in seconds instead of a minute
 
 	Settings map[string]string // others, by their names in Nomad's config block
+}
+
+// settings are those of both agents, by their names in Nomad's config block.
+func (s Setup) settings() map[string]string {
+	all := map[string]string{"driver_root": s.Driver, "dev_root": s.Dev, "sysfs_root": s.Sys, "procfs_root": s.Proc, "state_dir": s.StateDir}
+	if s.Hasty {
+		all["health_period"], all["health_settle"], all["recovery_dwell"] = "500ms", "2s", "2s"
+	}
+	maps.Copy(all, s.Settings)
+	return all
 }
 
 // Machine is what the agents run on.

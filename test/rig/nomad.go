@@ -34,16 +34,13 @@ type fingerprints struct {
 	err           error
 }
 
-// nomadConfig is the config block that the operator would write.
+// nomadConfig is the config block.
 func (s Setup) nomadConfig() map[string]any {
-	c := map[string]any{
-		"driver_root": s.Driver, "dev_root": s.Dev, "sysfs_root": s.Sys, "procfs_root": s.Proc,
-		"state_dir": s.StateDir, "policy_file": s.Policy,
-	}
+	c := map[string]any{"policy_file": s.Policy}
 	if s.Hasty {
-		c["fingerprint_period"], c["health_period"], c["health_settle"], c["recovery_dwell"] = "2s", "500ms", "2s", "2s"
+		c["fingerprint_period"] = "2s"
 	}
-	for key, value := range s.Settings {
+	for key, value := range s.settings() {
 		c[key] = value
 		if b, err := strconv.ParseBool(value); err == nil {
 			c[key] = b

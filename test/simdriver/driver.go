@@ -1,6 +1,7 @@
 package simdriver
 
 import (
+	"errors"
 	"fmt"
 	"strconv"
 )
@@ -82,17 +83,14 @@ func (m *Machine) Reboot() error {
 			return err
 		}
 	}
-	return m.edit(func(c *conf) error {
-		old, _ := c.get("machine", "boots")
-		if err := c.set("machine", "boots", strconv.FormatUint(number(old)+1, 10)); err != nil {
-			return err
-		}
-		return bump(c)
-	})
+	return m.edit(func(c *conf) error { return errors.Join(c.increment("boots"), bump(c)) })
 }
 
 // bump starts another incarnation of the kernel driver.
-func bump(c *conf) error {
-	old, _ := c.get("machine", "incarnation")
-	return c.set("machine", "incarnation", strconv.FormatUint(number(old)+1, 10))
+func bump(c *conf) error { return c.increment("incarnation") }
+
+// increment adds 1 to a number of the machine.
+func (c *conf) increment(key string) error {
+	old, _ := c.get("machine", key)
+	return c.set("machine", key, strconv.FormatUint(number(old)+1, 10))
 }

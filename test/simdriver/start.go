@@ -18,22 +18,22 @@ var shared = sync.OnceValues(func() (string, error) { return buildCached(context
 // m.Root to a child process. Tests that use it cannot run in parallel.
 func Start(t testing.TB, nameOrFile string) *Machine {
 	t.Helper()
-	return start(t, nameOrFile, StartText)
+	return StartText(t, textOf(t, nameOrFile))
 }
 
 // StartParallel is Start for a test that gives m.Root to child processes only: it can run in parallel with others.
 func StartParallel(t testing.TB, nameOrFile string) *Machine {
 	t.Helper()
-	return start(t, nameOrFile, install)
+	return install(t, textOf(t, nameOrFile))
 }
 
-func start(t testing.TB, nameOrFile string, with func(testing.TB, string) *Machine) *Machine {
+func textOf(t testing.TB, nameOrFile string) string {
 	t.Helper()
 	text, err := Text(nameOrFile)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return with(t, text)
+	return text
 }
 
 // StartText is Start for a machine.conf given as text.
