@@ -106,6 +106,7 @@ func TestSignals(t *testing.T) {
 	r.await("its end", func() bool { return r.cause(0) == "" })
 	signals <- control.ResumeSignal
 	r.await("the rejection", func() bool { return strings.Contains(r.log.String(), "nothing to resume") })
+	contains(t, r.log.String(), `msg="command by signal executed" persisted=false error="not on disk`, "persisted=true command=resume")
 	cancel()
 	<-ended
 }

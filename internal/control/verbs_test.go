@@ -66,7 +66,7 @@ func TestInspectWithoutAgent(t *testing.T) {
 			t.Errorf("at %q: %s", path, table.String())
 		}
 		var r report.Report
-		if err := json.Unmarshal(text.Bytes(), &r); err != nil || r.Source != report.FromDriver || len(r.Devices) != 1 {
+		if err := json.Unmarshal(text.Bytes(), &r); err != nil || r.Source != report.FromDriver || len(r.Devices) != 1 || !strings.HasPrefix(first, r.Warnings[0]) {
 			t.Errorf("at %q: %v, %+v", path, err, r)
 		}
 	}

@@ -14,7 +14,7 @@ import (
 
 // loseOne takes a GPU away, sees both turn, and brings it back.
 func (d *demo) loseOne() error {
-	slot, concerned, err := d.victim()
+	slot, concerned, err := d.faultyGPU()
 	if err != nil {
 		return err
 	}
@@ -40,10 +40,9 @@ func (d *demo) loseOne() error {
 	return nil
 }
 
-// breakOne has a GPU report an uncontained memory error. It answers all the time, and yet only a reset makes
-// it well.
+// breakOne has a GPU report an uncontained memory error. It answers all the time, but only a reset makes it healthy.
 func (d *demo) breakOne() error {
-	slot, concerned, err := d.victim()
+	slot, concerned, err := d.faultyGPU()
 	if err != nil {
 		return err
 	}
@@ -86,8 +85,8 @@ func (d *demo) breakOne() error {
 	return nil
 }
 
-// victim is a GPU in the middle, with the devices that it carries.
-func (d *demo) victim() (slot int, concerned []string, err error) {
+// faultyGPU is a GPU in the middle, with its devices.
+func (d *demo) faultyGPU() (slot int, concerned []string, err error) {
 	slots, err := d.machine.Simulated.Slots()
 	if err != nil {
 		return 0, nil, err
@@ -99,7 +98,7 @@ func (d *demo) victim() (slot int, concerned []string, err error) {
 	return slot, concerned, err
 }
 
-// onlyUnhealthy waits until both see just these devices unhealthy, and says how long that took.
+// onlyUnhealthy waits until both see just these devices unhealthy, and returns how long that took.
 func (d *demo) onlyUnhealthy(what string, concerned []string) (time.Duration, error) {
 	start := time.Now()
 	err := d.bothSee(what, func(seen map[string]rig.View) bool {
@@ -111,7 +110,7 @@ func (d *demo) onlyUnhealthy(what string, concerned []string) (time.Duration, er
 // itsOwn is what each agent sees for itself: on which side of a full minute it noticed, and in which call.
 var itsOwn = regexp.MustCompile(` since \S+Z| \([^)]*\)`)
 
-// agreed waits until both give the same reason, and checks that nobody can have an unhealthy device.
+// agreed waits until both give the same reason, and checks that an unhealthy device can not be reserved.
 func (d *demo) agreed(concerned []string) error {
 	same := func(id string) bool {
 		n, k := d.nomad.Devices()[id].Reason, d.kubelet.View(d.ctx)[id].Reason

@@ -1,5 +1,5 @@
 // Demo runs both agents as real processes on one machine, each under its orchestrator's protocol, and
-// shows side by side what the two schedulers see when a GPU falls ill and recovers.
+// shows side by side what the two schedulers see when a GPU becomes unhealthy and recovers.
 package main
 
 import (
@@ -68,7 +68,7 @@ func run(ctx context.Context, out io.Writer, bin, name string) (err error) {
 	if err := os.WriteFile(setup.Policy, []byte(noPolicy), 0o644); err != nil {
 		return err
 	}
-	// As if they were alone: with one state directory each would say that the other offers the same GPUs.
+	// Each has its own: with one state directory each agent would report that the other offers the same GPUs.
 	forNomad, forKubelet := setup, setup
 	forNomad.StateDir, forKubelet.StateDir = filepath.Join(dir, nomadGPU), filepath.Join(dir, k8sGPU)
 	n, err := rig.StartNomad(ctx, filepath.Join(bin, nomadGPU), forNomad, log)
@@ -84,7 +84,7 @@ func run(ctx context.Context, out io.Writer, bin, name string) (err error) {
 		m.What, n.PID(), k.PID())
 
 	d := demo{ctx: ctx, out: out, bin: bin, state: dir, policy: setup.Policy, machine: m, nomad: n, kubelet: k}
-	err = d.tell()
+	err = d.play()
 	if stopErr := k.End(); err == nil && stopErr != nil {
 		err = fmt.Errorf("stopping k8s-gpu: %w", stopErr)
 	}
@@ -95,7 +95,7 @@ func run(ctx context.Context, out io.Writer, bin, name string) (err error) {
 	return err
 }
 
-// demo is the story.
+// demo is the state of the demonstration.
 type demo struct {
 	ctx     context.Context
 	out     io.Writer
@@ -108,7 +108,7 @@ type demo struct {
 	devices int // at the start
 }
 
-func (d *demo) tell() error {
+func (d *demo) play() error {
 	if err := d.bothSee("devices, all healthy", func(seen map[string]rig.View) bool { return len(seen) > 0 && all(seen, healthy) }); err != nil {
 		return err
 	}

@@ -60,7 +60,7 @@ func shares(seen map[string]rig.View) (ids []string) {
 	return ids
 }
 
-// showPools counts the units by what a job and a pod would ask for.
+// showPools counts the units by what a job and a pod request.
 func (d *demo) showPools() {
 	count := map[string]int{}
 	kubelets := d.kubelet.View(d.ctx)
@@ -79,7 +79,7 @@ func (d *demo) showPools() {
 	_ = t.Flush()
 }
 
-// shareOnce asks for two shares of one device: more would not be more of it.
+// shareOnce requests two shares of one device, which are that device once.
 func (d *demo) shareOnce() error {
 	two := shares(d.nomad.Devices())[:2]
 	device, _, _ := strings.Cut(two[0], "::")

@@ -61,7 +61,7 @@ func (k *Kubelet) StartAgent(binary string, s Setup, log io.Writer) error {
 	return nil
 }
 
-// freeAddress is a loopback address that nobody listens on.
+// freeAddress is a loopback address on which no process listens.
 func freeAddress() (string, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -71,8 +71,8 @@ func freeAddress() (string, error) {
 	return l.Addr().String(), nil
 }
 
-// View is what the scheduler sees now, by device ID. The kubelet's API has no words for a reason, so that
-// is the one which the agent gives on its HTTP address.
+// View is what the scheduler sees now, by device ID. The kubelet's API has no field for a reason, which is from the agent's
+// HTTP server.
 func (k *Kubelet) View(ctx context.Context) map[string]View {
 	seen := map[string]View{}
 	reasons := k.reasons(ctx)
@@ -89,7 +89,7 @@ func (k *Kubelet) View(ctx context.Context) map[string]View {
 	return seen
 }
 
-// reasons asks the agent for each device's health.
+// reasons are the health of each device, from the agent.
 func (k *Kubelet) reasons(ctx context.Context) map[string]string {
 	found := map[string]string{}
 	var inventory struct {
@@ -109,7 +109,7 @@ func (k *Kubelet) AwaitView(ctx context.Context, what string, ok func(map[string
 	return k.Await(ctx, "kubelet: "+what, func() bool { return ok(k.View(ctx)) })
 }
 
-// Grant says what a container with the devices would get.
+// Grant is what a container with the devices would get.
 func (k *Kubelet) Grant(ctx context.Context, resource string, ids ...string) (Grant, error) {
 	r, err := k.Allocate(ctx, resource, ids...)
 	if err != nil {

@@ -138,7 +138,7 @@ func (n *Nomad) Attributes() []string {
 	return lines
 }
 
-// Reserve says what a task with the devices would get.
+// Reserve returns what a task with the devices would get.
 func (n *Nomad) Reserve(ids ...string) (Grant, error) {
 	r, err := n.device.Reserve(ids)
 	if err != nil {

@@ -169,7 +169,7 @@ func (c *conf) removeGPU(slot int) bool {
 
 var keyLine = regexp.MustCompile(`(?m)^KEY\((\w+), \w+\)$`)
 
-// checkKey refuses a key that no GPU has; the library's own list is the judge.
+// checkKey refuses a key that is not in the library's list of keys of a GPU.
 func checkKey(key string) error {
 	if strings.HasPrefix(key, "field.") || key == "unsupported" || key == "process" {
 		return nil

@@ -16,8 +16,8 @@ func (m *Machine) SetDriver(version string) error {
 	return m.SetModule(version)
 }
 
-// SetModule replaces the kernel module alone: sessions of the old one are over, and until ReplaceLibrary
-// says the same version every process gets LIB_RM_VERSION_MISMATCH.
+// SetModule replaces the kernel module alone: sessions of the old one are over, and every process gets
+// LIB_RM_VERSION_MISMATCH until ReplaceLibrary has the same version.
 func (m *Machine) SetModule(version string) error {
 	return m.edit(func(c *conf) error {
 		if _, ok := c.get("machine", "library"); !ok {
@@ -33,9 +33,8 @@ func (m *Machine) SetModule(version string) error {
 	})
 }
 
-// Unload takes the kernel driver away from under whoever holds it, which no kernel does (see TryUnload):
-// sessions end with DRIVER_NOT_LOADED, the driver's files under /proc and /dev go, system event sets hear of
-// the unbinding.
+// Unload unloads the kernel driver also while processes use it, which no kernel does (see TryUnload): sessions end with
+// DRIVER_NOT_LOADED, the driver's files under /proc and /dev are removed, system event sets get the unbinding.
 func (m *Machine) Unload() error { return m.load("no", systemUnbind) }
 
 // Load brings the kernel driver back; handles from before stay invalid.

@@ -30,13 +30,13 @@ const (
 )
 
 // At attributes an event to a GPU instance and a compute instance; without it
-// both are 0xFFFFFFFF, as from a driver that cannot tell.
+// both are 0xFFFFFFFF, as from a driver that does not report them.
 type At struct{ GI, CI int }
 
 // WholeInstance, as At.CI, is an event of a GPU instance without a compute instance.
 const WholeInstance = -1
 
-// XID raises a critical error on a GPU. Only event sets registered before hear of it.
+// XID raises a critical error on a GPU. Only event sets registered before get it.
 func (m *Machine) XID(slot int, code uint64, at ...At) error {
 	return m.Event(slot, EventXID, code, at...)
 }

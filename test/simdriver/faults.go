@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// Target says which GPU a fault concerns.
+// Target is the GPU that a fault concerns.
 type Target string
 
 // All reaches every GPU and also the calls that name none, nvmlInit_v2 and nvmlEventSetWait_v2 among them.

@@ -89,7 +89,7 @@ func (m *Machine) Reset(slot int) error {
 		lines = append(lines, key+" = no")
 	}
 	has := lines[:0]
-	err := m.read(func(c *conf) { // what a GPU cannot tell, a reset does not teach it
+	err := m.read(func(c *conf) { // a reset adds no value that the GPU does not report
 		for _, line := range lines {
 			key, _, _ := pair(line)
 			if v := c.gpuGet(slot, key); key == "lost" || (v != "" && v != "none") {
@@ -114,7 +114,7 @@ func (m *Machine) Invalidate(slot int) error {
 }
 
 // Unbind takes the kernel driver from one GPU, which is lost to NVML then;
-// system event sets hear of it.
+// system event sets get the unbinding.
 func (m *Machine) Unbind(slot int) error {
 	return errors.Join(m.Lose(slot), m.systemEvent(slot, systemUnbind))
 }

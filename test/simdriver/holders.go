@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// InUseError says who keeps the kernel module from being unloaded.
+// InUseError has the processes because of which the kernel module can not be unloaded.
 type InUseError struct {
 	PIDs []int // ascending
 }
@@ -18,8 +18,8 @@ func (e *InUseError) Error() string {
 	return fmt.Sprintf("module nvidia is in use by pid %s", strings.Trim(fmt.Sprint(e.PIDs), "[]"))
 }
 
-// TryUnload is rmmod: an InUseError while a process holds a device node, else Unload. Who opens a node at
-// the same moment may lose it all the same; a kernel is more exact.
+// TryUnload is rmmod: an InUseError while a process has a device node open, else Unload. A process that opens one at
+// the same moment may lose it nevertheless; a kernel is more exact.
 func (m *Machine) TryUnload() error {
 	pids, err := m.Holders()
 	if err != nil {
@@ -32,16 +32,16 @@ func (m *Machine) TryUnload() error {
 }
 
 // Holders are the processes that have a device node of the machine open, ascending, as the kernel shows
-// them under /proc: this process is one of them while it has an NVML session. Whose descriptors may not be
-// seen, for want of permission, is left out. A node that was removed meanwhile counts too.
+// them under /proc: this process is one of them while it has an NVML session. Processes whose descriptors this one has
+// no permission to read are left out. A node that was removed meanwhile counts too.
 func (m *Machine) Holders() ([]int, error) {
 	processes, err := os.ReadDir("/proc")
 	if err != nil {
-		return nil, fmt.Errorf("who holds the driver: %w", err)
+		return nil, fmt.Errorf("processes that use the driver: %w", err)
 	}
 	nodes, err := m.nodes()
 	if err != nil {
-		return nil, fmt.Errorf("who holds the driver: %w", err)
+		return nil, fmt.Errorf("processes that use the driver: %w", err)
 	}
 	var pids []int
 	for _, p := range processes {
@@ -58,7 +58,7 @@ func (m *Machine) Holders() ([]int, error) {
 func (m *Machine) HeldBy(pid int) ([]string, error) {
 	nodes, err := m.nodes()
 	if err != nil {
-		return nil, fmt.Errorf("what pid %d holds: %w", pid, err)
+		return nil, fmt.Errorf("device nodes of pid %d: %w", pid, err)
 	}
 	return m.heldBy(pid, nodes), nil
 }
@@ -80,7 +80,7 @@ func (m *Machine) nodes() ([]os.FileInfo, error) {
 	return nodes, nil
 }
 
-// heldBy knows a node by its path, also when it was removed since, or as the same file under another path: a
+// heldBy identifies a node by its path, also if it was removed since, or as the same file under another path: a
 // process in a container sees the machine elsewhere. A process that ends meanwhile holds nothing.
 func (m *Machine) heldBy(pid int, nodes []os.FileInfo) []string {
 	var held []string

@@ -10,7 +10,7 @@ import (
 )
 
 // The library carries its version behind libraryStamp, in versionSize bytes that end with a zero
-// (library_stamp in lib/state.c); empty means that machine.conf says.
+// (library_stamp in lib/state.c); empty = machine.conf has it.
 const (
 	libraryStamp = "simdriver library version:"
 	versionSize  = 96

@@ -1,13 +1,11 @@
 // Package simdriver lays out and scripts simulated machines with NVIDIA GPUs.
 //
-// A machine is a directory. Its machine.conf says which GPUs there are; a small
-// libnvidia-ml.so.1, compiled from lib/, answers NVML calls from that file; and
-// the sysfs, procfs and /dev trees of the same machine lie beside it. The file
-// is the truth: every process that has loaded the library reads it again when
-// it changes, so a test or the simctl command can lose a GPU or raise an XID
-// under agents that run.
+// A machine is a directory. Its machine.conf describes the GPUs; a small libnvidia-ml.so.1, compiled from lib/, answers NVML
+// calls from that file; the sysfs, procfs and /dev trees of the same machine are beside it. Every process that has loaded
+// the library reads the file again when it changes, so that a test or the command simctl can lose a GPU or raise an XID
+// while agents run.
 //
-// README.md describes the format, the faults and what is not claimed.
+// README.md describes the format, the faults and what is not simulated.
 package simdriver
 
 import (
@@ -130,8 +128,8 @@ func (m *Machine) locked(change func() error) error {
 
 // edit changes machine.conf and then the trees that follow from it.
 //
-// The trees are made before the library sees a GPU and cleared after it has
-// gone, as in a real machine: an agent that finds a GPU finds its files.
+// The trees are written before the library has a new GPU, and cleared after it has an old one no more, as on a real
+// machine: an agent that finds a GPU finds its files.
 func (m *Machine) edit(change func(*conf) error) error {
 	return m.locked(func() error {
 		text, err := os.ReadFile(m.path("machine.conf"))

@@ -193,7 +193,7 @@ func (d device) make(path string) error {
 	if err != nil {
 		return fmt.Errorf("mknod %s: %w", path, err)
 	}
-	return os.Chmod(path, 0o666) // whatever the umask says
+	return os.Chmod(path, 0o666) // whatever the umask is
 }
 
 // prune removes the files of an earlier machine that this one has not, and the folders that are empty then.
