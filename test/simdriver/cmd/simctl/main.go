@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"strconv"
 	"strings"
 	"time"
 
@@ -86,13 +87,6 @@ func run(args []string, out io.Writer) error {
 		}
 		return err
 	}
-	if name == "without" {
-		m, err := simdriver.Open(dir)
-		if err != nil {
-			return err
-		}
-		return m.Without(ctx, args...)
-	}
 	cmd, ok := commands[name]
 	if !ok {
 		return fmt.Errorf("unknown command %q\n%s", name, usage)
@@ -107,85 +101,87 @@ func run(args []string, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	if err := cmd.run(m, words{args: args}, out); err != nil {
+	if err := checkNumbers(args, cmd.numbers); err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	if err := cmd.run(m, args, out); err != nil {
 		return fmt.Errorf("%s: %w", name, err)
 	}
 	return nil
 }
 
-// command takes least to most words; most -1 is no limit.
+// command takes least to most words; most -1 is no limit. The first words are numbers, as many as there are of them.
 type command struct {
-	least, most int
-	run         func(m *simdriver.Machine, w words, out io.Writer) error
+	least, most, numbers int
+	run                  func(m *simdriver.Machine, w words, out io.Writer) error
 }
 
 var commands = map[string]command{
-	"show":    {0, 0, show},
-	"lose":    {1, 1, onSlot((*simdriver.Machine).Lose)},
-	"restore": {1, 1, onSlot((*simdriver.Machine).Restore)},
-	"reset":   {1, 1, onSlot((*simdriver.Machine).Reset)},
-	"remove":  {1, 1, onSlot((*simdriver.Machine).Remove)},
-	"unbind":  {1, 1, onSlot((*simdriver.Machine).Unbind)},
-	"bind":    {1, 1, onSlot((*simdriver.Machine).Bind)},
-
-	"invalidate": {1, 1, onSlot((*simdriver.Machine).Invalidate)},
-	"xid": {2, 4, func(m *simdriver.Machine, w words, _ io.Writer) error {
-		slot, code, at := w.number(0), w.number(1), w.at(2)
-		return w.unless(func() error { return m.XID(int(slot), code, at...) })
+	"show":       {0, 0, 0, show},
+	"lose":       onSlot((*simdriver.Machine).Lose),
+	"restore":    onSlot((*simdriver.Machine).Restore),
+	"reset":      onSlot((*simdriver.Machine).Reset),
+	"remove":     onSlot((*simdriver.Machine).Remove),
+	"unbind":     onSlot((*simdriver.Machine).Unbind),
+	"bind":       onSlot((*simdriver.Machine).Bind),
+	"invalidate": onSlot((*simdriver.Machine).Invalidate),
+	"xid": {2, 4, 4, func(m *simdriver.Machine, w words, _ io.Writer) error {
+		return m.XID(w.slot(), w.number(1), w.at(2)...)
 	}},
-	"event": {3, 5, func(m *simdriver.Machine, w words, _ io.Writer) error {
-		slot, kind, data, at := w.number(0), w.number(1), w.number(2), w.at(3)
-		return w.unless(func() error { return m.Event(int(slot), kind, data, at...) })
+	"event": {3, 5, 5, func(m *simdriver.Machine, w words, _ io.Writer) error {
+		return m.Event(w.slot(), w.number(1), w.number(2), w.at(3)...)
 	}},
-	"set": {3, -1, func(m *simdriver.Machine, w words, _ io.Writer) error {
-		slot := w.number(0)
-		return w.unless(func() error { return m.Set(int(slot), w.args[1], strings.Join(w.args[2:], " ")) })
+	"set": {3, -1, 1, func(m *simdriver.Machine, w words, _ io.Writer) error {
+		return m.Set(w.slot(), w[1], strings.Join(w[2:], " "))
 	}},
-	"fail": {3, 4, func(m *simdriver.Machine, w words, _ io.Writer) error {
-		times := uint64(simdriver.Always)
-		if len(w.args) == 4 {
-			times = w.number(3)
+	"fail": {3, 4, 0, func(m *simdriver.Machine, w words, _ io.Writer) error {
+		times := simdriver.Always
+		if len(w) == 4 {
+			var err error
+			if times, err = strconv.Atoi(w[3]); err != nil {
+				return fmt.Errorf("%q is not a number", w[3])
+			}
 		}
-		return w.unless(func() error {
-			return m.Fail(simdriver.Target(w.args[0]), w.args[1], w.args[2], int(times))
-		})
+		return m.Fail(simdriver.Target(w[0]), w[1], w[2], times)
 	}},
-	"hang": {2, 2, func(m *simdriver.Machine, w words, _ io.Writer) error {
-		return m.Hang(simdriver.Target(w.args[0]), w.args[1])
+	"hang": {2, 2, 0, func(m *simdriver.Machine, w words, _ io.Writer) error {
+		return m.Hang(simdriver.Target(w[0]), w[1])
 	}},
-	"slow": {3, 3, func(m *simdriver.Machine, w words, _ io.Writer) error {
-		d, err := time.ParseDuration(w.args[2])
+	"slow": {3, 3, 0, func(m *simdriver.Machine, w words, _ io.Writer) error {
+		d, err := time.ParseDuration(w[2])
 		if err != nil {
 			return err
 		}
-		return m.Slow(simdriver.Target(w.args[0]), w.args[1], d)
+		return m.Slow(simdriver.Target(w[0]), w[1], d)
 	}},
-	"heal": {0, -1, func(m *simdriver.Machine, w words, _ io.Writer) error {
+	"heal": {0, -1, 0, func(m *simdriver.Machine, w words, _ io.Writer) error {
 		var targets []simdriver.Target
-		for _, t := range w.args {
+		for _, t := range w {
 			targets = append(targets, simdriver.Target(t))
 		}
 		return m.Heal(targets...)
 	}},
-	"faults":     {0, 0, lines((*simdriver.Machine).Faults)},
-	"violations": {0, 0, lines((*simdriver.Machine).Violations)},
-	"calls":      {0, 0, calls},
-	"mig":        {2, -1, mig},
-	"instance": {2, -1, func(m *simdriver.Machine, w words, _ io.Writer) error {
-		return m.SetInstance(w.args[0], w.args[1:]...)
+	"faults":     {0, 0, 0, lines((*simdriver.Machine).Faults)},
+	"violations": {0, 0, 0, lines((*simdriver.Machine).Violations)},
+	"calls":      {0, 0, 0, calls},
+	"mig":        {2, -1, 1, mig},
+	"instance": {2, -1, 0, func(m *simdriver.Machine, w words, _ io.Writer) error {
+		return m.SetInstance(w[0], w[1:]...)
 	}},
-	"add": {1, -1, func(m *simdriver.Machine, w words, _ io.Writer) error {
-		slot := w.number(0)
-		return w.unless(func() error { return m.Add(int(slot), w.args[1:]...) })
+	"add": {1, -1, 1, func(m *simdriver.Machine, w words, _ io.Writer) error {
+		return m.Add(w.slot(), w[1:]...)
 	}},
-	"driver":  {1, 1, version((*simdriver.Machine).SetDriver)},
-	"library": {1, 1, version((*simdriver.Machine).ReplaceLibrary)},
-	"module":  {1, 1, version((*simdriver.Machine).SetModule)},
-	"rmmod":   {0, 0, plain((*simdriver.Machine).TryUnload)},
-	"holders": {0, 0, holders},
-	"unload":  {0, 0, plain((*simdriver.Machine).Unload)},
-	"load":    {0, 0, plain((*simdriver.Machine).Load)},
-	"hide":    {0, 0, plain((*simdriver.Machine).Hide)},
-	"unhide":  {0, 0, plain((*simdriver.Machine).Unhide)},
-	"sync":    {0, 0, plain((*simdriver.Machine).Sync)},
+	"without": {0, -1, 0, func(m *simdriver.Machine, w words, _ io.Writer) error {
+		return m.Without(context.Background(), w...)
+	}},
+	"driver":  onVersion((*simdriver.Machine).SetDriver),
+	"library": onVersion((*simdriver.Machine).ReplaceLibrary),
+	"module":  onVersion((*simdriver.Machine).SetModule),
+	"rmmod":   plain((*simdriver.Machine).TryUnload),
+	"holders": {0, 0, 0, holders},
+	"unload":  plain((*simdriver.Machine).Unload),
+	"load":    plain((*simdriver.Machine).Load),
+	"hide":    plain((*simdriver.Machine).Hide),
+	"unhide":  plain((*simdriver.Machine).Unhide),
+	"sync":    plain((*simdriver.Machine).Sync),
 }

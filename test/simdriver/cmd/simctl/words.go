@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"slices"
 	"strconv"
@@ -11,51 +12,48 @@ import (
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
-// words are a command's arguments; the first that cannot be read is kept in err.
-type words struct {
-	args []string
-	err  error
+// words are the arguments of a command.
+type words []string
+
+// checkNumbers checks that the first n words, or all if there are fewer, are numbers.
+func checkNumbers(w words, n int) error {
+	for _, word := range w[:min(n, len(w))] {
+		if _, err := strconv.ParseUint(word, 0, 32); err != nil {
+			return fmt.Errorf("%q is not a number", word)
+		}
+	}
+	return nil
 }
 
-func (w *words) number(i int) uint64 {
-	n, err := strconv.ParseUint(w.args[i], 0, 32)
-	if err != nil && w.err == nil {
-		w.err = fmt.Errorf("%q is not a number", w.args[i])
-	}
+// number is a word that checkNumbers has checked.
+func (w words) number(i int) uint64 {
+	n, _ := strconv.ParseUint(w[i], 0, 32)
 	return n
 }
 
-func (w *words) at(i int) []simdriver.At {
-	if len(w.args) <= i {
+func (w words) slot() int { return int(w.number(0)) }
+
+func (w words) at(i int) []simdriver.At {
+	if len(w) <= i {
 		return nil
 	}
 	at := simdriver.At{GI: int(w.number(i)), CI: simdriver.WholeInstance}
-	if len(w.args) > i+1 {
+	if len(w) > i+1 {
 		at.CI = int(w.number(i + 1))
 	}
 	return []simdriver.At{at}
 }
 
-func (w *words) unless(do func() error) error {
-	if w.err != nil {
-		return w.err
-	}
-	return do()
+func plain(do func(*simdriver.Machine) error) command {
+	return command{run: func(m *simdriver.Machine, _ words, _ io.Writer) error { return do(m) }}
 }
 
-func plain(do func(*simdriver.Machine) error) func(*simdriver.Machine, words, io.Writer) error {
-	return func(m *simdriver.Machine, _ words, _ io.Writer) error { return do(m) }
+func onSlot(do func(*simdriver.Machine, int) error) command {
+	return command{1, 1, 1, func(m *simdriver.Machine, w words, _ io.Writer) error { return do(m, w.slot()) }}
 }
 
-func onSlot(do func(*simdriver.Machine, int) error) func(*simdriver.Machine, words, io.Writer) error {
-	return func(m *simdriver.Machine, w words, _ io.Writer) error {
-		slot := w.number(0)
-		return w.unless(func() error { return do(m, int(slot)) })
-	}
-}
-
-func version(do func(*simdriver.Machine, string) error) func(*simdriver.Machine, words, io.Writer) error {
-	return func(m *simdriver.Machine, w words, _ io.Writer) error { return do(m, w.args[0]) }
+func onVersion(do func(*simdriver.Machine, string) error) command {
+	return command{1, 1, 0, func(m *simdriver.Machine, w words, _ io.Writer) error { return do(m, w[0]) }}
 }
 
 func holders(m *simdriver.Machine, _ words, out io.Writer) error {
@@ -97,12 +95,7 @@ func calls(m *simdriver.Machine, _ words, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	names := make([]string, 0, len(counts))
-	for name := range counts {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	for _, name := range names {
+	for _, name := range slices.Sorted(maps.Keys(counts)) {
 		if _, err := fmt.Fprintf(out, "%10d %s\n", counts[name], name); err != nil {
 			return err
 		}
@@ -112,18 +105,15 @@ func calls(m *simdriver.Machine, _ words, out io.Writer) error {
 
 // mig reads "1g.10gb x7" as seven times the profile before it.
 func mig(m *simdriver.Machine, w words, _ io.Writer) error {
-	slot := int(w.number(0))
-	if w.err != nil {
-		return w.err
-	}
-	switch w.args[1] {
+	slot := w.slot()
+	switch w[1] {
 	case "off":
 		return m.MIGOff(slot)
 	case "empty":
 		return m.SetMIG(slot)
 	}
 	var profiles []string
-	for _, word := range w.args[1:] {
+	for _, word := range w[1:] {
 		times, ok := strings.CutPrefix(word, "x")
 		if !ok || len(profiles) == 0 {
 			profiles = append(profiles, word)
