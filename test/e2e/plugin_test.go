@@ -6,12 +6,46 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 )
+
+// TestNomadPluginEnds ends nomad-gpu 20 times at random moments under a running job. The node never shows that a GPU is missing.
+func TestNomadPluginEnds(t *testing.T) {
+	random := seeded(t)
+	m := install(t, "h100x8")
+	nomad := launchNomad(t, "nomad", onMachine(m, "nomad-history", ""))
+	nomad.awaitReady(t)
+	offered := nomad.awaitGPUs(t, 8, 8)
+	work := hold(t, nomad)
+	node, began := followNomad(t, nomad), time.Now()
+	for i := range 20 {
+		signal := syscall.SIGKILL
+		if i%4 == 3 {
+			signal = syscall.SIGTERM
+		}
+		// Nomad dismisses a plugin that ends before its stream is open ("fingerprinting failed").
+		nomad.awaitDrivers(t, 1+i)
+		pause(random, time.Second)
+		nomad.endPlugin(t, signal)
+		work.check(t)
+	}
+	ids, _ := nomad.runJob(t, "next", "complete")
+	checkIDs(t, offered, ids, 2)
+	if slices.Contains(ids, work.ids[0]) {
+		t.Errorf("job holder has %q, job next got %q", work.ids, ids)
+	}
+	work.check(t)
+	node.await(t, began, "^8 of 8$")
+	if shown := node.since(began); len(shown) != 1 {
+		t.Errorf("meanwhile the node showed %q", shown)
+	}
+	nomad.checkContent(t)
+}
 
 // TestNomadClientEnds ends a client under a running job, and starts it anew.
 func TestNomadClientEnds(t *testing.T) {
@@ -161,11 +195,17 @@ func (a *agent) plugin() int {
 // killPlugin kills the plugin and waits until the agent has started another.
 func (a *agent) killPlugin(t *testing.T) {
 	t.Helper()
+	a.endPlugin(t, syscall.SIGKILL)
+}
+
+// endPlugin ends the plugin by a signal and waits until the agent has started another.
+func (a *agent) endPlugin(t *testing.T, signal syscall.Signal) {
+	t.Helper()
 	old := a.plugin()
 	if old == 0 {
 		t.Fatal("the agent runs no nomad-gpu")
 	}
-	if err := syscall.Kill(old, syscall.SIGKILL); err != nil {
+	if err := syscall.Kill(old, signal); err != nil {
 		t.Fatal(err)
 	}
 	await(t, "another nomad-gpu", 30*time.Second, func() error {
