@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"log/slog"
@@ -46,25 +45,7 @@ type testProcess struct {
 	valid   int           // calls of Announce
 	lasts   time.Duration // from the end of a run's context to its return
 	fails   error         // what a run returns then
-	log     output
-}
-
-// output is a buffer that can be read while it is written.
-type output struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (o *output) Write(p []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.text.Write(p)
-}
-
-func (o *output) String() string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.text.String()
+	log     strings.Builder
 }
 
 func newTestProcess() *testProcess {

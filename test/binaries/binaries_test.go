@@ -2,7 +2,6 @@ package binaries
 
 import (
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -36,18 +35,5 @@ func TestFlagsAreThoseOfTheMakefile(t *testing.T) {
 	}
 	if got := strings.Join(own, " "); got != want || want == "" {
 		t.Errorf("flags %q, the Makefile has %q", got, want)
-	}
-}
-
-func TestDir(t *testing.T) {
-	dir, err := Dir()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, name := range []string{"nomad-gpu", "k8s-gpu"} {
-		out, err := exec.Command(filepath.Join(dir, name), "version").Output()
-		if err != nil || !strings.Contains(string(out), Version) {
-			t.Errorf("%s: %q, %v", name, out, err)
-		}
 	}
 }

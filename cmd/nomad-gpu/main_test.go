@@ -1,0 +1,81 @@
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/tandem-gpu/tandem/internal/cli"
+	"github.com/tandem-gpu/tandem/test/binaries"
+)
+
+// Nomad names a plugin by its file, which an operator may rename: the plugin block has that name, the version that of the program.
+func TestRenamedFile(t *testing.T) {
+	dir, err := binaries.Dir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	renamed := filepath.Join(t.TempDir(), "nomad-device-nvidia")
+	if err := os.Symlink(filepath.Join(dir, "nomad-gpu"), renamed); err != nil {
+		t.Fatal(err)
+	}
+	for _, tc := range []struct {
+		args []string
+		code int
+		want string // a part of the output
+	}{
+		{nil, cli.ExitUsage, `plugin "nomad-device-nvidia" {`}, {[]string{"version"}, cli.ExitOK, "nomad-gpu " + binaries.Version + "\n"},
+		{[]string{"--state-dir=/nowhere"}, cli.ExitUsage, "nomad-device-nvidia: want a command: see nomad-device-nvidia help\n"},
+	} {
+		cmd := exec.CommandContext(t.Context(), renamed, tc.args...)
+		out, err := cmd.CombinedOutput()
+		if code := cmd.ProcessState.ExitCode(); code != tc.code || !strings.Contains(string(out), tc.want) {
+			t.Errorf("%v: %v, exit code %d, want %d and %q:\n%s", tc.args, err, code, tc.code, tc.want, out)
+		}
+	}
+}
+
+// What stands for lost lines is a line as Nomad reads them.
+func TestLostLines(t *testing.T) {
+	var line struct {
+		Level   string `json:"@level"`
+		Message string `json:"@message"`
+		At      string `json:"@timestamp"`
+		Lines   int    `json:"lines"`
+	}
+	if err := json.Unmarshal(lostLines(7), &line); err != nil {
+		t.Fatal(err)
+	}
+	if line.Level != "warn" || line.Lines != 7 || line.At == "" || !strings.Contains(line.Message, "lines lost") {
+		t.Errorf("%+v", line)
+	}
+}
+
+// None of this module's packages that are linked starts a process: a child would inherit the files by whose end Nomad detects
+// that of the plugin.
+func TestStartsNoProcess(t *testing.T) {
+	const module = "github.com/tandem-gpu/tandem/"
+	list := exec.CommandContext(t.Context(), "go", "list", "-deps", "-f", `{{.ImportPath}}:{{range .Imports}} {{.}} {{end}}`, ".")
+	list.Stderr = os.Stderr
+	out, err := list.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	for line := range strings.Lines(string(out)) {
+		name, imports, _ := strings.Cut(line, ":")
+		if !strings.HasPrefix(name, module) {
+			continue
+		}
+		n++
+		if strings.Contains(imports, " os/exec ") {
+			t.Errorf("%s imports os/exec", name)
+		}
+	}
+	if n < 10 {
+		t.Errorf("only %d packages of this module", n)
+	}
+}

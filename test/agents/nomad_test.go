@@ -1,0 +1,132 @@
+package agents
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/nomad/plugins/base"
+
+	"github.com/tandem-gpu/tandem/internal/report"
+)
+
+// With go-plugin's cookie nomad-gpu is a plugin whatever the arguments, and its first byte on stdout is the handshake's.
+func TestHandshake(t *testing.T) {
+	t.Parallel()
+	for _, args := range [][]string{nil, {"help"}, {"inspect", "--json"}, {"nonsense", "-x"}} {
+		cmd := exec.Command(filepath.Join(bin, nomadGPU), args...)
+		cmd.Env = append(os.Environ(), base.Handshake.MagicCookieKey+"="+base.Handshake.MagicCookieValue,
+			"PLUGIN_PROTOCOL_VERSIONS=2", "TMPDIR="+shortDir(t), "NOMAD_LOG_LEVEL=trace", "GRPC_GO_LOG_SEVERITY_LEVEL=info")
+		stdout, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		line := make([]byte, 256)
+		n, err := stdout.Read(line)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := string(line[:n]); !strings.HasPrefix(got, "1|2|unix|") || !strings.HasSuffix(got, "|grpc|\n") {
+			t.Errorf("%q: stdout begins with %q", args, got)
+		}
+		if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Wait(); err != nil {
+			t.Errorf("after SIGTERM: %v", err)
+		}
+	}
+}
+
+// Without a driver the first list is empty, comes within a second and is no error.
+func TestFirstListWithoutADriver(t *testing.T) {
+	a := newAgent(t, nomadGPU, "none", map[string]any{"driver_root": "/nowhere"}) // not in parallel: it is timed
+	begin := time.Now()
+	a.launch()
+	a.configure()
+	lists, err := a.Fingerprint(t.Context())
+	a.must(err)
+	if r := <-lists; r == nil || r.Error != nil || len(r.Devices) != 0 {
+		t.Errorf("got %+v", r)
+	}
+	if d := time.Since(begin); d > time.Second {
+		t.Errorf("the first list came %s after the start", d)
+	}
+}
+
+// Nothing is on disk before Nomad asks for devices: most processes only check the configuration, and end.
+func TestConfigurationLeavesNoFile(t *testing.T) {
+	t.Parallel()
+	a := newAgent(t, nomadGPU, "t4", nil)
+	a.launch()
+	for range 2 {
+		a.configure()
+	}
+	a.stop()
+	if _, err := os.Stat(a.state); !os.IsNotExist(err) {
+		t.Errorf("%s: %v, want nothing", a.state, err)
+	}
+}
+
+// Nomad may set a configuration as often as it likes, the same or another. The streams stay, the devices change, and nothing of
+// the former configurations remains.
+func TestManyConfigurations(t *testing.T) {
+	t.Parallel()
+	a := newAgent(t, nomadGPU, "h100x8", nil)
+	a.startHealthy()
+	setTwice := func(ignored ...string) {
+		t.Helper()
+		a.settings["ignored_gpu_ids"] = ignored
+		a.configure()
+		a.configure()
+		a.healthy(8-len(ignored), 8-len(ignored))
+	}
+	size := func(list string) int { return len(entries(t, fmt.Sprintf("/proc/%d/%s", a.cmd.Process.Pid, list))) }
+	setTwice(a.driver.UUID(3))
+	setTwice()
+	threads, files := size("task"), size("fd")
+	for range 4 {
+		setTwice(a.driver.UUID(3))
+		setTwice()
+	}
+	const slack = 4 // the runtime makes threads; a file may be a history that is being written
+	a.await("as many files and threads as before", func() bool { return size("fd") <= files+slack && size("task") <= threads+slack })
+	a.stop()
+}
+
+// While two processes run, the second one has no control socket, and logs it once. It has it as soon as the first has ended.
+func TestNextProcessGetsTheControlSocket(t *testing.T) {
+	t.Parallel()
+	a := newAgent(t, nomadGPU, "t4", nil)
+	answers := func() bool { return a.report().Source == report.FromAgent }
+	a.start()
+	a.healthy(1, 1)
+	a.await("an answer", answers)
+	first := a.process
+	a.start()
+	a.healthy(1, 1)
+	a.logs("INFO", "control socket unavailable")
+	a.must(first.cmd.Process.Kill()) // its socket remains
+	a.await("an answer of the second process", answers)
+	if n := a.times("control socket unavailable"); n != 1 {
+		t.Errorf("logged %d times", n)
+	}
+}
+
+// A GPU that is plugged in causes no event: the next reading finds it, and SIGHUP causes one.
+func TestHangupReadsTheMachine(t *testing.T) {
+	t.Parallel()
+	a := newAgent(t, nomadGPU, "h100x8", nil)
+	a.startHealthy()
+	a.must(a.driver.Add(8, "uuid = GPU-00000000-0000-0000-0000-000000000008", "pci = 0000:ef:00.0", "minor = 8"))
+	a.signal(syscall.SIGHUP)
+	a.healthy(9, 9)
+}

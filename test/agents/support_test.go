@@ -1,0 +1,264 @@
+// Package agents tests both built agents as processes, each under the protocol of its orchestrator on a simulated node. A scenario
+// that holds for both is one test.
+package agents
+
+import (
+	"bytes"
+	"flag"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	"github.com/hashicorp/go-plugin"
+	"github.com/hashicorp/nomad/plugins/device"
+
+	"github.com/tandem-gpu/tandem/internal/kubeadapter"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
+	"github.com/tandem-gpu/tandem/internal/nomadadapter/nomadtest"
+	"github.com/tandem-gpu/tandem/test/binaries"
+	"github.com/tandem-gpu/tandem/test/simdriver"
+)
+
+const (
+	nomadGPU  = "nomad-gpu"
+	k8sGPU    = "k8s-gpu"
+	resource  = kubeadapter.GPUResource
+	timeout   = 60 * time.Second // of each wait, also on a busy machine
+	stopLimit = 4 * time.Second  // twice what is asked for: the machine may be busy
+)
+
+var (
+	programs = []string{nomadGPU, k8sGPU}
+	bin      string // the folder of the built agents
+)
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	if f := flag.Lookup("test.parallel"); f != nil && f.Value.String() == f.DefValue {
+		_ = f.Value.Set("8") // the tests wait more than they compute
+	}
+	os.Exit(func() int {
+		if binary := os.Getenv(asNomadAgent); binary != "" {
+			fmt.Fprintln(os.Stderr, runAsNomadAgent(binary))
+			return 1
+		}
+		dir, err := binaries.Dir()
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+		bin = dir
+		return m.Run()
+	}())
+}
+
+// agent is one of the agents on a simulated node. It can be started again.
+type agent struct {
+	*testing.T
+	program  string
+	driver   *simdriver.Machine
+	dir      string         // of its files, with a short path: t.TempDir can be longer than a socket's path may be
+	state    string         // the state directory
+	settings map[string]any // by the keys of Nomad's config block
+	env      []string
+	binary   string
+	log      output
+	kubelet  *kubelettest.Kubelet // of k8s-gpu
+	lists    int                  // of the kubelet, before the latest start
+	*process                      // the latest
+}
+
+// process is a process of an agent.
+type process struct {
+	cmd   *exec.Cmd
+	ended chan struct{} // of k8s-gpu
+
+	client              *plugin.Client // of nomad-gpu
+	device.DevicePlugin                // likewise
+	mu                  sync.Mutex
+	fingerprints        [][]*device.DeviceGroup
+	usage               *device.StatsResponse
+}
+
+// newAgent returns an agent that is not started, on a node of its own.
+func newAgent(t *testing.T, program, node string, settings map[string]any) *agent {
+	t.Helper()
+	a := &agent{T: t, program: program, driver: simdriver.StartParallel(t, node), dir: shortDir(t), binary: filepath.Join(bin, program)}
+	a.state = filepath.Join(a.dir, "state")
+	a.settings = map[string]any{
+		"driver_root": a.driver.Root, "sysfs_root": a.driver.Root + "/sys", "procfs_root": a.driver.Root + "/proc",
+		"state_dir": a.state, "kernel_log": "off",
+	}
+	if program == k8sGPU {
+		a.kubelet = kubelettest.New(filepath.Join(a.dir, "kubelet"))
+		a.must(a.kubelet.Start())
+		t.Cleanup(a.kubelet.Stop)
+		a.settings["kubelet_socket"], a.settings["http_address"] = a.kubelet.Socket(), "127.0.0.1:0"
+	}
+	maps.Copy(a.settings, settings)
+	a.env = append(os.Environ(), "TMPDIR="+a.tmp())
+	a.must(os.Mkdir(a.tmp(), 0o700))
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("the log of %s:\n%s", program, &a.log)
+		}
+	})
+	return a
+}
+
+// both runs a test with each agent.
+func both(t *testing.T, node string, settings map[string]any, test func(*agent)) {
+	t.Helper()
+	for _, program := range programs {
+		t.Run(program, func(t *testing.T) {
+			t.Parallel()
+			test(newAgent(t, program, node, settings))
+		})
+	}
+}
+
+func shortDir(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "ag")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return dir
+}
+
+func (a *agent) tmp() string     { return filepath.Join(a.dir, "tmp") }
+func (a *agent) socket() string  { return filepath.Join(a.state, a.program+".sock") }
+func (a *agent) history() string { return filepath.Join(a.state, a.program+".json") }
+
+// start starts the agent as its orchestrator does.
+func (a *agent) start() {
+	a.Helper()
+	a.launch()
+	if a.program == nomadGPU {
+		a.configure()
+		a.follow()
+	}
+}
+
+// configure sends nomad-gpu its configuration.
+func (a *agent) configure() {
+	a.Helper()
+	a.must(nomadtest.SetConfig(a.DevicePlugin, a.settings))
+}
+
+// launch starts the process. nomad-gpu has no configuration yet.
+func (a *agent) launch() {
+	a.Helper()
+	cmd := exec.Command(a.binary)
+	cmd.Env = a.env
+	p := &process{cmd: cmd}
+	a.process = p
+	if a.program == nomadGPU {
+		p.client = nomadtest.NewClient(cmd, hclog.New(&hclog.LoggerOptions{Level: hclog.Info, Output: &a.log}))
+		a.Cleanup(p.client.Kill)
+		var err error
+		p.DevicePlugin, err = nomadtest.Dispense(p.client)
+		a.must(err)
+		return
+	}
+	for key, value := range a.settings {
+		cmd.Args = append(cmd.Args, fmt.Sprintf("--%s=%v", strings.ReplaceAll(key, "_", "-"), value))
+	}
+	cmd.Stdout, cmd.Stderr = &a.log, &a.log
+	a.lists, p.ended = len(a.kubelet.Lists(resource)), make(chan struct{})
+	a.must(cmd.Start())
+	go func() {
+		_ = cmd.Wait() // the result is in ProcessState
+		close(p.ended)
+	}()
+	a.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		<-p.ended
+	})
+}
+
+// follow opens the streams of nomad-gpu.
+func (a *agent) follow() {
+	a.Helper()
+	p := a.process
+	fingerprints, err := p.Fingerprint(a.Context())
+	a.must(err)
+	statistics, err := p.Stats(a.Context(), time.Second)
+	a.must(err)
+	go func() {
+		for r := range fingerprints {
+			p.mu.Lock()
+			p.fingerprints = append(p.fingerprints, r.Devices)
+			p.mu.Unlock()
+		}
+	}()
+	go func() {
+		for r := range statistics {
+			p.mu.Lock()
+			p.usage = r
+			p.mu.Unlock()
+		}
+	}()
+}
+
+func (a *agent) must(errs ...error) {
+	a.Helper()
+	for _, err := range errs {
+		if err != nil {
+			a.Fatal(err)
+		}
+	}
+}
+
+// output is a buffer that can be read while it is written.
+type output struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (o *output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.Write(p)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.String()
+}
+
+// xid makes the driver report an XID.
+func (a *agent) xid(slot int, code uint64) {
+	a.Helper()
+	a.must(a.driver.XID(slot, code))
+}
+
+// calls is how often the process has made a driver call, in all its versions. "*" is all calls.
+func (a *agent) calls(call string) (n uint64) {
+	a.Helper()
+	calls, err := a.driver.CallsOf(a.cmd.Process.Pid)
+	a.must(err)
+	for name, times := range calls {
+		if call == "*" || strings.HasPrefix(name, call) {
+			n += times
+		}
+	}
+	return n
+}
+
+// hang makes a driver call hang, and waits until the process has made it.
+func (a *agent) hang(at simdriver.Target, call string) {
+	a.Helper()
+	a.must(a.driver.Hang(at, call))
+	before := a.calls(call)
+	a.await(call, func() bool { return a.calls(call) > before })
+}
