@@ -21,6 +21,7 @@ import (
 	"github.com/hashicorp/nomad/plugins/device"
 
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
+	"github.com/tandem-gpu/tandem/internal/nomadadapter/nomadtest"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
@@ -155,16 +156,12 @@ func (h *host) startNomad(more map[string]string) *process {
 	})
 	p.stop = client.Kill
 	h.t.Cleanup(p.stop)
-	rpc, err := client.Client()
+	p.DevicePlugin, err = nomadtest.Dispense(client)
 	must(h.t, err)
-	raw, err := rpc.Dispense(base.PluginTypeDevice)
-	must(h.t, err)
-	p.DevicePlugin, p.pid = raw.(device.DevicePlugin), cmd.Process.Pid
+	p.pid = cmd.Process.Pid
 	config := h.config(nomadGPU, map[string]string{"policy_file": h.policy, "fingerprint_period": "1m"})
 	maps.Copy(config, more)
-	var block []byte
-	must(h.t, base.MsgPackEncode(&block, config))
-	must(h.t, p.SetConfig(&base.Config{ApiVersion: device.ApiVersion010, PluginConfig: block}))
+	must(h.t, nomadtest.SetConfig(p, config))
 	p.prints, err = p.Fingerprint(context.Background()) // until the plugin ends
 	must(h.t, err)
 	return p

@@ -38,11 +38,10 @@ func StartKubelet(dir, binary string, s Setup, log io.Writer) (*Kubelet, error) 
 	if err := k.Start(); err != nil {
 		return nil, fmt.Errorf("kubelet: %w", err)
 	}
-	return k, k.StartAgent(binary, s, log)
+	return k, k.startAgent(binary, s, log)
 }
 
-// StartAgent starts a k8s-gpu binary beside the kubelet, after the one before has ended.
-func (k *Kubelet) StartAgent(binary string, s Setup, log io.Writer) error {
+func (k *Kubelet) startAgent(binary string, s Setup, log io.Writer) error {
 	args := []string{
 		"--kubelet-socket", k.Socket(), "--mig-strategy", "mixed", "--pass-device-specs", "--http-address", k.http,
 	}
@@ -143,19 +142,11 @@ func (k *Kubelet) PID() int { return k.agent.Process.Pid }
 // End stops the agent as Kubernetes does, and the kubelet after it.
 func (k *Kubelet) End() error {
 	defer k.Stop()
-	return k.StopAgent(syscall.SIGTERM)
-}
-
-// StopAgent sends a signal to the agent and waits for its end. After SIGKILL its exit code is no error.
-func (k *Kubelet) StopAgent(sig syscall.Signal) error {
-	if err := k.agent.Process.Signal(sig); err != nil {
+	if err := k.agent.Process.Signal(syscall.SIGTERM); err != nil {
 		return err
 	}
 	select {
 	case err := <-k.done:
-		if sig == syscall.SIGKILL {
-			return nil
-		}
 		return err
 	case <-time.After(5 * time.Second):
 		_ = k.agent.Process.Kill()

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"maps"
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/nvidia"
@@ -30,8 +29,6 @@ type Setup struct {
 	StateDir string // health history and local socket; "" = none
 	Policy   string // file; "" = none
 	Hasty    bool   // check and recover in seconds instead of a minute
-
-	Settings map[string]string // others, by their names in Nomad's config block
 }
 
 // settings are those of both agents, by their names in Nomad's config block.
@@ -40,7 +37,6 @@ func (s Setup) settings() map[string]string {
 	if s.Hasty {
 		all["health_period"], all["health_settle"], all["recovery_dwell"] = "500ms", "2s", "2s"
 	}
-	maps.Copy(all, s.Settings)
 	return all
 }
 

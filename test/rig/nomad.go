@@ -8,10 +8,7 @@ import (
 	"io"
 	"os/exec"
 	"slices"
-	"strconv"
 	"strings"
-	"syscall"
-	"time"
 
 	"github.com/hashicorp/go-hclog"
 	"github.com/hashicorp/go-plugin"
@@ -25,13 +22,13 @@ import (
 type Nomad struct {
 	client *plugin.Client
 	device device.DevicePlugin
-	seen   *watch.Value[fingerprints]
+	seen   *watch.Value[fingerprint]
 }
 
-// fingerprints are what the plugin has sent.
-type fingerprints struct {
-	first, latest []*device.DeviceGroup
-	err           error
+// fingerprint is what the plugin sent last.
+type fingerprint struct {
+	groups []*device.DeviceGroup
+	err    error
 }
 
 // nomadConfig is the config block.
@@ -42,9 +39,6 @@ func (s Setup) nomadConfig() map[string]any {
 	}
 	for key, value := range s.settings() {
 		c[key] = value
-		if b, err := strconv.ParseBool(value); err == nil {
-			c[key] = b
-		}
 	}
 	return c
 }
@@ -53,7 +47,7 @@ func (s Setup) nomadConfig() map[string]any {
 func StartNomad(ctx context.Context, binary string, s Setup, log io.Writer) (*Nomad, error) {
 	n := &Nomad{
 		client: nomadtest.NewClient(exec.Command(binary), hclog.New(&hclog.LoggerOptions{Name: "nomad", Level: hclog.Debug, Output: log})),
-		seen:   watch.NewValue(fingerprints{}),
+		seen:   watch.NewValue(fingerprint{}),
 	}
 	if err := n.connect(ctx, s); err != nil {
 		n.client.Kill()
@@ -81,12 +75,7 @@ func (n *Nomad) connect(ctx context.Context, s Setup) error {
 // follow ends when the plugin does.
 func (n *Nomad) follow(stream <-chan *device.FingerprintResponse) {
 	for r := range stream {
-		f := n.seen.Load()
-		f.latest, f.err = r.Devices, r.Error
-		if f.first == nil {
-			f.first = f.latest
-		}
-		n.seen.Store(f)
+		n.seen.Store(fingerprint{r.Devices, r.Error})
 	}
 }
 
@@ -96,7 +85,7 @@ func (n *Nomad) Await(ctx context.Context, what string, ok func(map[string]View)
 		if f.err != nil {
 			return fmt.Errorf("nomad's stream ended, and with it its devices: %w", f.err)
 		}
-		if ok(views(f.latest)) {
+		if ok(views(f.groups)) {
 			return nil
 		}
 	}
@@ -104,10 +93,7 @@ func (n *Nomad) Await(ctx context.Context, what string, ok func(map[string]View)
 }
 
 // Devices is what the scheduler sees now, by device ID.
-func (n *Nomad) Devices() map[string]View { return views(n.seen.Load().latest) }
-
-// First is what the scheduler saw first.
-func (n *Nomad) First() map[string]View { return views(n.seen.Load().first) }
+func (n *Nomad) Devices() map[string]View { return views(n.seen.Load().groups) }
 
 func views(groups []*device.DeviceGroup) map[string]View {
 	seen := map[string]View{}
@@ -126,7 +112,7 @@ func views(groups []*device.DeviceGroup) map[string]View {
 // Attributes are those of each group, a line each, sorted.
 func (n *Nomad) Attributes() []string {
 	var lines []string
-	for _, g := range n.seen.Load().latest {
+	for _, g := range n.seen.Load().groups {
 		var attrs []string
 		for key, a := range g.Attributes {
 			attrs = append(attrs, key+"="+strings.TrimSpace(a.GoString()))
@@ -159,22 +145,6 @@ func (n *Nomad) Ping() error {
 
 // PID is the plugin's process.
 func (n *Nomad) PID() string { return n.client.ID() }
-
-// Stats returns the plugin's statistics.
-func (n *Nomad) Stats(ctx context.Context, interval time.Duration) (<-chan *device.StatsResponse, error) {
-	return n.device.Stats(ctx, interval)
-}
-
-// Kill ends the plugin with SIGKILL.
-func (n *Nomad) Kill() error {
-	pid, err := strconv.Atoi(n.client.ID())
-	if err != nil {
-		return err
-	}
-	err = syscall.Kill(pid, syscall.SIGKILL)
-	n.client.Kill() // waits for the end
-	return err
-}
 
 // Stop ends the plugin as an agent does.
 func (n *Nomad) Stop() { n.client.Kill() }
