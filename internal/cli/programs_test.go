@@ -35,6 +35,7 @@ func run(t *testing.T, program string, args ...string) (code int, stdout, stderr
 	return cmd.ProcessState.ExitCode(), out.String(), errs.String()
 }
 
+// The command line: what test/golden does not have, which compares most texts for both agents.
 func TestCommandLine(t *testing.T) {
 	const absent = "--state-dir= --driver-root /nowhere"
 	for name, tc := range map[string]struct {
@@ -42,29 +43,16 @@ func TestCommandLine(t *testing.T) {
 		code           int
 		stdout, stderr string // a part of it, with $ for the program; "" = nothing
 	}{
-		"version":               {"version", 0, "$ ", ""},
 		"--version":             {"--version", 0, "$ ", ""},
 		"-version":              {"-version", 0, "$ ", ""},
-		"help":                  {"help", 0, "\n   quiesce ", ""},
-		"--help":                {"--help", 0, "\n   quiesce ", ""},
 		"-help":                 {"-help", 0, "\n   quiesce ", ""},
-		"help has the flags":    {"help", 0, "--state-dir ", ""},
 		"help on a verb":        {"help simulate", 0, "$ simulate [options] xid|event CODE", ""},
 		"help of a verb":        {"clear -h", 0, "--verified-at ", ""},
 		"help on no verb":       {"help inspct", 2, "", "$: unknown command inspct: did you mean inspect?\n"},
-		"unknown verb":          {"inspct", 2, "", "$: unknown command inspct: did you mean inspect?\n"},
-		"unknown flag":          {"--driver-rot=/", 2, "", "$: unknown flag --driver-rot: did you mean --driver-root?\n"},
-		"unknown flag of verb":  {"inspect --jsn", 2, "", "$: unknown flag --jsn: did you mean --json?\n"},
 		"no value":              {"--state-dir", 2, "", "$: flag needs an argument: --state-dir\n"},
-		"relative paths":        {"inspect --dev-root dev --state-dir=state", 1, "", `$: --dev-root = "dev": want an absolute path such as /` + "\n" + `$: --state-dir = "state": want an absolute path such as /var/lib/tandem, or nothing` + "\n"},
-		"argument of a verb":    {"clear GPU-0", 2, "", `$: clear: unexpected argument "GPU-0": see $ clear --help` + "\n"},
-		"no fault":              {"simulate 79", 2, "", "$: simulate: want a fault, such as xid 79 or event 0x2000\n"},
 		"too many faults":       {"simulate xid 79 80", 2, "", `$: simulate: unexpected argument "80": see $ simulate --help` + "\n"},
-		"no agent":              {"clear --gpu=0 --state-dir=/nowhere", 1, "", "$: no agent is running"},
-		"no state directory":    {"ignore --gpu=0 --until=1h --state-dir=", 1, "", "$: no agent is running"},
 		"no driver":             {"inspect " + absent, 0, "driver absent: no NVIDIA driver", ""},
 		"no driver, JSON":       {"inspect --json " + absent, 0, `"state": "absent"`, ""},
-		"no file to validate":   {"validate /nowhere/c.yaml", 1, "", "$: configuration file: open /nowhere/c.yaml: no such file or directory\n"},
 		"no file, by flag":      {"validate --config-file /nowhere/c.yaml", 1, "", "$: configuration file: open /nowhere/c.yaml: no such file or directory\n"},
 		"two files to validate": {"validate c.yaml d.yaml", 2, "", `$: validate: unexpected argument "d.yaml": see $ validate --help` + "\n"},
 		"a file twice":          {"validate c.yaml --config-file=c.yaml", 2, "", "$: validate: want FILE or --config-file, not both\n"},
@@ -86,7 +74,8 @@ func TestCommandLine(t *testing.T) {
 	}
 }
 
-// FILE and --config-file are the same to validate, for a valid file and for one with problems, each of which is a line.
+// FILE and --config-file are the same to validate, for a valid file and for one with problems, each of which is a line; so it is for
+// inspect without an agent.
 func TestValidateFile(t *testing.T) {
 	write := func(text string) string {
 		path := filepath.Join(t.TempDir(), "c.yaml")
@@ -104,7 +93,7 @@ func TestValidateFile(t *testing.T) {
 				t.Errorf("%s %v: exit code %d, %q, %q", program, args, code, stdout, stderr)
 			}
 		}
-		for _, args := range [][]string{{"validate", invalid}, {"validate", "--config-file", invalid}} {
+		for _, args := range [][]string{{"validate", invalid}, {"validate", "--config-file", invalid}, {"inspect", "--config-file", invalid, "--state-dir="}} {
 			code, stdout, stderr := run(t, program, args...)
 			if code != 1 || stdout != "" || strings.Count(stderr, program+": "+invalid+":") != 2 || strings.Count(stderr, "\n") != 2 {
 				t.Errorf("%s %v: exit code %d, %q, %q", program, args, code, stdout, stderr)
@@ -115,35 +104,22 @@ func TestValidateFile(t *testing.T) {
 
 // Without a running agent, inspect reads the devices itself.
 func TestInspect(t *testing.T) {
-	m, err := simdriver.Install(t.Context(), t.TempDir(), "h100x8")
-	if err != nil {
-		t.Skip("SKIPPED: no simulated driver: ", err)
-	}
+	m := simdriver.StartParallel(t, "h100x8")
 	if err := m.Fail(simdriver.GPU(3), "*", "UNKNOWN", simdriver.Always); err != nil {
 		t.Fatal(err)
 	}
 	for _, program := range programs {
-		args := []string{"inspect", "--driver-root=" + m.Root, "--sysfs-root=" + m.Root + "/sys", "--procfs-root=" + m.Root + "/proc", "--state-dir="}
-		_, out, errs := run(t, program, append(args, "--json")...)
+		_, out, errs := run(t, program, "inspect", "--json", "--driver-root="+m.Root, "--sysfs-root="+m.Root+"/sys", "--procfs-root="+m.Root+"/proc", "--state-dir=")
 		var got report.Report
 		if err := json.Unmarshal([]byte(out), &got); err != nil {
 			t.Fatalf("%s: %v\n%s%s", program, err, out, errs)
 		}
 		if got.Driver.State != "ready" || len(got.Devices) != 7 || len(got.Excluded) != 1 || got.Excluded[0].Index != 3 || got.Excluded[0].Reason == "" {
-			t.Fatalf("%s: %+v, want 7 devices and GPU 3 excluded", program, got)
+			t.Errorf("%s: %+v, want 7 devices and GPU 3 excluded", program, got)
 		}
 		for _, d := range got.Devices {
 			if !d.Schedulable || d.MemoryBytes == 0 || d.Model == "" || d.NUMANode < 0 || string(d.ID) == m.UUID(3) {
 				t.Errorf("%s: %+v", program, d)
-			}
-			if _, err := os.Stat(filepath.Join(m.Root, "sys/bus/pci/devices", string(d.PCI))); err != nil {
-				t.Error(err)
-			}
-		}
-		_, table, _ := run(t, program, args...)
-		for _, want := range []string{"driver ready ", string(got.Devices[6].ID), "excluded: ", got.Excluded[0].Reason} {
-			if !strings.Contains(table, want) {
-				t.Errorf("%s: %q is not in\n%s", program, want, table)
 			}
 		}
 	}

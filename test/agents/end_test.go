@@ -130,7 +130,7 @@ var states = map[string]struct {
 }{
 	"healthy":        {"", (*agent).startHealthy},
 	"the disk hangs": {"", func(a *agent) { a.hangDisk(); a.start(); a.awaitSocket() }},
-	"nvmlInit hangs": {"", func(a *agent) { a.startHanging("nvmlInit", "nvmlInit") }},
+	"nvmlInit hangs": {"", func(a *agent) { a.startHanging("nvmlInit", "nvmlInit"); a.shows("/readyz", "nvmlInit") }},
 	"one GPU hangs": {"", func(a *agent) {
 		a.startHealthy()
 		a.hang(simdriver.GPU(3), "*")
@@ -140,6 +140,12 @@ var states = map[string]struct {
 	}},
 	"everything hangs":  {"", func(a *agent) { a.startHealthy(); a.hang(simdriver.All, "*"); a.healthy(8, 0) }},
 	"a call just hangs": {"", func(a *agent) { a.startHealthy(); a.hang(simdriver.All, "*") }},
+	"no driver": {"", func(a *agent) {
+		a.must(a.driver.Hide())
+		a.start()
+		a.awaitSocket()
+		a.ready(http.StatusOK, "no driver: libnvidia-ml.so.1 is not in")
+	}},
 
 	"not configured":          {nomadGPU, (*agent).launch},
 	"configured":              {nomadGPU, func(a *agent) { a.launch(); a.configure() }},
@@ -149,11 +155,6 @@ var states = map[string]struct {
 	"nvmlShutdown hangs":      {nomadGPU, func(a *agent) { a.startHanging("nvmlShutdown", "nvmlEventSetWait") }},
 	"a statistics call hangs": {nomadGPU, func(a *agent) { a.startHealthy(); a.hang(simdriver.GPU(3), "nvmlDeviceGetUtilizationRates") }},
 
-	"no driver": {k8sGPU, func(a *agent) {
-		a.must(a.driver.Hide())
-		a.start()
-		a.ready(http.StatusOK, "no driver: libnvidia-ml.so.1 is not in")
-	}},
 	"no kubelet": {k8sGPU, func(a *agent) {
 		a.kubelet.Stop()
 		a.start()
@@ -246,15 +247,13 @@ func (a *agent) hasNoChildren() {
 	}
 }
 
-// A second signal kills an agent that is waiting for a disk to end in order.
+// A second signal kills an agent that has not ended, because it waits for the disk or for a driver call.
 func TestSecondSignalKills(t *testing.T) {
 	t.Parallel()
 	for _, second := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT} {
 		t.Run(second.String(), func(t *testing.T) {
-			both(t, "t4", nil, func(a *agent) {
-				a.hangDisk()
-				a.start()
-				a.awaitSocket()
+			both(t, "h100x8", nil, func(a *agent) {
+				states[map[string]string{nomadGPU: "the disk hangs", k8sGPU: "a call just hangs"}[a.program]].reach(a)
 				a.signal(syscall.SIGTERM)
 				a.await("the end", func() bool {
 					_ = a.cmd.Process.Signal(second) // the first ones may count as one with that before; the process may have ended
@@ -262,7 +261,7 @@ func TestSecondSignalKills(t *testing.T) {
 				})
 				state := a.awaitExit()
 				if status, ok := state.Sys().(syscall.WaitStatus); !ok || !status.Signaled() || status.Signal() != second {
-					t.Errorf("ended with %v, want killed by %v", state, second)
+					a.Errorf("ended with %v, want killed by %v", state, second)
 				}
 			})
 		})

@@ -226,9 +226,12 @@ func (a *agent) get(path string) (code int, page string) {
 	return response.StatusCode, string(body)
 }
 
-// ready waits until /readyz has that status and text.
+// ready waits until /readyz of k8s-gpu has that status and text.
 func (a *agent) ready(want int, text string) {
 	a.Helper()
+	if a.program == nomadGPU {
+		return
+	}
 	a.await("/readyz with "+text, func() bool {
 		code, page := a.get("/readyz")
 		return code == want && strings.Contains(page, text)
@@ -245,14 +248,19 @@ func (a *agent) alive() {
 	}
 }
 
-// metrics waits until k8s-gpu's /metrics has every line. nomad-gpu has none.
-func (a *agent) metrics(lines ...string) {
+// shows waits until a page of k8s-gpu has every text. nomad-gpu has no pages.
+func (a *agent) shows(path string, texts ...string) {
 	a.Helper()
-	for _, line := range lines {
+	for _, text := range texts {
 		if a.program == k8sGPU {
-			a.await(line, func() bool { _, page := a.get("/metrics"); return strings.Contains(page, line) })
+			a.await(text+" in "+path, func() bool { _, page := a.get(path); return strings.Contains(page, text) })
 		}
 	}
+}
+
+func (a *agent) metrics(lines ...string) {
+	a.Helper()
+	a.shows("/metrics", lines...)
 }
 
 // logs waits until the log has a line of that level ("" = any) with all parts.
