@@ -69,6 +69,7 @@ func TestSimulationMustBeEnabled(t *testing.T) {
 
 // A restart clears no fault and counts none twice: the first list of the next process has it.
 func TestHistorySurvivesARestart(t *testing.T) {
+	t.Parallel()
 	for name, end := range ends {
 		t.Run(name, func(t *testing.T) {
 			both(t, "h100x8", nil, func(a *agent) {

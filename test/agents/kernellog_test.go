@@ -71,6 +71,7 @@ func TestKernelLog(t *testing.T) {
 // What the kernel logs while no agent runs, or in its last moments, counts once, when the next one starts. What was there before
 // the first start, and what an operator has cleared, does not count again.
 func TestXIDsLoggedWhileNoAgentRuns(t *testing.T) {
+	t.Parallel()
 	for name, end := range ends {
 		t.Run(name, func(t *testing.T) {
 			both(t, "h100x8", nil, func(a *agent) {

@@ -52,6 +52,7 @@ func TestSignalsThatDoNotEndIt(t *testing.T) {
 
 // A SIGHUP that comes early, and any signals while the agent is ending, change nothing.
 func TestSignalsAtTheStartAndAtTheEnd(t *testing.T) {
+	t.Parallel()
 	for _, state := range []string{"the disk hangs", "nvmlInit hangs"} {
 		t.Run(state, func(t *testing.T) {
 			both(t, "h100x8", map[string]any{"call_deadline": "500ms"}, func(a *agent) {
@@ -81,6 +82,7 @@ func TestSignalsAtTheStartAndAtTheEnd(t *testing.T) {
 
 // A log that is not read, and one that has no reader any more, delays neither the detection of a fault nor an answer nor the end.
 func TestLogIsNotRead(t *testing.T) {
+	t.Parallel()
 	for name, closed := range map[string]bool{"full": false, "closed": true} {
 		t.Run(name, func(t *testing.T) {
 			both(t, "h100x8", map[string]any{"health_period": "200ms"}, func(a *agent) {

@@ -113,9 +113,10 @@ func newAgent(t *testing.T, program, node string, settings map[string]any) *agen
 	return a
 }
 
-// both runs a test with each agent.
+// both runs a test with each agent, in parallel with other tests.
 func both(t *testing.T, node string, settings map[string]any, test func(*agent)) {
 	t.Helper()
+	t.Parallel()
 	for _, program := range programs {
 		t.Run(program, func(t *testing.T) {
 			t.Parallel()
