@@ -124,7 +124,7 @@ func TestNextProcessGetsTheControlSocket(t *testing.T) {
 // A GPU that is plugged in causes no event: the next reading finds it, and SIGHUP causes one.
 func TestHangupReadsTheMachine(t *testing.T) {
 	t.Parallel()
-	a := newAgent(t, nomadGPU, "h100x8", nil)
+	a := newAgent(t, nomadGPU, "h100x8", map[string]any{"fingerprint_period": "1h"})
 	a.startHealthy()
 	a.must(a.driver.Add(8, "uuid = GPU-00000000-0000-0000-0000-000000000008", "pci = 0000:ef:00.0", "minor = 8"))
 	a.signal(syscall.SIGHUP)

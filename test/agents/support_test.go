@@ -30,7 +30,7 @@ const (
 	nomadGPU  = "nomad-gpu"
 	k8sGPU    = "k8s-gpu"
 	resource  = kubeadapter.GPUResource
-	timeout   = 60 * time.Second // of each wait, also on a busy machine
+	timeout   = 40 * time.Second // of each wait, also on a busy machine; less than the default interval between readings
 	stopLimit = 4 * time.Second  // twice what is asked for: the machine may be busy
 )
 
