@@ -14,12 +14,8 @@ import (
 
 // Nomad names a plugin by its file, which an operator may rename: the plugin block has that name, the version that of the program.
 func TestRenamedFile(t *testing.T) {
-	dir, err := binaries.Dir()
-	if err != nil {
-		t.Fatal(err)
-	}
 	renamed := filepath.Join(t.TempDir(), "nomad-device-nvidia")
-	if err := os.Symlink(filepath.Join(dir, "nomad-gpu"), renamed); err != nil {
+	if err := os.Symlink(binaries.Path(t, "nomad-gpu"), renamed); err != nil {
 		t.Fatal(err)
 	}
 	for _, tc := range []struct {

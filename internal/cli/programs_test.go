@@ -21,11 +21,7 @@ var programs = []string{"nomad-gpu", "k8s-gpu"}
 // run runs a program with an environment of its own.
 func run(t *testing.T, program string, args ...string) (code int, stdout, stderr string) {
 	t.Helper()
-	dir, err := binaries.Dir()
-	if err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.CommandContext(t.Context(), filepath.Join(dir, program), args...)
+	cmd := exec.CommandContext(t.Context(), binaries.Path(t, program), args...)
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH")}
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -13,13 +12,14 @@ import (
 	"github.com/hashicorp/nomad/plugins/base"
 
 	"github.com/tandem-gpu/tandem/internal/report"
+	"github.com/tandem-gpu/tandem/test/binaries"
 )
 
 // With go-plugin's cookie nomad-gpu is a plugin whatever the arguments, and its first byte on stdout is the handshake's.
 func TestHandshake(t *testing.T) {
 	t.Parallel()
 	for _, args := range [][]string{nil, {"help"}, {"inspect", "--json"}, {"nonsense", "-x"}} {
-		cmd := exec.Command(filepath.Join(bin, nomadGPU), args...)
+		cmd := exec.Command(binaries.Path(t, nomadGPU), args...)
 		cmd.Env = append(os.Environ(), base.Handshake.MagicCookieKey+"="+base.Handshake.MagicCookieValue,
 			"PLUGIN_PROTOCOL_VERSIONS=2", "TMPDIR="+shortDir(t), "NOMAD_LOG_LEVEL=trace", "GRPC_GO_LOG_SEVERITY_LEVEL=info")
 		stdout, err := cmd.StdoutPipe()
@@ -124,7 +124,7 @@ func TestNextProcessGetsTheControlSocket(t *testing.T) {
 // A GPU that is plugged in causes no event: the next reading finds it, and SIGHUP causes one.
 func TestHangupReadsTheMachine(t *testing.T) {
 	t.Parallel()
-	a := newAgent(t, nomadGPU, "h100x8", map[string]any{"fingerprint_period": "1h"})
+	a := newAgent(t, nomadGPU, "h100x8", map[string]any{"fingerprint_period": "1h", "health_period": "1h"})
 	a.startHealthy()
 	a.must(a.driver.Add(8, "uuid = GPU-00000000-0000-0000-0000-000000000008", "pci = 0000:ef:00.0", "minor = 8"))
 	a.signal(syscall.SIGHUP)

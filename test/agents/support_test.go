@@ -90,7 +90,7 @@ type process struct {
 // newAgent returns an agent that is not started, on a node of its own.
 func newAgent(t *testing.T, program, node string, settings map[string]any) *agent {
 	t.Helper()
-	a := &agent{T: t, program: program, driver: simdriver.StartParallel(t, node), dir: shortDir(t), binary: filepath.Join(bin, program)}
+	a := &agent{T: t, program: program, driver: simdriver.StartParallel(t, node), dir: shortDir(t), binary: binaries.Path(t, program)}
 	a.state = filepath.Join(a.dir, "state")
 	a.settings = map[string]any{
 		"driver_root": a.driver.Root, "sysfs_root": a.driver.Root + "/sys", "procfs_root": a.driver.Root + "/proc",

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"sync"
 	"syscall"
+	"testing"
 )
 
 // Version is that of the built agents.
@@ -56,6 +57,26 @@ var Dir = sync.OnceValues(func() (string, error) {
 	}
 	return dir, nil
 })
+
+// Path returns the path of a built agent. It opens all folders with sources, because "go test" takes a result from its cache if
+// what the tests have opened, after TestMain, has not changed: the sources of a program that a test builds are not part of that.
+func Path(t testing.TB, program string) string {
+	t.Helper()
+	dir, err := Dir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	root, err := moduleRoot()
+	for _, sources := range []string{"cmd", "internal"} {
+		if err == nil {
+			err = filepath.WalkDir(filepath.Join(root, sources), func(_ string, _ fs.DirEntry, err error) error { return err })
+		}
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return filepath.Join(dir, program)
+}
 
 // moduleRoot is the nearest folder above the working directory, which for a test is that of its package, with a go.mod.
 func moduleRoot() (string, error) {

@@ -22,6 +22,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter/nomadtest"
+	"github.com/tandem-gpu/tandem/test/binaries"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
@@ -129,7 +130,7 @@ func (h *host) startK8s(more map[string]string) *process {
 		"http_address": address, "config_file": h.policy, "pass_device_specs": "true",
 	})
 	maps.Copy(config, more)
-	cmd := exec.Command(filepath.Join(bin, k8sGPU), flags(config)...)
+	cmd := exec.Command(binaries.Path(h.t, k8sGPU), flags(config)...)
 	log, err := os.Create(p.log)
 	must(h.t, err, l.Close())
 	cmd.Stdout, cmd.Stderr = log, log
@@ -149,7 +150,7 @@ func (h *host) startNomad(more map[string]string) *process {
 	p := &process{h: h, name: nomadGPU, log: filepath.Join(h.dir, "nomad.log")}
 	log, err := os.Create(p.log)
 	must(h.t, err)
-	cmd := exec.Command(filepath.Join(bin, nomadGPU))
+	cmd := exec.Command(binaries.Path(h.t, nomadGPU))
 	client := plugin.NewClient(&plugin.ClientConfig{
 		HandshakeConfig: base.Handshake, Plugins: map[string]plugin.Plugin{base.PluginTypeDevice: &device.PluginDevice{}},
 		Cmd: cmd, AllowedProtocols: []plugin.Protocol{plugin.ProtocolGRPC}, Logger: hclog.NewNullLogger(), Stderr: log,
