@@ -147,9 +147,12 @@ var states = map[string]struct {
 		a.ready(http.StatusOK, "no driver: libnvidia-ml.so.1 is not in")
 	}},
 
-	"not configured":          {nomadGPU, (*agent).launch},
-	"configured":              {nomadGPU, func(a *agent) { a.launch(); a.configure() }},
-	"a reservation waits":     {nomadGPU, func(a *agent) { a.startHanging("nvmlInit", "nvmlInit"); go a.allocate(a.driver.UUID(0)) }},
+	"not configured": {nomadGPU, (*agent).launch},
+	"configured":     {nomadGPU, func(a *agent) { a.launch(); a.configure() }},
+	"a reservation waits": {nomadGPU, func(a *agent) {
+		a.startHanging("nvmlInit", "nvmlInit")
+		go func() { _, _ = a.allocate(a.driver.UUID(0)) }() // returns at the end
+	}},
 	"the first reading hangs": {nomadGPU, func(a *agent) { a.startHanging("nvmlDeviceGetName", "nvmlDeviceGetName") }},
 	"the event wait hangs":    {nomadGPU, func(a *agent) { a.startHanging("nvmlEventSetWait", "nvmlEventSetWait") }},
 	"nvmlShutdown hangs":      {nomadGPU, func(a *agent) { a.startHanging("nvmlShutdown", "nvmlEventSetWait") }},

@@ -121,7 +121,7 @@ func TestNomadAgentIsKilled(t *testing.T) {
 func (a *agent) startNomadAgent(configured bool) (parent *exec.Cmd, pid int) {
 	a.Helper()
 	parent = exec.Command(os.Args[0])
-	parent.Env = append(a.env, asNomadAgent+"="+a.binary)
+	parent.Env = slices.Concat(a.env, []string{asNomadAgent + "=" + a.binary})
 	parent.Stderr = os.Stderr
 	var block strings.Builder
 	for key, value := range a.settings {
