@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -152,7 +153,9 @@ func await(t *testing.T, what string, is func() bool) {
 func (r *rig) xid(id int, code uint64) {
 	r.Helper()
 	r.machine.SendEvent(health.Observation{At: gpu.WholeGPU(coretest.GPU(id)), Kind: health.XID, Code: code})
-	r.await("the XID", func() bool { return r.cause(id) != "" })
+	r.await("the XID", func() bool {
+		return slices.ContainsFunc(r.monitor.State().Ledger.Conditions(), func(c health.Condition) bool { return c.Code == code })
+	})
 }
 
 // cause is the cause of the health of a GPU.

@@ -55,8 +55,6 @@ var bothAgents = []string{nomadGPU, k8sGPU}
 // startAgents starts both agents on a machine.
 func startAgents(t *testing.T, o options) *agents {
 	t.Helper()
-	_, err := binaries.Dir()
-	must(t, err)
 	dir, err := os.MkdirTemp("", "live") // t.TempDir's names are too long for a socket
 	must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
@@ -132,7 +130,7 @@ func (a *agents) runK8sGPU(log *os.File) error {
 			args = append(args, "--"+strings.ReplaceAll(key, "_", "-")+"="+value)
 		}
 	}
-	cmd := exec.CommandContext(a.ctx, binary(k8sGPU), args...)
+	cmd := exec.CommandContext(a.ctx, binaries.Path(a.t, k8sGPU), args...)
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	cmd.WaitDelay = 5 * time.Second
 	cmd.Stdout, cmd.Stderr = log, log
@@ -145,7 +143,7 @@ func (a *agents) runK8sGPU(log *os.File) error {
 
 // runNomadGPU runs a process of nomad-gpu until it ends.
 func (a *agents) runNomadGPU(log *os.File) error {
-	cmd := exec.Command(binary(nomadGPU))
+	cmd := exec.Command(binaries.Path(a.t, nomadGPU))
 	client := nomadtest.NewClient(cmd, hclog.New(&hclog.LoggerOptions{Name: "nomad", Level: hclog.Info, Output: log}))
 	defer client.Kill()
 	p, err := nomadtest.Dispense(client)
@@ -178,11 +176,6 @@ func (a *agents) runNomadGPU(log *os.File) error {
 		}
 	}
 	return nil
-}
-
-func binary(name string) string {
-	dir, _ := binaries.Dir()
-	return filepath.Join(dir, name)
 }
 
 func (a *agents) started(name string, pid int) {
@@ -233,7 +226,7 @@ func (a *agents) checkNotRestarted() {
 // command runs a command of an agent, as an operator does.
 func (a *agents) command(name string, args ...string) (output string, err error) {
 	args = append([]string{args[0], "--state-dir=" + a.stateDir}, args[1:]...)
-	out, err := exec.CommandContext(a.t.Context(), binary(name), args...).CombinedOutput()
+	out, err := exec.CommandContext(a.t.Context(), binaries.Path(a.t, name), args...).CombinedOutput()
 	if err != nil {
 		err = fmt.Errorf("%s %s: %w: %s", name, args[0], err, out)
 	}

@@ -70,6 +70,17 @@ func (a *agents) awaitOffered(what string, uuids []string, nomad, kubernetes []i
 			return slices.Equal(slots, want) && n == overlaps
 		})
 	}
+	// Nomad gets at most one fingerprint a second; a process that is killed before that sends it to no client.
+	a.eventually(fmt.Sprintf("%s: Nomad's client has %v as healthy", what, nomad), func() bool {
+		var slots []int
+		for id, healthy := range a.nomad.last().health() {
+			if healthy {
+				slots = append(slots, slices.Index(uuids, id))
+			}
+		}
+		slices.Sort(slots)
+		return slices.Equal(slots, nomad)
+	})
 }
 
 // kill kills both agents, and waits until they are started again.
