@@ -2,6 +2,7 @@ package golden
 
 import (
 	"errors"
+	"fmt"
 	"regexp"
 	"strings"
 	"testing"
@@ -86,7 +87,7 @@ func TestScenes(t *testing.T) {
 				all.add("inspect", s.name, k.verb("inspect")+"\n"+n.verb("inspect")+"\n"+unlessSame(report, inventory)+"\n"+unlessSame(n.verb("inspect", "--json"), inventory))
 				all.add("kubelet", s.name, h.kubeletPage())
 				all.add("nomad", s.name, n.nomadPage())
-				all.add("debug", s.name, foldedDebug(k.verb("debug"))+foldedDebug(n.verb("debug")))
+				all.add("debug", s.name, foldedDebug(k)+foldedDebug(n))
 				k.stop()
 				n.stop()
 				alone := transcript(t.Context(), h.dir, k8sGPU, append(flags(h.config(k8sGPU, map[string]string{"config_file": h.policy})), "inspect")...)
@@ -135,8 +136,12 @@ func foldedMetrics(page string) (series, comments string) {
 	return counted(lines), strings.Join(about, "\n") + "\n"
 }
 
-// foldedDebug is the view without goroutines and numbers.
-func foldedDebug(view string) string {
-	view, _, _ = strings.Cut(view, "\ngoroutine ")
+// foldedDebug is the debug view at a time without a driver call, without goroutines and numbers.
+func foldedDebug(p *process) string {
+	var view string
+	p.awaitStill(0, "debug", func() string {
+		view, _, _ = strings.Cut(p.verb("debug"), "\ngoroutine ")
+		return fmt.Sprintf("a driver call: %v", strings.Contains(view, "\nDRIVER CALL"))
+	}, "false")
 	return spaces.ReplaceAllString(numbers.ReplaceAllString(view, "N"), "  ") + "\n"
 }
