@@ -87,8 +87,8 @@ bench: tools-present ## run the benchmarks
 	go test -run '^$$' -bench . -benchmem ./internal/... ./test/...
 
 .PHONY: numbers
-numbers: build ## measure size, memory and latency of the built binaries, as in docs/performance.md
-	go run ./test/numbers -bin $(BIN)
+numbers: build ## measure the built binaries as processes, and other device plugins: PEER=path,path (15 min)
+	go run ./test/numbers -bin $(BIN) -peer "$(PEER)"
 
 .PHONY: clean
 clean: ## remove what was built

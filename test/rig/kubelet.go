@@ -51,7 +51,11 @@ func (k *Kubelet) startAgent(binary string, s Setup, log io.Writer) error {
 	for key, value := range s.settings() {
 		args = append(args, "--"+strings.ReplaceAll(key, "_", "-")+"="+value)
 	}
-	k.agent, k.done = exec.Command(binary, args...), make(chan error, 1)
+	if s.Peer {
+		const script = `mkdir -p "$0" && mount --bind "$1" "$0" && exec "$2"`
+		binary, args = "unshare", []string{"--mount", "sh", "-c", script, v1beta1.DevicePluginPath, filepath.Dir(k.Socket()), binary}
+	}
+	k.agent, k.done = s.command(binary, args...), make(chan error, 1)
 	k.agent.Stdout, k.agent.Stderr = log, log
 	if err := k.agent.Start(); err != nil {
 		return fmt.Errorf("k8s-gpu: %w", err)

@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"os"
+	"os/exec"
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/nvidia"
@@ -29,6 +31,19 @@ type Setup struct {
 	StateDir string // health history and local socket; "" = none
 	Policy   string // file; "" = none
 	Hasty    bool   // check and recover in seconds instead of a minute
+
+	// Peer is whether the binary is another device plugin, which has its own defaults for the above. It finds the driver by
+	// LD_LIBRARY_PATH, and the kubelet's directory where a kubelet has it, in a mount namespace of its own (root).
+	Peer bool
+}
+
+// command runs a binary.
+func (s Setup) command(binary string, args ...string) *exec.Cmd {
+	cmd := exec.Command(binary, args...)
+	if s.Peer {
+		cmd.Env = append(os.Environ(), "LD_LIBRARY_PATH="+simdriver.LibraryDir(s.Driver))
+	}
+	return cmd
 }
 
 // settings are those of both agents, by their names in Nomad's config block.

@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"os/exec"
 	"slices"
 	"strings"
 
@@ -33,6 +32,9 @@ type fingerprint struct {
 
 // nomadConfig is the config block.
 func (s Setup) nomadConfig() map[string]any {
+	if s.Peer {
+		return map[string]any{}
+	}
 	c := map[string]any{"policy_file": s.Policy}
 	if s.Hasty {
 		c["fingerprint_period"] = "2s"
@@ -46,7 +48,7 @@ func (s Setup) nomadConfig() map[string]any {
 // StartNomad launches a nomad-gpu binary, whose log goes to log.
 func StartNomad(ctx context.Context, binary string, s Setup, log io.Writer) (*Nomad, error) {
 	n := &Nomad{
-		client: nomadtest.NewClient(exec.Command(binary), hclog.New(&hclog.LoggerOptions{Name: "nomad", Level: hclog.Debug, Output: log})),
+		client: nomadtest.NewClient(s.command(binary), hclog.New(&hclog.LoggerOptions{Name: "nomad", Level: hclog.Debug, Output: log})),
 		seen:   watch.NewValue(fingerprint{}),
 	}
 	if err := n.connect(ctx, s); err != nil {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 )
 
 // The library carries its version behind libraryStamp, in versionSize bytes that end with a zero
@@ -77,6 +78,9 @@ func (m *Machine) Without(ctx context.Context, symbols ...string) error {
 	_, err := Build(ctx, m.path(libraryDir), symbols...)
 	return err
 }
+
+// LibraryDir is the folder of libnvidia-ml.so.1 beneath the root of a machine.
+func LibraryDir(root string) string { return filepath.Join(root, libraryDir) }
 
 func (m *Machine) libraryPath() string { return m.path(libraryDir, LibraryName) }
 
