@@ -47,5 +47,9 @@ func (m *Monitor) now() time.Time {
 // update publishes the state that follows from the present one. Only Run's goroutine calls it.
 func (m *Monitor) update(next func(core.State, time.Time) core.State) (changed bool) {
 	now := m.now()
-	return m.publish(next(m.State(), now))
+	state := m.State()
+	if reserved := m.reservations.take(); reserved != nil {
+		state = state.Observe(m.cfg, now, reserved...) // before what happened since
+	}
+	return m.publish(next(state, now))
 }

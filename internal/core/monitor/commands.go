@@ -81,7 +81,7 @@ func (m *Monitor) ApplyPolicy(ctx context.Context, offer core.Config) error {
 	})
 }
 
-// Report adds observations that did not come from the driver's session: from the kernel log, a simulated fault, a reservation.
+// Report adds observations that did not come from the driver's session: from the kernel log or a simulated fault.
 // It never blocks. It reports false if its queue is full, and drops what found no room.
 func (m *Monitor) Report(obs ...health.Observation) bool {
 	for _, o := range obs {
@@ -94,12 +94,8 @@ func (m *Monitor) Report(obs ...health.Observation) bool {
 	return true
 }
 
-// Reserved reports that units were reserved for new work. It never blocks.
-func (m *Monitor) Reserved(devices []gpu.Device) {
-	for _, d := range devices {
-		m.Report(health.Observation{At: d.At, Kind: health.Reserved})
-	}
-}
+// Reserved reports that devices were reserved for new work. It wakes no goroutine and never blocks.
+func (m *Monitor) Reserved(devices []gpu.Device) { m.reservations.add(devices) }
 
 // SetHost sets what the host has apart from the driver and replaces all that was set before. It never blocks; values that are
 // replaced before Run's goroutine has read them are skipped. A value set before Run counts from the first reading on.

@@ -96,6 +96,7 @@ type Monitor struct {
 	usage             *usageReadings
 	commands          chan command
 	reported          chan health.Observation // by Report
+	reservations      reservations            // by Reserved
 	host              *watch.Value[inventory.Host]
 	hostChanged       <-chan struct{} // Run's own: closed when host has a newer value than the applied one
 	logged            logDedup
@@ -160,6 +161,7 @@ func (m *Monitor) Run(ctx context.Context) error {
 	default:
 	}
 	defer m.startCheckpoints(ctx)()
+	defer m.observe() // the last checkpoint has the latest reservations
 	m.awaitLog(ctx)
 	retry := backoff.NewExponentialBackOff()
 	retry.InitialInterval, retry.MaxInterval = openFirst, openInterval

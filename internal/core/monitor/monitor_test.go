@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -53,6 +54,28 @@ func TestXIDCountsImmediately(t *testing.T) {
 			t.Errorf("health: %v", h)
 		}
 	})
+}
+
+// A reservation wakes nothing; an XID after it counts for the new workload.
+func TestReservationCountsWithTheNextUpdate(t *testing.T) {
+	for _, reserve := range []bool{false, true} {
+		onGPUs(t, 2, func(t *testing.T, m *coretest.Machine, r *running) {
+			for range 3 {
+				before := r.State()
+				if reserve {
+					r.Reserved(coretest.GPUs(2).Devices)
+					synctest.Wait()
+				}
+				if after := r.State(); after.Inventory != before.Inventory || !slices.Equal(after.Ledger.Conditions(), before.Ledger.Conditions()) {
+					t.Error("a reservation changed the state")
+				}
+				m.SendEvent(xid(0, 31))
+				synctest.Wait()
+			}
+			want := map[bool]health.State{false: health.Healthy, true: health.Degraded}[reserve]
+			r.expect("three faults of the application", map[int]health.State{0: want})
+		})
+	}
 }
 
 func TestDriverComesLateGoesAndReturns(t *testing.T) {

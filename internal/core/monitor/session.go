@@ -126,7 +126,7 @@ func (m *Monitor) handleEvents(obs []health.Observation, pending *pendingRequest
 	m.observe(obs...)
 	// An event that names no fault shows that the GPUs or their layout may have changed.
 	pending.snapshot = pending.snapshot || slices.ContainsFunc(obs, func(o health.Observation) bool { return o.Kind == 0 })
-	if slices.ContainsFunc(obs, func(o health.Observation) bool { return o.Kind != health.Reserved && o.Kind != health.KernelLogRead }) {
+	if slices.ContainsFunc(obs, func(o health.Observation) bool { return o.Kind != health.KernelLogRead }) {
 		pending.probe = pending.probe || scheduler.event(time.Now())
 	}
 }
