@@ -27,7 +27,7 @@ func main() {
 	flag.StringVar(&o.machine, "machine", "h100x8", "simulated machine: a name or a file")
 	flag.IntVar(&o.calls, "n", 2000, "calls of each kind to time")
 	flag.IntVar(&o.runs, "runs", 3, "processes of each plugin; the figures are medians")
-	flag.DurationVar(&o.idle, "idle", time.Minute, "time without a request, in which the cost of a minute is measured")
+	flag.DurationVar(&o.idle, "idle", time.Minute, "time without a request, in which the cost of a minute is measured; 0: it is not")
 	flag.Parse()
 	err := o.measure(context.Background(), *bin, strings.FieldsFunc(*peers, func(r rune) bool { return r == ',' }))
 	if err != nil {
@@ -61,8 +61,8 @@ type figure struct {
 }
 
 func (o options) measure(ctx context.Context, bin string, peers []string) error {
-	if o.runs < 1 || o.calls < 1 || o.idle <= 0 {
-		return errors.New("-runs, -n and -idle: want more than 0")
+	if o.runs < 1 || o.calls < 1 || o.idle < 0 {
+		return errors.New("want 1 or more -runs and -n, and an -idle of 0 or more")
 	}
 	groups := [][]*subject{
 		{{name: "nomad-gpu", binary: filepath.Join(bin, "nomad-gpu"), start: startNomad}},
@@ -78,7 +78,11 @@ func (o options) measure(ctx context.Context, bin string, peers []string) error 
 	}
 	for n := range o.runs {
 		for _, group := range groups {
-			for _, s := range group {
+			order := slices.Clone(group)
+			if n%2 == 1 {
+				slices.Reverse(order) // none is always the first
+			}
+			for _, s := range order {
 				fmt.Fprintf(os.Stderr, "run %d of %d: %s\n", n+1, o.runs, s.name)
 				figures, err := o.run(ctx, *s)
 				if err != nil {
@@ -130,9 +134,11 @@ func (o options) run(ctx context.Context, s subject) ([]figure, error) {
 		}
 		figures = append(figures, latencies...)
 	}
-	idle, err := p.idle(m.Simulated, o.idle)
-	if err != nil {
-		return nil, err
+	var idle []figure
+	if o.idle > 0 {
+		if idle, err = p.idle(m.Simulated, o.idle); err != nil {
+			return nil, err
+		}
 	}
 	memory, err := p.memory()
 	return slices.Concat(figures, memory, idle), err
