@@ -2,7 +2,6 @@ package checkpoint_test
 
 import (
 	"bytes"
-	"flag"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -18,9 +17,8 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/test/goldenfile"
 )
-
-var update = flag.Bool("update", false, "write the golden file")
 
 const agent = "k8s-gpu"
 
@@ -164,13 +162,7 @@ func full() (r core.Checkpoint) {
 func TestFormat(t *testing.T) {
 	d, golden := newDisk(t), "testdata/v1.json"
 	d.save(d.open(), full())
-	got := d.read(d.path())
-	if *update {
-		must(t, os.WriteFile(golden, got, 0o644))
-	}
-	if diff := cmp.Diff(string(d.read(golden)), string(got)); diff != "" {
-		t.Errorf("the format has changed:\n%s", diff)
-	}
+	goldenfile.Compare(t, golden, string(d.read(d.path())))
 	next := newDisk(t)
 	next.write(d.read(golden))
 	r, _ := next.open().Load()

@@ -1,22 +1,17 @@
 package core_test
 
 import (
-	"flag"
 	"fmt"
-	"os"
 	"strings"
 	"testing"
 	"time"
 	"unicode/utf8"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/health/xid"
+	"github.com/tandem-gpu/tandem/test/goldenfile"
 )
-
-var update = flag.Bool("update", false, "write testdata")
 
 // faultCase is a fault that persists.
 type faultCase struct {
@@ -153,19 +148,7 @@ func TestHealthText(t *testing.T) {
 			t.Errorf("no case of %s", r)
 		}
 	}
-	const golden = "testdata/health.golden"
-	if *update {
-		if err := os.WriteFile(golden, []byte(b.String()), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(golden)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(strings.Split(string(want), "\n"), strings.Split(b.String(), "\n")); diff != "" {
-		t.Errorf("the texts have changed (go test -update writes them): %s", diff)
-	}
+	goldenfile.Compare(t, "testdata/health.golden", b.String())
 }
 
 // Each change of a text is published to an orchestrator: the text of a fault does not change within an hour.

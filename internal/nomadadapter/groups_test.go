@@ -1,10 +1,8 @@
 package nomadadapter
 
 import (
-	"flag"
 	"fmt"
 	"maps"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -21,9 +19,8 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/test/goldenfile"
 )
-
-var update = flag.Bool("update", false, "update the golden files")
 
 // formatGroups returns groups as text, for golden files.
 func formatGroups(gs []*device.DeviceGroup) string {
@@ -42,20 +39,6 @@ func formatGroups(gs []*device.DeviceGroup) string {
 		}
 	}
 	return b.String()
-}
-
-func golden(t *testing.T, name, got string) {
-	t.Helper()
-	if *update {
-		if err := os.WriteFile(name, []byte(got), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	checkEqual(t, name, string(want), got)
 }
 
 func TestGroups(t *testing.T) {
@@ -77,7 +60,7 @@ func TestGroups(t *testing.T) {
 		"nvlink":  {inventoryUnder(mixedPolicy, withDetails(pairs)), config.GroupByNVLink},
 	} {
 		gs := groups(tc.inv, assignment{by: tc.by})
-		golden(t, "testdata/"+name+".txt", formatGroups(gs))
+		goldenfile.Compare(t, "testdata/"+name+".txt", formatGroups(gs))
 		for _, g := range gs {
 			if err := g.Validate(); err != nil {
 				t.Errorf("%s: %v", name, err)

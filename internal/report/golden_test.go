@@ -3,15 +3,11 @@ package report_test
 import (
 	"bytes"
 	"errors"
-	"flag"
-	"os"
 	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
-
-	"github.com/google/go-cmp/cmp"
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
@@ -19,9 +15,8 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/report"
+	"github.com/tandem-gpu/tandem/test/goldenfile"
 )
-
-var update = flag.Bool("update", false, "update the golden files")
 
 // troubled is a host with each kind of condition, two minutes after the first one. It needs a synctest bubble, so that
 // its times are always the same.
@@ -92,18 +87,7 @@ func golden(t *testing.T, name string, r report.Report) {
 	t.Helper()
 	table, text := render(t, r)
 	for path, got := range map[string]string{"testdata/" + name + ".txt": table, "testdata/" + name + ".json": text} {
-		if *update {
-			if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
-				t.Fatal(err)
-			}
-		}
-		want, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if diff := cmp.Diff(string(want), got); diff != "" {
-			t.Errorf("%s: %s", path, diff)
-		}
+		goldenfile.Compare(t, path, got)
 	}
 }
 

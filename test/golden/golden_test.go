@@ -10,7 +10,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -21,14 +20,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/tandem-gpu/tandem/test/binaries"
+	"github.com/tandem-gpu/tandem/test/goldenfile"
 )
 
 var (
-	update = flag.Bool("update", false, "write testdata/*.golden")
-	save   = flag.Bool("save-state", false, "write testdata/state-*, the state directories of this version")
+	save = flag.Bool("save-state", false, "write testdata/state-*, the state directories of this version")
 )
 
 const (
@@ -62,20 +59,7 @@ func compare(t *testing.T, topic, got string) {
 	if t.Failed() {
 		return
 	}
-	path := filepath.Join("testdata", topic+".golden")
-	if *update {
-		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
-			t.Fatal(err)
-		}
-		return
-	}
-	want, err := os.ReadFile(path)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(strings.Split(string(want), "\n"), strings.Split(got, "\n")); diff != "" {
-		t.Errorf("%s differs; go test ./test/golden -update writes it (-file, +now):\n%s", path, diff)
-	}
+	goldenfile.Compare(t, filepath.Join("testdata", topic+".golden"), got)
 }
 
 // pages collects the sections of the topics; tests that run in parallel add to it.

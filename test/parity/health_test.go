@@ -12,6 +12,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/health/xid"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/test/goldenfile"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
@@ -20,7 +21,7 @@ func TestEveryMachineLooksTheSame(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b := start(t, name)
 			b.await(t, "all healthy", len(b.units(t)))
-			compareGolden(t, filepath.Join("testdata", name+".golden"), b.dump(t))
+			goldenfile.Compare(t, filepath.Join("testdata", name+".golden"), b.dump(t))
 		})
 	}
 }

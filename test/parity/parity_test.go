@@ -5,7 +5,6 @@ package parity
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -34,8 +33,6 @@ import (
 	"github.com/tandem-gpu/tandem/internal/watch"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
-
-var update = flag.Bool("update", false, "write the golden files again")
 
 const limit = 30 * time.Second // of each wait
 
@@ -189,18 +186,6 @@ func (b *both) units(t testing.TB) (ids []string) {
 		ids = append(ids, instances...)
 	}
 	return ids
-}
-
-func compareGolden(t *testing.T, path, got string) {
-	t.Helper()
-	if *update {
-		must(t, os.WriteFile(path, []byte(got), 0o644))
-	}
-	want, err := os.ReadFile(path)
-	must(t, err)
-	if diff := cmp.Diff(strings.Split(string(want), "\n"), strings.Split(got, "\n")); diff != "" {
-		t.Error("go test -update writes the files again\n", diff)
-	}
 }
 
 func must(t testing.TB, errs ...error) {

@@ -15,6 +15,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/nvidia"
+	"github.com/tandem-gpu/tandem/test/goldenfile"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
@@ -81,7 +82,7 @@ func TestPolicies(t *testing.T) {
 				t.Errorf("ignored by the incumbent: %t, warnings %q and %q", c.ignored, warnings, inNomad)
 			}
 			v := view(t, toKubelet, toNomad)
-			compareGolden(t, filepath.Join("testdata/policies", c.file+".golden"), v.text())
+			goldenfile.Compare(t, filepath.Join("testdata/policies", c.file+".golden"), v.text())
 			if c.split {
 				v.haveNothingInCommon(t)
 			} else {

@@ -1,7 +1,6 @@
 package walls
 
 import (
-	"flag"
 	"fmt"
 	"maps"
 	"os"
@@ -9,9 +8,9 @@ import (
 	"slices"
 	"strings"
 	"testing"
-)
 
-var update = flag.Bool("update", false, "write docs/licenses.md")
+	"github.com/tandem-gpu/tandem/test/goldenfile"
+)
 
 // licenses are the texts by which a license file is recognised.
 var licenses = []struct{ name, text string }{
@@ -70,13 +69,5 @@ func TestLicenses(t *testing.T) {
 		license, path, _ := strings.Cut(key, "\x00")
 		fmt.Fprintf(&doc, "| %s | %s | %s |\n", license, path, strings.Join(slices.Sorted(maps.Keys(linked[key])), ", "))
 	}
-	const path = "../../docs/licenses.md"
-	if *update {
-		if err := os.WriteFile(path, []byte(doc.String()), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if text, err := os.ReadFile(path); err != nil || string(text) != doc.String() {
-		t.Errorf("%s is not current (%v): run go test ./test/walls -update", path, err)
-	}
+	goldenfile.Compare(t, "../../docs/licenses.md", doc.String())
 }

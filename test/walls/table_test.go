@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/tandem-gpu/tandem/test/goldenfile"
 )
 
 // row is a package in the table of docs/architecture.md.
@@ -28,7 +30,7 @@ func TestArchitectureTable(t *testing.T) {
 		name, content := m[1], m[2]
 		listed[name] = true
 		lines[i] = "| `" + name + "` | " + content + " | " + imports(t, name) + " |"
-		if lines[i] != line && !*update {
+		if lines[i] != line && !*goldenfile.Update {
 			t.Errorf("docs/architecture.md:%d:\n%s\nwant\n%s\nrun go test ./test/walls -update", i+1, line, lines[i])
 		}
 	}
@@ -38,7 +40,7 @@ func TestArchitectureTable(t *testing.T) {
 			t.Errorf("docs/architecture.md has no row for %s", name)
 		}
 	}
-	if *update {
+	if *goldenfile.Update {
 		if err := os.WriteFile(path, []byte(strings.Join(lines, "\n")), 0o644); err != nil {
 			t.Fatal(err)
 		}

@@ -1,20 +1,16 @@
 package policy_test
 
 import (
-	"flag"
 	"fmt"
 	"os"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/config/policy"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/test/goldenfile"
 )
-
-var update = flag.Bool("update", false, "write testdata/nvidia.golden")
 
 // The examples of this project's documents are valid.
 func TestOwnExamples(t *testing.T) {
@@ -72,14 +68,7 @@ func TestIncumbentsExamples(t *testing.T) {
 		got.WriteString("=> eight GPUs\n" + strings.Join(offered(c, eight), "\n") + "\n")
 		got.WriteString("=> GPU 0 and four instances of GPU 1\n" + strings.Join(offered(c, cut), "\n") + "\n")
 	}
-	if diff := cmp.Diff(string(text), got.String()); diff != "" {
-		t.Error(diff)
-	}
-	if *update {
-		if err := os.WriteFile(path, []byte(got.String()), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
+	goldenfile.Compare(t, path, got.String())
 }
 
 // BenchmarkCompile reads a file of rules, from its text to the policy. A configuration is read at a start and at a

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -16,6 +15,7 @@ import (
 	gocmp "github.com/google/go-cmp/cmp"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/test/goldenfile"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
@@ -27,16 +27,7 @@ func TestMachines(t *testing.T) {
 			m := simdriver.Start(t, name)
 			s := open(t, m)
 			snap := snapshot(t, s)
-			got := render(snap)
-			golden := filepath.Join("testdata", name+".golden")
-			if *update {
-				must(t, os.WriteFile(golden, []byte(got), 0o644))
-			}
-			want, err := os.ReadFile(golden)
-			must(t, err)
-			if diff := gocmp.Diff(strings.Split(string(want), "\n"), strings.Split(got, "\n")); diff != "" {
-				t.Error("go test -update rewrites the files\n", diff)
-			}
+			goldenfile.Compare(t, filepath.Join("testdata", name+".golden"), render(snap))
 			checkCapabilities(t, snap)
 			if next := snapshot(t, s); !next.Equal(snap) {
 				t.Error("the next Snapshot differs", gocmp.Diff(snap, next))

@@ -2,7 +2,6 @@ package nvidia
 
 import (
 	"errors"
-	"flag"
 	"maps"
 	"os"
 	"path/filepath"
@@ -20,8 +19,6 @@ import (
 )
 
 var _ monitor.Session = (*Session)(nil)
-
-var update = flag.Bool("update", false, "rewrite the golden files")
 
 // roots are those of a simulated machine.
 func roots(m *simdriver.Machine) core.Roots {

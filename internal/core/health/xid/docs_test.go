@@ -1,19 +1,15 @@
 package xid_test
 
 import (
-	"flag"
 	"fmt"
 	"os"
 	"slices"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/tandem-gpu/tandem/internal/core/health/xid"
+	"github.com/tandem-gpu/tandem/test/goldenfile"
 )
-
-var update = flag.Bool("update", false, "write docs/faults.md")
 
 const (
 	document  = "../../../../docs/faults.md"
@@ -26,19 +22,7 @@ func TestDocument(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got := generated + string(preface) + sections()
-	if *update {
-		if err := os.WriteFile(document, []byte(got), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(document)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(strings.Split(string(want), "\n"), strings.Split(got, "\n")); diff != "" {
-		t.Errorf("docs/faults.md differs from the table (go test -update writes it): %s", diff)
-	}
+	goldenfile.Compare(t, document, generated+string(preface)+sections())
 }
 
 func sections() string {
