@@ -17,6 +17,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter/process"
+	"github.com/tandem-gpu/tandem/internal/watch"
 	"github.com/tandem-gpu/tandem/internal/watchdog"
 )
 
@@ -41,7 +42,7 @@ func serve(stderr io.Writer) int {
 	onHangup := func() {
 		log.Info("SIGHUP: devices and policy file are read again; a changed plugin block needs an agent restart")
 		sup.Rescan("SIGHUP")
-		notify(hangups)
+		watch.Notify(hangups) // one request that is pending stands for all
 	}
 	newHandlers(end, onHangup, sup.Forward).handle(ctx)
 	agent.ReduceMemory()
@@ -59,14 +60,6 @@ func serve(stderr io.Writer) int {
 		return cli.ExitFailed
 	}
 	return cli.ExitOK
-}
-
-// notify requests a read of the policy file. One request that is pending stands for all.
-func notify(hangups chan<- struct{}) {
-	select {
-	case hangups <- struct{}{}:
-	default:
-	}
 }
 
 // reload reads the policy file again at each SIGHUP until ctx ends. It is a goroutine of its own, because reading the file may

@@ -123,10 +123,7 @@ func (w *Watcher) poll(ctx context.Context, m Monitor, name string, check func()
 	changed := make(chan struct{}, 1)
 	following.Go(func() {
 		for range m.Watch(ctx) {
-			select {
-			case changed <- struct{}{}:
-			default:
-			}
+			watch.Notify(changed)
 		}
 	})
 	tick := time.NewTicker(pollEvery)

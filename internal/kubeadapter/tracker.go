@@ -79,15 +79,7 @@ func newTracker(src Source, o Options) *tracker {
 }
 
 // requestQuery requests a query of the kubelet. It never blocks.
-func (t *tracker) requestQuery() { notify(t.queries) }
-
-// notify sends to a channel of capacity 1. It never blocks.
-func notify(c chan<- struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
-}
+func (t *tracker) requestQuery() { watch.Notify(t.queries) }
 
 // publish replaces the offer. The caller holds mu.
 func (t *tracker) publish() { t.offers.Store(newOffer(t.inventory, t.allocations)) }
@@ -111,7 +103,7 @@ func (t *tracker) allocated(units []inventory.Unit) {
 	for _, u := range units {
 		k := keyOf(u)
 		if _, known := t.allocations.byKey[k]; !known {
-			notify(t.unsaved)
+			watch.Notify(t.unsaved)
 		}
 		if _, offered := t.units[k]; !offered {
 			withdrawn = true
@@ -260,7 +252,7 @@ func (t *tracker) apply(u update) {
 	}
 	stored := func(a, b allocation) bool { return a.numaNode == b.numaNode && a.withdrawnAt.Equal(b.withdrawnAt) }
 	if !maps.EqualFunc(previous.byKey, t.allocations.byKey, stored) {
-		notify(t.unsaved)
+		watch.Notify(t.unsaved)
 	}
 	t.mu.Unlock()
 	t.logRetained(u.driverReady)

@@ -7,6 +7,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/watch"
 )
 
 // unusedBoots is the number of boots after which an unused group name, and an unconfirmed topology group, are forgotten.
@@ -141,10 +142,7 @@ func (n *groupNamer) groups(inv *inventory.Inventory, by config.GroupBy) []group
 		if n.dirty = true; n.attempt == nil || n.saving {
 			n.attempt, n.saving = make(chan struct{}), false
 		}
-		select {
-		case n.wake <- struct{}{}:
-		default:
-		}
+		watch.Notify(n.wake)
 	}
 	n.assigned = next
 	return all

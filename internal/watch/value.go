@@ -1,4 +1,4 @@
-// Package watch has Value, the latest value of something for any number of readers, and waits that end with a context.
+// Package watch has Value, the latest value of something for any number of readers, waits that end with a context, and Notify.
 package watch
 
 import (

@@ -21,3 +21,11 @@ func Await(ctx context.Context, done <-chan struct{}, d time.Duration) bool {
 	}
 	return false
 }
+
+// Notify sends to a channel of capacity 1, so that its receiver runs once for any number of calls before that. It never blocks.
+func Notify(c chan<- struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}

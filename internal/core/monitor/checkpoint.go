@@ -41,15 +41,7 @@ func (c checkpointer) offer(prev, next core.State) {
 		prev.Binding.Equal(next.Binding) {
 		return
 	}
-	wake(c.changed)
-}
-
-// wake sends to a channel of capacity 1, so that any number of calls before its receiver runs wake it once.
-func wake(c chan<- struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
+	watch.Notify(c.changed)
 }
 
 // equalButProgress reports whether two conditions differ in nothing but progress, which begins again after a restart.

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/watch"
 )
 
 // logAtMost is how long the first reading waits for the kernel log: to read all of it takes milliseconds.
@@ -28,6 +29,6 @@ func (m *Monitor) awaitLog(ctx context.Context) {
 // noteLogRead ends awaitLog if observations include KernelLogRead.
 func (m *Monitor) noteLogRead(obs []health.Observation) {
 	if slices.ContainsFunc(obs, func(o health.Observation) bool { return o.Kind == health.KernelLogRead }) {
-		wake(m.logRead)
+		watch.Notify(m.logRead)
 	}
 }

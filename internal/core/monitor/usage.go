@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/watch"
 )
 
 // usageFresh is the maximum age of a finished reading, since its beginning, that is still returned. It is less than the
@@ -59,7 +60,7 @@ func (u *usageReadings) join() *usageReading {
 	}
 	if u.next == nil {
 		u.next = &usageReading{done: make(chan struct{})}
-		wake(u.requested)
+		watch.Notify(u.requested)
 	}
 	u.next.callers++
 	return u.next

@@ -8,6 +8,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/watch"
 )
 
 // subscribedEvents are the events that concern health or the MIG layout. Single-bit ECC errors are excluded, as a GPU
@@ -47,10 +48,7 @@ func (e *eventSets) add(set eventSet, retry bool) (surplus eventSet) {
 	if len(e.pending) > maxPendingSets {
 		surplus, e.pending = e.pending[0], e.pending[1:]
 	}
-	select {
-	case e.added <- struct{}{}:
-	default:
-	}
+	watch.Notify(e.added)
 	return surplus
 }
 
