@@ -161,7 +161,6 @@ func (m *Monitor) Run(ctx context.Context) error {
 	default:
 	}
 	defer m.startCheckpoints(ctx)()
-	defer m.observe() // the last checkpoint has the latest reservations
 	m.awaitLog(ctx)
 	retry := backoff.NewExponentialBackOff()
 	retry.InitialInterval, retry.MaxInterval = openFirst, openInterval

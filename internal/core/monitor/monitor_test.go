@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"reflect"
 	"slices"
 	"sync/atomic"
 	"testing"
@@ -76,6 +77,19 @@ func TestReservationCountsWithTheNextUpdate(t *testing.T) {
 			r.expect("three faults of the application", map[int]health.State{0: want})
 		})
 	}
+}
+
+// The checkpoint lacks a reservation for at most half a second.
+func TestReservationIsRecordedWithoutAFault(t *testing.T) {
+	onGPUs(t, 2, func(t *testing.T, _ *coretest.Machine, r *running) {
+		r.after(time.Minute + 100*time.Millisecond) // no check is due
+		before, _ := r.State().Ledger.History(coretest.GPU(1))
+		r.Reserved(coretest.GPUs(2).Devices)
+		r.after(500 * time.Millisecond)
+		if after, _ := r.State().Ledger.History(coretest.GPU(1)); reflect.DeepEqual(before, after) {
+			t.Errorf("half a second later: %+v", after)
+		}
+	})
 }
 
 func TestDriverComesLateGoesAndReturns(t *testing.T) {

@@ -9,8 +9,8 @@ import (
 )
 
 // reservations are the placements that were reserved for new work since the state was updated last. An orchestrator waits for a
-// reservation, so it wakes nothing: the next update, which for a fault is that of the fault, records it first. It is safe for
-// concurrent use.
+// reservation, so it wakes nothing: the next update, which for a fault is that of the fault, records it first. There is one within
+// checkEvery, so that the checkpoint lacks no older reservation if the process ends. It is safe for concurrent use.
 type reservations struct {
 	mu         sync.Mutex
 	placements []gpu.Placement // distinct
@@ -24,6 +24,12 @@ func (r *reservations) add(devices []gpu.Device) {
 			r.placements = append(r.placements, at)
 		}
 	}
+}
+
+func (r *reservations) pending() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.placements) > 0
 }
 
 // take returns the reservations as observations, and forgets them.

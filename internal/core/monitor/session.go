@@ -146,7 +146,7 @@ func (m *Monitor) checkCalls(s Session) {
 		}
 	}
 	m.stats.set(func(s *Stats) { s.Stuck, s.Calls = stuck, calls })
-	if overdue != nil || m.State().NeedsTick() {
+	if overdue != nil || m.State().NeedsTick() || m.reservations.pending() {
 		m.observe(overdue...)
 	}
 }
