@@ -20,7 +20,9 @@ import (
 	"google.golang.org/grpc/status"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
+	"github.com/tandem-gpu/tandem/internal/filewatch"
 	"github.com/tandem-gpu/tandem/internal/watch"
+	"github.com/tandem-gpu/tandem/internal/watchdog"
 )
 
 // kubelet is the kubelet's plugin directory and its registration socket, which is replaced when the kubelet restarts.
@@ -29,8 +31,8 @@ type kubelet struct {
 	socket     string // the registration socket; "" = serve without registration
 	nonce      string // part of the names of the plugin's sockets, different in each process
 	log        *slog.Logger
-	changes    *watch.Value[struct{}] // stored when a socket in dir may have changed
-	newWatcher func() (*fsnotify.Watcher, error)
+	changes    *watch.Value[struct{}]            // stored when a socket in dir may have changed
+	newWatcher func() (*fsnotify.Watcher, error) // nil = fsnotify.NewWatcher
 }
 
 func newKubelet(dir, socket string, log *slog.Logger) *kubelet {
@@ -38,8 +40,18 @@ func newKubelet(dir, socket string, log *slog.Logger) *kubelet {
 	_, _ = rand.Read(b[:]) // never fails (crypto/rand)
 	return &kubelet{
 		dir: filepath.Clean(dir), socket: socket, nonce: hex.EncodeToString(b[:]), log: log,
-		changes: watch.NewValue(struct{}{}), newWatcher: fsnotify.NewWatcher,
+		changes: watch.NewValue(struct{}{}),
 	}
+}
+
+// watch stores to changes when a socket in the plugin directory may have changed, until ctx ends.
+func (k *kubelet) watch(ctx context.Context, t timings, task *watchdog.Task) {
+	defer task.Done()
+	filewatch.File{
+		Path: k.dir, Interval: t.pollInterval, PollInterval: t.pollIntervalNoEvents,
+		Relevant: func(name string) bool { return filepath.Ext(name) == ".sock" }, // the kubelet's checkpoint is here too
+		Log:      k.log.With("directory", k.dir), Task: task, NewWatcher: k.newWatcher,
+	}.Watch(ctx, func() { k.changes.Store(struct{}{}) })
 }
 
 // fileID distinguishes a file from the next one of the same name. Inode numbers are reused immediately, so the modification
