@@ -77,7 +77,7 @@ var defaultTimings = timings{
 	register: 15 * time.Second, openStream: 10 * time.Second,
 	restart: time.Second, retry: 100 * time.Millisecond, retryMax: 30 * time.Second, stable: 10 * time.Second,
 	heartbeat: 30 * time.Second, listInterval: time.Second,
-	pollInterval: time.Second, pollIntervalNoEvents: 200 * time.Millisecond,
+	pollInterval: 5 * time.Second, pollIntervalNoEvents: 200 * time.Millisecond,
 }
 
 // New returns an adapter that is not running.
