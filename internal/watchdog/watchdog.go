@@ -109,8 +109,9 @@ func (r *Registry) Late(now time.Time) []Status {
 }
 
 const (
-	checkEvery = 5 * time.Second
-	fatalAfter = time.Minute // for which a vital task is overdue before Watch fails
+	checkEvery = 10 * time.Second // while no task is overdue
+	checkAgain = 5 * time.Second  // while one is
+	fatalAfter = time.Minute      // for which a vital task is overdue before Watch fails
 )
 
 // StuckError is returned if a task without which the agent is of no use hangs, so that only a new process helps.
@@ -126,35 +127,39 @@ func (e *StuckError) Error() string {
 
 // Watch logs which tasks are overdue, and when their heartbeats resume, until ctx ends (nil) or a vital task has been overdue for
 // a minute (*StuckError). In a process that was stopped for a while all tasks are overdue: only one that still is at the next
-// check counts.
+// check counts. So a task is logged within 15 s after it is overdue.
 func (r *Registry) Watch(ctx context.Context, log *slog.Logger, vital ...string) error {
-	tick := time.NewTicker(checkEvery)
-	defer tick.Stop()
+	next := time.NewTimer(checkEvery)
+	defer next.Stop()
 	late := map[string]int{} // checks in a row
 	for {
 		select {
-		case <-tick.C:
+		case <-next.C:
 		case <-ctx.Done():
 			return nil
 		}
-		next := map[string]int{}
+		now := map[string]int{}
 		for _, s := range r.Late(time.Now()) {
-			if next[s.Name] != 0 {
+			if now[s.Name] != 0 {
 				continue // one task of a name is enough
 			}
-			next[s.Name] = late[s.Name] + 1
-			if next[s.Name] == 2 {
+			now[s.Name] = late[s.Name] + 1
+			if now[s.Name] == 2 {
 				log.Error("watchdog: task overdue", "task", s.Name, "since", s.Last.UTC(), "expected_within", s.Within)
 			}
-			if time.Duration(next[s.Name])*checkEvery > fatalAfter && slices.Contains(vital, s.Name) {
+			if time.Duration(now[s.Name])*checkAgain > fatalAfter && slices.Contains(vital, s.Name) {
 				return &StuckError{s.Name, s.Last}
 			}
 		}
 		for name, checks := range late {
-			if checks > 1 && next[name] == 0 {
+			if checks > 1 && now[name] == 0 {
 				log.Info("watchdog: task no longer overdue", "task", name)
 			}
 		}
-		late = next
+		if late = now; len(late) > 0 {
+			next.Reset(checkAgain)
+		} else {
+			next.Reset(checkEvery)
+		}
 	}
 }

@@ -73,6 +73,37 @@ func TestWatchLogsOverdueTasks(t *testing.T) {
 	})
 }
 
+// Whenever a task begins to hang, that is logged within 15 s after it is overdue, and not before the second check.
+func TestOverdueTaskIsLoggedInTime(t *testing.T) {
+	for hangs := range 20 {
+		synctest.Test(t, func(t *testing.T) {
+			var logged []time.Time
+			b := watchdog.NewRegistry()
+			l := b.Register("history")
+			ctx, cancel := context.WithCancel(t.Context())
+			ended := make(chan error)
+			log := slog.New(slog.NewTextHandler(writer(func() { logged = append(logged, time.Now()) }), nil))
+			go func() { ended <- b.Watch(ctx, log) }()
+			time.Sleep(time.Duration(hangs) * 500 * time.Millisecond)
+			l.Heartbeat(time.Second)
+			overdue := time.Now().Add(6 * time.Second)
+			time.Sleep(time.Minute)
+			cancel()
+			if err := <-ended; err != nil {
+				t.Error(err)
+			}
+			if len(logged) != 1 || logged[0].Sub(overdue) < 5*time.Second || logged[0].Sub(overdue) > 15*time.Second {
+				t.Errorf("overdue at %v, logged at %v", overdue, logged)
+			}
+		})
+	}
+}
+
+// writer is called for each line of a log.
+type writer func()
+
+func (w writer) Write(line []byte) (int, error) { w(); return len(line), nil }
+
 func TestOverdueVitalTaskEndsWatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := watchdog.NewRegistry()
