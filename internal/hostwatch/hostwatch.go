@@ -12,6 +12,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/fsnotify/fsnotify"
+
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/watch"
@@ -19,11 +21,20 @@ import (
 )
 
 const (
-	pollEvery     = time.Second            // between two polls
 	firstAtMost   = time.Second            // for the first poll, while the agent waits
 	stopAtMost    = 500 * time.Millisecond // for the loops to end; a disk can hang
 	restartAtMost = 5 * time.Second        // for an agent to be replaced: until then two may run, or none
+	eventPause    = 100 * time.Millisecond // between checks because of file events
 )
+
+// timings are the times between checks. They are not configurable.
+type timings struct {
+	poll   time.Duration // of MPS daemons, which cause no events; of claims without inotify or while they can't be read or written
+	others time.Duration // of claims while another agent has a file: whether it runs; and the numbers that this one writes for it
+	alone  time.Duration // of claims otherwise, as events may get lost
+}
+
+var defaultTimings = timings{poll: time.Second, others: restartAtMost, alone: 30 * time.Second}
 
 // Monitor receives the host that a Watcher finds, and has the inventory that it claims. *monitor.Monitor is one.
 type Monitor interface {
@@ -50,6 +61,9 @@ type Watcher struct {
 	refuse  bool
 	daemons daemons
 	claims  *claimStore // nil = overlaps are not seen
+	timings timings
+
+	newWatcher func() (*fsnotify.Watcher, error) // of inotify; nil = fsnotify.NewWatcher
 
 	polled sync.WaitGroup // the first poll of each loop
 	first  chan struct{}  // closed after those
@@ -64,7 +78,7 @@ type Watcher struct {
 func New(o Options) *Watcher {
 	w := &Watcher{
 		log: o.Log, refuse: o.Config.Overlap == inventory.OverlapRefuse,
-		daemons: daemonsOf(o.Config.Policy, cmp.Or(o.MPSRoot, DefaultMPSRoot)), first: make(chan struct{}),
+		daemons: daemonsOf(o.Config.Policy, cmp.Or(o.MPSRoot, DefaultMPSRoot)), first: make(chan struct{}), timings: defaultTimings,
 	}
 	if o.StateDir != "" {
 		w.claims = &claimStore{

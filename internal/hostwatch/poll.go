@@ -1,20 +1,23 @@
 package hostwatch
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/filewatch"
 	"github.com/tandem-gpu/tandem/internal/watch"
 )
 
 // watchDaemons checks the MPS control daemons as long as a pool needs one.
 func (w *Watcher) watchDaemons(ctx context.Context, m Monitor) {
 	logged := map[string]string{} // error by pool, "" = answers
-	w.poll(ctx, m, "MPS daemons", func() (again bool) {
+	w.run(ctx, m, loop{name: "MPS daemons", check: func() (next time.Duration) {
 		pools := w.daemons.pools(m.Current())
 		var answering []string
 		for _, pool := range pools {
@@ -36,8 +39,11 @@ func (w *Watcher) watchDaemons(ctx context.Context, m Monitor) {
 			}
 		}
 		w.update(m, func(h *inventory.Host) { h.MPS = answering })
-		return len(pools) > 0
-	})
+		if len(pools) == 0 {
+			return 0
+		}
+		return w.timings.poll
+	}})
 }
 
 // watchClaims claims what is offered and reads what others claim.
@@ -46,10 +52,10 @@ func (w *Watcher) watchClaims(ctx context.Context, m Monitor) {
 	var duplicate, unread grace
 	stopped := map[string]grace{}                                   // by agent
 	w.update(m, func(h *inventory.Host) { h.SharesNumbers = true }) // until the first poll
-	w.poll(ctx, m, "claims", func() (again bool) {
+	w.run(ctx, m, loop{name: "claims", watch: w.watchFiles, interval: w.timings.alone, check: func() (next time.Duration) {
 		v, err := w.claim(ctx, m)
 		if ctx.Err() != nil {
-			return false
+			return 0
 		}
 		isDuplicate := errors.Is(err, errDuplicateAgent)
 		if over := duplicate.over(isDuplicate); !isDuplicate || over {
@@ -62,21 +68,61 @@ func (w *Watcher) watchClaims(ctx context.Context, m Monitor) {
 			w.update(m, func(h *inventory.Host) {
 				h.SharesNumbers = (tooManyFiles(err) || errors.Is(err, context.DeadlineExceeded)) && !over
 			})
-			return true
+			return w.timings.poll
 		}
 		unread.over(false)
-		var long []otherAgent
-		for _, o := range v.others {
-			g := stopped[o.agent]
-			if g.over(!o.running && o.devices > 0) {
-				long = append(long, o)
-			}
-			stopped[o.agent] = g
-		}
+		long, next := w.stoppedFor(stopped, v.others)
 		w.setStopped(long)
 		w.update(m, func(h *inventory.Host) { h.Claims, h.Numbering, h.SharesNumbers = v.claims, v.numbering, err == nil })
-		return true
+		if err != nil { // there is no event when a process of the same agent unlocks its file, or when the disk has room again
+			next = w.timings.poll
+		}
+		return next
+	}})
+}
+
+// stoppedFor returns the agents that claim devices offered here and have not run for long, and the time until the next check whether
+// other agents run, as there is no event when one ends and its lock with it; 0 = there are none.
+func (w *Watcher) stoppedFor(stopped map[string]grace, others []otherAgent) (long []otherAgent, next time.Duration) {
+	if len(others) > 0 {
+		next = w.timings.others
+	}
+	for _, o := range others {
+		g := stopped[o.agent]
+		missed := !o.running && o.devices > 0
+		if g.over(missed) {
+			long = append(long, o)
+		} else if missed {
+			next = min(next, g.left())
+		}
+		stopped[o.agent] = g
+	}
+	return long, next
+}
+
+// watchFiles calls changed after the claims of an agent, this one included, or the lock of a running agent may have changed, until
+// ctx ends. It does so at most every eventPause: agents that react to each other must not occupy a core and the disk.
+func (w *Watcher) watchFiles(ctx context.Context, changed func()) {
+	var last time.Time
+	filewatch.File{
+		Path: w.claims.folder, Interval: w.timings.alone, PollInterval: w.timings.poll, Relevant: isClaimsFile,
+		Log: w.log.With("directory", w.claims.folder), NewWatcher: w.newWatcher,
+	}.Watch(ctx, func() {
+		if pause := eventPause - time.Since(last); pause > 0 {
+			watch.Sleep(ctx, pause)
+		}
+		last = time.Now()
+		changed()
 	})
+}
+
+// isClaimsFile reports whether a file in the folder of the claims is that of an agent, and not a temporary one.
+func isClaimsFile(name string) bool {
+	agent, ok := strings.CutSuffix(name, ".json")
+	if !ok {
+		agent, ok = strings.CutSuffix(name, ".lock")
+	}
+	return ok && agentNames.MatchString(agent)
 }
 
 // claim updates the claims. It retries for a while if the process, or the host, has too many files open: an agent that has just
@@ -113,30 +159,44 @@ func (g *grace) over(holds bool) bool {
 	return time.Since(g.since) > restartAtMost
 }
 
-// poll calls check immediately, then whenever another inventory is published, and every second as long as check returns true,
-// until ctx ends.
-func (w *Watcher) poll(ctx context.Context, m Monitor, name string, check func() (again bool)) {
-	task := m.Watchdog().Register(name)
+// left is the time until over reports true, if the condition still holds then.
+func (g grace) left() time.Duration { return restartAtMost - time.Since(g.since) + time.Millisecond }
+
+// loop is a check that is repeated.
+type loop struct {
+	name  string                      // of its watchdog task
+	check func() (next time.Duration) // until the next check; 0 = until something changes
+
+	watch    func(ctx context.Context, changed func()) // of what it depends on beside the inventory; nil = nothing
+	interval time.Duration                             // in which watch calls changed at least once; 0 = perhaps never
+}
+
+// run runs a loop until ctx ends: it checks immediately, whenever another inventory is published or what is watched has changed,
+// and when the time is over that the check before has returned.
+func (w *Watcher) run(ctx context.Context, m Monitor, l loop) {
+	task := m.Watchdog().Register(l.name)
 	defer task.Done()
-	var following sync.WaitGroup
-	defer following.Wait()
+	task.Heartbeat(lockAtMost)
+	next := l.check()
+	w.polled.Done()
+
 	changed := make(chan struct{}, 1)
-	following.Go(func() {
-		for range m.Watch(ctx) {
+	var watching sync.WaitGroup
+	defer watching.Wait()
+	watching.Go(func() {
+		for range m.Watch(ctx) { // begins with the present one
 			watch.Notify(changed)
 		}
 	})
-	tick := time.NewTicker(pollEvery)
-	defer tick.Stop()
-	task.Heartbeat(lockAtMost)
-	again := check()
-	w.polled.Done()
+	if l.watch != nil {
+		watching.Go(func() { l.watch(ctx, func() { watch.Notify(changed) }) })
+	}
 	for {
-		due, within := tick.C, pollEvery
-		if !again {
-			due, within = nil, 0
+		var due <-chan time.Time
+		if next > 0 {
+			due = time.After(next)
 		}
-		task.Heartbeat(within)
+		task.Heartbeat(cmp.Or(next, l.interval))
 		select {
 		case <-due:
 		case <-changed:
@@ -144,6 +204,6 @@ func (w *Watcher) poll(ctx context.Context, m Monitor, name string, check func()
 			return
 		}
 		task.Heartbeat(lockAtMost)
-		again = check()
+		next = l.check()
 	}
 }

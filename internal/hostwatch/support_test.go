@@ -7,9 +7,12 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/fsnotify/fsnotify"
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
@@ -28,6 +31,9 @@ type agent struct {
 type setup struct {
 	name, stateDir, mpsRoot string
 	cfg                     core.Config
+
+	timings    timings                           // zero = defaultTimings
+	newWatcher func() (*fsnotify.Watcher, error) // nil = inotify is unavailable: its goroutine would stop the fake time
 }
 
 func start(t *testing.T, s setup) *agent {
@@ -38,6 +44,12 @@ func start(t *testing.T, s setup) *agent {
 	a.watcher = New(Options{
 		Agent: s.name, StateDir: s.stateDir, BootID: "b00t", MPSRoot: s.mpsRoot, Config: s.cfg, Log: log,
 	})
+	if s.timings != (timings{}) {
+		a.watcher.timings = s.timings
+	}
+	if a.watcher.newWatcher = s.newWatcher; s.newWatcher == nil {
+		a.watcher.newWatcher = func() (*fsnotify.Watcher, error) { return nil, syscall.EMFILE }
+	}
 	ctx, cancel := context.WithCancel(t.Context())
 	var parts sync.WaitGroup
 	parts.Go(func() { a.watcher.Run(ctx, a) })
