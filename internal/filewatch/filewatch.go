@@ -34,7 +34,7 @@ type File struct {
 }
 
 // Watch calls changed immediately, after each event that counts and at the intervals, until ctx ends. It makes one call at a time,
-// in its own goroutine. A change after a call began is followed by another call.
+// in its own goroutine, and none after one that ends ctx. A change after a call began is followed by another call.
 func (f File) Watch(ctx context.Context, changed func()) {
 	f.Path = filepath.Clean(f.Path) // as in events
 	if f.NewWatcher == nil {
@@ -54,7 +54,7 @@ func (f File) Watch(ctx context.Context, changed func()) {
 	for {
 		f.Task.Heartbeat(f.interval(err))
 		changed()
-		if !f.await(ctx, w, tick.C) {
+		if !f.await(ctx, w, tick.C) || ctx.Err() != nil { // both may be ready
 			return
 		}
 		previous := err

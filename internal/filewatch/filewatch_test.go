@@ -211,6 +211,27 @@ func TestPolling(t *testing.T) {
 	})
 }
 
+// A call that ends the context is the last one, although there are more events.
+func TestLastCall(t *testing.T) {
+	dir := t.TempDir()
+	for range 20 {
+		ctx, cancel := context.WithCancel(t.Context())
+		calls := 0
+		filewatch.File{Path: dir, Interval: time.Hour, PollInterval: time.Hour, Log: slog.New(slog.DiscardHandler)}.Watch(ctx, func() {
+			calls++
+			for range 10 {
+				must(t, write(filepath.Join(dir, "file")))
+			}
+			if calls == 2 {
+				cancel()
+			}
+		})
+		if calls != 2 {
+			t.Fatalf("%d calls", calls)
+		}
+	}
+}
+
 // On a file system without events changed is called every Interval.
 func TestNoEvents(t *testing.T) {
 	w := watch(t, filewatch.File{Path: t.TempDir(), Interval: 5 * time.Millisecond, PollInterval: time.Hour, NewWatcher: func() (*fsnotify.Watcher, error) {
