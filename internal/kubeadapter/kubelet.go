@@ -47,10 +47,12 @@ func newKubelet(dir, socket string, log *slog.Logger) *kubelet {
 // watch stores to changes when a socket in the plugin directory may have changed, until ctx ends.
 func (k *kubelet) watch(ctx context.Context, t timings, task *watchdog.Task) {
 	defer task.Done()
+	isSocket := func(name string) bool { // the kubelet also writes its checkpoint here after each list
+		return filepath.Ext(name) == ".sock" || name == filepath.Base(k.socket)
+	}
 	filewatch.File{
-		Path: k.dir, Interval: t.pollInterval, PollInterval: t.pollIntervalNoEvents,
-		Relevant: func(name string) bool { return filepath.Ext(name) == ".sock" }, // the kubelet's checkpoint is here too
-		Log:      k.log.With("directory", k.dir), Task: task, NewWatcher: k.newWatcher,
+		Path: k.dir, Interval: t.pollInterval, PollInterval: t.pollIntervalNoEvents, Relevant: isSocket,
+		Log: k.log.With("directory", k.dir), Task: task, NewWatcher: k.newWatcher,
 	}.Watch(ctx, func() { k.changes.Store(struct{}{}) })
 }
 
