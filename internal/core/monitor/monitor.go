@@ -71,8 +71,9 @@ type Store interface {
 
 // Intervals and limits that are not configurable.
 const (
-	waitAtMost    = time.Second             // one event wait
-	checkEvery    = 500 * time.Millisecond  // interval of checks for overdue calls, device nodes and, without a session, the driver
+	waitAtMost    = time.Second             // one event wait; its end is the tick of an idle monitor
+	checkEvery    = 500 * time.Millisecond  // tick while a call is in progress or a change is due, and without a session
+	idleEvery     = 5 * time.Second         // tick otherwise, for when the event wait does not return
 	waitPause     = time.Second             // between event waits that fail
 	stopAtMost    = 1500 * time.Millisecond // for the workers to leave the driver; more than waitAtMost
 	releaseAtMost = 2 * stopAtMost          // for maintenance to begin

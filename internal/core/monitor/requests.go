@@ -72,8 +72,10 @@ func (s *probeScheduler) event(now time.Time) bool {
 	return now.Sub(s.lastCheck) >= probePause
 }
 
+// active reports whether later checks after an event follow.
+func (s *probeScheduler) active(now time.Time) bool { return now.Sub(s.lastEvent) < followUpFor }
+
 // due reports whether a later check after an event is due.
 func (s *probeScheduler) due(now time.Time) bool {
-	since := now.Sub(s.lastEvent)
-	return !s.lastEvent.IsZero() && since < followUpFor && now.Sub(s.lastCheck) >= max(probePause, since/3)
+	return s.active(now) && now.Sub(s.lastCheck) >= max(probePause, now.Sub(s.lastEvent)/3)
 }

@@ -10,7 +10,7 @@ import (
 
 // reservations are the placements that were reserved for new work since the state was updated last. An orchestrator waits for a
 // reservation, so it wakes nothing: the next update, which for a fault is that of the fault, records it first. There is one within
-// checkEvery, so that the checkpoint lacks no older reservation if the process ends. It is safe for concurrent use.
+// waitAtMost, so that the checkpoint lacks no older reservation if the process ends. It is safe for concurrent use.
 type reservations struct {
 	mu         sync.Mutex
 	placements []gpu.Placement // distinct

@@ -35,6 +35,9 @@ func (m *Monitor) runSession(ctx context.Context) error {
 //	reader  <- request - followSession - publish -> state
 //	        - result  ->   ^
 //	waiter  - eventBatch - '
+//
+// An idle agent is woken by the end of an event wait, each waitAtMost, and looks then at what no event reports. The tick is for
+// when that is not enough: something is due sooner, or the event wait does not return.
 func (m *Monitor) followSession(ctx context.Context, s Session, released chan<- struct{}) error {
 	outer := ctx
 	ctx, cancel := context.WithCancel(ctx)
@@ -47,66 +50,76 @@ func (m *Monitor) followSession(ctx context.Context, s Session, released chan<- 
 	defer cancel()
 
 	rescan, probe := time.NewTicker(m.cfg.Rescan), time.NewTicker(m.cfg.Probe)
-	tick := time.NewTicker(checkEvery)
 	defer rescan.Stop()
 	defer probe.Stop()
-	defer tick.Stop()
-
-	pending := pendingRequests{snapshot: true, usage: m.usage}
+	f := followed{Session: s, pending: pendingRequests{snapshot: true, usage: m.usage}, waiter: waiter, tick: time.NewTicker(checkEvery), interval: checkEvery}
+	defer f.tick.Stop()
 	defer m.usage.finish(nil, gpu.ErrNoDriver) // for the callers that still wait
-	var scheduler probeScheduler
-	eventsFail := false
 	for {
 		var send chan<- request
-		m.task.Heartbeat(checkEvery)
-		next, any := pending.next()
-		if any && !pending.busy {
+		m.task.Heartbeat(f.interval)
+		next, any := f.pending.next()
+		if any && !f.pending.busy {
 			send = requests
 		}
 		select {
 		case send <- next:
-			pending.start(next)
+			f.pending.start(next)
 		case r := <-results:
-			pending.busy = false
-			if r.request == readUsage {
-				m.usage.finish(r.usage, r.err)
-				continue
+			if err := m.handleResult(&f, r); err != nil {
+				return err
 			}
-			if r.err != nil {
-				m.noDriver(r.err) // before the session is closed, which takes time
-				return r.err
-			}
-			changed := m.handleReading(s, r)
-			pending.snapshot = pending.snapshot || changed && r.request == readProbe // a GPU was lost or returned: read all
-			scheduler.lastCheck = time.Now()
 		case b := <-events:
-			eventsFail = b.err != nil
-			m.stats.set(func(s *Stats) { s.EventsFail = eventsFail })
-			m.handleEvents(b.obs, &pending, &scheduler)
-			pending.probe = pending.probe || b.err != nil
-		case <-tick.C:
-			m.checkCalls(s)
-			m.checkNodes(s)
-			m.stats.set(func(s *Stats) { s.EventsFail = eventsFail || waiter.Late(time.Now()) })
-			pending.probe = pending.probe || scheduler.due(time.Now())
+			m.handleBatch(&f, b)
+		case <-f.tick.C:
+			m.look(&f)
 		case o := <-m.reported:
-			m.handleEvents([]health.Observation{o}, &pending, &scheduler)
+			m.handleEvents(&f, o)
 		case <-m.hostChanged:
 			m.applyHost()
 		case c := <-m.commands:
 			if m.apply(c); m.inMaintenance() {
 				return errMaintenance
 			}
-			pending.probe = true
+			f.pending.probe = true
 		case <-rescan.C:
-			pending.snapshot = true
+			f.pending.snapshot = true
 		case <-probe.C:
-			pending.probe = true
+			f.pending.probe = true
 		case <-m.usage.requested: // pending.next returns it
 		case <-ctx.Done():
 			return ctx.Err()
 		}
 	}
+}
+
+// followed is a session that Run's goroutine follows.
+type followed struct {
+	Session
+	pending    pendingRequests
+	scheduler  probeScheduler
+	waiter     *watchdog.Task
+	eventsFail bool // the latest event wait failed
+	tick       *time.Ticker
+	interval   time.Duration // of tick: checkEvery, or idleEvery while nothing is due sooner than the next event wait ends
+}
+
+// handleResult applies a reading. An error ends the session.
+func (m *Monitor) handleResult(f *followed, r result) error {
+	f.pending.busy = false
+	if r.request == readUsage {
+		m.usage.finish(r.usage, r.err)
+		return nil
+	}
+	if r.err != nil {
+		m.noDriver(r.err) // before the session is closed, which takes time
+		return r.err
+	}
+	changed := m.handleReading(f, r)
+	f.pending.snapshot = f.pending.snapshot || changed && r.request == readProbe // a GPU was lost or returned: read all
+	f.scheduler.lastCheck = time.Now()
+	f.setInterval(m.State())
+	return nil
 }
 
 // handleReading applies a reading of health and reports whether that changed the inventory.
@@ -118,16 +131,54 @@ func (m *Monitor) handleReading(s Session, r result) (changed bool) {
 	return m.update(func(s core.State, now time.Time) core.State { return s.Read(m.cfg, now, r.snapshot, r.obs...) })
 }
 
+// handleBatch applies what an event wait has returned. A wait that begins to fail calls for a check.
+func (m *Monitor) handleBatch(f *followed, b eventBatch) {
+	failing := b.err != nil
+	f.pending.probe = f.pending.probe || failing && !f.eventsFail
+	f.eventsFail = failing
+	m.handleEvents(f, b.obs...)
+	if len(b.obs) == 0 { // else the tick is on, and a storm of events is not one of looks
+		m.look(f)
+	}
+}
+
 // handleEvents applies events immediately and requests the reading or check that they call for.
-func (m *Monitor) handleEvents(obs []health.Observation, pending *pendingRequests, scheduler *probeScheduler) {
+func (m *Monitor) handleEvents(f *followed, obs ...health.Observation) {
 	if len(obs) == 0 {
 		return
 	}
 	m.observe(obs...)
 	// An event that names no fault shows that the GPUs or their layout may have changed.
-	pending.snapshot = pending.snapshot || slices.ContainsFunc(obs, func(o health.Observation) bool { return o.Kind == 0 })
+	f.pending.snapshot = f.pending.snapshot || slices.ContainsFunc(obs, func(o health.Observation) bool { return o.Kind == 0 })
 	if slices.ContainsFunc(obs, func(o health.Observation) bool { return o.Kind != health.KernelLogRead }) {
-		pending.probe = pending.probe || scheduler.event(time.Now())
+		f.pending.probe = f.pending.probe || f.scheduler.event(time.Now())
+	}
+	f.setInterval(m.State())
+}
+
+// look does what no event reports: overdue calls, device nodes, the passage of time, later checks after an event.
+func (m *Monitor) look(f *followed) {
+	now := time.Now()
+	m.checkCalls(f)
+	m.checkNodes(f)
+	m.stats.set(func(s *Stats) { s.EventsFail = f.noEvents(now) })
+	f.pending.probe = f.pending.probe || f.scheduler.due(now)
+	f.setInterval(m.State())
+}
+
+// noEvents reports whether the event wait fails or does not return.
+func (f *followed) noEvents(now time.Time) bool { return f.eventsFail || f.waiter.Late(now) }
+
+// setInterval sets the interval of the tick. It is short while a call is in progress, which may become overdue, after an event,
+// while the event wait fails, and while a unit is about to leave the list.
+func (f *followed) setInterval(s core.State) {
+	d, now := idleEvery, time.Now()
+	if f.pending.busy || f.noEvents(now) || f.scheduler.active(now) || s.Inventory.Retiring() {
+		d = checkEvery
+	}
+	if d != f.interval {
+		f.interval = d
+		f.tick.Reset(d)
 	}
 }
 
@@ -212,23 +263,19 @@ func (m *Monitor) probe(s Session) ([]health.Observation, error) {
 	return obs, err
 }
 
-// runWaiter sends events, and a batch when the event wait begins to fail or succeeds again. It pauses after an error, because
-// a failed wait returns immediately and a lost GPU would otherwise use a whole CPU core.
+// runWaiter sends what each event wait returns. It pauses after an error, because a failed wait returns immediately and a lost
+// GPU would otherwise use a whole CPU core.
 func runWaiter(ctx context.Context, s Session, events chan<- eventBatch, task *watchdog.Task) {
 	defer task.Done()
-	for failing := false; ctx.Err() == nil; {
+	for ctx.Err() == nil {
 		task.Heartbeat(waitAtMost + waitPause)
 		obs, err := s.Wait(waitAtMost)
-		same := (err != nil) == failing
-		failing = err != nil
-		if !same || len(obs) > 0 {
-			select {
-			case events <- eventBatch{obs, err}:
-			case <-ctx.Done():
-				return
-			}
+		select {
+		case events <- eventBatch{obs, err}:
+		case <-ctx.Done():
+			return
 		}
-		if failing {
+		if err != nil {
 			watch.Sleep(ctx, waitPause)
 		}
 	}

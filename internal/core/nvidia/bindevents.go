@@ -29,7 +29,7 @@ func (s *Session) readBindEvents() []health.Observation {
 	var obs []health.Observation
 	for s.bindEvents.open {
 		events, err := s.nextBindEvents()
-		if err != nil && returnCode(err) != nvml.ERROR_TIMEOUT {
+		if err != nil {
 			s.closeBindEvents()
 		}
 		if len(events) == 0 {
@@ -66,7 +66,7 @@ func (s *Session) openBindEvents() {
 	}
 }
 
-// nextBindEvents reads up to 16 events without waiting. The request holds a pointer to data, and cgo requires that a Go
+// nextBindEvents reads up to 16 events without waiting; none is no error. The request holds a pointer to data, and cgo requires that a Go
 // pointer in memory that is passed to C points to pinned memory.
 func (s *Session) nextBindEvents() ([]nvml.SystemEventData_v1, error) {
 	data := make([]nvml.SystemEventData_v1, 16)
@@ -75,7 +75,13 @@ func (s *Session) nextBindEvents() ([]nvml.SystemEventData_v1, error) {
 	defer pinner.Unpin()
 	r := nvml.SystemEventSetWaitRequest{Set: s.bindEvents.set, Data: &data[0], DataSize: uint32(len(data))}
 	r.Version = nvml.STRUCT_VERSION(r, 1)
-	err := do(&s.waiter, "nvmlSystemEventSetWait", gpu.Node, func() nvml.Return { return s.lib.SystemEventSetWait(&r) })
+	err := do(&s.waiter, "nvmlSystemEventSetWait", gpu.Node, func() nvml.Return {
+		ret := s.lib.SystemEventSetWait(&r)
+		if ret == nvml.ERROR_TIMEOUT {
+			r.NumEvent, ret = 0, nvml.SUCCESS
+		}
+		return ret
+	})
 	if err != nil {
 		return nil, err
 	}

@@ -153,8 +153,6 @@ type procfsWatch struct {
 	at    time.Time
 }
 
-var procfsPatterns = []string{"driver/nvidia/gpus/*", "driver/nvidia/capabilities/gpu*/mig/gi*", "driver/nvidia/capabilities/gpu*/mig/gi*/ci*"}
-
 // procfsInterval is the least time between two listings.
 const procfsInterval = time.Second
 
@@ -163,14 +161,26 @@ func (w *procfsWatch) changed(proc fs.FS) bool {
 	if w.names != nil && time.Since(w.at) < procfsInterval {
 		return false
 	}
-	now := []string{}
-	for _, pattern := range procfsPatterns {
-		names, _ := fs.Glob(proc, pattern) // fails only for a malformed pattern
-		now = append(now, names...)
+	now := append([]string{}, namesIn(proc, "driver/nvidia/gpus", "")...)
+	for _, gpu := range namesIn(proc, "driver/nvidia/capabilities", "gpu") {
+		for _, gi := range namesIn(proc, gpu+"/mig", "gi") {
+			now = append(append(now, gi), namesIn(proc, gi, "ci")...)
+		}
 	}
 	before := w.names
 	w.names, w.at = now, time.Now()
 	return before != nil && !slices.Equal(before, now)
+}
+
+// namesIn are the paths in a folder whose names have a prefix, sorted; none if there is no such folder.
+func namesIn(proc fs.FS, folder, prefix string) (paths []string) {
+	entries, _ := fs.ReadDir(proc, folder)
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), prefix) {
+			paths = append(paths, path.Join(folder, e.Name()))
+		}
+	}
+	return paths
 }
 
 // numaNode is the NUMA node nearest to a PCI function by sysfs (numa_node); -1 if it has none.

@@ -46,15 +46,15 @@ func (s *Session) Wait(max time.Duration) ([]health.Observation, error) {
 	err := s.waitErr
 	if err == nil {
 		var first health.Observation
-		if first, err = s.next(s.eventSet, max); err == nil {
+		var any bool
+		if first, any, err = s.next(s.eventSet, max); any {
 			obs, s.waitErr = s.drain(s.eventSet, []health.Observation{first})
+		}
+		if err == nil {
 			return obs, nil
 		}
 	}
 	s.waitErr = nil
-	if returnCode(err) == nvml.ERROR_TIMEOUT {
-		return nil, nil
-	}
 	s.freeEventSet(&s.waiter, s.eventSet)
 	s.eventSet = eventSet{}
 	s.eventSets.setFailed()
@@ -71,27 +71,29 @@ func (s *Session) hungWait() (gpu.Call, bool) {
 	return c, true
 }
 
-// next waits for one event of a set.
-func (s *Session) next(e eventSet, max time.Duration) (health.Observation, error) {
-	event, err := call(&s.waiter, "nvmlEventSetWait", gpu.Node, func() (nvml.EventData, nvml.Return) {
-		return e.set.Wait(uint32(max.Milliseconds()))
+// next waits for one event of a set; false if there is none.
+func (s *Session) next(e eventSet, max time.Duration) (o health.Observation, any bool, err error) {
+	event, err := call(&s.waiter, "nvmlEventSetWait", gpu.Node, func() (event nvml.EventData, ret nvml.Return) {
+		if event, ret = e.set.Wait(uint32(max.Milliseconds())); ret == nvml.ERROR_TIMEOUT {
+			return event, nvml.SUCCESS
+		}
+		any = ret == nvml.SUCCESS
+		return event, ret
 	})
-	if err != nil {
-		return health.Observation{}, err
+	if any {
+		o = s.observationOf(e, event)
 	}
-	return s.observationOf(e, event), nil
+	return o, any, err
 }
 
 // drain adds the events that a set has already to obs, each observation once. The error is why the set is unusable.
 func (s *Session) drain(e eventSet, obs []health.Observation) ([]health.Observation, error) {
 	for n := 0; e.set != nil && n < maxDrain; n++ {
-		o, err := s.next(e, 0)
-		switch {
-		case returnCode(err) == nvml.ERROR_TIMEOUT:
-			return obs, nil
-		case err != nil:
+		o, any, err := s.next(e, 0)
+		if !any {
 			return obs, err
-		case !slices.Contains(obs, o):
+		}
+		if !slices.Contains(obs, o) {
 			obs = append(obs, o)
 		}
 	}
