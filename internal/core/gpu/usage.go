@@ -2,7 +2,8 @@ package gpu
 
 import "time"
 
-// Usage is the present utilisation of one device. What the device does not report is unset.
+// Usage is the present utilisation of one device. What the device does not report is unset. The power limit and the ECC counters
+// were read up to 10 s before At.
 type Usage struct {
 	Device      DeviceID
 	At          time.Time      // when reading it began; zero = the device did not respond

@@ -2,7 +2,6 @@ package nvidia
 
 import (
 	"errors"
-	"fmt"
 	"sync"
 	"time"
 
@@ -71,16 +70,7 @@ func call[T any](l *callSlot, name string, at gpu.Placement, f func() (T, nvml.R
 	case !awaited:
 		return zero, errQueryAbandoned
 	}
-	return zero, l.newError(name, ret)
-}
-
-// newError is an error with nvmlErrorString's text for a code.
-func (l *callSlot) newError(name string, ret nvml.Return) error {
-	text := fmt.Sprintf("error %d", int(ret))
-	if l.library.has("nvmlErrorString") {
-		text = ret.Error()
-	}
-	return &nvmlError{Call: name, Return: ret, text: text}
+	return zero, &nvmlError{Call: name, Return: ret, text: l.library.errorText(ret)}
 }
 
 // do is call for a function that returns only a code.

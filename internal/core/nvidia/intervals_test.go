@@ -1,6 +1,7 @@
 package nvidia
 
 import (
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -213,5 +214,35 @@ func TestChangedSignalIsReadAgain(t *testing.T) {
 	}
 	if n := counted(t, m, func() { at(90 * time.Second) }); n["nvmlDeviceGetUnrepairableMemoryFlag_v1"] != 0 {
 		t.Errorf("read again without a change: %v", n)
+	}
+}
+
+// What changes with the load is read for each Usage, the power limit and the ECC counters every ten seconds. A reading that failed
+// is repeated at the next one.
+func TestIntervalOfUsage(t *testing.T) {
+	m := simdriver.Start(t, "h100x8")
+	s, at := openWithClock(t, m)
+	read := func() (u gpu.Usage) {
+		t.Helper()
+		usage, err := s.Usage()
+		must(t, err)
+		return usage[3]
+	}
+	at(0)
+	must(t, m.Fail(simdriver.GPU(3), "nvmlDeviceGetPowerManagementLimit", "UNKNOWN", 1), m.Fail(simdriver.GPU(3), "nvmlDeviceGetEnforcedPowerLimit", "UNKNOWN", 1))
+	if u := read(); u.PowerLimit.OK {
+		t.Errorf("%+v", u.PowerLimit)
+	}
+	for _, c := range []struct {
+		seconds, power, limit, slow uint64 // slow = GPUs whose values that change slowly are read
+	}{{1, 100, 700, 1}, {2, 200, 700, 0}, {10, 300, 700, 7}, {11, 400, 410, 1}} {
+		must(t, m.Set(3, "power_usage", fmt.Sprint(c.power, " W")))
+		at(time.Duration(c.seconds) * time.Second)
+		var u gpu.Usage
+		got := counted(t, m, func() { u = read() })
+		if want := 8*7 + 4*c.slow; u.Power.Value != c.power*1000 || u.PowerLimit.Value != c.limit*1000 || total(got) != want {
+			t.Errorf("after %d s: %+v; %d calls, want %d: %v", c.seconds, u, total(got), want, got)
+		}
+		must(t, m.Set(3, "power_limit", fmt.Sprint(400+c.seconds, " W")))
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"sync"
 
 	"github.com/NVIDIA/go-nvml/pkg/dl"
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 )
@@ -65,6 +66,7 @@ type library struct {
 	handle *dl.DynamicLibrary
 	file   libraryFile // that was opened
 	found  sync.Map    // results of has, by call
+	texts  sync.Map    // results of errorText, by nvml.Return
 }
 
 // has reports whether the library has a function for a call. It is safe for concurrent use.
@@ -75,6 +77,19 @@ func (l *library) has(call string) bool {
 		l.found.Store(call, found)
 	}
 	return found.(bool)
+}
+
+// errorText is nvmlErrorString's text for a code. It is safe for concurrent use.
+func (l *library) errorText(ret nvml.Return) string {
+	text, known := l.texts.Load(ret)
+	if !known {
+		text = fmt.Sprintf("error %d", int(ret))
+		if l.has("nvmlErrorString") {
+			text = ret.Error()
+		}
+		l.texts.Store(ret, text)
+	}
+	return text.(string)
 }
 
 // findLibrary opens the driver's library beneath root; if root is "/", first the one that the dynamic linker finds.

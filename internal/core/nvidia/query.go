@@ -1,10 +1,12 @@
 package nvidia
 
 import (
+	"context"
 	"sync/atomic"
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/watch"
 )
 
 // maxQueryDeadlines bounds a query all of whose calls return in time, in units of the session's deadline.
@@ -41,12 +43,13 @@ func (s *Session) targetsOf(gpus []knownGPU) []target {
 // returned; the result of f is dropped then. f runs concurrently with the session: it must only read what never
 // changes, and return what it finds.
 func query[T any](s *Session, t target, f func(*caller) T) (T, error) {
-	return startQuery(s, t, new(lastAnswer), f).wait(s.deadline)
+	all, errs := queryAll(s, []target{t}, func(_ int, c *caller) T { return f(c) })
+	return all[0], errs[0]
 }
 
-// queryAll is query for several GPUs; i is the position in targets. A GPU that does not answer within a fraction of
-// the deadline (staggerDivisor) is left running while the next one is queried, so all GPUs that hang cost one
-// deadline together:
+// queryAll is query for several GPUs; i is the position in targets. One goroutine queries the GPUs one after the other. When
+// it made no progress for a fraction of the deadline (staggerDivisor), another one continues with the next GPU, so all GPUs
+// that hang cost one deadline together:
 //
 //	GPU 0  [..]         hang     hang     deadline of all
 //	GPU 1      [....................................]
@@ -56,40 +59,62 @@ func query[T any](s *Session, t target, f func(*caller) T) (T, error) {
 // The driver may serve GPUs one after the other, for example when it initialises them. So the deadline starts again
 // whenever a GPU has answered: a GPU is not given up while those before it still make progress.
 func queryAll[T any](s *Session, targets []target, f func(i int, c *caller) T) ([]T, []error) {
-	all, errs := make([]T, len(targets)), make([]error, len(targets))
-	pending := make([]*pendingQuery[T], len(targets))
-	var last lastAnswer
+	r := &round{done: make(chan struct{})}
+	pending, queue := make([]*pendingQuery[T], len(targets)), make(chan *pendingQuery[T], len(targets))
 	for i, t := range targets {
-		pending[i] = startQuery(s, t, &last, func(c *caller) T { return f(i, c) })
-		pending[i].waitFor(s.deadline / staggerDivisor)
+		pending[i] = newQuery[T](s, t, r)
+		if pending[i].got == nil {
+			pending[i].f = func(c *caller) T { return f(i, c) }
+			queue <- pending[i]
+		}
 	}
+	close(queue)
+	r.unfinished.Store(int64(len(queue)))
+	for len(queue) > 0 { // each time with one goroutine more, for the last one makes no progress
+		go runQueries(<-queue, queue)
+		for left := -1; left != len(queue) && len(queue) > 0; {
+			left = len(queue)
+			watch.Await(context.Background(), r.done, s.deadline/staggerDivisor)
+		}
+	}
+	all, errs := make([]T, len(targets)), make([]error, len(targets))
 	for i, p := range pending {
 		all[i], errs[i] = p.wait(s.deadline)
 	}
 	return all, errs
 }
 
-// lastAnswer is when one of several queries last ended; the zero value is never.
-type lastAnswer struct{ at atomic.Pointer[time.Time] }
-
-func (a *lastAnswer) record() {
-	now := time.Now()
-	a.at.Store(&now)
+// round is what the queries of one queryAll share.
+type round struct {
+	unfinished atomic.Int64
+	done       chan struct{}             // closed when no query is unfinished
+	last       atomic.Pointer[time.Time] // when a query ended last; nil = none has
 }
 
-// after is the later of the last answer and t.
-func (a *lastAnswer) after(t time.Time) time.Time {
-	if at := a.at.Load(); at != nil && at.After(t) {
-		return *at
+// finish records the end of a query whose result is awaited.
+func (r *round) finish() {
+	now := time.Now()
+	r.last.Store(&now)
+	if r.unfinished.Add(-1) == 0 {
+		close(r.done)
+	}
+}
+
+// lastAfter is the later of the last end of a query and t.
+func (r *round) lastAfter(t time.Time) time.Time {
+	if last := r.last.Load(); last != nil && last.After(t) {
+		return *last
 	}
 	return t
 }
 
-// pendingQuery is a query in progress, or one that could not begin.
+// pendingQuery is a query that waits or is in progress, or one that could not begin.
 type pendingQuery[T any] struct {
 	worker *gpuWorker
-	began  time.Time
-	last   *lastAnswer
+	at     gpu.Placement
+	f      func(*caller) T
+	round  *round
+	made   time.Time
 	result chan queryResult[T] // receives one result, unless the query was abandoned
 	got    *queryResult[T]
 }
@@ -99,43 +124,36 @@ type queryResult[T any] struct {
 	err error
 }
 
-func startQuery[T any](s *Session, t target, last *lastAnswer, f func(*caller) T) *pendingQuery[T] {
-	w := t.worker
-	p := &pendingQuery[T]{worker: w, began: time.Now(), last: last, result: make(chan queryResult[T], 1)}
+func newQuery[T any](s *Session, t target, r *round) *pendingQuery[T] {
+	p := &pendingQuery[T]{worker: t.worker, at: t.at, round: r, made: time.Now(), result: make(chan queryResult[T], 1)}
 	if err := s.acquire(t); err != nil {
 		p.got = &queryResult[T]{err: err}
-		return p
 	}
-	go func() {
-		c := &caller{slot: &w.callSlot, at: t.at}
-		r := queryResult[T]{v: f(c)}
-		r.err = c.err
-		if w.release() {
-			last.record()
-			p.result <- r
-		}
-	}()
 	return p
 }
 
-// waitFor waits for the result for at most d.
-func (p *pendingQuery[T]) waitFor(d time.Duration) {
-	if p.got != nil {
-		return
-	}
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case r := <-p.result:
-		p.got = &r
-	case <-t.C:
+// runQueries runs a query, and then those in the queue.
+func runQueries[T any](p *pendingQuery[T], queue <-chan *pendingQuery[T]) {
+	for more := true; more; p, more = <-queue {
+		c := &caller{slot: &p.worker.callSlot, at: p.at}
+		v := p.f(c)
+		if p.worker.release() {
+			p.result <- queryResult[T]{v, c.err}
+			p.round.finish()
+		}
 	}
 }
 
 // wait waits for the result until the deadline, and abandons the query then.
 func (p *pendingQuery[T]) wait(deadline time.Duration) (T, error) {
 	for p.got == nil {
-		left, err := p.worker.remaining(p.last.after(p.began), deadline)
+		select {
+		case r := <-p.result:
+			p.got = &r
+			continue
+		default:
+		}
+		left, err := p.worker.remaining(p.round.lastAfter(p.made), deadline)
 		if err != nil {
 			p.got = &queryResult[T]{err: err}
 			break
@@ -143,4 +161,15 @@ func (p *pendingQuery[T]) wait(deadline time.Duration) (T, error) {
 		p.waitFor(left)
 	}
 	return p.got.v, p.got.err
+}
+
+// waitFor waits for the result for at most d.
+func (p *pendingQuery[T]) waitFor(d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case r := <-p.result:
+		p.got = &r
+	case <-t.C:
+	}
 }

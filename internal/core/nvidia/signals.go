@@ -112,7 +112,7 @@ func (r *healthRecord) readBatch(c *caller, h nvml.Device, b fieldBatch) (answer
 	for i, y := range b.support {
 		v, err := b.values[i], callErr
 		if ret := nvml.Return(v.NvmlReturn); err == nil && ret != nvml.SUCCESS {
-			err = c.slot.newError(name, ret)
+			err = &nvmlError{Call: name, Return: ret, text: c.slot.library.errorText(ret)}
 		}
 		counts := y.update(err)
 		if endsCheck(err) || y.failed && y == &r.fields[0] {

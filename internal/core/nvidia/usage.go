@@ -1,6 +1,8 @@
 package nvidia
 
 import (
+	"time"
+
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
@@ -11,9 +13,10 @@ import (
 // the whole driver is returned. It belongs to the reader.
 func (s *Session) Usage() ([]gpu.Usage, error) {
 	gpus := s.gpus // an abandoned query may read it after the next Snapshot
-	all, errs := queryAll(s, s.targetsOf(gpus), func(i int, c *caller) []gpu.Usage {
+	targets := s.targetsOf(gpus)
+	all, errs := queryAll(s, targets, func(i int, c *caller) []gpu.Usage {
 		began := s.now()
-		all := []gpu.Usage{usageOf(c, gpus[i].nvmlDevice)}
+		all := []gpu.Usage{usageOf(c, gpus[i].nvmlDevice, targets[i].worker.slowUsage(c, gpus[i].handle, began))}
 		for _, d := range gpus[i].instances {
 			all = append(all, usageOfInstance(c, d, all[0]))
 		}
@@ -55,15 +58,45 @@ func usageOfInstance(c *caller, d nvmlDevice, parent gpu.Usage) gpu.Usage {
 	return u
 }
 
-// usageOf reads the values of a GPU.
-func usageOf(c *caller, d nvmlDevice) gpu.Usage {
-	u := gpu.Usage{Device: d.device.ID}
-	h := d.handle
-	u.Power = optionalNumber(c, "nvmlDeviceGetPowerUsage", converted(h.GetPowerUsage, widen))
+// slowUsageEvery is the interval of the calls for values that do not change with the load from second to second: the power limit
+// and the ECC counters, four calls of eleven.
+const slowUsageEvery = 10 * time.Second
+
+// slowUsage are the values that were read last, and the time of that.
+type slowUsage struct {
+	usage gpu.Usage
+	at    time.Time
+}
+
+// slowUsage reads the values that change slowly, unless it read them less than slowUsageEvery ago. It belongs to the running query.
+func (w *gpuWorker) slowUsage(c *caller, h nvml.Device, now time.Time) gpu.Usage {
+	if age := now.Sub(w.slow.at); !w.slow.at.IsZero() && age >= 0 && age < slowUsageEvery {
+		return w.slow.usage
+	}
+	var u gpu.Usage
 	u.PowerLimit = optionalNumber(c, "nvmlDeviceGetPowerManagementLimit", converted(h.GetPowerManagementLimit, widen))
 	if !u.PowerLimit.OK {
 		u.PowerLimit = optionalNumber(c, "nvmlDeviceGetEnforcedPowerLimit", converted(h.GetEnforcedPowerLimit, widen))
 	}
+	ecc := func(where nvml.MemoryLocation) gpu.OptionalUint64 {
+		return optionalNumber(c, "nvmlDeviceGetMemoryErrorCounter", func() (uint64, nvml.Return) {
+			return h.GetMemoryErrorCounter(nvml.MEMORY_ERROR_TYPE_CORRECTED, nvml.VOLATILE_ECC, where)
+		})
+	}
+	u.ECCL1 = ecc(nvml.MEMORY_LOCATION_L1_CACHE)
+	u.ECCL2 = ecc(nvml.MEMORY_LOCATION_L2_CACHE)
+	u.ECCMemory = ecc(nvml.MEMORY_LOCATION_DEVICE_MEMORY)
+	if c.err == nil && !c.fellBack {
+		w.slow = slowUsage{u, now}
+	}
+	return u
+}
+
+// usageOf reads the values of a GPU; u has those that change slowly.
+func usageOf(c *caller, d nvmlDevice, u gpu.Usage) gpu.Usage {
+	u.Device = d.device.ID
+	h := d.handle
+	u.Power = optionalNumber(c, "nvmlDeviceGetPowerUsage", converted(h.GetPowerUsage, widen))
 	u.Temperature = optionalNumber(c, "nvmlDeviceGetTemperature", func() (uint64, nvml.Return) {
 		celsius, ret := h.GetTemperature(nvml.TEMPERATURE_GPU)
 		return uint64(celsius), ret
@@ -75,14 +108,6 @@ func usageOf(c *caller, d nvmlDevice) gpu.Usage {
 	u.Encoder = optionalNumber(c, "nvmlDeviceGetEncoderUtilization", withoutPeriod(h.GetEncoderUtilization))
 	u.Decoder = optionalNumber(c, "nvmlDeviceGetDecoderUtilization", withoutPeriod(h.GetDecoderUtilization))
 	readMemory(c, h, &u)
-	ecc := func(where nvml.MemoryLocation) gpu.OptionalUint64 {
-		return optionalNumber(c, "nvmlDeviceGetMemoryErrorCounter", func() (uint64, nvml.Return) {
-			return h.GetMemoryErrorCounter(nvml.MEMORY_ERROR_TYPE_CORRECTED, nvml.VOLATILE_ECC, where)
-		})
-	}
-	u.ECCL1 = ecc(nvml.MEMORY_LOCATION_L1_CACHE)
-	u.ECCL2 = ecc(nvml.MEMORY_LOCATION_L2_CACHE)
-	u.ECCMemory = ecc(nvml.MEMORY_LOCATION_DEVICE_MEMORY)
 	return u
 }
 

@@ -22,7 +22,9 @@ type gpuWorker struct {
 	callSlot
 	running bool // a query is running; guarded by mu
 
-	profiles migProfileCache // belongs to the running query
+	// These belong to the running query.
+	profiles migProfileCache
+	slow     slowUsage
 
 	// These belong to the reader.
 	record      healthRecord
