@@ -9,6 +9,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
+	"github.com/tandem-gpu/tandem/internal/watch"
 )
 
 // Machine is a fake driver that a test controls while a monitor follows it. Make one with NewMachine. All methods are safe for
@@ -26,6 +27,7 @@ type Machine struct {
 	waitErr  error
 	calls    map[string]int
 	open     int
+	nodes    chan struct{} // capacity 1
 }
 
 type hang struct {
@@ -43,11 +45,22 @@ func NewMachine(s gpu.Snapshot) *Machine {
 		delay:    map[string]time.Duration{},
 		events:   make(chan health.Observation, 1024),
 		calls:    map[string]int{},
+		nodes:    make(chan struct{}, 1),
 	}
 }
 
-// Set replaces the snapshot.
-func (m *Machine) Set(s gpu.Snapshot) { m.locked(func() { m.snapshot = s }) }
+// Set replaces the snapshot. Other device nodes are an event.
+func (m *Machine) Set(s gpu.Snapshot) {
+	m.locked(func() {
+		if !slices.Equal(s.Nodes, m.snapshot.Nodes) {
+			watch.Notify(m.nodes)
+		}
+		m.snapshot = s
+	})
+}
+
+// LoseNodeEvents ends the events of device nodes.
+func (m *Machine) LoseNodeEvents() { m.locked(func() { m.nodes = make(chan struct{}, 1) }) }
 
 // FailOpen makes Open fail with err; nil ends that.
 func (m *Machine) FailOpen(err error) { m.locked(func() { m.openErr = err }) }
@@ -115,7 +128,7 @@ func (m *Machine) Open() (monitor.Session, error) {
 		return nil, m.openErr
 	}
 	m.open++
-	return &session{m}, nil
+	return &session{m, m.nodes}, nil
 }
 
 func (m *Machine) locked(f func()) {
@@ -148,7 +161,10 @@ func (m *Machine) block(method string, late bool) {
 }
 
 // session implements monitor.Session.
-type session struct{ m *Machine }
+type session struct {
+	m     *Machine
+	nodes <-chan struct{}
+}
 
 func (s *session) Snapshot() (gpu.Snapshot, error) {
 	s.m.enter("Snapshot")
@@ -219,6 +235,8 @@ func (s *session) Usage() ([]gpu.Usage, error) {
 	}
 	return usage, s.m.fault
 }
+
+func (s *session) NodesChanged() <-chan struct{} { return s.nodes }
 
 func (s *session) Nodes() []string {
 	s.m.mu.Lock()

@@ -26,7 +26,7 @@ import (
 // TaskName is the name of the monitor's own goroutine in its watchdog: an agent can't work without it.
 const TaskName = "monitor"
 
-// Session is an open driver. Wait is called from one goroutine, Busy and Nodes from any, the other methods from a second one.
+// Session is an open driver. Wait is called from one goroutine, Busy, Nodes and NodesChanged from any, the other methods from a second one.
 // A call may hang forever; Busy then returns it.
 type Session interface {
 	// Snapshot reads all GPUs. A device that can't be read is excluded, not an error; an error (gpu.ErrDriverLost,
@@ -47,6 +47,10 @@ type Session interface {
 	// Nodes lists the present device nodes of the host, sorted. It makes no driver call and returns immediately;
 	// Snapshot.Nodes is the same list at the time of the reading. Neither side changes the slice.
 	Nodes() []string
+
+	// NodesChanged receives when the list of Nodes may be another one, and is always the same channel. Such an event can be
+	// missing; nil = all are.
+	NodesChanged() <-chan struct{}
 
 	// Busy are the calls in progress without the event wait, the oldest first.
 	Busy() []gpu.Call

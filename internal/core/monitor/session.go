@@ -71,6 +71,8 @@ func (m *Monitor) followSession(ctx context.Context, s Session, released chan<- 
 			}
 		case b := <-events:
 			m.handleBatch(&f, b)
+		case <-s.NodesChanged():
+			m.checkNodes(s)
 		case <-f.tick.C:
 			m.look(&f)
 		case o := <-m.reported:

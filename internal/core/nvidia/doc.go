@@ -21,6 +21,7 @@
 //	mig.go             MIG instances of a GPU                                       worker
 //	topology.go        PCIe paths and NVLinks between GPUs                          workers
 //	kernelfiles.go     /dev, procfs, sysfs: device nodes, MIG instances, NUMA       any; no NVML
+//	nodewatch.go       events of device nodes                                       a goroutine of its own
 //	probe.go           Probe                                                        reader
 //	healthrecord.go    health check of a GPU                                        worker
 //	signals.go         health signals: nvmlDeviceGetFieldValues, calls of their own worker

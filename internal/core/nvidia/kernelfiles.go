@@ -1,14 +1,17 @@
 package nvidia
 
 import (
+	"cmp"
 	"io/fs"
 	"path"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"time"
 
+	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 )
 
@@ -36,6 +39,17 @@ type mtimes [len(nodeFolders)]int64
 // Nodes returns NVIDIA's device nodes by their paths in a container ("/dev/nvidia0"), sorted. It makes no driver call
 // and is safe for concurrent use. The caller must not change the slice.
 func (s *Session) Nodes() []string { return s.nodes.current(s.dev) }
+
+// NodesChanged receives when the list of Nodes may be another one. It is nil without inotify. It is safe for concurrent use.
+func (s *Session) NodesChanged() <-chan struct{} {
+	if s.nodeWatch == nil {
+		return nil
+	}
+	return s.nodeWatch.changed
+}
+
+// devFolder is the host's /dev.
+func devFolder(r core.Roots) string { return filepath.Join(cmp.Or(r.Dev, "/"), "dev") }
 
 // current is the list, read again if a folder has changed.
 func (l *nodeList) current(dev fs.FS) []string {

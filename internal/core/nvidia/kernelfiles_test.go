@@ -1,6 +1,7 @@
 package nvidia
 
 import (
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -17,6 +18,7 @@ import (
 	gocmp "github.com/google/go-cmp/cmp"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/watch"
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
@@ -86,8 +88,52 @@ func TestNodeWithinMTimeGranularity(t *testing.T) {
 	}
 }
 
-// BenchmarkNodes lists /dev of a machine with eight GPUs and 400 other nodes, if nothing has changed (the monitor lists it twice
-// a second) and if something has.
+// Each step ends with the change of a node, and is one event or several; what precedes it is none.
+func TestNodesChanged(t *testing.T) {
+	dev := t.TempDir()
+	w, err := watchNodes(dev)
+	must(t, err)
+	defer w.close()
+	at := func(name string) string { return filepath.Join(dev, name) }
+	for _, step := range []struct {
+		name string
+		do   func() error
+		want bool
+	}{
+		{"another node", func() error { return os.WriteFile(at("null"), nil, 0o666) }, false},
+		{"a write to it", func() error { return os.WriteFile(at("null"), []byte("x"), 0o666) }, false},
+		{"a node", func() error { return os.WriteFile(at("nvidia0"), nil, 0o666) }, true},
+		{"a write to a GPU's node", func() error { return os.WriteFile(at("nvidia0"), []byte("x"), 0o666) }, false},
+		{"a folder", func() error { return os.Mkdir(at("nvidia-caps"), 0o755) }, true},
+		{"a node in it", func() error { return os.WriteFile(at("nvidia-caps/nvidia-cap1"), nil, 0o666) }, true},
+		{"without the folder", func() error { return os.RemoveAll(at("nvidia-caps")) }, true},
+		{"with it again", func() error { return os.Mkdir(at("nvidia-caps"), 0o755) }, true},
+		{"a node in the new one", func() error { return os.WriteFile(at("nvidia-caps/nvidia-cap2"), nil, 0o666) }, true},
+		{"renamed", func() error { return os.Rename(at("nvidia0"), at("nvidia1")) }, true},
+	} {
+		must(t, step.do())
+		limit := time.Second
+		if !step.want {
+			limit = 20 * time.Millisecond
+		}
+		if got := watch.Await(t.Context(), w.changed, limit); got != step.want {
+			t.Errorf("%s: event %t", step.name, got)
+		}
+		for step.want && watch.Await(t.Context(), w.changed, 20*time.Millisecond) { // further events of the same step
+		}
+	}
+	w.close()
+	must(t, os.WriteFile(at("nvidia2"), nil, 0o666))
+	if watch.Await(t.Context(), w.changed, 20*time.Millisecond) {
+		t.Error("an event after close")
+	}
+	if _, err := watchNodes(at("missing")); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("without /dev: %v", err)
+	}
+}
+
+// BenchmarkNodes lists /dev of a machine with eight GPUs and 400 other nodes, if nothing has changed (the monitor lists it every
+// second) and if something has.
 func BenchmarkNodes(b *testing.B) {
 	root := b.TempDir()
 	for i := range 400 {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -45,7 +44,8 @@ type Session struct {
 	now            func() time.Time
 	tegra          bool
 
-	nodes nodeList
+	nodes     nodeList
+	nodeWatch *nodeWatch // nil = without inotify, Nodes looks
 
 	mu            sync.Mutex // the reader holds it to change these
 	workers       map[gpu.DeviceID]*gpuWorker
@@ -100,7 +100,7 @@ func Open(o Options) (*Session, error) {
 		root:     o.Roots.Driver,
 		sys:      os.DirFS(cmp.Or(o.Roots.Sys, "/sys")),
 		proc:     os.DirFS(cmp.Or(o.Roots.Proc, "/proc")),
-		dev:      os.DirFS(filepath.Join(cmp.Or(o.Roots.Dev, "/"), "dev")),
+		dev:      os.DirFS(devFolder(o.Roots)),
 		deadline: cmp.Or(o.Deadline, 2*time.Second),
 		intervals: [intervals]time.Duration{
 			intervalSlow: cmp.Or(o.Slow, time.Minute), intervalFabric: cmp.Or(o.Fabric, 30*time.Second), intervalLinks: cmp.Or(o.Links, 5*time.Minute),
@@ -122,6 +122,7 @@ func Open(o Options) (*Session, error) {
 		return nil, withUnloaded(s.initError(err), unloaded || !loaded && returnCode(err) == nvml.ERROR_DRIVER_NOT_LOADED)
 	}
 	s.opened = time.Now()
+	s.nodeWatch, _ = watchNodes(devFolder(o.Roots))
 	track(s)
 	return s, nil
 }
@@ -158,6 +159,7 @@ func (s *Session) Close() error {
 	defer s.closeMu.Unlock()
 	if !s.closed.Load() {
 		s.freeEventSets()
+		s.nodeWatch.close()
 		s.closed.Store(true)
 	}
 	for {
