@@ -84,7 +84,7 @@ func run(ctx context.Context, env environment) error {
 // serve runs the agent until ctx ends.
 func serve(ctx context.Context, read func() (settings, error), stderr io.Writer) error {
 	hangup, signals := notify()
-	agent.ReduceMemory()
+	agent.LimitRuntime()
 	newLog := func(s settings) *slog.Logger {
 		return slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: s.LogLevel}))
 	}

@@ -45,7 +45,7 @@ func serve(stderr io.Writer) int {
 		watch.Notify(hangups) // one request that is pending stands for all
 	}
 	newHandlers(end, onHangup, sup.Forward).handle(ctx)
-	agent.ReduceMemory()
+	agent.LimitRuntime()
 
 	go process.WatchParent(ctx, parent, end)
 	go reload(ctx, p, hangups)

@@ -184,11 +184,11 @@ func (a *Agent) Warnings() []string {
 // that is switched off is missing.
 func (a *Agent) SourcesUp() map[string]bool { return a.sources.up() }
 
-// ReduceMemory lowers GOGC and GOMAXPROCS, because an agent serves a few requests a minute and holds a few hundred kB. GOMAXPROCS
-// and GOGC in the environment take precedence. Call it once, at the start of the process.
-func ReduceMemory() {
+// LimitRuntime lowers GOMAXPROCS and GOGC, because an agent serves a few requests a minute and holds a few hundred kB (decision 20).
+// GOMAXPROCS and GOGC in the environment take precedence. Call it once, at the start of the process.
+func LimitRuntime() {
 	if os.Getenv("GOMAXPROCS") == "" {
-		runtime.GOMAXPROCS(min(2, runtime.NumCPU())) // each P has caches; one thread may be in the driver
+		runtime.GOMAXPROCS(1) // of Go code; driver calls are beside it
 	}
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(40)
