@@ -3,10 +3,18 @@ package nomadadapter
 import (
 	"context"
 	"fmt"
-	"maps"
-	"slices"
 	"testing"
 	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/encoding"
+	"google.golang.org/grpc/mem"
+	pb "google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/protoadapt"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/hashicorp/nomad/plugins/device"
+	"github.com/hashicorp/nomad/plugins/device/proto"
 
 	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
@@ -15,93 +23,174 @@ import (
 	"github.com/tandem-gpu/tandem/internal/nomadadapter/nomadtest"
 )
 
-func BenchmarkReserve(b *testing.B) {
-	for _, n := range []int{8, 64} {
-		s := newFixture(b, nodeInventory(coretest.GPUs(n)))
-		remote := nomadtest.Serve(b, s.Plugin)
-		for _, bm := range []struct {
-			name string
-			call func([]string) error
-		}{
-			{"direct", func(ids []string) error { _, err := s.Reserve(ids); return err }},
-			{"socket", func(ids []string) error { _, err := remote.Reserve(ids); return err }},
-		} {
-			b.Run(fmt.Sprintf("units=%d/%s", n, bm.name), func(b *testing.B) {
-				b.ReportAllocs()
-				for i := 0; b.Loop(); i++ {
-					if err := bm.call([]string{gpuID(i % n)}); err != nil {
-						b.Fatal(err)
-					}
-				}
-			})
-		}
-	}
-}
-
-// benchInventories returns inventories by their number of units.
-func benchInventories() map[int]*inventory.Inventory {
-	return map[int]*inventory.Inventory{8: nodeInventory(coretest.GPUs(8)), 64: nodeInventory(coretest.GPUs(64)), 1120: sharedInstances(10), 1600: sharedGPUs(16, 100)}
-}
-
-// BenchmarkGroups measures an update of the fingerprint.
-func BenchmarkGroups(b *testing.B) {
-	all := benchInventories()
-	for _, n := range slices.Sorted(maps.Keys(all)) {
-		for _, by := range []config.GroupBy{config.GroupByNone, config.GroupByNVLink} {
-			inv := all[n]
-			given := assignment{by: by}.with(inv)
-			b.Run(fmt.Sprintf("units=%d/by=%s", n, by), func(b *testing.B) {
-				b.ReportAllocs()
-				for b.Loop() {
-					if len(groups(inv, given)) != 1 {
-						b.Fatal("not one group")
-					}
-				}
-			})
-		}
-	}
-}
-
-// BenchmarkStats measures one response; Nomad requests one per second.
-func BenchmarkStats(b *testing.B) {
-	all := benchInventories()
-	for _, n := range slices.Sorted(maps.Keys(all)) {
-		inv := all[n]
-		_, all := assignment{}.groups(inv)
-		var used []gpu.Usage
-		for u := range inv.Units() {
-			one := usage(0)
-			if one.Device = u.Device.ID; used == nil || used[len(used)-1].Device != one.Device {
-				used = append(used, one)
-			}
-		}
-		b.Run(fmt.Sprintf("units=%d", n), func(b *testing.B) {
+// onHosts runs a benchmark on each host.
+func onHosts(b *testing.B, run func(b *testing.B, inv *inventory.Inventory)) {
+	for _, h := range coretest.Hosts() {
+		h.Snapshot = withDetails(h.Snapshot)
+		b.Run(fmt.Sprintf("units=%d", h.Units), func(b *testing.B) {
 			b.ReportAllocs()
-			for b.Loop() {
-				if len(groupStats(all, used, time.Unix(0, 0))) != 1 {
-					b.Fatal("not one group")
-				}
-			}
+			run(b, h.Inventory())
 		})
 	}
 }
 
-// BenchmarkStreams measures both over gRPC and a socket.
-func BenchmarkStreams(b *testing.B) {
-	for _, n := range []int{8, 1600} {
-		p := nomadtest.Serve(b, newFixture(b, benchInventories()[n]).Plugin)
-		for name, receive := range map[string]func(context.Context){
-			"fingerprint": func(ctx context.Context) { <-fingerprints(ctx, b, p) },
-			"stats":       func(ctx context.Context) { <-openStats(ctx, b, p, time.Hour) },
-		} {
-			b.Run(fmt.Sprintf("units=%d/%s", n, name), func(b *testing.B) {
-				b.ReportAllocs()
-				for b.Loop() {
-					ctx, cancel := context.WithCancel(b.Context())
-					receive(ctx)
-					cancel()
-				}
-			})
+// BenchmarkReserve reserves one unit.
+func BenchmarkReserve(b *testing.B) {
+	reserve := func(b *testing.B, inv *inventory.Inventory, call func([]string) error) {
+		var ids []string
+		for u := range inv.Units() {
+			ids = append(ids, string(u.ID))
+		}
+		for i := 0; b.Loop(); i++ {
+			if err := call(ids[i%len(ids):][:1]); err != nil {
+				b.Fatal(err)
+			}
 		}
 	}
+	b.Run("direct", func(b *testing.B) {
+		onHosts(b, func(b *testing.B, inv *inventory.Inventory) {
+			s := newFixture(b, inv)
+			reserve(b, inv, func(ids []string) error { _, err := s.Reserve(ids); return err })
+		})
+	})
+	b.Run("socket", func(b *testing.B) {
+		onHosts(b, func(b *testing.B, inv *inventory.Inventory) {
+			p := nomadtest.Serve(b, newFixture(b, inv).Plugin)
+			reserve(b, inv, func(ids []string) error { _, err := p.Reserve(ids); return err })
+		})
+	})
+}
+
+// BenchmarkGroups measures an update of the fingerprint that has no effect, so that nothing is sent.
+func BenchmarkGroups(b *testing.B) {
+	onHosts(b, func(b *testing.B, inv *inventory.Inventory) {
+		given := assignment{by: config.GroupByNVLink}.with(inv)
+		for b.Loop() {
+			if len(groups(inv, given)) != 1 {
+				b.Fatal("not one group")
+			}
+		}
+	})
+}
+
+// usages returns the usage of each device.
+func usages(inv *inventory.Inventory) (all []gpu.Usage) {
+	for u := range inv.Devices() {
+		one := usage(0)
+		one.Device, one.At = u.Device.ID, time.Unix(1_800_000_000, 123_456_789)
+		all = append(all, one)
+	}
+	return all
+}
+
+// BenchmarkStats measures what one response costs the agent beyond the driver's calls and the socket; Nomad requests one each
+// second.
+func BenchmarkStats(b *testing.B) {
+	onHosts(b, func(b *testing.B, inv *inventory.Inventory) {
+		groups, used := &statsGroups{}, usages(inv)
+		var e statsEncoder
+		var message []byte
+		names := &groupNamer{}
+		for b.Loop() {
+			groups.update(names, inv, config.GroupByNone)
+			r := e.message(&device.StatsResponse{Groups: groups.stats(used, time.Unix(0, 0))})
+			var err error
+			if message, err = (pb.MarshalOptions{}).MarshalAppend(message[:0], protoadapt.MessageV2Of(r)); err != nil {
+				b.Fatal(err)
+			}
+		}
+		b.ReportMetric(float64(len(message)), "B/message")
+	})
+}
+
+// BenchmarkFirstFingerprint opens a stream over a socket and receives the first fingerprint, without decoding it.
+func BenchmarkFirstFingerprint(b *testing.B) {
+	onHosts(b, func(b *testing.B, inv *inventory.Inventory) {
+		conn := nomadtest.Connect(b, newFixture(b, inv).Plugin)
+		size := 0
+		for b.Loop() {
+			ctx, cancel := context.WithCancel(b.Context())
+			size = openRaw(ctx, b, conn, "Fingerprint", &proto.FingerprintRequest{})()
+			cancel()
+		}
+		b.ReportMetric(float64(size), "B/message")
+	})
+}
+
+// BenchmarkStatsOverSocket sends and receives responses without a pause. "sent" does not decode them: that is the cost of the
+// agent and of both ends of the socket. "decoded" is that and Nomad's client. "nomad" is with the server of Nomad's
+// device.PluginDevice, for comparison.
+func BenchmarkStatsOverSocket(b *testing.B) {
+	for name, option := range map[string]func(device.DevicePlugin) grpc.ServerOption{"once": encodeOnce, "nomad": noOption} {
+		b.Run("server="+name+"/sent", func(b *testing.B) {
+			onHosts(b, func(b *testing.B, inv *inventory.Inventory) {
+				p := newPacedStats(b, inv, option)
+				receive := openRaw(b.Context(), b, nomadtest.Connect(b, p), "Stats", &proto.StatsRequest{CollectionInterval: durationpb.New(time.Hour)})
+				size := 0
+				for b.Loop() {
+					p.send()
+					size = receive()
+				}
+				b.ReportMetric(float64(size), "B/message")
+			})
+		})
+		b.Run("server="+name+"/decoded", func(b *testing.B) {
+			onHosts(b, func(b *testing.B, inv *inventory.Inventory) {
+				p := newPacedStats(b, inv, option)
+				received := openStats(b.Context(), b, nomadtest.Serve(b, p), time.Hour)
+				for b.Loop() {
+					p.send()
+					<-received
+				}
+			})
+		})
+	}
+}
+
+// pacedStats is a plugin whose responses are requested by the benchmark.
+type pacedStats struct {
+	sentStats
+	groups statsGroups
+	usage  []gpu.Usage
+}
+
+func newPacedStats(b *testing.B, inv *inventory.Inventory, option func(device.DevicePlugin) grpc.ServerOption) *pacedStats {
+	p := &pacedStats{sentStats: newSentStats(newFixture(b, inv).Plugin, option), usage: usages(inv)}
+	p.groups.update(&groupNamer{}, inv, config.GroupByNone)
+	return p
+}
+
+// send makes and sends a response.
+func (p *pacedStats) send() {
+	p.responses <- &device.StatsResponse{Groups: p.groups.stats(p.usage, time.Unix(0, 0))}
+}
+
+// openRaw opens a stream and returns a function that receives its next message and returns its size, without decoding it.
+func openRaw(ctx context.Context, b *testing.B, conn *grpc.ClientConn, method string, request any) (receive func() (size int)) {
+	b.Helper()
+	stream, err := conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true},
+		"/hashicorp.nomad.plugins.device.DevicePlugin/"+method, grpc.ForceCodecV2(sizeCodec{encoding.GetCodecV2("proto")}))
+	if err == nil {
+		err = stream.SendMsg(request)
+	}
+	if err == nil {
+		err = stream.CloseSend()
+	}
+	if err != nil {
+		b.Fatal(err)
+	}
+	return func() (size int) {
+		if err := stream.RecvMsg(&size); err != nil {
+			b.Fatal(err)
+		}
+		return size
+	}
+}
+
+// sizeCodec decodes a message as its size.
+type sizeCodec struct{ encoding.CodecV2 }
+
+func (sizeCodec) Unmarshal(data mem.BufferSlice, v any) error {
+	*v.(*int) = data.Len()
+	return nil
 }

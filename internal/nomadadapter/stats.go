@@ -9,8 +9,9 @@ import (
 	"github.com/hashicorp/nomad/plugins/device"
 	"github.com/hashicorp/nomad/plugins/shared/structs"
 
+	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
-	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
 // Bounds of the stats stream.
@@ -81,7 +82,8 @@ type statsStream struct {
 	results chan usageResult // capacity 1 for at most one reader, so that it never blocks
 	reading bool
 	last    usageResult
-	groups  []*device.DeviceGroupStats // of the last response that had any, without devices
+	groups  statsGroups
+	empty   []*device.DeviceGroupStats // the groups of the last response that had any, without devices
 	failing bool
 }
 
@@ -124,107 +126,101 @@ func (s *statsStream) response(ctx context.Context) *device.StatsResponse {
 	}
 	var groups []*device.DeviceGroupStats
 	if p.names.loading() == nil {
-		groups = groupStats(p.names.groups(r.source.Current(), r.settings.GroupBy), usage, time.Now())
+		s.groups.update(&p.names, r.source.Current(), r.settings.GroupBy)
+		groups = s.groups.stats(usage, time.Now())
 	}
 	if len(groups) == 0 {
-		return &device.StatsResponse{Groups: s.groups}
+		return &device.StatsResponse{Groups: s.empty}
 	}
-	s.groups = nil
+	s.empty = nil
 	for _, g := range groups {
-		s.groups = append(s.groups, newGroupStats(g.Type, g.Name))
+		s.empty = append(s.empty, newGroupStats(g.Type, g.Name, 0))
 	}
 	return &device.StatsResponse{Groups: groups}
 }
 
-// Keys of statistics.
-const (
-	memoryKey = "Memory state" // shown by the nomad command in short lists
-	healthKey = "Health"       // a text: the nomad command does not show the description in the fingerprint
-)
-
-// measure is the unit and description of a statistic.
-type measure struct {
-	unit, desc string
-	scale      uint64 // units of gpu.Usage in one unit of the statistic
+// statsGroups is what responses have from an inventory. Most responses have the same as the previous one.
+type statsGroups struct {
+	inventory *inventory.Inventory
+	by        config.GroupBy
+	groups    []statsGroup
 }
 
-// number returns the statistic of one device, "N/A" if v is unknown.
-func (m measure) number(v gpu.OptionalUint64) *structs.StatValue {
-	stat := &structs.StatValue{Unit: m.unit, Desc: m.desc}
-	if v.OK {
-		stat.IntNumeratorVal = new(int64(v.Value / m.scale))
-	} else {
-		stat.StringVal = new("N/A")
-	}
-	return stat
+// statsGroup is one group: its devices, each with its units.
+type statsGroup struct {
+	groupType, name string
+	devices         []statsDevice
+	units           int
 }
 
-// fraction returns the statistic of one device, "N/A" if part or whole is unknown.
-func (m measure) fraction(part, whole gpu.OptionalUint64) *structs.StatValue {
-	if !whole.OK {
-		part.OK = false
-	}
-	stat := m.number(part)
-	if part.OK {
-		stat.IntDenominatorVal = new(int64(whole.Value / m.scale))
-	}
-	return stat
+// statsDevice is units of a device that have one health, and so the same statistics.
+type statsDevice struct {
+	id     gpu.DeviceID
+	health string
+	units  []string
 }
 
-// statistics returns the lines of `nomad node status -stats` for one device. All but the health have the keys, units and
-// descriptions of nomad-device-nvidia.
-func statistics(h health.Health, u gpu.Usage) map[string]*structs.StatValue {
-	return map[string]*structs.StatValue{
-		healthKey:             {StringVal: new(h.String()), Desc: "Health of the device, with what is wrong and what to do"},
-		"Power usage":         measure{"W", "Power usage for this GPU in watts and its associated circuitry (e.g. memory) / Maximum GPU Power", 1000}.fraction(u.Power, u.PowerLimit),
-		"GPU utilization":     measure{"%", "Percent of time over the past sample period during which one or more kernels were executing on the GPU.", 1}.number(u.GPU),
-		"Memory utilization":  measure{"%", "Percentage of bandwidth used during the past sample period", 1}.number(u.Memory),
-		"Encoder utilization": measure{"%", "Percent of time over the past sample period during which GPU Encoder was used", 1}.number(u.Encoder),
-		"Decoder utilization": measure{"%", "Percent of time over the past sample period during which GPU Decoder was used", 1}.number(u.Decoder),
-		"Temperature":         measure{"C", "Temperature of the Unit", 1}.number(u.Temperature),
-		memoryKey:             measure{"MiB", "UsedMemory / TotalMemory", 1 << 20}.fraction(u.MemoryUsed, u.MemoryTotal),
-		"BAR1 buffer state":   measure{"MiB", "UsedBAR1 / TotalBAR1", 1 << 20}.fraction(u.BAR1Used, u.BAR1Total),
-		"ECC L1 errors":       measure{"#", "Requested L1Cache error counter for the device", 1}.number(u.ECCL1),
-		"ECC L2 errors":       measure{"#", "Requested L2Cache error counter for the device", 1}.number(u.ECCL2),
-		"ECC memory errors":   measure{"#", "Requested memory error counter for the device", 1}.number(u.ECCMemory),
+// update sets the groups to those of inv.
+func (s *statsGroups) update(names *groupNamer, inv *inventory.Inventory, by config.GroupBy) {
+	if s.inventory == inv && s.by == by {
+		return
 	}
+	s.inventory, s.by, s.groups = inv, by, newStatsGroups(names.groups(inv, by))
 }
 
-// groupStats returns the statistics of every unit. The units of a shared device have those of the device.
-func groupStats(groups []group, usage []gpu.Usage, now time.Time) []*device.DeviceGroupStats {
-	byDevice := make(map[gpu.DeviceID]gpu.Usage, len(usage))
-	for _, u := range usage {
-		byDevice[u.Device] = u
+func newStatsGroups(groups []group) (all []statsGroup) {
+	for _, g := range groups {
+		next := statsGroup{groupType: g.key.groupType, name: g.name, units: len(g.units)}
+		for i := range g.units {
+			u := &g.units[i]
+			if i == 0 || u.Device.ID != g.units[i-1].Device.ID || u.Health != g.units[i-1].Health { // else a replica
+				next.devices = append(next.devices, statsDevice{id: u.Device.ID, health: u.Health.String()})
+			}
+			d := &next.devices[len(next.devices)-1]
+			d.units = append(d.units, string(u.ID))
+		}
+		all = append(all, next)
+	}
+	return all
+}
+
+// stats returns the statistics of every unit. The units of a shared device have those of the device.
+func (s *statsGroups) stats(usage []gpu.Usage, now time.Time) []*device.DeviceGroupStats {
+	byDevice := make(map[gpu.DeviceID]*gpu.Usage, len(usage))
+	for i := range usage {
+		byDevice[usage[i].Device] = &usage[i]
 	}
 	var all []*device.DeviceGroupStats
-	for _, g := range groups {
-		stats := newGroupStats(g.key.groupType, g.name)
-		var last *device.DeviceStats
-		for i, u := range g.units {
-			if i == 0 || u.Device.ID != g.units[i-1].Device.ID || u.Health != g.units[i-1].Health { // else a replica
-				last = deviceStats(u.Health, byDevice[u.Device.ID], now)
+	for _, g := range s.groups {
+		stats := newGroupStats(g.groupType, g.name, g.units)
+		for _, d := range g.devices {
+			one := deviceStats(d.health, byDevice[d.id], now)
+			for _, id := range d.units {
+				stats.InstanceStats[id] = one
 			}
-			stats.InstanceStats[string(u.ID)] = last
 		}
 		all = append(all, stats)
 	}
 	return all
 }
 
-func newGroupStats(groupType, name string) *device.DeviceGroupStats {
+func newGroupStats(groupType, name string, units int) *device.DeviceGroupStats {
 	return &device.DeviceGroupStats{
 		Vendor: vendor, Type: groupType, Name: name,
-		InstanceStats: map[string]*device.DeviceStats{},
+		InstanceStats: make(map[string]*device.DeviceStats, units),
 	}
 }
 
 // deviceStats sets every field: the nomad command panics at a device without statistics or timestamp. The timestamp is the
-// time at which the usage was read, or now if there is none.
-func deviceStats(h health.Health, u gpu.Usage, now time.Time) *device.DeviceStats {
+// time at which the usage was read, or now if there is none (nil).
+func deviceStats(health string, u *gpu.Usage, now time.Time) *device.DeviceStats {
+	if u == nil {
+		u = &gpu.Usage{}
+	}
 	at := u.At
 	if at.IsZero() {
 		at = now
 	}
-	values := statistics(h, u)
+	values := statistics(health, u)
 	return &device.DeviceStats{Summary: values[memoryKey], Stats: &structs.StatObject{Attributes: values}, Timestamp: at}
 }

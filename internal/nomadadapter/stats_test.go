@@ -16,7 +16,6 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
-	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter/nomadtest"
 )
@@ -95,7 +94,7 @@ func TestStats(t *testing.T) {
 
 func TestHalfKnownFractionIsNotAvailable(t *testing.T) {
 	for _, u := range []gpu.Usage{{Power: gpu.OptionalUint64Of(1)}, {PowerLimit: gpu.OptionalUint64Of(1)}} {
-		if v := statistics(health.Health{}, u)["Power usage"]; v.StringVal == nil || *v.StringVal != "N/A" || v.IntNumeratorVal != nil || v.IntDenominatorVal != nil {
+		if v := statistics("healthy", &u)["Power usage"]; v.StringVal == nil || *v.StringVal != "N/A" || v.IntNumeratorVal != nil || v.IntDenominatorVal != nil {
 			t.Errorf("%+v: %+v", u, v)
 		}
 	}

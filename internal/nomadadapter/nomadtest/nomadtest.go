@@ -3,13 +3,23 @@
 package nomadtest
 
 import (
+	"context"
+	"errors"
+	"math"
+	"net"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"testing"
 
 	"github.com/hashicorp/go-hclog"
 	"github.com/hashicorp/go-plugin"
 	"github.com/hashicorp/nomad/plugins/base"
 	"github.com/hashicorp/nomad/plugins/device"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/tandem-gpu/tandem/internal/nomadadapter/process"
 )
 
 // NewClient returns a client that starts cmd as Nomad starts a device plugin, and logs to log. Kill it. If cmd.Env is set,
@@ -31,24 +41,58 @@ func Dispense(client *plugin.Client) (device.DevicePlugin, error) {
 	if err != nil {
 		return nil, err
 	}
-	return dispense(protocol)
+	raw, err := protocol.Dispense(base.PluginTypeDevice)
+	if err != nil {
+		return nil, err
+	}
+	return raw.(device.DevicePlugin), nil
 }
 
 // Serve serves p over gRPC until the test ends, and returns it as Nomad uses it.
-func Serve(t testing.TB, p device.DevicePlugin) device.DevicePlugin {
+func Serve(t testing.TB, p process.Plugin) device.DevicePlugin {
 	t.Helper()
-	client, server := plugin.TestPluginGRPCConn(t, false, plugins(p))
-	t.Cleanup(func() {
-		if err := client.Close(); err != nil { // also stops the server
-			t.Error(err)
-		}
-		<-server.DoneCh
-	})
-	served, err := dispense(client)
+	ctx, cancel := context.WithCancel(context.Background())
+	conn := Connect(t, p)
+	t.Cleanup(cancel)
+	served, err := (&device.PluginDevice{}).GRPCClient(ctx, nil, conn)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return served
+	return served.(device.DevicePlugin)
+}
+
+// Connect serves p over gRPC and a socket until the test ends, and returns a client's connection.
+func Connect(t testing.TB, p process.Plugin) *grpc.ClientConn {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "nomad") // t.TempDir's path can be longer than a socket's may be
+	if err != nil {
+		t.Fatal(err)
+	}
+	socket := filepath.Join(dir, "plugin")
+	listener, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server, ended := grpc.NewServer(p.ServerOption()), make(chan error, 1)
+	for _, plug := range plugins(p) {
+		if err := plug.(plugin.GRPCPlugin).GRPCServer(nil, server); err != nil {
+			t.Fatal(err)
+		}
+	}
+	go func() { ended <- server.Serve(listener) }()
+	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(math.MaxInt32))) // as go-plugin's client
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		closed := conn.Close()
+		server.Stop()
+		if err := errors.Join(closed, <-ended, os.RemoveAll(dir)); err != nil {
+			t.Error(err)
+		}
+	})
+	return conn
 }
 
 // SetConfig calls SetConfig of p with a config block: a map or a struct with codec tags, encoded as Nomad encodes it.
@@ -66,12 +110,4 @@ func plugins(impl device.DevicePlugin) map[string]plugin.Plugin {
 		base.PluginTypeBase:   &base.PluginBase{Impl: impl},
 		base.PluginTypeDevice: &device.PluginDevice{Impl: impl},
 	}
-}
-
-func dispense(protocol plugin.ClientProtocol) (device.DevicePlugin, error) {
-	raw, err := protocol.Dispense(base.PluginTypeDevice)
-	if err != nil {
-		return nil, err
-	}
-	return raw.(device.DevicePlugin), nil
 }

@@ -17,9 +17,15 @@ func Launched(getenv func(string) string) bool {
 	return getenv(base.Handshake.MagicCookieKey) == base.Handshake.MagicCookieValue
 }
 
-// Serve serves p until Nomad ends it or ctx ends. It is device.Serve with ctx, whose end also removes the socket, and with a
-// socket folder of this process. Writes to os.Stdout and os.Stderr are lost from now on: make log before.
-func Serve(ctx context.Context, p device.DevicePlugin, log hclog.Logger) {
+// Plugin is a device plugin with an option for the server that it is served by.
+type Plugin interface {
+	device.DevicePlugin
+	ServerOption() grpc.ServerOption
+}
+
+// Serve serves p until Nomad ends it or ctx ends. It is device.Serve with ctx, whose end also removes the socket, with the option
+// of p, and with a socket folder of this process. Writes to os.Stdout and os.Stderr are lost from now on: make log before.
+func Serve(ctx context.Context, p Plugin, log hclog.Logger) {
 	defer ownSocketDir()()
 	plugin.Serve(&plugin.ServeConfig{
 		HandshakeConfig: base.Handshake,
@@ -28,7 +34,7 @@ func Serve(ctx context.Context, p device.DevicePlugin, log hclog.Logger) {
 			base.PluginTypeDevice: &device.PluginDevice{Impl: p},
 		},
 		GRPCServer: func(opts []grpc.ServerOption) *grpc.Server {
-			s := plugin.DefaultGRPCServer(opts)
+			s := plugin.DefaultGRPCServer(append(opts, p.ServerOption()))
 			context.AfterFunc(ctx, s.Stop)
 			return s
 		},
