@@ -64,7 +64,7 @@ func (l Ledger) Clear(p Policy, now time.Time, o Command) (Ledger, []Condition, 
 			b.find(c).IgnoredUntil = IgnoredForever
 			continue
 		}
-		b.remove(func(other Condition) bool { return other == c })
+		b.remove(c.At.GPU, func(other Condition) bool { return other == c })
 	}
 	if slices.ContainsFunc(found, func(c Condition) bool { return !c.Simulated }) {
 		history.UnhealthyEpisodes, history.Recoveries, history.ClearedByReset = nil, nil, nil

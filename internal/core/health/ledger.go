@@ -137,25 +137,39 @@ func (l Ledger) Relocate(s gpu.Snapshot) Ledger {
 type ledgerBuilder struct {
 	policy     Policy
 	now        time.Time
-	conditions []Condition
+	conditions map[gpu.DeviceID][]Condition // by GPU; "" = those of the node
 	histories  map[gpu.DeviceID]*GPUHistory
 	owned      map[gpu.DeviceID]bool // histories that were cloned for this builder
 	driver     string
 }
 
 func (l Ledger) builder(p Policy, now time.Time) *ledgerBuilder {
-	return &ledgerBuilder{
+	b := &ledgerBuilder{
 		policy: p, now: now.UTC().Truncate(time.Millisecond), // in milliseconds: seconds would order a reset before its own cause
-		conditions: slices.Clone(l.conditions),
+		conditions: map[gpu.DeviceID][]Condition{},
 		histories:  maps.Clone(l.histories),
 		owned:      map[gpu.DeviceID]bool{},
 		driver:     l.driver,
 	}
+	all := slices.Clone(l.conditions)
+	for i := 0; i < len(all); {
+		first, id := i, all[i].At.GPU
+		for i < len(all) && all[i].At.GPU == id {
+			i++
+		}
+		if run := all[first:i:i]; b.conditions[id] == nil {
+			b.conditions[id] = run
+		} else { // simulated conditions are after all others
+			b.conditions[id] = append(b.conditions[id], run...)
+		}
+	}
+	return b
 }
 
 func (b *ledgerBuilder) ledger() Ledger {
-	slices.SortStableFunc(b.conditions, compareConditions)
-	return Ledger{b.conditions, b.histories, b.driver}
+	all := slices.Concat(slices.Collect(maps.Values(b.conditions))...)
+	slices.SortStableFunc(all, compareConditions)
+	return Ledger{all, b.histories, b.driver}
 }
 
 // history returns the GPU's history, for changes.
@@ -179,17 +193,27 @@ func (b *ledgerBuilder) readHistory(id gpu.DeviceID) *GPUHistory {
 
 // find returns the condition of the same cause; nil if there is none.
 func (b *ledgerBuilder) find(c Condition) *Condition {
-	for i := range b.conditions {
-		if b.conditions[i].same(c) {
-			return &b.conditions[i]
+	of := b.conditions[c.At.GPU]
+	for i := range of {
+		if of[i].same(c) {
+			return &of[i]
 		}
 	}
 	return nil
 }
 
-// remove removes conditions.
-func (b *ledgerBuilder) remove(which func(Condition) bool) {
-	b.conditions = slices.DeleteFunc(b.conditions, which)
+// add adds a condition.
+func (b *ledgerBuilder) add(c Condition) *Condition {
+	of := append(b.conditions[c.At.GPU], c)
+	b.conditions[c.At.GPU] = of
+	return &of[len(of)-1]
+}
+
+// remove removes conditions of a GPU; "" = of the node.
+func (b *ledgerBuilder) remove(id gpu.DeviceID, which func(Condition) bool) {
+	if of := b.conditions[id]; len(of) > 0 {
+		b.conditions[id] = slices.DeleteFunc(of, which)
+	}
 }
 
 // recordEvent records an occurrence of a cause, which ends a recovery in progress and a time for which an operator
@@ -199,8 +223,7 @@ func (b *ledgerBuilder) recordEvent(c Condition) *Condition {
 	old := b.find(c)
 	if old == nil {
 		c.Since, c.Last, c.Count = b.now, b.now, 1
-		b.conditions = append(b.conditions, c)
-		return &b.conditions[len(b.conditions)-1]
+		return b.add(c)
 	}
 	old.Count++
 	old.Last, old.ClearingSince, old.CleanChecks, old.IgnoredUntil, old.FromRemovedInstance = b.now, time.Time{}, 0, time.Time{}, false
@@ -232,7 +255,7 @@ func (b *ledgerBuilder) setLevel(c Condition, checks int) {
 	if checks > 1 {
 		c.State = Healthy
 	}
-	b.conditions = append(b.conditions, c)
+	b.add(c)
 }
 
 // branchOf returns the major number of a driver version such as "570.124.06"; 0 if there is none.

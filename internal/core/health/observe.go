@@ -53,7 +53,7 @@ func (b *ledgerBuilder) observe(o Observation) {
 		}
 		b.setLevel(Condition{At: o.At, Reason: ReasonUnresponsive, State: state, Detail: o.Detail}, 1)
 	case InstanceRead:
-		b.remove(func(c Condition) bool { return c.At == o.At && c.Reason.isUnresponsive() })
+		b.remove(id, func(c Condition) bool { return c.At == o.At && c.Reason.isUnresponsive() })
 	case Checked:
 		b.check(id, o.Sample)
 	case DriverRebound:
@@ -82,10 +82,9 @@ func (b *ledgerBuilder) interruptRecovery(at gpu.Placement) {
 	if history.checked.IsZero() {
 		b.setLevel(Condition{At: gpu.WholeGPU(id), Reason: ReasonUnchecked, State: Unknown}, 1)
 	}
-	for i := range b.conditions {
-		if c := &b.conditions[i]; c.At.GPU == id {
-			c.ClearingSince, c.CleanChecks = time.Time{}, 0
-		}
+	of := b.conditions[id]
+	for i := range of {
+		of[i].ClearingSince, of[i].CleanChecks = time.Time{}, 0
 	}
 }
 
@@ -95,7 +94,7 @@ func (b *ledgerBuilder) driverAnswered(o Observation) {
 		b.markReloading()
 	}
 	b.driver = o.Detail
-	b.remove(func(c Condition) bool { return c.At == gpu.Node })
+	b.remove(gpu.Node.GPU, func(c Condition) bool { return c.At == gpu.Node })
 }
 
 // markReloading records that the driver was, or is being, loaded again before it reports the next recovery action.
@@ -112,7 +111,7 @@ func (b *ledgerBuilder) driverLost(o Observation) {
 	if gpu.DriverState(o.Code) == gpu.DriverReleased {
 		reason, other = other, reason
 	}
-	b.remove(func(c Condition) bool { return c.At == gpu.Node && c.Reason == other })
+	b.remove(gpu.Node.GPU, func(c Condition) bool { return c.At == gpu.Node && c.Reason == other })
 	b.setLevel(Condition{At: gpu.Node, Reason: reason, State: Unknown, Detail: o.Detail}, 1)
 	for id := range b.histories {
 		history := b.history(id)

@@ -18,8 +18,19 @@ import (
 //	XID 95 ... action "GPU reset" ... reset, action "none" ... check, check, check ... dwell over: removed
 //	           no evidence yet        evidence begins to hold  (a failed check starts it again)
 func (b *ledgerBuilder) advance() {
-	for i := range b.conditions {
-		c := &b.conditions[i]
+	for id := range b.conditions {
+		b.advanceGPU(id)
+	}
+	for id := range b.histories {
+		b.updateEpisode(id)
+	}
+}
+
+// advanceGPU applies the passage of time to the conditions of a GPU; "" = of the node.
+func (b *ledgerBuilder) advanceGPU(id gpu.DeviceID) {
+	of := b.conditions[id]
+	for i := range of {
+		c := &of[i]
 		if !c.IgnoredUntil.IsZero() && !b.now.Before(c.IgnoredUntil) {
 			c.IgnoredUntil = time.Time{}
 		}
@@ -34,19 +45,16 @@ func (b *ledgerBuilder) advance() {
 			c.ClearingSince, c.CleanChecks = b.now, 0
 		}
 	}
-	b.remove(func(c Condition) bool {
+	b.remove(id, func(c Condition) bool {
 		if over := b.expired(c); over || !b.recovered(c) {
 			return over
 		}
-		history := b.history(c.At.GPU)
+		history := b.history(id)
 		if c.Reason == ReasonXID && c.State >= Unhealthy && c.severe(b.policy) && history.LastReset.After(c.Last) {
 			history.ClearedByReset = appendBounded(history.ClearedByReset, ClearedXID{c.Code, b.now})
 		}
 		return true
 	})
-	for id := range b.histories {
-		b.updateEpisode(id)
-	}
 }
 
 // effectiveState returns the present state that a condition results in.
@@ -175,9 +183,9 @@ func (b *ledgerBuilder) eventOver(c Condition, history *GPUHistory) bool {
 // recoveries from severe causes put the GPU out of service.
 func (b *ledgerBuilder) updateEpisode(id gpu.DeviceID) {
 	bad, severe, ignored := false, false, false
-	for _, c := range b.conditions {
+	for _, c := range b.conditions[id] {
 		switch {
-		case c.At.GPU != id || c.State < Unhealthy || c.Simulated:
+		case c.State < Unhealthy || c.Simulated:
 		case c.isEffective():
 			bad, severe = true, severe || c.severe(b.policy)
 		default:

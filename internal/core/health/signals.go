@@ -97,12 +97,12 @@ func (b *ledgerBuilder) check(id gpu.DeviceID, v Sample) {
 	}
 	history.updateWindow(b.now)
 	at := gpu.WholeGPU(id)
-	b.remove(func(c Condition) bool { return c.At == at && c.Reason == ReasonProbe && c.State == Healthy })
+	b.remove(id, func(c Condition) bool { return c.At == at && c.Reason == ReasonProbe && c.State == Healthy })
 	if b.countCleanCheck(id, !v.Partial); v.Partial {
 		history.completeChecks = 0
 	} else {
 		history.completeChecks, history.checked = min(history.completeChecks+1, b.policy.CleanChecks), b.now
-		b.remove(func(c Condition) bool { return c.At == at && c.Reason == ReasonUnchecked })
+		b.remove(id, func(c Condition) bool { return c.At == at && c.Reason == ReasonUnchecked })
 	}
 	if b.policy.Mode == ModeOff {
 		return
@@ -118,9 +118,10 @@ func (b *ledgerBuilder) check(id gpu.DeviceID, v Sample) {
 // countCleanCheck counts consecutive complete checks for conditions whose evidence holds. An incomplete check
 // starts the count again.
 func (b *ledgerBuilder) countCleanCheck(id gpu.DeviceID, complete bool) {
-	for i := range b.conditions {
-		switch c := &b.conditions[i]; {
-		case c.At.GPU != id || c.ClearingSince.IsZero():
+	of := b.conditions[id]
+	for i := range of {
+		switch c := &of[i]; {
+		case c.ClearingSince.IsZero():
 		case complete:
 			c.CleanChecks++
 		default:
@@ -154,7 +155,7 @@ func (b *ledgerBuilder) applyLevel(at gpu.Placement, r Reason, history *GPUHisto
 	case Yes:
 		b.setLevel(c, checks)
 	case No:
-		b.remove(func(o Condition) bool {
+		b.remove(at.GPU, func(o Condition) bool {
 			return o.same(c) && (o.State == Healthy || o.State == Unknown || !o.IgnoredUntil.IsZero())
 		})
 	case NotReported: // unchanged
