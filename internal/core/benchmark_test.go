@@ -3,7 +3,6 @@ package core_test
 import (
 	"fmt"
 	"runtime"
-	"slices"
 	"testing"
 	"time"
 	"unsafe"
@@ -36,16 +35,16 @@ func faultyGPUs(n int) (health.Ledger, []health.Observation) {
 // The cost of an XID, of a check of each GPU, of time without observations (twice a second), and of reading a health.
 func BenchmarkLedger(b *testing.B) {
 	p := health.DefaultPolicy()
-	for _, n := range []int{8, 64} {
+	for _, n := range []int{1, 8, 16, 64} {
 		for name, begin := range map[string]func(int) (health.Ledger, []health.Observation){"healthy": healthyGPUs, "faulty": faultyGPUs} {
 			l, checks := begin(n)
 			for call, f := range map[string]func(){
-				"xid":     func() { l.Apply(p, testStart, xidEvent(gpuAt(3), 95)) },
+				"xid":     func() { l.Apply(p, testStart, xidEvent(gpuAt(n-1), 95)) },
 				"checks":  func() { l.Apply(p, testStart, checks...) },
 				"nothing": func() { l.Apply(p, testStart.Add(time.Minute)) },
 				"health":  func() { l.Health(gpuAt(n - 1)) },
 			} {
-				b.Run(fmt.Sprintf("%s/%s/%d", call, name, n), func(b *testing.B) { benchmark(b, f) })
+				b.Run(fmt.Sprintf("%s/%s/gpus=%d", call, name, n), func(b *testing.B) { benchmark(b, f) })
 			}
 		}
 	}
@@ -68,39 +67,10 @@ func TestApplyWithoutConditionsDoesNotAllocate(t *testing.T) {
 	}
 }
 
-// benchmarkHost is a host whose devices are shared.
-type benchmarkHost struct {
-	name     string
-	snapshot gpu.Snapshot
-	replicas int // 0 = not shared
-}
-
-// benchmarkHosts are 8 and 64 GPUs, and the largest ones: 112 instances, the same with 10 replicas, and 16 GPUs with 100
-// replicas.
-func benchmarkHosts() []benchmarkHost {
-	whole := coretest.GPUs(16)
-	cut := whole
-	for n := range 16 {
-		cut = coretest.WithMIG(cut, n, slices.Repeat([]string{"1g.10gb"}, 7)...)
-	}
-	return []benchmarkHost{
-		{"8", coretest.GPUs(8), 0}, {"64", coretest.GPUs(64), 0}, {"16x7", cut, 0}, {"16x7x10", cut, 10}, {"16x100", whole, 100},
-	}
-}
-
-func (h benchmarkHost) build() *inventory.Inventory {
-	cfg := core.DefaultConfig()
-	cfg.MIG = inventory.MIGMixed
-	if h.replicas > 0 {
-		cfg.Policy.Rules = []inventory.Rule{{Sharing: new(sliced(h.replicas))}}
-	}
-	return core.Build(h.snapshot, health.Ledger{}, cfg)
-}
-
-// Offer is the cost of one observation between ledger and adapters.
+// BenchmarkInventory measures an inventory: Build, and "update", the cost of one observation between ledger and adapters.
 func BenchmarkInventory(b *testing.B) {
-	for _, h := range benchmarkHosts() {
-		inv, again, now := h.build(), h.build(), time.Now()
+	for _, h := range coretest.Hosts() {
+		inv, again, now := h.Inventory(), h.Inventory(), time.Now()
 		ids := unitIDs(inv)
 		last := len(ids) - 1
 		prefer := func(n int) func() {
@@ -111,9 +81,9 @@ func BenchmarkInventory(b *testing.B) {
 			}
 		}
 		for call, f := range map[string]func(){
-			"Build": func() { h.build() },
-			"Offer": func() {
-				h.build().WithHost(inventory.Host{}, inventory.OverlapWarn).WithRetiring(inv, now, time.Second)
+			"Build": func() { h.Inventory() },
+			"update": func() {
+				h.Inventory().WithHost(inventory.Host{}, inventory.OverlapWarn).WithNodeWarnings(h.Snapshot.Nodes).WithRetiring(inv, now, time.Second)
 			},
 			"Equal": func() {
 				if !inv.Equal(again) {
@@ -121,27 +91,27 @@ func BenchmarkInventory(b *testing.B) {
 				}
 			},
 			"Prefer1": prefer(1), "Prefer4": prefer(4), "Prefer8": prefer(8), "PreferHalf": prefer(len(ids) / 2),
-			"Reserve": func() {
+			"Reserve4": func() {
 				if _, err := inv.Reserve(ids[1], ids[last], ids[last/2], ids[last/3]); err != nil {
 					b.Fatal(err)
 				}
 			},
 		} {
-			b.Run(call+"/"+h.name, func(b *testing.B) { benchmark(b, f) })
+			b.Run(fmt.Sprintf("%s/units=%d", call, h.Units), func(b *testing.B) { benchmark(b, f) })
 		}
 	}
 }
 
 // The memory of a published inventory, per unit.
 func BenchmarkMemory(b *testing.B) {
-	for _, h := range benchmarkHosts() {
-		b.Run(h.name, func(b *testing.B) {
+	for _, h := range coretest.Hosts() {
+		b.Run(fmt.Sprintf("units=%d", h.Units), func(b *testing.B) {
 			const keep = 20
 			var kept [keep]*inventory.Inventory
 			for b.Loop() {
 				before := heapBytes()
 				for i := range kept {
-					kept[i] = h.build()
+					kept[i] = h.Inventory()
 				}
 				grown := heapBytes() - before
 				b.ReportMetric(float64(grown)/float64(keep*kept[0].Len()), "B/unit")

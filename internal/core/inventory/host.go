@@ -45,7 +45,7 @@ type Overlap struct {
 func (inv *Inventory) WithHost(h Host, o OverlapMode) *Inventory {
 	var against *Claim
 	var overlaps []Overlap
-	next := inv.withUnits(func(u *Unit, first bool) {
+	next := inv.withHealth(func(u *Unit, first bool) health.Health {
 		if first {
 			if against = h.overlappingClaim(u.Device); against != nil {
 				overlaps = append(overlaps, Overlap{Device: u.Device.ID, Agent: against.Agent})
@@ -54,10 +54,11 @@ func (inv *Inventory) WithHost(h Host, o OverlapMode) *Inventory {
 		switch {
 		case !u.Health.Schedulable():
 		case against != nil && against.Older && o == OverlapRefuse:
-			u.Health = health.New(health.ReasonClaimed, against.Agent)
+			return health.New(health.ReasonClaimed, against.Agent)
 		case u.Sharing.Mode == MPS && !slices.Contains(h.MPS, u.Pool):
-			u.Health = health.New(health.ReasonNoMPS, "pool "+u.Pool)
+			return health.New(health.ReasonNoMPS, "pool "+u.Pool)
 		}
+		return u.Health
 	})
 	next.overlaps = overlaps
 	return next
@@ -88,9 +89,10 @@ func (inv *Inventory) Withhold(why map[UnitID]string) *Inventory {
 	if inv == nil || len(why) == 0 {
 		return inv
 	}
-	return inv.withUnits(func(u *Unit, _ bool) {
+	return inv.withHealth(func(u *Unit, _ bool) health.Health {
 		if detail, ok := why[u.ID]; ok && u.Health.Schedulable() {
-			u.Health = health.New(health.ReasonHeld, detail)
+			return health.New(health.ReasonHeld, detail)
 		}
+		return u.Health
 	})
 }

@@ -74,11 +74,18 @@ func Build(in Input) *Inventory {
 	lost := in.Ledger.Lost(s.Devices)
 	all := newOfferBuilder(s, c, in.Binding, lost)
 	l := in.Ledger.ForMode(in.Mode)
+	offers, units := make([]offer, len(s.Devices)), 0
 	for i := range s.Devices {
+		if offers[i] = all.decide(&s.Devices[i]); offers[i].visibility == visible {
+			units += max(offers[i].sharing.Replicas, 1)
+		}
+	}
+	inv.units = make([]Unit, 0, units)
+	for i, o := range offers {
 		d := &s.Devices[i]
-		switch o := all.decide(d); o.visibility {
+		switch o.visibility {
 		case visible:
-			inv.units = appendUnits(inv.units, *d, o, applyMode(in.Mode, l.Health(d.At)))
+			inv.units = appendUnits(inv.units, d, o, applyMode(in.Mode, l.Health(d.At)))
 		case excluded:
 			inv.excluded = append(inv.excluded, gpu.Exclusion{Index: d.Index, At: d.At, PCI: d.PCI, Reason: o.reason})
 		case hidden:
@@ -107,8 +114,8 @@ func presentOrder(s gpu.Snapshot, c Config, lost map[gpu.DeviceID]bool) *offerBu
 }
 
 // appendUnits appends the units of a device: one, or one for each replica.
-func appendUnits(units []Unit, d gpu.Device, o offer, h health.Health) []Unit {
-	u := Unit{ID: UnitID(d.ID), Device: d, Pool: o.pool, Sharing: o.sharing, Health: h}
+func appendUnits(units []Unit, d *gpu.Device, o offer, h health.Health) []Unit {
+	u := Unit{ID: UnitID(d.ID), Device: *d, Pool: o.pool, Sharing: o.sharing, Health: h}
 	if o.sharing.Mode == Exclusive {
 		return append(units, u)
 	}
@@ -139,20 +146,28 @@ func (inv *Inventory) orEmpty() *Inventory {
 	return inv
 }
 
-// withUnits returns inv with each unit changed by a function, which gets whether the unit is the first of its device.
-func (inv *Inventory) withUnits(change func(u *Unit, first bool)) *Inventory {
-	next := *inv
-	next.units = slices.Clone(inv.units)
-	for i := range next.units {
-		change(&next.units[i], i == 0 || next.units[i].Device.ID != next.units[i-1].Device.ID)
+// withHealth returns inv with the health of each unit by a function, which gets whether the unit is the first of its device. It
+// copies the units only if the health of one differs.
+func (inv *Inventory) withHealth(healthOf func(u *Unit, first bool) health.Health) *Inventory {
+	next, copied := *inv, false
+	for i := range inv.units {
+		u := &inv.units[i]
+		h := healthOf(u, i == 0 || u.Device.ID != inv.units[i-1].Device.ID)
+		if h == u.Health {
+			continue
+		}
+		if !copied {
+			next.units, copied = slices.Clone(inv.units), true
+		}
+		next.units[i].Health = h
 	}
 	return &next
 }
 
 func (inv *Inventory) withIndex() *Inventory {
 	inv.byID = make(map[UnitID]int, len(inv.units))
-	for i, u := range inv.units {
-		inv.byID[u.ID] = i
+	for i := range inv.units {
+		inv.byID[inv.units[i].ID] = i
 	}
 	return inv
 }

@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 )
 
 // optionalNodes are given to a container if the host has them. CUDA works without them.
@@ -35,7 +36,7 @@ func (inv *Inventory) MissingNodes(d gpu.Device) (missing []string, known bool) 
 // about nodes in seen, which were there at some time since the latest complete snapshot: see State.WithNodes.
 func (inv *Inventory) WithNodeWarnings(seen []string) *Inventory {
 	var warning string
-	return inv.withUnits(func(u *Unit, first bool) {
+	return inv.withHealth(func(u *Unit, first bool) health.Health {
 		if first {
 			missing, _ := inv.MissingNodes(u.Device)
 			missing = slices.DeleteFunc(missing, func(path string) bool { return slices.Contains(seen, path) })
@@ -43,6 +44,8 @@ func (inv *Inventory) WithNodeWarnings(seen []string) *Inventory {
 				warning = strings.Join(missing, ", ") + ": run " + u.Device.CreateNodesCommand(missing)
 			}
 		}
-		u.Health.MissingNodes = warning
+		h := u.Health
+		h.MissingNodes = warning
+		return h
 	})
 }

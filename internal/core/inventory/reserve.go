@@ -65,18 +65,21 @@ func (e *SharedUnitsError) Error() string {
 // wrapped), or is a *SharedUnitsError. Several units of one device give that device once. No ID gives an empty
 // plan.
 func (inv *Inventory) Reserve(ids ...UnitID) (Plan, error) {
-	var units []Unit
+	ids = slices.Clone(ids)
+	slices.Sort(ids)
+	ids = slices.Compact(ids)
+	units := make([]Unit, 0, len(ids))
 	var unknown UnknownUnitsError
 	var unhealthy UnhealthyUnitsError
-	for _, id := range slices.Compact(slices.Sorted(slices.Values(ids))) {
-		u, ok := inv.Unit(id)
+	for _, id := range ids {
+		i, ok := inv.orEmpty().byID[id]
 		switch {
 		case !ok:
 			unknown.IDs = append(unknown.IDs, id)
-		case !u.Health.Schedulable():
-			unhealthy.Units = append(unhealthy.Units, u)
+		case !inv.units[i].Health.Schedulable():
+			unhealthy.Units = append(unhealthy.Units, inv.units[i])
 		default:
-			units = append(units, u)
+			units = append(units, inv.units[i])
 		}
 	}
 	switch {
@@ -89,8 +92,8 @@ func (inv *Inventory) Reserve(ids ...UnitID) (Plan, error) {
 	case len(units) == 0:
 		return Plan{}, nil
 	}
-	for _, u := range units {
-		if u.Sharing.OnePerRequest && len(units) > 1 {
+	for i := range units {
+		if u := &units[i]; u.Sharing.OnePerRequest && len(units) > 1 {
 			return Plan{}, &SharedUnitsError{Pool: u.Pool, N: len(units)}
 		}
 	}
@@ -99,8 +102,13 @@ func (inv *Inventory) Reserve(ids ...UnitID) (Plan, error) {
 
 func (inv *Inventory) plan(units []Unit) Plan {
 	p := Plan{Units: units}
-	for _, u := range units {
-		p.Devices = append(p.Devices, u.Device)
+	if units[0].Sharing.Mode == Exclusive {
+		p.Devices = make([]gpu.Device, 0, len(units))
+	}
+	for i := range units {
+		if i == 0 || units[i].Device.ID != units[i-1].Device.ID { // else a replica
+			p.Devices = append(p.Devices, units[i].Device)
+		}
 	}
 	slices.SortFunc(p.Devices, gpu.CompareDevices)
 	p.Devices = slices.Compact(p.Devices)

@@ -58,7 +58,11 @@ func (s Sharing) Description() string {
 func mixedPoolWarnings(units []Unit) (warnings []string) {
 	first := map[string]Sharing{}
 	reported := map[string]bool{}
-	for _, u := range units {
+	for i := range units {
+		u := &units[i]
+		if i > 0 && u.Pool == units[i-1].Pool && u.Sharing == units[i-1].Sharing {
+			continue
+		}
 		s, ok := first[u.Pool]
 		if !ok {
 			first[u.Pool] = u.Sharing
