@@ -2,7 +2,6 @@ package kubeadapter
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -225,29 +224,4 @@ func FuzzAllocate(f *testing.F) {
 			t.Errorf("%v: %q; want %q; not to be allocated: %q, more than allowed: %t", r, got, want, bad, tooMany)
 		}
 	})
-}
-
-// BenchmarkAllocate allocates a quarter of the GPUs or an eighth of the units of the largest nodes, without the socket.
-func BenchmarkAllocate(b *testing.B) {
-	measure := func(name, resource string, inv *inventory.Inventory, part int) {
-		b.Run(name, func(b *testing.B) {
-			var ids []string
-			for _, l := range listDevices(inv)[resource] {
-				ids = append(ids, string(l.id))
-			}
-			s, r := newTestServer(resource, inv), allocateRequest(ids[:len(ids)/part])
-			b.ReportAllocs()
-			for b.Loop() {
-				if _, err := s.Allocate(b.Context(), r); err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
-	}
-	for _, n := range []int{8, 64} {
-		measure(fmt.Sprintf("units=%d", n), GPUResource, gpus(n), 4)
-	}
-	for _, node := range largest {
-		measure(node.name, node.resource, buildInventory(node.machine, node.config), 8)
-	}
 }

@@ -40,13 +40,22 @@ func newOffer(inv *inventory.Inventory, a *allocations) *offer {
 
 // listDevices returns the units of an inventory by resource, in canonical order.
 func listDevices(inv *inventory.Inventory) map[string][]listedDevice {
-	byPool := map[string][]listedDevice{}
-	for u := range inv.Units() {
-		byPool[u.Pool] = append(byPool[u.Pool], listedDevice{u.ID, u.Health.Schedulable(), u.Device.NUMANode})
+	size := map[string]int{} // by pool
+	for u := range inv.Devices() {
+		size[u.Pool] += max(u.Sharing.Replicas, 1)
 	}
-	lists := make(map[string][]listedDevice, len(byPool))
-	for pool, list := range byPool {
-		lists[vendor+pool] = list
+	lists := make(map[string][]listedDevice, len(size))
+	var pool, resource string
+	var list []listedDevice // of pool
+	for u := range inv.Units() {
+		if list == nil || u.Pool != pool {
+			pool, resource = u.Pool, ResourceOf(u)
+			if list = lists[resource]; list == nil {
+				list = make([]listedDevice, 0, size[pool])
+			}
+		}
+		list = append(list, listedDevice{u.ID, u.Health.Schedulable(), u.Device.NUMANode})
+		lists[resource] = list
 	}
 	return lists
 }

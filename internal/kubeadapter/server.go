@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -110,6 +111,10 @@ func (s *server) Allocate(ctx context.Context, r *v1beta1.AllocateRequest) (*v1b
 			return nil, allocateError(s.resource, err)
 		}
 		response.ContainerResponses = append(response.ContainerResponses, allocateResponse(plan, s.opts))
+		if units == nil {
+			devices, units = plan.Devices, plan.Units // the kubelet requests one container at a time
+			continue
+		}
 		devices, units = append(devices, plan.Devices...), append(units, plan.Units...)
 	}
 	if err := ctx.Err(); err != nil {
@@ -128,9 +133,10 @@ func (s *server) Allocate(ctx context.Context, r *v1beta1.AllocateRequest) (*v1b
 // was in its place, a GPU in another pool has the same ID, and the kubelet may not have the latest list.
 func (s *server) checkResource(units []inventory.Unit) error {
 	var errs []error
-	for _, u := range units {
-		if r := ResourceOf(u); r != s.resource {
-			errs = append(errs, fmt.Errorf("device ID %s: belongs to %s now, not %s", u.ID, r, s.resource))
+	pool := strings.TrimPrefix(s.resource, vendor)
+	for i := range units {
+		if u := &units[i]; u.Pool != pool {
+			errs = append(errs, fmt.Errorf("device ID %s: belongs to %s now, not %s", u.ID, ResourceOf(*u), s.resource))
 		}
 	}
 	return errors.Join(errs...)

@@ -258,20 +258,3 @@ func TestLargestListsFitAMessage(t *testing.T) {
 		}
 	}
 }
-
-// BenchmarkLargeUpdate measures a change of one unit: the lists of all resources, and the response of the one that changed.
-func BenchmarkLargeUpdate(b *testing.B) {
-	for _, node := range largest {
-		b.Run(node.name, func(b *testing.B) {
-			inv := buildInventory(node.machine, node.config)
-			sent := listDevices(inv)[node.resource]
-			b.ReportAllocs()
-			for b.Loop() {
-				list, _ := markRemoved(sent, listDevices(inv)[node.resource])
-				if _, err := proto.Marshal(listResponse(list)); err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
-	}
-}

@@ -144,10 +144,13 @@ func (t *tracker) setInventory(inv *inventory.Inventory) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	units := make(map[deviceKey]int, inv.Len())
+	var pool, resource string
 	for u := range inv.Units() {
-		k := keyOf(u)
-		units[k] = u.Device.NUMANode
-		t.served[k.resource] = true
+		if resource == "" || u.Pool != pool {
+			pool, resource = u.Pool, ResourceOf(u)
+			t.served[resource] = true
+		}
+		units[deviceKey{resource, u.ID}] = u.Device.NUMANode
 	}
 	if !maps.Equal(units, t.units) {
 		t.requestQuery()

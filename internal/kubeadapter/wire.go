@@ -40,11 +40,11 @@ func Resources(inv *inventory.Inventory) map[string]map[health.State]int {
 // listResponse returns the ListAndWatch response of a list. The API has two health values and no reason. A device without
 // NUMA affinity has no topology, because -1 is the kubelet's own sentinel.
 func listResponse(list []listedDevice) *v1beta1.ListAndWatchResponse {
-	devices := make([]*v1beta1.Device, len(list))
+	all, devices := make([]v1beta1.Device, len(list)), make([]*v1beta1.Device, len(list))
 	topology := map[int]*v1beta1.TopologyInfo{} // shared by all devices of a NUMA node: messages are only read
 	for i, l := range list {
-		d := &v1beta1.Device{ID: string(l.id), Health: v1beta1.Unhealthy}
-		if l.healthy {
+		d := &all[i]
+		if d.ID, d.Health = string(l.id), v1beta1.Unhealthy; l.healthy {
 			d.Health = v1beta1.Healthy
 		}
 		if l.numaNode >= 0 {

@@ -49,15 +49,18 @@ func newListings(driver gpu.Driver, groups []group) []listing {
 	for _, g := range groups {
 		l := listing{groupType: g.key.groupType, name: g.name, attributes: commonAttributes(driver, g.units)}
 		unhealthy := 0
-		for _, u := range g.units {
-			d := listedDevice{id: u.ID, healthy: u.Health.Schedulable(), pci: u.Device.PCI}
+		l.devices = make([]listedDevice, len(g.units))
+		for i := range g.units {
+			u, d := &g.units[i], &l.devices[i]
+			d.id, d.healthy, d.pci = u.ID, u.Health.Schedulable(), u.Device.PCI
 			if !d.healthy {
 				unhealthy++
 			}
-			if text := u.Health.String(); text != health.Healthy.String() {
+			if i > 0 && u.Health == g.units[i-1].Health { // another replica, most likely
+				d.description = l.devices[i-1].description
+			} else if text := u.Health.String(); text != health.Healthy.String() {
 				d.description = text
 			}
-			l.devices = append(l.devices, d)
 		}
 		if unhealthy > 0 {
 			l.attributes.addCount(unhealthyKey, unhealthy)
@@ -81,12 +84,15 @@ func (l listing) wire() *device.DeviceGroup {
 	for key, a := range l.attributes {
 		g.Attributes[key] = a.wire()
 	}
-	for _, d := range l.devices {
-		w := &device.Device{ID: string(d.id), Healthy: d.healthy, HealthDesc: d.description}
+	all := make([]device.Device, len(l.devices))
+	g.Devices = make([]*device.Device, len(l.devices))
+	for i, d := range l.devices {
+		w := &all[i]
+		*w = device.Device{ID: string(d.id), Healthy: d.healthy, HealthDesc: d.description}
 		if d.pci != "" {
 			w.HwLocality = &device.DeviceLocality{PciBusID: string(d.pci)}
 		}
-		g.Devices = append(g.Devices, w)
+		g.Devices[i] = w
 	}
 	return g
 }
@@ -200,11 +206,12 @@ func serial(s string) attribute {
 
 // commonAttributes returns the attributes that have the same value for all units.
 func commonAttributes(driver gpu.Driver, units []inventory.Unit) (common attributes) {
-	for i, u := range units {
+	for i := range units {
+		u := &units[i]
 		if i > 0 && u.Device == units[i-1].Device && u.Sharing == units[i-1].Sharing { // another replica
 			continue
 		}
-		of := attributesOf(driver, u)
+		of := attributesOf(driver, *u)
 		if i == 0 {
 			common = of
 			continue
