@@ -90,7 +90,7 @@ func BenchmarkInventory(b *testing.B) {
 					b.Fatal("not equal")
 				}
 			},
-			"Prefer1": prefer(1), "Prefer4": prefer(4), "Prefer8": prefer(8), "PreferHalf": prefer(len(ids) / 2),
+			"Prefer4": prefer(4), "Prefer8": prefer(8), "PreferHalf": prefer(len(ids) / 2),
 			"Reserve4": func() {
 				if _, err := inv.Reserve(ids[1], ids[last], ids[last/2], ids[last/3]); err != nil {
 					b.Fatal(err)

@@ -118,33 +118,33 @@ func BenchmarkFirstFingerprint(b *testing.B) {
 }
 
 // BenchmarkStatsOverSocket sends and receives responses without a pause. "sent" does not decode them: that is the cost of the
-// agent and of both ends of the socket. "decoded" is that and Nomad's client. "nomad" is with the server of Nomad's
+// agent and of both ends of the socket. "decoded" is that and Nomad's client. "sent by PluginDevice" is with the server of Nomad's
 // device.PluginDevice, for comparison.
 func BenchmarkStatsOverSocket(b *testing.B) {
-	for name, option := range map[string]func(device.DevicePlugin) grpc.ServerOption{"once": encodeOnce, "nomad": noOption} {
-		b.Run("server="+name+"/sent", func(b *testing.B) {
-			onHosts(b, func(b *testing.B, inv *inventory.Inventory) {
-				p := newPacedStats(b, inv, option)
-				receive := openRaw(b.Context(), b, nomadtest.Connect(b, p), "Stats", &proto.StatsRequest{CollectionInterval: durationpb.New(time.Hour)})
-				size := 0
-				for b.Loop() {
-					p.send()
-					size = receive()
-				}
-				b.ReportMetric(float64(size), "B/message")
-			})
-		})
-		b.Run("server="+name+"/decoded", func(b *testing.B) {
-			onHosts(b, func(b *testing.B, inv *inventory.Inventory) {
-				p := newPacedStats(b, inv, option)
-				received := openStats(b.Context(), b, nomadtest.Serve(b, p), time.Hour)
-				for b.Loop() {
-					p.send()
-					<-received
-				}
-			})
-		})
+	sent := func(option func(device.DevicePlugin) grpc.ServerOption) func(*testing.B, *inventory.Inventory) {
+		return func(b *testing.B, inv *inventory.Inventory) {
+			p := newPacedStats(b, inv, option)
+			receive := openRaw(b.Context(), b, nomadtest.Connect(b, p), "Stats", &proto.StatsRequest{CollectionInterval: durationpb.New(time.Hour)})
+			size := 0
+			for b.Loop() {
+				p.send()
+				size = receive()
+			}
+			b.ReportMetric(float64(size), "B/message")
+		}
 	}
+	b.Run("sent", func(b *testing.B) { onHosts(b, sent(encodeOnce)) })
+	b.Run("sent by PluginDevice", func(b *testing.B) { onHosts(b, sent(noOption)) })
+	b.Run("decoded", func(b *testing.B) {
+		onHosts(b, func(b *testing.B, inv *inventory.Inventory) {
+			p := newPacedStats(b, inv, encodeOnce)
+			received := openStats(b.Context(), b, nomadtest.Serve(b, p), time.Hour)
+			for b.Loop() {
+				p.send()
+				<-received
+			}
+		})
+	})
 }
 
 // pacedStats is a plugin whose responses are requested by the benchmark.

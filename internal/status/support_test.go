@@ -47,10 +47,13 @@ func (a adapter) Stats() (stats []kubeadapter.ResourceStats) {
 func (reload) Last() (bool, time.Time) { return true, time.Unix(1, 0) }
 func (reload) Warnings() []string      { return nil }
 
-func (a fixedAgent) handler() http.Handler {
+func (a fixedAgent) handler() http.Handler { return a.server().handler() }
+
+func (a fixedAgent) server() *Server {
 	return New(Options{
 		Agent: a, Adapter: adapter{a.state.Inventory}, Config: a.cfg, Reload: reload{}, Sources: func() map[string]bool { return map[string]bool{} },
-	}).handler()
+		Warnings: func() []string { return nil },
+	})
 }
 
 // read is an agent after the first reading, in which every GPU was checked.

@@ -1,6 +1,7 @@
 package nvidia
 
 import (
+	"fmt"
 	"strings"
 	"syscall"
 	"testing"
@@ -9,54 +10,71 @@ import (
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
-// machine64 has eight GPUs with seven MIG instances each: 64 devices.
-func machine64(b *testing.B) *simdriver.Machine {
-	b.Helper()
-	m := simdriver.Start(b, "a100-mig")
-	seven := strings.Fields(strings.Repeat("1g.10gb ", 7))
-	for slot := range 8 {
-		must(b, m.SetMIG(slot, seven...))
-	}
-	return m
-}
-
-// The benchmarks use the simulated driver: they measure this package and go-nvml, not NVIDIA's driver. benchmarkReading makes
-// one reading of a machine per operation.
-func benchmarkReading(b *testing.B, m *simdriver.Machine, devices int, read func(*Session) (n int, err error)) {
-	s := open(b, m)
-	snapshot(b, s)
-	before := total(calls(b, m))
-	b.ReportAllocs()
-	for b.Loop() {
-		if n, err := read(s); err != nil || n != devices {
-			b.Fatal(n, err)
+// benchMachines are the machines of the benchmarks: H100s, and GPUs of seven MIG instances each, which are devices too.
+var benchMachines = []struct {
+	name    string
+	devices int
+	start   func(*testing.B) *simdriver.Machine
+}{
+	{"gpus=1", 1, h100s(1)},
+	{"gpus=8", 8, h100s(8)},
+	{"gpus=16", 16, h100s(16)},
+	{"gpus=8/instances=56", 64, func(b *testing.B) *simdriver.Machine {
+		m := simdriver.Start(b, "a100-mig")
+		for slot := range 8 {
+			must(b, m.SetMIG(slot, strings.Fields(strings.Repeat("1g.10gb ", 7))...))
 		}
+		return m
+	}},
+	{"gpus=16/instances=112", 128, func(b *testing.B) *simdriver.Machine { return simdriver.Start(b, "a100x16-mig") }},
+}
+
+// h100s starts a machine of n H100s.
+func h100s(n int) func(*testing.B) *simdriver.Machine {
+	return func(b *testing.B) *simdriver.Machine {
+		m := simdriver.Start(b, "h100x8")
+		for slot := n; slot < 8; slot++ {
+			must(b, m.Remove(slot))
+		}
+		for slot := 8; slot < n; slot++ {
+			must(b, m.Add(slot))
+		}
+		return m
 	}
-	b.ReportMetric(float64(total(calls(b, m))-before)/float64(b.N), "calls/op")
 }
 
-func readSnapshot(s *Session) (int, error) {
-	snap, err := s.Snapshot()
-	return len(snap.Devices), err
+// onMachines makes one reading of each machine per operation. The driver is simulated: this measures this package and go-nvml,
+// not NVIDIA's driver.
+func onMachines(b *testing.B, read func(*Session) (n int, err error)) {
+	for _, machine := range benchMachines {
+		b.Run(machine.name, func(b *testing.B) {
+			m := machine.start(b)
+			s := open(b, m)
+			snapshot(b, s)
+			before := total(calls(b, m))
+			b.ReportAllocs()
+			for b.Loop() {
+				if n, err := read(s); err != nil || n != machine.devices {
+					b.Fatal(n, err)
+				}
+			}
+			b.ReportMetric(float64(total(calls(b, m))-before)/float64(b.N), "calls/op")
+		})
+	}
 }
 
-func readUsage(s *Session) (int, error) {
-	usage, err := s.Usage()
-	return len(usage), err
+func BenchmarkSnapshot(b *testing.B) {
+	onMachines(b, func(s *Session) (int, error) {
+		snap, err := s.Snapshot()
+		return len(snap.Devices), err
+	})
 }
 
-// 128 devices are sixteen GPUs and 112 instances.
-func BenchmarkSnapshot8(b *testing.B) {
-	benchmarkReading(b, simdriver.Start(b, "h100x8"), 8, readSnapshot)
-}
-func BenchmarkSnapshot64(b *testing.B) { benchmarkReading(b, machine64(b), 64, readSnapshot) }
-func BenchmarkSnapshot128(b *testing.B) {
-	benchmarkReading(b, simdriver.Start(b, "a100x16-mig"), 128, readSnapshot)
-}
-func BenchmarkUsage8(b *testing.B)  { benchmarkReading(b, simdriver.Start(b, "h100x8"), 8, readUsage) }
-func BenchmarkUsage64(b *testing.B) { benchmarkReading(b, machine64(b), 64, readUsage) }
-func BenchmarkUsage128(b *testing.B) {
-	benchmarkReading(b, simdriver.Start(b, "a100x16-mig"), 128, readUsage)
+func BenchmarkUsage(b *testing.B) {
+	onMachines(b, func(s *Session) (int, error) {
+		usage, err := s.Usage()
+		return len(usage), err
+	})
 }
 
 // BenchmarkOpen opens a session and makes its first Snapshot, links included.
@@ -70,30 +88,31 @@ func BenchmarkOpen(b *testing.B) {
 	}
 }
 
-// benchmarkProbe checks every GPU every 10 seconds, as the agents do, and reports the cost per minute beside the mean check.
+// BenchmarkProbe checks every GPU every 10 seconds, as the agents do, and reports the cost per minute beside the mean check.
 // The CPU time is that of this process and the simulated driver.
-func benchmarkProbe(b *testing.B, machine string, gpus int) {
-	m := simdriver.Start(b, machine)
-	now := time.Unix(0, 0)
-	s := openWith(b, m, Options{Now: func() time.Time { return now }})
-	snapshot(b, s)
-	probe(b, s)
-	before, began := total(calls(b, m)), cpuTime(b)
-	b.ReportAllocs()
-	for b.Loop() {
-		now = now.Add(10 * time.Second)
-		if obs, err := s.Probe(); err != nil || len(obs) != gpus {
-			b.Fatal(len(obs), err)
-		}
+func BenchmarkProbe(b *testing.B) {
+	for _, n := range []int{1, 8, 16} {
+		b.Run(fmt.Sprintf("gpus=%d", n), func(b *testing.B) {
+			m := h100s(n)(b)
+			now := time.Unix(0, 0)
+			s := openWith(b, m, Options{Now: func() time.Time { return now }})
+			snapshot(b, s)
+			probe(b, s)
+			before, began := total(calls(b, m)), cpuTime(b)
+			b.ReportAllocs()
+			for b.Loop() {
+				now = now.Add(10 * time.Second)
+				if obs, err := s.Probe(); err != nil || len(obs) != n {
+					b.Fatal(len(obs), err)
+				}
+			}
+			const checks = 6 // a minute
+			each := func(n float64) float64 { return n * checks / float64(b.N) }
+			b.ReportMetric(each(float64(total(calls(b, m))-before)), "calls/min")
+			b.ReportMetric(each(float64((cpuTime(b) - began).Microseconds())), "µs-CPU/min")
+		})
 	}
-	const checks = 6 // a minute
-	each := func(n float64) float64 { return n * checks / float64(b.N) }
-	b.ReportMetric(each(float64(total(calls(b, m))-before)), "calls/min")
-	b.ReportMetric(each(float64((cpuTime(b) - began).Microseconds())), "µs-CPU/min")
 }
-
-func BenchmarkProbe1(b *testing.B) { benchmarkProbe(b, "h200", 1) }
-func BenchmarkProbe8(b *testing.B) { benchmarkProbe(b, "h100x8", 8) }
 
 // cpuTime is the CPU time of this process.
 func cpuTime(b *testing.B) time.Duration {
