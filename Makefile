@@ -83,7 +83,7 @@ storm: tools-present ## the long runs: 1,000 restarts of either kubelet, 10,000 
 	TANDEM_STORM_FAULTS=10000 TANDEM_STORM_FOR=30m go test -race ./test/storm -count=1 -v -timeout 3h
 
 .PHONY: bench
-bench: tools-present ## run the benchmarks (3 min)
+bench: tools-present ## run the benchmarks (2 min)
 	go test -run '^$$' -bench . -benchmem -benchtime 300ms ./internal/... ./test/...
 
 .PHONY: numbers

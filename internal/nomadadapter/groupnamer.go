@@ -43,18 +43,26 @@ func (a assignment) groups(inv *inventory.Inventory) (assignment, []group) {
 	var all []group
 	index, keys := map[groupKey]int{}, map[groupKey]bool{}
 	var last inventory.Unit
-	at := 0 // the group of last
+	at, of, size := 0, make([]int, 0, inv.Len()), []int(nil) // the group of last and of each unit; the units of each group
 	for u := range inv.Units() {
 		if len(all) == 0 || u.Device != last.Device || u.Pool != last.Pool || u.Sharing.Mode != last.Sharing.Mode { // else a replica
 			k, ok := a.keyOf(u), false
 			if at, ok = index[k]; !ok {
 				at = len(all)
 				index[k], keys[k] = at, true
-				all = append(all, group{key: k})
+				all, size = append(all, group{key: k}), append(size, 0)
 			}
+			last = u
 		}
-		all[at].units = append(all[at].units, u)
-		last = u
+		of, size[at] = append(of, at), size[at]+1
+	}
+	for i := range all {
+		all[i].units = make([]inventory.Unit, 0, size[i])
+	}
+	i := 0
+	for u := range inv.Units() {
+		all[of[i]].units = append(all[of[i]].units, u)
+		i++
 	}
 	a.previous.names = maps.Clone(a.previous.names)
 	maps.DeleteFunc(a.previous.names, func(k groupKey, _ int) bool { return keys[k] })
