@@ -44,7 +44,8 @@ type allocation struct {
 	withdrawnAt time.Time // since when the ID is not offered; zero = it is offered
 }
 
-// allocations are the device IDs that pods hold or may hold. They are immutable.
+// allocations are the device IDs that pods hold or may hold. They are immutable but for byKey, which the tracker reads and
+// changes under its lock: a copy would make an Allocate cost more the more pods there are.
 type allocations struct {
 	byKey map[deviceKey]allocation
 	pods  map[deviceKey]string // "namespace/name" by what the pod holds, from the kubelet; nil = unavailable
@@ -129,14 +130,11 @@ func (a *allocations) limit() {
 	}
 }
 
-// with returns the allocations after an Allocate of units.
-func (a *allocations) with(now time.Time, units []inventory.Unit) *allocations {
-	next := *a
-	next.byKey = maps.Clone(a.byKey)
-	for _, u := range units {
-		next.byKey[keyOf(u)] = allocation{numaNode: u.Device.NUMANode, allocatedAt: now}
-	}
-	return &next
+// add adds an Allocate. It reports whether the key is new.
+func (a *allocations) add(k deviceKey, numaNode int, now time.Time) bool {
+	_, known := a.byKey[k]
+	a.byKey[k] = allocation{numaNode: numaNode, allocatedAt: now}
+	return !known
 }
 
 // withheld returns the units of an inventory that must not be allocated, with the reason: a pod holds their device under

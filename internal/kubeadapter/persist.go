@@ -82,11 +82,11 @@ func (t *tracker) restore(stored []StoredAllocation) {
 // stored returns what the store keeps, in order.
 func (t *tracker) stored() []StoredAllocation {
 	t.mu.Lock()
-	a := t.allocations
+	byKey := maps.Clone(t.allocations.byKey)
 	t.mu.Unlock()
-	all := make([]StoredAllocation, 0, len(a.byKey))
-	for _, k := range slices.SortedFunc(maps.Keys(a.byKey), compareKeys) {
-		one := a.byKey[k]
+	all := make([]StoredAllocation, 0, len(byKey))
+	for _, k := range slices.SortedFunc(maps.Keys(byKey), compareKeys) {
+		one := byKey[k]
 		all = append(all, StoredAllocation{Resource: k.resource, ID: k.id, NUMANode: one.numaNode, WithdrawnAt: one.withdrawnAt.UTC().Round(time.Second)})
 	}
 	return all

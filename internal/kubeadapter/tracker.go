@@ -87,9 +87,9 @@ func (t *tracker) publish() { t.offers.Store(newOffer(t.inventory, t.allocations
 // withhold returns an inventory with the units as unhealthy that must not be allocated because of pods.
 func (t *tracker) withhold(inv *inventory.Inventory) *inventory.Inventory {
 	t.mu.Lock()
-	a := t.allocations
+	withheld := t.allocations.withheld(inv)
 	t.mu.Unlock()
-	return inv.Withhold(a.withheld(inv))
+	return inv.Withhold(withheld)
 }
 
 // allocated records an Allocate of units. The kubelet waits for it, so it does not wait for the store.
@@ -99,17 +99,17 @@ func (t *tracker) allocated(units []inventory.Unit) {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	withdrawn := false
-	for _, u := range units {
-		k := keyOf(u)
-		if _, known := t.allocations.byKey[k]; !known {
+	now, withdrawn := time.Now(), false
+	for i := range units {
+		u := &units[i]
+		k := keyOf(*u)
+		if t.allocations.add(k, u.Device.NUMANode, now) {
 			watch.Notify(t.unsaved)
 		}
 		if _, offered := t.units[k]; !offered {
 			withdrawn = true
 		}
 	}
-	t.allocations = t.allocations.with(time.Now(), units)
 	if withdrawn { // during the Allocate: the IDs stay listed
 		t.publish()
 	}
