@@ -204,8 +204,8 @@ func (b *ledgerBuilder) find(c Condition) *Condition {
 
 // add adds a condition.
 func (b *ledgerBuilder) add(c Condition) *Condition {
-	of := append(b.conditions[c.At.GPU], c)
-	b.conditions[c.At.GPU] = of
+	b.conditions[c.At.GPU] = append(b.conditions[c.At.GPU], c)
+	of := b.conditions[c.At.GPU]
 	return &of[len(of)-1]
 }
 
