@@ -67,10 +67,31 @@ func TestApplyWithoutConditionsDoesNotAllocate(t *testing.T) {
 	}
 }
 
-// BenchmarkInventory measures an inventory: Build, and "update", the cost of one observation between ledger and adapters.
+// BenchmarkState measures all that the core does with the checks of all GPUs and with a reading: fold, Build, host, device nodes and
+// retiring units.
+func BenchmarkState(b *testing.B) {
+	for _, h := range coretest.Hosts() {
+		checks := healthyChecks(h.Snapshot)
+		healthy := core.NewState(h.Config).Read(h.Config, testStart, h.Snapshot, checks...)
+		lost := healthy
+		for _, c := range checks {
+			lost = lost.Observe(h.Config, testStart, health.Observation{At: c.At, Kind: health.Lost})
+		}
+		for name, s := range map[string]core.State{"healthy": healthy, "lost": lost} {
+			for call, f := range map[string]func(){
+				"checks":  func() { s.Observe(h.Config, testStart.Add(time.Second), checks...) },
+				"reading": func() { s.Read(h.Config, testStart.Add(time.Second), h.Snapshot, checks...) },
+			} {
+				b.Run(fmt.Sprintf("%s/%s/units=%d", call, name, h.Units), func(b *testing.B) { benchmark(b, f) })
+			}
+		}
+	}
+}
+
+// BenchmarkInventory measures an inventory.
 func BenchmarkInventory(b *testing.B) {
 	for _, h := range coretest.Hosts() {
-		inv, again, now := h.Inventory(), h.Inventory(), time.Now()
+		inv, again := h.Inventory(), h.Inventory()
 		ids := unitIDs(inv)
 		last := len(ids) - 1
 		prefer := func(n int) func() {
@@ -82,9 +103,6 @@ func BenchmarkInventory(b *testing.B) {
 		}
 		for call, f := range map[string]func(){
 			"Build": func() { h.Inventory() },
-			"update": func() {
-				h.Inventory().WithHost(inventory.Host{}, inventory.OverlapWarn).WithNodeWarnings(h.Snapshot.Nodes).WithRetiring(inv, now, time.Second)
-			},
 			"Equal": func() {
 				if !inv.Equal(again) {
 					b.Fatal("not equal")

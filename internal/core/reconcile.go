@@ -27,9 +27,9 @@ func Reconcile(prev, reading gpu.Snapshot) (gpu.Snapshot, []health.Observation) 
 			obs = append(obs, health.Observation{At: d.At, Kind: health.InstanceRead})
 		}
 	}
-	kept := slices.Clone(reading.Devices)
+	kept, listed := slices.Clone(reading.Devices), idsOf(reading.Devices)
 	for _, d := range prev.Devices {
-		if slices.ContainsFunc(reading.Devices, func(e gpu.Device) bool { return e.ID == d.ID }) {
+		if listed[d.ID] {
 			continue
 		}
 		if o, ok := missingDevice(d, reading); ok {
@@ -49,16 +49,29 @@ func Reconcile(prev, reading gpu.Snapshot) (gpu.Snapshot, []health.Observation) 
 // retainedLinks returns the previous links between GPUs that stopped responding and GPUs that are listed, except
 // those that were read again. This keeps a lost GPU in the NVLink group of its peers.
 func retainedLinks(links []gpu.Link, missing, kept []gpu.Device, read []gpu.Link) (of []gpu.Link) {
-	has := func(devices []gpu.Device, id gpu.DeviceID) bool {
-		return slices.ContainsFunc(devices, func(d gpu.Device) bool { return d.ID == id })
+	if len(missing) == 0 {
+		return nil
 	}
+	type pair struct{ a, b gpu.DeviceID }
+	readAgain := make(map[pair]bool, len(read))
+	for _, l := range read {
+		readAgain[pair{l.A, l.B}] = true
+	}
+	gone, all := idsOf(missing), idsOf(kept)
 	for _, l := range links {
-		readAgain := slices.ContainsFunc(read, func(r gpu.Link) bool { return r.A == l.A && r.B == l.B })
-		if !readAgain && (has(missing, l.A) || has(missing, l.B)) && has(kept, l.A) && has(kept, l.B) {
+		if !readAgain[pair{l.A, l.B}] && (gone[l.A] || gone[l.B]) && all[l.A] && all[l.B] {
 			of = append(of, l)
 		}
 	}
 	return of
+}
+
+func idsOf(devices []gpu.Device) map[gpu.DeviceID]bool {
+	ids := make(map[gpu.DeviceID]bool, len(devices))
+	for i := range devices {
+		ids[devices[i].ID] = true
+	}
+	return ids
 }
 
 // missingDevice returns the observation for d, which is missing from a snapshot; false if it was removed on
