@@ -169,11 +169,16 @@ func (a *allocations) withheld(inv *inventory.Inventory) map[inventory.UnitID]st
 
 // retained returns the allocations whose IDs are not in an inventory, as unhealthy devices by resource.
 func (a *allocations) retained(inv *inventory.Inventory) map[string][]listedDevice {
-	retained := map[string][]listedDevice{}
-	for _, k := range slices.SortedFunc(maps.Keys(a.byKey), compareKeys) {
+	var keys []deviceKey
+	for k := range a.byKey {
 		if u, ok := inv.Unit(k.id); !ok || ResourceOf(u) != k.resource {
-			retained[k.resource] = append(retained[k.resource], listedDevice{id: k.id, numaNode: a.byKey[k].numaNode})
+			keys = append(keys, k)
 		}
+	}
+	slices.SortFunc(keys, compareKeys)
+	retained := map[string][]listedDevice{}
+	for _, k := range keys {
+		retained[k.resource] = append(retained[k.resource], listedDevice{id: k.id, numaNode: a.byKey[k].numaNode})
 	}
 	return retained
 }
@@ -185,10 +190,24 @@ func (a *allocations) equivalent(b *allocations) bool {
 		maps.Equal(a.verified, b.verified) && (a.verified == nil) == (b.verified == nil)
 }
 
-// byDevice groups keys by device, those of a device in order.
+// byDevice groups keys by device, those of a device in order. Of the replicas of a device in one resource, which conflict with the
+// same units, it has the first one.
 func byDevice(keys iter.Seq[deviceKey]) map[gpu.DeviceID][]deviceKey {
+	type use struct {
+		device   gpu.DeviceID
+		shared   bool
+		resource string
+	}
+	first := map[use]deviceKey{}
+	for k := range keys {
+		u := use{resource: k.resource}
+		u.device, u.shared = k.id.Split()
+		if other, ok := first[u]; !ok || k.id < other.id {
+			first[u] = k
+		}
+	}
 	groups := map[gpu.DeviceID][]deviceKey{}
-	for _, k := range slices.SortedFunc(keys, compareKeys) {
+	for _, k := range slices.SortedFunc(maps.Values(first), compareKeys) {
 		device, _ := k.id.Split()
 		groups[device] = append(groups[device], k)
 	}

@@ -3,12 +3,14 @@ package kubeadapter
 import (
 	"fmt"
 	"testing"
+	"time"
 
 	"google.golang.org/protobuf/proto"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
 )
 
 // onHosts runs a benchmark on each host, with the device IDs of the resource that has the most.
@@ -76,13 +78,31 @@ func BenchmarkPreferredAllocation(b *testing.B) {
 	})
 }
 
-// BenchmarkOffer measures an update of the inventory on its way to the endpoints.
+// BenchmarkOffer measures an update of the inventory on its way to the endpoints: "free" while no pod is known to hold a unit, "held"
+// while pods hold all of them.
 func BenchmarkOffer(b *testing.B) {
-	onHosts(b, func(b *testing.B, s *server, _ []string) {
+	replace := func(b *testing.B, s *server) {
 		inv := s.tracker.source.Current()
 		for b.Loop() {
 			s.tracker.setInventory(inv)
 		}
+		if o := s.tracker.offers.Load(); o.dependsOnPods() {
+			b.Fatal("units are withheld or retained")
+		}
+	}
+	b.Run("free", func(b *testing.B) {
+		onHosts(b, func(b *testing.B, s *server, _ []string) { replace(b, s) })
+	})
+	b.Run("held", func(b *testing.B) {
+		onHosts(b, func(b *testing.B, s *server, ids []string) {
+			answer := &podresources.Answer{Pods: len(ids)}
+			for i, id := range ids {
+				allocate(b, s, []string{id})
+				answer.Devices = append(answer.Devices, podresources.Device{Resource: s.resource, ID: id, Pod: fmt.Sprintf("default/pod-%d", i)})
+			}
+			s.tracker.apply(update{now: time.Now(), offered: s.tracker.units, driverReady: true, answer: answer})
+			replace(b, s)
+		})
 	})
 }
 
