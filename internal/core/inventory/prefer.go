@@ -28,17 +28,17 @@ func (inv *Inventory) Prefer(available, required []UnitID, n int) []UnitID {
 	if inv.anyShared(chosen) || inv.anyShared(pool) {
 		return inv.ids(inv.chooseShared(chosen, pool, n))
 	}
-	score := inv.scores()
+	near := nearest{scores: inv.scores(), pool: pool, n: n}
 	best, bestScore := chosen, -1
 	if len(chosen) > 0 {
-		best, _ = addNearest(chosen, pool, n, score)
+		best, _ = near.choose(chosen...)
 	} else {
 		for k, seed := range pool {
 			if k > 0 && inv.interchangeable(seed, pool[k-1]) {
 				continue // results in an equal set
 			}
-			if set, s := addNearest([]int{seed}, pool, n, score); n > 0 && s > bestScore {
-				best, bestScore = set, s
+			if set, s := near.choose(seed); n > 0 && s > bestScore {
+				best, bestScore = append(best[:0], set...), s
 			}
 		}
 	}
@@ -125,58 +125,87 @@ func (inv *Inventory) indices(ids []UnitID) []int {
 	return slices.Compact(units)
 }
 
-// addNearest adds to seed the units of pool with the highest scores until there are n, and returns the sum of the
-// scores.
-func addNearest(seed, pool []int, n int, score func(a, b int) int) (set []int, total int) {
-	set = slices.Clone(seed)
-	left := slices.DeleteFunc(slices.Clone(pool), func(i int) bool { return slices.Contains(seed, i) })
-	gains := make([]int, len(left)) // for each one left: the sum of its scores with the set
-	join := func(member int) {
-		for k, candidate := range left {
-			gains[k] += score(candidate, member)
-		}
-	}
-	for _, member := range seed {
-		join(member)
-	}
-	for len(set) < n && len(left) > 0 {
-		at := slices.Index(gains, slices.Max(gains))
-		member := left[at]
-		set, total = append(set, member), total+gains[at]
-		left, gains = slices.Delete(left, at, at+1), slices.Delete(gains, at, at+1)
-		join(member)
-	}
-	return set, total
+// nearest chooses sets of n units from pool. It reuses its memory: a set is valid until the next choice.
+type nearest struct {
+	scores           scores
+	pool             []int
+	n                int
+	set, left, gains []int
 }
 
-// scores returns the function that rates two units (by index): higher is better.
-func (inv *Inventory) scores() func(a, b int) int {
+// choose adds to seed the units of the pool with the highest scores until there are n, and returns the sum of the
+// scores.
+func (c *nearest) choose(seed ...int) (set []int, total int) {
+	c.set, c.left, c.gains = append(c.set[:0], seed...), c.left[:0], c.gains[:0]
+	for _, i := range c.pool {
+		if !slices.Contains(seed, i) {
+			c.left, c.gains = append(c.left, i), append(c.gains, 0) // for each one left: the sum of its scores with the set
+		}
+	}
+	if len(c.set) < c.n {
+		for _, member := range seed {
+			c.join(member)
+		}
+	}
+	for len(c.set) < c.n && len(c.left) > 0 {
+		at := slices.Index(c.gains, slices.Max(c.gains))
+		member := c.left[at]
+		c.set, total = append(c.set, member), total+c.gains[at]
+		c.left, c.gains = slices.Delete(c.left, at, at+1), slices.Delete(c.gains, at, at+1)
+		if len(c.set) < c.n {
+			c.join(member)
+		}
+	}
+	return c.set, total
+}
+
+// join adds the scores with a new member of the set.
+func (c *nearest) join(member int) {
+	for k, candidate := range c.left {
+		c.gains[k] += c.scores.of(candidate, member)
+	}
+}
+
+// scores rate pairs of units.
+type scores struct {
+	gpuOf, nodeOf []int // by unit: number of the GPU, NUMA node
+	gpus          int
+	links         []int // by two numbers of GPUs
+}
+
+func (inv *Inventory) scores() scores {
 	number := map[gpu.DeviceID]int{} // of each GPU
-	gpuOf, nodeOf := make([]int, len(inv.units)), make([]int, len(inv.units))
+	s := scores{gpuOf: make([]int, len(inv.units)), nodeOf: make([]int, len(inv.units))}
 	for i := range inv.units {
 		d := &inv.units[i].Device
-		if _, ok := number[d.At.GPU]; !ok {
-			number[d.At.GPU] = len(number)
+		n, ok := number[d.At.GPU]
+		if !ok {
+			n = len(number)
+			number[d.At.GPU] = n
 		}
-		gpuOf[i], nodeOf[i] = number[d.At.GPU], d.NUMANode
+		s.gpuOf[i], s.nodeOf[i] = n, d.NUMANode
 	}
-	links := make([]int, len(number)*len(number))
+	s.gpus = len(number)
+	s.links = make([]int, s.gpus*s.gpus)
 	for _, l := range inv.links {
 		a, known := number[l.A]
 		b, too := number[l.B]
 		if known && too {
-			s := 100*l.NVLinks + 10*int(l.Path)
-			links[a*len(number)+b], links[b*len(number)+a] = s, s
+			v := 100*l.NVLinks + 10*int(l.Path)
+			s.links[a*s.gpus+b], s.links[b*s.gpus+a] = v, v
 		}
 	}
-	return func(a, b int) int {
-		if gpuOf[a] == gpuOf[b] {
-			return 10_000 // instances of one GPU
-		}
-		s := links[gpuOf[a]*len(number)+gpuOf[b]]
-		if nodeOf[a] >= 0 && nodeOf[a] == nodeOf[b] {
-			s += 5
-		}
-		return s
+	return s
+}
+
+// of rates two units (by index): higher is better.
+func (s *scores) of(a, b int) int {
+	if s.gpuOf[a] == s.gpuOf[b] {
+		return 10_000 // instances of one GPU
 	}
+	v := s.links[s.gpuOf[a]*s.gpus+s.gpuOf[b]]
+	if s.nodeOf[a] >= 0 && s.nodeOf[a] == s.nodeOf[b] {
+		v += 5
+	}
+	return v
 }
