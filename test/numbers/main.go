@@ -1,5 +1,5 @@
 // Numbers measures device plugins as whole processes, each under a small stand-in for its orchestrator, on a simulated machine: time
-// to the first list, latency of calls over the plugin's real socket, memory, and the cost of an idle minute. Latencies are also given
+// to the first list, latency of calls over the plugin's real socket, memory, and the cost of an idle minute, by part. Latencies are also given
 // as ratios to a call on the same connection that does nothing, so that figures of different machines can be compared. With -peer
 // another device plugin, or another version of an agent, is measured in alternation with the agent of the same API.
 package main
@@ -14,7 +14,6 @@ import (
 	"runtime"
 	"slices"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/tandem-gpu/tandem/test/rig"
@@ -28,6 +27,8 @@ func main() {
 	flag.IntVar(&o.calls, "n", 2000, "calls of each kind to time")
 	flag.IntVar(&o.runs, "runs", 3, "processes of each plugin; the figures are medians")
 	flag.DurationVar(&o.idle, "idle", time.Minute, "time without a request, in which the cost of a minute is measured; 0: it is not")
+	flag.DurationVar(&o.profile, "profile", time.Minute, "idle time in which perf records what each part costs, and another for system calls; 0: none")
+	flag.DurationVar(&o.statistics, "stats", time.Second, "interval at which Nomad asks for statistics, 1s as a Nomad client unless configured; 0: it does not")
 	flag.Parse()
 	err := o.measure(context.Background(), *bin, strings.FieldsFunc(*peers, func(r rune) bool { return r == ',' }))
 	if err != nil {
@@ -41,14 +42,19 @@ type options struct {
 	machine     string
 	calls, runs int
 	idle        time.Duration
+	profile     time.Duration
+	statistics  time.Duration
+	perf        recordings // of the last run
 }
 
 // subject is a device plugin to measure.
 type subject struct {
 	name, binary string
-	peer         bool // not an agent of this project
+	peer         bool   // not an agent of this project
+	idle         string // what an idle minute of it is
 	start        func(context.Context, rig.Setup, subject, string) (*process, error)
 	runs         [][]figure
+	profile      *profile // of the last run; nil: none
 }
 
 // ratio is the unit of a figure that is a ratio.
@@ -65,18 +71,25 @@ func (o options) measure(ctx context.Context, bin string, peers []string) error 
 		return errors.New("want 1 or more -runs and -n, and an -idle of 0 or more")
 	}
 	groups := [][]*subject{
-		{{name: "nomad-gpu", binary: filepath.Join(bin, "nomad-gpu"), start: startNomad}},
-		{{name: "k8s-gpu", binary: filepath.Join(bin, "k8s-gpu"), start: startKubelet}},
+		{{name: "nomad-gpu", binary: filepath.Join(bin, "nomad-gpu"), start: startNomad, idle: "idle minute, no statistics"}},
+		{{name: "k8s-gpu", binary: filepath.Join(bin, "k8s-gpu"), start: startKubelet, idle: "idle minute"}},
+	}
+	if o.statistics > 0 {
+		groups[0][0].idle = fmt.Sprintf("idle minute, statistics every %v", o.statistics)
 	}
 	for _, path := range peers {
 		s, api := &subject{name: path, binary: path, start: startKubelet}, 1
 		if isNomadPlugin(ctx, path) {
 			s.start, api = startNomad, 0
 		}
-		s.peer = filepath.Base(path) != groups[api][0].name
+		s.peer, s.idle = filepath.Base(path) != groups[api][0].name, groups[api][0].idle
 		groups[api] = append(groups[api], s)
 	}
+	perf := o.recordings(ctx)
 	for n := range o.runs {
+		if n == o.runs-1 { // once: it takes as long as two more idle minutes
+			o.perf = perf
+		}
 		for _, group := range groups {
 			order := slices.Clone(group)
 			if n%2 == 1 {
@@ -84,7 +97,7 @@ func (o options) measure(ctx context.Context, bin string, peers []string) error 
 			}
 			for _, s := range order {
 				fmt.Fprintf(os.Stderr, "run %d of %d: %s\n", n+1, o.runs, s.name)
-				figures, err := o.run(ctx, *s)
+				figures, err := o.run(ctx, s)
 				if err != nil {
 					return fmt.Errorf("%s: %w", s.name, err)
 				}
@@ -97,12 +110,18 @@ func (o options) measure(ctx context.Context, bin string, peers []string) error 
 		if err := print(group); err != nil {
 			return err
 		}
+		if group[0].profile == nil {
+			continue
+		}
+		if err := printProfiles(os.Stdout, group, o.perf.time); err != nil {
+			return err
+		}
 	}
 	return nil
 }
 
 // run measures one process of a subject.
-func (o options) run(ctx context.Context, s subject) ([]figure, error) {
+func (o options) run(ctx context.Context, s *subject) ([]figure, error) {
 	dir, err := os.MkdirTemp("", "numbers") // a short path: it has sockets
 	if err != nil {
 		return nil, err
@@ -116,7 +135,7 @@ func (o options) run(ctx context.Context, s subject) ([]figure, error) {
 		return nil, errors.New("the figures are of a simulated machine: name one with -machine")
 	}
 	start := time.Now()
-	p, err := s.start(ctx, rig.Setup{Roots: m.Roots, StateDir: filepath.Join(dir, "state"), Peer: s.peer}, s, dir)
+	p, err := s.start(ctx, rig.Setup{Roots: m.Roots, StateDir: filepath.Join(dir, "state"), Peer: s.peer, Statistics: o.statistics}, *s, dir)
 	if err != nil {
 		return nil, err
 	}
@@ -136,49 +155,10 @@ func (o options) run(ctx context.Context, s subject) ([]figure, error) {
 	}
 	var idle []figure
 	if o.idle > 0 {
-		if idle, err = p.idle(m.Simulated, o.idle); err != nil {
+		if idle, err = o.idleMinutes(ctx, p, m.Simulated, s); err != nil {
 			return nil, err
 		}
 	}
 	memory, err := p.memory()
 	return slices.Concat(figures, memory, idle), err
-}
-
-// print prints the medians of each subject, and the ratios of the first to the others.
-func print(group []*subject) error {
-	t := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', tabwriter.AlignRight)
-	header := "\n"
-	for i, s := range group {
-		header += "\t" + s.name
-		if i > 0 {
-			header += "\tratio"
-		}
-	}
-	fmt.Fprintln(t, header+"\t")
-	for i, f := range group[0].runs[0] {
-		ours := group[0].median(i)
-		line := fmt.Sprintf("%s\t%s", f.name, f.format(ours))
-		for _, other := range group[1:] {
-			theirs := other.median(i)
-			line += fmt.Sprintf("\t%s\t%.2f", f.format(theirs), ours/theirs)
-		}
-		fmt.Fprintln(t, line+"\t")
-	}
-	return t.Flush()
-}
-
-// median is that of the figure with an index.
-func (s *subject) median(i int) float64 {
-	var values []float64
-	for _, figures := range s.runs {
-		values = append(values, figures[i].value)
-	}
-	return quantile(values, 0.5)
-}
-
-func (f figure) format(value float64) string {
-	if f.unit == ratio {
-		return fmt.Sprintf("%.2f", value)
-	}
-	return strings.TrimSuffix(fmt.Sprintf("%.4g %s", value, f.unit), " ")
 }

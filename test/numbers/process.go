@@ -17,7 +17,6 @@ import (
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/tandem-gpu/tandem/test/rig"
-	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
 // process is a running device plugin that has listed its devices.
@@ -110,92 +109,3 @@ func (p *process) memory() (figures []figure, err error) {
 }
 
 func (p *process) path(name string) string { return filepath.Join("/proc", strconv.Itoa(p.pid), name) }
-
-// settle is longer than the time between two checks: what came before has ended.
-const settle = 12 * time.Second
-
-// idle measures a time without a request, with all GPUs healthy and with one lost. The figures are those of a minute.
-func (p *process) idle(m *simdriver.Machine, d time.Duration) ([]figure, error) {
-	healthy, err := p.minute(m, d, "idle minute")
-	if err != nil {
-		return nil, err
-	}
-	slots, err := m.Slots()
-	if err != nil {
-		return nil, err
-	}
-	if err := m.Lose(slots[len(slots)/2]); err != nil {
-		return nil, err
-	}
-	lost, err := p.minute(m, d, "idle minute, one GPU lost")
-	return slices.Concat(healthy, lost), err
-}
-
-func (p *process) minute(m *simdriver.Machine, d time.Duration, name string) ([]figure, error) {
-	time.Sleep(settle)
-	before, err := p.spent(m)
-	if err != nil {
-		return nil, err
-	}
-	time.Sleep(d)
-	after, err := p.spent(m)
-	for i := range after {
-		after[i].value = (after[i].value - before[i].value) / d.Minutes()
-		after[i].name = name + ": " + after[i].name
-	}
-	return after, err
-}
-
-// spent is what the process has cost so far.
-func (p *process) spent(m *simdriver.Machine) ([]figure, error) {
-	cpu, err := p.cpu()
-	if err != nil {
-		return nil, err
-	}
-	wakeups, err := p.wakeups()
-	if err != nil {
-		return nil, err
-	}
-	calls, err := m.CallsOf(p.pid)
-	if err != nil {
-		return nil, err
-	}
-	var all, waits float64
-	for name, n := range calls {
-		all += float64(n)
-		if strings.HasPrefix(name, "nvmlEventSetWait") {
-			waits += float64(n)
-		}
-	}
-	return []figure{{"CPU", "ms", cpu}, {"waits of threads", "", wakeups}, {"driver calls", "", all}, {"of them event waits", "", waits}}, nil
-}
-
-// cpu is the CPU time in milliseconds (proc(5), /proc/PID/stat: utime and stime, in ticks of 10 ms).
-func (p *process) cpu() (ms float64, err error) {
-	stat, err := os.ReadFile(p.path("stat"))
-	if err != nil {
-		return 0, err
-	}
-	_, rest, _ := strings.Cut(string(stat), ") ")
-	for _, field := range strings.Fields(rest)[11:13] {
-		n, err := strconv.Atoi(field)
-		if err != nil {
-			return 0, err
-		}
-		ms += float64(n) * 10
-	}
-	return ms, nil
-}
-
-// wakeups is how often threads have waited, and so were woken (proc(5), voluntary_ctxt_switches). Those of ended threads are lost.
-func (p *process) wakeups() (n float64, err error) {
-	threads, err := filepath.Glob(p.path("task/*/status"))
-	for _, path := range threads {
-		text, _ := os.ReadFile(path) // the thread may have ended
-		_, rest, _ := strings.Cut(string(text), "\nvoluntary_ctxt_switches:")
-		var switches float64
-		_, _ = fmt.Sscan(rest, &switches)
-		n += switches
-	}
-	return n, err
-}

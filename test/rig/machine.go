@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"os"
 	"os/exec"
+	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/nvidia"
@@ -31,6 +32,10 @@ type Setup struct {
 	StateDir string // health history and local socket; "" = none
 	Policy   string // file; "" = none
 	Hasty    bool   // check and recover in seconds instead of a minute
+
+	// Statistics is the interval at which Nomad asks for them; 0 = it does not. A Nomad client asks every second unless
+	// telemetry.collection_interval is set.
+	Statistics time.Duration
 
 	// Peer is whether the binary is another device plugin, which has its own defaults for the above. It finds the driver by
 	// LD_LIBRARY_PATH, and the kubelet's directory where a kubelet has it, in a mount namespace of its own (root).

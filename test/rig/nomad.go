@@ -71,6 +71,17 @@ func (n *Nomad) connect(ctx context.Context, s Setup) error {
 		return err
 	}
 	go n.follow(stream)
+	if s.Statistics == 0 {
+		return nil
+	}
+	statistics, err := n.device.Stats(ctx, s.Statistics)
+	if err != nil {
+		return err
+	}
+	go func() {
+		for range statistics { // ends when the plugin does
+		}
+	}()
 	return nil
 }
 

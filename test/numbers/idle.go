@@ -1,0 +1,138 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tandem-gpu/tandem/test/simdriver"
+)
+
+// settle is longer than the time between two checks: what came before has ended.
+const settle = 12 * time.Second
+
+// idleMinutes measures a time without a request, with all GPUs healthy and with one lost. The figures are those of a minute. Between the
+// two perf records.
+func (o options) idleMinutes(ctx context.Context, p *process, m *simdriver.Machine, s *subject) ([]figure, error) {
+	healthy, err := p.minute(m, o.idle, s.idle)
+	if err != nil {
+		return nil, err
+	}
+	if o.perf.time > 0 {
+		if s.profile, err = p.profile(ctx, o.perf); err != nil {
+			return nil, err
+		}
+	}
+	slots, err := m.Slots()
+	if err != nil {
+		return nil, err
+	}
+	if err := m.Lose(slots[len(slots)/2]); err != nil {
+		return nil, err
+	}
+	lost, err := p.minute(m, o.idle, s.idle+", one GPU lost")
+	return slices.Concat(healthy, lost), err
+}
+
+// idleCPU is the CPU time of an idle minute in milliseconds.
+func (s *subject) idleCPU() float64 {
+	return s.median(slices.IndexFunc(s.runs[0], func(f figure) bool { return f.name == s.idle+": "+cpuFigure }))
+}
+
+func (p *process) minute(m *simdriver.Machine, d time.Duration, name string) ([]figure, error) {
+	time.Sleep(settle)
+	before, err := p.spent(m)
+	if err != nil {
+		return nil, err
+	}
+	time.Sleep(d)
+	after, err := p.spent(m)
+	for i := range after {
+		after[i].value = (after[i].value - before[i].value) / d.Minutes()
+		after[i].name = name + ": " + after[i].name
+	}
+	return after, err
+}
+
+// cpuFigure is the name of the figure of CPU time.
+const cpuFigure = "CPU"
+
+// spent is what the process has cost so far.
+func (p *process) spent(m *simdriver.Machine) ([]figure, error) {
+	cpu, err := cpuTime(p.pid)
+	if err != nil {
+		return nil, err
+	}
+	wakeups, err := p.wakeups()
+	if err != nil {
+		return nil, err
+	}
+	calls, err := m.CallsOf(p.pid)
+	if err != nil {
+		return nil, err
+	}
+	var all, waits float64
+	for name, n := range calls {
+		all += float64(n)
+		if strings.HasPrefix(name, "nvmlEventSetWait") {
+			waits += float64(n)
+		}
+	}
+	ms := float64(cpu.Nanoseconds()) / 1e6
+	return []figure{{cpuFigure, "ms", ms}, {"waits of threads", "", wakeups}, {"driver calls", "", all}, {"of them event waits", "", waits}}, nil
+}
+
+// cpuTime is the CPU time of a process from its CPU clock (clock_getcpuclockid(3)), which is exact to the nanosecond and has that of
+// threads that have ended; not that of other processes it started. /proc/PID/stat has ticks of 10 ms, a fifth of what an idle
+// minute may cost, and /proc/PID/task/*/schedstat lacks ended threads.
+func cpuTime(pid int) (time.Duration, error) {
+	const ofScheduler = 2 // CPUCLOCK_SCHED of the kernel's posix-timers.h
+	var t unix.Timespec
+	if err := unix.ClockGettime(int32(^pid<<3|ofScheduler), &t); err != nil {
+		return 0, fmt.Errorf("CPU clock of process %d: %w", pid, err)
+	}
+	return time.Duration(t.Nano()), nil
+}
+
+// wakeups is how often threads have waited, and so were woken (proc(5), voluntary_ctxt_switches). Those of ended threads are lost.
+func (p *process) wakeups() (n float64, err error) {
+	threads, err := filepath.Glob(p.path("task/*/status"))
+	for _, path := range threads {
+		text, _ := os.ReadFile(path) // the thread may have ended
+		_, rest, _ := strings.Cut(string(text), "\nvoluntary_ctxt_switches:")
+		var switches float64
+		_, _ = fmt.Sscan(rest, &switches)
+		n += switches
+	}
+	return n, err
+}
+
+// recordings are what perf may record here.
+type recordings struct {
+	time  time.Duration
+	calls bool
+}
+
+// recordings finds out what perf may record. What it may not is on standard error.
+func (o options) recordings(ctx context.Context) (r recordings) {
+	if o.idle == 0 || o.profile == 0 {
+		return r
+	}
+	if err := canRecord(ctx, onCPU, 1); err != nil {
+		fmt.Fprintln(os.Stderr, "numbers: no CPU by part:", err)
+		return r
+	}
+	r.time = o.profile
+	if err := canRecord(ctx, traced, -1); err != nil {
+		fmt.Fprintln(os.Stderr, "numbers: no system calls:", err)
+		return r
+	}
+	r.calls = true
+	return r
+}

@@ -1,0 +1,140 @@
+package main
+
+import (
+	"slices"
+	"strings"
+)
+
+// part is a part of an agent, with the functions that belong to it: how the names of functions, or of their packages, start.
+type part struct {
+	name      string
+	functions []string
+}
+
+// Parts that are not functions of an agent.
+const (
+	driverLibrary = "driver library and libc"
+	collection    = "Go garbage collection"
+	sysmon        = "Go sysmon thread"
+	scheduler     = "Go scheduler"
+	kernelOnly    = "kernel, without a caller"
+	unknown       = "other"
+
+	userUnknown, kernelUnknown = "no symbols", "no symbols, in the kernel"
+)
+
+// runtimeParts run because another part does.
+var runtimeParts = []string{sysmon, scheduler, kernelOnly}
+
+// module is that of this project.
+const module = "github.com/tandem-gpu/tandem/"
+
+// parts of the agents. A sample belongs to the first part of which a function is on the stack, so what one part calls of a later one is
+// its own. Stacks are from frame pointers, so the caller of a function that has none may be missing.
+var parts = []part{
+	{collection, []string{
+		"runtime.gcBgMarkWorker", "runtime.bgsweep", "runtime.bgscavenge", "runtime.gcStart", "runtime.gcAssistAlloc",
+		"runtime.runFinalizers", "runtime.runCleanups", "runtime/debug.",
+	}},
+	{"event wait", []string{module + "internal/core/monitor.runWaiter"}},
+	{"statistics", []string{
+		module + "internal/nomadadapter.(*Plugin).stats", module + "internal/nomadadapter.(*Plugin).Stats",
+		module + "internal/nomadadapter.(*statsStream)", module + "internal/core/nvidia.(*Session).Usage",
+		module + "internal/core/nvidia.startQuery[go.shape.[]" + module + "internal/core/gpu.Usage]",
+		module + "internal/core/nvidia.queryAll[go.shape.[]" + module + "internal/core/gpu.Usage]",
+		module + "internal/core/monitor.(*Monitor).Usage", module + "internal/core/monitor.(*usageReadings)",
+		"github.com/hashicorp/nomad/plugins/device.(*devicePluginServer).Stats",
+		"github.com/hashicorp/nomad/plugins/device/proto._DevicePlugin_Stats_Handler",
+	}},
+	{"health check", []string{
+		module + "internal/core/nvidia.(*Session).Probe", module + "internal/core/monitor.(*Monitor).probe",
+		module + "internal/core/monitor.(*probeScheduler)", module + "internal/core/nvidia.(*healthRecord)",
+	}},
+	{"reading of the machine", []string{module + "internal/core/nvidia.(*Session).Snapshot"}},
+	{"GPU workers, other calls", []string{module + "internal/core/nvidia.startQuery", module + "internal/core/nvidia.queryAll"}},
+	{"reader, between requests", []string{module + "internal/core/monitor.(*Monitor).runReader"}},
+	{"checks for device nodes", []string{module + "internal/core/monitor.(*Monitor).checkNodes"}},
+	{"checkpoint", []string{
+		module + "internal/checkpoint", module + "internal/core/monitor.(*Monitor).startCheckpoints",
+		module + "internal/core/monitor.(*Monitor).writeCheckpoints",
+	}},
+	{"monitor", []string{module + "internal/core"}},
+	{"claims of other agents", []string{module + "internal/hostwatch.(*Watcher).watchClaims"}},
+	{"MPS daemons", []string{module + "internal/hostwatch"}},
+	{"kubelet's directory", []string{module + "internal/kubeadapter.(*kubelet)", "github.com/fsnotify/fsnotify"}},
+	{"pod resources", []string{module + "internal/kubeadapter.(*tracker).run", module + "internal/kubeadapter/podresources"}},
+	{"lists for kubelet", []string{module + "internal/kubeadapter"}},
+	{"fingerprint", []string{module + "internal/nomadadapter.(*Plugin).fingerprint", module + "internal/nomadadapter.(*fingerprinter)"}},
+	{"control socket", []string{module + "internal/control"}},
+	{"parent process", []string{module + "internal/nomadadapter/process.WatchParent"}},
+	{"kernel log", []string{module + "internal/kmsg", module + "internal/agent.(*sources)"}},
+	{"watchdog", []string{module + "internal/watchdog"}},
+	{"log", []string{module + "internal/asynclog", "log/slog", "github.com/hashicorp/go-hclog"}},
+	{"gRPC", []string{"google.golang.org/grpc", "github.com/hashicorp/go-plugin"}},
+	{"HTTP", []string{module + "internal/status", "net/http"}},
+}
+
+// runtimeFunctions are the parts of a stack without a function of the above: the outermost function says which.
+var runtimeFunctions = []part{
+	{sysmon, []string{"runtime.sysmon"}},
+	{scheduler, []string{"runtime.mcall", "runtime.mstart", "runtime.morestack", "runtime.schedule", "runtime.findRunnable", "runtime.rt0_go"}},
+}
+
+// partOf is the part to which a sample belongs. In a binary without symbols (nil) it is a rough one.
+func (s *symbols) partOf(stack []frame) string {
+	if slices.ContainsFunc(stack, func(f frame) bool { return strings.Contains(f.file, "libnvidia-ml.so") }) {
+		return driverLibrary
+	}
+	user := slices.DeleteFunc(slices.Clone(stack), frame.kernel)
+	switch {
+	case len(user) == 0:
+		return kernelOnly
+	case s == nil && len(user) < len(stack):
+		return kernelUnknown
+	case s == nil:
+		return userUnknown
+	}
+	var names []string
+	for _, f := range user {
+		if name := s.name(f); name != "" {
+			names = append(names, name)
+		}
+	}
+	if len(names) == 0 {
+		return driverLibrary // C code keeps no frame pointers: the stack ends in it
+	}
+	for _, table := range [][]part{parts, runtimeFunctions} {
+		if name := firstOf(table, names); name != "" {
+			return name
+		}
+	}
+	return packageOf(names)
+}
+
+func firstOf(table []part, names []string) string {
+	for _, p := range table {
+		for _, name := range names {
+			if slices.ContainsFunc(p.functions, func(start string) bool { return strings.HasPrefix(name, start) }) {
+				return p.name
+			}
+		}
+	}
+	return ""
+}
+
+// packageOf is the package of the outermost function that is not Go's own or a helper's.
+func packageOf(names []string) string {
+	for _, name := range slices.Backward(names) {
+		name, _, _ = strings.Cut(name, "[") // of type parameters
+		folder, last, ok := cutLast(name, "/")
+		if !ok || !strings.Contains(folder, ".") || strings.HasPrefix(folder, "golang.org/x") {
+			continue
+		}
+		last, _, _ = strings.Cut(last, ".")
+		return "package " + strings.TrimPrefix(folder+"/"+last, module)
+	}
+	if slices.ContainsFunc(names, func(name string) bool { return strings.HasPrefix(name, "main.") }) {
+		return "signals and main"
+	}
+	return unknown
+}
