@@ -66,10 +66,8 @@ type figure struct {
 	value      float64
 }
 
-func (o options) measure(ctx context.Context, bin string, peers []string) error {
-	if o.runs < 1 || o.calls < 1 || o.idle < 0 {
-		return errors.New("want 1 or more -runs and -n, and an -idle of 0 or more")
-	}
+// subjects are the agents, each with its peers after it.
+func (o options) subjects(ctx context.Context, bin string, peers []string) [][]*subject {
 	groups := [][]*subject{
 		{{name: "nomad-gpu", binary: filepath.Join(bin, "nomad-gpu"), start: startNomad, idle: "idle minute, no statistics"}},
 		{{name: "k8s-gpu", binary: filepath.Join(bin, "k8s-gpu"), start: startKubelet, idle: "idle minute"}},
@@ -85,6 +83,14 @@ func (o options) measure(ctx context.Context, bin string, peers []string) error 
 		s.peer, s.idle = filepath.Base(path) != groups[api][0].name, groups[api][0].idle
 		groups[api] = append(groups[api], s)
 	}
+	return groups
+}
+
+func (o options) measure(ctx context.Context, bin string, peers []string) error {
+	if o.runs < 1 || o.calls < 1 || o.idle < 0 || o.profile < 0 || o.statistics < 0 {
+		return errors.New("want 1 or more -runs and -n, and an -idle, a -profile and -stats of 0 or more")
+	}
+	groups := o.subjects(ctx, bin, peers)
 	perf := o.recordings(ctx)
 	for n := range o.runs {
 		if n == o.runs-1 { // once: it takes as long as two more idle minutes

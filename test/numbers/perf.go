@@ -56,10 +56,17 @@ func perfCommand(ctx context.Context, args ...string) *exec.Cmd {
 	return exec.CommandContext(ctx, "perf", args...)
 }
 
-// record has perf write the samples of a process over a time to a file.
-func record(ctx context.Context, events []string, pid int, d time.Duration, file string) error {
-	args := append([]string{"record", "--quiet", "--output", file, "-g"}, events...)
-	args = append(args, "--pid", strconv.Itoa(pid), "--", "sleep", strconv.FormatFloat(d.Seconds(), 'f', 3, 64))
+// recording is what perf writes to a file.
+type recording struct {
+	events []string // options of perf
+	pid    int
+	time   time.Duration
+	file   string
+}
+
+func (r recording) make(ctx context.Context) error {
+	args := append([]string{"record", "--quiet", "--output", r.file, "-g"}, r.events...)
+	args = append(args, "--pid", strconv.Itoa(r.pid), "--", "sleep", strconv.FormatFloat(r.time.Seconds(), 'f', 3, 64))
 	out, err := perfCommand(ctx, args...).CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("perf record: %w: %s", err, strings.Join(strings.Fields(string(out)), " "))
@@ -85,7 +92,7 @@ func canRecord(ctx context.Context, events []string, paranoid int) error {
 		return err
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
-	return record(ctx, events, os.Getpid(), 0, filepath.Join(dir, "perf.data"))
+	return recording{events, os.Getpid(), 0, filepath.Join(dir, "perf.data")}.make(ctx)
 }
 
 // samples calls do with each sample of a file, in the order of time.

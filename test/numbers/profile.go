@@ -17,7 +17,7 @@ import (
 type profile struct {
 	parts map[string]*cost
 	// names are the system calls of a minute by name. Nil: perf may not record them.
-	names   map[string]float64
+	names map[string]float64
 	// wakeups are the times in a minute that a thread ran when none had for a time.
 	wakeups float64
 	// inKernel is the share of the samples in the kernel.
@@ -67,7 +67,7 @@ func (p *process) profile(ctx context.Context, r recordings) (*profile, error) {
 		fmt.Fprintln(os.Stderr, "numbers: no symbols:", path, err)
 	}
 	file := filepath.Join(dir, "perf.data")
-	if err := record(ctx, onCPU, p.pid, r.time, file); err != nil {
+	if err := (recording{onCPU, p.pid, r.time, file}).make(ctx); err != nil {
 		return nil, err
 	}
 	result := &profile{parts: map[string]*cost{}}
@@ -79,7 +79,7 @@ func (p *process) profile(ctx context.Context, r recordings) (*profile, error) {
 	if !r.calls {
 		return result, nil
 	}
-	if err := record(ctx, traced, p.pid, r.time, file); err != nil {
+	if err := (recording{traced, p.pid, r.time, file}).make(ctx); err != nil {
 		return nil, err
 	}
 	calls := tracedSamples{symbols: symbols, profile: result, numbers: systemCallNames(ctx), minutes: r.time.Minutes()}

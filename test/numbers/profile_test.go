@@ -136,7 +136,7 @@ func TestRecord(t *testing.T) {
 	go spin(&stop)
 	defer stop.Store(true)
 	file := filepath.Join(t.TempDir(), "perf.data")
-	if err := record(t.Context(), onCPU, os.Getpid(), 300*time.Millisecond, file); err != nil {
+	if err := (recording{onCPU, os.Getpid(), 300 * time.Millisecond, file}).make(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	var all, hits int

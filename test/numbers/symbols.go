@@ -40,8 +40,10 @@ func goSymbols(path, name string) (*symbols, error) {
 			s.segments = append(s.segments, p.ProgHeader)
 		}
 	}
-	s.table, err = gosym.NewTable(nil, gosym.NewLineTable(data, start))
-	return s, err
+	if s.table, err = gosym.NewTable(nil, gosym.NewLineTable(data, start)); err != nil {
+		return nil, err
+	}
+	return s, nil
 }
 
 // textStart is the address of the first Go function: Go 1.26 and newer have it in the runtime's moduledata, older versions at the
