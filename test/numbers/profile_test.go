@@ -166,6 +166,10 @@ func TestCPUTime(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	machine, err := machineTime()
+	if err != nil {
+		t.Fatal(err)
+	}
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
@@ -180,6 +184,9 @@ func TestCPUTime(t *testing.T) {
 	const tick = 4 * time.Millisecond // a thread that runs is counted at the kernel's tick, by either
 	if err != nil || took < start+50*time.Millisecond || took < before-tick || took > after+tick {
 		t.Errorf("from %v to %v, getrusage %v to %v: %v", start, took, before, after, err)
+	}
+	if all, err := machineTime(); err != nil || all < machine+20*time.Millisecond { // counted by ticks
+		t.Errorf("the machine, which ran this process for 50 ms: from %v to %v: %v", machine, all, err)
 	}
 	if _, err := cpuTime(math.MaxInt32 >> 4); err == nil {
 		t.Error("CPU time of no process")
