@@ -13,7 +13,7 @@ type part struct {
 
 // Parts that are not functions of an agent.
 const (
-	driverLibrary = "driver library and libc"
+	driverLibrary = "driver library"
 	collection    = "Go garbage collection"
 	sysmon        = "Go sysmon thread"
 	scheduler     = "Go scheduler"
@@ -80,35 +80,35 @@ var runtimeFunctions = []part{
 	{scheduler, []string{"runtime.mcall", "runtime.mstart", "runtime.morestack", "runtime.schedule", "runtime.findRunnable", "runtime.rt0_go"}},
 }
 
-// partOf is the part to which a sample belongs. In a binary without symbols (nil) it is a rough one.
-func (s *symbols) partOf(stack []frame) string {
-	if slices.ContainsFunc(stack, func(f frame) bool { return strings.Contains(f.file, "libnvidia-ml.so") }) {
-		return driverLibrary
-	}
+// partOf is the part to which a sample belongs, and whether the driver library ran. In a binary without symbols (nil) the part is a
+// rough one. If the library has no frame pointers, it is the part: the stack ends in it.
+func (s *symbols) partOf(stack []frame) (name string, inDriver bool) {
 	user := slices.DeleteFunc(slices.Clone(stack), frame.kernel)
-	switch {
-	case len(user) == 0:
-		return kernelOnly
-	case s == nil && len(user) < len(stack):
-		return kernelUnknown
-	case s == nil:
-		return userUnknown
-	}
+	inDriver = slices.ContainsFunc(user, func(f frame) bool { return strings.Contains(f.file, "libnvidia-ml.so") })
 	var names []string
-	for _, f := range user {
-		if name := s.name(f); name != "" {
-			names = append(names, name)
+	if s != nil {
+		for _, f := range user {
+			if name := s.name(f); name != "" {
+				names = append(names, name)
+			}
 		}
 	}
-	if len(names) == 0 {
-		return driverLibrary // C code keeps no frame pointers: the stack ends in it
+	switch {
+	case len(user) == 0:
+		return kernelOnly, false
+	case len(names) == 0 && (inDriver || s != nil): // libc, called by the driver library
+		return driverLibrary, true
+	case s == nil && len(user) < len(stack):
+		return kernelUnknown, false
+	case s == nil:
+		return userUnknown, false
 	}
 	for _, table := range [][]part{parts, runtimeFunctions} {
 		if name := firstOf(table, names); name != "" {
-			return name
+			return name, inDriver
 		}
 	}
-	return packageOf(names)
+	return packageOf(names), inDriver
 }
 
 func firstOf(table []part, names []string) string {

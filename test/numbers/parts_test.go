@@ -34,12 +34,17 @@ func TestPartOf(t *testing.T) {
 	var found []string
 	for _, s := range read(t) {
 		if s.event == "cpu-clock" {
-			found = append(found, (&symbols{path: recorded}).partOf(s.stack))
+			name, inDriver := (&symbols{path: recorded}).partOf(s.stack)
+			if inDriver {
+				name += ", in the driver"
+			}
+			found = append(found, name)
 		}
 	}
 	want := []string{
 		"gRPC", sysmon, "parent process", "statistics", "event wait", "signals and main", "control socket", collection, scheduler,
-		"checks for device nodes", "statistics", "statistics", "watchdog", "health check", driverLibrary, "claims of other agents",
+		"checks for device nodes", "statistics", "statistics", "watchdog", "health check", driverLibrary + ", in the driver",
+		"claims of other agents", "event wait, in the driver",
 	}
 	if diff := cmp.Diff(want, found); diff != "" {
 		t.Error(diff)
@@ -60,17 +65,20 @@ func TestPartOfUnknownCode(t *testing.T) {
 		{"signals and main", []frame{code("main.run.func1"), goexit}},
 		{unknown, []frame{code("time.Now"), goexit}},
 		{driverLibrary, []frame{inKernel, {address: 1, symbol: "__poll", file: "/lib/libc.so.6"}}},
-		{driverLibrary, []frame{{address: 1, file: "/lib/libnvidia-ml.so.580.65.06"}, code("main.f")}},
+		{driverLibrary, []frame{{address: 1, symbol: "[unknown]", file: "/lib/libnvidia-ml.so.580.65.06"}}},
 	} {
-		if got := (&symbols{path: recorded}).partOf(c.stack); got != c.name {
+		if got, _ := (&symbols{path: recorded}).partOf(c.stack); got != c.name {
 			t.Errorf("%v: %q, want %q", c.stack, got, c.name)
 		}
 	}
 	var none *symbols
-	if got := none.partOf([]frame{goexit}); got != userUnknown {
+	if got, inDriver := none.partOf([]frame{{address: 1, file: "/lib/libnvidia-ml.so.1"}, goexit}); got != driverLibrary || !inDriver {
 		t.Error(got)
 	}
-	if got := none.partOf([]frame{inKernel, goexit}); got != kernelUnknown {
+	if got, _ := none.partOf([]frame{goexit}); got != userUnknown {
+		t.Error(got)
+	}
+	if got, _ := none.partOf([]frame{inKernel, goexit}); got != kernelUnknown {
 		t.Error(got)
 	}
 }

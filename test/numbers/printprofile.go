@@ -20,7 +20,7 @@ func printProfiles(w io.Writer, group []*subject, d time.Duration) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
 	var header strings.Builder
 	for i, s := range group {
-		header.WriteString("\t" + filepath.Base(s.name) + ": CPU\twith runtime\tsystem calls\twaits of threads")
+		header.WriteString("\t" + filepath.Base(s.name) + ": CPU\tof it driver library\twith runtime\tsystem calls\twaits of threads")
 		if i > 0 {
 			header.WriteString("\tratio of CPU")
 		}
@@ -61,7 +61,8 @@ func row(w io.Writer, name string, group []*subject, of func(*profile) cost) {
 	line, ours := name, 0.0
 	for i, s := range group {
 		c, all := of(s.profile), s.idleCPU()
-		line += "\t" + cell("%.1f ms", c.cpu*all) + "\t" + cell("%.1f ms", c.withRuntime*all) + "\t" + cell("%.0f", c.calls) + "\t" + cell("%.0f", c.waits)
+		line += "\t" + cell("%.1f ms", c.cpu*all) + "\t" + cell("%.1f ms", c.inDriver*all) +
+			"\t" + cell("%.1f ms", c.withRuntime*all) + "\t" + cell("%.0f", c.calls) + "\t" + cell("%.0f", c.waits)
 		if i == 0 {
 			ours = c.cpu * all
 			continue

@@ -26,11 +26,12 @@ type profile struct {
 
 // cost is that of a part.
 type cost struct {
-	cpu float64 // share of the samples
+	cpu      float64 // share of the samples
+	inDriver float64 // of it in the driver library
 	// withRuntime is the share with that of the Go runtime and of the kernel, each sample of which belongs to the parts with which it ran:
 	// a part that needs 10 us ten times a second costs ten wake-ups, which are samples of the scheduler, of sysmon, of the kernel.
 	withRuntime  float64
-	calls, waits float64 // system calls of a minute, and how often a thread waited
+	calls, waits float64 // system calls of a minute, and how often a thread waited, but in the driver library
 }
 
 func (p *profile) part(name string) *cost {
@@ -44,6 +45,7 @@ func (p *profile) part(name string) *cost {
 func (p *profile) all() (sum cost) {
 	for _, c := range p.parts {
 		sum.cpu += c.cpu
+		sum.inDriver += c.inDriver
 		sum.withRuntime += c.withRuntime
 		sum.calls += c.calls
 		sum.waits += c.waits
@@ -108,9 +110,12 @@ func (c *cpuSamples) add(s sample) {
 	if c.burst == nil {
 		c.burst = map[string]float64{}
 	}
-	name := c.symbols.partOf(s.stack)
+	name, inDriver := c.symbols.partOf(s.stack)
 	c.burst[name]++
 	c.profile.part(name).cpu++
+	if inDriver {
+		c.profile.part(name).inDriver++
+	}
 	c.all++
 	if len(s.stack) > 0 && s.stack[0].kernel() {
 		c.inKernel++
@@ -143,6 +148,7 @@ func (c *cpuSamples) end() {
 	c.endBurst()
 	for _, part := range c.profile.parts {
 		part.cpu /= max(c.all, 1)
+		part.inDriver /= max(c.all, 1)
 		part.withRuntime /= max(c.all, 1)
 	}
 	c.profile.inKernel = c.inKernel / max(c.all, 1)
@@ -162,13 +168,21 @@ func (t *tracedSamples) add(s sample) {
 		t.profile.wakeups += 1 / t.minutes
 	}
 	t.last = s.at
-	part := t.profile.part(t.symbols.partOf(s.stack))
+	name, inDriver := t.symbols.partOf(s.stack)
+	if inDriver {
+		name = driverLibrary
+	}
+	part := t.profile.part(name)
 	switch s.event {
 	case systemCall:
 		part.calls += 1 / t.minutes
 		_, rest, _ := strings.Cut(s.args, "NR ")
 		number, _, _ := strings.Cut(rest, " ")
-		t.profile.names[cmp.Or(t.numbers[number], "system call "+number)] += 1 / t.minutes
+		call := cmp.Or(t.numbers[number], "system call "+number)
+		if inDriver {
+			call = driverLibrary + ": " + call
+		}
+		t.profile.names[call] += 1 / t.minutes
 	case threadSwitch:
 		_, state, _ := strings.Cut(s.args, "prev_state=")
 		if !strings.HasPrefix(state, "R") { // else it has lost its CPU to another thread

@@ -84,8 +84,8 @@ func TestPrintProfiles(t *testing.T) {
 	subjectWith := func(name string, ms float64, p *profile) *subject {
 		return &subject{name: name, idle: "idle", runs: [][]figure{{{"idle: " + cpuFigure, "ms", ms}}}, profile: p}
 	}
-	ours := &profile{parts: map[string]*cost{"a": {0.75, 0.5, 3, 0}, "b": {0.25, 0.5, 1, 20}}, names: map[string]float64{"futex": 4}}
-	theirs := &profile{parts: map[string]*cost{"b": {1, 1, 2, 10}}, names: map[string]float64{"futex": 1, "read": 1}, inKernel: 0.5}
+	ours := &profile{parts: map[string]*cost{"a": {0.75, 0.25, 0.5, 3, 0}, "b": {0.25, 0, 0.5, 1, 20}}, names: map[string]float64{"futex": 4}}
+	theirs := &profile{parts: map[string]*cost{"b": {1, 0, 1, 2, 10}}, names: map[string]float64{"futex": 1, "read": 1}, inKernel: 0.5}
 	var out bytes.Buffer
 	if err := printProfiles(&out, []*subject{subjectWith("ours", 100, ours), subjectWith("/bin/theirs", 50, theirs)}, time.Minute); err != nil {
 		t.Fatal(err)
@@ -97,9 +97,9 @@ func TestPrintProfiles(t *testing.T) {
 		}
 	}
 	for name, want := range map[string]string{
-		"a":     "75.0 ms 50.0 ms 3 - - - - - -",
-		"b":     "25.0 ms 50.0 ms 1 20 50.0 ms 50.0 ms 2 10 0.50",
-		"all":   "100.0 ms 100.0 ms 4 20 50.0 ms 50.0 ms 2 10 2.00",
+		"a":     "75.0 ms 25.0 ms 50.0 ms 3 - - - - - - -",
+		"b":     "25.0 ms - 50.0 ms 1 20 50.0 ms - 50.0 ms 2 10 0.50",
+		"all":   "100.0 ms 25.0 ms 100.0 ms 4 20 50.0 ms - 50.0 ms 2 10 2.00",
 		"futex": "4 1 4.00",
 		"read":  "- 1 0.00",
 	} {

@@ -88,6 +88,7 @@ func cacheKey(headerDir string, without []string) (string, error) {
 		return "", err
 	}
 	h.Write(header)
+	h.Write(fmt.Append(nil, flags))
 	err = fs.WalkDir(sources, "lib", func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
 			return err
@@ -99,6 +100,12 @@ func cacheKey(headerDir string, without []string) (string, error) {
 	})
 	h.Write(fmt.Appendln(nil, without))
 	return hex.EncodeToString(h.Sum(nil))[:16], err
+}
+
+// flags are the compiler's. With frame pointers a profile shows who called the library.
+var flags = []string{
+	"-std=gnu11", "-Wall", "-Wextra", "-Wno-deprecated-declarations", "-O2", "-g", "-fno-omit-frame-pointer", "-shared", "-fPIC",
+	"-Wl,-soname," + LibraryName,
 }
 
 // compile compiles the library in a work folder, and returns the folder of the library.
@@ -127,9 +134,7 @@ func compile(ctx context.Context, work, header string, without []string) (string
 	if err != nil {
 		return "", err
 	}
-	args := []string{"-std=gnu11", "-Wall", "-Wextra", "-Wno-deprecated-declarations", "-O2", "-g", "-shared", "-fPIC",
-		"-Wl,-soname," + LibraryName, "-Wl,--version-script=" + symbols, "-I" + header,
-		"-o", filepath.Join(out, LibraryName)}
+	args := append(slices.Clone(flags), "-Wl,--version-script="+symbols, "-I"+header, "-o", filepath.Join(out, LibraryName))
 	args = append(append(args, files...), "-lpthread", "-ldl")
 	if text, err := exec.CommandContext(ctx, cc, args...).CombinedOutput(); err != nil {
 		return "", fmt.Errorf("%w\n%s", err, text)
