@@ -106,8 +106,8 @@ func cpuTime(pid int) (time.Duration, error) {
 	return time.Duration(t.Nano()), nil
 }
 
-// machineTime is the time for which the CPUs of the machine were not idle (proc_stat(5)): the more of it others have, the more does an idle
-// process cost, as its code and data are in no cache.
+// machineTime is the time for which the CPUs of the machine were not idle (proc_stat(5)). The more of it other processes have, the more an
+// idle process costs, because its code and data are in no cache.
 func machineTime() (time.Duration, error) {
 	text, err := os.ReadFile("/proc/stat")
 	if err != nil {
