@@ -89,7 +89,7 @@ func (p *process) spent(m *simdriver.Machine) ([]figure, error) {
 		return nil, err
 	}
 	return []figure{
-		{cpuFigure, "ms", milliseconds(cpu)}, {"CPU of all processes of the machine", "ms", milliseconds(machine)},
+		{cpuFigure, "ms", float64(cpu.Nanoseconds()) / 1e6}, {"CPU of all processes", "s", machine.Seconds()},
 		{"waits of threads", "", wakeups}, {"driver calls", "", all}, {"of them event waits", "", waits},
 	}, nil
 }
@@ -122,8 +122,6 @@ func machineTime() (time.Duration, error) {
 	const tick = 10 * time.Millisecond // USER_HZ
 	return (user + nice + system + irq + softirq + steal) * tick, nil
 }
-
-func milliseconds(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e6 }
 
 // wakeups is how often threads have waited, and so were woken (proc(5), voluntary_ctxt_switches). Those of ended threads are lost.
 func (p *process) wakeups() (n float64, err error) {

@@ -42,7 +42,7 @@ var parts = []part{
 		module + "internal/nomadadapter.(*statsStream)", module + "internal/core/nvidia.(*Session).Usage",
 		module + "internal/core/nvidia.startQuery[go.shape.[]" + module + "internal/core/gpu.Usage]",
 		module + "internal/core/nvidia.queryAll[go.shape.[]" + module + "internal/core/gpu.Usage]",
-		module + "internal/core/monitor.(*Monitor).Usage", module + "internal/core/monitor.(*usageReadings)",
+		module + "internal/core/monitor.(*Monitor).Usage",
 		"github.com/hashicorp/nomad/plugins/device.(*devicePluginServer).Stats",
 		"github.com/hashicorp/nomad/plugins/device/proto._DevicePlugin_Stats_Handler",
 	}},
