@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"path/filepath"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -20,7 +19,7 @@ func printProfiles(w io.Writer, group []*subject, d time.Duration) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
 	var header strings.Builder
 	for i, s := range group {
-		header.WriteString("\t" + filepath.Base(s.name) + ": CPU\tof it driver library\twith runtime\tsystem calls\twaits of threads")
+		header.WriteString("\t" + s.name + ": CPU\tof it driver library\twith runtime\tsystem calls\twaits of threads")
 		if i > 0 {
 			header.WriteString("\tratio of CPU")
 		}
@@ -82,7 +81,7 @@ func printCalls(w io.Writer, group []*subject) error {
 		for name := range s.profile.names {
 			names[name] = true
 		}
-		header += "\t" + filepath.Base(s.name)
+		header += "\t" + s.name
 		if i > 0 {
 			header += "\tratio"
 		}
