@@ -231,9 +231,9 @@ func TestNodeChangeCountsAtOnceWithoutADriverCall(t *testing.T) {
 		}
 		m.LoseNodeEvents()
 		m.Set(coretest.GPUs(2))
-		r.after(time.Second)
+		r.after(5 * time.Second)
 		if !r.inContainer(uvm) {
-			t.Error("a second after the node was created, without an event of that, it is missing")
+			t.Error("five seconds after the node was created, without an event of that, it is missing")
 		}
 		calls := m.Calls()
 		delete(before, "Wait")

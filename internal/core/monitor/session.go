@@ -72,7 +72,7 @@ func (m *Monitor) followSession(ctx context.Context, s Session, released chan<- 
 		case b := <-events:
 			m.handleBatch(&f, b)
 		case <-s.NodesChanged():
-			m.checkNodes(s)
+			m.checkNodes(&f)
 		case <-f.tick.C:
 			m.look(&f)
 		case o := <-m.reported:
@@ -98,12 +98,13 @@ func (m *Monitor) followSession(ctx context.Context, s Session, released chan<- 
 // followed is a session that Run's goroutine follows.
 type followed struct {
 	Session
-	pending    pendingRequests
-	scheduler  probeScheduler
-	waiter     *watchdog.Task
-	eventsFail bool // the latest event wait failed
-	tick       *time.Ticker
-	interval   time.Duration // of tick: checkEvery, or idleEvery while nothing is due sooner than the next event wait ends
+	pending      pendingRequests
+	scheduler    probeScheduler
+	waiter       *watchdog.Task
+	eventsFail   bool // the latest event wait failed
+	tick         *time.Ticker
+	nodesChecked time.Time
+	interval     time.Duration // of tick: checkEvery, or idleEvery while nothing is due sooner than the next event wait ends
 }
 
 // handleResult applies a reading. An error ends the session.
@@ -162,7 +163,9 @@ func (m *Monitor) handleEvents(f *followed, obs ...health.Observation) {
 func (m *Monitor) look(f *followed) {
 	now := time.Now()
 	m.checkCalls(f)
-	m.checkNodes(f)
+	if f.NodesChanged() == nil || now.Sub(f.nodesChecked) >= idleEvery {
+		m.checkNodes(f)
+	}
 	m.stats.set(func(s *Stats) { s.EventsFail = f.noEvents(now) })
 	f.pending.probe = f.pending.probe || f.scheduler.due(now)
 	f.setInterval(m.State())
@@ -207,9 +210,10 @@ func (m *Monitor) checkCalls(s Session) {
 // checkNodes publishes a change of the device nodes. This goroutine lists them, not the reader: nvidia-modprobe creates some
 // when the first CUDA program starts, and a container that is created a second later must get them even while the driver is
 // slow. /dev is a tmpfs, so listing it waits for no disk.
-func (m *Monitor) checkNodes(s Session) {
+func (m *Monitor) checkNodes(f *followed) {
+	f.nodesChecked = time.Now()
 	state := m.State()
-	if nodes := s.Nodes(); state.Snapshot.Driver.State == gpu.DriverReady && !slices.Equal(nodes, state.Snapshot.Nodes) {
+	if nodes := f.Nodes(); state.Snapshot.Driver.State == gpu.DriverReady && !slices.Equal(nodes, state.Snapshot.Nodes) {
 		m.update(func(s core.State, now time.Time) core.State { return s.WithNodes(m.cfg, now, nodes) })
 	}
 }
