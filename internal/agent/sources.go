@@ -97,7 +97,12 @@ func (s *sources) follow(ctx context.Context, m logReader) {
 
 func (s *sources) followLog(ctx context.Context, m logReader) error {
 	first, known := m.State().KernelLog()
-	log, err := kmsg.Read(ctx, s.kmsgPath, first)
+	file, err := kmsg.Open(s.kmsgPath)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = file.Close() }()
+	log, err := file.Read(ctx, first)
 	if err != nil {
 		return err
 	}
@@ -113,7 +118,7 @@ func (s *sources) followLog(ctx context.Context, m logReader) error {
 		}
 	}
 	s.report(ctx, m, health.Observation{Kind: health.KernelLogRead, NextSequence: log.Next})
-	return kmsg.Follow(ctx, s.kmsgPath, log.Next, func(l kmsg.Line) { s.report(ctx, m, l.Observation()) })
+	return file.Follow(ctx, log.Next, func(l kmsg.Line) { s.report(ctx, m, l.Observation()) })
 }
 
 // report reports one observation, and repeats that until it is accepted or ctx ends: if a later one were accepted first, this

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"sync"
 	"syscall"
 	"time"
@@ -28,22 +27,17 @@ const (
 	pollEvery = 200 * time.Millisecond
 )
 
-// Follow calls emit with the XIDs in the kernel log, in its order, from the record with the sequence number next on: with
-// present ones (see Read) and later ones, until ctx ends or the log can't be read. It always returns an error: the context's,
-// ErrUnavailable with a remedy, or that of a failed read. emit is called from the goroutine that called Follow.
+// Follow calls emit with the XIDs after what was read, in the order of the log, from the record with the sequence number next on,
+// until ctx ends or the log can't be read. It always returns an error: the context's, or that of a failed read. emit is called from
+// the goroutine that called Follow.
 //
 // The sequence number must be of the present boot: the kernel counts from 0 after each boot. A line that Follow held (see
 // holdFor) when it ended was not emitted, so the Next of the last emitted line is the number to continue with.
 //
-// If path is a regular file, appended records are read within pollEvery. Their sequence numbers must increase as in the log: a
+// If the log is a regular file, appended records are read within pollEvery. Their sequence numbers must increase as in the log: a
 // record whose number is not higher than the last one is taken for a repetition and skipped.
-func Follow(ctx context.Context, path string, next uint64, emit func(Line)) error {
-	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // the runtime polls, so Close ends a read
-	if err != nil {
-		return unavailable(err)
-	}
-	defer func() { _ = f.Close() }()
-	stop := context.AfterFunc(ctx, func() { _ = f.Close() })
+func (l Log) Follow(ctx context.Context, next uint64, emit func(Line)) error {
+	stop := context.AfterFunc(ctx, func() { _ = l.Close() })
 	defer stop()
 
 	lines := make(chan Line)
@@ -51,7 +45,7 @@ func Follow(ctx context.Context, path string, next uint64, emit func(Line)) erro
 	var failure error
 	reader.Go(func() {
 		defer close(lines)
-		failure = read(ctx, f, next, lines)
+		failure = read(ctx, l.file, next, lines)
 	})
 	hold(ctx, lines, emit)
 	reader.Wait()
@@ -59,10 +53,6 @@ func Follow(ctx context.Context, path string, next uint64, emit func(Line)) erro
 		return err
 	}
 	return fmt.Errorf("kernel log: %w", failure)
-}
-
-func unavailable(err error) error {
-	return fmt.Errorf("%w: %w: %s", ErrUnavailable, err, remedy)
 }
 
 // read sends the XIDs in log from a sequence number on until reading fails, at the latest when ctx ends.

@@ -31,6 +31,25 @@ type following struct {
 	got []kmsg.Line
 }
 
+// readFile and followFile read and follow a log that they open.
+func readFile(ctx context.Context, path string, first uint64) (kmsg.Contents, error) {
+	log, err := kmsg.Open(path)
+	if err != nil {
+		return kmsg.Contents{}, err
+	}
+	defer func() { _ = log.Close() }()
+	return log.Read(ctx, first)
+}
+
+func followFile(ctx context.Context, path string, next uint64, emit func(kmsg.Line)) error {
+	log, err := kmsg.Open(path)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = log.Close() }()
+	return log.Follow(ctx, next, emit)
+}
+
 func follow(t *testing.T, path string, next uint64) *following {
 	f := &following{t: t}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -40,7 +59,7 @@ func follow(t *testing.T, path string, next uint64) *following {
 		defer f.mu.Unlock()
 		f.got = append(f.got, l)
 	}
-	go func() { done <- kmsg.Follow(ctx, path, next, emit) }()
+	go func() { done <- followFile(ctx, path, next, emit) }()
 	f.stop = func() error { cancel(); return <-done }
 	return f
 }
@@ -150,7 +169,7 @@ func TestEndWhileWaiting(t *testing.T) {
 			defer cancel()
 			var cancelled time.Time
 			time.AfterFunc(50*time.Millisecond, func() { cancelled = time.Now(); cancel() })
-			err := kmsg.Follow(ctx, path, 0, func(kmsg.Line) {})
+			err := followFile(ctx, path, 0, func(kmsg.Line) {})
 			if errors.Is(err, kmsg.ErrUnavailable) {
 				t.Skip(err)
 			}
@@ -194,7 +213,7 @@ func TestReadTable(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			path, _ := file(t, c.log)
-			got, err := kmsg.Read(t.Context(), path, c.first)
+			got, err := readFile(t.Context(), path, c.first)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -211,27 +230,51 @@ func TestReadTable(t *testing.T) {
 
 // A read of the kernel's own log ends like that of a file, and the next one continues there.
 func TestReadTheDevice(t *testing.T) {
-	first, err := kmsg.Read(t.Context(), "/dev/kmsg", 0)
+	first, err := readFile(t.Context(), "/dev/kmsg", 0)
 	if errors.Is(err, kmsg.ErrUnavailable) {
 		t.Skip(err)
 	}
 	if err != nil || first.Next == 0 || first.Older {
 		t.Fatalf("%+v, %v", first, err)
 	}
-	again, err := kmsg.Read(t.Context(), "/dev/kmsg", first.Next)
+	again, err := readFile(t.Context(), "/dev/kmsg", first.Next)
 	if err != nil || again.Next < first.Next || again.Older {
 		t.Errorf("read again: %+v after %d, %v", again, first.Next, err)
 	}
 }
 
-// Follow and Read fail in the same way.
+// What Read has read is not followed again, what was added since is.
+func TestFollowAfterRead(t *testing.T) {
+	path, add := file(t, xidRecord(1, 1, 79)+xidRecord(2, 2, 31))
+	log, err := kmsg.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	present, err := log.Read(t.Context(), 0)
+	if err != nil || len(present.Lines) != 2 || present.Next != 3 {
+		t.Fatalf("%+v, %v", present, err)
+	}
+	add(xidRecord(3, 1, 48) + xidRecord(4, 1, 79))
+	ctx, cancel := context.WithCancel(t.Context())
+	var followed []uint64
+	err = log.Follow(ctx, present.Next, func(l kmsg.Line) {
+		if followed = append(followed, l.Seq); len(followed) == 2 {
+			cancel()
+		}
+	})
+	if !errors.Is(err, context.Canceled) || !slices.Equal(followed, []uint64{3, 4}) {
+		t.Errorf("followed %v, %v", followed, err)
+	}
+}
+
+// Opening fails in the same way before Follow and Read.
 func TestErrors(t *testing.T) {
 	missing, folder := filepath.Join(t.TempDir(), "kmsg"), t.TempDir()
 	for name, read := range map[string]func(path string) error{
 		"Follow": func(path string) error {
-			return kmsg.Follow(t.Context(), path, 0, func(l kmsg.Line) { t.Errorf("emitted %v", l) })
+			return followFile(t.Context(), path, 0, func(l kmsg.Line) { t.Errorf("emitted %v", l) })
 		},
-		"Read": func(path string) error { _, err := kmsg.Read(t.Context(), path, 0); return err },
+		"Read": func(path string) error { _, err := readFile(t.Context(), path, 0); return err },
 	} {
 		err := read(missing)
 		want := "kernel log is not readable: open " + missing + ": no such file or directory: give the agent the host's device /dev/kmsg (a container must be allowed to open it, or be privileged) and, where sysctl kernel.dmesg_restrict is 1, the capability CAP_SYSLOG"
@@ -251,7 +294,7 @@ func TestReadIsBounded(t *testing.T) {
 		text.WriteString(at(uint64(i), 10*i, 1, 31))
 	}
 	path, _ := file(t, text.String())
-	got, err := kmsg.Read(t.Context(), path, 0)
+	got, err := readFile(t.Context(), path, 0)
 	if err != nil || len(got.Lines) > 4096 || got.Next != 5000 || !slices.ContainsFunc(got.Lines, func(l kmsg.Line) bool { return l.Seq == 4999 }) {
 		t.Errorf("%d lines, next %d, %v", len(got.Lines), got.Next, err)
 	}

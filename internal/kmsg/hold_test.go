@@ -196,7 +196,15 @@ func readAll(t *testing.T, text []byte, from uint64) {
 	if err := os.WriteFile(path, text, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	c, err := Read(t.Context(), path, from)
+	present := func(first uint64) (Contents, error) {
+		log, err := Open(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = log.Close() }()
+		return log.Read(t.Context(), first)
+	}
+	c, err := present(from)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -209,7 +217,7 @@ func readAll(t *testing.T, text []byte, from uint64) {
 			t.Errorf("line %+v, the next is %d", l, next)
 		}
 	}
-	if again, err := Read(t.Context(), path, c.Next); err != nil || len(again.Lines) > 0 || again.Older || again.Next != c.Next {
+	if again, err := present(c.Next); err != nil || len(again.Lines) > 0 || again.Older || again.Next != c.Next {
 		t.Errorf("read again: %+v, %v", again, err)
 	}
 }

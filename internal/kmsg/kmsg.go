@@ -49,12 +49,20 @@ func withoutProcess(text string) string {
 // instance IDs of NVML.
 func Parse(record string) (Line, bool) {
 	head, message, ok := parseRecord(record)
+	if !ok {
+		return Line{}, false
+	}
+	return parseLine(head, message)
+}
+
+// parseLine is Parse for a record that was split.
+func parseLine(head header, message string) (Line, bool) {
+	line, ok := parseMessage(message)
 	if !ok || head.priority > 7 || !printable(message) {
 		return Line{}, false // not of the kernel's facility 0, which no process can use for its own messages
 	}
-	line, ok := parseMessage(message)
 	line.Seq = head.seq
-	return line, ok
+	return line, true
 }
 
 // header is the part of a record before the message.
@@ -68,18 +76,20 @@ type header struct {
 func parseRecord(record string) (h header, message string, ok bool) {
 	record, _, _ = strings.Cut(record, "\n")
 	head, message, _ := strings.Cut(record, ";")
-	fields := strings.Split(head, ",")
-	if len(fields) < 3 {
+	priority, rest, _ := strings.Cut(head, ",")
+	seq, rest, ok := strings.Cut(rest, ",")
+	if !ok {
 		return h, "", false
 	}
+	at, _, _ := strings.Cut(rest, ",")
 	var err error
-	if h.priority, err = strconv.ParseUint(fields[0], 10, 32); err != nil {
+	if h.priority, err = strconv.ParseUint(priority, 10, 32); err != nil {
 		return h, "", false
 	}
-	if h.seq, err = strconv.ParseUint(fields[1], 10, 64); err != nil || h.seq == math.MaxUint64 {
+	if h.seq, err = strconv.ParseUint(seq, 10, 64); err != nil || h.seq == math.MaxUint64 {
 		return h, "", false // no log reaches this, and it has no successor
 	}
-	if micros, err := strconv.ParseInt(fields[2], 10, 64); err == nil && micros > 0 && micros <= math.MaxInt64/1000 {
+	if micros, err := strconv.ParseInt(at, 10, 64); err == nil && micros > 0 && micros <= math.MaxInt64/1000 {
 		h.at = time.Duration(micros) * time.Microsecond
 	}
 	return h, message, true

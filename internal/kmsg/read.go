@@ -22,16 +22,37 @@ type Contents struct {
 	Older bool   // the log ends before the requested record, so the number is of another log
 }
 
+// Log is an open kernel log. Read it once, then follow it once.
+type Log struct{ file *os.File }
+
+// Open opens a kernel log: the device /dev/kmsg, or a file in its form. It fails with ErrUnavailable and a remedy.
+func Open(path string) (Log, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // the runtime polls, so Close ends a read
+	if err != nil {
+		return Log{}, fmt.Errorf("%w: %w: %s", ErrUnavailable, err, remedy)
+	}
+	return Log{f}, nil
+}
+
+// Close closes the log and ends Follow.
+func (l Log) Close() error { return l.file.Close() }
+
 // Read returns the present XIDs from the record with the sequence number first on, without waiting for more. Lines with the same
 // XID and GPU within holdFor are one, as for Follow. Records that the kernel has overwritten are missing.
 //
 // If the log ends before that record, the number is of another boot or another file: Read returns all XIDs then.
-func Read(ctx context.Context, path string, first uint64) (Contents, error) {
-	log, err := openSnapshot(path)
+func (l Log) Read(ctx context.Context, first uint64) (c Contents, err error) {
+	conn, err := l.file.SyscallConn()
 	if err != nil {
-		return Contents{}, unavailable(err)
+		return c, err
 	}
-	defer func() { _ = syscall.Close(int(log)) }()
+	if controlErr := conn.Control(func(fd uintptr) { c, err = present(ctx, snapshot(fd), first) }); controlErr != nil {
+		return c, controlErr
+	}
+	return c, err
+}
+
+func present(ctx context.Context, log io.Reader, first uint64) (Contents, error) {
 	// Lines before first are collected until it is known that the log reaches first.
 	var before, after burst
 	var c Contents
@@ -55,12 +76,12 @@ func Read(ctx context.Context, path string, first uint64) (Contents, error) {
 		case ctx.Err() != nil:
 			return Contents{}, ctx.Err()
 		}
-		head, _, ok := parseRecord(record)
+		head, message, ok := parseRecord(record)
 		if !ok || head.seq < c.Next {
 			continue
 		}
 		c.Next = head.seq + 1
-		if line, ok := Parse(record); ok {
+		if line, ok := parseLine(head, message); ok {
 			if head.seq < first {
 				before.add(line, head.at)
 			} else {
@@ -98,14 +119,6 @@ func (b *burst) add(line Line, at time.Duration) {
 
 // snapshot reads from a descriptor and returns io.EOF where no more is available at present. An os.File would wait for more.
 type snapshot int
-
-func openSnapshot(path string) (snapshot, error) {
-	fd, err := syscall.Open(path, syscall.O_RDONLY|syscall.O_NONBLOCK|syscall.O_CLOEXEC, 0)
-	if err != nil {
-		return 0, &os.PathError{Op: "open", Path: path, Err: err}
-	}
-	return snapshot(fd), nil
-}
 
 // Read implements io.Reader.
 func (fd snapshot) Read(p []byte) (int, error) {
