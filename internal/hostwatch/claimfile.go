@@ -103,11 +103,16 @@ func orWhole(id *uint32) uint32 {
 	return *id
 }
 
-// Names of agents and devices come from other processes and are used in logs and file names.
+// Names of agents and devices come from other processes and are used in logs and file names. A limit of the length in the
+// expression would take 60 kB for as long as the process runs.
 var (
-	agentNames  = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,62}$`)
-	deviceNames = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,127}$`)
+	agentNames  = regexp.MustCompile(`^[a-z0-9][a-z0-9-]*$`)
+	deviceNames = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]*$`)
 )
+
+func isAgentName(s string) bool { return len(s) <= 63 && agentNames.MatchString(s) }
+
+func isDeviceName(id gpu.DeviceID) bool { return len(id) <= 128 && deviceNames.MatchString(string(id)) }
 
 var errFormat = errors.New("not a file of claims")
 
@@ -128,7 +133,7 @@ func decode(text []byte, agent string) (claimFile, error) {
 	f := claimFile{agent: agent, boot: j.Boot, started: j.Started}
 	for _, c := range j.Claims {
 		at := gpu.Placement{GPU: c.GPU, GI: orWhole(c.GI), CI: orWhole(c.CI)}
-		if !deviceNames.MatchString(string(c.GPU)) || at.GI == gpu.Whole && at.CI != gpu.Whole || c.Turn > maxTurn {
+		if !isDeviceName(c.GPU) || at.GI == gpu.Whole && at.CI != gpu.Whole || c.Turn > maxTurn {
 			return claimFile{}, fmt.Errorf("%w: %.80q, turn %d", errFormat, c.GPU, c.Turn)
 		}
 		f.claims = append(f.claims, claim{at: at, turn: c.Turn, since: c.Since})
@@ -150,7 +155,7 @@ func (j jsonFile) numbering() (inventory.Numbering, error) {
 		if n.Instance != nil {
 			at.Instance = *n.Instance
 		}
-		if !deviceNames.MatchString(string(n.ID)) || at.GPU < 0 || n.Instance != nil && at.Instance < 0 {
+		if !isDeviceName(n.ID) || at.GPU < 0 || n.Instance != nil && at.Instance < 0 {
 			return inventory.Numbering{}, fmt.Errorf("%w: %.80q has number %d:%d", errFormat, n.ID, at.GPU, at.Instance)
 		}
 		numbers = append(numbers, inventory.Number{ID: n.ID, Index: at})

@@ -170,7 +170,7 @@ func (s *claimStore) read() (mine claimFile, others []claimFile, err error) {
 	}
 	for _, e := range entries {
 		agent, ok := strings.CutSuffix(e.Name(), ".json")
-		if !ok || !agentNames.MatchString(agent) {
+		if !ok || !isAgentName(agent) {
 			continue
 		}
 		f, err := s.readFile(e.Name(), agent)

@@ -122,7 +122,7 @@ func isClaimsFile(name string) bool {
 	if !ok {
 		agent, ok = strings.CutSuffix(name, ".lock")
 	}
-	return ok && agentNames.MatchString(agent)
+	return ok && isAgentName(agent)
 }
 
 // claim updates the claims. It retries for a while if the process, or the host, has too many files open: an agent that has just
