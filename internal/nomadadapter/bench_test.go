@@ -93,8 +93,10 @@ func BenchmarkStats(b *testing.B) {
 		names := &groupNamer{}
 		for b.Loop() {
 			groups.update(names, inv, config.GroupByNone)
-			r := e.message(&device.StatsResponse{Groups: groups.stats(used, time.Unix(0, 0))})
-			var err error
+			r, err := e.message(&device.StatsResponse{Groups: groups.stats(used, time.Unix(0, 0))})
+			if err != nil {
+				b.Fatal(err)
+			}
 			if message, err = (pb.MarshalOptions{}).MarshalAppend(message[:0], protoadapt.MessageV2Of(r)); err != nil {
 				b.Fatal(err)
 			}
