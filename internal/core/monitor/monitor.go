@@ -204,20 +204,21 @@ func (m *Monitor) observe(obs ...health.Observation) (changed bool) {
 	return changed
 }
 
-// publish stores a state, and wakes the watchers and logs the differences if its inventory differs from the one before. Only
-// Run's goroutine publishes.
+// publish stores a state, and wakes the watchers and logs the differences if its inventory differs from the one before. Numbers
+// that the inventory proposes wake them too: hostwatch writes them for other agents. Only Run's goroutine publishes.
 func (m *Monitor) publish(next core.State) (changed bool) {
 	prev := m.state.Load()
 	m.checkpoints.offer(prev, next)
 	m.logged.log(m.log, next)
-	if next.Inventory.Equal(prev.Inventory) {
-		if next.Inventory.Proposed().Equal(prev.Inventory.Proposed()) { // else hostwatch reads the new numbers for other agents
-			next.Inventory = prev.Inventory
-		}
+	equal := next.Inventory.Equal(prev.Inventory)
+	if equal && next.Inventory.Proposed().Equal(prev.Inventory.Proposed()) {
+		next.Inventory = prev.Inventory
 		m.state.Replace(next)
 		return false
 	}
-	m.state.Store(next)
+	if m.state.Store(next); equal {
+		return false
+	}
 	m.stats.transitions(prev.Inventory, next.Inventory)
 	logChange(m.log, prev.Inventory, next.Inventory)
 	return true

@@ -174,6 +174,23 @@ func TestHostIsPublishedOnlyIfUnitsChange(t *testing.T) {
 }
 
 // Of many calls of SetHost the last one counts, and none blocks, during and after Run.
+// Numbers that other agents shall have wake watchers, though the units are the same: hostwatch writes them.
+func TestProposedNumbersWakeWatchers(t *testing.T) {
+	onGPUs(t, 2, func(t *testing.T, _ *coretest.Machine, r *running) {
+		r.SetHost(inventory.Host{SharesNumbers: true})
+		r.after(2 * time.Second)
+		r.SetHost(inventory.Host{SharesNumbers: true, Numbering: r.Current().Proposed()})
+		r.after(2 * time.Second)
+		before, seen := r.Current(), len(r.seen)
+		_, _, err := r.Rebind(t.Context())
+		must(t, err)
+		synctest.Wait()
+		if now := r.Current(); len(r.seen) != seen+1 || !now.Equal(before) || now.Proposed().Generation != 1 {
+			t.Errorf("%d inventories after a rebind, equal %t, %+v", len(r.seen)-seen, now.Equal(before), now.Proposed())
+		}
+	})
+}
+
 func TestSetHostNeverBlocks(t *testing.T) {
 	onGPUs(t, 1, func(t *testing.T, _ *coretest.Machine, r *running) {
 		for n := range 10_000 {
