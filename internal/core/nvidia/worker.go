@@ -9,8 +9,8 @@ import (
 )
 
 // gpuWorker makes the calls about one GPU, identified by UUID, as NVML indices change when a GPU is removed. It runs
-// one query at a time, on a goroutine that lasts as long as the query. If a call does not return in time, the reader
-// abandons the query and continues without this GPU, and no other query of it begins until the call has returned:
+// one query at a time, on a goroutine of queryAll. If a call does not return in time, the reader abandons the query and continues
+// without this GPU, and no other query of it begins until the call has returned:
 //
 //	reader  query 2 .. result  query 3 .. deadline          query 4 .. result ... query 3: busy ..... query 3
 //	GPU 3                      [call .......................................................] returns; no more calls
