@@ -11,15 +11,12 @@ import (
 	"os"
 	"syscall"
 	"time"
-
-	"github.com/tandem-gpu/tandem/internal/filewatch"
 )
 
 const (
 	requestTimeout  = 5 * time.Second        // for one command, from its first byte
 	shutdownTimeout = 500 * time.Millisecond // for commands in progress when the agent ends
-	checkInterval   = 30 * time.Second       // between checks that the socket file still exists, beside inotify events
-	checkNoEvents   = 2 * time.Second        // the same while inotify is unavailable
+	checkInterval   = 5 * time.Second        // between checks that the socket file still exists
 )
 
 // serve serves the socket until ctx ends, and then removes it. It replaces a socket on which no process listens. It fails
@@ -49,13 +46,16 @@ func (s *Socket) serve(ctx context.Context, handler http.Handler, log *slog.Logg
 	ended := make(chan error, 1)
 	go func() { ended <- server.Serve(listener) }()
 	s.setServed(log)
-	gone, stop := s.watchFile(ctx, own, log)
-	defer stop()
-	select {
-	case err := <-ended:
-		return errors.Join(err, server.Close())
-	case <-gone:
-	case <-ctx.Done():
+	check := time.NewTicker(checkInterval)
+	defer check.Stop()
+	for gone := false; !gone && ctx.Err() == nil; {
+		select {
+		case err := <-ended:
+			return errors.Join(err, server.Close())
+		case <-check.C:
+			gone = !sameFile(own, s.path)
+		case <-ctx.Done():
+		}
 	}
 	stopping, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
 	defer cancel()
@@ -69,28 +69,6 @@ func (s *Socket) serve(ctx context.Context, handler http.Handler, log *slog.Logg
 		return errSocketGone
 	}
 	return nil
-}
-
-// watchFile closes gone when the socket file was removed or replaced, until stop is called. It watches the file and not its
-// directory, to which the agent writes its history.
-func (s *Socket) watchFile(ctx context.Context, own fs.FileInfo, log *slog.Logger) (gone <-chan struct{}, stop func()) {
-	ctx, cancel := context.WithCancel(ctx)
-	missing, ended := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(ended)
-		filewatch.File{
-			Path: s.path, Interval: checkInterval, PollInterval: checkNoEvents, Log: log.With("socket", s.path), NewWatcher: s.newWatcher,
-		}.Watch(ctx, func() {
-			if !sameFile(own, s.path) {
-				close(missing)
-				cancel() // so that this is the last call
-			}
-		})
-	}()
-	return missing, func() {
-		cancel()
-		<-ended
-	}
 }
 
 // sameFile reports whether the file at path is the given one. A new file may get the inode number of a removed one, so

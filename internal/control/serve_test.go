@@ -150,29 +150,6 @@ func TestRemovedSocketIsCreatedAgain(t *testing.T) {
 	r.await("no warning", func() bool { return len(r.socket.Warnings()) == 0 })
 }
 
-// The removal is noticed before the next check that is due without an event, and without inotify by polling.
-func TestRemovalIsNoticedInTime(t *testing.T) {
-	t.Parallel()
-	for name, change := range map[string]func(*control.Socket){"inotify": func(*control.Socket) {}, "polling": (*control.Socket).DisableInotify} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			path := control.Path(shortDir(t), "k8s-gpu")
-			socket := control.NewSocket(path)
-			change(socket)
-			var serving sync.WaitGroup
-			t.Cleanup(serving.Wait) // after the context of the test has ended
-			serving.Go(func() { socket.Serve(t.Context(), newAgent(), quiet()) })
-			awaitReport(t, path)
-			began := time.Now()
-			must(t, os.Remove(path))
-			awaitReport(t, path)
-			if took := time.Since(began); took > 15*time.Second {
-				t.Errorf("served again after %v", took)
-			}
-		})
-	}
-}
-
 // A socket at the agent's path on which no process listens is replaced.
 func TestReplacedSocketIsCreatedAgain(t *testing.T) {
 	t.Parallel()

@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/cenkalti/backoff/v5"
-	"github.com/fsnotify/fsnotify"
 
 	"github.com/tandem-gpu/tandem/internal/filelock"
 	"github.com/tandem-gpu/tandem/internal/setting"
@@ -36,8 +35,7 @@ var errSocketGone = errors.New("the control socket was removed or replaced")
 //	            <agent>.json         0600  see package checkpoint
 //	            claims/              0700  see package hostwatch
 type Socket struct {
-	path       string
-	newWatcher func() (*fsnotify.Watcher, error) // of inotify; nil = fsnotify.NewWatcher
+	path string
 
 	mu      sync.Mutex
 	problem string // why the socket is not served; "" = it is, or Serve has not tried yet

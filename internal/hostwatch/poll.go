@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
-	"github.com/tandem-gpu/tandem/internal/filewatch"
+	"github.com/tandem-gpu/tandem/internal/dirwatch"
 	"github.com/tandem-gpu/tandem/internal/watch"
 )
 
@@ -104,7 +104,7 @@ func (w *Watcher) stoppedFor(stopped map[string]grace, others []otherAgent) (lon
 // ctx ends. It does so at most every eventPause: agents that react to each other must not occupy a core and the disk.
 func (w *Watcher) watchFiles(ctx context.Context, changed func()) {
 	var last time.Time
-	filewatch.File{
+	dirwatch.Directory{
 		Path: w.claims.folder, Interval: w.timings.alone, PollInterval: w.timings.poll, Relevant: isClaimsFile,
 		Log: w.log.With("directory", w.claims.folder), NewWatcher: w.newWatcher,
 	}.Watch(ctx, func() {

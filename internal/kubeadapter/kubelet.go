@@ -20,7 +20,7 @@ import (
 	"google.golang.org/grpc/status"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
-	"github.com/tandem-gpu/tandem/internal/filewatch"
+	"github.com/tandem-gpu/tandem/internal/dirwatch"
 	"github.com/tandem-gpu/tandem/internal/watch"
 	"github.com/tandem-gpu/tandem/internal/watchdog"
 )
@@ -50,7 +50,7 @@ func (k *kubelet) watch(ctx context.Context, t timings, task *watchdog.Task) {
 	isSocket := func(name string) bool { // the kubelet also writes its checkpoint here after each list
 		return filepath.Ext(name) == ".sock" || name == filepath.Base(k.socket)
 	}
-	filewatch.File{
+	dirwatch.Directory{
 		Path: k.dir, Interval: t.pollInterval, PollInterval: t.pollIntervalNoEvents, Relevant: isSocket,
 		Log: k.log.With("directory", k.dir), Task: task, NewWatcher: k.newWatcher,
 	}.Watch(ctx, func() { k.changes.Store(struct{}{}) })

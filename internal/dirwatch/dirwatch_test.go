@@ -1,10 +1,9 @@
-package filewatch_test
+package dirwatch_test
 
 import (
 	"context"
 	"errors"
 	"log/slog"
-	"net"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -17,7 +16,7 @@ import (
 
 	"github.com/fsnotify/fsnotify"
 
-	"github.com/tandem-gpu/tandem/internal/filewatch"
+	"github.com/tandem-gpu/tandem/internal/dirwatch"
 	"github.com/tandem-gpu/tandem/internal/watchdog"
 )
 
@@ -39,7 +38,7 @@ type watching struct {
 }
 
 // watch watches f, which never calls without an event.
-func watch(t *testing.T, f filewatch.File) *watching {
+func watch(t *testing.T, f dirwatch.Directory) *watching {
 	t.Helper()
 	w := &watching{T: t, calls: make(chan struct{}, 1000), log: &strings.Builder{}}
 	f.Log = slog.New(slog.NewTextHandler(w.log, nil))
@@ -83,7 +82,7 @@ func (w *watching) drain() (n int) {
 func TestEventsThatCount(t *testing.T) {
 	dir := t.TempDir()
 	file, temporary := filepath.Join(dir, "a.json"), filepath.Join(dir, ".a.json1")
-	w := watch(t, filewatch.File{Path: dir + "/", Relevant: func(name string) bool { return name == "a.json" }})
+	w := watch(t, dirwatch.Directory{Path: dir + "/", Relevant: func(name string) bool { return name == "a.json" }})
 	w.expect("the start")
 	must(t, write(temporary), os.Chmod(temporary, 0o644), write(filepath.Join(dir, "other")))
 	if n := w.drain(); n != 0 {
@@ -102,7 +101,7 @@ func TestEventsThatCount(t *testing.T) {
 // The directory at the path is watched, whichever it is, and each change is followed by a call.
 func TestDirectoryIsReplaced(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "plugins")
-	w := watch(t, filewatch.File{Path: dir, Interval: time.Hour})
+	w := watch(t, dirwatch.Directory{Path: dir, Interval: time.Hour})
 	for range 3 {
 		must(t, os.Mkdir(dir, 0o700))
 		// While the directory is missing it is polled. The last of these calls is at its creation.
@@ -122,42 +121,12 @@ func TestDirectoryIsReplaced(t *testing.T) {
 	}
 }
 
-// A socket is watched without its directory, whose other files cause no events.
-func TestSocket(t *testing.T) {
-	dir, err := os.MkdirTemp("", "fw") // t.TempDir's path can be longer than a socket's may be
-	must(t, err)
-	defer func() { _ = os.RemoveAll(dir) }()
-	path := filepath.Join(dir, "s.sock")
-	for name, end := range map[string]func() error{
-		"removed":              func() error { return os.Remove(path) },
-		"replaced":             func() error { return errors.Join(write(path+".new"), os.Rename(path+".new", path)) },
-		"renamed":              func() error { return os.Rename(path, path+".old") },
-		"directory is removed": func() error { return os.RemoveAll(dir) },
-	} {
-		t.Run(name, func(t *testing.T) {
-			must(t, os.MkdirAll(dir, 0o700))
-			listener, err := net.Listen("unix", path)
-			must(t, err)
-			defer func() { _ = listener.Close() }()
-			w := watch(t, filewatch.File{Path: path, PollInterval: time.Hour})
-			w.expect("the start")
-			conn, err := net.Dial("unix", path)
-			must(t, err, write(filepath.Join(dir, "other")), conn.Close())
-			if n := w.drain(); n != 0 {
-				t.Errorf("%d calls for a connection and for another file", n)
-			}
-			must(t, end())
-			w.expect("its end")
-		})
-	}
-}
-
 // Without inotify it is polled and tried again; each change of that is logged once.
 func TestInotifyBecomesAvailable(t *testing.T) {
 	goroutines := runtime.NumGoroutine()
 	dir := t.TempDir()
 	tries := 0
-	w := watch(t, filewatch.File{Path: dir, NewWatcher: func() (*fsnotify.Watcher, error) {
+	w := watch(t, dirwatch.Directory{Path: dir, NewWatcher: func() (*fsnotify.Watcher, error) {
 		if tries++; tries <= 3 {
 			return nil, syscall.EMFILE
 		}
@@ -194,7 +163,7 @@ func TestPolling(t *testing.T) {
 		calls := 0
 		var running sync.WaitGroup
 		running.Go(func() {
-			filewatch.File{
+			dirwatch.Directory{
 				Path: "/any", Interval: time.Minute, PollInterval: time.Second, Log: slog.New(slog.DiscardHandler), Task: tasks.Register("files"),
 				NewWatcher: func() (*fsnotify.Watcher, error) { return nil, syscall.EMFILE },
 			}.Watch(ctx, func() { calls++ })
@@ -217,7 +186,7 @@ func TestLastCall(t *testing.T) {
 	for range 20 {
 		ctx, cancel := context.WithCancel(t.Context())
 		calls := 0
-		filewatch.File{Path: dir, Interval: time.Hour, PollInterval: time.Hour, Log: slog.New(slog.DiscardHandler)}.Watch(ctx, func() {
+		dirwatch.Directory{Path: dir, Interval: time.Hour, PollInterval: time.Hour, Log: slog.New(slog.DiscardHandler)}.Watch(ctx, func() {
 			calls++
 			for range 10 {
 				must(t, write(filepath.Join(dir, "file")))
@@ -234,7 +203,7 @@ func TestLastCall(t *testing.T) {
 
 // On a file system without events changed is called every Interval.
 func TestNoEvents(t *testing.T) {
-	w := watch(t, filewatch.File{Path: t.TempDir(), Interval: 5 * time.Millisecond, PollInterval: time.Hour, NewWatcher: func() (*fsnotify.Watcher, error) {
+	w := watch(t, dirwatch.Directory{Path: t.TempDir(), Interval: 5 * time.Millisecond, PollInterval: time.Hour, NewWatcher: func() (*fsnotify.Watcher, error) {
 		w, err := fsnotify.NewWatcher()
 		w.Events = nil
 		return w, err

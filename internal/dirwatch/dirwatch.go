@@ -1,5 +1,5 @@
-// Package filewatch reports changes of a file, or of the files in a directory: by inotify events, and by polling where there are none.
-package filewatch
+// Package dirwatch reports changes of the files in a directory: by inotify events, and by polling where there are none.
+package dirwatch
 
 import (
 	"context"
@@ -12,17 +12,17 @@ import (
 	"github.com/tandem-gpu/tandem/internal/watchdog"
 )
 
-// File is a file or a directory to watch. It may be missing, appear later or be replaced: then the new one is watched.
+// Directory is a directory to watch. It may be missing, appear later or be replaced: then the new one is watched.
 //
 // Events may get lost, be missing on some file systems, or be unavailable, because the limits of inotify apply to all processes of
 // a user on the node. So changes are also reported when there may be none: at Interval, and at PollInterval while events are
 // unavailable. inotify is tried again each time.
-type File struct {
+type Directory struct {
 	Path         string
 	Interval     time.Duration // between reports without an event
-	PollInterval time.Duration // the same while inotify is unavailable or the file is missing
+	PollInterval time.Duration // the same while inotify is unavailable or the directory is missing
 
-	// Relevant reports whether an event of a file in the directory counts, by the file's name without the directory. There are
+	// Relevant reports whether an event of a file in the directory counts, by the file's name without the path. There are
 	// also events for writes and for changes of mode. Those of Path itself always count. nil = all count.
 	Relevant func(name string) bool
 
@@ -35,39 +35,39 @@ type File struct {
 
 // Watch calls changed immediately, after each event that counts and at the intervals, until ctx ends. It makes one call at a time,
 // in its own goroutine, and none after one that ends ctx. A change after a call began is followed by another call.
-func (f File) Watch(ctx context.Context, changed func()) {
-	f.Path = filepath.Clean(f.Path) // as in events
-	if f.NewWatcher == nil {
-		f.NewWatcher = fsnotify.NewWatcher
+func (d Directory) Watch(ctx context.Context, changed func()) {
+	d.Path = filepath.Clean(d.Path) // as in events
+	if d.NewWatcher == nil {
+		d.NewWatcher = fsnotify.NewWatcher
 	}
-	w, err := f.add(nil)
+	w, err := d.add(nil)
 	defer func() {
 		if w != nil {
 			_ = w.Close()
 		}
 	}()
-	tick := time.NewTicker(f.interval(err))
+	tick := time.NewTicker(d.interval(err))
 	defer tick.Stop()
 	if err != nil {
-		f.logState(err)
+		d.logState(err)
 	}
 	for {
-		f.Task.Heartbeat(f.interval(err))
+		d.Task.Heartbeat(d.interval(err))
 		changed()
-		if !f.await(ctx, w, tick.C) || ctx.Err() != nil { // both may be ready
+		if !d.await(ctx, w, tick.C) || ctx.Err() != nil { // both may be ready
 			return
 		}
 		previous := err
-		w, err = f.add(w) // before the call, so that each change after it began is an event
+		w, err = d.add(w) // before the call, so that each change after it began is an event
 		if (err == nil) != (previous == nil) {
-			f.logState(err)
-			tick.Reset(f.interval(err))
+			d.logState(err)
+			tick.Reset(d.interval(err))
 		}
 	}
 }
 
 // await waits for an event that counts or for the tick. It reports false if ctx ends.
-func (f File) await(ctx context.Context, w *fsnotify.Watcher, tick <-chan time.Time) bool {
+func (d Directory) await(ctx context.Context, w *fsnotify.Watcher, tick <-chan time.Time) bool {
 	var events chan fsnotify.Event
 	var errs chan error
 	if w != nil {
@@ -76,11 +76,11 @@ func (f File) await(ctx context.Context, w *fsnotify.Watcher, tick <-chan time.T
 	for {
 		select {
 		case e := <-events:
-			if e.Name == f.Path || f.Relevant == nil || f.Relevant(filepath.Base(e.Name)) {
+			if e.Name == d.Path || d.Relevant == nil || d.Relevant(filepath.Base(e.Name)) {
 				return true
 			}
 		case err := <-errs: // such as an overflow of the queue
-			f.Log.Debug("inotify error", "error", err)
+			d.Log.Debug("inotify error", "error", err)
 			return true
 		case <-tick:
 			return true
@@ -90,30 +90,30 @@ func (f File) await(ctx context.Context, w *fsnotify.Watcher, tick <-chan time.T
 	}
 }
 
-// add adds the file that is now at the path to a watcher, which it creates if w is nil. It returns w if that fails.
-func (f File) add(w *fsnotify.Watcher) (*fsnotify.Watcher, error) {
+// add adds the directory that is now at the path to a watcher, which it creates if w is nil. It returns w if that fails.
+func (d Directory) add(w *fsnotify.Watcher) (*fsnotify.Watcher, error) {
 	if w == nil {
 		var err error
-		if w, err = f.NewWatcher(); err != nil {
+		if w, err = d.NewWatcher(); err != nil {
 			return nil, err
 		}
 	}
-	return w, w.Add(f.Path)
+	return w, w.Add(d.Path)
 }
 
 // interval is the time between calls without an event; err is that of inotify.
-func (f File) interval(err error) time.Duration {
+func (d Directory) interval(err error) time.Duration {
 	if err != nil {
-		return f.PollInterval
+		return d.PollInterval
 	}
-	return f.Interval
+	return d.Interval
 }
 
 // logState logs whether there are events; err is that of inotify.
-func (f File) logState(err error) {
+func (d Directory) logState(err error) {
 	if err != nil {
-		f.Log.Info("inotify unavailable, polling", "interval", f.PollInterval, "error", err)
+		d.Log.Info("inotify unavailable, polling", "interval", d.PollInterval, "error", err)
 		return
 	}
-	f.Log.Info("inotify available again")
+	d.Log.Info("inotify available again")
 }
