@@ -30,7 +30,7 @@ const (
 // timings are the times between checks. They are not configurable.
 type timings struct {
 	poll   time.Duration // of MPS daemons, which cause no events; of claims without inotify or while they can't be read or written
-	others time.Duration // of claims while another agent has a file: whether it runs; and the numbers that this one writes for it
+	others time.Duration // of claims while another agent has a file: whether it still runs
 	alone  time.Duration // of claims otherwise, as events may get lost
 }
 

@@ -60,21 +60,20 @@ func serveStats(p device.DevicePlugin, stream grpc.ServerStream) error {
 
 // statsEncoder encodes the responses of one stream. It reuses its memory: a message is valid until the next one.
 type statsEncoder struct {
-	groups  [][]byte // encoded instances of each group
-	devices map[*device.DeviceStats][]byte
+	groups [][]byte // encoded instances of each group
 }
 
 // message returns a response as Nomad's message, in which the instances of a group are encoded. Instances with the same
 // *device.DeviceStats are encoded once.
 func (e *statsEncoder) message(r *device.StatsResponse) (*proto.StatsResponse, error) {
 	m := &proto.StatsResponse{}
-	e.devices = map[*device.DeviceStats][]byte{}
+	encoded := map[*device.DeviceStats][]byte{}
 	for i, g := range r.Groups {
 		if i == len(e.groups) {
 			e.groups = append(e.groups, nil)
 		}
 		var err error
-		if e.groups[i], err = e.appendInstances(e.groups[i][:0], g); err != nil {
+		if e.groups[i], err = appendInstances(e.groups[i][:0], g, encoded); err != nil {
 			return nil, err
 		}
 		m.Groups = append(m.Groups, &proto.DeviceGroupStats{
@@ -85,22 +84,23 @@ func (e *statsEncoder) message(r *device.StatsResponse) (*proto.StatsResponse, e
 	return m, nil
 }
 
-// appendInstances appends the field InstanceStats: a map, which is a list of messages with key (1) and value (2).
-func (e *statsEncoder) appendInstances(b []byte, g *device.DeviceGroupStats) ([]byte, error) {
+// appendInstances appends the field InstanceStats: a map, which is a list of messages with key (1) and value (2). It encodes the
+// devices that are not encoded yet.
+func appendInstances(b []byte, g *device.DeviceGroupStats, encoded map[*device.DeviceStats][]byte) ([]byte, error) {
 	const instanceStats, key, value = 4, 1, 2
 	for id, d := range g.InstanceStats {
-		encoded, ok := e.devices[d]
+		stats, ok := encoded[d]
 		if !ok {
 			var err error
-			if encoded, err = encodeDeviceStats(d); err != nil {
+			if stats, err = encodeDeviceStats(d); err != nil {
 				return nil, err
 			}
-			e.devices[d] = encoded
+			encoded[d] = stats
 		}
 		b = protowire.AppendTag(b, instanceStats, protowire.BytesType)
-		b = protowire.AppendVarint(b, uint64(protowire.SizeTag(key)+protowire.SizeBytes(len(id))+protowire.SizeTag(value)+protowire.SizeBytes(len(encoded))))
+		b = protowire.AppendVarint(b, uint64(protowire.SizeTag(key)+protowire.SizeBytes(len(id))+protowire.SizeTag(value)+protowire.SizeBytes(len(stats))))
 		b = protowire.AppendString(protowire.AppendTag(b, key, protowire.BytesType), id)
-		b = protowire.AppendBytes(protowire.AppendTag(b, value, protowire.BytesType), encoded)
+		b = protowire.AppendBytes(protowire.AppendTag(b, value, protowire.BytesType), stats)
 	}
 	return b, nil
 }

@@ -129,37 +129,37 @@ func (e *StuckError) Error() string {
 // a minute (*StuckError). In a process that was stopped for a while all tasks are overdue: only one that still is at the next
 // check counts. So a task is logged within 15 s after it is overdue.
 func (r *Registry) Watch(ctx context.Context, log *slog.Logger, vital ...string) error {
-	next := time.NewTimer(checkEvery)
-	defer next.Stop()
+	check := time.NewTimer(checkEvery)
+	defer check.Stop()
 	late := map[string]int{} // checks in a row
 	for {
 		select {
-		case <-next.C:
+		case <-check.C:
 		case <-ctx.Done():
 			return nil
 		}
-		now := map[string]int{}
+		overdue := map[string]int{}
 		for _, s := range r.Late(time.Now()) {
-			if now[s.Name] != 0 {
+			if overdue[s.Name] != 0 {
 				continue // one task of a name is enough
 			}
-			now[s.Name] = late[s.Name] + 1
-			if now[s.Name] == 2 {
+			overdue[s.Name] = late[s.Name] + 1
+			if overdue[s.Name] == 2 {
 				log.Error("watchdog: task overdue", "task", s.Name, "since", s.Last.UTC(), "expected_within", s.Within)
 			}
-			if time.Duration(now[s.Name])*checkAgain > fatalAfter && slices.Contains(vital, s.Name) {
+			if time.Duration(overdue[s.Name])*checkAgain > fatalAfter && slices.Contains(vital, s.Name) {
 				return &StuckError{s.Name, s.Last}
 			}
 		}
 		for name, checks := range late {
-			if checks > 1 && now[name] == 0 {
+			if checks > 1 && overdue[name] == 0 {
 				log.Info("watchdog: task no longer overdue", "task", name)
 			}
 		}
-		if late = now; len(late) > 0 {
-			next.Reset(checkAgain)
+		if late = overdue; len(late) > 0 {
+			check.Reset(checkAgain)
 		} else {
-			next.Reset(checkEvery)
+			check.Reset(checkEvery)
 		}
 	}
 }

@@ -26,8 +26,8 @@ import (
 // TaskName is the name of the monitor's own goroutine in its watchdog: an agent can't work without it.
 const TaskName = "monitor"
 
-// Session is an open driver. Wait is called from one goroutine, Busy, Nodes and NodesChanged from any, the other methods from a second one.
-// A call may hang forever; Busy then returns it.
+// Session is an open driver. Wait is called from one goroutine, Busy, Nodes and NodesChanged from any, the other methods from a
+// second one. A call may hang forever; Busy then returns it.
 type Session interface {
 	// Snapshot reads all GPUs. A device that can't be read is excluded, not an error; an error (gpu.ErrDriverLost,
 	// gpu.ErrDriverStale) means that the session is of no more use.

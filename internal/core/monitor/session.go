@@ -52,7 +52,10 @@ func (m *Monitor) followSession(ctx context.Context, s Session, released chan<- 
 	rescan, probe := time.NewTicker(m.cfg.Rescan), time.NewTicker(m.cfg.Probe)
 	defer rescan.Stop()
 	defer probe.Stop()
-	f := followed{Session: s, pending: pendingRequests{snapshot: true, usage: m.usage}, waiter: waiter, tick: time.NewTicker(checkEvery), interval: checkEvery}
+	f := followed{
+		Session: s, pending: pendingRequests{snapshot: true, usage: m.usage}, waiter: waiter,
+		tick: time.NewTicker(checkEvery), interval: checkEvery,
+	}
 	defer f.tick.Stop()
 	defer m.usage.finish(nil, gpu.ErrNoDriver) // for the callers that still wait
 	for {

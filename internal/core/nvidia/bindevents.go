@@ -66,8 +66,8 @@ func (s *Session) openBindEvents() {
 	}
 }
 
-// nextBindEvents reads up to 16 events without waiting; none is no error. The request holds a pointer to data, and cgo requires that a Go
-// pointer in memory that is passed to C points to pinned memory.
+// nextBindEvents reads up to 16 events without waiting; none is no error. The request holds a pointer to data, and cgo requires
+// that a Go pointer in memory that is passed to C points to pinned memory.
 func (s *Session) nextBindEvents() ([]nvml.SystemEventData_v1, error) {
 	data := make([]nvml.SystemEventData_v1, 16)
 	var pinner runtime.Pinner

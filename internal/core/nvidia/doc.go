@@ -3,7 +3,8 @@
 //
 // A Session has two goroutines of the monitor: the reader calls Snapshot, Probe and Usage, the waiter calls Wait. A driver
 // call can hang and can't be cancelled. So calls about GPUs run on a goroutine of their own, which leaves a GPU that hangs to
-// itself, and the reader waits until a deadline. Calls about no GPU run on the reader or the waiter itself; Session.Busy reports calls that hang.
+// itself, and the reader waits until a deadline. Calls about no GPU run on the reader or the waiter itself; Session.Busy reports
+// calls that hang.
 //
 //	file               contents                                                     runs on
 //	session.go         Open, Close (nvmlInit, nvmlShutdown)                         caller

@@ -70,9 +70,9 @@ func queryAll[T any](s *Session, targets []target, f func(i int, c *caller) T) (
 	}
 	close(queue)
 	r.unfinished.Store(int64(len(queue)))
-	for len(queue) > 0 { // each time with one goroutine more, for the last one makes no progress
+	for len(queue) > 0 { // each time with one goroutine more
 		go runQueries(<-queue, queue)
-		for left := -1; left != len(queue) && len(queue) > 0; {
+		for left := -1; left != len(queue) && len(queue) > 0; { // until there was no progress
 			left = len(queue)
 			watch.Await(context.Background(), r.done, s.deadline/staggerDivisor)
 		}
