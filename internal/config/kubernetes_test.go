@@ -79,7 +79,7 @@ imex: {channelIDs: [], required: false}
 	if err != nil {
 		t.Fatal(err)
 	}
-	if s.Core.MIG != inventory.MIGMixed || !s.Core.DeviceNodes || s.Core.Rescan != 90*time.Second {
+	if s.Core.MIG != inventory.MIGMixed || !s.Core.Injection.Nodes || s.Core.Rescan != 90*time.Second {
 		t.Errorf("%+v", s)
 	}
 	// A value without effect is reported, unless it is the default.

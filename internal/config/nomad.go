@@ -141,7 +141,7 @@ func BlockOfFlags(flags Flags) Block {
 
 func newBlock(value func(Spec) (Value, error)) Block {
 	b := Block{settings: Nomad{Core: core.DefaultConfig(), Health: DefaultHealth()}}
-	b.settings.Core.MIG, b.settings.Core.DeviceNodes = "", true
+	b.settings.Core.MIG, b.settings.Core.Injection.Nodes = "", true
 	for _, o := range nomadOptions(&b) {
 		if v, err := value(o); err != nil {
 			b.problems = append(b.problems, err)

@@ -60,7 +60,7 @@ func nvidiaOptions(s *Kubernetes) []Spec {
 			set:   pathOrEmpty(&s.DevRoot, "/")},
 		{Flag: "pass-device-specs", Key: "flags.plugin.passDeviceSpecs", Default: "false", Kind: Bool,
 			Usage: "give containers the device nodes in addition to the environment",
-			set:   boolean(&s.Core.DeviceNodes)},
+			set:   boolean(&s.Core.Injection.Nodes)},
 		{Flag: "device-list-strategy", Key: "flags.plugin.deviceListStrategy", Default: "envvar", Kind: List,
 			Usage: "how the devices of a container are passed: envvar",
 			set:   only("envvar", "volume-mounts", "cdi-annotations", "cdi-cri")},

@@ -218,7 +218,7 @@ func TestLimits(t *testing.T) {
 // Each reason has a name for programs, which is unique. The golden file has the names that the ledger uses.
 func TestCauses(t *testing.T) {
 	seen := map[string]bool{}
-	for r := health.ReasonXID; r <= health.ReasonHeld; r++ {
+	for r := health.ReasonXID; r <= health.ReasonNoCDI; r++ {
 		if name := r.String(); name == "" || seen[name] || name != strings.ToUpper(name) {
 			t.Errorf("reason %d is called %q", r, name)
 		} else {

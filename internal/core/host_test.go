@@ -128,7 +128,7 @@ func TestHostChanges(t *testing.T) {
 // passingNodes returns a configuration whose plans contain device nodes.
 func passingNodes() core.Config {
 	cfg := core.DefaultConfig()
-	cfg.MIG, cfg.DeviceNodes = inventory.MIGMixed, true
+	cfg.MIG, cfg.Injection.Nodes = inventory.MIGMixed, true
 	return cfg
 }
 
@@ -185,7 +185,7 @@ func TestMissingDeviceNodeWarning(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			cfg := passingNodes()
-			cfg.DeviceNodes = !tc.noNodes
+			cfg.Injection.Nodes = !tc.noNodes
 			s := core.NewState(cfg).Read(cfg, time.Unix(0, 0), tc.reading)
 			if got := healthLines(s.Inventory); got != tc.want {
 				t.Errorf("got  %s\nwant %s", got, tc.want)

@@ -148,7 +148,7 @@ func TestEqual(t *testing.T) {
 		"reserved":        func(c *core.Config) { rule(c).Reserve = "kept" },
 		"warning":         func(c *core.Config) { c.Policy.Rules = append(c.Policy.Rules, inventory.Rule{Select: gpuIndices(7)}) },
 		"packed":          func(c *core.Config) { c.Packed = true },
-		"device nodes":    func(c *core.Config) { c.DeviceNodes = true },
+		"device nodes":    func(c *core.Config) { c.Injection.Nodes = true },
 	} {
 		if build(change).Equal(build(same)) {
 			t.Errorf("%s: no difference", name)

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -90,7 +89,7 @@ func (d generator) sharing() inventory.Sharing {
 func (d generator) config(s gpu.Snapshot) core.Config {
 	cfg := core.DefaultConfig()
 	strategies := []inventory.MIGStrategy{inventory.MIGNone, inventory.MIGSingle, inventory.MIGMixed}
-	cfg.MIG, cfg.Packed, cfg.DeviceNodes = pick(d, strategies...), d.oneIn(2), d.oneIn(2)
+	cfg.MIG, cfg.Packed, cfg.Injection.Nodes = pick(d, strategies...), d.oneIn(2), d.oneIn(2)
 	cfg.Overlap = pick(d, inventory.OverlapWarn, inventory.OverlapRefuse)
 	if d.oneIn(3) {
 		cfg.Exclude = d.ids(s)
@@ -253,8 +252,7 @@ func verifyReserveAndPrefer(t *testing.T, d generator, inv *inventory.Inventory)
 			once = append(once, string(u.Device.ID))
 		}
 	}
-	env := p.Env[len(p.Env)-1]
-	if diff := cmp.Diff(inventory.EnvVar{Name: inventory.VisibleDevices, Value: strings.Join(once, ",")}, env); diff != "" {
+	if diff := cmp.Diff(once, p.IDs); diff != "" {
 		t.Errorf("%v: %s", preferred, diff)
 	}
 }

@@ -49,7 +49,7 @@ func parseUnits(text string) (ids []inventory.UnitID) {
 }
 
 // unitNames is the inverse of parseUnits.
-func unitNames(ids []inventory.UnitID) string {
+func unitNames[T ~string](ids []T) string {
 	var names []string
 	for _, id := range ids {
 		device, replica, isShared := strings.Cut(string(id), "::")
@@ -64,14 +64,14 @@ func unitNames(ids []inventory.UnitID) string {
 
 func TestReserve(t *testing.T) {
 	cfg := core.DefaultConfig()
-	cfg.MIG, cfg.DeviceNodes = inventory.MIGMixed, true
+	cfg.MIG, cfg.Injection.Nodes = inventory.MIGMixed, true
 	lost := health.Observation{At: gpuAt(3), Kind: health.Lost, Detail: "GPU is lost"}
 	inv := core.Build(coretest.WithMIG(coretest.GPUs(4), 1, "1g.10gb"), health.Ledger{}.Apply(cfg.Health, time.Unix(0, 0), lost), cfg)
 	gpus := coretest.GPU(0) + "," + coretest.GPU(2)
 	for _, tc := range []struct {
 		ids         []inventory.UnitID
 		units       string
-		env         gpu.DeviceID
+		gpus        gpu.DeviceID // of the devices, with commas
 		nodes, errs string
 	}{
 		{ // the host has no nvidia-modeset
@@ -93,8 +93,8 @@ func TestReserve(t *testing.T) {
 			t.Errorf("%v: error\n%s\nwant\n%s", tc.ids, text, tc.errs)
 		}
 		want := inventory.Plan{Units: p.Units, Devices: p.Devices}
-		if tc.env != "" {
-			want.Env = []inventory.EnvVar{{Name: "NVIDIA_VISIBLE_DEVICES", Value: string(tc.env)}}
+		if tc.gpus != "" {
+			want.IDs, want.Injection = strings.Split(string(tc.gpus), ","), cfg.Injection
 		}
 		for _, path := range strings.Fields(tc.nodes) {
 			want.Nodes = append(want.Nodes, inventory.DeviceNode{Path: path, Permissions: "rw"})
@@ -113,38 +113,32 @@ func TestReserveShares(t *testing.T) {
 	limited.Memory, limited.Threads = 4<<30+1<<20, 25
 	strict := sliced(4)
 	strict.OnePerRequest = true
-	visible := func(gpus string) inventory.EnvVar {
-		var ids []string
-		for _, id := range parseUnits(gpus) {
-			ids = append(ids, string(id))
-		}
-		return inventory.EnvVar{Name: inventory.VisibleDevices, Value: strings.Join(ids, ",")}
-	}
 	for name, tc := range map[string]struct {
 		sharing inventory.Sharing
 		ids     string
+		gpus    string // of the plan
 		env     []inventory.EnvVar
 		mps     string
 		err     string
 	}{
-		"one":                              {sliced(4), "1::2", []inventory.EnvVar{visible("1")}, "", ""},
-		"two of one GPU are the GPU once":  {sliced(4), "1::2 1::0", []inventory.EnvVar{visible("1")}, "", ""},
-		"all of all":                       {sliced(2), "2::1 0::1 1::0 0::0 2::0 1::1", []inventory.EnvVar{visible("0 1 2")}, "", ""},
-		"10 is after 9 and before nothing": {sliced(11), "2::10 0::9 0::10", []inventory.EnvVar{visible("0 2")}, "", ""},
-		"one, twice":                       {strict, "0::1 0::1", []inventory.EnvVar{visible("0")}, "", ""},
+		"one":                              {sliced(4), "1::2", "1", nil, "", ""},
+		"two of one GPU are the GPU once":  {sliced(4), "1::2 1::0", "1", nil, "", ""},
+		"all of all":                       {sliced(2), "2::1 0::1 1::0 0::0 2::0 1::1", "0 1 2", nil, "", ""},
+		"10 is after 9 and before nothing": {sliced(11), "2::10 0::9 0::10", "0 2", nil, "", ""},
+		"one, twice":                       {strict, "0::1 0::1", "0", nil, "", ""},
 		"one per request, two asked for": {
-			strict, "0::1 0::2", nil, "", "2 units of gpu.shared, whose devices are shared: maximum request size for shared resources is 1",
+			strict, "0::1 0::2", "", nil, "", "2 units of gpu.shared, whose devices are shared: maximum request size for shared resources is 1",
 		},
 		"one per request, of two GPUs": {
-			strict, "0::1 1::1 2::1", nil, "", "3 units of gpu.shared, whose devices are shared: maximum request size for shared resources is 1",
+			strict, "0::1 1::1 2::1", "", nil, "", "3 units of gpu.shared, whose devices are shared: maximum request size for shared resources is 1",
 		},
-		"MPS": {served(10), "0::9", []inventory.EnvVar{visible("0")}, "gpu.mps", ""},
-		"MPS, limited": {limited, "2::3", []inventory.EnvVar{
-			{Name: "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", Value: "25"}, {Name: "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", Value: "0=4097M"}, visible("2"),
+		"MPS": {served(10), "0::9", "0", nil, "gpu.mps", ""},
+		"MPS, limited": {limited, "2::3", "2", []inventory.EnvVar{
+			{Name: "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", Value: "25"}, {Name: "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", Value: "0=4097M"},
 		}, "gpu.mps", ""},
-		"MPS, two asked for": {served(10), "0::9 0::8", nil, "", "2 units of gpu.mps, whose devices are shared: maximum request size for shared resources is 1"},
-		"the GPU itself":     {sliced(4), "0", nil, "", "unknown device IDs: " + string(coretest.GPU(0))},
-		"beyond the last":    {sliced(4), "0::3 0::4", nil, "", "unknown device IDs: " + string(coretest.GPU(0)) + "::4"},
+		"MPS, two asked for": {served(10), "0::9 0::8", "", nil, "", "2 units of gpu.mps, whose devices are shared: maximum request size for shared resources is 1"},
+		"the GPU itself":     {sliced(4), "0", "", nil, "", "unknown device IDs: " + string(coretest.GPU(0))},
+		"beyond the last":    {sliced(4), "0::3 0::4", "", nil, "", "unknown device IDs: " + string(coretest.GPU(0)) + "::4"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cfg := inventory.Host{MPS: []string{"gpu.mps"}}
@@ -154,8 +148,8 @@ func TestReserveShares(t *testing.T) {
 			if text := fmt.Sprint(err); err != nil && text != tc.err || err == nil && tc.err != "" {
 				t.Fatalf("error %q, want %q", text, tc.err)
 			}
-			if diff := cmp.Diff(tc.env, p.Env); diff != "" || p.MPS != tc.mps {
-				t.Errorf("MPS %q, environment: %s", p.MPS, diff)
+			if diff := cmp.Diff(tc.env, p.Env); diff != "" || p.MPS != tc.mps || unitNames(p.IDs) != tc.gpus {
+				t.Errorf("GPUs %s, MPS %q, environment: %s", unitNames(p.IDs), p.MPS, diff)
 			}
 			var one *inventory.SharedUnitsError
 			if errors.As(err, &one) && (one.N != len(asked) || !strings.HasPrefix(one.Pool, "gpu.")) {

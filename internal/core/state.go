@@ -19,6 +19,7 @@ type State struct {
 	Inventory   *inventory.Inventory
 	Host        inventory.Host
 	Binding     inventory.Binding
+	Incarnation int                // of the driver: see Inventory.Incarnation
 	Maintenance health.Maintenance // the zero value while the driver may be called
 	Foreign     *ForeignHistory    // the health history that was dropped because it belongs to another host; nil = none was
 
@@ -53,6 +54,9 @@ func (s State) Read(cfg Config, now time.Time, reading gpu.Snapshot, checks ...h
 		s.priorDevices, s.priorLinks = nil, nil
 	}
 	prev.Devices = s.withoutForgotten(cfg.Health, now, prev.Devices, reading)
+	if reading.Driver.State == gpu.DriverReady && s.Snapshot.Driver.State != gpu.DriverReady {
+		s.Incarnation++
+	}
 	snapshot, obs := Reconcile(prev, reading)
 	s.Snapshot, s.nodesSeen = snapshot, snapshot.Nodes
 	s.Ledger = s.Ledger.Relocate(s.Snapshot)
@@ -167,7 +171,7 @@ func (s State) WithNodes(cfg Config, now time.Time, nodes []string) State {
 
 func (s State) buildInput(cfg Config) inventory.Input {
 	return inventory.Input{
-		Snapshot: s.Snapshot, Ledger: s.Ledger, Config: cfg.Config, Mode: cfg.Health.Mode, Binding: s.Binding,
+		Snapshot: s.Snapshot, Ledger: s.Ledger, Config: cfg.Config, Mode: cfg.Health.Mode, Binding: s.Binding, Incarnation: s.Incarnation,
 	}
 }
 

@@ -117,7 +117,7 @@ func TestReserved(t *testing.T) {
 // mps/root.go).
 func TestAllocateResponse(t *testing.T) {
 	c := core.DefaultConfig()
-	c.DeviceNodes = true
+	c.Injection.Nodes = true
 	c.Policy.Rules = []inventory.Rule{{Sharing: &inventory.Sharing{
 		Mode: inventory.MPS, Replicas: 2, OnePerRequest: true, Memory: 30 << 30, Threads: 50,
 	}}}

@@ -61,7 +61,10 @@ func listResponse(list []listedDevice) *v1beta1.ListAndWatchResponse {
 // allocateResponse returns the Allocate response of a plan. The kubelet stores it with the pod and uses it again after
 // restarts and reboots, so it contains only what remains valid.
 func allocateResponse(p inventory.Plan, o Options) *v1beta1.ContainerAllocateResponse {
-	r := &v1beta1.ContainerAllocateResponse{Envs: make(map[string]string, len(p.Env))}
+	r := &v1beta1.ContainerAllocateResponse{Envs: make(map[string]string, len(p.Env)+1)}
+	if len(p.IDs) > 0 && p.Injection.Runtime {
+		r.Envs[inventory.VisibleDevices] = p.VisibleDevices()
+	}
 	for _, e := range p.Env {
 		r.Envs[e.Name] = e.Value
 	}

@@ -23,7 +23,7 @@ import (
 
 func defaultSettings() Settings {
 	cfg := core.DefaultConfig()
-	cfg.MIG, cfg.DeviceNodes, cfg.Rescan = inventory.MIGMixed, true, time.Minute
+	cfg.MIG, cfg.Injection.Nodes, cfg.Rescan = inventory.MIGMixed, true, time.Minute
 	return Settings{Core: cfg, Health: config.DefaultHealth(), GroupBy: config.GroupByNone, MPSRoot: hostwatch.DefaultMPSRoot}
 }
 

@@ -71,7 +71,10 @@ const mpsPipeEnv = "CUDA_MPS_PIPE_DIRECTORY"
 // newReservation returns a plan as Nomad's type. The pipe directory has its path on the host: a job whose driver isolates
 // the file system mounts it under that path (see the package's documentation).
 func newReservation(plan inventory.Plan, s Settings) *device.ContainerReservation {
-	r := &device.ContainerReservation{Envs: make(map[string]string, len(plan.Env)+1)}
+	r := &device.ContainerReservation{Envs: make(map[string]string, len(plan.Env)+2)}
+	if plan.Injection.Runtime {
+		r.Envs[inventory.VisibleDevices] = plan.VisibleDevices()
+	}
 	for _, e := range plan.Env {
 		r.Envs[e.Name] = e.Value
 	}

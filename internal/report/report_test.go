@@ -105,7 +105,7 @@ func TestEmptyLists(t *testing.T) {
 
 func TestMissingDeviceNodes(t *testing.T) {
 	cfg := core.DefaultConfig()
-	cfg.DeviceNodes = true
+	cfg.Injection.Nodes = true
 	reading := coretest.GPUs(3)
 	reading.Nodes = slices.DeleteFunc(reading.Nodes, func(n string) bool { return n == "/dev/nvidia-uvm" || n == "/dev/nvidia2" })
 	r := report.DescribeState(report.Read(t.Context(), coretest.NewMachine(reading).Open, cfg, nil), cfg)

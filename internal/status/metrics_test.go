@@ -167,7 +167,7 @@ func TestMissingDeviceNodesInMetrics(t *testing.T) {
 	if got := series(read(cfg, lacking).scrape(t), metric); len(got) > 0 {
 		t.Errorf("no nodes are passed: %q", got)
 	}
-	cfg.DeviceNodes = true
+	cfg.Injection.Nodes = true
 	a, b := metric+`{device="`+string(coretest.GPU(0))+`"} `, metric+`{device="`+string(coretest.GPU(1))+`"} `
 	lines := read(cfg, lacking).scrape(t)
 	has(t, lines, `tandem_devices{health="healthy",resource="nvidia.com/gpu.shared"} 4`)

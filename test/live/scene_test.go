@@ -54,7 +54,7 @@ func shortIntervals(c *core.Config) {
 func startScene(t testing.TB, m *simdriver.Machine, change ...func(*core.Config)) *scene {
 	t.Helper()
 	cfg := core.DefaultConfig()
-	cfg.MIG, cfg.DeviceNodes = inventory.MIGMixed, true
+	cfg.MIG, cfg.Injection.Nodes = inventory.MIGMixed, true
 	cfg.Roots = core.Roots{Driver: m.Root, Dev: m.Root, Sys: m.Root + "/sys", Proc: m.Root + "/proc"}
 	for _, f := range change {
 		f(&cfg)

@@ -57,7 +57,7 @@ func start(t testing.TB, machine string, prepare ...func(*simdriver.Machine) err
 		must(t, script(b.Machine))
 	}
 	cfg := core.DefaultConfig()
-	cfg.MIG, cfg.DeviceNodes = inventory.MIGMixed, true
+	cfg.MIG, cfg.Injection.Nodes = inventory.MIGMixed, true
 	cfg.Probe, cfg.Rescan = 100*time.Millisecond, 500*time.Millisecond
 	cfg.Roots = core.Roots{Driver: b.Root, Dev: b.Root, Sys: b.Root + "/sys", Proc: b.Root + "/proc"}
 	m := monitor.New(func() (monitor.Session, error) {

@@ -252,7 +252,7 @@ func offer(t *testing.T, machine gpu.Snapshot, path string, to policy.Orchestrat
 	r, err := config.ParseFile(path, text, to)
 	must(t, err)
 	cfg := core.DefaultConfig()
-	cfg.Policy, cfg.DeviceNodes = r.Policy, true
+	cfg.Policy, cfg.Injection.Nodes = r.Policy, true
 	if cfg.MIG = r.MIG; r.MIG == "" {
 		cfg.MIG = map[policy.Orchestrator]inventory.MIGStrategy{policy.Kubernetes: inventory.MIGNone, policy.Nomad: inventory.MIGMixed}[to]
 	}

@@ -112,7 +112,7 @@ func newOneAgent(t testing.TB, o options, policies map[int]slotPolicy, prepare f
 
 func (w *oneAgent) startMonitor(running *sync.WaitGroup) {
 	cfg := agentConfig(w.Root)
-	cfg.MIG, cfg.DeviceNodes, cfg.Policy = inventory.MIGMixed, true, w.policy()
+	cfg.MIG, cfg.Injection.Nodes, cfg.Policy = inventory.MIGMixed, true, w.policy()
 	must(w.t, cfg.Validate())
 	open := func() (monitor.Session, error) { return openDriver(cfg.Roots) }
 	w.monitor = monitor.New(open, cfg, slog.New(slog.NewTextHandler(w.journal, nil)), nil)

@@ -152,6 +152,14 @@ func (d Device) Product() string {
 	return model
 }
 
+// CurrentIndex returns the index by which NVIDIA's container runtime and nvidia-smi know the device in this reading.
+func (d Device) CurrentIndex() DeviceIndex {
+	if d.Profile == "" {
+		return DeviceIndex{GPU: d.Index, Instance: -1}
+	}
+	return DeviceIndex{GPU: d.Index, Instance: d.Instance}
+}
+
 // DeviceIndex is the number by which a policy selects a device: "0", or "0:1" for the second MIG instance of the
 // first GPU. A device gets the index that NVML reported when the device was first seen, and keeps it: see Binding.
 type DeviceIndex struct {

@@ -12,6 +12,7 @@ import (
 type Host struct {
 	MPS    []string // pools whose MPS control daemon responds
 	Claims []Claim  // of other agents on this host
+	CDI    *CDI     // CDI specifications of this agent; nil = the first attempt to write one is not completed
 
 	// SharesNumbers means that Numbering is updated: a number that this agent proposes is in it shortly after.
 	SharesNumbers bool
@@ -40,8 +41,8 @@ type Overlap struct {
 	Agent  string
 }
 
-// WithHost returns the inventory as limited by the host: units whose MPS daemon does not respond, or that another
-// agent claims, are unhealthy. A unit that is unhealthy already keeps its reason.
+// WithHost returns the inventory as limited by the host: units whose MPS daemon does not respond, that another agent
+// claims, or that need CDI and are not defined are unhealthy. A unit that is unhealthy already keeps its reason.
 func (inv *Inventory) WithHost(h Host, o OverlapMode) *Inventory {
 	var against *Claim
 	var overlaps []Overlap
@@ -57,9 +58,16 @@ func (inv *Inventory) WithHost(h Host, o OverlapMode) *Inventory {
 			return health.New(health.ReasonClaimed, against.Agent)
 		case u.Sharing.Mode == MPS && !slices.Contains(h.MPS, u.Pool):
 			return health.New(health.ReasonNoMPS, "pool "+u.Pool)
+		case u.Injection.usesCDI(h.CDI):
+			if ok, why := h.CDI.defines(u.Device.ID, inv.incarnation); !ok {
+				return health.New(health.ReasonNoCDI, why)
+			}
 		}
 		return u.Health
 	})
+	if inv.NeedsCDI() {
+		next.cdi = h.CDI
+	}
 	next.overlaps = overlaps
 	return next
 }

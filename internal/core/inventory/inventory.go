@@ -27,12 +27,13 @@ func (id UnitID) Split() (device gpu.DeviceID, shared bool) {
 
 // Unit is what an orchestrator allocates: a device, or one replica of a shared device.
 type Unit struct {
-	ID      UnitID
-	Device  gpu.Device
-	Pool    string  // name of the resource in a request; units of a pool are interchangeable
-	Sharing Sharing // how the device is shared among its units
-	Replica int     // number of the unit among those of its device, from 0
-	Health  health.Health
+	ID        UnitID
+	Device    gpu.Device
+	Pool      string    // name of the resource in a request; units of a pool are interchangeable
+	Sharing   Sharing   // how the device is shared among its units
+	Injection Injection // how a container gets it
+	Replica   int       // number of the unit among those of its device, from 0
+	Health    health.Health
 }
 
 // Inventory is what a host offers now. It is immutable; a nil *Inventory offers nothing.
@@ -42,7 +43,10 @@ type Inventory struct {
 	excluded         []gpu.Exclusion
 	links            []gpu.Link
 	nodes            []string
-	deviceNodes      bool
+	incarnation      int
+	cdi              *CDI // nil = not known, or not needed
+	indexIDs         bool
+	injectsNodes     bool // containers get device nodes from this agent
 	packed           bool
 	policyWarnings   []string
 	outdatedBindings []string
@@ -61,6 +65,8 @@ type Input struct {
 	Config   Config
 	Mode     health.Mode
 	Binding  Binding // what is bound already; each device must have its number
+
+	Incarnation int // of the driver: see Inventory.Incarnation
 }
 
 // Build returns the inventory of a snapshot and a ledger under a configuration. It never fails: devices that
@@ -69,7 +75,7 @@ func Build(in Input) *Inventory {
 	s, c := in.Snapshot, in.Config
 	inv := &Inventory{
 		driver: s.Driver, excluded: slices.Clone(s.Excluded), links: s.Links, nodes: s.Nodes,
-		deviceNodes: c.DeviceNodes, packed: c.Packed,
+		incarnation: in.Incarnation, indexIDs: c.IndexIDs, packed: c.Packed,
 	}
 	lost := in.Ledger.Lost(s.Devices)
 	all := newOfferBuilder(s, c, in.Binding, lost)
@@ -91,6 +97,7 @@ func Build(in Input) *Inventory {
 		case hidden:
 		}
 	}
+	inv.injectsNodes = slices.ContainsFunc(inv.units, func(u Unit) bool { return u.Injection.Nodes || u.Injection.CDI != CDIOff })
 	inv.binding, inv.positionBindings, inv.awaitsNumber = all.binding(), all.positionBindings(), all.awaitsNumber
 	if s.Driver.State == gpu.DriverReady && len(s.Excluded) == 0 && !all.awaitsNumber { // otherwise the selected device may be missing
 		inv.policyWarnings = all.unmatchedRules()
@@ -115,7 +122,7 @@ func presentOrder(s gpu.Snapshot, c Config, lost map[gpu.DeviceID]bool) *offerBu
 
 // appendUnits appends the units of a device: one, or one for each replica.
 func appendUnits(units []Unit, d *gpu.Device, o offer, h health.Health) []Unit {
-	u := Unit{ID: UnitID(d.ID), Device: *d, Pool: o.pool, Sharing: o.sharing, Health: h}
+	u := Unit{ID: UnitID(d.ID), Device: *d, Pool: o.pool, Sharing: o.sharing, Injection: o.injection, Health: h}
 	if o.sharing.Mode == Exclusive {
 		return append(units, u)
 	}
@@ -175,11 +182,12 @@ func (inv *Inventory) withIndex() *Inventory {
 // Driver returns the state of the driver in the snapshot.
 func (inv *Inventory) Driver() gpu.Driver { return inv.orEmpty().driver }
 
-// Provisional reports whether devices may be missing that will be offered: until the first snapshot, or (for
-// milliseconds) until the agents of the host have shared the numbers of devices. An adapter must not treat such an
-// inventory as complete, because a missing device may be in use by a workload.
+// Provisional reports whether devices may be missing that will be offered, or unhealthy only because the agent has just started:
+// until the first snapshot, or (for milliseconds) until the agents of the host have shared the numbers of devices, or until the
+// first CDI specification is written or has failed. An adapter must not treat such an inventory as complete, because a missing
+// device may be in use by a workload.
 func (inv *Inventory) Provisional() bool {
-	return inv.Driver().State == gpu.DriverPending || inv.awaitsNumber
+	return inv.Driver().State == gpu.DriverPending || inv.awaitsNumber || inv.CDI() == nil && inv.NeedsCDI()
 }
 
 // Units yields all units in canonical order.
@@ -269,5 +277,5 @@ func (inv *Inventory) Equal(other *Inventory) bool {
 		slices.Equal(inv.policyWarnings, other.policyWarnings) &&
 		slices.Equal(inv.outdatedBindings, other.outdatedBindings) &&
 		slices.Equal(inv.overlaps, other.overlaps) &&
-		inv.deviceNodes == other.deviceNodes && inv.packed == other.packed
+		inv.cdi.Equal(other.cdi) && inv.indexIDs == other.indexIDs && inv.packed == other.packed
 }

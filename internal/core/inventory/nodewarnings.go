@@ -16,14 +16,14 @@ var optionalNodes = []string{"/dev/nvidia-modeset", "/dev/nvidia-uvm-tools"}
 //
 // It returns false where no warning is due:
 //
-//   - Plans have no device nodes (Config.DeviceNodes is off, the default of k8s-gpu). NVIDIA's container runtime or
-//     CDI provides them then, and creates those that are missing.
+//   - Containers get no device nodes from this agent (the default of k8s-gpu). NVIDIA's container runtime provides them then,
+//     and creates those that are missing.
 //   - The driver is not ready.
 //   - No device node of NVIDIA's is visible, although the driver works: this process runs in a container in which the host's
 //     /dev is not mounted under Roots.Dev, or the platform has no device nodes (WSL).
 func (inv *Inventory) MissingNodes(d gpu.Device) (missing []string, known bool) {
 	inv = inv.orEmpty()
-	if !inv.deviceNodes || inv.driver.State != gpu.DriverReady || len(inv.nodes) == 0 {
+	if !inv.injectsNodes || inv.driver.State != gpu.DriverReady || len(inv.nodes) == 0 {
 		return nil, false
 	}
 	return slices.DeleteFunc(d.RequiredNodes(), func(path string) bool {

@@ -22,6 +22,7 @@ type offer struct {
 	reason     string // of excluded
 	pool       string
 	sharing    Sharing
+	injection  Injection
 }
 
 // offerBuilder determines the offers of the devices of one snapshot, in canonical order.
@@ -89,13 +90,19 @@ func (o *offerBuilder) decide(d *gpu.Device) offer {
 	if pool == "" {
 		pool = o.poolName(d)
 	}
+	injection := o.Injection
+	if rule.Injection != nil {
+		injection = *rule.Injection
+	}
 	switch {
 	case rule.Sharing == nil:
-		return o.sharedOffer(d, pool)
+		made := o.sharedOffer(d, pool)
+		made.injection = injection
+		return made
 	case rule.Pool == "":
 		pool += rule.Sharing.Mode.Suffix()
 	}
-	return offer{pool: pool, sharing: *rule.Sharing}
+	return offer{pool: pool, sharing: *rule.Sharing, injection: injection}
 }
 
 // excludedReason returns why the configuration or the policy excludes a device; "" if neither does. A hidden device can

@@ -18,12 +18,13 @@ const (
 
 // Config configures what a host offers.
 type Config struct {
-	MIG         MIGStrategy
-	Exclude     []gpu.DeviceID // not offered; the UUID of a full GPU does not exclude its MIG instances
-	Policy      Policy
-	Packed      bool        // prefer the shared devices that are used most; default: those used least
-	Overlap     OverlapMode // for devices that another agent on this host offers too
-	DeviceNodes bool        // plans contain device nodes, not only environment variables
+	MIG       MIGStrategy
+	Exclude   []gpu.DeviceID // not offered; the UUID of a full GPU does not exclude its MIG instances
+	Policy    Policy
+	Packed    bool        // prefer the shared devices that are used most; default: those used least
+	Overlap   OverlapMode // for devices that another agent on this host offers too
+	Injection Injection   // of devices whose rule sets none
+	IndexIDs  bool        // plans identify devices by index, "0" or "0:1"; default: by UUID
 }
 
 // Policy configures which devices are offered, in which pools, and how they are shared. The zero value offers every
@@ -38,11 +39,12 @@ type Policy struct {
 // Rule configures the devices that it selects. Of the rules that select a device, the first one applies. What it does
 // not set is as for devices without a rule.
 type Rule struct {
-	Select  Selector
-	Reserve string      // reason for which the devices are not offered; "" = they are
-	MIG     MIGStrategy // of the selected GPUs; "" = Config.MIG
-	Pool    string      // "" = the default pool, with a suffix if the devices are shared
-	Sharing *Sharing    // nil = as in Policy.Shares
+	Select    Selector
+	Reserve   string      // reason for which the devices are not offered; "" = they are
+	MIG       MIGStrategy // of the selected GPUs; "" = Config.MIG
+	Pool      string      // "" = the default pool, with a suffix if the devices are shared
+	Sharing   *Sharing    // nil = as in Policy.Shares
+	Injection *Injection  // nil = Config.Injection
 }
 
 // Naming assigns a pool to the devices that it selects. Of those that select a device, the first one applies.

@@ -11,11 +11,15 @@ import (
 
 // Plan is what one container needs to use its devices.
 type Plan struct {
-	Units   []Unit       // distinct, sorted by ID
-	Devices []gpu.Device // of the units, distinct, in canonical order
-	Env     []EnvVar     // sorted by name
-	Nodes   []DeviceNode
-	MPS     string // pool whose MPS control daemon the container connects to; "" = none
+	Units     []Unit       // distinct, sorted by ID
+	Devices   []gpu.Device // of the units, distinct, in canonical order
+	IDs       []string     // of Devices: UUIDs, or indices with Config.IndexIDs
+	Injection Injection    // of the units' pool
+	Env       []EnvVar     // limits, sorted by name
+	Nodes     []DeviceNode // with Injection.Nodes
+	CDI       []string     // qualified names of CDI devices, as far as Injection.CDI is in force
+	Mounts    []Mount      // with Injection.Libraries
+	MPS       string       // pool whose MPS control daemon the container connects to; "" = none
 }
 
 // EnvVar is one environment variable of a container.
@@ -27,7 +31,7 @@ type DeviceNode struct {
 	Permissions string // "rw"
 }
 
-// VisibleDevices is the environment variable of NVIDIA's container runtime: UUIDs, separated by commas.
+// VisibleDevices is the environment variable of NVIDIA's container runtime: UUIDs or indices, separated by commas.
 const VisibleDevices = "NVIDIA_VISIBLE_DEVICES"
 
 // UnknownUnitsError has the requested IDs that are not in the inventory.
@@ -112,19 +116,31 @@ func (inv *Inventory) plan(units []Unit) Plan {
 	}
 	slices.SortFunc(p.Devices, gpu.CompareDevices)
 	p.Devices = slices.Compact(p.Devices)
-	ids := make([]gpu.DeviceID, len(p.Devices))
+	p.IDs = make([]string, len(p.Devices))
 	for i, d := range p.Devices {
-		ids[i] = d.ID
+		if p.IDs[i] = string(d.ID); inv.indexIDs {
+			p.IDs[i] = d.CurrentIndex().String()
+		}
 	}
-	p.Env = []EnvVar{{VisibleDevices, joinIDs(ids, ",")}}
-	if u := units[0]; u.Sharing.Mode == MPS {
-		p.MPS, p.Env = u.Pool, append(u.Sharing.mpsLimits(), p.Env...)
+	u := &units[0]
+	p.Injection = u.Injection
+	if u.Sharing.Mode == MPS {
+		p.MPS, p.Env = u.Pool, u.Sharing.mpsLimits()
 	}
-	if inv.deviceNodes {
+	if p.Injection.Nodes {
 		p.Nodes = inv.deviceNodesOf(p.Devices)
+	}
+	if p.Injection.CDI == CDIRequired || p.Injection.CDI == CDIAuto && inv.cdi != nil && inv.cdi.Usable {
+		p.CDI = inv.cdi.names(p.IDs)
+	}
+	if p.Injection.Libraries {
+		p.Mounts = inv.cdi.Libraries // not changed by anybody
 	}
 	return p
 }
+
+// VisibleDevices returns the IDs in the format of the environment variable VisibleDevices.
+func (p Plan) VisibleDevices() string { return strings.Join(p.IDs, ",") }
 
 // mpsLimits returns the limits that CUDA reads in an MPS client. The client sees one device, as device 0.
 func (s Sharing) mpsLimits() (env []EnvVar) {

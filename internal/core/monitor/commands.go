@@ -97,9 +97,24 @@ func (m *Monitor) Report(obs ...health.Observation) bool {
 // Reserved reports that devices were reserved for new work. It wakes no goroutine and never blocks.
 func (m *Monitor) Reserved(devices []gpu.Device) { m.reservations.add(devices) }
 
-// SetHost sets what the host has apart from the driver and replaces all that was set before. It never blocks; values that are
-// replaced before Run's goroutine has read them are skipped. A value set before Run counts from the first reading on.
-func (m *Monitor) SetHost(h inventory.Host) { m.host.Store(h) }
+// SetHost sets what the host has apart from the driver and CDI specifications, and replaces all that was set before. It never
+// blocks; values that are replaced before Run's goroutine has read them are skipped. A value set before Run counts from the first
+// reading on.
+func (m *Monitor) SetHost(h inventory.Host) {
+	m.hostUpdate.Lock()
+	defer m.hostUpdate.Unlock()
+	h.CDI = m.host.Load().CDI
+	m.host.Store(h)
+}
+
+// SetCDI sets what the CDI specifications of this agent define. Otherwise it is as SetHost.
+func (m *Monitor) SetCDI(c *inventory.CDI) {
+	m.hostUpdate.Lock()
+	defer m.hostUpdate.Unlock()
+	h := m.host.Load()
+	h.CDI = c
+	m.host.Store(h)
+}
 
 // applyHost applies the latest host. Only Run's goroutine calls it.
 func (m *Monitor) applyHost() {

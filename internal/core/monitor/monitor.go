@@ -11,6 +11,7 @@ import (
 	"errors"
 	"iter"
 	"log/slog"
+	"sync"
 	"time"
 
 	"github.com/cenkalti/backoff/v5"
@@ -103,6 +104,7 @@ type Monitor struct {
 	reported          chan health.Observation // by Report
 	reservations      reservations            // by Reserved
 	host              *watch.Value[inventory.Host]
+	hostUpdate        sync.Mutex      // held during a change of host
 	hostChanged       <-chan struct{} // Run's own: closed when host has a newer value than the applied one
 	logged            logDedup
 	logRead           chan struct{}                 // capacity 1: the kernel log was read; nil = Run does not wait for it

@@ -189,7 +189,7 @@ func TestFormerCallersNeedNoMemory(t *testing.T) {
 
 const uvm = "/dev/nvidia-uvm"
 
-func passNodes(c *core.Config) { c.DeviceNodes = true }
+func passNodes(c *core.Config) { c.Injection.Nodes = true }
 
 // withoutUVM is a snapshot of GPUs on a node where no CUDA program has run yet.
 func withoutUVM(n int) gpu.Snapshot {

@@ -1,0 +1,107 @@
+package inventory
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+)
+
+// Injection configures how a container gets the devices of its plan. The adapters translate it.
+type Injection struct {
+	Runtime   bool    // by NVIDIA's container runtime, which acts on an environment variable
+	Nodes     bool    // by device nodes in the plan
+	CDI       CDIMode // by names of CDI devices in the plan
+	Libraries bool    // the driver's files as mounts in the plan
+}
+
+// CDIMode is whether plans have the names of CDI devices.
+type CDIMode uint8
+
+// The CDI modes.
+const (
+	CDIOff      CDIMode = iota
+	CDIRequired         // a unit takes new work only while its device is defined
+	CDIAuto             // as CDIRequired while CDI.Usable, else as CDIOff
+)
+
+// usesCDI reports whether a unit with this injection needs what c has.
+func (i Injection) usesCDI(c *CDI) bool {
+	return i.CDI == CDIRequired || i.Libraries || i.CDI == CDIAuto && c != nil && c.Usable
+}
+
+// CDI is what this agent's CDI specifications on the host define (Container Device Interface, tags.cncf.io). It is immutable.
+type CDI struct {
+	// Incarnation of the driver (Inventory.Incarnation) for which the specification was written. One that was written for an
+	// earlier incarnation may have device numbers and files that are no longer valid.
+	Incarnation int
+
+	Kind      string         // vendor and class of the devices: "k8s.device-plugin.nvidia.com/gpu"
+	Defined   []gpu.DeviceID // devices that are defined with all of their device nodes, sorted
+	Problem   string         // why other devices are not, one line; "" = none
+	Undefined []Undefined    // devices with a reason of their own, sorted by ID
+	Others    []string       // qualified names that each container gets beside those of its devices, in their order
+	Libraries []Mount        // the driver's files, sorted by container path
+
+	Usable bool   // the specification is valid and a container with it has a working driver: see CDIAuto
+	Reason string // why it is usable or not, one line
+}
+
+// Undefined is a device that the specification can't define completely.
+type Undefined struct {
+	Device gpu.DeviceID
+	Reason string // "device node /dev/nvidia3 is missing"
+}
+
+// Mount is a file or folder of the host in a container.
+type Mount struct {
+	HostPath, ContainerPath string
+	ReadOnly                bool
+}
+
+// defines reports whether a device is defined for an incarnation of the driver, and otherwise why not.
+func (c *CDI) defines(id gpu.DeviceID, incarnation int) (ok bool, why string) {
+	const notWritten = "not written yet"
+	if c == nil {
+		return false, notWritten
+	}
+	if _, found := slices.BinarySearch(c.Defined, id); found && c.Incarnation == incarnation {
+		return true, ""
+	}
+	for _, u := range c.Undefined {
+		if u.Device == id {
+			return false, u.Reason
+		}
+	}
+	return false, cmp.Or(c.Problem, notWritten)
+}
+
+// Equal reports whether two CDI values are equal; nil equals nil.
+func (c *CDI) Equal(d *CDI) bool {
+	if c == nil || d == nil {
+		return c == d
+	}
+	return c == d || c.Incarnation == d.Incarnation && c.Kind == d.Kind && c.Problem == d.Problem && c.Usable == d.Usable && c.Reason == d.Reason &&
+		slices.Equal(c.Defined, d.Defined) && slices.Equal(c.Undefined, d.Undefined) && slices.Equal(c.Others, d.Others) &&
+		slices.Equal(c.Libraries, d.Libraries)
+}
+
+// names returns the qualified names of CDI devices for a container with devices of these IDs.
+func (c *CDI) names(ids []string) []string {
+	names := make([]string, 0, len(ids)+len(c.Others))
+	for _, id := range ids {
+		names = append(names, c.Kind+"="+id)
+	}
+	return append(names, c.Others...)
+}
+
+// CDI returns what this agent's CDI specifications define; nil if it is not known yet, or no unit needs CDI.
+func (inv *Inventory) CDI() *CDI { return inv.orEmpty().cdi }
+
+// NeedsCDI reports whether units need a CDI specification, or would use a valid one.
+func (inv *Inventory) NeedsCDI() bool {
+	return slices.ContainsFunc(inv.orEmpty().units, func(u Unit) bool { return u.Injection.CDI != CDIOff || u.Injection.Libraries })
+}
+
+// Incarnation returns the number of the driver's incarnation: it changes when the driver becomes ready after it was not.
+func (inv *Inventory) Incarnation() int { return inv.orEmpty().incarnation }
