@@ -3,6 +3,7 @@ package kubeadapter
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
@@ -46,6 +47,23 @@ func TestNothingIsRegisteredBeforeAUnitExists(t *testing.T) {
 	r.src.Set(gpus(1)) // a driver that is loaded later
 	r.awaitHealthy(GPUResource, 1)
 	r.awaitReady()
+}
+
+// Until it is known whether CDI can be used nothing is offered: not as healthy, without the names, and not as unhealthy.
+func TestNothingIsOfferedBeforeCDIIsKnown(t *testing.T) {
+	src := coretest.NewSource()
+	tr := newTracker(src, Options{Log: slog.New(slog.DiscardHandler), Handover: new(Handover)})
+	cfg := core.DefaultConfig()
+	cfg.Injection.CDI = inventory.CDIAuto
+	ready := core.Build(coretest.GPUs(1), health.Ledger{}, cfg)
+	tr.setInventory(ready)
+	if lists := tr.offers.Load().lists; len(lists) > 0 {
+		t.Errorf("offered before CDI is known: %v", lists)
+	}
+	tr.setInventory(ready.WithHost(inventory.Host{CDI: &inventory.CDI{Problem: "no hooks"}}, inventory.OverlapWarn))
+	if list := tr.offers.Load().lists[GPUResource]; len(list) != 1 || !list[0].healthy {
+		t.Errorf("offered when CDI is known: %v", list)
+	}
 }
 
 // After a registration that fails the next one has a new socket, and the old one is removed.

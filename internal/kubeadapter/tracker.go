@@ -139,8 +139,12 @@ func (t *tracker) follow(ctx context.Context) {
 	}
 }
 
-// setInventory publishes an offer of inv. It requests a query if the units or their resources differ from those before.
+// setInventory publishes an offer of inv. It requests a query if the units or their resources differ from those before. Nothing is
+// offered until it is known whether CDI can be used: an Allocate in between would give a container another way to its devices.
 func (t *tracker) setInventory(inv *inventory.Inventory) {
+	if inv.AwaitsCDI() {
+		return
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	units := make(map[deviceKey]int, inv.Len())

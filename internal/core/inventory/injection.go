@@ -103,5 +103,9 @@ func (inv *Inventory) NeedsCDI() bool {
 	return slices.ContainsFunc(inv.orEmpty().units, func(u Unit) bool { return u.Injection.CDI != CDIOff || u.Injection.Libraries })
 }
 
+// AwaitsCDI reports whether the agent has just started, and units need a CDI specification or would use one: the first attempt to
+// write it is in progress.
+func (inv *Inventory) AwaitsCDI() bool { return inv.CDI() == nil && inv.NeedsCDI() }
+
 // Incarnation returns the number of the driver's incarnation: it changes when the driver becomes ready after it was not.
 func (inv *Inventory) Incarnation() int { return inv.orEmpty().incarnation }

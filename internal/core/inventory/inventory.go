@@ -187,7 +187,7 @@ func (inv *Inventory) Driver() gpu.Driver { return inv.orEmpty().driver }
 // first CDI specification is written or has failed. An adapter must not treat such an inventory as complete, because a missing
 // device may be in use by a workload.
 func (inv *Inventory) Provisional() bool {
-	return inv.Driver().State == gpu.DriverPending || inv.awaitsNumber || inv.CDI() == nil && inv.NeedsCDI()
+	return inv.Driver().State == gpu.DriverPending || inv.awaitsNumber || inv.AwaitsCDI()
 }
 
 // Units yields all units in canonical order.
