@@ -27,18 +27,19 @@ func TestUnitsNeedTheirDefinition(t *testing.T) {
 		why         string   // GPU 1 is unhealthy
 		names       []string // of the plan of GPU 0
 	}{
-		"not needed":          {injection: inventory.Injection{Runtime: true}, cdi: &inventory.CDI{Problem: "disk full"}},
-		"not attempted yet":   {injection: required, provisional: true, why: "not written yet"},
-		"defined":             {required, &inventory.CDI{Incarnation: 1, Kind: kind, Defined: both}, false, "", []string{kind + "=" + string(both[0])}},
-		"an earlier driver":   {injection: required, cdi: &inventory.CDI{Kind: kind, Defined: both}, why: "not written yet"},
-		"one is not defined":  {required, &inventory.CDI{Incarnation: 1, Kind: kind, Defined: both[:1], Others: []string{"v/gds=all"}}, false, "not written yet", []string{kind + "=" + string(both[0]), "v/gds=all"}},
-		"one has a reason":    {required, &inventory.CDI{Incarnation: 1, Kind: kind, Defined: both[:1], Problem: "disk full", Undefined: []inventory.Undefined{{Device: both[1], Reason: "no node"}}}, false, "no node", []string{kind + "=" + string(both[0])}},
-		"none has, disk full": {injection: required, cdi: &inventory.CDI{Incarnation: 1, Problem: "disk full"}, why: "disk full"},
-		"auto, not attempted": {injection: auto, provisional: true},
-		"auto, not usable":    {injection: auto, cdi: &inventory.CDI{Incarnation: 1, Problem: "disk full"}},
-		"auto, usable":        {auto, &inventory.CDI{Incarnation: 1, Kind: kind, Defined: both, Usable: true}, false, "", []string{kind + "=" + string(both[0])}},
-		"auto, one missing":   {auto, &inventory.CDI{Incarnation: 1, Kind: kind, Defined: both[:1], Usable: true}, false, "not written yet", []string{kind + "=" + string(both[0])}},
-		"libraries":           {injection: inventory.Injection{Libraries: true}, cdi: &inventory.CDI{Incarnation: 1, Defined: both, Libraries: libraries}},
+		"not needed":              {injection: inventory.Injection{Runtime: true}, cdi: &inventory.CDI{Problem: "disk full"}},
+		"not attempted yet":       {injection: required, provisional: true, why: "not written yet"},
+		"defined":                 {required, &inventory.CDI{Incarnation: 1, Kind: kind, Defined: both}, false, "", []string{kind + "=" + string(both[0])}},
+		"an earlier driver":       {injection: required, cdi: &inventory.CDI{Kind: kind, Defined: both}, why: "not written yet"},
+		"one is not defined":      {required, &inventory.CDI{Incarnation: 1, Kind: kind, Defined: both[:1], Others: []string{"v/gds=all"}}, false, "not written yet", []string{kind + "=" + string(both[0]), "v/gds=all"}},
+		"one has a reason":        {required, &inventory.CDI{Incarnation: 1, Kind: kind, Defined: both[:1], Problem: "disk full", Undefined: []inventory.Undefined{{Device: both[1], Reason: "no node"}}}, false, "no node", []string{kind + "=" + string(both[0])}},
+		"none has, disk full":     {injection: required, cdi: &inventory.CDI{Incarnation: 1, Problem: "disk full"}, why: "disk full"},
+		"auto, not attempted":     {injection: auto, provisional: true, why: "not written yet"},
+		"auto, an earlier driver": {injection: auto, cdi: &inventory.CDI{Problem: "the driver is not ready"}, why: "not written yet"},
+		"auto, not usable":        {injection: auto, cdi: &inventory.CDI{Incarnation: 1, Problem: "disk full"}},
+		"auto, usable":            {auto, &inventory.CDI{Incarnation: 1, Kind: kind, Defined: both, Usable: true}, false, "", []string{kind + "=" + string(both[0])}},
+		"auto, one missing":       {auto, &inventory.CDI{Incarnation: 1, Kind: kind, Defined: both[:1], Usable: true}, false, "not written yet", []string{kind + "=" + string(both[0])}},
+		"libraries":               {injection: inventory.Injection{Libraries: true}, cdi: &inventory.CDI{Incarnation: 1, Defined: both, Libraries: libraries}},
 	} {
 		cfg := core.DefaultConfig()
 		cfg.Injection = tc.injection

@@ -58,7 +58,7 @@ func (inv *Inventory) WithHost(h Host, o OverlapMode) *Inventory {
 			return health.New(health.ReasonClaimed, against.Agent)
 		case u.Sharing.Mode == MPS && !slices.Contains(h.MPS, u.Pool):
 			return health.New(health.ReasonNoMPS, "pool "+u.Pool)
-		case u.Injection.usesCDI(h.CDI):
+		case u.Injection.usesCDI(h.CDI, inv.incarnation):
 			if ok, why := h.CDI.defines(u.Device.ID, inv.incarnation); !ok {
 				return health.New(health.ReasonNoCDI, why)
 			}

@@ -25,9 +25,10 @@ const (
 	CDIAuto             // as CDIRequired while CDI.Usable, else as CDIOff
 )
 
-// usesCDI reports whether a unit with this injection needs what c has.
-func (i Injection) usesCDI(c *CDI) bool {
-	return i.CDI == CDIRequired || i.Libraries || i.CDI == CDIAuto && c != nil && c.Usable
+// usesCDI reports whether a unit with this injection needs what c has. Whether CDIAuto does is not known before an incarnation of
+// the driver was looked at.
+func (i Injection) usesCDI(c *CDI, incarnation int) bool {
+	return i.CDI == CDIRequired || i.Libraries || i.CDI == CDIAuto && (c == nil || c.Usable || c.Incarnation != incarnation)
 }
 
 // CDI is what this agent's CDI specifications on the host define (Container Device Interface, tags.cncf.io). It is immutable.
@@ -62,10 +63,10 @@ type Mount struct {
 // defines reports whether a device is defined for an incarnation of the driver, and otherwise why not.
 func (c *CDI) defines(id gpu.DeviceID, incarnation int) (ok bool, why string) {
 	const notWritten = "not written yet"
-	if c == nil {
+	if c == nil || c.Incarnation != incarnation {
 		return false, notWritten
 	}
-	if _, found := slices.BinarySearch(c.Defined, id); found && c.Incarnation == incarnation {
+	if _, found := slices.BinarySearch(c.Defined, id); found {
 		return true, ""
 	}
 	for _, u := range c.Undefined {

@@ -18,7 +18,7 @@ type Plan struct {
 	Env       []EnvVar     // limits, sorted by name
 	Nodes     []DeviceNode // with Injection.Nodes
 	CDI       []string     // qualified names of CDI devices, as far as Injection.CDI is in force
-	Mounts    []Mount      // with Injection.Libraries
+	Mounts    []Mount      // with Injection.Libraries; not to be changed
 	MPS       string       // pool whose MPS control daemon the container connects to; "" = none
 }
 
@@ -130,11 +130,13 @@ func (inv *Inventory) plan(units []Unit) Plan {
 	if p.Injection.Nodes {
 		p.Nodes = inv.deviceNodesOf(p.Devices)
 	}
-	if p.Injection.CDI == CDIRequired || p.Injection.CDI == CDIAuto && inv.cdi != nil && inv.cdi.Usable {
-		p.CDI = inv.cdi.names(p.IDs)
-	}
-	if p.Injection.Libraries {
-		p.Mounts = inv.cdi.Libraries // not changed by anybody
+	if c := inv.cdi; c != nil { // else nothing of it is in force: see WithHost
+		if p.Injection.CDI == CDIRequired || p.Injection.CDI == CDIAuto && c.Usable {
+			p.CDI = c.names(p.IDs)
+		}
+		if p.Injection.Libraries {
+			p.Mounts = c.Libraries
+		}
 	}
 	return p
 }
