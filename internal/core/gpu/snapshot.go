@@ -62,28 +62,6 @@ const (
 	FailureHung            // a call has not returned by its deadline
 )
 
-// Link is the connection between two GPUs.
-type Link struct {
-	A, B    DeviceID
-	Path    PCIePath
-	NVLinks int // active NVLinks between the two, directly or through NVSwitch
-}
-
-// PCIePath is the nearest common ancestor of two GPUs in the PCIe topology (nvmlGpuTopologyLevel_t). A larger
-// value is a shorter path. The zero value is unknown.
-type PCIePath uint8
-
-// PCIe paths, from far to near.
-const (
-	PathUnknown      PCIePath = iota
-	PathSystem                // across NUMA nodes
-	PathNUMA                  // across host bridges of one NUMA node
-	PathHostBridge            // one host bridge
-	PathMultiSwitch           // several PCIe switches
-	PathSingleSwitch          // one PCIe switch
-	PathBoard                 // one board
-)
-
 // NewSnapshot returns s in canonical order. It does not change the slices of s.
 func NewSnapshot(s Snapshot) Snapshot {
 	s.Devices = slices.SortedFunc(slices.Values(s.Devices), CompareDevices)

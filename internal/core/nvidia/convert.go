@@ -71,6 +71,14 @@ var brands = map[nvml.BrandType]string{
 	nvml.BRAND_GEFORCE_RTX: "GeForce RTX", nvml.BRAND_TITAN_RTX: "Titan RTX",
 }
 
+// nvlinkGeneration is the generation of an NVLink by nvmlNvlinkVersion_t; a version that is not listed is unknown.
+var nvlinkGeneration = map[uint32]gpu.NVLinkGeneration{
+	1: 1,       // 1.0
+	2: 2, 3: 2, // 2.0, 2.2
+	4: 3, 5: 3, // 3.0, 3.1
+	6: 4, 7: 5, 8: 6,
+}
+
 // pciePath is the path between two GPUs by NVML's nearest common ancestor; a level that is not listed is gpu.PathUnknown.
 var pciePath = map[nvml.GpuTopologyLevel]gpu.PCIePath{
 	nvml.TOPOLOGY_INTERNAL: gpu.PathBoard, nvml.TOPOLOGY_SINGLE: gpu.PathSingleSwitch,

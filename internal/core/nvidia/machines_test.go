@@ -96,7 +96,11 @@ func render(s gpu.Snapshot) string {
 	}
 	fmt.Fprintln(&b)
 	for _, l := range s.Links {
-		fmt.Fprintf(&b, "link %d-%d path %d nvlinks %d\n", index[l.A], index[l.B], l.Path, l.NVLinks)
+		fmt.Fprintf(&b, "link %d-%d path %d nvlinks %d", index[l.A], index[l.B], l.Path, l.NVLinks)
+		if l.NVLinks > 0 {
+			fmt.Fprintf(&b, " generation %d switch %t", l.Generation, l.NVSwitch)
+		}
+		fmt.Fprintln(&b)
 	}
 	fmt.Fprintf(&b, "\nnodes %s\n", strings.Join(s.Nodes, " "))
 	return b.String()

@@ -20,15 +20,39 @@ type topology struct {
 // health check had read at that time (NVML field 165). If the two calls never agree, the topology is still not read
 // every time.
 type nvlinkCount struct {
-	active  int
-	checked gpu.OptionalUint64
+	active     int
+	generation gpu.NVLinkGeneration
+	checked    gpu.OptionalUint64
 }
 
 // nvlinkEnds are the active NVLinks of one GPU by their remote ends.
 type nvlinkEnds struct {
-	active   int                    // all of them
-	direct   map[gpu.PCIAddress]int // to another GPU
-	toSwitch int                    // to an NVSwitch, which connects all GPUs that have links to one
+	active     int                    // all of them
+	direct     map[gpu.PCIAddress]int // to another GPU
+	toSwitch   int                    // to an NVSwitch, which connects all GPUs that have links to one
+	generation gpu.NVLinkGeneration   // of the first active one
+	complete   bool                   // no call failed
+}
+
+// linkedGPU is one end of a gpu.Link.
+type linkedGPU struct {
+	pci gpu.PCIAddress
+	nvlinkEnds
+}
+
+// nvlinks returns the NVLinks between two GPUs as a gpu.Link without names and path. A link that only one of two GPUs
+// lists as active is not usable, unless the links of the other one could not be read.
+func nvlinks(a, b linkedGPU) gpu.Link {
+	direct := min(a.direct[b.pci], b.direct[a.pci])
+	if !a.complete || !b.complete {
+		direct = max(a.direct[b.pci], b.direct[a.pci])
+	}
+	switched := min(a.toSwitch, b.toSwitch)
+	l := gpu.Link{NVLinks: direct + switched, NVSwitch: switched > 0 && direct == 0}
+	if l.NVLinks > 0 {
+		l.Generation = min(a.generation, b.generation)
+	}
+	return l
 }
 
 // nvlinksChanged reports whether a health check of a GPU has counted other NVLinks than the topology has.
@@ -47,17 +71,20 @@ func (s *Session) readLinks(gpus []knownGPU) ([]gpu.Link, error) {
 	if s.topology.gpus != nil && slices.Equal(ids, s.topology.gpus) && !slices.ContainsFunc(gpus, s.nvlinksChanged) {
 		return s.topology.links, nil
 	}
-	complete := true
-	ends, errs := queryAll(s, s.targetsOf(gpus), func(i int, c *caller) nvlinkEnds { return readNVLinks(c, gpus[i].handle) })
-	counts := map[gpu.DeviceID]nvlinkCount{}
+	complete, prev := true, s.topology.nvlinks
+	read, errs := queryAll(s, s.targetsOf(gpus), func(i int, c *caller) nvlinkEnds {
+		return readNVLinks(c, gpus[i].handle, prev[ids[i]].generation)
+	})
+	counts, ends := map[gpu.DeviceID]nvlinkCount{}, make([]linkedGPU, len(gpus))
 	for i, err := range errs {
 		if isDriverLost(err) {
 			return nil, err
 		}
-		complete = complete && err == nil
-		counts[ids[i]] = nvlinkCount{ends[i].active, s.worker(ids[i]).record.sample.LinksUp}
+		ends[i] = linkedGPU{gpus[i].device.PCI, read[i]}
+		complete = complete && read[i].complete && err == nil
+		counts[ids[i]] = nvlinkCount{read[i].active, read[i].generation, s.worker(ids[i]).record.sample.LinksUp}
 		if err != nil {
-			counts[ids[i]] = s.topology.nvlinks[ids[i]]
+			counts[ids[i]] = prev[ids[i]]
 		}
 	}
 	var links []gpu.Link
@@ -68,10 +95,9 @@ func (s *Session) readLinks(gpus []knownGPU) ([]gpu.Link, error) {
 		}
 		complete = complete && p.complete && err == nil
 		for j, b := range gpus[i+1:] {
-			links = append(links, gpu.Link{
-				A: a.device.ID, B: b.device.ID, Path: p.to[j],
-				NVLinks: ends[i].direct[b.device.PCI] + min(ends[i].toSwitch, ends[i+1+j].toSwitch),
-			})
+			l := nvlinks(ends[i], ends[i+1+j])
+			l.A, l.B, l.Path = a.device.ID, b.device.ID, p.to[j]
+			links = append(links, l)
 		}
 	}
 	s.topology = topology{links: links, nvlinks: counts}
@@ -117,8 +143,9 @@ func (s *Session) readPCIePaths(from knownGPU, others []knownGPU) (pciePaths, er
 	return p, err
 }
 
-// readNVLinks reads the NVLinks of a GPU. The first link number that the GPU does not have ends the list.
-func readNVLinks(c *caller, h nvml.Device) nvlinkEnds {
+// readNVLinks reads the NVLinks of a GPU, whose generation was last before. The first link number that the GPU does not
+// have ends the list.
+func readNVLinks(c *caller, h nvml.Device, last gpu.NVLinkGeneration) nvlinkEnds {
 	e := nvlinkEnds{direct: map[gpu.PCIAddress]int{}}
 	for link := range nvml.NVLINK_MAX_LINKS {
 		active := required(c, "nvmlDeviceGetNvLinkState", func() (nvml.EnableState, nvml.Return) {
@@ -131,20 +158,31 @@ func readNVLinks(c *caller, h nvml.Device) nvlinkEnds {
 		if c.err != nil || active != nvml.FEATURE_ENABLED {
 			continue
 		}
-		e.active++
-		kind := supported(c, "nvmlDeviceGetNvLinkRemoteDeviceType", func() (nvml.IntNvLinkDeviceType, nvml.Return) {
-			return h.GetNvLinkRemoteDeviceType(link)
-		})
-		if kind == nvml.NVLINK_DEVICE_TYPE_SWITCH {
-			e.toSwitch++
-			continue
+		if e.active++; e.active == 1 {
+			e.generation = optional(c, "nvmlDeviceGetNvLinkVersion", last, func() (gpu.NVLinkGeneration, nvml.Return) {
+				version, ret := h.GetNvLinkVersion(link)
+				return nvlinkGeneration[version], ret
+			})
 		}
-		info := supported(c, "nvmlDeviceGetNvLinkRemotePciInfo", func() (nvml.PciInfo, nvml.Return) {
-			return h.GetNvLinkRemotePciInfo(link)
-		})
-		if pci, err := pciAddress(info); err == nil {
-			e.direct[pci]++
-		}
+		e.countEnd(c, h, link)
 	}
+	e.complete = c.err == nil && !c.fellBack
 	return e
+}
+
+// countEnd reads the remote end of an active link.
+func (e *nvlinkEnds) countEnd(c *caller, h nvml.Device, link int) {
+	kind := supported(c, "nvmlDeviceGetNvLinkRemoteDeviceType", func() (nvml.IntNvLinkDeviceType, nvml.Return) {
+		return h.GetNvLinkRemoteDeviceType(link)
+	})
+	if c.err == nil && kind == nvml.NVLINK_DEVICE_TYPE_SWITCH {
+		e.toSwitch++
+		return
+	}
+	info := supported(c, "nvmlDeviceGetNvLinkRemotePciInfo", func() (nvml.PciInfo, nvml.Return) {
+		return h.GetNvLinkRemotePciInfo(link)
+	})
+	if pci, err := pciAddress(info); err == nil {
+		e.direct[pci]++
+	}
 }
