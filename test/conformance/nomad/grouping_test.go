@@ -71,6 +71,46 @@ func Test19GroupBy(t *testing.T) {
 	}
 }
 
+// Of one group the scheduler takes any GPUs, whatever their order and their links. Only group_by keeps a request on one board.
+// If this fails, docs/placement.md needs another text, and the order of devices in a group may be of use.
+func Test19OrderIsNotUsed(t *testing.T) {
+	for by, together := range map[string]bool{"none": false, "nvlink": true} {
+		_, _, groups := onMachine(t, "a100-islands", map[string]any{"group_by": by}, 8)
+		sets, split := map[string]bool{}, 0
+		for range 40 {
+			c := newCluster(t, node(groups))
+			first, second := c.place(t, ask("nvidia/gpu", 1)), c.place(t, ask("nvidia/gpu", 2))
+			if first == nil || second == nil {
+				t.Fatal("blocked")
+			}
+			boards := map[bool]bool{}
+			for _, id := range second[0].DeviceIDs {
+				boards[slices.Index(boardOrder(groups), id) < 4] = true
+			}
+			if len(boards) > 1 {
+				split++
+			}
+			sets[fmt.Sprint(slices.Sorted(slices.Values(second[0].DeviceIDs)))] = true
+		}
+		if len(sets) < 4 || together != (split == 0) {
+			t.Errorf("group_by %s: %d different pairs, %d of two boards", by, len(sets), split)
+		}
+	}
+}
+
+// boardOrder returns the IDs of all devices by PCI address, so those of one board after another.
+func boardOrder(groups []*structs.NodeDeviceResource) (ids []string) {
+	var all []*structs.NodeDevice
+	for _, g := range groups {
+		all = append(all, g.Instances...)
+	}
+	slices.SortFunc(all, func(a, b *structs.NodeDevice) int { return strings.Compare(a.Locality.PciBusID, b.Locality.PciBusID) })
+	for _, d := range all {
+		ids = append(ids, d.ID)
+	}
+	return ids
+}
+
 // A GPU that is lost, or that lost its NVLinks, stays in the group in which Nomad recorded its allocation, also in a plugin
 // that starts after that: the allocation still holds it, and no other gets it.
 func Test12GroupsStay(t *testing.T) {
