@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"github.com/tandem-gpu/tandem/internal/agent"
+	"github.com/tandem-gpu/tandem/internal/cdi"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter"
@@ -32,6 +33,16 @@ type runner struct {
 func agentOptions(s settings) agent.Options {
 	return agent.Options{
 		Name: agentName, Core: s.Core, Health: s.Health, MPSRoot: s.MPSMount, Open: agent.OpenDriver(s.Core.Roots, s.FallbackDriver),
+		CDI: cdiOptions(s),
+	}
+}
+
+// cdiOptions are those of the CDI specifications. The vendor and with it the file names are those of NVIDIA's plugin, so that the
+// files that it left are replaced.
+func cdiOptions(s settings) cdi.Options {
+	return cdi.Options{
+		Vendor:     "k8s.device-plugin.nvidia.com",
+		DriverRoot: s.DriverRoot, ContainerRoot: s.Core.Roots.Driver, DevRoot: s.DevRoot, ContainerDevRoot: s.Core.Roots.Dev, SysRoot: s.Core.Roots.Sys,
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/tandem-gpu/tandem/internal/agent"
+	"github.com/tandem-gpu/tandem/internal/cdi"
 	"github.com/tandem-gpu/tandem/internal/cli"
 	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter/process"
@@ -33,7 +34,18 @@ func main() {
 
 // agentOptions are what the settings mean for an agent.
 func agentOptions(s config.Nomad) agent.Options {
-	return agent.Options{Name: agentName, Core: s.Core, Health: s.Health, MPSRoot: s.MPSRoot, Open: agent.OpenDriver(s.Core.Roots, false)}
+	return agent.Options{
+		Name: agentName, Core: s.Core, Health: s.Health, MPSRoot: s.MPSRoot, Open: agent.OpenDriver(s.Core.Roots, false), CDI: cdiOptions(s),
+	}
+}
+
+// cdiOptions are those of the CDI specifications. The vendor differs from that of k8s-gpu, which may run on the same host.
+func cdiOptions(s config.Nomad) cdi.Options {
+	roots := s.Core.Roots // of the host: Nomad starts the plugin there
+	return cdi.Options{
+		Vendor:     "nomad.device-plugin.nvidia.com",
+		DriverRoot: roots.Driver, ContainerRoot: roots.Driver, DevRoot: roots.Dev, ContainerDevRoot: roots.Dev, SysRoot: roots.Sys,
+	}
 }
 
 // command runs a command line and returns the exit code. A plugin block names the plugin by the name of its file. The flags are

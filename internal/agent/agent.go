@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/tandem-gpu/tandem/internal/cdi"
 	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/control"
 	"github.com/tandem-gpu/tandem/internal/core"
@@ -28,6 +29,7 @@ type Options struct {
 	Core    core.Config   // with the settings of Health applied
 	Health  config.Health // state directory, kernel log and simulation included
 	MPSRoot string        // folder of the MPS control daemons, as this process sees it; "" = none
+	CDI     cdi.Options   // of the specifications that are written if the policy needs them; Log is that of the agent
 
 	// Open opens a session with the driver: OpenDriver, but in tests.
 	Open func() (monitor.Session, error)
@@ -54,6 +56,7 @@ type Agent struct {
 	*monitor.Monitor
 	opts    Options
 	sources *sources
+	cdi     *cdi.Writer
 	socket  *control.Socket
 	adapter Adapter
 	flush   *flushNotifier
@@ -63,8 +66,9 @@ type Agent struct {
 
 // New composes an agent. It reads the boot ID of the node and nothing else; Run starts the work.
 func New(o Options) *Agent {
+	o.CDI.Log = o.Log
 	a := &Agent{
-		opts: o, sources: newSources(o), socket: control.NewSocket(control.Path(o.Health.StateDir, o.Name)),
+		opts: o, sources: newSources(o), cdi: cdi.New(o.CDI), socket: control.NewSocket(control.Path(o.Health.StateDir, o.Name)),
 		monitorDone: make(chan struct{}), socketDone: make(chan struct{}), hostDone: make(chan struct{}),
 	}
 	store := a.sources.store()
@@ -98,6 +102,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	start := func(task func()) { group.Go(func() error { task(); return nil }) }
 	start(func() { defer close(a.hostDone); a.sources.host.Run(ctx, a.Monitor) })
 	start(func() { a.sources.follow(ctx, a.Monitor) })
+	start(func() { a.cdi.Run(ctx, a.Monitor) })
 	start(func() { control.Follow(ctx, a.opts.Signals, a.Monitor, a.opts.Log) })
 	start(func() {
 		defer close(a.socketDone)
@@ -168,7 +173,7 @@ func (a *Agent) State() core.State {
 	return s
 }
 
-// Warnings are about the agent itself, one line each: configuration, sources, socket, adapter.
+// Warnings are about the agent itself, one line each: configuration, sources, CDI specifications, socket, adapter.
 func (a *Agent) Warnings() []string {
 	var reload, adapter []string
 	if a.opts.Reload != nil {
@@ -177,7 +182,14 @@ func (a *Agent) Warnings() []string {
 	if a.adapter.Warnings != nil {
 		adapter = a.adapter.Warnings()
 	}
-	return slices.Concat(reload, a.sources.warnings(), a.socket.Warnings(), adapter)
+	return slices.Concat(reload, a.sources.warnings(), cdiWarnings(a.cdi.Warnings()), a.socket.Warnings(), adapter)
+}
+
+func cdiWarnings(lines []string) []string {
+	for i := range lines {
+		lines[i] = "CDI: " + lines[i]
+	}
+	return lines
 }
 
 // SourcesUp reports for each source of health information apart from the driver ("kernel_log", "history") whether it works. A source

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/tandem-gpu/tandem/internal/cdi"
 	"github.com/tandem-gpu/tandem/internal/checkpoint"
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/health"
@@ -176,5 +177,8 @@ func ReadOnce(ctx context.Context, o Options) report.Report {
 	}
 	state := report.Read(ctx, o.Open, o.Core, store)
 	host := hostwatch.ReadOnce(hostOptions(o), state.Inventory)
+	if state.Inventory.NeedsCDI() {
+		host.CDI = cdi.ReadOnce(o.CDI, state)
+	}
 	return report.DescribeState(state.WithHost(o.Core, time.Now(), host), o.Core, historyWarnings(history)...)
 }

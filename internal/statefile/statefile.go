@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"syscall"
@@ -55,11 +56,18 @@ func Read(path string, limit, flags int) ([]byte, error) {
 // Write replaces a file atomically, with mode 0600, and creates its directory if that is missing. The content is on disk when
 // it returns nil. The temporary file is in the same directory: RemoveTemporary removes it after a crash.
 func Write(path string, text []byte) error {
-	dir := filepath.Dir(path)
-	if err := os.MkdirAll(dir, 0o755); err != nil {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err
 	}
-	pending, err := renameio.NewPendingFile(path, renameio.WithTempDir(dir), renameio.WithStaticPermissions(0o600))
+	return Replace(path, text, 0o600)
+}
+
+// Replace replaces a file atomically, or creates it, with these permissions whatever the umask is. Processes that read the
+// folder find the file before or the file after, complete and with these permissions. Otherwise it is as Write; the directory
+// must exist.
+func Replace(path string, text []byte, permissions fs.FileMode) error {
+	// The temporary file must be in the same directory: some processes that watch it miss a file that comes from another one.
+	pending, err := renameio.NewPendingFile(path, renameio.WithTempDir(filepath.Dir(path)), renameio.WithStaticPermissions(permissions))
 	if err != nil {
 		return err
 	}

@@ -32,7 +32,13 @@ func capabilityNode(number int) string {
 
 // RequiredNodes returns the known device nodes without which no CUDA program can use the device.
 func (d Device) RequiredNodes() []string {
-	nodes := []string{controlNodePath, uvmNodePath, d.gpuNode()}
+	return append([]string{controlNodePath, uvmNodePath}, d.OwnNodes()...)
+}
+
+// OwnNodes returns those of RequiredNodes that not every device needs: the node of the GPU, and those of the capabilities of a
+// MIG instance.
+func (d Device) OwnNodes() []string {
+	nodes := []string{d.gpuNode()}
 	if d.Profile != "" {
 		nodes = append(nodes, capabilityNode(d.GICap), capabilityNode(d.CICap))
 	}

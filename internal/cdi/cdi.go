@@ -1,0 +1,135 @@
+// Package cdi writes the CDI specifications (Container Device Interface, tags.cncf.io) of an agent, and keeps them in step with the
+// driver: which devices there are, and what a container needs to use one. What the files on disk define goes back into the
+// inventory, so that a device that needs its definition takes no work without it.
+package cdi
+
+import (
+	"cmp"
+	"context"
+	"iter"
+	"log/slog"
+	"path/filepath"
+	"slices"
+	"sync"
+
+	"github.com/tandem-gpu/tandem/internal/cdi/driverfiles"
+	"github.com/tandem-gpu/tandem/internal/cdi/specfile"
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/watchdog"
+)
+
+const (
+	// DefaultFolder is where container runtimes look for the specifications of running programs. /etc/cdi is for those of
+	// administrators, and has the lower priority.
+	DefaultFolder = "/var/run/cdi"
+	adminFolder   = "/etc/cdi"
+
+	// DefaultHookPath is the default of NVIDIA's k8s-device-plugin.
+	DefaultHookPath = "/usr/bin/nvidia-ctk"
+
+	classGPU  = "gpu" // of MIG instances, too
+	classIMEX = "imex-channel"
+)
+
+// Options are where specifications are written and what is in them.
+type Options struct {
+	Vendor string // of the devices: "k8s.device-plugin.nvidia.com"; "" = nothing is written or read
+	Folder string // of the specifications; the same path on the host and for this process; "" = DefaultFolder
+
+	DriverRoot       string // root of the driver's installation on the host; "" = "/"
+	ContainerRoot    string // the same, as this process sees it
+	DevRoot          string // folder on the host that has dev/nvidia0 ...; "" = "/"
+	ContainerDevRoot string // the same, as this process sees it
+	SysRoot          string // sysfs, as this process sees it; "" = "/sys"
+
+	HookPath      string   // of NVIDIA's hook program on the host, nvidia-ctk or nvidia-cdi-hook; "" = DefaultHookPath
+	DisabledHooks []string // names of hooks that are left out of the specification, or "all"
+	FeatureFlags  []string // of NVIDIA's library
+
+	GDS, MOFED, GDRCopy bool  // specifications of these devices too, if the host has them
+	IMEXChannels        []int // the same, of IMEX channels: [0]
+
+	// Auto decides by Decide whether containers can use the specification. Otherwise they can if it is written.
+	Auto    bool
+	Runtime func(context.Context) Runtime // what is known of the container runtime; nil = nothing; called with Auto
+
+	Log *slog.Logger // nil = none
+}
+
+func (o Options) withDefaults() Options {
+	o.Folder = filepath.Clean(cmp.Or(o.Folder, DefaultFolder))
+	o.HookPath = cmp.Or(o.HookPath, DefaultHookPath)
+	o.SysRoot = cmp.Or(o.SysRoot, "/sys")
+	for _, root := range []*string{&o.DriverRoot, &o.ContainerRoot, &o.DevRoot, &o.ContainerDevRoot} {
+		*root = filepath.Clean("/" + *root)
+	}
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	return o
+}
+
+// kind is the vendor and class of the GPUs and MIG instances.
+func (o Options) kind() string { return o.Vendor + "/" + classGPU }
+
+// Monitor has the state that a Writer follows, and receives what the specifications define. *monitor.Monitor is one.
+type Monitor interface {
+	State() core.State
+	Watch(context.Context) iter.Seq[*inventory.Inventory]
+	SetCDI(*inventory.CDI)
+	Watchdog() *watchdog.Registry
+}
+
+// Writer writes the specifications of one agent. Make one with New, then call Run once; Warnings is safe for concurrent use.
+type Writer struct {
+	opts    Options
+	dry     bool // nothing is written
+	gpus    specfile.File
+	others  []*class
+	scanner specfile.Scanner
+	driver  driverCache
+	hooks   hookCache
+	contest contest
+
+	mu       sync.Mutex
+	warnings []string
+}
+
+// New returns a writer. It reads and writes nothing.
+func New(o Options) *Writer {
+	o = o.withDefaults()
+	w := &Writer{opts: o, gpus: specfile.File{Path: specfile.Path(o.Folder, o.kind())}}
+	for _, c := range []struct {
+		name string
+		on   bool
+	}{
+		{classIMEX, len(o.IMEXChannels) > 0}, {driverfiles.GDRCopy, o.GDRCopy}, {driverfiles.GDS, o.GDS}, {driverfiles.MOFED, o.MOFED}, // in the order of NVIDIA's plugin
+	} {
+		if c.on {
+			w.others = append(w.others, &class{name: c.name, file: specfile.File{Path: specfile.Path(o.Folder, o.Vendor+"/"+c.name)}})
+		}
+	}
+	return w
+}
+
+// Warnings are the problems of the specifications that an operator should know of, one line each. They don't have the reasons that
+// are in the health of devices.
+func (w *Writer) Warnings() []string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.Clone(w.warnings)
+}
+
+// setWarnings replaces the warnings, and logs those that are new.
+func (w *Writer) setWarnings(lines []string) {
+	w.mu.Lock()
+	before := w.warnings
+	w.warnings = lines
+	w.mu.Unlock()
+	for _, line := range lines {
+		if !slices.Contains(before, line) {
+			w.opts.Log.Warn("CDI: " + line)
+		}
+	}
+}

@@ -1,0 +1,119 @@
+package cdi
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Switch is a setting of a container runtime that is on, off or unknown (the zero value).
+type Switch uint8
+
+// The values of a Switch.
+const (
+	Unknown Switch = iota
+	Off
+	On
+)
+
+// Runtime is what is known of the container runtime of the host. The zero value is unknown.
+type Runtime struct {
+	Name    string   // "containerd", "cri-o", "docker"; as in a Node's status.nodeInfo.containerRuntimeVersion
+	Version string   // "1.7.29"
+	CDI     Switch   // as configured
+	Folders []string // of CDI specifications, as configured; nil = unknown
+}
+
+// String returns the name and version; "unknown runtime" for the zero value.
+func (r Runtime) String() string {
+	return cmp.Or(strings.TrimSpace(r.Name+" "+r.Version), "unknown runtime")
+}
+
+// Hooks is whether the hooks of a specification can run on the host.
+type Hooks struct {
+	None    bool   // the specification has no hooks, by configuration
+	Path    string // of NVIDIA's hook program on the host
+	Found   bool
+	Looked  string // where this process looked for it; "" = it can't see that part of the host
+	Version string // "1.17.8"; "" = unknown
+}
+
+// Decide reports whether a container that gets its devices from the specification has a working driver, and why, in a line. It is
+// the rule of the strategy "auto". problem is why there is no valid specification in the folder, "" if there is one.
+//
+// Nothing that an unprivileged agent can see proves that a runtime reads specifications. So what is known of it can only be a
+// reason against it.
+func Decide(problem, folder string, h Hooks, r Runtime) (usable bool, reason string) {
+	switch {
+	case problem != "":
+		return false, "no CDI specification: " + problem
+	case !h.None && !h.Found && h.Looked == "":
+		return false, fmt.Sprintf("hook program %s can't be looked for: this process does not see the host's root; mount it, or disable all hooks", h.Path)
+	case !h.None && !h.Found:
+		return false, fmt.Sprintf("hook program %s is not on the host (%s): install nvidia-container-toolkit", h.Path, h.Looked)
+	}
+	if why := r.refuses(folder); why != "" {
+		return false, why
+	}
+	hooks := "no hooks"
+	if !h.None {
+		hooks = fmt.Sprintf("hooks by %s, version %s", h.Path, cmp.Or(h.Version, "unknown"))
+	}
+	return true, fmt.Sprintf("specification in %s, %s, %s", folder, hooks, r)
+}
+
+// refuses returns why the runtime does not read the specifications in a folder; "" if it may.
+func (r Runtime) refuses(folder string) string {
+	const enable = `set enable_cdi = true in the section of plugin "io.containerd.grpc.v1.cri"`
+	major, minor := number(r.Version, 0), number(r.Version, 1)
+	switch {
+	case r.CDI == Off:
+		how := "switch it on"
+		switch r.Name {
+		case "containerd":
+			how = "set enable_cdi = true in its section of the CRI plugin"
+		case "cri-o":
+			how = "set cdi_spec_dirs"
+		case "docker":
+			how = `set "features": {"cdi": true}`
+		}
+		return fmt.Sprintf("%s has CDI switched off: %s", r, how)
+	case r.Folders != nil && !containsFolder(r.Folders, folder):
+		return fmt.Sprintf("%s does not read %s: add it to cdi_spec_dirs, which is %s", r, folder, strings.Join(r.Folders, ", "))
+	case r.CDI == On || r.Version == "":
+		return ""
+	case r.Name == "containerd" && (major < 1 || major == 1 && minor < 7):
+		return fmt.Sprintf("%s has no CDI: use containerd 2", r)
+	case r.Name == "containerd" && major == 1:
+		return fmt.Sprintf("%s has CDI switched off unless configured: %s, or use containerd 2", r, enable)
+	case r.Name == "cri-o" && major == 1 && minor < 24:
+		return fmt.Sprintf("%s has no CDI: use CRI-O 1.24 or later", r)
+	}
+	return ""
+}
+
+// containsFolder reports whether a folder is in a list. /var/run is a link to /run.
+func containsFolder(list []string, folder string) bool {
+	plain := func(f string) string { return strings.TrimPrefix(strings.TrimSuffix(f, "/"), "/var") }
+	return slices.ContainsFunc(list, func(f string) bool {
+		return f == folder || strings.HasPrefix(plain(folder), "/run/") && plain(f) == plain(folder)
+	})
+}
+
+// number is the n-th number of a version such as "v1.7.29-rc.1"; 0 if it has none.
+func number(version string, n int) int {
+	parts := strings.FieldsFunc(strings.TrimPrefix(version, "v"), func(r rune) bool { return r < '0' || r > '9' })
+	if n >= len(parts) {
+		return 0
+	}
+	value, _ := strconv.Atoi(parts[n]) // digits; 0 if there are too many
+	return value
+}
+
+// atLeast reports whether a known version is this one or a later one.
+func atLeast(version string, major, minor int) bool {
+	m := number(version, 0)
+	return version != "" && (m > major || m == major && number(version, 1) >= minor)
+}

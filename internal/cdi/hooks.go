@@ -1,0 +1,119 @@
+package cdi
+
+import (
+	"debug/buildinfo"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/tandem-gpu/tandem/internal/cdi/spec"
+)
+
+// The hooks that a specification of GPUs can have.
+var (
+	// basicHooks are those of every hook program that has CDI.
+	basicHooks = []string{"create-symlinks", "update-ldcache"}
+
+	// laterHooks were added to the hook program later, and end a container of an older one with an error: 1.17.8 has no
+	// update-application-profile, and other arguments of the others. From 1.18 on the program ignores hooks that it does not have.
+	laterHooks = []string{"disable-device-node-modification", "enable-cuda-compat", "update-application-profile"}
+)
+
+const allHooks = "all"
+
+// noHooks reports whether the configuration leaves out all hooks without which a container does not find the driver's libraries.
+func (o Options) noHooks() bool {
+	return slices.Contains(o.DisabledHooks, allHooks) ||
+		!slices.ContainsFunc(basicHooks, func(h string) bool { return !slices.Contains(o.DisabledHooks, h) })
+}
+
+// disabledHooks are the hooks to leave out for a hook program. A listed strategy gets every hook that is not configured otherwise.
+func (o Options) disabledHooks(h Hooks) []string {
+	disabled := slices.Clone(o.DisabledHooks)
+	if o.Auto && !atLeast(h.Version, 1, 18) {
+		disabled = append(disabled, laterHooks...)
+	}
+	slices.Sort(disabled)
+	return slices.Compact(disabled)
+}
+
+// seen returns where this process sees a path of the host, "" if it doesn't.
+func (o Options) seen(path string) string {
+	if rest, ok := spec.Below(o.DriverRoot, path); ok {
+		return resolve(o.ContainerRoot, rest)
+	}
+	if o.ContainerRoot == o.DriverRoot { // this process has the host's root
+		return path
+	}
+	return ""
+}
+
+// resolve returns a path below a root, of which an absolute link at its end leads below the same root.
+func resolve(root, path string) string {
+	at := spec.Join(root, path)
+	for range 16 { // as many links as a person would make by hand
+		target, err := os.Readlink(at)
+		if err != nil {
+			break
+		}
+		if filepath.IsAbs(target) {
+			at = spec.Join(root, target)
+		} else {
+			at = filepath.Join(filepath.Dir(at), target)
+		}
+	}
+	return at
+}
+
+// hookCache is the hook program as it was found last.
+type hookCache struct {
+	path     string
+	modified syscall.Timespec
+	inode    uint64
+	version  string
+}
+
+// look looks for the hook program on the host. It reads the version again only if the file has changed.
+func (c *hookCache) look(o Options) Hooks {
+	h := Hooks{None: o.noHooks(), Path: o.HookPath, Looked: o.seen(o.HookPath)}
+	if h.Looked == "" {
+		return h
+	}
+	info, err := os.Stat(h.Looked)
+	if err != nil || info.IsDir() || info.Mode().Perm()&0o111 == 0 {
+		return h
+	}
+	h.Found = true
+	if st, ok := info.Sys().(*syscall.Stat_t); ok && (c.path != h.Looked || c.modified != st.Mtim || c.inode != st.Ino) {
+		c.path, c.modified, c.inode, c.version = h.Looked, st.Mtim, st.Ino, toolkitVersion(h.Looked)
+	}
+	h.Version = c.version
+	return h
+}
+
+// linkedVersion is the version in the linker's flags of NVIDIA's build.
+var linkedVersion = regexp.MustCompile(`internal/info\.version=v?([0-9]+\.[0-9]+[0-9A-Za-z.+-]*)`)
+
+// toolkitVersion is the version of a hook program, read from the build information in the file: to run a program of the host is
+// neither possible in a container nor safe. The GPU operator puts a script at the path, and the program beside it. It is "" if
+// the file does not have it.
+func toolkitVersion(path string) string {
+	for _, file := range []string{path, path + ".real"} {
+		info, err := buildinfo.ReadFile(file)
+		if err != nil {
+			continue
+		}
+		for _, s := range info.Settings {
+			if m := linkedVersion.FindStringSubmatch(s.Value); s.Key == "-ldflags" && m != nil {
+				return m[1]
+			}
+		}
+		if v := strings.TrimPrefix(info.Main.Version, "v"); v != "" && v[0] >= '0' && v[0] <= '9' && !strings.HasPrefix(v, "0.0.0-") {
+			return v
+		}
+	}
+	return ""
+}

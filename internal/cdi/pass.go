@@ -1,0 +1,253 @@
+package cdi
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/cdi/driverfiles"
+	"github.com/tandem-gpu/tandem/internal/cdi/spec"
+	"github.com/tandem-gpu/tandem/internal/cdi/specfile"
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/watch"
+	"tags.cncf.io/container-device-interface/specs-go"
+)
+
+// outcome is the result of one pass.
+type outcome struct {
+	cdi     *inventory.CDI
+	failed  bool // try again soon
+	present bool // of sweep: there is a specification of an earlier agent
+}
+
+// pass makes the files fit a state with a driver that is ready. It may wait for a disk.
+func (w *Writer) pass(ctx context.Context, s core.State) outcome {
+	hooks := w.hooks.look(w.opts)
+	request := w.request(s, hooks)
+	var warnings []string
+	c := &inventory.CDI{Kind: w.opts.kind(), Incarnation: s.Incarnation}
+	built, files, err := w.build(s, request)
+	if err == nil {
+		warnings = append(warnings, built.Notes...)
+		c.Libraries, c.Undefined = files.Libraries, built.Undefined
+		c.Defined, err = w.writeGPUs(built, s.Incarnation)
+	}
+	failed := err != nil
+	if failed {
+		c.Problem = oneLine(err)
+	}
+	others, othersFailed := w.writeOthers(s, request)
+	for _, o := range others {
+		if o.problem != "" {
+			warnings = append(warnings, o.problem)
+		} else {
+			c.Others = append(c.Others, o.name)
+		}
+	}
+	warnings = append(warnings, w.conflicts(c, built.Names)...)
+	c.Usable, c.Reason = w.decide(ctx, c.Problem, hooks)
+	if !w.opts.Auto {
+		warnings = append(warnings, hookWarnings(hooks)...)
+	}
+	if c.Problem != "" {
+		warnings = append(warnings, c.Problem)
+	}
+	warnings = append(warnings, w.contest.warnings(time.Now())...)
+	w.setWarnings(warnings)
+	return outcome{cdi: c, failed: failed || othersFailed}
+}
+
+// request is what to look for in the installation of a driver.
+func (w *Writer) request(s core.State, h Hooks) driverfiles.Request {
+	return driverfiles.Request{
+		Version: s.Snapshot.Driver.Version, Root: w.opts.ContainerRoot, HostRoot: w.opts.DriverRoot, DevRoot: w.opts.ContainerDevRoot,
+		HookPath: w.opts.HookPath, DisabledHooks: w.opts.disabledHooks(h), FeatureFlags: w.opts.FeatureFlags, Log: w.opts.Log,
+	}
+}
+
+// build returns the specification of the GPUs and MIG instances.
+func (w *Writer) build(s core.State, r driverfiles.Request) (spec.Result, driverfiles.Files, error) {
+	files, err := w.driver.read(r, s.Incarnation)
+	if err != nil {
+		return spec.Result{}, files, err
+	}
+	common := files.Edits
+	if w.opts.noHooks() { // without links and cache, the linker of a container finds a library by its name only
+		common = spec.WithMounts(common, files.Sonames)
+	}
+	return spec.Build(spec.Input{
+		Kind: w.opts.kind(), Devices: s.Snapshot.Devices, Lost: s.Ledger.Lost(s.Snapshot.Devices), Nodes: s.Snapshot.Nodes,
+		DRM: w.opts.readDRM(s.Snapshot.Devices), DevRoot: w.opts.DevRoot, Common: common,
+		Symlinks: func(links []string) *specs.Hook { return driverfiles.SymlinksHook(r, links) },
+	}), files, nil
+}
+
+// driverCache has the files of a driver. They are looked for once for each incarnation of the driver, as that needs 1,000 system
+// calls, and again if the main library is gone: the driver was upgraded on disk.
+type driverCache struct {
+	key   string
+	files driverfiles.Files
+}
+
+func (c *driverCache) read(r driverfiles.Request, incarnation int) (driverfiles.Files, error) {
+	key := fmt.Sprint(r.Version, incarnation, r.DisabledHooks)
+	if c.key == key {
+		if _, err := os.Stat(c.files.Libcuda); err == nil {
+			return c.files, nil
+		}
+	}
+	c.key = ""
+	files, err := driverfiles.Read(r)
+	if err == nil {
+		c.key, c.files = key, files
+	}
+	return files, err
+}
+
+// writeGPUs writes the specification of the GPUs, or removes the file if there is none, and returns which devices the file defines.
+func (w *Writer) writeGPUs(built spec.Result, incarnation int) ([]gpu.DeviceID, error) {
+	if built.Spec == nil {
+		return nil, w.remove(&w.gpus)
+	}
+	text, err := specfile.Marshal(built.Spec)
+	if err != nil { // the file that is there stays
+		return nil, fmt.Errorf("specification not valid: %w", err)
+	}
+	err = w.sync(&w.gpus, text, incarnation)
+	if err == nil {
+		return built.Defined, nil
+	}
+	// The file may still be the previous one of this incarnation, or that of another process.
+	state, foreign := w.gpus.Check()
+	var names []string
+	switch {
+	case state == specfile.Ours && w.gpus.Written(incarnation):
+		if own, readErr := os.ReadFile(w.gpus.Path); readErr == nil {
+			names = specfile.Names(own)
+		}
+	case state == specfile.Foreign && w.gpus.Written(incarnation):
+		names = specfile.Names(foreign)
+	}
+	return slices.DeleteFunc(slices.Clone(built.Defined), func(id gpu.DeviceID) bool { return !slices.Contains(names, string(id)) }), err
+}
+
+// sync makes a file have a text that was made for an incarnation of the driver. It does not touch a file that has it already, unless
+// the driver is another incarnation: runtimes keep the numbers of device nodes until the file changes.
+func (w *Writer) sync(f *specfile.File, text []byte, incarnation int) error {
+	if w.dry {
+		return canWrite(w.opts.Folder)
+	}
+	if err := specfile.MakeFolder(w.opts.Folder); err != nil {
+		return err
+	}
+	state, _ := f.Check()
+	if state == specfile.Ours && f.Holds(text, incarnation) {
+		return nil
+	}
+	if state == specfile.Foreign && f.Written(incarnation) {
+		if err := w.contest.enter(f.Path, time.Now()); err != nil {
+			return err
+		}
+	}
+	if err := f.Replace(text, incarnation); err != nil {
+		return fmt.Errorf("CDI specification not written: %w", err)
+	}
+	w.opts.Log.Info("CDI specification written", "file", f.Path)
+	return nil
+}
+
+// remove removes a file that has nothing to define.
+func (w *Writer) remove(f *specfile.File) error {
+	if w.dry {
+		return nil
+	}
+	removed, err := f.Remove()
+	if removed {
+		w.opts.Log.Info("CDI specification removed: there is no device", "file", f.Path)
+	}
+	if err != nil {
+		return fmt.Errorf("CDI specification not removed: %w", err)
+	}
+	return nil
+}
+
+// conflicts returns a line for each other file that defines the kind of the GPUs. In the same folder, runtimes give neither device
+// of a name that two files define: such a device is not defined.
+func (w *Writer) conflicts(c *inventory.CDI, names map[string]gpu.DeviceID) (lines []string) {
+	folders := []string{w.opts.Folder}
+	if w.opts.Folder != adminFolder {
+		folders = append(folders, adminFolder)
+	}
+	for _, e := range w.scanner.Scan(folders...) {
+		if e.Kind != c.Kind || e.Path == w.gpus.Path {
+			continue
+		}
+		if filepath.Dir(e.Path) != w.opts.Folder {
+			lines = append(lines, fmt.Sprintf("%s defines devices of %s, too: it is used as soon as %s is removed; remove it", e.Path, c.Kind, w.gpus.Path))
+			continue
+		}
+		lines = append(lines, fmt.Sprintf("%s defines devices of %s, as %s does: container runtimes refuse names that are in both; remove it", e.Path, c.Kind, w.gpus.Path))
+		for _, name := range e.Devices {
+			if id, ok := names[name]; ok {
+				c.Defined = slices.DeleteFunc(slices.Clone(c.Defined), func(d gpu.DeviceID) bool { return d == id })
+				c.Undefined = addUndefined(c.Undefined, inventory.Undefined{Device: id, Reason: e.Path + " defines " + name + ", too: remove that file"})
+			}
+		}
+	}
+	return lines
+}
+
+func addUndefined(list []inventory.Undefined, u inventory.Undefined) []inventory.Undefined {
+	at, found := slices.BinarySearchFunc(list, u, func(x, y inventory.Undefined) int { return strings.Compare(string(x.Device), string(y.Device)) })
+	if found {
+		return list
+	}
+	return slices.Insert(slices.Clone(list), at, u)
+}
+
+// runtimeAtMost is how long a pass waits for what is known of the container runtime.
+const runtimeAtMost = time.Second
+
+// decide reports whether containers can use the specification.
+func (w *Writer) decide(ctx context.Context, problem string, h Hooks) (bool, string) {
+	if !w.opts.Auto {
+		if problem != "" {
+			return false, problem
+		}
+		return true, "specification in " + w.opts.Folder
+	}
+	var known Runtime
+	if w.opts.Runtime != nil {
+		asked, cancel := context.WithTimeout(ctx, runtimeAtMost)
+		defer cancel()
+		answer := make(chan struct{})
+		var r Runtime
+		go func() { defer close(answer); r = w.opts.Runtime(asked) }()
+		if watch.Await(ctx, answer, runtimeAtMost) {
+			known = r
+		}
+	}
+	return Decide(problem, w.opts.Folder, h, known)
+}
+
+// hookWarnings are about the hooks of a specification that is used whether they work or not.
+func hookWarnings(h Hooks) []string {
+	switch {
+	case h.None || h.Looked == "":
+	case !h.Found:
+		return []string{fmt.Sprintf("hook program %s is not on the host (%s): no container with a device starts; install nvidia-container-toolkit, or name the program", h.Path, h.Looked)}
+	case h.Version != "" && !atLeast(h.Version, 1, 18):
+		return []string{fmt.Sprintf("hook program %s has version %s, which refuses hooks of the specification (%s): install 1.18 or later, or disable these hooks",
+			h.Path, h.Version, strings.Join(laterHooks, ", "))}
+	}
+	return nil
+}
+
+// oneLine is the text of an error in one line.
+func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
