@@ -1,6 +1,7 @@
 package simdriver
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -29,11 +30,16 @@ type tree struct {
 type device struct{ major, minor uint32 }
 
 // owned are the files and folders of a tree: other files in them are removed.
-var owned = []string{"sys/bus/pci/devices", "sys/module/nvidia", "proc/driver/nvidia*", "dev/nvidia*"}
+var owned = []string{
+	"sys/bus/pci/devices", "sys/module/nvidia", "proc/driver/nvidia*", "dev/nvidia*",
+	libraryDir + "/lib*.so.[0-9]*.[0-9]*", libraryDir + "/vdpau",
+}
 
 func treeOf(c *conf) tree {
 	t := tree{files: map[string]string{}, nodes: map[string]device{}}
 	driver, _ := c.get("machine", "driver")
+	installed, _ := c.get("machine", "library")
+	t.libraries(cmp.Or(installed, driver))
 	loaded, _ := c.get("machine", "loaded")
 	if loaded != "no" {
 		t.driver(driver)
