@@ -62,7 +62,7 @@ func (p Program) verbs() []*cli.Command {
 			do: p.onAgent(func(ctx context.Context, path string, _ *cli.Command) error {
 				return control.Rebind(ctx, path, p.Stdout)
 			})},
-		{name: "cdi", usage: "list the CDI specifications of this host, or remove those of this agent, which must not run; no container with a device of theirs starts then",
+		{name: "cdi", usage: "list the CDI specifications of this host, or remove those of this agent after it has ended",
 			argsUsage: "list|remove", maxArgs: 1, flags: []cli.Flag{asJSON}, do: p.cdi},
 		{name: "debug", usage: "print internals of the running agent: tasks, driver calls, endpoints, goroutines",
 			flags: []cli.Flag{asJSON}, do: p.onAgent(func(ctx context.Context, path string, c *cli.Command) error {
