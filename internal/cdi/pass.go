@@ -22,8 +22,9 @@ import (
 // outcome is the result of one pass.
 type outcome struct {
 	cdi     *inventory.CDI
-	failed  bool // try again soon
-	present bool // of sweep: there is a specification of an earlier agent
+	failed  bool   // try again soon
+	library string // the driver's main library, as this process sees it; "" = not found
+	present bool   // of sweep: there is a specification of an earlier agent
 }
 
 // pass makes the files fit a state with a driver that is ready. It may wait for a disk.
@@ -51,7 +52,11 @@ func (w *Writer) pass(ctx context.Context, s core.State) outcome {
 		}
 	}
 	warnings = append(warnings, w.conflicts(c, built.Names)...)
-	c.Usable, c.Reason = w.decide(ctx, c.Problem, hooks)
+	problem := c.Problem
+	if problem == "" && len(c.Defined) == 0 && len(c.Undefined) > 0 {
+		problem = c.Undefined[0].Reason // such as a node that NVIDIA's runtime would create
+	}
+	c.Usable, c.Reason = w.decide(ctx, problem, hooks)
 	if !w.opts.Auto {
 		warnings = append(warnings, hookWarnings(hooks)...)
 	}
@@ -60,7 +65,7 @@ func (w *Writer) pass(ctx context.Context, s core.State) outcome {
 	}
 	warnings = append(warnings, w.contest.warnings(time.Now())...)
 	w.setWarnings(warnings)
-	return outcome{cdi: c, failed: failed || othersFailed}
+	return outcome{cdi: c, failed: failed || othersFailed, library: files.Libcuda}
 }
 
 // request is what to look for in the installation of a driver.

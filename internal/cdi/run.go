@@ -4,6 +4,7 @@ import (
 	"context"
 	"maps"
 	"os"
+	"path/filepath"
 	"slices"
 	"sync"
 	"time"
@@ -78,6 +79,8 @@ type loop struct {
 	since   time.Time // when it began
 	present bool      // a specification of this agent is there
 	watched bool      // the folder is
+	library string    // file of the driver whose folder is watched; "" = none
+	unwatch func()    // ends that
 	last    *input    // of the latest pass; nil = there was none
 	current *inventory.CDI
 	retry   <-chan time.Time // nil = nothing has failed
@@ -154,7 +157,18 @@ func (l *loop) apply(ctx context.Context, r outcome) {
 	}
 	if !l.watched { // after the first pass, which makes the folder
 		l.watched = true
-		l.watching.Go(func() { l.watchFolder(ctx) })
+		l.watching.Go(func() { l.watchFolder(ctx, l.opts.Folder, specfile.IsSpec) })
+	}
+	if r.library != "" && r.library != l.library { // a package manager that replaces the driver removes it: containers can't start any more
+		if l.unwatch != nil {
+			l.unwatch()
+		}
+		var watched context.Context
+		watched, l.unwatch = context.WithCancel(ctx)
+		l.library = r.library
+		l.watching.Go(func() {
+			l.watchFolder(watched, filepath.Dir(r.library), func(name string) bool { return name == filepath.Base(r.library) })
+		})
 	}
 }
 
@@ -166,11 +180,11 @@ func (l *loop) set(c *inventory.CDI) {
 	}
 }
 
-// watchFolder notices changes of specifications in the folder by others, until ctx ends.
-func (l *loop) watchFolder(ctx context.Context) {
+// watchFolder notices changes of files in a folder by others, until ctx ends.
+func (l *loop) watchFolder(ctx context.Context, folder string, relevant func(name string) bool) {
 	var last time.Time
 	dirwatch.Directory{
-		Path: l.opts.Folder, Interval: checkEvery, PollInterval: pollEvery, Relevant: specfile.IsSpec, Log: l.opts.Log.With("directory", l.opts.Folder),
+		Path: folder, Interval: checkEvery, PollInterval: pollEvery, Relevant: relevant, Log: l.opts.Log.With("directory", folder),
 	}.Watch(ctx, func() {
 		if pause := eventPause - time.Since(last); pause > 0 {
 			watch.Sleep(ctx, pause)
