@@ -13,6 +13,10 @@ const (
 	uvmNodePath     = "/dev/nvidia-uvm" // unified memory, which CUDA requires; often created by the first CUDA program on the host
 )
 
+// IMEXChannelNode is the device node of IMEX channel 0, by which workloads of several hosts share memory over NVLink. Channel 0 is
+// the only one that NVIDIA's k8s-device-plugin gives to containers.
+const IMEXChannelNode = "/dev/nvidia-caps-imex-channels/channel0"
+
 // gpuNode returns "/dev/nvidia0"; "" if the minor number is not known.
 func (d Device) gpuNode() string {
 	if d.Minor < 0 {

@@ -45,6 +45,7 @@ const (
 	ReasonNoMPS     // the MPS control daemon of the unit's pool does not respond
 	ReasonClaimed   // another agent on this host offers the device
 	ReasonHeld      // a workload holds the device under another name than that of its present offer
+	ReasonNoIMEX    // a required IMEX channel is missing
 	ReasonNoCDI     // no CDI specification defines the device
 )
 
@@ -98,6 +99,7 @@ var meanings = [...]meaning{
 	ReasonNoMPS:        {name: "MPS_DAEMON_DOWN", text: "MPS control daemon does not answer", state: Unhealthy, clearsText: "daemon answers", action: "start the pool's MPS control daemon"},
 	ReasonClaimed:      {name: "CLAIMED", text: "offered by another agent", state: Unhealthy, clearsText: "the other agent no longer claims it", action: "give the agents different GPUs"},
 	ReasonHeld:         {name: "HELD", text: "held", state: Unhealthy, clearsText: "the workload ends"},
+	ReasonNoIMEX:       {name: "IMEX_CHANNEL_MISSING", text: "a required IMEX channel is missing", state: Unhealthy, clearsText: "the device node appears", action: "load the kernel module nvidia with NVreg_CreateImexChannel0=1"},
 	ReasonNoCDI:        {name: "CDI_UNDEFINED", text: "no CDI specification", state: Unhealthy, clearsText: "the specification is written"},
 	ReasonWithdrawn:    {name: "WITHDRAWN", text: "no longer offered", state: Unhealthy},
 }

@@ -42,7 +42,7 @@ type Overlap struct {
 }
 
 // WithHost returns the inventory as limited by the host: units whose MPS daemon does not respond, that another agent
-// claims, or that need CDI and are not defined are unhealthy. A unit that is unhealthy already keeps its reason.
+// claims, that need a missing IMEX channel, or that need CDI and are not defined are unhealthy. A unit that is unhealthy already keeps its reason.
 func (inv *Inventory) WithHost(h Host, o OverlapMode) *Inventory {
 	var against *Claim
 	var overlaps []Overlap
@@ -58,6 +58,8 @@ func (inv *Inventory) WithHost(h Host, o OverlapMode) *Inventory {
 			return health.New(health.ReasonClaimed, against.Agent)
 		case u.Sharing.Mode == MPS && !slices.Contains(h.MPS, u.Pool):
 			return health.New(health.ReasonNoMPS, "pool "+u.Pool)
+		case inv.imexMissing:
+			return health.New(health.ReasonNoIMEX, gpu.IMEXChannelNode)
 		case u.Injection.usesCDI(h.CDI, inv.incarnation):
 			if ok, why := h.CDI.defines(u.Device.ID, inv.incarnation); !ok {
 				return health.New(health.ReasonNoCDI, why)

@@ -9,6 +9,7 @@ import (
 
 // Injection configures how a container gets the devices of its plan. The adapters translate it.
 type Injection struct {
+	Name      string  // by which an operator configured it, for reports: "envvar,cdi-cri"
 	Runtime   bool    // by NVIDIA's container runtime, which acts on an environment variable
 	Nodes     bool    // by device nodes in the plan
 	CDI       CDIMode // by names of CDI devices in the plan
@@ -37,6 +38,7 @@ type CDI struct {
 	// earlier incarnation may have device numbers and files that are no longer valid.
 	Incarnation int
 
+	Folder    string         // of the specifications on the host
 	Kind      string         // vendor and class of the devices: "k8s.device-plugin.nvidia.com/gpu"
 	Defined   []gpu.DeviceID // devices that are defined with all of their device nodes, sorted
 	Problem   string         // why other devices are not, one line; "" = none
@@ -82,7 +84,7 @@ func (c *CDI) Equal(d *CDI) bool {
 	if c == nil || d == nil {
 		return c == d
 	}
-	return c == d || c.Incarnation == d.Incarnation && c.Kind == d.Kind && c.Problem == d.Problem && c.Usable == d.Usable && c.Reason == d.Reason &&
+	return c == d || c.Incarnation == d.Incarnation && c.Folder == d.Folder && c.Kind == d.Kind && c.Problem == d.Problem && c.Usable == d.Usable && c.Reason == d.Reason &&
 		slices.Equal(c.Defined, d.Defined) && slices.Equal(c.Undefined, d.Undefined) && slices.Equal(c.Others, d.Others) &&
 		slices.Equal(c.Libraries, d.Libraries)
 }
@@ -99,9 +101,32 @@ func (c *CDI) names(ids []string) []string {
 // CDI returns what this agent's CDI specifications define; nil if it is not known yet, or no unit needs CDI.
 func (inv *Inventory) CDI() *CDI { return inv.orEmpty().cdi }
 
+// UsesCDI reports whether plans with an injection have the names of CDI devices at present.
+func (inv *Inventory) UsesCDI(i Injection) bool {
+	c := inv.CDI()
+	return i.CDI == CDIRequired || i.CDI == CDIAuto && c != nil && c.Usable
+}
+
 // NeedsCDI reports whether units need a CDI specification, or would use a valid one.
 func (inv *Inventory) NeedsCDI() bool {
 	return slices.ContainsFunc(inv.orEmpty().units, func(u Unit) bool { return u.Injection.CDI != CDIOff || u.Injection.Libraries })
+}
+
+// CDIDevices counts the devices of units that CDI specifications define for the present driver, and those that they do not. It returns
+// false if this is not known yet, or no unit needs CDI.
+func (inv *Inventory) CDIDevices() (defined, undefined int, known bool) {
+	c := inv.CDI()
+	if c == nil {
+		return 0, 0, false
+	}
+	for u := range inv.Devices() {
+		if ok, _ := c.defines(u.Device.ID, inv.incarnation); ok {
+			defined++
+		} else {
+			undefined++
+		}
+	}
+	return defined, undefined, true
 }
 
 // AwaitsCDI reports whether the agent has just started, and units need a CDI specification or would use one: the first attempt to

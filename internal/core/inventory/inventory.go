@@ -46,6 +46,8 @@ type Inventory struct {
 	incarnation      int
 	cdi              *CDI // nil = not known, or not needed
 	indexIDs         bool
+	imexChannel      bool // containers get IMEX channel 0
+	imexMissing      bool // a required IMEX channel is missing
 	injectsNodes     bool // containers get device nodes from this agent
 	packed           bool
 	policyWarnings   []string
@@ -76,6 +78,10 @@ func Build(in Input) *Inventory {
 	inv := &Inventory{
 		driver: s.Driver, excluded: slices.Clone(s.Excluded), links: s.Links, nodes: s.Nodes,
 		incarnation: in.Incarnation, indexIDs: c.IndexIDs, packed: c.Packed,
+	}
+	if c.IMEXChannel {
+		_, inv.imexChannel = slices.BinarySearch(s.Nodes, gpu.IMEXChannelNode)
+		inv.imexMissing = c.IMEXRequired && !inv.imexChannel
 	}
 	lost := in.Ledger.Lost(s.Devices)
 	all := newOfferBuilder(s, c, in.Binding, lost)
@@ -277,5 +283,5 @@ func (inv *Inventory) Equal(other *Inventory) bool {
 		slices.Equal(inv.policyWarnings, other.policyWarnings) &&
 		slices.Equal(inv.outdatedBindings, other.outdatedBindings) &&
 		slices.Equal(inv.overlaps, other.overlaps) &&
-		inv.cdi.Equal(other.cdi) && inv.indexIDs == other.indexIDs && inv.packed == other.packed
+		inv.cdi.Equal(other.cdi) && inv.indexIDs == other.indexIDs && inv.imexChannel == other.imexChannel && inv.packed == other.packed
 }

@@ -25,6 +25,9 @@ type Config struct {
 	Overlap   OverlapMode // for devices that another agent on this host offers too
 	Injection Injection   // of devices whose rule sets none
 	IndexIDs  bool        // plans identify devices by index, "0" or "0:1"; default: by UUID
+
+	IMEXChannel  bool // containers get IMEX channel 0 if the host has its device node: gpu.IMEXChannelNode
+	IMEXRequired bool // units take no new work while that node is missing; without effect unless IMEXChannel
 }
 
 // Policy configures which devices are offered, in which pools, and how they are shared. The zero value offers every

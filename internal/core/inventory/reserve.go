@@ -19,6 +19,7 @@ type Plan struct {
 	Nodes     []DeviceNode // with Injection.Nodes
 	CDI       []string     // qualified names of CDI devices, as far as Injection.CDI is in force
 	Mounts    []Mount      // with Injection.Libraries; not to be changed
+	IMEX      bool         // the container gets IMEX channel 0
 	MPS       string       // pool whose MPS control daemon the container connects to; "" = none
 }
 
@@ -105,7 +106,7 @@ func (inv *Inventory) Reserve(ids ...UnitID) (Plan, error) {
 }
 
 func (inv *Inventory) plan(units []Unit) Plan {
-	p := Plan{Units: units}
+	p := Plan{Units: units, IMEX: inv.imexChannel}
 	if units[0].Sharing.Mode == Exclusive {
 		p.Devices = make([]gpu.Device, 0, len(units))
 	}
@@ -131,7 +132,7 @@ func (inv *Inventory) plan(units []Unit) Plan {
 		p.Nodes = inv.deviceNodesOf(p.Devices)
 	}
 	if c := inv.cdi; c != nil { // else nothing of it is in force: see WithHost
-		if p.Injection.CDI == CDIRequired || p.Injection.CDI == CDIAuto && c.Usable {
+		if inv.UsesCDI(p.Injection) {
 			p.CDI = c.names(p.IDs)
 		}
 		if p.Injection.Libraries {
@@ -160,6 +161,9 @@ func (inv *Inventory) deviceNodesOf(devices []gpu.Device) []DeviceNode {
 	paths := slices.Clone(optionalNodes)
 	for _, d := range devices {
 		paths = append(paths, d.RequiredNodes()...)
+	}
+	if inv.imexChannel {
+		paths = append(paths, gpu.IMEXChannelNode)
 	}
 	slices.Sort(paths)
 	var nodes []DeviceNode

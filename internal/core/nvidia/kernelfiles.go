@@ -15,15 +15,21 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 )
 
-// nodeFolders are the folders of NVIDIA's device nodes under /dev, with the pattern of their names.
-var nodeFolders = [...]struct{ path, names string }{{".", "nvidia*"}, {"nvidia-caps", "nvidia-cap*"}}
+// nodeFolders are the folders of NVIDIA's device nodes under /dev, with the pattern of their names. Of up to 2,048 IMEX channels
+// only the one that containers can get is listed.
+var nodeFolders = [...]struct{ path, names string }{
+	{".", "nvidia*"}, {"nvidia-caps", "nvidia-cap*"}, {path.Dir(imexChannel), path.Base(imexChannel)},
+}
+
+// imexChannel is gpu.IMEXChannelNode under /dev.
+var imexChannel = strings.TrimPrefix(gpu.IMEXChannelNode, "/dev/")
 
 // mtimeGranularity is how far a folder's modification time may lag behind a change, with a margin: the kernel takes the
 // time from a clock that advances with its timer interrupt, every 1 to 10 ms (current_time in fs/inode.c).
 const mtimeGranularity = time.Second
 
 // nodeList is the list of device nodes as it was read last. It is valid while the modification times of the folders,
-// which change with every node that is created or removed, are the same: a check costs two stat calls and lists no
+// which change with every node that is created or removed, are the same: a check costs three stat calls and lists no
 // folder, of which /dev has hundreds of names. The zero value was never read.
 type nodeList struct {
 	mu          sync.Mutex
@@ -75,7 +81,7 @@ func (l *nodeList) list(dev fs.FS, now mtimes) {
 	for _, folder := range nodeFolders {
 		names, _ := fs.Glob(dev, path.Join(folder.path, folder.names)) // fails only for a malformed pattern
 		for _, name := range names {
-			if info, err := fs.Stat(dev, name); err == nil && !info.IsDir() {
+			if info, err := fs.Stat(dev, name); err == nil && !info.IsDir() && (name != imexChannel || info.Mode()&fs.ModeCharDevice != 0) {
 				l.nodes = append(l.nodes, "/dev/"+name)
 			}
 		}

@@ -109,6 +109,8 @@ func TestNodesChanged(t *testing.T) {
 		{"without the folder", func() error { return os.RemoveAll(at("nvidia-caps")) }, true},
 		{"with it again", func() error { return os.Mkdir(at("nvidia-caps"), 0o755) }, true},
 		{"a node in the new one", func() error { return os.WriteFile(at("nvidia-caps/nvidia-cap2"), nil, 0o666) }, true},
+		{"a folder of IMEX channels", func() error { return os.Mkdir(at("nvidia-caps-imex-channels"), 0o755) }, true},
+		{"a channel", func() error { return os.WriteFile(at("nvidia-caps-imex-channels/channel0"), nil, 0o666) }, true},
 		{"renamed", func() error { return os.Rename(at("nvidia0"), at("nvidia1")) }, true},
 	} {
 		must(t, step.do())
@@ -129,6 +131,24 @@ func TestNodesChanged(t *testing.T) {
 	}
 	if _, err := watchNodes(at("missing")); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("without /dev: %v", err)
+	}
+}
+
+// Of IMEX channels only channel 0 is listed, if it is a character device.
+func TestIMEXChannelNode(t *testing.T) {
+	for mode, want := range map[fs.FileMode][]string{
+		fs.ModeDevice | fs.ModeCharDevice | 0o666: {"/dev/nvidia-caps-imex-channels/channel0", "/dev/nvidia0"},
+		fs.ModeDevice | 0o666:                     {"/dev/nvidia0"},
+		0o666:                                     {"/dev/nvidia0"},
+	} {
+		var l nodeList
+		got := l.current(fstest.MapFS{
+			"nvidia0": {}, "nvidia-caps-imex-channels/channel0": {Mode: mode},
+			"nvidia-caps-imex-channels/channel1": {Mode: fs.ModeDevice | fs.ModeCharDevice},
+		})
+		if !slices.Equal(got, want) {
+			t.Errorf("%v: %v, want %v", mode, got, want)
+		}
 	}
 }
 

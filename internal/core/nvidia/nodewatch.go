@@ -67,14 +67,14 @@ func (w *nodeWatch) follow() {
 	}
 }
 
-// concernsNodes reports whether one of the events (struct inotify_event) is of a name that NVIDIA's device nodes or their folder
-// have, or has no name, as when events were lost.
+// concernsNodes reports whether one of the events (struct inotify_event) is of a name that NVIDIA's device nodes, their folders or
+// IMEX channels have, or has no name, as when events were lost.
 func concernsNodes(events []byte) bool {
 	for len(events) >= unix.SizeofInotifyEvent {
 		mask, length := binary.NativeEndian.Uint32(events[4:]), binary.NativeEndian.Uint32(events[12:])
 		events = events[unix.SizeofInotifyEvent:]
 		length = min(length, uint32(len(events)))
-		if name := string(events[:length]); mask&unix.IN_IGNORED == 0 && (name == "" || strings.HasPrefix(name, "nvidia")) {
+		if name := string(events[:length]); mask&unix.IN_IGNORED == 0 && (name == "" || strings.HasPrefix(name, "nvidia") || strings.HasPrefix(name, "channel")) {
 			return true
 		}
 		events = events[length:]
