@@ -31,6 +31,9 @@ type Kubernetes struct {
 	FallbackDriver     bool   // the driver's library may also be where the dynamic linker finds it
 	MPSRoot            string // folder of the MPS control daemons on the host, for mounts into containers; "" = none
 	MPSMount           string // MPSRoot as this process sees it; "" = none
+	Strategies         Strategies
+	AnnotationPrefix   string // of Strategies.CDIAnnotations
+	CDI                CDI
 
 	Notes []string // the options that have no effect
 
@@ -112,10 +115,11 @@ func resolve(flags Flags, env Environment, f File) (Kubernetes, error) {
 	s := Kubernetes{Core: core.DefaultConfig(), Health: DefaultHealth(), File: f, values: map[string]string{}}
 	s.Core.Policy = f.Policy
 	var errs []error
+	var passDeviceSpecs Value
 	for _, o := range kubernetesOptions(&s, env.CheckAddress) {
 		v := lookup(o, flags, env, f.values)
 		if o.Hidden {
-			errs = append(errs, s.unsupported(o, v))
+			s.noteUnsupported(o, v)
 			continue
 		}
 		s.values[o.Name()] = v.Text
@@ -123,6 +127,13 @@ func resolve(flags Flags, env Environment, f File) (Kubernetes, error) {
 		if o.Flag == flagFailOnInitError && v.Where != "" {
 			s.Notes = append(s.Notes, v.Where+" has no effect: without a driver this agent waits for one")
 		}
+		if o.Flag == flagPassDeviceSpecs {
+			passDeviceSpecs = v
+		}
+	}
+	wanted := s.Core.Injection.Nodes
+	if s.Core.Injection = s.Strategies.injection(wanted); wanted && !s.Core.Injection.Nodes {
+		s.Notes = append(s.Notes, passDeviceSpecs.Where+" has no effect: with CDI strategies only, the device nodes are in the CDI specification")
 	}
 	errs = append(errs, healthChecks(&s.Core.Health, env.LookupEnv))
 	s.findRoots(isFolder)
@@ -148,23 +159,11 @@ func lookup(o Spec, flags Flags, env Environment, file map[string]Value) Value {
 	return Value{Text: o.Default}
 }
 
-// unsupported accepts an option that is not supported only if its value changes nothing.
-func (s *Kubernetes) unsupported(o Spec, v Value) error {
-	var on bool
-	switch {
-	case v.Where == "" || v.Text == o.Default:
-		return nil
-	case o.without != "":
+// noteUnsupported notes a value of an option that is not supported.
+func (s *Kubernetes) noteUnsupported(o Spec, v Value) {
+	if v.Where != "" && v.Text != o.Default {
 		s.Notes = append(s.Notes, fmt.Sprintf("%s has no effect: this version does not support %s", v.Where, o.without))
-		return nil
-	case o.Kind == Bool && boolean(&on)(v) == nil && !on:
-		return nil
 	}
-	remedy := "not supported by this version: remove it"
-	if o.Default != "" {
-		remedy = "not supported by this version: want " + o.Default
-	}
-	return &setting.Error{Key: v.Where, Value: v.Text, Remedy: remedy}
 }
 
 // mpsMount is where NVIDIA's chart mounts the folder of the MPS control daemons in the plugin's container.

@@ -43,6 +43,7 @@ func TestDefaults(t *testing.T) {
 	s, err := resolveAll(t, []string{"--driver-root-ctr-path=/nowhere"}, nil, "")
 	must(t, err)
 	want := core.DefaultConfig()
+	want.Injection.Name = "envvar"
 	want.Roots = core.Roots{Driver: "/", Dev: "/", Sys: "/sys", Proc: "/proc"}
 	if diff := cmp.Diff(want, s.Core, cmpopts.EquateEmpty()); diff != "" {
 		t.Error(diff)
@@ -99,8 +100,9 @@ imex: {channelIDs: [], required: false}
 // What this version does not support is refused by name, together with all other problems.
 func TestEveryProblemIsNamed(t *testing.T) {
 	_, err := resolveAll(t,
-		[]string{"--device-id-strategy=index", "--rescan=0s", "--gdrcopy-enabled=true", "--xids=63"},
-		map[string]string{"DEVICE_LIST_STRATEGY": "envvar,cdi-cri", "PASS_DEVICE_SPECS": "yes", "DEVICE_DISCOVERY_STRATEGY": "tegra",
+		[]string{"--device-id-strategy=number", "--rescan=0s", "--gdrcopy-enabled=on", "--xids=63", "--cdi-disable-hooks=chmod,chmd"},
+		map[string]string{"DEVICE_LIST_STRATEGY": "envvar,cdi-cry", "PASS_DEVICE_SPECS": "yes", "CDI_FEATURE_FLAGS": "disable-sandbox",
+			"CDI_ANNOTATION_PREFIX": "nvidia.cdi.k8s.io", "CDI_DIR": "run/cdi", "IMEX_CHANNEL_IDS": "0,1", "DEVICE_DISCOVERY_STRATEGY": "tegra",
 			"DP_ENABLE_HEALTHCHECKS": "48,x", "KUBELET_SOCKET": "kubelet.sock", "RECOVERY": "never"},
 		`version: v2
 flags:
@@ -126,15 +128,20 @@ c.yaml:11: imex = "none": want a mapping with channelIDs or required
 c.yaml:12: shearing = "{...}": unknown key: did you mean sharing?
 c.yaml:13: health.halthMode = "off": unknown key: did you mean healthMode?
 PASS_DEVICE_SPECS = "yes": want true or false
-DEVICE_LIST_STRATEGY = "envvar,cdi-cri": cdi-cri is not supported by this version: want envvar
---device-id-strategy = "index": index is not supported by this version: want uuid
+DEVICE_LIST_STRATEGY = "envvar,cdi-cry": cdi-cry: want auto, or a list of envvar, volume-mounts, cdi-annotations or cdi-cri
+--device-id-strategy = "number": want index or uuid
 DEVICE_DISCOVERY_STRATEGY = "tegra": tegra is not supported by this version: want nvml
 KUBELET_SOCKET = "kubelet.sock": want an absolute path such as /var/lib/kubelet/device-plugins/kubelet.sock
+CDI_ANNOTATION_PREFIX = "nvidia.cdi.k8s.io": want a DNS name and a slash, such as cdi.k8s.io/
+CDI_FEATURE_FLAGS = "disable-sandbox": want disable-ipc-discoverer, disable-multiple-csv-devices, disable-nvsandboxutils, enable-coherent-annotations, enable-explicit-driver-libraries or no-additional-gids-for-device-nodes
+--cdi-disable-hooks = "chmd": want all, apply-cuda-memory-limits, chmod, create-symlinks, disable-device-node-modification, enable-cuda-compat, update-application-profile or update-ldcache
+CDI_DIR = "run/cdi": want an absolute path such as /var/run/cdi
+--gdrcopy-enabled = "on": want true or false
+IMEX_CHANNEL_IDS = "0,1": want 0, which is the only channel that can be given, or nothing
 --rescan = "0s": want a positive duration such as 30s or 1m
 --xids = "63": "63": want an XID and its effect, such as 63=ignore: degraded, ignore or unhealthy
 c.yaml:13: health.callDeadline = "soon": want a positive duration such as 30s or 1m
 RECOVERY = "never": want auto or manual
---gdrcopy-enabled = "true": not supported by this version: want false
 DP_ENABLE_HEALTHCHECKS = "48,x": want XIDs such as 48,79, or "all"`)
 }
 
@@ -150,7 +157,9 @@ func TestConfigFileForms(t *testing.T) {
 		"anchors":        {file: "flags: &f\n  migStrategy: &m single\n", mig: inventory.MIGSingle},
 		"no mapping":     {file: "flags", want: "c.yaml:1: want a mapping"},
 		"list of lists":  {file: "imex: {channelIDs: [[0]]}", want: `c.yaml:1: imex.channelIDs[0] = "[...]": want a single value`},
-		"IMEX channel 0": {file: "imex: {channelIDs: [0]}", want: `c.yaml:1: imex.channelIDs = "0": not supported by this version: remove it`},
+		"IMEX channel 1": {file: "imex: {channelIDs: [1]}", want: `c.yaml:1: imex.channelIDs = "1": want 0, which is the only channel that can be given, or nothing`},
+		"no strategy":    {file: "flags: {plugin: {deviceListStrategy: []}}", want: `c.yaml:1: flags.plugin.deviceListStrategy = "": want auto, or a list of envvar, volume-mounts, cdi-annotations or cdi-cri`},
+		"auto and more":  {file: "flags: {plugin: {deviceListStrategy: [auto, cdi-cri]}}", want: `c.yaml:1: flags.plugin.deviceListStrategy = "auto,cdi-cri": auto can't be combined: want auto alone, or a list without it`},
 		"syntax":         {file: "flags: {", want: "c.yaml: line 1: did not find expected node content"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -228,7 +237,7 @@ func TestRoots(t *testing.T) {
 func TestIncumbentsNames(t *testing.T) {
 	var got []string
 	for _, o := range KubernetesSpecs() {
-		ours := []string{"http-address", "log-level", "rescan", "exclude", "sysfs-root", "procfs-root", "pod-resources-socket"}
+		ours := []string{"http-address", "log-level", "rescan", "exclude", "sysfs-root", "procfs-root", "pod-resources-socket", "cdi-dir"}
 		if o.Flag != "" && !slices.Contains(ours, o.Flag) && !strings.HasPrefix(o.Key, "health.") {
 			got = append(got, strings.Join(slices.Concat([]string{o.Flag}, o.Aliases, o.Env, []string{o.Default, o.Key}), " "))
 		}

@@ -13,6 +13,7 @@ const (
 	FlagConfigFile = "config-file"
 
 	flagFailOnInitError = "fail-on-init-error"
+	flagPassDeviceSpecs = "pass-device-specs"
 
 	// The sockets of a kubelet with the default --root-dir.
 	defaultKubeletSocket      = "/var/lib/kubelet/device-plugins/kubelet.sock"
@@ -25,7 +26,7 @@ func KubernetesSpecs() []Spec { return kubernetesOptions(new(Kubernetes), nil) }
 
 // kubernetesOptions are bound to s. checkAddress reports whether a TCP listener accepts an address.
 func kubernetesOptions(s *Kubernetes, checkAddress func(string) error) []Spec {
-	options := slices.Concat(nvidiaOptions(s), ownOptions(s, checkAddress), healthOptions(&s.Core, &s.Health), refusedOptions(), inertOptions())
+	options := slices.Concat(nvidiaOptions(s), injectionOptions(s), ownOptions(s, checkAddress), healthOptions(&s.Core, &s.Health), inertOptions())
 	for i := range options {
 		o := &options[i]
 		if o.Env == nil && o.Flag != "" {
@@ -58,15 +59,15 @@ func nvidiaOptions(s *Kubernetes) []Spec {
 		{Flag: "dev-root", Aliases: []string{"nvidia-dev-root"}, Env: []string{"NVIDIA_DEV_ROOT"}, Key: "flags.nvidiaDevRoot",
 			Usage: "folder on the host that has dev/nvidia0 ...; the driver root if empty",
 			set:   pathOrEmpty(&s.DevRoot, "/")},
-		{Flag: "pass-device-specs", Key: "flags.plugin.passDeviceSpecs", Default: "false", Kind: Bool,
+		{Flag: flagPassDeviceSpecs, Key: "flags.plugin.passDeviceSpecs", Default: "false", Kind: Bool,
 			Usage: "give containers the device nodes in addition to the environment",
 			set:   boolean(&s.Core.Injection.Nodes)},
 		{Flag: "device-list-strategy", Key: "flags.plugin.deviceListStrategy", Default: "envvar", Kind: List,
-			Usage: "how the devices of a container are passed: envvar",
-			set:   only("envvar", "volume-mounts", "cdi-annotations", "cdi-cri")},
+			Usage: "how the devices of a container are passed: envvar, volume-mounts, cdi-annotations, cdi-cri, several of these, or auto: envvar, and cdi-cri while the CDI specification is usable",
+			set:   s.Strategies.set},
 		{Flag: "device-id-strategy", Key: "flags.plugin.deviceIDStrategy", Default: "uuid",
-			Usage: "how the devices of a container are identified: uuid",
-			set:   only("uuid", "index")},
+			Usage: "how the devices of a container are identified: uuid or index",
+			set:   choice(&s.Core.IndexIDs, map[string]bool{"uuid": false, "index": true})},
 		{Flag: "device-discovery-strategy", Key: "flags.deviceDiscoveryStrategy", Default: "auto",
 			Usage: "how devices are discovered: auto or nvml, which are the same",
 			set: func(v Value) error {
@@ -122,27 +123,11 @@ func ownOptions(s *Kubernetes, checkAddress func(string) error) []Spec {
 	}
 }
 
-// refusedOptions are options of NVIDIA's plugin that are not supported: they would change what a container gets.
-func refusedOptions() []Spec {
-	return []Spec{
-		{Flag: "gdrcopy-enabled", Key: "flags.gdrcopyEnabled", Default: "false", Kind: Bool},
-		{Flag: "gds-enabled", Key: "flags.gdsEnabled", Default: "false", Kind: Bool},
-		{Flag: "mofed-enabled", Key: "flags.mofedEnabled", Default: "false", Kind: Bool},
-		{Flag: "imex-channel-ids", Key: "imex.channelIDs", Kind: List},
-		{Flag: "imex-required", Key: "imex.required", Default: "false", Kind: Bool},
-	}
-}
-
-// inertOptions are options of NVIDIA's plugin and its charts that have an effect only together with a refused one, or on
-// another program that reads the same file.
+// inertOptions are options of NVIDIA's plugin and its charts that have an effect only on another program that reads the same
+// file.
 func inertOptions() []Spec {
-	const cdi, features = "CDI", "GPU feature discovery"
+	const features = "GPU feature discovery"
 	return []Spec{
-		{Flag: "cdi-annotation-prefix", Key: "flags.plugin.cdiAnnotationPrefix", Default: "cdi.k8s.io/", without: cdi},
-		{Flag: "nvidia-cdi-hook-path", Aliases: []string{"nvidia-ctk-path"}, Env: []string{"NVIDIA_CDI_HOOK_PATH", "NVIDIA_CTK_PATH"},
-			Key: "flags.plugin.nvidiaCTKPath", Default: "/usr/bin/nvidia-ctk", without: cdi},
-		{Flag: "cdi-feature-flags", Kind: List, without: cdi},
-		{Flag: "cdi-disable-hooks", Kind: List, without: cdi},
 		{Key: "flags.useNodeFeatureAPI", without: features},
 		{Key: "flags.gfd", Kind: Opaque, without: features},
 	}

@@ -1,0 +1,180 @@
+package config
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/tandem-gpu/tandem/internal/config/document"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
+)
+
+// Strategies are those of --device-list-strategy: how a container's devices are passed to its runtime.
+type Strategies struct {
+	Auto           bool // EnvVar, and CDICRI while the CDI specification is usable; no other field is set then
+	EnvVar         bool // NVIDIA_VISIBLE_DEVICES
+	VolumeMounts   bool // mounts that NVIDIA's container runtime takes for a list of devices
+	CDIAnnotations bool // CDI names in an annotation of the container
+	CDICRI         bool // CDI names in the field of the container runtime interface
+}
+
+// byName are the strategies that can be combined.
+func (s *Strategies) byName() map[string]*bool {
+	return map[string]*bool{
+		"envvar": &s.EnvVar, "volume-mounts": &s.VolumeMounts, "cdi-annotations": &s.CDIAnnotations, "cdi-cri": &s.CDICRI,
+	}
+}
+
+// strategyNames are the strategies that can be combined, in the order of NVIDIA's documentation.
+var strategyNames = []string{"envvar", "volume-mounts", "cdi-annotations", "cdi-cri"}
+
+// set is the setter. Without a strategy a container would have no GPU, so an empty list is an error.
+func (s *Strategies) set(v Value) error {
+	*s = Strategies{}
+	items := v.items()
+	for _, item := range items {
+		field := s.byName()[item]
+		switch {
+		case item == "auto" && len(items) == 1:
+			s.Auto = true
+		case item == "auto":
+			return errors.New("auto can't be combined: want auto alone, or a list without it")
+		case field == nil:
+			return fmt.Errorf("%s: want auto, or a list of %s", item, document.Choice(strategyNames))
+		default:
+			*field = true
+		}
+	}
+	if len(items) == 0 {
+		return errors.New("want auto, or a list of " + document.Choice(strategyNames))
+	}
+	return nil
+}
+
+// String lists the strategies as on the command line.
+func (s Strategies) String() string {
+	if s.Auto {
+		return "auto"
+	}
+	var names []string
+	for _, name := range strategyNames {
+		if *s.byName()[name] {
+			names = append(names, name)
+		}
+	}
+	return strings.Join(names, ",")
+}
+
+// injection is what the strategies mean for the core. As with NVIDIA's plugin, containers get device nodes only beside a strategy
+// for NVIDIA's container runtime: a CDI specification has them.
+func (s Strategies) injection(nodes bool) inventory.Injection {
+	i := inventory.Injection{Name: s.String(), Runtime: s.Auto || s.EnvVar || s.VolumeMounts}
+	i.Nodes = nodes && i.Runtime
+	switch {
+	case s.Auto:
+		i.CDI = inventory.CDIAuto
+	case s.CDIAnnotations || s.CDICRI:
+		i.CDI = inventory.CDIRequired
+	}
+	return i
+}
+
+// CDI are the settings of the CDI specifications, and of what containers get beside their devices.
+type CDI struct {
+	Folder        string   // of the specifications: the same path on the host and in the agent's container
+	HookPath      string   // of NVIDIA's CDI hook program on the host
+	DisabledHooks []string // names of CDIHooks
+	FeatureFlags  []string // names of CDIFeatureFlags
+	CRISocket     string   // of the container runtime, for its name and version; "" = it is not asked
+
+	GDS, MOFED, GDRCopy bool
+	IMEXChannels        []int // nil or [0]
+}
+
+// CDIHooks are the names of hooks in specifications of nvidia-container-toolkit 1.20.1 (internal/discover/hooks.go); "all" is all of
+// them.
+var CDIHooks = []string{
+	"all", "apply-cuda-memory-limits", "chmod", "create-symlinks", "disable-device-node-modification", "enable-cuda-compat",
+	"update-application-profile", "update-ldcache",
+}
+
+// CDIFeatureFlags are those of nvidia-container-toolkit 1.20.1 (pkg/nvcdi/api.go).
+var CDIFeatureFlags = []string{
+	"disable-ipc-discoverer", "disable-multiple-csv-devices", "disable-nvsandboxutils", "enable-coherent-annotations",
+	"enable-explicit-driver-libraries", "no-additional-gids-for-device-nodes",
+}
+
+// injectionOptions are options of NVIDIA's plugin and of this agent for CDI, and for what containers get beside GPUs.
+func injectionOptions(s *Kubernetes) []Spec {
+	return []Spec{
+		{Flag: "cdi-annotation-prefix", Key: "flags.plugin.cdiAnnotationPrefix", Default: defaultAnnotationPrefix,
+			Usage: "prefix of the annotations of cdi-annotations",
+			set:   annotationPrefix(&s.AnnotationPrefix)},
+		{Flag: "nvidia-cdi-hook-path", Aliases: []string{"nvidia-ctk-path"}, Env: []string{"NVIDIA_CDI_HOOK_PATH", "NVIDIA_CTK_PATH"},
+			Key: "flags.plugin.nvidiaCTKPath", Default: "/usr/bin/nvidia-ctk",
+			Usage: "nvidia-ctk or nvidia-cdi-hook on the host, which container runtimes call for a CDI specification",
+			set:   path(&s.CDI.HookPath, "/usr/bin/nvidia-ctk")},
+		{Flag: "cdi-feature-flags", Kind: List, Usage: "feature flags of NVIDIA's CDI library",
+			setItem: known(&s.CDI.FeatureFlags, CDIFeatureFlags)},
+		{Flag: "cdi-disable-hooks", Kind: List, Usage: "hooks that the CDI specification does not have, or all",
+			setItem: known(&s.CDI.DisabledHooks, CDIHooks)},
+		{Flag: "cdi-dir", Default: "/var/run/cdi", Usage: "folder of the CDI specifications, on the host and here",
+			set: path(&s.CDI.Folder, "/var/run/cdi")},
+		{Flag: "gdrcopy-enabled", Key: "flags.gdrcopyEnabled", Default: "false", Kind: Bool, Usage: "give containers GDRCopy",
+			set: boolean(&s.CDI.GDRCopy)},
+		{Flag: "gds-enabled", Key: "flags.gdsEnabled", Default: "false", Kind: Bool, Usage: "give containers GPUDirect Storage",
+			set: boolean(&s.CDI.GDS)},
+		{Flag: "mofed-enabled", Key: "flags.mofedEnabled", Default: "false", Kind: Bool, Usage: "give containers the InfiniBand devices of MOFED",
+			set: boolean(&s.CDI.MOFED)},
+		{Flag: "imex-channel-ids", Key: "imex.channelIDs", Kind: List, Usage: "IMEX channels that containers get if the host has them: none, or 0",
+			set: s.setIMEXChannels},
+		{Flag: "imex-required", Key: "imex.required", Default: "false", Kind: Bool,
+			Usage: "devices take no work while the channel of --imex-channel-ids is missing",
+			set:   boolean(&s.Core.IMEXRequired)},
+	}
+}
+
+// setIMEXChannels accepts no channel, or channel 0.
+func (s *Kubernetes) setIMEXChannels(v Value) error {
+	s.CDI.IMEXChannels, s.Core.IMEXChannel = nil, false
+	switch items := v.items(); {
+	case len(items) == 0:
+		return nil
+	case slices.Equal(items, []string{"0"}):
+		s.CDI.IMEXChannels, s.Core.IMEXChannel = []int{0}, true
+		return nil
+	}
+	return errors.New("want 0, which is the only channel that can be given, or nothing")
+}
+
+// known adds an item that has one of the names.
+func known(field *[]string, names []string) func(string) error {
+	return func(item string) error {
+		if !slices.Contains(names, item) {
+			return errors.New("want " + document.Choice(names))
+		}
+		if !slices.Contains(*field, item) {
+			*field = append(*field, item)
+			slices.Sort(*field)
+		}
+		return nil
+	}
+}
+
+const defaultAnnotationPrefix = "cdi.k8s.io/"
+
+// prefixForm is the prefix of an annotation key in Kubernetes: a DNS subdomain and a slash.
+const prefixForm = `^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/$`
+
+func annotationPrefix(field *string) setter {
+	return func(v Value) error {
+		*field = v.Text
+		if ok, err := regexp.MatchString(prefixForm, v.Text); !ok || len(v.Text) > 254 {
+			return cmp.Or(err, errors.New("want a DNS name and a slash, such as "+defaultAnnotationPrefix))
+		}
+		return nil
+	}
+}
