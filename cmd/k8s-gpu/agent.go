@@ -46,6 +46,15 @@ func cdiOptions(s settings) cdi.Options {
 	}
 }
 
+// deviceLists are what the settings mean for the responses to Allocate.
+func deviceLists(s settings) kubeadapter.DeviceLists {
+	return kubeadapter.DeviceLists{
+		EnvVar: s.Strategies.Auto || s.Strategies.EnvVar, VolumeMounts: s.Strategies.VolumeMounts,
+		CDIAnnotations: s.Strategies.CDIAnnotations, AnnotationPrefix: s.AnnotationPrefix, CDINames: s.Strategies.Auto || s.Strategies.CDICRI,
+		GDS: s.CDI.GDS, MOFED: s.CDI.MOFED, GDRCopy: s.CDI.GDRCopy,
+	}
+}
+
 // run runs an agent until ctx ends. It applies the policies that come.
 func (r *runner) run(ctx context.Context, s settings, policies <-chan settings, log *slog.Logger) error {
 	var adapter *kubeadapter.Adapter
@@ -53,7 +62,7 @@ func (r *runner) run(ctx context.Context, s settings, policies <-chan settings, 
 	o.Handover, o.Reload, o.Signals, o.Log = &r.history, &r.reload, r.signals, log
 	o.Adapter = func(a *agent.Agent) agent.Adapter {
 		adapter = kubeadapter.New(a.Monitor, kubeadapter.Options{
-			KubeletSocket: s.KubeletSocket, DevRoot: s.DevRoot, MPSRoot: s.MPSRoot, Log: log,
+			KubeletSocket: s.KubeletSocket, DevRoot: s.DevRoot, MPSRoot: s.MPSRoot, Lists: deviceLists(s), Log: log,
 			Reserved: a.Reserved, Watchdog: a.Watchdog(), PodResourcesSocket: s.PodResourcesSocket,
 			AllocationStore: allocationStore(s, log), Handover: &r.kubelet,
 		})
@@ -73,7 +82,7 @@ func (r *runner) run(ctx context.Context, s settings, policies <-chan settings, 
 		}
 	}
 	log.Info("starting", "version", versionText(), "kubelet", s.KubeletSocket, "driver-root", s.Core.Roots.Driver,
-		"mig-strategy", s.Core.MIG, "health-mode", s.Core.Health.Mode)
+		"mig-strategy", s.Core.MIG, "device-list-strategy", s.Strategies, "health-mode", s.Core.Health.Mode)
 	err := agent.New(o).Run(ctx)
 	if errors.Is(err, gpu.ErrDriverStale) {
 		return fmt.Errorf("%w; a new process is needed, and the DaemonSet starts one", err)

@@ -33,6 +33,7 @@ type Options struct {
 	KubeletSocket string       // the kubelet's registration socket; "" = serve without registration
 	DevRoot       string       // directory of the host that holds dev/nvidia0 ...; "" = "/"
 	MPSRoot       string       // directory of the host with the MPS control daemons' pipes; required for MPS sharing
+	Lists         DeviceLists  // how containers get their devices
 	Log           *slog.Logger // nil = no log
 
 	// Reserved is called with the devices of each Allocate, while the kubelet waits. It must be safe for concurrent use and
@@ -117,7 +118,9 @@ func (a *Adapter) Run(ctx context.Context) error {
 	running.Go(func() { a.kubelet.watch(ctx, a.timings, a.opts.Watchdog.Register("plugin directory")) })
 	running.Go(func() { a.tracker.run(ctx, a.opts.Watchdog.Register("pod resources")) })
 	running.Go(func() { a.tracker.follow(ctx) })
+	var choice autoChoice
 	for latest := range a.tracker.offers.Watch(ctx) {
+		choice.log(a.opts.Log, latest.inventory)
 		resources := slices.Sorted(maps.Keys(latest.lists))
 		if !latest.inventory.Provisional() { // else an empty list would remove units that may follow
 			resources = append(resources, a.opts.Handover.offered()...)

@@ -141,7 +141,7 @@ func TestAllocateResponse(t *testing.T) {
 		for _, p := range []string{"/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia1", "/dev/nvidiactl"} {
 			want.Devices = append(want.Devices, &v1beta1.DeviceSpec{HostPath: host + p, ContainerPath: p, Permissions: "rw"})
 		}
-		got := allocateResponse(plan, Options{DevRoot: devRoot, MPSRoot: "/run/nvidia/mps/"})
+		got := allocateResponse("nvidia.com/gpu.mps", plan, Options{DevRoot: devRoot, MPSRoot: "/run/nvidia/mps/"})
 		if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" {
 			t.Error(diff)
 		}

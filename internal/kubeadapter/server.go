@@ -110,7 +110,7 @@ func (s *server) Allocate(ctx context.Context, r *v1beta1.AllocateRequest) (*v1b
 			s.count(&s.current.AllocationErrors)
 			return nil, allocateError(s.resource, err)
 		}
-		response.ContainerResponses = append(response.ContainerResponses, allocateResponse(plan, s.opts))
+		response.ContainerResponses = append(response.ContainerResponses, allocateResponse(s.resource, plan, s.opts))
 		if units == nil {
 			devices, units = plan.Devices, plan.Units // the kubelet requests one container at a time
 			continue

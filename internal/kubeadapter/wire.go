@@ -2,7 +2,6 @@ package kubeadapter
 
 import (
 	"errors"
-	"path"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -10,7 +9,6 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
-	"github.com/tandem-gpu/tandem/internal/hostwatch"
 )
 
 const (
@@ -56,38 +54,6 @@ func listResponse(list []listedDevice) *v1beta1.ListAndWatchResponse {
 		devices[i] = d
 	}
 	return &v1beta1.ListAndWatchResponse{Devices: devices}
-}
-
-// allocateResponse returns the Allocate response of a plan. The kubelet stores it with the pod and uses it again after
-// restarts and reboots, so it contains only what remains valid.
-func allocateResponse(p inventory.Plan, o Options) *v1beta1.ContainerAllocateResponse {
-	r := &v1beta1.ContainerAllocateResponse{Envs: make(map[string]string, len(p.Env)+1)}
-	if len(p.IDs) > 0 && p.Injection.Runtime {
-		r.Envs[inventory.VisibleDevices] = p.VisibleDevices()
-	}
-	for _, e := range p.Env {
-		r.Envs[e.Name] = e.Value
-	}
-	for _, n := range p.Nodes {
-		r.Devices = append(r.Devices, &v1beta1.DeviceSpec{
-			HostPath: path.Join("/", o.DevRoot, n.Path), ContainerPath: n.Path, Permissions: n.Permissions,
-		})
-	}
-	if p.MPS != "" {
-		addMPSClient(r, p.MPS, o.MPSRoot)
-	}
-	return r
-}
-
-// addMPSClient makes a container a client of a pool's MPS control daemon, with the variable and the mounts of NVIDIA's
-// k8s-device-plugin (mps/root.go). All daemons use one /dev/shm.
-func addMPSClient(r *v1beta1.ContainerAllocateResponse, pool, root string) {
-	pipe := hostwatch.MPSPipe("/mps", pool)
-	r.Envs["CUDA_MPS_PIPE_DIRECTORY"] = pipe
-	r.Mounts = append(r.Mounts,
-		&v1beta1.Mount{HostPath: hostwatch.MPSPipe(root, pool), ContainerPath: pipe},
-		&v1beta1.Mount{HostPath: path.Join(root, "shm"), ContainerPath: "/dev/shm"},
-	)
 }
 
 // allocateError returns an error of Reserve as a gRPC status. The kubelet puts its text into the pod's message. The text for
