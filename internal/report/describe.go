@@ -17,6 +17,7 @@ import (
 // event. The warnings are about the agent itself.
 func DescribeState(s core.State, cfg core.Config, warnings ...string) Report {
 	r := describeInventory(s.Inventory)
+	r.Injections, r.CDI = describeInjections(s.Inventory, cfg.IndexIDs), describeCDI(s.Inventory)
 	r.Warnings = slices.Concat(warnings, describeUnlisted(s, r.Excluded))
 	r.Conditions = append(r.Conditions, DescribeConditions(s, cfg, s.Ledger.Conditions())...)
 	counted := map[gpu.DeviceID]bool{}

@@ -182,3 +182,28 @@ func TestSharesThatChange(t *testing.T) {
 		t.Errorf("%+v", rows)
 	}
 }
+
+// TestInjection shows the strategy "auto" while it means CDI, with a device that the specification does not define and one that has
+// a way of its own.
+func TestInjection(t *testing.T) {
+	cfg := core.DefaultConfig()
+	cfg.Injection = inventory.Injection{Name: "auto", Runtime: true, CDI: inventory.CDIAuto}
+	nodes := inventory.Injection{Name: "devices", Nodes: true}
+	cfg.Policy.Rules = []inventory.Rule{{Select: inventory.Selector{IDs: []gpu.DeviceID{coretest.GPU(2)}}, Pool: "plain", Injection: &nodes}}
+	var checks []health.Observation
+	for i := range 3 {
+		checks = append(checks, health.Observation{At: gpu.WholeGPU(coretest.GPU(i)), Kind: health.Checked, Sample: health.Sample{
+			RecoveryAction: health.RecoveryNone, Events: health.Yes, RemapPending: health.No,
+		}})
+	}
+	at := time.Unix(1_700_000_000, 0)
+	s := core.NewState(cfg).Read(cfg, at, coretest.GPUs(3), checks...)
+	s = s.WithHost(cfg, at, inventory.Host{CDI: &inventory.CDI{
+		Incarnation: s.Incarnation, Folder: "/var/run/cdi", Kind: "k8s.device-plugin.nvidia.com/gpu",
+		Defined:   []gpu.DeviceID{coretest.GPU(0), coretest.GPU(2)},
+		Undefined: []inventory.Undefined{{Device: coretest.GPU(1), Reason: "device node /dev/nvidia1 is missing"}},
+		Others:    []string{"k8s.device-plugin.nvidia.com/gds=all"},
+		Usable:    true, Reason: "specification written, hooks of /usr/bin/nvidia-ctk found",
+	}})
+	golden(t, "injection", report.DescribeState(s, cfg))
+}

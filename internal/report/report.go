@@ -27,6 +27,8 @@ type Report struct {
 	PolicyWarnings []string    `json:"policyWarnings"` // rules that select no device, positions that changed, pools of mixed sharing
 	Bindings       []Binding   `json:"bindings"`
 	Overlaps       []Overlap   `json:"overlaps"`
+	Injections     []Injection `json:"injections"`
+	CDI            *CDI        `json:"cdi,omitempty"`      // nil = no specification is needed
 	Warnings       []string    `json:"warnings,omitempty"` // about the agent itself
 }
 
@@ -97,6 +99,35 @@ type Overlap struct {
 	ID    gpu.DeviceID `json:"id"`
 	Index int          `json:"index"` // of the GPU
 	Agent string       `json:"agent"` // the other one
+}
+
+// Injection is how containers get the devices of some pools.
+type Injection struct {
+	Pools      []string `json:"pools"`
+	Configured string   `json:"configured,omitempty"` // the names by which an operator chose it: "auto", "envvar,cdi-cri"
+	Runtime    bool     `json:"runtime"`              // by NVIDIA's container runtime
+	Nodes      bool     `json:"nodes"`                // by device nodes
+	CDI        bool     `json:"cdi"`                  // by CDI names; with "auto" as it is now
+	Libraries  bool     `json:"libraries,omitempty"`  // the driver's files by mounts
+	IDs        string   `json:"ids"`                  // by which devices are identified: uuid, index
+}
+
+// CDI is the state of this agent's CDI specifications on the host.
+type CDI struct {
+	Usable    bool        `json:"usable"` // a container with it has a working driver, as far as the agent can tell
+	Reason    string      `json:"reason,omitempty"`
+	Problem   string      `json:"problem,omitempty"`
+	Folder    string      `json:"folder,omitempty"`
+	Kind      string      `json:"kind,omitempty"`
+	Defined   int         `json:"defined"` // number of devices
+	Undefined []Undefined `json:"undefined,omitempty"`
+	Others    []string    `json:"others,omitempty"` // names that each container gets beside those of its devices
+}
+
+// Undefined is a device that the CDI specification does not define, or not completely.
+type Undefined struct {
+	ID     gpu.DeviceID `json:"id"`
+	Reason string       `json:"reason"`
 }
 
 // Excluded is a device that is present and not offered.

@@ -32,6 +32,7 @@ func (r Report) WriteTable(w io.Writer) error {
 	for _, b := range r.Bindings {
 		fmt.Fprintf(w, "binding: %s\n", b)
 	}
+	r.writeInjection(w)
 	r.writeLimits(w)
 	if len(r.Conditions) > 0 {
 		fmt.Fprint(w, "\nCONDITIONS\n")

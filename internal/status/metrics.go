@@ -20,6 +20,8 @@ var (
 	overlapDesc = newDesc("device_overlaps", "Devices that another agent on this node offers, too.")
 	nodesDesc   = newDesc("device_nodes_missing",
 		"Device nodes that containers of the device need and the node lacks; inspect names them. No series without --pass-device-specs.", "device")
+	cdiDesc = newDesc("cdi_devices",
+		"Devices that the CDI specification defines, or does not define. No series if no specification is needed, or none was attempted yet.", "state")
 	excludedDesc  = newDesc("devices_excluded", "Devices that were found and are not offered.")
 	driverDesc    = newDesc("driver_info", "The driver: pending, absent, failed or ready.", "state", "version", "cuda")
 	buildDesc     = newDesc("build_info", "The agent.", "agent", "version", "go")
@@ -92,6 +94,10 @@ func (s *Server) Collect(metrics chan<- prometheus.Metric) {
 		if missing, known := inv.MissingNodes(u.Device); known {
 			gauge(nodesDesc, float64(len(missing)), string(u.Device.ID))
 		}
+	}
+	if defined, undefined, known := inv.CDIDevices(); known {
+		gauge(cdiDesc, float64(defined), "defined")
+		gauge(cdiDesc, float64(undefined), "undefined")
 	}
 	for key, n := range unitCounts(inv) {
 		gauge(unitsDesc, float64(n), string(key.device), key.resource, key.mode.String())

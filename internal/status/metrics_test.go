@@ -180,3 +180,21 @@ func TestMissingDeviceNodesInMetrics(t *testing.T) {
 		t.Errorf("no node is visible: %q", got)
 	}
 }
+
+// Devices are counted by the specification, whether or not it is usable; without a need for CDI there is no series.
+func TestCDIInMetrics(t *testing.T) {
+	const metric = "tandem_cdi_devices"
+	cfg := core.DefaultConfig()
+	if got := series(read(cfg, coretest.GPUs(2)).scrape(t), metric); len(got) > 0 {
+		t.Errorf("CDI is not used: %q", got)
+	}
+	cfg.Injection.CDI = inventory.CDIAuto
+	agent := read(cfg, coretest.GPUs(3))
+	if got := series(agent.scrape(t), metric); len(got) > 0 {
+		t.Errorf("not known yet: %q", got)
+	}
+	agent.state = agent.state.WithHost(cfg, time.Unix(1, 0), inventory.Host{
+		CDI: &inventory.CDI{Incarnation: agent.state.Incarnation, Defined: []gpu.DeviceID{coretest.GPU(0), coretest.GPU(2)}},
+	})
+	has(t, agent.scrape(t), metric+`{state="defined"} 2`, metric+`{state="undefined"} 1`)
+}

@@ -1,0 +1,100 @@
+package report
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
+)
+
+// describeInjections merges the pools with the same injection, in the order of the first device of each.
+func describeInjections(inv *inventory.Inventory, indexIDs bool) []Injection {
+	all := []Injection{}
+	var seen []inventory.Injection
+	for u := range inv.Devices() {
+		n := slices.Index(seen, u.Injection)
+		if n < 0 {
+			n = len(seen)
+			seen = append(seen, u.Injection)
+			ids := "uuid"
+			if indexIDs {
+				ids = "index"
+			}
+			all = append(all, Injection{
+				Configured: u.Injection.Name, Runtime: u.Injection.Runtime, Nodes: u.Injection.Nodes, Libraries: u.Injection.Libraries,
+				CDI: inv.UsesCDI(u.Injection), IDs: ids,
+			})
+		}
+		if !slices.Contains(all[n].Pools, u.Pool) {
+			all[n].Pools = append(all[n].Pools, u.Pool)
+		}
+	}
+	return all
+}
+
+// describeCDI returns nil if no unit needs a specification.
+func describeCDI(inv *inventory.Inventory) *CDI {
+	c := inv.CDI()
+	switch {
+	case !inv.NeedsCDI():
+		return nil
+	case c == nil:
+		return &CDI{Reason: "not written yet"}
+	}
+	d := &CDI{
+		Usable: c.Usable, Reason: c.Reason, Problem: c.Problem, Folder: c.Folder, Kind: c.Kind, Defined: len(c.Defined),
+		Others: slices.Clone(c.Others),
+	}
+	for _, u := range c.Undefined {
+		d.Undefined = append(d.Undefined, Undefined{u.Device, u.Reason})
+	}
+	return d
+}
+
+// writeInjection writes how containers get their devices, and the state of the CDI specifications, if these are needed.
+func (r Report) writeInjection(w io.Writer) {
+	if r.CDI == nil {
+		return
+	}
+	for _, i := range r.Injections {
+		fmt.Fprintf(w, "injection: %s\n", i)
+	}
+	state := "not usable"
+	if r.CDI.Usable {
+		state = "usable"
+	}
+	fmt.Fprintf(w, "CDI: %s", state)
+	if r.CDI.Kind != "" {
+		fmt.Fprintf(w, ", %d devices of %s in %s", r.CDI.Defined, r.CDI.Kind, cmp.Or(r.CDI.Folder, "no folder"))
+	}
+	for _, text := range []string{r.CDI.Reason, r.CDI.Problem} {
+		if text != "" {
+			fmt.Fprintf(w, ": %s", text)
+		}
+	}
+	fmt.Fprintln(w)
+	for _, u := range r.CDI.Undefined {
+		fmt.Fprintf(w, "CDI: %s is not defined: %s\n", u.ID, u.Reason)
+	}
+}
+
+// String describes the injection in one line: "gpu: auto: NVIDIA's container runtime, CDI".
+func (i Injection) String() string {
+	var by []string
+	for _, way := range []struct {
+		on   bool
+		name string
+	}{{i.Runtime, "NVIDIA's container runtime"}, {i.Nodes, "device nodes"}, {i.CDI, "CDI"}, {i.Libraries, "mounts of the driver's files"}} {
+		if way.on {
+			by = append(by, way.name)
+		}
+	}
+	text := strings.Join(i.Pools, ", ") + ": "
+	if i.Configured != "" {
+		text += i.Configured + ": "
+	}
+	return text + strings.Join(by, ", ")
+}
