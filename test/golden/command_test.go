@@ -92,7 +92,9 @@ func TestErrors(t *testing.T) {
 	for _, c := range [][]string{
 		{k8sGPU, "--frobnicate"}, {k8sGPU, "inspekt"}, {k8sGPU, "inspect", "now"}, {k8sGPU, "inspect", "--jsno"},
 		{k8sGPU, "--mig-strategy=all", "--rescan=fast", "--health-mode=on", "--xids=94=bad", "--xids=x=ignore", "validate"},
-		{k8sGPU, "--device-list-strategy=cdi-cri", "--device-id-strategy=index", "--gds-enabled=true", "--imex-channel-ids=1", "validate"},
+		{k8sGPU, "--device-list-strategy=cdi", "--device-id-strategy=name", "--gds-enabled=maybe", "--imex-channel-ids=1", "validate"},
+		{k8sGPU, "--device-list-strategy=", "--cdi-disable-hooks=symlinks", "--cdi-feature-flags=gids", "validate"},
+		{k8sGPU, "--device-list-strategy=auto,cdi-cri", "--cdi-annotation-prefix=cdi", "--cdi-dir=here", "--nvidia-ctk-path=ctk", "validate"},
 		{k8sGPU, "--http-address=9410", "--kubelet-socket=here", "--state-dir=here", "--log-level=loud", "--recovery-limit=-1", "validate"},
 		{k8sGPU, "--health-period=0s", "--health-settle=1d", "--call-deadline=1ns", "--recovery=maybe", "--recovery-checks=0", "validate"},
 		{k8sGPU, "--degraded=no", "--application-faults=x", "--kernel-log=log", "--overlap=maybe", "--simulation=maybe", "validate"},
