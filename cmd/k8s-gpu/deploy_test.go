@@ -31,7 +31,7 @@ type daemonSet struct {
 				Containers []container
 				Volumes    []struct {
 					Name     string
-					HostPath struct{ Path string } `yaml:"hostPath"`
+					HostPath struct{ Path, Type string } `yaml:"hostPath"`
 				}
 			}
 		}
@@ -54,7 +54,9 @@ type container struct {
 		Patch     string `yaml:"$patch"`
 	} `yaml:"volumeMounts"`
 	SecurityContext struct {
-		Capabilities struct{ Add, Drop []string }
+		Privileged               bool
+		AllowPrivilegeEscalation *bool `yaml:"allowPrivilegeEscalation"`
+		Capabilities             struct{ Add, Drop []string }
 	} `yaml:"securityContext"`
 }
 
@@ -87,8 +89,23 @@ func TestDaemonSet(t *testing.T) {
 		t.Errorf("settings without effect: %v", s.Notes)
 	}
 	mounts := c.mounts()
-	if !mounts["/var/lib/kubelet/device-plugins"] || !mounts[s.ContainerRoot+"/usr"] || !mounts[s.Health.StateDir] {
-		t.Errorf("mounts %v", mounts)
+	for _, path := range []string{"/var/lib/kubelet/device-plugins", s.ContainerRoot + "/usr", s.ContainerRoot + "/dev", s.Health.StateDir, s.CDI.Folder} {
+		if !mounts[path] {
+			t.Errorf("%s is not mounted: %v", path, mounts)
+		}
+	}
+	for _, m := range c.VolumeMounts {
+		if m.MountPath == s.CDI.Folder && m.ReadOnly || strings.HasPrefix(m.MountPath, s.ContainerRoot) && !m.ReadOnly {
+			t.Errorf("%+v", m)
+		}
+	}
+	for _, v := range d.Spec.Template.Spec.Volumes { // in a specification paths are those of the host
+		if v.Name == "cdi" && (v.HostPath.Path != s.CDI.Folder || v.HostPath.Type != "DirectoryOrCreate") {
+			t.Errorf("%+v", v)
+		}
+	}
+	if !s.Strategies.Auto || c.SecurityContext.Privileged {
+		t.Errorf("strategies %s, %+v", s.Strategies, c.SecurityContext)
 	}
 	if grace := time.Duration(d.Spec.Template.Spec.Grace) * time.Second; grace < 2*agent.ShutdownTimeout || c.Lifecycle != nil {
 		t.Errorf("%v to stop in, lifecycle %v; it takes %v and needs no help", grace, c.Lifecycle, agent.ShutdownTimeout)
@@ -113,11 +130,12 @@ func TestDaemonSetComponents(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, want := range map[string]struct {
-		mount string
-		adds  []string
+		mount      string
+		adds       []string
+		privileged bool // allowPrivilegeEscalation must be true, then, which the base sets to false
 	}{
 		"policy": {mount: "/etc/tandem"}, "mps": {mount: "/mps"}, "mig": {adds: []string{"SYS_ADMIN"}}, "selinux": {},
-		"driver-container": {mount: "/driver-root"}, "device-nodes": {mount: "/driver-root/dev"},
+		"driver-container": {mount: "/driver-root"}, "device-nodes": {}, "cdi": {privileged: true},
 	} {
 		var k struct{ Patches []struct{ Patch string } }
 		manifest(t, "../../deploy/"+name+"/kustomization.yaml", &k)
@@ -128,6 +146,9 @@ func TestDaemonSetComponents(t *testing.T) {
 		c := d.Spec.Template.Spec.Containers[0]
 		if c.Name != base.Name || !slices.Equal(c.SecurityContext.Capabilities.Add, want.adds) {
 			t.Errorf("%s: container %s, capabilities %v", name, c.Name, c.SecurityContext.Capabilities)
+		}
+		if sc := c.SecurityContext; sc.Privileged != want.privileged || (sc.AllowPrivilegeEscalation != nil && *sc.AllowPrivilegeEscalation) != want.privileged {
+			t.Errorf("%s: %+v", name, sc)
 		}
 		for _, m := range c.VolumeMounts {
 			if m.Patch != "delete" && (m.MountPath != want.mount || !m.ReadOnly) {
@@ -150,7 +171,7 @@ func TestDaemonSetComponents(t *testing.T) {
 // gives away the node. The kubelet's pod-resources API, which changes nothing, is mounted on purpose.
 func TestNoSocketOfTheHostIsMounted(t *testing.T) {
 	files, err := filepath.Glob("../../deploy/*/kustomization.yaml")
-	if err != nil || len(files) < 6 {
+	if err != nil || len(files) < 7 {
 		t.Fatal(files, err)
 	}
 	parts := make([]daemonSet, len(files)+1)
