@@ -23,6 +23,10 @@ type Nomad struct {
 	Health  Health
 	GroupBy GroupBy
 	MPSRoot string // folder on the host that holds "nvidia.com/<pool>/pipe", the pipe directories of MPS daemons
+
+	// For pools whose Injection needs a CDI specification; without such a pool there is none.
+	CDIDir      string // folder of the specification
+	CDIHookPath string // of NVIDIA's CDI hook program: nvidia-ctk or nvidia-cdi-hook
 }
 
 // GroupBy is the part of the host by which device groups are split: Nomad takes all devices of a task from one group.
@@ -96,6 +100,13 @@ func nomadOptions(b *Block) []Spec {
 			set:   oneOf(&s.GroupBy, GroupByNone, GroupByNUMA, GroupByNVLink)},
 		{HCL: "mps_root", Usage: "folder that has nvidia.com/<pool>/pipe of MPS daemons; if empty, that of the policy file, else " + defaultMPSRoot,
 			set: pathOrEmpty(&s.MPSRoot, defaultMPSRoot)},
+		{HCL: "injection", Kind: List, Default: "variables",
+			Usage: "how tasks get the GPUs of pools whose rule has no injection: variables, devices, cdi, libraries; see docs/policy.md",
+			set:   injection(&s.Core.Injection)},
+		{HCL: "cdi_dir", Flag: "cdi-dir", Default: "/var/run/cdi", Usage: "folder of the CDI specification, which is written for injection cdi and libraries",
+			set: path(&s.CDIDir, "/var/run/cdi")},
+		{HCL: "cdi_hook_path", Default: "/usr/bin/nvidia-ctk", Usage: "nvidia-ctk or nvidia-cdi-hook, which container runtimes call for a CDI specification",
+			set: path(&s.CDIHookPath, "/usr/bin/nvidia-ctk")},
 	}
 	for _, o := range healthOptions(&s.Core, &s.Health) {
 		if o.HCL != "state_dir" {
@@ -121,6 +132,13 @@ func migStrategy(field *inventory.MIGStrategy) setter {
 	return oneOf(field, inventory.MIGNone, inventory.MIGSingle, inventory.MIGMixed)
 }
 
+func injection(field *inventory.Injection) setter {
+	return func(v Value) (err error) {
+		*field, err = policy.ParseInjection(v.items())
+		return err
+	}
+}
+
 // NewBlock reads the keys of a config block: a bool, number, string, list or mapping each. A key that is absent or nil has
 // its default. The problems are returned by Read and Compile.
 func NewBlock(keys map[string]any) Block {
@@ -141,7 +159,7 @@ func BlockOfFlags(flags Flags) Block {
 
 func newBlock(value func(Spec) (Value, error)) Block {
 	b := Block{settings: Nomad{Core: core.DefaultConfig(), Health: DefaultHealth()}}
-	b.settings.Core.MIG, b.settings.Core.Injection.Nodes = "", true
+	b.settings.Core.MIG = ""
 	for _, o := range nomadOptions(&b) {
 		if v, err := value(o); err != nil {
 			b.problems = append(b.problems, err)

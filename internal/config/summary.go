@@ -68,5 +68,8 @@ func ruleSummary(r inventory.Rule) (parts []string) {
 	if r.Pool != "" {
 		parts = append(parts, "named "+r.Pool)
 	}
+	if r.Injection != nil {
+		parts = append(parts, "injection "+r.Injection.Name)
+	}
 	return parts
 }

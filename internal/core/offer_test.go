@@ -127,6 +127,25 @@ func TestPolicies(t *testing.T) {
 			"p: 0::0 0::1 1 2::0 2::1; mig-1g.10gb: 3:0 3:1; mig-3g.40gb.me: 3:2", "",
 			"pool p has units that are shared differently (time-slicing by 2 and exclusive): give them different names",
 		},
+		"one pool, differing injection": {
+			inventory.Policy{Rules: []inventory.Rule{
+				{Select: gpuIndices(0), Injection: &inventory.Injection{Name: "cdi", CDI: inventory.CDIRequired}},
+				{Select: gpuIndices(1), Injection: &inventory.Injection{Name: "devices", Nodes: true}},
+				{Select: gpuIndices(2), Pool: "p", Injection: &inventory.Injection{Name: "devices", Nodes: true}},
+			}},
+			"gpu: 0 1; p: 2; mig-1g.10gb: 3:0 3:1; mig-3g.40gb.me: 3:2", "",
+			"pool gpu has units that containers get differently (cdi and devices): give them different names",
+		},
+		"one pool, differing shares and injection": {
+			inventory.Policy{Rules: []inventory.Rule{
+				{Select: gpuIndices(0), Pool: "p", Injection: &inventory.Injection{Name: "cdi", CDI: inventory.CDIRequired}},
+				{Select: gpuIndices(1), Pool: "p", Sharing: by(sliced(2)), Injection: &inventory.Injection{Name: "devices", Nodes: true}},
+				{Select: gpuIndices(2), Pool: "p", Sharing: by(served(2))},
+			}},
+			"p: 0 1::0 1::1 2::0 2::1; mig-1g.10gb: 3:0 3:1; mig-3g.40gb.me: 3:2", "",
+			"pool p has units that are shared differently (exclusive and time-slicing by 2): give them different names; " +
+				"pool p has units that containers get differently (cdi and devices): give them different names",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inv := under(machine, tc.policy)

@@ -23,8 +23,12 @@ import (
 
 func defaultSettings() Settings {
 	cfg := core.DefaultConfig()
-	cfg.MIG, cfg.Injection.Nodes, cfg.Rescan = inventory.MIGMixed, true, time.Minute
-	return Settings{Core: cfg, Health: config.DefaultHealth(), GroupBy: config.GroupByNone, MPSRoot: hostwatch.DefaultMPSRoot}
+	cfg.MIG, cfg.Rescan = inventory.MIGMixed, time.Minute
+	cfg.Injection = inventory.Injection{Name: "variables", Runtime: true, Nodes: true}
+	return Settings{
+		Core: cfg, Health: config.DefaultHealth(), GroupBy: config.GroupByNone, MPSRoot: hostwatch.DefaultMPSRoot,
+		CDIDir: "/var/run/cdi", CDIHookPath: "/usr/bin/nvidia-ctk",
+	}
 }
 
 // The settings of a block in Nomad's encoding are the defaults, changed by its keys.
@@ -43,6 +47,7 @@ func TestSettings(t *testing.T) {
 			"degraded": "schedulable", "application_faults": "degraded",
 			"kernel_log": "auto", "state_dir": "/var/lib/tandem", "simulation": false,
 			"policy_file": "", "mig_strategy": "", "group_by": "none", "mps_root": "",
+			"injection": []string{}, "cdi_dir": "/var/run/cdi", "cdi_hook_path": "/usr/bin/nvidia-ctk",
 		}, unchanged},
 		"an empty map": {map[string]any{"xids": map[string]string{}}, unchanged},
 		"the host": {map[string]any{
@@ -73,7 +78,12 @@ func TestSettings(t *testing.T) {
 		"numbers as text": {map[string]any{"recovery_checks": "7", "simulation": "true"}, func(s *Settings) { // as Nomad's decoder may encode them
 			s.Core.Health.CleanChecks, s.Health.Simulation = 7, true
 		}},
-		"the block": {map[string]any{"mig_strategy": "none", "group_by": "nvlink", "mps_root": "/run/mps/"}, func(s *Settings) {
+		"the block": {map[string]any{
+			"mig_strategy": "none", "group_by": "nvlink", "mps_root": "/run/mps/",
+			"injection": []string{"libraries", "devices"}, "cdi_dir": "/etc/cdi", "cdi_hook_path": "/opt/bin/nvidia-cdi-hook",
+		}, func(s *Settings) {
+			s.Core.Injection = inventory.Injection{Name: "devices, libraries", Nodes: true, Libraries: true}
+			s.CDIDir, s.CDIHookPath = "/etc/cdi", "/opt/bin/nvidia-cdi-hook"
 			s.Core.MIG, s.GroupBy, s.MPSRoot = inventory.MIGNone, config.GroupByNVLink, "/run/mps"
 		}},
 	} {
@@ -110,12 +120,15 @@ func TestRefusedConfiguration(t *testing.T) {
 			map[string]any{
 				"ignored_gpu_ids": []string{"GPU-1", "0", ""}, "fingerprint_period": "x", "driver_root": "run/nvidia", "sysfs_root": "sys", "procfs_root": "",
 				"policy_file": policyFile(t, invalidPolicy), "mig_strategy": "double", "group_by": "rack", "mps_root": "mps",
+				"injection": []string{"devices", "nodes"}, "cdi_dir": "", "cdi_hook_path": "nvidia-ctk",
 				"health_mode": "strict", "xids": map[string]string{"999": "fatal", "63": "ignore"}, "recovery": []string{"auto"}, "recovery_checks": 0, "recovery_limit": 2.5, "kernel_log": "kmsg",
 			},
 			[]string{
 				`ignored_gpu_ids = "0": want UUIDs`, `ignored_gpu_ids = "": want UUIDs`, `fingerprint_period = "x"`, `driver_root = "run/nvidia": want an absolute path`,
 				`sysfs_root = "sys": want an absolute path`, `procfs_root = "": want an absolute path`, `mig_strategy = "double": want none, single or mixed`,
-				`group_by = "rack": want none, numa or nvlink`, `mps_root = "mps": want an absolute path`, `health_mode = "strict"`, `xids = "63=ignore,999=fatal"`,
+				`group_by = "rack": want none, numa or nvlink`, `mps_root = "mps": want an absolute path`,
+				`injection = "devices,nodes": want variables, devices, cdi or libraries, or several of them`, `cdi_dir = "": want an absolute path`, `cdi_hook_path = "nvidia-ctk": want an absolute path`,
+				`health_mode = "strict"`, `xids = "63=ignore,999=fatal"`,
 				`recovery = "[auto]"`, `recovery_checks = "0"`, `recovery_limit = "2.5"`, `kernel_log = "kmsg"`, "policy.yaml:4", "policy.yaml:5",
 			},
 		},

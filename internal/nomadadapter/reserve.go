@@ -2,8 +2,11 @@ package nomadadapter
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"path/filepath"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/hashicorp/nomad/plugins/device"
@@ -17,12 +20,9 @@ import (
 // be interrupted while it does.
 const reserveWait = 9 * time.Second
 
-// Reserve returns what a task needs to use the devices: environment and device nodes. It allocates nothing and calls no
+// Reserve returns what a task needs to use the devices, by the injection of their pool. It allocates nothing and calls no
 // driver: Nomad records allocations, and there is no release. An error, which fails the allocation permanently, names all
 // unknown and all unhealthy IDs.
-//
-// Mounts are never returned: Nomad would drop the task's volumes in their favour
-// (client/allocrunner/taskrunner/task_runner_hooks.go, setMounts).
 func (p *Plugin) Reserve(ids []string) (*device.ContainerReservation, error) {
 	if len(ids) == 0 {
 		return &device.ContainerReservation{}, nil
@@ -65,15 +65,26 @@ func (r *run) inventory() *inventory.Inventory {
 	return awaitFirstSnapshot(ctx, r.source)
 }
 
-// mpsPipeEnv is the environment variable with the pipe directory of the MPS control daemon of a CUDA client.
-const mpsPipeEnv = "CUDA_MPS_PIPE_DIRECTORY"
+// Environment variables of a task.
+const (
+	cudaDevicesEnv = "CUDA_VISIBLE_DEVICES"    // of CUDA: UUIDs
+	cdiDevicesEnv  = "CDI_DEVICES"             // qualified names of CDI devices, a list in JSON
+	nodesEnv       = "TANDEM_GPU_NODES"        // paths of the device nodes without which CUDA does not work, separated by colons
+	mpsPipeEnv     = "CUDA_MPS_PIPE_DIRECTORY" // of CUDA: the pipe directory of the MPS control daemon
+)
 
 // newReservation returns a plan as Nomad's type. The pipe directory has its path on the host: a job whose driver isolates
 // the file system mounts it under that path (see the package's documentation).
 func newReservation(plan inventory.Plan, s Settings) *device.ContainerReservation {
-	r := &device.ContainerReservation{Envs: make(map[string]string, len(plan.Env)+2)}
+	r := &device.ContainerReservation{Envs: make(map[string]string, len(plan.Env)+4)}
 	if plan.Injection.Runtime {
 		r.Envs[inventory.VisibleDevices] = plan.VisibleDevices()
+	} else {
+		r.Envs[cudaDevicesEnv] = plan.VisibleDevices()
+	}
+	if len(plan.CDI) > 0 {
+		names, _ := json.Marshal(plan.CDI) // strings: never an error
+		r.Envs[cdiDevicesEnv] = string(names)
 	}
 	for _, e := range plan.Env {
 		r.Envs[e.Name] = e.Value
@@ -81,12 +92,43 @@ func newReservation(plan inventory.Plan, s Settings) *device.ContainerReservatio
 	if plan.MPS != "" {
 		r.Envs[mpsPipeEnv] = hostwatch.MPSPipe(s.MPSRoot, plan.MPS)
 	}
+	addNodes(r, plan, s.Core.Roots.Dev)
+	addMounts(r, plan)
+	return r
+}
+
+// addNodes adds the device nodes. Nomad forgets them when its agent restarts, and a task that restarts after that gets the
+// environment only (nomad#9473): by nodesEnv a task can find out. It has no optional node, which NVIDIA's container runtime may
+// leave out.
+func addNodes(r *device.ContainerReservation, plan inventory.Plan, devRoot string) {
+	var required []string
+	for _, d := range plan.Devices {
+		required = append(required, d.RequiredNodes()...)
+	}
+	var present []string
 	for _, n := range plan.Nodes {
 		r.Devices = append(r.Devices, &device.DeviceSpec{
 			TaskPath:    n.Path,
-			HostPath:    filepath.Join("/", s.Core.Roots.Dev, n.Path),
+			HostPath:    filepath.Join("/", devRoot, n.Path),
 			CgroupPerms: n.Permissions,
 		})
+		if slices.Contains(required, n.Path) {
+			present = append(present, n.Path)
+		}
 	}
-	return r
+	if present != nil {
+		r.Envs[nodesEnv] = strings.Join(present, ":")
+	}
+}
+
+// addMounts adds the driver's files. With any mount Nomad drops the volume_mounts of the task at its first start
+// (client/allocrunner/taskrunner/task_runner_hooks.go, setMounts), so there is none unless the pool's injection has libraries.
+// The pipe directory of the MPS control daemon is then a mount, too, because a volume_mount can't be used for it.
+func addMounts(r *device.ContainerReservation, plan inventory.Plan) {
+	for _, m := range plan.Mounts {
+		r.Mounts = append(r.Mounts, &device.Mount{TaskPath: m.ContainerPath, HostPath: m.HostPath, ReadOnly: m.ReadOnly})
+	}
+	if pipe := r.Envs[mpsPipeEnv]; pipe != "" && plan.Injection.Libraries {
+		r.Mounts = append(r.Mounts, &device.Mount{TaskPath: pipe, HostPath: pipe})
+	}
 }

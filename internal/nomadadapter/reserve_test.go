@@ -2,6 +2,7 @@ package nomadadapter
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -12,6 +13,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter/nomadtest"
 )
@@ -36,7 +38,10 @@ func TestReserve(t *testing.T) {
 			p := nomadtest.Serve(t, s.Plugin)
 			for i, ids := range tc.ids {
 				want := &device.ContainerReservation{
-					Envs: map[string]string{"NVIDIA_VISIBLE_DEVICES": gpuID(1) + "," + gpuID(2)},
+					Envs: map[string]string{
+						"NVIDIA_VISIBLE_DEVICES": gpuID(1) + "," + gpuID(2),
+						"TANDEM_GPU_NODES":       "/dev/nvidia-uvm:/dev/nvidia1:/dev/nvidia2:/dev/nvidiactl",
+					},
 					Devices: []*device.DeviceSpec{
 						deviceNode("/dev/nvidia-uvm", "/driver"), deviceNode("/dev/nvidia-uvm-tools", "/driver"),
 						deviceNode("/dev/nvidia1", "/driver"), deviceNode("/dev/nvidia2", "/driver"), deviceNode("/dev/nvidiactl", "/driver"),
@@ -55,13 +60,80 @@ func TestReserve(t *testing.T) {
 	}
 }
 
-// A client of an MPS daemon gets its pipe directory in the environment, and no mounts: Nomad would drop the task's volumes.
-func TestReserveMPS(t *testing.T) {
-	s := newFixture(t, inventoryUnder(mixedPolicy, coretest.GPUs(8)))
-	s.mustConfigure(t, map[string]any{"mps_root": "/srv/mps"})
-	r, err := s.Reserve([]string{shareID(6, 1)})
-	if err != nil || r.Envs[mpsPipeEnv] != "/srv/mps/nvidia.com/gpu.mps/pipe" || len(r.Mounts) > 0 {
-		t.Errorf("%+v, %v", r, err)
+// What a task gets by each injection, of a GPU, a MIG instance, a share and an MPS share.
+func TestReserveByInjection(t *testing.T) {
+	const (
+		kind    = "nomad.device-plugin.nvidia.com/gpu"
+		control = "/dev/nvidia-uvm /dev/nvidia-uvm-tools /dev/nvidiactl "
+		pipe    = "/srv/mps/nvidia.com/gpu.mps/pipe"
+	)
+	machine := withDetails(coretest.WithMIG(coretest.GPUs(4), 3, "1g.10gb"))
+	instance := string(coretest.Instance(3, 0))
+	sharing := rules(
+		inventory.Rule{Select: selectGPUs(1), Sharing: timeSlicing(2)},
+		inventory.Rule{Select: selectGPUs(2), Sharing: &inventory.Sharing{Mode: inventory.MPS, Replicas: 2, OnePerRequest: true, Memory: 4 << 30, Threads: 25}},
+	)
+	units := map[string]string{"GPU": gpuID(0), "instance": instance, "share": shareID(1, 1), "MPS": shareID(2, 0)}
+	devices := map[string]string{"GPU": gpuID(0), "instance": instance, "share": gpuID(1), "MPS": gpuID(2)}
+	nodes := map[string]string{"GPU": "/dev/nvidia0", "instance": "/dev/nvidia-caps/nvidia-cap400 /dev/nvidia-caps/nvidia-cap401 /dev/nvidia3", "share": "/dev/nvidia1", "MPS": "/dev/nvidia2"}
+	libraries := []inventory.Mount{
+		{HostPath: "/usr/lib/libcuda.so.580.95.05", ContainerPath: "/usr/lib/libcuda.so.1", ReadOnly: true},
+		{HostPath: "/run/nvidia-persistenced/socket", ContainerPath: "/run/nvidia-persistenced/socket"},
+	}
+	cdi := &inventory.CDI{Kind: kind, Others: []string{kind[:len(kind)-3] + "gds=all"}, Libraries: libraries}
+	for _, d := range machine.Devices {
+		cdi.Defined = append(cdi.Defined, d.ID)
+	}
+	slices.Sort(cdi.Defined)
+	for name, tc := range map[string]struct {
+		injection              []string
+		variable               string // with the UUID
+		nodes, cdi, withMounts bool
+	}{
+		"default":            {nil, "NVIDIA_VISIBLE_DEVICES", true, false, false},
+		"variables":          {[]string{"variables"}, "NVIDIA_VISIBLE_DEVICES", true, false, false},
+		"devices":            {[]string{"devices"}, "CUDA_VISIBLE_DEVICES", true, false, false},
+		"cdi":                {[]string{"cdi"}, "CUDA_VISIBLE_DEVICES", false, true, false},
+		"variables, cdi":     {[]string{"cdi", "variables"}, "NVIDIA_VISIBLE_DEVICES", true, true, false},
+		"devices, libraries": {[]string{"devices", "libraries"}, "CUDA_VISIBLE_DEVICES", true, false, true},
+	} {
+		s := newFixture(t, nil)
+		s.mustConfigure(t, map[string]any{"injection": tc.injection, "mps_root": "/srv/mps"})
+		s.currentRun()
+		cfg := s.Started()[0].Core
+		cfg.Policy = sharing
+		s.Source.Set(core.Build(machine, health.Ledger{}, cfg).WithHost(inventory.Host{MPS: []string{"gpu.mps"}, CDI: cdi}, cfg.Overlap))
+		for unit, id := range units {
+			want := &device.ContainerReservation{Envs: map[string]string{tc.variable: devices[unit]}}
+			if tc.nodes {
+				paths := strings.Fields(control + nodes[unit])
+				slices.Sort(paths)
+				for _, path := range paths {
+					want.Devices = append(want.Devices, deviceNode(path, ""))
+				}
+				want.Envs["TANDEM_GPU_NODES"] = strings.Join(slices.DeleteFunc(paths, func(p string) bool { return p == "/dev/nvidia-uvm-tools" }), ":")
+			}
+			if tc.cdi {
+				want.Envs["CDI_DEVICES"] = `["` + kind + `=` + devices[unit] + `","nomad.device-plugin.nvidia.com/gds=all"]`
+			}
+			if unit == "MPS" {
+				want.Envs["CUDA_MPS_PIPE_DIRECTORY"] = pipe
+				want.Envs["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"], want.Envs["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = "25", "0=4096M"
+			}
+			if tc.withMounts {
+				for _, m := range libraries {
+					want.Mounts = append(want.Mounts, &device.Mount{TaskPath: m.ContainerPath, HostPath: m.HostPath, ReadOnly: m.ReadOnly})
+				}
+				if unit == "MPS" {
+					want.Mounts = append(want.Mounts, &device.Mount{TaskPath: pipe, HostPath: pipe})
+				}
+			}
+			got, err := s.Reserve([]string{id})
+			if err != nil {
+				t.Errorf("%s, %s: %v", name, unit, err)
+			}
+			checkEqual(t, name+", "+unit, want, got)
+		}
 	}
 }
 

@@ -269,3 +269,31 @@ policy:
 		t.Errorf("%v", err)
 	}
 }
+
+// How tasks get the devices of a rule: the agent of Nomad reads it, and for that of Kubernetes it has no effect.
+func TestInjection(t *testing.T) {
+	for text, want := range map[string]inventory.Injection{
+		"variables":                 {Name: "variables", Runtime: true, Nodes: true},
+		"devices":                   {Name: "devices", Nodes: true},
+		"[libraries, devices]":      {Name: "devices, libraries", Nodes: true, Libraries: true},
+		"[cdi]":                     {Name: "cdi", CDI: inventory.CDIRequired},
+		"[cdi, variables]":          {Name: "variables, cdi", Runtime: true, Nodes: true, CDI: inventory.CDIRequired},
+		"[libraries, cdi, devices]": {Name: "devices, cdi, libraries", Nodes: true, CDI: inventory.CDIRequired, Libraries: true},
+	} {
+		for _, to := range []policy.Orchestrator{policy.Nomad, policy.Kubernetes} {
+			r, err := read("policy: {rules: [{select: {index: 0}, injection: "+text+"}]}\n", to)
+			if err != nil {
+				t.Errorf("%s: %v", text, err)
+				continue
+			}
+			switch rule := r.Policy.Rules[0]; {
+			case to == policy.Kubernetes && rule.Injection != nil:
+				t.Errorf("%s: %+v under Kubernetes", text, *rule.Injection)
+			case to == policy.Nomad:
+				if diff := cmp.Diff(&want, rule.Injection); diff != "" {
+					t.Errorf("%s: %s", text, diff)
+				}
+			}
+		}
+	}
+}

@@ -122,7 +122,7 @@ policy:
     - {select: {uuid: MIG-1}, use: mps, replicas: 49}
     - {select: {index: 10}, use: [mps], replicas: {}}
 `, `
-/c.yaml:4: policy.rules[0] = "{...}": does nothing: want use, for, name or migStrategy
+/c.yaml:4: policy.rules[0] = "{...}": does nothing: want use, for, name, migStrategy or injection
 /c.yaml:5: policy.rules[1].select = "": want a selector such as {index: 0}, or {model: "*"} for every device
 /c.yaml:6: policy.rules[2].use = "exclusiv": want exclusive, time-slicing, mps or reserved
 /c.yaml:7: policy.rules[3].replicas = "2": applies to shared devices only: want use: time-slicing or use: mps, or remove it
@@ -214,6 +214,30 @@ policy: {rules: [{select: {index: 0}, use: time-slicing, replicas: 2}]}
 `, `
 /c.yaml:2: resources.mig[0].name = "a-mig-instance-a-mig-instance-a-mig-instance-a": a rule that shares without a name makes it nvidia.com/a-mig-instance-a-mig-instance-a-mig-instance-a.shared, which has 64 characters, and 63 are allowed
 /c.yaml:3: sharing.timeSlicing.resources[0].name = "mig-instance-a-mig-instance-a-mig-instance-a-m": want 45 characters or less: nvidia.com/mig-instance-a-mig-instance-a-mig-instance-a-m.shared is too long a name for a resource`},
+	"injection": {`
+policy:
+  rules:
+    - {select: {index: 0}, injection: nodes}
+    - {select: {index: 1}, injection: [cdi, libraries]}
+    - {select: {index: 2}, injection: [devices, variables]}
+    - {select: {index: 3}, injection: []}
+    - {select: {index: 4}, injection: [device, [cdi], variables, librarys]}
+    - {select: {index: 5}, injection: {cdi: true}}
+    - {select: {index: 6}, for: kubernetes, injection: cdi}
+    - {select: {index: 7}, use: reserved, injection: cdi}
+    - {select: {index: 8}, for: nomad, injection: 'variables,libraries'}
+`, `
+/c.yaml:4: policy.rules[0].injection = "nodes": want variables, devices, cdi or libraries
+/c.yaml:5: policy.rules[1].injection = "[...]": libraries belongs to devices, because NVIDIA's container runtime and CDI have the driver's files: want devices beside it
+/c.yaml:6: policy.rules[2].injection = "[...]": variables has the device nodes, too, and selects NVIDIA's container runtime: want one of variables and devices
+/c.yaml:7: policy.rules[3].injection = "[...]": an empty list gives a task nothing: leave the key out
+/c.yaml:8: policy.rules[4].injection[0] = "device": want variables, devices, cdi or libraries
+/c.yaml:8: policy.rules[4].injection[1] = "[...]": want a single value
+/c.yaml:8: policy.rules[4].injection[3] = "librarys": want variables, devices, cdi or libraries
+/c.yaml:9: policy.rules[5].injection = "{...}": want a list
+/c.yaml:10: policy.rules[6].injection = "cdi": applies to tasks under Nomad: remove it, or for: kubernetes
+/c.yaml:11: policy.rules[7].injection = "cdi": a reserved device is not offered: remove it
+/c.yaml:12: policy.rules[8].injection = "variables,libraries": want variables, devices, cdi or libraries`},
 	"rules without effect": {`
 policy:
   exclude: [{uuid: GPU-1}]

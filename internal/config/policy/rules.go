@@ -71,18 +71,19 @@ const (
 // readRule reads one rule; false if it has a problem.
 func (c *compiler) readRule(v value) (inventory.Rule, bool) {
 	before := c.problems()
-	f := v.Fields("select", "for", "use", "replicas", "failRequestsGreaterThanOne", "memory", "threads", "migStrategy", "name")
+	f := v.Fields("select", "for", "use", "replicas", "failRequestsGreaterThanOne", "memory", "threads", "migStrategy", "name", "injection")
 	if !f.At("select").Given() && c.problems() == before {
 		f.At("select").Failf(`want a selector such as {index: 0}, or {model: "*"} for every device`)
 	}
 	r := inventory.Rule{}
 	r.Select, _ = c.readSelector(f.At("select"))
-	if c.problems() == before && len(f.Given("for", "use", "migStrategy", "name")) == 0 {
-		v.Failf("does nothing: want use, for, name or migStrategy")
+	if c.problems() == before && len(f.Given("for", "use", "migStrategy", "name", "injection")) == 0 {
+		v.Failf("does nothing: want use, for, name, migStrategy or injection")
 	}
 	r.Pool = c.definePool(f.At("name"))
 	r.Sharing = readUse(f)
 	r.MIG = readMIGStrategy(f.At("migStrategy"), r.Select)
+	r.Injection = c.readInjection(f)
 	r.Reserve = c.readReserve(v, f)
 	if r.Sharing != nil && r.Sharing.Mode == inventory.MPS {
 		// A pool has one MPS control daemon, and a CUDA process sees one MIG instance. NVIDIA's plugin starts no daemon
@@ -106,7 +107,7 @@ func (c *compiler) readRule(v value) (inventory.Rule, bool) {
 // readReserve is the reason why a rule offers nothing to this agent; "" if it does.
 func (c *compiler) readReserve(v value, f fields) string {
 	if f.At("use").Text() == useReserved {
-		for _, w := range f.Given("name", "migStrategy", "for") {
+		for _, w := range f.Given("name", "migStrategy", "for", "injection") {
 			w.Failf("a reserved device is not offered: remove it")
 		}
 		return "reserved" + by + c.line(v)

@@ -265,7 +265,7 @@ func (inv *Inventory) OutdatedBindings() []string {
 }
 
 // PolicyWarnings returns the problems of the policy on this host: parts that apply to no device, and pools with
-// units that are shared differently. They do not prevent any device from being offered.
+// units that are shared, or that containers get, differently. They do not prevent any device from being offered.
 func (inv *Inventory) PolicyWarnings() []string {
 	return slices.Clone(inv.orEmpty().policyWarnings)
 }

@@ -53,24 +53,33 @@ func (s Sharing) Description() string {
 	return text
 }
 
-// mixedPoolWarnings returns a warning for each pool with units that are shared differently, because a request
-// can't distinguish them.
+// mixedPoolWarnings returns a warning for each pool with units that are shared differently, or that containers get
+// differently, because a request can't distinguish them.
 func mixedPoolWarnings(units []Unit) (warnings []string) {
-	first := map[string]Sharing{}
-	reported := map[string]bool{}
+	type reports struct{ sharing, injection bool }
+	first, reported := map[string]*Unit{}, map[string]reports{}
+	warn := func(u *Unit, differ, one, other string) {
+		warnings = append(warnings, fmt.Sprintf("pool %s has units that %s differently (%s and %s): give them different names", u.Pool, differ, one, other))
+	}
 	for i := range units {
 		u := &units[i]
-		if i > 0 && u.Pool == units[i-1].Pool && u.Sharing == units[i-1].Sharing {
+		if i > 0 && u.Pool == units[i-1].Pool && u.Sharing == units[i-1].Sharing && u.Injection == units[i-1].Injection {
 			continue
 		}
-		s, ok := first[u.Pool]
-		if !ok {
-			first[u.Pool] = u.Sharing
-		} else if s != u.Sharing && !reported[u.Pool] {
-			reported[u.Pool] = true
-			warnings = append(warnings, fmt.Sprintf("pool %s has units that are shared differently (%s and %s): give them different names",
-				u.Pool, s.Description(), u.Sharing.Description()))
+		f, done := first[u.Pool], reported[u.Pool]
+		if f == nil {
+			first[u.Pool] = u
+			continue
 		}
+		if f.Sharing != u.Sharing && !done.sharing {
+			done.sharing = true
+			warn(u, "are shared", f.Sharing.Description(), u.Sharing.Description())
+		}
+		if f.Injection != u.Injection && !done.injection {
+			done.injection = true
+			warn(u, "containers get", f.Injection.Name, u.Injection.Name)
+		}
+		reported[u.Pool] = done
 	}
 	return warnings
 }
