@@ -125,6 +125,9 @@ func Test06Configuration(t *testing.T) {
 			group_by = "numa"
 			mig_strategy = "mixed"
 			mps_root = "/run/mps"
+			injection = ["devices", "libraries"]
+			cdi_dir = "/var/run/cdi"
+			cdi_hook_path = "/usr/bin/nvidia-cdi-hook"
 			policy_file = ""
 			health_mode = "observe"
 			xids = { "63" = "ignore", "999" = "unhealthy" }
@@ -148,6 +151,7 @@ func Test06Configuration(t *testing.T) {
 		"a text for a bool":   {`enabled = "perhaps"`, []string{"enabled"}},
 		"another bool":        {`simulation = "on"`, []string{"simulation"}},
 		"a text for a list":   {`ignored_gpu_ids = "GPU-1"`, []string{"ignored_gpu_ids"}},
+		"a misspelled word":   {`injection = ["nodes"]`, []string{`injection = "nodes": want variables, devices, cdi or libraries`}},
 		"a text for a number": {`recovery_checks = "some"`, []string{"recovery_checks"}},
 		"a block":             {`driver_root { a = 1 }`, []string{"driver_root"}},
 		"misspelled key":      {`recovery_dwel = "1m"`, []string{"recovery_dwel"}},
@@ -159,13 +163,14 @@ func Test06Configuration(t *testing.T) {
 			ignored_gpu_ids = ["0"]
 			dev_root = "dev"
 			group_by = "rack"
+			injection = ["variables", "libraries"]
 			health_mode = "strict"
 			xids = { "63" = "fatal" }
 			recovery_checks = 2.5
 			kernel_log = "kmsg"
 			policy_file = "` + file.(string) + `"`,
 			[]string{
-				`fingerprint_period = "0s": want 1s or more`, `ignored_gpu_ids = "0"`, `dev_root = "dev": want an absolute path`, `group_by = "rack": want none, numa or nvlink`,
+				`fingerprint_period = "0s": want 1s or more`, `ignored_gpu_ids = "0"`, `dev_root = "dev": want an absolute path`, `group_by = "rack": want none, numa or nvlink`, `injection = "variables,libraries": libraries belongs to devices`,
 				`health_mode = "strict": want enforce, observe or off`, `xids = "63=fatal"`, `recovery_checks = "2.5": want a number`, `kernel_log = "kmsg"`,
 				"policy.yaml:4", "nine", "policy.yaml:5", "halved",
 			}},

@@ -220,6 +220,7 @@ func Test10MPSDaemon(t *testing.T) {
 	}
 	gpu, _, _ := strings.Cut(got[0].DeviceIDs[0], "::")
 	want := map[string]string{"NVIDIA_VISIBLE_DEVICES": gpu, "CUDA_MPS_PIPE_DIRECTORY": filepath.Join(root, "nvidia.com/gpu.mps/pipe")}
+	delete(r.Envs, "TANDEM_GPU_NODES") // only where the machine has device nodes
 	if !reflect.DeepEqual(r.Envs, want) || len(r.Mounts) > 0 {
 		t.Errorf("%+v, want %v", r, want)
 	}
