@@ -129,9 +129,14 @@ func (inv *Inventory) CDIDevices() (defined, undefined int, known bool) {
 	return defined, undefined, true
 }
 
-// AwaitsCDI reports whether the agent has just started, and units need a CDI specification or would use one: the first attempt to
-// write it is in progress.
-func (inv *Inventory) AwaitsCDI() bool { return inv.CDI() == nil && inv.NeedsCDI() }
+// AwaitsCDI reports whether the driver has just become ready, and units need a CDI specification or would use one: the first attempt
+// to write it for this incarnation of the driver is in progress.
+func (inv *Inventory) AwaitsCDI() bool {
+	if inv.Driver().State != gpu.DriverReady || !inv.NeedsCDI() {
+		return false
+	}
+	return inv.cdi == nil || inv.cdi.Incarnation != inv.incarnation
+}
 
 // Incarnation returns the number of the driver's incarnation: it changes when the driver becomes ready after it was not.
 func (inv *Inventory) Incarnation() int { return inv.orEmpty().incarnation }

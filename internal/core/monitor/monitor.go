@@ -104,8 +104,9 @@ type Monitor struct {
 	reported          chan health.Observation // by Report
 	reservations      reservations            // by Reserved
 	host              *watch.Value[inventory.Host]
-	hostUpdate        sync.Mutex      // held during a change of host
-	hostChanged       <-chan struct{} // Run's own: closed when host has a newer value than the applied one
+	announced         *inventory.Inventory // Run's own: the latest one that was logged
+	hostUpdate        sync.Mutex           // held during a change of host
+	hostChanged       <-chan struct{}      // Run's own: closed when host has a newer value than the applied one
 	logged            logDedup
 	logRead           chan struct{}                 // capacity 1: the kernel log was read; nil = Run does not wait for it
 	restored          chan struct{}                 // closed when the history is loaded
@@ -128,6 +129,7 @@ func New(open func() (Session, error), cfg core.Config, log *slog.Logger, store 
 		checkpoints: newCheckpointer(store), clock: newClock(time.Now), tasks: watchdog.NewRegistry(),
 	}
 	_, m.hostChanged = m.host.LoadNext()
+	m.announced = m.Current()
 	return m
 }
 
@@ -221,7 +223,10 @@ func (m *Monitor) publish(next core.State) (changed bool) {
 	if m.state.Store(next); equal {
 		return false
 	}
-	m.stats.transitions(prev.Inventory, next.Inventory)
-	logChange(m.log, prev.Inventory, next.Inventory)
+	if !next.Inventory.AwaitsCDI() { // else devices are unhealthy for milliseconds
+		m.stats.transitions(m.announced, next.Inventory)
+		logChange(m.log, m.announced, next.Inventory)
+		m.announced = next.Inventory
+	}
 	return true
 }

@@ -238,3 +238,39 @@ func TestWarningsAreLoggedOnce(t *testing.T) {
 		}
 	})
 }
+
+// Until the CDI specification for a driver that has just become ready was attempted, the inventory is provisional. What is logged is
+// what follows: devices found healthy, not found unhealthy and then healthy.
+func TestNothingIsLoggedBeforeCDIWasAttempted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		machine := coretest.NewMachine(coretest.GPUs(2))
+		r := run(t, machine, func(c *core.Config) { c.Injection.CDI = inventory.CDIRequired })
+		define := func() {
+			r.SetCDI(&inventory.CDI{Incarnation: r.State().Incarnation, Defined: []gpu.DeviceID{coretest.GPU(0), coretest.GPU(1)}})
+			synctest.Wait()
+		}
+		if inv := r.Current(); !inv.Provisional() || schedulable(inv) != 0 {
+			t.Errorf("provisional %t, %d units take work", inv.Provisional(), schedulable(inv))
+		}
+		r.logged("device found", 0)
+		define()
+		if inv := r.Current(); inv.Provisional() || schedulable(inv) != 2 {
+			t.Errorf("provisional %t, %d units take work", inv.Provisional(), schedulable(inv))
+		}
+		r.logged("device found", 2)
+		r.logged("CDI", 0)
+
+		machine.FailSession(gpu.ErrDriverLost)
+		r.after(time.Minute)
+		machine.FailSession(nil) // the next incarnation
+		r.after(time.Minute)
+		if inv := r.Current(); !inv.Provisional() || schedulable(inv) != 0 {
+			t.Errorf("after a reload: provisional %t, %d units take work", inv.Provisional(), schedulable(inv))
+		}
+		define()
+		if inv := r.Current(); inv.Provisional() || schedulable(inv) != 2 {
+			t.Errorf("after a reload: provisional %t, %d units take work", inv.Provisional(), schedulable(inv))
+		}
+		r.logged("CDI", 0)
+	})
+}
