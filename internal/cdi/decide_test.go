@@ -1,0 +1,141 @@
+package cdi
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// Case 37: the strategy "auto".
+func TestDecide(t *testing.T) {
+	found := Hooks{Path: DefaultHookPath, Looked: "/host/usr/bin/nvidia-ctk", Found: true, Version: "1.18.1"}
+	with := func(change func(*Hooks)) Hooks { h := found; change(&h); return h }
+	notFound := with(func(h *Hooks) { h.Found = false })
+	for name, tc := range map[string]struct {
+		problem string
+		hooks   Hooks
+		runtime Runtime
+		usable  bool
+		reason  string // a part of it
+	}{
+		"nothing is known of the runtime": {"", found, Runtime{}, true, "specification in /var/run/cdi, hooks by /usr/bin/nvidia-ctk, version 1.18.1, unknown runtime"},
+		"not written":                     {"disk full", found, Runtime{Name: "containerd", Version: "2.4.2"}, false, "no CDI specification: disk full"},
+		"hooks not found":                 {"", notFound, Runtime{}, false, "is not on the host (/host/usr/bin/nvidia-ctk): install nvidia-container-toolkit"},
+		"hooks can't be seen":             {"", with(func(h *Hooks) { h.Found, h.Looked = false, "" }), Runtime{}, false, "does not see the host's root"},
+		"hooks of an unknown version":     {"", with(func(h *Hooks) { h.Version = "" }), Runtime{}, true, "version unknown"},
+		"hooks are old":                   {"", with(func(h *Hooks) { h.Version = "1.17.8" }), Runtime{}, true, "version 1.17.8"},
+		"hooks are switched off":          {"", with(func(h *Hooks) { h.None, h.Found = true, false }), Runtime{}, true, "no hooks"},
+		"containerd 1.6":                  {"", found, Runtime{Name: "containerd", Version: "1.6.20"}, false, "containerd 1.6.20 has no CDI: use containerd 2"},
+		"containerd 1.7":                  {"", found, Runtime{Name: "containerd", Version: "1.7.29"}, false, "set enable_cdi = true"},
+		"containerd 1.7, switched on":     {"", found, Runtime{Name: "containerd", Version: "1.7.29", CDI: On}, true, "containerd 1.7.29"},
+		"containerd 2.0, off":             {"", found, Runtime{Name: "containerd", Version: "2.0.5", CDI: Off}, false, "containerd 2.0.5 has CDI switched off: set enable_cdi = true"},
+		"containerd 2.0":                  {"", found, Runtime{Name: "containerd", Version: "2.0.5"}, true, "containerd 2.0.5"},
+		"containerd 2.4":                  {"", found, Runtime{Name: "containerd", Version: "v2.4.2"}, true, "containerd v2.4.2"},
+		"CRI-O":                           {"", found, Runtime{Name: "cri-o", Version: "1.34.3"}, true, "cri-o 1.34.3"},
+		"CRI-O before CDI":                {"", found, Runtime{Name: "cri-o", Version: "1.23.5"}, false, "use CRI-O 1.24 or later"},
+		"CRI-O, off":                      {"", found, Runtime{Name: "cri-o", Version: "1.34.3", CDI: Off}, false, "set cdi_spec_dirs"},
+		"another folder":                  {"", found, Runtime{Name: "containerd", Version: "2.2.0", Folders: []string{"/etc/cdi"}}, false, "does not read /var/run/cdi: add it to cdi_spec_dirs, which is /etc/cdi"},
+		"the folder by its other name":    {"", found, Runtime{Name: "containerd", Version: "2.2.0", Folders: []string{"/etc/cdi", "/run/cdi/"}}, true, ""},
+		"no folder":                       {"", found, Runtime{Name: "cri-o", Version: "1.34.3", Folders: []string{}}, false, "does not read /var/run/cdi"},
+		"Docker, off":                     {"", found, Runtime{Name: "docker", Version: "28.5.2", CDI: Off}, false, `"features": {"cdi": true}`},
+		"a runtime of another kind":       {"", found, Runtime{Name: "youki", Version: "0.1"}, true, "youki 0.1"},
+	} {
+		usable, reason := Decide(tc.problem, DefaultFolder, tc.hooks, tc.runtime)
+		if usable != tc.usable || !strings.Contains(reason, tc.reason) || strings.Contains(reason, "\n") {
+			t.Errorf("%s: %v, %q; want %v, %q", name, usable, reason, tc.usable, tc.reason)
+		}
+	}
+}
+
+// Case 28: which hooks a specification leaves out, by version of the hook program.
+func TestDisabledHooks(t *testing.T) {
+	for _, tc := range []struct {
+		auto       bool
+		version    string
+		configured []string
+		want       string
+		none       bool
+	}{
+		{want: ""},
+		{version: "1.17.8", want: ""}, // a listed strategy gets what it lists
+		{auto: true, version: "", want: "disable-device-node-modification enable-cuda-compat update-application-profile"},
+		{auto: true, version: "1.17.8", want: "disable-device-node-modification enable-cuda-compat update-application-profile"},
+		{auto: true, version: "1.18.0-rc.1", want: ""},
+		{auto: true, version: "2.0.0", configured: []string{"enable-cuda-compat"}, want: "enable-cuda-compat"},
+		{auto: true, version: "1.17.8", configured: []string{"enable-cuda-compat"}, want: "disable-device-node-modification enable-cuda-compat update-application-profile"},
+		{configured: []string{"all"}, want: "all", none: true},
+		{configured: []string{"update-ldcache"}, want: "update-ldcache"},
+		{configured: []string{"update-ldcache", "create-symlinks"}, want: "create-symlinks update-ldcache", none: true},
+	} {
+		o := Options{Auto: tc.auto, DisabledHooks: tc.configured}
+		got := strings.Join(o.disabledHooks(Hooks{Version: tc.version}), " ")
+		if got != tc.want || o.noHooks() != tc.none {
+			t.Errorf("auto %v, version %q, %v: %q, none %v", tc.auto, tc.version, tc.configured, got, o.noHooks())
+		}
+	}
+}
+
+// Where the hook program is looked for, and what is known of it.
+func TestLookForHooks(t *testing.T) {
+	root, outside := t.TempDir(), t.TempDir()
+	write(t, root+"/usr/bin/nvidia-ctk", "#!/bin/sh\n", 0o755)
+	write(t, root+"/usr/bin/not-executable", "", 0o644)
+	write(t, root+"/opt/toolkit/nvidia-cdi-hook", "", 0o755)
+	write(t, root+"/toolkit-2", "", 0o755)
+	for path, target := range map[string]string{"absolute": "/opt/toolkit/nvidia-cdi-hook", "relative": "../../opt/toolkit/nvidia-cdi-hook", "loop": "loop", "away": outside} {
+		if err := os.Symlink(target, root+"/usr/bin/"+path); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, tc := range []struct {
+		path, driverRoot, containerRoot string
+		found, seen                     bool
+	}{
+		{"/usr/bin/nvidia-ctk", "/", root, true, true},
+		{"/usr/bin/not-executable", "/", root, false, true},
+		{"/usr/bin", "/", root, false, true},
+		{"/usr/bin/missing", "/", root, false, true},
+		{"/usr/bin/absolute", "/", root, true, true},
+		{"/usr/bin/relative", "/", root, true, true},
+		{"/usr/bin/loop", "/", root, false, true},
+		{"/usr/bin/away", "/", root, false, true},
+		{"/usr/bin/nvidia-ctk", "/run/nvidia/driver", root, false, false},                      // only the driver container is mounted
+		{"/run/nvidia/driver/usr/bin/nvidia-ctk", "/run/nvidia/driver", root, true, true},      // and the program is in it
+		{"/run/nvidia/driver-2/usr/bin/nvidia-ctk", "/run/nvidia/driver", root, false, false},  // a folder with the same prefix
+		{root + "/usr/bin/nvidia-ctk", "/run/nvidia/driver", "/run/nvidia/driver", true, true}, // this process is on the host
+	} {
+		o := Options{HookPath: tc.path, DriverRoot: tc.driverRoot, ContainerRoot: tc.containerRoot}.withDefaults()
+		h := new(hookCache).look(o)
+		if h.Found != tc.found || (h.Looked != "") != tc.seen || h.Path != tc.path {
+			t.Errorf("%s below %s: %+v", tc.path, tc.driverRoot, h)
+		}
+	}
+}
+
+// The version of a hook program is in the file: by the flags of NVIDIA's build, also beside a script of the GPU operator.
+func TestToolkitVersion(t *testing.T) {
+	dir := t.TempDir()
+	write(t, dir+"/go.mod", "module example.com/ctk\n\ngo 1.24\n", 0o644)
+	write(t, dir+"/main.go", "package main\n\nfunc main() {}\n", 0o644)
+	build := func(name string, args ...string) {
+		cmd := exec.CommandContext(t.Context(), "go", append(append([]string{"build", "-o", filepath.Join(dir, name)}, args...), ".")...)
+		cmd.Dir = dir
+		cmd.Env = append(slices.DeleteFunc(os.Environ(), func(e string) bool { return strings.HasPrefix(e, "GOFLAGS=") }), "GOFLAGS=", "CGO_ENABLED=0")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+	}
+	const pkg = "github.com/NVIDIA/nvidia-container-toolkit/internal/info"
+	build("nvidia", "-ldflags", "-s -w -X "+pkg+".gitCommit=abc -X "+pkg+".version=1.17.8-rc.1")
+	build("unknown", "-trimpath")
+	build("script.real", "-ldflags", "-X "+pkg+".version=v1.18.2")
+	write(t, dir+"/script", "#!/bin/sh\n", 0o755)
+	for name, want := range map[string]string{"nvidia": "1.17.8-rc.1", "unknown": "", "script": "1.18.2", "missing": "", "main.go": ""} {
+		if got := toolkitVersion(filepath.Join(dir, name)); got != want {
+			t.Errorf("%s: %q, want %q", name, got, want)
+		}
+	}
+}
