@@ -1,0 +1,334 @@
+package cdi
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/test/simdriver"
+)
+
+func inode(t *testing.T, path string) uint64 {
+	t.Helper()
+	info, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return info.Sys().(*syscall.Stat_t).Ino
+}
+
+// eventually waits until ok.
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for began := time.Now(); !ok(); time.Sleep(5 * time.Millisecond) {
+		if time.Since(began) > 20*time.Second {
+			t.Fatal("not after 20 s: " + what)
+		}
+	}
+}
+
+// never checks for a while that something does not happen.
+func never(t *testing.T, what string, happened func() bool) {
+	t.Helper()
+	for began := time.Now(); time.Since(began) < 400*time.Millisecond; time.Sleep(5 * time.Millisecond) {
+		if happened() {
+			t.Fatal(what)
+		}
+	}
+}
+
+// Cases 19 and 30: the file is replaced when the driver is another incarnation, even if it is equal, and when the agent starts; a reading
+// that changes nothing does nothing.
+func TestReplacedOnlyWhenDue(t *testing.T) {
+	n, m := newNode(t), newMonitor(required())
+	_, stop := n.run(t, m)
+	m.read(coretest.GPUs(2))
+	m.defined(t, ids(0, 1)...)
+	eventually(t, "the folder is watched", func() bool { return strings.Contains(n.log.String(), "written") })
+	time.Sleep(300 * time.Millisecond) // the watch of the folder begins with a pass
+	first, sets := inode(t, n.file()), m.sets
+	for range 10 {
+		m.read(coretest.GPUs(2))
+		sick := health.Observation{At: gpu.WholeGPU(coretest.GPU(0)), Kind: health.XID, Code: 13}
+		m.read(coretest.GPUs(2), sick)
+	}
+	never(t, "replaced without a reason", func() bool { return inode(t, n.file()) != first || m.sets != sets })
+
+	m.read(gpu.NoDriver(gpu.DriverFailed, "unloaded"))
+	never(t, "touched without a driver", func() bool { return inode(t, n.file()) != first || m.sets != sets })
+	m.read(coretest.GPUs(2))
+	m.defined(t, ids(0, 1)...)
+	second := inode(t, n.file())
+	if second == first {
+		t.Error("not replaced for another incarnation of the driver")
+	}
+	stop()
+	if _, err := os.Stat(n.file()); err != nil {
+		t.Errorf("after the end of the agent: %v", err)
+	}
+	m2 := newMonitor(required())
+	n.run(t, m2)
+	m2.read(coretest.GPUs(2))
+	m2.defined(t, ids(0, 1)...)
+	if inode(t, n.file()) == second {
+		t.Error("not replaced by a new process")
+	}
+}
+
+// Nothing is written or watched as long as no unit needs a specification, unless an earlier agent left one: containers that were given a
+// name of it may restart.
+func TestOnlyIfNeeded(t *testing.T) {
+	n, m := newNode(t), newMonitor(inventory.Injection{Runtime: true})
+	_, stop := n.run(t, m)
+	m.read(coretest.GPUs(1))
+	never(t, "written without need", func() bool { _, err := os.Stat(n.Folder); return err == nil })
+	stop()
+	write(t, n.file(), "{}", 0o600)
+	n.run(t, m)
+	eventually(t, "the file of an earlier agent is replaced", func() bool {
+		info, err := os.Stat(n.file())
+		return err == nil && info.Mode() == 0o644 && info.Size() > 1000
+	})
+}
+
+// Case 26: the file is removed when there is no device, and stays when the agent ends; a left-over temporary file is removed.
+func TestRemoval(t *testing.T) {
+	n, m := newNode(t), newMonitor(required())
+	left := filepath.Join(n.Folder, "."+filepath.Base(n.file())+"123")
+	write(t, left, "half", 0o644)
+	write(t, n.Folder+"/nvidia.yaml", "cdiVersion: 0.5.0\nkind: nvidia.com/gpu\ndevices: [{name: all, containerEdits: {env: [A=B]}}]\n", 0o644)
+	n.run(t, m)
+	m.read(coretest.GPUs(1))
+	m.defined(t, ids(0)...)
+	if _, err := os.Stat(left); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("temporary file: %v", err)
+	}
+	none := coretest.GPUs(1)
+	none.Devices = nil
+	other := coretest.GPUs(2) // another GPU is where the first one was: that one is gone
+	other.Devices = other.Devices[1:]
+	other.Devices[0].PCI = coretest.GPUs(1).Devices[0].PCI
+	m.read(other)
+	m.defined(t, ids(1)...)
+	m.change(func(core.State) core.State {
+		s := core.NewState(m.cfg)
+		s.Incarnation = 5
+		return s.Read(m.cfg, time.Now(), none)
+	})
+	eventually(t, "the file is removed", func() bool { _, err := os.Stat(n.file()); return errors.Is(err, fs.ErrNotExist) })
+
+	m.read(coretest.GPUs(1))
+	m.defined(t, ids(0)...)
+	files := List(n.Options)
+	if len(files) != 2 || !files[0].Own || files[0].Path != n.file() || len(files[0].Devices) != 3 || files[1].Own || files[1].Kind != "nvidia.com/gpu" {
+		t.Errorf("files %+v", files)
+	}
+}
+
+// cdi remove removes the files of the agent's vendor and no other.
+func TestRemove(t *testing.T) {
+	n := newNode(t)
+	var own []string
+	for _, class := range []string{"gpu", "imex-channel", "gdrcopy", "gds", "mofed"} {
+		own = append(own, filepath.Join(n.Folder, vendor+"-"+class+".json"))
+		write(t, own[len(own)-1], "{}", 0o644)
+	}
+	write(t, n.Folder+"/."+vendor+"-gpu.json77", "", 0o644)
+	others := []string{"." + vendor + "-other.json77", "example.com-gpu.json", vendor + "-gpu.json.bak", vendor + "-gpu.yaml"}
+	for _, name := range others {
+		write(t, filepath.Join(n.Folder, name), "{}", 0o644)
+	}
+	removed, err := Remove(n.Options)
+	if err != nil || !slices.Equal(removed, own) {
+		t.Errorf("removed %v, %v", removed, err)
+	}
+	left, _ := os.ReadDir(n.Folder)
+	var names []string
+	for _, e := range left {
+		names = append(names, e.Name())
+	}
+	slices.Sort(others)
+	if !slices.Equal(names, others) {
+		t.Errorf("left: %v", names)
+	}
+	if removed, err := Remove(n.Options); err != nil || len(removed) > 0 {
+		t.Errorf("again: %v, %v", removed, err)
+	}
+}
+
+// Case 22: the driver is upgraded on disk while its module is the old one: the file stays, and no device is offered. When the module is
+// loaded, the file has the new paths.
+func TestUpgrade(t *testing.T) {
+	n, m := newNode(t), newMonitor(required())
+	w, _ := n.run(t, m)
+	m.read(coretest.GPUs(1))
+	m.defined(t, ids(0)...)
+	before := inode(t, n.file())
+	time.Sleep(200 * time.Millisecond) // the watch of the libraries begins
+	const next = "590.10.01"
+	if err := simdriver.WriteDriverFiles(n.root, next); err != nil {
+		t.Fatal(err)
+	}
+	old, _ := filepath.Glob(n.root + "/usr/lib/x86_64-linux-gnu/*.so." + version)
+	for _, path := range old {
+		if err := os.Remove(path); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s := m.defined(t)
+	if !strings.Contains(s.Host.CDI.Problem, "libcuda.so."+version+" is not below "+n.root) || inode(t, n.file()) != before {
+		t.Errorf("after the upgrade on disk: %q", s.Host.CDI.Problem)
+	}
+	for u := range s.Inventory.Units() {
+		if u.Health.Schedulable() || !strings.Contains(u.Health.String(), "libcuda") {
+			t.Errorf("unit is %s", u.Health)
+		}
+	}
+	if lines := w.Warnings(); len(lines) != 1 || !strings.Contains(lines[0], "libcuda.so."+version) {
+		t.Errorf("warnings %q", lines)
+	}
+	m.read(gpu.NoDriver(gpu.DriverAbsent, "unloaded"))
+	loaded := coretest.GPUs(1)
+	loaded.Driver.Version = next
+	m.read(loaded)
+	m.defined(t, ids(0)...)
+	for _, mount := range n.spec(t).ContainerEdits.Mounts {
+		if _, err := os.Stat(filepath.Join(n.root, mount.HostPath)); err != nil || strings.Contains(mount.HostPath, version) {
+			t.Errorf("mount of %s: %v", mount.HostPath, err)
+		}
+	}
+	if lines := w.Warnings(); len(lines) != 0 {
+		t.Errorf("warnings %q", lines)
+	}
+}
+
+// Case 24: a GPU that is lost or hangs changes nothing for the others, and its container fails by its name.
+func TestSickDevices(t *testing.T) {
+	n, m := newNode(t), newMonitor(required())
+	n.run(t, m)
+	m.read(coretest.GPUs(3))
+	m.defined(t, ids(0, 1, 2)...)
+	reading := coretest.GPUs(3)
+	hung := reading.Devices[1]
+	reading.Devices = []gpu.Device{reading.Devices[0]} // the driver does not list GPU 2 any more
+	reading.Excluded = []gpu.Exclusion{{Index: 1, At: hung.At, PCI: hung.PCI, Failure: gpu.FailureHung, Reason: "hangs"}}
+	began := time.Now()
+	m.read(reading)
+	eventually(t, "the index of the lost GPU is no name", func() bool { return len(n.spec(t).Devices) == 6 })
+	if took := time.Since(began); took > time.Second {
+		t.Errorf("written after %v", took)
+	}
+	s := n.spec(t)
+	for name, nodes := range map[string]string{"0": "/dev/nvidia0", "1": "/dev/nvidia1", string(coretest.GPU(0)): "/dev/nvidia0", string(coretest.GPU(1)): "/dev/nvidia1", string(coretest.GPU(2)): "/dev/nvidia2"} {
+		if d := deviceOf(t, s, name); len(d.ContainerEdits.DeviceNodes) != 1 || d.ContainerEdits.DeviceNodes[0].Path != nodes {
+			t.Errorf("%s: %+v", name, d.ContainerEdits)
+		}
+	}
+	for u := range m.State().Inventory.Units() {
+		if want := u.Device.ID == coretest.GPU(0); u.Health.Schedulable() != want {
+			t.Errorf("%s is %s", u.ID, u.Health)
+		}
+	}
+}
+
+// Case 25: a missing node costs the device that needs it, until it is there.
+func TestMissingNode(t *testing.T) {
+	n, m := newNode(t), newMonitor(required())
+	n.run(t, m)
+	all := coretest.GPUs(2)
+	without := slices.DeleteFunc(slices.Clone(all.Nodes), func(p string) bool { return p == "/dev/nvidia1" })
+	reading := all
+	reading.Nodes = without
+	m.read(reading)
+	s := m.defined(t, ids(0)...)
+	u, _ := s.Inventory.Unit(inventory.UnitID(coretest.GPU(1)))
+	if u.Health.Schedulable() || !strings.Contains(u.Health.String(), "device node /dev/nvidia1 is missing") {
+		t.Errorf("GPU 1 is %s", u.Health)
+	}
+	if d := deviceOf(t, n.spec(t), string(coretest.GPU(1))); d.ContainerEdits.DeviceNodes[0].Path != "/dev/nvidia1" {
+		t.Errorf("%+v", d)
+	}
+	m.change(func(s core.State) core.State { return s.WithNodes(m.cfg, time.Now(), all.Nodes) })
+	m.defined(t, ids(0, 1)...)
+	m.change(func(s core.State) core.State {
+		return s.WithNodes(m.cfg, time.Now(), slices.DeleteFunc(slices.Clone(all.Nodes), func(p string) bool { return p == "/dev/nvidia-uvm" }))
+	})
+	m.defined(t)
+	m.change(func(s core.State) core.State { return s.WithNodes(m.cfg, time.Now(), all.Nodes) })
+	m.defined(t, ids(0, 1)...)
+	if nodes := fmt.Sprint(len(n.spec(t).ContainerEdits.DeviceNodes)); nodes != "3" {
+		t.Errorf("%s control nodes", nodes)
+	}
+}
+
+// Case 29: a disk that hangs delays nothing but the specification: the inventory is complete in time, and the agent ends in time.
+func TestDiskHangs(t *testing.T) {
+	n, m := newNode(t), newMonitor(required())
+	library := n.root + "/usr/lib/x86_64-linux-gnu/libnvidia-hangs.so." + version
+	if err := syscall.Mkfifo(library, 0o644); err != nil { // to open it waits for a writer
+		t.Fatal(err)
+	}
+	_, stop := n.run(t, m)
+	began := time.Now()
+	m.read(coretest.GPUs(1))
+	s := m.defined(t)
+	if took := time.Since(began); took > 2*time.Second || s.Inventory.Provisional() || s.Host.CDI.Problem != slow {
+		t.Errorf("after %v: provisional %v, %+v", took, s.Inventory.Provisional(), s.Host.CDI)
+	}
+	if once := ReadOnce(n.Options, s); once.Problem != slow {
+		t.Errorf("read once: %+v", once)
+	}
+	writer, err := os.OpenFile(library, os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.defined(t, ids(0)...)
+	_ = writer.Close()
+
+	m.read(gpu.NoDriver(gpu.DriverAbsent, "unloaded"))
+	m.read(coretest.GPUs(1)) // hangs again, as the files are looked for in each incarnation
+	m.await(t, "slow", func(s core.State) bool { return s.Host.CDI.Problem == slow })
+	began = time.Now()
+	stop()
+	if took := time.Since(began); took > time.Second {
+		t.Errorf("ended after %v", took)
+	}
+	if w, err := os.OpenFile(library, os.O_WRONLY|syscall.O_NONBLOCK, 0); err == nil { // ends the goroutine
+		_ = w.Close()
+	}
+}
+
+// inspect without an agent: what an agent would define, and nothing is written.
+func TestReadOnce(t *testing.T) {
+	n, m := newNode(t), newMonitor(required())
+	if c := ReadOnce(n.Options, m.State()); c.Problem != "the driver is not ready" {
+		t.Errorf("without a driver: %+v", c)
+	}
+	m.read(coretest.GPUs(2))
+	c := ReadOnce(n.Options, m.State())
+	if c.Problem != "" || !c.Usable || len(c.Defined) != 2 || c.Incarnation != 1 || len(c.Libraries) < 20 {
+		t.Errorf("%+v", c)
+	}
+	if _, err := os.Stat(n.Folder); err == nil {
+		t.Error("the folder was made")
+	}
+	n.Folder = "/nowhere/cdi"
+	if c := ReadOnce(n.Options, m.State()); !strings.Contains(c.Problem, "/nowhere/cdi: no such file") || c.Usable || len(c.Defined) > 0 {
+		t.Errorf("%+v", c)
+	}
+	if c := ReadOnce(Options{}, m.State()); c != nil {
+		t.Errorf("without a vendor: %+v", c)
+	}
+}
