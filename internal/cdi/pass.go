@@ -161,7 +161,7 @@ func (w *Writer) sync(f *specfile.File, text []byte, incarnation int) error {
 		}
 	}
 	if err := f.Replace(text, incarnation); err != nil {
-		return fmt.Errorf("CDI specification not written: %w", err)
+		return err
 	}
 	w.opts.Log.Info("CDI specification written", "file", f.Path)
 	return nil
@@ -177,7 +177,7 @@ func (w *Writer) remove(f *specfile.File) error {
 		w.opts.Log.Info("CDI specification removed: there is no device", "file", f.Path)
 	}
 	if err != nil {
-		return fmt.Errorf("CDI specification not removed: %w", err)
+		return fmt.Errorf("not removed: %w", err)
 	}
 	return nil
 }

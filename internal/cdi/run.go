@@ -33,7 +33,7 @@ const (
 )
 
 // slow is the problem while a pass takes long.
-const slow = "CDI specification not written yet: a disk with files of the driver, or with the folder of specifications, does not respond"
+const slow = "not written yet: a disk with files of the driver, or with the folder of specifications, does not respond"
 
 // Run keeps the specifications in step with the driver until ctx ends. It then returns within half a second even if a disk hangs: the
 // goroutine that hangs is abandoned. Specifications stay, because containers may restart while no agent runs.

@@ -85,10 +85,10 @@ func CheckFolder(folder string) error {
 	return nil
 }
 
-// reason is the error of a system call without its name and path.
+// reason is the error of a system call without its name and paths: that of a temporary file differs each time.
 func reason(err error) string {
-	if p, ok := errors.AsType[*fs.PathError](err); ok {
-		return p.Err.Error()
+	if no, ok := errors.AsType[syscall.Errno](err); ok {
+		return no.Error()
 	}
 	return err.Error()
 }
@@ -159,10 +159,10 @@ func (f *File) Holds(text []byte, generation int) bool {
 // Written reports whether this process has written the file for that generation.
 func (f *File) Written(generation int) bool { return f.wrote() && f.generation == generation }
 
-// Replace replaces the file: readers find the old or the new one, complete.
+// Replace replaces the file: readers find the old or the new one, complete. Its errors are equal if they have the same reason.
 func (f *File) Replace(text []byte, generation int) error {
 	if err := statefile.Replace(f.Path, text, 0o644); err != nil {
-		return err
+		return fmt.Errorf("not written: %s: %s", reason(err), f.Path)
 	}
 	f.written, f.generation, f.seen = sha256.Sum256(text), generation, identity{}
 	if info, err := os.Stat(f.Path); err == nil && info.Size() == int64(len(text)) {
