@@ -110,7 +110,7 @@ type node struct {
 }
 
 // newNode has the files of a driver and, under bin/, a hook program without a version.
-func newNode(t *testing.T) *node {
+func newNode(t testing.TB) *node {
 	t.Helper()
 	root, folder := t.TempDir(), filepath.Join(t.TempDir(), "cdi")
 	if err := simdriver.WriteDriverFiles(root, version); err != nil {
@@ -163,7 +163,7 @@ func deviceOf(t *testing.T, s *specs.Spec, name string) specs.Device {
 	return specs.Device{}
 }
 
-func write(t *testing.T, path, text string, mode os.FileMode) {
+func write(t testing.TB, path, text string, mode os.FileMode) {
 	t.Helper()
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		t.Fatal(err)
