@@ -99,7 +99,8 @@ type Writer struct {
 // New returns a writer. It reads and writes nothing.
 func New(o Options) *Writer {
 	o = o.withDefaults()
-	w := &Writer{opts: o, gpus: specfile.File{Path: specfile.Path(o.Folder, o.kind())}}
+	own := specfile.Path(o.Folder, o.kind())
+	w := &Writer{opts: o, gpus: specfile.File{Path: own}, scanner: specfile.Scanner{Skip: own}}
 	for _, c := range []struct {
 		name string
 		on   bool

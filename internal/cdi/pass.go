@@ -190,7 +190,7 @@ func (w *Writer) conflicts(c *inventory.CDI, names map[string]gpu.DeviceID) (lin
 		folders = append(folders, adminFolder)
 	}
 	for _, e := range w.scanner.Scan(folders...) {
-		if e.Kind != c.Kind || e.Path == w.gpus.Path {
+		if e.Kind != c.Kind {
 			continue
 		}
 		if filepath.Dir(e.Path) != w.opts.Folder {

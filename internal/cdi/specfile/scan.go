@@ -20,6 +20,7 @@ type Entry struct {
 // Scanner lists folders of specifications. It reads a file again when that has changed. The zero value is ready for use; it is not
 // safe for concurrent use.
 type Scanner struct {
+	Skip  string             // path of a file that is not listed; "" = none
 	files map[string]scanned // by path
 }
 
@@ -39,6 +40,9 @@ func (s *Scanner) Scan(folders ...string) []Entry {
 				continue
 			}
 			path := filepath.Join(folder, f.Name())
+			if path == s.Skip {
+				continue
+			}
 			info, err := os.Stat(path)
 			if err != nil || info.IsDir() {
 				continue
