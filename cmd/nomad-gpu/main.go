@@ -43,7 +43,7 @@ func agentOptions(s config.Nomad) agent.Options {
 func cdiOptions(s config.Nomad) cdi.Options {
 	roots := s.Core.Roots // of the host: Nomad starts the plugin there
 	return cdi.Options{
-		Vendor:     "nomad.device-plugin.nvidia.com",
+		Vendor: "nomad.device-plugin.nvidia.com", Folder: s.CDIDir, HookPath: s.CDIHookPath,
 		DriverRoot: roots.Driver, ContainerRoot: roots.Driver, DevRoot: roots.Dev, ContainerDevRoot: roots.Dev, SysRoot: roots.Sys,
 	}
 }

@@ -7,6 +7,10 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/NVIDIA/nvidia-container-toolkit/pkg/nvcdi"
+
+	"github.com/tandem-gpu/tandem/internal/config"
 )
 
 // Case 37: the strategy "auto".
@@ -75,6 +79,33 @@ func TestDisabledHooks(t *testing.T) {
 		if got != tc.want || o.noHooks() != tc.none {
 			t.Errorf("auto %v, version %q, %v: %q, none %v", tc.auto, tc.version, tc.configured, got, o.noHooks())
 		}
+	}
+}
+
+// The names that the configuration accepts are those of NVIDIA's library.
+func TestNamesOfTheLibrary(t *testing.T) {
+	hooks := append([]string{allHooks, "apply-cuda-memory-limits", "chmod"}, slices.Concat(basicHooks, laterHooks)...)
+	slices.Sort(hooks)
+	if !slices.Equal(hooks, config.CDIHooks) {
+		t.Errorf("hooks %v, configuration %v", hooks, config.CDIHooks)
+	}
+	for name, own := range map[nvcdi.HookName]string{
+		nvcdi.AllHooks: allHooks, nvcdi.CreateSymlinksHook: basicHooks[0], nvcdi.UpdateLDCacheHook: basicHooks[1],
+		nvcdi.DisableDeviceNodeModificationHook: laterHooks[0], nvcdi.EnableCudaCompatHook: laterHooks[1],
+	} {
+		if string(name) != own {
+			t.Errorf("hook %s is %s in the library", own, name)
+		}
+	}
+	var flags []string
+	for _, f := range []nvcdi.FeatureFlag{
+		nvcdi.FeatureDisableIPCDiscoverer, nvcdi.FeatureDisableMultipleCSVDevices, nvcdi.FeatureDisableNvsandboxUtils, nvcdi.FeatureEnableCoherentAnnotations,
+		nvcdi.FeatureEnableExplicitDriverLibraries, nvcdi.FeatureNoAdditionalGIDsForDeviceNodes,
+	} {
+		flags = append(flags, string(f))
+	}
+	if slices.Sort(flags); !slices.Equal(flags, config.CDIFeatureFlags) {
+		t.Errorf("feature flags %v, configuration %v", flags, config.CDIFeatureFlags)
 	}
 }
 

@@ -64,7 +64,7 @@ type other struct {
 // writeOthers writes the specifications beside that of the GPUs, or removes them if the host has no such devices.
 func (w *Writer) writeOthers(s core.State, r driverfiles.Request) (written []other, failed bool) {
 	for _, c := range w.others {
-		made, device, err := w.specOf(c.name, r)
+		made, device, err := w.specOf(c.name, s, r)
 		switch {
 		case err != nil:
 		case made == nil:
@@ -91,15 +91,15 @@ func (w *Writer) writeOthers(s core.State, r driverfiles.Request) (written []oth
 }
 
 // specOf returns the specification of a class, and the name of its device; nil if the host has no such device.
-func (w *Writer) specOf(name string, r driverfiles.Request) (*specs.Spec, string, error) {
+func (w *Writer) specOf(name string, s core.State, r driverfiles.Request) (*specs.Spec, string, error) {
 	if name != classIMEX {
 		made, err := driverfiles.ReadDevice(r, w.opts.Vendor, name, w.opts.DevRoot)
 		return made, spec.AllDevices, err
 	}
 	var devices []specs.Device
 	for _, channel := range w.opts.IMEXChannels {
-		path := "/dev/nvidia-caps-imex-channels/channel" + strconv.Itoa(channel)
-		if !isCharDevice(spec.Join(w.opts.ContainerDevRoot, path)) && !isCharDevice(path) {
+		path := filepath.Join(filepath.Dir(gpu.IMEXChannelNode), "channel"+strconv.Itoa(channel))
+		if _, present := slices.BinarySearch(s.Snapshot.Nodes, path); !present {
 			continue
 		}
 		devices = append(devices, specs.Device{Name: strconv.Itoa(channel), ContainerEdits: specs.ContainerEdits{

@@ -302,7 +302,7 @@ func TestOtherDevices(t *testing.T) {
 	if _, err := os.Stat(stale); err == nil {
 		t.Error("the file of devices that are not there remains")
 	}
-	for _, name := range []string{"nvidia-fs0", "infiniband/uverbs0", "gdrdrv", "nvidia-caps-imex-channels/channel0"} {
+	for _, name := range []string{"nvidia-fs0", "infiniband/uverbs0", "gdrdrv"} {
 		path := filepath.Join(n.root, "dev", name)
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 			t.Fatal(err)
@@ -311,9 +311,10 @@ func TestOtherDevices(t *testing.T) {
 			t.Skip("SKIPPED: ", err)
 		}
 	}
-	m.read(gpu.NoDriver(gpu.DriverAbsent, "unloaded"))
-	m.read(coretest.GPUs(1))
-	s = m.defined(t, ids(0)...)
+	reading := coretest.GPUs(1)
+	reading.Nodes = append(reading.Nodes, gpu.IMEXChannelNode)
+	m.read(gpu.NewSnapshot(reading))
+	s = m.await(t, "a channel", func(s core.State) bool { return len(s.Host.CDI.Others) == 4 })
 	want := []string{vendor + "/imex-channel=0", vendor + "/gdrcopy=all", vendor + "/gds=all", vendor + "/mofed=all"}
 	if !slices.Equal(s.Host.CDI.Others, want) {
 		t.Errorf("%v", s.Host.CDI.Others)
