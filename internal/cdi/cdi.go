@@ -73,6 +73,11 @@ func (o Options) withDefaults() Options {
 // kind is the vendor and class of the GPUs and MIG instances.
 func (o Options) kind() string { return o.Vendor + "/" + classGPU }
 
+// undefined is the value of specifications that define nothing, because of a problem.
+func (o Options) undefined(s core.State, problem string) *inventory.CDI {
+	return &inventory.CDI{Incarnation: s.Incarnation, Kind: o.kind(), Folder: o.Folder, Problem: problem}
+}
+
 // Monitor has the state that a Writer follows, and receives what the specifications define. *monitor.Monitor is one.
 type Monitor interface {
 	State() core.State

@@ -68,7 +68,7 @@ func ReadOnce(o Options, s core.State) *inventory.CDI {
 	case r := <-result:
 		return r.cdi
 	case <-time.After(firstAtMost):
-		return &inventory.CDI{Kind: w.opts.kind(), Incarnation: s.Incarnation, Problem: slow}
+		return w.opts.undefined(s, slow)
 	}
 }
 

@@ -32,7 +32,7 @@ func (w *Writer) pass(ctx context.Context, s core.State) outcome {
 	hooks := w.hooks.look(w.opts)
 	request := w.request(s, hooks)
 	var warnings []string
-	c := &inventory.CDI{Kind: w.opts.kind(), Incarnation: s.Incarnation}
+	c := w.opts.undefined(s, "")
 	built, files, err := w.build(s, request)
 	if err == nil {
 		warnings = append(warnings, built.Notes...)

@@ -102,7 +102,7 @@ func (l *loop) run(ctx context.Context) {
 		case r := <-l.results:
 			l.apply(ctx, r)
 		case <-late:
-			l.set(&inventory.CDI{Kind: l.opts.kind(), Incarnation: l.monitor.State().Incarnation, Problem: slow})
+			l.set(l.opts.undefined(l.monitor.State(), slow))
 		case <-ctx.Done():
 			return
 		}
@@ -196,8 +196,9 @@ func (l *loop) watchFolder(ctx context.Context, folder string, relevant func(nam
 
 // notReady is the value while the driver is not ready and no specification was written by this process.
 func (w *Writer) notReady(s core.State) *inventory.CDI {
-	const problem = "the driver is not ready"
-	return &inventory.CDI{Kind: w.opts.kind(), Incarnation: s.Incarnation, Problem: problem, Reason: problem}
+	c := w.opts.undefined(s, "the driver is not ready")
+	c.Reason = c.Problem
+	return c
 }
 
 // sweep removes temporary files that a killed agent left, and reports whether there is a specification of an earlier agent.
