@@ -26,6 +26,8 @@ type Config struct {
 	Retire time.Duration // how long a unit that is no longer offered stays listed as unhealthy
 	Health health.Policy
 	Roots  Roots
+
+	ReservationCheck inventory.CheckMode // what a reservation does about what inventory.Check finds
 }
 
 // DefaultConfig returns the defaults of both agents.
@@ -36,6 +38,8 @@ func DefaultConfig() Config {
 		Probe:  10 * time.Second,
 		Retire: 2 * time.Second,
 		Health: health.DefaultPolicy(),
+
+		ReservationCheck: inventory.CheckOff,
 	}
 }
 
@@ -47,6 +51,9 @@ func (c Config) Validate() error {
 	}
 	if !slices.Contains([]inventory.OverlapMode{inventory.OverlapWarn, inventory.OverlapRefuse}, c.Overlap) {
 		errs = append(errs, &setting.Error{Key: "overlap", Value: string(c.Overlap), Remedy: "want warn or refuse"})
+	}
+	if !slices.Contains([]inventory.CheckMode{inventory.CheckOff, inventory.CheckWarn, inventory.CheckRefuse}, c.ReservationCheck) {
+		errs = append(errs, &setting.Error{Key: "reservation check", Value: string(c.ReservationCheck), Remedy: "want off, warn or refuse"})
 	}
 	for _, d := range []struct {
 		key   string

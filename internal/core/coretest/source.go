@@ -61,6 +61,9 @@ func (s *Source) ApplyPolicy(context.Context, core.Config) error { return nil }
 // Reserved has no effect.
 func (s *Source) Reserved([]gpu.Device) {}
 
+// CheckReservation finds nothing.
+func (s *Source) CheckReservation([]inventory.Unit) ([]inventory.Finding, error) { return nil, nil }
+
 // GPUs is a snapshot of n H100s without MIG on two NUMA nodes, every pair connected by 18 NVLinks.
 func GPUs(n int) gpu.Snapshot {
 	s := gpu.Snapshot{Driver: gpu.Driver{State: gpu.DriverReady, Version: "580.95.05", CUDA: "13.0"}}

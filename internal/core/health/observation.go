@@ -41,6 +41,9 @@ type Observation struct {
 	Detail string
 	Sample Sample // of Checked
 
+	// Processes are, of Checked, those with memory of the GPU, by PID; nil = unknown. They are never changed.
+	Processes *[]gpu.Process
+
 	// FromKernelLog marks an XID from the kernel log, which NVML may have reported as an event too.
 	FromKernelLog bool
 	// Backlog marks an XID that was in the kernel log before this agent started to follow it. NVML reported its
@@ -50,4 +53,11 @@ type Observation struct {
 	NextSequence uint64
 	// Simulated marks a fault that an operator simulates.
 	Simulated bool
+}
+
+func (o Observation) processes() []gpu.Process {
+	if o.Processes == nil {
+		return nil
+	}
+	return *o.Processes
 }

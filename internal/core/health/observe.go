@@ -35,18 +35,18 @@ func (b *ledgerBuilder) observe(o Observation) {
 			b.recordFault(o, ReasonEvent, rule)
 		}
 	case Lost:
-		b.interruptRecovery(o.At)
+		b.interruptRecovery(o)
 		if o.At.GI == gpu.Whole {
 			b.history(id).lost = true
 		}
 		b.setLevel(Condition{At: o.At, Reason: ReasonLost, State: GPULost, Detail: o.Detail}, 1)
 	case ProbeFailed:
-		b.interruptRecovery(o.At)
+		b.interruptRecovery(o)
 		b.setLevel(Condition{At: o.At, Reason: ReasonProbe, State: Unhealthy, Detail: o.Detail}, b.policy.ProbeFailures)
 	case CallPending:
-		b.interruptRecovery(o.At)
+		b.interruptRecovery(o)
 	case Unresponsive:
-		b.interruptRecovery(o.At)
+		b.interruptRecovery(o)
 		state := Unhealthy
 		if id == "" {
 			state = Unknown
@@ -56,6 +56,7 @@ func (b *ledgerBuilder) observe(o Observation) {
 		b.remove(id, func(c Condition) bool { return c.At == o.At && c.Reason.isUnresponsive() })
 	case Checked:
 		b.check(id, o.Sample)
+		b.history(id).lastCheck = LastCheck{Processes: o.processes()}
 	case DriverRebound:
 		b.history(id).LastReset = b.now
 	case DriverUnavailable:
@@ -72,13 +73,13 @@ func (b *ledgerBuilder) observe(o Observation) {
 
 // interruptRecovery records that a GPU did not respond: no recovery continues, and the health is unknown if no
 // check completed since the agent started. A MIG instance that does not respond has no effect on its GPU.
-func (b *ledgerBuilder) interruptRecovery(at gpu.Placement) {
-	id := at.GPU
-	if id == "" || at.GI != gpu.Whole {
+func (b *ledgerBuilder) interruptRecovery(o Observation) {
+	id := o.At.GPU
+	if id == "" || o.At.GI != gpu.Whole {
 		return
 	}
 	history := b.history(id)
-	history.responding, history.completeChecks = false, 0
+	history.responding, history.completeChecks, history.lastCheck = false, 0, LastCheck{Failed: true, Failure: o.Detail}
 	if history.checked.IsZero() {
 		b.setLevel(Condition{At: gpu.WholeGPU(id), Reason: ReasonUnchecked, State: Unknown}, 1)
 	}
@@ -116,6 +117,7 @@ func (b *ledgerBuilder) driverLost(o Observation) {
 	for id := range b.histories {
 		history := b.history(id)
 		history.responding, history.completeChecks, history.checked = false, 0, time.Time{}
+		history.lastCheck = LastCheck{Failed: true, Failure: o.Detail}
 		history.driverAbsent = history.driverAbsent || gpu.DriverState(o.Code) == gpu.DriverAbsent
 	}
 }

@@ -95,6 +95,8 @@ const (
 type Monitor struct {
 	open              func() (Session, error)
 	driverFingerprint func() string
+	processRunning    func(gpu.Process) bool // for CheckReservation
+	reservationCheck  inventory.CheckMode
 	cfg               core.Config // Run's own
 	log               *slog.Logger
 	store             Store // nil = nothing is saved
@@ -122,7 +124,8 @@ type Monitor struct {
 // a store it continues with the saved history.
 func New(open func() (Session, error), cfg core.Config, log *slog.Logger, store Store) *Monitor {
 	m := &Monitor{
-		open: open, driverFingerprint: func() string { return "" }, cfg: cfg, log: log, store: store,
+		open: open, driverFingerprint: func() string { return "" },
+		processRunning: func(gpu.Process) bool { return true }, reservationCheck: cfg.ReservationCheck, cfg: cfg, log: log, store: store,
 		state: watch.NewValue(core.NewState(cfg)), usage: newUsageReadings(),
 		commands: make(chan command), reported: make(chan health.Observation, 256), host: watch.NewValue(inventory.Host{}),
 		restored: make(chan struct{}), released: watch.NewValue[<-chan struct{}](nil),
