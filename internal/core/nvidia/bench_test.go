@@ -1,7 +1,6 @@
 package nvidia
 
 import (
-	"fmt"
 	"strings"
 	"syscall"
 	"testing"
@@ -91,11 +90,19 @@ func BenchmarkOpen(b *testing.B) {
 // BenchmarkProbe checks every GPU every 10 seconds, as the agents do, and reports the cost per minute beside the mean check.
 // The CPU time is that of this process and the simulated driver.
 func BenchmarkProbe(b *testing.B) {
-	for _, n := range []int{1, 8, 16} {
-		b.Run(fmt.Sprintf("gpus=%d", n), func(b *testing.B) {
+	for _, c := range []struct {
+		name      string
+		gpus      int
+		processes bool // are read, one of each GPU
+	}{{"gpus=1", 1, false}, {"gpus=8", 8, false}, {"gpus=16", 16, false}, {"gpus=8/processes", 8, true}} {
+		n := c.gpus
+		b.Run(c.name, func(b *testing.B) {
 			m := h100s(n)(b)
+			for slot := 0; c.processes && slot < n; slot++ {
+				must(b, m.StartProcess(slot, 1000+slot, 512))
+			}
 			now := time.Unix(0, 0)
-			s := openWith(b, m, Options{Now: func() time.Time { return now }})
+			s := openWith(b, m, Options{Now: func() time.Time { return now }, Processes: c.processes})
 			snapshot(b, s)
 			probe(b, s)
 			before, began := total(calls(b, m)), cpuTime(b)

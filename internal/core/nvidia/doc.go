@@ -26,6 +26,7 @@
 //	probe.go           Probe                                                        reader
 //	healthrecord.go    health check of a GPU                                        worker
 //	signals.go         health signals: nvmlDeviceGetFieldValues, calls of their own worker
+//	processes.go       processes with memory of a GPU                               worker
 //	usage.go           Usage                                                        workers
 //	eventsets.go       creation of NVML event sets                                  reader, workers
 //	wait.go            Wait                                                         waiter

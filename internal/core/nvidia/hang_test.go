@@ -133,7 +133,7 @@ func TestEachCallHangs(t *testing.T) {
 
 // useOnce makes every call about a machine. It sends the session when it is open, so that the test can close it again.
 func useOnce(m *simdriver.Machine, opened chan<- *Session) error {
-	s, err := Open(Options{Roots: roots(m), Deadline: testDeadline})
+	s, err := Open(Options{Roots: roots(m), Deadline: testDeadline, Processes: true})
 	if err != nil {
 		return err
 	}

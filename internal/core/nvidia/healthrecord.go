@@ -3,6 +3,7 @@ package nvidia
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -24,6 +25,9 @@ type healthRecord struct {
 	links      [nvml.NVLINK_MAX_LINKS]signalSupport
 	signals    [len(signals)]signalSupport
 	lastRead   [intervals]time.Time // when the signals of this interval were last read
+
+	processesCall signalSupport
+	processes     *[]gpu.Process // nil = unknown
 
 	sample health.Sample
 }
@@ -63,6 +67,8 @@ type checkPlan struct {
 	now time.Time
 	due [intervals]bool
 	all bool // also signals that were unsupported before
+
+	proc fs.FS // procfs, to read the GPU's processes; nil = they are not read
 }
 
 // forDevice is r, or an empty record if r is of another GPU or another MIG mode.
@@ -79,6 +85,9 @@ const minEventInterval = time.Second
 // plan is what is due at now. After an event of the GPU, that is everything except intervalOnce.
 func (s *Session) plan(r healthRecord, now time.Time, event bool) checkPlan {
 	p := checkPlan{now: now, all: r.lastFailed || r.lastRead[intervalOnce].IsZero()}
+	if s.processes {
+		p.proc = s.proc
+	}
 	for i, d := range s.intervals {
 		age := now.Sub(r.lastRead[i])
 		p.due[i] = p.all || d > 0 && (age >= d || event && age >= minEventInterval)
@@ -97,7 +106,7 @@ func (r healthRecord) start(p checkPlan) healthRecord {
 	if !p.all {
 		return r
 	}
-	r.fieldsCall.unsupported = false
+	r.fieldsCall.unsupported, r.processesCall.unsupported = false, false
 	for _, all := range [][]signalSupport{r.fields[:], r.links[:], r.signals[:]} {
 		for i := range all {
 			all[i].unsupported = false
@@ -142,6 +151,7 @@ func (r healthRecord) check(c *caller, h nvml.Device, p checkPlan) healthRecord 
 		supported(c, "nvmlDeviceGetMemoryInfo", h.GetMemoryInfo)
 	}
 	r.readSignals(c, h, p)
+	r.readProcesses(c, h, p)
 	r.sample.Partial = r.partial()
 	if returnCode(c.err) == nvml.ERROR_RESET_REQUIRED {
 		c.err = nil

@@ -34,6 +34,7 @@ var versions = map[string][]string{
 	"nvmlDeviceGetAttributes":          {"nvmlDeviceGetAttributes_v2", "nvmlDeviceGetAttributes"},
 	"nvmlDeviceGetNvLinkRemotePciInfo": {"nvmlDeviceGetNvLinkRemotePciInfo_v2", "nvmlDeviceGetNvLinkRemotePciInfo"},
 	"nvmlEventSetWait":                 {"nvmlEventSetWait_v2", "nvmlEventSetWait"},
+	processesCall:                      {processesCall + "_v3", processesCall + "_v2", processesCall},
 }
 
 // functionsOf are the NVML functions for a call; the library needs one of them.

@@ -21,7 +21,7 @@ var functionScenarios = map[string]func(*child){
 
 // useAll makes every call about a machine and prints the result.
 func useAll(c *child) {
-	s, err := Open(Options{Roots: roots(c.Machine)})
+	s, err := Open(Options{Roots: roots(c.Machine), Processes: true})
 	c.check(err)
 	snap, err := s.Snapshot()
 	c.check(err)

@@ -61,7 +61,7 @@ func (s *Session) prepare(g knownGPU) check {
 func (s *Session) finish(c check, next healthRecord, err error) health.Observation {
 	o := health.Observation{At: c.device.device.At, Kind: health.Checked}
 	if err == nil {
-		c.worker.record, o.Sample = next, s.sampleOf(next)
+		c.worker.record, o.Sample, o.Processes = next, s.sampleOf(next), next.processes
 		return o
 	}
 	c.last.lastFailed, c.worker.staticKnown = true, false

@@ -28,6 +28,8 @@ type Options struct {
 	Links  time.Duration // NVLink states; 0 = 5 min
 
 	Now func() time.Time // the clock of these intervals; nil = time.Now
+
+	Processes bool // a health check reads the processes with memory of the GPU: one call more
 }
 
 // Session is an initialised NVML. It makes every NVML call between Open and Close.
@@ -43,6 +45,7 @@ type Session struct {
 	intervals      [intervals]time.Duration // 0 = read once
 	now            func() time.Time
 	tegra          bool
+	processes      bool // Options.Processes
 
 	nodes     nodeList
 	nodeWatch *nodeWatch // nil = without inotify, Nodes looks
@@ -106,6 +109,7 @@ func Open(o Options) (*Session, error) {
 			intervalSlow: cmp.Or(o.Slow, time.Minute), intervalFabric: cmp.Or(o.Fabric, 30*time.Second), intervalLinks: cmp.Or(o.Links, 5*time.Minute),
 		},
 		now:       o.Now,
+		processes: o.Processes,
 		reader:    callSlot{library: lib, index: -1},
 		waiter:    callSlot{library: lib, index: -1},
 		driver:    gpu.Driver{State: gpu.DriverReady},

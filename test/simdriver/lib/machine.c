@@ -278,10 +278,12 @@ static bool gpu_line(struct parser *p, const char *key, char *v)
         if (g->processes == MAX_PROCESSES) return fail(p, "too many processes");
         struct process *q = &g->process[g->processes];
         unsigned mib;
+        char memory[16];
         q->gi = q->ci = NOWHERE;
-        if (sscanf(v, "%u %uMiB %u %u", &q->pid, &mib, &q->gi, &q->ci) < 2)
-            return fail(p, "process: want PID nMiB [GI CI], not \"%s\"", v);
-        q->memory = (u64)mib << 20;
+        bool read = sscanf(v, "%u %15s %u %u", &q->pid, memory, &q->gi, &q->ci) >= 2;
+        if (read && !strcmp(memory, "N/A")) q->memory = (u64)NVML_VALUE_NOT_AVAILABLE;
+        else if (read && sscanf(memory, "%uMiB", &mib) == 1) q->memory = (u64)mib << 20;
+        else return fail(p, "process: want PID nMiB [GI CI], not \"%s\"", v);
         g->processes++;
         return true;
     }
