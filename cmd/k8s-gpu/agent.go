@@ -32,7 +32,7 @@ type runner struct {
 // agentOptions are what the settings mean for an agent.
 func agentOptions(s settings) agent.Options {
 	return agent.Options{
-		Name: agentName, Core: s.Core, Health: s.Health, MPSRoot: s.MPSMount, Open: agent.OpenDriver(s.Core.Roots, s.FallbackDriver),
+		Name: agentName, Core: s.Core, Health: s.Health, MPSRoot: s.MPSMount, Open: agent.OpenDriver(s.Core, s.FallbackDriver),
 		CDI: cdiOptions(s),
 	}
 }
@@ -65,7 +65,7 @@ func (r *runner) run(ctx context.Context, s settings, policies <-chan settings, 
 	o.Adapter = func(a *agent.Agent) agent.Adapter {
 		adapter = kubeadapter.New(a.Monitor, kubeadapter.Options{
 			KubeletSocket: s.KubeletSocket, DevRoot: s.DevRoot, MPSRoot: s.MPSRoot, Lists: deviceLists(s), Log: log,
-			Reserved: a.Reserved, Watchdog: a.Watchdog(), PodResourcesSocket: s.PodResourcesSocket,
+			Check: a.CheckReservation, Reserved: a.Reserved, Watchdog: a.Watchdog(), PodResourcesSocket: s.PodResourcesSocket,
 			AllocationStore: allocationStore(s, log), Handover: &r.kubelet,
 		})
 		server := status.New(status.Options{

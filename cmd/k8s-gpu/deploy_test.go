@@ -27,7 +27,8 @@ type daemonSet struct {
 		} `yaml:"updateStrategy"`
 		Template struct {
 			Spec struct {
-				Grace      int `yaml:"terminationGracePeriodSeconds"`
+				Grace      int  `yaml:"terminationGracePeriodSeconds"`
+				HostPID    bool `yaml:"hostPID"`
 				Containers []container
 				Volumes    []struct {
 					Name     string
@@ -132,10 +133,12 @@ func TestDaemonSetComponents(t *testing.T) {
 	for name, want := range map[string]struct {
 		mount      string
 		adds       []string
+		hostPID    bool
 		privileged bool // allowPrivilegeEscalation must be true, then, which the base sets to false
 	}{
 		"policy": {mount: "/etc/tandem"}, "mps": {mount: "/mps"}, "mig": {adds: []string{"SYS_ADMIN"}}, "selinux": {},
 		"driver-container": {mount: "/driver-root"}, "device-nodes": {}, "cdi": {privileged: true},
+		"reservation-check": {hostPID: true},
 	} {
 		var k struct{ Patches []struct{ Patch string } }
 		manifest(t, "../../deploy/"+name+"/kustomization.yaml", &k)
@@ -144,6 +147,9 @@ func TestDaemonSetComponents(t *testing.T) {
 			t.Fatalf("%s: %v", name, err)
 		}
 		c := d.Spec.Template.Spec.Containers[0]
+		if d.Spec.Template.Spec.HostPID != want.hostPID {
+			t.Errorf("%s: hostPID is %t", name, !want.hostPID)
+		}
 		if c.Name != base.Name || !slices.Equal(c.SecurityContext.Capabilities.Add, want.adds) {
 			t.Errorf("%s: container %s, capabilities %v", name, c.Name, c.SecurityContext.Capabilities)
 		}

@@ -35,7 +35,7 @@ func main() {
 // agentOptions are what the settings mean for an agent.
 func agentOptions(s config.Nomad) agent.Options {
 	return agent.Options{
-		Name: agentName, Core: s.Core, Health: s.Health, MPSRoot: s.MPSRoot, Open: agent.OpenDriver(s.Core.Roots, false), CDI: cdiOptions(s),
+		Name: agentName, Core: s.Core, Health: s.Health, MPSRoot: s.MPSRoot, Open: agent.OpenDriver(s.Core, false), CDI: cdiOptions(s),
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/control"
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/internal/core/nvidia"
@@ -81,6 +82,7 @@ func New(o Options) *Agent {
 	}
 	a.Monitor = monitor.New(o.Open, o.Core, o.Log, store)
 	a.SetDriverProbe(func() string { return nvidia.DriverFingerprint(o.Core.Roots) })
+	a.SetProcessCheck(func(p gpu.Process) bool { return nvidia.ProcessRunning(o.Core.Roots, p) })
 	a.AwaitLog() // sources.follow reports it
 	if o.Adapter != nil {
 		a.adapter = o.Adapter(a)
@@ -98,6 +100,9 @@ func (a *Agent) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	if a.flush != nil {
 		a.flush.stopping = ctx.Done()
+	}
+	for _, w := range reservationCheckWarnings(a.opts.Core) {
+		a.opts.Log.Warn(w)
 	}
 	start := func(task func()) { group.Go(func() error { task(); return nil }) }
 	start(func() { defer close(a.hostDone); a.sources.host.Run(ctx, a.Monitor) })
@@ -182,7 +187,7 @@ func (a *Agent) Warnings() []string {
 	if a.adapter.Warnings != nil {
 		adapter = a.adapter.Warnings()
 	}
-	return slices.Concat(reload, a.sources.warnings(), cdiWarnings(a.cdi.Warnings()), a.socket.Warnings(), adapter)
+	return slices.Concat(reload, a.sources.warnings(), cdiWarnings(a.cdi.Warnings()), a.socket.Warnings(), reservationCheckWarnings(a.opts.Core), adapter)
 }
 
 func cdiWarnings(lines []string) []string {

@@ -9,15 +9,15 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/nvidia"
 )
 
-// OpenDriver returns a function that opens a session with the driver beneath the roots. With fallback, a driver that is not
+// OpenDriver returns a function that opens a session with the driver beneath the roots of a configuration. With fallback, a driver that is not
 // there is also searched where the dynamic linker finds libraries: NVIDIA's container runtime puts it there.
-func OpenDriver(roots core.Roots, fallback bool) func() (monitor.Session, error) {
+func OpenDriver(c core.Config, fallback bool) func() (monitor.Session, error) {
 	return func() (monitor.Session, error) {
-		session, err := nvidia.Open(nvidia.Options{Roots: roots})
+		o := nvidia.Options{Roots: c.Roots, Processes: c.ReservationCheck.Enabled()}
+		session, err := nvidia.Open(o)
 		if fallback && errors.Is(err, gpu.ErrNoDriver) {
-			roots := roots
-			roots.Driver = ""
-			other, otherErr := nvidia.Open(nvidia.Options{Roots: roots})
+			o.Roots.Driver = ""
+			other, otherErr := nvidia.Open(o)
 			if !errors.Is(otherErr, gpu.ErrNoDriver) || errors.Is(otherErr, gpu.ErrUnloaded) && !errors.Is(err, gpu.ErrUnloaded) {
 				session, err = other, otherErr
 			}

@@ -66,6 +66,9 @@ func healthOptions(c *core.Config, h *Health) []Spec {
 		{HCL: "overlap", Default: "warn",
 			Usage: "for a device that another agent of this host offers, too: warn; refuse: only the first of the agents offers it for new work",
 			set:   oneOf(&c.Overlap, inventory.OverlapWarn, inventory.OverlapRefuse)},
+		{HCL: "reservation_check", Default: "off",
+			Usage: "for a device that did not answer its last health check, or whose memory unreserved processes use: warn: log it; refuse: fail the reservation",
+			set:   oneOf(&c.ReservationCheck, inventory.CheckOff, inventory.CheckWarn, inventory.CheckRefuse)},
 		{HCL: "simulation", Kind: Bool, Default: "false", Usage: "true: an operator may simulate faults on the running agent",
 			set: boolean(&h.Simulation)},
 	}

@@ -31,15 +31,16 @@ func TestHealthDefaults(t *testing.T) {
 
 func TestHealthRefusals(t *testing.T) {
 	for name, values := range map[string][]string{
-		"health_mode":     {"", "enforced", "Observe"},
-		"xids":            {"63", "63=fine", "x=ignore", "-1=ignore", "0=ignore", "63=ignore,63=unhealthy"},
-		"health_period":   {"", "10", "0s", "-1s"},
-		"recovery_checks": {"0", "three", ""},
-		"recovery":        {"never"},
-		"kernel_log":      {"", "dev/kmsg"},
-		"state_dir":       {"var/lib"},
-		"simulation":      {"yes"},
-		"overlap":         {"", "Refuse", "forbid"},
+		"health_mode":       {"", "enforced", "Observe"},
+		"xids":              {"63", "63=fine", "x=ignore", "-1=ignore", "0=ignore", "63=ignore,63=unhealthy"},
+		"health_period":     {"", "10", "0s", "-1s"},
+		"recovery_checks":   {"0", "three", ""},
+		"recovery":          {"never"},
+		"kernel_log":        {"", "dev/kmsg"},
+		"state_dir":         {"var/lib"},
+		"simulation":        {"yes"},
+		"overlap":           {"", "Refuse", "forbid"},
+		"reservation_check": {"", "true", "warning"},
 	} {
 		for _, value := range values {
 			s := defaults()
@@ -56,7 +57,7 @@ var different = map[string]string{
 	"health_mode": "observe", "xids": "63=ignore,999=unhealthy", "health_period": "7s", "health_settle": "11s",
 	"call_deadline": "13s", "recovery": "manual", "recovery_dwell": "17s", "recovery_checks": "5",
 	"recovery_limit": "6", "degraded": "unhealthy", "application_faults": "ignore", "kernel_log": "/host/kmsg",
-	"state_dir": "/state", "simulation": "true", "overlap": "refuse",
+	"state_dir": "/state", "simulation": "true", "overlap": "refuse", "reservation_check": "refuse",
 }
 
 // Every key has the same effect in each of its spellings, on the settings of both agents.
@@ -93,6 +94,7 @@ func TestHealthKeys(t *testing.T) {
 			must(t, err)
 			got := defaults()
 			got.Health, got.Core.Health, got.Core.Probe, got.Core.Overlap = s.Health, s.Core.Health, s.Core.Probe, s.Core.Overlap
+			got.Core.ReservationCheck = s.Core.ReservationCheck
 			if diff := cmp.Diff(want, got, cmpopts.EquateEmpty()); diff != "" {
 				t.Error(diff)
 			}

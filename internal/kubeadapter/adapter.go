@@ -36,6 +36,10 @@ type Options struct {
 	Lists         DeviceLists  // how containers get their devices
 	Log           *slog.Logger // nil = no log
 
+	// Check is called with the units of each container of an Allocate before it succeeds. It returns what is logged, or an error that
+	// fails the Allocate. It must be safe for concurrent use and must not block; nil = no calls.
+	Check func([]inventory.Unit) ([]inventory.Finding, error)
+
 	// Reserved is called with the devices of each Allocate, while the kubelet waits. It must be safe for concurrent use and
 	// must not block; nil = no calls.
 	Reserved func([]gpu.Device)

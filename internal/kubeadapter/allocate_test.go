@@ -1,7 +1,9 @@
 package kubeadapter
 
 import (
+	"bytes"
 	"context"
+	"log/slog"
 	"slices"
 	"strings"
 	"testing"
@@ -224,4 +226,44 @@ func FuzzAllocate(f *testing.F) {
 			t.Errorf("%v: %q; want %q; not to be allocated: %q, more than allowed: %t", r, got, want, bad, tooMany)
 		}
 	})
+}
+
+// What the check of a reservation finds is logged; its error fails the Allocate, which is not recorded.
+func TestAllocateChecks(t *testing.T) {
+	s := newTestServer(GPUResource, gpus(4))
+	var log bytes.Buffer
+	s.log = slog.New(slog.NewTextHandler(&log, nil))
+	reserved := 0
+	s.opts.Reserved = func([]gpu.Device) { reserved++ }
+	s.opts.Check = func(units []inventory.Unit) ([]inventory.Finding, error) {
+		processes := []gpu.Process{{PID: 31, Memory: gpu.OptionalUint64Of(2 << 20)}}
+		switch findings := []inventory.Finding{{Device: units[0].Device, Processes: processes}}; units[0].Device.Index {
+		case 1:
+			return findings, nil
+		case 2:
+			return nil, &inventory.CheckError{Findings: findings}
+		}
+		return nil, nil
+	}
+	const reason = "memory in use by processes without a reservation: pid 31 (2 MiB)"
+	for _, c := range []struct {
+		containers [][]string
+		err, log   string
+	}{
+		{containers: [][]string{gpuIDs(0)}},
+		{[][]string{gpuIDs(1)}, "", `level=WARN msg="device reserved despite the reservation check" id=` + gpuIDs(1)[0] + ` pci=0000:11:00.0 reason="` + reason + `"`},
+		{[][]string{gpuIDs(0), gpuIDs(2)}, "reservation check: " + gpuIDs(2)[0] + ": " + reason, `level=WARN msg="reservation refused" error="reservation check: ` + gpuIDs(2)[0] + ": " + reason + `"`},
+	} {
+		log.Reset()
+		_, err := s.Allocate(t.Context(), allocateRequest(c.containers...))
+		if got := status.Convert(err); got.Message() != c.err || c.err != "" && got.Code() != codes.FailedPrecondition {
+			t.Errorf("%v: %v, want %q", c.containers, err, c.err)
+		}
+		if _, line, _ := strings.Cut(strings.TrimSpace(log.String()), " "); line != c.log {
+			t.Errorf("%v: logged\n%s\nwant\n%s", c.containers, line, c.log)
+		}
+	}
+	if n := s.stats(); reserved != 2 || n.Allocations != 2 || n.AllocationErrors != 1 || len(s.tracker.allocations.byKey) != 2 {
+		t.Errorf("%d reserved, %+v, %v", reserved, n, s.tracker.allocations.byKey)
+	}
 }

@@ -106,6 +106,9 @@ func (s *server) Allocate(ctx context.Context, r *v1beta1.AllocateRequest) (*v1b
 		if err == nil {
 			err = s.checkResource(plan.Units)
 		}
+		if err == nil && s.opts.Check != nil {
+			err = s.checkReservation(plan.Units)
+		}
 		if err != nil {
 			s.count(&s.current.AllocationErrors)
 			return nil, allocateError(s.resource, err)
@@ -140,6 +143,18 @@ func (s *server) checkResource(units []inventory.Unit) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// checkReservation logs what the check of a reservation has found, unless that fails the reservation.
+func (s *server) checkReservation(units []inventory.Unit) error {
+	findings, err := s.opts.Check(units)
+	for _, f := range findings {
+		s.log.Warn("device reserved despite the reservation check", "id", f.Device.ID, "pci", f.Device.PCI, "reason", f.Reason())
+	}
+	if err != nil {
+		s.log.Warn("reservation refused", "error", err)
+	}
+	return err
 }
 
 // streams signals the start of the first stream of an incarnation and the end of the last one.

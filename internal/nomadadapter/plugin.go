@@ -36,6 +36,10 @@ type Source interface {
 	// ctx ends.
 	ApplyPolicy(ctx context.Context, c core.Config) error
 
+	// CheckReservation is called with the units of each reservation before it succeeds. It returns what is logged, or an error that
+	// fails the reservation. It must not block.
+	CheckReservation(units []inventory.Unit) ([]inventory.Finding, error)
+
 	// Reserved is called with the devices of each reservation, while Nomad waits. It must not block.
 	Reserved([]gpu.Device)
 }
@@ -187,6 +191,10 @@ func (disabledSource) Watch(ctx context.Context) iter.Seq[*inventory.Inventory] 
 func (disabledSource) Usage(context.Context) ([]gpu.Usage, error)     { return nil, nil }
 func (disabledSource) ApplyPolicy(context.Context, core.Config) error { return nil }
 func (disabledSource) Reserved([]gpu.Device)                          {}
+
+func (disabledSource) CheckReservation([]inventory.Unit) ([]inventory.Finding, error) {
+	return nil, nil
+}
 
 // watchdogOf returns the watchdog of the source, with which the loops that read it are registered; nil = none.
 func watchdogOf(src Source) *watchdog.Registry {

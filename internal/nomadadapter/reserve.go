@@ -40,6 +40,13 @@ func (p *Plugin) Reserve(ids []string) (*device.ContainerReservation, error) {
 	if d := inv.Driver(); err != nil && d.State != gpu.DriverReady {
 		err = fmt.Errorf("%w (driver %s: %s)", err, d.State, d.Reason)
 	}
+	if err == nil {
+		var findings []inventory.Finding
+		findings, err = r.source.CheckReservation(plan.Units)
+		for _, f := range findings {
+			p.log.Warn("device reserved despite the reservation check", "id", f.Device.ID, "pci", f.Device.PCI, "reason", f.Reason())
+		}
+	}
 	if err != nil {
 		p.log.Warn("reservation refused", "error", err)
 		return nil, err

@@ -195,3 +195,29 @@ func TestReserveWaitsForTheFirstSnapshot(t *testing.T) {
 		}
 	})
 }
+
+// What the check of a reservation finds is logged; its error fails the reservation, which the source does not get.
+func TestReserveChecks(t *testing.T) {
+	s := newFixture(t, nodeInventory(coretest.GPUs(2)))
+	finding := inventory.Finding{Device: coretest.GPUs(2).Devices[1], Processes: []gpu.Process{{PID: 31, Memory: gpu.OptionalUint64Of(2 << 20)}}}
+	var fail error
+	s.Source.check = func(units []inventory.Unit) ([]inventory.Finding, error) {
+		if len(units) != 1 || units[0].Device.ID != finding.Device.ID {
+			t.Errorf("checked %v", units)
+		}
+		if fail != nil {
+			return nil, fail
+		}
+		return []inventory.Finding{finding}, nil
+	}
+	p := nomadtest.Serve(t, s.Plugin)
+	if _, err := p.Reserve([]string{gpuID(1)}); err != nil || len(s.Source.reserved) != 1 {
+		t.Errorf("%v, reserved %v", err, s.Source.reserved)
+	}
+	checkContains(t, s.Log.String(), "device reserved despite the reservation check", gpuID(1), "0000:11:00.0", "pid 31 (2 MiB)")
+	fail = &inventory.CheckError{Findings: []inventory.Finding{finding}}
+	if _, err := p.Reserve([]string{gpuID(1)}); !errorContains(err, fail.Error()) || len(s.Source.reserved) != 1 {
+		t.Errorf("%v, reserved %v", err, s.Source.reserved)
+	}
+	checkContains(t, s.Log.String(), "reservation refused", fail.Error())
+}

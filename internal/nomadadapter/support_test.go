@@ -24,40 +24,6 @@ import (
 	"github.com/tandem-gpu/tandem/internal/nomadadapter/nomadtest"
 )
 
-// fakeSource is a source that records the calls of the plugin.
-type fakeSource struct {
-	*coretest.Source
-	usage func(context.Context) ([]gpu.Usage, error)     // nil = as set by SetUsage
-	apply func(ctx context.Context, c core.Config) error // nil = immediately
-
-	mu       sync.Mutex
-	applied  []core.Config
-	reserved [][]gpu.Device
-}
-
-func (f *fakeSource) Usage(ctx context.Context) ([]gpu.Usage, error) {
-	if f.usage != nil {
-		return f.usage(ctx)
-	}
-	return f.Source.Usage(ctx)
-}
-
-func (f *fakeSource) ApplyPolicy(ctx context.Context, c core.Config) error {
-	f.mu.Lock()
-	f.applied = append(f.applied, c)
-	f.mu.Unlock()
-	if f.apply != nil {
-		return f.apply(ctx, c)
-	}
-	return nil
-}
-
-func (f *fakeSource) Reserved(devices []gpu.Device) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.reserved = append(f.reserved, devices)
-}
-
 // fixture is a plugin with fake sources, one for each run.
 type fixture struct {
 	*Plugin

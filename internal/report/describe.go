@@ -22,6 +22,7 @@ func DescribeState(s core.State, cfg core.Config, warnings ...string) Report {
 	r.Conditions = append(r.Conditions, DescribeConditions(s, cfg, s.Ledger.Conditions())...)
 	counted := map[gpu.DeviceID]bool{}
 	for _, d := range s.Snapshot.Devices {
+		r.addProcesses(d.ID, s.Ledger.LastCheck(d.At.GPU).OnDevice(d.At))
 		history, ok := s.Ledger.History(d.At.GPU)
 		if !ok || counted[d.At.GPU] {
 			continue
@@ -35,6 +36,22 @@ func DescribeState(s core.State, cfg core.Config, warnings ...string) Report {
 		}
 	}
 	return r
+}
+
+// addProcesses adds the processes with memory of a device to it.
+func (r Report) addProcesses(id gpu.DeviceID, processes []gpu.Process) {
+	for i := range r.Devices {
+		if r.Devices[i].ID != id {
+			continue
+		}
+		for _, p := range processes {
+			one := Process{PID: p.PID}
+			if p.Memory.OK {
+				one.MemoryBytes = new(p.Memory.Value)
+			}
+			r.Devices[i].Processes = append(r.Devices[i].Processes, one)
+		}
+	}
 }
 
 // DescribeDriver describes the state of the driver.

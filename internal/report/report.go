@@ -77,6 +77,8 @@ type Device struct {
 	MPSMemoryBytes   uint64 `json:"mpsMemoryBytes,omitempty"`
 	MPSThreadPercent int    `json:"mpsThreadPercent,omitempty"`
 
+	Processes []Process `json:"processes,omitempty"` // with memory of the device at the last health check, if reservations are checked
+
 	Instance          *int   `json:"instance,omitempty"` // number of a MIG instance on its GPU, from 0
 	Serial            string `json:"serial,omitempty"`
 	Architecture      string `json:"architecture,omitempty"`
@@ -84,6 +86,12 @@ type Device struct {
 	ComputeCapability string `json:"computeCapability,omitempty"`
 	ECC               string `json:"ecc,omitempty"` // Enabled, Disabled
 	NVLinks           int    `json:"nvLinks,omitempty"`
+}
+
+// Process is a process with memory of a device.
+type Process struct {
+	PID         int     `json:"pid"`                   // in the agent's PID namespace
+	MemoryBytes *uint64 `json:"memoryBytes,omitempty"` // nil = the driver does not report it
 }
 
 // Binding is a position in the policy (an index, a number of devices, the common MIG profile) and the devices that it

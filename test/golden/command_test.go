@@ -97,7 +97,7 @@ func TestErrors(t *testing.T) {
 		{k8sGPU, "--device-list-strategy=auto,cdi-cri", "--cdi-annotation-prefix=cdi", "--cdi-dir=here", "--nvidia-ctk-path=ctk", "validate"},
 		{k8sGPU, "--http-address=9410", "--kubelet-socket=here", "--state-dir=here", "--log-level=loud", "--recovery-limit=-1", "validate"},
 		{k8sGPU, "--health-period=0s", "--health-settle=1d", "--call-deadline=1ns", "--recovery=maybe", "--recovery-checks=0", "validate"},
-		{k8sGPU, "--degraded=no", "--application-faults=x", "--kernel-log=log", "--overlap=maybe", "--simulation=maybe", "validate"},
+		{k8sGPU, "--degraded=no", "--application-faults=x", "--kernel-log=log", "--overlap=maybe", "--reservation-check=maybe", "--simulation=maybe", "validate"},
 		{k8sGPU, "--exclude=GPU-1,x", "--pass-device-specs=maybe", "--fail-on-init-error=maybe", "validate", "file"},
 		{k8sGPU, "--config-file=$/missing.yaml", "validate"},
 		{k8sGPU, "--state-dir=$", "clear"}, {k8sGPU, "--state-dir=$", "ignore", "--gpu=0"}, {k8sGPU, "--state-dir=$", "simulate"},

@@ -24,6 +24,7 @@ var scenes = []struct {
 	prepare               func(*host) error
 	steps                 []step
 	events                string // awaited in the metrics: "0" if the events of a GPU are unavailable
+	check                 string // reservation_check
 }{
 	{name: "h100x8", machine: "h100x8", steps: start(`"index": 7`)},
 	{name: "a30 with MIG", machine: "a30", steps: start(`"index": 1`)},
@@ -33,6 +34,10 @@ var scenes = []struct {
 		prepare: func(h *host) error { h.shared = true; return nil }, steps: start(`"agent": `),
 	},
 	{name: "no GPUs", machine: "none", steps: start(`"ready"`)},
+	{
+		name: "t4, reservations checked", machine: "t4", check: "refuse",
+		prepare: func(h *host) error { return h.StartProcess(0, 2114, 512) }, steps: start(`"processes"`),
+	},
 	{name: "no driver", machine: "t4", prepare: func(h *host) error { return h.Hide() }, steps: start(`"absent"`)},
 	{
 		name: "h100x8 with a policy", machine: "h100x8", policy: mixed,
@@ -64,6 +69,9 @@ func TestScenes(t *testing.T) {
 				t.Parallel()
 				h := newHost(t, s.machine, s.policy, s.prepare)
 				more := map[string]string{"health_period": "200ms"}
+				if s.check != "" {
+					more["reservation_check"] = s.check
+				}
 				k, n := h.startK8s(more), h.startNomad(more)
 				for _, step := range s.steps {
 					if step.happens != nil {

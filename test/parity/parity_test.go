@@ -52,6 +52,12 @@ func (s shortWaits) Wait(most time.Duration) ([]health.Observation, error) {
 
 // start runs a monitor of a simulated machine, changed by prepare, and serves it to both.
 func start(t testing.TB, machine string, prepare ...func(*simdriver.Machine) error) *both {
+	t.Helper()
+	return startWith(t, machine, func(*core.Config) {}, prepare...)
+}
+
+// startWith is start with a changed configuration.
+func startWith(t testing.TB, machine string, tune func(*core.Config), prepare ...func(*simdriver.Machine) error) *both {
 	b := &both{Machine: simdriver.Start(t, machine)}
 	for _, script := range prepare {
 		must(t, script(b.Machine))
@@ -60,13 +66,15 @@ func start(t testing.TB, machine string, prepare ...func(*simdriver.Machine) err
 	cfg.MIG, cfg.Injection.Nodes = inventory.MIGMixed, true
 	cfg.Probe, cfg.Rescan = 100*time.Millisecond, 500*time.Millisecond
 	cfg.Roots = core.Roots{Driver: b.Root, Dev: b.Root, Sys: b.Root + "/sys", Proc: b.Root + "/proc"}
+	tune(&cfg)
 	m := monitor.New(func() (monitor.Session, error) {
-		s, err := nvidia.Open(nvidia.Options{Roots: cfg.Roots})
+		s, err := nvidia.Open(nvidia.Options{Roots: cfg.Roots, Processes: cfg.ReservationCheck.Enabled()})
 		if err != nil {
 			return nil, err
 		}
 		return shortWaits{s}, nil
 	}, cfg, slog.New(slog.DiscardHandler), nil)
+	m.SetProcessCheck(func(p gpu.Process) bool { return nvidia.ProcessRunning(cfg.Roots, p) })
 	b.monitor = m
 
 	ctx, cancel := context.WithCancel(t.Context())
@@ -204,20 +212,22 @@ type orchestrators struct {
 }
 
 // serve offers one source to a kubelet and one to Nomad, over their protocols.
-func serve(ctx context.Context, t testing.TB, toKubelet kubeadapter.Source, toNomad nomadadapter.Source, running *sync.WaitGroup) *orchestrators {
+func serve(ctx context.Context, t testing.TB, toKubelet, toNomad nomadadapter.Source, running *sync.WaitGroup) *orchestrators {
 	o := &orchestrators{groups: watch.NewValue[[]*device.DeviceGroup](nil)}
 	o.serveKubelet(ctx, t, toKubelet, running)
 	o.serveNomad(ctx, t, toNomad)
 	return o
 }
 
-func (o *orchestrators) serveKubelet(ctx context.Context, t testing.TB, src kubeadapter.Source, running *sync.WaitGroup) {
+func (o *orchestrators) serveKubelet(ctx context.Context, t testing.TB, src nomadadapter.Source, running *sync.WaitGroup) {
 	dir, err := os.MkdirTemp("", "parity") // t.TempDir's names are too long for a socket
 	must(t, err)
 	o.kubelet = kubelettest.New(dir)
 	must(t, o.kubelet.Start())
 	t.Cleanup(func() { o.kubelet.Stop(); _ = os.RemoveAll(dir) })
-	adapter := kubeadapter.New(src, kubeadapter.Options{KubeletSocket: o.kubelet.Socket(), MPSRoot: "/run/nvidia/mps"})
+	adapter := kubeadapter.New(src, kubeadapter.Options{
+		KubeletSocket: o.kubelet.Socket(), MPSRoot: "/run/nvidia/mps", Check: src.CheckReservation,
+	})
 	running.Go(func() { _ = adapter.Run(ctx) })
 }
 
