@@ -98,13 +98,14 @@ func (b *ledgerBuilder) check(id gpu.DeviceID, v Sample) {
 	history.updateWindow(b.now)
 	at := gpu.WholeGPU(id)
 	b.remove(id, func(c Condition) bool { return c.At == at && c.Reason == ReasonProbe && c.State == Healthy })
+	unchecked := history.checked.IsZero() || b.find(Condition{At: at, Reason: ReasonUnchecked}) != nil
 	if b.countCleanCheck(id, !v.Partial); v.Partial {
 		history.completeChecks = 0
 	} else {
 		history.completeChecks, history.checked = min(history.completeChecks+1, b.policy.CleanChecks), b.now
-		b.remove(id, func(c Condition) bool { return c.At == at && c.Reason == ReasonUnchecked })
 	}
 	if b.policy.Mode == ModeOff {
+		b.endUnchecked(at, v)
 		return
 	}
 	if old.Uncorrectable.OK && v.Uncorrectable.Value > old.Uncorrectable.Value && !history.faultWithin(b.now, time.Minute) {
@@ -113,6 +114,37 @@ func (b *ledgerBuilder) check(id gpu.DeviceID, v Sample) {
 	for r := range Reason(len(meanings)) {
 		b.applyLevel(at, r, history)
 	}
+	if !unchecked || !b.withholdUnconfirmed(at) {
+		b.endUnchecked(at, v)
+	}
+}
+
+// endUnchecked records that a check of a GPU was complete.
+func (b *ledgerBuilder) endUnchecked(at gpu.Placement, v Sample) {
+	if !v.Partial {
+		b.remove(at.GPU, func(c Condition) bool { return c.At == at && c.Reason == ReasonUnchecked })
+	}
+}
+
+// withholdUnconfirmed reports whether the first check of a GPU since the driver was available shows a state that makes it unhealthy
+// if the next checks show it too, and makes its health unknown until then. A GPU that was healthy stays so, because one reading may
+// be wrong; of this one nothing is known, and after maintenance or a start such a state is more likely to be real.
+func (b *ledgerBuilder) withholdUnconfirmed(at gpu.Placement) bool {
+	for _, c := range b.conditions[at.GPU] {
+		if c.At == at && c.State == Healthy && c.IgnoredUntil.IsZero() && b.levelState(c.Reason) >= Unhealthy {
+			b.setLevel(Condition{At: at, Reason: ReasonUnchecked, State: Unknown, Detail: c.health().cause() + ", not confirmed"}, 1)
+			return true
+		}
+	}
+	return false
+}
+
+// levelState returns the health state that a persistent state results in; Healthy for a reason that is none.
+func (b *ledgerBuilder) levelState(r Reason) State {
+	if s := r.meaning().state; s != Degraded {
+		return s
+	}
+	return b.policy.state(xid.Degrades)
 }
 
 // countCleanCheck counts consecutive complete checks for conditions whose evidence holds. An incomplete check
@@ -133,12 +165,8 @@ func (b *ledgerBuilder) countCleanCheck(id gpu.DeviceID, complete bool) {
 // applyLevel records or removes the condition of one persistent state. A condition without effect, or one that
 // only waits, is removed as soon as the state is gone.
 func (b *ledgerBuilder) applyLevel(at gpu.Placement, r Reason, history *GPUHistory) {
-	m := r.meaning()
-	c := Condition{At: at, Reason: r, State: m.state}
-	if m.state == Degraded {
-		c.State = b.policy.state(xid.Degrades)
-	}
-	checks := max(m.checks, 1)
+	c := Condition{At: at, Reason: r, State: b.levelState(r)}
+	checks := max(r.meaning().checks, 1)
 	switch r {
 	case ReasonRecoveryAction:
 		c.Code, c.Detail = uint64(history.Sample.RecoveryAction), history.Sample.RecoveryAction.String()
