@@ -3,6 +3,8 @@ package nomadadapter
 import (
 	"context"
 	"fmt"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -17,8 +19,10 @@ import (
 	"github.com/hashicorp/nomad/plugins/device/proto"
 
 	"github.com/tandem-gpu/tandem/internal/config"
+	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter/nomadtest"
 )
@@ -59,6 +63,41 @@ func BenchmarkReserve(b *testing.B) {
 			reserve(b, inv, func(ids []string) error { _, err := p.Reserve(ids); return err })
 		})
 	})
+}
+
+// BenchmarkReserveTogether reserves two of eight GPUs over a socket, by injection and number of concurrent callers.
+func BenchmarkReserveTogether(b *testing.B) {
+	for _, injection := range [][]string{{"variables"}, {"devices"}, {"cdi"}} {
+		for _, callers := range []int{1, 4, 16, 64} {
+			b.Run(fmt.Sprintf("%s/callers=%d", injection[0], callers), func(b *testing.B) {
+				b.ReportAllocs()
+				s := newFixture(b, nil)
+				s.mustConfigure(b, map[string]any{"injection": injection})
+				s.currentRun()
+				cfg := s.Started()[0].Core
+				cdi := &inventory.CDI{Kind: "nomad.device-plugin.nvidia.com/gpu"}
+				for n := range 8 {
+					cdi.Defined = append(cdi.Defined, coretest.GPU(n))
+				}
+				s.Source.Set(core.Build(withDetails(coretest.GPUs(8)), health.Ledger{}, cfg).WithHost(inventory.Host{CDI: cdi}, cfg.Overlap))
+				p := nomadtest.Serve(b, s.Plugin)
+				var left atomic.Int64
+				left.Store(int64(b.N))
+				var wg sync.WaitGroup
+				b.ResetTimer()
+				for n := range callers {
+					wg.Go(func() {
+						for left.Add(-1) >= 0 {
+							if _, err := p.Reserve([]string{gpuID(n % 8), gpuID((n + 1) % 8)}); err != nil {
+								b.Error(err)
+							}
+						}
+					})
+				}
+				wg.Wait()
+			})
+		}
+	}
 }
 
 // BenchmarkGroups measures an update of the fingerprint that has no effect, so that nothing is sent.

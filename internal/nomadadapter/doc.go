@@ -34,16 +34,31 @@
 // are absent and after a restart: names, and the NUMA nodes or islands of GPUs, are saved in the state directory (see
 // Plugin.PersistGroups).
 //
+// # Injection
+//
+// The plugin does not know the driver of a task, so what a reservation has depends on the pool (inventory.Injection). Nomad's
+// drivers take different parts of it:
+//
+//   - docker: variables, nodes and mounts. If NVIDIA_VISIBLE_DEVICES is among the variables it requires NVIDIA's runtime, and
+//     fails without it (drivers/docker/driver.go). It has no CDI.
+//   - exec, java: variables, nodes and mounts.
+//   - raw_exec: variables.
+//   - podman (nomad-driver-podman): variables and mounts, and CDI devices that the job names by the variable CDI_DEVICES.
+//
+// Only variables outlive the Nomad agent: a task that restarts after a restart of the agent has no nodes and no mounts
+// (hashicorp/nomad#9473). With mounts Nomad drops the volume_mounts of the task at its first start.
+//
 // # MPS
 //
 // A client of an MPS control daemon finds it by CUDA_MPS_PIPE_DIRECTORY, which is a path on the host. A raw_exec task
-// needs no more; a task of the docker driver mounts the directory under the same path, and shares the daemon's /dev/shm:
+// needs no more; a task of the docker or podman driver mounts the directory under the same path, and shares the daemon's /dev/shm:
 //
 //	config {
 //	  volumes  = ["/run/nvidia/mps:/run/nvidia/mps"]
 //	  ipc_mode = "host"
 //	}
 //
-// A task of the exec driver uses a volume_mount of a host volume. The plugin returns no mounts, because Nomad would drop
-// the task's own volumes in favour of them.
+// From Nomad 2.0.4 on, the client's docker plugin must allow that mode. A task of the exec driver uses volume_mounts of host
+// volumes. The plugin returns no mounts, because Nomad would drop the task's own volumes in favour of them, unless the pool's
+// injection has mounts anyway.
 package nomadadapter

@@ -130,12 +130,15 @@ func addNodes(r *device.ContainerReservation, plan inventory.Plan, devRoot strin
 
 // addMounts adds the driver's files. With any mount Nomad drops the volume_mounts of the task at its first start
 // (client/allocrunner/taskrunner/task_runner_hooks.go, setMounts), so there is none unless the pool's injection has libraries.
-// The pipe directory of the MPS control daemon is then a mount, too, because a volume_mount can't be used for it.
+// A client of an MPS control daemon then gets its pipe directory and the /dev/shm of the host, where the daemon runs, as mounts, too,
+// because a volume_mount can't be used for them.
 func addMounts(r *device.ContainerReservation, plan inventory.Plan) {
 	for _, m := range plan.Mounts {
 		r.Mounts = append(r.Mounts, &device.Mount{TaskPath: m.ContainerPath, HostPath: m.HostPath, ReadOnly: m.ReadOnly})
 	}
 	if pipe := r.Envs[mpsPipeEnv]; pipe != "" && plan.Injection.Libraries {
-		r.Mounts = append(r.Mounts, &device.Mount{TaskPath: pipe, HostPath: pipe})
+		for _, path := range []string{pipe, "/dev/shm"} {
+			r.Mounts = append(r.Mounts, &device.Mount{TaskPath: path, HostPath: path})
+		}
 	}
 }

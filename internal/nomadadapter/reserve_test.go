@@ -125,7 +125,7 @@ func TestReserveByInjection(t *testing.T) {
 					want.Mounts = append(want.Mounts, &device.Mount{TaskPath: m.ContainerPath, HostPath: m.HostPath, ReadOnly: m.ReadOnly})
 				}
 				if unit == "MPS" {
-					want.Mounts = append(want.Mounts, &device.Mount{TaskPath: pipe, HostPath: pipe})
+					want.Mounts = append(want.Mounts, &device.Mount{TaskPath: pipe, HostPath: pipe}, &device.Mount{TaskPath: "/dev/shm", HostPath: "/dev/shm"})
 				}
 			}
 			got, err := s.Reserve([]string{id})
