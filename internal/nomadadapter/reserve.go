@@ -108,11 +108,13 @@ func newReservation(plan inventory.Plan, s Settings) *device.ContainerReservatio
 // environment only (nomad#9473): by nodesEnv a task can find out. It has no optional node, which NVIDIA's container runtime may
 // leave out.
 func addNodes(r *device.ContainerReservation, plan inventory.Plan, devRoot string) {
-	var required []string
+	if len(plan.Nodes) == 0 {
+		return
+	}
+	var required, present []string
 	for _, d := range plan.Devices {
 		required = append(required, d.RequiredNodes()...)
 	}
-	var present []string
 	for _, n := range plan.Nodes {
 		r.Devices = append(r.Devices, &device.DeviceSpec{
 			TaskPath:    n.Path,
