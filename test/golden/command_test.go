@@ -38,6 +38,14 @@ policy:
   rules:
     - {select: {index: [0, 1]}, use: time-slicing, replicas: 2}
 `
+	injection = `version: v1
+policy:
+  rules:
+    - {select: {index: 0}, name: bare, injection: devices}
+    - {select: {index: 1}, use: mps, replicas: 2, injection: [libraries, devices]}
+    - {select: {index: 2}, name: podman, for: nomad, injection: cdi}
+flags: {mpsRoot: /run/nvidia/mps}
+`
 	incumbent = `version: v1
 flags:
   migStrategy: single
@@ -50,7 +58,7 @@ sharing:
 )
 
 var files = map[string]string{
-	"mixed.yaml": mixed, "broken.yaml": broken, "shares.yaml": shares, "incumbent.yaml": incumbent,
+	"mixed.yaml": mixed, "broken.yaml": broken, "shares.yaml": shares, "injection.yaml": injection, "incumbent.yaml": incumbent,
 	"empty.yaml": "", "v2.yaml": "version: v2\n", "text.yaml": "no: [yaml\n",
 	"clash.yaml": "version: v1\npolicy:\n  rules:\n    - {select: {index: 0}, use: mps, replicas: 2, name: a}\n    - {select: {index: 1}, use: time-slicing, replicas: 3, name: a}\n",
 }
@@ -121,7 +129,7 @@ func TestValidate(t *testing.T) {
 	t.Parallel()
 	dir := policyFiles(t)
 	var all strings.Builder
-	for _, file := range []string{"mixed", "shares", "incumbent", "empty", "v2", "text", "clash", "broken"} {
+	for _, file := range []string{"mixed", "shares", "injection", "incumbent", "empty", "v2", "text", "clash", "broken"} {
 		fmt.Fprintf(&all, "======== %s.yaml\n%s\n", file, files[file+".yaml"])
 		fmt.Fprintln(&all, typed(t, dir, k8sGPU, "--config-file=$/"+file+".yaml", "validate"))
 		fmt.Fprintln(&all, typed(t, dir, nomadGPU, "validate", "$/"+file+".yaml"))
