@@ -156,7 +156,7 @@ func TestConflict(t *testing.T) {
 	write(t, other, `{"cdiVersion": "0.3.0", "kind": "`+vendor+`/gpu", "devices": [{"name": "`+string(coretest.GPU(1))+`", "containerEdits": {"env": ["A=B"]}}]}`, 0o644)
 	s := m.defined(t, ids(0)...)
 	u, _ := s.Inventory.Unit(inventory.UnitID(coretest.GPU(1)))
-	if !strings.Contains(u.Health.String(), other+" defines "+string(coretest.GPU(1))) {
+	if !strings.Contains(u.Health.String(), other+" defines device \""+string(coretest.GPU(1))) {
 		t.Errorf("GPU 1 is %s", u.Health)
 	}
 	if lines := w.Warnings(); len(lines) != 1 || !strings.Contains(lines[0], other) || !strings.Contains(lines[0], n.file()) {

@@ -201,7 +201,7 @@ func (w *Writer) conflicts(c *inventory.CDI, names map[string]gpu.DeviceID) (lin
 		for _, name := range e.Devices {
 			if id, ok := names[name]; ok {
 				c.Defined = slices.DeleteFunc(slices.Clone(c.Defined), func(d gpu.DeviceID) bool { return d == id })
-				c.Undefined = addUndefined(c.Undefined, inventory.Undefined{Device: id, Reason: e.Path + " defines " + name + ", too: remove that file"})
+				c.Undefined = addUndefined(c.Undefined, inventory.Undefined{Device: id, Reason: fmt.Sprintf("%s defines device %q, too: remove that file", e.Path, name)})
 			}
 		}
 	}
