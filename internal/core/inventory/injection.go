@@ -108,9 +108,7 @@ func (inv *Inventory) UsesCDI(i Injection) bool {
 }
 
 // NeedsCDI reports whether units need a CDI specification, or would use a valid one.
-func (inv *Inventory) NeedsCDI() bool {
-	return slices.ContainsFunc(inv.orEmpty().units, func(u Unit) bool { return u.Injection.CDI != CDIOff || u.Injection.Libraries })
-}
+func (inv *Inventory) NeedsCDI() bool { return inv.orEmpty().needsCDI }
 
 // CDIDevices counts the devices of units that CDI specifications define for the present driver, and those that they do not. It returns
 // false if this is not known yet, or no unit needs CDI.

@@ -49,6 +49,7 @@ type Inventory struct {
 	imexChannel      bool // containers get IMEX channel 0
 	imexMissing      bool // a required IMEX channel is missing
 	injectsNodes     bool // containers get device nodes from this agent
+	needsCDI         bool // see NeedsCDI
 	packed           bool
 	policyWarnings   []string
 	outdatedBindings []string
@@ -103,7 +104,11 @@ func Build(in Input) *Inventory {
 		case hidden:
 		}
 	}
-	inv.injectsNodes = slices.ContainsFunc(inv.units, func(u Unit) bool { return u.Injection.Nodes || u.Injection.CDI != CDIOff })
+	for i := range inv.units {
+		way := &inv.units[i].Injection
+		inv.injectsNodes = inv.injectsNodes || way.Nodes || way.CDI != CDIOff
+		inv.needsCDI = inv.needsCDI || way.CDI != CDIOff || way.Libraries
+	}
 	inv.binding, inv.positionBindings, inv.awaitsNumber = all.binding(), all.positionBindings(), all.awaitsNumber
 	if s.Driver.State == gpu.DriverReady && len(s.Excluded) == 0 && !all.awaitsNumber { // otherwise the selected device may be missing
 		inv.policyWarnings = all.unmatchedRules()
