@@ -14,6 +14,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/allocationfile"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/containerruntime"
 	"github.com/tandem-gpu/tandem/internal/report"
 	"github.com/tandem-gpu/tandem/internal/status"
 )
@@ -42,9 +43,29 @@ func agentOptions(s settings) agent.Options {
 func cdiOptions(s settings) cdi.Options {
 	return cdi.Options{
 		Vendor: "k8s.device-plugin.nvidia.com", Folder: s.CDI.Folder,
-		HookPath: s.CDI.HookPath, DisabledHooks: s.CDI.DisabledHooks, FeatureFlags: s.CDI.FeatureFlags,
-		GDS: s.CDI.GDS, MOFED: s.CDI.MOFED, GDRCopy: s.CDI.GDRCopy, IMEXChannels: s.CDI.IMEXChannels, Auto: s.Strategies.Auto,
 		DriverRoot: s.DriverRoot, ContainerRoot: s.Core.Roots.Driver, DevRoot: s.DevRoot, ContainerDevRoot: s.Core.Roots.Dev, SysRoot: s.Core.Roots.Sys,
+		HookPath: s.CDI.HookPath, DisabledHooks: s.CDI.DisabledHooks, FeatureFlags: s.CDI.FeatureFlags,
+		GDS: s.CDI.GDS, MOFED: s.CDI.MOFED, GDRCopy: s.CDI.GDRCopy, IMEXChannels: s.CDI.IMEXChannels,
+		Auto: s.Strategies.Auto, Runtime: askRuntime(s.CDI.CRISocket),
+	}
+}
+
+// askRuntime returns a function that asks the container runtime; nil without a socket. What it can't learn is unknown.
+func askRuntime(socket string) func(context.Context) cdi.Runtime {
+	if socket == "" {
+		return nil
+	}
+	return func(ctx context.Context) cdi.Runtime {
+		info, _ := containerruntime.Read(ctx, socket)
+		r := cdi.Runtime{Name: info.Name, Version: info.Version, Folders: info.Folders}
+		switch {
+		case info.CDI == nil:
+		case *info.CDI:
+			r.CDI = cdi.On
+		default:
+			r.CDI = cdi.Off
+		}
+		return r
 	}
 }
 

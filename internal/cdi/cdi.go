@@ -52,7 +52,7 @@ type Options struct {
 
 	// Auto decides by Decide whether containers can use the specification. Otherwise they can if it is written.
 	Auto    bool
-	Runtime func(context.Context) Runtime // what is known of the container runtime; nil = nothing; called with Auto
+	Runtime func(context.Context) Runtime // what is known of the container runtime; nil = nothing
 
 	Log *slog.Logger // nil = none
 }

@@ -9,14 +9,14 @@ import (
 	"strings"
 	"time"
 
+	"tags.cncf.io/container-device-interface/specs-go"
+
 	"github.com/tandem-gpu/tandem/internal/cdi/driverfiles"
 	"github.com/tandem-gpu/tandem/internal/cdi/spec"
 	"github.com/tandem-gpu/tandem/internal/cdi/specfile"
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
-	"github.com/tandem-gpu/tandem/internal/watch"
-	"tags.cncf.io/container-device-interface/specs-go"
 )
 
 // outcome is the result of one pass.
@@ -59,6 +59,9 @@ func (w *Writer) pass(ctx context.Context, s core.State) outcome {
 	c.Usable, c.Reason = w.decide(ctx, problem, hooks)
 	if !w.opts.Auto {
 		warnings = append(warnings, hookWarnings(hooks)...)
+		if why := w.runtime(ctx).refuses(w.opts.Folder); why != "" && s.Inventory.NeedsCDI() {
+			warnings = append(warnings, why+"; until then containers get no device by CDI, and no error")
+		}
 	}
 	if c.Problem != "" {
 		warnings = append(warnings, c.Problem)
@@ -221,24 +224,30 @@ const runtimeAtMost = time.Second
 
 // decide reports whether containers can use the specification.
 func (w *Writer) decide(ctx context.Context, problem string, h Hooks) (bool, string) {
-	if !w.opts.Auto {
-		if problem != "" {
-			return false, problem
-		}
-		return true, "specification in " + w.opts.Folder
+	switch {
+	case w.opts.Auto:
+		return Decide(problem, w.opts.Folder, h, w.runtime(ctx))
+	case problem != "":
+		return false, problem
 	}
-	var known Runtime
-	if w.opts.Runtime != nil {
-		asked, cancel := context.WithTimeout(ctx, runtimeAtMost)
-		defer cancel()
-		answer := make(chan struct{})
-		var r Runtime
-		go func() { defer close(answer); r = w.opts.Runtime(asked) }()
-		if watch.Await(ctx, answer, runtimeAtMost) {
-			known = r
-		}
+	return true, "specification in " + w.opts.Folder
+}
+
+// runtime returns what is known of the container runtime.
+func (w *Writer) runtime(ctx context.Context) Runtime {
+	if w.opts.Runtime == nil {
+		return Runtime{}
 	}
-	return Decide(problem, w.opts.Folder, h, known)
+	ctx, cancel := context.WithTimeout(ctx, runtimeAtMost)
+	defer cancel()
+	answer := make(chan Runtime, 1)
+	go func() { answer <- w.opts.Runtime(ctx) }()
+	select {
+	case r := <-answer:
+		return r
+	case <-ctx.Done():
+		return Runtime{}
+	}
 }
 
 // hookWarnings are about the hooks of a specification that is used whether they work or not.

@@ -123,6 +123,8 @@ func injectionOptions(s *Kubernetes) []Spec {
 			setItem: known(&s.CDI.DisabledHooks, CDIHooks)},
 		{Flag: "cdi-dir", Default: "/var/run/cdi", Usage: "folder of the CDI specifications, on the host and here",
 			set: path(&s.CDI.Folder, "/var/run/cdi")},
+		{Flag: "cri-socket", Usage: "socket of the container runtime, which is asked for its version and CDI settings; empty: it is not asked",
+			set: pathOrEmpty(&s.CDI.CRISocket, "/run/containerd/containerd.sock")},
 		{Flag: "gdrcopy-enabled", Key: "flags.gdrcopyEnabled", Default: "false", Kind: Bool, Usage: "give containers GDRCopy",
 			set: boolean(&s.CDI.GDRCopy)},
 		{Flag: "gds-enabled", Key: "flags.gdsEnabled", Default: "false", Kind: Bool, Usage: "give containers GPUDirect Storage",

@@ -237,7 +237,7 @@ func TestRoots(t *testing.T) {
 func TestIncumbentsNames(t *testing.T) {
 	var got []string
 	for _, o := range KubernetesSpecs() {
-		ours := []string{"http-address", "log-level", "rescan", "exclude", "sysfs-root", "procfs-root", "pod-resources-socket", "cdi-dir"}
+		ours := []string{"http-address", "log-level", "rescan", "exclude", "sysfs-root", "procfs-root", "pod-resources-socket", "cdi-dir", "cri-socket"}
 		if o.Flag != "" && !slices.Contains(ours, o.Flag) && !strings.HasPrefix(o.Key, "health.") {
 			got = append(got, strings.Join(slices.Concat([]string{o.Flag}, o.Aliases, o.Env, []string{o.Default, o.Key}), " "))
 		}

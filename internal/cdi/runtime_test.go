@@ -1,0 +1,35 @@
+package cdi
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
+)
+
+// What the container runtime reports against CDI is the reason of auto, and a warning with a listed strategy. A runtime that does not
+// respond is unknown after a second.
+func TestRuntimeIsAsked(t *testing.T) {
+	off := func(context.Context) Runtime { return Runtime{Name: "containerd", Version: "2.0.1", CDI: Off} }
+	release := make(chan struct{})
+	defer close(release)
+	hangs := func(context.Context) Runtime { <-release; return off(t.Context()) }
+	for _, tc := range []struct {
+		auto, usable, warns bool
+		runtime             func(context.Context) Runtime
+	}{{true, false, false, off}, {false, true, true, off}, {true, true, false, hangs}, {false, true, false, hangs}} {
+		n, m := newNode(t), newMonitor(inventory.Injection{CDI: inventory.CDIAuto})
+		n.Auto, n.Runtime = tc.auto, tc.runtime
+		w, _ := n.run(t, m)
+		m.read(coretest.GPUs(1))
+		c := m.defined(t, ids(0)...).Host.CDI
+		const why = "containerd 2.0.1 has CDI switched off"
+		warned := slices.ContainsFunc(w.Warnings(), func(line string) bool { return strings.HasPrefix(line, why) })
+		if c.Usable != tc.usable || strings.HasPrefix(c.Reason, why) == tc.usable || warned != tc.warns {
+			t.Errorf("auto %t: %t because %q, warnings %q", tc.auto, c.Usable, c.Reason, w.Warnings())
+		}
+	}
+}
