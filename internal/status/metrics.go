@@ -19,7 +19,7 @@ var (
 	policyDesc  = newDesc("policy_warnings", "Problems of the policy on this node; inspect and the log have the texts.")
 	overlapDesc = newDesc("device_overlaps", "Devices that another agent on this node offers, too.")
 	nodesDesc   = newDesc("device_nodes_missing",
-		"Device nodes that containers of the device need and the node lacks; inspect names them. No series without --pass-device-specs.", "device")
+		"Device nodes that containers of the device need and the node lacks; inspect names them. No series if containers get neither nodes nor CDI names.", "device")
 	cdiDesc = newDesc("cdi_devices",
 		"Devices that the CDI specification defines, or does not define. No series if no specification is needed, or none was attempted yet.", "state")
 	excludedDesc  = newDesc("devices_excluded", "Devices that were found and are not offered.")
