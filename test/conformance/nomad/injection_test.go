@@ -2,6 +2,7 @@ package nomad
 
 import (
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -16,7 +17,21 @@ const pools = `policy:
   rules:
   - {select: {index: [0, 1]}, name: runtime}
   - {select: {index: [2, 3]}, name: nodes, injection: devices}
+  - {select: {index: [4, 5]}, name: names, injection: cdi}
+  - {select: {index: 6}, name: both, injection: [variables, cdi]}
+  - {select: {index: 7}, name: files, injection: [devices, libraries]}
 `
+
+// withPools returns an agent with a pool for each injection, and the folder of its CDI specification.
+func withPools(t *testing.T) (m machine, a *agent, groups []*structs.NodeDeviceResource, folder string) {
+	t.Helper()
+	m = install(t, "h100x8")
+	keys := m.policy(t, pools)
+	folder = filepath.Join(string(m), "cdi")
+	keys["cdi_dir"] = folder
+	a = startAgent(t, m, keys)
+	return m, a, a.devices(t, 8, 8), folder
+}
 
 // nodesOf returns the device nodes of a GPU, without those that a container runtime may leave out.
 func nodesOf(gpu string) []string {
@@ -25,7 +40,7 @@ func nodesOf(gpu string) []string {
 
 // Two device blocks in one task: the task has the nodes of both, and the variables of the last.
 func Test39TwoDeviceBlocks(t *testing.T) {
-	m, a, groups := underPolicy(t, "h100x8", pools, 8)
+	m, a, groups, _ := withPools(t)
 	for name, tc := range map[string]struct {
 		pool, variable string
 	}{
@@ -61,7 +76,7 @@ func Test39TwoDeviceBlocks(t *testing.T) {
 // After a restart of the Nomad agent, a task that restarts has the variables, and no nodes: nomad#9473. This test fails when that
 // is mended, and then docs/operations.md changes.
 func Test40NodesAreLostWithTheAgent(t *testing.T) {
-	m, a, groups := underPolicy(t, "h100x8", pools, 8)
+	m, a, groups, _ := withPools(t)
 	if !m.hasNodes() {
 		t.Skip("SKIPPED: without root the simulated machine has no device nodes")
 	}
@@ -94,7 +109,7 @@ func Test40NodesAreLostWithTheAgent(t *testing.T) {
 // A task of the exec driver opens its nodes and no others. When it restarts after a restart of the Nomad agent, it finds that they
 // are missing.
 func Test38ExecOpensItsNodes(t *testing.T) {
-	m, a, groups := underPolicy(t, "h100x8", pools, 8)
+	m, a, groups, _ := withPools(t)
 	if !m.hasNodes() {
 		t.Skip("SKIPPED: without root the simulated machine has no device nodes, and the exec driver does not start tasks")
 	}
@@ -133,7 +148,7 @@ func Test38ExecOpensItsNodes(t *testing.T) {
 
 // A task of the raw_exec driver has the variables; CUDA_VISIBLE_DEVICES is all that keeps it from other GPUs.
 func Test38RawExecHasTheVariables(t *testing.T) {
-	m, a, groups := underPolicy(t, "h100x8", pools, 8)
+	m, a, groups, _ := withPools(t)
 	k := a.newTask(t, driver(t, "raw_exec"), newCluster(t, node(groups)).place(t, ask("nvidia/gpu/nodes", 2)), func(g *structs.TaskGroup, _ *clientconfig.Config) {
 		g.Tasks[0].Driver = "raw_exec"
 		g.Tasks[0].Config = map[string]any{"command": "/bin/sh", "args": []string{"-c", script + end}}

@@ -52,6 +52,14 @@ func newRecorder(t *testing.T) *recorder {
 	return &recorder{mockdriver.NewMockDriver(t.Context(), hclog.NewNullLogger()), nil, make(chan *drivers.TaskConfig, 16)}
 }
 
+func (r *recorder) Capabilities() (*drivers.Capabilities, error) {
+	c, err := r.DriverPlugin.Capabilities()
+	if err == nil {
+		c.MountConfigs = drivers.MountConfigSupportAll
+	}
+	return c, err
+}
+
 func (r *recorder) TaskConfigSchema() (*hclspec.Spec, error) {
 	if r.schema != nil {
 		return r.schema, nil
