@@ -131,6 +131,34 @@ func Test41VolumeMounts(t *testing.T) {
 	}
 }
 
+// A task of the exec driver has the driver's files in its chroot, and the nodes. It has neither when it restarts after a restart of
+// the Nomad agent.
+func Test41LibrariesInAChroot(t *testing.T) {
+	m, a, groups, _ := withPools(t)
+	if !m.hasNodes() {
+		t.Skip("SKIPPED: without root the exec driver does not start tasks")
+	}
+	allocated := newCluster(t, node(groups)).place(t, ask("nvidia/gpu/files", 1))
+	reservation, err := a.dm.Reserve(allocated[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	var files []string
+	for _, mount := range reservation.Mounts {
+		files = append(files, mount.TaskPath)
+	}
+	k := a.execTask(t, allocated, map[string]string{"FILES": strings.Join(files, ":")})
+	k.run(t)
+	if got := k.output(t); strings.Contains(got, "missing") || !strings.Contains(got, "open /dev/nvidia7") {
+		t.Errorf("got:\n%s", got)
+	}
+	k.restartAgent(t)
+	k.restart(t)
+	if got := k.output(t); strings.Count(got, "missing") != len(files)+len(nodesOf("7")) {
+		t.Errorf("after a restart of the agent, of %d files:\n%s", len(files), got)
+	}
+}
+
 // podman is a part of the configuration of nomad-driver-podman (config.go of 0.6.5).
 var podman = hclspec.NewObject(map[string]*hclspec.Spec{
 	"image":   hclspec.NewAttr("image", "string", true),

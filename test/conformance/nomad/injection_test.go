@@ -46,6 +46,7 @@ func Test39TwoDeviceBlocks(t *testing.T) {
 	}{
 		"variables": {"runtime", "NVIDIA_VISIBLE_DEVICES"},
 		"devices":   {"nodes", "CUDA_VISIBLE_DEVICES"},
+		"cdi":       {"names", "CUDA_VISIBLE_DEVICES"},
 	} {
 		g := group(t, groups, "gpu", tc.pool)
 		var both []*structs.AllocatedDeviceResource
@@ -58,8 +59,10 @@ func Test39TwoDeviceBlocks(t *testing.T) {
 		got := r.next(t)
 		if last := g.Instances[1].ID; got.Env[tc.variable] != last || got.DeviceEnv[tc.variable] != last {
 			t.Errorf("%s: %s", name, got.Env[tc.variable])
+		} else if names := got.Env["CDI_DEVICES"]; name == "cdi" && names != `["`+kind+"="+last+`"]` {
+			t.Errorf("%s: %s", name, names)
 		}
-		if !m.hasNodes() {
+		if !m.hasNodes() || name == "cdi" {
 			continue
 		}
 		nodes, _ := paths(got)
@@ -113,14 +116,7 @@ func Test38ExecOpensItsNodes(t *testing.T) {
 	if !m.hasNodes() {
 		t.Skip("SKIPPED: without root the simulated machine has no device nodes, and the exec driver does not start tasks")
 	}
-	k := a.newTask(t, driver(t, "exec"), newCluster(t, node(groups)).place(t, ask("nvidia/gpu/nodes", 1)), func(g *structs.TaskGroup, c *clientconfig.Config) {
-		g.Tasks[0].Driver = "exec"
-		g.Tasks[0].Config = map[string]any{
-			"command": "/bin/sh", "args": []string{"-c", script + foreign},
-			"cap_drop": []string{"all"}, "cap_add": []string{"mknod"}, // this process may not have all that the driver's default has
-		}
-		c.ChrootEnv = chroot(t)
-	})
+	k := a.execTask(t, newCluster(t, node(groups)).place(t, ask("nvidia/gpu/nodes", 1)), nil)
 	k.run(t)
 	got := k.output(t)
 	gpu := strings.TrimPrefix(strings.Fields(got)[0], "GPU-")
@@ -144,6 +140,19 @@ func Test38ExecOpensItsNodes(t *testing.T) {
 	if got := k.output(t); !contains(strings.Split(got, "\n"), []string{"missing /dev/nvidia" + number, "missing /dev/nvidiactl", "GPU-" + gpu}) {
 		t.Errorf("after a restart of the agent:\n%s", got)
 	}
+}
+
+// execTask returns a task of the exec driver with the script.
+func (a *agent) execTask(t *testing.T, devices []*structs.AllocatedDeviceResource, env map[string]string) *task {
+	t.Helper()
+	return a.newTask(t, driver(t, "exec"), devices, func(g *structs.TaskGroup, c *clientconfig.Config) {
+		g.Tasks[0].Driver, g.Tasks[0].Env = "exec", env
+		g.Tasks[0].Config = map[string]any{
+			"command": "/bin/sh", "args": []string{"-c", script + foreign},
+			"cap_drop": []string{"all"}, "cap_add": []string{"mknod"}, // this process may not have all that the driver's default has
+		}
+		c.ChrootEnv = chroot(t)
+	})
 }
 
 // A task of the raw_exec driver has the variables; CUDA_VISIBLE_DEVICES is all that keeps it from other GPUs.

@@ -175,7 +175,6 @@ func (k *task) run(t *testing.T) {
 
 // restartAgent ends the task runner without the task, and starts another one.
 func (k *task) restartAgent(t *testing.T) {
-	t.Helper()
 	k.Shutdown()
 	<-k.WaitCh()
 	k.run(t)
@@ -190,7 +189,7 @@ func (k *task) restart(t *testing.T) {
 	}
 }
 
-// script writes the devices of a task and which of its nodes it can open. The simulated nodes have no driver in this kernel: one
+// script writes the devices of a task, which of its nodes it can open, and which of the FILES are missing or empty. The simulated nodes have no driver in this kernel: one
 // that may be opened is "No such device or address".
 const script = `
 exec >$NOMAD_ALLOC_DIR/data/report
@@ -205,6 +204,7 @@ IFS=:
 for node in $TANDEM_GPU_NODES; do
   if [ -e $node ]; then attempt $node; else echo missing $node; fi
 done
+for file in $FILES; do [ -s $file ] || echo missing $file; done
 `
 
 // foreign is the end of a script that tries a node of another GPU, which it makes itself in the folder of its task.
