@@ -10,6 +10,7 @@ import (
 	clientconfig "github.com/hashicorp/nomad/client/config"
 
 	"github.com/hashicorp/nomad/nomad/structs"
+	"github.com/hashicorp/nomad/plugins/drivers"
 )
 
 // pools has a pool for each injection.
@@ -174,4 +175,15 @@ func (m machine) hasNodes() bool { return os.Getuid() == 0 }
 // contains reports whether all has every part.
 func contains(all, parts []string) bool {
 	return !slices.ContainsFunc(parts, func(part string) bool { return !slices.Contains(all, part) })
+}
+
+// paths returns the paths that the nodes and the mounts of a task have in it.
+func paths(c *drivers.TaskConfig) (nodes, mounts []string) {
+	for _, d := range c.Devices {
+		nodes = append(nodes, d.TaskPath)
+	}
+	for _, m := range c.Mounts {
+		mounts = append(mounts, m.TaskPath)
+	}
+	return nodes, mounts
 }

@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -122,7 +123,13 @@ func (a *agent) newTask(t *testing.T, driver drivers.DriverPlugin, devices []*st
 	if err := dir.Build(); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = dir.Destroy() })
+	files := dir.NewTaskDir(spec)
+	t.Cleanup(func() {
+		_ = syscall.Unmount(files.SecretsDir, syscall.MNT_DETACH) // in use by a task runner that ended with its agent: it leaves a socket open
+		if err := dir.Destroy(); err != nil {
+			t.Error(err)
+		}
+	})
 	if os.Getuid() == 0 {
 		cgroup := cgroupslib.Factory(alloc.ID, spec.Name, false)
 		if err := cgroup.Setup(); err != nil {
@@ -137,7 +144,7 @@ func (a *agent) newTask(t *testing.T, driver drivers.DriverPlugin, devices []*st
 	t.Cleanup(cancel)
 	db := clientstate.NewMemDB(log)
 	k := &task{config: &taskrunner.Config{
-		Alloc: alloc, ClientConfig: client, Task: spec, TaskDir: dir.NewTaskDir(spec), Logger: log,
+		Alloc: alloc, ClientConfig: client, Task: spec, TaskDir: files, Logger: log,
 		ConsulServices: registry, StateDB: db, StateUpdater: taskUpdates{},
 		DeviceManager: a.dm, DriverManager: driverOf{driver: driver},
 		ServersContactedCh: make(chan struct{}), StartConditionMetCh: ready,
@@ -285,15 +292,4 @@ func chroot(t *testing.T) map[string]string {
 		add(path)
 	}
 	return files
-}
-
-// paths returns the paths that the nodes and the mounts of a task have in it.
-func paths(c *drivers.TaskConfig) (nodes, mounts []string) {
-	for _, d := range c.Devices {
-		nodes = append(nodes, d.TaskPath)
-	}
-	for _, m := range c.Mounts {
-		mounts = append(mounts, m.TaskPath)
-	}
-	return nodes, mounts
 }
