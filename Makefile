@@ -53,7 +53,7 @@ race: tools-present ## run the tests under the race detector
 lint: tools-present ## check style, import rules and tidiness
 	cd tools && go build -o $(BIN)/golangci-lint github.com/golangci/golangci-lint/v2/cmd/golangci-lint
 	$(BIN)/golangci-lint run ./...
-	for dir in . tools test/conformance/nomad test/conformance/kubelet test/conformance/allocator; do (cd $$dir && go mod tidy -diff) || exit 1; done
+	for dir in . tools test/conformance/nomad test/conformance/kubelet test/conformance/allocator test/conformance/cdi test/conformance/cdi/reader; do (cd $$dir && go mod tidy -diff) || exit 1; done
 
 .PHONY: goldens
 goldens: tools-present ## write every golden file again: git diff shows what changed
@@ -65,10 +65,11 @@ fmt: ## format the code
 	gofmt -w cmd internal test
 
 .PHONY: conformance
-conformance: build ## run the binaries under Nomad's and kubelet's own device managers (kubelet's part needs root), compare with NVIDIA's placement
+conformance: build ## run the binaries under Nomad's and kubelet's own device managers (kubelet's part needs root), compare with NVIDIA's placement, read CDI files as runtimes do
 	cd test/conformance/nomad && go test -trimpath -count=1 ./...
 	cd test/conformance/kubelet && go test -trimpath -count=1 ./...
 	cd test/conformance/allocator && go test -trimpath -count=1 ./...
+	cd test/conformance/cdi && go test -trimpath -count=1 ./...
 
 .PHONY: e2e
 e2e: build ## run a real Nomad and a real Kubernetes on this machine (root; builds them once, about 15 min)
