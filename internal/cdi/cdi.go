@@ -15,6 +15,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/cdi/driverfiles"
 	"github.com/tandem-gpu/tandem/internal/cdi/specfile"
 	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/watchdog"
 )
@@ -96,6 +97,8 @@ type Writer struct {
 	driver  driverCache
 	hooks   hookCache
 	contest contest
+
+	withdraw func(keep []gpu.DeviceID) // called before names of other devices are taken out of the file; nil = nothing is published
 
 	mu       sync.Mutex
 	warnings []string

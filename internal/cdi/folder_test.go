@@ -7,6 +7,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"tags.cncf.io/container-device-interface/pkg/cdi"
 
@@ -26,6 +27,7 @@ func (m *monitor) problem(t *testing.T, text string) core.State {
 
 // Case 17: whatever is wrong with the folder is the reason that operators see, and is tried again until it is right.
 func TestFolderProblems(t *testing.T) {
+	t.Parallel()
 	for name, tc := range map[string]struct {
 		damage, repair func(n *node) error
 		want           string
@@ -40,6 +42,7 @@ func TestFolderProblems(t *testing.T) {
 		"read-only": {mountTmpfs("ro"), func(n *node) error { return syscall.Mount("none", n.Folder, "tmpfs", syscall.MS_REMOUNT, "") }, "read-only file system"},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			n, m := newNode(t), newMonitor(required())
 			t.Cleanup(func() { _ = syscall.Unmount(n.Folder, syscall.MNT_DETACH) })
 			if err := tc.damage(n); err != nil {
@@ -85,6 +88,7 @@ func mountTmpfs(options string) func(*node) error {
 
 // A disk that is full or read-only later leaves devices as they were: the file that is there still defines them.
 func TestWriteFailsLater(t *testing.T) {
+	t.Parallel()
 	n, m := newNode(t), newMonitor(required())
 	if err := mountTmpfs("")(n); err != nil {
 		t.Skip("SKIPPED: ", err)
@@ -114,6 +118,7 @@ func TestWriteFailsLater(t *testing.T) {
 
 // Cases 17 and 33: whoever empties the folder, removes it or removes and makes it again, the file is back within a few seconds.
 func TestFolderEmptied(t *testing.T) {
+	t.Parallel()
 	n, m := newNode(t), newMonitor(required())
 	n.run(t, m)
 	m.read(coretest.GPUs(1))
@@ -148,6 +153,7 @@ func errorsOf(errs ...error) error {
 
 // Case 18: in the same folder, runtimes refuse a name that two files define. Such a device is not defined, until the other file is gone.
 func TestConflict(t *testing.T) {
+	t.Parallel()
 	n, m := newNode(t), newMonitor(required())
 	w, _ := n.run(t, m)
 	m.read(coretest.GPUs(2))
@@ -172,10 +178,12 @@ func TestConflict(t *testing.T) {
 	}
 }
 
-// Two writers with other contents do not answer each other without end, and operators are told.
+// What another process writes into the file is answered at once, and operators are told. During a pause because of many such changes,
+// the devices are defined that its file defines.
 func TestContest(t *testing.T) {
+	t.Parallel()
 	n, m := newNode(t), newMonitor(required())
-	w, _ := n.run(t, m)
+	w, stop := n.run(t, m)
 	m.read(coretest.GPUs(2))
 	m.defined(t, ids(0, 1)...)
 	stranger := `{"cdiVersion": "0.3.0", "kind": "` + vendor + `/gpu", "devices": [{"name": "` + string(coretest.GPU(0)) + `", "containerEdits": {"env": ["A=B"]}}]}`
@@ -186,29 +194,51 @@ func TestContest(t *testing.T) {
 		return len(lines) == 1 && strings.HasPrefix(lines[0], n.file()+" was changed by another process")
 	})
 	m.defined(t, ids(0, 1)...)
-	rewritten := 0
-	for range 6 {
-		write(t, n.file()+".tmp", stranger, 0o644)
-		if err := os.Rename(n.file()+".tmp", n.file()); err != nil {
-			t.Fatal(err)
+	stop()
+
+	now := time.Now()
+	w = New(n.Options)
+	if out := w.pass(t.Context(), m.State()); out.failed {
+		t.Fatalf("%+v", out.cdi)
+	}
+	w.contest = contest{path: n.file(), count: 4, last: now, until: now.Add(time.Hour)}
+	write(t, n.file(), stranger, 0o644)
+	out := w.pass(t.Context(), m.State())
+	if !out.failed || !slices.Equal(out.cdi.Defined, ids(0)) || !strings.Contains(out.cdi.Problem, "changed by another process again and again") {
+		t.Errorf("%+v", out.cdi)
+	}
+	w.contest.until = now
+	if out := w.pass(t.Context(), m.State()); out.failed || len(out.cdi.Defined) != 2 {
+		t.Errorf("%+v", out.cdi)
+	}
+}
+
+// Two writers that answer each other wake the runtimes less and less.
+func TestContestPauses(t *testing.T) {
+	var c contest
+	now := time.Unix(1_800_000_000, 0)
+	answered := 0
+	for range 600 { // a change each second
+		if c.enter("file", now) == nil {
+			answered++
 		}
-		never(t, "", func() bool { return false })
-		if text, _ := os.ReadFile(n.file()); len(text) > 1000 {
-			rewritten++
-		}
+		now = now.Add(time.Second)
 	}
-	if rewritten > 3 {
-		t.Errorf("%d of 6 changes were answered at once", rewritten)
+	if answered < 10 || answered > 20 || len(c.warnings(now)) != 1 {
+		t.Errorf("%d of 600 changes were answered; warnings %q", answered, c.warnings(now))
 	}
-	s := m.defined(t, ids(0)...) // which the other file defines, too
-	if !strings.Contains(s.Host.CDI.Problem, "changed by another process again and again") {
-		t.Errorf("%+v", s.Host.CDI)
+	now = now.Add(contestForget + time.Minute)
+	if lines := c.warnings(now); len(lines) > 0 {
+		t.Errorf("warnings %q", lines)
 	}
-	m.defined(t, ids(0, 1)...) // when the pause is over
+	if c.enter("file", now) != nil || c.enter("file", now) != nil {
+		t.Error("a change long after the others was not answered at once")
+	}
 }
 
 // Case 27: the host's paths, wherever this process has the roots; and nodes of GPUs for graphics.
 func TestOtherRoots(t *testing.T) {
+	t.Parallel()
 	n, m := newNode(t), newMonitor(inventory.Injection{CDI: inventory.CDIAuto})
 	n.DriverRoot, n.DevRoot, n.Auto = "/run/nvidia/driver", "/run/nvidia/driver", true
 	n.HookPath = "/run/nvidia/driver/usr/bin/nvidia-ctk"
@@ -240,6 +270,7 @@ func TestOtherRoots(t *testing.T) {
 
 // auto without a hook program is not usable, and the listed strategy is, with a warning.
 func TestHookProgramMissing(t *testing.T) {
+	t.Parallel()
 	for _, auto := range []bool{true, false} {
 		n, m := newNode(t), newMonitor(inventory.Injection{CDI: inventory.CDIAuto})
 		n.Auto, n.HookPath = auto, "/usr/bin/nvidia-cdi-hook"
@@ -267,6 +298,7 @@ func TestHookProgramMissing(t *testing.T) {
 
 // Without hooks, the libraries are mounted under the names by which programs load them.
 func TestWithoutHooks(t *testing.T) {
+	t.Parallel()
 	n, m := newNode(t), newMonitor(required())
 	n.DisabledHooks = []string{"all"}
 	n.run(t, m)
@@ -289,6 +321,7 @@ func TestWithoutHooks(t *testing.T) {
 
 // Cases 6 and 7: other devices have files of their own, if the host has the devices; the order of names is that of NVIDIA's plugin.
 func TestOtherDevices(t *testing.T) {
+	t.Parallel()
 	n, m := newNode(t), newMonitor(required())
 	n.GDS, n.MOFED, n.GDRCopy, n.IMEXChannels = true, true, true, []int{0}
 	w, _ := n.run(t, m)

@@ -3,6 +3,7 @@ package cdi
 import (
 	"context"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -120,6 +121,9 @@ func (c *driverCache) read(r driverfiles.Request, incarnation int) (driverfiles.
 
 // writeGPUs writes the specification of the GPUs, or removes the file if there is none, and returns which devices the file defines.
 func (w *Writer) writeGPUs(built spec.Result, incarnation int) ([]gpu.DeviceID, error) {
+	if w.withdraw != nil {
+		w.withdraw(slices.Sorted(maps.Values(built.Names)))
+	}
 	if built.Spec == nil {
 		return nil, w.remove(&w.gpus)
 	}

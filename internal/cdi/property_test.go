@@ -20,6 +20,7 @@ import (
 // Cases 10 and 21: while GPUs are partitioned, lose nodes, disappear and come back with other drivers, every name that a reservation
 // returns is in the file on disk, and names of instances that were removed are not.
 func TestEveryReservedNameIsDefined(t *testing.T) {
+	t.Parallel()
 	n, m := newNode(t), newMonitor(required())
 	m.cfg.Retire = 50 * time.Millisecond
 	n.run(t, m)

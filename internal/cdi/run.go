@@ -22,14 +22,15 @@ import (
 
 // Intervals and limits, which are not configurable.
 const (
-	firstAtMost  = 1500 * time.Millisecond // for a pass, before devices are reported as not defined
-	passAtMost   = 30 * time.Second        // for a pass, before the watchdog reports it
-	stopAtMost   = 500 * time.Millisecond  // for a pass to end with the agent
-	retryFirst   = time.Second             // before a pass is repeated that failed
-	retryLongest = time.Minute
-	checkEvery   = 10 * time.Minute       // between looks at the folder without an event
-	pollEvery    = 2 * time.Second        // the same while the folder is missing or inotify is unavailable
-	eventPause   = 100 * time.Millisecond // between passes because of events
+	firstAtMost    = 1500 * time.Millisecond // for a pass, before devices are reported as not defined
+	passAtMost     = 30 * time.Second        // for a pass, before the watchdog reports it
+	stopAtMost     = 500 * time.Millisecond  // for a pass to end with the agent
+	withdrawAtMost = 200 * time.Millisecond  // for the monitor to take devices out of the offer
+	retryFirst     = time.Second             // before a pass is repeated that failed
+	retryLongest   = time.Minute
+	checkEvery     = 10 * time.Minute       // between looks at the folder without an event
+	pollEvery      = 2 * time.Second        // the same while the folder is missing or inotify is unavailable
+	eventPause     = 100 * time.Millisecond // between passes because of events
 )
 
 // slow is the problem while a pass takes long.
@@ -50,6 +51,7 @@ func (w *Writer) Run(ctx context.Context, m Monitor) {
 		results: make(chan outcome, 1), backoff: backoff.NewExponentialBackOff(),
 	}
 	l.backoff.InitialInterval, l.backoff.MaxInterval = retryFirst, retryLongest
+	w.withdraw = l.withdraw
 	l.watching.Go(func() {
 		for range m.Watch(ctx) { // begins with the present one
 			watch.Notify(l.changed)
@@ -83,6 +85,7 @@ type loop struct {
 	unwatch func()    // ends that
 	last    *input    // of the latest pass; nil = there was none
 	current *inventory.CDI
+	setting sync.Mutex       // of current, which a pass may change, too
 	retry   <-chan time.Time // nil = nothing has failed
 }
 
@@ -126,6 +129,8 @@ func (l *loop) run(ctx context.Context) {
 
 // known reports whether the monitor has what the specifications define for the present incarnation of the driver.
 func (l *loop) known() bool {
+	l.setting.Lock()
+	defer l.setting.Unlock()
 	return l.current != nil && l.current.Incarnation == l.monitor.State().Incarnation
 }
 
@@ -174,9 +179,31 @@ func (l *loop) apply(ctx context.Context, r outcome) {
 
 // set publishes what the specifications define, if that is another value.
 func (l *loop) set(c *inventory.CDI) {
+	l.setting.Lock()
+	defer l.setting.Unlock()
 	if !c.Equal(l.current) {
 		l.current = c
 		l.monitor.SetCDI(c) // never blocks
+	}
+}
+
+// withdraw publishes that no device is defined but those to keep, and waits until that counts, before a pass takes the names of the
+// others out of the file. A device that is read again meanwhile must not be taken for defined.
+func (l *loop) withdraw(keep []gpu.DeviceID) {
+	l.setting.Lock()
+	defer l.setting.Unlock()
+	if l.current == nil {
+		return
+	}
+	next := *l.current
+	next.Defined = slices.DeleteFunc(slices.Clone(next.Defined), func(id gpu.DeviceID) bool { return !slices.Contains(keep, id) })
+	if len(next.Defined) == len(l.current.Defined) {
+		return
+	}
+	l.current = &next
+	l.monitor.SetCDI(&next)
+	for began := time.Now(); time.Since(began) < withdrawAtMost && !l.monitor.State().Host.CDI.Equal(&next); {
+		time.Sleep(time.Millisecond)
 	}
 }
 

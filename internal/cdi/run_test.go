@@ -52,6 +52,7 @@ func never(t *testing.T, what string, happened func() bool) {
 // Cases 19 and 30: the file is replaced when the driver is another incarnation, even if it is equal, and when the agent starts; a reading
 // that changes nothing does nothing.
 func TestReplacedOnlyWhenDue(t *testing.T) {
+	t.Parallel()
 	n, m := newNode(t), newMonitor(required())
 	_, stop := n.run(t, m)
 	m.read(coretest.GPUs(2))
@@ -90,6 +91,7 @@ func TestReplacedOnlyWhenDue(t *testing.T) {
 // Nothing is written or watched as long as no unit needs a specification, unless an earlier agent left one: containers that were given a
 // name of it may restart.
 func TestOnlyIfNeeded(t *testing.T) {
+	t.Parallel()
 	n, m := newNode(t), newMonitor(inventory.Injection{Runtime: true})
 	_, stop := n.run(t, m)
 	m.read(coretest.GPUs(1))
@@ -105,6 +107,7 @@ func TestOnlyIfNeeded(t *testing.T) {
 
 // Case 26: the file is removed when there is no device, and stays when the agent ends; a left-over temporary file is removed.
 func TestRemoval(t *testing.T) {
+	t.Parallel()
 	n, m := newNode(t), newMonitor(required())
 	left := filepath.Join(n.Folder, "."+filepath.Base(n.file())+"123")
 	write(t, left, "half", 0o644)
@@ -171,6 +174,7 @@ func TestRemove(t *testing.T) {
 // Case 22: the driver is upgraded on disk while its module is the old one: the file stays, and no device is offered. When the module is
 // loaded, the file has the new paths.
 func TestUpgrade(t *testing.T) {
+	t.Parallel()
 	n, m := newNode(t), newMonitor(required())
 	w, _ := n.run(t, m)
 	m.read(coretest.GPUs(1))
@@ -216,6 +220,7 @@ func TestUpgrade(t *testing.T) {
 
 // Case 24: a GPU that is lost or hangs changes nothing for the others, and its container fails by its name.
 func TestSickDevices(t *testing.T) {
+	t.Parallel()
 	n, m := newNode(t), newMonitor(required())
 	n.run(t, m)
 	m.read(coretest.GPUs(3))
@@ -245,6 +250,7 @@ func TestSickDevices(t *testing.T) {
 
 // Case 25: a missing node costs the device that needs it, until it is there.
 func TestMissingNode(t *testing.T) {
+	t.Parallel()
 	n, m := newNode(t), newMonitor(required())
 	n.run(t, m)
 	all := coretest.GPUs(2)
@@ -275,6 +281,7 @@ func TestMissingNode(t *testing.T) {
 
 // Case 29: a disk that hangs delays nothing but the specification: the inventory is complete in time, and the agent ends in time.
 func TestDiskHangs(t *testing.T) {
+	t.Parallel()
 	n, m := newNode(t), newMonitor(required())
 	library := n.root + "/usr/lib/x86_64-linux-gnu/libnvidia-hangs.so." + version
 	if err := syscall.Mkfifo(library, 0o644); err != nil { // to open it waits for a writer
