@@ -48,10 +48,7 @@ func treeOf(c *conf) tree {
 	t.files["proc/sys/kernel/random/boot_id"] = fmt.Sprintf("5eed0000-0000-4000-8000-%012d\n", number(boots))
 	top := 0
 	for i, slot := range c.slots() {
-		minor := slot
-		if n, err := strconv.Atoi(c.gpuGet(slot, "minor")); err == nil {
-			minor = n
-		}
+		minor := minorOf(c, slot)
 		top = max(top, minor+1)
 		t.pci(c, slot)
 		if loaded == "no" {
@@ -63,6 +60,14 @@ func treeOf(c *conf) tree {
 		t.minors(top)
 	}
 	return t
+}
+
+// minorOf is the minor number of a GPU's device node.
+func minorOf(c *conf, slot int) int {
+	if n, err := strconv.Atoi(c.gpuGet(slot, "minor")); err == nil {
+		return n
+	}
+	return slot
 }
 
 func (t tree) driver(version string) {
