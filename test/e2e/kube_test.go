@@ -17,6 +17,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -30,24 +31,42 @@ const (
 
 // cluster is a whole one-node Kubernetes on loopback.
 type cluster struct {
-	owner   *testing.T // the test that the programs live as long as; its steps are shorter
-	kubelet *process
+	owner      *testing.T // the test that the programs live as long as; its steps are shorter
+	runtime    runtime
+	containerd *process
+	kubelet    *process
 }
+
+// runtime is a version of containerd.
+type runtime struct {
+	folder string // of its programs, with a slash at the end; "" = they are found in PATH
+	config string
+}
+
+var (
+	containerd2 = runtime{"", "containerd.toml"}
+	containerd1 = runtime{"/usr/bin/", "containerd-1.6.toml"} // Debian's, without CDI
+)
 
 // startCluster brings the control plane and the node up, with the given images (archives) in containerd.
 func startCluster(t *testing.T, images ...string) *cluster {
 	t.Helper()
-	c := &cluster{owner: t}
+	return startClusterOn(t, containerd2, images...)
+}
+
+func startClusterOn(t *testing.T, r runtime, images ...string) *cluster {
+	t.Helper()
+	c := &cluster{owner: t, runtime: r}
 	c.startControlPlane(t)
 	values := map[string]string{"STATE": stateDir(), "LOGS": logDir()}
 	render(t, "cni/10-e2e.conflist", nil)
 	render(t, "kubelet.yaml", values)
-	start(t, "containerd", nil, "containerd", "-c", render(t, "containerd.toml", values))
-	await(t, "containerd", 20*time.Second, func() error { return c.try("ctr", "version") })
+	render(t, r.config, values)
+	c.startContainerd(t)
 	pause := saveImage(t, "localhost/pause:1", []string{"/bin/sleep", "1000000"})
 	busybox := saveImage(t, "localhost/busybox:1", []string{"/bin/sh"})
 	for _, image := range append(images, pause, busybox) {
-		if err := c.try("ctr", "--namespace", "k8s.io", "images", "import", image); err != nil {
+		if err := c.try("ctr", "images", "import", image); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -63,6 +82,20 @@ func startCluster(t *testing.T, images ...string) *cluster {
 		return c.try("kubectl", "get", "serviceaccount", "default")
 	})
 	return c
+}
+
+func (c *cluster) startContainerd(t *testing.T) {
+	t.Helper()
+	path := "PATH=" + c.runtime.folder + ":" + os.Getenv("PATH") // where it finds its shim
+	c.containerd = start(c.owner, "containerd", []string{path}, c.runtime.folder+"containerd", "-c", c.runtime.config)
+	await(t, "containerd", 20*time.Second, func() error { return c.try("ctr", "version") })
+}
+
+// restartContainerd ends containerd by the signal and starts it anew; containers go on meanwhile.
+func (c *cluster) restartContainerd(t *testing.T, signal syscall.Signal) {
+	t.Helper()
+	c.containerd.stop(t, signal)
+	c.startContainerd(t)
 }
 
 func (c *cluster) startControlPlane(t *testing.T) {
@@ -140,10 +173,16 @@ func (c *cluster) get(path string, into any) error { return fetchJSON(kubeAPI+pa
 // try runs one of the cluster's programs and reports only its failure.
 func (c *cluster) try(argv ...string) error {
 	if argv[0] == "ctr" {
-		argv = slices.Insert(argv, 1, "--address", stateDir()+"/containerd.sock")
+		_, err := c.ctr(argv[1:]...)
+		return err
 	}
 	_, err := command(argv...)
 	return err
+}
+
+// ctr runs containerd's client on kubelet's containers and images.
+func (c *cluster) ctr(argv ...string) (string, error) {
+	return command(slices.Concat([]string{c.runtime.folder + "ctr", "--address", stateDir() + "/containerd.sock", "--namespace", "k8s.io"}, argv)...)
 }
 
 // pluginImage returns an image archive of k8s-gpu.
@@ -197,10 +236,10 @@ func buildLayer(t *testing.T, programs []string) []byte {
 	seen := map[string]bool{}
 	for _, program := range programs {
 		addFrom(t, w, program, "usr/bin/"+filepath.Base(program))
-		for _, field := range strings.Fields(must(t, "ldd", program)) {
-			if strings.HasPrefix(field, "/") && !seen[field] {
-				seen[field] = true
-				addFrom(t, w, field, strings.TrimPrefix(field, "/"))
+		for _, library := range linked(t, program) {
+			if !seen[library] {
+				seen[library] = true
+				addFrom(t, w, library, strings.TrimPrefix(library, "/"))
 			}
 		}
 	}
@@ -208,6 +247,16 @@ func buildLayer(t *testing.T, programs []string) []byte {
 		t.Fatal(err)
 	}
 	return layer.Bytes()
+}
+
+// linked returns the libraries that a program links, and their loader.
+func linked(t *testing.T, program string) []string {
+	t.Helper()
+	text, err := command("ldd", program)
+	if err != nil && !strings.Contains(err.Error(), "not a dynamic executable") {
+		t.Fatal(err)
+	}
+	return slices.DeleteFunc(strings.Fields(text), func(field string) bool { return !strings.HasPrefix(field, "/") })
 }
 
 func addFrom(t *testing.T, w *tar.Writer, source, target string) {

@@ -48,12 +48,17 @@ func (c *cluster) killPlugin(t *testing.T, allocatable int) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	c.killAgent(t)
+	c.awaitRegistration(t, before, allocatable)
+}
+
+func (c *cluster) killAgent(t *testing.T) {
+	t.Helper()
 	for pid := range running("k8s-gpu") {
 		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 			t.Fatal(err)
 		}
 	}
-	c.awaitRegistration(t, before, allocatable)
 }
 
 // awaitRegistration waits until kubelet counts more registrations than before, and of the eight GPUs this
@@ -161,7 +166,7 @@ func (c *cluster) awaitOneSocket(t *testing.T) {
 
 // tasks returns the process id and the state of every container that containerd runs, by the container's id.
 func (c *cluster) tasks() (map[string]string, error) {
-	text, err := command("ctr", "--address", stateDir()+"/containerd.sock", "--namespace", "k8s.io", "tasks", "list")
+	text, err := c.ctr("tasks", "list")
 	tasks := map[string]string{}
 	for line := range strings.Lines(text) {
 		if id, state, found := strings.Cut(strings.Join(strings.Fields(line), " "), " "); found {

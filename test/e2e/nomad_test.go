@@ -33,8 +33,8 @@ func launchNomad(t *testing.T, name, config string) *agent {
 	return newAgent(t, name, config, "-dev")
 }
 
-// launchClient starts a server, and a client that knows after a restart what it knew.
-func launchClient(t *testing.T, name, config string) *agent {
+// launchClient starts a server, and a client that knows after a restart what it knew. More files may configure it.
+func launchClient(t *testing.T, name, config string, files ...string) *agent {
 	t.Helper()
 	state := map[string]string{"STATE": stateDir()}
 	server := start(t, name+"-server", nil, "nomad", "agent", "-config="+render(t, "nomad-server.hcl", state))
@@ -45,13 +45,17 @@ func launchClient(t *testing.T, name, config string) *agent {
 		}
 		return errors.Join(err, server.alive())
 	})
-	return newAgent(t, name, config, "-config="+render(t, "nomad-client.hcl", state))
+	options := []string{"-config=" + render(t, "nomad-client.hcl", state)}
+	for _, file := range files {
+		options = append(options, "-config="+file)
+	}
+	return newAgent(t, name, config, options...)
 }
 
-func newAgent(t *testing.T, name, config, mode string) *agent {
+func newAgent(t *testing.T, name, config string, options ...string) *agent {
 	t.Helper()
 	file := render(t, "nomad.hcl", map[string]string{"PLUGINS": os.Getenv("E2E_BIN"), "CONFIG": config})
-	a := &agent{owner: t, name: name, argv: []string{"nomad", "agent", mode, "-config=" + file}}
+	a := &agent{owner: t, name: name, argv: slices.Concat([]string{"nomad", "agent", "-config=" + file}, options)}
 	a.start()
 	return a
 }

@@ -22,8 +22,11 @@ type pod struct {
 		Conditions             []struct{ Message string }
 		PodIP                  string
 		ContainerStatuses      []struct {
-			ContainerID              string
-			RestartCount             int
+			ContainerID  string
+			RestartCount int
+			State        struct {
+				Waiting struct{ Reason, Message string }
+			}
 			AllocatedResourcesStatus []struct {
 				Name      string
 				Resources []struct{ ResourceID, Health string }

@@ -39,11 +39,7 @@ func TestKubeletRestarts(t *testing.T) {
 	})
 	step(t, "kubelet and the agent are killed at once", func(t *testing.T) {
 		kube.kubelet.stop(t, syscall.SIGKILL)
-		for pid := range running("k8s-gpu") {
-			if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
-				t.Fatal(err)
-			}
-		}
+		kube.killAgent(t)
 		kube.startKubelet()
 		kube.awaitRegistration(t, 0, 8)
 		kube.awaitOneSocket(t)

@@ -1,0 +1,226 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/tandem-gpu/tandem/test/simdriver"
+)
+
+// TestContainersComeBack ends each part of the node under pods whose containers then end, too: they come back with their GPU.
+func TestContainersComeBack(t *testing.T) {
+	c, m := startCDI(t, containerd2, "h100x8")
+	back := comeBack{cluster: c, Machine: m, was: map[string]pod{}, saw: map[string]seen{}}
+	names := []string{"containerd", "kubelet", "agent", "removed", "no-agent", "all", "emptied"}
+	for _, name := range names {
+		c.probe(t, m, name, map[string]int{gpuResource: 1}, nil)
+	}
+	for _, name := range names {
+		p, s := c.awaitProbe(t, name, 1)
+		s.checkNodes(t, m, p.ids())
+		back.was[name], back.saw[name] = p, s
+	}
+	step(t, "containerd is restarted", func(t *testing.T) {
+		c.restartContainerd(t, syscall.SIGTERM)
+		back.killed(t, "containerd")
+	})
+	step(t, "kubelet is restarted", func(t *testing.T) {
+		c.restartKubelet(t, syscall.SIGTERM)
+		back.killed(t, "kubelet")
+	})
+	step(t, "the agent is killed", func(t *testing.T) {
+		c.killPlugin(t, 8)
+		back.killed(t, "agent")
+	})
+	step(t, "containerd, kubelet and the agent are killed", func(t *testing.T) {
+		c.killAgent(t)
+		c.kubelet.stop(t, syscall.SIGKILL)
+		c.restartContainerd(t, syscall.SIGKILL)
+		c.startKubelet()
+		c.awaitRegistration(t, 0, 8)
+		back.killed(t, "all")
+	})
+	step(t, "the CDI file is removed under the agent", func(t *testing.T) {
+		must(t, "rm", cdiFile)
+		back.killed(t, "removed")
+	})
+	step(t, "there is no agent", func(t *testing.T) {
+		c.undeploy(t)
+		back.killed(t, "no-agent")
+	})
+	step(t, "there is no agent, and its CDI file is gone", func(t *testing.T) {
+		must(t, "rm", cdiFile)
+		back.end(t, "emptied")
+		back.awaitWaiting(t, "emptied", "CreateContainerError", "unresolvable CDI devices "+cdiKind+"="+back.was["emptied"].ids()[0])
+	})
+	step(t, "the agent is back", func(t *testing.T) {
+		c.redeploy(t)
+		back.returned(t, "emptied")
+	})
+	step(t, "the machine is rebooted", back.reboot)
+	checkDriver(t, m)
+}
+
+// comeBack are pods with one GPU each, as they were at first.
+type comeBack struct {
+	*cluster
+	*simdriver.Machine
+	was map[string]pod
+	saw map[string]seen
+}
+
+// reboot ends all containers and programs of the node at once, empties /run/cdi, and starts the programs again. kubelet rejects
+// for good a pod that it admits before the plugin has registered; the deployment replaces it.
+func (b *comeBack) reboot(t *testing.T) {
+	must(t, append([]string{"kubectl", "delete", "pod"}, slices.Collect(maps.Keys(b.was))...)...)
+	b.deployProbe(t, b.Machine, "deployed", 2)
+	before := b.awaitDeployed(t, "deployed", 2, nil)
+	tasks, err := b.tasks()
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.kubelet.stop(t, syscall.SIGKILL)
+	b.containerd.stop(t, syscall.SIGKILL)
+	pids := slices.Collect(maps.Keys(running("containerd-shim")))
+	for _, task := range tasks { // "4711 RUNNING"
+		pid, err := strconv.Atoi(strings.Fields(task)[0])
+		if err == nil { // else it is the line above the table
+			pids = append(pids, pid)
+		}
+	}
+	for _, pid := range pids {
+		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil && !errors.Is(err, syscall.ESRCH) {
+			t.Fatal(err)
+		}
+	}
+	must(t, "rm", "-r", "/run/cdi")
+	if err := b.Reboot(); err != nil {
+		t.Fatal(err)
+	}
+	b.startContainerd(t)
+	b.startKubelet()
+	b.awaitRegistration(t, 0, 8)
+	b.awaitDeployed(t, "deployed", 2, before)
+}
+
+// awaitDeployed waits until the deployment has so many pods in containers other than those before, checks what they see, and
+// returns their containers.
+func (b *comeBack) awaitDeployed(t *testing.T, name string, count int, before []string) (containers []string) {
+	t.Helper()
+	began := time.Now()
+	var pods []pod
+	await(t, fmt.Sprintf("%d pods of %s", count, name), 90*time.Second, func() error {
+		var list struct{ Items []pod }
+		err := b.get("/api/v1/namespaces/default/pods?labelSelector=app="+name, &list)
+		pods, containers = list.Items, nil
+		for _, p := range pods {
+			if ids := p.containers(); p.Status.Phase == "Running" && len(ids) == 1 && ids[0] != "" && !slices.Contains(before, ids[0]) {
+				containers = append(containers, ids[0])
+			}
+		}
+		if err == nil && len(containers) != count {
+			err = fmt.Errorf("they are %+v", pods)
+		}
+		return err
+	})
+	t.Logf("%d pods run after %v", count, time.Since(began).Round(time.Millisecond))
+	for _, p := range pods {
+		t.Logf("pod %s: %s %s %s", p.Metadata.Name, p.Status.Phase, p.Status.Reason, p.Status.Message)
+		if p.Status.Phase == "Running" {
+			p, s := b.awaitProbe(t, p.Metadata.Name, 1)
+			s.checkNodes(t, b.Machine, p.ids())
+			s.checkVariable(t, "NVIDIA_VISIBLE_DEVICES", void)
+		}
+	}
+	return containers
+}
+
+// end kills the pod's container.
+func (b *comeBack) end(t *testing.T, name string) {
+	t.Helper()
+	for _, id := range b.was[name].containers() {
+		if err := b.try("ctr", "tasks", "kill", "--signal", "SIGKILL", id); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// killed kills the pod's container, which until then has been the same, and waits until it is back.
+func (b *comeBack) killed(t *testing.T, name string) {
+	t.Helper()
+	b.awaitUnchanged(t, name, b.was[name])
+	b.end(t, name)
+	b.returned(t, name)
+}
+
+// returned waits for another container of the pod, and checks that it has the device of the one before.
+func (b *comeBack) returned(t *testing.T, name string) {
+	t.Helper()
+	began, was := time.Now(), b.was[name]
+	await(t, "another container of pod "+name, 60*time.Second, func() error {
+		p, err := b.pod(name)
+		if err == nil && (len(p.containers()) != 1 || p.containers()[0] == "" || slices.Equal(p.containers(), was.containers())) {
+			err = fmt.Errorf("it is %+v", p.Status)
+		}
+		return err
+	})
+	took := time.Since(began)
+	p, s := b.awaitProbe(t, name, 1)
+	t.Logf("pod %s has another container after %v", name, took.Round(time.Millisecond))
+	if !slices.Equal(p.ids(), was.ids()) {
+		t.Errorf("pod %s had %q, it has %q", name, was.ids(), p.ids())
+	}
+	if s.String() != b.saw[name].String() {
+		t.Errorf("pod %s saw %v", name, b.saw[name])
+	}
+}
+
+// awaitWaiting waits until the pod's container waits for this reason, with a message that has the text.
+func (b *comeBack) awaitWaiting(t *testing.T, name, reason, text string) {
+	t.Helper()
+	await(t, "pod "+name+" to wait: "+reason, 60*time.Second, func() error {
+		p, err := b.pod(name)
+		if err != nil || len(p.Status.ContainerStatuses) != 1 {
+			return errors.Join(fmt.Errorf("it is %+v", p.Status), err)
+		}
+		waiting := p.Status.ContainerStatuses[0].State.Waiting
+		if waiting.Reason != reason || !strings.Contains(waiting.Message, text) {
+			return fmt.Errorf("it waits: %+v", waiting)
+		}
+		t.Logf("pod %s: %s: %s", name, waiting.Reason, waiting.Message)
+		return nil
+	})
+}
+
+// undeploy takes k8s-gpu off the node.
+func (c *cluster) undeploy(t *testing.T) {
+	t.Helper()
+	c.selectNodes(t, `{"no-such-label": "x"}`)
+	await(t, "the end of k8s-gpu", 30*time.Second, func() error {
+		if agents := running("k8s-gpu"); len(agents) > 0 {
+			return fmt.Errorf("%v run", agents)
+		}
+		return nil
+	})
+}
+
+// redeploy puts k8s-gpu on the node again.
+func (c *cluster) redeploy(t *testing.T) {
+	t.Helper()
+	c.selectNodes(t, `{"no-such-label": null}`)
+}
+
+func (c *cluster) selectNodes(t *testing.T, labels string) {
+	t.Helper()
+	must(t, "kubectl", "patch", "daemonset", "tandem-k8s-gpu", "--namespace=kube-system", "--type=merge",
+		"--patch", `{"spec": {"template": {"spec": {"nodeSelector": `+labels+`}}}}`)
+}
