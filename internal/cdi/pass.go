@@ -58,9 +58,9 @@ func (w *Writer) pass(ctx context.Context, s core.State) outcome {
 		problem = c.Undefined[0].Reason // such as a node that NVIDIA's runtime would create
 	}
 	c.Usable, c.Reason = w.decide(ctx, problem, hooks)
-	if !w.opts.Auto {
+	if !w.opts.Auto && namesAreGiven(s.Inventory) {
 		warnings = append(warnings, hookWarnings(hooks)...)
-		if why := w.runtime(ctx).refuses(w.opts.Folder); why != "" && s.Inventory.NeedsCDI() {
+		if why := w.runtime(ctx).refuses(w.opts.Folder); why != "" {
 			warnings = append(warnings, why+"; until then containers get no device by CDI, and no error")
 		}
 	}
@@ -252,6 +252,16 @@ func (w *Writer) runtime(ctx context.Context) Runtime {
 	case <-ctx.Done():
 		return Runtime{}
 	}
+}
+
+// namesAreGiven reports whether containers get names of CDI devices, and not only the driver's files as mounts.
+func namesAreGiven(inv *inventory.Inventory) bool {
+	for u := range inv.Devices() {
+		if u.Injection.CDI != inventory.CDIOff {
+			return true
+		}
+	}
+	return false
 }
 
 // hookWarnings are about the hooks of a specification that is used whether they work or not.
