@@ -105,9 +105,10 @@ func addCDINames(r *v1beta1.ContainerAllocateResponse, resource string, names []
 		r.Annotations = map[string]string{cmp.Or(l.AnnotationPrefix, annotationPrefix) + annotationName + listHash(resource, list): list}
 	}
 	if l.CDINames {
+		devices := make([]v1beta1.CDIDevice, len(names))
 		r.CdiDevices = make([]*v1beta1.CDIDevice, len(names))
 		for i, name := range names {
-			r.CdiDevices[i] = &v1beta1.CDIDevice{Name: name}
+			devices[i].Name, r.CdiDevices[i] = name, &devices[i]
 		}
 	}
 }
