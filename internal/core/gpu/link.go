@@ -5,8 +5,8 @@ type Link struct {
 	A, B       DeviceID
 	Path       PCIePath
 	NVLinks    int              // active NVLinks between the two, directly or through NVSwitch
-	Generation NVLinkGeneration `json:",omitempty"` // of the NVLinks: the lower one of the two GPUs
-	NVSwitch   bool             `json:",omitempty"` // all of the NVLinks go through NVSwitches
+	Generation NVLinkGeneration `json:"NVLinkGeneration,omitempty"` // of the NVLinks: the lower one of the two GPUs
+	NVSwitch   bool             `json:",omitempty"`                 // all of the NVLinks go through NVSwitches
 }
 
 // NVLinkGeneration is the generation of an NVLink: 1 (Pascal) to 6. The zero value is unknown. A link has 20 GB/s in
