@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/tandem-gpu/tandem/internal/report"
 	"github.com/tandem-gpu/tandem/test/binaries"
@@ -117,6 +118,68 @@ func TestInspect(t *testing.T) {
 			if !d.Schedulable || d.MemoryBytes == 0 || d.Model == "" || d.NUMANode < 0 || string(d.ID) == m.UUID(3) {
 				t.Errorf("%s: %+v", program, d)
 			}
+		}
+	}
+}
+
+// cdi lists what runtimes read, and removes what is the agent's own, but not while it runs.
+func TestCDI(t *testing.T) {
+	t.Parallel()
+	m := simdriver.StartParallel(t, "h100x8")
+	for _, program := range programs {
+		folder, stateDir := t.TempDir(), t.TempDir()
+		vendor := map[string]string{"k8s-gpu": "k8s", "nomad-gpu": "nomad"}[program] + ".device-plugin.nvidia.com"
+		own, other := filepath.Join(folder, vendor+"-gpu.json"), filepath.Join(folder, "nvidia.yaml")
+		for path, text := range map[string]string{
+			own:   `{"cdiVersion": "0.3.0", "kind": "` + vendor + `/gpu", "devices": [{"name": "GPU-1", "containerEdits": {"env": ["A=B"]}}]}`,
+			other: "cdiVersion: 0.5.0\nkind: nvidia.com/gpu\ndevices: []\n",
+		} {
+			if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		cdi := func(verb ...string) (int, string, string) {
+			return run(t, program, append(append([]string{"cdi"}, verb...), "--cdi-dir", folder, "--state-dir", stateDir, "--driver-root", m.Root)...)
+		}
+		code, stdout, stderr := cdi("list")
+		if code != 0 || stderr != "" || !strings.Contains(stdout, own) || !strings.Contains(stdout, "this agent") || !strings.Contains(stdout, "not valid: ") {
+			t.Errorf("%s cdi list: %d, %s%s", program, code, stdout, stderr)
+		}
+		var files []struct {
+			Path    string
+			Own     bool
+			Devices []string
+			Problem string
+		}
+		if _, stdout, _ = cdi("list", "--json"); json.Unmarshal([]byte(stdout), &files) != nil || len(files) < 2 || !files[0].Own || files[0].Devices[0] != "GPU-1" || files[1].Own || files[1].Problem == "" {
+			t.Errorf("%s cdi list --json: %s", program, stdout)
+		}
+		if program == "k8s-gpu" { // Nomad starts the other one
+			agent := exec.CommandContext(t.Context(), binaries.Path(t, program), "--state-dir", stateDir, "--driver-root", m.Root, "--cdi-dir", folder,
+				"--kubelet-socket=", "--pod-resources-socket=", "--http-address=")
+			if err := agent.Start(); err != nil {
+				t.Fatal(err)
+			}
+			for code, _, _ := run(t, program, "debug", "--state-dir", stateDir); code != 0; code, _, _ = run(t, program, "debug", "--state-dir", stateDir) {
+				time.Sleep(10 * time.Millisecond)
+			}
+			if code, _, stderr := cdi("remove"); code != 1 || !strings.Contains(stderr, "the agent runs") {
+				t.Errorf("while the agent runs: %d, %s", code, stderr)
+			}
+			_ = agent.Process.Kill()
+			_ = agent.Wait()
+		}
+		if code, stdout, _ := cdi("remove"); code != 0 || stdout != "removed "+own+"\n" {
+			t.Errorf("%s cdi remove: %d, %s", program, code, stdout)
+		}
+		if code, stdout, _ := cdi("remove"); code != 0 || stdout != "nothing to remove\n" {
+			t.Errorf("%s cdi remove: %d, %s", program, code, stdout)
+		}
+		if _, err := os.Stat(other); err != nil {
+			t.Error(err)
+		}
+		if code, _, stderr := cdi("delete"); code != 2 || stderr != program+": cdi: want list or remove\n" {
+			t.Errorf("%s cdi delete: %d, %s", program, code, stderr)
 		}
 	}
 }

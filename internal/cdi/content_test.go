@@ -1,0 +1,147 @@
+package cdi
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"tags.cncf.io/container-device-interface/pkg/cdi"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
+)
+
+// Case 27: the host's paths, wherever this process has the roots; and nodes of GPUs for graphics.
+func TestOtherRoots(t *testing.T) {
+	t.Parallel()
+	n, m := newNode(t), newMonitor(inventory.Injection{CDI: inventory.CDIAuto})
+	n.DriverRoot, n.DevRoot, n.Auto = "/run/nvidia/driver", "/run/nvidia/driver", true
+	n.HookPath = "/run/nvidia/driver/usr/bin/nvidia-ctk"
+	n.run(t, m)
+	m.read(coretest.GPUs(1))
+	s := m.defined(t, ids(0)...)
+	if !s.Host.CDI.Usable || !strings.Contains(s.Host.CDI.Reason, n.HookPath) {
+		t.Errorf("%+v", s.Host.CDI)
+	}
+	made := n.spec(t)
+	for _, mount := range made.ContainerEdits.Mounts {
+		if mount.HostPath != "/run/nvidia/driver"+mount.ContainerPath {
+			t.Errorf("mount %+v", mount)
+		}
+	}
+	for _, node := range slices.Concat(made.ContainerEdits.DeviceNodes, deviceOf(t, made, "0").ContainerEdits.DeviceNodes) {
+		if node.HostPath != "/run/nvidia/driver"+node.Path {
+			t.Errorf("node %+v", node)
+		}
+	}
+	if len(made.ContainerEdits.Hooks) != 2 { // of a program of unknown age
+		t.Errorf("hooks %v", made.ContainerEdits.Hooks)
+	}
+	plan, err := s.Inventory.Reserve(inventory.UnitID(coretest.GPU(0)))
+	if want := vendor + "/gpu=" + string(coretest.GPU(0)); err != nil || !slices.Equal(plan.CDI, []string{want}) {
+		t.Errorf("plan %v, %v", plan.CDI, err)
+	}
+}
+
+// auto without a hook program is not usable, and the listed strategy is, with a warning.
+func TestHookProgramMissing(t *testing.T) {
+	t.Parallel()
+	for _, auto := range []bool{true, false} {
+		n, m := newNode(t), newMonitor(inventory.Injection{CDI: inventory.CDIAuto})
+		n.Auto, n.HookPath = auto, "/usr/bin/nvidia-cdi-hook"
+		w, _ := n.run(t, m)
+		m.read(coretest.GPUs(1))
+		s := m.defined(t, ids(0)...)
+		if s.Host.CDI.Usable == auto || auto && !strings.Contains(s.Host.CDI.Reason, "hook program /usr/bin/nvidia-cdi-hook is not on the host") {
+			t.Errorf("auto %v: %+v", auto, s.Host.CDI)
+		}
+		if lines := w.Warnings(); len(lines) == 0 != auto {
+			t.Errorf("auto %v: warnings %q", auto, lines)
+		}
+		if !auto {
+			continue
+		}
+		plan, err := s.Inventory.Reserve(inventory.UnitID(coretest.GPU(0)))
+		if err != nil || plan.CDI != nil {
+			t.Errorf("plan %v, %v", plan.CDI, err)
+		}
+		write(t, n.root+n.HookPath, "", 0o755) // and a file of its package makes the folder change
+		write(t, n.Folder+"/nvidia.yaml", "cdiVersion: 0.5.0\nkind: nvidia.com/gpu\ndevices: [{name: all, containerEdits: {env: [A=B]}}]\n", 0o644)
+		m.await(t, "usable", func(s core.State) bool { return s.Host.CDI.Usable })
+	}
+}
+
+// Without hooks, the libraries are mounted under the names by which programs load them.
+func TestWithoutHooks(t *testing.T) {
+	t.Parallel()
+	n, m := newNode(t), newMonitor(required())
+	n.DisabledHooks = []string{"all"}
+	n.run(t, m)
+	m.read(coretest.GPUs(1))
+	m.defined(t, ids(0)...)
+	e := n.spec(t).ContainerEdits
+	var targets []string
+	for _, mount := range e.Mounts {
+		targets = append(targets, filepath.Base(mount.ContainerPath))
+	}
+	for _, want := range []string{"libcuda.so", "libcuda.so.1", "libcuda.so." + version, "libnvidia-ml.so.1"} {
+		if !slices.Contains(targets, want) {
+			t.Errorf("no %s in %v", want, targets)
+		}
+	}
+	if len(e.Hooks) > 0 {
+		t.Errorf("hooks %v", e.Hooks)
+	}
+}
+
+// Cases 6 and 7: other devices have files of their own, if the host has the devices; the order of names is that of NVIDIA's plugin.
+func TestOtherDevices(t *testing.T) {
+	t.Parallel()
+	n, m := newNode(t), newMonitor(required())
+	n.GDS, n.MOFED, n.GDRCopy, n.IMEXChannels = true, true, true, []int{0}
+	w, _ := n.run(t, m)
+	stale := filepath.Join(n.Folder, vendor+"-gds.json")
+	write(t, stale, "{}", 0o644)
+	m.read(coretest.GPUs(1))
+	s := m.defined(t, ids(0)...)
+	if len(s.Host.CDI.Others) > 0 || len(w.Warnings()) > 0 {
+		t.Errorf("%v, %q", s.Host.CDI.Others, w.Warnings())
+	}
+	if _, err := os.Stat(stale); err == nil {
+		t.Error("the file of devices that are not there remains")
+	}
+	for _, name := range []string{"nvidia-fs0", "infiniband/uverbs0", "gdrdrv"} {
+		path := filepath.Join(n.root, "dev", name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := syscall.Mknod(path, syscall.S_IFCHR|0o666, 1<<8|3); err != nil {
+			t.Skip("SKIPPED: ", err)
+		}
+	}
+	reading := coretest.GPUs(1)
+	reading.Nodes = append(reading.Nodes, gpu.IMEXChannelNode)
+	m.read(gpu.NewSnapshot(reading))
+	s = m.await(t, "a channel", func(s core.State) bool { return len(s.Host.CDI.Others) == 4 })
+	want := []string{vendor + "/imex-channel=0", vendor + "/gdrcopy=all", vendor + "/gds=all", vendor + "/mofed=all"}
+	if !slices.Equal(s.Host.CDI.Others, want) {
+		t.Errorf("%v", s.Host.CDI.Others)
+	}
+	cache, err := cdi.NewCache(cdi.WithSpecDirs(n.Folder), cdi.WithAutoRefresh(false))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range want {
+		if cache.GetDevice(name) == nil {
+			t.Errorf("%s is not defined", name)
+		}
+	}
+	if imex := cache.GetDevice(want[0]).GetSpec(); len(imex.ContainerEdits.Env) > 0 || imex.Version != "0.5.0" {
+		t.Errorf("IMEX: %+v", imex.Spec)
+	}
+}
