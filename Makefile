@@ -53,7 +53,7 @@ race: tools-present ## run the tests under the race detector
 lint: tools-present ## check style, import rules and tidiness
 	cd tools && go build -o $(BIN)/golangci-lint github.com/golangci/golangci-lint/v2/cmd/golangci-lint
 	$(BIN)/golangci-lint run ./...
-	for dir in . tools test/conformance/nomad test/conformance/kubelet test/conformance/allocator test/conformance/cdi test/conformance/cdi/reader; do (cd $$dir && go mod tidy -diff) || exit 1; done
+	for dir in . tools test/conformance/nomad test/conformance/kubelet test/conformance/allocator test/conformance/cdi test/conformance/cdi/reader test/conformance/cdi/toolkit; do (cd $$dir && go mod tidy -diff) || exit 1; done
 
 .PHONY: goldens
 goldens: tools-present ## write every golden file again: git diff shows what changed

@@ -17,8 +17,8 @@ var (
 	// basicHooks are those of every hook program that has CDI.
 	basicHooks = []string{"create-symlinks", "update-ldcache"}
 
-	// laterHooks were added to the hook program later, and end a container of an older one with an error: 1.17.8 has no
-	// update-application-profile, and other arguments of the others. From 1.18 on the program ignores hooks that it does not have.
+	// laterHooks were added to the hook program later. One that does not have a hook ends the container with an error, until version
+	// 1.18, which ignores hooks that it does not have. 1.17.8 has neither the first nor the last of these.
 	laterHooks = []string{"disable-device-node-modification", "enable-cuda-compat", "update-application-profile"}
 )
 

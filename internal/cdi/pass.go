@@ -271,7 +271,7 @@ func hookWarnings(h Hooks) []string {
 	case !h.Found:
 		return []string{fmt.Sprintf("hook program %s is not on the host (%s): no container with a device starts; install nvidia-container-toolkit, or name the program", h.Path, h.Looked)}
 	case h.Version != "" && !atLeast(h.Version, 1, 18):
-		return []string{fmt.Sprintf("hook program %s has version %s, which refuses hooks of the specification (%s): install 1.18 or later, or disable these hooks",
+		return []string{fmt.Sprintf("hook program %s has version %s, which refuses hooks that it does not have: install 1.18 or later, or disable %s",
 			h.Path, h.Version, strings.Join(laterHooks, ", "))}
 	}
 	return nil

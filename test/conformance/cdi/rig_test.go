@@ -165,13 +165,14 @@ func (h *host) nodes(t *testing.T, paths []string, uvm int) {
 }
 
 // run runs a writer.
-func (h *host) run(t *testing.T) {
+func (h *host) run(t *testing.T) *cdi.Writer {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan struct{})
 	w := cdi.New(h.Options)
 	go func() { defer close(ended); w.Run(ctx, h.m) }()
 	t.Cleanup(func() { cancel(); <-ended })
+	return w
 }
 
 // names are the qualified names of devices.
