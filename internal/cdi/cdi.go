@@ -98,7 +98,7 @@ type Writer struct {
 	hooks   hookCache
 	contest contest
 
-	withdraw func(keep []gpu.DeviceID) // called before names of other devices are taken out of the file; nil = nothing is published
+	withdraw func(ctx context.Context, keep []gpu.DeviceID) // called before names of other devices are taken out of the file; nil = nothing is published
 
 	mu       sync.Mutex
 	warnings []string

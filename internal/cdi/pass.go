@@ -38,7 +38,7 @@ func (w *Writer) pass(ctx context.Context, s core.State) outcome {
 	if err == nil {
 		warnings = append(warnings, built.Notes...)
 		c.Libraries, c.Undefined = files.Libraries, built.Undefined
-		c.Defined, err = w.writeGPUs(built, s.Incarnation)
+		c.Defined, err = w.writeGPUs(ctx, built, s.Incarnation)
 	}
 	failed := err != nil
 	if failed {
@@ -120,9 +120,9 @@ func (c *driverCache) read(r driverfiles.Request, incarnation int) (driverfiles.
 }
 
 // writeGPUs writes the specification of the GPUs, or removes the file if there is none, and returns which devices the file defines.
-func (w *Writer) writeGPUs(built spec.Result, incarnation int) ([]gpu.DeviceID, error) {
+func (w *Writer) writeGPUs(ctx context.Context, built spec.Result, incarnation int) ([]gpu.DeviceID, error) {
 	if w.withdraw != nil {
-		w.withdraw(slices.Sorted(maps.Values(built.Names)))
+		w.withdraw(ctx, slices.Sorted(maps.Values(built.Names)))
 	}
 	if built.Spec == nil {
 		return nil, w.remove(&w.gpus)

@@ -189,7 +189,7 @@ func (l *loop) set(c *inventory.CDI) {
 
 // withdraw publishes that no device is defined but those to keep, and waits until that counts, before a pass takes the names of the
 // others out of the file. A device that is read again meanwhile must not be taken for defined.
-func (l *loop) withdraw(keep []gpu.DeviceID) {
+func (l *loop) withdraw(ctx context.Context, keep []gpu.DeviceID) {
 	l.setting.Lock()
 	defer l.setting.Unlock()
 	if l.current == nil {
@@ -202,8 +202,9 @@ func (l *loop) withdraw(keep []gpu.DeviceID) {
 	}
 	l.current = &next
 	l.monitor.SetCDI(&next)
-	for began := time.Now(); time.Since(began) < withdrawAtMost && !l.monitor.State().Host.CDI.Equal(&next); {
-		time.Sleep(time.Millisecond)
+	ctx, cancel := context.WithTimeout(ctx, withdrawAtMost)
+	defer cancel()
+	for !l.monitor.State().Host.CDI.Equal(&next) && watch.Sleep(ctx, time.Millisecond) {
 	}
 }
 
