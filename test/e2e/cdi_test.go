@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -158,8 +159,9 @@ func checkPodman(t *testing.T, m *simdriver.Machine) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	every := slices.Collect(maps.Keys(deviceNodes(t, m)))
 	for name, ids := range map[string][]string{
-		m.UUID(1): {m.UUID(1)}, "0": {m.UUID(0)}, instances[2]: {instances[2]}, "4:1": {instances[1]},
+		"all": every, m.UUID(1): {m.UUID(1)}, "0": {m.UUID(0)}, instances[2]: {instances[2]}, "4:1": {instances[1]},
 	} {
 		s := podman.probe(t, m, "--device="+cdiKind+"="+name)
 		s.checkNodes(t, m, ids)
