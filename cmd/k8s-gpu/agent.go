@@ -42,9 +42,9 @@ func agentOptions(s settings) agent.Options {
 // files that it left are replaced.
 func cdiOptions(s settings) cdi.Options {
 	return cdi.Options{
-		Vendor: "k8s.device-plugin.nvidia.com", Folder: s.CDI.Folder,
+		Vendor: "k8s.device-plugin.nvidia.com", Folder: s.CDI.Folder, FolderIsMount: s.Core.Roots.Driver != s.DriverRoot,
 		DriverRoot: s.DriverRoot, ContainerRoot: s.Core.Roots.Driver, DevRoot: s.DevRoot, ContainerDevRoot: s.Core.Roots.Dev, SysRoot: s.Core.Roots.Sys,
-		HookPath: s.CDI.HookPath, DisabledHooks: s.CDI.DisabledHooks, FeatureFlags: s.CDI.FeatureFlags,
+		HookPath: s.CDI.HookPath, Indices: s.Core.IndexIDs, DisabledHooks: s.CDI.DisabledHooks, FeatureFlags: s.CDI.FeatureFlags,
 		GDS: s.CDI.GDS, MOFED: s.CDI.MOFED, GDRCopy: s.CDI.GDRCopy, IMEXChannels: s.CDI.IMEXChannels,
 		Auto: s.Strategies.Auto, Runtime: askRuntime(s.CDI.CRISocket),
 	}

@@ -38,6 +38,10 @@ type Options struct {
 	Vendor string // of the devices: "k8s.device-plugin.nvidia.com"; "" = nothing is written or read
 	Folder string // of the specifications; the same path on the host and for this process; "" = DefaultFolder
 
+	// FolderIsMount means that this process is in a container, in which Folder must be a mount of the host's: no runtime reads what
+	// is written into the container's own file system.
+	FolderIsMount bool
+
 	DriverRoot       string // root of the driver's installation on the host; "" = "/"
 	ContainerRoot    string // the same, as this process sees it
 	DevRoot          string // folder on the host that has dev/nvidia0 ...; "" = "/"
@@ -48,6 +52,7 @@ type Options struct {
 	DisabledHooks []string // names of hooks that are left out of the specification, or "all"
 	FeatureFlags  []string // of NVIDIA's library
 
+	Indices             bool  // containers get devices by index
 	GDS, MOFED, GDRCopy bool  // specifications of these devices too, if the host has them
 	IMEXChannels        []int // the same, of IMEX channels: [0]
 

@@ -1,6 +1,7 @@
 package cdi
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -35,6 +36,10 @@ func TestFolderProblems(t *testing.T) {
 		"a file in its place":   {func(n *node) error { return os.WriteFile(n.Folder, nil, 0o644) }, func(n *node) error { return os.Remove(n.Folder) }, "not a folder"},
 		"a folder in the file's place": {func(n *node) error { return os.MkdirAll(n.file()+"/x", 0o755) },
 			func(n *node) error { return os.RemoveAll(n.file()) }, "file exists"},
+		"not mounted": {func(n *node) error {
+			n.FolderIsMount = true
+			return errorsOf(os.Mkdir(n.Folder, 0o755), sameFileSystem(n.Folder, "/"))
+		}, func(n *node) error { return syscall.Mount("none", n.Folder, "tmpfs", 0, "") }, "not mounted from the host"},
 		"full": {mountTmpfs("size=4k,nr_inodes=2"), func(n *node) error {
 			return syscall.Mount("none", n.Folder, "tmpfs", syscall.MS_REMOUNT, "size=1m,nr_inodes=100")
 		}, "no space left"},
@@ -139,6 +144,18 @@ func TestFolderEmptied(t *testing.T) {
 		}
 	}
 	m.defined(t, ids(0)...)
+}
+
+// sameFileSystem fails unless two paths are on one.
+func sameFileSystem(a, b string) error {
+	var x, y syscall.Stat_t
+	if err := errorsOf(syscall.Stat(a, &x), syscall.Stat(b, &y)); err != nil {
+		return err
+	}
+	if x.Dev != y.Dev {
+		return fmt.Errorf("%s and %s are on different file systems", a, b)
+	}
+	return nil
 }
 
 func errorsOf(errs ...error) error {

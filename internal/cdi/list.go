@@ -73,7 +73,11 @@ func ReadOnce(o Options, s core.State) *inventory.CDI {
 }
 
 // canWrite reports why the folder, or the one in which it would be made, can't be written.
-func canWrite(folder string) error {
+func (o Options) canWrite() error {
+	folder := o.Folder
+	if o.FolderIsMount {
+		return specfile.CheckMount(folder)
+	}
 	err := specfile.CheckFolder(folder)
 	if err == nil {
 		if unix.Access(folder, unix.W_OK) != nil {

@@ -92,7 +92,7 @@ func (w *Writer) build(s core.State, r driverfiles.Request) (spec.Result, driver
 	}
 	return spec.Build(spec.Input{
 		Kind: w.opts.kind(), Devices: s.Snapshot.Devices, Lost: s.Ledger.Lost(s.Snapshot.Devices), Nodes: s.Snapshot.Nodes,
-		DRM: w.opts.readDRM(s.Snapshot.Devices), DevRoot: w.opts.DevRoot, Common: common,
+		DRM: w.opts.readDRM(s.Snapshot.Devices), DevRoot: w.opts.DevRoot, Indices: w.opts.Indices, Common: common,
 		Symlinks: func(links []string) *specs.Hook { return driverfiles.SymlinksHook(r, links) },
 	}), files, nil
 }
@@ -153,9 +153,13 @@ func (w *Writer) writeGPUs(ctx context.Context, built spec.Result, incarnation i
 // the driver is another incarnation: runtimes keep the numbers of device nodes until the file changes.
 func (w *Writer) sync(f *specfile.File, text []byte, incarnation int) error {
 	if w.dry {
-		return canWrite(w.opts.Folder)
+		return w.opts.canWrite()
 	}
-	if err := specfile.MakeFolder(w.opts.Folder); err != nil {
+	check := specfile.MakeFolder
+	if w.opts.FolderIsMount {
+		check = specfile.CheckMount
+	}
+	if err := check(w.opts.Folder); err != nil {
 		return err
 	}
 	state, _ := f.Check()

@@ -28,6 +28,7 @@ type Input struct {
 	Nodes   []string              // NVIDIA's device nodes of the host, sorted: see gpu.Snapshot
 	DRM     map[gpu.PCIAddress]DRM
 	DevRoot string // folder on the host that has dev/nvidia0 ...: "/"
+	Indices bool   // containers get devices by index: one without such a name is not defined
 
 	Common   specs.ContainerEdits             // without device nodes: what each container gets of the driver
 	Symlinks func(links []string) *specs.Hook // creates links ("target::path") in a container; nil, or a nil hook = no links
@@ -71,11 +72,15 @@ func Build(in Input) Result {
 			b.undefined(d.ID, "lost, and its device node belongs to another GPU")
 			continue
 		}
-		edits := b.edits(d, own)
+		edits, index := b.edits(d, own), d.CurrentIndex().String()
 		if name := string(d.ID); parser.ValidateDeviceName(name) == nil {
 			devices = append(devices, specs.Device{Name: name, ContainerEdits: edits})
 			b.result.Names[name] = d.ID
-			b.define(d)
+			if in.Indices && !lost && indices[index] > 1 {
+				b.undefined(d.ID, "its index "+index+" is that of another device, too")
+			} else {
+				b.define(d)
+			}
 		} else {
 			b.undefined(d.ID, "its UUID can't be the name of a CDI device")
 			b.result.Notes = append(b.result.Notes, fmt.Sprintf("%s has no name in the CDI specification: CDI allows letters, digits, _, -, . and :", d.ID))
@@ -83,7 +88,7 @@ func Build(in Input) Result {
 		if lost {
 			continue
 		}
-		if index := d.CurrentIndex().String(); indices[index] == 1 {
+		if indices[index] == 1 {
 			devices = append(devices, specs.Device{Name: index, ContainerEdits: edits})
 			b.result.Names[index] = d.ID
 		}

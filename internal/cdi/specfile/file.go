@@ -70,6 +70,18 @@ func MakeFolder(folder string) error {
 	return CheckFolder(folder)
 }
 
+// CheckMount reports whether there is a folder on another file system than the root of this process, with *FolderError.
+func CheckMount(folder string) error {
+	if err := CheckFolder(folder); err != nil {
+		return err
+	}
+	var here, root unix.Stat_t
+	if unix.Stat(folder, &here) == nil && unix.Stat("/", &root) == nil && here.Dev == root.Dev {
+		return &FolderError{folder, "not mounted from the host"}
+	}
+	return nil
+}
+
 // CheckFolder reports whether there is a folder, with *FolderError.
 func CheckFolder(folder string) error {
 	info, err := os.Stat(folder)
