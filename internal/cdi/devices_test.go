@@ -14,6 +14,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/test/simdriver"
+	"tags.cncf.io/container-device-interface/specs-go"
 )
 
 // Case 22: the driver is upgraded on disk while its module is the old one: the file stays, and no device is offered. When the module is
@@ -121,5 +122,25 @@ func TestMissingNode(t *testing.T) {
 	m.defined(t, ids(0, 1)...)
 	if nodes := fmt.Sprint(len(n.spec(t).ContainerEdits.DeviceNodes)); nodes != "3" {
 		t.Errorf("%s control nodes", nodes)
+	}
+}
+
+// A file of the driver that is gone, such as the socket of a daemon that has ended, is left out: a container with its mount can't start.
+func TestFileGone(t *testing.T) {
+	t.Parallel()
+	n, m := newNode(t), newMonitor(required())
+	m.read(coretest.GPUs(1))
+	w := New(n.Options)
+	has := func() bool {
+		return slices.ContainsFunc(n.spec(t).ContainerEdits.Mounts, func(m *specs.Mount) bool { return m.ContainerPath == "/usr/bin/nvidia-smi" })
+	}
+	if out := w.pass(t.Context(), m.State()); out.failed || !has() {
+		t.Fatalf("%+v", out.cdi)
+	}
+	if err := os.Remove(n.root + "/usr/bin/nvidia-smi"); err != nil {
+		t.Fatal(err)
+	}
+	if out := w.pass(t.Context(), m.State()); out.failed || len(out.cdi.Defined) != 1 || has() {
+		t.Errorf("%+v", out.cdi)
 	}
 }

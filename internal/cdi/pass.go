@@ -98,7 +98,7 @@ func (w *Writer) build(s core.State, r driverfiles.Request) (spec.Result, driver
 }
 
 // driverCache has the files of a driver. They are looked for once for each incarnation of the driver, as that needs 1,000 system
-// calls, and again if the main library is gone: the driver was upgraded on disk.
+// calls, and again if one of them is gone.
 type driverCache struct {
 	key   string
 	files driverfiles.Files
@@ -106,10 +106,8 @@ type driverCache struct {
 
 func (c *driverCache) read(r driverfiles.Request, incarnation int) (driverfiles.Files, error) {
 	key := fmt.Sprint(r.Version, incarnation, r.DisabledHooks)
-	if c.key == key {
-		if _, err := os.Stat(c.files.Libcuda); err == nil {
-			return c.files, nil
-		}
+	if c.key == key && c.files.Complete() {
+		return c.files, nil
 	}
 	c.key = ""
 	files, err := driverfiles.Read(r)
@@ -127,7 +125,10 @@ func (w *Writer) writeGPUs(ctx context.Context, built spec.Result, incarnation i
 	if built.Spec == nil {
 		return nil, w.remove(&w.gpus)
 	}
-	text, err := specfile.Marshal(built.Spec)
+	text, err := specfile.Encode(built.Spec)
+	if err == nil && !w.gpus.Holds(text, incarnation) { // else it was validated
+		err = specfile.Validate(text)
+	}
 	if err != nil { // the file that is there stays
 		return nil, fmt.Errorf("specification not valid: %w", err)
 	}

@@ -109,12 +109,8 @@ func BenchmarkPass(b *testing.B) {
 		instances = coretest.WithMIG(instances, g, "1g.10gb", "1g.10gb", "1g.10gb", "1g.10gb", "1g.10gb", "1g.10gb", "1g.10gb")
 	}
 	for name, snapshot := range map[string]gpu.Snapshot{"8 GPUs": eight, "112 instances": instances} {
-		for _, incarnations := range []bool{true, false} {
-			what := "/devices changed"
-			if incarnations {
-				what = "/driver changed"
-			}
-			b.Run(name+what, func(b *testing.B) {
+		for _, change := range []string{"driver", "devices", "nothing"} {
+			b.Run(name+"/"+change+" changed", func(b *testing.B) {
 				n, m := newNode(b), newMonitor(inventory.Injection{CDI: inventory.CDIRequired})
 				w := New(n.Options)
 				m.read(snapshot)
@@ -125,9 +121,10 @@ func BenchmarkPass(b *testing.B) {
 				began := cpuTime()
 				defer func() { b.ReportMetric(float64((cpuTime()-began).Microseconds())/1000/float64(b.N), "cpu-ms/op") }() // also on a busy machine
 				for i := 0; b.Loop(); i++ {
-					if incarnations {
+					switch change {
+					case "driver":
 						s.Incarnation++
-					} else {
+					case "devices":
 						s.Snapshot.Devices = snapshot.Devices[i&1:] // another file each time
 					}
 					if out := w.pass(b.Context(), s); out.failed {

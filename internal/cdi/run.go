@@ -28,7 +28,7 @@ const (
 	withdrawAtMost = 200 * time.Millisecond  // for the monitor to take devices out of the offer
 	retryFirst     = time.Second             // before a pass is repeated that failed
 	retryLongest   = time.Minute
-	checkEvery     = 10 * time.Minute       // between looks at the folder without an event
+	checkEvery     = time.Minute            // between looks at the folder and the driver's files without an event
 	pollEvery      = 2 * time.Second        // the same while the folder is missing or inotify is unavailable
 	eventPause     = 100 * time.Millisecond // between passes because of events
 )

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -40,6 +41,16 @@ type Files struct {
 	Libraries []inventory.Mount    // the mounts of Edits, and each library under the names by which programs load it
 	Sonames   []inventory.Mount    // those of Libraries that are not in Edits
 	Libcuda   string               // the driver's main library, as this process sees it
+	sources   []string             // of the mounts of Edits, as this process sees them
+}
+
+// Complete reports whether all files are still there. A container with a mount of one that is not can't start: a daemon that ends takes
+// its socket away, a package manager the files of the version before.
+func (f Files) Complete() bool {
+	return f.Libcuda != "" && !slices.ContainsFunc(f.sources, func(path string) bool {
+		_, err := os.Stat(path)
+		return err != nil
+	})
 }
 
 // MissingLibraryError means that a root has no library of the driver's version.
@@ -80,6 +91,11 @@ func Read(r Request) (Files, error) {
 		return Files{}, &MissingLibraryError{name, r.Root}
 	}
 	files := Files{Libcuda: edits.Mounts[libcuda].HostPath}
+	for _, m := range edits.Mounts {
+		if _, ok := spec.Below(r.Root, m.HostPath); ok {
+			files.sources = append(files.sources, m.HostPath)
+		}
+	}
 	links := r.sonames(edits.Mounts)
 	files.Edits = r.onHost(edits)
 	files.Edits.DeviceNodes = nil // of the snapshot

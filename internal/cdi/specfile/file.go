@@ -29,18 +29,26 @@ func Path(folder, kind string) string {
 	return filepath.Join(folder, strings.ReplaceAll(kind, "/", "-")+".json")
 }
 
-// Marshal returns the text of a specification, in which every reader finds it valid.
+// Marshal returns the text of a specification. It fails if a container runtime would refuse it.
 func Marshal(s *specs.Spec) ([]byte, error) {
+	text, err := Encode(s)
+	if err != nil {
+		return nil, err
+	}
+	return text, Validate(text)
+}
+
+// Encode returns the text of a specification.
+func Encode(s *specs.Spec) ([]byte, error) {
 	text, err := json.Marshal(s)
 	if err != nil {
 		return nil, err
 	}
-	text = append(text, '\n')
-	return text, validate(text)
+	return append(text, '\n'), nil
 }
 
-// validate reads the text as a container runtime does. The CDI library reads files only, so this is one in memory.
-func validate(text []byte) error {
+// Validate reads the text as a container runtime does. The CDI library reads files only, so this is one in memory.
+func Validate(text []byte) error {
 	fd, err := unix.MemfdCreate("cdi", unix.MFD_CLOEXEC)
 	if err != nil {
 		return fmt.Errorf("CDI specification not validated: %w", os.NewSyscallError("memfd_create", err))
