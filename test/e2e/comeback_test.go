@@ -67,6 +67,7 @@ func TestContainersComeBack(t *testing.T) {
 		back.returned(t, "emptied")
 	})
 	step(t, "the machine is rebooted", back.reboot)
+	step(t, "NVIDIA's hook program is an old one", back.oldHook)
 	checkDriver(t, m)
 }
 
@@ -110,6 +111,24 @@ func (b *comeBack) reboot(t *testing.T) {
 	b.startKubelet()
 	b.awaitRegistration(t, 0, 8)
 	b.awaitDeployed(t, "deployed", 2, before)
+}
+
+// oldHook expects a specification without the hooks that the program does not have and would end a container for.
+func (b *comeBack) oldHook(t *testing.T) {
+	const later = "disable-device-node-modification"
+	if text := must(t, "cat", cdiFile); !strings.Contains(text, later) {
+		t.Errorf("no hook %s in %s", later, text)
+	}
+	installProgram(t, "nvidia-cdi-hook-old", hook(b.Machine))
+	b.killPlugin(t, 8)
+	if text := must(t, "cat", cdiFile); strings.Contains(text, later) {
+		t.Errorf("a hook %s in %s", later, text)
+	}
+	b.probe(t, b.Machine, "old-hook", map[string]int{gpuResource: 1}, nil)
+	p, s := b.awaitProbe(t, "old-hook", 1)
+	s.checkNodes(t, b.Machine, p.ids())
+	s.checkVariable(t, "NVIDIA_VISIBLE_DEVICES", void)
+	s.checkLibrary(t, true)
 }
 
 // awaitDeployed waits until the deployment has so many pods in containers other than those before, checks what they see, and

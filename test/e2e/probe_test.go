@@ -237,11 +237,16 @@ func parseOr(output string, err error) (seen, error) {
 // installHook puts NVIDIA's program for the hooks of a CDI specification on the machine.
 func installHook(t *testing.T, m *simdriver.Machine) {
 	t.Helper()
-	built, err := exec.LookPath("nvidia-cdi-hook")
+	installProgram(t, "nvidia-cdi-hook", hook(m))
+}
+
+func installProgram(t *testing.T, name, path string) {
+	t.Helper()
+	built, err := exec.LookPath(name)
 	if err != nil {
 		t.Fatal(err)
 	}
-	must(t, "install", "-D", built, hook(m))
+	must(t, "install", "-D", built, path)
 }
 
 // hook is where the machine has NVIDIA's program for hooks.
