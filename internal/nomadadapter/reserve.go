@@ -35,8 +35,12 @@ func (p *Plugin) Reserve(ids []string) (*device.ContainerReservation, error) {
 	for i, id := range ids {
 		units[i] = inventory.UnitID(id)
 	}
-	inv := r.inventory()
+	inv := r.source.Current()
 	plan, err := inv.Reserve(units...)
+	if err != nil && inv.Provisional() {
+		inv = r.awaitInventory()
+		plan, err = inv.Reserve(units...)
+	}
 	if d := inv.Driver(); err != nil && d.State != gpu.DriverReady {
 		err = fmt.Errorf("%w (driver %s: %s)", err, d.State, d.Reason)
 	}
@@ -55,16 +59,13 @@ func (p *Plugin) Reserve(ids []string) (*device.ContainerReservation, error) {
 	return newReservation(plan, r.settings), nil
 }
 
-// inventory returns the current inventory; a provisional one only after reserveWait:
+// awaitInventory returns an inventory that is not provisional; a provisional one only after reserveWait:
 //
 //	agent   GPU-1 fingerprinted        starts a task: Reserve(GPU-1)
 //	plugin  crashes . started again .................^ .... driver answers
 //
 // In the new process GPU-1 is not unknown: the driver was not read yet.
-func (r *run) inventory() *inventory.Inventory {
-	if inv := r.source.Current(); !inv.Provisional() {
-		return inv
-	}
+func (r *run) awaitInventory() *inventory.Inventory {
 	ctx, cancel := context.WithTimeout(context.Background(), reserveWait)
 	defer cancel()
 	ctx, stop := withDone(ctx, r.done)

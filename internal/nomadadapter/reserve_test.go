@@ -196,6 +196,25 @@ func TestReserveWaitsForTheFirstSnapshot(t *testing.T) {
 	})
 }
 
+// While the specification that one pool needs is being written, other pools do not wait for it.
+func TestReserveDoesNotWaitForCDIOfOtherPools(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cfg := core.DefaultConfig()
+		cfg.Policy.Rules = []inventory.Rule{{
+			Select: inventory.Selector{IDs: []gpu.DeviceID{coretest.GPU(0)}}, Pool: "names", Injection: &inventory.Injection{CDI: inventory.CDIRequired},
+		}}
+		inv := core.Build(coretest.GPUs(2), health.Ledger{}, cfg).WithHost(inventory.Host{}, inventory.OverlapWarn)
+		s := newFixture(t, inv)
+		begin := time.Now()
+		if _, err := s.Reserve([]string{gpuID(1)}); err != nil || time.Since(begin) > 0 || !inv.Provisional() {
+			t.Errorf("after %s: %v; provisional %t", time.Since(begin), err, inv.Provisional())
+		}
+		if _, err := s.Reserve([]string{gpuID(0)}); !errorContains(err, "no CDI specification") || time.Since(begin) != reserveWait {
+			t.Errorf("after %s: %v", time.Since(begin), err)
+		}
+	})
+}
+
 // What the check of a reservation finds is logged; its error fails the reservation, which the source does not get.
 func TestReserveChecks(t *testing.T) {
 	s := newFixture(t, nodeInventory(coretest.GPUs(2)))
