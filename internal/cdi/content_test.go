@@ -10,13 +10,49 @@ import (
 
 	"tags.cncf.io/container-device-interface/pkg/cdi"
 
+	"github.com/tandem-gpu/tandem/internal/cdi/spec"
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
-// Case 27: the host's paths, wherever this process has the roots; and nodes of GPUs for graphics.
+// Nodes of the Direct Rendering Manager are found by the GPU's PCI address; links to them have no root of this process.
+func TestDRM(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	devices := coretest.GPUs(2).Devices
+	pci := string(devices[0].PCI)
+	for _, name := range []string{"card1", "renderD128", "card2-without-node"} {
+		if err := os.MkdirAll(filepath.Join(n.SysRoot, "bus/pci/devices", pci, "drm", name), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	byPath := n.root + "/dev/dri/by-path"
+	if err := os.MkdirAll(byPath, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"card1", "renderD128"} {
+		if err := syscall.Mknod(n.root+"/dev/dri/"+name, syscall.S_IFCHR|0o660, 226<<8|1); err != nil {
+			t.Skip("SKIPPED: ", err)
+		}
+	}
+	for link, target := range map[string]string{"pci-" + pci + "-card": "../card1", "pci-" + pci + "-render": "../card7"} {
+		if err := os.Symlink(target, filepath.Join(byPath, link)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got := n.withDefaults().readDRM(devices)
+	want := spec.DRM{Nodes: []string{"/dev/dri/card1", "/dev/dri/renderD128"}, Links: []string{"../card1::/dev/dri/by-path/pci-" + pci + "-card"}}
+	if one := got[devices[0].PCI]; !slices.Equal(one.Nodes, want.Nodes) || !slices.Equal(one.Links, want.Links) {
+		t.Errorf("got %v, want %v", one, want)
+	}
+	if two := got[devices[1].PCI]; two.Nodes != nil || two.Links != nil {
+		t.Errorf("a GPU without DRM: %v", two)
+	}
+}
+
+// Case 27: the host's paths, wherever this process has the roots.
 func TestOtherRoots(t *testing.T) {
 	t.Parallel()
 	n, m := newNode(t), newMonitor(inventory.Injection{CDI: inventory.CDIAuto})
