@@ -9,12 +9,13 @@ import (
 	"testing"
 	"time"
 
+	"tags.cncf.io/container-device-interface/specs-go"
+
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/test/simdriver"
-	"tags.cncf.io/container-device-interface/specs-go"
 )
 
 // Case 22: the driver is upgraded on disk while its module is the old one: the file stays, and no device is offered. When the module is
