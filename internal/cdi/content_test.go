@@ -52,7 +52,7 @@ func TestDRM(t *testing.T) {
 	}
 }
 
-// Case 27: the host's paths, wherever this process has the roots.
+// The host's paths, wherever this process has the roots.
 func TestOtherRoots(t *testing.T) {
 	t.Parallel()
 	n, m := newNode(t), newMonitor(inventory.Injection{CDI: inventory.CDIAuto})
@@ -135,7 +135,7 @@ func TestWithoutHooks(t *testing.T) {
 	}
 }
 
-// Cases 6 and 7: other devices have files of their own, if the host has the devices; the order of names is that of NVIDIA's plugin.
+// Other devices have files of their own, if the host has the devices; the order of names is that of NVIDIA's plugin.
 func TestOtherDevices(t *testing.T) {
 	t.Parallel()
 	n, m := newNode(t), newMonitor(required())

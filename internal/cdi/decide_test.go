@@ -13,7 +13,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/config"
 )
 
-// Case 37: the strategy "auto".
+// The strategy "auto".
 func TestDecide(t *testing.T) {
 	found := Hooks{Path: DefaultHookPath, Looked: "/host/usr/bin/nvidia-ctk", Found: true, Version: "1.18.1"}
 	with := func(change func(*Hooks)) Hooks { h := found; change(&h); return h }
@@ -54,7 +54,7 @@ func TestDecide(t *testing.T) {
 	}
 }
 
-// Case 28: which hooks a specification leaves out, by version of the hook program.
+// Which hooks a specification leaves out, by version of the hook program.
 func TestDisabledHooks(t *testing.T) {
 	for _, tc := range []struct {
 		auto       bool

@@ -18,7 +18,7 @@ import (
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
 
-// Case 22: the driver is upgraded on disk while its module is the old one: the file stays, and no device is offered. When the module is
+// The driver is upgraded on disk while its module is the old one: the file stays, and no device is offered. When the module is
 // loaded, the file has the new paths.
 func TestUpgrade(t *testing.T) {
 	t.Parallel()
@@ -65,7 +65,7 @@ func TestUpgrade(t *testing.T) {
 	}
 }
 
-// Case 24: a GPU that is lost or hangs changes nothing for the others, and its container fails by its name.
+// A GPU that is lost or hangs changes nothing for the others, and its container fails by its name.
 func TestSickDevices(t *testing.T) {
 	t.Parallel()
 	n, m := newNode(t), newMonitor(required())
@@ -95,7 +95,7 @@ func TestSickDevices(t *testing.T) {
 	}
 }
 
-// Case 25: a missing node costs the device that needs it, until it is there.
+// A missing node costs the device that needs it, until it is there.
 func TestMissingNode(t *testing.T) {
 	t.Parallel()
 	n, m := newNode(t), newMonitor(required())

@@ -25,7 +25,7 @@ func (m *monitor) problem(t *testing.T, text string) core.State {
 	})
 }
 
-// Case 17: whatever is wrong with the folder is the reason that operators see, and is tried again until it is right.
+// Whatever is wrong with the folder is the reason that operators see, and is tried again until it is right.
 func TestFolderProblems(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
@@ -120,7 +120,7 @@ func TestWriteFailsLater(t *testing.T) {
 	m.defined(t, ids(0, 1, 2)...)
 }
 
-// Cases 17 and 33: whoever empties the folder, removes it or removes and makes it again, the file is back within a few seconds.
+// Whoever empties the folder, removes it or removes and makes it again, the file is back within a few seconds.
 func TestFolderEmptied(t *testing.T) {
 	t.Parallel()
 	n, m := newNode(t), newMonitor(required())
@@ -167,7 +167,7 @@ func errorsOf(errs ...error) error {
 	return nil
 }
 
-// Case 18: in the same folder, runtimes refuse a name that two files define. Such a device is not defined, until the other file is gone.
+// In the same folder, runtimes refuse a name that two files define. Such a device is not defined, until the other file is gone.
 func TestConflict(t *testing.T) {
 	t.Parallel()
 	n, m := newNode(t), newMonitor(required())

@@ -17,7 +17,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
-// Cases 10 and 21: while GPUs are partitioned, lose nodes, disappear and come back with other drivers, every name that a reservation
+// While GPUs are partitioned, lose nodes, disappear and come back with other drivers, every name that a reservation
 // returns is in the file on disk, and names of instances that were removed are not.
 func TestEveryReservedNameIsDefined(t *testing.T) {
 	t.Parallel()
@@ -101,7 +101,7 @@ func TestEveryReservedNameIsDefined(t *testing.T) {
 	}
 }
 
-// Case 30: a specification for 8 GPUs within 20 ms and one for 112 MIG instances within 50 ms. In an unchanged incarnation the files of
+// A specification for 8 GPUs within 20 ms and one for 112 MIG instances within 50 ms. In an unchanged incarnation the files of
 // the driver are known.
 func BenchmarkPass(b *testing.B) {
 	eight, instances := coretest.GPUs(8), coretest.GPUs(16)

@@ -47,7 +47,7 @@ func never(t *testing.T, what string, happened func() bool) {
 	}
 }
 
-// Cases 19 and 30: the file is replaced when the driver is another incarnation, even if it is equal, and when the agent starts; a reading
+// The file is replaced when the driver is another incarnation, even if it is equal, and when the agent starts; a reading
 // that changes nothing does nothing.
 func TestReplacedOnlyWhenDue(t *testing.T) {
 	t.Parallel()
@@ -103,7 +103,7 @@ func TestOnlyIfNeeded(t *testing.T) {
 	})
 }
 
-// Case 26: the file is removed when there is no device, and stays when the agent ends; a left-over temporary file is removed.
+// The file is removed when there is no device, and stays when the agent ends; a left-over temporary file is removed.
 func TestRemoval(t *testing.T) {
 	t.Parallel()
 	n, m := newNode(t), newMonitor(required())
@@ -169,7 +169,7 @@ func TestRemove(t *testing.T) {
 	}
 }
 
-// Case 29: a disk that hangs delays nothing but the specification: the inventory is complete in time, and the agent ends in time.
+// A disk that hangs delays nothing but the specification: the inventory is complete in time, and the agent ends in time.
 func TestDiskHangs(t *testing.T) {
 	t.Parallel()
 	n, m := newNode(t), newMonitor(required())

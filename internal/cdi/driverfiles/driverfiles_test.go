@@ -62,7 +62,7 @@ func hooks(e specs.ContainerEdits) (names []string) {
 	return names
 }
 
-// Case 27: sources are the host's, targets have no root, whatever the roots are; what is not below the root is left out.
+// Sources are the host's, targets have no root, whatever the roots are; what is not below the root is left out.
 func TestRoots(t *testing.T) {
 	for name, host := range map[string]string{"the host's root": "/", "a driver container": "/run/nvidia/driver", "the same": ""} {
 		t.Run(name, func(t *testing.T) {
@@ -106,7 +106,7 @@ func TestRoots(t *testing.T) {
 	}
 }
 
-// Case 23: a root without libcuda of the driver's version gives no files, and the error names the file.
+// A root without libcuda of the driver's version gives no files, and the error names the file.
 func TestMissingLibrary(t *testing.T) {
 	for name, change := range map[string]func(r *Request){
 		"hidden":          func(r *Request) { must(t, os.Remove(r.Root+libDir+"/libcuda.so."+version)) },
@@ -145,7 +145,7 @@ func removeAll(t *testing.T, pattern string) {
 	}
 }
 
-// Case 28: the hooks of a specification, by hook program and setting.
+// The hooks of a specification, by hook program and setting.
 func TestHooks(t *testing.T) {
 	common := []string{"create-symlinks", "enable-cuda-compat", "update-ldcache", "disable-device-node-modification", "update-application-profile"}
 	for _, tc := range []struct {
@@ -212,7 +212,7 @@ func TestLibraries(t *testing.T) {
 	}
 }
 
-// Case 7: a class of devices has a specification if the host has them.
+// A class of devices has a specification if the host has them.
 func TestDevices(t *testing.T) {
 	r := driver(t)
 	for _, class := range []string{GDS, MOFED, GDRCopy} {
@@ -247,7 +247,7 @@ func TestDevices(t *testing.T) {
 	}
 }
 
-// Case 29: a call of a function that the facts do not have is an error. The library makes none.
+// A call of a function that the facts do not have is an error. The library makes none.
 func TestNoOtherCall(t *testing.T) {
 	_, err := call(func() (specs.ContainerEdits, error) {
 		_, ret := (&facts{}).DeviceGetCount()

@@ -48,7 +48,7 @@ func text(r Result) string {
 	return b.String()
 }
 
-// Cases 12, 24 and 25: which names there are, which nodes they have, and which devices are defined.
+// Which names there are, which nodes they have, and which devices are defined.
 func TestBuild(t *testing.T) {
 	const control = "*: nvidia-uvm nvidia-uvm-tools nvidiactl\n"
 	without := func(s gpu.Snapshot, paths ...string) gpu.Snapshot {

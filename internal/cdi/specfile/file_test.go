@@ -117,7 +117,7 @@ func TestFolder(t *testing.T) {
 	}
 }
 
-// Case 18: files are read as runtimes read them, and again only when they change.
+// Files are read as runtimes read them, and again only when they change.
 func TestScan(t *testing.T) {
 	folder, other := t.TempDir(), t.TempDir()
 	text, err := Marshal(example(1))

@@ -95,7 +95,7 @@ func killAt(t *testing.T, path, tmpdir string, n int) bool {
 	}
 }
 
-// Cases 14 and 16: a writer that is killed at any system call leaves the old file or the new one, complete and with its mode, and at most
+// A writer that is killed at any system call leaves the old file or the new one, complete and with its mode, and at most
 // a temporary file beside it, which no runtime reads and the next start removes. $TMPDIR is not used.
 func TestKilledAtEachStep(t *testing.T) {
 	before, err := Marshal(example(1))

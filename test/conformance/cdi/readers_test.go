@@ -18,7 +18,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 )
 
-// Cases 11 and 36: every name gives a container its nodes, by each version of the library, in a cache that watches (Docker, containerd)
+// Every name gives a container its nodes, by each version of the library, in a cache that watches (Docker, containerd)
 // and in one that does not (podman), also for a user without rights.
 func TestResolvers(t *testing.T) {
 	h := newHost(t)
@@ -79,7 +79,7 @@ func TestResolvers(t *testing.T) {
 	})
 }
 
-// Case 13: 10,000 replacements while the folder is read all the time by each version: no read finds an invalid file or misses a name.
+// 10,000 replacements while the folder is read all the time by each version: no read finds an invalid file or misses a name.
 func TestReplacedUnderReaders(t *testing.T) {
 	h := newHost(t)
 	s := coretest.GPUs(8)
@@ -120,7 +120,7 @@ func TestReplacedUnderReaders(t *testing.T) {
 	}
 }
 
-// Case 15: a cache that watches the folder has each replacement within 100 ms.
+// A cache that watches the folder has each replacement within 100 ms.
 func TestWatchersSeeReplacements(t *testing.T) {
 	h := newHost(t)
 	s := coretest.GPUs(2)
@@ -154,7 +154,7 @@ func TestWatchersSeeReplacements(t *testing.T) {
 	})
 }
 
-// Cases 19 and 20: nvidia-uvm has another major number after the driver's module was loaded again. A runtime keeps the number that it found
+// Nvidia-uvm has another major number after the driver's module was loaded again. A runtime keeps the number that it found
 // first until the file changes, so the file is replaced though it is equal.
 func TestMajorsChange(t *testing.T) {
 	eachVersion(t, func(t *testing.T, reader string) {
