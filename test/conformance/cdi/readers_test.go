@@ -154,7 +154,7 @@ func TestWatchersSeeReplacements(t *testing.T) {
 	})
 }
 
-// Nvidia-uvm has another major number after the driver's module was loaded again. A runtime keeps the number that it found
+// The node nvidia-uvm has another major number after the driver's module was loaded again. A runtime keeps the number that it found
 // first until the file changes, so the file is replaced though it is equal.
 func TestMajorsChange(t *testing.T) {
 	eachVersion(t, func(t *testing.T, reader string) {
