@@ -50,9 +50,9 @@ func isCharDevice(path string) bool {
 
 // class is a specification beside that of the GPUs.
 type class struct {
-	name string
-	file specfile.File
-	told bool // that the host has no such device
+	name   string
+	file   specfile.File
+	logged bool // that the host has no such device
 }
 
 // other is what a class gives each container.
@@ -69,7 +69,7 @@ func (w *Writer) writeOthers(s core.State, r driverfiles.Request) (written []oth
 		case err != nil:
 		case made == nil:
 			err = w.remove(&c.file)
-			if !c.told {
+			if !c.logged {
 				w.opts.Log.Info("no CDI specification: the host has no such device", "class", c.name)
 			}
 		default:
@@ -78,7 +78,7 @@ func (w *Writer) writeOthers(s core.State, r driverfiles.Request) (written []oth
 				err = w.sync(&c.file, text, s.Incarnation)
 			}
 		}
-		c.told = made == nil
+		c.logged = made == nil
 		o := other{name: w.opts.Vendor + "/" + c.name + "=" + device}
 		if err != nil {
 			o.problem, failed = c.name+": "+oneLine(err), true

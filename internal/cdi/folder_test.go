@@ -120,7 +120,7 @@ func TestWriteFailsLater(t *testing.T) {
 	m.defined(t, ids(0, 1, 2)...)
 }
 
-// Whoever empties the folder, removes it or removes and makes it again, the file is back within a few seconds.
+// If the folder is emptied, removed, or removed and made again, the file is back within a few seconds.
 func TestFolderEmptied(t *testing.T) {
 	t.Parallel()
 	n, m := newNode(t), newMonitor(required())
@@ -194,7 +194,7 @@ func TestConflict(t *testing.T) {
 	}
 }
 
-// What another process writes into the file is answered at once, and operators are told. During a pause because of many such changes,
+// What another process writes into the file is replaced at once, and operators get a warning. During a pause because of many such changes,
 // the devices are defined that its file defines.
 func TestContest(t *testing.T) {
 	t.Parallel()

@@ -33,7 +33,7 @@ func launchNomad(t *testing.T, name, config string) *agent {
 	return newAgent(t, name, config, "-dev")
 }
 
-// launchClient starts a server, and a client that knows after a restart what it knew. More files may configure it.
+// launchClient starts a server, and a client that keeps its state over a restart. More files may configure it.
 func launchClient(t *testing.T, name, config string, files ...string) *agent {
 	t.Helper()
 	state := map[string]string{"STATE": stateDir()}

@@ -100,7 +100,7 @@ func (n *engines) libraries(t *testing.T) {
 	s.checkNodes(t, n.Machine, ids)
 	s.checkLibrary(t, true)
 	if len(s.mounts) > 0 {
-		t.Errorf("in the task's volume_mount is %q: Nomad has fixed what docs/policy.md says of libraries and volume_mount", s.mounts)
+		t.Errorf("in the task's volume_mount is %q: Nomad has fixed what docs/policy.md describes for libraries and volume_mount", s.mounts)
 	}
 }
 
@@ -166,7 +166,7 @@ func (n *engines) restart(t *testing.T) {
 	t.Logf("after the restart it sees %v", s)
 	if len(s.nodes) > 0 || !maps.Equal(s.variables, was.variables) {
 		t.Errorf("with %q the task had %v, and after restarts it has %v; want only the variables. If it has the nodes, Nomad has "+
-			"fixed nomad#9473: say so where docs mention it", before, was, s)
+			"fixed nomad#9473: change the documents that mention it", before, was, s)
 	}
 	if before := was.variables["TANDEM_GPU_NODES"]; !strings.Contains(before, "/dev/nvidiactl") {
 		t.Errorf("TANDEM_GPU_NODES=%q, want the nodes of the task", before)

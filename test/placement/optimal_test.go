@@ -79,7 +79,7 @@ func best(m Machine, available, required []int, n int) (found []int) {
 }
 
 // On every topology and in random states every request gets the best set: the same for any order of the arguments, with the
-// required GPUs, also those that are not available, and without IDs that nobody knows.
+// required GPUs, also those that are not available, and without unknown IDs.
 func TestEverySetIsTheBest(t *testing.T) {
 	seed := rand.Uint64()
 	random := rand.New(rand.NewPCG(seed, 0))

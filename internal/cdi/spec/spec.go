@@ -23,7 +23,7 @@ var controlNodes = []string{"/dev/nvidia-modeset", "/dev/nvidia-uvm", "/dev/nvid
 // Input is what a specification of GPUs and MIG instances is built from.
 type Input struct {
 	Kind    string                // vendor and class
-	Devices []gpu.Device          // in canonical order, also those that are lost, sick or not offered
+	Devices []gpu.Device          // in canonical order, also those that are lost, unhealthy or not offered
 	Lost    map[gpu.DeviceID]bool // those that the driver does not list any more
 	Nodes   []string              // NVIDIA's device nodes of the host, sorted: see gpu.Snapshot
 	DRM     map[gpu.PCIAddress]DRM
