@@ -64,8 +64,11 @@ func (s *search) improve(c *selection) []int {
 	for range s.gpus {
 		out, in, best := -1, -1, c.measure
 		for _, a := range s.others {
+			if !c.has[a] {
+				continue
+			}
 			for _, b := range s.others {
-				if !c.has[a] || c.has[b] {
+				if c.has[b] {
 					continue
 				}
 				if m := s.exchanged(c, a, b); m.free >= s.need && m.compare(best) < 0 {

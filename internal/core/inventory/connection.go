@@ -13,7 +13,8 @@ import "github.com/tandem-gpu/tandem/internal/core/gpu"
 // Where links have 25 GB/s and no NVSwitches, the points are the score of NVIDIA's go-gpuallocator.
 type connection int64
 
-// The units of the three parts. With 16 bits for each of the latter two, sums are exact for 65,535 pairs: 362 GPUs.
+// The units of the three parts. With 16 bits for each of the latter two, sums are exact for 65,535 pairs. A measure.degree has each
+// pair within its set twice, so that is enough for 256 GPUs.
 const (
 	point    connection = 1 << 32
 	switched connection = 1 << 16
