@@ -52,7 +52,7 @@ type tracker struct {
 	logged  map[string]string // retained IDs in the log; of the goroutine that queries
 
 	mu          sync.Mutex
-	inventory   *inventory.Inventory // of the source, the latest
+	inventory   *inventory.Inventory // of the source, the latest that awaits no CDI specification
 	units       map[deviceKey]int    // NUMA nodes of the units of inventory; never changed
 	allocations *allocations
 	served      map[string]bool // resources that this agent has offered
@@ -132,7 +132,7 @@ func (t *tracker) start(ctx context.Context) (saved <-chan struct{}) {
 	return done
 }
 
-// follow publishes an offer for each inventory of the source until ctx ends.
+// follow publishes an offer for each inventory of the source, except as in setInventory, until ctx ends.
 func (t *tracker) follow(ctx context.Context) {
 	for inv := range t.source.Watch(ctx) {
 		t.setInventory(inv)

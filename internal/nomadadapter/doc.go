@@ -1,5 +1,5 @@
 // Package nomadadapter implements Nomad's device plugin API over a source of inventories: a fingerprint lists the units of
-// an inventory in device groups, a reservation is a inventory.Plan.
+// an inventory in device groups, a reservation is an inventory.Plan.
 //
 // Nomad 1.11's device manager (client/devicemanager/instance.go) sets these requirements:
 //
