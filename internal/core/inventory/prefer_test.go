@@ -187,6 +187,27 @@ func TestManyGPUsInIslands(t *testing.T) {
 	}
 }
 
+// More sets than are compared, and only one has enough MIG instances: it is found, although each search from one GPU ends with others.
+func TestManyGPUsWithInstances(t *testing.T) {
+	const gpus, large, n = 24, 6, 24
+	s := coretest.GPUs(gpus)
+	var available []inventory.UnitID
+	for g := range gpus {
+		s = coretest.WithMIG(s, g, slices.Repeat([]string{"1g.10gb"}, 4)...)
+		for instance := range 4 {
+			if instance == 0 || g >= gpus-large {
+				available = append(available, inventory.UnitID(coretest.Instance(g, instance)))
+			}
+		}
+	}
+	c := core.DefaultConfig()
+	c.MIG = inventory.MIGMixed
+	got := build(s, c).Prefer(available, nil, n)
+	if want := available[len(available)-n:]; !slices.Equal(slices.Sorted(slices.Values(got)), slices.Sorted(slices.Values(want))) {
+		t.Errorf("%v, want %v", got, want)
+	}
+}
+
 // Pairs of four GPUs that differ in one property: the second pair is better. A pair may be listed twice, in either order, with
 // itself, or with a GPU that is not offered.
 func TestPairs(t *testing.T) {
