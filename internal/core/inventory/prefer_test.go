@@ -126,9 +126,9 @@ func TestInstancesAreOfFewAndUsedGPUs(t *testing.T) {
 }
 
 // With more sets than are compared, the result can't be improved by the exchange of one GPU. On these random topologies it
-// has at least 96 % of the NVLinks of the best set (measured), and is the best set in most cases.
+// has at least 93 % of the NVLinks of the best set (measured), and is the best set in nine of ten cases.
 func TestManyGPUs(t *testing.T) {
-	const machines, gpus, n = 40, 18, 9
+	const machines, gpus, n = 300, 18, 9
 	random := rand.New(rand.NewPCG(1, 2))
 	worst, best := 1.0, 0
 	for range machines {
@@ -155,7 +155,7 @@ func TestManyGPUs(t *testing.T) {
 			t.Errorf("%b, in another order %b", set, again)
 		}
 	}
-	if t.Logf("worst %.3f, best in %d of %d", worst, best, machines); worst < 0.96 || best < machines/2 {
+	if t.Logf("worst %.3f, best in %d of %d", worst, best, machines); worst < 0.93 || best < machines*9/10 {
 		t.Errorf("worst %.3f, best in %d of %d", worst, best, machines)
 	}
 }
