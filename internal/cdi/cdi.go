@@ -102,6 +102,7 @@ type Writer struct {
 	driver  driverCache
 	hooks   hookCache
 	contest contest
+	asked   Runtime // the latest answer of the container runtime
 
 	withdraw func(ctx context.Context, keep []gpu.DeviceID) // called before names of other devices are taken out of the file; nil = nothing is published
 

@@ -31,6 +31,12 @@ func (r Runtime) String() string {
 	return cmp.Or(strings.TrimSpace(r.Name+" "+r.Version), "unknown runtime")
 }
 
+// lacksSettingsOf reports whether r is from the same runtime as before, or from none, and lacks the settings that before may have.
+func (r Runtime) lacksSettingsOf(before Runtime) bool {
+	same := r.Name == "" && r.Version == "" || r.Name == before.Name && r.Version == before.Version
+	return same && r.CDI == Unknown && r.Folders == nil
+}
+
 // Hooks is whether the hooks of a specification can run on the host.
 type Hooks struct {
 	None    bool   // the specification has no hooks, by configuration

@@ -242,7 +242,7 @@ func (w *Writer) decide(ctx context.Context, problem string, h Hooks) (bool, str
 	return true, "specification in " + w.opts.Folder
 }
 
-// runtime returns what is known of the container runtime.
+// runtime returns what is known of the container runtime. One that does not respond, as during its restart, is as it was.
 func (w *Writer) runtime(ctx context.Context) Runtime {
 	if w.opts.Runtime == nil {
 		return Runtime{}
@@ -253,10 +253,12 @@ func (w *Writer) runtime(ctx context.Context) Runtime {
 	go func() { answer <- w.opts.Runtime(ctx) }()
 	select {
 	case r := <-answer:
-		return r
+		if !r.lacksSettingsOf(w.asked) {
+			w.asked = r
+		}
 	case <-ctx.Done():
-		return Runtime{}
 	}
+	return w.asked
 }
 
 // namesAreGiven reports whether containers get names of CDI devices, and not only the driver's files as mounts.

@@ -2,6 +2,7 @@ package cdi
 
 import (
 	"context"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -30,6 +31,23 @@ func TestRuntimeIsAsked(t *testing.T) {
 		warned := slices.ContainsFunc(w.Warnings(), func(line string) bool { return strings.HasPrefix(line, why) })
 		if c.Usable != tc.usable || strings.HasPrefix(c.Reason, why) == tc.usable || warned != tc.warns {
 			t.Errorf("auto %t: %t because %q, warnings %q", tc.auto, c.Usable, c.Reason, w.Warnings())
+		}
+	}
+}
+
+// A runtime that does not respond for a while, or only to one of two calls, is as it was: its restart must not make auto give names
+// that it does not read. One of another version is asked anew.
+func TestRuntimeRestarts(t *testing.T) {
+	off := Runtime{Name: "containerd", Version: "2.0.1", CDI: Off}
+	var now Runtime
+	w := New(Options{Runtime: func(context.Context) Runtime { return now }})
+	for i, step := range []struct{ now, want Runtime }{
+		{Runtime{}, Runtime{}}, {off, off}, {Runtime{}, off}, {Runtime{Name: "containerd", Version: "2.0.1"}, off},
+		{Runtime{Name: "containerd", Version: "2.4.0"}, Runtime{Name: "containerd", Version: "2.4.0"}},
+	} {
+		now = step.now
+		if r := w.runtime(t.Context()); !reflect.DeepEqual(r, step.want) {
+			t.Errorf("step %d: %+v, want %+v", i, r, step.want)
 		}
 	}
 }
