@@ -1,6 +1,7 @@
 package cdi
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -62,20 +63,20 @@ type other struct {
 }
 
 // writeOthers writes the specifications beside that of the GPUs, or removes them if the host has no such devices.
-func (w *Writer) writeOthers(s core.State, r driverfiles.Request) (written []other, failed bool) {
+func (w *Writer) writeOthers(ctx context.Context, s core.State, r driverfiles.Request) (written []other, failed bool) {
 	for _, c := range w.others {
 		made, device, err := w.specOf(c.name, s, r)
 		switch {
 		case err != nil:
 		case made == nil:
-			err = w.remove(&c.file)
+			err = w.remove(ctx, &c.file)
 			if !c.logged {
 				w.opts.Log.Info("no CDI specification: the host has no such device", "class", c.name)
 			}
 		default:
 			var text []byte
 			if text, err = specfile.Marshal(made); err == nil {
-				err = w.sync(&c.file, text, s.Incarnation)
+				err = w.sync(ctx, &c.file, text, s.Incarnation)
 			}
 		}
 		c.logged = made == nil

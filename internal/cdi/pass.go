@@ -28,7 +28,8 @@ type outcome struct {
 	present bool   // of sweep: there is a specification of an earlier agent
 }
 
-// pass makes the files fit a state with a driver that is ready. It may wait for a disk.
+// pass makes the files fit a state with a driver that is ready. It may wait for a disk. When ctx ends it changes no file any more: the
+// writer of the next agent in this process may have written them.
 func (w *Writer) pass(ctx context.Context, s core.State) outcome {
 	hooks := w.hooks.look(w.opts)
 	request := w.request(s, hooks)
@@ -44,13 +45,16 @@ func (w *Writer) pass(ctx context.Context, s core.State) outcome {
 	if failed {
 		c.Problem = oneLine(err)
 	}
-	others, othersFailed := w.writeOthers(s, request)
+	others, othersFailed := w.writeOthers(ctx, s, request)
 	for _, o := range others {
 		if o.problem != "" {
 			warnings = append(warnings, o.problem)
 		} else {
 			c.Others = append(c.Others, o.name)
 		}
+	}
+	if ctx.Err() != nil {
+		return outcome{}
 	}
 	warnings = append(warnings, w.conflicts(c, built.Names)...)
 	problem := c.Problem
@@ -123,7 +127,7 @@ func (w *Writer) writeGPUs(ctx context.Context, built spec.Result, incarnation i
 		w.withdraw(ctx, slices.Sorted(maps.Values(built.Names)))
 	}
 	if built.Spec == nil {
-		return nil, w.remove(&w.gpus)
+		return nil, w.remove(ctx, &w.gpus)
 	}
 	text, err := specfile.Encode(built.Spec)
 	if err == nil && !w.gpus.Holds(text, incarnation) { // else it was validated
@@ -132,7 +136,7 @@ func (w *Writer) writeGPUs(ctx context.Context, built spec.Result, incarnation i
 	if err != nil { // the file that is there stays
 		return nil, fmt.Errorf("specification not valid: %w", err)
 	}
-	err = w.sync(&w.gpus, text, incarnation)
+	err = w.sync(ctx, &w.gpus, text, incarnation)
 	if err == nil {
 		return built.Defined, nil
 	}
@@ -152,7 +156,7 @@ func (w *Writer) writeGPUs(ctx context.Context, built spec.Result, incarnation i
 
 // sync makes a file have a text that was made for an incarnation of the driver. It does not touch a file that has it already, unless
 // the driver is another incarnation: runtimes keep the numbers of device nodes until the file changes.
-func (w *Writer) sync(f *specfile.File, text []byte, incarnation int) error {
+func (w *Writer) sync(ctx context.Context, f *specfile.File, text []byte, incarnation int) error {
 	if w.dry {
 		return w.opts.canWrite()
 	}
@@ -167,6 +171,9 @@ func (w *Writer) sync(f *specfile.File, text []byte, incarnation int) error {
 	if state == specfile.Ours && f.Holds(text, incarnation) {
 		return nil
 	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
 	if state == specfile.Foreign && f.Written(incarnation) {
 		if err := w.contest.enter(f.Path, time.Now()); err != nil {
 			return err
@@ -180,9 +187,12 @@ func (w *Writer) sync(f *specfile.File, text []byte, incarnation int) error {
 }
 
 // remove removes a file that has nothing to define.
-func (w *Writer) remove(f *specfile.File) error {
+func (w *Writer) remove(ctx context.Context, f *specfile.File) error {
 	if w.dry {
 		return nil
+	}
+	if err := ctx.Err(); err != nil {
+		return err
 	}
 	removed, err := f.Remove()
 	if removed {

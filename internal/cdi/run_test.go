@@ -202,9 +202,13 @@ func TestDiskHangs(t *testing.T) {
 	if took := time.Since(began); took > time.Second {
 		t.Errorf("ended after %v", took)
 	}
-	if w, err := os.OpenFile(library, os.O_WRONLY|syscall.O_NONBLOCK, 0); err == nil { // ends the goroutine
-		_ = w.Close()
+	// The abandoned pass ends later. It leaves the file to the next agent.
+	before := inode(t, n.file())
+	if writer, err = os.OpenFile(library, os.O_WRONLY|syscall.O_NONBLOCK, 0); err != nil {
+		t.Fatal(err)
 	}
+	defer func() { _ = writer.Close() }()
+	never(t, "written after the end", func() bool { return inode(t, n.file()) != before })
 }
 
 // inspect without an agent: what an agent would define, and nothing is written.
