@@ -26,11 +26,19 @@ type File struct {
 	Problem string   `json:"problem,omitempty"` // why container runtimes ignore it; "" = they don't
 }
 
-// List returns the specifications in the folder of the options and in that of administrators, by path.
+// folders are the folders in which specifications are looked for: that of the options first.
+func (o Options) folders() []string {
+	if o.Folder == adminFolder {
+		return []string{adminFolder}
+	}
+	return []string{o.Folder, adminFolder}
+}
+
+// List returns the specifications in the folder of the options, by name, and then those in that of administrators.
 func List(o Options) []File {
 	o = o.withDefaults()
 	var files []File
-	for _, e := range new(specfile.Scanner).Scan(o.Folder, adminFolder) {
+	for _, e := range new(specfile.Scanner).Scan(o.folders()...) {
 		files = append(files, File{e.Path, e.Kind, e.Devices, slices.Contains(o.files(), e.Path), e.Problem})
 	}
 	return files
