@@ -194,6 +194,23 @@ func TestConflict(t *testing.T) {
 	}
 }
 
+// A name that two files define matters only if containers get devices by it.
+func TestConflictOfIndices(t *testing.T) {
+	n, m := newNode(t), newMonitor(required())
+	write(t, filepath.Join(n.Folder, "fork.json"), `{"cdiVersion": "0.5.0", "kind": "`+vendor+`/gpu", "devices": [{"name": "0", "containerEdits": {"env": ["A=B"]}}]}`, 0o644)
+	m.read(coretest.GPUs(2))
+	for _, n.Indices = range []bool{false, true} {
+		want := ids(0, 1)
+		if n.Indices {
+			want = ids(1)
+		}
+		w := New(n.Options)
+		if out := w.pass(t.Context(), m.State()); !slices.Equal(out.cdi.Defined, want) || len(w.Warnings()) != 1 {
+			t.Errorf("indices %t: %v defined, warnings %q", n.Indices, out.cdi.Defined, w.Warnings())
+		}
+	}
+}
+
 // What another process writes into the file is replaced at once, and operators get a warning. During a pause because of many such changes,
 // the devices are defined that its file defines.
 func TestContest(t *testing.T) {

@@ -205,13 +205,9 @@ func (w *Writer) remove(ctx context.Context, f *specfile.File) error {
 }
 
 // conflicts returns a line for each other file that defines the kind of the GPUs. In the same folder, runtimes give neither device
-// of a name that two files define: such a device is not defined.
+// of a name that two files define: such a device is not defined, if containers get it by that name.
 func (w *Writer) conflicts(c *inventory.CDI, names map[string]gpu.DeviceID) (lines []string) {
-	folders := []string{w.opts.Folder}
-	if w.opts.Folder != adminFolder {
-		folders = append(folders, adminFolder)
-	}
-	for _, e := range w.scanner.Scan(folders...) {
+	for _, e := range w.scanner.Scan(w.opts.folders()...) {
 		if e.Kind != c.Kind {
 			continue
 		}
@@ -221,7 +217,7 @@ func (w *Writer) conflicts(c *inventory.CDI, names map[string]gpu.DeviceID) (lin
 		}
 		lines = append(lines, fmt.Sprintf("%s defines devices of %s, as %s does: container runtimes refuse names that are in both; remove it", e.Path, c.Kind, w.gpus.Path))
 		for _, name := range e.Devices {
-			if id, ok := names[name]; ok {
+			if id, ok := names[name]; ok && (name == string(id) || w.opts.Indices) { // else containers do not get the device by that name
 				c.Defined = slices.DeleteFunc(slices.Clone(c.Defined), func(d gpu.DeviceID) bool { return d == id })
 				c.Undefined = addUndefined(c.Undefined, inventory.Undefined{Device: id, Reason: fmt.Sprintf("%s defines device %q, too: remove that file", e.Path, name)})
 			}
