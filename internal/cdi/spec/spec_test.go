@@ -151,10 +151,14 @@ func TestBuild(t *testing.T) {
 // The order of the input does not matter: equal readings give equal files.
 func TestOrder(t *testing.T) {
 	in := input(coretest.WithMIG(coretest.GPUs(4), 2, "3g.40gb", "1g.10gb"))
-	want := text(Build(in))
+	want := Build(in)
 	slices.Reverse(in.Devices)
-	if got := text(Build(in)); got != want {
-		t.Errorf("got\n%swant\n%s", got, want)
+	got := Build(in)
+	if text(got) != text(want) {
+		t.Errorf("got\n%swant\n%s", text(got), text(want))
+	}
+	if !slices.Equal(got.Defined, want.Defined) || !slices.IsSorted(got.Defined) { // which the inventory searches
+		t.Errorf("defined %v, want %v", got.Defined, want.Defined)
 	}
 }
 
