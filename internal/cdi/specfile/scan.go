@@ -3,7 +3,6 @@ package specfile
 import (
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"tags.cncf.io/container-device-interface/pkg/cdi"
@@ -82,9 +81,4 @@ func read(path string, info os.FileInfo) Entry {
 	}
 	e.Kind, e.Devices = s.Kind, deviceNames(s.Spec)
 	return e
-}
-
-// Defines reports whether the file defines a device of a kind.
-func (e Entry) Defines(kind, device string) bool {
-	return e.Kind == kind && slices.Contains(e.Devices, device)
 }
