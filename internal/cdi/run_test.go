@@ -233,3 +233,17 @@ func TestReadOnce(t *testing.T) {
 		t.Errorf("without a vendor: %+v", c)
 	}
 }
+
+// A device is out of the offer when withdraw returns, before its name is taken out of the file.
+func TestWithdraw(t *testing.T) {
+	n, m := newNode(t), newMonitor(required())
+	m.read(coretest.GPUs(2))
+	l := loop{Writer: New(n.Options), monitor: m}
+	l.set(&inventory.CDI{Incarnation: 1, Defined: ids(0, 1)})
+	l.withdraw(t.Context(), ids(1))
+	for u := range m.State().Inventory.Units() {
+		if want := u.Device.ID == coretest.GPU(1); u.Health.Schedulable() != want {
+			t.Errorf("%s is %s", u.ID, u.Health)
+		}
+	}
+}
