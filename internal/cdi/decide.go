@@ -46,6 +46,14 @@ type Hooks struct {
 	Version string // "1.17.8"; "" = unknown
 }
 
+// missing is the text for a hook program that is not on the host.
+func (h Hooks) missing() string {
+	if h.Looked == h.Path {
+		return fmt.Sprintf("hook program %s is not on the host", h.Path)
+	}
+	return fmt.Sprintf("hook program %s is not on the host (looked for at %s)", h.Path, h.Looked)
+}
+
 // Decide reports whether a container that gets its devices from the specification has a working driver, and why, in a line. It is
 // the rule of the strategy "auto". problem is why there is no valid specification in the folder, "" if there is one.
 //
@@ -58,7 +66,7 @@ func Decide(problem, folder string, h Hooks, r Runtime) (usable bool, reason str
 	case !h.None && !h.Found && h.Looked == "":
 		return false, fmt.Sprintf("hook program %s can't be looked for: this process does not see the host's root; mount it, or disable all hooks", h.Path)
 	case !h.None && !h.Found:
-		return false, fmt.Sprintf("hook program %s is not on the host (%s): install nvidia-container-toolkit", h.Path, h.Looked)
+		return false, h.missing() + ": install nvidia-container-toolkit"
 	}
 	if why := r.refuses(folder); why != "" {
 		return false, why

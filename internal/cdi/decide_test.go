@@ -27,7 +27,8 @@ func TestDecide(t *testing.T) {
 	}{
 		"nothing is known of the runtime": {"", found, Runtime{}, true, "specification in /var/run/cdi, hooks by /usr/bin/nvidia-ctk, version 1.18.1, unknown runtime"},
 		"not written":                     {"disk full", found, Runtime{Name: "containerd", Version: "2.4.2"}, false, "no CDI specification: disk full"},
-		"hooks not found":                 {"", notFound, Runtime{}, false, "is not on the host (/host/usr/bin/nvidia-ctk): install nvidia-container-toolkit"},
+		"hooks not found":                 {"", notFound, Runtime{}, false, "is not on the host (looked for at /host/usr/bin/nvidia-ctk): install nvidia-container-toolkit"},
+		"hooks not found here":            {"", with(func(h *Hooks) { h.Found, h.Looked = false, h.Path }), Runtime{}, false, "is not on the host: install nvidia-container-toolkit"},
 		"hooks can't be seen":             {"", with(func(h *Hooks) { h.Found, h.Looked = false, "" }), Runtime{}, false, "does not see the host's root"},
 		"hooks of an unknown version":     {"", with(func(h *Hooks) { h.Version = "" }), Runtime{}, true, "version unknown"},
 		"hooks are old":                   {"", with(func(h *Hooks) { h.Version = "1.17.8" }), Runtime{}, true, "version 1.17.8"},

@@ -282,7 +282,7 @@ func hookWarnings(h Hooks) []string {
 	switch {
 	case h.None || h.Looked == "":
 	case !h.Found:
-		return []string{fmt.Sprintf("hook program %s is not on the host (%s): no container with a device starts; install nvidia-container-toolkit, or name the program", h.Path, h.Looked)}
+		return []string{h.missing() + ": no container with a device starts; install nvidia-container-toolkit, or name the program"}
 	case h.Version != "" && !atLeast(h.Version, 1, 18):
 		return []string{fmt.Sprintf("hook program %s has version %s, which refuses hooks that it does not have: install 1.18 or later, or disable %s",
 			h.Path, h.Version, strings.Join(laterHooks, ", "))}

@@ -209,7 +209,7 @@ func TestReserveDoesNotWaitForCDIOfOtherPools(t *testing.T) {
 		if _, err := s.Reserve([]string{gpuID(1)}); err != nil || time.Since(begin) > 0 || !inv.Provisional() {
 			t.Errorf("after %s: %v; provisional %t", time.Since(begin), err, inv.Provisional())
 		}
-		if _, err := s.Reserve([]string{gpuID(0)}); !errorContains(err, "no CDI specification") || time.Since(begin) != reserveWait {
+		if _, err := s.Reserve([]string{gpuID(0)}); !errorContains(err, "no CDI definition") || time.Since(begin) != reserveWait {
 			t.Errorf("after %s: %v", time.Since(begin), err)
 		}
 	})

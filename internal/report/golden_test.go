@@ -207,3 +207,19 @@ func TestInjection(t *testing.T) {
 	}})
 	golden(t, "injection", report.DescribeState(s, cfg))
 }
+
+// The line of the specification has its problem once, and does not call a specification usable if nothing was judged but that it is written.
+func TestLineOfCDI(t *testing.T) {
+	const folder = "folder of CDI specifications /x: not a folder"
+	for want, r := range map[string]report.Report{
+		"CDI: not usable: " + folder:                            {CDI: &report.CDI{Reason: folder, Problem: folder}},
+		"CDI: not usable: no CDI specification: " + folder:      {CDI: &report.CDI{Reason: "no CDI specification: " + folder, Problem: folder}},
+		"CDI: written: specification in /x":                     {CDI: &report.CDI{Usable: true, Reason: "specification in /x"}, Injections: []report.Injection{{Configured: "cdi-cri"}}},
+		"CDI: usable: specification in /x, hooks by nvidia-ctk": {CDI: &report.CDI{Usable: true, Reason: "specification in /x, hooks by nvidia-ctk"}, Injections: []report.Injection{{Configured: "auto"}}},
+	} {
+		var text strings.Builder
+		if err := r.WriteTable(&text); err != nil || !slices.Contains(strings.Split(text.String(), "\n"), want) {
+			t.Errorf("%q is not in %q", want, text.String())
+		}
+	}
+}

@@ -63,17 +63,22 @@ func (r Report) writeInjection(w io.Writer) {
 		fmt.Fprintf(w, "injection: %s\n", i)
 	}
 	state := "not usable"
-	if r.CDI.Usable {
+	switch auto := slices.ContainsFunc(r.Injections, func(i Injection) bool { return i.Configured == "auto" }); {
+	case r.CDI.Usable && auto:
 		state = "usable"
+	case r.CDI.Usable: // and used as it is: warnings have what is against it
+		state = "written"
 	}
 	fmt.Fprintf(w, "CDI: %s", state)
 	if r.CDI.Kind != "" {
 		fmt.Fprintf(w, ", %d devices of %s in %s", r.CDI.Defined, r.CDI.Kind, cmp.Or(r.CDI.Folder, "no folder"))
 	}
-	for _, text := range []string{r.CDI.Reason, r.CDI.Problem} {
-		if text != "" {
-			fmt.Fprintf(w, ": %s", text)
-		}
+	text := r.CDI.Reason
+	if !strings.Contains(text, r.CDI.Problem) { // the problem often is the reason
+		text += ": " + r.CDI.Problem
+	}
+	if text != "" {
+		fmt.Fprintf(w, ": %s", text)
 	}
 	fmt.Fprintln(w)
 	for _, u := range r.CDI.Undefined {

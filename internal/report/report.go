@@ -122,7 +122,7 @@ type Injection struct {
 
 // CDI is the state of this agent's CDI specifications on the host.
 type CDI struct {
-	Usable    bool        `json:"usable"` // a container with it has a working driver, as far as the agent can tell
+	Usable    bool        `json:"usable"` // with "auto" a container with it has a working driver, as far as the agent can tell; else it is written
 	Reason    string      `json:"reason,omitempty"`
 	Problem   string      `json:"problem,omitempty"`
 	Folder    string      `json:"folder,omitempty"`

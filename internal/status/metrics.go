@@ -21,7 +21,7 @@ var (
 	nodesDesc   = newDesc("device_nodes_missing",
 		"Device nodes that containers of the device need and the node lacks; inspect names them. No series if containers get neither nodes nor CDI names.", "device")
 	cdiDesc = newDesc("cdi_devices",
-		"Devices that the CDI specification defines, or does not define. No series if no specification is needed, or none was attempted yet.", "state")
+		"Offered devices that the CDI specification defines, or does not define. No series if no specification is needed, or none was attempted yet.", "state")
 	excludedDesc  = newDesc("devices_excluded", "Devices that were found and are not offered.")
 	driverDesc    = newDesc("driver_info", "The driver: pending, absent, failed or ready.", "state", "version", "cuda")
 	buildDesc     = newDesc("build_info", "The agent.", "agent", "version", "go")

@@ -100,7 +100,7 @@ var meanings = [...]meaning{
 	ReasonClaimed:      {name: "CLAIMED", text: "offered by another agent", state: Unhealthy, clearsText: "the other agent no longer claims it", action: "give the agents different GPUs"},
 	ReasonHeld:         {name: "HELD", text: "held", state: Unhealthy, clearsText: "the workload ends"},
 	ReasonNoIMEX:       {name: "IMEX_CHANNEL_MISSING", text: "a required IMEX channel is missing", state: Unhealthy, clearsText: "the device node appears", action: "load the kernel module nvidia with NVreg_CreateImexChannel0=1"},
-	ReasonNoCDI:        {name: "CDI_UNDEFINED", text: "no CDI specification", state: Unhealthy, clearsText: "the specification is written"},
+	ReasonNoCDI:        {name: "CDI_UNDEFINED", text: "no CDI definition", state: Unhealthy, clearsText: "the device is defined"},
 	ReasonWithdrawn:    {name: "WITHDRAWN", text: "no longer offered", state: Unhealthy},
 }
 
