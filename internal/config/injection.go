@@ -133,7 +133,7 @@ func injectionOptions(s *Kubernetes) []Spec {
 			set: boolean(&s.CDI.MOFED)},
 		{Flag: "imex-channel-ids", Key: "imex.channelIDs", Kind: List, Usage: "IMEX channels that containers get if the host has them: none, or 0",
 			set: s.setIMEXChannels},
-		{Flag: "imex-required", Key: "imex.required", Default: "false", Kind: Bool,
+		{Flag: flagIMEXRequired, Key: "imex.required", Default: "false", Kind: Bool,
 			Usage: "devices take no work while the channel of --imex-channel-ids is missing",
 			set:   boolean(&s.Core.IMEXRequired)},
 	}

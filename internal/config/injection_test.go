@@ -1,6 +1,7 @@
 package config
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -76,5 +77,9 @@ imex: {channelIDs: [0]}
 	}
 	if c := s.Core; !c.IndexIDs || !c.IMEXChannel || !c.IMEXRequired {
 		t.Errorf("%+v", c)
+	}
+	const note = "IMEX_REQUIRED has no effect: containers get no IMEX channel, as --imex-channel-ids or imex.channelIDs names none"
+	if s, err = resolveAll(t, nil, map[string]string{"IMEX_REQUIRED": "true"}, ""); err != nil || !slices.Equal(s.Notes, []string{note}) {
+		t.Errorf("no channel to require: %q, %v", s.Notes, err)
 	}
 }

@@ -115,7 +115,7 @@ func resolve(flags Flags, env Environment, f File) (Kubernetes, error) {
 	s := Kubernetes{Core: core.DefaultConfig(), Health: DefaultHealth(), File: f, values: map[string]string{}}
 	s.Core.Policy = f.Policy
 	var errs []error
-	var passDeviceSpecs Value
+	given := map[string]Value{} // by flag
 	for _, o := range kubernetesOptions(&s, env.CheckAddress) {
 		v := lookup(o, flags, env, f.values)
 		if o.Hidden {
@@ -127,13 +127,14 @@ func resolve(flags Flags, env Environment, f File) (Kubernetes, error) {
 		if o.Flag == flagFailOnInitError && v.Where != "" {
 			s.Notes = append(s.Notes, v.Where+" has no effect: without a driver this agent waits for one")
 		}
-		if o.Flag == flagPassDeviceSpecs {
-			passDeviceSpecs = v
-		}
+		given[o.Flag] = v
 	}
 	wanted := s.Core.Injection.Nodes
 	if s.Core.Injection = s.Strategies.injection(wanted); wanted && !s.Core.Injection.Nodes {
-		s.Notes = append(s.Notes, passDeviceSpecs.Where+" has no effect: with CDI strategies only, the device nodes are in the CDI specification")
+		s.Notes = append(s.Notes, given[flagPassDeviceSpecs].Where+" has no effect: with CDI strategies only, the device nodes are in the CDI specification")
+	}
+	if s.Core.IMEXRequired && !s.Core.IMEXChannel {
+		s.Notes = append(s.Notes, given[flagIMEXRequired].Where+" has no effect: containers get no IMEX channel, as --imex-channel-ids or imex.channelIDs names none")
 	}
 	errs = append(errs, healthChecks(&s.Core.Health, env.LookupEnv))
 	s.findRoots(isFolder)

@@ -14,6 +14,7 @@ const (
 
 	flagFailOnInitError = "fail-on-init-error"
 	flagPassDeviceSpecs = "pass-device-specs"
+	flagIMEXRequired    = "imex-required"
 
 	// The sockets of a kubelet with the default --root-dir.
 	defaultKubeletSocket      = "/var/lib/kubelet/device-plugins/kubelet.sock"
