@@ -61,9 +61,9 @@ func askRuntime(socket string) func(context.Context) cdi.Runtime {
 		switch {
 		case info.CDI == nil:
 		case *info.CDI:
-			r.CDI = cdi.On
+			r.CDI = gpu.Enabled
 		default:
-			r.CDI = cdi.Off
+			r.CDI = gpu.Disabled
 		}
 		return r
 	}

@@ -6,24 +6,16 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-)
 
-// Switch is a setting of a container runtime that is on, off or unknown (the zero value).
-type Switch uint8
-
-// The values of a Switch.
-const (
-	Unknown Switch = iota
-	Off
-	On
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 )
 
 // Runtime is what is known of the container runtime of the host. The zero value is unknown.
 type Runtime struct {
-	Name    string   // "containerd", "cri-o", "docker"; as in a Node's status.nodeInfo.containerRuntimeVersion
-	Version string   // "1.7.29"
-	CDI     Switch   // as configured
-	Folders []string // of CDI specifications, as configured; nil = unknown
+	Name    string     // "containerd", "cri-o", "docker"; as in a Node's status.nodeInfo.containerRuntimeVersion
+	Version string     // "1.7.29"
+	CDI     gpu.Toggle // as configured
+	Folders []string   // of CDI specifications, as configured; nil = unknown
 }
 
 // String returns the name and version; "unknown runtime" for the zero value.
@@ -34,7 +26,7 @@ func (r Runtime) String() string {
 // lacksSettingsOf reports whether r is from the same runtime as before, or from none, and lacks the settings that before may have.
 func (r Runtime) lacksSettingsOf(before Runtime) bool {
 	same := r.Name == "" && r.Version == "" || r.Name == before.Name && r.Version == before.Version
-	return same && r.CDI == Unknown && r.Folders == nil
+	return same && r.CDI == gpu.ToggleUnknown && r.Folders == nil
 }
 
 // Hooks is whether the hooks of a specification can run on the host.
@@ -83,7 +75,7 @@ func (r Runtime) refuses(folder string) string {
 	const enable = `set enable_cdi = true in the section of plugin "io.containerd.grpc.v1.cri"`
 	major, minor := number(r.Version, 0), number(r.Version, 1)
 	switch {
-	case r.CDI == Off:
+	case r.CDI == gpu.Disabled:
 		how := "switch it on"
 		switch r.Name {
 		case "containerd":
@@ -96,7 +88,7 @@ func (r Runtime) refuses(folder string) string {
 		return fmt.Sprintf("%s has CDI switched off: %s", r, how)
 	case r.Folders != nil && !containsFolder(r.Folders, folder):
 		return fmt.Sprintf("%s does not read %s: add it to cdi_spec_dirs, which is %s", r, folder, strings.Join(r.Folders, ", "))
-	case r.CDI == On || r.Version == "":
+	case r.CDI == gpu.Enabled || r.Version == "":
 		return ""
 	case r.Name == "containerd" && (major < 1 || major == 1 && minor < 7):
 		return fmt.Sprintf("%s has no CDI: use containerd 2", r)

@@ -11,6 +11,7 @@ import (
 	"github.com/NVIDIA/nvidia-container-toolkit/pkg/nvcdi"
 
 	"github.com/tandem-gpu/tandem/internal/config"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 )
 
 // The strategy "auto".
@@ -35,17 +36,17 @@ func TestDecide(t *testing.T) {
 		"hooks are switched off":          {"", with(func(h *Hooks) { h.None, h.Found = true, false }), Runtime{}, true, "no hooks"},
 		"containerd 1.6":                  {"", found, Runtime{Name: "containerd", Version: "1.6.20"}, false, "containerd 1.6.20 has no CDI: use containerd 2"},
 		"containerd 1.7":                  {"", found, Runtime{Name: "containerd", Version: "1.7.29"}, false, "set enable_cdi = true"},
-		"containerd 1.7, switched on":     {"", found, Runtime{Name: "containerd", Version: "1.7.29", CDI: On}, true, "containerd 1.7.29"},
-		"containerd 2.0, off":             {"", found, Runtime{Name: "containerd", Version: "2.0.5", CDI: Off}, false, "containerd 2.0.5 has CDI switched off: set enable_cdi = true"},
+		"containerd 1.7, switched on":     {"", found, Runtime{Name: "containerd", Version: "1.7.29", CDI: gpu.Enabled}, true, "containerd 1.7.29"},
+		"containerd 2.0, off":             {"", found, Runtime{Name: "containerd", Version: "2.0.5", CDI: gpu.Disabled}, false, "containerd 2.0.5 has CDI switched off: set enable_cdi = true"},
 		"containerd 2.0":                  {"", found, Runtime{Name: "containerd", Version: "2.0.5"}, true, "containerd 2.0.5"},
 		"containerd 2.4":                  {"", found, Runtime{Name: "containerd", Version: "v2.4.2"}, true, "containerd v2.4.2"},
 		"CRI-O":                           {"", found, Runtime{Name: "cri-o", Version: "1.34.3"}, true, "cri-o 1.34.3"},
 		"CRI-O before CDI":                {"", found, Runtime{Name: "cri-o", Version: "1.23.5"}, false, "use CRI-O 1.24 or later"},
-		"CRI-O, off":                      {"", found, Runtime{Name: "cri-o", Version: "1.34.3", CDI: Off}, false, "set cdi_spec_dirs"},
+		"CRI-O, off":                      {"", found, Runtime{Name: "cri-o", Version: "1.34.3", CDI: gpu.Disabled}, false, "set cdi_spec_dirs"},
 		"another folder":                  {"", found, Runtime{Name: "containerd", Version: "2.2.0", Folders: []string{"/etc/cdi"}}, false, "does not read /var/run/cdi: add it to cdi_spec_dirs, which is /etc/cdi"},
 		"the folder by its other name":    {"", found, Runtime{Name: "containerd", Version: "2.2.0", Folders: []string{"/etc/cdi", "/run/cdi/"}}, true, ""},
 		"no folder":                       {"", found, Runtime{Name: "cri-o", Version: "1.34.3", Folders: []string{}}, false, "does not read /var/run/cdi"},
-		"Docker, off":                     {"", found, Runtime{Name: "docker", Version: "28.5.2", CDI: Off}, false, `"features": {"cdi": true}`},
+		"Docker, off":                     {"", found, Runtime{Name: "docker", Version: "28.5.2", CDI: gpu.Disabled}, false, `"features": {"cdi": true}`},
 		"a runtime of another kind":       {"", found, Runtime{Name: "youki", Version: "0.1"}, true, "youki 0.1"},
 	} {
 		usable, reason := Decide(tc.problem, DefaultFolder, tc.hooks, tc.runtime)
@@ -168,6 +169,18 @@ func TestToolkitVersion(t *testing.T) {
 	for name, want := range map[string]string{"nvidia": "1.17.8-rc.1", "unknown": "", "script": "1.18.2", "missing": "", "main.go": ""} {
 		if got := toolkitVersion(filepath.Join(dir, name)); got != want {
 			t.Errorf("%s: %q, want %q", name, got, want)
+		}
+	}
+}
+
+// The configuration does not link this package, so it has its own copies of the defaults.
+func TestDefaultsOfCDI(t *testing.T) {
+	want := map[string]string{"cdi-dir": DefaultFolder, "nvidia-cdi-hook-path": DefaultHookPath, "cdi_dir": DefaultFolder, "cdi_hook_path": DefaultHookPath}
+	for _, s := range slices.Concat(config.KubernetesSpecs(), config.NomadSpecs()) {
+		for _, name := range []string{s.Flag, s.HCL} {
+			if path, ok := want[name]; ok && s.Default != path {
+				t.Errorf("%s is %s by default, want %s", name, s.Default, path)
+			}
 		}
 	}
 }

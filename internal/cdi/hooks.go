@@ -54,7 +54,7 @@ func (o Options) seen(path string) string {
 // resolve returns a path below a root, of which an absolute link at its end leads below the same root.
 func resolve(root, path string) string {
 	at := spec.Join(root, path)
-	for range 16 { // as many links as a person would make by hand
+	for range 16 { // links can be a loop
 		target, err := os.Readlink(at)
 		if err != nil {
 			break

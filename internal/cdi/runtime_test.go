@@ -8,13 +8,14 @@ import (
 	"testing"
 
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
 // What the container runtime reports against CDI is the reason of auto, and a warning with a listed strategy. A runtime that does not
 // respond is unknown after a second.
 func TestRuntimeIsAsked(t *testing.T) {
-	off := func(context.Context) Runtime { return Runtime{Name: "containerd", Version: "2.0.1", CDI: Off} }
+	off := func(context.Context) Runtime { return Runtime{Name: "containerd", Version: "2.0.1", CDI: gpu.Disabled} }
 	release := make(chan struct{})
 	defer close(release)
 	hangs := func(context.Context) Runtime { <-release; return off(t.Context()) }
@@ -38,7 +39,7 @@ func TestRuntimeIsAsked(t *testing.T) {
 // A runtime that does not respond for a while, or only to one of two calls, is as it was: its restart must not make auto give names
 // that it does not read. One of another version is asked anew.
 func TestRuntimeRestarts(t *testing.T) {
-	off := Runtime{Name: "containerd", Version: "2.0.1", CDI: Off}
+	off := Runtime{Name: "containerd", Version: "2.0.1", CDI: gpu.Disabled}
 	var now Runtime
 	w := New(Options{Runtime: func(context.Context) Runtime { return now }})
 	for i, step := range []struct{ now, want Runtime }{

@@ -94,6 +94,12 @@ type CDI struct {
 	IMEXChannels        []int // nil or [0]
 }
 
+// The defaults are those of package cdi, which this package does not link: TestDefaultsOfCDI compares them.
+const (
+	defaultCDIDir  = "/var/run/cdi"
+	defaultCDIHook = "/usr/bin/nvidia-ctk"
+)
+
 // CDIHooks are the names of hooks in specifications of nvidia-container-toolkit 1.20.1 (internal/discover/hooks.go); "all" is all of
 // them.
 var CDIHooks = []string{
@@ -114,15 +120,15 @@ func injectionOptions(s *Kubernetes) []Spec {
 			Usage: "prefix of the annotations of cdi-annotations",
 			set:   annotationPrefix(&s.AnnotationPrefix)},
 		{Flag: "nvidia-cdi-hook-path", Aliases: []string{"nvidia-ctk-path"}, Env: []string{"NVIDIA_CDI_HOOK_PATH", "NVIDIA_CTK_PATH"},
-			Key: "flags.plugin.nvidiaCTKPath", Default: "/usr/bin/nvidia-ctk",
+			Key: "flags.plugin.nvidiaCTKPath", Default: defaultCDIHook,
 			Usage: "nvidia-ctk or nvidia-cdi-hook on the host, which container runtimes call for a CDI specification",
-			set:   path(&s.CDI.HookPath, "/usr/bin/nvidia-ctk")},
+			set:   path(&s.CDI.HookPath, defaultCDIHook)},
 		{Flag: "cdi-feature-flags", Kind: List, Usage: "feature flags of NVIDIA's CDI library",
 			setItem: known(&s.CDI.FeatureFlags, CDIFeatureFlags)},
 		{Flag: "cdi-disable-hooks", Kind: List, Usage: "hooks that the CDI specification does not have, or all",
 			setItem: known(&s.CDI.DisabledHooks, CDIHooks)},
-		{Flag: "cdi-dir", Default: "/var/run/cdi", Usage: "folder of the CDI specifications, on the host and here",
-			set: path(&s.CDI.Folder, "/var/run/cdi")},
+		{Flag: "cdi-dir", Default: defaultCDIDir, Usage: "folder of the CDI specifications, on the host and here",
+			set: path(&s.CDI.Folder, defaultCDIDir)},
 		{Flag: "cri-socket", Usage: "socket of the container runtime, which is asked for its version and CDI settings; empty: it is not asked",
 			set: pathOrEmpty(&s.CDI.CRISocket, "/run/containerd/containerd.sock")},
 		{Flag: "gdrcopy-enabled", Key: "flags.gdrcopyEnabled", Default: "false", Kind: Bool, Usage: "give containers GDRCopy",

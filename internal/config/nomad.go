@@ -103,10 +103,10 @@ func nomadOptions(b *Block) []Spec {
 		{HCL: "injection", Kind: List, Default: "variables",
 			Usage: "how tasks get the GPUs of pools whose rule has no injection: variables, devices, cdi, libraries; see docs/policy.md",
 			set:   injection(&s.Core.Injection)},
-		{HCL: "cdi_dir", Flag: "cdi-dir", Default: "/var/run/cdi", Usage: "folder of the CDI specification, which is written for injection cdi and libraries",
-			set: path(&s.CDIDir, "/var/run/cdi")},
-		{HCL: "cdi_hook_path", Default: "/usr/bin/nvidia-ctk", Usage: "nvidia-ctk or nvidia-cdi-hook, which container runtimes call for a CDI specification",
-			set: path(&s.CDIHookPath, "/usr/bin/nvidia-ctk")},
+		{HCL: "cdi_dir", Flag: "cdi-dir", Default: defaultCDIDir, Usage: "folder of the CDI specification, which is written for injection cdi and libraries",
+			set: path(&s.CDIDir, defaultCDIDir)},
+		{HCL: "cdi_hook_path", Default: defaultCDIHook, Usage: "nvidia-ctk or nvidia-cdi-hook, which container runtimes call for a CDI specification",
+			set: path(&s.CDIHookPath, defaultCDIHook)},
 	}
 	for _, o := range healthOptions(&s.Core, &s.Health) {
 		if o.HCL != "state_dir" {

@@ -11,11 +11,15 @@ type autoChoice struct{ known, cdi bool }
 
 // log logs the choice when it changes. It can change at any time; containers that have their devices keep them.
 func (c *autoChoice) log(to *slog.Logger, inv *inventory.Inventory) {
-	cdi, auto := inv.CDI(), false
+	cdi := inv.CDI()
+	if cdi == nil || cdi.Incarnation != inv.Incarnation() || c.known && c.cdi == cdi.Usable {
+		return
+	}
+	auto := false
 	for u := range inv.Devices() {
 		auto = auto || u.Injection.CDI == inventory.CDIAuto
 	}
-	if cdi == nil || cdi.Incarnation != inv.Incarnation() || !auto || c.known && c.cdi == cdi.Usable {
+	if !auto {
 		return
 	}
 	*c = autoChoice{known: true, cdi: cdi.Usable}

@@ -79,19 +79,24 @@ func TestResolvers(t *testing.T) {
 	})
 }
 
-// 10,000 replacements while the folder is read all the time by each version: no read finds an invalid file or misses a name.
-func TestReplacedUnderReaders(t *testing.T) {
+// specificationOf is the text of the specification that the agent writes for a snapshot.
+func specificationOf(t *testing.T, s gpu.Snapshot) []byte {
 	h := newHost(t)
-	s := coretest.GPUs(8)
 	h.nodes(t, s.Nodes, 511)
 	h.run(t)
 	h.m.read(t, s)
-	path := filepath.Join(h.Folder, vendor+"-gpu.json")
-	text, err := os.ReadFile(path)
+	text, err := os.ReadFile(filepath.Join(h.Folder, vendor+"-gpu.json"))
 	must(t, err)
+	return text
+}
+
+// 10,000 replacements while the folder is read all the time by each version: no read finds an invalid file or misses a name.
+func TestReplacedUnderReaders(t *testing.T) {
+	s := coretest.GPUs(8)
+	text := specificationOf(t, s)
 	other := bytes.ReplaceAll(text, []byte("NVIDIA_VISIBLE_DEVICES=void"), []byte("NVIDIA_VISIBLE_DEVICES=void\",\"FURTHER=1"))
 	dir := folder(t, memory)
-	f := specfile.File{Path: filepath.Join(dir, filepath.Base(path))}
+	f := specfile.File{Path: filepath.Join(dir, vendor+"-gpu.json")}
 	must(t, f.Replace(text, 0))
 	var running []*process
 	paths, err := readers()
@@ -122,17 +127,10 @@ func TestReplacedUnderReaders(t *testing.T) {
 
 // A cache that watches the folder has each replacement: a few milliseconds later, tens on a machine with other work.
 func TestWatchersSeeReplacements(t *testing.T) {
-	h := newHost(t)
-	s := coretest.GPUs(2)
-	h.nodes(t, s.Nodes, 511)
-	h.run(t)
-	h.m.read(t, s)
-	path := filepath.Join(h.Folder, vendor+"-gpu.json")
-	text, err := os.ReadFile(path)
-	must(t, err)
+	text := specificationOf(t, coretest.GPUs(2))
 	eachVersion(t, func(t *testing.T, reader string) {
 		dir := folder(t, memory)
-		f := specfile.File{Path: filepath.Join(dir, filepath.Base(path))}
+		f := specfile.File{Path: filepath.Join(dir, vendor+"-gpu.json")}
 		must(t, f.Replace(text, 0))
 		p := start(t, reader, "serve", dir)
 		worst := 0
