@@ -15,4 +15,8 @@ client {
   enabled           = true
   servers           = ["127.0.0.1:4647"]
   network_interface = "lo"
+
+  # As with -dev: on a disk that is over 80 % full a client removes a job's output as soon as the job has ended.
+  gc_disk_usage_threshold  = 99
+  gc_inode_usage_threshold = 99
 }
