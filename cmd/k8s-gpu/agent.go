@@ -90,7 +90,7 @@ func (r *runner) run(ctx context.Context, s settings, policies <-chan settings, 
 			AllocationStore: allocationStore(s, log), Handover: &r.kubelet,
 		})
 		server := status.New(status.Options{
-			Address: s.HTTPAddress, Version: versionText(), Agent: a, Adapter: adapter, Reload: &r.reload, Config: s.Core,
+			Address: s.Operations.HTTPAddress, Version: versionText(), Agent: a, Adapter: adapter, Reload: &r.reload, Config: s.Core,
 			Sources: a.SourcesUp, Warnings: a.Warnings, Log: log,
 		})
 		return agent.Adapter{

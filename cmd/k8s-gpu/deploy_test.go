@@ -118,8 +118,8 @@ func TestDaemonSet(t *testing.T) {
 	if r := d.Spec.UpdateStrategy.RollingUpdate; r.MaxUnavailable != 1 || r.MaxSurge == nil || *r.MaxSurge != 0 {
 		t.Errorf("rolling update %+v: want one after the other", r)
 	}
-	if s.HTTPAddress != ":9410" {
-		t.Errorf("probes go to 9410, the agent listens on %s", s.HTTPAddress)
+	if s.Operations.HTTPAddress != ":9410" {
+		t.Errorf("probes go to 9410, the agent listens on %s", s.Operations.HTTPAddress)
 	}
 }
 

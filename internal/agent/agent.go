@@ -21,7 +21,9 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/internal/core/nvidia"
+	"github.com/tandem-gpu/tandem/internal/core/use"
 	"github.com/tandem-gpu/tandem/internal/report"
+	"github.com/tandem-gpu/tandem/internal/usewatch"
 )
 
 // Options are what an agent is composed from. A nil field of a pointer, channel or function type is not used.
@@ -41,6 +43,7 @@ type Options struct {
 	Reload    *ReloadStatus                // of the configuration, for Warnings
 	OnFailure func(context.Context, error) // called when the monitor or the watchdog fails, before the other tasks are stopped
 	Adapter   func(*Agent) Adapter         // called once by New
+	Use       usewatch.Options             // orchestrator, its record of holders, job files; the other fields are set by New
 	Log       *slog.Logger                 // required
 }
 
@@ -59,6 +62,7 @@ type Agent struct {
 	sources *sources
 	cdi     *cdi.Writer
 	socket  *control.Socket
+	use     *usewatch.Watcher
 	adapter Adapter
 	flush   *flushNotifier
 
@@ -72,6 +76,8 @@ func New(o Options) *Agent {
 		opts: o, sources: newSources(o), cdi: cdi.New(o.CDI), socket: control.NewSocket(control.Path(o.Health.StateDir, o.Name)),
 		monitorDone: make(chan struct{}), socketDone: make(chan struct{}), hostDone: make(chan struct{}),
 	}
+	o.Use.Mode, o.Use.ProcRoot, o.Use.Log = o.Core.Occupancy, o.Core.Roots.Proc, o.Log
+	a.use = usewatch.New(o.Use)
 	store := a.sources.store()
 	if o.Handover != nil {
 		store = o.Handover.next(store, a.sources.boot)
@@ -108,7 +114,8 @@ func (a *Agent) Run(ctx context.Context) error {
 	start(func() { defer close(a.hostDone); a.sources.host.Run(ctx, a.Monitor) })
 	start(func() { a.sources.follow(ctx, a.Monitor) })
 	start(func() { a.cdi.Run(ctx, a.Monitor) })
-	start(func() { control.Follow(ctx, a.opts.Signals, a.Monitor, a.opts.Log) })
+	start(func() { a.use.Run(ctx, a.Monitor) })
+	start(func() { control.Follow(ctx, a.opts.Signals, a, a.opts.Log) })
 	start(func() {
 		defer close(a.socketDone)
 		a.socket.Serve(ctx, a, control.Options{
@@ -177,6 +184,9 @@ func (a *Agent) State() core.State {
 	}
 	return s
 }
+
+// Use returns the latest table of what the devices do and which work has them.
+func (a *Agent) Use() use.Table { return a.use.Table() }
 
 // Warnings are about the agent itself, one line each: configuration, sources, CDI specifications, socket, adapter.
 func (a *Agent) Warnings() []string {

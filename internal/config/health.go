@@ -69,6 +69,9 @@ func healthOptions(c *core.Config, h *Health) []Spec {
 		{HCL: "reservation_check", Default: "off",
 			Usage: "for a device that did not answer its last health check, or whose memory unreserved processes use: warn: log it; refuse: fail the reservation",
 			set:   oneOf(&c.ReservationCheck, inventory.CheckOff, inventory.CheckWarn, inventory.CheckRefuse)},
+		{HCL: "occupancy", Default: "report",
+			Usage: "owners of devices, and processes that use one without a reservation: off: not read; report: shown; withhold: such a device gets no new work until it is free",
+			set:   oneOf(&c.Occupancy, inventory.OccupancyOff, inventory.OccupancyReport, inventory.OccupancyWithhold)},
 		{HCL: "simulation", Kind: Bool, Default: "false", Usage: "true: an operator may simulate faults on the running agent",
 			set: boolean(&h.Simulation)},
 	}

@@ -41,6 +41,7 @@ func TestHealthRefusals(t *testing.T) {
 		"simulation":        {"yes"},
 		"overlap":           {"", "Refuse", "forbid"},
 		"reservation_check": {"", "true", "warning"},
+		"occupancy":         {"", "true", "refuse"},
 	} {
 		for _, value := range values {
 			s := defaults()
@@ -57,7 +58,7 @@ var different = map[string]string{
 	"health_mode": "observe", "xids": "63=ignore,999=unhealthy", "health_period": "7s", "health_settle": "11s",
 	"call_deadline": "13s", "recovery": "manual", "recovery_dwell": "17s", "recovery_checks": "5",
 	"recovery_limit": "6", "degraded": "unhealthy", "application_faults": "ignore", "kernel_log": "/host/kmsg",
-	"state_dir": "/state", "simulation": "true", "overlap": "refuse", "reservation_check": "refuse",
+	"state_dir": "/state", "simulation": "true", "overlap": "refuse", "reservation_check": "refuse", "occupancy": "withhold",
 }
 
 // Every key has the same effect in each of its spellings, on the settings of both agents.
@@ -94,7 +95,7 @@ func TestHealthKeys(t *testing.T) {
 			must(t, err)
 			got := defaults()
 			got.Health, got.Core.Health, got.Core.Probe, got.Core.Overlap = s.Health, s.Core.Health, s.Core.Probe, s.Core.Overlap
-			got.Core.ReservationCheck = s.Core.ReservationCheck
+			got.Core.ReservationCheck, got.Core.Occupancy = s.Core.ReservationCheck, s.Core.Occupancy
 			if diff := cmp.Diff(want, got, cmpopts.EquateEmpty()); diff != "" {
 				t.Error(diff)
 			}

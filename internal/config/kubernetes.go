@@ -23,7 +23,7 @@ type Kubernetes struct {
 
 	KubeletSocket      string // "" = the agent does not register
 	PodResourcesSocket string // "" = it is not read
-	HTTPAddress        string // "" = none
+	Operations         Operations
 	LogLevel           slog.Level
 	DriverRoot         string // on the host
 	ContainerRoot      string // mount point of DriverRoot in the agent's container

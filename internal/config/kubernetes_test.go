@@ -48,7 +48,7 @@ func TestDefaults(t *testing.T) {
 	if diff := cmp.Diff(want, s.Core, cmpopts.EquateEmpty()); diff != "" {
 		t.Error(diff)
 	}
-	if s.KubeletSocket != "/var/lib/kubelet/device-plugins/kubelet.sock" || s.HTTPAddress != ":9410" || len(s.Notes) != 0 {
+	if s.KubeletSocket != "/var/lib/kubelet/device-plugins/kubelet.sock" || s.Operations.HTTPAddress != ":9410" || len(s.Notes) != 0 {
 		t.Errorf("%+v", s)
 	}
 }
@@ -182,7 +182,7 @@ func TestWhatMayBeEmpty(t *testing.T) {
 		{args: []string{"--kubelet-socket=", "--http-address=", "--state-dir="}},
 		{env: map[string]string{"KUBELET_SOCKET": "", "HTTP_ADDRESS": "", "STATE_DIR": ""}},
 	} {
-		if s, err := resolveAll(t, c.args, c.env, ""); err != nil || s.KubeletSocket+s.HTTPAddress+s.Health.StateDir != "" {
+		if s, err := resolveAll(t, c.args, c.env, ""); err != nil || s.KubeletSocket+s.Operations.HTTPAddress+s.Health.StateDir != "" {
 			t.Errorf("%+v: %+v, %v", c, s, err)
 		}
 	}
@@ -237,7 +237,7 @@ func TestRoots(t *testing.T) {
 func TestIncumbentsNames(t *testing.T) {
 	var got []string
 	for _, o := range KubernetesSpecs() {
-		ours := []string{"http-address", "log-level", "rescan", "exclude", "sysfs-root", "procfs-root", "pod-resources-socket", "cdi-dir", "cri-socket"}
+		ours := []string{"http-address", "log-level", "rescan", "exclude", "sysfs-root", "procfs-root", "pod-resources-socket", "cdi-dir", "cri-socket", "hpc-job-mapping-dir", "features-file", "log-format"}
 		if o.Flag != "" && !slices.Contains(ours, o.Flag) && !strings.HasPrefix(o.Key, "health.") {
 			got = append(got, strings.Join(slices.Concat([]string{o.Flag}, o.Aliases, o.Env, []string{o.Default, o.Key}), " "))
 		}

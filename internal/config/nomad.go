@@ -24,6 +24,8 @@ type Nomad struct {
 	GroupBy GroupBy
 	MPSRoot string // folder on the host that holds "nvidia.com/<pool>/pipe", the pipe directories of MPS daemons
 
+	Operations Operations
+
 	// For pools whose Injection needs a CDI specification; without such a pool there is none.
 	CDIDir      string // folder of the specification
 	CDIHookPath string // of NVIDIA's CDI hook program: nvidia-ctk or nvidia-cdi-hook
@@ -108,6 +110,7 @@ func nomadOptions(b *Block) []Spec {
 		{HCL: "cdi_hook_path", Default: defaultCDIHook, Usage: "nvidia-ctk or nvidia-cdi-hook, which container runtimes call for a CDI specification",
 			set: path(&s.CDIHookPath, defaultCDIHook)},
 	}
+	options = append(options, nomadOperations(&s.Operations)...)
 	for _, o := range healthOptions(&s.Core, &s.Health) {
 		if o.HCL != "state_dir" {
 			o.Flag = ""

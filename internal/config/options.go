@@ -27,7 +27,7 @@ func KubernetesSpecs() []Spec { return kubernetesOptions(new(Kubernetes), nil) }
 
 // kubernetesOptions are bound to s. checkAddress reports whether a TCP listener accepts an address.
 func kubernetesOptions(s *Kubernetes, checkAddress func(string) error) []Spec {
-	options := slices.Concat(nvidiaOptions(s), injectionOptions(s), ownOptions(s, checkAddress), healthOptions(&s.Core, &s.Health), inertOptions())
+	options := slices.Concat(nvidiaOptions(s), injectionOptions(s), ownOptions(s, checkAddress), kubernetesOperations(&s.Operations), healthOptions(&s.Core, &s.Health), inertOptions())
 	for i := range options {
 		o := &options[i]
 		if o.Env == nil && o.Flag != "" {
@@ -100,7 +100,7 @@ func ownOptions(s *Kubernetes, checkAddress func(string) error) []Spec {
 			set: func(Value) error { return nil }},
 		{Flag: "http-address", Default: ":9410", Empty: true, Usage: "address of /healthz, /readyz and /metrics; empty: none",
 			set: func(v Value) error {
-				if s.HTTPAddress = v.Text; v.Text == "" || checkAddress(v.Text) == nil {
+				if s.Operations.HTTPAddress = v.Text; v.Text == "" || checkAddress(v.Text) == nil {
 					return nil
 				}
 				return errors.New("want HOST:PORT such as :9410")

@@ -13,11 +13,13 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
+	"github.com/tandem-gpu/tandem/internal/core/use"
 	"github.com/tandem-gpu/tandem/internal/report"
 	"github.com/tandem-gpu/tandem/internal/watchdog"
 )
 
-// Agent is what this package needs of a running agent. *monitor.Monitor implements it; its methods are described there.
+// Agent is what this package needs of a running agent: the methods of a *monitor.Monitor, which are described there, and the latest
+// table of a usewatch.Watcher.
 type Agent interface {
 	State() core.State
 	Clear(context.Context, health.Command) ([]health.Condition, error)
@@ -29,9 +31,8 @@ type Agent interface {
 	Rebind(context.Context) (was, is []inventory.PositionBinding, err error)
 	Stats() monitor.Stats
 	Watchdog() *watchdog.Registry
+	Use() use.Table
 }
-
-var _ Agent = (*monitor.Monitor)(nil)
 
 // Options configure how an agent is served.
 type Options struct {

@@ -64,7 +64,7 @@ func (h handler) report() report.Report {
 	if h.Warnings != nil {
 		warnings = h.Warnings()
 	}
-	r := report.DescribeState(h.State(), h.Config, warnings...)
+	r := report.DescribeState(h.State(), h.Config, warnings...).WithUse(h.Use())
 	r.Source = report.FromAgent
 	return r
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
+	"github.com/tandem-gpu/tandem/internal/core/use"
 	"github.com/tandem-gpu/tandem/internal/setting"
 	"github.com/tandem-gpu/tandem/internal/watchdog"
 )
@@ -41,6 +42,7 @@ func newFakeAgent() *fakeAgent {
 
 func (b *fakeAgent) State() core.State            { return b.state }
 func (b *fakeAgent) Stats() monitor.Stats         { return monitor.Stats{} }
+func (b *fakeAgent) Use() use.Table               { return use.Table{} }
 func (b *fakeAgent) Watchdog() *watchdog.Registry { return nil }
 func (b *fakeAgent) set(s core.State)             { b.state, b.executed = s, b.executed+1 }
 func (b *fakeAgent) Report(obs ...health.Observation) bool {

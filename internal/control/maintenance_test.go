@@ -98,7 +98,7 @@ func TestSignals(t *testing.T) {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		control.Follow(ctx, signals, r.monitor, slog.New(slog.NewTextHandler(r.log, nil)))
+		control.Follow(ctx, signals, agentOf{r.monitor}, slog.New(slog.NewTextHandler(r.log, nil)))
 	}()
 	signals <- control.QuiesceSignal
 	r.await("maintenance", func() bool { return r.cause(0) == "MAINTENANCE" })

@@ -55,7 +55,7 @@ func TestStaleSocketIsReplaced(t *testing.T) {
 	sockets := make([]*control.Socket, 8)
 	for i := range sockets {
 		sockets[i] = control.NewSocket(path)
-		all.Go(func() { sockets[i].Serve(ctx, m, quiet()) })
+		all.Go(func() { sockets[i].Serve(ctx, agentOf{m}, quiet()) })
 	}
 	await(t, "one server and seven warnings", func() bool {
 		waiting := 0

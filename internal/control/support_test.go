@@ -23,6 +23,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
+	"github.com/tandem-gpu/tandem/internal/core/use"
 	"github.com/tandem-gpu/tandem/internal/report"
 )
 
@@ -101,7 +102,7 @@ func startWith(t *testing.T, s gpu.Snapshot, store monitor.Store, change ...func
 		must(t, r.monitor.Run(ctx))
 	})
 	r.socket = control.NewSocket(r.path)
-	agent.Go(func() { r.socket.Serve(ctx, r.monitor, r.options) })
+	agent.Go(func() { r.socket.Serve(ctx, agentOf{r.monitor}, r.options) })
 	r.stop = sync.OnceFunc(func() {
 		cancel()
 		agent.Wait()
@@ -237,8 +238,13 @@ func serveAt(t *testing.T, dir string, a control.Agent) (path string) {
 	return path
 }
 
+// agentOf is a monitor as an agent that does not read what the devices do.
+type agentOf struct{ *monitor.Monitor }
+
+func (agentOf) Use() use.Table { return use.Table{} }
+
 func newAgent() control.Agent {
-	return monitor.New(coretest.NewMachine(coretest.GPUs(1)).Open, core.DefaultConfig(), slog.New(slog.DiscardHandler), nil)
+	return agentOf{monitor.New(coretest.NewMachine(coretest.GPUs(1)).Open, core.DefaultConfig(), slog.New(slog.DiscardHandler), nil)}
 }
 
 // awaitReport waits until the agent at path answers.

@@ -233,7 +233,7 @@ func TestBusyAgent(t *testing.T) {
 	t.Parallel()
 	r := start(t, coretest.GPUs(1))
 	r.xid(0, 95)
-	r.path = serveAt(t, shortDir(t), stalled{r.monitor})
+	r.path = serveAt(t, shortDir(t), stalled{agentOf{r.monitor}})
 	awaitReport(t, r.path)
 	r.rejects(with(control.Clear, control.ClearArgs{GPU: "0"}), http.StatusServiceUnavailable, "try again")
 }

@@ -27,7 +27,8 @@ type Config struct {
 	Health health.Policy
 	Roots  Roots
 
-	ReservationCheck inventory.CheckMode // what a reservation does about what inventory.Check finds
+	ReservationCheck inventory.CheckMode     // what a reservation does about what inventory.Check finds
+	Occupancy        inventory.OccupancyMode // what is done about processes without a reservation
 }
 
 // DefaultConfig returns the defaults of both agents.
@@ -40,6 +41,7 @@ func DefaultConfig() Config {
 		Health: health.DefaultPolicy(),
 
 		ReservationCheck: inventory.CheckOff,
+		Occupancy:        inventory.OccupancyReport,
 	}
 }
 
@@ -54,6 +56,9 @@ func (c Config) Validate() error {
 	}
 	if !slices.Contains([]inventory.CheckMode{inventory.CheckOff, inventory.CheckWarn, inventory.CheckRefuse}, c.ReservationCheck) {
 		errs = append(errs, &setting.Error{Key: "reservation check", Value: string(c.ReservationCheck), Remedy: "want off, warn or refuse"})
+	}
+	if !slices.Contains([]inventory.OccupancyMode{inventory.OccupancyOff, inventory.OccupancyReport, inventory.OccupancyWithhold}, c.Occupancy) {
+		errs = append(errs, &setting.Error{Key: "occupancy", Value: string(c.Occupancy), Remedy: "want off, report or withhold"})
 	}
 	for _, d := range []struct {
 		key   string

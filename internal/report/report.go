@@ -77,7 +77,11 @@ type Device struct {
 	MPSMemoryBytes   uint64 `json:"mpsMemoryBytes,omitempty"`
 	MPSThreadPercent int    `json:"mpsThreadPercent,omitempty"`
 
-	Processes []Process `json:"processes,omitempty"` // with memory of the device at the last health check, if reservations are checked
+	Processes []Process `json:"processes,omitempty"` // with memory of the device, as far as the driver lists them
+	Owners    []Owner   `json:"owners,omitempty"`
+	HeldSince time.Time `json:"heldSince,omitzero"`
+	IdleSince time.Time `json:"idleSince,omitzero"` // since when it is held and does nothing
+	Usage     *Usage    `json:"usage,omitempty"`    // nil = not read
 
 	Instance          *int   `json:"instance,omitempty"` // number of a MIG instance on its GPU, from 0
 	Serial            string `json:"serial,omitempty"`

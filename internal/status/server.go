@@ -102,7 +102,7 @@ func (s *Server) readyz(w http.ResponseWriter, _ *http.Request) {
 // inventory is what "k8s-gpu inspect --json" prints for a running agent.
 func (s *Server) inventory(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
-	r := report.DescribeState(s.Agent.State(), s.Config, s.Warnings()...)
+	r := report.DescribeState(s.Agent.State(), s.Config, s.Warnings()...).WithUse(s.Agent.Use())
 	r.Source = report.FromAgent
 	_ = r.WriteJSON(w)
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
+	"github.com/tandem-gpu/tandem/internal/core/use"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter"
 )
 
@@ -28,6 +29,7 @@ type fixedAgent struct {
 
 func (a fixedAgent) State() core.State    { return a.state }
 func (a fixedAgent) Stats() monitor.Stats { return a.stats }
+func (a fixedAgent) Use() use.Table       { return use.Table{} }
 
 // adapter and reload are those of a fixedAgent.
 type (

@@ -21,6 +21,8 @@ type Usage struct {
 	ECCL1       OptionalUint64 // volatile corrected errors since the driver was loaded
 	ECCL2       OptionalUint64 // as ECCL1
 	ECCMemory   OptionalUint64 // as ECCL1
+
+	Processes *[]Process // with memory of the device, by PID; nil = unknown. Not to be changed
 }
 
 // OptionalUint64 is a number that a device may not report. The zero value is unset.

@@ -47,6 +47,7 @@ const (
 	ReasonHeld      // a workload holds the device under another name than that of its present offer
 	ReasonNoIMEX    // a required IMEX channel is missing
 	ReasonNoCDI     // no CDI specification defines the device
+	ReasonOccupied  // processes use the device that no work runs to which it was given
 )
 
 // meaning is what a reason results in. XIDs and NVML events have their own rules in package xid.
@@ -101,6 +102,7 @@ var meanings = [...]meaning{
 	ReasonHeld:         {name: "HELD", text: "held", state: Unhealthy, clearsText: "the workload ends"},
 	ReasonNoIMEX:       {name: "IMEX_CHANNEL_MISSING", text: "a required IMEX channel is missing", state: Unhealthy, clearsText: "the device node appears", action: "load the kernel module nvidia with NVreg_CreateImexChannel0=1"},
 	ReasonNoCDI:        {name: "CDI_UNDEFINED", text: "no CDI definition", state: Unhealthy, clearsText: "the device is defined"},
+	ReasonOccupied:     {name: "OCCUPIED", text: "in use by processes without a reservation", state: Unhealthy, clearsText: "the processes end", action: "end the processes, or reserve the GPU for them"},
 	ReasonWithdrawn:    {name: "WITHDRAWN", text: "no longer offered", state: Unhealthy},
 }
 

@@ -14,6 +14,8 @@ type Host struct {
 	Claims []Claim  // of other agents on this host
 	CDI    *CDI     // CDI specifications of this agent; nil = the first attempt to write one is not completed
 
+	Occupied []Occupied // devices that take no new work because of processes; empty unless OccupancyWithhold
+
 	// SharesNumbers means that Numbering is updated: a number that this agent proposes is in it shortly after.
 	SharesNumbers bool
 	Numbering     Numbering // of all agents on this host, including earlier processes of this one; that of the highest generation
@@ -42,12 +44,14 @@ type Overlap struct {
 }
 
 // WithHost returns the inventory as limited by the host: units whose MPS daemon does not respond, that another agent
-// claims, that need a missing IMEX channel, or that need CDI and are not defined are unhealthy. A unit that is unhealthy already keeps its reason.
+// claims, that processes occupy, that need a missing IMEX channel, or that need CDI and are not defined are unhealthy. A unit that is unhealthy already keeps its reason.
 func (inv *Inventory) WithHost(h Host, o OverlapMode) *Inventory {
 	var against *Claim
+	var occupied *Occupied
 	var overlaps []Overlap
 	next := inv.withHealth(func(u *Unit, first bool) health.Health {
 		if first {
+			occupied = h.occupied(u.Device.ID)
 			if against = h.overlappingClaim(u.Device); against != nil {
 				overlaps = append(overlaps, Overlap{Device: u.Device.ID, Agent: against.Agent})
 			}
@@ -56,6 +60,8 @@ func (inv *Inventory) WithHost(h Host, o OverlapMode) *Inventory {
 		case !u.Health.Schedulable():
 		case against != nil && against.Older && o == OverlapRefuse:
 			return health.New(health.ReasonClaimed, against.Agent)
+		case occupied != nil:
+			return health.New(health.ReasonOccupied, occupied.Detail)
 		case u.Sharing.Mode == MPS && !slices.Contains(h.MPS, u.Pool):
 			return health.New(health.ReasonNoMPS, "pool "+u.Pool)
 		case inv.imexMissing:
@@ -84,6 +90,16 @@ func (h Host) overlappingClaim(d gpu.Device) (found *Claim) {
 		}
 	}
 	return found
+}
+
+// occupied returns the processes of a device because of which it takes no new work; nil if there are none.
+func (h Host) occupied(id gpu.DeviceID) *Occupied {
+	for i := range h.Occupied {
+		if h.Occupied[i].Device == id {
+			return &h.Occupied[i]
+		}
+	}
+	return nil
 }
 
 // Overlaps returns the offered devices that other agents on this host offer too, in canonical order.

@@ -2,6 +2,7 @@ package monitor
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core"
@@ -97,13 +98,14 @@ func (m *Monitor) Report(obs ...health.Observation) bool {
 // Reserved reports that devices were reserved for new work. It wakes no goroutine and never blocks.
 func (m *Monitor) Reserved(devices []gpu.Device) { m.reservations.add(devices) }
 
-// SetHost sets what the host has apart from the driver and CDI specifications, and replaces all that was set before. It never
+// SetHost sets what the host has apart from the driver, CDI specifications and occupied devices, and replaces all that was set before. It never
 // blocks; values that are replaced before Run's goroutine has read them are skipped. A value set before Run counts from the first
 // reading on.
 func (m *Monitor) SetHost(h inventory.Host) {
 	m.hostUpdate.Lock()
 	defer m.hostUpdate.Unlock()
-	h.CDI = m.host.Load().CDI
+	was := m.host.Load()
+	h.CDI, h.Occupied = was.CDI, was.Occupied
 	m.host.Store(h)
 }
 
@@ -113,6 +115,19 @@ func (m *Monitor) SetCDI(c *inventory.CDI) {
 	defer m.hostUpdate.Unlock()
 	h := m.host.Load()
 	h.CDI = c
+	m.host.Store(h)
+}
+
+// SetOccupied sets the devices that take no new work because processes use them, if they differ from those set before. Otherwise it is
+// as SetHost.
+func (m *Monitor) SetOccupied(devices []inventory.Occupied) {
+	m.hostUpdate.Lock()
+	defer m.hostUpdate.Unlock()
+	h := m.host.Load()
+	if slices.Equal(h.Occupied, devices) {
+		return
+	}
+	h.Occupied = devices
 	m.host.Store(h)
 }
 

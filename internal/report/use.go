@@ -1,0 +1,63 @@
+package report
+
+import (
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/use"
+)
+
+// Owner is work that has a device: a container of a pod, or a task of a Nomad allocation.
+type Owner struct {
+	Orchestrator string `json:"orchestrator"` // kubernetes, nomad
+	Namespace    string `json:"namespace,omitempty"`
+	Name         string `json:"name,omitempty"`      // of the pod; ID of the Nomad job
+	Container    string `json:"container,omitempty"` // of the pod; task of the Nomad job
+	ID           string `json:"id,omitempty"`        // UID of the pod; ID of the Nomad allocation
+	Claim        string `json:"claim,omitempty"`     // resource claim through which a pod has the device
+}
+
+// Usage is the latest reading of what a device does. What the device does not report is missing.
+type Usage struct {
+	At                   time.Time `json:"at"`
+	GPUPercent           *uint64   `json:"gpuPercent,omitempty"`
+	MemoryPercent        *uint64   `json:"memoryPercent,omitempty"` // of the time with memory traffic
+	MemoryUsedBytes      *uint64   `json:"memoryUsedBytes,omitempty"`
+	MemoryTotalBytes     *uint64   `json:"memoryTotalBytes,omitempty"`
+	PowerMilliwatts      *uint64   `json:"powerMilliwatts,omitempty"`
+	PowerLimitMilliwatts *uint64   `json:"powerLimitMilliwatts,omitempty"`
+	TemperatureCelsius   *uint64   `json:"temperatureCelsius,omitempty"`
+}
+
+// WithUse returns the report with the use of its devices. The devices of r are changed.
+func (r Report) WithUse(t use.Table) Report {
+	for i := range r.Devices {
+		d := &r.Devices[i]
+		u, ok := t.Device(d.ID)
+		if !ok {
+			continue
+		}
+		d.HeldSince, d.IdleSince, d.Usage = u.HeldSince, u.IdleSince, describeUsage(u.Usage)
+		for _, o := range u.Owners() {
+			d.Owners = append(d.Owners, Owner(o))
+		}
+	}
+	return r
+}
+
+func describeUsage(u gpu.Usage) *Usage {
+	if u.At.IsZero() {
+		return nil
+	}
+	return &Usage{
+		At: u.At, GPUPercent: number(u.GPU), MemoryPercent: number(u.Memory), MemoryUsedBytes: number(u.MemoryUsed), MemoryTotalBytes: number(u.MemoryTotal),
+		PowerMilliwatts: number(u.Power), PowerLimitMilliwatts: number(u.PowerLimit), TemperatureCelsius: number(u.Temperature),
+	}
+}
+
+func number(n gpu.OptionalUint64) *uint64 {
+	if !n.OK {
+		return nil
+	}
+	return &n.Value
+}
