@@ -15,7 +15,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/kubeadapter"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/allocationfile"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/containerruntime"
-	"github.com/tandem-gpu/tandem/internal/report"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubemetrics"
 	"github.com/tandem-gpu/tandem/internal/status"
 )
 
@@ -89,9 +89,10 @@ func (r *runner) run(ctx context.Context, s settings, policies <-chan settings, 
 			Check: a.CheckReservation, Reserved: a.Reserved, Watchdog: a.Watchdog(), PodResourcesSocket: s.PodResourcesSocket,
 			AllocationStore: allocationStore(s, log), Handover: &r.kubelet,
 		})
+		view := kubemetrics.View{Plugin: adapter}
 		server := status.New(status.Options{
-			Address: s.Operations.HTTPAddress, Version: versionText(), Agent: a, Adapter: adapter, Reload: &r.reload, Config: s.Core,
-			Sources: a.SourcesUp, Warnings: a.Warnings, Log: log,
+			Address: s.Operations.HTTPAddress, Name: agentName, Version: versionText(), Agent: a, Adapter: view, Reload: &r.reload,
+			Config: s.Core, Sources: a.SourcesUp, Warnings: a.Warnings, DriverCalls: agent.DriverCalls, Log: log,
 		})
 		return agent.Adapter{
 			Tasks: []func(context.Context) error{
@@ -101,7 +102,7 @@ func (r *runner) run(ctx context.Context, s settings, policies <-chan settings, 
 			},
 			View:      adapter.Withhold,
 			Warnings:  func() []string { return slices.Concat(server.ListenWarnings(), adapter.Warnings()) },
-			Endpoints: func() []report.Endpoint { return status.Endpoints(adapter) },
+			Endpoints: view.Endpoints,
 		}
 	}
 	log.Info("starting", "version", versionText(), "kubelet", s.KubeletSocket, "driver-root", s.Core.Roots.Driver,

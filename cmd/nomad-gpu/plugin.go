@@ -31,11 +31,14 @@ func serve(stderr io.Writer) int {
 	defer lines.Flush()
 	log := hclog.New(&hclog.LoggerOptions{Level: hclog.Trace, Output: lines, JSONFormat: true})
 	sup := agent.NewSupervisor(end)
+	var pages pages
 	p := nomadadapter.New(ctx, version, func(ctx context.Context, s nomadadapter.Settings, log *slog.Logger) nomadadapter.Source {
 		o := agentOptions(s)
-		o.Log = log
+		o.Log, o.Adapter = log, pages.adapter(s, log)
 		return sup.Start(ctx, o).Monitor
 	}, log)
+	pages.view.Plugin = p
+	p.ObserveReloads(&pages.reload)
 	p.PersistPolicy(process.Incarnation(parent))
 	p.PersistGroups(checkpoint.BootID)
 	hangups := make(chan struct{}, 1)

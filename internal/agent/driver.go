@@ -28,3 +28,6 @@ func OpenDriver(c core.Config, fallback bool) func() (monitor.Session, error) {
 		return session, nil
 	}
 }
+
+// DriverCalls returns the counters of driver calls since the process started. It waits for no call and takes no lock.
+func DriverCalls() []gpu.CallCount { return nvidia.DriverCalls() }

@@ -34,7 +34,7 @@ func (p *Plugin) Fingerprint(ctx context.Context) (<-chan *device.FingerprintRes
 
 // fingerprint sends the devices of one run after the other. It never closes out: Nomad would remove the devices.
 func (p *Plugin) fingerprint(ctx context.Context, out chan<- *device.FingerprintResponse) {
-	f := fingerprinter{names: &p.names, out: out}
+	f := fingerprinter{names: &p.names, out: out, counters: &p.counters}
 	for ctx.Err() == nil {
 		r := p.currentRun()
 		ctxRun, cancel := withDone(ctx, r.done)
@@ -74,7 +74,10 @@ type fingerprinter struct {
 	sent    []listing                   // the last fingerprint; nil before the first
 	next    []listing                   // to be sent; nil = nothing changed
 	message *device.FingerprintResponse // next as Nomad's type
+	changed time.Time                   // when next first differed from sent
 	pause   <-chan time.Time            // the end of fingerprintInterval; nil = over
+
+	counters *counters
 
 	saving      <-chan struct{}  // closed after the attempt to save the names in next; nil = next need not wait for it
 	saveTimeout <-chan time.Time // after maxSaveWait
@@ -118,7 +121,8 @@ func (f *fingerprinter) follow(ctx context.Context, src Source) {
 		case <-f.saveTimeout:
 			f.saving, f.saveTimeout = nil, nil
 		case out <- f.message:
-			f.sent, f.next = f.next, nil
+			f.counters.fingerprinted(f.next, f.changed)
+			f.sent, f.next, f.changed = f.next, nil, time.Time{}
 			f.pause = time.After(fingerprintInterval)
 		case <-f.pause:
 			f.pause = nil
@@ -144,7 +148,11 @@ func (f *fingerprinter) update(inv *inventory.Inventory) {
 		return
 	}
 	if f.sent != nil && slices.EqualFunc(next, f.sent, listing.equal) {
+		f.changed = time.Time{}
 		return
+	}
+	if f.changed.IsZero() {
+		f.changed = time.Now()
 	}
 	f.next, f.message = next, device.NewFingerprint()
 	for _, l := range next {

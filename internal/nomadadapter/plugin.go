@@ -8,6 +8,7 @@ import (
 	"reflect"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/hashicorp/go-hclog"
 	"github.com/hashicorp/nomad/plugins/base"
@@ -54,6 +55,9 @@ type Plugin struct {
 	start   func(Settings) *run
 	names   groupNamer // for all runs: allocations remain when the configuration changes
 
+	counters counters
+	reloads  ReloadObserver
+
 	diskWork      sync.WaitGroup                    // goroutines that read or write the state directory
 	readFile      func(path string) ([]byte, error) // readGroupFile, but in tests
 	policyWrite   sync.Mutex                        // held during a write of the policy
@@ -84,7 +88,7 @@ type run struct {
 // New returns a plugin that reports version to Nomad, and whose sources start runs until ctx ends.
 func New(ctx context.Context, version string, start StartFunc, log hclog.Logger) *Plugin {
 	p := &Plugin{version: version, log: slog.New(hclogHandler{log: log})}
-	p.block, p.readFile = config.NewBlock(nil), readGroupFile
+	p.block, p.readFile, p.reloads = config.NewBlock(nil), readGroupFile, ignoredReloads{}
 	p.settings, _, _ = p.block.Read() // the defaults are valid: TestSettings
 	p.start = func(s Settings) *run {
 		ctx, stop := context.WithCancel(ctx)
@@ -122,6 +126,8 @@ func (p *Plugin) SetConfig(c *base.Config) error {
 			return invalid
 		}
 		p.logRefused(b, invalid)
+	} else {
+		p.reloads.Loaded(time.Now())
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"reflect"
 	"strings"
+	"time"
 
 	"github.com/tandem-gpu/tandem/internal/config"
 )
@@ -22,6 +23,7 @@ func (p *Plugin) Reload(ctx context.Context) {
 		p.logRefused(b, err)
 		return
 	}
+	p.reloads.Loaded(time.Now())
 	r, changed := p.replaceSettings(b, s, file)
 	p.log.Info("policy reloaded", "file", b.PolicyFile, "changed", changed)
 	if r == nil {
@@ -34,12 +36,27 @@ func (p *Plugin) Reload(ctx context.Context) {
 	}
 }
 
-// logRefused logs each error of an invalid policy.
+// ReloadObserver records the outcome of each read of the config block and its policy file. It is safe for concurrent use.
+type ReloadObserver interface {
+	Loaded(now time.Time)
+	Refused(now time.Time, err error) // the policy before remains in effect
+}
+
+type ignoredReloads struct{}
+
+func (ignoredReloads) Loaded(time.Time)         {}
+func (ignoredReloads) Refused(time.Time, error) {}
+
+// ObserveReloads makes the plugin report to o. Call it before Serve.
+func (p *Plugin) ObserveReloads(o ReloadObserver) { p.reloads = o }
+
+// logRefused logs and reports each error of an invalid policy.
 func (p *Plugin) logRefused(b config.Block, err error) {
 	for line := range strings.Lines(err.Error()) {
 		p.log.Error("policy refused", "problem", strings.TrimSuffix(line, "\n"))
 	}
 	p.log.Error("policy refused, previous policy remains in effect", "file", b.PolicyFile)
+	p.reloads.Refused(time.Now(), err)
 }
 
 // replaceSettings replaces the settings of block b, and returns the run whose source has to apply the policy: nil if

@@ -27,6 +27,13 @@ func (p *Plugin) Reserve(ids []string) (*device.ContainerReservation, error) {
 	if len(ids) == 0 {
 		return &device.ContainerReservation{}, nil
 	}
+	began := time.Now()
+	reservation, err := p.reserve(ids)
+	p.counters.reserved(began, err)
+	return reservation, err
+}
+
+func (p *Plugin) reserve(ids []string) (*device.ContainerReservation, error) {
 	r := p.currentRun()
 	if !r.enabled {
 		return nil, device.ErrPluginDisabled

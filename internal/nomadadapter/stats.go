@@ -39,6 +39,7 @@ func (p *Plugin) stats(ctx context.Context, interval time.Duration, out chan<- *
 	ticker, delay := time.NewTicker(interval), time.NewTimer(interval)
 	defer ticker.Stop()
 	defer delay.Stop()
+	var began time.Time // of the read whose usage is sent first; zero = it was sent before
 	for due := true; ; {
 		if due && !s.reading {
 			due = false
@@ -50,7 +51,7 @@ func (p *Plugin) stats(ctx context.Context, interval time.Duration, out chan<- *
 			due = true
 			continue
 		case r := <-s.results:
-			s.reading, s.last = false, r
+			s.reading, s.last, began = false, r, r.began
 		case <-delay.C:
 			if !s.reading {
 				continue // the next read is about to start
@@ -61,6 +62,11 @@ func (p *Plugin) stats(ctx context.Context, interval time.Duration, out chan<- *
 		select {
 		case out <- s.response(ctx):
 			delay.Reset(interval)
+			p.counters.statsResponses.Add(1)
+			if !began.IsZero() {
+				p.counters.stats.Since(began)
+				began = time.Time{}
+			}
 		case <-ctx.Done():
 			return
 		}
@@ -72,6 +78,7 @@ type usageResult struct {
 	run   *run // whose source was read
 	usage []gpu.Usage
 	err   error
+	began time.Time
 	at    time.Time // the end of the read
 }
 
@@ -90,7 +97,7 @@ type statsStream struct {
 // read starts a read of the usage, without a timeout: with one a slow driver would never give a result.
 func (s *statsStream) read(ctx context.Context) {
 	s.reading = true
-	r := s.plugin.currentRun()
+	r, began := s.plugin.currentRun(), time.Now()
 	s.readers.Go(func() {
 		task := watchdogOf(r.source).Register("statistics")
 		defer task.Done()
@@ -98,7 +105,7 @@ func (s *statsStream) read(ctx context.Context) {
 		ctx, cancel := withDone(ctx, r.done)
 		defer cancel()
 		usage, err := r.source.Usage(ctx)
-		s.results <- usageResult{r, usage, err, time.Now()}
+		s.results <- usageResult{r, usage, err, began, time.Now()}
 	})
 }
 

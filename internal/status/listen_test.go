@@ -90,7 +90,7 @@ func TestManyClientsShareOneResponse(t *testing.T) {
 			w.WriteHeader(http.StatusInternalServerError)
 		}
 		_, _ = io.WriteString(w, "text")
-	}), "")
+	}))
 	first, leave := context.WithCancel(t.Context())
 	var all sync.WaitGroup
 	ask := func(ctx context.Context, want string) {

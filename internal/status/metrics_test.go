@@ -6,8 +6,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/coretest"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
@@ -80,28 +78,6 @@ func TestUnknownCodesMakeNoSeries(t *testing.T) {
 	after := agent.scrape(t)
 	if n := len(after) - len(series(after, "tandem_device_condition")); n != len(before) {
 		t.Errorf("%d series, were %d", n, len(before))
-	}
-}
-
-func TestSourcesOfTheDriver(t *testing.T) {
-	cfg := core.DefaultConfig()
-	two := read(cfg, coretest.GPUs(2))
-	withoutEvents := two.observe(time.Unix(1, 0),
-		health.Observation{At: gpu.WholeGPU(coretest.GPU(0)), Kind: health.Checked, Sample: health.Sample{Events: health.No}})
-	for name, c := range map[string]struct {
-		state core.State
-		stats monitor.Stats
-		want  map[string]bool
-	}{
-		"healthy":      {state: two.state, want: map[string]bool{"events": true, "recovery_action": true}},
-		"not read yet": {state: core.NewState(cfg), want: map[string]bool{"events": false, "recovery_action": false}},
-		"no GPU":       {state: read(cfg, coretest.GPUs(0)).state, want: map[string]bool{"events": true, "recovery_action": true}},
-		"wait fails":   {state: two.state, stats: monitor.Stats{EventsFail: true}, want: map[string]bool{"events": false, "recovery_action": true}},
-		"one GPU":      {state: withoutEvents.state, want: map[string]bool{"events": false, "recovery_action": false}},
-	} {
-		if diff := cmp.Diff(c.want, withDriverSources(map[string]bool{}, c.state, c.stats)); diff != "" {
-			t.Errorf("%s: %s", name, diff)
-		}
 	}
 }
 

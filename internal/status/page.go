@@ -2,6 +2,7 @@ package status
 
 import (
 	"bytes"
+	"compress/gzip"
 	"context"
 	"maps"
 	"net/http"
@@ -16,10 +17,9 @@ const minInterval = 100 * time.Millisecond
 // page makes one response for all clients that wait for one. No client gets a response older than its request. So many clients
 // cost a connection each, not a response each.
 type page struct {
-	handler  http.Handler
-	encoding string        // Accept-Encoding of the requests to handler; "" = none
-	sem      chan struct{} // of capacity 1; its holder reads and writes latest
-	latest   *response
+	handler http.Handler
+	sem     chan struct{} // of capacity 1; its holder reads and writes latest
+	latest  *response
 }
 
 // response is a complete response. It is immutable.
@@ -30,8 +30,8 @@ type response struct {
 	started time.Time // when the handler was called
 }
 
-func newPage(handler http.Handler, encoding string) *page {
-	return &page{handler: handler, encoding: encoding, sem: make(chan struct{}, 1)}
+func newPage(handler http.Handler) *page {
+	return &page{handler: handler, sem: make(chan struct{}, 1)}
 }
 
 // ServeHTTP implements http.Handler.
@@ -78,9 +78,6 @@ func (p *page) call(ctx context.Context) (*response, error) {
 	if err != nil {
 		return nil, err
 	}
-	if p.encoding != "" {
-		r.Header.Set("Accept-Encoding", p.encoding)
-	}
 	w, started := &recorder{header: http.Header{}}, time.Now()
 	if p.latest != nil {
 		w.body.Grow(len(p.latest.body) + 1<<10) // one allocation of about the size needed
@@ -102,7 +99,7 @@ func (r *recorder) Write(b []byte) (int, error) { return r.body.Write(b) }
 
 // negotiated is a page in two encodings.
 func negotiated(handler http.Handler) http.Handler {
-	plain, zipped := newPage(handler, ""), newPage(handler, "gzip")
+	plain, zipped := newPage(handler), newPage(compressed(handler))
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Vary", "Accept-Encoding")
 		if acceptsGzip(r.Header.Get("Accept-Encoding")) {
@@ -110,6 +107,24 @@ func negotiated(handler http.Handler) http.Handler {
 			return
 		}
 		plain.ServeHTTP(w, r)
+	})
+}
+
+// compressed is a handler with its response compressed. BestSpeed makes a page of metrics a tenth larger than the default, in half of
+// the time.
+func compressed(handler http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		plain := &recorder{header: w.Header()}
+		handler.ServeHTTP(plain, r)
+		w.Header().Set("Content-Encoding", "gzip")
+		if plain.status != 0 {
+			w.WriteHeader(plain.status)
+		}
+		z, err := gzip.NewWriterLevel(w, gzip.BestSpeed)
+		if err == nil { // the level is valid
+			_, _ = z.Write(plain.body.Bytes())
+			_ = z.Close()
+		}
 	})
 }
 

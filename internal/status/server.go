@@ -1,11 +1,10 @@
-// Package status is the HTTP server of the Kubernetes agent: health endpoints for the kubelet's probes, metrics for Prometheus,
-// and the inventory with the reasons that the kubelet's API has no field for.
+// Package status is the HTTP server of an agent: health endpoints for probes, metrics for Prometheus, the inventory with the reasons
+// that an orchestrator's API has no field for, and further pages that the program adds.
 package status
 
 import (
-	"cmp"
+	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
@@ -13,19 +12,29 @@ import (
 	"sync"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/common/expfmt"
 
 	"github.com/tandem-gpu/tandem/internal/control"
 	"github.com/tandem-gpu/tandem/internal/core"
-	"github.com/tandem-gpu/tandem/internal/kubeadapter"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/metrics"
 	"github.com/tandem-gpu/tandem/internal/report"
 )
 
-// Adapter is the state of the kubelet's endpoints; *kubeadapter.Adapter implements it. Its methods are safe for concurrent use.
+// Adapter is the state of an orchestrator's adapter. Its methods are safe for concurrent use.
 type Adapter interface {
-	Alive(context.Context) error // nil if every endpoint answers over its own socket
-	Ready() error                // *kubeadapter.IdleError if there is nothing to register
-	Stats() []kubeadapter.ResourceStats
+	Alive(context.Context) error // nil if a restart of the process would not help
+
+	// Ready returns what is offered, or why the orchestrator does not have it yet (err). A node that has nothing to offer is idle, which
+	// is no failure: text is the reason then.
+	Ready() (text string, idle bool, err error)
+
+	Resources() []string                // those that have metrics also without a unit
+	ResourceOf(u inventory.Unit) string // the name by which the orchestrator knows a unit
+	Collect(*metrics.Page)              // adds the adapter's own metrics
 }
 
 // Reload is the outcome of the latest reads of the configuration; *agent.ReloadStatus implements it. Its methods are safe for
@@ -35,41 +44,53 @@ type Reload interface {
 	Warnings() []string                 // about a configuration that was refused
 }
 
-// Options are what a Server reports on. Every field but Address is required.
+// Options are what a Server reports on. Every field but Address and Handlers is required.
 type Options struct {
-	Address  string // host:port to listen on; "" = no HTTP
-	Version  string // of the agent
-	Agent    control.Agent
-	Adapter  Adapter
-	Reload   Reload
-	Config   core.Config            // what the agent runs with
-	Sources  func() map[string]bool // whether each source of health events apart from the driver can be used, by name; a fresh map
-	Warnings func() []string        // about the agent itself, one line each
-	Log      *slog.Logger
+	Address       string // host:port to listen on; "" = no HTTP
+	Name, Version string // of the agent
+	Agent         control.Agent
+	Adapter       Adapter
+	Reload        Reload
+	Config        core.Config            // what the agent runs with
+	Sources       func() map[string]bool // whether each source of health events apart from the driver can be used, by name; a fresh map
+	Warnings      func() []string        // about the agent itself, one line each
+	DriverCalls   func() []gpu.CallCount // since the process started
+	Log           *slog.Logger
+
+	// Handlers are further pages by pattern of http.ServeMux, such as "GET /{$}". They may be called concurrently. A response of
+	// theirs is made for each request: they bound what that costs.
+	Handlers map[string]http.Handler
 }
 
 // Server is the agent's HTTP server. Make one with New. Its methods are safe for concurrent use.
 type Server struct {
 	Options
+	runtime *prometheus.Registry // Go's runtime and the process
 
 	mu      sync.Mutex
 	problem string // why nothing is served; "" = it is served, or was not tried yet
 }
 
 // New returns a server. Run makes it listen.
-func New(o Options) *Server { return &Server{Options: o} }
+func New(o Options) *Server {
+	r := prometheus.NewRegistry()
+	r.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return &Server{Options: o, runtime: r}
+}
 
 func (s *Server) handler() http.Handler {
 	mux := http.NewServeMux()
 	for path, handle := range map[string]http.HandlerFunc{"/healthz": s.healthz, "/readyz": s.readyz, "/inventory": s.inventory} {
-		mux.Handle("GET "+path, newPage(handle, ""))
+		mux.Handle("GET "+path, newPage(handle))
 	}
-	mux.Handle("GET /metrics", negotiated(promhttp.HandlerFor(s.registry(), promhttp.HandlerOpts{})))
+	mux.Handle("GET /metrics", negotiated(http.HandlerFunc(s.metrics)))
+	for pattern, handler := range s.Handlers {
+		mux.Handle(pattern, handler)
+	}
 	return mux
 }
 
-// healthz fails only when the agent's own sockets do not answer, because then a restart of the process helps. A missing driver or
-// kubelet is no failure. A task that is overdue is named in the text; the watchdog ends the process if a vital one is.
+// healthz fails only when a restart of the process helps. A missing driver or orchestrator is no failure. A task that is overdue is named in the text; the watchdog ends the process if a vital one is.
 func (s *Server) healthz(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithTimeout(r.Context(), time.Second)
 	defer cancel()
@@ -80,26 +101,17 @@ func (s *Server) healthz(w http.ResponseWriter, r *http.Request) {
 	writeText(w, s.Adapter.Alive(ctx), "ok", late...)
 }
 
-// readyz succeeds when the kubelet watches every resource, and also when this node has nothing to offer: a rollout must not stop
-// at a node without a driver. The text distinguishes the two.
+// readyz succeeds when the orchestrator has the devices, and also when this node has nothing to offer: a rollout must not stop at
+// a node without a driver. The text distinguishes the two.
 func (s *Server) readyz(w http.ResponseWriter, _ *http.Request) {
-	err := s.Adapter.Ready()
-	if idle := (*kubeadapter.IdleError)(nil); errors.As(err, &idle) {
-		writeText(w, nil, idle.Reason, s.Reload.Warnings()...)
-		return
-	}
-	var names []string
-	for _, r := range s.Adapter.Stats() {
-		names = append(names, r.Resource)
-	}
-	text := "offered to the kubelet: " + strings.Join(names, ", ")
-	if m := s.Agent.State().Maintenance; m.Active(time.Now()) {
+	text, idle, err := s.Adapter.Ready()
+	if m := s.Agent.State().Maintenance; !idle && m.Active(time.Now()) {
 		text = "maintenance (" + m.String() + "), nothing takes work; " + text
 	}
 	writeText(w, err, text, s.Reload.Warnings()...)
 }
 
-// inventory is what "k8s-gpu inspect --json" prints for a running agent.
+// inventory is what "inspect --json" prints for a running agent.
 func (s *Server) inventory(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	r := report.DescribeState(s.Agent.State(), s.Config, s.Warnings()...).WithUse(s.Agent.Use())
@@ -116,13 +128,27 @@ func writeText(w http.ResponseWriter, err error, text string, notes ...string) {
 	fmt.Fprintln(w, strings.Join(append([]string{text}, notes...), "\n"))
 }
 
-// Endpoints are the kubelet's endpoints, for the debug view.
-func Endpoints(adapter *kubeadapter.Adapter) (all []report.Endpoint) {
-	for _, r := range adapter.Stats() {
-		all = append(all, report.Endpoint{
-			Resource: r.Resource, Status: cmp.Or(r.Reason, "connected"), Since: r.Since, Socket: r.Socket,
-			Registrations: r.Registrations, Responses: r.Lists, LastError: r.LastError, LastErrorAt: r.LastErrorAt,
-		})
+// metrics is the page for Prometheus. What it shows was read before: it makes no driver call and waits for none.
+func (s *Server) metrics(w http.ResponseWriter, _ *http.Request) {
+	var text bytes.Buffer
+	families, err := s.runtime.Gather()
+	for _, f := range families {
+		if err == nil {
+			_, err = expfmt.MetricFamilyToText(&text, f)
+		}
 	}
-	return all
+	if err != nil {
+		writeText(w, err, "")
+		return
+	}
+	ok, success := s.Reload.Last()
+	p := metrics.NewPage()
+	metrics.Collect(p, metrics.Source{
+		Agent: s.Name, Version: s.Version, Config: s.Config, State: s.Agent.State(), Stats: s.Agent.Stats(), Use: s.Agent.Use(),
+		Sources: s.Sources(), DriverCalls: s.DriverCalls(), ReloadOK: ok, ReloadedAt: success,
+		Resources: s.Adapter.Resources(), ResourceOf: s.Adapter.ResourceOf,
+	})
+	s.Adapter.Collect(p)
+	w.Header().Set("Content-Type", metrics.ContentType)
+	_, _ = w.Write(p.Text(text.Bytes()))
 }

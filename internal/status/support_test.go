@@ -17,6 +17,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/internal/core/use"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubemetrics"
 )
 
 // fixedAgent is an agent and adapter whose state never changes, with a configuration that was read without a problem.
@@ -25,11 +26,13 @@ type fixedAgent struct {
 	cfg           core.Config
 	state         core.State
 	stats         monitor.Stats
+	use           use.Table
+	calls         []gpu.CallCount
 }
 
 func (a fixedAgent) State() core.State    { return a.state }
 func (a fixedAgent) Stats() monitor.Stats { return a.stats }
-func (a fixedAgent) Use() use.Table       { return use.Table{} }
+func (a fixedAgent) Use() use.Table       { return a.use }
 
 // adapter and reload are those of a fixedAgent.
 type (
@@ -53,8 +56,9 @@ func (a fixedAgent) handler() http.Handler { return a.server().handler() }
 
 func (a fixedAgent) server() *Server {
 	return New(Options{
-		Agent: a, Adapter: adapter{a.state.Inventory}, Config: a.cfg, Reload: reload{}, Sources: func() map[string]bool { return map[string]bool{} },
-		Warnings: func() []string { return nil },
+		Name: "k8s-gpu", Agent: a, Adapter: kubemetrics.View{Plugin: adapter{a.state.Inventory}}, Config: a.cfg, Reload: reload{},
+		Sources: func() map[string]bool { return map[string]bool{} }, Warnings: func() []string { return nil },
+		DriverCalls: func() []gpu.CallCount { return a.calls },
 	})
 }
 

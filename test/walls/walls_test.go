@@ -48,7 +48,9 @@ func TestLinked(t *testing.T) {
 		{"internal/config", []string{"runtime/cgo", "google.golang.org/", "k8s.io/", "github.com/hashicorp/", "github.com/NVIDIA/", module + "internal/core/monitor", module + "internal/hostwatch"}},
 		{"internal/nomadadapter", []string{"k8s.io/", "github.com/NVIDIA/", "github.com/hashicorp/nomad/client/devicemanager", "github.com/hashicorp/nomad/helper/pluginutils/loader", module + "internal/core/monitor", module + "internal/kubeadapter"}},
 		{"internal/kubeadapter", []string{"github.com/hashicorp/", "github.com/NVIDIA/", "k8s.io/klog", "k8s.io/client-go", module + "internal/core/monitor", module + "internal/nomadadapter"}},
-		{"internal/status", []string{"github.com/hashicorp/", "github.com/NVIDIA/", module + "internal/nomadadapter"}},
+		{"internal/latency", []string{"runtime/cgo", "net", "github.com/", "k8s.io/", "google.golang.org/"}},
+		{"internal/metrics", []string{"google.golang.org/", "k8s.io/", "github.com/hashicorp/", "github.com/prometheus/", "github.com/NVIDIA/", module + "internal/nomadadapter", module + "internal/kubeadapter"}},
+		{"internal/status", []string{"google.golang.org/grpc", "k8s.io/", "github.com/hashicorp/", "github.com/NVIDIA/", module + "internal/nomadadapter", module + "internal/kubeadapter"}},
 		{"cmd/nomad-gpu", []string{"k8s.io/", module + "test/", module + "internal/core/coretest", module + "internal/nomadadapter/nomadtest", module + "internal/kubeadapter"}},
 		{"cmd/k8s-gpu", []string{"github.com/hashicorp/", module + "test/", module + "internal/core/coretest", module + "internal/nomadadapter"}},
 	} {

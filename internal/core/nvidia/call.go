@@ -26,13 +26,13 @@ type callSlot struct {
 var errQueryAbandoned = errors.New("query abandoned")
 
 // begin records the begin of a call; false if it may not be made.
-func (l *callSlot) begin(name string, at gpu.Placement) bool {
+func (l *callSlot) begin(name string, at gpu.Placement, now time.Time) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.abandoned {
 		return false
 	}
-	l.last = gpu.Call{Name: name, At: at, Index: l.index, Since: time.Now()}
+	l.last = gpu.Call{Name: name, At: at, Index: l.index, Since: now}
 	l.inProgress = true
 	return true
 }
@@ -54,15 +54,18 @@ func (l *callSlot) current() (gpu.Call, bool) {
 
 // call makes one NVML call about a placement; name is the function in nvml.h, without the version if it is in the table
 // versions. A call that the library lacks fails with ERROR_FUNCTION_NOT_FOUND.
-func call[T any](l *callSlot, name string, at gpu.Placement, f func() (T, nvml.Return)) (T, error) {
+func call[T any](l *callSlot, name string, at gpu.Placement, made func() (T, nvml.Return)) (T, error) {
 	var zero T
-	if !l.library.has(name) {
+	f := l.library.function(name)
+	if !f.found {
 		return zero, &nvmlError{Call: name, Return: nvml.ERROR_FUNCTION_NOT_FOUND, text: "not in this driver"}
 	}
-	if !l.begin(name, at) {
+	began := time.Now()
+	if !l.begin(name, at, began) {
 		return zero, errQueryAbandoned
 	}
-	v, ret := f()
+	v, ret := made()
+	f.count(time.Since(began), ret)
 	awaited := l.end()
 	switch {
 	case ret == nvml.SUCCESS:

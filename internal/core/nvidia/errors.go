@@ -52,8 +52,10 @@ func returnCode(err error) nvml.Return {
 
 // isUnsupported reports whether a call failed because the GPU, the driver or the user's permissions lack what it
 // reads, which is no fault. A function that the library lacks counts as ERROR_FUNCTION_NOT_FOUND.
-func isUnsupported(err error) bool {
-	switch returnCode(err) {
+func isUnsupported(err error) bool { return lacksValue(returnCode(err)) }
+
+func lacksValue(ret nvml.Return) bool {
+	switch ret {
 	case nvml.ERROR_NOT_SUPPORTED, nvml.ERROR_FUNCTION_NOT_FOUND, nvml.ERROR_NO_PERMISSION,
 		nvml.ERROR_INVALID_ARGUMENT, nvml.ERROR_ARGUMENT_VERSION_MISMATCH, nvml.ERROR_DEPRECATED:
 		return true

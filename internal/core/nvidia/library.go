@@ -66,18 +66,21 @@ type library struct {
 	path   string // as given to dlopen
 	handle *dl.DynamicLibrary
 	file   libraryFile // that was opened
-	found  sync.Map    // results of has, by call
+	calls  sync.Map    // results of function, by call
 	texts  sync.Map    // results of errorText, by nvml.Return
 }
 
 // has reports whether the library has a function for a call. It is safe for concurrent use.
-func (l *library) has(call string) bool {
-	found, known := l.found.Load(call)
+func (l *library) has(call string) bool { return l.function(call).found }
+
+// function is the function for a call, with its counters. It is safe for concurrent use.
+func (l *library) function(call string) *function {
+	f, known := l.calls.Load(call)
 	if !known {
-		found = slices.ContainsFunc(functionsOf(call), func(name string) bool { return l.handle.Lookup(name) == nil })
-		l.found.Store(call, found)
+		found := slices.ContainsFunc(functionsOf(call), func(name string) bool { return l.handle.Lookup(name) == nil })
+		f, _ = l.calls.LoadOrStore(call, &function{found: found})
 	}
-	return found.(bool)
+	return f.(*function)
 }
 
 // errorText is nvmlErrorString's text for a code. It is safe for concurrent use.

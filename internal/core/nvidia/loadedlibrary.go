@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
@@ -20,8 +21,8 @@ import (
 // function, while a call goes to the old one, or to the new one for a function that only the new file has. So
 // functions are looked up in this library only, and it is never closed. linker_test.go checks this behaviour.
 var loadedLibrary struct {
-	sync.Mutex
-	library *library
+	sync.Mutex // held while a library is searched and loaded
+	library    atomic.Pointer[library]
 }
 
 // loadLibrary returns the library to call: the loaded one, else the one beneath root, which is the loaded one from
@@ -29,7 +30,7 @@ var loadedLibrary struct {
 func loadLibrary(root string) (*library, error) {
 	loadedLibrary.Lock()
 	defer loadedLibrary.Unlock()
-	if l := loadedLibrary.library; l != nil {
+	if l := loadedLibrary.library.Load(); l != nil {
 		if l.onDisk(root) == (libraryFile{}) {
 			return nil, errNoLibrary(l.searchFolders(root))
 		}
@@ -39,7 +40,7 @@ func loadLibrary(root string) (*library, error) {
 	if err != nil {
 		return nil, err
 	}
-	loadedLibrary.library = l
+	loadedLibrary.library.Store(l)
 	return l, nil
 }
 

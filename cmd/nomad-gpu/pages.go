@@ -1,0 +1,60 @@
+package main
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/agent"
+	"github.com/tandem-gpu/tandem/internal/config"
+	"github.com/tandem-gpu/tandem/internal/nomadadapter/nomadmetrics"
+	"github.com/tandem-gpu/tandem/internal/status"
+	"github.com/tandem-gpu/tandem/internal/watch"
+)
+
+// pages makes the HTTP servers of the agents of this process. They listen one at a time.
+type pages struct {
+	view   nomadmetrics.View
+	reload agent.ReloadStatus
+
+	mu     sync.Mutex
+	latest <-chan struct{} // closed when the server that was made last has ended; nil = none was made
+}
+
+// closeTimeout is how long a server waits for the end of the one before, which may have the same address.
+const closeTimeout = 2 * time.Second
+
+// adapter is what an agent with these settings runs for the pages. Without an address that is nothing.
+func (h *pages) adapter(s config.Nomad, log *slog.Logger) func(*agent.Agent) agent.Adapter {
+	return func(a *agent.Agent) agent.Adapter {
+		if s.Operations.HTTPAddress == "" {
+			return agent.Adapter{}
+		}
+		server := status.New(status.Options{
+			Address: s.Operations.HTTPAddress, Name: agentName, Version: version, Agent: a, Adapter: h.view, Reload: &h.reload,
+			Config: s.Core, Sources: a.SourcesUp, Warnings: a.Warnings, DriverCalls: agent.DriverCalls, Log: log,
+		})
+		previous, ended := h.next()
+		return agent.Adapter{
+			Tasks: []func(context.Context) error{func(ctx context.Context) error {
+				defer close(ended)
+				if previous != nil {
+					watch.Await(ctx, previous, closeTimeout)
+				}
+				server.Run(ctx)
+				return nil
+			}},
+			Warnings: server.ListenWarnings,
+		}
+	}
+}
+
+// next returns the end of the server before, and the channel to close at the end of the next one.
+func (h *pages) next() (previous <-chan struct{}, ended chan struct{}) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	previous, ended = h.latest, make(chan struct{})
+	h.latest = ended
+	return previous, ended
+}

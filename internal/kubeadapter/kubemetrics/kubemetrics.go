@@ -1,0 +1,112 @@
+// Package kubemetrics shows a kubelet device plugin to the agent's HTTP server: readiness, and the metrics that only Kubernetes has.
+package kubemetrics
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"strings"
+
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter"
+	"github.com/tandem-gpu/tandem/internal/metrics"
+	"github.com/tandem-gpu/tandem/internal/report"
+)
+
+// Plugin is what is shown; *kubeadapter.Adapter implements it. Its methods are safe for concurrent use.
+type Plugin interface {
+	Alive(context.Context) error // nil if every endpoint answers over its own socket
+	Ready() error                // *kubeadapter.IdleError if there is nothing to register
+	Stats() []kubeadapter.ResourceStats
+}
+
+// View is a plugin as the HTTP server shows it. Its methods are safe for concurrent use.
+type View struct{ Plugin Plugin }
+
+var set metrics.Set
+
+// Metrics returns the metrics that Collect adds.
+func Metrics() []*metrics.Metric { return set.Metrics() }
+
+var (
+	connected = set.Gauge("kubelet_connected", "1 while the kubelet has the ListAndWatch stream of the resource open.", "resource")
+	duration  = set.Histogram("request_duration_seconds", "Duration of the kubelet's calls of the device plugin API.", "method")
+)
+
+// counters are those of each resource.
+var counters = []struct {
+	metric *metrics.Metric
+	value  func(kubeadapter.ResourceStats) uint64
+}{
+	{set.Counter("registrations_total", "Registrations with the kubelet.", "resource"),
+		func(s kubeadapter.ResourceStats) uint64 { return s.Registrations }},
+	{set.Counter("registration_errors_total", "Registrations that the kubelet refused.", "resource"),
+		func(s kubeadapter.ResourceStats) uint64 { return s.RegistrationErrors }},
+	{set.Counter("allocations_total", "Allocate calls that succeeded.", "resource"),
+		func(s kubeadapter.ResourceStats) uint64 { return s.Allocations }},
+	{set.Counter("allocation_errors_total", "Allocate calls that were refused.", "resource"),
+		func(s kubeadapter.ResourceStats) uint64 { return s.AllocationErrors }},
+	{set.Counter("preferred_allocations_total", "GetPreferredAllocation calls.", "resource"),
+		func(s kubeadapter.ResourceStats) uint64 { return s.PreferredAllocations }},
+	{set.Counter("listandwatch_responses_total", "Device lists sent to the kubelet.", "resource"),
+		func(s kubeadapter.ResourceStats) uint64 { return s.Lists }},
+}
+
+// Collect implements status.Adapter.
+func (v View) Collect(p *metrics.Page) {
+	for _, r := range v.stats() {
+		p.AddBool(connected, r.Connected, r.Resource)
+		for _, c := range counters {
+			p.Add(c.metric, float64(c.value(r)), r.Resource)
+		}
+	}
+}
+
+// stats has nvidia.com/gpu from the start, so that an alert on it has a series before the first GPU.
+func (v View) stats() []kubeadapter.ResourceStats {
+	stats := v.Plugin.Stats()
+	for _, r := range stats {
+		if r.Resource == kubeadapter.GPUResource {
+			return stats
+		}
+	}
+	return append([]kubeadapter.ResourceStats{{Resource: kubeadapter.GPUResource}}, stats...)
+}
+
+// Resources implements status.Adapter.
+func (v View) Resources() (names []string) {
+	for _, r := range v.stats() {
+		names = append(names, r.Resource)
+	}
+	return names
+}
+
+// ResourceOf implements status.Adapter.
+func (View) ResourceOf(u inventory.Unit) string { return kubeadapter.ResourceOf(u) }
+
+// Alive implements status.Adapter. It fails if the agent's own sockets do not answer.
+func (v View) Alive(ctx context.Context) error { return v.Plugin.Alive(ctx) }
+
+// Ready implements status.Adapter. The plugin is ready when the kubelet watches every resource.
+func (v View) Ready() (text string, idle bool, err error) {
+	err = v.Plugin.Ready()
+	if reason := (*kubeadapter.IdleError)(nil); errors.As(err, &reason) {
+		return reason.Reason, true, nil
+	}
+	var names []string
+	for _, r := range v.Plugin.Stats() {
+		names = append(names, r.Resource)
+	}
+	return "offered to the kubelet: " + strings.Join(names, ", "), false, err
+}
+
+// Endpoints returns the kubelet's endpoints, for the debug view.
+func (v View) Endpoints() (all []report.Endpoint) {
+	for _, r := range v.Plugin.Stats() {
+		all = append(all, report.Endpoint{
+			Resource: r.Resource, Status: cmp.Or(r.Reason, "connected"), Since: r.Since, Socket: r.Socket,
+			Registrations: r.Registrations, Responses: r.Lists, LastError: r.LastError, LastErrorAt: r.LastErrorAt,
+		})
+	}
+	return all
+}

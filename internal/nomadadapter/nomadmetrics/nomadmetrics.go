@@ -1,0 +1,71 @@
+// Package nomadmetrics shows a Nomad device plugin to the agent's HTTP server: readiness, and the metrics that only Nomad has.
+package nomadmetrics
+
+import (
+	"context"
+	"errors"
+	"strings"
+
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/metrics"
+	"github.com/tandem-gpu/tandem/internal/nomadadapter"
+)
+
+// Plugin is what is shown; *nomadadapter.Plugin implements it. Its methods are safe for concurrent use.
+type Plugin interface{ Counters() nomadadapter.Counters }
+
+// View is a plugin as the HTTP server shows it. Its methods are safe for concurrent use.
+type View struct{ Plugin Plugin }
+
+var set metrics.Set
+
+// Metrics returns the metrics that Collect adds.
+func Metrics() []*metrics.Metric { return set.Metrics() }
+
+var (
+	fingerprints      = set.Counter("fingerprint_responses_total", "Fingerprints that Nomad has taken.")
+	statsResponses    = set.Counter("stats_responses_total", "Device statistics that Nomad has taken.")
+	reservations      = set.Counter("reservations_total", "Reserve calls that succeeded.")
+	reservationErrors = set.Counter("reservation_errors_total", "Reserve calls that were refused.")
+	groups            = set.Gauge("device_groups", "Device groups in the latest fingerprint.")
+	duration          = set.Histogram("request_duration_seconds",
+		"Reserve: duration of Nomad's calls. Fingerprint: from a change until Nomad has taken it, which is at most once a second. Stats: from the read of the usage until Nomad has taken it.",
+		"method")
+)
+
+// Collect implements status.Adapter.
+func (v View) Collect(p *metrics.Page) {
+	s := v.Plugin.Counters()
+	p.Add(fingerprints, float64(s.FingerprintResponses))
+	p.Add(statsResponses, float64(s.StatsResponses))
+	p.Add(reservations, float64(s.Reservations))
+	p.Add(reservationErrors, float64(s.ReservationErrors))
+	p.Add(groups, float64(len(s.Groups)))
+	p.AddHistogram(duration, s.Fingerprint, "Fingerprint")
+	p.AddHistogram(duration, s.Reserve, "Reserve")
+	p.AddHistogram(duration, s.Statistics, "Stats")
+}
+
+// Resources implements status.Adapter: an alert on GPUs has a series before the first GPU.
+func (View) Resources() []string { return []string{nomadadapter.GPUResource} }
+
+// ResourceOf implements status.Adapter.
+func (View) ResourceOf(u inventory.Unit) string { return nomadadapter.ResourceOf(u) }
+
+// Alive implements status.Adapter. Nomad restarts a plugin whose process ends, and the watchdog ends one that is stuck: nothing else
+// would be helped by a restart.
+func (View) Alive(context.Context) error { return nil }
+
+var errNoFingerprint = errors.New("no fingerprint sent yet: the driver has not answered, or Nomad has not asked")
+
+// Ready implements status.Adapter. The plugin is ready when Nomad has taken a fingerprint.
+func (v View) Ready() (text string, idle bool, err error) {
+	s := v.Plugin.Counters()
+	switch {
+	case s.FingerprintResponses == 0:
+		return "", false, errNoFingerprint
+	case len(s.Groups) == 0:
+		return "no device in the latest fingerprint; inspect names the reasons", true, nil
+	}
+	return "fingerprint sent to Nomad: " + strings.Join(s.Groups, ", "), false, nil
+}
