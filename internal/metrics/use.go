@@ -40,7 +40,7 @@ const (
 const sinceLoaded = " since the driver was loaded."
 
 var (
-	clockHertz  = shared.Gauge("device_clock_hertz", "Present clock rate.", "device", "clock")
+	clockHertz  = shared.Gauge("device_clock_hertz", "Clock rate, up to 10 s old.", "device", "clock")
 	eccErrors   = shared.Counter("device_ecc_errors_total", "ECC errors by memory and severity"+sinceLoaded+" A reset of the GPU sets them to zero.", "device", "location", "severity")
 	pcieBytes   = shared.Counter("device_pcie_bytes_total", "Bytes over PCIe, from the GPU (transmit) and to it. The driver's counter can wrap. Ada, Hopper and newer.", "device", "direction")
 	nvlinkBytes = shared.Counter("device_nvlink_bytes_total", "Data over all NVLinks, without the protocol.", "device", "direction")

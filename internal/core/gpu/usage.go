@@ -2,8 +2,8 @@ package gpu
 
 import "time"
 
-// Usage is the present utilisation of one device. What the device does not report is unset. The power limit and all counters were
-// read up to 10 s before At.
+// Usage is the present utilisation of one device. What the device does not report is unset. The power limit, the clocks and all
+// counters were read up to 10 s before At.
 type Usage struct {
 	Device      DeviceID
 	At          time.Time      // when reading it began; zero = the device did not respond

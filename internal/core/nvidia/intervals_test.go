@@ -217,7 +217,7 @@ func TestChangedSignalIsReadAgain(t *testing.T) {
 	}
 }
 
-// What changes with the load is read for each Usage, the power limit and the ECC counters every ten seconds. A reading that failed
+// What changes with the load is read for each Usage, the power limit, the clocks and the counters every ten seconds. A reading that failed
 // is repeated at the next one.
 func TestIntervalOfUsage(t *testing.T) {
 	m := simdriver.Start(t, "h100x8")
@@ -240,7 +240,7 @@ func TestIntervalOfUsage(t *testing.T) {
 		at(time.Duration(c.seconds) * time.Second)
 		var u gpu.Usage
 		got := counted(t, m, func() { u = read() })
-		if want := 8*7 + 4*c.slow; u.Power.Value != c.power*1000 || u.PowerLimit.Value != c.limit*1000 || total(got) != want {
+		if want := 8*7 + 7*c.slow; u.Power.Value != c.power*1000 || u.PowerLimit.Value != c.limit*1000 || total(got) != want {
 			t.Errorf("after %d s: %+v; %d calls, want %d: %v", c.seconds, u, total(got), want, got)
 		}
 		must(t, m.Set(3, "power_limit", fmt.Sprint(400+c.seconds, " W")))

@@ -131,6 +131,8 @@ func TestUsage(t *testing.T) {
 	for key, value := range map[string]string{
 		"power_usage": "301500 mW", "utilization_gpu": "97", "utilization_memory": "41", "encoder": "3", "decoder": "4",
 		"temperature": "63 C", "memory_used": "1024 MiB", "bar1_used": "7 MiB", "ecc_l1": "1", "ecc_l2": "2", "ecc_device": "3",
+		"ecc_uncorrected_volatile": "4", "clock_sm": "1410 MHz", "clock_memory": "1593 MHz", "pcie_replays": "5",
+		"nvlink_tx_kib": "600", "nvlink_rx_kib": "700", "nvlink_crc_errors": "8", "nvlink_replays": "9", "nvlink_recoveries": "10",
 	} {
 		must(t, m.Set(5, key, value))
 	}
@@ -147,6 +149,9 @@ func TestUsage(t *testing.T) {
 		MemoryUsed: gpu.OptionalUint64Of((1024 + 615) * mib), MemoryTotal: gpu.OptionalUint64Of(81920 * mib),
 		BAR1Used: gpu.OptionalUint64Of(7 * mib), BAR1Total: gpu.OptionalUint64Of(131072 * mib),
 		ECCL1: gpu.OptionalUint64Of(1), ECCL2: gpu.OptionalUint64Of(2), ECCMemory: gpu.OptionalUint64Of(3),
+		ECCUncorrected: gpu.OptionalUint64Of(4), ClockSM: gpu.OptionalUint64Of(1410), ClockMemory: gpu.OptionalUint64Of(1593),
+		PCIeReplays: gpu.OptionalUint64Of(5), NVLinkTransmitted: gpu.OptionalUint64Of(600), NVLinkReceived: gpu.OptionalUint64Of(700),
+		NVLinkCRCErrors: gpu.OptionalUint64Of(8), NVLinkReplays: gpu.OptionalUint64Of(9), NVLinkRecoveries: gpu.OptionalUint64Of(10),
 	}
 	got := map[gpu.DeviceID]gpu.Usage{}
 	for _, u := range usage {
@@ -163,6 +168,37 @@ func TestUsage(t *testing.T) {
 	}
 	if diff := gocmp.Diff(want, parent); diff != "" {
 		t.Error(diff)
+	}
+}
+
+// The PCIe link and the NVLinks are those of the latest health check. A counter that the GPU does not report, or whose reading fails,
+// is unset, and the others are not.
+func TestUsageOfLinks(t *testing.T) {
+	m := simdriver.Start(t, "h100x8")
+	must(t, m.Set(2, "pcie_tx_bytes", "4294967297"), m.Set(2, "pcie_rx_bytes", "12"), m.Set(2, "pcie_gen", "4"), m.Set(2, "pcie_width", "8"),
+		m.Set(2, "links_down", "0x3"), m.Set(2, "ecc_uncorrected_volatile", "none"), m.Set(2, "field.59", "!UNKNOWN"))
+	s := open(t, m)
+	snapshot(t, s)
+	read := func() gpu.Usage {
+		t.Helper()
+		usage, err := s.Usage()
+		must(t, err)
+		return usage[2]
+	}
+	if u := read(); u.PCIeGeneration.OK || u.PCIeWidth.OK || u.NVLinks.OK {
+		t.Errorf("before a health check: %+v", u)
+	}
+	probe(t, s)
+	got := read()
+	for name, c := range map[string]struct{ got, want gpu.OptionalUint64 }{
+		"generation": {got.PCIeGeneration, gpu.OptionalUint64Of(4)}, "width": {got.PCIeWidth, gpu.OptionalUint64Of(8)},
+		"links": {got.NVLinks, gpu.OptionalUint64Of(16)}, "transmitted": {got.PCIeTransmitted, gpu.OptionalUint64Of(4294967297)},
+		"received": {got.PCIeReceived, gpu.OptionalUint64Of(12)}, "NVLink data": {got.NVLinkTransmitted, gpu.OptionalUint64Of(0)},
+		"not reported": {got.ECCUncorrected, gpu.OptionalUint64{}}, "not readable": {got.NVLinkRecoveries, gpu.OptionalUint64{}},
+	} {
+		if c.got != c.want {
+			t.Errorf("%s: %+v, want %+v", name, c.got, c.want)
+		}
 	}
 }
 
@@ -233,6 +269,7 @@ func TestCallsOfUsage(t *testing.T) {
 	for call, want := range map[string]uint64{
 		"nvmlDeviceGetMemoryInfo": 16 + 112, "nvmlDeviceGetBAR1MemoryInfo": 16 + 112,
 		"nvmlDeviceGetPowerUsage": 16, "nvmlDeviceGetTemperature": 16, "nvmlDeviceGetUtilizationRates": 16, "nvmlDeviceGetMemoryErrorCounter": 48,
+		"nvmlDeviceGetClockInfo": 32, "nvmlDeviceGetFieldValues": 16,
 	} {
 		if n[call] != want {
 			t.Errorf("%d %s, want %d", n[call], call, want)

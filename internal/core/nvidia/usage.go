@@ -8,8 +8,8 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 )
 
-// Usage reads the utilisation, power, temperature, memory and ECC counters of every device of the latest Snapshot, on the
-// GPUs' workers. A value that a device does not report is unset; for a lost or hung GPU, all values are. Only an error of
+// Usage reads the utilisation, power, temperature, clocks, memory and counters of every device of the latest Snapshot, on the
+// GPUs' workers. What the latest health check has read (PCIe link, NVLinks) is not read again. A value that a device does not report is unset; for a lost or hung GPU, all values are. Only an error of
 // the whole driver is returned. It belongs to the reader.
 func (s *Session) Usage() ([]gpu.Usage, error) {
 	gpus := s.gpus // an abandoned query may read it after the next Snapshot
@@ -36,6 +36,9 @@ func (s *Session) Usage() ([]gpu.Usage, error) {
 				all[i] = append(all[i], gpu.Usage{Device: d.device.ID})
 			}
 		}
+		if err == nil {
+			addSample(&all[i][0], targets[i].worker.record.sample)
+		}
 		usage = append(usage, all[i]...)
 	}
 	return usage, nil
@@ -58,8 +61,8 @@ func usageOfInstance(c *caller, d nvmlDevice, parent gpu.Usage) gpu.Usage {
 	return u
 }
 
-// slowUsageEvery is the interval of the calls for values that do not change with the load from second to second: the power limit
-// and the ECC counters, four calls of eleven.
+// slowUsageEvery is the interval of the calls for values that Nomad's statistics, which are read each second, do not have (clocks,
+// most counters), or that do not change from second to second (power limit, ECC counters): seven calls of fourteen.
 const slowUsageEvery = 10 * time.Second
 
 // slowUsage are the values that were read last, and the time of that.
@@ -86,6 +89,9 @@ func (w *gpuWorker) slowUsage(c *caller, h nvml.Device, now time.Time) gpu.Usage
 	u.ECCL1 = ecc(nvml.MEMORY_LOCATION_L1_CACHE)
 	u.ECCL2 = ecc(nvml.MEMORY_LOCATION_L2_CACHE)
 	u.ECCMemory = ecc(nvml.MEMORY_LOCATION_DEVICE_MEMORY)
+	u.ClockSM = clock(c, h, nvml.CLOCK_SM)
+	u.ClockMemory = clock(c, h, nvml.CLOCK_MEM)
+	readCounters(c, h, &u)
 	if c.err == nil && !c.fellBack {
 		w.slow = slowUsage{u, now}
 	}
@@ -109,6 +115,11 @@ func usageOf(c *caller, d nvmlDevice, u gpu.Usage) gpu.Usage {
 	u.Decoder = optionalNumber(c, "nvmlDeviceGetDecoderUtilization", withoutPeriod(h.GetDecoderUtilization))
 	readMemory(c, h, &u)
 	return u
+}
+
+// clock reads a present clock rate. There is no field value of it.
+func clock(c *caller, h nvml.Device, of nvml.ClockType) gpu.OptionalUint64 {
+	return optionalNumber(c, "nvmlDeviceGetClockInfo", converted(func() (uint32, nvml.Return) { return h.GetClockInfo(of) }, widen))
 }
 
 // readMemory reads what a GPU and a MIG instance both have.

@@ -1,6 +1,7 @@
 /* Field values, NVLink, topology, fabric. */
 #include "sim.h"
 
+#include <limits.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -215,6 +216,12 @@ static const struct { unsigned id; int type; size_t at; } known[] = {
     F(NVML_FI_DEV_CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN, ULL, sw_thermal_slowdown_ns),
     F(NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN, ULL, hw_thermal_slowdown_ns),
     F(NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN, ULL, hw_power_brake_ns),
+    F(NVML_FI_DEV_PCIE_COUNT_TX_BYTES, ULL, pcie_tx_bytes), F(NVML_FI_DEV_PCIE_COUNT_RX_BYTES, ULL, pcie_rx_bytes),
+    F(NVML_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL, ULL, nvlink_crc_errors),
+    F(NVML_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL, ULL, nvlink_replays),
+    F(NVML_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL, ULL, nvlink_recoveries),
+    /* Of one link they are not simulated: see one_field. */
+    F(NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, ULL, nvlink_tx_kib), F(NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX, ULL, nvlink_rx_kib),
 };
 
 /* Fields about links: scopeId is the link. */
@@ -246,6 +253,8 @@ static void one_field(const struct call *c, nvmlFieldValue_t *v)
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)
         if (known[i].id == v->fieldId) { type = known[i].type; n = *(u64 *)((char *)g + known[i].at); }
     bool remapping = v->fieldId >= NVML_FI_DEV_REMAPPED_COR && v->fieldId <= NVML_FI_DEV_REMAPPED_FAILURE;
+    bool throughput = v->fieldId == NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX || v->fieldId == NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX;
+    if (throughput && v->scopeId != UINT_MAX) n = UNSET;
     if (c->mig || (remapping && g->mig == 1 && g->instances)) n = UNSET; /* as for nvmlDeviceGetRemappedRows */
     bool said = false;
     for (int i = 0; i < g->fields; i++) /* field.N lines win */
