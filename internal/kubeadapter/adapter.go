@@ -58,6 +58,7 @@ type Adapter struct {
 	kubelet *kubelet
 	timings timings
 	tracker *tracker
+	times   requestTimes
 
 	mu        sync.Mutex
 	endpoints map[string]*endpoint // by resource; never removed: a resource without units is an empty list
@@ -164,7 +165,7 @@ func (a *Adapter) add(resource string) (*endpoint, bool) {
 		return nil, false
 	}
 	e := &endpoint{
-		resource: resource, opts: a.opts, kubelet: a.kubelet, timings: a.timings, tracker: a.tracker,
+		resource: resource, opts: a.opts, kubelet: a.kubelet, timings: a.timings, tracker: a.tracker, times: &a.times,
 		log: a.opts.Log.With("resource", resource),
 	}
 	e.setStatus("", "starting")

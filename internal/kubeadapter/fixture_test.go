@@ -250,7 +250,7 @@ func renamedShares(replicas int) core.Config {
 func newTestServer(resource string, inv *inventory.Inventory) *server {
 	src := coretest.NewSource()
 	src.Set(inv)
-	e := &endpoint{resource: resource, timings: defaultTimings, tracker: newTracker(src, Options{Handover: &Handover{}})}
+	e := &endpoint{resource: resource, timings: defaultTimings, tracker: newTracker(src, Options{Handover: &Handover{}}), times: &requestTimes{}}
 	return &server{endpoint: e, streams: newStreams()}
 }
 

@@ -78,6 +78,7 @@ func (s *server) ListAndWatch(_ *v1beta1.Empty, stream grpc.ServerStreamingServe
 // GetPreferredAllocation implements the API. It never fails, because the kubelet would reject the pod permanently. If there
 // are fewer units than requested, the kubelet adds others.
 func (s *server) GetPreferredAllocation(_ context.Context, r *v1beta1.PreferredAllocationRequest) (*v1beta1.PreferredAllocationResponse, error) {
+	defer s.times.prefer.Since(time.Now())
 	s.count(&s.current.PreferredAllocations)
 	inv := s.tracker.offers.Load().inventory
 	response := &v1beta1.PreferredAllocationResponse{}
@@ -97,6 +98,7 @@ func (s *server) GetPreferredAllocation(_ context.Context, r *v1beta1.PreferredA
 // release. Units have been read from the driver before, since only an offered unit makes an endpoint register. If the kubelet
 // has canceled the call, nothing is allocated.
 func (s *server) Allocate(ctx context.Context, r *v1beta1.AllocateRequest) (*v1beta1.AllocateResponse, error) {
+	defer s.times.allocate.Since(time.Now())
 	inv := s.tracker.offers.Load().inventory
 	response := &v1beta1.AllocateResponse{}
 	var devices []gpu.Device

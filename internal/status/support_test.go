@@ -40,8 +40,9 @@ type (
 	reload  struct{}
 )
 
-func (adapter) Alive(context.Context) error { return nil }
-func (adapter) Ready() error                { return nil }
+func (adapter) Alive(context.Context) error                { return nil }
+func (adapter) Ready() error                               { return nil }
+func (adapter) RequestTimes() (t kubeadapter.RequestTimes) { return t }
 func (a adapter) Stats() (stats []kubeadapter.ResourceStats) {
 	for r := range kubeadapter.Resources(a.inv) {
 		stats = append(stats, kubeadapter.ResourceStats{Resource: r})

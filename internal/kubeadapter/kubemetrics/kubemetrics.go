@@ -18,6 +18,7 @@ type Plugin interface {
 	Alive(context.Context) error // nil if every endpoint answers over its own socket
 	Ready() error                // *kubeadapter.IdleError if there is nothing to register
 	Stats() []kubeadapter.ResourceStats
+	RequestTimes() kubeadapter.RequestTimes
 }
 
 // View is a plugin as the HTTP server shows it. Its methods are safe for concurrent use.
@@ -30,7 +31,7 @@ func Metrics() []*metrics.Metric { return set.Metrics() }
 
 var (
 	connected = set.Gauge("kubelet_connected", "1 while the kubelet has the ListAndWatch stream of the resource open.", "resource")
-	duration  = set.Histogram("request_duration_seconds", "Duration of the kubelet's calls of the device plugin API.", "method")
+	duration  = set.Histogram("request_duration_seconds", "Duration of the kubelet's calls, without the socket.", "method")
 )
 
 // counters are those of each resource.
@@ -54,6 +55,9 @@ var counters = []struct {
 
 // Collect implements status.Adapter.
 func (v View) Collect(p *metrics.Page) {
+	times := v.Plugin.RequestTimes()
+	p.AddHistogram(duration, times.Allocate, "Allocate")
+	p.AddHistogram(duration, times.GetPreferredAllocation, "GetPreferredAllocation")
 	for _, r := range v.stats() {
 		p.AddBool(connected, r.Connected, r.Resource)
 		for _, c := range counters {
