@@ -12,11 +12,14 @@ import (
 	"github.com/tandem-gpu/tandem/internal/cdi"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
+	"github.com/tandem-gpu/tandem/internal/core/use"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/allocationfile"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/containerruntime"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubemetrics"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
 	"github.com/tandem-gpu/tandem/internal/status"
+	"github.com/tandem-gpu/tandem/internal/usewatch"
 )
 
 // agentName names the agent's files in the state directory.
@@ -83,6 +86,10 @@ func (r *runner) run(ctx context.Context, s settings, policies <-chan settings, 
 	var adapter *kubeadapter.Adapter
 	o := agentOptions(s)
 	o.Handover, o.Reload, o.Signals, o.Log = &r.history, &r.reload, r.signals, log
+	o.Use = usewatch.Options{Orchestrator: use.Kubernetes, MappingDir: s.Operations.MappingDir}
+	if s.PodResourcesSocket != "" {
+		o.Use.Holders = podresources.Reader{Socket: s.PodResourcesSocket, PodLogs: podresources.PodLogs}.Read
+	}
 	o.Adapter = func(a *agent.Agent) agent.Adapter {
 		adapter = kubeadapter.New(a.Monitor, kubeadapter.Options{
 			KubeletSocket: s.KubeletSocket, DevRoot: s.DevRoot, MPSRoot: s.MPSRoot, Lists: deviceLists(s), Log: log,

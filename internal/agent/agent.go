@@ -77,6 +77,7 @@ func New(o Options) *Agent {
 		monitorDone: make(chan struct{}), socketDone: make(chan struct{}), hostDone: make(chan struct{}),
 	}
 	o.Use.Mode, o.Use.ProcRoot, o.Use.Log = o.Core.Occupancy, o.Core.Roots.Proc, o.Log
+	o.Use.Running = func(p gpu.Process) bool { return nvidia.ProcessRunning(o.Core.Roots, p) }
 	a.use = usewatch.New(o.Use)
 	store := a.sources.store()
 	if o.Handover != nil {
@@ -88,7 +89,7 @@ func New(o Options) *Agent {
 	}
 	a.Monitor = monitor.New(o.Open, o.Core, o.Log, store)
 	a.SetDriverProbe(func() string { return nvidia.DriverFingerprint(o.Core.Roots) })
-	a.SetProcessCheck(func(p gpu.Process) bool { return nvidia.ProcessRunning(o.Core.Roots, p) })
+	a.SetProcessCheck(o.Use.Running)
 	a.AwaitLog() // sources.follow reports it
 	if o.Adapter != nil {
 		a.adapter = o.Adapter(a)
@@ -107,7 +108,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	if a.flush != nil {
 		a.flush.stopping = ctx.Done()
 	}
-	for _, w := range reservationCheckWarnings(a.opts.Core) {
+	for _, w := range processWarnings(a.opts.Core) {
 		a.opts.Log.Warn(w)
 	}
 	start := func(task func()) { group.Go(func() error { task(); return nil }) }
@@ -185,6 +186,15 @@ func (a *Agent) State() core.State {
 	return s
 }
 
+// Reserved reports that devices were reserved for new work. It never blocks.
+func (a *Agent) Reserved(devices []gpu.Device) {
+	a.Monitor.Reserved(devices)
+	a.use.Wake()
+}
+
+// WakeUse makes the table of Use be read again soon: an orchestrator's record has changed. It never blocks.
+func (a *Agent) WakeUse() { a.use.Wake() }
+
 // Use returns the latest table of what the devices do and which work has them.
 func (a *Agent) Use() use.Table { return a.use.Table() }
 
@@ -197,7 +207,7 @@ func (a *Agent) Warnings() []string {
 	if a.adapter.Warnings != nil {
 		adapter = a.adapter.Warnings()
 	}
-	return slices.Concat(reload, a.sources.warnings(), cdiWarnings(a.cdi.Warnings()), a.socket.Warnings(), reservationCheckWarnings(a.opts.Core), adapter)
+	return slices.Concat(reload, a.sources.warnings(), cdiWarnings(a.cdi.Warnings()), a.socket.Warnings(), processWarnings(a.opts.Core), adapter)
 }
 
 func cdiWarnings(lines []string) []string {

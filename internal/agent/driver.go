@@ -13,7 +13,7 @@ import (
 // there is also searched where the dynamic linker finds libraries: NVIDIA's container runtime puts it there.
 func OpenDriver(c core.Config, fallback bool) func() (monitor.Session, error) {
 	return func() (monitor.Session, error) {
-		o := nvidia.Options{Roots: c.Roots, Processes: c.ReservationCheck.Enabled()}
+		o := nvidia.Options{Roots: c.Roots, Processes: c.ReservationCheck.Enabled(), UsedBy: readsUsers(c)}
 		session, err := nvidia.Open(o)
 		if fallback && errors.Is(err, gpu.ErrNoDriver) {
 			o.Roots.Driver = ""

@@ -31,7 +31,7 @@ type trackerTimings struct {
 
 var defaultTrackerTimings = trackerTimings{
 	queryTimeout: 2 * time.Second, loadTimeout: 2 * time.Second, minInterval: 100 * time.Millisecond, maxInterval: time.Minute,
-	active: 5 * time.Minute, startup: 2 * time.Minute, stale: 5 * time.Minute,
+	active: 5 * time.Minute, startup: podresources.Startup, stale: 5 * time.Minute,
 	allocateToList: 10 * time.Second, retention: 24 * time.Hour,
 }
 
@@ -219,8 +219,7 @@ func (t *tracker) query(ctx context.Context) {
 	}
 	u.now = time.Now()
 	if err == nil {
-		age := u.now.Sub(answer.Started)
-		u.answer, u.partial = &answer, answer.Pods == 0 || age >= 0 && age < t.timings.startup
+		u.answer, u.partial = &answer, answer.Partial(u.now, t.timings.startup)
 	}
 	t.recordAnswer(&u, err)
 	t.apply(u)

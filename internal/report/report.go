@@ -96,6 +96,10 @@ type Device struct {
 type Process struct {
 	PID         int     `json:"pid"`                   // in the agent's PID namespace
 	MemoryBytes *uint64 `json:"memoryBytes,omitempty"` // nil = the driver does not report it
+
+	Name       string `json:"name,omitempty"`       // as procfs shows it
+	Owner      *Owner `json:"owner,omitempty"`      // of its control group; nil = it belongs to no work, or that is unknown
+	Unreserved bool   `json:"unreserved,omitempty"` // no work to which the device was given runs it
 }
 
 // Binding is a position in the policy (an index, a number of devices, the common MIG profile) and the devices that it

@@ -41,8 +41,22 @@ func (r Report) WithUse(t use.Table) Report {
 		for _, o := range u.Owners() {
 			d.Owners = append(d.Owners, Owner(o))
 		}
+		if u.Processes != nil { // else those of the latest health check, if it read any
+			d.Processes = nil
+		}
+		for _, p := range u.Processes {
+			d.Processes = append(d.Processes, describeProcess(p))
+		}
 	}
 	return r
+}
+
+func describeProcess(p use.Process) Process {
+	one := Process{PID: p.PID, MemoryBytes: number(p.Memory), Name: p.Name, Unreserved: p.Unreserved}
+	if p.Owner != (use.Owner{}) {
+		one.Owner = new(Owner(p.Owner))
+	}
+	return one
 }
 
 func describeUsage(u gpu.Usage) *Usage {

@@ -4,6 +4,7 @@ package usewatch
 
 import (
 	"context"
+	"errors"
 	"iter"
 	"log/slog"
 	"time"
@@ -20,33 +21,61 @@ import (
 type Monitor interface {
 	State() core.State
 	Usage(context.Context) ([]gpu.Usage, error)
+	SetOccupied([]inventory.Occupied)
 	Watchdog() *watchdog.Registry
 }
 
-// Holders reads which work an orchestrator gave devices. complete means that no holder is missing. It returns when ctx ends.
-type Holders func(ctx context.Context) (holds []use.Hold, complete bool, err error)
+// Holders reads what an orchestrator has recorded about its work with the devices of an inventory. It returns when ctx ends.
+type Holders func(ctx context.Context, inv *inventory.Inventory) (use.Record, error)
 
 // Options configure a Watcher.
 type Options struct {
 	Mode         inventory.OccupancyMode
-	Orchestrator string  // use.Kubernetes, use.Nomad
-	Holders      Holders // nil = the orchestrator's record is not read
-	ProcRoot     string  // procfs of the host; "" = /proc
-	MappingDir   string  // folder of the job files that dcgm-exporter reads; "" = none
+	Orchestrator string                 // use.Kubernetes, use.Nomad
+	Holders      Holders                // nil = the orchestrator's record is not read
+	ProcRoot     string                 // procfs of the host; "" = /proc
+	Running      func(gpu.Process) bool // whether a process has not ended; it must not block
+	MappingDir   string                 // folder of the job files that dcgm-exporter reads; "" = none
 	Log          *slog.Logger
 }
 
-// interval is the time between two readings. Owners are to be shown within 5 s.
-const interval = 3 * time.Second
+const (
+	// activeInterval is the time between two readings while a device is held or has processes, and for a while after Wake and Run.
+	// Owners are to be shown within 5 s.
+	activeInterval = 3 * time.Second
+	activeFor      = 30 * time.Second
 
-// Watcher publishes the table. Make one with New. Its methods are safe for concurrent use.
+	// idleInterval is the time between two readings otherwise. A process that nobody announces is seen that late.
+	idleInterval = 15 * time.Second
+
+	// minInterval is the least time between two readings, and wakeDelay that from Wake to a reading: an orchestrator records what it gave
+	// to work after the agent has granted it.
+	minInterval = time.Second
+	wakeDelay   = 500 * time.Millisecond
+
+	usageTimeout  = 3 * time.Second // of the driver
+	recordTimeout = 2 * time.Second // of the orchestrator
+)
+
+// Watcher publishes the table. Make one with New. Its methods are safe for concurrent use; Run is called once.
 type Watcher struct {
 	opts  Options
 	table *watch.Value[use.Table]
+	wake  chan struct{} // capacity 1
+
+	// These belong to Run.
+	origins     origins
+	jobs        jobFiles
+	activeUntil time.Time
 }
 
 // New returns a watcher. Run starts it.
-func New(o Options) *Watcher { return &Watcher{opts: o, table: watch.NewValue(use.Table{})} }
+func New(o Options) *Watcher {
+	return &Watcher{
+		opts: o, table: watch.NewValue(use.Table{}), wake: make(chan struct{}, 1),
+		origins: newOrigins(o), jobs: jobFiles{folder: o.MappingDir, orchestrator: o.Orchestrator, log: o.Log},
+	}
+}
 
 // Table returns the latest table.
 func (w *Watcher) Table() use.Table { return w.table.Load() }
@@ -54,35 +83,78 @@ func (w *Watcher) Table() use.Table { return w.table.Load() }
 // Watch yields the present table and then each newer one until ctx ends.
 func (w *Watcher) Watch(ctx context.Context) iter.Seq[use.Table] { return w.table.Watch(ctx) }
 
-// Run reads until ctx ends.
+// Wake makes a reading follow soon: work got devices, or an orchestrator's record has changed. It never blocks.
+func (w *Watcher) Wake() { watch.Notify(w.wake) }
+
+// Run reads until ctx ends. With inventory.OccupancyOff it reads nothing.
 func (w *Watcher) Run(ctx context.Context, m Monitor) {
 	if w.opts.Mode == inventory.OccupancyOff {
 		return
 	}
-	for {
+	task := m.Watchdog().Register("use")
+	defer task.Done()
+	w.jobs.begin()
+	defer w.jobs.end()
+	w.activeUntil = time.Now().Add(activeFor)
+	for ctx.Err() == nil {
+		task.Heartbeat(usageTimeout + recordTimeout)
 		w.read(ctx, m)
-		if !watch.Sleep(ctx, interval) {
-			return
-		}
+		wait := w.interval()
+		task.Heartbeat(wait + wakeDelay)
+		w.await(ctx, wait)
 	}
 }
 
-func (w *Watcher) read(ctx context.Context, m Monitor) {
-	limit, cancel := context.WithTimeout(ctx, interval)
-	defer cancel()
-	usage, err := m.Usage(limit)
-	t := use.Table{At: time.Now()}
-	if err != nil {
-		t.Problems = append(t.Problems, "usage: "+err.Error())
+// interval is the time to the next reading.
+func (w *Watcher) interval() time.Duration {
+	if time.Now().Before(w.activeUntil) {
+		return activeInterval
 	}
-	for u := range m.State().Inventory.Devices() {
-		d := use.Device{ID: u.Device.ID}
-		for _, one := range usage {
-			if one.Device == d.ID {
-				d.Usage = one
-			}
+	for _, d := range w.table.Load().Devices {
+		if len(d.Holds) > 0 || len(d.Processes) > 0 {
+			return activeInterval
 		}
-		t.Devices = append(t.Devices, d)
 	}
+	return idleInterval
+}
+
+// await waits for that long, or until Wake.
+func (w *Watcher) await(ctx context.Context, wait time.Duration) {
+	if watch.Sleep(ctx, minInterval) && watch.Await(ctx, w.wake, wait-minInterval) {
+		w.activeUntil = time.Now().Add(activeFor)
+		watch.Sleep(ctx, wakeDelay)
+	}
+}
+
+// read makes and publishes the next table. The record is read after the processes, so that it has the work that started them.
+func (w *Watcher) read(ctx context.Context, m Monitor) {
+	in := use.Input{Orchestrator: w.opts.Orchestrator}
+	limit, cancel := context.WithTimeout(ctx, usageTimeout)
+	usage, err := m.Usage(limit)
+	cancel()
+	if in.Usage = usage; err != nil && !errors.Is(err, gpu.ErrNoDriver) {
+		in.Problems = append(in.Problems, "usage: "+err.Error())
+	}
+	was := w.table.Load()
+	in.Origins = w.origins.read(usage, was)
+	if w.opts.Holders != nil {
+		limit, cancel := context.WithTimeout(ctx, recordTimeout)
+		record, err := w.opts.Holders(limit, m.State().Inventory)
+		cancel()
+		if err != nil {
+			in.Problems = append(in.Problems, "owners: "+err.Error())
+		} else {
+			in.Record = &record
+		}
+	}
+	if ctx.Err() != nil {
+		return // what was read is not complete
+	}
+	in.At, in.Inventory = time.Now(), m.State().Inventory
+	t := was.Next(in)
 	w.table.Store(t)
+	if w.opts.Mode == inventory.OccupancyWithhold {
+		m.SetOccupied(t.Occupied(in.Inventory))
+	}
+	w.jobs.write(in.Inventory, t)
 }

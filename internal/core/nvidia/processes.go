@@ -21,38 +21,74 @@ const processesCall = "nvmlDeviceGetComputeRunningProcesses"
 
 // readProcesses reads the processes with memory of the GPU. They are unknown (nil) if the call fails, which is no fault of
 // the GPU.
-//
-// PIDs are those of this process's PID namespace: the driver leaves out processes that are not in it (os_find_ns_pid in NVIDIA's
-// open kernel module). Older drivers return PIDs of the host. A process that procfs does not show is left out, so a PID that
-// means nothing here has no effect.
 func (r *healthRecord) readProcesses(c *caller, h nvml.Device, p checkPlan) {
 	r.processes = nil
 	if c.err != nil || p.proc == nil || r.processesCall.unsupported {
 		return
 	}
-	infos, err := call(c.slot, processesCall, c.at, h.GetComputeRunningProcesses)
+	found, err := listProcesses(c, h, p.proc)
 	if endsCheck(err) {
 		c.err = err
 		return
 	}
-	if r.processesCall.update(err); err != nil {
-		return
+	if r.processesCall.update(err); err == nil {
+		r.processes = &found
+	}
+}
+
+// readUsedBy is readProcesses for a reading of usage: a call that is not supported is made again with the values that change slowly.
+// It belongs to the running query.
+func (w *gpuWorker) readUsedBy(c *caller, h nvml.Device, proc fs.FS) *[]gpu.Process {
+	if c.err != nil || proc == nil || w.usedByUnsupported {
+		return nil
+	}
+	found, err := listProcesses(c, h, proc)
+	if endsCheck(err) {
+		c.err = err
+	}
+	if w.usedByUnsupported = isUnsupported(err); err != nil {
+		return nil
+	}
+	return &found
+}
+
+// listProcesses makes the call and returns the processes of a GPU by PID.
+//
+// PIDs are those of this process's PID namespace: the driver leaves out processes that are not in it (os_find_ns_pid in NVIDIA's
+// open kernel module). Older drivers return PIDs of the host. A process that procfs does not show is left out, so a PID that
+// means nothing here has no effect.
+//
+// Processes that only draw (nvmlDeviceGetGraphicsRunningProcesses) are not read: a display server holds its GPU for good, and no
+// orchestrator gives a GPU out for that.
+func listProcesses(c *caller, h nvml.Device, proc fs.FS) ([]gpu.Process, error) {
+	infos, err := call(c.slot, processesCall, c.at, h.GetComputeRunningProcesses)
+	if err != nil {
+		return nil, err
 	}
 	found := make([]gpu.Process, 0, len(infos))
 	for _, info := range infos {
-		one := gpu.Process{At: gpu.Placement{GPU: r.id, GI: info.GpuInstanceId, CI: info.ComputeInstanceId}, PID: int(info.Pid)}
+		one := gpu.Process{At: gpu.Placement{GPU: c.at.GPU, GI: info.GpuInstanceId, CI: info.ComputeInstanceId}, PID: int(info.Pid)}
 		if info.UsedGpuMemory != memoryNotAvailable {
 			one.Memory = gpu.OptionalUint64Of(info.UsedGpuMemory)
 		}
 		var running bool
-		if one.Started, running = processStart(p.proc, one.PID); running {
+		if one.Started, running = processStart(proc, one.PID); running {
 			found = append(found, one)
 		}
 	}
 	slices.SortFunc(found, func(a, b gpu.Process) int {
 		return cmp.Or(cmp.Compare(a.PID, b.PID), gpu.ComparePlacements(a.At, b.At))
 	})
-	r.processes = &found
+	return found, nil
+}
+
+// processesAt are those of a GPU that use the device at a placement; nil if they are unknown.
+func processesAt(all *[]gpu.Process, at gpu.Placement) *[]gpu.Process {
+	if all == nil {
+		return nil
+	}
+	of := slices.DeleteFunc(slices.Clone(*all), func(p gpu.Process) bool { return !at.Covers(p.At) })
+	return &of
 }
 
 // memoryNotAvailable is NVML_VALUE_NOT_AVAILABLE as an unsigned long long (nvml.h): the memory of a process is not known.

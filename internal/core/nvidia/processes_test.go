@@ -85,6 +85,46 @@ func TestProcesses(t *testing.T) {
 	}
 }
 
+// A reading of usage has the processes of each GPU and MIG instance, if the session reads them, by one call for each GPU.
+func TestUsedBy(t *testing.T) {
+	m := simdriver.Start(t, "a100-mig") // GPU 5 is in MIG mode
+	startOnGPU(t, m, 0, 900, 512)
+	startOnGPU(t, m, 5, 900, 1, simdriver.At{GI: 9, CI: 0})
+	for name, o := range map[string]Options{"on": {UsedBy: true}, "off": {}} {
+		s := openWith(t, m, o)
+		snapshot(t, s)
+		usage, err := s.Usage()
+		must(t, err)
+		users := map[gpu.DeviceID]int{} // that have the process
+		for _, u := range usage {
+			if u.Processes == nil != (name == "off") {
+				t.Fatalf("%s: %s: %v", name, u.Device, u.Processes)
+			}
+			for _, p := range read(u.Processes) {
+				if p.PID != 900 || p.Started == 0 {
+					t.Errorf("%s: %+v", u.Device, p)
+				}
+				users[u.Device]++
+			}
+		}
+		if name == "on" && (users[gpu.DeviceID(m.UUID(0))] != 1 || users[gpu.DeviceID(m.UUID(5))] != 1 || len(users) != 3) {
+			t.Errorf("users: %v", users)
+		}
+		must(t, m.Fail(simdriver.GPU(0), processesCall, "NOT_SUPPORTED", simdriver.Always))
+		if usage, err = s.Usage(); err != nil || usage[0].Processes != nil || !usage[0].Power.OK {
+			t.Errorf("not supported: %+v, %v", usage[0], err)
+		}
+		must(t, m.Heal(), s.Close())
+	}
+}
+
+func read(processes *[]gpu.Process) []gpu.Process {
+	if processes == nil {
+		return nil
+	}
+	return *processes
+}
+
 // Without the option no call is made.
 func TestProcessesAreNotReadByDefault(t *testing.T) {
 	m, s := start(t, "h100x8", open)

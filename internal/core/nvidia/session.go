@@ -30,6 +30,7 @@ type Options struct {
 	Now func() time.Time // the clock of these intervals; nil = time.Now
 
 	Processes bool // a health check reads the processes with memory of the GPU: one call more
+	UsedBy    bool // a reading of usage does
 }
 
 // Session is an initialised NVML. It makes every NVML call between Open and Close.
@@ -46,6 +47,7 @@ type Session struct {
 	now            func() time.Time
 	tegra          bool
 	processes      bool // Options.Processes
+	usedBy         bool // Options.UsedBy
 
 	nodes     nodeList
 	nodeWatch *nodeWatch // nil = without inotify, Nodes looks
@@ -110,6 +112,7 @@ func Open(o Options) (*Session, error) {
 		},
 		now:       o.Now,
 		processes: o.Processes,
+		usedBy:    o.UsedBy,
 		reader:    callSlot{library: lib, index: -1},
 		waiter:    callSlot{library: lib, index: -1},
 		driver:    gpu.Driver{State: gpu.DriverReady},

@@ -1,6 +1,7 @@
 package nvidia
 
 import (
+	"io/fs"
 	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -8,17 +9,25 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 )
 
-// Usage reads the utilisation, power, temperature, clocks, memory and counters of every device of the latest Snapshot, on the
-// GPUs' workers. What the latest health check has read (PCIe link, NVLinks) is not read again. A value that a device does not report is unset; for a lost or hung GPU, all values are. Only an error of
-// the whole driver is returned. It belongs to the reader.
+// Usage reads the utilisation, power, temperature, clocks, memory and counters of every device of the latest Snapshot, on the GPUs'
+// workers, and, with Options.UsedBy, its processes. What the latest health check has read (PCIe link, NVLinks) is not read again. A
+// value that a device does not report is unset; for a lost or hung GPU, all values are. Only an error of the whole driver is
+// returned. It belongs to the reader.
 func (s *Session) Usage() ([]gpu.Usage, error) {
 	gpus := s.gpus // an abandoned query may read it after the next Snapshot
 	targets := s.targetsOf(gpus)
+	var proc fs.FS
+	if s.usedBy {
+		proc = s.proc
+	}
 	all, errs := queryAll(s, targets, func(i int, c *caller) []gpu.Usage {
 		began := s.now()
 		all := []gpu.Usage{usageOf(c, gpus[i].nvmlDevice, targets[i].worker.slowUsage(c, gpus[i].handle, began))}
+		all[0].Processes = targets[i].worker.readUsedBy(c, gpus[i].handle, proc)
 		for _, d := range gpus[i].instances {
-			all = append(all, usageOfInstance(c, d, all[0]))
+			one := usageOfInstance(c, d, all[0])
+			one.Processes = processesAt(all[0].Processes, d.device.At)
+			all = append(all, one)
 		}
 		for j := range all {
 			all[j].At = began
@@ -92,6 +101,7 @@ func (w *gpuWorker) slowUsage(c *caller, h nvml.Device, now time.Time) gpu.Usage
 	u.ClockSM = clock(c, h, nvml.CLOCK_SM)
 	u.ClockMemory = clock(c, h, nvml.CLOCK_MEM)
 	readCounters(c, h, &u)
+	w.usedByUnsupported = false
 	if c.err == nil && !c.fellBack {
 		w.slow = slowUsage{u, now}
 	}

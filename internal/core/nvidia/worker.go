@@ -23,8 +23,9 @@ type gpuWorker struct {
 	running bool // a query is running; guarded by mu
 
 	// These belong to the running query.
-	profiles migProfileCache
-	slow     slowUsage
+	profiles          migProfileCache
+	slow              slowUsage
+	usedByUnsupported bool // the call of readUsedBy; see there
 
 	// These belong to the reader.
 	record      healthRecord

@@ -30,14 +30,18 @@ type Hold struct {
 	Resource string           // name of the resource in the request, such as "nvidia.com/gpu" or "nvidia/gpu"
 	Unit     inventory.UnitID // of a device or a replica of it; "" = not known which
 	Device   gpu.DeviceID
+
+	// Observed means that a process is the only evidence: the record of the orchestrator is unknown.
+	Observed bool
 }
 
 // Process is a process with memory of a device.
 type Process struct {
 	gpu.Process
-	Name       string // as procfs shows it (comm); "" = unknown
-	Owner      Owner  // of its control group; the zero value = it belongs to no work that an orchestrator started, or that is unknown
-	Unreserved bool   // no work to which the device was given runs it
+	Name       string    // as procfs shows it (comm); "" = unknown
+	Owner      Owner     // of its control group; the zero value = it belongs to no work that an orchestrator started, or that is unknown
+	Unreserved bool      // no work to which the device was given runs it: see Table.Next
+	Since      time.Time // since when no work to which the device was given runs it, as far as observed; zero = work does, or that is unknown
 }
 
 // Device is the use of one offered device.
@@ -74,7 +78,8 @@ type Table struct {
 
 	// HoldersKnown means that the orchestrator's record of holders was read: a device without holds is free.
 	HoldersKnown bool
-	Problems     []string // why something is not known, one line each
+	RecordAt     time.Time // when the complete record was read last; zero = never. Holds may be of that time, see Table.Next
+	Problems     []string  // why something is not known, one line each
 }
 
 // Device returns the use of a device.

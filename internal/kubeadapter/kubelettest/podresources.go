@@ -23,11 +23,12 @@ type PodResources struct {
 	server *grpc.Server
 	served sync.WaitGroup
 
-	mu    sync.Mutex
-	pods  map[string][]*podresources.ContainerDevices // by "namespace/name"
-	fail  error
-	hang  bool
-	lists int
+	mu     sync.Mutex
+	pods   map[string][]*podresources.ContainerDevices // by "namespace/name"
+	claims map[string][]*podresources.DynamicResource  // by "namespace/name"
+	fail   error
+	hang   bool
+	lists  int
 }
 
 // ServePodResources serves the API until Close, as a kubelet that started an hour ago and has received all pods. There is one
@@ -45,6 +46,7 @@ func ServePodResources(socket string) (*PodResources, error) {
 		return nil, errors.Join(err, l.Close())
 	}
 	p := &PodResources{server: grpc.NewServer(), pods: map[string][]*podresources.ContainerDevices{"kube-system/agent": nil}}
+	p.claims = map[string][]*podresources.DynamicResource{}
 	podresources.RegisterPodResourcesListerServer(p.server, p)
 	p.served.Go(func() { _ = p.server.Serve(l) })
 	return p, nil
@@ -66,11 +68,31 @@ func (p *PodResources) Hold(pod, resource string, ids ...string) {
 	})
 }
 
+// Claim adds a device that a driver of resource claims gave to a pod.
+func (p *PodResources) Claim(pod, name, driver, device string, cdi ...string) {
+	r := &podresources.ClaimResource{DriverName: driver, PoolName: "node", DeviceName: device}
+	for _, c := range cdi {
+		r.CdiDevices = append(r.CdiDevices, &podresources.CDIDevice{Name: c})
+	}
+	namespace, _, _ := strings.Cut(pod, "/")
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if _, ok := p.pods[pod]; !ok {
+		p.pods[pod] = nil
+	}
+	p.claims[pod] = append(p.claims[pod], &podresources.DynamicResource{
+		ClaimName: name, ClaimNamespace: namespace, ClaimResources: []*podresources.ClaimResource{r},
+	})
+}
+
 // Forget removes pods.
 func (p *PodResources) Forget(pods ...string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	maps.DeleteFunc(p.pods, func(name string, _ []*podresources.ContainerDevices) bool { return slices.Contains(pods, name) })
+	for _, name := range pods {
+		delete(p.pods, name)
+		delete(p.claims, name)
+	}
 }
 
 // Fail sets the error of List; nil = none.
@@ -104,7 +126,7 @@ func (p *PodResources) List(ctx context.Context, _ *podresources.ListPodResource
 		namespace, short, _ := strings.Cut(name, "/")
 		r.PodResources = append(r.PodResources, &podresources.PodResources{
 			Namespace: namespace, Name: short,
-			Containers: []*podresources.ContainerResources{{Name: "main", Devices: slices.Clone(p.pods[name])}},
+			Containers: []*podresources.ContainerResources{{Name: "main", Devices: slices.Clone(p.pods[name]), DynamicResources: slices.Clone(p.claims[name])}},
 		})
 	}
 	p.mu.Unlock()

@@ -24,12 +24,24 @@ const DefaultSocket = "/var/lib/kubelet/pod-resources/kubelet.sock"
 // 4 MiB.
 const maxAnswer = 16 << 20
 
+// Startup is how long after its start a kubelet may not have received all pods from the API server.
+const Startup = 2 * time.Minute
+
 // Answer is one answer of the kubelet. It has the pods that the kubelet knows, which are not all before it has received them
 // from the API server, and of init containers only those that continue to run.
 type Answer struct {
 	Pods    int       // that the kubelet knows, with devices or without
 	Started time.Time // modification time of the socket, which is about when the kubelet started
 	Devices []Device  // each device ID of a resource once
+	Claims  []Claim   // of containers
+	Names   []string  // of the pods, "namespace/name"
+}
+
+// Partial reports whether the answer may lack pods at a time: it has none, or the kubelet started less than startup ago and may not
+// have received them from the API server.
+func (a Answer) Partial(now time.Time, startup time.Duration) bool {
+	age := now.Sub(a.Started)
+	return a.Pods == 0 || age >= 0 && age < startup
 }
 
 // Device is a device ID that a container of a pod holds.
@@ -38,6 +50,18 @@ type Device struct {
 	Resource string // "nvidia.com/gpu"
 	ID       string
 	NUMANode int // -1 = no affinity
+
+	Container string
+}
+
+// Claim is a device that a container of a pod has through a resource claim.
+type Claim struct {
+	Pod       string // "namespace/name"
+	Container string
+	Name      string   // of the claim
+	Driver    string   // of the device: "gpu.nvidia.com"
+	Device    string   // as the driver names it
+	CDI       []string // qualified names of its CDI devices
 }
 
 // ErrNoDirectory means that the directory of the socket is missing: it is not mounted, or the kubelet has another --root-dir.
@@ -69,7 +93,11 @@ func List(ctx context.Context, socket string) (Answer, error) {
 	if err != nil {
 		return Answer{}, fmt.Errorf("list %s: %s", socket, status.Convert(err).Message())
 	}
-	return Answer{Pods: len(r.GetPodResources()), Started: info.ModTime(), Devices: devices(r)}, nil
+	a := Answer{Pods: len(r.GetPodResources()), Started: info.ModTime(), Devices: devices(r), Claims: claims(r)}
+	for _, p := range r.GetPodResources() {
+		a.Names = append(a.Names, nameOf(p))
+	}
+	return a, nil
 }
 
 // devices returns the devices of a response. The kubelet lists a device once for each of its NUMA nodes; the first one counts.
@@ -78,14 +106,35 @@ func devices(r *podresources.ListPodResourcesResponse) []Device {
 	type key struct{ resource, id string }
 	listed := map[key]bool{}
 	for _, p := range r.GetPodResources() {
-		pod := p.GetNamespace() + "/" + p.GetName()
+		pod := nameOf(p)
 		for _, c := range p.GetContainers() {
 			for _, d := range c.GetDevices() {
 				for _, id := range d.GetDeviceIds() {
 					if k := (key{d.GetResourceName(), id}); !listed[k] {
 						listed[k] = true
-						all = append(all, Device{Pod: pod, Resource: k.resource, ID: id, NUMANode: numaNode(d.GetTopology())})
+						all = append(all, Device{Pod: pod, Resource: k.resource, ID: id, NUMANode: numaNode(d.GetTopology()), Container: c.GetName()})
 					}
+				}
+			}
+		}
+	}
+	return all
+}
+
+func nameOf(p *podresources.PodResources) string { return p.GetNamespace() + "/" + p.GetName() }
+
+// claims returns the devices that containers have through resource claims.
+func claims(r *podresources.ListPodResourcesResponse) []Claim {
+	var all []Claim
+	for _, p := range r.GetPodResources() {
+		for _, c := range p.GetContainers() {
+			for _, d := range c.GetDynamicResources() {
+				for _, res := range d.GetClaimResources() {
+					one := Claim{Pod: nameOf(p), Container: c.GetName(), Name: d.GetClaimName(), Driver: res.GetDriverName(), Device: res.GetDeviceName()}
+					for _, cdi := range res.GetCdiDevices() {
+						one.CDI = append(one.CDI, cdi.GetName())
+					}
+					all = append(all, one)
 				}
 			}
 		}

@@ -39,6 +39,7 @@ func TestList(t *testing.T) {
 	p.Hold("default/one", "nvidia.com/gpu", "GPU-1", "GPU-2")
 	p.Hold("default/one", "nvidia.com/gpu", "GPU-2") // of another NUMA node
 	p.Hold("default/two", "nvidia.com/gpu.shared")
+	p.Claim("default/one", "claim-1", "gpu.nvidia.com", "gpu-3", "k8s.gpu.nvidia.com/claim=x-gpu-3")
 	got, err := podresources.List(t.Context(), socket)
 	if err != nil {
 		t.Fatal(err)
@@ -47,9 +48,11 @@ func TestList(t *testing.T) {
 		t.Errorf("the kubelet started at %v, now is %v", got.Started, time.Now())
 	}
 	got.Started = time.Time{}
-	want := podresources.Answer{Pods: 3, Devices: []podresources.Device{
-		{Pod: "default/one", Resource: "nvidia.com/gpu", ID: "GPU-1"},
-		{Pod: "default/one", Resource: "nvidia.com/gpu", ID: "GPU-2"},
+	want := podresources.Answer{Pods: 3, Names: []string{"default/one", "default/two", "kube-system/agent"}, Devices: []podresources.Device{
+		{Pod: "default/one", Container: "main", Resource: "nvidia.com/gpu", ID: "GPU-1"},
+		{Pod: "default/one", Container: "main", Resource: "nvidia.com/gpu", ID: "GPU-2"},
+	}, Claims: []podresources.Claim{
+		{Pod: "default/one", Container: "main", Name: "claim-1", Driver: "gpu.nvidia.com", Device: "gpu-3", CDI: []string{"k8s.gpu.nvidia.com/claim=x-gpu-3"}},
 	}}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)

@@ -1,0 +1,39 @@
+package agent
+
+import (
+	"cmp"
+	"os"
+	"path/filepath"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
+)
+
+// hostPIDNamespace is what procfs shows as the host's PID namespace (PROC_PID_INIT_INO in the kernel's include/linux/proc_ns.h).
+const hostPIDNamespace = "pid:[4026531836]"
+
+// seesProcesses reports whether this process sees those of the host: it is in the host's PID namespace, or that is not known.
+func seesProcesses(c core.Config) bool {
+	namespace, err := os.Readlink(filepath.Join(cmp.Or(c.Roots.Proc, "/proc"), "self/ns/pid"))
+	return err != nil || namespace == hostPIDNamespace
+}
+
+// processWarnings has a line for each setting that needs the processes of the host, if this process does not see them.
+func processWarnings(c core.Config) []string {
+	if seesProcesses(c) {
+		return nil
+	}
+	const unseen = "processes outside of the agent's PID namespace are not seen: set hostPID: true in its pod"
+	var lines []string
+	if c.ReservationCheck.Enabled() {
+		lines = append(lines, "reservation check: "+unseen)
+	}
+	if c.Occupancy == inventory.OccupancyWithhold {
+		lines = append(lines, "occupancy = withhold has no effect: "+unseen)
+	}
+	return lines
+}
+
+// readsUsers reports whether the processes of each device are read with its usage. In another PID namespace the driver would leave most
+// out, and a device would seem to have none.
+func readsUsers(c core.Config) bool { return c.Occupancy != inventory.OccupancyOff && seesProcesses(c) }

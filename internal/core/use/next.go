@@ -1,0 +1,310 @@
+package use
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
+)
+
+// Record is what an orchestrator has recorded about its work.
+type Record struct {
+	Holds []Hold
+
+	// Complete means that no hold is missing from Holds.
+	Complete bool
+
+	// Work has the work that the record lists, with devices or without, by Owner.ID. It gives processes the names of their work.
+	Work map[string]Owner
+
+	// AllWork means that work which is not in Work is not running any more.
+	AllWork bool
+}
+
+// Origin is where a process comes from.
+type Origin struct {
+	Started uint64 // gpu.Process.Started
+	Name    string // as procfs shows it (comm); "" = unknown
+	Owner   Owner  // of its control group; the zero value = none
+	Unknown bool   // its control group could not be read
+}
+
+// Input is what the next table is made from.
+type Input struct {
+	At           time.Time
+	Orchestrator string               // of the agent: Kubernetes, Nomad
+	Inventory    *inventory.Inventory // what is offered
+	Usage        []gpu.Usage          // by device; a device may be missing
+	Record       *Record              // of the orchestrator; nil = it could not be read, or is not read
+	Origins      map[int]Origin       // by PID: of the processes of Usage and of the table before that run now
+	Problems     []string
+}
+
+const (
+	// recordKept is how long holds of the latest complete record are shown while there is none: an orchestrator's agent restarts within
+	// seconds.
+	recordKept = time.Minute
+
+	// workGrace is for how long a process of work must have been seen on a device that its work does not hold by the record, before it is
+	// unreserved. The record and the processes are read one after the other, and a record may be behind:
+	//
+	//	orchestrator  gives the GPU to work . starts it . . . . . . . . . lists it .
+	//	process       . . . . . . . . . . . . . uses the GPU . . . . . . . . . . .
+	//	table         . . . . . . . . . . . . . . . . ^ not listed yet . . . . ^ listed
+	workGrace = 30 * time.Second
+
+	// withholdAfter is for how long a device must have had an unreserved process before it is withheld: more than one reading, so
+	// that a short command does not withdraw it.
+	withholdAfter = 5 * time.Second
+)
+
+// Next returns the table that follows t. It is pure.
+//
+// A device is held by the work to which the orchestrator's record gives it or, as a GPU or a MIG instance, hardware that it shares. While
+// the record is unknown, and for work of another orchestrator, whose record is not read, the control group of a process
+// is the evidence: its work holds the device. The holds of the latest record are kept for a minute while it can't be read.
+//
+// A process is unreserved on a device if
+//   - it belongs to no work of an orchestrator; or
+//   - the complete record lists its work without the device, or, if it lists all work, does not list it, and that for 30 s; a process of
+//     another orchestrator's work is never unreserved, because that record is not read.
+//
+// A process whose control group could not be read is not unreserved. Neither is the MPS server on a device that is shared by MPS.
+// Missing information makes a process unreserved nowhere.
+func (t Table) Next(in Input) Table {
+	n := next{Input: in, was: t, placements: map[gpu.DeviceID]gpu.Placement{}}
+	for u := range in.Inventory.Devices() {
+		n.placements[u.Device.ID] = u.Device.At
+	}
+	known := in.Record != nil && in.Record.Complete
+	out := Table{At: in.At, HoldersKnown: known, RecordAt: t.RecordAt, Problems: in.Problems}
+	if known {
+		out.RecordAt = in.At
+	}
+	for u := range in.Inventory.Devices() {
+		out.Devices = append(out.Devices, n.device(u))
+	}
+	return out
+}
+
+// next is one transition.
+type next struct {
+	Input
+	was        Table
+	placements map[gpu.DeviceID]gpu.Placement // of the offered devices
+}
+
+func (n next) device(u inventory.Unit) Device {
+	was, _ := n.was.Device(u.Device.ID)
+	d := Device{ID: u.Device.ID, Usage: gpu.Usage{Device: u.Device.ID}}
+	if i := slices.IndexFunc(n.Usage, func(one gpu.Usage) bool { return one.Device == d.ID }); i >= 0 {
+		d.Usage = n.Usage[i]
+	}
+	d.Holds = n.recordedHolds(was, u.Device.At)
+	found, known := n.running(d, was)
+	for _, p := range found {
+		d.Processes = append(d.Processes, n.process(p, u, d.Holds))
+	}
+	if known && d.Processes == nil {
+		d.Processes = []Process{}
+	}
+	d.Holds = n.addObserved(d)
+	d.HeldSince = n.heldSince(was, d)
+	d.IdleSince = n.idleSince(was, d)
+	n.countUnreserved(was, d.Processes)
+	return d
+}
+
+// recordedHolds are the holds of the record on a device, in order and distinct; without a complete record also those of the table
+// before, for a while.
+func (n next) recordedHolds(was Device, at gpu.Placement) []Hold {
+	var holds []Hold
+	if n.Record != nil {
+		for _, h := range n.Record.Holds {
+			if other, ok := n.placements[h.Device]; ok && other.Overlaps(at) {
+				holds = append(holds, h)
+			}
+		}
+	}
+	if (n.Record == nil || !n.Record.Complete) && n.At.Sub(n.was.RecordAt) < recordKept {
+		holds = append(holds, slices.DeleteFunc(slices.Clone(was.Holds), func(h Hold) bool { return h.Observed })...)
+	}
+	slices.SortFunc(holds, compareHolds)
+	return slices.Compact(holds)
+}
+
+// running are the processes of a device that run now. If the driver does not report them this time, they are those of the table before.
+func (n next) running(d, was Device) (found []gpu.Process, known bool) {
+	switch {
+	case d.Usage.Processes != nil:
+		found, known = slices.Clone(*d.Usage.Processes), true
+	case d.Usage.At.IsZero() && was.Processes != nil:
+		known = true
+		for _, p := range was.Processes {
+			found = append(found, p.Process)
+		}
+	}
+	return slices.DeleteFunc(found, func(p gpu.Process) bool {
+		o, ok := n.Origins[p.PID]
+		return !ok || o.Started != p.Started
+	}), known
+}
+
+// process is a process of a device with these recorded holds. Since is the time of this table if it is suspected to be unreserved.
+func (n next) process(p gpu.Process, u inventory.Unit, holds []Hold) Process {
+	o := n.Origins[p.PID]
+	one := Process{Process: p, Name: o.Name, Owner: n.named(o.Owner)}
+	if !o.Unknown && !isMPSServer(one, u) && n.withoutHold(one.Owner, holds) {
+		one.Since = n.At
+	}
+	return one
+}
+
+// named is an owner with the names that the record has for it.
+func (n next) named(o Owner) Owner {
+	if n.Record == nil || o.ID == "" || o.Orchestrator != n.Orchestrator {
+		return o
+	}
+	if recorded, ok := n.Record.Work[o.ID]; ok {
+		o.Namespace, o.Name = recorded.Namespace, recorded.Name
+	}
+	return o
+}
+
+// withoutHold reports whether it is known that a process of this owner has no right to a device with these holds.
+func (n next) withoutHold(o Owner, holds []Hold) bool {
+	switch {
+	case o == Owner{}:
+		return true
+	case o.Orchestrator != n.Orchestrator, n.Record == nil, !n.Record.Complete:
+		return false
+	case slices.ContainsFunc(holds, func(h Hold) bool { return o.runs(h) }):
+		return false
+	}
+	_, listed := n.Record.Work[o.ID]
+	return listed || n.Record.AllWork
+}
+
+// runs reports whether a process of o may be of the work of a hold: the record of a pod may have no UID, as the kubelet's has none.
+func (o Owner) runs(h Hold) bool {
+	return o.Orchestrator == h.Owner.Orchestrator && (o.ID == h.Owner.ID || h.Owner.ID == "")
+}
+
+// mpsServer is the name of NVIDIA's MPS server as procfs shows it, which is cut after 15 bytes (TASK_COMM_LEN).
+const mpsServer = "nvidia-cuda-mps"
+
+// isMPSServer reports whether a process is the server through which the clients of a device that is shared by MPS use it. It runs beside
+// the control daemon and not in the control group of a client.
+func isMPSServer(p Process, u inventory.Unit) bool {
+	return u.Sharing.Mode == inventory.MPS && strings.HasPrefix(p.Name, mpsServer)
+}
+
+// addObserved adds to the holds the work of processes whose orchestrator's record is unknown.
+func (n next) addObserved(d Device) []Hold {
+	holds := d.Holds
+	known := n.Record != nil && n.Record.Complete
+	for _, p := range d.Processes {
+		if p.Owner == (Owner{}) || p.Owner.Orchestrator == n.Orchestrator && known {
+			continue
+		}
+		if !slices.ContainsFunc(d.Holds, func(h Hold) bool { return p.Owner.runs(h) }) {
+			holds = append(holds, Hold{Owner: p.Owner, Device: d.ID, Observed: true})
+		}
+	}
+	slices.SortFunc(holds, compareHolds)
+	return slices.Compact(holds)
+}
+
+// heldSince continues while an owner remains.
+func (n next) heldSince(was, is Device) time.Time {
+	if len(is.Holds) == 0 {
+		return time.Time{}
+	}
+	before := was.Owners()
+	if slices.ContainsFunc(is.Owners(), func(o Owner) bool { return slices.Contains(before, o) }) {
+		return was.HeldSince
+	}
+	return n.At
+}
+
+// idleSince continues over a reading that failed. A device whose utilisation is not reported is not idle.
+func (n next) idleSince(was, is Device) time.Time {
+	u := is.Usage
+	busy := func(v gpu.OptionalUint64) bool { return v.OK && v.Value > 0 }
+	switch {
+	case is.HeldSince.IsZero():
+		return time.Time{}
+	case u.At.IsZero() && is.HeldSince.Equal(was.HeldSince):
+		return was.IdleSince
+	case !u.GPU.OK || busy(u.GPU) || busy(u.Memory) || busy(u.Encoder) || busy(u.Decoder):
+		return time.Time{}
+	case was.IdleSince.IsZero() || is.HeldSince.After(was.IdleSince):
+		return n.At
+	}
+	return was.IdleSince
+}
+
+// countUnreserved continues Since of the processes that were suspected before, and decides which are unreserved.
+func (n next) countUnreserved(was Device, processes []Process) {
+	for i := range processes {
+		p := &processes[i]
+		if p.Since.IsZero() {
+			continue
+		}
+		j := slices.IndexFunc(was.Processes, func(q Process) bool { return q.PID == p.PID && q.Started == p.Started && q.At == p.At })
+		if j >= 0 && !was.Processes[j].Since.IsZero() {
+			p.Since = was.Processes[j].Since
+		}
+		p.Unreserved = p.Owner == (Owner{}) || n.At.Sub(p.Since) >= workGrace
+	}
+}
+
+// maxListed is the number of processes in the text of a device that is withheld.
+const maxListed = 8
+
+// Occupied returns the exclusive devices that take no new work because unreserved processes have used them for more than 5 s. A shared
+// device is in use by several works anyway, and is never among them. The text does not change while the processes are the same.
+func (t Table) Occupied(inv *inventory.Inventory) []inventory.Occupied {
+	var occupied []inventory.Occupied
+	for u := range inv.Devices() {
+		d, ok := t.Device(u.Device.ID)
+		if !ok || u.Sharing.Mode != inventory.Exclusive {
+			continue
+		}
+		var texts []string
+		for _, p := range d.Unreserved() {
+			if t.At.Sub(p.Since) >= withholdAfter {
+				texts = append(texts, p.Text())
+			}
+		}
+		if more := len(texts) - maxListed; more > 0 {
+			texts = append(texts[:maxListed], fmt.Sprintf("%d more", more))
+		}
+		if texts != nil {
+			occupied = append(occupied, inventory.Occupied{Device: d.ID, Detail: strings.Join(texts, ", ")})
+		}
+	}
+	return occupied
+}
+
+// Text names the process: "pid 2114 (python)".
+func (p Process) Text() string {
+	if p.Name == "" {
+		return fmt.Sprintf("pid %d", p.PID)
+	}
+	return fmt.Sprintf("pid %d (%s)", p.PID, p.Name)
+}
+
+func compareHolds(a, b Hold) int {
+	return cmp.Or(a.Owner.Compare(b.Owner), cmp.Compare(a.Resource, b.Resource), cmp.Compare(a.Device, b.Device), cmp.Compare(a.Unit, b.Unit))
+}
+
+// Compare is the order of owners: by orchestrator, namespace, name, container, ID and claim.
+func (o Owner) Compare(other Owner) int {
+	return cmp.Or(cmp.Compare(o.Orchestrator, other.Orchestrator), cmp.Compare(o.Namespace, other.Namespace), cmp.Compare(o.Name, other.Name),
+		cmp.Compare(o.Container, other.Container), cmp.Compare(o.ID, other.ID), cmp.Compare(o.Claim, other.Claim))
+}

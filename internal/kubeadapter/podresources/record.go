@@ -1,0 +1,104 @@
+package podresources
+
+import (
+	"context"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/core/use"
+)
+
+// PodLogs is the kubelet's default folder of logs (podLogsDir), in which each pod has a folder "NAMESPACE_NAME_UID".
+const PodLogs = "/var/log/pods"
+
+// Reader reads which pods have devices.
+type Reader struct {
+	Socket  string
+	PodLogs string // for the UIDs of the pods, which the API does not have; "" or missing = they are not known
+}
+
+// Read makes one call of the API, as a usewatch.Holders.
+func (r Reader) Read(ctx context.Context, inv *inventory.Inventory) (use.Record, error) {
+	a, err := List(ctx, r.Socket)
+	if err != nil {
+		return use.Record{}, err
+	}
+	return a.record(inv, podUIDs(r.PodLogs), time.Now()), nil
+}
+
+// podUIDs returns the UIDs of the pods with a folder of logs, by "namespace/name". The folder of a pod exists from before its
+// first container until after its last: two pods of one name may have one. Neither part of a name has a "_".
+func podUIDs(folder string) map[string][]string {
+	uids := map[string][]string{}
+	entries, _ := os.ReadDir(folder)
+	for _, e := range entries {
+		if parts := strings.Split(e.Name(), "_"); len(parts) == 3 && e.IsDir() {
+			pod := parts[0] + "/" + parts[1]
+			uids[pod] = append(uids[pod], parts[2])
+		}
+	}
+	return uids
+}
+
+// record is the answer as a record. The owner of a pod whose UID is not certain has none.
+func (a Answer) record(inv *inventory.Inventory, uids map[string][]string, now time.Time) use.Record {
+	r := use.Record{Complete: !a.Partial(now, Startup), Work: map[string]use.Owner{}}
+	r.AllWork = r.Complete
+	owner := func(pod, container string) use.Owner {
+		o := use.Owner{Orchestrator: use.Kubernetes, Container: container}
+		o.Namespace, o.Name, _ = strings.Cut(pod, "/")
+		if of := uids[pod]; len(of) == 1 {
+			o.ID = of[0]
+		}
+		return o
+	}
+	for _, pod := range a.Names {
+		for _, uid := range uids[pod] {
+			o := owner(pod, "")
+			o.ID = uid
+			r.Work[uid] = o
+		}
+	}
+	for _, d := range a.Devices {
+		unit := inventory.UnitID(d.ID)
+		device, _ := unit.Split()
+		r.Holds = append(r.Holds, use.Hold{Owner: owner(d.Pod, d.Container), Resource: d.Resource, Unit: unit, Device: device})
+	}
+	for _, c := range a.Claims {
+		if device, ok := c.deviceIn(inv); ok {
+			o := owner(c.Pod, c.Container)
+			o.Claim = c.Name
+			r.Holds = append(r.Holds, use.Hold{Owner: o, Device: device})
+		}
+	}
+	return r
+}
+
+// nvidiaDriver is NVIDIA's driver of resource claims. It names a GPU "gpu-N" by its minor number.
+const nvidiaDriver = "gpu.nvidia.com"
+
+// deviceIn is the device of a claim: that which a CDI name has as UUID, or as the index by which NVIDIA's specifications name devices, or the
+// one that NVIDIA's driver names. Other devices, such as a network card or a MIG instance that only NVIDIA's driver numbers, are none.
+func (c Claim) deviceIn(inv *inventory.Inventory) (gpu.DeviceID, bool) {
+	for u := range inv.Devices() {
+		d := u.Device
+		index := strconv.Itoa(d.Index)
+		if d.Profile != "" {
+			index += ":" + strconv.Itoa(d.Instance)
+		}
+		for _, name := range c.CDI {
+			kind, device, _ := strings.Cut(name, "=")
+			if device == string(d.ID) || device == index && strings.HasSuffix(kind, "nvidia.com/gpu") {
+				return d.ID, true
+			}
+		}
+		if c.Driver == nvidiaDriver && d.Profile == "" && d.Minor >= 0 && c.Device == "gpu-"+strconv.Itoa(d.Minor) {
+			return d.ID, true
+		}
+	}
+	return "", false
+}
