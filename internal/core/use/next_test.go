@@ -1,0 +1,362 @@
+package use_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/core/use"
+)
+
+var (
+	start = time.Date(2026, 11, 20, 10, 0, 0, 0, time.UTC)
+
+	one, two = pod("default", "one", "uid-1"), pod("default", "two", "uid-2")
+	task     = use.Owner{Orchestrator: use.Nomad, Namespace: "default", Name: "train", Container: "main", ID: "alloc-1"}
+)
+
+func pod(namespace, name, uid string) use.Owner {
+	return use.Owner{Orchestrator: use.Kubernetes, Namespace: namespace, Name: name, Container: "main", ID: uid}
+}
+
+// group returns what the control group of a process of o shows.
+func group(o use.Owner) use.Owner { return use.Owner{Orchestrator: o.Orchestrator, ID: o.ID} }
+
+func record(holds ...use.Hold) *use.Record {
+	r := &use.Record{Holds: holds, Complete: true, AllWork: true, Work: map[string]use.Owner{}}
+	for _, h := range holds {
+		r.Work[h.Owner.ID] = h.Owner
+	}
+	return r
+}
+
+func hold(o use.Owner, n int) use.Hold {
+	id := coretest.GPU(n)
+	return use.Hold{Owner: o, Resource: "nvidia.com/gpu", Unit: inventory.UnitID(id), Device: id}
+}
+
+// reading is one input, of which a test changes parts.
+type reading struct {
+	inv     *inventory.Inventory
+	at      time.Duration
+	record  *use.Record
+	percent map[int]uint64 // utilisation by GPU; a GPU that is missing did not respond
+	procs   map[int]int    // GPU by PID
+	owners  map[int]use.Owner
+	names   map[int]string
+	unknown bool // control groups can't be read
+}
+
+func (r reading) input() use.Input {
+	in := use.Input{At: start.Add(r.at), Orchestrator: use.Kubernetes, Inventory: r.inv, Record: r.record, Origins: map[int]use.Origin{}}
+	for u := range r.inv.Devices() {
+		percent, ok := r.percent[u.Device.Index]
+		if !ok {
+			in.Usage = append(in.Usage, gpu.Usage{Device: u.Device.ID})
+			continue
+		}
+		processes := []gpu.Process{}
+		for pid, n := range r.procs {
+			if n == u.Device.Index {
+				processes = append(processes, gpu.Process{At: u.Device.At, PID: pid, Started: uint64(pid)})
+			}
+		}
+		slices.SortFunc(processes, func(a, b gpu.Process) int { return a.PID - b.PID })
+		in.Usage = append(in.Usage, gpu.Usage{Device: u.Device.ID, At: in.At, GPU: gpu.OptionalUint64Of(percent), Processes: &processes})
+	}
+	for pid := range r.procs {
+		in.Origins[pid] = use.Origin{Started: uint64(pid), Name: r.names[pid], Owner: r.owners[pid], Unknown: r.unknown}
+	}
+	return in
+}
+
+func gpus(t *testing.T, s gpu.Snapshot, change ...func(*core.Config)) *inventory.Inventory {
+	t.Helper()
+	c := core.DefaultConfig()
+	for _, f := range change {
+		f(&c)
+	}
+	inv := core.Build(s, health.Ledger{}, c)
+	if inv.Len() == 0 {
+		t.Fatal("no units")
+	}
+	return inv
+}
+
+// A process is unreserved only by evidence, and, if it belongs to work, only after a while.
+func TestUnreserved(t *testing.T) {
+	incomplete := record(hold(one, 1))
+	incomplete.Complete, incomplete.AllWork = false, false
+	filtered := record(hold(one, 1)) // a token that does not show all work
+	filtered.AllWork = false
+	noUID := record(use.Hold{Owner: pod("default", "one", ""), Device: coretest.GPU(0)})
+	for name, tc := range map[string]struct {
+		owner       use.Owner
+		record      *use.Record
+		unknown     bool
+		soon, later bool // unreserved at the first reading, after a minute
+	}{
+		"of no work":                                {record: record(hold(one, 0)), soon: true, later: true},
+		"of no work, record unknown":                {soon: true, later: true},
+		"control group unreadable":                  {record: record(), unknown: true},
+		"of the holder":                             {owner: group(one), record: record(hold(one, 0))},
+		"of work with another device":               {owner: group(one), record: record(hold(one, 1)), later: true},
+		"of work that has ended":                    {owner: group(two), record: record(hold(one, 0)), later: true},
+		"of work that the record may not list":      {owner: group(two), record: filtered},
+		"of listed work, others may be missing":     {owner: group(one), record: filtered, later: true},
+		"record incomplete":                         {owner: group(one), record: incomplete},
+		"record unknown":                            {owner: group(one)},
+		"UID of the holder unknown":                 {owner: group(one), record: noUID},
+		"of the other orchestrator":                 {owner: task, record: record()},
+		"of the other orchestrator, and of none":    {owner: task, record: record(hold(one, 0))},
+		"of a pod without devices, nothing is held": {owner: group(two), record: record(), later: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := reading{inv: gpus(t, coretest.GPUs(2)), record: tc.record, percent: map[int]uint64{0: 0, 1: 0}, procs: map[int]int{7: 0}, unknown: tc.unknown}
+			if tc.owner.ID != "" {
+				r.owners = map[int]use.Owner{7: tc.owner}
+			}
+			var table use.Table
+			for i, want := range []bool{tc.soon, tc.soon, tc.later, tc.later} {
+				r.at = []time.Duration{0, 3 * time.Second, 33 * time.Second, time.Minute}[i]
+				table = table.Next(r.input())
+				d, _ := table.Device(coretest.GPU(0))
+				if len(d.Processes) != 1 || d.Processes[0].Unreserved != want {
+					t.Errorf("at %v: %+v, want unreserved: %t", r.at, d.Processes, want)
+				}
+				occupied := table.Occupied(r.inv)
+				if want := want && r.at >= 5*time.Second; (len(occupied) == 1) != want || want && occupied[0].Detail != "pid 7" {
+					t.Errorf("at %v: %v, want withheld: %t", r.at, occupied, want)
+				}
+			}
+			r.procs, r.at = nil, r.at+3*time.Second
+			if table = table.Next(r.input()); table.Occupied(r.inv) != nil {
+				t.Errorf("after its end: %v", table.Occupied(r.inv))
+			}
+		})
+	}
+}
+
+// The record lists work after its process has been seen: it is at no time unreserved.
+func TestRecordIsBehind(t *testing.T) {
+	inv := gpus(t, coretest.GPUs(1))
+	r := reading{inv: inv, percent: map[int]uint64{0: 0}, procs: map[int]int{7: 0}, owners: map[int]use.Owner{7: group(one)}}
+	var table use.Table
+	for second := range 60 {
+		r.at, r.record = time.Duration(second)*time.Second, record()
+		if second >= 25 {
+			r.record = record(hold(one, 0))
+		}
+		table = table.Next(r.input())
+		if d := table.Devices[0]; len(d.Unreserved()) > 0 || (len(d.Owners()) == 1) != (second >= 25) || d.HeldSince.IsZero() != (second < 25) {
+			t.Fatalf("after %d s: %+v", second, d)
+		}
+	}
+	if p := table.Devices[0].Processes[0]; p.Owner.Name != "one" || p.Owner.Namespace != "default" {
+		t.Errorf("the process has no names from the record: %+v", p)
+	}
+}
+
+// Without the record the control groups show the holders. The latest holds of a record are kept for a while.
+func TestHolders(t *testing.T) {
+	inv := gpus(t, coretest.GPUs(2))
+	id := coretest.GPU(0)
+	r := reading{inv: inv, percent: map[int]uint64{0: 0, 1: 0}, procs: map[int]int{7: 0}, owners: map[int]use.Owner{7: task}}
+	table := use.Table{}.Next(r.input())
+	if d, _ := table.Device(id); len(d.Holds) != 1 || !d.Holds[0].Observed || d.Owners()[0] != task || table.HoldersKnown {
+		t.Errorf("observed: %+v", d)
+	}
+	r.at, r.record = 3*time.Second, record(hold(one, 0))
+	table = table.Next(r.input())
+	if d, _ := table.Device(id); len(d.Owners()) != 2 || !table.HoldersKnown || !d.HeldSince.Equal(start) {
+		t.Errorf("both: %+v", d)
+	}
+	r.procs, r.record, r.at = nil, nil, 30*time.Second
+	table = table.Next(r.input())
+	if d, _ := table.Device(id); len(d.Owners()) != 1 || d.Owners()[0] != one || table.HoldersKnown {
+		t.Errorf("record unavailable for 27 s: %+v", d)
+	}
+	r.at = 63 * time.Second
+	table = table.Next(r.input())
+	if d, _ := table.Device(id); len(d.Owners()) != 0 || !d.HeldSince.IsZero() {
+		t.Errorf("record unavailable for a minute: %+v", d)
+	}
+}
+
+func TestHeldAndIdle(t *testing.T) {
+	r := reading{inv: gpus(t, coretest.GPUs(1))}
+	var table use.Table
+	for i, step := range []struct {
+		owners     []use.Owner
+		percent    int // -1 = no response
+		held, idle int // index of the step since when; -1 = not
+	}{
+		{nil, 0, -1, -1}, {[]use.Owner{one}, 0, 1, 1}, {[]use.Owner{one}, 0, 1, 1}, {[]use.Owner{one}, 5, 1, -1},
+		{[]use.Owner{one}, 0, 1, 4}, {[]use.Owner{one}, -1, 1, 4}, {[]use.Owner{one, two}, 0, 1, 4}, {[]use.Owner{two}, 0, 1, 4},
+		{[]use.Owner{one}, 0, 8, 8}, {nil, 0, -1, -1},
+	} {
+		r.at, r.percent = time.Duration(i)*time.Second, map[int]uint64{0: uint64(max(step.percent, 0))}
+		if step.percent < 0 {
+			r.percent = nil
+		}
+		r.record = record()
+		for _, o := range step.owners {
+			r.record.Holds = append(r.record.Holds, hold(o, 0))
+		}
+		table = table.Next(r.input())
+		since := func(i int) time.Time {
+			if i < 0 {
+				return time.Time{}
+			}
+			return start.Add(time.Duration(i) * time.Second)
+		}
+		if d := table.Devices[0]; !d.HeldSince.Equal(since(step.held)) || !d.IdleSince.Equal(since(step.idle)) {
+			t.Errorf("step %d: held since %v, idle since %v", i, d.HeldSince, d.IdleSince)
+		}
+	}
+}
+
+// A hold of a GPU covers its instances and the other way round. The processes of an instance are not those of the others.
+func TestInstances(t *testing.T) {
+	inv := gpus(t, coretest.WithMIG(coretest.GPUs(1), 0, "1g.10gb", "1g.10gb"), func(c *core.Config) { c.MIG = inventory.MIGMixed })
+	devices := slices.Collect(inv.Devices())
+	a, b := devices[0].Device, devices[1].Device
+	process := []gpu.Process{{At: a.At, PID: 7, Started: 7}}
+	none := []gpu.Process{}
+	in := use.Input{
+		At: start, Orchestrator: use.Kubernetes, Inventory: inv, Record: record(use.Hold{Owner: one, Device: a.ID}),
+		Usage:   []gpu.Usage{{Device: a.ID, At: start, Processes: &process}, {Device: b.ID, At: start, Processes: &none}},
+		Origins: map[int]use.Origin{7: {Started: 7, Owner: group(one)}},
+	}
+	table := use.Table{}.Next(in)
+	if x, y := table.Devices[0], table.Devices[1]; len(x.Holds) != 1 || len(x.Processes) != 1 || len(x.Unreserved()) != 0 || len(y.Holds) != 0 || y.Processes == nil || len(y.Processes) != 0 {
+		t.Errorf("%+v\n%+v", x, y)
+	}
+}
+
+// The MPS server belongs to no client's control group. It makes a device unreserved only where MPS is not configured. Shared devices are
+// never withheld.
+func TestSharedDevices(t *testing.T) {
+	for _, mode := range []inventory.SharingMode{inventory.Exclusive, inventory.TimeSlicing, inventory.MPS} {
+		inv := gpus(t, coretest.GPUs(1), func(c *core.Config) {
+			if mode != inventory.Exclusive {
+				c.Policy = inventory.Policy{Rules: []inventory.Rule{{Sharing: &inventory.Sharing{Mode: mode, Replicas: 4}}}}
+			}
+		})
+		r := reading{
+			inv: inv, percent: map[int]uint64{0: 0}, record: record(), procs: map[int]int{7: 0, 8: 0},
+			names: map[int]string{7: "nvidia-cuda-mps", 8: "python"},
+		}
+		var table use.Table
+		for i := range 3 {
+			r.at = time.Duration(i) * 3 * time.Second
+			table = table.Next(r.input())
+		}
+		want := map[inventory.SharingMode]int{inventory.Exclusive: 2, inventory.TimeSlicing: 2, inventory.MPS: 1}[mode]
+		if got := table.Devices[0].Unreserved(); len(got) != want {
+			t.Errorf("%s: %+v", mode, got)
+		}
+		occupied := table.Occupied(inv)
+		if (len(occupied) == 1) != (mode == inventory.Exclusive) {
+			t.Errorf("%s: %v", mode, occupied)
+		}
+		if mode == inventory.Exclusive && occupied[0].Detail != "pid 7 (nvidia-cuda-mps), pid 8 (python)" {
+			t.Error(occupied)
+		}
+	}
+}
+
+// Random readings: whatever happens, nothing is withheld without a process that was seen there at two readings, times never run backwards
+// or ahead, holds are distinct and of the record or of a process that runs, and the table that follows from nothing has nothing.
+func TestRandomReadings(t *testing.T) {
+	seed := rand.Uint64()
+	random := rand.New(rand.NewPCG(seed, 0))
+	inv := gpus(t, coretest.GPUs(4))
+	owners := []use.Owner{{}, group(one), group(two), task}
+	for round := range 200 {
+		var table use.Table
+		r := reading{inv: inv, owners: map[int]use.Owner{}}
+		seen := map[int]int{} // number of readings in a row by PID
+		for range 30 {
+			r.at += time.Duration(random.IntN(20000)) * time.Millisecond
+			r.percent, r.record, r.unknown = map[int]uint64{}, nil, random.IntN(5) == 0
+			for n := range 4 {
+				if random.IntN(6) > 0 {
+					r.percent[n] = uint64(random.IntN(2))
+				}
+			}
+			if random.IntN(4) > 0 {
+				r.record = record()
+				for n := range 4 {
+					if o := random.IntN(4); o < 2 {
+						r.record.Holds = append(r.record.Holds, hold([]use.Owner{one, two}[o], n))
+					}
+				}
+				r.record.Complete, r.record.AllWork = random.IntN(3) > 0, random.IntN(3) > 0
+			}
+			if random.IntN(3) == 0 {
+				r.procs = map[int]int{}
+				for range random.IntN(4) {
+					pid := 1 + random.IntN(6)
+					r.procs[pid], r.owners[pid] = random.IntN(4), owners[pid%4]
+				}
+			}
+			for pid := range 7 {
+				if _, ok := r.procs[pid]; !ok {
+					seen[pid] = 0
+				} else {
+					seen[pid]++
+				}
+			}
+			table = table.Next(r.input())
+			if err := check(table, r, seen); err != nil {
+				t.Fatalf("seed %d, round %d, at %v: %v\n%+v\n%+v", seed, round, r.at, err, r, table)
+			}
+		}
+		for range 2 {
+			r.at, r.record, r.procs, r.percent = r.at+2*time.Minute, nil, nil, map[int]uint64{0: 0, 1: 0, 2: 0, 3: 0}
+			table = table.Next(r.input())
+		}
+		for _, d := range table.Devices {
+			if len(d.Holds)+len(d.Processes) > 0 || !d.HeldSince.IsZero() || !d.IdleSince.IsZero() {
+				t.Fatalf("seed %d: something is left: %+v", seed, d)
+			}
+		}
+	}
+}
+
+func check(table use.Table, r reading, seen map[int]int) error {
+	for _, o := range table.Occupied(r.inv) {
+		d, _ := table.Device(o.Device)
+		if !slices.ContainsFunc(d.Processes, func(p use.Process) bool { return p.Unreserved && seen[p.PID] >= 2 }) {
+			return fmt.Errorf("%s is withheld without a process: %+v", o.Device, d)
+		}
+	}
+	for i, d := range table.Devices {
+		for j, h := range d.Holds {
+			running := slices.ContainsFunc(d.Processes, func(p use.Process) bool { return p.Owner == h.Owner })
+			if h.Observed && !running || j > 0 && d.Holds[j-1] == h {
+				return fmt.Errorf("hold %+v of %d", h, i)
+			}
+		}
+		if d.HeldSince.IsZero() != (len(d.Holds) == 0) || d.HeldSince.After(table.At) || d.IdleSince.After(table.At) {
+			return fmt.Errorf("times of %+v", d)
+		}
+		for _, p := range d.Processes {
+			if p.Unreserved && (p.Since.IsZero() || r.unknown || p.Owner.Orchestrator == use.Nomad) {
+				return fmt.Errorf("unreserved: %+v", p)
+			}
+			if _, runs := r.procs[p.PID]; !runs {
+				return fmt.Errorf("it has ended: %+v", p)
+			}
+		}
+	}
+	return nil
+}
