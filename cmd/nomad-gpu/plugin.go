@@ -15,8 +15,12 @@ import (
 	"github.com/tandem-gpu/tandem/internal/checkpoint"
 	"github.com/tandem-gpu/tandem/internal/cli"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/core/use"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter"
+	"github.com/tandem-gpu/tandem/internal/nomadadapter/agentapi"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter/process"
+	"github.com/tandem-gpu/tandem/internal/usewatch"
 	"github.com/tandem-gpu/tandem/internal/watch"
 	"github.com/tandem-gpu/tandem/internal/watchdog"
 )
@@ -33,9 +37,9 @@ func serve(stderr io.Writer) int {
 	sup := agent.NewSupervisor(end)
 	var pages pages
 	p := nomadadapter.New(ctx, version, func(ctx context.Context, s nomadadapter.Settings, log *slog.Logger) nomadadapter.Source {
-		o := agentOptions(s)
-		o.Log, o.Adapter = log, pages.adapter(s, log)
-		return sup.Start(ctx, o).Monitor
+		o := pluginOptions(s, log)
+		o.Adapter = pages.adapter(s, log)
+		return sup.Start(ctx, o)
 	}, log)
 	pages.view.Plugin = p
 	p.ObserveReloads(&pages.reload)
@@ -63,6 +67,26 @@ func serve(stderr io.Writer) int {
 		return cli.ExitFailed
 	}
 	return cli.ExitOK
+}
+
+// pluginOptions are those of an agent under Nomad. With an address of the Nomad agent, that is asked which allocations have devices.
+func pluginOptions(s nomadadapter.Settings, log *slog.Logger) agent.Options {
+	o := agentOptions(s)
+	o.Log = log
+	o.Use = usewatch.Options{Orchestrator: use.Nomad, MappingDir: s.Operations.MappingDir}
+	if s.Operations.NomadAddress == "" || s.Core.Occupancy == inventory.OccupancyOff {
+		return o
+	}
+	client := agentapi.New(agentapi.Options{
+		Address: s.Operations.NomadAddress, TokenFile: s.Operations.NomadTokenFile, Log: log, LookupEnv: os.LookupEnv,
+	})
+	o.Use.Holders = client.Read
+	o.Adapter = func(a *agent.Agent) agent.Adapter {
+		return agent.Adapter{Tasks: []func(context.Context) error{
+			func(ctx context.Context) error { client.Run(ctx, a.Watchdog(), a.WakeUse); return nil },
+		}}
+	}
+	return o
 }
 
 // reload reads the policy file again at each SIGHUP until ctx ends. It is a goroutine of its own, because reading the file may

@@ -50,7 +50,7 @@ func nomadOperations(o *Operations) []Spec {
 				}
 				return errors.New("want http://HOST:PORT, https://HOST:PORT or unix:///PATH")
 			}},
-		{HCL: "nomad_token_file", Usage: "file with an ACL token for nomad_address that allows node:read and namespace read-job",
+		{HCL: "nomad_token_file", Usage: "file with an ACL token for nomad_address that allows agent:read, node:read and namespace read-job",
 			set: pathOrEmpty(&o.NomadTokenFile, "/etc/nomad.d/tandem.token")},
 	}
 }

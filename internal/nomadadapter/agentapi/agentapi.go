@@ -1,0 +1,171 @@
+// Package agentapi follows, by the HTTP API of the node's Nomad agent, which allocations have which devices.
+package agentapi
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/core/use"
+	"github.com/tandem-gpu/tandem/internal/watch"
+	"github.com/tandem-gpu/tandem/internal/watchdog"
+)
+
+// Options configure a Client.
+type Options struct {
+	Address   string // http://HOST:PORT, https://HOST:PORT, unix:///PATH
+	TokenFile string // file with an ACL token, read again for each request; "" = none
+	Log       *slog.Logger
+
+	// LookupEnv returns NOMAD_CACERT, NOMAD_CLIENT_CERT and NOMAD_CLIENT_KEY, the files for https that Nomad's own programs use.
+	LookupEnv func(string) (string, bool)
+}
+
+const (
+	// waitTime is how long the agent keeps a query open if nothing changes, and answerTime what it may take beyond that: Nomad adds up to
+	// a sixteenth (nomad/blocking_query.go).
+	waitTime   = time.Minute
+	answerTime = 15 * time.Second
+
+	minPause = 500 * time.Millisecond // between two queries
+	maxPause = 10 * time.Second       // after failures; doubled from minPause
+)
+
+// Client follows the allocations of the node. Make one with New. Read may be called from any goroutine; Run is called once.
+type Client struct {
+	log  *slog.Logger
+	base string // URL without a path
+	http *http.Client
+
+	token func() (string, error)
+
+	mu     sync.Mutex
+	latest []allocation
+	err    error // why latest is not current
+}
+
+// errFirst is the error of Read before the first answer.
+var errFirst = errors.New("the Nomad agent has not answered yet")
+
+// New returns a client. It connects to nothing. An error of the files for https is that of each Read.
+func New(o Options) *Client {
+	c := &Client{log: o.Log, base: strings.TrimSuffix(o.Address, "/"), err: errFirst, token: tokenIn(o.TokenFile)}
+	if path, ok := strings.CutPrefix(o.Address, "unix://"); ok {
+		c.base = "http://nomad"
+		c.http = &http.Client{Transport: unixTransport(path)}
+		return c
+	}
+	transport, err := newTransport(o.LookupEnv)
+	if err != nil {
+		c.err = err
+		return c
+	}
+	c.http = &http.Client{Transport: transport}
+	return c
+}
+
+// Run follows the allocations until ctx ends. It calls changed after each answer, and when there is none any more.
+//
+//	client  query index 7 ........ answer: index 9  query index 9 .....................
+//	agent                 ^ an allocation changes                  nothing for waitTime: the same index
+func (c *Client) Run(ctx context.Context, tasks *watchdog.Registry, changed func()) {
+	if c.http == nil {
+		c.log.Warn("owners of devices: Nomad agent's API not used", "error", c.err)
+		return
+	}
+	task := tasks.Register("nomad agent API")
+	defer task.Done()
+	defer c.http.CloseIdleConnections()
+	f := follower{Client: c}
+	pause := minPause
+	for {
+		task.Heartbeat(waitTime + answerTime)
+		err := f.next(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		if pause = minPause; err != nil {
+			f.failures++
+			f.node, f.index = "", 0 // another agent may answer next
+			pause = min(minPause<<min(f.failures, 10), maxPause)
+		} else {
+			f.failures = 0
+		}
+		if c.record(f.allocations, err) {
+			changed()
+		}
+		task.Heartbeat(pause)
+		if !watch.Sleep(ctx, pause) {
+			return
+		}
+	}
+}
+
+// record stores an answer, and logs when the API starts to fail and when it works again. It reports whether anything may have changed.
+func (c *Client) record(latest []allocation, err error) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	was := c.err
+	c.err = err
+	switch {
+	case err != nil && (was == nil || errors.Is(was, errFirst)):
+		c.log.Warn("owners of devices: Nomad agent's API unavailable", "address", c.base, "error", err)
+	case err == nil && was != nil:
+		c.log.Info("owners of devices: Nomad agent's API available", "address", c.base)
+	}
+	if err != nil {
+		return was == nil
+	}
+	c.latest = latest
+	return true
+}
+
+// Read returns the latest answer, as a usewatch.Holders. It makes no call.
+func (c *Client) Read(context.Context, *inventory.Inventory) (use.Record, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.err != nil {
+		return use.Record{}, c.err
+	}
+	return recordOf(c.latest), nil
+}
+
+// recordOf has the devices of the allocations that have not ended. It has all allocations that the token may read and that the servers
+// have not removed, so work that it lacks may run.
+func recordOf(all []allocation) use.Record {
+	r := use.Record{Complete: true, Work: map[string]use.Owner{}}
+	for i := range all {
+		a := &all[i]
+		owner := use.Owner{Orchestrator: use.Nomad, Namespace: a.Namespace, Name: a.JobID, ID: a.ID}
+		r.Work[a.ID] = owner
+		if !slices.Contains([]string{"pending", "running", "unknown"}, a.ClientStatus) { // structs.AllocClientStatus*: not terminal
+			continue
+		}
+		for task, resources := range a.AllocatedResources.Tasks {
+			owner.Container = task
+			for _, d := range resources.Devices {
+				r.Holds = append(r.Holds, d.holds(owner)...)
+			}
+		}
+	}
+	return r
+}
+
+func (d device) holds(owner use.Owner) []use.Hold {
+	if d.Vendor != "nvidia" {
+		return nil
+	}
+	var holds []use.Hold
+	for _, id := range d.DeviceIDs {
+		unit := inventory.UnitID(id)
+		of, _ := unit.Split()
+		holds = append(holds, use.Hold{Owner: owner, Resource: d.Vendor + "/" + d.Type, Unit: unit, Device: of})
+	}
+	return holds
+}

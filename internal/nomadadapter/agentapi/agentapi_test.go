@@ -1,0 +1,252 @@
+package agentapi
+
+import (
+	"bytes"
+	"context"
+	"encoding/pem"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/tandem-gpu/tandem/internal/core/use"
+)
+
+// agent is the API of a Nomad agent: its answers have the shape of those of Nomad 1.11.
+type agent struct {
+	token string // that it requires; "" = none
+
+	mu      sync.Mutex
+	index   uint64
+	allocs  string // JSON of the list
+	changed chan struct{}
+	fail    bool
+	queries int
+}
+
+func newAgent() *agent { return &agent{index: 7, allocs: "[]", changed: make(chan struct{})} }
+
+// set changes the allocations.
+func (a *agent) set(allocs ...string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.index++
+	a.allocs = "[" + strings.Join(allocs, ",") + "]"
+	close(a.changed)
+	a.changed = make(chan struct{})
+}
+
+func (a *agent) setFail(on bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.fail = on
+	close(a.changed)
+	a.changed = make(chan struct{})
+}
+
+func (a *agent) count() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.queries
+}
+
+func (a *agent) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if r.Header.Get("X-Nomad-Token") != a.token {
+		http.Error(w, "Permission denied", http.StatusForbidden)
+		return
+	}
+	switch r.URL.Path {
+	case "/v1/agent/self":
+		fmt.Fprint(w, `{"config":{"Region":"global","Datacenter":"dc1"},"member":{"Name":"one.global"},`+
+			`"stats":{"runtime":{"kernel.name":"linux"},"client":{"node_id":"f7476465-4d6e-c0de-26d0-e383c49be941","known_servers":"127.0.0.1:4647","num_allocations":"1"}}}`)
+	case "/v1/node/f7476465-4d6e-c0de-26d0-e383c49be941/allocations":
+		_, stale := r.URL.Query()["stale"]
+		index, err := strconv.ParseUint(r.URL.Query().Get("index"), 10, 64)
+		if wait, waitErr := time.ParseDuration(r.URL.Query().Get("wait")); !stale || err != nil || waitErr != nil || wait != waitTime {
+			http.Error(w, "bad query "+r.URL.RawQuery, http.StatusBadRequest)
+			return
+		}
+		a.answer(w, r, index)
+	default:
+		http.NotFound(w, r)
+	}
+}
+
+func (a *agent) answer(w http.ResponseWriter, r *http.Request, index uint64) {
+	a.mu.Lock()
+	a.queries++
+	if a.index <= index && !a.fail {
+		changed := a.changed
+		a.mu.Unlock()
+		select {
+		case <-changed:
+		case <-r.Context().Done():
+			return
+		}
+		a.mu.Lock()
+	}
+	defer a.mu.Unlock()
+	if a.fail {
+		http.Error(w, "No cluster leader", http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("X-Nomad-Index", strconv.FormatUint(a.index, 10))
+	fmt.Fprint(w, a.allocs)
+}
+
+func alloc(id, job, status, devices string) string {
+	return fmt.Sprintf(`{"ID":%q,"Namespace":"batch","JobID":%q,"Job":{"ID":%[2]q,"TaskGroups":[{"Name":"g"}]},"TaskGroup":"g","ClientStatus":%q,"DesiredStatus":"run",`+
+		`"AllocatedResources":{"Shared":{"DiskMB":300},"Tasks":{"main":{"Cpu":{"CpuShares":100},"Devices":%s},"side":{"Devices":null}}},"TaskStates":{"main":{"State":"running"}}}`,
+		id, job, status, devices)
+}
+
+const gpus = `[{"Vendor":"nvidia","Type":"gpu","Name":"H100","DeviceIDs":["GPU-1::3","GPU-2"]},{"Vendor":"intel","Type":"gpu","Name":"x","DeviceIDs":["GPU-9"]}]`
+
+// started runs a client until the test ends. What it logs is in the buffer after stop.
+func started(t *testing.T, o Options) (c *Client, changed chan struct{}, log *bytes.Buffer, stop func()) {
+	t.Helper()
+	log, changed = &bytes.Buffer{}, make(chan struct{}, 1000)
+	o.Log = slog.New(slog.NewTextHandler(log, nil))
+	c = New(o)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { defer close(done); c.Run(ctx, nil, func() { changed <- struct{}{} }) }()
+	stop = func() { cancel(); <-done }
+	t.Cleanup(stop)
+	return c, changed, log, stop
+}
+
+func await(t *testing.T, changed <-chan struct{}) {
+	t.Helper()
+	select {
+	case <-changed:
+	case <-time.After(20 * time.Second):
+		t.Fatal("no change")
+	}
+}
+
+func owner(job, id string) use.Owner {
+	return use.Owner{Orchestrator: use.Nomad, Namespace: "batch", Name: job, ID: id}
+}
+
+// Changes come at once, an idle node costs no query, and what has ended holds nothing.
+func TestFollows(t *testing.T) {
+	a := newAgent()
+	a.token = "secret"
+	server := httptest.NewServer(a)
+	defer server.Close()
+	token := filepath.Join(t.TempDir(), "token")
+	write(t, token, "old\n")
+	c, changed, log, stop := started(t, Options{Address: server.URL + "/", TokenFile: token})
+	time.Sleep(100 * time.Millisecond)
+	if _, err := c.Read(t.Context(), nil); err == nil || !strings.Contains(err.Error(), "403") || !strings.Contains(err.Error(), "agent:read") {
+		t.Errorf("with a bad token: %v", err)
+	}
+	write(t, token, "secret\n")
+	await(t, changed)
+	a.set(alloc("a1", "train", "running", gpus), alloc("a2", "old", "complete", gpus), alloc("a3", "new", "pending", "[]"))
+	began := time.Now()
+	await(t, changed)
+	if took := time.Since(began); took > 2*time.Second {
+		t.Errorf("took %v", took)
+	}
+	got, err := c.Read(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	main := owner("train", "a1")
+	main.Container = "main"
+	want := use.Record{
+		Complete: true, Work: map[string]use.Owner{"a1": owner("train", "a1"), "a2": owner("old", "a2"), "a3": owner("new", "a3")},
+		Holds: []use.Hold{{Owner: main, Resource: "nvidia/gpu", Unit: "GPU-1::3", Device: "GPU-1"}, {Owner: main, Resource: "nvidia/gpu", Unit: "GPU-2", Device: "GPU-2"}},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+	time.Sleep(minPause + 200*time.Millisecond)
+	queries := a.count()
+	if time.Sleep(2 * time.Second); a.count() != queries {
+		t.Errorf("%d queries while nothing changed", a.count()-queries)
+	}
+
+	a.setFail(true)
+	await(t, changed)
+	if _, err := c.Read(t.Context(), nil); err == nil || !strings.Contains(err.Error(), "No cluster leader") {
+		t.Errorf("failing: %v", err)
+	}
+	time.Sleep(2 * time.Second)
+	a.setFail(false)
+	await(t, changed)
+	stop()
+	text := log.String()
+	if strings.Count(text, "unavailable") != 2 || strings.Count(text, "available") != 4 || strings.Contains(text, "secret") {
+		t.Errorf("log:\n%s", text)
+	}
+}
+
+// A client that ends leaves no goroutine and no connection, whatever it waits for.
+func TestLeavesNothing(t *testing.T) {
+	a := newAgent()
+	socket := filepath.Join(t.TempDir(), "api.sock")
+	l, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := &httptest.Server{Listener: l, Config: &http.Server{Handler: a}} //nolint:gosec // of a test
+	server.Start()
+	defer server.Close()
+	before := runtime.NumGoroutine()
+	for range 50 {
+		_, changed, _, stop := started(t, Options{Address: "unix://" + socket})
+		await(t, changed)
+		stop()
+	}
+	for deadline := time.Now().Add(10 * time.Second); runtime.NumGoroutine() > before+2; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("%d goroutines, %d before", runtime.NumGoroutine(), before)
+		}
+	}
+}
+
+// An agent with a certificate is verified by the CA in NOMAD_CACERT, and not trusted without.
+func TestTLS(t *testing.T) {
+	a := newAgent()
+	server := httptest.NewTLSServer(a)
+	server.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
+	defer server.Close()
+	ca := filepath.Join(t.TempDir(), "ca.pem")
+	write(t, ca, string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})))
+	env := map[string]string{"NOMAD_CACERT": ca}
+	_, changed, _, _ := started(t, Options{Address: server.URL, LookupEnv: func(k string) (string, bool) { v, ok := env[k]; return v, ok }})
+	await(t, changed)
+	c, _, _, _ := started(t, Options{Address: server.URL})
+	time.Sleep(300 * time.Millisecond)
+	if _, err := c.Read(t.Context(), nil); err == nil || !strings.Contains(err.Error(), "certificate") {
+		t.Errorf("without the CA: %v", err)
+	}
+	for key, path := range map[string]string{"NOMAD_CACERT": filepath.Join(t.TempDir(), "none"), "NOMAD_CLIENT_CERT": ca} {
+		env := map[string]string{key: path, "NOMAD_CLIENT_KEY": ca}
+		c := New(Options{Address: server.URL, LookupEnv: func(k string) (string, bool) { v, ok := env[k]; return v, ok }})
+		if _, err := c.Read(t.Context(), nil); err == nil || !strings.Contains(err.Error(), key) {
+			t.Errorf("%s: %v", key, err)
+		}
+	}
+}
+
+func write(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,128 @@
+package agentapi
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"strconv"
+	"strings"
+)
+
+// allocation is what is needed of a Nomad allocation (api.Allocation).
+type allocation struct {
+	ID                 string
+	Namespace          string
+	JobID              string
+	ClientStatus       string
+	AllocatedResources struct {
+		Tasks map[string]struct{ Devices []device }
+	}
+}
+
+// device is api.AllocatedDeviceResource.
+type device struct {
+	Vendor, Type, Name string
+	DeviceIDs          []string
+}
+
+// maxAnswer limits an answer in bytes. An allocation takes some ten kB, most of which is its job.
+const maxAnswer = 64 << 20
+
+// follower makes the queries, one at a time. It belongs to Run.
+type follower struct {
+	*Client
+	node        string // ID; "" = not known
+	index       uint64 // of the latest answer
+	allocations []allocation
+	failures    int // in a row
+}
+
+// next makes the next query. It returns when the allocations have changed, or after waitTime.
+func (f *follower) next(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, waitTime+answerTime)
+	defer cancel()
+	if f.node == "" {
+		var self struct {
+			Stats struct {
+				Client struct {
+					NodeID string `json:"node_id"`
+				} `json:"client"`
+			} `json:"stats"`
+		}
+		if _, err := f.get(ctx, "/v1/agent/self", &self); err != nil {
+			return err
+		}
+		if f.node = self.Stats.Client.NodeID; f.node == "" {
+			return errors.New("/v1/agent/self has no node ID: nomad_address is not that of a Nomad client")
+		}
+	}
+	query := url.Values{"stale": {""}, "index": {strconv.FormatUint(f.index, 10)}, "wait": {waitTime.String()}}
+	var all []allocation
+	index, err := f.get(ctx, "/v1/node/"+url.PathEscape(f.node)+"/allocations?"+query.Encode(), &all)
+	if err != nil {
+		return err
+	}
+	if index < f.index { // the servers were restored from a snapshot: the next query must not wait for the old index
+		index = 0
+	}
+	f.index, f.allocations = index, all
+	return nil
+}
+
+// get makes one request, and returns the index of the answer.
+func (c *Client) get(ctx context.Context, path string, into any) (index uint64, err error) {
+	token, err := c.token()
+	if err != nil {
+		return 0, err
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, c.base+path, nil)
+	if err != nil {
+		return 0, err
+	}
+	if token != "" {
+		req.Header.Set("X-Nomad-Token", token)
+	}
+	resp, err := c.http.Do(req)
+	if err != nil {
+		if inner, ok := errors.AsType[*url.Error](err); ok {
+			err = inner.Err // without the URL, which has an index that changes
+		}
+		return 0, err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	body := io.LimitReader(resp.Body, maxAnswer)
+	where, _, _ := strings.Cut(path, "?")
+	if resp.StatusCode != http.StatusOK {
+		text, _ := io.ReadAll(io.LimitReader(body, 512))
+		remedy := ""
+		if resp.StatusCode == http.StatusForbidden {
+			remedy = ": the token of nomad_token_file must allow agent:read, node:read and namespace read-job"
+		}
+		return 0, fmt.Errorf("GET %s: %s (%s)%s", where, resp.Status, strings.TrimSpace(string(text)), remedy)
+	}
+	if err := json.NewDecoder(body).Decode(into); err != nil {
+		return 0, fmt.Errorf("GET %s: %w", where, err)
+	}
+	index, _ = strconv.ParseUint(cmp.Or(resp.Header.Get("X-Nomad-Index"), "0"), 10, 64) // without one the next query does not wait
+	return index, nil
+}
+
+// tokenIn returns a function that reads a token from a file.
+func tokenIn(path string) func() (string, error) {
+	return func() (string, error) {
+		if path == "" {
+			return "", nil
+		}
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return "", fmt.Errorf("nomad_token_file: %w", err)
+		}
+		return strings.TrimSpace(string(text)), nil
+	}
+}
