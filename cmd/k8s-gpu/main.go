@@ -5,7 +5,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"io"
@@ -21,6 +20,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/control"
 	"github.com/tandem-gpu/tandem/internal/status"
+	"github.com/tandem-gpu/tandem/internal/terminal"
 )
 
 // version is set by the linker; a build by "go install ...@v2.0.0" has it from the module instead.
@@ -29,22 +29,18 @@ var version string
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGQUIT)
 	context.AfterFunc(ctx, stop) // a second signal ends the process
-	stderr := asynclog.New(os.Stderr, lostLines)
+	format := &logFormat{terminal: terminal.Is(os.Stderr)}
+	stderr := asynclog.New(os.Stderr, format.lostLines)
 	err := agent.RunUntil(ctx, func() error {
-		return run(ctx, environment{args: os.Args, lookupEnv: os.LookupEnv, stdout: os.Stdout, stderr: stderr})
+		return run(ctx, environment{args: os.Args, lookupEnv: os.LookupEnv, stdout: os.Stdout, stderr: stderr, format: format})
 	})
-	cli.WriteError(stderr, agentName, err)
+	if err != nil {
+		format.writeError(stderr, err)
+	}
 	stderr.Flush()
 	if err != nil && !errors.Is(err, agent.ErrShutdownTimeout) {
 		os.Exit(cli.ExitCode(err))
 	}
-}
-
-// lostLines is a line of the log about the lines that are missing from it.
-func lostLines(lines int64) []byte {
-	var line bytes.Buffer
-	slog.New(slog.NewTextHandler(&line, nil)).Warn("log lines lost: the reader is too slow", "lines", lines)
-	return line.Bytes()
 }
 
 // settings are those of the agent.
@@ -55,6 +51,7 @@ type environment struct {
 	args           []string
 	lookupEnv      func(string) (string, bool)
 	stdout, stderr io.Writer
+	format         *logFormat // of stderr
 }
 
 // run runs the command line of a process.
@@ -68,7 +65,7 @@ func run(ctx context.Context, env environment) error {
 		Description: "A flag takes precedence over its environment variable, and that over the configuration file.\n" +
 			"DP_DISABLE_HEALTHCHECKS and DP_ENABLE_HEALTHCHECKS have the meaning of NVIDIA's plugin for XIDs that --xids does not name.",
 		Flags: cli.Flags(config.KubernetesSpecs(), values),
-		Serve: func(ctx context.Context) error { return serve(ctx, read, env.stderr) },
+		Serve: func(ctx context.Context) error { return serve(ctx, read, env) },
 		Options: func() (agent.Options, error) {
 			s, err := read()
 			return agentOptions(s), err
@@ -82,13 +79,23 @@ func run(ctx context.Context, env environment) error {
 }
 
 // serve runs the agent until ctx ends.
-func serve(ctx context.Context, read func() (settings, error), stderr io.Writer) error {
+func serve(ctx context.Context, read func() (settings, error), env environment) error {
 	hangup, signals := notify()
 	agent.LimitRuntime()
-	newLog := func(s settings) *slog.Logger {
-		return slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: s.LogLevel}))
+	first := true
+	readFirst := func() (settings, error) {
+		s, err := read()
+		if first { // also if it is invalid: its problems are logged
+			env.format.set(s.Operations.LogFormat)
+			first = false
+		}
+		return s, err
 	}
-	return newReloader(&runner{signals: signals}, read, hangup, newLog).Serve(ctx)
+	newLog := func(s settings) *slog.Logger {
+		env.format.set(s.Operations.LogFormat)
+		return slog.New(env.format.handler(env.stderr, s.LogLevel))
+	}
+	return newReloader(&runner{signals: signals}, readFirst, hangup, newLog).Serve(ctx)
 }
 
 // notify subscribes to the signals that do not end the agent: SIGHUP, and those for quiesce and resume. The subscription lasts

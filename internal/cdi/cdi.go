@@ -8,9 +8,11 @@ import (
 	"context"
 	"iter"
 	"log/slog"
+	"maps"
 	"path/filepath"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/tandem-gpu/tandem/internal/cdi/driverfiles"
 	"github.com/tandem-gpu/tandem/internal/cdi/specfile"
@@ -102,7 +104,8 @@ type Writer struct {
 	driver  driverCache
 	hooks   hookCache
 	contest contest
-	asked   Runtime // the latest answer of the container runtime
+	asked   Runtime              // the latest answer of the container runtime
+	logged  map[string]time.Time // warnings in the log, and when they were last true; of the goroutine that makes passes
 
 	withdraw func(ctx context.Context, keep []gpu.DeviceID) // called before names of other devices are taken out of the file; nil = nothing is published
 
@@ -114,7 +117,7 @@ type Writer struct {
 func New(o Options) *Writer {
 	o = o.withDefaults()
 	own := specfile.Path(o.Folder, o.kind())
-	w := &Writer{opts: o, gpus: specfile.File{Path: own}, scanner: specfile.Scanner{Skip: own}}
+	w := &Writer{opts: o, gpus: specfile.File{Path: own}, scanner: specfile.Scanner{Skip: own}, logged: map[string]time.Time{}}
 	for _, c := range []struct {
 		name string
 		on   bool
@@ -136,15 +139,21 @@ func (w *Writer) Warnings() []string {
 	return slices.Clone(w.warnings)
 }
 
-// setWarnings replaces the warnings, and logs those that are new.
-func (w *Writer) setWarnings(lines []string) {
+// setWarnings replaces the warnings, adds that of a contest, and logs those that are new: that no pass of the last minutes had. While
+// another process changes a file again and again, its problems end and begin with each change.
+func (w *Writer) setWarnings(lines []string, now time.Time) {
+	contested := w.contest.warnings(now)
 	w.mu.Lock()
-	before := w.warnings
-	w.warnings = lines
+	w.warnings = slices.Concat(lines, contested)
 	w.mu.Unlock()
+	if len(contested) > 0 {
+		lines = append(lines, w.contest.text())
+	}
+	maps.DeleteFunc(w.logged, func(_ string, last time.Time) bool { return now.Sub(last) > contestForget })
 	for _, line := range lines {
-		if !slices.Contains(before, line) {
+		if w.logged[line].IsZero() {
 			w.opts.Log.Warn("CDI: " + line)
 		}
+		w.logged[line] = now
 	}
 }

@@ -49,3 +49,8 @@ func (c *contest) warnings(now time.Time) []string {
 	}
 	return []string{fmt.Sprintf("%s was changed by another process, last at %s: is there a second agent or device plugin?", c.path, c.last.UTC().Format(time.RFC3339))}
 }
+
+// text is the warning for the log, which has its own times.
+func (c *contest) text() string {
+	return c.path + " was changed by another process, and is written again: is there a second agent or device plugin?"
+}

@@ -3,6 +3,7 @@ package cdi
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"maps"
 	"os"
 	"path/filepath"
@@ -71,8 +72,7 @@ func (w *Writer) pass(ctx context.Context, s core.State) outcome {
 	if c.Problem != "" {
 		warnings = append(warnings, c.Problem)
 	}
-	warnings = append(warnings, w.contest.warnings(time.Now())...)
-	w.setWarnings(warnings)
+	w.setWarnings(warnings, time.Now())
 	return outcome{cdi: c, failed: failed || othersFailed, library: files.Libcuda}
 }
 
@@ -174,15 +174,17 @@ func (w *Writer) sync(ctx context.Context, f *specfile.File, text []byte, incarn
 	if err := ctx.Err(); err != nil {
 		return err
 	}
+	level := slog.LevelInfo
 	if state == specfile.Foreign && f.Written(incarnation) {
 		if err := w.contest.enter(f.Path, time.Now()); err != nil {
 			return err
 		}
+		level = slog.LevelDebug // setWarnings logs the contest
 	}
 	if err := f.Replace(text, incarnation); err != nil {
 		return err
 	}
-	w.opts.Log.Info("CDI specification written", "file", f.Path)
+	w.opts.Log.Log(ctx, level, "CDI specification written", "file", f.Path)
 	return nil
 }
 

@@ -127,7 +127,8 @@ func (s *statsStream) usage(r *run) ([]gpu.Usage, error) {
 func (s *statsStream) response(ctx context.Context) *device.StatsResponse {
 	p, r := s.plugin, s.plugin.currentRun()
 	usage, err := s.usage(r)
-	if failing := err != nil && ctx.Err() == nil; failing != s.failing {
+	starting := r.source.Current().Driver().State == gpu.DriverPending // there are no statistics yet
+	if failing := err != nil && ctx.Err() == nil && !starting; failing != s.failing {
 		s.failing = failing
 		p.log.Info("device statistics changed", "available", !failing, "error", err)
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
@@ -81,9 +82,12 @@ func (r Report) writeInjection(w io.Writer) {
 		fmt.Fprintf(w, ": %s", text)
 	}
 	fmt.Fprintln(w)
-	for _, u := range r.CDI.Undefined {
-		fmt.Fprintf(w, "CDI: %s is not defined: %s\n", u.ID, u.Reason)
-	}
+	r.writeOnce(w, "CDI: not defined", func(d Device) string {
+		if i := slices.IndexFunc(r.CDI.Undefined, func(u Undefined) bool { return u.ID == d.ID }); i >= 0 {
+			return strings.ReplaceAll(r.CDI.Undefined[i].Reason, "device "+strconv.Quote(string(d.ID)), "it") // so that it is one text for all
+		}
+		return ""
+	})
 }
 
 // String describes the injection in one line: "gpu: auto: NVIDIA's container runtime, CDI".

@@ -100,7 +100,7 @@ func newAgent(t *testing.T, program, node string, settings map[string]any) *agen
 		a.kubelet = kubelettest.New(filepath.Join(a.dir, "kubelet"))
 		a.must(a.kubelet.Start())
 		t.Cleanup(a.kubelet.Stop)
-		a.settings["kubelet_socket"], a.settings["http_address"] = a.kubelet.Socket(), "127.0.0.1:0"
+		a.settings["kubelet_socket"], a.settings["http_address"], a.settings["log_format"] = a.kubelet.Socket(), "127.0.0.1:0", "text"
 	}
 	maps.Copy(a.settings, settings)
 	a.env = append(os.Environ(), "TMPDIR="+a.tmp())

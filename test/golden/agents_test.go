@@ -127,7 +127,7 @@ func (h *host) startK8s(more map[string]string) *process {
 	p := &process{h: h, name: k8sGPU, log: filepath.Join(h.dir, "k8s.log"), http: "http://" + address}
 	config := h.config(k8sGPU, map[string]string{
 		"kubelet_socket": h.kubelet.Socket(), "pod_resources_socket": filepath.Join(h.dir, "pods", "kubelet.sock"),
-		"http_address": address, "config_file": h.policy, "pass_device_specs": "true",
+		"http_address": address, "config_file": h.policy, "pass_device_specs": "true", "log_format": "text",
 	})
 	maps.Copy(config, more)
 	cmd := exec.Command(binaries.Path(h.t, k8sGPU), flags(config)...)

@@ -32,7 +32,7 @@ func logChange(log *slog.Logger, prev, next *inventory.Inventory) {
 				"was", old.Pool+" "+old.Sharing.String())
 		}
 		old.Health.MissingNodes = u.Health.MissingNodes // logDedup logs these, once for all devices
-		if old.Health != u.Health {
+		if old.Health != u.Health && !driverTextOnly(old.Health, u.Health) {
 			logTransition(log, u, old.Health)
 		}
 	}
@@ -42,12 +42,21 @@ func logChange(log *slog.Logger, prev, next *inventory.Inventory) {
 		}
 	}
 	for _, e := range without(next.Excluded(), prev.Excluded()) {
+		if e.Reason == inventory.AwaitsNumber { // the next inventory decides
+			continue
+		}
 		id := "unknown"
 		if e.At.GPU != "" {
 			id = e.At.String()
 		}
 		log.Warn("device excluded", "index", e.Index, "id", id, "pci", e.PCI, "reason", e.Reason)
 	}
+}
+
+// driverTextOnly reports whether two healths differ only in why the driver can't be used: the line about the driver has that.
+func driverTextOnly(old, next health.Health) bool {
+	old.Detail = next.Detail
+	return next.Reason == health.ReasonDriver && old == next
 }
 
 // logTransition writes the new health of a device with its cause, the driver's recovery action, the remedy and what clears it;
