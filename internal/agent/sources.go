@@ -8,14 +8,12 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/tandem-gpu/tandem/internal/cdi"
 	"github.com/tandem-gpu/tandem/internal/checkpoint"
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/monitor"
 	"github.com/tandem-gpu/tandem/internal/hostwatch"
 	"github.com/tandem-gpu/tandem/internal/kmsg"
-	"github.com/tandem-gpu/tandem/internal/report"
 )
 
 // sources are the sources of health information apart from the driver: kernel log, own history, host. The agent works without any of
@@ -164,21 +162,4 @@ func (s *sources) up() map[string]bool {
 		up["history"] = s.history.Problem() == ""
 	}
 	return up
-}
-
-// ReadOnce is the report of an agent with these options that would start now, with the history and on the host that it would
-// find. A node without a driver is not an error. It returns in time even if the driver does not answer.
-func ReadOnce(ctx context.Context, o Options) report.Report {
-	var history *checkpoint.File
-	var store monitor.Store
-	if o.Health.StateDir != "" {
-		history = checkpoint.OpenReadOnly(o.Health.StateDir, o.Name, o.Core.Roots.Proc)
-		store = history
-	}
-	state := report.Read(ctx, o.Open, o.Core, store)
-	host := hostwatch.ReadOnce(hostOptions(o), state.Inventory)
-	if state.Inventory.NeedsCDI() {
-		host.CDI = cdi.ReadOnce(o.CDI, state)
-	}
-	return report.DescribeState(state.WithHost(o.Core, time.Now(), host), o.Core, historyWarnings(history)...)
 }

@@ -1,0 +1,57 @@
+package agent
+
+import (
+	"context"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/cdi"
+	"github.com/tandem-gpu/tandem/internal/checkpoint"
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/monitor"
+	"github.com/tandem-gpu/tandem/internal/core/use"
+	"github.com/tandem-gpu/tandem/internal/hostwatch"
+	"github.com/tandem-gpu/tandem/internal/report"
+)
+
+// ReadOnce is the report of an agent with these options that would start now, with the history and on the host that it would
+// find. A node without a driver is not an error. It returns in time even if the driver does not answer.
+func ReadOnce(ctx context.Context, o Options) report.Report {
+	state, _, warnings := readOnce(ctx, o, false)
+	return report.DescribeState(state, o.Core, warnings...)
+}
+
+// ReadUseOnce is ReadOnce with the usage of the devices, as far as the driver answers in time. Owners are not known.
+func ReadUseOnce(ctx context.Context, o Options) report.Report {
+	state, usage, warnings := readOnce(ctx, o, true)
+	table := use.Table{At: time.Now()}
+	for _, u := range usage {
+		table.Devices = append(table.Devices, use.Device{ID: u.Device, Usage: u})
+	}
+	return report.DescribeState(state, o.Core, warnings...).WithUse(table)
+}
+
+// ReadStateOnce is the state that ReadOnce describes.
+func ReadStateOnce(ctx context.Context, o Options) core.State {
+	state, _, _ := readOnce(ctx, o, false)
+	return state
+}
+
+func readOnce(ctx context.Context, o Options, withUsage bool) (state core.State, usage []gpu.Usage, warnings []string) {
+	var history *checkpoint.File
+	var store monitor.Store
+	if o.Health.StateDir != "" {
+		history = checkpoint.OpenReadOnly(o.Health.StateDir, o.Name, o.Core.Roots.Proc)
+		store = history
+	}
+	if withUsage {
+		state, usage = report.ReadUse(ctx, o.Open, o.Core, store)
+	} else {
+		state = report.Read(ctx, o.Open, o.Core, store)
+	}
+	host := hostwatch.ReadOnce(hostOptions(o), state.Inventory)
+	if state.Inventory.NeedsCDI() {
+		host.CDI = cdi.ReadOnce(o.CDI, state)
+	}
+	return state.WithHost(o.Core, time.Now(), host), usage, historyWarnings(history)
+}
