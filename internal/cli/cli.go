@@ -14,6 +14,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/agent"
 	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/control"
+	"github.com/tandem-gpu/tandem/internal/doctor"
 )
 
 // Exit codes of a process.
@@ -21,6 +22,8 @@ const (
 	ExitOK     = 0
 	ExitFailed = 1
 	ExitUsage  = 2
+
+	ExitProblems = 3 // of doctor: it has found a problem
 )
 
 // UsageError is a command line that can't be understood.
@@ -51,10 +54,11 @@ type Program struct {
 	Name, Usage, Description string
 	Version                  string // what "version" prints, in one line
 
-	Flags    []cli.Flag                    // of the agent, config.FlagConfigFile among them; the commands accept them, too
-	Serve    func(context.Context) error   // what the program does without a verb; nil = a verb is required
-	Options  func() (agent.Options, error) // of the agent that the verbs refer to; with an error, as far as they are valid
-	Validate func() ([]string, error)      // reads the configuration, and returns what it means and its warnings, line by line
+	Flags    []cli.Flag                           // of the agent, config.FlagConfigFile among them; the commands accept them, too
+	Serve    func(context.Context) error          // what the program does without a verb; nil = a verb is required
+	Options  func() (agent.Options, error)        // of the agent that the verbs refer to; with an error, as far as they are valid
+	Validate func() ([]string, error)             // reads the configuration, and returns what it means and its warnings, line by line
+	Checks   func(hostRoot string) []doctor.Check // of the orchestrator, for doctor; nil = none
 
 	Stdout, Stderr io.Writer
 }
@@ -80,6 +84,8 @@ func ExitCode(err error) int {
 		return ExitOK
 	case isUsage(err):
 		return ExitUsage
+	case errors.Is(err, errProblems):
+		return ExitProblems
 	}
 	return ExitFailed
 }

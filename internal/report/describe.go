@@ -74,7 +74,7 @@ func describeInventory(inv *inventory.Inventory) Report {
 		}
 	}
 	for _, e := range inv.Excluded() {
-		x := Excluded{Index: e.Index, PCI: e.PCI, Reason: e.Reason}
+		x := Excluded{Index: e.Index, PCI: e.PCI, Reason: e.Reason, Failed: e.Failure != gpu.NotFailed}
 		if e.At.GPU != "" {
 			x.ID = e.At.String()
 		}

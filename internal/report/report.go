@@ -152,6 +152,7 @@ type Excluded struct {
 	ID     string         `json:"id,omitempty"`
 	PCI    gpu.PCIAddress `json:"pci,omitempty"`
 	Reason string         `json:"reason"`
+	Failed bool           `json:"failed,omitempty"` // it can't be read; false = excluded on purpose
 }
 
 // Condition is one health condition of the ledger.

@@ -22,6 +22,9 @@ var libraryFolders = []string{
 	"lib64", "lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu",
 }
 
+// LibraryFolders are the folders beneath a driver root in which the driver's library is searched for, in this order.
+func LibraryFolders() []string { return slices.Clone(libraryFolders) }
+
 // versions are the NVML functions that go-nvml may use for a call, newest first, where that is not the one function of the
 // call's name.
 var versions = map[string][]string{

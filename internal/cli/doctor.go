@@ -1,0 +1,51 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/urfave/cli/v3"
+
+	"github.com/tandem-gpu/tandem/internal/agent"
+	"github.com/tandem-gpu/tandem/internal/cdi"
+	"github.com/tandem-gpu/tandem/internal/control"
+	"github.com/tandem-gpu/tandem/internal/doctor"
+	"github.com/tandem-gpu/tandem/internal/report"
+)
+
+// errProblems ends a process with ExitProblems. Its text is empty, because the problems were printed.
+var errProblems = errors.New("")
+
+// driverDeadline is how long doctor waits for the driver. A healthy one enumerates 16 GPUs in a second.
+const driverDeadline = 5 * time.Second
+
+// doctor prints why there is no GPU, or fewer than expected. A configuration with problems is a finding, and the rest is checked
+// with what of it is valid.
+func (p Program) doctor(ctx context.Context, c *cli.Command) error {
+	o, err := p.Options()
+	if isUsage(err) {
+		return err
+	}
+	var checks []doctor.Check
+	if p.Checks != nil {
+		checks = p.Checks(c.String("host-root"))
+	}
+	o.Core.Health.CallDeadline = min(o.Core.Health.CallDeadline, driverDeadline)
+	findings := doctor.Run(ctx, doctor.Options{
+		Program: o.Name, Roots: o.Core.Roots, HostRoot: c.String("host-root"),
+		StateDir: o.Health.StateDir, KernelLog: o.Health.KernelLog, KernelLogOptional: o.Health.KernelLogOptional,
+		CDI: func() []cdi.File { return cdi.List(o.CDI) }, Config: err,
+		Agent:  func(ctx context.Context) (report.Report, error) { return control.Report(ctx, socket(o)) },
+		Driver: func(ctx context.Context) report.Report { return agent.ReadOnce(ctx, o) },
+		Checks: checks,
+	})
+	write := func() error { return doctor.Write(p.Stdout, findings, c.Bool("all")) }
+	if c.Bool("json") {
+		write = func() error { return doctor.WriteJSON(p.Stdout, findings) }
+	}
+	if err := write(); err != nil || doctor.Problems(findings) == 0 {
+		return err
+	}
+	return errProblems
+}

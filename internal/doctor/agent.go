@@ -1,0 +1,116 @@
+package doctor
+
+import (
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/tandem-gpu/tandem/internal/control"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/report"
+)
+
+// decideConfig has one finding for each problem of the configuration.
+func decideConfig(f *Facts) (findings []Finding) {
+	if f.Config == nil {
+		return nil
+	}
+	for line := range strings.Lines(f.Config.Error()) {
+		findings = append(findings, Finding{"configuration", Problem, "flags, variables, file", strings.TrimSpace(line),
+			"correct it; a running agent keeps its earlier configuration, a new one does not start"})
+	}
+	return findings
+}
+
+// decideAgent compares what the running agent reports with what was read here.
+func decideAgent(f *Facts) []Finding {
+	socket := control.Path(f.StateDir, f.Program)
+	switch {
+	case f.Late["driver"]:
+		return nil
+	case f.Agent.Err != nil:
+		return []Finding{{"agent", Problem, socket, "the agent does not report: " + firstLine(f.Agent.Err.Error()),
+			"run doctor as the user of the agent; if that is so, look at its log, and restart it"}}
+	case !f.Agent.Running && f.StateDir == "":
+		return []Finding{{"agent", Note, "state_dir", "no state directory, so a running agent can't be asked: this is what one would offer that starts now", ""}}
+	case !f.Agent.Running:
+		return []Finding{{"agent", Note, socket, "no agent runs with this state directory: this is what one would offer that starts now", ""}}
+	}
+	findings := disagreement(f)
+	for _, w := range f.Agent.Report.Warnings {
+		severity, remedy := Warning, "see docs/operations.md"
+		if strings.Contains(w, "another process of this agent") {
+			severity, remedy = Problem, "end one of the two, or give each its own state directory"
+		}
+		findings = append(findings, Finding{"agent", severity, "the agent's warnings", w, remedy})
+	}
+	for _, w := range f.Agent.Report.PolicyWarnings {
+		findings = append(findings, Finding{"policy", Warning, "the agent's policy", w, "correct the rule, or ignore it if it is for another node"})
+	}
+	if Problems(findings) == 0 {
+		findings = append(findings, Finding{"agent", OK, socket, fmt.Sprintf("runs, driver %s, %s offered", f.Agent.Report.Driver.State, Noun(len(f.Agent.Report.Devices), "device")), ""})
+	}
+	return findings
+}
+
+// disagreement is what the agent and this process read differently: one of them has other mounts, permissions or libraries.
+func disagreement(f *Facts) []Finding {
+	a, d := f.Agent.Report, f.Driver
+	if f.Agent.released() || d.Driver.State != "ready" {
+		return nil
+	}
+	if a.Driver.State != "ready" {
+		return []Finding{{"agent", Problem, "driver state", fmt.Sprintf("the driver works here, but the agent reports it as %s: %s", a.Driver.State, a.Driver.Reason),
+			"restart the agent: its process has other mounts, permissions or an older library"}}
+	}
+	if a.Driver.Version != d.Driver.Version {
+		return []Finding{{"agent", Problem, "driver version", fmt.Sprintf("the agent uses driver %s, here it is %s", a.Driver.Version, d.Driver.Version), "restart the agent"}}
+	}
+	var here, there []string
+	for _, g := range d.Devices {
+		if !has(a, g) {
+			here = append(here, string(g.ID))
+		}
+	}
+	for _, g := range a.Devices {
+		if !has(d, g) && g.State != health.GPULost {
+			there = append(there, string(g.ID))
+		}
+	}
+	switch {
+	case len(here) > 0:
+		return []Finding{{"agent", Problem, "devices", "listed here and not by the agent: " + list(here),
+			"if it stays so for a minute: compare its configuration (" + f.Program + " inspect), and NVIDIA_VISIBLE_DEVICES of its container"}}
+	case len(there) > 0:
+		return []Finding{{"agent", Warning, "devices", "offered by the agent and not listed here: " + list(there), "run doctor with the flags and as the user of the agent"}}
+	}
+	return nil
+}
+
+func has(r report.Report, d report.Device) bool {
+	return slices.ContainsFunc(r.Devices, func(o report.Device) bool { return o.ID == d.ID }) ||
+		slices.ContainsFunc(r.Excluded, func(e report.Excluded) bool { return strings.HasPrefix(e.ID, string(d.GPU)) })
+}
+
+// decideOverlaps is about devices that another agent of the host offers.
+func decideOverlaps(f *Facts) (findings []Finding) {
+	byAgent := map[string][]string{}
+	var agents []string
+	for _, o := range f.Offered().Overlaps {
+		if len(byAgent[o.Agent]) == 0 {
+			agents = append(agents, o.Agent)
+		}
+		byAgent[o.Agent] = append(byAgent[o.Agent], fmt.Sprintf("GPU %d", o.Index))
+	}
+	for _, other := range agents {
+		findings = append(findings, Finding{"overlap", Problem, filepath.Join(f.StateDir, "claims"), list(byAgent[other]) + " is also offered by " + other + ": two workloads may get it",
+			"split the GPUs in the policy (for: nomad, for: kubernetes), or set overlap to refuse; if " + other + " was removed, delete its file"})
+	}
+	return findings
+}
+
+func firstLine(s string) string {
+	line, _, _ := strings.Cut(s, "\n")
+	return line
+}

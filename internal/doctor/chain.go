@@ -1,0 +1,50 @@
+package doctor
+
+// chain is the state of the checks of which each needs the one before.
+type chain struct {
+	*Facts
+	brokenBy string // check that found the problem for which the following ones fail; "" = none yet
+}
+
+// broken records that the following checks fail for the reason of a finding.
+func (c *chain) broken(f Finding) []Finding {
+	c.brokenBy = f.Check
+	return []Finding{f}
+}
+
+// decide draws the conclusions from the facts.
+func decide(f *Facts) []Finding {
+	findings := append(decideConfig(f), f.lateReadings...)
+	c := &chain{Facts: f}
+	for _, late := range []string{"gpu", "library", "module", "nodes", "driver"} {
+		if f.Late[late] && c.brokenBy == "" {
+			c.brokenBy = late
+		}
+	}
+	if f.Agent.released() {
+		findings = append(findings, c.broken(Finding{
+			"agent", Problem, "agent " + f.Program, "the agent has released the driver for maintenance (quiesce), and no device takes work",
+			"when the maintenance is over: " + f.Program + " resume",
+		})...)
+	}
+	for _, link := range []struct {
+		name   string
+		decide func(*chain) []Finding
+	}{
+		{"gpu", decidePCI}, {"library", decideLibrary}, {"module", decideModule}, {"nodes", decideNodes}, {"driver", decideDriver}, {"devices", decideDevices},
+	} {
+		if c.brokenBy != "" {
+			if !f.Late[link.name] {
+				findings = append(findings, Finding{link.name, Skipped, c.brokenBy, "not checked: see " + c.brokenBy, ""})
+			}
+			continue
+		}
+		findings = append(findings, link.decide(c)...)
+	}
+	for _, decide := range []func(*Facts) []Finding{
+		decideAgent, decideOverlaps, decideState, decideKernelLog, decideToolkit, decideCDI, decideSecurity, decideClock, decideInotify, decideUser, decideOthers,
+	} {
+		findings = append(findings, decide(f)...)
+	}
+	return findings
+}

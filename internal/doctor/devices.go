@@ -1,0 +1,224 @@
+package doctor
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/tandem-gpu/tandem/internal/report"
+)
+
+// decideDevices is about single devices: on the bus and not listed, listed and not offered, offered and without work.
+func decideDevices(c *chain) []Finding {
+	f := c.Facts
+	r := f.Driver
+	findings := append(missingGPUs(f), excluded(f)...)
+	findings = append(findings, withoutWork(f.Offered())...)
+	findings = append(findings, missingCapabilities(r)...)
+	offered := "offered: " + Noun(len(r.Devices), "device") + " of pool " + pools(r)
+	if len(r.Devices) == 0 {
+		offered = "offered: no device"
+		if Problems(findings) == 0 {
+			findings = append(findings, nothingOffered(f))
+		}
+	}
+	if Problems(findings) == 0 {
+		findings = append(findings, Finding{"devices", OK, "NVML, policy", offered, ""})
+	}
+	return findings
+}
+
+// pools are the names of the pools with devices.
+func pools(r report.Report) string {
+	var names []string
+	for _, d := range r.Devices {
+		if !slices.Contains(names, d.Pool) {
+			names = append(names, d.Pool)
+		}
+	}
+	return list(names)
+}
+
+// nothingOffered is the finding for a driver that works, while nothing is offered.
+func nothingOffered(f *Facts) Finding {
+	if len(f.Driver.Excluded) > 0 {
+		return Finding{"devices", Problem, "policy, configuration", "every device is excluded: " + f.Driver.Excluded[0].Reason,
+			"change the rule or setting: " + f.Program + " inspect lists the reason for each device"}
+	}
+	return Finding{"devices", Problem, "NVML", "the driver lists no GPU", "look for NVRM lines in dmesg (RmInitAdapter failed); check that the driver supports this GPU"}
+}
+
+// missingGPUs are the GPUs on the PCI bus that the driver does not list.
+func missingGPUs(f *Facts) (findings []Finding) {
+	if !f.PCI {
+		return nil
+	}
+	listed := map[string]bool{}
+	for _, d := range f.Driver.Devices {
+		listed[string(d.PCI)] = true
+	}
+	unidentified := []report.Excluded{} // failed before the driver returned an address
+	for _, e := range f.Driver.Excluded {
+		listed[string(e.PCI)] = true
+		if e.Failed && e.PCI == "" {
+			unidentified = append(unidentified, e)
+		}
+	}
+	var missing []pciGPU
+	for _, g := range f.GPUs {
+		if !listed[g.Address] {
+			missing = append(missing, g)
+		}
+	}
+	for i, g := range missing {
+		if i < len(unidentified) && len(missing) == len(unidentified) {
+			findings = append(findings, failed(f, g.Address, unidentified[i]))
+			continue
+		}
+		findings = append(findings, missingGPU(f, g))
+	}
+	return findings
+}
+
+func missingGPU(f *Facts, g pciGPU) Finding {
+	place := f.sys("bus/pci/devices/" + g.Address)
+	name := "GPU " + g.Address
+	line := f.kernelLineOf(g.Address)
+	known, ok := f.Known[g.Address]
+	switch {
+	case g.Off:
+		return Finding{"devices", Problem, place + "/config", name + " has fallen off the bus: its configuration space reads ff" + line,
+			"drain the node and power-cycle it; if it happens again, reseat or replace the card"}
+	case g.Driver == "vfio-pci":
+		return Finding{"devices", Note, place + "/driver", name + " is bound to vfio-pci, for virtual machines",
+			"if containers should use it: remove its id from vfio-pci.ids, and reboot"}
+	case known.Excluded:
+		return Finding{"devices", Warning, f.proc("driver/nvidia/gpus/" + g.Address), name + " is excluded by an option of the kernel module",
+			"remove it from NVreg_ExcludedGpus in /etc/modprobe.d, and load the module again"}
+	case g.Driver == "nouveau":
+		return Finding{"devices", Problem, place + "/driver", name + " is bound to nouveau", "blacklist nouveau in /etc/modprobe.d, build the initramfs again, and reboot"}
+	case ok:
+		return Finding{"devices", Problem, f.proc("driver/nvidia/gpus/" + g.Address), name + " is known to the kernel module, and NVML does not list it: its initialisation failed" + line,
+			"dmesg | grep -i 'NVRM.*" + strings.TrimSuffix(g.Address, ".0") + "'; reset or power-cycle it"}
+	case g.Driver == "":
+		return Finding{"devices", Problem, place + "/driver", name + " has no kernel driver" + line,
+			"echo " + g.Address + " > /sys/bus/pci/drivers/nvidia/bind; if that fails: does this driver version, open or proprietary, support it?"}
+	case g.Driver == "nvidia":
+		return Finding{"devices", Problem, place + "/driver", name + " is bound to the module nvidia, and NVML does not list it" + line, "look for NVRM lines with this address in dmesg"}
+	}
+	return Finding{"devices", Problem, place + "/driver", name + " is bound to " + g.Driver, "unbind it, remove its id from the configuration of " + g.Driver + ", and bind it to nvidia"}
+}
+
+// kernelLineOf is the latest line of the kernel log about a PCI address, to be appended.
+func (f *Facts) kernelLineOf(address string) string {
+	for _, line := range slices.Backward(f.Kernel) {
+		if strings.Contains(line, strings.TrimSuffix(address, ".0")) {
+			return "; kernel log: " + line
+		}
+	}
+	return ""
+}
+
+// failed is a GPU of which the driver's calls fail.
+func failed(f *Facts, address string, e report.Excluded) Finding {
+	name := "GPU " + strconv.Itoa(e.Index)
+	if address != "" {
+		name += " (" + address + ")"
+	}
+	remedy := "look for NVRM and Xid lines in dmesg; drain the node, and reset the GPU (nvidia-smi --gpu-reset -i " + strconv.Itoa(e.Index) + ") or reboot"
+	if strings.Contains(e.Reason, "lost") {
+		remedy = "drain the node and power-cycle it; if it happens again, reseat or replace the card"
+	}
+	return Finding{"devices", Problem, "NVML", name + " can't be read: " + e.Reason + f.kernelLineOf(cmp.Or(address, "-")), remedy}
+}
+
+// excluded are the devices that the driver lists and that are not offered.
+func excluded(f *Facts) (findings []Finding) {
+	byReason := map[string][]string{}
+	var reasons []string
+	for _, e := range f.Driver.Excluded {
+		name := "GPU " + strconv.Itoa(e.Index)
+		_, instance, _ := strings.Cut(e.ID, " ") // "GPU-... GI 1 CI 0"
+		switch {
+		case e.Failed:
+			if e.PCI != "" || !f.PCI || len(missingAddresses(f)) == 0 {
+				findings = append(findings, failed(f, string(e.PCI), e))
+			}
+			continue
+		case strings.Contains(e.Reason, "no MIG instances"):
+			findings = append(findings, Finding{"devices", Problem, "NVML", name + ": " + e.Reason,
+				fmt.Sprintf("make instances: nvidia-smi mig -i %d -cgi PROFILE -C; or switch MIG off: nvidia-smi -i %[1]d -mig 0", e.Index)})
+			continue
+		}
+		if len(byReason[e.Reason]) == 0 {
+			reasons = append(reasons, e.Reason)
+		}
+		byReason[e.Reason] = append(byReason[e.Reason], strings.TrimSpace(name+" "+instance))
+	}
+	for _, reason := range reasons {
+		findings = append(findings, Finding{"devices", Note, "policy, configuration", "not offered: " + list(byReason[reason]) + ": " + reason, ""})
+	}
+	return findings
+}
+
+// missingAddresses are the GPUs on the bus that are neither listed nor excluded by address.
+func missingAddresses(f *Facts) (missing []string) {
+	for _, g := range f.GPUs {
+		same := func(pci string) bool { return pci == g.Address }
+		if !slices.ContainsFunc(f.Driver.Devices, func(d report.Device) bool { return same(string(d.PCI)) }) &&
+			!slices.ContainsFunc(f.Driver.Excluded, func(e report.Excluded) bool { return same(string(e.PCI)) }) {
+			missing = append(missing, g.Address)
+		}
+	}
+	return missing
+}
+
+// withoutWork are the devices that are offered and take no work, by cause.
+func withoutWork(r report.Report) (findings []Finding) {
+	type reason struct{ cause, action string }
+	var order []reason
+	names, first := map[reason][]string{}, map[reason]report.Device{}
+	for _, d := range r.Devices {
+		if d.Schedulable {
+			continue
+		}
+		why := reason{d.Cause, d.Action}
+		if d.Cause == "MPS_DAEMON_DOWN" {
+			why.cause += " " + d.Pool
+		}
+		name := "GPU " + strconv.Itoa(d.Index)
+		if d.Instance != nil {
+			name += ":" + strconv.Itoa(*d.Instance)
+		}
+		if len(names[why]) == 0 {
+			order, first[why] = append(order, why), d
+		}
+		if !slices.Contains(names[why], name) {
+			names[why] = append(names[why], name)
+		}
+	}
+	for _, why := range order {
+		d := first[why]
+		remedy := cmp.Or(d.Action, "see docs/operations.md, Health")
+		place := "health"
+		if d.Cause == "MPS_DAEMON_DOWN" {
+			place = "MPS control daemon of pool " + d.Pool
+			remedy = "start the MPS control daemon of the pool: see MPS in docs/policy.md"
+		}
+		findings = append(findings, Finding{"devices", Problem, place, list(names[why]) + " takes no work: " + d.Health, remedy})
+	}
+	return findings
+}
+
+// missingCapabilities are MIG instances without the device nodes of their capabilities.
+func missingCapabilities(r report.Report) (findings []Finding) {
+	for _, d := range r.Devices {
+		if nodes := slices.DeleteFunc(slices.Clone(d.MissingNodes), func(n string) bool { return !strings.Contains(n, "nvidia-caps") }); len(nodes) > 0 {
+			findings = append(findings, Finding{"devices", Problem, list(nodes), fmt.Sprintf("the device nodes of the MIG capabilities of GPU %d, instance %s, are missing", d.Index, d.ID),
+				d.CreateNodesCommand})
+		}
+	}
+	return findings
+}
