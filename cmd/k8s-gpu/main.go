@@ -19,6 +19,8 @@ import (
 	"github.com/tandem-gpu/tandem/internal/cli"
 	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/control"
+	"github.com/tandem-gpu/tandem/internal/doctor"
+	"github.com/tandem-gpu/tandem/internal/doctor/kubelet"
 	"github.com/tandem-gpu/tandem/internal/status"
 	"github.com/tandem-gpu/tandem/internal/terminal"
 )
@@ -70,12 +72,25 @@ func run(ctx context.Context, env environment) error {
 			s, err := read()
 			return agentOptions(s), err
 		},
+		Doctor: func(string) (agent.Options, []doctor.Check, error) {
+			s, err := read()
+			return agentOptions(s), kubelet.Checks(doctorOptions(s)), err
+		},
 		Validate: func() ([]string, error) {
 			s, err := read()
 			return s.Summary(), err
 		},
 		Stdout: env.stdout, Stderr: env.stderr,
 	}.Run(ctx, env.args)
+}
+
+// doctorOptions are what the settings mean for the checks of the kubelet.
+func doctorOptions(s settings) kubelet.Options {
+	lists := s.Strategies
+	return kubelet.Options{
+		KubeletSocket: s.KubeletSocket, PodResourcesSocket: s.PodResourcesSocket, CRISocket: s.CDI.CRISocket,
+		CDIOnly: (lists.CDICRI || lists.CDIAnnotations) && !lists.EnvVar && !lists.VolumeMounts && !lists.Auto,
+	}
 }
 
 // serve runs the agent until ctx ends.

@@ -14,6 +14,8 @@ import (
 	"github.com/tandem-gpu/tandem/internal/cdi"
 	"github.com/tandem-gpu/tandem/internal/cli"
 	"github.com/tandem-gpu/tandem/internal/config"
+	"github.com/tandem-gpu/tandem/internal/doctor"
+	"github.com/tandem-gpu/tandem/internal/doctor/nomad"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter/process"
 )
 
@@ -63,6 +65,7 @@ func command(name string, args []string, stdout, stderr io.Writer) int {
 			s, _, err := config.BlockOfFlags(values).Read()
 			return agentOptions(s), err
 		},
+		Doctor: func(hostRoot string) (agent.Options, []doctor.Check, error) { return doctorOptions(values, hostRoot) },
 		Validate: func() ([]string, error) {
 			block := config.BlockOfFlags(values)
 			if block.PolicyFile == "" {
@@ -75,6 +78,15 @@ func command(name string, args []string, stdout, stderr io.Writer) int {
 	}.Run(context.Background(), append([]string{name}, args...))
 	cli.WriteError(stderr, name, err)
 	return cli.ExitCode(err)
+}
+
+// doctorOptions are those of the plugin's block in the configuration of the Nomad agent of this host, if there is one, and of flags.
+// The checks report the problems of the block.
+func doctorOptions(values config.Flags, hostRoot string) (agent.Options, []doctor.Check, error) {
+	flags, _, err := config.BlockOfFlags(values).Read()
+	procRoot := flags.Core.Roots.Proc
+	s, _, _ := config.BlockWithFlags(nomad.Block(hostRoot, procRoot), values).Read()
+	return agentOptions(s), nomad.Checks(nomad.Options{ProcRoot: procRoot}), err
 }
 
 // introduction is printed to a person who starts the plugin: %[1]s is the name of the file, %[2]s the version.

@@ -54,11 +54,14 @@ type Program struct {
 	Name, Usage, Description string
 	Version                  string // what "version" prints, in one line
 
-	Flags    []cli.Flag                           // of the agent, config.FlagConfigFile among them; the commands accept them, too
-	Serve    func(context.Context) error          // what the program does without a verb; nil = a verb is required
-	Options  func() (agent.Options, error)        // of the agent that the verbs refer to; with an error, as far as they are valid
-	Validate func() ([]string, error)             // reads the configuration, and returns what it means and its warnings, line by line
-	Checks   func(hostRoot string) []doctor.Check // of the orchestrator, for doctor; nil = none
+	Flags    []cli.Flag                    // of the agent, config.FlagConfigFile among them; the commands accept them, too
+	Serve    func(context.Context) error   // what the program does without a verb; nil = a verb is required
+	Options  func() (agent.Options, error) // of the agent that the verbs refer to; with an error, as far as they are valid
+	Validate func() ([]string, error)      // reads the configuration, and returns what it means and its warnings, line by line
+
+	// Doctor returns what doctor checks: the options of an agent as for Options, and the checks of the orchestrator. The root of the
+	// host's file system is "" unless it is not /.
+	Doctor func(hostRoot string) (agent.Options, []doctor.Check, error)
 
 	Stdout, Stderr io.Writer
 }

@@ -23,13 +23,9 @@ const driverDeadline = 5 * time.Second
 // doctor prints why there is no GPU, or fewer than expected. A configuration with problems is a finding, and the rest is checked
 // with what of it is valid.
 func (p Program) doctor(ctx context.Context, c *cli.Command) error {
-	o, err := p.Options()
+	o, checks, err := p.Doctor(c.String("host-root"))
 	if isUsage(err) {
 		return err
-	}
-	var checks []doctor.Check
-	if p.Checks != nil {
-		checks = p.Checks(c.String("host-root"))
 	}
 	o.Core.Health.CallDeadline = min(o.Core.Health.CallDeadline, driverDeadline)
 	findings := doctor.Run(ctx, doctor.Options{

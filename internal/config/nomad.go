@@ -149,14 +149,22 @@ func NewBlock(keys map[string]any) Block {
 }
 
 // BlockOfFlags is the config block with the keys that have a flag in NomadSpecs. The path of the policy file may be relative.
-func BlockOfFlags(flags Flags) Block {
+func BlockOfFlags(flags Flags) Block { return BlockWithFlags(nil, flags) }
+
+// BlockWithFlags is NewBlock(keys), except that flags that are set have precedence, as in BlockOfFlags.
+func BlockWithFlags(keys map[string]any, flags Flags) Block {
 	b := newBlock(func(o Spec) (Value, error) {
 		if f := flags[o.Flag]; f != nil && f.set && o.Flag != FlagConfigFile {
 			return Value{Text: f.text, Where: "--" + o.Flag}, nil
 		}
-		return Value{Text: o.Default}, nil
+		if keys == nil {
+			return Value{Text: o.Default}, nil
+		}
+		return blockValue(o, keys[o.HCL])
 	})
-	b.PolicyFile = flags[FlagConfigFile].text
+	if f := flags[FlagConfigFile]; f.set || keys == nil {
+		b.PolicyFile = f.text
+	}
 	return b
 }
 

@@ -170,23 +170,28 @@ type Process struct {
 var programs = []string{"nvidia-device-plugin", "nomad-device-nvidia", "kubelet", "nomad", "dockerd"}
 
 func readProcesses(ctx context.Context, o *Options) func(*Facts) {
-	var found []Process
-	entries, _ := os.ReadDir(o.proc(""))
+	found := Processes(ctx, o.proc(""))
+	return func(f *Facts) { f.Processes = found }
+}
+
+// Processes returns the processes of those programs beneath a root of procfs. A process that changes its memory map may delay it.
+func Processes(ctx context.Context, proc string) (found []Process) {
+	entries, _ := os.ReadDir(proc)
 	for _, e := range entries {
 		pid, err := strconv.Atoi(e.Name())
 		if err != nil || ctx.Err() != nil {
 			continue
 		}
-		comm := text(o.proc(e.Name() + "/comm")) // at most 15 bytes
+		comm := text(filepath.Join(proc, e.Name(), "comm")) // at most 15 bytes
 		if comm == "" || !slices.ContainsFunc(programs, func(p string) bool { return strings.HasPrefix(p, comm) }) {
 			continue
 		}
-		args := strings.Split(strings.TrimSuffix(text(o.proc(e.Name()+"/cmdline")), "\x00"), "\x00")
+		args := strings.Split(strings.TrimSuffix(text(filepath.Join(proc, e.Name(), "cmdline")), "\x00"), "\x00")
 		if name := filepath.Base(args[0]); slices.Contains(programs, name) {
 			found = append(found, Process{pid, name, args})
 		}
 	}
-	return func(f *Facts) { f.Processes = found }
+	return found
 }
 
 // Running returns the processes of a program.

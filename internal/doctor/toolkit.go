@@ -77,8 +77,8 @@ func parseSettings(text string) map[string]string {
 	return settings
 }
 
-// byRuntime are the pools whose containers get their devices by NVIDIA's runtime and in no other way, and those that have another.
-func (f *Facts) byRuntime() (only, also []string) {
+// ByRuntime are the pools whose containers get their devices by NVIDIA's runtime and in no other way, and those that have another.
+func (f *Facts) ByRuntime() (only, also []string) {
 	for _, i := range f.Offered().Injections {
 		switch {
 		case i.Runtime && !i.CDI && !i.Nodes:
@@ -92,7 +92,7 @@ func (f *Facts) byRuntime() (only, also []string) {
 
 func decideToolkit(f *Facts) []Finding {
 	t := f.Toolkit
-	only, also := f.byRuntime()
+	only, also := f.ByRuntime()
 	switch {
 	case f.Late["toolkit"] || len(only)+len(also) == 0:
 		return nil

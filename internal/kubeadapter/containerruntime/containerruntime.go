@@ -6,9 +6,12 @@
 package containerruntime
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"google.golang.org/grpc"
@@ -25,6 +28,9 @@ type Info struct {
 	Name, Version string   // "containerd", "v2.0.1"
 	CDI           *bool    // whether CDI is switched on; nil = it has no switch, or does not report it
 	Folders       []string // of CDI specifications; nil = not reported
+
+	DefaultRuntime string   // name of the low-level runtime of containers without a runtime class; "" = not reported
+	Runtimes       []string // names of the low-level runtimes, sorted; nil = not reported
 }
 
 // Read asks the runtime behind a socket, for at most a second.
@@ -48,7 +54,7 @@ func Read(ctx context.Context, socket string) (Info, error) {
 	}
 	for _, raw := range response[2] {
 		if entry, err := decode(raw); err == nil && entry.text(1) == "config" {
-			info.CDI, info.Folders = parseConfig([]byte(entry.text(2)))
+			info.parseConfig([]byte(entry.text(2)))
 		}
 	}
 	return info, nil
@@ -56,21 +62,32 @@ func Read(ctx context.Context, socket string) (Info, error) {
 
 // parseConfig reads the configuration of containerd (pluginconfig.Config in its JSON), of which 2.4 and later have no switch, or
 // that of CRI-O (crio: its RuntimeConfig, with the names of Go).
-func parseConfig(text []byte) (on *bool, folders []string) {
+func (info *Info) parseConfig(text []byte) {
+	type runtimes = map[string]json.RawMessage
 	var c struct {
 		EnableCDI   *bool    `json:"enableCDI"`
 		CDISpecDirs []string `json:"cdiSpecDirs"`
-		CRIO        struct {
-			CDISpecDirs []string
+		Containerd  struct {
+			DefaultRuntimeName string   `json:"defaultRuntimeName"`
+			Runtimes           runtimes `json:"runtimes"`
+		} `json:"containerd"`
+		CRIO struct {
+			CDISpecDirs    []string
+			DefaultRuntime string
+			Runtimes       runtimes
 		} `json:"crio"`
 	}
 	if json.Unmarshal(text, &c) != nil {
-		return nil, nil
+		return
 	}
 	if c.CDISpecDirs == nil {
 		c.CDISpecDirs = c.CRIO.CDISpecDirs
 	}
-	return c.EnableCDI, c.CDISpecDirs
+	info.CDI, info.Folders = c.EnableCDI, c.CDISpecDirs
+	info.DefaultRuntime = cmp.Or(c.Containerd.DefaultRuntimeName, c.CRIO.DefaultRuntime)
+	for _, r := range []runtimes{c.Containerd.Runtimes, c.CRIO.Runtimes} {
+		info.Runtimes = append(info.Runtimes, slices.Sorted(maps.Keys(r))...)
+	}
 }
 
 // message has the fields of a message that are strings or messages, by number.

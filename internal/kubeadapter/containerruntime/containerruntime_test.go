@@ -63,20 +63,20 @@ func TestRead(t *testing.T) {
 		want    Info
 	}{
 		"containerd 1.7": {
-			&fakeRuntime{version: "containerd 1.7.29", config: `{"containerd":{"defaultRuntimeName":"runc"},"enableCDI":false,"cdiSpecDirs":["/etc/cdi","/var/run/cdi"],"rootDir":"/var/lib"}`},
-			Info{"containerd", "1.7.29", new(false), folders},
+			&fakeRuntime{version: "containerd 1.7.29", config: `{"containerd":{"defaultRuntimeName":"runc","runtimes":{"runc":{},"nvidia":{}}},"enableCDI":false,"cdiSpecDirs":["/etc/cdi","/var/run/cdi"],"rootDir":"/var/lib"}`},
+			Info{"containerd", "1.7.29", new(false), folders, "runc", []string{"nvidia", "runc"}},
 		},
 		"containerd 2.2": {
 			&fakeRuntime{version: "containerd v2.2.0", config: `{"enableCDI":true,"cdiSpecDirs":["/etc/cdi","/var/run/cdi"]}`},
-			Info{"containerd", "v2.2.0", new(true), folders},
+			Info{Name: "containerd", Version: "v2.2.0", CDI: new(true), Folders: folders},
 		},
 		"containerd 2.4": {
 			&fakeRuntime{version: "containerd v2.4.2", config: `{"cdiSpecDirs":["/etc/cdi","/var/run/cdi"]}`},
-			Info{"containerd", "v2.4.2", nil, folders},
+			Info{Name: "containerd", Version: "v2.4.2", Folders: folders},
 		},
 		"CRI-O": {
 			&fakeRuntime{version: "cri-o 1.37.0", config: `{"sandboxImage":"pause","crio":{"DefaultRuntime":"crun","CDISpecDirs":["/etc/cdi","/var/run/cdi"]}}`},
-			Info{"cri-o", "1.37.0", nil, folders},
+			Info{Name: "cri-o", Version: "1.37.0", Folders: folders, DefaultRuntime: "crun"},
 		},
 		"an older CRI-O": {&fakeRuntime{version: "cri-o 1.24.0", config: `{"sandboxImage":"pause"}`}, Info{Name: "cri-o", Version: "1.24.0"}},
 		"another":        {&fakeRuntime{version: "other 1", config: "no JSON"}, Info{Name: "other", Version: "1"}},
