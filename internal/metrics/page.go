@@ -20,6 +20,13 @@ type Page struct{ families map[*Metric]*bytes.Buffer }
 // NewPage returns an empty page.
 func NewPage() *Page { return &Page{families: map[*Metric]*bytes.Buffer{}} }
 
+// Reset makes the page empty. It keeps the memory for the next scrape, which has about the same text.
+func (p *Page) Reset() {
+	for _, b := range p.families {
+		b.Reset()
+	}
+}
+
 // Add adds a sample of a gauge or counter; labels are the values of m.Labels. No two samples may have the same labels.
 func (p *Page) Add(m *Metric, v float64, labels ...string) { p.add(m, "", v, labels) }
 
@@ -122,6 +129,9 @@ func (p *Page) Text(text []byte) []byte {
 	}
 	text = slices.Grow(text, size)
 	for _, m := range slices.SortedFunc(maps.Keys(p.families), func(a, b *Metric) int { return strings.Compare(a.Name, b.Name) }) {
+		if p.families[m].Len() == 0 {
+			continue
+		}
 		text = append(append(append(append(text, "# HELP "...), m.Name...), ' '), helpEscapes.Replace(m.Help)...)
 		text = append(append(append(append(text, "\n# TYPE "...), m.Name...), ' '), m.Type...)
 		text = append(append(text, '\n'), p.families[m].Bytes()...)

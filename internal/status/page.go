@@ -4,10 +4,12 @@ import (
 	"bytes"
 	"compress/gzip"
 	"context"
+	"io"
 	"maps"
 	"net/http"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 )
 
@@ -111,20 +113,30 @@ func negotiated(handler http.Handler) http.Handler {
 }
 
 // compressed is a handler with its response compressed. BestSpeed makes a page of metrics a tenth larger than the default, in half of
-// the time.
+// the time. A writer has 1.2 MB of tables, which are used again.
 func compressed(handler http.Handler) http.Handler {
+	type writer struct {
+		plain bytes.Buffer
+		zip   *gzip.Writer
+	}
+	writers := sync.Pool{New: func() any {
+		z, _ := gzip.NewWriterLevel(io.Discard, gzip.BestSpeed) // the level is valid
+		return &writer{zip: z}
+	}}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		plain := &recorder{header: w.Header()}
-		handler.ServeHTTP(plain, r)
+		z := writers.Get().(*writer)
+		defer writers.Put(z)
+		z.plain.Reset()
+		plain := recorder{header: w.Header(), body: z.plain}
+		handler.ServeHTTP(&plain, r)
+		z.plain = plain.body
 		w.Header().Set("Content-Encoding", "gzip")
 		if plain.status != 0 {
 			w.WriteHeader(plain.status)
 		}
-		z, err := gzip.NewWriterLevel(w, gzip.BestSpeed)
-		if err == nil { // the level is valid
-			_, _ = z.Write(plain.body.Bytes())
-			_ = z.Close()
-		}
+		z.zip.Reset(w)
+		_, _ = z.zip.Write(plain.body.Bytes()) // a client that does not read is disconnected
+		_ = z.zip.Close()
 	})
 }
 

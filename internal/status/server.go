@@ -66,6 +66,7 @@ type Options struct {
 type Server struct {
 	Options
 	runtime *prometheus.Registry // Go's runtime and the process
+	scrapes sync.Pool            // of *scrape
 
 	mu      sync.Mutex
 	problem string // why nothing is served; "" = it is served, or was not tried yet
@@ -75,7 +76,13 @@ type Server struct {
 func New(o Options) *Server {
 	r := prometheus.NewRegistry()
 	r.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	return &Server{Options: o, runtime: r}
+	return &Server{Options: o, runtime: r, scrapes: sync.Pool{New: func() any { return &scrape{page: metrics.NewPage()} }}}
+}
+
+// scrape is the memory for one response of /metrics. Most of the time to make a large one was the growth of its buffers.
+type scrape struct {
+	page *metrics.Page
+	text bytes.Buffer
 }
 
 func (s *Server) handler() http.Handler {
@@ -130,11 +137,15 @@ func writeText(w http.ResponseWriter, err error, text string, notes ...string) {
 
 // metrics is the page for Prometheus. What it shows was read before: it makes no driver call and waits for none.
 func (s *Server) metrics(w http.ResponseWriter, _ *http.Request) {
-	var text bytes.Buffer
+	buffers := s.scrapes.Get().(*scrape)
+	defer s.scrapes.Put(buffers)
+	p, text := buffers.page, &buffers.text
+	p.Reset()
+	text.Reset()
 	families, err := s.runtime.Gather()
 	for _, f := range families {
 		if err == nil {
-			_, err = expfmt.MetricFamilyToText(&text, f)
+			_, err = expfmt.MetricFamilyToText(text, f)
 		}
 	}
 	if err != nil {
@@ -142,7 +153,6 @@ func (s *Server) metrics(w http.ResponseWriter, _ *http.Request) {
 		return
 	}
 	ok, success := s.Reload.Last()
-	p := metrics.NewPage()
 	metrics.Collect(p, metrics.Source{
 		Agent: s.Name, Version: s.Version, Config: s.Config, State: s.Agent.State(), Stats: s.Agent.Stats(), Use: s.Agent.Use(),
 		Sources: s.Sources(), DriverCalls: s.DriverCalls(), ReloadOK: ok, ReloadedAt: success,
@@ -150,5 +160,6 @@ func (s *Server) metrics(w http.ResponseWriter, _ *http.Request) {
 	})
 	s.Adapter.Collect(p)
 	w.Header().Set("Content-Type", metrics.ContentType)
-	_, _ = w.Write(p.Text(text.Bytes()))
+	text.Write(p.Text(text.AvailableBuffer()))
+	_, _ = w.Write(text.Bytes())
 }
