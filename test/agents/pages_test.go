@@ -128,7 +128,8 @@ func (a *agent) comparable(slot int) {
 	}
 }
 
-// lint checks the page as Prometheus does, and that the reference has each metric.
+// lint checks the page with the rules of promtool, and with promtool itself where it is installed (Debian: prometheus), and that the
+// reference has each metric.
 func (a *agent) lint() {
 	a.Helper()
 	_, page := a.get("/metrics")
@@ -142,8 +143,6 @@ func (a *agent) lint() {
 		if out, err := check.CombinedOutput(); err != nil || len(out) > 0 {
 			a.Errorf("promtool check metrics: %v\n%s", err, out)
 		}
-	} else if os.Getenv("TANDEM_PROMTOOL") != "" {
-		a.Errorf("promtool is not installed: %v", err)
 	}
 	reference, err := os.ReadFile("../../docs/metrics.md")
 	a.must(err)
