@@ -4,6 +4,7 @@ package agent
 
 import (
 	"context"
+	"iter"
 	"log/slog"
 	"os"
 	"runtime"
@@ -197,6 +198,9 @@ func (a *Agent) WakeUse() { a.use.Wake() }
 
 // Use returns the latest table of what the devices do and which work has them.
 func (a *Agent) Use() use.Table { return a.use.Table() }
+
+// WatchUse yields the latest table and then each newer one until ctx ends.
+func (a *Agent) WatchUse(ctx context.Context) iter.Seq[use.Table] { return a.use.Watch(ctx) }
 
 // Warnings are about the agent itself, one line each: configuration, sources, CDI specifications, socket, adapter.
 func (a *Agent) Warnings() []string {

@@ -1,0 +1,101 @@
+// Problems: what an operator should see first, made from a report (the JSON of /inventory).
+
+const states = {
+  healthy: {mark: "●", level: "good"},
+  degraded: {mark: "▲", level: "warn"},
+  unknown: {mark: "?", level: "bad"},
+  unhealthy: {mark: "✖", level: "bad"},
+  lost: {mark: "✖", level: "bad"},
+};
+
+// deviceName is "GPU 3", or "GPU 3:1" for a MIG instance.
+function deviceName(d) {
+  return "GPU " + d.index + (d.instance === undefined ? "" : ":" + d.instance);
+}
+
+// reasonOf is the text of the reason in the line of health: "XID 95 uncontained memory error".
+function reasonOf(d) {
+  const from = d.health.indexOf(": ");
+  return from < 0 ? "" : d.health.slice(from + 2).split(/ since \d|; /)[0];
+}
+
+// problemsOf returns the problems of a report, the worst first: {level, state, where, what, cause, since, facts: [[name, text]]}.
+function problemsOf(report, agent) {
+  const all = [];
+  const add = (level, where, what, facts = [], rest = {}) => all.push({level, where, what, facts: facts.filter(([, text]) => text), ...rest});
+  const driver = report.driver;
+  if (driver.state !== "ready") {
+    const advice = driver.state === "pending" ? "" : "run " + agent + " doctor on this node";
+    add("bad", "Driver", driver.state, [["reason", driver.reason], ["what to do", advice]]);
+  }
+  const shown = new Set();
+  for (const p of sickDevices(report, shown)) all.push(p);
+  for (const c of report.conditions.filter((c) => !shown.has(c.gpu + c.cause))) {
+    if (c.gpu === undefined && driver.state !== "ready") continue;
+    const where = c.index < 0 ? c.placement : "GPU " + c.index;
+    const effect = c.recordedOnly ? "recorded, no effect yet" : c.ignoredUntil || c.ignoredUntilGone ? "ignored by an operator" : "";
+    add(effect ? "info" : states[c.state].level, where, (c.detail || c.cause) + (effect ? " (" + effect + ")" : ""), conditionFacts(c), {cause: c.cause, since: c.since});
+  }
+  for (const d of report.devices) {
+    if (d.missingNodes) add("warn", deviceName(d), "device nodes are missing: " + d.missingNodes.join(", "), [["what to do", d.createNodesCommand]]);
+    const strangers = (d.processes || []).filter((p) => p.unreserved);
+    if (strangers.length) {
+      add("warn", deviceName(d), "in use by processes without a reservation: " + strangers.map((p) => "PID " + p.pid + (p.name ? " " + p.name : "")).join(", "),
+        [["what to do", "end the processes, or reserve the GPU for them"]]);
+    }
+  }
+  for (const o of report.overlaps) add("warn", "GPU " + o.index, "also offered by " + o.agent, [["what to do", "give the agents different GPUs"]]);
+  for (const u of (report.cdi && report.cdi.undefined) || []) add("warn", nameOf(report, u.id), "no CDI definition: " + u.reason);
+  for (const w of report.policyWarnings) add("warn", "Policy", w);
+  for (const w of report.warnings || []) add("warn", "Agent", w);
+  const order = ["bad", "warn", "info"];
+  return all.sort((a, b) => order.indexOf(a.level) - order.indexOf(b.level));
+}
+
+// sickDevices has one problem for all devices with the same fault of one GPU, or of the node.
+function* sickDevices(report, shown) {
+  const groups = new Map();
+  for (const d of report.devices) {
+    if (d.state === "healthy") continue;
+    const key = [d.state, d.cause, d.since, d.health].join("\n");
+    if (!groups.has(key)) groups.set(key, []);
+    groups.get(key).push(d);
+  }
+  for (const devices of groups.values()) {
+    const d = devices[0], condition = report.conditions.find((c) => c.cause === d.cause && (c.gpu === d.gpu || c.gpu === undefined));
+    for (const each of devices) shown.add(each.gpu + each.cause);
+    if (condition && condition.gpu === undefined) shown.add("undefined" + d.cause);
+    const owners = [...new Set(devices.flatMap((each) => (each.owners || []).map(ownerName)))];
+    const facts = [["what to do", d.action], ["clears with", d.clears], ["recovery action", d.recoveryAction], ["progress", condition && progressOf(condition)],
+      ["affected", owners.join(", ")], ["ID", devices.length === 1 ? d.id : ""], ["PCI", devices.length === 1 ? d.pci : ""]];
+    yield {
+      level: states[d.state].level, state: d.state + (d.simulated ? ", simulated" : "") + (d.advisory ? ", not enforced" : ""),
+      where: placesOf(devices), what: reasonOf(d) || d.cause, cause: d.cause, since: d.since, facts: facts.filter(([, text]) => text),
+    };
+  }
+}
+
+// placesOf is "GPU 3", "GPU 0, 1, 2" or "GPU 3:0, 3:1".
+function placesOf(devices) {
+  return "GPU " + [...new Set(devices.map((d) => deviceName(d).slice(4)))].join(", ");
+}
+
+function nameOf(report, id) {
+  const d = report.devices.find((d) => d.id === id);
+  return d ? deviceName(d) : id;
+}
+
+function conditionFacts(c) {
+  const until = c.ignoredUntil ? "ignored until " + c.ignoredUntil : c.ignoredUntilGone ? "ignored until it is gone" : progressOf(c);
+  return [["what to do", c.action], ["clears with", c.clears], ["progress", until]].filter(([, text]) => text);
+}
+
+function progressOf(c) {
+  const r = c.recovery;
+  return r ? "recovering: " + r.checksPassed + " of " + r.checksRequired + " checks, " + r.secondsElapsed + " of " + r.secondsRequired + " s" : "";
+}
+
+function ownerName(o) {
+  const name = [o.namespace, o.name, o.container].filter((part) => part).join("/");
+  return (name || o.id || "unknown") + (o.claim ? " (claim " + o.claim + ")" : "");
+}
