@@ -10,8 +10,8 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 )
 
-// document is /history.json. The charts of the page are made from it.
-type document struct {
+// historyDocument is /history.json. The charts of the page are made from it.
+type historyDocument struct {
 	Agent       string          `json:"agent"`
 	Version     string          `json:"version"`
 	Node        string          `json:"node"`

@@ -93,13 +93,13 @@ function deviceCell(d) {
   more.open = page.open.has(d.id);
   more.addEventListener("toggle", () => { if (more.open) page.open.add(d.id); else page.open.delete(d.id); });
   const sharing = d.sharing === "exclusive" ? "" : ", " + d.sharing + " × " + (d.replicas || 1);
-  return h("th", {scope: "row", role: "rowheader"}, more, h("span", {class: "dim id"}, d.profile || d.pci), h("br", {}), h("span", {class: "dim"}, d.pool + sharing));
+  return h("th", {scope: "row", role: "rowheader"}, more, h("span", {class: "dim"}, (d.profile || d.pci) + " · " + d.pool + sharing));
 }
 
 function ownerCell(d) {
   const owners = (d.owners || []).map((o) => h("span", {class: "owner"}, ownerName(o)));
-  const held = d.heldSince ? h("span", {class: "dim"}, since(d.heldSince)) : "";
-  const idle = d.idleSince ? h("span", {class: "state warn"}, " idle for " + duration(now() - new Date(d.idleSince))) : "";
+  const held = d.heldSince ? h("time", {class: "dim", datetime: d.heldSince}, "held for " + duration(now() - new Date(d.heldSince))) : "";
+  const idle = d.idleSince ? [h("span", {class: "dim"}, " · "), h("span", {class: "state warn"}, h("span", {"aria-hidden": "true"}, "▲ "), "idle for " + duration(now() - new Date(d.idleSince)))] : "";
   return h("td", {class: "who", role: "cell"}, owners.length || held ? [owners, held, idle] : h("span", {class: "dim"}, "–"));
 }
 

@@ -12,6 +12,7 @@ import (
 	"encoding/json"
 	"html"
 	"iter"
+	"maps"
 	"net/http"
 	"os"
 	"strings"
@@ -71,22 +72,57 @@ func (p *Page) record(t use.Table) {
 	p.history.add(int(p.opts.Now().Sub(p.start)/step), t)
 }
 
-// Handlers are the page and the history, by the pattern of http.ServeMux that each is for. They look at nothing in a request, so
-// a response may be given to several clients.
-func (p *Page) Handlers() map[string]http.HandlerFunc {
-	return map[string]http.HandlerFunc{"/{$}": p.serveDocument, "/history.json": p.serveHistory}
+// Handlers are the page and the history, by the pattern of http.ServeMux that each is for.
+func (p *Page) Handlers() map[string]http.Handler {
+	return map[string]http.Handler{
+		"GET /{$}": &response{make: p.document, now: p.opts.Now, header: http.Header{
+			"Content-Type": {"text/html; charset=utf-8"}, "Content-Security-Policy": {policy}, "Referrer-Policy": {"no-referrer"},
+		}},
+		"GET /history.json": &response{make: p.describe, now: p.opts.Now, header: http.Header{"Content-Type": {"application/json"}}},
+	}
 }
 
-func (p *Page) serveHistory(w http.ResponseWriter, _ *http.Request) {
+// maxAge is how old a response may be. A response is made once in this time, whatever the number of clients.
+const maxAge = time.Second
+
+// response serves what make returns.
+type response struct {
+	make   func() []byte
+	now    func() time.Time
+	header http.Header
+
+	mu   sync.Mutex
+	body []byte
+	at   time.Time // when body was made
+}
+
+// ServeHTTP implements http.Handler.
+func (r *response) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
+	body := r.latest()
+	maps.Copy(w.Header(), r.header)
+	w.Header().Set("Cache-Control", "no-store")
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	_, _ = w.Write(body) // a client may disconnect
+}
+
+func (r *response) latest() []byte {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.body == nil || r.now().Sub(r.at) >= maxAge {
+		r.body, r.at = r.make(), r.now()
+	}
+	return r.body
+}
+
+// describe returns /history.json.
+func (p *Page) describe() []byte {
 	p.mu.Lock()
-	d := document{
+	defer p.mu.Unlock()
+	text, _ := json.Marshal(historyDocument{ // strings, numbers and a time of this century can't fail
 		Agent: p.opts.Agent, Version: p.opts.Version, Node: p.opts.Node, At: p.opts.Now().UTC(), StepSeconds: int(step.Seconds()),
 		Devices: p.history.describe(),
-	}
-	p.mu.Unlock()
-	w.Header().Set("Content-Type", "application/json")
-	w.Header().Set("Cache-Control", "no-store")
-	_ = json.NewEncoder(w).Encode(d) // a client that has disconnected
+	})
+	return text
 }
 
 //go:embed page.html
@@ -120,18 +156,13 @@ func hashSource(text string) string {
 	return "'sha256-" + base64.StdEncoding.EncodeToString(sum[:]) + "'"
 }
 
-// serveDocument serves the page. For browsers without scripts it has the table that the command inspect prints.
-func (p *Page) serveDocument(w http.ResponseWriter, _ *http.Request) {
-	var table bytes.Buffer
+// document returns the page. For browsers without scripts it has the table that the command inspect prints.
+func (p *Page) document() []byte {
+	var table, page bytes.Buffer
 	_ = p.opts.Report().WriteTable(&table) // a bytes.Buffer does not fail
-	h := w.Header()
-	h.Set("Content-Type", "text/html; charset=utf-8")
-	h.Set("Content-Security-Policy", policy)
-	h.Set("X-Content-Type-Options", "nosniff")
-	h.Set("Referrer-Policy", "no-referrer")
-	h.Set("Cache-Control", "no-store")
 	_, _ = strings.NewReplacer(
 		"{{agent}}", html.EscapeString(p.opts.Agent), "{{node}}", html.EscapeString(p.opts.Node), "{{table}}", html.EscapeString(table.String()),
 		"{{style}}", pageCSS, "{{script}}", script,
-	).WriteString(w, pageHTML)
+	).WriteString(&page, pageHTML)
+	return page.Bytes()
 }

@@ -81,7 +81,7 @@ func did(i int, at time.Time, since time.Duration) (gpu.Usage, bool) {
 	switch i {
 	case 0, 1, 2, 3, 7:
 		busy = 0.93 + 0.05*wave(97, float64(i)/9)
-		if math.Mod(x, 900) > 840 { // writes a checkpoint
+		if math.Mod(x+300, 900) > 840 { // writes a checkpoint
 			busy = 0.08
 		}
 	case 4:
@@ -133,12 +133,11 @@ func (n node) serve(t *testing.T) string {
 		}
 	})
 	mux := http.NewServeMux()
-	for path, handle := range page.Handlers() {
-		mux.Handle("GET "+path, handle)
+	for pattern, handler := range page.Handlers() {
+		mux.Handle(pattern, handler)
 	}
 	mux.HandleFunc("GET /inventory", func(w http.ResponseWriter, _ *http.Request) { _ = n.report.WriteJSON(w) })
 	server := httptest.NewServer(mux)
 	t.Cleanup(server.Close)
 	return server.URL
 }
-
