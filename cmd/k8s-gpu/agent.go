@@ -18,7 +18,9 @@ import (
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/containerruntime"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubemetrics"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
+	"github.com/tandem-gpu/tandem/internal/report"
 	"github.com/tandem-gpu/tandem/internal/status"
+	"github.com/tandem-gpu/tandem/internal/statuspage"
 	"github.com/tandem-gpu/tandem/internal/usewatch"
 )
 
@@ -97,14 +99,20 @@ func (r *runner) run(ctx context.Context, s settings, policies <-chan settings, 
 			AllocationStore: allocationStore(s, log), Handover: &r.kubelet,
 		})
 		view := kubemetrics.View{Plugin: adapter}
+		page := statuspage.New(statuspage.Options{
+			Agent: agentName, Version: versionText(), Node: statuspage.NodeName(),
+			Report: func() report.Report { return report.DescribeState(a.State(), s.Core, a.Warnings()...).WithUse(a.Use()) },
+		})
 		server := status.New(status.Options{
 			Address: s.Operations.HTTPAddress, Name: agentName, Version: versionText(), Agent: a, Adapter: view, Reload: &r.reload,
-			Config: s.Core, Sources: a.SourcesUp, Warnings: a.Warnings, DriverCalls: agent.DriverCalls, Log: log,
+			Config: s.Core, Sources: a.SourcesUp, Warnings: a.Warnings, DriverCalls: agent.DriverCalls,
+			Handlers: page.Handlers(), Log: log,
 		})
 		return agent.Adapter{
 			Tasks: []func(context.Context) error{
 				adapter.Run,
 				func(ctx context.Context) error { server.Run(ctx); return nil },
+				func(ctx context.Context) error { page.Run(a.WatchUse(ctx)); return nil },
 				func(ctx context.Context) error { applyPolicies(ctx, a.Monitor, policies); return nil },
 			},
 			View:      adapter.Withhold,

@@ -9,7 +9,9 @@ import (
 	"github.com/tandem-gpu/tandem/internal/agent"
 	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter/nomadmetrics"
+	"github.com/tandem-gpu/tandem/internal/report"
 	"github.com/tandem-gpu/tandem/internal/status"
+	"github.com/tandem-gpu/tandem/internal/statuspage"
 	"github.com/tandem-gpu/tandem/internal/watch"
 )
 
@@ -31,9 +33,14 @@ func (h *pages) adapter(s config.Nomad, log *slog.Logger) func(*agent.Agent) age
 		if s.Operations.HTTPAddress == "" {
 			return agent.Adapter{}
 		}
+		page := statuspage.New(statuspage.Options{
+			Agent: agentName, Version: version, Node: statuspage.NodeName(),
+			Report: func() report.Report { return report.DescribeState(a.State(), s.Core, a.Warnings()...).WithUse(a.Use()) },
+		})
 		server := status.New(status.Options{
 			Address: s.Operations.HTTPAddress, Name: agentName, Version: version, Agent: a, Adapter: h.view, Reload: &h.reload,
-			Config: s.Core, Sources: a.SourcesUp, Warnings: a.Warnings, DriverCalls: agent.DriverCalls, Log: log,
+			Config: s.Core, Sources: a.SourcesUp, Warnings: a.Warnings, DriverCalls: agent.DriverCalls,
+			Handlers: page.Handlers(), Log: log,
 		})
 		previous, ended := h.next()
 		return agent.Adapter{
@@ -43,6 +50,9 @@ func (h *pages) adapter(s config.Nomad, log *slog.Logger) func(*agent.Agent) age
 					watch.Await(ctx, previous, closeTimeout)
 				}
 				server.Run(ctx)
+				return nil
+			}, func(ctx context.Context) error {
+				page.Run(a.WatchUse(ctx))
 				return nil
 			}},
 			Warnings: server.ListenWarnings,

@@ -1,70 +1,56 @@
 package pictures
 
 import (
+	"maps"
+	"slices"
 	"strings"
 	"testing"
+
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubemetrics"
+	"github.com/tandem-gpu/tandem/internal/metrics"
+	"github.com/tandem-gpu/tandem/internal/nomadadapter/nomadmetrics"
 )
 
-// agreed are metrics that the agents do not export yet, with their labels.
-const agreed = `
-device_info device gpu index instance model profile pci numa
-device_owner device orchestrator namespace name container id
-device_held device
-device_idle_seconds device
-device_processes device
-device_unreserved_processes device
-device_utilization_ratio device
-device_memory_busy_ratio device
-device_memory_used_bytes device
-device_memory_total_bytes device
-device_power_watts device
-device_power_limit_watts device
-device_temperature_celsius device
-device_clock_hertz device clock
-device_ecc_errors_total device location severity
-device_pcie_bytes_total device direction
-device_pcie_replays_total device
-device_pcie_link_generation device
-device_pcie_link_width device
-device_nvlinks device
-device_nvlink_bytes_total device direction
-device_nvlink_errors_total device type
-driver_calls_total function
-driver_call_errors_total function
-driver_call_seconds_total function
-request_duration_seconds_bucket method le
-request_duration_seconds_count method
-fingerprint_responses_total
-stats_responses_total
-reservations_total
-reservation_errors_total
-device_groups
-use_last_read_timestamp_seconds
-holders_known
-device_condition gpu gi ci cause state simulated
-cdi_devices state
-device_nodes_missing device
-`
-
-// exported are the labels of each metric that agents export.
+// exported are the labels of each metric that agents export: those that the code describes, and those of Go's runtime and of
+// the process, which are on the page of an agent.
 func exported(t *testing.T) map[string][]string {
 	t.Helper()
-	all := startAgent(t).scrape()
-	for line := range strings.SplitSeq(strings.TrimSpace(agreed), "\n") {
-		words := strings.Fields(line)
-		all["tandem_"+words[0]] = words[1:]
+	described := map[string][]string{}
+	for _, m := range slices.Concat(metrics.Shared(), kubemetrics.Metrics(), nomadmetrics.Metrics()) {
+		switch m.Type {
+		case metrics.Histogram:
+			described[m.Name+"_bucket"] = append(slices.Clone(m.Labels), "le")
+			fallthrough
+		case metrics.Summary:
+			described[m.Name+"_count"], described[m.Name+"_sum"] = m.Labels, m.Labels
+		default:
+			described[m.Name] = m.Labels
+		}
 	}
-	return all
+	page := startAgent(t).scrape()
+	if len(page) < 40 {
+		t.Errorf("only %d metrics on the page", len(page))
+	}
+	for name, labels := range page {
+		if want, ok := described[name]; strings.HasPrefix(name, "tandem_") && (!ok || slices.ContainsFunc(labels, func(l string) bool { return !slices.Contains(want, l) })) {
+			t.Errorf("the page has %s with labels %q, the code describes %q", name, slices.Compact(slices.Sorted(slices.Values(labels))), want)
+		}
+	}
+	maps.Copy(page, described)
+	return page
 }
 
 // values are the values of labels that have few.
 func (e *expressions) values(metric string) map[string][]string {
 	health := []string{"healthy", "degraded", "unknown", "unhealthy", "lost"}
-	switch metric {
-	case "tandem_device_health":
-		return map[string][]string{"state": health}
-	case "tandem_devices":
-		return map[string][]string{"health": health}
-	}
-	return nil
+	return map[string]map[string][]string{
+		"tandem_device_health":                   {"state": health},
+		"tandem_devices":                         {"health": health},
+		"tandem_driver_info":                     {"state": {"pending", "absent", "failed", "ready", "released"}},
+		"tandem_health_source_up":                {"source": {"kernel_log", "history", "events", "recovery_action"}},
+		"tandem_cdi_devices":                     {"state": {"defined", "undefined"}},
+		"tandem_device_clock_hertz":              {"clock": {"sm", "memory"}},
+		"tandem_device_ecc_errors_total":         {"severity": {"corrected", "uncorrected"}},
+		"tandem_request_duration_seconds_bucket": {"method": {"Allocate", "Reserve"}},
+	}[metric]
 }
