@@ -24,6 +24,7 @@ const (
 	ExitUsage  = 2
 
 	ExitProblems = 3 // of doctor: it has found a problem
+	ExitDiffer = 3 // shadow: the other plugin's answers are others
 )
 
 // UsageError is a command line that can't be understood.
@@ -62,6 +63,8 @@ type Program struct {
 	// Doctor returns what doctor checks: the options of an agent as for Options, and the checks of the orchestrator. The root of the
 	// host's file system is "" unless it is not /.
 	Doctor func(hostRoot string) (agent.Options, []doctor.Check, error)
+	Import *Import // nil = the program has no such verb
+	Shadow *Shadow // nil = the program has no such verb
 
 	Stdout, Stderr io.Writer
 }
@@ -89,6 +92,8 @@ func ExitCode(err error) int {
 		return ExitUsage
 	case errors.Is(err, errProblems):
 		return ExitProblems
+	case errors.Is(err, ErrDiffer):
+		return ExitDiffer
 	}
 	return ExitFailed
 }

@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/urfave/cli/v3"
 
@@ -78,11 +79,25 @@ func (p Program) verbs() []*cli.Command {
 		}},
 		{name: "help", usage: "print this, or the help of a command", argsUsage: "[COMMAND]", maxArgs: 1, do: help},
 	}
+	verbs = p.withMigration(verbs)
 	commands := make([]*cli.Command, len(verbs))
 	for i, v := range verbs {
 		commands[i] = p.newCommand(v)
 	}
 	return commands
+}
+
+// withMigration adds the verbs for the way from another plugin, before "debug".
+func (p Program) withMigration(verbs []verb) []verb {
+	var more []verb
+	if p.Import != nil {
+		more = append(more, p.importVerb())
+	}
+	if p.Shadow != nil {
+		more = append(more, p.shadowVerb())
+	}
+	at := slices.IndexFunc(verbs, func(v verb) bool { return v.name == "debug" })
+	return slices.Insert(verbs, at, more...)
 }
 
 func (p Program) newCommand(v verb) *cli.Command {

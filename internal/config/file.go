@@ -32,8 +32,12 @@ type File struct {
 	values map[string]Value // the other values that are not null, by key
 }
 
-func readText(path string) ([]byte, error) {
-	text, err := os.ReadFile(path)
+// readText reads the configuration file by read; nil = os.ReadFile.
+func readText(path string, read func(string) ([]byte, error)) ([]byte, error) {
+	if read == nil {
+		read = os.ReadFile
+	}
+	text, err := read(path)
 	if err != nil {
 		return nil, fmt.Errorf("configuration file: %w", err)
 	}

@@ -82,8 +82,9 @@ func NewFlags(specs []Spec) Flags {
 
 // Environment is what ReadKubernetes needs of the process and the host beside files.
 type Environment struct {
-	LookupEnv    func(name string) (string, bool) // as os.LookupEnv
-	CheckAddress func(address string) error       // whether a TCP listener accepts it; this package does not link package net
+	LookupEnv    func(name string) (string, bool)  // as os.LookupEnv
+	CheckAddress func(address string) error        // whether a TCP listener accepts it; this package does not link package net
+	ReadFile     func(path string) ([]byte, error) // of the configuration file; nil = os.ReadFile
 }
 
 // ReadKubernetes reads command line, environment and configuration file, with this precedence. It returns every problem
@@ -94,7 +95,7 @@ func ReadKubernetes(flags Flags, env Environment) (Kubernetes, error) {
 	var unreadable, problems error
 	if path := lookup(Spec{Flag: FlagConfigFile, Env: []string{variable(FlagConfigFile)}}, flags, env, nil); path.Text != "" {
 		var text []byte
-		if text, unreadable = readText(path.Text); unreadable == nil {
+		if text, unreadable = readText(path.Text, env.ReadFile); unreadable == nil {
 			f, problems = parseFile(path.Text, text, policy.Kubernetes, fileKinds(true))
 		}
 	}

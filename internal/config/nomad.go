@@ -215,7 +215,7 @@ func (b Block) Read() (Nomad, File, error) {
 	if b.PolicyFile == "" {
 		return b.compile(nil)
 	}
-	text, err := readText(b.PolicyFile)
+	text, err := readText(b.PolicyFile, nil)
 	if err != nil {
 		b.PolicyFile, b.problems = "", append([]error{err}, b.problems...)
 	}

@@ -1,0 +1,3 @@
+plugin "docker" {
+  config {}
+}

@@ -1,0 +1,101 @@
+package kubeshadow
+
+import (
+	"bytes"
+	"cmp"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
+)
+
+// podEnvironment is the environment with which a process of a pod was started. The kubelet sets HOSTNAME to the name of the pod.
+type podEnvironment struct {
+	cgroup string // of the container
+	env    map[string]string
+}
+
+// podEnvironments are those of the processes of pods that this process may read, one for each container.
+func podEnvironments(procRoot string) (all []podEnvironment) {
+	procRoot = cmp.Or(procRoot, "/proc")
+	entries, err := os.ReadDir(procRoot)
+	if err != nil {
+		return nil
+	}
+	seen := map[string]bool{}
+	for _, e := range entries {
+		if _, err := strconv.Atoi(e.Name()); err != nil {
+			continue
+		}
+		group := podCgroup(filepath.Join(procRoot, e.Name(), "cgroup"))
+		if group == "" || seen[group] {
+			continue
+		}
+		text, err := os.ReadFile(filepath.Join(procRoot, e.Name(), "environ"))
+		if err != nil || len(text) == 0 {
+			continue
+		}
+		seen[group] = true
+		p := podEnvironment{cgroup: group, env: map[string]string{}}
+		for variable := range bytes.SplitSeq(text, []byte{0}) {
+			if name, value, ok := strings.Cut(string(variable), "="); ok {
+				p.env[name] = value
+			}
+		}
+		all = append(all, p)
+	}
+	return all
+}
+
+// podCgroup is the control group of a container of a pod; "" if the process is of none.
+func podCgroup(path string) string {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return ""
+	}
+	for line := range strings.Lines(string(text)) {
+		parts := strings.SplitN(strings.TrimSpace(line), ":", 3)
+		if len(parts) == 3 && strings.Contains(parts[2], "kubepods") {
+			return parts[2]
+		}
+	}
+	return ""
+}
+
+// maxHostname limits HOSTNAME, which is a part of the pod's name then.
+const maxHostname = 63
+
+// environmentOf is the environment of a container that holds devices, or why it is not known. The control group has no name of the
+// container, so that of several containers of the pod the one counts that has all variables of the answer, or else the one that has
+// some.
+func environmentOf(all []podEnvironment, c podresources.Container, answer map[string]string) (env map[string]string, why string) {
+	var found []podEnvironment
+	for _, p := range all {
+		if p.env["HOSTNAME"] == c.Pod[:min(len(c.Pod), maxHostname)] {
+			found = append(found, p)
+		}
+	}
+	best := -1
+	for _, p := range found {
+		same := 0
+		for name, value := range answer {
+			if p.env[name] == value || sameList(p.env[name], value) {
+				same += 2
+			} else if p.env[name] != "" {
+				same++
+			}
+		}
+		if same > best {
+			best, env = same, p.env
+		}
+	}
+	switch {
+	case len(found) == 0:
+		return nil, "no process of it is visible: that takes the host's PID namespace, and the right to read /proc/PID/environ"
+	case best == 0 && len(found) > 1 && len(answer) > 0:
+		return nil, "its process can't be told from others of the pod"
+	}
+	return env, ""
+}
