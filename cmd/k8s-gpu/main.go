@@ -80,6 +80,7 @@ func run(ctx context.Context, env environment) error {
 			s, err := read()
 			return s.Summary(), err
 		},
+		Import: importNVIDIA(), Shadow: shadowKubelet(read),
 		Stdout: env.stdout, Stderr: env.stderr,
 	}.Run(ctx, env.args)
 }

@@ -1,0 +1,85 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"os"
+	"strings"
+
+	urfave "github.com/urfave/cli/v3"
+
+	"github.com/tandem-gpu/tandem/internal/agent"
+	"github.com/tandem-gpu/tandem/internal/cli"
+	"github.com/tandem-gpu/tandem/internal/config"
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/importer"
+	"github.com/tandem-gpu/tandem/internal/importer/hashicorp"
+	"github.com/tandem-gpu/tandem/internal/nomadadapter/nomadshadow"
+	"github.com/tandem-gpu/tandem/internal/shadow"
+)
+
+// importNomad reads the plugin block of nomad-device-nvidia. name is the name of this program's file.
+func importNomad(name string) *cli.Import {
+	return &cli.Import{
+		Of: "nomad-device-nvidia (the configuration of a Nomad agent)", Formats: []string{hashicorp.FromHCL}, Extension: ".hcl",
+		Read: func(path string, text []byte, _ string, _ func(string) ([]byte, error)) (importer.Result, error) {
+			return hashicorp.Import(hashicorp.Input{Path: path, Text: text, Plugin: name})
+		},
+	}
+}
+
+const (
+	flagAddress     = "address"
+	flagTokenFile   = "token-file"
+	flagAgentConfig = "agent-config"
+)
+
+// shadowNomad compares this agent with the plugin whose devices the Nomad node has.
+func shadowNomad(name string, values config.Flags, getenv func(string) string) *cli.Shadow {
+	return &cli.Shadow{
+		Where: "the API of the Nomad agent",
+		Flags: []urfave.Flag{
+			&urfave.StringFlag{Name: flagAddress, Usage: "of the agent's HTTP API: http://, https:// or unix:// [$NOMAD_ADDR]; " + nomadshadow.DefaultAddress + " if not given"},
+			&urfave.StringFlag{Name: flagTokenFile, Usage: "file with an ACL token that allows agent:read and node:read [$NOMAD_TOKEN is the token itself]"},
+			&urfave.StringFlag{Name: flagAgentConfig, Usage: "configuration file of the Nomad agent: this agent is compared as its plugin block configures it, that of nomad-device-nvidia as import reads it"},
+		},
+		Open: func(get func(string) string) (agent.Options, func(context.Context, core.State) (shadow.Report, error), error) {
+			client, err := nomadClient(get, getenv)
+			if err != nil {
+				return agent.Options{}, nil, err
+			}
+			block := config.BlockOfFlags(values)
+			if path := get(flagAgentConfig); path != "" {
+				if block, err = blockOf(path, name); err != nil {
+					return agent.Options{}, nil, err
+				}
+			}
+			s, _, err := block.Read()
+			compare := func(ctx context.Context, state core.State) (shadow.Report, error) {
+				return nomadshadow.Compare(ctx, state, s.GroupBy, client)
+			}
+			return agentOptions(s), compare, err
+		},
+	}
+}
+
+func blockOf(path, name string) (config.Block, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return config.Block{}, err
+	}
+	return hashicorp.Settings(hashicorp.Input{Path: path, Text: text, Plugin: name})
+}
+
+func nomadClient(get, getenv func(string) string) (*nomadshadow.Client, error) {
+	token := getenv("NOMAD_TOKEN")
+	if path := get(flagTokenFile); path != "" {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return nil, fmt.Errorf("--%s: %w", flagTokenFile, err)
+		}
+		token = strings.TrimSpace(string(text))
+	}
+	return nomadshadow.NewClient(cmp.Or(get(flagAddress), getenv("NOMAD_ADDR"), nomadshadow.DefaultAddress), token, getenv)
+}
