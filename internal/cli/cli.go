@@ -24,7 +24,7 @@ const (
 	ExitUsage  = 2
 
 	ExitProblems = 3 // of doctor: it has found a problem
-	ExitDiffer = 3 // shadow: the other plugin's answers are others
+	ExitDiffer   = 3 // shadow: the other plugin's answers are others
 )
 
 // UsageError is a command line that can't be understood.

@@ -101,14 +101,14 @@ func Compare(here, there []Offer, onlyHealthy bool) (all []Difference) {
 		other, both := theirs[o.Name]
 		delete(theirs, o.Name)
 		if !both {
-			all = append(all, Difference{Kind: KindResource, Offer: o.Name, Here: devices(len(o.Devices)), There: "not offered"})
+			all = append(all, Difference{Kind: KindResource, Offer: o.Name, Here: devices(len(o.Devices)), There: notOffered})
 			continue
 		}
 		all = append(all, compareDevices(o, other, onlyHealthy)...)
 		all = append(all, compareAttributes(o, other)...)
 	}
 	for _, o := range theirs {
-		all = append(all, Difference{Kind: KindResource, Offer: o.Name, Here: "not offered", There: devices(len(o.Devices))})
+		all = append(all, Difference{Kind: KindResource, Offer: o.Name, Here: notOffered, There: devices(len(o.Devices))})
 	}
 	return all
 }
@@ -135,7 +135,7 @@ func compareDevices(o, other Offer, onlyHealthy bool) (all []Difference) {
 		case !both && onlyHealthy:
 			difference.Kind, difference.Here, difference.There = KindHealth, d.health(), "not allocatable: unhealthy, or not offered"
 		case !both:
-			difference.Kind, difference.Here, difference.There = KindDevice, "offered, "+d.health(), "not offered"
+			difference.Kind, difference.Here, difference.There = KindDevice, "offered, "+d.health(), notOffered
 		case d.Healthy != there.Healthy || (d.Remark == "") != (there.Remark == "") && d.Healthy:
 			difference.Kind, difference.Here, difference.There = KindHealth, d.health(), there.health()
 		}
@@ -147,7 +147,7 @@ func compareDevices(o, other Offer, onlyHealthy bool) (all []Difference) {
 		}
 	}
 	for _, d := range theirs {
-		all = append(all, Difference{Kind: KindDevice, Offer: o.Name, Device: d.ID, Here: "not offered", There: "offered, " + d.health()})
+		all = append(all, Difference{Kind: KindDevice, Offer: o.Name, Device: d.ID, Here: notOffered, There: "offered, " + d.health()})
 	}
 	return all
 }

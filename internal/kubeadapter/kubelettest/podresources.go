@@ -26,6 +26,7 @@ type PodResources struct {
 	mu     sync.Mutex
 	pods   map[string][]*podresources.ContainerDevices // by "namespace/name"
 	claims map[string][]*podresources.DynamicResource  // by "namespace/name"
+	offer  []*podresources.ContainerDevices            // see Offer
 	fail   error
 	hang   bool
 	lists  int

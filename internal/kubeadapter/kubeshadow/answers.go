@@ -4,6 +4,7 @@ import (
 	"errors"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
@@ -74,7 +75,7 @@ func (c *comparison) compareVariables(h podresources.Container, here, there map[
 
 func value(env map[string]string, name string) string {
 	if text, ok := env[name]; ok {
-		return name + "=" + text
+		return strconv.Quote(text)
 	}
 	return "not set"
 }

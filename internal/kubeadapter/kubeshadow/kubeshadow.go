@@ -43,7 +43,8 @@ func Compare(ctx context.Context, s core.State, o Options) (shadow.Report, error
 		c.notCompared = append(c.notCompared, "the driver here: "+state.Reason)
 	}
 	c.compareAnswers(node.Containers)
-	return shadow.NewReport("the kubelet's pod-resources API "+o.Socket, here, there, c.differences, c.notCompared), nil
+	differences := shadow.WithReasons(c.differences, s.Inventory)
+	return shadow.NewReport("the kubelet's pod-resources API "+o.Socket, here, there, differences, c.notCompared), nil
 }
 
 // offersOf are the resources of this agent.

@@ -29,7 +29,8 @@ func Compare(ctx context.Context, s core.State, by config.GroupBy, c *Client) (s
 	if state := s.Inventory.Driver(); state.Reason != "" {
 		notCompared = append(notCompared, "the driver here: "+state.Reason)
 	}
-	return shadow.NewReport("node "+n.Name+" of "+c.address, here, there, shadow.Compare(here, there, false), notCompared), nil
+	differences := shadow.WithReasons(shadow.Compare(here, there, false), s.Inventory)
+	return shadow.NewReport("node "+n.Name+" of "+c.address, here, there, differences, notCompared), nil
 }
 
 // offersOf are the groups of this agent.
