@@ -74,7 +74,7 @@ func command(name string, args []string, stdout, stderr io.Writer) int {
 			_, file, err := block.Read()
 			return file.Summary(), err
 		},
-		Import: importNomad(name), Shadow: shadowNomad(name, values, os.Getenv),
+		Import: importNomad(name), Shadow: shadowNomad(name, values),
 		Stdout: stdout, Stderr: stderr,
 	}.Run(context.Background(), append([]string{name}, args...))
 	cli.WriteError(stderr, name, err)

@@ -3,9 +3,8 @@ package main
 import (
 	"cmp"
 	"context"
-	"fmt"
+	"log/slog"
 	"os"
-	"strings"
 
 	urfave "github.com/urfave/cli/v3"
 
@@ -15,6 +14,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/importer"
 	"github.com/tandem-gpu/tandem/internal/importer/hashicorp"
+	"github.com/tandem-gpu/tandem/internal/nomadadapter/agentapi"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter/nomadshadow"
 	"github.com/tandem-gpu/tandem/internal/shadow"
 )
@@ -33,27 +33,31 @@ const (
 	flagAddress     = "address"
 	flagTokenFile   = "token-file"
 	flagAgentConfig = "agent-config"
+
+	defaultNomadAddress = "http://127.0.0.1:4646"
 )
 
 // shadowNomad compares this agent with the plugin whose devices the Nomad node has.
-func shadowNomad(name string, values config.Flags, getenv func(string) string) *cli.Shadow {
+func shadowNomad(name string, values config.Flags) *cli.Shadow {
 	return &cli.Shadow{
 		Where: "the API of the Nomad agent",
 		Flags: []urfave.Flag{
-			&urfave.StringFlag{Name: flagAddress, Usage: "of the agent's HTTP API: http://, https:// or unix:// [$NOMAD_ADDR]; " + nomadshadow.DefaultAddress + " if not given"},
+			&urfave.StringFlag{Name: flagAddress, Usage: "of the agent's HTTP API: http://, https:// or unix:// [$NOMAD_ADDR]; " + defaultNomadAddress + " if not given"},
 			&urfave.StringFlag{Name: flagTokenFile, Usage: "file with an ACL token that allows agent:read and node:read [$NOMAD_TOKEN is the token itself]"},
 			&urfave.StringFlag{Name: flagAgentConfig, Usage: "configuration file of the Nomad agent: this agent is compared as its plugin block configures it, that of nomad-device-nvidia as import reads it"},
 		},
 		Open: func(get func(string) string) (agent.Options, func(context.Context, core.State) (shadow.Report, error), error) {
-			client, err := nomadClient(get, getenv)
-			if err != nil {
-				return agent.Options{}, nil, err
-			}
+			client := agentapi.New(agentapi.Options{
+				Address: cmp.Or(get(flagAddress), os.Getenv("NOMAD_ADDR"), defaultNomadAddress), TokenFile: get(flagTokenFile), Token: os.Getenv("NOMAD_TOKEN"),
+				Log: slog.New(slog.DiscardHandler), LookupEnv: os.LookupEnv,
+			})
 			block := config.BlockOfFlags(values)
 			if path := get(flagAgentConfig); path != "" {
-				if block, err = blockOf(path, name); err != nil {
+				b, err := blockOf(path, name)
+				if err != nil {
 					return agent.Options{}, nil, err
 				}
+				block = b
 			}
 			s, _, err := block.Read()
 			compare := func(ctx context.Context, state core.State) (shadow.Report, error) {
@@ -70,16 +74,4 @@ func blockOf(path, name string) (config.Block, error) {
 		return config.Block{}, err
 	}
 	return hashicorp.Settings(hashicorp.Input{Path: path, Text: text, Plugin: name})
-}
-
-func nomadClient(get, getenv func(string) string) (*nomadshadow.Client, error) {
-	token := getenv("NOMAD_TOKEN")
-	if path := get(flagTokenFile); path != "" {
-		text, err := os.ReadFile(path)
-		if err != nil {
-			return nil, fmt.Errorf("--%s: %w", flagTokenFile, err)
-		}
-		token = strings.TrimSpace(string(text))
-	}
-	return nomadshadow.NewClient(cmp.Or(get(flagAddress), getenv("NOMAD_ADDR"), nomadshadow.DefaultAddress), token, getenv)
 }

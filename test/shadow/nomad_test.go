@@ -75,7 +75,7 @@ func TestNomad(t *testing.T) {
 	goldenfile.Compare(t, "testdata/nomad.golden", render(report(t, cmd)))
 
 	cmd = command(t, "nomad-gpu", "shadow", "--address", server.URL, "--agent-config", config)
-	if out, err := cmd.CombinedOutput(); cmd.ProcessState.ExitCode() != 1 || !strings.Contains(string(out), "agent:read and node:read") {
+	if out, err := cmd.CombinedOutput(); cmd.ProcessState.ExitCode() != 1 || !strings.Contains(string(out), "agent:read, node:read") {
 		t.Errorf("without a token: %v, %s", err, out)
 	}
 }

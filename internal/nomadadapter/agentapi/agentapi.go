@@ -20,7 +20,8 @@ import (
 // Options configure a Client.
 type Options struct {
 	Address   string // http://HOST:PORT, https://HOST:PORT, unix:///PATH
-	TokenFile string // file with an ACL token, read again for each request; "" = none
+	TokenFile string // file with an ACL token, read again for each request; "" = Token
+	Token     string // "" = none
 	Log       *slog.Logger
 
 	// LookupEnv returns NOMAD_CACERT, NOMAD_CLIENT_CERT and NOMAD_CLIENT_KEY, the files for https that Nomad's own programs use.
@@ -55,7 +56,7 @@ var errFirst = errors.New("the Nomad agent has not answered yet")
 
 // New returns a client. It connects to nothing. An error of the files for https is that of each Read.
 func New(o Options) *Client {
-	c := &Client{log: o.Log, base: strings.TrimSuffix(o.Address, "/"), err: errFirst, token: tokenIn(o.TokenFile)}
+	c := &Client{log: o.Log, base: strings.TrimSuffix(o.Address, "/"), err: errFirst, token: tokenIn(o.TokenFile, o.Token)}
 	if path, ok := strings.CutPrefix(o.Address, "unix://"); ok {
 		c.base = "http://nomad"
 		c.http = &http.Client{Transport: unixTransport(path)}

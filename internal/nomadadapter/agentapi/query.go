@@ -48,19 +48,11 @@ func (f *follower) next(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, waitTime+answerTime)
 	defer cancel()
 	if f.node == "" {
-		var self struct {
-			Stats struct {
-				Client struct {
-					NodeID string `json:"node_id"`
-				} `json:"client"`
-			} `json:"stats"`
-		}
-		if _, err := f.get(ctx, "/v1/agent/self", &self); err != nil {
+		id, err := f.nodeID(ctx)
+		if err != nil {
 			return err
 		}
-		if f.node = self.Stats.Client.NodeID; f.node == "" {
-			return errors.New("/v1/agent/self has no node ID: nomad_address is not that of a Nomad client")
-		}
+		f.node = id
 	}
 	query := url.Values{"stale": {""}, "index": {strconv.FormatUint(f.index, 10)}, "wait": {waitTime.String()}}
 	var all []allocation
@@ -113,11 +105,11 @@ func (c *Client) get(ctx context.Context, path string, into any) (index uint64, 
 	return index, nil
 }
 
-// tokenIn returns a function that reads a token from a file.
-func tokenIn(path string) func() (string, error) {
+// tokenIn returns a function that reads a token from a file; without one it is the token given.
+func tokenIn(path, token string) func() (string, error) {
 	return func() (string, error) {
 		if path == "" {
-			return "", nil
+			return token, nil
 		}
 		text, err := os.ReadFile(path)
 		if err != nil {

@@ -12,6 +12,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter"
+	"github.com/tandem-gpu/tandem/internal/nomadadapter/agentapi"
 	"github.com/tandem-gpu/tandem/internal/shadow"
 )
 
@@ -19,8 +20,8 @@ import (
 const vendor = "nvidia"
 
 // Compare compares a state with the devices of the agent's node.
-func Compare(ctx context.Context, s core.State, by config.GroupBy, c *Client) (shadow.Report, error) {
-	n, err := c.node(ctx)
+func Compare(ctx context.Context, s core.State, by config.GroupBy, c *agentapi.Client) (shadow.Report, error) {
+	n, err := c.Node(ctx)
 	if err != nil {
 		return shadow.Report{}, err
 	}
@@ -30,7 +31,7 @@ func Compare(ctx context.Context, s core.State, by config.GroupBy, c *Client) (s
 		notCompared = append(notCompared, "the driver here: "+state.Reason)
 	}
 	differences := shadow.WithReasons(shadow.Compare(here, there, false), s.Inventory)
-	return shadow.NewReport("node "+n.Name+" of "+c.address, here, there, differences, notCompared), nil
+	return shadow.NewReport("node "+n.Name+" of the Nomad agent", here, there, differences, notCompared), nil
 }
 
 // offersOf are the groups of this agent.
@@ -38,7 +39,7 @@ func offersOf(groups []*device.DeviceGroup) (offers []shadow.Offer) {
 	for _, g := range groups {
 		o := shadow.Offer{Name: g.Vendor + "/" + g.Type + "/" + g.Name, Attributes: map[string]string{}}
 		for key, a := range g.Attributes {
-			o.Attributes[key] = attribute{Float: a.Float, Int: a.Int, String: a.String, Bool: a.Bool, Unit: a.Unit}.text()
+			o.Attributes[key] = text(agentapi.Attribute{Float: a.Float, Int: a.Int, String: a.String, Bool: a.Bool, Unit: a.Unit})
 		}
 		for _, d := range g.Devices {
 			entry := shadow.Device{ID: d.ID, Healthy: d.Healthy, Remark: d.HealthDesc}
@@ -53,14 +54,14 @@ func offersOf(groups []*device.DeviceGroup) (offers []shadow.Offer) {
 }
 
 // offersOfNode are the groups of the node.
-func offersOfNode(n node) (offers []shadow.Offer) {
+func offersOfNode(n agentapi.Node) (offers []shadow.Offer) {
 	for _, g := range n.NodeResources.Devices {
 		if g.Vendor != vendor {
 			continue
 		}
 		o := shadow.Offer{Name: g.Vendor + "/" + g.Type + "/" + g.Name, Attributes: map[string]string{}}
 		for key, a := range g.Attributes {
-			o.Attributes[key] = a.text()
+			o.Attributes[key] = text(a)
 		}
 		for _, i := range g.Instances {
 			entry := shadow.Device{ID: i.ID, Healthy: i.Healthy, Remark: i.HealthDescription}
@@ -83,7 +84,7 @@ func printable(text string) string {
 }
 
 // text is the value with its unit.
-func (a attribute) text() string {
+func text(a agentapi.Attribute) string {
 	value := ""
 	switch {
 	case a.Int != nil:
