@@ -138,7 +138,7 @@ func TestDaemonSetComponents(t *testing.T) {
 	}{
 		"policy": {mount: "/etc/tandem"}, "mps": {mount: "/mps"}, "mig": {adds: []string{"SYS_ADMIN"}}, "selinux": {},
 		"driver-container": {mount: "/driver-root"}, "device-nodes": {}, "cdi": {privileged: true},
-		"reservation-check": {hostPID: true},
+		"reservation-check": {hostPID: true}, "owners": {hostPID: true, mount: "/var/log/pods"},
 	} {
 		var k struct{ Patches []struct{ Patch string } }
 		manifest(t, "../../deploy/"+name+"/kustomization.yaml", &k)

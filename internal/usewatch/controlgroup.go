@@ -9,9 +9,12 @@ import (
 
 // group is what the control groups of a process show.
 type group struct {
-	owner     use.Owner // with orchestrator and ID, and the task of Nomad; the zero value = no work of an orchestrator
+	owner     use.Owner // with orchestrator, ID if known, and the task of Nomad; the zero value = no work of an orchestrator
 	container bool      // it is in a container that no orchestrator's control group has
 }
+
+// criParent is the parent that containerd gives to containers of a kubelet without control groups for pods (cgroupsPerQOS: false).
+const criParent = "k8s.io"
 
 // Forms of a part of a path.
 var (
@@ -43,6 +46,7 @@ func parseGroup(text string) group {
 		if len(fields) != 3 {
 			continue
 		}
+		parent := ""
 		for part := range strings.SplitSeq(fields[2], "/") {
 			if part == "user.slice" || strings.HasPrefix(part, "user@") {
 				break
@@ -53,7 +57,13 @@ func parseGroup(text string) group {
 			if m := taskPart.FindStringSubmatch(part); m != nil {
 				return group{owner: use.Owner{Orchestrator: use.Nomad, ID: m[1], Container: strings.TrimSuffix(m[2], ".scope")}}
 			}
-			g.container = g.container || containerPart.MatchString(part)
+			if containerPart.MatchString(part) {
+				if parent == criParent {
+					return group{owner: use.Owner{Orchestrator: use.Kubernetes}}
+				}
+				g.container = true
+			}
+			parent = part
 		}
 	}
 	return g

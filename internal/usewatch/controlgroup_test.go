@@ -38,6 +38,7 @@ func TestParseGroup(t *testing.T) {
 		"seen from another pod":           {"0::/../../kubepods-besteffort-pod" + under + ".slice/cri-containerd-" + container + ".scope\n", group{owner: kube}},
 		"seen from another pod, cgroupfs": {"0::/../../pod" + podUID + "/" + container + "\n", group{owner: kube}},
 		"version 1":                       {"12:pids:/kubepods/pod" + podUID + "/" + container + "\n0::/system.slice/containerd.service\n", group{owner: kube}},
+		"without groups of pods":          {"3:cpu:/k8s.io/" + container + "\n", group{owner: use.Owner{Orchestrator: use.Kubernetes}}},
 		"docker in a pod":                 {"0::/kubepods/pod" + podUID + "/" + container + "/docker/" + container + "\n", group{owner: kube}},
 
 		"Nomad":                    {"0::/nomad.slice/share.slice/" + allocID + ".main.scope\n", group{owner: nomad}},
@@ -67,7 +68,7 @@ func FuzzParseGroup(f *testing.F) {
 	f.Add("0::/nomad.slice/share.slice/" + allocID + ".main.scope")
 	f.Fuzz(func(t *testing.T, text string) {
 		g := parseGroup(text)
-		if id := g.owner.ID; (g.owner == use.Owner{}) != (id == "") || id != "" && len(id) != 32 && !isUUID(id) {
+		if id := g.owner.ID; (g.owner == use.Owner{}) != (id == "") && g.owner != (use.Owner{Orchestrator: use.Kubernetes}) || id != "" && len(id) != 32 && !isUUID(id) {
 			t.Errorf("%+v", g)
 		}
 	})

@@ -16,6 +16,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -41,11 +42,15 @@ type cluster struct {
 type runtime struct {
 	folder string // of its programs, with a slash at the end; "" = they are found in PATH
 	config string
+
+	podGroups bool // the kubelet gives each pod a control group
 }
 
 var (
-	containerd2 = runtime{"", "containerd.toml"}
-	containerd1 = runtime{"/usr/bin/", "containerd-1.6.toml"} // Debian's, without CDI
+	containerd2 = runtime{config: "containerd.toml"}
+	containerd1 = runtime{folder: "/usr/bin/", config: "containerd-1.6.toml"} // Debian's, without CDI
+
+	containerd2WithPodGroups = runtime{config: "containerd.toml", podGroups: true}
 )
 
 // startCluster brings the control plane and the node up, with the given images (archives) in containerd.
@@ -58,7 +63,7 @@ func startClusterOn(t *testing.T, r runtime, images ...string) *cluster {
 	t.Helper()
 	c := &cluster{owner: t, runtime: r}
 	c.startControlPlane(t)
-	values := map[string]string{"STATE": stateDir(), "LOGS": logDir()}
+	values := map[string]string{"STATE": stateDir(), "LOGS": logDir(), "PODGROUPS": strconv.FormatBool(r.podGroups)}
 	render(t, "cni/10-e2e.conflist", nil)
 	render(t, "kubelet.yaml", values)
 	render(t, r.config, values)

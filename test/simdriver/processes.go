@@ -1,7 +1,9 @@
 package simdriver
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"strconv"
 	"strings"
@@ -35,7 +37,19 @@ func (m *Machine) StartProcess(slot, pid, mib int, at ...At) error {
 	})
 }
 
-// EndProcess ends a process: procfs does not show it any more, and the driver does not list it.
+// UseProcess makes a process of this host, such as the task of a job, one that uses memory of a GPU in MiB: the driver lists it until
+// EndProcess, and procfs shows it for as long as it runs, in its control group.
+func (m *Machine) UseProcess(slot, pid, mib int) error {
+	link := m.path("proc", strconv.Itoa(pid))
+	if err := os.Symlink("/proc/"+strconv.Itoa(pid), link); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	return m.edit(func(c *conf) error {
+		return c.setAll(gpuHead(slot), "process", append(c.all(gpuHead(slot), "process"), fmt.Sprintf("%d %dMiB", pid, mib)))
+	})
+}
+
+// EndProcess ends a simulated process, or the use of a GPU by one of this host: procfs does not show it any more, and the driver does not list it.
 func (m *Machine) EndProcess(pid int) error {
 	return m.edit(func(c *conf) error {
 		for _, slot := range c.slots() {

@@ -189,9 +189,10 @@ func (n next) withoutHold(o Owner, holds []Hold) bool {
 	return listed || n.Record.AllWork
 }
 
-// runs reports whether a process of o may be of the work of a hold: the record of a pod may have no UID, as the kubelet's has none.
+// runs reports whether a process of o may be of the work of a hold: the record of a pod may have no UID, as the kubelet's has none, and
+// a kubelet may give pods no control groups.
 func (o Owner) runs(h Hold) bool {
-	return o.Orchestrator == h.Owner.Orchestrator && (o.ID == h.Owner.ID || h.Owner.ID == "")
+	return o.Orchestrator == h.Owner.Orchestrator && (o.ID == h.Owner.ID || h.Owner.ID == "" || o.ID == "")
 }
 
 // mpsServer is the name of NVIDIA's MPS server as procfs shows it, which is cut after 15 bytes (TASK_COMM_LEN).

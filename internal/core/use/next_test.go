@@ -103,24 +103,26 @@ func TestUnreserved(t *testing.T) {
 		unknown     bool
 		soon, later bool // unreserved at the first reading, after a minute
 	}{
-		"of no work":                                {record: record(hold(one, 0)), soon: true, later: true},
-		"of no work, record unknown":                {soon: true, later: true},
-		"control group unreadable":                  {record: record(), unknown: true},
-		"of the holder":                             {owner: group(one), record: record(hold(one, 0))},
-		"of work with another device":               {owner: group(one), record: record(hold(one, 1)), later: true},
-		"of work that has ended":                    {owner: group(two), record: record(hold(one, 0)), later: true},
-		"of work that the record may not list":      {owner: group(two), record: filtered},
-		"of listed work, others may be missing":     {owner: group(one), record: filtered, later: true},
-		"record incomplete":                         {owner: group(one), record: incomplete},
-		"record unknown":                            {owner: group(one)},
-		"UID of the holder unknown":                 {owner: group(one), record: noUID},
-		"of the other orchestrator":                 {owner: task, record: record()},
-		"of the other orchestrator, and of none":    {owner: task, record: record(hold(one, 0))},
-		"of a pod without devices, nothing is held": {owner: group(two), record: record(), later: true},
+		"of no work":                                        {record: record(hold(one, 0)), soon: true, later: true},
+		"of no work, record unknown":                        {soon: true, later: true},
+		"control group unreadable":                          {record: record(), unknown: true},
+		"of the holder":                                     {owner: group(one), record: record(hold(one, 0))},
+		"of work with another device":                       {owner: group(one), record: record(hold(one, 1)), later: true},
+		"of work that has ended":                            {owner: group(two), record: record(hold(one, 0)), later: true},
+		"of work that the record may not list":              {owner: group(two), record: filtered},
+		"of listed work, others may be missing":             {owner: group(one), record: filtered, later: true},
+		"record incomplete":                                 {owner: group(one), record: incomplete},
+		"record unknown":                                    {owner: group(one)},
+		"UID of the holder unknown":                         {owner: group(one), record: noUID},
+		"of a pod without a control group":                  {owner: use.Owner{Orchestrator: use.Kubernetes}, record: record(hold(one, 0))},
+		"of a pod without a control group, nothing is held": {owner: use.Owner{Orchestrator: use.Kubernetes}, record: record(), later: true},
+		"of the other orchestrator":                         {owner: task, record: record()},
+		"of the other orchestrator, and of none":            {owner: task, record: record(hold(one, 0))},
+		"of a pod without devices, nothing is held":         {owner: group(two), record: record(), later: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := reading{inv: gpus(t, coretest.GPUs(2)), record: tc.record, percent: map[int]uint64{0: 0, 1: 0}, procs: map[int]int{7: 0}, unknown: tc.unknown}
-			if tc.owner.ID != "" {
+			if tc.owner != (use.Owner{}) {
 				r.owners = map[int]use.Owner{7: tc.owner}
 			}
 			var table use.Table

@@ -32,6 +32,7 @@ const usage = `usage: simctl build DIR
   faults
   mig N off|empty|PROFILE [xCOUNT] ...        e.g. mig 0 3g.40gb 1g.10gb x3
   instance UUID WORD=VALUE...                 of a MIG device: used=4096MiB, bar1_used=, index=, ecc_uncorrected=
+  use N PID MIB | end PID                     a process of this host uses a GPU, or none any more
   add N [KEY=VALUE]... | remove N
   driver VERSION | library VERSION | module VERSION   another version of both, or of one
   unload | load                               the kernel module; unload by force
@@ -167,6 +168,12 @@ var commands = map[string]command{
 	"mig":        {2, -1, 1, mig},
 	"instance": {2, -1, 0, func(m *simdriver.Machine, w words, _ io.Writer) error {
 		return m.SetInstance(w[0], w[1:]...)
+	}},
+	"use": {3, 3, 3, func(m *simdriver.Machine, w words, _ io.Writer) error {
+		return m.UseProcess(w.slot(), int(w.number(1)), int(w.number(2))) //nolint:gosec // numbers of a person
+	}},
+	"end": {1, 1, 1, func(m *simdriver.Machine, w words, _ io.Writer) error {
+		return m.EndProcess(int(w.number(0))) //nolint:gosec // likewise
 	}},
 	"add": {1, -1, 1, func(m *simdriver.Machine, w words, _ io.Writer) error {
 		return m.Add(w.slot(), w[1:]...)
