@@ -68,24 +68,11 @@ func (r Report) writeDevices(w io.Writer) error {
 		}
 		fmt.Fprintf(w, "excluded: %s: %s\n", strings.TrimSpace(fmt.Sprintf("GPU %d %s", e.Index, name)), e.Reason)
 	}
-	for _, d := range r.Devices {
-		for _, p := range d.Processes {
-			fmt.Fprintf(w, "process: GPU %s %s: %s\n", d.number(), d.ID, p)
-		}
-	}
+	r.writeUse(w)
 	for _, c := range r.Overlaps {
 		fmt.Fprintf(w, "overlap: GPU %d %s: also offered by %s\n", c.Index, c.ID, c.Agent)
 	}
 	return nil
-}
-
-// String describes the process: "pid 2114 (512 MiB)".
-func (p Process) String() string {
-	one := gpu.Process{PID: p.PID}
-	if p.MemoryBytes != nil {
-		one.Memory = gpu.OptionalUint64Of(*p.MemoryBytes)
-	}
-	return one.String()
 }
 
 // units is the number of units, if it differs from the number of devices.

@@ -1,6 +1,7 @@
 package report
 
 import (
+	"slices"
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
@@ -29,8 +30,9 @@ type Usage struct {
 	TemperatureCelsius   *uint64   `json:"temperatureCelsius,omitempty"`
 }
 
-// WithUse returns the report with the use of its devices. The devices of r are changed.
+// WithUse returns the report with the use of its devices, and why some of it is not known as warnings. The devices of r are changed.
 func (r Report) WithUse(t use.Table) Report {
+	r.Warnings = slices.Concat(r.Warnings, t.Problems)
 	for i := range r.Devices {
 		d := &r.Devices[i]
 		u, ok := t.Device(d.ID)

@@ -1,0 +1,77 @@
+package report
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/tandem-gpu/tandem/internal/core/use"
+)
+
+// writeUse writes which work has the devices, and their processes: "owner: GPU 0 GPU-...: pod default/train, container main, since ...".
+func (r Report) writeUse(w io.Writer) {
+	for _, d := range r.Devices {
+		for _, o := range d.Owners {
+			fmt.Fprintf(w, "owner: GPU %s %s: %s%s\n", d.number(), d.ID, o, d.held())
+		}
+	}
+	for _, d := range r.Devices {
+		for _, p := range d.Processes {
+			fmt.Fprintf(w, "process: GPU %s %s: %s\n", d.number(), d.ID, p)
+		}
+	}
+}
+
+// held is since when a device is held and idle.
+func (d Device) held() string {
+	var text string
+	if !d.HeldSince.IsZero() {
+		text = ", since " + stamp(d.HeldSince)
+	}
+	if !d.IdleSince.IsZero() {
+		text += ", idle since " + stamp(d.IdleSince)
+	}
+	return text
+}
+
+// String describes the owner: "pod default/train, container main", "job default/train, task main, allocation 5b1f3c58-...".
+func (o Owner) String() string {
+	name := strings.Trim(o.Namespace+"/"+o.Name, "/")
+	var parts []string
+	if o.Orchestrator == use.Nomad {
+		if name != "" {
+			parts = append(parts, "job "+name)
+		}
+		if o.Container != "" {
+			parts = append(parts, "task "+o.Container)
+		}
+		return strings.Join(append(parts, "allocation "+o.ID), ", ")
+	}
+	parts = append(parts, strings.TrimSpace("pod "+cmp.Or(name, o.ID)))
+	if o.Container != "" {
+		parts = append(parts, "container "+o.Container)
+	}
+	if o.Claim != "" {
+		parts = append(parts, "claim "+o.Claim)
+	}
+	return strings.Join(parts, ", ")
+}
+
+// String describes the process: "pid 2114 python (512 MiB), of pod default/train", "pid 2114 (512 MiB), without a reservation".
+func (p Process) String() string {
+	text := fmt.Sprintf("pid %d", p.PID)
+	if p.Name != "" {
+		text += " " + p.Name
+	}
+	if p.MemoryBytes != nil {
+		text += fmt.Sprintf(" (%d MiB)", *p.MemoryBytes>>20)
+	}
+	if p.Owner != nil {
+		text += ", of " + p.Owner.String()
+	}
+	if p.Unreserved {
+		text += ", without a reservation"
+	}
+	return text
+}
