@@ -7,6 +7,7 @@ import (
 	"errors"
 	"iter"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/core"
@@ -48,6 +49,10 @@ const (
 	// idleInterval is the time between two readings otherwise. A process that nobody announces is seen that late.
 	idleInterval = 15 * time.Second
 
+	// endingInterval is the time between two readings for a while after a process on a held device has ended: its work may end.
+	endingInterval = time.Second
+	endingFor      = 10 * time.Second
+
 	// minInterval is the least time between two readings, and wakeDelay that from Wake to a reading: an orchestrator records what it gave
 	// to work after the agent has granted it.
 	minInterval = time.Second
@@ -67,6 +72,7 @@ type Watcher struct {
 	origins     origins
 	jobs        jobFiles
 	activeUntil time.Time
+	endingUntil time.Time
 }
 
 // New returns a watcher. Run starts it.
@@ -107,7 +113,10 @@ func (w *Watcher) Run(ctx context.Context, m Monitor) {
 
 // interval is the time to the next reading.
 func (w *Watcher) interval() time.Duration {
-	if time.Now().Before(w.activeUntil) {
+	switch now := time.Now(); {
+	case now.Before(w.endingUntil), now.Before(w.activeUntil) && len(w.table.Load().Devices) == 0: // the driver is not open yet
+		return endingInterval
+	case now.Before(w.activeUntil):
 		return activeInterval
 	}
 	for _, d := range w.table.Load().Devices {
@@ -153,8 +162,19 @@ func (w *Watcher) read(ctx context.Context, m Monitor) {
 	in.At, in.Inventory = time.Now(), m.State().Inventory
 	t := was.Next(in)
 	w.table.Store(t)
+	if ending(was, t) {
+		w.endingUntil = t.At.Add(endingFor)
+	}
 	if w.opts.Mode == inventory.OccupancyWithhold {
 		m.SetOccupied(t.Occupied(in.Inventory))
 	}
 	w.jobs.write(in.Inventory, t)
+}
+
+// ending reports whether a device that is held has fewer processes than before.
+func ending(was, is use.Table) bool {
+	return slices.ContainsFunc(is.Devices, func(d use.Device) bool {
+		before, _ := was.Device(d.ID)
+		return len(d.Holds) > 0 && len(d.Processes) < len(before.Processes)
+	})
 }

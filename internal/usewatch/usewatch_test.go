@@ -182,6 +182,12 @@ func TestIntervals(t *testing.T) {
 		if got := n.count() - was; got > 1 {
 			t.Errorf("%d readings in a second", got)
 		}
+		n.start(t, 0, 7, "cgroup", "0::/nomad.slice/share.slice/"+allocID+".main.scope\n")
+		time.Sleep(3 * time.Second)
+		n.end(t)
+		if time.Sleep(3 * time.Second); per(5*time.Second) != 5 {
+			t.Error("a process has ended, and readings are not more frequent")
+		}
 		n.locked(func() { n.record.Holds = nil })
 		if time.Sleep(3 * time.Second); len(device(w, 0).Owners()) != 0 {
 			t.Error("still held")

@@ -49,10 +49,11 @@ type ownersTest struct {
 	socket string // of the agent
 	jobs   string // folder of the job files
 
-	begin func(t *testing.T, round int)                       // starts ownersGPUs works, each of which sleeps for marker(round) seconds
-	end   func(t *testing.T, round int)                       // ends them
-	owner func(w work) report.Owner                           // that a work is to have, "" = any
-	took  struct{ owner, process, ownerGone []time.Duration } // since the process began or ended
+	begin func(t *testing.T, round int)                             // starts ownersGPUs works, each of which sleeps for marker(round) seconds
+	end   func(t *testing.T, round int)                             // ends them
+	owner func(w work) report.Owner                                 // that a work is to have, "" = any
+	gone  func() error                                              // nil = the orchestrator has recorded the end of all works
+	took  struct{ owner, process, gone, ownerGone []time.Duration } // since the process began or ended
 }
 
 // work is a process that has a GPU.
@@ -79,7 +80,8 @@ func TestOwnersOfJobs(t *testing.T) {
 		begin: func(t *testing.T, round int) {
 			nomad.submit(t, "owners.nomad.hcl", "name="+name(round), "seconds="+marker(round), "driver="+[]string{"exec", "raw_exec"}[round%2])
 		},
-		end: func(t *testing.T, round int) { nomad.remove(t, name(round)) },
+		end:  func(t *testing.T, round int) { nomad.remove(t, name(round)) },
+		gone: func() error { return nil }, // the owner is to be gone after the process has ended
 		owner: func(w work) report.Owner {
 			return report.Owner{Orchestrator: "nomad", Namespace: "default", Name: w.env["NOMAD_JOB_ID"], Container: "sleep", ID: w.env["NOMAD_ALLOC_ID"]}
 		},
@@ -135,6 +137,13 @@ func TestOwnersOfPods(t *testing.T) {
 			}
 			must(t, append([]string{"kubectl", "delete", "pod", "--wait=false", "--now"}, pods...)...)
 		},
+		gone: func() error {
+			held, err := c.held()
+			if err == nil && len(held) > 0 {
+				err = fmt.Errorf("kubelet lists %v", held)
+			}
+			return err
+		},
 		owner: func(w work) report.Owner {
 			return report.Owner{Orchestrator: "kubernetes", Namespace: "default", Name: w.env["HOSTNAME"], Container: "gpus"}
 		},
@@ -154,8 +163,8 @@ func (o *ownersTest) run(t *testing.T) {
 		}
 	}
 	after := o.debug(t)
-	t.Logf("%d works: owner shown after %s, process with its owner after %s, owner gone after %s; goroutines %d, then %d, descriptors %d, then %d, heap %d kB, then %d kB",
-		rounds*ownersGPUs, summary(o.took.owner), summary(o.took.process), summary(o.took.ownerGone), before.Goroutines, after.Goroutines,
+	t.Logf("%d works: owner shown after %s, process with its owner after %s, end recorded after %s, owner gone after %s; goroutines %d, then %d, descriptors %d, then %d, heap %d kB, then %d kB",
+		rounds*ownersGPUs, summary(o.took.owner), summary(o.took.process), summary(o.took.gone), summary(o.took.ownerGone), before.Goroutines, after.Goroutines,
 		before.FileDescriptors, after.FileDescriptors, before.HeapBytes>>10, after.HeapBytes>>10)
 	if after.Goroutines > before.Goroutines+5 || after.FileDescriptors > before.FileDescriptors+5 {
 		t.Errorf("goroutines %d, then %d; descriptors %d, then %d", before.Goroutines, after.Goroutines, before.FileDescriptors, after.FileDescriptors)
@@ -212,6 +221,9 @@ func (o *ownersTest) stop(t *testing.T, round int, works []work) {
 			t.Fatal(err)
 		}
 	}
+	await(t, "the orchestrator to record the end", 60*time.Second, o.gone)
+	recorded := time.Now()
+	o.took.gone = append(o.took.gone, recorded.Sub(ended))
 	await(t, "the devices to be free", ownersIn, func() error {
 		for _, d := range o.report(t).Devices {
 			if len(d.Owners) > 0 || len(d.Processes) > 0 || !d.HeldSince.IsZero() || !d.IdleSince.IsZero() {

@@ -6,6 +6,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/tandem-gpu/tandem/test/simdriver"
 )
@@ -58,6 +59,9 @@ var scenes = []struct {
 	},
 }
 
+// usageRead is longer than the interval at which the agents read what the devices do (internal/usewatch).
+const usageRead = 4 * time.Second
+
 func TestScenes(t *testing.T) {
 	t.Parallel()
 	var all pages
@@ -83,6 +87,7 @@ func TestScenes(t *testing.T) {
 				if s.events != "" {
 					k.awaitStill(0, "metrics", func() string { return k.get("/metrics") }, `tandem_health_source_up{source="events"} `+s.events)
 				}
+				time.Sleep(usageRead)
 				inventory := k.get("/inventory")
 				all.add("inventory", s.name, inventory)
 				all.add("http", s.name, k.get("/healthz")+"\n"+k.get("/readyz"))
