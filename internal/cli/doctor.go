@@ -10,6 +10,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/agent"
 	"github.com/tandem-gpu/tandem/internal/cdi"
 	"github.com/tandem-gpu/tandem/internal/control"
+	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/doctor"
 	"github.com/tandem-gpu/tandem/internal/report"
 )
@@ -17,8 +18,8 @@ import (
 // errProblems ends a process with ExitProblems. Its text is empty, because the problems were printed.
 var errProblems = errors.New("")
 
-// driverDeadline is how long doctor waits for the driver. A healthy one enumerates 16 GPUs in a second.
-const driverDeadline = 5 * time.Second
+// driverDeadline is how long doctor waits for a call of the driver. A healthy one enumerates 16 GPUs in a second.
+const driverDeadline = 4 * time.Second
 
 // doctor prints why there is no GPU, or fewer than expected. A configuration with problems is a finding, and the rest is checked
 // with what of it is valid.
@@ -26,6 +27,11 @@ func (p Program) doctor(ctx context.Context, c *cli.Command) error {
 	o, checks, err := p.Doctor(c.String("host-root"))
 	if isUsage(err) {
 		return err
+	}
+	if err != nil || o.Core.Validate() != nil {
+		roots, injection := o.Core.Roots, o.Core.Injection
+		o.Core = core.DefaultConfig() // intervals may be zero, and a policy incomplete
+		o.Core.Roots, o.Core.Injection = roots, injection
 	}
 	o.Core.Health.CallDeadline = min(o.Core.Health.CallDeadline, driverDeadline)
 	findings := doctor.Run(ctx, doctor.Options{

@@ -1,13 +1,14 @@
 package doctor
 
 import (
+	"errors"
 	"fmt"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 
 	"github.com/tandem-gpu/tandem/internal/control"
-	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/report"
 )
 
@@ -30,7 +31,11 @@ func decideAgent(f *Facts) []Finding {
 	case f.Late["driver"]:
 		return nil
 	case f.Agent.Err != nil:
-		return []Finding{{"agent", Problem, socket, "the agent does not report: " + firstLine(f.Agent.Err.Error()),
+		severity := Problem
+		if f.UID != 0 && errors.Is(f.Agent.Err, syscall.EACCES) {
+			severity = Warning
+		}
+		return []Finding{{"agent", severity, socket, "the agent does not report: " + firstLine(f.Agent.Err.Error()),
 			"run doctor as the user of the agent; if that is so, look at its log, and restart it"}}
 	case !f.Agent.Running && f.StateDir == "":
 		return []Finding{{"agent", Note, "state_dir", "no state directory, so a running agent can't be asked: this is what one would offer that starts now", ""}}
@@ -67,15 +72,15 @@ func disagreement(f *Facts) []Finding {
 	if a.Driver.Version != d.Driver.Version {
 		return []Finding{{"agent", Problem, "driver version", fmt.Sprintf("the agent uses driver %s, here it is %s", a.Driver.Version, d.Driver.Version), "restart the agent"}}
 	}
-	var here, there []string
+	var here, there []string // by GPU: the settings of this command, such as the MIG strategy, may differ from the agent's
 	for _, g := range d.Devices {
-		if !has(a, g) {
-			here = append(here, string(g.ID))
+		if !has(a, g) && !slices.Contains(here, string(g.GPU)) {
+			here = append(here, string(g.GPU))
 		}
 	}
 	for _, g := range a.Devices {
-		if !has(d, g) && g.State != health.GPULost {
-			there = append(there, string(g.ID))
+		if !has(d, g) && g.Schedulable && !slices.Contains(there, string(g.GPU)) {
+			there = append(there, string(g.GPU))
 		}
 	}
 	switch {
@@ -89,7 +94,7 @@ func disagreement(f *Facts) []Finding {
 }
 
 func has(r report.Report, d report.Device) bool {
-	return slices.ContainsFunc(r.Devices, func(o report.Device) bool { return o.ID == d.ID }) ||
+	return slices.ContainsFunc(r.Devices, func(o report.Device) bool { return o.GPU == d.GPU }) ||
 		slices.ContainsFunc(r.Excluded, func(e report.Excluded) bool { return strings.HasPrefix(e.ID, string(d.GPU)) })
 }
 

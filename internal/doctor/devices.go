@@ -14,14 +14,18 @@ import (
 func decideDevices(c *chain) []Finding {
 	f := c.Facts
 	r := f.Driver
-	findings := append(missingGPUs(f), excluded(f)...)
-	findings = append(findings, withoutWork(f.Offered())...)
+	if f.Agent.Running && f.Agent.Report.Driver.State == "ready" {
+		r = f.Agent.Report
+	}
+	findings := append(missingGPUs(f), unreadable(f)...)
+	findings = append(findings, excluded(r)...)
+	findings = append(findings, withoutWork(f, r)...)
 	findings = append(findings, missingCapabilities(r)...)
 	offered := "offered: " + Noun(len(r.Devices), "device") + " of pool " + pools(r)
 	if len(r.Devices) == 0 {
 		offered = "offered: no device"
-		if Problems(findings) == 0 {
-			findings = append(findings, nothingOffered(f))
+		if Problems(findings) == 0 && (len(r.Excluded) > 0 || len(f.Driver.Devices) == 0) { // else the agent and the driver disagree: decideAgent
+			findings = append(findings, nothingOffered(f, r))
 		}
 	}
 	if Problems(findings) == 0 {
@@ -42,9 +46,9 @@ func pools(r report.Report) string {
 }
 
 // nothingOffered is the finding for a driver that works, while nothing is offered.
-func nothingOffered(f *Facts) Finding {
-	if len(f.Driver.Excluded) > 0 {
-		return Finding{"devices", Problem, "policy, configuration", "every device is excluded: " + f.Driver.Excluded[0].Reason,
+func nothingOffered(f *Facts, r report.Report) Finding {
+	if len(r.Excluded) > 0 {
+		return Finding{"devices", Problem, "policy, configuration", "every device is excluded: " + r.Excluded[0].Reason,
 			"change the rule or setting: " + f.Program + " inspect lists the reason for each device"}
 	}
 	return Finding{"devices", Problem, "NVML", "the driver lists no GPU", "look for NVRM lines in dmesg (RmInitAdapter failed); check that the driver supports this GPU"}
@@ -134,18 +138,25 @@ func failed(f *Facts, address string, e report.Excluded) Finding {
 	return Finding{"devices", Problem, "NVML", name + " can't be read: " + e.Reason + f.kernelLineOf(cmp.Or(address, "-")), remedy}
 }
 
-// excluded are the devices that the driver lists and that are not offered.
-func excluded(f *Facts) (findings []Finding) {
+// unreadable are the GPUs that the driver lists and whose calls fail, apart from those of missingGPUs.
+func unreadable(f *Facts) (findings []Finding) {
+	for _, e := range f.Driver.Excluded {
+		if e.Failed && (e.PCI != "" || !f.PCI || len(missingAddresses(f)) == 0) {
+			findings = append(findings, failed(f, string(e.PCI), e))
+		}
+	}
+	return findings
+}
+
+// excluded are the devices that are not offered on purpose, or because they have no MIG instance.
+func excluded(r report.Report) (findings []Finding) {
 	byReason := map[string][]string{}
 	var reasons []string
-	for _, e := range f.Driver.Excluded {
+	for _, e := range r.Excluded {
 		name := "GPU " + strconv.Itoa(e.Index)
 		_, instance, _ := strings.Cut(e.ID, " ") // "GPU-... GI 1 CI 0"
 		switch {
 		case e.Failed:
-			if e.PCI != "" || !f.PCI || len(missingAddresses(f)) == 0 {
-				findings = append(findings, failed(f, string(e.PCI), e))
-			}
 			continue
 		case strings.Contains(e.Reason, "no MIG instances"):
 			findings = append(findings, Finding{"devices", Problem, "NVML", name + ": " + e.Reason,
@@ -175,13 +186,19 @@ func missingAddresses(f *Facts) (missing []string) {
 	return missing
 }
 
-// withoutWork are the devices that are offered and take no work, by cause.
-func withoutWork(r report.Report) (findings []Finding) {
+// withoutWork are the devices that are offered and take no work, by cause, apart from those of which the driver's calls fail here, too.
+func withoutWork(f *Facts, r report.Report) (findings []Finding) {
+	reported := missingAddresses(f)
+	for _, e := range f.Driver.Excluded {
+		if e.Failed {
+			reported = append(reported, string(e.PCI))
+		}
+	}
 	type reason struct{ cause, action string }
 	var order []reason
 	names, first := map[reason][]string{}, map[reason]report.Device{}
 	for _, d := range r.Devices {
-		if d.Schedulable {
+		if d.Schedulable || slices.Contains(reported, string(d.PCI)) {
 			continue
 		}
 		why := reason{d.Cause, d.Action}
@@ -207,18 +224,28 @@ func withoutWork(r report.Report) (findings []Finding) {
 			place = "MPS control daemon of pool " + d.Pool
 			remedy = "start the MPS control daemon of the pool: see MPS in docs/policy.md"
 		}
-		findings = append(findings, Finding{"devices", Problem, place, list(names[why]) + " takes no work: " + d.Health, remedy})
+		findings = append(findings, Finding{"devices", Problem, place, "no work for " + list(names[why]) + ": " + d.Health, remedy})
 	}
 	return findings
 }
 
-// missingCapabilities are MIG instances without the device nodes of their capabilities.
-func missingCapabilities(r report.Report) (findings []Finding) {
+// missingCapabilities is about MIG instances without the device nodes of their capabilities.
+func missingCapabilities(r report.Report) []Finding {
+	var missing, devices []string
+	var remedy string
 	for _, d := range r.Devices {
-		if nodes := slices.DeleteFunc(slices.Clone(d.MissingNodes), func(n string) bool { return !strings.Contains(n, "nvidia-caps") }); len(nodes) > 0 {
-			findings = append(findings, Finding{"devices", Problem, list(nodes), fmt.Sprintf("the device nodes of the MIG capabilities of GPU %d, instance %s, are missing", d.Index, d.ID),
-				d.CreateNodesCommand})
+		nodes := slices.DeleteFunc(slices.Clone(d.MissingNodes), func(n string) bool { return !strings.Contains(n, "nvidia-caps") })
+		if len(nodes) == 0 {
+			continue
 		}
+		missing, devices = append(missing, nodes...), append(devices, string(d.ID))
+		remedy = cmp.Or(remedy, d.CreateNodesCommand)
 	}
-	return findings
+	if len(devices) == 0 {
+		return nil
+	}
+	if len(devices) > 1 {
+		remedy += " (and so for each: " + list(devices[1:]) + ")"
+	}
+	return []Finding{{"devices", Problem, list(missing), "device nodes of MIG capabilities are missing, so containers can't use " + Noun(len(devices), "MIG instance"), remedy}}
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -105,7 +106,9 @@ func gather(ctx context.Context, o *Options) *Facts {
 // readAgentAndDriver asks the agent first: while it has released the driver, nothing may open it.
 func readAgentAndDriver(ctx context.Context, o *Options) func(*Facts) {
 	var a Agent
-	r, err := o.Agent(ctx)
+	asking, cancel := context.WithTimeout(ctx, agentShare(o.Limit))
+	defer cancel()
+	r, err := o.Agent(asking)
 	switch {
 	case err == nil:
 		a.Running, a.Report = true, r
@@ -121,6 +124,9 @@ func readAgentAndDriver(ctx context.Context, o *Options) func(*Facts) {
 	}
 	return func(f *Facts) { f.Agent, f.Driver, f.Denied = a, d, denied }
 }
+
+// agentShare is the part of the limit that the agent may take to answer; the rest is for the driver.
+func agentShare(limit time.Duration) time.Duration { return limit * 4 / 10 }
 
 func readCDI(_ context.Context, o *Options) func(*Facts) {
 	if o.CDI == nil {
@@ -172,7 +178,8 @@ type system interface {
 	now() time.Time
 	inotify() error // of making an instance
 	free(path string) (bytes, inodes uint64, err error)
-	open(path string) error // for reading and writing
+	open(path string) error                                            // for reading and writing
+	output(ctx context.Context, program string, args ...string) string // of a program; "" if it fails or does not end with ctx
 }
 
 type operatingSystem struct{}
@@ -215,6 +222,19 @@ func (operatingSystem) open(path string) error {
 	}
 	return unix.Close(fd)
 }
+
+func (operatingSystem) output(ctx context.Context, program string, args ...string) string {
+	ctx, cancel := context.WithTimeout(ctx, programTimeout)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, program, args...).Output()
+	if err != nil {
+		return ""
+	}
+	return string(out)
+}
+
+// programTimeout limits a program that prints its version.
+const programTimeout = 3 * time.Second
 
 func (operatingSystem) container() string {
 	for _, path := range []string{"/.dockerenv", "/run/.containerenv"} {

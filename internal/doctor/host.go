@@ -145,7 +145,7 @@ func decideCDI(f *Facts) []Finding {
 	for _, file := range f.CDIFiles {
 		switch {
 		case file.Problem != "":
-			findings = append(findings, Finding{"cdi", Warning, file.Path, "not valid, so container runtimes ignore it: " + firstLine(file.Problem), "correct or remove it; nvidia-ctk cdi generate writes one"})
+			findings = append(findings, Finding{"cdi", Warning, file.Path, "CDI specification not valid, so container runtimes ignore it: " + firstLine(file.Problem), "correct or remove it; nvidia-ctk cdi generate writes one"})
 		case offered.CDI != nil && !file.Own && file.Kind == offered.CDI.Kind:
 			findings = append(findings, Finding{"cdi", Problem, file.Path, "defines devices of " + file.Kind + ", as the agent's own file does: a device that is in both can't be used", "remove it"})
 		}

@@ -90,7 +90,7 @@ func inspectLibrary(root, path string) libraryFile {
 	l.Version = libraryVersion(path)
 	f, err := elf.Open(path)
 	if err != nil {
-		l.Reason = "not a shared library: " + strings.TrimPrefix(err.Error(), "open "+path+": ")
+		l.Reason = "not a shared library (" + strings.TrimPrefix(err.Error(), "open "+path+": ") + ")"
 		return l
 	}
 	defer func() { _ = f.Close() }()
@@ -165,14 +165,14 @@ func decideLibrary(c *chain) []Finding {
 			return []Finding{{"library", OK, l.Path, found, ""}}
 		}
 	}
-	install := "install the user-space part of the driver again, of the version of the kernel module" + versionSuffix(f.Module.Version)
+	install := "install the user-space part of the driver again" + ofVersion(f.Module.Version)
 	switch {
 	case file.Dangles:
-		return c.broken(Finding{"library", Problem, file.Path, "a symbolic link to a file that does not exist", install})
+		return c.broken(Finding{"library", Problem, file.Path, libraryName + " is a symbolic link to a file that does not exist", install})
 	case file.Reason != "":
-		return c.broken(Finding{"library", Problem, file.Path, file.Reason, install + ", or set the driver root (now " + root + ")"})
+		return c.broken(Finding{"library", Problem, file.Path, libraryName + " is " + file.Reason, install + ", or set the driver root (now " + root + ")"})
 	}
-	return c.broken(Finding{"library", Problem, file.Path, "needs " + list(file.Missing) + ", which is in no library folder",
+	return c.broken(Finding{"library", Problem, file.Path, libraryName + " needs " + list(file.Missing) + ", which is in no library folder",
 		"install the package that has " + list(file.Missing) + remedyInContainer(f, ", or mount it into this container")})
 }
 
@@ -191,8 +191,8 @@ func decideNoLibrary(c *chain) []Finding {
 		return c.broken(Finding{"library", Problem, place, libraryName + " is not in this container (" + f.Container + ")",
 			"mount the host's /usr, or run under NVIDIA's container runtime (runtimeClassName: nvidia): see deploy/README.md"})
 	case f.Module.Loaded:
-		return c.broken(Finding{"library", Problem, place, fmt.Sprintf("%s is missing; the kernel module%s is loaded", libraryName, versionSuffix(f.Module.Version)),
-			"install the user-space part of the driver (Debian: libnvidia-ml1, Ubuntu: libnvidia-compute-..., Red Hat: nvidia-driver-cuda-libs)" + versionSuffix(f.Module.Version) +
+		return c.broken(Finding{"library", Problem, place, libraryName + " is missing; the kernel module is loaded",
+			"install the user-space part of the driver" + ofVersion(f.Module.Version) + " (Debian: libnvidia-ml1, Ubuntu: libnvidia-compute-..., Red Hat: nvidia-driver-cuda-libs)" +
 				", or set the driver root: " + rootSetting(f.Program, "PATH")})
 	}
 	found := "no NVIDIA driver is installed: no " + libraryName + " and no kernel module"
@@ -220,11 +220,11 @@ func rootSetting(program, root string) string {
 	return fmt.Sprintf("driver_root = %q in the plugin's config block, --driver-root %s here", root, root)
 }
 
-func versionSuffix(version string) string {
+func ofVersion(version string) string {
 	if version == "" {
 		return ""
 	}
-	return " (" + version + ")"
+	return ", version " + version
 }
 
 func remedyInContainer(f *Facts, text string) string {

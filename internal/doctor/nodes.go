@@ -123,21 +123,21 @@ func decideNodes(c *chain) []Finding {
 		return []Finding{{"nodes", Note, place, "no device node is visible from here; the driver answers", ""}}
 	}
 	if len(f.Denied) > 0 {
-		return c.broken(Finding{"nodes", Problem, list(f.Denied), "the device cgroup of this process does not allow it to open them",
+		return c.broken(Finding{"nodes", Problem, list(f.Denied), "the device cgroup of this process does not allow it to open " + list(f.Denied),
 			deniedRemedy(f)})
 	}
 	if bad := n.names(func(n node) bool { return n.Exists && !n.Character }); len(bad) > 0 {
-		return c.broken(Finding{"nodes", Problem, list(bad), "not a character device", "remove it, then: " + createNodes + where})
+		return c.broken(Finding{"nodes", Problem, list(bad), list(bad) + ": not a character device", "remove it, then: " + createNodes + where})
 	}
 	for _, one := range n.All {
 		if one.Exists && one.WantMajor != 0 && one.Major != one.WantMajor {
 			return c.broken(Finding{"nodes", Problem, one.Path + ", " + f.proc("devices"),
-				fmt.Sprintf("major number %d, but the kernel module has %d: the node is of an earlier load of the module", one.Major, one.WantMajor),
+				fmt.Sprintf("%s has the major number %d, but the kernel module has %d: it is of an earlier load of the module", one.Path, one.Major, one.WantMajor),
 				"rm " + one.Path + " && " + createNodes + where})
 		}
 	}
 	if closed := n.names(func(n node) bool { return n.Exists && n.Access != nil }); len(closed) > 0 {
-		return c.broken(Finding{"nodes", Problem, list(closed), fmt.Sprintf("user %d may not read and write them", f.UID),
+		return c.broken(Finding{"nodes", Problem, list(closed), fmt.Sprintf("user %d may not read and write %s", f.UID, list(closed)),
 			"run as root, or chmod 0666; options of the module nvidia: NVreg_DeviceFileMode, NVreg_DeviceFileGID"})
 	}
 	if len(missing) > 0 {
@@ -150,14 +150,14 @@ func decideNodes(c *chain) []Finding {
 func decideMissingNodes(c *chain, missing []string, remedy string) []Finding {
 	f := c.Facts
 	if f.Driver.Driver.State != "ready" {
-		return c.broken(Finding{"nodes", Problem, list(missing), "missing, and the driver does not answer", remedy})
+		return c.broken(Finding{"nodes", Problem, list(missing), list(missing) + " missing, and the driver does not answer", remedy})
 	}
 	for _, i := range f.Offered().Injections {
 		if i.Nodes || i.CDI {
-			return []Finding{{"nodes", Problem, list(missing), "missing: containers of pool " + list(i.Pools) + " get no CUDA device", remedy}}
+			return []Finding{{"nodes", Problem, list(missing), list(missing) + " missing: containers of pool " + list(i.Pools) + " get no CUDA device", remedy}}
 		}
 	}
-	return []Finding{{"nodes", Warning, list(missing), "missing: programs on the host find no CUDA device; NVIDIA's container runtime makes them for containers", remedy}}
+	return []Finding{{"nodes", Warning, list(missing), list(missing) + " missing: programs on the host find no CUDA device; NVIDIA's container runtime makes them for containers", remedy}}
 }
 
 func (n nodes) names(which func(node) bool) (names []string) {

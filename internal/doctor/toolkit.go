@@ -14,6 +14,7 @@ type Toolkit struct {
 	Visible  bool              // the folders of programs of the host are visible
 	Runtime  string            // path of nvidia-container-runtime; "" = it was not found
 	CTK      string            // the same of nvidia-ctk
+	Version  string            // of nvidia-ctk; "" = unknown
 	Config   string            // path of its configuration; "" = it was not found
 	Settings map[string]string // of the configuration: "nvidia-container-cli.no-cgroups": "true"
 }
@@ -23,7 +24,7 @@ var toolkitFolders = []string{"/usr/bin", "/usr/local/nvidia/toolkit", "/usr/loc
 
 var toolkitConfigs = []string{"/etc/nvidia-container-runtime/config.toml", "/usr/local/nvidia/toolkit/.config/nvidia-container-runtime/config.toml"}
 
-func readToolkit(_ context.Context, o *Options) func(*Facts) {
+func readToolkit(ctx context.Context, o *Options) func(*Facts) {
 	t := Toolkit{Settings: map[string]string{}}
 	roots := []string{o.HostRoot}
 	if o.system.container() != "" && o.HostRoot == "" {
@@ -52,6 +53,9 @@ func readToolkit(_ context.Context, o *Options) func(*Facts) {
 	first(&t.Config, toolkitConfigs...)
 	for _, root := range roots {
 		t.Visible = t.Visible || exists(beneath(root, "/usr/bin"))
+	}
+	if o.HostRoot == "" && t.CTK != "" && o.system.container() == "" { // else it is a program of another file system
+		t.Version = versionInText.FindString(o.system.output(ctx, t.CTK, "--version"))
 	}
 	if t.Config != "" {
 		t.Settings = parseSettings(text(t.Config))
@@ -102,8 +106,7 @@ func decideToolkit(f *Facts) []Finding {
 		return []Finding{{"toolkit", Problem, list(toolkitFolders), "nvidia-container-runtime is not installed: containers of pool " + list(only) + " get NVIDIA_VISIBLE_DEVICES, and nothing acts on it",
 			"install nvidia-container-toolkit and run nvidia-ctk runtime configure; " + otherWay(f)}}
 	case t.Runtime == "":
-		return []Finding{{"toolkit", Warning, list(toolkitFolders), "nvidia-container-runtime is not installed: docker tasks fail, as docker has no runtime \"nvidia\"",
-			"install nvidia-container-toolkit and run nvidia-ctk runtime configure --runtime=docker; " + otherWay(f)}}
+		return []Finding{alsoWithoutRuntime(f, also)}
 	}
 	const refuses, cgroups = "accept-nvidia-visible-devices-envvar-when-unprivileged", "nvidia-container-cli.no-cgroups"
 	if t.Settings[refuses] == "false" && len(only) > 0 && !f.byMounts() {
@@ -113,7 +116,18 @@ func decideToolkit(f *Facts) []Finding {
 	if t.Settings[cgroups] == "true" {
 		return []Finding{{"toolkit", Problem, t.Config, cgroups + " = true: containers that root starts may not open their device nodes", "set it to false; true is for rootless containers"}}
 	}
-	return []Finding{{"toolkit", OK, t.Runtime, "nvidia-container-runtime is installed", ""}}
+	return []Finding{{"toolkit", OK, t.Runtime, strings.TrimSpace("nvidia-container-runtime is installed " + t.Version), ""}}
+}
+
+// alsoWithoutRuntime is the finding for pools whose containers get their devices in another way, too.
+func alsoWithoutRuntime(f *Facts, pools []string) Finding {
+	found := Finding{"toolkit", Note, list(toolkitFolders), "nvidia-container-runtime is not installed; containers of pool " + list(pools) + " get their devices in another way, too", ""}
+	if len(f.Running("dockerd")) > 0 && !strings.HasPrefix(f.Program, "k8s") {
+		found.Severity = Warning
+		found.Found = "nvidia-container-runtime is not installed: docker tasks with a GPU of pool " + list(pools) + " fail, as docker has no runtime \"nvidia\""
+		found.Remedy = "install nvidia-container-toolkit and run nvidia-ctk runtime configure --runtime=docker; " + otherWay(f)
+	}
+	return found
 }
 
 // byMounts reports whether containers name their devices by mounts (the strategy volume-mounts).

@@ -58,13 +58,13 @@ func (o Options) kubelet(ctx context.Context, f *doctor.Facts) []doctor.Finding 
 		return problem(folder, fmt.Sprintf("user %d can't write there, so the agent can't make its socket", f.UID), "run the agent as root, and mount the folder without readOnly")
 	}
 	if _, err := os.Stat(o.KubeletSocket); err != nil {
-		return problem(o.KubeletSocket, "does not exist: the kubelet does not run, or this folder is not the kubelet's",
+		return problem(o.KubeletSocket, "kubelet.sock does not exist: the kubelet does not run, or this folder is not the kubelet's",
 			"systemctl status kubelet; the kubelet has it in /var/lib/kubelet/device-plugins, whatever its --root-dir is")
 	}
 	if err := dial(ctx, o.KubeletSocket); errors.Is(err, syscall.ECONNREFUSED) {
-		return problem(o.KubeletSocket, "no process serves it: the kubelet has ended, or serves another folder", "systemctl status kubelet; journalctl -u kubelet")
+		return problem(o.KubeletSocket, "no process serves kubelet.sock: the kubelet has ended, or serves another folder", "systemctl status kubelet; journalctl -u kubelet")
 	} else if err != nil {
-		return problem(o.KubeletSocket, "no connection: "+err.Error(), "run doctor as root; with SELinux: ausearch -m avc")
+		return problem(o.KubeletSocket, "no connection to kubelet.sock: "+err.Error(), "run doctor as root; with SELinux: ausearch -m avc")
 	}
 	if found := o.otherPlugins(ctx, f, folder); found != nil {
 		return found
@@ -110,7 +110,7 @@ func readCheckpoint(f *doctor.Facts, folder string) []doctor.Finding {
 		}
 	}
 	if err := json.Unmarshal(text, &c); err != nil {
-		return []doctor.Finding{finding("kubelet", doctor.Problem, path, "not valid ("+err.Error()+"): the kubelet does not start with it, or has lost which pod has which device",
+		return []doctor.Finding{finding("kubelet", doctor.Problem, path, checkpointName+" is not valid ("+err.Error()+"): the kubelet does not start with it, or has lost which pod has which device",
 			"drain the node, stop the kubelet, remove the file, start the kubelet")}
 	}
 	return foreignDevices(f, path, c.Data.RegisteredDevices)
@@ -144,10 +144,13 @@ func (o Options) podResources(ctx context.Context, f *doctor.Facts) []doctor.Fin
 	if o.PodResourcesSocket == "" {
 		return []doctor.Finding{finding(check, doctor.Note, "--pod-resources-socket", "empty: which pods hold which devices is not known", "")}
 	}
+	if o.KubeletSocket != "" && dial(ctx, o.KubeletSocket) != nil {
+		return []doctor.Finding{finding(check, doctor.Skipped, "kubelet", "not checked: see kubelet", "")}
+	}
 	answer, err := podresources.List(ctx, o.PodResourcesSocket)
 	switch {
 	case errors.Is(err, podresources.ErrNoDirectory):
-		return []doctor.Finding{finding(check, doctor.Warning, filepath.Dir(o.PodResourcesSocket), "does not exist here: which pods hold which devices is not known",
+		return []doctor.Finding{finding(check, doctor.Warning, filepath.Dir(o.PodResourcesSocket), "the folder of the pod-resources API does not exist here: which pods hold which devices is not known",
 			"mount the host's folder (hostPath) at the same path; with another --root-dir of the kubelet set --pod-resources-socket")}
 	case err != nil:
 		return []doctor.Finding{finding(check, doctor.Warning, o.PodResourcesSocket, "no answer: "+err.Error(), "systemctl status kubelet; run doctor as root")}

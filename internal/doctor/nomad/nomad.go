@@ -151,7 +151,7 @@ func (o Options) plugin(f *doctor.Facts, c agentConfig) []doctor.Finding {
 	for _, e := range entries {
 		path := filepath.Join(folder, e.Name())
 		if _, err := os.Stat(host(f, path)); errors.Is(err, fs.ErrNotExist) {
-			return problem(path, "a symbolic link to a file that does not exist: the Nomad agent does not start with it", "remove it, or install the file")
+			return problem(path, e.Name()+" is a symbolic link to a file that does not exist: the Nomad agent does not start with it", "remove it, or install the file")
 		}
 		switch identify(host(f, path)) {
 		case ownProgram:
@@ -178,7 +178,7 @@ func (o Options) loaded(f *doctor.Facts, c agentConfig, own, incumbent []string)
 	path := filepath.Join(folder, name)
 	info, err := os.Stat(host(f, path))
 	if err == nil && info.Mode()&0o111 == 0 {
-		return problem(path, "not executable, so Nomad skips it", "chmod 0755 "+path+", and restart Nomad")
+		return problem(path, "the plugin is not executable, so Nomad skips it", "chmod 0755 "+path+", and restart Nomad")
 	}
 	if !labelled {
 		found := fmt.Sprintf("no block plugin %q, so Nomad skips the file of this name", name)
