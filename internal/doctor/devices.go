@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/report"
 )
 
@@ -59,23 +61,13 @@ func missingGPUs(f *Facts) (findings []Finding) {
 	if !f.PCI {
 		return nil
 	}
-	listed := map[string]bool{}
-	for _, d := range f.Driver.Devices {
-		listed[string(d.PCI)] = true
-	}
-	unidentified := []report.Excluded{} // failed before the driver returned an address
+	var unidentified []report.Excluded // failed before the driver returned an address
 	for _, e := range f.Driver.Excluded {
-		listed[string(e.PCI)] = true
 		if e.Failed && e.PCI == "" {
 			unidentified = append(unidentified, e)
 		}
 	}
-	var missing []pciGPU
-	for _, g := range f.GPUs {
-		if !listed[g.Address] {
-			missing = append(missing, g)
-		}
-	}
+	missing := unlisted(f)
 	for i, g := range missing {
 		if i < len(unidentified) && len(missing) == len(unidentified) {
 			findings = append(findings, failed(f, g.Address, unidentified[i]))
@@ -141,7 +133,7 @@ func failed(f *Facts, address string, e report.Excluded) Finding {
 // unreadable are the GPUs that the driver lists and whose calls fail, apart from those of missingGPUs.
 func unreadable(f *Facts) (findings []Finding) {
 	for _, e := range f.Driver.Excluded {
-		if e.Failed && (e.PCI != "" || !f.PCI || len(missingAddresses(f)) == 0) {
+		if e.Failed && (e.PCI != "" || !f.PCI || len(unlisted(f)) == 0) {
 			findings = append(findings, failed(f, string(e.PCI), e))
 		}
 	}
@@ -174,13 +166,13 @@ func excluded(r report.Report) (findings []Finding) {
 	return findings
 }
 
-// missingAddresses are the GPUs on the bus that are neither listed nor excluded by address.
-func missingAddresses(f *Facts) (missing []string) {
+// unlisted are the GPUs on the bus that the driver does not list, and whose failure has no address. A lost GPU is in the history only.
+func unlisted(f *Facts) (missing []pciGPU) {
 	for _, g := range f.GPUs {
-		same := func(pci string) bool { return pci == g.Address }
-		if !slices.ContainsFunc(f.Driver.Devices, func(d report.Device) bool { return same(string(d.PCI)) }) &&
-			!slices.ContainsFunc(f.Driver.Excluded, func(e report.Excluded) bool { return same(string(e.PCI)) }) {
-			missing = append(missing, g.Address)
+		same := func(pci gpu.PCIAddress) bool { return string(pci) == g.Address }
+		if !slices.ContainsFunc(f.Driver.Devices, func(d report.Device) bool { return same(d.PCI) && d.State != health.GPULost }) &&
+			!slices.ContainsFunc(f.Driver.Excluded, func(e report.Excluded) bool { return same(e.PCI) }) {
+			missing = append(missing, g)
 		}
 	}
 	return missing
@@ -188,17 +180,15 @@ func missingAddresses(f *Facts) (missing []string) {
 
 // withoutWork are the devices that are offered and take no work, by cause, apart from those of which the driver's calls fail here, too.
 func withoutWork(f *Facts, r report.Report) (findings []Finding) {
-	reported := missingAddresses(f)
-	for _, e := range f.Driver.Excluded {
-		if e.Failed {
-			reported = append(reported, string(e.PCI))
-		}
+	reported := func(d report.Device) bool {
+		return slices.ContainsFunc(unlisted(f), func(g pciGPU) bool { return g.Address == string(d.PCI) }) ||
+			slices.ContainsFunc(f.Driver.Excluded, func(e report.Excluded) bool { return e.Failed && (e.PCI == d.PCI || e.PCI == "" && e.Index == d.Index) })
 	}
 	type reason struct{ cause, action string }
 	var order []reason
 	names, first := map[reason][]string{}, map[reason]report.Device{}
 	for _, d := range r.Devices {
-		if d.Schedulable || slices.Contains(reported, string(d.PCI)) {
+		if d.Schedulable || reported(d) {
 			continue
 		}
 		why := reason{d.Cause, d.Action}
