@@ -135,7 +135,7 @@ func decideKernelLog(f *Facts) []Finding {
 		severity = Note
 	}
 	return []Finding{{"kernel log", severity, f.KernelLog, "not readable (" + f.KernelErr.Error() + "): XIDs that NVML does not report are missed",
-		"give the agent CAP_SYSLOG and the device" + remedyInContainer(f, " (component kernel-log of deploy/)")}}
+		"run the agent as root, with the capability SYSLOG" + remedyInContainer(f, " and /dev/kmsg mounted")}}
 }
 
 // decideCDI is about the specifications that container runtimes read.

@@ -94,8 +94,7 @@ func decidePCI(c *chain) []Finding {
 		return []Finding{{"gpu", Note, place, "no NVIDIA GPU on the PCI bus; the driver lists " + Noun(len(f.Driver.Devices), "device"), ""}}
 	case n == 0:
 		return c.broken(Finding{"gpu", Problem, place, "no NVIDIA GPU on the PCI bus",
-			"if this host should have one: check lspci -d 10de:, the seat and power of the card, and in a virtual machine its PCI passthrough. " +
-				"Without a GPU the agent offers nothing and waits"})
+			"if there should be one: check lspci -d 10de:, seat and power of the card, PCI passthrough of the virtual machine; otherwise nothing: the agent waits for one"})
 	case f.drivers()["vfio-pci"] == n:
 		return c.broken(Finding{"gpu", Problem, place, Noun(n, "GPU") + ", all bound to vfio-pci for virtual machines",
 			"if containers should use one: remove its id from the vfio-pci.ids of the kernel command line or /etc/modprobe.d, and reboot"})
