@@ -175,6 +175,11 @@ func (s State) buildInput(cfg Config) inventory.Input {
 	}
 }
 
+// Decisions returns what the configuration makes of each device of the state, and which part of it decides: see inventory.Decisions.
+func (s State) Decisions(cfg Config) []inventory.Decision {
+	return inventory.Decisions(s.buildInput(cfg))
+}
+
 // Build returns the inventory of a host that is read for the first time: positions in the policy mean the present
 // order of devices.
 func Build(s gpu.Snapshot, l health.Ledger, c Config) *inventory.Inventory {

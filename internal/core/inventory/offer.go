@@ -1,7 +1,6 @@
 package inventory
 
 import (
-	"cmp"
 	"slices"
 
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
@@ -27,6 +26,9 @@ type offer struct {
 	pool       string
 	sharing    Sharing
 	injection  Injection
+
+	rule *Rule // that applies; nil = none, or one without effect on the device
+	by   deciders
 }
 
 // offerBuilder determines the offers of the devices of one snapshot, in canonical order.
@@ -34,7 +36,7 @@ type offerBuilder struct {
 	Config
 	selectors     []policySelector
 	indexed       bool                         // a selector uses an index
-	strategy      map[gpu.DeviceID]MIGStrategy // of the GPUs whose rule sets it
+	strategy      map[gpu.DeviceID]*Rule       // of the GPUs whose rule sets the MIG strategy
 	partitioned   map[gpu.DeviceID]bool        // GPUs that have MIG instances
 	singleDevices []gpu.DeviceID               // under the MIG strategy "single": the instances of its profile
 	matched       map[*Selector]bool           // selectors that apply to a device
@@ -50,7 +52,7 @@ type offerBuilder struct {
 // Every device has its number already.
 func newOfferBuilder(s gpu.Snapshot, c Config, previous Binding, lost map[gpu.DeviceID]bool) *offerBuilder {
 	o := &offerBuilder{
-		Config: c, selectors: c.Policy.selectors(), strategy: map[gpu.DeviceID]MIGStrategy{}, partitioned: map[gpu.DeviceID]bool{},
+		Config: c, selectors: c.Policy.selectors(), strategy: map[gpu.DeviceID]*Rule{}, partitioned: map[gpu.DeviceID]bool{},
 		matched: map[*Selector]bool{}, chosen: map[*Selector][]gpu.DeviceID{}, bound: previous, lost: lost,
 	}
 	o.indexed = slices.ContainsFunc(o.selectors, func(s policySelector) bool { return len(s.Indices) > 0 })
@@ -59,7 +61,7 @@ func newOfferBuilder(s gpu.Snapshot, c Config, previous Binding, lost map[gpu.De
 		d := &s.Devices[i]
 		if d.At.GI == gpu.Whole {
 			if r := o.rule(d); r != nil && r.MIG != "" {
-				o.strategy[d.ID] = r.MIG
+				o.strategy[d.ID] = r
 			}
 		} else {
 			o.partitioned[d.At.GPU] = true
@@ -71,62 +73,71 @@ func newOfferBuilder(s gpu.Snapshot, c Config, previous Binding, lost map[gpu.De
 
 // strategyOf returns the MIG strategy of a GPU and its instances.
 func (o *offerBuilder) strategyOf(d *gpu.Device) MIGStrategy {
-	return cmp.Or(o.strategy[d.At.GPU], o.MIG)
+	if r := o.strategy[d.At.GPU]; r != nil {
+		return r.MIG
+	}
+	return o.MIG
 }
 
 // decide returns the offer of a device.
 func (o *offerBuilder) decide(d *gpu.Device) offer {
 	rule := o.rule(d)
 	seen, why := o.migVisibility(d)
+	made := offer{visibility: seen, reason: why, rule: rule}
+	made.by.visibility = o.strategyDecider(d)
 	if rule != nil && (seen != hidden || rule.MIG != "") { // otherwise the rule has no effect on d
 		o.recordMatch(&rule.Select, d, false)
+	} else if d.At.GI != gpu.Whole { // the rule of a GPU decides that later ones do not set its MIG strategy
+		made.rule = nil
 	}
-	if reason := o.excludedReason(d, rule, seen == hidden); reason != "" {
-		return offer{visibility: excluded, reason: reason}
+	if reason, by := o.excludedReason(d, rule, seen == hidden); reason != "" {
+		made.visibility, made.reason, made.by.visibility = excluded, reason, by
+		return made
 	}
 	if seen != visible {
-		return offer{visibility: seen, reason: why}
+		return made
 	}
 	if rule == nil {
 		rule = &Rule{}
 	}
-	pool := rule.Pool
-	if pool == "" {
-		pool = o.poolName(d)
-	}
-	injection := o.Injection
+	made.by.visibility = o.offeredBy(d, made)
+	made.injection, made.by.injection = o.Injection, Decider{Kind: BySetting}
 	if rule.Injection != nil {
-		injection = *rule.Injection
+		made.injection, made.by.injection = *rule.Injection, decidedBy(ByRule, &rule.Select)
 	}
+	made.pool, made.by.pool = rule.Pool, decidedBy(ByRule, &rule.Select)
+	if made.pool == "" {
+		made.pool, made.by.pool = o.poolName(d)
+	}
+	made.by.basePool = made.by.pool
 	switch {
 	case rule.Sharing == nil:
-		made := o.sharedOffer(d, pool)
-		made.injection = injection
-		return made
+		return o.sharedOffer(d, made)
 	case rule.Pool == "":
-		pool += rule.Sharing.Mode.Suffix()
+		made.pool += rule.Sharing.Mode.Suffix()
 	}
-	return offer{pool: pool, sharing: *rule.Sharing, injection: injection}
+	made.sharing, made.by.sharing = *rule.Sharing, decidedBy(ByRule, &rule.Select)
+	return made
 }
 
 // excludedReason returns why the configuration or the policy excludes a device; "" if neither does. A hidden device can
 // only be excluded by its ID.
-func (o *offerBuilder) excludedReason(d *gpu.Device, rule *Rule, isHidden bool) string {
+func (o *offerBuilder) excludedReason(d *gpu.Device, rule *Rule, isHidden bool) (string, Decider) {
 	switch {
 	case slices.Contains(o.Exclude, d.ID):
-		return "ignored by configuration"
+		return "ignored by configuration", Decider{Kind: ByExclude}
 	case isHidden:
 	case o.hasProposedNumber(d):
 		o.awaitsNumber = true
-		return AwaitsNumber
+		return AwaitsNumber, Decider{Kind: ByNumber}
 	case o.indexed && o.number(d).GPU < 0:
-		return "has no number, because its index belongs to another GPU; the command rebind assigns new numbers"
+		return "has no number, because its index belongs to another GPU; the command rebind assigns new numbers", Decider{Kind: ByNumber}
 	case o.Policy.Include != nil && !o.isIncluded(d):
-		return "not among those that the policy includes"
+		return "not among those that the policy includes", Decider{Kind: ByInclude}
 	case rule != nil:
-		return rule.Reserve
+		return rule.Reserve, decidedBy(ByRule, &rule.Select)
 	}
-	return ""
+	return "", Decider{}
 }
 
 // rule returns the rule that applies to a device; nil = none.
@@ -165,32 +176,33 @@ func (o *offerBuilder) isIncluded(d *gpu.Device) (ok bool) {
 }
 
 // poolName returns the pool of a device before it is shared.
-func (o *offerBuilder) poolName(d *gpu.Device) string {
+func (o *offerBuilder) poolName(d *gpu.Device) (string, Decider) {
 	for i := range o.Policy.Names {
 		if n := &o.Policy.Names[i]; o.selects(&n.Select, d) {
-			return n.Pool
+			return n.Pool, decidedBy(ByName, &n.Select)
 		}
 	}
 	if d.Profile != "" && o.strategyOf(d) == MIGMixed {
-		return MIGPool(d.Profile)
+		return MIGPool(d.Profile), o.strategyDecider(d)
 	}
-	return DefaultPool
+	return DefaultPool, Decider{}
 }
 
 // sharedOffer returns the offer of a device of a pool, shared if the policy shares it.
-func (o *offerBuilder) sharedOffer(d *gpu.Device, pool string) offer {
+func (o *offerBuilder) sharedOffer(d *gpu.Device, made offer) offer {
 	for i := range o.Policy.Shares {
 		s := &o.Policy.Shares[i]
-		if s.Pool != pool || !s.Select.Selects(d, o.number(d)) || s.First > 0 && !o.assign(i, d) {
+		if s.Pool != made.pool || !s.Select.Selects(d, o.number(d)) || s.First > 0 && !o.assign(i, d) {
 			continue
 		}
 		o.recordMatch(&s.Select, d, s.First > 0)
+		made.sharing, made.by.sharing = s.Sharing, decidedBy(BySharing, &s.Select)
 		if s.Rename != "" {
-			pool = s.Rename
+			made.pool, made.by.pool = s.Rename, made.by.sharing
 		}
-		return offer{pool: pool, sharing: s.Sharing}
+		return made
 	}
-	return offer{pool: pool}
+	return made
 }
 
 // migVisibility returns the visibility of a device under its MIG strategy, and the reason if it is excluded.
@@ -235,8 +247,10 @@ func (o *offerBuilder) chooseProfile(s gpu.Snapshot) string {
 	best := ""
 	for i := range s.Devices {
 		d := &s.Devices[i]
-		if d.Profile != "" && o.strategyOf(d) == MIGSingle && o.excludedReason(d, o.rule(d), false) == "" {
-			count[d.Profile]++
+		if d.Profile != "" && o.strategyOf(d) == MIGSingle {
+			if reason, _ := o.excludedReason(d, o.rule(d), false); reason == "" {
+				count[d.Profile]++
+			}
 		}
 	}
 	if count[o.bound.Profile] > 0 || s.Driver.State != gpu.DriverReady && len(count) == 0 {
