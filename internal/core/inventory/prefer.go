@@ -22,22 +22,36 @@ import (
 // The cost is O(u·log u) for u units, plus O(maxExact·k) for k chosen GPUs, or O(g²·k) for more than 16 GPUs g.
 func (inv *Inventory) Prefer(available, required []UnitID, n int) []UnitID {
 	inv = inv.orEmpty()
-	chosen := inv.indices(required)
-	pool := slices.DeleteFunc(inv.indices(available), func(i int) bool {
+	chosen, _ := inv.choose(available, required, n)
+	return inv.ids(chosen)
+}
+
+// choose returns the units (by index) that Prefer chooses, and how.
+func (inv *Inventory) choose(available, required []UnitID, n int) ([]int, Method) {
+	chosen, pool := inv.candidates(available, required)
+	switch {
+	case n <= len(chosen):
+		return chosen[:max(n, 0)], MethodRequired
+	case inv.anyShared(chosen) || inv.anyShared(pool):
+		method := MethodShared
+		if inv.packed {
+			method = MethodPacked
+		}
+		return inv.chooseShared(chosen, pool, n), method
+	case n >= len(chosen)+len(pool):
+		return append(chosen, pool...), MethodAll
+	}
+	return inv.chooseConnected(chosen, pool, n), MethodConnected
+}
+
+// candidates returns the required units (by index), and those that are available beside them.
+func (inv *Inventory) candidates(available, required []UnitID) (chosen, pool []int) {
+	chosen = inv.indices(required)
+	pool = slices.DeleteFunc(inv.indices(available), func(i int) bool {
 		_, ok := slices.BinarySearch(chosen, i)
 		return ok
 	})
-	switch {
-	case n <= len(chosen):
-		chosen = chosen[:max(n, 0)]
-	case inv.anyShared(chosen) || inv.anyShared(pool):
-		chosen = inv.chooseShared(chosen, pool, n)
-	case n >= len(chosen)+len(pool):
-		chosen = append(chosen, pool...)
-	default:
-		chosen = inv.chooseConnected(chosen, pool, n)
-	}
-	return inv.ids(chosen)
+	return chosen, pool
 }
 
 // ids returns the IDs of units (by index), in canonical order.
