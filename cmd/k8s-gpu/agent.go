@@ -19,6 +19,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubemetrics"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
 	"github.com/tandem-gpu/tandem/internal/report"
+	"github.com/tandem-gpu/tandem/internal/nodelabels"
 	"github.com/tandem-gpu/tandem/internal/status"
 	"github.com/tandem-gpu/tandem/internal/statuspage"
 	"github.com/tandem-gpu/tandem/internal/usewatch"
@@ -108,15 +109,17 @@ func (r *runner) run(ctx context.Context, s settings, policies <-chan settings, 
 			Config: s.Core, Sources: a.SourcesUp, Warnings: a.Warnings, DriverCalls: agent.DriverCalls,
 			Handlers: page.Handlers(), Log: log,
 		})
+		labels := nodelabels.New(nodelabels.Options{Path: s.Operations.FeaturesFile, Sys: s.Core.Roots.Sys, MIG: s.Core.MIG, Log: log})
 		return agent.Adapter{
 			Tasks: []func(context.Context) error{
 				adapter.Run,
 				func(ctx context.Context) error { server.Run(ctx); return nil },
 				func(ctx context.Context) error { page.Run(a.WatchUse(ctx)); return nil },
-				func(ctx context.Context) error { applyPolicies(ctx, a.Monitor, policies); return nil },
+				func(ctx context.Context) error { labels.Run(ctx, a.Monitor); return nil },
+				func(ctx context.Context) error { applyPolicies(ctx, a.Monitor, labels, policies); return nil },
 			},
 			View:      adapter.Withhold,
-			Warnings:  func() []string { return slices.Concat(server.ListenWarnings(), adapter.Warnings()) },
+			Warnings:  func() []string { return slices.Concat(server.ListenWarnings(), adapter.Warnings(), labels.Warnings()) },
 			Endpoints: view.Endpoints,
 		}
 	}
@@ -139,11 +142,12 @@ func allocationStore(s settings, log *slog.Logger) kubeadapter.AllocationStore {
 }
 
 // applyPolicies applies the policy of each of the settings that come, until ctx ends.
-func applyPolicies(ctx context.Context, m *monitor.Monitor, policies <-chan settings) {
+func applyPolicies(ctx context.Context, m *monitor.Monitor, labels *nodelabels.Writer, policies <-chan settings) {
 	for {
 		select {
 		case s := <-policies:
 			_ = m.ApplyPolicy(ctx, s.Core) // it fails only when ctx ends
+			labels.SetStrategy(s.Core.MIG)
 		case <-ctx.Done():
 			return
 		}

@@ -52,7 +52,7 @@ type Spec struct {
 
 	set     setter             // nil = the option is not supported
 	setItem func(string) error // in place of set: sets one item of a list; the error is the remedy
-	without string             // a feature that is not supported; the option has an effect only with it
+	without string             // of an option without a setter: why it has no effect
 }
 
 // Name is the key of the configuration file, or else the flag.

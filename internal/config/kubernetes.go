@@ -164,7 +164,7 @@ func lookup(o Spec, flags Flags, env Environment, file map[string]Value) Value {
 // noteUnsupported notes a value of an option that is not supported.
 func (s *Kubernetes) noteUnsupported(o Spec, v Value) {
 	if v.Where != "" && v.Text != o.Default {
-		s.Notes = append(s.Notes, fmt.Sprintf("%s has no effect: this version does not support %s", v.Where, o.without))
+		s.Notes = append(s.Notes, fmt.Sprintf("%s has no effect: %s", v.Where, o.without))
 	}
 }
 

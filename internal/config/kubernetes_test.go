@@ -86,8 +86,8 @@ imex: {channelIDs: [], required: false}
 	// A value without effect is reported, unless it is the default.
 	want := []string{
 		"FAIL_ON_INIT_ERROR has no effect: without a driver this agent waits for one",
-		"c.yaml:7: flags.useNodeFeatureAPI has no effect: this version does not support GPU feature discovery",
-		"c.yaml:14: flags.gfd has no effect: this version does not support GPU feature discovery",
+		"c.yaml:7: flags.useNodeFeatureAPI has no effect: this agent does not call Kubernetes' API; --features-file writes node labels for Node Feature Discovery",
+		"c.yaml:14: flags.gfd has no effect: it configures NVIDIA's gpu-feature-discovery; in its place --features-file writes the same node labels, when they change",
 	}
 	for i := range s.Notes {
 		s.Notes[i] = s.Notes[i][strings.LastIndex(s.Notes[i], "/c.yaml")+1:]

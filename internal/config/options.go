@@ -127,9 +127,8 @@ func ownOptions(s *Kubernetes, checkAddress func(string) error) []Spec {
 // inertOptions are options of NVIDIA's plugin and its charts that have an effect only on another program that reads the same
 // file.
 func inertOptions() []Spec {
-	const features = "GPU feature discovery"
 	return []Spec{
-		{Key: "flags.useNodeFeatureAPI", without: features},
-		{Key: "flags.gfd", Kind: Opaque, without: features},
+		{Key: "flags.useNodeFeatureAPI", without: "this agent does not call Kubernetes' API; --features-file writes node labels for Node Feature Discovery"},
+		{Key: "flags.gfd", Kind: Opaque, without: "it configures NVIDIA's gpu-feature-discovery; in its place --features-file writes the same node labels, when they change"},
 	}
 }

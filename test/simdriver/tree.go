@@ -2,6 +2,7 @@ package simdriver
 
 import (
 	"cmp"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -44,6 +45,7 @@ func treeOf(c *conf) tree {
 	if loaded != "no" {
 		t.driver(driver)
 	}
+	t.files["sys/class/dmi/id/product_name"] = "Simulated (R) machine\n"
 	boots, _ := c.get("machine", "boots")
 	t.files["proc/sys/kernel/random/boot_id"] = fmt.Sprintf("5eed0000-0000-4000-8000-%012d\n", number(boots))
 	top := 0
@@ -104,6 +106,12 @@ func (t tree) pci(c *conf, slot int) {
 	t.files[dir+"device"] = fmt.Sprintf("0x%04x\n", id>>16)
 	t.files[dir+"subsystem_vendor"] = fmt.Sprintf("0x%04x\n", sub&0xffff)
 	t.files[dir+"subsystem_device"] = fmt.Sprintf("0x%04x\n", sub>>16)
+	t.files[dir+"resource"] = strings.Repeat("0x0000000000000000 0x0000000000000000 0x0000000000000000\n", 13)
+	config := make([]byte, 256) // PCI configuration space: IDs, class, no capabilities
+	binary.LittleEndian.PutUint32(config, uint32(id))
+	binary.LittleEndian.PutUint32(config[0x2c:], uint32(sub))
+	config[0xb], config[0xa] = 3, class[5]-'0'
+	t.files[dir+"config"] = string(config)
 }
 
 // gpu is the GPU as the NVIDIA driver shows it.

@@ -68,6 +68,7 @@ type Device struct {
 	Model   string // NVML product name; for a MIG instance it ends with the profile
 	Profile string // MIG profile such as "1g.10gb"; "" for a full GPU
 	MIG     bool   // a full GPU with MIG mode enabled: its instances are the devices to use
+	CanMIG  bool   // a full GPU that has a MIG mode, enabled or not
 	Serial  string // board serial number; "" if the board has none
 
 	// Instance is the index of a MIG instance on its GPU (nvmlDeviceGetMigDeviceHandleByIndex). Policies can select

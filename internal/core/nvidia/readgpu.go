@@ -65,10 +65,12 @@ func (r *gpuReading) readGPU(c *caller) {
 	}
 	d.Model = strings.TrimSpace(supported(c, "nvmlDeviceGetName", h.GetName))
 	// Without the MIG mode a GPU can't be offered: one that is partitioned must not be offered as a whole.
-	d.MIG = supported(c, "nvmlDeviceGetMigMode", func() (bool, nvml.Return) {
+	mode := supported(c, "nvmlDeviceGetMigMode", func() (mode struct{ on, has bool }, ret nvml.Return) {
 		current, _, ret := h.GetMigMode()
-		return current == nvml.DEVICE_MIG_ENABLE, ret
+		mode.on, mode.has = current == nvml.DEVICE_MIG_ENABLE, ret == nvml.SUCCESS
+		return mode, ret
 	})
+	d.MIG, d.CanMIG = mode.on, mode.has
 	// One more than the minor number, so that zero is unknown.
 	d.Minor = optional(c, "nvmlDeviceGetMinorNumber", last.Minor+1, func() (int, nvml.Return) {
 		minor, ret := h.GetMinorNumber()

@@ -2,6 +2,7 @@ package nvidia
 
 import (
 	"encoding/binary"
+	"fmt"
 	"slices"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -188,17 +189,19 @@ var signals = [...]signal{
 	}},
 	{call: "nvmlDeviceGetGpuFabricInfoV", interval: intervalFabric, read: func(h nvml.Device, s *health.Sample) nvml.Return {
 		i, ret := h.GetGpuFabricInfoV().V3()
-		s.Fabric = fabricState(ret, i)
+		s.Fabric, s.Clique = fabricState(ret, i), fabricClique(ret, i)
 		return ret
 	}},
 	{call: "nvmlDeviceGetGpuFabricInfoV", interval: intervalFabric, fallback: true, read: func(h nvml.Device, s *health.Sample) nvml.Return {
 		i, ret := h.GetGpuFabricInfoV().V2()
-		s.Fabric = fabricState(ret, nvml.GpuFabricInfo_v3{State: i.State, Status: i.Status, HealthMask: i.HealthMask})
+		v3 := nvml.GpuFabricInfo_v3{ClusterUuid: i.ClusterUuid, CliqueId: i.CliqueId, State: i.State, Status: i.Status, HealthMask: i.HealthMask}
+		s.Fabric, s.Clique = fabricState(ret, v3), fabricClique(ret, v3)
 		return ret
 	}},
 	{call: "nvmlDeviceGetGpuFabricInfo", interval: intervalFabric, fallback: true, read: func(h nvml.Device, s *health.Sample) nvml.Return {
 		i, ret := h.GetGpuFabricInfo()
-		s.Fabric = fabricState(ret, nvml.GpuFabricInfo_v3{State: i.State, Status: i.Status})
+		v3 := nvml.GpuFabricInfo_v3{ClusterUuid: i.ClusterUuid, CliqueId: i.CliqueId, State: i.State, Status: i.Status}
+		s.Fabric, s.Clique = fabricState(ret, v3), fabricClique(ret, v3)
 		return ret
 	}},
 	{call: "nvmlDeviceValidateInforom", interval: intervalOnce, read: func(h nvml.Device, s *health.Sample) nvml.Return {
@@ -270,4 +273,14 @@ func fabricState(ret nvml.Return, i nvml.GpuFabricInfo_v3) health.Fabric {
 	default:
 		return health.FabricHealthy
 	}
+}
+
+// fabricClique returns the cluster and the clique of nvmlGpuFabricInfo_t, in the notation of NVIDIA's gpu-feature-discovery. GPUs of one
+// clique can use each other's memory over NVLink, also between nodes. A GPU whose NVLinks end in its node has no cluster (zero).
+func fabricClique(ret nvml.Return, i nvml.GpuFabricInfo_v3) string {
+	if ret != nvml.SUCCESS || i.State != nvml.GPU_FABRIC_STATE_COMPLETED || nvml.Return(i.Status) != nvml.SUCCESS || i.ClusterUuid == [16]uint8{} {
+		return ""
+	}
+	u := i.ClusterUuid
+	return fmt.Sprintf("%x-%x-%x-%x-%x.%d", u[:4], u[4:6], u[6:8], u[8:10], u[10:], i.CliqueId)
 }
