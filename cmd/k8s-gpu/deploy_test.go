@@ -133,12 +133,14 @@ func TestDaemonSetComponents(t *testing.T) {
 	for name, want := range map[string]struct {
 		mount      string
 		adds       []string
+		writes     bool // the mount is not read-only
 		hostPID    bool
 		privileged bool // allowPrivilegeEscalation must be true, then, which the base sets to false
 	}{
 		"policy": {mount: "/etc/tandem"}, "mps": {mount: "/mps"}, "mig": {adds: []string{"SYS_ADMIN"}}, "selinux": {},
 		"driver-container": {mount: "/driver-root"}, "device-nodes": {}, "cdi": {privileged: true},
 		"reservation-check": {hostPID: true}, "owners": {hostPID: true, mount: "/var/log/pods"},
+		"node-labels": {mount: "/etc/kubernetes/node-feature-discovery/features.d", writes: true},
 	} {
 		var k struct{ Patches []struct{ Patch string } }
 		manifest(t, "../../deploy/"+name+"/kustomization.yaml", &k)
@@ -157,7 +159,7 @@ func TestDaemonSetComponents(t *testing.T) {
 			t.Errorf("%s: %+v", name, sc)
 		}
 		for _, m := range c.VolumeMounts {
-			if m.Patch != "delete" && (m.MountPath != want.mount || !m.ReadOnly) {
+			if m.Patch != "delete" && (m.MountPath != want.mount || m.ReadOnly == want.writes) {
 				t.Errorf("%s mounts %+v", name, m)
 			}
 		}
@@ -165,6 +167,9 @@ func TestDaemonSetComponents(t *testing.T) {
 		maps.Copy(env, c.env())
 		if env["CONFIG_FILE"] != "" && filepath.Dir(env["CONFIG_FILE"]) != want.mount {
 			t.Errorf("%s: %s is not mounted", name, env["CONFIG_FILE"])
+		}
+		if file := env["FEATURES_FILE"]; file != "" && filepath.Dir(file) != want.mount {
+			t.Errorf("%s: %s is not mounted", name, file)
 		}
 		delete(env, "CONFIG_FILE")
 		if s, err := resolveAll(t, base.Args, env, string(policy)); err != nil || len(s.Notes) > 0 {
