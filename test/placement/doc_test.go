@@ -58,7 +58,7 @@ func TestDocument(t *testing.T) {
 	for _, e := range examples {
 		t.Run(e.machine, func(t *testing.T) {
 			m := Read(t, e.machine)
-			fmt.Fprintf(&out, "\n### %s\n\n%s\n\n```\n%s\n", e.title, e.text, m.matrix())
+			fmt.Fprintf(&out, "\n### %s\n\n%s\n\n```text\n%s\n", e.title, e.text, m.matrix())
 			for _, used := range e.used {
 				out.WriteString(m.choices(used) + "\n")
 			}

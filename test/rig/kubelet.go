@@ -140,6 +140,9 @@ func (k *Kubelet) Page(ctx context.Context, path string) string {
 	return string(text)
 }
 
+// Address is that of the agent's HTTP server.
+func (k *Kubelet) Address() string { return k.http }
+
 // PID is the agent's process.
 func (k *Kubelet) PID() int { return k.agent.Process.Pid }
 

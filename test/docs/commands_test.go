@@ -1,0 +1,196 @@
+// Package docs tests the documents: commands are run, configurations are read, links have targets. A block or a command of a kind that
+// no test knows is a failure, so that none is left out.
+package docs
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/tandem-gpu/tandem/test/binaries"
+	"github.com/tandem-gpu/tandem/test/docs/stage"
+)
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	os.Exit(m.Run())
+}
+
+// elsewhere are the commands that need what no unit test has. Each has what they need, and where they are tried.
+var elsewhere = []struct{ begins, why string }{
+	{"systemctl restart nomad", "an installed Nomad; test/e2e starts a client with the same plugin block"},
+	{"nomad node status -self -verbose", "a Nomad cluster; test/e2e/nomad reads the same from the API"},
+	{"install -D -m 0755 bin/nomad-gpu /opt/nomad/plugins/nomad-gpu", "root's folders"},
+	{"echo 'plugin \"nomad-gpu\" { config {} }' > /etc/nomad.d/nomad-gpu.hcl", "root's folders; test/conformance/nomad decodes such a block"},
+	{"kubectl -n kube-system delete daemonset nvidia-device-plugin-daemonset", "a cluster with NVIDIA's plugin"},
+	{"kubectl -n kube-system rollout ", "a cluster; test/e2e/kube waits for the same DaemonSet"},
+	{"kubectl get nodes -o custom-columns=", "a cluster; test/e2e/kube reads the same field"},
+	{"rm -f /etc/kubernetes/node-feature-discovery/features.d/gfd", "root's folders"},
+	{"rm -rf /var/lib/tandem", "root's folders"},
+	{"nvidia-smi ", "a GPU"},
+	{"export CUDA_MPS_", "a GPU; test/conformance and test/rig have MPS daemons of their own"},
+	{"mkdir -p $CUDA_MPS_", "a GPU"},
+	{"CUDA_VISIBLE_DEVICES=GPU-", "a GPU"},
+}
+
+// files are those of the real machine that commands name, and where the repository has them.
+var files = map[string]string{"/etc/tandem/policy.yaml": "deploy/policy/policy.yaml"}
+
+// Every command of the documents is run and succeeds, or is of a kind that is checked otherwise.
+func TestCommands(t *testing.T) {
+	dir := shortDir(t)
+	bin := filepath.Dir(binaries.Path(t, "k8s-gpu"))
+	s, err := stage.New(t.Context(), dir, bin, "h100x8")
+	must(t, err)
+	idle, err := stage.New(t.Context(), shortDir(t), bin, "h100x8") // no agent runs here
+	must(t, err)
+	for name, source := range files {
+		text, err := os.ReadFile(filepath.Join(root, source))
+		must(t, err)
+		must(t, os.WriteFile(dir+name, text, 0o600))
+		must(t, os.WriteFile(idle.Dir+name, text, 0o600))
+	}
+	must(t, s.Start(t.Context()))
+	t.Cleanup(func() { must(t, s.Stop()) })
+	used, ours := make([]bool, len(elsewhere)), 0
+	for _, d := range documents(t) {
+		for _, b := range d.Blocks {
+			if b.Language != "sh" || generated(d.Path) {
+				continue
+			}
+			for _, command := range stage.Commands(b.Text) {
+				at := fmt.Sprintf("%s:%d: %s", d.Path, b.Line, command)
+				if i := slices.IndexFunc(elsewhere, func(e struct{ begins, why string }) bool { return strings.HasPrefix(command, e.begins) }); i >= 0 {
+					used[i] = true
+					continue
+				}
+				if err := try(t.Context(), s, idle, command); err != nil {
+					t.Errorf("%s: %v", at, err)
+				}
+				ours++
+			}
+		}
+	}
+	for i, e := range elsewhere {
+		if !used[i] {
+			t.Errorf("no document has a command that begins with %q: remove it from the table", e.begins)
+		}
+	}
+	if ours < 15 {
+		t.Errorf("only %d commands were run", ours)
+	}
+}
+
+// try runs or checks a command.
+func try(ctx context.Context, s, idle *stage.Stage, command string) error {
+	words := strings.Fields(command)
+	_, inPod, exec := strings.Cut(command, " -- ")
+	switch {
+	case stage.IsOurs(command) && startsAgent(words), strings.Contains(command, " cdi remove"): // beside no other agent
+		return runOn(ctx, idle, command, startsAgent(words))
+	case stage.IsOurs(command):
+		return runOn(ctx, s, command, false)
+	case words[0] == "kubectl" && slices.Contains(words, "exec") && exec:
+		return runOn(ctx, s, inPod, false)
+	case words[0] == "kubectl" && slices.Contains(words, "-k"):
+		_, err := os.Stat(filepath.Join(root, words[slices.Index(words, "-k")+1], "kustomization.yaml"))
+		return err
+	case words[0] == "make":
+		return quiet(ctx, "make", append([]string{"--dry-run"}, words[1:]...)...)
+	case words[0] == "go" && words[1] == "test":
+		return quiet(ctx, "go", "vet", packageOf(words))
+	case words[0] == "go" && words[1] == "run":
+		return quiet(ctx, "go", "build", "-o", os.DevNull, packageOf(words))
+	case words[0] == "curl":
+		_, path, _ := strings.Cut(words[len(words)-1], ":9410")
+		_, err := s.Get(ctx, path)
+		return err
+	}
+	return fmt.Errorf("no test knows this kind of command: extend try, or the table of what is tried elsewhere")
+}
+
+// packageOf is the first argument of the go command that is a package.
+func packageOf(words []string) string {
+	i := slices.IndexFunc(words, func(w string) bool { return strings.HasPrefix(w, "./") })
+	return words[max(i, 0)]
+}
+
+// startsAgent reports whether a command has flags only.
+func startsAgent(words []string) bool {
+	for i, w := range words[1:] {
+		if !strings.HasPrefix(w, "-") && (i == 0 || strings.Contains(words[i], "=") || !strings.HasPrefix(words[i], "-")) {
+			return false
+		}
+	}
+	return len(words) > 1
+}
+
+// runOn runs a command of ours. One that starts an agent must run until it is ended.
+func runOn(ctx context.Context, s *stage.Stage, command string, agent bool) error {
+	if agent {
+		short, cancel := context.WithTimeout(ctx, 2*time.Second)
+		defer cancel()
+		r, err := s.Run(short, command)
+		if err == nil && (short.Err() == nil || r.Code != 0) {
+			err = fmt.Errorf("exit code %d\n%s", r.Code, r.Output)
+		}
+		return err
+	}
+	r, err := s.Run(ctx, command)
+	if err == nil && r.Code != 0 {
+		err = fmt.Errorf("exit code %d\n%s", r.Code, r.Output)
+	}
+	return err
+}
+
+func quiet(ctx context.Context, name string, args ...string) error {
+	c := exec.CommandContext(ctx, name, args...)
+	c.Dir = root
+	if out, err := c.CombinedOutput(); err != nil {
+		return fmt.Errorf("%w\n%s", err, out)
+	}
+	return nil
+}
+
+// Blocks are of a language that a test knows, and scripts have the syntax of a shell.
+func TestLanguages(t *testing.T) {
+	known := []string{"sh", "bash", "yaml", "hcl", "text", "json"}
+	for _, d := range documents(t) {
+		for _, b := range d.Blocks {
+			if !slices.Contains(known, b.Language) {
+				t.Errorf("%s:%d: language %q: want one of %q; text is not checked", d.Path, b.Line, b.Language, known)
+			}
+			if b.Language != "bash" && b.Language != "sh" {
+				continue
+			}
+			c := exec.CommandContext(t.Context(), "bash", "-n")
+			c.Stdin = strings.NewReader(b.Text)
+			if out, err := c.CombinedOutput(); err != nil {
+				t.Errorf("%s:%d: %v: %s", d.Path, b.Line, err, out)
+			}
+		}
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// shortDir is a folder for sockets, whose paths have at most 107 bytes.
+func shortDir(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "docs")
+	must(t, err)
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return dir
+}

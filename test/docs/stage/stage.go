@@ -1,0 +1,162 @@
+// Package stage is a simulated machine on which both agents run, for the commands of the documents: each is run as it is written, with
+// the paths and addresses of a real machine replaced by those of the stage.
+package stage
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/test/rig"
+	"github.com/tandem-gpu/tandem/test/simdriver"
+)
+
+// Stage is a machine with the agents on it. Make one with New.
+type Stage struct {
+	Dir     string // of all files
+	Machine *simdriver.Machine
+	bin     string
+
+	nomad   *rig.Nomad
+	kubelet *rig.Kubelet
+	log     *os.File
+}
+
+// New lays out a machine in dir, whose path must be short (a socket's has at most 107 bytes). bin is the folder of the agents.
+func New(ctx context.Context, dir, bin, machine string) (*Stage, error) {
+	m, err := simdriver.Install(ctx, filepath.Join(dir, "machine"), machine)
+	if err != nil {
+		return nil, err
+	}
+	s := &Stage{Dir: dir, Machine: m, bin: bin}
+	for _, folder := range []string{"etc/tandem", "var/lib/tandem", "var/run/cdi"} {
+		if err := os.MkdirAll(filepath.Join(dir, folder), 0o755); err != nil {
+			return nil, err
+		}
+	}
+	s.log, err = os.Create(filepath.Join(dir, "agents.log"))
+	return s, err
+}
+
+// Start starts both agents, each under a small orchestrator. Health checks and recovery take seconds.
+func (s *Stage) Start(ctx context.Context) (err error) {
+	setup := rig.Setup{
+		Roots:    core.Roots{Driver: s.Machine.Root, Dev: s.Machine.Root, Sys: s.Machine.Root + "/sys", Proc: s.Machine.Root + "/proc"},
+		StateDir: filepath.Join(s.Dir, "var/lib/tandem"), Hasty: true,
+	}
+	if s.kubelet, err = rig.StartKubelet(s.Dir, filepath.Join(s.bin, "k8s-gpu"), setup, s.log); err != nil {
+		return err
+	}
+	if s.nomad, err = rig.StartNomad(ctx, filepath.Join(s.bin, "nomad-gpu"), setup, s.log); err != nil {
+		return err
+	}
+	if err := s.kubelet.AwaitView(ctx, "the devices", func(v map[string]rig.View) bool { return len(v) > 0 }); err != nil {
+		return err
+	}
+	return s.nomad.Await(ctx, "the devices", func(v map[string]rig.View) bool { return len(v) > 0 })
+}
+
+// Stop ends the agents.
+func (s *Stage) Stop() (err error) {
+	if s.nomad != nil {
+		s.nomad.Stop()
+	}
+	if s.kubelet != nil {
+		err = s.kubelet.End()
+	}
+	return errors.Join(err, s.log.Close())
+}
+
+// Result is how a command ended.
+type Result struct {
+	Output string // stdout and stderr, with the paths as the documents have them
+	Code   int    // exit code
+}
+
+// agent is the beginning of a command of ours.
+var agent = regexp.MustCompile(`^(nomad-gpu|k8s-gpu)( |$)`)
+
+// IsOurs reports whether a command starts one of the agents' binaries.
+func IsOurs(command string) bool { return agent.MatchString(command) }
+
+// Run runs a command of ours on the stage. It fails if the command could not be run; an exit code is no failure.
+func (s *Stage) Run(ctx context.Context, command string) (Result, error) {
+	words := strings.Fields(s.onStage(command))
+	if !IsOurs(command) || strings.ContainsAny(command, "\"'$|;&<>") {
+		return Result{}, fmt.Errorf("%q is no simple command of an agent", command)
+	}
+	root := s.Machine.Root
+	args := []string{
+		"--driver-root=" + root, "--dev-root=" + root, "--sysfs-root=" + root + "/sys", "--procfs-root=" + root + "/proc",
+		"--state-dir=" + filepath.Join(s.Dir, "var/lib/tandem"), "--cdi-dir=" + filepath.Join(s.Dir, "var/run/cdi"),
+	}
+	if words[0] == "k8s-gpu" {
+		args = append(args, "--driver-root-ctr-path="+root, "--kubelet-socket=", "--pod-resources-socket=", "--http-address=")
+	}
+	c := exec.CommandContext(ctx, filepath.Join(s.bin, words[0]), append(args, words[1:]...)...)
+	c.Cancel = func() error { return c.Process.Signal(os.Interrupt) } // an agent that is started without a verb runs until ctx ends
+	c.WaitDelay = 10 * time.Second
+	var out bytes.Buffer
+	c.Stdout, c.Stderr = &out, &out
+	err := c.Run()
+	if _, exited := errors.AsType[*exec.ExitError](err); err != nil && !exited && ctx.Err() == nil {
+		return Result{}, err
+	}
+	return Result{s.asWritten(out.String()), c.ProcessState.ExitCode()}, nil
+}
+
+// Get returns the response to a GET of a path of k8s-gpu's HTTP server, and fails unless it is 200.
+func (s *Stage) Get(ctx context.Context, path string) (string, error) {
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+s.kubelet.Address()+path, nil)
+	if err != nil {
+		return "", err
+	}
+	response, err := http.DefaultClient.Do(r)
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = response.Body.Close() }()
+	text, err := io.ReadAll(response.Body)
+	if err == nil && response.StatusCode != http.StatusOK {
+		err = fmt.Errorf("%s: %s: %s", path, response.Status, text)
+	}
+	return s.asWritten(string(text)), err
+}
+
+// mapped are the folders of a real machine that the stage has elsewhere.
+var mapped = []string{"/etc/tandem", "/var/lib/tandem", "/var/run/cdi"}
+
+func (s *Stage) onStage(text string) string {
+	for _, folder := range mapped {
+		text = strings.ReplaceAll(text, folder, s.Dir+folder)
+	}
+	return text
+}
+
+func (s *Stage) asWritten(text string) string {
+	text = strings.ReplaceAll(text, s.Machine.Root+"/", "/")
+	text = strings.ReplaceAll(text, s.Machine.Root, "/")
+	return strings.ReplaceAll(text, s.Dir, "")
+}
+
+// Commands returns the commands of a block of a shell, without comments: one a line, unless a line ends with \.
+func Commands(block string) (commands []string) {
+	for line := range strings.Lines(strings.ReplaceAll(block, "\\\n", " ")) {
+		line, _, _ = strings.Cut(cmp.Or(line, "\n"), " #")
+		if line = strings.Join(strings.Fields(line), " "); line != "" && !strings.HasPrefix(line, "#") {
+			commands = append(commands, line)
+		}
+	}
+	return commands
+}
