@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -92,7 +91,10 @@ func example(t *testing.T, s *stage.Stage, at, text, want string) {
 	r, err := s.Run(t.Context(), "k8s-gpu --config-file="+file+" inspect --json")
 	must(t, err)
 	var report struct {
-		Devices []struct{ Pool, Sharing string }
+		Devices []struct {
+			Pool     string
+			Replicas int
+		}
 	}
 	if err := json.Unmarshal([]byte(r.Output), &report); err != nil {
 		t.Errorf("%s: %v\n%s", at, err, r.Output)
@@ -100,12 +102,7 @@ func example(t *testing.T, s *stage.Stage, at, text, want string) {
 	}
 	units := map[string]int{}
 	for _, d := range report.Devices {
-		replicas := 1
-		if _, number, shared := strings.Cut(d.Sharing, " by "); shared { // "time-slicing by 4"
-			replicas, err = strconv.Atoi(strings.TrimSuffix(strings.Fields(number)[0], ","))
-			must(t, err)
-		}
-		units[d.Pool] += replicas
+		units[d.Pool] += max(d.Replicas, 1)
 	}
 	var got []string
 	for _, pool := range slices.Sorted(maps.Keys(units)) {

@@ -1,0 +1,100 @@
+package nomad
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/hashicorp/hcl"
+	"github.com/hashicorp/nomad/jobspec2"
+)
+
+// fenced is a block of HCL in Markdown.
+var fenced = regexp.MustCompile("(?ms)^```hcl\n(.*?)^```")
+
+// firstWord is the kind of block that a text in HCL begins with, and its label.
+var firstWord = regexp.MustCompile(`^\s*([a-z_]+)(?: +"([^"]*)")?`)
+
+// Every block of HCL in the documents is a configuration that Nomad's plugin loader accepts for the plugin, or a job, or a part of one that
+// Nomad's parser accepts.
+func TestDocuments(t *testing.T) {
+	var paths []string
+	for _, pattern := range []string{"*.md", "docs/*.md", "deploy/*.md"} {
+		found, err := filepath.Glob(filepath.Join("../../..", pattern))
+		if err != nil {
+			t.Fatal(err)
+		}
+		paths = append(paths, found...)
+	}
+	kinds := map[string]int{}
+	for _, path := range paths {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, b := range fenced.FindAllStringSubmatch(string(text), -1) {
+			m := firstWord.FindStringSubmatch(b[1])
+			if m == nil {
+				t.Errorf("%s: no block of HCL:\n%s", path, b[1])
+				continue
+			}
+			kinds[m[1]]++
+			if err := accept(t, m[1], b[1]); err != nil {
+				t.Errorf("%s: %v\n%s", path, err, b[1])
+			}
+		}
+	}
+	if kinds["plugin"] < 3 || kinds["job"] < 1 || kinds["resources"] < 2 {
+		t.Errorf("blocks by kind: %v", kinds)
+	}
+}
+
+// accept parses a text as Nomad does.
+func accept(t *testing.T, kind, text string) error {
+	t.Helper()
+	const task = "job \"j\" {\n group \"g\" {\n task \"t\" {\n driver = \"docker\"\n%s\n}\n}\n}\n"
+	switch kind {
+	case "plugin":
+		return acceptPlugins(t, text)
+	case "job":
+	case "task":
+		text = fmt.Sprintf("job \"j\" {\n group \"g\" {\n%s\n}\n}\n", text)
+	case "resources", "config", "restart":
+		text = fmt.Sprintf(task, text)
+	default:
+		return fmt.Errorf("no test knows a block %q", kind)
+	}
+	_, err := jobspec2.Parse("job.hcl", strings.NewReader(text))
+	return err
+}
+
+// acceptPlugins reads plugin blocks as a client reads its configuration (HCL 1), and loads the plugin with those of its own. Paths that
+// are not there are no error of the loader.
+func acceptPlugins(t *testing.T, text string) error {
+	t.Helper()
+	var file struct {
+		Plugin []map[string][]struct {
+			Config []map[string]any
+		}
+	}
+	if err := hcl.Decode(&file, text); err != nil {
+		return err
+	}
+	for _, p := range file.Plugin {
+		for name, blocks := range p {
+			if !slices.Contains([]string{"nomad-gpu", "nomad-device-nvidia"}, name) || len(blocks[0].Config) == 0 {
+				continue
+			}
+			keys := blocks[0].Config[0]
+			delete(keys, "policy_file") // it is read when the plugin starts, and is not on this machine
+			if a := newAgent(t, keys); a.load != nil {
+				return a.load
+			}
+		}
+	}
+	return nil
+}
