@@ -6,31 +6,19 @@ package config
 import (
 	"strings"
 
+	"github.com/tandem-gpu/tandem/internal/config/schema"
 	"github.com/tandem-gpu/tandem/internal/setting"
 )
 
-// Kind is the kind of an option's value.
-type Kind uint8
+// repeatable reports whether a flag of an option of this kind may be given several times.
+func repeatable(k schema.Kind) bool { return k == schema.List || k == schema.Mapping }
 
-// The kinds.
-const (
-	Scalar Kind = iota
-	Bool
-	Number
-	List    // of scalars; on the command line several times, or with commas
-	Mapping // the same with key=value
-	Opaque  // any value of the configuration file, which is not read
-)
-
-// repeatable reports whether a flag may be given several times.
-func (k Kind) repeatable() bool { return k == List || k == Mapping }
-
-// want is the remedy for a value of another kind.
-func (k Kind) want() string {
+// wanted is the remedy for a value of another kind.
+func wanted(k schema.Kind) string {
 	switch k {
-	case List:
+	case schema.List:
 		return "want a list"
-	case Mapping:
+	case schema.Mapping:
 		return "want a mapping"
 	default:
 		return "want a single value"
@@ -44,15 +32,22 @@ type Spec struct {
 	Env     []string // the first that is set has precedence
 	Key     string   // of the configuration file: "flags.migStrategy"
 	HCL     string   // of the plugin block of a Nomad agent
-	Usage   string
+	Usage   string   // in one line, for the help
+	Note    string   // what else the documentation has, in Markdown
 	Default string
-	Kind    Kind
 	Empty   bool // an empty variable or scalar is a value; for other options it is as if it were not set
 	Hidden  bool // not supported, or without effect
+	binding
 
-	set     setter             // nil = the option is not supported
+	without string // of an option without a setter: why it has no effect
+}
+
+// binding is which values an option has, and what they set. The functions that return a binding make the two of the same data, so that
+// documentation and schema have what is accepted. Without set and setItem the option is not supported.
+type binding struct {
+	schema.Type
+	set     setter
 	setItem func(string) error // in place of set: sets one item of a list; the error is the remedy
-	without string             // of an option without a setter: why it has no effect
 }
 
 // Name is the key of the configuration file, or else the flag.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/config/document"
 	"github.com/tandem-gpu/tandem/internal/config/policy"
+	"github.com/tandem-gpu/tandem/internal/config/schema"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
@@ -52,7 +53,7 @@ func ParseFile(path string, text []byte, to policy.Orchestrator) (File, error) {
 	var s Kubernetes
 	errs := []error{err}
 	for _, o := range kubernetesOptions(&s, nil) {
-		if v := f.values[o.Key]; v.Text != "" && kinds[o.Key] != Opaque {
+		if v := f.values[o.Key]; v.Text != "" && kinds[o.Key] != schema.Opaque {
 			errs = append(errs, o.apply(v)...)
 		}
 	}
@@ -65,15 +66,15 @@ func ParseFile(path string, text []byte, to policy.Orchestrator) (File, error) {
 
 // fileKinds are the keys of the file, beside the sections of package policy, and how each is read: all, or only those that
 // both agents read.
-func fileKinds(all bool) map[string]Kind {
-	kinds := map[string]Kind{}
+func fileKinds(all bool) map[string]schema.Kind {
+	kinds := map[string]schema.Kind{}
 	for _, s := range KubernetesSpecs() {
 		switch {
 		case s.Key == "":
 		case all || s.Key == keyMIGStrategy || s.Key == keyMPSRoot:
 			kinds[s.Key] = s.Kind
 		default:
-			kinds[s.Key] = Opaque
+			kinds[s.Key] = schema.Opaque
 		}
 	}
 	return kinds
@@ -81,10 +82,10 @@ func fileKinds(all bool) map[string]Kind {
 
 // parseFile parses a file with these keys of these kinds beside the sections of package policy. With problems the result
 // has what could be read.
-func parseFile(path string, text []byte, to policy.Orchestrator, kinds map[string]Kind) (File, error) {
+func parseFile(path string, text []byte, to policy.Orchestrator, kinds map[string]schema.Kind) (File, error) {
 	f := File{Text: string(text), values: map[string]Value{}}
 	d := document.Parse(path, text)
-	root := d.Root().Fields(slices.Concat(names(kinds, ""), []string{"version"}, policy.Sections())...)
+	root := d.Root().Fields(slices.Concat(names(kinds, ""), []string{"version"}, schema.Names(policy.Sections()))...)
 	if v := root.At("version"); v.Given() {
 		if text, ok := v.Scalar(); ok && text != "" && text != version { // "" is the default, as for NVIDIA's plugin (parseConfigFrom)
 			v.Failf("want %s", version)
@@ -96,7 +97,7 @@ func parseFile(path string, text []byte, to policy.Orchestrator, kinds map[strin
 }
 
 // readValues reads the values of the keys that begin with a prefix: "" or "flags.".
-func (f *File) readValues(fields document.Fields, prefix string, kinds map[string]Kind) {
+func (f *File) readValues(fields document.Fields, prefix string, kinds map[string]schema.Kind) {
 	for _, name := range names(kinds, prefix) {
 		key, v := prefix+name, fields.At(name)
 		if kind, ok := kinds[key]; !ok {
@@ -110,7 +111,7 @@ func (f *File) readValues(fields document.Fields, prefix string, kinds map[strin
 }
 
 // names are the names that may follow a prefix of a key, sorted.
-func names(kinds map[string]Kind, prefix string) (names []string) {
+func names(kinds map[string]schema.Kind, prefix string) (names []string) {
 	for key := range kinds {
 		if rest, ok := strings.CutPrefix(key, prefix); ok {
 			name, _, _ := strings.Cut(rest, ".")
@@ -122,29 +123,29 @@ func names(kinds map[string]Kind, prefix string) (names []string) {
 }
 
 // readValue reads a value; false if it is of another kind. A list or mapping may be a scalar as on the command line.
-func readValue(v document.Value, kind Kind) (value Value, ok bool) {
+func readValue(v document.Value, kind schema.Kind) (value Value, ok bool) {
 	value, ok = Value{Where: v.Where()}, true
 	pairs := []pair{}
 	switch {
-	case kind == Opaque:
+	case kind == schema.Opaque:
 		if !v.IsEmpty() {
 			value.Text = "..."
 		}
 		return value, true
-	case kind == List && v.IsList():
+	case kind == schema.List && v.IsList():
 		for _, item := range v.Items() {
 			text, isScalar := item.Scalar()
 			pairs, ok = append(pairs, pair{key: text}), ok && isScalar
 		}
 		return valueOf(v.Where(), pairs), ok
-	case kind == Mapping && v.IsMapping():
+	case kind == schema.Mapping && v.IsMapping():
 		for _, p := range v.Pairs() {
 			text, isScalar := p.Value.Scalar()
 			pairs, ok = append(pairs, pair{p.Key, text}), ok && isScalar
 		}
 		return valueOf(v.Where(), pairs), ok
 	case v.IsList() || v.IsMapping():
-		v.Failf("%s", kind.want())
+		v.Failf("%s", wanted(kind))
 		return value, false
 	}
 	value.Text = v.Text()

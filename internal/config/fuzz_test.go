@@ -12,6 +12,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/tandem-gpu/tandem/internal/config/policy"
+	"github.com/tandem-gpu/tandem/internal/config/schema"
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/health/xid"
@@ -84,7 +85,7 @@ func FuzzSetting(f *testing.F) {
 	table := KubernetesSpecs()
 	f.Fuzz(func(t *testing.T, which uint, value string) {
 		o := table[which%uint(len(table))]
-		if value == "" || o.Kind == Opaque || o.Flag == FlagConfigFile { // elsewhere "" may be "not set"
+		if value == "" || o.Kind == schema.Opaque || o.Flag == FlagConfigFile { // elsewhere "" may be "not set"
 			return
 		}
 		var results []Kubernetes

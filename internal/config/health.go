@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/tandem-gpu/tandem/internal/config/document"
+	"github.com/tandem-gpu/tandem/internal/config/schema"
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/health"
 	"github.com/tandem-gpu/tandem/internal/core/health/xid"
@@ -44,36 +45,36 @@ func healthOptions(c *core.Config, h *Health) []Spec {
 	p := &c.Health
 	options := []Spec{
 		{HCL: "health_mode", Default: "enforce",
-			Usage: "enforce: unhealthy devices get no new work; observe: report only; off: check only that driver and GPU are present",
-			set:   oneOf(&p.Mode, health.ModeEnforce, health.ModeObserve, health.ModeOff)},
-		{HCL: XIDs, Kind: Mapping, Usage: "XIDs with another effect than the default: 63=ignore,94=degraded,999=unhealthy", set: xidEffects(&p.XIDs)},
-		{HCL: "health_period", Default: "10s", Usage: "time between health checks of every GPU", set: duration(&c.Probe, 0)},
-		{HCL: "health_settle", Default: "30s", Usage: "time after an XID until the driver's recovery action is reliable", set: duration(&p.SettleTime, 0)},
-		{HCL: "call_deadline", Default: "1m", Usage: "time after which a driver call that has not returned makes its GPU unhealthy", set: duration(&p.CallDeadline, 0)},
+			Usage:   "enforce: unhealthy devices get no new work; observe: report only; off: check only that driver and GPU are present",
+			binding: oneOf(&p.Mode, health.ModeEnforce, health.ModeObserve, health.ModeOff)},
+		{HCL: XIDs, Usage: "XIDs with another effect than the default: 63=ignore,94=degraded,999=unhealthy", binding: xidEffects(&p.XIDs)},
+		{HCL: "health_period", Default: "10s", Usage: "time between health checks of every GPU", binding: duration(&c.Probe, 0)},
+		{HCL: "health_settle", Default: "30s", Usage: "time after an XID until the driver's recovery action is reliable", binding: duration(&p.SettleTime, 0)},
+		{HCL: "call_deadline", Default: "1m", Usage: "time after which a driver call that has not returned makes its GPU unhealthy", binding: duration(&p.CallDeadline, 0)},
 		{HCL: "recovery", Default: "auto", Usage: "auto: evidence makes a device healthy again; manual: only an operator does",
-			set: choice(&p.ManualRecovery, map[string]bool{"auto": false, "manual": true})},
-		{HCL: "recovery_dwell", Default: "1m", Usage: "time for which the evidence must hold; doubles with each relapse, up to an hour", set: duration(&p.RecoveryDwell, 0)},
-		{HCL: "recovery_checks", Kind: Number, Default: "3", Usage: "consecutive clean checks that recovery requires beside evidence", set: count(&p.CleanChecks)},
-		{HCL: "recovery_limit", Kind: Number, Default: "3", Usage: "recoveries within a day after which only an operator makes a device healthy", set: count(&p.MaxRecoveries)},
+			binding: choice(&p.ManualRecovery, map[string]bool{"auto": false, "manual": true})},
+		{HCL: "recovery_dwell", Default: "1m", Usage: "time for which the evidence must hold; doubles with each relapse, up to an hour", binding: duration(&p.RecoveryDwell, 0)},
+		{HCL: "recovery_checks", Default: "3", Usage: "consecutive clean checks that recovery requires beside evidence", binding: count(&p.CleanChecks)},
+		{HCL: "recovery_limit", Default: "3", Usage: "recoveries within a day after which only an operator makes a device healthy", binding: count(&p.MaxRecoveries)},
 		{HCL: "degraded", Default: "schedulable", Usage: "schedulable: degraded devices get work; unhealthy: they do not",
-			set: choice(&p.DegradedTakesNoWork, map[string]bool{"schedulable": false, "unhealthy": true})},
+			binding: choice(&p.DegradedTakesNoWork, map[string]bool{"schedulable": false, "unhealthy": true})},
 		{HCL: "application_faults", Default: "degraded",
-			Usage: "effect of application XIDs of three workloads within an hour on a GPU: ignore, degraded or unhealthy", set: choice(&p.ApplicationFaults, effects)},
-		{HCL: "kernel_log", Default: "auto", Usage: "second source of XIDs: auto reads " + defaultKernelLog + " if allowed; off; or a path", set: h.setKernelLog},
+			Usage: "effect of application XIDs of three workloads within an hour on a GPU: ignore, degraded or unhealthy", binding: choice(&p.ApplicationFaults, effects)},
+		{HCL: "kernel_log", Default: "auto", Usage: "second source of XIDs: auto reads " + defaultKernelLog + " if allowed; off; or a path", binding: h.kernelLog()},
 		{HCL: "state_dir", Default: defaultStateDir, Empty: true,
-			Usage: "folder of the health history, the control socket and the claims of the agents of this host; empty: none",
-			set:   pathOrEmpty(&h.StateDir, defaultStateDir+", or nothing")},
+			Usage:   "folder of the health history, the control socket and the claims of the agents of this host; empty: none",
+			binding: pathOrEmpty(&h.StateDir, defaultStateDir+", or nothing")},
 		{HCL: "overlap", Default: "warn",
-			Usage: "for a device that another agent of this host offers, too: warn; refuse: only the first of the agents offers it for new work",
-			set:   oneOf(&c.Overlap, inventory.OverlapWarn, inventory.OverlapRefuse)},
+			Usage:   "for a device that another agent of this host offers, too: warn; refuse: only the first of the agents offers it for new work",
+			binding: oneOf(&c.Overlap, inventory.OverlapWarn, inventory.OverlapRefuse)},
 		{HCL: "reservation_check", Default: "off",
-			Usage: "for a device that did not answer its last health check, or whose memory unreserved processes use: warn: log it; refuse: fail the reservation",
-			set:   oneOf(&c.ReservationCheck, inventory.CheckOff, inventory.CheckWarn, inventory.CheckRefuse)},
+			Usage:   "for a device that did not answer its last health check, or whose memory unreserved processes use: warn: log it; refuse: fail the reservation",
+			binding: oneOf(&c.ReservationCheck, inventory.CheckOff, inventory.CheckWarn, inventory.CheckRefuse)},
 		{HCL: "occupancy", Default: "report",
-			Usage: "owners of devices, and processes that use one without a reservation: off: not read; report: shown; withhold: such a device gets no new work until it is free",
-			set:   oneOf(&c.Occupancy, inventory.OccupancyOff, inventory.OccupancyReport, inventory.OccupancyWithhold)},
-		{HCL: "simulation", Kind: Bool, Default: "false", Usage: "true: an operator may simulate faults on the running agent",
-			set: boolean(&h.Simulation)},
+			Usage:   "owners of devices, and processes that use one without a reservation: off: not read; report: shown; withhold: such a device gets no new work until it is free",
+			binding: oneOf(&c.Occupancy, inventory.OccupancyOff, inventory.OccupancyReport, inventory.OccupancyWithhold)},
+		{HCL: "simulation", Default: "false", Usage: "true: an operator may simulate faults on the running agent",
+			binding: boolean(&h.Simulation)},
 	}
 	for i := range options {
 		s := &options[i]
@@ -91,14 +92,15 @@ func healthOptions(c *core.Config, h *Health) []Spec {
 var effects = map[string]xid.Effect{"ignore": xid.None, "degraded": xid.Degrades, "unhealthy": xid.Withdraws}
 
 // xidEffects sets {63: ignore, 999: unhealthy}; nil = none.
-func xidEffects(field *map[uint64]xid.Effect) setter {
-	return func(v Value) error {
+func xidEffects(field *map[uint64]xid.Effect) binding {
+	t := schema.Type{Kind: schema.Mapping, Values: slices.Sorted(maps.Keys(effects)), Pattern: "^0*[1-9][0-9]*$", Words: "XIDs", Lenient: true}
+	return custom(t, func(v Value) error {
 		var xids map[uint64]xid.Effect
 		for _, p := range v.entries() {
 			code, err := strconv.ParseUint(p.key, 10, 32)
 			effect, ok := effects[p.value]
 			if err != nil || code == 0 || !ok {
-				return fmt.Errorf("%q: want an XID and its effect, such as 63=ignore: %s", p, document.Choice(slices.Sorted(maps.Keys(effects))))
+				return fmt.Errorf("%q: want an XID and its effect, such as 63=ignore: %s", p, document.Choice(t.Values))
 			}
 			if _, twice := xids[code]; twice {
 				return fmt.Errorf("XID %d is given twice", code)
@@ -110,21 +112,26 @@ func xidEffects(field *map[uint64]xid.Effect) setter {
 		}
 		*field = xids
 		return nil
-	}
+	})
 }
 
-func (h *Health) setKernelLog(v Value) error {
-	h.KernelLog, h.KernelLogOptional = v.Text, false
-	switch v.Text {
-	case "auto":
-		h.KernelLog, h.KernelLogOptional = defaultKernelLog, true
+// kernelLog sets where the kernel log is read.
+func (h *Health) kernelLog() binding {
+	t := absolutePath
+	t.Values = []string{"auto", "off"}
+	return custom(t, func(v Value) error {
+		h.KernelLog, h.KernelLogOptional = v.Text, false
+		switch v.Text {
+		case "auto":
+			h.KernelLog, h.KernelLogOptional = defaultKernelLog, true
+			return nil
+		case "off":
+			h.KernelLog = ""
+			return nil
+		}
+		if path(&h.KernelLog, "").set(v) != nil {
+			return errors.New("want auto, off or an absolute path such as " + defaultKernelLog)
+		}
 		return nil
-	case "off":
-		h.KernelLog = ""
-		return nil
-	}
-	if path(&h.KernelLog, "")(v) != nil {
-		return errors.New("want auto, off or an absolute path such as " + defaultKernelLog)
-	}
-	return nil
+	})
 }

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/tandem-gpu/tandem/internal/config/document"
+	"github.com/tandem-gpu/tandem/internal/config/schema"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
@@ -30,6 +31,15 @@ func (s *Strategies) byName() map[string]*bool {
 
 // strategyNames are the strategies that can be combined, in the order of NVIDIA's documentation.
 var strategyNames = []string{"envvar", "volume-mounts", "cdi-annotations", "cdi-cri"}
+
+// strategyType is the type of --device-list-strategy.
+func strategyType() schema.Type {
+	list := commaList(schema.OneOf(strategyNames...))
+	list.Min = 1
+	auto := commaList(schema.OneOf("auto"))
+	auto.Min, auto.Max = 1, 1
+	return schema.Type{Kind: schema.List, Or: []schema.Type{schema.OneOf("auto"), list, auto}}
+}
 
 // set is the setter. Without a strategy a container would have no GPU, so an empty list is an error.
 func (s *Strategies) set(v Value) error {
@@ -117,32 +127,39 @@ var CDIFeatureFlags = []string{
 func injectionOptions(s *Kubernetes) []Spec {
 	return []Spec{
 		{Flag: "cdi-annotation-prefix", Key: "flags.plugin.cdiAnnotationPrefix", Default: defaultAnnotationPrefix,
-			Usage: "prefix of the annotations of cdi-annotations",
-			set:   annotationPrefix(&s.AnnotationPrefix)},
+			Usage:   "prefix of the annotations of cdi-annotations",
+			binding: annotationPrefix(&s.AnnotationPrefix)},
 		{Flag: "nvidia-cdi-hook-path", Aliases: []string{"nvidia-ctk-path"}, Env: []string{"NVIDIA_CDI_HOOK_PATH", "NVIDIA_CTK_PATH"},
 			Key: "flags.plugin.nvidiaCTKPath", Default: defaultCDIHook,
-			Usage: "nvidia-ctk or nvidia-cdi-hook on the host, which container runtimes call for a CDI specification",
-			set:   path(&s.CDI.HookPath, defaultCDIHook)},
-		{Flag: "cdi-feature-flags", Kind: List, Usage: "feature flags of NVIDIA's CDI library",
-			setItem: known(&s.CDI.FeatureFlags, CDIFeatureFlags)},
-		{Flag: "cdi-disable-hooks", Kind: List, Usage: "hooks that the CDI specification does not have, or all",
-			setItem: known(&s.CDI.DisabledHooks, CDIHooks)},
+			Usage:   "nvidia-ctk or nvidia-cdi-hook on the host, which container runtimes call for a CDI specification",
+			binding: path(&s.CDI.HookPath, defaultCDIHook)},
+		{Flag: "cdi-feature-flags", Usage: "feature flags of NVIDIA's CDI library",
+			binding: known(&s.CDI.FeatureFlags, CDIFeatureFlags)},
+		{Flag: "cdi-disable-hooks", Usage: "hooks that the CDI specification does not have, or all",
+			binding: known(&s.CDI.DisabledHooks, CDIHooks)},
 		{Flag: "cdi-dir", Default: defaultCDIDir, Usage: "folder of the CDI specifications, on the host and here",
-			set: path(&s.CDI.Folder, defaultCDIDir)},
+			binding: path(&s.CDI.Folder, defaultCDIDir)},
 		{Flag: "cri-socket", Usage: "socket of the container runtime, which is asked for its version and CDI settings; empty: it is not asked",
-			set: pathOrEmpty(&s.CDI.CRISocket, "/run/containerd/containerd.sock")},
-		{Flag: "gdrcopy-enabled", Key: "flags.gdrcopyEnabled", Default: "false", Kind: Bool, Usage: "give containers GDRCopy",
-			set: boolean(&s.CDI.GDRCopy)},
-		{Flag: "gds-enabled", Key: "flags.gdsEnabled", Default: "false", Kind: Bool, Usage: "give containers GPUDirect Storage",
-			set: boolean(&s.CDI.GDS)},
-		{Flag: "mofed-enabled", Key: "flags.mofedEnabled", Default: "false", Kind: Bool, Usage: "give containers the InfiniBand devices of MOFED",
-			set: boolean(&s.CDI.MOFED)},
-		{Flag: "imex-channel-ids", Key: "imex.channelIDs", Kind: List, Usage: "IMEX channels that containers get if the host has them: none, or 0",
-			set: s.setIMEXChannels},
-		{Flag: flagIMEXRequired, Key: "imex.required", Default: "false", Kind: Bool,
-			Usage: "devices take no work while the channel of --imex-channel-ids is missing",
-			set:   boolean(&s.Core.IMEXRequired)},
+			binding: pathOrEmpty(&s.CDI.CRISocket, "/run/containerd/containerd.sock")},
+		{Flag: "gdrcopy-enabled", Key: "flags.gdrcopyEnabled", Default: "false", Usage: "give containers GDRCopy",
+			binding: boolean(&s.CDI.GDRCopy)},
+		{Flag: "gds-enabled", Key: "flags.gdsEnabled", Default: "false", Usage: "give containers GPUDirect Storage",
+			binding: boolean(&s.CDI.GDS)},
+		{Flag: "mofed-enabled", Key: "flags.mofedEnabled", Default: "false", Usage: "give containers the InfiniBand devices of MOFED",
+			binding: boolean(&s.CDI.MOFED)},
+		{Flag: "imex-channel-ids", Key: "imex.channelIDs", Usage: "IMEX channels that containers get if the host has them: none, or 0",
+			binding: custom(imexType(), s.setIMEXChannels)},
+		{Flag: flagIMEXRequired, Key: "imex.required", Default: "false",
+			Usage:   "devices take no work while the channel of --imex-channel-ids is missing",
+			binding: boolean(&s.Core.IMEXRequired)},
 	}
+}
+
+// imexType is the type of --imex-channel-ids.
+func imexType() schema.Type {
+	t := commaList(schema.OneOf("0"))
+	t.Max = 1
+	return t
 }
 
 // setIMEXChannels accepts no channel, or channel 0.
@@ -158,31 +175,17 @@ func (s *Kubernetes) setIMEXChannels(v Value) error {
 	return errors.New("want 0, which is the only channel that can be given, or nothing")
 }
 
-// known adds an item that has one of the names.
-func known(field *[]string, names []string) func(string) error {
-	return func(item string) error {
-		if !slices.Contains(names, item) {
-			return errors.New("want " + document.Choice(names))
-		}
-		if !slices.Contains(*field, item) {
-			*field = append(*field, item)
-			slices.Sort(*field)
-		}
-		return nil
-	}
-}
-
 const defaultAnnotationPrefix = "cdi.k8s.io/"
 
 // prefixForm is the prefix of an annotation key in Kubernetes: a DNS subdomain and a slash.
 const prefixForm = `^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/$`
 
-func annotationPrefix(field *string) setter {
-	return func(v Value) error {
+func annotationPrefix(field *string) binding {
+	return custom(schema.Match(prefixForm, "a DNS name and `/`"), func(v Value) error {
 		*field = v.Text
 		if ok, err := regexp.MatchString(prefixForm, v.Text); !ok || len(v.Text) > 254 {
 			return cmp.Or(err, errors.New("want a DNS name and a slash, such as "+defaultAnnotationPrefix))
 		}
 		return nil
-	}
+	})
 }

@@ -11,6 +11,7 @@ import (
 	"slices"
 
 	"github.com/tandem-gpu/tandem/internal/config/policy"
+	"github.com/tandem-gpu/tandem/internal/config/schema"
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/setting"
 )
@@ -46,14 +47,14 @@ type Flags map[string]*Flag
 // Flag is the text of one flag. Its methods are those of flag.Value, flag.Getter and cli.Value. It accepts any text:
 // ReadKubernetes reports the problems of all flags together.
 type Flag struct {
-	kind Kind
+	kind schema.Kind
 	text string // the default until set
 	set  bool
 }
 
 // Set implements flag.Value. The values of a list or mapping add up.
 func (f *Flag) Set(s string) error {
-	if f.set && f.kind.repeatable() {
+	if f.set && repeatable(f.kind) {
 		s = f.text + "," + s
 	}
 	f.text, f.set = s, true
@@ -67,7 +68,7 @@ func (f *Flag) Get() any { return f.text }
 func (f *Flag) String() string { return f.text }
 
 // IsBoolFlag reports whether the flag needs no value.
-func (f *Flag) IsBoolFlag() bool { return f.kind == Bool }
+func (f *Flag) IsBoolFlag() bool { return f.kind == schema.Bool }
 
 // NewFlags are the flags of the options, none of them set.
 func NewFlags(specs []Spec) Flags {
@@ -155,7 +156,7 @@ func lookup(o Spec, flags Flags, env Environment, file map[string]Value) Value {
 			return Value{Text: text, Where: name}
 		}
 	}
-	if v, ok := file[o.Key]; ok && (v.Text != "" || o.Empty || o.Kind != Scalar) {
+	if v, ok := file[o.Key]; ok && (v.Text != "" || o.Empty || o.Kind != schema.Scalar) {
 		return v
 	}
 	return Value{Text: o.Default}

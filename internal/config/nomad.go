@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/tandem-gpu/tandem/internal/config/policy"
+	"github.com/tandem-gpu/tandem/internal/config/schema"
 	"github.com/tandem-gpu/tandem/internal/core"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
@@ -65,50 +66,32 @@ func nomadOptions(b *Block) []Spec {
 	s := &b.settings
 	roots := &s.Core.Roots
 	options := []Spec{
-		{HCL: "enabled", Kind: Bool, Default: "true", Usage: "false: offer nothing and do not open the driver", set: boolean(&b.Enabled)},
-		{HCL: "ignored_gpu_ids", Kind: List, Usage: "UUIDs of GPUs or MIG instances that are not offered", setItem: func(id string) error {
-			s.Core.Exclude = append(s.Core.Exclude, gpu.DeviceID(id))
-			if !strings.HasPrefix(id, "GPU-") && !strings.HasPrefix(id, "MIG-") {
-				return errors.New("want UUIDs (GPU-... or MIG-...) as nvidia-smi -L prints them")
-			}
-			return nil
-		}},
+		{HCL: "enabled", Default: "true", Usage: "false: offer nothing and do not open the driver", binding: boolean(&b.Enabled)},
+		{HCL: "ignored_gpu_ids", Usage: "UUIDs of GPUs or MIG instances that are not offered", binding: ignoredIDs(&s.Core.Exclude)},
 		{HCL: "fingerprint_period", Default: "1m", Usage: "time between complete enumerations; an event causes one earlier",
-			set: duration(&s.Core.Rescan, minFingerprintPeriod)},
-		{HCL: "driver_root", Flag: "driver-root", Default: "/", Usage: "root of the driver's installation", set: root(&roots.Driver, "/")},
+			binding: duration(&s.Core.Rescan, minFingerprintPeriod)},
+		{HCL: "driver_root", Flag: "driver-root", Default: "/", Usage: "root of the driver's installation", binding: root(&roots.Driver, "/")},
 		{HCL: "dev_root", Flag: "dev-root", Usage: "folder that has dev/nvidia0 ...; the driver root if empty",
-			set: func(v Value) error {
-				if v.Text == "" {
-					roots.Dev = roots.Driver // set before, in the order of this list
-					return nil
-				}
-				return root(&roots.Dev, "/")(v)
-			}},
-		{HCL: "sysfs_root", Flag: "sysfs-root", Default: "/sys", Usage: "mount point of sysfs", set: root(&roots.Sys, "/sys")},
-		{HCL: "procfs_root", Flag: "procfs-root", Default: "/proc", Usage: "mount point of procfs", set: root(&roots.Proc, "/proc")},
+			binding: devRoot(roots)},
+		{HCL: "sysfs_root", Flag: "sysfs-root", Default: "/sys", Usage: "mount point of sysfs", binding: root(&roots.Sys, "/sys")},
+		{HCL: "procfs_root", Flag: "procfs-root", Default: "/proc", Usage: "mount point of procfs", binding: root(&roots.Proc, "/proc")},
 		{HCL: "policy_file", Flag: FlagConfigFile, Aliases: []string{"policy-file"},
-			Usage: "which GPUs are offered, under which names, for how many tasks: see docs/policy.md; read again at SIGHUP",
-			set: func(v Value) error {
-				err := pathOrEmpty(&b.PolicyFile, "/etc/tandem/policy.yaml")(v)
-				if err != nil {
-					b.PolicyFile = ""
-				}
-				return err
-			}},
+			Usage:   "which GPUs are offered, under which names, for how many tasks: see docs/policy.md; read again at SIGHUP",
+			binding: policyFile(&b.PolicyFile)},
 		{HCL: "mig_strategy", Flag: "mig-strategy", Usage: "none, single or mixed; if empty, that of the policy file, else mixed",
-			set: orEmpty(&s.Core.MIG, migStrategy(&s.Core.MIG))},
+			binding: orEmpty(&s.Core.MIG, migStrategy(&s.Core.MIG))},
 		{HCL: "group_by", Default: string(GroupByNone),
-			Usage: "numa or nvlink: a device group for each NUMA node or NVLink island, so that the GPUs of a task are near each other",
-			set:   oneOf(&s.GroupBy, GroupByNone, GroupByNUMA, GroupByNVLink)},
+			Usage:   "numa or nvlink: a device group for each NUMA node or NVLink island, so that the GPUs of a task are near each other",
+			binding: oneOf(&s.GroupBy, GroupByNone, GroupByNUMA, GroupByNVLink)},
 		{HCL: "mps_root", Usage: "folder that has nvidia.com/<pool>/pipe of MPS daemons; if empty, that of the policy file, else " + defaultMPSRoot,
-			set: pathOrEmpty(&s.MPSRoot, defaultMPSRoot)},
-		{HCL: "injection", Kind: List, Default: "variables",
-			Usage: "how tasks get the GPUs of pools whose rule has no injection: variables, devices, cdi, libraries; see docs/policy.md",
-			set:   injection(&s.Core.Injection)},
+			binding: pathOrEmpty(&s.MPSRoot, defaultMPSRoot)},
+		{HCL: "injection", Default: "variables",
+			Usage:   "how tasks get the GPUs of pools whose rule has no injection: variables, devices, cdi, libraries; see docs/policy.md",
+			binding: injection(&s.Core.Injection)},
 		{HCL: "cdi_dir", Flag: "cdi-dir", Default: defaultCDIDir, Usage: "folder of the CDI specification, which is written for injection cdi and libraries",
-			set: path(&s.CDIDir, defaultCDIDir)},
+			binding: path(&s.CDIDir, defaultCDIDir)},
 		{HCL: "cdi_hook_path", Default: defaultCDIHook, Usage: "nvidia-ctk or nvidia-cdi-hook, which container runtimes call for a CDI specification",
-			set: path(&s.CDIHookPath, defaultCDIHook)},
+			binding: path(&s.CDIHookPath, defaultCDIHook)},
 	}
 	options = append(options, nomadOperations(&s.Operations)...)
 	for _, o := range healthOptions(&s.Core, &s.Health) {
@@ -120,26 +103,62 @@ func nomadOptions(b *Block) []Spec {
 	return options
 }
 
+// ignoredIDs adds the UUID of a device.
+func ignoredIDs(field *[]gpu.DeviceID) binding {
+	return binding{Type: commaList(schema.Match("^(GPU|MIG)-", "UUIDs")), setItem: func(id string) error {
+		*field = append(*field, gpu.DeviceID(id))
+		if !strings.HasPrefix(id, "GPU-") && !strings.HasPrefix(id, "MIG-") {
+			return errors.New("want UUIDs (GPU-... or MIG-...) as nvidia-smi -L prints them")
+		}
+		return nil
+	}}
+}
+
+// devRoot sets the dev root; "" for the driver root, which is set before.
+func devRoot(roots *core.Roots) binding {
+	set := root(&roots.Dev, "/").set
+	return custom(orEmpty(new(string), path(new(string), "/")).Type, func(v Value) error {
+		if v.Text == "" {
+			roots.Dev = roots.Driver
+			return nil
+		}
+		return set(v)
+	})
+}
+
+// policyFile sets a path; "" also for one that is invalid.
+func policyFile(field *string) binding {
+	b := pathOrEmpty(field, "/etc/tandem/policy.yaml")
+	return custom(b.Type, func(v Value) error {
+		err := b.set(v)
+		if err != nil {
+			*field = ""
+		}
+		return err
+	})
+}
+
 // root sets an absolute path; "" for the path that the host has.
-func root(field *string, host string) setter {
-	return func(v Value) error {
-		err := path(field, host)(v)
+func root(field *string, host string) binding {
+	b := path(field, host)
+	return custom(b.Type, func(v Value) error {
+		err := b.set(v)
 		if *field = filepath.Clean(v.Text); *field == host {
 			*field = ""
 		}
 		return err
-	}
+	})
 }
 
-func migStrategy(field *inventory.MIGStrategy) setter {
+func migStrategy(field *inventory.MIGStrategy) binding {
 	return oneOf(field, inventory.MIGNone, inventory.MIGSingle, inventory.MIGMixed)
 }
 
-func injection(field *inventory.Injection) setter {
-	return func(v Value) (err error) {
+func injection(field *inventory.Injection) binding {
+	return custom(commaList(schema.OneOf(policy.InjectionWords()...)), func(v Value) (err error) {
 		*field, err = policy.ParseInjection(v.items())
 		return err
-	}
+	})
 }
 
 // NewBlock reads the keys of a config block: a bool, number, string, list or mapping each. A key that is absent or nil has
@@ -189,18 +208,18 @@ func blockValue(s Spec, given any) (Value, error) {
 	switch {
 	case given == nil:
 		return Value{Text: s.Default, Where: s.HCL}, nil
-	case isList && s.Kind == List:
+	case isList && s.Kind == schema.List:
 		for _, item := range list {
 			pairs = append(pairs, pair{key: fmt.Sprint(item)})
 		}
 		return valueOf(s.HCL, pairs), nil
-	case isMapping && s.Kind == Mapping:
+	case isMapping && s.Kind == schema.Mapping:
 		for _, key := range slices.Sorted(maps.Keys(mapping)) {
 			pairs = append(pairs, pair{key, fmt.Sprint(mapping[key])})
 		}
 		return valueOf(s.HCL, pairs), nil
-	case isList || isMapping || s.Kind == List:
-		return Value{}, &setting.Error{Key: s.HCL, Value: fmt.Sprint(given), Remedy: s.Kind.want()}
+	case isList || isMapping || s.Kind == schema.List:
+		return Value{}, &setting.Error{Key: s.HCL, Value: fmt.Sprint(given), Remedy: wanted(s.Kind)}
 	}
 	return Value{Text: fmt.Sprint(given), Where: s.HCL}, nil
 }

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"strconv"
 	"strings"
+
+	"github.com/tandem-gpu/tandem/internal/config/schema"
 )
 
 // Operations are settings of what operators and other programs read from an agent. "" = none, unless a field has another meaning.
@@ -20,11 +22,11 @@ type Operations struct {
 func kubernetesOperations(o *Operations) []Spec {
 	return []Spec{
 		{Flag: "hpc-job-mapping-dir", Usage: "folder of the files that dcgm-exporter reads: for each GPU the pods that have it; empty: none",
-			set: pathOrEmpty(&o.MappingDir, defaultMappingDir)},
+			binding: pathOrEmpty(&o.MappingDir, defaultMappingDir)},
 		{Flag: "features-file", Usage: "file of node labels for Node Feature Discovery, with the names of NVIDIA's gpu-feature-discovery; empty: none",
-			set: pathOrEmpty(&o.FeaturesFile, "/etc/kubernetes/node-feature-discovery/features.d/gfd")},
+			binding: pathOrEmpty(&o.FeaturesFile, "/etc/kubernetes/node-feature-discovery/features.d/gfd")},
 		{Flag: "log-format", Default: "auto", Usage: "text, json, or auto: text on a terminal, else json",
-			set: oneOf(&o.LogFormat, "auto", "text", "json")},
+			binding: oneOf(&o.LogFormat, "auto", "text", "json")},
 	}
 }
 
@@ -34,35 +36,40 @@ const defaultMappingDir = "/var/run/dcgm_job_maps"
 // nomadOperations are the options of nomad-gpu.
 func nomadOperations(o *Operations) []Spec {
 	return []Spec{
-		{HCL: "http_address", Usage: "address of /metrics and the status page, such as 127.0.0.1:9411; empty: none", set: hostPort(&o.HTTPAddress)},
+		{HCL: "http_address", Usage: "address of /metrics and the status page, such as 127.0.0.1:9411; empty: none", binding: hostPort(&o.HTTPAddress)},
 		{HCL: "hpc_job_mapping_dir", Usage: "folder of the files that dcgm-exporter reads: for each GPU the allocations that have it; empty: none",
-			set: pathOrEmpty(&o.MappingDir, defaultMappingDir)},
+			binding: pathOrEmpty(&o.MappingDir, defaultMappingDir)},
 		{HCL: "nomad_address", Usage: "address of the Nomad agent's API, for the owners of devices: http://127.0.0.1:4646, https://..., unix:///path; empty: owners are read from control groups only",
-			set: func(v Value) error {
-				o.NomadAddress = v.Text
-				for _, scheme := range []string{"http://", "https://", "unix:///"} {
-					if rest, ok := strings.CutPrefix(v.Text, scheme); ok && rest != "" {
-						return nil
-					}
-				}
-				if v.Text == "" {
-					return nil
-				}
-				return errors.New("want http://HOST:PORT, https://HOST:PORT or unix:///PATH")
-			}},
+			binding: nomadAddress(&o.NomadAddress)},
 		{HCL: "nomad_token_file", Usage: "file with an ACL token for nomad_address that allows agent:read, node:read and namespace read-job",
-			set: pathOrEmpty(&o.NomadTokenFile, "/etc/nomad.d/tandem.token")},
+			binding: pathOrEmpty(&o.NomadTokenFile, "/etc/nomad.d/tandem.token")},
 	}
 }
 
+// nomadAddress sets "", or the URL of a Nomad agent.
+func nomadAddress(field *string) binding {
+	return orEmpty(field, custom(schema.Match("^(https?://|unix:///).", "a URL"), func(v Value) error {
+		*field = v.Text
+		for _, scheme := range []string{"http://", "https://", "unix:///"} {
+			if rest, ok := strings.CutPrefix(v.Text, scheme); ok && rest != "" {
+				return nil
+			}
+		}
+		return errors.New("want http://HOST:PORT, https://HOST:PORT or unix:///PATH")
+	}))
+}
+
+// address is the type of an address to listen on; "" = none.
+var address = schema.Type{Pattern: ":[0-9]+$", Words: "`HOST:PORT`", Blank: true}
+
 // hostPort sets "", or an address to listen on.
-func hostPort(field *string) setter {
-	return func(v Value) error {
+func hostPort(field *string) binding {
+	return custom(address, func(v Value) error {
 		*field = v.Text
 		colon := strings.LastIndexByte(v.Text, ':')
 		if port, err := strconv.ParseUint(v.Text[colon+1:], 10, 16); v.Text != "" && (colon < 0 || err != nil || port == 0) {
 			return errors.New("want HOST:PORT such as 127.0.0.1:9411")
 		}
 		return nil
-	}
+	})
 }

@@ -2,9 +2,11 @@ package config
 
 import (
 	"errors"
+	"log/slog"
 	"slices"
 	"strings"
 
+	"github.com/tandem-gpu/tandem/internal/config/schema"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 )
 
@@ -45,48 +47,51 @@ func variable(flag string) string { return strings.ToUpper(strings.ReplaceAll(fl
 func nvidiaOptions(s *Kubernetes) []Spec {
 	return []Spec{
 		{Flag: "mig-strategy", Key: keyMIGStrategy, Default: "none",
-			Usage: "which MIG instances are offered: none, single (as nvidia.com/gpu) or mixed (as nvidia.com/mig-<profile>)",
-			set:   migStrategy(&s.Core.MIG)},
-		{Flag: flagFailOnInitError, Key: "flags.failOnInitError", Default: "true", Kind: Bool,
-			Usage: "accepted and without effect: without a driver the agent waits for one, and reports the reason",
-			set:   boolean(new(bool))},
+			Usage:   "which MIG instances are offered: none, single (as nvidia.com/gpu) or mixed (as nvidia.com/mig-<profile>)",
+			binding: migStrategy(&s.Core.MIG)},
+		{Flag: flagFailOnInitError, Key: "flags.failOnInitError", Default: "true",
+			Usage:   "accepted and without effect: without a driver the agent waits for one, and reports the reason",
+			binding: boolean(new(bool))},
 		{Flag: "driver-root", Aliases: []string{"nvidia-driver-root"}, Env: []string{"NVIDIA_DRIVER_ROOT"}, Key: "flags.nvidiaDriverRoot", Default: "/",
-			Usage: "root of the driver's installation on the host",
-			set:   path(&s.DriverRoot, "/")},
+			Usage:   "root of the driver's installation on the host",
+			binding: path(&s.DriverRoot, "/")},
 		{Flag: "driver-root-ctr-path", Aliases: []string{"container-driver-root"}, Env: []string{"DRIVER_ROOT_CTR_PATH", "CONTAINER_DRIVER_ROOT"},
 			Key: "flags.plugin.containerDriverRoot", Default: "/driver-root",
-			Usage: "mount point of the driver root in this container; if it does not exist, the driver root itself is used",
-			set:   path(&s.ContainerRoot, "/driver-root")},
+			Usage:   "mount point of the driver root in this container; if it does not exist, the driver root itself is used",
+			binding: path(&s.ContainerRoot, "/driver-root")},
 		{Flag: "dev-root", Aliases: []string{"nvidia-dev-root"}, Env: []string{"NVIDIA_DEV_ROOT"}, Key: "flags.nvidiaDevRoot",
-			Usage: "folder on the host that has dev/nvidia0 ...; the driver root if empty",
-			set:   pathOrEmpty(&s.DevRoot, "/")},
-		{Flag: flagPassDeviceSpecs, Key: "flags.plugin.passDeviceSpecs", Default: "false", Kind: Bool,
-			Usage: "give containers the device nodes in addition to the environment",
-			set:   boolean(&s.Core.Injection.Nodes)},
-		{Flag: "device-list-strategy", Key: "flags.plugin.deviceListStrategy", Default: "envvar", Kind: List,
-			Usage: "how the devices of a container are passed: envvar, volume-mounts, cdi-annotations, cdi-cri, several of these, or auto: envvar, and cdi-cri while the CDI specification is usable",
-			set:   s.Strategies.set},
+			Usage:   "folder on the host that has dev/nvidia0 ...; the driver root if empty",
+			binding: pathOrEmpty(&s.DevRoot, "/")},
+		{Flag: flagPassDeviceSpecs, Key: "flags.plugin.passDeviceSpecs", Default: "false",
+			Usage:   "give containers the device nodes in addition to the environment",
+			binding: boolean(&s.Core.Injection.Nodes)},
+		{Flag: "device-list-strategy", Key: "flags.plugin.deviceListStrategy", Default: "envvar",
+			Usage:   "how the devices of a container are passed: envvar, volume-mounts, cdi-annotations, cdi-cri, several of these, or auto: envvar, and cdi-cri while the CDI specification is usable",
+			binding: custom(strategyType(), s.Strategies.set)},
 		{Flag: "device-id-strategy", Key: "flags.plugin.deviceIDStrategy", Default: "uuid",
-			Usage: "how the devices of a container are identified: uuid or index",
-			set:   choice(&s.Core.IndexIDs, map[string]bool{"uuid": false, "index": true})},
+			Usage:   "how the devices of a container are identified: uuid or index",
+			binding: choice(&s.Core.IndexIDs, map[string]bool{"uuid": false, "index": true})},
 		{Flag: "device-discovery-strategy", Key: "flags.deviceDiscoveryStrategy", Default: "auto",
 			Usage: "how devices are discovered: auto or nvml, which are the same",
-			set: func(v Value) error {
-				if v.Text == "auto" {
+			binding: custom(schema.OneOf("auto", "nvml"), func(v Value) error {
+				switch v.Text {
+				case "auto", "nvml":
 					return nil
+				case "tegra":
+					return errors.New("tegra is not supported by this version: want nvml")
 				}
-				return only("nvml", "tegra")(v)
-			}},
+				return errors.New("want auto or nvml")
+			})},
 		{Flag: "shared-devices-allocation-policy",
 			Key: "flags.plugin.sharedDevicesAllocationPolicy", Default: "distributed",
-			Usage: "which units of shared devices are preferred: distributed (an even load) or packed (whole devices stay free)",
-			set:   choice(&s.Core.Packed, map[string]bool{"distributed": false, "packed": true})},
+			Usage:   "which units of shared devices are preferred: distributed (an even load) or packed (whole devices stay free)",
+			binding: choice(&s.Core.Packed, map[string]bool{"distributed": false, "packed": true})},
 		{Flag: "mps-root", Key: keyMPSRoot,
-			Usage: "folder of the MPS control daemons on the host, such as " + defaultMPSRoot + "; in a container its mount point is " + mpsMount,
-			set:   pathOrEmpty(&s.MPSRoot, defaultMPSRoot)},
+			Usage:   "folder of the MPS control daemons on the host, such as " + defaultMPSRoot + "; in a container its mount point is " + mpsMount,
+			binding: pathOrEmpty(&s.MPSRoot, defaultMPSRoot)},
 		{Flag: "kubelet-socket", Default: defaultKubeletSocket, Empty: true,
-			Usage: "the kubelet's registration socket; empty: the agent serves, but does not register",
-			set:   pathOrEmpty(&s.KubeletSocket, defaultKubeletSocket)},
+			Usage:   "the kubelet's registration socket; empty: the agent serves, but does not register",
+			binding: pathOrEmpty(&s.KubeletSocket, defaultKubeletSocket)},
 	}
 }
 
@@ -94,34 +99,39 @@ func nvidiaOptions(s *Kubernetes) []Spec {
 func ownOptions(s *Kubernetes, checkAddress func(string) error) []Spec {
 	return []Spec{
 		{Flag: "pod-resources-socket", Default: defaultPodResourcesSocket, Empty: true,
-			Usage: "the kubelet's pod-resources API, which lists the devices of each pod; empty: it is not read",
-			set:   pathOrEmpty(&s.PodResourcesSocket, defaultPodResourcesSocket)},
+			Usage:   "the kubelet's pod-resources API, which lists the devices of each pod; empty: it is not read",
+			binding: pathOrEmpty(&s.PodResourcesSocket, defaultPodResourcesSocket)},
 		{Flag: FlagConfigFile, Usage: "configuration file (version: " + version + ")",
-			set: func(Value) error { return nil }},
+			binding: custom(schema.Match("", "a path"), func(Value) error { return nil })},
 		{Flag: "http-address", Default: ":9410", Empty: true, Usage: "address of /healthz, /readyz and /metrics; empty: none",
-			set: func(v Value) error {
+			binding: custom(address, func(v Value) error {
 				if s.Operations.HTTPAddress = v.Text; v.Text == "" || checkAddress(v.Text) == nil {
 					return nil
 				}
 				return errors.New("want HOST:PORT such as :9410")
-			}},
+			})},
 		{Flag: "log-level", Default: "info", Usage: "debug, info, warn or error",
-			set: func(v Value) error {
-				_ = s.LogLevel.UnmarshalText([]byte(v.Text))
-				return oneOf(new(string), "debug", "info", "warn", "error")(v)
-			}},
+			binding: logLevel(&s.LogLevel)},
 		{Flag: "rescan", Default: "1m", Usage: "time between complete enumerations; an event causes one earlier",
-			set: duration(&s.Core.Rescan, 0)},
-		{Flag: "exclude", Kind: List, Usage: "UUIDs of devices that are never offered",
-			setItem: func(id string) error {
+			binding: duration(&s.Core.Rescan, 0)},
+		{Flag: "exclude", Usage: "UUIDs of devices that are never offered",
+			binding: binding{Type: commaList(schema.Match("", "UUIDs")), setItem: func(id string) error {
 				s.Core.Exclude = append(s.Core.Exclude, gpu.DeviceID(id))
 				return nil
-			}},
+			}}},
 		{Flag: "sysfs-root", Default: "/sys", Usage: "mount point of the host's sysfs",
-			set: path(&s.Core.Roots.Sys, "/sys")},
+			binding: path(&s.Core.Roots.Sys, "/sys")},
 		{Flag: "procfs-root", Default: "/proc", Usage: "mount point of the host's procfs",
-			set: path(&s.Core.Roots.Proc, "/proc")},
+			binding: path(&s.Core.Roots.Proc, "/proc")},
 	}
+}
+
+func logLevel(field *slog.Level) binding {
+	b := oneOf(new(string), "debug", "info", "warn", "error")
+	return custom(b.Type, func(v Value) error {
+		_ = field.UnmarshalText([]byte(v.Text))
+		return b.set(v)
+	})
 }
 
 // inertOptions are options of NVIDIA's plugin and its charts that have an effect only on another program that reads the same
@@ -129,6 +139,6 @@ func ownOptions(s *Kubernetes, checkAddress func(string) error) []Spec {
 func inertOptions() []Spec {
 	return []Spec{
 		{Key: "flags.useNodeFeatureAPI", without: "this agent does not call Kubernetes' API; --features-file writes node labels for Node Feature Discovery"},
-		{Key: "flags.gfd", Kind: Opaque, without: "it configures NVIDIA's gpu-feature-discovery; in its place --features-file writes the same node labels, when they change"},
+		{Key: "flags.gfd", binding: custom(schema.Type{Kind: schema.Opaque}, nil), without: "it configures NVIDIA's gpu-feature-discovery; in its place --features-file writes the same node labels, when they change"},
 	}
 }

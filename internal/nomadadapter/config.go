@@ -7,13 +7,14 @@ import (
 	"github.com/hashicorp/nomad/plugins/shared/hclspec"
 
 	"github.com/tandem-gpu/tandem/internal/config"
+	"github.com/tandem-gpu/tandem/internal/config/schema"
 )
 
 // Settings are the settings of the plugin: those of its config block and of the policy file.
 type Settings = config.Nomad
 
-// schema is what Nomad checks a config block against before SetConfig. Every key is optional.
-var schema = newSchema()
+// blockSchema is what Nomad checks a config block against before SetConfig. Every key is optional.
+var blockSchema = newSchema()
 
 // newSchema is the schema of all keys.
 //
@@ -23,13 +24,13 @@ func newSchema() *hclspec.Spec {
 	keys := map[string]*hclspec.Spec{}
 	for _, s := range config.NomadSpecs() {
 		switch s.Kind {
-		case config.Mapping:
+		case schema.Mapping:
 			keys[s.HCL] = hclspec.NewBlockAttrs(s.HCL, "string", false)
-		case config.List:
-			keys[s.HCL] = optional(s.HCL, "list(string)", "[]")
-		case config.Number:
+		case schema.List:
+			keys[s.HCL] = hclspec.NewAttr(s.HCL, "list(string)", false) // no default: an empty list is not the same as none
+		case schema.Number:
 			keys[s.HCL] = optional(s.HCL, "number", s.Default)
-		case config.Bool:
+		case schema.Bool:
 			keys[s.HCL] = optional(s.HCL, "bool", s.Default)
 		default:
 			keys[s.HCL] = optional(s.HCL, "string", strconv.Quote(s.Default))

@@ -108,7 +108,7 @@ func (p *Plugin) PluginInfo() (*base.PluginInfoResponse, error) {
 }
 
 // ConfigSchema returns the keys of the config block.
-func (p *Plugin) ConfigSchema() (*hclspec.Spec, error) { return schema, nil }
+func (p *Plugin) ConfigSchema() (*hclspec.Spec, error) { return blockSchema, nil }
 
 // SetConfig sets the config block. An error stops the Nomad agent from starting and is shown to the operator, so errors
 // concern the block only, never the state of the node. An equal configuration has no effect; another one ends the source,

@@ -40,14 +40,14 @@ func TestSettings(t *testing.T) {
 	}{
 		"empty block": {map[string]any{}, unchanged},
 		"the defaults of the schema": {map[string]any{
-			"enabled": true, "ignored_gpu_ids": []string{}, "fingerprint_period": "1m",
+			"enabled": true, "ignored_gpu_ids": nil, "fingerprint_period": "1m",
 			"driver_root": "/", "dev_root": "", "sysfs_root": "/sys", "procfs_root": "/proc",
 			"health_mode": "enforce", "xids": nil, "health_period": "10s", "health_settle": "30s", "call_deadline": "1m",
 			"recovery": "auto", "recovery_dwell": "1m", "recovery_checks": 3, "recovery_limit": 3,
 			"degraded": "schedulable", "application_faults": "degraded",
 			"kernel_log": "auto", "state_dir": "/var/lib/tandem", "simulation": false,
 			"policy_file": "", "mig_strategy": "", "group_by": "none", "mps_root": "",
-			"injection": []string{}, "cdi_dir": "/var/run/cdi", "cdi_hook_path": "/usr/bin/nvidia-ctk",
+			"injection": nil, "cdi_dir": "/var/run/cdi", "cdi_hook_path": "/usr/bin/nvidia-ctk",
 		}, unchanged},
 		"an empty map": {map[string]any{"xids": map[string]string{}}, unchanged},
 		"the host": {map[string]any{

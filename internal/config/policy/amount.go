@@ -10,7 +10,7 @@ import (
 
 // readRange reads {min: 40GiB, max: 80GiB}.
 func readRange(v value) inventory.Range {
-	f := v.Fields("min", "max")
+	f := fieldsOf(v, rangeKeys)
 	if v.IsMapping() && len(v.Pairs()) == 0 {
 		v.Failf("want {min: 40GiB}, {max: 80GiB} or both")
 	}
@@ -56,6 +56,9 @@ func isDecimal(number string) bool {
 const (
 	// maxReplicas limits the list of the units of 16 GPUs, some 100 bytes each, to one gRPC message (4 MiB).
 	maxReplicas = 1000
+
+	// maxThreads is all threads of a GPU, in percent.
+	maxThreads = 100
 
 	// maxClients is the limit of an MPS server for one GPU (nvidia-cuda-mps-control(1), from compute capability 7.0).
 	maxClients = 48

@@ -5,11 +5,9 @@ import (
 	"path/filepath"
 
 	"github.com/tandem-gpu/tandem/internal/config/document"
+	"github.com/tandem-gpu/tandem/internal/config/schema"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
-
-// Sections are the keys of a file that Compile reads.
-func Sections() []string { return []string{"resources", "sharing", "policy"} }
 
 // Compile compiles the sections of a document for the agent of an orchestrator; root has the keys of the document. It adds
 // every problem to the document, and then returns the zero Result.
@@ -35,6 +33,9 @@ type (
 	value  = document.Value
 	fields = document.Fields
 )
+
+// fieldsOf are the values of a mapping that has these keys.
+func fieldsOf(v value, keys []schema.Key) fields { return v.Fields(schema.Names(keys)...) }
 
 // compiler is the state of one compilation.
 type compiler struct {

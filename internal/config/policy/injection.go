@@ -17,12 +17,14 @@ const (
 	injectLibraries = "libraries"
 )
 
+// InjectionWords are those that ParseInjection accepts.
+func InjectionWords() []string { return injectionWords }
+
 var injectionWords = []string{injectVariables, injectDevices, injectCDI, injectLibraries}
 
 // ParseInjection returns what a task under Nomad gets by these words; their order does not matter:
 //
 //   - variables: NVIDIA_VISIBLE_DEVICES, on which Nomad's docker driver uses NVIDIA's container runtime, and device nodes.
-//     The default.
 //   - devices: device nodes, without that variable.
 //   - cdi: names of CDI devices, which the job passes to its driver; alone or beside one of the others.
 //   - libraries: the driver's files as mounts; beside devices.
@@ -37,14 +39,14 @@ func ParseInjection(words []string) (inventory.Injection, error) {
 	}
 	has := func(word string) bool { return slices.Contains(known, word) }
 	switch {
+	case len(words) == 0:
+		return inventory.Injection{}, errors.New("an empty list gives a task nothing: leave the key out")
 	case slices.ContainsFunc(words, func(word string) bool { return !has(word) }):
 		return inventory.Injection{}, errors.New("want " + document.Choice(injectionWords) + ", or several of them")
 	case has(injectVariables) && has(injectDevices):
 		return inventory.Injection{}, errors.New("variables has the device nodes, too, and selects NVIDIA's container runtime: want one of variables and devices")
 	case has(injectLibraries) && !has(injectDevices):
 		return inventory.Injection{}, errors.New("libraries belongs to devices, because NVIDIA's container runtime and CDI have the driver's files: want devices beside it")
-	case len(known) == 0:
-		known = []string{injectVariables}
 	}
 	i := inventory.Injection{
 		Name: strings.Join(known, ", "), Runtime: has(injectVariables), Nodes: has(injectVariables) || has(injectDevices), Libraries: has(injectLibraries),
@@ -77,10 +79,6 @@ func (c *compiler) readInjection(f fields) *inventory.Injection {
 		}
 	}
 	if c.problems() > before {
-		return nil
-	}
-	if len(words) == 0 {
-		v.Failf("an empty list gives a task nothing: leave the key out")
 		return nil
 	}
 	i, err := ParseInjection(words)

@@ -62,7 +62,7 @@ func (c *compiler) unknownPools() {
 
 // readResources reads the section "resources" of NVIDIA's plugin: pools by product name and by MIG profile.
 func (c *compiler) readResources(v value) {
-	f := v.Fields("gpus", "mig")
+	f := fieldsOf(v, resourceKeys)
 	c.readNames(f.At("gpus"), wantModel, func(pattern string) inventory.Selector {
 		return inventory.Selector{Full: true, Models: []string{pattern}}
 	})
@@ -76,7 +76,7 @@ func (c *compiler) readNames(v value, want string, selector func(pattern string)
 	earlier := map[string]value{}
 	for _, item := range v.Items() {
 		before := c.problems()
-		f := item.Fields("pattern", "name")
+		f := fieldsOf(item, namingKeys)
 		if c.problems() > before {
 			continue
 		}

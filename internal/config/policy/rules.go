@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"strings"
 
+	"github.com/tandem-gpu/tandem/internal/config/document"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
 
@@ -12,7 +13,7 @@ const by = " by "
 
 // readPolicy reads the section "policy".
 func (c *compiler) readPolicy(v value) {
-	f := v.Fields("include", "exclude", "rules")
+	f := fieldsOf(v, policyKeys)
 	include := f.At("include")
 	items := include.Items()
 	if include.IsList() && len(items) == 0 {
@@ -71,14 +72,14 @@ const (
 // readRule reads one rule; false if it has a problem.
 func (c *compiler) readRule(v value) (inventory.Rule, bool) {
 	before := c.problems()
-	f := v.Fields("select", "for", "use", "replicas", "failRequestsGreaterThanOne", "memory", "threads", "migStrategy", "name", "injection")
+	f := fieldsOf(v, ruleKeys)
 	if !f.At("select").Given() && c.problems() == before {
 		f.At("select").Failf(`want a selector such as {index: 0}, or {model: "*"} for every device`)
 	}
 	r := inventory.Rule{}
 	r.Select, _ = c.readSelector(f.At("select"))
-	if c.problems() == before && len(f.Given("for", "use", "migStrategy", "name", "injection")) == 0 {
-		v.Failf("does nothing: want use, for, name, migStrategy or injection")
+	if c.problems() == before && len(f.Given(ruleEffects...)) == 0 {
+		v.Failf("does nothing: want %s", document.Choice(ruleEffects))
 	}
 	r.Pool = c.definePool(f.At("name"))
 	r.Sharing = readUse(f)
@@ -115,7 +116,7 @@ func (c *compiler) readReserve(v value, f fields) string {
 	if !f.At("for").Given() {
 		return ""
 	}
-	if to, ok := f.At("for").OneOf(string(Nomad), string(Kubernetes)); ok && to != string(c.to) {
+	if to, ok := f.At("for").OneOf(orchestrators...); ok && to != string(c.to) {
 		return "left to " + to + by + c.line(v)
 	}
 	return ""
@@ -126,7 +127,7 @@ func readUse(f fields) *inventory.Sharing {
 	use, text := f.At("use"), ""
 	if use.Given() {
 		var ok bool
-		if text, ok = use.OneOf(useExclusive, useTimeSlicing, useMPS, useReserved); !ok {
+		if text, ok = use.OneOf(uses...); !ok {
 			return nil
 		}
 	}
@@ -146,7 +147,7 @@ func readUse(f fields) *inventory.Sharing {
 		s.Replicas = readReplicas(f.At("replicas"), inventory.MPS)
 		s.Memory = readSize(f.At("memory"))
 		if threads := f.At("threads"); threads.Given() {
-			s.Threads = threads.Int(1, 100, "the percent of a GPU's threads for one client, 1 to 100")
+			s.Threads = threads.Int(1, maxThreads, "the percent of a GPU's threads for one client, 1 to 100")
 		}
 		return s
 	}
@@ -164,7 +165,7 @@ func readMIGStrategy(v value, s inventory.Selector) inventory.MIGStrategy {
 	if !v.Given() {
 		return ""
 	}
-	text, ok := v.OneOf(string(inventory.MIGNone), string(inventory.MIGSingle), string(inventory.MIGMixed))
+	text, ok := v.OneOf(strategies...)
 	if ok && selectsInstancesOnly(s) {
 		v.Failf("applies to GPUs, and this rule selects MIG instances: select their GPU")
 	}

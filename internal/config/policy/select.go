@@ -7,19 +7,19 @@ import (
 	"strings"
 
 	"github.com/tandem-gpu/tandem/internal/config/document"
+	"github.com/tandem-gpu/tandem/internal/config/schema"
 	"github.com/tandem-gpu/tandem/internal/core/gpu"
 	"github.com/tandem-gpu/tandem/internal/core/inventory"
 )
-
-var selectorKeys = []string{"uuid", "pci", "index", "model", "migProfile", "memory"}
 
 // readSelector reads a selector; false if it is absent or has a problem.
 func (c *compiler) readSelector(v value) (inventory.Selector, bool) {
 	before := c.problems()
 	s := inventory.Selector{At: c.at(v)}
-	f := v.Fields(selectorKeys...)
-	if v.Given() && c.problems() == before && len(f.Given(selectorKeys...)) == 0 {
-		v.Failf("selects nothing: want %s", document.Choice(selectorKeys))
+	names := schema.Names(selectorKeys)
+	f := v.Fields(names...)
+	if v.Given() && c.problems() == before && len(f.Given(names...)) == 0 {
+		v.Failf("selects nothing: want %s", document.Choice(names))
 	}
 	for _, w := range f.At("uuid").Scalars() {
 		if id, ok := readUUID(w); ok {

@@ -11,7 +11,7 @@ const sharedSuffix = ".shared"
 
 // readSharing reads the section "sharing" of NVIDIA's plugin.
 func (c *compiler) readSharing(v value) {
-	f := v.Fields("timeSlicing", "mps")
+	f := fieldsOf(v, sharingKeys)
 	c.readMode(f.At("timeSlicing"), inventory.TimeSlicing)
 	sliced := len(c.policy.Shares)
 	c.readMode(f.At("mps"), inventory.MPS)
@@ -22,7 +22,7 @@ func (c *compiler) readSharing(v value) {
 
 // readMode reads which resources are shared in a mode, and how.
 func (c *compiler) readMode(v value, mode inventory.SharingMode) {
-	f := v.Fields("renameByDefault", "failRequestsGreaterThanOne", "resources")
+	f := fieldsOf(v, modeKeys(mode))
 	one := f.At("failRequestsGreaterThanOne")
 	if mode == inventory.MPS {
 		checkOnePerRequest(one)
@@ -41,7 +41,7 @@ func (c *compiler) readMode(v value, mode inventory.SharingMode) {
 // readShare reads how one resource is shared. s has what all resources of the mode have in common.
 func (c *compiler) readShare(v value, s inventory.Share, rename bool) []inventory.Share {
 	before := c.problems()
-	f := v.Fields("name", "replicas", "rename", "devices")
+	f := fieldsOf(v, shareKeys(s.Sharing.Mode))
 	if c.problems() > before {
 		return nil
 	}

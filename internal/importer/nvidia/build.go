@@ -10,6 +10,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/tandem-gpu/tandem/internal/config"
+	"github.com/tandem-gpu/tandem/internal/config/schema"
 	"github.com/tandem-gpu/tandem/internal/importer"
 )
 
@@ -86,7 +87,7 @@ func (b *builder) apply(o option) {
 		return
 	}
 	value := scalar(o.text)
-	if items := strings.Split(o.text, ","); spec.Kind == config.List && (len(items) > 1 || spec.Key == "imex.channelIDs") {
+	if items := strings.Split(o.text, ","); spec.Kind == schema.List && (len(items) > 1 || spec.Key == "imex.channelIDs") {
 		for i := range items {
 			items[i] = strings.TrimSpace(items[i])
 		}
@@ -103,7 +104,7 @@ func (b *builder) apply(o option) {
 
 // isDefault reports whether an option has its default, in which case no key is needed.
 func isDefault(s config.Spec, text string) bool {
-	return text == s.Default || text == "" && !s.Empty || s.Kind == config.Bool && strings.EqualFold(text, s.Default)
+	return text == s.Default || text == "" && !s.Empty || s.Kind == schema.Bool && strings.EqualFold(text, s.Default)
 }
 
 // specOf is the option of k8s-gpu for a flag of NVIDIA's plugin.

@@ -10,6 +10,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/tandem-gpu/tandem/internal/config"
+	"github.com/tandem-gpu/tandem/internal/config/schema"
 	"github.com/tandem-gpu/tandem/internal/importer"
 )
 
@@ -263,7 +264,7 @@ func (s *source) readFlags(words []string, where string) {
 		}
 		switch {
 		case hasValue:
-		case spec.Kind == config.Bool:
+		case spec.Kind == schema.Bool:
 			value = "true"
 		case i+1 < len(words):
 			i++
