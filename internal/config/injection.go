@@ -38,7 +38,7 @@ func strategyType() schema.Type {
 	list.Min = 1
 	auto := commaList(schema.OneOf("auto"))
 	auto.Min, auto.Max = 1, 1
-	return schema.Type{Kind: schema.List, Or: []schema.Type{schema.OneOf("auto"), list, auto}}
+	return schema.Type{Kind: schema.List, Or: []schema.Type{schema.OneOf("auto"), list, auto}, Words: "`auto`, or " + list.String()}
 }
 
 // set is the setter. Without a strategy a container would have no GPU, so an empty list is an error.
@@ -128,29 +128,38 @@ func injectionOptions(s *Kubernetes) []Spec {
 	return []Spec{
 		{Flag: "cdi-annotation-prefix", Key: "flags.plugin.cdiAnnotationPrefix", Default: defaultAnnotationPrefix,
 			Usage:   "prefix of the annotations of cdi-annotations",
+			Note:    "With another one, such as `nvidia.cdi.k8s.io/`, NVIDIA's container runtime reads the annotation and the engine does not",
 			binding: annotationPrefix(&s.AnnotationPrefix)},
 		{Flag: "nvidia-cdi-hook-path", Aliases: []string{"nvidia-ctk-path"}, Env: []string{"NVIDIA_CDI_HOOK_PATH", "NVIDIA_CTK_PATH"},
 			Key: "flags.plugin.nvidiaCTKPath", Default: defaultCDIHook,
 			Usage:   "nvidia-ctk or nvidia-cdi-hook on the host, which container runtimes call for a CDI specification",
+			Note:    "The engine runs it for each container that gets a GPU by CDI",
 			binding: path(&s.CDI.HookPath, defaultCDIHook)},
 		{Flag: "cdi-feature-flags", Usage: "feature flags of NVIDIA's CDI library",
 			binding: known(&s.CDI.FeatureFlags, CDIFeatureFlags)},
 		{Flag: "cdi-disable-hooks", Usage: "hooks that the CDI specification does not have, or all",
 			binding: known(&s.CDI.DisabledHooks, CDIHooks)},
 		{Flag: "cdi-dir", Default: defaultCDIDir, Usage: "folder of the CDI specifications, on the host and here",
+			Note:    "The same path on the host and in the agent's container. Use one of the engine's `cdi_spec_dirs` that is emptied at boot",
 			binding: path(&s.CDI.Folder, defaultCDIDir)},
 		{Flag: "cri-socket", Usage: "socket of the container runtime, which is asked for its version and CDI settings; empty: it is not asked",
+			Note:    "The agent asks for a second at most. `auto` is `envvar` if the runtime does not read the specifications, with the setting to change in the reason; with a listed strategy of CDI that is a warning. The socket controls the node: no manifest mounts it",
 			binding: pathOrEmpty(&s.CDI.CRISocket, "/run/containerd/containerd.sock")},
 		{Flag: "gdrcopy-enabled", Key: "flags.gdrcopyEnabled", Default: "false", Usage: "give containers GDRCopy",
+			Note:    "The variable `NVIDIA_GDRCOPY` for NVIDIA's container runtime, and its CDI devices if the host has them",
 			binding: boolean(&s.CDI.GDRCopy)},
 		{Flag: "gds-enabled", Key: "flags.gdsEnabled", Default: "false", Usage: "give containers GPUDirect Storage",
+			Note:    "The variable `NVIDIA_GDS` for NVIDIA's container runtime, and its CDI devices if the host has them",
 			binding: boolean(&s.CDI.GDS)},
 		{Flag: "mofed-enabled", Key: "flags.mofedEnabled", Default: "false", Usage: "give containers the InfiniBand devices of MOFED",
+			Note:    "The variable `NVIDIA_MOFED` for NVIDIA's container runtime, and its CDI devices if the host has them",
 			binding: boolean(&s.CDI.MOFED)},
 		{Flag: "imex-channel-ids", Key: "imex.channelIDs", Usage: "IMEX channels that containers get if the host has them: none, or 0",
+			Note:    "With `0` containers get IMEX channel 0 if the host has the device node `/dev/nvidia-caps-imex-channels/channel0`. No other channel can be given",
 			binding: custom(imexType(), s.setIMEXChannels)},
 		{Flag: flagIMEXRequired, Key: "imex.required", Default: "false",
 			Usage:   "devices take no work while the channel of --imex-channel-ids is missing",
+			Note:    "While that node is missing, devices are unhealthy (`IMEX_CHANNEL_MISSING`); they are healthy again when it appears. NVIDIA's plugin ends instead",
 			binding: boolean(&s.Core.IMEXRequired)},
 	}
 }

@@ -22,7 +22,7 @@ var policyKeys = []schema.Key{
 }
 
 // selector is the type of a selector: all its keys must match.
-var selector = schema.Type{Kind: schema.Object, Keys: selectorKeys, Some: schema.Names(selectorKeys)}
+var selector = schema.Type{Kind: schema.Object, Name: "selector", Keys: selectorKeys, Some: schema.Names(selectorKeys)}
 
 var selectorKeys = []schema.Key{
 	{Name: "uuid", Type: schema.OneOrMore(uuidType), Usage: "UUID of a GPU (`GPU-...`), or of one MIG instance (`MIG-...`)"},
@@ -114,7 +114,7 @@ func shareKeys(mode inventory.SharingMode) []schema.Key {
 		{Name: "name", Required: true, Type: poolType, Usage: "the resource: `gpu`, `mig-<profile>`, or a name from `resources` or `policy.rules`"},
 		{Name: "replicas", Required: true, Type: replicas, Usage: "units of each device"},
 		{Name: "rename", Type: poolType, Usage: "another name for the units"},
-		{Name: "devices", Default: "all", Type: schema.Type{Or: []schema.Type{schema.OneOf("all"), schema.Int(1, maxReplicas), someDevices}},
+		{Name: "devices", Default: "all", Type: schema.Type{Or: []schema.Type{schema.OneOf("all"), schema.Int(1, maxReplicas), someDevices}, Words: "`all`, a number, or a list of indices and UUIDs"},
 			Usage: "which devices of the resource are shared; with less than all, a `rename` must distinguish them"},
 	}
 }

@@ -3,6 +3,7 @@
 package schema
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 )
@@ -31,9 +32,10 @@ type Type struct {
 	Min, Max int      // of a number, or of the length of a list; Max 0 = without a limit
 	Item     *Type    // of a list
 	Keys     []Key    // of an object
+	Name     string   // of an object that is the value of several keys, which the documentation has once
 	Some     []string // of an object: at least one of these keys has a value; nil = none is required
 	Cases    []Case   // of an object
-	Or       []Type   // in place of all others: one of these
+	Or       []Type   // in place of all others but Words: one of these
 
 	Lenient bool // of the command line's kind: a list or mapping may be a text with commas, and a bool what strconv.ParseBool reads
 	Blank   bool // "" is allowed, too
@@ -80,7 +82,9 @@ func Int(least, most int) Type { return Type{Kind: Number, Min: least, Max: most
 func ListOf(item Type, least int) Type { return Type{Kind: List, Item: &item, Min: least} }
 
 // OneOrMore is the type of one value, or of a list of them that is not empty.
-func OneOrMore(item Type) Type { return Type{Or: []Type{item, ListOf(item, 1)}} }
+func OneOrMore(item Type) Type {
+	return Type{Or: []Type{item, ListOf(item, 1)}, Words: item.String() + ", or a list"}
+}
 
 // ObjectOf is the type of mappings with these keys.
 func ObjectOf(keys ...Key) Type { return Type{Kind: Object, Keys: keys} }
@@ -89,23 +93,21 @@ func ObjectOf(keys ...Key) Type { return Type{Kind: Object, Keys: keys} }
 func (t Type) String() string {
 	switch {
 	case t.Or != nil:
-		parts := make([]string, len(t.Or))
-		for i, o := range t.Or {
-			parts[i] = o.String()
-		}
-		return strings.Join(parts, ", or ")
+		return t.Words
 	case t.Kind == Bool:
 		return "`true` or `false`"
 	case t.Kind == Number && t.Max > 0:
 		return fmt.Sprintf("%d to %d", t.Min, t.Max)
 	case t.Kind == Number:
 		return fmt.Sprintf("%d or more", t.Min)
+	case t.Kind == List && t.Item.Kind == Object:
+		return "a list of " + cmp.Or(t.Item.Name, "mapping") + "s"
 	case t.Kind == List:
 		return "a list of " + t.Item.String()
 	case t.Kind == Mapping:
 		return t.Words + " to " + t.choices()
 	case t.Kind == Object:
-		return "a mapping"
+		return "a " + cmp.Or(t.Name, "mapping")
 	case t.Kind == Opaque:
 		return "anything"
 	}
