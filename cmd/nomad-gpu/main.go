@@ -16,6 +16,7 @@ import (
 	"github.com/tandem-gpu/tandem/internal/config"
 	"github.com/tandem-gpu/tandem/internal/doctor"
 	"github.com/tandem-gpu/tandem/internal/doctor/nomad"
+	"github.com/tandem-gpu/tandem/internal/nomadadapter/clientconfig"
 	"github.com/tandem-gpu/tandem/internal/nomadadapter/process"
 )
 
@@ -58,23 +59,42 @@ func command(name string, args []string, stdout, stderr io.Writer) int {
 		return cli.ExitUsage
 	}
 	values := config.NewFlags(config.NomadSpecs())
+	file := "" // of the Nomad client's configuration
+	block := func() (config.Block, error) {
+		var keys config.Keys
+		if file != "" {
+			var err error
+			if keys, err = clientconfig.Read(file, name); err != nil {
+				return config.Block{}, err
+			}
+		}
+		return config.BlockWithFlags(keys, values), nil
+	}
 	err := cli.Program{
 		Name: name, Usage: "offer the NVIDIA GPUs of this node to Nomad", Version: agentName + " " + version, Description: description(name),
-		Flags: cli.Flags(config.NomadSpecs(), values),
+		Flags: append(cli.Flags(config.NomadSpecs(), values), cli.NomadConfig(&file)),
 		Options: func() (agent.Options, error) {
-			s, _, err := config.BlockOfFlags(values).Read()
+			b, err := block()
+			if err != nil {
+				return agent.Options{Name: agentName}, err
+			}
+			s, _, err := b.Read()
 			return agentOptions(s), err
 		},
 		Doctor: func(hostRoot string) (agent.Options, []doctor.Check, error) { return doctorOptions(values, hostRoot) },
 		Validate: func() ([]string, error) {
-			block := config.BlockOfFlags(values)
-			if block.PolicyFile == "" {
-				return nil, cli.Usagef("validate: want a policy file")
+			b, err := block()
+			switch {
+			case err != nil:
+				return nil, err
+			case b.PolicyFile == "" && file == "":
+				return nil, cli.Usagef("validate: want a policy file, or --nomad-config with the file that has the plugin block")
 			}
-			_, file, err := block.Read()
-			return file.Summary(), err
+			f, err := b.Check()
+			return f.Summary(), err
 		},
 		Import: importNomad(name), Shadow: shadowNomad(name, values),
+		Keys:   blockKeys(),
 		Stdout: stdout, Stderr: stderr,
 	}.Run(context.Background(), append([]string{name}, args...))
 	cli.WriteError(stderr, name, err)
@@ -86,8 +106,18 @@ func command(name string, args []string, stdout, stderr io.Writer) int {
 func doctorOptions(values config.Flags, hostRoot string) (agent.Options, []doctor.Check, error) {
 	flags, _, err := config.BlockOfFlags(values).Read()
 	procRoot := flags.Core.Roots.Proc
-	s, _, _ := config.BlockWithFlags(nomad.Block(hostRoot, procRoot), values).Read()
+	s, _, _ := config.BlockWithFlags(config.Keys{Values: nomad.Block(hostRoot, procRoot)}, values).Read()
 	return agentOptions(s), nomad.Checks(nomad.Options{ProcRoot: procRoot}), err
+}
+
+// blockKeys are the keys of the plugin block that are no flags of the commands.
+func blockKeys() (keys []string) {
+	for _, s := range config.NomadSpecs() {
+		if s.Flag == "" {
+			keys = append(keys, s.HCL)
+		}
+	}
+	return keys
 }
 
 // introduction is printed to a person who starts the plugin: %[1]s is the name of the file, %[2]s the version.

@@ -13,6 +13,7 @@ import (
 
 	"github.com/tandem-gpu/tandem/internal/agent"
 	"github.com/tandem-gpu/tandem/internal/config"
+	"github.com/tandem-gpu/tandem/internal/config/document"
 	"github.com/tandem-gpu/tandem/internal/control"
 	"github.com/tandem-gpu/tandem/internal/doctor"
 )
@@ -50,6 +51,15 @@ func Flags(specs []config.Spec, values config.Flags) (flags []cli.Flag) {
 	return flags
 }
 
+// FlagNomadConfig is the flag of nomad-gpu for the file that has its plugin block.
+const FlagNomadConfig = "nomad-config"
+
+// NomadConfig declares FlagNomadConfig.
+func NomadConfig(path *string) cli.Flag {
+	return &cli.StringFlag{Name: FlagNomadConfig, Destination: path,
+		Usage: "file of the Nomad client's configuration: its plugin block has the settings of which no flag is given"}
+}
+
 // Program is the command line of one agent. Flags are parsed before the functions are called.
 type Program struct {
 	Name, Usage, Description string
@@ -59,6 +69,7 @@ type Program struct {
 	Serve    func(context.Context) error   // what the program does without a verb; nil = a verb is required
 	Options  func() (agent.Options, error) // of the agent that the verbs refer to; with an error, as far as they are valid
 	Validate func() ([]string, error)      // reads the configuration, and returns what it means and its warnings, line by line
+	Keys     []string                      // settings that are keys of a plugin block and no flags
 
 	// Doctor returns what doctor checks: the options of an agent as for Options, and the checks of the orchestrator. The root of the
 	// host's file system is "" unless it is not /.
@@ -117,7 +128,7 @@ func (p Program) command() *cli.Command {
 	root := &cli.Command{
 		Name: p.Name, Usage: p.Usage, Description: p.Description, Flags: p.Flags, HideHelpCommand: true,
 		Writer: p.Stdout, ErrWriter: p.Stderr, Commands: p.verbs(),
-		OnUsageError: usageError, ExitErrHandler: func(context.Context, *cli.Command, error) {},
+		OnUsageError: p.usageError, ExitErrHandler: func(context.Context, *cli.Command, error) {},
 	}
 	root.Action = func(ctx context.Context, c *cli.Command) error {
 		switch {
@@ -153,11 +164,14 @@ func unknownCommand(root *cli.Command, written string) error {
 	for _, c := range root.Commands {
 		names = append(names, c.Name)
 	}
-	return Usagef("unknown command %s: did you mean %s?", written, nearest(written, names))
+	if name, ok := document.Near(written, names); ok {
+		return Usagef("unknown command %s: did you mean %s?", written, name)
+	}
+	return Usagef("unknown command %s: see %s help", written, root.Name)
 }
 
 // usageError replaces the page of help that the library prints by one line.
-func usageError(_ context.Context, c *cli.Command, err error, _ bool) error {
+func (p Program) usageError(_ context.Context, c *cli.Command, err error, _ bool) error {
 	name, ok := strings.CutPrefix(err.Error(), "flag provided but not defined: -")
 	if !ok {
 		return &UsageError{strings.Replace(err.Error(), " for flag -", " for flag --", 1)}
@@ -167,14 +181,11 @@ func usageError(_ context.Context, c *cli.Command, err error, _ bool) error {
 		names = append(names, f.Names()...)
 	}
 	name = strings.TrimLeft(name, "-")
-	return Usagef("unknown flag --%s: did you mean --%s?", name, nearest(name, names))
-}
-
-// nearest returns the name that is most similar to the one written.
-func nearest(written string, names []string) string {
-	flags := make([]cli.Flag, len(names))
-	for i, n := range names {
-		flags[i] = &cli.StringFlag{Name: n}
+	if key := strings.ReplaceAll(name, "-", "_"); slices.Contains(p.Keys, key) {
+		return Usagef("unknown flag --%s: %s is a key of the plugin block: want --%s with the file that has the block", name, key, FlagNomadConfig)
 	}
-	return strings.TrimLeft(cli.SuggestFlag(flags, written, true), "-")
+	if near, ok := document.Near(name, names); ok {
+		return Usagef("unknown flag --%s: did you mean --%s?", name, near)
+	}
+	return Usagef("unknown flag --%s: see %s --help", name, strings.TrimSpace(c.FullName()))
 }

@@ -106,7 +106,7 @@ func (p Program) withMigration(verbs []verb) []verb {
 
 func (p Program) newCommand(v verb) *cli.Command {
 	return &cli.Command{
-		Name: v.name, Usage: v.usage, ArgsUsage: v.argsUsage, Flags: v.flags, OnUsageError: usageError, HideHelpCommand: true,
+		Name: v.name, Usage: v.usage, ArgsUsage: v.argsUsage, Flags: v.flags, OnUsageError: p.usageError, HideHelpCommand: true,
 		Action: func(ctx context.Context, c *cli.Command) error {
 			if c.Args().Len() > v.maxArgs {
 				return Usagef("%s: unexpected argument %q: see %s %[1]s --help", v.name, c.Args().Get(v.maxArgs), p.Name)

@@ -58,6 +58,9 @@ func (s Spec) Name() string {
 	return "--" + s.Flag
 }
 
+// counts reports whether a value of the file is more than no value.
+func (s Spec) counts(v Value) bool { return v.Text != "" || s.Empty || s.Kind != schema.Scalar }
+
 // setter sets the variable of an option. The error is the remedy.
 type setter func(Value) error
 

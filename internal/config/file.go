@@ -48,12 +48,16 @@ func readText(path string, read func(string) ([]byte, error)) ([]byte, error) {
 // ParseFile parses the text of the file at path for the agent of an orchestrator. Keys that do not concern devices must be
 // known, but are not read. It returns every problem (errors.Join of *setting.Error with line and path of the key).
 func ParseFile(path string, text []byte, to policy.Orchestrator) (File, error) {
-	kinds := fileKinds(false)
+	return parseAs(path, text, to, fileKinds(false))
+}
+
+// parseAs is ParseFile with keys of these kinds.
+func parseAs(path string, text []byte, to policy.Orchestrator, kinds map[string]schema.Kind) (File, error) {
 	f, err := parseFile(path, text, to, kinds)
 	var s Kubernetes
 	errs := []error{err}
 	for _, o := range kubernetesOptions(&s, nil) {
-		if v := f.values[o.Key]; v.Text != "" && kinds[o.Key] != schema.Opaque {
+		if v, ok := f.values[o.Key]; ok && o.counts(v) && !o.Hidden && kinds[o.Key] != schema.Opaque {
 			errs = append(errs, o.apply(v)...)
 		}
 	}

@@ -53,56 +53,6 @@ func TestHealthRefusals(t *testing.T) {
 	}
 }
 
-// different is a value other than the default for every key.
-var different = map[string]string{
-	"health_mode": "observe", "xids": "63=ignore,999=unhealthy", "health_period": "7s", "health_settle": "11s",
-	"call_deadline": "13s", "recovery": "manual", "recovery_dwell": "17s", "recovery_checks": "5",
-	"recovery_limit": "6", "degraded": "unhealthy", "application_faults": "ignore", "kernel_log": "/host/kmsg",
-	"state_dir": "/state", "simulation": "true", "overlap": "refuse", "reservation_check": "refuse", "occupancy": "withhold",
-}
-
-// Every key has the same effect in each of its spellings, on the settings of both agents.
-func TestHealthKeys(t *testing.T) {
-	want := defaults()
-	var args, lines []string
-	env, block := map[string]string{}, map[string]any{}
-	for _, k := range HealthSpecs() {
-		value := different[k.HCL]
-		if value == "" || value == k.Default {
-			t.Fatalf("the test has no value for %s", k.HCL)
-		}
-		must(t, setHealth(&want, k.HCL, value))
-		args = append(args, "--"+k.Flag+"="+value)
-		env[variable(k.Flag)], block[k.HCL] = value, value
-		lines = append(lines, "  "+strings.TrimPrefix(k.Key, "health.")+": "+value)
-	}
-	file := "health:\n" + strings.Join(lines, "\n") + "\n"
-	block[XIDs] = map[string]any{"63": "ignore", "999": "unhealthy"}
-	kubernetes := func(args []string, env map[string]string, file string) func() (Nomad, error) {
-		return func() (Nomad, error) {
-			s, err := resolveAll(t, args, env, file)
-			return Nomad{Core: s.Core, Health: s.Health}, err
-		}
-	}
-	for name, read := range map[string]func() (Nomad, error){
-		"flags":       kubernetes(args, nil, ""),
-		"environment": kubernetes(nil, env, ""),
-		"file":        kubernetes(nil, nil, file),
-		"block":       func() (Nomad, error) { s, _, err := NewBlock(block).Read(); return s, err },
-	} {
-		t.Run(name, func(t *testing.T) {
-			s, err := read()
-			must(t, err)
-			got := defaults()
-			got.Health, got.Core.Health, got.Core.Probe, got.Core.Overlap = s.Health, s.Core.Health, s.Core.Probe, s.Core.Overlap
-			got.Core.ReservationCheck, got.Core.Occupancy = s.Core.ReservationCheck, s.Core.Occupancy
-			if diff := cmp.Diff(want, got, cmpopts.EquateEmpty()); diff != "" {
-				t.Error(diff)
-			}
-		})
-	}
-}
-
 func TestXIDsInTheFile(t *testing.T) {
 	for name, c := range map[string]struct {
 		file string

@@ -156,7 +156,7 @@ func lookup(o Spec, flags Flags, env Environment, file map[string]Value) Value {
 			return Value{Text: text, Where: name}
 		}
 	}
-	if v, ok := file[o.Key]; ok && (v.Text != "" || o.Empty || o.Kind != schema.Scalar) {
+	if v, ok := file[o.Key]; ok && o.counts(v) {
 		return v
 	}
 	return Value{Text: o.Default}

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/tandem-gpu/tandem/internal/config/document"
 	"github.com/tandem-gpu/tandem/internal/config/policy"
 	"github.com/tandem-gpu/tandem/internal/config/schema"
 	"github.com/tandem-gpu/tandem/internal/core"
@@ -49,6 +50,7 @@ type Block struct {
 
 	settings Nomad // Core.MIG and MPSRoot are "" if the block has none
 	problems []error
+	strict   bool // the policy file is checked as k8s-gpu would, too
 }
 
 // minFingerprintPeriod is the minimum of fingerprint_period, the time between complete enumerations. Events and health
@@ -161,28 +163,41 @@ func injection(field *inventory.Injection) binding {
 	})
 }
 
+// Keys are the keys of a config block in a file.
+type Keys struct {
+	Values map[string]any    // a bool, number, string, list or mapping each
+	Where  map[string]string // the place of each: "/etc/nomad.d/client.hcl:12: xids"
+}
+
 // NewBlock reads the keys of a config block: a bool, number, string, list or mapping each. A key that is absent or nil has
 // its default. The problems are returned by Read and Compile.
 func NewBlock(keys map[string]any) Block {
-	return newBlock(func(o Spec) (Value, error) { return blockValue(o, keys[o.HCL]) })
+	return newBlock(func(o Spec) (Value, error) { return blockValue(o, keys[o.HCL], o.HCL) })
 }
 
 // BlockOfFlags is the config block with the keys that have a flag in NomadSpecs. The path of the policy file may be relative.
-func BlockOfFlags(flags Flags) Block { return BlockWithFlags(nil, flags) }
+func BlockOfFlags(flags Flags) Block { return BlockWithFlags(Keys{}, flags) }
 
-// BlockWithFlags is NewBlock(keys), except that flags that are set have precedence, as in BlockOfFlags.
-func BlockWithFlags(keys map[string]any, flags Flags) Block {
+// BlockWithFlags is the config block of a file, except that flags that are set have precedence, as in BlockOfFlags. A key that a block can't
+// have is a problem, too.
+func BlockWithFlags(file Keys, flags Flags) Block {
 	b := newBlock(func(o Spec) (Value, error) {
 		if f := flags[o.Flag]; f != nil && f.set && o.Flag != FlagConfigFile {
 			return Value{Text: f.text, Where: "--" + o.Flag}, nil
 		}
-		if keys == nil {
-			return Value{Text: o.Default}, nil
-		}
-		return blockValue(o, keys[o.HCL])
+		return blockValue(o, file.Values[o.HCL], file.Where[o.HCL])
 	})
-	if f := flags[FlagConfigFile]; f.set || keys == nil {
+	if f := flags[FlagConfigFile]; f.set {
 		b.PolicyFile = f.text
+	}
+	var known []string
+	for _, o := range NomadSpecs() {
+		known = append(known, o.HCL)
+	}
+	for _, key := range slices.Sorted(maps.Keys(file.Values)) {
+		if !slices.Contains(known, key) {
+			b.problems = append(b.problems, &setting.Error{Key: file.Where[key], Value: fmt.Sprint(file.Values[key]), Remedy: "unknown key: did you mean " + document.Nearest(key, known) + "?"})
+		}
 	}
 	return b
 }
@@ -201,27 +216,27 @@ func newBlock(value func(Spec) (Value, error)) Block {
 }
 
 // blockValue is the value of a key as Nomad encodes it. A number or a bool may be a string.
-func blockValue(s Spec, given any) (Value, error) {
+func blockValue(s Spec, given any, where string) (Value, error) {
 	list, isList := given.([]any)
 	mapping, isMapping := given.(map[string]any)
 	pairs := []pair{}
 	switch {
 	case given == nil:
-		return Value{Text: s.Default, Where: s.HCL}, nil
+		return Value{Text: s.Default, Where: where}, nil
 	case isList && s.Kind == schema.List:
 		for _, item := range list {
 			pairs = append(pairs, pair{key: fmt.Sprint(item)})
 		}
-		return valueOf(s.HCL, pairs), nil
+		return valueOf(where, pairs), nil
 	case isMapping && s.Kind == schema.Mapping:
 		for _, key := range slices.Sorted(maps.Keys(mapping)) {
 			pairs = append(pairs, pair{key, fmt.Sprint(mapping[key])})
 		}
-		return valueOf(s.HCL, pairs), nil
+		return valueOf(where, pairs), nil
 	case isList || isMapping || s.Kind == schema.List:
-		return Value{}, &setting.Error{Key: s.HCL, Value: fmt.Sprint(given), Remedy: wanted(s.Kind)}
+		return Value{}, &setting.Error{Key: where, Value: fmt.Sprint(given), Remedy: wanted(s.Kind)}
 	}
-	return Value{Text: fmt.Sprint(given), Where: s.HCL}, nil
+	return Value{Text: fmt.Sprint(given), Where: where}, nil
 }
 
 // StateDir is the state directory; "" = none.
@@ -241,6 +256,13 @@ func (b Block) Read() (Nomad, File, error) {
 	return b.compile(text)
 }
 
+// Check is Read without the settings. It also checks the keys of the policy file that only k8s-gpu reads.
+func (b Block) Check() (File, error) {
+	b.strict = true
+	_, f, err := b.Read()
+	return f, err
+}
+
 // Compile is Read with a text in place of the policy file; the file at path is not read.
 func (b Block) Compile(path string, text []byte) (Nomad, File, error) {
 	b.PolicyFile = path
@@ -251,7 +273,7 @@ func (b Block) Compile(path string, text []byte) (Nomad, File, error) {
 // strategy is mixed: a GPU in MIG mode is not offered, its instances are.
 func (b Block) compile(text []byte) (s Nomad, f File, err error) {
 	if b.PolicyFile != "" {
-		f, err = ParseFile(b.PolicyFile, text, policy.Nomad)
+		f, err = parseAs(b.PolicyFile, text, policy.Nomad, fileKinds(b.strict))
 	}
 	s = b.settings
 	s.Core.Policy = f.Policy

@@ -90,6 +90,12 @@ func Nearest(written string, names []string) string {
 	return slices.MinFunc(names, func(a, b string) int { return distance(written, a) - distance(written, b) })
 }
 
+// Near is Nearest, if so few letters differ that a spelling mistake is likely.
+func Near(written string, names []string) (name string, ok bool) {
+	name = Nearest(written, names)
+	return name, distance(strings.ToLower(written), name) <= min(len(written)/2, 3)
+}
+
 // distance is 1 to a name that contains s, and the Levenshtein distance to others.
 func distance(s, name string) int {
 	name = strings.ToLower(name)
