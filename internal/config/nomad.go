@@ -233,7 +233,7 @@ func blockValue(s Spec, given any, where string) (Value, error) {
 			pairs = append(pairs, pair{key, fmt.Sprint(mapping[key])})
 		}
 		return valueOf(where, pairs), nil
-	case isList || isMapping || s.Kind == schema.List:
+	case isList || isMapping || s.Kind == schema.List || s.Kind == schema.Mapping:
 		return Value{}, &setting.Error{Key: where, Value: fmt.Sprint(given), Remedy: wanted(s.Kind)}
 	}
 	return Value{Text: fmt.Sprint(given), Where: where}, nil

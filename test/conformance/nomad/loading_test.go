@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -104,7 +105,7 @@ func Test05NoDriver(t *testing.T) {
 	}
 }
 
-// A config block is accepted, or the agent's error contains every problem.
+// A config block is accepted, or the agent's error contains every problem. An operator who validates the file before gets the same verdict.
 func Test06Configuration(t *testing.T) {
 	m := install(t, "t4")
 	file := m.policy(t, "policy:\n  rules:\n  - {select: {index: nine}, use: reserved}\n  - {select: {model: A}, use: halved}\n")["policy_file"]
@@ -151,6 +152,8 @@ func Test06Configuration(t *testing.T) {
 		"a text for a bool":   {`enabled = "perhaps"`, []string{"enabled"}},
 		"another bool":        {`simulation = "on"`, []string{"simulation"}},
 		"a text for a list":   {`ignored_gpu_ids = "GPU-1"`, []string{"ignored_gpu_ids"}},
+		"an empty list":       {`ignored_gpu_ids = []`, nil},
+		"no injection":        {`injection = []`, []string{`injection = "": an empty list gives a task nothing: leave the key out`}},
 		"a misspelled word":   {`injection = ["nodes"]`, []string{`injection = "nodes": want variables, devices, cdi or libraries`}},
 		"a text for a number": {`recovery_checks = "some"`, []string{"recovery_checks"}},
 		"a block":             {`driver_root { a = 1 }`, []string{"driver_root"}},
@@ -184,6 +187,13 @@ func Test06Configuration(t *testing.T) {
 				if !strings.Contains(a.load.Error(), want) {
 					t.Errorf("%q is not in: %v", want, a.load)
 				}
+			}
+			path := filepath.Join(t.TempDir(), "client.hcl")
+			if err := os.WriteFile(path, []byte("plugin \"nomad-gpu\" {\nconfig {\n"+tc.config+"\n}\n}\n"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if text, err := exec.CommandContext(t.Context(), bin.plugin, "validate", "--nomad-config", path).CombinedOutput(); (err != nil) != (tc.want != nil) {
+				t.Errorf("validate does not agree with Nomad: %v\n%s", err, text)
 			}
 			for _, pid := range a.launches(t) { // Nomad does not end a plugin that refused its configuration; it ends with the agent
 				if alive(pid) {
