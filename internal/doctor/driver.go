@@ -6,7 +6,7 @@ import (
 
 // decideDriver is about the driver's own answer, after everything that is visible without it.
 func decideDriver(c *chain) []Finding {
-	d := c.Facts.Driver.Driver
+	d := c.Driver.Driver
 	f := c.Facts
 	switch d.State {
 	case "ready":

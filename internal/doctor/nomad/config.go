@@ -1,6 +1,7 @@
 package nomad
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"os"
@@ -89,20 +90,9 @@ func (l commandLine) read(f *doctor.Facts) (agentConfig, error) {
 		if !filepath.IsAbs(path) {
 			path = filepath.Join("/", l.workDir, path)
 		}
-		files := []string{path}
-		if info, err := os.Stat(host(f, path)); err != nil {
+		files, err := configFiles(f, path)
+		if err != nil {
 			return c, err
-		} else if info.IsDir() {
-			files = nil
-			entries, err := os.ReadDir(host(f, path)) // sorted
-			if err != nil {
-				return c, err
-			}
-			for _, e := range entries {
-				if ext := filepath.Ext(e.Name()); (ext == ".hcl" || ext == ".json") && !e.IsDir() {
-					files = append(files, filepath.Join(path, e.Name()))
-				}
-			}
 		}
 		for _, file := range files {
 			text, err := os.ReadFile(host(f, file))
@@ -115,13 +105,23 @@ func (l commandLine) read(f *doctor.Facts) (agentConfig, error) {
 			c.Files = append(c.Files, file)
 		}
 	}
-	if l.dataDir != "" {
-		c.DataDir = l.dataDir
-	}
-	if l.pluginDir != "" {
-		c.PluginDir = l.pluginDir
-	}
+	c.DataDir, c.PluginDir = cmp.Or(l.dataDir, c.DataDir), cmp.Or(l.pluginDir, c.PluginDir)
 	return c, nil
+}
+
+// configFiles are the files of a -config.
+func configFiles(f *doctor.Facts, path string) (files []string, err error) {
+	info, err := os.Stat(host(f, path))
+	if err != nil || !info.IsDir() {
+		return []string{path}, err
+	}
+	entries, err := os.ReadDir(host(f, path)) // sorted
+	for _, e := range entries {
+		if ext := filepath.Ext(e.Name()); (ext == ".hcl" || ext == ".json") && !e.IsDir() {
+			files = append(files, filepath.Join(path, e.Name()))
+		}
+	}
+	return files, err
 }
 
 // merge adds a file, HCL or JSON. Later values replace earlier ones; of plugin blocks with one label the later keys do.

@@ -158,6 +158,7 @@ func (o Options) plugin(f *doctor.Facts, c agentConfig) []doctor.Finding {
 			own = append(own, e.Name())
 		case incumbentProgram:
 			incumbent = append(incumbent, e.Name())
+		case otherProgram:
 		}
 	}
 	if len(own) == 0 {
