@@ -35,6 +35,7 @@ var machines = []machine{
 	{name: "healthy, MIG", program: nomad, machine: "a30", healthy: true, breaks: nothing},
 
 	{name: "no GPU on the bus", program: k8s, machine: "none", breaks: func(h *host) { h.write("sys/bus/pci/devices/0000:00:1f.0/class", "0x060100\n") }},
+	{name: "no GPU on the bus, Nomad", program: nomad, machine: "none", breaks: func(h *host) { h.write("sys/bus/pci/devices/0000:00:1f.0/class", "0x060100\n") }},
 	{name: "every GPU passed to virtual machines", program: nomad, machine: "t4", breaks: func(h *host) {
 		noModule(h)
 		slots, err := h.Slots()

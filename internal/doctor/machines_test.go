@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -13,6 +14,9 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/tandem-gpu/tandem/internal/doctor"
 	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
@@ -143,6 +147,7 @@ func run(t *testing.T, program string, args ...string) (code int, stdout string)
 type result struct {
 	code           int
 	stdout, stderr string
+	took           time.Duration
 }
 
 // execute runs a program. Any goroutine may call it.
@@ -151,8 +156,9 @@ func execute(ctx context.Context, path string, args ...string) (r result) {
 	cmd.Env = []string{"PATH=/nowhere"}
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs
+	start := time.Now()
 	_ = cmd.Run()
-	return result{cmd.ProcessState.ExitCode(), out.String(), errs.String()}
+	return result{cmd.ProcessState.ExitCode(), out.String(), errs.String(), time.Since(start)}
 }
 
 // findings are those of a result, without the clock and the inotify instances of this machine.
@@ -220,6 +226,9 @@ func checkMachine(t *testing.T, c machine, h *host, r result) (golden string) {
 	if len(matter) != want || r.code != wantCode {
 		t.Errorf("exit code %d, want %d; %d findings, want %d: %+v", r.code, wantCode, len(matter), want, findings)
 	}
+	if r.took > 40*time.Second { // each reading has 10 s, in two rounds; the machine may be loaded
+		t.Errorf("took %v", r.took)
+	}
 	for _, f := range matter {
 		if f.Found == "" || f.Place == "" || f.Remedy == "" || strings.Contains(f.Found, "\n") {
 			t.Errorf("incomplete: %+v", f)
@@ -227,4 +236,37 @@ func checkMachine(t *testing.T, c machine, h *host, r result) (golden string) {
 		golden += h.text(f)
 	}
 	return golden
+}
+
+// doctor changes nothing: no file of the host, nor the state directory, which an agent would make.
+func TestChangesNothing(t *testing.T) {
+	for _, program := range []string{k8s, nomad} {
+		h := newHost(t, program, "h100x8")
+		h.remove("state")
+		before := h.files()
+		code, _ := run(t, program, append([]string{"doctor"}, h.args...)...)
+		if diff := cmp.Diff(before, h.files()); diff != "" || code != 0 {
+			t.Errorf("%s: exit code %d, %s", program, code, diff)
+		}
+	}
+}
+
+// files are the files of the host with their sizes and times, apart from the counters of the simulated driver.
+func (h *host) files() map[string]string {
+	h.t.Helper()
+	files := map[string]string{}
+	h.must(filepath.WalkDir(h.Root, func(path string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case d.Name() == "calls":
+			return fs.SkipDir
+		}
+		info, err := d.Info()
+		if err == nil {
+			files[path] = fmt.Sprint(info.Mode(), info.Size(), info.ModTime())
+		}
+		return err
+	}))
+	return files
 }

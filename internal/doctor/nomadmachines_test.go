@@ -44,6 +44,15 @@ func init() {
 			h.remove("etc/nomad.d/nomad.hcl")
 			h.write("etc/nomad.d/nomad.json", `{"data_dir": "/opt/nomad", "client": {"enabled": true}, "plugin": {"gpus": {"config": {"state_dir": "`+h.Root+`/state", "xids": {"63": "ignore"}}}}}`)
 		}},
+		{name: "Nomad: settings of the block", program: nomad, healthy: true, breaks: func(h *host) {
+			config := strings.Replace(nomadConfig, `fingerprint_period = "30s"`, `
+				driver_root = "ROOT"
+				sysfs_root = "ROOT/sys"
+				procfs_root = "ROOT/proc"
+				state_dir = "ROOT/state"`, 1)
+			h.write("etc/nomad.d/nomad.hcl", strings.ReplaceAll(config, "ROOT", h.Root))
+			h.args = []string{"--host-root", h.Root, "--procfs-root", h.Root + "/proc"}
+		}},
 		{name: "agent in maintenance", program: k8s, breaks: func(h *host) {
 			h.agent()
 			if code, out := run(h.t, k8s, "quiesce", "--state-dir", h.Root+"/state"); code != 0 {
