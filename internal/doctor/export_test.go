@@ -1,7 +1,6 @@
 package doctor
 
 import (
-	"context"
 	"syscall"
 	"time"
 )
@@ -42,8 +41,6 @@ func (s FakeSystem) open(string) error {
 	}
 	return nil
 }
-
-func (FakeSystem) output(context.Context, string, ...string) string { return "" }
 
 // WithSystem returns options with another operating system.
 func (o Options) WithSystem(s FakeSystem) Options {

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -178,8 +177,7 @@ type system interface {
 	now() time.Time
 	inotify() error // of making an instance
 	free(path string) (bytes, inodes uint64, err error)
-	open(path string) error                                            // for reading and writing
-	output(ctx context.Context, program string, args ...string) string // of a program; "" if it fails or does not end with ctx
+	open(path string) error // for reading and writing
 }
 
 type operatingSystem struct{}
@@ -222,19 +220,6 @@ func (operatingSystem) open(path string) error {
 	}
 	return unix.Close(fd)
 }
-
-func (operatingSystem) output(ctx context.Context, program string, args ...string) string {
-	ctx, cancel := context.WithTimeout(ctx, programTimeout)
-	defer cancel()
-	out, err := exec.CommandContext(ctx, program, args...).Output()
-	if err != nil {
-		return ""
-	}
-	return string(out)
-}
-
-// programTimeout limits a program that prints its version.
-const programTimeout = 3 * time.Second
 
 func (operatingSystem) container() string {
 	for _, path := range []string{"/.dockerenv", "/run/.containerenv"} {

@@ -2,7 +2,9 @@ package doctor
 
 import (
 	"context"
+	"debug/buildinfo"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -24,7 +26,7 @@ var toolkitFolders = []string{"/usr/bin", "/usr/local/nvidia/toolkit", "/usr/loc
 
 var toolkitConfigs = []string{"/etc/nvidia-container-runtime/config.toml", "/usr/local/nvidia/toolkit/.config/nvidia-container-runtime/config.toml"}
 
-func readToolkit(ctx context.Context, o *Options) func(*Facts) {
+func readToolkit(_ context.Context, o *Options) func(*Facts) {
 	t := Toolkit{Settings: map[string]string{}}
 	roots := []string{o.HostRoot}
 	if o.system.container() != "" && o.HostRoot == "" {
@@ -54,13 +56,31 @@ func readToolkit(ctx context.Context, o *Options) func(*Facts) {
 	for _, root := range roots {
 		t.Visible = t.Visible || exists(beneath(root, "/usr/bin"))
 	}
-	if o.HostRoot == "" && t.CTK != "" && o.system.container() == "" { // else it is a program of another file system
-		t.Version = versionInText.FindString(o.system.output(ctx, t.CTK, "--version"))
-	}
+	t.Version = toolkitVersion(t.CTK)
 	if t.Config != "" {
 		t.Settings = parseSettings(text(t.Config))
 	}
 	return func(f *Facts) { f.Toolkit = t }
+}
+
+// linkedVersion is how NVIDIA's Makefile sets the version of its programs (-X .../internal/info.version=1.17.4).
+var linkedVersion = regexp.MustCompile(`info\.version=v?([0-9][^ "']*)`)
+
+// toolkitVersion is the version of nvidia-ctk by its build information; NVIDIA's GPU operator has a script in its place. "" = unknown.
+func toolkitVersion(path string) string {
+	for _, program := range []string{path, path + ".real"} {
+		info, err := buildinfo.ReadFile(program)
+		if err != nil {
+			continue
+		}
+		for _, s := range info.Settings {
+			if m := linkedVersion.FindStringSubmatch(s.Value); s.Key == "-ldflags" && m != nil {
+				return m[1]
+			}
+		}
+		return strings.TrimPrefix(versionInText.FindString(info.Main.Version), "v")
+	}
+	return ""
 }
 
 // parseSettings reads the settings of one line each of a TOML file: those of NVIDIA's toolkit that matter here are bools and strings.

@@ -1,18 +1,15 @@
 package nomad
 
 import (
-	"context"
 	"debug/buildinfo"
 	"encoding/json"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/tandem-gpu/tandem/internal/doctor"
 	"github.com/tandem-gpu/tandem/internal/report"
@@ -43,7 +40,7 @@ func identify(path string) program {
 }
 
 // docker checks what tasks of the docker driver need.
-func (o Options) docker(ctx context.Context, f *doctor.Facts, c agentConfig, process doctor.Process) (findings []doctor.Finding) {
+func (o Options) docker(f *doctor.Facts, c agentConfig, process doctor.Process) (findings []doctor.Finding) {
 	if len(f.Running("dockerd")) == 0 {
 		return nil
 	}
@@ -53,12 +50,15 @@ func (o Options) docker(ctx context.Context, f *doctor.Facts, c agentConfig, pro
 		findings = append(findings, finding(doctor.Warning, daemon, "docker has no runtime \"nvidia\": its tasks with a GPU of pool "+strings.Join(pools, ", ")+" fail",
 			"nvidia-ctk runtime configure --runtime=docker, and restart docker; or another injection"))
 	}
-	if pools := mpsPools(f.Offered()); len(pools) > 0 && !allowsIPC(c.Plugins["docker"].Config) {
-		version := o.version(ctx, f, process)
-		if refusesIPC(version) {
-			findings = append(findings, finding(doctor.Warning, strings.Join(c.Files, ", "),
-				fmt.Sprintf("Nomad %s refuses ipc_mode = \"host\", which docker tasks with MPS (pool %s) need", version, strings.Join(pools, ", ")),
-				`plugin "docker" { config { allowed_modes { ipc = ["host"] } } }, and restart Nomad: see MPS in docs/policy.md`))
+	if pools := strings.Join(mpsPools(f.Offered()), ", "); pools != "" && !allowsIPC(c.Plugins["docker"].Config) {
+		const remedy = `plugin "docker" { config { allowed_modes { ipc = ["host"] } } }, and restart Nomad: see MPS in docs/policy.md`
+		place := strings.Join(c.Files, ", ")
+		version := o.version(process)
+		switch {
+		case version == "":
+			findings = append(findings, finding(doctor.Note, place, "Nomad 2.0.4 and later refuses ipc_mode = \"host\", which docker tasks with MPS (pool "+pools+") need; the version of this one is not known", remedy))
+		case refusesIPC(version):
+			findings = append(findings, finding(doctor.Warning, place, fmt.Sprintf("Nomad %s refuses ipc_mode = \"host\", which docker tasks with MPS (pool %s) need", version, pools), remedy))
 		}
 	}
 	return findings
@@ -114,26 +114,21 @@ func refusesIPC(version string) bool {
 	return slices.Compare(n[:], []int{2, 0, 4}) >= 0
 }
 
-// versionTimeout limits "nomad version".
-const versionTimeout = 3 * time.Second
+// version is that of the running Nomad agent; "" = unknown. It is read from the build information, because a plugin's program starts
+// no process.
+func (o Options) version(process doctor.Process) string {
+	read := o.Version
+	if read == nil {
+		read = moduleVersion
+	}
+	return strings.TrimPrefix(read(o.proc(process.PID, "exe")), "v")
+}
 
-// version is that of the running Nomad agent; "" = unknown.
-func (o Options) version(ctx context.Context, f *doctor.Facts, process doctor.Process) string {
-	executable := o.proc(process.PID, "exe")
-	if process.PID == 0 {
-		return ""
-	}
-	if o.Version != nil {
-		return o.Version(ctx, executable)
-	}
-	if f.HostRoot != "" || f.Container != "" || o.ProcRoot != "" {
-		return "" // a program of another file system
-	}
-	ctx, cancel := context.WithTimeout(ctx, versionTimeout)
-	defer cancel()
-	out, err := exec.CommandContext(ctx, executable, "version").Output()
+// moduleVersion is the version of the main module of an executable; "" if it has none, as after a build outside of a release.
+func moduleVersion(executable string) string {
+	info, err := buildinfo.ReadFile(executable)
 	if err != nil {
 		return ""
 	}
-	return strings.TrimPrefix(semver.FindString(string(out)), "v")
+	return semver.FindString(info.Main.Version)
 }

@@ -21,8 +21,8 @@ import (
 // Options are what the checks need. The zero value is the host that this process runs on.
 type Options struct {
 	ProcRoot string // "" = /proc
-	// Version prints the version of a Nomad executable; nil = "PATH version" is run, if that is a program of this host.
-	Version func(ctx context.Context, executable string) string
+	// Version returns the version of a Nomad executable, "" if it is not known; nil = by its build information.
+	Version func(executable string) string
 }
 
 // Checks are the checks.
@@ -102,7 +102,7 @@ func Block(hostRoot, procRoot string) map[string]any {
 	}
 }
 
-func (o Options) look(ctx context.Context, f *doctor.Facts) []doctor.Finding {
+func (o Options) look(_ context.Context, f *doctor.Facts) []doctor.Finding {
 	line, process, running := o.commandLine(f)
 	var findings []doctor.Finding
 	if !running {
@@ -118,7 +118,7 @@ func (o Options) look(ctx context.Context, f *doctor.Facts) []doctor.Finding {
 	}
 	broken := o.plugin(f, c)
 	if broken == nil {
-		broken = o.docker(ctx, f, c, process)
+		broken = o.docker(f, c, process)
 	}
 	if findings = append(findings, broken...); len(findings) == 0 {
 		findings = []doctor.Finding{finding(doctor.OK, c.folder(), "the Nomad agent loads the plugin", "")}
