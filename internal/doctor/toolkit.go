@@ -124,7 +124,7 @@ func decideToolkit(f *Facts) []Finding {
 		return []Finding{{"toolkit", Note, "the host's /usr/bin", "NVIDIA's container toolkit is not visible from here" + remedyInContainer(f, " ("+f.Container+")"), ""}}
 	case t.Runtime == "" && len(only) > 0:
 		return []Finding{{"toolkit", Problem, list(toolkitFolders), "nvidia-container-runtime is not installed: containers of pool " + list(only) + " get NVIDIA_VISIBLE_DEVICES, and nothing acts on it",
-			"install nvidia-container-toolkit and run nvidia-ctk runtime configure; " + otherWay(f)}}
+			"install nvidia-container-toolkit and run nvidia-ctk runtime configure" + withoutToolkit(f)}}
 	case t.Runtime == "":
 		return []Finding{alsoWithoutRuntime(f, also)}
 	}
@@ -145,7 +145,7 @@ func alsoWithoutRuntime(f *Facts, pools []string) Finding {
 	if len(f.Running("dockerd")) > 0 && !strings.HasPrefix(f.Program, "k8s") {
 		found.Severity = Warning
 		found.Found = "nvidia-container-runtime is not installed: docker tasks with a GPU of pool " + list(pools) + " fail, as docker has no runtime \"nvidia\""
-		found.Remedy = "install nvidia-container-toolkit and run nvidia-ctk runtime configure --runtime=docker; " + otherWay(f)
+		found.Remedy = "install nvidia-container-toolkit and run nvidia-ctk runtime configure --runtime=docker" + withoutToolkit(f)
 	}
 	return found
 }
@@ -155,10 +155,18 @@ func (f *Facts) byMounts() bool {
 	return slices.ContainsFunc(f.Offered().Injections, func(i report.Injection) bool { return strings.Contains(i.Configured, "volume-mounts") })
 }
 
-// otherWay is how containers get devices without NVIDIA's container runtime.
+// otherWay is how containers get devices without the variable.
 func otherWay(f *Facts) string {
 	if strings.HasPrefix(f.Program, "k8s") {
 		return "or use another --device-list-strategy: cdi-cri, volume-mounts"
 	}
 	return "or use another injection in the plugin block: see docs/policy.md"
+}
+
+// withoutToolkit is how containers get devices without NVIDIA's container toolkit, whose programs CDI specifications need, too.
+func withoutToolkit(f *Facts) string {
+	if strings.HasPrefix(f.Program, "k8s") {
+		return ""
+	}
+	return "; or injection = [\"devices\", \"libraries\"]: see docs/policy.md"
 }

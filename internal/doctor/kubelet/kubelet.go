@@ -46,7 +46,7 @@ func (o Options) kubelet(ctx context.Context, f *doctor.Facts) []doctor.Finding 
 		return []doctor.Finding{finding("kubelet", doctor.Problem, place, found, remedy)}
 	}
 	if o.KubeletSocket == "" {
-		return []doctor.Finding{finding("kubelet", doctor.Note, "--kubelet-socket", "empty: the agent registers with no kubelet", "")}
+		return []doctor.Finding{finding("kubelet", doctor.Note, "--kubelet-socket", "--kubelet-socket is empty: the agent registers with no kubelet", "")}
 	}
 	folder := filepath.Dir(o.KubeletSocket)
 	info, err := os.Stat(folder)
@@ -142,7 +142,7 @@ func foreignDevices(f *doctor.Facts, place string, registered map[string][]strin
 func (o Options) podResources(ctx context.Context, f *doctor.Facts) []doctor.Finding {
 	const check = "pod resources"
 	if o.PodResourcesSocket == "" {
-		return []doctor.Finding{finding(check, doctor.Note, "--pod-resources-socket", "empty: which pods hold which devices is not known", "")}
+		return []doctor.Finding{finding(check, doctor.Note, "--pod-resources-socket", "--pod-resources-socket is empty: which pods hold which devices is not known", "")}
 	}
 	if o.KubeletSocket != "" && dial(ctx, o.KubeletSocket) != nil {
 		return []doctor.Finding{finding(check, doctor.Skipped, "kubelet", "not checked: see kubelet", "")}
