@@ -58,6 +58,7 @@ lint: tools-present ## check style, import rules and tidiness
 .PHONY: goldens
 goldens: tools-present ## write every golden file again: git diff shows what changed
 	go test ./internal/core -run Health -update
+	go test ./internal/doctor -update
 	go test ./internal/kubeadapter -run Strategies -update
 	go test ./internal/config/policy ./internal/core/health ./internal/core/health/xid ./internal/core/nvidia ./internal/nomadadapter ./internal/checkpoint ./internal/report ./test/parity ./test/golden ./test/metrics ./test/placement ./test/walls -update
 
