@@ -55,7 +55,8 @@ func (h *history) describe() []deviceHistory {
 	all := make([]deviceHistory, 0, len(h.devices))
 	first := max(0, h.last-points+1)
 	for _, id := range slices.Sorted(maps.Keys(h.devices)) {
-		d := deviceHistory{ID: id}
+		room := func() values { return make(values, 0, h.last-first+1) }
+		d := deviceHistory{id, room(), room(), room(), room()}
 		for n := first; n <= h.last; n++ {
 			p := h.devices[id].at(n)
 			d.Utilization = append(d.Utilization, widen(uint32(p.utilization), math.MaxUint8))

@@ -33,7 +33,7 @@ function problemsOf(report, agent) {
   for (const c of report.conditions.filter((c) => !shown.has(c.gpu + c.cause))) {
     if (c.gpu === undefined && driver.state !== "ready") continue;
     const where = c.index < 0 ? c.placement : "GPU " + c.index;
-    const effect = c.recordedOnly ? "recorded, no effect yet" : c.ignoredUntil || c.ignoredUntilGone ? "ignored by an operator" : "";
+    const effect = withoutEffect(c);
     add(effect ? "info" : states[c.state].level, where, (c.detail || c.cause) + (effect ? " (" + effect + ")" : ""), conditionFacts(c), {cause: c.cause, since: c.since});
   }
   for (const d of report.devices) {
@@ -52,6 +52,11 @@ function problemsOf(report, agent) {
   return all.sort((a, b) => order.indexOf(a.level) - order.indexOf(b.level));
 }
 
+// withoutEffect is why a condition has no effect; "" = it has.
+function withoutEffect(c) {
+  return c.recordedOnly ? "recorded, no effect yet" : c.ignoredUntil || c.ignoredUntilGone ? "ignored by an operator" : "";
+}
+
 // sickDevices has one problem for all devices with the same fault of one GPU, or of the node.
 function* sickDevices(report, shown) {
   const groups = new Map();
@@ -65,9 +70,11 @@ function* sickDevices(report, shown) {
     const d = devices[0], condition = report.conditions.find((c) => c.cause === d.cause && (c.gpu === d.gpu || c.gpu === undefined));
     for (const each of devices) shown.add(each.gpu + each.cause);
     if (condition && condition.gpu === undefined) shown.add("undefined" + d.cause);
+    const others = report.conditions.filter((c) => c.gpu === d.gpu && c.cause !== d.cause && !withoutEffect(c));
+    for (const c of others) shown.add(c.gpu + c.cause);
     const owners = [...new Set(devices.flatMap((each) => (each.owners || []).map(ownerName)))];
     const facts = [["what to do", d.action], ["clears with", d.clears], ["recovery action", d.recoveryAction], ["progress", condition && progressOf(condition)],
-      ["affected", owners.join(", ")], ["ID", devices.length === 1 ? d.id : ""], ["PCI", devices.length === 1 ? d.pci : ""]];
+      ["also", others.map((c) => c.cause + (c.detail ? " " + c.detail : "")).join(", ")], ["affected", owners.join(", ")], ["ID", devices.length === 1 ? d.id : ""], ["PCI", devices.length === 1 ? d.pci : ""]];
     yield {
       level: states[d.state].level, state: d.state + (d.simulated ? ", simulated" : "") + (d.advisory ? ", not enforced" : ""),
       where: placesOf(devices), what: reasonOf(d) || d.cause, cause: d.cause, since: d.since, facts: facts.filter(([, text]) => text),

@@ -47,7 +47,7 @@ func startAgent(t *testing.T, settings ...string) *agent {
 	cmd := exec.Command("../../bin/k8s-gpu", append([]string{
 		"--driver-root=" + root, "--driver-root-ctr-path=" + root, "--dev-root=" + root, "--sysfs-root=" + root + "/sys", "--procfs-root=" + root + "/proc",
 		"--kubelet-socket=" + a.kubelet.Socket(), "--pod-resources-socket=" + pods, "--state-dir=" + filepath.Join(dir, "state"),
-		"--cdi-dir=" + filepath.Join(dir, "cdi"), "--kernel-log=off", "--http-address=" + l.Addr().String(), "--health-period=1s", "--health-settle=1s",
+		"--cdi-dir=" + filepath.Join(dir, "cdi"), "--kernel-log=off", "--http-address=" + l.Addr().String(), "--health-period=1s", "--health-settle=1s", "--recovery-dwell=1s",
 	}, settings...)...)
 	log, err := os.Create(filepath.Join(dir, "log"))
 	must(t, err, l.Close())

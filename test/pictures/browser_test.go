@@ -39,7 +39,10 @@ var browser = sync.OnceValues(func() (context.Context, error) {
 // tab is a page in the browser.
 type tab struct {
 	*testing.T
-	ctx context.Context
+	ctx  context.Context
+	view view
+
+	expect func(message string) bool // messages of the console that the test causes; nil = none
 
 	mu       sync.Mutex
 	errors   []string // of the page: exceptions and messages of the console
@@ -65,7 +68,7 @@ func open(t *testing.T, address string, v view) *tab {
 	}
 	ctx, cancel := chromedp.NewContext(ctx)
 	t.Cleanup(cancel)
-	p := &tab{T: t, ctx: ctx}
+	p := &tab{T: t, ctx: ctx, view: v}
 	must(t, chromedp.Do(ctx), chromedp.Listen(ctx, p.note)) // the first use makes the tab, without a time limit of its own
 	p.ctx, cancel = context.WithTimeout(ctx, timeout)
 	t.Cleanup(cancel)
@@ -130,7 +133,11 @@ func (p *tab) problems() []string {
 // checkQuiet checks that the page asked no other server and that the browser has nothing against it.
 func (p *tab) checkQuiet(address string) {
 	own, _ := url.Parse(address)
-	if problems := p.problems(); len(problems) > 0 {
+	problems := p.problems()
+	if p.expect != nil {
+		problems = slices.DeleteFunc(problems, p.expect)
+	}
+	if len(problems) > 0 {
 		p.Errorf("the console has %q", problems)
 	}
 	p.mu.Lock()
@@ -172,7 +179,11 @@ func (p *tab) shows(parts ...string) {
 
 func (p *tab) screenshot() []byte {
 	p.Helper()
-	png, err := chromedp.Run(p.ctx, chromedp.FullScreenshot(100))
+	action := chromedp.FullScreenshot(100)
+	if p.view.phone {
+		action = chromedp.CaptureScreenshot() // what is on the screen
+	}
+	png, err := chromedp.Run(p.ctx, action)
 	must(p.T, err)
 	return png
 }

@@ -4,8 +4,8 @@ import (
 	"math"
 	"net/http"
 	"net/http/httptest"
-	"slices"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -43,7 +43,7 @@ func h100x8() node {
 		}
 		d.GPU = d.ID
 		if owner != "" {
-			space, pod := owner[:len(owner)-len(owner[indexByte(owner):])], owner[indexByte(owner)+1:]
+			space, pod, _ := strings.Cut(owner, "/")
 			d.Owners = []report.Owner{{Orchestrator: use.Kubernetes, Namespace: space, Name: pod, Container: "main", ID: "uid-" + strconv.Itoa(i)}}
 			d.HeldSince = n.now.Add(-time.Duration(7+i) * time.Hour)
 		}
@@ -62,8 +62,6 @@ func h100x8() node {
 	n.report = r
 	return n
 }
-
-func indexByte(s string) int { return slices.Index([]byte(s), '/') }
 
 func fault(d *report.Device, since time.Time) {
 	d.State, d.Cause, d.Since, d.Schedulable = health.Unhealthy, "XID_95", since, false
@@ -109,13 +107,24 @@ func described(u gpu.Usage) *report.Usage {
 	}
 }
 
-// serve serves the status page of the node with an hour of history, as an agent does, and returns its URL.
+// serve serves the status page of the node and returns its URL.
 func (n node) serve(t *testing.T) string {
+	t.Helper()
+	return n.server(t).URL
+}
+
+// server serves the status page of the node with an hour of history, as an agent does.
+func (n node) server(t *testing.T) *httptest.Server {
 	t.Helper()
 	start := n.now.Add(-time.Hour)
 	at := start
 	page := statuspage.New(statuspage.Options{
-		Agent: "k8s-gpu", Version: "2.0.0", Node: n.name, Report: func() report.Report { return n.report }, Now: func() time.Time { return at },
+		Agent: "k8s-gpu", Version: "2.0.0", Node: n.name, Report: func() report.Report { return n.report }, Now: func() time.Time {
+			if at.IsZero() { // the hour is over
+				return time.Now()
+			}
+			return at
+		},
 	})
 	page.Run(func(yield func(use.Table) bool) {
 		for ; at.Before(n.now); at = at.Add(3 * time.Second) {
@@ -132,6 +141,7 @@ func (n node) serve(t *testing.T) string {
 			}
 		}
 	})
+	at = time.Time{}
 	mux := http.NewServeMux()
 	for pattern, handler := range page.Handlers() {
 		mux.Handle(pattern, handler)
@@ -139,5 +149,5 @@ func (n node) serve(t *testing.T) string {
 	mux.HandleFunc("GET /inventory", func(w http.ResponseWriter, _ *http.Request) { _ = n.report.WriteJSON(w) })
 	server := httptest.NewServer(mux)
 	t.Cleanup(server.Close)
-	return server.URL
+	return server
 }

@@ -1,17 +1,202 @@
 package pictures
 
 import (
-	"os"
+	"fmt"
+	"slices"
+	"strings"
 	"testing"
+	"time"
+
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/report"
+	"github.com/tandem-gpu/tandem/test/goldenfile"
 )
 
-func TestLook(t *testing.T) {
-	url := h100x8().serve(t)
-	for name, v := range map[string]view{
-		"light": wide, "dark": {1280, 900, "dark", false, true}, "phone": {390, 844, "light", true, true}, "noscript": {1280, 900, "light", false, false},
-	} {
-		p := open(t, url, v)
-		os.WriteFile("/tmp/pictures/"+name+".png", p.screenshot(), 0o644)
-		t.Log(p.text())
+// TestPageOfAnAgent looks at the page of a k8s-gpu on a simulated machine with eight GPUs: one of them has a fault, two have pods.
+func TestPageOfAnAgent(t *testing.T) {
+	a := startAgent(t)
+	a.pods.Hold("train/llm-0", "nvidia.com/gpu", a.driver.UUID(2), a.driver.UUID(5))
+	must(t, a.driver.Set(5, "recovery_action", "1"), a.driver.XID(5, 95))
+	await(t, "the fault and the owner", func() bool {
+		text, _ := a.get("/inventory")
+		return strings.Contains(text, `"XID_95"`) && strings.Contains(text, `"llm-0"`)
+	})
+	p := open(t, a.url, wide)
+	p.shows("1 problem", "8 devices offered · 7 can take work · 1 unhealthy · 2 held", "GPU 5 ✖ unhealthy", "what to do drain and reset the GPU", "affected train/llm-0/main",
+		"NVIDIA H100 80GB HBM3", "driver 570.124.06")
+	for i := range 8 {
+		if p.shows(fmt.Sprintf("GPU %d", i)); strings.Count(p.text(), "train/llm-0/main") != 3 {
+			t.Errorf("the owner is not shown at both of its devices and the problem: %s", p.text())
+		}
 	}
+	await(t, "four charts of each device", func() bool { return eval[int](p, `document.querySelectorAll("svg.line .plot[d^=M]").length`) == 32 })
+
+	must(t, a.driver.Reset(5))
+	a.pods.Forget("train/llm-0")
+	await(t, "the fault and the owner to end", func() bool {
+		text := p.text()
+		return strings.Contains(text, "No problem") && !strings.Contains(text, "llm-0")
+	})
+}
+
+// views are those of the screenshots in the documents.
+var views = map[string]view{
+	"light": wide, "dark": {1280, 900, "dark", false, true}, "phone": {390, 844, "light", true, true}, "phone-dark": {390, 844, "dark", true, true},
+}
+
+// TestViews checks that the page is legible in each view; with -update it takes the screenshots.
+func TestViews(t *testing.T) {
+	url := h100x8().serve(t)
+	for name, v := range views {
+		t.Run(name, func(t *testing.T) {
+			p := open(t, url, v)
+			p.shows("1 problem", "XID 95 uncontained memory error", "for 12 min", "what to do drain and reset the GPU", "train/llm-70b-2/main", "▲ idle for 47 min",
+				"73 GiB of 80 GiB", "700 W", "● healthy", "✖ unhealthy")
+			if overflow := eval[int](p, `document.documentElement.scrollWidth - document.documentElement.clientWidth`); overflow > 0 {
+				t.Errorf("the page is %d pixels wider than the screen", overflow)
+			}
+			if faint := eval[[]string](p, faintText); len(faint) > 0 {
+				t.Errorf("text with a contrast below 4.5 (WCAG 2.1, 1.4.3): %q", faint)
+			}
+			if *goldenfile.Update && name != "phone-dark" {
+				savePicture(t, "../../docs/images/status-"+name+".png", p.screenshot())
+			}
+		})
+	}
+}
+
+// faintText are texts whose contrast with the background is too low.
+const faintText = `(() => {
+  const luminance = (c) => {
+    const [r, g, b] = c.map((v) => (v /= 255) <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const rgb = (text) => text.match(/[\d.]+/g).map(Number);
+  const paper = (e) => {
+    for (; e; e = e.parentElement) { const c = rgb(getComputedStyle(e).backgroundColor); if (c.length < 4 || c[3] > 0) return c.slice(0, 3); }
+    return [255, 255, 255];
+  };
+  const faint = [];
+  const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  for (let n; n = texts.nextNode();) {
+    const e = n.parentElement;
+    if (!n.data.trim() || e.closest("script, style, noscript") || !e.checkVisibility()) continue;
+    const a = luminance(rgb(getComputedStyle(e).color).slice(0, 3)), b = luminance(paper(e));
+    if ((Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05) < 4.5) faint.push(n.data);
+  }
+  return faint;
+})()`
+
+// TestAccessibility checks what a screen reader gets: headers, names of charts, an announced summary.
+func TestAccessibility(t *testing.T) {
+	p := open(t, h100x8().serve(t), wide)
+	for expression, want := range map[string]int{
+		`document.querySelectorAll("th[scope=col]").length`:                                                                     7,
+		`document.querySelectorAll("th[scope=row]").length`:                                                                     8,
+		`document.querySelectorAll("svg[role=img][aria-label]").length`:                                                         32,
+		`document.querySelectorAll("[aria-live=polite] .verdict").length`:                                                       1,
+		`document.querySelectorAll("h1").length`:                                                                                1,
+		`document.querySelectorAll("html[lang=en]").length`:                                                                     1,
+		`[...document.querySelectorAll("[id]")].length - new Set([...document.querySelectorAll("[id]")].map((e) => e.id)).size`: 0,
+	} {
+		if got := eval[int](p, expression); got != want {
+			t.Errorf("%s is %d, want %d", expression, got, want)
+		}
+	}
+	labels := eval[[]string](p, `[...document.querySelectorAll("svg.line")].map((e) => e.getAttribute("aria-label"))`)
+	if !slices.ContainsFunc(labels, func(l string) bool {
+		return strings.HasPrefix(l, "Utilisation of GPU 5 in the last hour: lowest 0 %, mean ")
+	}) {
+		t.Errorf("charts are called %q", labels)
+	}
+	if title := eval[string](p, "document.title"); title != "(1) gpu-node-17" {
+		t.Errorf("the title is %q", title)
+	}
+}
+
+// hostile are names that would run if the page took them for HTML, or for a part of its script.
+const hostile = `</script><script>window.ran=1</script><img src=x onerror="window.ran=1">{{script}}${window.ran=1}`
+
+// TestHostileNames: names of pods, namespaces, models and causes are text.
+func TestHostileNames(t *testing.T) {
+	n := h100x8()
+	n.name = hostile
+	r := &n.report
+	d := &r.Devices[0]
+	fault(d, n.now)
+	d.Model, d.Pool, d.Cause, d.Action, d.Clears, d.Health = hostile, hostile, hostile, hostile, hostile, "unhealthy: "+hostile
+	d.Owners = []report.Owner{{Namespace: hostile, Name: hostile, Container: hostile}}
+	d.Processes = []report.Process{{PID: 1, Name: hostile, Unreserved: true}}
+	r.Driver.Version, r.Warnings, r.PolicyWarnings = hostile, []string{hostile}, []string{hostile}
+	r.Excluded = []report.Excluded{{ID: hostile, Reason: hostile}}
+	r.Conditions = append(r.Conditions, report.Condition{Placement: hostile, Index: -1, Cause: hostile, State: health.Degraded, Detail: hostile, Since: n.now, LastSeen: n.now})
+	r.Overlaps = []report.Overlap{{ID: gpu.DeviceID(hostile), Agent: hostile}}
+	p := open(t, n.serve(t), wide)
+	if eval[bool](p, `"ran" in window`) || eval[int](p, `document.querySelectorAll("img").length`) > 0 {
+		t.Error("a name ran")
+	}
+	if n := strings.Count(p.text(), strings.Join(strings.Fields(hostile), " ")); n < 10 {
+		t.Errorf("the names are shown %d times", n)
+	}
+	if refused := eval[bool](p, `(() => { const s = document.createElement("script"); s.textContent = "window.ran=1"; document.body.append(s); return !("ran" in window); })()`); !refused {
+		t.Error("the policy of the page lets a script run that is not its own")
+	}
+	p.expect = func(message string) bool { return strings.Contains(message, "Content Security Policy") }
+}
+
+// TestNoScripts: a browser without JavaScript gets the table of inspect and a link to the JSON.
+func TestNoScripts(t *testing.T) {
+	v := wide
+	v.scripts = false
+	p := open(t, h100x8().serve(t), v)
+	p.shows("GPUs of gpu-node-17", "driver ready 570.124.06", "GPU 7 XID_95 unhealthy", "/inventory")
+}
+
+// TestSilentAgent: when the agent does not answer any more, the page says so and keeps what it has.
+func TestSilentAgent(t *testing.T) {
+	n := h100x8()
+	server := n.server(t)
+	p := open(t, server.URL, wide)
+	p.expect = func(message string) bool { return strings.Contains(message, "Failed to load resource") }
+	server.CloseClientConnections()
+	server.Close()
+	await(t, "the page to notice", func() bool { return strings.Contains(p.text(), "✖ No answer from the agent for") })
+	p.shows("what is below is old", "GPU 7 ✖ unhealthy")
+}
+
+// TestOpenDetails: what a reader opened stays open, and the focus where it is, when the page reads the agent again.
+func TestOpenDetails(t *testing.T) {
+	p := open(t, h100x8().serve(t), wide)
+	before := eval[string](p, `(() => { const s = document.querySelectorAll("tbody summary")[3]; s.click(); s.focus(); return document.getElementById("server").textContent; })()`)
+	await(t, "the next reading", func() bool { return eval[string](p, `document.getElementById("server").textContent`) != before })
+	if got := eval[string](p, `document.activeElement.parentElement.id + " " + document.querySelectorAll("tbody details[open]").length`); !strings.HasPrefix(got, "about-GPU-3") || !strings.HasSuffix(got, " 1") {
+		t.Errorf("focus and number of open details: %s", got)
+	}
+}
+
+// TestOtherStates: the page of a node without a driver, of one in maintenance, and of one with MIG instances of an idle GPU.
+func TestOtherStates(t *testing.T) {
+	absent := h100x8()
+	absent.report.Driver = report.Driver{State: "absent", Reason: "no NVIDIA driver: libnvidia-ml.so.1 is not in /usr/lib64"}
+	absent.report.Devices, absent.report.Conditions = []report.Device{}, []report.Condition{}
+	open(t, absent.serve(t), wide).shows("1 problem", "Driver absent", "libnvidia-ml.so.1 is not in", "run k8s-gpu doctor on this node", "This agent offers no device.")
+
+	mig := h100x8()
+	mig.report.Conditions = []report.Condition{}
+	for i := range mig.report.Devices {
+		d := &mig.report.Devices[i]
+		if d.State = health.Healthy; i >= 6 {
+			fault(d, mig.now.Add(-time.Hour))
+			d.GPU, d.Index, d.Profile, d.Instance = mig.report.Devices[6].ID, 6, "1g.10gb", new(i-6)
+			d.Usage.GPUPercent, d.Usage.PowerMilliwatts = nil, nil
+		} else {
+			d.Cause, d.Health = "", "healthy"
+		}
+	}
+	open(t, mig.serve(t), wide).shows("1 problem", "GPU 6:0, 6:1 ✖ unhealthy", "1g.10gb · gpu", "2 unhealthy")
+
+	healthy := h100x8()
+	healthy.report.Devices, healthy.report.Conditions = healthy.report.Devices[:5], []report.Condition{}
+	open(t, healthy.serve(t), wide).shows("● No problem", "5 devices offered · 5 can take work · 5 held")
 }
