@@ -53,7 +53,7 @@ race: tools-present ## run the tests under the race detector
 lint: tools-present ## check style, import rules and tidiness
 	cd tools && go build -o $(BIN)/golangci-lint github.com/golangci/golangci-lint/v2/cmd/golangci-lint
 	$(BIN)/golangci-lint run ./...
-	for dir in . tools test/conformance/nomad test/conformance/kubelet test/conformance/allocator test/conformance/cdi test/conformance/cdi/reader test/conformance/cdi/toolkit test/conformance/labels; do (cd $$dir && go mod tidy -diff) || exit 1; done
+	for dir in . tools test/conformance/nomad test/conformance/kubelet test/conformance/allocator test/conformance/cdi test/conformance/cdi/reader test/conformance/cdi/toolkit test/conformance/labels test/pictures; do (cd $$dir && go mod tidy -diff) || exit 1; done
 
 .PHONY: goldens
 goldens: tools-present ## write every golden file again: git diff shows what changed
@@ -74,8 +74,13 @@ conformance: build ## run the binaries under Nomad's and kubelet's own device ma
 	cd test/conformance/cdi && go test -trimpath -count=1 ./...
 	cd test/conformance/labels && go test -trimpath -count=1 ./...
 
+.PHONY: pictures
+pictures: build ## look at the status page in Chromium, run the tests of the Prometheus rules, check the dashboard (root for apt)
+	test/pictures/packages
+	cd test/pictures && go test -trimpath -count=1 ./...
+
 .PHONY: e2e
-e2e: build ## run a real Nomad and a real Kubernetes on this machine (root; builds them once, about 15 min)
+e2e: build pictures ## make pictures, then run a real Nomad and a real Kubernetes on this machine (root; builds them once, about 15 min)
 	test/e2e/run
 
 .PHONY: fuzz

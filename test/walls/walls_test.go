@@ -54,6 +54,7 @@ func TestLinked(t *testing.T) {
 		{"internal/latency", []string{"runtime/cgo", "net", "github.com/", "k8s.io/", "google.golang.org/"}},
 		{"internal/metrics", []string{"google.golang.org/", "k8s.io/", "github.com/hashicorp/", "github.com/prometheus/", "github.com/NVIDIA/", module + "internal/nomadadapter", module + "internal/kubeadapter"}},
 		{"internal/status", []string{"google.golang.org/grpc", "k8s.io/", "github.com/hashicorp/", "github.com/NVIDIA/", module + "internal/nomadadapter", module + "internal/kubeadapter"}},
+		{"internal/statuspage", []string{"html/template", "text/template", "google.golang.org/", "k8s.io/", "github.com/hashicorp/", "github.com/prometheus/", module + "internal/nomadadapter", module + "internal/kubeadapter"}},
 		{"cmd/nomad-gpu", []string{"k8s.io/", module + "test/", module + "internal/core/coretest", module + "internal/nomadadapter/nomadtest", module + "internal/kubeadapter"}},
 		{"cmd/k8s-gpu", []string{"github.com/hashicorp/", module + "test/", module + "internal/core/coretest", module + "internal/nomadadapter"}},
 	} {
