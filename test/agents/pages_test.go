@@ -80,6 +80,10 @@ func TestPages(t *testing.T) {
 			k8sGPU: "offered to the kubelet: nvidia.com/gpu", nomadGPU: "fingerprint sent to Nomad: nvidia/gpu/NVIDIA H100 80GB HBM3 (8)"}[a.program])
 		a.awaitPage("/healthz", http.StatusOK, "ok")
 		a.awaitPage("/inventory", http.StatusOK, a.driver.UUID(7))
+		a.awaitPage("/", http.StatusOK, a.driver.UUID(7))
+		a.awaitPage("/history.json", http.StatusOK, `"agent":"`+a.program+`"`)
+		a.awaitPage("/history.json", http.StatusOK, `"powerWatts":[70`)
+		a.awaitPage("/nothing", http.StatusNotFound, "")
 		a.xid(3, 94)
 		a.allocates(0)
 		resource := map[string]string{k8sGPU: "nvidia.com/gpu", nomadGPU: "nvidia/gpu"}[a.program]
