@@ -158,7 +158,7 @@ func TestLargestValues(t *testing.T) {
 func TestDocument(t *testing.T) {
 	r := report.Report{Warnings: []string{`<script>alert(1)</script> {{script}} </pre></noscript><img src=x onerror=alert(2)>`}}
 	c := newClock(r)
-	c.Page.opts.Node = `"><script>alert(3)</script>`
+	c.opts.Node = `"><script>alert(3)</script>`
 	w := httptest.NewRecorder()
 	c.Handlers()["GET /{$}"].ServeHTTP(w, httptest.NewRequest("GET", "/", nil))
 	body := w.Body.String()
@@ -178,7 +178,7 @@ func TestDocument(t *testing.T) {
 func TestResponsesAreShared(t *testing.T) {
 	made := 0
 	c := newClock(report.Report{})
-	c.Page.opts.Report = func() report.Report { made++; return report.Report{} }
+	c.opts.Report = func() report.Report { made++; return report.Report{} }
 	handler := c.Handlers()["GET /{$}"]
 	for range 50 {
 		c.at = c.at.Add(maxAge / 10)
