@@ -115,6 +115,26 @@ func TestAccessibility(t *testing.T) {
 	}
 }
 
+// TestPointer: under the pointer a chart shows the value of that time, and the present one again when the pointer leaves.
+func TestPointer(t *testing.T) {
+	n := h100x8()
+	p := open(t, n.serve(t), wide)
+	got := eval[[]string](p, `(() => {
+	  const chart = document.querySelectorAll("tbody tr")[5].querySelector("svg.line"), box = chart.getBoundingClientRect();
+	  const now = () => chart.parentElement.querySelector(".now").textContent, seen = [now()];
+	  chart.dispatchEvent(new PointerEvent("pointermove", {bubbles: true, clientX: box.left + box.width / 12, clientY: box.top + 5}));
+	  seen.push(now());
+	  chart.dispatchEvent(new PointerEvent("pointerleave"));
+	  return [...seen, now()];
+	})()`)
+	at, value, _ := strings.Cut(got[1], "  ")
+	five := n.now.Add(-55 * time.Minute)
+	if got[0] != "0 %" || got[2] != got[0] || value == "0 %" || !strings.HasSuffix(value, " %") ||
+		at != five.Format("15:04") && at != five.Add(-time.Minute).Format("15:04") && at != five.Add(time.Minute).Format("15:04") {
+		t.Errorf("present, five minutes after the first, present: %q", got)
+	}
+}
+
 // hostile are names that would run if the page took them for HTML, or for a part of its script.
 const hostile = `</script><script>window.ran=1</script><img src=x onerror="window.ran=1">{{script}}${window.ran=1}`
 
