@@ -198,10 +198,12 @@ func (o *ownersTest) start(t *testing.T, round int) []work {
 	for _, w := range works {
 		o.took.process = append(o.took.process, o.awaitProcess(t, w))
 	}
-	files, _ := os.ReadDir(o.jobs)
-	if len(files) != ownersGPUs+1 { // the list of the agent is one
-		t.Errorf("round %d: %d job files", round, len(files))
-	}
+	await(t, "the job files", time.Second, func() error {
+		if files, _ := filepath.Glob(o.jobs + "/[0-9]*"); len(files) != ownersGPUs {
+			return fmt.Errorf("there are %q", files)
+		}
+		return nil
+	})
 	return works
 }
 

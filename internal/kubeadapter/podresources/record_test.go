@@ -1,0 +1,84 @@
+package podresources_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/tandem-gpu/tandem/internal/core"
+	"github.com/tandem-gpu/tandem/internal/core/coretest"
+	"github.com/tandem-gpu/tandem/internal/core/gpu"
+	"github.com/tandem-gpu/tandem/internal/core/health"
+	"github.com/tandem-gpu/tandem/internal/core/inventory"
+	"github.com/tandem-gpu/tandem/internal/core/use"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/kubelettest"
+	"github.com/tandem-gpu/tandem/internal/kubeadapter/podresources"
+)
+
+// The record has the pods with devices, by a device plugin or by a claim, with the UIDs that are certain.
+func TestReader(t *testing.T) {
+	c := core.DefaultConfig()
+	c.MIG = inventory.MIGMixed
+	inv := core.Build(coretest.WithMIG(coretest.GPUs(4), 3, "1g.10gb", "1g.10gb"), health.Ledger{}, c)
+	dir := socketDir(t)
+	p, err := kubelettest.ServePodResources(filepath.Join(dir, "kubelet.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	for _, name := range []string{"default_one_uid-1", "default_two_uid-2", "default_two_uid-3", "kube-system_agent_uid-4", "default_gone_uid-5", "no-pod"} {
+		if err := os.MkdirAll(filepath.Join(dir, "logs", name), 0o750); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p.Hold("default/one", "nvidia.com/gpu.shared", string(coretest.GPU(0))+"::3")
+	p.Hold("default/two", "example.com/nic", "mlx5_0")
+	for _, claim := range []struct{ driver, device, cdi string }{
+		{"gpu.example.com", "a", "example.com/gpu=" + string(coretest.GPU(1))}, // by UUID
+		{"gpu.nvidia.com", "gpu-2", "k8s.gpu.nvidia.com/claim=8f1d-gpu-2"},     // by minor number
+		{"any", "x", "nvidia.com/gpu=3:1"},                                     // by index
+		{"gpu.nvidia.com", "gpu-3-mig-19-0-1", "k8s.gpu.nvidia.com/claim=x"},   // that only NVIDIA's driver numbers
+		{"nic.example.com", "gpu-1", "example.com/nic=1"},
+	} {
+		p.Claim("default/two", "claim", claim.driver, claim.device, claim.cdi)
+	}
+	r := podresources.Reader{Socket: filepath.Join(dir, "kubelet.sock"), PodLogs: filepath.Join(dir, "logs")}
+	got, err := r.Read(t.Context(), inv)
+	if err != nil {
+		t.Fatal(err)
+	}
+	one := use.Owner{Orchestrator: use.Kubernetes, Namespace: "default", Name: "one", Container: "main", ID: "uid-1"}
+	two := use.Owner{Orchestrator: use.Kubernetes, Namespace: "default", Name: "two", Container: "main", Claim: "claim"}
+	claimed := func(id gpu.DeviceID) use.Hold { return use.Hold{Owner: two, Device: id} }
+	nic := two
+	nic.Claim = ""
+	named := func(namespace, name, uid string) use.Owner {
+		return use.Owner{Orchestrator: use.Kubernetes, Namespace: namespace, Name: name, ID: uid}
+	}
+	want := use.Record{
+		Complete: true, AllWork: true,
+		Work: map[string]use.Owner{
+			"uid-1": named("default", "one", "uid-1"), "uid-2": named("default", "two", "uid-2"), "uid-3": named("default", "two", "uid-3"),
+			"uid-4": named("kube-system", "agent", "uid-4"),
+		},
+		Holds: []use.Hold{
+			{Owner: one, Resource: "nvidia.com/gpu.shared", Unit: inventory.UnitID(coretest.GPU(0)) + "::3", Device: coretest.GPU(0)},
+			{Owner: nic, Resource: "example.com/nic", Unit: "mlx5_0", Device: "mlx5_0"}, // of no device of ours: without effect
+			claimed(coretest.GPU(1)), claimed(coretest.GPU(2)), claimed(coretest.Instance(3, 1)),
+		},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+	r.PodLogs = filepath.Join(dir, "none")
+	if got, err := r.Read(t.Context(), inv); err != nil || len(got.Work) > 0 || got.Holds[0].Owner.ID != "" || got.Holds[0].Owner.Name != "one" {
+		t.Errorf("without the folder of logs: %+v, %v", got, err)
+	}
+	p.Fail(errors.New("too many requests"))
+	if _, err := r.Read(t.Context(), inv); err == nil {
+		t.Error("no error, although the kubelet returned one")
+	}
+}
