@@ -182,7 +182,7 @@ func (n next) withoutHold(o Owner, holds []Hold) bool {
 		return true
 	case o.Orchestrator != n.Orchestrator, n.Record == nil, !n.Record.Complete:
 		return false
-	case slices.ContainsFunc(holds, func(h Hold) bool { return o.runs(h) }):
+	case slices.ContainsFunc(holds, o.runs):
 		return false
 	}
 	_, listed := n.Record.Work[o.ID]
@@ -212,7 +212,7 @@ func (n next) addObserved(d Device) []Hold {
 		if p.Owner == (Owner{}) || p.Owner.Orchestrator == n.Orchestrator && known {
 			continue
 		}
-		if !slices.ContainsFunc(d.Holds, func(h Hold) bool { return p.Owner.runs(h) }) {
+		if !slices.ContainsFunc(d.Holds, p.Owner.runs) {
 			holds = append(holds, Hold{Owner: p.Owner, Device: d.ID, Observed: true})
 		}
 	}

@@ -84,14 +84,14 @@ func (c *Client) Run(ctx context.Context, tasks *watchdog.Registry, changed func
 	defer task.Done()
 	defer c.http.CloseIdleConnections()
 	f := follower{Client: c}
-	pause := minPause
 	for {
 		task.Heartbeat(waitTime + answerTime)
 		err := f.next(ctx)
 		if ctx.Err() != nil {
 			return
 		}
-		if pause = minPause; err != nil {
+		pause := minPause
+		if err != nil {
 			f.failures++
 			f.node, f.index = "", 0 // another agent may answer next
 			pause = min(minPause<<min(f.failures, 10), maxPause)
